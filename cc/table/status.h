@@ -1,0 +1,43 @@
+// Status: how every function of this library reports failure. No exception crosses its API.
+#ifndef DYNEMB_TABLE_STATUS_H_
+#define DYNEMB_TABLE_STATUS_H_
+
+#include <string>
+#include <utility>
+
+namespace dynemb {
+
+// The subset of the usual canonical codes that this library uses.
+enum class Code { kOk, kInvalidArgument, kResourceExhausted, kFailedPrecondition, kInternal };
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}
+
+  bool ok() const { return code_ == Code::kOk; }
+  Code code() const { return code_; }
+  const std::string& message() const { return message_; }
+
+ private:
+  Code code_ = Code::kOk;
+  std::string message_;
+};
+
+inline Status InvalidArgument(std::string m) { return {Code::kInvalidArgument, std::move(m)}; }
+inline Status ResourceExhausted(std::string m) { return {Code::kResourceExhausted, std::move(m)}; }
+inline Status FailedPrecondition(std::string m) {
+  return {Code::kFailedPrecondition, std::move(m)};
+}
+
+}  // namespace dynemb
+
+// Returns from the calling function if `expr` is not ok:
+//   DYNEMB_RETURN_IF_ERROR(table.Reserve(n));
+#define DYNEMB_RETURN_IF_ERROR(expr)              \
+  do {                                            \
+    ::dynemb::Status dynemb_status = (expr);      \
+    if (!dynemb_status.ok()) return dynemb_status; \
+  } while (false)
+
+#endif  // DYNEMB_TABLE_STATUS_H_

@@ -1,0 +1,27 @@
+// The element types of keys and vectors, as the library sees them.
+#ifndef DYNEMB_TABLE_TYPES_H_
+#define DYNEMB_TABLE_TYPES_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace dynemb {
+
+// Keys are compared and hashed as bit patterns, so int64 and uint64 share one implementation.
+enum class KeyType : uint8_t { kInt64, kInt32, kUint64 };
+// Element type of the vector of a row. Optimizer state is float32 for all of them.
+enum class DType : uint8_t { kFloat32, kFloat16, kBfloat16 };
+
+constexpr size_t SizeOf(KeyType t) { return t == KeyType::kInt32 ? 4 : 8; }
+constexpr size_t SizeOf(DType t) { return t == DType::kFloat32 ? 4 : 2; }
+
+// Where a row is. Stable from insert until erase or eviction; then it may be given to another key.
+using RowId = uint32_t;
+constexpr RowId kNoRow = 0xFFFFFFFFu;
+
+// A batch's number; see clock.h. 0 is before every batch and marks a free row.
+using Tick = uint32_t;
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_TABLE_TYPES_H_
