@@ -19,8 +19,11 @@ constexpr size_t SizeOf(DType t) { return t == DType::kFloat32 ? 4 : 2; }
 using RowId = uint32_t;
 constexpr RowId kNoRow = 0xFFFFFFFFu;
 
-// A batch's number; see clock.h. 0 is before every batch and marks a free row.
-using Tick = uint32_t;
+// A batch's number, strictly increasing within a process and at least 1; see clock.h.
+using Tick = uint64_t;
+// A tick as a table stores it: relative to the table's base and saturated, order kept. 0 means "never", so a row whose
+// last update is 0 is free.
+using Stamp = uint32_t;
 
 }  // namespace dynemb
 

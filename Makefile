@@ -1,0 +1,59 @@
+# Each target sets up what is missing first (tools/setup.sh).
+.DEFAULT_GOAL := build
+.PHONY: build train test test-cc test-wheel lint format bench wheel sanitize cuda-check clean
+.NOTPARALLEL:
+
+PYTHON := .venv/bin/python
+BAZEL ?= $(shell command -v bazel || command -v bazelisk || echo bazel)
+CPP = $(shell find cc tests/cc benchmarks/cc -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
+# Extra arguments of train, test and bench: make test ARGS="-k lookup".
+ARGS ?=
+
+build: ## everything that is needed to import tf_dynemb and to run the rest
+	@tools/setup.sh
+
+train: build ## the quickstart: a CTR model on the Adult data
+	$(PYTHON) examples/quickstart.py $(ARGS)
+
+test: test-cc ## the C++ tests, then the Python tests
+	$(PYTHON) -m pytest $(ARGS)
+
+test-cc: build
+	$(BAZEL) test //tests/cc:all
+
+test-wheel: wheel ## the Python tests against the installed wheel, from another folder
+	tools/test_wheel.sh -m "not slow" $(ARGS)
+
+lint: build ## ruff, mypy, clang-format
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/clang-format --dry-run -Werror $(CPP)
+
+format: build ## applies what lint asks for
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+	.venv/bin/clang-format -i $(CPP)
+
+bench: build ## prints the comparison table
+	$(PYTHON) -m benchmarks $(ARGS)
+
+wheel: build ## dist/*.whl
+	@rm -rf dist build/lib  # setuptools would pack modules that exist no more
+	$(PYTHON) -m pip wheel -q --no-build-isolation --no-deps -w dist .
+	@ls dist/*.whl
+
+sanitize: build ## the C++ tests under ASan, UBSan and TSan
+	$(BAZEL) test --config=asan //tests/cc:all
+	$(BAZEL) test --config=ubsan //tests/cc:all
+	$(BAZEL) test --config=tsan //tests/cc:all
+
+cuda-check: build ## compiles the device code where there is nvcc
+	$(BAZEL) build //cc/table:device
+	@echo "cuda-check: $$(cat bazel-bin/cc/table/device.txt)"
+
+clean: ## all that was built; .venv stays
+	-$(BAZEL) clean
+	rm -rf build dist outputs *.egg-info tf_dynemb/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	rm -f .venv/package.installed

@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks` runs all of them and prints one table."""

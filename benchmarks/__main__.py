@@ -1,0 +1,71 @@
+"""Runs the benchmarks, each in a process of its own, and prints one table of all results."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.harness import Result, describe_machine, read_json, table_lines, write_json
+
+# Module and arguments, at full size and for a quick look.
+FULL: dict[str, list[list[str]]] = {
+    "tables": [["--dim", "16"], ["--dim", "64"]],
+    "memory": [[]],
+    "sparse": [
+        ["--optimizer", "none"],
+        ["--optimizer", "adagrad"],
+        ["--optimizer", "adam"],
+    ],
+    "growth": [[]],
+    "startup": [[]],
+    "quality": [[]],
+}
+QUICK: dict[str, list[str]] = {
+    "tables": ["--rows", "1000000", "--insert-repeats", "2", "--repeats", "3", "--calls", "8"],
+    "memory": ["--rows", "2000000", "--dims", "16"],
+    "sparse": ["--rows", "50000", "--samples", "2048", "--repeats", "3", "--steps", "10"],
+    "growth": ["--rows", "4000000"],
+    "startup": ["--repeats", "3"],
+    "quality": ["--repeats", "1"],
+}
+
+
+def main() -> int:
+    """Returns 1 if a benchmark failed; the others are printed all the same."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=FULL, default=list(FULL), help="which to run")
+    parser.add_argument("--quick", action="store_true", help="small sizes: minutes, not an hour")
+    parser.add_argument("--rows", type=int, help="rows in a table, for all that have tables")
+    parser.add_argument("--json", type=Path, help="write the results to this file too")
+    options = parser.parse_args()
+
+    results: list[Result] = []
+    failed: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.only:
+            for number, arguments in enumerate(FULL[name]):
+                path = Path(folder) / f"{name}_{number}.json"
+                command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+                command += QUICK[name] if options.quick else []
+                if options.rows and name not in ("startup", "quality"):
+                    command += ["--rows", str(options.rows)]
+                print("$ " + " ".join(command[1:]), flush=True)
+                if subprocess.run([*command, "--json", str(path)], check=False).returncode:
+                    failed.append(" ".join([name, *arguments]))
+                if path.exists():
+                    results += read_json(path)
+
+    print("\n" + describe_machine())
+    print("\n".join(table_lines(results)))
+    if options.json:
+        write_json(options.json, results)
+    if failed:
+        print("failed: " + "; ".join(failed), file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""The three tables that are compared, behind one interface.
+
+Each takes the same rows: ours and DenseHashTable by key, the static variable by row number, since
+that is what its user has. Every call is one graph function call on a whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+import tf_dynemb as de
+from benchmarks.harness import DENSE, OURS, STATIC
+from benchmarks.workload import Rows, keys_of
+
+DENSE_LOAD = 0.8  # DenseHashTable grows when more of it than this is in use.
+
+
+class Peer(Protocol):
+    """A table of vectors of `dim` floats."""
+
+    lookup: Callable[[tf.Tensor], tf.Tensor]
+    upsert: Callable[[tf.Tensor, tf.Tensor], Any]
+    eager_lookup: Callable[[tf.Tensor], tf.Tensor]
+
+    def ids(self, rows: Rows) -> tf.Tensor:
+        """What this table calls the rows."""
+        ...
+
+
+def _functions(peer: Any, dim: int, lookup: Callable[..., Any], upsert: Callable[..., Any]) -> None:
+    """Gives the peer its calls, already traced, so that no measured call has to."""
+    ids = tf.TensorSpec([None], tf.int64)
+    values = tf.TensorSpec([None, dim], tf.float32)
+
+    @tf.function(autograph=False)
+    def upsert_all(ids: tf.Tensor, values: tf.Tensor) -> None:
+        upsert(ids, values)
+
+    peer.eager_lookup = lookup
+    peer.lookup = tf.function(lookup, autograph=False).get_concrete_function(ids)
+    peer.upsert = upsert_all.get_concrete_function(ids, values)
+
+
+class Ours:
+    """A DynamicVariable."""
+
+    def __init__(self, dim: int, sized_for: int | None) -> None:
+        options = {} if sized_for is None else {"init_capacity": sized_for}
+        self.variable = variable = de.DynamicVariable(dimension=dim, **options)
+        _functions(
+            self,
+            dim,
+            lambda ids: tf.nn.embedding_lookup(variable, ids),
+            lambda ids, values: de.assign(variable, ids, values),
+        )
+
+    def ids(self, rows: Rows) -> tf.Tensor:
+        """The rows' keys."""
+        return tf.constant(keys_of(rows))
+
+
+class Dense:
+    """TensorFlow's DenseHashTable."""
+
+    def __init__(self, dim: int, sized_for: int | None) -> None:
+        options = {}
+        if sized_for is not None:
+            options = {"initial_num_buckets": 1 << int(sized_for / DENSE_LOAD).bit_length()}
+        empty, deleted = keys_of(np.asarray([-1, -2]))
+        self.table = table = tf.lookup.experimental.DenseHashTable(
+            tf.int64,
+            tf.float32,
+            default_value=tf.zeros([dim]),
+            empty_key=empty,
+            deleted_key=deleted,
+            checkpoint=False,
+            experimental_is_anonymous=True,
+            **options,
+        )
+        _functions(
+            self, dim, lambda ids: table.lookup(ids), lambda ids, values: table.insert(ids, values)
+        )
+
+    def ids(self, rows: Rows) -> tf.Tensor:
+        """The rows' keys."""
+        return tf.constant(keys_of(rows))
+
+
+class Static:
+    """A tf.Variable of fixed size."""
+
+    def __init__(self, dim: int, sized_for: int) -> None:
+        self.variable = variable = tf.Variable(tf.zeros([sized_for, dim]))
+        _functions(
+            self,
+            dim,
+            lambda ids: tf.nn.embedding_lookup(variable, ids),
+            lambda ids, values: tf.raw_ops.ResourceScatterUpdate(
+                resource=variable.handle, indices=ids, updates=values
+            ),
+        )
+
+    def ids(self, rows: Rows) -> tf.Tensor:
+        """The rows' numbers."""
+        return tf.constant(rows)
+
+
+def empty_table(name: str, dim: int, rows: int, sized: bool) -> Peer:
+    """A new table for `rows` rows; `sized` says whether it may know that number."""
+    if name == STATIC:
+        return Static(dim, rows)
+    kind = {OURS: Ours, DENSE: Dense}[name]
+    return kind(dim, rows if sized else None)

@@ -1,0 +1,240 @@
+"""26 tables at once: pooled lookups, and training steps with Adagrad and Adam.
+
+The peers use one `embedding_lookup_sparse` per table, as their users do; DenseHashTable, which
+cannot be trained, the same by hand (unique, lookup, segment sum). A training step is a
+GradientTape and the optimizer in one graph function. Static variables are updated in the rows
+touched only, as ours are, by the quickest means that TensorFlow has; `--keras-peer` gives them
+Keras's own optimizers instead, which work on all rows.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_dynemb as de
+from benchmarks.harness import (
+    CONTENDERS,
+    DENSE,
+    OURS,
+    Result,
+    finish,
+    parser_for,
+    rates,
+    use_threads,
+)
+from benchmarks.peers import Ours, Peer, Static, empty_table
+from benchmarks.workload import Draws
+
+ZIPF = 1.05
+DISTINCT_STEPS = 4  # Batches that a case goes round.
+LEARNING_RATE = 0.01
+Ids = list[tf.Tensor]
+Step = Callable[[Ids], Any]
+
+
+def filled(name: str, tables: int, dim: int, rows: int, batch: int) -> list[Peer]:
+    """Tables that hold `rows` rows each."""
+    peers = [empty_table(name, dim, rows, sized=True) for _ in range(tables)]
+    values = tf.random.stateless_uniform([batch, dim], [1, 2])
+    for peer in peers:
+        for start in range(0, rows, batch):
+            ids = np.arange(start, min(start + batch, rows))
+            peer.upsert(peer.ids(ids), values[: len(ids)])
+    return peers
+
+
+def pooled(peers: list[Any], ids: Ids, samples: int, hotness: int) -> list[tf.Tensor]:
+    """The sum of `hotness` vectors for each sample, from every table."""
+    sample = tf.repeat(tf.range(samples, dtype=tf.int64), hotness)
+    place = tf.tile(tf.range(hotness, dtype=tf.int64), [samples])
+    indices = tf.stack([sample, place], axis=1)
+    sparse = [tf.SparseTensor(indices, part, [samples, hotness]) for part in ids]
+    if isinstance(peers[0], Ours):
+        return de.lookup_sparse([peer.variable for peer in peers], sparse, combiners="sum")
+    if isinstance(peers[0], Static):
+        return [
+            tf.nn.embedding_lookup_sparse(peer.variable, part, None, combiner="sum")
+            for peer, part in zip(peers, sparse, strict=True)
+        ]
+    outputs = []
+    for peer, part in zip(peers, ids, strict=True):
+        keys, position = tf.unique(part)
+        outputs.append(tf.sparse.segment_sum(peer.table.lookup(keys), position, sample))
+    return outputs
+
+
+class RowsTouchedAdagrad:
+    """Adagrad on static variables with TensorFlow's own sparse kernel."""
+
+    def __init__(self, variables: list[tf.Variable]) -> None:
+        self._accumulators = [tf.Variable(tf.fill(v.shape, 0.1)) for v in variables]
+
+    def apply_gradients(self, gradients_and_variables: Any) -> None:
+        """Updates the rows in each gradient, whose indices are distinct."""
+        for (gradient, variable), accumulator in zip(
+            gradients_and_variables, self._accumulators, strict=True
+        ):
+            tf.raw_ops.ResourceSparseApplyAdagradV2(
+                var=variable.handle,
+                accum=accumulator.handle,
+                lr=LEARNING_RATE,
+                epsilon=1e-7,
+                grad=gradient.values,
+                indices=gradient.indices,
+            )
+
+
+class RowsTouchedAdam:
+    """Adam on static variables that leaves alone the rows that a step does not touch."""
+
+    BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-7
+
+    def __init__(self, variables: list[tf.Variable]) -> None:
+        self._first = [tf.Variable(tf.zeros_like(v)) for v in variables]
+        self._second = [tf.Variable(tf.zeros_like(v)) for v in variables]
+        self._step = tf.Variable(0.0)
+
+    def apply_gradients(self, gradients_and_variables: Any) -> None:
+        """Updates the rows in each gradient, whose indices are distinct."""
+        step = self._step.assign_add(1.0)
+        rate = LEARNING_RATE * tf.sqrt(1 - self.BETA_2**step) / (1 - self.BETA_1**step)
+        for (gradient, variable), first, second in zip(
+            gradients_and_variables, self._first, self._second, strict=True
+        ):
+            rows, g = gradient.indices, gradient.values
+            m = self.BETA_1 * tf.gather(first, rows) + (1 - self.BETA_1) * g
+            v = self.BETA_2 * tf.gather(second, rows) + (1 - self.BETA_2) * g * g
+            first.scatter_update(tf.IndexedSlices(m, rows))
+            second.scatter_update(tf.IndexedSlices(v, rows))
+            delta = rate * m / (tf.sqrt(v) + self.EPSILON)
+            variable.scatter_sub(tf.IndexedSlices(delta, rows))
+
+
+KERAS_OPTIMIZERS = {"adagrad": keras.optimizers.Adagrad, "adam": keras.optimizers.Adam}
+ROWS_TOUCHED_OPTIMIZERS = {"adagrad": RowsTouchedAdagrad, "adam": RowsTouchedAdam}
+
+
+def optimizer_for(name: str, peers: list[Any], keras_peer: bool) -> Any:
+    """The optimizer of a contender."""
+    if isinstance(peers[0], Ours):
+        return de.OptimizerWrapper(KERAS_OPTIMIZERS[name](LEARNING_RATE))
+    if keras_peer:
+        return KERAS_OPTIMIZERS[name](LEARNING_RATE)
+    return ROWS_TOUCHED_OPTIMIZERS[name]([peer.variable for peer in peers])
+
+
+def forward_step(peers: list[Any], samples: int, hotness: int) -> Step:
+    """A graph function that pools."""
+    return tf.function(lambda ids: pooled(peers, ids, samples, hotness), autograph=False)
+
+
+def training_step(peers: list[Any], samples: int, hotness: int, optimizer: Any) -> Step:
+    """A graph function that pools, differentiates and updates."""
+    variables = [peer.variable for peer in peers]
+
+    @tf.function(autograph=False)
+    def step(ids: Ids) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            vectors = pooled(peers, ids, samples, hotness)
+            loss = tf.add_n([tf.reduce_sum(part) for part in vectors])
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+        return loss
+
+    return step
+
+
+def run_steps(step: Step, batches: list[Ids], count: int) -> None:
+    """Runs `count` steps and waits for the last."""
+    for number in range(count):
+        step(batches[number % len(batches)])
+
+
+def present_cases(options: Any, peers: dict[str, list[Peer]]) -> Iterator[Result]:
+    """Ids that are in the tables, drawn uniformly and by zipf's law."""
+    what = "forward" if options.optimizer == "none" else f"train {options.optimizer}"
+    if options.keras_peer:
+        what += " (static: Keras)"
+    for exponent, hotness in ((e, h) for e in (None, ZIPF) for h in options.hotness):
+        draws = Draws(options.rows, exponent, seed=4)
+        count = options.samples * hotness
+        numbers = [
+            [draws.take(count) for _ in range(options.tables)] for _ in range(DISTINCT_STEPS)
+        ]
+        steps = max(2, options.steps // hotness)
+        actions = {}
+        for name, tables in peers.items():
+            batches = [[tables[0].ids(part) for part in batch] for batch in numbers]
+            if options.optimizer == "none":
+                step = forward_step(tables, options.samples, hotness)
+            else:
+                optimizer = optimizer_for(options.optimizer, tables, options.keras_peer)
+                step = training_step(tables, options.samples, hotness, optimizer)
+            actions[name] = partial(run_steps, step, batches, steps)
+        label = "uniform" if exponent is None else f"zipf {exponent}"
+        yield Result(
+            f"sparse {what}, {label}, hotness {hotness}",
+            "steps/s",
+            rates(actions, steps, options.repeats),
+        )
+
+
+def new_ids_case(options: Any) -> Result:
+    """Training steps in which every id is new; only ours can do that."""
+    peers = [empty_table(OURS, options.dim, 0, sized=False) for _ in range(options.tables)]
+    optimizer = optimizer_for(options.optimizer, peers, keras_peer=False)
+    step = training_step(peers, options.samples, 1, optimizer)
+    seen = 0
+
+    def new_batch() -> Ids:
+        nonlocal seen
+        ids = peers[0].ids(np.arange(seen, seen + options.samples))
+        seen += options.samples
+        return [ids] * options.tables
+
+    values = []
+    for _ in range(options.repeats + 1):
+        batches = [new_batch() for _ in range(options.steps)]
+        action = partial(run_steps, step, batches, options.steps)
+        values += rates({OURS: action}, options.steps, repeats=1, warm_up=0)[OURS]
+    return Result(
+        f"sparse train {options.optimizer}, all ids new, hotness 1", "steps/s", {OURS: values[1:]}
+    )
+
+
+def main() -> None:
+    """Runs the cases for one optimizer, or none, and prints them."""
+    parser = parser_for(__doc__)
+    add = parser.add_argument
+    add("--optimizer", choices=("none", "adagrad", "adam"), default="none", help="none: forward")
+    add("--keras-peer", action="store_true", help="train static variables with Keras's optimizers")
+    add("--tables", type=int, default=26, help="tables in a step")
+    add("--rows", type=int, default=1_000_000, help="rows in a table")
+    add("--dim", type=int, default=16, help="floats in a vector")
+    add("--samples", type=int, default=8_192, help="samples in a step")
+    add("--hotness", type=int, nargs="+", default=[1, 10], help="ids of a sample in a table")
+    add("--steps", type=int, default=20, help="steps in a repeat; divided by the hotness")
+    options = parser.parse_args()
+    use_threads(options.threads)
+
+    names = [name for name in CONTENDERS if name != DENSE or options.optimizer == "none"]
+    peers = {
+        name: filled(name, options.tables, options.dim, options.rows, 1 << 17) for name in names
+    }
+    results = list(present_cases(options, peers))
+    if options.optimizer != "none":
+        peers.clear()
+        gc.collect()
+        results.append(new_ids_case(options))
+    finish(results, options.json)
+
+
+if __name__ == "__main__":
+    main()

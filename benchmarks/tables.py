@@ -1,0 +1,137 @@
+"""One table: lookup, upsert and insert in batches, and the cost of a small call."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.harness import (
+    CONTENDERS,
+    OURS,
+    Result,
+    finish,
+    interleave,
+    parser_for,
+    rates,
+    seconds_of,
+    use_threads,
+)
+from benchmarks.peers import Peer, empty_table
+from benchmarks.workload import Draws, Rows
+
+ZIPF = 1.05
+SMALL = 128
+SMALL_CALLS = 500
+
+
+def insert_all(peer: Peer, batches: list[Rows], values: tf.Tensor) -> float:
+    """Inserts the batches and returns the seconds of the calls alone."""
+    return sum(seconds_of(partial(peer.upsert, peer.ids(rows), values)) for rows in batches)
+
+
+def new_key_batches(rows: int, batch: int) -> list[Rows]:
+    """Every row once, in an order that is not that of the row numbers."""
+    shuffled = np.random.default_rng(1).permutation(rows)
+    return list(shuffled[: rows - rows % batch].reshape(-1, batch))
+
+
+def insert_case(dim: int, rows: int, batch: int, sized: bool, repeats: int) -> Result:
+    """New keys into an empty table, which grows or was given its size."""
+    batches = new_key_batches(rows, batch)
+    values = tf.ones([batch, dim])
+
+    def fill(name: str) -> float:
+        gc.collect()
+        peer = empty_table(name, dim, rows, sized)
+        seconds = insert_all(peer, batches, values)
+        return len(batches) * batch / seconds / 1e6
+
+    how = "table sized before" if sized else "table growing"
+    speed = interleave({name: partial(fill, name) for name in CONTENDERS}, repeats, warm_up=0)
+    return Result(f"insert of new keys, {how}, dim {dim}", "M keys/s", speed)
+
+
+def full_tables(dim: int, rows: int, batch: int) -> dict[str, Peer]:
+    """One filled table of each kind; they grew, as in use."""
+    peers = {name: empty_table(name, dim, rows, sized=False) for name in CONTENDERS}
+    values = tf.random.stateless_uniform([batch, dim], [1, 2])
+    for peer in peers.values():
+        for start in range(0, rows, batch):
+            ids = np.arange(start, min(start + batch, rows))
+            peer.upsert(peer.ids(ids), values[: len(ids)])
+    return peers
+
+
+def batch_cases(
+    peers: dict[str, Peer], dim: int, rows: int, batch: int, repeats: int, calls: int
+) -> Iterator[Result]:
+    """Lookups and upserts of rows that are there."""
+    values = tf.ones([batch, dim])
+
+    def run(call: Callable[[tf.Tensor], object], batches: list[tf.Tensor]) -> None:
+        for ids in batches:
+            call(ids)
+
+    for label, exponent in (("uniform", None), (f"zipf {ZIPF}", ZIPF)):
+        draws = Draws(rows, exponent, seed=2)
+        numbers = [draws.take(batch) for _ in range(calls)]
+        batches = {name: [peer.ids(part) for part in numbers] for name, peer in peers.items()}
+        actions = {name: partial(run, peer.lookup, batches[name]) for name, peer in peers.items()}
+        millions = calls * batch / 1e6
+        yield Result(f"lookup, {label}, dim {dim}", "M keys/s", rates(actions, millions, repeats))
+        if exponent is None:
+            actions = {
+                name: partial(run, lambda ids, peer=peer: peer.upsert(ids, values), batches[name])
+                for name, peer in peers.items()
+            }
+            yield Result(
+                f"upsert of present keys, dim {dim}", "M keys/s", rates(actions, millions, repeats)
+            )
+
+
+def small_call_case(peers: dict[str, Peer], dim: int, rows: int, repeats: int) -> Result:
+    """The time of one eager call with few keys: what a call costs whatever its size."""
+    numbers = Draws(rows, None, seed=3).take(SMALL)
+
+    def median_call(peer: Peer, ids: tf.Tensor) -> float:
+        times = [seconds_of(lambda: peer.eager_lookup(ids)) for _ in range(SMALL_CALLS)]
+        return float(np.median(times)) * 1e6
+
+    actions = {name: partial(median_call, peer, peer.ids(numbers)) for name, peer in peers.items()}
+    return Result(
+        f"lookup of {SMALL} keys, eager, dim {dim}",
+        "us",
+        interleave(actions, repeats),
+        less_is_better=True,
+    )
+
+
+def main() -> None:
+    """Runs the cases for one dim and prints them."""
+    parser = parser_for(__doc__)
+    parser.add_argument("--dim", type=int, default=16, help="floats in a vector")
+    parser.add_argument("--rows", type=int, default=10_000_000, help="rows in a table")
+    parser.add_argument("--batch", type=int, default=65_536, help="keys in a call")
+    parser.add_argument("--calls", type=int, default=32, help="calls in a repeat")
+    parser.add_argument("--insert-repeats", type=int, default=3, help="fills of an empty table")
+    options = parser.parse_args()
+    use_threads(options.threads)
+    dim, rows, batch = options.dim, options.rows, options.batch
+
+    results: list[Result] = []
+    for sized in (False, True):
+        results.append(insert_case(dim, rows, batch, sized, options.insert_repeats))
+    gc.collect()
+    peers = full_tables(dim, rows, batch)
+    results += batch_cases(peers, dim, rows, batch, options.repeats, options.calls)
+    results.append(small_call_case(peers, dim, rows, options.repeats))
+    finish(results, options.json)
+    print(f"statistics of our table: {peers[OURS].variable.stats()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+// Backward: gradients of pooled vectors, summed per unique key, for many tables in one call.
+//
+// The gradient of unique key u is, over the positions i that hold it, in increasing order,
+//
+//   sum, mean, sqrtn   Σ weight_i × scale[bag_i] × upstream[bag_i]          (combiner.h)
+//   max                in column c: Σ weight_i × upstream[bag_i, c] where argmax[bag_i, c] == i
+//
+// Each partition of the dedup has one owner, who walks its entries in order and adds: no atomics,
+// the same bits for any number of threads, and the sums of a partition stay in cache while they are
+// built. An element's first term is stored, not added to zero, so the output need not be cleared.
+// With one id per bag (Bags::InitUniform(1, n, n)) this is the plain sum of values per key.
+//
+//   Backward backward;
+//   DYNEMB_RETURN_IF_ERROR(backward.Prepare(exec, tasks, n));   // dedup
+//   ... allocate outputs of num_unique(t) rows ...
+//   backward.Write(exec, outputs);                              // sums
+//
+// Contract. Everything that a task points to must stay until Write returns. A Backward is reusable
+// scratch: a call of shapes seen before allocates nothing of their size. One call at a time.
+#ifndef DYNEMB_LOOKUP_BACKWARD_H_
+#define DYNEMB_LOOKUP_BACKWARD_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "cc/lookup/bags.h"
+#include "cc/lookup/combiner.h"
+#include "cc/lookup/dedup.h"
+#include "cc/table/exec.h"
+#include "cc/table/status.h"
+#include "cc/table/types.h"
+
+namespace dynemb {
+
+struct BackwardTask {
+  KeyType key_type = KeyType::kInt64;
+  const void* keys = nullptr;      // [bags->nnz()]
+  const RowId* rows = nullptr;     // [nnz], or null: then outputs have no rows
+  Bags* bags = nullptr;            // its BuildBagOf is called; not shared by tasks
+  const float* weights = nullptr;  // [nnz], or null for none
+  Combiner combiner = Combiner::kSum;
+  const int32_t* argmax = nullptr;  // [num_bags, dim], for max only: position in nnz, or -1
+  DType dtype = DType::kFloat32;    // of upstream
+  const void* upstream = nullptr;   // [num_bags, dim]
+  int64_t dim = 0;
+};
+
+struct BackwardOutput {
+  void* keys = nullptr;   // [num_unique], of the task's key type
+  RowId* rows = nullptr;  // [num_unique], of each key's first occurrence; unused without task.rows
+  float* sums = nullptr;  // [num_unique, dim]
+};
+
+class Backward {
+ public:
+  // InvalidArgument names the task and what is wrong with it.
+  Status Prepare(Exec& exec, const BackwardTask* tasks, size_t num_tasks);
+  size_t num_unique(size_t task) const;
+  // outputs[t] belongs to tasks[t] of Prepare.
+  void Write(Exec& exec, const BackwardOutput* outputs) const;
+
+ private:
+  struct Prepared {
+    BackwardTask task;
+    Dedup<uint64_t> dedup64;  // the one of the key's width is used
+    Dedup<uint32_t> dedup32;
+    std::vector<float> scales;  // [num_bags] if scale_by_bag
+    bool scale_by_bag = false;
+    float scale = 1.0f;  // of every bag, otherwise
+  };
+  // Consecutive partitions of all tasks together, of about equal work.
+  struct Unit {
+    uint32_t task, partition_begin, partition_end;
+  };
+
+  void PrepareTask(Exec& exec, Prepared* prepared);
+  void MakeUnits();
+  template <typename K>
+  void WriteUnit(const Prepared& prepared, const Dedup<K>& dedup, const Unit& unit,
+                 const BackwardOutput& out) const;
+
+  size_t num_tasks_ = 0;
+  std::deque<Prepared> prepared_;  // only grows; the first num_tasks_ are in use
+  std::vector<Unit> units_;
+  std::vector<float> zeros_;  // stands in for the upstream row of a bag whose divisor is 0
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_LOOKUP_BACKWARD_H_

@@ -1,0 +1,67 @@
+// Combiner: how the vectors of a bag become one. With weights w_i (1 where none are given) and
+// vectors v_i:
+//
+//   sum    Σ w_i v_i          mean   Σ w_i v_i / Σ w_i
+//   max    max_i w_i v_i      sqrtn  Σ w_i v_i / sqrt(Σ w_i²)
+//
+// as tf.nn.embedding_lookup_sparse does (it has no max): where a divisor is 0 the result is 0
+// (`div_no_nan`), also for infinite and NaN vectors, and so is the result of an empty bag. Weights
+// are accumulated in float32.
+#ifndef DYNEMB_LOOKUP_COMBINER_H_
+#define DYNEMB_LOOKUP_COMBINER_H_
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "cc/lookup/bags.h"
+#include "cc/table/status.h"
+
+namespace dynemb {
+
+enum class Combiner : uint8_t { kSum, kMean, kSqrtn, kMax };
+
+inline Status ParseCombiner(const std::string& name, Combiner* combiner) {
+  if (name == "sum") {
+    *combiner = Combiner::kSum;
+  } else if (name == "mean") {
+    *combiner = Combiner::kMean;
+  } else if (name == "sqrtn") {
+    *combiner = Combiner::kSqrtn;
+  } else if (name == "max") {
+    *combiner = Combiner::kMax;
+  } else {
+    return InvalidArgument("combiner must be sum, mean, sqrtn or max, got '" + name + "'");
+  }
+  return {};
+}
+
+// Whether a bag's sum is divided by something.
+constexpr bool HasScale(Combiner c) { return c == Combiner::kMean || c == Combiner::kSqrtn; }
+
+// What the sum of a bag without weights and with `count` ids is multiplied by.
+inline float BagScale(Combiner c, size_t count) {
+  if (!HasScale(c)) return 1.0f;
+  if (count == 0) return 0.0f;
+  const float n = static_cast<float>(count);
+  return 1.0f / (c == Combiner::kMean ? n : std::sqrt(n));
+}
+
+// What the weighted sum of `bag` is multiplied by; 0 means that the result is 0 whatever the sum
+// is. `weights` is [nnz], or null for none.
+inline float BagScale(Combiner c, const Bags& bags, const float* weights, size_t bag) {
+  const size_t begin = bags.begin(bag), end = bags.end(bag);
+  if (weights == nullptr || !HasScale(c)) return BagScale(c, end - begin);
+  float norm = 0.0f;
+  for (size_t i = begin; i < end; ++i) {
+    const float w = weights[bags.position(i)];
+    norm += c == Combiner::kMean ? w : w * w;
+  }
+  if (c == Combiner::kSqrtn) norm = std::sqrt(norm);
+  return norm == 0.0f ? 0.0f : 1.0f / norm;
+}
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_LOOKUP_COMBINER_H_

@@ -1,0 +1,155 @@
+// Find, claim, evict and erase in the buckets of one segment: the algorithm of the table, written once over Lanes.
+//
+// A key's path is its home bucket, then the next buckets of the segment, cyclic. Find may run beside anything that only
+// stamps. Claim and Evict run for keys that are not in the table and, where Lanes::kShared, for distinct keys; teams may
+// then work on the same bucket, and the compare-and-swap on a slot's row id (claim) or last access (evict) decides who
+// owns the slot. Without kShared one thread owns the segment and the swaps are plain stores.
+#ifndef DYNEMB_TABLE_BUCKET_OPS_H_
+#define DYNEMB_TABLE_BUCKET_OPS_H_
+
+#include "cc/table/bucket.h"
+#include "cc/table/key.h"
+#include "cc/table/portability.h"
+#include "cc/table/types.h"
+
+namespace dynemb {
+
+struct SlotRef {
+  Bucket* bucket = nullptr;  // nullptr: not found
+  uint32_t slot = 0;
+  RowId row = kNoRow;
+};
+
+namespace internal {
+
+DYNEMB_HD inline uint32_t LowestBit(uint32_t mask) {
+#if defined(__CUDA_ARCH__)
+  return __ffs(static_cast<int>(mask)) - 1;
+#else
+  return static_cast<uint32_t>(__builtin_ctz(mask));
+#endif
+}
+
+DYNEMB_HD inline Bucket* OnPath(Bucket* segment, uint32_t home, uint32_t step) {
+  return segment + ((home + step) & (kBucketsPerSegment - 1));
+}
+
+// Takes a key with this home, which held a slot of `bucket`, off the overflow counts of its path.
+template <class Lanes>
+DYNEMB_HD void UncountPath(Lanes& lanes, Bucket* segment, uint32_t home, const Bucket* bucket) {
+  if (lanes.rank() != 0) return;
+  for (uint32_t i = 0; OnPath(segment, home, i) != bucket; ++i) {
+    lanes.DecrementUnlessSticky(&OnPath(segment, home, i)->overflow);
+  }
+}
+
+}  // namespace internal
+
+// The slot of `key`, which has this home and digest, in `segment`.
+template <class Lanes, class K>
+DYNEMB_HD SlotRef Find(Lanes& lanes, const TableView<K>& view, Bucket* segment, Probe probe, K key) {
+  for (uint32_t i = 0; i < kBucketsPerSegment; ++i) {
+    Bucket* bucket = internal::OnPath(segment, probe.home, i);
+    uint32_t mask = lanes.Match(bucket->digest, probe.digest);
+    while (mask != 0) {
+      const uint32_t slot = internal::LowestBit(mask);
+      mask &= mask - 1;
+      const RowId row = lanes.FromLeader(lanes.Load(&bucket->row[slot]));
+      if (row != kNoRow && view.KeyAt(row) == key) return {bucket, slot, row};
+    }
+    if (lanes.FromLeader(lanes.Load(&bucket->overflow)) == 0) break;
+  }
+  return {};
+}
+
+// Gives the key an empty slot on its path and puts `row` there, last accessed at `now`. The row's key must be written by
+// the caller before anybody looks for it. Returns no bucket if the segment is full (its overflow counts then stand as if
+// the key had passed, which costs later probes a step and is mended by the next split).
+template <class Lanes>
+DYNEMB_HD SlotRef Claim(Lanes& lanes, Bucket* segment, Probe probe, RowId row, Stamp now) {
+  for (uint32_t i = 0; i < kBucketsPerSegment; ++i) {
+    Bucket* bucket = internal::OnPath(segment, probe.home, i);
+    for (;;) {
+      const uint32_t empty =
+          lanes.Mask([&](uint32_t s) { return lanes.Load(&bucket->row[s]) == kNoRow; });
+      if (empty == 0) break;
+      const uint32_t slot = internal::LowestBit(empty);
+      uint32_t was = 0;
+      if (lanes.rank() == 0) was = lanes.CompareExchange(&bucket->row[slot], kNoRow, row);
+      if (lanes.FromLeader(was) != kNoRow) continue;  // another team was quicker; look again
+      if (lanes.rank() == 0) {
+        lanes.Store(&bucket->access[slot], now);
+        lanes.Store(&bucket->digest[slot], probe.digest);
+      }
+      return {bucket, slot, row};
+    }
+    if (lanes.rank() == 0) lanes.IncrementSaturating(&bucket->overflow);
+  }
+  return {};
+}
+
+// How many neighbouring buckets are compared for a victim before the search goes further along the path: 28 slots, so
+// the victim is among the oldest 4 % of the table on average.
+constexpr uint32_t kEvictWindow = 4;
+
+// Takes the slot and the row of the least recently used key seen near the new key's home, among keys last accessed before
+// `now`. The slot then belongs to the new key; the returned row still carries the evicted key and its vector, for the
+// caller to overwrite. Returns no bucket if the segment holds no key older than `now`.
+template <class Lanes, class K>
+DYNEMB_HD SlotRef Evict(Lanes& lanes, const TableView<K>& view, Bucket* segment, Probe probe,
+                        Stamp now) {
+  constexpr uint64_t kNone = ~0ull;
+  for (uint32_t start = 0; start < kBucketsPerSegment;) {
+    uint64_t oldest = kNone;
+    Bucket* bucket = nullptr;
+    for (uint32_t i = start; i < start + kEvictWindow; ++i) {
+      Bucket* b = internal::OnPath(segment, probe.home, i);
+      const uint64_t least = lanes.Min([&](uint32_t s) {
+        if (lanes.Load(&b->row[s]) == kNoRow) return kNone;
+        const Stamp access = lanes.Load(&b->access[s]);
+        return access < now ? (static_cast<uint64_t>(access) << 8) | s : kNone;
+      });
+      if (least < oldest) {
+        oldest = least;
+        bucket = b;
+      }
+    }
+    if (oldest == kNone) {
+      start += kEvictWindow;
+      continue;
+    }
+    const auto slot = static_cast<uint32_t>(oldest & 0xFF);
+    const auto access = static_cast<Stamp>(oldest >> 8);
+    uint32_t was = 0;
+    // Winning this swap makes the slot fresh, so no other team can choose it again in this batch.
+    if (lanes.rank() == 0) was = lanes.CompareExchange(&bucket->access[slot], access, now);
+    if (lanes.FromLeader(was) != access) continue;  // lost the slot to another team; look again
+
+    const RowId row = bucket->row[slot];
+    if (lanes.rank() == 0) {  // alone with the old key: the leader's caller overwrites it next
+      const Probe old = MakeProbe(MixKey(view.KeyAt(row)));
+      internal::UncountPath(lanes, segment, old.home, bucket);
+      for (uint32_t i = 0; internal::OnPath(segment, probe.home, i) != bucket; ++i) {
+        lanes.IncrementSaturating(&internal::OnPath(segment, probe.home, i)->overflow);
+      }
+      lanes.Store(&bucket->digest[slot], probe.digest);
+    }
+    return {bucket, slot, row};
+  }
+  return {};
+}
+
+// Empties the slot. Returns false if another team has emptied it already.
+template <class Lanes>
+DYNEMB_HD bool Erase(Lanes& lanes, Bucket* segment, Probe probe, const SlotRef& at) {
+  uint32_t was = 0;
+  if (lanes.rank() == 0) was = lanes.CompareExchange(&at.bucket->row[at.slot], at.row, kNoRow);
+  if (lanes.FromLeader(was) != at.row) return false;
+  if (lanes.rank() == 0) lanes.Store(&at.bucket->digest[at.slot], uint8_t{0});
+  internal::UncountPath(lanes, segment, probe.home, at.bucket);
+  return true;
+}
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_TABLE_BUCKET_OPS_H_

@@ -1,0 +1,69 @@
+// The device instantiation of the bucket algorithm: one tile of eight threads for each key. The kernels are only loops
+// that call bucket_ops.h; CI compiles them wherever nvcc is present.
+#include "cc/table/bucket_ops.h"
+#include "cc/table/lanes_cuda.cuh"
+
+namespace dynemb {
+namespace {
+
+template <class Body>
+__device__ void ForEachKey(size_t n, Body body) {
+  const auto group = cooperative_groups::tiled_partition<CudaTile::kWidth>(
+      cooperative_groups::this_thread_block());
+  CudaTile lanes(group);
+  const size_t tiles = static_cast<size_t>(gridDim.x) * blockDim.x / CudaTile::kWidth;
+  size_t i = (static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x) / CudaTile::kWidth;
+  for (; i < n; i += tiles) body(lanes, i);
+}
+
+}  // namespace
+
+// rows[i] = the row of keys[i], stamped with `now`, or kNoRow.
+template <class K>
+__global__ void FindKernel(TableView<K> view, const K* keys, size_t n, Stamp now, RowId* rows) {
+  ForEachKey(n, [&](CudaTile& lanes, size_t i) {
+    const Probe probe = MakeProbe(MixKey(keys[i]));
+    Bucket* segment = view.SegmentBuckets(view.SegmentOf(probe.prefix));
+    const SlotRef at = Find(lanes, view, segment, probe, keys[i]);
+    if (lanes.rank() != 0) return;
+    rows[i] = at.row;
+    if (at.bucket != nullptr) CudaTile::Store(&at.bucket->access[at.slot], now);
+  });
+}
+
+// Places distinct keys that are not in the table: on a fresh row where rows[i] names one, else on an evicted key's row.
+// rows[i] becomes kNoRow where neither was possible.
+template <class K>
+__global__ void ClaimKernel(TableView<K> view, const K* keys, size_t n, Stamp now, RowId* rows) {
+  ForEachKey(n, [&](CudaTile& lanes, size_t i) {
+    const Probe probe = MakeProbe(MixKey(keys[i]));
+    Bucket* segment = view.SegmentBuckets(view.SegmentOf(probe.prefix));
+    const RowId fresh = rows[i];
+    const SlotRef at = fresh != kNoRow ? Claim(lanes, segment, probe, fresh, now)
+                                       : Evict(lanes, view, segment, probe, now);
+    if (lanes.rank() != 0) return;
+    rows[i] = at.row;
+    if (at.bucket != nullptr) StoreUnaligned<K>(view.RowAt(at.row), keys[i]);
+  });
+}
+
+// rows[i] = the row that distinct key i has given up, or kNoRow.
+template <class K>
+__global__ void EraseKernel(TableView<K> view, const K* keys, size_t n, RowId* rows) {
+  ForEachKey(n, [&](CudaTile& lanes, size_t i) {
+    const Probe probe = MakeProbe(MixKey(keys[i]));
+    Bucket* segment = view.SegmentBuckets(view.SegmentOf(probe.prefix));
+    const SlotRef at = Find(lanes, view, segment, probe, keys[i]);
+    const bool erased = at.bucket != nullptr && Erase(lanes, segment, probe, at);
+    if (lanes.rank() == 0) rows[i] = erased ? at.row : kNoRow;
+  });
+}
+
+template __global__ void FindKernel(TableView<uint64_t>, const uint64_t*, size_t, Stamp, RowId*);
+template __global__ void FindKernel(TableView<uint32_t>, const uint32_t*, size_t, Stamp, RowId*);
+template __global__ void ClaimKernel(TableView<uint64_t>, const uint64_t*, size_t, Stamp, RowId*);
+template __global__ void ClaimKernel(TableView<uint32_t>, const uint32_t*, size_t, Stamp, RowId*);
+template __global__ void EraseKernel(TableView<uint64_t>, const uint64_t*, size_t, RowId*);
+template __global__ void EraseKernel(TableView<uint32_t>, const uint32_t*, size_t, RowId*);
+
+}  // namespace dynemb

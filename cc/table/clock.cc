@@ -1,0 +1,44 @@
+#include "cc/table/clock.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace dynemb {
+
+Clock::Clock()
+    : now_([] {
+        return static_cast<int64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                        std::chrono::system_clock::now().time_since_epoch())
+                                        .count());
+      }) {}
+
+Tick Clock::Next() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  // The system's clock may be set back; records must not be.
+  int64_t utc_ns = now_();
+  if (!records_.empty()) utc_ns = std::max(utc_ns, records_.back().utc_ns);
+  records_.push_back({++last_, utc_ns});
+  if (records_.size() > kMostRecords) {
+    size_t kept = 0;
+    const size_t half = records_.size() / 2;
+    for (size_t i = 0; i < records_.size(); ++i) {
+      if (i >= half || i % 2 == 0) records_[kept++] = records_[i];
+    }
+    records_.resize(kept);
+  }
+  return last_;
+}
+
+Tick Clock::last() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return last_;
+}
+
+Tick Clock::TickBefore(int64_t utc_ns) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto at = std::lower_bound(records_.begin(), records_.end(), utc_ns,
+                                   [](const Record& r, int64_t t) { return r.utc_ns < t; });
+  return at == records_.begin() ? 0 : std::prev(at)->tick;
+}
+
+}  // namespace dynemb

@@ -1,0 +1,184 @@
+#include "cc/table/exec.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace dynemb {
+namespace {
+
+// A helper's wake-up and the tail of a range take microseconds, a block and a wake-up tens; so wait
+// actively for about 5 us (a pause is 40 to 140 cycles) before blocking.
+constexpr int kSpins = 128;
+
+inline void Pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+size_t NumRanges(size_t n, size_t grain) { return n / grain + (n % grain != 0); }
+
+// One ParallelFor. Shared by the caller and its helpers, since a helper may start after ParallelFor
+// returned: it then finds no range left and never looks at `fn`, which is gone by then.
+class Loop {
+ public:
+  Loop(size_t n, size_t grain, const RangeFn* fn)
+      : n_(n), grain_(grain), num_ranges_(NumRanges(n, grain)), fn_(fn) {}
+
+  // Runs ranges until none is left; true if the last of all ranges to finish was one of them.
+  bool Work() {
+    size_t worked = 0;
+    for (;; ++worked) {
+      // Relaxed is enough to hand out each range once; what fn needs was published by the schedule,
+      // and what fn did is published by done_.
+      const size_t range = next_.fetch_add(1, std::memory_order_relaxed);
+      if (range >= num_ranges_) break;
+      const size_t begin = range * grain_;
+      (*fn_)(begin, std::min(n_ - begin, grain_) + begin);
+    }
+    // One release for all of this thread's ranges; fn_ is not used after it. Acquire as well, so
+    // that the thread that completes the count has seen all others' work.
+    return worked > 0 && done_.fetch_add(worked, std::memory_order_acq_rel) + worked == num_ranges_;
+  }
+
+  // For helpers: Work, and wake the caller if it was waiting for this.
+  void Help() {
+    if (!Work()) return;
+    // The lock orders this after the caller's check of done_, so that the wake-up is not lost.
+    std::lock_guard<std::mutex> lock(mutex_);
+    finished_.notify_one();
+  }
+
+  // For the caller, after Work: returns when the ranges that helpers took have finished.
+  void Wait() {
+    for (int i = 0; i < kSpins; ++i) {
+      if (Done()) return;
+      Pause();
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    finished_.wait(lock, [this] { return Done(); });
+  }
+
+ private:
+  bool Done() const { return done_.load(std::memory_order_acquire) == num_ranges_; }
+
+  const size_t n_;
+  const size_t grain_;
+  const size_t num_ranges_;
+  const RangeFn* const fn_;
+  // Apart from the constants above and from each other's cache line.
+  alignas(64) std::atomic<size_t> next_{0};
+  alignas(64) std::atomic<size_t> done_{0};
+  std::mutex mutex_;
+  std::condition_variable finished_;
+};
+
+void RunSerially(size_t n, size_t grain, const RangeFn& fn) {
+  for (size_t begin = 0; begin < n;) {
+    const size_t end = std::min(n - begin, grain) + begin;
+    fn(begin, end);
+    begin = end;
+  }
+}
+
+}  // namespace
+
+void SerialExec::ParallelFor(size_t n, size_t grain, const RangeFn& fn) {
+  RunSerially(n, std::max<size_t>(grain, 1), fn);
+}
+
+void PoolExec::ParallelFor(size_t n, size_t grain, const RangeFn& fn) {
+  grain = std::max<size_t>(grain, 1);
+  if (helpers_ == 0 || n <= grain) return RunSerially(n, grain, fn);
+  auto loop = std::make_shared<Loop>(n, grain, &fn);
+  const size_t helpers = std::min(helpers_, NumRanges(n, grain) - 1);
+  for (size_t i = 0; i < helpers; ++i) schedule_([loop] { loop->Help(); });
+  if (!loop->Work()) loop->Wait();
+}
+
+class ThreadsExec::Pool {
+ public:
+  explicit Pool(size_t threads) {
+    for (size_t i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
+  }
+
+  // Runs what is queued, then stops.
+  ~Pool() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stop_ = true;
+      pending_.fetch_add(1, std::memory_order_relaxed);
+    }
+    wake_.notify_all();
+    for (std::thread& t : threads_) t.join();
+  }
+
+  void Schedule(std::function<void()> closure) {
+    bool asleep;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      queue_.push_back(std::move(closure));
+      pending_.fetch_add(1, std::memory_order_relaxed);
+      asleep = sleepers_ > 0;
+    }
+    if (asleep) wake_.notify_one();
+  }
+
+ private:
+  // Loops come in bursts, so a thread that ran out of work looks for more for about 50 us before it
+  // sleeps.
+  static constexpr int kIdleSpins = 1024;
+
+  void Run() {
+    for (;;) {
+      for (int i = 0; i < kIdleSpins && pending_.load(std::memory_order_relaxed) == 0; ++i) Pause();
+      std::function<void()> closure;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        ++sleepers_;
+        wake_.wait(lock, [this] { return stop_ || !queue_.empty(); });
+        --sleepers_;
+        if (queue_.empty()) return;
+        closure = std::move(queue_.front());
+        queue_.pop_front();
+        pending_.fetch_sub(1, std::memory_order_relaxed);
+      }
+      closure();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> queue_;
+  size_t sleepers_ = 0;
+  bool stop_ = false;
+  // Size of the queue (plus one at the end), for looking without the lock. Only a hint, so relaxed.
+  std::atomic<size_t> pending_{0};
+  std::vector<std::thread> threads_;
+};
+
+ThreadsExec::ThreadsExec(size_t threads) {
+  const size_t helpers = std::max<size_t>(threads, 1) - 1;
+  pool_ = std::make_unique<Pool>(helpers);
+  exec_ = std::make_unique<PoolExec>(
+      [pool = pool_.get()](std::function<void()> closure) { pool->Schedule(std::move(closure)); },
+      helpers);
+}
+
+ThreadsExec::~ThreadsExec() = default;
+
+size_t ThreadsExec::parallelism() const { return exec_->parallelism(); }
+
+void ThreadsExec::ParallelFor(size_t n, size_t grain, const RangeFn& fn) {
+  exec_->ParallelFor(n, grain, fn);
+}
+
+}  // namespace dynemb

@@ -1,0 +1,64 @@
+// HashTable::CheckInvariants: walks the whole structure. Included by hash_table.h only.
+#ifndef DYNEMB_TABLE_HASH_TABLE_CHECK_H_
+#define DYNEMB_TABLE_HASH_TABLE_CHECK_H_
+
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "cc/table/hash_table.h"
+
+namespace dynemb {
+
+template <class K, class Lanes>
+void HashTable<K, Lanes>::CheckInvariants() const {
+  const auto require = [](bool holds, const char* what, uint64_t where) {
+    if (holds) return;
+    std::fprintf(stderr, "invariant broken: %s (%llu)\n", what,
+                 static_cast<unsigned long long>(where));
+    std::abort();
+  };
+  const TableView<K> view = View();
+  std::vector<bool> seen(rows_.high_water());
+  uint64_t held = 0;
+  for (uint32_t segment = 0; segment < index_.segments(); ++segment) {
+    Bucket* buckets = view.SegmentBuckets(segment);
+    uint32_t passes[kBucketsPerSegment] = {};
+    uint32_t count = 0;
+    for (uint32_t b = 0; b < kBucketsPerSegment; ++b) {
+      for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
+        const RowId row = buckets[b].row[s];
+        require((row == kNoRow) == (buckets[b].digest[s] == 0), "empty iff no digest", segment);
+        if (row == kNoRow) continue;
+        ++count;
+        require(row < rows_.high_water(), "row id was handed out", row);
+        require(!seen[row], "a row belongs to one slot", row);
+        seen[row] = true;
+        require(*layout().update(rows_.At(row)) != 0, "a held row is live", row);
+        const K key = view.KeyAt(row);
+        const Probe probe = MakeProbe(MixKey(key));
+        require(view.SegmentOf(probe.prefix) == segment, "a key is in its segment", row);
+        require(probe.digest == buckets[b].digest[s], "a slot has its key's digest", row);
+        for (uint32_t i = probe.home; i != b; i = (i + 1) % kBucketsPerSegment) ++passes[i];
+        OneLane lane;
+        const SlotRef at = dynemb::Find(lane, view, buckets, probe, key);
+        require(at.bucket == &buckets[b] && at.slot == s, "a key is found, and once", row);
+      }
+    }
+    for (uint32_t b = 0; b < kBucketsPerSegment; ++b) {
+      require(buckets[b].overflow == kOverflowSticky || buckets[b].overflow == passes[b],
+              "overflow counts the keys that passed", segment);
+    }
+    require(index_.count(segment) == count, "a segment's count", segment);
+    held += count;
+  }
+  require(held == rows_.live(), "as many slots as live rows", held);
+  for (uint64_t r = 0; r < rows_.high_water(); ++r) {
+    require(seen[r] == (*layout().update(rows_.At(static_cast<RowId>(r))) != 0),
+            "a live row is in the index", r);
+  }
+}
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_TABLE_HASH_TABLE_CHECK_H_

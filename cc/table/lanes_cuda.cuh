@@ -1,0 +1,84 @@
+// The CUDA tile: eight threads of a warp look at one bucket together, one slot each.
+//
+// Collectives are warp votes and reductions of cooperative groups; swaps are 32-bit atomics. Overflow counts are bytes,
+// which CUDA has no atomics for, so they are changed by a compare-and-swap on the aligned word that holds them.
+#ifndef DYNEMB_TABLE_LANES_CUDA_CUH_
+#define DYNEMB_TABLE_LANES_CUDA_CUH_
+
+#include <cooperative_groups.h>
+#include <cooperative_groups/reduce.h>
+
+#include <cstdint>
+
+#include "cc/table/bucket.h"
+
+namespace dynemb {
+
+class CudaTile {
+ public:
+  static constexpr bool kShared = true;
+  static constexpr uint32_t kWidth = 8;
+  using Group = cooperative_groups::thread_block_tile<kWidth>;
+
+  __device__ explicit CudaTile(const Group& group) : group_(group) {}
+
+  __device__ uint32_t rank() const { return group_.thread_rank(); }
+  static constexpr __device__ uint32_t width() { return kWidth; }
+
+  __device__ uint32_t Match(const uint8_t* digests, uint8_t digest) {
+    return Mask([&](uint32_t s) { return Load(&digests[s]) == digest; });
+  }
+  template <class Pred>
+  __device__ uint32_t Mask(Pred pred) {
+    const bool mine = rank() < kSlotsPerBucket && pred(rank());
+    return group_.ballot(mine);
+  }
+  template <class Value>
+  __device__ uint64_t Min(Value value) {
+    const uint64_t mine = rank() < kSlotsPerBucket ? value(rank()) : ~0ull;
+    return cooperative_groups::reduce(group_, mine, cooperative_groups::less<uint64_t>());
+  }
+  template <class T>
+  __device__ T FromLeader(T value) {
+    return group_.shfl(value, 0);
+  }
+
+  template <class T>
+  static __device__ T Load(const T* p) {
+    return *const_cast<const volatile T*>(p);
+  }
+  template <class T>
+  static __device__ void Store(T* p, T value) {
+    *const_cast<volatile T*>(p) = value;
+  }
+  static __device__ uint32_t CompareExchange(uint32_t* p, uint32_t expected, uint32_t desired) {
+    return atomicCAS(p, expected, desired);
+  }
+  static __device__ void IncrementSaturating(uint8_t* p) { Change(p, 1); }
+  static __device__ void DecrementUnlessSticky(uint8_t* p) { Change(p, -1); }
+
+ private:
+  // Claim and Evict publish digests with byte stores to the same word: a swap that overlaps one fails or sees it, since
+  // both are single accesses to one address in L2.
+  static __device__ void Change(uint8_t* p, int by) {
+    const auto address = reinterpret_cast<uintptr_t>(p);
+    auto* word = reinterpret_cast<uint32_t*>(address & ~uintptr_t{3});
+    const uint32_t shift = static_cast<uint32_t>(address & 3) * 8;
+    uint32_t was = Load(word);
+    for (;;) {
+      const uint32_t count = (was >> shift) & 0xFF;
+      if (count == kOverflowSticky) return;
+      const uint32_t desired =
+          (was & ~(0xFFu << shift)) | (((count + static_cast<uint32_t>(by)) & 0xFF) << shift);
+      const uint32_t now = atomicCAS(word, was, desired);
+      if (now == was) return;
+      was = now;
+    }
+  }
+
+  Group group_;
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_TABLE_LANES_CUDA_CUH_

@@ -1,0 +1,140 @@
+// A warp emulated by W host threads in lock-step, so that the device's many-lane path through bucket_ops.h runs, and is
+// sanitised, where there is no GPU. Slow; for tests.
+//
+// A collective writes this lane's word, meets the team at a barrier, and reads the others' words. Two buffers alternate:
+// a lane can overwrite a buffer only two collectives later, after every lane has passed the barrier in between and so
+// has read it.
+#ifndef DYNEMB_TABLE_LANES_LOCKSTEP_H_
+#define DYNEMB_TABLE_LANES_LOCKSTEP_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "cc/table/bucket.h"
+#include "cc/table/exec.h"
+
+namespace dynemb {
+
+// Teams of W threads; kTeams of them work at the same time, so that they compete for buckets.
+template <uint32_t W>
+class LockstepLanes {
+ public:
+  static constexpr bool kShared = true;
+  static constexpr uint32_t kTeams = 2;
+
+  uint32_t rank() const { return rank_; }
+  static constexpr uint32_t width() { return W; }
+
+  uint32_t Match(const uint8_t* digests, uint8_t digest) {
+    return Mask([&](uint32_t s) { return Load(&digests[s]) == digest; });
+  }
+  template <class Pred>
+  uint32_t Mask(Pred pred) {
+    uint64_t mine = 0;
+    for (uint32_t s = rank_; s < kSlotsPerBucket; s += W) mine |= (pred(s) ? 1ull : 0ull) << s;
+    uint64_t all = 0;
+    for (uint64_t word : Exchange(mine)) all |= word;
+    return static_cast<uint32_t>(all);
+  }
+  template <class Value>
+  uint64_t Min(Value value) {
+    uint64_t least = ~0ull;
+    for (uint32_t s = rank_; s < kSlotsPerBucket; s += W) {
+      const uint64_t v = value(s);
+      least = v < least ? v : least;
+    }
+    for (uint64_t word : Exchange(least)) least = word < least ? word : least;
+    return least;
+  }
+  template <class T>
+  T FromLeader(T value) {
+    return static_cast<T>(Exchange(static_cast<uint64_t>(value))[0]);
+  }
+
+  template <class T>
+  static T Load(const T* p) {
+    return __atomic_load_n(p, __ATOMIC_RELAXED);
+  }
+  template <class T>
+  static void Store(T* p, T value) {
+    __atomic_store_n(p, value, __ATOMIC_RELAXED);
+  }
+  static uint32_t CompareExchange(uint32_t* p, uint32_t expected, uint32_t desired) {
+    __atomic_compare_exchange_n(p, &expected, desired, /*weak=*/false, __ATOMIC_ACQ_REL,
+                                __ATOMIC_ACQUIRE);
+    return expected;
+  }
+  static void IncrementSaturating(uint8_t* p) { Change(p, 1); }
+  static void DecrementUnlessSticky(uint8_t* p) { Change(p, -1); }
+
+  // `exec` is not used: a team needs all of its threads to make progress, which an Exec does not promise.
+  template <class Body>
+  static void Launch(Exec& /*exec*/, size_t n, size_t grain, const Body& body) {
+    std::atomic<size_t> next_range{0};
+    std::vector<std::unique_ptr<Team>> teams;
+    std::vector<std::thread> threads;
+    for (uint32_t t = 0; t < kTeams; ++t) {
+      teams.push_back(std::make_unique<Team>());
+      Team* team = teams.back().get();
+      for (uint32_t r = 0; r < W; ++r) {
+        threads.emplace_back([=, &next_range, &body] {
+          LockstepLanes lanes(team, r);
+          for (;;) {
+            size_t begin = r == 0 ? next_range.fetch_add(grain) : 0;
+            begin = lanes.FromLeader(begin);
+            if (begin >= n) return;
+            body(lanes, begin, begin + grain < n ? begin + grain : n);
+          }
+        });
+      }
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+ private:
+  struct Words {
+    uint64_t word[W];
+    uint64_t operator[](size_t i) const { return word[i]; }
+    const uint64_t* begin() const { return word; }
+    const uint64_t* end() const { return word + W; }
+  };
+  struct Team {
+    std::atomic<uint64_t> words[2][W];
+    std::atomic<uint64_t> arrived{0};
+  };
+
+  LockstepLanes(Team* team, uint32_t rank) : team_(team), rank_(rank) {}
+
+  Words Exchange(uint64_t mine) {
+    auto& buffer = team_->words[collective_ & 1];
+    buffer[rank_].store(mine, std::memory_order_relaxed);
+    ++collective_;
+    // acq_rel: everything a lane did before the barrier is visible to the team behind it.
+    team_->arrived.fetch_add(1, std::memory_order_acq_rel);
+    while (team_->arrived.load(std::memory_order_acquire) < collective_ * W) {
+      std::this_thread::yield();
+    }
+    Words all;
+    for (uint32_t i = 0; i < W; ++i) all.word[i] = buffer[i].load(std::memory_order_relaxed);
+    return all;
+  }
+
+  static void Change(uint8_t* p, int by) {
+    uint8_t was = __atomic_load_n(p, __ATOMIC_RELAXED);
+    while (was != kOverflowSticky &&
+           !__atomic_compare_exchange_n(p, &was, static_cast<uint8_t>(was + by), /*weak=*/true,
+                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+  }
+
+  Team* team_;
+  uint32_t rank_;
+  uint64_t collective_ = 0;
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_TABLE_LANES_LOCKSTEP_H_

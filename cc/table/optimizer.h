@@ -1,0 +1,120 @@
+// Optimizers that update one row in place: its vector and, behind it in the row, its state.
+//
+// Contract. For a row that gets a gradient in every step, the float32 vector is what the Keras 3.15
+// optimizer of the same name makes of it (tests/cc/optimizer_test.cc compares 200 steps), weight
+// decay included; kRowwiseAdagrad is FBGEMM's. As with every sparse optimizer, a row without a
+// gradient in a step is not touched: no decay of its moments or weights. NaN and infinity in
+// gradients go through the formulas as in Keras. A 16-bit vector is loaded and stored by the caller
+// (codec.h). Built without contraction (-ffp-contract=off), the result is the same to the bit on
+// any machine, but for kFtrl with a learning_rate_power other than -0.5, which calls powf.
+#ifndef DYNEMB_TABLE_OPTIMIZER_H_
+#define DYNEMB_TABLE_OPTIMIZER_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cc/table/status.h"
+
+namespace dynemb {
+
+// AdamW is kAdam: with the same hyper, Keras's two classes do the same.
+enum class OptimizerKind : uint8_t {
+  kSgd,
+  kAdagrad,
+  kAdam,
+  kAdamax,
+  kRmsprop,
+  kAdadelta,
+  kFtrl,
+  kLion,
+  kRowwiseAdagrad
+};
+
+// The numbers that may change from step to step, in the order of the operator's `hyper` input
+// (docs/design.md).
+struct Hyper {
+  float learning_rate = 0.001f;
+  float beta_1 = 0.9f;  // rho of kAdadelta and kRmsprop
+  float beta_2 = 0.999f;
+  float epsilon = 1e-7f;
+  float momentum = 0.0f;
+  float l1 = 0.0f;
+  float l2 = 0.0f;
+  float l2_shrinkage = 0.0f;
+  float ftrl_beta = 0.0f;
+  float learning_rate_power = -0.5f;
+  float weight_decay = 0.0f;
+  float iteration = 1.0f;  // the step that is applied, from 1
+};
+constexpr int kHyperSize = 12;
+static_assert(sizeof(Hyper) == kHyperSize * sizeof(float), "Hyper is the operator's float[12]");
+
+// What changes the formula or the state, and so cannot change between steps.
+struct OptimizerFlags {
+  bool nesterov = false;  // kSgd; without `momentum` it has no effect, as in Keras
+  bool amsgrad = false;   // kAdam
+  bool centered = false;  // kRmsprop
+  bool momentum = false;  // kSgd, kRmsprop: keep a momentum per element
+};
+
+// Names are sgd, adagrad, adam, adamw, adamax, rmsprop, adadelta, ftrl, lion, rowwise_adagrad;
+// flags are the fields of OptimizerFlags. InvalidArgument, naming it, for an unknown name or flag
+// and for a flag that the optimizer does not have.
+Status ParseOptimizer(const std::string& name, const std::vector<std::string>& flags,
+                      OptimizerKind* kind, OptimizerFlags* parsed);
+
+// Floats per row of each state, in the order in which they stand in the row (names are Keras's):
+//
+// - kSgd: momentum, only with flag momentum
+// - kAdagrad: accumulator
+// - kAdam: momentum, velocity, and with flag amsgrad velocity_hat
+// - kAdamax: momentum, norm
+// - kRmsprop: velocity, with flag momentum momentum, with flag centered average_gradient
+// - kAdadelta: accumulated_grad, accumulated_delta_var
+// - kFtrl: accumulator, linear
+// - kLion: momentum
+// - kRowwiseAdagrad: accumulator, one float
+//
+// Every other state is dim floats wide.
+std::vector<int64_t> StateWidths(OptimizerKind kind, OptimizerFlags flags, int64_t dim);
+
+// Whether none of g[0..dim) is NaN or infinite.
+bool AllFinite(const float* g, int64_t dim);
+
+// What a step's formula needs beside the row, computed once per step from Hyper.
+struct OptimizerCoefficients {
+  float learning_rate, decay, epsilon, momentum;
+  float beta_1, one_minus_beta_1, beta_2, one_minus_beta_2;
+  float alpha;      // kAdam: the bias-corrected learning rate; kAdamax: 1 - beta_1^iteration
+  float l1;         // kFtrl, as the next three
+  float shrinkage;  // 2 l2_shrinkage
+  float quadratic;  // 2 (l2 + ftrl_beta / (2 learning_rate))
+  float power;      // -learning_rate_power
+};
+
+// One step of one optimizer, prepared: what is the same for all rows (bias corrections and so on)
+// is computed once, here. Immutable, cheap to copy; any number of threads may call Apply on
+// different rows.
+class RowOptimizer {
+ public:
+  RowOptimizer(OptimizerKind kind, OptimizerFlags flags, const Hyper& hyper, int64_t dim);
+
+  // Updates vector[0..dim) and the state (all of StateWidths, back to back) by grad[0..dim). The
+  // three are aligned to 4 bytes and do not overlap.
+  void Apply(float* vector, float* state, const float* grad) const {
+    step_(coefficients_, dim_, vector, state, grad);
+  }
+
+ private:
+  using Step = void (*)(const OptimizerCoefficients&, int64_t dim, float* vector, float* state,
+                        const float* grad);
+
+  OptimizerCoefficients coefficients_;
+  int64_t dim_;
+  Step step_;
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_TABLE_OPTIMIZER_H_

@@ -1,0 +1,54 @@
+// What lets one source compile for the host and, under nvcc, for the device; and for any x86-64
+// from one wheel.
+#ifndef DYNEMB_TABLE_PORTABILITY_H_
+#define DYNEMB_TABLE_PORTABILITY_H_
+
+#include <cstdint>  // also defines __GLIBC__
+
+#if defined(__CUDACC__)
+#define DYNEMB_HD __host__ __device__
+#else
+#define DYNEMB_HD
+#endif
+
+// Inlined always: a loop over it must become one SIMD loop, in each clone of its caller.
+#if defined(__GNUC__)
+#define DYNEMB_INLINE inline __attribute__((always_inline))
+#define DYNEMB_RESTRICT __restrict__
+#else
+#define DYNEMB_INLINE inline
+#define DYNEMB_RESTRICT
+#endif
+
+// Before a loop: its iterations do not depend on each other, whatever the pointers look like.
+#if defined(__clang__)
+#define DYNEMB_IVDEP _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__) && !defined(__CUDACC__)
+#define DYNEMB_IVDEP _Pragma("GCC ivdep")
+#else
+#define DYNEMB_IVDEP
+#endif
+
+// After a file's includes: no fused multiply-add in what follows, whatever flags the file is built
+// with. Else the clones below would give different bits on different machines.
+#if defined(__clang__)
+#define DYNEMB_NO_CONTRACTION _Pragma("clang fp contract(off)")
+#elif defined(__GNUC__)
+#define DYNEMB_NO_CONTRACTION _Pragma("GCC optimize(\"fp-contract=off\")")
+#else
+#define DYNEMB_NO_CONTRACTION
+#endif
+
+// Compiles a function once per instruction set and picks when the library is loaded. Needs ifunc
+// (glibc); the sanitizers' runtimes are not up yet when ifunc resolvers run, so their builds use
+// the portable code only.
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && defined(__x86_64__) && \
+    defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define DYNEMB_HAS_CLONES 1
+#define DYNEMB_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define DYNEMB_HAS_CLONES 0
+#define DYNEMB_CLONES
+#endif
+
+#endif  // DYNEMB_TABLE_PORTABILITY_H_

@@ -1,0 +1,52 @@
+// RowStore: the rows of a table, by row id, in one arena; which ids are free.
+//
+// Ids below high_water() were handed out at least once; a freed id is handed out again before a fresh one. A row is live
+// iff its last update is not 0. Not thread-safe: the table's lock covers it, except that workers may write different rows.
+#ifndef DYNEMB_TABLE_ROW_STORE_H_
+#define DYNEMB_TABLE_ROW_STORE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc/table/arena.h"
+#include "cc/table/exec.h"
+#include "cc/table/row.h"
+#include "cc/table/status.h"
+
+namespace dynemb {
+
+class RowStore {
+ public:
+  // At most `max_rows` rows, fewer if the system does not grant the address space.
+  Status Init(const RowLayout& layout, uint64_t max_rows);
+
+  const RowLayout& layout() const { return layout_; }
+  char* base() const { return arena_.data(); }
+  char* At(RowId row) const { return arena_.data() + row * layout_.stride; }
+  uint64_t high_water() const { return high_water_; }
+  uint64_t live() const { return high_water_ - free_.size(); }
+  uint64_t max_rows() const { return max_rows_; }
+  // Bytes of memory in use by rows and the free list.
+  size_t bytes() const { return high_water_ * layout_.stride + free_.capacity() * sizeof(RowId); }
+
+  // Hands out n ids, ids[0..n), in an order that depends only on the history of calls. On failure nothing changes.
+  Status Allocate(size_t n, RowId* ids);
+  // Takes back an id. Its row must no longer be live.
+  void Free(RowId row) { free_.push_back(row); }
+  void Clear();
+
+  // Moves every row to another layout with the same key, dtype and dim: the state is dropped, every live row gets
+  // `initial_state` (layout.state_width floats). Row ids stay. On failure nothing changes.
+  Status ChangeLayout(Exec& exec, const RowLayout& layout, const float* initial_state);
+
+ private:
+  RowLayout layout_;
+  Arena arena_;
+  uint64_t max_rows_ = 0;
+  uint64_t high_water_ = 0;
+  std::vector<RowId> free_;
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_TABLE_ROW_STORE_H_

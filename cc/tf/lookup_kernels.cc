@@ -1,0 +1,352 @@
+// Kernels of lookup_ops.cc: unpack, call the library, pack.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cc/lookup/backward.h"
+#include "cc/lookup/bags.h"
+#include "cc/lookup/pool.h"
+#include "cc/tf/scratch.h"
+#include "cc/tf/table_resource.h"
+
+namespace dynemb {
+namespace {
+
+class LookupOp : public DynembOp {
+ public:
+  explicit LookupOp(tf::OpKernelConstruction* ctx) : DynembOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("insert", &insert_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &dtype_));
+  }
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    TableRef ref;
+    TF_RETURN_IF_ERROR(GetTable(ctx, ctx->input(0), &ref));
+    Table& table = ref->table();
+    const tf::Tensor& keys = ctx->input(1);
+    const tf::Tensor& default_value = ctx->input(2);
+    TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
+    TF_RETURN_IF_ERROR(CheckDType(table, dtype_, "default_value"));
+    const int64_t dim = table.options().dim;
+    if (default_value.NumElements() != 0) {
+      TF_RETURN_IF_ERROR(CheckShape(default_value, {dim}, "default_value"));
+    }
+    void* values;
+    RowId* rows;
+    tf::TensorShape values_shape = keys.shape();
+    TF_RETURN_IF_ERROR(values_shape.AddDimWithStatus(dim));
+    TF_RETURN_IF_ERROR(Output(ctx, 0, values_shape, &values));
+    TF_RETURN_IF_ERROR(Output(ctx, 1, keys.shape(), &rows));
+    PoolExec exec = MakeExec(ctx);
+    const auto n = static_cast<size_t>(keys.NumElements());
+    if (insert_) {
+      TableLock lock({&table}, TableLock::Mode::kExclusive);
+      return ToAbsl(
+          table.LookupOrInsert(exec, keys.data(), n, ProcessClock().Next(), values, rows));
+    }
+    TableLock lock({&table}, TableLock::Mode::kShared);
+    table.Lookup(exec, keys.data(), n, ProcessClock().Next(),
+                 default_value.NumElements() != 0 ? default_value.data() : nullptr, values, rows);
+    return absl::OkStatus();
+  }
+
+ private:
+  bool insert_;
+  tf::DataType dtype_;
+};
+
+// What operators over a list of lookups have in common: N, combiners, and the description of input i's bags.
+class SparseOp : public DynembOp {
+ public:
+  explicit SparseOp(tf::OpKernelConstruction* ctx) : DynembOp(ctx) {
+    std::vector<std::string> combiners;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &n_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("combiners", &combiners));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtypes", &dtypes_));
+    OP_REQUIRES(ctx, static_cast<int>(combiners.size()) == n_ &&
+                         static_cast<int>(dtypes_.size()) == n_,
+                absl::InvalidArgumentError(
+                    absl::StrCat("combiners and dtypes must have ", n_, " entries each")));
+    for (const std::string& name : combiners) {
+      Combiner combiner;
+      OP_REQUIRES_OK(ctx, ToAbsl(ParseCombiner(name, &combiner)));
+      combiners_.push_back(combiner);
+    }
+  }
+
+ protected:
+  // Fails if the lists of inputs are not all N long (keys come as a list of types of their own).
+  absl::Status CheckInputs(tf::OpKernelContext* ctx, int lists) const {
+    if (ctx->num_inputs() == lists * n_) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("every list must have ", n_, " entries"));
+  }
+
+  absl::Status MakeBags(Exec& exec, int i, const tf::Tensor& keys, const tf::Tensor& bags,
+                        int64_t num_bags, Bags* out) const {
+    TF_RETURN_IF_ERROR(CheckShape(keys, {keys.NumElements()}, Named("keys", i).c_str()));
+    const int64_t nnz = keys.NumElements();
+    const auto* form = Data<int64_t>(bags);
+    Status status;
+    if (bags.dims() == 0) {
+      status = out->InitUniform(form[0], nnz, num_bags);
+    } else if (bags.dims() == 1) {
+      status = out->InitSplits(exec, form, bags.dim_size(0), nnz, num_bags);
+    } else if (bags.dims() == 2 && bags.dim_size(0) == nnz && (nnz == 0 || bags.dim_size(1) > 0)) {
+      status = out->InitIndices(exec, form, bags.dim_size(1), nnz, num_bags);
+    } else {
+      return absl::InvalidArgumentError(
+          absl::StrCat(Named("bags", i), " has shape ", bags.shape().DebugString(),
+                       ", expected [], [num_bags + 1] or [", nnz, ", >= 1]"));
+    }
+    if (status.ok()) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(Named("bags", i), ": ", status.message()));
+  }
+
+  // Null for [0], which means no weights, unless there are no ids either.
+  absl::Status GetWeights(int i, const tf::Tensor& keys, const tf::Tensor& weights,
+                          const float** out) const {
+    *out = nullptr;
+    if (weights.dims() == 1 && weights.NumElements() == 0) return absl::OkStatus();
+    TF_RETURN_IF_ERROR(CheckShape(weights, keys.shape(), Named("weights", i).c_str()));
+    *out = Data<float>(weights);
+    return absl::OkStatus();
+  }
+
+  static std::string Named(const char* list, int i) { return absl::StrCat(list, "[", i, "]"); }
+
+  int n_;
+  std::vector<Combiner> combiners_;
+  std::vector<tf::DataType> dtypes_;
+};
+
+class LookupSparseOp : public SparseOp {
+ public:
+  explicit LookupSparseOp(tf::OpKernelConstruction* ctx) : SparseOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("insert", &insert_));
+    OP_REQUIRES(ctx, static_cast<int>(dims_.size()) == n_,
+                absl::InvalidArgumentError(absl::StrCat("dims must have ", n_, " entries")));
+  }
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    TF_RETURN_IF_ERROR(CheckInputs(ctx, 5));
+    PoolExec exec = MakeExec(ctx);
+    auto bags = bags_.Take();
+    bags->resize(n_);
+    std::vector<TableRef> refs(n_);
+    std::vector<Table*> tables;
+    std::vector<PoolTask> tasks(n_);
+    for (int i = 0; i < n_; ++i) {
+      TF_RETURN_IF_ERROR(GetTable(ctx, ctx->input(i), &refs[i]));
+      tables.push_back(&refs[i]->table());
+      TF_RETURN_IF_ERROR(MakeTask(ctx, exec, i, tables.back(), &(*bags)[i], &tasks[i]));
+    }
+    TableLock lock(tables, insert_ ? TableLock::Mode::kExclusive : TableLock::Mode::kShared);
+    return ToAbsl(Pool(exec, tasks, ProcessClock().Next(), insert_));
+  }
+
+ private:
+  absl::Status MakeTask(tf::OpKernelContext* ctx, Exec& exec, int i, Table* table, Bags* bags,
+                        PoolTask* task) const {
+    const tf::Tensor& keys = ctx->input(n_ + i);
+    const tf::Tensor& num_bags_tensor = ctx->input(4 * n_ + i);
+    TF_RETURN_IF_ERROR(CheckKeys(*table, keys, Named("keys", i).c_str()));
+    TF_RETURN_IF_ERROR(CheckDType(*table, dtypes_[i], Named("outputs", i).c_str()));
+    TF_RETURN_IF_ERROR(CheckScalar(num_bags_tensor, Named("num_bags", i).c_str()));
+    if (table->options().dim != dims_[i]) {
+      return absl::InvalidArgumentError(absl::StrCat(Named("dims", i), " is ", dims_[i],
+                                                     ", but the table's dim is ",
+                                                     table->options().dim));
+    }
+    const int64_t num_bags = num_bags_tensor.scalar<int64_t>()();
+    TF_RETURN_IF_ERROR(MakeBags(exec, i, keys, ctx->input(2 * n_ + i), num_bags, bags));
+    task->table = table;
+    task->keys = keys.data();
+    task->bags = bags;
+    task->combiner = combiners_[i];
+    TF_RETURN_IF_ERROR(GetWeights(i, keys, ctx->input(3 * n_ + i), &task->weights));
+    const int64_t argmax_bags = combiners_[i] == Combiner::kMax ? num_bags : 0;
+    TF_RETURN_IF_ERROR(Output(ctx, i, {num_bags, dims_[i]}, &task->pooled));
+    TF_RETURN_IF_ERROR(Output(ctx, n_ + i, keys.shape(), &task->rows));
+    return Output(ctx, 2 * n_ + i, {argmax_bags, dims_[i]}, &task->argmax);
+  }
+
+  std::vector<int64_t> dims_;
+  bool insert_;
+  ScratchPool<std::vector<Bags>> bags_;
+};
+
+class LookupSparseGradOp : public SparseOp {
+ public:
+  using SparseOp::SparseOp;
+
+ protected:
+  struct Scratch {
+    std::vector<Bags> bags;
+    Backward backward;
+  };
+
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    TF_RETURN_IF_ERROR(CheckInputs(ctx, 6));
+    PoolExec exec = MakeExec(ctx);
+    auto scratch = scratch_.Take();
+    scratch->bags.resize(n_);
+    std::vector<BackwardTask> tasks(n_);
+    for (int i = 0; i < n_; ++i) {
+      TF_RETURN_IF_ERROR(MakeTask(ctx, exec, i, &scratch->bags[i], &tasks[i]));
+    }
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(scratch->backward.Prepare(exec, tasks.data(), tasks.size()));
+    std::vector<BackwardOutput> outputs(n_);
+    for (int i = 0; i < n_; ++i) {
+      const auto unique = static_cast<int64_t>(scratch->backward.num_unique(i));
+      TF_RETURN_IF_ERROR(Output(ctx, i, {unique}, &outputs[i].keys));
+      TF_RETURN_IF_ERROR(Output(ctx, n_ + i, {unique, tasks[i].dim}, &outputs[i].sums));
+      TF_RETURN_IF_ERROR(Output(ctx, 2 * n_ + i, {unique}, &outputs[i].rows));
+    }
+    scratch->backward.Write(exec, outputs.data());
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status MakeTask(tf::OpKernelContext* ctx, Exec& exec, int i, Bags* bags,
+                        BackwardTask* task) const {
+    const tf::Tensor& keys = ctx->input(i);
+    const tf::Tensor& rows = ctx->input(n_ + i);
+    const tf::Tensor& argmax = ctx->input(4 * n_ + i);
+    const tf::Tensor& grads = ctx->input(5 * n_ + i);
+    if (grads.dims() != 2) {
+      return absl::InvalidArgumentError(absl::StrCat(Named("grads", i), " has shape ",
+                                                     grads.shape().DebugString(),
+                                                     ", expected a matrix"));
+    }
+    const int64_t num_bags = grads.dim_size(0);
+    TF_RETURN_IF_ERROR(CheckWidth(grads.dim_size(1), Named("grads", i).c_str()));
+    TF_RETURN_IF_ERROR(MakeBags(exec, i, keys, ctx->input(2 * n_ + i), num_bags, bags));
+    TF_RETURN_IF_ERROR(CheckShape(rows, keys.shape(), Named("rows", i).c_str()));
+    task->key_type = ToKeyType(keys.dtype());
+    task->keys = keys.data();
+    task->rows = Data<RowId>(rows);
+    task->bags = bags;
+    TF_RETURN_IF_ERROR(GetWeights(i, keys, ctx->input(3 * n_ + i), &task->weights));
+    task->combiner = combiners_[i];
+    if (combiners_[i] == Combiner::kMax) {
+      TF_RETURN_IF_ERROR(CheckShape(argmax, grads.shape(), Named("argmax", i).c_str()));
+      task->argmax = Data<int32_t>(argmax);
+    }
+    task->dtype = ToDType(grads.dtype());
+    task->upstream = grads.data();
+    task->dim = grads.dim_size(1);
+    return absl::OkStatus();
+  }
+
+  ScratchPool<Scratch> scratch_;
+};
+
+class LookupSparseWeightGradOp : public SparseOp {
+ public:
+  using SparseOp::SparseOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    TF_RETURN_IF_ERROR(CheckInputs(ctx, 8));
+    PoolExec exec = MakeExec(ctx);
+    std::vector<Bags> bags(n_);
+    std::vector<TableRef> refs(n_);
+    std::vector<Table*> tables;
+    std::vector<WeightGradientTask> tasks(n_);
+    for (int i = 0; i < n_; ++i) {
+      TF_RETURN_IF_ERROR(GetTable(ctx, ctx->input(i), &refs[i]));
+      tables.push_back(&refs[i]->table());
+      TF_RETURN_IF_ERROR(MakeTask(ctx, exec, i, tables.back(), &bags[i], &tasks[i]));
+    }
+    TableLock lock(tables, TableLock::Mode::kShared);
+    WeightGradient(exec, tasks);
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status MakeTask(tf::OpKernelContext* ctx, Exec& exec, int i, Table* table, Bags* bags,
+                        WeightGradientTask* task) const {
+    const auto input = [&](int list) -> const tf::Tensor& { return ctx->input(list * n_ + i); };
+    const tf::Tensor& keys = input(1);
+    const tf::Tensor& grads = input(7);
+    const int64_t dim = table->options().dim;
+    TF_RETURN_IF_ERROR(CheckKeys(*table, keys, Named("keys", i).c_str()));
+    TF_RETURN_IF_ERROR(CheckDType(*table, dtypes_[i], Named("grads", i).c_str()));
+    const int64_t num_bags = grads.dims() == 2 ? grads.dim_size(0) : 0;
+    TF_RETURN_IF_ERROR(CheckShape(grads, {num_bags, dim}, Named("grads", i).c_str()));
+    TF_RETURN_IF_ERROR(CheckShape(input(6), {num_bags, dim}, Named("outputs", i).c_str()));
+    TF_RETURN_IF_ERROR(CheckShape(input(2), keys.shape(), Named("rows", i).c_str()));
+    TF_RETURN_IF_ERROR(CheckShape(input(4), keys.shape(), Named("weights", i).c_str()));
+    TF_RETURN_IF_ERROR(MakeBags(exec, i, keys, input(3), num_bags, bags));
+    if (combiners_[i] == Combiner::kMax) {
+      TF_RETURN_IF_ERROR(CheckShape(input(5), {num_bags, dim}, Named("argmax", i).c_str()));
+    }
+    task->table = table;
+    task->keys = keys.data();
+    task->rows = Data<RowId>(input(2));
+    task->bags = bags;
+    task->weights = Data<float>(input(4));
+    task->combiner = combiners_[i];
+    task->argmax = Data<int32_t>(input(5));
+    task->pooled = input(6).data();
+    task->upstream = grads.data();
+    return Output(ctx, i, keys.shape(), &task->gradient);
+  }
+};
+
+class DedupSumOp : public DynembOp {
+ public:
+  using DynembOp::DynembOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    const tf::Tensor& keys = ctx->input(0);
+    const tf::Tensor& values = ctx->input(1);
+    if (values.dims() == 0) {
+      return absl::InvalidArgumentError(absl::StrCat("values has shape ",
+                                                     values.shape().DebugString(),
+                                                     ", expected the keys' with a width appended"));
+    }
+    const int64_t dim = values.dim_size(values.dims() - 1);
+    TF_RETURN_IF_ERROR(CheckWidth(dim, "values"));
+    TF_RETURN_IF_ERROR(CheckVectors(keys, values, dim, "values"));
+    PoolExec exec = MakeExec(ctx);
+    const int64_t n = keys.NumElements();
+    Bags bags;
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(bags.InitUniform(1, n, n));
+    BackwardTask task;
+    task.key_type = ToKeyType(keys.dtype());
+    task.keys = keys.data();
+    task.bags = &bags;
+    task.dtype = ToDType(values.dtype());
+    task.upstream = values.data();
+    task.dim = dim;
+    auto backward = scratch_.Take();
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(backward->Prepare(exec, &task, 1));
+    BackwardOutput out;
+    const auto unique = static_cast<int64_t>(backward->num_unique(0));
+    TF_RETURN_IF_ERROR(Output(ctx, 0, {unique}, &out.keys));
+    TF_RETURN_IF_ERROR(Output(ctx, 1, {unique, dim}, &out.sums));
+    backward->Write(exec, &out);
+    return absl::OkStatus();
+  }
+
+ private:
+  ScratchPool<Backward> scratch_;
+};
+
+#define REGISTER(name, kernel) \
+  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), kernel)
+REGISTER("DynembLookup", LookupOp);
+REGISTER("DynembLookupSparse", LookupSparseOp);
+REGISTER("DynembLookupSparseGrad", LookupSparseGradOp);
+REGISTER("DynembLookupSparseWeightGrad", LookupSparseWeightGradOp);
+REGISTER("DynembDedupSum", DedupSumOp);
+#undef REGISTER
+
+}  // namespace
+}  // namespace dynemb

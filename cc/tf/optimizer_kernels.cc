@@ -1,0 +1,70 @@
+// The kernel of optimizer_ops.cc: unpack, call the library, pack.
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cc/lookup/apply.h"
+#include "cc/tf/table_resource.h"
+
+namespace dynemb {
+namespace {
+
+class ApplyGradientsOp : public DynembOp {
+ public:
+  explicit ApplyGradientsOp(tf::OpKernelConstruction* ctx) : DynembOp(ctx) {
+    std::string optimizer;
+    std::vector<std::string> flags;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &n_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("optimizer", &optimizer));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("flags", &flags));
+    OP_REQUIRES_OK(ctx, ToAbsl(ParseOptimizer(optimizer, flags, &kind_, &flags_)));
+  }
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    if (ctx->num_inputs() != 4 * n_ + 1) {
+      return absl::InvalidArgumentError(absl::StrCat("every list must have ", n_, " entries"));
+    }
+    const tf::Tensor& hyper_tensor = ctx->input(4 * n_);
+    TF_RETURN_IF_ERROR(CheckShape(hyper_tensor, {kHyperSize}, "hyper"));
+    Hyper hyper;
+    memcpy(&hyper, hyper_tensor.data(), sizeof(hyper));
+
+    std::vector<TableRef> refs(n_);
+    std::vector<Table*> tables;
+    std::vector<ApplyTask> tasks(n_);
+    for (int i = 0; i < n_; ++i) {
+      TF_RETURN_IF_ERROR(GetTable(ctx, ctx->input(i), &refs[i]));
+      tables.push_back(&refs[i]->table());
+      const tf::Tensor& keys = ctx->input(n_ + i);
+      const tf::Tensor& rows = ctx->input(2 * n_ + i);
+      const tf::Tensor& grads = ctx->input(3 * n_ + i);
+      TF_RETURN_IF_ERROR(CheckKeys(*tables[i], keys, "keys"));
+      TF_RETURN_IF_ERROR(CheckShape(keys, {keys.NumElements()}, "keys"));
+      TF_RETURN_IF_ERROR(CheckVectors(keys, grads, tables[i]->options().dim, "grads"));
+      tasks[i].table = tables[i];
+      tasks[i].keys = keys.data();
+      tasks[i].gradients = Data<float>(grads);
+      tasks[i].n = static_cast<size_t>(keys.NumElements());
+      if (rows.NumElements() != 0) {
+        TF_RETURN_IF_ERROR(CheckShape(rows, keys.shape(), "rows"));
+        tasks[i].rows = Data<RowId>(rows);
+      }
+    }
+    PoolExec exec = MakeExec(ctx);
+    TableLock lock(tables, TableLock::Mode::kExclusive);
+    return ToAbsl(Apply(exec, tasks, kind_, flags_, hyper, ProcessClock().Next()));
+  }
+
+ private:
+  int n_;
+  OptimizerKind kind_;
+  OptimizerFlags flags_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("DynembApplyGradients").Device(tensorflow::DEVICE_CPU),
+                        ApplyGradientsOp);
+
+}  // namespace
+}  // namespace dynemb

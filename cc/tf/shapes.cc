@@ -1,0 +1,62 @@
+#include "cc/tf/shapes.h"
+
+namespace dynemb {
+
+DimensionHandle TableDim(InferenceContext* c, int index) {
+  const auto* carried = c->input_handle_shapes_and_types(index);
+  if (carried == nullptr || carried->empty()) return c->UnknownDim();
+  const ShapeHandle shape = (*carried)[0].shape;
+  if (!c->RankKnown(shape) || c->Rank(shape) != 2) return c->UnknownDim();
+  return c->Dim(shape, 1);
+}
+
+absl::Status HasDim(InferenceContext* c, int index, DimensionHandle dim) {
+  DimensionHandle unused;
+  return c->Merge(dim, TableDim(c, index), &unused);
+}
+
+absl::Status VectorOrEmpty(InferenceContext* c, int index, DimensionHandle size) {
+  ShapeHandle vector;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(index), 1, &vector));
+  const DimensionHandle have = c->Dim(vector, 0);
+  if (!c->ValueKnown(have) || c->Value(have) == 0) return absl::OkStatus();
+  DimensionHandle unused;
+  return c->Merge(have, size, &unused);
+}
+
+absl::Status BagsOfKeys(InferenceContext* c, int keys, int bags, DimensionHandle* num_bags) {
+  const ShapeHandle shape = c->input(bags);
+  ShapeHandle unused_shape;
+  TF_RETURN_IF_ERROR(c->WithRankAtMost(shape, 2, &unused_shape));
+  if (!c->RankKnown(shape)) return absl::OkStatus();
+  DimensionHandle unused;
+  if (c->Rank(shape) == 2) return c->Merge(c->Dim(shape, 0), c->Dim(c->input(keys), 0), &unused);
+  if (c->Rank(shape) == 0) return absl::OkStatus();
+  DimensionHandle from_splits;
+  TF_RETURN_IF_ERROR(c->Subtract(c->Dim(shape, 0), 1, &from_splits));
+  return c->Merge(*num_bags, from_splits, num_bags);
+}
+
+absl::Status Scalar(InferenceContext* c, int index) {
+  ShapeHandle unused;
+  return c->WithRank(c->input(index), 0, &unused);
+}
+
+absl::Status Scalars(InferenceContext* c, int begin, int n) {
+  for (int i = begin; i < begin + n; ++i) TF_RETURN_IF_ERROR(Scalar(c, i));
+  return absl::OkStatus();
+}
+
+absl::Status VectorsOfKeys(InferenceContext* c, int keys, int values, DimensionHandle* dim) {
+  ShapeHandle vectors;
+  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(values), 1, &vectors));
+  *dim = c->Dim(vectors, -1);
+  ShapeHandle leading;
+  TF_RETURN_IF_ERROR(c->Subshape(vectors, 0, -1, &leading));
+  ShapeHandle unused;
+  return c->Merge(c->input(keys), leading, &unused);
+}
+
+absl::Status TableAndKeys(InferenceContext* c) { return Scalar(c, 0); }
+
+}  // namespace dynemb

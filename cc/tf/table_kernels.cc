@@ -1,0 +1,405 @@
+// Kernels of table_ops.cc: unpack, call the library, pack.
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cc/lookup/backward.h"
+#include "cc/tf/table_resource.h"
+
+namespace dynemb {
+namespace {
+
+absl::Status ReadInitializer(tf::OpKernelConstruction* ctx, std::vector<ColumnInit>* columns) {
+  std::vector<std::string> kinds;
+  std::vector<float> args;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("initializers", &kinds));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("initializer_args", &args));
+  if (args.size() != 2 * kinds.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("initializer_args has ", args.size(),
+                                                   " numbers, expected two for each of ",
+                                                   kinds.size(), " initializers"));
+  }
+  columns->clear();
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    const InitKind kind = kinds[i] == "uniform"            ? InitKind::kUniform
+                          : kinds[i] == "normal"           ? InitKind::kNormal
+                          : kinds[i] == "truncated_normal" ? InitKind::kTruncatedNormal
+                                                           : InitKind::kConstant;
+    columns->push_back({kind, args[2 * i], args[2 * i + 1]});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadOptions(tf::OpKernelConstruction* ctx, TableOptions* o) {
+  tf::DataType key_dtype, dtype;
+  std::string strategy;
+  int64_t seed;
+  float max_load_factor;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("key_dtype", &key_dtype));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("dtype", &dtype));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("dim", &o->dim));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("init_capacity", &o->init_capacity));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("max_capacity", &o->max_capacity));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("max_load_factor", &max_load_factor));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("evict_strategy", &strategy));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("seed", &seed));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("stochastic_rounding", &o->stochastic_rounding));
+  TF_RETURN_IF_ERROR(ReadInitializer(ctx, &o->initializer));
+  o->key_type = ToKeyType(key_dtype);
+  o->dtype = ToDType(dtype);
+  o->seed = static_cast<uint64_t>(seed);
+  // 0.95 given as float is a little above 0.95 given as double.
+  o->max_load_factor = max_load_factor == 0.95f ? 0.95 : max_load_factor;
+  o->evict_strategy = strategy == "none" ? EvictStrategy::kNone : EvictStrategy::kLru;
+  return absl::OkStatus();
+}
+
+class TableOp : public DynembOp {
+ public:
+  explicit TableOp(tf::OpKernelConstruction* ctx) : DynembOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("container", &container_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("shared_name", &shared_name_));
+    OP_REQUIRES_OK(ctx, ReadOptions(ctx, &options_));
+    options_.name = shared_name_.empty() ? std::string(name()) : shared_name_;
+  }
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    tf::Tensor* handle = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, tf::TensorShape({}), &handle));
+    const auto make = [this](TableResource** resource) -> absl::Status {
+      std::unique_ptr<Table> table;
+      DYNEMB_RETURN_IF_LIBRARY_ERROR(Table::Create(options_, &table));
+      *resource = new TableResource(std::move(table));
+      return absl::OkStatus();
+    };
+    if (shared_name_.empty()) {
+      TableResource* resource = nullptr;
+      TF_RETURN_IF_ERROR(make(&resource));
+      handle->scalar<tf::ResourceHandle>()() =
+          tf::ResourceHandle::MakeRefCountingHandle(resource, ctx->device()->name());
+      return absl::OkStatus();
+    }
+    tf::ResourceMgr* manager = ctx->resource_manager();
+    const std::string& container =
+        container_.empty() ? manager->default_container() : container_;
+    TableResource* resource = nullptr;
+    TF_RETURN_IF_ERROR(
+        manager->LookupOrCreate<TableResource>(container, shared_name_, &resource, make));
+    const TableRef held(resource);
+    const TableOptions& have = held->table().options();
+    if (have.dim != options_.dim || have.dtype != options_.dtype ||
+        have.key_type != options_.key_type) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "table '", shared_name_, "' exists with another dim, dtype or key_dtype"));
+    }
+    handle->scalar<tf::ResourceHandle>()() =
+        tf::MakeResourceHandle<TableResource>(ctx, container, shared_name_);
+    return absl::OkStatus();
+  }
+
+ private:
+  std::string container_, shared_name_;
+  TableOptions options_;
+};
+
+// An operator on the one table that input 0 names.
+class OneTableOp : public DynembOp {
+ public:
+  using DynembOp::DynembOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx) final {
+    TableRef ref;
+    TF_RETURN_IF_ERROR(GetTable(ctx, ctx->input(0), &ref));
+    return Run(ctx, ref->table());
+  }
+  virtual absl::Status Run(tf::OpKernelContext* ctx, Table& table) = 0;
+};
+
+class AttachStateOp : public OneTableOp {
+ public:
+  explicit AttachStateOp(tf::OpKernelConstruction* ctx) : OneTableOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("optimizer", &spec_.optimizer));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("widths", &spec_.widths));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("inits", &spec_.inits));
+  }
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    PoolExec exec = MakeExec(ctx);
+    TableLock lock({&table}, TableLock::Mode::kExclusive);
+    return ToAbsl(table.AttachState(exec, spec_));
+  }
+
+ private:
+  StateSpec spec_;
+};
+
+class UpsertOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    const tf::Tensor& keys = ctx->input(1);
+    const tf::Tensor& values = ctx->input(2);
+    TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
+    TF_RETURN_IF_ERROR(CheckDType(table, values.dtype(), "values"));
+    TF_RETURN_IF_ERROR(CheckVectors(keys, values, table.options().dim, "values"));
+    PoolExec exec = MakeExec(ctx);
+    TableLock lock({&table}, TableLock::Mode::kExclusive);
+    return ToAbsl(table.Upsert(exec, keys.data(), static_cast<size_t>(keys.NumElements()),
+                               values.data(), ProcessClock().Next()));
+  }
+};
+
+class AccumulateOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    const tf::Tensor& keys = ctx->input(1);
+    const tf::Tensor& deltas = ctx->input(2);
+    TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
+    TF_RETURN_IF_ERROR(CheckVectors(keys, deltas, table.options().dim, "deltas"));
+    PoolExec exec = MakeExec(ctx);
+
+    const int64_t n = keys.NumElements();
+    Bags bags;
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(bags.InitUniform(1, n, n));
+    BackwardTask sum;
+    sum.key_type = table.options().key_type;
+    sum.keys = keys.data();
+    sum.bags = &bags;
+    sum.dtype = ToDType(deltas.dtype());
+    sum.upstream = deltas.data();
+    sum.dim = table.options().dim;
+    Backward backward;
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(backward.Prepare(exec, &sum, 1));
+    const size_t unique = backward.num_unique(0);
+    std::vector<char> unique_keys(unique * SizeOf(sum.key_type));
+    std::vector<float> sums(unique * static_cast<size_t>(sum.dim));
+    BackwardOutput out;
+    out.keys = unique_keys.data();
+    out.sums = sums.data();
+    backward.Write(exec, &out);
+
+    TableLock lock({&table}, TableLock::Mode::kExclusive);
+    return ToAbsl(
+        table.Accumulate(exec, unique_keys.data(), unique, sums.data(), ProcessClock().Next()));
+  }
+};
+
+class ReadRowsOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    const tf::Tensor& keys = ctx->input(1);
+    TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
+    const int64_t n = keys.NumElements();
+    TF_RETURN_IF_ERROR(CheckShape(keys, tf::TensorShape({n}), "keys"));
+    PoolExec exec = MakeExec(ctx);
+    TableLock lock({&table}, TableLock::Mode::kShared);
+    float* values;
+    float* state;
+    bool* found;
+    TF_RETURN_IF_ERROR(Output(ctx, 0, {n, table.options().dim}, &values));
+    TF_RETURN_IF_ERROR(Output(ctx, 1, {n, table.layout().state_width}, &state));
+    TF_RETURN_IF_ERROR(Output(ctx, 2, {n}, &found));
+    table.ReadRows(exec, keys.data(), static_cast<size_t>(n), values, state, found);
+    return absl::OkStatus();
+  }
+};
+
+class WriteRowsOp : public OneTableOp {
+ public:
+  explicit WriteRowsOp(tf::OpKernelConstruction* ctx) : OneTableOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("insert", &insert_));
+  }
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    const tf::Tensor& keys = ctx->input(1);
+    const int64_t n = keys.NumElements();
+    TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
+    TF_RETURN_IF_ERROR(CheckShape(keys, tf::TensorShape({n}), "keys"));
+    TF_RETURN_IF_ERROR(CheckVectors(keys, ctx->input(2), table.options().dim, "values"));
+    PoolExec exec = MakeExec(ctx);
+    TableLock lock({&table}, TableLock::Mode::kExclusive);
+    TF_RETURN_IF_ERROR(CheckShape(ctx->input(3), {n, table.layout().state_width}, "state"));
+    return ToAbsl(table.WriteRows(exec, keys.data(), static_cast<size_t>(n),
+                                  Data<float>(ctx->input(2)), Data<float>(ctx->input(3)), insert_,
+                                  ProcessClock().Next()));
+  }
+
+ private:
+  bool insert_;
+};
+
+class EraseOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    const tf::Tensor& keys = ctx->input(1);
+    TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
+    int64_t* erased;
+    TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &erased));
+    PoolExec exec = MakeExec(ctx);
+    TableLock lock({&table}, TableLock::Mode::kExclusive);
+    *erased = static_cast<int64_t>(
+        table.Erase(exec, keys.data(), static_cast<size_t>(keys.NumElements())));
+    return absl::OkStatus();
+  }
+};
+
+class ContainsOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    const tf::Tensor& keys = ctx->input(1);
+    TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
+    bool* found;
+    TF_RETURN_IF_ERROR(Output(ctx, 0, keys.shape(), &found));
+    PoolExec exec = MakeExec(ctx);
+    TableLock lock({&table}, TableLock::Mode::kShared);
+    table.Contains(exec, keys.data(), static_cast<size_t>(keys.NumElements()), found);
+    return absl::OkStatus();
+  }
+};
+
+class SizeOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    int64_t* size;
+    TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &size));
+    TableLock lock({&table}, TableLock::Mode::kShared);
+    *size = static_cast<int64_t>(table.size());
+    return absl::OkStatus();
+  }
+};
+
+class ClearOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext*, Table& table) override {
+    TableLock lock({&table}, TableLock::Mode::kExclusive);
+    return ToAbsl(table.Clear());
+  }
+};
+
+class ExportOp : public OneTableOp {
+ public:
+  explicit ExportOp(tf::OpKernelConstruction* ctx) : OneTableOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("key_type", &key_type_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &dtype_));
+  }
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    const char* const names[] = {"handle", "cursor", "limit", "since"};
+    for (int i = 1; i < 4; ++i) TF_RETURN_IF_ERROR(CheckScalar(ctx->input(i), names[i]));
+    const int64_t cursor = ctx->input(1).scalar<int64_t>()();
+    const int64_t limit = ctx->input(2).scalar<int64_t>()();
+    const int64_t since = ctx->input(3).scalar<int64_t>()();
+    if (cursor < 0) return absl::InvalidArgumentError(absl::StrCat("cursor=", cursor, " is negative"));
+    if (limit <= 0) return absl::InvalidArgumentError(absl::StrCat("limit=", limit, " is not positive"));
+    if (ToTf(table.options().key_type) != key_type_) {
+      return absl::InvalidArgumentError("key_type is not that of the table");
+    }
+    TF_RETURN_IF_ERROR(CheckDType(table, dtype_, "dtype"));
+
+    PoolExec exec = MakeExec(ctx);
+    TableLock lock({&table}, TableLock::Mode::kShared);
+    const ExportPlan plan =
+        table.PlanExport(static_cast<uint64_t>(cursor), static_cast<uint64_t>(limit),
+                         since < 0 ? 0 : static_cast<Tick>(since));
+    const auto n = static_cast<int64_t>(plan.rows.size());
+    void *keys, *values;
+    float* state;
+    int64_t *updates, *next;
+    TF_RETURN_IF_ERROR(Output(ctx, 0, {n}, &keys));
+    TF_RETURN_IF_ERROR(Output(ctx, 1, {n, table.options().dim}, &values));
+    TF_RETURN_IF_ERROR(Output(ctx, 2, {n, table.layout().state_width}, &state));
+    TF_RETURN_IF_ERROR(Output(ctx, 3, {n}, &updates));
+    TF_RETURN_IF_ERROR(Output(ctx, 4, {}, &next));
+    table.Export(exec, plan, keys, values, state, updates);
+    *next = plan.next_cursor;
+    return absl::OkStatus();
+  }
+
+ private:
+  tf::DataType key_type_, dtype_;
+};
+
+class StatsOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    TableStats s;
+    {
+      TableLock lock({&table}, TableLock::Mode::kShared);
+      s = table.stats();
+    }
+    const std::pair<const char*, uint64_t> entries[] = {
+        {"size", s.size},
+        {"slots", s.slots},
+        {"index_bytes", s.index_bytes},
+        {"row_bytes", s.row_bytes},
+        {"metadata_bytes", s.metadata_bytes},
+        {"hits", s.hits},
+        {"misses", s.misses},
+        {"inserts", s.inserts},
+        {"evictions", s.evictions},
+        {"erased", s.erased},
+        {"refused", s.refused},
+        {"dropped_gradients", s.dropped_gradients},
+        {"nonfinite_gradients", s.nonfinite_gradients},
+    };
+    const auto n = static_cast<int64_t>(std::size(entries));
+    tf::tstring* names;
+    int64_t* values;
+    TF_RETURN_IF_ERROR(Output(ctx, 0, {n}, &names));
+    TF_RETURN_IF_ERROR(Output(ctx, 1, {n}, &values));
+    for (int64_t i = 0; i < n; ++i) {
+      names[i] = entries[i].first;
+      values[i] = static_cast<int64_t>(entries[i].second);
+    }
+    return absl::OkStatus();
+  }
+};
+
+#define REGISTER(name, kernel) \
+  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), kernel)
+REGISTER("DynembTable", TableOp);
+REGISTER("DynembAttachState", AttachStateOp);
+REGISTER("DynembUpsert", UpsertOp);
+REGISTER("DynembAccumulate", AccumulateOp);
+REGISTER("DynembReadRows", ReadRowsOp);
+REGISTER("DynembWriteRows", WriteRowsOp);
+REGISTER("DynembErase", EraseOp);
+REGISTER("DynembContains", ContainsOp);
+REGISTER("DynembSize", SizeOp);
+REGISTER("DynembClear", ClearOp);
+REGISTER("DynembExport", ExportOp);
+REGISTER("DynembStats", StatsOp);
+#undef REGISTER
+
+}  // namespace
+}  // namespace dynemb

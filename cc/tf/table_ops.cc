@@ -1,0 +1,194 @@
+// Operators on one table: make it, read it, write it. docs/design.md, "Operators", is the contract.
+#include <string>
+
+#include "cc/tf/shapes.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+
+namespace dynemb {
+namespace {
+
+using tf::shape_inference::ShapeAndType;
+
+REGISTER_OP("DynembTable")
+    .Output("handle: resource")
+    .Attr("container: string = ''")
+    .Attr("shared_name: string = ''")
+    .Attr("key_dtype: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16}")
+    .Attr("dim: int")
+    .Attr("init_capacity: int = 1024")
+    .Attr("max_capacity: int = 0")
+    .Attr("max_load_factor: float = 0.85")
+    .Attr("evict_strategy: {'lru', 'none'} = 'lru'")
+    .Attr("seed: int = 0")
+    .Attr("stochastic_rounding: bool = true")
+    .Attr("initializers: list({'constant', 'uniform', 'normal', 'truncated_normal'}) >= 1")
+    .Attr("initializer_args: list(float) >= 2")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      int64_t dim;
+      tf::DataType dtype;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      TF_RETURN_IF_ERROR(c->GetAttr("dtype", &dtype));
+      if (dim <= 0) {
+        return absl::InvalidArgumentError("dim=" + std::to_string(dim) + ": must be positive");
+      }
+      c->set_output_handle_shapes_and_types(
+          0, std::vector<ShapeAndType>{{c->Matrix(c->UnknownDim(), dim), dtype}});
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("DynembAttachState")
+    .Input("handle: resource")
+    .Attr("optimizer: string")
+    .Attr("widths: list(int)")
+    .Attr("inits: list(float)")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return Scalar(c, 0); });
+
+REGISTER_OP("DynembUpsert")
+    .Input("handle: resource")
+    .Input("keys: key_type")
+    .Input("values: dtype")
+    .Attr("key_type: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16}")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      DimensionHandle dim;
+      TF_RETURN_IF_ERROR(Scalar(c, 0));
+      TF_RETURN_IF_ERROR(VectorsOfKeys(c, 1, 2, &dim));
+      return c->Merge(dim, TableDim(c, 0), &dim);
+    });
+
+REGISTER_OP("DynembAccumulate")
+    .Input("handle: resource")
+    .Input("keys: key_type")
+    .Input("deltas: dtype")
+    .Attr("key_type: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16}")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      DimensionHandle dim;
+      TF_RETURN_IF_ERROR(Scalar(c, 0));
+      TF_RETURN_IF_ERROR(VectorsOfKeys(c, 1, 2, &dim));
+      return c->Merge(dim, TableDim(c, 0), &dim);
+    });
+
+REGISTER_OP("DynembReadRows")
+    .Input("handle: resource")
+    .Input("keys: key_type")
+    .Output("values: float")
+    .Output("state: float")
+    .Output("found: bool")
+    .Attr("key_type: {int64, int32, uint64}")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle keys;
+      TF_RETURN_IF_ERROR(Scalar(c, 0));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &keys));
+      const DimensionHandle n = c->Dim(keys, 0);
+      c->set_output(0, c->Matrix(n, TableDim(c, 0)));
+      c->set_output(1, c->Matrix(n, c->UnknownDim()));
+      c->set_output(2, keys);
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("DynembWriteRows")
+    .Input("handle: resource")
+    .Input("keys: key_type")
+    .Input("values: float")
+    .Input("state: float")
+    .Attr("key_type: {int64, int32, uint64}")
+    .Attr("insert: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle keys, matrix;
+      DimensionHandle dim, n;
+      TF_RETURN_IF_ERROR(Scalar(c, 0));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &keys));
+      TF_RETURN_IF_ERROR(VectorsOfKeys(c, 1, 2, &dim));
+      TF_RETURN_IF_ERROR(c->Merge(dim, TableDim(c, 0), &dim));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 2, &matrix));
+      return c->Merge(c->Dim(matrix, 0), c->Dim(keys, 0), &n);
+    });
+
+REGISTER_OP("DynembErase")
+    .Input("handle: resource")
+    .Input("keys: key_type")
+    .Output("erased: int64")
+    .Attr("key_type: {int64, int32, uint64}")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(TableAndKeys(c));
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("DynembContains")
+    .Input("handle: resource")
+    .Input("keys: key_type")
+    .Output("found: bool")
+    .Attr("key_type: {int64, int32, uint64}")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(TableAndKeys(c));
+      c->set_output(0, c->input(1));
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("DynembSize")
+    .Input("handle: resource")
+    .Output("size: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(Scalar(c, 0));
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("DynembClear")
+    .Input("handle: resource")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return Scalar(c, 0); });
+
+REGISTER_OP("DynembExport")
+    .Input("handle: resource")
+    .Input("cursor: int64")
+    .Input("limit: int64")
+    .Input("since: int64")
+    .Output("keys: key_type")
+    .Output("values: dtype")
+    .Output("state: float")
+    .Output("updates: int64")
+    .Output("next_cursor: int64")
+    .Attr("key_type: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16}")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(Scalars(c, 0, 4));
+      const DimensionHandle n = c->UnknownDim();
+      c->set_output(0, c->Vector(n));
+      c->set_output(1, c->Matrix(n, TableDim(c, 0)));
+      c->set_output(2, c->Matrix(n, c->UnknownDim()));
+      c->set_output(3, c->Vector(n));
+      c->set_output(4, c->Scalar());
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("DynembStats")
+    .Input("handle: resource")
+    .Output("names: string")
+    .Output("values: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(Scalar(c, 0));
+      const DimensionHandle n = c->UnknownDim();
+      c->set_output(0, c->Vector(n));
+      c->set_output(1, c->Vector(n));
+      return absl::OkStatus();
+    });
+
+}  // namespace
+}  // namespace dynemb

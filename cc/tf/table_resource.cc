@@ -1,0 +1,140 @@
+#include "cc/tf/table_resource.h"
+
+#include <algorithm>
+#include <exception>
+#include <functional>
+#include <new>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "tensorflow/core/lib/core/threadpool.h"
+
+namespace dynemb {
+
+std::string TableResource::DebugString() const {
+  return absl::StrCat("dynamic embedding table '", table_->options().name, "', dim ",
+                      table_->options().dim);
+}
+
+int64_t TableResource::MemoryUsed() const {
+  TableLock lock({table_.get()}, TableLock::Mode::kShared);
+  const TableStats stats = table_->stats();
+  return static_cast<int64_t>(stats.index_bytes + stats.row_bytes);
+}
+
+Clock& ProcessClock() {
+  static Clock* const clock = new Clock;  // lives as long as any table may
+  return *clock;
+}
+
+absl::Status ToAbsl(const Status& status) {
+  switch (status.code()) {
+    case Code::kOk:
+      return absl::OkStatus();
+    case Code::kInvalidArgument:
+      return absl::InvalidArgumentError(status.message());
+    case Code::kResourceExhausted:
+      return absl::ResourceExhaustedError(status.message());
+    case Code::kFailedPrecondition:
+      return absl::FailedPreconditionError(status.message());
+    case Code::kInternal:
+      break;
+  }
+  return absl::InternalError(status.message());
+}
+
+KeyType ToKeyType(tf::DataType dtype) {
+  return dtype == tf::DT_INT32    ? KeyType::kInt32
+         : dtype == tf::DT_UINT64 ? KeyType::kUint64
+                                  : KeyType::kInt64;
+}
+DType ToDType(tf::DataType dtype) {
+  return dtype == tf::DT_HALF       ? DType::kFloat16
+         : dtype == tf::DT_BFLOAT16 ? DType::kBfloat16
+                                    : DType::kFloat32;
+}
+tf::DataType ToTf(KeyType type) {
+  return type == KeyType::kInt32    ? tf::DT_INT32
+         : type == KeyType::kUint64 ? tf::DT_UINT64
+                                    : tf::DT_INT64;
+}
+tf::DataType ToTf(DType type) {
+  return type == DType::kFloat16    ? tf::DT_HALF
+         : type == DType::kBfloat16 ? tf::DT_BFLOAT16
+                                    : tf::DT_FLOAT;
+}
+
+void DynembOp::Compute(tf::OpKernelContext* ctx) {
+  try {
+    OP_REQUIRES_OK(ctx, Run(ctx));
+  } catch (const std::bad_alloc&) {
+    ctx->SetStatus(absl::ResourceExhaustedError(absl::StrCat(name(), ": out of memory")));
+  } catch (const std::exception& e) {
+    ctx->SetStatus(absl::InternalError(absl::StrCat(name(), ": ", e.what())));
+  }
+}
+
+PoolExec MakeExec(tf::OpKernelContext* ctx) {
+  const auto* workers = ctx->device()->tensorflow_cpu_worker_threads();
+  const auto helpers = static_cast<size_t>(std::max(0, workers->num_threads - 1));
+  return PoolExec(
+      [pool = workers->workers](std::function<void()> fn) { pool->Schedule(std::move(fn)); },
+      helpers);
+}
+
+absl::Status GetTable(tf::OpKernelContext* ctx, const tf::Tensor& handle, TableRef* table) {
+  TF_RETURN_IF_ERROR(CheckScalar(handle, "handle"));
+  return tf::LookupResource(ctx, handle.scalar<tf::ResourceHandle>()(), table);
+}
+
+absl::Status CheckKeys(const Table& table, const tf::Tensor& keys, const char* name) {
+  const tf::DataType want = ToTf(table.options().key_type);
+  if (keys.dtype() == want) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      name, " has dtype ", tf::DataTypeString(keys.dtype()), ", but the keys of table '",
+      table.options().name, "' are ", tf::DataTypeString(want)));
+}
+
+absl::Status CheckVectors(const tf::Tensor& keys, const tf::Tensor& values, int64_t dim,
+                          const char* name) {
+  tf::TensorShape shape = keys.shape();
+  TF_RETURN_IF_ERROR(shape.AddDimWithStatus(dim));
+  return CheckShape(values, shape, name);
+}
+
+absl::Status CheckDType(const Table& table, tf::DataType dtype, const char* name) {
+  const tf::DataType want = ToTf(table.options().dtype);
+  if (dtype == want) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " has dtype ", tf::DataTypeString(dtype), ", but the vectors of table '",
+                   table.options().name, "' are ", tf::DataTypeString(want)));
+}
+
+absl::Status CheckShape(const tf::Tensor& tensor, const tf::TensorShape& shape, const char* name) {
+  if (tensor.shape() == shape) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, " has shape ",
+                                                 tensor.shape().DebugString(), ", expected ",
+                                                 shape.DebugString()));
+}
+
+absl::Status CheckShape(const tf::Tensor& tensor, std::initializer_list<int64_t> dims,
+                        const char* name) {
+  const auto have = tensor.shape().dim_sizes();
+  if (std::equal(have.begin(), have.end(), dims.begin(), dims.end())) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, " has shape ",
+                                                 tensor.shape().DebugString(), ", expected [",
+                                                 absl::StrJoin(dims, ","), "]"));
+}
+
+absl::Status CheckScalar(const tf::Tensor& tensor, const char* name) {
+  return CheckShape(tensor, tf::TensorShape(), name);
+}
+
+absl::Status CheckWidth(int64_t width, const char* name) {
+  if (width >= 1 && width <= int64_t{1} << 20) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " has vectors of width ", width, ", expected 1 to 2^20"));
+}
+
+}  // namespace dynemb

@@ -1,0 +1,237 @@
+"""Trains a click-model-like classifier on the Adult data with a hash-table embedding.
+
+The model is plain Keras. With `--embedding dynamic` its embedding is `de.layers.Embedding`, which
+takes the 64-bit ids as they are; with `--embedding keras` it is `keras.layers.Embedding`, which
+needs a vocabulary. Everything else is the same, so the two can be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import adult
+import keras
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+from network import DIM, INITIAL_STDDEV, probability_of
+
+import tf_dynemb as de
+
+
+class DynamicTable:
+    """The embedding as a hash table: any id is welcome, the table grows."""
+
+    def __init__(self, seed: int) -> None:
+        initializer = keras.initializers.RandomNormal(stddev=INITIAL_STDDEV, seed=seed)
+        self.layer = de.layers.Embedding(DIM, initializer=initializer, name="embedding")
+
+    def optimizer(self, learning_rate: float) -> Any:
+        """Adam for the rows of the table and for the dense weights."""
+        return de.OptimizerWrapper(keras.optimizers.Adam(learning_rate))
+
+    def inputs(self, ids: adult.Ids) -> adult.Ids:
+        """What the model is fed with: the ids themselves."""
+        return ids
+
+    def export(self) -> tuple[npt.NDArray, npt.NDArray]:
+        """Keys of shape (rows,) and vectors of shape (rows, DIM)."""
+        keys, vectors = de.export(self.layer.table)
+        return keys.numpy(), vectors.numpy()
+
+    def statistics(self) -> dict[str, Any]:
+        """What the table says of itself."""
+        return dict(self.layer.table.stats())
+
+
+class FixedTable:
+    """The baseline: a table of fixed size, whose rows are numbered by the training vocabulary."""
+
+    def __init__(self, seed: int, vocabulary: adult.Ids) -> None:
+        self._vocabulary = vocabulary
+        initializer = keras.initializers.RandomNormal(stddev=INITIAL_STDDEV, seed=seed)
+        self.layer = keras.layers.Embedding(
+            len(vocabulary) + 1, DIM, embeddings_initializer=initializer, name="embedding"
+        )
+
+    def optimizer(self, learning_rate: float) -> Any:
+        """Adam for all weights."""
+        return keras.optimizers.Adam(learning_rate)
+
+    def inputs(self, ids: adult.Ids) -> adult.Ids:
+        """What the model is fed with: row numbers."""
+        return adult.row_numbers(ids, self._vocabulary)
+
+    def export(self) -> tuple[npt.NDArray, npt.NDArray]:
+        """Keys of shape (rows,) and vectors of shape (rows, DIM)."""
+        return self._vocabulary, self.layer.get_weights()[0][1:]
+
+    def statistics(self) -> dict[str, Any]:
+        """The size of the table."""
+        return {"rows": len(self._vocabulary) + 1}
+
+
+class TrainingClock(keras.callbacks.Callback):
+    """Measures training rows per second, without validation and without the first epoch."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self._rows = rows
+        self._began = 0.0
+        self._seconds: list[float] = []
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Starts the clock."""
+        self._began = time.perf_counter()
+
+    def on_test_begin(self, logs: dict | None = None) -> None:
+        """Stops it: what follows is validation."""
+        self._seconds.append(time.perf_counter() - self._began)
+
+    def rows_per_second(self) -> float:
+        """Of the median epoch; the first one, which traces the graph, counts only if alone."""
+        return self._rows / float(np.median(self._seconds[1:] or self._seconds))
+
+
+def build_model(embedding: keras.layers.Layer, fields: int) -> keras.Model:
+    """Ids of shape (batch, fields) -> probability of shape (batch, 1)."""
+    ids = keras.Input((fields,), dtype="int64", name="ids")
+    return keras.Model(ids, probability_of(embedding(ids)))
+
+
+def train(
+    model: keras.Model,
+    table: DynamicTable | FixedTable,
+    data: adult.Adult,
+    options: argparse.Namespace,
+) -> tuple[dict[str, list[float]], TrainingClock]:
+    """Trains until the validation AUC stops rising; leaves the best epoch's weights in the model.
+
+    Returns:
+        The history of each metric by epoch, and the clock that watched the training.
+    """
+    best = options.output_dir / "best.weights.h5"
+    clock = TrainingClock(len(data.train))
+    callbacks = [
+        clock,
+        keras.callbacks.EarlyStopping("val_auc", mode="max", patience=options.patience),
+        keras.callbacks.ModelCheckpoint(
+            best, "val_auc", mode="max", save_best_only=True, save_weights_only=True
+        ),
+    ]
+    model.compile(
+        optimizer=table.optimizer(options.learning_rate),
+        loss="binary_crossentropy",
+        metrics=[keras.metrics.AUC(name="auc")],
+    )
+    history = model.fit(
+        table.inputs(data.train.ids),
+        data.train.labels,
+        batch_size=options.batch_size,
+        epochs=options.epochs,
+        validation_data=(table.inputs(data.validation.ids), data.validation.labels),
+        validation_batch_size=4096,
+        callbacks=callbacks,
+        verbose=0 if options.quiet else 1,
+    )
+    model.load_weights(best)
+    return history.history, clock
+
+
+def plot_history(history: dict[str, list[float]], path: Path) -> None:
+    """Writes a PNG with the loss and the AUC by epoch."""
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    epochs = np.arange(1, len(history["loss"]) + 1)
+    best = 1 + int(np.argmax(history["val_auc"]))
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
+    for axis, metric, label in zip(axes, ("loss", "auc"), ("logloss", "AUC"), strict=True):
+        axis.plot(epochs, history[metric], marker=".", label="training")
+        axis.plot(epochs, history[f"val_{metric}"], marker=".", label="validation")
+        axis.axvline(best, color="grey", linewidth=0.8, linestyle="--", label="best epoch")
+        axis.set(xlabel="epoch", ylabel=label)
+    axes[0].legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def read_vector(path: Path, key: int) -> npt.NDArray:
+    """Reads one vector of an exported table: needs numpy and nothing else."""
+    with np.load(path) as table:
+        return table["vectors"][table["keys"] == key][0]
+
+
+def run(options: argparse.Namespace) -> dict[str, float]:
+    """Trains, scores and exports; returns what it measured."""
+    options.output_dir.mkdir(parents=True, exist_ok=True)
+    keras.utils.set_random_seed(options.seed)
+    data = adult.load(options.data, options.seed)
+    table: DynamicTable | FixedTable
+    if options.embedding == "dynamic":
+        table = DynamicTable(options.seed)
+    else:
+        table = FixedTable(options.seed, adult.vocabulary_of(data.train.ids))
+    model = build_model(table.layer, len(data.fields))
+
+    began = time.perf_counter()
+    history, clock = train(model, table, data, options)
+    seconds = time.perf_counter() - began
+
+    probabilities = model.predict(table.inputs(data.test.ids), batch_size=4096, verbose=0)[:, 0]
+    measured = adult.score(data.test.labels, probabilities)
+    print()
+    print("\n".join(adult.report(measured, f"this run ({options.embedding})")))
+
+    epochs = len(history["loss"])
+    measured |= {"rows_per_second": clock.rows_per_second(), "seconds": seconds, "epochs": epochs}
+    print(f"\ntrained {epochs} epochs in {seconds:.1f} s, {clock.rows_per_second():,.0f} rows/s")
+    print("table:")
+    for name, value in table.statistics().items():
+        print(f"  {name:24}{value}")
+
+    keys, vectors = table.export()
+    exported = options.output_dir / "embedding.npz"
+    np.savez(exported, keys=keys, vectors=vectors)
+    key = adult.category_id(data.fields, "education", "Bachelors")
+    vector = read_vector(exported, key)
+    print(f"\n{exported}: {len(keys)} keys and vectors")
+    print(f"education = Bachelors, key {key}:\n  {np.array2string(vector, precision=4)}")
+
+    curve = options.output_dir / "training.png"
+    plot_history(history, curve)
+    metrics = options.output_dir / "metrics.json"
+    metrics.write_text(json.dumps({"seed": options.seed, **measured}, indent=2) + "\n")
+    print(f"training curve: {curve}\nfigures: {metrics}")
+    return measured
+
+
+def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add = parser.add_argument
+    add("--embedding", choices=("dynamic", "keras"), default="dynamic", help="which layer")
+    add("--seed", type=int, default=0, help="fixes the split, the initial weights and the order")
+    add("--epochs", type=int, default=50, help="at most this many passes over the training rows")
+    add("--patience", type=int, default=4, help="stop after so many epochs without a better AUC")
+    add("--batch-size", type=int, default=256, help="rows in a training step")
+    add("--learning-rate", type=float, default=1e-3, help="of Adam")
+    add("--data", type=Path, default=adult.DEFAULT_PATH, help="the Adult data, a Parquet file")
+    add(
+        "--output-dir",
+        type=Path,
+        default=Path("outputs/quickstart"),
+        help="folder for the best weights, the curve, the exported table and the figures",
+    )
+    add("--quiet", action="store_true", help="no progress bar")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    run(parse_options())

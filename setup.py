@@ -1,0 +1,67 @@
+"""Builds the operator library with Bazel into the package; pyproject.toml says the rest."""
+
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+import sys
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import SetupError
+
+ROOT = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "bazel"))
+
+import find_tensorflow  # noqa: E402  (in bazel/, which the repository rule runs it from)
+
+NO_BAZEL = """tf_dynemb is built with Bazel 4.2.3, and there is no `bazel` on PATH. Install it with
+  apt-get install bazel-bootstrap       (Debian 12), or
+  npm install -g @bazel/bazelisk        (anywhere; fetches the version in .bazelversion),
+or let tools/setup.sh do the whole set-up."""
+
+
+class BazelBuild(build_ext):
+    """Runs `bazel build` in place of a C compiler."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """The library is no Python module, so its name carries no Python version."""
+        return fullname.replace(".", "/") + ".so"
+
+    def build_extension(self, ext: Extension) -> None:
+        bazel = shutil.which("bazel") or shutil.which("bazelisk")
+        if bazel is None:
+            raise SetupError(NO_BAZEL)
+        try:
+            flags = find_tensorflow.bazel_flags()
+        except find_tensorflow.TensorFlowError as error:
+            raise SetupError(str(error)) from None
+        flags += shlex.split(os.environ.get("DYNEMB_BAZEL_FLAGS", ""))
+        command = [bazel, "build", *flags, "//cc/tf:_dynemb_ops.so"]
+        if subprocess.run(command, cwd=ROOT).returncode:
+            raise SetupError(
+                f"`{shlex.join(command)}` failed; see above. If it only was warnings of a compiler "
+                "newer than ours, set DYNEMB_BAZEL_FLAGS=--config=no-werror."
+            )
+        built = ROOT / "bazel-bin" / "cc" / "tf" / "_dynemb_ops.so"
+        target = pathlib.Path(self.get_ext_fullpath(ext.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Replaced, not overwritten: a process that has the old library loaded keeps it.
+        partial = target.with_suffix(".partial")
+        shutil.copyfile(built, partial)
+        partial.replace(target)
+
+
+class PlatformWheel(bdist_wheel):
+    """One wheel for every Python 3: the library does not use Python's C interface."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    ext_modules=[Extension("tf_dynemb._dynemb_ops", sources=[])],
+    cmdclass={"build_ext": BazelBuild, "bdist_wheel": PlatformWheel},
+)

@@ -1,0 +1,160 @@
+#include "cc/table/bucket_ops.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "cc/table/lanes.h"
+
+namespace dynemb {
+namespace {
+
+// One segment and rows that are nothing but their keys.
+class BucketOps : public ::testing::Test {
+ protected:
+  BucketOps() : segment_(kBucketsPerSegment), keys_(1000) {
+    for (Bucket& bucket : segment_) ClearBucket(&bucket);
+    view_ = {segment_.data(), &zero_, 0, reinterpret_cast<char*>(keys_.data()), sizeof(uint64_t)};
+  }
+  // The `n`th key with this home bucket (and any digest).
+  uint64_t KeyAtHome(uint32_t home, uint32_t n) {
+    for (uint64_t key = 0;; ++key) {
+      if (MakeProbe(MixKey(key)).home == home && n-- == 0) return key;
+    }
+  }
+  static Probe ProbeOf(uint64_t key) { return MakeProbe(MixKey(key)); }
+  SlotRef Put(uint64_t key, RowId row, Stamp now) {
+    keys_[row] = key;
+    return Claim(lane_, segment_.data(), ProbeOf(key), row, now);
+  }
+  SlotRef Get(uint64_t key) { return Find(lane_, view_, segment_.data(), ProbeOf(key), key); }
+  bool Remove(uint64_t key) {
+    return Erase(lane_, segment_.data(), ProbeOf(key), Get(key));
+  }
+  uint32_t Overflow(uint32_t bucket) const { return segment_[bucket % kBucketsPerSegment].overflow; }
+
+  const uint32_t zero_ = 0;
+  std::vector<Bucket> segment_;
+  std::vector<uint64_t> keys_;
+  TableView<uint64_t> view_;
+  OneLane lane_;
+};
+
+TEST_F(BucketOps, ClaimFillsHomeThenTheNext) {
+  for (uint32_t i = 0; i < 16; ++i) {
+    const SlotRef at = Put(KeyAtHome(62, i), i, 5);
+    EXPECT_EQ(at.bucket, &segment_[(62 + i / 7) % 64]);
+    EXPECT_EQ(at.row, i);
+    EXPECT_EQ(at.bucket->access[at.slot], 5u);
+  }
+  EXPECT_EQ(Overflow(62), 9u);  // 7 in the next bucket and 2 in the one after, cyclic
+  EXPECT_EQ(Overflow(63), 2u);
+  EXPECT_EQ(Overflow(0), 0u);
+  for (uint32_t i = 0; i < 16; ++i) EXPECT_EQ(Get(KeyAtHome(62, i)).row, i);
+  EXPECT_EQ(Get(KeyAtHome(62, 16)).bucket, nullptr);
+}
+
+TEST_F(BucketOps, EraseUncountsThePath) {
+  for (uint32_t i = 0; i < 16; ++i) Put(KeyAtHome(62, i), i, 1);
+  EXPECT_TRUE(Remove(KeyAtHome(62, 15)));
+  EXPECT_EQ(Overflow(62), 8u);
+  EXPECT_EQ(Overflow(63), 1u);
+  EXPECT_TRUE(Remove(KeyAtHome(62, 0)));  // at home: passed nothing
+  EXPECT_EQ(Overflow(62), 8u);
+  for (uint32_t i = 1; i < 15; ++i) EXPECT_EQ(Get(KeyAtHome(62, i)).row, i);
+  // The hole at home is used next, and not counted.
+  EXPECT_EQ(Put(KeyAtHome(62, 16), 16, 1).bucket, &segment_[62]);
+  EXPECT_EQ(Overflow(62), 8u);
+}
+
+TEST_F(BucketOps, EraseTwiceIsRefused) {
+  Put(KeyAtHome(3, 0), 0, 1);
+  const SlotRef at = Get(KeyAtHome(3, 0));
+  const Probe probe = ProbeOf(KeyAtHome(3, 0));
+  EXPECT_TRUE(Erase(lane_, segment_.data(), probe, at));
+  EXPECT_FALSE(Erase(lane_, segment_.data(), probe, at));
+  EXPECT_EQ(segment_[3].digest[at.slot], 0);
+  EXPECT_EQ(segment_[3].row[at.slot], kNoRow);
+}
+
+TEST_F(BucketOps, OverflowSaturatesAndSticks) {
+  // 300 keys of one home: 293 pass it.
+  for (uint32_t i = 0; i < 300; ++i) Put(KeyAtHome(10, i), i, 1);
+  EXPECT_EQ(Overflow(10), 255u);
+  EXPECT_EQ(Overflow(11), 255u);
+  EXPECT_EQ(Overflow(16), 300u - 49u);
+  for (uint32_t i = 0; i < 300; ++i) ASSERT_EQ(Get(KeyAtHome(10, i)).row, i);
+  for (uint32_t i = 299; i >= 1; --i) ASSERT_TRUE(Remove(KeyAtHome(10, i)));
+  EXPECT_EQ(Overflow(10), 255u);  // sticky
+  EXPECT_EQ(Overflow(16), 0u);
+  EXPECT_EQ(Get(KeyAtHome(10, 0)).row, 0u);
+}
+
+TEST_F(BucketOps, FullSegmentRefusesAClaim) {
+  uint32_t n = 0;
+  for (uint64_t key = 0; n < kSlotsPerSegment; ++key) {
+    ASSERT_NE(Put(key, n++, 1).bucket, nullptr);
+  }
+  EXPECT_EQ(Put(12345678, 999, 1).bucket, nullptr);
+  for (uint64_t key = 0; key < kSlotsPerSegment; ++key) ASSERT_EQ(Get(key).row, key);
+  EXPECT_EQ(Get(12345678).bucket, nullptr);  // a full circle ends
+}
+
+TEST_F(BucketOps, EvictTakesTheOldestNearby) {
+  for (uint32_t i = 0; i < 7; ++i) Put(KeyAtHome(20, i), i, 10 + (i + 4) % 7);  // oldest: i = 3
+  const uint64_t fresh = KeyAtHome(20, 7);
+  const SlotRef at = Evict(lane_, view_, segment_.data(), ProbeOf(fresh), 100);
+  ASSERT_NE(at.bucket, nullptr);
+  EXPECT_EQ(at.row, 3u);
+  EXPECT_EQ(at.bucket->access[at.slot], 100u);
+  EXPECT_EQ(at.bucket->digest[at.slot], ProbeOf(fresh).digest);
+  keys_[3] = fresh;
+  EXPECT_EQ(Get(fresh).row, 3u);
+}
+
+TEST_F(BucketOps, EvictMovesTheCounts) {
+  // 8 keys of home 30, the last in bucket 31 and the oldest; a new key of home 29 takes its slot.
+  for (uint32_t i = 0; i < 8; ++i) Put(KeyAtHome(30, i), i, i == 7 ? 1 : 50);
+  EXPECT_EQ(Overflow(30), 1u);
+  const uint64_t fresh = KeyAtHome(29, 0);
+  const SlotRef at = Evict(lane_, view_, segment_.data(), ProbeOf(fresh), 60);
+  ASSERT_EQ(at.row, 7u);
+  keys_[7] = fresh;
+  EXPECT_EQ(Overflow(29), 1u);
+  EXPECT_EQ(Overflow(30), 1u);  // one less for the old key, one more for the new
+  EXPECT_EQ(Overflow(31), 0u);
+  EXPECT_EQ(Get(fresh).row, 7u);
+}
+
+TEST_F(BucketOps, EvictSparesWhatIsFresh) {
+  for (uint32_t i = 0; i < 5; ++i) Put(KeyAtHome(40, i), i, 100);
+  EXPECT_EQ(Evict(lane_, view_, segment_.data(), ProbeOf(KeyAtHome(40, 9)), 100).bucket, nullptr);
+  EXPECT_EQ(Evict(lane_, view_, segment_.data(), ProbeOf(KeyAtHome(40, 9)), 99).bucket, nullptr);
+  // One old key far away on the path is found in the end.
+  Put(KeyAtHome(39, 0), 7, 99);
+  EXPECT_EQ(Evict(lane_, view_, segment_.data(), ProbeOf(KeyAtHome(40, 9)), 100).row, 7u);
+  EXPECT_EQ(Evict(lane_, view_, segment_.data(), ProbeOf(KeyAtHome(40, 9)), 100).bucket, nullptr);
+}
+
+TEST_F(BucketOps, EvictFromAnEmptySegment) {
+  EXPECT_EQ(Evict(lane_, view_, segment_.data(), ProbeOf(1), 100).bucket, nullptr);
+}
+
+TEST_F(BucketOps, MatchSeesEverySlotAndOnlySlots) {
+  alignas(64) Bucket bucket;
+  ClearBucket(&bucket);
+  bucket.overflow = 9;
+  for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
+    bucket.digest[s] = 9;
+    EXPECT_EQ(OneLane::Match(bucket.digest, 9), 1u << s);
+    bucket.digest[s] = static_cast<uint8_t>(200 + s);
+  }
+  EXPECT_EQ(OneLane::Match(bucket.digest, 9), 0u);  // the overflow count is no digest
+  for (uint8_t& digest : bucket.digest) digest = 255;
+  EXPECT_EQ(OneLane::Match(bucket.digest, 255), 127u);
+  EXPECT_EQ(OneLane::Match(bucket.digest, 0), 0u);
+}
+
+}  // namespace
+}  // namespace dynemb

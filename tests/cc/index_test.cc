@@ -1,0 +1,179 @@
+#include "cc/table/index.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "cc/table/bucket_ops.h"
+#include "cc/table/lanes.h"
+#include "tests/cc/table_suite.h"
+
+namespace dynemb {
+namespace {
+
+using testing_table::Random;
+
+// An index whose row r has the key r, and the counts that a table would keep.
+class IndexTest : public ::testing::Test {
+ protected:
+  void Init(uint64_t expected, double max_load = 0.85) {
+    ASSERT_TRUE(index_.Init(expected, 1u << 24, max_load).ok());
+  }
+  Status Add(size_t n) {
+    std::vector<uint32_t> prefixes(n), segment_of(n);
+    for (size_t i = 0; i < n; ++i) prefixes[i] = MakeProbe(MixKey(next_ + i)).prefix;
+    const Index::HashRows hash = [](const RowId* rows, size_t m, uint64_t* hashes) {
+      for (size_t i = 0; i < m; ++i) hashes[i] = MixKey(rows[i]);
+    };
+    const Status status = index_.Grow(exec_, prefixes.data(), n, hash, segment_of.data());
+    if (!status.ok()) return status;
+    OneLane lane;
+    for (size_t i = 0; i < n; ++i) {
+      EXPECT_EQ(segment_of[i], index_.SegmentOf(prefixes[i]));
+      const SlotRef at = Claim(lane, index_.SegmentBuckets(segment_of[i]),
+                               MakeProbe(MixKey(next_ + i)), static_cast<RowId>(next_ + i), 1);
+      EXPECT_NE(at.bucket, nullptr);
+    }
+    next_ += n;
+    return status;
+  }
+  // Every row is where its key belongs, and counted.
+  void Check() const {
+    std::vector<bool> seen(next_);
+    for (uint32_t s = 0; s < index_.segments(); ++s) {
+      uint32_t count = 0;
+      for (uint32_t b = 0; b < kBucketsPerSegment; ++b) {
+        for (RowId row : index_.SegmentBuckets(s)[b].row) {
+          if (row == kNoRow) continue;
+          ++count;
+          ASSERT_FALSE(seen[row]);
+          seen[row] = true;
+          ASSERT_EQ(index_.SegmentOf(MakeProbe(MixKey(row)).prefix), s);
+        }
+      }
+      ASSERT_EQ(index_.count(s), count);
+      ASSERT_LE(count, static_cast<uint32_t>(0.95 * kSlotsPerSegment));
+    }
+    EXPECT_EQ(std::count(seen.begin(), seen.end(), true), static_cast<int64_t>(next_));
+  }
+
+  SerialExec exec_;
+  Index index_;
+  size_t next_ = 0;
+};
+
+TEST_F(IndexTest, GrowsFromOneSegment) {
+  Init(1);
+  EXPECT_EQ(index_.segments(), 1u);
+  EXPECT_EQ(index_.depth(), 0u);
+  while (next_ < 100000) {
+    ASSERT_TRUE(Add(1 + next_ / 2).ok());
+    Check();
+  }
+}
+
+TEST_F(IndexTest, DirectoryCoversEverySegmentOnce) {
+  Init(50000);
+  ASSERT_TRUE(Add(80000).ok());
+  std::vector<uint32_t> entries(index_.segments());
+  uint32_t last = ~0u;
+  std::vector<bool> closed(index_.segments());
+  for (uint64_t i = 0; i < uint64_t{1} << index_.depth(); ++i) {
+    const uint32_t s = index_.directory()[i];
+    ASSERT_LT(s, index_.segments());
+    ++entries[s];
+    if (s != last && last != ~0u) closed[last] = true;
+    ASSERT_FALSE(closed[s]) << "a segment's entries are one run";
+    last = s;
+  }
+  for (uint32_t n : entries) {
+    EXPECT_GT(n, 0u);
+    EXPECT_EQ(n & (n - 1), 0u);
+  }
+}
+
+TEST_F(IndexTest, PresizeMatchesWhatGrowthWouldMake) {
+  for (const uint64_t n : {100u, 1000u, 20000u, 300000u}) {
+    Index presized;
+    ASSERT_TRUE(presized.Init(n, 1u << 24, 0.85).ok());
+    index_ = Index();
+    next_ = 0;
+    Init(1);
+    for (int i = 0; i < 10; ++i) ASSERT_TRUE(Add(n / 10).ok());
+    const double ratio = static_cast<double>(presized.segments()) / index_.segments();
+    EXPECT_GE(presized.slots() * 0.85, static_cast<double>(n));
+    EXPECT_GE(ratio, 0.95) << n;
+    EXPECT_LE(ratio, 2.01) << n;
+    if (n >= 20000) {
+      EXPECT_LE(ratio, 1.2) << n;
+    }
+  }
+}
+
+// The point of the spiral: load is steady and growth is spread evenly, whatever the size.
+TEST_F(IndexTest, LoadIsSteadyAndGrowthIsSmooth) {
+  Init(1);
+  ASSERT_TRUE(Add(60000).ok());
+  double sum = 0;
+  int n = 0;
+  uint32_t most = 0;
+  while (next_ < 500000) {
+    const uint32_t before = index_.segments();
+    ASSERT_TRUE(Add(1024).ok());
+    most = std::max(most, index_.segments() - before);
+    const double load = static_cast<double>(next_) / static_cast<double>(index_.slots());
+    ASSERT_GT(load, 0.53) << next_;
+    ASSERT_LT(load, 0.65) << next_;
+    sum += load;
+    ++n;
+  }
+  EXPECT_NEAR(sum / n, 0.69 * 0.85, 0.02);
+  // 1024 keys need 3.9 segments of average load; plain extendible hashing would split hundreds at once.
+  EXPECT_LE(most, 16u);
+  RecordProperty("most_segments_split_by_1024_keys", static_cast<int>(most));
+}
+
+TEST_F(IndexTest, LoadFactorIsKept) {
+  for (const double load : {0.1, 0.5, 0.95}) {
+    index_ = Index();
+    next_ = 0;
+    Init(1, load);
+    ASSERT_TRUE(Add(20000).ok());
+    for (uint32_t s = 0; s < index_.segments(); ++s) {
+      ASSERT_LE(index_.count(s), load * kSlotsPerSegment);
+    }
+    Check();
+  }
+}
+
+TEST_F(IndexTest, FloodFailsAndChangesNothing) {
+  Init(1);
+  ASSERT_TRUE(Add(3000).ok());
+  std::vector<uint32_t> prefixes(500, 0x77777777u), segment_of(500);
+  prefixes[0] = 1;
+  const Index::HashRows hash = [](const RowId* rows, size_t m, uint64_t* hashes) {
+    for (size_t i = 0; i < m; ++i) hashes[i] = MixKey(rows[i]);
+  };
+  EXPECT_EQ(index_.Grow(exec_, prefixes.data(), 500, hash, segment_of.data()).code(),
+            Code::kResourceExhausted);
+  Check();  // counts, too
+  EXPECT_LT(index_.bytes(), 1u << 20);
+  ASSERT_TRUE(Add(30000).ok());
+  Check();
+}
+
+TEST_F(IndexTest, ClearIsLikeNew) {
+  Init(5000);
+  const uint32_t segments = index_.segments();
+  ASSERT_TRUE(Add(50000).ok());
+  ASSERT_TRUE(index_.Clear().ok());
+  next_ = 0;
+  EXPECT_EQ(index_.segments(), segments);
+  Check();
+  ASSERT_TRUE(Add(50000).ok());
+  Check();
+}
+
+}  // namespace
+}  // namespace dynemb

@@ -1,0 +1,139 @@
+#include "cc/table/row_store.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <set>
+#include <vector>
+
+#include "cc/table/exec.h"
+
+namespace dynemb {
+namespace {
+
+TEST(RowLayout, WastesAtMostTwoBytes) {
+  for (const size_t key : {size_t{4}, size_t{8}}) {
+    for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBfloat16}) {
+      for (const int64_t dim : {1, 2, 3, 16, 17}) {
+        for (const int64_t state : {0, 1, 34}) {
+          const RowLayout layout(key, dtype, dim, state);
+          const size_t needed = key + 4 + layout.vector_bytes() + static_cast<size_t>(state) * 4;
+          EXPECT_GE(layout.stride, needed);
+          EXPECT_LE(layout.stride, needed + 2);
+          EXPECT_EQ(layout.stride % 4, 0u);
+          EXPECT_EQ(layout.vector_offset, key + 4);
+          EXPECT_EQ(layout.state_offset % 4, 0u);
+          EXPECT_GE(layout.state_offset, layout.vector_offset + layout.vector_bytes());
+        }
+      }
+    }
+  }
+}
+
+TEST(RowStore, HandsOutFreedRowsFirst) {
+  RowStore store;
+  ASSERT_TRUE(store.Init(RowLayout(8, DType::kFloat32, 2, 0), 100).ok());
+  std::vector<RowId> ids(10);
+  ASSERT_TRUE(store.Allocate(10, ids.data()).ok());
+  EXPECT_EQ(std::set<RowId>(ids.begin(), ids.end()).size(), 10u);
+  EXPECT_EQ(store.live(), 10u);
+  EXPECT_EQ(store.high_water(), 10u);
+  store.Free(3);
+  store.Free(7);
+  EXPECT_EQ(store.live(), 8u);
+  std::vector<RowId> more(3);
+  ASSERT_TRUE(store.Allocate(3, more.data()).ok());
+  EXPECT_EQ(std::set<RowId>(more.begin(), more.end()), (std::set<RowId>{3, 7, 10}));
+  EXPECT_EQ(store.live(), 11u);
+  EXPECT_EQ(store.high_water(), 11u);
+  ASSERT_TRUE(store.Allocate(0, nullptr).ok());
+}
+
+TEST(RowStore, FreshRowsAreZeroAndApart) {
+  RowStore store;
+  const RowLayout layout(4, DType::kBfloat16, 3, 1);
+  ASSERT_TRUE(store.Init(layout, 50000).ok());
+  std::vector<RowId> ids(50000);
+  ASSERT_TRUE(store.Allocate(ids.size(), ids.data()).ok());
+  const std::vector<char> zero(layout.stride);
+  for (RowId id : ids) ASSERT_EQ(memcmp(store.At(id), zero.data(), layout.stride), 0);
+  for (RowId id : ids) memset(store.At(id), static_cast<int>(id % 251), layout.stride);
+  for (RowId id : ids) {
+    ASSERT_EQ(static_cast<unsigned char>(*store.At(id)), id % 251);
+    ASSERT_EQ(static_cast<unsigned char>(store.At(id)[layout.stride - 1]), id % 251);
+  }
+  store.Clear();
+  EXPECT_EQ(store.live(), 0u);
+  EXPECT_EQ(store.high_water(), 0u);
+  ASSERT_TRUE(store.Allocate(ids.size(), ids.data()).ok());
+  for (RowId id : ids) ASSERT_EQ(memcmp(store.At(id), zero.data(), layout.stride), 0);
+}
+
+TEST(RowStore, FullIsRefusedWhole) {
+  RowStore store;
+  ASSERT_TRUE(store.Init(RowLayout(8, DType::kFloat32, 1, 0), 10).ok());
+  EXPECT_EQ(store.max_rows(), 10u);
+  std::vector<RowId> ids(20, 77);
+  ASSERT_TRUE(store.Allocate(6, ids.data()).ok());
+  store.Free(2);
+  const Status status = store.Allocate(6, ids.data() + 6);
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  EXPECT_EQ(store.live(), 5u);
+  EXPECT_EQ(store.high_water(), 6u);
+  ASSERT_TRUE(store.Allocate(5, ids.data() + 6).ok());
+  EXPECT_EQ(store.live(), 10u);
+  EXPECT_FALSE(store.Allocate(1, ids.data()).ok());
+}
+
+TEST(RowStore, AddressesStayWhileItGrows) {
+  RowStore store;
+  ASSERT_TRUE(store.Init(RowLayout(8, DType::kFloat32, 4, 0), 1000000).ok());
+  RowId first;
+  ASSERT_TRUE(store.Allocate(1, &first).ok());
+  const char* at = store.At(first);
+  std::vector<RowId> ids(1000);
+  for (int i = 0; i < 200; ++i) ASSERT_TRUE(store.Allocate(1000, ids.data()).ok());
+  EXPECT_EQ(store.At(first), at);
+}
+
+TEST(RowStore, ChangeLayoutKeepsKeyTimeAndVector) {
+  SerialExec exec;
+  RowStore store;
+  RowLayout layout(8, DType::kFloat16, 3, 0);
+  ASSERT_TRUE(store.Init(layout, 1000).ok());
+  std::vector<RowId> ids(100);
+  ASSERT_TRUE(store.Allocate(100, ids.data()).ok());
+  for (RowId id : ids) {
+    const uint64_t key = id * 1000003ull;
+    memcpy(store.At(id), &key, 8);
+    *layout.update(store.At(id)) = id + 1;
+    memset(layout.vector(store.At(id)), static_cast<int>(id), 6);
+  }
+  *layout.update(store.At(5)) = 0;
+  store.Free(5);
+  for (const int64_t width : {2, 7, 0, 1}) {
+    layout = RowLayout(8, DType::kFloat16, 3, width);
+    const std::vector<float> initial(static_cast<size_t>(width), 1.5f);
+    ASSERT_TRUE(store.ChangeLayout(exec, layout, initial.data()).ok());
+    EXPECT_EQ(store.layout().stride, layout.stride);
+    EXPECT_EQ(store.live(), 99u);
+    for (RowId id : ids) {
+      const char* row = store.At(id);
+      if (id == 5) {
+        EXPECT_EQ(*layout.update(row), 0u);
+        continue;
+      }
+      const uint64_t key = id * 1000003ull;
+      ASSERT_EQ(memcmp(row, &key, 8), 0);
+      ASSERT_EQ(*layout.update(row), id + 1);
+      ASSERT_EQ(layout.vector(row)[5], static_cast<char>(id));
+      for (int64_t c = 0; c < width; ++c) ASSERT_EQ(layout.state(row)[c], 1.5f);
+    }
+  }
+  RowId reused;
+  ASSERT_TRUE(store.Allocate(1, &reused).ok());
+  EXPECT_EQ(reused, 5u);
+}
+
+}  // namespace
+}  // namespace dynemb

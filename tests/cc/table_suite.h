@@ -1,0 +1,388 @@
+// The contract suite of Table, typed by a TableConfig: key type, vector type, Lanes and Exec.
+//
+// A test body is written once against TableFixture, which hides the types behind plain uint64 keys and float vectors; the
+// typed shell that TABLE_TEST makes around it costs almost no compile time per config. table_suite_*.h hold the tests
+// by topic, table_suites.h instantiates all of them for a list of configs, one line each.
+#ifndef DYNEMB_TESTS_CC_TABLE_SUITE_H_
+#define DYNEMB_TESTS_CC_TABLE_SUITE_H_
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "cc/table/codec.h"
+#include "cc/table/exec.h"
+#include "cc/table/hash_table.h"
+#include "cc/table/table.h"
+
+namespace dynemb {
+namespace testing_table {
+
+// Small deterministic random numbers (SplitMix64).
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t Next() {
+    state_ += 0x9E3779B97F4A7C15ull;
+    uint64_t z = state_;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+  }
+  uint64_t Below(uint64_t n) { return Next() % n; }
+  // An integer of [-8, 8], exact in every vector type.
+  float Value() { return static_cast<float>(static_cast<int>(Below(17)) - 8); }
+
+ private:
+  uint64_t state_;
+};
+
+using Keys = std::vector<uint64_t>;
+using Floats = std::vector<float>;
+using RowIds = std::vector<RowId>;
+
+// first, first + step, ...: n keys.
+inline Keys Progression(uint64_t first, size_t n, uint64_t step = 1) {
+  Keys keys(n);
+  for (size_t i = 0; i < n; ++i) keys[i] = first + i * step;
+  return keys;
+}
+
+// Distinct keys that look random. Their low 32 bits are distinct too, so they suit every key type.
+inline Keys Scattered(uint64_t first, size_t n) {
+  Keys keys(n);
+  for (size_t i = 0; i < n; ++i) {
+    const auto low = static_cast<uint32_t>((first + i) * 2654435761u);
+    keys[i] = (MixKey(first + i) << 32) | low;
+  }
+  return keys;
+}
+
+// The key whose MixKey is `hash`.
+inline uint64_t UnmixKey(uint64_t hash) {
+  const auto unshift = [](uint64_t z, int by) {
+    for (int done = by; done < 64; done *= 2) z ^= z >> done;
+    return z;
+  };
+  const auto inverse = [](uint64_t odd) {  // Newton: each step doubles the bits that are right
+    uint64_t x = odd;
+    for (int i = 0; i < 6; ++i) x *= 2 - odd * x;
+    return x;
+  };
+  uint64_t z = unshift(hash, 31) * inverse(0x94D049BB133111EBull);
+  z = unshift(z, 27) * inverse(0xBF58476D1CE4E5B9ull);
+  return unshift(z, 30) - 0x9E3779B97F4A7C15ull;
+}
+
+// Keys of 64 bits whose hashes have these upper 32 bits, so they all belong in one segment; with `crowded`, also one home
+// bucket and one digest.
+inline Keys SameSegment(uint32_t upper, size_t n, bool crowded) {
+  Keys keys(n);
+  for (size_t i = 0; i < n; ++i) {
+    const auto low = static_cast<uint32_t>(crowded ? 17 | i << 6 : i * 2654435761u);
+    keys[i] = UnmixKey(uint64_t{upper} << 32 | low);
+  }
+  return keys;
+}
+
+// One exported row.
+struct Exported {
+  uint64_t key;
+  RowId row;
+  Floats vector;
+  Floats state;
+  int64_t update;
+  bool operator==(const Exported& o) const {
+    return key == o.key && row == o.row && vector == o.vector && state == o.state &&
+           update == o.update;
+  }
+};
+
+// A Table with its exec and tick; keys are the low bits of uint64, vectors float32 that the type must be able to hold.
+class Subject {
+ public:
+  Subject(std::unique_ptr<Table> table, Exec* exec) : table_(std::move(table)), exec_(exec) {}
+
+  Table* operator->() const { return table_.get(); }
+  Table& table() const { return *table_; }
+  Exec& exec() const { return *exec_; }
+  int64_t dim() const { return table_->options().dim; }
+  int64_t state_width() const { return table_->layout().state_width; }
+  size_t key_size() const { return SizeOf(table_->options().key_type); }
+  size_t vector_bytes() const { return table_->layout().vector_bytes(); }
+  uint64_t size() const { return table_->size(); }
+  TableStats stats() const { return table_->stats(); }
+
+  Tick tick() const { return tick_; }
+  void set_tick(Tick tick) { tick_ = tick; }  // the next batch gets tick + 1
+
+  uint64_t Narrow(uint64_t key) const {
+    return key_size() == 4 ? static_cast<uint32_t>(key) : key;
+  }
+  std::vector<char> Pack(const Keys& keys) const {
+    std::vector<char> packed(keys.size() * key_size());
+    for (size_t i = 0; i < keys.size(); ++i) {
+      std::memcpy(packed.data() + i * key_size(), &keys[i], key_size());  // little-endian
+    }
+    return packed;
+  }
+  uint64_t KeyAt(const std::vector<char>& packed, size_t i) const {
+    uint64_t key = 0;
+    std::memcpy(&key, packed.data() + i * key_size(), key_size());
+    return key;
+  }
+  std::vector<char> Encode(const Floats& vectors) const {
+    std::vector<char> encoded(vectors.size() * SizeOf(table_->options().dtype));
+    StoreVector(table_->options().dtype, vectors.data(), static_cast<int64_t>(vectors.size()),
+                encoded.data());
+    return encoded;
+  }
+  Floats Decode(const std::vector<char>& encoded) const {
+    Floats vectors(encoded.size() / SizeOf(table_->options().dtype));
+    LoadVector(table_->options().dtype, encoded.data(), static_cast<int64_t>(vectors.size()),
+               vectors.data());
+    return vectors;
+  }
+  // What `vectors` become when they are stored to nearest.
+  Floats Rounded(const Floats& vectors) const { return Decode(Encode(vectors)); }
+
+  RowIds Find(const Keys& keys) {
+    RowIds rows(keys.size(), 12345);
+    table_->Find(*exec_, Pack(keys).data(), keys.size(), ++tick_, rows.data());
+    return rows;
+  }
+  std::vector<char> Contains(const Keys& keys) const {
+    const std::unique_ptr<bool[]> found(new bool[keys.size() + 1]);
+    table_->Contains(*exec_, Pack(keys).data(), keys.size(), found.get());
+    return std::vector<char>(found.get(), found.get() + keys.size());
+  }
+  size_t CountContained(const Keys& keys) const {
+    size_t n = 0;
+    for (char found : Contains(keys)) n += found;
+    return n;
+  }
+  // `default_vector` empty: the initial vector.
+  Floats Lookup(const Keys& keys, const Floats& default_vector = {}, RowIds* rows_out = nullptr) {
+    std::vector<char> encoded(keys.size() * vector_bytes());
+    const std::vector<char> otherwise = Encode(default_vector);
+    RowIds rows(keys.size(), 12345);
+    table_->Lookup(*exec_, Pack(keys).data(), keys.size(), ++tick_,
+                   default_vector.empty() ? nullptr : otherwise.data(), encoded.data(),
+                   rows.data());
+    if (rows_out != nullptr) *rows_out = rows;
+    return Decode(encoded);
+  }
+  Status TryFindOrInsert(const Keys& keys, RowIds* rows) {
+    rows->assign(keys.size(), 12345);
+    return table_->FindOrInsert(*exec_, Pack(keys).data(), keys.size(), ++tick_, rows->data());
+  }
+  RowIds FindOrInsert(const Keys& keys) {
+    RowIds rows;
+    const Status status = TryFindOrInsert(keys, &rows);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return rows;
+  }
+  Floats LookupOrInsert(const Keys& keys, RowIds* rows_out = nullptr) {
+    std::vector<char> encoded(keys.size() * vector_bytes());
+    RowIds rows(keys.size(), 12345);
+    const Status status = table_->LookupOrInsert(*exec_, Pack(keys).data(), keys.size(), ++tick_,
+                                                 encoded.data(), rows.data());
+    EXPECT_TRUE(status.ok()) << status.message();
+    if (rows_out != nullptr) *rows_out = rows;
+    return Decode(encoded);
+  }
+  Status TryUpsert(const Keys& keys, const Floats& vectors) {
+    return table_->Upsert(*exec_, Pack(keys).data(), keys.size(), Encode(vectors).data(), ++tick_);
+  }
+  void Upsert(const Keys& keys, const Floats& vectors) {
+    const Status status = TryUpsert(keys, vectors);
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+  Status TryAccumulate(const Keys& keys, const Floats& deltas) {
+    return table_->Accumulate(*exec_, Pack(keys).data(), keys.size(), deltas.data(), ++tick_);
+  }
+  Status TryWriteRows(const Keys& keys, const Floats& vectors, const Floats& state, bool insert) {
+    return table_->WriteRows(*exec_, Pack(keys).data(), keys.size(), vectors.data(), state.data(),
+                             insert, ++tick_);
+  }
+  size_t Erase(const Keys& keys) {
+    return table_->Erase(*exec_, Pack(keys).data(), keys.size());
+  }
+  void Apply(const RowOptimizer& optimizer, const Keys& keys, const RowIds& rows,
+             const Floats& gradients) {
+    const std::vector<char> packed = Pack(keys);
+    const Tick tick = ++tick_;
+    table_->BeginBatch(tick, keys.size());
+    exec_->ParallelFor(keys.size(), 64, [&](size_t begin, size_t end) {
+      table_->ApplyRange(optimizer, packed.data(), rows.data(), gradients.data(), begin, end, tick);
+    });
+  }
+  // The vectors of keys, zeros for those without a row; not an access.
+  Floats Read(const Keys& keys, Floats* state_out = nullptr) const {
+    Floats vectors(keys.size() * static_cast<size_t>(dim()), -77.0f);
+    Floats state(keys.size() * static_cast<size_t>(state_width()) + 1, -77.0f);
+    const std::unique_ptr<bool[]> found(new bool[keys.size() + 1]);
+    table_->ReadRows(*exec_, Pack(keys).data(), keys.size(), vectors.data(), state.data(),
+                     found.get());
+    state.pop_back();
+    if (state_out != nullptr) *state_out = state;
+    return vectors;
+  }
+  std::vector<Exported> Export(Tick since = 0, uint64_t limit = ~0ull) const {
+    std::vector<Exported> all;
+    int64_t cursor = 0;
+    do {
+      const ExportPlan plan = table_->PlanExport(static_cast<uint64_t>(cursor), limit, since);
+      const size_t n = plan.rows.size();
+      EXPECT_LE(n, limit);
+      if (plan.next_cursor >= 0) {
+        EXPECT_GT(plan.next_cursor, cursor);
+        if (plan.next_cursor <= cursor) return all;
+      }
+      std::vector<char> keys(n * key_size());
+      std::vector<char> encoded(n * vector_bytes());
+      Floats state(n * static_cast<size_t>(state_width()));
+      std::vector<int64_t> updates(n);
+      table_->Export(*exec_, plan, keys.data(), encoded.data(), state.data(), updates.data());
+      const Floats vectors = Decode(encoded);
+      for (size_t i = 0; i < n; ++i) {
+        const auto v = vectors.begin() + static_cast<int64_t>(i) * dim();
+        const auto s = state.begin() + static_cast<int64_t>(i) * state_width();
+        all.push_back({KeyAt(keys, i), plan.rows[i], Floats(v, v + dim()),
+                       Floats(s, s + state_width()), updates[i]});
+      }
+      cursor = plan.next_cursor;
+    } while (cursor >= 0);
+    return all;
+  }
+  Keys ExportedKeys(Tick since) const {
+    Keys keys;
+    for (const Exported& row : Export(since)) keys.push_back(row.key);
+    std::sort(keys.begin(), keys.end());
+    return keys;
+  }
+  void Check() const { table_->CheckInvariants(); }
+
+ private:
+  std::unique_ptr<Table> table_;
+  Exec* exec_;
+  Tick tick_ = 0;
+};
+
+// Everything a test body sees of its config.
+class TableFixture : public ::testing::Test {
+ public:
+  virtual KeyType key_type() const = 0;
+  virtual DType dtype() const = 0;
+  // How many times slower than OneLane a key is: Scaled(n, least) is how many keys a test should use.
+  virtual size_t slowness() const = 0;
+  virtual Status Make(const TableOptions& options, std::unique_ptr<Table>* table) const = 0;
+  virtual Exec& exec() = 0;
+
+  size_t Scaled(size_t n, size_t least = 1) const {
+    return std::max(least, n / slowness());
+  }
+  TableOptions Options(int64_t dim = 4) const {
+    TableOptions options;
+    options.name = "subject";
+    options.key_type = key_type();
+    options.dtype = dtype();
+    options.dim = dim;
+    options.init_capacity = 1;
+    options.seed = 42;
+    options.initializer = {{InitKind::kUniform, -1.0f, 1.0f}};
+    return options;
+  }
+  Subject Create(const TableOptions& options, Exec* exec_or_null = nullptr) {
+    std::unique_ptr<Table> table;
+    const Status status = Make(options, &table);
+    EXPECT_TRUE(status.ok()) << status.message();
+    if (table == nullptr) std::abort();
+    return Subject(std::move(table), exec_or_null == nullptr ? &exec() : exec_or_null);
+  }
+  Subject Create() { return Create(Options()); }
+
+  // The vectors that keys start with by the contract of Initializer, rounded to the table's type.
+  static Floats InitialVectors(const Subject& t, const Keys& keys) {
+    const TableOptions& options = t->options();
+    Initializer initializer;
+    const Status status =
+        Initializer::Create(options.initializer, options.dim, options.seed, &initializer);
+    EXPECT_TRUE(status.ok()) << status.message();
+    Floats vectors(keys.size() * static_cast<size_t>(options.dim));
+    for (size_t i = 0; i < keys.size(); ++i) {
+      initializer.Fill(t.Narrow(keys[i]), &vectors[i * static_cast<size_t>(options.dim)]);
+    }
+    return t.Rounded(vectors);
+  }
+};
+
+// Lanes that the process creates by name are made by Table::Create, so that the factory is tested too.
+template <class K, class Lanes>
+struct TableMaker {
+  static Status Make(const TableOptions& options, std::unique_ptr<Table>* table) {
+    return HashTable<K, Lanes>::Make(options, table);
+  }
+};
+template <class K>
+struct TableMaker<K, OneLane> {
+  static Status Make(const TableOptions& options, std::unique_ptr<Table>* table) {
+    return Table::Create(options, table);
+  }
+};
+
+template <class Lanes>
+constexpr size_t kSlowness = 25 * Lanes::width();
+template <>
+constexpr size_t kSlowness<OneLane> = 1;
+
+// kThreads 1: serial.
+template <KeyType kKey, DType kDType, class Lanes = OneLane, size_t kThreads = 1>
+struct TableConfig {
+  using K = std::conditional_t<SizeOf(kKey) == 4, uint32_t, uint64_t>;
+  static constexpr KeyType key_type = kKey;
+  static constexpr DType dtype = kDType;
+  static constexpr size_t slowness = kSlowness<Lanes>;
+  static Status Make(const TableOptions& options, std::unique_ptr<Table>* table) {
+    return TableMaker<K, Lanes>::Make(options, table);
+  }
+  static std::unique_ptr<Exec> MakeExec() {
+    if (kThreads == 1) return std::make_unique<SerialExec>();
+    return std::make_unique<ThreadsExec>(kThreads);
+  }
+};
+
+template <class Config>
+class TableSuite : public TableFixture {
+ public:
+  KeyType key_type() const override { return Config::key_type; }
+  DType dtype() const override { return Config::dtype; }
+  size_t slowness() const override { return Config::slowness; }
+  Status Make(const TableOptions& options, std::unique_ptr<Table>* table) const override {
+    return Config::Make(options, table);
+  }
+  Exec& exec() override { return *exec_; }
+
+ private:
+  std::unique_ptr<Exec> exec_ = Config::MakeExec();
+};
+
+}  // namespace testing_table
+}  // namespace dynemb
+
+// A test of a typed suite whose body, compiled once, sees its fixture as `f`:
+//   TABLE_TEST(TableBasic, EmptyTable) { Subject t = f.Create(); ... }
+#define TABLE_TEST(suite, name)                        \
+  inline void suite##name(TableFixture& f);            \
+  TYPED_TEST_P(suite, name) { suite##name(*this); }    \
+  inline void suite##name([[maybe_unused]] TableFixture& f)
+
+#endif  // DYNEMB_TESTS_CC_TABLE_SUITE_H_

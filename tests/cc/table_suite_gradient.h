@@ -1,0 +1,213 @@
+// ApplyRange: the generation check, counters, and rounding of 16-bit rows.
+#ifndef DYNEMB_TESTS_CC_TABLE_SUITE_GRADIENT_H_
+#define DYNEMB_TESTS_CC_TABLE_SUITE_GRADIENT_H_
+
+#include <cmath>
+#include <limits>
+
+#include "tests/cc/table_suite.h"
+
+namespace dynemb {
+namespace testing_table {
+
+template <class Config>
+class TableGradient : public TableSuite<Config> {};
+TYPED_TEST_SUITE_P(TableGradient);
+
+inline RowOptimizer Sgd(float learning_rate, int64_t dim) {
+  Hyper hyper;
+  hyper.learning_rate = learning_rate;
+  return RowOptimizer(OptimizerKind::kSgd, {}, hyper, dim);
+}
+
+TABLE_TEST(TableGradient, UpdatesVectorAndState) {
+  TableOptions options = f.Options(2);
+  options.initializer = {{InitKind::kConstant, 1.0f, 0.0f}};
+  Subject t = f.Create(options);
+  ASSERT_TRUE(t->AttachState(t.exec(), {"sgd", {2}, {0.0f}}).ok());
+  Hyper hyper;
+  hyper.learning_rate = 1.0f;
+  hyper.momentum = 0.5f;
+  OptimizerFlags flags;
+  flags.momentum = true;
+  const RowOptimizer momentum(OptimizerKind::kSgd, flags, hyper, 2);
+  const RowIds rows = t.FindOrInsert({1, 2});
+  t.Apply(momentum, {2, 1}, {rows[1], rows[0]}, {1, 2, 3, 4});
+  Floats state;
+  EXPECT_EQ(t.Read({1, 2}, &state), (Floats{-2, -3, 0, -1}));
+  EXPECT_EQ(state, (Floats{-3, -4, -1, -2}));
+  t.Apply(momentum, {1}, {rows[0]}, {0, 0});
+  EXPECT_EQ(t.Read({1, 2}, &state), (Floats{-3.5f, -5, 0, -1}));
+  EXPECT_EQ(t.stats().dropped_gradients, 0u);
+}
+
+// Only the part [begin, end) of a range is applied.
+TABLE_TEST(TableGradient, RangeIsRespected) {
+  Subject t = f.Create(f.Options(1));
+  const Keys keys = Scattered(1, 40);
+  t.Upsert(keys, Floats(40, 0.0f));
+  const RowIds rows = t.Find(keys);
+  const Floats gradients(40, -1.0f);
+  t->ApplyRange(Sgd(1, 1), t.Pack(keys).data(), rows.data(), gradients.data(), 10, 25, t.tick() + 1);
+  const Floats got = t.Read(keys);
+  for (size_t i = 0; i < 40; ++i) EXPECT_EQ(got[i], i >= 10 && i < 25 ? 1.0f : 0.0f) << i;
+}
+
+TABLE_TEST(TableGradient, StaleRowsAreDroppedAndCounted) {
+  const size_t n = f.Scaled(500, 60);
+  TableOptions options = f.Options(1);
+  options.max_capacity = static_cast<int64_t>(2 * n);
+  options.initializer = {{InitKind::kConstant, 2.0f, 0.0f}};
+  Subject t = f.Create(options);
+  const Keys keys = Scattered(1, n);
+  const RowIds rows = t.FindOrInsert(keys);
+  const Floats gradients(n, 1.0f);
+  const RowOptimizer sgd = Sgd(1, 1);
+  uint64_t dropped = 0;
+  const auto untouched = [&](const char* what) {
+    const std::vector<Exported> before = t.Export();
+    t.Apply(sgd, keys, rows, gradients);
+    dropped += n;
+    EXPECT_EQ(t.stats().dropped_gradients, dropped) << what;
+    EXPECT_TRUE(t.Export() == before) << what << ": a dropped gradient reached a row";
+    t.Check();
+  };
+  t.Erase(keys);
+  untouched("erased");
+  const Keys others = Scattered(100000, n);
+  const RowIds reused = t.FindOrInsert(others);
+  EXPECT_EQ(std::unordered_set<RowId>(reused.begin(), reused.end()),
+            std::unordered_set<RowId>(rows.begin(), rows.end()));
+  untouched("row given to another key");
+  const RowIds again = t.FindOrInsert(keys);  // the same keys in other rows
+  for (size_t i = 0; i < n; ++i) ASSERT_NE(again[i], rows[i]);
+  untouched("key has another row");
+  t.FindOrInsert(Scattered(200000, 2 * n));  // all evicted
+  EXPECT_EQ(t.CountContained(keys), 0u);
+  untouched("evicted");
+  ASSERT_TRUE(t->Clear().ok());
+  untouched("cleared");
+}
+
+TABLE_TEST(TableGradient, GarbageRowIdsAreHarmless) {
+  Subject t = f.Create(f.Options(1));
+  const Keys keys = Scattered(1, 64);
+  const RowIds rows = t.FindOrInsert(keys);
+  const std::vector<Exported> before = t.Export();
+  Random random(9);
+  RowIds garbage(64);
+  for (RowId& row : garbage) row = static_cast<RowId>(random.Next() | 0x100);
+  garbage[0] = kNoRow;
+  garbage[1] = kNoRow - 1;
+  garbage[2] = 0x80000000u;
+  garbage[3] = 64;  // just past the last
+  garbage[4] = rows[5];  // another key's
+  t.Apply(Sgd(1, 1), keys, garbage, Floats(64, 1.0f));
+  t.Apply(Sgd(1, 1), {0xABCDEF}, {rows[0]}, {1});
+  EXPECT_EQ(t.stats().dropped_gradients, 65u);
+  EXPECT_TRUE(t.Export() == before);
+  t.Check();
+  // In a table that never held a row, too.
+  Subject u = f.Create(f.Options(1));
+  u.Apply(Sgd(1, 1), {0, 1, 2}, {0, kNoRow, 77}, {1, 1, 1});
+  EXPECT_EQ(u.stats().dropped_gradients, 3u);
+  EXPECT_EQ(u.size(), 0u);
+}
+
+TABLE_TEST(TableGradient, NonfiniteIsAppliedAndCounted) {
+  Subject t = f.Create(f.Options(2));
+  t.Upsert({1, 2, 3, 4}, Floats(8, 1.0f));
+  const RowIds rows = t.Find({1, 2, 3, 4});
+  const float inf = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  t.Apply(Sgd(1, 2), {1, 2, 3, 4}, rows, {nan, nan, 1, -inf, 1, 1, nan, 0});
+  EXPECT_EQ(t.stats().nonfinite_gradients, 3u);  // rows, not numbers
+  const Floats got = t.Read({1, 2, 3, 4});
+  EXPECT_TRUE(std::isnan(got[0]) && std::isnan(got[1]));
+  EXPECT_EQ(got[2], 0.0f);
+  EXPECT_EQ(got[3], inf);
+  EXPECT_EQ(got[4], 0.0f);
+  EXPECT_EQ(got[5], 0.0f);
+  EXPECT_TRUE(std::isnan(got[6]));
+  EXPECT_EQ(got[7], 1.0f);
+  // A dropped gradient is not looked at.
+  t.Apply(Sgd(1, 2), {5}, {kNoRow}, {nan, nan});
+  EXPECT_EQ(t.stats().nonfinite_gradients, 3u);
+}
+
+inline float UlpOfOne(DType dtype) {
+  return dtype == DType::kFloat32 ? 0x1p-23f : dtype == DType::kFloat16 ? 0x1p-10f : 0x1p-7f;
+}
+
+// Updates of a sixteenth of a unit in the last place add up on average, and are lost without stochastic rounding.
+TABLE_TEST(TableGradient, SmallUpdatesAddUp) {
+  if (f.dtype() == DType::kFloat32) GTEST_SKIP() << "float32 is not rounded";
+  const float ulp = UlpOfOne(f.dtype());
+  const size_t n = f.Scaled(64, 16);
+  for (const bool stochastic : {true, false}) {
+    TableOptions options = f.Options(4);
+    options.stochastic_rounding = stochastic;
+    Subject t = f.Create(options);
+    const Keys keys = Scattered(1, n);
+    t.Upsert(keys, Floats(4 * n, 1.0f));
+    const RowIds rows = t.Find(keys);
+    const Floats gradients(4 * n, -ulp / 16);
+    for (int i = 0; i < 400; ++i) {
+      t.Apply(Sgd(1, 4), keys, rows, gradients);
+      ASSERT_TRUE(t.TryAccumulate(keys, Floats(4 * n, ulp / 16)).ok());
+    }
+    const Floats got = t.Read(keys);
+    if (!stochastic) {
+      EXPECT_EQ(got, Floats(4 * n, 1.0f));
+      continue;
+    }
+    double sum = 0;
+    for (float value : got) sum += (value - 1.0f) / ulp;
+    const double cells = static_cast<double>(got.size());
+    // 800 steps up with probability 1/16 in each cell: five standard deviations of the mean.
+    const double deviation = std::sqrt(800.0 * (1 / 16.0) * (15 / 16.0) / cells);
+    EXPECT_NEAR(sum / cells, 50.0, 5 * deviation);
+    EXPECT_GT(std::unordered_set<float>(got.begin(), got.end()).size(), 4u);  // cells are independent
+  }
+}
+
+TABLE_TEST(TableGradient, RoundingIsWithinOneUlp) {
+  const float ulp = UlpOfOne(f.dtype());
+  Subject t = f.Create(f.Options(4));
+  const size_t n = f.Scaled(500, 30);
+  const Keys keys = Scattered(1, n);
+  Random random(4);
+  for (int round = 0; round < 2; ++round) {
+    Floats exact(4 * n);
+    for (float& value : exact) {
+      value = 1.0f + static_cast<float>(random.Below(1 << 23)) * 0x1p-23f;
+      if (random.Below(2) == 0) value = -value;
+    }
+    if (round == 0) {
+      ASSERT_TRUE(t.TryWriteRows(keys, exact, {}, true).ok());
+    } else {
+      const Floats was = t.Read(keys);
+      Floats deltas(4 * n);
+      for (size_t i = 0; i < exact.size(); ++i) deltas[i] = exact[i] - was[i];
+      ASSERT_TRUE(t.TryAccumulate(keys, deltas).ok());
+      for (size_t i = 0; i < exact.size(); ++i) exact[i] = was[i] + deltas[i];
+    }
+    const Floats got = t.Read(keys);
+    double bias = 0;
+    for (size_t i = 0; i < exact.size(); ++i) {
+      ASSERT_LE(std::fabs(got[i] - exact[i]), ulp) << exact[i];
+      bias += (got[i] - exact[i]) / ulp;
+    }
+    EXPECT_LT(std::fabs(bias) / static_cast<double>(exact.size()), n >= 500 ? 0.06 : 0.25);
+  }
+}
+
+REGISTER_TYPED_TEST_SUITE_P(TableGradient, UpdatesVectorAndState, RangeIsRespected,
+                            StaleRowsAreDroppedAndCounted, GarbageRowIdsAreHarmless,
+                            NonfiniteIsAppliedAndCounted, SmallUpdatesAddUp,
+                            RoundingIsWithinOneUlp);
+
+}  // namespace testing_table
+}  // namespace dynemb
+
+#endif  // DYNEMB_TESTS_CC_TABLE_SUITE_GRADIENT_H_

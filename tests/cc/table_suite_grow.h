@@ -1,0 +1,204 @@
+// Growth: contents, row ids, threads, load, memory; and keys chosen so that the table cannot grow.
+#ifndef DYNEMB_TESTS_CC_TABLE_SUITE_GROW_H_
+#define DYNEMB_TESTS_CC_TABLE_SUITE_GROW_H_
+
+#include "tests/cc/table_suite.h"
+
+namespace dynemb {
+namespace testing_table {
+
+template <class Config>
+class TableGrow : public TableSuite<Config> {};
+TYPED_TEST_SUITE_P(TableGrow);
+
+TABLE_TEST(TableGrow, RowIdsAndVectorsStay) {
+  const size_t n = f.Scaled(60000, 400);
+  Subject t = f.Create(f.Options(1));
+  const Keys keys = Scattered(1, n);
+  RowIds rows;
+  size_t checked = 0;
+  for (size_t size = 1; rows.size() < n; size = size * 3 / 2 + 1) {
+    const size_t end = std::min(n, rows.size() + size);
+    const Keys batch(keys.begin() + static_cast<int64_t>(rows.size()),
+                     keys.begin() + static_cast<int64_t>(end));
+    const RowIds made = t.FindOrInsert(batch);
+    rows.insert(rows.end(), made.begin(), made.end());
+    t.Check();
+    ASSERT_EQ(t.size(), rows.size());
+    const Keys so_far(keys.begin(), keys.begin() + static_cast<int64_t>(rows.size()));
+    ASSERT_EQ(t.Find(so_far), rows);
+    ++checked;
+  }
+  EXPECT_GT(checked, 5u);
+  EXPECT_EQ(std::unordered_set<RowId>(rows.begin(), rows.end()).size(), n);
+  EXPECT_LT(*std::max_element(rows.begin(), rows.end()), n);
+  EXPECT_EQ(t.Read(keys), f.InitialVectors(t, keys));
+}
+
+TABLE_TEST(TableGrow, PresizingChangesNothingButTheCost) {
+  const size_t n = f.Scaled(100000, 800);
+  Subject small = f.Create(f.Options(1));
+  TableOptions options = f.Options(1);
+  options.init_capacity = static_cast<int64_t>(n);
+  Subject presized = f.Create(options);
+  const uint64_t slots = presized.stats().slots;
+  EXPECT_GE(static_cast<double>(slots) * options.max_load_factor, static_cast<double>(n));
+  EXPECT_LE(slots, 3 * n + 2000);
+  const Keys keys = Scattered(1, n);
+  for (size_t i = 0; i < n; i += n / 8) {
+    const Keys batch(keys.begin() + static_cast<int64_t>(i),
+                     keys.begin() + static_cast<int64_t>(std::min(n, i + n / 8)));
+    ASSERT_EQ(small.FindOrInsert(batch), presized.FindOrInsert(batch));
+  }
+  presized.Check();
+  EXPECT_TRUE(small.Export() == presized.Export());
+  EXPECT_LE(static_cast<double>(presized.stats().slots), 1.05 * static_cast<double>(slots));
+  ASSERT_TRUE(presized->Clear().ok());
+  EXPECT_EQ(presized.stats().slots, slots);
+}
+
+// The same calls give the same table, to the row id, whatever runs them.
+TABLE_TEST(TableGrow, ExecDoesNotMatter) {
+  if (f.slowness() > 1) GTEST_SKIP() << "teams of emulated warps compete: content is not determined";
+  SerialExec serial;
+  TableOptions options = f.Options(2);
+  options.max_capacity = static_cast<int64_t>(f.Scaled(20000, 300));
+  Subject t = f.Create(options);
+  Subject u = f.Create(options, &serial);
+  Random random(77);
+  const Hyper hyper;
+  const RowOptimizer sgd(OptimizerKind::kSgd, {}, hyper, 2);
+  for (int step = 0; step < 8; ++step) {
+    Keys keys(f.Scaled(9000, 100));
+    for (uint64_t& key : keys) key = random.Below(f.Scaled(30000, 450));
+    const RowIds rows = t.FindOrInsert(keys);
+    ASSERT_EQ(rows, u.FindOrInsert(keys));
+    Floats values(keys.size() * 2);
+    for (float& value : values) value = random.Value();
+    std::unordered_set<uint64_t> seen;
+    Keys distinct;
+    RowIds distinct_rows;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      if (!seen.insert(keys[i]).second) continue;
+      distinct.push_back(keys[i]);
+      distinct_rows.push_back(rows[i]);
+    }
+    t.Apply(sgd, distinct, distinct_rows, values);
+    u.Apply(sgd, distinct, distinct_rows, values);
+    for (uint64_t& key : keys) key = random.Below(f.Scaled(30000, 450));
+    t.Upsert(keys, values);
+    u.Upsert(keys, values);
+    ASSERT_TRUE(t.Export() == u.Export()) << step;
+    const Keys gone(keys.begin(), keys.begin() + static_cast<int64_t>(keys.size() / 3));
+    ASSERT_EQ(t.Erase(gone), u.Erase(gone));
+    t.Check();
+  }
+  EXPECT_GT(t.stats().evictions, 0u);
+  EXPECT_EQ(t.stats().evictions, u.stats().evictions);
+}
+
+// Average load and bytes of metadata a row, at many sizes.
+TABLE_TEST(TableGrow, LoadAndMetadata) {
+  if (f.slowness() > 1) GTEST_SKIP() << "too slow for the emulated warp";
+  Subject t = f.Create(f.Options(1));
+  uint64_t next = 0;
+  const size_t from = 30000;
+  for (size_t size = from; size < 150000; size += size / 12) {
+    t.FindOrInsert(Scattered(next, size - next));
+    next = size;
+    const TableStats s = t.stats();
+    const double load = static_cast<double>(s.size) / static_cast<double>(s.slots);
+    EXPECT_GT(load, 0.5) << size;
+    EXPECT_LT(load, 0.75) << size;
+    EXPECT_LT(static_cast<double>(s.metadata_bytes) / static_cast<double>(s.size), 32.0) << size;
+  }
+}
+
+// A batch with one key many times over is one key. (Padding ids look like this.)
+TABLE_TEST(TableGrow, RepeatsDoNotGrowTheIndex) {
+  Subject t = f.Create(f.Options(1));
+  const RowIds rows = t.FindOrInsert(Keys(f.Scaled(100000, 900), 7));
+  EXPECT_EQ(t.size(), 1u);
+  EXPECT_EQ(t.stats().slots, 448u);
+  EXPECT_EQ(t.stats().refused, 0u);
+  EXPECT_EQ(rows, RowIds(rows.size(), rows[0]));
+  t.Check();
+  Keys keys;
+  for (size_t i = 0; i < f.Scaled(50000, 900); ++i) keys.push_back(i % 50);
+  t.FindOrInsert(keys);
+  EXPECT_EQ(t.size(), 50u);
+  EXPECT_EQ(t.stats().slots, 448u);
+  EXPECT_LT(t.stats().row_bytes, 2000u * t->layout().stride);
+  t.Check();
+}
+
+TABLE_TEST(TableGrow, CrowdedBucketOverflowsAndRecovers) {
+  Subject t = f.Create(f.Options(1));
+  if (t.key_size() != 8) GTEST_SKIP() << "needs keys of 64 bits";
+  const size_t n = f.Scaled(370, 60);
+  const Keys keys = SameSegment(0x12345678u, n, /*crowded=*/true);
+  for (size_t i = 0; i < n; i += n / 5) {
+    t.FindOrInsert(Keys(keys.begin() + static_cast<int64_t>(i),
+                        keys.begin() + static_cast<int64_t>(std::min(n, i + n / 5))));
+    t.Check();
+  }
+  EXPECT_EQ(t.CountContained(keys), n);
+  Keys odd, even;
+  for (size_t i = 0; i < n; ++i) (i % 2 == 0 ? even : odd).push_back(keys[i]);
+  EXPECT_EQ(t.Erase(odd), odd.size());
+  t.Check();
+  EXPECT_EQ(t.CountContained(even), even.size());
+  EXPECT_EQ(t.CountContained(odd), 0u);
+  t.FindOrInsert(odd);
+  t.Check();
+  EXPECT_EQ(t.CountContained(keys), n);
+  t.FindOrInsert(Scattered(1, f.Scaled(5000, 300)));  // splits mend the sticky counts
+  t.Check();
+  EXPECT_EQ(t.CountContained(keys), n);
+}
+
+// Keys whose hashes agree in 32 bits cannot be parted by splitting: refused, and nothing happens.
+TABLE_TEST(TableGrow, FloodIsRefused) {
+  if (f.key_type() == KeyType::kInt32) GTEST_SKIP() << "needs keys of 64 bits";
+  Subject t = f.Create(f.Options(1));
+  const Keys good = Scattered(1, f.Scaled(3000, 100));
+  const RowIds rows = t.FindOrInsert(good);
+  const std::vector<Exported> before = t.Export();
+  Keys flood = SameSegment(0x2468ACEu, 500, false);
+  flood.insert(flood.end(), good.begin(), good.begin() + 20);
+  const Keys more = Scattered(900000, 20);
+  flood.insert(flood.end(), more.begin(), more.end());
+  const Floats values(flood.size(), 5.0f);
+  const auto unchanged = [&](const Status& status, const char* call) {
+    EXPECT_EQ(status.code(), Code::kResourceExhausted) << call;
+    EXPECT_NE(status.message().find("subject"), std::string::npos) << status.message();
+    t.Check();
+    EXPECT_EQ(t.size(), before.size()) << call;
+    EXPECT_TRUE(t.Export() == before) << call << " failed and changed the table";
+  };
+  RowIds unused;
+  unchanged(t.TryFindOrInsert(flood, &unused), "FindOrInsert");
+  unchanged(t.TryAccumulate(flood, values), "Accumulate");
+  unchanged(t.TryWriteRows(flood, values, {}, true), "WriteRows");
+  // An upsert may have set rows that were there, and nothing else.
+  EXPECT_EQ(t.TryUpsert(flood, values).code(), Code::kResourceExhausted);
+  t.Check();
+  EXPECT_EQ(t.Find(good), rows);
+  EXPECT_EQ(t.size(), good.size());
+  EXPECT_GT(t.stats().refused, 0u);
+  EXPECT_LT(t.stats().index_bytes, size_t{1} << 20);
+  // Still usable.
+  EXPECT_EQ(t.Find(good), rows);
+  t.FindOrInsert(more);
+  t.FindOrInsert(Scattered(5000000, f.Scaled(20000, 300)));
+  t.Check();
+}
+
+REGISTER_TYPED_TEST_SUITE_P(TableGrow, RowIdsAndVectorsStay, PresizingChangesNothingButTheCost,
+                            ExecDoesNotMatter, LoadAndMetadata, RepeatsDoNotGrowTheIndex,
+                            CrowdedBucketOverflowsAndRecovers, FloodIsRefused);
+
+}  // namespace testing_table
+}  // namespace dynemb
+
+#endif  // DYNEMB_TESTS_CC_TABLE_SUITE_GROW_H_

@@ -1,0 +1,170 @@
+// Ticks: last access, last update, incremental export, and what happens when 32-bit stamps run out.
+#ifndef DYNEMB_TESTS_CC_TABLE_SUITE_TIME_H_
+#define DYNEMB_TESTS_CC_TABLE_SUITE_TIME_H_
+
+#include "tests/cc/table_suite.h"
+
+namespace dynemb {
+namespace testing_table {
+
+template <class Config>
+class TableTime : public TableSuite<Config> {};
+TYPED_TEST_SUITE_P(TableTime);
+
+// Every call that updates rows, and no other, enters an export since just before it; at the tick itself it is over.
+TABLE_TEST(TableTime, SinceIsExactlyWhatWasUpdatedAfter) {
+  Subject t = f.Create(f.Options(1));
+  const RowOptimizer sgd(OptimizerKind::kSgd, {}, Hyper(), 1);
+  const auto updated = [&](const Keys& want, const char* call) {
+    EXPECT_EQ(t.ExportedKeys(t.tick() - 1), want) << call;
+    EXPECT_EQ(t.ExportedKeys(t.tick()), Keys{}) << call;
+    for (const Exported& row : t.Export(t.tick() - 1)) {
+      EXPECT_EQ(static_cast<Tick>(row.update), t.tick()) << call;
+    }
+  };
+  t.FindOrInsert({1, 2, 3});  // tick 1
+  updated({1, 2, 3}, "FindOrInsert");
+  t.FindOrInsert({3, 4});
+  updated({4}, "FindOrInsert: found keys are only accessed");
+  t.LookupOrInsert({4, 5});
+  updated({5}, "LookupOrInsert");
+  const RowIds rows = t.Find({1, 2});
+  updated({}, "Find");
+  t.Lookup({1, 2, 9});
+  updated({}, "Lookup");
+  t.Upsert({1, 6}, {1, 2});
+  updated({1, 6}, "Upsert");
+  EXPECT_TRUE(t.TryAccumulate({2, 7}, {1, 2}).ok());
+  updated({2, 7}, "Accumulate");
+  EXPECT_TRUE(t.TryWriteRows({3, 8}, {1, 2}, {}, false).ok());
+  updated({3}, "WriteRows");
+  EXPECT_TRUE(t.TryWriteRows({3, 8}, {1, 2}, {}, true).ok());
+  updated({3, 8}, "WriteRows, insert");
+  t.Apply(sgd, {1, 2}, rows, {0, 0});
+  updated({1, 2}, "ApplyRange");
+  EXPECT_EQ(t.ExportedKeys(1), (Keys{1, 2, 3, 4, 5, 6, 7, 8}));
+  EXPECT_EQ(t.ExportedKeys(0), (Keys{1, 2, 3, 4, 5, 6, 7, 8}));
+  EXPECT_EQ(t.ExportedKeys(t.tick() + 1000), Keys{});
+  t.Erase({1, 5});
+  EXPECT_EQ(t.ExportedKeys(0), (Keys{2, 3, 4, 6, 7, 8}));
+  t.Check();
+}
+
+TABLE_TEST(TableTime, ExportInChunksIsComplete) {
+  Subject t = f.Create(f.Options(1));
+  const Keys keys = Scattered(1, f.Scaled(2000, 60));
+  t.FindOrInsert(keys);
+  const Tick middle = t.tick();
+  t.Erase(Keys(keys.begin(), keys.begin() + 20));
+  t.FindOrInsert(Scattered(100000, f.Scaled(500, 30)));
+  for (const Tick since : {Tick{0}, middle}) {
+    const std::vector<Exported> whole = t.Export(since);
+    EXPECT_EQ(whole.size(), since == 0 ? t.size() : f.Scaled(500, 30));
+    for (const uint64_t limit : {1ull, 2ull, 7ull, 64ull, 100000ull}) {
+      EXPECT_TRUE(t.Export(since, limit) == whole) << limit;
+    }
+  }
+  // A cursor past the end, and one that erasing has left behind.
+  EXPECT_EQ(t->PlanExport(1u << 30, 10, 0).next_cursor, -1);
+  EXPECT_TRUE(t->PlanExport(1u << 30, 10, 0).rows.empty());
+  // Null outputs are skipped.
+  t->Export(t.exec(), t->PlanExport(0, 10, 0), nullptr, nullptr, nullptr, nullptr);
+}
+
+// Ticks pass 2^32 in steps; the order of times must survive each move of the base.
+TABLE_TEST(TableTime, StampsRunOut) {
+  constexpr Tick k32 = Tick{1} << 32;
+  for (const Tick start : {Tick{0}, k32 - 70000, k32 - 3, 3 * k32 + 17}) {
+    TableOptions options = f.Options(1);
+    options.max_capacity = 21;  // so few that eviction is exactly LRU
+    Subject t = f.Create(options);
+    t.set_tick(start);
+    const Keys a = Scattered(1, 7), b = Scattered(100, 7), c = Scattered(200, 7);
+    t.FindOrInsert(a);
+    for (const Tick jump : {Tick{1}, Tick{60000}, Tick{70000}, k32 / 2 - 5, k32 / 2 + 5}) {
+      const Tick first = t.tick();
+      t.set_tick(t.tick() + jump);
+      t.FindOrInsert(b);
+      t.set_tick(t.tick() + 1);
+      t.Upsert(c, Floats(7, 1.0f));
+      t.Check();
+      const auto sorted = [](Keys keys, const Keys& more) {
+        keys.insert(keys.end(), more.begin(), more.end());
+        std::sort(keys.begin(), keys.end());
+        return keys;
+      };
+      const auto narrow = [&](Keys keys) {
+        for (uint64_t& key : keys) key = t.Narrow(key);
+        return keys;
+      };
+      EXPECT_EQ(t.ExportedKeys(t.tick() - 1), sorted(narrow(c), {})) << start << " +" << jump;
+      EXPECT_EQ(t.ExportedKeys(t.tick()), Keys{});
+      EXPECT_EQ(t.ExportedKeys(first), sorted(narrow(b), narrow(c))) << start << " +" << jump;
+      EXPECT_EQ(t.size(), 21u);
+      for (const Exported& row : t.Export(first)) {
+        EXPECT_GT(static_cast<Tick>(row.update), first);
+        EXPECT_LE(static_cast<Tick>(row.update), t.tick());
+      }
+      // `a` is the oldest and goes; then everything of before that was not touched since.
+      t.FindOrInsert(Scattered(300, 7));
+      t.Check();
+      EXPECT_EQ(t.CountContained(a), 0u) << start << " +" << jump;
+      EXPECT_EQ(t.CountContained(b), 7u);
+      EXPECT_EQ(t.CountContained(c), 7u);
+      t.FindOrInsert(a);  // the next round's old ones, in place of b
+      EXPECT_EQ(t.CountContained(b), 0u) << start << " +" << jump;
+      t.Erase(c);
+      t.Erase(Scattered(300, 7));
+    }
+  }
+}
+
+// Times a whole range apart: everything is equally old then, but nothing is forgotten or thought new.
+TABLE_TEST(TableTime, FarJump) {
+  TableOptions options = f.Options(1);
+  options.max_capacity = 20;
+  Subject t = f.Create(options);
+  const Keys a = Scattered(1, 10), b = Scattered(100, 10);
+  t.FindOrInsert(a);
+  t.set_tick(Tick{1} << 40);
+  const Tick before = t.tick();
+  t.FindOrInsert(b);
+  t.Check();
+  EXPECT_EQ(t.Export(before).size(), 10u);
+  EXPECT_EQ(t.Export(0).size(), 20u);
+  EXPECT_EQ(t.Export(1).size(), 20u);  // updates of unknown time are given rather than missed
+  t.FindOrInsert(Scattered(200, 10));
+  EXPECT_EQ(t.CountContained(a), 0u);
+  EXPECT_EQ(t.CountContained(b), 10u);
+  t.set_tick(Tick{1} << 62);
+  t.FindOrInsert(Scattered(300, 20));
+  t.Check();
+  EXPECT_EQ(t.size(), 20u);
+}
+
+// Reads do not move the base; they may come when stamps have run out already.
+TABLE_TEST(TableTime, ReadsPastTheLastStamp) {
+  TableOptions options = f.Options(1);
+  options.max_capacity = 20;
+  Subject t = f.Create(options);
+  const Keys a = Scattered(1, 10), b = Scattered(100, 10);
+  t.FindOrInsert(a);
+  t.FindOrInsert(b);
+  t.set_tick((Tick{1} << 32) + 10);
+  t.Find(a);
+  t.Lookup(a);
+  EXPECT_EQ(t.Export(t.tick() - 1).size(), 0u);
+  t.FindOrInsert(Scattered(200, 10));
+  t.Check();
+  EXPECT_EQ(t.CountContained(a), 10u);
+  EXPECT_EQ(t.CountContained(b), 0u);
+  EXPECT_EQ(t.Export(t.tick() - 1).size(), 10u);
+}
+
+REGISTER_TYPED_TEST_SUITE_P(TableTime, SinceIsExactlyWhatWasUpdatedAfter, ExportInChunksIsComplete,
+                            StampsRunOut, FarJump, ReadsPastTheLastStamp);
+
+}  // namespace testing_table
+}  // namespace dynemb
+
+#endif  // DYNEMB_TESTS_CC_TABLE_SUITE_TIME_H_

@@ -1,0 +1,182 @@
+"""The rules of docs/design.md about who may use whom, and what an import may do."""
+
+import ast
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+IN_CHECKOUT = (ROOT / "cc").is_dir() and (ROOT / "tf_dynemb").is_dir()
+
+in_checkout = pytest.mark.skipif(not IN_CHECKOUT, reason="no sources here: a wheel is tested")
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+
+# What the files of a folder may not include, by the beginning of its path.
+FORBIDDEN_INCLUDES = {
+    "cc/table": ("tensorflow/", "tsl/", "xla/", "absl/", "Eigen/", "cc/lookup/", "cc/tf/"),
+    "cc/lookup": ("tensorflow/", "tsl/", "xla/", "absl/", "Eigen/", "cc/tf/"),
+    "tests/cc": ("tensorflow/", "tsl/", "xla/", "cc/tf/"),
+    "benchmarks/cc": ("tensorflow/", "tsl/", "xla/", "cc/tf/"),
+}
+
+
+def includes(path: pathlib.Path) -> list[str]:
+    return INCLUDE.findall(path.read_text(encoding="utf-8"))
+
+
+@in_checkout
+@pytest.mark.parametrize("folder", FORBIDDEN_INCLUDES)
+def test_cc_layers_include_only_downwards(folder):
+    sources = [p for p in (ROOT / folder).rglob("*") if p.suffix in {".h", ".cc", ".cu", ".cuh"}]
+    wrong = [
+        f"{source.relative_to(ROOT)} includes {name}"
+        for source in sources
+        for name in includes(source)
+        if name.startswith(FORBIDDEN_INCLUDES[folder])
+    ]
+    assert not wrong
+
+
+@in_checkout
+def test_the_include_pattern_sees_tensorflow_where_it_is_allowed():
+    names = [name for source in (ROOT / "cc/tf").glob("*") for name in includes(source)]
+    assert any(name.startswith("tensorflow/") for name in names)
+
+
+@in_checkout
+def test_cuda_sources_do_not_include_tensorflow():
+    sources = [p for p in (ROOT / "cc").rglob("*") if p.suffix in {".cu", ".cuh"}]
+    assert not [p for p in sources for name in includes(p) if name.startswith("tensorflow/")]
+
+
+def imported_modules(path: pathlib.Path) -> set[str]:
+    """Every module that a file imports, wherever in the file it does."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            names |= {arg.value for arg in node.args if isinstance(arg, ast.Constant)}
+    return names
+
+
+def package_files() -> list[pathlib.Path]:
+    return sorted((ROOT / "tf_dynemb").rglob("*.py"))
+
+
+@in_checkout
+def test_only_the_communicator_imports_horovod():
+    users = {
+        path.name
+        for path in package_files()
+        for module in imported_modules(path)
+        if module.split(".")[0] == "horovod"
+    }
+    assert users <= {"communicator.py"}
+
+
+@in_checkout
+def test_layers_are_on_top():
+    allowed = {ROOT / "tf_dynemb/__init__.py"}
+    wrong = [
+        str(path.relative_to(ROOT))
+        for path in package_files()
+        if path not in allowed and "layers" not in path.parts
+        if any(m.startswith("tf_dynemb.layers") for m in imported_modules(path))
+    ]
+    assert not wrong
+
+
+@in_checkout
+def test_the_tensorflow_version_is_the_same_everywhere():
+    from tf_dynemb._version import TENSORFLOW_VERSION
+
+    pin = re.compile(r"tensorflow(?:-cpu|\[and-cuda\])?==(\d+\.\d+)")
+    for name in ("pyproject.toml", "requirements.txt"):
+        assert set(pin.findall((ROOT / name).read_text("utf-8"))) == {TENSORFLOW_VERSION}, name
+
+
+# Imports the package into an interpreter that has TensorFlow and Keras already, and prints what
+# that did: values that it replaced, environment variables that its modules read.
+IMPORT = """
+import json, os, sys, types
+
+import keras
+import tensorflow as tf
+
+tf.constant(1)
+
+
+def attributes():
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").split(".")[0] not in ("tensorflow", "keras"):
+            continue
+        for name, value in list(vars(module).items()):
+            # A lazily imported module takes the place of its stand-in.
+            if not isinstance(value, types.ModuleType):
+                yield (module.__name__, name), value
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                for inner, member in list(vars(value).items()):
+                    if not inner.startswith(("_abc_", "__abstract")):
+                        yield (module.__name__, name, inner), member
+
+
+reads = []
+plain = type(os.environ).__getitem__
+
+
+def recording(environ, name):
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__") in ("os", "_collections_abc", "collections.abc"):
+        frame = frame.f_back
+    reads.append((frame.f_globals.get("__name__", ""), name))
+    return plain(environ, name)
+
+
+type(os.environ).__getitem__ = recording
+os.getenv("HOME")
+assert reads == [("__main__", "HOME")], reads  # the recording works
+before = dict(attributes())
+assert len(before) > 10000
+for stream in (sys.stdout, sys.stderr):
+    print("BEFORE", file=stream, flush=True)
+
+import tf_dynemb, tf_dynemb.layers
+
+for stream in (sys.stdout, sys.stderr):
+    print("AFTER", file=stream, flush=True)
+after = dict(attributes())
+print(json.dumps({
+    "replaced": sorted(".".join(k) for k, value in before.items() if after.get(k) is not value),
+    "environment": [read for read in reads if read[0].split(".")[0] == "tf_dynemb"],
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def imported():
+    result = subprocess.run(
+        [sys.executable, "-c", IMPORT], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def test_import_prints_nothing(imported):
+    for text in (imported.stdout, imported.stderr):
+        assert text.split("BEFORE\n", 1)[1].split("AFTER\n", 1)[0] == ""
+
+
+def test_import_patches_neither_tensorflow_nor_keras(imported):
+    assert json.loads(imported.stdout.splitlines()[-1])["replaced"] == []
+
+
+def test_import_reads_no_environment_variables(imported):
+    assert json.loads(imported.stdout.splitlines()[-1])["environment"] == []

@@ -1,0 +1,180 @@
+"""The operator library: loads it once, wraps each operator, registers the gradients.
+
+The library is loaded on first use, not on import. `docs/design.md` ("Operators") is the contract of
+what is called here.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+try:
+    import tensorflow as tf
+except ImportError as error:  # pragma: no cover - needs an environment without TensorFlow
+    raise ImportError(
+        "tf_dynemb needs TensorFlow 2.21: install `tensorflow-cpu==2.21.*` (CPU only, small) or "
+        "`tensorflow==2.21.*`."
+    ) from error
+
+from tf_dynemb._version import TENSORFLOW_VERSION
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+LIBRARY_PATH = pathlib.Path(__file__).with_name("_dynemb_ops.so")
+
+# The order of the `hyper` input of DynembApplyGradients.
+HYPER = (
+    "learning_rate",
+    "beta_1",
+    "beta_2",
+    "epsilon",
+    "momentum",
+    "l1",
+    "l2",
+    "l2_shrinkage",
+    "ftrl_beta",
+    "learning_rate_power",
+    "weight_decay",
+    "iteration",
+)
+
+
+def check_tensorflow_version(version: str) -> None:
+    """Raises ImportError if `version` is not the TensorFlow that the operators are built for."""
+    if ".".join(version.split(".")[:2]) != TENSORFLOW_VERSION:
+        raise ImportError(
+            f"tf_dynemb's operators are built for TensorFlow {TENSORFLOW_VERSION}, but version "
+            f"{version} is installed: install `tensorflow-cpu=={TENSORFLOW_VERSION}.*` or "
+            f"`tensorflow=={TENSORFLOW_VERSION}.*` (one of the two)."
+        )
+
+
+def not_converted(function: _Function) -> _Function:
+    """Decorates what a `tf.function` calls and AutoGraph, which takes its time, can leave out."""
+    return cast(_Function, tf.autograph.experimental.do_not_convert(function))
+
+
+@functools.cache
+def library() -> Any:
+    """The operator library as TensorFlow's module of functions; loaded at the first call.
+
+    Raises:
+        ImportError: another TensorFlow version, or the library was not built.
+    """
+    check_tensorflow_version(tf.__version__)
+    if not LIBRARY_PATH.exists():
+        raise ImportError(
+            f"tf_dynemb's operator library {LIBRARY_PATH} does not exist: build it with `make` in "
+            "a checkout, or install the wheel."
+        )
+    return tf.load_op_library(str(LIBRARY_PATH))
+
+
+def lookup_sparse_grad(op: Any, grads: Sequence[Any]) -> Any:
+    """Per-key sums of the gradients of a DynembLookupSparse operation (or its eager stand-in)."""
+    parts = _SparseParts(op)
+    return library().dynemb_lookup_sparse_grad(
+        keys=parts.keys,
+        rows=parts.rows,
+        bags=parts.bags,
+        weights=parts.weights,
+        argmax=parts.argmax,
+        grads=parts.upstream(grads),
+        combiners=parts.combiners,
+    )
+
+
+class _SparseParts:
+    """The inputs and outputs of a DynembLookupSparse operation, by name."""
+
+    def __init__(self, op: Any) -> None:
+        inputs, outputs = list(op.inputs), list(op.outputs)
+        n = len(inputs) // 5
+        self.count = n
+        self.handles, self.keys, self.bags, self.weights, self.num_bags = (
+            inputs[i * n : (i + 1) * n] for i in range(5)
+        )
+        self.outputs, self.rows, self.argmax = (outputs[i * n : (i + 1) * n] for i in range(3))
+        self.combiners = [
+            c.decode() if isinstance(c, bytes) else c for c in op.get_attr("combiners")
+        ]
+
+    def upstream(self, grads: Sequence[Any]) -> list[Any]:
+        """The gradients of `outputs`; zeros where there is none."""
+        return [
+            tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
+            for output, grad in zip(self.outputs, grads[: self.count], strict=True)
+        ]
+
+
+def row_gradient(keys: Any, sums: Any, rows: Any) -> Any:
+    """The gradient of a table: IndexedSlices over unique keys, float32 values.
+
+    The row ids of the keys ride along as the attribute `_dynemb_rows` of the indices. Where
+    TensorFlow builds other indices (it adds two gradients, or the gradient leaves a `tf.function`),
+    the attribute falls away, and the optimizer finds the rows by their keys.
+    """
+    keys._dynemb_rows = rows
+    return tf.IndexedSlices(values=sums, indices=keys, dense_shape=None)
+
+
+def rows_of_gradient(grad: Any) -> Any:
+    """The row ids of a gradient's keys; None if they did not come along: keys may repeat then."""
+    return getattr(grad.indices, "_dynemb_rows", None)
+
+
+@tf.RegisterGradient("DynembLookup")  # type: ignore[untyped-decorator]
+def _dynemb_lookup_gradient(op: Any, grad: Any, _rows_grad: Any) -> list[Any]:
+    handle_grad = None
+    if grad is not None:
+        keys = tf.reshape(op.inputs[1], [-1])
+        grad = tf.convert_to_tensor(grad)
+        unique_keys, sums, rows = library().dynemb_lookup_sparse_grad(
+            keys=[keys],
+            rows=[tf.reshape(op.outputs[1], [-1])],
+            bags=[tf.constant(1, tf.int64)],
+            weights=[tf.zeros([0], tf.float32)],
+            argmax=[tf.zeros([0, op.outputs[0].shape[-1]], tf.int32)],
+            grads=[tf.reshape(grad, [-1, op.outputs[0].shape[-1]])],
+            combiners=["sum"],
+        )
+        handle_grad = row_gradient(unique_keys[0], sums[0], rows[0])
+    return [handle_grad, None, None]
+
+
+@tf.RegisterGradient("DynembLookupSparse")  # type: ignore[untyped-decorator]
+def _dynemb_lookup_sparse_gradient(op: Any, *grads: Any) -> list[Any]:
+    parts = _SparseParts(op)
+    n = parts.count
+    keys, sums, rows = lookup_sparse_grad(op, grads)
+    handle_grads = [row_gradient(*triple) for triple in zip(keys, sums, rows, strict=True)]
+
+    weight_grads: list[Any] = [None] * n
+    skipped = getattr(op, "skip_input_indices", None) or ()
+    wanted = [
+        i
+        for i in range(n)
+        if parts.weights[i].shape.dims is None or parts.weights[i].shape[0] != 0
+        if 3 * n + i not in skipped
+    ]
+    if wanted:
+
+        def pick(values: list[Any]) -> list[Any]:
+            return [values[i] for i in wanted]
+
+        computed = library().dynemb_lookup_sparse_weight_grad(
+            handles=pick(parts.handles),
+            keys=pick(parts.keys),
+            rows=pick(parts.rows),
+            bags=pick(parts.bags),
+            weights=pick(parts.weights),
+            argmax=pick(parts.argmax),
+            outputs=pick(parts.outputs),
+            grads=pick(parts.upstream(grads)),
+            combiners=pick(parts.combiners),
+        )
+        for i, weight_grad in zip(wanted, computed, strict=True):
+            weight_grads[i] = weight_grad
+    return handle_grads + [None] * n + [None] * n + weight_grads + [None] * n

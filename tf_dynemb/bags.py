@@ -1,0 +1,197 @@
+"""Bags: one form for the SparseTensor, RaggedTensor and dense ids that a lookup takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb.keys import as_keys, cast_keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Bags:
+    """The ids of one feature, grouped into bags that are pooled to one vector each.
+
+    Attributes:
+        keys: [nnz], of the table's key type.
+        bags: which bag each key belongs to, int64, by its rank (docs/design.md): [nnz, >=1] with
+            the bag in the first column; [num_bags + 1] row splits; or scalar, keys per bag.
+        weights: float32 [nnz], or [0] for none.
+        num_bags: int64 scalar.
+        static_num_bags: the same where it is known when tracing, else None.
+    """
+
+    keys: Any
+    bags: Any
+    weights: Any
+    num_bags: Any
+    static_num_bags: int | None
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether weights were given."""
+        return self.weights.shape.rank is None or self.weights.shape[0] != 0
+
+    def bag_of_key(self) -> Any:
+        """The bag of each key: int64 [nnz]."""
+        if self.bags.shape.rank == 2:
+            return self.bags[:, 0]
+        if self.bags.shape.rank == 1:
+            return tf.ragged.row_splits_to_segment_ids(self.bags)
+        return tf.repeat(tf.range(self.num_bags), self.bags)
+
+
+def no_weights() -> Any:
+    """The tensor that stands for no weights."""
+    return tf.zeros([0], tf.float32)
+
+
+def single(keys: Any) -> Bags:
+    """Bags of one key each: a lookup without pooling.
+
+    Args:
+        keys: [n].
+    """
+    return Bags(
+        keys,
+        tf.constant(1, tf.int64),
+        no_weights(),
+        tf.size(keys, out_type=tf.int64),
+        keys.shape[0],
+    )
+
+
+def at_positions(keys: Any, positions: Any, count: Any, static_count: int | None) -> Bags:
+    """Bags of one key or none: vectors at `positions`, zeros elsewhere.
+
+    Args:
+        keys: [n].
+        positions: int64 [n], in [0, count).
+        count: int64 scalar.
+        static_count: the same if known when tracing.
+    """
+    return Bags(keys, positions[:, tf.newaxis], no_weights(), count, static_count)
+
+
+def create(ids: Any, weights: Any, key_type: Any, name: str = "sp_ids") -> Bags:
+    """Makes bags of what a user passes.
+
+    Args:
+        ids: SparseTensor of rank 2 or more (the first dimension is the bag), RaggedTensor of two
+            dimensions, or dense [B, H] or [B].
+        weights: None, or of the kind and shape of `ids`, floating point.
+        key_type: of the table.
+        name: of the argument, for errors.
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+    """
+    if isinstance(ids, tf.SparseTensor):
+        return _from_sparse(ids, weights, key_type, name)
+    if isinstance(ids, tf.RaggedTensor):
+        return _from_ragged(ids, weights, key_type, name)
+    return _from_dense(ids, weights, key_type, name)
+
+
+def _from_sparse(ids: Any, weights: Any, key_type: Any, name: str) -> Bags:
+    if ids.shape.rank is not None and ids.shape.rank < 2:
+        raise ValueError(f"{name} must have rank 2, got a SparseTensor of the shape {ids.shape}.")
+    keys = cast_keys(ids.values, key_type, name)
+    if weights is not None:
+        if not isinstance(weights, tf.SparseTensor):
+            raise TypeError(
+                f"sp_weights must be a SparseTensor as {name} is, got a {type(weights).__name__}."
+            )
+        _check_compatible(name, ids.shape, weights.shape)
+        weights = _as_weights(weights.values, keys, name)
+    return Bags(
+        keys,
+        ids.indices,
+        no_weights() if weights is None else weights,
+        ids.dense_shape[0],
+        tf.compat.dimension_value(ids.shape[0]) if ids.shape.rank is not None else None,
+    )
+
+
+def _from_ragged(ids: Any, weights: Any, key_type: Any, name: str) -> Bags:
+    if ids.ragged_rank != 1 or ids.values.shape.rank != 1:
+        raise ValueError(
+            f"{name} must be a RaggedTensor of two dimensions, got the shape {ids.shape}."
+        )
+    keys = cast_keys(ids.values, key_type, name)
+    splits = tf.cast(ids.row_splits, tf.int64)
+    if weights is not None:
+        if not isinstance(weights, tf.RaggedTensor):
+            raise TypeError(
+                f"sp_weights must be a RaggedTensor as {name} is, got a {type(weights).__name__}."
+            )
+        if weights.ragged_rank != 1 or weights.values.shape.rank != 1:
+            raise ValueError(f"sp_weights must have the shape of {name}, got {weights.shape}.")
+        _check_compatible(name, ids.shape, weights.shape)
+        same = _static_all_equal(splits, tf.cast(weights.row_splits, tf.int64))
+        if same is False:
+            raise ValueError(f"sp_weights must have the row lengths of {name}.")
+        weights = _as_weights(weights.values, keys, name)
+    return Bags(
+        keys,
+        splits,
+        no_weights() if weights is None else weights,
+        tf.cast(ids.nrows(), tf.int64),
+        tf.compat.dimension_value(ids.shape[0]),
+    )
+
+
+def _from_dense(ids: Any, weights: Any, key_type: Any, name: str) -> Bags:
+    ids = as_keys(ids, key_type, name)
+    if ids.shape.rank not in (1, 2):
+        raise ValueError(f"Dense {name} must have the shape [B] or [B, H], got {ids.shape}.")
+    if weights is not None:
+        if isinstance(weights, (tf.SparseTensor, tf.RaggedTensor)):
+            raise TypeError(
+                f"sp_weights must be dense as {name} is, got a {type(weights).__name__}."
+            )
+        weights = tf.convert_to_tensor(weights)
+        _check_compatible(name, ids.shape, weights.shape)
+        if not _as_float(weights):
+            raise TypeError(f"sp_weights must be floating point, got {weights.dtype.name}.")
+        weights = tf.reshape(tf.cast(weights, tf.float32), [-1])
+    keys = tf.reshape(ids, [-1])
+    if ids.shape.rank == 1:
+        hotness = tf.constant(1, tf.int64)
+    else:
+        hotness = tf.shape(ids, out_type=tf.int64)[1]
+    return Bags(
+        keys,
+        hotness,
+        no_weights() if weights is None else weights,
+        tf.shape(ids, out_type=tf.int64)[0],
+        tf.compat.dimension_value(ids.shape[0]),
+    )
+
+
+def _as_weights(values: Any, keys: Any, name: str) -> Any:
+    if not _as_float(values):
+        raise TypeError(f"sp_weights must be floating point, got {values.dtype.name}.")
+    if not values.shape.is_compatible_with(keys.shape):
+        raise ValueError(
+            f"sp_weights has {values.shape[0]} values, but {name} has {keys.shape[0]}."
+        )
+    return tf.cast(values, tf.float32)
+
+
+def _as_float(values: Any) -> bool:
+    return bool(values.dtype.is_floating)
+
+
+def _check_compatible(name: str, ids: Any, weights: Any) -> None:
+    if not ids.is_compatible_with(weights):
+        raise ValueError(f"sp_weights must have the shape of {name}, {ids}, got {weights}.")
+
+
+def _static_all_equal(a: Any, b: Any) -> bool | None:
+    """Whether two tensors are equal; None where that is not known when tracing."""
+    a, b = tf.get_static_value(a), tf.get_static_value(b)
+    return None if a is None or b is None else bool(np.array_equal(a, b))

@@ -1,0 +1,132 @@
+"""The options of a table: names, meanings, checks."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+VAR_TYPES = ("hbm", "hybrid", "host")
+# Ours, and the HKV spelling that SOK scripts pass.
+EVICT_STRATEGIES = {"lru": "lru", "none": "none", "kLru": "lru"}
+_NOT_YET = {
+    "max_dram_for_vectors": "use max_capacity, in rows, to limit host memory",
+    "file_path": "rows live in host memory only",
+    "ttl": "rows do not expire; use erase()",
+    "admission": "every key that is looked up with insert=True gets a row",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TableOptions:
+    """How one table is laid out and grows.
+
+    Attributes:
+        var_type: "hybrid" (device memory, then host memory; with no GPU: host memory), "host", or
+            "hbm" (rows in GPU memory: an error in this build, which is for the CPU).
+        init_capacity: rows that room is made for at the start; any positive integer.
+        max_capacity: rows at most, then the strategy evicts; None: no limit.
+        max_load_factor: share of the index slots in use when a part of the index splits, in (0, 1].
+        evict_strategy: "lru" (also "kLru"): the least recently used row goes when the table is
+            full; "none": a full table raises ResourceExhaustedError.
+        seed: of the initial vectors. None: the initializer's own seed, else one made of the table's
+            name and TensorFlow's global seed.
+        stochastic_rounding: round float16 and bfloat16 rows stochastically when they are written.
+        max_hbm_for_vectors: GB of GPU memory for vectors. Accepted so that SOK scripts run; without
+            a GPU there is nothing that it could limit.
+        max_dram_for_vectors: GB of host memory for vectors. Not in this build.
+        file_path: folder of the file tier. Not in this build.
+        ttl: lifetime of a row. Not in this build.
+        admission: which keys get a row. Not in this build.
+    """
+
+    var_type: str = "hybrid"
+    init_capacity: int = 1024
+    max_capacity: int | None = None
+    max_load_factor: float = 0.85
+    evict_strategy: str = "lru"
+    seed: int | None = None
+    stochastic_rounding: bool = True
+    max_hbm_for_vectors: float | None = None
+    max_dram_for_vectors: float | None = None
+    file_path: str | None = None
+    ttl: float | None = None
+    admission: Any = None
+
+    @classmethod
+    def create(cls, var_type: str, options: dict[str, Any]) -> TableOptions:
+        """Checks `options` and returns them as one object.
+
+        Raises:
+            ValueError: an unknown option, or a value out of range; both are named.
+            NotImplementedError: an option that this build cannot honour is set.
+        """
+        known = {field.name for field in dataclasses.fields(cls)} - {"var_type"}
+        for name, value in options.items():
+            if name not in known:
+                raise ValueError(
+                    f"Unknown table option {name}={value!r}; known: {', '.join(sorted(known))}."
+                )
+        return cls(var_type=var_type, **options)
+
+    def __post_init__(self) -> None:
+        if self.var_type not in VAR_TYPES:
+            raise ValueError(
+                f"var_type must be one of {', '.join(VAR_TYPES)}, got {self.var_type!r}."
+            )
+        if self.var_type == "hbm":
+            raise ValueError(
+                "var_type='hbm' keeps rows in GPU memory, but this build runs on the CPU; use "
+                "'hybrid' or 'host'."
+            )
+        for name, reason in _NOT_YET.items():
+            if getattr(self, name) is not None:
+                raise NotImplementedError(
+                    f"{name}={getattr(self, name)!r} is not supported by this build: {reason}."
+                )
+        _check_integer("init_capacity", self.init_capacity, 1)
+        if self.max_capacity is not None:
+            _check_integer("max_capacity", self.max_capacity, 1)
+            if self.init_capacity > self.max_capacity:
+                if self.init_capacity != type(self).init_capacity:
+                    raise ValueError(
+                        f"init_capacity={self.init_capacity} is above "
+                        f"max_capacity={self.max_capacity}."
+                    )
+                object.__setattr__(self, "init_capacity", self.max_capacity)
+        if self.seed is not None:
+            _check_integer("seed", self.seed, -(2**63))
+        if not _is_number(self.max_load_factor) or not 0 < self.max_load_factor <= 1:
+            raise ValueError(f"max_load_factor must be in (0, 1], got {self.max_load_factor!r}.")
+        if self.evict_strategy not in EVICT_STRATEGIES:
+            raise ValueError(
+                f"evict_strategy must be one of {', '.join(EVICT_STRATEGIES)}, "
+                f"got {self.evict_strategy!r}."
+            )
+        if not isinstance(self.stochastic_rounding, bool):
+            raise ValueError(
+                f"stochastic_rounding must be True or False, got {self.stochastic_rounding!r}."
+            )
+        limit = self.max_hbm_for_vectors
+        if limit is not None and (not _is_number(limit) or not limit >= 0):
+            raise ValueError(f"max_hbm_for_vectors must be a number of GB >= 0, got {limit!r}.")
+
+
+def check_dimension(name: str, value: Any) -> int:
+    """Returns a vector's width as an int; raises unless it is a positive integer."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be a positive integer, got {value!r}.")
+    _check_integer(name, value.__index__(), 1)
+    return int(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_integer(name: str, value: Any, smallest: int) -> None:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ValueError(f"{name} must be an integer, got {value!r}.")
+    if not smallest <= value.__index__() < 2**63:
+        raise ValueError(
+            f"{name} must be an integer of {smallest} or more (63 bits), got {value!r}."
+        )

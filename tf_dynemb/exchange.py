@@ -1,0 +1,87 @@
+"""assign and export: keys and vectors into a table and out of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dynemb import _ops
+from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.unwrap import dynamic
+
+# Rows that one operator call hands over; bounds what is held twice while the parts are joined.
+CHUNK = 1 << 18
+
+
+def assign(var: Any, keys: Any, values: Any) -> None:
+    """Sets the vectors of keys; unknown keys get a row.
+
+    Args:
+        var: a DynamicVariable, or a Keras variable of one (`layer.table`).
+        keys: integers [n]; the last of repeated keys wins.
+        values: floating point [n, dimension].
+    """
+    dynamic(var).upsert(keys, values)
+
+
+def export(var: Any) -> tuple[Any, Any]:
+    """All keys and vectors that this rank holds, in no particular order.
+
+    Args:
+        var: a DynamicVariable, or a Keras variable of one.
+
+    Returns:
+        (keys, values): tensors [n] of the table's key type and [n, dimension] of its dtype.
+    """
+    keys, values, _ = export_rows(dynamic(var))
+    return keys, values
+
+
+def replace_rows(
+    table: DynamicVariable, keys: Any, values: Any, state: Any, state_spec: Any
+) -> None:
+    """Makes a table hold the given rows and no others.
+
+    Args:
+        table: the table.
+        keys: [n], of its key type.
+        values: float32 [n, dimension].
+        state: float32 [n, floats per row].
+        state_spec: (optimizer, widths, inits) of the state, or None if there is none. A table that
+            has state of another optimizer keeps that optimizer, and the rows start fresh in it.
+    """
+    table.clear()
+    spec = None if state_spec is None else _as_spec(state_spec)
+    if spec is None or table.state_spec not in (None, spec):
+        table.upsert(keys, values)
+        return
+    table.attach_state(*spec)
+    _ops.library().dynemb_write_rows(table.handle, keys, values, state, insert=True)
+
+
+def _as_spec(spec: Any) -> tuple[str, tuple[int, ...], tuple[float, ...]]:
+    """From JSON, which knows no tuples."""
+    optimizer, widths, inits = spec
+    return optimizer, tuple(widths), tuple(inits)
+
+
+def export_rows(table: DynamicVariable) -> tuple[Any, Any, Any]:
+    """As `export`, with the optimizer's state: a third tensor, float32 [n, floats per row]."""
+    if not tf.executing_eagerly():
+        raise RuntimeError("export runs eagerly only: call it outside tf.function.")
+    parts = []
+    cursor = 0
+    while cursor >= 0:
+        keys, values, state, _, cursor_tensor = _ops.library().dynemb_export(
+            table.handle,
+            cursor=cursor,
+            limit=CHUNK,
+            since=tf.constant(-1, tf.int64),
+            key_type=table.key_type,
+            dtype=table.dtype,
+        )
+        parts.append((keys, values, state))
+        cursor = int(cursor_tensor)
+    keys, values, state = (tf.concat(part, axis=0) for part in zip(*parts, strict=True))
+    return keys, values, state

@@ -1,0 +1,63 @@
+"""From what a user passes as ids to a tensor of a table's key type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+KEY_TYPES = (tf.int64, tf.int32, tf.uint64)
+
+
+def as_keys(ids: Any, key_type: Any, name: str) -> Any:
+    """Converts ids to a dense tensor of `key_type`, if that loses nothing.
+
+    Args:
+        ids: a tensor, an array, or numbers in lists. Of another integer type than `key_type`: cast
+            if every value of that type is one of `key_type` too.
+        key_type: tf.int64, tf.int32 or tf.uint64.
+        name: of the argument, for errors.
+
+    Raises:
+        TypeError: not integers, or a type that `key_type` cannot hold.
+    """
+    if isinstance(ids, (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)):
+        raise TypeError(f"{name} must be a dense tensor, got a {type(ids).__name__}.")
+    if not tf.is_tensor(ids):
+        if not isinstance(ids, (np.ndarray, np.generic)) and not _holds_tensors(ids):
+            array = _array_of_integers(ids, key_type, name)
+            return tf.constant(array, dtype=key_type)
+        ids = tf.convert_to_tensor(ids)
+    return cast_keys(ids, key_type, name)
+
+
+def cast_keys(ids: Any, key_type: Any, name: str) -> Any:
+    """Casts a tensor of ids to `key_type`, or raises TypeError if that could lose bits."""
+    dtype = ids.dtype
+    if dtype == key_type:
+        return ids
+    if not dtype.is_integer:
+        raise TypeError(f"{name} must be integers, got {dtype.name}.")
+    if dtype.min < key_type.min or dtype.max > key_type.max:
+        raise TypeError(
+            f"{name} are {dtype.name}, but the table's keys are {key_type.name}, which cannot hold "
+            f"every {dtype.name}. Cast them yourself if they all fit, or make the table with "
+            f"key_type=tf.{dtype.name}."
+        )
+    return tf.cast(ids, key_type)
+
+
+def _holds_tensors(ids: Any) -> bool:
+    return any(tf.is_tensor(item) for item in tf.nest.flatten(ids))
+
+
+def _array_of_integers(ids: Any, key_type: Any, name: str) -> Any:
+    """Python numbers as an array of `key_type`: exact, so that 2**63 works for uint64."""
+    array = np.array(ids, dtype=object)
+    if not all(isinstance(i, (int, np.integer)) for i in array.flat):
+        raise TypeError(f"{name} must be integers in a regular shape, got {ids!r:.80}.")
+    for number in (array.min(), array.max()) if array.size else ():
+        if not key_type.min <= number <= key_type.max:
+            raise ValueError(f"{name} hold {number}, which is not a {key_type.name}.")
+    return array.astype(key_type.as_numpy_dtype)

@@ -1,0 +1,7 @@
+"""Keras layers whose embedding tables are hash tables."""
+
+from tf_dynemb.layers.embedding import Embedding
+from tf_dynemb.layers.embedding_bag import EmbeddingBag
+from tf_dynemb.layers.multi_table_embedding import MultiTableEmbedding
+
+__all__ = ["Embedding", "EmbeddingBag", "MultiTableEmbedding"]

@@ -1,0 +1,241 @@
+"""What the layers have in common: tables as weights, ids, saving."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb import bags, exchange, initializers
+from tf_dynemb.bags import Bags
+from tf_dynemb.config import TableOptions, check_dimension
+from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.keys import cast_keys
+from tf_dynemb.layers.table_weight import TableWeight
+from tf_dynemb.lookup import lookup_bags
+
+# Every integer below this is one float, and no two are the same float.
+_EXACT_IN_FLOAT = {tf.float16: 2**11, tf.bfloat16: 2**8, tf.float32: 2**24, tf.float64: 2**53}
+
+
+class TableLayer(keras.layers.Layer):  # type: ignore[misc]
+    """A layer that owns tables.
+
+    Rows are made when `training` is true and the layer is trainable, and at no other time: a frozen
+    layer reads what it has. XLA cannot compile a hash table, so the layer does not support it, and
+    `jit_compile="auto"` leaves the model uncompiled.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        initializer: Any,
+        key_type: Any,
+        padding_id: int | None,
+        default_vector: Any,
+        embeddings_constraint: Any,
+        table_options: dict[str, Any],
+        **kwargs: Any,
+    ) -> None:
+        layer_options = {
+            name: table_options.pop(name)
+            for name in ("name", "dtype", "trainable", "activity_regularizer")
+            if name in table_options
+        }
+        dim = check_dimension("dim", dim)
+        super().__init__(**layer_options, **kwargs)
+        self.dim = dim
+        # A model's dtype policy casts vectors, never ids or bag weights.
+        self.autocast = False
+        self.supports_jit = False
+        self.initializer = initializer
+        self.key_type = tf.as_dtype(key_type)
+        self.padding_id = _check_padding(padding_id, self.key_type)
+        self.default_vector = _check_default(default_vector, dim)
+        self.embeddings_constraint = keras.constraints.get(embeddings_constraint)
+        self.table_options = table_options
+        self._weights_of_tables: list[TableWeight] = []
+
+    def _add_table(self, name: str, **options: Any) -> TableWeight:
+        """Makes a table and tracks it as a weight; `options` go before the layer's."""
+        merged = {"initializer": self.initializer, **self.table_options, **options}
+        path = f"{self.name}/{name}"
+        table = DynamicVariable(
+            self.dim,
+            key_type=self.key_type,
+            dtype=self.variable_dtype,
+            name=path,
+            constraint=self.embeddings_constraint,
+            **merged,
+        )
+        weight = TableWeight(table, path)
+        self._track_variable(weight)
+        self._weights_of_tables.append(weight)
+        return weight
+
+    def build(self, input_shape: Any = None) -> None:
+        """Nothing to do: tables do not depend on the input."""
+        self.built = True
+
+    def _insert(self, training: Any) -> bool:
+        return bool(training) and self.trainable
+
+    def _ids(self, inputs: Any) -> Any:
+        """Ids as a tensor of the key type (or a SparseTensor or RaggedTensor of it)."""
+        if isinstance(inputs, tf.SparseTensor):
+            sparse = tf.SparseTensor(inputs.indices, self._ids(inputs.values), inputs.dense_shape)
+            return _with_static_shape(sparse, inputs.shape)
+        if isinstance(inputs, tf.RaggedTensor):
+            return inputs.with_flat_values(self._ids(inputs.flat_values))
+        inputs = tf.convert_to_tensor(inputs)
+        if not inputs.dtype.is_floating:
+            return cast_keys(inputs, self.key_type, f"The ids of layer {self.name}")
+        # `keras.Input` is float32 unless told otherwise; such ids work as far as they are exact.
+        limit = _EXACT_IN_FLOAT[inputs.dtype]
+        message = (
+            f"Layer {self.name} got ids as {inputs.dtype.name}, which holds integers exactly only "
+            f"below {limit}. Declare the input as keras.Input(..., dtype='int64')."
+        )
+        exact = (tf.abs(inputs) < limit) & (tf.round(inputs) == inputs)
+        check = tf.debugging.Assert(tf.reduce_all(exact), [message])
+        with tf.control_dependencies([] if check is None else [check]):
+            return tf.cast(tf.identity(inputs), self.key_type)
+
+    def _is_padding(self, ids: Any) -> Any:
+        return tf.equal(ids, tf.constant(self.padding_id, self.key_type))
+
+    def _vectors(self, tables: Sequence[Any], ids: Sequence[Any], training: Any) -> list[Any]:
+        """Vectors of flat ids, `ids[i]` from `tables[i]`: [n, dim] of the compute dtype each.
+
+        Zero for the padding id; the default vector for unknown ids outside training.
+        """
+        insert = self._insert(training)
+        use_default = self.default_vector is not None and not insert
+        if use_default:
+            outputs = [
+                table.value.lookup(i, insert=False, default_value=self.default_vector)
+                for table, i in zip(tables, ids, strict=True)
+            ]
+            if self.padding_id is not None:
+                outputs = [
+                    tf.where(self._is_padding(i)[:, tf.newaxis], tf.zeros_like(output), output)
+                    for output, i in zip(outputs, ids, strict=True)
+                ]
+        else:
+            features = [self._without_padding(i) for i in ids]
+            variables = [table.value for table in tables]
+            outputs = lookup_bags(variables, features, ["sum"] * len(features), insert)
+        return [tf.cast(output, self.compute_dtype) for output in outputs]
+
+    def _without_padding(self, ids: Any) -> Bags:
+        if self.padding_id is None:
+            return bags.single(ids)
+        keep = ~self._is_padding(ids)
+        count = tf.size(ids, out_type=tf.int64)
+        positions = tf.where(keep)[:, 0]
+        return bags.at_positions(tf.boolean_mask(ids, keep), positions, count, ids.shape[0])
+
+    def count_params(self) -> int:
+        """Rows held now times dim, over all tables."""
+        return sum(len(weight.value) for weight in self._weights_of_tables) * self.dim
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes keys, vectors and optimizer state of each table for `model.save_weights`."""
+        for i, weight in enumerate(self._weights_of_tables):
+            table = weight.value
+            keys, values, state = exchange.export_rows(table)
+            store[f"{i}_keys"] = keys.numpy()
+            store[f"{i}_values"] = tf.cast(values, tf.float32).numpy()
+            store[f"{i}_state"] = state.numpy()
+            spec = json.dumps(table.state_spec).encode()
+            store[f"{i}_state_spec"] = np.frombuffer(spec, dtype=np.uint8)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Replaces the rows of each table by those that `save_own_variables` wrote."""
+        expected = {
+            f"{i}_{part}"
+            for i in range(len(self._weights_of_tables))
+            for part in ("keys", "values", "state", "state_spec")
+        }
+        if set(store.keys()) != expected:
+            raise ValueError(
+                f"Layer {self.name} has {len(self._weights_of_tables)} tables, but the file holds "
+                f"{sorted(store.keys())} for it."
+            )
+        loaded = []
+        for i, weight in enumerate(self._weights_of_tables):
+            keys, values, state = (
+                np.asarray(store[f"{i}_{part}"]) for part in ("keys", "values", "state")
+            )
+            if values.shape[1:] != (self.dim,):
+                raise ValueError(
+                    f"Layer {self.name} has dim {self.dim}, but the file holds vectors of "
+                    f"{values.shape[1:]}."
+                )
+            spec = json.loads(np.asarray(store[f"{i}_state_spec"]).tobytes())
+            keys = cast_keys(tf.convert_to_tensor(keys), self.key_type, "keys in the file")
+            loaded.append((weight.value, keys, values, state, spec))
+        for table, keys, values, state, spec in loaded:
+            exchange.replace_rows(table, keys, values, state, spec)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {
+            **super().get_config(),
+            "dim": self.dim,
+            "initializer": _serialize_initializer(self.initializer),
+            "key_type": self.key_type.name,
+            "padding_id": self.padding_id,
+            "default_vector": self.default_vector,
+            "embeddings_constraint": keras.constraints.serialize(self.embeddings_constraint),
+            **self.table_options,
+        }
+
+
+def check_table_options(options: dict[str, Any], dim: int, initializer: Any) -> None:
+    """Raises ValueError, naming it, for an option or initializer that no table takes."""
+    options = dict(options)
+    TableOptions.create(options.pop("var_type", "hybrid"), options)
+    initializers.create(initializer, dim)
+
+
+def _serialize_initializer(initializer: Any) -> Any:
+    if isinstance(initializer, (list, tuple)):
+        return [_serialize_initializer(item) for item in initializer]
+    if isinstance(initializer, keras.initializers.Initializer):
+        return keras.initializers.serialize(initializer)
+    return initializer
+
+
+def _check_padding(padding_id: Any, key_type: Any) -> int | None:
+    if padding_id is None:
+        return None
+    if isinstance(padding_id, bool) or not hasattr(padding_id, "__index__"):
+        raise TypeError(f"padding_id must be an integer or None, got {padding_id!r}.")
+    number = int(padding_id)
+    if not key_type.min <= number <= key_type.max:
+        raise ValueError(f"padding_id={number} is not a {key_type.name}.")
+    return number
+
+
+def _check_default(default_vector: Any, dim: int) -> list[float] | None:
+    if default_vector is None:
+        return None
+    vector = np.asarray(default_vector, dtype=np.float64)
+    if vector.shape not in ((), (dim,)):
+        raise ValueError(
+            f"default_vector must be a number or a list of {dim} numbers, got the shape "
+            f"{vector.shape}."
+        )
+    return [float(x) for x in np.broadcast_to(vector, (dim,))]
+
+
+def _with_static_shape(sparse: Any, shape: Any) -> Any:
+    if not tf.executing_eagerly():
+        sparse._dense_shape_default = shape
+    return sparse

@@ -1,0 +1,116 @@
+"""Embedding: one vector for each id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dynemb.layers.base import TableLayer
+from tf_dynemb.layers.pooling import check_combiner, pool_ids, pooled_shape
+
+
+@keras.saving.register_keras_serializable(package="tf_dynemb")
+class Embedding(TableLayer):
+    """Turns ids into vectors, as `keras.layers.Embedding` does, without a vocabulary.
+
+    Any integer is an id. In training an id that was never seen gets a row; otherwise it reads as
+    `default_vector`, or as the vector that it would start with. Train with
+    `tf_dynemb.OptimizerWrapper`. `layer.table` is the `DynamicVariable`.
+
+    Example:
+    >>> layer = Embedding(4)
+    >>> layer(tf.constant([[3, -1], [3, 7]]), training=True).shape
+    TensorShape([2, 2, 4])
+    >>> len(layer.table)
+    3
+
+    Args:
+        dim: width of the vectors.
+        initializer: of new vectors; see `DynamicVariable`.
+        combiner: None: a vector for each id. "sum", "mean", "sqrtn" or "max": the vectors along the
+            last dimension of the ids are pooled to one.
+        padding_id: an id that reads as zeros, has no gradient and gets no row.
+        default_vector: what unknown ids read as outside training: a number or `dim` numbers.
+        mask_zero: as in Keras: a mask for the layers that follow, false where the id is 0.
+        key_type: of the table: "int64", "int32" or "uint64".
+        embeddings_constraint: a Keras constraint, applied to the rows that a step has updated.
+        **table_options: name, dtype and trainable of the layer; var_type and the fields of
+            `TableOptions` of the table.
+
+    Input: integers of any shape, dense or ragged (with a combiner also sparse [batch, ids]). Floats
+    are taken if they are whole and small enough to be exact.
+
+    Output: ids.shape + [dim]; with a combiner ids.shape[:-1] + [dim].
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        initializer: Any = None,
+        combiner: str | None = None,
+        *,
+        padding_id: int | None = None,
+        default_vector: Any = None,
+        mask_zero: bool = False,
+        key_type: Any = "int64",
+        embeddings_constraint: Any = None,
+        **table_options: Any,
+    ) -> None:
+        super().__init__(
+            dim,
+            initializer=initializer,
+            key_type=key_type,
+            padding_id=padding_id,
+            default_vector=default_vector,
+            embeddings_constraint=embeddings_constraint,
+            table_options=table_options,
+        )
+        self.combiner = check_combiner(combiner, may_be_none=True)
+        self.mask_zero = bool(mask_zero)
+        self.supports_masking = self.mask_zero
+        self._weight = self._add_table("embeddings")
+
+    @property
+    def table(self) -> Any:
+        """The table, a `DynamicVariable`."""
+        return self._weight.value
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        """Looks up ids; see the class for shapes."""
+        ids = self._ids(inputs)
+        if self.combiner is not None:
+            return pool_ids(self, self._weight, ids, None, self.combiner, training)
+        if isinstance(ids, tf.SparseTensor):
+            raise TypeError(f"Layer {self.name} needs a combiner for sparse ids.")
+        if isinstance(ids, tf.RaggedTensor):
+            flat = tf.reshape(ids.flat_values, [-1])
+            return ids.with_flat_values(self._vectors([self._weight], [flat], training)[0])
+        vectors = self._vectors([self._weight], [tf.reshape(ids, [-1])], training)[0]
+        output = tf.reshape(vectors, tf.concat([tf.shape(ids), [self.dim]], 0))
+        output.set_shape(ids.shape.concatenate([self.dim]))
+        return output
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """False where the id is 0, if `mask_zero`."""
+        if not self.mask_zero:
+            return None
+        return keras.ops.not_equal(inputs, 0)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The output's shape."""
+        if self.combiner is not None:
+            return pooled_shape(input_shape, self.dim)
+        return (*input_shape, self.dim)
+
+    def compute_output_spec(self, inputs: Any, training: Any = None) -> Any:
+        """The output's shape and dtype."""
+        ragged = bool(getattr(inputs, "ragged", False)) and self.combiner is None
+        return keras.KerasTensor(
+            self.compute_output_shape(inputs.shape), dtype=self.compute_dtype, ragged=ragged
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "combiner": self.combiner, "mask_zero": self.mask_zero}

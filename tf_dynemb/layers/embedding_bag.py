@@ -1,0 +1,86 @@
+"""EmbeddingBag: the vectors of a sample's ids, pooled to one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dynemb.layers.base import TableLayer
+from tf_dynemb.layers.pooling import check_combiner, pool_ids, pooled_shape
+
+
+@keras.saving.register_keras_serializable(package="tf_dynemb")
+class EmbeddingBag(TableLayer):
+    """Pools the vectors of the ids of each sample: multi-valued features of any length.
+
+    Example:
+    >>> layer = EmbeddingBag(4, combiner="sum")
+    >>> layer(tf.ragged.constant([[3, -1, 3], []], dtype=tf.int64), training=True).shape
+    TensorShape([2, 4])
+
+    Args:
+        dim: width of the vectors.
+        combiner: "mean", "sum", "sqrtn" or "max".
+        initializer: of new vectors; see `DynamicVariable`.
+        padding_id: an id that is left out of its bag and gets no row.
+        default_vector: what unknown ids read as outside training: a number or `dim` numbers.
+        key_type: of the table: "int64", "int32" or "uint64".
+        embeddings_constraint: a Keras constraint, applied to the rows that a step has updated.
+        **table_options: name, dtype and trainable of the layer; var_type and the fields of
+            `TableOptions` of the table.
+
+    Input: ids dense [..., H], ragged [batch, (ids)] or sparse [batch, ids]; optionally
+    `weights=...` of the same kind and shape, floating point, which have a gradient.
+
+    Output: [..., dim]; an empty bag gives zeros.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        combiner: str = "mean",
+        initializer: Any = None,
+        *,
+        padding_id: int | None = None,
+        default_vector: Any = None,
+        key_type: Any = "int64",
+        embeddings_constraint: Any = None,
+        **table_options: Any,
+    ) -> None:
+        super().__init__(
+            dim,
+            initializer=initializer,
+            key_type=key_type,
+            padding_id=padding_id,
+            default_vector=default_vector,
+            embeddings_constraint=embeddings_constraint,
+            table_options=table_options,
+        )
+        self.combiner = check_combiner(combiner)
+        self._weight = self._add_table("embeddings")
+
+    @property
+    def table(self) -> Any:
+        """The table, a `DynamicVariable`."""
+        return self._weight.value
+
+    def call(self, inputs: Any, weights: Any = None, training: Any = None) -> Any:
+        """Looks up and pools ids; see the class for shapes."""
+        ids = self._ids(inputs)
+        if weights is not None and not isinstance(weights, (tf.SparseTensor, tf.RaggedTensor)):
+            weights = tf.convert_to_tensor(weights)
+        return pool_ids(self, self._weight, ids, weights, str(self.combiner), training)
+
+    def compute_output_shape(self, inputs_shape: Any, weights_shape: Any = None) -> Any:
+        """The output's shape."""
+        return pooled_shape(inputs_shape, self.dim)
+
+    def compute_output_spec(self, inputs: Any, weights: Any = None, training: Any = None) -> Any:
+        """The output's shape and dtype."""
+        return keras.KerasTensor(pooled_shape(inputs.shape, self.dim), dtype=self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "combiner": self.combiner}

@@ -1,0 +1,172 @@
+"""MultiTableEmbedding: many features, each with a table of its own or a shared one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dynemb.layers.base import TableLayer, check_table_options
+
+
+@keras.saving.register_keras_serializable(package="tf_dynemb")
+class MultiTableEmbedding(TableLayer):
+    """One vector for each feature of a sample, from several tables of one width, in one operator.
+
+    The same id in two tables is two rows. Features that share a table share rows.
+
+    Example:
+    >>> layer = MultiTableEmbedding(4, tables=2, feature_tables=[0, 1, 1])
+    >>> layer(tf.constant([[5, 5, 6], [5, 6, 6]]), training=True).shape
+    TensorShape([2, 3, 4])
+    >>> [len(table) for table in layer.tables]
+    [1, 2]
+
+    Args:
+        dim: width of the vectors.
+        tables: how many tables, or a list with a dict of options for each: "initializer" and the
+            table options below, in place of the layer's.
+        feature_tables: the table of each feature (column of the ids). Default: one table each.
+        initializer: of new vectors; see `DynamicVariable`.
+        padding_id: an id that reads as zeros, has no gradient and gets no row.
+        default_vector: what unknown ids read as outside training: a number or `dim` numbers.
+        key_type: of the tables: "int64", "int32" or "uint64".
+        embeddings_constraint: a Keras constraint, applied to the rows that a step has updated.
+        **table_options: name, dtype and trainable of the layer; var_type and the fields of
+            `TableOptions` of all tables.
+
+    Input: ids [batch, features]; or ids of any shape and `table_ids=...`, integers of the same
+    shape that say which table each id belongs to.
+
+    Output: [batch, features, dim]; with `table_ids` ids.shape + [dim].
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        tables: int | Sequence[dict[str, Any]],
+        feature_tables: Sequence[int] | None = None,
+        initializer: Any = None,
+        *,
+        padding_id: int | None = None,
+        default_vector: Any = None,
+        key_type: Any = "int64",
+        embeddings_constraint: Any = None,
+        **table_options: Any,
+    ) -> None:
+        options = _options_of_tables(tables)
+        self_features = _check_features(feature_tables, len(options))
+        super().__init__(
+            dim,
+            initializer=initializer,
+            key_type=key_type,
+            padding_id=padding_id,
+            default_vector=default_vector,
+            embeddings_constraint=embeddings_constraint,
+            table_options=table_options,
+        )
+        self._tables_argument = tables
+        self.feature_tables = self_features
+        for one in options:
+            merged = {**self.table_options, **one}
+            check_table_options(merged, dim, merged.pop("initializer", initializer))
+        self._weights = [self._add_table(f"table_{i}", **one) for i, one in enumerate(options)]
+
+    @property
+    def tables(self) -> list[Any]:
+        """The tables, a list of `DynamicVariable`."""
+        return [weight.value for weight in self._weights]
+
+    def call(self, inputs: Any, table_ids: Any = None, training: Any = None) -> Any:
+        """Looks up ids; see the class for shapes."""
+        ids = self._ids(inputs)
+        if isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
+            raise TypeError(f"Layer {self.name} needs dense ids, got a {type(ids).__name__}.")
+        if table_ids is not None:
+            return self._by_table_ids(ids, tf.convert_to_tensor(table_ids), training)
+        features = len(self.feature_tables)
+        if ids.shape.rank != 2 or ids.shape[1] not in (None, features):
+            raise ValueError(
+                f"Layer {self.name} needs ids of the shape [batch, {features}], got {ids.shape}."
+            )
+        columns = tf.unstack(tf.ensure_shape(ids, [None, features]), axis=1)
+        used = sorted(set(self.feature_tables))
+        groups = [[f for f, t in enumerate(self.feature_tables) if t == table] for table in used]
+        vectors = self._vectors(
+            [self._weights[table] for table in used],
+            [tf.concat([columns[f] for f in group], 0) for group in groups],
+            training,
+        )
+        by_feature: list[Any] = [None] * features
+        for group, values in zip(groups, vectors, strict=True):
+            for f, part in zip(group, tf.split(values, len(group)), strict=True):
+                by_feature[f] = part
+        output = tf.stack(by_feature, axis=1)
+        output.set_shape([ids.shape[0], features, self.dim])
+        return output
+
+    def _by_table_ids(self, ids: Any, table_ids: Any, training: Any) -> Any:
+        if not table_ids.dtype.is_integer:
+            raise TypeError(f"table_ids must be integers, got {table_ids.dtype.name}.")
+        if not ids.shape.is_compatible_with(table_ids.shape):
+            raise ValueError(
+                f"table_ids must have the shape of the ids, {ids.shape}, got {table_ids.shape}."
+            )
+        count = len(self._weights)
+        flat, flat_tables = tf.reshape(ids, [-1]), tf.cast(tf.reshape(table_ids, [-1]), tf.int32)
+        with tf.control_dependencies(
+            [
+                tf.debugging.assert_non_negative(flat_tables, "table_ids must be >= 0."),
+                tf.debugging.assert_less(flat_tables, count, f"table_ids must be below {count}."),
+            ]
+        ):
+            flat_tables = tf.identity(flat_tables)
+        positions = tf.dynamic_partition(tf.range(tf.size(flat)), flat_tables, count)
+        parts = tf.dynamic_partition(flat, flat_tables, count)
+        vectors = self._vectors(self._weights, parts, training)
+        output = tf.dynamic_stitch(positions, vectors)
+        output = tf.reshape(output, tf.concat([tf.shape(ids), [self.dim]], 0))
+        output.set_shape(ids.shape.concatenate([self.dim]))
+        return output
+
+    def compute_output_shape(self, inputs_shape: Any, table_ids_shape: Any = None) -> Any:
+        """The output's shape."""
+        return (*inputs_shape, self.dim)
+
+    def compute_output_spec(self, inputs: Any, table_ids: Any = None, training: Any = None) -> Any:
+        """The output's shape and dtype."""
+        return keras.KerasTensor((*inputs.shape, self.dim), dtype=self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        tables = self._tables_argument
+        return {
+            **super().get_config(),
+            "tables": tables if isinstance(tables, int) else [dict(one) for one in tables],
+            "feature_tables": list(self.feature_tables),
+        }
+
+
+def _options_of_tables(tables: Any) -> list[dict[str, Any]]:
+    if isinstance(tables, int) and not isinstance(tables, bool):
+        tables = [{}] * tables
+    if not isinstance(tables, (list, tuple)) or not all(isinstance(one, dict) for one in tables):
+        raise TypeError(f"tables must be a number or a list of dicts of options, got {tables!r}.")
+    if not tables:
+        raise ValueError("tables is empty: at least one table is needed.")
+    return [dict(one) for one in tables]
+
+
+def _check_features(feature_tables: Any, count: int) -> list[int]:
+    if feature_tables is None:
+        return list(range(count))
+    for table in feature_tables:
+        if isinstance(table, bool) or not isinstance(table, int) or not 0 <= table < count:
+            raise ValueError(
+                f"feature_tables must be numbers of tables below {count}, got {table!r}."
+            )
+    if not len(feature_tables):
+        raise ValueError("feature_tables is empty: at least one feature is needed.")
+    return list(feature_tables)

@@ -1,0 +1,82 @@
+"""Pooled lookups of one table, for the layers with a combiner."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dynemb import bags
+from tf_dynemb.bags import Bags
+from tf_dynemb.lookup import COMBINERS, lookup_bags
+from tf_dynemb.pool import pool
+
+
+def check_combiner(combiner: Any, may_be_none: bool = False) -> str | None:
+    """Returns the combiner, or raises ValueError naming it."""
+    if combiner is None and may_be_none:
+        return None
+    if combiner not in COMBINERS:
+        raise ValueError(f"combiner must be one of {', '.join(COMBINERS)}, got {combiner!r}.")
+    return str(combiner)
+
+
+def pooled_shape(ids_shape: Any, dim: int) -> tuple[Any, ...]:
+    """The shape of pooled vectors: ids.shape[:-1] + (dim,)."""
+    if len(ids_shape) < 2:
+        raise ValueError(f"A combiner needs ids of the shape [batch, ids], got {ids_shape}.")
+    return (*ids_shape[:-1], dim)
+
+
+def pool_ids(layer: Any, weight: Any, ids: Any, weights: Any, combiner: str, training: Any) -> Any:
+    """Looks up ids in a layer's table and pools them along the last dimension.
+
+    Args:
+        layer: a TableLayer.
+        weight: its TableWeight.
+        ids: of the key type: dense [..., H], RaggedTensor [B, (H)] or SparseTensor [B, H].
+        weights: of the ids, in the same form, or None.
+        combiner: of the bags.
+        training: whether unknown ids get a row.
+
+    Returns:
+        [..., dim] of the layer's compute dtype.
+    """
+    leading = None
+    if tf.is_tensor(ids) and not isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
+        if ids.shape.rank is None or ids.shape.rank < 2:
+            raise ValueError(f"A combiner needs ids of the shape [batch, ids], got {ids.shape}.")
+        if ids.shape.rank > 2:
+            leading = (tf.shape(ids)[:-1], ids.shape[:-1])
+            flat_shape = tf.stack([tf.reduce_prod(leading[0]), tf.shape(ids)[-1]])
+            ids = tf.reshape(ids, flat_shape)
+            weights = None if weights is None else tf.reshape(weights, flat_shape)
+    feature = bags.create(ids, weights, layer.key_type, f"The ids of layer {layer.name}")
+    feature = _drop_padding(layer, feature)
+    insert = layer._insert(training)
+    if layer.default_vector is not None and not insert:
+        vectors = weight.value.lookup(
+            feature.keys, insert=False, default_value=layer.default_vector
+        )
+        pooled = pool(vectors, feature, combiner)
+        pooled.set_shape([feature.static_num_bags, layer.dim])
+    else:
+        pooled = lookup_bags([weight.value], [feature], [combiner], insert)[0]
+    if leading is not None:
+        pooled = tf.reshape(pooled, tf.concat([leading[0], [layer.dim]], 0))
+        pooled.set_shape(leading[1].concatenate([layer.dim]))
+    return tf.cast(pooled, layer.compute_dtype)
+
+
+def _drop_padding(layer: Any, feature: Bags) -> Bags:
+    """Without the padding ids, which then count in no mean."""
+    if layer.padding_id is None:
+        return feature
+    keep = ~layer._is_padding(feature.keys)
+    return dataclasses.replace(
+        feature,
+        keys=tf.boolean_mask(feature.keys, keep),
+        bags=tf.boolean_mask(feature.bag_of_key(), keep)[:, tf.newaxis],
+        weights=tf.boolean_mask(feature.weights, keep) if feature.has_weights else feature.weights,
+    )

@@ -1,0 +1,129 @@
+"""TableWeight: a DynamicVariable as Keras sees it, a weight of a layer."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb import exchange
+from tf_dynemb.dynamic_variable import DynamicVariable
+
+
+class RowsArray(np.ndarray):
+    """The vectors of a table, float32 [rows, dim], that remember their keys and state.
+
+    What `layer.get_weights()` gives for a table and `layer.set_weights()` takes. An array computed
+    from one (a slice, a sum) remembers nothing and cannot be set.
+    """
+
+    rows: tuple[Any, Any, Any] | None = None
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.rows = None
+
+
+class _TableShape(tf.TensorShape):  # type: ignore[misc]
+    """[rows, dim], equal to the shape of any number of rows: a table can take any."""
+
+    def __eq__(self, other: Any) -> bool:
+        other = tf.TensorShape(other)
+        return bool(other.rank == 2 and other[1] == self[1])
+
+    def __ne__(self, other: Any) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+
+class TableWeight(keras.Variable):  # type: ignore[misc]
+    """A Keras variable around a `DynamicVariable`.
+
+    Keras tracks only its own variables as weights of a layer. This one stands for the table in
+    `model.trainable_weights`: `tape.gradient` takes it, `OptimizerWrapper` unwraps it, and
+    `count_params` and `model.summary()` count the rows held at that moment.
+
+    Args:
+        table: the table.
+        path: of the variable in the model.
+    """
+
+    def __init__(self, table: DynamicVariable, path: str) -> None:
+        # Not keras.Variable.__init__, which would make a dense variable from an initializer.
+        self._value = table
+        self._name = path.rsplit("/", 1)[-1]
+        self._path = path
+        self._shape = None
+        self._ndim = 2
+        self._dtype = table.dtype.name
+        self._initializer = None
+        self._regularizer = None
+        self._constraint = None
+        self._trainable = table.trainable
+        self._autocast = False
+        self._aggregation = "none"
+        self._synchronization = "auto"
+        self._layout = None
+        self._overwrite_with_gradient = False
+
+    @property
+    def value(self) -> DynamicVariable:
+        """The table."""
+        return self._value
+
+    @property
+    def shape(self) -> Any:
+        """[rows held now, dimension]; equal to this shape with any other number of rows."""
+        return _TableShape([len(self._value), self._value.dimension])
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the table is trained; can be set."""
+        return bool(self._trainable)
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        self._trainable = bool(value)
+        self._value.trainable = value
+
+    @property
+    def constraint(self) -> Any:
+        """The table's constraint. `OptimizerWrapper` applies it to the rows that it updates."""
+        return self._value.constraint
+
+    def numpy(self) -> RowsArray:
+        """All vectors held, with their keys and state: for `set_weights` only."""
+        keys, values, state = exchange.export_rows(self._value)
+        array: RowsArray = tf.cast(values, tf.float32).numpy().view(RowsArray)
+        array.rows = (keys, state, self._value.state_spec)
+        return array
+
+    def assign(self, value: Any) -> Any:
+        """Replaces all rows by those of a `RowsArray`.
+
+        Raises:
+            TypeError: anything else: without keys there is nothing to assign to.
+        """
+        if not isinstance(value, RowsArray) or value.rows is None:
+            raise TypeError(
+                f"{self._path} is a table and can only be set to what get_weights() gave for one. "
+                "Use tf_dynemb.assign(layer.table, keys, values)."
+            )
+        keys, state, state_spec = value.rows
+        exchange.replace_rows(self._value, keys, np.asarray(value), state, state_spec)
+        return value
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
+        self._value.numpy()
+
+    def __repr__(self) -> str:
+        return f"<TableWeight path={self._path} of {self._value!r}>"
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self._value.__deepcopy__(memo)
+
+    def __reduce__(self) -> NoReturn:
+        self._value.__reduce__()

@@ -1,0 +1,161 @@
+"""lookup_sparse: vectors of many features from many tables, pooled, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
+
+from tf_dynemb import _ops, bags
+from tf_dynemb.bags import Bags
+from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.pool import pool
+from tf_dynemb.unwrap import unwrap
+
+COMBINERS = ("sum", "mean", "sqrtn", "max")
+
+
+@_ops.not_converted
+def lookup_sparse(
+    params: Any,
+    sp_ids: Any,
+    sp_weights: Any = None,
+    combiners: Any = None,
+    insert: bool = True,
+) -> Any:
+    """Looks up the ids of one or more features and pools the vectors of each sample.
+
+    All dynamic tables of a call are read by one operator. The gradient reaches the tables (an
+    IndexedSlices over unique keys) and the weights.
+
+    Example:
+    >>> users = DynamicVariable(dimension=2, initializer="1")
+    >>> ids = tf.ragged.constant([[3, -5], [], [3]], dtype=tf.int64)
+    >>> lookup_sparse(users, ids, combiners="sum").numpy().tolist()
+    [[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
+
+    Args:
+        params: a table, or a list of tables: `DynamicVariable`, `Variable`, `tf.Variable` [rows,
+            dim] or Keras variables of these, in any mix of widths and types. A table may stand in
+            the list several times.
+        sp_ids: for each table a SparseTensor of rank 2 (indices in any order; rows may be empty), a
+            RaggedTensor of two dimensions, or a dense tensor [B, H] or [B]. Integers; another type
+            than the table's keys is cast if that cannot lose anything.
+        sp_weights: None, or for each table None or weights of the kind and shape of its ids.
+        combiners: "sum", "mean", "sqrtn" or "max", one for all or one for each. Default: "mean".
+            Formulas: `tf_dynemb.pool.pool`.
+        insert: give unknown keys a row. Otherwise they read as the vector that they would start
+            with, and no row is made.
+
+    Returns:
+        [B, dim] of the table's dtype; for a list of tables a list of them.
+
+    Raises:
+        ValueError, TypeError: lists of different lengths, a wrong dtype, rank or combiner; before
+            anything changes.
+    """
+    single = not isinstance(params, (list, tuple))
+    tables = [unwrap(table) for table in _as_list(params)]
+    if not tables:
+        raise ValueError("params is empty: at least one table is needed.")
+    for table in tables:
+        if not resource_variable_ops.is_resource_variable(table):
+            raise TypeError(
+                f"params must be DynamicVariable, Variable or tf.Variable, got {table!r:.120}."
+            )
+    ids = _one_each("sp_ids", [sp_ids] if single else sp_ids, len(tables))
+    weights = _one_each("sp_weights", [sp_weights] if single else sp_weights, len(tables), True)
+    names = _combiner_names(combiners, len(tables))
+    if not isinstance(insert, bool):
+        raise TypeError(f"insert must be True or False, got {insert!r}.")
+    features = [
+        bags.create(i, w, key_type_of(table), "sp_ids" if single else f"sp_ids[{n}]")
+        for n, (table, i, w) in enumerate(zip(tables, ids, weights, strict=True))
+    ]
+    outputs = lookup_bags(tables, features, names, insert)
+    return outputs[0] if single else outputs
+
+
+def lookup_bags(
+    tables: Sequence[Any], features: Sequence[Bags], combiners: Sequence[str], insert: bool
+) -> list[Any]:
+    """As `lookup_sparse`, for ids that are bags already; `features[i]` is read from `tables[i]`."""
+    outputs: list[Any] = [None] * len(tables)
+    dynamic = [i for i, table in enumerate(tables) if isinstance(table, DynamicVariable)]
+    if dynamic:
+        pooled = _lookup_dynamic(
+            [tables[i] for i in dynamic],
+            [features[i] for i in dynamic],
+            [combiners[i] for i in dynamic],
+            insert,
+        )
+        for i, output in zip(dynamic, pooled, strict=True):
+            outputs[i] = output
+    for i, (table, feature) in enumerate(zip(tables, features, strict=True)):
+        if outputs[i] is None:
+            outputs[i] = pool(tf.gather(table, feature.keys), feature, combiners[i])
+            outputs[i].set_shape([feature.static_num_bags, table.shape[1]])
+    return outputs
+
+
+def key_type_of(table: Any) -> Any:
+    """The dtype of the keys of a dynamic or static table."""
+    return table.key_type if isinstance(table, DynamicVariable) else tf.int64
+
+
+def _lookup_dynamic(
+    tables: Sequence[DynamicVariable],
+    features: Sequence[Bags],
+    combiners: Sequence[str],
+    insert: bool,
+) -> list[Any]:
+    for table in tables:
+        resource_variable_ops.variable_accessed(table)
+    outputs, _, _ = _ops.library().dynemb_lookup_sparse(
+        handles=[table.handle for table in tables],
+        keys=[feature.keys for feature in features],
+        bags=[feature.bags for feature in features],
+        weights=[feature.weights for feature in features],
+        num_bags=[feature.num_bags for feature in features],
+        dtypes=[table.dtype for table in tables],
+        dims=[table.dimension for table in tables],
+        combiners=list(combiners),
+        insert=insert,
+    )
+    for table, feature, output in zip(tables, features, outputs, strict=True):
+        output.set_shape([feature.static_num_bags, table.dimension])
+    return list(outputs)
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _one_each(name: str, values: Any, count: int, may_be_none: bool = False) -> list[Any]:
+    if may_be_none and values is None:
+        return [None] * count
+    if not isinstance(values, (list, tuple)):
+        raise TypeError(f"{name} must be a list as params is, got a {type(values).__name__}.")
+    if len(values) != count:
+        raise ValueError(f"{name} has {len(values)} items, but params has {count}.")
+    for i, value in enumerate(values):
+        if value is None and not may_be_none:
+            raise TypeError(f"{name}[{i}] is None.")
+    return list(values)
+
+
+def _combiner_names(combiners: Any, count: int) -> list[str]:
+    if combiners is None:
+        return ["mean"] * count
+    if isinstance(combiners, str):
+        combiners = [combiners] * count
+    if not isinstance(combiners, (list, tuple)):
+        raise TypeError(f"combiners must be a string or a list of strings, got {combiners!r}.")
+    if len(combiners) != count:
+        raise ValueError(f"combiners has {len(combiners)} items, but params has {count}.")
+    for combiner in combiners:
+        if combiner not in COMBINERS:
+            raise ValueError(f"combiner must be one of {', '.join(COMBINERS)}, got {combiner!r}.")
+    return list(combiners)

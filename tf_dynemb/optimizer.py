@@ -1,0 +1,364 @@
+"""OptimizerWrapper: one Keras optimizer for tables and dense variables together."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dynemb import _ops, gradients, optimizer_native
+from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.gradients import TableGradient
+from tf_dynemb.optimizer_generic import RowsOptimizer, fresh_copy
+from tf_dynemb.unwrap import unwrap
+
+
+@keras.saving.register_keras_serializable(package="tf_dynemb")
+class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc]
+    """Makes a Keras optimizer train tables as well as dense variables.
+
+    Takes the place of the optimizer everywhere: `model.compile(optimizer=...)`, `apply_gradients`,
+    `minimize`; learning rate, schedules and callbacks reach the wrapped optimizer. Tables are
+    stepped on the rows that have a gradient, and no others: moments of an untouched row do not
+    decay, and `weight_decay` shrinks touched rows only.
+
+    SGD, Adagrad, Adam, AdamW, Adamax, RMSprop, Adadelta, Ftrl, Lion and `RowwiseAdagrad` run in the
+    tables, all tables in one operator. Any other Keras optimizer, a user's subclass too, runs its
+    own code on the touched rows (`tf_dynemb.optimizer_generic`): slower, with the same result.
+
+    `clipnorm`, `clipvalue`, `global_clipnorm` and `loss_scale_factor` of the wrapped optimizer work
+    over tables and dense variables together; a table's gradient counts with the sum for each key.
+    `use_ema` and `gradient_accumulation_steps` need a dense value and are refused for tables.
+
+    float16: wrap a `keras.optimizers.LossScaleOptimizer` (not the other way round). If the global
+    dtype policy is "mixed_float16" that happens by itself, as in `model.compile`; that is why this
+    class is a LossScaleOptimizer for Keras, which then adds none of its own.
+
+    Example:
+    >>> table = DynamicVariable(dimension=2, initializer="1")
+    >>> optimizer = OptimizerWrapper(keras.optimizers.SGD(0.5))
+    >>> with tf.GradientTape() as tape:
+    ...     loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [7]))
+    >>> _ = optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    >>> table.lookup([7]).numpy().tolist()
+    [[0.5, 0.5]]
+
+    Args:
+        keras_optimizer: the optimizer to wrap.
+        name: of the wrapper.
+
+    Raises:
+        TypeError: not a Keras optimizer that can be wrapped.
+    """
+
+    def __init__(self, keras_optimizer: Any, name: str | None = None) -> None:
+        optimizers = keras.optimizers
+        if isinstance(keras_optimizer, str):
+            keras_optimizer = optimizers.get(keras_optimizer)
+        core = keras_optimizer
+        if type(core) is optimizers.LossScaleOptimizer:
+            core = core.inner_optimizer
+        if not isinstance(core, optimizers.Optimizer):
+            raise TypeError(f"keras_optimizer must be a Keras optimizer, got {keras_optimizer!r}.")
+        if isinstance(core, (optimizers.LossScaleOptimizer, optimizers.MultiOptimizer)):
+            raise TypeError(
+                f"keras_optimizer cannot be a {type(core).__name__}: wrap the optimizers inside it."
+            )
+        # What LossScaleOptimizer's constructor does first; the rest of it is not for a wrapper.
+        super(optimizers.LossScaleOptimizer, self).__init__(learning_rate=0.0, name=name)
+        if core is keras_optimizer and keras.config.dtype_policy().name == "mixed_float16":
+            keras_optimizer = optimizers.LossScaleOptimizer(core)
+        self.inner_optimizer = keras_optimizer
+        self._form = optimizer_native.native_form(core)
+        self._tables = _Tables(fresh_copy(core) if self._form is None else None)
+
+    @property
+    def core(self) -> Any:
+        """The Keras optimizer that steps: without a LossScaleOptimizer around it."""
+        inner = self.inner_optimizer
+        return inner if self._scaler is None else inner.inner_optimizer
+
+    @property
+    def _scaler(self) -> Any:
+        inner = self.inner_optimizer
+        return inner if isinstance(inner, keras.optimizers.LossScaleOptimizer) else None
+
+    @property
+    def variables(self) -> list[Any]:
+        """The wrapped optimizer's variables; state of tables is in the tables."""
+        shared = [v for rows in self._tables.generic.values() for v in rows.shared_variables]
+        return list(self.inner_optimizer.variables) + shared
+
+    def build(self, var_list: Any) -> None:
+        """Makes state for dense variables, and room for it in the rows of tables."""
+        tables, dense = _split(list(var_list))
+        with tf.init_scope():
+            self._build_dense(dense)
+            for table in tables:
+                self._attach(table)
+        self._tables.trained_variables = list(var_list)
+        self.built = True
+
+    def _build_dense(self, dense: list[Any]) -> None:
+        # Without a dense variable the optimizer is built by the first call that has one.
+        inner = self.inner_optimizer
+        if not inner.built and (dense or self._scaler is not None):
+            with keras.name_scope(inner.name, caller=inner):
+                inner.build(dense)
+            inner.built = True
+
+    def _attach(self, table: DynamicVariable) -> None:
+        if self._tables.has(table):
+            return
+        if self.core.use_ema:
+            raise ValueError(
+                f"use_ema=True cannot average the table {table.name}, which has no dense value."
+            )
+        if self.core.gradient_accumulation_steps:
+            raise ValueError(
+                "gradient_accumulation_steps cannot accumulate gradients of the table "
+                f"{table.name}, which has no dense value."
+            )
+        if self._form is not None:
+            optimizer_native.attach(table, self._form)
+        else:
+            self._tables.generic[id(table)] = RowsOptimizer(self._tables.template, table)
+        self._tables.add(table)
+
+    @_ops.not_converted
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        """Steps once.
+
+        Args:
+            grads_and_vars: pairs of a gradient and its variable; gradients of tables are the
+                `tf.IndexedSlices` that `tape.gradient` gives.
+
+        Returns:
+            The number of steps so far, a variable.
+        """
+        pairs = list(grads_and_vars)
+        if pairs:
+            self.apply([grad for grad, _ in pairs], [variable for _, variable in pairs])
+        return self.core._iterations
+
+    @_ops.not_converted
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """As `apply_gradients`, with gradients and variables in two lists."""
+        grads = list(grads)
+        if trainable_variables is None:
+            if not self.built:
+                raise ValueError("apply() needs trainable_variables: the optimizer is not built.")
+            trainable_variables = self._tables.trained_variables
+        variables = list(trainable_variables)
+        if len(grads) != len(variables):
+            raise ValueError(f"There are {len(grads)} gradients for {len(variables)} variables.")
+        if not self.built:
+            self.build(variables)
+        tables, dense = _split(variables)
+        with tf.init_scope():
+            self._build_dense(dense)
+            for table in tables:
+                self._attach(table)
+
+        grads, variables = _drop_missing(grads, variables)
+        table_grads, dense_grads, dense = _by_kind(grads, variables)
+        scaler = self._scaler
+        if scaler is None:
+            self._step(table_grads, dense_grads, dense, self.core.loss_scale_factor)
+            return
+
+        def step() -> None:
+            scale = scaler.dynamic_scale
+            unscaled = [gradients.divide(grad, scale) for grad in dense_grads]
+            self._step(table_grads, unscaled, dense, scale)
+            keras.ops.cond(
+                keras.ops.equal(scaler.step_counter, scaler.dynamic_growth_steps - 1),
+                lambda: _double(scaler),
+                lambda: _count(scaler),
+            )
+
+        keras.ops.cond(
+            gradients.all_finite(table_grads, dense_grads),
+            step,
+            scaler._stateful_handle_non_finite_grads,
+        )
+
+    def _step(
+        self,
+        table_grads: list[TableGradient],
+        dense_grads: list[Any],
+        dense: list[Any],
+        table_scale: Any,
+    ) -> None:
+        """One step of tables and dense variables; gradients of tables are divided by the scale."""
+        core = self.core
+        if table_scale is not None:
+            table_grads = [
+                grad.with_sums(grad.sums / tf.cast(table_scale, tf.float32)) for grad in table_grads
+            ]
+        table_grads, dense_grads = self._clip(table_grads, dense_grads)
+        self._step_tables(table_grads)
+        if dense:
+            core.apply(dense_grads, dense)
+        else:
+            core._iterations.assign_add(1)
+
+    def _clip(self, table_grads: list[TableGradient], dense_grads: list[Any]) -> Any:
+        factor = self.core.loss_scale_factor
+        if factor is None or not self.core.global_clipnorm:
+            return gradients.clip(self.core, table_grads, dense_grads)
+        # Keras takes the factor off the dense gradients itself, later.
+        dense_grads = [gradients.divide(grad, factor) for grad in dense_grads]
+        table_grads, dense_grads = gradients.clip(self.core, table_grads, dense_grads)
+        return table_grads, [gradients.multiply(grad, factor) for grad in dense_grads]
+
+    def _step_tables(self, grads: Sequence[TableGradient]) -> None:
+        core = self.core
+        form = optimizer_native.native_form(core)
+        if form is None:
+            for grad in grads:
+                self._tables.generic[id(grad.table)].update(core, grad, self._decays(grad.table))
+        else:
+            step = core.iterations + 1
+            for decays in (True, False):
+                group = [grad for grad in grads if self._decays(grad.table) == decays]
+                optimizer_native.update(
+                    form, group, core.learning_rate, core.weight_decay if decays else None, step
+                )
+        for grad in grads:
+            if grad.table.constraint is not None:
+                gradients.constrain(grad)
+
+    def _decays(self, table: DynamicVariable) -> bool:
+        """Whether weight decay applies to a table, as in Keras's `_use_weight_decay`."""
+        pattern = getattr(self.core, "_exclude_from_weight_decay_pattern", None)
+        if pattern is not None and pattern.search(table.name):
+            return False
+        return id(table) not in self._tables.without_weight_decay
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """As in Keras; `var_list` may hold tables. Must come before the first step."""
+        if self.built:
+            raise ValueError(
+                "exclude_from_weight_decay() must be called before the optimizer is built."
+            )
+        tables, dense = _split(list(var_list or []))
+        self.core.exclude_from_weight_decay(dense, var_names)
+        self._tables.without_weight_decay = {id(table): table for table in tables}
+
+    def scale_loss(self, loss: Any) -> Any:
+        """The loss, multiplied by the loss scale of the wrapped optimizer if it has one."""
+        return self.inner_optimizer.scale_loss(loss)
+
+    def minimize(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
+        """Computes gradients and steps.
+
+        Args:
+            loss: a function without arguments, or a tensor computed under `tape`.
+            var_list: the variables, or a function that returns them.
+            tape: a `tf.GradientTape`, if `loss` is a tensor.
+
+        Returns:
+            The number of steps so far, a variable.
+        """
+        if callable(loss):
+            with tf.GradientTape() as tape:
+                value = self.scale_loss(loss())
+        elif tape is None:
+            raise ValueError("minimize() needs tape, or a loss that is a function.")
+        else:
+            with tape:
+                value = self.scale_loss(loss)
+        variables = list(var_list() if callable(var_list) else var_list)
+        return self.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True))
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """Keras's last act of a training: only dense variables have averages."""
+        self.inner_optimizer.finalize_variable_values(_split(list(var_list))[1])
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor, the optimizer serialised."""
+        return {
+            "keras_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> OptimizerWrapper:
+        """The reverse of `get_config`."""
+        inner = keras.saving.deserialize_keras_object(
+            config["keras_optimizer"], custom_objects=custom_objects
+        )
+        return cls(inner, name=config.get("name"))
+
+
+class _Tables:
+    """What the wrapper knows of each table, by id; it keeps the tables alive, so ids stay theirs.
+
+    Keras looks through an optimizer's attributes for variables and other optimizers to track and
+    save. It does not look in here.
+    """
+
+    def __init__(self, template: Any) -> None:
+        self.template = template
+        self.trained_variables: list[Any] = []
+        self._known: dict[int, DynamicVariable] = {}
+        self.generic: dict[int, RowsOptimizer] = {}
+        self.without_weight_decay: dict[int, DynamicVariable] = {}
+
+    def has(self, table: DynamicVariable) -> bool:
+        return id(table) in self._known
+
+    def add(self, table: DynamicVariable) -> None:
+        self._known[id(table)] = table
+
+
+def _split(variables: Sequence[Any]) -> tuple[list[DynamicVariable], list[Any]]:
+    tables, dense = [], []
+    for variable in variables:
+        table = unwrap(variable)
+        if isinstance(table, DynamicVariable):
+            tables.append(table)
+        else:
+            dense.append(variable)
+    return tables, dense
+
+
+def _by_kind(
+    grads: Sequence[Any], variables: Sequence[Any]
+) -> tuple[list[TableGradient], list[Any], list[Any]]:
+    """Gradients of tables (those of one table added), dense gradients, dense variables."""
+    by_table: dict[int, tuple[DynamicVariable, list[Any]]] = {}
+    dense_grads, dense = [], []
+    for grad, variable in zip(grads, variables, strict=True):
+        table = unwrap(variable)
+        if isinstance(table, DynamicVariable):
+            by_table.setdefault(id(table), (table, []))[1].append(grad)
+        else:
+            dense_grads.append(grad)
+            dense.append(variable)
+    table_grads = [gradients.from_slices(table, slices) for table, slices in by_table.values()]
+    return table_grads, dense_grads, dense
+
+
+def _drop_missing(grads: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Leaves out variables without a gradient, with a warning; all of them is an error."""
+    missing = [v.name for g, v in zip(grads, variables, strict=True) if g is None]
+    if len(missing) == len(grads):
+        raise ValueError(f"No gradients provided for any variable: {missing}.")
+    if missing:
+        warnings.warn(f"There are no gradients for the variables {missing}.", stacklevel=4)
+    present = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
+    return [g for g, _ in present], [v for _, v in present]
+
+
+def _double(scaler: Any) -> None:
+    scaler.step_counter.assign(0)
+    scaler.dynamic_scale.assign(scaler.dynamic_scale * 2.0)
+
+
+def _count(scaler: Any) -> None:
+    scaler.step_counter.assign_add(1)

@@ -1,0 +1,206 @@
+"""Any other Keras optimizer on a table: touched rows become a dense variable for one step.
+
+The optimizer's own code runs on the touched rows and their state and is written back. So what an
+optimizer computes row by row or element by element (Nadam, ScheduleFreeAdamW, most of a user's own)
+is what Keras computes; what it computes over the whole matrix (Adafactor's column statistics and
+update clipping, Lamb's norms, Muon's orthogonalisation, if `exclude_embeddings=False`) is computed
+over the rows that the step touched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb import _ops
+from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.gradients import TableGradient
+
+
+@dataclasses.dataclass(frozen=True)
+class _RowState:
+    """A state of the optimizer that has a part for each row.
+
+    Attributes:
+        index: among the optimizer's variables.
+        shape: of one row's part.
+        init: what it starts with; None: a copy of the row's vector.
+    """
+
+    index: int
+    shape: tuple[int, ...]
+    init: float | None
+
+    @property
+    def width(self) -> int:
+        return math.prod(self.shape)
+
+
+def fresh_copy(optimizer: Any) -> Any:
+    """An optimizer of the same class and settings, without variables.
+
+    It is not made with `from_config`, because a user's class may not list all its settings there.
+    It steps with no clipping, loss scale, averaging or gradient accumulation: those happen outside.
+    """
+    if optimizer.built:
+        optimizer = type(optimizer).from_config(optimizer.get_config())
+    copy = object.__new__(type(optimizer))
+    for name, value in vars(optimizer).items():
+        if not name.startswith("_self_"):  # TensorFlow's bookkeeping of what tracks what
+            copy.__dict__[name] = list(value) if isinstance(value, list) else value
+    variables: list[Any] = []
+    is_variable = {"variables": (lambda x: isinstance(x, keras.Variable), variables)}
+    copy.__dict__.update(
+        _variables=variables,
+        _tracker=type(optimizer._tracker)(is_variable),
+        _trainable_variables=[],
+        _trainable_variables_indices={},
+        built=False,
+        clipnorm=None,
+        clipvalue=None,
+        global_clipnorm=None,
+        loss_scale_factor=None,
+        use_ema=False,
+        gradient_accumulation_steps=None,
+    )
+    return copy
+
+
+class RowsOptimizer:
+    """One Keras optimizer on one table.
+
+    Args:
+        template: an optimizer that was never built; see `fresh_copy`.
+        table: the table. Its rows get room for the optimizer's state.
+
+    Raises:
+        NotImplementedError: the optimizer keeps state that cannot be cut into rows.
+    """
+
+    def __init__(self, template: Any, table: DynamicVariable) -> None:
+        self._table = table
+        with tf.init_scope():
+            self._row_states = _find_row_states(template, table)
+            self._optimizer, self._vectors = _build(template, table, rows=2)
+        self._states = [self._optimizer._variables[state.index] for state in self._row_states]
+        self._copies_vector = any(state.init is None for state in self._row_states)
+        for variable in [self._vectors, *self._states]:
+            variable._shape = (None, *variable._shape[1:])
+        kind = type(template)
+        widths = [state.width for state in self._row_states]
+        inits = [state.init or 0.0 for state in self._row_states]
+        if self._copies_vector:
+            # One float more: whether the row has been stepped before.
+            widths, inits = [*widths, 1], [*inits, 0.0]
+        table.attach_state(f"keras:{kind.__module__}.{kind.__qualname__}", widths, inits)
+
+    @property
+    def shared_variables(self) -> list[Any]:
+        """Variables that belong to no row: Nadam's product, Adafactor's column statistics."""
+        in_rows = {state.index for state in self._row_states}
+        return [v for i, v in enumerate(self._optimizer._variables) if i not in in_rows]
+
+    def update(self, core: Any, grad: TableGradient, use_weight_decay: bool) -> None:
+        """Steps the touched rows.
+
+        Args:
+            core: the user's optimizer, for the learning rate and the step.
+            grad: of this table.
+            use_weight_decay: whether the optimizer's weight decay applies to the table.
+        """
+        values, state, found = _ops.library().dynemb_read_rows(grad.table.handle, grad.keys)
+        keys, sums, values, state = (
+            tf.boolean_mask(part, found) for part in (grad.keys, grad.sums, values, state)
+        )
+        self._optimizer.__dict__["_iterations"] = core._iterations
+        self._optimizer.__dict__["_learning_rate"] = core._learning_rate
+
+        def step() -> Any:
+            self._load(values, state)
+            if use_weight_decay:
+                self._optimizer._apply_weight_decay([self._vectors])
+            self._optimizer._backend_update_step(
+                [sums], [self._vectors], self._optimizer.learning_rate
+            )
+            _ops.library().dynemb_write_rows(
+                grad.table.handle, keys, self._vectors.value, self._stored_state(), insert=False
+            )
+            return tf.constant(True)
+
+        # A mean over no rows is NaN, and would stay in the shared state.
+        tf.cond(tf.size(keys) > 0, step, lambda: tf.constant(False))
+
+    def _load(self, values: Any, state: Any) -> None:
+        self._vectors.value.assign(values)
+        begin = 0
+        is_first = state[:, -1:] == 0 if self._copies_vector else None
+        for variable, row_state in zip(self._states, self._row_states, strict=True):
+            part = state[:, begin : begin + row_state.width]
+            begin += row_state.width
+            if row_state.init is None:
+                part = tf.where(is_first, values, part)
+            variable.value.assign(tf.reshape(part, [-1, *row_state.shape]))
+
+    def _stored_state(self) -> Any:
+        rows = tf.shape(self._vectors.value)[0]
+        parts = [
+            tf.reshape(variable.value, [rows, row_state.width])
+            for variable, row_state in zip(self._states, self._row_states, strict=True)
+        ]
+        if self._copies_vector:
+            parts.append(tf.ones([rows, 1]))
+        return tf.concat([tf.zeros([rows, 0]), *parts], axis=1)
+
+
+def _build(template: Any, table: DynamicVariable, rows: int) -> tuple[Any, Any]:
+    """Builds the optimizer for a dense variable [rows, dim] that may have other rows later."""
+    optimizer = fresh_copy(template)
+    start = np.arange(1, rows * table.dimension + 1, dtype=np.float32) / 7
+    vectors = keras.Variable(
+        start.reshape(rows, table.dimension), dtype="float32", autocast=False, name="embeddings"
+    )
+    vectors._path = f"{table.name.split(':')[0]}/embeddings"
+    vectors._value = _growable(vectors.value)
+    optimizer.build([vectors])
+    for variable in optimizer._variables:
+        if tuple(variable.shape)[:1] == (rows,):
+            variable._value = _growable(variable.value)
+    return optimizer, vectors
+
+
+def _growable(variable: Any) -> Any:
+    """A variable with the same value whose first dimension may change."""
+    return tf.Variable(variable, shape=[None, *variable.shape[1:]], trainable=False)
+
+
+def _find_row_states(template: Any, table: DynamicVariable) -> list[_RowState]:
+    """Which state has a part for each row: what grows by one row when the matrix does."""
+    (small, vectors), (large, _) = (_build(template, table, rows) for rows in (2, 3))
+    found = []
+    for index, (a, b) in enumerate(zip(small._variables, large._variables, strict=True)):
+        shape_a, shape_b = tuple(a._shape), tuple(b._shape)
+        if shape_a == shape_b:
+            continue
+        name = f"{type(template).__name__}'s state {a.path!r}"
+        if shape_a[:1] != (2,) or shape_b != (3, *shape_a[1:]):
+            raise NotImplementedError(
+                f"{name} has the shape {shape_a} for 2 rows and {shape_b} for 3: it cannot be kept "
+                "in the rows of a table."
+            )
+        value = np.asarray(a.value)
+        if np.all(value == value.flat[0]):
+            init: float | None = float(value.flat[0])
+        elif value.shape == (2, table.dimension) and np.array_equal(value, vectors.value):
+            init = None
+        else:
+            raise NotImplementedError(
+                f"{name} starts neither with one number nor with the vectors themselves: new rows "
+                "of a table cannot be given it."
+            )
+        found.append(_RowState(index, shape_a[1:], init))
+    return found

@@ -1,0 +1,178 @@
+"""Optimizers that the operators know: one fused update of all tables, state in the rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dynemb import _ops
+from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.gradients import TableGradient
+from tf_dynemb.rowwise_adagrad import RowwiseAdagrad
+
+
+@dataclasses.dataclass(frozen=True)
+class NativeForm:
+    """How the operators see one Keras optimizer.
+
+    Attributes:
+        name: of the operator's optimizer.
+        flags: of OptimizerFlags in `cc/table/optimizer.h`.
+        inits: what each state of a new row starts with.
+        hyper: the numbers that it uses, by their names in `_ops.HYPER`.
+        state_per_row: a state is one float per row, not one per element.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    inits: tuple[float, ...]
+    hyper: dict[str, Any]
+    state_per_row: bool = False
+
+
+def native_form(optimizer: Any) -> NativeForm | None:
+    """The operators' form of a Keras optimizer; None if they do not know its class.
+
+    Subclasses are not known: they may compute something else.
+    """
+    describe = _NATIVE.get(type(optimizer))
+    return None if describe is None else describe(optimizer)
+
+
+def attach(table: DynamicVariable, form: NativeForm) -> None:
+    """Makes room for the optimizer's state in the table's rows."""
+    width = 1 if form.state_per_row else table.dimension
+    table.attach_state(form.name, [width] * len(form.inits), form.inits)
+
+
+def update(
+    form: NativeForm,
+    grads: Sequence[TableGradient],
+    learning_rate: Any,
+    weight_decay: float | None,
+    step: Any,
+) -> None:
+    """Applies one step to several tables in one operator call.
+
+    Args:
+        form: of the optimizer.
+        grads: at most one for each table.
+        learning_rate: scalar.
+        weight_decay: as in Keras: rows shrink by learning_rate * weight_decay first.
+        step: scalar, from 1.
+    """
+    if not grads:
+        return
+    numbers = {
+        **form.hyper,
+        "learning_rate": learning_rate,
+        "weight_decay": weight_decay or 0.0,
+        "iteration": step,
+    }
+    hyper = tf.stack([tf.cast(numbers.get(name, 0.0), tf.float32) for name in _ops.HYPER])
+    _ops.library().dynemb_apply_gradients(
+        handles=[grad.table.handle for grad in grads],
+        keys=[grad.keys for grad in grads],
+        rows=[grad.rows for grad in grads],
+        grads=[grad.sums for grad in grads],
+        hyper=hyper,
+        optimizer=form.name,
+        flags=list(form.flags),
+    )
+
+
+def _flags(**flags: bool) -> tuple[str, ...]:
+    return tuple(name for name, is_set in flags.items() if is_set)
+
+
+def _sgd(o: Any) -> NativeForm:
+    with_momentum = o.momentum != 0
+    return NativeForm(
+        "sgd",
+        _flags(momentum=with_momentum, nesterov=with_momentum and o.nesterov),
+        (0.0,) if with_momentum else (),
+        {"momentum": o.momentum},
+    )
+
+
+def _adagrad(o: Any) -> NativeForm:
+    return NativeForm("adagrad", (), (o.initial_accumulator_value,), {"epsilon": o.epsilon})
+
+
+def _adam(o: Any) -> NativeForm:
+    return NativeForm(
+        "adam",
+        _flags(amsgrad=bool(o.amsgrad)),
+        (0.0,) * (3 if o.amsgrad else 2),
+        {"beta_1": o.beta_1, "beta_2": o.beta_2, "epsilon": o.epsilon},
+    )
+
+
+def _adamax(o: Any) -> NativeForm:
+    return NativeForm(
+        "adamax",
+        (),
+        (0.0, 0.0),
+        {"beta_1": o.beta_1, "beta_2": o.beta_2, "epsilon": o.epsilon},
+    )
+
+
+def _rmsprop(o: Any) -> NativeForm:
+    with_momentum = o.momentum > 0
+    return NativeForm(
+        "rmsprop",
+        _flags(momentum=with_momentum, centered=bool(o.centered)),
+        (0.0,) * (1 + with_momentum + bool(o.centered)),
+        {"beta_1": o.rho, "momentum": o.momentum, "epsilon": o.epsilon},
+    )
+
+
+def _adadelta(o: Any) -> NativeForm:
+    return NativeForm("adadelta", (), (0.0, 0.0), {"beta_1": o.rho, "epsilon": o.epsilon})
+
+
+def _ftrl(o: Any) -> NativeForm:
+    return NativeForm(
+        "ftrl",
+        (),
+        (o.initial_accumulator_value, 0.0),
+        {
+            "l1": o.l1_regularization_strength,
+            "l2": o.l2_regularization_strength,
+            "l2_shrinkage": o.l2_shrinkage_regularization_strength,
+            "ftrl_beta": o.beta,
+            "learning_rate_power": o.learning_rate_power,
+        },
+    )
+
+
+def _lion(o: Any) -> NativeForm:
+    return NativeForm("lion", (), (0.0,), {"beta_1": o.beta_1, "beta_2": o.beta_2})
+
+
+def _rowwise_adagrad(o: Any) -> NativeForm:
+    return NativeForm(
+        "rowwise_adagrad",
+        (),
+        (o.initial_accumulator_value,),
+        {"epsilon": o.epsilon},
+        state_per_row=True,
+    )
+
+
+_NATIVE: dict[type, Callable[[Any], NativeForm]] = {
+    keras.optimizers.SGD: _sgd,
+    keras.optimizers.Adagrad: _adagrad,
+    keras.optimizers.Adam: _adam,
+    keras.optimizers.AdamW: _adam,
+    keras.optimizers.Adamax: _adamax,
+    keras.optimizers.RMSprop: _rmsprop,
+    keras.optimizers.Adadelta: _adadelta,
+    keras.optimizers.Ftrl: _ftrl,
+    keras.optimizers.Lion: _lion,
+    RowwiseAdagrad: _rowwise_adagrad,
+}

@@ -1,0 +1,49 @@
+"""Pooling with TensorFlow's own operations, for vectors that are not read from a table's rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dynemb.bags import Bags
+
+
+def pool(vectors: Any, bags: Bags, combiner: str) -> Any:
+    """Combines the vectors of each bag to one.
+
+    With weights w (1 where none are given): sum Σ w v; mean Σ w v / Σ w; sqrtn Σ w v / sqrt(Σ w²);
+    max: max w v, all as in `cc/lookup/combiner.h` and, but for max, in
+    `tf.nn.embedding_lookup_sparse`. Empty bags give zeros.
+
+    Args:
+        vectors: [nnz, dim], in the order of `bags.keys`.
+        bags: of these vectors.
+        combiner: sum, mean, sqrtn or max.
+
+    Returns:
+        [num_bags, dim] of the dtype of `vectors`; computed in float32 where that is of 16 bits.
+    """
+    dtype = vectors.dtype
+    if dtype.size < 4:
+        vectors = tf.cast(vectors, tf.float32)
+    segments, count = bags.bag_of_key(), bags.num_bags
+    if bags.has_weights:
+        weights = tf.cast(bags.weights, vectors.dtype)[:, tf.newaxis]
+        vectors = vectors * weights
+    else:
+        weights = tf.ones_like(vectors[:, :1])
+    if combiner == "max":
+        pooled = tf.math.unsorted_segment_max(vectors, segments, count)
+        # The maximum of nothing is the lowest number there is.
+        nonempty = tf.math.unsorted_segment_sum(tf.ones_like(segments), segments, count) > 0
+        pooled = tf.where(nonempty[:, tf.newaxis], pooled, tf.zeros_like(pooled))
+    else:
+        pooled = tf.math.unsorted_segment_sum(vectors, segments, count)
+        if combiner == "mean":
+            norm = tf.math.unsorted_segment_sum(weights, segments, count)
+            pooled = tf.math.divide_no_nan(pooled, norm)
+        elif combiner == "sqrtn":
+            norm = tf.sqrt(tf.math.unsorted_segment_sum(weights * weights, segments, count))
+            pooled = tf.math.divide_no_nan(pooled, norm)
+    return tf.cast(pooled, dtype)

@@ -1,0 +1,86 @@
+"""RowwiseAdagrad: Adagrad with one accumulator for each row instead of one for each element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+@keras.saving.register_keras_serializable(package="tf_dynemb")
+class RowwiseAdagrad(keras.optimizers.Optimizer):  # type: ignore[misc]
+    """Adagrad whose state is one float per row: for tables it costs 4 bytes a row.
+
+        accumulator += mean(gradient², over the row)
+        variable -= learning_rate * gradient / (sqrt(accumulator) + epsilon)
+
+    Formula: FBGEMM's EXACT_ROWWISE_ADAGRAD. A row of a dense variable is its last dimension; a
+    vector or a scalar is one row.
+
+    Args:
+        learning_rate: a float, or a Keras schedule.
+        initial_accumulator_value: what the accumulator starts with, >= 0.
+        epsilon: added to the root.
+        **kwargs: of `keras.optimizers.Optimizer`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        initial_accumulator_value: float = 0.0,
+        epsilon: float = 1e-7,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        if initial_accumulator_value < 0:
+            raise ValueError(
+                f"initial_accumulator_value must be >= 0, got {initial_accumulator_value!r}."
+            )
+        self.initial_accumulator_value = initial_accumulator_value
+        self.epsilon = epsilon
+
+    def build(self, variables: Any) -> None:
+        """Makes one accumulator for each row of each variable."""
+        if self.built:
+            return
+        super().build(variables)
+        self._accumulators = [
+            self.add_variable(
+                shape=[*variable.shape[:-1], 1] if len(variable.shape) else [],
+                initializer=keras.initializers.Constant(self.initial_accumulator_value),
+                dtype=variable.dtype,
+                name="accumulator",
+            )
+            for variable in variables
+        ]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Updates one variable; see the class for the formula."""
+        accumulator = self._accumulators[self._get_variable_index(variable)].value
+        learning_rate = tf.cast(learning_rate, variable.dtype)
+        epsilon = tf.cast(self.epsilon, variable.dtype)
+        if isinstance(gradient, tf.IndexedSlices):
+            rows, position = tf.unique(gradient.indices)
+            gradient = tf.math.unsorted_segment_sum(
+                tf.cast(gradient.values, variable.dtype), position, tf.size(rows)
+            )
+            square = tf.reduce_mean(tf.square(gradient), axis=-1, keepdims=True)
+            accumulator.scatter_add(tf.IndexedSlices(square, rows))
+            step = learning_rate * gradient / (tf.sqrt(tf.gather(accumulator, rows)) + epsilon)
+            variable.scatter_sub(tf.IndexedSlices(step, rows))
+            return
+        gradient = tf.cast(gradient, variable.dtype)
+        square = tf.square(gradient)
+        if len(variable.shape):
+            square = tf.reduce_mean(square, axis=-1, keepdims=True)
+        accumulator.assign_add(square)
+        variable.assign_sub(learning_rate * gradient / (tf.sqrt(accumulator) + epsilon))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {
+            **super().get_config(),
+            "initial_accumulator_value": self.initial_accumulator_value,
+            "epsilon": self.epsilon,
+        }

@@ -1,0 +1,43 @@
+"""From Keras's variables to TensorFlow's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.static_variable import Variable
+
+
+def unwrap(variable: Any) -> Any:
+    """The TensorFlow variable inside a Keras variable; anything else as it is."""
+    if isinstance(variable, keras.Variable):
+        return getattr(variable, "_value", variable)
+    return variable
+
+
+def filter_variables(variables: Any) -> tuple[list[Any], list[Any]]:
+    """Divides variables into those of this package, dynamic and static, and all others.
+
+    Args:
+        variables: an iterable of TensorFlow or Keras variables, such as
+            `model.trainable_variables`.
+
+    Returns:
+        (ours, others): two lists of the objects that were passed, in their order.
+    """
+    ours: list[Any] = []
+    others: list[Any] = []
+    for variable in variables:
+        is_ours = isinstance(unwrap(variable), (DynamicVariable, Variable))
+        (ours if is_ours else others).append(variable)
+    return ours, others
+
+
+def dynamic(variable: Any, name: str = "var") -> DynamicVariable:
+    """The DynamicVariable that `variable` is or wraps; otherwise a TypeError naming it."""
+    table = unwrap(variable)
+    if not isinstance(table, DynamicVariable):
+        raise TypeError(f"{name} must be a DynamicVariable, got {variable!r:.120}.")
+    return table

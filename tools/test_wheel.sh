@@ -1,0 +1,33 @@
+#!/bin/bash
+# Installs the wheel in dist/ into a venv of its own, and runs the Python tests against it from a folder without the
+# package's sources. The venv borrows the other packages from .venv, so TensorFlow is not installed twice.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly PYTHON=$PWD/.venv/bin/python
+readonly PLACE=$PWD/build/wheel_test
+readonly INSTALLED=$PLACE/venv/bin/python
+
+rm -rf "$PLACE"
+mkdir -p "$PLACE/run"
+"$PYTHON" -m venv --without-pip "$PLACE/venv"
+borrowed=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+site=$("$INSTALLED" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+echo "$borrowed" >"$site/borrowed.pth"
+# --ignore-installed: the copy in .venv, which is installed in place, is seen through borrowed.pth and stays as it is.
+"$PYTHON" -m pip --python "$INSTALLED" install -q --disable-pip-version-check --no-deps --no-index \
+  --ignore-installed dist/*.whl
+
+cp -r tests examples pyproject.toml "$PLACE/run/"
+cd "$PLACE/run"
+TF_CPP_MIN_LOG_LEVEL=3 "$INSTALLED" - "$site" <<'EOF'
+import pathlib
+import sys
+
+import tf_dynemb
+
+found = pathlib.Path(tf_dynemb.__file__).parent
+if pathlib.Path(sys.argv[1]) not in found.parents or not (found / "_dynemb_ops.so").exists():
+    sys.exit(f"the installed wheel is not what is tested: {found}")
+EOF
+exec "$INSTALLED" -m pytest -p no:cacheprovider "$@" tests/python
