@@ -44,8 +44,7 @@ wheel: build ## dist/*.whl
 	@ls dist/*.whl
 
 sanitize: build ## the C++ tests under ASan, UBSan and TSan
-	$(BAZEL) test --config=asan //tests/cc:all
-	$(BAZEL) test --config=ubsan //tests/cc:all
+	$(BAZEL) test --config=asan-ubsan //tests/cc:all
 	$(BAZEL) test --config=tsan //tests/cc:all
 
 cuda-check: build ## compiles the device code where there is nvcc

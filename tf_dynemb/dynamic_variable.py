@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 import zlib
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -73,9 +74,10 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         **table_options: Any,
     ) -> None:
         dim = check_dimension("dimension", dimension)
-        options = TableOptions.create(var_type, table_options)
-        key_type = _one_of("key_type", key_type, KEY_TYPES)
-        dtype = _one_of("dtype", dtype, VALUE_TYPES)
+        # SOK's defaults are None, and its scripts pass them on.
+        options = TableOptions.create(var_type or "hybrid", table_options)
+        key_type = _one_of("key_type", key_type or tf.int64, KEY_TYPES)
+        dtype = _one_of("dtype", dtype or tf.float32, VALUE_TYPES)
         check_mode(mode)
         if constraint is not None and not callable(constraint):
             raise TypeError(f"constraint must be callable, got {constraint!r}.")
@@ -132,14 +134,15 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         self._mode = mode
         self._options = options
         # What DynembAttachState was last called with: (optimizer, widths, inits).
+        self._state_owner: weakref.ref[object] | None = None
         self._state_spec: tuple[str, tuple[int, ...], tuple[float, ...]] | None = None
 
     @property
     def _unique_id(self) -> NoReturn:
         # What a Keras optimizer knows a variable by; OptimizerWrapper does not ask.
         raise TypeError(
-            f"{self._name} is a DynamicVariable, which only tf_dynemb.OptimizerWrapper can step. Wrap "
-            "the optimizer, as the outermost one: tf_dynemb.OptimizerWrapper(optimizer)."
+            f"{self._name} is a DynamicVariable, which only tf_dynemb.OptimizerWrapper can step. "
+            "Wrap the optimizer, as the outermost one: tf_dynemb.OptimizerWrapper(optimizer)."
         )
 
     @_unique_id.setter
@@ -290,21 +293,31 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         """Removes all rows."""
         return _ops.library().dynemb_clear(self.handle)
 
-    def attach_state(self, optimizer: str, widths: Sequence[int], inits: Sequence[float]) -> None:
-        """Makes room for an optimizer's state in each row.
+    def attach_state(
+        self, optimizer: str, widths: Sequence[int], inits: Sequence[float], owner: object
+    ) -> None:
+        """Makes room for an optimizer's state in each row; every row starts fresh.
 
-        With the same optimizer and widths as before nothing happens; otherwise state is reset.
+        With the same arguments as before nothing happens.
 
         Args:
             optimizer: its name.
             widths: floats per row of each state.
-            inits: what each state of a new row starts with.
+            inits: what each state of a row starts with.
+            owner: who steps the rows. State that another owner left is not continued, as a model
+                that is compiled anew starts with fresh state in Keras.
         """
+        spec = (optimizer, tuple(widths), tuple(inits))
+        is_owner = self._state_owner is not None and self._state_owner() is owner
+        if is_owner and spec == self._state_spec:
+            return
+        attach = _ops.library().dynemb_attach_state
         with tf.init_scope():
-            _ops.library().dynemb_attach_state(
-                self.handle, optimizer=optimizer, widths=list(widths), inits=list(inits)
-            )
-        self._state_spec = (optimizer, tuple(widths), tuple(inits))
+            if self._state_spec is not None:
+                attach(self.handle, optimizer="", widths=[], inits=[])
+            attach(self.handle, optimizer=optimizer, widths=spec[1], inits=spec[2])
+        self._state_spec = spec
+        self._state_owner = weakref.ref(owner)
 
     @property
     def state_spec(self) -> tuple[str, tuple[int, ...], tuple[float, ...]] | None:

@@ -48,15 +48,15 @@ def replace_rows(
         keys: [n], of its key type.
         values: float32 [n, dimension].
         state: float32 [n, floats per row].
-        state_spec: (optimizer, widths, inits) of the state, or None if there is none. A table that
-            has state of another optimizer keeps that optimizer, and the rows start fresh in it.
+        state_spec: (optimizer, widths, inits) of the state, or None if there is none. Where that is
+            not what the table's rows have room for (another optimizer, or one that is not built
+            yet, whose variables Keras skips too), the rows start with fresh state.
     """
     table.clear()
     spec = None if state_spec is None else _as_spec(state_spec)
-    if spec is None or table.state_spec not in (None, spec):
+    if spec is None or table.state_spec != spec:
         table.upsert(keys, values)
         return
-    table.attach_state(*spec)
     _ops.library().dynemb_write_rows(table.handle, keys, values, state, insert=True)
 
 

@@ -61,10 +61,7 @@ def lookup_sparse(
     if not tables:
         raise ValueError("params is empty: at least one table is needed.")
     for table in tables:
-        if not resource_variable_ops.is_resource_variable(table):
-            raise TypeError(
-                f"params must be DynamicVariable, Variable or tf.Variable, got {table!r:.120}."
-            )
+        _check_table(table)
     ids = _one_each("sp_ids", [sp_ids] if single else sp_ids, len(tables))
     weights = _one_each("sp_weights", [sp_weights] if single else sp_weights, len(tables), True)
     names = _combiner_names(combiners, len(tables))
@@ -127,6 +124,18 @@ def _lookup_dynamic(
     for table, feature, output in zip(tables, features, outputs, strict=True):
         output.set_shape([feature.static_num_bags, table.dimension])
     return list(outputs)
+
+
+def _check_table(table: Any) -> None:
+    if not resource_variable_ops.is_resource_variable(table):
+        raise TypeError(
+            f"params must be DynamicVariable, Variable or tf.Variable, got {table!r:.120}."
+        )
+    if table.shape.rank != 2 or not table.dtype.is_floating:
+        raise ValueError(
+            "params must be floating point [rows, dim], got a variable of the shape "
+            f"{table.shape} and {table.dtype.name}."
+        )
 
 
 def _as_list(value: Any) -> list[Any]:

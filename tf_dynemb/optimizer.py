@@ -123,7 +123,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
                 f"{table.name}, which has no dense value."
             )
         if self._form is not None:
-            optimizer_native.attach(table, self._form)
+            optimizer_native.attach(table, self._form, self._tables)
         else:
             self._tables.generic[id(table)] = RowsOptimizer(self._tables.template, table)
         self._tables.add(table)

@@ -97,7 +97,8 @@ class RowsOptimizer:
         if self._copies_vector:
             # One float more: whether the row has been stepped before.
             widths, inits = [*widths, 1], [*inits, 0.0]
-        table.attach_state(f"keras:{kind.__module__}.{kind.__qualname__}", widths, inits)
+        name = f"keras:{kind.__module__}.{kind.__qualname__}"
+        table.attach_state(name, widths, inits, owner=self)
 
     @property
     def shared_variables(self) -> list[Any]:

@@ -43,10 +43,10 @@ def native_form(optimizer: Any) -> NativeForm | None:
     return None if describe is None else describe(optimizer)
 
 
-def attach(table: DynamicVariable, form: NativeForm) -> None:
+def attach(table: DynamicVariable, form: NativeForm, owner: object) -> None:
     """Makes room for the optimizer's state in the table's rows."""
     width = 1 if form.state_per_row else table.dimension
-    table.attach_state(form.name, [width] * len(form.inits), form.inits)
+    table.attach_state(form.name, [width] * len(form.inits), form.inits, owner)
 
 
 def update(

@@ -39,7 +39,7 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
     @property
     def size(self) -> Any:
         """An int64 tensor with the variable's shape."""
-        return tf.constant(self.shape.as_list(), tf.int64)
+        return tf.shape(self, out_type=tf.int64)
 
 
 def check_mode(mode: Any) -> None:

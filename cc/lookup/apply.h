@@ -14,14 +14,15 @@ namespace dynemb {
 struct ApplyTask {
   Table* table = nullptr;
   const void* keys = nullptr;        // [n], of the table's key type
-  const RowId* rows = nullptr;       // [n] from the lookup, keys then distinct; or null: keys may repeat, gradients add up
+  const RowId* rows = nullptr;       // [n] from the lookup, keys then distinct; or null: keys may
+                                     // repeat, gradients add up
   const float* gradients = nullptr;  // [n, dim]
   size_t n = 0;
 };
 
-// Updates vectors and state. A gradient whose key has no row, or no longer the row it had in the lookup, is dropped and
-// counted. FailedPrecondition if a table's state is not this optimizer's (AttachState); then no table has changed.
-// The caller holds the locks of all tables exclusively.
+// Updates vectors and state. A gradient whose key has no row, or no longer the row it had in the
+// lookup, is dropped and counted. FailedPrecondition if a table's state is not this optimizer's
+// (AttachState); then no table has changed. The caller holds the locks of all tables exclusively.
 Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, OptimizerKind kind,
              OptimizerFlags flags, const Hyper& hyper, Tick tick);
 

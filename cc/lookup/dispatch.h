@@ -1,4 +1,5 @@
-// From a Table to its implementation for the key width, for code that fuses its own work with the table's passes.
+// From a Table to its implementation for the key width, for code that fuses its own work with the
+// table's passes.
 #ifndef DYNEMB_LOOKUP_DISPATCH_H_
 #define DYNEMB_LOOKUP_DISPATCH_H_
 
@@ -10,7 +11,8 @@ namespace dynemb {
 template <class Fn>
 auto DispatchKeys(Table* table, const void* keys, const Fn& fn) {
   if (table->options().key_type == KeyType::kInt32) {
-    return fn(*static_cast<HashTable<uint32_t, OneLane>*>(table), static_cast<const uint32_t*>(keys));
+    return fn(*static_cast<HashTable<uint32_t, OneLane>*>(table),
+              static_cast<const uint32_t*>(keys));
   }
   return fn(*static_cast<HashTable<uint64_t, OneLane>*>(table), static_cast<const uint64_t*>(keys));
 }

@@ -14,15 +14,21 @@ namespace {
 // Ids per piece of parallel work.
 constexpr size_t kIdGrain = 4096;
 
-// Combines the ids of bags [bag, last_bag), given in bag order. kDim is the dim if it is one of the common ones, so that
-// the loops over columns unroll; 0 otherwise.
+// Combines the ids of bags [bag, last_bag), given in bag order. kDim is the dim if it is one of the
+// common ones, so that the loops over columns unroll; 0 otherwise.
 template <class K, int64_t kDim>
 class PoolVisitor {
  public:
   PoolVisitor(const PoolTask& task, const HashTable<K, OneLane>& table, bool insert, size_t bag,
               std::vector<size_t>* put_aside)
-      : task_(task), table_(table), layout_(table.layout()), insert_(insert), bag_(bag),
-        put_aside_(put_aside), loaded_(layout_.dim), sum_(layout_.dim) {
+      : task_(task),
+        table_(table),
+        layout_(table.layout()),
+        insert_(insert),
+        bag_(bag),
+        put_aside_(put_aside),
+        loaded_(layout_.dim),
+        sum_(layout_.dim) {
     StartBag();
   }
 
@@ -86,8 +92,8 @@ class PoolVisitor {
     bag_end_ = task_.bags->end(bag_);
     count_ = 0;
     incomplete_ = false;
-    into_ = layout_.dtype == DType::kFloat32 ? reinterpret_cast<float*>(PooledAt(bag_))
-                                             : sum_.get();
+    into_ =
+        layout_.dtype == DType::kFloat32 ? reinterpret_cast<float*>(PooledAt(bag_)) : sum_.get();
   }
 
   void NextBag() {
@@ -147,13 +153,20 @@ class PoolVisitor {
 template <class Fn>
 auto DispatchDim(int64_t dim, const Fn& fn) {
   switch (dim) {
-    case 4: return fn(std::integral_constant<int64_t, 4>());
-    case 8: return fn(std::integral_constant<int64_t, 8>());
-    case 16: return fn(std::integral_constant<int64_t, 16>());
-    case 32: return fn(std::integral_constant<int64_t, 32>());
-    case 64: return fn(std::integral_constant<int64_t, 64>());
-    case 128: return fn(std::integral_constant<int64_t, 128>());
-    default: return fn(std::integral_constant<int64_t, 0>());
+    case 4:
+      return fn(std::integral_constant<int64_t, 4>());
+    case 8:
+      return fn(std::integral_constant<int64_t, 8>());
+    case 16:
+      return fn(std::integral_constant<int64_t, 16>());
+    case 32:
+      return fn(std::integral_constant<int64_t, 32>());
+    case 64:
+      return fn(std::integral_constant<int64_t, 64>());
+    case 128:
+      return fn(std::integral_constant<int64_t, 128>());
+    default:
+      return fn(std::integral_constant<int64_t, 0>());
   }
 }
 
@@ -176,11 +189,12 @@ void PoolRange(const PoolTask& task, size_t begin, size_t end, Tick tick, bool i
     const size_t first = bags.begin(begin);
     const size_t last = bags.end(end - 1);
     if (bags.order() == nullptr) {
-      table.FindRange(lane, [keys](size_t i) { return keys[i]; }, first, last, tick, visit);
+      table.FindRange(
+          lane, [keys](size_t i) { return keys[i]; }, first, last, tick, visit);
     } else {
       const uint32_t* order = bags.order();
-      table.FindRange(lane, [keys, order](size_t i) { return keys[order[i]]; }, first, last, tick,
-                      visit);
+      table.FindRange(
+          lane, [keys, order](size_t i) { return keys[order[i]]; }, first, last, tick, visit);
     }
     visit.Finish(end);
     table.CountFinds(visit.hits, visit.misses);
@@ -210,6 +224,23 @@ size_t BagGrain(const Bags& bags) {
   if (bags.num_bags() == 0) return 1;
   const size_t ids_per_bag = std::max<size_t>(1, bags.nnz() / bags.num_bags());
   return std::max<size_t>(1, kIdGrain / ids_per_bag);
+}
+
+// Gives a row to every key of the task that has none.
+Status InsertMissing(Exec& exec, const PoolTask& task, Tick tick, bool find_again) {
+  return DispatchKeys(task.table, task.keys, [&](auto& table, const auto* keys) {
+    std::vector<size_t> missing = Missing(task.rows, task.bags->nnz());
+    if (find_again) {
+      using K = std::decay_t<decltype(*keys)>;
+      std::vector<K> missing_keys;
+      for (size_t i : missing) missing_keys.push_back(keys[i]);
+      std::vector<RowId> rows(missing.size());
+      table.Find(exec, missing_keys.data(), missing.size(), tick, rows.data());
+      for (size_t j = 0; j < missing.size(); ++j) task.rows[missing[j]] = rows[j];
+      missing = Missing(task.rows, task.bags->nnz());
+    }
+    return table.InsertInitial(exec, keys, missing, tick, task.rows);
+  });
 }
 
 float Dot(const float* a, const float* b, int64_t dim) {
@@ -252,9 +283,9 @@ void WeightGradientOfBag(const WeightGradientTask& task, const HashTable<K, OneL
         gradient = (Dot(upstream, vector, layout.dim) - pooled_dot) * scale;
         break;
       case Combiner::kSqrtn:  // pooled = Σ w v / n, n = sqrt(Σ w²)
-        gradient = (Dot(upstream, vector, layout.dim) -
-                    pooled_dot * task.weights[position] * scale) *
-                   scale;
+        gradient =
+            (Dot(upstream, vector, layout.dim) - pooled_dot * task.weights[position] * scale) *
+            scale;
         break;
       case Combiner::kMax: {
         const int32_t* argmax = task.argmax + bag * static_cast<size_t>(layout.dim);
@@ -286,14 +317,16 @@ Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool inse
   });
   if (!insert) return Status();
 
+  std::vector<Table*> grown;
   for (size_t t = 0; t < tasks.size(); ++t) {
     const PoolTask& task = tasks[t];
     std::vector<size_t> again;
     for (const auto& bags : put_aside[t]) again.insert(again.end(), bags.begin(), bags.end());
     if (again.empty()) continue;
-    DYNEMB_RETURN_IF_ERROR(DispatchKeys(task.table, task.keys, [&](auto& table, const auto* keys) {
-      return table.InsertInitial(exec, keys, Missing(task.rows, task.bags->nnz()), tick, task.rows);
-    }));
+    // What an earlier task on the same table has inserted is not missing any more.
+    const bool find_again = std::find(grown.begin(), grown.end(), task.table) != grown.end();
+    DYNEMB_RETURN_IF_ERROR(InsertMissing(exec, task, tick, find_again));
+    grown.push_back(task.table);
     exec.ParallelFor(again.size(), grains[t], [&](size_t begin, size_t end) {
       PoolRemembered(task, again.data() + begin, end - begin);
     });

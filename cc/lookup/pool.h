@@ -1,8 +1,9 @@
 // Pool: finds the rows of many ids and combines each bag's vectors, for several tables in one call.
 //
-// Finding and combining are one pass: a row is added to its bag's sum, in the output, while it is in the cache; there is
-// no [ids, dim] array. A bag that meets an unknown key is put aside, and done again from the remembered row ids once the
-// key has a row. In steady state there are few of those; and inserting costs far more than adding twice.
+// Finding and combining are one pass: a row is added to its bag's sum, in the output, while it is
+// in the cache; there is no [ids, dim] array. A bag that meets an unknown key is put aside, and
+// done again from the remembered row ids once the key has a row. In steady state there are few of
+// those; and inserting costs far more than adding twice.
 #ifndef DYNEMB_LOOKUP_POOL_H_
 #define DYNEMB_LOOKUP_POOL_H_
 
@@ -23,18 +24,20 @@ struct PoolTask {
   const Bags* bags = nullptr;
   const float* weights = nullptr;  // [nnz], or null for none
   Combiner combiner = Combiner::kSum;
-  void* pooled = nullptr;     // out [num_bags, dim] of the table's dtype; zeros for an empty bag
-  RowId* rows = nullptr;      // out [nnz]: where each id's row is, kNoRow if it has none
-  int32_t* argmax = nullptr;  // out [num_bags, dim] for kMax: the position in nnz, the first of equals; -1: empty
+  void* pooled = nullptr;  // out [num_bags, dim] of the table's dtype; zeros for an empty bag
+  RowId* rows = nullptr;   // out [nnz]: where each id's row is, kNoRow if it has none
+  int32_t* argmax =
+      nullptr;  // out [num_bags, dim] for kMax: the position in nnz, the first of equals; -1: empty
 };
 
-// The caller holds the locks of all tables: exclusively if `insert`, else shared. Without `insert` a key that has no row
-// counts with the vector it would start with. Several tasks may name one table.
-// On ResourceExhausted some tables may have new rows, with their initial vectors; no other row has changed.
+// The caller holds the locks of all tables: exclusively if `insert`, else shared. Without `insert`
+// a key that has no row counts with the vector it would start with. Several tasks may name one
+// table. On ResourceExhausted some tables may have new rows, with their initial vectors; no other
+// row has changed.
 Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool insert);
 
-// The gradient of the loss with respect to the weights of a task that has some, by the derivative of combiner.h's
-// formulas; 0 where a bag's divisor is 0.
+// The gradient of the loss with respect to the weights of a task that has some, by the derivative
+// of combiner.h's formulas; 0 where a bag's divisor is 0.
 struct WeightGradientTask {
   Table* table = nullptr;
   const void* keys = nullptr;

@@ -1,5 +1,5 @@
-// ParallelForTasks: one parallel loop over several tasks of different sizes, so that a hundred small tables and one large
-// one are spread over the threads alike.
+// ParallelForTasks: one parallel loop over several tasks of different sizes, so that a hundred
+// small tables and one large one are spread over the threads alike.
 #ifndef DYNEMB_LOOKUP_TASKS_H_
 #define DYNEMB_LOOKUP_TASKS_H_
 
@@ -11,8 +11,8 @@
 
 namespace dynemb {
 
-// Calls fn(task, begin, end) on disjoint ranges that cover [0, sizes[task]) of every task. A range has `grains[task]`
-// items (the last fewer).
+// Calls fn(task, begin, end) on disjoint ranges that cover [0, sizes[task]) of every task. A range
+// has `grains[task]` items (the last fewer).
 template <class Fn>
 void ParallelForTasks(Exec& exec, const std::vector<size_t>& sizes,
                       const std::vector<size_t>& grains, const Fn& fn) {

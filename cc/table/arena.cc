@@ -15,7 +15,8 @@ constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kPage = 4096;
 // Below this, huge pages would waste more than they save: many tables are small.
 constexpr size_t kHugePagesFrom = 2 * kHugePage;
-// One commit covers at least this share of what is committed, so that a growing table makes few system calls.
+// One commit covers at least this share of what is committed, so that a growing table makes few
+// system calls.
 constexpr size_t kCommitFraction = 8;
 constexpr size_t kCommitMost = size_t{256} << 20;
 
@@ -55,8 +56,8 @@ Status Arena::Reserve(size_t bytes, size_t at_least) {
   bytes = RoundUp(std::max<size_t>(bytes, kPage), kPage);
   for (size_t size = bytes;; size = RoundUp(size / 2, kPage)) {
     // A huge page more, to begin on a huge page's boundary.
-    void* p = mmap(nullptr, size + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                   -1, 0);
+    void* p = mmap(nullptr, size + kHugePage, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p != MAP_FAILED) {
       mapping_ = p;
       mapping_bytes_ = size + kHugePage;
@@ -65,7 +66,8 @@ Status Arena::Reserve(size_t bytes, size_t at_least) {
       return Status();
     }
     if (size / 2 < at_least || size <= kPage) {
-      return ResourceExhausted("cannot reserve " + std::to_string(size) + " bytes of address space");
+      return ResourceExhausted("cannot reserve " + std::to_string(size) +
+                               " bytes of address space");
     }
   }
 }

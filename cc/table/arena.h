@@ -1,5 +1,6 @@
-// Arena: one contiguous address range, reserved at its greatest size and committed from the front as it fills. Growing
-// never moves what is in it, and costs nothing but the page faults of the part that is used.
+// Arena: one contiguous address range, reserved at its greatest size and committed from the front
+// as it fills. Growing never moves what is in it, and costs nothing but the page faults of the part
+// that is used.
 #ifndef DYNEMB_TABLE_ARENA_H_
 #define DYNEMB_TABLE_ARENA_H_
 
@@ -18,12 +19,12 @@ class Arena {
   Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&& other) noexcept;
 
-  // Reserves address space for up to `bytes`; if the process may not reserve so much, the greatest power-of-two fraction
-  // of it that is granted, but ResourceExhausted below `at_least`. Call once.
+  // Reserves address space for up to `bytes`; if the process may not reserve so much, the greatest
+  // power-of-two fraction of it that is granted, but ResourceExhausted below `at_least`. Call once.
   Status Reserve(size_t bytes, size_t at_least);
 
-  // Makes the first `bytes` usable; what is newly usable reads as zero. ResourceExhausted if `bytes` is more than was
-  // reserved or the system refuses; the arena is then as it was.
+  // Makes the first `bytes` usable; what is newly usable reads as zero. ResourceExhausted if
+  // `bytes` is more than was reserved or the system refuses; the arena is then as it was.
   Status Commit(size_t bytes);
 
   // Makes everything read as zero again and gives the memory back.

@@ -6,11 +6,13 @@
 //       │ 7×u8  │ │    7×u32    │    7×u32    │
 //       └───────┴─┴─────────────┴─────────────┘
 //
-// o is `overflow`: how many keys that hold a slot elsewhere passed over this bucket on their way from their home bucket;
-// saturates at 255 and is then sticky until the segment is rebuilt by a split.
+// o is `overflow`: how many keys that hold a slot elsewhere passed over this bucket on their way
+// from their home bucket; saturates at 255 and is then sticky until the segment is rebuilt by a
+// split.
 //
-// Invariants, for every slot: digest == 0 iff row == kNoRow (the slot is empty; access is then meaningless). A key with
-// home h in a slot of bucket b has counted once in overflow of every bucket from h up to b (exclusive, cyclic).
+// Invariants, for every slot: digest == 0 iff row == kNoRow (the slot is empty; access is then
+// meaningless). A key with home h in a slot of bucket b has counted once in overflow of every
+// bucket from h up to b (exclusive, cyclic).
 #ifndef DYNEMB_TABLE_BUCKET_H_
 #define DYNEMB_TABLE_BUCKET_H_
 

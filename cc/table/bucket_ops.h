@@ -1,9 +1,11 @@
-// Find, claim, evict and erase in the buckets of one segment: the algorithm of the table, written once over Lanes.
+// Find, claim, evict and erase in the buckets of one segment: the algorithm of the table, written
+// once over Lanes.
 //
-// A key's path is its home bucket, then the next buckets of the segment, cyclic. Find may run beside anything that only
-// stamps. Claim and Evict run for keys that are not in the table and, where Lanes::kShared, for distinct keys; teams may
-// then work on the same bucket, and the compare-and-swap on a slot's row id (claim) or last access (evict) decides who
-// owns the slot. Without kShared one thread owns the segment and the swaps are plain stores.
+// A key's path is its home bucket, then the next buckets of the segment, cyclic. Find may run
+// beside anything that only stamps. Claim and Evict run for keys that are not in the table and,
+// where Lanes::kShared, for distinct keys; teams may then work on the same bucket, and the
+// compare-and-swap on a slot's row id (claim) or last access (evict) decides who owns the slot.
+// Without kShared one thread owns the segment and the swaps are plain stores.
 #ifndef DYNEMB_TABLE_BUCKET_OPS_H_
 #define DYNEMB_TABLE_BUCKET_OPS_H_
 
@@ -30,6 +32,14 @@ DYNEMB_HD inline uint32_t LowestBit(uint32_t mask) {
 #endif
 }
 
+DYNEMB_HD inline uint32_t CountBits(uint32_t mask) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<uint32_t>(__popc(mask));
+#else
+  return static_cast<uint32_t>(__builtin_popcount(mask));
+#endif
+}
+
 DYNEMB_HD inline Bucket* OnPath(Bucket* segment, uint32_t home, uint32_t step) {
   return segment + ((home + step) & (kBucketsPerSegment - 1));
 }
@@ -47,7 +57,8 @@ DYNEMB_HD void UncountPath(Lanes& lanes, Bucket* segment, uint32_t home, const B
 
 // The slot of `key`, which has this home and digest, in `segment`.
 template <class Lanes, class K>
-DYNEMB_HD SlotRef Find(Lanes& lanes, const TableView<K>& view, Bucket* segment, Probe probe, K key) {
+DYNEMB_HD SlotRef Find(Lanes& lanes, const TableView<K>& view, Bucket* segment, Probe probe,
+                       K key) {
   for (uint32_t i = 0; i < kBucketsPerSegment; ++i) {
     Bucket* bucket = internal::OnPath(segment, probe.home, i);
     uint32_t mask = lanes.Match(bucket->digest, probe.digest);
@@ -62,16 +73,16 @@ DYNEMB_HD SlotRef Find(Lanes& lanes, const TableView<K>& view, Bucket* segment, 
   return {};
 }
 
-// Gives the key an empty slot on its path and puts `row` there, last accessed at `now`. The row's key must be written by
-// the caller before anybody looks for it. Returns no bucket if the segment is full (its overflow counts then stand as if
-// the key had passed, which costs later probes a step and is mended by the next split).
+// Gives the key an empty slot on its path and puts `row` there, last accessed at `now`. The row's
+// key must be written by the caller before anybody looks for it. Returns no bucket if the segment
+// is full (its overflow counts then stand as if the key had passed, which costs later probes a step
+// and is mended by the next split).
 template <class Lanes>
 DYNEMB_HD SlotRef Claim(Lanes& lanes, Bucket* segment, Probe probe, RowId row, Stamp now) {
   for (uint32_t i = 0; i < kBucketsPerSegment; ++i) {
     Bucket* bucket = internal::OnPath(segment, probe.home, i);
     for (;;) {
-      const uint32_t empty =
-          lanes.Mask([&](uint32_t s) { return lanes.Load(&bucket->row[s]) == kNoRow; });
+      const uint32_t empty = lanes.Empty(*bucket);
       if (empty == 0) break;
       const uint32_t slot = internal::LowestBit(empty);
       uint32_t was = 0;
@@ -88,36 +99,39 @@ DYNEMB_HD SlotRef Claim(Lanes& lanes, Bucket* segment, Probe probe, RowId row, S
   return {};
 }
 
-// How many neighbouring buckets are compared for a victim before the search goes further along the path: 28 slots, so
-// the victim is among the oldest 4 % of the table on average.
-constexpr uint32_t kEvictWindow = 4;
+// How many rows on the new key's path are compared for a victim. So the victim is among the oldest
+// 4 % of the table on average, and a table of up to this many rows is exactly LRU.
+constexpr uint32_t kEvictRows = 28;
 
-// Takes the slot and the row of the least recently used key seen near the new key's home, among keys last accessed before
-// `now`. The slot then belongs to the new key; the returned row still carries the evicted key and its vector, for the
-// caller to overwrite. Returns no bucket if the segment holds no key older than `now`.
+// Takes the slot and the row of the least recently used key among the first kEvictRows or so on the
+// new key's path, of keys last accessed before `now`; if all of those are fresh, it goes on to the
+// first that is not. The slot then belongs to the new key; the returned row still carries the
+// evicted key and its vector, for the caller to overwrite. Returns no bucket if the segment holds
+// no key older than `now`.
 template <class Lanes, class K>
 DYNEMB_HD SlotRef Evict(Lanes& lanes, const TableView<K>& view, Bucket* segment, Probe probe,
                         Stamp now) {
   constexpr uint64_t kNone = ~0ull;
-  for (uint32_t start = 0; start < kBucketsPerSegment;) {
+  for (;;) {
     uint64_t oldest = kNone;
     Bucket* bucket = nullptr;
-    for (uint32_t i = start; i < start + kEvictWindow; ++i) {
+    uint32_t compared = 0;
+    for (uint32_t i = 0; i < kBucketsPerSegment; ++i) {
+      if (compared >= kEvictRows && oldest != kNone) break;
       Bucket* b = internal::OnPath(segment, probe.home, i);
+      const uint32_t held = ~lanes.Empty(*b) & ((1u << kSlotsPerBucket) - 1);
       const uint64_t least = lanes.Min([&](uint32_t s) {
-        if (lanes.Load(&b->row[s]) == kNoRow) return kNone;
         const Stamp access = lanes.Load(&b->access[s]);
-        return access < now ? (static_cast<uint64_t>(access) << 8) | s : kNone;
+        return ((held >> s) & 1) != 0 && access < now ? (static_cast<uint64_t>(access) << 8) | s
+                                                      : kNone;
       });
+      compared += internal::CountBits(held);
       if (least < oldest) {
         oldest = least;
         bucket = b;
       }
     }
-    if (oldest == kNone) {
-      start += kEvictWindow;
-      continue;
-    }
+    if (oldest == kNone) return {};
     const auto slot = static_cast<uint32_t>(oldest & 0xFF);
     const auto access = static_cast<Stamp>(oldest >> 8);
     uint32_t was = 0;
@@ -136,7 +150,6 @@ DYNEMB_HD SlotRef Evict(Lanes& lanes, const TableView<K>& view, Bucket* segment,
     }
     return {bucket, slot, row};
   }
-  return {};
 }
 
 // Empties the slot. Returns false if another team has emptied it already.

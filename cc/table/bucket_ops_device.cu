@@ -1,5 +1,5 @@
-// The device instantiation of the bucket algorithm: one tile of eight threads for each key. The kernels are only loops
-// that call bucket_ops.h; CI compiles them wherever nvcc is present.
+// The device instantiation of the bucket algorithm: one tile of eight threads for each key. The
+// kernels are only loops that call bucket_ops.h; CI compiles them wherever nvcc is present.
 #include "cc/table/bucket_ops.h"
 #include "cc/table/lanes_cuda.cuh"
 
@@ -31,8 +31,8 @@ __global__ void FindKernel(TableView<K> view, const K* keys, size_t n, Stamp now
   });
 }
 
-// Places distinct keys that are not in the table: on a fresh row where rows[i] names one, else on an evicted key's row.
-// rows[i] becomes kNoRow where neither was possible.
+// Places distinct keys that are not in the table: on a fresh row where rows[i] names one, else on
+// an evicted key's row. rows[i] becomes kNoRow where neither was possible.
 template <class K>
 __global__ void ClaimKernel(TableView<K> view, const K* keys, size_t n, Stamp now, RowId* rows) {
   ForEachKey(n, [&](CudaTile& lanes, size_t i) {

@@ -1,8 +1,8 @@
 // Clock: numbers batches and remembers when they were.
 //
-// Next() is strictly increasing from 1. TickBefore(t) answers which batches are certainly older than a moment in time:
-// every tick above it was issued at t or later, or (because old records are thinned) shortly before. So "rows updated
-// since t" misses nothing. Thread-safe.
+// Next() is strictly increasing from 1. TickBefore(t) answers which batches are certainly older
+// than a moment in time: every tick above it was issued at t or later, or (because old records are
+// thinned) shortly before. So "rows updated since t" misses nothing. Thread-safe.
 #ifndef DYNEMB_TABLE_CLOCK_H_
 #define DYNEMB_TABLE_CLOCK_H_
 

@@ -7,8 +7,15 @@
 #include "cc/table/philox.h"
 #include "cc/table/portability.h"
 
+#if DYNEMB_HAS_CLONES
+#include <immintrin.h>
+#endif
+
 namespace dynemb {
 namespace {
+
+using LoadFn = void (*)(const void* row, int64_t dim, float* vector);
+using StoreFn = void (*)(const float* vector, int64_t dim, void* row);
 
 template <DType kType>
 DYNEMB_CLONES void Load(const void* row, int64_t dim, float* vector) {
@@ -26,13 +33,51 @@ DYNEMB_CLONES void StoreStochastic(const float* vector, const uint32_t* bits, in
   FloatToHalfStochastic<kType>(vector, bits, dim, row);
 }
 
+#if DYNEMB_HAS_CLONES
+// One instruction per eight elements instead of some twenty; every lookup in float16 rows pays it.
+__attribute__((target("avx,f16c"))) void LoadF16c(const void* row, int64_t dim, float* vector) {
+  const auto* from = static_cast<const unsigned char*>(row);
+  int64_t c = 0;
+  for (; c + 8 <= dim; c += 8) {
+    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 2 * c));
+    _mm256_storeu_ps(vector + c, _mm256_cvtph_ps(half));
+  }
+  HalfToFloat<DType::kFloat16>(from + 2 * c, dim - c, vector + c);
+}
+
+__attribute__((target("avx,f16c"))) void StoreF16c(const float* vector, int64_t dim, void* row) {
+  auto* to = static_cast<unsigned char*>(row);
+  int64_t c = 0;
+  for (; c + 8 <= dim; c += 8) {
+    const __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(vector + c), _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 2 * c), half);
+  }
+  FloatToHalf<DType::kFloat16>(vector + c, dim - c, to + 2 * c);
+}
+#endif
+
+LoadFn PickLoadFloat16() {
+#if DYNEMB_HAS_CLONES
+  if (__builtin_cpu_supports("f16c")) return &LoadF16c;
+#endif
+  return &Load<DType::kFloat16>;
+}
+
+StoreFn PickStoreFloat16() {
+#if DYNEMB_HAS_CLONES
+  if (__builtin_cpu_supports("f16c")) return &StoreF16c;
+#endif
+  return &Store<DType::kFloat16>;
+}
+
 }  // namespace
 
 namespace internal_codec {
 
 void LoadHalf(DType type, const void* row, int64_t dim, float* vector) {
   if (type == DType::kFloat16) {
-    Load<DType::kFloat16>(row, dim, vector);
+    static const LoadFn load = PickLoadFloat16();
+    load(row, dim, vector);
   } else {
     Load<DType::kBfloat16>(row, dim, vector);
   }
@@ -40,7 +85,8 @@ void LoadHalf(DType type, const void* row, int64_t dim, float* vector) {
 
 void StoreHalf(DType type, const float* vector, int64_t dim, void* row) {
   if (type == DType::kFloat16) {
-    Store<DType::kFloat16>(vector, dim, row);
+    static const StoreFn store = PickStoreFloat16();
+    store(vector, dim, row);
   } else {
     Store<DType::kBfloat16>(vector, dim, row);
   }

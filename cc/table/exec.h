@@ -1,9 +1,10 @@
 // Exec: runs a function over a range of n items, by one thread or by several.
 //
-// Contract. ParallelFor(n, grain, fn) calls fn(begin, end) on disjoint ranges that cover [0, n), each of about `grain`
-// items (the last may be shorter), from any thread, in any order, and returns when all calls have returned. The caller's
-// thread takes part and needs no other thread's progress to finish: helpers only take ranges nobody has started. So
-// ParallelFor may be called while holding a lock that the pool's other threads wait for. fn must not throw.
+// Contract. ParallelFor(n, grain, fn) calls fn(begin, end) on disjoint ranges that cover [0, n),
+// each of about `grain` items (the last may be shorter), from any thread, in any order, and returns
+// when all calls have returned. The caller's thread takes part and needs no other thread's progress
+// to finish: helpers only take ranges nobody has started. So ParallelFor may be called while
+// holding a lock that the pool's other threads wait for. fn must not throw.
 #ifndef DYNEMB_TABLE_EXEC_H_
 #define DYNEMB_TABLE_EXEC_H_
 
@@ -30,8 +31,8 @@ class SerialExec final : public Exec {
   void ParallelFor(size_t n, size_t grain, const RangeFn& fn) override;
 };
 
-// Runs on the caller's thread and up to `helpers` closures given to `schedule`, which must run each of them once,
-// eventually, on some other thread (a thread pool's Schedule).
+// Runs on the caller's thread and up to `helpers` closures given to `schedule`, which must run each
+// of them once, eventually, on some other thread (a thread pool's Schedule).
 class PoolExec final : public Exec {
  public:
   using Schedule = std::function<void(std::function<void()>)>;

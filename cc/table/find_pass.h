@@ -1,8 +1,9 @@
 // FindPass: looks up a range of keys, software-pipelined, and hands each result to a visitor.
 //
-// A key goes through three stages, each some keys behind the one before: hash it and prefetch its home bucket; look in
-// the bucket and prefetch the row it points to; compare the row's key and visit. So about kBucketAhead bucket lines and
-// kRowAhead rows are under way at once, and a row's bytes are in the cache when the visitor touches them.
+// A key goes through three stages, each some keys behind the one before: hash it and prefetch its
+// home bucket; look in the bucket and prefetch the row it points to; compare the row's key and
+// visit. So about kBucketAhead bucket lines and kRowAhead rows are under way at once, and a row's
+// bytes are in the cache when the visitor touches them.
 #ifndef DYNEMB_TABLE_FIND_PASS_H_
 #define DYNEMB_TABLE_FIND_PASS_H_
 
@@ -26,9 +27,10 @@ inline void PrefetchBytes(const char* p, size_t bytes) {
 // Long rows are prefetched up to this point; beyond it the hardware's streams take over.
 constexpr size_t kPrefetchMost = 1024;
 
-// For every i of [begin, end), in order: visit.Hit(i, row, row_pointer) or visit.Miss(i, key), where key = key_at(i). Hits
-// are stamped with `now` unless it is 0. `row_bytes` is how much of a row the visitor touches. Nothing may change the
-// structure of the table meanwhile; stamping beside other finds is fine.
+// For every i of [begin, end), in order: visit.Hit(i, row, row_pointer) or visit.Miss(i, key),
+// where key = key_at(i). Hits are stamped with `now` unless it is 0. `row_bytes` is how much of a
+// row the visitor touches. Nothing may change the structure of the table meanwhile; stamping beside
+// other finds is fine.
 template <class K, class Lanes, class KeyAt, class Visitor>
 void FindPass(Lanes& lanes, const TableView<K>& view, size_t row_bytes, const KeyAt& key_at,
               size_t begin, size_t end, Stamp now, Visitor& visit) {
@@ -78,7 +80,8 @@ void FindPass(Lanes& lanes, const TableView<K>& view, size_t row_bytes, const Ke
       return;
     }
     if (now != 0 && lanes.rank() == 0) {
-      // Relaxed and only where it changes: other batches may stamp the same slot, and a store dirties the line.
+      // Relaxed and only where it changes: other batches may stamp the same slot, and a store
+      // dirties the line.
       Stamp* access = &at.bucket->access[at.slot];
       if (__atomic_load_n(access, __ATOMIC_RELAXED) != now) {
         __atomic_store_n(access, now, __ATOMIC_RELAXED);

@@ -5,8 +5,8 @@
 // fraction cut off, so over uniform `bits` the expectation is the value itself: exactly so (within
 // 2^-24 of a unit in the last place for float16 below 2^-25), up to the largest finite number;
 // between it and the point where nearest rounding overflows the result is the largest finite
-// number. NaN stays NaN (quiet, sign and leading payload bits kept) and infinity stays infinity in
-// both.
+// number. NaN stays NaN with its sign, and infinity stays infinity, in both; to 16 bits, the
+// leading bits of the payload are kept and the quiet bit is set.
 //
 // All of it is branch-free, for SIMD, and does not depend on the denormal modes that TensorFlow
 // sets in its threads: no float operation has a denormal operand or result that matters.
@@ -15,21 +15,12 @@
 
 #include <cstdint>
 
+#include "cc/table/float_bits.h"
 #include "cc/table/portability.h"
 #include "cc/table/types.h"
 #include "cc/table/unaligned.h"
 
 namespace dynemb {
-
-DYNEMB_HD DYNEMB_INLINE uint32_t FloatBits(float f) { return LoadUnaligned<uint32_t>(&f); }
-DYNEMB_HD DYNEMB_INLINE float BitsToFloat(uint32_t u) { return LoadUnaligned<float>(&u); }
-
-// c ? a : b. A plain ?: of computed values gcc 12 turns into a branch, and then the loop is no
-// SIMD.
-DYNEMB_HD DYNEMB_INLINE uint32_t Select(bool c, uint32_t a, uint32_t b) {
-  const uint32_t mask = 0u - static_cast<uint32_t>(c);
-  return (a & mask) | (b & ~mask);
-}
 
 namespace internal_half {
 constexpr uint32_t kInfinity = 0x7F800000u;       // of float32

@@ -1,11 +1,13 @@
 // HashTable: the batch algorithms of Table for one key width and one kind of Lanes.
 //
-// Everything reduces to two passes (docs/design.md, "Two passes"). Pass 1 is a FindPass over the batch with a visitor
-// that does the call's work on rows that are there and leaves kNoRow for the rest. Pass 2, Insert, makes rows for those.
+// Everything reduces to two passes (docs/design.md, "Two passes"). Pass 1 is a FindPass over the
+// batch with a visitor that does the call's work on rows that are there and leaves kNoRow for the
+// rest. Pass 2, Insert, makes rows for those.
 //
-// Pass 2. Row ids are dealt in the order of the batch; then each worker places the keys of the segments it owns
-// (segment mod workers), in the order of the batch. Repeated keys are parted off first, and take the row of their first
-// occurrence. So the result does not depend on the number of workers.
+// Pass 2. Row ids are dealt in the order of the batch; then each worker places the keys of the
+// segments it owns (segment mod workers), in the order of the batch. Repeated keys are parted off
+// first, and take the row of their first occurrence. So the result does not depend on the number of
+// workers.
 #ifndef DYNEMB_TABLE_HASH_TABLE_H_
 #define DYNEMB_TABLE_HASH_TABLE_H_
 
@@ -19,7 +21,8 @@
 
 namespace dynemb {
 
-// Keys per piece of parallel work: long enough to hide the start of a pipeline, short enough to spread evenly.
+// Keys per piece of parallel work: long enough to hide the start of a pipeline, short enough to
+// spread evenly.
 constexpr size_t kKeyGrain = 2048;
 
 template <class K, class Lanes>
@@ -39,22 +42,23 @@ class HashTable final : public Table {
   Status Upsert(Exec& exec, const void* keys, size_t n, const void* vectors, Tick tick) override;
   Status Accumulate(Exec& exec, const void* keys, size_t n, const float* deltas,
                     Tick tick) override;
-  Status WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors,
-                   const float* state, bool insert, Tick tick) override;
+  Status WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors, const float* state,
+                   bool insert, Tick tick) override;
   size_t Erase(Exec& exec, const void* keys, size_t n) override;
   void ApplyRange(const RowOptimizer& optimizer, const void* keys, const RowId* rows,
                   const float* gradients, size_t begin, size_t end, Tick tick) override;
   void CheckInvariants() const override;
 
-  // For code that fuses its own work with pass 1 (cc/lookup): the find pass over positions [begin, end) of `key_at`.
-  // (shared) `vectors` says whether the visitor reads vectors.
+  // For code that fuses its own work with pass 1 (cc/lookup): the find pass over positions [begin,
+  // end) of `key_at`. (shared) `vectors` says whether the visitor reads vectors.
   template <class KeyAt, class Visitor>
   void FindRange(Lanes& lanes, const KeyAt& key_at, size_t begin, size_t end, Tick tick,
                  Visitor& visit) const {
     FindPass(lanes, View(), layout().vector_offset + layout().vector_bytes(), key_at, begin, end,
              tick == 0 ? 0 : ToStamp(tick), visit);
   }
-  // (exclusive) Pass 2 with initial vectors: keys[positions[j]] gets a row, whose id goes to rows[positions[j]].
+  // (exclusive) Pass 2 with initial vectors: keys[positions[j]] gets a row, whose id goes to
+  // rows[positions[j]].
   Status InsertInitial(Exec& exec, const K* keys, const std::vector<size_t>& positions, Tick tick,
                        RowId* rows);
   // The vector that `key` starts with, as it would be stored.
@@ -78,21 +82,24 @@ class HashTable final : public Table {
   }
   Index::HashRows RowHasher() const;
 
-  // Pass 1 over a whole batch. make(lanes) gives each range its visitor: Hit and Miss, and the counts hits and misses.
+  // Pass 1 over a whole batch. make(lanes) gives each range its visitor: Hit and Miss, and the
+  // counts hits and misses.
   template <class MakeVisitor>
   void FindBatch(Exec& exec, const K* keys, size_t n, Stamp now, size_t row_bytes,
                  const MakeVisitor& make) const;
 
-  // Pass 2: rows for keys[i], their ids to rows[i], for every i of `positions` (ascending). fill(lanes, i, key,
-  // row_pointer) sets the vector of a new row, which has its key and initial state; i is the first position of its key.
-  // *repeated, if given, says whether there are other positions.
+  // Pass 2: rows for keys[i], their ids to rows[i], for every i of `positions` (ascending).
+  // fill(lanes, i, key, row_pointer) sets the vector of a new row, which has its key and initial
+  // state; i is the first position of its key. *repeated, if given, says whether there are other
+  // positions.
   template <class Fill>
   Status Insert(Exec& exec, const K* keys, std::vector<size_t> positions, Stamp now, RowId* rows,
                 const Fill& fill, bool* repeated = nullptr);
   template <class Fill>
   void Place(Lanes& lanes, size_t i, K key, uint32_t segment, RowId fresh, Stamp now, RowId* rows,
              const Fill& fill);
-  // Distinct new keys, where they go, and rows for the first of them; the others take rows by eviction.
+  // Distinct new keys, where they go, and rows for the first of them; the others take rows by
+  // eviction.
   struct Placement {
     std::vector<size_t> positions;
     std::vector<uint32_t> segment_of;
@@ -103,12 +110,13 @@ class HashTable final : public Table {
                 RowId* rows, const Fill& fill);
   // Whether `needed` rows are older than `now`.
   bool Evictable(uint64_t needed, Stamp now) const;
-  // Frees the row of some key older than `now`, wherever it is. For keys whose own segment has none.
+  // Frees the row of some key older than `now`, wherever it is. For keys whose own segment has
+  // none.
   bool EvictAnywhere(uint32_t from_segment, Stamp now);
   Status Refuse(uint64_t keys, const std::string& why);
 
-  // Inserts what is missing first if the table may be too full to take the whole batch, so that a call that fails has
-  // not changed some of its rows already.
+  // Inserts what is missing first if the table may be too full to take the whole batch, so that a
+  // call that fails has not changed some of its rows already.
   Status MakeRoomFirst(Exec& exec, const K* keys, size_t n, Stamp now);
   bool Owns(size_t worker, size_t workers, uint32_t unit) const { return unit % workers == worker; }
   // A vector computed as float32 goes into a row.
@@ -123,5 +131,13 @@ std::vector<size_t> Missing(const RowId* rows, size_t n);
 #include "cc/table/hash_table_batch.h"
 #include "cc/table/hash_table_check.h"
 #include "cc/table/hash_table_insert.h"
+
+namespace dynemb {
+
+// Compiled once, in hash_table.cc.
+extern template class HashTable<uint64_t, OneLane>;
+extern template class HashTable<uint32_t, OneLane>;
+
+}  // namespace dynemb
 
 #endif  // DYNEMB_TABLE_HASH_TABLE_H_

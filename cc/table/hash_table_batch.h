@@ -1,4 +1,5 @@
-// HashTable, the batch operations: a visitor for pass 1, and pass 2 where a call may insert. Included by hash_table.h only.
+// HashTable, the batch operations: a visitor for pass 1, and pass 2 where a call may insert.
+// Included by hash_table.h only.
 #ifndef DYNEMB_TABLE_HASH_TABLE_BATCH_H_
 #define DYNEMB_TABLE_HASH_TABLE_BATCH_H_
 
@@ -14,12 +15,23 @@ namespace dynemb {
 // Copies a vector; the common sizes inline, as a call costs more than they do.
 inline void CopyVector(void* to, const void* from, size_t bytes) {
   switch (bytes) {
-    case 16: memcpy(to, from, 16); break;
-    case 32: memcpy(to, from, 32); break;
-    case 64: memcpy(to, from, 64); break;
-    case 128: memcpy(to, from, 128); break;
-    case 256: memcpy(to, from, 256); break;
-    default: memcpy(to, from, bytes);
+    case 16:
+      memcpy(to, from, 16);
+      break;
+    case 32:
+      memcpy(to, from, 32);
+      break;
+    case 64:
+      memcpy(to, from, 64);
+      break;
+    case 128:
+      memcpy(to, from, 128);
+      break;
+    case 256:
+      memcpy(to, from, 256);
+      break;
+    default:
+      memcpy(to, from, bytes);
   }
 }
 
@@ -72,14 +84,18 @@ void HashTable<K, Lanes>::FindBatch(Exec& exec, const K* keys, size_t n, Stamp n
   const TableView<K> view = View();
   Lanes::Launch(exec, n, kKeyGrain, [&](Lanes& lanes, size_t begin, size_t end) {
     auto visit = make(lanes);
-    FindPass(lanes, view, row_bytes, [keys](size_t i) { return keys[i]; }, begin, end, now, visit);
+    FindPass(
+        lanes, view, row_bytes, [keys](size_t i) { return keys[i]; }, begin, end, now, visit);
     if (lanes.rank() == 0) CountFinds(visit.hits, visit.misses);
   });
 }
 
 inline std::vector<size_t> Missing(const RowId* rows, size_t n) {
+  size_t count = 0;
+  for (size_t i = 0; i < n; ++i) count += rows[i] == kNoRow;
   std::vector<size_t> missing;
-  for (size_t i = 0; i < n; ++i) {
+  missing.reserve(count);
+  for (size_t i = 0; i < n && missing.size() < count; ++i) {
     if (rows[i] == kNoRow) missing.push_back(i);
   }
   return missing;
@@ -105,7 +121,9 @@ void HashTable<K, Lanes>::StoreUpdated(const float* vector, K key, Tick tick, ch
 template <class K, class Lanes>
 void HashTable<K, Lanes>::Find(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) {
   FindBatch(exec, static_cast<const K*>(keys), n, ToStamp(tick), layout().key_size,
-            [&](Lanes& lanes) { return internal::RowVisitor{rows, lanes.rank() == 0}; });
+            [&](Lanes& lanes) {
+              return internal::RowVisitor{rows, lanes.rank() == 0};
+            });
 }
 
 template <class K, class Lanes>
@@ -121,8 +139,9 @@ void HashTable<K, Lanes>::Contains(Exec& exec, const void* keys, size_t n, bool*
       if (leader) found[i] = false;
     }
   };
-  FindBatch(exec, static_cast<const K*>(keys), n, 0, layout().key_size,
-            [&](Lanes& lanes) { return Visitor{found, lanes.rank() == 0}; });
+  FindBatch(exec, static_cast<const K*>(keys), n, 0, layout().key_size, [&](Lanes& lanes) {
+    return Visitor{found, lanes.rank() == 0};
+  });
 }
 
 namespace internal {
@@ -252,8 +271,9 @@ template <class K, class Lanes>
 Status HashTable<K, Lanes>::MakeRoomFirst(Exec& exec, const K* keys, size_t n, Stamp now) {
   if (capacity() - size() >= n) return Status();
   std::vector<RowId> rows(n);
-  FindBatch(exec, keys, n, now, layout().key_size,
-            [&](Lanes& lanes) { return internal::RowVisitor{rows.data(), lanes.rank() == 0}; });
+  FindBatch(exec, keys, n, now, layout().key_size, [&](Lanes& lanes) {
+    return internal::RowVisitor{rows.data(), lanes.rank() == 0};
+  });
   return Insert(exec, keys, Missing(rows.data(), n), now, rows.data(),
                 [this](Lanes& lanes, size_t, K key, char* row) {
                   if (lanes.rank() == 0) InitialVector(key, layout().vector(row));
@@ -269,8 +289,8 @@ Status HashTable<K, Lanes>::Upsert(Exec& exec, const void* keys, size_t n, const
   const Stamp now = BeginBatch(tick, n);
   DYNEMB_RETURN_IF_ERROR(MakeRoomFirst(exec, k, n, now));
 
-  // The first to mark a row as updated by this batch writes it, so no two threads write one row. If a second comes, some
-  // key repeats, and the rows are written again below, in order.
+  // The first to mark a row as updated by this batch writes it, so no two threads write one row. If
+  // a second comes, some key repeats, and the rows are written again below, in order.
   struct Visitor {
     const RowLayout& layout;
     const char* vectors;
@@ -339,8 +359,9 @@ Status HashTable<K, Lanes>::Accumulate(Exec& exec, const void* keys, size_t n, c
     *layout().update(row) = now;
   };
   std::vector<RowId> rows(n);
-  FindBatch(exec, k, n, now, layout().key_size,
-            [&](Lanes& lanes) { return internal::RowVisitor{rows.data(), lanes.rank() == 0}; });
+  FindBatch(exec, k, n, now, layout().key_size, [&](Lanes& lanes) {
+    return internal::RowVisitor{rows.data(), lanes.rank() == 0};
+  });
   DYNEMB_RETURN_IF_ERROR(InsertInitial(exec, k, Missing(rows.data(), n), tick, rows.data()));
   exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
@@ -357,8 +378,9 @@ Status HashTable<K, Lanes>::WriteRows(Exec& exec, const void* keys, size_t n, co
   const K* k = static_cast<const K*>(keys);
   const Stamp now = BeginBatch(tick, n);
   std::vector<RowId> rows(n);
-  FindBatch(exec, k, n, now, layout().key_size,
-            [&](Lanes& lanes) { return internal::RowVisitor{rows.data(), lanes.rank() == 0}; });
+  FindBatch(exec, k, n, now, layout().key_size, [&](Lanes& lanes) {
+    return internal::RowVisitor{rows.data(), lanes.rank() == 0};
+  });
   if (insert) {
     DYNEMB_RETURN_IF_ERROR(InsertInitial(exec, k, Missing(rows.data(), n), tick, rows.data()));
   }
@@ -401,7 +423,8 @@ void HashTable<K, Lanes>::ApplyRange(const RowOptimizer& optimizer, const void* 
     const float* gradient = gradients + i * dim;
     nonfinite += !AllFinite(gradient, options_.dim);
     if (options_.dtype == DType::kFloat32) {
-      optimizer.Apply(reinterpret_cast<float*>(layout().vector(row)), layout().state(row), gradient);
+      optimizer.Apply(reinterpret_cast<float*>(layout().vector(row)), layout().state(row),
+                      gradient);
     } else {
       LoadVector(options_.dtype, layout().vector(row), options_.dim, vector.get());
       optimizer.Apply(vector.get(), layout().state(row), gradient);

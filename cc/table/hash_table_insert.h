@@ -1,4 +1,5 @@
-// HashTable, pass 2: making rows for keys that have none, and erasing. Included by hash_table.h only.
+// HashTable, pass 2: making rows for keys that have none, and erasing. Included by hash_table.h
+// only.
 #ifndef DYNEMB_TABLE_HASH_TABLE_INSERT_H_
 #define DYNEMB_TABLE_HASH_TABLE_INSERT_H_
 
@@ -20,8 +21,8 @@ Index::HashRows HashTable<K, Lanes>::RowHasher() const {
   };
 }
 
-// Parts `positions` (of keys) into those that name a key first, which stay, and the others: repeats[r] names the same key
-// as the position first_of[r] before it.
+// Parts `positions` (of keys) into those that name a key first, which stay, and the others:
+// repeats[r] names the same key as the position first_of[r] before it.
 template <class K>
 void PartRepeats(const K* keys, std::vector<size_t>* positions, std::vector<size_t>* repeats,
                  std::vector<size_t>* first_of) {
@@ -32,7 +33,8 @@ void PartRepeats(const K* keys, std::vector<size_t>* positions, std::vector<size
   size_t kept = 0;
   for (size_t i : *positions) {
     size_t at = MixKey(keys[i]) & (slots - 1);
-    while (seen[at] != kFree && keys[(*positions)[seen[at]]] != keys[i]) at = (at + 1) & (slots - 1);
+    while (seen[at] != kFree && keys[(*positions)[seen[at]]] != keys[i])
+      at = (at + 1) & (slots - 1);
     if (seen[at] == kFree) {
       seen[at] = static_cast<uint32_t>(kept);
       (*positions)[kept++] = i;
@@ -95,7 +97,8 @@ void HashTable<K, Lanes>::PlaceAll(Exec& exec, const K* keys, const Placement& p
   const size_t fresh = p.fresh_rows.size();
   const auto place = [&](Lanes& lanes, size_t j) {
     const size_t i = p.positions[j];
-    Place(lanes, i, keys[i], p.segment_of[j], j < fresh ? p.fresh_rows[j] : kNoRow, now, rows, fill);
+    Place(lanes, i, keys[i], p.segment_of[j], j < fresh ? p.fresh_rows[j] : kNoRow, now, rows,
+          fill);
   };
   if constexpr (Lanes::kShared) {
     Lanes::Launch(exec, last - first, 64, [&](Lanes& lanes, size_t begin, size_t end) {
@@ -162,7 +165,8 @@ Status HashTable<K, Lanes>::Insert(Exec& exec, const K* keys, std::vector<size_t
   }
   for (size_t j = fresh; j < m; ++j) p.segment_of[j] = index_.SegmentOf(prefixes[j]);
 
-  // First every claim, then evictions: where lanes share buckets, a victim must not be a slot that is just being claimed.
+  // First every claim, then evictions: where lanes share buckets, a victim must not be a slot that
+  // is just being claimed.
   PlaceAll(exec, keys, p, 0, fresh, now, rows, fill);
   PlaceAll(exec, keys, p, fresh, m, now, rows, fill);
 

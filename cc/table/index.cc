@@ -12,8 +12,9 @@ namespace dynemb {
 namespace {
 
 constexpr size_t kSegmentBytes = sizeof(Bucket) * kBucketsPerSegment;
-// Keys whose hashes share more leading bits than chance explains would deepen the directory without end. Segments differ
-// in depth by two or three at most (the spiral's factor of two, and chance), so this bound is far from any real keys.
+// Keys whose hashes share more leading bits than chance explains would deepen the directory without
+// end. Segments differ in depth by two or three at most (the spiral's factor of two, and chance),
+// so this bound is far from any real keys.
 constexpr uint64_t kDirectoryPerSegment = 256;
 
 // The share of keys whose prefix is below y: the inverse of Spiral, as fractions.
@@ -27,7 +28,8 @@ double KeysBelow(double y) {
 Status Index::Init(uint64_t expected_keys, uint64_t max_keys, double max_load) {
   limit_ = std::max(1u, static_cast<uint32_t>(max_load * kSlotsPerSegment));
   expected_keys_ = expected_keys;
-  // Right after a split a segment is half full, and chance adds a little: four segments where one would do is enough.
+  // Right after a split a segment is half full, and chance adds a little: four segments where one
+  // would do is enough.
   const uint64_t most_segments = 64 + 4 * (max_keys / limit_ + 1);
   DYNEMB_RETURN_IF_ERROR(arena_.Reserve(most_segments * kSegmentBytes, kSegmentBytes));
   return Presize();
@@ -60,9 +62,10 @@ void Index::PresizeRange(uint32_t prefix, uint8_t depth, std::vector<Segment>* o
 }
 
 Status Index::Presize() {
-  if (expected_keys_ / limit_ > arena_.reserved() / kSegmentBytes) {
-    return ResourceExhausted("no address space for an index of " + std::to_string(expected_keys_) +
-                             " keys");
+  const uint64_t bytes = (expected_keys_ / limit_ + 1) * kSegmentBytes;
+  if (bytes > std::min(arena_.reserved(), PhysicalMemory())) {
+    return ResourceExhausted("an index of " + std::to_string(expected_keys_) + " keys needs " +
+                             std::to_string(bytes) + " bytes, more than there is");
   }
   std::vector<Segment> wanted;
   PresizeRange(0, 0, &wanted);

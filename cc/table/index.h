@@ -1,11 +1,13 @@
-// Index: the directory and the segments of a table, and how they grow. Row ids go in and out; rows themselves are the
-// caller's, who supplies the hashes of their keys.
+// Index: the directory and the segments of a table, and how they grow. Row ids go in and out; rows
+// themselves are the caller's, who supplies the hashes of their keys.
 //
-// A segment (64 buckets, 4 KiB) holds the keys whose prefix starts with a given bit string; the directory maps the top
-// `depth` bits of a prefix to the segment (extendible hashing). A segment that would hold more than max_load of its slots
-// is split in two on the next bit of the prefix; so no insert ever pays for more than the segments it fills.
+// A segment (64 buckets, 4 KiB) holds the keys whose prefix starts with a given bit string; the
+// directory maps the top `depth` bits of a prefix to the segment (extendible hashing). A segment
+// that would hold more than max_load of its slots is split in two on the next bit of the prefix; so
+// no insert ever pays for more than the segments it fills.
 //
-// Not thread-safe: the table's lock covers it. Workers of one batch may change different segments at the same time.
+// Not thread-safe: the table's lock covers it. Workers of one batch may change different segments
+// at the same time.
 #ifndef DYNEMB_TABLE_INDEX_H_
 #define DYNEMB_TABLE_INDEX_H_
 
@@ -25,7 +27,8 @@ class Index {
   // Fills hashes[i] with MixKey of the key in row rows[i].
   using HashRows = std::function<void(const RowId* rows, size_t n, uint64_t* hashes)>;
 
-  // Prepares room for `expected_keys`, and address space for up to `max_keys`. 0 < max_load <= kMaxLoad.
+  // Prepares room for `expected_keys`, and address space for up to `max_keys`. 0 < max_load <=
+  // kMaxLoad.
   Status Init(uint64_t expected_keys, uint64_t max_keys, double max_load);
   static constexpr double kMaxLoad = 0.95;
 
@@ -43,13 +46,15 @@ class Index {
   uint64_t slots() const { return static_cast<uint64_t>(segments()) * kSlotsPerSegment; }
   size_t bytes() const;
 
-  // Makes room for n keys with these prefixes, which the caller will claim slots for, and counts them as held. On success
-  // segment_of[i] is where key i belongs. On failure (no memory, or keys whose hashes agree in so many bits that they
-  // cannot be parted) nothing is counted, and every key is still found.
+  // Makes room for n keys with these prefixes, which the caller will claim slots for, and counts
+  // them as held. On success segment_of[i] is where key i belongs. On failure (no memory, or keys
+  // whose hashes agree in so many bits that they cannot be parted) nothing is counted, and every
+  // key is still found.
   Status Grow(Exec& exec, const uint32_t* prefixes, size_t n, const HashRows& hash_rows,
               uint32_t* segment_of);
 
-  // A key was counted but found no slot of its own, or gave it up. Atomic: teams may share a segment.
+  // A key was counted but found no slot of its own, or gave it up. Atomic: teams may share a
+  // segment.
   void Uncount(uint32_t segment) {
     __atomic_fetch_sub(&segment_[segment].count, uint16_t{1}, __ATOMIC_RELAXED);
   }
@@ -59,10 +64,11 @@ class Index {
 
  private:
   struct Segment {
-    uint32_t prefix = 0;   // the bits it stands for, at the top
-    uint16_t count = 0;    // keys it holds
-    uint16_t pending = 0;  // of the running Grow (saturates; never past a segment's slots otherwise)
-    uint8_t depth = 0;     // how many bits
+    uint32_t prefix = 0;  // the bits it stands for, at the top
+    uint16_t count = 0;   // keys it holds
+    uint16_t pending =
+        0;              // of the running Grow (saturates; never past a segment's slots otherwise)
+    uint8_t depth = 0;  // how many bits
   };
 
   Status Presize();

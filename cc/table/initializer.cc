@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "cc/table/half.h"
+#include "cc/table/float_bits.h"
 #include "cc/table/philox.h"
 #include "cc/table/portability.h"
 

@@ -1,7 +1,8 @@
 // From a key to where it may live: the hash, the directory prefix, the home bucket and the digest.
 //
-// Keys are bit patterns (uint64_t or uint32_t); every pattern is legal. MixKey is a bijection on 64 bits, so distinct keys
-// never share a whole hash. docs/design.md, "Which bucket", explains the spiral.
+// Keys are bit patterns (uint64_t or uint32_t); every pattern is legal. MixKey is a bijection on 64
+// bits, so distinct keys never share a whole hash. docs/design.md, "Which bucket", explains the
+// spiral.
 #ifndef DYNEMB_TABLE_KEY_H_
 #define DYNEMB_TABLE_KEY_H_
 
@@ -11,7 +12,8 @@
 
 namespace dynemb {
 
-// The finalizer of SplitMix64 (Steele, Lea, Flood 2014), after a constant that keeps key 0 from hashing to 0.
+// The finalizer of SplitMix64 (Steele, Lea, Flood 2014), after a constant that keeps key 0 from
+// hashing to 0.
 DYNEMB_HD inline uint64_t MixKey(uint64_t key) {
   uint64_t z = key + 0x9E3779B97F4A7C15ull;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
@@ -19,8 +21,8 @@ DYNEMB_HD inline uint64_t MixKey(uint64_t key) {
   return z ^ (z >> 31);
 }
 
-// y = x (a + (1 - a) x) with x and y fractions of 2^32: close to 2^x - 1, so that keys are twice as dense at one end of
-// the directory as at the other. Monotone.
+// y = x (a + (1 - a) x) with x and y fractions of 2^32: close to 2^x - 1, so that keys are twice as
+// dense at one end of the directory as at the other. Monotone.
 DYNEMB_HD inline uint32_t Spiral(uint32_t x) {
   constexpr uint64_t kA = 2819646030ull;  // 0.6565 * 2^32
   constexpr uint64_t kB = (1ull << 32) - kA;

@@ -5,17 +5,19 @@
 //   static constexpr bool kShared      other teams may change the same bucket at the same time
 //   uint32_t rank(), width()           this thread's number in its team, and the team's size
 //   uint32_t Match(digests, digest)    collective: bit s is set where digests[s] == digest
+//   uint32_t Empty(bucket)             collective: bit s is set where slot s is empty
 //   uint32_t Mask(pred)                collective: bit s is set where pred(s), s < kSlotsPerBucket
 //   uint64_t Min(value)                collective: the least value(s), s < kSlotsPerBucket
 //   T FromLeader(value)                collective: the value of rank 0
 //   T Load(const T*), Store(T*, T)     relaxed atomics where kShared, plain otherwise
 //   uint32_t CompareExchange(p, expected, desired) -> what *p was
 //   IncrementSaturating(p), DecrementUnlessSticky(p)   on an overflow count
-//   static Launch(exec, n, grain, body)   runs body(lanes, begin, end) over disjoint ranges of [0, n)
+//   static Launch(exec, n, grain, body)   runs body(lanes, begin, end) over disjoint ranges of [0,
+//   n)
 //
-// All lanes of a team run the same code with the same control flow; whoever writes to memory checks rank() == 0 or
-// strides by width(). Here: one lane, for a host thread that owns the buckets it changes. lanes_lockstep.h emulates a warp
-// on host threads; lanes_cuda.cuh is the CUDA tile.
+// All lanes of a team run the same code with the same control flow; whoever writes to memory checks
+// rank() == 0 or strides by width(). Here: one lane, for a host thread that owns the buckets it
+// changes. lanes_lockstep.h emulates a warp on host threads; lanes_cuda.cuh is the CUDA tile.
 #ifndef DYNEMB_TABLE_LANES_H_
 #define DYNEMB_TABLE_LANES_H_
 
@@ -44,8 +46,9 @@ class OneLane {
     const __m128i want = _mm_set1_epi8(static_cast<char>(digest));
     return static_cast<uint32_t>(_mm_movemask_epi8(_mm_cmpeq_epi8(have, want))) & kSlots;
 #else
-    // A byte of x is zero where the digests agree. The subtraction may also flag a byte above a true match, so the
-    // candidates are checked byte by byte; the common answer "none" takes no loop.
+    // A byte of x is zero where the digests agree. The subtraction may also flag a byte above a
+    // true match, so the candidates are checked byte by byte; the common answer "none" takes no
+    // loop.
     uint64_t x;
     memcpy(&x, digests, sizeof(x));
     x ^= 0x0101010101010101ull * digest;
@@ -53,6 +56,7 @@ class OneLane {
     return Mask([&](uint32_t s) { return digests[s] == digest; }) & kSlots;
 #endif
   }
+  static uint32_t Empty(const Bucket& bucket) { return Match(bucket.digest, 0); }
   template <class Pred>
   static uint32_t Mask(Pred pred) {
     uint32_t mask = 0;

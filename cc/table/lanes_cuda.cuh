@@ -1,7 +1,8 @@
 // The CUDA tile: eight threads of a warp look at one bucket together, one slot each.
 //
-// Collectives are warp votes and reductions of cooperative groups; swaps are 32-bit atomics. Overflow counts are bytes,
-// which CUDA has no atomics for, so they are changed by a compare-and-swap on the aligned word that holds them.
+// Collectives are warp votes and reductions of cooperative groups; swaps are 32-bit atomics.
+// Overflow counts are bytes, which CUDA has no atomics for, so they are changed by a
+// compare-and-swap on the aligned word that holds them.
 #ifndef DYNEMB_TABLE_LANES_CUDA_CUH_
 #define DYNEMB_TABLE_LANES_CUDA_CUH_
 
@@ -27,6 +28,10 @@ class CudaTile {
 
   __device__ uint32_t Match(const uint8_t* digests, uint8_t digest) {
     return Mask([&](uint32_t s) { return Load(&digests[s]) == digest; });
+  }
+  // By the row id, which a claim swaps first: the digest follows later.
+  __device__ uint32_t Empty(const Bucket& bucket) {
+    return Mask([&](uint32_t s) { return Load(&bucket.row[s]) == kNoRow; });
   }
   template <class Pred>
   __device__ uint32_t Mask(Pred pred) {
@@ -58,8 +63,8 @@ class CudaTile {
   static __device__ void DecrementUnlessSticky(uint8_t* p) { Change(p, -1); }
 
  private:
-  // Claim and Evict publish digests with byte stores to the same word: a swap that overlaps one fails or sees it, since
-  // both are single accesses to one address in L2.
+  // Claim and Evict publish digests with byte stores to the same word: a swap that overlaps one
+  // fails or sees it, since both are single accesses to one address in L2.
   static __device__ void Change(uint8_t* p, int by) {
     const auto address = reinterpret_cast<uintptr_t>(p);
     auto* word = reinterpret_cast<uint32_t*>(address & ~uintptr_t{3});

@@ -1,9 +1,9 @@
-// A warp emulated by W host threads in lock-step, so that the device's many-lane path through bucket_ops.h runs, and is
-// sanitised, where there is no GPU. Slow; for tests.
+// A warp emulated by W host threads in lock-step, so that the device's many-lane path through
+// bucket_ops.h runs, and is sanitised, where there is no GPU. Slow; for tests.
 //
-// A collective writes this lane's word, meets the team at a barrier, and reads the others' words. Two buffers alternate:
-// a lane can overwrite a buffer only two collectives later, after every lane has passed the barrier in between and so
-// has read it.
+// A collective writes this lane's word, meets the team at a barrier, and reads the others' words.
+// Two buffers alternate: a lane can overwrite a buffer only two collectives later, after every lane
+// has passed the barrier in between and so has read it.
 #ifndef DYNEMB_TABLE_LANES_LOCKSTEP_H_
 #define DYNEMB_TABLE_LANES_LOCKSTEP_H_
 
@@ -30,6 +30,10 @@ class LockstepLanes {
 
   uint32_t Match(const uint8_t* digests, uint8_t digest) {
     return Mask([&](uint32_t s) { return Load(&digests[s]) == digest; });
+  }
+  // By the row id, which a claim swaps first: the digest follows later.
+  uint32_t Empty(const Bucket& bucket) {
+    return Mask([&](uint32_t s) { return Load(&bucket.row[s]) == kNoRow; });
   }
   template <class Pred>
   uint32_t Mask(Pred pred) {
@@ -70,7 +74,8 @@ class LockstepLanes {
   static void IncrementSaturating(uint8_t* p) { Change(p, 1); }
   static void DecrementUnlessSticky(uint8_t* p) { Change(p, -1); }
 
-  // `exec` is not used: a team needs all of its threads to make progress, which an Exec does not promise.
+  // `exec` is not used: a team needs all of its threads to make progress, which an Exec does not
+  // promise.
   template <class Body>
   static void Launch(Exec& /*exec*/, size_t n, size_t grain, const Body& body) {
     std::atomic<size_t> next_range{0};

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "cc/table/half.h"
+#include "cc/table/float_bits.h"
 #include "cc/table/optimizer_formulas.h"
 #include "cc/table/portability.h"
 
@@ -29,20 +29,24 @@ DYNEMB_CLONES void Step(const C& c, int64_t dim, float* DYNEMB_RESTRICT vector,
   }
 }
 
-// The mean of the squares in partial sums of a fixed order: SIMD, and the same bits with any vector
-// length.
+// The mean of the squares in partial sums whose order depends on dim alone: SIMD, and the same bits
+// with any vector length.
 DYNEMB_INLINE float MeanSquare(const float* g, int64_t dim) {
   constexpr int64_t kLanes = 16;
-  float partial[kLanes] = {};
+  float sum = 0.0f;
   int64_t i = 0;
-  for (; i + kLanes <= dim; i += kLanes) {
-    for (int64_t k = 0; k < kLanes; ++k) partial[k] += formulas::Square(g[i + k]);
+  if (dim >= kLanes) {
+    float partial[kLanes] = {};
+    for (; i + kLanes <= dim; i += kLanes) {
+      for (int64_t k = 0; k < kLanes; ++k) partial[k] += formulas::Square(g[i + k]);
+    }
+    for (int64_t width = kLanes / 2; width > 0; width /= 2) {
+      for (int64_t k = 0; k < width; ++k) partial[k] += partial[k + width];
+    }
+    sum = partial[0];
   }
-  for (int64_t k = 0; i < dim; ++i, ++k) partial[k] += formulas::Square(g[i]);
-  for (int64_t width = kLanes / 2; width > 0; width /= 2) {
-    for (int64_t k = 0; k < width; ++k) partial[k] += partial[k + width];
-  }
-  return partial[0] / static_cast<float>(dim);
+  for (; i < dim; ++i) sum += formulas::Square(g[i]);
+  return sum / static_cast<float>(dim);
 }
 
 DYNEMB_CLONES void RowwiseStep(const C& c, int64_t dim, float* DYNEMB_RESTRICT vector,

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cc/table/float_bits.h"
 #include "cc/table/optimizer.h"
 #include "cc/table/portability.h"
 
@@ -23,8 +24,8 @@ DYNEMB_HD DYNEMB_INLINE float Square(float x) { return x * x; }
 DYNEMB_HD DYNEMB_INLINE float Max(float x, float y) { return x > y || x != x ? x : y; }
 // tf.sign: NaN stays NaN and zero zero.
 DYNEMB_HD DYNEMB_INLINE float Sign(float x) {
-  const float negative = x < 0.0f ? -1.0f : x;
-  return x > 0.0f ? 1.0f : negative;
+  const uint32_t one = FloatBits(1.0f) | (FloatBits(x) & 0x80000000u);
+  return BitsToFloat(Select(__builtin_fabsf(x) > 0.0f, one, FloatBits(x)));
 }
 // tf.clip_by_value(x, -bound, bound): NaN stays.
 DYNEMB_HD DYNEMB_INLINE float Clip(float x, float bound) {

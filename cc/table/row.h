@@ -6,8 +6,8 @@
 //          │ 8/4 │  Stamp u32  │                  │ state_width×float32 │
 //          └─────┴─────────────┴──────────────────┴─────────────────────┘
 //
-// Everything is 4-byte aligned (a 16-bit vector of odd dim is padded before the state), nothing more, so rows waste at
-// most two bytes.
+// Everything is 4-byte aligned (a 16-bit vector of odd dim is padded before the state), nothing
+// more, so rows waste at most two bytes.
 #ifndef DYNEMB_TABLE_ROW_H_
 #define DYNEMB_TABLE_ROW_H_
 

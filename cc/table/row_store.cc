@@ -7,8 +7,9 @@
 namespace dynemb {
 namespace {
 
-// A table without max_capacity reserves address space for this many times the machine's memory, so that neither row
-// size nor later memory (hot-plug, swap) is the limit. Thread sanitizer keeps shadow for reserved space, so less there.
+// A table without max_capacity reserves address space for this many times the machine's memory, so
+// that neither row size nor later memory (hot-plug, swap) is the limit. Thread sanitizer keeps
+// shadow for reserved space, so less there.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr size_t kReserveAtMost = size_t{1} << 30;
 #else

@@ -1,7 +1,8 @@
 // RowStore: the rows of a table, by row id, in one arena; which ids are free.
 //
-// Ids below high_water() were handed out at least once; a freed id is handed out again before a fresh one. A row is live
-// iff its last update is not 0. Not thread-safe: the table's lock covers it, except that workers may write different rows.
+// Ids below high_water() were handed out at least once; a freed id is handed out again before a
+// fresh one. A row is live iff its last update is not 0. Not thread-safe: the table's lock covers
+// it, except that workers may write different rows.
 #ifndef DYNEMB_TABLE_ROW_STORE_H_
 #define DYNEMB_TABLE_ROW_STORE_H_
 
@@ -29,14 +30,16 @@ class RowStore {
   // Bytes of memory in use by rows and the free list.
   size_t bytes() const { return high_water_ * layout_.stride + free_.capacity() * sizeof(RowId); }
 
-  // Hands out n ids, ids[0..n), in an order that depends only on the history of calls. On failure nothing changes.
+  // Hands out n ids, ids[0..n), in an order that depends only on the history of calls. On failure
+  // nothing changes.
   Status Allocate(size_t n, RowId* ids);
   // Takes back an id. Its row must no longer be live.
   void Free(RowId row) { free_.push_back(row); }
   void Clear();
 
-  // Moves every row to another layout with the same key, dtype and dim: the state is dropped, every live row gets
-  // `initial_state` (layout.state_width floats). Row ids stay. On failure nothing changes.
+  // Moves every row to another layout with the same key, dtype and dim: the state is dropped, every
+  // live row gets `initial_state` (layout.state_width floats). Row ids stay. On failure nothing
+  // changes.
   Status ChangeLayout(Exec& exec, const RowLayout& layout, const float* initial_state);
 
  private:

@@ -34,9 +34,9 @@ inline Status FailedPrecondition(std::string m) {
 
 // Returns from the calling function if `expr` is not ok:
 //   DYNEMB_RETURN_IF_ERROR(table.Reserve(n));
-#define DYNEMB_RETURN_IF_ERROR(expr)              \
-  do {                                            \
-    ::dynemb::Status dynemb_status = (expr);      \
+#define DYNEMB_RETURN_IF_ERROR(expr)               \
+  do {                                             \
+    ::dynemb::Status dynemb_status = (expr);       \
     if (!dynemb_status.ok()) return dynemb_status; \
   } while (false)
 

@@ -44,7 +44,8 @@ int64_t StateSpec::width() const {
 }
 
 Status Table::Create(const TableOptions& options, std::unique_ptr<Table>* table) {
-  if (options.key_type == KeyType::kInt32) return HashTable<uint32_t, OneLane>::Make(options, table);
+  if (options.key_type == KeyType::kInt32)
+    return HashTable<uint32_t, OneLane>::Make(options, table);
   return HashTable<uint64_t, OneLane>::Make(options, table);
 }
 
@@ -89,8 +90,9 @@ TableStats Table::stats() const {
 Status Table::AttachState(Exec& exec, const StateSpec& spec) {
   if (spec == state_spec_) return Status();
   if (spec.widths.size() != spec.inits.size()) {
-    return InvalidArgument("state of " + spec.optimizer + ": " + std::to_string(spec.widths.size()) +
-                           " widths but " + std::to_string(spec.inits.size()) + " initial values");
+    return InvalidArgument("state of " + spec.optimizer + ": " +
+                           std::to_string(spec.widths.size()) + " widths but " +
+                           std::to_string(spec.inits.size()) + " initial values");
   }
   std::vector<float> initial;
   for (size_t i = 0; i < spec.widths.size(); ++i) {
@@ -115,7 +117,8 @@ Status Table::Clear() {
 
 Stamp Table::BeginBatch(Tick tick, size_t n) {
   if (tick > base_ + kRebaseAt) {
-    // A jump past the whole range (a table not used for four billion batches) makes every stamp equally old.
+    // A jump past the whole range (a table not used for four billion batches) makes every stamp
+    // equally old.
     const Tick move = std::max<Tick>(kRebase, tick - base_ - kRebase);
     const auto saturate = [move](Stamp s) -> Stamp {
       return s > move ? static_cast<Stamp>(s - move) : (s != 0 ? 1 : 0);

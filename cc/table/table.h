@@ -1,14 +1,16 @@
-// Table: a hash table from keys to rows (vector + optimizer state) that grows while it is used. One per variable.
+// Table: a hash table from keys to rows (vector + optimizer state) that grows while it is used. One
+// per variable.
 //
-// Batches. Every call works on a batch of keys, given as a plain array of the table's key type, and spreads the work over
-// an Exec. Where rows or vectors come back, position i belongs to keys[i]. Keys of a batch may repeat unless said
-// otherwise. `tick` is the batch's number from a Clock; it must be greater than every tick the table has seen, so take it
-// while holding the lock.
+// Batches. Every call works on a batch of keys, given as a plain array of the table's key type, and
+// spreads the work over an Exec. Where rows or vectors come back, position i belongs to keys[i].
+// Keys of a batch may repeat unless said otherwise. `tick` is the batch's number from a Clock; it
+// must be greater than every tick the table has seen, so take it while holding the lock.
 //
-// Locking. Calls marked (shared) may run beside each other; calls marked (exclusive) may not run beside anything. The
-// caller holds mutex() accordingly, for several tables through TableLock.
+// Locking. Calls marked (shared) may run beside each other; calls marked (exclusive) may not run
+// beside anything. The caller holds mutex() accordingly, for several tables through TableLock.
 //
-// Failure. A call that returns an error has changed nothing but the times of last access, unless it says otherwise.
+// Failure. A call that returns an error has changed nothing but the times of last access, unless it
+// says otherwise.
 #ifndef DYNEMB_TABLE_TABLE_H_
 #define DYNEMB_TABLE_TABLE_H_
 
@@ -47,11 +49,12 @@ struct TableOptions {
   double max_load_factor = 0.85;
   EvictStrategy evict_strategy = EvictStrategy::kLru;
   uint64_t seed = 0;
-  bool stochastic_rounding = true;   // of updates of 16-bit vectors
+  bool stochastic_rounding = true;  // of updates of 16-bit vectors
   std::vector<ColumnInit> initializer{ColumnInit{InitKind::kConstant, 0.0f, 0.0f}};
 };
 
-// What an optimizer keeps in every row: states of `widths` floats, each starting at its value of `inits`.
+// What an optimizer keeps in every row: states of `widths` floats, each starting at its value of
+// `inits`.
 struct StateSpec {
   std::string optimizer;
   std::vector<int64_t> widths;
@@ -65,18 +68,19 @@ struct StateSpec {
 
 // Counted since the table was made. `bytes` are in use now.
 struct TableStats {
-  uint64_t size = 0;                 // rows held
-  uint64_t slots = 0;                // size / slots is the load
+  uint64_t size = 0;   // rows held
+  uint64_t slots = 0;  // size / slots is the load
   uint64_t index_bytes = 0;
   uint64_t row_bytes = 0;
-  uint64_t metadata_bytes = 0;       // index, keys and times: all but vectors and state
-  uint64_t hits = 0;                 // keys looked up that had a row
-  uint64_t misses = 0;               // keys looked up that had none
+  uint64_t metadata_bytes = 0;  // index, keys and times: all but vectors and state
+  uint64_t hits = 0;            // keys looked up that had a row
+  uint64_t misses = 0;          // keys looked up that had none
   uint64_t inserts = 0;
   uint64_t evictions = 0;
   uint64_t erased = 0;
-  uint64_t refused = 0;              // keys that found no place
-  uint64_t dropped_gradients = 0;    // for keys without a row, or whose row was evicted since the lookup
+  uint64_t refused = 0;  // keys that found no place
+  uint64_t dropped_gradients =
+      0;  // for keys without a row, or whose row was evicted since the lookup
   uint64_t nonfinite_gradients = 0;  // rows whose gradient held a NaN or Inf
 };
 
@@ -102,60 +106,68 @@ class Table {
   uint64_t size() const { return rows_.live(); }  // (shared)
   TableStats stats() const;                       // (shared)
 
-  // (exclusive) Gives every row room for the optimizer's state. Nothing happens if it has just that already; any other
-  // state the rows had is dropped.
+  // (exclusive) Gives every row room for the optimizer's state. Nothing happens if it has just that
+  // already; any other state the rows had is dropped.
   Status AttachState(Exec& exec, const StateSpec& spec);
   // (exclusive) Removes every row.
   Status Clear();
 
-  // (exclusive) Announces a batch that writes and names n keys; several times with one tick add up. The calls below
-  // announce themselves; code that runs passes of its own (cc/lookup) does so before the first. Moves the base of stamps
-  // when they run out.
+  // (exclusive) Announces a batch that writes and names n keys; several times with one tick add up.
+  // The calls below announce themselves; code that runs passes of its own (cc/lookup) does so
+  // before the first. Moves the base of stamps when they run out.
   Stamp BeginBatch(Tick tick, size_t n);
 
   // (shared) rows[i] = the row of keys[i], or kNoRow. Counts as an access.
   virtual void Find(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) = 0;
   // (shared) Without counting as an access.
   virtual void Contains(Exec& exec, const void* keys, size_t n, bool* found) const = 0;
-  // (shared) Like Find, and copies the vectors. A key without a row gets `default_vector` (dim elements), or where that
-  // is null the vector it would start with.
+  // (shared) Like Find, and copies the vectors. A key without a row gets `default_vector` (dim
+  // elements), or where that is null the vector it would start with.
   virtual void Lookup(Exec& exec, const void* keys, size_t n, Tick tick, const void* default_vector,
                       void* vectors, RowId* rows) = 0;
-  // (shared) vectors as float32 and state of the keys that have rows; zeros for others. Not an access.
+  // (shared) vectors as float32 and state of the keys that have rows; zeros for others. Not an
+  // access.
   virtual void ReadRows(Exec& exec, const void* keys, size_t n, float* vectors, float* state,
                         bool* found) const = 0;
 
-  // (exclusive) rows[i] = the row of keys[i], made with its initial vector and state where there was none.
+  // (exclusive) rows[i] = the row of keys[i], made with its initial vector and state where there
+  // was none.
   virtual Status FindOrInsert(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) = 0;
   // (exclusive) FindOrInsert, and copies the vectors.
   virtual Status LookupOrInsert(Exec& exec, const void* keys, size_t n, Tick tick, void* vectors,
                                 RowId* rows) = 0;
-  // (exclusive) Sets vectors (the table's dtype). Of repeated keys the last wins. New rows get initial state. If the
-  // system refuses memory for new rows, rows that were there may have been set already; a table that is full is unchanged.
+  // (exclusive) Sets vectors (the table's dtype). Of repeated keys the last wins. New rows get
+  // initial state. If the system refuses memory for new rows, rows that were there may have been
+  // set already; a table that is full is unchanged.
   virtual Status Upsert(Exec& exec, const void* keys, size_t n, const void* vectors, Tick tick) = 0;
-  // (exclusive) Adds float32 deltas to the vectors of distinct keys. A new row starts from its initial vector.
+  // (exclusive) Adds float32 deltas to the vectors of distinct keys. A new row starts from its
+  // initial vector.
   virtual Status Accumulate(Exec& exec, const void* keys, size_t n, const float* deltas,
                             Tick tick) = 0;
-  // (exclusive) Sets float32 vectors and state of distinct keys; a key without a row is inserted, or skipped.
+  // (exclusive) Sets float32 vectors and state of distinct keys; a key without a row is inserted,
+  // or skipped.
   virtual Status WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors,
                            const float* state, bool insert, Tick tick) = 0;
   // (exclusive) Removes the keys that are there; returns how many were.
   virtual size_t Erase(Exec& exec, const void* keys, size_t n) = 0;
 
-  // (exclusive) Applies the optimizer to the rows of distinct keys[begin..end). rows[i] is where an earlier call found
-  // keys[i]; a row that is no longer that key's is not touched, and counted. Ranges may run in parallel, after one
-  // BeginBatch. The table's state must be `optimizer`'s.
+  // (exclusive) Applies the optimizer to the rows of distinct keys[begin..end). rows[i] is where an
+  // earlier call found keys[i]; a row that is no longer that key's is not touched, and counted.
+  // Ranges may run in parallel, after one BeginBatch. The table's state must be `optimizer`'s.
   virtual void ApplyRange(const RowOptimizer& optimizer, const void* keys, const RowId* rows,
                           const float* gradients, size_t begin, size_t end, Tick tick) = 0;
 
-  // (shared) The rows updated after `since` (0: all), from row `cursor` on, at most `limit`. Rows that are neither
-  // erased nor evicted come exactly once when next_cursor is followed from 0 to -1.
+  // (shared) The rows updated after `since` (0: all), from row `cursor` on, at most `limit`. Rows
+  // that are neither erased nor evicted come exactly once when next_cursor is followed from 0 to
+  // -1.
   ExportPlan PlanExport(uint64_t cursor, uint64_t limit, Tick since) const;
-  // (shared, same lock as the plan) keys, vectors (the table's types), state and ticks of last update; null skips one.
+  // (shared, same lock as the plan) keys, vectors (the table's types), state and ticks of last
+  // update; null skips one.
   void Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
               int64_t* updates) const;
 
-  // (shared, or exclusive) Aborts the process with a message if an invariant of the structure does not hold. For tests.
+  // (shared, or exclusive) Aborts the process with a message if an invariant of the structure does
+  // not hold. For tests.
   virtual void CheckInvariants() const = 0;
 
  protected:
@@ -181,8 +193,8 @@ class Table {
   Index index_;
   RowStore rows_;
   Tick base_ = 0;
-  Stamp batch_stamp_ = 0;   // of the last BeginBatch
-  uint64_t batch_keys_ = 0; // keys named under it: no more rows than this are as fresh
+  Stamp batch_stamp_ = 0;    // of the last BeginBatch
+  uint64_t batch_keys_ = 0;  // keys named under it: no more rows than this are as fresh
 
   struct Counters {
     std::atomic<uint64_t> hits{0}, misses{0}, inserts{0}, evictions{0}, erased{0}, refused{0},
@@ -194,8 +206,8 @@ class Table {
   mutable std::shared_mutex mutex_;
 };
 
-// Locks several tables, each once even if it is named twice, in the order of their addresses, so that calls on
-// overlapping sets cannot wait for each other in a circle.
+// Locks several tables, each once even if it is named twice, in the order of their addresses, so
+// that calls on overlapping sets cannot wait for each other in a circle.
 class TableLock {
  public:
   enum class Mode { kShared, kExclusive };

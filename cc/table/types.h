@@ -21,8 +21,8 @@ constexpr RowId kNoRow = 0xFFFFFFFFu;
 
 // A batch's number, strictly increasing within a process and at least 1; see clock.h.
 using Tick = uint64_t;
-// A tick as a table stores it: relative to the table's base and saturated, order kept. 0 means "never", so a row whose
-// last update is 0 is free.
+// A tick as a table stores it: relative to the table's base and saturated, order kept. 0 means
+// "never", so a row whose last update is 0 is free.
 using Stamp = uint32_t;
 
 }  // namespace dynemb

@@ -57,7 +57,8 @@ class LookupOp : public DynembOp {
   tf::DataType dtype_;
 };
 
-// What operators over a list of lookups have in common: N, combiners, and the description of input i's bags.
+// What operators over a list of lookups have in common: N, combiners, and the description of input
+// i's bags.
 class SparseOp : public DynembOp {
  public:
   explicit SparseOp(tf::OpKernelConstruction* ctx) : DynembOp(ctx) {
@@ -65,8 +66,8 @@ class SparseOp : public DynembOp {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &n_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("combiners", &combiners));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dtypes", &dtypes_));
-    OP_REQUIRES(ctx, static_cast<int>(combiners.size()) == n_ &&
-                         static_cast<int>(dtypes_.size()) == n_,
+    OP_REQUIRES(ctx,
+                static_cast<int>(combiners.size()) == n_ && static_cast<int>(dtypes_.size()) == n_,
                 absl::InvalidArgumentError(
                     absl::StrCat("combiners and dtypes must have ", n_, " entries each")));
     for (const std::string& name : combiners) {
@@ -157,9 +158,8 @@ class LookupSparseOp : public SparseOp {
     TF_RETURN_IF_ERROR(CheckDType(*table, dtypes_[i], Named("outputs", i).c_str()));
     TF_RETURN_IF_ERROR(CheckScalar(num_bags_tensor, Named("num_bags", i).c_str()));
     if (table->options().dim != dims_[i]) {
-      return absl::InvalidArgumentError(absl::StrCat(Named("dims", i), " is ", dims_[i],
-                                                     ", but the table's dim is ",
-                                                     table->options().dim));
+      return absl::InvalidArgumentError(absl::StrCat(
+          Named("dims", i), " is ", dims_[i], ", but the table's dim is ", table->options().dim));
     }
     const int64_t num_bags = num_bags_tensor.scalar<int64_t>()();
     TF_RETURN_IF_ERROR(MakeBags(exec, i, keys, ctx->input(2 * n_ + i), num_bags, bags));
@@ -218,9 +218,8 @@ class LookupSparseGradOp : public SparseOp {
     const tf::Tensor& argmax = ctx->input(4 * n_ + i);
     const tf::Tensor& grads = ctx->input(5 * n_ + i);
     if (grads.dims() != 2) {
-      return absl::InvalidArgumentError(absl::StrCat(Named("grads", i), " has shape ",
-                                                     grads.shape().DebugString(),
-                                                     ", expected a matrix"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          Named("grads", i), " has shape ", grads.shape().DebugString(), ", expected a matrix"));
     }
     const int64_t num_bags = grads.dim_size(0);
     TF_RETURN_IF_ERROR(CheckWidth(grads.dim_size(1), Named("grads", i).c_str()));

@@ -1,4 +1,5 @@
-// Operators that look up vectors, pool them, and take gradients back to keys. docs/design.md, "Operators".
+// Operators that look up vectors, pool them, and take gradients back to keys. docs/design.md,
+// "Operators".
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -21,8 +22,8 @@ absl::Status GetN(InferenceContext* c, const std::vector<const char*>& names, in
   for (const char* name : names) {
     const tf::AttrValue* value = c->GetAttr(name);
     if (value == nullptr) return absl::InvalidArgumentError(std::string("no attribute ") + name);
-    TF_RETURN_IF_ERROR(check(name, static_cast<size_t>(std::max(value->list().i_size(),
-                                                                value->list().type_size()))));
+    TF_RETURN_IF_ERROR(check(
+        name, static_cast<size_t>(std::max(value->list().i_size(), value->list().type_size()))));
   }
   combiners->clear();  // GetAttr appends
   TF_RETURN_IF_ERROR(c->GetAttr("combiners", combiners));
@@ -87,9 +88,8 @@ REGISTER_OP("DynembLookupSparse")
         TF_RETURN_IF_ERROR(VectorOrEmpty(c, 3 * n + i, c->Dim(keys, 0)));
         c->set_output(i, c->Matrix(num_bags, dims[i]));
         c->set_output(n + i, keys);
-        c->set_output(2 * n + i, combiners[i] == "max"
-                                     ? c->Matrix(num_bags, dims[i])
-                                     : c->Matrix(0, dims[i]));
+        c->set_output(2 * n + i,
+                      combiners[i] == "max" ? c->Matrix(num_bags, dims[i]) : c->Matrix(0, dims[i]));
       }
       return absl::OkStatus();
     });

@@ -15,8 +15,7 @@ class ScratchPool {
   // Gives its object back to the pool at the end of its life.
   class Lease {
    public:
-    Lease(ScratchPool* pool, std::unique_ptr<T> object)
-        : pool_(pool), object_(std::move(object)) {}
+    Lease(ScratchPool* pool, std::unique_ptr<T> object) : pool_(pool), object_(std::move(object)) {}
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
     ~Lease() {

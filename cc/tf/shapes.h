@@ -14,22 +14,24 @@ using tf::shape_inference::DimensionHandle;
 using tf::shape_inference::InferenceContext;
 using tf::shape_inference::ShapeHandle;
 
-// The vector width of the table that input `index` names, if its handle carries it; unknown otherwise.
+// The vector width of the table that input `index` names, if its handle carries it; unknown
+// otherwise.
 DimensionHandle TableDim(InferenceContext* c, int index);
 
 // The table that input `index` names has vectors of this width, as far as is known.
 absl::Status HasDim(InferenceContext* c, int index, DimensionHandle dim);
 // Input `index` may have 0 elements, or as many as `size`: it is a vector that may be left out.
 absl::Status VectorOrEmpty(InferenceContext* c, int index, DimensionHandle size);
-// Input `bags` describes bags of the ids of input `keys` (docs/design.md); merges their number with `num_bags`.
+// Input `bags` describes bags of the ids of input `keys` (docs/design.md); merges their number with
+// `num_bags`.
 absl::Status BagsOfKeys(InferenceContext* c, int keys, int bags, DimensionHandle* num_bags);
 
 // Input `index` is a scalar.
 absl::Status Scalar(InferenceContext* c, int index);
 // Inputs [begin, begin + n) are scalars.
 absl::Status Scalars(InferenceContext* c, int begin, int n);
-// The vector that input `values` holds for every key of input `keys` has this width; also checks that their shapes
-// agree.
+// The vector that input `values` holds for every key of input `keys` has this width; also checks
+// that their shapes agree.
 absl::Status VectorsOfKeys(InferenceContext* c, int keys, int values, DimensionHandle* dim);
 
 // A shape function for operators whose inputs are a table handle and keys of any shape.

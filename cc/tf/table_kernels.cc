@@ -83,8 +83,7 @@ class TableOp : public DynembOp {
       return absl::OkStatus();
     }
     tf::ResourceMgr* manager = ctx->resource_manager();
-    const std::string& container =
-        container_.empty() ? manager->default_container() : container_;
+    const std::string& container = container_.empty() ? manager->default_container() : container_;
     TableResource* resource = nullptr;
     TF_RETURN_IF_ERROR(
         manager->LookupOrCreate<TableResource>(container, shared_name_, &resource, make));
@@ -92,8 +91,8 @@ class TableOp : public DynembOp {
     const TableOptions& have = held->table().options();
     if (have.dim != options_.dim || have.dtype != options_.dtype ||
         have.key_type != options_.key_type) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "table '", shared_name_, "' exists with another dim, dtype or key_dtype"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("table '", shared_name_, "' exists with another dim, dtype or key_dtype"));
     }
     handle->scalar<tf::ResourceHandle>()() =
         tf::MakeResourceHandle<TableResource>(ctx, container, shared_name_);
@@ -316,8 +315,10 @@ class ExportOp : public OneTableOp {
     const int64_t cursor = ctx->input(1).scalar<int64_t>()();
     const int64_t limit = ctx->input(2).scalar<int64_t>()();
     const int64_t since = ctx->input(3).scalar<int64_t>()();
-    if (cursor < 0) return absl::InvalidArgumentError(absl::StrCat("cursor=", cursor, " is negative"));
-    if (limit <= 0) return absl::InvalidArgumentError(absl::StrCat("limit=", limit, " is not positive"));
+    if (cursor < 0)
+      return absl::InvalidArgumentError(absl::StrCat("cursor=", cursor, " is negative"));
+    if (limit <= 0)
+      return absl::InvalidArgumentError(absl::StrCat("limit=", limit, " is not positive"));
     if (ToTf(table.options().key_type) != key_type_) {
       return absl::InvalidArgumentError("key_type is not that of the table");
     }

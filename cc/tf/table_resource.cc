@@ -113,18 +113,16 @@ absl::Status CheckDType(const Table& table, tf::DataType dtype, const char* name
 
 absl::Status CheckShape(const tf::Tensor& tensor, const tf::TensorShape& shape, const char* name) {
   if (tensor.shape() == shape) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(name, " has shape ",
-                                                 tensor.shape().DebugString(), ", expected ",
-                                                 shape.DebugString()));
+  return absl::InvalidArgumentError(absl::StrCat(name, " has shape ", tensor.shape().DebugString(),
+                                                 ", expected ", shape.DebugString()));
 }
 
 absl::Status CheckShape(const tf::Tensor& tensor, std::initializer_list<int64_t> dims,
                         const char* name) {
   const auto have = tensor.shape().dim_sizes();
   if (std::equal(have.begin(), have.end(), dims.begin(), dims.end())) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(name, " has shape ",
-                                                 tensor.shape().DebugString(), ", expected [",
-                                                 absl::StrJoin(dims, ","), "]"));
+  return absl::InvalidArgumentError(absl::StrCat(name, " has shape ", tensor.shape().DebugString(),
+                                                 ", expected [", absl::StrJoin(dims, ","), "]"));
 }
 
 absl::Status CheckScalar(const tf::Tensor& tensor, const char* name) {

@@ -28,13 +28,14 @@ class TableResource : public tf::ResourceBase {
   std::unique_ptr<Table> table_;
 };
 
-// The clock that numbers the batches of this process. Take a tick while holding the locks of its tables.
+// The clock that numbers the batches of this process. Take a tick while holding the locks of its
+// tables.
 Clock& ProcessClock();
 
 absl::Status ToAbsl(const Status& status);
-#define DYNEMB_RETURN_IF_LIBRARY_ERROR(expr)           \
-  do {                                                 \
-    const ::dynemb::Status dynemb_status = (expr);     \
+#define DYNEMB_RETURN_IF_LIBRARY_ERROR(expr)                         \
+  do {                                                               \
+    const ::dynemb::Status dynemb_status = (expr);                   \
     if (!dynemb_status.ok()) return ::dynemb::ToAbsl(dynemb_status); \
   } while (false)
 

@@ -194,6 +194,7 @@ TEST(BackwardTest, ErrorsNameTheTask) {
   Backward backward;
   const BackwardTask intact = bad->task;
   auto expect = [&](const std::string& part) {
+    ASSERT_TRUE(backward.Prepare(exec, &good->task, 1).ok());
     const BackwardTask tasks[] = {good->task, bad->task};
     const Status status = backward.Prepare(exec, tasks, 2);
     EXPECT_EQ(status.code(), Code::kInvalidArgument);

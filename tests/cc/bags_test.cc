@@ -142,6 +142,8 @@ TEST_P(BagsTest, ErrorsNameTheFirstOffender) {
   ExpectError(bags.InitUniform(2, 7, 3), {"num_bags times", "7", "3", "2"});
   ExpectError(bags.InitUniform(-1, 0, 0), {"negative", "-1"});
   ExpectError(bags.InitUniform(kMax, 4, 4), {"num_bags times"});
+  // The product is 2^64, which would wrap to 0.
+  ExpectError(bags.InitUniform(int64_t{1} << 62, 0, 4), {"num_bags times"});
   ExpectError(bags.InitUniform(0, 5, 3), {"num_bags times"});
   ExpectError(bags.InitUniform(3, 5, 0), {"num_bags times"});
   ExpectError(bags.InitUniform(1, 5, -5), {"num_bags", "-5"});

@@ -8,6 +8,7 @@
 #include <set>
 #include <vector>
 
+#include "cc/table/float_bits.h"
 #include "cc/table/half.h"
 #include "cc/table/key.h"
 #include "cc/table/philox.h"

@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "cc/table/float_bits.h"
 #include "cc/table/philox.h"
 
 #if defined(__SSE2__)

@@ -12,7 +12,7 @@ class TableGrow : public TableSuite<Config> {};
 TYPED_TEST_SUITE_P(TableGrow);
 
 TABLE_TEST(TableGrow, RowIdsAndVectorsStay) {
-  const size_t n = f.Scaled(60000, 400);
+  const size_t n = f.Scaled(60000, f.slowness() > 200 ? 100 : 400);
   Subject t = f.Create(f.Options(1));
   const Keys keys = Scattered(1, n);
   RowIds rows;
@@ -36,7 +36,7 @@ TABLE_TEST(TableGrow, RowIdsAndVectorsStay) {
 }
 
 TABLE_TEST(TableGrow, PresizingChangesNothingButTheCost) {
-  const size_t n = f.Scaled(100000, 800);
+  const size_t n = f.Scaled(100000, f.slowness() > 200 ? 100 : 450);
   Subject small = f.Create(f.Options(1));
   TableOptions options = f.Options(1);
   options.init_capacity = static_cast<int64_t>(n);
@@ -117,14 +117,14 @@ TABLE_TEST(TableGrow, LoadAndMetadata) {
 // A batch with one key many times over is one key. (Padding ids look like this.)
 TABLE_TEST(TableGrow, RepeatsDoNotGrowTheIndex) {
   Subject t = f.Create(f.Options(1));
-  const RowIds rows = t.FindOrInsert(Keys(f.Scaled(100000, 900), 7));
+  const RowIds rows = t.FindOrInsert(Keys(f.Scaled(100000, 400), 7));
   EXPECT_EQ(t.size(), 1u);
   EXPECT_EQ(t.stats().slots, 448u);
   EXPECT_EQ(t.stats().refused, 0u);
   EXPECT_EQ(rows, RowIds(rows.size(), rows[0]));
   t.Check();
   Keys keys;
-  for (size_t i = 0; i < f.Scaled(50000, 900); ++i) keys.push_back(i % 50);
+  for (size_t i = 0; i < f.Scaled(50000, 500); ++i) keys.push_back(i % 50);
   t.FindOrInsert(keys);
   EXPECT_EQ(t.size(), 50u);
   EXPECT_EQ(t.stats().slots, 448u);
@@ -135,7 +135,7 @@ TABLE_TEST(TableGrow, RepeatsDoNotGrowTheIndex) {
 TABLE_TEST(TableGrow, CrowdedBucketOverflowsAndRecovers) {
   Subject t = f.Create(f.Options(1));
   if (t.key_size() != 8) GTEST_SKIP() << "needs keys of 64 bits";
-  const size_t n = f.Scaled(370, 60);
+  const size_t n = f.Scaled(370, 30);
   const Keys keys = SameSegment(0x12345678u, n, /*crowded=*/true);
   for (size_t i = 0; i < n; i += n / 5) {
     t.FindOrInsert(Keys(keys.begin() + static_cast<int64_t>(i),
@@ -152,7 +152,7 @@ TABLE_TEST(TableGrow, CrowdedBucketOverflowsAndRecovers) {
   t.FindOrInsert(odd);
   t.Check();
   EXPECT_EQ(t.CountContained(keys), n);
-  t.FindOrInsert(Scattered(1, f.Scaled(5000, 300)));  // splits mend the sticky counts
+  t.FindOrInsert(Scattered(1, f.Scaled(5000, 100)));  // splits mend the sticky counts
   t.Check();
   EXPECT_EQ(t.CountContained(keys), n);
 }
@@ -161,7 +161,7 @@ TABLE_TEST(TableGrow, CrowdedBucketOverflowsAndRecovers) {
 TABLE_TEST(TableGrow, FloodIsRefused) {
   if (f.key_type() == KeyType::kInt32) GTEST_SKIP() << "needs keys of 64 bits";
   Subject t = f.Create(f.Options(1));
-  const Keys good = Scattered(1, f.Scaled(3000, 100));
+  const Keys good = Scattered(1, f.Scaled(3000, 60));
   const RowIds rows = t.FindOrInsert(good);
   const std::vector<Exported> before = t.Export();
   Keys flood = SameSegment(0x2468ACEu, 500, false);
@@ -190,7 +190,7 @@ TABLE_TEST(TableGrow, FloodIsRefused) {
   // Still usable.
   EXPECT_EQ(t.Find(good), rows);
   t.FindOrInsert(more);
-  t.FindOrInsert(Scattered(5000000, f.Scaled(20000, 300)));
+  t.FindOrInsert(Scattered(5000000, f.Scaled(20000, 100)));
   t.Check();
 }
 

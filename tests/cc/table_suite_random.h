@@ -249,21 +249,21 @@ class RandomWalk {
 };
 
 TABLE_TEST(TableRandom, Unbounded) {
-  for (uint64_t seed = 1; seed <= 3; ++seed) {
-    RandomWalk(f, {seed, f.Scaled(150, 20), f.Scaled(300, 20), f.Scaled(3000, 150), 0}).Run();
+  for (uint64_t seed = 1; seed <= f.Scaled(3); ++seed) {
+    RandomWalk(f, {seed, f.Scaled(150, 15), f.Scaled(300, 12), f.Scaled(3000, 90), 0}).Run();
   }
 }
 TABLE_TEST(TableRandom, AtMaxCapacity) {
-  const auto batch = static_cast<int64_t>(f.Scaled(200, 20));
-  for (uint64_t seed = 1; seed <= 3; ++seed) {
-    RandomWalk(f, {seed, f.Scaled(150, 20), f.Scaled(200, 20), f.Scaled(3000, 150),
+  const auto batch = static_cast<int64_t>(f.Scaled(200, 12));
+  for (uint64_t seed = 1; seed <= f.Scaled(3); ++seed) {
+    RandomWalk(f, {seed, f.Scaled(150, 15), f.Scaled(200, 12), f.Scaled(3000, 90),
                    batch * static_cast<int64_t>(1 + seed)})
         .Run();
   }
 }
 // Batches of one to three keys in a table of three rows.
 TABLE_TEST(TableRandom, Tiny) {
-  for (uint64_t seed = 1; seed <= 3; ++seed) {
+  for (uint64_t seed = 1; seed <= f.Scaled(3); ++seed) {
     RandomWalk(f, {seed, f.Scaled(400, 20), 3, 9, 3}).Run();
   }
 }

@@ -52,14 +52,14 @@ TABLE_TEST(TableTime, SinceIsExactlyWhatWasUpdatedAfter) {
 
 TABLE_TEST(TableTime, ExportInChunksIsComplete) {
   Subject t = f.Create(f.Options(1));
-  const Keys keys = Scattered(1, f.Scaled(2000, 60));
+  const Keys keys = Scattered(1, f.Scaled(2000, 40));
   t.FindOrInsert(keys);
   const Tick middle = t.tick();
   t.Erase(Keys(keys.begin(), keys.begin() + 20));
-  t.FindOrInsert(Scattered(100000, f.Scaled(500, 30)));
+  t.FindOrInsert(Scattered(100000, f.Scaled(500, 20)));
   for (const Tick since : {Tick{0}, middle}) {
     const std::vector<Exported> whole = t.Export(since);
-    EXPECT_EQ(whole.size(), since == 0 ? t.size() : f.Scaled(500, 30));
+    EXPECT_EQ(whole.size(), since == 0 ? t.size() : f.Scaled(500, 20));
     for (const uint64_t limit : {1ull, 2ull, 7ull, 64ull, 100000ull}) {
       EXPECT_TRUE(t.Export(since, limit) == whole) << limit;
     }
@@ -74,7 +74,8 @@ TABLE_TEST(TableTime, ExportInChunksIsComplete) {
 // Ticks pass 2^32 in steps; the order of times must survive each move of the base.
 TABLE_TEST(TableTime, StampsRunOut) {
   constexpr Tick k32 = Tick{1} << 32;
-  for (const Tick start : {Tick{0}, k32 - 70000, k32 - 3, 3 * k32 + 17}) {
+  for (const Tick start : {k32 - 70000, Tick{0}, k32 - 3, 3 * k32 + 17}) {
+    if (f.slowness() > 1 && start != k32 - 70000) continue;
     TableOptions options = f.Options(1);
     options.max_capacity = 21;  // so few that eviction is exactly LRU
     Subject t = f.Create(options);
@@ -99,7 +100,13 @@ TABLE_TEST(TableTime, StampsRunOut) {
       };
       EXPECT_EQ(t.ExportedKeys(t.tick() - 1), sorted(narrow(c), {})) << start << " +" << jump;
       EXPECT_EQ(t.ExportedKeys(t.tick()), Keys{});
-      EXPECT_EQ(t.ExportedKeys(first), sorted(narrow(b), narrow(c))) << start << " +" << jump;
+      const Keys expected = sorted(narrow(b), narrow(c));
+      const Keys got = t.ExportedKeys(first);
+      if (jump < k32 / 2) {
+        EXPECT_EQ(got, expected) << start << " +" << jump;
+      } else {  // so long ago that its stamp was saturated: more may come, none may be missed
+        EXPECT_TRUE(std::includes(got.begin(), got.end(), expected.begin(), expected.end()));
+      }
       EXPECT_EQ(t.size(), 21u);
       for (const Exported& row : t.Export(first)) {
         EXPECT_GT(static_cast<Tick>(row.update), first);

@@ -1,4 +1,10 @@
 // The contract suite of Table on the host, one config a line.
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "tests/cc/table_suites.h"
 
 namespace dynemb {
@@ -28,6 +34,82 @@ using HostTables = ::testing::Types<  //
     TableConfig<kU64, kBf16, OneLane, 1>, TableConfig<kU64, kBf16, OneLane, 2>,
     TableConfig<kU64, kBf16, OneLane, 4>>;
 INSTANTIATE_TABLE_SUITES(Host, HostTables);
+
+TableOptions GoodOptions() {
+  TableOptions options;
+  options.name = "options";
+  options.dim = 16;
+  return options;
+}
+
+void ExpectRefused(const TableOptions& options, const std::string& name, const std::string& value) {
+  std::unique_ptr<Table> table;
+  const Status status = Table::Create(options, &table);
+  EXPECT_EQ(status.code(), Code::kInvalidArgument) << name << "=" << value;
+  EXPECT_NE(status.message().find(name), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find(value), std::string::npos) << status.message();
+  EXPECT_EQ(table, nullptr);
+}
+
+TEST(TableOptions, BadOnesAreNamed) {
+  const auto change = [](auto field, auto value) {
+    TableOptions options = GoodOptions();
+    options.*field = value;
+    return options;
+  };
+  for (const int64_t dim : {int64_t{0}, int64_t{-3}, int64_t{1} << 40}) {
+    ExpectRefused(change(&TableOptions::dim, dim), "dim", std::to_string(dim));
+  }
+  for (const int64_t n : {int64_t{0}, int64_t{-1}, INT64_MAX, INT64_MIN}) {
+    ExpectRefused(change(&TableOptions::init_capacity, n), "init_capacity", std::to_string(n));
+  }
+  for (const int64_t n : {int64_t{-1}, INT64_MAX, int64_t{0xFFFFFFFF}}) {
+    ExpectRefused(change(&TableOptions::max_capacity, n), "max_capacity", std::to_string(n));
+  }
+  ExpectRefused(change(&TableOptions::max_capacity, int64_t{1000}), "init_capacity", "1024");
+  for (const double load : {0.0, -0.5, 0.96, 1.0, 1e300, std::nan(""), -HUGE_VAL}) {
+    ExpectRefused(change(&TableOptions::max_load_factor, load), "max_load_factor",
+                  std::to_string(load));
+  }
+  using Columns = std::vector<ColumnInit>;
+  ExpectRefused(change(&TableOptions::initializer, Columns{}), "initializer", "0");
+  ExpectRefused(change(&TableOptions::initializer, Columns(3)), "initializer", "3");
+  ExpectRefused(change(&TableOptions::initializer, Columns{{InitKind::kNormal, 0.0f, -2.0f}}),
+                "stddev", "-2");
+}
+
+TEST(TableOptions, GoodOnesAreKept) {
+  TableOptions options = GoodOptions();
+  options.max_load_factor = 0.95;
+  options.max_capacity = options.init_capacity = 1;
+  std::unique_ptr<Table> table;
+  ASSERT_TRUE(Table::Create(options, &table).ok());
+  EXPECT_EQ(table->options().name, "options");
+  EXPECT_EQ(table->options().max_capacity, 1);
+  EXPECT_EQ(table->size(), 0u);
+  SerialExec exec;
+  EXPECT_EQ(table->AttachState(exec, {"x", {1, 2}, {0.0f}}).code(), Code::kInvalidArgument);
+  EXPECT_EQ(table->AttachState(exec, {"x", {0}, {0.0f}}).code(), Code::kInvalidArgument);
+  EXPECT_EQ(table->layout().state_width, 0);
+}
+
+// The promise of design.md: at most 32 bytes a row beside vector and state, here at sizes up to a million.
+TEST(TableMemory, MetadataOfAMillionRows) {
+  TableOptions options = GoodOptions();
+  options.init_capacity = 1;
+  std::unique_ptr<Table> table;
+  ASSERT_TRUE(Table::Create(options, &table).ok());
+  SerialExec exec;
+  Subject t(std::move(table), &exec);
+  for (uint64_t next = 0; next < 1000000; next += 20000) {
+    t.FindOrInsert(Progression(next, 20000));
+    const TableStats s = t.stats();
+    ASSERT_LE(s.metadata_bytes, 32 * s.size) << s.size;
+    ASSERT_EQ(s.metadata_bytes, s.index_bytes + s.row_bytes - s.size * 16 * 4);
+  }
+  EXPECT_EQ(t.size(), 1000000u);
+  t.Check();
+}
 
 }  // namespace
 }  // namespace testing_table

@@ -1,7 +1,9 @@
 """DynamicVariable is a TensorFlow resource variable, and a hash table."""
 
 import copy
+import doctest
 import gc
+import importlib
 import pickle
 
 import keras
@@ -385,6 +387,17 @@ def test_filter_variables_and_static_variable():
     assert static.size.numpy().tolist() == [1, 2]
     static.assign([[3.0, 4.0]])
     np.testing.assert_array_equal(static.numpy(), [[3, 4]])
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["dynamic_variable", "lookup", "optimizer"]
+    + [f"layers.{name}" for name in ("embedding", "embedding_bag", "multi_table_embedding")],
+)
+def test_examples_in_docstrings(module):
+    result = doctest.testmod(importlib.import_module(f"tf_dynemb.{module}"))
+    assert result.attempted > 0
+    assert result.failed == 0
 
 
 def test_init_is_optional_and_local():

@@ -1,4 +1,4 @@
-"""The Keras layers in models: compile, fit, evaluate, predict, save; against keras.layers.Embedding."""
+"""The Keras layers in models: fit, evaluate, predict, save; against keras.layers.Embedding."""
 
 import keras
 import numpy as np
@@ -86,7 +86,7 @@ def test_fit_evaluate_predict(kind):
     ids, labels = make_data()
     layer = de.layers.Embedding(DIM)
     model = MODELS[kind](layer)
-    model.compile(de.OptimizerWrapper(K.Adam(0.02)), BCE, metrics=["accuracy"])
+    model.compile(de.OptimizerWrapper(K.Adam(0.1)), BCE, metrics=["accuracy"])
     history = model.fit(ids, labels, epochs=6, batch_size=32, verbose=0)
     assert history.history["loss"][-1] < 0.7 * history.history["loss"][0]
     assert len(layer.table) == VOCABULARY
@@ -104,8 +104,8 @@ def test_fit_evaluate_predict(kind):
 
 # Keras 3.15 does not sum the gradients of repeated ids of its own Embedding before it squares them
 # (or, in RMSprop, fails), so batches without repeats are what the two layers can be compared on;
-# with repeats test_optimizer.py compares with the dense gradient. Optimizers whose state decays move
-# every row of a dense matrix in every step: there, every row is touched.
+# with repeats test_optimizer.py compares with the dense gradient. Optimizers whose state decays
+# move every row of a dense matrix in every step: there, every row is touched.
 OPTIMIZERS = {
     "sgd": (lambda: K.SGD(0.5), "random"),
     "sgd_clipvalue": (lambda: K.SGD(0.5, clipvalue=0.001), "distinct"),
@@ -154,7 +154,7 @@ def test_a_plain_optimizer_says_that_it_must_be_wrapped():
         model.fit(ids, labels, verbose=0)
 
 
-def test_callbacks_and_learning_rate():
+def test_callbacks_and_learning_rate(tmp_path):
     ids, labels = make_data()
     layer = de.layers.Embedding(DIM)
     model = functional(layer)
@@ -168,14 +168,24 @@ def test_callbacks_and_learning_rate():
         validation_data=(ids, labels),
         callbacks=[
             keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
-            keras.callbacks.ReduceLROnPlateau(patience=1),
             keras.callbacks.EarlyStopping(patience=10),
+            keras.callbacks.BackupAndRestore(str(tmp_path / "backup")),
+            keras.callbacks.ModelCheckpoint(
+                str(tmp_path / "best.weights.h5"), save_weights_only=True, save_best_only=True
+            ),
             keras.callbacks.LambdaCallback(
                 on_epoch_end=lambda epoch, logs: rates.append(float(model.optimizer.learning_rate))
             ),
         ],
     )
     np.testing.assert_allclose(rates, [0.05, 0.025, 0.0125, 0.00625], rtol=1e-6)
+    best = vectors_of(layer)
+    layer.table.clear()
+    model.load_weights(str(tmp_path / "best.weights.h5"))
+    np.testing.assert_array_equal(vectors_of(layer), best)
+    plateau = keras.callbacks.ReduceLROnPlateau("loss", min_delta=100, patience=1, factor=0.5)
+    model.fit(ids, labels, epochs=3, verbose=0, callbacks=[plateau])
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.00625 / 4)
 
 
 def test_early_stopping_restores_the_best_rows():
@@ -284,6 +294,16 @@ def test_a_frozen_layer_reads_and_does_not_change():
     model.compile(de.OptimizerWrapper(K.SGD(0.5)), BCE)
     model.fit(ids, labels, verbose=0)
     assert len(layer.table) == VOCABULARY
+
+
+def test_rows_are_made_under_a_tape_if_nothing_says_whether_it_is_training():
+    layer = de.layers.Embedding(DIM)
+    layer(np.array([1]))
+    assert len(layer.table) == 0
+    with tf.GradientTape():
+        layer(np.array([1]))
+        layer(np.array([2]), training=False)
+    assert de.export(layer.table)[0].numpy().tolist() == [1]
 
 
 def test_keras_constraint():
@@ -485,6 +505,9 @@ def test_float_ids_work_as_far_as_they_are_exact():
     layer = de.layers.Embedding(2)
     model = keras.Sequential([layer, keras.layers.Flatten()])  # its implicit Input is float32
     assert model(np.array([[1, 2**24 - 1]])).shape == (1, 4)
+    mixed = de.layers.Embedding(2, dtype="mixed_bfloat16")
+    mixed(np.array([[1001.0]], np.float32), training=True)  # ids are not cast to the compute dtype
+    assert de.export(mixed.table)[0].numpy().tolist() == [1001]
     for ids in ([[2.0**24]], [[1.5]], [[np.nan]]):
         with pytest.raises(tf.errors.InvalidArgumentError, match="dtype='int64'"):
             layer(np.array(ids, np.float32))

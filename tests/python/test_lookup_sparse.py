@@ -250,6 +250,28 @@ def test_dynamic_and_static_tables_in_one_call():
     np.testing.assert_allclose(total[4], [2 * 2 / 3 + 4 * 2] * 2, rtol=1e-6)
 
 
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn", "max"])
+@pytest.mark.parametrize("form", ["sparse", "unsorted", "ragged", "dense"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_static_tables_pool_as_dynamic_ones(combiner, form, weighted):
+    f = Feature(np.random.default_rng(8), 5, 4, 3, combiner, weighted, form)
+    results = []
+    for table in (f.table, f.dense):
+        weights = tf.constant(f.weights)
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            out = de.lookup_sparse(
+                table, f.make(tf.constant(f.ids)), f.make(weights) if weighted else None, combiner
+            )
+            loss = tf.reduce_sum(out * f.upstream)
+        grad, weight_grad = tape.gradient(loss, (table, weights))
+        results.append([out, dense_gradient(grad, 3)])
+        if weighted:
+            results[-1].append(tf.convert_to_tensor(weight_grad))
+    for got, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("static", [False, True])
 def test_ids_are_cast_if_that_loses_nothing(static):
     table = tf.Variable(tf.ones([9, 1])) if static else de.DynamicVariable(1, "ones")

@@ -216,7 +216,8 @@ def test_native_and_generic_optimizers_are_told_apart():
 
 
 @pytest.mark.parametrize(
-    "clip", [{}, {"clipnorm": 0.5}, {"global_clipnorm": 0.7}, {"clipvalue": 0.2}]
+    "clip",
+    [{}, {"clipnorm": 0.5}, {"global_clipnorm": 0.7}, {"global_clipnorm": 1e4}, {"clipvalue": 0.2}],
 )
 @pytest.mark.parametrize("scale", [None, 8.0])
 @pytest.mark.parametrize("make", [K.SGD, K.Nadam])
@@ -320,7 +321,7 @@ def test_unknown_and_evicted_keys_get_no_row(make):
 
 def test_a_new_row_starts_with_fresh_state():
     for make in (lambda: K.Adagrad(0.1, initial_accumulator_value=0.3), lambda: K.Nadam(0.1)):
-        table, dense = make_pair()
+        table, _ = make_pair()
         wrapped, plain = de.OptimizerWrapper(make()), make()
         grad = tf.IndexedSlices(tf.ones([1, DIM]), [50])
         table.lookup([50])
@@ -335,6 +336,19 @@ def test_a_new_row_starts_with_fresh_state():
             plain._u_product.assign(0.9 * (1 - 0.5 * 0.96))
         plain.apply_gradients([(tf.ones([1, DIM]), expected)])
         close(table.lookup([50]).numpy(), expected.numpy())
+
+
+@pytest.mark.parametrize("make", [K.Adam, K.Nadam])
+def test_a_new_optimizer_starts_with_fresh_state(make):
+    table, dense = make_pair()
+    rng = np.random.default_rng(0)
+    for _ in range(2):  # as two calls of model.compile
+        wrapped, plain = de.OptimizerWrapper(make(0.1)), make(0.1)
+        for _ in range(3):
+            grad = tf.constant(rng.normal(size=(ROWS, DIM)), tf.float32)
+            wrapped.apply_gradients([(tf.IndexedSlices(grad, np.arange(ROWS)), table)])
+            plain.apply_gradients([(grad, dense)])
+    close(values_of(table), dense.numpy())
 
 
 def test_gradients_of_many_tables_and_dense_variables_in_one_call():
@@ -387,7 +401,7 @@ def test_constraint_holds_for_touched_rows():
 
 @pytest.mark.parametrize("in_function", [False, True])
 def test_dynamic_loss_scale(in_function):
-    table, dense = make_pair()
+    table, _ = make_pair()
     wrapped = de.OptimizerWrapper(
         K.LossScaleOptimizer(K.SGD(0.1), initial_scale=4.0, dynamic_growth_steps=2)
     )

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import record
 
 from tf_dynemb import bags, exchange, initializers
 from tf_dynemb.bags import Bags
@@ -25,9 +26,10 @@ _EXACT_IN_FLOAT = {tf.float16: 2**11, tf.bfloat16: 2**8, tf.float32: 2**24, tf.f
 class TableLayer(keras.layers.Layer):  # type: ignore[misc]
     """A layer that owns tables.
 
-    Rows are made when `training` is true and the layer is trainable, and at no other time: a frozen
-    layer reads what it has. XLA cannot compile a hash table, so the layer does not support it, and
-    `jit_compile="auto"` leaves the model uncompiled.
+    Rows are made when `training` is true (or, if nothing says so, under a gradient tape) and the
+    layer is trainable, and at no other time: a frozen layer reads what it has. XLA cannot compile a
+    hash table, so the layer does not support it, and `jit_compile="auto"` leaves the model
+    uncompiled.
     """
 
     def __init__(
@@ -83,6 +85,13 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         self.built = True
 
     def _insert(self, training: Any) -> bool:
+        """Whether unknown ids get a row.
+
+        Keras passes no `training` to a model whose `call` does not take it, not even in `fit`. Then
+        a tape that records says that it is training: without a row the gradient would be lost.
+        """
+        if training is None:
+            training = record.could_possibly_record()
         return bool(training) and self.trainable
 
     def _ids(self, inputs: Any) -> Any:

@@ -1,0 +1,280 @@
+"""Calls every operator with malformed input. Run by test_ops_fuzz.py in a process of its own.
+
+Each call starts from a right one; some of its arguments are then replaced by garbage. Whatever that
+is, the call must return or raise. Prints one line of JSON per operator: calls, and how many failed.
+"""
+
+import collections
+import faulthandler
+import json
+import sys
+
+import numpy as np
+import op_helpers as h
+import tensorflow as tf
+from op_helpers import ops
+
+faulthandler.enable()
+DIM, BAGS, IDS = 4, 3, 6
+HUGE = (2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**62, 2**63 - 1)
+NEGATIVE = (-1, -2, -(2**31), -(2**40), -(2**63))
+# Sizes that are allowed but take minutes or much memory to use are left out on purpose.
+CAPACITIES = (0, 1, 7, 1000, 2**40, 2**62, 2**63 - 1, *NEGATIVE)
+FLOATS = (float("nan"), float("inf"), -float("inf"), -1.0, 0.0, 1e-45, 3e38, -3e38, 2.0)
+TYPES = (tf.int64, tf.int32, tf.uint64, tf.float32, tf.float16, tf.bfloat16, tf.uint32, tf.bool,
+         tf.string, tf.int8, tf.float64)  # fmt: skip
+
+
+class Garbage:
+    """Random input that fits nowhere in particular."""
+
+    def __init__(self, rng):
+        self.rng = rng
+        self.variable = tf.Variable(tf.zeros([5, DIM]))
+        initializer = tf.lookup.KeyValueTensorInitializer([1], [2])
+        self.other_table = tf.lookup.StaticHashTable(initializer, 0)
+        self.others = [
+            self.variable.handle,
+            self.other_table.resource_handle,
+            h.make_table(DIM, tf.int32),
+            h.make_table(DIM + 1),
+            h.make_table(DIM, tf.int64, tf.float16),
+            h.make_table(DIM, max_capacity=2, init_capacity=1, evict_strategy="none"),
+            tf.stack([h.make_table(DIM)] * 2),
+            tf.stack([self.variable.handle])[:0],
+        ]
+        gone = h.make_table(DIM, shared_name="gone")
+        tf.raw_ops.DestroyResourceOp(resource=gone)
+        self.others.append(gone)
+
+    def pick(self, choices):
+        return choices[self.rng.integers(len(choices))]
+
+    def integer(self):
+        return int(self.pick([*HUGE, *NEGATIVE, 0, 1, 2, 3, 5, int(self.rng.integers(-9, 99))]))
+
+    def shape(self):
+        rank = int(self.pick([0, 1, 1, 2, 2, 3, 5, 20]))
+        most = 4 if rank < 4 else 2
+        shape = [int(n) for n in self.rng.integers(0, 1 + most, rank)]
+        if rank >= 2 and self.rng.random() < 0.15:  # empty, but with a huge dimension
+            shape = [0, *shape[1:]]
+            shape[-1] = int(self.pick([2**20 + 1, 2**31, 2**40, 2**61]))
+            self.rng.shuffle(shape)
+            if 0 not in shape[:2]:
+                shape[0] = 0
+        return shape
+
+    def values(self, dtype, shape):
+        if 0 in shape:
+            return tf.zeros(shape, dtype)
+        if dtype == tf.string:
+            return tf.fill(shape, "x")
+        if dtype == tf.bool:
+            return tf.zeros(shape, tf.bool)
+        if dtype.is_integer:
+            low, high = dtype.min, dtype.max
+            wide = self.rng.integers(low, high, shape, dtype.as_numpy_dtype, endpoint=True)
+            small = self.rng.integers(0, 8, shape).astype(dtype.as_numpy_dtype)
+            return tf.constant(np.where(self.rng.random(shape) < 0.5, wide, small), dtype)
+        chosen = self.rng.choice(FLOATS, shape)
+        return tf.cast(np.where(self.rng.random(shape) < 0.7, 1.0, chosen), dtype)
+
+    def tensor(self):
+        return self.values(self.pick(TYPES), self.shape())
+
+    def like(self, right):
+        """Garbage to stand in for `right`, often of its type or of its shape."""
+        if not isinstance(right, tf.Tensor):
+            return self.tensor()
+        if right.dtype == tf.resource:
+            return self.tensor() if self.rng.random() < 0.1 else self.pick(self.others)
+        how = self.rng.random()
+        if how < 0.4:
+            return self.values(right.dtype, right.shape.as_list())
+        if how < 0.75:
+            if right.shape.rank == 0 and right.dtype == tf.int64 and self.rng.random() < 0.8:
+                return tf.constant(self.integer(), tf.int64)
+            return self.values(right.dtype, self.shape())
+        if how < 0.9:
+            return self.values(self.pick(TYPES), right.shape.as_list())
+        return self.tensor()
+
+    def bags(self, right):
+        n, b = IDS, BAGS
+        return self.pick([
+            tf.constant(self.integer(), tf.int64),
+            tf.constant(self.rng.integers(-2, b + 2, [n, 2]), tf.int64),
+            tf.constant(self.rng.integers(0, b, [n, 1]), tf.int64),
+            tf.zeros([n, 0], tf.int64),
+            tf.constant(self.rng.integers(-2, n + 2, [b + 1]), tf.int64),
+            tf.constant([0, *np.sort(self.rng.integers(0, n + 1, b - 1)), n], tf.int64),
+            tf.constant([0, n, 2, n], tf.int64),
+            tf.constant([0, 2**62, -(2**62), n], tf.int64),
+            tf.constant([-5, 0, 0, n], tf.int64),
+            tf.constant([0] * b + [self.integer()], tf.int64),
+            tf.constant([], tf.int64),
+            self.like(right),
+        ])  # fmt: skip
+
+    def attribute(self, name, right):
+        if name in ("dim", "dims"):
+            value = self.pick([0, 3, DIM, DIM + 1, *NEGATIVE, 2**31, 2**40, 2**63 - 1])
+            return self.pick([[], [value], [DIM, value]]) if name == "dims" else value
+        if "capacity" in name:
+            return int(self.pick(CAPACITIES))
+        if name in ("dtype", "key_dtype", "key_type"):
+            return self.pick(TYPES)
+        if name in ("initializer_args", "inits"):
+            n = self.rng.integers(0, 5)
+            return [float(x) for x in self.rng.choice(FLOATS, n)]
+        if name == "widths":
+            n = self.rng.integers(0, 4)
+            return [int(self.pick([0, 1, 4, 2**20 + 1, *HUGE, *NEGATIVE])) for _ in range(n)]
+        if name in ("combiners", "flags", "initializers"):
+            words = ["sum", "mean", "max", "sqrtn", "min", "", "normal", "uniform", "constant",
+                     "truncated_normal", "momentum", "nesterov", "amsgrad", "centered"]  # fmt: skip
+            return [str(w) for w in self.rng.choice(words, self.rng.integers(0, 4))]
+        if name == "dtypes":
+            return [self.pick(TYPES) for _ in range(self.rng.integers(0, 3))]
+        if isinstance(right, bool):
+            return self.pick([not right, not right, 7, None])
+        if isinstance(right, float):
+            return self.pick(FLOATS)
+        if isinstance(right, int):
+            return self.integer()
+        words = ("", "sgd", "adam", "rowwise_adagrad", "ftrl", "x" * 1000, "none", "lru", None)
+        return self.pick(words)
+
+
+def right_calls(rng, table):
+    """Each operator's inputs and attributes, right in themselves."""
+    i64, f32 = tf.int64, tf.float32
+    keys = tf.constant(rng.integers(0, 50, IDS), i64)
+    vectors = tf.constant(rng.normal(size=[IDS, DIM]), f32)
+    rows = h.lookup(table, keys).rows
+    combiner = str(rng.choice(["sum", "mean", "sqrtn", "max"]))
+    bags = [
+        tf.constant(IDS // BAGS, i64),
+        tf.constant([0, 1, 1, IDS], i64),
+        tf.constant(rng.integers(0, BAGS, [IDS, 2]), i64),
+    ][rng.integers(3)]
+    weights = tf.constant(rng.uniform(0.5, 2, IDS), f32)
+    pooled = tf.constant(rng.normal(size=[BAGS, DIM]), f32)
+    argmax = tf.constant(rng.integers(-1, IDS, [BAGS, DIM]), tf.int32)
+    types = {"key_type": i64, "dtype": f32}
+    handle = {"handle": table}
+    lookups = {"keys": [keys], "bags": [bags], "weights": [weights]}
+    return {
+        "dynemb_table": ({}, {
+            "key_dtype": i64, "dtype": f32, "dim": DIM, "init_capacity": 8, "max_capacity": 0,
+            "max_load_factor": 0.85, "evict_strategy": "lru", "seed": 0, "container": "",
+            "shared_name": "", "stochastic_rounding": True, "initializers": ["constant"],
+            "initializer_args": [0.0, 0.0]}),
+        "dynemb_attach_state": (handle, {"optimizer": "x", "widths": [DIM], "inits": [0.5]}),
+        "dynemb_lookup": (
+            {**handle, "keys": keys, "default_value": tf.zeros([DIM])}, {"insert": True}),
+        "dynemb_lookup_sparse": (
+            {"handles": [table], **lookups, "num_bags": [tf.constant(BAGS, i64)]},
+            {"dtypes": [f32], "dims": [DIM], "combiners": [combiner], "insert": True}),
+        "dynemb_lookup_sparse_grad": (
+            {**lookups, "rows": [rows], "argmax": [argmax], "grads": [pooled]},
+            {"combiners": [combiner]}),
+        "dynemb_lookup_sparse_weight_grad": (
+            {"handles": [table], **lookups, "rows": [rows], "argmax": [argmax],
+             "outputs": [pooled], "grads": [pooled]}, {"combiners": [combiner]}),
+        "dynemb_dedup_sum": ({"keys": keys, "values": vectors}, {}),
+        "dynemb_apply_gradients": (
+            {"handles": [table], "keys": [keys], "rows": [rows], "grads": [vectors],
+             "hyper": tf.constant(h.HYPER)}, {"optimizer": "sgd", "flags": []}),
+        "dynemb_upsert": ({**handle, "keys": keys, "values": vectors}, {}),
+        "dynemb_accumulate": ({**handle, "keys": keys, "deltas": vectors}, {}),
+        "dynemb_read_rows": ({**handle, "keys": keys}, {}),
+        "dynemb_write_rows": (
+            {**handle, "keys": keys, "values": vectors, "state": tf.zeros([IDS, 0])},
+            {"insert": True}),
+        "dynemb_erase": ({**handle, "keys": keys}, {}),
+        "dynemb_contains": ({**handle, "keys": keys}, {}),
+        "dynemb_size": (handle, {}),
+        "dynemb_clear": (handle, {}),
+        "dynemb_export": (
+            {**handle, "cursor": tf.constant(0, i64), "limit": tf.constant(100, i64),
+             "since": tf.constant(0, i64)}, types),
+        "dynemb_stats": (handle, {}),
+    }  # fmt: skip
+
+
+def spoil(garbage, inputs, attributes):
+    """Replaces one to three of the arguments, or only the contents of tensors.
+
+    The contents of rows and argmax, which only come from other operators, are trusted, but no more
+    than memory safety allows.
+    """
+    inputs, attributes = dict(inputs), dict(attributes)
+    if garbage.rng.random() < 0.3:
+        for name, right in inputs.items():
+            if name not in ("handle", "handles", "bags", "num_bags"):
+                inputs[name] = tf.nest.map_structure(
+                    lambda t: garbage.values(t.dtype, t.shape.as_list()), right
+                )
+        return inputs, attributes
+    names = [*inputs, *attributes]
+    for name in garbage.rng.choice(names, garbage.rng.integers(1, 4)):
+        if name in attributes:
+            attributes[name] = garbage.attribute(name, attributes[name])
+        elif isinstance(inputs[name], list):
+            one = garbage.bags if name == "bags" else garbage.like
+            count = garbage.pick([0, 1, 1, 1, 1, 1, 1, 2])
+            right = inputs[name][0] if inputs[name] else None
+            inputs[name] = [one(right) for _ in range(count)]
+        else:
+            inputs[name] = garbage.like(inputs[name])
+    return inputs, attributes
+
+
+def touch(result):
+    for tensor in tf.nest.flatten(result):
+        if isinstance(tensor, tf.Tensor) and tensor.dtype != tf.resource:
+            tensor.numpy()
+
+
+def run_in_graph(operator, inputs, attributes):
+    """Placeholders of unknown rank or constants: through shape inference and function runs."""
+
+    @tf.function
+    def traced():
+        return operator(**tf.nest.map_structure(tf.identity, inputs), **attributes)
+
+    return traced()
+
+
+def main(seed, calls, graph_calls):
+    rng = np.random.default_rng(seed)
+    garbage = Garbage(rng)
+    # Operators in turns, so that each meets tables in every state.
+    done, failed = collections.Counter(), collections.Counter()
+    surprises = set()
+    for call in range(calls + graph_calls):
+        table = h.make_table(DIM, init_capacity=1)
+        for name, (inputs, attributes) in right_calls(rng, table).items():
+            inputs, attributes = spoil(garbage, inputs, attributes)
+            operator = getattr(ops, name)
+            print(f"{name} {call}", file=sys.stderr)  # the last line tells who crashed
+            done[name] += 1
+            try:
+                if call < calls:
+                    touch(operator(**inputs, **attributes))
+                else:
+                    touch(run_in_graph(operator, inputs, attributes))
+            except Exception as e:
+                failed[name] += 1
+                if isinstance(e, tf.errors.InternalError):
+                    surprises.add(f"{name}: {e}"[:300])
+        touch(ops.dynemb_stats(table))
+    for name in done:
+        print(json.dumps({"op": name, "calls": done[name], "failed": failed[name]}))
+    print(json.dumps({"internal_errors": sorted(surprises)}))
+
+
+if __name__ == "__main__":
+    main(*[int(a) for a in sys.argv[1:]])

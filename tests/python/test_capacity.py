@@ -1,0 +1,171 @@
+"""Eviction through the operators: max_capacity, victims, and what a refused batch leaves behind."""
+
+import numpy as np
+import op_helpers as h
+import pytest
+import tensorflow as tf
+from op_helpers import ops
+
+DIM = 4
+Full = tf.errors.ResourceExhaustedError
+
+
+def make(capacity, **options):
+    return h.make_table(DIM, random=True, init_capacity=1, max_capacity=capacity, seed=4, **options)
+
+
+def contains(handle, keys):
+    return ops.dynemb_contains(handle, np.asarray(keys)).numpy()
+
+
+@pytest.mark.parametrize("capacity", [1, 10, 500, 5000])
+def test_never_holds_more_than_max_capacity(capacity):
+    rng = np.random.default_rng(capacity)
+    handle = make(capacity)
+    new = capacity // 2 + 1
+    for step in range(8):
+        keys = rng.permutation(np.arange(step * new, (step + 1) * new))[:capacity]
+        values, rows = h.lookup(handle, keys)
+        assert h.size(handle) == min(capacity, (step + 1) * len(keys))
+        assert contains(handle, keys).all()
+        assert len(np.unique(rows)) == len(keys)
+        assert rows.numpy().max() < capacity
+        again = h.lookup(handle, keys, insert=False)
+        np.testing.assert_array_equal(again.values, values)
+        np.testing.assert_array_equal(again.rows, rows)
+    got = h.stats(handle)
+    assert got["inserts"] - got["evictions"] == got["size"] == min(capacity, 8 * len(keys))
+
+
+def test_the_least_recently_used_go_first_in_a_small_table():
+    handle = make(20)
+    h.lookup(handle, np.arange(20))
+    h.lookup(handle, np.arange(0, 20, 2))
+    h.lookup(handle, np.arange(10, 20), insert=False)  # a read is an access as well
+    h.lookup(handle, np.arange(100, 105))
+    # Only these have not been touched since the first batch.
+    assert np.flatnonzero(~contains(handle, np.arange(20))).tolist() == [1, 3, 5, 7, 9]
+    h.lookup(handle, np.arange(110, 115))
+    np.testing.assert_array_equal(contains(handle, np.arange(0, 10, 2)), [False] * 5)
+    assert contains(handle, np.arange(10, 20)).all()
+
+
+def test_victims_of_a_large_table_are_among_the_oldest():
+    handle = make(10_000)
+    for begin in range(0, 10_000, 1000):
+        h.lookup(handle, np.arange(begin, begin + 1000))
+    h.lookup(handle, np.arange(20_000, 21_000))
+    evicted = np.flatnonzero(~contains(handle, np.arange(10_000)))
+    assert len(evicted) == 1000
+    assert np.median(evicted) < 1500
+    assert evicted.max() < 8000
+
+
+def test_contains_export_and_read_rows_are_no_access():
+    handle = make(10)
+    h.lookup(handle, np.arange(10))
+    for key in range(10):
+        h.lookup(handle, [key])
+    contains(handle, [0])
+    ops.dynemb_read_rows(handle, tf.constant([0], tf.int64))
+    h.export(handle)
+    h.lookup(handle, [50])
+    np.testing.assert_array_equal(contains(handle, np.arange(10)), np.arange(10) > 0)
+
+
+def test_an_evicted_key_comes_back_with_its_initial_vector_and_state():
+    handle = make(10)
+    ops.dynemb_attach_state(handle, optimizer="sgd", widths=[DIM], inits=[0.5])
+    keys = np.arange(10)
+    initial = h.lookup(handle, keys).values.numpy()
+    trained, state = np.full([10, DIM], 7, np.float32), np.full([10, DIM], 9, np.float32)
+    ops.dynemb_write_rows(handle, keys, trained, state, insert=False)
+    np.testing.assert_array_equal(h.lookup(handle, keys).values, trained)
+    h.lookup(handle, keys + 100)
+    assert not contains(handle, keys).any()
+    np.testing.assert_array_equal(h.lookup(handle, keys, insert=False).values, initial)
+    np.testing.assert_array_equal(h.lookup(handle, keys).values, initial)
+    np.testing.assert_array_equal(ops.dynemb_read_rows(handle, keys).state, [[0.5] * DIM] * 10)
+
+
+def test_the_gradient_of_an_evicted_row_is_dropped():
+    handle = make(4)
+    keys = np.arange(4)
+    rows = h.lookup(handle, keys).rows
+    others = h.lookup(handle, keys + 100).values.numpy()
+    h.apply_sgd([handle], [keys], [np.ones([4, DIM], np.float32)], [rows])
+    assert h.stats(handle)["dropped_gradients"] == 4
+    np.testing.assert_array_equal(h.lookup(handle, keys + 100, insert=False).values, others)
+
+
+INSERTS = {
+    "lookup": lambda t, k: h.lookup(t, k),
+    "lookup_sparse": lambda t, k: h.lookup_sparse([t], [k], [np.int64(1)], [len(k)], [DIM]),
+    "upsert": lambda t, k: ops.dynemb_upsert(t, k, np.ones([len(k), DIM], np.float32)),
+    "accumulate": lambda t, k: ops.dynemb_accumulate(t, k, np.ones([len(k), DIM], np.float32)),
+    "write_rows": lambda t, k: ops.dynemb_write_rows(
+        t, k, np.ones([len(k), DIM], np.float32), np.zeros([len(k), 0]), insert=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INSERTS)
+@pytest.mark.parametrize("strategy", ["lru", "none"])
+def test_a_batch_larger_than_the_table_changes_nothing(name, strategy):
+    handle = make(50, evict_strategy=strategy, shared_name=f"batch_{name}_{strategy}")
+    h.lookup(handle, np.arange(30))
+    before = h.export(handle)
+    with pytest.raises(Full, match=rf"batch_{name}_{strategy}.*30 rows of at most 50"):
+        INSERTS[name](handle, np.arange(25, 76))
+    for had, has in zip(before, h.export(handle), strict=True):
+        np.testing.assert_array_equal(has, had)
+    assert h.stats(handle)["evictions"] == 0
+
+
+@pytest.mark.parametrize("name", INSERTS)
+def test_a_batch_as_large_as_the_table_takes_all_of_it(name):
+    handle = make(50)
+    h.lookup(handle, np.arange(30))
+    INSERTS[name](handle, np.arange(25, 75))
+    assert h.size(handle) == 50
+    assert contains(handle, np.arange(25, 75)).all()
+
+
+def test_repeats_count_once_against_the_capacity():
+    handle = make(5)
+    values = h.lookup(handle, np.tile(np.arange(5), 1000)).values.numpy()
+    assert h.size(handle) == 5
+    np.testing.assert_array_equal(values.reshape(1000, 5, DIM), [values[:5]] * 1000)
+
+
+def test_lookup_without_insert_evicts_nothing():
+    handle = make(5)
+    h.lookup(handle, np.arange(5))
+    h.lookup(handle, np.arange(100), insert=False)
+    assert contains(handle, np.arange(5)).all()
+
+
+def test_random_walk_under_eviction_keeps_what_it_says():
+    """What is present, and with which vector, follows from who was evicted: always consistent."""
+    rng = np.random.default_rng(8)
+    handle = make(200)
+    initial = {}
+    trained = {}
+    for _ in range(60):
+        keys = np.unique(rng.zipf(1.2, 120) % 2000)
+        values = h.lookup(handle, keys).values.numpy()
+        assert h.size(handle) <= 200
+        for key, value in zip(keys.tolist(), values, strict=True):
+            first = initial.setdefault(key, value)
+            # Either it stayed since it was trained, or it was evicted and starts again.
+            expected = trained.get(key, first)
+            assert np.array_equal(value, expected) or np.array_equal(value, first), key
+        values = rng.normal(size=[len(keys), DIM]).astype(np.float32)
+        ops.dynemb_upsert(handle, keys, values)
+        trained.update(zip(keys.tolist(), values, strict=True))
+        held, vectors = h.export(handle)[:2]
+        for key, vector in zip(held.tolist(), vectors, strict=True):
+            np.testing.assert_array_equal(vector, trained[key])
+    got = h.stats(handle)
+    assert got["evictions"] > 500
+    assert got["size"] == got["inserts"] - got["evictions"]

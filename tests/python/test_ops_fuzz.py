@@ -1,0 +1,51 @@
+"""No input, however wrong, may end the process: fuzz_ops.py runs in one of its own."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).parent
+OPERATORS = 18
+CALLS, GRAPH_CALLS = 220, 12
+
+
+@pytest.fixture(scope="module")
+def fuzzed():
+    paths = [str(HERE.parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    result = subprocess.run(
+        [sys.executable, str(HERE / "fuzz_ops.py"), "1", str(CALLS), str(GRAPH_CALLS)],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        },
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    *lines, last = [json.loads(line) for line in result.stdout.splitlines()]
+    return {line["op"]: line for line in lines}, last["internal_errors"]
+
+
+def test_every_call_returned_or_raised(fuzzed):
+    counts, _ = fuzzed
+    assert len(counts) == OPERATORS
+    assert {line["calls"] for line in counts.values()} == {CALLS + GRAPH_CALLS}
+
+
+def test_calls_were_wrong_but_not_all_for_the_first_reason(fuzzed):
+    """Were all refused by Python's conversions, nothing would have been tested."""
+    counts, _ = fuzzed
+    for name, line in counts.items():
+        assert line["failed"] > 0, name
+    assert sum(line["failed"] < line["calls"] for line in counts.values()) == OPERATORS
+
+
+def test_bad_input_is_no_internal_error(fuzzed):
+    assert fuzzed[1] == []
