@@ -3,11 +3,13 @@
 load("@local_cuda//:defs.bzl", "NVCC")
 
 # No -march: a wheel has to run on any x86-64; the code picks its SIMD at run time. No contraction: the same gradient
-# gives the same row on every machine, fused multiply-add or not.
+# gives the same row on every machine, fused multiply-add or not. No errno from sqrtf, without which g++ does not
+# vectorise it (Adam's step at dim 16: 27 ns with errno, 6 ns without; the results are the same).
 COPTS = [
     "-Wall",
     "-Wextra",
     "-ffp-contract=off",
+    "-fno-math-errno",
 ]
 
 _ARCHITECTURES = [

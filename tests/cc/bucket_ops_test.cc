@@ -30,7 +30,8 @@ class BucketOps : public ::testing::Test {
   }
   SlotRef Get(uint64_t key) { return Find(lane_, view_, segment_.data(), ProbeOf(key), key); }
   bool Remove(uint64_t key) {
-    return Erase(lane_, segment_.data(), ProbeOf(key), Get(key));
+    const SlotRef at = Get(key);
+    return at.bucket != nullptr && Erase(lane_, segment_.data(), ProbeOf(key), at);
   }
   uint32_t Overflow(uint32_t bucket) const { return segment_[bucket % kBucketsPerSegment].overflow; }
 

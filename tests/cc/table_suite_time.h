@@ -168,8 +168,21 @@ TABLE_TEST(TableTime, ReadsPastTheLastStamp) {
   EXPECT_EQ(t.Export(t.tick() - 1).size(), 10u);
 }
 
+// Moving the base touches the times of every row that was ever handed out, but a freed one stays free.
+TABLE_TEST(TableTime, FreedRowsStayFree) {
+  Subject t = f.Create(f.Options(1));
+  const Keys keys = Scattered(1, 10);
+  t.FindOrInsert(keys);
+  t.Erase(Keys(keys.begin(), keys.begin() + 6));
+  t.set_tick((Tick{1} << 32) + 10);
+  t.FindOrInsert({keys[9]});
+  t.Check();
+  EXPECT_EQ(t.Export(0).size(), 4u);
+  EXPECT_EQ(t.CountContained(keys), 4u);
+}
+
 REGISTER_TYPED_TEST_SUITE_P(TableTime, SinceIsExactlyWhatWasUpdatedAfter, ExportInChunksIsComplete,
-                            StampsRunOut, FarJump, ReadsPastTheLastStamp);
+                            StampsRunOut, FarJump, ReadsPastTheLastStamp, FreedRowsStayFree);
 
 }  // namespace testing_table
 }  // namespace dynemb
