@@ -33,7 +33,9 @@ class BucketOps : public ::testing::Test {
     const SlotRef at = Get(key);
     return at.bucket != nullptr && Erase(lane_, segment_.data(), ProbeOf(key), at);
   }
-  uint32_t Overflow(uint32_t bucket) const { return segment_[bucket % kBucketsPerSegment].overflow; }
+  uint32_t Overflow(uint32_t bucket) const {
+    return segment_[bucket % kBucketsPerSegment].overflow;
+  }
 
   const uint32_t zero_ = 0;
   std::vector<Bucket> segment_;

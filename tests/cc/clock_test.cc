@@ -12,7 +12,8 @@ namespace {
 
 // Ticks with the true time at which each was issued.
 struct Issued {
-  explicit Issued(std::vector<int64_t> at_) : at(std::move(at_)), clock([this] { return at[next]; }) {
+  explicit Issued(std::vector<int64_t> at_)
+      : at(std::move(at_)), clock([this] { return at[next]; }) {
     for (; next < at.size(); ++next) EXPECT_EQ(clock.Next(), next + 1);
     next = at.size() - 1;
   }
@@ -20,7 +21,8 @@ struct Issued {
   size_t next = 0;
   Clock clock;
 
-  // "Rows updated since t" are those of ticks above TickBefore(t): no tick issued at t or later may be missed.
+  // "Rows updated since t" are those of ticks above TickBefore(t): no tick issued at t or later may
+  // be missed.
   void ExpectNothingMissed(int64_t t) const {
     const Tick before = clock.TickBefore(t);
     for (size_t i = 0; i < at.size(); ++i) {
@@ -69,7 +71,8 @@ TEST(Clock, ThinnedRecordsMissNothing) {
     const Tick before = issued.clock.TickBefore(t);
     EXPECT_GE(before, last);
     last = before;
-    // Ticks are 7 ns apart: what is reported too much must be "shortly before", most of all near the end.
+    // Ticks are 7 ns apart: what is reported too much must be "shortly before", most of all near
+    // the end.
     const auto exact = static_cast<Tick>(t / 7);
     EXPECT_LE(before, exact + 1);
     if (t > 200000 * 7) {

@@ -129,7 +129,8 @@ TEST_F(IndexTest, LoadIsSteadyAndGrowthIsSmooth) {
     ++n;
   }
   EXPECT_NEAR(sum / n, 0.69 * 0.85, 0.02);
-  // 1024 keys need 3.9 segments of average load; plain extendible hashing would split hundreds at once.
+  // 1024 keys need 3.9 segments of average load; plain extendible hashing would split hundreds at
+  // once.
   EXPECT_LE(most, 16u);
   RecordProperty("most_segments_split_by_1024_keys", static_cast<int>(most));
 }

@@ -20,10 +20,12 @@ TEST(MixKey, IsABijection) {
     ASSERT_EQ(UnmixKey(MixKey(x)), x);
     ASSERT_EQ(MixKey(UnmixKey(x)), x);
   }
-  for (uint64_t x : {uint64_t{0}, ~uint64_t{0}, uint64_t{1} << 63}) EXPECT_EQ(UnmixKey(MixKey(x)), x);
+  for (uint64_t x : {uint64_t{0}, ~uint64_t{0}, uint64_t{1} << 63})
+    EXPECT_EQ(UnmixKey(MixKey(x)), x);
 }
 
-// The value fixes which keys collide in saved tables' row order; SplitMix64's published first output for seed 0.
+// The value fixes which keys collide in saved tables' row order; SplitMix64's published first
+// output for seed 0.
 TEST(MixKey, IsSplitMix) { EXPECT_EQ(MixKey(0), 0xE220A8397B1DCDAFull); }
 
 TEST(Spiral, IsMonotone) {
@@ -37,7 +39,8 @@ TEST(Spiral, IsMonotone) {
   }
   EXPECT_EQ(Spiral(0), 0u);
   EXPECT_GE(Spiral(0xFFFFFFFFu), 0xFFFFFFF0u);
-  for (uint32_t x : {0u, 1u, 0x7FFFFFFFu, 0x80000000u, 0xFFFFFFFEu}) EXPECT_LE(Spiral(x), Spiral(x + 1));
+  for (uint32_t x : {0u, 1u, 0x7FFFFFFFu, 0x80000000u, 0xFFFFFFFEu})
+    EXPECT_LE(Spiral(x), Spiral(x + 1));
 }
 
 // Close to 2^x - 1; the keys are denser at the low end, by a factor of two in all.
@@ -63,7 +66,8 @@ double ChiSquare(const std::vector<uint64_t>& counts) {
   double total = 0, chi = 0;
   for (uint64_t c : counts) total += static_cast<double>(c);
   const double mean = total / static_cast<double>(counts.size());
-  for (uint64_t c : counts) chi += (static_cast<double>(c) - mean) * (static_cast<double>(c) - mean) / mean;
+  for (uint64_t c : counts)
+    chi += (static_cast<double>(c) - mean) * (static_cast<double>(c) - mean) / mean;
   return chi;
 }
 

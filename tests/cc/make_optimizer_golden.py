@@ -1,8 +1,8 @@
 """Writes optimizer_golden.inc: what 200 steps of Keras's optimizers make of one row.
 
-Run once, with Keras 3.15 on TensorFlow: `python tests/cc/make_optimizer_golden.py > tests/cc/optimizer_golden.inc`.
-optimizer_test.cc runs the same steps. The file is a reference, not a snapshot of our results: if the two disagree, the
-library is wrong.
+Run once, with Keras 3.15 on TensorFlow, its output redirected to optimizer_golden.inc.
+optimizer_test.cc runs the same steps. The file is a reference, not a snapshot of our results: if
+the two disagree, the library is wrong.
 """
 
 import dataclasses
@@ -11,14 +11,15 @@ import os
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["KERAS_BACKEND"] = "tensorflow"
 
-import keras  # noqa: E402
-import numpy as np  # noqa: E402
+import keras
+import numpy as np
 
 DIM = 5
 STEPS = 200
 INITIAL = [0.5, -0.25, 0.125, -1.0, 2.0]
 
-# Keras's defaults and names, in the order of the operator's `hyper` (docs/design.md) without the iteration.
+# Keras's defaults and names, in the order of the operator's `hyper` (docs/design.md) without the
+# iteration.
 HYPER = {
     "learning_rate": 0.001,
     "beta_1": 0.9,
@@ -66,7 +67,10 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):
 
 @dataclasses.dataclass
 class Case:
-    """One line of the golden file; `states` are the names of Keras's attributes, in the order of StateWidths."""
+    """One line of the golden file.
+
+    `states` are the names of Keras's attributes, in the order of StateWidths.
+    """
 
     name: str
     make: type
@@ -125,7 +129,13 @@ def cases() -> list[Case]:
         Case("lion", o.Lion, ("_momentums",), {"beta_2": 0.99}),
         Case("lion", o.Lion, ("_momentums",), {"beta_1": 0.8, "beta_2": 0.95, **wd}),
         Case("rowwise_adagrad", RowwiseAdagrad, ("accumulators",), {"learning_rate": 0.05}),
-        Case("rowwise_adagrad", RowwiseAdagrad, ("accumulators",), {"epsilon": 0.1, **wd}, inits=(0.5,)),
+        Case(
+            "rowwise_adagrad",
+            RowwiseAdagrad,
+            ("accumulators",),
+            {"epsilon": 0.1, **wd},
+            inits=(0.5,),
+        ),
     ]
     # One of each kind with NaN and infinity among the gradients.
     seen = {}
@@ -170,7 +180,9 @@ def braces(items) -> str:
 
 def main() -> None:
     print(f"// Made by make_optimizer_golden.py with Keras {keras.__version__}. Never regenerated.")
-    print("// name, flags, hyper without iteration, poison, initial states, vector and states after")
+    print(
+        "// name, flags, hyper without iteration, poison, initial states, vector and states after"
+    )
     for case in cases():
         hyper, vector, states = run(case)
         inits = case.inits or (0.0,) * len(case.states)

@@ -47,7 +47,9 @@ void Read(Table& table, Exec& exec, Clock& clock, Random& random) {
   Floats vectors(keys.size() * kDim);
   const Tick tick = clock.Next();
   switch (random.Below(5)) {
-    case 0: table.Find(exec, keys.data(), keys.size(), tick, rows.data()); break;
+    case 0:
+      table.Find(exec, keys.data(), keys.size(), tick, rows.data());
+      break;
     case 1:
       table.Lookup(exec, keys.data(), keys.size(), tick, nullptr, vectors.data(), rows.data());
       ExpectWhole(vectors);
@@ -77,21 +79,22 @@ void Write(Table& table, Exec& exec, Clock& clock, Random& random) {
   RowIds rows(keys.size());
   const Tick tick = clock.Next();
   switch (random.Below(5)) {
-    case 0: case 1: {
-      const Status status =
-          table.FindOrInsert(exec, keys.data(), keys.size(), tick, rows.data());
+    case 0:
+    case 1: {
+      const Status status = table.FindOrInsert(exec, keys.data(), keys.size(), tick, rows.data());
       EXPECT_TRUE(status.ok()) << status.message();
       break;
     }
     case 2: {
       Floats vectors(keys.size() * kDim);
       for (size_t i = 0; i < vectors.size(); ++i) vectors[i] = static_cast<float>(i / kDim);
-      const Status status =
-          table.Upsert(exec, keys.data(), keys.size(), vectors.data(), tick);
+      const Status status = table.Upsert(exec, keys.data(), keys.size(), vectors.data(), tick);
       EXPECT_TRUE(status.ok()) << status.message();
       break;
     }
-    case 3: table.Erase(exec, keys.data(), 50); break;
+    case 3:
+      table.Erase(exec, keys.data(), 50);
+      break;
     case 4: {
       Keys distinct = keys;
       std::sort(distinct.begin(), distinct.end());

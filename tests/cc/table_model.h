@@ -7,8 +7,8 @@
 namespace dynemb {
 namespace testing_table {
 
-// Follows a Subject operation by operation. Vectors are kept as the float32 value of what the row stores, rounded to
-// nearest, so the subject's table must not round stochastically.
+// Follows a Subject operation by operation. Vectors are kept as the float32 value of what the row
+// stores, rounded to nearest, so the subject's table must not round stochastically.
 class Model {
  public:
   struct Row {
@@ -89,7 +89,8 @@ class Model {
   }
   void Clear() { rows_.clear(); }
 
-  // Drops the keys that the table has evicted in a batch that named `keys`; fails the test if it may not have.
+  // Drops the keys that the table has evicted in a batch that named `keys`; fails the test if it
+  // may not have.
   void DropEvicted(const Keys& keys, uint64_t max_capacity) {
     std::unordered_set<uint64_t> named;
     for (uint64_t key : keys) named.insert(subject_->Narrow(key));

@@ -1,8 +1,9 @@
 // The contract suite of Table, typed by a TableConfig: key type, vector type, Lanes and Exec.
 //
-// A test body is written once against TableFixture, which hides the types behind plain uint64 keys and float vectors; the
-// typed shell that TABLE_TEST makes around it costs almost no compile time per config. table_suite_*.h hold the tests
-// by topic, table_suites.h instantiates all of them for a list of configs, one line each.
+// A test body is written once against TableFixture, which hides the types behind plain uint64 keys
+// and float vectors; the typed shell that TABLE_TEST makes around it costs almost no compile time
+// per config. table_suite_*.h hold the tests by topic, table_suites.h instantiates all of them for
+// a list of configs, one line each.
 #ifndef DYNEMB_TESTS_CC_TABLE_SUITE_H_
 #define DYNEMB_TESTS_CC_TABLE_SUITE_H_
 
@@ -82,8 +83,8 @@ inline uint64_t UnmixKey(uint64_t hash) {
   return unshift(z, 30) - 0x9E3779B97F4A7C15ull;
 }
 
-// Keys of 64 bits whose hashes have these upper 32 bits, so they all belong in one segment; with `crowded`, also one home
-// bucket and one digest.
+// Keys of 64 bits whose hashes have these upper 32 bits, so they all belong in one segment; with
+// `crowded`, also one home bucket and one digest.
 inline Keys SameSegment(uint32_t upper, size_t n, bool crowded) {
   Keys keys(n);
   for (size_t i = 0; i < n; ++i) {
@@ -106,7 +107,8 @@ struct Exported {
   }
 };
 
-// A Table with its exec and tick; keys are the low bits of uint64, vectors float32 that the type must be able to hold.
+// A Table with its exec and tick; keys are the low bits of uint64, vectors float32 that the type
+// must be able to hold.
 class Subject {
  public:
   Subject(std::unique_ptr<Table> table, Exec* exec) : table_(std::move(table)), exec_(exec) {}
@@ -124,9 +126,7 @@ class Subject {
   Tick tick() const { return tick_; }
   void set_tick(Tick tick) { tick_ = tick; }  // the next batch gets tick + 1
 
-  uint64_t Narrow(uint64_t key) const {
-    return key_size() == 4 ? static_cast<uint32_t>(key) : key;
-  }
+  uint64_t Narrow(uint64_t key) const { return key_size() == 4 ? static_cast<uint32_t>(key) : key; }
   std::vector<char> Pack(const Keys& keys) const {
     std::vector<char> packed(keys.size() * key_size());
     for (size_t i = 0; i < keys.size(); ++i) {
@@ -213,9 +213,7 @@ class Subject {
     return table_->WriteRows(*exec_, Pack(keys).data(), keys.size(), vectors.data(), state.data(),
                              insert, ++tick_);
   }
-  size_t Erase(const Keys& keys) {
-    return table_->Erase(*exec_, Pack(keys).data(), keys.size());
-  }
+  size_t Erase(const Keys& keys) { return table_->Erase(*exec_, Pack(keys).data(), keys.size()); }
   void Apply(const RowOptimizer& optimizer, const Keys& keys, const RowIds& rows,
              const Floats& gradients) {
     const std::vector<char> packed = Pack(keys);
@@ -282,14 +280,13 @@ class TableFixture : public ::testing::Test {
  public:
   virtual KeyType key_type() const = 0;
   virtual DType dtype() const = 0;
-  // How many times slower than OneLane a key is: Scaled(n, least) is how many keys a test should use.
+  // How many times slower than OneLane a key is: Scaled(n, least) is how many keys a test should
+  // use.
   virtual size_t slowness() const = 0;
   virtual Status Make(const TableOptions& options, std::unique_ptr<Table>* table) const = 0;
   virtual Exec& exec() = 0;
 
-  size_t Scaled(size_t n, size_t least = 1) const {
-    return std::max(least, n / slowness());
-  }
+  size_t Scaled(size_t n, size_t least = 1) const { return std::max(least, n / slowness()); }
   TableOptions Options(int64_t dim = 4) const {
     TableOptions options;
     options.name = "subject";
@@ -325,7 +322,8 @@ class TableFixture : public ::testing::Test {
   }
 };
 
-// Lanes that the process creates by name are made by Table::Create, so that the factory is tested too.
+// Lanes that the process creates by name are made by Table::Create, so that the factory is tested
+// too.
 template <class K, class Lanes>
 struct TableMaker {
   static Status Make(const TableOptions& options, std::unique_ptr<Table>* table) {
@@ -380,9 +378,9 @@ class TableSuite : public TableFixture {
 
 // A test of a typed suite whose body, compiled once, sees its fixture as `f`:
 //   TABLE_TEST(TableBasic, EmptyTable) { Subject t = f.Create(); ... }
-#define TABLE_TEST(suite, name)                        \
-  inline void suite##name(TableFixture& f);            \
-  TYPED_TEST_P(suite, name) { suite##name(*this); }    \
+#define TABLE_TEST(suite, name)                     \
+  inline void suite##name(TableFixture& f);         \
+  TYPED_TEST_P(suite, name) { suite##name(*this); } \
   inline void suite##name([[maybe_unused]] TableFixture& f)
 
 #endif  // DYNEMB_TESTS_CC_TABLE_SUITE_H_

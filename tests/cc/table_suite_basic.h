@@ -41,7 +41,7 @@ TABLE_TEST(TableBasic, EmptyBatch) {
 // No key is reserved, whatever its bits: extremes, powers of two, their negatives, neighbours.
 TABLE_TEST(TableBasic, EveryKeyIsLegal) {
   Keys keys = {0, ~0ull, 1ull << 63, ~(1ull << 63), 0xFFFFFFFFu, 0x7FFFFFFFu, 0x80000000u};
-  for (int bit = 0; bit < 64; bit += f.slowness() > 1 ? 9 : 1) {
+  for (int bit = 0; bit<64; bit += f.slowness()> 1 ? 9 : 1) {
     for (int off = -1; off <= 1; ++off) {
       keys.push_back((1ull << bit) + static_cast<uint64_t>(off));
       keys.push_back(0 - (1ull << bit) + static_cast<uint64_t>(off));

@@ -85,12 +85,24 @@ TABLE_TEST(TableEvict, HotKeysSurvive) {
   const size_t batch = capacity / 10;
   for (size_t step = 0; step < f.Scaled(40, 12); ++step) {
     switch (step % 6) {
-      case 0: t.Find(hot); break;
-      case 1: t.Lookup(hot); break;
-      case 2: t.FindOrInsert(hot); break;
-      case 3: t.Upsert(hot, values); break;
-      case 4: EXPECT_TRUE(t.TryAccumulate(hot, values).ok()); break;
-      case 5: EXPECT_TRUE(t.TryWriteRows(hot, values, {}, false).ok()); break;
+      case 0:
+        t.Find(hot);
+        break;
+      case 1:
+        t.Lookup(hot);
+        break;
+      case 2:
+        t.FindOrInsert(hot);
+        break;
+      case 3:
+        t.Upsert(hot, values);
+        break;
+      case 4:
+        EXPECT_TRUE(t.TryAccumulate(hot, values).ok());
+        break;
+      case 5:
+        EXPECT_TRUE(t.TryWriteRows(hot, values, {}, false).ok());
+        break;
     }
     t.FindOrInsert(Scattered(1000000 + step * batch, batch));
   }
@@ -137,8 +149,8 @@ TABLE_TEST(TableEvict, RowsComeBackAsNew) {
     for (const Exported& row : t.Export()) {
       ASSERT_EQ(static_cast<Tick>(row.update), t.tick());  // inserting is the first update
     }
-    ASSERT_TRUE(t.TryWriteRows(keys, Floats(2 * capacity, 7.0f), Floats(3 * capacity, 8.0f), false)
-                    .ok());
+    ASSERT_TRUE(
+        t.TryWriteRows(keys, Floats(2 * capacity, 7.0f), Floats(3 * capacity, 8.0f), false).ok());
     t.Check();
   }
   // Other ways to make a row of an evicted one.

@@ -48,7 +48,8 @@ TABLE_TEST(TableGradient, RangeIsRespected) {
   t.Upsert(keys, Floats(40, 0.0f));
   const RowIds rows = t.Find(keys);
   const Floats gradients(40, -1.0f);
-  t->ApplyRange(Sgd(1, 1), t.Pack(keys).data(), rows.data(), gradients.data(), 10, 25, t.tick() + 1);
+  t->ApplyRange(Sgd(1, 1), t.Pack(keys).data(), rows.data(), gradients.data(), 10, 25,
+                t.tick() + 1);
   const Floats got = t.Read(keys);
   for (size_t i = 0; i < 40; ++i) EXPECT_EQ(got[i], i >= 10 && i < 25 ? 1.0f : 0.0f) << i;
 }
@@ -100,7 +101,7 @@ TABLE_TEST(TableGradient, GarbageRowIdsAreHarmless) {
   garbage[0] = kNoRow;
   garbage[1] = kNoRow - 1;
   garbage[2] = 0x80000000u;
-  garbage[3] = 64;  // just past the last
+  garbage[3] = 64;       // just past the last
   garbage[4] = rows[5];  // another key's
   t.Apply(Sgd(1, 1), keys, garbage, Floats(64, 1.0f));
   t.Apply(Sgd(1, 1), {0xABCDEF}, {rows[0]}, {1});
@@ -139,7 +140,8 @@ inline float UlpOfOne(DType dtype) {
   return dtype == DType::kFloat32 ? 0x1p-23f : dtype == DType::kFloat16 ? 0x1p-10f : 0x1p-7f;
 }
 
-// Updates of a sixteenth of a unit in the last place add up on average, and are lost without stochastic rounding.
+// Updates of a sixteenth of a unit in the last place add up on average, and are lost without
+// stochastic rounding.
 TABLE_TEST(TableGradient, SmallUpdatesAddUp) {
   if (f.dtype() == DType::kFloat32) GTEST_SKIP() << "float32 is not rounded";
   const float ulp = UlpOfOne(f.dtype());
@@ -165,10 +167,12 @@ TABLE_TEST(TableGradient, SmallUpdatesAddUp) {
     double sum = 0;
     for (float value : got) sum += (value - 1.0f) / ulp;
     const double cells = static_cast<double>(got.size());
-    // Two steps up a round with probability 1/16 in each cell: five standard deviations of the mean.
+    // Two steps up a round with probability 1/16 in each cell: five standard deviations of the
+    // mean.
     const double deviation = std::sqrt(2.0 * rounds * (1 / 16.0) * (15 / 16.0) / cells);
     EXPECT_NEAR(sum / cells, rounds / 8.0, 5 * deviation);
-    EXPECT_GT(std::unordered_set<float>(got.begin(), got.end()).size(), 4u);  // cells are independent
+    EXPECT_GT(std::unordered_set<float>(got.begin(), got.end()).size(),
+              4u);  // cells are independent
   }
 }
 

@@ -59,7 +59,8 @@ TABLE_TEST(TableGrow, PresizingChangesNothingButTheCost) {
 
 // The same calls give the same table, to the row id, whatever runs them.
 TABLE_TEST(TableGrow, ExecDoesNotMatter) {
-  if (f.slowness() > 1) GTEST_SKIP() << "teams of emulated warps compete: content is not determined";
+  if (f.slowness() > 1)
+    GTEST_SKIP() << "teams of emulated warps compete: content is not determined";
   SerialExec serial;
   TableOptions options = f.Options(2);
   options.max_capacity = static_cast<int64_t>(f.Scaled(20000, 300));

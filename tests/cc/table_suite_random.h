@@ -14,9 +14,9 @@ TYPED_TEST_SUITE_P(TableRandom);
 struct Walk {
   uint64_t seed;
   size_t steps;
-  size_t batch;            // keys at most
+  size_t batch;  // keys at most
   uint64_t key_space;
-  int64_t max_capacity;    // 0: none; else at least `batch`, so that nothing is refused
+  int64_t max_capacity;  // 0: none; else at least `batch`, so that nothing is refused
 };
 
 class RandomWalk {
@@ -53,7 +53,8 @@ class RandomWalk {
 
   void Step() {
     switch (random_.Below(20)) {
-      case 0: case 1: {
+      case 0:
+      case 1: {
         const Keys keys = RandomKeys();
         const RowIds rows = t_.Find(keys);
         model_.Access(keys);
@@ -67,8 +68,13 @@ class RandomWalk {
         for (size_t i = 0; i < keys.size(); ++i) EXPECT_EQ(found[i] != 0, model_.Has(keys[i]));
         break;
       }
-      case 3: case 4: Lookup(); break;
-      case 5: case 6: case 7: {
+      case 3:
+      case 4:
+        Lookup();
+        break;
+      case 5:
+      case 6:
+      case 7: {
         const Keys keys = RandomKeys();
         const RowIds rows = t_.FindOrInsert(keys);
         model_.Insert(keys);
@@ -77,18 +83,21 @@ class RandomWalk {
         Remember(keys, rows);
         break;
       }
-      case 8: case 9: {
+      case 8:
+      case 9: {
         const Keys keys = RandomKeys();
         RowIds rows;
         const Floats vectors = t_.LookupOrInsert(keys, &rows);
         model_.Insert(keys);
         AfterInsert(keys);
         model_.Rows(keys, rows);
-        for (size_t i = 0; i < keys.size(); ++i) ExpectVector(vectors, i, model_.At(keys[i]).vector);
+        for (size_t i = 0; i < keys.size(); ++i)
+          ExpectVector(vectors, i, model_.At(keys[i]).vector);
         Remember(keys, rows);
         break;
       }
-      case 10: case 11: {
+      case 10:
+      case 11: {
         const Keys keys = RandomKeys();
         const Floats vectors = RandomFloats(keys.size() * 3);
         t_.Upsert(keys, vectors);
@@ -115,15 +124,22 @@ class RandomWalk {
         AfterInsert(keys);
         break;
       }
-      case 14: case 15: {
+      case 14:
+      case 15: {
         const Keys keys = RandomKeys();
         const size_t n = t_.Erase(keys);
         EXPECT_EQ(n, model_.Erase(keys));
         erased_ += n;
         break;
       }
-      case 16: case 17: case 18: Apply(); break;
-      case 19: Rare(); break;
+      case 16:
+      case 17:
+      case 18:
+        Apply();
+        break;
+      case 19:
+        Rare();
+        break;
     }
   }
 
@@ -174,7 +190,8 @@ class RandomWalk {
         ASSERT_TRUE(t_->AttachState(t_.exec(), spec).ok());
         if (same) break;
         Floats initial;
-        for (size_t i = 0; i < spec.widths.size(); ++i) initial.insert(initial.end(), 3, spec.inits[i]);
+        for (size_t i = 0; i < spec.widths.size(); ++i)
+          initial.insert(initial.end(), 3, spec.inits[i]);
         model_.Attach(initial);
         break;
       }

@@ -11,7 +11,8 @@ template <class Config>
 class TableTime : public TableSuite<Config> {};
 TYPED_TEST_SUITE_P(TableTime);
 
-// Every call that updates rows, and no other, enters an export since just before it; at the tick itself it is over.
+// Every call that updates rows, and no other, enters an export since just before it; at the tick
+// itself it is over.
 TABLE_TEST(TableTime, SinceIsExactlyWhatWasUpdatedAfter) {
   Subject t = f.Create(f.Options(1));
   const RowOptimizer sgd(OptimizerKind::kSgd, {}, Hyper(), 1);
@@ -126,7 +127,8 @@ TABLE_TEST(TableTime, StampsRunOut) {
   }
 }
 
-// Times a whole range apart: everything is equally old then, but nothing is forgotten or thought new.
+// Times a whole range apart: everything is equally old then, but nothing is forgotten or thought
+// new.
 TABLE_TEST(TableTime, FarJump) {
   TableOptions options = f.Options(1);
   options.max_capacity = 20;
@@ -168,7 +170,8 @@ TABLE_TEST(TableTime, ReadsPastTheLastStamp) {
   EXPECT_EQ(t.Export(t.tick() - 1).size(), 10u);
 }
 
-// Moving the base touches the times of every row that was ever handed out, but a freed one stays free.
+// Moving the base touches the times of every row that was ever handed out, but a freed one stays
+// free.
 TABLE_TEST(TableTime, FreedRowsStayFree) {
   Subject t = f.Create(f.Options(1));
   const Keys keys = Scattered(1, 10);

@@ -85,7 +85,8 @@ TEST(TableOptions, GoodOnesAreKept) {
   EXPECT_EQ(table->layout().state_width, 0);
 }
 
-// The promise of design.md: at most 32 bytes a row beside vector and state, here at sizes up to a million.
+// The promise of design.md: at most 32 bytes a row beside vector and state, here at sizes up to a
+// million.
 TEST(TableMemory, MetadataOfAMillionRows) {
   TableOptions options = GoodOptions();
   options.init_capacity = 1;
