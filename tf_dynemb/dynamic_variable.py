@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 from tensorflow.python.eager import context
-from tensorflow.python.framework import tensor_shape
+from tensorflow.python.framework import ops, tensor_shape
 from tensorflow.python.ops import handle_data_util, resource_variable_ops
 
 from tf_dynemb import _ops, initializers
@@ -133,6 +133,8 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         self._key_type = key_type
         self._mode = mode
         self._options = options
+        with tf.init_scope():
+            self._no_default = tf.zeros([0], dtype)
         # What DynembAttachState was last called with: (optimizer, widths, inits).
         self._state_owner: weakref.ref[object] | None = None
         self._state_spec: tuple[str, tuple[int, ...], tuple[float, ...]] | None = None
@@ -197,7 +199,6 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
                 for name, value in zip(names.numpy(), values.numpy(), strict=True)
             }
 
-    @_ops.not_converted
     def lookup(self, ids: Any, insert: bool = True, default_value: Any = None) -> Any:
         """Reads one vector for each id.
 
@@ -209,9 +210,20 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         Returns:
             A tensor ids.shape + [dimension] of the table's dtype.
         """
+        # Serving reads few keys at a time: nothing but the operator for what needs no preparing.
+        if default_value is None and insert is True and self._are_eager_keys(ids):
+            resource_variable_ops.variable_accessed(self)
+            return _ops.library().dynemb_lookup(self._handle, ids, self._no_default, insert=True)[0]
+        return self._lookup(ids, insert, default_value)
+
+    def _are_eager_keys(self, ids: Any) -> bool:
+        return isinstance(ids, ops.EagerTensor) and ids.dtype is self._key_type
+
+    @_ops.not_converted
+    def _lookup(self, ids: Any, insert: bool, default_value: Any) -> Any:
         keys = as_keys(ids, self._key_type, "ids")
         if default_value is None:
-            default = tf.zeros([0], self.dtype)
+            default = self._no_default
         else:
             default = tf.cast(tf.convert_to_tensor(default_value), self.dtype)
             if default.shape.rank != 1 or default.shape[0] not in (None, self._dim):
@@ -225,6 +237,8 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
         """Reads one vector for each id and gives unknown keys a row: what `tf.gather` calls."""
+        if self._are_eager_keys(indices):
+            return self.lookup(indices)
         with tf.name_scope(name or "Gather"):
             return self.lookup(indices)
 
