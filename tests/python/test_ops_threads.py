@@ -23,10 +23,13 @@ THREADS = 4
 
 
 @pytest.fixture(autouse=True)
-def _no_deadlock():
-    faulthandler.dump_traceback_later(TIMEOUT, exit=True)
+def _no_deadlock(capfd):
+    with capfd.disabled():
+        stderr = os.dup(2)  # pytest's own, which shows the stacks
+    faulthandler.dump_traceback_later(TIMEOUT, exit=True, file=stderr)
     yield
     faulthandler.cancel_dump_traceback_later()
+    os.close(stderr)
 
 
 def together(*jobs):
