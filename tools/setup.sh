@@ -23,8 +23,6 @@ quietly() {
   }
 }
 
-installed() { dpkg-query -W -f='${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }
-
 system_packages() {
   local missing=()
   command -v g++ >/dev/null || missing+=(g++)
@@ -44,7 +42,7 @@ system_packages() {
   export DEBIAN_FRONTEND=noninteractive
   quietly apt-get update
   if [[ " ${missing[*]} " = *" bazel-bootstrap "* ]] &&
-    ! apt-cache policy bazel-bootstrap | grep -q 'Candidate: 4\.2\.3'; then
+    [[ $(apt-cache policy bazel-bootstrap) != *"Candidate: 4.2.3"* ]]; then
     stop "this distribution has no bazel-bootstrap 4.2.3; bazelisk fetches it: npm install -g @bazel/bazelisk"
   fi
   quietly apt-get install -y --no-install-recommends "${missing[@]}"
