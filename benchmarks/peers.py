@@ -1,7 +1,7 @@
 """The three tables that are compared, behind one interface.
 
 Each takes the same rows: ours and DenseHashTable by key, the static variable by row number, since
-that is what its user has. Every call is one graph function call on a whole batch.
+that is what its user has. `lookup` and `upsert` are one graph function call on a whole batch.
 """
 
 from __future__ import annotations
@@ -24,14 +24,20 @@ class Peer(Protocol):
 
     lookup: Callable[[tf.Tensor], tf.Tensor]
     upsert: Callable[[tf.Tensor, tf.Tensor], Any]
-    eager_lookup: Callable[[tf.Tensor], tf.Tensor]
+    eager_lookup: Callable[[tf.Tensor], tf.Tensor]  # the table's own method, no graph function
 
     def ids(self, rows: Rows) -> tf.Tensor:
         """What this table calls the rows."""
         ...
 
 
-def _functions(peer: Any, dim: int, lookup: Callable[..., Any], upsert: Callable[..., Any]) -> None:
+def _functions(
+    peer: Any,
+    dim: int,
+    lookup: Callable[..., Any],
+    upsert: Callable[..., Any],
+    eager_lookup: Callable[..., Any],
+) -> None:
     """Gives the peer its calls, already traced, so that no measured call has to."""
     ids = tf.TensorSpec([None], tf.int64)
     values = tf.TensorSpec([None, dim], tf.float32)
@@ -40,7 +46,7 @@ def _functions(peer: Any, dim: int, lookup: Callable[..., Any], upsert: Callable
     def upsert_all(ids: tf.Tensor, values: tf.Tensor) -> None:
         upsert(ids, values)
 
-    peer.eager_lookup = lookup
+    peer.eager_lookup = eager_lookup
     peer.lookup = tf.function(lookup, autograph=False).get_concrete_function(ids)
     peer.upsert = upsert_all.get_concrete_function(ids, values)
 
@@ -56,6 +62,7 @@ class Ours:
             dim,
             lambda ids: tf.nn.embedding_lookup(variable, ids),
             lambda ids, values: de.assign(variable, ids, values),
+            variable.lookup,
         )
 
     def ids(self, rows: Rows) -> tf.Tensor:
@@ -81,9 +88,7 @@ class Dense:
             experimental_is_anonymous=True,
             **options,
         )
-        _functions(
-            self, dim, lambda ids: table.lookup(ids), lambda ids, values: table.insert(ids, values)
-        )
+        _functions(self, dim, table.lookup, table.insert, table.lookup)
 
     def ids(self, rows: Rows) -> tf.Tensor:
         """The rows' keys."""
@@ -102,6 +107,7 @@ class Static:
             lambda ids, values: tf.raw_ops.ResourceScatterUpdate(
                 resource=variable.handle, indices=ids, updates=values
             ),
+            variable.sparse_read,
         )
 
     def ids(self, rows: Rows) -> tf.Tensor:

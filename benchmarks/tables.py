@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +13,7 @@ import tensorflow as tf
 from benchmarks.harness import (
     CONTENDERS,
     OURS,
+    STATIC,
     Result,
     finish,
     interleave,
@@ -93,20 +95,32 @@ def batch_cases(
             )
 
 
-def small_call_case(peers: dict[str, Peer], dim: int, rows: int, repeats: int) -> Result:
+def small_call_cases(peers: dict[str, Peer], dim: int, rows: int, repeats: int) -> Iterator[Result]:
     """The time of one eager call with few keys: what a call costs whatever its size."""
     numbers = Draws(rows, None, seed=3).take(SMALL)
 
-    def median_call(peer: Peer, ids: tf.Tensor) -> float:
-        times = [seconds_of(lambda: peer.eager_lookup(ids)) for _ in range(SMALL_CALLS)]
+    def median_call(lookup: Callable[[tf.Tensor], tf.Tensor], ids: tf.Tensor) -> float:
+        times = [seconds_of(partial(lookup, ids)) for _ in range(SMALL_CALLS)]
         return float(np.median(times)) * 1e6
 
-    actions = {name: partial(median_call, peer, peer.ids(numbers)) for name, peer in peers.items()}
-    return Result(
-        f"lookup of {SMALL} keys, eager, dim {dim}",
-        "us",
-        interleave(actions, repeats),
-        less_is_better=True,
+    def case(how: str, lookups: dict[str, Callable[[tf.Tensor], tf.Tensor]]) -> Result:
+        actions = {
+            name: partial(median_call, lookup, peers[name].ids(numbers))
+            for name, lookup in lookups.items()
+        }
+        return Result(
+            f"lookup of {SMALL} keys, eager, {how}, dim {dim}",
+            "us",
+            interleave(actions, repeats),
+            less_is_better=True,
+        )
+
+    yield case("its own method", {name: peer.eager_lookup for name, peer in peers.items()})
+    # tf.nn takes variables only.
+    variables: dict[str, Any] = {name: peers[name] for name in (OURS, STATIC)}
+    yield case(
+        "tf.nn",
+        {name: partial(tf.nn.embedding_lookup, peer.variable) for name, peer in variables.items()},
     )
 
 
@@ -128,7 +142,7 @@ def main() -> None:
     gc.collect()
     peers = full_tables(dim, rows, batch)
     results += batch_cases(peers, dim, rows, batch, options.repeats, options.calls)
-    results.append(small_call_case(peers, dim, rows, options.repeats))
+    results += small_call_cases(peers, dim, rows, options.repeats)
     finish(results, options.json)
     print(f"statistics of our table: {peers[OURS].variable.stats()}")
 

@@ -7,10 +7,14 @@ namespace dynemb {
 namespace testing_table {
 namespace {
 
-using LockstepTables =
-    ::testing::Types<TableConfig<KeyType::kInt64, DType::kFloat32, LockstepLanes<4>>,
-                     TableConfig<KeyType::kInt32, DType::kBfloat16, LockstepLanes<4>>,
-                     TableConfig<KeyType::kUint64, DType::kFloat32, LockstepLanes<32>>>;
+template <KeyType kKey, DType kDType, uint32_t kWidth>
+using Warp = TableConfig<kKey, kDType, LockstepLanes<kWidth>>;
+
+// Each width meets every key type and every vector type.
+using LockstepTables = ::testing::Types<  //
+    Warp<KeyType::kInt64, DType::kFloat32, 4>, Warp<KeyType::kInt32, DType::kBfloat16, 4>,
+    Warp<KeyType::kUint64, DType::kFloat16, 4>, Warp<KeyType::kUint64, DType::kFloat32, 32>,
+    Warp<KeyType::kInt32, DType::kFloat16, 32>, Warp<KeyType::kInt64, DType::kBfloat16, 32>>;
 INSTANTIATE_TABLE_SUITES(Lockstep, LockstepTables);
 
 }  // namespace

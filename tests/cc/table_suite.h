@@ -1,4 +1,5 @@
-// The contract suite of Table, typed by a TableConfig: key type, vector type, Lanes and Exec.
+// The contract suite of Table, typed by a TableConfig: key type, vector type and Lanes. The Exec is
+// a serial one, or as many threads as the environment's TABLE_TEST_THREADS says.
 //
 // A test body is written once against TableFixture, which hides the types behind plain uint64 keys
 // and float vectors; the typed shell that TABLE_TEST makes around it costs almost no compile time
@@ -11,6 +12,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -342,8 +344,13 @@ constexpr size_t kSlowness = 25 * Lanes::width();
 template <>
 constexpr size_t kSlowness<OneLane> = 1;
 
-// kThreads 1: serial.
-template <KeyType kKey, DType kDType, class Lanes = OneLane, size_t kThreads = 1>
+inline std::unique_ptr<Exec> MakeExec() {
+  const char* threads = std::getenv("TABLE_TEST_THREADS");
+  if (threads == nullptr) return std::make_unique<SerialExec>();
+  return std::make_unique<ThreadsExec>(std::stoul(threads));
+}
+
+template <KeyType kKey, DType kDType, class Lanes = OneLane>
 struct TableConfig {
   using K = std::conditional_t<SizeOf(kKey) == 4, uint32_t, uint64_t>;
   static constexpr KeyType key_type = kKey;
@@ -351,10 +358,6 @@ struct TableConfig {
   static constexpr size_t slowness = kSlowness<Lanes>;
   static Status Make(const TableOptions& options, std::unique_ptr<Table>* table) {
     return TableMaker<K, Lanes>::Make(options, table);
-  }
-  static std::unique_ptr<Exec> MakeExec() {
-    if (kThreads == 1) return std::make_unique<SerialExec>();
-    return std::make_unique<ThreadsExec>(kThreads);
   }
 };
 
@@ -370,7 +373,7 @@ class TableSuite : public TableFixture {
   Exec& exec() override { return *exec_; }
 
  private:
-  std::unique_ptr<Exec> exec_ = Config::MakeExec();
+  std::unique_ptr<Exec> exec_ = MakeExec();
 };
 
 }  // namespace testing_table

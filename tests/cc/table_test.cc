@@ -1,4 +1,4 @@
-// The contract suite of Table on the host, one config a line.
+// The contract suite of Table on the host, for every key type and vector type.
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -18,13 +18,11 @@ constexpr DType kF32 = DType::kFloat32;
 constexpr DType kF16 = DType::kFloat16;
 constexpr DType kBf16 = DType::kBfloat16;
 
-// Every pair of a key type, a vector type and a number of threads (a Latin square of the three).
-using HostTables = ::testing::Types<  //
-    TableConfig<kI64, kF32, OneLane, 1>, TableConfig<kI64, kF16, OneLane, 2>,
-    TableConfig<kI64, kBf16, OneLane, 4>, TableConfig<kI32, kF32, OneLane, 2>,
-    TableConfig<kI32, kF16, OneLane, 4>, TableConfig<kI32, kBf16, OneLane, 1>,
-    TableConfig<kU64, kF32, OneLane, 4>, TableConfig<kU64, kF16, OneLane, 1>,
-    TableConfig<kU64, kBf16, OneLane, 2>>;
+// BUILD runs them serially and with 2 and 4 threads.
+using HostTables =
+    ::testing::Types<TableConfig<kI64, kF32>, TableConfig<kI64, kF16>, TableConfig<kI64, kBf16>,
+                     TableConfig<kI32, kF32>, TableConfig<kI32, kF16>, TableConfig<kI32, kBf16>,
+                     TableConfig<kU64, kF32>, TableConfig<kU64, kF16>, TableConfig<kU64, kBf16>>;
 INSTANTIATE_TABLE_SUITES(Host, HostTables);
 
 TableOptions GoodOptions() {
