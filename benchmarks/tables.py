@@ -1,4 +1,4 @@
-"""One table: lookup, upsert and insert in batches, and the cost of a small call."""
+"""One table: lookup, upsert, insert and export, and the cost of a small call."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+import tf_dynemb as de
 from benchmarks.harness import (
     CONTENDERS,
     OURS,
@@ -21,6 +22,7 @@ from benchmarks.harness import (
     rates,
     seconds_of,
     use_threads,
+    warm_memory,
 )
 from benchmarks.peers import Peer, empty_table
 from benchmarks.workload import Draws, Rows
@@ -45,9 +47,12 @@ def insert_case(dim: int, rows: int, batch: int, sized: bool, repeats: int) -> R
     """New keys into an empty table, which grows or was given its size."""
     batches = new_key_batches(rows, batch)
     values = tf.ones([batch, dim])
+    # DenseHashTable, the largest, has up to 2.5 slots a row, and the table it grew out of.
+    memory = int(rows * (8 + 4 * dim) * 2.5 * 1.5)
 
     def fill(name: str) -> float:
         gc.collect()
+        warm_memory(memory)
         peer = empty_table(name, dim, rows, sized)
         seconds = insert_all(peer, batches, values)
         return len(batches) * batch / seconds / 1e6
@@ -124,6 +129,20 @@ def small_call_cases(peers: dict[str, Peer], dim: int, rows: int, repeats: int) 
     )
 
 
+def export_case(peers: dict[str, Peer], dim: int, rows: int, repeats: int) -> Result:
+    """All rows into arrays. DenseHashTable only hands out its own, empty slots and all."""
+    ours: Any = peers[OURS]
+    static: Any = peers[STATIC]
+    actions: dict[str, Callable[[], float]] = {
+        OURS: partial(seconds_of, partial(de.export, ours.variable)),
+        STATIC: partial(seconds_of, static.variable.numpy),
+    }
+    warm_memory(2 * rows * (8 + 4 * dim))
+    return Result(
+        f"export of all rows, dim {dim}", "s", interleave(actions, repeats), less_is_better=True
+    )
+
+
 def main() -> None:
     """Runs the cases for one dim and prints them."""
     parser = parser_for(__doc__)
@@ -143,6 +162,7 @@ def main() -> None:
     peers = full_tables(dim, rows, batch)
     results += batch_cases(peers, dim, rows, batch, options.repeats, options.calls)
     results += small_call_cases(peers, dim, rows, options.repeats)
+    results.append(export_case(peers, dim, rows, options.repeats))
     finish(results, options.json)
     print(f"statistics of our table: {peers[OURS].variable.stats()}")
 

@@ -25,7 +25,8 @@ class TableOptions:
             "hbm" (rows in GPU memory: an error in this build, which is for the CPU).
         init_capacity: rows that room is made for at the start; any positive integer.
         max_capacity: rows at most, then the strategy evicts; None: no limit.
-        max_load_factor: share of the index slots in use when a part of the index splits, in (0, 1].
+        max_load_factor: share of the index slots in use when a part of the index splits, in (0, 1];
+            below 0.05 is as 0.05, above 0.95 as 0.95.
         evict_strategy: "lru" (also "kLru"): the least recently used row goes when the table is
             full; "none": a full table raises ResourceExhaustedError.
         seed: of the initial vectors. None: the initializer's own seed, else one made of the table's

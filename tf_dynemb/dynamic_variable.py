@@ -102,7 +102,7 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
                     dim=dim,
                     init_capacity=options.init_capacity,
                     max_capacity=options.max_capacity or 0,
-                    max_load_factor=options.max_load_factor,
+                    max_load_factor=min(max(options.max_load_factor, 0.05), 0.95),
                     evict_strategy=EVICT_STRATEGIES[options.evict_strategy],
                     seed=seed,
                     stochastic_rounding=options.stochastic_rounding,

@@ -226,17 +226,26 @@ size_t BagGrain(const Bags& bags) {
   return std::max<size_t>(1, kIdGrain / ids_per_bag);
 }
 
+// Notes the rows of positions that had none; not a lookup that stats() counts.
+struct FindAgain {
+  const size_t* positions;
+  RowId* rows;
+  void Hit(size_t j, RowId row, const char*) { rows[positions[j]] = row; }
+  template <class K>
+  void Miss(size_t, K) {}
+};
+
 // Gives a row to every key of the task that has none.
 Status InsertMissing(Exec& exec, const PoolTask& task, Tick tick, bool find_again) {
   return DispatchKeys(task.table, task.keys, [&](auto& table, const auto* keys) {
     std::vector<size_t> missing = Missing(task.rows, task.bags->nnz());
     if (find_again) {
-      using K = std::decay_t<decltype(*keys)>;
-      std::vector<K> missing_keys;
-      for (size_t i : missing) missing_keys.push_back(keys[i]);
-      std::vector<RowId> rows(missing.size());
-      table.Find(exec, missing_keys.data(), missing.size(), tick, rows.data());
-      for (size_t j = 0; j < missing.size(); ++j) task.rows[missing[j]] = rows[j];
+      const auto key_at = [&missing, keys](size_t j) { return keys[missing[j]]; };
+      exec.ParallelFor(missing.size(), kIdGrain, [&](size_t begin, size_t end) {
+        FindAgain visit{missing.data(), task.rows};
+        OneLane lane;
+        table.FindRange(lane, key_at, begin, end, tick, visit);
+      });
       missing = Missing(task.rows, task.bags->nnz());
     }
     return table.InsertInitial(exec, keys, missing, tick, task.rows);

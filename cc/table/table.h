@@ -18,7 +18,6 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -28,6 +27,7 @@
 #include "cc/table/optimizer.h"
 #include "cc/table/row.h"
 #include "cc/table/row_store.h"
+#include "cc/table/shared_mutex.h"
 #include "cc/table/status.h"
 #include "cc/table/types.h"
 
@@ -101,7 +101,7 @@ class Table {
   const TableOptions& options() const { return options_; }
   const RowLayout& layout() const { return rows_.layout(); }
   const StateSpec& state_spec() const { return state_spec_; }
-  std::shared_mutex& mutex() const { return mutex_; }
+  SharedMutex& mutex() const { return mutex_; }
 
   uint64_t size() const { return rows_.live(); }  // (shared)
   TableStats stats() const;                       // (shared)
@@ -203,7 +203,7 @@ class Table {
   mutable Counters counters_;
 
  private:
-  mutable std::shared_mutex mutex_;
+  mutable SharedMutex mutex_;
 };
 
 // Locks several tables, each once even if it is named twice, in the order of their addresses, so

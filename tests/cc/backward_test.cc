@@ -69,7 +69,7 @@ TEST(BackwardTest, EveryDimAndDtype) {
   Backward backward;
   uint64_t seed = 100;
   for (int64_t dim :
-       {1, 2, 3, 4, 7, 8, 15, 16, 17, 20, 32, 64, 100, 128, 130, 255, 256, 257, 600}) {
+       {1, 2, 3, 4, 7, 8, 15, 16, 17, 20, 32, 64, 65, 100, 128, 130, 255, 256, 257, 600}) {
     for (DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBfloat16}) {
       for (Combiner combiner : {Combiner::kMean, Combiner::kMax}) {
         SCOPED_TRACE(testing::Message() << "dim " << dim << ", dtype " << int(dtype)

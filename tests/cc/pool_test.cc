@@ -199,7 +199,8 @@ TEST_P(PoolTest, TwoFeaturesOfOneTableShareItsRows) {
   table->CheckInvariants();
   EXPECT_EQ(pooled[0], pooled[1]);
   EXPECT_EQ(rows[0], rows[1]);
-  table->CheckInvariants();
+  EXPECT_EQ(table->stats().misses, 6000u);  // all came before any row was there
+  EXPECT_EQ(table->stats().hits, 0u);
 }
 
 TEST_P(PoolTest, TheBitsDoNotDependOnThreads) {
@@ -267,6 +268,7 @@ TEST_P(PoolTest, WeightGradientIsTheDerivative) {
       std::vector<float> upstream(f.num_bags * 5);
       for (float& u : upstream) u = normal(random);
       std::vector<float> gradient(f.keys.size());
+      size_t compared = 0;
       WeightGradientTask task;
       task.table = f.table.get();
       task.keys = f.keys.data();
@@ -292,12 +294,13 @@ TEST_P(PoolTest, WeightGradientIsTheDerivative) {
         f.weights[i] = w - 1e-3f;
         const double down = loss();
         f.weights[i] = w;
-        if (combiner == Combiner::kMax) {
-          // Not differentiable where two ids of a bag tie; the bag must then agree on the sum only.
-          if (std::abs((up - down) / 2e-3 - gradient[i]) > 2e-2) continue;
-        }
+        // Max has a kink where another id of the bag is about as large; its two sides show it.
+        const double here = loss();
+        if (combiner == Combiner::kMax && std::abs(up + down - 2 * here) > 1e-6) continue;
+        ++compared;
         ASSERT_NEAR(gradient[i], (up - down) / 2e-3, 2e-2) << static_cast<int>(combiner);
       }
+      EXPECT_GT(compared, f.keys.size() / 2);
     }
   }
 }

@@ -92,6 +92,13 @@ def test_options_of_sok_scripts_are_accepted():
     assert made.options.max_capacity == 3000
 
 
+@pytest.mark.parametrize("load", [1e-6, 0.5, 0.95, 0.951, 1.0, 1])
+def test_every_load_factor_up_to_1_is_accepted(load):
+    table = de.DynamicVariable(dimension=1, max_load_factor=load)
+    table.lookup(tf.range(2000, dtype=tf.int64))
+    assert len(table) == 2000
+
+
 @pytest.mark.parametrize(
     ("call", "error", "names"),
     [

@@ -285,6 +285,7 @@ def test_a_frozen_layer_reads_and_does_not_change():
     model = functional(layer)
     layer(np.arange(5), training=True)
     layer.trainable = False
+    assert not layer.table.trainable  # so no tape watches it
     before = vectors_of(layer)
     model.compile(de.OptimizerWrapper(K.SGD(0.5)), BCE)
     model.fit(ids, labels, verbose=0)

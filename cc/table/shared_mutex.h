@@ -1,0 +1,40 @@
+// SharedMutex: a reader-writer lock in which a waiting writer goes before new readers, so that
+// lookups that follow each other without a gap (serving beside training) cannot hold training up
+// for ever. std::shared_mutex leaves the order to the platform, and glibc's prefers readers.
+//
+// As std::shared_mutex, it must not be locked twice by one thread.
+#ifndef DYNEMB_TABLE_SHARED_MUTEX_H_
+#define DYNEMB_TABLE_SHARED_MUTEX_H_
+
+#include <pthread.h>
+
+namespace dynemb {
+
+class SharedMutex {
+ public:
+  SharedMutex() {
+    pthread_rwlockattr_t attributes;
+    pthread_rwlockattr_init(&attributes);
+#if defined(__GLIBC__)
+    // The one of glibc's kinds that does what its name says.
+    pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+#endif
+    pthread_rwlock_init(&lock_, &attributes);
+    pthread_rwlockattr_destroy(&attributes);
+  }
+  ~SharedMutex() { pthread_rwlock_destroy(&lock_); }
+  SharedMutex(const SharedMutex&) = delete;
+  SharedMutex& operator=(const SharedMutex&) = delete;
+
+  void lock() { pthread_rwlock_wrlock(&lock_); }
+  void unlock() { pthread_rwlock_unlock(&lock_); }
+  void lock_shared() { pthread_rwlock_rdlock(&lock_); }
+  void unlock_shared() { pthread_rwlock_unlock(&lock_); }
+
+ private:
+  pthread_rwlock_t lock_;
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_TABLE_SHARED_MUTEX_H_

@@ -1,0 +1,74 @@
+#include "cc/table/shared_mutex.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <shared_mutex>
+#include <thread>
+#include <vector>
+
+namespace dynemb {
+namespace {
+
+TEST(SharedMutex, ReadersShareAndAWriterIsAlone) {
+  SharedMutex mutex;
+  int64_t value = 0;  // guarded by mutex; ThreadSanitizer watches it
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 1000; ++i) {
+        if ((i + t) % 4 == 0) {
+          std::lock_guard<SharedMutex> lock(mutex);
+          value += 1;
+          value += 1;
+        } else {
+          std::shared_lock<SharedMutex> lock(mutex);
+          wrong += value % 2;
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(value, 2 * 1000);
+  EXPECT_EQ(wrong, 0);
+
+  bool entered = false;
+  std::shared_lock<SharedMutex> one(mutex);
+  std::thread([&] {
+    std::shared_lock<SharedMutex> two(mutex);  // does not wait for the first
+    entered = true;
+  }).join();
+  EXPECT_TRUE(entered);
+}
+
+// Readers that hold the lock most of the time, and never all let go at the same time for long.
+TEST(SharedMutex, ReadersDoNotStarveAWriter) {
+  SharedMutex mutex;
+  std::atomic<bool> waiting{false}, written{false};
+  std::atomic<int> reads{0}, reads_while_waiting{0};
+  std::vector<std::thread> readers;
+  for (int t = 0; t < 4; ++t) {
+    readers.emplace_back([&] {
+      while (!written) {
+        std::shared_lock<SharedMutex> lock(mutex);
+        ++reads;
+        reads_while_waiting += waiting && !written;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        if (reads_while_waiting > 2000) break;  // starved; let the test end
+      }
+    });
+  }
+  while (reads < 20) std::this_thread::yield();
+  waiting = true;
+  {
+    std::lock_guard<SharedMutex> lock(mutex);
+    written = true;
+  }
+  for (std::thread& reader : readers) reader.join();
+  EXPECT_LE(reads_while_waiting, 2000);
+}
+
+}  // namespace
+}  // namespace dynemb
