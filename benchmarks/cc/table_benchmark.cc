@@ -1,0 +1,161 @@
+// The table alone, without TensorFlow: what each batch operation costs.
+//
+//   Find, Lookup, LookupOrInsert, UpsertPresent / dim / threads     random keys of 10 million rows
+//   InsertGrowing, InsertSized / dim / threads                      10 million new keys
+//
+// Keys per second, in batches of 65,536. memory_benchmark has the ceilings beside them.
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "cc/table/exec.h"
+#include "cc/table/table.h"
+
+namespace dynemb {
+namespace {
+
+constexpr size_t kBatch = 65536;
+constexpr size_t kRows = 10'000'000 / kBatch * kBatch;
+constexpr size_t kBatches = 32;
+
+void Require(const Status& status) {
+  if (!status.ok()) std::abort();
+}
+
+std::unique_ptr<Table> MakeTable(int64_t dim, int64_t init_capacity) {
+  TableOptions options;
+  options.name = "benchmark";
+  options.dim = dim;
+  options.init_capacity = init_capacity;
+  std::unique_ptr<Table> table;
+  Require(Table::Create(options, &table));
+  return table;
+}
+
+int64_t KeyOfRow(uint64_t row) { return static_cast<int64_t>(row * 0x9E3779B97F4A7C15ull); }
+
+void InsertAll(Exec& exec, Table* table, const std::vector<int64_t>& keys, Tick* tick) {
+  const std::vector<float> vectors(kBatch * static_cast<size_t>(table->options().dim), 1.0f);
+  for (size_t first = 0; first < kRows; first += kBatch) {
+    Require(table->Upsert(exec, &keys[first], kBatch, vectors.data(), ++*tick));
+  }
+}
+
+const std::vector<int64_t>& AllKeys() {
+  static const std::vector<int64_t> keys = [] {
+    std::vector<int64_t> all(kRows);
+    for (size_t row = 0; row < kRows; ++row) all[row] = KeyOfRow(row);
+    std::shuffle(all.begin(), all.end(), std::mt19937_64(1));
+    return all;
+  }();
+  return keys;
+}
+
+// A table of kRows rows and random batches of its keys; one at a time, as memory allows.
+struct Filled {
+  explicit Filled(int64_t dim) : table(MakeTable(dim, 1024)) {
+    ThreadsExec exec(2);
+    InsertAll(exec, table.get(), AllKeys(), &tick);
+    std::mt19937_64 random(2);
+    for (std::vector<int64_t>& batch : batches) {
+      batch.resize(kBatch);
+      for (int64_t& key : batch) key = KeyOfRow(random() % kRows);
+    }
+    vectors.resize(kBatch * static_cast<size_t>(dim));
+    rows.resize(kBatch);
+  }
+  static Filled& Of(int64_t dim) {
+    static std::map<int64_t, std::unique_ptr<Filled>> tables;
+    if (tables.count(dim) == 0) {
+      tables.clear();
+      tables[dim] = std::make_unique<Filled>(dim);
+    }
+    return *tables[dim];
+  }
+
+  std::unique_ptr<Table> table;
+  Tick tick = 0;
+  std::vector<std::vector<int64_t>> batches{kBatches};
+  std::vector<float> vectors;
+  std::vector<RowId> rows;
+};
+
+// call(filled, exec, keys) for one batch after the other.
+template <class Call>
+void RunBatches(benchmark::State& state, const Call& call) {
+  Filled& filled = Filled::Of(state.range(0));
+  ThreadsExec exec(static_cast<size_t>(state.range(1)));
+  size_t next = 0;
+  for (auto _ : state) call(filled, exec, filled.batches[next++ % kBatches].data());
+  state.SetItemsProcessed(static_cast<int64_t>(state.iterations() * kBatch));
+}
+
+void Find(benchmark::State& state) {
+  RunBatches(state, [](Filled& f, Exec& exec, const int64_t* keys) {
+    f.table->Find(exec, keys, kBatch, ++f.tick, f.rows.data());
+  });
+}
+void Lookup(benchmark::State& state) {
+  RunBatches(state, [](Filled& f, Exec& exec, const int64_t* keys) {
+    f.table->Lookup(exec, keys, kBatch, ++f.tick, nullptr, f.vectors.data(), f.rows.data());
+  });
+}
+void LookupOrInsert(benchmark::State& state) {
+  RunBatches(state, [](Filled& f, Exec& exec, const int64_t* keys) {
+    Require(f.table->LookupOrInsert(exec, keys, kBatch, ++f.tick, f.vectors.data(), f.rows.data()));
+  });
+}
+// A new output each time, as an operator has: its pages are faulted in again and again.
+void LookupIntoNewMemory(benchmark::State& state) {
+  RunBatches(state, [](Filled& f, Exec& exec, const int64_t* keys) {
+    void* vectors = std::malloc(f.vectors.size() * sizeof(float));
+    Require(f.table->LookupOrInsert(exec, keys, kBatch, ++f.tick, vectors, f.rows.data()));
+    std::free(vectors);
+  });
+}
+void UpsertPresent(benchmark::State& state) {
+  RunBatches(state, [](Filled& f, Exec& exec, const int64_t* keys) {
+    Require(f.table->Upsert(exec, keys, kBatch, f.vectors.data(), ++f.tick));
+  });
+}
+
+void RunInsert(benchmark::State& state, int64_t init_capacity) {
+  ThreadsExec exec(static_cast<size_t>(state.range(1)));
+  const std::vector<int64_t>& keys = AllKeys();
+  for (auto _ : state) {
+    state.PauseTiming();
+    Tick tick = 0;
+    std::unique_ptr<Table> table = MakeTable(state.range(0), init_capacity);
+    state.ResumeTiming();
+    InsertAll(exec, table.get(), keys, &tick);
+    state.PauseTiming();
+    table.reset();
+    state.ResumeTiming();
+  }
+  state.SetItemsProcessed(static_cast<int64_t>(state.iterations() * kRows));
+}
+void InsertGrowing(benchmark::State& state) { RunInsert(state, 1024); }
+void InsertSized(benchmark::State& state) { RunInsert(state, kRows); }
+
+void Args(benchmark::internal::Benchmark* b) {
+  b->ArgNames({"dim", "threads"})->UseRealTime()->Unit(benchmark::kMillisecond);
+  for (int dim : {16, 64}) {
+    for (int threads : {1, 2}) b->Args({dim, threads});
+  }
+}
+BENCHMARK(InsertGrowing)->Apply(Args)->Iterations(2);
+BENCHMARK(InsertSized)->Apply(Args)->Iterations(2);
+// Both dims of a benchmark come after each other, so a table is filled once for each line pair.
+BENCHMARK(Find)->Apply(Args);
+BENCHMARK(Lookup)->Apply(Args);
+BENCHMARK(LookupOrInsert)->Apply(Args);
+BENCHMARK(LookupIntoNewMemory)->Apply(Args);
+BENCHMARK(UpsertPresent)->Apply(Args);
+
+}  // namespace
+}  // namespace dynemb
