@@ -42,6 +42,7 @@ Arena& Arena::operator=(Arena&& other) noexcept {
   reserved_ = std::exchange(other.reserved_, 0);
   committed_ = std::exchange(other.committed_, 0);
   advised_ = std::exchange(other.advised_, 0);
+  populated_ = std::exchange(other.populated_, 0);
   mapping_ = std::exchange(other.mapping_, nullptr);
   mapping_bytes_ = std::exchange(other.mapping_bytes_, 0);
   return *this;
@@ -94,7 +95,22 @@ Status Arena::Commit(size_t bytes) {
   return Status();
 }
 
+void Arena::Populate(Exec& exec, size_t bytes) {
+  const size_t end = std::min(RoundUp(bytes, kHugePage), advised_);
+  if (end <= populated_) return;
+  const size_t first = populated_ / kHugePage;
+  exec.ParallelFor(end / kHugePage - first, 1, [&](size_t begin, size_t last) {
+    char* const data = data_ + (first + begin) * kHugePage;
+    // Page by page, in case the system gives small ones. The smallest write that changes nothing.
+    for (size_t b = 0; b < (last - begin) * kHugePage; b += kPage) {
+      __atomic_fetch_or(data + b, char{0}, __ATOMIC_RELAXED);
+    }
+  });
+  populated_ = end;
+}
+
 void Arena::Clear() {
+  populated_ = 0;
   if (committed_ > 0) (void)madvise(data_, committed_, MADV_DONTNEED);
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 
+#include "cc/table/exec.h"
 #include "cc/table/status.h"
 
 namespace dynemb {
@@ -27,6 +28,11 @@ class Arena {
   // `bytes` is more than was reserved or the system refuses; the arena is then as it was.
   Status Commit(size_t bytes);
 
+  // Faults in what of the first `bytes` (committed) has not been, each huge page by one thread.
+  // Only for speed: threads that come upon a new huge page together all clear it, and all but one
+  // in vain. Contents stay.
+  void Populate(Exec& exec, size_t bytes);
+
   // Makes everything read as zero again and gives the memory back.
   void Clear();
 
@@ -40,7 +46,8 @@ class Arena {
   char* data_ = nullptr;
   size_t reserved_ = 0;
   size_t committed_ = 0;
-  size_t advised_ = 0;  // bytes from the front for which huge pages were asked
+  size_t advised_ = 0;    // bytes from the front for which huge pages were asked
+  size_t populated_ = 0;  // of these, those that Populate has seen to
   void* mapping_ = nullptr;
   size_t mapping_bytes_ = 0;
 };

@@ -4,10 +4,10 @@
 // batch with a visitor that does the call's work on rows that are there and leaves kNoRow for the
 // rest. Pass 2, Insert, makes rows for those.
 //
-// Pass 2. Row ids are dealt in the order of the batch; then each worker places the keys of the
-// segments it owns (segment mod workers), in the order of the batch. Repeated keys are parted off
-// first, and take the row of their first occurrence. So the result does not depend on the number of
-// workers.
+// Pass 2. Row ids are dealt in the order of the batch. Threads fill the rows, each a stretch of the
+// batch; then each claims slots in the segments it owns (owners.h), in the order of the batch.
+// Repeated keys are parted off first, and take the row of their first occurrence. So the result
+// does not depend on the number of workers.
 #ifndef DYNEMB_TABLE_HASH_TABLE_H_
 #define DYNEMB_TABLE_HASH_TABLE_H_
 
@@ -95,19 +95,35 @@ class HashTable final : public Table {
   template <class Fill>
   Status Insert(Exec& exec, const K* keys, std::vector<size_t> positions, Stamp now, RowId* rows,
                 const Fill& fill, bool* repeated = nullptr);
-  template <class Fill>
-  void Place(Lanes& lanes, size_t i, K key, uint32_t segment, RowId fresh, Stamp now, RowId* rows,
-             const Fill& fill);
-  // Distinct new keys, where they go, and rows for the first of them; the others take rows by
-  // eviction.
+  // A position whose key a position before it names too.
+  struct Repeat {
+    size_t position, first;
+  };
+  // Distinct new keys, in the order of the batch; where they go; and rows for the first of them:
+  // the others take rows by eviction.
   struct Placement {
     std::vector<size_t> positions;
+    std::vector<uint64_t> hashes;
     std::vector<uint32_t> segment_of;
     std::vector<RowId> fresh_rows;
+    std::vector<Repeat> repeats;
   };
+  // Positions, hashes and repeats.
+  Placement PlanPlacement(Exec& exec, const K* keys, std::vector<size_t> positions) const;
+  // fn(lanes, j) for each j of [first, last), by the owner of its segment.
+  template <class Fn>
+  void ForSegmentOwners(Exec& exec, const Placement& p, size_t first, size_t last,
+                        const Fn& fn) const;
   template <class Fill>
-  void PlaceAll(Exec& exec, const K* keys, const Placement& p, size_t first, size_t last, Stamp now,
-                RowId* rows, const Fill& fill);
+  void FillRow(Lanes& lanes, size_t i, K key, RowId row, Stamp now, const Fill& fill);
+  // Fills the fresh rows in their order, so that threads write apart from each other, then claims
+  // their slots.
+  template <class Fill>
+  void PlaceFresh(Exec& exec, const K* keys, const Placement& p, Stamp now, RowId* rows,
+                  const Fill& fill);
+  template <class Fill>
+  void PlaceByEviction(Exec& exec, const K* keys, const Placement& p, Stamp now, RowId* rows,
+                       const Fill& fill);
   // Whether `needed` rows are older than `now`.
   bool Evictable(uint64_t needed, Stamp now) const;
   // Frees the row of some key older than `now`, wherever it is. For keys whose own segment has
@@ -118,7 +134,6 @@ class HashTable final : public Table {
   // Inserts what is missing first if the table may be too full to take the whole batch, so that a
   // call that fails has not changed some of its rows already.
   Status MakeRoomFirst(Exec& exec, const K* keys, size_t n, Stamp now);
-  bool Owns(size_t worker, size_t workers, uint32_t unit) const { return unit % workers == worker; }
   // A vector computed as float32 goes into a row.
   void StoreUpdated(const float* vector, K key, Tick tick, char* row) const;
 };

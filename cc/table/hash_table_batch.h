@@ -9,6 +9,7 @@
 
 #include "cc/table/codec.h"
 #include "cc/table/hash_table.h"
+#include "cc/table/owners.h"
 
 namespace dynemb {
 
@@ -332,13 +333,9 @@ Status HashTable<K, Lanes>::Upsert(Exec& exec, const void* keys, size_t n, const
     if (repeated) again = true;
   }
   if (again.load()) {
-    const size_t workers = exec.parallelism();
-    exec.ParallelFor(workers, 1, [&](size_t first, size_t last) {
-      for (size_t worker = first; worker < last; ++worker) {
-        for (size_t i = 0; i < n; ++i) {
-          if (!Owns(worker, workers, rows[i])) continue;
-          CopyVector(layout().vector(rows_.At(rows[i])), from + i * bytes, bytes);
-        }
+    ForWorkers(exec, n, [&](size_t worker, size_t workers) {
+      for (uint32_t i : OwnedBy(worker, workers, 0, n, [&](size_t i) { return rows[i]; })) {
+        CopyVector(layout().vector(rows_.At(rows[i])), from + i * bytes, bytes);
       }
     });
   }

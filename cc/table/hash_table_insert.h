@@ -4,12 +4,14 @@
 #define DYNEMB_TABLE_HASH_TABLE_INSERT_H_
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cc/table/hash_table.h"
+#include "cc/table/owners.h"
 
 namespace dynemb {
 
@@ -21,29 +23,60 @@ Index::HashRows HashTable<K, Lanes>::RowHasher() const {
   };
 }
 
-// Parts `positions` (of keys) into those that name a key first, which stay, and the others:
-// repeats[r] names the same key as the position first_of[r] before it.
-template <class K>
-void PartRepeats(const K* keys, std::vector<size_t>* positions, std::vector<size_t>* repeats,
-                 std::vector<size_t>* first_of) {
+// first[j] = the first of all positions with the hash of j. Returns whether any repeats. Each
+// worker looks after a share of the hashes.
+inline bool FindRepeats(Exec& exec, const std::vector<uint64_t>& hashes,
+                        std::vector<uint32_t>* first) {
   constexpr uint32_t kFree = 0xFFFFFFFFu;
-  size_t slots = 16;
-  while (slots < 2 * positions->size()) slots *= 2;
-  std::vector<uint32_t> seen(slots, kFree);  // indices into the positions that stay
+  std::atomic<bool> any{false};
+  first->resize(hashes.size());
+  ForWorkers(exec, hashes.size(), [&](size_t worker, size_t workers) {
+    const std::vector<uint32_t> own =
+        OwnedBy(worker, workers, 0, hashes.size(),
+                [&hashes](size_t j) { return static_cast<uint32_t>(hashes[j] >> 32); });
+    size_t slots = 16;
+    while (slots < 2 * own.size()) slots *= 2;
+    std::vector<uint32_t> seen(slots, kFree);
+    bool repeated = false;
+    for (uint32_t j : own) {
+      size_t at = hashes[j] & (slots - 1);
+      while (seen[at] != kFree && hashes[seen[at]] != hashes[j]) at = (at + 1) & (slots - 1);
+      if (seen[at] == kFree) {
+        seen[at] = j;
+      } else {
+        repeated = true;
+      }
+      (*first)[j] = seen[at];
+    }
+    if (repeated) any.store(true, std::memory_order_relaxed);
+  });
+  return any.load();
+}
+
+template <class K, class Lanes>
+typename HashTable<K, Lanes>::Placement HashTable<K, Lanes>::PlanPlacement(
+    Exec& exec, const K* keys, std::vector<size_t> positions) const {
+  Placement p;
+  p.positions = std::move(positions);
+  p.hashes.resize(p.positions.size());
+  exec.ParallelFor(p.positions.size(), kKeyGrain, [&](size_t begin, size_t end) {
+    for (size_t j = begin; j < end; ++j) p.hashes[j] = MixKey(keys[p.positions[j]]);
+  });
+  std::vector<uint32_t> first;
+  if (!FindRepeats(exec, p.hashes, &first)) return p;
   size_t kept = 0;
-  for (size_t i : *positions) {
-    size_t at = MixKey(keys[i]) & (slots - 1);
-    while (seen[at] != kFree && keys[(*positions)[seen[at]]] != keys[i])
-      at = (at + 1) & (slots - 1);
-    if (seen[at] == kFree) {
-      seen[at] = static_cast<uint32_t>(kept);
-      (*positions)[kept++] = i;
+  for (size_t j = 0; j < first.size(); ++j) {
+    if (first[j] == j) {
+      first[j] = static_cast<uint32_t>(kept);  // where it moves to
+      p.positions[kept] = p.positions[j];
+      p.hashes[kept++] = p.hashes[j];
     } else {
-      repeats->push_back(i);
-      first_of->push_back((*positions)[seen[at]]);
+      p.repeats.push_back({p.positions[j], p.positions[first[first[j]]]});
     }
   }
-  positions->resize(kept);
+  p.positions.resize(kept);
+  p.hashes.resize(kept);
+  return p;
 }
 
 template <class K, class Lanes>
@@ -70,16 +103,9 @@ bool HashTable<K, Lanes>::Evictable(uint64_t needed, Stamp now) const {
 
 template <class K, class Lanes>
 template <class Fill>
-void HashTable<K, Lanes>::Place(Lanes& lanes, size_t i, K key, uint32_t segment, RowId fresh,
-                                Stamp now, RowId* rows, const Fill& fill) {
-  const TableView<K> view = View();
-  const Probe probe = MakeProbe(MixKey(key));
-  Bucket* buckets = view.SegmentBuckets(segment);
-  const SlotRef at = fresh != kNoRow ? Claim(lanes, buckets, probe, fresh, now)
-                                     : Evict(lanes, view, buckets, probe, now);
-  if (lanes.rank() == 0) rows[i] = at.row;
-  if (at.bucket == nullptr) return;
-  char* row = view.RowAt(at.row);
+void HashTable<K, Lanes>::FillRow(Lanes& lanes, size_t i, K key, RowId row_id, Stamp now,
+                                  const Fill& fill) {
+  char* row = rows_.At(row_id);
   if (lanes.rank() == 0) {
     StoreUnaligned<K>(row, key);
     *layout().update(row) = now;
@@ -91,40 +117,26 @@ void HashTable<K, Lanes>::Place(Lanes& lanes, size_t i, K key, uint32_t segment,
 }
 
 template <class K, class Lanes>
-template <class Fill>
-void HashTable<K, Lanes>::PlaceAll(Exec& exec, const K* keys, const Placement& p, size_t first,
-                                   size_t last, Stamp now, RowId* rows, const Fill& fill) {
-  const size_t fresh = p.fresh_rows.size();
-  const auto place = [&](Lanes& lanes, size_t j) {
-    const size_t i = p.positions[j];
-    Place(lanes, i, keys[i], p.segment_of[j], j < fresh ? p.fresh_rows[j] : kNoRow, now, rows,
-          fill);
-  };
+template <class Fn>
+void HashTable<K, Lanes>::ForSegmentOwners(Exec& exec, const Placement& p, size_t first,
+                                           size_t last, const Fn& fn) const {
   if constexpr (Lanes::kShared) {
     Lanes::Launch(exec, last - first, 64, [&](Lanes& lanes, size_t begin, size_t end) {
-      for (size_t j = begin; j < end; ++j) place(lanes, first + j);
+      for (size_t j = begin; j < end; ++j) fn(lanes, first + j);
     });
   } else {
     const TableView<K> view = View();
-    const size_t workers = last - first < kKeyGrain ? 1 : exec.parallelism();
-    exec.ParallelFor(workers, 1, [&](size_t first_worker, size_t last_worker) {
+    ForWorkers(exec, last - first, [&](size_t worker, size_t workers) {
       constexpr size_t kAhead = 16;
       OneLane lane;
-      for (size_t worker = first_worker; worker < last_worker; ++worker) {
-        std::vector<uint32_t> owned;
-        owned.reserve((last - first) / workers * 5 / 4 + 16);
-        for (size_t j = first; j < last; ++j) {
-          if (Owns(worker, workers, p.segment_of[j])) owned.push_back(static_cast<uint32_t>(j));
+      const std::vector<uint32_t> owned =
+          OwnedBy(worker, workers, first, last, [&p](size_t j) { return p.segment_of[j]; });
+      for (size_t o = 0; o < owned.size(); ++o) {
+        if (o + kAhead < owned.size()) {
+          const uint32_t j = owned[o + kAhead];
+          __builtin_prefetch(view.SegmentBuckets(p.segment_of[j]) + MakeProbe(p.hashes[j]).home, 1);
         }
-        for (size_t o = 0; o < owned.size() + kAhead; ++o) {
-          if (o < owned.size()) {
-            const uint32_t j = owned[o];
-            const Probe probe = MakeProbe(MixKey(keys[p.positions[j]]));
-            __builtin_prefetch(view.SegmentBuckets(p.segment_of[j]) + probe.home, 1);
-            if (j < fresh) __builtin_prefetch(view.RowAt(p.fresh_rows[j]), 1);
-          }
-          if (o >= kAhead) place(lane, owned[o - kAhead]);
-        }
+        fn(lane, owned[o]);
       }
     });
   }
@@ -132,15 +144,47 @@ void HashTable<K, Lanes>::PlaceAll(Exec& exec, const K* keys, const Placement& p
 
 template <class K, class Lanes>
 template <class Fill>
+void HashTable<K, Lanes>::PlaceFresh(Exec& exec, const K* keys, const Placement& p, Stamp now,
+                                     RowId* rows, const Fill& fill) {
+  const TableView<K> view = View();
+  const size_t fresh = p.fresh_rows.size();
+  Lanes::Launch(exec, fresh, kKeyGrain, [&](Lanes& lanes, size_t begin, size_t end) {
+    constexpr size_t kAhead = 8;
+    for (size_t j = begin; j < end; ++j) {
+      if (j + kAhead < end) __builtin_prefetch(view.RowAt(p.fresh_rows[j + kAhead]), 1);
+      const size_t i = p.positions[j];
+      if (lanes.rank() == 0) rows[i] = p.fresh_rows[j];
+      FillRow(lanes, i, keys[i], p.fresh_rows[j], now, fill);
+    }
+  });
+  ForSegmentOwners(exec, p, 0, fresh, [&](Lanes& lanes, size_t j) {
+    Claim(lanes, view.SegmentBuckets(p.segment_of[j]), MakeProbe(p.hashes[j]), p.fresh_rows[j],
+          now);
+  });
+}
+
+template <class K, class Lanes>
+template <class Fill>
+void HashTable<K, Lanes>::PlaceByEviction(Exec& exec, const K* keys, const Placement& p, Stamp now,
+                                          RowId* rows, const Fill& fill) {
+  const TableView<K> view = View();
+  const size_t m = p.positions.size();
+  ForSegmentOwners(exec, p, p.fresh_rows.size(), m, [&](Lanes& lanes, size_t j) {
+    const size_t i = p.positions[j];
+    const SlotRef at =
+        Evict(lanes, view, view.SegmentBuckets(p.segment_of[j]), MakeProbe(p.hashes[j]), now);
+    if (lanes.rank() == 0) rows[i] = at.row;
+    if (at.bucket != nullptr) FillRow(lanes, i, keys[i], at.row, now, fill);
+  });
+}
+
+template <class K, class Lanes>
+template <class Fill>
 Status HashTable<K, Lanes>::Insert(Exec& exec, const K* keys, std::vector<size_t> positions,
                                    Stamp now, RowId* rows, const Fill& fill, bool* repeated) {
   if (positions.empty()) return Status();
-  std::vector<size_t> repeats;
-  std::vector<size_t> first_of;
-  PartRepeats(keys, &positions, &repeats, &first_of);
-  if (repeated != nullptr) *repeated = !repeats.empty();
-  Placement p;
-  p.positions = std::move(positions);
+  Placement p = PlanPlacement(exec, keys, std::move(positions));
+  if (repeated != nullptr) *repeated = !p.repeats.empty();
   const size_t m = p.positions.size();
   const size_t fresh = std::min<uint64_t>(m, capacity() - size());
   if (fresh < m) {
@@ -156,8 +200,11 @@ Status HashTable<K, Lanes>::Insert(Exec& exec, const K* keys, std::vector<size_t
   p.segment_of.resize(m);
   Status status = rows_.Allocate(fresh, p.fresh_rows.data());
   if (!status.ok()) return Refuse(m, status.message());
+  rows_.Populate(exec);
   std::vector<uint32_t> prefixes(m);
-  for (size_t j = 0; j < m; ++j) prefixes[j] = MakeProbe(MixKey(keys[p.positions[j]])).prefix;
+  exec.ParallelFor(m, kKeyGrain, [&](size_t begin, size_t end) {
+    for (size_t j = begin; j < end; ++j) prefixes[j] = MakeProbe(p.hashes[j]).prefix;
+  });
   status = index_.Grow(exec, prefixes.data(), fresh, RowHasher(), p.segment_of.data());
   if (!status.ok()) {
     for (size_t j = fresh; j-- > 0;) rows_.Free(p.fresh_rows[j]);
@@ -167,29 +214,31 @@ Status HashTable<K, Lanes>::Insert(Exec& exec, const K* keys, std::vector<size_t
 
   // First every claim, then evictions: where lanes share buckets, a victim must not be a slot that
   // is just being claimed.
-  PlaceAll(exec, keys, p, 0, fresh, now, rows, fill);
-  PlaceAll(exec, keys, p, fresh, m, now, rows, fill);
+  PlaceFresh(exec, keys, p, now, rows, fill);
+  PlaceByEviction(exec, keys, p, now, rows, fill);
 
   uint64_t unplaced = 0;
   for (size_t j = fresh; j < m; ++j) {
     const size_t i = p.positions[j];
     if (rows[i] != kNoRow) continue;
     // Its own segment holds nothing older than this batch; take any row of the table.
-    RowId row = kNoRow;
-    if (!EvictAnywhere(p.segment_of[j], now) || !rows_.Allocate(1, &row).ok()) {
+    Placement one;
+    one.positions = {i};
+    one.hashes = {p.hashes[j]};
+    one.segment_of.resize(1);
+    one.fresh_rows.resize(1);
+    if (!EvictAnywhere(p.segment_of[j], now) || !rows_.Allocate(1, one.fresh_rows.data()).ok()) {
       ++unplaced;
       continue;
     }
-    if (!index_.Grow(exec, &prefixes[j], 1, RowHasher(), &p.segment_of[j]).ok()) {
-      rows_.Free(row);
+    if (!index_.Grow(exec, &prefixes[j], 1, RowHasher(), one.segment_of.data()).ok()) {
+      rows_.Free(one.fresh_rows[0]);
       ++unplaced;
       continue;
     }
-    Lanes::Launch(exec, 1, 1, [&](Lanes& lanes, size_t, size_t) {
-      Place(lanes, i, keys[i], p.segment_of[j], row, now, rows, fill);
-    });
+    PlaceFresh(exec, keys, one, now, rows, fill);
   }
-  for (size_t r = 0; r < repeats.size(); ++r) rows[repeats[r]] = rows[first_of[r]];
+  for (const Repeat& r : p.repeats) rows[r.position] = rows[r.first];
   counters_.inserts.fetch_add(m - unplaced, std::memory_order_relaxed);
   counters_.evictions.fetch_add(m - fresh, std::memory_order_relaxed);
   if (unplaced != 0) return Refuse(unplaced, "no row could be evicted for them");
@@ -245,13 +294,10 @@ size_t HashTable<K, Lanes>::Erase(Exec& exec, const void* keys, size_t n) {
         segment_of[i] = view.SegmentOf(MakeProbe(MixKey(k[i])).prefix);
       }
     });
-    const size_t workers = n < kKeyGrain ? 1 : exec.parallelism();
-    exec.ParallelFor(workers, 1, [&](size_t first, size_t last) {
+    ForWorkers(exec, n, [&](size_t worker, size_t workers) {
       OneLane lane;
-      for (size_t worker = first; worker < last; ++worker) {
-        for (size_t i = 0; i < n; ++i) {
-          if (Owns(worker, workers, segment_of[i])) erase(lane, i, segment_of[i]);
-        }
+      for (uint32_t i : OwnedBy(worker, workers, 0, n, [&](size_t i) { return segment_of[i]; })) {
+        erase(lane, i, segment_of[i]);
       }
     });
   }

@@ -72,6 +72,7 @@ Status Index::Presize() {
   segment_.clear();
   DYNEMB_RETURN_IF_ERROR(AddSegments(wanted.size()));
   segment_ = std::move(wanted);
+  for (uint32_t s = 0; s < segments(); ++s) ClearSegment(s);
   depth_ = 0;
   for (const Segment& s : segment_) depth_ = std::max<uint32_t>(depth_, s.depth);
   directory_.assign(size_t{1} << depth_, 0);
@@ -87,11 +88,12 @@ Status Index::AddSegments(size_t n) {
   const size_t had = segment_.size();
   DYNEMB_RETURN_IF_ERROR(arena_.Commit((had + n) * kSegmentBytes));
   segment_.resize(had + n);
-  for (size_t s = had; s < had + n; ++s) {
-    Bucket* buckets = SegmentBuckets(static_cast<uint32_t>(s));
-    for (uint32_t b = 0; b < kBucketsPerSegment; ++b) ClearBucket(&buckets[b]);
-  }
   return Status();
+}
+
+void Index::ClearSegment(uint32_t segment) {
+  Bucket* buckets = SegmentBuckets(segment);
+  for (uint32_t b = 0; b < kBucketsPerSegment; ++b) ClearBucket(&buckets[b]);
 }
 
 Status Index::DeepenDirectory(uint32_t depth) {
@@ -160,6 +162,7 @@ Status Index::SplitAll(Exec& exec, const std::vector<uint32_t>& overfull,
   if (deepest > depth_) DYNEMB_RETURN_IF_ERROR(DeepenDirectory(deepest));
   const uint32_t first = segments();
   DYNEMB_RETURN_IF_ERROR(AddSegments(overfull.size()));
+  arena_.Populate(exec, segments() * kSegmentBytes);
 
   for (size_t j = 0; j < overfull.size(); ++j) {
     Segment& from = segment_[overfull[j]];
@@ -186,6 +189,7 @@ void Index::Redistribute(uint32_t from, uint32_t to, const HashRows& hash_rows) 
   size_t n = 0;
   Bucket* stay = SegmentBuckets(from);
   Bucket* go = SegmentBuckets(to);
+  ClearSegment(to);
   for (uint32_t b = 0; b < kBucketsPerSegment; ++b) {
     for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
       if (stay[b].row[s] == kNoRow) continue;

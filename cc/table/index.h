@@ -73,7 +73,8 @@ class Index {
 
   Status Presize();
   void PresizeRange(uint32_t prefix, uint8_t depth, std::vector<Segment>* out) const;
-  Status AddSegments(size_t n);
+  Status AddSegments(size_t n);  // whose buckets are still to be cleared
+  void ClearSegment(uint32_t segment);
   Status DeepenDirectory(uint32_t depth);
   Status SplitAll(Exec& exec, const std::vector<uint32_t>& overfull, const HashRows& hash_rows);
   void Redistribute(uint32_t from, uint32_t to, const HashRows& hash_rows);
