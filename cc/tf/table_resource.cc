@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "cc/tf/output_allocator.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 
 namespace dynemb {
@@ -133,6 +134,27 @@ absl::Status CheckWidth(int64_t width, const char* name) {
   if (width >= 1 && width <= int64_t{1} << 20) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(name, " has vectors of width ", width, ", expected 1 to 2^20"));
+}
+
+absl::Status AllocateOutput(tf::OpKernelContext* ctx, int index, const tf::TensorShape& shape,
+                            void** data) {
+  const tf::DataType dtype = ctx->expected_output_dtype(index);
+  const auto elements = static_cast<size_t>(shape.num_elements());
+  if (!tf::DataTypeCanUseMemcpy(dtype) ||
+      elements < OutputAllocator::kSmallest / static_cast<size_t>(tf::DataTypeSize(dtype))) {
+    tf::Tensor* tensor = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(index, shape, &tensor));
+    *data = tensor->data();
+    return absl::OkStatus();
+  }
+  const tf::Tensor tensor(OutputAllocator::Get(), dtype, shape);
+  if (!tensor.IsInitialized()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for an output of shape ", shape.DebugString()));
+  }
+  *data = tensor.data();
+  ctx->set_output(index, tensor);
+  return absl::OkStatus();
 }
 
 }  // namespace dynemb

@@ -77,11 +77,13 @@ absl::Status CheckScalar(const tf::Tensor& tensor, const char* name);
 absl::Status CheckWidth(int64_t width, const char* name);
 
 // Allocates output `index` and gives its elements' address.
+absl::Status AllocateOutput(tf::OpKernelContext* ctx, int index, const tf::TensorShape& shape,
+                            void** data);
 template <class T>
 absl::Status Output(tf::OpKernelContext* ctx, int index, const tf::TensorShape& shape, T** data) {
-  tf::Tensor* tensor = nullptr;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(index, shape, &tensor));
-  *data = reinterpret_cast<T*>(tensor->data());
+  void* elements = nullptr;
+  TF_RETURN_IF_ERROR(AllocateOutput(ctx, index, shape, &elements));
+  *data = static_cast<T*>(elements);
   return absl::OkStatus();
 }
 
