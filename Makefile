@@ -1,6 +1,6 @@
 # Each target sets up what is missing first (tools/setup.sh).
 .DEFAULT_GOAL := build
-.PHONY: build train test test-cc test-wheel lint format bench wheel sanitize cuda-check clean
+.PHONY: build train test test-cc test-wheel lint format bench bench-peers wheel sanitize cuda-check clean
 .NOTPARALLEL:
 
 PYTHON := .venv/bin/python
@@ -35,8 +35,11 @@ format: build ## applies what lint asks for
 	.venv/bin/ruff format .
 	.venv/bin/clang-format -i $(CPP)
 
-bench: build ## prints the comparison table
-	$(PYTHON) -m benchmarks $(ARGS)
+bench: build ## prints the comparison table, and makes a page with plots of it
+	$(PYTHON) -m benchmarks --report benchmarks/report.html $(ARGS)
+
+bench-peers: build ## the same beside TFRA, which gets a venv of its own
+	tools/bench_peers.sh $(ARGS)
 
 wheel: build ## dist/*.whl
 	@rm -rf dist build/lib  # setuptools would pack modules that exist no more

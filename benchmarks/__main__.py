@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.harness import Result, describe_machine, read_json, table_lines, write_json
+from benchmarks.report import page
 
 # Module and arguments, at full size and for a quick look.
 FULL: dict[str, list[list[str]]] = {
@@ -39,7 +40,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=FULL, default=list(FULL), help="which to run")
     parser.add_argument("--quick", action="store_true", help="small sizes: minutes, not an hour")
     parser.add_argument("--rows", type=int, help="rows in a table, for all that have tables")
+    parser.add_argument("--contenders", nargs="+", help="who takes part, where there is a choice")
     parser.add_argument("--json", type=Path, help="write the results to this file too")
+    parser.add_argument("--report", type=Path, help="write a page with plots to this file too")
     options = parser.parse_args()
 
     results: list[Result] = []
@@ -52,6 +55,8 @@ def main() -> int:
                 command += QUICK[name] if options.quick else []
                 if options.rows and name not in ("startup", "quality"):
                     command += ["--rows", str(options.rows)]
+                if options.contenders and name in ("tables", "memory", "sparse"):
+                    command += ["--contenders", *options.contenders]
                 print("$ " + " ".join(command[1:]), flush=True)
                 if subprocess.run([*command, "--json", str(path)], check=False).returncode:
                     failed.append(" ".join([name, *arguments]))
@@ -62,6 +67,9 @@ def main() -> int:
     print("\n".join(table_lines(results)))
     if options.json:
         write_json(options.json, results)
+    if options.report:
+        options.report.write_text(page(results, describe_machine()))
+        print(options.report)
     if failed:
         print("failed: " + "; ".join(failed), file=sys.stderr)
     return 1 if failed else 0

@@ -15,11 +15,15 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 OURS, DENSE, STATIC = "tf_dynemb", "DenseHashTable", "static"
 CONTENDERS = (OURS, DENSE, STATIC)
+TFRA = "TFRA"  # in a venv of its own, as it needs another TensorFlow: make bench-peers
+
+
+RATIO_NAMES = {DENSE: "Dense"}
 
 
 @dataclass(frozen=True)
@@ -155,20 +159,45 @@ def _figure(value: float | None) -> str:
     return f"{value:.4g}"
 
 
+def contenders_of(results: Iterable[Result]) -> list[str]:
+    """The usual contenders, and the others that took part."""
+    present = {name for result in results for name in result.values}
+    return [*CONTENDERS, *sorted(present.difference(CONTENDERS))]
+
+
+def merge(results: Iterable[Result]) -> list[Result]:
+    """One result for each case: the figures of contenders that ran in other processes side by side.
+
+    Where two have figures of one contender, the first stay.
+    """
+    merged: dict[str, Result] = {}
+    for result in results:
+        values = dict(result.values)
+        if result.case in merged:
+            values |= merged[result.case].values
+        merged[result.case] = replace(result, values=values)
+    return list(merged.values())
+
+
 def table_lines(results: Iterable[Result]) -> Iterable[str]:
     """The results as a table of fixed width."""
+    results = list(results)
+    columns = contenders_of(results)
+    peers = [name for name in columns if name != OURS]
     head = f"{'case':58}{'unit':>12}"
-    for name in CONTENDERS:
+    for name in columns:
         head += f"{name:>16}{'±':>5}"
-    yield head + f"{'x Dense':>9}{'x static':>9}"
-    yield "-" * (len(head) + 18)
+    for peer in peers:
+        head += f"{'x ' + RATIO_NAMES.get(peer, peer):>9}"
+    yield head
+    yield "-" * len(head)
     for result in results:
         line = f"{result.case:58}{result.unit:>12}"
-        for name in CONTENDERS:
+        for name in columns:
             median = result.median(name)
             spread = "" if median is None else f"{result.spread(name):.0%}"
             line += f"{_figure(median):>16}{spread:>5}"
-        for peer in (DENSE, STATIC):
+        for peer in peers:
             ratio = result.ratio(peer)
             line += f"{'-' if ratio is None else format(ratio, '.2f'):>9}"
         yield line
@@ -193,6 +222,13 @@ def parser_for(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=5, help="times each case is measured")
     parser.add_argument("--threads", type=int, default=2, help="of TensorFlow, intra and inter op")
     parser.add_argument("--json", type=Path, help="write the results to this file too")
+    parser.add_argument(
+        "--contenders",
+        nargs="+",
+        choices=(*CONTENDERS, TFRA),
+        default=list(CONTENDERS),
+        help="who takes part",
+    )
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The three tables that are compared, behind one interface.
+"""The tables that are compared, behind one interface.
 
 Each takes the same rows: ours and DenseHashTable by key, the static variable by row number, since
 that is what its user has. `lookup` and `upsert` are one graph function call on a whole batch.
@@ -7,13 +7,13 @@ that is what its user has. `lookup` and `upsert` are one graph function call on 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-import tf_dynemb as de
-from benchmarks.harness import DENSE, OURS, STATIC
+from benchmarks.harness import DENSE, OURS, STATIC, TFRA
 from benchmarks.workload import Rows, keys_of
 
 DENSE_LOAD = 0.8  # DenseHashTable grows when more of it than this is in use.
@@ -55,6 +55,8 @@ class Ours:
     """A DynamicVariable."""
 
     def __init__(self, dim: int, sized_for: int | None) -> None:
+        import tf_dynemb as de
+
         options = {} if sized_for is None else {"init_capacity": sized_for}
         self.variable = variable = de.DynamicVariable(dimension=dim, **options)
         _functions(
@@ -88,6 +90,7 @@ class Dense:
             experimental_is_anonymous=True,
             **options,
         )
+        self.lookup_keys = table.lookup
         _functions(self, dim, table.lookup, table.insert, table.lookup)
 
     def ids(self, rows: Rows) -> tf.Tensor:
@@ -115,9 +118,46 @@ class Static:
         return tf.constant(rows)
 
 
+class Tfra:
+    """A table of TensorFlow Recommenders Addons, with its cheapest initialiser."""
+
+    _count = 0
+
+    def __init__(self, dim: int, sized_for: int | None) -> None:
+        from tensorflow_recommenders_addons import dynamic_embedding as tfra
+
+        Tfra._count += 1
+        self.variable = variable = tfra.get_variable(
+            f"tfra_{Tfra._count}",
+            key_dtype=tf.int64,
+            value_dtype=tf.float32,
+            dim=dim,
+            initializer=0.0,
+            devices=["/CPU:0"],
+            init_size=sized_for or 0,
+        )
+        # What optimizers step: the rows of the last lookup.
+        self.shadow = tfra.shadow_ops.ShadowVariable(variable, name=f"shadow_{Tfra._count}")
+        self.lookup_keys = variable.lookup
+        self.train_lookup = partial(tfra.shadow_ops.embedding_lookup, self.shadow)
+        _functions(self, dim, variable.lookup, variable.upsert, variable.lookup)
+
+    @staticmethod
+    def optimizer(name: str, learning_rate: float) -> Any:
+        """TFRA's form of an optimizer of tf.keras; TF_USE_LEGACY_KERAS=1 must be set."""
+        from tensorflow_recommenders_addons import dynamic_embedding as tfra
+
+        kind = getattr(tf.keras.optimizers.legacy, name)
+        return tfra.DynamicEmbeddingOptimizer(kind(learning_rate))
+
+    def ids(self, rows: Rows) -> tf.Tensor:
+        """The rows' keys."""
+        return tf.constant(keys_of(rows))
+
+
 def empty_table(name: str, dim: int, rows: int, sized: bool) -> Peer:
     """A new table for `rows` rows; `sized` says whether it may know that number."""
     if name == STATIC:
         return Static(dim, rows)
-    kind = {OURS: Ours, DENSE: Dense}[name]
+    kind = {OURS: Ours, DENSE: Dense, TFRA: Tfra}[name]
     return kind(dim, rows if sized else None)

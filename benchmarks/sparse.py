@@ -1,7 +1,8 @@
 """26 tables at once: pooled lookups, and training steps with Adagrad and Adam.
 
-The peers use one `embedding_lookup_sparse` per table, as their users do; DenseHashTable, which
-cannot be trained, the same by hand (unique, lookup, segment sum). A training step is a
+The static variables use one `embedding_lookup_sparse` per table, as their users do; the tables the
+same by hand (unique, lookup, segment sum), which for TFRA is what its own function does.
+DenseHashTable cannot be trained. A training step is a
 GradientTape and the optimizer in one graph function. Static variables are updated in the rows
 touched only, as ours are, by the quickest means that TensorFlow has; `--keras-peer` gives them
 Keras's own optimizers instead, which work on all rows.
@@ -14,13 +15,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-import tf_dynemb as de
 from benchmarks.harness import (
-    CONTENDERS,
     DENSE,
     OURS,
     Result,
@@ -29,7 +27,7 @@ from benchmarks.harness import (
     rates,
     use_threads,
 )
-from benchmarks.peers import Ours, Peer, Static, empty_table
+from benchmarks.peers import Ours, Peer, Static, Tfra, empty_table
 from benchmarks.workload import Draws
 
 ZIPF = 1.05
@@ -50,13 +48,17 @@ def filled(name: str, tables: int, dim: int, rows: int, batch: int) -> list[Peer
     return peers
 
 
-def pooled(peers: list[Any], ids: Ids, samples: int, hotness: int) -> list[tf.Tensor]:
+def pooled(
+    peers: list[Any], ids: Ids, samples: int, hotness: int, train: bool = False
+) -> list[tf.Tensor]:
     """The sum of `hotness` vectors for each sample, from every table."""
     sample = tf.repeat(tf.range(samples, dtype=tf.int64), hotness)
     place = tf.tile(tf.range(hotness, dtype=tf.int64), [samples])
     indices = tf.stack([sample, place], axis=1)
     sparse = [tf.SparseTensor(indices, part, [samples, hotness]) for part in ids]
     if isinstance(peers[0], Ours):
+        import tf_dynemb as de
+
         return de.lookup_sparse([peer.variable for peer in peers], sparse, combiners="sum")
     if isinstance(peers[0], Static):
         return [
@@ -66,7 +68,8 @@ def pooled(peers: list[Any], ids: Ids, samples: int, hotness: int) -> list[tf.Te
     outputs = []
     for peer, part in zip(peers, ids, strict=True):
         keys, position = tf.unique(part)
-        outputs.append(tf.sparse.segment_sum(peer.table.lookup(keys), position, sample))
+        vectors = peer.train_lookup(keys) if train else peer.lookup_keys(keys)
+        outputs.append(tf.sparse.segment_sum(vectors, position, sample))
     return outputs
 
 
@@ -117,16 +120,23 @@ class RowsTouchedAdam:
             variable.scatter_sub(tf.IndexedSlices(delta, rows))
 
 
-KERAS_OPTIMIZERS = {"adagrad": keras.optimizers.Adagrad, "adam": keras.optimizers.Adam}
+KERAS_OPTIMIZERS = {"adagrad": "Adagrad", "adam": "Adam"}
 ROWS_TOUCHED_OPTIMIZERS = {"adagrad": RowsTouchedAdagrad, "adam": RowsTouchedAdam}
 
 
 def optimizer_for(name: str, peers: list[Any], keras_peer: bool) -> Any:
     """The optimizer of a contender."""
-    if isinstance(peers[0], Ours):
-        return de.OptimizerWrapper(KERAS_OPTIMIZERS[name](LEARNING_RATE))
-    if keras_peer:
-        return KERAS_OPTIMIZERS[name](LEARNING_RATE)
+    if isinstance(peers[0], Ours) or keras_peer:
+        import keras
+
+        optimizer = getattr(keras.optimizers, KERAS_OPTIMIZERS[name])(LEARNING_RATE)
+        if keras_peer and not isinstance(peers[0], Ours):
+            return optimizer
+        import tf_dynemb as de
+
+        return de.OptimizerWrapper(optimizer)
+    if isinstance(peers[0], Tfra):
+        return Tfra.optimizer(KERAS_OPTIMIZERS[name], LEARNING_RATE)
     return ROWS_TOUCHED_OPTIMIZERS[name]([peer.variable for peer in peers])
 
 
@@ -137,12 +147,12 @@ def forward_step(peers: list[Any], samples: int, hotness: int) -> Step:
 
 def training_step(peers: list[Any], samples: int, hotness: int, optimizer: Any) -> Step:
     """A graph function that pools, differentiates and updates."""
-    variables = [peer.variable for peer in peers]
+    variables = [getattr(peer, "shadow", peer.variable) for peer in peers]
 
     @tf.function(autograph=False)
     def step(ids: Ids) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            vectors = pooled(peers, ids, samples, hotness)
+            vectors = pooled(peers, ids, samples, hotness, train=True)
             loss = tf.add_n([tf.reduce_sum(part) for part in vectors])
         gradients = tape.gradient(loss, variables)
         optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
@@ -224,12 +234,13 @@ def main() -> None:
     options = parser.parse_args()
     use_threads(options.threads)
 
-    names = [name for name in CONTENDERS if name != DENSE or options.optimizer == "none"]
+    # Only variables can be trained.
+    names = [name for name in options.contenders if options.optimizer == "none" or name != DENSE]
     peers = {
         name: filled(name, options.tables, options.dim, options.rows, 1 << 17) for name in names
     }
     results = list(present_cases(options, peers))
-    if options.optimizer != "none":
+    if options.optimizer != "none" and OURS in names:
         peers.clear()
         gc.collect()
         results.append(new_ids_case(options))

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-import tf_dynemb as de
 from benchmarks.harness import (
-    CONTENDERS,
     OURS,
     STATIC,
     Result,
@@ -43,7 +41,9 @@ def new_key_batches(rows: int, batch: int) -> list[Rows]:
     return list(shuffled[: rows - rows % batch].reshape(-1, batch))
 
 
-def insert_case(dim: int, rows: int, batch: int, sized: bool, repeats: int) -> Result:
+def insert_case(
+    names: list[str], dim: int, rows: int, batch: int, sized: bool, repeats: int
+) -> Result:
     """New keys into an empty table, which grows or was given its size."""
     batches = new_key_batches(rows, batch)
     values = tf.ones([batch, dim])
@@ -58,13 +58,13 @@ def insert_case(dim: int, rows: int, batch: int, sized: bool, repeats: int) -> R
         return len(batches) * batch / seconds / 1e6
 
     how = "table sized before" if sized else "table growing"
-    speed = interleave({name: partial(fill, name) for name in CONTENDERS}, repeats, warm_up=0)
+    speed = interleave({name: partial(fill, name) for name in names}, repeats, warm_up=0)
     return Result(f"insert of new keys, {how}, dim {dim}", "M keys/s", speed)
 
 
-def full_tables(dim: int, rows: int, batch: int) -> dict[str, Peer]:
+def full_tables(names: list[str], dim: int, rows: int, batch: int) -> dict[str, Peer]:
     """One filled table of each kind; they grew, as in use."""
-    peers = {name: empty_table(name, dim, rows, sized=False) for name in CONTENDERS}
+    peers = {name: empty_table(name, dim, rows, sized=False) for name in names}
     values = tf.random.stateless_uniform([batch, dim], [1, 2])
     for peer in peers.values():
         for start in range(0, rows, batch):
@@ -122,7 +122,9 @@ def small_call_cases(peers: dict[str, Peer], dim: int, rows: int, repeats: int) 
 
     yield case("its own method", {name: peer.eager_lookup for name, peer in peers.items()})
     # tf.nn takes variables only.
-    variables: dict[str, Any] = {name: peers[name] for name in (OURS, STATIC)}
+    variables: dict[str, Any] = {name: peers[name] for name in (OURS, STATIC) if name in peers}
+    if not variables:
+        return
     yield case(
         "tf.nn",
         {name: partial(tf.nn.embedding_lookup, peer.variable) for name, peer in variables.items()},
@@ -131,6 +133,8 @@ def small_call_cases(peers: dict[str, Peer], dim: int, rows: int, repeats: int) 
 
 def export_case(peers: dict[str, Peer], dim: int, rows: int, repeats: int) -> Result:
     """All rows into arrays. DenseHashTable only hands out its own, empty slots and all."""
+    import tf_dynemb as de
+
     ours: Any = peers[OURS]
     static: Any = peers[STATIC]
     actions: dict[str, Callable[[], float]] = {
@@ -157,14 +161,19 @@ def main() -> None:
 
     results: list[Result] = []
     for sized in (False, True):
-        results.append(insert_case(dim, rows, batch, sized, options.insert_repeats))
+        results.append(
+            insert_case(options.contenders, dim, rows, batch, sized, options.insert_repeats)
+        )
     gc.collect()
-    peers = full_tables(dim, rows, batch)
+    peers = full_tables(options.contenders, dim, rows, batch)
     results += batch_cases(peers, dim, rows, batch, options.repeats, options.calls)
     results += small_call_cases(peers, dim, rows, options.repeats)
-    results.append(export_case(peers, dim, rows, options.repeats))
+    if {OURS, STATIC} <= peers.keys():
+        results.append(export_case(peers, dim, rows, options.repeats))
     finish(results, options.json)
-    print(f"statistics of our table: {peers[OURS].variable.stats()}")
+    ours: Any = peers.get(OURS)
+    if ours is not None:
+        print(f"statistics of our table: {ours.variable.stats()}")
 
 
 if __name__ == "__main__":

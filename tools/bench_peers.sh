@@ -1,0 +1,22 @@
+#!/bin/bash
+# The cases of benchmarks/ for TensorFlow Recommenders Addons (TFRA) and for this project, one after the other, and one
+# table of both. TFRA needs an older TensorFlow, so it gets a venv of its own, and its figures come from other processes:
+# compare them with the static variable's of the same process.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly VENV=build/peers
+readonly CASES=(tables memory sparse)
+
+if [ ! -e "$VENV/installed" ]; then
+  echo "bench-peers: creating $VENV with TFRA"
+  ${PYTHON:-python3} -m venv "$VENV"
+  "$VENV/bin/pip" install -q --disable-pip-version-check tensorflow-cpu==2.16.2 tf-keras==2.16.0 \
+    tensorflow-recommenders-addons==0.8.1
+  touch "$VENV/installed"
+fi
+export TF_CPP_MIN_LOG_LEVEL=2
+TF_USE_LEGACY_KERAS=1 "$VENV/bin/python" -m benchmarks --only "${CASES[@]}" --contenders TFRA static \
+  --json build/bench_peers.json "$@"
+.venv/bin/python -m benchmarks --only "${CASES[@]}" --json build/bench.json "$@"
+.venv/bin/python -m benchmarks.report build/bench.json build/bench_peers.json --output benchmarks/report.html
