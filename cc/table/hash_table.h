@@ -90,11 +90,10 @@ class HashTable final : public Table {
 
   // Pass 2: rows for keys[i], their ids to rows[i], for every i of `positions` (ascending).
   // fill(lanes, i, key, row_pointer) sets the vector of a new row, which has its key and initial
-  // state; i is the first position of its key. *repeated, if given, says whether there are other
-  // positions.
+  // state; i is the first position of its key. *repeats, if given, gets the other positions.
   template <class Fill>
   Status Insert(Exec& exec, const K* keys, std::vector<size_t> positions, Stamp now, RowId* rows,
-                const Fill& fill, bool* repeated = nullptr);
+                const Fill& fill, std::vector<size_t>* repeats = nullptr);
   // A position whose key a position before it names too.
   struct Repeat {
     size_t position, first;

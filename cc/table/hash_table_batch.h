@@ -281,6 +281,37 @@ Status HashTable<K, Lanes>::MakeRoomFirst(Exec& exec, const K* keys, size_t n, S
                 });
 }
 
+namespace internal {
+
+// A set of rows that threads add to, and that holds some others too: about one in eight at most.
+class RowFilter {
+ public:
+  // For up to n rows.
+  explicit RowFilter(size_t n) {
+    while ((kBitsPerWord << log_words_) < 8 * n) ++log_words_;
+    words_.resize(size_t{1} << log_words_);
+  }
+  void Add(RowId row) {
+    __atomic_fetch_or(&words_[Word(row)], Bit(row), __ATOMIC_RELAXED);
+    if (empty_.load(std::memory_order_relaxed)) empty_.store(false, std::memory_order_relaxed);
+  }
+  bool MayHold(RowId row) const { return (words_[Word(row)] & Bit(row)) != 0; }
+  bool empty() const { return empty_.load(std::memory_order_relaxed); }
+
+ private:
+  static constexpr size_t kBitsPerWord = 64;
+  // The top bits of a product choose the word, the next six the bit.
+  static uint64_t Scatter(RowId row) { return row * 0x9E3779B97F4A7C15ull; }
+  size_t Word(RowId row) const { return Scatter(row) >> 1 >> (63 - log_words_); }
+  uint64_t Bit(RowId row) const { return uint64_t{1} << (Scatter(row) << log_words_ >> 58); }
+
+  uint32_t log_words_ = 0;
+  std::vector<uint64_t> words_;
+  std::atomic<bool> empty_{true};
+};
+
+}  // namespace internal
+
 template <class K, class Lanes>
 Status HashTable<K, Lanes>::Upsert(Exec& exec, const void* keys, size_t n, const void* vectors,
                                    Tick tick) {
@@ -291,21 +322,21 @@ Status HashTable<K, Lanes>::Upsert(Exec& exec, const void* keys, size_t n, const
   DYNEMB_RETURN_IF_ERROR(MakeRoomFirst(exec, k, n, now));
 
   // The first to mark a row as updated by this batch writes it, so no two threads write one row. If
-  // a second comes, some key repeats, and the rows are written again below, in order.
+  // a second comes, the key repeats, and its row is written again below, in order.
   struct Visitor {
     const RowLayout& layout;
     const char* vectors;
     RowId* rows;
     Stamp now;
     bool leader;
-    std::atomic<bool>* again;
+    internal::RowFilter* again;
     std::atomic<bool>* missing;
     uint64_t hits = 0, misses = 0;  // not a lookup: stay 0
     void Hit(size_t i, RowId row, char* at) {
       if (!leader) return;
       rows[i] = row;
       if (__atomic_exchange_n(layout.update(at), now, __ATOMIC_RELAXED) == now) {
-        again->store(true, std::memory_order_relaxed);
+        again->Add(row);
         return;
       }
       CopyVector(layout.vector(at), vectors + i * layout.vector_bytes(), layout.vector_bytes());
@@ -317,24 +348,25 @@ Status HashTable<K, Lanes>::Upsert(Exec& exec, const void* keys, size_t n, const
     }
   };
   std::vector<RowId> rows(n);
-  std::atomic<bool> again{false};
+  internal::RowFilter again(n);
   std::atomic<bool> missing{false};
   FindBatch(exec, k, n, now, layout().vector_offset + bytes, [&](Lanes& lanes) {
     return Visitor{layout(), from, rows.data(), now, lanes.rank() == 0, &again, &missing};
   });
   if (missing.load()) {
-    bool repeated = false;
+    std::vector<size_t> repeats;
     DYNEMB_RETURN_IF_ERROR(Insert(
         exec, k, Missing(rows.data(), n), now, rows.data(),
         [&](Lanes& lanes, size_t i, K, char* row) {
           if (lanes.rank() == 0) CopyVector(layout().vector(row), from + i * bytes, bytes);
         },
-        &repeated));
-    if (repeated) again = true;
+        &repeats));
+    for (size_t i : repeats) again.Add(rows[i]);
   }
-  if (again.load()) {
+  if (!again.empty()) {
     ForWorkers(exec, n, [&](size_t worker, size_t workers) {
       for (uint32_t i : OwnedBy(worker, workers, 0, n, [&](size_t i) { return rows[i]; })) {
+        if (!again.MayHold(rows[i])) continue;
         CopyVector(layout().vector(rows_.At(rows[i])), from + i * bytes, bytes);
       }
     });

@@ -181,10 +181,10 @@ void HashTable<K, Lanes>::PlaceByEviction(Exec& exec, const K* keys, const Place
 template <class K, class Lanes>
 template <class Fill>
 Status HashTable<K, Lanes>::Insert(Exec& exec, const K* keys, std::vector<size_t> positions,
-                                   Stamp now, RowId* rows, const Fill& fill, bool* repeated) {
+                                   Stamp now, RowId* rows, const Fill& fill,
+                                   std::vector<size_t>* repeats) {
   if (positions.empty()) return Status();
   Placement p = PlanPlacement(exec, keys, std::move(positions));
-  if (repeated != nullptr) *repeated = !p.repeats.empty();
   const size_t m = p.positions.size();
   const size_t fresh = std::min<uint64_t>(m, capacity() - size());
   if (fresh < m) {
@@ -239,6 +239,9 @@ Status HashTable<K, Lanes>::Insert(Exec& exec, const K* keys, std::vector<size_t
     PlaceFresh(exec, keys, one, now, rows, fill);
   }
   for (const Repeat& r : p.repeats) rows[r.position] = rows[r.first];
+  if (repeats != nullptr) {
+    for (const Repeat& r : p.repeats) repeats->push_back(r.position);
+  }
   counters_.inserts.fetch_add(m - unplaced, std::memory_order_relaxed);
   counters_.evictions.fetch_add(m - fresh, std::memory_order_relaxed);
   if (unplaced != 0) return Refuse(unplaced, "no row could be evicted for them");
