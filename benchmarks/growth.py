@@ -38,8 +38,7 @@ def grow(
         if it has any.
     """
     gc.collect()
-    # DenseHashTable, the larger, has up to 2.5 slots a row, and the table it grew out of.
-    warm_memory(int(rows * (8 + 4 * dim) * 2.5 * 1.5))
+    warm_memory()
     before = resident_bytes()
     table: Any = empty_table(name, dim, rows, sized=False)
     values = tf.ones([batch, dim])

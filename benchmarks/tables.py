@@ -47,12 +47,10 @@ def insert_case(
     """New keys into an empty table, which grows or was given its size."""
     batches = new_key_batches(rows, batch)
     values = tf.ones([batch, dim])
-    # DenseHashTable, the largest, has up to 2.5 slots a row, and the table it grew out of.
-    memory = int(rows * (8 + 4 * dim) * 2.5 * 1.5)
 
     def fill(name: str) -> float:
         gc.collect()
-        warm_memory(memory)
+        warm_memory()
         peer = empty_table(name, dim, rows, sized)
         seconds = insert_all(peer, batches, values)
         return len(batches) * batch / seconds / 1e6
@@ -141,7 +139,7 @@ def export_case(peers: dict[str, Peer], dim: int, rows: int, repeats: int) -> Re
         OURS: partial(seconds_of, partial(de.export, ours.variable)),
         STATIC: partial(seconds_of, static.variable.numpy),
     }
-    warm_memory(2 * rows * (8 + 4 * dim))
+    warm_memory()
     return Result(
         f"export of all rows, dim {dim}", "s", interleave(actions, repeats), less_is_better=True
     )

@@ -23,7 +23,8 @@ class TableOptions:
     Attributes:
         var_type: "hybrid" (device memory, then host memory; with no GPU: host memory), "host", or
             "hbm" (rows in GPU memory: an error in this build, which is for the CPU).
-        init_capacity: rows that room is made for at the start; any positive integer.
+        init_capacity: rows that room is made for at the start, their memory included; any positive
+            integer.
         max_capacity: rows at most, then the strategy evicts; None: no limit.
         max_load_factor: share of the index slots in use when a part of the index splits, in (0, 1];
             below 0.05 is as 0.05, above 0.95 as 0.95.

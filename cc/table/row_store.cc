@@ -29,6 +29,12 @@ Status RowStore::Init(const RowLayout& layout, uint64_t max_rows) {
   return Status();
 }
 
+void RowStore::Presize(Exec& exec, uint64_t rows) {
+  presized_ = rows;
+  const size_t bytes = std::min(rows, max_rows_) * layout_.stride;
+  if (bytes <= PhysicalMemory() / 2 && arena_.Commit(bytes).ok()) arena_.Populate(exec, bytes);
+}
+
 Status RowStore::Allocate(size_t n, RowId* ids) {
   const size_t reused = std::min(n, free_.size());
   const size_t fresh = n - reused;
@@ -60,6 +66,7 @@ Status RowStore::ChangeLayout(Exec& exec, const RowLayout& layout, const float* 
                              std::to_string(layout.stride) + " bytes");
   }
   DYNEMB_RETURN_IF_ERROR(moved.arena_.Commit(high_water_ * layout.stride));
+  moved.Presize(exec, presized_);
   const size_t kept = layout.vector_offset + layout.vector_bytes();
   exec.ParallelFor(high_water_, 4096, [&](size_t begin, size_t end) {
     for (size_t r = begin; r < end; ++r) {

@@ -33,6 +33,9 @@ class RowStore {
   // Hands out n ids, ids[0..n), in an order that depends only on the history of calls. On failure
   // nothing changes.
   Status Allocate(size_t n, RowId* ids);
+  // Faults in the memory of the first `rows` rows ahead of their use; not if that is more than half
+  // of the machine's memory, or refused. Only for speed.
+  void Presize(Exec& exec, uint64_t rows);
   // Faults in the memory of the rows handed out, with all threads. Only for speed.
   void Populate(Exec& exec) { arena_.Populate(exec, high_water_ * layout_.stride); }
   // Takes back an id. Its row must no longer be live.
@@ -48,6 +51,7 @@ class RowStore {
   RowLayout layout_;
   Arena arena_;
   uint64_t max_rows_ = 0;
+  uint64_t presized_ = 0;
   uint64_t high_water_ = 0;
   std::vector<RowId> free_;
 };

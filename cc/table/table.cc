@@ -58,8 +58,11 @@ Status Table::Init(const TableOptions& options) {
       options.max_capacity != 0 ? static_cast<uint64_t>(options.max_capacity) : kMostRows;
   const RowLayout layout(SizeOf(options.key_type), options.dtype, options.dim, 0);
   DYNEMB_RETURN_IF_ERROR(rows_.Init(layout, most));
-  return index_.Init(static_cast<uint64_t>(options.init_capacity), rows_.max_rows(),
-                     options.max_load_factor);
+  const auto expected = static_cast<uint64_t>(options.init_capacity);
+  DYNEMB_RETURN_IF_ERROR(index_.Init(expected, rows_.max_rows(), options.max_load_factor));
+  SerialExec exec;
+  rows_.Presize(exec, expected);
+  return Status();
 }
 
 uint64_t Table::capacity() const {

@@ -44,7 +44,7 @@ struct TableOptions {
   KeyType key_type = KeyType::kInt64;
   DType dtype = DType::kFloat32;
   int64_t dim = 0;
-  int64_t init_capacity = 1024;  // rows to make room for at once
+  int64_t init_capacity = 1024;  // rows to make room for at once, their memory included
   int64_t max_capacity = 0;      // rows at most; 0: no limit but memory
   double max_load_factor = 0.85;
   EvictStrategy evict_strategy = EvictStrategy::kLru;
