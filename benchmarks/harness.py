@@ -118,8 +118,8 @@ def warm_memory() -> None:
     pages the system hands out first.
     """
     lines = Path("/proc/meminfo").read_text().splitlines()
-    available = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) << 10
-    size = min(available - (2 << 30), 32 << 30) >> 21 << 21
+    kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    size = min((kib << 10) - (2 << 30), 32 << 30) >> 21 << 21
     if size <= 0:
         return
     with mmap.mmap(-1, size) as memory:
