@@ -21,8 +21,6 @@ from pathlib import Path
 OURS, DENSE, STATIC = "tf_dynemb", "DenseHashTable", "static"
 CONTENDERS = (OURS, DENSE, STATIC)
 TFRA = "TFRA"  # in a venv of its own, as it needs another TensorFlow: make bench-peers
-
-
 RATIO_NAMES = {DENSE: "Dense"}
 
 
@@ -110,7 +108,7 @@ def resident_bytes() -> int:
 
 
 def warm_memory() -> None:
-    """Touches the free memory, up to 32 GiB, and gives it back to the operating system.
+    """Touches the free memory, up to 32 GiB or a container's limit, and gives it back.
 
     A virtual machine whose host takes free memory back (free page reporting) pays some two seconds
     for each GiB that a process is the first to touch again. Who touches it first would be a matter
@@ -119,7 +117,12 @@ def warm_memory() -> None:
     """
     lines = Path("/proc/meminfo").read_text().splitlines()
     kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    size = min((kib << 10) - (2 << 30), 32 << 30) >> 21 << 21
+    free = kib << 10
+    group = Path("/sys/fs/cgroup")
+    limit = group / "memory.max"  # the process's own group only inside a container
+    if limit.exists() and (most := limit.read_text().strip()) != "max":
+        free = min(free, int(most) - int((group / "memory.current").read_text()))
+    size = min(free - (2 << 30), 32 << 30) >> 21 << 21
     if size <= 0:
         return
     with mmap.mmap(-1, size) as memory:
@@ -228,6 +231,11 @@ def parser_for(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=5, help="times each case is measured")
     parser.add_argument("--threads", type=int, default=2, help="of TensorFlow, intra and inter op")
     parser.add_argument("--json", type=Path, help="write the results to this file too")
+    return parser
+
+
+def add_contenders(parser: argparse.ArgumentParser) -> None:
+    """Adds the option of the benchmarks that any of the tables can take part in."""
     parser.add_argument(
         "--contenders",
         nargs="+",
@@ -235,7 +243,6 @@ def parser_for(description: str | None) -> argparse.ArgumentParser:
         default=list(CONTENDERS),
         help="who takes part",
     )
-    return parser
 
 
 def finish(results: list[Result], json_path: Path | None) -> None:

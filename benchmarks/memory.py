@@ -14,6 +14,7 @@ import numpy as np
 from benchmarks.harness import (
     STATIC,
     Result,
+    add_contenders,
     finish,
     parser_for,
     resident_bytes,
@@ -52,6 +53,7 @@ def measure(name: str, dim: int, rows: int, batch: int) -> float:
 def main() -> None:
     """Measures all contenders; with --contender, prints the bytes of one and nothing else."""
     parser = parser_for(__doc__)
+    add_contenders(parser)
     parser.add_argument("--rows", type=int, default=10_000_000, help="rows in a table")
     parser.add_argument("--batch", type=int, default=65_536, help="keys in a call")
     parser.add_argument("--dims", type=int, nargs="+", default=[16, 64], help="vector sizes")

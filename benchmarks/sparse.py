@@ -22,6 +22,7 @@ from benchmarks.harness import (
     DENSE,
     OURS,
     Result,
+    add_contenders,
     finish,
     parser_for,
     rates,
@@ -126,18 +127,18 @@ ROWS_TOUCHED_OPTIMIZERS = {"adagrad": RowsTouchedAdagrad, "adam": RowsTouchedAda
 
 def optimizer_for(name: str, peers: list[Any], keras_peer: bool) -> Any:
     """The optimizer of a contender."""
-    if isinstance(peers[0], Ours) or keras_peer:
-        import keras
-
-        optimizer = getattr(keras.optimizers, KERAS_OPTIMIZERS[name])(LEARNING_RATE)
-        if keras_peer and not isinstance(peers[0], Ours):
-            return optimizer
-        import tf_dynemb as de
-
-        return de.OptimizerWrapper(optimizer)
     if isinstance(peers[0], Tfra):
         return Tfra.optimizer(KERAS_OPTIMIZERS[name], LEARNING_RATE)
-    return ROWS_TOUCHED_OPTIMIZERS[name]([peer.variable for peer in peers])
+    if isinstance(peers[0], Static) and not keras_peer:
+        return ROWS_TOUCHED_OPTIMIZERS[name]([peer.variable for peer in peers])
+    import keras
+
+    optimizer = getattr(keras.optimizers, KERAS_OPTIMIZERS[name])(LEARNING_RATE)
+    if isinstance(peers[0], Static):
+        return optimizer
+    import tf_dynemb as de
+
+    return de.OptimizerWrapper(optimizer)
 
 
 def forward_step(peers: list[Any], samples: int, hotness: int) -> Step:
@@ -222,6 +223,7 @@ def new_ids_case(options: Any) -> Result:
 def main() -> None:
     """Runs the cases for one optimizer, or none, and prints them."""
     parser = parser_for(__doc__)
+    add_contenders(parser)
     add = parser.add_argument
     add("--optimizer", choices=("none", "adagrad", "adam"), default="none", help="none: forward")
     add("--keras-peer", action="store_true", help="train static variables with Keras's optimizers")

@@ -14,6 +14,7 @@ from benchmarks.harness import (
     OURS,
     STATIC,
     Result,
+    add_contenders,
     finish,
     interleave,
     parser_for,
@@ -148,6 +149,7 @@ def export_case(peers: dict[str, Peer], dim: int, rows: int, repeats: int) -> Re
 def main() -> None:
     """Runs the cases for one dim and prints them."""
     parser = parser_for(__doc__)
+    add_contenders(parser)
     parser.add_argument("--dim", type=int, default=16, help="floats in a vector")
     parser.add_argument("--rows", type=int, default=10_000_000, help="rows in a table")
     parser.add_argument("--batch", type=int, default=65_536, help="keys in a call")

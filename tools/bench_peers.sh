@@ -1,7 +1,7 @@
 #!/bin/bash
 # The cases of benchmarks/ for TensorFlow Recommenders Addons (TFRA) and for this project, one after the other, and one
 # table of both. TFRA needs an older TensorFlow, so it gets a venv of its own, and its figures come from other processes:
-# compare them with the static variable's of the same process.
+# its own table, printed first, has the static variable of the same process to compare them with.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,9 +1,9 @@
 // OutputAllocator: memory for the large outputs of kernels, kept for the next call.
 //
 // The system's allocator gives large blocks back to the system at once, so every call would fault
-// its outputs in anew, page by page; for a lookup that takes as long as the memory takes to give
-// the rows. Here a block that its last reader has let go of is kept, in huge pages where it is
-// large enough. What is kept is bounded, and the longest unused goes first.
+// its outputs in anew, page by page (docs/performance_log.md, "outputs"). Here a block that its
+// last reader has let go of is kept, in huge pages where it is large enough. What is kept is
+// bounded, and the longest unused goes first.
 #ifndef DYNEMB_TF_OUTPUT_ALLOCATOR_H_
 #define DYNEMB_TF_OUTPUT_ALLOCATOR_H_
 
