@@ -135,30 +135,35 @@ TEST(RowStore, ChangeLayoutKeepsKeyTimeAndVector) {
   EXPECT_EQ(reused, 5u);
 }
 
-// Presize is for speed only: ids, contents and counts are as without, also in another layout.
-TEST(RowStore, PresizeChangesNothingButSpeed) {
+// Presize and Populate are for speed only: ids, contents and counts are as without, also in another
+// layout.
+TEST(RowStore, PresizeAndPopulateChangeNothingButSpeed) {
   SerialExec exec;
-  RowStore store;
   const RowLayout layout(8, DType::kFloat32, 16, 0);
-  ASSERT_TRUE(store.Init(layout, 300000).ok());
-  store.Presize(exec, 200000);
-  store.Presize(exec, uint64_t{1} << 50);  // far more than there is
-  EXPECT_EQ(store.high_water(), 0u);
-  EXPECT_EQ(store.bytes(), 0u);
-  std::vector<RowId> ids(250000);  // more than it was sized for
-  ASSERT_TRUE(store.Allocate(ids.size(), ids.data()).ok());
-  for (RowId id : ids) {
-    for (size_t b = 0; b < layout.stride; ++b) ASSERT_EQ(store.At(id)[b], 0) << id;
-    memset(store.At(id), static_cast<int>(id % 251), layout.stride);
-  }
-  store.Populate(exec);
   const std::vector<float> state(4, 0.5f);
-  ASSERT_TRUE(store.ChangeLayout(exec, RowLayout(8, DType::kFloat32, 16, 4), state.data()).ok());
-  for (RowId id : ids) {
-    for (size_t b = 0; b < layout.stride; ++b) {
-      ASSERT_EQ(static_cast<unsigned char>(store.At(id)[b]), id % 251) << id;
+  // Not at all, less than is used, all there is, and far more than there is.
+  for (const uint64_t presized :
+       {uint64_t{0}, uint64_t{200000}, uint64_t{300000}, uint64_t{1} << 50}) {
+    SCOPED_TRACE(presized);
+    RowStore store;
+    ASSERT_TRUE(store.Init(layout, 300000).ok());
+    store.Presize(exec, presized);
+    EXPECT_EQ(store.high_water(), 0u);
+    EXPECT_EQ(store.bytes(), 0u);
+    std::vector<RowId> ids(250000);
+    ASSERT_TRUE(store.Allocate(ids.size(), ids.data()).ok());
+    for (RowId id : ids) {
+      for (size_t b = 0; b < layout.stride; ++b) ASSERT_EQ(store.At(id)[b], 0) << id;
+      memset(store.At(id), static_cast<int>(1 + id % 251), layout.stride);
     }
-    ASSERT_EQ(store.layout().state(store.At(id))[3], 0.5f);
+    store.Populate(exec);  // finds rows that are filled already
+    ASSERT_TRUE(store.ChangeLayout(exec, RowLayout(8, DType::kFloat32, 16, 4), state.data()).ok());
+    for (RowId id : ids) {
+      for (size_t b = 0; b < layout.stride; ++b) {
+        ASSERT_EQ(static_cast<unsigned char>(store.At(id)[b]), 1 + id % 251) << id;
+      }
+      ASSERT_EQ(store.layout().state(store.At(id))[3], 0.5f);
+    }
   }
 }
 
