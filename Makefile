@@ -1,6 +1,6 @@
 # Each target sets up what is missing first (tools/setup.sh).
 .DEFAULT_GOAL := build
-.PHONY: build train test test-cc test-wheel lint format bench bench-peers wheel sanitize cuda-check clean
+.PHONY: build train test test-cc test-wheel lint format bench bench-cc bench-peers wheel sanitize cuda-check clean
 .NOTPARALLEL:
 
 PYTHON := .venv/bin/python
@@ -37,6 +37,10 @@ format: build ## applies what lint asks for
 
 bench: build ## prints the comparison table, and makes a page with plots of it
 	$(PYTHON) -m benchmarks --report benchmarks/report.html $(ARGS)
+
+bench-cc: build ## the C++ benchmarks, and the ceilings of this machine's memory
+	$(BAZEL) build //benchmarks/cc:all
+	for program in bazel-bin/benchmarks/cc/*_benchmark; do $$program $(ARGS) || exit 1; done
 
 bench-peers: build ## the same beside TFRA, which gets a venv of its own
 	tools/bench_peers.sh $(ARGS)

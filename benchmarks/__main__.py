@@ -20,14 +20,21 @@ FULL: dict[str, list[list[str]]] = {
         ["--optimizer", "adagrad"],
         ["--optimizer", "adam"],
     ],
+    "phases": [["--optimizer", "adagrad"], ["--optimizer", "adagrad", "--zipf"]],
+    "scaling": [[]],
     "growth": [[]],
     "startup": [[]],
     "quality": [[]],
 }
 QUICK: dict[str, list[str]] = {
     "tables": ["--rows", "1000000", "--insert-repeats", "2", "--repeats", "3", "--calls", "8"],
-    "memory": ["--rows", "2000000", "--dims", "16"],
+    "memory": ["--rows", "1000000", "--dims", "16"],
     "sparse": ["--rows", "50000", "--samples", "2048", "--repeats", "3", "--steps", "10"],
+    "phases": ["--rows", "50000", "--samples", "2048", "--repeats", "2"],
+    "scaling": [
+        *("--rows", "100000", "1000000", "--dims", "4", "16", "64", "--batches", "64", "65536"),
+        *("--hotness", "1", "10", "--tables", "1", "100", "--repeats", "2", "--keys", "500000"),
+    ],
     "growth": ["--rows", "4000000"],
     "startup": ["--repeats", "3"],
     "quality": ["--repeats", "1"],
@@ -53,7 +60,7 @@ def main() -> int:
                 path = Path(folder) / f"{name}_{number}.json"
                 command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
                 command += QUICK[name] if options.quick else []
-                if options.rows and name not in ("startup", "quality"):
+                if options.rows and name not in ("scaling", "startup", "quality"):
                     command += ["--rows", str(options.rows)]
                 if options.contenders and name in ("tables", "memory", "sparse"):
                     command += ["--contenders", *options.contenders]

@@ -193,7 +193,8 @@ def table_lines(results: Iterable[Result]) -> Iterable[str]:
     results = list(results)
     columns = contenders_of(results)
     peers = [name for name in columns if name != OURS]
-    head = f"{'case':58}{'unit':>12}"
+    width = max([58, *(len(result.case) + 1 for result in results)])
+    head = f"{'case':{width}}{'unit':>12}"
     for name in columns:
         head += f"{name:>16}{'±':>5}"
     for peer in peers:
@@ -201,7 +202,7 @@ def table_lines(results: Iterable[Result]) -> Iterable[str]:
     yield head
     yield "-" * len(head)
     for result in results:
-        line = f"{result.case:58}{result.unit:>12}"
+        line = f"{result.case:{width}}{result.unit:>12}"
         for name in columns:
             median = result.median(name)
             spread = "" if median is None else f"{result.spread(name):.0%}"

@@ -1,6 +1,8 @@
-"""Memory: what a row takes beyond its key and its vector, by the growth of the process.
+"""Memory: what a row takes beyond key, vector and optimizer state, by the growth of the process.
 
-Each table is filled in a process of its own, because TensorFlow's allocator keeps what it frees.
+Each table is filled in a process of its own, because TensorFlow's allocator keeps what it frees:
+without an optimizer by upserts, with one by training steps on new ids. Steady is what the process
+holds afterwards, peak the most that it held.
 """
 
 from __future__ import annotations
@@ -8,10 +10,13 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchmarks.harness import (
+    DENSE,
     STATIC,
     Result,
     add_contenders,
@@ -21,33 +26,80 @@ from benchmarks.harness import (
 )
 
 KEY_BYTES, FLOAT_BYTES = 8, 4
+STATES = {"none": 0, "adagrad": 1, "adam": 2}  # vectors of state
 
 
-def bytes_of_rows(name: str, dim: int, rows: int, batch: int) -> float:
-    """Fills a table that grows and returns by how many bytes a row made this process larger."""
+def peak_bytes() -> int:
+    """The most memory that this process has held since `reset_peak`."""
+    status = Path("/proc/self/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) << 10
+
+
+def reset_peak() -> None:
+    """Makes the peak what the process holds now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def bytes_of_rows(
+    name: str, dim: int, rows: int, batch: int, optimizer: str
+) -> tuple[float, float]:
+    """Fills a table that grows; by how many bytes a row made this process larger: steady, peak."""
     import tensorflow as tf
 
     from benchmarks.peers import empty_table
+    from benchmarks.sparse import optimizer_for, training_step
+
+    values = tf.ones([batch, dim])
+
+    def fill(held: int) -> Any:
+        table = empty_table(name, dim, held, sized=False)
+        if optimizer == "none":
+            for start in range(0, held, batch):
+                table.upsert(table.ids(np.arange(start, start + batch)), values)
+            return table
+        stepper = optimizer_for(optimizer, [table], keras_peer=False)
+        step = training_step([table], batch, 1, stepper)
+        for start in range(0, held, batch):
+            step([table.ids(np.arange(start, start + batch))])
+        return table, stepper
 
     # A first, small table: so that what TensorFlow allocates once is not counted.
-    values = tf.ones([batch, dim])
-    first = empty_table(name, dim, batch, sized=False)
-    first.upsert(first.ids(np.arange(batch)), values)
+    first = fill(batch)
     before = resident_bytes()
-    table = empty_table(name, dim, rows, sized=False)
+    reset_peak()
     held = rows - rows % batch
-    for start in range(0, held, batch):
-        table.upsert(table.ids(np.arange(start, start + batch)), values)
-    return (resident_bytes() - before) / held
+    table = fill(held)
+    sizes = (resident_bytes() - before) / held, (peak_bytes() - before) / held
+    del first, table
+    return sizes
 
 
-def measure(name: str, dim: int, rows: int, batch: int) -> float:
-    """Like `bytes_of_rows`, in a new process, and less the key and the vector."""
+def measure(name: str, dim: int, rows: int, batch: int, optimizer: str) -> tuple[float, float]:
+    """Like `bytes_of_rows`, in a new process, and less the key, the vector and the state."""
     command = [sys.executable, "-m", "benchmarks.memory", "--contender", name]
     command += ["--dims", str(dim), "--rows", str(rows), "--batch", str(batch)]
+    command += ["--optimizers", optimizer]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    key = 0 if name == STATIC else KEY_BYTES
-    return float(done.stdout.split()[-1]) - key - FLOAT_BYTES * dim
+    steady, peak = (float(word) for word in done.stdout.split()[-2:])
+    payload = (0 if name == STATIC else KEY_BYTES) + FLOAT_BYTES * dim * (1 + STATES[optimizer])
+    return steady - payload, peak - payload
+
+
+def cases(options: argparse.Namespace, dim: int, optimizer: str) -> list[Result]:
+    """The steady and the peak size of each contender."""
+    names = [name for name in options.contenders if optimizer == "none" or name != DENSE]
+    sizes = {name: measure(name, dim, options.rows, options.batch, optimizer) for name in names}
+    with_state = "" if optimizer == "none" else f" and {optimizer} state"
+    return [
+        Result(
+            f"memory beyond key, vector{with_state}, dim {dim}{suffix}",
+            "bytes/row",
+            {name: [size[which]] for name, size in sizes.items()},
+            less_is_better=True,
+        )
+        for which, suffix in enumerate(["", ", peak"])
+    ]
 
 
 def main() -> None:
@@ -57,23 +109,17 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000, help="rows in a table")
     parser.add_argument("--batch", type=int, default=65_536, help="keys in a call")
     parser.add_argument("--dims", type=int, nargs="+", default=[16, 64], help="vector sizes")
+    parser.add_argument("--optimizers", nargs="+", choices=STATES, default=list(STATES))
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contender:
-        print(bytes_of_rows(options.contender, options.dims[0], options.rows, options.batch))
+        only = options.optimizers[0]
+        print(*bytes_of_rows(options.contender, options.dims[0], options.rows, options.batch, only))
         return
-    results = [
-        Result(
-            f"memory beyond key and vector, dim {dim}",
-            "bytes/row",
-            {
-                name: [measure(name, dim, options.rows, options.batch)]
-                for name in options.contenders
-            },
-            less_is_better=True,
-        )
-        for dim in options.dims
-    ]
+    results: list[Result] = []
+    for optimizer in options.optimizers:
+        for dim in options.dims:
+            results += cases(options, dim, optimizer)
     finish(results, options.json)
 
 

@@ -6,7 +6,7 @@ that is what its user has. `lookup` and `upsert` are one graph function call on 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
@@ -153,6 +153,15 @@ class Tfra:
     def ids(self, rows: Rows) -> tf.Tensor:
         """The rows' keys."""
         return tf.constant(keys_of(rows))
+
+
+def fill(peers: Iterable[Peer], dim: int, rows: range, batch: int) -> None:
+    """Gives each table the rows of these numbers, in calls of `batch`."""
+    values = tf.random.stateless_uniform([batch, dim], [1, 2])
+    for peer in peers:
+        for start in range(rows.start, rows.stop, batch):
+            ids = np.arange(start, min(start + batch, rows.stop))
+            peer.upsert(peer.ids(ids), values[: len(ids)])
 
 
 def empty_table(name: str, dim: int, rows: int, sized: bool) -> Peer:

@@ -10,6 +10,7 @@ Keras's own optimizers instead, which work on all rows.
 
 from __future__ import annotations
 
+import argparse
 import gc
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,6 +22,7 @@ import tensorflow as tf
 from benchmarks.harness import (
     DENSE,
     OURS,
+    TFRA,
     Result,
     add_contenders,
     finish,
@@ -28,8 +30,8 @@ from benchmarks.harness import (
     rates,
     use_threads,
 )
-from benchmarks.peers import Ours, Peer, Static, Tfra, empty_table
-from benchmarks.workload import Draws
+from benchmarks.peers import Ours, Peer, Static, Tfra, empty_table, fill
+from benchmarks.workload import Draws, Rows
 
 ZIPF = 1.05
 DISTINCT_STEPS = 4  # Batches that a case goes round.
@@ -41,11 +43,7 @@ Step = Callable[[Ids], Any]
 def filled(name: str, tables: int, dim: int, rows: int, batch: int) -> list[Peer]:
     """Tables that hold `rows` rows each."""
     peers = [empty_table(name, dim, rows, sized=True) for _ in range(tables)]
-    values = tf.random.stateless_uniform([batch, dim], [1, 2])
-    for peer in peers:
-        for start in range(0, rows, batch):
-            ids = np.arange(start, min(start + batch, rows))
-            peer.upsert(peer.ids(ids), values[: len(ids)])
+    fill(peers, dim, range(rows), batch)
     return peers
 
 
@@ -162,6 +160,20 @@ def training_step(peers: list[Any], samples: int, hotness: int, optimizer: Any) 
     return step
 
 
+def step_for(options: argparse.Namespace, peers: list[Any], hotness: int) -> Step:
+    """The step that the options ask for: of options.optimizer, or only forward."""
+    if options.optimizer == "none":
+        return forward_step(peers, options.samples, hotness)
+    keras_peer = getattr(options, "keras_peer", False)
+    optimizer = optimizer_for(options.optimizer, peers, keras_peer)
+    return training_step(peers, options.samples, hotness, optimizer)
+
+
+def draw_steps(draws: Draws, tables: int, count: int) -> list[list[Rows]]:
+    """The row numbers of the steps that a case goes round: `count` for each table."""
+    return [[draws.take(count) for _ in range(tables)] for _ in range(DISTINCT_STEPS)]
+
+
 def run_steps(step: Step, batches: list[Ids], count: int) -> None:
     """Runs `count` steps and waits for the last."""
     for number in range(count):
@@ -175,19 +187,12 @@ def present_cases(options: Any, peers: dict[str, list[Peer]]) -> Iterator[Result
         what += " (static: Keras)"
     for exponent, hotness in ((e, h) for e in (None, ZIPF) for h in options.hotness):
         draws = Draws(options.rows, exponent, seed=4)
-        count = options.samples * hotness
-        numbers = [
-            [draws.take(count) for _ in range(options.tables)] for _ in range(DISTINCT_STEPS)
-        ]
+        numbers = draw_steps(draws, options.tables, options.samples * hotness)
         steps = max(2, options.steps // hotness)
         actions = {}
         for name, tables in peers.items():
             batches = [[tables[0].ids(part) for part in batch] for batch in numbers]
-            if options.optimizer == "none":
-                step = forward_step(tables, options.samples, hotness)
-            else:
-                optimizer = optimizer_for(options.optimizer, tables, options.keras_peer)
-                step = training_step(tables, options.samples, hotness, optimizer)
+            step = step_for(options, tables, hotness)
             actions[name] = partial(run_steps, step, batches, steps)
         label = "uniform" if exponent is None else f"zipf {exponent}"
         yield Result(
@@ -197,26 +202,31 @@ def present_cases(options: Any, peers: dict[str, list[Peer]]) -> Iterator[Result
         )
 
 
-def new_ids_case(options: Any) -> Result:
-    """Training steps in which every id is new; only ours can do that."""
-    peers = [empty_table(OURS, options.dim, 0, sized=False) for _ in range(options.tables)]
-    optimizer = optimizer_for(options.optimizer, peers, keras_peer=False)
-    step = training_step(peers, options.samples, 1, optimizer)
-    seen = 0
+def new_ids_case(options: argparse.Namespace, names: list[str]) -> Result:
+    """Training steps in which every id is new, for tables that can grow while they train."""
 
-    def new_batch() -> Ids:
-        nonlocal seen
-        ids = peers[0].ids(np.arange(seen, seen + options.samples))
-        seen += options.samples
-        return [ids] * options.tables
+    def measure(name: str) -> list[float]:
+        peers = [empty_table(name, options.dim, 0, sized=False) for _ in range(options.tables)]
+        step = step_for(options, peers, 1)
+        seen = 0
 
-    values = []
-    for _ in range(options.repeats + 1):
-        batches = [new_batch() for _ in range(options.steps)]
-        action = partial(run_steps, step, batches, options.steps)
-        values += rates({OURS: action}, options.steps, repeats=1, warm_up=0)[OURS]
+        def new_batch() -> Ids:
+            nonlocal seen
+            ids = peers[0].ids(np.arange(seen, seen + options.samples))
+            seen += options.samples
+            return [ids] * options.tables
+
+        values = []
+        for _ in range(options.repeats + 1):
+            batches = [new_batch() for _ in range(options.steps)]
+            action = partial(run_steps, step, batches, options.steps)
+            values += rates({name: action}, options.steps, repeats=1, warm_up=0)[name]
+        return values[1:]
+
     return Result(
-        f"sparse train {options.optimizer}, all ids new, hotness 1", "steps/s", {OURS: values[1:]}
+        f"sparse train {options.optimizer}, all ids new, hotness 1",
+        "steps/s",
+        {name: measure(name) for name in names},
     )
 
 
@@ -242,10 +252,11 @@ def main() -> None:
         name: filled(name, options.tables, options.dim, options.rows, 1 << 17) for name in names
     }
     results = list(present_cases(options, peers))
-    if options.optimizer != "none" and OURS in names:
+    growing = [name for name in names if name in (OURS, TFRA)]
+    if options.optimizer != "none" and growing:
         peers.clear()
         gc.collect()
-        results.append(new_ids_case(options))
+        results.append(new_ids_case(options, growing))
     finish(results, options.json)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from benchmarks.harness import (
     use_threads,
     warm_memory,
 )
-from benchmarks.peers import Peer, empty_table
+from benchmarks.peers import Peer, empty_table, fill
 from benchmarks.workload import Draws, Rows
 
 ZIPF = 1.05
@@ -49,26 +50,25 @@ def insert_case(
     batches = new_key_batches(rows, batch)
     values = tf.ones([batch, dim])
 
-    def fill(name: str) -> float:
+    fills = itertools.count()
+
+    def fill_new(name: str) -> float:
         gc.collect()
-        warm_memory()
+        if next(fills) % len(names) == 0:  # once for all contenders: it takes a minute or so
+            warm_memory()
         peer = empty_table(name, dim, rows, sized)
         seconds = insert_all(peer, batches, values)
         return len(batches) * batch / seconds / 1e6
 
     how = "table sized before" if sized else "table growing"
-    speed = interleave({name: partial(fill, name) for name in names}, repeats, warm_up=0)
+    speed = interleave({name: partial(fill_new, name) for name in names}, repeats, warm_up=0)
     return Result(f"insert of new keys, {how}, dim {dim}", "M keys/s", speed)
 
 
 def full_tables(names: list[str], dim: int, rows: int, batch: int) -> dict[str, Peer]:
     """One filled table of each kind; they grew, as in use."""
     peers = {name: empty_table(name, dim, rows, sized=False) for name in names}
-    values = tf.random.stateless_uniform([batch, dim], [1, 2])
-    for peer in peers.values():
-        for start in range(0, rows, batch):
-            ids = np.arange(start, min(start + batch, rows))
-            peer.upsert(peer.ids(ids), values[: len(ids)])
+    fill(peers.values(), dim, range(rows), batch)
     return peers
 
 

@@ -1,7 +1,8 @@
 #!/bin/bash
 # The cases of benchmarks/ for TensorFlow Recommenders Addons (TFRA) and for this project, one after the other, and one
-# table of both. TFRA needs an older TensorFlow, so it gets a venv of its own, and its figures come from other processes:
-# its own table, printed first, has the static variable of the same process to compare them with.
+# table of both. TFRA needs an older TensorFlow, so it gets a venv of its own, and its figures come from other processes.
+# The table printed first is of that TensorFlow's static variable, to tell what is TFRA's and what is TensorFlow's; each
+# runs alone, as both at once with Adam's state are more than 24 GiB hold.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,7 +17,9 @@ if [ ! -e "$VENV/installed" ]; then
   touch "$VENV/installed"
 fi
 export TF_CPP_MIN_LOG_LEVEL=2
-TF_USE_LEGACY_KERAS=1 "$VENV/bin/python" -m benchmarks --only "${CASES[@]}" --contenders TFRA static \
-  --json build/bench_peers.json "$@"
+for contender in static TFRA; do
+  TF_USE_LEGACY_KERAS=1 "$VENV/bin/python" -m benchmarks --only "${CASES[@]}" --contenders "$contender" \
+    --json "build/bench_peers_$contender.json" "$@"
+done
 .venv/bin/python -m benchmarks --only "${CASES[@]}" --json build/bench.json "$@"
-.venv/bin/python -m benchmarks.report build/bench.json build/bench_peers.json --output benchmarks/report.html
+.venv/bin/python -m benchmarks.report build/bench.json build/bench_peers_TFRA.json --output benchmarks/report.html

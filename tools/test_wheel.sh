@@ -18,7 +18,7 @@ echo "$borrowed" >"$site/borrowed.pth"
 "$PYTHON" -m pip --python "$INSTALLED" install -q --disable-pip-version-check --no-deps --no-index \
   --ignore-installed dist/*.whl
 
-cp -r tests examples pyproject.toml README.md "$PLACE/run/"
+cp -r tests examples benchmarks pyproject.toml README.md "$PLACE/run/"
 cd "$PLACE/run"
 TF_CPP_MIN_LOG_LEVEL=3 "$INSTALLED" - "$site" <<'EOF'
 import pathlib

@@ -7,12 +7,11 @@
 // The sums are the only thing that is large, so Backward's bytes_per_second compares with Copy's.
 #include <benchmark/benchmark.h>
 
-#include <cmath>
 #include <cstring>
 #include <memory>
-#include <random>
 #include <vector>
 
+#include "benchmarks/cc/workload.h"
 #include "cc/lookup/backward.h"
 #include "cc/lookup/dedup.h"
 #include "cc/table/exec.h"
@@ -23,28 +22,10 @@ namespace {
 constexpr size_t kTables = 26, kBatch = 8192;
 constexpr uint64_t kVocabulary = 1000000;
 
-enum class Keys { kUniform, kZipf, kEqual };
-
-std::vector<uint64_t> MakeKeys(Keys kind, size_t n, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::vector<uint64_t> keys(n, 7);
-  if (kind == Keys::kUniform) {
-    for (uint64_t& k : keys) k = random() % kVocabulary;
-  } else if (kind == Keys::kZipf) {
-    // The inverse of the distribution's continuous form, exponent 1.05.
-    const double s = 1.05, top = std::pow(double{kVocabulary}, 1 - s);
-    std::uniform_real_distribution<double> u(0, 1);
-    for (uint64_t& k : keys) {
-      k = static_cast<uint64_t>(std::pow(1 + u(random) * (top - 1), 1 / (1 - s)));
-    }
-  }
-  return keys;
-}
-
 void RunDedup(benchmark::State& state, Keys kind) {
   const size_t n = state.range(0);
   ThreadsExec exec(state.range(1));
-  const std::vector<uint64_t> keys = MakeKeys(kind, n, 1);
+  const std::vector<uint64_t> keys = KeysOf(DrawRows(kind, n, kVocabulary, 1));
   Dedup<uint64_t> dedup;
   for (auto _ : state) {
     if (!dedup.Run(exec, keys.data(), n).ok()) state.SkipWithError("Run failed");
@@ -81,7 +62,7 @@ void RunBackward(benchmark::State& state, Keys kind, Form form, Combiner combine
   std::vector<Bags> bags(kTables);
   std::vector<BackwardTask> tasks(kTables);
   for (size_t t = 0; t < kTables; ++t) {
-    keys.push_back(MakeKeys(kind, nnz, t));
+    keys.push_back(KeysOf(DrawRows(kind, nnz, kVocabulary, t)));
     tasks[t] = {KeyType::kUint64,
                 keys[t].data(),
                 rows.data(),

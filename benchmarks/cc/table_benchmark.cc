@@ -1,7 +1,8 @@
 // The table alone, without TensorFlow: what each batch operation costs.
 //
 //   Find, Lookup, LookupOrInsert, UpsertPresent / dim / threads     random keys of 10 million rows
-//   InsertGrowing, InsertSized / dim / threads                      10 million new keys
+//   InsertGrowing, InsertSized / dim / threads                      10 million new keys; seconds of
+//                                                                   each phase as counters
 //
 // Keys per second, in batches of 65,536. memory_benchmark has the ceilings beside them.
 #include <benchmark/benchmark.h>
@@ -13,6 +14,7 @@
 #include <random>
 #include <vector>
 
+#include "benchmarks/cc/workload.h"
 #include "cc/table/exec.h"
 #include "cc/table/table.h"
 
@@ -23,32 +25,16 @@ constexpr size_t kBatch = 65536;
 constexpr size_t kRows = 10'000'000 / kBatch * kBatch;
 constexpr size_t kBatches = 32;
 
-void Require(const Status& status) {
-  if (!status.ok()) std::abort();
-}
-
-std::unique_ptr<Table> MakeTable(int64_t dim, int64_t init_capacity) {
-  TableOptions options;
-  options.name = "benchmark";
-  options.dim = dim;
-  options.init_capacity = init_capacity;
-  std::unique_ptr<Table> table;
-  Require(Table::Create(options, &table));
-  return table;
-}
-
-int64_t KeyOfRow(uint64_t row) { return static_cast<int64_t>(row * 0x9E3779B97F4A7C15ull); }
-
-void InsertAll(Exec& exec, Table* table, const std::vector<int64_t>& keys, Tick* tick) {
+void InsertAll(Exec& exec, Table* table, const std::vector<uint64_t>& keys, Tick* tick) {
   const std::vector<float> vectors(kBatch * static_cast<size_t>(table->options().dim), 1.0f);
   for (size_t first = 0; first < kRows; first += kBatch) {
     Require(table->Upsert(exec, &keys[first], kBatch, vectors.data(), ++*tick));
   }
 }
 
-const std::vector<int64_t>& AllKeys() {
-  static const std::vector<int64_t> keys = [] {
-    std::vector<int64_t> all(kRows);
+const std::vector<uint64_t>& AllKeys() {
+  static const std::vector<uint64_t> keys = [] {
+    std::vector<uint64_t> all(kRows);
     for (size_t row = 0; row < kRows; ++row) all[row] = KeyOfRow(row);
     std::shuffle(all.begin(), all.end(), std::mt19937_64(1));
     return all;
@@ -62,9 +48,9 @@ struct Filled {
     ThreadsExec exec(2);
     InsertAll(exec, table.get(), AllKeys(), &tick);
     std::mt19937_64 random(2);
-    for (std::vector<int64_t>& batch : batches) {
+    for (std::vector<uint64_t>& batch : batches) {
       batch.resize(kBatch);
-      for (int64_t& key : batch) key = KeyOfRow(random() % kRows);
+      for (uint64_t& key : batch) key = KeyOfRow(random() % kRows);
     }
     vectors.resize(kBatch * static_cast<size_t>(dim));
     rows.resize(kBatch);
@@ -80,7 +66,7 @@ struct Filled {
 
   std::unique_ptr<Table> table;
   Tick tick = 0;
-  std::vector<std::vector<int64_t>> batches{kBatches};
+  std::vector<std::vector<uint64_t>> batches{kBatches};
   std::vector<float> vectors;
   std::vector<RowId> rows;
 };
@@ -96,37 +82,38 @@ void RunBatches(benchmark::State& state, const Call& call) {
 }
 
 void Find(benchmark::State& state) {
-  RunBatches(state, [](Filled& f, Exec& exec, const int64_t* keys) {
+  RunBatches(state, [](Filled& f, Exec& exec, const uint64_t* keys) {
     f.table->Find(exec, keys, kBatch, ++f.tick, f.rows.data());
   });
 }
 void Lookup(benchmark::State& state) {
-  RunBatches(state, [](Filled& f, Exec& exec, const int64_t* keys) {
+  RunBatches(state, [](Filled& f, Exec& exec, const uint64_t* keys) {
     f.table->Lookup(exec, keys, kBatch, ++f.tick, nullptr, f.vectors.data(), f.rows.data());
   });
 }
 void LookupOrInsert(benchmark::State& state) {
-  RunBatches(state, [](Filled& f, Exec& exec, const int64_t* keys) {
+  RunBatches(state, [](Filled& f, Exec& exec, const uint64_t* keys) {
     Require(f.table->LookupOrInsert(exec, keys, kBatch, ++f.tick, f.vectors.data(), f.rows.data()));
   });
 }
 // A new output each time, as an operator has: its pages are faulted in again and again.
 void LookupIntoNewMemory(benchmark::State& state) {
-  RunBatches(state, [](Filled& f, Exec& exec, const int64_t* keys) {
+  RunBatches(state, [](Filled& f, Exec& exec, const uint64_t* keys) {
     void* vectors = std::malloc(f.vectors.size() * sizeof(float));
     Require(f.table->LookupOrInsert(exec, keys, kBatch, ++f.tick, vectors, f.rows.data()));
     std::free(vectors);
   });
 }
 void UpsertPresent(benchmark::State& state) {
-  RunBatches(state, [](Filled& f, Exec& exec, const int64_t* keys) {
+  RunBatches(state, [](Filled& f, Exec& exec, const uint64_t* keys) {
     Require(f.table->Upsert(exec, keys, kBatch, f.vectors.data(), ++f.tick));
   });
 }
 
 void RunInsert(benchmark::State& state, int64_t init_capacity) {
   ThreadsExec exec(static_cast<size_t>(state.range(1)));
-  const std::vector<int64_t>& keys = AllKeys();
+  const std::vector<uint64_t>& keys = AllKeys();
+  PhaseTimes phases;
   for (auto _ : state) {
     state.PauseTiming();
     Tick tick = 0;
@@ -137,6 +124,7 @@ void RunInsert(benchmark::State& state, int64_t init_capacity) {
     table.reset();
     state.ResumeTiming();
   }
+  phases.Report(&state);
   state.SetItemsProcessed(static_cast<int64_t>(state.iterations() * kRows));
 }
 void InsertGrowing(benchmark::State& state) { RunInsert(state, 1024); }

@@ -1,10 +1,13 @@
 #include "cc/lookup/apply.h"
 
 #include <algorithm>
+#include <deque>
 #include <string>
 
 #include "cc/lookup/backward.h"
 #include "cc/lookup/tasks.h"
+#include "cc/table/phase.h"
+#include "cc/table/scratch.h"
 
 namespace dynemb {
 namespace {
@@ -13,9 +16,20 @@ constexpr size_t kRowGrain = 1024;
 
 // A task whose keys may repeat, made distinct, with the rows found.
 struct Distinct {
-  std::vector<char> keys;
-  std::vector<RowId> rows;
-  std::vector<float> gradients;
+  Backward backward;
+  Buffer<uint64_t> keys;  // room for either key width
+  Buffer<RowId> rows;
+  Buffer<float> gradients;
+};
+
+struct ApplyScratch {
+  std::deque<Distinct> tasks;  // only grows
+  void Shrink() {
+    for (Distinct& d : tasks) {
+      // The arrays of `backward` are as long.
+      if (std::max(d.keys.bytes(), d.gradients.bytes()) > d.keys.kKept) d = Distinct();
+    }
+  }
 };
 
 Status MakeDistinct(Exec& exec, Tick tick, ApplyTask* task, Distinct* made) {
@@ -29,20 +43,16 @@ Status MakeDistinct(Exec& exec, Tick tick, ApplyTask* task, Distinct* made) {
   sum.bags = &bags;
   sum.upstream = task->gradients;
   sum.dim = options.dim;
-  Backward backward;
-  DYNEMB_RETURN_IF_ERROR(backward.Prepare(exec, &sum, 1));
-  task->n = backward.num_unique(0);
-  made->keys.resize(task->n * SizeOf(options.key_type));
-  made->gradients.resize(task->n * static_cast<size_t>(options.dim));
-  made->rows.resize(task->n);
+  DYNEMB_RETURN_IF_ERROR(made->backward.Prepare(exec, &sum, 1));
+  task->n = made->backward.num_unique(0);
   BackwardOutput out;
-  out.keys = made->keys.data();
-  out.sums = made->gradients.data();
-  backward.Write(exec, &out);
-  task->table->Find(exec, made->keys.data(), task->n, tick, made->rows.data());
-  task->keys = made->keys.data();
-  task->rows = made->rows.data();
-  task->gradients = made->gradients.data();
+  out.keys = made->keys.Resize(task->n);
+  out.sums = made->gradients.Resize(task->n * static_cast<size_t>(options.dim));
+  made->backward.Write(exec, &out);
+  task->table->Find(exec, out.keys, task->n, tick, made->rows.Resize(task->n));
+  task->keys = out.keys;
+  task->rows = made->rows.get();
+  task->gradients = out.sums;
   return Status();
 }
 
@@ -61,12 +71,13 @@ Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, OptimizerKind kind
     optimizers.emplace_back(kind, flags, hyper, task.table->options().dim);
   }
   std::vector<ApplyTask> distinct = tasks;
-  std::vector<Distinct> made(tasks.size());
+  const SharedScratch<ApplyScratch> made;
+  if (made->tasks.size() < tasks.size()) made->tasks.resize(tasks.size());
   std::vector<size_t> sizes;
   for (size_t t = 0; t < tasks.size(); ++t) {
     distinct[t].table->BeginBatch(tick, distinct[t].n);
     if (distinct[t].rows == nullptr) {
-      DYNEMB_RETURN_IF_ERROR(MakeDistinct(exec, tick, &distinct[t], &made[t]));
+      DYNEMB_RETURN_IF_ERROR(MakeDistinct(exec, tick, &distinct[t], &made->tasks[t]));
     }
     sizes.push_back(distinct[t].n);
   }
@@ -85,6 +96,7 @@ Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, OptimizerKind kind
     }
     std::vector<size_t> round_sizes;
     for (size_t t : round) round_sizes.push_back(sizes[t]);
+    Phase phase("update rows");
     ParallelForTasks(exec, round_sizes, std::vector<size_t>(round.size(), kRowGrain),
                      [&](size_t r, size_t begin, size_t end) {
                        const ApplyTask& task = distinct[round[r]];

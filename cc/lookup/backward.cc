@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "cc/table/codec.h"
+#include "cc/table/phase.h"
+#include "cc/table/portability.h"
 
 namespace dynemb {
 namespace {
@@ -38,8 +40,8 @@ inline void PrefetchRow(const char* row, size_t bytes) {
 
 // sum = [sum +] scale * x. The first term of a sum is stored: the memory is not initialised.
 template <int kDim>
-inline void AddRow(const float* __restrict x, float scale, bool first, int64_t dim,
-                   float* __restrict sum) {
+DYNEMB_INLINE void AddRow(const float* __restrict x, float scale, bool first, int64_t dim,
+                          float* __restrict sum) {
   if (kDim == 0) {
     // Whole blocks first: only a loop of constant length becomes vector instructions at -O2.
     for (; dim >= kBlock; dim -= kBlock, x += kBlock, sum += kBlock) {
@@ -56,8 +58,8 @@ inline void AddRow(const float* __restrict x, float scale, bool first, int64_t d
 
 // For max: keeps, and scales, the columns of the upstream row that this position won.
 template <int kDim>
-inline void KeepWon(const int32_t* __restrict argmax, int32_t position, float scale, int64_t dim,
-                    float* __restrict x) {
+DYNEMB_INLINE void KeepWon(const int32_t* __restrict argmax, int32_t position, float scale,
+                           int64_t dim, float* __restrict x) {
   if (kDim == 0) {
     for (; dim >= kBlock; dim -= kBlock, x += kBlock, argmax += kBlock) {
       KeepWon<kBlock>(argmax, position, scale, kBlock, x);
@@ -73,7 +75,8 @@ inline void KeepWon(const int32_t* __restrict argmax, int32_t position, float sc
 // Adds the chunk's entries to the partition's `sums`, of which the first `num_sums` have been
 // started; returns how many have been then. kDim is dim, or 0 for any.
 template <int kDim>
-uint32_t AddChunk(const Chunk& chunk, const BackwardTask& task, uint32_t num_sums, float* sums) {
+DYNEMB_CLONES uint32_t AddChunk(const Chunk& chunk, const BackwardTask& task, uint32_t num_sums,
+                                float* sums) {
   const int64_t dim = kDim > 0 ? kDim : task.dim;
   const size_t element = SizeOf(task.dtype), row_bytes = dim * element;
   const bool max = task.combiner == Combiner::kMax;
@@ -143,6 +146,7 @@ Status Check(const BackwardTask& t) {
 }  // namespace
 
 Status Backward::Prepare(Exec& exec, const BackwardTask* tasks, size_t num_tasks) {
+  Phase phase("find unique ids");
   num_tasks_ = 0;
   units_.clear();
   size_t total = 0;
@@ -231,6 +235,7 @@ void Backward::MakeUnits() {
 }
 
 void Backward::Write(Exec& exec, const BackwardOutput* outputs) const {
+  Phase phase("sum gradients");
   exec.ParallelFor(units_.size(), 1, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       const Unit& unit = units_[i];

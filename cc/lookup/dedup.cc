@@ -45,6 +45,9 @@ void GrowTo(std::vector<T>* v, size_t n) {
   if (v->size() < n) v->resize(n);
 }
 
+// Slots of a table for n keys.
+size_t TableSize(size_t n) { return std::max(PowerOfTwoAtLeast(kSlotsPerKey * n), kMinTable); }
+
 // How far ahead the scatter asks for memory: keys enough to cover a miss, and the next cache line
 // of a partition. It reads one stream and writes two per partition, more than hardware prefetchers
 // follow; without, a key cost twice as much.
@@ -153,6 +156,8 @@ void Dedup<K>::DedupPartitions(Exec& exec) {
   const size_t partitions = num_partitions_;
   const size_t workers = std::min(exec.parallelism(), partitions);
   GrowTo(&tables_, workers);
+  // Also of a worker that other workers leave no partition this time.
+  for (size_t w = 0; w < workers; ++w) GrowTo(&tables_[w], TableSize(UsualKeys()));
   // One range per worker, so that each has its own table; partitions, whose sizes may differ a lot,
   // are then handed out one by one. Relaxed: a worker's partitions share nothing with another's.
   std::atomic<size_t> next{0};
@@ -168,6 +173,11 @@ void Dedup<K>::DedupPartitions(Exec& exec) {
   for (size_t p = 0; p < partitions; ++p) unique_begins_[p + 1] += unique_begins_[p];
 }
 
+template <typename K>
+size_t Dedup<K>::UsualKeys() const {
+  return std::max(kPartitionKeys, num_keys_ / num_partitions_);
+}
+
 // Returns the number of distinct keys. `table` is open addressing with linear probing, of local
 // indices plus one; 0 is an empty slot, so that no key is reserved.
 template <typename K>
@@ -178,8 +188,7 @@ uint32_t Dedup<K>::DedupPartition(size_t p, std::vector<uint32_t>* table) {
 
   // A larger partition may be one key many times, so the table starts at the size for the usual,
   // and grows when it gets half full.
-  const size_t usual = std::max(kPartitionKeys, num_keys_ / num_partitions_);
-  size_t size = std::max(PowerOfTwoAtLeast(kSlotsPerKey * std::min(n, usual)), kMinTable);
+  size_t size = TableSize(std::min(n, UsualKeys()));
   GrowTo(table, size);
   uint32_t* slots = table->data();
   std::memset(slots, 0, size * sizeof(*slots));

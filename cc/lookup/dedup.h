@@ -15,8 +15,9 @@
 // Contract. The result is a function of the keys alone: the number of partitions depends on n,
 // never on the number of threads. Every key value is legal. The work is linear in n for any skew
 // (equal keys, or all keys in one partition). A Dedup is reusable scratch: repeating a Run of a
-// size seen before allocates no arrays. One Run at a time; the const methods may be called from
-// several threads. Views stay valid until the next Run.
+// size seen before allocates no arrays, but for a partition much larger than the average. One Run
+// at a time; the const methods may be called from several threads. Views stay valid until the next
+// Run.
 #ifndef DYNEMB_LOOKUP_DEDUP_H_
 #define DYNEMB_LOOKUP_DEDUP_H_
 
@@ -70,6 +71,8 @@ class Dedup {
   void Split(Exec& exec, const K* keys);
   void DedupPartitions(Exec& exec);
   uint32_t DedupPartition(size_t p, std::vector<uint32_t>* table);
+  // Keys of a partition, unless it is much larger than the average.
+  size_t UsualKeys() const;
 
   size_t num_keys_ = 0;
   size_t num_partitions_ = 0;

@@ -7,6 +7,8 @@
 #include "cc/lookup/dispatch.h"
 #include "cc/lookup/tasks.h"
 #include "cc/table/codec.h"
+#include "cc/table/phase.h"
+#include "cc/table/portability.h"
 
 namespace dynemb {
 namespace {
@@ -179,25 +181,32 @@ void Dispatch(const PoolTask& task, const Fn& fn) {
 }
 
 // Finds and combines the bags [begin, end).
+template <class K, int64_t kDim>
+DYNEMB_CLONES void PoolBags(const PoolTask& task, const HashTable<K, OneLane>& table, const K* keys,
+                            size_t begin, size_t end, Tick tick, bool insert,
+                            std::vector<size_t>* put_aside) {
+  PoolVisitor<K, kDim> visit(task, table, insert, begin, put_aside);
+  OneLane lane;
+  const Bags& bags = *task.bags;
+  const size_t first = bags.begin(begin);
+  const size_t last = bags.end(end - 1);
+  if (bags.order() == nullptr) {
+    table.FindRange(
+        lane, [keys](size_t i) { return keys[i]; }, first, last, tick, visit);
+  } else {
+    const uint32_t* order = bags.order();
+    table.FindRange(
+        lane, [keys, order](size_t i) { return keys[order[i]]; }, first, last, tick, visit);
+  }
+  visit.Finish(end);
+  table.CountFinds(visit.hits, visit.misses);
+}
+
 void PoolRange(const PoolTask& task, size_t begin, size_t end, Tick tick, bool insert,
                std::vector<size_t>* put_aside) {
   Dispatch(task, [&](auto& table, const auto* keys, auto dim) {
     using K = std::decay_t<decltype(*keys)>;
-    PoolVisitor<K, decltype(dim)::value> visit(task, table, insert, begin, put_aside);
-    OneLane lane;
-    const Bags& bags = *task.bags;
-    const size_t first = bags.begin(begin);
-    const size_t last = bags.end(end - 1);
-    if (bags.order() == nullptr) {
-      table.FindRange(
-          lane, [keys](size_t i) { return keys[i]; }, first, last, tick, visit);
-    } else {
-      const uint32_t* order = bags.order();
-      table.FindRange(
-          lane, [keys, order](size_t i) { return keys[order[i]]; }, first, last, tick, visit);
-    }
-    visit.Finish(end);
-    table.CountFinds(visit.hits, visit.misses);
+    PoolBags<K, decltype(dim)::value>(task, table, keys, begin, end, tick, insert, put_aside);
   });
 }
 
@@ -238,17 +247,20 @@ struct FindAgain {
 // Gives a row to every key of the task that has none.
 Status InsertMissing(Exec& exec, const PoolTask& task, Tick tick, bool find_again) {
   return DispatchKeys(task.table, task.keys, [&](auto& table, const auto* keys) {
-    std::vector<size_t> missing = Missing(task.rows, task.bags->nnz());
+    const size_t n = task.bags->nnz();
     if (find_again) {
+      std::vector<size_t> missing;
+      for (size_t i = 0; i < n; ++i) {
+        if (task.rows[i] == kNoRow) missing.push_back(i);
+      }
       const auto key_at = [&missing, keys](size_t j) { return keys[missing[j]]; };
       exec.ParallelFor(missing.size(), kIdGrain, [&](size_t begin, size_t end) {
         FindAgain visit{missing.data(), task.rows};
         OneLane lane;
         table.FindRange(lane, key_at, begin, end, tick, visit);
       });
-      missing = Missing(task.rows, task.bags->nnz());
     }
-    return table.InsertInitial(exec, keys, missing, tick, task.rows);
+    return table.InsertInitial(exec, keys, n, tick, task.rows);
   });
 }
 
@@ -321,9 +333,12 @@ Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool inse
   // A piece that puts bags aside is found again by where it starts.
   std::vector<std::vector<std::vector<size_t>>> put_aside(tasks.size());
   for (size_t t = 0; t < tasks.size(); ++t) put_aside[t].resize(sizes[t] / grains[t] + 1);
-  ParallelForTasks(exec, sizes, grains, [&](size_t t, size_t begin, size_t end) {
-    PoolRange(tasks[t], begin, end, tick, insert, &put_aside[t][begin / grains[t]]);
-  });
+  {
+    Phase phase("find and pool");
+    ParallelForTasks(exec, sizes, grains, [&](size_t t, size_t begin, size_t end) {
+      PoolRange(tasks[t], begin, end, tick, insert, &put_aside[t][begin / grains[t]]);
+    });
+  }
   if (!insert) return Status();
 
   std::vector<Table*> grown;
@@ -336,6 +351,7 @@ Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool inse
     const bool find_again = std::find(grown.begin(), grown.end(), task.table) != grown.end();
     DYNEMB_RETURN_IF_ERROR(InsertMissing(exec, task, tick, find_again));
     grown.push_back(task.table);
+    Phase phase("pool again");
     exec.ParallelFor(again.size(), grains[t], [&](size_t begin, size_t end) {
       PoolRemembered(task, again.data() + begin, end - begin);
     });
@@ -344,6 +360,7 @@ Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool inse
 }
 
 void WeightGradient(Exec& exec, const std::vector<WeightGradientTask>& tasks) {
+  Phase phase("weight gradients");
   std::vector<size_t> sizes;
   std::vector<size_t> grains;
   for (const WeightGradientTask& task : tasks) {

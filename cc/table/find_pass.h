@@ -15,17 +15,15 @@
 
 namespace dynemb {
 
-// Asks for the cache lines of [p, p + bytes).
+// Asks for the cache lines of [p, p + bytes), bytes > 0. The last may be asked for twice: how many
+// lines there are depends on where p is, which no branch could predict.
 inline void PrefetchBytes(const char* p, size_t bytes) {
-  const auto first = reinterpret_cast<uintptr_t>(p) & ~uintptr_t{63};
-  const auto last = reinterpret_cast<uintptr_t>(p) + bytes;
-  for (uintptr_t line = first; line < last; line += 64) {
-    __builtin_prefetch(reinterpret_cast<const void*>(line));
-  }
+  for (size_t b = 0; b < bytes; b += 64) __builtin_prefetch(p + b);
+  __builtin_prefetch(p + bytes - 1);
 }
 
 // Long rows are prefetched up to this point; beyond it the hardware's streams take over.
-constexpr size_t kPrefetchMost = 1024;
+constexpr size_t kPrefetchMost = 512;
 
 // For every i of [begin, end), in order: visit.Hit(i, row, row_pointer) or visit.Miss(i, key),
 // where key = key_at(i). Hits are stamped with `now` unless it is 0. `row_bytes` is how much of a
@@ -43,6 +41,7 @@ void FindPass(Lanes& lanes, const TableView<K>& view, size_t row_bytes, const Ke
     Bucket* segment;
     Probe probe;
     SlotRef candidate;
+    char* row_at;  // of the candidate
   };
   Flight ring[kRing];
   row_bytes = std::min(row_bytes, kPrefetchMost);
@@ -63,7 +62,8 @@ void FindPass(Lanes& lanes, const TableView<K>& view, size_t row_bytes, const Ke
       if (mask != 0) {
         const uint32_t slot = internal::LowestBit(mask);
         f.candidate = {bucket, slot, bucket->row[slot]};
-        PrefetchBytes(view.RowAt(f.candidate.row), row_bytes);
+        f.row_at = view.RowAt(f.candidate.row);
+        PrefetchBytes(f.row_at, row_bytes);
         return;
       }
       if (bucket->overflow == 0) return;
@@ -71,8 +71,9 @@ void FindPass(Lanes& lanes, const TableView<K>& view, size_t row_bytes, const Ke
   };
   const auto finish = [&](size_t i) {
     Flight& f = ring[i % kRing];
-    if (f.candidate.bucket != nullptr && view.KeyAt(f.candidate.row) != f.key) {
+    if (f.candidate.bucket != nullptr && LoadUnaligned<K>(f.row_at) != f.key) {
       f.candidate = Find(lanes, view, f.segment, f.probe, f.key);  // a digest shared by chance
+      if (f.candidate.bucket != nullptr) f.row_at = view.RowAt(f.candidate.row);
     }
     const SlotRef& at = f.candidate;
     if (at.bucket == nullptr) {
@@ -87,7 +88,7 @@ void FindPass(Lanes& lanes, const TableView<K>& view, size_t row_bytes, const Ke
         __atomic_store_n(access, now, __ATOMIC_RELAXED);
       }
     }
-    visit.Hit(i, at.row, view.RowAt(at.row));
+    visit.Hit(i, at.row, f.row_at);
   };
 
   const size_t n = end - begin;

@@ -4,18 +4,18 @@
 // batch with a visitor that does the call's work on rows that are there and leaves kNoRow for the
 // rest. Pass 2, Insert, makes rows for those.
 //
-// Pass 2. Row ids are dealt in the order of the batch. Threads fill the rows, each a stretch of the
-// batch; then each claims slots in the segments it owns (owners.h), in the order of the batch.
-// Repeated keys are parted off first, and take the row of their first occurrence. So the result
-// does not depend on the number of workers.
+// Pass 2 (insert_plan.h). Repeated keys are parted off, to take the row of their first occurrence.
+// Row ids are dealt in the order of the batch. Threads fill the rows, each a stretch of the batch;
+// then each claims slots in the segments it owns, in the order of the batch. So the result does not
+// depend on the number of workers.
 #ifndef DYNEMB_TABLE_HASH_TABLE_H_
 #define DYNEMB_TABLE_HASH_TABLE_H_
 
 #include <memory>
-#include <vector>
 
 #include "cc/table/bucket_ops.h"
 #include "cc/table/find_pass.h"
+#include "cc/table/insert_plan.h"
 #include "cc/table/lanes.h"
 #include "cc/table/table.h"
 
@@ -57,10 +57,9 @@ class HashTable final : public Table {
     FindPass(lanes, View(), layout().vector_offset + layout().vector_bytes(), key_at, begin, end,
              tick == 0 ? 0 : ToStamp(tick), visit);
   }
-  // (exclusive) Pass 2 with initial vectors: keys[positions[j]] gets a row, whose id goes to
-  // rows[positions[j]].
-  Status InsertInitial(Exec& exec, const K* keys, const std::vector<size_t>& positions, Tick tick,
-                       RowId* rows);
+  // (exclusive) Pass 2 with initial vectors, of a batch that BeginBatch has announced: every
+  // keys[i], i < n, with rows[i] == kNoRow gets a row, whose id goes to rows[i].
+  Status InsertInitial(Exec& exec, const K* keys, size_t n, Tick tick, RowId* rows);
   // The vector that `key` starts with, as it would be stored.
   void InitialVector(K key, void* vector) const;
   // Whether `row`, found for `key` by an earlier call, is still that key's: the generation check.
@@ -80,49 +79,44 @@ class HashTable final : public Table {
   TableView<K> View() const {
     return {index_.buckets(), index_.directory(), index_.depth(), rows_.base(), layout().stride};
   }
-  Index::HashRows RowHasher() const;
 
-  // Pass 1 over a whole batch. make(lanes) gives each range its visitor: Hit and Miss, and the
-  // counts hits and misses.
+  // Pass 1 over a whole batch; returns how many keys have no row. make(lanes) gives each range its
+  // visitor: Hit and Miss, and the counts hits and misses. `counts` says whether these are a lookup
+  // that stats() counts.
+  enum class Counts { kLookup, kNothing };
   template <class MakeVisitor>
-  void FindBatch(Exec& exec, const K* keys, size_t n, Stamp now, size_t row_bytes,
-                 const MakeVisitor& make) const;
+  uint64_t FindBatch(Exec& exec, const K* keys, size_t n, Stamp now, size_t row_bytes,
+                     Counts counts, const MakeVisitor& make) const;
+  // Pass 1 that only notes rows.
+  uint64_t FindRows(Exec& exec, const K* keys, size_t n, Stamp now, Counts counts,
+                    RowId* rows) const;
 
-  // Pass 2: rows for keys[i], their ids to rows[i], for every i of `positions` (ascending).
+  // Pass 2: rows for keys[i], their ids to rows[i], for every i < n with rows[i] == kNoRow.
   // fill(lanes, i, key, row_pointer) sets the vector of a new row, which has its key and initial
-  // state; i is the first position of its key. *repeats, if given, gets the other positions.
+  // state; i is the first position of its key. `plan` tells afterwards which positions repeat.
   template <class Fill>
-  Status Insert(Exec& exec, const K* keys, std::vector<size_t> positions, Stamp now, RowId* rows,
-                const Fill& fill, std::vector<size_t>* repeats = nullptr);
-  // A position whose key a position before it names too.
-  struct Repeat {
-    size_t position, first;
-  };
-  // Distinct new keys, in the order of the batch; where they go; and rows for the first of them:
-  // the others take rows by eviction.
-  struct Placement {
-    std::vector<size_t> positions;
-    std::vector<uint64_t> hashes;
-    std::vector<uint32_t> segment_of;
-    std::vector<RowId> fresh_rows;
-    std::vector<Repeat> repeats;
-  };
-  // Positions, hashes and repeats.
-  Placement PlanPlacement(Exec& exec, const K* keys, std::vector<size_t> positions) const;
-  // fn(lanes, j) for each j of [first, last), by the owner of its segment.
+  Status Insert(Exec& exec, const K* keys, size_t n, Stamp now, RowId* rows, const Fill& fill,
+                InsertPlan* plan);
+  // With initial vectors.
+  Status InsertInitialAt(Exec& exec, const K* keys, size_t n, Stamp now, RowId* rows,
+                         InsertPlan* plan);
+  // InvalidArgument if a batch has more keys than its plan can number.
+  static Status CheckBatch(size_t n);
+  // fn(lanes, j) for each key j of [begin, end), by the owner of its segment.
   template <class Fn>
-  void ForSegmentOwners(Exec& exec, const Placement& p, size_t first, size_t last,
+  void ForSegmentOwners(Exec& exec, const InsertPlan& plan, size_t begin, size_t end,
                         const Fn& fn) const;
   template <class Fill>
   void FillRow(Lanes& lanes, size_t i, K key, RowId row, Stamp now, const Fill& fill);
-  // Fills the fresh rows in their order, so that threads write apart from each other, then claims
-  // their slots.
+  // Keys [0, fresh) of the plan: fills their rows in order, so that threads write apart from each
+  // other, then claims their slots.
   template <class Fill>
-  void PlaceFresh(Exec& exec, const K* keys, const Placement& p, Stamp now, RowId* rows,
-                  const Fill& fill);
+  void PlaceFresh(Exec& exec, const K* keys, const InsertPlan& plan, size_t fresh, Stamp now,
+                  RowId* rows, const Fill& fill);
+  // The keys from `fresh` on.
   template <class Fill>
-  void PlaceByEviction(Exec& exec, const K* keys, const Placement& p, Stamp now, RowId* rows,
-                       const Fill& fill);
+  void PlaceByEviction(Exec& exec, const K* keys, const InsertPlan& plan, size_t fresh, Stamp now,
+                       RowId* rows, const Fill& fill);
   // Whether `needed` rows are older than `now`.
   bool Evictable(uint64_t needed, Stamp now) const;
   // Frees the row of some key older than `now`, wherever it is. For keys whose own segment has
@@ -136,9 +130,6 @@ class HashTable final : public Table {
   // A vector computed as float32 goes into a row.
   void StoreUpdated(const float* vector, K key, Tick tick, char* row) const;
 };
-
-// The positions of [0, n) without a row.
-std::vector<size_t> Missing(const RowId* rows, size_t n);
 
 }  // namespace dynemb
 

@@ -3,13 +3,16 @@
 #ifndef DYNEMB_TABLE_HASH_TABLE_BATCH_H_
 #define DYNEMB_TABLE_HASH_TABLE_BATCH_H_
 
+#include <atomic>
 #include <cstring>
 #include <memory>
-#include <utility>
+#include <string>
 
+#include "cc/table/batch_scratch.h"
 #include "cc/table/codec.h"
 #include "cc/table/hash_table.h"
 #include "cc/table/owners.h"
+#include "cc/table/phase.h"
 
 namespace dynemb {
 
@@ -58,12 +61,12 @@ struct RowVisitor {
   bool leader;
   uint64_t hits = 0, misses = 0;
   void Hit(size_t i, RowId row, const char*) {
-    if (leader && rows != nullptr) rows[i] = row;
+    if (leader) rows[i] = row;
     ++hits;
   }
   template <class K>
   void Miss(size_t i, K) {
-    if (leader && rows != nullptr) rows[i] = kNoRow;
+    if (leader) rows[i] = kNoRow;
     ++misses;
   }
 };
@@ -80,26 +83,29 @@ Status HashTable<K, Lanes>::Make(const TableOptions& options, std::unique_ptr<Ta
 
 template <class K, class Lanes>
 template <class MakeVisitor>
-void HashTable<K, Lanes>::FindBatch(Exec& exec, const K* keys, size_t n, Stamp now,
-                                    size_t row_bytes, const MakeVisitor& make) const {
+uint64_t HashTable<K, Lanes>::FindBatch(Exec& exec, const K* keys, size_t n, Stamp now,
+                                        size_t row_bytes, Counts counts,
+                                        const MakeVisitor& make) const {
+  Phase phase("find");
   const TableView<K> view = View();
+  std::atomic<uint64_t> missing{0};
   Lanes::Launch(exec, n, kKeyGrain, [&](Lanes& lanes, size_t begin, size_t end) {
     auto visit = make(lanes);
     FindPass(
         lanes, view, row_bytes, [keys](size_t i) { return keys[i]; }, begin, end, now, visit);
-    if (lanes.rank() == 0) CountFinds(visit.hits, visit.misses);
+    if (lanes.rank() != 0) return;
+    if (visit.misses != 0) missing.fetch_add(visit.misses, std::memory_order_relaxed);
+    if (counts == Counts::kLookup) CountFinds(visit.hits, visit.misses);
   });
+  return missing.load();
 }
 
-inline std::vector<size_t> Missing(const RowId* rows, size_t n) {
-  size_t count = 0;
-  for (size_t i = 0; i < n; ++i) count += rows[i] == kNoRow;
-  std::vector<size_t> missing;
-  missing.reserve(count);
-  for (size_t i = 0; i < n && missing.size() < count; ++i) {
-    if (rows[i] == kNoRow) missing.push_back(i);
-  }
-  return missing;
+template <class K, class Lanes>
+uint64_t HashTable<K, Lanes>::FindRows(Exec& exec, const K* keys, size_t n, Stamp now,
+                                       Counts counts, RowId* rows) const {
+  return FindBatch(exec, keys, n, now, layout().key_size, counts, [&](Lanes& lanes) {
+    return internal::RowVisitor{rows, lanes.rank() == 0};
+  });
 }
 
 template <class K, class Lanes>
@@ -121,10 +127,7 @@ void HashTable<K, Lanes>::StoreUpdated(const float* vector, K key, Tick tick, ch
 
 template <class K, class Lanes>
 void HashTable<K, Lanes>::Find(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) {
-  FindBatch(exec, static_cast<const K*>(keys), n, ToStamp(tick), layout().key_size,
-            [&](Lanes& lanes) {
-              return internal::RowVisitor{rows, lanes.rank() == 0};
-            });
+  FindRows(exec, static_cast<const K*>(keys), n, ToStamp(tick), Counts::kLookup, rows);
 }
 
 template <class K, class Lanes>
@@ -132,7 +135,7 @@ void HashTable<K, Lanes>::Contains(Exec& exec, const void* keys, size_t n, bool*
   struct Visitor {
     bool* found;
     bool leader;
-    uint64_t hits = 0, misses = 0;  // not a lookup: stay 0
+    uint64_t hits = 0, misses = 0;
     void Hit(size_t i, RowId, const char*) {
       if (leader) found[i] = true;
     }
@@ -140,9 +143,10 @@ void HashTable<K, Lanes>::Contains(Exec& exec, const void* keys, size_t n, bool*
       if (leader) found[i] = false;
     }
   };
-  FindBatch(exec, static_cast<const K*>(keys), n, 0, layout().key_size, [&](Lanes& lanes) {
-    return Visitor{found, lanes.rank() == 0};
-  });
+  FindBatch(exec, static_cast<const K*>(keys), n, 0, layout().key_size, Counts::kNothing,
+            [&](Lanes& lanes) {
+              return Visitor{found, lanes.rank() == 0};
+            });
 }
 
 namespace internal {
@@ -188,7 +192,7 @@ void HashTable<K, Lanes>::Lookup(Exec& exec, const void* keys, size_t n, Tick ti
     }
   };
   FindBatch(exec, static_cast<const K*>(keys), n, ToStamp(tick), layout().vector_offset + bytes,
-            [&](Lanes& lanes) {
+            Counts::kLookup, [&](Lanes& lanes) {
               return internal::CopyVisitor{layout(), out, rows, lanes.rank() == 0, miss};
             });
 }
@@ -202,7 +206,7 @@ void HashTable<K, Lanes>::ReadRows(Exec& exec, const void* keys, size_t n, float
     float* state;
     bool* found;
     bool leader;
-    uint64_t hits = 0, misses = 0;  // not a lookup: stay 0
+    uint64_t hits = 0, misses = 0;
     void Hit(size_t i, RowId, const char* row) {
       if (!leader) return;
       found[i] = true;
@@ -223,27 +227,43 @@ void HashTable<K, Lanes>::ReadRows(Exec& exec, const void* keys, size_t n, float
       }
     }
   };
-  FindBatch(exec, static_cast<const K*>(keys), n, 0, layout().stride, [&](Lanes& lanes) {
-    return Visitor{layout(), vectors, state, found, lanes.rank() == 0};
-  });
+  FindBatch(exec, static_cast<const K*>(keys), n, 0, layout().stride, Counts::kNothing,
+            [&](Lanes& lanes) {
+              return Visitor{layout(), vectors, state, found, lanes.rank() == 0};
+            });
 }
 
 template <class K, class Lanes>
-Status HashTable<K, Lanes>::InsertInitial(Exec& exec, const K* keys,
-                                          const std::vector<size_t>& positions, Tick tick,
-                                          RowId* rows) {
-  const Stamp now = BeginBatch(tick, positions.size());
-  return Insert(exec, keys, positions, now, rows, [this](Lanes& lanes, size_t, K key, char* row) {
+Status HashTable<K, Lanes>::CheckBatch(size_t n) {
+  if (n <= InsertPlan::kMaxKeys) return Status();
+  return InvalidArgument("at most " + std::to_string(InsertPlan::kMaxKeys) +
+                         " keys in one call, got " + std::to_string(n));
+}
+
+template <class K, class Lanes>
+Status HashTable<K, Lanes>::InsertInitialAt(Exec& exec, const K* keys, size_t n, Stamp now,
+                                            RowId* rows, InsertPlan* plan) {
+  const auto fill = [this](Lanes& lanes, size_t, K key, char* row) {
     if (lanes.rank() == 0) InitialVector(key, layout().vector(row));
-  });
+  };
+  return Insert(exec, keys, n, now, rows, fill, plan);
+}
+
+template <class K, class Lanes>
+Status HashTable<K, Lanes>::InsertInitial(Exec& exec, const K* keys, size_t n, Tick tick,
+                                          RowId* rows) {
+  const ScratchLease scratch;
+  return InsertInitialAt(exec, keys, n, ToStamp(tick), rows, &scratch->plan);
 }
 
 template <class K, class Lanes>
 Status HashTable<K, Lanes>::FindOrInsert(Exec& exec, const void* keys, size_t n, Tick tick,
                                          RowId* rows) {
-  BeginBatch(tick, n);
-  Find(exec, keys, n, tick, rows);
-  return InsertInitial(exec, static_cast<const K*>(keys), Missing(rows, n), tick, rows);
+  const K* k = static_cast<const K*>(keys);
+  DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
+  const Stamp now = BeginBatch(tick, n);
+  if (FindRows(exec, k, n, now, Counts::kLookup, rows) == 0) return Status();
+  return InsertInitial(exec, k, n, tick, rows);
 }
 
 template <class K, class Lanes>
@@ -252,65 +272,37 @@ Status HashTable<K, Lanes>::LookupOrInsert(Exec& exec, const void* keys, size_t 
   const K* k = static_cast<const K*>(keys);
   const size_t bytes = layout().vector_bytes();
   auto* out = static_cast<char*>(vectors);
+  DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   const Stamp now = BeginBatch(tick, n);
   const auto later = [](size_t, K) {};
-  FindBatch(exec, k, n, now, layout().vector_offset + bytes, [&](Lanes& lanes) {
+  const auto make = [&](Lanes& lanes) {
     return internal::CopyVisitor{layout(), out, rows, lanes.rank() == 0, later};
+  };
+  if (FindBatch(exec, k, n, now, layout().vector_offset + bytes, Counts::kLookup, make) == 0) {
+    return Status();
+  }
+  const ScratchLease scratch;
+  InsertPlan& plan = scratch->plan;
+  DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, k, n, now, rows, &plan));
+  Phase phase("copy new rows");
+  const auto copy = [&](size_t i) {
+    CopyVector(out + i * bytes, layout().vector(rows_.At(rows[i])), bytes);
+  };
+  exec.ParallelFor(plan.size(), kKeyGrain, [&](size_t begin, size_t end) {
+    for (size_t j = begin; j < end; ++j) copy(plan.positions[j]);
   });
-  const std::vector<size_t> missing = Missing(rows, n);
-  DYNEMB_RETURN_IF_ERROR(InsertInitial(exec, k, missing, tick, rows));
-  exec.ParallelFor(missing.size(), kKeyGrain, [&](size_t begin, size_t end) {
-    for (size_t j = begin; j < end; ++j) {
-      const size_t i = missing[j];
-      CopyVector(out + i * bytes, layout().vector(rows_.At(rows[i])), bytes);
-    }
-  });
+  for (const InsertPlan::Repeat& r : plan.repeats()) copy(r.position);
   return Status();
 }
 
 template <class K, class Lanes>
 Status HashTable<K, Lanes>::MakeRoomFirst(Exec& exec, const K* keys, size_t n, Stamp now) {
   if (capacity() - size() >= n) return Status();
-  std::vector<RowId> rows(n);
-  FindBatch(exec, keys, n, now, layout().key_size, [&](Lanes& lanes) {
-    return internal::RowVisitor{rows.data(), lanes.rank() == 0};
-  });
-  return Insert(exec, keys, Missing(rows.data(), n), now, rows.data(),
-                [this](Lanes& lanes, size_t, K key, char* row) {
-                  if (lanes.rank() == 0) InitialVector(key, layout().vector(row));
-                });
+  const ScratchLease scratch;
+  RowId* const rows = scratch->rows.Resize(n);
+  if (FindRows(exec, keys, n, now, Counts::kNothing, rows) == 0) return Status();
+  return InsertInitialAt(exec, keys, n, now, rows, &scratch->plan);
 }
-
-namespace internal {
-
-// A set of rows that threads add to, and that holds some others too: about one in eight at most.
-class RowFilter {
- public:
-  // For up to n rows.
-  explicit RowFilter(size_t n) {
-    while ((kBitsPerWord << log_words_) < 8 * n) ++log_words_;
-    words_.resize(size_t{1} << log_words_);
-  }
-  void Add(RowId row) {
-    __atomic_fetch_or(&words_[Word(row)], Bit(row), __ATOMIC_RELAXED);
-    if (empty_.load(std::memory_order_relaxed)) empty_.store(false, std::memory_order_relaxed);
-  }
-  bool MayHold(RowId row) const { return (words_[Word(row)] & Bit(row)) != 0; }
-  bool empty() const { return empty_.load(std::memory_order_relaxed); }
-
- private:
-  static constexpr size_t kBitsPerWord = 64;
-  // The top bits of a product choose the word, the next six the bit.
-  static uint64_t Scatter(RowId row) { return row * 0x9E3779B97F4A7C15ull; }
-  size_t Word(RowId row) const { return Scatter(row) >> 1 >> (63 - log_words_); }
-  uint64_t Bit(RowId row) const { return uint64_t{1} << (Scatter(row) << log_words_ >> 58); }
-
-  uint32_t log_words_ = 0;
-  std::vector<uint64_t> words_;
-  std::atomic<bool> empty_{true};
-};
-
-}  // namespace internal
 
 template <class K, class Lanes>
 Status HashTable<K, Lanes>::Upsert(Exec& exec, const void* keys, size_t n, const void* vectors,
@@ -318,6 +310,7 @@ Status HashTable<K, Lanes>::Upsert(Exec& exec, const void* keys, size_t n, const
   const K* k = static_cast<const K*>(keys);
   const size_t bytes = layout().vector_bytes();
   const auto* from = static_cast<const char*>(vectors);
+  DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   const Stamp now = BeginBatch(tick, n);
   DYNEMB_RETURN_IF_ERROR(MakeRoomFirst(exec, k, n, now));
 
@@ -329,9 +322,8 @@ Status HashTable<K, Lanes>::Upsert(Exec& exec, const void* keys, size_t n, const
     RowId* rows;
     Stamp now;
     bool leader;
-    internal::RowFilter* again;
-    std::atomic<bool>* missing;
-    uint64_t hits = 0, misses = 0;  // not a lookup: stay 0
+    RowFilter* again;
+    uint64_t hits = 0, misses = 0;
     void Hit(size_t i, RowId row, char* at) {
       if (!leader) return;
       rows[i] = row;
@@ -342,31 +334,29 @@ Status HashTable<K, Lanes>::Upsert(Exec& exec, const void* keys, size_t n, const
       CopyVector(layout.vector(at), vectors + i * layout.vector_bytes(), layout.vector_bytes());
     }
     void Miss(size_t i, K) {
-      if (!leader) return;
-      rows[i] = kNoRow;
-      missing->store(true, std::memory_order_relaxed);
+      ++misses;
+      if (leader) rows[i] = kNoRow;
     }
   };
-  std::vector<RowId> rows(n);
-  internal::RowFilter again(n);
-  std::atomic<bool> missing{false};
-  FindBatch(exec, k, n, now, layout().vector_offset + bytes, [&](Lanes& lanes) {
-    return Visitor{layout(), from, rows.data(), now, lanes.rank() == 0, &again, &missing};
-  });
-  if (missing.load()) {
-    std::vector<size_t> repeats;
-    DYNEMB_RETURN_IF_ERROR(Insert(
-        exec, k, Missing(rows.data(), n), now, rows.data(),
-        [&](Lanes& lanes, size_t i, K, char* row) {
-          if (lanes.rank() == 0) CopyVector(layout().vector(row), from + i * bytes, bytes);
-        },
-        &repeats));
-    for (size_t i : repeats) again.Add(rows[i]);
+  const ScratchLease scratch;
+  RowId* const rows = scratch->rows.Resize(n);
+  RowFilter& again = scratch->again;
+  again.Reset(n);
+  const auto make = [&](Lanes& lanes) {
+    return Visitor{layout(), from, rows, now, lanes.rank() == 0, &again};
+  };
+  if (FindBatch(exec, k, n, now, layout().vector_offset + bytes, Counts::kNothing, make) != 0) {
+    const auto fill = [&](Lanes& lanes, size_t i, K, char* row) {
+      if (lanes.rank() == 0) CopyVector(layout().vector(row), from + i * bytes, bytes);
+    };
+    DYNEMB_RETURN_IF_ERROR(Insert(exec, k, n, now, rows, fill, &scratch->plan));
+    for (const InsertPlan::Repeat& r : scratch->plan.repeats()) again.Add(rows[r.position]);
   }
   if (!again.empty()) {
+    Phase phase("write repeated keys");
     ForWorkers(exec, n, [&](size_t worker, size_t workers) {
-      for (uint32_t i : OwnedBy(worker, workers, 0, n, [&](size_t i) { return rows[i]; })) {
-        if (!again.MayHold(rows[i])) continue;
+      for (size_t i = 0; i < n; ++i) {
+        if (!again.MayHold(rows[i]) || !Owns(worker, workers, rows[i])) continue;
         CopyVector(layout().vector(rows_.At(rows[i])), from + i * bytes, bytes);
       }
     });
@@ -379,6 +369,7 @@ Status HashTable<K, Lanes>::Accumulate(Exec& exec, const void* keys, size_t n, c
                                        Tick tick) {
   const K* k = static_cast<const K*>(keys);
   const auto dim = static_cast<size_t>(options_.dim);
+  DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   const Stamp now = BeginBatch(tick, n);
   const auto add = [&](size_t i, K key, char* row) {
     VectorBuffer sum(options_.dim);
@@ -387,14 +378,16 @@ Status HashTable<K, Lanes>::Accumulate(Exec& exec, const void* keys, size_t n, c
     StoreUpdated(sum.get(), key, tick, row);
     *layout().update(row) = now;
   };
-  std::vector<RowId> rows(n);
-  FindBatch(exec, k, n, now, layout().key_size, [&](Lanes& lanes) {
-    return internal::RowVisitor{rows.data(), lanes.rank() == 0};
-  });
-  DYNEMB_RETURN_IF_ERROR(InsertInitial(exec, k, Missing(rows.data(), n), tick, rows.data()));
+  const ScratchLease scratch;
+  RowId* const rows = scratch->rows.Resize(n);
+  if (FindRows(exec, k, n, now, Counts::kLookup, rows) != 0) {
+    DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, k, n, now, rows, &scratch->plan));
+  }
+  const size_t row_bytes =
+      std::min(layout().vector_offset + layout().vector_bytes(), kPrefetchMost);
   exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
-      if (i + 8 < end) PrefetchBytes(rows_.At(rows[i + 8]), layout().vector_offset + dim * 4);
+      if (i + 8 < end) PrefetchBytes(rows_.At(rows[i + 8]), row_bytes);
       add(i, k[i], rows_.At(rows[i]));
     }
   });
@@ -405,13 +398,12 @@ template <class K, class Lanes>
 Status HashTable<K, Lanes>::WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors,
                                       const float* state, bool insert, Tick tick) {
   const K* k = static_cast<const K*>(keys);
+  DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   const Stamp now = BeginBatch(tick, n);
-  std::vector<RowId> rows(n);
-  FindBatch(exec, k, n, now, layout().key_size, [&](Lanes& lanes) {
-    return internal::RowVisitor{rows.data(), lanes.rank() == 0};
-  });
-  if (insert) {
-    DYNEMB_RETURN_IF_ERROR(InsertInitial(exec, k, Missing(rows.data(), n), tick, rows.data()));
+  const ScratchLease scratch;
+  RowId* const rows = scratch->rows.Resize(n);
+  if (FindRows(exec, k, n, now, Counts::kLookup, rows) != 0 && insert) {
+    DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, k, n, now, rows, &scratch->plan));
   }
   exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {

@@ -4,80 +4,35 @@
 #define DYNEMB_TABLE_HASH_TABLE_INSERT_H_
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cc/table/hash_table.h"
+#include "cc/table/insert_plan.h"
 #include "cc/table/owners.h"
+#include "cc/table/phase.h"
 
 namespace dynemb {
 
-template <class K, class Lanes>
-Index::HashRows HashTable<K, Lanes>::RowHasher() const {
-  return [view = View()](const RowId* rows, size_t n, uint64_t* hashes) {
-    for (size_t i = 0; i < n; ++i) __builtin_prefetch(view.RowAt(rows[i]));
-    for (size_t i = 0; i < n; ++i) hashes[i] = MixKey(view.KeyAt(rows[i]));
-  };
-}
+namespace internal {
 
-// first[j] = the first of all positions with the hash of j. Returns whether any repeats. Each
-// worker looks after a share of the hashes.
-inline bool FindRepeats(Exec& exec, const std::vector<uint64_t>& hashes,
-                        std::vector<uint32_t>* first) {
-  constexpr uint32_t kFree = 0xFFFFFFFFu;
-  std::atomic<bool> any{false};
-  first->resize(hashes.size());
-  ForWorkers(exec, hashes.size(), [&](size_t worker, size_t workers) {
-    const std::vector<uint32_t> own =
-        OwnedBy(worker, workers, 0, hashes.size(),
-                [&hashes](size_t j) { return static_cast<uint32_t>(hashes[j] >> 32); });
-    size_t slots = 16;
-    while (slots < 2 * own.size()) slots *= 2;
-    std::vector<uint32_t> seen(slots, kFree);
-    bool repeated = false;
-    for (uint32_t j : own) {
-      size_t at = hashes[j] & (slots - 1);
-      while (seen[at] != kFree && hashes[seen[at]] != hashes[j]) at = (at + 1) & (slots - 1);
-      if (seen[at] == kFree) {
-        seen[at] = j;
-      } else {
-        repeated = true;
-      }
-      (*first)[j] = seen[at];
-    }
-    if (repeated) any.store(true, std::memory_order_relaxed);
-  });
-  return any.load();
-}
-
-template <class K, class Lanes>
-typename HashTable<K, Lanes>::Placement HashTable<K, Lanes>::PlanPlacement(
-    Exec& exec, const K* keys, std::vector<size_t> positions) const {
-  Placement p;
-  p.positions = std::move(positions);
-  p.hashes.resize(p.positions.size());
-  exec.ParallelFor(p.positions.size(), kKeyGrain, [&](size_t begin, size_t end) {
-    for (size_t j = begin; j < end; ++j) p.hashes[j] = MixKey(keys[p.positions[j]]);
-  });
-  std::vector<uint32_t> first;
-  if (!FindRepeats(exec, p.hashes, &first)) return p;
-  size_t kept = 0;
-  for (size_t j = 0; j < first.size(); ++j) {
-    if (first[j] == j) {
-      first[j] = static_cast<uint32_t>(kept);  // where it moves to
-      p.positions[kept] = p.positions[j];
-      p.hashes[kept++] = p.hashes[j];
-    } else {
-      p.repeats.push_back({p.positions[j], p.positions[first[first[j]]]});
-    }
+template <class K>
+class KeysOfRows final : public Index::RowHashes {
+ public:
+  explicit KeysOfRows(const TableView<K>& view) : view_(view) {}
+  void Read(const RowId* rows, size_t n, uint64_t* hashes) const override {
+    for (size_t i = 0; i < n; ++i) hashes[i] = MixKey(view_.KeyAt(rows[i]));
   }
-  p.positions.resize(kept);
-  p.hashes.resize(kept);
-  return p;
-}
+  void Prefetch(const RowId* rows, size_t n) const override {
+    for (size_t i = 0; i < n; ++i) __builtin_prefetch(view_.RowAt(rows[i]));
+  }
+
+ private:
+  const TableView<K> view_;
+};
+
+}  // namespace internal
 
 template <class K, class Lanes>
 Status HashTable<K, Lanes>::Refuse(uint64_t keys, const std::string& why) {
@@ -118,61 +73,60 @@ void HashTable<K, Lanes>::FillRow(Lanes& lanes, size_t i, K key, RowId row_id, S
 
 template <class K, class Lanes>
 template <class Fn>
-void HashTable<K, Lanes>::ForSegmentOwners(Exec& exec, const Placement& p, size_t first,
-                                           size_t last, const Fn& fn) const {
+void HashTable<K, Lanes>::ForSegmentOwners(Exec& exec, const InsertPlan& plan, size_t begin,
+                                           size_t end, const Fn& fn) const {
   if constexpr (Lanes::kShared) {
-    Lanes::Launch(exec, last - first, 64, [&](Lanes& lanes, size_t begin, size_t end) {
-      for (size_t j = begin; j < end; ++j) fn(lanes, first + j);
+    Lanes::Launch(exec, end - begin, 64, [&](Lanes& lanes, size_t first, size_t last) {
+      for (size_t j = first; j < last; ++j) fn(lanes, begin + j);
     });
   } else {
     const TableView<K> view = View();
-    ForWorkers(exec, last - first, [&](size_t worker, size_t workers) {
-      constexpr size_t kAhead = 16;
-      OneLane lane;
-      const std::vector<uint32_t> owned =
-          OwnedBy(worker, workers, first, last, [&p](size_t j) { return p.segment_of[j]; });
-      for (size_t o = 0; o < owned.size(); ++o) {
-        if (o + kAhead < owned.size()) {
-          const uint32_t j = owned[o + kAhead];
-          __builtin_prefetch(view.SegmentBuckets(p.segment_of[j]) + MakeProbe(p.hashes[j]).home, 1);
-        }
-        fn(lane, owned[o]);
-      }
-    });
+    OneLane lane;
+    plan.ForOwners(
+        exec, begin, end,
+        [&](size_t j) {
+          const Bucket* segment = view.SegmentBuckets(plan.segment_of[j]);
+          __builtin_prefetch(segment + MakeProbe(plan.hashes[j]).home, 1);
+        },
+        [&](size_t j) { fn(lane, j); });
   }
 }
 
 template <class K, class Lanes>
 template <class Fill>
-void HashTable<K, Lanes>::PlaceFresh(Exec& exec, const K* keys, const Placement& p, Stamp now,
-                                     RowId* rows, const Fill& fill) {
+void HashTable<K, Lanes>::PlaceFresh(Exec& exec, const K* keys, const InsertPlan& plan,
+                                     size_t fresh, Stamp now, RowId* rows, const Fill& fill) {
   const TableView<K> view = View();
-  const size_t fresh = p.fresh_rows.size();
-  Lanes::Launch(exec, fresh, kKeyGrain, [&](Lanes& lanes, size_t begin, size_t end) {
-    constexpr size_t kAhead = 8;
-    for (size_t j = begin; j < end; ++j) {
-      if (j + kAhead < end) __builtin_prefetch(view.RowAt(p.fresh_rows[j + kAhead]), 1);
-      const size_t i = p.positions[j];
-      if (lanes.rank() == 0) rows[i] = p.fresh_rows[j];
-      FillRow(lanes, i, keys[i], p.fresh_rows[j], now, fill);
-    }
-  });
-  ForSegmentOwners(exec, p, 0, fresh, [&](Lanes& lanes, size_t j) {
-    Claim(lanes, view.SegmentBuckets(p.segment_of[j]), MakeProbe(p.hashes[j]), p.fresh_rows[j],
+  {
+    Phase phase("fill rows");
+    Lanes::Launch(exec, fresh, kKeyGrain, [&](Lanes& lanes, size_t begin, size_t end) {
+      constexpr size_t kAhead = 8;
+      for (size_t j = begin; j < end; ++j) {
+        if (j + kAhead < end) __builtin_prefetch(view.RowAt(plan.rows[j + kAhead]), 1);
+        const size_t i = plan.positions[j];
+        if (lanes.rank() == 0) rows[i] = plan.rows[j];
+        FillRow(lanes, i, keys[i], plan.rows[j], now, fill);
+      }
+    });
+  }
+  Phase phase("claim slots");
+  ForSegmentOwners(exec, plan, 0, fresh, [&](Lanes& lanes, size_t j) {
+    Claim(lanes, view.SegmentBuckets(plan.segment_of[j]), MakeProbe(plan.hashes[j]), plan.rows[j],
           now);
   });
 }
 
 template <class K, class Lanes>
 template <class Fill>
-void HashTable<K, Lanes>::PlaceByEviction(Exec& exec, const K* keys, const Placement& p, Stamp now,
-                                          RowId* rows, const Fill& fill) {
+void HashTable<K, Lanes>::PlaceByEviction(Exec& exec, const K* keys, const InsertPlan& plan,
+                                          size_t fresh, Stamp now, RowId* rows, const Fill& fill) {
+  if (fresh == plan.size()) return;
+  Phase phase("evict");
   const TableView<K> view = View();
-  const size_t m = p.positions.size();
-  ForSegmentOwners(exec, p, p.fresh_rows.size(), m, [&](Lanes& lanes, size_t j) {
-    const size_t i = p.positions[j];
+  ForSegmentOwners(exec, plan, fresh, plan.size(), [&](Lanes& lanes, size_t j) {
+    const size_t i = plan.positions[j];
     const SlotRef at =
-        Evict(lanes, view, view.SegmentBuckets(p.segment_of[j]), MakeProbe(p.hashes[j]), now);
+        Evict(lanes, view, view.SegmentBuckets(plan.segment_of[j]), MakeProbe(plan.hashes[j]), now);
     if (lanes.rank() == 0) rows[i] = at.row;
     if (at.bucket != nullptr) FillRow(lanes, i, keys[i], at.row, now, fill);
   });
@@ -180,12 +134,12 @@ void HashTable<K, Lanes>::PlaceByEviction(Exec& exec, const K* keys, const Place
 
 template <class K, class Lanes>
 template <class Fill>
-Status HashTable<K, Lanes>::Insert(Exec& exec, const K* keys, std::vector<size_t> positions,
-                                   Stamp now, RowId* rows, const Fill& fill,
-                                   std::vector<size_t>* repeats) {
-  if (positions.empty()) return Status();
-  Placement p = PlanPlacement(exec, keys, std::move(positions));
-  const size_t m = p.positions.size();
+Status HashTable<K, Lanes>::Insert(Exec& exec, const K* keys, size_t n, Stamp now, RowId* rows,
+                                   const Fill& fill, InsertPlan* plan) {
+  Phase phase("insert");
+  plan->Build(exec, keys, rows, n, index_);
+  const size_t m = plan->size();
+  if (m == 0) return Status();
   const size_t fresh = std::min<uint64_t>(m, capacity() - size());
   if (fresh < m) {
     if (options_.evict_strategy == EvictStrategy::kNone) {
@@ -196,54 +150,48 @@ Status HashTable<K, Lanes>::Insert(Exec& exec, const K* keys, std::vector<size_t
     }
   }
 
-  p.fresh_rows.resize(fresh);
-  p.segment_of.resize(m);
-  Status status = rows_.Allocate(fresh, p.fresh_rows.data());
+  Status status = rows_.Allocate(fresh, plan->rows.get());
   if (!status.ok()) return Refuse(m, status.message());
-  rows_.Populate(exec);
-  std::vector<uint32_t> prefixes(m);
-  exec.ParallelFor(m, kKeyGrain, [&](size_t begin, size_t end) {
-    for (size_t j = begin; j < end; ++j) prefixes[j] = MakeProbe(p.hashes[j]).prefix;
-  });
-  status = index_.Grow(exec, prefixes.data(), fresh, RowHasher(), p.segment_of.data());
+  {
+    Phase faults("fault in memory");
+    rows_.Populate(exec);
+  }
+  status = index_.Grow(exec, plan->prefixes.get(), fresh, internal::KeysOfRows<K>(View()),
+                       plan->segment_of.get());
   if (!status.ok()) {
-    for (size_t j = fresh; j-- > 0;) rows_.Free(p.fresh_rows[j]);
+    for (size_t j = fresh; j-- > 0;) rows_.Free(plan->rows[j]);
     return Refuse(m, status.message());
   }
-  for (size_t j = fresh; j < m; ++j) p.segment_of[j] = index_.SegmentOf(prefixes[j]);
+  for (size_t j = fresh; j < m; ++j) plan->segment_of[j] = index_.SegmentOf(plan->prefixes[j]);
 
   // First every claim, then evictions: where lanes share buckets, a victim must not be a slot that
   // is just being claimed.
-  PlaceFresh(exec, keys, p, now, rows, fill);
-  PlaceByEviction(exec, keys, p, now, rows, fill);
+  PlaceFresh(exec, keys, *plan, fresh, now, rows, fill);
+  PlaceByEviction(exec, keys, *plan, fresh, now, rows, fill);
 
   uint64_t unplaced = 0;
   for (size_t j = fresh; j < m; ++j) {
-    const size_t i = p.positions[j];
-    if (rows[i] != kNoRow) continue;
+    if (rows[plan->positions[j]] != kNoRow) continue;
     // Its own segment holds nothing older than this batch; take any row of the table.
-    Placement one;
-    one.positions = {i};
-    one.hashes = {p.hashes[j]};
-    one.segment_of.resize(1);
-    one.fresh_rows.resize(1);
-    if (!EvictAnywhere(p.segment_of[j], now) || !rows_.Allocate(1, one.fresh_rows.data()).ok()) {
+    InsertPlan one;
+    one.BuildOne(plan->positions[j], plan->hashes[j], index_);
+    if (!EvictAnywhere(one.segment_of[0], now) || !rows_.Allocate(1, one.rows.get()).ok()) {
       ++unplaced;
       continue;
     }
-    if (!index_.Grow(exec, &prefixes[j], 1, RowHasher(), one.segment_of.data()).ok()) {
-      rows_.Free(one.fresh_rows[0]);
+    if (!index_
+             .Grow(exec, one.prefixes.get(), 1, internal::KeysOfRows<K>(View()),
+                   one.segment_of.get())
+             .ok()) {
+      rows_.Free(one.rows[0]);
       ++unplaced;
       continue;
     }
-    PlaceFresh(exec, keys, one, now, rows, fill);
+    PlaceFresh(exec, keys, one, 1, now, rows, fill);
   }
-  for (const Repeat& r : p.repeats) rows[r.position] = rows[r.first];
-  if (repeats != nullptr) {
-    for (const Repeat& r : p.repeats) repeats->push_back(r.position);
-  }
+  for (const InsertPlan::Repeat& r : plan->repeats()) rows[r.position] = rows[r.first];
   counters_.inserts.fetch_add(m - unplaced, std::memory_order_relaxed);
-  counters_.evictions.fetch_add(m - fresh, std::memory_order_relaxed);
+  counters_.evictions.fetch_add(m - fresh - unplaced, std::memory_order_relaxed);
   if (unplaced != 0) return Refuse(unplaced, "no row could be evicted for them");
   return Status();
 }
@@ -299,9 +247,10 @@ size_t HashTable<K, Lanes>::Erase(Exec& exec, const void* keys, size_t n) {
     });
     ForWorkers(exec, n, [&](size_t worker, size_t workers) {
       OneLane lane;
-      for (uint32_t i : OwnedBy(worker, workers, 0, n, [&](size_t i) { return segment_of[i]; })) {
-        erase(lane, i, segment_of[i]);
-      }
+      std::vector<uint32_t> owned(n);
+      const size_t count = OwnedBy(
+          worker, workers, n, [&](size_t i) { return segment_of[i]; }, owned.data());
+      for (size_t o = 0; o < count; ++o) erase(lane, owned[o], segment_of[owned[o]]);
     });
   }
   size_t erased = 0;

@@ -7,6 +7,7 @@
 
 #include "cc/table/bucket_ops.h"
 #include "cc/table/lanes.h"
+#include "cc/table/phase.h"
 
 namespace dynemb {
 namespace {
@@ -111,12 +112,12 @@ Status Index::DeepenDirectory(uint32_t depth) {
   return Status();
 }
 
-Status Index::Grow(Exec& exec, const uint32_t* prefixes, size_t n, const HashRows& hash_rows,
+Status Index::Grow(Exec& exec, const uint32_t* prefixes, size_t n, const RowHashes& row_hashes,
                    uint32_t* segment_of) {
+  Phase phase("grow the index");
   std::vector<uint32_t> overfull;
   const auto add_pending = [&](size_t i) {
-    const uint32_t s = SegmentOf(prefixes[i]);
-    segment_of[i] = s;
+    const uint32_t s = segment_of[i];
     Segment& segment = segment_[s];
     if (segment.pending == UINT16_MAX) return;  // far overfull already
     ++segment.pending;
@@ -128,7 +129,7 @@ Status Index::Grow(Exec& exec, const uint32_t* prefixes, size_t n, const HashRow
   bool first_round = true;
   Status status;
   while (!overfull.empty()) {
-    status = SplitAll(exec, overfull, hash_rows);
+    status = SplitAll(exec, overfull, row_hashes);
     if (!status.ok()) break;
     for (uint32_t s : overfull) segment_[s].pending = 0;
     std::vector<bool> split(segments());
@@ -144,7 +145,10 @@ Status Index::Grow(Exec& exec, const uint32_t* prefixes, size_t n, const HashRow
                                      [&](size_t i) { return !split[segment_of[i]]; }),
                       displaced.end());
     }
-    for (size_t i : displaced) add_pending(i);
+    for (size_t i : displaced) {
+      segment_of[i] = SegmentOf(prefixes[i]);
+      add_pending(i);
+    }
   }
   // Either way nothing stays pending.
   for (size_t i = 0; i < n; ++i) {
@@ -156,13 +160,16 @@ Status Index::Grow(Exec& exec, const uint32_t* prefixes, size_t n, const HashRow
 }
 
 Status Index::SplitAll(Exec& exec, const std::vector<uint32_t>& overfull,
-                       const HashRows& hash_rows) {
+                       const RowHashes& row_hashes) {
   uint32_t deepest = 0;
   for (uint32_t s : overfull) deepest = std::max<uint32_t>(deepest, segment_[s].depth + 1u);
   if (deepest > depth_) DYNEMB_RETURN_IF_ERROR(DeepenDirectory(deepest));
   const uint32_t first = segments();
   DYNEMB_RETURN_IF_ERROR(AddSegments(overfull.size()));
-  arena_.Populate(exec, segments() * kSegmentBytes);
+  {
+    Phase phase("fault in memory");
+    arena_.Populate(exec, segments() * kSegmentBytes);
+  }
 
   for (size_t j = 0; j < overfull.size(); ++j) {
     Segment& from = segment_[overfull[j]];
@@ -173,19 +180,23 @@ Status Index::SplitAll(Exec& exec, const std::vector<uint32_t>& overfull,
     std::fill_n(directory_.begin() + static_cast<ptrdiff_t>(entry),
                 size_t{1} << (depth_ - to.depth), static_cast<uint32_t>(first + j));
   }
+  Phase phase("split segments");
   exec.ParallelFor(overfull.size(), 4, [&](size_t begin, size_t end) {
     for (size_t j = begin; j < end; ++j) {
-      Redistribute(overfull[j], static_cast<uint32_t>(first + j), hash_rows);
+      Redistribute(overfull[j], static_cast<uint32_t>(first + j), row_hashes);
     }
   });
   return Status();
 }
 
 // Moves the keys of `from` that now belong to `to`, and rebuilds both.
-void Index::Redistribute(uint32_t from, uint32_t to, const HashRows& hash_rows) {
+void Index::Redistribute(uint32_t from, uint32_t to, const RowHashes& row_hashes) {
   RowId rows[kSlotsPerSegment];
   Stamp access[kSlotsPerSegment];
-  uint64_t hashes[kSlotsPerSegment];
+  // The keys are all over the memory; those of the next chunks come while one is placed.
+  constexpr size_t kChunk = 16;
+  constexpr size_t kChunksAhead = 2;
+  uint64_t hashes[kChunk];
   size_t n = 0;
   Bucket* stay = SegmentBuckets(from);
   Bucket* go = SegmentBuckets(to);
@@ -199,15 +210,23 @@ void Index::Redistribute(uint32_t from, uint32_t to, const HashRows& hash_rows) 
     }
     ClearBucket(&stay[b]);
   }
-  hash_rows(rows, n, hashes);
   OneLane lane;
   const uint32_t bit = 1u << (32 - segment_[to].depth);
   uint16_t moved = 0;
-  for (size_t i = 0; i < n; ++i) {
-    const Probe probe = MakeProbe(hashes[i]);
-    const bool goes = (probe.prefix & bit) != 0;
-    moved += goes;
-    Claim(lane, goes ? go : stay, probe, rows[i], access[i]);
+  const auto prefetch = [&](size_t i) {
+    if (i < n) row_hashes.Prefetch(rows + i, std::min(kChunk, n - i));
+  };
+  for (size_t ahead = 0; ahead < kChunksAhead; ++ahead) prefetch(ahead * kChunk);
+  for (size_t i = 0; i < n; i += kChunk) {
+    prefetch(i + kChunksAhead * kChunk);
+    const size_t m = std::min(kChunk, n - i);
+    row_hashes.Read(rows + i, m, hashes);
+    for (size_t c = 0; c < m; ++c) {
+      const Probe probe = MakeProbe(hashes[c]);
+      const bool goes = (probe.prefix & bit) != 0;
+      moved += goes;
+      Claim(lane, goes ? go : stay, probe, rows[i + c], access[i + c]);
+    }
   }
   segment_[to].count = moved;
   segment_[from].count = static_cast<uint16_t>(n - moved);

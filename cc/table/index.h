@@ -12,7 +12,6 @@
 #define DYNEMB_TABLE_INDEX_H_
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include "cc/table/arena.h"
@@ -24,8 +23,18 @@ namespace dynemb {
 
 class Index {
  public:
-  // Fills hashes[i] with MixKey of the key in row rows[i].
-  using HashRows = std::function<void(const RowId* rows, size_t n, uint64_t* hashes)>;
+  // Where the keys of rows are, for segments that split: their hashes are needed again.
+  class RowHashes {
+   public:
+    virtual ~RowHashes() = default;
+    // hashes[i] = MixKey of the key in row rows[i]. The rows were announced to Prefetch shortly
+    // before.
+    virtual void Read(const RowId* rows, size_t n, uint64_t* hashes) const = 0;
+    virtual void Prefetch(const RowId* rows, size_t n) const {
+      (void)rows;
+      (void)n;
+    }
+  };
 
   // Prepares room for `expected_keys`, and address space for up to `max_keys`. 0 < max_load <=
   // kMaxLoad.
@@ -47,10 +56,10 @@ class Index {
   size_t bytes() const;
 
   // Makes room for n keys with these prefixes, which the caller will claim slots for, and counts
-  // them as held. On success segment_of[i] is where key i belongs. On failure (no memory, or keys
-  // whose hashes agree in so many bits that they cannot be parted) nothing is counted, and every
-  // key is still found.
-  Status Grow(Exec& exec, const uint32_t* prefixes, size_t n, const HashRows& hash_rows,
+  // them as held. segment_of[i] is SegmentOf(prefixes[i]) before and, on success, after. On failure
+  // (no memory, or keys whose hashes agree in so many bits that they cannot be parted) nothing is
+  // counted, and every key is still found.
+  Status Grow(Exec& exec, const uint32_t* prefixes, size_t n, const RowHashes& row_hashes,
               uint32_t* segment_of);
 
   // A key was counted but found no slot of its own, or gave it up. Atomic: teams may share a
@@ -76,8 +85,8 @@ class Index {
   Status AddSegments(size_t n);  // whose buckets are still to be cleared
   void ClearSegment(uint32_t segment);
   Status DeepenDirectory(uint32_t depth);
-  Status SplitAll(Exec& exec, const std::vector<uint32_t>& overfull, const HashRows& hash_rows);
-  void Redistribute(uint32_t from, uint32_t to, const HashRows& hash_rows);
+  Status SplitAll(Exec& exec, const std::vector<uint32_t>& overfull, const RowHashes& row_hashes);
+  void Redistribute(uint32_t from, uint32_t to, const RowHashes& row_hashes);
 
   Arena arena_;
   std::vector<uint32_t> directory_;

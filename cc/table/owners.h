@@ -5,35 +5,42 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "cc/table/exec.h"
 
 namespace dynemb {
 
-// Calls fn(worker, workers) once for each worker: one alone if n, the amount of work, is small.
+// How many workers share an amount of work n: one alone if it is small.
+inline size_t NumWorkers(const Exec& exec, size_t n) {
+  constexpr size_t kWorthSharing = 2048;
+  return n < kWorthSharing ? 1 : exec.parallelism();
+}
+
+// Calls fn(worker, workers) once for each worker.
 template <class Fn>
 void ForWorkers(Exec& exec, size_t n, const Fn& fn) {
-  constexpr size_t kWorthSharing = 2048;
-  const size_t workers = n < kWorthSharing ? 1 : exec.parallelism();
+  const size_t workers = NumWorkers(exec, n);
   exec.ParallelFor(workers, 1, [&](size_t first, size_t last) {
     for (size_t worker = first; worker < last; ++worker) fn(worker, workers);
   });
 }
 
-// The j of [first, last), below 2^32, whose unit(j) (32 bits) belongs to this worker, ascending.
+// Whether a unit (32 bits) belongs to this worker.
+inline bool Owns(size_t worker, size_t workers, uint32_t unit) {
+  const uint32_t scattered = unit * 0x9E3779B1u;
+  return ((uint64_t{scattered} * workers) >> 32) == worker;
+}
+
+// Puts the j of [0, n) whose unit(j) belongs to this worker into `owned`, which has room
+// for n, ascending; returns how many there are.
 template <class Unit>
-std::vector<uint32_t> OwnedBy(size_t worker, size_t workers, size_t first, size_t last,
-                              const Unit& unit) {
-  std::vector<uint32_t> owned(last - first);
+size_t OwnedBy(size_t worker, size_t workers, size_t n, const Unit& unit, uint32_t* owned) {
   size_t count = 0;
-  for (size_t j = first; j < last; ++j) {  // no branch: it could not be predicted
+  for (size_t j = 0; j < n; ++j) {  // no branch: it could not be predicted
     owned[count] = static_cast<uint32_t>(j);
-    const uint32_t scattered = unit(j) * 0x9E3779B1u;
-    count += ((uint64_t{scattered} * workers) >> 32) == worker;
+    count += Owns(worker, workers, unit(j));
   }
-  owned.resize(count);
-  return owned;
+  return count;
 }
 
 }  // namespace dynemb

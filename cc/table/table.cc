@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "cc/table/hash_table.h"
+#include "cc/table/phase.h"
 
 namespace dynemb {
 namespace {
@@ -180,6 +181,7 @@ TableLock::TableLock(std::vector<Table*> tables, Mode mode)
     : tables_(std::move(tables)), mode_(mode) {
   std::sort(tables_.begin(), tables_.end(), std::less<Table*>());
   tables_.erase(std::unique(tables_.begin(), tables_.end()), tables_.end());
+  Phase phase("wait for locks");
   for (Table* t : tables_) {
     mode_ == Mode::kShared ? t->mutex().lock_shared() : t->mutex().lock();
   }

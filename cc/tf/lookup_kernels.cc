@@ -7,7 +7,7 @@
 #include "cc/lookup/backward.h"
 #include "cc/lookup/bags.h"
 #include "cc/lookup/pool.h"
-#include "cc/tf/scratch.h"
+#include "cc/table/scratch.h"
 #include "cc/tf/table_resource.h"
 
 namespace dynemb {
@@ -252,14 +252,15 @@ class LookupSparseWeightGradOp : public SparseOp {
   absl::Status Run(tf::OpKernelContext* ctx) override {
     TF_RETURN_IF_ERROR(CheckInputs(ctx, 8));
     PoolExec exec = MakeExec(ctx);
-    std::vector<Bags> bags(n_);
+    auto bags = bags_.Take();
+    bags->resize(n_);
     std::vector<TableRef> refs(n_);
     std::vector<Table*> tables;
     std::vector<WeightGradientTask> tasks(n_);
     for (int i = 0; i < n_; ++i) {
       TF_RETURN_IF_ERROR(GetTable(ctx, ctx->input(i), &refs[i]));
       tables.push_back(&refs[i]->table());
-      TF_RETURN_IF_ERROR(MakeTask(ctx, exec, i, tables.back(), &bags[i], &tasks[i]));
+      TF_RETURN_IF_ERROR(MakeTask(ctx, exec, i, tables.back(), &(*bags)[i], &tasks[i]));
     }
     TableLock lock(tables, TableLock::Mode::kShared);
     WeightGradient(exec, tasks);
@@ -295,6 +296,8 @@ class LookupSparseWeightGradOp : public SparseOp {
     task->upstream = grads.data();
     return Output(ctx, i, keys.shape(), &task->gradient);
   }
+
+  ScratchPool<std::vector<Bags>> bags_;
 };
 
 class DedupSumOp : public DynembOp {

@@ -7,6 +7,7 @@
 
 #include "cc/table/bucket_ops.h"
 #include "cc/table/lanes.h"
+#include "tests/cc/rows_are_keys.h"
 #include "tests/cc/table_suite.h"
 
 namespace dynemb {
@@ -22,11 +23,11 @@ class IndexTest : public ::testing::Test {
   }
   Status Add(size_t n) {
     std::vector<uint32_t> prefixes(n), segment_of(n);
-    for (size_t i = 0; i < n; ++i) prefixes[i] = MakeProbe(MixKey(next_ + i)).prefix;
-    const Index::HashRows hash = [](const RowId* rows, size_t m, uint64_t* hashes) {
-      for (size_t i = 0; i < m; ++i) hashes[i] = MixKey(rows[i]);
-    };
-    const Status status = index_.Grow(exec_, prefixes.data(), n, hash, segment_of.data());
+    for (size_t i = 0; i < n; ++i) {
+      prefixes[i] = MakeProbe(MixKey(next_ + i)).prefix;
+      segment_of[i] = index_.SegmentOf(prefixes[i]);
+    }
+    const Status status = index_.Grow(exec_, prefixes.data(), n, RowsAreKeys(), segment_of.data());
     if (!status.ok()) return status;
     OneLane lane;
     for (size_t i = 0; i < n; ++i) {
@@ -153,10 +154,8 @@ TEST_F(IndexTest, FloodFailsAndChangesNothing) {
   ASSERT_TRUE(Add(3000).ok());
   std::vector<uint32_t> prefixes(500, 0x77777777u), segment_of(500);
   prefixes[0] = 1;
-  const Index::HashRows hash = [](const RowId* rows, size_t m, uint64_t* hashes) {
-    for (size_t i = 0; i < m; ++i) hashes[i] = MixKey(rows[i]);
-  };
-  EXPECT_EQ(index_.Grow(exec_, prefixes.data(), 500, hash, segment_of.data()).code(),
+  for (size_t i = 0; i < 500; ++i) segment_of[i] = index_.SegmentOf(prefixes[i]);
+  EXPECT_EQ(index_.Grow(exec_, prefixes.data(), 500, RowsAreKeys(), segment_of.data()).code(),
             Code::kResourceExhausted);
   Check();  // counts, too
   EXPECT_LT(index_.bytes(), 1u << 20);

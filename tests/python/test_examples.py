@@ -149,8 +149,9 @@ def test_readme_code_runs(tmp_path, number):
     run_python(["-c", readme_blocks()[number]], tmp_path)
 
 
-def test_readme_has_both_examples():
+def test_readme_has_its_examples():
     blocks = readme_blocks()
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     assert "de.layers.Embedding" in blocks[0]
     assert "de.lookup_sparse" in blocks[1]
+    assert "profiler" in blocks[2]

@@ -1,0 +1,96 @@
+// What the benchmarks work on: keys, tables filled with them, and a model's worth of tables.
+#ifndef DYNEMB_BENCHMARKS_CC_WORKLOAD_H_
+#define DYNEMB_BENCHMARKS_CC_WORKLOAD_H_
+
+#include <benchmark/benchmark.h>
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cc/lookup/bags.h"
+#include "cc/table/exec.h"
+#include "cc/table/phase.h"
+#include "cc/table/table.h"
+
+namespace dynemb {
+
+// Ends the process unless the call went well: a benchmark has nothing to measure then.
+void Require(const Status& status);
+
+enum class Keys { kUniform, kZipf, kEqual };
+
+// n row numbers below `rows`: all alike, or by Zipf's law with exponent 1.05, or one and the same.
+std::vector<uint64_t> DrawRows(Keys kind, size_t n, uint64_t rows, uint64_t seed);
+
+// The key of a row number: distinct, and in no order.
+inline uint64_t KeyOfRow(uint64_t row) { return row * 0x9E3779B97F4A7C15ull; }
+std::vector<uint64_t> KeysOf(std::vector<uint64_t> rows);
+
+std::unique_ptr<Table> MakeTable(int64_t dim, int64_t init_capacity);
+
+// Tables of `rows` rows each, with the state of `optimizer`, and ids to look up in them.
+class Model {
+ public:
+  struct Shape {
+    size_t tables = 26;
+    uint64_t rows = 1'000'000;
+    int64_t dim = 16;
+    size_t batch = 8192;
+    size_t hotness = 1;
+    Keys keys = Keys::kUniform;
+    bool operator==(const Shape& o) const {
+      return tables == o.tables && rows == o.rows && dim == o.dim && batch == o.batch &&
+             hotness == o.hotness && keys == o.keys;
+    }
+  };
+  static constexpr size_t kSteps = 4;  // different batches, which a benchmark goes round
+
+  Model(const Shape& shape, OptimizerKind optimizer);
+  // The model of this shape; keeps the last one made, as memory allows one at a time.
+  static Model& Of(const Shape& shape, OptimizerKind optimizer);
+
+  const Shape& shape() const { return shape_; }
+  size_t ids() const { return shape_.tables * nnz(); }
+  size_t nnz() const { return shape_.batch * shape_.hotness; }
+  Table* table(size_t t) { return tables_[t].get(); }
+  const uint64_t* keys(size_t t, size_t step) const { return keys_[step % kSteps][t].data(); }
+  // Greater with every call.
+  Tick NextTick() { return ++tick_; }
+
+ private:
+  Shape shape_;
+  OptimizerKind optimizer_;
+  Tick tick_ = 0;
+  std::vector<std::unique_ptr<Table>> tables_;
+  std::vector<std::vector<std::vector<uint64_t>>> keys_;  // [step][table][nnz]
+};
+
+// Adds up the time of the library's phases while it lives, in seconds: each phase's own time, less
+// that of the phases inside it. For batches run one at a time.
+class PhaseTimes final : public PhaseListener {
+ public:
+  PhaseTimes() { Phase::Listen(this); }
+  ~PhaseTimes() override { Phase::Listen(nullptr); }
+  int64_t Begin(const char* name) override;
+  void End(int64_t id) override;
+  // Makes each phase's time in an iteration a counter of the benchmark.
+  void Report(benchmark::State* state) const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Open {
+    const char* name;
+    Clock::time_point since;
+    Clock::duration inside{0};
+  };
+  std::vector<Open> open_;
+  std::map<std::string, double> seconds_;
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_BENCHMARKS_CC_WORKLOAD_H_

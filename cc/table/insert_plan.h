@@ -1,0 +1,119 @@
+// InsertPlan: what pass 2 does for a batch: the distinct keys that need a row, where each belongs,
+// and which worker claims its slot. Scratch, to be used again for the next batch.
+//
+//   plan.Build(exec, keys, rows, n, index);           // distinct keys and their owners
+//   plan.rows, index.Grow(..., plan.segment_of.get()) // rows and room for them, by the caller
+//   plan.ForOwners(exec, ...)                         // claim slots
+//
+// Keys are numbered j = 0, 1, ... in the order of the batch. Ownership goes by the segment that a
+// key belongs to before the index grows: segments only split, so two keys of one segment have one
+// owner afterwards too, and its slots are claimed in the order of the batch, by any number of
+// workers.
+#ifndef DYNEMB_TABLE_INSERT_PLAN_H_
+#define DYNEMB_TABLE_INSERT_PLAN_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "cc/table/exec.h"
+#include "cc/table/index.h"
+#include "cc/table/key.h"
+#include "cc/table/owners.h"
+#include "cc/table/scratch.h"
+#include "cc/table/types.h"
+
+namespace dynemb {
+
+class InsertPlan {
+ public:
+  // Keys in a batch at most; positions are 32 bits.
+  static constexpr size_t kMaxKeys = 0xFFFFFFFE;
+  // A position whose key a position before it names too.
+  struct Repeat {
+    uint32_t position, first;
+  };
+
+  // Plans for the keys[i] with rows[i] == kNoRow, i < n <= kMaxKeys.
+  template <class K>
+  void Build(Exec& exec, const K* keys, const RowId* rows, size_t n, const Index& index);
+  // Plans for the one key at `position`, whose hash is known to be distinct.
+  void BuildOne(uint32_t position, uint64_t hash, const Index& index);
+
+  // The number of distinct keys.
+  size_t size() const { return size_; }
+  const std::vector<Repeat>& repeats() const { return repeats_; }
+  // fn(j) for every j of [begin, end), by the owner of j, ascending. prefetch(j) comes some keys
+  // earlier.
+  template <class Prefetch, class Fn>
+  void ForOwners(Exec& exec, size_t begin, size_t end, const Prefetch& prefetch,
+                 const Fn& fn) const;
+  // Gives back what only a huge batch needs.
+  void Shrink();
+
+  // Of key j, below size():
+  Buffer<uint32_t> positions;   // the first position in the batch that names it
+  Buffer<uint64_t> hashes;      // MixKey of it
+  Buffer<uint32_t> prefixes;    // MakeProbe(hash).prefix
+  Buffer<uint32_t> segment_of;  // where it belongs, before the index grows
+  Buffer<RowId> rows;           // room for the caller to deal row ids
+
+ private:
+  struct Worker {
+    Buffer<uint32_t> owned;  // the j of this worker, ascending
+    size_t num_owned = 0;
+    Buffer<uint32_t> seen;  // a hash set of j, by open addressing
+  };
+
+  void FindMissing(const RowId* rows, size_t n);
+  // Makes each worker's list and parts off keys that repeat.
+  void Assign(Exec& exec);
+  bool FindRepeats(Worker* worker);
+  void RemoveRepeats();
+
+  size_t size_ = 0;
+  size_t num_workers_ = 0;
+  std::vector<Worker> workers_;  // only grows; the first num_workers_ are in use
+  std::vector<Repeat> repeats_;
+  Buffer<uint32_t> first_;  // [j] the first with the same hash, while keys may repeat
+};
+
+template <class K>
+void InsertPlan::Build(Exec& exec, const K* keys, const RowId* rows_found, size_t n,
+                       const Index& index) {
+  constexpr size_t kGrain = 2048;
+  FindMissing(rows_found, n);
+  hashes.Resize(size_);
+  prefixes.Resize(size_);
+  segment_of.Resize(size_);
+  exec.ParallelFor(size_, kGrain, [&](size_t begin, size_t end) {
+    for (size_t j = begin; j < end; ++j) {
+      hashes[j] = MixKey(keys[positions[j]]);
+      prefixes[j] = MakeProbe(hashes[j]).prefix;
+      segment_of[j] = index.SegmentOf(prefixes[j]);
+    }
+  });
+  Assign(exec);
+  rows.Resize(size_);
+}
+
+template <class Prefetch, class Fn>
+void InsertPlan::ForOwners(Exec& exec, size_t begin, size_t end, const Prefetch& prefetch,
+                           const Fn& fn) const {
+  constexpr size_t kAhead = 16;
+  exec.ParallelFor(num_workers_, 1, [&](size_t first, size_t last) {
+    for (size_t w = first; w < last; ++w) {
+      const uint32_t* const owned = workers_[w].owned.get();
+      const size_t n = workers_[w].num_owned;
+      for (size_t o = std::lower_bound(owned, owned + n, begin) - owned; o < n; ++o) {
+        if (owned[o] >= end) break;
+        if (o + kAhead < n) prefetch(owned[o + kAhead]);
+        fn(owned[o]);
+      }
+    }
+  });
+}
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_TABLE_INSERT_PLAN_H_

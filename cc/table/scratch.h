@@ -1,0 +1,101 @@
+// Working memory that is kept between calls, as the system would take it back at the end of each
+// and hand it out again page by page: Buffer, an array that only grows; ScratchPool, which keeps
+// objects made of such arrays, also when calls overlap; and SharedScratch, one of the process's.
+#ifndef DYNEMB_TABLE_SCRATCH_H_
+#define DYNEMB_TABLE_SCRATCH_H_
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace dynemb {
+
+template <class T>
+class Buffer {
+  static_assert(std::is_trivial<T>::value, "elements are not initialised");
+
+ public:
+  // Room for n elements of any value. What was there is gone if it has to grow.
+  T* Resize(size_t n) {
+    if (n > capacity_) {
+      Free();  // first, so that both are never held
+      data_.reset(new T[n]);
+      capacity_ = n;
+    }
+    return data_.get();
+  }
+  size_t bytes() const { return capacity_ * sizeof(T); }
+  // Gives the memory back if it is more than batches of millions of keys need.
+  void Shrink() {
+    if (bytes() > kKept) Free();
+  }
+  static constexpr size_t kKept = size_t{16} << 20;  // bytes
+  T* get() const { return data_.get(); }
+  T& operator[](size_t i) const { return data_[i]; }
+
+ private:
+  void Free() {
+    data_.reset();
+    capacity_ = 0;
+  }
+
+  std::unique_ptr<T[]> data_;
+  size_t capacity_ = 0;
+};
+
+template <class T>
+class ScratchPool {
+ public:
+  // Gives its object back to the pool at the end of its life.
+  class Lease {
+   public:
+    Lease(ScratchPool* pool, std::unique_ptr<T> object) : pool_(pool), object_(std::move(object)) {}
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    ~Lease() {
+      std::lock_guard<std::mutex> lock(pool_->mutex_);
+      pool_->idle_.push_back(std::move(object_));
+    }
+    T* operator->() const { return object_.get(); }
+    T& operator*() const { return *object_; }
+
+   private:
+    ScratchPool* pool_;
+    std::unique_ptr<T> object_;
+  };
+
+  Lease Take() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (idle_.empty()) return Lease(this, std::make_unique<T>());
+    std::unique_ptr<T> object = std::move(idle_.back());
+    idle_.pop_back();
+    return Lease(this, std::move(object));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<T>> idle_;
+};
+
+// A T of the process's pool of them. T::Shrink gives back what only a huge batch needs.
+template <class T>
+class SharedScratch {
+ public:
+  SharedScratch() : lease_(Pool().Take()) {}
+  ~SharedScratch() { lease_->Shrink(); }
+  T* operator->() const { return lease_.operator->(); }
+
+ private:
+  static ScratchPool<T>& Pool() {
+    static auto* const pool = new ScratchPool<T>;  // lives as long as any table may
+    return *pool;
+  }
+  typename ScratchPool<T>::Lease lease_;
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_TABLE_SCRATCH_H_

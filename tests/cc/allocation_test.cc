@@ -1,0 +1,172 @@
+// In steady state no call allocates memory of the size of its batch: it has kept what it needs.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "cc/lookup/apply.h"
+#include "cc/lookup/backward.h"
+#include "cc/lookup/pool.h"
+#include "cc/table/table.h"
+
+namespace {
+
+std::atomic<size_t> largest{0};
+
+void* Allocate(size_t bytes, size_t alignment) {
+  size_t seen = largest.load();
+  while (bytes > seen && !largest.compare_exchange_weak(seen, bytes)) {
+  }
+  void* p = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  if (p == nullptr) throw std::bad_alloc();
+  return p;
+}
+
+}  // namespace
+
+void* operator new(size_t bytes) { return Allocate(bytes, alignof(std::max_align_t)); }
+void* operator new[](size_t bytes) { return Allocate(bytes, alignof(std::max_align_t)); }
+void* operator new(size_t bytes, std::align_val_t alignment) {
+  return Allocate(bytes, static_cast<size_t>(alignment));
+}
+void* operator new[](size_t bytes, std::align_val_t alignment) {
+  return Allocate(bytes, static_cast<size_t>(alignment));
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete[](void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
+void operator delete[](void* p, size_t) noexcept { std::free(p); }
+void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
+void operator delete[](void* p, std::align_val_t) noexcept { std::free(p); }
+void operator delete(void* p, size_t, std::align_val_t) noexcept { std::free(p); }
+void operator delete[](void* p, size_t, std::align_val_t) noexcept { std::free(p); }
+
+namespace dynemb {
+namespace {
+
+constexpr size_t kBatch = 65536;  // its smallest array, one byte a key, is 64 KiB
+constexpr size_t kSmall = 16384;
+constexpr int64_t kDim = 8;
+
+// The largest allocation of a call, after it has been made twice.
+template <class Call>
+size_t LargestOf(const Call& call) {
+  call();
+  call();
+  largest.store(0);
+  call();
+  return largest.load();
+}
+
+class AllocationTest : public ::testing::TestWithParam<size_t> {
+ protected:
+  AllocationTest() : exec_(GetParam()), keys_(kBatch), rows_(kBatch), vectors_(kBatch * kDim) {
+    TableOptions options;
+    options.name = "t";
+    options.dim = kDim;
+    options.init_capacity = 2 * kBatch;
+    EXPECT_TRUE(Table::Create(options, &table_).ok());
+    StateSpec state{"adagrad", {kDim}, {0.1f}};
+    EXPECT_TRUE(table_->AttachState(exec_, state).ok());
+    for (size_t i = 0; i < kBatch; ++i) keys_[i] = (i / 3) * 0x9E3779B97F4A7C15ull;  // repeats
+    EXPECT_TRUE(table_->FindOrInsert(exec_, keys_.data(), kBatch, ++tick_, rows_.data()).ok());
+  }
+
+  ThreadsExec exec_;
+  std::unique_ptr<Table> table_;
+  Tick tick_ = 0;
+  std::vector<uint64_t> keys_;
+  std::vector<RowId> rows_;
+  std::vector<float> vectors_;
+};
+
+TEST_P(AllocationTest, TheCounterSees) {
+  EXPECT_GE(LargestOf([] { std::vector<char> v(kBatch); }), kBatch);
+}
+
+TEST_P(AllocationTest, BatchesOfPresentKeys) {
+  EXPECT_LT(LargestOf([&] {
+              table_->Lookup(exec_, keys_.data(), kBatch, ++tick_, nullptr, vectors_.data(),
+                             rows_.data());
+            }),
+            kSmall);
+  EXPECT_LT(LargestOf([&] {
+              ASSERT_TRUE(table_
+                              ->LookupOrInsert(exec_, keys_.data(), kBatch, ++tick_,
+                                               vectors_.data(), rows_.data())
+                              .ok());
+            }),
+            kSmall);
+  EXPECT_LT(
+      LargestOf([&] {
+        ASSERT_TRUE(table_->Upsert(exec_, keys_.data(), kBatch, vectors_.data(), ++tick_).ok());
+      }),
+      kSmall);
+}
+
+// All keys new, in a table that has room for them: erased in between.
+TEST_P(AllocationTest, BatchesOfNewKeys) {
+  std::vector<uint64_t> fresh(kBatch);
+  uint64_t next = 1;
+  const auto call = [&] {
+    for (uint64_t& key : fresh) key = next++ / 2;
+    ASSERT_TRUE(table_->Upsert(exec_, fresh.data(), kBatch, vectors_.data(), ++tick_).ok());
+  };
+  size_t most = 0;
+  for (int i = 0; i < 4; ++i) {
+    largest.store(0);
+    call();
+    if (i >= 2) most = std::max(most, largest.load());
+    table_->Erase(exec_, fresh.data(), kBatch);
+  }
+  EXPECT_LT(most, kSmall);
+}
+
+TEST_P(AllocationTest, TrainingSteps) {
+  Bags bags;
+  ASSERT_TRUE(bags.InitUniform(2, kBatch, kBatch / 2).ok());
+  std::vector<float> pooled(kBatch / 2 * kDim), sums(kBatch * kDim);
+  std::vector<uint64_t> unique(kBatch);
+  std::vector<RowId> unique_rows(kBatch);
+  Backward backward;
+  std::vector<PoolTask> pool(1);
+  pool[0].table = table_.get();
+  pool[0].keys = keys_.data();
+  pool[0].bags = &bags;
+  pool[0].pooled = pooled.data();
+  pool[0].rows = rows_.data();
+  BackwardTask sum;
+  sum.keys = keys_.data();
+  sum.rows = rows_.data();
+  sum.bags = &bags;
+  sum.upstream = pooled.data();
+  sum.dim = kDim;
+  const BackwardOutput out{unique.data(), unique_rows.data(), sums.data()};
+  for (const bool known_rows : {true, false}) {
+    EXPECT_LT(LargestOf([&] {
+                ASSERT_TRUE(Pool(exec_, pool, ++tick_, true).ok());
+                ASSERT_TRUE(backward.Prepare(exec_, &sum, 1).ok());
+                backward.Write(exec_, &out);
+                std::vector<ApplyTask> apply(1);
+                apply[0] = {table_.get(), unique.data(), unique_rows.data(), sums.data(),
+                            backward.num_unique(0)};
+                if (!known_rows)
+                  apply[0] = {table_.get(), keys_.data(), nullptr, vectors_.data(), kBatch};
+                ASSERT_TRUE(
+                    Apply(exec_, apply, OptimizerKind::kAdagrad, OptimizerFlags(), Hyper(), ++tick_)
+                        .ok());
+              }),
+              kSmall)
+        << (known_rows ? "rows known" : "rows looked up");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Threads, AllocationTest, ::testing::Values(1, 3),
+                         ::testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace dynemb

@@ -1,0 +1,181 @@
+// The plan of pass 2 against a model of it: std::map over the batch.
+#include "cc/table/insert_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "cc/table/bucket_ops.h"
+#include "cc/table/lanes.h"
+#include "cc/table/table.h"
+#include "tests/cc/rows_are_keys.h"
+
+namespace dynemb {
+namespace {
+
+// An index of several segments, holding keys 0..n-1.
+void Fill(Index* index, uint32_t n) {
+  SerialExec exec;
+  ASSERT_TRUE(index->Init(1, 1u << 22, 0.85).ok());
+  std::vector<uint32_t> prefixes(n), segment_of(n);
+  for (uint32_t i = 0; i < n; ++i) {
+    prefixes[i] = MakeProbe(MixKey(i)).prefix;
+    segment_of[i] = index->SegmentOf(prefixes[i]);
+  }
+  ASSERT_TRUE(index->Grow(exec, prefixes.data(), n, RowsAreKeys(), segment_of.data()).ok());
+  OneLane lane;
+  for (uint32_t i = 0; i < n; ++i) {
+    Claim(lane, index->SegmentBuckets(segment_of[i]), MakeProbe(MixKey(i)), i, 1);
+  }
+}
+
+struct Batch {
+  std::vector<uint64_t> keys;
+  std::vector<RowId> rows;  // kNoRow: needs one
+};
+
+Batch RandomBatch(size_t n, uint64_t distinct, double missing, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Batch batch;
+  for (size_t i = 0; i < n; ++i) {
+    const uint64_t key = 1'000'000 + random() % distinct;
+    batch.keys.push_back(key);
+    // A key has a row or has none, wherever it stands.
+    const bool none = static_cast<double>(MixKey(key * 31) % 1000) < missing * 1000;
+    batch.rows.push_back(none ? kNoRow : static_cast<RowId>(i));
+  }
+  return batch;
+}
+
+void Check(const InsertPlan& plan, const Batch& batch, const Index& index) {
+  std::map<uint64_t, uint32_t> first;  // by key
+  std::vector<uint32_t> order;
+  std::vector<std::pair<uint32_t, uint32_t>> repeats;
+  for (uint32_t i = 0; i < batch.keys.size(); ++i) {
+    if (batch.rows[i] != kNoRow) continue;
+    const auto [at, fresh] = first.emplace(batch.keys[i], i);
+    if (fresh) {
+      order.push_back(i);
+    } else {
+      repeats.emplace_back(i, at->second);
+    }
+  }
+  ASSERT_EQ(plan.size(), order.size());
+  for (size_t j = 0; j < order.size(); ++j) {
+    EXPECT_EQ(plan.positions[j], order[j]);
+    EXPECT_EQ(plan.hashes[j], MixKey(batch.keys[order[j]]));
+    EXPECT_EQ(plan.prefixes[j], MakeProbe(plan.hashes[j]).prefix);
+    EXPECT_EQ(plan.segment_of[j], index.SegmentOf(plan.prefixes[j]));
+  }
+  ASSERT_EQ(plan.repeats().size(), repeats.size());
+  for (size_t r = 0; r < repeats.size(); ++r) {
+    EXPECT_EQ(plan.repeats()[r].position, repeats[r].first);
+    EXPECT_EQ(plan.repeats()[r].first, repeats[r].second);
+  }
+}
+
+// Every key of [begin, end) comes once; those of a segment in order, by one thread.
+void CheckOwners(Exec& exec, const InsertPlan& plan, size_t begin, size_t end) {
+  std::mutex mutex;
+  std::map<uint32_t, std::vector<size_t>> by_segment;
+  std::map<uint32_t, std::set<std::thread::id>> threads;
+  std::set<size_t> announced;
+  plan.ForOwners(
+      exec, begin, end,
+      [&](size_t j) {
+        std::lock_guard<std::mutex> lock(mutex);
+        announced.insert(j);
+      },
+      [&](size_t j) {
+        std::lock_guard<std::mutex> lock(mutex);
+        by_segment[plan.segment_of[j]].push_back(j);
+        threads[plan.segment_of[j]].insert(std::this_thread::get_id());
+      });
+  std::set<size_t> seen;
+  for (const auto& [segment, keys] : by_segment) {
+    EXPECT_TRUE(std::is_sorted(keys.begin(), keys.end())) << "segment " << segment;
+    EXPECT_EQ(threads[segment].size(), 1u);
+    seen.insert(keys.begin(), keys.end());
+  }
+  EXPECT_EQ(seen.size(), end - begin);
+  if (begin < end) {
+    EXPECT_EQ(*seen.begin(), begin);
+    EXPECT_EQ(*seen.rbegin(), end - 1);
+  }
+  for (size_t j : announced) EXPECT_LT(j, plan.size());
+}
+
+TEST(InsertPlanTest, AgreesWithAModelForAnyThreadsAndRepeats) {
+  Index index;
+  Fill(&index, 20000);
+  ASSERT_GT(index.segments(), 20u);
+  InsertPlan plan;  // one for all: nothing of a batch may show in the next
+  uint64_t seed = 0;
+  for (size_t threads : {1, 2, 3, 5}) {
+    ThreadsExec exec(threads);
+    for (size_t n : {0, 1, 2, 100, 2047, 5000, 30000}) {
+      for (uint64_t distinct : {uint64_t{1}, uint64_t{n / 3 + 1}, uint64_t{1} << 60}) {
+        for (double missing : {0.0, 0.3, 1.0}) {
+          SCOPED_TRACE(testing::Message() << threads << " threads, " << n << " keys of " << distinct
+                                          << ", missing " << missing);
+          const Batch batch = RandomBatch(n, distinct, missing, ++seed);
+          plan.Build(exec, batch.keys.data(), batch.rows.data(), n, index);
+          Check(plan, batch, index);
+          CheckOwners(exec, plan, 0, plan.size());
+          CheckOwners(exec, plan, plan.size() / 3, plan.size() - plan.size() / 4);
+        }
+      }
+    }
+  }
+}
+
+TEST(InsertPlanTest, OneKeyAndMemoryGivenBack) {
+  Index index;
+  Fill(&index, 3000);
+  ThreadsExec exec(2);
+  InsertPlan plan;
+  const Batch batch = RandomBatch(9000, 4000, 1.0, 7);
+  plan.Build(exec, batch.keys.data(), batch.rows.data(), batch.keys.size(), index);
+  plan.BuildOne(17, MixKey(5), index);
+  ASSERT_EQ(plan.size(), 1u);
+  EXPECT_EQ(plan.positions[0], 17u);
+  EXPECT_EQ(plan.segment_of[0], index.SegmentOf(MakeProbe(MixKey(5)).prefix));
+  EXPECT_TRUE(plan.repeats().empty());
+  CheckOwners(exec, plan, 0, 1);
+
+  const Batch huge = RandomBatch((16u << 20) / 8 + 1, uint64_t{1} << 60, 1.0, 8);
+  plan.Build(exec, huge.keys.data(), huge.rows.data(), huge.keys.size(), index);
+  plan.Shrink();
+  EXPECT_EQ(plan.hashes.get(), nullptr);
+  EXPECT_NE(plan.segment_of.get(), nullptr);  // half as large
+  plan.Build(exec, batch.keys.data(), batch.rows.data(), batch.keys.size(), index);
+  Check(plan, batch, index);
+}
+
+TEST(InsertPlanTest, BatchesTooLargeToNumberAreRefusedBeforeAnythingHappens) {
+  constexpr size_t kTooMany = InsertPlan::kMaxKeys + 1;
+  TableOptions options;
+  options.dim = 4;
+  std::unique_ptr<Table> table;
+  ASSERT_TRUE(Table::Create(options, &table).ok());
+  SerialExec exec;
+  for (const Status& status :
+       {table->FindOrInsert(exec, nullptr, kTooMany, 1, nullptr),
+        table->LookupOrInsert(exec, nullptr, kTooMany, 1, nullptr, nullptr),
+        table->Upsert(exec, nullptr, kTooMany, nullptr, 1),
+        table->Accumulate(exec, nullptr, kTooMany, nullptr, 1),
+        table->WriteRows(exec, nullptr, kTooMany, nullptr, nullptr, true, 1)}) {
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  }
+  EXPECT_EQ(table->size(), 0u);
+}
+
+}  // namespace
+}  // namespace dynemb

@@ -1,0 +1,81 @@
+"""The parts of benchmarks/ that compute something: phases of a step, ratios, merging."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.harness import DENSE, OURS, STATIC, TFRA, Result, interleave, merge, table_lines
+from benchmarks.phases import BETWEEN, OTHERS, PYTHON, Event, attribute
+
+LOOKUP = "model/embed:DynembLookupSparse"
+
+
+def test_every_instant_belongs_to_the_innermost_phase() -> None:
+    events = [
+        Event("FunctionRun", 1, 10, 90),
+        Event(LOOKUP, 2, 20, 60),
+        Event("dynemb: insert", 2, 30, 50),
+        Event("dynemb: grow the index", 2, 35, 40),
+        Event("loss/Sum:Sum", 3, 55, 70),  # beside the lookup at first
+        Event("EagerLocalExecute: __inference_step_12", 1, 5, 95),  # no operator of the step
+    ]
+    assert attribute(events, 0, 100) == {
+        PYTHON: 10 + 10,
+        BETWEEN: 10 + 20,
+        "LookupSparse: the rest": 10 + 5,
+        "LookupSparse: insert": 5 + 10,
+        "LookupSparse: grow the index": 5,
+        OTHERS: 15,  # it began later than the lookup
+    }
+
+
+def test_phases_are_cut_at_the_edges_of_the_window() -> None:
+    events = [
+        Event(LOOKUP, 1, -50, 30),
+        Event("loss/Sum:Sum", 1, 80, 200),
+        Event(LOOKUP, 1, 200, 300),
+    ]
+    assert attribute(events, 0, 100) == {"LookupSparse: the rest": 30, PYTHON: 50, OTHERS: 20}
+
+
+def test_phases_of_different_operators_are_apart() -> None:
+    events = [
+        Event(LOOKUP, 1, 0, 10),
+        Event("dynemb: wait for locks", 1, 2, 4),
+        Event("opt/apply:DynembApplyGradients", 2, 10, 20),
+        Event("dynemb: wait for locks", 2, 10, 11),
+    ]
+    totals = attribute(events, 0, 20)
+    assert totals["LookupSparse: wait for locks"] == 2
+    assert totals["ApplyGradients: wait for locks"] == 1
+    assert sum(totals.values()) == 20
+
+
+def test_a_ratio_above_one_means_that_we_are_ahead() -> None:
+    values = {OURS: [4.0, 2.0, 3.0], DENSE: [6.0]}
+    assert Result("speed", "keys/s", values).ratio(DENSE) == 0.5
+    assert Result("time", "s", values, less_is_better=True).ratio(DENSE) == 2.0
+    assert Result("time", "s", values).ratio(STATIC) is None
+    assert Result("time", "s", values).spread(OURS) == pytest.approx(2 / 3)
+
+
+def test_merge_puts_runs_side_by_side_and_keeps_the_first_figures() -> None:
+    ours = Result("case", "s", {OURS: [1.0], STATIC: [2.0]})
+    theirs = Result("case", "s", {TFRA: [3.0], STATIC: [9.0]})
+    (merged,) = merge([ours, theirs])
+    assert merged.values == {OURS: [1.0], STATIC: [2.0], TFRA: [3.0]}
+    head, _, line = table_lines([merged])
+    assert TFRA in head
+    assert line.split()[:2] == ["case", "s"]
+
+
+def test_contenders_take_turns() -> None:
+    order = []
+
+    def action(name: str) -> float:
+        order.append(name)
+        return float(len(order))
+
+    values = interleave({n: (lambda n=n: action(n)) for n in "ab"}, repeats=2, warm_up=1)
+    assert order[2:] == ["a", "b", "b", "a"]
+    assert values == {"a": [3.0, 6.0], "b": [4.0, 5.0]}
