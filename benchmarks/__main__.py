@@ -23,6 +23,7 @@ FULL: dict[str, list[list[str]]] = {
     "phases": [["--optimizer", "adagrad"], ["--optimizer", "adagrad", "--zipf"]],
     "scaling": [[]],
     "growth": [[]],
+    "dumps": [[]],
     "startup": [[]],
     "quality": [[]],
 }
@@ -36,6 +37,7 @@ QUICK: dict[str, list[str]] = {
         *("--hotness", "1", "10", "--tables", "1", "100", "--repeats", "2", "--keys", "500000"),
     ],
     "growth": ["--rows", "4000000"],
+    "dumps": ["--rows", "1000000", "--delta-rows", "1000000", "4000000", "--repeats", "3"],
     "startup": ["--repeats", "3"],
     "quality": ["--repeats", "1"],
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,36 @@ def read_vector(path: Path, key: int) -> npt.NDArray:
         return table["vectors"][table["keys"] == key][0]
 
 
+def publish(
+    model: keras.Model,
+    table: DynamicTable,
+    data: adult.Adult,
+    key: int,
+    options: argparse.Namespace,
+) -> None:
+    """Dumps the table, trains on the held-out rows, publishes what changed; numpy follows.
+
+    The reader needs no TensorFlow: it could be another process, on another machine.
+    """
+    path = options.output_dir / "tables"
+    shutil.rmtree(path, ignore_errors=True)
+    tables = {"adult": table.layer.table}
+    de.dump(path, tables, optimizer=model.optimizer)
+    reader = de.serving.Reader(path)
+    before = reader.lookup(key)
+
+    model.fit(data.validation.ids, data.validation.labels, options.batch_size, verbose=0)
+    de.incremental_dump(path, tables, optimizer=model.optimizer)
+    reader.follow()
+    assert np.array_equal(reader.lookup(key), table.layer.table.lookup(key))
+    print(f"\n{path}: read with numpy, one key's vector changed from\n  {before[:4]}... to")
+    print(f"  {reader.lookup(key)[:4]}...")
+    for snapshot in de.storage.Chain.open(path).snapshots:
+        size = sum(file.stat().st_size for file in snapshot.directory.iterdir())
+        rows = snapshot.manifest.tables[0].shards[0].rows
+        print(f"  {snapshot.manifest.kind:6} {rows:6} rows {size:9,} bytes")
+
+
 def run(options: argparse.Namespace) -> dict[str, float]:
     """Trains, scores and exports; returns what it measured."""
     options.output_dir.mkdir(parents=True, exist_ok=True)
@@ -201,6 +232,8 @@ def run(options: argparse.Namespace) -> dict[str, float]:
     vector = read_vector(exported, key)
     print(f"\n{exported}: {len(keys)} keys and vectors")
     print(f"education = Bachelors, key {key}:\n  {np.array2string(vector, precision=4)}")
+    if isinstance(table, DynamicTable):
+        publish(model, table, data, key, options)
 
     curve = options.output_dir / "training.png"
     plot_history(history, curve)

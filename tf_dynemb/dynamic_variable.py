@@ -6,7 +6,7 @@ import itertools
 import weakref
 import zlib
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import tensorflow as tf
 from tensorflow.python.eager import context
@@ -17,6 +17,12 @@ from tf_dynemb import _ops, initializers
 from tf_dynemb.config import EVICT_STRATEGIES, TableOptions, check_dimension
 from tf_dynemb.keys import KEY_TYPES, as_keys
 from tf_dynemb.static_variable import check_mode
+
+# (optimizer, floats per row of each of its states, what each begins with)
+StateSpec: TypeAlias = tuple[str, tuple[int, ...], tuple[float, ...]]
+
+# A week of one a minute.
+_MOST_SNAPSHOTS = 10_000
 
 VALUE_TYPES = (tf.float32, tf.float16, tf.bfloat16)
 _numbers = itertools.count()
@@ -52,6 +58,10 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         dtype: of the vectors: tf.float32, tf.float16 or tf.bfloat16.
         mode: None, "distributed" or "localized:RANK". In one process they are the same.
         **table_options: the fields of `TableOptions`.
+
+    Attributes:
+        snapshots: by the ids of the snapshots that the table was dumped to or loaded from, the last
+            batch before that.
 
     Raises:
         ValueError, TypeError: an argument is wrong; it is named.
@@ -93,22 +103,20 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         with tf.init_scope():
             if not tf.executing_eagerly():
                 raise RuntimeError("A DynamicVariable cannot be created in a TensorFlow 1 graph.")
-            with tf.device("CPU:0"):
-                handle = _ops.library().dynemb_table(
-                    container="",
-                    shared_name=f"dynemb/{number}/{name}",
-                    key_dtype=key_type,
-                    dtype=dtype,
-                    dim=dim,
-                    init_capacity=options.init_capacity,
-                    max_capacity=options.max_capacity or 0,
-                    max_load_factor=min(max(options.max_load_factor, 0.05), 0.95),
-                    evict_strategy=EVICT_STRATEGIES[options.evict_strategy],
-                    seed=seed,
-                    stochastic_rounding=options.stochastic_rounding,
-                    initializers=list(initial.kinds),
-                    initializer_args=list(initial.args),
-                )
+            attributes = {
+                "key_dtype": key_type,
+                "dtype": dtype,
+                "dim": dim,
+                "init_capacity": options.init_capacity,
+                "max_capacity": options.max_capacity or 0,
+                "max_load_factor": min(max(options.max_load_factor, 0.05), 0.95),
+                "evict_strategy": EVICT_STRATEGIES[options.evict_strategy],
+                "seed": seed,
+                "stochastic_rounding": options.stochastic_rounding,
+                "initializers": list(initial.kinds),
+                "initializer_args": list(initial.args),
+            }
+            handle = _make_table(f"dynemb/{number}/{name}", attributes)
             shape = tensor_shape.TensorShape([None, dim])
             handle._handle_data = handle_data_util.create_handle_data(shape, dtype)
             # Not ResourceVariable.__init__, which would make a dense variable.
@@ -133,11 +141,13 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         self._key_type = key_type
         self._mode = mode
         self._options = options
+        self._attributes = attributes
+        self.snapshots: dict[str, int] = {}
         with tf.init_scope():
             self._no_default = tf.zeros([0], dtype)
-        # What DynembAttachState was last called with: (optimizer, widths, inits).
+        # What DynembAttachState was last called with, and by whom; None: restored, for anyone.
         self._state_owner: weakref.ref[object] | None = None
-        self._state_spec: tuple[str, tuple[int, ...], tuple[float, ...]] | None = None
+        self._state_spec: StateSpec | None = None
 
     @property
     def _unique_id(self) -> NoReturn:
@@ -299,6 +309,15 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         return _ops.library().dynemb_erase(self.handle, as_keys(keys, self._key_type, "keys"))
 
     @_ops.not_converted
+    def forget(self, keys: Any) -> Any:
+        """As `erase`, and overwrites what the rows held with zeros in memory.
+
+        No later dump holds anything of them; the next delta tells its followers to forget them too.
+        """
+        keys = as_keys(keys, self._key_type, "keys")
+        return _ops.library().dynemb_erase(self.handle, keys, wipe=True)
+
+    @_ops.not_converted
     def contains(self, keys: Any) -> Any:
         """Which of `keys` have a row: a bool tensor of the shape of `keys`."""
         return _ops.library().dynemb_contains(self.handle, as_keys(keys, self._key_type, "keys"))
@@ -322,8 +341,9 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
                 that is compiled anew starts with fresh state in Keras.
         """
         spec = (optimizer, tuple(widths), tuple(inits))
-        is_owner = self._state_owner is not None and self._state_owner() is owner
-        if is_owner and spec == self._state_spec:
+        may_go_on = self._state_owner is None or self._state_owner() is owner
+        if may_go_on and spec == self._state_spec:
+            self._state_owner = weakref.ref(owner)
             return
         attach = _ops.library().dynemb_attach_state
         with tf.init_scope():
@@ -334,9 +354,49 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         self._state_owner = weakref.ref(owner)
 
     @property
-    def state_spec(self) -> tuple[str, tuple[int, ...], tuple[float, ...]] | None:
+    def state_spec(self) -> StateSpec | None:
         """(optimizer, widths, inits) of the state in the rows; None if there is none."""
         return self._state_spec
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """What the DynembTable operator was called with, names apart."""
+        return dict(self._attributes)
+
+    def make_empty(self, rows: int, state_spec: StateSpec | None) -> Any:
+        """Another table like this one, for rows that are to take the place of its own.
+
+        Args:
+            rows: how many they will be; room is made at once.
+            state_spec: of the state they have.
+
+        Returns:
+            the table's handle. The table goes with it.
+        """
+        most = self._options.max_capacity or 2**32 - 2
+        attributes = dict(self._attributes)
+        attributes["init_capacity"] = min(max(rows, attributes["init_capacity"]), most)
+        handle = _make_table("", attributes)
+        if state_spec is not None:
+            name, widths, inits = state_spec
+            _ops.library().dynemb_attach_state(
+                handle, optimizer=name, widths=list(widths), inits=list(inits)
+            )
+        return handle
+
+    def note_snapshot(self, id_: str, tick: int) -> None:
+        """Notes that the table held just what a snapshot holds after the batch `tick`."""
+        self.snapshots[id_] = tick
+        if len(self.snapshots) > _MOST_SNAPSHOTS:
+            del self.snapshots[next(iter(self.snapshots))]
+
+    def state_was_restored(self, state_spec: StateSpec | None) -> None:
+        """Notes which state the rows have after a restore.
+
+        It belongs to whichever optimizer attaches next, if that keeps the same.
+        """
+        self._state_spec = state_spec
+        self._state_owner = None
 
     def _keys_and_values(self, keys: Any, values: Any) -> tuple[Any, Any]:
         keys = as_keys(keys, self._key_type, "keys")
@@ -411,16 +471,43 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
     batch_scatter_update = scatter_nd_add = scatter_nd_sub = _scatter_not_supported
     scatter_nd_update = scatter_nd_max = scatter_nd_min = _scatter_not_supported
 
-    def _serialize_to_tensors(self) -> NoReturn:
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        # What tf.train.Checkpoint writes. It holds all rows in memory; dump() does not.
+        from tf_dynemb import content  # which needs this module
+
+        if not tf.executing_eagerly():
+            raise NotImplementedError(
+                f"{self._name}: a DynamicVariable can be saved eagerly only, not in a graph."
+            )
+        saved = content.read_content(self)
+        tensors = {part: tf.constant(array) for part, array in saved.rows._asdict().items()}
+        return {**tensors, "info": tf.constant(saved.info)}
+
+    def _restore_from_tensors(self, tensors: dict[str, Any]) -> None:
+        from tf_dynemb import content, cut
+
+        with tf.init_scope():
+            arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        info = arrays.pop("info").decode()
+        saved = content.Content(cut.Rows(**arrays), info)
+        content.write_content(self, saved, adopt_state=True)
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> NoReturn:
         raise NotImplementedError(
-            f"{self._name}: tf.train.Checkpoint and SavedModel of a DynamicVariable are not "
-            "supported yet; use model.save_weights, or de.export and numpy."
+            f"{self._name}: asynchronous checkpoints of a DynamicVariable are not supported; "
+            "tf_dynemb.dump does not stop training either."
         )
 
-    _restore_from_tensors = _copy_trackable_to_cpu = _scatter_not_supported
-
     def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._serialize_to_tensors()
+        raise NotImplementedError(
+            f"{self._name}: SavedModel of a DynamicVariable is not supported yet; serve dumps with "
+            "tf_dynemb.serving, or use model.save_weights."
+        )
+
+
+def _make_table(shared_name: str, attributes: dict[str, Any]) -> Any:
+    with tf.device("CPU:0"):
+        return _ops.library().dynemb_table(container="", shared_name=shared_name, **attributes)
 
 
 def _one_of(name: str, value: Any, allowed: Sequence[Any]) -> Any:

@@ -38,34 +38,6 @@ def export(var: Any) -> tuple[Any, Any]:
     return keys, values
 
 
-def replace_rows(
-    table: DynamicVariable, keys: Any, values: Any, state: Any, state_spec: Any
-) -> None:
-    """Makes a table hold the given rows and no others.
-
-    Args:
-        table: the table.
-        keys: [n], of its key type.
-        values: float32 [n, dimension].
-        state: float32 [n, floats per row].
-        state_spec: (optimizer, widths, inits) of the state, or None if there is none. Where that is
-            not what the table's rows have room for (another optimizer, or one that is not built
-            yet, whose variables Keras skips too), the rows start with fresh state.
-    """
-    table.clear()
-    spec = None if state_spec is None else _as_spec(state_spec)
-    if spec is None or table.state_spec != spec:
-        table.upsert(keys, values)
-        return
-    _ops.library().dynemb_write_rows(table.handle, keys, values, state, insert=True)
-
-
-def _as_spec(spec: Any) -> tuple[str, tuple[int, ...], tuple[float, ...]]:
-    """From JSON, which knows no tuples."""
-    optimizer, widths, inits = spec
-    return optimizer, tuple(widths), tuple(inits)
-
-
 def export_rows(table: DynamicVariable) -> tuple[Any, Any, Any]:
     """As `export`, with the optimizer's state: a third tensor, float32 [n, floats per row]."""
     if not tf.executing_eagerly():

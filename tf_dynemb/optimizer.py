@@ -102,6 +102,12 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         self._tables.trained_variables = list(var_list)
         self.built = True
 
+    def attach(self, tables: Sequence[DynamicVariable]) -> None:
+        """Makes room for state in the rows of tables, as the first step with them would."""
+        with tf.init_scope():
+            for table in tables:
+                self._attach(table)
+
     def _build_dense(self, dense: list[Any]) -> None:
         # Without a dense variable the optimizer is built by the first call that has one.
         inner = self.inner_optimizer
@@ -125,7 +131,11 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         if self._form is not None:
             optimizer_native.attach(table, self._form, self._tables)
         else:
-            self._tables.generic[id(table)] = RowsOptimizer(self._tables.template, table)
+            rows = RowsOptimizer(self._tables.template, table)
+            # For tf.train.Checkpoint, which may have been asked for their values already.
+            for i, variable in enumerate(rows.shared_variables):
+                self._track_trackable(variable, f"table_{len(self._tables.generic)}_{i}")
+            self._tables.generic[id(table)] = rows
         self._tables.add(table)
 
     @_ops.not_converted

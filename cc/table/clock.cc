@@ -12,12 +12,28 @@ Clock::Clock()
                                         .count());
       }) {}
 
-Tick Clock::Next() {
+Tick Clock::Next(int64_t* utc_ns) {
   std::lock_guard<std::mutex> lock(mutex_);
   // The system's clock may be set back; records must not be.
-  int64_t utc_ns = now_();
+  int64_t now = now_();
+  if (!records_.empty()) now = std::max(now, records_.back().utc_ns);
+  if (utc_ns != nullptr) *utc_ns = now;
+  Record({++last_, now});
+  return last_;
+}
+
+void Clock::Advance(Tick tick, int64_t utc_ns) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (tick <= last_) return;
+  last_ = tick;
+  // A time too late only makes TickBefore answer with an older tick.
+  utc_ns = std::min(utc_ns, now_());
   if (!records_.empty()) utc_ns = std::max(utc_ns, records_.back().utc_ns);
-  records_.push_back({++last_, utc_ns});
+  Record({tick, utc_ns});
+}
+
+void Clock::Record(const TickTime& record) {
+  records_.push_back(record);
   if (records_.size() > kMostRecords) {
     size_t kept = 0;
     const size_t half = records_.size() / 2;
@@ -26,7 +42,6 @@ Tick Clock::Next() {
     }
     records_.resize(kept);
   }
-  return last_;
 }
 
 Tick Clock::last() const {
@@ -37,7 +52,7 @@ Tick Clock::last() const {
 Tick Clock::TickBefore(int64_t utc_ns) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto at = std::lower_bound(records_.begin(), records_.end(), utc_ns,
-                                   [](const Record& r, int64_t t) { return r.utc_ns < t; });
+                                   [](const TickTime& r, int64_t t) { return r.utc_ns < t; });
   return at == records_.begin() ? 0 : std::prev(at)->tick;
 }
 

@@ -23,24 +23,29 @@ class Clock {
   Clock();  // the system's clock
   explicit Clock(Now now) : now_(std::move(now)) {}
 
-  Tick Next();
+  Tick Next() { return Next(nullptr); }
+  // Also gives the time of the tick.
+  Tick Next(int64_t* utc_ns);
+  // The next tick will be greater than `tick`, which another process issued at `utc_ns`.
+  void Advance(Tick tick, int64_t utc_ns);
   // The last tick issued; 0 before the first.
   Tick last() const;
   // The greatest recorded tick issued before `utc_ns`; 0 if none was.
   Tick TickBefore(int64_t utc_ns) const;
 
  private:
-  struct Record {
+  struct TickTime {
     Tick tick;
     int64_t utc_ns;
   };
+  void Record(const TickTime& record);
   // Beyond this many records the older half keeps every second one.
   static constexpr size_t kMostRecords = size_t{1} << 16;
 
   Now now_;
   mutable std::mutex mutex_;
   Tick last_ = 0;
-  std::vector<Record> records_;
+  std::vector<TickTime> records_;
 };
 
 }  // namespace dynemb

@@ -44,7 +44,8 @@ class HashTable final : public Table {
                     Tick tick) override;
   Status WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors, const float* state,
                    bool insert, Tick tick) override;
-  size_t Erase(Exec& exec, const void* keys, size_t n) override;
+  size_t Erase(Exec& exec, const void* keys, size_t n, Tick tick, bool wipe) override;
+  Status LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) override;
   void ApplyRange(const RowOptimizer& optimizer, const void* keys, const RowId* rows,
                   const float* gradients, size_t begin, size_t end, Tick tick) override;
   void CheckInvariants() const override;
@@ -123,6 +124,11 @@ class HashTable final : public Table {
   // none.
   bool EvictAnywhere(uint32_t from_segment, Stamp now);
   Status Refuse(uint64_t keys, const std::string& why);
+
+  void LastAccesses(Exec& exec, const RowId* rows, size_t n, Stamp* accesses) const override;
+  // fn(i, access) with the slot's last access of each rows[i], which are held.
+  template <class Fn>
+  void ForSlots(Exec& exec, const RowId* rows, size_t n, const Fn& fn) const;
 
   // Inserts what is missing first if the table may be too full to take the whole batch, so that a
   // call that fails has not changed some of its rows already.

@@ -323,14 +323,17 @@ Status HashTable<K, Lanes>::Upsert(Exec& exec, const void* keys, size_t n, const
     Stamp now;
     bool leader;
     RowFilter* again;
+    HashTable* table;
     uint64_t hits = 0, misses = 0;
     void Hit(size_t i, RowId row, char* at) {
       if (!leader) return;
       rows[i] = row;
-      if (__atomic_exchange_n(layout.update(at), now, __ATOMIC_RELAXED) == now) {
+      const Stamp updated = __atomic_exchange_n(layout.update(at), now, __ATOMIC_RELAXED);
+      if (updated == now) {
         again->Add(row);
         return;
       }
+      table->BeforeWrite(row, updated);
       CopyVector(layout.vector(at), vectors + i * layout.vector_bytes(), layout.vector_bytes());
     }
     void Miss(size_t i, K) {
@@ -343,7 +346,7 @@ Status HashTable<K, Lanes>::Upsert(Exec& exec, const void* keys, size_t n, const
   RowFilter& again = scratch->again;
   again.Reset(n);
   const auto make = [&](Lanes& lanes) {
-    return Visitor{layout(), from, rows, now, lanes.rank() == 0, &again};
+    return Visitor{layout(), from, rows, now, lanes.rank() == 0, &again, this};
   };
   if (FindBatch(exec, k, n, now, layout().vector_offset + bytes, Counts::kNothing, make) != 0) {
     const auto fill = [&](Lanes& lanes, size_t i, K, char* row) {
@@ -371,7 +374,9 @@ Status HashTable<K, Lanes>::Accumulate(Exec& exec, const void* keys, size_t n, c
   const auto dim = static_cast<size_t>(options_.dim);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   const Stamp now = BeginBatch(tick, n);
-  const auto add = [&](size_t i, K key, char* row) {
+  const auto add = [&](size_t i, K key, RowId row_id) {
+    char* row = rows_.At(row_id);
+    BeforeWrite(row_id, *layout().update(row));
     VectorBuffer sum(options_.dim);
     LoadVector(options_.dtype, layout().vector(row), options_.dim, sum.get());
     for (size_t c = 0; c < dim; ++c) sum.get()[c] += deltas[i * dim + c];
@@ -388,7 +393,7 @@ Status HashTable<K, Lanes>::Accumulate(Exec& exec, const void* keys, size_t n, c
   exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       if (i + 8 < end) PrefetchBytes(rows_.At(rows[i + 8]), row_bytes);
-      add(i, k[i], rows_.At(rows[i]));
+      add(i, k[i], rows[i]);
     }
   });
   return Status();
@@ -409,6 +414,7 @@ Status HashTable<K, Lanes>::WriteRows(Exec& exec, const void* keys, size_t n, co
     for (size_t i = begin; i < end; ++i) {
       if (rows[i] == kNoRow) continue;
       char* row = rows_.At(rows[i]);
+      BeforeWrite(rows[i], *layout().update(row));
       StoreUpdated(vectors + i * static_cast<size_t>(options_.dim), k[i], tick, row);
       if (layout().state_width != 0) {
         memcpy(layout().state(row), state + i * static_cast<size_t>(layout().state_width),
@@ -443,6 +449,7 @@ void HashTable<K, Lanes>::ApplyRange(const RowOptimizer& optimizer, const void* 
     char* row = rows_.At(rows[i]);
     const float* gradient = gradients + i * dim;
     nonfinite += !AllFinite(gradient, options_.dim);
+    BeforeWrite(rows[i], *layout().update(row));
     if (options_.dtype == DType::kFloat32) {
       optimizer.Apply(reinterpret_cast<float*>(layout().vector(row)), layout().state(row),
                       gradient);

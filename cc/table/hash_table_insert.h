@@ -62,6 +62,7 @@ void HashTable<K, Lanes>::FillRow(Lanes& lanes, size_t i, K key, RowId row_id, S
                                   const Fill& fill) {
   char* row = rows_.At(row_id);
   if (lanes.rank() == 0) {
+    BeforeWrite(row_id, *layout().update(row));
     StoreUnaligned<K>(row, key);
     *layout().update(row) = now;
     if (!initial_state_.empty()) {
@@ -127,7 +128,12 @@ void HashTable<K, Lanes>::PlaceByEviction(Exec& exec, const K* keys, const Inser
     const size_t i = plan.positions[j];
     const SlotRef at =
         Evict(lanes, view, view.SegmentBuckets(plan.segment_of[j]), MakeProbe(plan.hashes[j]), now);
-    if (lanes.rank() == 0) rows[i] = at.row;
+    if (lanes.rank() == 0) {
+      rows[i] = at.row;
+      if (at.bucket != nullptr && changes_.tracking()) {
+        changes_.Deleted(base_ + now, view.KeyAt(at.row));
+      }
+    }
     if (at.bucket != nullptr) FillRow(lanes, i, keys[i], at.row, now, fill);
   });
 }
@@ -152,6 +158,7 @@ Status HashTable<K, Lanes>::Insert(Exec& exec, const K* keys, size_t n, Stamp no
 
   Status status = rows_.Allocate(fresh, plan->rows.get());
   if (!status.ok()) return Refuse(m, status.message());
+  changes_.Extend(rows_.high_water());
   {
     Phase faults("fault in memory");
     rows_.Populate(exec);
@@ -190,6 +197,7 @@ Status HashTable<K, Lanes>::Insert(Exec& exec, const K* keys, size_t n, Stamp no
     PlaceFresh(exec, keys, one, 1, now, rows, fill);
   }
   for (const InsertPlan::Repeat& r : plan->repeats()) rows[r.position] = rows[r.first];
+  if (fresh < m) changes_.TrimDeletions(size());
   counters_.inserts.fetch_add(m - unplaced, std::memory_order_relaxed);
   counters_.evictions.fetch_add(m - fresh - unplaced, std::memory_order_relaxed);
   if (unplaced != 0) return Refuse(unplaced, "no row could be evicted for them");
@@ -206,11 +214,11 @@ bool HashTable<K, Lanes>::EvictAnywhere(uint32_t from_segment, Stamp now) {
       for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
         const RowId row = buckets[b].row[s];
         if (row == kNoRow || buckets[b].access[s] >= now) continue;
-        const Probe probe = MakeProbe(MixKey(View().KeyAt(row)));
-        dynemb::Erase(lane, buckets, probe, SlotRef{&buckets[b], s, row});
+        const K key = View().KeyAt(row);
+        dynemb::Erase(lane, buckets, MakeProbe(MixKey(key)), SlotRef{&buckets[b], s, row});
         index_.Uncount(segment);
-        *layout().update(rows_.At(row)) = 0;
-        rows_.Free(row);
+        if (changes_.tracking()) changes_.Deleted(base_ + now, key);
+        FreeRow(row);
         return true;
       }
     }
@@ -219,7 +227,7 @@ bool HashTable<K, Lanes>::EvictAnywhere(uint32_t from_segment, Stamp now) {
 }
 
 template <class K, class Lanes>
-size_t HashTable<K, Lanes>::Erase(Exec& exec, const void* keys, size_t n) {
+size_t HashTable<K, Lanes>::Erase(Exec& exec, const void* keys, size_t n, Tick tick, bool wipe) {
   const K* k = static_cast<const K*>(keys);
   const TableView<K> view = View();
   std::vector<RowId> gone(n, kNoRow);
@@ -256,12 +264,85 @@ size_t HashTable<K, Lanes>::Erase(Exec& exec, const void* keys, size_t n) {
   size_t erased = 0;
   for (RowId row : gone) {
     if (row == kNoRow) continue;
-    *layout().update(rows_.At(row)) = 0;
-    rows_.Free(row);
+    if (changes_.tracking()) changes_.Deleted(tick, KeyBits(row));
+    FreeRow(row);
+    if (wipe) memset(rows_.At(row), 0, layout().stride);
     ++erased;
   }
+  changes_.TrimDeletions(size());
   counters_.erased.fetch_add(erased, std::memory_order_relaxed);
   return erased;
+}
+
+template <class K, class Lanes>
+template <class Fn>
+void HashTable<K, Lanes>::ForSlots(Exec& exec, const RowId* rows, size_t n, const Fn& fn) const {
+  const TableView<K> view = View();
+  exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
+    constexpr size_t kAhead = 16;
+    Bucket* segments[kAhead];
+    uint32_t homes[kAhead];
+    for (size_t j = begin; j < end + kAhead; ++j) {
+      if (j >= begin + kAhead) {
+        const size_t i = j - kAhead;
+        // By row id: no need to compare keys.
+        for (uint32_t step = 0; step < kBucketsPerSegment; ++step) {
+          Bucket* bucket = internal::OnPath(segments[i % kAhead], homes[i % kAhead], step);
+          const RowId* at = std::find(bucket->row, bucket->row + kSlotsPerBucket, rows[i]);
+          if (at == bucket->row + kSlotsPerBucket) continue;
+          fn(i, &bucket->access[at - bucket->row]);
+          break;
+        }
+      }
+      if (j >= end) continue;
+      const Probe probe = MakeProbe(MixKey(view.KeyAt(rows[j])));
+      segments[j % kAhead] = view.SegmentBuckets(view.SegmentOf(probe.prefix));
+      homes[j % kAhead] = probe.home;
+      __builtin_prefetch(segments[j % kAhead] + probe.home);
+    }
+  });
+}
+
+template <class K, class Lanes>
+void HashTable<K, Lanes>::LastAccesses(Exec& exec, const RowId* rows, size_t n,
+                                       Stamp* accesses) const {
+  // Finds may stamp meanwhile.
+  ForSlots(exec, rows, n, [accesses](size_t i, const Stamp* access) {
+    accesses[i] = __atomic_load_n(access, __ATOMIC_RELAXED);
+  });
+}
+
+template <class K, class Lanes>
+Status HashTable<K, Lanes>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) {
+  const size_t n = loaded.n;
+  const K* k = static_cast<const K*>(loaded.keys);
+  const auto* vectors = static_cast<const char*>(loaded.vectors);
+  const size_t bytes = layout().vector_bytes();
+  DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
+  const Stamp now = BeginBatch(tick, n);
+  const ScratchLease scratch;
+  RowId* const rows = scratch->rows.Resize(n);
+  // Rows that are there are stamped, so that they cannot be evicted for the others.
+  if (FindRows(exec, k, n, now, Counts::kNothing, rows) != 0) {
+    const auto leave = [](Lanes&, size_t, K, char*) {};
+    DYNEMB_RETURN_IF_ERROR(Insert(exec, k, n, now, rows, leave, &scratch->plan));
+  }
+  exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      char* row = rows_.At(rows[i]);
+      Stamp* updated = layout().update(row);
+      BeforeWrite(rows[i], *updated);
+      CopyVector(layout().vector(row), vectors + i * bytes, bytes);
+      if (loaded.state != nullptr && layout().state_width != 0) {
+        memcpy(layout().state(row), loaded.state + i * static_cast<size_t>(layout().state_width),
+               layout().state_bytes());
+      }
+      *updated = ToStamp(loaded.base + loaded.updates[i]);
+    }
+  });
+  ForSlots(exec, rows, n,
+           [&](size_t i, Stamp* access) { *access = ToStamp(loaded.base + loaded.accesses[i]); });
+  return Status();
 }
 
 }  // namespace dynemb

@@ -7,6 +7,10 @@
 #define DYNEMB_TABLE_SHARED_MUTEX_H_
 
 #include <pthread.h>
+#include <time.h>
+
+#include <chrono>
+#include <cstdint>
 
 namespace dynemb {
 
@@ -31,6 +35,15 @@ class SharedMutex {
   void unlock() { pthread_rwlock_unlock(&lock_); }
   void lock_shared() { pthread_rwlock_rdlock(&lock_); }
   bool try_lock_shared() { return pthread_rwlock_tryrdlock(&lock_) == 0; }
+  // Waits at most so long; returns whether it got the lock.
+  bool try_lock_shared_for(std::chrono::nanoseconds most) {
+    timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    const int64_t ns = until.tv_nsec + most.count();
+    until.tv_sec += static_cast<time_t>(ns / 1000000000);
+    until.tv_nsec = static_cast<long>(ns % 1000000000);
+    return pthread_rwlock_timedrdlock(&lock_, &until) == 0;
+  }
   void unlock_shared() { pthread_rwlock_unlock(&lock_); }
 
  private:

@@ -107,16 +107,134 @@ Status Table::AttachState(Exec& exec, const StateSpec& spec) {
     initial.insert(initial.end(), static_cast<size_t>(spec.widths[i]), spec.inits[i]);
   }
   const RowLayout changed(layout().key_size, options_.dtype, options_.dim, spec.width());
+  BeforeWriteAll();
   DYNEMB_RETURN_IF_ERROR(rows_.ChangeLayout(exec, changed, initial.data()));
   state_spec_ = spec;
   initial_state_ = std::move(initial);
   return Status();
 }
 
-Status Table::Clear() {
+Status Table::Clear(Tick tick) {
+  BeforeWriteAll();
+  if (changes_.tracking()) {
+    for (uint64_t r = 0; r < rows_.high_water(); ++r) {
+      const auto row = static_cast<RowId>(r);
+      if (*layout().update(rows_.At(row)) != 0) changes_.Deleted(tick, KeyBits(row));
+    }
+    changes_.TrimDeletions(0);
+  }
   counters_.erased += rows_.live();
   rows_.Clear();
   return index_.Clear();
+}
+
+uint64_t Table::KeyBits(RowId row) const {
+  const char* key = rows_.At(row);
+  return layout().key_size == 8 ? LoadUnaligned<uint64_t>(key) : LoadUnaligned<uint32_t>(key);
+}
+
+void Table::BeforeWriteAll() {
+  if (!changes_.tracking()) return;
+  for (uint64_t r = 0; r < rows_.high_water(); ++r) {
+    const auto row = static_cast<RowId>(r);
+    BeforeWrite(row, *layout().update(rows_.At(row)));
+  }
+}
+
+void Table::Track(Tick tick) {
+  if (changes_.tracking()) return;
+  const bool lost_none = counters_.erased == 0 && counters_.evictions == 0;
+  changes_.Start(tick, lost_none ? 0 : tick, rows_.high_water());
+}
+
+Status Table::BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted, SavedRows* saved,
+                       size_t number) {
+  if (changes_.cut() != nullptr) {
+    return FailedPrecondition("table '" + options_.name + "' is being dumped already");
+  }
+  Track(watermark);
+  auto cut = std::make_unique<Cut>();
+  cut->saved = saved;
+  cut->table = number;
+  cut->layout = layout();
+  cut->watermark = watermark;
+  cut->since = since;
+  cut->base = base_;
+  if (with_deleted) {
+    const Tick known = changes_.deletions().known_since();
+    if (since < known) {
+      return FailedPrecondition(
+          "the keys that table '" + options_.name + "' has lost since tick " +
+          std::to_string(since) + " are not known any more, only those since tick " +
+          std::to_string(known) + ": publish a new dump, and deltas since it");
+    }
+    DropHeld(exec, changes_.deletions().Since(since), &cut->deleted);
+  }
+  changes_.BeginCut(std::move(cut), rows_.high_water());
+  return Status();
+}
+
+void Table::DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
+                     std::vector<uint64_t>* not_held) const {
+  std::unique_ptr<bool[]> held(new bool[keys.size()]);
+  if (layout().key_size == 8) {
+    Contains(exec, keys.data(), keys.size(), held.get());
+  } else {
+    const std::vector<uint32_t> narrow(keys.begin(), keys.end());
+    Contains(exec, narrow.data(), narrow.size(), held.get());
+  }
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (!held[i]) not_held->push_back(keys[i]);
+  }
+}
+
+std::vector<RowId> Table::PlanCut(size_t limit) const {
+  const Cut& cut = *changes_.cut();
+  std::vector<RowId> plan;
+  for (uint64_t r = cut.todo.Next(cut.cursor); r < cut.todo.rows() && plan.size() < limit;
+       r = cut.todo.Next(r + 1)) {
+    const auto row = static_cast<RowId>(r);
+    const Stamp updated = *layout().update(rows_.At(row));
+    if (updated != 0 && base_ + updated > cut.since) plan.push_back(row);
+  }
+  return plan;
+}
+
+void Table::ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, void* vectors,
+                    float* state, CutTime* updates, CutTime* accesses) {
+  Cut& cut = *changes_.cut();
+  const RowLayout& l = layout();
+  exec.ParallelFor(plan.size(), 4096, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      const char* row = rows_.At(plan[i]);
+      if (keys != nullptr) memcpy(static_cast<char*>(keys) + i * l.key_size, row, l.key_size);
+      if (vectors != nullptr) {
+        memcpy(static_cast<char*>(vectors) + i * l.vector_bytes(), l.vector(row), l.vector_bytes());
+      }
+      if (state != nullptr && l.state_bytes() != 0) {
+        memcpy(state + i * static_cast<size_t>(l.state_width), l.state(row), l.state_bytes());
+      }
+      if (updates != nullptr) updates[i] = cut.Time(base_ + *l.update(row));
+      cut.todo.Take(plan[i]);
+    }
+  });
+  if (accesses != nullptr) {
+    // A CutTime is as wide as a Stamp: converted in place.
+    LastAccesses(exec, plan.data(), plan.size(), accesses);
+    for (size_t i = 0; i < plan.size(); ++i) accesses[i] = cut.Time(base_ + accesses[i]);
+  }
+  if (!plan.empty()) cut.cursor = plan.back() + uint64_t{1};
+}
+
+void Table::Adopt(Table* other, Tick tick) {
+  BeforeWriteAll();
+  std::swap(index_, other->index_);
+  std::swap(rows_, other->rows_);
+  std::swap(base_, other->base_);
+  std::swap(state_spec_, other->state_spec_);
+  std::swap(initial_state_, other->initial_state_);
+  batch_stamp_ = 0;
+  changes_.Start(tick, tick, rows_.high_water());
 }
 
 Stamp Table::BeginBatch(Tick tick, size_t n) {
@@ -135,6 +253,7 @@ Stamp Table::BeginBatch(Tick tick, size_t n) {
       Stamp* update = layout().update(rows_.At(static_cast<RowId>(r)));
       *update = saturate(*update);
     }
+    changes_.AddAllRows(rows_.high_water());
     base_ += move;
   }
   const Stamp now = ToStamp(tick);

@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "cc/table/changes.h"
 #include "cc/table/exec.h"
 #include "cc/table/index.h"
 #include "cc/table/initializer.h"
@@ -110,7 +111,7 @@ class Table {
   // already; any other state the rows had is dropped.
   Status AttachState(Exec& exec, const StateSpec& spec);
   // (exclusive) Removes every row.
-  Status Clear();
+  Status Clear(Tick tick);
 
   // (exclusive) Announces a batch that writes and names n keys; several times with one tick add up.
   // The calls below announce themselves; code that runs passes of its own (cc/lookup) does so
@@ -148,8 +149,9 @@ class Table {
   // or skipped.
   virtual Status WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors,
                            const float* state, bool insert, Tick tick) = 0;
-  // (exclusive) Removes the keys that are there; returns how many were.
-  virtual size_t Erase(Exec& exec, const void* keys, size_t n) = 0;
+  // (exclusive) Removes the keys that are there; returns how many were. `wipe`: also overwrites
+  // their rows with zeros.
+  virtual size_t Erase(Exec& exec, const void* keys, size_t n, Tick tick, bool wipe = false) = 0;
 
   // (exclusive) Applies the optimizer to the rows of distinct keys[begin..end). rows[i] is where an
   // earlier call found keys[i]; a row that is no longer that key's is not touched, and counted.
@@ -166,6 +168,41 @@ class Table {
   void Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
               int64_t* updates) const;
 
+  // A cut of the table (changes.h); cc/table/snapshot.h reads the cuts of several tables.
+  //
+  // (exclusive) Begins a cut of the rows updated after `since` (0: of all), with the keys deleted
+  // since then if they are wanted. FailedPrecondition: a cut is running, or some of those keys have
+  // been forgotten.
+  Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted, SavedRows* saved,
+                  size_t number);
+  void EndCut() { changes_.EndCut(); }               // (exclusive)
+  const Cut* cut() const { return changes_.cut(); }  // null: none is running
+  // (shared) The next rows of the cut that are to be read, at most `limit`; none: all have been.
+  std::vector<RowId> PlanCut(size_t limit) const;
+  // (shared, same lock as the plan) Delivers the planned rows; null skips a column.
+  void ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, void* vectors, float* state,
+               CutTime* updates, CutTime* accesses);
+  // Whether changes are noted; (exclusive) notes them from now on, the table being as it was at
+  // `tick`, if they were not before.
+  bool tracking() const { return changes_.tracking(); }
+  void Track(Tick tick);
+
+  // What a loaded row brings along. Times are ticks less `base`.
+  struct LoadedRows {
+    const void* keys = nullptr;         // [n], distinct
+    const void* vectors = nullptr;      // [n, dim], the table's dtype
+    const float* state = nullptr;       // [n, state width]; null: initial state
+    const CutTime* updates = nullptr;   // [n]
+    const CutTime* accesses = nullptr;  // [n]
+    Tick base = 0;
+    size_t n = 0;
+  };
+  // (exclusive) Sets rows, their times too. `tick` is greater than any of them.
+  virtual Status LoadRows(Exec& exec, const LoadedRows& rows, Tick tick) = 0;
+  // (exclusive on both) Exchanges the rows, and the state they have, with a table of the same key
+  // type, dtype and dim. This table is then as it was at `tick`; changes are noted from there.
+  void Adopt(Table* other, Tick tick);
+
   // (shared, or exclusive) Aborts the process with a message if an invariant of the structure does
   // not hold. For tests.
   virtual void CheckInvariants() const = 0;
@@ -173,6 +210,29 @@ class Table {
  protected:
   Table() = default;
   Status Init(const TableOptions& options);
+
+  // accesses[i] = the last access of rows[i], which are held.
+  virtual void LastAccesses(Exec& exec, const RowId* rows, size_t n, Stamp* accesses) const = 0;
+
+  // To be called before a row changes or gets another key. `updated` is its last update; the
+  // caller may have overwritten it in the row already.
+  void BeforeWrite(RowId row, Stamp updated) {
+    if (!changes_.tracking()) return;
+    changes_.BeforeWrite(row, rows_.At(row), updated == 0 ? 0 : base_ + updated);
+  }
+  // Gives back a row that is in no slot any more.
+  void FreeRow(RowId row) {
+    Stamp* updated = layout().update(rows_.At(row));
+    BeforeWrite(row, *updated);
+    *updated = 0;
+    rows_.Free(row);
+  }
+  // Those of `keys` (bit patterns) that have no row.
+  void DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
+                std::vector<uint64_t>* not_held) const;
+  // The same for all rows.
+  void BeforeWriteAll();
+  uint64_t KeyBits(RowId row) const;
 
   // Rows the table may hold.
   uint64_t capacity() const;
@@ -192,6 +252,7 @@ class Table {
   Initializer initializer_;
   Index index_;
   RowStore rows_;
+  Changes changes_;
   Tick base_ = 0;
   Stamp batch_stamp_ = 0;    // of the last BeginBatch
   uint64_t batch_keys_ = 0;  // keys named under it: no more rows than this are as fresh

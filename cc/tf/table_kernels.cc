@@ -243,7 +243,9 @@ class WriteRowsOp : public OneTableOp {
 
 class EraseOp : public OneTableOp {
  public:
-  using OneTableOp::OneTableOp;
+  explicit EraseOp(tf::OpKernelConstruction* ctx) : OneTableOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("wipe", &wipe_));
+  }
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
@@ -253,10 +255,13 @@ class EraseOp : public OneTableOp {
     TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &erased));
     PoolExec exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kExclusive);
-    *erased = static_cast<int64_t>(
-        table.Erase(exec, keys.data(), static_cast<size_t>(keys.NumElements())));
+    *erased = static_cast<int64_t>(table.Erase(
+        exec, keys.data(), static_cast<size_t>(keys.NumElements()), ProcessClock().Next(), wipe_));
     return absl::OkStatus();
   }
+
+ private:
+  bool wipe_;
 };
 
 class ContainsOp : public OneTableOp {
@@ -297,7 +302,7 @@ class ClearOp : public OneTableOp {
  protected:
   absl::Status Run(tf::OpKernelContext*, Table& table) override {
     TableLock lock({&table}, TableLock::Mode::kExclusive);
-    return ToAbsl(table.Clear());
+    return ToAbsl(table.Clear(ProcessClock().Next()));
   }
 };
 

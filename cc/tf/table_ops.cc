@@ -119,6 +119,7 @@ REGISTER_OP("DynembErase")
     .Input("keys: key_type")
     .Output("erased: int64")
     .Attr("key_type: {int64, int32, uint64}")
+    .Attr("wipe: bool = false")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(TableAndKeys(c));

@@ -121,7 +121,7 @@ TEST_P(AllocationTest, BatchesOfNewKeys) {
     largest.store(0);
     call();
     if (i >= 2) most = std::max(most, largest.load());
-    table_->Erase(exec_, fresh.data(), kBatch);
+    table_->Erase(exec_, fresh.data(), kBatch, ++tick_);
   }
   EXPECT_LT(most, kSmall);
 }

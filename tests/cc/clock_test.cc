@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
 #include <set>
 #include <thread>
 #include <utility>
@@ -80,6 +81,89 @@ TEST(Clock, ThinnedRecordsMissNothing) {
     }
   }
   for (int64_t t = 0; t < 300000 * 7; t += 399989) issued.ExpectNothingMissed(t);
+}
+
+TEST(Clock, NextGivesItsTime) {
+  int64_t now = 100;
+  Clock clock([&now] { return now; });
+  int64_t at = 0;
+  EXPECT_EQ(clock.Next(&at), 1u);
+  EXPECT_EQ(at, 100);
+  now = 90;  // set back: times do not decrease
+  EXPECT_EQ(clock.Next(&at), 2u);
+  EXPECT_EQ(at, 100);
+  now = 130;
+  EXPECT_EQ(clock.Next(&at), 3u);
+  EXPECT_EQ(at, 130);
+  EXPECT_EQ(clock.Next(nullptr), 4u);
+}
+
+// Ticks of another process come before those that follow, and "since t" misses none of either.
+TEST(Clock, Advance) {
+  int64_t now = 100;
+  Clock clock([&now] { return now; });
+  clock.Advance(1000, 40);
+  EXPECT_EQ(clock.last(), 1000u);
+  EXPECT_EQ(clock.TickBefore(40), 0u);
+  EXPECT_EQ(clock.TickBefore(41), 1000u);
+  EXPECT_EQ(clock.Next(), 1001u);
+  EXPECT_EQ(clock.TickBefore(100), 1000u);
+  EXPECT_EQ(clock.TickBefore(101), 1001u);
+
+  clock.Advance(1001, 100);  // not greater than what was issued: nothing happens
+  clock.Advance(3, 100);
+  clock.Advance(0, 0);
+  EXPECT_EQ(clock.last(), 1001u);
+  EXPECT_EQ(clock.Next(), 1002u);
+
+  // An older time than the last known: nothing that was issued since is missed.
+  now = 200;
+  EXPECT_EQ(clock.Next(), 1003u);
+  clock.Advance(2000, 150);
+  EXPECT_EQ(clock.TickBefore(200), 1002u);
+  EXPECT_EQ(clock.TickBefore(150), 1002u);
+  EXPECT_EQ(clock.TickBefore(201), 2000u);
+
+  // A time to come (another machine's clock) is taken for now, so that later ticks have theirs.
+  now = 300;
+  clock.Advance(3000, 1000000);
+  EXPECT_EQ(clock.TickBefore(300), 2000u);
+  EXPECT_EQ(clock.TickBefore(301), 3000u);
+  now = 400;
+  int64_t at = 0;
+  EXPECT_EQ(clock.Next(&at), 3001u);
+  EXPECT_EQ(at, 400);
+  EXPECT_EQ(clock.TickBefore(350), 3000u);
+}
+
+TEST(Clock, AdvanceAtRandom) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    std::mt19937_64 random(seed);
+    int64_t now = 1000;
+    Clock clock([&now] { return now; });
+    std::vector<std::pair<Tick, int64_t>> issued;  // and at what time, truly
+    for (int step = 0; step < 100; ++step) {
+      now += static_cast<int64_t>(random() % 20);
+      if (random() % 5 == 0) {
+        const Tick tick = clock.last() + 1 + random() % 10;
+        const int64_t at = now - static_cast<int64_t>(random() % 100);
+        clock.Advance(tick, at);
+        ASSERT_EQ(clock.last(), tick);
+        issued.emplace_back(tick, at);
+      } else {
+        const Tick last = clock.last();
+        issued.emplace_back(clock.Next(), now);
+        ASSERT_EQ(issued.back().first, last + 1);
+      }
+      const int64_t since = now - static_cast<int64_t>(random() % 400);
+      const Tick before = clock.TickBefore(since);
+      for (const auto& i : issued) {
+        if (i.second >= since) {
+          ASSERT_GT(i.first, before) << "issued at " << i.second << ", asked " << since;
+        }
+      }
+    }
+  }
 }
 
 TEST(Clock, TicksAreUniqueAcrossThreads) {

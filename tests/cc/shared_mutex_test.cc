@@ -70,5 +70,40 @@ TEST(SharedMutex, ReadersDoNotStarveAWriter) {
   EXPECT_LE(reads_while_waiting, 2000);
 }
 
+// Waits for a writer, but no longer than told.
+TEST(SharedMutex, TryLockSharedFor) {
+  using std::chrono::milliseconds;
+  using std::chrono::steady_clock;
+  SharedMutex mutex;
+  ASSERT_TRUE(mutex.try_lock_shared_for(milliseconds(0)));
+  EXPECT_FALSE(mutex.try_lock());
+  std::thread([&] {
+    EXPECT_TRUE(mutex.try_lock_shared_for(milliseconds(1)));  // beside another reader
+    mutex.unlock_shared();
+  }).join();
+  mutex.unlock_shared();
+
+  mutex.lock();
+  std::thread([&] {
+    for (int64_t ms : {0, 5, 20}) {
+      const auto begin = steady_clock::now();
+      EXPECT_FALSE(mutex.try_lock_shared_for(milliseconds(ms)));
+      EXPECT_GE(steady_clock::now() - begin, milliseconds(ms) - milliseconds(2));
+    }
+  }).join();
+  mutex.unlock();
+  EXPECT_TRUE(mutex.try_lock());  // nothing is left behind by those that gave up
+
+  std::atomic<bool> got{false};
+  std::thread waiting([&] {
+    got = mutex.try_lock_shared_for(std::chrono::seconds(60));
+    if (got) mutex.unlock_shared();
+  });
+  std::this_thread::sleep_for(milliseconds(5));
+  mutex.unlock();
+  waiting.join();
+  EXPECT_TRUE(got);
+}
+
 }  // namespace
 }  // namespace dynemb

@@ -93,7 +93,7 @@ void Write(Table& table, Exec& exec, Clock& clock, Random& random) {
       break;
     }
     case 3:
-      table.Erase(exec, keys.data(), 50);
+      table.Erase(exec, keys.data(), 50, tick);
       break;
     case 4: {
       Keys distinct = keys;

@@ -215,7 +215,10 @@ class Subject {
     return table_->WriteRows(*exec_, Pack(keys).data(), keys.size(), vectors.data(), state.data(),
                              insert, ++tick_);
   }
-  size_t Erase(const Keys& keys) { return table_->Erase(*exec_, Pack(keys).data(), keys.size()); }
+  Status Clear() { return table_->Clear(++tick_); }
+  size_t Erase(const Keys& keys) {
+    return table_->Erase(*exec_, Pack(keys).data(), keys.size(), ++tick_);
+  }
   void Apply(const RowOptimizer& optimizer, const Keys& keys, const RowIds& rows,
              const Floats& gradients) {
     const std::vector<char> packed = Pack(keys);

@@ -285,7 +285,7 @@ TABLE_TEST(TableBasic, Clear) {
   ASSERT_TRUE(t->AttachState(t.exec(), {"s", {1}, {9.0f}}).ok());
   const Keys keys = Scattered(1, f.Scaled(5000, 30));
   t.FindOrInsert(keys);
-  ASSERT_TRUE(t->Clear().ok());
+  ASSERT_TRUE(t.Clear().ok());
   t.Check();
   EXPECT_EQ(t.size(), 0u);
   EXPECT_EQ(t.CountContained(keys), 0u);

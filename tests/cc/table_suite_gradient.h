@@ -86,7 +86,7 @@ TABLE_TEST(TableGradient, StaleRowsAreDroppedAndCounted) {
   t.FindOrInsert(Scattered(200000, 2 * n));  // all evicted
   EXPECT_EQ(t.CountContained(keys), 0u);
   untouched("evicted");
-  ASSERT_TRUE(t->Clear().ok());
+  ASSERT_TRUE(t.Clear().ok());
   untouched("cleared");
 }
 

@@ -53,7 +53,7 @@ TABLE_TEST(TableGrow, PresizingChangesNothingButTheCost) {
   presized.Check();
   EXPECT_TRUE(small.Export() == presized.Export());
   EXPECT_LE(static_cast<double>(presized.stats().slots), 1.05 * static_cast<double>(slots));
-  ASSERT_TRUE(presized->Clear().ok());
+  ASSERT_TRUE(presized.Clear().ok());
   EXPECT_EQ(presized.stats().slots, slots);
 }
 

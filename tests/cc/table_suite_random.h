@@ -198,7 +198,7 @@ class RandomWalk {
       case 1:
         if (random_.Below(4) == 0) {
           erased_ += t_.size();
-          ASSERT_TRUE(t_->Clear().ok());
+          ASSERT_TRUE(t_.Clear().ok());
           model_.Clear();
         }
         break;

@@ -7,7 +7,10 @@ is, the call must return or raise. Prints one line of JSON per operator: calls, 
 import collections
 import faulthandler
 import json
+import os
+import pathlib
 import sys
+import tempfile
 
 import numpy as np
 import op_helpers as h
@@ -23,6 +26,11 @@ CAPACITIES = (0, 1, 7, 1000, 2**40, 2**62, 2**63 - 1, *NEGATIVE)
 FLOATS = (float("nan"), float("inf"), -float("inf"), -1.0, 0.0, 1e-45, 3e38, -3e38, 2.0)
 TYPES = (tf.int64, tf.int32, tf.uint64, tf.float32, tf.float16, tf.bfloat16, tf.uint32, tf.bool,
          tf.string, tf.int8, tf.float64)  # fmt: skip
+
+
+FOLDER = tempfile.TemporaryDirectory()  # until the process ends
+FILE = os.path.join(FOLDER.name, "file")
+pathlib.Path(FILE).write_bytes(bytes(64))
 
 
 class Garbage:
@@ -201,6 +209,39 @@ def right_calls(rng, table):
             {**handle, "cursor": tf.constant(0, i64), "limit": tf.constant(100, i64),
              "since": tf.constant(0, i64)}, types),
         "dynemb_stats": (handle, {}),
+        **right_calls_of_snapshots(keys, vectors),
+    }  # fmt: skip
+
+
+def right_calls_of_snapshots(keys, vectors):
+    i64 = tf.int64
+    table, other = h.make_table(DIM), h.make_table(DIM)
+    ops.dynemb_upsert(table, keys, vectors)
+    running, tick, utc_ns = ops.dynemb_snapshot([table], tf.constant([-1], i64))
+    idle = h.make_table(DIM)
+    times = tf.ones([IDS], tf.uint32)
+    zero, one = tf.constant(0, i64), tf.constant(1, i64)
+    return {
+        "dynemb_snapshot": (
+            {"handles": [idle], "since": tf.constant([-1], i64)}, {"with_deleted": False}),
+        "dynemb_snapshot_info": ({"snapshot": running, "table": zero}, {}),
+        "dynemb_snapshot_next": ({"snapshot": running, "limit_bytes": tf.constant(99, i64)}, {}),
+        "dynemb_snapshot_end": ({"snapshot": running}, {}),
+        "dynemb_load_rows": (
+            {"handle": other, "keys": tf.range(IDS, dtype=i64), "vectors": vectors,
+             "state": tf.zeros([0, 0]), "updates": times, "accesses": times, "base": zero,
+             "tick": tf.constant(-1, i64)}, {}),
+        "dynemb_adopt": (
+            {"handles": [idle], "others": [other], "tick": tick, "utc_ns": utc_ns}, {}),
+        "dynemb_advance_clock": ({"tick": one, "utc_ns": one}, {}),
+        "dynemb_tick_before": ({"utc_ns": one}, {}),
+        "dynemb_crc32c": (
+            {"data": tf.zeros([IDS], tf.uint8), "initial": tf.constant(0, tf.uint32), "room": one,
+             "block_bytes": one}, {}),
+        "dynemb_build_key_index": (
+            {"keys_path": tf.constant(FILE), "keys_offset": zero, "num_keys": one,
+             "key_bytes": tf.constant(8, i64), "index_path": tf.constant(FILE),
+             "index_offset": tf.constant(32, i64), "log_slots": one}, {}),
     }  # fmt: skip
 
 
@@ -213,7 +254,7 @@ def spoil(garbage, inputs, attributes):
     inputs, attributes = dict(inputs), dict(attributes)
     if garbage.rng.random() < 0.3:
         for name, right in inputs.items():
-            if name not in ("handle", "handles", "bags", "num_bags"):
+            if name not in ("handle", "handles", "others", "snapshot", "bags", "num_bags"):
                 inputs[name] = tf.nest.map_structure(
                     lambda t: garbage.values(t.dtype, t.shape.as_list()), right
                 )

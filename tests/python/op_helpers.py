@@ -181,3 +181,25 @@ class Model:
         for key in gone:
             del self.vectors[key], self.momentum[key]
         return len(gone)
+
+
+DIM = 3
+INITIAL = [0.25, -1.5, 3.0]
+ALL_TYPES = [(k, v) for k in KEY_TYPES for v in VALUE_TYPES]
+type_ids = ["-".join(t.name for t in pair) for pair in ALL_TYPES]
+
+
+def make(key=tf.int64, dtype=tf.float32, **options):
+    return make_table(DIM, key, dtype, INITIAL, **options)
+
+
+def some_keys(rng, key):
+    """40 keys: the extremes of their type and others over its range."""
+    low, high = key.min, key.max
+    others = [int(rng.integers(low, high, dtype=key.as_numpy_dtype)) for _ in range(35)]
+    return np.array([*EXTREMES[key], *others], key.as_numpy_dtype)
+
+
+def quarters(rng, *shape):
+    """Numbers that every value type holds exactly, and small sums of them too."""
+    return (rng.integers(-16, 17, shape) / 4).astype(np.float32)

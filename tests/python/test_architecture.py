@@ -18,8 +18,18 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 # What the files of a folder may not include, by the beginning of its path.
 FORBIDDEN_INCLUDES = {
-    "cc/table": ("tensorflow/", "tsl/", "xla/", "absl/", "Eigen/", "cc/lookup/", "cc/tf/"),
-    "cc/lookup": ("tensorflow/", "tsl/", "xla/", "absl/", "Eigen/", "cc/tf/"),
+    "cc/table": (
+        "tensorflow/",
+        "tsl/",
+        "xla/",
+        "absl/",
+        "Eigen/",
+        "cc/lookup/",
+        "cc/io/",
+        "cc/tf/",
+    ),
+    "cc/lookup": ("tensorflow/", "tsl/", "xla/", "absl/", "Eigen/", "cc/io/", "cc/tf/"),
+    "cc/io": ("tensorflow/", "tsl/", "xla/", "absl/", "Eigen/", "cc/lookup/", "cc/tf/"),
     "tests/cc": ("tensorflow/", "tsl/", "xla/", "cc/tf/"),
     "benchmarks/cc": ("tensorflow/", "tsl/", "xla/", "cc/tf/"),
 }
@@ -90,6 +100,22 @@ def test_layers_are_on_top():
         for path in package_files()
         if path not in allowed and "layers" not in path.parts
         if any(m.startswith("tf_dynemb.layers") for m in imported_modules(path))
+    ]
+    assert not wrong
+
+
+@in_checkout
+def test_what_serves_dumps_needs_no_tensorflow():
+    # Parts of the package that numpy suffices for, and what they may use of the rest of it.
+    apart = ("storage", "serving", "cli", "sok_dump", "__main__")
+    allowed = (*(f"tf_dynemb.{name}" for name in apart), "tf_dynemb._version")
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in package_files()
+        if path.relative_to(ROOT / "tf_dynemb").parts[0].removesuffix(".py") in apart
+        for module in imported_modules(path)
+        if module.split(".")[0] in ("tensorflow", "keras", "horovod", "tqdm")
+        or (module.startswith("tf_dynemb.") and not module.startswith(allowed))
     ]
     assert not wrong
 

@@ -340,7 +340,6 @@ def test_two_tables_of_one_name_are_two_tables():
         lambda t: t.scatter_nd_add([[1]], [[1.0, 1.0]]),
         copy.deepcopy,
         pickle.dumps,
-        lambda t: tf.train.Checkpoint(t=t).save("/nonexistent/x"),
     ],
 )
 def test_dense_operations_say_what_to_use_instead(operation):

@@ -104,6 +104,11 @@ def test_quickstart(adult, tmp_path, embedding):
     key = adult.category_id(adult.load().fields, "education", "Bachelors")
     vector = vectors[keys == key][0]
     assert np.array2string(vector, precision=4) in printed
+    if embedding == "dynamic":
+        kinds = re.findall(r"^  (base|delta) +(\d+) rows", printed, re.MULTILINE)
+        assert [kind for kind, _ in kinds] == ["base", "delta"]
+        assert int(kinds[0][1]) == len(keys)
+        assert int(kinds[1][1]) > 0
 
 
 def test_quickstart_repeats_itself(tmp_path):
@@ -128,7 +133,57 @@ def test_custom_loop(tmp_path):
     assert int(rows["gender"]) == 2
 
 
-@pytest.mark.parametrize("script", ["quickstart.py", "custom_loop.py"])
+def write_ratings(path: Path, rows: int) -> None:
+    """Ratings of users and movies of which the second half of the time has many new ones."""
+    rng = np.random.default_rng(0)
+    arrived = 30 + np.arange(rows) // 25  # ids in use by then
+    users, movies = (rng.integers(0, arrived) for _ in range(2))
+    biases = rng.normal(size=(2, arrived[-1]))
+    ratings = np.clip(np.rint(6 + biases[0, users] + biases[1, movies]), 0, 10).astype(int)
+    lines = [
+        f"{user * 2**33}::{movie}::{rating}::{time}\n"
+        for time, (user, movie, rating) in enumerate(zip(users, movies, ratings, strict=True))
+    ]
+    path.write_text("".join(lines[i] for i in rng.permutation(rows)))
+
+
+def test_incremental_export(tmp_path):
+    pytest.importorskip("matplotlib")
+    write_ratings(tmp_path / "ratings.dat", rows=4000)
+    script = [
+        str(EXAMPLES / "incremental_export.py"),
+        "--ratings",
+        "ratings.dat",
+        "--plot",
+        "a.png",
+    ]
+    printed = run_python([*script, "--steps", "5", "--batch-size", "40"], tmp_path)
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    folder = tmp_path / "outputs" / "incremental_export"
+    assert sorted(path.name for path in folder.iterdir()) == ["follower.npz", "metrics.json"]
+
+    figures = json.loads((folder / "metrics.json").read_text())
+    assert figures["difference"] < 1e-5
+    assert figures["follower"] == pytest.approx(figures["published"], abs=1e-6)
+    assert figures["follower_frozen"] == pytest.approx(figures["frozen"], abs=1e-6)
+    assert figures["streaming"] < figures["published"] < figures["frozen"] - 0.03
+    assert f"{figures['follower']:.4f}" in printed
+
+    base, *deltas = figures["publications"]
+    assert [delta["step"] for delta in deltas] == list(range(5, 50, 5))
+    with np.load(folder / "follower.npz") as saved:
+        assert saved["following"].shape == (2000,)
+        assert not saved["has_tensorflow"]
+    # Each row of the second half is predicted in the end: all ids but some of the last are held.
+    assert 100 < base["new_ids"] < 240
+    assert all(delta["new_ids"] > 0 for delta in deltas)
+    assert 300 < base["new_ids"] + sum(delta["new_ids"] for delta in deltas) <= 380
+    assert all(0 < delta["lag_seconds"] < 60 and delta["lag_steps"] <= 5 for delta in deltas)
+
+
+@pytest.mark.parametrize(
+    "script", ["quickstart.py", "custom_loop.py", "incremental_export.py", "follower.py"]
+)
 def test_help_explains_every_option(tmp_path, script):
     pytest.importorskip("pyarrow")
     printed = run_python([str(EXAMPLES / script), "--help"], tmp_path)
@@ -151,7 +206,8 @@ def test_readme_code_runs(tmp_path, number):
 
 def test_readme_has_its_examples():
     blocks = readme_blocks()
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     assert "de.layers.Embedding" in blocks[0]
     assert "de.lookup_sparse" in blocks[1]
-    assert "profiler" in blocks[2]
+    assert "Reader" in blocks[2]
+    assert "profiler" in blocks[3]

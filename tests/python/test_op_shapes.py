@@ -83,6 +83,20 @@ def export(table, cursor, limit, since):
     return ops.dynemb_export(table, cursor, limit, since, **TYPES)
 
 
+def snapshot(table, since):
+    return ops.dynemb_snapshot([table], since)
+
+
+def load_rows(table, **inputs):
+    return ops.dynemb_load_rows(table, **inputs)
+
+
+def adopt(table, other, tick, utc_ns):
+    return ops.dynemb_adopt([table], [other], tick, utc_ns)
+
+
+CRC = {"data": (tf.uint8, [5]), "initial": (u32, []), "room": (i64, []), "block_bytes": (i64, [])}
+
 # The operator, its inputs by name (type and shape), and the outputs' shapes. An input called
 # `table` with the spec TABLE is a table made in the graph.
 TABLE = "made in the graph"
@@ -186,6 +200,22 @@ RIGHT = [
     (export, {"table": TABLE, "cursor": (i64, []), "limit": (i64, []), "since": (i64, [])},
      [[None], [None, DIM], [None, None], [None], []]),
     (ops.dynemb_stats, {"handle": (res, UNKNOWN)}, [[None], [None]]),
+    (snapshot, {"table": H, "since": (i64, [1])}, [[], [], []]),
+    (snapshot, {"table": (res, UNKNOWN), "since": (i64, UNKNOWN)}, [[], [], []]),
+    (ops.dynemb_snapshot_info, {"snapshot": H, "table": (i64, [])},
+     [[], [], [], [None], [None], [None]]),
+    (ops.dynemb_snapshot_next, {"snapshot": H, "limit_bytes": (i64, [])},
+     [[], [None, None], [None, None], [None, None], [None], [None]]),
+    (ops.dynemb_snapshot_end, {"snapshot": H}, []),
+    (load_rows, {"table": TABLE, "keys": K, "vectors": (f32, [5, DIM]), "state": (f32, [0, 0]),
+                 "updates": ROWS, "accesses": ROWS, "base": (i64, []), "tick": (i64, [])}, []),
+    (load_rows, {name: (t, UNKNOWN) for name, t in
+                 (("table", res), ("keys", i64), ("vectors", f32), ("state", f32),
+                  ("updates", u32), ("accesses", u32), ("base", i64), ("tick", i64))}, []),
+    (adopt, {"table": TABLE, "other": TABLE, "tick": (i64, []), "utc_ns": (i64, [])}, []),
+    (ops.dynemb_advance_clock, {"tick": (i64, []), "utc_ns": (i64, [])}, []),
+    (ops.dynemb_tick_before, {"utc_ns": (i64, [])}, [[]]),
+    (ops.dynemb_crc32c, CRC, [[None]]),
 ]  # fmt: skip
 
 
@@ -213,6 +243,8 @@ UPSERT = {"handle": TABLE, "keys": K, "values": (f32, [5, DIM])}
 ACCUMULATE = {"handle": TABLE, "keys": K, "deltas": (f32, [5, DIM])}
 WRITE = {"table": TABLE, "keys": K, "values": (f32, [5, DIM]), "state": (f32, [5, 2])}
 EXPORT = {"table": TABLE, "cursor": (i64, []), "limit": (i64, []), "since": (i64, [])}
+LOAD = {"table": TABLE, "keys": K, "vectors": (f32, [5, DIM]), "state": (f32, [0, 0]),
+        "updates": ROWS, "accesses": ROWS, "base": (i64, []), "tick": (i64, [])}  # fmt: skip
 LOOKUP = {"table": TABLE, "keys": K, "default": (f32, [DIM])}
 ONE_KEYS = {"handle": TABLE, "keys": K}
 ONE = {"handle": TABLE}
@@ -263,6 +295,26 @@ WRONG = [
         (ops.dynemb_stats, ONE, [("handle", VECTOR_HANDLE)]),
         (export, EXPORT, [("table", VECTOR_HANDLE), ("cursor", (i64, [1])),
                           ("limit", (i64, [2])), ("since", (i64, [0]))]),
+        (snapshot, {"table": H, "since": (i64, [1])}, [("since", (i64, [])),
+                                                       ("since", (i64, [1, 1]))]),
+        (ops.dynemb_snapshot_info, {"snapshot": H, "table": (i64, [])},
+         [("snapshot", VECTOR_HANDLE), ("table", (i64, [1]))]),
+        (ops.dynemb_snapshot_next, {"snapshot": H, "limit_bytes": (i64, [])},
+         [("snapshot", VECTOR_HANDLE), ("limit_bytes", (i64, [1]))]),
+        (ops.dynemb_snapshot_end, {"snapshot": H}, [("snapshot", VECTOR_HANDLE)]),
+        (load_rows, LOAD, [("table", VECTOR_HANDLE), ("keys", (i64, [4])), ("keys", (i64, [5, 1])),
+                           ("vectors", (f32, [5, DIM + 1])), ("vectors", (f32, [4, DIM])),
+                           ("state", (f32, [0])), ("updates", (u32, [4])),
+                           ("accesses", (u32, [5, 1])), ("base", (i64, [1])),
+                           ("tick", (i64, [1]))]),
+        (adopt, {"table": TABLE, "other": TABLE, "tick": (i64, []), "utc_ns": (i64, [])},
+         [("table", VECTOR_HANDLE), ("other", VECTOR_HANDLE), ("tick", (i64, [1])),
+          ("utc_ns", (i64, [1]))]),
+        (ops.dynemb_advance_clock, {"tick": (i64, []), "utc_ns": (i64, [])},
+         [("tick", (i64, [1])), ("utc_ns", (i64, [1]))]),
+        (ops.dynemb_tick_before, {"utc_ns": (i64, [])}, [("utc_ns", (i64, [1]))]),
+        (ops.dynemb_crc32c, CRC, [("data", (tf.uint8, [])), ("initial", (u32, [1])),
+                                  ("room", (i64, [1])), ("block_bytes", (i64, [1]))]),
     ]
     for name, spec in wrongs
 ]  # fmt: skip

@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_dynemb as de
+from benchmarks.phases import OURS_KIND, OURS_PREFIX, Event, operator_of, read_events
 
-PREFIX = "dynemb: "
+EAGER = "EagerLocalExecute: "  # around an operator that runs outside a tf.function
 
 
-def trace(folder: Path, run) -> dict[str, list[tuple[int, float, float]]]:
-    """Runs under the profiler; thread, start and end of the events by name."""
-    xplane_pb2 = pytest.importorskip("tensorflow.tsl.profiler.protobuf.xplane_pb2")
+def trace(folder: Path, run: Callable[[], object]) -> list[Event]:
+    """What the profiler records while `run` runs."""
+    pytest.importorskip("tensorflow.tsl.profiler.protobuf.xplane_pb2")
     profiler = tf.profiler.experimental
     with profiler.Profile(str(folder), profiler.ProfilerOptions(2, 0, 0)):
         run()
-    (path,) = folder.rglob("*.xplane.pb")
-    space = xplane_pb2.XSpace()
-    space.ParseFromString(path.read_bytes())
-    events: dict[str, list[tuple[int, float, float]]] = {}
-    for plane in space.planes:
-        for line in plane.lines:
-            for event in line.events:
-                start = line.timestamp_ns + event.offset_ps / 1e3
-                name = plane.event_metadata[event.metadata_id].name
-                span = (line.id, start, start + event.duration_ps / 1e3)
-                events.setdefault(name, []).append(span)
-    return events
+    return read_events(folder)
+
+
+def is_run_of_ours(event: Event) -> bool:
+    """Whether the event is the run of an operator of this library."""
+    kind = operator_of(event) or event.name.removeprefix(EAGER)
+    return kind.startswith(OURS_KIND)
+
+
+def is_inside(event: Event, outer: Event) -> bool:
+    """Whether `event` is all of it in `outer`, on the same thread."""
+    return event.thread == outer.thread and outer.start <= event.start <= event.end <= outer.end
+
+
+def outside_our_operators(events: Iterable[Event]) -> list[Event]:
+    """The phases that lie in no run of an operator of ours on their thread."""
+    events = list(events)
+    runs = [event for event in events if is_run_of_ours(event)]
+    return [
+        event
+        for event in events
+        if event.name.startswith(OURS_PREFIX) and not any(is_inside(event, run) for run in runs)
+    ]
 
 
 def test_a_training_step_names_its_phases_inside_its_operators(tmp_path):
@@ -52,14 +67,60 @@ def test_a_training_step_names_its_phases_inside_its_operators(tmp_path):
         "DynembApplyGradients": {"wait for locks", "update rows"},
     }
     for operator, phases in inside.items():
-        runs = [span for name in events if name.endswith(f":{operator}") for span in events[name]]
-        assert len(runs) == 1, operator
-        thread, start, end = runs[0]
-        for phase in phases:
-            spans = events[PREFIX + phase]
-            assert any(t == thread and start <= a <= b <= end for t, a, b in spans), phase
+        (run,) = [event for event in events if operator_of(event) == operator]
+        found = {event.name for event in events if is_inside(event, run)}
+        assert {OURS_PREFIX + phase for phase in phases} <= found, operator
 
 
-def test_nothing_is_named_without_an_operator_of_ours(tmp_path):
-    events = trace(tmp_path, lambda: tf.linalg.matmul(tf.ones([8, 8]), tf.ones([8, 8])))
-    assert not [name for name in events if name.startswith(PREFIX)]
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: there are no helpers")
+def test_helper_threads_open_no_phases(tmp_path):
+    table = de.DynamicVariable(dimension=16)
+    optimizer = de.OptimizerWrapper(keras.optimizers.Adagrad(0.1))
+    rng = np.random.default_rng(0)
+
+    def draw():
+        return tf.constant(rng.integers(0, 2**40, (65_536, 2)))
+
+    @tf.function
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(de.lookup_sparse([table], [ids], combiners="sum")[0])
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    def run():
+        step(draw())
+        table.lookup(draw())
+
+    run()
+    events = trace(tmp_path, run)
+    phases = [event for event in events if event.name.startswith(OURS_PREFIX)]
+    assert len(phases) > 20  # of a step and of a lookup
+    assert outside_our_operators(events) == []
+    # While a lookup outside a function runs, the pools of TensorFlow do nothing else.
+    (lookup,) = [event for event in events if event.name == f"{EAGER}DynembLookup"]
+    assert any(
+        event.thread != lookup.thread and lookup.start < event.start < lookup.end
+        for event in events
+        if event.name.startswith("ThreadpoolListener::StartRegion")
+    ), "no helper took part: what the test says of helpers, it has not seen"
+
+
+def test_a_phase_outside_our_operators_is_found():
+    """That the check above can fail."""
+    graph = Event("model/embed:DynembLookupSparse", 1, 10, 50)
+    eager = Event("EagerLocalExecute: DynembLookup", 2, 20, 30)
+    other = Event("dense/MatMul:MatMul", 3, 0, 100)
+    good = [
+        Event("dynemb: insert", 1, 10, 40),
+        Event("dynemb: evict", 1, 20, 30),
+        Event("dynemb: find", 2, 20, 30),
+    ]
+    bad = [
+        Event("dynemb: insert", 2, 10, 40),  # of a helper: the operator's thread is 1
+        Event("dynemb: find", 1, 45, 55),  # ends after the operator
+        Event("dynemb: find", 1, 5, 15),  # begins before it
+        Event("dynemb: find", 3, 10, 20),  # in another operator
+        Event("dynemb: find", 4, 10, 20),
+    ]
+    assert outside_our_operators([graph, eager, other, *good]) == []
+    assert outside_our_operators([graph, *good, *bad, eager, other]) == bad

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +10,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-from tf_dynemb import bags, exchange, initializers
+from tf_dynemb import bags, content, initializers
 from tf_dynemb.bags import Bags
 from tf_dynemb.config import TableOptions, check_dimension
+from tf_dynemb.cut import Rows
 from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.keys import cast_keys
 from tf_dynemb.layers.table_weight import TableWeight
@@ -154,43 +154,40 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         return sum(len(weight.value) for weight in self._weights_of_tables) * self.dim
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes keys, vectors and optimizer state of each table for `model.save_weights`."""
+        """Writes the rows of each table, with optimizer state, for `model.save_weights`."""
         for i, weight in enumerate(self._weights_of_tables):
-            table = weight.value
-            keys, values, state = exchange.export_rows(table)
-            store[f"{i}_keys"] = keys.numpy()
-            store[f"{i}_values"] = tf.cast(values, tf.float32).numpy()
-            store[f"{i}_state"] = state.numpy()
-            spec = json.dumps(table.state_spec).encode()
-            store[f"{i}_state_spec"] = np.frombuffer(spec, dtype=np.uint8)
+            saved = content.read_content(weight.value)
+            for part, array in saved.rows._asdict().items():
+                store[f"{i}_{part}"] = array
+            store[f"{i}_info"] = np.frombuffer(saved.info.encode(), dtype=np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
-        """Replaces the rows of each table by those that `save_own_variables` wrote."""
-        expected = {
-            f"{i}_{part}"
-            for i in range(len(self._weights_of_tables))
-            for part in ("keys", "values", "state", "state_spec")
-        }
-        if set(store.keys()) != expected:
+        """Replaces the rows of each table by those that `save_own_variables` wrote.
+
+        Their optimizer state comes along if the optimizer is built, as with the optimizer's own
+        variables in Keras.
+        """
+        parts = (*Rows._fields, "info")
+        count = len(self._weights_of_tables)
+        if set(store.keys()) != {f"{i}_{part}" for i in range(count) for part in parts}:
             raise ValueError(
-                f"Layer {self.name} has {len(self._weights_of_tables)} tables, but the file holds "
-                f"{sorted(store.keys())} for it."
+                f"Layer {self.name} has {count} tables, but the file holds {sorted(store.keys())} "
+                "for it."
             )
         loaded = []
         for i, weight in enumerate(self._weights_of_tables):
-            keys, values, state = (
-                np.asarray(store[f"{i}_{part}"]) for part in ("keys", "values", "state")
-            )
-            if values.shape[1:] != (self.dim,):
+            *arrays, info = (np.asarray(store[f"{i}_{part}"]) for part in parts)
+            rows = Rows(*arrays)
+            if rows.vectors.shape[1:] != (self.dim,):
                 raise ValueError(
                     f"Layer {self.name} has dim {self.dim}, but the file holds vectors of "
-                    f"{values.shape[1:]}."
+                    f"{rows.vectors.shape[1:]}."
                 )
-            spec = json.loads(np.asarray(store[f"{i}_state_spec"]).tobytes())
-            keys = cast_keys(tf.convert_to_tensor(keys), self.key_type, "keys in the file")
-            loaded.append((weight.value, keys, values, state, spec))
-        for table, keys, values, state, spec in loaded:
-            exchange.replace_rows(table, keys, values, state, spec)
+            keys = cast_keys(tf.convert_to_tensor(rows.keys), self.key_type, "keys in the file")
+            rows = rows._replace(keys=keys.numpy())
+            loaded.append((weight.value, content.Content(rows, info.tobytes().decode())))
+        for table, saved in loaded:
+            content.write_content(table, saved, adopt_state=False)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""

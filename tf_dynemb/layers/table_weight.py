@@ -8,7 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb import exchange
+from tf_dynemb.content import Content, read_content, write_content
+from tf_dynemb.cut import bits, from_bits
 from tf_dynemb.dynamic_variable import DynamicVariable
 
 
@@ -19,10 +20,10 @@ class RowsArray(np.ndarray):
     from one (a slice, a sum) remembers nothing and cannot be set.
     """
 
-    rows: tuple[Any, Any, Any] | None = None
+    content: Content | None = None
 
     def __array_finalize__(self, source: Any) -> None:
-        self.rows = None
+        self.content = None
 
 
 class _TableShape(tf.TensorShape):  # type: ignore[misc]
@@ -96,9 +97,10 @@ class TableWeight(keras.Variable):  # type: ignore[misc]
 
     def numpy(self) -> RowsArray:
         """All vectors held, with their keys and state: for `set_weights` only."""
-        keys, values, state = exchange.export_rows(self._value)
-        array: RowsArray = tf.cast(values, tf.float32).numpy().view(RowsArray)
-        array.rows = (keys, state, self._value.state_spec)
+        content = read_content(self._value)
+        vectors = from_bits(content.rows.vectors, self._value.dtype.name)
+        array: RowsArray = tf.cast(vectors, tf.float32).numpy().view(RowsArray)
+        array.content = content
         return array
 
     def assign(self, value: Any) -> Any:
@@ -107,13 +109,14 @@ class TableWeight(keras.Variable):  # type: ignore[misc]
         Raises:
             TypeError: anything else: without keys there is nothing to assign to.
         """
-        if not isinstance(value, RowsArray) or value.rows is None:
+        if not isinstance(value, RowsArray) or value.content is None:
             raise TypeError(
                 f"{self._path} is a table and can only be set to what get_weights() gave for one. "
                 "Use tf_dynemb.assign(layer.table, keys, values)."
             )
-        keys, state, state_spec = value.rows
-        exchange.replace_rows(self._value, keys, np.asarray(value), state, state_spec)
+        vectors = bits(tf.cast(np.asarray(value), value.content.dtype))
+        rows = value.content.rows._replace(vectors=vectors)
+        write_content(self._value, value.content._replace(rows=rows), adopt_state=False)
         return value
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:

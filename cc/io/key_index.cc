@@ -1,0 +1,108 @@
+#include "cc/io/key_index.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cc/table/key.h"
+#include "cc/table/unaligned.h"
+
+namespace dynemb {
+namespace {
+
+template <class K>
+void Build(const char* keys, size_t n, uint32_t log_slots, uint32_t* slots) {
+  constexpr size_t kAhead = 32;
+  const size_t mask = (size_t{1} << log_slots) - 1;
+  size_t homes[kAhead];
+  for (size_t j = 0; j < n + kAhead; ++j) {
+    if (j >= kAhead) {
+      const size_t i = j - kAhead;
+      size_t at = homes[i % kAhead];
+      while (slots[at] != 0) at = (at + 1) & mask;
+      slots[at] = static_cast<uint32_t>(i + 1);
+    }
+    if (j >= n) continue;
+    homes[j % kAhead] = MixKey(LoadUnaligned<K>(keys + j * sizeof(K))) >> (64 - log_slots);
+    __builtin_prefetch(&slots[homes[j % kAhead]], 1);
+  }
+}
+
+// A file in memory, whole.
+class MappedFile {
+ public:
+  MappedFile() = default;
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile() {
+    if (data_ != nullptr) munmap(data_, bytes_);
+  }
+  Status Open(const std::string& path, bool write, size_t at_least) {
+    const int file = open(path.c_str(), (write ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+    if (file < 0) return Failed(path);
+    struct stat info;
+    Status status;
+    if (fstat(file, &info) != 0) {
+      status = Failed(path);
+    } else if (static_cast<size_t>(info.st_size) < at_least) {
+      status = InvalidArgument(path + " has " + std::to_string(info.st_size) + " bytes, expected " +
+                               std::to_string(at_least) + " at least");
+    } else if (const int error = write ? posix_fallocate(file, 0, info.st_size) : 0) {
+      // A hole that the disk has no room for would kill the process when it is written.
+      errno = error;
+      status = Failed(path);
+    } else {
+      bytes_ = static_cast<size_t>(info.st_size);
+      void* data =
+          mmap(nullptr, bytes_, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, file, 0);
+      if (data == MAP_FAILED) {
+        status = Failed(path);
+      } else {
+        data_ = data;
+      }
+    }
+    close(file);
+    return status;
+  }
+  char* data() const { return static_cast<char*>(data_); }
+
+ private:
+  static Status Failed(const std::string& path) {
+    return ResourceExhausted(path + ": " + strerror(errno));
+  }
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace
+
+void BuildKeyIndex(const void* keys, size_t n, size_t key_bytes, uint32_t log_slots,
+                   uint32_t* slots) {
+  const auto* k = static_cast<const char*>(keys);
+  memset(slots, 0, sizeof(uint32_t) << log_slots);
+  key_bytes == 8 ? Build<uint64_t>(k, n, log_slots, slots)
+                 : Build<uint32_t>(k, n, log_slots, slots);
+}
+
+Status BuildKeyIndexFile(const std::string& keys_path, size_t keys_offset, size_t n,
+                         size_t key_bytes, const std::string& index_path, size_t index_offset,
+                         uint32_t log_slots) {
+  if (key_bytes != 8 && key_bytes != 4) return InvalidArgument("keys have 8 or 4 bytes");
+  if (log_slots < 1 || log_slots > 40 || n >= (uint64_t{1} << log_slots) || n >= 0xFFFFFFFFu) {
+    return InvalidArgument("an index of 2^" + std::to_string(log_slots) + " slots cannot hold " +
+                           std::to_string(n) + " keys");
+  }
+  if (index_offset % sizeof(uint32_t) != 0) return InvalidArgument("index_offset is unaligned");
+  MappedFile keys, index;
+  DYNEMB_RETURN_IF_ERROR(keys.Open(keys_path, false, keys_offset + n * key_bytes));
+  DYNEMB_RETURN_IF_ERROR(
+      index.Open(index_path, true, index_offset + (sizeof(uint32_t) << log_slots)));
+  BuildKeyIndex(keys.data() + keys_offset, n, key_bytes, log_slots,
+                reinterpret_cast<uint32_t*>(index.data() + index_offset));
+  return Status();
+}
+
+}  // namespace dynemb

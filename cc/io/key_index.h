@@ -1,0 +1,27 @@
+// The index column of a dump: where in the column of keys each key is (docs/file_format.md).
+#ifndef DYNEMB_IO_KEY_INDEX_H_
+#define DYNEMB_IO_KEY_INDEX_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "cc/table/status.h"
+
+namespace dynemb {
+
+// Writes the 2^log_slots slots of an index of n distinct keys (of 8 or 4 bytes) into `slots`.
+// n < 2^log_slots.
+void BuildKeyIndex(const void* keys, size_t n, size_t key_bytes, uint32_t log_slots,
+                   uint32_t* slots);
+
+// The same from file to file, without memory of the tables' size: maps the keys at `keys_offset` of
+// one file and the slots at `index_offset` of another, which exists in full length. Offsets of
+// slots are multiples of 4.
+Status BuildKeyIndexFile(const std::string& keys_path, size_t keys_offset, size_t n,
+                         size_t key_bytes, const std::string& index_path, size_t index_offset,
+                         uint32_t log_slots);
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_IO_KEY_INDEX_H_

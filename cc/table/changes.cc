@@ -1,0 +1,76 @@
+#include "cc/table/changes.h"
+
+#include <cstring>
+#include <utility>
+
+namespace dynemb {
+
+void SavedRows::Push(size_t table, const RowLayout& layout, const char* row, CutTime updated) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  popped_.wait(lock,
+               [&] { return closed_ || bytes_ + layout.stride <= most_bytes_ || bytes_ == 0; });
+  if (closed_) return;
+  if (chunks_.empty() || chunks_.back().table != table ||
+      chunks_.back().rows.size() + layout.stride > kChunkBytes) {
+    chunks_.emplace_back();
+    chunks_.back().table = table;
+    chunks_.back().stride = layout.stride;
+    chunks_.back().rows.reserve(std::max(kChunkBytes, layout.stride));
+  }
+  Chunk& chunk = chunks_.back();
+  const size_t at = chunk.rows.size();
+  chunk.rows.insert(chunk.rows.end(), row, row + layout.stride);
+  memcpy(layout.update(chunk.rows.data() + at), &updated, sizeof(updated));
+  ++chunk.n;
+  bytes_ += layout.stride;
+}
+
+bool SavedRows::Pop(Chunk* chunk) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (chunks_.empty()) return false;
+    *chunk = std::move(chunks_.front());
+    chunks_.pop_front();
+    bytes_ -= chunk->rows.size();
+  }
+  popped_.notify_all();
+  return true;
+}
+
+void SavedRows::Close() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = true;
+    chunks_.clear();
+    bytes_ = 0;
+  }
+  popped_.notify_all();
+}
+
+void Changes::Start(Tick tick, Tick known_since, uint64_t rows) {
+  tracking_ = true;
+  recent_.since = tick;
+  recent_.rows.Reset(rows, false);
+  before_ = Updated();
+  before_.since = tick;
+  deletions_.Restart(known_since);
+}
+
+void Changes::BeginCut(std::unique_ptr<Cut> cut, uint64_t rows) {
+  if (cut->since != 0 && cut->since >= recent_.since) {
+    cut->todo = recent_.rows;
+    cut->todo.Extend(rows);
+  } else if (cut->since != 0 && cut->since >= before_.since) {
+    cut->todo = recent_.rows;
+    cut->todo.Extend(rows);
+    cut->todo.AddAll(before_.rows);
+  } else {
+    cut->todo.Reset(rows, true);
+  }
+  std::swap(before_, recent_);
+  recent_.since = cut->watermark;
+  recent_.rows.Reset(rows, false);
+  cut_ = std::move(cut);
+}
+
+}  // namespace dynemb

@@ -1,0 +1,142 @@
+// Changes: what a table remembers so that it can be written to disk while it trains: which rows
+// were updated and which keys deleted since the last cuts, and what rows held at the running cut.
+//
+// Cut. The table as it was at a moment between two batches, the watermark. It is read row by row
+// under the table's shared lock, a stretch at a time, and batches that write go on in between. A
+// batch that is about to overwrite a row of the cut that was not read yet saves a copy of it first
+// (SavedRows); so each row of the cut is delivered exactly once, read or saved, as it was at the
+// watermark. `todo` holds the rows for which neither has happened.
+//
+// Since. From the first cut on, rows updated after a cut are noted in a set; the sets of the last
+// two cuts are kept. A cut of the rows updated since a tick looks at these rows alone if the sets
+// reach back so far, at all rows otherwise. The sets only say where to look: a row's own time of
+// last update decides.
+//
+// Not thread-safe but for BeforeWrite on different rows and Deleted; the table's lock covers it.
+#ifndef DYNEMB_TABLE_CHANGES_H_
+#define DYNEMB_TABLE_CHANGES_H_
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "cc/table/deletion_log.h"
+#include "cc/table/row.h"
+#include "cc/table/row_bits.h"
+#include "cc/table/status.h"
+#include "cc/table/types.h"
+
+namespace dynemb {
+
+// A time of a cut as it is written: ticks since the base that the table had at the watermark, and
+// at most the watermark.
+using CutTime = uint32_t;
+
+// Copies of rows, from batches to whoever reads the cuts. Bounded: a batch that would exceed the
+// bound waits until the reader has taken some, so the reader must never wait for a table's lock
+// without looking here meanwhile.
+class SavedRows {
+ public:
+  struct Chunk {
+    size_t table = 0;
+    size_t n = 0;
+    size_t stride = 0;
+    std::vector<char> rows;  // [n, stride]; CutTime in place of the last update
+  };
+
+  explicit SavedRows(size_t most_bytes) : most_bytes_(most_bytes) {}
+  void Push(size_t table, const RowLayout& layout, const char* row, CutTime updated);
+  // The oldest chunk; false if there is none.
+  bool Pop(Chunk* chunk);
+  // Nobody reads any more: what comes is dropped, who waits goes on.
+  void Close();
+
+ private:
+  static constexpr size_t kChunkBytes = size_t{1} << 18;
+
+  const size_t most_bytes_;
+  std::mutex mutex_;
+  std::condition_variable popped_;
+  std::deque<Chunk> chunks_;
+  size_t bytes_ = 0;
+  bool closed_ = false;
+};
+
+struct Cut {
+  SavedRows* saved = nullptr;
+  size_t table = 0;  // its number in the snapshot
+  RowLayout layout;  // at the watermark
+  Tick watermark = 0;
+  Tick since = 0;  // rows updated after it belong to the cut; 0: all
+  Tick base = 0;   // of the CutTimes
+  RowBits todo;
+  uint64_t cursor = 0;  // no row below it is in todo
+  // Bit patterns of the keys that were deleted since `since`, and were not there at the watermark.
+  std::vector<uint64_t> deleted;
+
+  CutTime Time(Tick tick) const {
+    if (tick > watermark) tick = watermark;
+    return tick > base ? static_cast<CutTime>(tick - base) : 0;
+  }
+};
+
+class Changes {
+ public:
+  bool tracking() const { return tracking_; }
+  // Notes changes from now on, for a table of so many rows. The table is as it was at `tick`; keys
+  // deleted after known_since are known.
+  void Start(Tick tick, Tick known_since, uint64_t rows);
+
+  // The row is about to change, or to be given to another key. `updated`: its last update, 0 if it
+  // is not held by a key.
+  void BeforeWrite(RowId row, const char* at, Tick updated) {
+    if (updated <= recent_.since) recent_.rows.Add(row);
+    if (cut_ != nullptr && row < cut_->todo.rows() && cut_->todo.Take(row) &&
+        updated > cut_->since) {
+      cut_->saved->Push(cut_->table, cut_->layout, at, cut_->Time(updated));
+    }
+  }
+  void Deleted(Tick tick, uint64_t key) { deletions_.Add(tick, key); }
+  // Room for more rows.
+  void Extend(uint64_t rows) {
+    if (tracking_) recent_.rows.Extend(rows);
+  }
+  // A table of so many rows remembers the deletion of as many keys, but of a million at least.
+  void TrimDeletions(uint64_t rows) {
+    if (tracking_) deletions_.Trim(std::max<uint64_t>(rows, kDeletionsAtLeast));
+  }
+  const DeletionLog& deletions() const { return deletions_; }
+
+  // Every row counts as updated: times of last update have lost their exactness.
+  void AddAllRows(uint64_t rows) {
+    if (tracking_) recent_.rows.Reset(rows, true);
+  }
+
+  // What the cut is of, `todo` apart, is set already. Needs tracking.
+  void BeginCut(std::unique_ptr<Cut> cut, uint64_t rows);
+  void EndCut() { cut_.reset(); }
+  Cut* cut() const { return cut_.get(); }
+
+  size_t bytes() const { return recent_.rows.bytes() + before_.rows.bytes(); }
+
+ private:
+  static constexpr uint64_t kDeletionsAtLeast = uint64_t{1} << 20;
+  // A superset of the rows updated after `since`, up to the next one's.
+  struct Updated {
+    Tick since = 0;
+    RowBits rows;
+  };
+
+  bool tracking_ = false;
+  Updated recent_, before_;
+  DeletionLog deletions_;
+  std::unique_ptr<Cut> cut_;
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_TABLE_CHANGES_H_

@@ -1,0 +1,68 @@
+// RowBits: a set of row ids, one bit each. Threads may add and take rows at once; the rest is for
+// one thread.
+#ifndef DYNEMB_TABLE_ROW_BITS_H_
+#define DYNEMB_TABLE_ROW_BITS_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cc/table/types.h"
+
+namespace dynemb {
+
+class RowBits {
+ public:
+  // Rows [0, rows): all of them, or none.
+  void Reset(uint64_t rows, bool all) {
+    rows_ = rows;
+    words_.assign((rows + 63) / 64, all ? ~uint64_t{0} : 0);
+    if (all && rows % 64 != 0) words_.back() = (uint64_t{1} << rows % 64) - 1;
+  }
+  // Room for more rows, not in the set.
+  void Extend(uint64_t rows) {
+    if (rows <= rows_) return;
+    rows_ = rows;
+    words_.resize((rows + 63) / 64);
+  }
+  uint64_t rows() const { return rows_; }
+
+  void Add(RowId row) { __atomic_fetch_or(&words_[row / 64], Bit(row), __ATOMIC_RELAXED); }
+  // Removes a row; returns whether it was there.
+  bool Take(RowId row) {
+    if ((__atomic_load_n(&words_[row / 64], __ATOMIC_RELAXED) & Bit(row)) == 0) return false;
+    return (__atomic_fetch_and(&words_[row / 64], ~Bit(row), __ATOMIC_RELAXED) & Bit(row)) != 0;
+  }
+
+  // Adds the rows below rows() that `other` holds.
+  void AddAll(const RowBits& other) {
+    for (size_t w = 0; w < std::min(words_.size(), other.words_.size()); ++w) {
+      words_[w] |= other.words_[w];
+    }
+  }
+  uint64_t Count() const {
+    uint64_t count = 0;
+    for (uint64_t word : words_) count += static_cast<uint64_t>(__builtin_popcountll(word));
+    return count;
+  }
+  // The first row of the set that is >= row; rows() if there is none.
+  uint64_t Next(uint64_t row) const {
+    for (size_t w = row / 64; w < words_.size(); ++w) {
+      const uint64_t word = w == row / 64 ? words_[w] & (~uint64_t{0} << row % 64) : words_[w];
+      if (word != 0) return w * 64 + static_cast<uint64_t>(__builtin_ctzll(word));
+    }
+    return rows_;
+  }
+  size_t bytes() const { return words_.capacity() * sizeof(uint64_t); }
+
+ private:
+  static uint64_t Bit(uint64_t row) { return uint64_t{1} << row % 64; }
+
+  uint64_t rows_ = 0;
+  std::vector<uint64_t> words_;
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_TABLE_ROW_BITS_H_

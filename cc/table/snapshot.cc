@@ -1,0 +1,89 @@
+#include "cc/table/snapshot.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+namespace dynemb {
+
+Status Snapshot::Begin(Exec& exec, std::vector<Table*> tables, const std::vector<Tick>& since,
+                       bool with_deleted, Clock* clock, std::unique_ptr<Snapshot>* snapshot,
+                       size_t most_saved) {
+  std::unique_ptr<Snapshot> made(new Snapshot(std::move(tables), most_saved));
+  TableLock lock(made->tables_, TableLock::Mode::kExclusive);
+  made->watermark_ = clock->Next(&made->watermark_utc_ns_);
+  Status status;
+  for (size_t t = 0; t < made->tables_.size() && status.ok(); ++t) {
+    Table& table = *made->tables_[t];
+    status = table.BeginCut(exec, made->watermark_, since[t], with_deleted, &made->saved_, t);
+    if (!status.ok()) break;
+    const Cut& cut = *table.cut();
+    made->info_.push_back({cut.layout, table.state_spec(), cut.base,
+                           cut.since == 0 ? table.size() : cut.todo.Count(), cut.deleted});
+  }
+  if (!status.ok()) {
+    for (size_t t = 0; t < made->info_.size(); ++t) made->tables_[t]->EndCut();
+    made->tables_.clear();
+    return status;
+  }
+  *snapshot = std::move(made);
+  return status;
+}
+
+Snapshot::~Snapshot() {
+  saved_.Close();  // first: a batch that waits for the reader holds locks
+  TableLock lock(tables_, TableLock::Mode::kExclusive);
+  for (Table* table : tables_) table->EndCut();
+}
+
+Snapshot::Piece Snapshot::Next(size_t limit) {
+  // As long as a batch may wait for a lock before it sees what was saved.
+  constexpr std::chrono::milliseconds kWait{1};
+  Piece piece;
+  for (;;) {
+    const bool all_read = current_ == tables_.size();
+    if (saved_.Pop(&piece.saved)) {
+      piece.table = piece.saved.table;
+      piece.n = piece.saved.n;
+      return piece;
+    }
+    if (all_read) return piece;
+    Table& table = *tables_[current_];
+    if (!table.mutex().try_lock_shared_for(kWait)) continue;
+    std::shared_lock<SharedMutex> lock(table.mutex(), std::adopt_lock);
+    piece.plan = table.PlanCut(limit);
+    if (!piece.plan.empty()) {
+      piece.table = current_;
+      piece.n = piece.plan.size();
+      piece.lock = std::move(lock);
+      return piece;
+    }
+    ++current_;
+  }
+}
+
+void Snapshot::Read(Exec& exec, Piece* piece, void* keys, void* vectors, float* state,
+                    CutTime* updates, CutTime* accesses) {
+  if (piece->lock.owns_lock()) {
+    tables_[piece->table]->ReadCut(exec, piece->plan, keys, vectors, state, updates, accesses);
+    piece->lock.unlock();
+    return;
+  }
+  const RowLayout& l = info_[piece->table].layout;
+  const CutTime accessed = static_cast<CutTime>(watermark_ - info_[piece->table].base);
+  for (size_t i = 0; i < piece->n; ++i) {
+    const char* row = piece->saved.rows.data() + i * piece->saved.stride;
+    if (keys != nullptr) memcpy(static_cast<char*>(keys) + i * l.key_size, row, l.key_size);
+    if (vectors != nullptr) {
+      memcpy(static_cast<char*>(vectors) + i * l.vector_bytes(), l.vector(row), l.vector_bytes());
+    }
+    if (state != nullptr && l.state_bytes() != 0) {
+      memcpy(state + i * static_cast<size_t>(l.state_width), l.state(row), l.state_bytes());
+    }
+    if (updates != nullptr) updates[i] = *l.update(row);
+    if (accesses != nullptr) accesses[i] = accessed;
+  }
+}
+
+}  // namespace dynemb

@@ -1,0 +1,94 @@
+// Snapshot: reads cuts of several tables, all at one watermark, while batches go on changing them.
+//
+//   std::unique_ptr<Snapshot> snapshot;
+//   DYNEMB_RETURN_IF_ERROR(Snapshot::Begin(exec, tables, since, false, &clock, &snapshot));
+//   for (;;) {
+//     Snapshot::Piece piece = snapshot->Next(limit);
+//     if (piece.n == 0) break;
+//     ... room for piece.n rows of table piece.table ...
+//     snapshot->Read(exec, &piece, keys, vectors, state, updates, accesses);
+//   }
+//
+// Every row of the cuts is delivered exactly once, as it was at the watermark; only its time of
+// last access may be later than it was then, though not than the watermark. Rows come in no
+// particular order. For one thread. A table can be in one snapshot at a time. As long as it lives,
+// it must be read on or destroyed: batches that overwrite many rows wait for its reader
+// (changes.h).
+#ifndef DYNEMB_TABLE_SNAPSHOT_H_
+#define DYNEMB_TABLE_SNAPSHOT_H_
+
+#include <cstdint>
+#include <memory>
+#include <shared_mutex>
+#include <vector>
+
+#include "cc/table/changes.h"
+#include "cc/table/clock.h"
+#include "cc/table/exec.h"
+#include "cc/table/status.h"
+#include "cc/table/table.h"
+
+namespace dynemb {
+
+class Snapshot {
+ public:
+  // A stretch of rows of one table. Rows that are still in the table are locked in it (shared)
+  // until they are read or the piece is gone.
+  struct Piece {
+    size_t table = 0;
+    size_t n = 0;
+    std::vector<RowId> plan;
+    SavedRows::Chunk saved;
+    std::shared_lock<SharedMutex> lock;
+  };
+
+  // Begins cuts of the rows updated after since[t] (0: all rows) of tables[t], with the keys
+  // deleted since then if they are wanted; takes the tables' locks. On failure no cut is left.
+  // Tables must outlive the snapshot. `most_saved`: bytes of saved rows that may wait for the
+  // reader.
+  static Status Begin(Exec& exec, std::vector<Table*> tables, const std::vector<Tick>& since,
+                      bool with_deleted, Clock* clock, std::unique_ptr<Snapshot>* snapshot,
+                      size_t most_saved = size_t{64} << 20);
+  ~Snapshot();
+  Snapshot(const Snapshot&) = delete;
+  Snapshot& operator=(const Snapshot&) = delete;
+
+  // What changed with a tick up to this one is in the snapshot, later changes are not.
+  Tick watermark() const { return watermark_; }
+  int64_t watermark_utc_ns() const { return watermark_utc_ns_; }
+  // At least as many rows as will be delivered; exact for a cut of all rows.
+  uint64_t most_rows(size_t table) const { return info_[table].most_rows; }
+  Tick base(size_t table) const { return info_[table].base; }
+  // Of the rows as they are delivered.
+  const RowLayout& layout(size_t table) const { return info_[table].layout; }
+  const StateSpec& state_spec(size_t table) const { return info_[table].state_spec; }
+  const std::vector<uint64_t>& deleted(size_t table) const { return info_[table].deleted; }
+
+  // The next rows, at most `limit`; none at the end.
+  Piece Next(size_t limit);
+  // Delivers the rows of a piece, and unlocks; null skips a column.
+  void Read(Exec& exec, Piece* piece, void* keys, void* vectors, float* state, CutTime* updates,
+            CutTime* accesses);
+
+ private:
+  struct Info {
+    RowLayout layout;
+    StateSpec state_spec;
+    Tick base;
+    uint64_t most_rows;
+    std::vector<uint64_t> deleted;
+  };
+  Snapshot(std::vector<Table*> tables, size_t most_saved)
+      : tables_(std::move(tables)), saved_(most_saved) {}
+
+  std::vector<Table*> tables_;
+  SavedRows saved_;
+  Tick watermark_ = 0;
+  int64_t watermark_utc_ns_ = 0;
+  std::vector<Info> info_;
+  size_t current_ = 0;  // the table that is read
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_TABLE_SNAPSHOT_H_

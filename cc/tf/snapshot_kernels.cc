@@ -1,0 +1,378 @@
+// Kernels of snapshot_ops.cc: unpack, call the library, pack.
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cc/io/crc32c.h"
+#include "cc/io/key_index.h"
+#include "cc/table/snapshot.h"
+#include "cc/tf/table_resource.h"
+
+namespace dynemb {
+namespace {
+
+absl::Status Int64(tf::OpKernelContext* ctx, int input, const char* name, int64_t least,
+                   int64_t* value) {
+  TF_RETURN_IF_ERROR(CheckScalar(ctx->input(input), name));
+  *value = ctx->input(input).scalar<int64_t>()();
+  if (*value >= least) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, "=", *value, ": must be at least ", least));
+}
+
+// A number of a batch as it comes from outside: batches count on from it.
+constexpr int64_t kLastTick = int64_t{1} << 62;
+
+absl::Status TickInput(tf::OpKernelContext* ctx, int input, const char* name, int64_t least,
+                       int64_t* tick) {
+  TF_RETURN_IF_ERROR(Int64(ctx, input, name, least, tick));
+  if (*tick <= kLastTick) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, "=", *tick, ": must be at most 2^62"));
+}
+
+// Tables that a call names must differ.
+absl::Status CheckDistinct(std::vector<Table*> tables) {
+  std::sort(tables.begin(), tables.end(), std::less<Table*>());
+  if (std::adjacent_find(tables.begin(), tables.end()) == tables.end()) return absl::OkStatus();
+  return absl::InvalidArgumentError("a table is named twice");
+}
+
+absl::Status GetTables(tf::OpKernelContext* ctx, int first, int n, std::vector<TableRef>* refs,
+                       std::vector<Table*>* tables) {
+  for (int i = first; i < first + n; ++i) {
+    TableRef ref;
+    TF_RETURN_IF_ERROR(GetTable(ctx, ctx->input(i), &ref));
+    tables->push_back(&ref->table());
+    refs->push_back(std::move(ref));
+  }
+  return absl::OkStatus();
+}
+
+// A running snapshot, with the tables that it reads. Calls on it come one at a time.
+class SnapshotResource : public tf::ResourceBase {
+ public:
+  SnapshotResource(std::vector<TableRef> tables, std::unique_ptr<Snapshot> snapshot)
+      : tables_(std::move(tables)), snapshot_(std::move(snapshot)) {}
+  ~SnapshotResource() override { snapshot_.reset(); }
+  std::string DebugString() const override { return "snapshot of dynamic embedding tables"; }
+  std::mutex& mutex() { return mutex_; }
+  Snapshot* snapshot() { return snapshot_.get(); }  // null: it was ended
+  Table& table(size_t t) { return tables_[t]->table(); }
+  size_t num_tables() const { return tables_.size(); }
+  void End() { snapshot_.reset(); }
+
+ private:
+  std::mutex mutex_;
+  std::vector<TableRef> tables_;
+  std::unique_ptr<Snapshot> snapshot_;
+};
+
+class SnapshotOp : public DynembOp {
+ public:
+  explicit SnapshotOp(tf::OpKernelConstruction* ctx) : DynembOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("with_deleted", &with_deleted_));
+  }
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    const int n = ctx->num_inputs() - 1;
+    std::vector<TableRef> refs;
+    std::vector<Table*> tables;
+    TF_RETURN_IF_ERROR(GetTables(ctx, 0, n, &refs, &tables));
+    TF_RETURN_IF_ERROR(CheckShape(ctx->input(n), tf::TensorShape({n}), "since"));
+    const auto* given = Data<int64_t>(ctx->input(n));
+    std::vector<Tick> since;
+    for (int t = 0; t < n; ++t) since.push_back(given[t] < 0 ? 0 : static_cast<Tick>(given[t]));
+    TF_RETURN_IF_ERROR(CheckDistinct(tables));
+    tf::Tensor* handle = nullptr;
+    int64_t *watermark, *utc_ns;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, tf::TensorShape({}), &handle));
+    TF_RETURN_IF_ERROR(Output(ctx, 1, {}, &watermark));
+    TF_RETURN_IF_ERROR(Output(ctx, 2, {}, &utc_ns));
+    PoolExec exec = MakeExec(ctx);
+    std::unique_ptr<Snapshot> snapshot;
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(
+        Snapshot::Begin(exec, tables, since, with_deleted_, &ProcessClock(), &snapshot));
+    *watermark = static_cast<int64_t>(snapshot->watermark());
+    *utc_ns = snapshot->watermark_utc_ns();
+    handle->scalar<tf::ResourceHandle>()() = tf::ResourceHandle::MakeRefCountingHandle(
+        new SnapshotResource(std::move(refs), std::move(snapshot)), ctx->device()->name());
+    return absl::OkStatus();
+  }
+
+ private:
+  bool with_deleted_;
+};
+
+// An operator on the snapshot that input 0 names.
+class OneSnapshotOp : public DynembOp {
+ public:
+  using DynembOp::DynembOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx) final {
+    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(0), "snapshot"));
+    tf::core::RefCountPtr<SnapshotResource> ref;
+    TF_RETURN_IF_ERROR(tf::LookupResource(ctx, ctx->input(0).scalar<tf::ResourceHandle>()(), &ref));
+    std::lock_guard<std::mutex> lock(ref->mutex());
+    return Run(ctx, ref.get());
+  }
+  virtual absl::Status Run(tf::OpKernelContext* ctx, SnapshotResource* resource) = 0;
+
+  static absl::Status Running(SnapshotResource* resource) {
+    if (resource->snapshot() != nullptr) return absl::OkStatus();
+    return absl::FailedPreconditionError("the snapshot was ended");
+  }
+};
+
+class SnapshotInfoOp : public OneSnapshotOp {
+ public:
+  using OneSnapshotOp::OneSnapshotOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, SnapshotResource* resource) override {
+    TF_RETURN_IF_ERROR(Running(resource));
+    const Snapshot& s = *resource->snapshot();
+    int64_t table;
+    TF_RETURN_IF_ERROR(Int64(ctx, 1, "table", 0, &table));
+    const auto t = static_cast<size_t>(table);
+    if (t >= resource->num_tables()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("table=", table, ": there are ", resource->num_tables(), " tables"));
+    }
+    const StateSpec& spec = s.state_spec(t);
+    const auto states = static_cast<int64_t>(spec.widths.size());
+    const auto num_deleted = static_cast<int64_t>(s.deleted(t).size());
+    int64_t *most_rows, *base, *widths;
+    tf::tstring* optimizer;
+    float* inits;
+    uint64_t* deleted;
+    TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &most_rows));
+    TF_RETURN_IF_ERROR(Output(ctx, 1, {}, &base));
+    TF_RETURN_IF_ERROR(Output(ctx, 2, {}, &optimizer));
+    TF_RETURN_IF_ERROR(Output(ctx, 3, {states}, &widths));
+    TF_RETURN_IF_ERROR(Output(ctx, 4, {states}, &inits));
+    TF_RETURN_IF_ERROR(Output(ctx, 5, {num_deleted}, &deleted));
+    *most_rows = static_cast<int64_t>(s.most_rows(t));
+    *base = static_cast<int64_t>(s.base(t));
+    *optimizer = spec.optimizer;
+    std::copy(spec.widths.begin(), spec.widths.end(), widths);
+    std::copy(spec.inits.begin(), spec.inits.end(), inits);
+    std::copy(s.deleted(t).begin(), s.deleted(t).end(), deleted);
+    return absl::OkStatus();
+  }
+};
+
+class SnapshotNextOp : public OneSnapshotOp {
+ public:
+  using OneSnapshotOp::OneSnapshotOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, SnapshotResource* resource) override {
+    TF_RETURN_IF_ERROR(Running(resource));
+    Snapshot* s = resource->snapshot();
+    int64_t limit_bytes;
+    TF_RETURN_IF_ERROR(Int64(ctx, 1, "limit_bytes", 1, &limit_bytes));
+    size_t stride = 1;
+    for (size_t t = 0; t < resource->num_tables(); ++t) {
+      stride = std::max(stride, s->layout(t).stride);
+    }
+    Snapshot::Piece piece = s->Next(std::max<size_t>(1, static_cast<size_t>(limit_bytes) / stride));
+    const auto n = static_cast<int64_t>(piece.n);
+    const RowLayout& l = s->layout(piece.table);
+    int64_t* table;
+    void *keys, *vectors;
+    float* state;
+    uint32_t *updates, *accesses;
+    TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &table));
+    TF_RETURN_IF_ERROR(Output(ctx, 1, {n, static_cast<int64_t>(l.key_size)}, &keys));
+    TF_RETURN_IF_ERROR(Output(ctx, 2, {n, static_cast<int64_t>(l.vector_bytes())}, &vectors));
+    TF_RETURN_IF_ERROR(Output(ctx, 3, {n, l.state_width}, &state));
+    TF_RETURN_IF_ERROR(Output(ctx, 4, {n}, &updates));
+    TF_RETURN_IF_ERROR(Output(ctx, 5, {n}, &accesses));
+    *table = n == 0 ? -1 : static_cast<int64_t>(piece.table);
+    PoolExec exec = MakeExec(ctx);
+    s->Read(exec, &piece, keys, vectors, state, updates, accesses);
+    return absl::OkStatus();
+  }
+};
+
+class SnapshotEndOp : public OneSnapshotOp {
+ public:
+  using OneSnapshotOp::OneSnapshotOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext*, SnapshotResource* resource) override {
+    resource->End();
+    return absl::OkStatus();
+  }
+};
+
+class LoadRowsOp : public DynembOp {
+ public:
+  using DynembOp::DynembOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    TableRef ref;
+    TF_RETURN_IF_ERROR(GetTable(ctx, ctx->input(0), &ref));
+    Table& table = ref->table();
+    const tf::Tensor& keys = ctx->input(1);
+    const tf::Tensor& vectors = ctx->input(2);
+    const tf::Tensor& state = ctx->input(3);
+    const int64_t n = keys.NumElements();
+    TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
+    TF_RETURN_IF_ERROR(CheckShape(keys, tf::TensorShape({n}), "keys"));
+    TF_RETURN_IF_ERROR(CheckDType(table, vectors.dtype(), "vectors"));
+    TF_RETURN_IF_ERROR(CheckVectors(keys, vectors, table.options().dim, "vectors"));
+    TF_RETURN_IF_ERROR(CheckShape(ctx->input(4), tf::TensorShape({n}), "updates"));
+    TF_RETURN_IF_ERROR(CheckShape(ctx->input(5), tf::TensorShape({n}), "accesses"));
+    int64_t base, tick;
+    TF_RETURN_IF_ERROR(TickInput(ctx, 6, "base", 0, &base));
+    TF_RETURN_IF_ERROR(TickInput(ctx, 7, "tick", -1, &tick));
+    PoolExec exec = MakeExec(ctx);
+    TableLock lock({&table}, TableLock::Mode::kExclusive);
+    const bool has_state = state.NumElements() != 0;
+    if (has_state) {
+      TF_RETURN_IF_ERROR(CheckShape(state, {n, table.layout().state_width}, "state"));
+    }
+    Table::LoadedRows rows;
+    rows.keys = keys.data();
+    rows.vectors = vectors.data();
+    rows.state = has_state ? Data<float>(state) : nullptr;
+    rows.updates = Data<uint32_t>(ctx->input(4));
+    rows.accesses = Data<uint32_t>(ctx->input(5));
+    rows.base = static_cast<Tick>(base);
+    rows.n = static_cast<size_t>(n);
+    std::vector<CutTime> now;
+    if (tick < 0) {  // as if they were updated now
+      tick = static_cast<int64_t>(ProcessClock().Next());
+      now.assign(rows.n, 1);
+      rows.updates = rows.accesses = now.data();
+      rows.base = static_cast<Tick>(tick) - 1;
+    }
+    return ToAbsl(table.LoadRows(exec, rows, static_cast<Tick>(tick)));
+  }
+};
+
+class AdoptOp : public DynembOp {
+ public:
+  using DynembOp::DynembOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    const int n = (ctx->num_inputs() - 2) / 2;
+    std::vector<TableRef> refs;
+    std::vector<Table*> tables;
+    TF_RETURN_IF_ERROR(GetTables(ctx, 0, 2 * n, &refs, &tables));
+    int64_t tick, utc_ns;
+    TF_RETURN_IF_ERROR(TickInput(ctx, 2 * n, "tick", 0, &tick));
+    TF_RETURN_IF_ERROR(Int64(ctx, 2 * n + 1, "utc_ns", 0, &utc_ns));
+    TF_RETURN_IF_ERROR(CheckDistinct(tables));
+    for (int t = 0; t < n; ++t) {
+      const TableOptions& a = tables[t]->options();
+      const TableOptions& b = tables[n + t]->options();
+      if (a.dim != b.dim || a.dtype != b.dtype || a.key_type != b.key_type) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("table '", a.name, "' and its other differ in dim, dtype or key_type"));
+      }
+    }
+    TableLock lock(tables, TableLock::Mode::kExclusive);
+    ProcessClock().Advance(static_cast<Tick>(tick), utc_ns);
+    for (int t = 0; t < n; ++t) tables[t]->Adopt(tables[n + t], static_cast<Tick>(tick));
+    return absl::OkStatus();
+  }
+};
+
+class AdvanceClockOp : public DynembOp {
+ public:
+  using DynembOp::DynembOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    int64_t tick, utc_ns;
+    TF_RETURN_IF_ERROR(TickInput(ctx, 0, "tick", 0, &tick));
+    TF_RETURN_IF_ERROR(Int64(ctx, 1, "utc_ns", 0, &utc_ns));
+    ProcessClock().Advance(static_cast<Tick>(tick), utc_ns);
+    return absl::OkStatus();
+  }
+};
+
+class TickBeforeOp : public DynembOp {
+ public:
+  using DynembOp::DynembOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(0), "utc_ns"));
+    int64_t* tick;
+    TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &tick));
+    *tick = static_cast<int64_t>(ProcessClock().TickBefore(ctx->input(0).scalar<int64_t>()()));
+    return absl::OkStatus();
+  }
+};
+
+class Crc32cOp : public DynembOp {
+ public:
+  using DynembOp::DynembOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    const tf::Tensor& data = ctx->input(0);
+    int64_t room, block;
+    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(1), "initial"));
+    TF_RETURN_IF_ERROR(Int64(ctx, 2, "room", 0, &room));
+    TF_RETURN_IF_ERROR(Int64(ctx, 3, "block_bytes", 1, &block));
+    PoolExec exec = MakeExec(ctx);
+    const std::vector<uint32_t> sums = Crc32cBlocks(
+        exec, data.data(), static_cast<size_t>(data.NumElements()),
+        ctx->input(1).scalar<uint32_t>()(), static_cast<size_t>(room), static_cast<size_t>(block));
+    uint32_t* out;
+    TF_RETURN_IF_ERROR(Output(ctx, 0, {static_cast<int64_t>(sums.size())}, &out));
+    std::copy(sums.begin(), sums.end(), out);
+    return absl::OkStatus();
+  }
+};
+
+class BuildKeyIndexOp : public DynembOp {
+ public:
+  using DynembOp::DynembOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    for (int i : {0, 4}) TF_RETURN_IF_ERROR(CheckScalar(ctx->input(i), "path"));
+    int64_t keys_offset, n, key_bytes, index_offset, log_slots;
+    TF_RETURN_IF_ERROR(Int64(ctx, 1, "keys_offset", 0, &keys_offset));
+    TF_RETURN_IF_ERROR(Int64(ctx, 2, "num_keys", 0, &n));
+    TF_RETURN_IF_ERROR(Int64(ctx, 3, "key_bytes", 0, &key_bytes));
+    TF_RETURN_IF_ERROR(Int64(ctx, 5, "index_offset", 0, &index_offset));
+    TF_RETURN_IF_ERROR(Int64(ctx, 6, "log_slots", 0, &log_slots));
+    return ToAbsl(BuildKeyIndexFile(
+        std::string(ctx->input(0).scalar<tf::tstring>()()), static_cast<size_t>(keys_offset),
+        static_cast<size_t>(n), static_cast<size_t>(key_bytes),
+        std::string(ctx->input(4).scalar<tf::tstring>()()), static_cast<size_t>(index_offset),
+        static_cast<uint32_t>(std::min<int64_t>(log_slots, 64))));
+  }
+};
+
+#define REGISTER(name, kernel) \
+  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), kernel)
+REGISTER("DynembSnapshot", SnapshotOp);
+REGISTER("DynembSnapshotInfo", SnapshotInfoOp);
+REGISTER("DynembSnapshotNext", SnapshotNextOp);
+REGISTER("DynembSnapshotEnd", SnapshotEndOp);
+REGISTER("DynembLoadRows", LoadRowsOp);
+REGISTER("DynembAdopt", AdoptOp);
+REGISTER("DynembAdvanceClock", AdvanceClockOp);
+REGISTER("DynembTickBefore", TickBeforeOp);
+REGISTER("DynembCrc32c", Crc32cOp);
+REGISTER("DynembBuildKeyIndex", BuildKeyIndexOp);
+#undef REGISTER
+
+}  // namespace
+}  // namespace dynemb

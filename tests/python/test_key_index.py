@@ -1,0 +1,163 @@
+"""The index of keys: against a dict, with keys that collide, and damaged."""
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from tf_dynemb.storage import DataLossError, key_index
+
+SETTINGS = hypothesis.settings(deadline=None, derandomize=True, max_examples=80)
+DTYPES = (np.int64, np.int32, np.uint64, np.uint32)
+MASK = 2**64 - 1
+
+
+def mix(key, bits):
+    """As docs/file_format.md has it, in Python's integers."""
+    z = (key % 2**bits + 0x9E3779B97F4A7C15) & MASK
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK
+    return z ^ z >> 31
+
+
+def unmix(hashed):
+    """The 64-bit key whose hash is given: each step of `mix` undone."""
+
+    def unshift(z, bits):
+        result = z
+        for _ in range(64 // bits):
+            result = z ^ result >> bits
+        return result
+
+    z = unshift(hashed, 31) * pow(0x94D049BB133111EB, -1, 2**64) & MASK
+    z = unshift(z, 27) * pow(0xBF58476D1CE4E5B9, -1, 2**64) & MASK
+    return (unshift(z, 30) - 0x9E3779B97F4A7C15) & MASK
+
+
+def check_index(index, keys):
+    """What the file format says of an index."""
+    assert index.dtype == np.uint32
+    slots = index.size
+    assert slots & (slots - 1) == 0
+    assert slots >= 4
+    assert slots >= 2 * keys.size
+    assert slots == 4 or slots // 2 < 2 * keys.size
+    assert sorted(index[index > 0]) == list(range(1, keys.size + 1))
+    for slot in np.flatnonzero(index):
+        key = int(keys[index[slot] - 1])
+        home = mix(key, 8 * keys.itemsize) >> (64 - (slots.bit_length() - 1))
+        between = (home + np.arange((slot - home) % slots)) % slots
+        assert index[between].all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_mix_is_splitmix64(dtype):
+    extremes = np.iinfo(dtype)
+    keys = np.array([extremes.min, extremes.min + 1, 0, 1, 12345, extremes.max], dtype)
+    expected = [mix(int(key), 8 * keys.itemsize) for key in keys]
+    assert key_index.mix(keys).tolist() == expected
+    assert mix(0, 64) == 0xE220A8397B1DCDAF  # the generator's first output from seed 0
+
+
+def test_mix_takes_integers_only():
+    with pytest.raises(TypeError, match="float32"):
+        key_index.mix(np.zeros(3, np.float32))
+
+
+@hypothesis.given(st.data(), st.sampled_from(DTYPES), st.sampled_from([3, 16, 1 << 15]))
+@SETTINGS
+def test_against_a_dict(data, dtype, chunk):
+    extremes = np.iinfo(dtype)
+    key = st.one_of(
+        st.integers(int(extremes.min), int(extremes.max)),
+        st.integers(extremes.min, extremes.min + 40),
+    )
+    keys = np.array(data.draw(st.lists(key, unique=True, max_size=60)), dtype)
+    others = data.draw(st.lists(key, max_size=20))
+    queries = np.array([*others, *keys.tolist(), *keys[:3].tolist()], dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_index, "_CHUNK", chunk)
+        index = key_index.build(keys)
+        check_index(index, keys)
+        found = key_index.find(index, keys, queries)
+    position = {key: i for i, key in enumerate(keys.tolist())}
+    assert found.dtype == np.int64
+    assert found.tolist() == [position.get(query, -1) for query in queries.tolist()]
+
+
+@pytest.mark.parametrize("home", [0, 0x7FF << 53, MASK])
+def test_keys_that_all_collide(home):
+    """All in one slot; from the last one, probing goes on at the first."""
+    keys = np.array([unmix(home ^ i) for i in range(500)], np.uint64)
+    assert key_index.mix(keys).tolist() == [home ^ i for i in range(500)]
+    index = key_index.build(keys)
+    check_index(index, keys)
+    assert key_index.find(index, keys, keys).tolist() == list(range(500))
+    absent = np.array([unmix(home ^ i) for i in range(500, 520)], np.uint64)
+    assert (key_index.find(index, keys, absent) == -1).all()
+
+
+def test_many_rows_built_in_a_given_array():
+    keys = np.random.default_rng(3).permutation(200_000).astype(np.int64) - 50_000
+    out = np.zeros(key_index.index_size(keys.size), np.uint32)
+    index = key_index.build(keys, out)
+    assert np.shares_memory(index, out)
+    queries = np.arange(-60_000, 160_000)
+    found = key_index.find(index, keys, queries)
+    there = (queries >= -50_000) & (queries < 150_000)
+    np.testing.assert_array_equal(found >= 0, there)
+    np.testing.assert_array_equal(keys[found[there]], queries[there])
+
+
+def test_nothing():
+    none = np.empty(0, np.int64)
+    index = key_index.build(none)
+    assert index.tolist() == [0, 0, 0, 0]
+    assert key_index.find(index, none, np.array([0, -1])).tolist() == [-1, -1]
+    some = np.array([5, 6])
+    assert key_index.find(key_index.build(some), some, none).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "slots"), [(0, 4), (1, 4), (2, 4), (3, 8), (4, 8), (5, 16), (2**31, 2**32)]
+)
+def test_index_size(rows, slots):
+    assert key_index.index_size(rows) == slots
+
+
+def test_a_position_out_of_range_is_data_loss():
+    keys = np.arange(5)
+    index = key_index.build(keys)
+    index[index == 5] = 6
+    with pytest.raises(DataLossError, match="position 5 of 5 keys"):
+        key_index.find(index, keys, keys)
+
+
+def test_an_index_without_an_empty_slot_is_data_loss():
+    keys = np.arange(5)
+    index = np.ones(16, np.uint32)
+    with pytest.raises(DataLossError, match="no empty slot"):
+        key_index.find(index, keys, np.array([77]))
+
+
+def test_any_damage_ends():
+    keys = np.arange(40)
+    index = key_index.build(keys)
+    rng = np.random.default_rng(5)
+    for _ in range(300):
+        damaged = index.copy()
+        damaged[rng.integers(0, index.size, 5)] ^= np.uint32(1) << rng.integers(0, 7, 5, np.uint32)
+        try:
+            found = key_index.find(damaged, keys, np.arange(-5, 60))
+        except DataLossError:
+            continue
+        there = found >= 0
+        np.testing.assert_array_equal(keys[found[there]], np.arange(-5, 60)[there])
+
+
+def test_another_size_and_another_dtype_are_refused():
+    keys = np.arange(5)
+    with pytest.raises(DataLossError, match="has 8 slots, but 5 keys need 16"):
+        key_index.find(np.zeros(8, np.uint32), keys, keys)
+    with pytest.raises(TypeError, match="queries must be int64"):
+        key_index.find(key_index.build(keys), keys, keys.astype(np.int32))

@@ -1,0 +1,247 @@
+"""The Keras layers in models: fit, evaluate, predict, save; against keras.layers.Embedding."""
+
+import keras
+import numpy as np
+import pytest
+from layer_helpers import BCE, DIM, MODELS, VOCABULARY, functional, make_data, vectors_of
+
+import tf_dynemb as de
+
+K = keras.optimizers
+
+
+class Losses(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.model.reset_metrics()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.losses.append(logs["loss"])
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_fit_evaluate_predict(kind):
+    ids, labels = make_data()
+    layer = de.layers.Embedding(DIM)
+    model = MODELS[kind](layer)
+    model.compile(de.OptimizerWrapper(K.Adam(0.1)), BCE, metrics=["accuracy"])
+    history = model.fit(ids, labels, epochs=6, batch_size=32, verbose=0)
+    assert history.history["loss"][-1] < 0.7 * history.history["loss"][0]
+    assert len(layer.table) == VOCABULARY
+    new = ids + 10**12
+    before = vectors_of(layer)
+    model.evaluate(new, labels, verbose=0)
+    predicted = model.predict(new, verbose=0)
+    assert predicted.shape == (512, 1)
+    assert len(layer.table) == VOCABULARY
+    np.testing.assert_array_equal(vectors_of(layer), before)
+    np.testing.assert_allclose(model(ids[:4]), model.predict(ids[:4], verbose=0), rtol=1e-5)
+    assert model.count_params() >= VOCABULARY * DIM
+    model.summary(print_fn=lambda *args, **kwargs: None)
+
+
+# Keras 3.15 does not sum the gradients of repeated ids of its own Embedding before it squares them
+# (or, in RMSprop, fails), so batches without repeats are what the two layers can be compared on;
+# with repeats test_optimizer.py compares with the dense gradient. Optimizers whose state decays
+# move every row of a dense matrix in every step: there, every row is touched.
+OPTIMIZERS = {
+    "sgd": (lambda: K.SGD(0.5), "random"),
+    "sgd_clipvalue": (lambda: K.SGD(0.5, clipvalue=0.001), "distinct"),
+    "adagrad": (lambda: K.Adagrad(0.1), "distinct"),
+    "ftrl": (lambda: K.Ftrl(0.1), "every"),
+    "momentum": (lambda: K.SGD(0.1, momentum=0.9), "every"),
+    "nesterov": (lambda: K.SGD(0.1, momentum=0.9, nesterov=True), "every"),
+    "adam": (lambda: K.Adam(0.01), "every"),
+    "adamw": (lambda: K.AdamW(0.01), "every"),
+    "adamax": (lambda: K.Adamax(0.01), "every"),
+    "rmsprop": (lambda: K.RMSprop(0.01, momentum=0.5, centered=True), "every"),
+    "adadelta": (lambda: K.Adadelta(1.0), "every"),
+    "lion": (lambda: K.Lion(0.001), "every"),
+    "nadam": (lambda: K.Nadam(0.01), "every"),
+    "clipnorm": (lambda: K.Adam(0.01, clipnorm=0.01), "every"),
+    "global_clipnorm": (lambda: K.Adam(0.01, global_clipnorm=0.05), "every"),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_losses_are_those_of_the_keras_embedding(name):
+    make, batches = OPTIMIZERS[name]
+    ids, labels = make_data(n=1600, batches=batches)
+    rows = ids.max() + 1
+    start = np.random.default_rng(7).normal(size=(rows, DIM)).astype(np.float32) * 0.1
+    static = keras.layers.Embedding(int(rows), DIM, weights=[start])
+    dynamic = de.layers.Embedding(DIM)
+    de.assign(dynamic.table, np.arange(rows), start)
+    losses = []
+    for layer, optimizer in ((static, make()), (dynamic, de.OptimizerWrapper(make()))):
+        model = functional(layer)
+        model.compile(optimizer, BCE)
+        record = Losses()
+        model.fit(ids, labels, batch_size=16, shuffle=False, callbacks=[record], verbose=0)
+        losses.append(record.losses)
+    assert len(losses[0]) == 100
+    assert np.ptp(losses[0]) > 0.01
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+
+
+def test_a_plain_optimizer_says_that_it_must_be_wrapped():
+    ids, labels = make_data()
+    model = functional(de.layers.Embedding(DIM))
+    model.compile("adam", BCE)
+    with pytest.raises(TypeError, match="OptimizerWrapper"):
+        model.fit(ids, labels, verbose=0)
+
+
+def test_callbacks_and_learning_rate(tmp_path):
+    ids, labels = make_data()
+    layer = de.layers.Embedding(DIM)
+    model = functional(layer)
+    model.compile(de.OptimizerWrapper(K.SGD(0.1)), BCE)
+    rates = []
+    model.fit(
+        ids,
+        labels,
+        epochs=4,
+        verbose=0,
+        validation_data=(ids, labels),
+        callbacks=[
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+            keras.callbacks.EarlyStopping(patience=10),
+            keras.callbacks.BackupAndRestore(str(tmp_path / "backup")),
+            keras.callbacks.ModelCheckpoint(
+                str(tmp_path / "best.weights.h5"), save_weights_only=True, save_best_only=True
+            ),
+            keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda epoch, logs: rates.append(float(model.optimizer.learning_rate))
+            ),
+        ],
+    )
+    np.testing.assert_allclose(rates, [0.05, 0.025, 0.0125, 0.00625], rtol=1e-6)
+    best = vectors_of(layer)
+    layer.table.clear()
+    model.load_weights(str(tmp_path / "best.weights.h5"))
+    np.testing.assert_array_equal(vectors_of(layer), best)
+    plateau = keras.callbacks.ReduceLROnPlateau("loss", min_delta=100, patience=1, factor=0.5)
+    model.fit(ids, labels, epochs=3, verbose=0, callbacks=[plateau])
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.00625 / 4)
+
+
+def test_early_stopping_restores_the_best_rows():
+    ids, labels = make_data()
+    layer = de.layers.Embedding(DIM)
+    model = functional(layer)
+    model.compile(de.OptimizerWrapper(K.Adam(0.1)), BCE)
+    model.fit(ids, labels, epochs=1, verbose=0)
+    best = vectors_of(layer)
+    weights = model.get_weights()
+    model.fit(ids + 20, labels, epochs=1, verbose=0)
+    assert len(layer.table) > VOCABULARY
+    model.set_weights(weights)
+    assert len(layer.table) == VOCABULARY
+    np.testing.assert_array_equal(vectors_of(layer), best)
+    with pytest.raises(TypeError, match="assign"):
+        layer.set_weights([np.zeros((VOCABULARY, DIM))])
+    stop = keras.callbacks.EarlyStopping("loss", patience=0, mode="max", restore_best_weights=True)
+    model.fit(ids, labels, epochs=3, verbose=0, callbacks=[stop])
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "float16", "bfloat16"])
+def test_dtype_policies(policy):
+    ids, labels = make_data()
+    keras.config.set_dtype_policy(policy)
+    try:
+        layer = de.layers.Embedding(DIM)
+        bag = de.layers.EmbeddingBag(DIM)
+        model = functional(layer)
+        model.compile(de.OptimizerWrapper(K.Adam(0.02, epsilon=1e-4)), BCE)
+        history = model.fit(ids, labels, epochs=5, verbose=0)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    compute = policy.removeprefix("mixed_")
+    assert layer(ids[:2]).dtype.name == bag(ids[:2]).dtype.name == compute
+    assert layer.table.dtype.name == ("float32" if policy.startswith("mixed") else compute)
+    assert history.history["loss"][-1] < history.history["loss"][0]
+    scaled = isinstance(model.optimizer.inner_optimizer, K.LossScaleOptimizer)
+    assert type(model.optimizer) is de.OptimizerWrapper
+    assert scaled == (policy == "mixed_float16")
+    # Ids are never rounded to the compute dtype.
+    keys, _ = de.export(layer.table)
+    assert set(keys.numpy().tolist()) == set(ids.ravel().tolist())
+
+
+def test_compiled_with_jit_auto_and_schedule():
+    ids, labels = make_data()
+    layer = de.layers.Embedding(DIM)
+    model = functional(layer)
+    schedule = K.schedules.ExponentialDecay(0.1, 10, 0.9)
+    model.compile(de.OptimizerWrapper(K.SGD(schedule)), BCE, jit_compile="auto")
+    model.fit(ids, labels, verbose=0)
+    assert not model.jit_compile
+    assert float(model.optimizer.learning_rate) < 0.1
+
+
+def train_once(model, ids, labels):
+    model.compile(de.OptimizerWrapper(K.Adam(0.05)), BCE)
+    model.fit(ids, labels, epochs=2, batch_size=64, shuffle=False, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("trained_before", [False, True])
+def test_save_and_load_weights_with_state(tmp_path, trained_before):
+    ids, labels = make_data()
+    model = train_once(functional(de.layers.Embedding(DIM)), ids, labels)
+    path = str(tmp_path / "model.weights.h5")
+    model.save_weights(path)
+    other = functional(de.layers.Embedding(DIM))
+    if trained_before:
+        train_once(other, ids + 7, labels)
+    else:
+        other.compile(de.OptimizerWrapper(K.Adam(0.05)), BCE)
+        other.optimizer.build(other.trainable_variables)
+    other.load_weights(path)
+    layer, other_layer = model.layers[1], other.layers[1]
+    assert len(other_layer.table) == len(layer.table)
+    np.testing.assert_array_equal(vectors_of(other_layer), vectors_of(layer))
+    # Both go on alike: the optimizer's state came along.
+    for m in (model, other):
+        m.fit(ids, labels, batch_size=64, shuffle=False, verbose=0)
+    np.testing.assert_allclose(vectors_of(other_layer), vectors_of(layer), rtol=1e-6)
+
+
+def test_save_and_load_a_whole_model(tmp_path):
+    ids, labels = make_data()
+    model = train_once(functional(de.layers.Embedding(DIM, key_type="int64", seed=3)), ids, labels)
+    model.save(str(tmp_path / "model.keras"))
+    loaded = keras.models.load_model(str(tmp_path / "model.keras"))
+    np.testing.assert_allclose(loaded.predict(ids, verbose=0), model.predict(ids, verbose=0))
+    assert type(loaded.optimizer) is de.OptimizerWrapper
+
+
+def test_a_frozen_layer_reads_and_does_not_change():
+    ids, labels = make_data()
+    layer = de.layers.Embedding(DIM)
+    model = functional(layer)
+    layer(np.arange(5), training=True)
+    layer.trainable = False
+    assert not layer.table.trainable  # so no tape watches it
+    before = vectors_of(layer)
+    model.compile(de.OptimizerWrapper(K.SGD(0.5)), BCE)
+    model.fit(ids, labels, verbose=0)
+    assert len(layer.table) == 5
+    np.testing.assert_array_equal(vectors_of(layer), before)
+    layer.trainable = True
+    model.compile(de.OptimizerWrapper(K.SGD(0.5)), BCE)
+    model.fit(ids, labels, verbose=0)
+    assert len(layer.table) == VOCABULARY
+
+
+def test_keras_constraint():
+    ids, labels = make_data()
+    layer = de.layers.Embedding(DIM, embeddings_constraint=keras.constraints.UnitNorm(axis=1))
+    model = functional(layer)
+    model.compile(de.OptimizerWrapper(K.Adam(0.05)), BCE)
+    model.fit(ids, labels, verbose=0)
+    np.testing.assert_allclose(np.linalg.norm(vectors_of(layer), axis=1), 1, rtol=1e-4)

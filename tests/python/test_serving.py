@@ -1,0 +1,633 @@
+"""Reader: what it finds in chains of snapshots, how it follows them, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import itertools
+import shutil
+import threading
+
+import numpy as np
+import pytest
+from chain_writer import Change, Form, Row, publish
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tf_dynemb.serving import Reader
+from tf_dynemb.serving.overlay import GROWTH, Overlay, push
+from tf_dynemb.storage import DataLossError
+
+FORMS = {
+    "plain": Form(3),
+    "half": Form(2, "int32", "float16"),
+    "brain": Form(1, "uint64", "bfloat16", state_width=2),
+}
+WIDEN = {
+    "float32": lambda bits: bits,
+    "float16": lambda bits: bits.astype(np.float32),
+    "bfloat16": lambda bits: (bits.astype(np.uint32) << 16).view(np.float32),
+}
+
+
+def row(form: Form, number: int) -> Row:
+    """A row that no other number has; float16 and bfloat16 round it."""
+    vector = np.float32(number) + np.arange(form.dimension, dtype=np.float32) / 4
+    if form.dtype == "bfloat16":
+        bits = (vector.view(np.uint32) >> 16).astype(np.uint16)
+    else:
+        bits = vector.astype(form.dtype)
+    return Row(bits, (0.5,) * form.state_width)
+
+
+def rows(keys, number: int = 0, form: Form = FORMS["plain"]) -> dict[int, Row]:
+    return {key: row(form, number + i) for i, key in enumerate(keys)}
+
+
+def plain(keys, number: int = 0, deleted=()) -> dict[str, Change]:
+    """Changes of the table "plain"."""
+    return {"plain": Change(rows(keys, number), deleted)}
+
+
+def first_column(reader: Reader, keys) -> list[float]:
+    return reader.lookup(keys, "plain", default=-1.0)[:, 0].tolist()
+
+
+@pytest.fixture
+def base(tmp_path):
+    """Keys 1, 2, 3 -> 0, 1, 2 as of tick 10."""
+    return publish(tmp_path / "chain", "base", plain([1, 2, 3]), watermark=10)
+
+
+@pytest.fixture
+def path(base):
+    return base.directory.parent
+
+
+def delta(path, changes, parent, since, watermark, **more):
+    parent = getattr(parent, "manifest", None) and parent.manifest.id
+    return publish(
+        path, "delta", changes, parent=parent, since=since, watermark=watermark, forms=FORMS, **more
+    )
+
+
+def test_lookup(path):
+    reader = Reader(path)
+    vectors = reader.lookup([[1, 9], [3, 2]])
+    assert vectors.dtype == np.float32
+    assert vectors.tolist() == [[[0, 0.25, 0.5], [0, 0, 0]], [[2, 2.25, 2.5], [1, 1.25, 1.5]]]
+    assert reader.lookup(3).tolist() == [2, 2.25, 2.5]
+    assert reader.lookup([]).shape == (0, 3)
+    assert reader.lookup(np.zeros((2, 0, 4), np.int8)).shape == (2, 0, 4, 3)
+    assert reader.lookup([9], default=7).tolist() == [[7, 7, 7]]
+    assert reader.lookup([9, 1], default=[1, 2, 3]).tolist() == [[1, 2, 3], [0, 0.25, 0.5]]
+    assert reader.contains([[1, 9], [3, 2]]).tolist() == [[True, False], [True, True]]
+
+
+def test_what_a_reader_says_of_itself(base, path):
+    reader = Reader(path)
+    assert reader.tables == ("plain",)
+    assert (reader.dimension("plain"), reader.size("plain")) == (3, 3)
+    assert reader.id == base.manifest.id
+    assert reader.watermark == 10
+    assert reader.watermark_utc == datetime.datetime(
+        2023, 11, 14, 22, 13, 20, tzinfo=datetime.timezone.utc
+    )
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_types_and_shards(tmp_path, name, ranks):
+    form = FORMS[name]
+    limits = np.iinfo(form.key_type)
+    keys = [*{limits.min, limits.max, 0, 1, 5, 6, 7}]
+    held = rows(keys, 1, form)
+    publish(tmp_path, "base", {name: Change(held)}, forms=FORMS, ranks=ranks, watermark=1)
+    reader = Reader(tmp_path)
+    expected = np.array([WIDEN[form.dtype](held[key].vector) for key in keys])
+    assert reader.lookup(keys).tobytes() == expected.astype(np.float32).tobytes()
+    assert reader.contains([*keys, 2, 3]).tolist() == [True] * len(keys) + [False] * 2
+    assert sum(len(part) for part, _ in reader.items(chunk=2)) == reader.size() == len(keys)
+
+
+@pytest.mark.parametrize("size", [1000, 100_000])
+def test_many_keys(tmp_path, size):
+    rng = np.random.default_rng(size)
+    keys = rng.choice(10 * size, size, replace=False)
+    held = {int(key): Row(np.full(3, key, np.float32)) for key in keys[: size // 2]}
+    publish(tmp_path, "base", {"plain": Change(held)}, ranks=2, watermark=1)
+    reader = Reader(tmp_path)
+    found = reader.lookup(keys, default=-1)[:, 1]
+    np.testing.assert_array_equal(found, np.where(np.arange(size) < size // 2, keys, -1))
+
+
+@pytest.mark.parametrize(
+    ("keys", "error"),
+    [
+        ([1.0], TypeError),
+        (["1"], TypeError),
+        ([True], TypeError),
+        ([[1], [1, 2]], TypeError),
+        (np.array([1.0], np.float32), TypeError),
+        (np.array([1], "datetime64[s]"), TypeError),
+        (np.array([2**63], np.uint64), OverflowError),
+        ([2**63], OverflowError),
+        ([2**64], OverflowError),
+        ([-(2**63) - 1], OverflowError),
+        ([1, 2**63], OverflowError),
+    ],
+)
+def test_keys_that_are_none(path, keys, error):
+    with pytest.raises(error, match="plain"):
+        Reader(path).lookup(keys)
+
+
+@pytest.mark.parametrize(
+    ("key_type", "keys"),
+    [
+        ("int32", np.array([2**31], np.int64)),
+        ("int32", np.array([-(2**31) - 1], np.int64)),
+        ("int32", np.array([2**32 + 1], np.uint64)),
+        ("uint64", np.array([-1], np.int8)),
+        ("uint64", [-1]),
+        ("int64", np.array([2**63 + 1], np.uint64)),
+    ],
+)
+def test_keys_are_never_wrapped(tmp_path, key_type, keys):
+    form = {"plain": Form(3, key_type)}
+    publish(tmp_path, "base", plain([1]), forms=form, watermark=1)
+    reader = Reader(tmp_path)
+    with pytest.raises(OverflowError, match=str(int(np.asarray(keys)[0]))):
+        reader.lookup(keys)
+    with pytest.raises(OverflowError):
+        reader.contains(keys)
+
+
+def test_keys_of_any_integer_type(path):
+    reader = Reader(path)
+    for dtype in "bBhHiIlLqQ":
+        assert first_column(reader, np.array([3, 1], dtype)) == [2, 0]
+    assert first_column(reader, np.array([3, 1], ">i8")) == [2, 0]
+    assert first_column(reader, np.array([3, 1], object)) == [2, 0]
+    assert first_column(reader, np.array([1, 3, 2, 9, 1])[::-2]) == [0, 1, 0]
+
+
+def test_unknown_table(path):
+    reader = Reader(path)
+    for call in (reader.lookup, reader.contains):
+        with pytest.raises(KeyError, match=r"'items'.*'plain'"):
+            call([1], table="items")
+    with pytest.raises(KeyError, match="'items'"):
+        reader.lookup_many({"items": [1]})
+    with pytest.raises(KeyError, match="'items'"):
+        reader.items("items")
+    with pytest.raises(ValueError, match=r"'items'.*'plain'"):
+        Reader(path, tables=["items"])
+
+
+def test_several_tables_need_a_name(tmp_path):
+    changes = {name: Change(rows([1], 5, form)) for name, form in FORMS.items()}
+    first = publish(tmp_path, "base", changes, forms=FORMS, watermark=1)
+    reader = Reader(tmp_path)
+    with pytest.raises(ValueError, match="'half'"):
+        reader.lookup([1])
+    found = reader.lookup_many({"half": [[1, 2]], "brain": [1]}, default=3)
+    assert found["half"].tolist() == [[[5, 5.25], [3, 3]]]
+    assert found["brain"].tolist() == [[5]]
+
+    some = Reader(tmp_path, tables=["half"])
+    assert some.tables == ("half",)
+    changes["plain"] = Change(rows([1], 8))
+    delta(tmp_path, changes, first, 1, 2)
+    assert some.follow() == reader.follow() == 1
+    assert some.lookup([1]).tolist() == [[5, 5.25]]
+    with pytest.raises(KeyError, match=r"'plain'.*'half'"):
+        some.lookup([1], "plain")
+    assert reader.lookup([1], "plain")[0, 0] == 8
+
+
+def test_wrong_default(path):
+    with pytest.raises(ValueError, match=r"\[3\].*\[2\]"):
+        Reader(path).lookup([1], default=[1, 2])
+
+
+def test_nothing_to_open(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        Reader(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="no snapshot"):
+        Reader(tmp_path)
+    delta(tmp_path, plain([1]), None, 0, 1)
+    with pytest.raises(FileNotFoundError, match="delta"):
+        Reader(tmp_path)
+
+
+def test_deltas(base, path):
+    reader = Reader(path)
+    assert reader.follow() == 0
+    first = delta(path, plain([2, 4], 20, deleted=[1]), base, 10, 20)
+    assert first_column(reader, [1, 2, 3, 4]) == [0, 1, 2, -1]
+    assert reader.follow() == 1
+    assert first_column(reader, [1, 2, 3, 4]) == [-1, 20, 2, 21]
+    assert (reader.size(), reader.watermark, reader.id) == (3, 20, first.manifest.id)
+
+    second = delta(path, plain([1], 30, deleted=[2, 4, 77]), first, 20, 30)
+    delta(path, plain([4], 40), second, 30, 40)
+    assert reader.follow() == 2
+    for same in (reader, Reader(path)):
+        assert first_column(same, [1, 2, 3, 4, 77]) == [30, -1, 2, 40, -1]
+        assert same.size() == 3
+        items = [pair for keys, vectors in same.items() for pair in zip(keys, vectors, strict=True)]
+        assert {int(key): vector[0] for key, vector in items} == {1: 30, 3: 2, 4: 40}
+        assert len(items) == 3
+    assert reader.follow() == 0
+
+
+def test_a_snapshot_s_directory_is_a_chain_of_one(base, path):
+    first = delta(path, plain([4], 20), base, 10, 20)
+    reader = Reader(base.directory)
+    assert first_column(reader, [4]) == [-1]
+    assert reader.follow() == 0
+    assert reader.follow(first.directory) == 1
+    assert reader.follow(path) == 0
+    assert first_column(reader, [4]) == [20]
+    renamed = path.parent / "renamed"
+    shutil.copytree(first.directory, renamed)
+    assert reader.follow(renamed) == 0
+
+
+def test_deltas_from_another_directory(base, path):
+    reader = Reader(path)
+    elsewhere = path.parent / "deltas"
+    first = delta(elsewhere, plain([4], 20), base, 10, 20)
+    delta(elsewhere, plain([5], 30), first, 20, 30)
+    assert reader.follow(elsewhere) == 2
+    assert first_column(reader, [4, 5]) == [20, 30]
+    # The chain's own deltas have nothing that is not in.
+    delta(path, plain([4], 99), base, 10, 25)
+    assert reader.follow() == 0
+    assert first_column(reader, [4, 5]) == [20, 30]
+
+
+def test_a_delta_without_a_parent_is_taken_if_nothing_is_between(base, path):
+    reader = Reader(path)
+    delta(path.parent / "a", plain([4], 20), None, 10, 20)
+    delta(path.parent / "b", plain([5], 30), None, 15, 30)
+    delta(path.parent / "c", plain([6], 30), None, 31, 40)
+    assert reader.follow(path.parent / "a") == 1
+    assert reader.follow(path.parent / "b") == 1
+    with pytest.raises(DataLossError, match=r"gap before .*/c/"):
+        reader.follow(path.parent / "c")
+    assert first_column(reader, [4, 5, 6]) == [20, 30, -1]
+
+
+def test_a_delta_of_nothing_keeps_the_chain_whole(base, path):
+    reader = Reader(path)
+    idle = delta(path, plain([]), base, 10, 10)
+    delta(path, plain([4], 20), idle, 10, 20)
+    assert reader.follow() == 1
+    assert first_column(reader, [4]) == [20]
+
+
+def test_a_new_base_replaces_everything(base, path):
+    reader = Reader(path)
+    delta(path, plain([4], 20), base, 10, 20)
+    reader.follow()
+    old = reader.items()
+    new = publish(path, "base", plain([1, 5], 50), watermark=30)
+    delta(path, plain([6], 60), new, 30, 40)
+    assert reader.follow() == 2
+    assert first_column(reader, [1, 2, 3, 4, 5, 6]) == [50, -1, -1, -1, 51, 60]
+    assert reader.size() == 3
+    # What was begun before goes on in the old state, whose files are gone.
+    assert sorted(int(key) for keys, _ in old for key in keys) == [1, 2, 3, 4]
+
+
+def test_a_gap_keeps_the_state(base, path):
+    reader = Reader(path)
+    first = delta(path, plain([1], 20), base, 10, 20)
+    second = delta(path, plain([2], 30), first, 20, 30)
+    third = delta(path, plain([3], 40), second, 30, 40)
+    hidden = path.parent / second.directory.name
+    second.directory.rename(hidden)
+    for _ in range(2):
+        with pytest.raises(DataLossError, match=f"gap before .*{third.directory.name}"):
+            reader.follow()
+        assert first_column(reader, [1, 2, 3]) == [20, 1, 2]
+        assert (reader.watermark, reader.size()) == (20, 3)
+    with pytest.raises(DataLossError, match="gap"):
+        Reader(path)
+    hidden.rename(second.directory)
+    assert reader.follow() == 2
+    assert first_column(reader, [1, 2, 3]) == [20, 30, 40]
+
+
+def test_a_gap_in_time_is_one_though_the_parent_is_known(base, path):
+    reader = Reader(path)
+    delta(path, plain([1], 20), base, 11, 20)
+    with pytest.raises(DataLossError, match=r"gap.*since 11.*up to 10"):
+        reader.follow()
+    assert reader.watermark == 10
+
+
+def test_a_delta_of_another_chain_is_a_gap(base, path):
+    reader = Reader(path)
+    stranger = publish(path.parent / "other", "base", plain([1], 5), watermark=10)
+    delta(path.parent / "deltas", plain([1], 20), stranger, 10, 20)
+    with pytest.raises(DataLossError, match=f"gap.*{stranger.manifest.id}.*{base.manifest.id}"):
+        reader.follow(path.parent / "deltas")
+    assert (first_column(reader, [1]), reader.watermark) == ([0], 10)
+
+
+def test_a_new_base_without_a_wanted_table_keeps_the_state(path):
+    reader = Reader(path, tables=["plain"])
+    publish(path, "base", {"half": Change({})}, forms=FORMS, watermark=20)
+    with pytest.raises(ValueError, match=r"'plain'.*'half'"):
+        reader.follow()
+    assert (first_column(reader, [1]), reader.watermark) == ([0], 10)
+
+
+def flip(file, offset: int) -> bytes:
+    """Flips a bit, and returns what the file was."""
+    content = file.read_bytes()
+    changed = bytearray(content)
+    changed[offset] ^= 0x10
+    file.write_bytes(changed)
+    return content
+
+
+COLUMNS = ["keys", "vectors", "updates", "accesses", "deleted"]
+
+
+@pytest.mark.parametrize("column", [*COLUMNS, "MANIFEST"])
+@pytest.mark.parametrize("damage", ["first", "last", "truncated", "removed"])
+def test_a_damaged_delta_keeps_the_state(base, path, column, damage):
+    reader = Reader(path)
+    second_table = {**plain([1], 20, deleted=[2])}
+    broken = delta(path, second_table, base, 10, 20)
+    delta(path, plain([3], 30), broken, 20, 30)
+    name = "MANIFEST.json" if column == "MANIFEST" else f"000.r0.{column}.npy"
+    file = broken.directory / name
+    content = file.read_bytes()
+    if damage == "truncated":
+        file.write_bytes(content[:-1])
+    elif damage == "removed":
+        file.unlink()
+    else:
+        flip(file, 0 if damage == "first" else len(content) - 3)
+    if column == "MANIFEST" and damage == "truncated":
+        assert content.endswith(b"\n")
+        file.write_bytes(content[:-2])
+    for _ in range(2):
+        with pytest.raises(DataLossError, match=broken.directory.name):
+            reader.follow()
+        assert first_column(reader, [1, 2, 3]) == [0, 1, 2]
+        assert (reader.watermark, reader.size()) == (10, 3)
+    file.write_bytes(content)
+    assert reader.follow() == 2
+    assert first_column(reader, [1, 2, 3]) == [20, -1, 30]
+
+
+def test_what_is_good_before_the_damage_is_applied(base, path):
+    reader = Reader(path)
+    first = delta(path, plain([1], 20), base, 10, 20)
+    broken = delta(path, plain([2], 30), first, 20, 30)
+    file = broken.directory / "000.r0.vectors.npy"
+    content = flip(file, 130)
+    with pytest.raises(DataLossError, match=f"{broken.directory.name}.*vectors"):
+        reader.follow()
+    assert first_column(reader, [1, 2]) == [20, 1]
+    assert reader.id == first.manifest.id
+    file.write_bytes(content)
+    assert reader.follow() == 1
+    assert first_column(reader, [1, 2]) == [20, 30]
+
+
+@pytest.mark.parametrize("form", [Form(4), Form(3, "int32"), Form(3, "int64", "float16")])
+def test_a_delta_of_another_form(base, path, form):
+    reader = Reader(path)
+    change = {"plain": Change(rows([1], 20, form))}
+    publish(
+        path,
+        "delta",
+        change,
+        parent=base.manifest.id,
+        since=10,
+        watermark=20,
+        forms={"plain": form},
+    )
+    with pytest.raises(DataLossError, match="Schema"):
+        reader.follow()
+    assert first_column(reader, [1]) == [0]
+
+
+def test_a_delta_of_an_unknown_table(base, path):
+    reader = Reader(path)
+    other = {"half": Change(rows([1], 20, FORMS["half"]))}
+    snapshot = delta(path, {**plain([1], 20), **other}, base, 10, 20)
+    with pytest.raises(DataLossError, match=f"{snapshot.directory.name}.*'half'.*'plain'"):
+        reader.follow()
+    assert first_column(reader, [1]) == [0]
+
+
+def test_the_base_is_verified_if_asked(base, path):
+    file = base.directory / "000.r0.vectors.npy"
+    flip(file, file.stat().st_size - 1)
+    assert Reader(path).size() == 3
+    with pytest.raises(DataLossError, match="vectors"):
+        Reader(path, verify=True)
+    new = publish(path.parent / "new", "base", plain([1], 5), watermark=20)
+    reader = Reader(new.directory, verify=True)
+    with pytest.raises(DataLossError, match="vectors"):
+        reader.follow(path)
+    assert first_column(reader, [1]) == [5]
+
+
+def test_an_index_that_points_outside_is_refused(base, path):
+    file = base.directory / "000.r0.index.npy"
+    index = np.lib.format.open_memmap(file, "r+")
+    index[index != 0] = 1000
+    index.flush()
+    reader = Reader(path)
+    with pytest.raises(DataLossError, match="index"):
+        reader.lookup([1, 2, 3])
+
+
+def test_files_that_a_new_base_removes_meanwhile(base, path, monkeypatch):
+    """The delta disappears between being listed and being read."""
+    reader = Reader(path)
+    delta(path, plain([1], 20), base, 10, 20)
+    whole = Reader._apply
+
+    def apply(self, snapshot):
+        if snapshot.manifest.kind == "delta":
+            monkeypatch.setattr(Reader, "_apply", whole)
+            publish(path, "base", plain([1], 50), watermark=30)
+        return whole(self, snapshot)
+
+    monkeypatch.setattr(Reader, "_apply", apply)
+    assert reader.follow() == 1
+    assert (first_column(reader, [1]), reader.watermark) == ([50], 30)
+
+
+def test_threads_see_whole_snapshots(tmp_path):
+    """Each version is written into every table; no lookup may see two."""
+    form = {"a": Form(4), "b": Form(2)}
+    keys = np.arange(200)
+
+    def version(number, some):
+        return {
+            name: Change({int(k): Row(np.full(f.dimension, number, np.float32)) for k in some})
+            for name, f in form.items()
+        }
+
+    snapshot = publish(tmp_path, "base", version(0, keys), forms=form, watermark=0)
+    reader = Reader(tmp_path)
+    wrong, seen = [], set()
+    done = threading.Event()
+
+    def read():
+        while not done.is_set():
+            # Keys wide apart, so that they are looked up in several pieces.
+            found = reader.lookup_many({"a": np.tile(keys, 200), "b": keys})
+            versions = {*np.unique(found["a"]), *np.unique(found["b"])}
+            seen.update(versions)
+            if len(versions) != 1:
+                wrong.append(versions)
+                return
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(1, 60):
+            if number % 20 == 0:
+                snapshot = publish(
+                    tmp_path, "base", version(number, keys), forms=form, watermark=number
+                )
+            else:
+                snapshot = publish(
+                    tmp_path,
+                    "delta",
+                    version(number, keys),
+                    forms=form,
+                    parent=snapshot.manifest.id,
+                    since=number - 1,
+                    watermark=number,
+                )
+            assert reader.follow() == 1
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+    assert len(seen) > 3
+
+
+def test_levels_stay_few():
+    """Thousands of deltas: few levels, each at least GROWTH times as large as the next."""
+    rng = np.random.default_rng(3)
+    levels, model, copied = (), {}, 0
+    for number in range(2000):
+        keys = rng.choice(5000, 10, replace=False)
+        live, deleted = keys[:7], keys[7:]
+        fresh = Overlay.of(live, np.full((7, 1), number, np.float32), deleted)
+        merged = push(levels, fresh, lambda keys: keys % 2 == 0)
+        copied += sum(len(level.keys) for level in merged if level not in levels)
+        levels = merged
+        model.update(dict.fromkeys(live.tolist(), number))
+        model.update(dict.fromkeys(deleted.tolist()))
+        sizes = [len(level.keys) for level in levels]
+        assert all(a >= GROWTH * b for a, b in itertools.pairwise(sizes))
+    assert len(levels) <= 6
+    assert copied < 20 * 20000
+    held = {}
+    for level in levels:
+        held.update(zip(level.live.tolist(), level.rows[:, 0].tolist(), strict=True))
+        held.update(dict.fromkeys(level.deleted.tolist()))
+    assert {k: v for k, v in held.items() if v is not None} == {
+        k: v for k, v in model.items() if v is not None
+    }
+    # What is gone and was never beneath is not kept for ever.
+    assert all(
+        level.deleted.size == 0 or level is not levels[0] or not (level.deleted % 2).any()
+        for level in levels
+    )
+
+
+KEYS = st.integers(0, 12) | st.integers(-(2**31), 2**31 - 1)
+CHANGES = st.tuples(st.dictionaries(KEYS, st.integers(0, 255), max_size=8), st.sets(KEYS))
+
+
+@dataclasses.dataclass
+class Model:
+    """What a chain should hold: per table, key -> number of its row."""
+
+    tables: dict[str, dict[int, int]]
+    snapshot: object = None
+    watermark: int = 0
+
+
+@st.composite
+def steps(draw):
+    """Bases and deltas of both tables, and when to follow."""
+    kinds = draw(st.lists(st.sampled_from(["delta"] * 5 + ["base"]), min_size=1, max_size=10))
+    return [
+        (kind, {name: draw(CHANGES) for name in ("plain", "half")}, draw(st.booleans()))
+        for kind in ["base", *kinds]
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps=steps(), ranks=st.integers(1, 2))
+def test_any_sequence_of_snapshots(tmp_path_factory, steps, ranks):
+    path = tmp_path_factory.mktemp("chain")
+    model: dict[str, dict[int, int]] = {"plain": {}, "half": {}}
+    everything = {name: set() for name in model}
+    reader, parent, pending = None, None, 0
+    for watermark, (kind, changes, follow) in enumerate(steps, 1):
+        contents = {}
+        for name, (updates, deleted) in changes.items():
+            if kind == "base":
+                model[name] = {}
+            model[name].update(updates)
+            gone = set() if kind == "base" else deleted - set(updates)
+            for key in gone:
+                model[name].pop(key, None)
+            everything[name] |= set(updates) | deleted
+            held = {key: row(FORMS[name], number) for key, number in updates.items()}
+            contents[name] = Change(held, gone)
+        times = {"watermark": watermark}
+        if kind == "delta":
+            times |= {"parent": parent.manifest.id, "since": watermark - 1}
+        parent = publish(path, kind, contents, forms=FORMS, ranks=ranks, **times)
+        pending = 1 if kind == "base" else pending + 1
+        if reader is None:
+            reader = Reader(path)
+            assert reader.tables == ("plain", "half")
+        elif follow:
+            assert reader.follow() == pending
+        else:
+            continue
+        pending = 0
+        for name, form in FORMS.items():
+            if name in model:
+                _check(reader, name, form, model[name], sorted(everything[name]))
+
+
+def _check(reader, name, form, model, keys):
+    def vector(key):
+        if key not in model:
+            return np.full(form.dimension, -5, np.float32)
+        return WIDEN[form.dtype](row(form, model[key]).vector)
+
+    expected = np.array([vector(key) for key in keys], np.float32).reshape(-1, form.dimension)
+    assert reader.lookup(keys, name, default=-5).tobytes() == expected.tobytes()
+    assert reader.contains(keys, name).tolist() == [key in model for key in keys]
+    assert reader.size(name) == len(model)
+    found = {}
+    for part, vectors in reader.items(name, chunk=3):
+        assert 0 < len(part) <= 3
+        for key, bits in zip(part.tolist(), vectors, strict=True):
+            assert key not in found
+            found[key] = bits.tobytes()
+    assert found == {key: vector(key).tobytes() for key in model}

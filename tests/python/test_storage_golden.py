@@ -1,0 +1,184 @@
+"""The golden files of every format version, read value for value."""
+
+import pathlib
+
+import numpy as np
+import pytest
+
+from tf_dynemb.storage import Chain, InitializerEntry, StateEntry
+
+V1 = pathlib.Path(__file__).parent / "golden" / "v1"
+UTC_NS = 1_800_000_000_123_456_789
+
+BASE_COLUMNS = {
+    ("user", 0, "keys"): np.array([5, -1, 4611686018427387904, 0, -9223372036854775808]),
+    ("user", 0, "vectors"): np.array(
+        [[0, 0.25], [0.5, 0.75], [1, 1.25], [1.5, 1.75], [2, 2.25]], np.float32
+    ),
+    ("user", 0, "state"): np.array(
+        [
+            [0, 2, 4, 6, 8],
+            [10, 12, 14, 16, 18],
+            [20, 22, 24, 26, 28],
+            [30, 32, 34, 36, 38],
+            [40, 42, 44, 46, 48],
+        ],
+        np.float32,
+    ),
+    ("user", 0, "updates"): np.array([0, 1, 2, 3, 4], np.uint32),
+    ("user", 0, "accesses"): np.array([4, 4, 4, 4, 90], np.uint32),
+    ("user", 0, "index"): np.array([3, 0, 0, 0, 5, 0, 1, 0, 0, 0, 0, 0, 0, 0, 4, 2], np.uint32),
+    ("user", 1, "keys"): np.empty(0, np.int64),
+    ("user", 1, "vectors"): np.empty((0, 2), np.float32),
+    ("user", 1, "state"): np.empty((0, 5), np.float32),
+    ("user", 1, "updates"): np.empty(0, np.uint32),
+    ("user", 1, "accesses"): np.empty(0, np.uint32),
+    ("user", 1, "index"): np.array([0, 0, 0, 0], np.uint32),
+    ("item/ü", 0, "keys"): np.array([-3, 2147483647], np.int32),
+    ("item/ü", 0, "vectors"): np.array([[16256, 49024, 0], [16384, 32640, 1]], np.uint16),
+    ("item/ü", 0, "updates"): np.array([7, 8], np.uint32),
+    ("item/ü", 0, "accesses"): np.array([9, 4294967295], np.uint32),
+    ("item/ü", 0, "index"): np.array([0, 2, 0, 1], np.uint32),
+    ("page", 1, "keys"): np.array([9, 18446744073709551615, 9223372036854775808], np.uint64),
+    ("page", 1, "vectors"): np.array([[0.25], [65504], [-0.0]], np.float16),
+    ("page", 1, "updates"): np.array([1, 2, 3], np.uint32),
+    ("page", 1, "accesses"): np.array([1, 2, 3], np.uint32),
+    ("page", 1, "index"): np.array([0, 0, 3, 0, 0, 1, 0, 2], np.uint32),
+}
+
+DELTA_COLUMNS = {
+    ("user", 0, "keys"): np.array([0, 6]),
+    ("user", 0, "vectors"): np.array([[-1, -2], [0.1, 1e-40]], np.float32),
+    ("user", 0, "state"): np.array([[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]], np.float32),
+    ("user", 0, "updates"): np.array([3, 2], np.uint32),
+    ("user", 0, "accesses"): np.array([3, 4], np.uint32),
+    ("user", 0, "deleted"): np.array([4611686018427387904]),
+    ("item/ü", 0, "keys"): np.empty(0, np.int32),
+    ("item/ü", 0, "vectors"): np.empty((0, 3), np.uint16),
+    ("item/ü", 0, "updates"): np.empty(0, np.uint32),
+    ("item/ü", 0, "accesses"): np.empty(0, np.uint32),
+    ("item/ü", 0, "deleted"): np.empty(0, np.int32),
+    ("page", 0, "keys"): np.array([18446744073709551615, 1], np.uint64),
+    ("page", 0, "vectors"): np.array([[1.5], [-2]], np.float16),
+    ("page", 0, "updates"): np.array([1, 0], np.uint32),
+    ("page", 0, "accesses"): np.array([1, 3], np.uint32),
+    ("page", 0, "deleted"): np.array([9223372036854775808, 8, 9], np.uint64),
+}
+
+
+def check_columns(snapshot, expected):
+    snapshot.verify()
+    found = {
+        (table.name, shard.rank, column)
+        for table in snapshot.manifest.tables
+        for shard in table.shards
+        for column in shard.files
+    }
+    assert found == set(expected)
+    for (table, rank, column), values in expected.items():
+        array = snapshot.column(table, column, rank)
+        assert array.dtype == values.dtype
+        assert not array.flags.writeable
+        np.testing.assert_array_equal(array, values, strict=True)
+        file = snapshot.manifest.table(table)[1].shards
+        (name,) = (s.files[column].file for s in file if s.rank == rank)
+        np.testing.assert_array_equal(np.load(snapshot.directory / name), values, strict=True)
+
+
+def check_tables(manifest):
+    user, item, page = manifest.tables
+    assert (user.name, user.dimension, user.key_type, user.dtype, user.seed) == (
+        "user",
+        2,
+        "int64",
+        "float32",
+        42,
+    )
+    assert user.initializer == InitializerEntry(("uniform",), (-0.05, 0.05))
+    assert user.state == StateEntry("adam", (2, 2, 1), (0.0, 0.0, 0.0))
+    assert (item.name, item.dimension, item.key_type, item.dtype, item.seed) == (
+        "item/ü",
+        3,
+        "int32",
+        "bfloat16",
+        -7,
+    )
+    assert item.initializer == InitializerEntry(
+        ("constant", "normal", "uniform"), (0.5, 0, 0, 1, -1, 1)
+    )
+    assert item.state is None
+    assert (page.name, page.dimension, page.key_type, page.dtype, page.seed) == (
+        "page",
+        1,
+        "uint64",
+        "float16",
+        18446744073709551615,
+    )
+    assert page.initializer == InitializerEntry(("truncated_normal",), (0.0, 0.01))
+    assert page.state == StateEntry("sgd", (), ())
+
+
+def shards(manifest):
+    return [
+        [(shard.rank, shard.rows, shard.deleted, shard.base_tick) for shard in table.shards]
+        for table in manifest.tables
+    ]
+
+
+def test_base():
+    snapshot = Chain.open(V1 / "chain").base
+    manifest = snapshot.manifest
+    assert (manifest.kind, manifest.id, manifest.parent) == (
+        "base",
+        "000000000000000000000000000000a0",
+        None,
+    )
+    assert (manifest.since, manifest.watermark, manifest.watermark_utc_ns) == (
+        0,
+        2199023255552,
+        UTC_NS,
+    )
+    assert (manifest.world_size, manifest.writer, manifest.block_bytes) == (
+        2,
+        "tf_dynemb 0.1.0",
+        256,
+    )
+    assert manifest.optimizer == {"name": "Adam", "config": {"amsgrad": False}, "iterations": 77}
+    assert manifest.continues == ("eeeeeeeeeeeeeeeeeeeeeeeeeeeeeeee",)
+    check_tables(manifest)
+    assert shards(manifest) == [
+        [(0, 5, 0, 100), (1, 0, 0, 100)],
+        [(0, 2, 0, 1099511627776)],
+        [(1, 3, 0, 0)],
+    ]
+    check_columns(snapshot, BASE_COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("path", "id_", "parent", "since"),
+    [
+        (
+            "chain",
+            "000000000000000000000000000000a1",
+            "000000000000000000000000000000a0",
+            2199023255552,
+        ),
+        ("deltas", "000000000000000000000000000000a2", "f" * 32, 0),
+    ],
+)
+def test_delta(path, id_, parent, since):
+    chain = Chain.open(V1 / path)
+    assert (chain.base is None) == (path == "deltas")
+    (snapshot,) = chain.deltas
+    manifest = snapshot.manifest
+    assert (manifest.kind, manifest.id, manifest.parent) == ("delta", id_, parent)
+    assert (manifest.since, manifest.watermark) == (since, 2199023255557)
+    assert (manifest.watermark_utc_ns, manifest.world_size) == (UTC_NS + 1, 1)
+    assert (manifest.block_bytes, manifest.optimizer, manifest.continues) == (128, None, ())
+    check_tables(manifest)
+    assert shards(manifest) == [
+        [(0, 2, 1, 2199023255552)],
+        [(0, 0, 0, 2199023255552)],
+        [(0, 2, 3, 2199023255552)],
+    ]
+    check_columns(snapshot, DELTA_COLUMNS)

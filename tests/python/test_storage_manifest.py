@@ -1,0 +1,135 @@
+"""MANIFEST.json: its members, and what is refused."""
+
+import json
+
+import pytest
+import storage_helpers as helpers
+
+from tf_dynemb.storage import DataLossError, Manifest, crc32c
+
+
+def rewrite(snapshot, change):
+    """The manifest's text with a change to its members, and the checksum that goes with it."""
+    members = json.loads((snapshot.directory / "MANIFEST.json").read_text())
+    del members["crc32c"]
+    change(members)
+    canonical = json.dumps(members, sort_keys=True, separators=(",", ":")).encode()
+    return json.dumps({**members, "crc32c": f"{crc32c.crc32c(canonical):08x}"})
+
+
+def test_the_manifest_is_as_documented(tmp_path):
+    snapshot = helpers.publish_chain(tmp_path)[1]
+    text = (snapshot.directory / "MANIFEST.json").read_text()
+    members = json.loads(text)
+    assert " ".join(members) == (
+        "format version kind id parent since watermark watermark_utc_ns world_size "
+        "writer block_bytes optimizer tables continues crc32c"
+    )
+    (table,) = members["tables"]
+    assert " ".join(table) == "name dimension key_type dtype seed initializer state shards"
+    (shard,) = table["shards"]
+    assert list(shard) == ["rank", "rows", "deleted", "base_tick", "files"]
+    assert set(shard["files"]) == {"keys", "vectors", "state", "updates", "accesses", "deleted"}
+    for file in shard["files"].values():
+        content = (snapshot.directory / file["file"]).read_bytes()
+        blocks = [content[i : i + 192] for i in range(0, len(content), 192)]
+        assert file["bytes"] == len(content)
+        assert file["crc32c"] == "".join(f"{crc32c.crc32c(block):08x}" for block in blocks)
+    assert Manifest.from_json(text, "") == snapshot.manifest
+    assert Manifest.from_json(snapshot.manifest.to_json(), "") == snapshot.manifest
+
+
+def test_unknown_members_are_ignored(tmp_path):
+    snapshot = helpers.publish(tmp_path)
+
+    def add(members):
+        members["later"] = members["tables"][0]["later"] = [None]
+
+    assert Manifest.from_json(rewrite(snapshot, add), "") == snapshot.manifest
+
+
+def test_continues_may_be_missing(tmp_path):
+    snapshot = helpers.publish(tmp_path)
+    text = rewrite(snapshot, lambda members: members.pop("continues"))
+    assert Manifest.from_json(text, "") == snapshot.manifest
+
+
+def test_a_delta_continues_its_parent_only(tmp_path):
+    snapshot = helpers.publish_chain(tmp_path)[1]
+    text = rewrite(snapshot, lambda members: members.update(continues=["0" * 32]))
+    with pytest.raises(DataLossError, match="continues must be empty in a delta"):
+        Manifest.from_json(text, "F")
+
+
+def test_another_version_is_refused_as_such(tmp_path):
+    snapshot = helpers.publish(tmp_path)
+    text = rewrite(snapshot, lambda members: members.update(version=2))
+    with pytest.raises(ValueError, match=r"F is of version 2; .* reads version 1 only") as caught:
+        Manifest.from_json(text, "F")
+    assert not isinstance(caught.value, DataLossError)
+
+
+WRONG = [None, True, -1, 1.5, "", "x", [], [1], {}, {"x": 1}, 2**70, "/", ["x"], float("nan")]
+
+
+def places(value, at=()):
+    """Where every member of a JSON value is."""
+    for name, member in value.items() if isinstance(value, dict) else enumerate(value):
+        yield (*at, name)
+        if isinstance(member, (dict, list)):
+            yield from places(member, (*at, name))
+
+
+def test_members_of_wrong_type_or_range_are_refused(tmp_path):
+    """With a right checksum: either a DataLossError that names the member, or it may be so."""
+    snapshot = helpers.publish_chain(tmp_path)[1]
+    members = json.loads(snapshot.manifest.to_json())
+    del members["crc32c"]
+    refused = set()
+    for place in places(members):
+        for wrong in WRONG:
+
+            def change(members, place=place, wrong=wrong):
+                for name in place[:-1]:
+                    members = members[name]
+                members[place[-1]] = wrong
+
+            problem = None
+            try:
+                read = Manifest.from_json(rewrite(snapshot, change), "F")
+            except ValueError as error:
+                problem = error
+            if problem:
+                assert str(problem).startswith("F")
+                assert isinstance(problem, DataLossError) or place == ("version",)
+                refused.add(place)
+            else:
+                assert Manifest.from_json(read.to_json(), "F") == read
+    assert refused >= set(places(members))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda m: m.pop("tables"), "tables is missing"),
+        (lambda m: m["tables"].append(m["tables"][0]), "tables has a name twice"),
+        (lambda m: m["tables"][0]["shards"].append(m["tables"][0]["shards"][0]), "a rank twice"),
+        (lambda m: m["tables"][0]["shards"][0].update(rank=1), "below world_size=1"),
+        (lambda m: m["tables"][0]["shards"][0].update(rows=6), "has 168 bytes, but must have 176"),
+        (lambda m: m["tables"][0]["shards"][0]["files"].pop("index"), "index is missing"),
+        (lambda m: m.update(block_bytes=128), "needs 16 digits"),
+        (lambda m: m.update(since=3), "must be 0 in a base"),
+        (lambda m: m.update(parent="0" * 32), "must be null in a base"),
+        (lambda m: m.update(continues=["x"]), "continues must be a list of ids"),
+        (lambda m: m["tables"][0]["initializer"].update(args=[1]), "two for each kind"),
+        (lambda m: m["tables"][0]["initializer"].update(args=[1, 10**400]), "finite numbers"),
+        (
+            lambda m: m["tables"][0]["shards"][0]["files"]["keys"].update(file="../keys"),
+            "without a directory",
+        ),
+    ],
+)
+def test_manifests_that_contradict_themselves(tmp_path, change, problem):
+    text = rewrite(helpers.publish(tmp_path), change)
+    with pytest.raises(DataLossError, match=problem):
+        Manifest.from_json(text, "F")

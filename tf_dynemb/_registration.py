@@ -1,0 +1,77 @@
+"""Makes the package's Keras classes known to Keras, without importing TensorFlow for it.
+
+Keras loads a saved model whose classes are registered, and never imports a module to find them. So
+that `import tf_dynemb` is enough for `keras.models.load_model`, whichever of the two was imported
+first, and a process that only serves vectors does without TensorFlow, the modules that register
+classes are imported as soon as Keras and TensorFlow have both been: at once, or by a finder that
+stays in `sys.meta_path` until then.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_MODULES = ("tf_dynemb.layers", "tf_dynemb.optimizer", "tf_dynemb.rowwise_adagrad")
+
+
+def register() -> None:
+    """Imports what registers Keras classes, now or when Keras runs on TensorFlow."""
+    if not any(isinstance(finder, _Watch) for finder in sys.meta_path):
+        watch = _Watch()
+        sys.meta_path.insert(0, watch)
+        watch.register_if_loaded()
+
+
+class _Watch:
+    """A finder that finds what the others find, and acts when one of `AWAITED` has been loaded.
+
+    Either of the two imports the other while it loads, so only the end of the outermost counts.
+    """
+
+    AWAITED = ("keras", "tensorflow")
+
+    def __init__(self) -> None:
+        self._loading = 0
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in self.AWAITED:
+            return None
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None
+            if finder is not self and find is not None:
+                spec = find(name, path, target)
+            if spec is not None:
+                loader: Any = spec.loader
+                if hasattr(loader, "exec_module"):
+                    # On the instance, which is this spec's alone: the module keeps its own loader.
+                    loader.exec_module = functools.partial(self._exec_module, loader)
+                return spec
+        return None
+
+    def _exec_module(self, loader: Any, module: ModuleType) -> None:
+        del loader.exec_module
+        self._loading += 1
+        try:
+            loader.exec_module(module)
+        finally:
+            self._loading -= 1
+        if not self._loading:
+            self.register_if_loaded()
+
+    def register_if_loaded(self) -> None:
+        if any(sys.modules.get(name) is None for name in self.AWAITED):
+            return
+        if sys.modules["keras"].config.backend() != "tensorflow":
+            return
+        sys.meta_path.remove(self)
+        for name in _MODULES:
+            importlib.import_module(name)

@@ -1,0 +1,67 @@
+"""The commands on dumps: `python -m tf_dynemb inspect | verify | diff | merge | export`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from tf_dynemb._version import __version__
+from tf_dynemb.cli import diff, export, inspect, merge, verify
+from tf_dynemb.storage import DataLossError
+
+_EPILOG = """exit codes: 0: done, and clean or the same; 1: damage, or a difference; 2: it cannot be
+done. A PATH is the directory of a chain of snapshots, or of one snapshot."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+        arguments: None: those of the process.
+
+    Returns:
+        the exit code. argparse exits by itself with 2, for arguments that it does not know.
+    """
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        code = command(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has seen enough. Python flushes stdout once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except DataLossError as error:
+        return _fail(error, 2 if command is diff.run else 1)
+    except (ValueError, KeyError, OSError, ImportError, RuntimeError) as error:
+        return _fail(error, 2)
+    return code
+
+
+def _fail(error: Exception, code: int) -> int:
+    message = error.args[0] if isinstance(error, KeyError) else error
+    print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tf_dynemb",
+        description="Commands on dumps of dynamic embedding tables.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for module in (inspect, verify, diff, merge, export):
+        summary = (module.run.__doc__ or "").splitlines()[0]
+        command = commands.add_parser(
+            module.__name__.rpartition(".")[2],
+            help=summary,
+            description=summary,
+            epilog=_EPILOG,
+        )
+        module.add_arguments(command)
+        command.set_defaults(command=module.run)
+    return parser

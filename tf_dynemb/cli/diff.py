@@ -1,0 +1,115 @@
+"""`diff`: what is different between the states of two chains."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_dynemb.cli.rows import TableRows, tables_of
+from tf_dynemb.serving.table import Schema
+from tf_dynemb.storage import Chain
+
+# Keys that are named of each kind of difference.
+_NAMED = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("a", metavar="A")
+    parser.add_argument("b", metavar="B")
+    parser.add_argument("--table", metavar="T", help="of this table only")
+    parser.add_argument("--json", action="store_true", help="JSON instead of text")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compares the states of two paths: keys, and the bits of vectors and optimizer state."""
+    a, b = Chain.open(options.a), Chain.open(options.b)
+    names_a, names_b = tables_of(a), tables_of(b)
+    if options.table is not None:
+        if options.table not in (*names_a, *names_b):
+            raise KeyError(f"neither path has table {options.table!r}.")
+        names_a = tuple(name for name in names_a if name == options.table)
+        names_b = tuple(name for name in names_b if name == options.table)
+    tables = []
+    for name in dict.fromkeys((*names_a, *names_b)):
+        if name in names_a and name in names_b:
+            tables.append({"name": name, **_compare(TableRows(a, name), TableRows(b, name))})
+        else:
+            only = "only in A" if name in names_a else "only in B"
+            tables.append({"name": name, "form": only})
+    differs = any(_differs(table) for table in tables)
+    if options.json:
+        print(json.dumps({"same": not differs, "tables": tables}, indent=1))
+    else:
+        print("\n".join(_text(table) for table in tables) or "no tables")
+    return int(differs)
+
+
+class _Found:
+    """Keys with a kind of difference: how many there are, and the first few."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: list[int] = []
+
+    def add(self, keys: npt.NDArray[np.integer[Any]]) -> None:
+        self.count += keys.size
+        self.first += keys[: _NAMED - len(self.first)].tolist()
+
+
+def _compare(a: TableRows, b: TableRows) -> dict[str, Any]:
+    if Schema.of(a.entry) != Schema.of(b.entry):
+        return {"form": f"A has {Schema.of(a.entry)}, B has {Schema.of(b.entry)}"}
+    only_a, only_b, vectors, states = _Found(), _Found(), _Found(), _Found()
+    columns = {"vectors": vectors}
+    result: dict[str, Any] = {"form": None}
+    if a.entry.state != b.entry.state:
+        result["form"] = f"A has state {a.entry.state}, B has state {b.entry.state}"
+    elif a.entry.state_width:
+        columns["state"] = states
+    for piece in a.pieces():
+        shared = b.contains(piece.keys)
+        only_a.add(piece.keys[~shared])
+        keys = piece.keys[shared]
+        for column, found in columns.items():
+            ours = np.ascontiguousarray(piece.column(column)[shared])
+            theirs = b.gather(keys, column)
+            # Bits: a NaN is the same as itself, and 0.0 is not -0.0.
+            bits = f"u{ours.dtype.itemsize}"
+            found.add(keys[(ours.view(bits) != theirs.view(bits)).any(axis=1)])
+    for piece in b.pieces():
+        only_b.add(piece.keys[~a.contains(piece.keys)])
+    kinds = {"only_a": only_a, "only_b": only_b, "vectors": vectors, "state": states}
+    for kind, found in kinds.items():
+        result[kind] = {"count": found.count, "first": found.first}
+    return result
+
+
+def _differs(table: dict[str, Any]) -> bool:
+    return any(found["count"] if isinstance(found, dict) else found for _, found in _kinds(table))
+
+
+def _kinds(table: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(kind, found) for kind, found in table.items() if kind != "name"]
+
+
+def _text(table: dict[str, Any]) -> str:
+    said = {
+        "only_a": "only in A",
+        "only_b": "only in B",
+        "vectors": "other vectors",
+        "state": "other state",
+    }
+    lines = []
+    for kind, found in _kinds(table):
+        if kind == "form":
+            lines += [found] if found else []
+        elif found["count"]:
+            more = ", ..." if found["count"] > len(found["first"]) else ""
+            first = ", ".join(map(str, found["first"]))
+            lines.append(f"{said[kind]}: {found['count']} keys: {first}{more}")
+    return "\n".join(f"{table['name']}: {line}" for line in lines or ["same"])

@@ -1,0 +1,99 @@
+"""`inspect`: what a chain of snapshots holds."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+from typing import Any
+
+from tf_dynemb.storage import Chain, Snapshot, TableEntry
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("path", metavar="PATH")
+    parser.add_argument("--json", action="store_true", help="JSON instead of tables")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the snapshots of a chain and their tables."""
+    snapshots = [_snapshot(snapshot) for snapshot in Chain.open(options.path).snapshots]
+    if options.json:
+        print(json.dumps({"path": options.path, "snapshots": snapshots}, indent=1))
+        return 0
+    columns = ("kind", "id", "since", "watermark", "time", "bytes")
+    print(aligned([columns, *([s[column] for column in columns] for s in snapshots)]))
+    members = ("name", "rows", "deleted", "dim", "keys", "dtype", "state", "ranks")
+    for snapshot in snapshots:
+        print(f"\n{snapshot['directory']}")
+        tables = ([_short(table[member]) for member in members] for table in snapshot["tables"])
+        print(aligned([members, *tables]))
+    return 0
+
+
+def aligned(lines: list[Any]) -> str:
+    """Text of a table: the first line is its head; numbers at the right of their columns."""
+    widths = [max(len(str(cell)) for cell in column) for column in zip(*lines, strict=True)]
+    numeric = [
+        all(isinstance(cell, int) for cell in column[1:]) for column in zip(*lines, strict=True)
+    ]
+    return "\n".join(
+        "  ".join(
+            str(cell).rjust(width) if right else str(cell).ljust(width)
+            for cell, width, right in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def utc(nanoseconds: int) -> str:
+    """ISO 8601 of a time since 1970, to the second."""
+    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+    time = epoch + datetime.timedelta(seconds=nanoseconds // 10**9)
+    return time.isoformat().replace("+00:00", "Z")
+
+
+def _snapshot(snapshot: Snapshot) -> dict[str, Any]:
+    manifest = snapshot.manifest
+    return {
+        "directory": str(snapshot.directory),
+        "kind": manifest.kind,
+        "id": manifest.id,
+        "parent": manifest.parent,
+        "since": manifest.since,
+        "watermark": manifest.watermark,
+        "time": utc(manifest.watermark_utc_ns),
+        "bytes": sum(_bytes(table) for table in manifest.tables),
+        "writer": manifest.writer,
+        "world_size": manifest.world_size,
+        "optimizer": manifest.optimizer,
+        "tables": [_table(table) for table in manifest.tables],
+    }
+
+
+def _table(table: TableEntry) -> dict[str, Any]:
+    state = None
+    if table.state is not None:
+        state = {"optimizer": table.state.optimizer, "widths": list(table.state.widths)}
+    return {
+        "name": table.name,
+        "rows": sum(shard.rows for shard in table.shards),
+        "deleted": sum(shard.deleted for shard in table.shards),
+        "dim": table.dimension,
+        "keys": table.key_type,
+        "dtype": table.dtype,
+        "state": state,
+        "ranks": len(table.shards),
+        "bytes": _bytes(table),
+    }
+
+
+def _bytes(table: TableEntry) -> int:
+    return sum(file.bytes for shard in table.shards for file in shard.files.values())
+
+
+def _short(cell: Any) -> Any:
+    if isinstance(cell, dict):
+        return f"{cell['optimizer']} {'+'.join(map(str, cell['widths'])) or 0}"
+    return "none" if cell is None else cell

@@ -1,0 +1,121 @@
+"""`merge`: base and deltas into one new base."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_dynemb.cli.rows import Piece, TableRows, tables_of
+from tf_dynemb.storage import Chain, Publication, Shard, Snapshot, TableEntry
+from tf_dynemb.storage.chain import MANIFEST, list_snapshots
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("path", metavar="PATH")
+    parser.add_argument("out", metavar="OUT", nargs="?", help="default: PATH itself")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Folds base and deltas into one new base, bit by bit the same."""
+    snapshot = merge(options.path, options.path if options.out is None else options.out)
+    if snapshot is None:
+        print(f"{options.path} has no deltas: there is nothing to merge")
+    else:
+        print(snapshot.directory)
+    return 0
+
+
+def merge(path: str, out: str) -> Snapshot | None:
+    """Publishes the state of the chain at `path` as a base at `out`.
+
+    Deltas that continue the last snapshot continue the new base too. Memory: the deltas' keys.
+
+    Args:
+        path: of the chain; all of it is verified first.
+        out: of the new base: `path` itself, whose snapshots the new base then supersedes, or a
+            directory without snapshots.
+
+    Returns:
+        the new base; None if `out` is `path` and there is nothing to fold.
+
+    Raises:
+        DataLossError: the chain is damaged.
+        ValueError: there is no base, or `out` holds other snapshots.
+        RuntimeError: another process is writing at `out`.
+    """
+    source, target = pathlib.Path(path), pathlib.Path(out)
+    if (target / MANIFEST).exists():
+        raise ValueError(f"{target} is a snapshot, in which none can be published; give OUT.")
+    if not source.is_dir():
+        raise FileNotFoundError(f"{source} is no directory.")
+    in_place = target.exists() and source.samefile(target)
+    if not in_place and target.exists() and list_snapshots(target):
+        raise ValueError(f"{target} holds snapshots already, which a base would supersede.")
+    if not in_place:
+        tables_of(Chain.open(source))  # before anything is made at OUT
+    # Where it is in place, nobody else publishes while the lock is held.
+    with Publication(target, "base") as publication:
+        chain = Chain.open(source)
+        if in_place and not chain.deltas:
+            return None
+        for snapshot in chain.snapshots:
+            snapshot.verify()
+        entries = [
+            _write(publication, number, TableRows(chain, name))
+            for number, name in enumerate(tables_of(chain))
+        ]
+        last = chain.last.manifest
+        optimizers = [s.manifest.optimizer for s in chain.snapshots if s.manifest.optimizer]
+        return publication.publish(
+            entries,
+            watermark=last.watermark,
+            watermark_utc_ns=last.watermark_utc_ns,
+            continues=last.ids,
+            optimizer=optimizers[-1] if optimizers else None,
+            world_size=max(s.manifest.world_size for s in chain.snapshots),
+        )
+
+
+def _write(publication: Publication, number: int, rows: TableRows) -> TableEntry:
+    """Writes a table's columns; each row stays in the shard that it was last written in."""
+    entry = rows.entry
+    ranks = sorted({source.shard.rank for source in rows.sources})
+    shards = tuple(_write_shard(publication, number, rows, rank) for rank in ranks)
+    return dataclasses.replace(entry, shards=shards)
+
+
+def _write_shard(publication: Publication, number: int, rows: TableRows, rank: int) -> Shard:
+    sources = [source for source in rows.sources if source.shard.rank == rank]
+    base_tick = min(source.shard.base_tick for source in sources)
+    model = sources[0]
+    names = [name for name in model.table.columns("base", model.shard) if name != "index"]
+    writers = {}
+    for name in names:
+        dtype, shape = rows.entry.column_type(name, model.shard)
+        writers[name] = publication.column(number, name, dtype, shape[1:], rank)
+    count = 0
+    for piece in rows.pieces(rank):
+        count += piece.keys.size
+        for name, writer in writers.items():
+            values = piece.column(name)
+            if name in ("updates", "accesses"):
+                values = _ticks(piece, values, base_tick)
+            writer.append(values)
+    publication.write_index(number, rank)
+    return Shard(rank, count, 0, base_tick)
+
+
+def _ticks(piece: Piece, ticks: npt.NDArray[np.uint32], base_tick: int) -> npt.NDArray[np.uint32]:
+    """The same times, counted from another tick."""
+    shift = piece.source.shard.base_tick - base_tick
+    if shift + int(ticks.max()) >= 2**32:
+        raise ValueError(
+            f"{piece.source.snapshot.directory} has times 2**32 ticks or more after the oldest "
+            "ones of its base: one shard cannot hold both."
+        )
+    return ticks + np.uint32(shift)

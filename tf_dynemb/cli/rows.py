@@ -1,0 +1,172 @@
+"""The rows of a table after all snapshots of a chain, with every column, on disk where they are.
+
+Of the deltas the keys are in memory, and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_dynemb.serving.keys import Keys
+from tf_dynemb.serving.overlay import Overlay, push
+from tf_dynemb.serving.table import Schema
+from tf_dynemb.storage import Chain, DataLossError, Shard, Snapshot, TableEntry, key_index
+
+# Rows worked on at a time.
+CHUNK = 1 << 16
+
+_ABSENT = -1
+_DELETED = -2
+
+Positions = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source:
+    """A shard of a snapshot: columns, mapped when they are read."""
+
+    snapshot: Snapshot
+    table: TableEntry
+    shard: Shard
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A column of the shard."""
+        return self.snapshot.column(self.table.name, name, self.shard.rank)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Piece:
+    """Some rows of one source, or of none."""
+
+    source: Source
+    positions: Positions
+    keys: Keys
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A column of these rows."""
+        return np.asarray(self.source.column(name)[self.positions])
+
+
+class TableRows:
+    """Where the rows of a table are.
+
+    Attributes:
+        entry: the table, as the base has it.
+        sources: the shards that hold its rows, in order of publication.
+
+    Raises:
+        DataLossError: a delta has the table in another form than the base.
+    """
+
+    def __init__(self, chain: Chain, name: str) -> None:
+        if chain.base is None:
+            raise ValueError(f"{chain.last.directory.parent} has deltas, but no base.")
+        self.entry = chain.base.manifest.table(name)[1]
+        self.sources = [Source(chain.base, self.entry, shard) for shard in self.entry.shards]
+        self._base = [
+            (np.asarray(source.column("keys")), _index(source)) for source in self.sources
+        ]
+        self._levels: tuple[Overlay, ...] = ()
+        for delta in chain.deltas:
+            for entry in delta.manifest.tables:
+                if entry.name == name:
+                    self._add(delta, entry)
+
+    def pieces(self, rank: int | None = None) -> Iterator[Piece]:
+        """All rows, or those in a rank's shards; at most `CHUNK` at a time, and at least one."""
+        for number, source in enumerate(self.sources):
+            if rank not in (None, source.shard.rank):
+                continue
+            keys = source.column("keys")
+            expected = number if number >= len(self._base) else _ABSENT
+            for begin in range(0, keys.size, CHUNK):
+                part = np.asarray(keys[begin : begin + CHUNK])
+                kept = np.flatnonzero(self._changed(part)[:, 0] == expected)
+                if kept.size:
+                    yield Piece(source, begin + kept, part[kept])
+
+    def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Which keys [n] have a row."""
+        return self._places(keys)[:, 0] >= 0
+
+    def gather(self, keys: Keys, column: str) -> npt.NDArray[Any]:
+        """A column of the rows of keys, all of which have one."""
+        places = self._places(keys)
+        dtype, shape = self.entry.column_type(column, self.sources[0].shard)
+        values = np.empty((keys.size, *shape[1:]), dtype)
+        for number in np.unique(places[:, 0]):
+            here = np.flatnonzero(places[:, 0] == number)
+            values[here] = self.sources[number].column(column)[places[here, 1]]
+        return values
+
+    def _add(self, delta: Snapshot, entry: TableEntry) -> None:
+        if (Schema.of(entry), entry.state) != (Schema.of(self.entry), self.entry.state):
+            raise DataLossError(
+                f"{delta.directory} has {Schema.of(entry)} with state {entry.state}, but its base "
+                f"has {Schema.of(self.entry)} with state {self.entry.state}."
+            )
+        keys, places, deleted = [], [], []
+        for shard in entry.shards:
+            source = Source(delta, entry, shard)
+            place = np.empty((shard.rows, 2), np.int64)
+            place[:, 0] = len(self.sources)
+            place[:, 1] = np.arange(shard.rows)
+            self.sources.append(source)
+            places.append(place)
+            keys.append(source.column("keys"))
+            deleted.append(source.column("deleted"))
+        if keys:
+            level = Overlay.of(*(np.asarray(np.concatenate(c)) for c in (keys, places, deleted)))
+            self._levels = push(self._levels, level, lambda k: self._base_places(k)[:, 0] >= 0)
+
+    def _places(self, keys: Keys) -> Positions:
+        """[n, 2]: number of the source, or below 0 if there is no row, and position in it."""
+        changed = self._changed(keys)
+        same = changed[:, 0] == _ABSENT
+        changed[same] = self._base_places(keys[same])
+        return changed
+
+    def _base_places(self, keys: Keys) -> Positions:
+        places = np.full((keys.size, 2), _ABSENT, np.int64)
+        for number, (held, index) in enumerate(self._base):
+            positions = key_index.find(index, held, keys)
+            hits = positions >= 0
+            places[hits, 0] = number
+            places[hits, 1] = positions[hits]
+        return places
+
+    def _changed(self, keys: Keys) -> Positions:
+        """As `_places`, of deltas alone."""
+        places = np.full((keys.size, 2), _ABSENT, np.int64)
+        for level in self._levels:
+            positions = level.find(keys)
+            hits = positions >= 0
+            live = hits & (positions < len(level.rows))
+            places[hits] = _DELETED
+            places[live] = level.rows[positions[live]]
+        return places
+
+
+def tables_of(chain: Chain) -> tuple[str, ...]:
+    """Names of the tables of a chain's base; raises ValueError if there is none."""
+    if chain.base is None:
+        raise ValueError(f"{chain.last.directory.parent} has deltas, but no base.")
+    names = tuple(entry.name for entry in chain.base.manifest.tables)
+    for delta in chain.deltas:
+        for entry in delta.manifest.tables:
+            if entry.name not in names:
+                raise DataLossError(
+                    f"{delta.directory} has table {entry.name!r}, but its base does not."
+                )
+    return names
+
+
+def _index(source: Source) -> npt.NDArray[np.uint32]:
+    if "index" not in source.shard.files:
+        raise ValueError(f"{source.snapshot.directory} has a shard that is too large for an index.")
+    return source.column("index")

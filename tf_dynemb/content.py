@@ -1,0 +1,106 @@
+"""All rows of a table in memory, for checkpoints that are made of tensors or arrays."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb import _ops
+from tf_dynemb.cut import Cut, Rows, from_bits
+from tf_dynemb.dynamic_variable import DynamicVariable, StateSpec
+from tf_dynemb.rows_io import NO_STATE, slices
+
+
+class Content(NamedTuple):
+    """What a table holds.
+
+    Attributes:
+        rows: all of them; `cut.Rows` has the shapes.
+        info: JSON: dtype, state_spec, base of the times, tick and utc_ns of the moment.
+    """
+
+    rows: Rows
+    info: str
+
+    @property
+    def dtype(self) -> str:
+        """Of the vectors."""
+        return str(json.loads(self.info)["dtype"])
+
+
+def read_content(table: DynamicVariable) -> Content:
+    """All rows, as they are at one moment. Needs memory for them."""
+    with Cut([table], [-1], with_deleted=False) as cut:
+        _, base, spec, _ = cut.info(0)
+        pieces = [rows for _, rows in cut.pieces()]
+        none = cut.no_rows(0)
+    none = none._replace(state=np.empty((0, sum(spec[1])), np.float32))
+    rows = Rows(*(np.concatenate(parts) for parts in zip(none, *pieces, strict=True)))
+    info = {
+        "dtype": table.dtype.name,
+        "state_spec": table.state_spec and spec,
+        "base": base,
+        "tick": cut.tick,
+        "utc_ns": cut.utc_ns,
+    }
+    return Content(rows, json.dumps(info))
+
+
+def write_content(table: DynamicVariable, content: Content, adopt_state: bool) -> None:
+    """Makes a table hold just these rows, times and optimizer state included.
+
+    Args:
+        table: of the same key type, dtype and dimension.
+        content: what `read_content` gave. Vectors of another dtype are converted.
+        adopt_state: whether a table that no optimizer has attached to takes over the state, for an
+            optimizer that will. State of another optimizer than the table's is dropped with a
+            warning, and rows begin with fresh state.
+
+    Raises:
+        ValueError: the dimension is another.
+    """
+    rows = content.rows
+    info = json.loads(content.info)
+    spec = info["state_spec"] and _as_spec(info["state_spec"])
+    if rows.vectors.shape[1:] != (table.dimension,):
+        raise ValueError(
+            f"{table.name} has vectors of dimension {table.dimension}, but the checkpoint holds "
+            f"vectors of {list(rows.vectors.shape[1:])} for it."
+        )
+    target = table.state_spec
+    if target is None and adopt_state:
+        target = spec
+    has_state = spec is not None and target is not None and spec[:2] == target[:2]
+    if spec is not None and target is not None and not has_state:
+        warnings.warn(
+            f"the state of {spec[0]!r} in the checkpoint is dropped: {table.name!r} is trained "
+            f"with {target[0]!r}. Its rows begin with fresh state.",
+            stacklevel=3,
+        )
+    with tf.init_scope():
+        handle = table.make_empty(len(rows.keys), target)
+        for some in slices(table, len(rows.keys), rows.state.shape[1]):
+            _ops.library().dynemb_load_rows(
+                handle,
+                tf.constant(rows.keys[some], table.key_type),
+                tf.cast(from_bits(rows.vectors[some], info["dtype"]), table.dtype),
+                rows.state[some] if has_state else NO_STATE,
+                rows.updates[some],
+                rows.accesses[some],
+                info["base"],
+                info["tick"] + 1,
+            )
+        _ops.library().dynemb_adopt([table.handle], [handle], info["tick"], info["utc_ns"])
+    table.snapshots = {}
+    if adopt_state:
+        table.state_was_restored(target)
+
+
+def _as_spec(spec: Any) -> StateSpec:
+    """From JSON, which knows no tuples."""
+    optimizer, widths, inits = spec
+    return optimizer, tuple(widths), tuple(inits)

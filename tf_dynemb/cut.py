@@ -1,0 +1,144 @@
+"""Tables as they are at one moment, read while they may be trained."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb import _ops
+from tf_dynemb.dynamic_variable import DynamicVariable, StateSpec
+
+# What is read from a table at a time, under its lock: a batch may have to wait for that.
+_PIECE_BYTES = 2 << 20
+
+
+class Rows(NamedTuple):
+    """Some rows of a table; row i of every array belongs to key i.
+
+    Attributes:
+        keys: [n], of the table's key type.
+        vectors: [n, dimension]; bfloat16 as the uint16 of its bits.
+        state: float32 [n, floats of state].
+        updates: uint32 [n], ticks of last update, less the cut's base.
+        accesses: uint32 [n], ticks of last access, less the cut's base.
+    """
+
+    keys: Any
+    vectors: Any
+    state: Any
+    updates: Any
+    accesses: Any
+
+
+class Cut:
+    """Tables as they are at the moment of entering the `with`; they may be trained meanwhile.
+
+    Args:
+        tables: each once.
+        since: for each the tick after whose batches rows belong to the cut; -1: all rows.
+        with_deleted: also the keys that were deleted since then.
+
+    Attributes:
+        tick: the moment, as the number of the last batch before it.
+        utc_ns: and as time, nanoseconds since 1970 UTC.
+
+    Raises:
+        tf.errors.FailedPreconditionError: a table is in another cut, or does not remember all
+            deletions.
+    """
+
+    def __init__(
+        self, tables: Sequence[DynamicVariable], since: Sequence[int], with_deleted: bool
+    ) -> None:
+        self._tables = list(tables)
+        self._since = list(since)
+        self._with_deleted = with_deleted
+        self._handle: Any = None
+        self.tick = 0
+        self.utc_ns = 0
+
+    def __enter__(self) -> Cut:
+        if not tf.executing_eagerly():
+            raise RuntimeError("tables are dumped eagerly only: call this outside tf.function.")
+        if not self._tables:
+            self.tick = last_tick()
+            self.utc_ns = time.time_ns()
+            return self
+        handle, tick, utc_ns = _ops.library().dynemb_snapshot(
+            [table.handle for table in self._tables],
+            tf.constant(self._since, tf.int64),
+            with_deleted=self._with_deleted,
+        )
+        self._handle, self.tick, self.utc_ns = handle, int(tick), int(utc_ns)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._handle is not None:
+            _ops.library().dynemb_snapshot_end(self._handle)
+            self._handle = None
+
+    def info(self, number: int) -> tuple[int, int, StateSpec, Any]:
+        """Rows at most, base of times, state and deleted keys of a table."""
+        most, base, optimizer, widths, inits, deleted = _ops.library().dynemb_snapshot_info(
+            self._handle, number
+        )
+        spec = (
+            optimizer.numpy().decode(),
+            tuple(widths.numpy().tolist()),
+            tuple(inits.numpy().tolist()),
+        )
+        key_type = self._tables[number].key_type.as_numpy_dtype
+        keys = deleted.numpy().astype(np.uint32 if key_type == np.int32 else np.uint64)
+        return int(most), int(base), spec, keys.view(key_type)
+
+    def pieces(self) -> Iterator[tuple[int, Rows]]:
+        """All rows of the cut, some at a time, with the number of their table."""
+        next_piece = _ops.library().dynemb_snapshot_next
+        while self._handle is not None:
+            table, *columns = next_piece(self._handle, _PIECE_BYTES)
+            number = int(table)
+            if number < 0:
+                return
+            keys, vectors, state, updates, accesses = (column.numpy() for column in columns)
+            yield number, Rows(*self._typed(number, keys, vectors), state, updates, accesses)
+
+    def no_rows(self, number: int) -> Rows:
+        """Rows of a table, none of them."""
+        table = self._tables[number]
+        key_bytes = table.key_type.size
+        keys = np.empty((0, key_bytes), np.uint8)
+        vectors = np.empty((0, table.dimension * table.dtype.size), np.uint8)
+        times = np.empty([0], np.uint32)
+        return Rows(*self._typed(number, keys, vectors), np.empty((0, 0), np.float32), times, times)
+
+    def _typed(self, number: int, keys: Any, vectors: Any) -> tuple[Any, Any]:
+        table = self._tables[number]
+        keys = keys.view(table.key_type.as_numpy_dtype).reshape(-1)
+        dtype = np.uint16 if table.dtype == tf.bfloat16 else table.dtype.as_numpy_dtype
+        return keys, vectors.view(dtype).reshape(-1, table.dimension)
+
+
+def last_tick() -> int:
+    """The number of this process's last batch."""
+    return int(_ops.library().dynemb_tick_before(2**63 - 1))
+
+
+def bits(tensor: Any) -> Any:
+    """The array of a tensor; of bfloat16 the uint16 of its bits."""
+    return (tf.bitcast(tensor, tf.uint16) if tensor.dtype == tf.bfloat16 else tensor).numpy()
+
+
+def from_bits(array: Any, dtype: str) -> Any:
+    """The reverse of `bits`."""
+    tensor = tf.constant(array)
+    return tf.bitcast(tensor, tf.bfloat16) if dtype == "bfloat16" else tensor

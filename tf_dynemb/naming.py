@@ -1,0 +1,46 @@
+"""Variables by the names that they have on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.static_variable import Variable
+from tf_dynemb.unwrap import unwrap
+
+
+def named_variables(variables: Any) -> dict[str, Any]:
+    """Names on disk and variables; raises TypeError or ValueError for what cannot be dumped."""
+    if isinstance(variables, Mapping):
+        pairs = [(name, unwrap(variable)) for name, variable in variables.items()]
+    else:
+        if not isinstance(variables, Sequence) and not isinstance(variables, Iterator):
+            variables = [variables]
+        pairs = [(_name(variable), variable) for variable in map(unwrap, variables)]
+    named: dict[str, Any] = {}
+    for name, variable in pairs:
+        if not isinstance(variable, (DynamicVariable, Variable)):
+            raise TypeError(
+                f"variables must be DynamicVariables or tf_dynemb.Variables, got {variable!r:.120}."
+            )
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"a table's name must be a string that is not empty, got {name!r}.")
+        if isinstance(variable, Variable) and variable.shape.rank != 2:
+            raise ValueError(f"{name!r} has the shape {variable.shape}, expected two dimensions.")
+        if name in named:
+            raise ValueError(
+                f"Two of the variables are named {name!r}. A dict gives them names on disk."
+            )
+        if any(variable is other for other in named.values()):
+            raise ValueError(f"The table {variable.name!r} is named twice.")
+        named[name] = variable
+    if not named:
+        raise ValueError("variables is empty.")
+    return named
+
+
+def _name(variable: Any) -> Any:
+    """A variable's name as it was given: without TensorFlow's number of an output."""
+    name = getattr(variable, "name", None)
+    return name.removesuffix(":0") if isinstance(name, str) else name

@@ -1,0 +1,236 @@
+"""Rows between tables, arrays and the columns of snapshots."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tqdm
+
+from tf_dynemb import _ops, storage
+from tf_dynemb.cut import Cut, Rows, bits, from_bits
+from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.storage import key_index
+
+# Pieces that may wait for the disk.
+_PIECES_AHEAD = 3
+# Rows that are loaded at a time.
+_LOAD_BYTES = 16 << 20
+# A progress bar appears after so many seconds.
+_PATIENCE = 3.0
+
+NO_STATE = np.empty((0, 0), np.float32)
+
+
+def write_rows(
+    publication: storage.Publication,
+    tables: Mapping[str, DynamicVariable],
+    cut: Cut,
+    with_state: bool,
+    what: str,
+    quiet: bool | None,
+) -> list[storage.TableEntry]:
+    """Writes the columns of a cut's tables, which get the numbers from 0; returns their entries."""
+    infos = [cut.info(number) for number in range(len(tables))]
+    writers = []
+    for number, (table, info) in enumerate(zip(tables.values(), infos, strict=True)):
+        writers.append(_columns(publication, number, table, sum(info[2][1]) if with_state else 0))
+        if what == "delta":
+            key_type = table.key_type.as_numpy_dtype
+            publication.column(number, "deleted", key_type).append(info[3])
+
+    # One thread reads tables while another writes files.
+    waiting: collections.deque[concurrent.futures.Future[int]] = collections.deque()
+    most = sum(info[0] for info in infos)
+    with (
+        concurrent.futures.ThreadPoolExecutor(1) as writer,
+        progress(most, what, "rows", quiet) as bar,
+    ):
+        for number, rows in cut.pieces():
+            waiting.append(writer.submit(_append, writers[number], rows))
+            while len(waiting) > _PIECES_AHEAD:
+                bar.update(waiting.popleft().result())
+        for done in waiting:
+            bar.update(done.result())
+
+    entries = []
+    for (name, table), info, columns in zip(tables.items(), infos, writers, strict=True):
+        _, base, (optimizer, widths, inits), deleted = info
+        state = storage.StateEntry(optimizer, widths, inits) if "state" in columns else None
+        shard = storage.Shard(
+            rank=0,
+            rows=columns["keys"].rows,
+            deleted=len(deleted) if what == "delta" else 0,
+            base_tick=base,
+        )
+        attributes = table.attributes
+        initializer = storage.InitializerEntry(
+            tuple(attributes["initializers"]), tuple(attributes["initializer_args"])
+        )
+        entries.append(
+            storage.TableEntry(
+                name=name,
+                dimension=table.dimension,
+                key_type=table.key_type.name,
+                dtype=table.dtype.name,
+                seed=attributes["seed"],
+                initializer=initializer,
+                state=state,
+                shards=(shard,),
+            )
+        )
+    return entries
+
+
+def write_static(
+    publication: storage.Publication, variables: Mapping[str, Any], first: int, cut: Cut
+) -> list[storage.TableEntry]:
+    """Writes dense variables as tables with the numbers from `first` on: row r has the key r."""
+    entries = []
+    for number, (name, variable) in enumerate(variables.items(), first):
+        vectors = bits(variable.read_value())
+        rows, dimension = vectors.shape
+        times = np.zeros([rows], np.uint32)
+        columns = {"keys": np.arange(rows), "vectors": vectors, "updates": times, "accesses": times}
+        for column, values in columns.items():
+            publication.column(number, column, values.dtype, values.shape[1:]).append(values)
+        entries.append(
+            storage.TableEntry(
+                name=name,
+                dimension=dimension,
+                key_type="int64",
+                dtype=variable.dtype.name,
+                seed=0,
+                initializer=storage.InitializerEntry(("constant",), (0.0, 0.0)),
+                state=None,
+                shards=(storage.Shard(rank=0, rows=rows, deleted=0, base_tick=cut.tick),),
+            )
+        )
+    return entries
+
+
+def read_static(snapshot: storage.Snapshot, name: str, variable: Any) -> Any:
+    """The value of a dense variable."""
+    _, entry = snapshot.manifest.table(name)
+    value = np.empty(variable.shape, storage.manifest.DTYPES[entry.dtype])
+    for shard in entry.shards:
+        keys = snapshot.column(name, "keys", shard.rank)
+        value[keys] = snapshot.column(name, "vectors", shard.rank)
+    return tf.cast(from_bits(value, entry.dtype), variable.dtype)
+
+
+def load_rows(
+    snapshot: storage.Snapshot,
+    name: str,
+    table: DynamicVariable,
+    handle: Any,
+    with_state: bool,
+    at_tick: int,
+    quiet: bool | None = None,
+) -> None:
+    """Sets the rows that a snapshot has of a table.
+
+    Args:
+        snapshot: verified.
+        name: of the table there.
+        table: whose dtypes the handle's table has.
+        handle: of the table to load into.
+        with_state: also the state of the rows.
+        at_tick: greater than every time in the snapshot; -1: times are now, not those on disk.
+        quiet: as in `dump`.
+    """
+    _, entry = snapshot.manifest.table(name)
+    with progress(sum(s.rows for s in entry.shards), f"load {name}", "rows", quiet) as bar:
+        for shard in entry.shards:
+            columns = [
+                snapshot.column(name, column, shard.rank)
+                for column in ("keys", "vectors", "updates", "accesses")
+            ]
+            state = snapshot.column(name, "state", shard.rank) if with_state else None
+            for some in slices(table, shard.rows, entry.state_width):
+                keys, vectors, updates, accesses = (column[some] for column in columns)
+                _ops.library().dynemb_load_rows(
+                    handle,
+                    keys,
+                    tf.cast(from_bits(vectors, entry.dtype), table.dtype),
+                    NO_STATE if state is None else state[some],
+                    updates,
+                    accesses,
+                    shard.base_tick,
+                    at_tick,
+                )
+                bar.update(len(keys))
+
+
+def slices(table: DynamicVariable, rows: int, state_width: int) -> Iterator[slice]:
+    """Stretches of rows to load at a time."""
+    step = max(1, _LOAD_BYTES // (table.dimension * 4 + state_width * 4 + 16))
+    if table.options.max_capacity is not None:
+        step = min(step, table.options.max_capacity)  # a batch must fit; what comes last stays
+    return (slice(begin, begin + step) for begin in range(0, rows, step))
+
+
+def erase(snapshot: storage.Snapshot, name: str, handle: Any, key_type: Any) -> None:
+    """Erases the keys that a delta has deleted."""
+    _, entry = snapshot.manifest.table(name)
+    for shard in entry.shards:
+        if shard.deleted:
+            keys = tf.constant(snapshot.column(name, "deleted", shard.rank), key_type)
+            _ops.library().dynemb_erase(handle, keys)
+
+
+def checksum(data: Any, initial: int, room: int, block_bytes: int) -> list[int]:
+    """As `tf_dynemb.storage.crc32c.blocks`, faster."""
+    checksums = _ops.library().dynemb_crc32c(
+        data, tf.constant(initial, tf.uint32), max(room, 0), block_bytes
+    )
+    return list(map(int, checksums.numpy()))
+
+
+def build_index(
+    keys_path: str,
+    data_offset: int,
+    rows: int,
+    key_bytes: int,
+    index_path: str,
+    index_data_offset: int,
+) -> None:
+    """As `tf_dynemb.storage.publication.build_index`, faster."""
+    log_slots = key_index.index_size(rows).bit_length() - 1
+    _ops.library().dynemb_build_key_index(
+        keys_path, data_offset, rows, key_bytes, index_path, index_data_offset, log_slots
+    )
+
+
+def progress(total: int, what: str, unit: str, quiet: bool | None) -> Any:
+    """A progress bar for what takes longer than some seconds."""
+    # tqdm's None: only on a terminal.
+    disable = quiet if quiet is not None else None
+    return tqdm.tqdm(
+        total=total, desc=what, unit=unit, unit_scale=True, delay=_PATIENCE, disable=disable
+    )
+
+
+def _columns(
+    publication: storage.Publication, number: int, table: DynamicVariable, state_width: int
+) -> dict[str, storage.ColumnWriter]:
+    dtype = storage.manifest.DTYPES[table.dtype.name]
+    columns = {
+        "keys": publication.column(number, "keys", table.key_type.as_numpy_dtype),
+        "vectors": publication.column(number, "vectors", dtype, (table.dimension,)),
+        "updates": publication.column(number, "updates", np.uint32),
+        "accesses": publication.column(number, "accesses", np.uint32),
+    }
+    if state_width:
+        columns["state"] = publication.column(number, "state", np.float32, (state_width,))
+    return columns
+
+
+def _append(columns: Mapping[str, storage.ColumnWriter], rows: Rows) -> int:
+    for name, column in columns.items():
+        column.append(getattr(rows, name))
+    return len(rows.keys)

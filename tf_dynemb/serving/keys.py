@@ -1,0 +1,48 @@
+"""From what a user passes as keys to an array of a table's key type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Keys = npt.NDArray[np.integer[Any]]
+
+
+def as_keys(keys: npt.ArrayLike, key_type: np.dtype[Any], table: str) -> Keys:
+    """Converts keys to an array of `key_type`, in any shape.
+
+    Args:
+        keys: integers: an array of any integer type, or numbers in lists.
+        key_type: int64, int32 or uint64.
+        table: name of the table, for errors.
+
+    Raises:
+        TypeError: not integers, or lists of no regular shape.
+        OverflowError: a key is none that the table could hold.
+    """
+    array = keys if isinstance(keys, (np.ndarray, np.generic)) else _array_of(keys, table)
+    array = np.asarray(array)
+    if array.dtype.kind == "O":
+        if not all(isinstance(key, (int, np.integer)) for key in array.flat):
+            raise TypeError(f"keys of table {table!r} must be integers, got {keys!r:.80}.")
+    elif array.dtype.kind not in "iu":
+        raise TypeError(f"keys of table {table!r} must be integers, got {array.dtype}.")
+    if array.dtype != key_type and array.size and not np.can_cast(array.dtype, key_type):
+        limits = np.iinfo(key_type)
+        for key in (int(array.min()), int(array.max())):
+            if not limits.min <= key <= limits.max:
+                raise OverflowError(f"{key} is no key of table {table!r}: its keys are {key_type}.")
+    return array.astype(key_type, copy=False)
+
+
+def _array_of(keys: Any, table: str) -> npt.NDArray[Any]:
+    """Numbers in lists, exactly: np.asarray makes floats of some large integers."""
+    try:
+        array = np.asarray(keys)
+        if array.dtype.kind not in "iub":
+            array = np.array(keys, dtype=object)
+    except ValueError as error:
+        raise TypeError(f"keys of table {table!r} must have a regular shape: {error}.") from error
+    return array

@@ -1,0 +1,244 @@
+"""Reader: lookups in the state that a chain of snapshots describes."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import pathlib
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_dynemb.serving.keys import Keys, as_keys
+from tf_dynemb.serving.state import State
+from tf_dynemb.serving.table import Mask, Table, Vectors
+from tf_dynemb.storage import DataLossError, Snapshot
+from tf_dynemb.storage.chain import MANIFEST, Name, list_snapshots, since_last_base
+
+# How often following begins again, having lost files to a new base.
+_ATTEMPTS = 5
+
+
+class Reader:
+    """Vectors of dumped tables by key.
+
+    The base is mapped, not read: opening takes no longer for a larger one, and processes that open
+    the same files share the memory. What deltas changed is kept in memory. Any number of threads
+    may look up while one follows: each lookup sees all tables as of one snapshot.
+
+    Args:
+        path: directory of a chain of snapshots, or of one base.
+        tables: names of those to open; None: all.
+        verify: check the checksums of the base too, which reads all of it. Deltas are always
+            checked before they are applied.
+
+    Raises:
+        DataLossError: a snapshot is damaged, or one between two others is missing.
+        ValueError: there is no base at the path, or it lacks one of `tables`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        tables: Iterable[str] | None = None,
+        verify: bool = False,
+    ) -> None:
+        if isinstance(tables, str):
+            raise TypeError(f"tables must be a list of names, got the string {tables!r}.")
+        self._path = pathlib.Path(path)
+        self._wanted = None if tables is None else tuple(tables)
+        self._verify = verify
+        # Held while the next state is made; readers take none.
+        self._following = threading.Lock()
+        # Ids of the snapshots that are in the state.
+        self._applied: set[str] = set()
+        self._newest: State | None = None
+        self._advance(self._path)
+        if self._newest is None:
+            raise FileNotFoundError(f"{self._path} holds no snapshot.")
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of the tables, in the order of the dump."""
+        return tuple(self._state.tables)
+
+    @property
+    def id(self) -> str:
+        """The id of the last snapshot applied."""
+        return self._state.last.id
+
+    @property
+    def watermark(self) -> int:
+        """The tick up to which all changes are in."""
+        return self._state.last.watermark
+
+    @property
+    def watermark_utc(self) -> datetime.datetime:
+        """When the watermark was taken, to the microsecond."""
+        epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+        return epoch + datetime.timedelta(microseconds=self._state.last.watermark_utc_ns // 1000)
+
+    def dimension(self, table: str | None = None) -> int:
+        """Width of a table's vectors; raises KeyError for an unknown table."""
+        return _table(self._state, table).schema.dimension
+
+    def key_type(self, table: str | None = None) -> str:
+        """int64, int32 or uint64; raises KeyError for an unknown table."""
+        return _table(self._state, table).schema.key_type
+
+    def size(self, table: str | None = None) -> int:
+        """How many keys a table holds; raises KeyError for an unknown table."""
+        return _table(self._state, table).size
+
+    def lookup(
+        self, keys: npt.ArrayLike, table: str | None = None, default: npt.ArrayLike = 0.0
+    ) -> Vectors:
+        """Vectors of keys.
+
+        Args:
+            keys: integers in any shape, of any integer type.
+            table: name of the table; None if there is just one.
+            default: of keys that are not held: a number, or a vector [dimension].
+
+        Returns:
+            float32, keys.shape + [dimension].
+
+        Raises:
+            KeyError: there is no such table.
+            TypeError: `keys` are not integers.
+            OverflowError: a key is out of the range of the table's key type.
+            ValueError: `default` has another shape.
+        """
+        return _lookup(_table(self._state, table), keys, default)
+
+    def lookup_many(
+        self, keys: Mapping[str, npt.ArrayLike], default: npt.ArrayLike = 0.0
+    ) -> dict[str, Vectors]:
+        """As `lookup`, in several tables as of one snapshot.
+
+        Args:
+            keys: by name of the table.
+            default: of keys that are not held: a number, or a vector that fits all the tables.
+        """
+        state = self._state
+        return {name: _lookup(_table(state, name), ids, default) for name, ids in keys.items()}
+
+    def contains(self, keys: npt.ArrayLike, table: str | None = None) -> Mask:
+        """Which keys are held: bool, of the shape of `keys`; raises as `lookup` does."""
+        held = _table(self._state, table)
+        array = as_keys(keys, held.schema.numpy_key_type, held.schema.name)
+        return held.contains(array.ravel()).reshape(array.shape)
+
+    def items(self, table: str | None = None, chunk: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
+        """All keys and vectors as of now, in no particular order.
+
+        Args:
+            table: name of the table; None if there is just one.
+            chunk: rows at a time, at most.
+
+        Returns:
+            iterator over keys [n] and float32 vectors [n, dimension], n > 0; what is applied
+            meanwhile does not show.
+        """
+        if chunk < 1:
+            raise ValueError(f"chunk must be at least 1, got {chunk}.")
+        return _table(self._state, table).items(chunk)
+
+    def follow(self, path: str | os.PathLike[str] | None = None) -> int:
+        """Applies what has been published since.
+
+        Each snapshot shows in all tables at once. One that is damaged, or does not continue what
+        was applied, is not applied, nor is any after it, and the reader goes on with those before
+        it; to follow again begins there.
+
+        Args:
+            path: of the snapshots: another base, which replaces all, or deltas that continue what
+                was applied. None: the path that the reader was opened with.
+
+        Returns:
+            how many snapshots were applied.
+
+        Raises:
+            DataLossError: names the snapshot, and what is wrong with it.
+            FileNotFoundError: `path` does not exist.
+            ValueError: a new base lacks one of the tables that were asked for, or is of a version
+                that this code does not read.
+        """
+        return self._advance(self._path if path is None else pathlib.Path(path))
+
+    @property
+    def _state(self) -> State:
+        # Read once for each answer: all of it is as of one snapshot.
+        assert self._newest is not None
+        return self._newest
+
+    def _advance(self, path: pathlib.Path) -> int:
+        with self._following:
+            count = 0
+            for attempt in range(1, _ATTEMPTS + 1):
+                directories = _chain(path)
+                try:
+                    for directory in directories:
+                        name = Name.parse(directory.name)
+                        if name is None or name.id not in self._applied:
+                            count += self._apply(Snapshot(directory))
+                    break
+                except (DataLossError, FileNotFoundError):
+                    # Files that a newer base superseded may be gone.
+                    if attempt == _ATTEMPTS or _chain(path)[:1] == directories[:1]:
+                        raise
+            return count
+
+    def _apply(self, snapshot: Snapshot) -> int:
+        """Makes the next state; returns how many snapshots that took, 0 for one that is in."""
+        manifest = snapshot.manifest
+        if manifest.id in self._applied:
+            return 0
+        if manifest.kind == "base":
+            if self._verify:
+                snapshot.verify()
+            self._newest = State.of_base(snapshot, self._wanted)
+            self._applied = set(manifest.ids)
+            return 1
+        state = self._newest
+        if state is None:
+            raise FileNotFoundError(f"{snapshot.directory} is a delta, and there is no base.")
+        new = manifest.watermark > state.last.watermark
+        if new:
+            state.check_continued_by(snapshot, self._applied)
+            self._newest = state.with_delta(snapshot)
+        self._applied.add(manifest.id)
+        return int(new)
+
+
+def _chain(path: pathlib.Path) -> list[pathlib.Path]:
+    """Directories of the snapshots of a path's chain, none of which is opened yet."""
+    if (path / MANIFEST).exists():
+        return [path]
+    return [path / str(name) for name in since_last_base(list_snapshots(path))]
+
+
+def _table(state: State, name: str | None) -> Table:
+    there = ", ".join(map(repr, state.tables)) or "none"
+    if name is None:
+        if len(state.tables) != 1:
+            raise ValueError(f"table must be one of {there}: there is not just one.")
+        return next(iter(state.tables.values()))
+    if name not in state.tables:
+        raise KeyError(f"no table {name!r}: there is {there}.")
+    return state.tables[name]
+
+
+def _lookup(table: Table, keys: npt.ArrayLike, default: npt.ArrayLike) -> Vectors:
+    dimension = table.schema.dimension
+    array = as_keys(keys, table.schema.numpy_key_type, table.schema.name)
+    fill = np.asarray(default, np.float32)
+    if fill.shape not in ((), (dimension,)):
+        raise ValueError(
+            f"default must be a number or a vector [{dimension}] for table {table.schema.name!r}, "
+            f"got shape {list(fill.shape)}."
+        )
+    vectors = table.lookup(array.ravel(), fill)
+    return vectors.reshape(*array.shape, dimension)

@@ -1,0 +1,94 @@
+"""The state of all tables as of one snapshot, and the next one made of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container, Mapping
+
+from tf_dynemb.serving.table import Schema, Table
+from tf_dynemb.storage import DataLossError, Manifest, Snapshot
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class State:
+    """Tables as of a snapshot; never changed.
+
+    Attributes:
+        last: manifest of the last snapshot that is in.
+        schemas: of every table of the base.
+        tables: those that were asked for.
+    """
+
+    last: Manifest
+    schemas: Mapping[str, Schema]
+    tables: Mapping[str, Table]
+
+    @classmethod
+    def of_base(cls, snapshot: Snapshot, wanted: tuple[str, ...] | None) -> State:
+        """Maps a base.
+
+        Args:
+            snapshot: the base.
+            wanted: names of the tables to open; None: all.
+
+        Raises:
+            DataLossError: a file is missing or of the wrong size or type.
+            ValueError: a wanted table is not there, or a table has no index.
+        """
+        entries = {entry.name: entry for entry in snapshot.manifest.tables}
+        missing = [name for name in wanted or () if name not in entries]
+        if missing:
+            there = ", ".join(map(repr, entries)) or "none"
+            raise ValueError(f"{snapshot.directory} has no table {missing[0]!r}: it has {there}.")
+        return cls(
+            snapshot.manifest,
+            {name: Schema.of(entry) for name, entry in entries.items()},
+            {
+                name: Table.of_base(snapshot, entry)
+                for name, entry in entries.items()
+                if wanted is None or name in wanted
+            },
+        )
+
+    def check_continued_by(self, snapshot: Snapshot, applied: Container[str]) -> None:
+        """Raises DataLossError unless a delta begins no later than this state ends.
+
+        Args:
+            snapshot: the delta.
+            applied: ids of the snapshots that are in this state.
+        """
+        manifest = snapshot.manifest
+        if manifest.parent is not None and manifest.parent not in applied:
+            raise DataLossError(
+                f"a gap before {snapshot.directory}: it continues snapshot {manifest.parent}, "
+                f"which was not applied; the last that was is {self.last.id}."
+            )
+        if manifest.since > self.last.watermark:
+            raise DataLossError(
+                f"a gap before {snapshot.directory}: it has the changes since "
+                f"{manifest.since}, but those up to {self.last.watermark} were applied."
+            )
+
+    def with_delta(self, snapshot: Snapshot) -> State:
+        """The state after a delta, which is verified first.
+
+        Raises:
+            DataLossError: the delta is damaged, or is not one of these tables.
+        """
+        snapshot.verify()
+        tables = dict(self.tables)
+        for entry in snapshot.manifest.tables:
+            schema = Schema.of(entry)
+            known = self.schemas.get(entry.name)
+            if known is None:
+                there = ", ".join(map(repr, self.schemas)) or "none"
+                raise DataLossError(
+                    f"{snapshot.directory} has table {entry.name!r}, but its base has {there}."
+                )
+            if schema != known:
+                raise DataLossError(
+                    f"{snapshot.directory} has {schema}, but what it continues has {known}."
+                )
+            if entry.name in tables:
+                tables[entry.name] = tables[entry.name].with_delta(snapshot, entry)
+        return State(snapshot.manifest, self.schemas, tables)

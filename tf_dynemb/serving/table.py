@@ -1,0 +1,203 @@
+"""The state of one table: shards of a base, mapped, and levels of changes over them.
+
+Nothing here changes once it is made, so that any thread may read while another makes the next
+state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_dynemb.serving.keys import Keys
+from tf_dynemb.serving.overlay import Overlay, push
+from tf_dynemb.storage import Snapshot, TableEntry, key_index
+from tf_dynemb.storage.manifest import KEY_TYPES
+
+Vectors = npt.NDArray[np.float32]
+Rows = npt.NDArray[Any]
+Mask = npt.NDArray[np.bool_]
+
+# Keys worked on at a time: few enough that what is computed for them stays in the cache.
+_CHUNK = 1 << 14
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema:
+    """What all snapshots of a table must agree on; the fields are the manifest's."""
+
+    name: str
+    dimension: int
+    key_type: str
+    dtype: str
+
+    @classmethod
+    def of(cls, entry: TableEntry) -> Schema:
+        """The schema of a manifest's table."""
+        return cls(entry.name, entry.dimension, entry.key_type, entry.dtype)
+
+    @property
+    def numpy_key_type(self) -> np.dtype[Any]:
+        """The dtype of the keys."""
+        return KEY_TYPES[self.key_type]
+
+    def widened(self, rows: Rows) -> Vectors:
+        """Vectors as they are stored -> float32; of bfloat16 the bits are stored."""
+        if self.dtype == "bfloat16":
+            return (rows.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return rows.astype(np.float32, copy=False)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shard:
+    """The columns of a base's shard that lookups need.
+
+    Attributes:
+        keys: [rows].
+        rows: [rows, dimension], the vectors as they are stored.
+        index: of `keys`.
+    """
+
+    keys: Keys
+    rows: Rows
+    index: npt.NDArray[np.uint32]
+
+    def find(self, keys: Keys) -> npt.NDArray[np.int64]:
+        """Positions in `rows`, -1 if absent."""
+        return key_index.find(self.index, self.keys, keys)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table:
+    """The state of a table.
+
+    Attributes:
+        schema: its form.
+        shards: of the base; a key is in one of them at most.
+        levels: changes over the base, the oldest first.
+        size: keys held.
+    """
+
+    schema: Schema
+    shards: tuple[Shard, ...]
+    levels: tuple[Overlay, ...]
+    size: int
+
+    @classmethod
+    def of_base(cls, snapshot: Snapshot, entry: TableEntry) -> Table:
+        """Maps a base's table.
+
+        Raises:
+            ValueError: a shard is too large to have an index.
+        """
+        shards = []
+        for shard in entry.shards:
+            if "index" not in shard.files:
+                raise ValueError(
+                    f"Table {entry.name!r} has {shard.rows} rows in the shard of rank {shard.rank} "
+                    "and therefore no index; it can be looked up only if it is dumped by more "
+                    "ranks."
+                )
+            keys, rows, index = (
+                snapshot.column(entry.name, column, shard.rank)
+                for column in ("keys", "vectors", "index")
+            )
+            shards.append(Shard(keys, np.asarray(rows), index))
+        size = sum(shard.rows for shard in entry.shards)
+        return cls(Schema.of(entry), tuple(shards), (), size)
+
+    def with_delta(self, snapshot: Snapshot, entry: TableEntry) -> Table:
+        """The state after a delta, whose rows are copied into memory."""
+        columns = {
+            column: [snapshot.column(entry.name, column, shard.rank) for shard in entry.shards]
+            for column in ("keys", "vectors", "deleted")
+        }
+        if not entry.shards:
+            return self
+        keys, rows, deleted = (np.asarray(np.concatenate(c)) for c in columns.values())
+        size = self.size + int((~self.contains(keys)).sum()) - int(self.contains(deleted).sum())
+        levels = push(self.levels, Overlay.of(keys, rows, deleted), self._base_contains)
+        return dataclasses.replace(self, levels=levels, size=size)
+
+    def lookup(self, keys: Keys, default: Vectors) -> Vectors:
+        """Vectors of keys: [n] -> float32 [n, dimension], `default` [dimension] if absent."""
+        out = np.empty((keys.size, self.schema.dimension), np.float32)
+        for begin in range(0, keys.size, _CHUNK):
+            rows = out[begin : begin + _CHUNK]
+            present = self._read(keys[begin : begin + _CHUNK], rows)
+            if not present.all():
+                rows[~present] = default
+        return out
+
+    def contains(self, keys: Keys) -> Mask:
+        """Which keys [n] have a row."""
+        return self._in_chunks(self._read, keys)
+
+    def items(self, chunk: int) -> Iterator[tuple[Keys, Vectors]]:
+        """All keys and vectors, at most `chunk` at a time."""
+        sources: list[tuple[Keys, Rows]] = [(shard.keys, shard.rows) for shard in self.shards]
+        newer = [self.levels] * len(sources)
+        for i, level in enumerate(self.levels):
+            sources.append((level.live, level.rows))
+            newer.append(self.levels[i + 1 :])
+        for (keys, rows), levels in zip(sources, newer, strict=True):
+            for begin in range(0, keys.size, chunk):
+                part = np.asarray(keys[begin : begin + chunk])
+                kept = np.ones(part.size, np.bool_)
+                for level in levels:
+                    kept &= level.lacks(part)
+                if kept.any():
+                    vectors = np.asarray(rows[begin : begin + chunk])[kept]
+                    yield part[kept], self.schema.widened(vectors)
+
+    def _base_contains(self, keys: Keys) -> Mask:
+        return self._in_chunks(self._read_base, keys)
+
+    def _in_chunks(self, read: Any, keys: Keys) -> Mask:
+        parts = [read(keys[i : i + _CHUNK], None) for i in range(0, keys.size, _CHUNK)]
+        return np.concatenate([np.zeros(0, np.bool_), *parts])
+
+    def _read(self, keys: Keys, out: Vectors | None) -> Mask:
+        """Sets rows [n, dimension] of `out`, if any, where the result [n] says present."""
+        present = self._read_base(keys, out)
+        for level in self.levels:
+            positions = level.find(keys)
+            hits = np.flatnonzero(positions >= 0)
+            if hits.size:
+                positions = positions[hits]
+                alive = positions < len(level.rows)
+                present[hits] = alive
+                if out is not None:
+                    out[hits[alive]] = self.schema.widened(level.rows[positions[alive]])
+        return present
+
+    def _read_base(self, keys: Keys, out: Vectors | None) -> Mask:
+        present = np.zeros(keys.size, np.bool_)
+        for shard in self.shards:
+            if not shard.keys.size:
+                continue
+            missing = slice(None) if not present.any() else np.flatnonzero(~present)
+            positions = shard.find(keys[missing])
+            if out is None:
+                present[missing] = positions >= 0
+            elif isinstance(missing, slice):
+                self._take(shard.rows, positions, out)
+                np.greater_equal(positions, 0, out=present)
+            else:
+                hits = np.flatnonzero(positions >= 0)
+                present[missing[hits]] = True
+                out[missing[hits]] = self.schema.widened(
+                    np.take(shard.rows, positions[hits], axis=0, mode="clip")
+                )
+        return present
+
+    def _take(self, rows: Rows, positions: npt.NDArray[np.int64], out: Vectors) -> None:
+        """Rows at positions -> `out`; any row where the position is none."""
+        if rows.dtype == np.float32:
+            np.take(rows, positions, axis=0, mode="clip", out=out)
+        else:
+            out[:] = self.schema.widened(np.take(rows, positions, axis=0, mode="clip"))

@@ -1,0 +1,150 @@
+"""Tables that NVIDIA SOK trained, from its own dumps."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb import _ops
+from tf_dynemb.cut import last_tick
+from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.naming import named_variables
+from tf_dynemb.optimizer import OptimizerWrapper
+from tf_dynemb.rows_io import NO_STATE, slices
+from tf_dynemb.sok_dump import SokTable, file_name_of, read_sok_dump
+
+# For optimizers whose state means the same in SOK: what SOK calls them and, in the order of our
+# rows, their states. Momentum is not among them: Keras scales it by the learning rate.
+_SAME_STATE = {
+    "adagrad": ("Adagrad", ("accumulator",)),
+    "adam": ("Adam", ("m", "v")),
+    "adamax": ("Adam", ("m", "v")),
+    "adadelta": ("Adadelta", ("accum_grad", "accum_var")),
+    "ftrl": ("Ftrl", ("accumulator", "linear")),
+}
+
+
+def load_sok_dump(
+    directory: str | os.PathLike[str], variables: Any, optimizer: OptimizerWrapper | None = None
+) -> None:
+    """Makes tables hold what `sok.dump` wrote, from any number of GPUs, and nothing else.
+
+    Every file is checked and loaded beside the tables first; a failure changes nothing.
+
+    Args:
+        directory: what `sok.dump` was given.
+        variables: `DynamicVariable`s and `tf_dynemb.Variable`s, as in `tf_dynemb.dump`; names are
+            those of SOK's variables.
+        optimizer: also load the state that SOK dumped, where it means the same as this optimizer's:
+            Adagrad, Adam, Adamax, Adadelta and Ftrl. Other state is dropped, with a warning. SOK
+            does not dump the number of steps: set `optimizer.core.iterations` for Adam and Adamax.
+
+    Raises:
+        ValueError: a file is missing or damaged, or a table differs in dimension, or a key does not
+            fit the table's key type.
+        tf.errors.ResourceExhaustedError: a table cannot take the rows.
+    """
+    tables = named_variables(variables)
+    files = {name: _file_name(os.fspath(directory), name) for name in tables}
+    found = read_sok_dump(os.fspath(directory), files.values())
+    of_name = {name: found[file] for name, file in files.items()}
+    for name, variable in tables.items():
+        _check(of_name[name], name, variable)
+    dynamic = {name: v for name, v in tables.items() if isinstance(v, DynamicVariable)}
+    if optimizer is not None:
+        optimizer.attach(list(dynamic.values()))
+    with tf.init_scope():
+        handles = [_stage(of_name[name], name, v, optimizer) for name, v in dynamic.items()]
+        values = {
+            name: _dense(of_name[name], name, v)
+            for name, v in tables.items()
+            if name not in dynamic
+        }
+        if dynamic:
+            mine = [table.handle for table in dynamic.values()]
+            _ops.library().dynemb_adopt(mine, handles, last_tick(), time.time_ns())
+    for name, value in values.items():
+        tables[name].assign(value)
+    for table in dynamic.values():
+        table.snapshots = {}
+
+
+def _file_name(directory: str, name: str) -> str:
+    """What a table's files begin with: SOK may have had TensorFlow's ":0" in the name."""
+    with_output = file_name_of(name + ":0")
+    return with_output if os.path.exists(f"{directory}/{with_output}-key") else file_name_of(name)
+
+
+def _check(sok: SokTable, name: str, variable: Any) -> None:
+    dimension = variable.shape[1]
+    if sok.vectors.shape[1] != dimension:
+        raise ValueError(
+            f"SOK's table {name!r} has dimension {sok.vectors.shape[1]}, but {variable.name!r} has "
+            f"{dimension}."
+        )
+
+
+def _stage(
+    sok: SokTable, name: str, table: DynamicVariable, optimizer: OptimizerWrapper | None
+) -> Any:
+    """A table with SOK's rows, apart from the variable; its handle."""
+    handle = table.make_empty(len(sok.keys), table.state_spec)
+    states = _states(sok, name, table) if optimizer is not None else []
+    for some in slices(table, len(sok.keys), len(states) * table.dimension):
+        keys = _as_key_type(sok.keys[some], table.key_type.as_numpy_dtype, name)
+        state = [np.asarray(part[some], np.float32) for part in states]
+        times = np.zeros(len(keys), np.uint32)
+        _ops.library().dynemb_load_rows(
+            handle,
+            keys,
+            tf.cast(tf.constant(sok.vectors[some]), table.dtype),
+            np.concatenate(state, axis=1) if state else NO_STATE,
+            times,
+            times,
+            0,
+            -1,
+        )
+    return handle
+
+
+def _states(sok: SokTable, name: str, table: DynamicVariable) -> list[Any]:
+    """SOK's states in the order of the table's; none if they mean something else."""
+    ours = table.state_spec[0] if table.state_spec else "nothing"
+    theirs, names = _SAME_STATE.get(ours, ("", ()))
+    if theirs == sok.optimizer and set(names) == set(sok.states):
+        return [sok.states[state] for state in names]
+    if sok.states:
+        warnings.warn(
+            f"the state of {sok.optimizer} that SOK's table {name!r} has is dropped: "
+            f"{table.name!r} is trained with {ours!r}. Its rows begin with fresh state.",
+            stacklevel=4,
+        )
+    return []
+
+
+def _as_key_type(keys: Any, key_type: Any, name: str) -> Any:
+    cast = keys.astype(key_type)
+    # Equal as numbers: also where the sign would change.
+    if not ((cast == keys) & ((cast < 0) == (keys < 0))).all():
+        raise ValueError(
+            f"SOK's table {name!r} has {keys.dtype} keys that are no {np.dtype(key_type)}."
+        )
+    return cast
+
+
+def _dense(sok: SokTable, name: str, variable: Any) -> Any:
+    rows = variable.shape[0]
+    keys = sok.keys.astype(np.int64)
+    if len(keys) != rows or not np.array_equal(np.sort(keys), np.arange(rows)):
+        raise ValueError(
+            f"SOK's table {name!r} has {len(keys)} rows that are not the {rows} of "
+            f"{variable.name!r}."
+        )
+    value = np.empty(variable.shape, sok.vectors.dtype)
+    value[keys] = sok.vectors
+    return tf.cast(tf.constant(value), variable.dtype)

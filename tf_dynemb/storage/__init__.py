@@ -1,0 +1,31 @@
+"""Snapshots of tables on disk, as docs/file_format.md has them: numpy only, no TensorFlow.
+
+`Publication` writes one; `Chain` and `Snapshot` read.
+"""
+
+from tf_dynemb.storage.chain import Chain, Snapshot
+from tf_dynemb.storage.column_writer import ColumnWriter
+from tf_dynemb.storage.errors import DataLossError
+from tf_dynemb.storage.manifest import (
+    ColumnFile,
+    InitializerEntry,
+    Manifest,
+    Shard,
+    StateEntry,
+    TableEntry,
+)
+from tf_dynemb.storage.publication import Publication
+
+__all__ = [
+    "Chain",
+    "ColumnFile",
+    "ColumnWriter",
+    "DataLossError",
+    "InitializerEntry",
+    "Manifest",
+    "Publication",
+    "Shard",
+    "Snapshot",
+    "StateEntry",
+    "TableEntry",
+]

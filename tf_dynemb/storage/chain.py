@@ -1,0 +1,273 @@
+"""Reading snapshots, and the chain of them that a path holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import pathlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_dynemb.storage import block_file, crc32c, npy
+from tf_dynemb.storage.errors import DataLossError
+from tf_dynemb.storage.manifest import ColumnFile, Manifest
+
+MANIFEST = "MANIFEST.json"
+
+T = TypeVar("T")
+
+_DIRECTORY = re.compile(r"(\d{8,})-(base|delta)-([0-9a-f]{32})")
+
+# How often a reader begins again, having lost files to a new base.
+_ATTEMPTS = 5
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Name:
+    """What a snapshot's directory is called: NUMBER-KIND-ID."""
+
+    number: int
+    kind: str
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.number:08d}-{self.kind}-{self.id}"
+
+    @staticmethod
+    def parse(name: str) -> Name | None:
+        """None if that is not the name of a snapshot."""
+        match = _DIRECTORY.fullmatch(name)
+        return Name(int(match[1]), match[2], match[3]) if match else None
+
+
+def list_snapshots(path: pathlib.Path) -> list[Name]:
+    """The snapshots at a path, superseded ones too, in order of publication."""
+    return sorted(name for name in map(Name.parse, os.listdir(path)) if name)
+
+
+def since_last_base(names: list[Name]) -> list[Name]:
+    """The last base and what comes after it; everything if there is no base."""
+    bases = [i for i, name in enumerate(names) if name.kind == "base"]
+    return names[bases[-1] :] if bases else names
+
+
+class Snapshot:
+    """A published snapshot, read-only; threads may share one.
+
+    Attributes:
+        directory: where it is.
+        manifest: what it holds.
+
+    Raises:
+        DataLossError: MANIFEST.json is missing, damaged, or of another snapshot than the directory.
+        ValueError: it is of a version that this code does not read.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = pathlib.Path(directory)
+        file = self.directory / MANIFEST
+        try:
+            text = file.read_bytes().decode()
+        except FileNotFoundError as error:
+            raise DataLossError(f"{file} is missing.") from error
+        except UnicodeDecodeError as error:
+            raise DataLossError(
+                f"{file} is damaged: no UTF-8 at byte offset {error.start}."
+            ) from error
+        self.manifest = Manifest.from_json(text, str(file))
+        name = Name.parse(self.directory.name)
+        if name and (name.kind, name.id) != (self.manifest.kind, self.manifest.id):
+            raise DataLossError(
+                f"{file} is of another snapshot: {self.manifest.kind}-{self.manifest.id}."
+            )
+
+    def __repr__(self) -> str:
+        return f"Snapshot({str(self.directory)!r})"
+
+    def column(self, table: int | str, column: str, rank: int = 0) -> npt.NDArray[Any]:
+        """A column of a table's shard, mapped from its file.
+
+        The file's header and size are checked here, its content only by `verify`.
+
+        Args:
+            table: number or name.
+            column: as in docs/file_format.md; "state" only of tables that have some.
+            rank: of the shard.
+
+        Returns:
+            read-only [rows, ...]; bfloat16 as the uint16 of its bits.
+
+        Raises:
+            KeyError: there is no such table, shard or column.
+            DataLossError: the file is missing, or is not what the manifest says.
+        """
+        number, entry = self.manifest.table(table)
+        for shard in entry.shards:
+            if shard.rank == rank and column in shard.files:
+                dtype, shape = entry.column_type(column, shard)
+                return self._map(shard.files[column], dtype, shape)
+        raise KeyError(
+            f"{self.directory}: table {entry.name!r} ({number}) has no column {column!r} of rank "
+            f"{rank}."
+        )
+
+    def verify(
+        self,
+        checksum: crc32c.Checksum = crc32c.blocks,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Reads every file and compares it with its checksums.
+
+        Args:
+            checksum: a faster function that does as `crc32c.blocks`.
+            progress: called with the bytes that are verified and those that there are.
+
+        Raises:
+            DataLossError: names the first file that is missing or differs, and where it does.
+        """
+        files = [
+            file
+            for table in self.manifest.tables
+            for shard in table.shards
+            for file in shard.files.values()
+        ]
+        total = sum(file.bytes for file in files)
+        done = 0
+        for file in files:
+            for end in self._verify_file(file, checksum):
+                if progress:
+                    progress(done + end, total)
+            done += file.bytes
+
+    def _verify_file(self, file: ColumnFile, checksum: crc32c.Checksum) -> Iterator[int]:
+        """Compares a file with its checksums; yields up to where."""
+        path = self._checked(file)
+        block_bytes = self.manifest.block_bytes
+        block = 0
+        for end, found in block_file.checksums(path, file.bytes, block_bytes, checksum):
+            for value in found:
+                if f"{value:08x}" != file.crc32c[8 * block : 8 * block + 8]:
+                    raise DataLossError(
+                        f"{path} is damaged: its block of up to {block_bytes} bytes at byte offset "
+                        f"{block * block_bytes} has another CRC32C than when it was written."
+                    )
+                block += 1
+            yield end
+
+    def _checked(self, file: ColumnFile) -> pathlib.Path:
+        """The file's path, if it is of the manifest's size."""
+        path = self.directory / file.file
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError as error:
+            raise DataLossError(f"{path} is missing.") from error
+        if size != file.bytes:
+            raise DataLossError(f"{path} has {size} bytes; {MANIFEST} says {file.bytes}.")
+        return path
+
+    def _map(
+        self, file: ColumnFile, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> npt.NDArray[Any]:
+        path = self._checked(file)
+        expected = npy.header(dtype, shape)
+        try:
+            with path.open("rb") as opened:
+                if opened.read(len(expected)) != expected:
+                    raise DataLossError(
+                        f"{path} is damaged at byte offset 0: its header is not that of {dtype} "
+                        f"{list(shape)}."
+                    )
+                if 0 not in shape:
+                    return np.memmap(opened, dtype, "r", len(expected), shape)
+        except FileNotFoundError as error:
+            raise DataLossError(f"{path} is missing.") from error
+        empty = np.empty(shape, dtype)
+        empty.flags.writeable = False
+        return empty
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """The last base at a path and the deltas after it; deltas alone if there is no base."""
+
+    base: Snapshot | None
+    deltas: list[Snapshot]
+
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        """All of them, in order."""
+        return [self.base, *self.deltas] if self.base else self.deltas
+
+    @property
+    def last(self) -> Snapshot:
+        """The latest snapshot."""
+        return self.snapshots[-1]
+
+    @staticmethod
+    def open(path: str | os.PathLike[str]) -> Chain:
+        """The chain at a path, or of the one snapshot whose directory is given.
+
+        Files of the chain are not opened yet, and a new base may remove them: `load` has to do
+        with that.
+
+        Raises:
+            FileNotFoundError: there is no snapshot.
+            DataLossError: a manifest is missing or damaged, or a snapshot does not continue the
+                one before it.
+            ValueError: a snapshot is of a version that this code does not read.
+        """
+        return Chain.load(path, lambda chain: chain)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], read: Callable[[Chain], T]) -> T:
+        """What `read` makes of the chain at a path.
+
+        Where a new base has removed files meanwhile, `read` is called again, with the new chain.
+
+        Raises:
+            as `open`, and what `read` raises.
+        """
+        directory = pathlib.Path(path)
+        names = _names(directory)
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return read(_chain(directory, names))
+            except (DataLossError, FileNotFoundError):
+                found = _names(directory)
+                if found[:1] == names[:1]:  # nothing has superseded what was read
+                    raise
+                names = found
+        return read(_chain(directory, names))
+
+
+def _names(path: pathlib.Path) -> list[Name]:
+    """The snapshots of a path's chain; none for a path that is itself a snapshot."""
+    try:
+        if (path / MANIFEST).exists():
+            return []
+        names = since_last_base(list_snapshots(path))
+    except NotADirectoryError as error:
+        raise FileNotFoundError(f"{path} holds no snapshot: it is a file.") from error
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{path} holds no snapshot: it does not exist.") from error
+    if not names:
+        there = ", ".join(sorted(os.listdir(path))[:8]) or "nothing"
+        raise FileNotFoundError(f"{path} holds no snapshot; in it: {there}.")
+    return names
+
+
+def _chain(path: pathlib.Path, names: list[Name]) -> Chain:
+    snapshots = [Snapshot(path / str(name)) for name in names] or [Snapshot(path)]
+    for before, after in itertools.pairwise(snapshots):
+        if after.manifest.parent not in before.manifest.ids:
+            raise DataLossError(
+                f"a gap before {after.directory}: it continues snapshot {after.manifest.parent}, "
+                f"but before it is {before.manifest.id} ({before.directory})."
+            )
+    base = snapshots[0] if snapshots[0].manifest.kind == "base" else None
+    return Chain(base, snapshots[1:] if base else snapshots)

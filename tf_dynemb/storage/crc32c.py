@@ -1,0 +1,145 @@
+"""CRC32C (RFC 3720) in numpy, with no loop over bytes.
+
+A message is a polynomial over GF(2), the first byte's lowest bit its highest power, and its CRC is
+what is left of it modulo P. x^5685 = x^1362 + x^426 + 1 modulo P, so that a byte can be dropped if
+it is xored into the bytes 5685, 5685 - 426 and 5685 - 1362 after it: squaring the identity three
+times makes its powers count bytes, squaring it six times words of 64 bits. All bytes of a run of
+5685 - 1362 can be dropped at once, since none of them changes another. That leaves 5685 bytes,
+whose CRC is the xor of (x^i modulo P) over the powers i that they hold.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+# As `blocks`, which other code may be put in the place of.
+Checksum: TypeAlias = Callable[[Bytes, int, int, int], list[int]]
+
+# 0x1EDC6F41, reflected: bit 31 - i is the coefficient of x^i; x^32 is implied.
+POLYNOMIAL = 0x82F63B78
+_ONES = 0xFFFFFFFF
+
+# x^_SPAN = x^_TAPS[0] + x^_TAPS[1] + 1 modulo P, found by search: among the identities of four
+# powers, one with a small span and a long run.
+_SPAN = 5685
+_TAPS = (1362, 426)
+
+# What is folded at a time: stays in the second-level cache with its copy.
+_PIECE = 1 << 18
+
+
+def crc32c(data: bytes | bytearray | memoryview | npt.NDArray[np.generic], initial: int = 0) -> int:
+    """The CRC32C of bytes.
+
+    Args:
+        data: anything whose bytes lie together.
+        initial: the CRC32C of what came before, of which `data` is the continuation.
+    """
+    array = np.frombuffer(data, np.uint8)
+    register = initial ^ _ONES
+    for begin in range(0, array.size, _PIECE):
+        register = _advance(array[begin : begin + _PIECE], register)
+    return register ^ _ONES
+
+
+def blocks(data: Bytes, initial: int, room: int, block_bytes: int) -> list[int]:
+    """The CRC32C of each block that `data` fills or continues.
+
+    Args:
+        data: uint8 [n].
+        initial: checksum of the first block's bytes that came before `data`.
+        room: bytes of `data` that belong to that first block, at most.
+        block_bytes: bytes of each further block; the last one may be shorter.
+
+    Returns:
+        checksum of the first block so far (`initial` if `data` is empty), then of each further one.
+    """
+    checksums = [crc32c(data[:room], initial)]
+    checksums += [crc32c(data[i : i + block_bytes]) for i in range(room, data.size, block_bytes)]
+    return checksums
+
+
+def combine(first: int, second: int, second_bytes: int) -> int:
+    """The CRC32C of two pieces in a row, of those of each and the second one's length."""
+    shifted = first
+    power = 1 << 23
+    remaining = second_bytes
+    while remaining:
+        if remaining & 1:
+            shifted = _multiply(shifted, power)
+        power = _multiply(power, power)
+        remaining >>= 1
+    return shifted ^ second
+
+
+def _advance(data: Bytes, register: int) -> int:
+    """The register after at least one and at most `_PIECE` bytes."""
+    words = -(-data.size // 8)
+    folded = np.zeros(8 * words, np.uint8)  # zeros in front change nothing
+    start = folded.size - data.size
+    folded[start:] = data
+    head = min(4, data.size)
+    folded[start : start + head] ^= np.frombuffer(register.to_bytes(4, "little"), np.uint8)[:head]
+    if words > _SPAN:
+        folded = _fold(folded.view(np.uint64)).view(np.uint8)
+    if folded.size > _SPAN:
+        folded = _fold(folded)
+    bits = np.unpackbits(folded, bitorder="little")
+    terms = _powers()[-bits.size :] * bits
+    return int(np.bitwise_xor.reduce(terms)) ^ register >> 8 * head
+
+
+def _fold(digits: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.unsignedinteger]:
+    """The last `_SPAN` digits, into which those before them are folded. Changes `digits`."""
+    run = _SPAN - max(_TAPS)
+    lags = (_SPAN, *(_SPAN - tap for tap in _TAPS))
+    surplus = digits.size - _SPAN
+    for begin in range(0, surplus, run):
+        end = min(begin + run, surplus)
+        for lag in lags:
+            target = digits[begin + lag : end + lag]
+            np.bitwise_xor(target, digits[begin:end], out=target)
+    return digits[surplus:]
+
+
+@functools.cache
+def _powers() -> npt.NDArray[np.uint32]:
+    """x^i modulo P for each bit of `_SPAN` bytes, in their order.
+
+    The last bit stands for x^32, since a CRC is what is left after 32 zeros behind the message.
+    """
+    powers = np.array([POLYNOMIAL], np.uint32)
+    step = 1 << 30
+    while powers.size < 8 * _SPAN:
+        powers = np.concatenate([powers, _multiply_all(powers, step)])
+        step = _multiply(step, step)
+    return np.ascontiguousarray(powers[8 * _SPAN - 1 :: -1])
+
+
+def _multiply(value: int, factor: int) -> int:
+    """Their product modulo P; bit 31 - i of each is the coefficient of x^i."""
+    product = 0
+    for i in range(32):
+        if factor << i & 1 << 31:
+            product ^= value
+        value = value >> 1 ^ (value & 1) * POLYNOMIAL
+    return product
+
+
+def _multiply_all(values: npt.NDArray[np.uint32], factor: int) -> npt.NDArray[np.uint32]:
+    """Each value times `factor`, modulo P."""
+    product = np.zeros_like(values)
+    one = np.uint32(1)
+    shifted = values
+    for i in range(32):
+        if factor << i & 1 << 31:
+            product ^= shifted
+        shifted = shifted >> one ^ (shifted & one) * np.uint32(POLYNOMIAL)
+    return product

@@ -1,0 +1,143 @@
+"""Where each key of a shard is: the index column, a hash table with linear probing.
+
+`index[s]` is 0 or 1 + a position in keys. A key is in the first slot at or after its home, cyclic,
+that does not hold another key: every slot from its home to its own is taken. Keys are worked on
+some ten thousand at a time, so that what is computed for them stays in the cache; what misses it
+are the index and the keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_dynemb.storage.errors import DataLossError
+
+Integers: TypeAlias = npt.NDArray[np.integer[Any]]
+Index: TypeAlias = npt.NDArray[np.uint32]
+Positions: TypeAlias = npt.NDArray[np.int64]
+
+# Keys worked on at a time.
+_CHUNK = 1 << 15
+
+
+def mix(keys: Integers) -> npt.NDArray[np.uint64]:
+    """SplitMix64's finalizer of each key; keys of 32 bits are zero-extended.
+
+    Args:
+        keys: any shape, of 4 or 8 bytes.
+    """
+    if keys.dtype.kind not in "iu" or keys.dtype.itemsize not in (4, 8):
+        raise TypeError(f"keys must be integers of 32 or 64 bits, got {keys.dtype}.")
+    pattern = keys.view(np.dtype(f"u{keys.dtype.itemsize}"))
+    z: npt.NDArray[np.uint64] = np.add(pattern, np.uint64(0x9E3779B97F4A7C15), dtype=np.uint64)
+    shifted = z >> np.uint64(30)
+    z ^= shifted
+    z *= np.uint64(0xBF58476D1CE4E5B9)
+    np.right_shift(z, np.uint64(27), out=shifted)
+    z ^= shifted
+    z *= np.uint64(0x94D049BB133111EB)
+    np.right_shift(z, np.uint64(31), out=shifted)
+    z ^= shifted
+    return z
+
+
+def index_size(rows: int) -> int:
+    """Slots of the index of so many keys: a power of 2, at least 4 and twice the rows."""
+    return max(4, 1 << max(0, 2 * rows - 1).bit_length())
+
+
+def build(keys: Integers, out: Index | None = None) -> Index:
+    """The index of keys.
+
+    Args:
+        keys: [rows], distinct, fewer than 2^32 - 1.
+        out: zeros [index_size(rows)] to build it in, such as a mapped file.
+
+    Returns:
+        `out`, or a new array.
+    """
+    index = np.zeros(index_size(keys.size), np.uint32) if out is None else np.asarray(out)
+    for begin in range(0, keys.size, _CHUNK):
+        chunk = keys[begin : begin + _CHUNK]
+        entries = np.arange(begin + 1, begin + 1 + chunk.size, dtype=np.uint32)
+        slots = _homes(chunk, index.size)
+        while entries.size:
+            free = index[slots] == 0
+            index[slots[free]] = entries[free]  # of several for one slot, one stays
+            losers = index[slots] != entries
+            slots, entries = _following(slots[losers], index.size), entries[losers]
+    return index
+
+
+def find(index: Index, keys: Integers, queries: Integers) -> Positions:
+    """Positions of keys.
+
+    Args:
+        index: [index_size(rows)], of `keys`.
+        keys: [rows].
+        queries: [n], of the keys' dtype.
+
+    Returns:
+        [n], -1 for a key that is not there.
+
+    Raises:
+        DataLossError: the index is not one of these keys.
+    """
+    if queries.dtype != keys.dtype:
+        raise TypeError(f"queries must be {keys.dtype} as the keys are, got {queries.dtype}.")
+    if index.size != index_size(keys.size):
+        raise DataLossError(
+            f"{_name(index)} has {index.size} slots, but {keys.size} keys need "
+            f"{index_size(keys.size)}."
+        )
+    found = np.full(queries.size, -1, np.int64)
+    if keys.size:
+        for begin in range(0, queries.size, _CHUNK):
+            chunk = slice(begin, begin + _CHUNK)
+            _find_chunk(index, keys, queries[chunk], found[chunk])
+    return found
+
+
+def _find_chunk(index: Index, keys: Integers, queries: Integers, found: Positions) -> None:
+    """Sets `found` for the queries that are among the keys."""
+    slots_by_number, keys_by_position = np.asarray(index), np.asarray(keys)
+    slots = _homes(queries, index.size)
+    pending = np.arange(queries.size)
+    # Each probe of a query meets another key, so more probes than keys are of no index.
+    for _ in range(keys.size + 1):
+        positions = slots_by_number[slots].astype(np.int64) - 1
+        if positions.max() >= keys.size:
+            bad = int(slots[positions.argmax()])
+            raise DataLossError(
+                f"{_name(index)} is damaged: slot {bad} holds position {positions.max()} of "
+                f"{keys.size} keys."
+            )
+        same = keys_by_position[positions] == queries  # an empty slot's -1 reads the last key
+        found[pending[same]] = positions[same]
+        more = (positions >= 0) & ~same
+        if not more.any():
+            return
+        pending, queries = pending[more], queries[more]
+        slots = _following(slots[more], index.size)
+    raise DataLossError(f"{_name(index)} is damaged: it has no empty slot where one must be.")
+
+
+def _homes(keys: Integers, slots: int) -> Positions:
+    """The slot at which each key's probing begins."""
+    hashes = mix(keys)
+    hashes >>= np.uint64(65 - slots.bit_length())
+    return hashes.view(np.int64)
+
+
+def _following(slots: Positions, count: int) -> Positions:
+    slots += 1
+    slots &= count - 1
+    return slots
+
+
+def _name(index: Index) -> str:
+    """The mapped file's name, for errors."""
+    return str(getattr(index, "filename", None) or "the index")

@@ -1,0 +1,311 @@
+"""MANIFEST.json: what a snapshot is, and what its files must be.
+
+The classes have the members of the JSON objects of docs/file_format.md, by the same names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tf_dynemb.storage import npy
+from tf_dynemb.storage.crc32c import crc32c
+from tf_dynemb.storage.errors import DataLossError
+from tf_dynemb.storage.fields import Fields
+from tf_dynemb.storage.key_index import index_size
+
+FORMAT = "tf_dynemb.snapshot"
+VERSION = 1
+
+KINDS = ("base", "delta")
+KEY_TYPES: dict[str, np.dtype[Any]] = {
+    name: np.dtype(name) for name in ("int64", "int32", "uint64")
+}
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),  # its bits; numpy has no such type
+}
+INITIALIZERS = ("constant", "uniform", "normal", "truncated_normal")
+
+# From so many rows on, positions do not fit the index.
+INDEX_ROWS = 2**32 - 1
+
+_ID = re.compile("[0-9a-f]{32}")
+_CHECKSUMS = re.compile("(?:[0-9a-f]{8})+")
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnFile:
+    """A file of the snapshot.
+
+    Attributes:
+        file: its name in the snapshot's directory.
+        bytes: its size.
+        crc32c: eight hexadecimal digits for each block of `Manifest.block_bytes`.
+    """
+
+    file: str
+    bytes: int
+    crc32c: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """The rows of a table that one rank held; `files` is by column."""
+
+    rank: int
+    rows: int
+    deleted: int
+    base_tick: int
+    files: Mapping[str, ColumnFile] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class StateEntry:
+    """What the optimizer keeps in a row: variables, how wide each is, and what each begins as."""
+
+    optimizer: str
+    widths: tuple[int, ...]
+    inits: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class InitializerEntry:
+    """What an unknown key's vector is: one kind or one per column, two numbers for each."""
+
+    kinds: tuple[str, ...]
+    args: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class TableEntry:
+    """A table; `state` is None if none was written."""
+
+    name: str
+    dimension: int
+    key_type: str
+    dtype: str
+    seed: int
+    initializer: InitializerEntry
+    state: StateEntry | None
+    shards: tuple[Shard, ...]
+
+    @property
+    def state_width(self) -> int:
+        """Floats of state per row."""
+        return 0 if self.state is None else sum(self.state.widths)
+
+    def column_type(self, column: str, shard: Shard) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """The dtype and shape of a shard's column; raises KeyError for an unknown column."""
+        key_type = KEY_TYPES[self.key_type]
+        types: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
+            "keys": (key_type, (shard.rows,)),
+            "vectors": (DTYPES[self.dtype], (shard.rows, self.dimension)),
+            "state": (np.dtype(np.float32), (shard.rows, self.state_width)),
+            "updates": (np.dtype(np.uint32), (shard.rows,)),
+            "accesses": (np.dtype(np.uint32), (shard.rows,)),
+            "deleted": (key_type, (shard.deleted,)),
+            "index": (np.dtype(np.uint32), (index_size(shard.rows),)),
+        }
+        return types[column]
+
+    def columns(self, kind: str, shard: Shard) -> tuple[str, ...]:
+        """The columns that a shard must have in a snapshot of a kind."""
+        names = ["keys", "vectors", "updates", "accesses"]
+        if self.state_width:
+            names.append("state")
+        if kind == "delta":
+            names.append("deleted")
+        elif shard.rows < INDEX_ROWS:
+            names.append("index")
+        return tuple(names)
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """All of MANIFEST.json but its format, version and checksum."""
+
+    kind: str
+    id: str
+    parent: str | None
+    since: int
+    watermark: int
+    watermark_utc_ns: int
+    world_size: int
+    writer: str
+    block_bytes: int
+    optimizer: Mapping[str, Any] | None
+    tables: tuple[TableEntry, ...]
+    continues: tuple[str, ...] = ()
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Its id, and those of the snapshots whose state it has too."""
+        return (self.id, *self.continues)
+
+    def to_json(self) -> str:
+        """The file's text, with checksum; raises ValueError for what JSON cannot say."""
+        members = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
+        members = json.loads(json.dumps(members, allow_nan=False))  # keys are strings from here on
+        members["crc32c"] = f"{_checksum(members):08x}"
+        return json.dumps(members, indent=1) + "\n"
+
+    @staticmethod
+    def from_json(text: str, file: str) -> Manifest:
+        """Parses and checks a manifest.
+
+        Args:
+            text: of the file.
+            file: its name, for errors.
+
+        Raises:
+            DataLossError: the text is not what was written, or contradicts itself.
+            ValueError: it is of a version that this code does not read.
+        """
+        try:
+            parsed = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise DataLossError(f"{file} is damaged: it is not JSON ({error}).") from error
+        members = Fields.of(parsed, file)
+        members.choice("format", (FORMAT,))
+        version = members.integer("version", 0)
+        if version != VERSION:
+            raise ValueError(
+                f"{file} is of version {version}; this tf_dynemb reads version {VERSION} only. "
+                "Read it with the tf_dynemb that wrote it, or a later one."
+            )
+        expected = members.text("crc32c")
+        content = {name: value for name, value in parsed.items() if name != "crc32c"}
+        if f"{_checksum(content):08x}" != expected:
+            raise DataLossError(f"{file} is damaged: its content has not the CRC32C {expected}.")
+        return _manifest(members)
+
+    def table(self, table: int | str) -> tuple[int, TableEntry]:
+        """A table's number and entry, by number or name; raises KeyError if there is none."""
+        for number, entry in enumerate(self.tables):
+            if table in (number, entry.name):
+                return number, entry
+        names = ", ".join(repr(entry.name) for entry in self.tables)
+        raise KeyError(f"no table {table!r}: there are {names or 'none'}.")
+
+
+def file_name(table: int, rank: int, column: str) -> str:
+    """Of a column's file, in the snapshot's directory."""
+    return f"{table:03d}.r{rank}.{column}.npy"
+
+
+def _checksum(members: Mapping[str, Any]) -> int:
+    return crc32c(json.dumps(members, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _manifest(members: Fields) -> Manifest:
+    kind = members.choice("kind", KINDS)
+    block_bytes = members.integer("block_bytes", 1, 1 << 30)
+    world_size = members.integer("world_size", 1, 2**31)
+    tables = tuple(_table(table) for table in members.objects("tables"))
+    names = [table.name for table in tables]
+    members.require(len(set(names)) == len(names), "tables", "has a name twice")
+    for table, where in zip(tables, members.objects("tables"), strict=True):
+        _check_shards(table, where, kind, world_size, block_bytes)
+    base = kind == "base"
+    members.require(not base or members.get("parent") is None, "parent", "must be null in a base")
+    members.require(not base or members.get("since") == 0, "since", "must be 0 in a base")
+    files = [file.file for t in tables for shard in t.shards for file in shard.files.values()]
+    members.require(len(set(files)) == len(files), "tables", "has a file twice")
+    return Manifest(
+        kind=kind,
+        id=members.text("id", _ID),
+        parent=members.optional("parent", lambda: members.text("parent", _ID)),
+        since=members.integer("since", 0),
+        watermark=members.integer("watermark", 0),
+        watermark_utc_ns=members.integer("watermark_utc_ns", 0),
+        world_size=world_size,
+        writer=members.text("writer"),
+        block_bytes=block_bytes,
+        optimizer=members.optional("optimizer", lambda: members.object("optimizer").members),
+        tables=tables,
+        continues=_continues(members, base),
+    )
+
+
+def _continues(members: Fields, base: bool) -> tuple[str, ...]:
+    """The member `continues`, which may be missing."""
+    ids = members.members.get("continues", [])
+    plain = isinstance(ids, list) and all(isinstance(i, str) and _ID.fullmatch(i) for i in ids)
+    members.require(plain, "continues", f"must be a list of ids, got {ids!r:.80}")
+    members.require(base or not ids, "continues", "must be empty in a delta")
+    return tuple(ids)
+
+
+def _table(members: Fields) -> TableEntry:
+    dimension = members.integer("dimension", 1, 2**31)
+    return TableEntry(
+        name=members.text("name"),
+        dimension=dimension,
+        key_type=members.choice("key_type", KEY_TYPES),
+        dtype=members.choice("dtype", DTYPES),
+        seed=members.integer("seed", -(2**63), 2**64 - 1),
+        initializer=_initializer(members.object("initializer"), dimension),
+        state=members.optional("state", lambda: _state(members.object("state"))),
+        shards=tuple(_shard(shard) for shard in members.objects("shards")),
+    )
+
+
+def _initializer(members: Fields, dimension: int) -> InitializerEntry:
+    kinds = members.texts("kinds", INITIALIZERS)
+    args = members.numbers("args")
+    members.require(len(kinds) in (1, dimension), "kinds", "must be one, or one for each column")
+    members.require(len(args) == 2 * len(kinds), "args", "must be two for each kind")
+    return InitializerEntry(kinds, args)
+
+
+def _state(members: Fields) -> StateEntry:
+    widths = members.integers("widths", 0, 2**31)
+    inits = members.numbers("inits")
+    members.require(len(inits) == len(widths), "inits", "must be as many as widths")
+    return StateEntry(members.text("optimizer"), widths, inits)
+
+
+def _shard(members: Fields) -> Shard:
+    files = members.object("files")
+    return Shard(
+        rank=members.integer("rank", 0, 2**31),
+        rows=members.integer("rows", 0, 2**48),
+        deleted=members.integer("deleted", 0, 2**48),
+        base_tick=members.integer("base_tick", 0),
+        files={column: _file(files.object(column)) for column in files.members},
+    )
+
+
+def _file(members: Fields) -> ColumnFile:
+    file = members.text("file")
+    plain = not set(file) & set("/\\\0") and file not in ("", ".", "..")
+    members.require(plain, "file", "must be a name without a directory")
+    return ColumnFile(file, members.integer("bytes", 0), members.text("crc32c", _CHECKSUMS))
+
+
+def _check_shards(
+    table: TableEntry, members: Fields, kind: str, world_size: int, block_bytes: int
+) -> None:
+    ranks = [shard.rank for shard in table.shards]
+    members.require(len(set(ranks)) == len(ranks), "shards", "has a rank twice")
+    for shard, where in zip(table.shards, members.objects("shards"), strict=True):
+        where.require(shard.rank < world_size, "rank", f"must be below world_size={world_size}")
+        where.require(kind == "delta" or not shard.deleted, "deleted", "must be 0 in a base")
+        files = where.object("files")
+        for column in table.columns(kind, shard):
+            files.require(column in shard.files, column, "is missing")
+            dtype, shape = table.column_type(column, shard)
+            size = npy.HEADER_BYTES + dtype.itemsize * math.prod(shape)
+            given = shard.files[column].bytes
+            files.require(given == size, column, f"has {given} bytes, but must have {size}")
+        for column, file in shard.files.items():
+            digits = 8 * -(-file.bytes // block_bytes)
+            files.require(len(file.crc32c) == digits, column, f"needs {digits} digits of crc32c")
