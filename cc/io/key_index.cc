@@ -54,7 +54,7 @@ class MappedFile {
       // A hole that the disk has no room for would kill the process when it is written.
       errno = error;
       status = Failed(path);
-    } else {
+    } else if (info.st_size != 0) {
       bytes_ = static_cast<size_t>(info.st_size);
       void* data =
           mmap(nullptr, bytes_, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, file, 0);

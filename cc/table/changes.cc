@@ -18,9 +18,11 @@ void SavedRows::Push(size_t table, const RowLayout& layout, const char* row, Cut
     chunks_.back().rows.reserve(std::max(kChunkBytes, layout.stride));
   }
   Chunk& chunk = chunks_.back();
-  const size_t at = chunk.rows.size();
-  chunk.rows.insert(chunk.rows.end(), row, row + layout.stride);
-  memcpy(layout.update(chunk.rows.data() + at), &updated, sizeof(updated));
+  // Around the last update: others of a batch's threads may be writing it (Upsert).
+  chunk.rows.insert(chunk.rows.end(), row, row + layout.key_size);
+  const auto* time = reinterpret_cast<const char*>(&updated);
+  chunk.rows.insert(chunk.rows.end(), time, time + sizeof(updated));
+  chunk.rows.insert(chunk.rows.end(), row + layout.vector_offset, row + layout.stride);
   ++chunk.n;
   bytes_ += layout.stride;
 }
@@ -57,15 +59,12 @@ void Changes::Start(Tick tick, Tick known_since, uint64_t rows) {
 }
 
 void Changes::BeginCut(std::unique_ptr<Cut> cut, uint64_t rows) {
-  if (cut->since != 0 && cut->since >= recent_.since) {
-    cut->todo = recent_.rows;
-    cut->todo.Extend(rows);
-  } else if (cut->since != 0 && cut->since >= before_.since) {
-    cut->todo = recent_.rows;
-    cut->todo.Extend(rows);
-    cut->todo.AddAll(before_.rows);
-  } else {
-    cut->todo.Reset(rows, true);
+  // The sets may know rows that are gone since (Clear), and their memory too.
+  const bool reaches_back = cut->since != 0 && cut->since >= before_.since;
+  cut->todo.Reset(rows, !reaches_back);
+  if (reaches_back) {
+    cut->todo.AddAll(recent_.rows);
+    if (cut->since < recent_.since) cut->todo.AddAll(before_.rows);
   }
   std::swap(before_, recent_);
   recent_.since = cut->watermark;

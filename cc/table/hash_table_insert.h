@@ -333,8 +333,11 @@ Status HashTable<K, Lanes>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick 
       Stamp* updated = layout().update(row);
       BeforeWrite(rows[i], *updated);
       CopyVector(layout().vector(row), vectors + i * bytes, bytes);
-      if (loaded.state != nullptr && layout().state_width != 0) {
-        memcpy(layout().state(row), loaded.state + i * static_cast<size_t>(layout().state_width),
+      if (layout().state_width != 0) {
+        memcpy(layout().state(row),
+               loaded.state != nullptr
+                   ? loaded.state + i * static_cast<size_t>(layout().state_width)
+                   : initial_state_.data(),
                layout().state_bytes());
       }
       *updated = ToStamp(loaded.base + loaded.updates[i]);

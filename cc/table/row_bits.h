@@ -40,6 +40,7 @@ class RowBits {
     for (size_t w = 0; w < std::min(words_.size(), other.words_.size()); ++w) {
       words_[w] |= other.words_[w];
     }
+    if (rows_ % 64 != 0) words_.back() &= (uint64_t{1} << rows_ % 64) - 1;
   }
   uint64_t Count() const {
     uint64_t count = 0;

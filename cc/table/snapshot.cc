@@ -11,23 +11,24 @@ Status Snapshot::Begin(Exec& exec, std::vector<Table*> tables, const std::vector
                        bool with_deleted, Clock* clock, std::unique_ptr<Snapshot>* snapshot,
                        size_t most_saved) {
   std::unique_ptr<Snapshot> made(new Snapshot(std::move(tables), most_saved));
-  TableLock lock(made->tables_, TableLock::Mode::kExclusive);
-  made->watermark_ = clock->Next(&made->watermark_utc_ns_);
   Status status;
-  for (size_t t = 0; t < made->tables_.size() && status.ok(); ++t) {
-    Table& table = *made->tables_[t];
-    status = table.BeginCut(exec, made->watermark_, since[t], with_deleted, &made->saved_, t);
-    if (!status.ok()) break;
-    const Cut& cut = *table.cut();
-    made->info_.push_back({cut.layout, table.state_spec(), cut.base,
-                           cut.since == 0 ? table.size() : cut.todo.Count(), cut.deleted});
+  {
+    TableLock lock(made->tables_, TableLock::Mode::kExclusive);
+    made->watermark_ = clock->Next(&made->watermark_utc_ns_);
+    for (size_t t = 0; t < made->tables_.size(); ++t) {
+      Table& table = *made->tables_[t];
+      status = table.BeginCut(exec, made->watermark_, since[t], with_deleted, &made->saved_, t);
+      if (!status.ok()) break;
+      const Cut& cut = *table.cut();
+      made->info_.push_back({cut.layout, table.state_spec(), cut.base,
+                             cut.since == 0 ? table.size() : cut.todo.Count(), cut.deleted});
+    }
+    if (!status.ok()) {
+      for (size_t t = 0; t < made->info_.size(); ++t) made->tables_[t]->EndCut();
+      made->tables_.clear();
+    }
   }
-  if (!status.ok()) {
-    for (size_t t = 0; t < made->info_.size(); ++t) made->tables_[t]->EndCut();
-    made->tables_.clear();
-    return status;
-  }
-  *snapshot = std::move(made);
+  if (status.ok()) *snapshot = std::move(made);
   return status;
 }
 
@@ -43,9 +44,15 @@ Snapshot::Piece Snapshot::Next(size_t limit) {
   Piece piece;
   for (;;) {
     const bool all_read = current_ == tables_.size();
-    if (saved_.Pop(&piece.saved)) {
-      piece.table = piece.saved.table;
-      piece.n = piece.saved.n;
+    if (chunk_read_ == chunk_.n) {
+      chunk_.n = chunk_read_ = 0;
+      saved_.Pop(&chunk_);
+    }
+    if (chunk_read_ < chunk_.n) {
+      piece.table = chunk_.table;
+      piece.n = std::min(limit, chunk_.n - chunk_read_);
+      piece.saved = chunk_.rows.data() + chunk_read_ * chunk_.stride;
+      chunk_read_ += piece.n;
       return piece;
     }
     if (all_read) return piece;
@@ -73,7 +80,7 @@ void Snapshot::Read(Exec& exec, Piece* piece, void* keys, void* vectors, float* 
   const RowLayout& l = info_[piece->table].layout;
   const CutTime accessed = static_cast<CutTime>(watermark_ - info_[piece->table].base);
   for (size_t i = 0; i < piece->n; ++i) {
-    const char* row = piece->saved.rows.data() + i * piece->saved.stride;
+    const char* row = piece->saved + i * l.stride;
     if (keys != nullptr) memcpy(static_cast<char*>(keys) + i * l.key_size, row, l.key_size);
     if (vectors != nullptr) {
       memcpy(static_cast<char*>(vectors) + i * l.vector_bytes(), l.vector(row), l.vector_bytes());

@@ -9,10 +9,11 @@
 //     snapshot->Read(exec, &piece, keys, vectors, state, updates, accesses);
 //   }
 //
-// Every row of the cuts is delivered exactly once, as it was at the watermark; only its time of
-// last access may be later than it was then, though not than the watermark. Rows come in no
-// particular order. For one thread. A table can be in one snapshot at a time. As long as it lives,
-// it must be read on or destroyed: batches that overwrite many rows wait for its reader
+// Every row of the cuts is delivered exactly once, as it was at the watermark; only its times may
+// be later than they were then, though not than the watermark: that of last access if the row was
+// used meanwhile, that of last update if the table's base moved (Table::BeginBatch). Rows come in
+// no particular order. For one thread. A table can be in one snapshot at a time. As long as it
+// lives, it must be read on or destroyed: batches that overwrite many rows wait for its reader
 // (changes.h).
 #ifndef DYNEMB_TABLE_SNAPSHOT_H_
 #define DYNEMB_TABLE_SNAPSHOT_H_
@@ -33,12 +34,12 @@ namespace dynemb {
 class Snapshot {
  public:
   // A stretch of rows of one table. Rows that are still in the table are locked in it (shared)
-  // until they are read or the piece is gone.
+  // until they are read or the piece is gone; it must go before the snapshot.
   struct Piece {
     size_t table = 0;
     size_t n = 0;
     std::vector<RowId> plan;
-    SavedRows::Chunk saved;
+    const char* saved = nullptr;  // [n, stride], if they are not in the table any more
     std::shared_lock<SharedMutex> lock;
   };
 
@@ -64,7 +65,7 @@ class Snapshot {
   const StateSpec& state_spec(size_t table) const { return info_[table].state_spec; }
   const std::vector<uint64_t>& deleted(size_t table) const { return info_[table].deleted; }
 
-  // The next rows, at most `limit`; none at the end.
+  // The next rows, at most `limit` > 0; none at the end.
   Piece Next(size_t limit);
   // Delivers the rows of a piece, and unlocks; null skips a column.
   void Read(Exec& exec, Piece* piece, void* keys, void* vectors, float* state, CutTime* updates,
@@ -87,6 +88,8 @@ class Snapshot {
   int64_t watermark_utc_ns_ = 0;
   std::vector<Info> info_;
   size_t current_ = 0;  // the table that is read
+  SavedRows::Chunk chunk_;
+  size_t chunk_read_ = 0;  // rows of it
 };
 
 }  // namespace dynemb

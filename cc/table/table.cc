@@ -228,13 +228,15 @@ void Table::ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, void
 
 void Table::Adopt(Table* other, Tick tick) {
   BeforeWriteAll();
+  other->BeforeWriteAll();
   std::swap(index_, other->index_);
   std::swap(rows_, other->rows_);
   std::swap(base_, other->base_);
   std::swap(state_spec_, other->state_spec_);
   std::swap(initial_state_, other->initial_state_);
-  batch_stamp_ = 0;
+  batch_stamp_ = other->batch_stamp_ = 0;
   changes_.Start(tick, tick, rows_.high_water());
+  if (other->tracking()) other->changes_.Start(tick, tick, other->rows_.high_water());
 }
 
 Stamp Table::BeginBatch(Tick tick, size_t n) {

@@ -199,8 +199,9 @@ class Table {
   };
   // (exclusive) Sets rows, their times too. `tick` is greater than any of them.
   virtual Status LoadRows(Exec& exec, const LoadedRows& rows, Tick tick) = 0;
-  // (exclusive on both) Exchanges the rows, and the state they have, with a table of the same key
-  // type, dtype and dim. This table is then as it was at `tick`; changes are noted from there.
+  // (exclusive on both) Exchanges the rows, and the state they have, with another table of the same
+  // key type, dtype, dim and max_capacity. This table is then as it was at `tick`; changes are
+  // noted from there.
   void Adopt(Table* other, Tick tick);
 
   // (shared, or exclusive) Aborts the process with a message if an invariant of the structure does

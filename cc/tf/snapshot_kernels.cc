@@ -277,9 +277,10 @@ class AdoptOp : public DynembOp {
     for (int t = 0; t < n; ++t) {
       const TableOptions& a = tables[t]->options();
       const TableOptions& b = tables[n + t]->options();
-      if (a.dim != b.dim || a.dtype != b.dtype || a.key_type != b.key_type) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("table '", a.name, "' and its other differ in dim, dtype or key_type"));
+      if (a.dim != b.dim || a.dtype != b.dtype || a.key_type != b.key_type ||
+          a.max_capacity != b.max_capacity) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "table '", a.name, "' and its other differ in dim, dtype, key_type or max_capacity"));
       }
     }
     TableLock lock(tables, TableLock::Mode::kExclusive);
