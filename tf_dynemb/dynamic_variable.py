@@ -349,6 +349,8 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         with tf.init_scope():
             if self._state_spec is not None:
                 attach(self.handle, optimizer="", widths=[], inits=[])
+                # Every row begins anew, also those that no delta will tell of.
+                self.snapshots.clear()
             attach(self.handle, optimizer=optimizer, widths=spec[1], inits=spec[2])
         self._state_spec = spec
         self._state_owner = weakref.ref(owner)

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tf_dynemb import _ops, gradients, optimizer_native
-from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.dynamic_variable import DynamicVariable, StateSpec
 from tf_dynemb.gradients import TableGradient
 from tf_dynemb.optimizer_generic import RowsOptimizer, fresh_copy
 from tf_dynemb.unwrap import unwrap
@@ -89,8 +89,13 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
     @property
     def variables(self) -> list[Any]:
         """The wrapped optimizer's variables; state of tables is in the tables."""
-        shared = [v for rows in self._tables.generic.values() for v in rows.shared_variables]
+        shared = [v for of_table in self.shared_variables for v in of_table]
         return list(self.inner_optimizer.variables) + shared
+
+    @property
+    def shared_variables(self) -> list[list[Any]]:
+        """Variables that belong to no row, for each table that is stepped by Keras's own code."""
+        return [rows.shared_variables for rows in self._tables.generic.values()]
 
     def build(self, var_list: Any) -> None:
         """Makes state for dense variables, and room for it in the rows of tables."""
@@ -101,6 +106,14 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
                 self._attach(table)
         self._tables.trained_variables = list(var_list)
         self.built = True
+
+    def state_spec(self, table: DynamicVariable) -> StateSpec:
+        """The state that this optimizer keeps in the table's rows, or would keep."""
+        if self._form is not None:
+            return optimizer_native.state_spec(table, self._form)
+        if id(table) in self._tables.generic:
+            return self._tables.generic[id(table)].state_spec
+        return RowsOptimizer(self._tables.template, table).state_spec
 
     def attach(self, tables: Sequence[DynamicVariable]) -> None:
         """Makes room for state in the rows of tables, as the first step with them would."""
@@ -132,6 +145,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             optimizer_native.attach(table, self._form, self._tables)
         else:
             rows = RowsOptimizer(self._tables.template, table)
+            rows.attach()
             # For tf.train.Checkpoint, which may have been asked for their values already.
             for i, variable in enumerate(rows.shared_variables):
                 self._track_trackable(variable, f"table_{len(self._tables.generic)}_{i}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -33,23 +34,30 @@ def restore_optimizer(optimizer: OptimizerWrapper, entry: Mapping[str, Any] | No
     Warns, and sets nothing, if the dump has none, or another's.
     """
     kind = type(optimizer.core).__name__
-    if entry is None or entry["name"] != kind:
-        what = "no optimizer" if entry is None else f"the optimizer {entry['name']}"
+    if entry is None or entry.get("name") != kind:
+        what = "no optimizer" if entry is None else f"the optimizer {entry.get('name')}"
         warnings.warn(
             f"the dump was written with {what}, so that the steps of {kind} begin anew.",
             stacklevel=6,
         )
         return
+    values = entry.get("variables", {})
     for name, variable in _scalars(optimizer):
-        if name in entry["variables"]:
-            variable.assign(entry["variables"][name])
-    optimizer.core.iterations.assign(entry["iterations"])
+        if name in values:
+            variable.assign(values[name])
+    optimizer.core.iterations.assign(entry.get("iterations", 0))
 
 
 def _scalars(optimizer: OptimizerWrapper) -> Iterator[tuple[str, Any]]:
     """The optimizer's variables that are one number each, by names that are the same every time."""
-    seen: dict[str, int] = {}
-    for variable in optimizer.variables:
-        if variable.shape == () and variable is not optimizer.core.iterations:
-            count = seen[variable.name] = seen.get(variable.name, 0) + 1
-            yield variable.name if count == 1 else f"{variable.name}:{count}", variable
+    groups = {"": optimizer.inner_optimizer.variables}
+    for number, variables in enumerate(optimizer.shared_variables):
+        groups[f"table {number}: "] = variables
+    for group, variables in groups.items():
+        seen: dict[str, int] = {}
+        for variable in variables:
+            if variable.shape == () and variable is not optimizer.core.iterations:
+                # Keras numbers what its caller has not named.
+                name = re.sub(r"_\d+$", "", variable.name)
+                count = seen[name] = seen.get(name, 0) + 1
+                yield f"{group}{name}" + (f" {count}" if count > 1 else ""), variable

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops
-from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.dynamic_variable import DynamicVariable, StateSpec
 from tf_dynemb.gradients import TableGradient
 
 
@@ -76,7 +76,7 @@ class RowsOptimizer:
 
     Args:
         template: an optimizer that was never built; see `fresh_copy`.
-        table: the table. Its rows get room for the optimizer's state.
+        table: the table. Its rows get room for the optimizer's state by `attach`.
 
     Raises:
         NotImplementedError: the optimizer keeps state that cannot be cut into rows.
@@ -98,7 +98,11 @@ class RowsOptimizer:
             # One float more: whether the row has been stepped before.
             widths, inits = [*widths, 1], [*inits, 0.0]
         name = f"keras:{kind.__module__}.{kind.__qualname__}"
-        table.attach_state(name, widths, inits, owner=self)
+        self.state_spec: StateSpec = (name, tuple(widths), tuple(inits))
+
+    def attach(self) -> None:
+        """Makes room for the optimizer's state in the table's rows."""
+        self._table.attach_state(*self.state_spec, self)
 
     @property
     def shared_variables(self) -> list[Any]:

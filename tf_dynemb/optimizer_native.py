@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tf_dynemb import _ops
-from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.dynamic_variable import DynamicVariable, StateSpec
 from tf_dynemb.gradients import TableGradient
 from tf_dynemb.rowwise_adagrad import RowwiseAdagrad
 
@@ -43,10 +43,15 @@ def native_form(optimizer: Any) -> NativeForm | None:
     return None if describe is None else describe(optimizer)
 
 
+def state_spec(table: DynamicVariable, form: NativeForm) -> StateSpec:
+    """The state that the optimizer keeps in the table's rows."""
+    width = 1 if form.state_per_row else table.dimension
+    return form.name, (width,) * len(form.inits), form.inits
+
+
 def attach(table: DynamicVariable, form: NativeForm, owner: object) -> None:
     """Makes room for the optimizer's state in the table's rows."""
-    width = 1 if form.state_per_row else table.dimension
-    table.attach_state(form.name, [width] * len(form.inits), form.inits, owner)
+    table.attach_state(*state_spec(table, form), owner)
 
 
 def update(

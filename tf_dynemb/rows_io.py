@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import os
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -43,14 +45,19 @@ def write_rows(
             key_type = table.key_type.as_numpy_dtype
             publication.column(number, "deleted", key_type).append(info[3])
 
-    # One thread reads tables while another writes files.
+    # One thread reads tables while another writes files; both give way to training.
     waiting: collections.deque[concurrent.futures.Future[int]] = collections.deque()
     most = sum(info[0] for info in infos)
+    pieces = cut.pieces()
     with (
-        concurrent.futures.ThreadPoolExecutor(1) as writer,
+        concurrent.futures.ThreadPoolExecutor(1, initializer=_give_way) as reader,
+        concurrent.futures.ThreadPoolExecutor(1, initializer=_give_way) as writer,
         progress(most, what, "rows", quiet) as bar,
     ):
-        for number, rows in cut.pieces():
+        piece = reader.submit(next, pieces, None)
+        while (read := piece.result()) is not None:
+            piece = reader.submit(next, pieces, None)
+            number, rows = read
             waiting.append(writer.submit(_append, writers[number], rows))
             while len(waiting) > _PIECES_AHEAD:
                 bar.update(waiting.popleft().result())
@@ -206,13 +213,16 @@ def build_index(
     )
 
 
+class _Bar(tqdm.tqdm):  # type: ignore[misc]
+    """A progress bar whose lock is not shared with processes that are forked off."""
+
+    _lock = threading.RLock()
+
+
 def progress(total: int, what: str, unit: str, quiet: bool | None) -> Any:
     """A progress bar for what takes longer than some seconds."""
-    # tqdm's None: only on a terminal.
-    disable = quiet if quiet is not None else None
-    return tqdm.tqdm(
-        total=total, desc=what, unit=unit, unit_scale=True, delay=_PATIENCE, disable=disable
-    )
+    # tqdm takes None for: only on a terminal.
+    return _Bar(total=total, desc=what, unit=unit, unit_scale=True, delay=_PATIENCE, disable=quiet)
 
 
 def _columns(
@@ -228,6 +238,11 @@ def _columns(
     if state_width:
         columns["state"] = publication.column(number, "state", np.float32, (state_width,))
     return columns
+
+
+def _give_way() -> None:
+    """Lowers the priority of the calling thread."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def _append(columns: Mapping[str, storage.ColumnWriter], rows: Rows) -> int:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_dynemb import _ops, rows_io, storage
 from tf_dynemb.cut import Cut, Rows, last_tick
-from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.dynamic_variable import DynamicVariable, StateSpec
 from tf_dynemb.naming import named_variables
 from tf_dynemb.optimizer import OptimizerWrapper
 from tf_dynemb.optimizer_entry import optimizer_entry, restore_optimizer
@@ -233,7 +233,15 @@ def apply_delta(
     """
     tables = _dynamic_only(named_variables(variables))
     _check_optimizer(optimizer)
-    chain = storage.Chain.open(path)
+    return storage.Chain.load(path, lambda chain: _apply(chain, tables, optimizer, cast))
+
+
+def _apply(
+    chain: storage.Chain,
+    tables: Mapping[str, DynamicVariable],
+    optimizer: OptimizerWrapper | None,
+    cast: bool,
+) -> Watermark:
     fresh = _continuations(chain, tables)
     for snapshot in fresh:
         snapshot.verify(checksum=rows_io.checksum)
@@ -245,7 +253,9 @@ def apply_delta(
         manifest = snapshot.manifest
         _ops.library().dynemb_advance_clock(manifest.watermark, manifest.watermark_utc_ns)
         for name, table in tables.items():
-            has_state = _takes_state(snapshot, name, table, optimizer)
+            has_state = optimizer is not None and _takes_state(
+                snapshot, name, table, table.state_spec
+            )
             rows_io.erase(snapshot, name, table.handle, table.key_type)
             rows_io.load_rows(snapshot, name, table, table.handle, has_state, at_tick=-1)
             table.note_snapshot(manifest.id, last_tick())
@@ -278,13 +288,13 @@ def _load(
                 bar.update(done - bar.n)
 
             snapshot.verify(checksum=rows_io.checksum, progress=show)
-    if optimizer is not None:
-        optimizer.attach(list(dynamic.values()))
 
     last = chain.last.manifest
-    handles = []
-    for name, table in dynamic.items():
-        handles.append(_stage(chain, name, table, optimizer, quiet))
+    specs = [_state_spec(table, optimizer) for table in dynamic.values()]
+    handles = [
+        _stage(chain, name, table, spec, optimizer is not None, quiet)
+        for (name, table), spec in zip(dynamic.items(), specs, strict=True)
+    ]
     values = {
         name: rows_io.read_static(chain.base, name, variable)
         for name, variable in tables.items()
@@ -299,9 +309,12 @@ def _load(
         )
     for name, value in values.items():
         tables[name].assign(value)
-    for table in dynamic.values():
+    for table, spec in zip(dynamic.values(), specs, strict=True):
         table.snapshots = dict.fromkeys(last.ids, last.watermark)
+        if optimizer is not None:
+            table.state_was_restored(spec)
     if optimizer is not None:
+        optimizer.attach(list(dynamic.values()))
         restore_optimizer(optimizer, last.optimizer or chain.base.manifest.optimizer)
     return _watermark(last)
 
@@ -310,18 +323,19 @@ def _stage(
     chain: storage.Chain,
     name: str,
     table: DynamicVariable,
-    optimizer: OptimizerWrapper | None,
+    state_spec: StateSpec | None,
+    with_state: bool,
     quiet: bool | None,
 ) -> Any:
     """A table with the rows of a chain, apart from the variable; its handle."""
     assert chain.base is not None
     _, entry = chain.base.manifest.table(name)
     rows = sum(shard.rows for shard in entry.shards)
-    handle = table.make_empty(rows, table.state_spec)
+    handle = table.make_empty(rows, state_spec)
     tick = chain.last.manifest.watermark + 1
     try:
         for snapshot in chain.snapshots:
-            has_state = _takes_state(snapshot, name, table, optimizer)
+            has_state = with_state and _takes_state(snapshot, name, table, state_spec)
             rows_io.erase(snapshot, name, handle, table.key_type)
             rows_io.load_rows(snapshot, name, table, handle, has_state, tick, quiet)
     except tf.errors.ResourceExhaustedError as error:
@@ -374,25 +388,32 @@ def _check_entry(snapshot: storage.Snapshot, name: str, variable: Any, cast: boo
             )
 
 
+def _state_spec(table: DynamicVariable, optimizer: OptimizerWrapper | None) -> StateSpec | None:
+    """The state that rows are loaded for: the optimizer's, or what the table has."""
+    return table.state_spec if optimizer is None else optimizer.state_spec(table)
+
+
 def _takes_state(
-    snapshot: storage.Snapshot,
-    name: str,
-    table: DynamicVariable,
-    optimizer: OptimizerWrapper | None,
+    snapshot: storage.Snapshot, name: str, table: DynamicVariable, spec: StateSpec | None
 ) -> bool:
-    """Whether a snapshot's state goes into the rows; warns of state that is dropped."""
+    """Whether a snapshot's state goes into rows with this state; warns of what is dropped."""
     _, entry = snapshot.manifest.table(name)
-    if optimizer is None or entry.state is None or not entry.state_width:
-        return False
-    spec = table.state_spec
-    if spec is not None and spec[:2] == (entry.state.optimizer, tuple(entry.state.widths)):
-        return True
-    warnings.warn(
-        f"the state of {entry.state.optimizer!r} that table {name!r} has in {snapshot.directory} "
-        f"is dropped: {table.name!r} is trained with {(spec or ('nothing',))[0]!r}. Its rows "
-        "begin with fresh state.",
-        stacklevel=6,
-    )
+    ours = spec[0] if spec else "no optimizer"
+    if entry.state and spec and spec[:2] == (entry.state.optimizer, tuple(entry.state.widths)):
+        return entry.state_width > 0
+    if entry.state and entry.state_width:
+        warnings.warn(
+            f"the state of {entry.state.optimizer!r} that table {name!r} has in "
+            f"{snapshot.directory} is dropped: {table.name!r} is trained with {ours!r}. Its rows "
+            "begin with fresh state.",
+            stacklevel=6,
+        )
+    elif spec and sum(spec[1]) and any(shard.rows for shard in entry.shards):
+        warnings.warn(
+            f"table {name!r} has no optimizer state in {snapshot.directory}: rows that are in it "
+            f"begin with fresh state of {ours!r}.",
+            stacklevel=6,
+        )
     return False
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_dynemb import _ops
 from tf_dynemb.cut import last_tick
-from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.dynamic_variable import DynamicVariable, StateSpec
 from tf_dynemb.naming import named_variables
 from tf_dynemb.optimizer import OptimizerWrapper
 from tf_dynemb.rows_io import NO_STATE, slices
@@ -56,10 +56,15 @@ def load_sok_dump(
     for name, variable in tables.items():
         _check(of_name[name], name, variable)
     dynamic = {name: v for name, v in tables.items() if isinstance(v, DynamicVariable)}
-    if optimizer is not None:
-        optimizer.attach(list(dynamic.values()))
+    specs = {
+        name: table.state_spec if optimizer is None else optimizer.state_spec(table)
+        for name, table in dynamic.items()
+    }
     with tf.init_scope():
-        handles = [_stage(of_name[name], name, v, optimizer) for name, v in dynamic.items()]
+        handles = [
+            _stage(of_name[name], name, table, specs[name], optimizer is not None)
+            for name, table in dynamic.items()
+        ]
         values = {
             name: _dense(of_name[name], name, v)
             for name, v in tables.items()
@@ -70,8 +75,12 @@ def load_sok_dump(
             _ops.library().dynemb_adopt(mine, handles, last_tick(), time.time_ns())
     for name, value in values.items():
         tables[name].assign(value)
-    for table in dynamic.values():
+    for name, table in dynamic.items():
         table.snapshots = {}
+        if optimizer is not None:
+            table.state_was_restored(specs[name])
+    if optimizer is not None:
+        optimizer.attach(list(dynamic.values()))
 
 
 def _file_name(directory: str, name: str) -> str:
@@ -90,11 +99,11 @@ def _check(sok: SokTable, name: str, variable: Any) -> None:
 
 
 def _stage(
-    sok: SokTable, name: str, table: DynamicVariable, optimizer: OptimizerWrapper | None
+    sok: SokTable, name: str, table: DynamicVariable, spec: StateSpec | None, with_state: bool
 ) -> Any:
     """A table with SOK's rows, apart from the variable; its handle."""
-    handle = table.make_empty(len(sok.keys), table.state_spec)
-    states = _states(sok, name, table) if optimizer is not None else []
+    handle = table.make_empty(len(sok.keys), spec)
+    states = _states(sok, name, table, spec) if with_state else []
     for some in slices(table, len(sok.keys), len(states) * table.dimension):
         keys = _as_key_type(sok.keys[some], table.key_type.as_numpy_dtype, name)
         state = [np.asarray(part[some], np.float32) for part in states]
@@ -112,9 +121,9 @@ def _stage(
     return handle
 
 
-def _states(sok: SokTable, name: str, table: DynamicVariable) -> list[Any]:
+def _states(sok: SokTable, name: str, table: DynamicVariable, spec: StateSpec | None) -> list[Any]:
     """SOK's states in the order of the table's; none if they mean something else."""
-    ours = table.state_spec[0] if table.state_spec else "nothing"
+    ours = spec[0] if spec else "nothing"
     theirs, names = _SAME_STATE.get(ours, ("", ()))
     if theirs == sok.optimizer and set(names) == set(sok.states):
         return [sok.states[state] for state in names]

@@ -28,7 +28,8 @@ constexpr size_t kKeyGrain = 2048;
 template <class K, class Lanes>
 class HashTable final : public Table {
  public:
-  static Status Make(const TableOptions& options, std::unique_ptr<Table>* table);
+  static Status Make(const TableOptions& options, std::unique_ptr<Table>* table,
+                     Exec* exec = nullptr);
 
   void Find(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) override;
   void Contains(Exec& exec, const void* keys, size_t n, bool* found) const override;

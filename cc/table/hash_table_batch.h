@@ -74,9 +74,10 @@ struct RowVisitor {
 }  // namespace internal
 
 template <class K, class Lanes>
-Status HashTable<K, Lanes>::Make(const TableOptions& options, std::unique_ptr<Table>* table) {
+Status HashTable<K, Lanes>::Make(const TableOptions& options, std::unique_ptr<Table>* table,
+                                 Exec* exec) {
   std::unique_ptr<HashTable> made(new HashTable);
-  DYNEMB_RETURN_IF_ERROR(made->Init(options));
+  DYNEMB_RETURN_IF_ERROR(made->Init(options, exec));
   *table = std::move(made);
   return Status();
 }

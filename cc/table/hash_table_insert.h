@@ -320,29 +320,44 @@ Status HashTable<K, Lanes>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick 
   const size_t bytes = layout().vector_bytes();
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   const Stamp now = BeginBatch(tick, n);
+  const auto write = [&](size_t i, char* row) {
+    CopyVector(layout().vector(row), vectors + i * bytes, bytes);
+    if (layout().state_width != 0) {
+      memcpy(layout().state(row),
+             loaded.state != nullptr ? loaded.state + i * static_cast<size_t>(layout().state_width)
+                                     : initial_state_.data(),
+             layout().state_bytes());
+    }
+    *layout().update(row) = ToStamp(loaded.base + loaded.updates[i]);
+  };
+  struct Visitor {
+    HashTable* table;
+    const decltype(write)& write_row;
+    RowId* rows;
+    bool leader;
+    uint64_t hits = 0, misses = 0;
+    void Hit(size_t i, RowId row, char* at) {
+      if (!leader) return;
+      rows[i] = row;
+      table->BeforeWrite(row, *table->layout().update(at));
+      write_row(i, at);
+    }
+    void Miss(size_t i, K) {
+      ++misses;
+      if (leader) rows[i] = kNoRow;
+    }
+  };
+  DYNEMB_RETURN_IF_ERROR(MakeRoomFirst(exec, k, n, now));
   const ScratchLease scratch;
   RowId* const rows = scratch->rows.Resize(n);
   // Rows that are there are stamped, so that they cannot be evicted for the others.
-  if (FindRows(exec, k, n, now, Counts::kNothing, rows) != 0) {
-    const auto leave = [](Lanes&, size_t, K, char*) {};
-    DYNEMB_RETURN_IF_ERROR(Insert(exec, k, n, now, rows, leave, &scratch->plan));
+  const auto make = [&](Lanes& lanes) { return Visitor{this, write, rows, lanes.rank() == 0}; };
+  if (FindBatch(exec, k, n, now, layout().stride, Counts::kNothing, make) != 0) {
+    const auto fill = [&](Lanes& lanes, size_t i, K, char* row) {
+      if (lanes.rank() == 0) write(i, row);
+    };
+    DYNEMB_RETURN_IF_ERROR(Insert(exec, k, n, now, rows, fill, &scratch->plan));
   }
-  exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) {
-      char* row = rows_.At(rows[i]);
-      Stamp* updated = layout().update(row);
-      BeforeWrite(rows[i], *updated);
-      CopyVector(layout().vector(row), vectors + i * bytes, bytes);
-      if (layout().state_width != 0) {
-        memcpy(layout().state(row),
-               loaded.state != nullptr
-                   ? loaded.state + i * static_cast<size_t>(layout().state_width)
-                   : initial_state_.data(),
-               layout().state_bytes());
-      }
-      *updated = ToStamp(loaded.base + loaded.updates[i]);
-    }
-  });
   ForSlots(exec, rows, n,
            [&](size_t i, Stamp* access) { *access = ToStamp(loaded.base + loaded.accesses[i]); });
   return Status();

@@ -44,13 +44,13 @@ int64_t StateSpec::width() const {
   return std::accumulate(widths.begin(), widths.end(), int64_t{0});
 }
 
-Status Table::Create(const TableOptions& options, std::unique_ptr<Table>* table) {
+Status Table::Create(const TableOptions& options, std::unique_ptr<Table>* table, Exec* exec) {
   if (options.key_type == KeyType::kInt32)
-    return HashTable<uint32_t, OneLane>::Make(options, table);
-  return HashTable<uint64_t, OneLane>::Make(options, table);
+    return HashTable<uint32_t, OneLane>::Make(options, table, exec);
+  return HashTable<uint64_t, OneLane>::Make(options, table, exec);
 }
 
-Status Table::Init(const TableOptions& options) {
+Status Table::Init(const TableOptions& options, Exec* exec) {
   DYNEMB_RETURN_IF_ERROR(CheckOptions(options));
   options_ = options;
   DYNEMB_RETURN_IF_ERROR(
@@ -61,8 +61,8 @@ Status Table::Init(const TableOptions& options) {
   DYNEMB_RETURN_IF_ERROR(rows_.Init(layout, most));
   const auto expected = static_cast<uint64_t>(options.init_capacity);
   DYNEMB_RETURN_IF_ERROR(index_.Init(expected, rows_.max_rows(), options.max_load_factor));
-  SerialExec exec;
-  rows_.Presize(exec, expected);
+  SerialExec serial;
+  rows_.Presize(exec != nullptr ? *exec : serial, expected);
   return Status();
 }
 

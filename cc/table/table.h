@@ -93,8 +93,10 @@ struct ExportPlan {
 
 class Table {
  public:
-  // A table without rows. InvalidArgument names the option and its value.
-  static Status Create(const TableOptions& options, std::unique_ptr<Table>* table);
+  // A table without rows. InvalidArgument names the option and its value. `exec` takes the memory
+  // of init_capacity; null: the caller's thread does.
+  static Status Create(const TableOptions& options, std::unique_ptr<Table>* table,
+                       Exec* exec = nullptr);
   virtual ~Table() = default;
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;
@@ -210,7 +212,7 @@ class Table {
 
  protected:
   Table() = default;
-  Status Init(const TableOptions& options);
+  Status Init(const TableOptions& options, Exec* exec);
 
   // accesses[i] = the last access of rows[i], which are held.
   virtual void LastAccesses(Exec& exec, const RowId* rows, size_t n, Stamp* accesses) const = 0;

@@ -196,7 +196,7 @@ class SnapshotNextOp : public OneSnapshotOp {
     TF_RETURN_IF_ERROR(Output(ctx, 4, {n}, &updates));
     TF_RETURN_IF_ERROR(Output(ctx, 5, {n}, &accesses));
     *table = n == 0 ? -1 : static_cast<int64_t>(piece.table);
-    PoolExec exec = MakeExec(ctx);
+    SerialExec exec;  // it runs beside training, which the other threads are left to
     s->Read(exec, &piece, keys, vectors, state, updates, accesses);
     return absl::OkStatus();
   }

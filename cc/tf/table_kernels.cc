@@ -69,9 +69,10 @@ class TableOp : public DynembOp {
   absl::Status Run(tf::OpKernelContext* ctx) override {
     tf::Tensor* handle = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, tf::TensorShape({}), &handle));
-    const auto make = [this](TableResource** resource) -> absl::Status {
+    const auto make = [this, ctx](TableResource** resource) -> absl::Status {
+      PoolExec exec = MakeExec(ctx);
       std::unique_ptr<Table> table;
-      DYNEMB_RETURN_IF_LIBRARY_ERROR(Table::Create(options_, &table));
+      DYNEMB_RETURN_IF_LIBRARY_ERROR(Table::Create(options_, &table, &exec));
       *resource = new TableResource(std::move(table));
       return absl::OkStatus();
     };

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_dynemb.storage import crc32c, npy
+from tf_dynemb.storage.errors import naming
 from tf_dynemb.storage.manifest import ColumnFile
 
 
@@ -73,9 +74,10 @@ class ColumnWriter:
         if self._descriptor < 0:
             raise ValueError(f"{self.path.name} is not complete: writing it failed.")
         header = npy.header(self._dtype, (self.rows, *self._row_shape))
-        if os.pwrite(self._descriptor, header, 0) != len(header):
-            raise OSError(f"{self.path}: the header could not be written.")
-        os.fsync(self._descriptor)
+        with naming(self.path):
+            if os.pwrite(self._descriptor, header, 0) != len(header):
+                raise OSError(f"{self.path}: the header could not be written.")
+            os.fsync(self._descriptor)
         self.abandon()
         body = min(self._bytes, self._block_bytes) - len(header)
         first = crc32c.combine(crc32c.crc32c(header), self._checksums[0], body)

@@ -21,7 +21,7 @@ from tf_dynemb._version import __version__
 from tf_dynemb.storage import block_file, crc32c, key_index, npy
 from tf_dynemb.storage.chain import MANIFEST, Name, Snapshot, list_snapshots, since_last_base
 from tf_dynemb.storage.column_writer import ColumnWriter
-from tf_dynemb.storage.errors import DataLossError
+from tf_dynemb.storage.errors import DataLossError, naming
 from tf_dynemb.storage.manifest import (
     INDEX_ROWS,
     KINDS,
@@ -158,7 +158,7 @@ class Publication:
         header = npy.header(np.dtype(np.uint32), (slots,))
         size = len(header) + 4 * slots
         path = self._directory / file_name(table, rank, "index")
-        with path.open("xb") as file:
+        with naming(path), path.open("xb") as file:
             file.write(header)
             file.flush()
             # Takes the blocks now: a full disk would kill a process that writes to a mapped file.
@@ -229,7 +229,8 @@ class Publication:
             Manifest.from_json(text, str(self._path))
         except DataLossError as error:
             raise ValueError(f"no snapshot can be made of this: {error}") from error
-        with (self._directory / MANIFEST).open("xb") as file:
+        path = self._directory / MANIFEST
+        with naming(path), path.open("xb") as file:
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
@@ -315,7 +316,8 @@ def _sync_directory(path: pathlib.Path) -> None:
     """Syncs a directory's entries, where the file system can."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise

@@ -1,0 +1,248 @@
+"""Tables that are trained, with a model of which keys changed when, and those that follow them."""
+
+from __future__ import annotations
+
+import datetime
+
+import keras
+import numpy as np
+import table_reader
+import tensorflow as tf
+from chain_reader import fold, read_snapshot
+
+import tf_dynemb as de
+from tf_dynemb import serving, storage
+
+OPTIMIZERS = {
+    "adagrad": lambda: keras.optimizers.Adagrad(0.5),
+    "adam": lambda: keras.optimizers.Adam(0.1, amsgrad=True),
+    "nadam": lambda: keras.optimizers.Nadam(0.1),
+}
+# Rows that "item" holds at most: more are evicted.
+CAPACITY = 24
+
+
+def make_tables():
+    return [
+        de.DynamicVariable(3, "uniform", name="user", seed=1, init_capacity=1),
+        de.DynamicVariable(
+            2,
+            "uniform",
+            name="item",
+            seed=2,
+            key_type=tf.int32,
+            dtype=tf.bfloat16,
+            init_capacity=1,
+            max_capacity=CAPACITY,
+        ),
+    ]
+
+
+def make_optimizer(kind, tables):
+    optimizer = de.OptimizerWrapper(OPTIMIZERS[kind]())
+    optimizer.attach(tables)
+    return optimizer
+
+
+def spread(table, numbers):
+    """Keys over the whole range of the table's type: 0 is 0, and different numbers differ."""
+    factor = np.uint64(0x9E3779B97F4A7C15)
+    keys = np.array(numbers, np.uint64) * factor
+    if table.key_type == tf.int32:
+        return keys.astype(np.uint32).view(np.int32)
+    return keys.view(np.int64)
+
+
+class History:
+    """When each key of a table was last written, and last lost; times count operations."""
+
+    def __init__(self, table):
+        self.table = table
+        self.written: dict[int, int] = {}
+        self.lost: dict[int, int] = {}
+
+    def write(self, now, keys, all_of_them=True):
+        """Keys were named by an operation: written, or only made where they were not there."""
+        for key in keys.tolist():
+            if all_of_them or key not in self.written:
+                self.written[key] = now
+        held = set(table_reader.rows_of(self.table).keys.tolist())
+        evicted = set(self.written) - held
+        assert not evicted & set(keys.tolist())
+        assert not evicted or len(held) == self.table.options.max_capacity
+        self.lose(now, evicted)
+        assert set(self.written) == held
+
+    def lose(self, now, keys):
+        for key in keys:
+            if self.written.pop(key, None) is not None:
+                self.lost[key] = now
+
+    def written_since(self, since):
+        return {key for key, time in self.written.items() if time > since}
+
+    def lost_since(self, since):
+        return {key for key, time in self.lost.items() if time > since and key not in self.written}
+
+
+class Trainer:
+    def __init__(self, path, kind):
+        self.path = path
+        self.kind = kind
+        self.tables = make_tables()
+        self.optimizer = make_optimizer(kind, self.tables)
+        self.histories = [History(table) for table in self.tables]
+        self.now = 0
+        # What was published, and moments between operations, with their times.
+        self.published: list[tuple[de.Watermark, int]] = []
+        self.moments: list[tuple[datetime.datetime, int]] = []
+
+    def contents(self):
+        return table_reader.contents(self.tables)
+
+    def step(self, numbers):
+        """A step of training, on both tables."""
+        self.now += 1
+        keys = [spread(table, some) for table, some in zip(self.tables, numbers, strict=True)]
+        with tf.GradientTape() as tape:
+            vectors = [table.lookup(k) for table, k in zip(self.tables, keys, strict=True)]
+            loss = sum(tf.reduce_sum(tf.cast(v, tf.float32) ** 2 + self.now) for v in vectors)
+        grads = tape.gradient(loss, self.tables)
+        self.optimizer.apply_gradients(zip(grads, self.tables, strict=True))
+        for history, k in zip(self.histories, keys, strict=True):
+            history.write(self.now, k)
+
+    def each(self, number):
+        self.now += 1
+        return self.tables[number], self.histories[number]
+
+    def upsert(self, number, numbers):
+        table, history = self.each(number)
+        keys = spread(table, numbers)
+        table.upsert(keys, tf.fill([len(keys), table.dimension], float(self.now)))
+        history.write(self.now, keys)
+
+    def add(self, number, numbers):
+        table, history = self.each(number)
+        keys = spread(table, numbers)
+        ones = tf.ones([len(keys), table.dimension], table.dtype)
+        table.scatter_add(tf.IndexedSlices(ones, keys))
+        history.write(self.now, keys)
+
+    def read(self, number, numbers, insert, pooled):
+        table, history = self.each(number)
+        keys = spread(table, numbers)
+        if pooled:
+            de.lookup_sparse(table, tf.constant(keys[:, None]), combiners="sum", insert=insert)
+        else:
+            table.lookup(keys, insert=insert)
+        if insert:
+            history.write(self.now, keys, all_of_them=False)
+
+    def erase(self, number, numbers, forget):
+        table, history = self.each(number)
+        keys = spread(table, numbers)
+        (table.forget if forget else table.erase)(keys)
+        history.lose(self.now, keys.tolist())
+
+    def clear(self, number):
+        table, history = self.each(number)
+        table.clear()
+        history.lose(self.now, list(history.written))
+
+    def note_moment(self):
+        self.moments.append((datetime.datetime.now(datetime.timezone.utc), self.now))
+
+    def publish_base(self):
+        watermark = de.dump(self.path, self.tables, self.optimizer, quiet=True)
+        self.published.append((watermark, self.now))
+        chain = storage.Chain.open(self.path)
+        assert (chain.base.manifest.id, chain.deltas) == (watermark.id, [])
+        assert table_reader.same(fold(chain), self.contents(), table_reader.ALL)
+
+    def publish_delta(self, since, time, exactly=True):
+        """Publishes what changed since then, and compares the delta with the model."""
+        watermark = de.incremental_dump(self.path, self.tables, since, self.optimizer, quiet=True)
+        self.published.append((watermark, self.now))
+        snapshot = storage.Chain.open(self.path).last
+        assert snapshot.manifest.id == watermark.id
+        assert snapshot.manifest.watermark == watermark.tick
+        contents = self.contents()
+        for name, history in zip(contents, self.histories, strict=True):
+            rows, deleted = read_snapshot(snapshot, name)
+            found = set(rows.keys.tolist())
+            gone = set(deleted.tolist())
+            assert len(gone) == len(deleted)
+            if exactly:
+                assert found == history.written_since(time)
+                assert gone == history.lost_since(time)
+            else:
+                assert history.written_since(time) <= found <= set(history.written)
+                assert history.lost_since(time) <= gone <= history.lost_since(-1)
+            kept = np.isin(contents[name].keys, rows.keys)
+            held = type(rows)(*(column[kept] for column in contents[name]))
+            assert rows.same(held, table_reader.ALL)
+            assert (rows.accesses <= watermark.tick).all()
+
+    @property
+    def last_time(self):
+        return self.published[-1][1]
+
+
+class Follower:
+    """Tables that were loaded once and then take deltas."""
+
+    def __init__(self, path, kind):
+        self.path = path
+        self.tables = make_tables()
+        self.optimizer = make_optimizer(kind, self.tables)
+        self.load()
+
+    def load(self):
+        return de.load(self.path, self.tables, self.optimizer, quiet=True)
+
+    def apply(self):
+        return de.apply_delta(self.path, self.tables, self.optimizer)
+
+    def check(self, trainer, columns=("keys", "vectors", "state")):
+        assert table_reader.same(table_reader.contents(self.tables), trainer.contents(), columns)
+        steps = [int(o.core.iterations) for o in (self.optimizer, trainer.optimizer)]
+        assert steps[0] == steps[1]
+
+
+def reader_contents(reader):
+    """Keys and float32 vectors of a serving.Reader, by table, in the order of keys."""
+    found = {}
+    for name in reader.tables:
+        parts = list(reader.items(name, chunk=7))
+        keys = np.concatenate([np.empty(0, reader.key_type(name)), *(k for k, _ in parts)])
+        none = np.empty((0, reader.dimension(name)), np.float32)
+        vectors = np.concatenate([none, *(v for _, v in parts)])
+        order = np.argsort(keys)
+        found[name] = keys[order], vectors[order]
+        assert reader.size(name) == len(keys)
+    return found
+
+
+def check_reader(reader: serving.Reader, contents):
+    found = reader_contents(reader)
+    assert found.keys() == contents.keys()
+    for name, rows in contents.items():
+        keys, vectors = found[name]
+        wide = rows.vectors
+        if wide.dtype == np.uint16:
+            wide = (wide.astype(np.uint32) << 16).view(np.float32)
+        np.testing.assert_array_equal(keys, rows.keys)
+        assert vectors.tobytes() == wide.tobytes()
+        assert reader.lookup(keys, name).tobytes() == wide.tobytes()
+
+
+def check_loaded(path, trainer, scratch=None):
+    """A whole chain, loaded into fresh tables, is the trainer; with times."""
+    follower = Follower(path, trainer.kind)
+    follower.check(trainer, table_reader.ALL)
+    if scratch is not None:
+        # Times of last access: those of the chain, which need not be the trainer's.
+        de.dump(scratch, follower.tables, follower.optimizer, quiet=True)
+        both = [fold(storage.Chain.open(place)) for place in (path, scratch)]
+        assert table_reader.same(*both, (*table_reader.ALL, "accesses"))
