@@ -22,17 +22,11 @@ if TYPE_CHECKING:
     from tf_dynemb.communicator import init
     from tf_dynemb.dynamic_variable import DynamicVariable
     from tf_dynemb.exchange import assign, export
+    from tf_dynemb.loading import apply_delta, load
     from tf_dynemb.lookup import lookup_sparse
     from tf_dynemb.optimizer import OptimizerWrapper
     from tf_dynemb.rowwise_adagrad import RowwiseAdagrad
-    from tf_dynemb.snapshot import (
-        Watermark,
-        apply_delta,
-        dump,
-        incremental_dump,
-        incremental_model_dump,
-        load,
-    )
+    from tf_dynemb.snapshot import Watermark, dump, incremental_dump, incremental_model_dump
     from tf_dynemb.sok_load import load_sok_dump
     from tf_dynemb.static_variable import Variable
     from tf_dynemb.unwrap import filter_variables
@@ -67,7 +61,7 @@ _HOMES = {
     "RowwiseAdagrad": "rowwise_adagrad",
     "Variable": "static_variable",
     "Watermark": "snapshot",
-    "apply_delta": "snapshot",
+    "apply_delta": "loading",
     "assign": "exchange",
     "dump": "snapshot",
     "export": "exchange",
@@ -76,7 +70,7 @@ _HOMES = {
     "incremental_model_dump": "snapshot",
     "init": "communicator",
     "layers": None,
-    "load": "snapshot",
+    "load": "loading",
     "load_sok_dump": "sok_load",
     "lookup_sparse": "lookup",
     "serving": None,

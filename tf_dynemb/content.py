@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tf_dynemb import _ops
 from tf_dynemb.cut import Cut, Rows, from_bits
-from tf_dynemb.dynamic_variable import DynamicVariable, StateSpec
-from tf_dynemb.rows_io import NO_STATE, slices
+from tf_dynemb.dynamic_variable import DynamicVariable, Snapshots, StateSpec
+from tf_dynemb.rows_io import NO_STATE, slices, warn_of_evictions
 
 
 class Content(NamedTuple):
@@ -94,8 +94,9 @@ def write_content(table: DynamicVariable, content: Content, adopt_state: bool) -
                 info["base"],
                 info["tick"] + 1,
             )
+        warn_of_evictions(handle, table, "the checkpoint")
         _ops.library().dynemb_adopt([table.handle], [handle], info["tick"], info["utc_ns"])
-    table.snapshots = {}
+    table.snapshots = Snapshots()
     if adopt_state:
         table.state_was_restored(target)
 

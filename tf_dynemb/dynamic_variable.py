@@ -28,6 +28,39 @@ VALUE_TYPES = (tf.float32, tf.float16, tf.bfloat16)
 _numbers = itertools.count()
 
 
+class Snapshots:
+    """Which snapshots a table was dumped to or loaded from.
+
+    What replaces the rows or their state puts another object in the place of the table's.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, bool]] = {}
+
+    def note(self, id_: str, tick: int, has_state: bool = True) -> None:
+        """Notes a snapshot.
+
+        Args:
+            id_: of the snapshot.
+            tick: of a batch; whatever the table has that the snapshot has not was changed after it.
+            has_state: False if the snapshot has state that the table's rows did not take over.
+        """
+        self._known[id_] = (tick, has_state)
+        if len(self._known) > _MOST_SNAPSHOTS:
+            del self._known[next(iter(self._known))]
+
+    def __contains__(self, id_: object) -> bool:
+        return id_ in self._known
+
+    def tick(self, id_: str) -> int:
+        """The batch after which changes are not in a snapshot that was noted."""
+        return self._known[id_][0]
+
+    def has_state(self, id_: str) -> bool:
+        """Whether the state in the rows went on from that of a snapshot that was noted."""
+        return self._known[id_][1]
+
+
 class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
     """A table of vectors by integer key that grows as keys are looked up.
 
@@ -60,8 +93,7 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         **table_options: the fields of `TableOptions`.
 
     Attributes:
-        snapshots: by the ids of the snapshots that the table was dumped to or loaded from, the last
-            batch before that.
+        snapshots: which snapshots the table was dumped to or loaded from.
 
     Raises:
         ValueError, TypeError: an argument is wrong; it is named.
@@ -142,7 +174,7 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         self._mode = mode
         self._options = options
         self._attributes = attributes
-        self.snapshots: dict[str, int] = {}
+        self.snapshots = Snapshots()
         with tf.init_scope():
             self._no_default = tf.zeros([0], dtype)
         # What DynembAttachState was last called with, and by whom; None: restored, for anyone.
@@ -350,7 +382,7 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
             if self._state_spec is not None:
                 attach(self.handle, optimizer="", widths=[], inits=[])
                 # Every row begins anew, also those that no delta will tell of.
-                self.snapshots.clear()
+                self.snapshots = Snapshots()
             attach(self.handle, optimizer=optimizer, widths=spec[1], inits=spec[2])
         self._state_spec = spec
         self._state_owner = weakref.ref(owner)
@@ -385,12 +417,6 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
                 handle, optimizer=name, widths=list(widths), inits=list(inits)
             )
         return handle
-
-    def note_snapshot(self, id_: str, tick: int) -> None:
-        """Notes that the table held just what a snapshot holds after the batch `tick`."""
-        self.snapshots[id_] = tick
-        if len(self.snapshots) > _MOST_SNAPSHOTS:
-            del self.snapshots[next(iter(self.snapshots))]
 
     def state_was_restored(self, state_spec: StateSpec | None) -> None:
         """Notes which state the rows have after a restore.

@@ -89,13 +89,13 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
     @property
     def variables(self) -> list[Any]:
         """The wrapped optimizer's variables; state of tables is in the tables."""
-        shared = [v for of_table in self.shared_variables for v in of_table]
+        shared = [v for rows in self._tables.generic.values() for v in rows.shared_variables]
         return list(self.inner_optimizer.variables) + shared
 
-    @property
-    def shared_variables(self) -> list[list[Any]]:
-        """Variables that belong to no row, for each table that is stepped by Keras's own code."""
-        return [rows.shared_variables for rows in self._tables.generic.values()]
+    def shared_variables(self, table: DynamicVariable) -> list[Any]:
+        """Variables that belong to no row, of a table that is stepped by Keras's own code."""
+        rows = self._tables.generic.get(id(table))
+        return [] if rows is None else rows.shared_variables
 
     def build(self, var_list: Any) -> None:
         """Makes state for dense variables, and room for it in the rows of tables."""
@@ -108,7 +108,12 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         self.built = True
 
     def state_spec(self, table: DynamicVariable) -> StateSpec:
-        """The state that this optimizer keeps in the table's rows, or would keep."""
+        """The state that this optimizer keeps in the table's rows, or would keep.
+
+        Raises:
+            ValueError: it cannot step tables.
+        """
+        self._check(table)
         if self._form is not None:
             return optimizer_native.state_spec(table, self._form)
         if id(table) in self._tables.generic:
@@ -120,6 +125,10 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         with tf.init_scope():
             for table in tables:
                 self._attach(table)
+                if table.state_spec == self.state_spec(table):
+                    # State that was restored is this optimizer's from now on.
+                    rows = self._tables.generic.get(id(table))
+                    table.attach_state(*self.state_spec(table), rows or self._tables)
 
     def _build_dense(self, dense: list[Any]) -> None:
         # Without a dense variable the optimizer is built by the first call that has one.
@@ -129,9 +138,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
                 inner.build(dense)
             inner.built = True
 
-    def _attach(self, table: DynamicVariable) -> None:
-        if self._tables.has(table):
-            return
+    def _check(self, table: DynamicVariable) -> None:
         if self.core.use_ema:
             raise ValueError(
                 f"use_ema=True cannot average the table {table.name}, which has no dense value."
@@ -141,6 +148,11 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
                 "gradient_accumulation_steps cannot accumulate gradients of the table "
                 f"{table.name}, which has no dense value."
             )
+
+    def _attach(self, table: DynamicVariable) -> None:
+        if self._tables.has(table):
+            return
+        self._check(table)
         if self._form is not None:
             optimizer_native.attach(table, self._form, self._tables)
         else:

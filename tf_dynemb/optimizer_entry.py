@@ -11,14 +11,29 @@ from typing import Any
 
 import keras
 
+from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.optimizer import OptimizerWrapper
 
 
-def optimizer_entry(optimizer: OptimizerWrapper) -> dict[str, Any]:
-    """The optimizer's member of a manifest: name, config, iterations, variables (scalars)."""
+def optimizer_entry(
+    optimizer: OptimizerWrapper, tables: Mapping[str, DynamicVariable]
+) -> dict[str, Any]:
+    """The optimizer's member of a manifest: name, config, iterations, variables (scalars).
+
+    Args:
+        optimizer: which may keep other variables for a table that are not in its rows.
+        tables: those that are written, by their names on disk.
+    """
     core = optimizer.core
     config = keras.saving.serialize_keras_object(core)["config"]
-    values = {name: float(variable) for name, variable in _scalars(optimizer)}
+    values = {name: float(variable) for name, variable in _scalars(optimizer, tables)}
+    for name, table in tables.items():
+        if any(variable.shape != () for variable in optimizer.shared_variables(table)):
+            warnings.warn(
+                f"{type(core).__name__} keeps state of the table {name!r} that is not in its rows, "
+                "such as statistics of columns; tf.train.Checkpoint has it, a dump does not.",
+                stacklevel=3,
+            )
     return {
         "name": type(core).__name__,
         # JSON has no infinities, and a user's class may keep anything there.
@@ -28,7 +43,11 @@ def optimizer_entry(optimizer: OptimizerWrapper) -> dict[str, Any]:
     }
 
 
-def restore_optimizer(optimizer: OptimizerWrapper, entry: Mapping[str, Any] | None) -> None:
+def restore_optimizer(
+    optimizer: OptimizerWrapper,
+    tables: Mapping[str, DynamicVariable],
+    entry: Mapping[str, Any] | None,
+) -> None:
     """Sets the steps taken and the scalars that a dump has of this optimizer.
 
     Warns, and sets nothing, if the dump has none, or another's.
@@ -37,22 +56,24 @@ def restore_optimizer(optimizer: OptimizerWrapper, entry: Mapping[str, Any] | No
     if entry is None or entry.get("name") != kind:
         what = "no optimizer" if entry is None else f"the optimizer {entry.get('name')}"
         warnings.warn(
-            f"the dump was written with {what}, so that the steps of {kind} begin anew.",
+            f"the dump was written with {what}: the settings and steps of {kind} stay as they are.",
             stacklevel=6,
         )
         return
     values = entry.get("variables", {})
-    for name, variable in _scalars(optimizer):
+    for name, variable in _scalars(optimizer, tables):
         if name in values:
             variable.assign(values[name])
     optimizer.core.iterations.assign(entry.get("iterations", 0))
 
 
-def _scalars(optimizer: OptimizerWrapper) -> Iterator[tuple[str, Any]]:
+def _scalars(
+    optimizer: OptimizerWrapper, tables: Mapping[str, DynamicVariable]
+) -> Iterator[tuple[str, Any]]:
     """The optimizer's variables that are one number each, by names that are the same every time."""
     groups = {"": optimizer.inner_optimizer.variables}
-    for number, variables in enumerate(optimizer.shared_variables):
-        groups[f"table {number}: "] = variables
+    for table_name, table in tables.items():
+        groups[f"{table_name}: "] = optimizer.shared_variables(table)
     for group, variables in groups.items():
         seen: dict[str, int] = {}
         for variable in variables:

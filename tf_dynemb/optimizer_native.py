@@ -44,9 +44,14 @@ def native_form(optimizer: Any) -> NativeForm | None:
 
 
 def state_spec(table: DynamicVariable, form: NativeForm) -> StateSpec:
-    """The state that the optimizer keeps in the table's rows."""
+    """The state that the optimizer keeps in the table's rows.
+
+    Its name has the flags that the state depends on: RMSprop's momentum must not be taken for its
+    mean gradient.
+    """
     width = 1 if form.state_per_row else table.dimension
-    return form.name, (width,) * len(form.inits), form.inits
+    name = " ".join((form.name, *(flag for flag in form.flags if flag != "nesterov")))
+    return name, (width,) * len(form.inits), form.inits
 
 
 def attach(table: DynamicVariable, form: NativeForm, owner: object) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import os
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -36,7 +38,16 @@ def write_rows(
     what: str,
     quiet: bool | None,
 ) -> list[storage.TableEntry]:
-    """Writes the columns of a cut's tables, which get the numbers from 0; returns their entries."""
+    """Writes the columns of a cut's tables, which get the numbers from 0; returns their entries.
+
+    Args:
+        publication: to write into.
+        tables: those of the cut, by their names on disk.
+        cut: which ends only after this.
+        with_state: also the optimizer's state.
+        what: "dump", with indexes, or "delta", with the keys that were deleted.
+        quiet: as in `dump`.
+    """
     infos = [cut.info(number) for number in range(len(tables))]
     writers = []
     for number, (table, info) in enumerate(zip(tables.values(), infos, strict=True)):
@@ -63,6 +74,18 @@ def write_rows(
                 bar.update(waiting.popleft().result())
         for done in waiting:
             bar.update(done.result())
+        # Syncing takes as long as the disk, and needs nobody else.
+        synced = [
+            writer.submit(column.close)
+            for columns in writers
+            for name, column in columns.items()
+            if name != "keys"
+        ]
+        if what == "dump":
+            for number in range(len(tables)):
+                publication.write_index(number, build=build_index)
+        for closed in synced:
+            closed.result()
 
     entries = []
     for (name, table), info, columns in zip(tables.items(), infos, writers, strict=True):
@@ -94,23 +117,24 @@ def write_rows(
 
 
 def write_static(
-    publication: storage.Publication, variables: Mapping[str, Any], first: int, cut: Cut
+    publication: storage.Publication, values: Mapping[str, Any], first: int, cut: Cut
 ) -> list[storage.TableEntry]:
-    """Writes dense variables as tables with the numbers from `first` on: row r has the key r."""
+    """Writes matrices as tables with the numbers from `first` on: row r has the key r."""
     entries = []
-    for number, (name, variable) in enumerate(variables.items(), first):
-        vectors = bits(variable.read_value())
+    for number, (name, value) in enumerate(values.items(), first):
+        vectors = bits(value)
         rows, dimension = vectors.shape
         times = np.zeros([rows], np.uint32)
         columns = {"keys": np.arange(rows), "vectors": vectors, "updates": times, "accesses": times}
-        for column, values in columns.items():
-            publication.column(number, column, values.dtype, values.shape[1:]).append(values)
+        for column, array in columns.items():
+            publication.column(number, column, array.dtype, array.shape[1:]).append(array)
+        publication.write_index(number, build=build_index)
         entries.append(
             storage.TableEntry(
                 name=name,
                 dimension=dimension,
                 key_type="int64",
-                dtype=variable.dtype.name,
+                dtype=value.dtype.name,
                 seed=0,
                 initializer=storage.InitializerEntry(("constant",), (0.0, 0.0)),
                 state=None,
@@ -138,8 +162,8 @@ def load_rows(
     with_state: bool,
     at_tick: int,
     quiet: bool | None = None,
-) -> None:
-    """Sets the rows that a snapshot has of a table.
+) -> int:
+    """Sets the rows that a snapshot has of a table; returns in how many batches.
 
     Args:
         snapshot: verified.
@@ -150,6 +174,7 @@ def load_rows(
         at_tick: greater than every time in the snapshot; -1: times are now, not those on disk.
         quiet: as in `dump`.
     """
+    batches = 0
     _, entry = snapshot.manifest.table(name)
     with progress(sum(s.rows for s in entry.shards), f"load {name}", "rows", quiet) as bar:
         for shard in entry.shards:
@@ -170,7 +195,9 @@ def load_rows(
                     shard.base_tick,
                     at_tick,
                 )
+                batches += 1
                 bar.update(len(keys))
+    return batches
 
 
 def slices(table: DynamicVariable, rows: int, state_width: int) -> Iterator[slice]:
@@ -181,13 +208,34 @@ def slices(table: DynamicVariable, rows: int, state_width: int) -> Iterator[slic
     return (slice(begin, begin + step) for begin in range(0, rows, step))
 
 
-def erase(snapshot: storage.Snapshot, name: str, handle: Any, key_type: Any) -> None:
-    """Erases the keys that a delta has deleted."""
+def warn_of_evictions(handle: Any, table: DynamicVariable, what: str) -> int:
+    """Warns if rows that were loaded evicted others; returns how many."""
+    evictions = stat(handle, "evictions")
+    if evictions:
+        warnings.warn(
+            f"{evictions} of the rows of {what} had no place in {table.name!r}, whose max_capacity "
+            f"is {table.options.max_capacity}.",
+            stacklevel=6,
+        )
+    return evictions
+
+
+def stat(handle: Any, name: str) -> int:
+    """One of the numbers of `DynamicVariable.stats`."""
+    names, values = _ops.library().dynemb_stats(handle)
+    return int(values.numpy()[names.numpy().tolist().index(name.encode())])
+
+
+def erase(snapshot: storage.Snapshot, name: str, handle: Any, key_type: Any) -> int:
+    """Erases the keys that a delta has deleted; returns in how many batches."""
+    batches = 0
     _, entry = snapshot.manifest.table(name)
     for shard in entry.shards:
         if shard.deleted:
             keys = tf.constant(snapshot.column(name, "deleted", shard.rank), key_type)
             _ops.library().dynemb_erase(handle, keys)
+            batches += 1
+    return batches
 
 
 def checksum(data: Any, initial: int, room: int, block_bytes: int) -> list[int]:
@@ -241,8 +289,10 @@ def _columns(
 
 
 def _give_way() -> None:
-    """Lowers the priority of the calling thread."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+    """Lowers the priority of the calling thread, where it is higher."""
+    thread = threading.get_native_id()
+    with contextlib.suppress(OSError):  # nothing but speed depends on it
+        os.setpriority(os.PRIO_PROCESS, thread, max(10, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def _append(columns: Mapping[str, storage.ColumnWriter], rows: Rows) -> int:

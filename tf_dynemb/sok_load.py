@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from tf_dynemb import _ops
 from tf_dynemb.cut import last_tick
-from tf_dynemb.dynamic_variable import DynamicVariable, StateSpec
+from tf_dynemb.dynamic_variable import DynamicVariable, Snapshots, StateSpec
 from tf_dynemb.naming import named_variables
 from tf_dynemb.optimizer import OptimizerWrapper
-from tf_dynemb.rows_io import NO_STATE, slices
+from tf_dynemb.rows_io import NO_STATE, slices, warn_of_evictions
 from tf_dynemb.sok_dump import SokTable, file_name_of, read_sok_dump
 
 # For optimizers whose state means the same in SOK: what SOK calls them and, in the order of our
@@ -76,7 +76,7 @@ def load_sok_dump(
     for name, value in values.items():
         tables[name].assign(value)
     for name, table in dynamic.items():
-        table.snapshots = {}
+        table.snapshots = Snapshots()
         if optimizer is not None:
             table.state_was_restored(specs[name])
     if optimizer is not None:
@@ -118,6 +118,7 @@ def _stage(
             0,
             -1,
         )
+    warn_of_evictions(handle, table, f"SOK's table {name!r}")
     return handle
 
 

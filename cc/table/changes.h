@@ -121,8 +121,6 @@ class Changes {
   void EndCut() { cut_.reset(); }
   Cut* cut() const { return cut_.get(); }
 
-  size_t bytes() const { return recent_.rows.bytes() + before_.rows.bytes(); }
-
  private:
   static constexpr uint64_t kDeletionsAtLeast = uint64_t{1} << 20;
   // A superset of the rows updated after `since`, up to the next one's.

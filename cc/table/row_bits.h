@@ -55,7 +55,6 @@ class RowBits {
     }
     return rows_;
   }
-  size_t bytes() const { return words_.capacity() * sizeof(uint64_t); }
 
  private:
   static uint64_t Bit(uint64_t row) { return uint64_t{1} << row % 64; }

@@ -66,7 +66,7 @@ Snapshot::Piece Snapshot::Next(size_t limit) {
       piece.lock = std::move(lock);
       return piece;
     }
-    ++current_;
+    if (table.CutIsRead()) ++current_;
   }
 }
 
@@ -78,7 +78,8 @@ void Snapshot::Read(Exec& exec, Piece* piece, void* keys, void* vectors, float* 
     return;
   }
   const RowLayout& l = info_[piece->table].layout;
-  const CutTime accessed = static_cast<CutTime>(watermark_ - info_[piece->table].base);
+  const auto accessed =
+      static_cast<CutTime>(std::min<Tick>(watermark_ - info_[piece->table].base, 0xFFFFFFFFu));
   for (size_t i = 0; i < piece->n; ++i) {
     const char* row = piece->saved + i * l.stride;
     if (keys != nullptr) memcpy(static_cast<char*>(keys) + i * l.key_size, row, l.key_size);

@@ -188,16 +188,24 @@ void Table::DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
   }
 }
 
-std::vector<RowId> Table::PlanCut(size_t limit) const {
-  const Cut& cut = *changes_.cut();
+std::vector<RowId> Table::PlanCut(size_t limit) {
+  constexpr size_t kLooks = 4;
+  Cut& cut = *changes_.cut();
   std::vector<RowId> plan;
-  for (uint64_t r = cut.todo.Next(cut.cursor); r < cut.todo.rows() && plan.size() < limit;
-       r = cut.todo.Next(r + 1)) {
+  uint64_t r = cut.todo.Next(cut.cursor);
+  for (size_t looks = 0; r < cut.todo.rows() && plan.size() < limit && looks / kLooks < limit;
+       ++looks, r = cut.todo.Next(r + 1)) {
     const auto row = static_cast<RowId>(r);
     const Stamp updated = *layout().update(rows_.At(row));
     if (updated != 0 && base_ + updated > cut.since) plan.push_back(row);
   }
+  if (plan.empty()) cut.cursor = r;
   return plan;
+}
+
+bool Table::CutIsRead() const {
+  const Cut& cut = *changes_.cut();
+  return cut.todo.Next(cut.cursor) >= cut.todo.rows();
 }
 
 void Table::ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, void* vectors,

@@ -179,8 +179,11 @@ class Table {
                   size_t number);
   void EndCut() { changes_.EndCut(); }               // (exclusive)
   const Cut* cut() const { return changes_.cut(); }  // null: none is running
-  // (shared) The next rows of the cut that are to be read, at most `limit`; none: all have been.
-  std::vector<RowId> PlanCut(size_t limit) const;
+  // (shared) The next rows of the cut that are to be read, at most `limit`. A call looks at a few
+  // times as many rows at most, and may find none among them.
+  std::vector<RowId> PlanCut(size_t limit);
+  // (shared) Whether all rows of the cut have been looked at.
+  bool CutIsRead() const;
   // (shared, same lock as the plan) Delivers the planned rows; null skips a column.
   void ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, void* vectors, float* state,
                CutTime* updates, CutTime* accesses);
@@ -223,6 +226,8 @@ class Table {
     if (!changes_.tracking()) return;
     changes_.BeforeWrite(row, rows_.At(row), updated == 0 ? 0 : base_ + updated);
   }
+  // The same for all rows.
+  void BeforeWriteAll();
   // Gives back a row that is in no slot any more.
   void FreeRow(RowId row) {
     Stamp* updated = layout().update(rows_.At(row));
@@ -233,8 +238,6 @@ class Table {
   // Those of `keys` (bit patterns) that have no row.
   void DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
                 std::vector<uint64_t>* not_held) const;
-  // The same for all rows.
-  void BeforeWriteAll();
   uint64_t KeyBits(RowId row) const;
 
   // Rows the table may hold.

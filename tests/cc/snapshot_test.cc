@@ -767,6 +767,23 @@ TEST_F(SnapshotTest, PiecesAreAtMostTheLimit) {
   EXPECT_LE(largest, 7u);
 }
 
+// Where few of many rows belong to a cut, the lock is given back between stretches of them.
+TEST_F(SnapshotTest, ACallLooksAtFewRows) {
+  Subject t = Make();
+  Fill(&t, Progression(0, 5000), 1);
+  const Tick since = clock_.last();
+  Fill(&t, Progression(4990, 2), 2);
+  for (int i = 0; i < 3; ++i) Cut(&t);  // the sets of updated rows do not reach back so far
+  std::unique_ptr<Snapshot> snapshot;
+  ASSERT_TRUE(Begin({&t.table()}, {since}, false, &snapshot).ok());
+  EXPECT_EQ(snapshot->most_rows(0), 5000u);
+  int calls = 0;
+  for (; t.table().PlanCut(10).empty(); ++calls) ASSERT_FALSE(t.table().CutIsRead());
+  EXPECT_GT(calls, 4990 / 100);
+  EXPECT_EQ(ReadAll(snapshot.get(), exec_, 10)[0].size(), 2u);
+  EXPECT_TRUE(t.table().CutIsRead());
+}
+
 TEST_F(SnapshotTest, NullSkipsAColumn) {
   Subject t = Make();
   Fill(&t, Progression(0, 100), 1);

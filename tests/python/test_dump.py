@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import signal
 import threading
 import time
 import warnings
@@ -449,3 +450,175 @@ def test_progress_is_quiet_where_there_is_no_terminal(tmp_path, capfd, monkeypat
         warnings.simplefilter("error")
         de.dump(tmp_path, table, quiet=True)
     assert capfd.readouterr().err == ""
+
+
+def fold(path):
+    """What whoever loads the chain gets."""
+    table = make()
+    de.load(path, table)
+    return vectors_of(table)
+
+
+def test_what_was_trained_here_before_apply_delta_is_in_the_next_delta(tmp_path):
+    table, replica = make(), make()
+    table.lookup([1, 2, 3])
+    de.dump(tmp_path, table)
+    de.load(tmp_path, replica)
+    replica.upsert([9], [[1.0, 2.0]])
+    replica.erase([3])
+    table.lookup([4])
+    de.incremental_dump(tmp_path, table)
+    de.apply_delta(tmp_path, replica)
+    de.incremental_dump(tmp_path, replica)
+    assert set(fold(tmp_path)) == {1, 2, 4, 9}
+    assert fold(tmp_path) == vectors_of(replica)
+
+
+def test_rows_that_applying_a_delta_evicts_are_in_the_next_one(tmp_path):
+    table, small = make(), make(init_capacity=4, max_capacity=4)
+    table.lookup([1, 2, 3, 4])
+    de.dump(tmp_path, table)
+    de.load(tmp_path, small)
+    table.lookup([5, 6])
+    de.incremental_dump(tmp_path, table)
+    de.apply_delta(tmp_path, small)
+    de.incremental_dump(tmp_path, small)
+    assert len(small) == 4
+    assert fold(tmp_path) == vectors_of(small)
+
+
+def test_a_table_that_lacks_rows_of_the_chain_cannot_continue_it(tmp_path):
+    table, small = make(), make(init_capacity=4, max_capacity=4)
+    table.lookup(tf.range(8))
+    de.dump(tmp_path, table)
+    with pytest.warns(UserWarning, match="4 of the rows of table 't' had no place"):
+        de.load(tmp_path, small)
+    with pytest.raises(ValueError, match="which these tables never were"):
+        de.incremental_dump(tmp_path, small)
+
+
+def test_a_delta_of_another_dtype_is_refused(tmp_path):
+    table, half = make(), make(dtype=tf.bfloat16)
+    table.lookup([1])
+    de.dump(tmp_path, table)
+    de.load(tmp_path, half, cast=True)
+    half.lookup([2])
+    with pytest.raises(ValueError, match=r"'float32'\) at .* but .* has .*'bfloat16'"):
+        de.incremental_dump(tmp_path, half)
+
+
+def test_state_that_was_not_taken_over_is_not_continued(tmp_path):
+    table, other = make(), make()
+    optimizers = [de.OptimizerWrapper(keras.optimizers.Adam(0.1)) for _ in range(2)]
+    step(optimizers[0], [table], [1, 2])
+    de.dump(tmp_path, table, optimizers[0])
+    de.load(tmp_path, other)
+    step(optimizers[1], [other], [1])
+    with pytest.raises(ValueError, match="state that these tables did not take over"):
+        de.incremental_dump(tmp_path, other, optimizer=optimizers[1])
+    de.incremental_dump(tmp_path, other)
+    assert fold(tmp_path) == vectors_of(other)
+
+
+def test_state_that_began_anew_during_a_dump_is_not_continued(tmp_path, monkeypatch):
+    table = make()
+    first, second = (de.OptimizerWrapper(keras.optimizers.Adam(0.1)) for _ in range(2))
+    step(first, [table], [1, 2])
+    write = rows_io.write_rows
+
+    def slow(*args):
+        written = write(*args)
+        step(second, [table], [1])
+        return written
+
+    monkeypatch.setattr(rows_io, "write_rows", slow)
+    de.dump(tmp_path, table, first)
+    with pytest.raises(ValueError, match="never were"):
+        de.incremental_dump(tmp_path, table, optimizer=second)
+
+
+def test_an_optimizer_that_cannot_step_tables_changes_nothing(tmp_path):
+    table = make()
+    table.lookup([1])
+    de.dump(tmp_path, table)
+    table.lookup([2])
+    with pytest.raises(ValueError, match="use_ema"):
+        de.load(tmp_path, table, de.OptimizerWrapper(keras.optimizers.Adam(0.1, use_ema=True)))
+    assert set(vectors_of(table)) == {1, 2}
+
+
+def test_states_of_different_meaning_are_told_apart(tmp_path):
+    table, other = make(), make()
+    momentum, centered = (
+        de.OptimizerWrapper(keras.optimizers.RMSprop(0.1, **kwargs))
+        for kwargs in ({"momentum": 0.9}, {"centered": True})
+    )
+    step(momentum, [table], [1])
+    de.dump(tmp_path, table, momentum)
+    with pytest.warns(UserWarning, match="state of 'rmsprop momentum' .* 'rmsprop centered'"):
+        de.load(tmp_path, other, centered)
+
+
+def test_shared_state_goes_to_the_table_of_its_name(tmp_path):
+    tables = [make("a"), make("b")]
+    nadam, other = (de.OptimizerWrapper(keras.optimizers.Nadam(0.1)) for _ in range(2))
+    step(nadam, tables, [1])
+    step(nadam, tables[1:], [1])
+    de.dump(tmp_path, tables, nadam)
+    loaded = make("b")
+    de.load(tmp_path, loaded, other)
+    products = [
+        [float(v) for v in o.shared_variables(t)] for o, t in ((nadam, tables[1]), (other, loaded))
+    ]
+    assert products[0] == products[1] != [float(v) for v in nadam.shared_variables(tables[0])]
+
+
+def test_the_latest_that_is_known_of_the_optimizer_counts(tmp_path):
+    table, other = make(), make()
+    optimizer, fresh = (de.OptimizerWrapper(keras.optimizers.SGD(0.1)) for _ in range(2))
+    step(optimizer, [table], [1])
+    de.dump(tmp_path, table, optimizer)
+    step(optimizer, [table], [1])
+    de.incremental_dump(tmp_path, table, optimizer=optimizer)
+    de.incremental_dump(tmp_path, table)
+    de.load(tmp_path, other, fresh)
+    assert int(fresh.iterations) == 2
+
+
+def test_dense_variables_are_of_the_moment_of_the_dump(tmp_path, monkeypatch):
+    table, static = make(), de.Variable(tf.zeros([2, 2]), name="s")
+    table.lookup([1])
+    write = rows_io.write_rows
+
+    def slow(*args):
+        static.assign(tf.ones([2, 2]))
+        return write(*args)
+
+    monkeypatch.setattr(rows_io, "write_rows", slow)
+    de.dump(tmp_path, [table, static])
+    assert not storage.Chain.open(tmp_path).last.column("s", "vectors").any()
+
+
+def test_priority_that_cannot_be_lowered_is_no_error(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "setpriority", refuse)
+    table = make()
+    table.lookup([1])
+    de.dump(tmp_path, table)
+
+
+def test_forked_processes_do_not_keep_the_lock(tmp_path):
+    table = make()
+    table.lookup([1])
+    with storage.Publication(tmp_path, "base"):
+        child = os.fork()
+        if child == 0:
+            time.sleep(30)
+            os._exit(0)
+    try:
+        de.dump(tmp_path, table)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

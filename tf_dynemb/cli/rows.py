@@ -60,7 +60,7 @@ class TableRows:
         sources: the shards that hold its rows, in order of publication.
 
     Raises:
-        DataLossError: a delta has the table in another form than the base.
+        ValueError: a delta has the table in another form than the base.
     """
 
     def __init__(self, chain: Chain, name: str) -> None:
@@ -106,7 +106,9 @@ class TableRows:
 
     def _add(self, delta: Snapshot, entry: TableEntry) -> None:
         if (Schema.of(entry), entry.state) != (Schema.of(self.entry), self.entry.state):
-            raise DataLossError(
+            # load() takes it where only the state differs, as it can begin anew; one table of all
+            # rows cannot have both.
+            raise ValueError(
                 f"{delta.directory} has {Schema.of(entry)} with state {entry.state}, but its base "
                 f"has {Schema.of(self.entry)} with state {self.entry.state}."
             )

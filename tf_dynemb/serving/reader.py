@@ -35,8 +35,9 @@ class Reader:
             checked before they are applied.
 
     Raises:
+        FileNotFoundError: there is no base at the path.
         DataLossError: a snapshot is damaged, or one between two others is missing.
-        ValueError: there is no base at the path, or it lacks one of `tables`.
+        ValueError: the base lacks one of `tables`.
     """
 
     def __init__(

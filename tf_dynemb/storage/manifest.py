@@ -37,6 +37,9 @@ INITIALIZERS = ("constant", "uniform", "normal", "truncated_normal")
 # From so many rows on, positions do not fit the index.
 INDEX_ROWS = 2**32 - 1
 
+# Batches count on from it.
+LAST_TICK = 2**62
+
 _ID = re.compile("[0-9a-f]{32}")
 _CHECKSUMS = re.compile("(?:[0-9a-f]{8})+")
 
@@ -223,8 +226,8 @@ def _manifest(members: Fields) -> Manifest:
         kind=kind,
         id=members.text("id", _ID),
         parent=members.optional("parent", lambda: members.text("parent", _ID)),
-        since=members.integer("since", 0),
-        watermark=members.integer("watermark", 0),
+        since=members.integer("since", 0, LAST_TICK),
+        watermark=members.integer("watermark", 0, LAST_TICK),
         watermark_utc_ns=members.integer("watermark_utc_ns", 0),
         world_size=world_size,
         writer=members.text("writer"),
@@ -279,7 +282,7 @@ def _shard(members: Fields) -> Shard:
         rank=members.integer("rank", 0, 2**31),
         rows=members.integer("rows", 0, 2**48),
         deleted=members.integer("deleted", 0, 2**48),
-        base_tick=members.integer("base_tick", 0),
+        base_tick=members.integer("base_tick", 0, LAST_TICK),
         files={column: _file(files.object(column)) for column in files.members},
     )
 

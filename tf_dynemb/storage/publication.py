@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import fcntl
@@ -104,6 +105,9 @@ class Publication:
         for column in self._columns.values():
             column.abandon()
         shutil.rmtree(self._directory, ignore_errors=True)
+        # Not only closed: processes that were forked meanwhile have it open too.
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
         os.close(self._lock)
 
     @functools.cached_property
@@ -158,7 +162,7 @@ class Publication:
         header = npy.header(np.dtype(np.uint32), (slots,))
         size = len(header) + 4 * slots
         path = self._directory / file_name(table, rank, "index")
-        with naming(path), path.open("xb") as file:
+        with naming(path), path.open("x+b") as file:
             file.write(header)
             file.flush()
             # Takes the blocks now: a full disk would kill a process that writes to a mapped file.
