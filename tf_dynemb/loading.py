@@ -125,32 +125,33 @@ def _apply_one(
     with_state: bool,
 ) -> None:
     manifest = snapshot.manifest
-    # `known` is the table's own, but if an optimizer has attached that lets all state begin anew.
-    state_went_on = known is table.snapshots
     ids = (manifest.parent or "", *manifest.ids)
-    at = next((s, id_) for s in (table.snapshots, known) for id_ in ids if id_ in s)
-    begin = at[0].tick(at[1])
-    unchanged = _unchanged_since(begin, table)
+    at, id_ = next((s, id_) for s in (table.snapshots, known) for id_ in ids if id_ in s)
+    begin = at.tick(id_)
+    # `known` is the table's own, but if an optimizer has attached that lets all state begin anew.
+    state_went_on = known is table.snapshots and at.has_state(id_)
     _ops.library().dynemb_advance_clock(manifest.watermark, manifest.watermark_utc_ns)
-    evictions, before = rows_io.stat(table.handle, "evictions"), last_tick()
+    evictions = rows_io.stat(table.handle, "evictions")
+    unchanged_until = _unchanged_until(begin, table)
     has_state = with_state and _takes_state(snapshot, name, table, table.state_spec)
     batches = rows_io.erase(snapshot, name, table.handle, table.key_type)
     batches += rows_io.load_rows(snapshot, name, table, table.handle, has_state, at_tick=-1)
     after = last_tick()
     # If anything else has changed the table, the next delta tells of all of it once more.
-    alone = after == before + batches and evictions == rows_io.stat(table.handle, "evictions")
-    tick = after if unchanged and alone else begin
+    alone = after == unchanged_until + batches
+    alone = alone and evictions == rows_io.stat(table.handle, "evictions")
     complete = state_went_on and (has_state or not _has_state(snapshot, name))
-    table.snapshots.note(manifest.id, tick, complete)
+    table.snapshots.note(manifest.id, after if alone else begin, complete)
 
 
-def _unchanged_since(tick: int, table: DynamicVariable) -> bool:
-    """Whether no batch after `tick` has changed the table; False if that is not known."""
+def _unchanged_until(tick: int, table: DynamicVariable) -> int:
+    """The last batch, if none after `tick` has changed the table; -1 if one has, or may have."""
     try:
         with Cut([table], [tick], with_deleted=True) as cut:
-            return not len(cut.info(0)[3]) and not any(True for _ in cut.pieces())
+            unchanged = not len(cut.info(0)[3]) and not any(True for _ in cut.pieces())
+            return cut.tick if unchanged else -1
     except tf.errors.FailedPreconditionError:
-        return False
+        return -1
 
 
 def _load(

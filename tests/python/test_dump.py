@@ -622,3 +622,16 @@ def test_forked_processes_do_not_keep_the_lock(tmp_path):
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_state_that_a_base_had_is_missing_after_its_deltas_too(tmp_path):
+    table, other = make(), make()
+    optimizers = [de.OptimizerWrapper(keras.optimizers.Adam(0.1)) for _ in range(2)]
+    step(optimizers[0], [table], [1, 2])
+    de.dump(tmp_path, table, optimizers[0])
+    de.load(tmp_path, other)
+    step(optimizers[0], [table], [2])
+    de.incremental_dump(tmp_path, table, optimizer=optimizers[0])
+    de.apply_delta(tmp_path, other, optimizers[1])
+    with pytest.raises(ValueError, match="state that these tables did not take over"):
+        de.incremental_dump(tmp_path, other, optimizer=optimizers[1])
