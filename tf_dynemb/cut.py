@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -38,6 +39,8 @@ class Rows(NamedTuple):
 class Cut:
     """Tables as they are at the moment of entering the `with`; they may be trained meanwhile.
 
+    Entering waits until other threads' cuts of the tables have ended.
+
     Args:
         tables: each once.
         since: for each the tick after whose batches rows belong to the cut; -1: all rows.
@@ -48,8 +51,8 @@ class Cut:
         utc_ns: and as time, nanoseconds since 1970 UTC.
 
     Raises:
-        tf.errors.FailedPreconditionError: a table is in another cut, or does not remember all
-            deletions.
+        tf.errors.FailedPreconditionError: a table is in another cut of this thread, or does not
+            remember all deletions.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Cut:
         self._since = list(since)
         self._with_deleted = with_deleted
         self._handle: Any = None
+        self._locks = contextlib.ExitStack()
         self.tick = 0
         self.utc_ns = 0
 
@@ -69,11 +73,16 @@ class Cut:
             self.tick = last_tick()
             self.utc_ns = time.time_ns()
             return self
-        handle, tick, utc_ns = _ops.library().dynemb_snapshot(
-            [table.handle for table in self._tables],
-            tf.constant(self._since, tf.int64),
-            with_deleted=self._with_deleted,
-        )
+        with contextlib.ExitStack() as locks:
+            # In one order, so that nobody waits in a circle.
+            for table in sorted(self._tables, key=id):
+                locks.enter_context(table.cut_lock)
+            handle, tick, utc_ns = _ops.library().dynemb_snapshot(
+                [table.handle for table in self._tables],
+                tf.constant(self._since, tf.int64),
+                with_deleted=self._with_deleted,
+            )
+            self._locks = locks.pop_all()
         self._handle, self.tick, self.utc_ns = handle, int(tick), int(utc_ns)
         return self
 
@@ -83,9 +92,10 @@ class Cut:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._handle is not None:
-            _ops.library().dynemb_snapshot_end(self._handle)
-            self._handle = None
+        with self._locks:
+            if self._handle is not None:
+                _ops.library().dynemb_snapshot_end(self._handle)
+                self._handle = None
 
     def info(self, number: int) -> tuple[int, int, StateSpec, Any]:
         """Rows at most, base of times, state and deleted keys of a table."""

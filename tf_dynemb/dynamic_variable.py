@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 import zlib
 from collections.abc import Sequence
@@ -175,6 +176,8 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         self._options = options
         self._attributes = attributes
         self.snapshots = Snapshots()
+        # Held while a cut of the table is read: a table can be in one at a time.
+        self.cut_lock = threading.RLock()
         with tf.init_scope():
             self._no_default = tf.zeros([0], dtype)
         # What DynembAttachState was last called with, and by whom; None: restored, for anyone.

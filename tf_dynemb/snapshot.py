@@ -41,8 +41,9 @@ def dump(
     """Writes all rows of tables, as they are at one moment: a new base of the chain at `path`.
 
     Training may go on in other threads meanwhile; what it does after that moment is not in the
-    dump. The dump appears whole, synced to disk, or not at all, and what was at `path` before stays
-    until then. Memory needed beside the tables: some 200 MB at most, and three bits a row.
+    dump. (Another dump or checkpoint of the same table waits until this one has ended.) The dump
+    appears whole, synced to disk, or not at all, and what was at `path` before stays until then.
+    Memory needed beside the tables: some 200 MB at most, and three bits a row.
 
     Args:
         path: a directory; made if it is not there.
@@ -59,8 +60,6 @@ def dump(
     Raises:
         OSError: from the file system, such as a full disk. The path is as it was, unless it was the
             very last sync that failed.
-        tf.errors.FailedPreconditionError: a table is being dumped, or saved in a checkpoint, by
-            another thread.
         RuntimeError: something else writes at the path, or this is called in a `tf.function`.
     """
     tables = named_variables(variables)
@@ -115,8 +114,7 @@ def incremental_dump(
         ValueError: the delta would leave a gap in the chain at `path`; or the tables never were
             what `since` says; or `since` is a datetime without time zone.
         tf.errors.FailedPreconditionError: the table does not remember all deletions since then, as
-            it remembers only as many as it has rows, or a million: dump it anew. Or another thread
-            dumps it.
+            it remembers only as many as it has rows, or a million: dump it anew.
         OSError, RuntimeError: as in `dump`.
     """
     tables = dynamic_only(named_variables(variables))

@@ -139,8 +139,7 @@ def _states(sok: SokTable, name: str, table: DynamicVariable, spec: StateSpec | 
 
 def _as_key_type(keys: Any, key_type: Any, name: str) -> Any:
     cast = keys.astype(key_type)
-    # Equal as numbers: also where the sign would change.
-    if not ((cast == keys) & ((cast < 0) == (keys < 0))).all():
+    if not (cast == keys).all():
         raise ValueError(
             f"SOK's table {name!r} has {keys.dtype} keys that are no {np.dtype(key_type)}."
         )

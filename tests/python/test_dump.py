@@ -382,6 +382,28 @@ def test_two_dumps_of_one_table_do_not_mix(tmp_path):
     de.dump(tmp_path, table)
 
 
+def test_a_dump_waits_until_another_of_the_same_table_has_ended(tmp_path):
+    tables = [make("a"), make("b")]
+    for table in tables:
+        table.lookup([1])
+    began, ended = threading.Event(), []
+
+    def other():
+        with Cut(tables, [-1, -1], with_deleted=False):
+            began.set()
+            time.sleep(0.2)
+            ended.append(True)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    began.wait()
+    path = tf.train.Checkpoint(table=tables[1]).save(tmp_path / "ck")
+    assert ended
+    thread.join()
+    tf.train.Checkpoint(table=tables[1]).restore(path)
+    de.dump(tmp_path / "chain", tables[::-1])
+
+
 def test_training_goes_on_during_dumps(tmp_path):
     # Every step writes its number into all rows of two tables, so that a mixture would be seen.
     tables = [make("a", 4), make("b", 8)]
