@@ -53,6 +53,10 @@ class Snapshots:
     def __contains__(self, id_: object) -> bool:
         return id_ in self._known
 
+    def items(self) -> list[tuple[str, tuple[int, bool]]]:
+        """(id, (tick, has_state)) of each, as they were noted."""
+        return list(self._known.items())
+
     def tick(self, id_: str) -> int:
         """The batch after which changes are not in a snapshot that was noted."""
         return self._known[id_][0]

@@ -88,7 +88,7 @@ class Trainer:
         """Takes over what a forked process did."""
         _ops.library().dynemb_advance_clock(manifest.watermark, manifest.watermark_utc_ns)
         for table in self.tables:
-            table.snapshots[manifest.id] = manifest.watermark
+            table.snapshots.note(manifest.id, manifest.watermark)
 
 
 def fork(child) -> int:

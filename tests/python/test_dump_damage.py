@@ -64,7 +64,7 @@ class Follower:
 
     def state(self):
         rows = table_reader.contents(self.tables)
-        counts = [(len(table), dict(table.snapshots)) for table in self.tables]
+        counts = [(len(table), dict(table.snapshots.items())) for table in self.tables]
         return rows, counts, int(self.optimizer.core.iterations)
 
     def is_unchanged(self):
@@ -350,7 +350,7 @@ def test_golden_deltas_for_tables_that_they_continue():
     de.load(base, tables, quiet=True)
     assert as_dicts(tables)["user"][2**62] == [1, 1.25]
     for table in tables.values():
-        table.snapshots["f" * 32] = 2**41
+        table.snapshots.note("f" * 32, 2**41)
     watermark = de.apply_delta(V1 / "deltas", tables)
     assert watermark.id == f"{0xA2:032x}"
     assert as_dicts(tables) == GOLDEN
