@@ -242,11 +242,7 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
     def stats(self) -> dict[str, int]:
         """What the table counts: rows, index slots, bytes, inserts, evictions and so on."""
         with tf.init_scope():
-            names, values = _ops.library().dynemb_stats(self.handle)
-            return {
-                name.decode(): int(value)
-                for name, value in zip(names.numpy(), values.numpy(), strict=True)
-            }
+            return table_stats(self.handle)
 
     def lookup(self, ids: Any, insert: bool = True, default_value: Any = None) -> Any:
         """Reads one vector for each id.
@@ -538,6 +534,14 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
             f"{self._name}: SavedModel of a DynamicVariable is not supported yet; serve dumps with "
             "tf_dynemb.serving, or use model.save_weights."
         )
+
+
+def table_stats(handle: Any) -> dict[str, int]:
+    """What the table of a handle counts; see `DynamicVariable.stats`."""
+    names, values = _ops.library().dynemb_stats(handle)
+    return {
+        name.decode(): int(value) for name, value in zip(names.numpy(), values.numpy(), strict=True)
+    }
 
 
 def _make_table(shared_name: str, attributes: dict[str, Any]) -> Any:

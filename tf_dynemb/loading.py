@@ -131,7 +131,7 @@ def _apply_one(
     # `known` is the table's own, but if an optimizer has attached that lets all state begin anew.
     state_went_on = known is table.snapshots and at.has_state(id_)
     _ops.library().dynemb_advance_clock(manifest.watermark, manifest.watermark_utc_ns)
-    evictions = rows_io.stat(table.handle, "evictions")
+    evictions = table.stats()["evictions"]
     unchanged_until = _unchanged_until(begin, table)
     has_state = with_state and _takes_state(snapshot, name, table, table.state_spec)
     batches = rows_io.erase(snapshot, name, table.handle, table.key_type)
@@ -139,7 +139,7 @@ def _apply_one(
     after = last_tick()
     # If anything else has changed the table, the next delta tells of all of it once more.
     alone = after == unchanged_until + batches
-    alone = alone and evictions == rows_io.stat(table.handle, "evictions")
+    alone = alone and evictions == table.stats()["evictions"]
     complete = state_went_on and (has_state or not _has_state(snapshot, name))
     table.snapshots.note(manifest.id, after if alone else begin, complete)
 

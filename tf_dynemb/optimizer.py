@@ -125,10 +125,10 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         with tf.init_scope():
             for table in tables:
                 self._attach(table)
-                if table.state_spec == self.state_spec(table):
+                spec = self.state_spec(table)
+                if table.state_spec == spec:
                     # State that was restored is this optimizer's from now on.
-                    rows = self._tables.generic.get(id(table))
-                    table.attach_state(*self.state_spec(table), rows or self._tables)
+                    table.attach_state(*spec, self._tables.generic.get(id(table)) or self._tables)
 
     def _build_dense(self, dense: list[Any]) -> None:
         # Without a dense variable the optimizer is built by the first call that has one.

@@ -17,7 +17,7 @@ import tqdm
 
 from tf_dynemb import _ops, storage
 from tf_dynemb.cut import Cut, Rows, bits, from_bits
-from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.dynamic_variable import DynamicVariable, table_stats
 from tf_dynemb.storage import key_index
 
 # Pieces that may wait for the disk.
@@ -210,7 +210,7 @@ def slices(table: DynamicVariable, rows: int, state_width: int) -> Iterator[slic
 
 def warn_of_evictions(handle: Any, table: DynamicVariable, what: str) -> int:
     """Warns if rows that were loaded evicted others; returns how many."""
-    evictions = stat(handle, "evictions")
+    evictions = table_stats(handle)["evictions"]
     if evictions:
         warnings.warn(
             f"{evictions} of the rows of {what} had no place in {table.name!r}, whose max_capacity "
@@ -218,12 +218,6 @@ def warn_of_evictions(handle: Any, table: DynamicVariable, what: str) -> int:
             stacklevel=6,
         )
     return evictions
-
-
-def stat(handle: Any, name: str) -> int:
-    """One of the numbers of `DynamicVariable.stats`."""
-    names, values = _ops.library().dynemb_stats(handle)
-    return int(values.numpy()[names.numpy().tolist().index(name.encode())])
 
 
 def erase(snapshot: storage.Snapshot, name: str, handle: Any, key_type: Any) -> int:
