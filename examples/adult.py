@@ -1,4 +1,4 @@
-"""The Adult data set as ids: reads the file, splits it, and scores predictions.
+"""The Adult data set as ids: reads the file and splits it; what others have scored on it.
 
 Every field becomes an id. A categorical value's id is a hash of its text, a numeric value's id is
 its bucket out of 32 quantiles of the training rows; the field's number is in the upper 32 bits, so
@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
+from scoring import score as score  # for those who score predictions of this data
 
 DEFAULT_PATH = Path(__file__).resolve().parent / "data" / "adult.parquet"
 TEST_ROWS = 16_281
@@ -122,31 +123,6 @@ def row_numbers(ids: Ids, vocabulary: Ids) -> Ids:
     """Ids as rows of a table of `len(vocabulary) + 1` rows; row 0 is for ids not in it."""
     position = np.searchsorted(vocabulary, ids).clip(max=len(vocabulary) - 1)
     return np.where(vocabulary[position] == ids, position + 1, 0)
-
-
-def score(labels: Floats, probabilities: Floats) -> dict[str, float]:
-    """Exact AUC, accuracy at 0.5 and logloss of predicted probabilities.
-
-    Args:
-        labels: 0 or 1, of shape (rows,).
-        probabilities: of shape (rows,).
-    """
-    wanted = labels > 0.5
-    p = probabilities.astype(np.float64)
-    # AUC is the chance that a random positive ranks above a random negative; equal scores share
-    # the mean of their ranks.
-    _, group, counts = np.unique(p, return_inverse=True, return_counts=True)
-    mean_rank = np.cumsum(counts) - (counts - 1) / 2
-    positives, negatives = int(wanted.sum()), int((~wanted).sum())
-    auc = (mean_rank[group][wanted].sum() - positives * (positives + 1) / 2) / (
-        positives * negatives
-    )
-    q = p.clip(1e-7, 1 - 1e-7)
-    return {
-        "auc": float(auc),
-        "accuracy": float(np.mean((p >= 0.5) == wanted)),
-        "logloss": float(-np.mean(np.where(wanted, np.log(q), np.log1p(-q)))),
-    }
 
 
 def report(measured: dict[str, float], title: str) -> Iterable[str]:

@@ -19,6 +19,7 @@ import keras
 import matplotlib
 import numpy as np
 import numpy.typing as npt
+from clock import TrainingClock
 from network import DIM, INITIAL_STDDEV, probability_of
 
 import tf_dynemb as de
@@ -74,28 +75,6 @@ class FixedTable:
     def statistics(self) -> dict[str, Any]:
         """The size of the table."""
         return {"rows": len(self._vocabulary) + 1}
-
-
-class TrainingClock(keras.callbacks.Callback):
-    """Measures training rows per second, without validation and without the first epoch."""
-
-    def __init__(self, rows: int) -> None:
-        super().__init__()
-        self._rows = rows
-        self._began = 0.0
-        self._seconds: list[float] = []
-
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Starts the clock."""
-        self._began = time.perf_counter()
-
-    def on_test_begin(self, logs: dict | None = None) -> None:
-        """Stops it: what follows is validation."""
-        self._seconds.append(time.perf_counter() - self._began)
-
-    def rows_per_second(self) -> float:
-        """Of the median epoch; the first one, which traces the graph, counts only if alone."""
-        return self._rows / float(np.median(self._seconds[1:] or self._seconds))
 
 
 def build_model(embedding: keras.layers.Layer, fields: int) -> keras.Model:

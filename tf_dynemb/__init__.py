@@ -18,28 +18,38 @@ from tf_dynemb import _registration
 from tf_dynemb._version import __version__
 
 if TYPE_CHECKING:
-    from tf_dynemb import layers, serving, storage
+    from tf_dynemb import callbacks, layers, serving, storage
+    from tf_dynemb.applying import apply_delta
     from tf_dynemb.communicator import init
     from tf_dynemb.dynamic_variable import DynamicVariable
-    from tf_dynemb.exchange import assign, export
-    from tf_dynemb.loading import apply_delta, load
+    from tf_dynemb.loading import load
     from tf_dynemb.lookup import lookup_sparse
+    from tf_dynemb.model_dump import incremental_model_dump
     from tf_dynemb.optimizer import OptimizerWrapper
+    from tf_dynemb.prefetch import prefetch_lookup
+    from tf_dynemb.replicas import broadcast_variables
     from tf_dynemb.rowwise_adagrad import RowwiseAdagrad
-    from tf_dynemb.snapshot import Watermark, dump, incremental_dump, incremental_model_dump
+    from tf_dynemb.snapshot import dump, incremental_dump
     from tf_dynemb.sok_load import load_sok_dump
+    from tf_dynemb.sok_names import SGD, all2all_dense_embedding, sparse_read_and_evict
     from tf_dynemb.static_variable import Variable
+    from tf_dynemb.transfer import assign, export
     from tf_dynemb.unwrap import filter_variables
+    from tf_dynemb.watermark import Watermark
 
 __all__ = [
+    "SGD",
     "DynamicVariable",
     "OptimizerWrapper",
     "RowwiseAdagrad",
     "Variable",
     "Watermark",
     "__version__",
+    "all2all_dense_embedding",
     "apply_delta",
     "assign",
+    "broadcast_variables",
+    "callbacks",
     "dump",
     "export",
     "filter_variables",
@@ -50,7 +60,9 @@ __all__ = [
     "load",
     "load_sok_dump",
     "lookup_sparse",
+    "prefetch_lookup",
     "serving",
+    "sparse_read_and_evict",
     "storage",
 ]
 
@@ -59,21 +71,27 @@ _HOMES = {
     "DynamicVariable": "dynamic_variable",
     "OptimizerWrapper": "optimizer",
     "RowwiseAdagrad": "rowwise_adagrad",
+    "SGD": "sok_names",
     "Variable": "static_variable",
-    "Watermark": "snapshot",
-    "apply_delta": "loading",
-    "assign": "exchange",
+    "Watermark": "watermark",
+    "all2all_dense_embedding": "sok_names",
+    "apply_delta": "applying",
+    "assign": "transfer",
+    "broadcast_variables": "replicas",
+    "callbacks": None,
     "dump": "snapshot",
-    "export": "exchange",
+    "export": "transfer",
     "filter_variables": "unwrap",
     "incremental_dump": "snapshot",
-    "incremental_model_dump": "snapshot",
+    "incremental_model_dump": "model_dump",
     "init": "communicator",
     "layers": None,
     "load": "loading",
     "load_sok_dump": "sok_load",
     "lookup_sparse": "lookup",
+    "prefetch_lookup": "prefetch",
     "serving": None,
+    "sparse_read_and_evict": "sok_names",
     "storage": None,
 }
 

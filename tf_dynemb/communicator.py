@@ -1,55 +1,257 @@
-"""Who takes part in training: the only place that knows of ranks.
+"""The ranks that train together: the only place that knows of Horovod.
 
-This build runs in one process. The rest of the package asks `get()` for rank and size and needs no
-other change when more ranks come.
+A `Communicator` is one of two: `LOCAL`, a group of one process, or the group that Horovod has been
+initialised with. `get()` says which; everything else in the package talks to what it returns and
+does not ask how.
+
+Every operation that involves other ranks is *collective*: all ranks call it, in the same order,
+with the same names. If a rank's process ends, the others' calls fail at once. If a rank only does
+not call, the others wait: for ever, or for HOROVOD_STALL_SHUTDOWN_TIME_SECONDS. Either way the
+error is tf.errors.UnknownError, "Horovod has been shut down".
 """
 
 from __future__ import annotations
 
-import dataclasses
+import abc
+import json
+import os
+import re
 import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+
+from tf_dynemb import _ops
+
+INSTALL = (
+    "Horovod 0.28.1 must be built from its source for TensorFlow 2.21: in a checkout of tf_dynemb "
+    "run `tools/horovod.sh install`; docs/scaling.md says more."
+)
 
 
-@dataclasses.dataclass(frozen=True)
-class Communicator:
-    """A group of ranks; this one is the group of one process."""
+class Communicator(abc.ABC):
+    """A group of ranks. Tensors may be symbolic: operations work in a `tf.function`.
 
-    rank: int = 0
-    size: int = 1
+    Attributes:
+        rank: of this process, from 0.
+        size: how many ranks there are.
+        local_rank: of this process among those on its machine.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+
+    @abc.abstractmethod
+    def alltoall(self, tensor: Any, splits: Any, name: str) -> tuple[Any, Any]:
+        """Sends a part of a tensor to each rank.
+
+        Args:
+            tensor: [n, ...]: the parts, in the order of the ranks that they are for.
+            splits: int32 [size]: the length of each part along the first dimension.
+            name: of the operation; two that run at the same time must have different ones. In a
+                `tf.function` TensorFlow makes names differ, and adds those of the scopes around.
+
+        Returns:
+            (received, received splits): the parts that the ranks sent here, in their order.
+        """
+
+    @abc.abstractmethod
+    def allreduce(self, tensors: Sequence[Any], average: bool, name: str) -> list[Any]:
+        """The sum, or the mean, over all ranks of each dense tensor or IndexedSlices.
+
+        Dense tensors have the same shapes on all ranks. IndexedSlices are gathered: an index that
+        several ranks have, or one has several times, remains so.
+        """
+
+    @abc.abstractmethod
+    def allgather(self, tensor: Any, name: str) -> Any:
+        """The tensors of all ranks along the first dimension, which may be of any length."""
+
+    @abc.abstractmethod
+    def broadcast(self, tensor: Any, root: int, name: str) -> Any:
+        """The tensor of the rank `root`."""
+
+    def gather_objects(self, value: Any, name: str) -> list[Any]:
+        """What each rank passes, in their order. Eager only; JSON must be able to say it."""
+        text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        lengths = self.allgather(tf.constant([len(text)], tf.int64), f"{name}/lengths").numpy()
+        texts = self.allgather(tf.constant(text), f"{name}/texts").numpy()
+        ends = np.cumsum(lengths)
+        return [
+            json.loads(texts[end - length : end].tobytes())
+            for end, length in zip(ends, lengths, strict=True)
+        ]
+
+    def barrier(self, name: str = "barrier") -> None:
+        """Waits, eagerly, until all ranks have called it."""
+        self.allgather(tf.zeros([1], tf.uint8), f"dynemb/{name}")
 
 
-_LOCAL = Communicator()
+class _Local(Communicator):
+    """One process: what is sent is received."""
+
+    rank = 0
+    size = 1
+    local_rank = 0
+
+    def alltoall(self, tensor: Any, splits: Any, name: str) -> tuple[Any, Any]:
+        return tensor, splits
+
+    def allreduce(self, tensors: Sequence[Any], average: bool, name: str) -> list[Any]:
+        return list(tensors)
+
+    def allgather(self, tensor: Any, name: str) -> Any:
+        return tensor
+
+    def broadcast(self, tensor: Any, root: int, name: str) -> Any:
+        return tensor
+
+
+class _Horovod(Communicator):
+    """The ranks that horovodrun has started."""
+
+    def __init__(self, horovod: Any) -> None:
+        # Otherwise TensorFlow may run an operation once only, or one in place of two.
+        alltoall = op_def_registry.get("HorovodAlltoall")
+        if alltoall is not None and not alltoall.is_stateful:
+            raise RuntimeError(f"This Horovod was built from other sources. {INSTALL}")
+        self._horovod = horovod
+        self._functions: dict[tuple[object, ...], Any] = {}
+        self.rank = horovod.rank()
+        self.size = horovod.size()
+        self.local_rank = horovod.local_rank()
+
+    @_ops.not_converted
+    def alltoall(self, tensor: Any, splits: Any, name: str) -> tuple[Any, Any]:
+        tensor = tf.convert_to_tensor(tensor)
+        carried, splits = self._run(self._horovod.alltoall, name, _carried(tensor), splits)
+        received = _as(carried, tensor.dtype)
+        received.set_shape([None, *tensor.shape[1:]])
+        splits.set_shape([self.size])
+        return received, splits
+
+    @_ops.not_converted
+    def allreduce(self, tensors: Sequence[Any], average: bool, name: str) -> list[Any]:
+        reduced = list(tensors)
+        groups: dict[Any, list[int]] = {}  # Horovod reduces tensors of one type together
+        for i, tensor in enumerate(tensors):
+            if isinstance(tensor, tf.IndexedSlices):
+                reduced[i] = self._gather_slices(tensor, average, f"{name}/{i}")
+            else:
+                groups.setdefault(tensor.dtype, []).append(i)
+        for dtype, members in groups.items():
+            group = self._reduce([tensors[i] for i in members], average, f"{name}/{dtype.name}")
+            for i, tensor in zip(members, group, strict=True):
+                reduced[i] = tensor
+        return reduced
+
+    def _reduce(self, tensors: list[Any], average: bool, name: str) -> list[Any]:
+        dtype = tensors[0].dtype
+        if dtype == tf.bfloat16:
+            tensors = [tf.cast(tensor, tf.float32) for tensor in tensors]
+
+        def grouped(*tensors: Any, **options: Any) -> Any:
+            return self._horovod.grouped_allreduce(list(tensors), **options)
+
+        op = self._horovod.Average if average else self._horovod.Sum
+        return [tf.cast(tensor, dtype) for tensor in self._run(grouped, name, *tensors, op=op)]
+
+    def _gather_slices(self, slices: Any, average: bool, name: str) -> Any:
+        values = self.allgather(slices.values, f"{name}/values")
+        indices = self.allgather(slices.indices, f"{name}/indices")
+        if average:
+            values /= tf.cast(self.size, values.dtype)
+        return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+    @_ops.not_converted
+    def allgather(self, tensor: Any, name: str) -> Any:
+        tensor = tf.convert_to_tensor(tensor)
+        return _as(self._run(self._horovod.allgather, name, _carried(tensor)), tensor.dtype)
+
+    @_ops.not_converted
+    def broadcast(self, tensor: Any, root: int, name: str) -> Any:
+        tensor = tf.convert_to_tensor(tensor)
+        carried = self._run(self._horovod.broadcast, name, _carried(tensor), root_rank=root)
+        return _as(carried, tensor.dtype)
+
+    def _run(self, operation: Callable[..., Any], name: str, *tensors: Any, **options: Any) -> Any:
+        """Runs an operation of Horovod under a name.
+
+        Horovod matches what the ranks do by the names of TensorFlow's nodes, and all eager nodes of
+        a kind have the same, whatever name is given: so an eager call becomes one of a function.
+        """
+        name = re.sub(r"^(?![A-Za-z0-9])", ".", re.sub(r"[^A-Za-z0-9_./-]", "_", name))
+        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        if not tf.executing_eagerly():
+            return operation(*given, name=name, **options)
+        # Of any shape: a function would otherwise be traced anew for each.
+        signature = [tf.TensorSpec([None] * t.shape.rank, t.dtype) for t in given]
+        key = (name, operation.__name__, *options.values(), *signature)
+        function = self._functions.get(key)
+        if function is None:
+            function = tf.function(
+                lambda *given: operation(*given, name=name, **options), autograph=False
+            ).get_concrete_function(*signature)
+            self._functions[key] = function
+        return function(*given)
+
+
+# Types that Horovod does not know, and those as which it can carry their bits.
+_CARRIED_AS = {tf.bfloat16: tf.uint16, tf.uint32: tf.int32, tf.uint64: tf.int64}
+
+
+def _carried(tensor: Any) -> Any:
+    return _as(tensor, _CARRIED_AS.get(tensor.dtype, tensor.dtype))
+
+
+def _as(tensor: Any, dtype: Any) -> Any:
+    # A bitcast has no gradient, so there is none where it is not needed.
+    return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
+
+
+LOCAL = _Local()
+_horovod: _Horovod | None = None
 
 
 def get() -> Communicator:
-    """The communicator of this process."""
-    _reject_many_ranks()
-    return _LOCAL
-
-
-def init(comm_tool: str = "horovod") -> None:
-    """Prepares communication between ranks; optional in one process.
-
-    Args:
-        comm_tool: "horovod", the only tool known. Horovod need not be installed to train in one
-            process.
-
-    Raises:
-        ValueError: another `comm_tool`.
-        NotImplementedError: Horovod is initialised with more than one rank, which this build does
-            not support.
-    """
-    if comm_tool != "horovod":
-        raise ValueError(f"comm_tool must be 'horovod', got {comm_tool!r}.")
-    _reject_many_ranks()
-
-
-def _reject_many_ranks() -> None:
+    """The communicator of this process: Horovod's if it is initialised, with more than one rank."""
+    global _horovod
     # Horovod can only be initialised where it is imported: looking costs nothing and imports
     # nothing.
     horovod = sys.modules.get("horovod.tensorflow")
-    if horovod is not None and horovod.is_initialized() and horovod.size() > 1:
-        raise NotImplementedError(
-            f"Horovod runs {horovod.size()} ranks, but this build of tf_dynemb trains in one "
-            "process only."
-        )
+    if horovod is None or not horovod.is_initialized() or horovod.size() == 1:
+        return LOCAL
+    if _horovod is None or (_horovod.rank, _horovod.size) != (horovod.rank(), horovod.size()):
+        _horovod = _Horovod(horovod)
+    return _horovod
+
+
+def init(comm_tool: str | None = None, use_legacy_optimizer: bool = False) -> None:
+    """Prepares communication between ranks: imports and initialises Horovod.
+
+    Optional in one process, and where the script calls `hvd.init()` itself.
+
+    Args:
+        comm_tool: "horovod". None: Horovod if `horovodrun` has started this process, else nothing.
+        use_legacy_optimizer: SOK's argument, without effect: Keras 3 has no legacy optimizers.
+
+    Raises:
+        ValueError: another `comm_tool`.
+        ImportError: Horovod is wanted and not installed; the message says how to get it.
+    """
+    if comm_tool not in (None, "horovod"):
+        raise ValueError(f"comm_tool must be 'horovod', got {comm_tool!r}.")
+    if comm_tool is None and "HOROVOD_SIZE" not in os.environ:
+        return
+    try:
+        import horovod.tensorflow as horovod
+    except ImportError as error:
+        raise ImportError(
+            f"tf_dynemb.init() needs Horovod, which is not here. {INSTALL}"
+        ) from error
+    if not horovod.is_initialized():
+        horovod.init()

@@ -8,6 +8,7 @@ from typing import Any
 VAR_TYPES = ("hbm", "hybrid", "host")
 # Ours, and the HKV spelling that SOK scripts pass.
 EVICT_STRATEGIES = {"lru": "lru", "none": "none", "kLru": "lru"}
+EXCHANGE_DTYPES = ("float16", "bfloat16", "int8")
 _NOT_YET = {
     "max_dram_for_vectors": "use max_capacity, in rows, to limit host memory",
     "file_path": "rows live in host memory only",
@@ -33,6 +34,10 @@ class TableOptions:
         seed: of the initial vectors. None: the initializer's own seed, else one made of the table's
             name and TensorFlow's global seed.
         stochastic_rounding: round float16 and bfloat16 rows stochastically when they are written.
+        exchange_dtype: how vectors and gradients travel between ranks: "float16" or "bfloat16"
+            (rounded to nearest), "int8" (a scale for each vector; errs by at most 1/254 of its
+            largest element), or None: as they are. Tables of 16-bit vectors travel in their own
+            type unless it is "int8".
         max_hbm_for_vectors: GB of GPU memory for vectors. Accepted so that SOK scripts run; without
             a GPU there is nothing that it could limit.
         max_dram_for_vectors: GB of host memory for vectors. Not in this build.
@@ -48,6 +53,7 @@ class TableOptions:
     evict_strategy: str = "lru"
     seed: int | None = None
     stochastic_rounding: bool = True
+    exchange_dtype: str | None = None
     max_hbm_for_vectors: float | None = None
     max_dram_for_vectors: float | None = None
     file_path: str | None = None
@@ -108,6 +114,7 @@ class TableOptions:
             raise ValueError(
                 f"stochastic_rounding must be True or False, got {self.stochastic_rounding!r}."
             )
+        check_exchange_dtype(self.exchange_dtype)
         limit = self.max_hbm_for_vectors
         if limit is not None and (not _is_number(limit) or not limit >= 0):
             raise ValueError(f"max_hbm_for_vectors must be a number of GB >= 0, got {limit!r}.")
@@ -119,6 +126,14 @@ def check_dimension(name: str, value: Any) -> int:
         raise TypeError(f"{name} must be a positive integer, got {value!r}.")
     _check_integer(name, value.__index__(), 1)
     return int(value)
+
+
+def check_exchange_dtype(value: Any) -> None:
+    """Raises ValueError unless it is None or one of EXCHANGE_DTYPES."""
+    if value not in (None, *EXCHANGE_DTYPES):
+        raise ValueError(
+            f"exchange_dtype must be None or one of {', '.join(EXCHANGE_DTYPES)}, got {value!r}."
+        )
 
 
 def _is_number(value: Any) -> bool:

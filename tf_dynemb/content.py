@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from tf_dynemb import _ops
 from tf_dynemb.cut import Cut, Rows, from_bits
-from tf_dynemb.dynamic_variable import DynamicVariable, Snapshots, StateSpec
+from tf_dynemb.dynamic_variable import DynamicVariable, StateSpec
 from tf_dynemb.rows_io import NO_STATE, slices, warn_of_evictions
+from tf_dynemb.snapshots import Snapshots
 
 
 class Content(NamedTuple):

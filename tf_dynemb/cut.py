@@ -143,6 +143,11 @@ def last_tick() -> int:
     return int(_ops.library().dynemb_tick_before(2**63 - 1))
 
 
+def advance_clock(tick: int) -> None:
+    """Lets this process's next batch have a number after this one."""
+    _ops.library().dynemb_advance_clock(tick, time.time_ns())
+
+
 def bits(tensor: Any) -> Any:
     """The array of a tensor; of bfloat16 the uint16 of its bits."""
     return (tf.bitcast(tensor, tf.uint16) if tensor.dtype == tf.bfloat16 else tensor).numpy()

@@ -14,56 +14,18 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import ops, tensor_shape
 from tensorflow.python.ops import handle_data_util, resource_variable_ops
 
-from tf_dynemb import _ops, initializers
+from tf_dynemb import _ops, bags, communicator, exchange, initializers, spread_keys
 from tf_dynemb.config import EVICT_STRATEGIES, TableOptions, check_dimension
+from tf_dynemb.exchange import BY_HASH, Spread, exchange_stats
 from tf_dynemb.keys import KEY_TYPES, as_keys
-from tf_dynemb.static_variable import check_mode
+from tf_dynemb.snapshots import Snapshots
+from tf_dynemb.static_variable import check_mode, owner_of_mode
 
 # (optimizer, floats per row of each of its states, what each begins with)
 StateSpec: TypeAlias = tuple[str, tuple[int, ...], tuple[float, ...]]
 
-# A week of one a minute.
-_MOST_SNAPSHOTS = 10_000
-
 VALUE_TYPES = (tf.float32, tf.float16, tf.bfloat16)
 _numbers = itertools.count()
-
-
-class Snapshots:
-    """Which snapshots a table was dumped to or loaded from.
-
-    What replaces the rows or their state puts another object in the place of the table's.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[int, bool]] = {}
-
-    def note(self, id_: str, tick: int, has_state: bool = True) -> None:
-        """Notes a snapshot.
-
-        Args:
-            id_: of the snapshot.
-            tick: of a batch; whatever the table has that the snapshot has not was changed after it.
-            has_state: False if the snapshot has state that the table's rows did not take over.
-        """
-        self._known[id_] = (tick, has_state)
-        if len(self._known) > _MOST_SNAPSHOTS:
-            del self._known[next(iter(self._known))]
-
-    def __contains__(self, id_: object) -> bool:
-        return id_ in self._known
-
-    def items(self) -> list[tuple[str, tuple[int, bool]]]:
-        """(id, (tick, has_state)) of each, as they were noted."""
-        return list(self._known.items())
-
-    def tick(self, id_: str) -> int:
-        """The batch after which changes are not in a snapshot that was noted."""
-        return self._known[id_][0]
-
-    def has_state(self, id_: str) -> bool:
-        """Whether the state in the rows went on from that of a snapshot that was noted."""
-        return self._known[id_][1]
 
 
 class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
@@ -74,6 +36,11 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
     keys, values float32), `tf.function` and `tf.Module` work as with any variable. Operations on
     the whole dense value do not: there is none. A lookup gives every unknown key a row; see
     `lookup_sparse(insert=False)` for the other way.
+
+    On several ranks every rank makes the same table, and each key is held by one of them. What
+    takes keys (lookups, `upsert`, `scatter_*`, `erase`, `forget`, `contains`) may be given any, and
+    is collective: all ranks call it, if only with no keys. `len`, `size`, `stats`, `clear` and
+    `de.export` are about the rows that this rank holds.
 
     Example:
     >>> table = DynamicVariable(dimension=4, initializer="ones")
@@ -94,7 +61,8 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         trainable: whether gradient tapes watch it.
         key_type: tf.int64, tf.int32 or tf.uint64. Every value of the type is a legal key.
         dtype: of the vectors: tf.float32, tf.float16 or tf.bfloat16.
-        mode: None, "distributed" or "localized:RANK". In one process they are the same.
+        mode: None or "distributed": each key is held by the rank that a hash of it says;
+            "localized:RANK": all are held by one. In one process they are the same.
         **table_options: the fields of `TableOptions`.
 
     Attributes:
@@ -179,6 +147,16 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         self._mode = mode
         self._options = options
         self._attributes = attributes
+        owner = owner_of_mode(mode)
+        self._spread = Spread(
+            variable=self,
+            key_type=key_type,
+            dimension=dim,
+            owner=BY_HASH if owner is None else owner,
+            name=f"{name}#{number}",
+            wire=options.exchange_dtype or "same",
+            is_dynamic=True,
+        )
         self.snapshots = Snapshots()
         # Held while a cut of the table is read: a table can be in one at a time.
         self.cut_lock = threading.RLock()
@@ -216,6 +194,11 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         return self._mode
 
     @property
+    def spread(self) -> Spread:
+        """The table as an exchange between ranks sees it."""
+        return self._spread
+
+    @property
     def options(self) -> TableOptions:
         """The table's options."""
         return self._options
@@ -240,9 +223,12 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
             return int(_ops.library().dynemb_size(self.handle))
 
     def stats(self) -> dict[str, int]:
-        """What the table counts: rows, index slots, bytes, inserts, evictions and so on."""
+        """What the table counts: rows, index slots, bytes, inserts, evictions and so on.
+
+        Also how many keys and bytes this rank has sent to others for it.
+        """
         with tf.init_scope():
-            return table_stats(self.handle)
+            return {**table_stats(self.handle), **exchange_stats(self._spread.name)}
 
     def lookup(self, ids: Any, insert: bool = True, default_value: Any = None) -> Any:
         """Reads one vector for each id.
@@ -256,7 +242,12 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
             A tensor ids.shape + [dimension] of the table's dtype.
         """
         # Serving reads few keys at a time: nothing but the operator for what needs no preparing.
-        if default_value is None and insert is True and self._are_eager_keys(ids):
+        if (
+            default_value is None
+            and insert is True
+            and self._are_eager_keys(ids)
+            and communicator.get().size == 1
+        ):
             resource_variable_ops.variable_accessed(self)
             return _ops.library().dynemb_lookup(self._handle, ids, self._no_default, insert=True)[0]
         return self._lookup(ids, insert, default_value)
@@ -275,10 +266,24 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
                 raise ValueError(
                     f"default_value must have the shape [{self._dim}], got {default.shape}."
                 )
-        resource_variable_ops.variable_accessed(self)
-        values, _ = _ops.library().dynemb_lookup(self.handle, keys, default, insert=bool(insert))
+        if communicator.get().size > 1:
+            values = self._lookup_spread(keys, insert, None if default_value is None else default)
+        else:
+            resource_variable_ops.variable_accessed(self)
+            values, _ = _ops.library().dynemb_lookup(
+                self.handle, keys, default, insert=bool(insert)
+            )
         values.set_shape(keys.shape.concatenate([self._dim]))
         return values
+
+    def _lookup_spread(self, keys: Any, insert: bool, default_value: Any) -> Any:
+        if insert:
+            default_value = None
+        flat = bags.single(tf.reshape(keys, [-1]))
+        (values,) = exchange.lookup(
+            [self._spread], [flat], [0], ["sum"], bool(insert), default_value
+        )
+        return tf.reshape(values, tf.concat([tf.shape(keys), [self._dim]], 0))
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
         """Reads one vector for each id and gives unknown keys a row: what `tf.gather` calls."""
@@ -306,6 +311,8 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
             values: keys.shape + [dimension].
         """
         keys, values = self._keys_and_values(keys, values)
+        if communicator.get().size > 1:
+            return spread_keys.upsert(self._spread, *self._flat(keys, values))
         return _ops.library().dynemb_upsert(self.handle, keys, values)
 
     def scatter_update(
@@ -326,7 +333,10 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         """
         _check_slices(sparse_delta)
         keys, values = self._keys_and_values(sparse_delta.indices, sparse_delta.values)
-        _ops.library().dynemb_accumulate(self.handle, keys, values)
+        if communicator.get().size > 1:
+            spread_keys.accumulate(self._spread, *self._flat(keys, values))
+        else:
+            _ops.library().dynemb_accumulate(self.handle, keys, values)
         return self
 
     @_ops.not_converted
@@ -340,8 +350,8 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
 
     @_ops.not_converted
     def erase(self, keys: Any) -> Any:
-        """Removes rows; returns how many there were, an int64 tensor."""
-        return _ops.library().dynemb_erase(self.handle, as_keys(keys, self._key_type, "keys"))
+        """Removes rows; returns how many there were (on all ranks), an int64 tensor."""
+        return self._erase(keys, wipe=False)
 
     @_ops.not_converted
     def forget(self, keys: Any) -> Any:
@@ -349,13 +359,22 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
 
         No later dump holds anything of them; the next delta tells its followers to forget them too.
         """
+        return self._erase(keys, wipe=True)
+
+    def _erase(self, keys: Any, wipe: bool) -> Any:
         keys = as_keys(keys, self._key_type, "keys")
-        return _ops.library().dynemb_erase(self.handle, keys, wipe=True)
+        if communicator.get().size > 1:
+            return spread_keys.erase(self._spread, tf.reshape(keys, [-1]), wipe)
+        return _ops.library().dynemb_erase(self.handle, keys, wipe=wipe)
 
     @_ops.not_converted
     def contains(self, keys: Any) -> Any:
         """Which of `keys` have a row: a bool tensor of the shape of `keys`."""
-        return _ops.library().dynemb_contains(self.handle, as_keys(keys, self._key_type, "keys"))
+        keys = as_keys(keys, self._key_type, "keys")
+        if communicator.get().size > 1:
+            found = spread_keys.contains(self._spread, tf.reshape(keys, [-1]))
+            return tf.reshape(found, tf.shape(keys))
+        return _ops.library().dynemb_contains(self.handle, keys)
 
     def clear(self) -> Any:
         """Removes all rows."""
@@ -441,6 +460,9 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
                 f"values {values.shape}."
             )
         return keys, values
+
+    def _flat(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        return tf.reshape(keys, [-1]), tf.reshape(values, [-1, self._dim])
 
     def __repr__(self) -> str:
         rows = f", rows={len(self)}" if tf.executing_eagerly() else ""

@@ -1,59 +1,315 @@
-"""assign and export: keys and vectors into a table and out of it."""
+"""Lookups in tables that are spread over ranks.
+
+A key is held by one rank, its owner. A lookup of several tables is one exchange of keys and one of
+vectors, whatever the number of tables; its gradient is one more exchange:
+
+    ids ─route─> words ─alltoall─> keys asked of this rank ─look up─> vectors
+    pooled <─pool─ vectors asked for <─alltoall─ words <─pack────────────┘
+
+Each rank asks for a key once, in one list of all features that read the table (its *request*, in
+the order of the owners). Gradients are summed per key of the request before they travel, and per
+key over ranks where they arrive: what `tape.gradient` gives for a table is the sum over all ranks,
+for the rows that this rank holds. `docs/scaling.md` counts the bytes.
+
+All of it is collective: every rank looks up the same tables in the same order, if only with no
+ids.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import record
+from tensorflow.python.framework import config as tf_config
+from tensorflow.python.ops import resource_variable_ops
 
-from tf_dynemb import _ops
-from tf_dynemb.dynamic_variable import DynamicVariable
-from tf_dynemb.unwrap import dynamic
+from tf_dynemb import _ops, communicator
+from tf_dynemb.bags import Bags
 
-# Rows that one operator call hands over; bounds what is held twice while the parts are joined.
-CHUNK = 1 << 18
+# Owners of a table's keys that are not one rank: as the attribute of DynembRoute.
+BY_HASH = -1
+BY_MODULO = -2
 
 
-def assign(var: Any, keys: Any, values: Any) -> None:
-    """Sets the vectors of keys; unknown keys get a row.
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """A table as the exchange sees it.
 
-    Args:
-        var: a DynamicVariable, or a Keras variable of one (`layer.table`).
-        keys: integers [n]; the last of repeated keys wins.
-        values: floating point [n, dimension].
+    Attributes:
+        variable: the DynamicVariable or Variable.
+        key_type: of its keys.
+        dimension: of its vectors.
+        owner: BY_HASH, BY_MODULO, or the rank that holds the table.
+        name: for the counters of `stats()`; no other table of the process has it.
+        wire: how vectors and gradients travel: "same", or one of config.EXCHANGE_DTYPES.
+        is_dynamic: whether it is a hash table.
     """
-    dynamic(var).upsert(keys, values)
+
+    variable: Any
+    key_type: Any
+    dimension: int
+    owner: int
+    name: str
+    wire: str
+    is_dynamic: bool
+
+    @property
+    def dtype(self) -> Any:
+        """Of the vectors."""
+        return self.variable.dtype
 
 
-def export(var: Any) -> tuple[Any, Any]:
-    """All keys and vectors that this rank holds, in no particular order.
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """The keys that this rank has asked of each rank, and those it was asked for.
+
+    Attributes:
+        tables: that were asked.
+        index: for each feature uint32 [nnz]: where in the request of its table each id's key is.
+        asked: int64 [tables, ranks]: keys that this rank asks each rank for.
+        keys: for each table the keys that this rank was asked for, rank after rank.
+        served: int64 [tables, ranks]: how many by each rank.
+    """
+
+    tables: Sequence[Spread]
+    index: list[Any]
+    asked: Any
+    keys: list[Any]
+    served: Any
+
+    def to_askers(self, rows: Sequence[Any], what: str, name: str | None = None) -> list[Any]:
+        """Rows for `keys`, [n, width] for each table, come as rows for the request."""
+        return self._exchange(rows, self.served, self.asked, what, name)
+
+    def to_owners(self, rows: Sequence[Any], what: str) -> list[Any]:
+        """Rows for the request come as rows for `keys`."""
+        return self._exchange(rows, self.asked, self.served, what, None)
+
+    def num_asked(self, table: int) -> Any:
+        """How many keys the request for a table has: int64 scalar."""
+        return tf.reduce_sum(self.asked[table])
+
+    def _exchange(
+        self, rows: Sequence[Any], sent: Any, received: Any, what: str, name: str | None
+    ) -> list[Any]:
+        names = [table.name for table in self.tables]
+        wire = [table.wire for table in self.tables]
+        return send_rows(names, wire, rows, sent, received, what, name)
+
+
+def request(
+    tables: Sequence[Spread],
+    keys: Sequence[Any],
+    table_of: Sequence[int] | None = None,
+    name: str = "dynemb_keys",
+) -> Request:
+    """Asks the owners for keys.
 
     Args:
-        var: a DynamicVariable, or a Keras variable of one.
+        tables: to ask; each once.
+        keys: of each feature: [nnz] of its table's key type.
+        table_of: the number of each feature's table. None: one feature for each table.
+        name: of the alltoall; see `Communicator.alltoall`.
+    """
+    comm = communicator.get()
+    library = _ops.library()
+    words, splits, asked, index = library.dynemb_route(
+        keys=list(keys),
+        N=len(keys),
+        tables=list(range(len(tables)) if table_of is None else table_of),
+        owners=[table.owner for table in tables],
+        names=[table.name for table in tables],
+        num_ranks=comm.size,
+        rank=comm.rank,
+    )
+    words, splits = comm.alltoall(words, splits, name)
+    owned, served = library.dynemb_receive_keys(
+        words, splits, Tkeys=[table.key_type for table in tables]
+    )
+    owned = [
+        keys // comm.size if table.owner == BY_MODULO else keys
+        for table, keys in zip(tables, owned, strict=True)
+    ]
+    return Request(tables, list(index), asked, owned, served)
+
+
+@_ops.not_converted
+def lookup(
+    tables: Sequence[Spread],
+    features: Sequence[Bags],
+    table_of: Sequence[int],
+    combiners: Sequence[str],
+    insert: bool,
+    default_value: Any = None,
+) -> list[Any]:
+    """Looks up and pools the ids of features, `features[i]` in `tables[table_of[i]]`.
+
+    Args:
+        tables: each once.
+        features: the ids, of the key types of their tables.
+        table_of: for each feature.
+        combiners: for each feature.
+        insert: whether owners give unknown keys a row.
+        default_value: a vector for unknown keys, if there is one table and `insert` is False.
+    """
+    if not tables:
+        return []
+    for table in tables:
+        resource_variable_ops.variable_accessed(table.variable)
+    # The gradient goes from the pooled vectors to the tables directly: see exchange_gradient.
+    with record.stop_recording():
+        asked = request(tables, [feature.keys for feature in features], table_of)
+        held, rows = read_owned(tables, asked.keys, insert, default_value)
+        vectors = asked.to_askers(held, "vectors")
+    return pool(asked, features, table_of, combiners, vectors, rows)
+
+
+def read_owned(
+    tables: Sequence[Spread], keys: Sequence[Any], insert: bool, default_value: Any = None
+) -> tuple[list[Any], list[Any]]:
+    """The vectors of keys that this rank holds, and the row ids of those of dynamic tables.
 
     Returns:
-        (keys, values): tensors [n] of the table's key type and [n, dimension] of its dtype.
+        (vectors, rows): for each table [n, dimension], and uint32 [n] or [0].
     """
-    keys, values, _ = export_rows(dynamic(var))
-    return keys, values
-
-
-def export_rows(table: DynamicVariable) -> tuple[Any, Any, Any]:
-    """As `export`, with the optimizer's state: a third tensor, float32 [n, floats per row]."""
-    if not tf.executing_eagerly():
-        raise RuntimeError("export runs eagerly only: call it outside tf.function.")
-    parts = []
-    cursor = 0
-    while cursor >= 0:
-        keys, values, state, _, cursor_tensor = _ops.library().dynemb_export(
-            table.handle,
-            cursor=cursor,
-            limit=CHUNK,
-            since=tf.constant(-1, tf.int64),
-            key_type=table.key_type,
-            dtype=table.dtype,
+    library = _ops.library()
+    vectors: list[Any] = [None] * len(tables)
+    rows: list[Any] = [tf.zeros([0], tf.uint32)] * len(tables)
+    dynamic = [t for t, table in enumerate(tables) if table.is_dynamic]
+    if default_value is not None:
+        vectors[0], rows[0] = library.dynemb_lookup(
+            tables[0].variable.handle, keys[0], default_value, insert=False
         )
-        parts.append((keys, values, state))
-        cursor = int(cursor_tensor)
-    keys, values, state = (tf.concat(part, axis=0) for part in zip(*parts, strict=True))
-    return keys, values, state
+    elif dynamic:
+        read, read_rows, _ = library.dynemb_lookup_sparse(
+            handles=[tables[t].variable.handle for t in dynamic],
+            keys=[keys[t] for t in dynamic],
+            bags=[tf.constant(1, tf.int64)] * len(dynamic),
+            weights=[tf.zeros([0], tf.float32)] * len(dynamic),
+            num_bags=[tf.size(keys[t], out_type=tf.int64) for t in dynamic],
+            dtypes=[tables[t].dtype for t in dynamic],
+            dims=[tables[t].dimension for t in dynamic],
+            combiners=["sum"] * len(dynamic),
+            insert=insert,
+        )
+        for t, of_table, its_rows in zip(dynamic, read, read_rows, strict=True):
+            vectors[t], rows[t] = of_table, its_rows
+    for t, table in enumerate(tables):
+        if not table.is_dynamic:
+            vectors[t] = resource_variable_ops.resource_gather(
+                table.variable.handle, keys[t], dtype=table.dtype
+            )
+    return vectors, rows
+
+
+def pool(
+    asked: Request,
+    features: Sequence[Bags],
+    table_of: Sequence[int],
+    combiners: Sequence[str],
+    vectors: Sequence[Any],
+    rows: Sequence[Any],
+) -> list[Any]:
+    """Pools the vectors that came; the gradient goes to the tables.
+
+    Args:
+        asked: the request that they came for.
+        features: the bags of each feature.
+        table_of: for each feature.
+        combiners: for each feature.
+        vectors: for each table, [n, dimension] in the order of the request.
+        rows: for each table, the row ids of `asked.keys`.
+    """
+    tables = asked.tables
+    outputs, _ = _ops.library().dynemb_pool_rows(
+        handles=[tables[t].variable.handle for t in table_of],
+        vectors=[vectors[t] for t in table_of],
+        index=asked.index,
+        bags=[feature.bags for feature in features],
+        weights=[feature.weights for feature in features],
+        num_bags=[feature.num_bags for feature in features],
+        owned_keys=asked.keys,
+        owned_rows=list(rows),
+        asked=asked.asked,
+        served=asked.served,
+        tables=list(table_of),
+        names=[table.name for table in tables],
+        combiners=list(combiners),
+        wire=[table.wire for table in tables],
+        dynamic=[table.is_dynamic for table in tables],
+        in_order=tf_config.is_op_determinism_enabled(),
+    )
+    for feature, t, output in zip(features, table_of, outputs, strict=True):
+        output.set_shape([feature.static_num_bags, tables[t].dimension])
+    return list(outputs)
+
+
+def send_rows(
+    names: Sequence[str],
+    wire: Sequence[str],
+    rows: Sequence[Any],
+    sent: Any,
+    received: Any,
+    what: str,
+    name: str | None = None,
+) -> list[Any]:
+    """One alltoall of rows of tables.
+
+    Args:
+        names: of the tables.
+        wire: of the tables.
+        rows: [n, width] of each.
+        sent: int64 [tables, ranks]: rows for each rank.
+        received: the same: rows that come from each.
+        what: "vectors", "gradients", or "other": what is no embedding travels as it is.
+        name: of the alltoall; None: made of `what`.
+    """
+    comm = communicator.get()
+    wire = list(wire) if what != "other" else ["same"] * len(names)
+    words, splits = _ops.library().dynemb_pack_rows(
+        rows=list(rows), counts=sent, wire=wire, what=what, rank=comm.rank, names=list(names)
+    )
+    words, _ = comm.alltoall(words, splits, name or f"dynemb_{what}")
+    return list(
+        _ops.library().dynemb_unpack_rows(
+            words,
+            received,
+            dtypes=[of_table.dtype for of_table in rows],
+            dims=[int(of_table.shape[1]) for of_table in rows],
+            wire=wire,
+        )
+    )
+
+
+def exchange_counts(counts: Any, name: str) -> Any:
+    """How many rows come from each rank, where `counts` go to each: int64 [tables, ranks] both."""
+    tables, ranks = counts.shape
+    received, _ = communicator.get().alltoall(
+        tf.reshape(tf.transpose(counts), [-1]), tf.fill([ranks], tables), name
+    )
+    return tf.transpose(tf.reshape(received, [ranks, tables]))
+
+
+def spread_tables(variables: Sequence[Any]) -> tuple[list[Spread], list[int], list[int]]:
+    """Which of the variables of a lookup are spread over ranks.
+
+    Returns:
+        (tables, table_of, places): these, each once; and for each of their places among the
+        variables the number of its table.
+    """
+    places = [i for i, variable in enumerate(variables) if hasattr(variable, "spread")]
+    tables = list({id(variables[i]): variables[i].spread for i in places}.values())
+    number = {id(table.variable): n for n, table in enumerate(tables)}
+    return tables, [number[id(variables[i])] for i in places], places
+
+
+def exchange_stats(name: str) -> dict[str, int]:
+    """What this rank has sent to others for the table of this name in the exchange."""
+    with tf.init_scope():
+        names, values = _ops.library().dynemb_exchange_stats(table=name)
+    return {
+        name.decode(): int(value) for name, value in zip(names.numpy(), values.numpy(), strict=True)
+    }

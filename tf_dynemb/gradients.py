@@ -1,4 +1,10 @@
-"""Gradients of tables on their way to the optimizer: unique keys, loss scale, clipping."""
+"""Gradients on their way to the optimizer: unique keys, reduction over ranks, loss scale, clipping.
+
+Over several ranks there are two kinds. Every rank has all of a dense variable, and a gradient of
+it from its own batch: they are reduced. Of a table, or a `tf_dynemb.Variable`, each rank has some
+rows, and the gradient that reaches them is the sum over all ranks already: only what depends on all
+rows (norms, whether all are finite) is agreed on.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dynemb import _ops
+from tf_dynemb import _ops, communicator
 from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.keys import as_keys
+from tf_dynemb.static_variable import Variable
+from tf_dynemb.unwrap import unwrap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,10 +71,51 @@ def from_slices(table: DynamicVariable, grads: Sequence[Any]) -> TableGradient:
     return TableGradient(table, keys, sums, rows)
 
 
+def reduce_over_ranks(
+    reduction: str, table_grads: list[TableGradient], dense_grads: list[Any], dense: Sequence[Any]
+) -> tuple[list[TableGradient], list[Any]]:
+    """Reduces gradients of this rank's batch to those of the batches of all ranks.
+
+    Args:
+        reduction: "mean": divided by the number of ranks; "sum".
+        table_grads: of tables, sums over ranks.
+        dense_grads: of the variables `dense`.
+        dense: which are the same on every rank, unless they are `Variable`s of this package.
+
+    Returns:
+        (table gradients, dense gradients).
+    """
+    comm = communicator.get()
+    if comm.size == 1:
+        return table_grads, dense_grads
+    dense_grads = list(dense_grads)
+    copies = [i for i, variable in enumerate(dense) if not is_spread(variable)]
+    if copies:
+        reduced = comm.allreduce(
+            [dense_grads[i] for i in copies], average=reduction == "mean", name="dynemb_gradients"
+        )
+        for i, grad in zip(copies, reduced, strict=True):
+            dense_grads[i] = grad
+    if reduction == "mean":
+        share = 1.0 / comm.size
+        table_grads = [grad.with_sums(grad.sums * share) for grad in table_grads]
+        dense_grads = [
+            multiply(grad, share) if is_spread(variable) else grad
+            for grad, variable in zip(dense_grads, dense, strict=True)
+        ]
+    return table_grads, dense_grads
+
+
+def is_spread(variable: Any) -> bool:
+    """Whether each rank has some rows of a dense variable, where there are several ranks."""
+    return communicator.get().size > 1 and isinstance(unwrap(variable), Variable)
+
+
 def all_finite(table_grads: Sequence[TableGradient], dense_grads: Sequence[Any]) -> Any:
-    """Whether no gradient holds NaN or infinity: a bool tensor."""
+    """Whether no gradient, on any rank, holds NaN or infinity: a bool tensor."""
     values = [grad.sums for grad in table_grads] + [_values(grad) for grad in dense_grads]
-    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
+    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
+    return _sum_over_ranks(tf.cast(~finite, tf.float32), "dynemb_not_finite") == 0
 
 
 def divide(grad: Any, divisor: Any) -> Any:
@@ -80,36 +129,48 @@ def multiply(grad: Any, factor: Any) -> Any:
 
 
 def global_norm_scale(
-    table_grads: Sequence[TableGradient], dense_grads: Sequence[Any], clip_norm: float
+    table_grads: Sequence[TableGradient],
+    dense_grads: Sequence[Any],
+    dense: Sequence[Any],
+    clip_norm: float,
 ) -> Any:
     """What Keras's `clip_by_global_norm` multiplies all gradients by.
 
     It is NaN if the norm is not finite.
     Formula: `keras/src/optimizers/base_optimizer.py`, `clip_by_global_norm`.
     """
-    values = [grad.sums for grad in table_grads] + [_values(grad) for grad in dense_grads]
-    squares = [tf.reduce_sum(tf.square(tf.cast(value, tf.float32))) for value in values]
-    norm = tf.sqrt(tf.add_n(squares))
+    spread: list[Any] = [grad.sums for grad in table_grads]
+    copies: list[Any] = []
+    for grad, variable in zip(dense_grads, dense, strict=True):
+        (spread if is_spread(variable) else copies).append(_values(grad))
+    squares = [_sum_over_ranks(tf.add_n([*map(_squares, spread)]), "dynemb_norm")] if spread else []
+    norm = tf.sqrt(tf.add_n([*squares, *map(_squares, copies)]))
     scale = clip_norm * tf.minimum(1.0 / norm, 1.0 / clip_norm)
     return scale + (norm - norm)
 
 
-def clip(optimizer: Any, table_grads: list[TableGradient], dense_grads: list[Any]) -> Any:
+def clip(
+    optimizer: Any, table_grads: list[TableGradient], dense_grads: list[Any], dense: Sequence[Any]
+) -> Any:
     """Clips as the Keras optimizer's clipnorm, global_clipnorm or clipvalue says.
 
-    A table's gradient counts with the sum for each key. Dense gradients are returned unchanged
-    unless the norm of all gradients together matters (global_clipnorm): the others are clipped by
-    Keras itself.
+    A table's gradient counts with the sum for each key, of the rows on all ranks. Dense gradients
+    are returned unchanged unless a norm needs more than the gradient itself: the others are clipped
+    by Keras itself.
 
     Returns:
         (table gradients, dense gradients).
     """
     if optimizer.clipnorm is not None and optimizer.clipnorm > 0:
-        return [
-            grad.with_sums(tf.clip_by_norm(grad.sums, optimizer.clipnorm)) for grad in table_grads
-        ], dense_grads
+        most = optimizer.clipnorm
+        return [grad.with_sums(_clip_by_norm(grad.sums, most)) for grad in table_grads], [
+            _with_values(grad, lambda values: _clip_by_norm(values, most))
+            if is_spread(variable)
+            else grad
+            for grad, variable in zip(dense_grads, dense, strict=True)
+        ]
     if optimizer.global_clipnorm is not None and optimizer.global_clipnorm > 0:
-        scale = global_norm_scale(table_grads, dense_grads, optimizer.global_clipnorm)
+        scale = global_norm_scale(table_grads, dense_grads, dense, optimizer.global_clipnorm)
         return (
             [grad.with_sums(grad.sums * scale) for grad in table_grads],
             [multiply(grad, scale) for grad in dense_grads],
@@ -128,6 +189,24 @@ def constrain(grad: TableGradient) -> None:
     keys, values, state = (tf.boolean_mask(part, found) for part in (grad.keys, values, state))
     values = tf.cast(tf.convert_to_tensor(grad.table.constraint(values)), tf.float32)
     _ops.library().dynemb_write_rows(grad.table.handle, keys, values, state, insert=False)
+
+
+def _clip_by_norm(values: Any, most: float) -> Any:
+    """As tf.clip_by_norm, of rows that are on several ranks."""
+    if communicator.get().size == 1:
+        return tf.clip_by_norm(values, most)
+    norm = tf.sqrt(_sum_over_ranks(_squares(values), "dynemb_norm"))
+    # In the order of tf.clip_by_norm, so that the bits do not depend on the number of ranks more
+    # than the norm does.
+    return tf.cast(tf.cast(values, tf.float32) * most / tf.maximum(norm, most), values.dtype)
+
+
+def _squares(values: Any) -> Any:
+    return tf.reduce_sum(tf.square(tf.cast(values, tf.float32)))
+
+
+def _sum_over_ranks(value: Any, name: str) -> Any:
+    return communicator.get().allreduce([value], average=False, name=name)[0]
 
 
 def _join(parts: list[Any]) -> Any:

@@ -8,10 +8,12 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from tf_dynemb import _ops, bags
+from tf_dynemb import _ops, bags, communicator, exchange, prefetch
+from tf_dynemb import exchange_gradient as exchange_gradient  # registers it
 from tf_dynemb.bags import Bags
 from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.pool import pool
+from tf_dynemb.prefetch import Prefetched
 from tf_dynemb.unwrap import unwrap
 
 COMBINERS = ("sum", "mean", "sqrtn", "max")
@@ -42,7 +44,8 @@ def lookup_sparse(
             the list several times.
         sp_ids: for each table a SparseTensor of rank 2 (indices in any order; rows may be empty), a
             RaggedTensor of two dimensions, or a dense tensor [B, H] or [B]. Integers; another type
-            than the table's keys is cast if that cannot lose anything.
+            than the table's keys is cast if that cannot lose anything. Or, for all tables together,
+            what `prefetch_lookup` yields.
         sp_weights: None, or for each table None or weights of the kind and shape of its ids.
         combiners: "sum", "mean", "sqrtn" or "max", one for all or one for each. Default: "mean".
             Formulas: `tf_dynemb.pool.pool`.
@@ -58,43 +61,51 @@ def lookup_sparse(
     """
     single = not isinstance(params, (list, tuple))
     tables = [unwrap(table) for table in _as_list(params)]
+    names = _combiner_names(combiners, len(tables))
+    if not isinstance(insert, bool):
+        raise TypeError(f"insert must be True or False, got {insert!r}.")
+    if isinstance(sp_ids, Prefetched):
+        outputs = _lookup_prefetched(tables, sp_ids, sp_weights, names, insert)
+    else:
+        features = as_features(params, sp_ids, sp_weights)
+        outputs = lookup_bags(tables, features, names, insert)
+    return outputs[0] if single else outputs
+
+
+def as_features(params: Any, sp_ids: Any, sp_weights: Any) -> list[Bags]:
+    """Checks the arguments of `lookup_sparse`, and makes bags of ids and weights."""
+    single = not isinstance(params, (list, tuple))
+    tables = [unwrap(table) for table in _as_list(params)]
     if not tables:
         raise ValueError("params is empty: at least one table is needed.")
     for table in tables:
         _check_table(table)
     ids = _one_each("sp_ids", [sp_ids] if single else sp_ids, len(tables))
     weights = _one_each("sp_weights", [sp_weights] if single else sp_weights, len(tables), True)
-    names = _combiner_names(combiners, len(tables))
-    if not isinstance(insert, bool):
-        raise TypeError(f"insert must be True or False, got {insert!r}.")
-    features = [
+    return [
         bags.create(i, w, key_type_of(table), "sp_ids" if single else f"sp_ids[{n}]")
         for n, (table, i, w) in enumerate(zip(tables, ids, weights, strict=True))
     ]
-    outputs = lookup_bags(tables, features, names, insert)
-    return outputs[0] if single else outputs
 
 
 def lookup_bags(
     tables: Sequence[Any], features: Sequence[Bags], combiners: Sequence[str], insert: bool
 ) -> list[Any]:
     """As `lookup_sparse`, for ids that are bags already; `features[i]` is read from `tables[i]`."""
-    outputs: list[Any] = [None] * len(tables)
-    dynamic = [i for i, table in enumerate(tables) if isinstance(table, DynamicVariable)]
-    if dynamic:
+    if communicator.get().size > 1:
+        spread, table_of, places = exchange.spread_tables(tables)
+        its_features = [features[i] for i in places]
+        its_combiners = [combiners[i] for i in places]
+        pooled = exchange.lookup(spread, its_features, table_of, its_combiners, insert)
+    else:
+        places = [i for i, table in enumerate(tables) if isinstance(table, DynamicVariable)]
         pooled = _lookup_dynamic(
-            [tables[i] for i in dynamic],
-            [features[i] for i in dynamic],
-            [combiners[i] for i in dynamic],
+            [tables[i] for i in places],
+            [features[i] for i in places],
+            [combiners[i] for i in places],
             insert,
         )
-        for i, output in zip(dynamic, pooled, strict=True):
-            outputs[i] = output
-    for i, (table, feature) in enumerate(zip(tables, features, strict=True)):
-        if outputs[i] is None:
-            outputs[i] = pool(tf.gather(table, feature.keys), feature, combiners[i])
-            outputs[i].set_shape([feature.static_num_bags, table.shape[1]])
-    return outputs
+    return _with_dense(tables, features, combiners, places, pooled)
 
 
 def key_type_of(table: Any) -> Any:
@@ -108,6 +119,8 @@ def _lookup_dynamic(
     combiners: Sequence[str],
     insert: bool,
 ) -> list[Any]:
+    if not tables:
+        return []
     for table in tables:
         resource_variable_ops.variable_accessed(table)
     outputs, _, _ = _ops.library().dynemb_lookup_sparse(
@@ -124,6 +137,48 @@ def _lookup_dynamic(
     for table, feature, output in zip(tables, features, outputs, strict=True):
         output.set_shape([feature.static_num_bags, table.dimension])
     return list(outputs)
+
+
+def _lookup_prefetched(
+    tables: Sequence[Any],
+    ahead: Prefetched,
+    sp_weights: Any,
+    combiners: Sequence[str],
+    insert: bool,
+) -> list[Any]:
+    features = ahead.features
+    if len(features) != len(tables):
+        raise ValueError(
+            f"{len(features)} features were looked up ahead, but params has {len(tables)} items."
+        )
+    if sp_weights is not None:
+        raise ValueError("sp_weights must be given to prefetch_lookup, which looked up the ids.")
+    if communicator.get().size == 1:
+        return lookup_bags(tables, features, combiners, insert)
+    spread, table_of, places = exchange.spread_tables(tables)
+    if len(spread) != len(ahead.vectors):
+        raise ValueError("params are not those that prefetch_lookup was given.")
+    its_combiners = [combiners[i] for i in places]
+    pooled = prefetch.finish(spread, table_of, places, ahead, its_combiners, insert)
+    return _with_dense(tables, features, combiners, places, pooled)
+
+
+def _with_dense(
+    tables: Sequence[Any],
+    features: Sequence[Bags],
+    combiners: Sequence[str],
+    places: Sequence[int],
+    pooled: Sequence[Any],
+) -> list[Any]:
+    """The outputs of all features: `pooled` at `places`, the others from dense variables."""
+    outputs: list[Any] = [None] * len(tables)
+    for i, output in zip(places, pooled, strict=True):
+        outputs[i] = output
+    for i, (table, feature) in enumerate(zip(tables, features, strict=True)):
+        if outputs[i] is None:
+            outputs[i] = pool(tf.gather(table, feature.keys), feature, combiners[i])
+            outputs[i].set_shape([feature.static_num_bags, table.shape[1]])
+    return outputs
 
 
 def _check_table(table: Any) -> None:

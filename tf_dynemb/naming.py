@@ -40,6 +40,29 @@ def named_variables(variables: Any) -> dict[str, Any]:
     return named
 
 
+def dynamic_only(tables: Mapping[str, Any]) -> dict[str, DynamicVariable]:
+    """The tables; raises TypeError if one is dense."""
+    for name, variable in tables.items():
+        if not isinstance(variable, DynamicVariable):
+            raise TypeError(
+                f"{name!r} is a dense variable, which does not know which of its rows changed: "
+                "deltas are of DynamicVariables."
+            )
+    return dict(tables)
+
+
+def described(tables: Mapping[str, Any]) -> list[str]:
+    """What ranks that name the same variables, in the same order, say alike."""
+    texts = []
+    for name, variable in tables.items():
+        if isinstance(variable, DynamicVariable):
+            what = f"{variable.dimension} x {variable.dtype.name} by {variable.key_type.name}"
+        else:
+            what = f"{list(variable.global_shape)} x {variable.dtype.name}"
+        texts.append(f"{name!r}: {what}, {variable.mode or 'distributed'}")
+    return texts
+
+
 def _name(variable: Any) -> Any:
     """A variable's name as it was given: without TensorFlow's number of an output."""
     name = getattr(variable, "name", None)

@@ -33,6 +33,11 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
     over tables and dense variables together; a table's gradient counts with the sum for each key.
     `use_ema` and `gradient_accumulation_steps` need a dense value and are refused for tables.
 
+    Over several ranks (Horovod) `apply_gradients` is collective, and takes the gradients of this
+    rank's batch: it reduces those of dense variables over the ranks; those of tables come as sums
+    over them. With the mean of both, and a loss that is a mean over the rank's samples, ranks with
+    batches of one size train as one rank would on all of them together.
+
     float16: wrap a `keras.optimizers.LossScaleOptimizer` (not the other way round). If the global
     dtype policy is "mixed_float16" that happens by itself, as in `model.compile`; that is why this
     class is a LossScaleOptimizer for Keras, which then adds none of its own.
@@ -49,13 +54,21 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
     Args:
         keras_optimizer: the optimizer to wrap.
         name: of the wrapper.
+        gradient_reduction: over ranks: "mean", or "sum", which is what SOK does to tables.
 
     Raises:
         TypeError: not a Keras optimizer that can be wrapped.
+        ValueError: another `gradient_reduction`.
     """
 
-    def __init__(self, keras_optimizer: Any, name: str | None = None) -> None:
+    def __init__(
+        self, keras_optimizer: Any, name: str | None = None, gradient_reduction: str = "mean"
+    ) -> None:
         optimizers = keras.optimizers
+        if gradient_reduction not in ("mean", "sum"):
+            raise ValueError(
+                f"gradient_reduction must be 'mean' or 'sum', got {gradient_reduction!r}."
+            )
         if isinstance(keras_optimizer, str):
             keras_optimizer = optimizers.get(keras_optimizer)
         core = keras_optimizer
@@ -72,6 +85,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         if core is keras_optimizer and keras.config.dtype_policy().name == "mixed_float16":
             keras_optimizer = optimizers.LossScaleOptimizer(core)
         self.inner_optimizer = keras_optimizer
+        self.gradient_reduction = gradient_reduction
         self._form = optimizer_native.native_form(core)
         self._tables = _Tables(fresh_copy(core) if self._form is None else None)
 
@@ -201,6 +215,9 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
         grads, variables = _drop_missing(grads, variables)
         table_grads, dense_grads, dense = _by_kind(grads, variables)
+        table_grads, dense_grads = gradients.reduce_over_ranks(
+            self.gradient_reduction, table_grads, dense_grads, dense
+        )
         scaler = self._scaler
         if scaler is None:
             self._step(table_grads, dense_grads, dense, self.core.loss_scale_factor)
@@ -235,20 +252,22 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             table_grads = [
                 grad.with_sums(grad.sums / tf.cast(table_scale, tf.float32)) for grad in table_grads
             ]
-        table_grads, dense_grads = self._clip(table_grads, dense_grads)
+        table_grads, dense_grads = self._clip(table_grads, dense_grads, dense)
         self._step_tables(table_grads)
         if dense:
             core.apply(dense_grads, dense)
         else:
             core._iterations.assign_add(1)
 
-    def _clip(self, table_grads: list[TableGradient], dense_grads: list[Any]) -> Any:
+    def _clip(
+        self, table_grads: list[TableGradient], dense_grads: list[Any], dense: list[Any]
+    ) -> Any:
         factor = self.core.loss_scale_factor
         if factor is None or not self.core.global_clipnorm:
-            return gradients.clip(self.core, table_grads, dense_grads)
+            return gradients.clip(self.core, table_grads, dense_grads, dense)
         # Keras takes the factor off the dense gradients itself, later.
         dense_grads = [gradients.divide(grad, factor) for grad in dense_grads]
-        table_grads, dense_grads = gradients.clip(self.core, table_grads, dense_grads)
+        table_grads, dense_grads = gradients.clip(self.core, table_grads, dense_grads, dense)
         return table_grads, [gradients.multiply(grad, factor) for grad in dense_grads]
 
     def _step_tables(self, grads: Sequence[TableGradient]) -> None:
@@ -320,6 +339,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         return {
             "keras_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
             "name": self.name,
+            "gradient_reduction": self.gradient_reduction,
         }
 
     @classmethod
@@ -328,7 +348,11 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         inner = keras.saving.deserialize_keras_object(
             config["keras_optimizer"], custom_objects=custom_objects
         )
-        return cls(inner, name=config.get("name"))
+        return cls(
+            inner,
+            name=config.get("name"),
+            gradient_reduction=config.get("gradient_reduction", "mean"),
+        )
 
 
 class _Tables:

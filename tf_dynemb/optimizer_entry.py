@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import math
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 
+from tf_dynemb._warn import warn
 from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.optimizer import OptimizerWrapper
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raises TypeError unless it is one of ours, or None."""
+    if optimizer is not None and not isinstance(optimizer, OptimizerWrapper):
+        raise TypeError(f"optimizer must be an OptimizerWrapper, got {optimizer!r}.")
 
 
 def optimizer_entry(
@@ -29,10 +35,9 @@ def optimizer_entry(
     values = {name: float(variable) for name, variable in _scalars(optimizer, tables)}
     for name, table in tables.items():
         if any(variable.shape != () for variable in optimizer.shared_variables(table)):
-            warnings.warn(
+            warn(
                 f"{type(core).__name__} keeps state of the table {name!r} that is not in its rows, "
-                "such as statistics of columns; tf.train.Checkpoint has it, a dump does not.",
-                stacklevel=3,
+                "such as statistics of columns; tf.train.Checkpoint has it, a dump does not."
             )
     return {
         "name": type(core).__name__,
@@ -55,9 +60,8 @@ def restore_optimizer(
     kind = type(optimizer.core).__name__
     if entry is None or entry.get("name") != kind:
         what = "no optimizer" if entry is None else f"the optimizer {entry.get('name')}"
-        warnings.warn(
-            f"the dump was written with {what}: the settings and steps of {kind} stay as they are.",
-            stacklevel=6,
+        warn(
+            f"the dump was written with {what}: the settings and steps of {kind} stay as they are."
         )
         return
     values = entry.get("variables", {})

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb import _ops
+from tf_dynemb import _ops, communicator
 from tf_dynemb.dynamic_variable import DynamicVariable, StateSpec
 from tf_dynemb.gradients import TableGradient
 
@@ -122,6 +122,13 @@ class RowsOptimizer:
         keys, sums, values, state = (
             tf.boolean_mask(part, found) for part in (grad.keys, grad.sums, values, state)
         )
+        count = tf.size(keys)
+        if communicator.get().size > 1:
+            # A rank without rows must keep the shared state in step with the others'.
+            pad = tf.cast(count == 0, tf.int32)
+            sums, values, state = (
+                tf.pad(part, [[0, pad], [0, 0]]) for part in (sums, values, state)
+            )
         self._optimizer.__dict__["_iterations"] = core._iterations
         self._optimizer.__dict__["_learning_rate"] = core._learning_rate
 
@@ -133,12 +140,16 @@ class RowsOptimizer:
                 [sums], [self._vectors], self._optimizer.learning_rate
             )
             _ops.library().dynemb_write_rows(
-                grad.table.handle, keys, self._vectors.value, self._stored_state(), insert=False
+                grad.table.handle,
+                keys,
+                self._vectors.value[:count],
+                self._stored_state()[:count],
+                insert=False,
             )
             return tf.constant(True)
 
         # A mean over no rows is NaN, and would stay in the shared state.
-        tf.cond(tf.size(keys) > 0, step, lambda: tf.constant(False))
+        tf.cond(tf.shape(sums)[0] > 0, step, lambda: tf.constant(False))
 
     def _load(self, values: Any, state: Any) -> None:
         self._vectors.value.assign(values)

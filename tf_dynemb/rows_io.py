@@ -7,16 +7,16 @@ import concurrent.futures
 import contextlib
 import os
 import threading
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tqdm
 
-from tf_dynemb import _ops, storage
-from tf_dynemb.cut import Cut, Rows, bits, from_bits
+from tf_dynemb import _ops, communicator, ownership, storage
+from tf_dynemb._warn import warn
+from tf_dynemb.cut import Cut, Rows, from_bits
 from tf_dynemb.dynamic_variable import DynamicVariable, table_stats
 from tf_dynemb.storage import key_index
 
@@ -31,7 +31,7 @@ NO_STATE = np.empty((0, 0), np.float32)
 
 
 def write_rows(
-    publication: storage.Publication,
+    part: storage.Part,
     tables: Mapping[str, DynamicVariable],
     cut: Cut,
     with_state: bool,
@@ -40,8 +40,10 @@ def write_rows(
 ) -> list[storage.TableEntry]:
     """Writes the columns of a cut's tables, which get the numbers from 0; returns their entries.
 
+    A table that is on another rank alone gets no shard, as long as it is empty here.
+
     Args:
-        publication: to write into.
+        part: to write into.
         tables: those of the cut, by their names on disk.
         cut: which ends only after this.
         with_state: also the optimizer's state.
@@ -49,21 +51,23 @@ def write_rows(
         quiet: as in `dump`.
     """
     infos = [cut.info(number) for number in range(len(tables))]
-    writers = []
+    writers: dict[int, dict[str, storage.ColumnWriter]] = {}
     for number, (table, info) in enumerate(zip(tables.values(), infos, strict=True)):
-        writers.append(_columns(publication, number, table, sum(info[2][1]) if with_state else 0))
+        most, _, (_, widths, _), deleted = info
+        if ownership.is_elsewhere(table) and not most and not len(deleted):
+            continue
+        writers[number] = _columns(part, number, table, sum(widths) if with_state else 0)
         if what == "delta":
             key_type = table.key_type.as_numpy_dtype
-            publication.column(number, "deleted", key_type).append(info[3])
+            part.column(number, "deleted", key_type).append(deleted)
 
     # One thread reads tables while another writes files; both give way to training.
     waiting: collections.deque[concurrent.futures.Future[int]] = collections.deque()
-    most = sum(info[0] for info in infos)
     pieces = cut.pieces()
     with (
         concurrent.futures.ThreadPoolExecutor(1, initializer=_give_way) as reader,
         concurrent.futures.ThreadPoolExecutor(1, initializer=_give_way) as writer,
-        progress(most, what, "rows", quiet) as bar,
+        progress(sum(info[0] for info in infos), what, "rows", quiet) as bar,
     ):
         piece = reader.submit(next, pieces, None)
         while (read := piece.result()) is not None:
@@ -77,30 +81,29 @@ def write_rows(
         # Syncing takes as long as the disk, and needs nobody else.
         synced = [
             writer.submit(column.close)
-            for columns in writers
+            for columns in writers.values()
             for name, column in columns.items()
             if name != "keys"
         ]
         if what == "dump":
-            for number in range(len(tables)):
-                publication.write_index(number, build=build_index)
+            for number in writers:
+                part.write_index(number, build=build_index)
         for closed in synced:
             closed.result()
 
     entries = []
-    for (name, table), info, columns in zip(tables.items(), infos, writers, strict=True):
+    for number, ((name, table), info) in enumerate(zip(tables.items(), infos, strict=True)):
         _, base, (optimizer, widths, inits), deleted = info
-        state = storage.StateEntry(optimizer, widths, inits) if "state" in columns else None
-        shard = storage.Shard(
-            rank=0,
-            rows=columns["keys"].rows,
-            deleted=len(deleted) if what == "delta" else 0,
-            base_tick=base,
-        )
+        shards = []
+        if number in writers:
+            gone = len(deleted) if what == "delta" else 0
+            rows_written = writers[number]["keys"].rows
+            shards.append(storage.Shard(part.rank, rows_written, gone, base))
         attributes = table.attributes
         initializer = storage.InitializerEntry(
             tuple(attributes["initializers"]), tuple(attributes["initializer_args"])
         )
+        has_state = with_state and sum(widths) > 0
         entries.append(
             storage.TableEntry(
                 name=name,
@@ -109,49 +112,11 @@ def write_rows(
                 dtype=table.dtype.name,
                 seed=attributes["seed"],
                 initializer=initializer,
-                state=state,
-                shards=(shard,),
+                state=storage.StateEntry(optimizer, widths, inits) if has_state else None,
+                shards=tuple(shards),
             )
         )
     return entries
-
-
-def write_static(
-    publication: storage.Publication, values: Mapping[str, Any], first: int, cut: Cut
-) -> list[storage.TableEntry]:
-    """Writes matrices as tables with the numbers from `first` on: row r has the key r."""
-    entries = []
-    for number, (name, value) in enumerate(values.items(), first):
-        vectors = bits(value)
-        rows, dimension = vectors.shape
-        times = np.zeros([rows], np.uint32)
-        columns = {"keys": np.arange(rows), "vectors": vectors, "updates": times, "accesses": times}
-        for column, array in columns.items():
-            publication.column(number, column, array.dtype, array.shape[1:]).append(array)
-        publication.write_index(number, build=build_index)
-        entries.append(
-            storage.TableEntry(
-                name=name,
-                dimension=dimension,
-                key_type="int64",
-                dtype=value.dtype.name,
-                seed=0,
-                initializer=storage.InitializerEntry(("constant",), (0.0, 0.0)),
-                state=None,
-                shards=(storage.Shard(rank=0, rows=rows, deleted=0, base_tick=cut.tick),),
-            )
-        )
-    return entries
-
-
-def read_static(snapshot: storage.Snapshot, name: str, variable: Any) -> Any:
-    """The value of a dense variable."""
-    _, entry = snapshot.manifest.table(name)
-    value = np.empty(variable.shape, storage.manifest.DTYPES[entry.dtype])
-    for shard in entry.shards:
-        keys = snapshot.column(name, "keys", shard.rank)
-        value[keys] = snapshot.column(name, "vectors", shard.rank)
-    return tf.cast(from_bits(value, entry.dtype), variable.dtype)
 
 
 def load_rows(
@@ -163,7 +128,7 @@ def load_rows(
     at_tick: int,
     quiet: bool | None = None,
 ) -> int:
-    """Sets the rows that a snapshot has of a table; returns in how many batches.
+    """Sets the rows that a snapshot has of a table and this rank owns; returns in how many batches.
 
     Args:
         snapshot: verified.
@@ -176,15 +141,17 @@ def load_rows(
     """
     batches = 0
     _, entry = snapshot.manifest.table(name)
-    with progress(sum(s.rows for s in entry.shards), f"load {name}", "rows", quiet) as bar:
+    rows = ownership.share_of(table, sum(shard.rows for shard in entry.shards))
+    with progress(rows, f"load {name}", "rows", quiet) as bar:
         for shard in entry.shards:
+            read_keys = snapshot.column(name, "keys", shard.rank).__getitem__
             columns = [
                 snapshot.column(name, column, shard.rank)
-                for column in ("keys", "vectors", "updates", "accesses")
+                for column in ("vectors", "updates", "accesses")
             ]
             state = snapshot.column(name, "state", shard.rank) if with_state else None
-            for some in slices(table, shard.rows, entry.state_width):
-                keys, vectors, updates, accesses = (column[some] for column in columns)
+            for some, keys in own_rows(table, shard.rows, entry.state_width, read_keys):
+                vectors, updates, accesses = (column[some] for column in columns)
                 _ops.library().dynemb_load_rows(
                     handle,
                     keys,
@@ -200,22 +167,58 @@ def load_rows(
     return batches
 
 
+def own_rows(
+    table: DynamicVariable, rows: int, state_width: int, read_keys: Callable[[slice], Any]
+) -> Iterator[tuple[Any, Any]]:
+    """Goes through rows that are to be loaded, and picks those that this rank owns.
+
+    Args:
+        table: to load into.
+        rows: how many there are.
+        state_width: floats of state in each.
+        read_keys: the keys of a stretch of them, of the table's key type.
+
+    Yields:
+        which ones to load at a time, as an index of the columns' arrays; and their keys.
+    """
+    step = _rows_at_a_time(table, state_width)
+    # Of the keys that are looked at together, about `step` are this rank's.
+    stretch = step * communicator.get().size
+    for begin in range(0, rows, stretch):
+        end = min(begin + stretch, rows)
+        keys = read_keys(slice(begin, end))
+        mine = ownership.owned(table, keys)
+        if mine is None or mine.all():
+            for start in range(begin, end, step):
+                some = slice(start, min(start + step, end))
+                yield some, keys[some.start - begin : some.stop - begin]
+        else:
+            places = np.flatnonzero(mine)
+            for start in range(0, len(places), step):
+                here = places[start : start + step]
+                yield begin + here, keys[here]
+
+
 def slices(table: DynamicVariable, rows: int, state_width: int) -> Iterator[slice]:
     """Stretches of rows to load at a time."""
+    step = _rows_at_a_time(table, state_width)
+    return (slice(begin, begin + step) for begin in range(0, rows, step))
+
+
+def _rows_at_a_time(table: DynamicVariable, state_width: int) -> int:
     step = max(1, _LOAD_BYTES // (table.dimension * 4 + state_width * 4 + 16))
     if table.options.max_capacity is not None:
         step = min(step, table.options.max_capacity)  # a batch must fit; what comes last stays
-    return (slice(begin, begin + step) for begin in range(0, rows, step))
+    return step
 
 
 def warn_of_evictions(handle: Any, table: DynamicVariable, what: str) -> int:
     """Warns if rows that were loaded evicted others; returns how many."""
     evictions = table_stats(handle)["evictions"]
     if evictions:
-        warnings.warn(
+        warn(
             f"{evictions} of the rows of {what} had no place in {table.name!r}, whose max_capacity "
-            f"is {table.options.max_capacity}.",
-            stacklevel=6,
+            f"is {table.options.max_capacity}."
         )
     return evictions
 
@@ -248,7 +251,7 @@ def build_index(
     index_path: str,
     index_data_offset: int,
 ) -> None:
-    """As `tf_dynemb.storage.publication.build_index`, faster."""
+    """As `tf_dynemb.storage.part.build_index`, faster."""
     log_slots = key_index.index_size(rows).bit_length() - 1
     _ops.library().dynemb_build_key_index(
         keys_path, data_offset, rows, key_bytes, index_path, index_data_offset, log_slots
@@ -268,17 +271,17 @@ def progress(total: int, what: str, unit: str, quiet: bool | None) -> Any:
 
 
 def _columns(
-    publication: storage.Publication, number: int, table: DynamicVariable, state_width: int
+    part: storage.Part, number: int, table: DynamicVariable, state_width: int
 ) -> dict[str, storage.ColumnWriter]:
     dtype = storage.manifest.DTYPES[table.dtype.name]
     columns = {
-        "keys": publication.column(number, "keys", table.key_type.as_numpy_dtype),
-        "vectors": publication.column(number, "vectors", dtype, (table.dimension,)),
-        "updates": publication.column(number, "updates", np.uint32),
-        "accesses": publication.column(number, "accesses", np.uint32),
+        "keys": part.column(number, "keys", table.key_type.as_numpy_dtype),
+        "vectors": part.column(number, "vectors", dtype, (table.dimension,)),
+        "updates": part.column(number, "updates", np.uint32),
+        "accesses": part.column(number, "accesses", np.uint32),
     }
     if state_width:
-        columns["state"] = publication.column(number, "state", np.float32, (state_width,))
+        columns["state"] = part.column(number, "state", np.float32, (state_width,))
     return columns
 
 

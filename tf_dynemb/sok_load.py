@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb import _ops
+from tf_dynemb import _ops, ownership
+from tf_dynemb._warn import warn
+from tf_dynemb.agreement import Ranks, check_alike
 from tf_dynemb.cut import last_tick
-from tf_dynemb.dynamic_variable import DynamicVariable, Snapshots, StateSpec
-from tf_dynemb.naming import named_variables
+from tf_dynemb.dynamic_variable import DynamicVariable, StateSpec
+from tf_dynemb.naming import described, named_variables
 from tf_dynemb.optimizer import OptimizerWrapper
-from tf_dynemb.rows_io import NO_STATE, slices, warn_of_evictions
+from tf_dynemb.optimizer_entry import check_optimizer
+from tf_dynemb.rows_io import NO_STATE, own_rows, warn_of_evictions
+from tf_dynemb.snapshots import Snapshots
 from tf_dynemb.sok_dump import SokTable, file_name_of, read_sok_dump
 
 # For optimizers whose state means the same in SOK: what SOK calls them and, in the order of our
@@ -34,7 +37,8 @@ def load_sok_dump(
 ) -> None:
     """Makes tables hold what `sok.dump` wrote, from any number of GPUs, and nothing else.
 
-    Every file is checked and loaded beside the tables first; a failure changes nothing.
+    Every file is checked and loaded beside the tables first; a failure changes nothing. With
+    several ranks all of them call this, as `tf_dynemb.load`, and each loads the rows that it owns.
 
     Args:
         directory: what `sok.dump` was given.
@@ -49,18 +53,21 @@ def load_sok_dump(
             fit the table's key type.
         tf.errors.ResourceExhaustedError: a table cannot take the rows.
     """
-    tables = named_variables(variables)
-    files = {name: _file_name(os.fspath(directory), name) for name in tables}
-    found = read_sok_dump(os.fspath(directory), files.values())
-    of_name = {name: found[file] for name, file in files.items()}
-    for name, variable in tables.items():
-        _check(of_name[name], name, variable)
-    dynamic = {name: v for name, v in tables.items() if isinstance(v, DynamicVariable)}
-    specs = {
-        name: table.state_spec if optimizer is None else optimizer.state_spec(table)
-        for name, table in dynamic.items()
-    }
-    with tf.init_scope():
+    ranks = Ranks("load_sok_dump")
+    with ranks.stage() as stage:
+        tables = named_variables(variables)
+        check_optimizer(optimizer)
+        stage.say([*described(tables), f"optimizer: {optimizer is not None}"])
+        files = {name: _file_name(os.fspath(directory), name) for name in tables}
+        found = read_sok_dump(os.fspath(directory), files.values())
+        of_name = {name: found[file] for name, file in files.items()}
+        for name, variable in tables.items():
+            _check(of_name[name], name, variable)
+        dynamic = {name: v for name, v in tables.items() if isinstance(v, DynamicVariable)}
+        specs = {
+            name: table.state_spec if optimizer is None else optimizer.state_spec(table)
+            for name, table in dynamic.items()
+        }
         handles = [
             _stage(of_name[name], name, table, specs[name], optimizer is not None)
             for name, table in dynamic.items()
@@ -70,9 +77,10 @@ def load_sok_dump(
             for name, v in tables.items()
             if name not in dynamic
         }
-        if dynamic:
-            mine = [table.handle for table in dynamic.values()]
-            _ops.library().dynemb_adopt(mine, handles, last_tick(), time.time_ns())
+    check_alike(stage.said, "the variables")
+    if dynamic:
+        mine = [table.handle for table in dynamic.values()]
+        _ops.library().dynemb_adopt(mine, handles, last_tick(), time.time_ns())
     for name, value in values.items():
         tables[name].assign(value)
     for name, table in dynamic.items():
@@ -102,10 +110,14 @@ def _stage(
     sok: SokTable, name: str, table: DynamicVariable, spec: StateSpec | None, with_state: bool
 ) -> Any:
     """A table with SOK's rows, apart from the variable; its handle."""
-    handle = table.make_empty(len(sok.keys), spec)
+    handle = table.make_empty(ownership.share_of(table, len(sok.keys)), spec)
     states = _states(sok, name, table, spec) if with_state else []
-    for some in slices(table, len(sok.keys), len(states) * table.dimension):
-        keys = _as_key_type(sok.keys[some], table.key_type.as_numpy_dtype, name)
+    key_type = table.key_type.as_numpy_dtype
+
+    def read_keys(some: slice) -> Any:
+        return _as_key_type(sok.keys[some], key_type, name)
+
+    for some, keys in own_rows(table, len(sok.keys), len(states) * table.dimension, read_keys):
         state = [np.asarray(part[some], np.float32) for part in states]
         times = np.zeros(len(keys), np.uint32)
         _ops.library().dynemb_load_rows(
@@ -129,10 +141,9 @@ def _states(sok: SokTable, name: str, table: DynamicVariable, spec: StateSpec | 
     if theirs == sok.optimizer and set(names) == set(sok.states):
         return [sok.states[state] for state in names]
     if sok.states:
-        warnings.warn(
+        warn(
             f"the state of {sok.optimizer} that SOK's table {name!r} has is dropped: "
-            f"{table.name!r} is trained with {ours!r}. Its rows begin with fresh state.",
-            stacklevel=4,
+            f"{table.name!r} is trained with {ours!r}. Its rows begin with fresh state."
         )
     return []
 
@@ -147,13 +158,15 @@ def _as_key_type(keys: Any, key_type: Any, name: str) -> Any:
 
 
 def _dense(sok: SokTable, name: str, variable: Any) -> Any:
-    rows = variable.shape[0]
+    """The rows that this rank has of a dense variable."""
+    rows = variable.global_shape[0]
     keys = sok.keys.astype(np.int64)
     if len(keys) != rows or not np.array_equal(np.sort(keys), np.arange(rows)):
         raise ValueError(
             f"SOK's table {name!r} has {len(keys)} rows that are not the {rows} of "
             f"{variable.name!r}."
         )
-    value = np.empty(variable.shape, sok.vectors.dtype)
-    value[keys] = sok.vectors
+    places = np.empty(rows, np.int64)
+    places[keys] = np.arange(rows)
+    value = sok.vectors[places[ownership.global_rows(variable)]]
     return tf.cast(tf.constant(value), variable.dtype)

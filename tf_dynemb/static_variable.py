@@ -2,34 +2,110 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
+import keras
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from tf_dynemb import communicator
+from tf_dynemb import bags, communicator, exchange
+from tf_dynemb.config import check_exchange_dtype
+from tf_dynemb.exchange import BY_MODULO, Spread, exchange_stats
+from tf_dynemb.keys import as_keys
+
+_numbers = itertools.count()
 
 
 class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
-    """A `tf.Variable` [rows, dimension] for `lookup_sparse`, possibly spread over ranks.
+    """A `tf.Variable` [rows, dimension] for `lookup_sparse`, spread over ranks.
 
-    In one process it holds the whole matrix in every mode.
+    Every rank passes the same arguments, and keeps its part: with `mode=None` or "distributed" row
+    r is row r // ranks of rank r % ranks; with "localized:RANK" one rank has all rows. `shape` is
+    that of this rank's part (0 rows where it has none), `global_shape` that of the whole. Lookups
+    take row numbers of the whole matrix. In one process it holds the whole matrix in every mode.
 
     Args:
-        *args: of `tf.Variable`: the initial value, `trainable`, ...
-        mode: None: a copy on every rank; "distributed": rows spread over all ranks;
-            "localized:RANK": all rows on one rank.
+        *args: of `tf.Variable`: the initial value of the whole matrix, `trainable`, ...
+        mode: None, "distributed" or "localized:RANK".
+        exchange_dtype: how vectors and gradients travel between ranks, as in `TableOptions`.
+        shape: of the whole matrix, with `initializer` in place of an initial value, as in SOK.
+        initializer: called with `shape` and `dtype` of this rank's part.
         **kwargs: of `tf.Variable`.
 
     Raises:
-        ValueError: `mode` is not one of these, or names a rank that does not exist.
+        ValueError: `mode` is not one of these, or names a rank that does not exist; or the matrix
+            has not two dimensions and there are several ranks.
     """
 
-    def __init__(self, *args: Any, mode: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        mode: str | None = None,
+        exchange_dtype: str | None = None,
+        shape: Any = None,
+        initializer: Any = None,
+        **kwargs: Any,
+    ) -> None:
         check_mode(mode)
-        super().__init__(*args, **kwargs)
+        check_exchange_dtype(exchange_dtype)
+        comm = communicator.get()
         self._mode = mode
+        self._exchange_dtype = exchange_dtype
+        self._global_shape: tuple[int, ...] | None = None
+        if initializer is not None:
+            if args or "initial_value" in kwargs:
+                raise ValueError("Either an initial value or an initializer, not both.")
+            if shape is None or len(shape) != 2:
+                raise ValueError(f"initializer needs shape=(rows, dimension), got shape={shape!r}.")
+            self._global_shape = tuple(int(n) for n in shape)
+            rows = len(self._rows_of(self._global_shape[0]))
+            dtype = tf.as_dtype(kwargs.get("dtype") or tf.float32)
+            kwargs["initial_value"] = keras.initializers.get(initializer)(
+                (rows, self._global_shape[1]), dtype=dtype.name
+            )
+        else:
+            kwargs["shape"] = shape
+            if comm.size > 1:
+                args, kwargs = self._part_of(args, kwargs)
+        super().__init__(*args, **kwargs)
+        if self._global_shape is None:
+            self._global_shape = tuple(self.shape)
+        number = next(_numbers)
+        owner = owner_of_mode(mode)
+        self._spread = Spread(
+            variable=self,
+            key_type=tf.int64,
+            dimension=int(self.shape[1]) if self.shape.rank == 2 else 0,
+            owner=BY_MODULO if owner is None else owner,
+            name=f"{self.name}#{number}",
+            wire=exchange_dtype or "same",
+            is_dynamic=False,
+        )
+
+    def _rows_of(self, rows: int) -> range:
+        """Which rows of the whole this rank holds."""
+        comm = communicator.get()
+        owner = owner_of_mode(self._mode)
+        if owner is None:
+            return range(comm.rank, rows, comm.size)
+        return range(rows if owner == comm.rank else 0)
+
+    def _part_of(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The arguments of tf.Variable for this rank's rows."""
+        kwargs = dict(kwargs)
+        whole = args[0] if args else kwargs.pop("initial_value")
+        whole = tf.convert_to_tensor(whole() if callable(whole) else whole, kwargs.get("dtype"))
+        if whole.shape.rank != 2:
+            raise ValueError(
+                f"A Variable on several ranks is a matrix [rows, dimension], got {whole.shape}."
+            )
+        self._global_shape = tuple(whole.shape)
+        rows = self._rows_of(self._global_shape[0])
+        part = tf.gather(whole, tf.range(rows.start, rows.stop, rows.step, dtype=tf.int64))
+        kwargs["shape"] = None
+        return (part, *args[1:]), kwargs
 
     @property
     def mode(self) -> str | None:
@@ -37,9 +113,47 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
         return self._mode
 
     @property
+    def global_shape(self) -> tuple[int, ...]:
+        """Of the whole matrix; `shape` is of this rank's part."""
+        assert self._global_shape is not None
+        return self._global_shape
+
+    @property
+    def spread(self) -> Spread:
+        """The matrix as an exchange between ranks sees it."""
+        return self._spread
+
+    @property
     def size(self) -> Any:
-        """An int64 tensor with the variable's shape."""
+        """An int64 tensor with the shape of this rank's part."""
         return tf.shape(self, out_type=tf.int64)
+
+    def stats(self) -> dict[str, int]:
+        """What this rank has sent to others for the matrix, in keys and bytes."""
+        return exchange_stats(self._spread.name)
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> Any:
+        """Reads rows of the whole matrix: what `tf.gather` and `tf.nn.embedding_lookup` call."""
+        if communicator.get().size == 1:
+            return super().sparse_read(indices, name=name)
+        keys = as_keys(indices, tf.int64, "indices")
+        flat = bags.single(tf.reshape(keys, [-1]))
+        (rows,) = exchange.lookup([self._spread], [flat], [0], ["sum"], insert=False)
+        rows = tf.reshape(rows, tf.concat([tf.shape(keys), [self.shape[1]]], 0))
+        rows.set_shape(keys.shape.concatenate([self.shape[1]]))
+        return rows
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> Any:
+        """As `tf.gather_nd`; over several ranks of whole rows only."""
+        if communicator.get().size == 1:
+            return super().gather_nd(indices, name=name)
+        indices = as_keys(indices, tf.int64, "indices")
+        if indices.shape.rank is None or indices.shape.rank < 1 or indices.shape[-1] != 1:
+            raise ValueError(
+                "gather_nd over several ranks reads whole rows: the last dimension of indices must "
+                f"be 1, got the shape {indices.shape}."
+            )
+        return self.sparse_read(tf.squeeze(indices, -1), name=name)
 
 
 def check_mode(mode: Any) -> None:
@@ -52,3 +166,8 @@ def check_mode(mode: Any) -> None:
     size = communicator.get().size
     if int(match.group(1)) >= size:
         raise ValueError(f"mode={mode!r} names rank {match.group(1)}, but there are {size} ranks.")
+
+
+def owner_of_mode(mode: str | None) -> int | None:
+    """The rank that a localized table is on; None for a distributed one."""
+    return int(mode.split(":")[1]) if mode is not None and ":" in mode else None

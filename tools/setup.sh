@@ -1,31 +1,18 @@
 #!/bin/bash
-# Everything from a fresh Debian or Ubuntu to a working checkout: system packages, .venv with requirements.txt, the operator
-# library, the package installed in place. Does only what is missing; prints one line for each step that it takes.
+# Everything from a fresh Debian or Ubuntu to a working checkout: system packages, .venv with requirements.txt, Horovod, the
+# operator library, the package installed in place. Does only what is missing; prints one line for each step that it takes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly PYTHON=${PYTHON:-python3}
 readonly VENV=.venv
-readonly LOG=build/setup.log
-
-say() { echo "setup: $*"; }
-
-stop() {
-  printf 'setup: %s\n' "$@" >&2
-  exit 1
-}
-
-# Runs a command with its output in the log, and shows the end of the log if it fails.
-quietly() {
-  "$@" >"$LOG" 2>&1 || {
-    tail -n 40 "$LOG" >&2
-    stop "failed: $* (all of its output: $LOG)"
-  }
-}
+readonly NAME=setup LOG=build/setup.log
+. tools/steps.sh
 
 system_packages() {
   local missing=()
   command -v g++ >/dev/null || missing+=(g++)
+  command -v make >/dev/null || missing+=(make)
   command -v bazel >/dev/null || command -v bazelisk >/dev/null || missing+=(bazel-bootstrap)
   [ -x "$VENV/bin/python" ] || "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
   [ -d /usr/src/googletest/googletest ] || missing+=(libgtest-dev)
@@ -88,6 +75,7 @@ package() {
 mkdir -p build
 system_packages
 virtual_environment
+tools/horovod.sh install
 bazel_settings
 library
 package

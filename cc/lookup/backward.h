@@ -1,9 +1,7 @@
 // Backward: gradients of pooled vectors, summed per unique key, for many tables in one call.
 //
-// The gradient of unique key u is, over the positions i that hold it, in increasing order,
-//
-//   sum, mean, sqrtn   Σ weight_i × scale[bag_i] × upstream[bag_i]          (combiner.h)
-//   max                in column c: Σ weight_i × upstream[bag_i, c] where argmax[bag_i, c] == i
+// The gradient of a unique key is the sum of what its ids add (upstream.h), in the order of the
+// ids.
 //
 // Each partition of the dedup has one owner, who walks its entries in order and adds: no atomics,
 // the same bits for any number of threads, and the sums of a partition stay in cache while they are
@@ -25,26 +23,18 @@
 #include <deque>
 #include <vector>
 
-#include "cc/lookup/bags.h"
-#include "cc/lookup/combiner.h"
 #include "cc/lookup/dedup.h"
+#include "cc/lookup/upstream.h"
 #include "cc/table/exec.h"
 #include "cc/table/status.h"
 #include "cc/table/types.h"
 
 namespace dynemb {
 
-struct BackwardTask {
+struct BackwardTask : UpstreamTask {
   KeyType key_type = KeyType::kInt64;
-  const void* keys = nullptr;      // [bags->nnz()]
-  const RowId* rows = nullptr;     // [nnz], or null: then outputs have no rows
-  Bags* bags = nullptr;            // its BuildBagOf is called; not shared by tasks
-  const float* weights = nullptr;  // [nnz], or null for none
-  Combiner combiner = Combiner::kSum;
-  const int32_t* argmax = nullptr;  // [num_bags, dim], for max only: position in nnz, or -1
-  DType dtype = DType::kFloat32;    // of upstream
-  const void* upstream = nullptr;   // [num_bags, dim]
-  int64_t dim = 0;
+  const void* keys = nullptr;   // [bags->nnz()]
+  const RowId* rows = nullptr;  // [nnz], or null: then outputs have no rows
 };
 
 struct BackwardOutput {
@@ -66,9 +56,7 @@ class Backward {
     BackwardTask task;
     Dedup<uint64_t> dedup64;  // the one of the key's width is used
     Dedup<uint32_t> dedup32;
-    std::vector<float> scales;  // [num_bags] if scale_by_bag
-    bool scale_by_bag = false;
-    float scale = 1.0f;  // of every bag, otherwise
+    Upstream upstream;
   };
   // Consecutive partitions of all tasks together, of about equal work.
   struct Unit {
@@ -84,7 +72,6 @@ class Backward {
   size_t num_tasks_ = 0;
   std::deque<Prepared> prepared_;  // only grows; the first num_tasks_ are in use
   std::vector<Unit> units_;
-  std::vector<float> zeros_;  // stands in for the upstream row of a bag whose divisor is 0
 };
 
 }  // namespace dynemb

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstring>
 #include <string>
-#include <utility>
 
 namespace dynemb {
 namespace {
@@ -13,11 +12,9 @@ namespace {
 // are then 64 KiB, well inside L2 and for the most part in L1. Half or twice as many measured the
 // same within 10 %.
 constexpr size_t kPartitionKeys = 2048;
-// Bounds the arrays of counters. A larger average than the above costs less than more ways to
-// scatter to would.
-constexpr size_t kMaxPartitions = 4096;
-// Keys per block of the scatter, at least.
-constexpr size_t kBlockKeys = 8192;
+// A larger average costs less than more ways to scatter to would.
+constexpr size_t kMaxPartitions = Split<uint64_t>::kMaxPartitions;
+static_assert(Owners::kMaxRanks <= kMaxPartitions, "each rank has a partition");
 // Slots per key of a table to begin with: at 2, probes go wrong often enough that the mispredicted
 // branches cost 2 ns a key.
 constexpr size_t kSlotsPerKey = 4;
@@ -48,107 +45,58 @@ void GrowTo(std::vector<T>* v, size_t n) {
 // Slots of a table for n keys.
 size_t TableSize(size_t n) { return std::max(PowerOfTwoAtLeast(kSlotsPerKey * n), kMinTable); }
 
-// How far ahead the scatter asks for memory: keys enough to cover a miss, and the next cache line
-// of a partition. It reads one stream and writes two per partition, more than hardware prefetchers
-// follow; without, a key cost twice as much.
-constexpr size_t kPrefetchKeys = 128;
-constexpr size_t kLine = 64;
-
-// `bytes` beyond p, which may be past the end of its array; as an integer, since such a pointer
-// must not be formed.
-template <int kWrite>
-inline void PrefetchAhead(const void* p, size_t bytes) {
-  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + bytes), kWrite);
-}
-
+// The partition of a key: by the top bits of a hash.
 struct PartitionOf {
-  explicit PartitionOf(size_t partitions) : shift(64) {
-    for (size_t p = partitions; p > 1; p /= 2) --shift;
-  }
   size_t operator()(uint64_t key) const { return MixHash(key) >> shift; }
   int shift;  // < 64, as there are at least two
+};
+
+// The same, inside the partitions of its owner.
+struct OwnedPartitionOf {
+  size_t operator()(uint64_t key) const {
+    // Two shifts, as one by 64 is undefined.
+    return (size_t{owners.Of(key)} << log) + (MixHash(key) >> 1 >> (63 - log));
+  }
+  Owners owners;
+  int log;  // of the partitions of one owner
 };
 
 }  // namespace
 
 template <typename K>
-Status Dedup<K>::Run(Exec& exec, const K* keys, size_t n) {
+Status Dedup<K>::Run(Exec& exec, const K* keys, size_t n, const Owners& owners) {
   if (n > kMaxKeys) {
     return InvalidArgument("at most " + std::to_string(kMaxKeys) + " keys in one call, got " +
                            std::to_string(n));
   }
-  num_keys_ = n;
-  num_partitions_ =
-      std::min(PowerOfTwoAtLeast((n + kPartitionKeys - 1) / kPartitionKeys), kMaxPartitions);
-  GrowTo(&keys_, n);
-  GrowTo(&positions_, n);
-  GrowTo(&local_, n);
-  GrowTo(&entry_begins_, num_partitions_ + 1);
-  GrowTo(&unique_begins_, num_partitions_ + 1);
-  if (num_partitions_ > 1) {
-    Split(exec, keys);
-    DedupPartitions(exec);
-    return {};
+  if (owners.ranks > Owners::kMaxRanks) {
+    return InvalidArgument("at most " + std::to_string(Owners::kMaxRanks) + " ranks, got " +
+                           std::to_string(owners.ranks));
   }
-  if (n > 0) std::memcpy(keys_.data(), keys, n * sizeof(K));
-  for (size_t i = 0; i < n; ++i) positions_[i] = static_cast<uint32_t>(i);
-  entry_begins_[0] = 0;
-  entry_begins_[1] = static_cast<uint32_t>(n);
-  unique_begins_[0] = 0;
-  if (tables_.empty()) tables_.resize(1);
-  unique_begins_[1] = DedupPartition(0, &tables_[0]);
+  num_keys_ = n;
+  owners_ = owners;
+  const size_t ranks = owners.Spread() ? owners.ranks : 1;
+  log_partitions_ = 0;
+  while ((ranks * kPartitionKeys) << log_partitions_ < n &&
+         ranks << (log_partitions_ + 1) <= kMaxPartitions) {
+    ++log_partitions_;
+  }
+  num_partitions_ = ranks << log_partitions_;
+  GrowTo(&local_, n);
+  GrowTo(&unique_begins_, num_partitions_ + 1);
+  if (owners.Spread()) {
+    split_.Run(exec, keys, n, num_partitions_, OwnedPartitionOf{owners, log_partitions_});
+  } else {
+    split_.Run(exec, keys, n, num_partitions_, PartitionOf{64 - log_partitions_});
+  }
+  DedupPartitions(exec);
   return {};
 }
 
-// A stable counting sort: each block of keys counts its keys per partition, and is then dealt its
-// own part of each partition, in the order of the blocks. So the result does not depend on the
-// number of blocks.
 template <typename K>
-void Dedup<K>::Split(Exec& exec, const K* keys) {
-  const size_t n = num_keys_, partitions = num_partitions_;
-  const PartitionOf partition_of(partitions);
-  const size_t threads = exec.parallelism();
-  const size_t blocks =
-      threads == 1 ? 1 : std::max<size_t>(1, std::min(n / kBlockKeys, 4 * threads));
-  const size_t block_keys = (n + blocks - 1) / blocks;
-  GrowTo(&cursors_, blocks * partitions);
-
-  exec.ParallelFor(n, block_keys, [&](size_t begin, size_t end) {
-    // On the stack, since neighbours in cursors_ share cache lines.
-    uint32_t counts[kMaxPartitions];
-    std::fill(counts, counts + partitions, 0);
-    for (size_t i = begin; i < end; ++i) {
-      PrefetchAhead<0>(&keys[i], kPrefetchKeys * sizeof(K));
-      ++counts[partition_of(keys[i])];
-    }
-    std::copy(counts, counts + partitions, cursors_.data() + begin / block_keys * partitions);
-  });
-
-  uint32_t at = 0;
-  for (size_t p = 0; p < partitions; ++p) {
-    entry_begins_[p] = at;
-    for (size_t i = p; i < blocks * partitions; i += partitions) {
-      at += std::exchange(cursors_[i], at);
-    }
-  }
-  entry_begins_[partitions] = at;
-
-  exec.ParallelFor(n, block_keys, [&](size_t begin, size_t end) {
-    const uint32_t* const from = cursors_.data() + begin / block_keys * partitions;
-    uint32_t cursors[kMaxPartitions];
-    std::copy(from, from + partitions, cursors);
-    K* to_keys = keys_.data();
-    uint32_t* to_positions = positions_.data();
-    for (size_t i = begin; i < end; ++i) {
-      PrefetchAhead<0>(&keys[i], kPrefetchKeys * sizeof(K));
-      const K key = keys[i];
-      const uint32_t to = cursors[partition_of(key)]++;
-      PrefetchAhead<1>(&to_keys[to], kLine);
-      PrefetchAhead<1>(&to_positions[to], kLine);
-      to_keys[to] = key;
-      to_positions[to] = static_cast<uint32_t>(i);
-    }
-  });
+size_t Dedup<K>::owner_begin(uint32_t rank) const {
+  if (owners_.Spread()) return unique_begins_[size_t{rank} << log_partitions_];
+  return rank > owners_.one ? num_unique() : 0;
 }
 
 template <typename K>
@@ -182,9 +130,9 @@ size_t Dedup<K>::UsualKeys() const {
 // indices plus one; 0 is an empty slot, so that no key is reserved.
 template <typename K>
 uint32_t Dedup<K>::DedupPartition(size_t p, std::vector<uint32_t>* table) {
-  const size_t n = entry_begins_[p + 1] - entry_begins_[p];
-  K* const keys = keys_.data() + entry_begins_[p];
-  uint32_t* const local = local_.data() + entry_begins_[p];
+  const size_t n = split_.end(p) - split_.begin(p);
+  K* const keys = split_.keys() + split_.begin(p);
+  uint32_t* const local = local_.data() + split_.begin(p);
 
   // A larger partition may be one key many times, so the table starts at the size for the usual,
   // and grows when it gets half full.

@@ -12,6 +12,9 @@
 // first occurrence of its key exactly if its `local` is one more than the largest before it: who
 // walks a partition's entries in order, and sums something per key, writes new sums front to back.
 //
+// With `Owners`, keys are partitioned by owner first: the unique keys of rank 0 come first, then
+// those of rank 1, and so on, ready to be sent.
+//
 // Contract. The result is a function of the keys alone: the number of partitions depends on n,
 // never on the number of threads. Every key value is legal. The work is linear in n for any skew
 // (equal keys, or all keys in one partition). A Dedup is reusable scratch: repeating a Run of a
@@ -25,6 +28,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "cc/lookup/owners.h"
+#include "cc/lookup/split.h"
 #include "cc/table/exec.h"
 #include "cc/table/status.h"
 
@@ -46,20 +51,27 @@ class Dedup {
     size_t unique_begin;  // of unique[0], among all unique keys
   };
 
-  // Fails only for n > kMaxKeys. Keeps no reference to `keys`.
-  Status Run(Exec& exec, const K* keys, size_t n);
+  // Fails only for n > kMaxKeys, or more than Owners::kMaxRanks. Keeps no reference to `keys`.
+  Status Run(Exec& exec, const K* keys, size_t n, const Owners& owners = Owners());
 
   size_t num_keys() const { return num_keys_; }
   size_t num_unique() const { return unique_begins_.empty() ? 0 : unique_begins_[num_partitions_]; }
   size_t num_partitions() const { return num_partitions_; }
   Partition partition(size_t p) const {
-    const size_t begin = entry_begins_[p];
-    return {positions_.data() + begin,
+    const size_t begin = split_.begin(p);
+    return {split_.positions() + begin,
             local_.data() + begin,
-            keys_.data() + begin,
-            entry_begins_[p + 1] - begin,
+            split_.keys() + begin,
+            split_.end(p) - begin,
             size_t{unique_begins_[p + 1]} - unique_begins_[p],
             unique_begins_[p]};
+  }
+  // Unique keys [owner_begin(r), owner_begin(r + 1)) are rank r's; r is at most the number of
+  // ranks.
+  size_t owner_begin(uint32_t rank) const;
+  // The rank whose keys partition p holds.
+  uint32_t owner(size_t p) const {
+    return owners_.Spread() ? static_cast<uint32_t>(p >> log_partitions_) : owners_.one;
   }
 
   // unique[num_unique()]: all distinct keys, partition by partition.
@@ -68,7 +80,6 @@ class Dedup {
   void WriteInverse(Exec& exec, uint32_t* inverse) const;
 
  private:
-  void Split(Exec& exec, const K* keys);
   void DedupPartitions(Exec& exec);
   uint32_t DedupPartition(size_t p, std::vector<uint32_t>* table);
   // Keys of a partition, unless it is much larger than the average.
@@ -76,14 +87,14 @@ class Dedup {
 
   size_t num_keys_ = 0;
   size_t num_partitions_ = 0;
-  // Sized by the largest Run so far. keys_ first holds the keys in partition order; the owner of a
-  // partition then overwrites the front of its part with the unique keys.
-  std::vector<K> keys_;
-  std::vector<uint32_t> positions_;
+  int log_partitions_ = 0;  // of an owner
+  Owners owners_;
+  // Holds the keys of each partition; its owner among the threads then overwrites the front of them
+  // with the unique keys.
+  Split<K> split_;
+  // Sized by the largest Run so far.
   std::vector<uint32_t> local_;
-  std::vector<uint32_t> entry_begins_;         // [partitions + 1]
   std::vector<uint32_t> unique_begins_;        // [partitions + 1]
-  std::vector<uint32_t> cursors_;              // [blocks][partitions]
   std::vector<std::vector<uint32_t>> tables_;  // one per worker
 };
 

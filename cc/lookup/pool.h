@@ -10,24 +10,18 @@
 #include <cstdint>
 #include <vector>
 
-#include "cc/lookup/bags.h"
-#include "cc/lookup/combiner.h"
+#include "cc/lookup/bag_combiner.h"
+#include "cc/lookup/weight_gradient.h"
 #include "cc/table/exec.h"
 #include "cc/table/status.h"
 #include "cc/table/table.h"
 
 namespace dynemb {
 
-struct PoolTask {
+struct PoolTask : BagTask {
   Table* table = nullptr;
   const void* keys = nullptr;  // [bags->nnz()], of the table's key type
-  const Bags* bags = nullptr;
-  const float* weights = nullptr;  // [nnz], or null for none
-  Combiner combiner = Combiner::kSum;
-  void* pooled = nullptr;  // out [num_bags, dim] of the table's dtype; zeros for an empty bag
-  RowId* rows = nullptr;   // out [nnz]: where each id's row is, kNoRow if it has none
-  int32_t* argmax =
-      nullptr;  // out [num_bags, dim] for kMax: the position in nnz, the first of equals; -1: empty
+  RowId* rows = nullptr;       // out [nnz]: where each id's row is, kNoRow if it has none
 };
 
 // The caller holds the locks of all tables: exclusively if `insert`, else shared. Without `insert`
@@ -36,19 +30,10 @@ struct PoolTask {
 // row has changed.
 Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool insert);
 
-// The gradient of the loss with respect to the weights of a task that has some, by the derivative
-// of combiner.h's formulas; 0 where a bag's divisor is 0.
-struct WeightGradientTask {
+struct WeightGradientTask : BagWeightTask {
   Table* table = nullptr;
   const void* keys = nullptr;
   const RowId* rows = nullptr;  // as Pool gave them
-  Bags* bags = nullptr;
-  const float* weights = nullptr;
-  Combiner combiner = Combiner::kSum;
-  const int32_t* argmax = nullptr;
-  const void* pooled = nullptr;    // Pool's output
-  const void* upstream = nullptr;  // [num_bags, dim] of the table's dtype
-  float* gradient = nullptr;       // out [nnz]
 };
 
 // The caller holds the locks of all tables, at least shared.

@@ -57,6 +57,27 @@ void ParallelForTasks(Exec& exec, const std::vector<size_t>& sizes,
   });
 }
 
+// Calls fn(exec, task) once for every task. A task that is a small part of the whole is done by one
+// thread, while it is in that thread's cache; others by all threads, one after the other.
+template <class Fn>
+void ForEachTask(Exec& exec, const std::vector<size_t>& sizes, const Fn& fn) {
+  size_t total = 0;
+  for (size_t size : sizes) total += size;
+  const size_t small_size = total / (2 * exec.parallelism());
+  std::vector<size_t> small;
+  for (size_t t = 0; t < sizes.size(); ++t) {
+    if (sizes[t] <= small_size) {
+      small.push_back(t);
+    } else {
+      fn(exec, t);
+    }
+  }
+  exec.ParallelFor(small.size(), 1, [&](size_t begin, size_t end) {
+    SerialExec serial;
+    for (size_t i = begin; i < end; ++i) fn(serial, small[i]);
+  });
+}
+
 }  // namespace dynemb
 
 #endif  // DYNEMB_LOOKUP_TASKS_H_

@@ -13,6 +13,7 @@
 #include "cc/table/hash_table.h"
 #include "cc/table/owners.h"
 #include "cc/table/phase.h"
+#include "cc/table/vector_buffer.h"
 
 namespace dynemb {
 
@@ -38,20 +39,6 @@ inline void CopyVector(void* to, const void* from, size_t bytes) {
       memcpy(to, from, bytes);
   }
 }
-
-// A float32 buffer for one vector; on the stack up to dim 256.
-class VectorBuffer {
- public:
-  explicit VectorBuffer(int64_t dim) {
-    if (static_cast<size_t>(dim) > kInline) heap_.reset(new float[static_cast<size_t>(dim)]);
-  }
-  float* get() { return heap_ ? heap_.get() : inline_; }
-
- private:
-  static constexpr size_t kInline = 256;
-  alignas(64) float inline_[kInline];
-  std::unique_ptr<float[]> heap_;
-};
 
 namespace internal {
 

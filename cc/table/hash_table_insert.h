@@ -130,9 +130,7 @@ void HashTable<K, Lanes>::PlaceByEviction(Exec& exec, const K* keys, const Inser
         Evict(lanes, view, view.SegmentBuckets(plan.segment_of[j]), MakeProbe(plan.hashes[j]), now);
     if (lanes.rank() == 0) {
       rows[i] = at.row;
-      if (at.bucket != nullptr && changes_.tracking()) {
-        changes_.Deleted(base_ + now, view.KeyAt(at.row));
-      }
+      if (at.bucket != nullptr) BeforeEviction(view.KeyAt(at.row), at.row, now);
     }
     if (at.bucket != nullptr) FillRow(lanes, i, keys[i], at.row, now, fill);
   });
@@ -217,7 +215,7 @@ bool HashTable<K, Lanes>::EvictAnywhere(uint32_t from_segment, Stamp now) {
         const K key = View().KeyAt(row);
         dynemb::Erase(lane, buckets, MakeProbe(MixKey(key)), SlotRef{&buckets[b], s, row});
         index_.Uncount(segment);
-        if (changes_.tracking()) changes_.Deleted(base_ + now, key);
+        BeforeEviction(key, row, now);
         FreeRow(row);
         return true;
       }

@@ -128,6 +128,22 @@ Status Table::Clear(Tick tick) {
   return index_.Clear();
 }
 
+void Table::Changed(Exec& exec, const RowId* rows, const RowId* rows_before, size_t n, Tick since,
+                    Tick now, bool* changed) const {
+  constexpr size_t kGrain = 4096;
+  exec.ParallelFor(n, kGrain, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      if (rows[i] == kNoRow) {
+        changed[i] = true;
+        continue;
+      }
+      const Tick updated = base_ + *layout().update(rows_.At(rows[i]));
+      const bool is_new = rows_before[i] == kNoRow && updated == now;
+      changed[i] = updated > since && !is_new;
+    }
+  });
+}
+
 uint64_t Table::KeyBits(RowId row) const {
   const char* key = rows_.At(row);
   return layout().key_size == 8 ? LoadUnaligned<uint64_t>(key) : LoadUnaligned<uint32_t>(key);

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "cc/table/changes.h"
+#include "cc/table/evicted_rows.h"
 #include "cc/table/exec.h"
 #include "cc/table/index.h"
 #include "cc/table/initializer.h"
@@ -133,9 +134,23 @@ class Table {
   virtual void ReadRows(Exec& exec, const void* keys, size_t n, float* vectors, float* state,
                         bool* found) const = 0;
 
+  // (shared) changed[i] = whether rows[i] may have another vector than when an earlier call, after the
+  // batch `since`, found rows_before[i] (kNoRow: no row) for the same key. What batch `now` has
+  // inserted where there was no row is as it was read then.
+  void Changed(Exec& exec, const RowId* rows, const RowId* rows_before, size_t n, Tick since,
+               Tick now, bool* changed) const;
+
   // (exclusive) rows[i] = the row of keys[i], made with its initial vector and state where there
   // was none.
   virtual Status FindOrInsert(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) = 0;
+  // (exclusive) FindOrInsert, and copies the rows that make room.
+  Status InsertAndEvict(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows,
+                        EvictedRows* evicted) {
+    evicted_ = evicted;
+    Status status = FindOrInsert(exec, keys, n, tick, rows);
+    evicted_ = nullptr;
+    return status;
+  }
   // (exclusive) FindOrInsert, and copies the vectors.
   virtual Status LookupOrInsert(Exec& exec, const void* keys, size_t n, Tick tick, void* vectors,
                                 RowId* rows) = 0;
@@ -228,6 +243,11 @@ class Table {
   }
   // The same for all rows.
   void BeforeWriteAll();
+  // To be called before the row of `key` is given to another, or freed, to make room.
+  void BeforeEviction(uint64_t key, RowId row, Stamp now) {
+    if (changes_.tracking()) changes_.Deleted(base_ + now, key);
+    if (evicted_ != nullptr) evicted_->Add(key, rows_.At(row));
+  }
   // Gives back a row that is in no slot any more.
   void FreeRow(RowId row) {
     Stamp* updated = layout().update(rows_.At(row));
@@ -259,6 +279,7 @@ class Table {
   Index index_;
   RowStore rows_;
   Changes changes_;
+  EvictedRows* evicted_ = nullptr;  // of the running batch, if it wants them
   Tick base_ = 0;
   Stamp batch_stamp_ = 0;    // of the last BeginBatch
   uint64_t batch_keys_ = 0;  // keys named under it: no more rows than this are as fresh

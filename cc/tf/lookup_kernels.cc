@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "cc/lookup/backward.h"
-#include "cc/lookup/bags.h"
 #include "cc/lookup/pool.h"
 #include "cc/table/scratch.h"
+#include "cc/tf/sparse_op.h"
 #include "cc/tf/table_resource.h"
 
 namespace dynemb {
@@ -55,71 +55,6 @@ class LookupOp : public DynembOp {
  private:
   bool insert_;
   tf::DataType dtype_;
-};
-
-// What operators over a list of lookups have in common: N, combiners, and the description of input
-// i's bags.
-class SparseOp : public DynembOp {
- public:
-  explicit SparseOp(tf::OpKernelConstruction* ctx) : DynembOp(ctx) {
-    std::vector<std::string> combiners;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &n_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("combiners", &combiners));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtypes", &dtypes_));
-    OP_REQUIRES(ctx,
-                static_cast<int>(combiners.size()) == n_ && static_cast<int>(dtypes_.size()) == n_,
-                absl::InvalidArgumentError(
-                    absl::StrCat("combiners and dtypes must have ", n_, " entries each")));
-    for (const std::string& name : combiners) {
-      Combiner combiner;
-      OP_REQUIRES_OK(ctx, ToAbsl(ParseCombiner(name, &combiner)));
-      combiners_.push_back(combiner);
-    }
-  }
-
- protected:
-  // Fails if the lists of inputs are not all N long (keys come as a list of types of their own).
-  absl::Status CheckInputs(tf::OpKernelContext* ctx, int lists) const {
-    if (ctx->num_inputs() == lists * n_) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat("every list must have ", n_, " entries"));
-  }
-
-  absl::Status MakeBags(Exec& exec, int i, const tf::Tensor& keys, const tf::Tensor& bags,
-                        int64_t num_bags, Bags* out) const {
-    TF_RETURN_IF_ERROR(CheckShape(keys, {keys.NumElements()}, Named("keys", i).c_str()));
-    const int64_t nnz = keys.NumElements();
-    const auto* form = Data<int64_t>(bags);
-    Status status;
-    if (bags.dims() == 0) {
-      status = out->InitUniform(form[0], nnz, num_bags);
-    } else if (bags.dims() == 1) {
-      status = out->InitSplits(exec, form, bags.dim_size(0), nnz, num_bags);
-    } else if (bags.dims() == 2 && bags.dim_size(0) == nnz && (nnz == 0 || bags.dim_size(1) > 0)) {
-      status = out->InitIndices(exec, form, bags.dim_size(1), nnz, num_bags);
-    } else {
-      return absl::InvalidArgumentError(
-          absl::StrCat(Named("bags", i), " has shape ", bags.shape().DebugString(),
-                       ", expected [], [num_bags + 1] or [", nnz, ", >= 1]"));
-    }
-    if (status.ok()) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(Named("bags", i), ": ", status.message()));
-  }
-
-  // Null for [0], which means no weights, unless there are no ids either.
-  absl::Status GetWeights(int i, const tf::Tensor& keys, const tf::Tensor& weights,
-                          const float** out) const {
-    *out = nullptr;
-    if (weights.dims() == 1 && weights.NumElements() == 0) return absl::OkStatus();
-    TF_RETURN_IF_ERROR(CheckShape(weights, keys.shape(), Named("weights", i).c_str()));
-    *out = Data<float>(weights);
-    return absl::OkStatus();
-  }
-
-  static std::string Named(const char* list, int i) { return absl::StrCat(list, "[", i, "]"); }
-
-  int n_;
-  std::vector<Combiner> combiners_;
-  std::vector<tf::DataType> dtypes_;
 };
 
 class LookupSparseOp : public SparseOp {

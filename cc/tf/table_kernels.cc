@@ -282,6 +282,41 @@ class ContainsOp : public OneTableOp {
   }
 };
 
+class InsertAndEvictOp : public OneTableOp {
+ public:
+  explicit InsertAndEvictOp(tf::OpKernelConstruction* ctx) : OneTableOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &dtype_));
+  }
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    const tf::Tensor& keys = ctx->input(1);
+    TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
+    TF_RETURN_IF_ERROR(CheckDType(table, dtype_, "evicted_values"));
+    const auto n = static_cast<size_t>(keys.NumElements());
+    std::vector<RowId> rows(n);
+    PoolExec exec = MakeExec(ctx);
+    TableLock lock({&table}, TableLock::Mode::kExclusive);
+    EvictedRows evicted(table.layout());
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(
+        table.InsertAndEvict(exec, keys.data(), n, ProcessClock().Next(), rows.data(), &evicted));
+    const auto size = static_cast<int64_t>(evicted.size());
+    void* evicted_keys;
+    char* values;
+    TF_RETURN_IF_ERROR(Output(ctx, 0, {size}, &evicted_keys));
+    TF_RETURN_IF_ERROR(Output(ctx, 1, {size, table.options().dim}, &values));
+    if (SizeOf(table.options().key_type) == 8) {
+      evicted.Copy(static_cast<uint64_t*>(evicted_keys), values);
+    } else {
+      evicted.Copy(static_cast<uint32_t*>(evicted_keys), values);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  tf::DataType dtype_;
+};
+
 class SizeOp : public OneTableOp {
  public:
   using OneTableOp::OneTableOp;
@@ -402,6 +437,7 @@ REGISTER("DynembReadRows", ReadRowsOp);
 REGISTER("DynembWriteRows", WriteRowsOp);
 REGISTER("DynembErase", EraseOp);
 REGISTER("DynembContains", ContainsOp);
+REGISTER("DynembInsertAndEvict", InsertAndEvictOp);
 REGISTER("DynembSize", SizeOp);
 REGISTER("DynembClear", ClearOp);
 REGISTER("DynembExport", ExportOp);

@@ -127,6 +127,22 @@ REGISTER_OP("DynembErase")
       return absl::OkStatus();
     });
 
+REGISTER_OP("DynembInsertAndEvict")
+    .Input("handle: resource")
+    .Input("keys: key_type")
+    .Output("evicted_keys: key_type")
+    .Output("evicted_values: dtype")
+    .Attr("key_type: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16}")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(TableAndKeys(c));
+      const DimensionHandle evicted = c->UnknownDim();
+      c->set_output(0, c->Vector(evicted));
+      c->set_output(1, c->Matrix(evicted, TableDim(c, 0)));
+      return absl::OkStatus();
+    });
+
 REGISTER_OP("DynembContains")
     .Input("handle: resource")
     .Input("keys: key_type")

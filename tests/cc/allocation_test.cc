@@ -10,7 +10,10 @@
 
 #include "cc/lookup/apply.h"
 #include "cc/lookup/backward.h"
+#include "cc/lookup/gather.h"
 #include "cc/lookup/pool.h"
+#include "cc/lookup/route.h"
+#include "cc/lookup/wire.h"
 #include "cc/table/table.h"
 
 namespace {
@@ -163,6 +166,64 @@ TEST_P(AllocationTest, TrainingSteps) {
               kSmall)
         << (known_rows ? "rows known" : "rows looked up");
   }
+}
+
+// What a rank does besides: it asks others for the rows of two features, and sends back gradients.
+TEST_P(AllocationTest, StepsOfAnExchange) {
+  constexpr uint32_t kRanks = 3;
+  constexpr size_t kIds = kBatch / 2;
+  std::vector<uint32_t> index(kBatch);
+  std::vector<uint64_t> received(kBatch);
+  std::vector<int32_t> words(2 * kBatch + kRanks), packed(kBatch * kDim);
+  std::vector<float> pooled(kIds * kDim), sums(kBatch * kDim);
+  std::vector<Bags> bags(2);
+  for (Bags& b : bags) ASSERT_TRUE(b.InitUniform(2, kIds, kIds / 2).ok());
+  Route route;
+  GatherGradient gradient;
+  Requests requests;
+  RouteTask task;
+  task.owners.rule = Owners::Rule::kHash;
+  task.owners.ranks = kRanks;
+  std::vector<GatherTask> pool(2);
+  std::vector<GatherGradient::Task> sum(1);
+  sum[0].features.resize(2);
+  sum[0].dim = kDim;
+  sum[0].sums = sums.data();
+  for (size_t f = 0; f < 2; ++f) {
+    task.features.push_back({keys_.data() + f * kIds, kIds, index.data() + f * kIds});
+    pool[f].bags = sum[0].features[f].bags = &bags[f];
+    pool[f].index = sum[0].features[f].index = index.data() + f * kIds;
+    pool[f].pooled = pooled.data() + f * kIds / 2 * kDim;
+    pool[f].vectors = vectors_.data();
+    pool[f].dim = sum[0].features[f].dim = kDim;
+    sum[0].features[f].upstream = pool[f].pooled;
+  }
+  EXPECT_LT(
+      LargestOf([&] {
+        ASSERT_TRUE(route.Prepare(exec_, {task}, kRanks).ok());
+        route.Write(exec_, words.data());
+        std::vector<int32_t> splits;
+        std::vector<int64_t> counts;
+        for (uint32_t rank = 0; rank < kRanks; ++rank) {
+          splits.push_back(static_cast<int32_t>(route.num_words(rank)));
+          counts.push_back(static_cast<int64_t>(route.count(0, rank)));
+        }
+        ASSERT_TRUE(requests
+                        .Init(words.data(), splits.data(), kRanks,
+                              static_cast<int64_t>(route.num_words()), {KeyType::kInt64})
+                        .ok());
+        const auto n = static_cast<size_t>(requests.num_keys(0));
+        requests.CopyKeys(0, received.data());
+        WireLayout layout;
+        ASSERT_TRUE(
+            layout.Init({{DType::kFloat32, kDim, WireType::kInt8}}, counts.data(), kRanks).ok());
+        Pack(exec_, layout, {vectors_.data()}, packed.data());
+        Unpack(exec_, layout, packed.data(), {vectors_.data()});
+        pool[0].n = pool[1].n = sum[0].n = n;
+        GatherPool(exec_, pool);
+        ASSERT_TRUE(gradient.Run(exec_, sum).ok());
+      }),
+      kSmall);
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, AllocationTest, ::testing::Values(1, 3),

@@ -13,6 +13,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include "tests/cc/execs.h"
+
 // Counts allocations of arrays, for the promise that a repeated Run makes none. (Closures are small
 // and allowed.) Not inlined, since the compiler would see malloc's pointer freed by delete and
 // warn.
@@ -99,25 +101,43 @@ void Check(const Dedup<K>& dedup, Exec& exec, const std::vector<K>& keys) {
   ASSERT_EQ(seen, std::vector<int>(n, 1));
 }
 
+// Everything that the header promises about the order of the unique keys.
+template <typename K>
+void CheckOwners(const Dedup<K>& dedup, Exec& exec, const Owners& owners) {
+  std::vector<K> unique(dedup.num_unique());
+  dedup.WriteUnique(exec, unique.data());
+  ASSERT_EQ(dedup.owner_begin(0), 0u);
+  for (uint32_t rank = 0; rank < owners.ranks; ++rank) {
+    ASSERT_LE(dedup.owner_begin(rank), dedup.owner_begin(rank + 1));
+    for (size_t u = dedup.owner_begin(rank); u < dedup.owner_begin(rank + 1); ++u) {
+      ASSERT_EQ(owners.Of(unique[u]), rank) << "unique key " << u;
+    }
+  }
+  ASSERT_EQ(dedup.owner_begin(owners.ranks), unique.size());
+  for (size_t i = 0; i < dedup.num_partitions(); ++i) {
+    const auto p = dedup.partition(i);
+    ASSERT_LT(dedup.owner(i), owners.ranks);
+    for (size_t u = 0; u < p.num_unique; ++u) ASSERT_EQ(owners.Of(p.unique[u]), dedup.owner(i));
+  }
+}
+
 // Runs by every Exec, and wants the same of all.
 template <typename K>
-void CheckAll(const std::vector<K>& keys, Dedup<K>* dedup) {
-  SerialExec serial;
-  ThreadsExec two(2), four(4);
-  std::vector<uint32_t> expected(keys.size()), inverse(keys.size());
+void CheckAll(const std::vector<K>& keys, Dedup<K>* dedup, const Owners& owners = Owners()) {
+  std::vector<uint32_t> expected, inverse(keys.size());
   size_t partitions = 0;
-  for (Exec* exec :
-       {static_cast<Exec*>(&serial), static_cast<Exec*>(&two), static_cast<Exec*>(&four)}) {
-    ASSERT_TRUE(dedup->Run(*exec, keys.data(), keys.size()).ok());
-    ASSERT_NO_FATAL_FAILURE(Check(*dedup, *exec, keys));
-    dedup->WriteInverse(*exec, inverse.data());
-    if (exec == &serial) {
+  ForEachExec([&](Exec& exec) {
+    ASSERT_TRUE(dedup->Run(exec, keys.data(), keys.size(), owners).ok());
+    ASSERT_NO_FATAL_FAILURE(Check(*dedup, exec, keys));
+    ASSERT_NO_FATAL_FAILURE(CheckOwners(*dedup, exec, owners));
+    dedup->WriteInverse(exec, inverse.data());
+    if (exec.parallelism() == 1) {
       expected = inverse;
       partitions = dedup->num_partitions();
     }
     ASSERT_EQ(inverse, expected);
     ASSERT_EQ(dedup->num_partitions(), partitions);
-  }
+  });
 }
 
 TYPED_TEST(DedupTest, RandomSizesAndRepeats) {
@@ -198,6 +218,81 @@ TYPED_TEST(DedupTest, ARepeatedRunAllocatesNoArrays) {
   ASSERT_TRUE(dedup.Run(exec, small.data(), small.size()).ok());
   ASSERT_TRUE(dedup.Run(exec, large.data(), large.size()).ok());
   EXPECT_EQ(arrays_allocated, before);
+}
+
+TYPED_TEST(DedupTest, KeysComeInTheOrderOfTheirOwners) {
+  Dedup<TypeParam> dedup;  // one for all, so that the number of ranks grows and shrinks
+  Owners owners;
+  for (uint32_t ranks : {1u, 2u, 3u, 64u, Owners::kMaxRanks, 7u}) {
+    owners.ranks = ranks;
+    for (Owners::Rule rule : {Owners::Rule::kHash, Owners::Rule::kModulo, Owners::Rule::kOne}) {
+      owners.rule = rule;
+      for (size_t n : {0, 5, 30000, 0}) {
+        SCOPED_TRACE(testing::Message() << n << " keys, rule " << int(rule) << ", " << ranks);
+        ASSERT_NO_FATAL_FAILURE(CheckAll(this->Uniform(n, 20000), &dedup, owners));
+      }
+    }
+  }
+}
+
+TYPED_TEST(DedupTest, AllKeysMayBeOneRanks) {
+  Dedup<TypeParam> dedup;
+  Owners owners;
+  owners.rule = Owners::Rule::kModulo;
+  owners.ranks = 16;
+  std::vector<TypeParam> keys = this->Uniform(50000, 20000);
+  for (TypeParam& key : keys) key = key / 16 * 16 + 5;
+  ASSERT_NO_FATAL_FAILURE(CheckAll(keys, &dedup, owners));
+  EXPECT_EQ(dedup.owner_begin(5), 0u);
+  EXPECT_EQ(dedup.owner_begin(6), dedup.num_unique());
+}
+
+TYPED_TEST(DedupTest, OneRankMayBeAny) {
+  Dedup<TypeParam> dedup;
+  Owners owners;
+  owners.ranks = 8;
+  owners.one = 3;
+  for (size_t n : {0, 100, 40000}) {
+    ASSERT_NO_FATAL_FAILURE(CheckAll(this->Uniform(n, n + 1), &dedup, owners));
+    for (uint32_t rank = 0; rank <= 8; ++rank) {
+      EXPECT_EQ(dedup.owner_begin(rank), rank <= 3 ? 0 : dedup.num_unique()) << rank;
+    }
+    EXPECT_EQ(dedup.owner(0), 3u);
+  }
+}
+
+TYPED_TEST(DedupTest, PartitionsOfOwnersAreOfTheSizeOfACacheToo) {
+  SerialExec exec;
+  Dedup<TypeParam> dedup;
+  Owners owners;
+  owners.rule = Owners::Rule::kHash;
+  for (uint32_t ranks : {2u, 5u, 64u}) {
+    owners.ranks = ranks;
+    for (size_t n : {200000, 1000000}) {
+      const std::vector<TypeParam> keys = this->Uniform(n, n);
+      ASSERT_TRUE(dedup.Run(exec, keys.data(), n, owners).ok());
+      EXPECT_EQ(dedup.num_partitions() % ranks, 0u);
+      EXPECT_LE(n, dedup.num_partitions() * 2048);
+      EXPECT_GT(n, dedup.num_partitions() * 1024);
+    }
+  }
+  // Never more partitions than there are counters for.
+  owners.ranks = 2049;
+  const std::vector<TypeParam> keys(4300000, 1);
+  ASSERT_TRUE(dedup.Run(exec, keys.data(), keys.size(), owners).ok());
+  EXPECT_EQ(dedup.num_partitions(), 2049u);
+}
+
+TYPED_TEST(DedupTest, TooManyRanksIsAnError) {
+  SerialExec exec;
+  Dedup<TypeParam> dedup;
+  const TypeParam key = 1;
+  Owners owners;
+  owners.rule = Owners::Rule::kHash;
+  owners.ranks = Owners::kMaxRanks + 1;
+  const Status status = dedup.Run(exec, &key, 1, owners);
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_NE(status.message().find("4097"), std::string::npos) << status.message();
 }
 
 TYPED_TEST(DedupTest, TooManyKeysIsAnError) {

@@ -255,7 +255,7 @@ def test_lookup_without_insert_reads_default_or_initial_vector():
 
 
 def test_export_of_more_rows_than_one_chunk(monkeypatch):
-    monkeypatch.setattr("tf_dynemb.exchange.CHUNK", 100)
+    monkeypatch.setattr("tf_dynemb.transfer.CHUNK", 100)
     table = de.DynamicVariable(2, "zeros")
     keys = np.arange(-500, 500)
     de.assign(table, keys, np.stack([keys, 2 * keys], 1).astype(np.float32))

@@ -3,46 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from example_runs import EXAMPLES, ROOT, examples_module, run_python
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = ROOT / "examples"
+import tf_dynemb as de
+
 FIELDS = 14
-
-
-def run_python(arguments: list[str], folder: Path) -> str:
-    """Runs Python in `folder` and returns what it printed; fails with its errors."""
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
 def adult():
     """The examples' data module."""
     pytest.importorskip("pyarrow")
-    sys.path.insert(0, str(EXAMPLES))
-    try:
-        import adult
-    finally:
-        sys.path.remove(str(EXAMPLES))
-    return adult
+    return examples_module("adult")
 
 
 def test_split_follows_the_protocol(adult):
@@ -133,6 +110,18 @@ def test_custom_loop(tmp_path):
     assert int(rows["gender"]) == 2
 
 
+def test_model_parallel_on_one_rank(adult, tmp_path):
+    printed = run_python(
+        [str(EXAMPLES / "model_parallel.py"), "--epochs", "1", "--output-dir", "out"], tmp_path
+    )
+    auc = float(re.search(r"this run \(1 rank\)\s+([0-9.]+)", printed).group(1))
+    assert 0.90 < auc < 0.93
+    reader = de.serving.Reader(tmp_path / "out" / "tables")
+    assert reader.contains(np.unique(adult.load(seed=0).train.ids)).all()
+    key = adult.category_id(adult.load().fields, "education", "Bachelors")
+    assert np.array2string(reader.lookup(key), precision=4) in printed
+
+
 def write_ratings(path: Path, rows: int) -> None:
     """Ratings of users and movies of which the second half of the time has many new ones."""
     rng = np.random.default_rng(0)
@@ -181,9 +170,14 @@ def test_incremental_export(tmp_path):
     assert all(0 < delta["lag_seconds"] < 60 and delta["lag_steps"] <= 5 for delta in deltas)
 
 
-@pytest.mark.parametrize(
-    "script", ["quickstart.py", "custom_loop.py", "incremental_export.py", "follower.py"]
-)
+SCRIPTS = [path.name for path in EXAMPLES.glob("*.py") if "__main__" in path.read_text()]
+
+
+def test_the_scripts_are_known():
+    assert {"dlrm.py", "follower.py", "model_parallel.py", "quickstart.py"} < set(SCRIPTS)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_help_explains_every_option(tmp_path, script):
     pytest.importorskip("pyarrow")
     printed = run_python([str(EXAMPLES / script), "--help"], tmp_path)

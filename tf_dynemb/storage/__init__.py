@@ -1,6 +1,6 @@
 """Snapshots of tables on disk, as docs/file_format.md has them: numpy only, no TensorFlow.
 
-`Publication` writes one; `Chain` and `Snapshot` read.
+`Publication` writes one, of which other processes may write a `Part`; `Chain` and `Snapshot` read.
 """
 
 from tf_dynemb.storage.chain import Chain, Snapshot
@@ -14,6 +14,7 @@ from tf_dynemb.storage.manifest import (
     StateEntry,
     TableEntry,
 )
+from tf_dynemb.storage.part import Part, joined
 from tf_dynemb.storage.publication import Publication
 
 __all__ = [
@@ -23,9 +24,11 @@ __all__ = [
     "DataLossError",
     "InitializerEntry",
     "Manifest",
+    "Part",
     "Publication",
     "Shard",
     "Snapshot",
     "StateEntry",
     "TableEntry",
+    "joined",
 ]

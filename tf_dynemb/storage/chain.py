@@ -7,7 +7,7 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +25,9 @@ _DIRECTORY = re.compile(r"(\d{8,})-(base|delta)-([0-9a-f]{32})")
 
 # How often a reader begins again, having lost files to a new base.
 _ATTEMPTS = 5
+
+# What is raised where a file is gone.
+LOSSES = (DataLossError, FileNotFoundError)
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -116,26 +119,33 @@ class Snapshot:
             f"{rank}."
         )
 
-    def verify(
-        self,
-        checksum: crc32c.Checksum = crc32c.blocks,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> None:
-        """Reads every file and compares it with its checksums.
-
-        Args:
-            checksum: a faster function that does as `crc32c.blocks`.
-            progress: called with the bytes that are verified and those that there are.
-
-        Raises:
-            DataLossError: names the first file that is missing or differs, and where it does.
-        """
-        files = [
+    @property
+    def files(self) -> list[ColumnFile]:
+        """All that it has besides its manifest."""
+        return [
             file
             for table in self.manifest.tables
             for shard in table.shards
             for file in shard.files.values()
         ]
+
+    def verify(
+        self,
+        checksum: crc32c.Checksum = crc32c.blocks,
+        progress: Callable[[int, int], None] | None = None,
+        files: Sequence[ColumnFile] | None = None,
+    ) -> None:
+        """Reads files and compares them with their checksums.
+
+        Args:
+            checksum: a faster function that does as `crc32c.blocks`.
+            progress: called with the bytes that are verified and those that are to be.
+            files: which ones; None: all.
+
+        Raises:
+            DataLossError: names the first file that is missing or differs, and where it does.
+        """
+        files = self.files if files is None else files
         total = sum(file.bytes for file in files)
         done = 0
         for file in files:
@@ -232,42 +242,73 @@ class Chain:
         Raises:
             as `open`, and what `read` raises.
         """
-        directory = pathlib.Path(path)
-        names = _names(directory)
-        for _ in range(_ATTEMPTS - 1):
-            try:
-                return read(_chain(directory, names))
-            except (DataLossError, FileNotFoundError):
-                found = _names(directory)
-                if found[:1] == names[:1]:  # nothing has superseded what was read
-                    raise
-                names = found
-        return read(_chain(directory, names))
+        return read_again(
+            lambda: Chain.names(path),
+            lambda names: read(Chain.of(path, names)),
+            lambda error: isinstance(error, LOSSES),
+        )
+
+    @staticmethod
+    def names(path: str | os.PathLike[str]) -> list[str]:
+        """What the directories of a path's chain are called; none if it is itself a snapshot.
+
+        Raises:
+            FileNotFoundError: there is no snapshot.
+        """
+        path = pathlib.Path(path)
+        try:
+            if (path / MANIFEST).exists():
+                return []
+            names = since_last_base(list_snapshots(path))
+        except NotADirectoryError as error:
+            raise FileNotFoundError(f"{path} holds no snapshot: it is a file.") from error
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{path} holds no snapshot: it does not exist.") from error
+        if not names:
+            there = ", ".join(sorted(os.listdir(path))[:8]) or "nothing"
+            raise FileNotFoundError(f"{path} holds no snapshot; in it: {there}.")
+        return [str(name) for name in names]
+
+    @staticmethod
+    def of(path: str | os.PathLike[str], names: Sequence[str]) -> Chain:
+        """The chain of what `names` has told; raises as `open` does."""
+        path = pathlib.Path(path)
+        snapshots = [Snapshot(path / name) for name in names] or [Snapshot(path)]
+        for before, after in itertools.pairwise(snapshots):
+            if after.manifest.parent not in before.manifest.ids:
+                raise DataLossError(
+                    f"a gap before {after.directory}: it continues snapshot "
+                    f"{after.manifest.parent}, but before it is {before.manifest.id} "
+                    f"({before.directory})."
+                )
+        base = snapshots[0] if snapshots[0].manifest.kind == "base" else None
+        return Chain(base, snapshots[1:] if base else snapshots)
 
 
-def _names(path: pathlib.Path) -> list[Name]:
-    """The snapshots of a path's chain; none for a path that is itself a snapshot."""
-    try:
-        if (path / MANIFEST).exists():
-            return []
-        names = since_last_base(list_snapshots(path))
-    except NotADirectoryError as error:
-        raise FileNotFoundError(f"{path} holds no snapshot: it is a file.") from error
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{path} holds no snapshot: it does not exist.") from error
-    if not names:
-        there = ", ".join(sorted(os.listdir(path))[:8]) or "nothing"
-        raise FileNotFoundError(f"{path} holds no snapshot; in it: {there}.")
-    return names
+def read_again(
+    list_names: Callable[[], list[str]],
+    read: Callable[[list[str]], T],
+    is_loss: Callable[[Exception], bool],
+) -> T:
+    """What `read` makes of the names of a chain, read again where a new base has removed them.
 
+    Args:
+        list_names: as `Chain.names` of a path.
+        read: gets them.
+        is_loss: whether what `read` has raised may come from files that are gone.
 
-def _chain(path: pathlib.Path, names: list[Name]) -> Chain:
-    snapshots = [Snapshot(path / str(name)) for name in names] or [Snapshot(path)]
-    for before, after in itertools.pairwise(snapshots):
-        if after.manifest.parent not in before.manifest.ids:
-            raise DataLossError(
-                f"a gap before {after.directory}: it continues snapshot {after.manifest.parent}, "
-                f"but before it is {before.manifest.id} ({before.directory})."
-            )
-    base = snapshots[0] if snapshots[0].manifest.kind == "base" else None
-    return Chain(base, snapshots[1:] if base else snapshots)
+    Raises:
+        what `read` and `list_names` raise.
+    """
+    names = list_names()
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return read(names)
+        except Exception as error:
+            if not is_loss(error):
+                raise
+            found = list_names()
+            if found[:1] == names[:1]:  # nothing has superseded what was read
+                raise
+            names = found
+    return read(names)

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -190,6 +190,11 @@ class Manifest:
             raise DataLossError(f"{file} is damaged: its content has not the CRC32C {expected}.")
         return _manifest(members)
 
+    def without_shards(self) -> Manifest:
+        """Itself without its shards, which are most of it."""
+        tables = (dataclasses.replace(table, shards=()) for table in self.tables)
+        return dataclasses.replace(self, tables=tuple(tables))
+
     def table(self, table: int | str) -> tuple[int, TableEntry]:
         """A table's number and entry, by number or name; raises KeyError if there is none."""
         for number, entry in enumerate(self.tables):
@@ -197,6 +202,16 @@ class Manifest:
                 return number, entry
         names = ", ".join(repr(entry.name) for entry in self.tables)
         raise KeyError(f"no table {table!r}: there are {names or 'none'}.")
+
+
+def tables_to_json(tables: Sequence[TableEntry]) -> str:
+    """Entries of tables as text; raises ValueError for what JSON cannot say."""
+    return json.dumps([dataclasses.asdict(table) for table in tables], allow_nan=False)
+
+
+def tables_from_json(text: str, where: str) -> tuple[TableEntry, ...]:
+    """The reverse of `tables_to_json`; errors name `where` the text is from."""
+    return tuple(_table(Fields.of(members, where)) for members in json.loads(text))
 
 
 def file_name(table: int, rank: int, column: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import functools
@@ -11,35 +10,21 @@ import os
 import pathlib
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from tf_dynemb._version import __version__
-from tf_dynemb.storage import block_file, crc32c, key_index, npy
+from tf_dynemb.storage import crc32c
 from tf_dynemb.storage.chain import MANIFEST, Name, Snapshot, list_snapshots, since_last_base
-from tf_dynemb.storage.column_writer import ColumnWriter
 from tf_dynemb.storage.errors import DataLossError, naming
-from tf_dynemb.storage.manifest import (
-    INDEX_ROWS,
-    KINDS,
-    ColumnFile,
-    Manifest,
-    TableEntry,
-    file_name,
-)
-
-# (keys' file, its data's offset, rows, bytes of a key, index's file, its data's offset): fills in
-# the index, whose slots are zeros in a file that has its size already.
-BuildIndex: TypeAlias = Callable[[str, int, int, int, str, int], None]
+from tf_dynemb.storage.manifest import KINDS, Manifest, TableEntry
+from tf_dynemb.storage.part import BLOCK_BYTES, Part
 
 _UNPUBLISHED = ".tmp-"
 
 
-class Publication:
+class Publication(Part):
     """A snapshot being written; leaving the `with` before `publish` drops it.
 
         with Publication(path, "base") as publication:
@@ -47,7 +32,8 @@ class Publication:
             keys.append(...)
             publication.publish(...)
 
-    Belongs to one thread, except that each ColumnWriter may be used by another.
+    Other processes may write parts of it meanwhile: `Part(unpublished(path, id), rank)`. Of this
+    one, the publication itself is the part.
 
     Args:
         path: of the chain; made if it is not there.
@@ -67,20 +53,14 @@ class Publication:
         path: str | os.PathLike[str],
         kind: str,
         checksum: crc32c.Checksum = crc32c.blocks,
-        block_bytes: int = 1 << 20,
+        block_bytes: int = BLOCK_BYTES,
     ) -> None:
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}.")
-        if block_bytes < npy.HEADER_BYTES:
-            raise ValueError(f"block_bytes must be at least 128, got {block_bytes}.")
         self.id = secrets.token_hex(16)
+        super().__init__(unpublished(path, self.id), 0, checksum, block_bytes)
         self._path = pathlib.Path(path)
         self._kind = kind
-        self._checksum = checksum
-        self._block_bytes = block_bytes
-        self._directory = self._path / (_UNPUBLISHED + self.id)
-        self._columns: dict[tuple[int, int, str], ColumnWriter] = {}
-        self._indexes: dict[tuple[int, int, str], ColumnFile] = {}
         self._lock = -1
 
     def __enter__(self) -> Publication:
@@ -102,9 +82,14 @@ class Publication:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for column in self._columns.values():
-            column.abandon()
+        self.abandon()
         shutil.rmtree(self._directory, ignore_errors=True)
+        if self._directory.exists():
+            # Others write into it, not knowing yet: they find nothing there any more.
+            dropped = self._directory.with_name(self._directory.name + "-dropped")
+            with contextlib.suppress(OSError):
+                os.rename(self._directory, dropped)
+            shutil.rmtree(dropped, ignore_errors=True)
         # Not only closed: processes that were forked meanwhile have it open too.
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_UN)
@@ -119,63 +104,6 @@ class Publication:
         """
         names = list_snapshots(self._path)
         return Snapshot(self._path / str(names[-1])).manifest if names else None
-
-    def column(
-        self,
-        table: int,
-        column: str,
-        dtype: npt.DTypeLike,
-        row_shape: tuple[int, ...] = (),
-        rank: int = 0,
-    ) -> ColumnWriter:
-        """Begins a column.
-
-        Args:
-            table: its number among the tables that `publish` will be given.
-            column: as in docs/file_format.md; for "index" see `write_index`.
-            dtype: of the column; uint16 for bfloat16.
-            row_shape: of a row: () or (width,).
-            rank: of the shard.
-
-        Raises:
-            OSError: from the file system, here and from the writer's methods.
-        """
-        path = self._directory / file_name(table, rank, column)
-        little = np.dtype(dtype).newbyteorder("<")
-        writer = ColumnWriter(path, little, row_shape, self._checksum, self._block_bytes)
-        self._columns[table, rank, column] = writer
-        return writer
-
-    def write_index(self, table: int, rank: int = 0, build: BuildIndex | None = None) -> None:
-        """Writes the index of a shard whose keys are complete, if it can have one.
-
-        Args:
-            table: number of the table.
-            rank: of the shard.
-            build: as `build_index`, but faster.
-        """
-        keys = self._columns[table, rank, "keys"]
-        key_file = keys.close()
-        if keys.rows >= INDEX_ROWS:
-            return
-        slots = key_index.index_size(keys.rows)
-        header = npy.header(np.dtype(np.uint32), (slots,))
-        size = len(header) + 4 * slots
-        path = self._directory / file_name(table, rank, "index")
-        with naming(path), path.open("x+b") as file:
-            file.write(header)
-            file.flush()
-            # Takes the blocks now: a full disk would kill a process that writes to a mapped file.
-            os.posix_fallocate(file.fileno(), 0, size)
-            if keys.rows:
-                key_bytes = (key_file.bytes - npy.HEADER_BYTES) // keys.rows
-                offset = npy.HEADER_BYTES
-                build = build or build_index
-                build(str(keys.path), offset, keys.rows, key_bytes, str(path), offset)
-            os.fsync(file.fileno())
-        blocks = block_file.checksums(path, size, self._block_bytes, self._checksum)
-        digits = "".join(f"{value:08x}" for _, values in blocks for value in values)
-        self._indexes[table, rank, "index"] = ColumnFile(path.name, size, digits)
 
     def publish(
         self,
@@ -192,7 +120,7 @@ class Publication:
         """Makes the snapshot visible: it survives what comes after this call.
 
         Args:
-            tables: their shards' `files` are filled in here.
+            tables: as for `with_files`; shards that other processes wrote have their files.
             since: of a delta: rows that were updated after this tick are in it.
             watermark: every change up to this tick is in.
             watermark_utc_ns: when the watermark was taken, nanoseconds since 1970 UTC.
@@ -214,6 +142,8 @@ class Publication:
                 f"parent is {parent!r}, but the last snapshot at {self._path} is {before[-1]}: "
                 "with this delta the path's chain would have a gap."
             )
+        tables = self.with_files(tables)
+        self._check_files(tables)
         manifest = Manifest(
             kind=self._kind,
             id=self.id,
@@ -225,7 +155,7 @@ class Publication:
             writer=f"tf_dynemb {__version__}",
             block_bytes=self._block_bytes,
             optimizer=optimizer,
-            tables=self._with_files(tables),
+            tables=tables,
             continues=tuple(continues),
         )
         text = manifest.to_json()
@@ -254,45 +184,23 @@ class Publication:
             return last.id == parent
         return parent in Snapshot(self._path / str(last)).manifest.ids
 
-    def _with_files(self, tables: Sequence[TableEntry]) -> tuple[TableEntry, ...]:
-        """The entries, with the files that were written for them."""
-        files = {place: writer.close() for place, writer in self._columns.items()}
-        files.update(self._indexes)
-        entries = []
-        for number, table in enumerate(tables):
-            shards = []
+    def _check_files(self, tables: Sequence[TableEntry]) -> None:
+        """Raises ValueError unless all that was written is to be seen here."""
+        for table in tables:
             for shard in table.shards:
-                places = [place for place in files if place[:2] == (number, shard.rank)]
-                columns = {place[2]: files.pop(place) for place in places}
-                shards.append(dataclasses.replace(shard, files=columns))
-            entries.append(dataclasses.replace(table, shards=tuple(shards)))
-        if files:
-            names = ", ".join(file.file for file in files.values())
-            raise ValueError(f"files of no shard of these tables were written: {names}.")
-        return tuple(entries)
+                for file in shard.files.values():
+                    path = self._directory / file.file
+                    size = path.stat().st_size if path.exists() else 0
+                    if size != file.bytes:
+                        raise ValueError(
+                            f"{path} has {size} bytes, but rank {shard.rank} has written "
+                            f"{file.bytes}: all ranks must share the file system of {self._path}."
+                        )
 
 
-def build_index(
-    keys_path: str,
-    data_offset: int,
-    rows: int,
-    key_bytes: int,
-    index_path: str,
-    index_data_offset: int,
-) -> None:
-    """Fills in the index of a file of keys, at least one.
-
-    Args:
-        keys_path: the keys' file.
-        data_offset: where its keys begin.
-        rows: how many they are.
-        key_bytes: 4 or 8.
-        index_path: a file of the index's size, whose slots are 0.
-        index_data_offset: where its slots begin.
-    """
-    keys = np.memmap(keys_path, np.dtype(f"<u{key_bytes}"), "r", data_offset, (rows,))
-    slots = (key_index.index_size(rows),)
-    key_index.build(keys, np.memmap(index_path, "<u4", "r+", index_data_offset, slots))
+def unpublished(path: str | os.PathLike[str], id_: str) -> pathlib.Path:
+    """The directory of a snapshot before it is published."""
+    return pathlib.Path(path) / (_UNPUBLISHED + id_)
 
 
 def _take(lock: int, path: pathlib.Path) -> bool:

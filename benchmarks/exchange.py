@@ -1,0 +1,180 @@
+"""What an exchange between ranks costs, beside the same bytes through a bare `hvd.alltoall`.
+
+    horovodrun -np 2 python -m benchmarks.exchange [--dim 16] [--hotness 1] [--ids zipf]
+
+26 tables; a step routes the ids of a batch, sends keys, vectors and gradients, and does nothing
+else: no row is looked up, nothing is pooled. Bare: three alltoalls of the very same words. Rank 0
+prints medians of interleaved repeats, and the bytes sent beside the formula of docs/scaling.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import tf_dynemb as de
+from tf_dynemb import _ops, communicator, exchange
+
+TABLES = 26
+ROWS = 1_000_000
+
+
+def batch_ids(kind: str, samples: int, hotness: int, random: np.random.Generator) -> Any:
+    """Ids of one table: int64 [samples * hotness]."""
+    count = samples * hotness
+    if kind == "uniform":
+        return random.integers(0, ROWS, count)
+    # zipf(1.05) over ROWS ids, by the inverse of its distribution.
+    weights = np.arange(1, ROWS + 1, dtype=np.float64) ** -1.05
+    cumulative = np.cumsum(weights)
+    return np.searchsorted(cumulative, random.random(count) * cumulative[-1])
+
+
+class Exchange:
+    """Keys, vectors and gradients of one batch, through the exchange and bare."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.comm = communicator.get()
+        self.options = options
+        self.tables = [
+            de.DynamicVariable(
+                dimension=options.dim, name=f"t{i}", exchange_dtype=options.exchange_dtype
+            ).spread
+            for i in range(TABLES)
+        ]
+        random = np.random.default_rng(self.comm.rank)
+        samples = options.batch // self.comm.size
+        self.ids = [
+            tf.constant(batch_ids(options.ids, samples, options.hotness, random))
+            for _ in range(TABLES)
+        ]
+        # What a table would have read: any numbers.
+        self.held = [tf.random.normal([n, options.dim]) for n in self._num_served()]
+        self.words = self._words()
+
+    def _num_served(self) -> list[int]:
+        return [int(tf.size(keys)) for keys in exchange.request(self.tables, self.ids).keys]
+
+    def _words(self) -> list[tuple[Any, Any]]:
+        """The words and splits of the three messages."""
+        comm, names = self.comm, [table.name for table in self.tables]
+        asked = exchange.request(self.tables, self.ids)
+        routed = _ops.library().dynemb_route(
+            keys=self.ids,
+            N=TABLES,
+            tables=list(range(TABLES)),
+            owners=[table.owner for table in self.tables],
+            names=names,
+            num_ranks=comm.size,
+            rank=comm.rank,
+        )
+        packed = [
+            _ops.library().dynemb_pack_rows(
+                rows=rows,
+                counts=counts,
+                wire=[table.wire for table in self.tables],
+                what="other",
+                rank=comm.rank,
+                names=names,
+            )
+            for rows, counts in (
+                (self.held, asked.served),
+                (asked.to_askers(self.held, "other"), asked.asked),
+            )
+        ]
+        return [(routed[0], routed[1]), *((words, splits) for words, splits in packed)]
+
+    @tf.function
+    def whole(self) -> Any:
+        """All that an exchange does."""
+        asked = exchange.request(self.tables, self.ids)
+        vectors = asked.to_askers(self.held, "vectors")
+        gradients = asked.to_owners(vectors, "gradients")
+        return tf.add_n([gradient[0, 0] for gradient in gradients])
+
+    @tf.function
+    def bare(self) -> Any:
+        """The same words, one message after the other."""
+        total = tf.constant(0)
+        for number, (words, splits) in enumerate(self.words):
+            with tf.control_dependencies([total]):
+                received, _ = self.comm.alltoall(tf.identity(words), splits, f"bare_{number}")
+            total = total + received[0]
+        return total
+
+    def milliseconds(self, function: Any) -> float:
+        """Of the slowest rank."""
+        self.comm.barrier()
+        began = time.perf_counter()
+        function().numpy()
+        took = time.perf_counter() - began
+        return 1e3 * max(self.comm.gather_objects(took, "took"))
+
+    def bytes_to_others(self) -> list[int]:
+        """Of keys, vectors and gradients, over all ranks."""
+        counted = []
+        for words, splits in self.words:
+            own = int(splits[self.comm.rank])
+            counted.append(4 * (int(tf.size(words)) - own))
+        return [sum(one) for one in zip(*self.comm.gather_objects(counted, "bytes"), strict=True)]
+
+    def formula(self) -> list[int]:
+        """What docs/scaling.md says they are, over all ranks."""
+        size = self.comm.size
+        unique = sum(len(np.unique(ids.numpy())) for ids in self.ids)
+        unique = sum(self.comm.gather_objects(unique, "unique"))
+        dim = self.options.dim
+        row = {None: 4 * dim, "float16": 2 * dim, "bfloat16": 2 * dim, "int8": dim + 4}
+        width = row[self.options.exchange_dtype]
+        others = unique * (size - 1) // size
+        return [others * 8 + 4 * TABLES * (size - 1) * size, others * width, others * width]
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measures and prints."""
+    de.init("horovod")
+    of = Exchange(options)
+    for function in (of.whole, of.bare) * 3:
+        of.milliseconds(function)
+    times: dict[str, list[float]] = {"whole": [], "bare": []}
+    for _ in range(options.repeats):
+        times["whole"].append(of.milliseconds(of.whole))
+        times["bare"].append(of.milliseconds(of.bare))
+    counted, expected = of.bytes_to_others(), of.formula()
+    if of.comm.rank != 0:
+        return
+    print(
+        f"{of.comm.size} ranks, {TABLES} tables of dim {options.dim}, batch {options.batch}, "
+        f"hotness {options.hotness}, {options.ids} ids, exchange_dtype {options.exchange_dtype}"
+    )
+    for name, is_, by_formula in zip(
+        ("keys", "vectors", "gradients"), counted, expected, strict=True
+    ):
+        print(f"  {name:10} sent {is_:>12,} bytes; by the formula {by_formula:>12,}")
+    whole, bare = (statistics.median(times[name]) for name in ("whole", "bare"))
+    ratio = statistics.median(a / b for a, b in zip(times["whole"], times["bare"], strict=True))
+    print(f"  exchange {whole:8.2f} ms, bare alltoall {bare:8.2f} ms: {ratio:.2f} times")
+
+
+def parse_options() -> argparse.Namespace:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--dim", type=int, default=16)
+    add("--hotness", type=int, default=1, help="ids a sample and table")
+    add("--batch", type=int, default=8192, help="samples of all ranks together")
+    add("--ids", choices=("zipf", "uniform"), default="zipf")
+    add("--exchange-dtype", choices=("float16", "bfloat16", "int8"), default=None)
+    add("--repeats", type=int, default=21)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    run(parse_options())

@@ -1,0 +1,172 @@
+#include "cc/lookup/gather.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <string>
+
+#include "cc/lookup/tasks.h"
+#include "cc/table/phase.h"
+#include "cc/table/portability.h"
+
+namespace dynemb {
+namespace {
+
+constexpr size_t kIndexGrain = 65536;
+// Ids whose vectors are asked for ahead.
+constexpr size_t kAhead = 16;
+// Floats of a stretch of sums: with what they are summed from, inside L2.
+constexpr size_t kStretchFloats = 32768;
+
+template <int64_t kDim>
+DYNEMB_CLONES void PoolBags(const GatherTask& task, size_t begin, size_t end) {
+  BagCombiner<kDim> combine(task, task.dtype, task.dim, begin);
+  const Bags& bags = *task.bags;
+  const size_t vector_bytes = static_cast<size_t>(task.dim) * SizeOf(task.dtype);
+  const char* const vectors = static_cast<const char*>(task.vectors);
+  const size_t last = bags.end(end - 1);
+  for (size_t i = bags.begin(begin); i < last; ++i) {
+    if (i + kAhead < last) {
+      __builtin_prefetch(vectors + task.index[bags.position(i + kAhead)] * vector_bytes);
+    }
+    combine.Add(i, vectors + task.index[bags.position(i)] * vector_bytes);
+  }
+  combine.Finish(end);
+}
+
+// log2 of the rows of a stretch.
+int LogStretch(int64_t dim, size_t n) {
+  int log = 6;
+  while ((size_t{2} << log) * static_cast<size_t>(dim) <= kStretchFloats ||
+         n >> log > Split<uint32_t>::kMaxPartitions - 1) {
+    ++log;
+  }
+  return log;
+}
+
+size_t Stretches(size_t n, int log) {
+  return std::max<size_t>(1, (n + (size_t{1} << log) - 1) >> log);
+}
+
+}  // namespace
+
+Status CheckIndex(Exec& exec, const uint32_t* index, size_t nnz, size_t n) {
+  std::atomic<uint32_t> largest{0};
+  exec.ParallelFor(nnz, kIndexGrain, [&](size_t begin, size_t end) {
+    uint32_t most = 0;
+    for (size_t i = begin; i < end; ++i) most = std::max(most, index[i]);
+    // Relaxed: read after ParallelFor has joined.
+    uint32_t seen = largest.load(std::memory_order_relaxed);
+    while (seen < most && !largest.compare_exchange_weak(seen, most, std::memory_order_relaxed)) {
+    }
+  });
+  if (nnz == 0 || largest.load(std::memory_order_relaxed) < n) return {};
+  return InvalidArgument("index holds " + std::to_string(largest.load()) + ", but there are " +
+                         std::to_string(n) + " rows");
+}
+
+void GatherPool(Exec& exec, const std::vector<GatherTask>& tasks) {
+  Phase phase("pool received rows");
+  std::vector<size_t> sizes;
+  std::vector<size_t> grains;
+  for (const GatherTask& task : tasks) {
+    sizes.push_back(task.bags->num_bags());
+    grains.push_back(BagGrain(*task.bags));
+  }
+  ParallelForTasks(exec, sizes, grains, [&](size_t t, size_t begin, size_t end) {
+    DispatchDim(tasks[t].dim,
+                [&](auto dim) { PoolBags<decltype(dim)::value>(tasks[t], begin, end); });
+  });
+}
+
+void GatherWeightGradient(Exec& exec, const std::vector<GatherWeightTask>& tasks) {
+  Phase phase("weight gradients");
+  WeightGradients(exec, tasks, [](const GatherWeightTask& task, size_t begin, size_t end) {
+    const size_t vector_bytes = static_cast<size_t>(task.dim) * SizeOf(task.dtype);
+    WeightGradientOfBags(task, task.dtype, task.dim, begin, end, [&](size_t position) {
+      return static_cast<const char*>(task.vectors) + task.index[position] * vector_bytes;
+    });
+  });
+}
+
+Status GatherGradient::Run(Exec& exec, const std::vector<Task>& tasks) {
+  Phase phase("sum gradients");
+  std::vector<size_t> first_feature;
+  size_t num_features = 0;
+  for (size_t t = 0; t < tasks.size(); ++t) {
+    first_feature.push_back(num_features);
+    num_features += tasks[t].features.size();
+    for (const Feature& feature : tasks[t].features) {
+      Status status = Upstream::Check(feature);
+      if (status.ok() && feature.dim != tasks[t].dim) {
+        status = InvalidArgument("dim is " + std::to_string(feature.dim) + ", expected " +
+                                 std::to_string(tasks[t].dim));
+      }
+      if (status.ok()) status = CheckIndex(exec, feature.index, feature.bags->nnz(), tasks[t].n);
+      if (!status.ok()) {
+        return Status(status.code(), "table " + std::to_string(t) + ": " + status.message());
+      }
+    }
+  }
+  if (prepared_.size() < num_features) prepared_.resize(num_features);
+
+  std::vector<size_t> sizes(num_features), task_of(num_features);
+  for (size_t t = 0; t < tasks.size(); ++t) {
+    for (size_t f = 0; f < tasks[t].features.size(); ++f) {
+      task_of[first_feature[t] + f] = t;
+      sizes[first_feature[t] + f] = tasks[t].features[f].bags->nnz();
+    }
+  }
+  ForEachTask(exec, sizes, [&](Exec& e, size_t i) {
+    const Task& task = tasks[task_of[i]];
+    const Feature& feature = task.features[i - first_feature[task_of[i]]];
+    const int log = LogStretch(task.dim, task.n);
+    prepared_[i].upstream.Prepare(e, feature);
+    prepared_[i].split.Run(e, feature.index, sizes[i], Stretches(task.n, log),
+                           [log](uint32_t index) { return index >> log; });
+  });
+
+  std::vector<size_t> stretches;
+  for (const Task& task : tasks) {
+    stretches.push_back(task.n == 0 ? 0 : Stretches(task.n, LogStretch(task.dim, task.n)));
+  }
+  // Tasks are spread over deques' elements, which lie apart: pointers to each task's.
+  std::vector<std::vector<const Prepared*>> of_task(tasks.size());
+  for (size_t i = 0; i < num_features; ++i) of_task[task_of[i]].push_back(&prepared_[i]);
+  ParallelForTasks(exec, stretches, std::vector<size_t>(tasks.size(), 1),
+                   [&](size_t t, size_t begin, size_t end) {
+                     for (size_t s = begin; s < end; ++s) SumStretch(tasks[t], of_task[t], s);
+                   });
+  return {};
+}
+
+void GatherGradient::SumStretch(const Task& task, const std::vector<const Prepared*>& features,
+                                size_t stretch) const {
+  const int log = LogStretch(task.dim, task.n);
+  const size_t first_row = stretch << log;
+  const size_t rows = std::min(size_t{1} << log, task.n - first_row);
+  float* const sums = task.sums + first_row * static_cast<size_t>(task.dim);
+  std::vector<bool> has_term(rows);
+  uint32_t local[Upstream::kChunk];
+  bool is_first[Upstream::kChunk];
+  for (const Prepared* feature : features) {
+    const Split<uint32_t>& split = feature->split;
+    const size_t end = split.end(stretch);
+    for (size_t e = split.begin(stretch); e < end; e += Upstream::kChunk) {
+      const size_t n = std::min(end - e, Upstream::kChunk);
+      for (size_t j = 0; j < n; ++j) {
+        local[j] = split.keys()[e + j] - static_cast<uint32_t>(first_row);
+        is_first[j] = !has_term[local[j]];
+        has_term[local[j]] = true;
+      }
+      feature->upstream.Add(split.positions() + e, local, is_first, n, sums);
+    }
+  }
+  for (size_t row = 0; row < rows; ++row) {
+    if (!has_term[row]) {
+      std::fill_n(sums + row * static_cast<size_t>(task.dim), task.dim, 0.0f);
+    }
+  }
+}
+
+}  // namespace dynemb

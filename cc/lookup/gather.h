@@ -1,0 +1,78 @@
+// Gather: pools vectors that lie in arrays, by index, and takes gradients back to them. What a rank
+// does with the rows that others sent it (route.h); Pool and Backward are the same over a table.
+//
+//   vectors  [n, dim]      one row for each key of a request
+//   index    [nnz]         which row each id means; every row is meant by at least one id
+#ifndef DYNEMB_LOOKUP_GATHER_H_
+#define DYNEMB_LOOKUP_GATHER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "cc/lookup/bag_combiner.h"
+#include "cc/lookup/split.h"
+#include "cc/lookup/upstream.h"
+#include "cc/lookup/weight_gradient.h"
+#include "cc/table/exec.h"
+#include "cc/table/status.h"
+#include "cc/table/types.h"
+
+namespace dynemb {
+
+struct GatherTask : BagTask {
+  const void* vectors = nullptr;
+  size_t n = 0;
+  const uint32_t* index = nullptr;
+  DType dtype = DType::kFloat32;
+  int64_t dim = 0;
+};
+
+// InvalidArgument, before anything is written, if an index is n or more.
+Status CheckIndex(Exec& exec, const uint32_t* index, size_t nnz, size_t n);
+// The indices have been checked.
+void GatherPool(Exec& exec, const std::vector<GatherTask>& tasks);
+
+struct GatherWeightTask : BagWeightTask {
+  const void* vectors = nullptr;
+  const uint32_t* index = nullptr;
+  DType dtype = DType::kFloat32;
+  int64_t dim = 0;
+};
+
+void GatherWeightGradient(Exec& exec, const std::vector<GatherWeightTask>& tasks);
+
+// The gradient of each row: the sum of what the ids that mean it add (upstream.h), feature after
+// feature, in the order of the ids. One thread sums a stretch of rows: no atomics, the same bits
+// for any number of threads.
+class GatherGradient {
+ public:
+  struct Feature : UpstreamTask {
+    const uint32_t* index = nullptr;
+  };
+  struct Task {
+    std::vector<Feature> features;  // of one dim
+    size_t n = 0;
+    int64_t dim = 0;
+    float* sums = nullptr;  // out [n, dim]; a row that no id means is zeros
+  };
+
+  // InvalidArgument names the task and what is wrong with it. Reusable scratch, one call at a time.
+  Status Run(Exec& exec, const std::vector<Task>& tasks);
+
+ private:
+  struct Prepared {
+    Upstream upstream;
+    Split<uint32_t> split;  // of the indices, by stretch
+  };
+
+  void SumStretch(const Task& task, const std::vector<const Prepared*>& features,
+                  size_t stretch) const;
+
+  std::deque<Prepared> prepared_;  // of the features of all tasks; only grows
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_LOOKUP_GATHER_H_

@@ -1,0 +1,189 @@
+#include "cc/lookup/route.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <type_traits>
+
+#include "cc/lookup/tasks.h"
+#include "cc/table/phase.h"
+
+namespace dynemb {
+namespace {
+
+constexpr size_t kWord = sizeof(int32_t);
+constexpr size_t kMaxWords = std::numeric_limits<int32_t>::max();
+constexpr size_t kPartitionGrain = 4;
+
+size_t WordsPerKey(KeyType type) { return SizeOf(type) / kWord; }
+
+}  // namespace
+
+Status Route::Prepare(Exec& exec, const std::vector<RouteTask>& tasks, uint32_t ranks) {
+  Phase phase("route ids");
+  num_tables_ = tasks.size();
+  ranks_ = ranks;
+  if (prepared_.size() < num_tables_) prepared_.resize(num_tables_);
+  std::vector<size_t> sizes(num_tables_);
+  for (size_t t = 0; t < num_tables_; ++t) {
+    prepared_[t].task = tasks[t];
+    prepared_[t].n = 0;
+    for (const RouteIds& ids : tasks[t].features) prepared_[t].n += ids.n;
+    sizes[t] = prepared_[t].n;
+  }
+  std::vector<Status> statuses(num_tables_);
+  ForEachTask(exec, sizes, [&](Exec& e, size_t t) { statuses[t] = PrepareTask(e, &prepared_[t]); });
+  for (size_t t = 0; t < num_tables_; ++t) {
+    if (!statuses[t].ok()) {
+      return Status(statuses[t].code(),
+                    "table " + std::to_string(t) + ": " + statuses[t].message());
+    }
+  }
+  words_.assign(ranks + 1, 0);
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    size_t words = num_tables_;
+    for (size_t t = 0; t < num_tables_; ++t) {
+      words += count(t, rank) * WordsPerKey(prepared_[t].task.key_type);
+    }
+    if (words > kMaxWords) {
+      return InvalidArgument("the keys for rank " + std::to_string(rank) + " are " +
+                             std::to_string(words * kWord) +
+                             " bytes, but a message has at most 2^33: use smaller batches");
+    }
+    words_[rank + 1] = words_[rank] + words;
+  }
+  return {};
+}
+
+Status Route::PrepareTask(Exec& exec, Prepared* prepared) {
+  return SizeOf(prepared->task.key_type) == 8 ? PrepareKeys(exec, prepared, &prepared->dedup64)
+                                              : PrepareKeys(exec, prepared, &prepared->dedup32);
+}
+
+template <class K>
+Status Route::PrepareKeys(Exec& exec, Prepared* prepared, Dedup<K>* dedup) {
+  const std::vector<RouteIds>& features = prepared->task.features;
+  const Owners& owners = prepared->task.owners;
+  if (features.size() == 1) {
+    const auto* keys = static_cast<const K*>(features[0].keys);
+    DYNEMB_RETURN_IF_ERROR(dedup->Run(exec, keys, features[0].n, owners));
+    dedup->WriteInverse(exec, features[0].index);
+    return {};
+  }
+  if (prepared->keys.size() < prepared->n) prepared->keys.resize(prepared->n);
+  if (prepared->index.size() < prepared->n) prepared->index.resize(prepared->n);
+  K* const keys = reinterpret_cast<K*>(prepared->keys.data());
+  size_t at = 0;
+  for (const RouteIds& ids : features) {
+    if (ids.n > 0) memcpy(keys + at, ids.keys, ids.n * sizeof(K));
+    at += ids.n;
+  }
+  DYNEMB_RETURN_IF_ERROR(dedup->Run(exec, keys, prepared->n, owners));
+  dedup->WriteInverse(exec, prepared->index.data());
+  at = 0;
+  for (const RouteIds& ids : features) {
+    if (ids.n > 0) memcpy(ids.index, prepared->index.data() + at, ids.n * sizeof(uint32_t));
+    at += ids.n;
+  }
+  return {};
+}
+
+size_t Route::count(size_t table, uint32_t rank) const {
+  const Prepared& p = prepared_[table];
+  return SizeOf(p.task.key_type) == 8
+             ? p.dedup64.owner_begin(rank + 1) - p.dedup64.owner_begin(rank)
+             : p.dedup32.owner_begin(rank + 1) - p.dedup32.owner_begin(rank);
+}
+
+void Route::Write(Exec& exec, int32_t* words) const {
+  Phase phase("write keys to send");
+  // Where the keys of each table for each rank begin.
+  std::vector<int32_t*> begins(num_tables_ * ranks_);
+  for (uint32_t rank = 0; rank < ranks_; ++rank) {
+    int32_t* const message = words + words_[rank];
+    int32_t* at = message + num_tables_;
+    for (size_t t = 0; t < num_tables_; ++t) {
+      const size_t keys = count(t, rank);
+      message[t] = static_cast<int32_t>(keys);
+      begins[t * ranks_ + rank] = at;
+      at += keys * WordsPerKey(prepared_[t].task.key_type);
+    }
+  }
+  std::vector<size_t> sizes(num_tables_);
+  for (size_t t = 0; t < num_tables_; ++t) {
+    const Prepared& p = prepared_[t];
+    sizes[t] =
+        SizeOf(p.task.key_type) == 8 ? p.dedup64.num_partitions() : p.dedup32.num_partitions();
+  }
+  const auto copy = [&](const auto& dedup, size_t t, size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      const auto partition = dedup.partition(i);
+      if (partition.num_unique == 0) continue;
+      constexpr size_t kKey = sizeof(*partition.unique);
+      const uint32_t owner = dedup.owner(i);
+      const size_t before = partition.unique_begin - dedup.owner_begin(owner);
+      memcpy(begins[t * ranks_ + owner] + before * (kKey / kWord), partition.unique,
+             partition.num_unique * kKey);
+    }
+  };
+  ParallelForTasks(exec, sizes, std::vector<size_t>(num_tables_, kPartitionGrain),
+                   [&](size_t t, size_t begin, size_t end) {
+                     const Prepared& p = prepared_[t];
+                     if (SizeOf(p.task.key_type) == 8) {
+                       copy(p.dedup64, t, begin, end);
+                     } else {
+                       copy(p.dedup32, t, begin, end);
+                     }
+                   });
+}
+
+Status Requests::Init(const int32_t* words, const int32_t* splits, uint32_t ranks,
+                      int64_t num_words, const std::vector<KeyType>& key_types) {
+  words_ = words;
+  ranks_ = ranks;
+  key_types_ = key_types;
+  const size_t tables = key_types.size();
+  counts_.assign(tables * ranks, 0);
+  begins_.assign(tables * ranks, 0);
+  int64_t begin = 0;
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    const int64_t end = begin + splits[rank];
+    int64_t at = begin + static_cast<int64_t>(tables);
+    bool fits = splits[rank] >= 0 && end <= num_words && at <= end;
+    for (size_t t = 0; fits && t < tables; ++t) {
+      const int64_t keys = words[begin + static_cast<int64_t>(t)];
+      counts_[t * ranks + rank] = keys;
+      begins_[t * ranks + rank] = static_cast<size_t>(at);
+      at += keys * static_cast<int64_t>(WordsPerKey(key_types[t]));
+      fits = keys >= 0 && at <= end;
+    }
+    if (!fits || at != end) {
+      return InvalidArgument("the message of rank " + std::to_string(rank) + " is not one of " +
+                             std::to_string(tables) + " tables: do all ranks make the same call?");
+    }
+    begin = end;
+  }
+  if (begin != num_words) {
+    return InvalidArgument("the messages of " + std::to_string(ranks) + " ranks are " +
+                           std::to_string(begin) + " words, got " + std::to_string(num_words));
+  }
+  return {};
+}
+
+int64_t Requests::num_keys(size_t table) const {
+  int64_t keys = 0;
+  for (uint32_t rank = 0; rank < ranks_; ++rank) keys += count(table, rank);
+  return keys;
+}
+
+void Requests::CopyKeys(size_t table, void* keys) const {
+  char* to = static_cast<char*>(keys);
+  for (uint32_t rank = 0; rank < ranks_; ++rank) {
+    const size_t bytes = static_cast<size_t>(count(table, rank)) * SizeOf(key_types_[table]);
+    if (bytes > 0) memcpy(to, words_ + begins_[table * ranks_ + rank], bytes);
+    to += bytes;
+  }
+}
+
+}  // namespace dynemb

@@ -1,0 +1,107 @@
+// Route: which keys this rank asks which rank for.
+//
+// The ids of all features that read one table are made distinct together, and the distinct keys are
+// put in the order of their owners. That order is the table's *request*: whatever travels for these
+// keys later (rows to here, gradients to their owners) travels in it. `index` says for each id
+// where in the request its key stands.
+//
+//   ids of the features      7 3 7 │ 3 9           two features of one table, two ranks
+//   request                  9 7 │ 3               rank 0's, rank 1's
+//   index                    1 2 1 │ 2 0
+//   counts                   2, 1                  [tables, ranks]
+//
+// The message to a rank, in 32-bit words: for each table the number of keys, then table by table
+// the keys.
+//
+//   Route route;
+//   DYNEMB_RETURN_IF_ERROR(route.Prepare(exec, tasks, ranks));
+//   ... allocate num_words() words ...
+//   route.Write(exec, words);
+//
+// Contract. As of Dedup: the result is a function of the ids; reusable scratch; one call at a time.
+// What tasks point to must stay until Write returns.
+#ifndef DYNEMB_LOOKUP_ROUTE_H_
+#define DYNEMB_LOOKUP_ROUTE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "cc/lookup/dedup.h"
+#include "cc/lookup/owners.h"
+#include "cc/table/exec.h"
+#include "cc/table/status.h"
+#include "cc/table/types.h"
+
+namespace dynemb {
+
+// The ids of one feature.
+struct RouteIds {
+  const void* keys = nullptr;  // [n], of the table's key type
+  size_t n = 0;
+  uint32_t* index = nullptr;  // out [n]
+};
+
+struct RouteTask {
+  KeyType key_type = KeyType::kInt64;
+  Owners owners;
+  std::vector<RouteIds> features;
+};
+
+class Route {
+ public:
+  Status Prepare(Exec& exec, const std::vector<RouteTask>& tasks, uint32_t ranks);
+  // Keys of a table that a rank is asked for.
+  size_t count(size_t table, uint32_t rank) const;
+  // Of the message to a rank; all of them are at most 2^31 - 1.
+  size_t num_words(uint32_t rank) const { return words_[rank + 1] - words_[rank]; }
+  size_t num_words() const { return words_.back(); }
+  // The messages, in the order of the ranks.
+  void Write(Exec& exec, int32_t* words) const;
+
+ private:
+  struct Prepared {
+    RouteTask task;
+    size_t n = 0;
+    Dedup<uint64_t> dedup64;  // the one of the key's width is used
+    Dedup<uint32_t> dedup32;
+    std::vector<uint64_t> keys;   // of all features, where there are several; of either width
+    std::vector<uint32_t> index;  // the same
+  };
+
+  Status PrepareTask(Exec& exec, Prepared* prepared);
+  template <class K>
+  Status PrepareKeys(Exec& exec, Prepared* prepared, Dedup<K>* dedup);
+
+  size_t num_tables_ = 0;
+  uint32_t ranks_ = 1;
+  std::deque<Prepared> prepared_;  // only grows; the first num_tables_ are in use
+  std::vector<size_t> words_;      // [ranks + 1]: where the message to each begins
+};
+
+// Reads the messages that `ranks` ranks sent: the reverse of Route::Write.
+//
+// InvalidArgument for words that no Route of as many tables has written.
+class Requests {
+ public:
+  // `splits` are the words of each message.
+  Status Init(const int32_t* words, const int32_t* splits, uint32_t ranks, int64_t num_words,
+              const std::vector<KeyType>& key_types);
+  // Keys of a table that a rank asks for.
+  int64_t count(size_t table, uint32_t rank) const { return counts_[table * ranks_ + rank]; }
+  int64_t num_keys(size_t table) const;
+  // keys[num_keys(table)], rank after rank.
+  void CopyKeys(size_t table, void* keys) const;
+
+ private:
+  const int32_t* words_ = nullptr;
+  uint32_t ranks_ = 0;
+  std::vector<KeyType> key_types_;
+  std::vector<int64_t> counts_;  // [tables, ranks]
+  std::vector<size_t> begins_;   // [tables, ranks]: of the keys, in words
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_LOOKUP_ROUTE_H_

@@ -1,0 +1,136 @@
+// Split: a stable counting sort of keys into partitions, by all threads.
+//
+//   keys        a b a c b d …          n, the caller's
+//   keys()      a a c │ b b d │ …      partition by partition
+//   positions() 0 2 3 │ 1 4 5 │ …      where each was; increasing inside a partition
+//
+// Contract. partition_of(key) is below `partitions`, which is at most kMaxPartitions; it is called
+// twice per key, from any thread. The result does not depend on the number of threads. A Split is
+// reusable scratch: repeating a Run of a size seen before allocates nothing. One Run at a time;
+// views stay valid until the next.
+#ifndef DYNEMB_LOOKUP_SPLIT_H_
+#define DYNEMB_LOOKUP_SPLIT_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "cc/table/exec.h"
+
+namespace dynemb {
+
+// K is uint64_t or uint32_t.
+template <typename K>
+class Split {
+ public:
+  // Bounds the arrays of counters, which are on the stack.
+  static constexpr size_t kMaxPartitions = 4096;
+
+  template <class PartitionOf>
+  void Run(Exec& exec, const K* keys, size_t n, size_t partitions, const PartitionOf& partition_of);
+
+  size_t num_partitions() const { return num_partitions_; }
+  size_t begin(size_t partition) const { return begins_[partition]; }
+  size_t end(size_t partition) const { return begins_[partition + 1]; }
+  // The owner may overwrite keys that it has read.
+  K* keys() { return keys_.data(); }
+  const K* keys() const { return keys_.data(); }
+  const uint32_t* positions() const { return positions_.data(); }
+
+ private:
+  // Keys per block of the scatter, at least.
+  static constexpr size_t kBlockKeys = 8192;
+  // How far ahead the scatter asks for memory: keys enough to cover a miss, and the next cache line
+  // of a partition. It reads one stream and writes two per partition, more than hardware
+  // prefetchers follow; without, a key cost twice as much.
+  static constexpr size_t kPrefetchKeys = 128;
+  static constexpr size_t kLine = 64;
+
+  // `bytes` beyond p, which may be past the end of its array; as an integer, since such a pointer
+  // must not be formed.
+  template <int kWrite>
+  static void PrefetchAhead(const void* p, size_t bytes) {
+    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + bytes),
+                       kWrite);
+  }
+  template <typename T>
+  static void GrowTo(std::vector<T>* v, size_t n) {
+    if (v->size() < n) v->resize(n);
+  }
+
+  size_t num_partitions_ = 0;
+  // Sized by the largest Run so far.
+  std::vector<K> keys_;
+  std::vector<uint32_t> positions_;
+  std::vector<uint32_t> begins_;   // [partitions + 1]
+  std::vector<uint32_t> cursors_;  // [blocks][partitions]
+};
+
+// Each block of keys counts its keys per partition, and is then dealt its own part of each
+// partition, in the order of the blocks. So the result does not depend on the number of blocks.
+template <typename K>
+template <class PartitionOf>
+void Split<K>::Run(Exec& exec, const K* keys, size_t n, size_t partitions,
+                   const PartitionOf& partition_of) {
+  num_partitions_ = partitions;
+  GrowTo(&keys_, n);
+  GrowTo(&positions_, n);
+  GrowTo(&begins_, partitions + 1);
+  if (partitions == 1) {
+    if (n > 0) std::memcpy(keys_.data(), keys, n * sizeof(K));
+    for (size_t i = 0; i < n; ++i) positions_[i] = static_cast<uint32_t>(i);
+    begins_[0] = 0;
+    begins_[1] = static_cast<uint32_t>(n);
+    return;
+  }
+  const size_t threads = exec.parallelism();
+  const size_t blocks =
+      threads == 1 ? 1 : std::max<size_t>(1, std::min(n / kBlockKeys, 4 * threads));
+  const size_t block_keys = (n + blocks - 1) / blocks;
+  GrowTo(&cursors_, blocks * partitions);
+  if (n == 0) std::fill_n(cursors_.begin(), partitions, 0);  // no block counts
+
+  exec.ParallelFor(n, block_keys, [&](size_t begin, size_t end) {
+    // On the stack, since neighbours in cursors_ share cache lines.
+    uint32_t counts[kMaxPartitions];
+    std::fill(counts, counts + partitions, 0);
+    for (size_t i = begin; i < end; ++i) {
+      PrefetchAhead<0>(&keys[i], kPrefetchKeys * sizeof(K));
+      ++counts[partition_of(keys[i])];
+    }
+    std::copy(counts, counts + partitions, cursors_.data() + begin / block_keys * partitions);
+  });
+
+  uint32_t at = 0;
+  for (size_t p = 0; p < partitions; ++p) {
+    begins_[p] = at;
+    for (size_t i = p; i < blocks * partitions; i += partitions) {
+      at += std::exchange(cursors_[i], at);
+    }
+  }
+  begins_[partitions] = at;
+
+  exec.ParallelFor(n, block_keys, [&](size_t begin, size_t end) {
+    const uint32_t* const from = cursors_.data() + begin / block_keys * partitions;
+    uint32_t cursors[kMaxPartitions];
+    std::copy(from, from + partitions, cursors);
+    K* to_keys = keys_.data();
+    uint32_t* to_positions = positions_.data();
+    for (size_t i = begin; i < end; ++i) {
+      PrefetchAhead<0>(&keys[i], kPrefetchKeys * sizeof(K));
+      const K key = keys[i];
+      const uint32_t to = cursors[partition_of(key)]++;
+      PrefetchAhead<1>(&to_keys[to], kLine);
+      PrefetchAhead<1>(&to_positions[to], kLine);
+      to_keys[to] = key;
+      to_positions[to] = static_cast<uint32_t>(i);
+    }
+  });
+}
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_LOOKUP_SPLIT_H_

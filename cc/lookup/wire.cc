@@ -1,0 +1,218 @@
+#include "cc/lookup/wire.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "cc/lookup/tasks.h"
+#include "cc/table/codec.h"
+#include "cc/table/phase.h"
+#include "cc/table/portability.h"
+#include "cc/table/vector_buffer.h"
+
+DYNEMB_NO_CONTRACTION
+
+namespace dynemb {
+namespace {
+
+constexpr size_t kWord = sizeof(int32_t);
+constexpr size_t kMaxWords = std::numeric_limits<int32_t>::max();
+// Bytes of rows per piece of parallel work.
+constexpr size_t kGrainBytes = 64 << 10;
+// Of a row that int8 does not send as zeros. A denormal element is then at most half of it and
+// becomes 0, and nothing else is denormal: the same bits in any of the denormal modes that
+// TensorFlow sets in its threads.
+constexpr float kLeastScale = 0x1p-125f;
+
+// What the elements of a segment are, unless it is int8.
+DType WireDType(const WireTable& t) {
+  const bool narrow = SizeOf(t.dtype) == 2;
+  if (t.wire == WireType::kSame || narrow) return t.dtype;
+  return t.wire == WireType::kFloat16 ? DType::kFloat16 : DType::kBfloat16;
+}
+
+// Of one row in a segment.
+size_t RowBytes(const WireTable& t) {
+  const auto dim = static_cast<size_t>(t.dim);
+  return t.wire == WireType::kInt8 ? sizeof(float) + dim : dim * SizeOf(WireDType(t));
+}
+
+Status TooLarge(uint32_t rank) {
+  return InvalidArgument("the rows for rank " + std::to_string(rank) +
+                         " are more than the 2^33 bytes of a message: use smaller batches");
+}
+
+DYNEMB_CLONES void PackInt8(const float* x, int64_t dim, float* scale, int8_t* q) {
+  float largest = 0.0f;
+  float zero_or_nan = 0.0f;
+  for (int64_t c = 0; c < dim; ++c) {
+    const float magnitude = std::fabs(x[c]);
+    largest = magnitude > largest ? magnitude : largest;
+    zero_or_nan += x[c] * 0.0f;  // NaN if any is not finite
+  }
+  *scale = largest / 127.0f + zero_or_nan;
+  // 127 times a scale that was rounded up may be infinite.
+  if (*scale * 127.0f > std::numeric_limits<float>::max()) *scale = std::nextafter(*scale, 0.0f);
+  const bool usable = *scale >= kLeastScale;
+  if (!usable && !std::isnan(*scale)) *scale = 0.0f;
+  const float inverse = usable ? 127.0f / largest : 0.0f;
+  for (int64_t c = 0; c < dim; ++c) {
+    const float scaled = usable ? x[c] * inverse : 0.0f;
+    q[c] = static_cast<int8_t>(std::nearbyint(scaled));
+  }
+}
+
+DYNEMB_CLONES void UnpackInt8(const int8_t* q, float scale, int64_t dim, float* x) {
+  for (int64_t c = 0; c < dim; ++c) x[c] = scale * static_cast<float>(q[c]);
+}
+
+// Rows [begin, end) of a segment of `rows`; `at` is the segment, `vectors` its rows.
+void PackRows(const WireTable& t, const char* vectors, size_t rows, size_t begin, size_t end,
+              char* at) {
+  const size_t vector_bytes = static_cast<size_t>(t.dim) * SizeOf(t.dtype);
+  VectorBuffer loaded(t.dim);
+  if (t.wire == WireType::kInt8) {
+    auto* const scales = reinterpret_cast<float*>(at);
+    auto* const elements = reinterpret_cast<int8_t*>(at + rows * sizeof(float));
+    for (size_t r = begin; r < end; ++r) {
+      LoadVector(t.dtype, vectors + r * vector_bytes, t.dim, loaded.get());
+      PackInt8(loaded.get(), t.dim, &scales[r], elements + r * static_cast<size_t>(t.dim));
+    }
+    return;
+  }
+  const DType to = WireDType(t);
+  if (to == t.dtype) {
+    memcpy(at + begin * vector_bytes, vectors + begin * vector_bytes, (end - begin) * vector_bytes);
+    return;
+  }
+  // Only float32 is rounded to another type.
+  const size_t wire_bytes = static_cast<size_t>(t.dim) * SizeOf(to);
+  for (size_t r = begin; r < end; ++r) {
+    StoreVector(to, reinterpret_cast<const float*>(vectors + r * vector_bytes), t.dim,
+                at + r * wire_bytes);
+  }
+}
+
+void UnpackRows(const WireTable& t, const char* at, size_t rows, size_t begin, size_t end,
+                char* vectors) {
+  const size_t vector_bytes = static_cast<size_t>(t.dim) * SizeOf(t.dtype);
+  VectorBuffer loaded(t.dim);
+  if (t.wire == WireType::kInt8) {
+    const auto* const scales = reinterpret_cast<const float*>(at);
+    const auto* const elements = reinterpret_cast<const int8_t*>(at + rows * sizeof(float));
+    for (size_t r = begin; r < end; ++r) {
+      UnpackInt8(elements + r * static_cast<size_t>(t.dim), scales[r], t.dim, loaded.get());
+      StoreVector(t.dtype, loaded.get(), t.dim, vectors + r * vector_bytes);
+    }
+    return;
+  }
+  const DType from = WireDType(t);
+  if (from == t.dtype) {
+    memcpy(vectors + begin * vector_bytes, at + begin * vector_bytes, (end - begin) * vector_bytes);
+    return;
+  }
+  const size_t wire_bytes = static_cast<size_t>(t.dim) * SizeOf(from);
+  for (size_t r = begin; r < end; ++r) {
+    LoadVector(from, at + r * wire_bytes, t.dim,
+               reinterpret_cast<float*>(vectors + r * vector_bytes));
+  }
+}
+
+// fn(table, segment, begin, end) for all rows of all segments.
+template <class Fn>
+void ForRows(Exec& exec, const WireLayout& layout, const Fn& fn) {
+  std::vector<size_t> sizes, grains;
+  for (size_t t = 0; t < layout.tables().size(); ++t) {
+    const WireTable& table = layout.tables()[t];
+    const size_t bytes = std::max<size_t>(1, static_cast<size_t>(table.dim) * SizeOf(table.dtype));
+    for (uint32_t rank = 0; rank < layout.ranks(); ++rank) {
+      sizes.push_back(layout.segment(t, rank).rows);
+      grains.push_back(std::max<size_t>(1, kGrainBytes / bytes));
+    }
+  }
+  ParallelForTasks(exec, sizes, grains, [&](size_t i, size_t begin, size_t end) {
+    const size_t t = i / layout.ranks();
+    fn(t, layout.segment(t, static_cast<uint32_t>(i % layout.ranks())), begin, end);
+  });
+}
+
+}  // namespace
+
+Status ParseWireType(const std::string& name, WireType* type) {
+  if (name == "same") {
+    *type = WireType::kSame;
+  } else if (name == "float16") {
+    *type = WireType::kFloat16;
+  } else if (name == "bfloat16") {
+    *type = WireType::kBfloat16;
+  } else if (name == "int8") {
+    *type = WireType::kInt8;
+  } else {
+    return InvalidArgument("wire must be same, float16, bfloat16 or int8, got '" + name + "'");
+  }
+  return {};
+}
+
+size_t WireLayout::Words(const WireTable& t, size_t rows) {
+  return (rows * RowBytes(t) + kWord - 1) / kWord;
+}
+
+Status WireLayout::Init(const std::vector<WireTable>& tables, const int64_t* counts,
+                        uint32_t ranks) {
+  tables_ = tables;
+  ranks_ = ranks;
+  segments_.resize(tables.size() * ranks);
+  num_rows_.assign(tables.size(), 0);
+  words_.assign(ranks + 1, 0);
+  for (const WireTable& t : tables) {
+    if (t.dim <= 0) return InvalidArgument("dim must be positive, got " + std::to_string(t.dim));
+  }
+  size_t word = 0;
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    for (size_t t = 0; t < tables.size(); ++t) {
+      const int64_t count = counts[t * ranks + rank];
+      if (count < 0) return InvalidArgument("counts must not be negative");
+      const auto rows = static_cast<size_t>(count);
+      // Before anything is multiplied, since counts may come from elsewhere.
+      if (rows > kMaxWords * kWord / RowBytes(tables[t])) return TooLarge(rank);
+      segments_[t * ranks + rank] = {word, num_rows_[t], rows};
+      num_rows_[t] += rows;
+      word += Words(tables[t], rows);
+    }
+    words_[rank + 1] = word;
+    if (num_words(rank) > kMaxWords) return TooLarge(rank);
+  }
+  return {};
+}
+
+void Pack(Exec& exec, const WireLayout& layout, const std::vector<const void*>& rows,
+          int32_t* words) {
+  Phase phase("pack rows");
+  // The last word of a segment may be only partly used; what is sent must be defined.
+  for (size_t t = 0; t < layout.tables().size(); ++t) {
+    for (uint32_t rank = 0; rank < layout.ranks(); ++rank) {
+      const WireLayout::Segment& s = layout.segment(t, rank);
+      if (s.rows > 0) words[s.word + WireLayout::Words(layout.tables()[t], s.rows) - 1] = 0;
+    }
+  }
+  ForRows(exec, layout, [&](size_t t, const WireLayout::Segment& s, size_t begin, size_t end) {
+    const WireTable& table = layout.tables()[t];
+    const size_t vector_bytes = static_cast<size_t>(table.dim) * SizeOf(table.dtype);
+    PackRows(table, static_cast<const char*>(rows[t]) + s.first_row * vector_bytes, s.rows, begin,
+             end, reinterpret_cast<char*>(words + s.word));
+  });
+}
+
+void Unpack(Exec& exec, const WireLayout& layout, const int32_t* words,
+            const std::vector<void*>& rows) {
+  Phase phase("unpack rows");
+  ForRows(exec, layout, [&](size_t t, const WireLayout::Segment& s, size_t begin, size_t end) {
+    const WireTable& table = layout.tables()[t];
+    const size_t vector_bytes = static_cast<size_t>(table.dim) * SizeOf(table.dtype);
+    UnpackRows(table, reinterpret_cast<const char*>(words + s.word), s.rows, begin, end,
+               static_cast<char*>(rows[t]) + s.first_row * vector_bytes);
+  });
+}
+
+}  // namespace dynemb

@@ -1,0 +1,24 @@
+// Counters of what this process has sent to other ranks, by table: read by stats().
+#ifndef DYNEMB_TF_EXCHANGE_COUNTERS_H_
+#define DYNEMB_TF_EXCHANGE_COUNTERS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+namespace dynemb {
+
+struct ExchangeCounters {
+  std::atomic<int64_t> keys{0};            // asked of other ranks
+  std::atomic<int64_t> key_bytes{0};       // of these
+  std::atomic<int64_t> vector_bytes{0};    // of vectors, to the ranks that asked
+  std::atomic<int64_t> gradient_bytes{0};  // of gradients, to the ranks that hold the rows
+  std::atomic<int64_t> other_bytes{0};     // of assign, scatter_add and the like
+
+  // The counters of the table of this name, which live for ever.
+  static ExchangeCounters* Of(const std::string& table);
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_TF_EXCHANGE_COUNTERS_H_

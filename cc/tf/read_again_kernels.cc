@@ -1,0 +1,127 @@
+// The kernel of read_again_ops.cc: unpack, call the library, pack.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cc/tf/table_resource.h"
+
+namespace dynemb {
+namespace {
+
+// Keys whose vectors are to be sent again.
+struct ChangedKeys {
+  std::vector<char> keys;       // of either width
+  std::vector<int32_t> places;  // of each, among the keys of the rank that asked for it
+};
+
+// Of the keys that `ranks` ranks asked for, served[r] each; counts[r] becomes how many changed.
+ChangedKeys Select(const bool* changed, const char* keys, size_t key_size, const int64_t* served,
+                   int64_t ranks, int64_t* counts) {
+  ChangedKeys selected;
+  size_t i = 0;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    counts[rank] = 0;
+    for (int64_t place = 0; place < served[rank]; ++place, ++i) {
+      if (!changed[i]) continue;
+      const char* key = keys + i * key_size;
+      selected.keys.insert(selected.keys.end(), key, key + key_size);
+      selected.places.push_back(static_cast<int32_t>(place));
+      ++counts[rank];
+    }
+  }
+  return selected;
+}
+
+class ReadAgainOp : public DynembOp {
+ public:
+  explicit ReadAgainOp(tf::OpKernelConstruction* ctx) : DynembOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &n_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtypes", &dtypes_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("insert", &insert_));
+  }
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    if (ctx->num_inputs() != 3 * n_ + 2 || static_cast<int>(dtypes_.size()) != n_) {
+      return absl::InvalidArgumentError(absl::StrCat("every list must have ", n_, " entries"));
+    }
+    const tf::Tensor& served = ctx->input(3 * n_);
+    const tf::Tensor& since = ctx->input(3 * n_ + 1);
+    const int64_t ranks = served.dims() == 2 ? served.dim_size(1) : 0;
+    TF_RETURN_IF_ERROR(CheckShape(served, {n_, ranks}, "served"));
+    TF_RETURN_IF_ERROR(CheckScalar(since, "since"));
+    int64_t* counts;
+    TF_RETURN_IF_ERROR(Output(ctx, 3 * n_, {n_, ranks}, &counts));
+    std::vector<TableRef> refs(n_);
+    std::vector<Table*> tables;
+    for (int i = 0; i < n_; ++i) {
+      TF_RETURN_IF_ERROR(GetTable(ctx, ctx->input(i), &refs[i]));
+      tables.push_back(&refs[i]->table());
+      TF_RETURN_IF_ERROR(Check(ctx, i, *tables.back(), Data<int64_t>(served) + i * ranks, ranks));
+    }
+    PoolExec exec = MakeExec(ctx);
+    TableLock lock(tables, insert_ ? TableLock::Mode::kExclusive : TableLock::Mode::kShared);
+    const Tick tick = ProcessClock().Next();
+    for (int i = 0; i < n_; ++i) {
+      TF_RETURN_IF_ERROR(ReadTable(ctx, exec, i, tables[i], tick, since.scalar<int64_t>()(),
+                                   Data<int64_t>(served) + i * ranks, ranks, counts + i * ranks));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Check(tf::OpKernelContext* ctx, int i, const Table& table, const int64_t* served,
+                     int64_t ranks) const {
+    const tf::Tensor& keys = ctx->input(n_ + i);
+    TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
+    TF_RETURN_IF_ERROR(CheckShape(keys, {keys.NumElements()}, "keys"));
+    TF_RETURN_IF_ERROR(CheckDType(table, dtypes_[i], "vectors"));
+    TF_RETURN_IF_ERROR(CheckShape(ctx->input(2 * n_ + i), keys.shape(), "rows_before"));
+    int64_t total = 0;
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      if (served[rank] < 0) return absl::InvalidArgumentError("served holds a negative number");
+      total += served[rank];
+    }
+    if (total == keys.NumElements()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("served counts ", total, " keys, but there are ", keys.NumElements()));
+  }
+
+  absl::Status ReadTable(tf::OpKernelContext* ctx, Exec& exec, int i, Table* table, Tick tick,
+                         Tick since, const int64_t* served, int64_t ranks, int64_t* counts) const {
+    const tf::Tensor& keys = ctx->input(n_ + i);
+    const auto n = static_cast<size_t>(keys.NumElements());
+    RowId* rows;
+    TF_RETURN_IF_ERROR(Output(ctx, i, keys.shape(), &rows));
+    if (insert_) {
+      DYNEMB_RETURN_IF_LIBRARY_ERROR(table->FindOrInsert(exec, keys.data(), n, tick, rows));
+    } else {
+      table->Find(exec, keys.data(), n, tick, rows);
+    }
+    const std::unique_ptr<bool[]> changed(new bool[n]);
+    table->Changed(exec, rows, Data<RowId>(ctx->input(2 * n_ + i)), n, since, tick, changed.get());
+    const ChangedKeys selected =
+        Select(changed.get(), static_cast<const char*>(keys.data()),
+               SizeOf(table->options().key_type), served, ranks, counts);
+
+    const auto size = static_cast<int64_t>(selected.places.size());
+    int32_t* places;
+    void* vectors;
+    TF_RETURN_IF_ERROR(Output(ctx, n_ + i, {size, 1}, &places));
+    TF_RETURN_IF_ERROR(Output(ctx, 2 * n_ + i, {size, table->options().dim}, &vectors));
+    std::copy(selected.places.begin(), selected.places.end(), places);
+    std::vector<RowId> found(selected.places.size());
+    table->Lookup(exec, selected.keys.data(), found.size(), tick, nullptr, vectors, found.data());
+    return absl::OkStatus();
+  }
+
+  int n_;
+  std::vector<tf::DataType> dtypes_;
+  bool insert_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("DynembReadAgain").Device(tensorflow::DEVICE_CPU), ReadAgainOp);
+
+}  // namespace
+}  // namespace dynemb

@@ -1,0 +1,252 @@
+"""Where the time of a training step goes, from TensorFlow's profiler, on every rank.
+
+Each operator belongs to a phase by its type and name. What an exchange between ranks takes is no
+operator's time: it flies from the moment when it is handed to Horovod until TensorFlow is told that
+it is done, and in between other operators may run. So each phase has two figures:
+
+- *alone* adds up to the step. An instant belongs to the phases whose operators run, in equal parts;
+  if none runs, to the exchanges that fly; if none flies, to TensorFlow's executor, else to Python.
+- *in all* is how long it ran or flew, whatever else did. What is not alone is hidden.
+
+An exchange lasts until the slowest rank has sent its part: its time holds the waiting for others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from dlrm_model import FORWARD, OPTIMIZER
+
+from tf_dynemb.communicator import Communicator
+
+INPUT = "input"
+REST = "Python, and dispatch of the step"
+EXECUTOR = "executor, between operators"
+DENSE_FORWARD, DENSE_BACKWARD = "dense forward", "dense backward"
+
+# In the order of the table.
+OF_OPERATORS = {
+    "route keys": ("DynembRoute", "DynembReceiveKeys"),
+    "look up rows": ("DynembLookup", "DynembLookupSparse"),
+    "pack and unpack rows": ("DynembPackRows", "DynembUnpackRows"),
+    "pool vectors": ("DynembPoolRows",),
+    "sum gradients": ("DynembPoolRowsGrad", "DynembLookupSparseGrad", "DynembDedupSum"),
+    "update rows": ("DynembApplyGradients",),
+}
+EXCHANGES = {
+    "exchange keys": "dynemb_keys",
+    "exchange vectors": "dynemb_vectors",
+    "exchange gradients": "dynemb_gradients",
+}
+ALLREDUCE = "allreduce of dense gradients"
+PHASES = (
+    INPUT,
+    *OF_OPERATORS,
+    *EXCHANGES,
+    DENSE_FORWARD,
+    DENSE_BACKWARD,
+    ALLREDUCE,
+    "dense optimizer",
+    "other operators",
+    EXECUTOR,
+    REST,
+)
+
+# Which spans an instant goes to, of those that cover it: the highest.
+_EXECUTES, _FLIES, _RUNS = range(3)
+_STEPS = "all steps"
+_STARTED, _DONE = "ExecutorState::ProcessAsync::Start", "ExecutorState::ProcessAsync::Done"
+
+
+class Event(NamedTuple):
+    """Something that a thread did between two times in nanoseconds."""
+
+    name: str
+    thread: int
+    start: float
+    end: float
+    facts: dict[str, Any]
+
+
+class Span(NamedTuple):
+    """A phase that runs or flies between two times in nanoseconds."""
+
+    phase: str
+    level: int
+    start: float
+    end: float
+
+
+class Shares(NamedTuple):
+    """Milliseconds of a step, by phase."""
+
+    alone: dict[str, float]
+    in_all: dict[str, float]
+
+
+def phase_of(name: str, kind: str) -> str:
+    """The phase of an operator, by the name of its node and its type."""
+    if kind == "HorovodAlltoall":
+        return next((p for p, part in EXCHANGES.items() if part in name), "other operators")
+    if kind.startswith("Horovod"):
+        return ALLREDUCE
+    for phase, kinds in OF_OPERATORS.items():
+        if kind in kinds:
+            return phase
+    first = name.split("/")[0]
+    if first.startswith("gradient_tape"):
+        return DENSE_BACKWARD
+    return {FORWARD: DENSE_FORWARD, OPTIMIZER: "dense optimizer"}.get(first, "other operators")
+
+
+def read_events(folder: Path) -> list[Event]:
+    """What a trace in this folder holds of the processor."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    (path,) = folder.rglob("*.xplane.pb")
+    space = xplane_pb2.XSpace()
+    space.ParseFromString(path.read_bytes())
+    events = []
+    for plane in space.planes:
+        if plane.name != "/host:CPU":
+            continue
+        known = plane.stat_metadata
+
+        def value_of(stat: Any, known: Any = known) -> Any:
+            kind = stat.WhichOneof("value")
+            value = getattr(stat, kind)
+            return known[value].name if kind == "ref_value" else value
+
+        for line in plane.lines:
+            for event in line.events:
+                start = line.timestamp_ns + event.offset_ps / 1e3
+                end = start + event.duration_ps / 1e3
+                name = plane.event_metadata[event.metadata_id].name
+                facts = {known[stat.metadata_id].name: value_of(stat) for stat in event.stats}
+                events.append(Event(name, line.id, start, end, facts))
+    return events
+
+
+def spans_of(events: Iterable[Event]) -> Iterator[Span]:
+    """The spans of a trace's phases."""
+    flying: dict[tuple[Any, ...], float] = {}
+    operators: dict[int, list[Event]] = defaultdict(list)
+    for event in sorted(events, key=lambda event: event.start):
+        node, colon, kind = event.name.rpartition(":")
+        if event.name in (_STARTED, _DONE):
+            key = (event.facts["step_id"], event.facts["name"])
+            if event.name == _STARTED:
+                flying[key] = event.start
+            elif key in flying:
+                phase = phase_of(event.facts["name"], event.facts["kernel_type"])
+                yield Span(phase, _FLIES, flying.pop(key), event.start)
+        elif event.name == INPUT:
+            yield Span(INPUT, _RUNS, event.start, event.end)
+        elif event.name.startswith("ExecutorState::Process"):
+            yield Span(EXECUTOR, _EXECUTES, event.start, event.end)
+        elif colon and node and node[-1] != ":" and kind.isidentifier() and "Eager" not in node:
+            operators[event.thread].append(event)
+    for of_thread in operators.values():
+        yield from _innermost(of_thread)
+
+
+def _innermost(events: list[Event]) -> Iterator[Span]:
+    """One thread's operators, without the time in which another operator runs inside."""
+    open_: list[Event] = []
+    at = 0.0
+
+    def until(time: float) -> Iterator[Span]:
+        nonlocal at
+        while open_ and at < time:
+            event = open_[-1]
+            end = min(event.end, time)
+            if end > at:
+                yield Span(phase_of(*event.name.rsplit(":", 1)), _RUNS, at, end)
+                at = end
+            if event.end <= time:
+                open_.pop()
+
+    for event in events:
+        yield from until(event.start)
+        open_.append(event)
+        at = event.start
+    yield from until(float("inf"))
+
+
+def shares(spans: Iterable[Span], start: float, end: float) -> Shares:
+    """Divides the time from `start` to `end` (nanoseconds) among phases; returns milliseconds."""
+    edges: list[tuple[float, int, int, str]] = []
+    for phase, level, begin, finish in spans:
+        if finish > start and begin < end:
+            edges += [(max(begin, start), 1, level, phase), (min(finish, end), -1, level, phase)]
+    edges.sort()
+    alone: dict[str, float] = defaultdict(float)
+    in_all: dict[str, float] = defaultdict(float)
+    covering: dict[tuple[int, str], int] = defaultdict(int)
+    at = start
+    for time, change, level, phase in [*edges, (end, 0, 0, "")]:
+        if time > at:
+            here = [key for key, count in covering.items() if count]
+            highest = max((level for level, _ in here), default=None)
+            owners = [phase for level, phase in here if level == highest] or [REST]
+            for owner in owners:
+                alone[owner] += (time - at) / len(owners) / 1e6
+            for owner in {phase for level, phase in here if level != _EXECUTES} | set(owners):
+                in_all[owner] += (time - at) / 1e6
+            at = time
+        covering[level, phase] += change
+    return Shares(dict(alone), dict(in_all))
+
+
+def trace(step: Callable[[], object], steps: int) -> Shares:
+    """Runs steps under the profiler and returns the shares of one, on average."""
+    profiler = tf.profiler.experimental
+    with tempfile.TemporaryDirectory() as folder:
+        with profiler.Profile(folder, profiler.ProfilerOptions(2, 0, 0)):
+            step()
+            with profiler.Trace(_STEPS):
+                for _ in range(steps):
+                    step()
+        events = read_events(Path(folder))
+    (whole,) = (event for event in events if event.name == _STEPS)
+    total = shares(spans_of(events), whole.start, whole.end)
+    return Shares(*({phase: ms / steps for phase, ms in part.items()} for part in total))
+
+
+def mean_over_ranks(mine: Shares, comm: Communicator) -> Shares:
+    """The shares of all ranks, on average; all ranks call this."""
+    each = comm.gather_objects(list(mine), "step_phases/shares")
+    return Shares(
+        *(
+            {phase: sum(rank[i].get(phase, 0.0) for rank in each) / len(each) for phase in PHASES}
+            for i in range(len(mine))
+        )
+    )
+
+
+def table(of_step: Shares, untraced_ms: float) -> Iterator[str]:
+    """Lines that show the shares of a step."""
+    total = sum(of_step.alone.values())
+    yield f"{'phase of a step':34}{'ms alone':>9}{'':>6}{'ms in all':>11}{'hidden':>9}"
+    for phase in PHASES:
+        alone, in_all = of_step.alone.get(phase, 0.0), of_step.in_all.get(phase, 0.0)
+        if in_all < 0.0005 * total:
+            continue
+        hidden = f"{1 - alone / in_all:.0%}" if in_all > alone * 1.005 else "-"
+        yield f"{phase:34}{alone:9.2f}{alone / total:6.0%}{in_all:11.2f}{hidden:>9}"
+    yield f"{'the step, traced':34}{total:9.2f}{1:6.0%}   ({untraced_ms:.2f} ms untraced)"
+
+
+def endless(batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches over and over; the trace shows how long a step waits for one."""
+    repeated = itertools.cycle(batches)
+    while True:
+        with tf.profiler.experimental.Trace(INPUT):
+            batch = next(repeated)
+        yield batch

@@ -1,0 +1,215 @@
+// Requests reads what came over a network: messages that are damaged are refused, or give counts
+// that lie within the message; it never looks outside. (The sanitizers' builds see it if it does.)
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cc/lookup/route.h"
+#include "tests/cc/route_model.h"
+
+namespace dynemb {
+namespace {
+
+constexpr int32_t kLeast = std::numeric_limits<int32_t>::min();
+constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
+
+// Messages as received: all words, and the words of each.
+struct Received {
+  std::vector<KeyType> key_types;
+  std::vector<int32_t> words, splits;
+};
+
+// What three ranks might send of three tables.
+Received MakeReceived(std::mt19937_64* random) {
+  Received received;
+  received.key_types = {KeyType::kInt64, KeyType::kInt32, KeyType::kUint64};
+  const std::vector<std::vector<int32_t>> counts = {{2, 3, 0}, {0, 0, 0}, {1, 0, 4}};
+  for (const std::vector<int32_t>& of_rank : counts) {
+    received.words.insert(received.words.end(), of_rank.begin(), of_rank.end());
+    const int32_t key_words = 2 * of_rank[0] + of_rank[1] + 2 * of_rank[2];
+    for (int32_t w = 0; w < key_words; ++w) {
+      received.words.push_back(static_cast<int32_t>((*random)()));
+    }
+    received.splits.push_back(3 + key_words);
+  }
+  return received;
+}
+
+// Reads from, and copies to, memory that ends where it must.
+Status Read(const Received& received, Requests* requests) {
+  const auto exact = [](const std::vector<int32_t>& v) {
+    std::unique_ptr<int32_t[]> copy(new int32_t[v.size()]);
+    std::copy(v.begin(), v.end(), copy.get());
+    return copy;
+  };
+  const auto words = exact(received.words), splits = exact(received.splits);
+  const auto ranks = static_cast<uint32_t>(received.splits.size());
+  const Status status =
+      requests->Init(words.get(), splits.get(), ranks, static_cast<int64_t>(received.words.size()),
+                     received.key_types);
+  if (!status.ok()) {
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    return status;
+  }
+  int64_t total = 0;
+  for (size_t t = 0; t < received.key_types.size(); ++t) {
+    int64_t keys = 0;
+    for (uint32_t r = 0; r < ranks; ++r) {
+      EXPECT_GE(requests->count(t, r), 0);
+      keys += requests->count(t, r);
+    }
+    EXPECT_EQ(keys, requests->num_keys(t));
+    const auto bytes = static_cast<size_t>(keys) * SizeOf(received.key_types[t]);
+    total += ranks + static_cast<int64_t>(bytes / 4);
+    EXPECT_LE(total, static_cast<int64_t>(received.words.size()));
+    if (total > static_cast<int64_t>(received.words.size())) return status;
+    std::unique_ptr<char[]> copy(new char[bytes]);
+    requests->CopyKeys(t, copy.get());
+  }
+  EXPECT_EQ(total, static_cast<int64_t>(received.words.size())) << "words that no table has";
+  return status;
+}
+
+// What a word may become.
+std::vector<int32_t> Hostile(int32_t word, std::mt19937_64* random) {
+  // Wraps around, as a damaged word would.
+  const auto plus = [word](uint32_t d) { return static_cast<int32_t>(uint32_t(word) + d); };
+  std::vector<int32_t> words = {
+      0,       1,       -1,        2,     3,     kLeast,    kMost,   1 << 29,       1 << 30,
+      plus(1), plus(2), plus(~0u), ~word, -1000, kMost / 2, 1 << 16, plus(1u << 31)};
+  for (int bit = 0; bit < 32; ++bit) words.push_back(plus(1u << bit));
+  for (int i = 0; i < 10; ++i) words.push_back(static_cast<int32_t>((*random)()));
+  return words;
+}
+
+TEST(RequestsTest, UndamagedMessagesAreRead) {
+  std::mt19937_64 random(1);
+  Requests requests;
+  const Status status = Read(MakeReceived(&random), &requests);
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(requests.count(0, 0), 2);
+  EXPECT_EQ(requests.count(1, 0), 3);
+  EXPECT_EQ(requests.count(2, 2), 4);
+  EXPECT_EQ(requests.num_keys(0), 3);
+}
+
+TEST(RequestsTest, NoDamagedWordLeadsOutOfBounds) {
+  std::mt19937_64 random(2);
+  const Received intact = MakeReceived(&random);
+  Requests requests;
+  size_t refused = 0;
+  for (size_t i = 0; i < intact.words.size(); ++i) {
+    for (int32_t word : Hostile(intact.words[i], &random)) {
+      Received damaged = intact;
+      damaged.words[i] = word;
+      refused += !Read(damaged, &requests).ok();
+    }
+  }
+  EXPECT_GT(refused, 9u * 50) << "almost every count";
+  for (size_t i = 0; i < intact.splits.size(); ++i) {
+    for (int32_t word : Hostile(intact.splits[i], &random)) {
+      Received damaged = intact;
+      damaged.splits[i] = word;
+      EXPECT_EQ(Read(damaged, &requests).ok(), word == intact.splits[i]) << word;
+    }
+  }
+}
+
+// The keys of two tables may add up although neither count is right: only a negative one tells.
+TEST(RequestsTest, CountsThatMakeUpForEachOther) {
+  std::mt19937_64 random(3);
+  const Received intact = MakeReceived(&random);
+  Requests requests;
+  const int64_t key_words[] = {2, 1, 2};
+  size_t message = 0;  // where the words of a rank begin
+  for (int32_t words : intact.splits) {
+    for (size_t more = 0; more < 3; ++more) {
+      for (size_t less = 0; less < 3; ++less) {
+        for (int64_t moved = 2; moved < int64_t{1} << 33; moved = moved * 5 / 4 / 2 * 2 + 2) {
+          Received damaged = intact;
+          int32_t& up = damaged.words[message + more];
+          int32_t& down = damaged.words[message + less];
+          const int64_t counts[] = {up + moved / key_words[more], down - moved / key_words[less]};
+          if (more == less || counts[0] > kMost || counts[1] < kLeast) continue;
+          up = static_cast<int32_t>(counts[0]);
+          down = static_cast<int32_t>(counts[1]);
+          ASSERT_EQ(Read(damaged, &requests).ok(), down >= 0) << up << " and " << down;
+        }
+      }
+    }
+    message += static_cast<size_t>(words);
+  }
+}
+
+// So may any other words.
+TEST(RequestsTest, NoPairOfDamagedWordsLeadsOutOfBounds) {
+  std::mt19937_64 random(6);
+  const Received intact = MakeReceived(&random);
+  Requests requests;
+  for (int round = 0; round < 20000; ++round) {
+    Received damaged = intact;
+    for (int i = 0; i < 2; ++i) {
+      std::vector<int32_t>& words = random() % 2 == 0 ? damaged.words : damaged.splits;
+      const size_t at = random() % words.size();
+      const std::vector<int32_t> hostile = Hostile(words[at], &random);
+      words[at] = hostile[random() % hostile.size()];
+    }
+    (void)Read(damaged, &requests);
+  }
+}
+
+TEST(RequestsTest, MessagesOfOtherLengthsAreRefused) {
+  std::mt19937_64 random(4);
+  const Received intact = MakeReceived(&random);
+  Requests requests;
+  for (size_t n = 0; n < intact.words.size(); ++n) {
+    Received cut = intact;
+    cut.words.resize(n);
+    EXPECT_FALSE(Read(cut, &requests).ok()) << n << " words";
+  }
+  Received longer = intact;
+  longer.words.push_back(0);
+  EXPECT_FALSE(Read(longer, &requests).ok());
+  Received fewer_ranks = intact;
+  fewer_ranks.splits.pop_back();
+  EXPECT_FALSE(Read(fewer_ranks, &requests).ok());
+  Received more_ranks = intact;
+  more_ranks.splits.push_back(0);
+  EXPECT_FALSE(Read(more_ranks, &requests).ok());
+}
+
+// Ranks that make different calls do not read each other's ids as something else.
+TEST(RequestsTest, MessagesOfOtherTablesAreRefused) {
+  std::mt19937_64 random(5);
+  const Received intact = MakeReceived(&random);
+  Requests requests;
+  using Types = std::vector<KeyType>;
+  const KeyType k64 = KeyType::kInt64, k32 = KeyType::kInt32;
+  for (const Types& types : {Types{}, Types{k64}, Types{k64, k32}, Types{k32, k32, k64},
+                             Types{k64, k64, k64}, Types{k64, k32, k64, k64}}) {
+    Received other = intact;
+    other.key_types = types;
+    const Status status = Read(other, &requests);
+    EXPECT_FALSE(status.ok());
+    EXPECT_NE(status.message().find("rank 0"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find(std::to_string(types.size()) + " tables"), std::string::npos)
+        << status.message();
+  }
+}
+
+TEST(RequestsTest, NothingIsAlsoAMessage) {
+  Requests requests;
+  EXPECT_TRUE(Read({{}, {}, {}}, &requests).ok());
+  EXPECT_TRUE(Read({{}, {}, {0, 0}}, &requests).ok());
+  EXPECT_TRUE(Read({{KeyType::kInt64}, {0, 0}, {1, 1}}, &requests).ok());
+  EXPECT_FALSE(Read({{}, {1}, {1}}, &requests).ok());
+  EXPECT_FALSE(Read({{KeyType::kInt64}, {}, {0}}, &requests).ok());
+}
+
+}  // namespace
+}  // namespace dynemb

@@ -1,0 +1,129 @@
+"""A launch that runs cases, and what its ranks left of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from parallel import launch
+
+TESTS = pathlib.Path(__file__).resolve().parents[1]
+
+# In seconds, of one case; and of a launch, whose cases so end it earlier if they hang.
+CASE_LIMIT = 300
+LAUNCH_LIMIT = 7200
+
+PYTEST = ["-m", "pytest", "-vv", "--tb=short", "-p", "no:cacheprovider", "-p", "parallel.inside"]
+PYTEST += ["-o", "faulthandler_exit_on_timeout=true"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """Of a case, over all ranks.
+
+    Attributes:
+        outcome: "passed", "skipped" or "failed".
+        text: why it was skipped, or how it failed on which rank.
+        sections: titles and texts of what the ranks wrote.
+        seconds: it took.
+    """
+
+    outcome: str
+    text: str
+    sections: list[tuple[str, str]]
+    seconds: float
+
+
+class Launch:
+    """Runs cases.
+
+    Args:
+        ranks: how many.
+        cases: pytest's ids of them, relative to `root`.
+        root: pytest's rootdir.
+        case_limit: seconds that a case may take on a rank.
+        options: further ones for pytest.
+        environment: further variables for the ranks.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        cases: Sequence[str],
+        root: pathlib.Path,
+        case_limit: float = CASE_LIMIT,
+        options: Sequence[str] = (),
+        **environment: str,
+    ) -> None:
+        self.ranks = ranks
+        self._number = {case: number for number, case in enumerate(cases)}
+        self._temporary = tempfile.TemporaryDirectory(prefix="dynemb_ranks_")
+        self._folder = pathlib.Path(self._temporary.name)
+        (self._folder / "cases.json").write_text(json.dumps(cases))
+        files = dict.fromkeys(case.split("::")[0] for case in cases)
+        self.ended = launch.horovodrun(
+            ranks,
+            [
+                *(sys.executable, *PYTEST, "-o", f"faulthandler_timeout={case_limit}"),
+                *(*options, f"--rootdir={root}", *files),
+            ],
+            self._folder / "output.txt",
+            LAUNCH_LIMIT,
+            cwd=root,
+            DYNEMB_LAUNCH=str(self._folder),
+            DYNEMB_CASE_LIMIT=str(case_limit),
+            PYTEST_DEBUG_TEMPROOT=str(self._folder),
+            PYTHONPATH=os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
+            **environment,
+        )
+
+    def result(self, case: str) -> Result:
+        """Of a case, over all ranks."""
+        said = {}
+        for rank in range(self.ranks):
+            path = self._folder / f"{self._number[case]}.{rank}.json"
+            if path.exists():
+                said[rank] = json.loads(path.read_text())
+        outcomes = {result["outcome"] for result in said.values()}
+        if len(said) < self.ranks or outcomes not in ({"passed"}, {"skipped"}):
+            outcome, text = "failed", self._failure(said)
+        else:
+            (outcome,) = outcomes
+            text = said[0]["text"]
+        return Result(
+            outcome,
+            text,
+            [
+                (f"{title}, rank {rank}", written)
+                for rank, result in said.items()
+                for title, written in result["sections"]
+            ],
+            max((result["seconds"] for result in said.values()), default=0),
+        )
+
+    def _failure(self, said: dict[int, dict]) -> str:
+        # The first to fail comes first: others may have failed because it did.
+        ranks_of: dict[str, list[int]] = {}
+        for rank, result in sorted(said.items(), key=lambda pair: pair[1]["time"]):
+            if result["outcome"] == "failed":
+                ranks_of.setdefault(result["text"], []).append(rank)
+        parts = [f"{self._line('failed', who)}\n{text}" for text, who in ranks_of.items()]
+        missing = [rank for rank in range(self.ranks) if rank not in said]
+        if missing:
+            status = "ended for that" if self.ended.status is None else self.ended.status
+            parts.append(
+                f"{self._line('no result', missing)}\nThe launch took {self.ended.seconds:.0f} s; "
+                f"its exit status: {status}; the end of its output:\n{self.ended.tail()}"
+            )
+        if not parts:
+            outcomes = {rank: result["outcome"] for rank, result in said.items()}
+            parts.append(f"The outcomes of the ranks differ: {outcomes}")
+        return "\n".join(parts)
+
+    def _line(self, what: str, ranks: list[int]) -> str:
+        return f"----- {what}: rank {', '.join(map(str, ranks))} of {self.ranks} -----"

@@ -1,0 +1,59 @@
+"""What each rank of test_dump_death.py runs.
+
+    python dump_and_die.py CHAIN REPORTS RANK WHERE
+
+Dumps a base if there is none. Else dumps another, while which the process of RANK is killed: at its
+third `append`, or before the `rename`; with WHERE "never" it is not. Survivors report how it ended.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import numpy as np
+from rank_model import Rank
+
+import tf_dynemb as de
+from tf_dynemb import communicator, storage
+
+
+def killing(function, call):
+    calls = iter(range(1000))
+
+    def killed(*args):
+        if next(calls) == call:
+            time.sleep(2)  # the others wait for this rank by then
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args)
+
+    return killed
+
+
+def main():
+    chain, reports = map(pathlib.Path, sys.argv[1:3])
+    dying, where = int(sys.argv[3]), sys.argv[4]
+    de.init("horovod")
+    # horovodrun ends the others when a rank has died: not before they have said what that did.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    comm = communicator.get()
+    rank = Rank(comm, chain)
+    is_first = not chain.exists()
+    comm.barrier()
+    rank.write(np.arange(500), 1 if is_first else 2)
+    if comm.rank == dying and where == "append":
+        storage.ColumnWriter.append = killing(storage.ColumnWriter.append, 3)
+    elif comm.rank == dying and where == "rename":
+        os.rename = killing(os.rename, 0)
+    try:
+        rank.dump()
+        ended = "dumped"
+    except BaseException as error:
+        ended = type(error).__name__
+    (reports / f"{where}{dying}.{comm.rank}").write_text(ended)
+
+
+main()

@@ -1,0 +1,50 @@
+"""Cases that go wrong, for test_failures.py: pytest does not find this file by itself."""
+
+import os
+import time
+
+import pytest
+import tensorflow as tf
+
+
+def test_nothing_is_wrong(comm):
+    assert comm.gather_objects(comm.rank, "rank") == [0, 1]
+
+
+def test_rank_1_fails_while_rank_0_waits(comm):
+    assert comm.rank == 0, "planted"
+    comm.barrier()
+
+
+def test_nothing_is_wrong_after_a_failure(comm):
+    assert comm.gather_objects(comm.rank, "rank") == [0, 1]
+
+
+def test_rank_1_does_not_call(comm):
+    if comm.rank == 0:
+        comm.barrier("missed")
+
+
+def test_nothing_is_wrong_after_a_stall(comm):
+    assert comm.gather_objects(comm.rank, "rank") == [0, 1]
+
+
+def test_rank_1_skips(comm):
+    if comm.rank == 1:
+        pytest.skip("planted")
+
+
+def test_both_skip():
+    pytest.skip("a reason")
+
+
+def test_rank_1_ends_while_rank_0_waits(comm):
+    if comm.rank == 1:
+        time.sleep(0.5)
+        os._exit(0)  # with another status horovodrun would end rank 0 as well
+    with pytest.raises(tf.errors.UnknownError, match="Horovod has been shut down"):
+        comm.barrier()
+
+
+def test_what_comes_later():
+    pass

@@ -1,0 +1,147 @@
+"""A plugin for pytest in each rank: runs the cases in the same order, and keeps the ranks in step.
+
+After each case a rank leaves a file with its result, and waits for those of the others: files, as
+Horovod is what is tested. A rank whose case failed leaves Horovod first, which releases those that
+wait for it in a collective operation. After a failure all ranks start Horovod anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import sys
+import time
+
+import keras
+import pytest
+
+import tf_dynemb as de
+from tf_dynemb import communicator
+
+FOLDER = pathlib.Path(os.environ["DYNEMB_LAUNCH"])
+RANK = int(os.environ["HOROVOD_RANK"])
+SIZE = int(os.environ["HOROVOD_SIZE"])
+
+# For the others' results, in seconds; pytest ends a rank whose case takes so long.
+PATIENCE = 1.1 * float(os.environ["DYNEMB_CASE_LIMIT"])
+
+_REPORTS = pytest.StashKey[list[pytest.TestReport]]()
+_NUMBER = pytest.StashKey[int]()
+
+
+def pytest_sessionstart() -> None:
+    partial = FOLDER / f"{RANK}.partial"
+    partial.write_text(str(os.getpid()))
+    partial.rename(FOLDER / f"{RANK}.pid")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    by_id = {item.nodeid: item for item in items}
+    items[:] = [by_id[case] for case in json.loads((FOLDER / "cases.json").read_text())]
+    for number, item in enumerate(items):
+        item.stash[_NUMBER] = number
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _horovod() -> None:
+    de.init("horovod")
+
+
+@pytest.fixture(autouse=True)
+def _seeded(_horovod: None) -> None:
+    keras.utils.set_random_seed(1)
+
+
+@pytest.fixture
+def comm(_horovod: None) -> communicator.Communicator:
+    """The ranks that run this case."""
+    return communicator.get()
+
+
+@pytest.fixture
+def shared_path(request: pytest.FixtureRequest) -> pathlib.Path:
+    """An empty folder of this case, the same on all ranks."""
+    path = FOLDER / f"shared_{request.node.stash[_NUMBER]}"
+    path.mkdir(exist_ok=True)
+    return path
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):
+    report = yield
+    item.stash.setdefault(_REPORTS, []).append(report)
+    if report.failed:
+        _leave()
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item):
+    start = time.time()
+    done = yield
+    number = item.stash[_NUMBER]
+    outcome, text = _outcome(item.stash[_REPORTS])
+    result = {
+        "outcome": outcome,
+        "text": text,
+        "sections": item.stash[_REPORTS][-1].sections if outcome == "failed" else [],
+        "time": time.time(),
+        "seconds": time.time() - start,
+    }
+    partial = FOLDER / f"{number}.{RANK}.partial"
+    partial.write_text(json.dumps(result))
+    partial.rename(partial.with_suffix(".json"))
+    if "failed" in [_wait_for(number, rank) for rank in range(SIZE)]:
+        _leave()
+        # A fresh key: horovodrun may still tell ranks of this host the addresses that they left.
+        os.environ["HOROVOD_HOSTNAME"] = f"after_case_{number}"
+        de.init("horovod")
+    return done
+
+
+def _outcome(reports: list[pytest.TestReport]) -> tuple[str, str]:
+    for report in reports:
+        if report.failed:
+            return "failed", report.longreprtext
+    for report in reports:
+        if report.skipped:
+            _, _, reason = report.longrepr
+            return "skipped", reason.removeprefix("Skipped: ")
+    return "passed", ""
+
+
+def _wait_for(number: int, rank: int) -> str:
+    path = FOLDER / f"{number}.{rank}.json"
+    deadline = time.monotonic() + PATIENCE
+    while not path.exists():
+        if not _is_alive(rank) and not path.exists():
+            pytest.exit(f"rank {RANK}: rank {rank} has ended", returncode=3)
+        if time.monotonic() > deadline:
+            pytest.exit(f"rank {RANK} waited for rank {rank} for {PATIENCE:.0f} s", returncode=3)
+        time.sleep(0.005)
+    return json.loads(path.read_text())["outcome"]
+
+
+def _is_alive(rank: int) -> bool:
+    pid = FOLDER / f"{rank}.pid"
+    if pid.exists():
+        try:
+            os.kill(int(pid.read_text()), 0)
+        except ProcessLookupError:
+            return False
+    return True
+
+
+def _leave() -> None:
+    horovod = sys.modules.get("horovod.tensorflow")
+    if horovod is not None:
+        horovod.shutdown()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish(session: pytest.Session):
+    yield
+    # Failures are told by the files; horovodrun would end the other ranks.
+    if session.exitstatus == pytest.ExitCode.TESTS_FAILED:
+        session.exitstatus = pytest.ExitCode.OK

@@ -1,0 +1,84 @@
+"""Starts ranks with horovodrun, and sees to it that they end."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+INSTALLED = importlib.util.find_spec("horovod") is not None
+
+# It would import TensorFlow, for 3 s, to ask Horovod whether it was built with Gloo.
+HOROVODRUN = """
+from horovod.runner import launch
+
+launch.gloo_built = lambda verbose: True
+launch.run_commandline()
+"""
+
+# Many processes on few cores; and a rank that others wait for must not make them wait for long.
+ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "OMP_NUM_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "2",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": "20",
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "60",
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a launch ended: horovodrun's exit status, or None if it was ended for taking too long."""
+
+    status: int | None
+    output: str
+    seconds: float
+
+    def tail(self, lines: int = 60) -> str:
+        return "\n".join(self.output.splitlines()[-lines:])
+
+
+def horovodrun(
+    ranks: int,
+    command: list[str],
+    log: pathlib.Path,
+    limit: float,
+    cwd: pathlib.Path | None = None,
+    **environment: str,
+) -> Ended:
+    """Runs a command as several ranks, for `limit` seconds at most; its output goes to `log`."""
+    start = time.monotonic()
+    launcher = [sys.executable, "-c", HOROVODRUN, "--gloo", "--disable-cache"]
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*launcher, "-np", str(ranks), *command],
+            cwd=cwd,
+            env={**os.environ, **ENVIRONMENT, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            status: int | None = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            _end(process)
+    return Ended(status, log.read_text(errors="replace"), time.monotonic() - start)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """It ends its ranks when it is told to end, and they end themselves when it is killed."""
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

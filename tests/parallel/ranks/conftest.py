@@ -1,0 +1,25 @@
+"""The cases of this folder run as several ranks together; CONTRIBUTING.md says how to write one.
+
+Each is one test for each number of ranks, with the same id outside and in the ranks.
+"""
+
+import os
+
+import pytest
+
+if "DYNEMB_LAUNCH" not in os.environ:
+    from parallel.outside import pytest_runtest_protocol  # noqa: F401
+
+SIZES = (1, 2, 4)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ranks(request):
+    """The number of ranks: `-np` of horovodrun."""
+    return request.param
+
+
+def pytest_generate_tests(metafunc):
+    marker = metafunc.definition.get_closest_marker("ranks")
+    sizes = marker.args if marker else SIZES
+    metafunc.parametrize("ranks", sizes, indirect=True, scope="session", ids="np{}".format)

@@ -1,0 +1,367 @@
+"""What tf_dynemb.communicator promises, for every number of ranks, eagerly and in a tf.function.
+
+A rank's data are a function of its number, so every rank can tell what the others send.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_dynemb import communicator
+
+DTYPES = [
+    tf.int32,
+    tf.int64,
+    tf.uint8,
+    tf.uint32,
+    tf.uint64,
+    tf.float16,
+    tf.bfloat16,
+    tf.float32,
+    tf.bool,
+]
+
+eager_and_graph = pytest.mark.parametrize(
+    "wrap", [lambda f: f, tf.function], ids=["eager", "graph"]
+)
+
+
+def part(sender, receiver, step=0):
+    """Rows that a rank sends another: none, one or several, and other ones in each step."""
+    length = (3 * sender + 2 * receiver + step) % 4
+    numbers = 100 * sender + 10 * receiver + step + np.arange(2 * length).reshape(length, 2)
+    return numbers % 256
+
+
+def sent(comm, step=0, dtype=tf.int64):
+    parts = [part(comm.rank, receiver, step) for receiver in range(comm.size)]
+    splits = tf.constant([len(rows) for rows in parts], tf.int32)
+    return tf.cast(np.concatenate(parts), dtype), splits
+
+
+def check_received(comm, received, splits, step=0):
+    parts = [part(sender, comm.rank, step) for sender in range(comm.size)]
+    expected = tf.cast(np.concatenate(parts), received.dtype)
+    assert splits.dtype == tf.int32
+    assert splits.numpy().tolist() == [len(rows) for rows in parts]
+    np.testing.assert_array_equal(received, expected)
+
+
+def test_who_we_are(comm, ranks):
+    assert (comm.size, comm.local_rank) == (ranks, comm.rank)
+    assert comm is communicator.get()
+    assert (comm is communicator.LOCAL) == (ranks == 1)
+    assert comm.gather_objects(comm.rank, "ranks") == list(range(ranks))
+
+
+@eager_and_graph
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_alltoall(comm, wrap, dtype):
+    tensor, splits = sent(comm, dtype=dtype)
+    received = wrap(lambda *given: comm.alltoall(*given, name="exchange"))(tensor, splits)
+    assert received[0].dtype == dtype
+    check_received(comm, *received)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        tf.constant([2**64 - 1, 2**63, 1], tf.uint64),
+        tf.constant([2**32 - 1, 2**31, 1], tf.uint32),
+        tf.constant([0.1, -np.inf, 3e38], tf.bfloat16),
+        tf.constant([0.1, -np.inf, np.nan], tf.float16),
+    ],
+    ids=lambda values: values.dtype.name,
+)
+def test_values_arrive_as_they_are(comm, values):
+    ones = tf.ones([comm.size], tf.int32)
+    received, _ = comm.alltoall(tf.repeat(values[:1], comm.size), ones, "exchange")
+    np.testing.assert_array_equal(received, tf.repeat(values[:1], comm.size))
+    np.testing.assert_array_equal(comm.allgather(values, "all"), tf.tile(values, [comm.size]))
+    np.testing.assert_array_equal(comm.broadcast(values, comm.size - 1, "one"), values)
+
+
+@eager_and_graph
+def test_alltoall_where_only_one_rank_sends_or_nobody(comm, wrap):
+    exchange = wrap(lambda *given: comm.alltoall(*given, name="exchange"))
+    for sender in (comm.size - 1, None):
+        lengths = np.arange(comm.size) * (comm.rank == sender)
+        received, splits = exchange(
+            tf.fill([lengths.sum(), 3], 1.0 + comm.rank), tf.constant(lengths, tf.int32)
+        )
+        expected = [comm.rank if rank == sender else 0 for rank in range(comm.size)]
+        assert splits.numpy().tolist() == expected
+        np.testing.assert_array_equal(received, np.full([sum(expected), 3], comm.size, np.float32))
+
+
+@eager_and_graph
+def test_alltoall_of_other_rows_each_time(comm, wrap):
+    exchange = wrap(lambda *given: comm.alltoall(*given, name="exchange"))
+    for step in range(20):
+        check_received(comm, *exchange(*sent(comm, step)), step)
+
+
+@eager_and_graph
+def test_alltoall_of_other_splits_of_as_many_rows(comm, wrap):
+    exchange = wrap(lambda *given: comm.alltoall(*given, name="exchange"))
+    for step in range(10):
+        receiver = (comm.rank + step) % comm.size
+        splits = tf.one_hot(receiver, comm.size, 5, 0, dtype=tf.int32)
+        received, received_splits = exchange(tf.fill([5], comm.rank), splits)
+        sender = (comm.rank - step) % comm.size
+        assert received.numpy().tolist() == [sender] * 5
+        assert received_splits[sender] == 5
+
+
+def test_shapes_that_are_known_before_the_call(comm):
+    @tf.function(input_signature=[tf.TensorSpec([None, 2]), tf.TensorSpec([comm.size], tf.int32)])
+    def exchange(tensor, splits):
+        received, received_splits = comm.alltoall(tensor, splits, "exchange")
+        assert received.shape.as_list() == [None, 2]
+        assert received_splits.shape.as_list() == [comm.size]
+        assert comm.allgather(tensor, "gather").shape.as_list() == [None, 2]
+        assert comm.broadcast(splits, 0, "broadcast").shape.as_list() == [comm.size]
+        return received
+
+    exchange.get_concrete_function()
+
+
+def test_several_in_one_function(comm):
+    @tf.function
+    def there_and_back(tensor, splits):
+        there, received_splits = comm.alltoall(tensor, splits, "exchange")
+        back, back_splits = comm.alltoall(there, received_splits, "exchange")
+        other, _ = comm.alltoall(tensor + 1, splits, "other")
+        return there, received_splits, back, back_splits, other
+
+    for step in range(3):
+        tensor, splits = sent(comm, step)
+        there, received_splits, back, back_splits, other = there_and_back(tensor, splits)
+        check_received(comm, there, received_splits, step)
+        check_received(comm, other - 1, received_splits, step)
+        np.testing.assert_array_equal(back, tensor)
+        np.testing.assert_array_equal(back_splits, splits)
+
+
+def test_a_function_that_is_called_twice_in_another(comm):
+    exchange = tf.function(lambda tensor, splits: comm.alltoall(tensor, splits, "exchange"))
+
+    @tf.function
+    def outer(tensor, splits):
+        return exchange(tensor, splits), exchange(tensor + 1, splits)
+
+    for step in range(5):
+        (first, splits), (second, _) = outer(*sent(comm, step))
+        check_received(comm, first, splits, step)
+        check_received(comm, second - 1, splits, step)
+
+
+def test_loops_in_a_function(comm):
+    steps = tf.data.Dataset.range(5)
+
+    @tf.function
+    def loops():
+        total = tf.constant(0, tf.int64)
+        for step in steps:
+            total += exchange_sum(step)
+        for step in tf.range(5, dtype=tf.int64):
+            if step < 4:  # both sides of a condition, and a loop's body, are graphs of their own
+                total += exchange_sum(step)
+        return total
+
+    def exchange_sum(step):
+        received, _ = comm.alltoall(
+            tf.fill([comm.size], step * (comm.rank + 1)), tf.ones([comm.size], tf.int32), "exchange"
+        )
+        return tf.reduce_sum(received)
+
+    for _ in range(2):
+        assert loops() == (10 + 6) * sum(range(1, comm.size + 1))
+
+
+def test_retracing_on_one_rank_only(comm):
+    traces = 0
+
+    @tf.function
+    def exchange(tensor, splits):
+        nonlocal traces
+        traces += 1
+        received, received_splits = comm.alltoall(tensor, splits, "exchange")
+        everyone = comm.allgather(tensor, "gather")
+        return received, received_splits, tf.shape(everyone)[0]
+
+    for step in range(5):
+        rows = step if comm.rank == 0 else 3
+        splits = np.zeros(comm.size, np.int32)
+        splits[-1] = rows
+        received, received_splits, total = exchange(tf.fill([rows], comm.rank), tf.constant(splits))
+        lengths = [step] + [3] * (comm.size - 1)
+        assert total == sum(lengths)
+        expected = lengths if comm.rank == comm.size - 1 else [0] * comm.size
+        assert received_splits.numpy().tolist() == expected
+        np.testing.assert_array_equal(received, np.repeat(np.arange(comm.size), expected))
+    assert traces == (5 if comm.rank == 0 else 1)
+
+
+def test_what_is_constant_on_one_rank_is_sent_each_time(comm):
+    @tf.function
+    def exchange(step):
+        if comm.rank == 0:
+            step = tf.constant([7, 7])
+        ones = tf.ones([comm.size], tf.int32)
+        received, _ = comm.alltoall(tf.repeat(step[:1], comm.size), ones, "exchange")
+        (total,) = comm.allreduce([step], False, "reduce")
+        return received, total, comm.allgather(step, "gather"), comm.broadcast(step, 0, "broadcast")
+
+    for step in range(3):
+        received, total, gathered, broadcast = exchange(tf.constant([step, step]))
+        values = [7] + [step] * (comm.size - 1)
+        assert received.numpy().tolist() == values
+        assert total.numpy().tolist() == [sum(values)] * 2
+        assert gathered.numpy().tolist() == np.repeat(values, 2).tolist()
+        assert broadcast.numpy().tolist() == [7, 7]
+
+
+def test_what_is_equal_on_one_rank_is_sent_twice(comm):
+    @tf.function
+    def gather(first, second):
+        second = first if comm.rank == 0 else second
+        return comm.allgather(first, "first"), comm.allgather(second, "second")
+
+    for _ in range(2):
+        first, second = gather(tf.constant([1]), tf.constant([2]))
+        assert first.numpy().tolist() == [1] * comm.size
+        assert second.numpy().tolist() == [1] + [2] * (comm.size - 1)
+
+
+@eager_and_graph
+@pytest.mark.parametrize("average", [True, False], ids=["average", "sum"])
+def test_allreduce(comm, wrap, average):
+    slices = tf.IndexedSlices(
+        tf.fill([comm.rank + 1, 2], 4.0 * comm.rank),
+        tf.constant([5, *range(comm.rank)], tf.int64),  # 5 is everyone's, 0 that of all but rank 0
+        tf.constant([9, 2], tf.int64),
+    )
+    dense = [
+        tf.fill([2, 3], 8.0 * comm.rank),
+        tf.fill([4], tf.cast(8 * comm.rank, tf.float16)),
+        slices,
+        tf.fill([], tf.cast(8 * comm.rank, tf.bfloat16)),
+        tf.fill([3], -8.0 * comm.rank),
+    ]
+    reduce = wrap(lambda *given: comm.allreduce(given, average, "reduce"))
+    for _ in range(2):
+        reduced = reduce(*dense)
+        total = 8 * sum(range(comm.size)) / (comm.size if average else 1)
+        for given, got, sign in zip(dense, reduced, [1, 1, None, 1, -1], strict=True):
+            if sign is not None:
+                assert (got.dtype, got.shape) == (given.dtype, given.shape)
+                expected = sign * np.full(got.shape, total)
+                np.testing.assert_array_equal(tf.cast(got, tf.float32), expected)
+        got = reduced[2]
+        assert got.indices.dtype == tf.int64
+        expected = [[5, *range(rank)] for rank in range(comm.size)]
+        assert got.indices.numpy().tolist() == list(itertools.chain(*expected))
+        of_row = np.repeat(np.arange(comm.size), [len(rows) for rows in expected])
+        scale = 4.0 / (comm.size if average else 1)
+        np.testing.assert_array_equal(got.values, scale * np.stack([of_row] * 2, axis=1))
+        assert got.dense_shape.numpy().tolist() == [9, 2]
+
+
+@eager_and_graph
+@pytest.mark.parametrize("dtype", [tf.int32, tf.int64, tf.float32], ids=lambda dtype: dtype.name)
+def test_sums_of_numbers(comm, wrap, dtype):
+    count = wrap(lambda number: comm.allreduce([number], False, "count"))
+    (total,) = count(tf.cast(comm.rank + 1, dtype))
+    assert total.dtype == dtype
+    assert total == comm.size * (comm.size + 1) // 2
+
+
+def test_allreduce_of_nothing(comm):
+    assert comm.allreduce([], True, "nothing") == []
+
+
+@eager_and_graph
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_allgather_of_different_lengths(comm, wrap, dtype):
+    gather = wrap(lambda tensor: comm.allgather(tensor, "gather"))
+    for step in range(4):
+        lengths = [(rank + step) % 3 for rank in range(comm.size)]
+        gathered = gather(tf.cast(tf.fill([lengths[comm.rank], 2], comm.rank), dtype))
+        assert gathered.dtype == dtype
+        expected = np.repeat(np.arange(comm.size), lengths)[:, None] * np.ones([1, 2], np.int64)
+        np.testing.assert_array_equal(gathered, tf.cast(expected, dtype))
+
+
+@eager_and_graph
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_broadcast(comm, wrap, dtype):
+    for root in range(comm.size):
+        broadcast = wrap(lambda tensor, root=root: comm.broadcast(tensor, root, "broadcast"))
+        got = broadcast(tf.cast(tf.fill([2, 2], comm.rank), dtype))
+        assert got.dtype == dtype
+        np.testing.assert_array_equal(got, tf.cast(tf.fill([2, 2], root), dtype))
+
+
+def test_gather_objects(comm):
+    def of(rank):
+        return {"rank": rank, "name": "ü" * 50 * rank, "list": [1.5, None, True], "in": {"x": []}}
+
+    for _ in range(3):
+        assert comm.gather_objects(of(comm.rank), "objects") == [of(r) for r in range(comm.size)]
+
+
+def test_what_json_cannot_say_is_an_error_for_any_number_of_ranks(comm):
+    with pytest.raises(TypeError):
+        comm.gather_objects({1, 2}, "objects")
+
+
+def test_names_that_are_no_names_of_nodes(comm):
+    for name in ("my table: 0", "_x", "ünï"):
+        assert comm.gather_objects(1, name) == [1] * comm.size
+
+
+def test_barrier(comm, shared_path):
+    for round in range(3):
+        (shared_path / f"{round}.{comm.rank}").touch()
+        comm.barrier()
+        assert len(list(shared_path.glob(f"{round}.*"))) == comm.size
+        comm.barrier("second")
+
+
+def test_threads_whose_names_differ(comm):
+    """Eager operations are matched by the names that they are given, not by their kind."""
+    wrong = []
+
+    def gather(name, value):
+        for step in range(20):
+            got = comm.allgather(tf.constant([value, comm.rank, step]), name).numpy()
+            expected = [[value, rank, step] for rank in range(comm.size)]
+            if got.reshape(-1, 3).tolist() != expected:
+                wrong.append((name, got))
+
+    threads = [threading.Thread(target=gather, args=(f"thread{i}", i)) for i in range(3)]
+    for thread in threads[:: 1 if comm.rank == 0 else -1]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_gradients_take_the_way_back(comm):
+    @tf.function
+    def gradient(tensor, splits):
+        with tf.GradientTape() as tape:
+            tape.watch(tensor)
+            received, _ = comm.alltoall(tensor, splits, "exchange")
+            loss = tf.reduce_sum(received * (comm.rank + 1.0))
+        return tape.gradient(loss, tensor)
+
+    tensor, splits = sent(comm, dtype=tf.float32)
+    expected = np.repeat(np.arange(comm.size) + 1.0, splits)
+    np.testing.assert_array_equal(gradient(tensor, splits)[:, 0], expected)

@@ -1,0 +1,165 @@
+"""In deterministic mode N ranks come to the same bits as one: vectors and state of every row.
+
+The upstream gradient of a sample must have the same bits on one rank and on several, so there is no
+dense part in the model, and the batches are powers of two. Stochastic rounding is off: its bits
+depend on the number of batches that the process has had, which here trains both.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import config as tf_config
+
+import tf_dynemb as de
+from parallel.ranks.gathered import draw, of_all, one_rank, same_on_all, whole_table
+from tf_dynemb import communicator
+
+K = keras.optimizers
+ROWS, BATCH, STEPS = 40, 16, 8
+
+
+@pytest.fixture(autouse=True)
+def _deterministic():
+    tf.config.experimental.enable_op_determinism()
+    yield
+    tf_config.disable_op_determinism()
+
+
+# Table, combiner, whether there are weights.
+FEATURES = [
+    (0, "sum", False),
+    (1, "sqrtn", True),
+    (0, "mean", True),
+    (2, "max", False),
+    (1, "max", True),
+    (0, "mean", False),
+]
+
+
+class Model:
+    def __init__(self, comm, make, calls, **options):
+        modes = [None, None, f"localized:{comm.size - 1}"]
+        types = [tf.int64, tf.uint64, tf.int32]
+        self.tables = [
+            de.DynamicVariable(dim, "normal", seed=i, key_type=key_type, mode=mode, **options)
+            for i, (dim, key_type, mode) in enumerate(zip((5, 8, 3), types, modes, strict=True))
+        ]
+        self.optimizer = de.OptimizerWrapper(make())
+        self.calls = calls
+
+    def step_on(self, features, targets):
+        ids, weights = [], []
+        for bags, (table, _, weighted) in zip(features, FEATURES, strict=True):
+            ids.append(bags.ragged(dtype=self.tables[table].key_type))
+            weights.append(bags.ragged(bags.weights) if weighted else None)
+        self.step(ids, weights, targets)
+
+    def step(self, ids, weights, targets):
+        with tf.GradientTape() as tape:
+            pooled = []
+            for call in self.calls:
+                pooled += de.lookup_sparse(
+                    [self.tables[FEATURES[i][0]] for i in call],
+                    [ids[i] for i in call],
+                    [weights[i] for i in call],
+                    [FEATURES[i][1] for i in call],
+                )
+            order = [i for call in self.calls for i in call]
+            loss = tf.add_n(
+                [
+                    tf.reduce_mean(
+                        tf.reduce_sum(tf.square(tf.cast(p, tf.float32) - targets[i]), axis=1)
+                    )
+                    for p, i in zip(pooled, order, strict=True)
+                ]
+            )
+        grads = tape.gradient(loss, self.tables)
+        self.optimizer.apply_gradients(zip(grads, self.tables, strict=True))
+
+
+def batches(dims=(5, 8, 3)):
+    rng = np.random.default_rng(8)
+    for _ in range(STEPS):
+        bags = [draw(rng, ROWS, BATCH, 6, least=0) for _ in FEATURES]
+        targets = [
+            rng.normal(size=(BATCH, dims[table])).astype(np.float32) for table, _, _ in FEATURES
+        ]
+        yield bags, targets
+
+
+ALL_AT_ONCE = (range(len(FEATURES)),)
+
+
+def check(comm, make, calls=ALL_AT_ONCE, functional=False, **options):
+    model = Model(comm, make, calls, **options)
+    if functional:
+        model.step = tf.function(model.step, reduce_retracing=True)
+    share = slice(comm.rank * BATCH // comm.size, (comm.rank + 1) * BATCH // comm.size)
+    alone = None
+    if comm.rank == 0:
+        with one_rank():
+            alone = Model(communicator.LOCAL, make, calls, **options)
+    for bags, targets in batches():
+        parts = [b.part(comm.rank, comm.size) for b in bags]
+        mine = [t[share] for t in targets]
+        model.step_on(parts, mine)
+        if alone is not None:
+            with one_rank():
+                alone.step_on(bags, targets)
+    got = [whole_table(comm, table) for table in model.tables]
+    for rows in got:
+        same_on_all(comm, np.frombuffer(rows.vectors.tobytes(), np.uint8))
+        assert len(rows.keys) > ROWS // 2
+    if alone is not None:
+        with one_rank():
+            want = [whole_table(communicator.LOCAL, table) for table in alone.tables]
+        for g, w in zip(got, want, strict=True):
+            np.testing.assert_array_equal(g.keys, w.keys)
+            np.testing.assert_array_equal(g.vectors, w.vectors)
+            np.testing.assert_array_equal(g.state, w.state)
+            assert g.bits() == w.bits()
+
+
+MAKERS = {
+    "sgd": lambda: K.SGD(0.1),
+    "adagrad": lambda: K.Adagrad(0.1),
+    "adam": lambda: K.Adam(0.01),
+    "momentum": lambda: K.SGD(0.05, momentum=0.9, nesterov=True),
+}
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("name", MAKERS)
+def test_rows_have_the_same_bits(comm, name, dtype):
+    check(comm, MAKERS[name], dtype=dtype, stochastic_rounding=False)
+
+
+def test_in_a_function(comm):
+    check(comm, MAKERS["adam"], functional=True)
+
+
+def test_in_several_calls_of_a_step(comm):
+    check(comm, MAKERS["adagrad"], calls=([0, 1], [2, 3, 4], [5]))
+
+
+def test_additions_from_several_ranks(comm):
+    """As of `scatter_add`, in the order of the ranks."""
+    rng = np.random.default_rng(9)
+    table = de.DynamicVariable(3, "normal", seed=1)
+    with one_rank():
+        alone = de.DynamicVariable(3, "normal", seed=1)
+    for _ in range(5):
+        keys = rng.integers(0, 10, 8 * comm.size)
+        values = rng.normal(size=(8 * comm.size, 3)).astype(np.float32)
+        mine = slice(8 * comm.rank, 8 * comm.rank + 8)
+        table.scatter_add(tf.IndexedSlices(tf.constant(values[mine]), keys[mine]))
+        with one_rank():
+            alone.scatter_add(tf.IndexedSlices(tf.constant(values), keys))
+    got = whole_table(comm, table)
+    with one_rank():
+        want = whole_table(communicator.LOCAL, alone)
+    np.testing.assert_allclose(got.vectors, want.vectors, rtol=1e-5, atol=1e-6)
+    assert len(of_all(comm, got.keys)) == comm.size * len(want.keys)

@@ -1,0 +1,213 @@
+"""N ranks on the parts of a batch come to the model that one rank comes to on the whole of it."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dynemb as de
+from parallel.ranks.gathered import (
+    close,
+    draw,
+    of_all,
+    one_rank,
+    same_on_all,
+    whole_matrix,
+    whole_table,
+)
+from tf_dynemb import _ops, communicator
+
+K = keras.optimizers
+USERS, ITEMS, CITIES, BATCH = 80, 50, 64, 16
+
+
+class Model:
+    """Two dynamic tables, a static one, a dense network."""
+
+    def __init__(self, make, static=True, seed=1):
+        rng = np.random.default_rng(seed)
+        self.users = de.DynamicVariable(6, "normal", name="users", seed=1)
+        self.items = de.DynamicVariable(4, "normal", name="items", seed=2, key_type=tf.int32)
+        self.cities = de.Variable(rng.normal(size=(CITIES, 3)).astype(np.float32) / 10)
+        self.network = keras.Sequential(
+            [keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)]
+        )
+        self.network.build((None, 13 if static else 10))
+        self.network.set_weights(
+            [rng.normal(size=w.shape) * 0.3 for w in self.network.get_weights()]
+        )
+        self.variables = [self.users, self.items, *self.network.trainable_variables]
+        self.static = static
+        if static:
+            self.variables.insert(2, self.cities)
+        self.optimizer = de.OptimizerWrapper(make())
+        ids = [tf.RaggedTensorSpec([None, None], t, 1, tf.int64) for t in (tf.int64, tf.int32)]
+        floats = tf.TensorSpec([None], tf.float32)
+        self.step = tf.function(
+            self.step,
+            input_signature=[*ids, tf.TensorSpec([None], tf.int64), floats, floats],
+        )
+        self.optimizer.build(self.variables)
+
+    def step(self, users, items, cities, labels, factors):
+        tables, ids = [self.users, self.items], [users, items]
+        if self.static:
+            tables, ids = [*tables, self.cities], [*ids, cities]
+        combiners = ["mean", "sqrtn", "sum"][: len(tables)]
+        with tf.GradientTape() as tape:
+            pooled = de.lookup_sparse(tables, ids, combiners=combiners)
+            output = self.network(tf.concat(pooled, 1))[:, 0]
+            loss = tf.reduce_mean(factors * tf.square(output - labels))
+            scaled = self.optimizer.scale_loss(loss)
+        grads = tape.gradient(scaled, self.variables)
+        self.optimizer.apply_gradients(zip(grads, self.variables, strict=True))
+        return loss
+
+    def values(self, comm):
+        users, items = (whole_table(comm, table) for table in (self.users, self.items))
+        rest = [whole_matrix(comm, self.cities), *self.network.get_weights()]
+        return [users.vectors, users.state, items.vectors, items.state, *rest]
+
+
+class Batch:
+    def __init__(self, rng, few_users, repeat_cities):
+        self.users = draw(rng, USERS, BATCH, 5)
+        if few_users is not None:  # all of one rank
+            self.users.ids[:] = rng.choice(few_users, len(self.users.ids))
+        self.items = draw(rng, ITEMS, BATCH, 4, least=0)
+        self.cities = rng.choice(CITIES if not repeat_cities else 3, BATCH, replace=repeat_cities)
+        self.labels = rng.normal(size=BATCH).astype(np.float32)
+        self.factors = np.ones(BATCH, np.float32)
+
+    def part(self, rank, size):
+        share = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
+        return [
+            self.users.part(rank, size).ragged(),
+            self.items.part(rank, size).ragged(dtype=tf.int32),
+            tf.constant(self.cities[share]),
+            tf.constant(self.labels[share]),
+            tf.constant(self.factors[share]),
+        ]
+
+
+def train(comm, make, steps, relative, static=True, repeat_cities=False, overflows=()):
+    """Trains both, and compares all they hold; returns the model of all ranks, and the losses."""
+    model = Model(make, static)
+    alone = None
+    if comm.rank == 0:
+        with one_rank():
+            alone = Model(make, static)
+    rng = np.random.default_rng(3)
+    owners = np.asarray(
+        _ops.library().dynemb_owners(tf.range(USERS, dtype=tf.int64), num_ranks=comm.size)
+    )
+    losses = []
+    for i in range(steps):
+        few = np.flatnonzero(owners == i % comm.size) if i % 4 == 3 else None
+        batch = Batch(rng, few, repeat_cities)
+        if i in overflows:
+            batch.factors[overflows[i]] = 1e38
+        loss = model.step(*batch.part(comm.rank, comm.size))
+        loss = of_all(comm, np.array([loss])).mean()
+        if alone is not None:
+            with one_rank():
+                losses.append((loss, alone.step(*batch.part(0, 1)).numpy()))
+    values = model.values(comm)
+    iterations = int(model.optimizer.iterations)
+    same_on_all(comm, iterations)
+    for weight in model.network.get_weights():
+        same_on_all(comm, weight)
+    if alone is not None:
+        with one_rank():
+            expected = alone.values(communicator.LOCAL)
+        finite = [i for i in range(steps) if i not in overflows]
+        close(*np.array(losses)[finite].T, relative)
+        for got, want in zip(values, expected, strict=True):
+            close(got, want, relative)
+        assert iterations == int(alone.optimizer.iterations)
+    return model, alone
+
+
+LONG = {"adam": lambda: K.Adam(0.003, epsilon=1e-3), "adagrad": lambda: K.Adagrad(0.05)}
+SHORT = {
+    "clipnorm": lambda: K.Adam(0.01, epsilon=1e-3, clipnorm=0.02),
+    "global_clipnorm": lambda: K.Adagrad(0.1, global_clipnorm=0.1),
+    "clipvalue": lambda: K.SGD(0.5, momentum=0.9, clipvalue=0.01),
+    "schedule": lambda: K.SGD(K.schedules.ExponentialDecay(0.5, 10, 0.5), momentum=0.5),
+    "adamw": lambda: K.AdamW(0.01, epsilon=1e-3, weight_decay=0.1),
+    "ftrl": lambda: K.Ftrl(0.1, l2_regularization_strength=0.01, beta=0.1),
+    "rmsprop": lambda: K.RMSprop(0.01, epsilon=1e-3, momentum=0.5, centered=True),
+    "nadam": lambda: K.Nadam(0.01, epsilon=1e-3),
+    "factor": lambda: K.Adagrad(0.1, loss_scale_factor=64.0, clipnorm=0.05),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_200_steps(comm, name):
+    train(comm, LONG[name], steps=200, relative=1e-5)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_some_steps(comm, name):
+    # Keras itself cannot take its loss_scale_factor off the IndexedSlices of a static table.
+    train(comm, SHORT[name], steps=24, relative=1e-5, static=name != "factor")
+
+
+def test_repeated_ids_of_a_static_table(comm):
+    """Keras takes an IndexedSlices with repeated indices for rows of their own."""
+    train(comm, lambda: K.Adagrad(0.1), steps=8, relative=1e-5, repeat_cities=True)
+
+
+@pytest.mark.parametrize("clip", [{}, {"global_clipnorm": 0.1}], ids=["", "global_clipnorm"])
+def test_an_overflow_on_one_rank_only(comm, clip):
+    """No rank steps, and all have the same scale afterwards."""
+
+    def make():
+        inner = K.Adagrad(0.1, **clip)
+        return K.LossScaleOptimizer(inner, initial_scale=2.0**10, dynamic_growth_steps=3)
+
+    # The samples of the first rank, of the last, of some rank; two steps after each other.
+    overflows = {2: 0, 5: BATCH - 1, 6: BATCH - 1, 9: BATCH // 2}
+    model, alone = train(comm, make, steps=14, relative=1e-5, overflows=overflows)
+    scale = float(model.optimizer.inner_optimizer.dynamic_scale)
+    same_on_all(comm, scale)
+    assert int(model.optimizer.iterations) == 10
+    if alone is not None:
+        assert scale == float(alone.optimizer.inner_optimizer.dynamic_scale)
+
+
+@pytest.mark.parametrize("make", [lambda: K.Adam(0.1), lambda: K.Nadam(0.1)], ids=["adam", "nadam"])
+def test_ranks_without_rows_step_with_the_others(comm, make):
+    """A rank that holds none of a step's rows, and one that has no samples."""
+    keys = np.arange(200, dtype=np.int64)
+    owners = np.asarray(_ops.library().dynemb_owners(tf.constant(keys), num_ranks=comm.size))
+    tables = [de.DynamicVariable(2, "1"), de.DynamicVariable(2, "1", mode="localized:0")]
+    optimizer = de.OptimizerWrapper(make(), gradient_reduction="sum")
+    with one_rank():
+        lone = [de.DynamicVariable(2, "1"), de.DynamicVariable(2, "1")]
+        lone_optimizer = de.OptimizerWrapper(make())
+
+    def step(tables, optimizer, ids):
+        with tf.GradientTape() as tape:
+            pooled = de.lookup_sparse(tables, [ids] * 2, combiners="sum")
+            loss = tf.add_n([tf.reduce_sum(tf.square(p)) for p in pooled])
+        optimizer.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
+
+    for i in range(6):
+        owner, asker = i % comm.size, (i // 2) % comm.size
+        ids = keys[owners == owner][: 3 + i, None]
+        step(tables, optimizer, ids if comm.rank == asker else ids[:0])
+        with one_rank():
+            step(lone, lone_optimizer, ids)
+    for table, alone in zip(tables, lone, strict=True):
+        got = whole_table(comm, table)
+        with one_rank():
+            want = whole_table(communicator.LOCAL, alone)
+        np.testing.assert_array_equal(got.keys, want.keys)
+        close(got.vectors, want.vectors)
+        close(got.state, want.state)
+    assert [v.numpy().tolist() for v in optimizer.variables] == [
+        v.numpy().tolist() for v in lone_optimizer.variables
+    ]

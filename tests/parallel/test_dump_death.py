@@ -1,0 +1,79 @@
+"""Ranks that are killed while they dump: what was there stays, and the next dump succeeds."""
+
+import os
+import pathlib
+import sys
+
+import pytest
+from chain_reader import fold
+
+from parallel import launch
+from tf_dynemb import storage
+
+HERE = pathlib.Path(__file__).resolve().parent
+SIZE = 3
+
+# What its operators raise, eagerly or in a function.
+HOROVODS_ERRORS = {"UnknownError", "HorovodInternalError"}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not launch.INSTALLED, reason="Horovod is not installed"),
+]
+
+
+def run(tmp_path, rank, where):
+    """Launches ranks, of which one is killed; returns what the others reported."""
+    ended = launch.horovodrun(
+        SIZE,
+        [
+            sys.executable,
+            *map(str, (HERE / "dump_and_die.py", tmp_path / "chain", tmp_path, rank, where)),
+        ],
+        tmp_path / "output.txt",
+        limit=300,
+        PYTHONPATH=os.pathsep.join([str(HERE.parents[1]), str(HERE.parent / "python")]),
+    )
+    reports = {
+        other: (tmp_path / f"{where}{rank}.{other}").read_text()
+        for other in range(SIZE)
+        if (tmp_path / f"{where}{rank}.{other}").exists()
+    }
+    return ended, reports
+
+
+def versions(path):
+    """Which version of the rows is there: the vectors say."""
+    rows = fold(storage.Chain.open(path))["user"]
+    numbers = 4 * rows.vectors[:, 0] - rows.keys % 64
+    assert len(rows.keys) == 500
+    return set((numbers / 100).tolist())
+
+
+def unpublished(path):
+    return [name for name in os.listdir(path) if name.startswith(".tmp-")]
+
+
+def test_a_rank_that_is_killed(tmp_path):
+    chain = tmp_path / "chain"
+    ended, reports = run(tmp_path, 0, "never")
+    assert ended.status == 0, ended.tail()
+    assert reports == dict.fromkeys(range(SIZE), "dumped")
+    assert versions(chain) == {1}
+    for dying, where in ((1, "append"), (0, "append"), (0, "rename")):
+        ended, reports = run(tmp_path, dying, where)
+        assert ended.status not in (0, None), ended.tail()
+        others = set(range(SIZE)) - {dying}
+        # horovodrun kills what has not ended after some seconds: on a busy machine that may be one.
+        assert reports.keys() <= others
+        assert reports, ended.tail()
+        assert set(reports.values()) <= HOROVODS_ERRORS
+        assert versions(chain) == {1}
+        # Rank 0 cleans up if it lives.
+        assert len(unpublished(chain)) == (dying == 0) or 0 not in reports
+    (tmp_path / "never0.0").unlink()
+    ended, reports = run(tmp_path, 0, "never")
+    assert ended.status == 0, ended.tail()
+    assert versions(chain) == {2}
+    assert unpublished(chain) == []
+    assert len(os.listdir(chain)) == 2  # LOCK and the base

@@ -1,0 +1,80 @@
+"""What happens when a rank fails, does not call, or ends; and that the tests of ranks/ tell it."""
+
+import pathlib
+import re
+
+import pytest
+
+from parallel import launch
+from parallel.cases import Launch
+from tf_dynemb import communicator
+
+pytestmark = pytest.mark.skipif(not launch.INSTALLED, reason=communicator.INSTALL)
+
+FAULTS = pathlib.Path(__file__).resolve().parent / "faults.py"
+
+CASES = re.findall(r"^def (test_\w+)", FAULTS.read_text("utf-8"), re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def result_of(request):
+    """Runs all cases of faults.py at once; gives the result of one."""
+    root = request.config.rootpath
+    prefix = f"{FAULTS.relative_to(root)}::"
+    faults = Launch(
+        2,
+        [prefix + name for name in CASES],
+        root,
+        HOROVOD_STALL_CHECK_TIME_SECONDS="1",
+        HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="2",
+    )
+    assert faults.ended.status is not None, faults.ended.tail()
+    return lambda name: faults.result(prefix + name)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "nothing_is_wrong" in name])
+def test_other_cases_are_as_if_nothing_had_happened(result_of, name):
+    result = result_of(name)
+    assert (result.outcome, result.text) == ("passed", "")
+
+
+def test_a_failure_on_one_rank_is_told_first_and_ends_the_waiting_of_the_others(result_of):
+    result = result_of("test_rank_1_fails_while_rank_0_waits")
+    assert result.outcome == "failed"
+    first, second = result.text.split("----- failed: rank ")[1:]
+    assert first.startswith("1 of 2")
+    assert "AssertionError: planted" in first
+    assert second.startswith("0 of 2")
+    assert "Horovod has been shut down" in second
+    assert result.seconds < 30
+
+
+def test_a_rank_that_does_not_call_makes_the_others_fail(result_of):
+    result = result_of("test_rank_1_does_not_call")
+    assert result.outcome == "failed"
+    assert result.text.startswith("----- failed: rank 0 of 2")
+    assert "Horovod has been shut down" in result.text
+    ((title, written),) = result.sections
+    assert title == "Captured stderr call, rank 0"
+    assert re.search(r"Missing ranks:\s+1!?: \[dynemb/missed\]", written)
+    assert 2 < result.seconds < 30
+
+
+def test_skipping(result_of):
+    result = result_of("test_both_skip")
+    assert (result.outcome, result.text) == ("skipped", "a reason")
+    result = result_of("test_rank_1_skips")
+    assert result.outcome == "failed"
+    assert "{0: 'passed', 1: 'skipped'}" in result.text
+
+
+def test_a_rank_that_ends_makes_the_others_fail(result_of):
+    result = result_of("test_rank_1_ends_while_rank_0_waits")
+    assert result.outcome == "failed"
+    assert result.text.startswith("----- no result: rank 1 of 2")  # and rank 0 passed
+    assert "rank 0: rank 1 has ended" in result.text
+    assert result.seconds < 30
+
+    result = result_of("test_what_comes_later")
+    assert result.outcome == "failed"
+    assert "no result: rank 0, 1 of 2" in result.text

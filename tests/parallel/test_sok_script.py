@@ -1,0 +1,34 @@
+"""A script for SOK v2 runs with one line changed, and comes to the same on one rank and on two."""
+
+import json
+import os
+import pathlib
+import sys
+
+import pytest
+
+from parallel import launch
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+pytestmark = pytest.mark.skipif(not launch.INSTALLED, reason="Horovod is not installed")
+
+
+def test_a_script_for_sok(tmp_path):
+    results = []
+    for ranks in (1, 2):
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        ended = launch.horovodrun(
+            ranks,
+            [sys.executable, str(HERE / "sok_script.py"), str(folder)],
+            folder / "output.txt",
+            limit=300,
+            PYTHONPATH=os.pathsep.join([str(HERE.parents[1])]),
+        )
+        assert ended.status == 0, ended.tail()
+        said = [json.loads((folder / f"result.{rank}.json").read_text()) for rank in range(ranks)]
+        assert said == said[:1] * ranks
+        results.append(said[0])
+    assert results[0]["rows"] == results[1]["rows"]
+    assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-4)

@@ -1,0 +1,123 @@
+"""Variables spread over ranks whose rows say which version of which key they are."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import table_reader
+import tensorflow as tf
+from chain_reader import Rows, in_order
+
+import tf_dynemb as de
+from tf_dynemb import _ops, ownership
+
+GRID = np.arange(22, dtype=np.float32).reshape(11, 2)
+HOME = np.arange(15, dtype=np.float32).reshape(5, 3) - 7
+
+
+class Rank:
+    """One rank's part of three tables and two matrices."""
+
+    def __init__(self, comm, path=None):
+        self.comm = comm
+        self.path = path
+        last = f"localized:{comm.size - 1}"
+        self.tables = [
+            de.DynamicVariable(3, "uniform", name="user", seed=1),
+            de.DynamicVariable(
+                2, "uniform", name="item", seed=2, key_type=tf.int32, dtype=tf.bfloat16
+            ),
+            de.DynamicVariable(1, name="page", seed=3, key_type=tf.uint64, mode=last),
+        ]
+        self.matrices = [
+            de.Variable(GRID, name="grid"),
+            de.Variable(HOME, name="home", mode=last),
+        ]
+        self.optimizer = de.OptimizerWrapper(keras.optimizers.Adam(0.1))
+        self.optimizer.attach(self.tables)
+
+    @property
+    def variables(self):
+        return [*self.tables, *self.matrices]
+
+    def own(self, table, keys):
+        """Those of `keys` that are here, of the table's type."""
+        keys = np.asarray(keys).astype(table.key_type.as_numpy_dtype)
+        mine = ownership.owned(table, keys)
+        return keys if mine is None else keys[mine]
+
+    def write(self, keys, version):
+        """Sets the rows of keys, of all tables: what they hold follows from key and version."""
+        for table in self.tables:
+            self.write_one(table, keys, version)
+
+    def write_one(self, table, keys, version):
+        mine = self.own(table, keys)
+        _, widths, _ = table.state_spec
+        width = table.dimension + sum(widths)
+        values = (np.arange(width) + mine.astype(np.float32)[:, None] % 64 + 100 * version) / 4
+        _ops.library().dynemb_write_rows(
+            table.handle,
+            mine,
+            values[:, : table.dimension].astype(np.float32),
+            values[:, table.dimension :].astype(np.float32),
+            insert=True,
+        )
+
+    def erase(self, keys):
+        for table in self.tables:
+            _ops.library().dynemb_erase(table.handle, self.own(table, keys))
+
+    def dump(self, path=None):
+        return de.dump(path or self.path, self.variables, self.optimizer, quiet=True)
+
+    def dump_delta(self, since=None, path=None):
+        return de.incremental_dump(
+            path or self.path, self.tables, since, self.optimizer, quiet=True
+        )
+
+    def load(self):
+        return de.load(self.path, self.variables, self.optimizer, quiet=True)
+
+    def apply(self):
+        return de.apply_delta(self.path, self.tables, self.optimizer)
+
+    def contents(self):
+        """The rows that are here; each must be where it belongs."""
+        found = table_reader.contents(self.tables)
+        for table in self.tables:
+            keys = found[table.name.removesuffix(":0")].keys
+            assert len(self.own(table, keys)) == len(keys)
+        return found
+
+    def state(self):
+        """All that a load changes."""
+        notes = [dict(table.snapshots.items()) for table in self.tables]
+        matrices = [matrix.numpy().tolist() for matrix in self.matrices]
+        rows = {
+            name: [column.tolist() for column in rows] for name, rows in self.contents().items()
+        }
+        return rows, notes, matrices, int(self.optimizer.core.iterations)
+
+
+def whole(parts) -> dict[str, Rows]:
+    """The tables whose rows ranks hold, `contents` of each."""
+    return {
+        name: in_order(*(np.concatenate(column) for column in zip(*rows, strict=True)))
+        for name in parts[0]
+        if (rows := [part[name] for part in parts])
+    }
+
+
+def whole_matrices(ranks) -> list[np.ndarray]:
+    """The matrices whose rows ranks hold."""
+    found = []
+    for matrices in zip(*(rank.matrices for rank in ranks), strict=True):
+        value = np.full(matrices[0].global_shape, np.nan, np.float32)
+        for rank, matrix in zip(ranks, matrices, strict=True):
+            rows = np.arange(rank.comm.rank, len(value), len(ranks))
+            if matrix.mode is not None:
+                rows = np.arange(matrix.shape[0])
+            value[rows] = matrix.numpy()
+        found.append(value)
+    return found

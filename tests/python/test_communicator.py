@@ -1,0 +1,128 @@
+"""The communicator in one process, with and without Horovod; tests/parallel has several ranks."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dynemb as de
+from tf_dynemb import communicator
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """No Horovod that has been imported, and not started by horovodrun."""
+    monkeypatch.delitem(sys.modules, "horovod.tensorflow", raising=False)
+    monkeypatch.delitem(sys.modules, "horovod", raising=False)
+    monkeypatch.delenv("HOROVOD_SIZE", raising=False)
+
+
+class Horovod(types.ModuleType):
+    """As much of horovod.tensorflow as tells who is there."""
+
+    def __init__(self, rank, size):
+        super().__init__("horovod.tensorflow")
+        self.rank, self.size, self.local_rank = (lambda: rank), (lambda: size), (lambda: 0)
+        self.initialized = 0
+
+    def init(self):
+        self.initialized += 1
+
+    def is_initialized(self):
+        return self.initialized > 0
+
+
+@pytest.fixture
+def install(monkeypatch):
+    """Installs a Horovod."""
+
+    def install(rank, size):
+        horovod = Horovod(rank, size)
+        package = types.ModuleType("horovod")
+        package.tensorflow = horovod
+        monkeypatch.setitem(sys.modules, "horovod", package)
+        monkeypatch.setitem(sys.modules, "horovod.tensorflow", horovod)
+        return horovod
+
+    return install
+
+
+def test_one_process_is_a_group(capfd):
+    de.init()
+    assert communicator.get() is communicator.LOCAL
+    assert "horovod" not in sys.modules
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_one_process_sends_it_receives():
+    comm = communicator.get()
+    assert (comm.rank, comm.size, comm.local_rank) == (0, 1, 0)
+    tensor, splits = tf.constant([[1, 2], [3, 4]]), tf.constant([2], tf.int32)
+    for got, given in zip(comm.alltoall(tensor, splits, "x"), (tensor, splits), strict=True):
+        np.testing.assert_array_equal(got, given)
+    (reduced,) = comm.allreduce([tensor], average=True, name="x")
+    for got in (reduced, comm.allgather(tensor, "x"), comm.broadcast(tensor, 0, "x")):
+        np.testing.assert_array_equal(got, tensor)
+    assert comm.gather_objects({"a": [1]}, "x") == [{"a": [1]}]
+    comm.barrier()
+
+
+@pytest.mark.parametrize("started_by_horovodrun", [False, True])
+def test_without_horovod_the_error_says_how_to_get_it(monkeypatch, started_by_horovodrun):
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    if started_by_horovodrun:
+        monkeypatch.setenv("HOROVOD_SIZE", "2")
+    with pytest.raises(ImportError, match=r"tools/horovod\.sh install"):
+        de.init(None if started_by_horovodrun else "horovod")
+
+
+@pytest.mark.parametrize("tool", ["mpi", "", "Horovod"])
+def test_other_tools_are_not_known(tool):
+    with pytest.raises(ValueError, match=f"comm_tool must be 'horovod', got '{tool}'"):
+        de.init(tool)
+
+
+def test_init_takes_what_sok_scripts_pass(install):
+    horovod = install(0, 1)
+    de.init(comm_tool="horovod", use_legacy_optimizer=True)
+    assert horovod.initialized == 1
+
+
+def test_init_leaves_a_horovod_alone_that_is_initialised(install):
+    horovod = install(0, 1)
+    horovod.init()
+    de.init("horovod")
+    assert horovod.initialized == 1
+
+
+def test_horovodrun_is_enough_to_initialise_horovod(install, monkeypatch):
+    horovod = install(1, 2)
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    de.init()
+    assert horovod.initialized == 1
+    assert communicator.get().size == 2
+
+
+def test_the_ranks_are_those_of_horovod_if_it_is_initialised(install):
+    horovod = install(1, 2)
+    assert communicator.get() is communicator.LOCAL
+    horovod.init()
+    comm = communicator.get()
+    assert (comm.rank, comm.size, comm.local_rank) == (1, 2, 0)
+    assert communicator.get() is comm
+
+    horovod = install(0, 1)
+    horovod.init()
+    assert communicator.get() is communicator.LOCAL
+
+
+def test_a_horovod_that_was_built_otherwise_is_refused(install, monkeypatch):
+    library = types.SimpleNamespace(get=lambda name: types.SimpleNamespace(is_stateful=False))
+    monkeypatch.setattr(communicator, "op_def_registry", library)
+    install(0, 2).init()
+    with pytest.raises(RuntimeError, match=r"tools/horovod\.sh install"):
+        communicator.get()

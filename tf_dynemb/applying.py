@@ -1,0 +1,129 @@
+"""Tables brought forward by deltas: apply_delta."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dynemb import _ops, rows_io, storage
+from tf_dynemb.agreement import Ranks, check_alike
+from tf_dynemb.continuation import continuations
+from tf_dynemb.cut import Cut, last_tick
+from tf_dynemb.dynamic_variable import DynamicVariable, table_stats
+from tf_dynemb.entry_check import check_entry, has_state, last_optimizer, takes_state
+from tf_dynemb.joint_reading import open_chain, read_chain, verify
+from tf_dynemb.naming import described, dynamic_only, named_variables
+from tf_dynemb.optimizer import OptimizerWrapper
+from tf_dynemb.optimizer_entry import check_optimizer, restore_optimizer
+from tf_dynemb.snapshots import Snapshots
+from tf_dynemb.watermark import Watermark
+
+
+def apply_delta(
+    path: str | os.PathLike[str],
+    variables: Any,
+    optimizer: OptimizerWrapper | None = None,
+    *,
+    cast: bool = False,
+) -> Watermark:
+    """Brings tables forward by the deltas at `path` that continue what they hold.
+
+    Rows that a delta has are set, keys that it deleted are erased; other rows stay, also those that
+    were trained here. All deltas are verified before the first is applied. If it fails later, as
+    where a table is full, what was applied stays; it can be called again. With several ranks all
+    of them call this, as `load`.
+
+    Args:
+        path: of a chain, of a directory of deltas, or of one delta.
+        variables: as in `load`.
+        optimizer: also take over the state of rows, if it is this optimizer's.
+        cast: as in `load`.
+
+    Returns:
+        The watermark of the last delta applied, or of the last one there if none was new.
+
+    Raises:
+        ValueError: no delta there continues what the tables hold.
+        tf_dynemb.storage.DataLossError: as in `load`.
+    """
+    ranks = Ranks("apply_delta")
+    with ranks.stage() as stage:
+        tables = dynamic_only(named_variables(variables))
+        check_optimizer(optimizer)
+        stage.say([*described(tables), f"optimizer: {optimizer is not None}"])
+    check_alike(stage.said, "the variables")
+    return read_chain(
+        ranks, path, lambda names: _apply(ranks, path, names, tables, optimizer, cast)
+    )
+
+
+def _apply(
+    ranks: Ranks,
+    path: str | os.PathLike[str],
+    names: Sequence[str],
+    tables: Mapping[str, DynamicVariable],
+    optimizer: OptimizerWrapper | None,
+    cast: bool,
+) -> Watermark:
+    with ranks.stage() as stage:
+        chain = open_chain(ranks, path, names)
+        fresh = continuations(chain, tables)
+        for snapshot in fresh:
+            for name, table in tables.items():
+                check_entry(snapshot, name, table, cast)
+        stage.say([snapshot.manifest.id for snapshot in fresh])
+    # Ranks are not equally far if it failed on some of them before.
+    of_all = set().union(*stage.said)
+    fresh_somewhere = [s for s in chain.snapshots if s.manifest.id in of_all]
+    with ranks.stage():
+        verify(ranks, fresh_somewhere, quiet=True)
+    with ranks.stage():
+        known = {name: table.snapshots for name, table in tables.items()}
+        if optimizer is not None:
+            optimizer.attach(list(tables.values()))
+        for snapshot in fresh:
+            for name, table in tables.items():
+                _apply_one(snapshot, name, table, known[name], optimizer is not None)
+    if fresh_somewhere and optimizer is not None:
+        restore_optimizer(optimizer, tables, last_optimizer(fresh_somewhere))
+    return Watermark.of(chain.last.manifest)
+
+
+def _apply_one(
+    snapshot: storage.Snapshot,
+    name: str,
+    table: DynamicVariable,
+    known: Snapshots,
+    with_state: bool,
+) -> None:
+    manifest = snapshot.manifest
+    ids = (manifest.parent or "", *manifest.ids)
+    at, id_ = next((s, id_) for s in (table.snapshots, known) for id_ in ids if id_ in s)
+    begin = at.tick(id_)
+    # `known` is the table's own, but if an optimizer has attached that lets all state begin anew.
+    state_went_on = known is table.snapshots and at.has_state(id_)
+    _ops.library().dynemb_advance_clock(manifest.watermark, manifest.watermark_utc_ns)
+    evictions = table_stats(table.handle)["evictions"]
+    unchanged_until = _unchanged_until(begin, table)
+    takes = with_state and takes_state(snapshot, name, table, table.state_spec)
+    batches = rows_io.erase(snapshot, name, table.handle, table.key_type)
+    batches += rows_io.load_rows(snapshot, name, table, table.handle, takes, at_tick=-1)
+    after = last_tick()
+    # If anything else has changed the table, the next delta tells of all of it once more.
+    alone = after == unchanged_until + batches
+    alone = alone and evictions == table_stats(table.handle)["evictions"]
+    complete = state_went_on and (takes or not has_state(snapshot, name))
+    table.snapshots.note(manifest.id, after if alone else begin, complete)
+
+
+def _unchanged_until(tick: int, table: DynamicVariable) -> int:
+    """The last batch, if none after `tick` has changed the table; -1 if one has, or may have."""
+    try:
+        with Cut([table], [tick], with_deleted=True) as cut:
+            unchanged = not len(cut.info(0)[3]) and not any(True for _ in cut.pieces())
+            return cut.tick if unchanged else -1
+    except tf.errors.FailedPreconditionError:
+        return -1

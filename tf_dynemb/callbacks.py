@@ -1,0 +1,205 @@
+"""Keras callbacks for training over several ranks."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dynemb import communicator
+from tf_dynemb._warn import warn
+from tf_dynemb.agreement import Ranks
+from tf_dynemb.rank_metrics import average_untrained, reduce_metrics, replace_logs
+from tf_dynemb.replicas import broadcast_variables
+from tf_dynemb.unwrap import filter_variables
+
+
+class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
+    """Makes `model.fit` and `model.evaluate` of several ranks one training and one evaluation.
+
+    Every rank calls them with its own part of the data, this callback, and otherwise the same
+    arguments. The callback
+
+    - gives the dense weights, and in `fit` the optimizer's variables, their values of rank 0 before
+      the first step. Tables are one for all ranks anyway;
+    - makes metrics those of all ranks. States of Keras metrics are reduced over ranks as
+      `tf.distribute` would, by the `aggregation` of their variables: usually they are added up, so
+      that an accuracy or an AUC is that of all samples. Other logs become their mean over ranks;
+    - averages what dense layers count, such as the moving statistics of BatchNormalization, at the
+      end of an epoch's training;
+    - ends the training on all ranks after an epoch in which one of them has asked for that;
+    - leaves the progress bar, and other output that goes by `verbose`, to rank 0.
+
+    It must be the first of the callbacks: those after it, and the history, see the metrics of all
+    ranks in `logs` at the end of an epoch and of an evaluation, and so EarlyStopping decides alike
+    everywhere. Logs of single batches are the rank's own: do not end an epoch early by them. What
+    writes files, as ModelCheckpoint, needs a path of its own on each rank.
+
+    All ranks must make as many steps, in the validation too: a step waits for all of them. Where
+    Keras knows their number beforehand it is compared; where it does not, `model.evaluate` returns
+    the rank's own metrics. Random seeds (dropout) stay the rank's own. In one process nothing
+    happens.
+
+    Example:
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    >>> model.compile(OptimizerWrapper(keras.optimizers.Adam()), loss="mse")
+    >>> _ = model.fit(np.ones([4, 2]), np.ones([4]), callbacks=[SynchronizeRanks()], verbose=0)
+
+    Raises:
+        ValueError: in `fit`, `evaluate` or `predict`: the ranks make different numbers of steps or
+            epochs, or have different models.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._start(in_fit=False)
+
+    def _start(self, in_fit: bool) -> None:
+        self._in_fit = in_fit
+        # The metrics of the epoch's training and of its validation; None before the end of it.
+        self._trained: dict[str, Any] | None = None
+        self._validated: dict[str, Any] = {}
+        # Of an evaluation, until its metrics are those of all ranks; None: not known.
+        self._test_steps: int | None = None
+        self._warned = False
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Notes the parameters, and takes the output away from all ranks but the first."""
+        super().set_params(params)
+        self._start(in_fit=False)
+        if params and communicator.get().rank != 0:
+            params["verbose"] = 0  # in the dict that the progress bar gets after this callback
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Compares what the ranks are about to do, and makes the dense variables equal."""
+        self._start(in_fit=True)
+        if not _several():
+            return
+        self._compare("fit", ("steps", "epochs"))
+        if self.model.built:
+            self._broadcast()
+        else:
+            _before_first_step(self.model, self._broadcast)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Forgets the last epoch's metrics."""
+        self._trained, self._validated = None, {}
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Ends the epoch's training before a validation. Other evaluations begin as `fit` does."""
+        if not _several():
+            return
+        if self._in_fit:
+            self._end_training_of_epoch()
+            return
+        self._compare("evaluate", ("steps",))
+        if self.model.built:
+            broadcast_variables(self.model.weights)
+        self._test_steps = self.params.get("steps")
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Makes an evaluation's metrics those of all ranks after its last batch."""
+        # What `model.evaluate` returns is computed before `on_test_end`.
+        if self._test_steps is not None and batch + 1 >= self._test_steps:
+            self._validated = reduce_metrics(self.model)
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Makes the logs of an evaluation, in place, those of all ranks."""
+        if not _several():
+            return
+        values = self._validated if self._test_steps is not None else reduce_metrics(self.model)
+        logs = {} if logs is None else logs
+        replace_logs(logs, values if values.keys() <= logs.keys() else {})
+        self._validated = {f"val_{name}": value for name, value in logs.items()}
+
+    def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Compares the numbers of steps."""
+        if _several():
+            self._compare("predict", ("steps",))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Makes the logs of an epoch, in place, those of all ranks; agrees on whether to stop."""
+        if not _several():
+            return
+        self._end_training_of_epoch()
+        logs = {} if logs is None else logs
+        trained = self._trained or {}
+        # A model that makes its own logs may have none, or some, of the metrics in them.
+        replace_logs(
+            logs, {**(trained if trained.keys() <= logs.keys() else {}), **self._validated}
+        )
+        comm = communicator.get()
+        if any(comm.gather_objects(bool(self.model.stop_training), "dynemb/stop")):
+            self.model.stop_training = True
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """What follows is no validation."""
+        self._in_fit = False
+
+    def _compare(self, method: str, names: Sequence[str]) -> None:
+        ranks = Ranks(f"model.{method}")
+        with ranks.stage() as stage:
+            stage.say([[self.params.get(name) for name in names], bool(self.model.built)])
+        for i, name in enumerate(names):
+            values = [numbers[i] for numbers, _ in stage.said]
+            if any(value != values[0] for value in values):
+                each = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
+                raise ValueError(
+                    f"model.{method} must make as many {name} on all ranks, got {each}."
+                )
+        if len({built for _, built in stage.said}) > 1:
+            raise ValueError("The model is built on some ranks and not on others.")
+
+    def _broadcast(self) -> None:
+        # Not `model.variables`: ranks with the same random states would drop the same units.
+        variables = list(self.model.weights)
+        optimizer = self.model.optimizer
+        if optimizer is not None:
+            if not optimizer.built:
+                optimizer.build(self.model.trainable_variables)
+            variables += optimizer.variables
+        broadcast_variables(variables)
+
+    def _end_training_of_epoch(self) -> None:
+        if self._trained is not None:
+            return
+        self._trained = reduce_metrics(self.model)
+        average_untrained(self.model)
+        if not self._warned and not _weights_are_equal(self.model):
+            self._warned = True
+            warn(
+                "The dense weights are not the same on all ranks any more: are gradients reduced "
+                "over ranks, as tf_dynemb.OptimizerWrapper does?"
+            )
+
+
+def _several() -> bool:
+    return communicator.get().size > 1
+
+
+def _before_first_step(model: Any, action: Callable[[], None]) -> None:
+    """Builds a model when its first batch is there, and calls `action` before it is trained on.
+
+    Keras would build it within the first step, which is too late to make weights equal. It takes
+    the shapes of the data, which nobody but the function that makes a step gets to see.
+    """
+    step = model.train_function
+
+    def first_step(iterator: Any) -> Any:
+        model.train_function = step
+        # Tracing makes the variables, and runs nothing.
+        tf.function(model.train_step, autograph=False).get_concrete_function(iterator.element_spec)
+        action()
+        return step(iterator)
+
+    model.train_function = first_step
+
+
+def _weights_are_equal(model: Any) -> bool:
+    checksum = 0
+    for variable in filter_variables(model.trainable_weights)[1]:
+        checksum = zlib.crc32(variable.numpy().tobytes(), checksum)
+    return len(set(communicator.get().gather_objects(checksum, "dynemb/weights"))) == 1

@@ -1,0 +1,77 @@
+"""Whether what a snapshot says of a table fits the variable that it is to be loaded into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tf_dynemb import storage
+from tf_dynemb._warn import warn
+from tf_dynemb.dynamic_variable import DynamicVariable, StateSpec
+
+
+def check_entry(snapshot: storage.Snapshot, name: str, variable: Any, cast: bool) -> None:
+    """Raises ValueError unless a snapshot's table can be loaded into the variable."""
+    manifest = snapshot.manifest
+    names = [entry.name for entry in manifest.tables]
+    if name not in names:
+        raise ValueError(
+            f"{snapshot.directory} has no table {name!r}; its tables are {', '.join(names)}. "
+            "A dict of names and variables loads tables under other names."
+        )
+    _, entry = manifest.table(name)
+    if isinstance(variable, DynamicVariable):
+        have = {
+            "dimension": variable.dimension,
+            "key_type": variable.key_type.name,
+            "dtype": variable.dtype.name,
+        }
+    else:
+        all_rows, dimension = variable.global_shape
+        have = {"dimension": dimension, "key_type": "int64", "dtype": variable.dtype.name}
+        rows = sum(shard.rows for shard in entry.shards)
+        if rows != all_rows:
+            raise ValueError(
+                f"table {name!r} has {rows} rows on disk, but {variable.name!r} has {all_rows}."
+            )
+    for what, here in have.items():
+        there = getattr(entry, what)
+        if there != here and not (what == "dtype" and cast):
+            hint = " Pass cast=True to convert the vectors." if what == "dtype" else ""
+            raise ValueError(
+                f"table {name!r} has {what} {there} on disk, but {variable.name!r} has {here}."
+                + hint
+            )
+
+
+def has_state(snapshot: storage.Snapshot, name: str) -> bool:
+    """Whether a snapshot has state of a table's rows."""
+    return snapshot.manifest.table(name)[1].state_width > 0
+
+
+def takes_state(
+    snapshot: storage.Snapshot, name: str, table: DynamicVariable, spec: StateSpec | None
+) -> bool:
+    """Whether a snapshot's state goes into rows with this state; warns of what is dropped."""
+    _, entry = snapshot.manifest.table(name)
+    ours = spec[0] if spec else "no optimizer"
+    if entry.state and spec and spec[:2] == (entry.state.optimizer, tuple(entry.state.widths)):
+        return entry.state_width > 0
+    if entry.state and entry.state_width:
+        warn(
+            f"the state of {entry.state.optimizer!r} that table {name!r} has in "
+            f"{snapshot.directory} is dropped: {table.name!r} is trained with {ours!r}. Its rows "
+            "begin with fresh state."
+        )
+    elif spec and sum(spec[1]) and any(shard.rows for shard in entry.shards):
+        warn(
+            f"table {name!r} has no optimizer state in {snapshot.directory}: rows that are in it "
+            f"begin with fresh state of {ours!r}."
+        )
+    return False
+
+
+def last_optimizer(snapshots: Sequence[storage.Snapshot]) -> Mapping[str, Any] | None:
+    """The latest that snapshots know of the optimizer."""
+    entries = [snapshot.manifest.optimizer for snapshot in snapshots]
+    return next((entry for entry in reversed(entries) if entry is not None), None)

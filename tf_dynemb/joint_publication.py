@@ -1,0 +1,166 @@
+"""Snapshots that all ranks write together: each rank a part, and rank 0 publishes them at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from tf_dynemb import rows_io, storage
+from tf_dynemb.agreement import Ranks, check_alike
+from tf_dynemb.cut import Cut, advance_clock, last_tick
+from tf_dynemb.shared_path import wait_for
+from tf_dynemb.storage.manifest import tables_from_json, tables_to_json
+from tf_dynemb.storage.publication import unpublished
+from tf_dynemb.watermark import Watermark
+
+
+class JointPublication:
+    """A snapshot being written by all ranks; leaving the `with` before `publish` drops it.
+
+        with JointPublication(ranks, path, "base") as publication:
+            with publication.beginning():
+                ...                                   # check arguments
+                publication.is_of(described(tables))
+            with publication.writing() as part:
+                ...                                   # write columns
+                publication.has(entries, cut)
+            publication.publish()
+
+    Each of the three is a stage of the ranks: where it fails on one, it does so on all.
+
+    Args:
+        ranks: all of which write.
+        path: of the chain; rank 0 locks it.
+        kind: "base" or "delta".
+
+    Attributes:
+        last: the manifest of the last snapshot at the path, without shards, for a delta.
+    """
+
+    def __init__(self, ranks: Ranks, path: str | os.PathLike[str], kind: str) -> None:
+        self.last: storage.Manifest | None = None
+        self._ranks = ranks
+        self._path = path
+        self._kind = kind
+        self._call: list[str] = []
+        self._begun = contextlib.ExitStack()
+        self._publication: storage.Publication | None = None  # on rank 0
+        self._id = ""
+        self._tick = 0  # the last batch of any rank when the snapshot was begun
+        self._part: dict[str, Any] = {}
+        self._parts: list[dict[str, Any]] = []  # of all ranks
+
+    def __enter__(self) -> JointPublication:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._begun.close()
+
+    def is_of(self, call: Sequence[str]) -> None:
+        """Tells what is written, which must be the same on all ranks."""
+        self._call = list(call)
+
+    @contextlib.contextmanager
+    def beginning(self) -> Iterator[None]:
+        """Afterwards the path is locked, and the ranks have agreed on what they write."""
+        with self._ranks.stage() as stage:
+            yield
+            id_ = last = None
+            if self._ranks.rank == 0:
+                publication = storage.Publication(self._path, self._kind, rows_io.checksum)
+                self._publication = self._begun.enter_context(publication)
+                id_ = publication.id
+                if self._kind == "delta" and publication.last is not None:
+                    last = publication.last.without_shards().to_json()
+            stage.say([self._call, last_tick(), id_, last])
+        calls, ticks, ids, lasts = zip(*stage.said, strict=True)
+        check_alike(calls, "the variables")
+        self._tick = max(ticks)
+        self._id = ids[0]
+        if lasts[0] is not None:
+            self.last = storage.Manifest.from_json(lasts[0], str(self._path))
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[storage.Part]:
+        """What this rank writes into; afterwards every rank has written, and synced, its part.
+
+        A cut that is begun at once is of the same moment on all ranks, if they train in no other
+        thread, and of the same tick.
+        """
+        with self._ranks.stage() as stage:
+            part = self._publication or self._open_part()
+            try:
+                advance_clock(self._tick)
+                yield part
+                tables = part.with_files(self._part.pop("tables"))
+                stage.say({**self._part, "tables": tables_to_json(tables)})
+            finally:
+                # Files that are still open could not be removed everywhere.
+                part.abandon()
+        self._parts = stage.said
+        check_alike([part["parent"] for part in self._parts], "the snapshot to continue")
+
+    def has(
+        self,
+        tables: Sequence[storage.TableEntry],
+        cut: Cut,
+        parent: str | None = None,
+        since: int = 0,
+    ) -> None:
+        """Tells what this rank has written.
+
+        Args:
+            tables: the same on all ranks, but for their shards.
+            cut: of which it is.
+            parent: of a delta, as in the manifest; the same on all ranks.
+            since: of a delta: the tick after which rows are in it, at the latest.
+        """
+        self._part = {
+            "tables": tables,
+            "tick": cut.tick,
+            "utc_ns": cut.utc_ns,
+            "parent": parent,
+            "since": since,
+        }
+
+    def publish(self, optimizer: Mapping[str, Any] | None) -> Watermark:
+        """Makes the snapshot visible.
+
+        Args:
+            optimizer: its entry in the manifest; rank 0's counts.
+
+        Returns:
+            the snapshot's watermark: the latest of the ranks'.
+        """
+        tick, utc_ns, since = (
+            max(part[name] for part in self._parts) for name in ("tick", "utc_ns", "since")
+        )
+        with self._ranks.stage():
+            if self._publication is not None:
+                parts = [
+                    tables_from_json(part["tables"], f"rank {rank}")
+                    for rank, part in enumerate(self._parts)
+                ]
+                self._publication.publish(
+                    storage.joined(parts),
+                    since=since,
+                    watermark=tick,
+                    watermark_utc_ns=utc_ns,
+                    parent=self._parts[0]["parent"],
+                    optimizer=optimizer,
+                    world_size=self._ranks.size,
+                )
+        return Watermark.at(self._id, tick, utc_ns)
+
+    def _open_part(self) -> storage.Part:
+        directory = unpublished(self._path, self._id)
+        wait_for(directory, self._ranks.rank)
+        return storage.Part(directory, self._ranks.rank, rows_io.checksum)

@@ -1,0 +1,93 @@
+"""Chains that all ranks read: the same snapshots on all of them, each file verified by one."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from tf_dynemb import rows_io, storage
+from tf_dynemb.agreement import Ranks
+from tf_dynemb.shared_path import wait_for
+from tf_dynemb.storage import chain
+
+T = TypeVar("T")
+
+
+def read_chain(ranks: Ranks, path: str | os.PathLike[str], read: Callable[[list[str]], T]) -> T:
+    """What `read` makes of the chain at a path, as rank 0 sees it.
+
+    Where a new base has removed files meanwhile, `read` is called again, with the new chain.
+
+    Args:
+        ranks: all of which call this.
+        path: of the chain.
+        read: gets the names of its directories; raises on all ranks or on none.
+
+    Raises:
+        FileNotFoundError: there is no snapshot; on all ranks.
+    """
+    lost = {error.__name__ for error in chain.LOSSES}
+    return chain.read_again(
+        lambda: _names(ranks, path),
+        read,
+        lambda _: any(failure.kind in lost for failure in ranks.failures),
+    )
+
+
+def _names(ranks: Ranks, path: str | os.PathLike[str]) -> list[str]:
+    with ranks.stage() as stage:
+        if ranks.rank == 0:
+            try:
+                stage.say([storage.Chain.names(path), None])
+            except FileNotFoundError as error:
+                # An answer, not a failure: whoever begins anew then does so on all ranks.
+                stage.say([None, str(error)])
+    names, missing = stage.said[0]
+    if missing is not None:
+        raise FileNotFoundError(missing)
+    return list(names)
+
+
+def open_chain(ranks: Ranks, path: str | os.PathLike[str], names: Sequence[str]) -> storage.Chain:
+    """The chain of these directories; raises as `storage.Chain.open`, on this rank."""
+    if ranks.rank:
+        for name in names or [""]:
+            wait_for(pathlib.Path(path) / name, ranks.rank)
+    return storage.Chain.of(path, names)
+
+
+def verify(ranks: Ranks, snapshots: Sequence[storage.Snapshot], quiet: bool | None) -> None:
+    """Verifies this rank's share of the files of snapshots."""
+    for snapshot in snapshots:
+        with rows_io.progress(0, "verify", "B", quiet) as bar:
+
+            def show(done: int, total: int, bar: Any = bar) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
+            files = _shares(snapshot, ranks.size)[ranks.rank]
+            snapshot.verify(rows_io.checksum, show, files)
+
+
+def _shares(snapshot: storage.Snapshot, size: int) -> list[list[storage.ColumnFile]]:
+    """A snapshot's files for each rank: about as many bytes for each.
+
+    A rank that wrote files gets them if it can: it is likely to read them anyway.
+    """
+    writer = {
+        file.file: shard.rank % size
+        for table in snapshot.manifest.tables
+        for shard in table.shards
+        for file in shard.files.values()
+    }
+    shares: list[list[storage.ColumnFile]] = [[] for _ in range(size)]
+    loads = [0] * size
+    for file in sorted(snapshot.files, key=lambda file: (-file.bytes, file.file)):
+        rank = writer[file.file]
+        if loads[rank] >= min(loads) + file.bytes:
+            rank = loads.index(min(loads))
+        shares[rank].append(file)
+        loads[rank] += file.bytes
+    return shares

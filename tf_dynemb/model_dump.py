@@ -1,0 +1,93 @@
+"""incremental_model_dump: what changed in tables since a time, as arrays in memory."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from tf_dynemb.agreement import Ranks, check_alike
+from tf_dynemb.communicator import Communicator
+from tf_dynemb.cut import Cut, Rows
+from tf_dynemb.naming import described, dynamic_only, named_variables
+from tf_dynemb.watermark import tick_before
+
+
+def incremental_model_dump(
+    variables: Any, utc_time: datetime.datetime | Sequence[datetime.datetime]
+) -> tuple[list[Any], list[Any]]:
+    """The rows of tables that were updated since a moment, as arrays in memory (SOK's call).
+
+    With several ranks all of them call this, and each gets the rows of all.
+
+    Args:
+        variables: as in `incremental_dump`.
+        utc_time: an aware datetime; or a list of one for all tables, or of one for each.
+
+    Returns:
+        (keys, values): for each table an array [n] and an array [n, dimension], in no particular
+        order. Rows that were updated shortly before the moment may be among them; none is missing
+        that was updated by a batch that began after it.
+
+    Raises:
+        ValueError: a time has no time zone, or there are more or fewer than tables; or the ranks
+            name different variables.
+        RuntimeError: it failed on another rank.
+    """
+    ranks = Ranks("incremental_model_dump")
+    with ranks.stage() as stage:
+        tables = list(dynamic_only(named := named_variables(variables)).values())
+        stage.say(described(named))
+        ticks = [tick_before(time, "utc_time") for time in _times(utc_time, len(tables))]
+        parts: list[list[Rows]] = [[] for _ in tables]
+        with Cut(tables, ticks, with_deleted=False) as cut:
+            for number, rows in cut.pieces():
+                parts[number].append(rows)
+            empty = [cut.no_rows(number) for number in range(len(tables))]
+    check_alike(stage.said, "the variables")
+    keys, values = [], []
+    for number, (table, some, none) in enumerate(zip(tables, parts, empty, strict=True)):
+        columns = (
+            np.concatenate([none.keys, *(rows.keys for rows in some)]),
+            np.concatenate([none.vectors, *(rows.vectors for rows in some)]),
+        )
+        some.clear()
+        keys_of_all, vectors = _of_all_ranks(ranks.comm, columns, f"dynemb/model_dump/{number}")
+        keys.append(keys_of_all)
+        values.append(vectors.view(table.dtype.as_numpy_dtype))  # bfloat16 from its bits
+    return keys, values
+
+
+def _times(utc_time: Any, tables: int) -> list[Any]:
+    """A time for each table."""
+    times = list(utc_time) if isinstance(utc_time, (list, tuple)) else [utc_time]
+    if len(times) not in (1, tables):
+        raise ValueError(
+            f"utc_time must be one time, or one for each of the {tables} tables, got {len(times)}."
+        )
+    return times if len(times) == tables else times * tables
+
+
+def _of_all_ranks(
+    comm: Communicator, columns: Sequence[npt.NDArray[Any]], name: str
+) -> list[npt.NDArray[Any]]:
+    """Each column's rows of all ranks, one rank's after another's."""
+    if comm.size == 1:
+        return list(columns)
+    # As bytes, side by side: one operation, for every type.
+    widths = [column.itemsize * math.prod(column.shape[1:]) for column in columns]
+    parts = [
+        np.ascontiguousarray(column).reshape(-1).view(np.uint8).reshape(len(column), width)
+        for column, width in zip(columns, widths, strict=True)
+    ]
+    gathered = comm.allgather(tf.constant(np.concatenate(parts, axis=1)), name).numpy()
+    found = np.split(gathered, np.cumsum(widths)[:-1], axis=1)
+    return [
+        np.ascontiguousarray(part).view(column.dtype).reshape(-1, *column.shape[1:])
+        for part, column in zip(found, columns, strict=True)
+    ]

@@ -1,0 +1,286 @@
+"""prefetch_lookup: the exchange for the next batch while this one is trained on.
+
+What is read ahead may be changed by the step that runs meanwhile. The rule: when a batch is used,
+the ranks that hold its rows look which of them have been updated, removed or replaced since they
+were read, and send those again, and no others. So a lookup that was prefetched gives what it would
+have given had it been made then; no vector is ever older than the last step. What it saves is the
+exchange of all keys and of the vectors that the last step did not change.
+
+Reading ahead makes no rows, and so evicts none that the running step needs: rows for unknown keys
+are made when the batch is used. It counts as an access: a full table evicts other rows than it
+would without, and none that the next batch is going to use.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Tuple  # noqa: UP035 (an ExtensionType's fields are typing's)
+
+import tensorflow as tf
+from tensorflow.python.eager import record
+from tensorflow.python.ops import resource_variable_ops
+
+from tf_dynemb import _ops, communicator, exchange
+from tf_dynemb.bags import Bags
+from tf_dynemb.exchange import Request, Spread
+from tf_dynemb.unwrap import unwrap
+
+_Tensors = Tuple[tf.Tensor, ...]  # noqa: UP006
+
+
+class Prefetched(tf.experimental.ExtensionType):  # type: ignore[misc]
+    """Ids that have been looked up ahead: what `lookup_sparse` takes in place of `sp_ids`.
+
+    Attributes:
+        keys: of each feature, as `bags.Bags` has them; so the next three.
+        bags: of each feature.
+        weights: of each feature.
+        num_bags: of each feature.
+        index: of the features in tables that are spread over ranks; as the next four of a
+            `exchange.Request`.
+        owned: keys of each of these tables.
+        asked: counts.
+        served: counts.
+        vectors: for each of these tables, as they were read.
+        rows: for each of these tables, row ids of `owned` as they were read.
+        tick: of a batch before they were read.
+    """
+
+    keys: _Tensors
+    bags: _Tensors
+    weights: _Tensors
+    num_bags: _Tensors
+    index: _Tensors
+    owned: _Tensors
+    asked: tf.Tensor
+    served: tf.Tensor
+    vectors: _Tensors
+    rows: _Tensors
+    tick: tf.Tensor
+
+    @property
+    def features(self) -> list[Bags]:
+        """The ids of each feature."""
+        parts = zip(self.keys, self.bags, self.weights, self.num_bags, strict=True)
+        return [Bags(*part, static_num_bags=None) for part in parts]
+
+
+def prefetch_lookup(
+    dataset: Iterable[Any],
+    params: Any,
+    ids: Callable[[Any], Any],
+    weights: Callable[[Any], Any] | None = None,
+) -> Iterator[tuple[Any, Prefetched]]:
+    """Goes through a dataset, and looks up the ids of each batch while the one before is in use.
+
+    Over several ranks it is collective: each goes through as many batches. In one process nothing
+    is read ahead, as there is nothing to wait for.
+
+    Example:
+    >>> users = DynamicVariable(dimension=2, initializer="1")
+    >>> dataset = tf.data.Dataset.from_tensor_slices([[1, 2], [2, 3]])
+    >>> for batch, ahead in prefetch_lookup(dataset, users, ids=lambda batch: batch):
+    ...     print(lookup_sparse(users, ahead, combiners="sum").shape)
+    (2, 2)
+    (2, 2)
+
+    Args:
+        dataset: of batches: a `tf.data.Dataset`, or anything to iterate over.
+        params: a table or a list of tables, as in `lookup_sparse`.
+        ids: gives the ids of a batch: `sp_ids` of `lookup_sparse`.
+        weights: gives their weights, as `sp_weights`.
+
+    Yields:
+        (batch, ahead): `ahead` takes the place of `sp_ids` in one call of `lookup_sparse` with the
+        same `params`, also inside a `tf.function` that it is an argument of.
+    """
+    from tf_dynemb.lookup import as_features  # which needs this module
+
+    tables = [unwrap(t) for t in (params if isinstance(params, (list, tuple)) else [params])]
+
+    def features(batch: Any) -> list[Bags]:
+        return as_features(params, ids(batch), None if weights is None else weights(batch))
+
+    if communicator.get().size == 1:
+        for batch in dataset:
+            yield batch, _nothing_ahead(features(batch))
+        return
+
+    reader = _Reader(tables)
+    batches = iter(dataset)
+
+    def next_batch() -> tuple[Any, Prefetched] | None:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return None
+        return batch, reader.read(features(batch))
+
+    coming = _Task(next_batch)
+    while (one := coming.result()) is not None:
+        coming = _Task(next_batch)
+        yield one
+
+
+class _Task(threading.Thread):
+    """A call in a thread of its own, which nobody waits for who leaves.
+
+    Threads of an executor are waited for at the end of the process. This one may be in an exchange
+    with ranks that have failed.
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        super().__init__(name="dynemb_prefetch", daemon=True)
+        self._function = function
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Calls the function."""
+        try:
+            self._result = self._function()
+        except BaseException as error:  # for the thread that wants the result
+            self._error = error
+
+    def result(self) -> Any:
+        """Waits for what the function returns; raises what it raised."""
+        self.join()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+def _nothing_ahead(features: Sequence[Bags]) -> Prefetched:
+    none = tf.zeros([0, 1], tf.int64)
+    return _prefetched(features, (), (), none, none, (), (), tf.constant(0, tf.int64))
+
+
+def _prefetched(features: Sequence[Bags], *rest: Any) -> Prefetched:
+    return Prefetched(
+        tuple(f.keys for f in features),
+        tuple(f.bags for f in features),
+        tuple(f.weights for f in features),
+        tuple(f.num_bags for f in features),
+        *rest,
+    )
+
+
+class _Reader:
+    """Reads the vectors of batches of the same tables, in a graph: operations there have names."""
+
+    def __init__(self, tables: Sequence[Any]) -> None:
+        spread, self._table_of, self._places = exchange.spread_tables(tables)
+        self._tables: list[Spread] = spread
+        self._read = tf.function(self._read_keys, reduce_retracing=True, autograph=False)
+
+    def read(self, features: Sequence[Bags]) -> Prefetched:
+        """Looks up the ids of a batch."""
+        if not self._tables:
+            return _nothing_ahead(features)
+        keys = [features[i].keys for i in self._places]
+        index, owned, asked, served, vectors, rows, tick = self._read(keys)
+        return _prefetched(
+            features,
+            tuple(index),
+            tuple(owned),
+            asked,
+            served,
+            tuple(vectors),
+            tuple(rows),
+            tick,
+        )
+
+    def _read_keys(self, keys: list[Any]) -> tuple[Any, ...]:
+        with record.stop_recording():
+            asked = exchange.request(self._tables, keys, self._table_of, name="dynemb_ahead_keys")
+            # Before the tables are read: what is updated after it is read again.
+            with tf.control_dependencies(asked.keys):
+                tick = _ops.library().dynemb_tick_before(tf.constant(2**63 - 1, tf.int64))
+            with tf.control_dependencies([tick]):
+                owned = [tf.identity(its) for its in asked.keys]
+            held, rows = exchange.read_owned(self._tables, owned, insert=False)
+            vectors = asked.to_askers(held, "vectors", name="dynemb_ahead_vectors")
+        return asked.index, owned, asked.asked, asked.served, vectors, rows, tick
+
+
+def finish(
+    tables: Sequence[Spread],
+    table_of: Sequence[int],
+    places: Sequence[int],
+    ahead: Prefetched,
+    combiners: Sequence[str],
+    insert: bool,
+) -> list[Any]:
+    """The pooled vectors of ids that were looked up ahead, as they are now.
+
+    Args:
+        tables: that are spread over ranks.
+        table_of: of each feature that reads one.
+        places: of these features among all.
+        ahead: what was read.
+        combiners: of these features.
+        insert: whether unknown keys get rows.
+    """
+    if not tables:
+        return []
+    for table in tables:
+        resource_variable_ops.variable_accessed(table.variable)
+    features = ahead.features
+    asked = Request(tables, list(ahead.index), ahead.asked, list(ahead.owned), ahead.served)
+    with record.stop_recording():
+        vectors, rows = _read_again(asked, ahead, insert)
+    return exchange.pool(asked, [features[i] for i in places], table_of, combiners, vectors, rows)
+
+
+def _read_again(asked: Request, ahead: Prefetched, insert: bool) -> tuple[list[Any], list[Any]]:
+    """Fetches again what has changed since it was read; (vectors, rows) as they are now."""
+    tables = asked.tables
+    count = len(tables)
+    rows: list[Any] = [tf.zeros([0], tf.uint32)] * count
+    places: list[Any] = [None] * count
+    values: list[Any] = [None] * count
+    changed: list[Any] = [None] * count
+    dynamic = [t for t in range(count) if tables[t].is_dynamic]
+    if dynamic:
+        its_rows, its_places, its_values, its_counts = _ops.library().dynemb_read_again(
+            handles=[tables[t].variable.handle for t in dynamic],
+            keys=[asked.keys[t] for t in dynamic],
+            rows_before=[ahead.rows[t] for t in dynamic],
+            served=tf.gather(asked.served, dynamic),
+            since=ahead.tick,
+            dtypes=[tables[t].dtype for t in dynamic],
+            insert=insert,
+        )
+        for i, t in enumerate(dynamic):
+            rows[t], places[t], values[t] = its_rows[i], its_places[i], its_values[i]
+            changed[t] = its_counts[i]
+    static = [t for t in range(count) if not tables[t].is_dynamic]
+    if static:
+        # A matrix does not know which of its rows were updated: all are read again.
+        read, _ = exchange.read_owned(
+            [tables[t] for t in static], [asked.keys[t] for t in static], insert=False
+        )
+        for t, its_vectors in zip(static, read, strict=True):
+            values[t] = its_vectors
+            changed[t] = asked.served[t]
+            its_places = tf.ragged.range(asked.served[t]).flat_values
+            places[t] = tf.cast(its_places, tf.int32)[:, tf.newaxis]
+    arriving = exchange.exchange_counts(tf.stack(changed), "dynemb_changed")
+    came = exchange.send_rows(
+        [table.name for table in tables] * 2,
+        ["same"] * count + [table.wire for table in tables],
+        places + values,
+        tf.tile(tf.stack(changed), [2, 1]),
+        tf.tile(arriving, [2, 1]),
+        "vectors",
+        name="dynemb_again",
+    )
+    vectors = []
+    for t in range(count):
+        # Places count from the first key that was asked of the rank.
+        first = tf.repeat(tf.cumsum(asked.asked[t], exclusive=True), arriving[t])
+        where = tf.cast(came[t], tf.int64) + first[:, tf.newaxis]
+        vectors.append(tf.tensor_scatter_nd_update(ahead.vectors[t], where, came[count + t]))
+    return vectors, rows

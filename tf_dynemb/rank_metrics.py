@@ -1,0 +1,82 @@
+"""What Keras says of a training, over all ranks: metrics, logs, and weights that are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb import communicator
+from tf_dynemb.unwrap import filter_variables
+
+
+def reduce_metrics(model: Any) -> dict[str, Any]:
+    """Reduces the states of a model's metrics over ranks, as the `aggregation` of each wants.
+
+    Returns:
+        what the metrics then say, by their names in logs.
+    """
+    variables = [
+        variable
+        for metric in model.metrics
+        for variable in metric.variables
+        if variable.aggregation in ("sum", "mean")
+    ]
+    _reduce(variables, [variable.aggregation == "mean" for variable in variables])
+    return {name: _as_number(value) for name, value in model.get_metrics_result().items()}
+
+
+def average_untrained(model: Any) -> None:
+    """Averages the dense weights that no optimizer trains: each rank may have changed its own."""
+    variables = [
+        variable
+        for variable in filter_variables(model.non_trainable_weights)[1]
+        if tf.as_dtype(variable.dtype).is_floating
+    ]
+    _reduce(variables, [True] * len(variables))
+
+
+def replace_logs(logs: dict[str, Any], values: dict[str, Any]) -> None:
+    """Changes logs in place to those of all ranks.
+
+    Args:
+        logs: of this rank.
+        values: which it has for all ranks already. Numbers that are not there become their means.
+
+    Raises:
+        ValueError: the ranks have logs of different names.
+    """
+    logs.update((name, value) for name, value in values.items() if name in logs)
+    numbers = {}
+    for name, value in logs.items():
+        array = np.asarray(value)
+        if name not in values and array.dtype.kind in "biuf":
+            numbers[name] = array.astype(np.float64).tolist()
+    told = communicator.get().gather_objects(numbers, "dynemb/logs")
+    if any(its.keys() != numbers.keys() for its in told):
+        each = ", ".join(f"{sorted(its)} on rank {rank}" for rank, its in enumerate(told))
+        raise ValueError(f"The logs must have the same names on all ranks, got {each}.")
+    for name in numbers:
+        of_ranks = [its[name] for its in told]
+        if any(value != of_ranks[0] for value in of_ranks):
+            logs[name] = np.mean(of_ranks, axis=0).tolist()
+
+
+def _reduce(variables: Sequence[Any], average: Sequence[bool]) -> None:
+    """Gives Keras variables their sums, or means, over the ranks."""
+    if not variables:
+        return
+    comm = communicator.get()
+    # As float64, so that the mean of equal numbers is that number.
+    values = [tf.cast(variable.value, tf.float64) for variable in variables]
+    sums = comm.allreduce(values, average=False, name="dynemb_metrics")
+    for variable, total, mean in zip(variables, sums, average, strict=True):
+        variable.assign(tf.cast(total / comm.size if mean else total, variable.dtype))
+
+
+def _as_number(value: Any) -> Any:
+    array = keras.ops.convert_to_numpy(value)
+    return float(array) if array.ndim == 0 else array

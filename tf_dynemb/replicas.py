@@ -1,0 +1,107 @@
+"""Variables of which every rank has a copy: making the copies equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
+
+from tf_dynemb.agreement import Ranks
+from tf_dynemb.unwrap import filter_variables, unwrap
+
+# Variables travel together up to so many bytes, a larger one alone.
+_GROUP_BYTES = 64 << 20
+
+
+def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
+    """Gives dense variables the values that they have on one rank.
+
+    Gradients of dense variables are averaged over the ranks, so what differs in the beginning
+    differs for ever: call this before the first step, unless all ranks start from the same seed or
+    file. `tf_dynemb.callbacks.SynchronizeRanks` does it for `model.fit`. In one process nothing
+    happens.
+
+    Example:
+    >>> layer = keras.layers.Dense(1)
+    >>> layer.build((None, 3))
+    >>> broadcast_variables(layer.variables)
+
+    Args:
+        variables: TensorFlow or Keras variables of any dtype that numpy knows, in the same order on
+            all ranks. Tables and `tf_dynemb.Variable`s are left out: ranks have parts of them.
+        root_rank: whose values they get.
+
+    Raises:
+        ValueError: `root_rank` is none of the ranks; or the ranks have different numbers, types or
+            shapes of variables.
+        TypeError: something is not a variable, or has no value yet.
+        RuntimeError: in a `tf.function`.
+    """
+    ranks = Ranks("broadcast_variables")
+    with ranks.stage() as stage:
+        if isinstance(root_rank, bool) or root_rank not in range(ranks.size):
+            raise ValueError(f"root_rank must be in [0, {ranks.size}), got {root_rank!r}.")
+        dense = [_resource(variable) for variable in filter_variables(variables)[1]]
+        stage.say([root_rank, [_describe(variable) for variable in dense]])
+    if ranks.size == 1:
+        return
+    _check_alike(stage.said)
+    for group in _groups(dense):
+        values = [np.asarray(variable.numpy(), order="C") for variable in group]
+        joined = np.concatenate([value.reshape(-1).view(np.uint8) for value in values])
+        joined = ranks.comm.broadcast(tf.constant(joined), root_rank, "dynemb/variables").numpy()
+        if ranks.rank == root_rank:
+            continue
+        begin = 0
+        for variable, value in zip(group, values, strict=True):
+            part = joined[begin : begin + value.nbytes]
+            begin += value.nbytes
+            # Keras variables too are assigned as TensorFlow's: no constraint, no change of type.
+            variable.assign(part.view(value.dtype).reshape(value.shape))
+
+
+def _resource(variable: Any) -> Any:
+    resource = unwrap(variable)
+    if not resource_variable_ops.is_resource_variable(resource):
+        raise TypeError(f"variables must be variables that have a value, got {variable!r:.120}.")
+    return resource
+
+
+def _describe(variable: Any) -> str:
+    return f"{variable.dtype.name} {list(variable.shape)}"
+
+
+def _groups(variables: Sequence[Any]) -> Iterator[list[Any]]:
+    """The variables that have elements, in groups that travel together."""
+    group: list[Any] = []
+    held = 0
+    for variable in variables:
+        size = int(np.prod(variable.shape)) * variable.dtype.size
+        if group and held + size > _GROUP_BYTES:
+            yield group
+            group, held = [], 0
+        if size:
+            group.append(variable)
+            held += size
+    if group:
+        yield group
+
+
+def _check_alike(said: Sequence[Any]) -> None:
+    root, variables = said[0]
+    for rank, (its_root, its_variables) in enumerate(said[1:], start=1):
+        if its_root != root:
+            raise ValueError(f"root_rank is {root} on rank 0, but {its_root} on rank {rank}.")
+        if len(its_variables) != len(variables):
+            raise ValueError(
+                f"There are {len(variables)} dense variables on rank 0, but {len(its_variables)} "
+                f"on rank {rank}."
+            )
+        for i, (mine, other) in enumerate(zip(variables, its_variables, strict=True)):
+            if mine != other:
+                raise ValueError(
+                    f"Dense variable {i} is {mine} on rank 0, but {other} on rank {rank}."
+                )

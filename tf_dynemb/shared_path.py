@@ -1,0 +1,29 @@
+"""The file system that all ranks share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import time
+
+# A network file system may remember for a while that something was not there.
+_PATIENCE = 5.0
+
+
+def wait_for(directory: pathlib.Path, rank: int) -> None:
+    """Waits until this rank sees a directory that rank 0 sees.
+
+    Raises:
+        FileNotFoundError: it does not, after some seconds.
+    """
+    deadline = time.monotonic() + _PATIENCE
+    while not directory.is_dir():
+        if time.monotonic() > deadline:
+            raise FileNotFoundError(
+                f"rank {rank} does not see {directory}, which rank 0 sees: all ranks must share "
+                "the file system."
+            )
+        time.sleep(0.05)
+        with contextlib.suppress(OSError):
+            os.listdir(directory.parent)  # asks the server anew

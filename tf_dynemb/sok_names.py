@@ -1,0 +1,96 @@
+"""Functions that SOK scripts call, beside those that DESIGN shares with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dynemb import _ops, communicator, exchange
+from tf_dynemb.keys import as_keys
+from tf_dynemb.static_variable import Variable
+from tf_dynemb.unwrap import dynamic, unwrap
+
+
+def all2all_dense_embedding(param: Any, indices: Any) -> Any:
+    """Reads one vector for each id, from the ranks that hold them.
+
+    Args:
+        param: a `DynamicVariable` or `Variable`.
+        indices: integers of any shape.
+
+    Returns:
+        indices.shape + [dimension] of the table's dtype. Same as `tf.nn.embedding_lookup`.
+    """
+    return tf.nn.embedding_lookup(unwrap(param), indices)
+
+
+@_ops.not_converted
+def sparse_read_and_evict(var: Any, indices: Any) -> tuple[Any, Any, Any]:
+    """Reads one vector for each id, and says which rows had to make room for new ones.
+
+    Args:
+        var: a `DynamicVariable` with a `max_capacity`. Unknown ids get a row.
+        indices: integers of any shape, or a RaggedTensor of them.
+
+    Returns:
+        (vectors, evicted keys, evicted vectors): indices.shape + [dimension], differentiable; [n]
+        and [n, dimension], the rows that this rank's table evicted for them, as they were.
+    """
+    table = dynamic(var)
+    if isinstance(indices, tf.RaggedTensor):
+        flat, *evicted = sparse_read_and_evict(table, indices.flat_values)
+        return indices.with_flat_values(flat), *evicted
+    keys = as_keys(indices, table.key_type, "indices")
+    owned = tf.reshape(keys, [-1])
+    if communicator.get().size > 1:
+        owned = exchange.request([table.spread], [owned]).keys[0]
+    evicted = _ops.library().dynemb_insert_and_evict(table.handle, owned, dtype=table.dtype)
+    # Also where nothing but the order of reading says that it comes after.
+    with tf.control_dependencies(list(evicted)):
+        vectors = table.sparse_read(tf.identity(keys))
+    return vectors, evicted[0], evicted[1]
+
+
+class SGD:
+    """SOK's own optimizer: plain gradient descent on tables, without a Keras optimizer.
+
+    Over several ranks the gradients of all of them add up, as in SOK.
+
+    Args:
+        lr: the learning rate.
+
+    Attributes:
+        lr: a variable.
+    """
+
+    def __init__(self, lr: float) -> None:
+        self.lr = tf.Variable(lr, dtype=tf.float32, trainable=False, name="sgd_learning_rate")
+
+    @_ops.not_converted
+    def apply_gradients(self, grads_and_vars: Any) -> None:
+        """Subtracts lr times the gradient from the rows that have one.
+
+        Args:
+            grads_and_vars: pairs of a `tf.IndexedSlices` (None: skipped) and a `DynamicVariable` or
+                `Variable`.
+        """
+        for grad, variable in grads_and_vars:
+            if grad is None:
+                continue
+            table = unwrap(variable)
+            if not isinstance(grad, tf.IndexedSlices):
+                raise TypeError(
+                    f"The gradient of {table.name} must be IndexedSlices, got {grad!r}."
+                )
+            step = -tf.cast(grad.values, tf.float32) * self.lr
+            if isinstance(table, Variable):
+                table.scatter_add(tf.IndexedSlices(tf.cast(step, table.dtype), grad.indices))
+            else:
+                # The keys of a gradient are this rank's.
+                table = dynamic(variable)
+                _ops.library().dynemb_accumulate(
+                    table.handle,
+                    as_keys(grad.indices, table.key_type, "indices"),
+                    tf.cast(step, table.dtype),
+                )

@@ -1,0 +1,193 @@
+"""The files that one process writes of a snapshot, and the tables that the parts make together."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_dynemb.storage import block_file, crc32c, key_index, npy
+from tf_dynemb.storage.column_writer import ColumnWriter
+from tf_dynemb.storage.errors import naming
+from tf_dynemb.storage.manifest import INDEX_ROWS, ColumnFile, TableEntry, file_name
+
+# (keys' file, its data's offset, rows, bytes of a key, index's file, its data's offset): fills in
+# the index, whose slots are zeros in a file that has its size already.
+BuildIndex: TypeAlias = Callable[[str, int, int, int, str, int], None]
+
+# What one checksum is of.
+BLOCK_BYTES = 1 << 20
+
+
+class Part:
+    """Columns that one process writes into the directory of a snapshot before it is published.
+
+    Belongs to one thread, except that each ColumnWriter may be used by another.
+
+    Args:
+        directory: of the snapshot; must be there.
+        rank: of the shards that are written, where no other is given.
+        checksum: a faster function that does as `crc32c.blocks`.
+        block_bytes: as the publication's.
+
+    Attributes:
+        rank: as given.
+    """
+
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        rank: int = 0,
+        checksum: crc32c.Checksum = crc32c.blocks,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
+        if block_bytes < npy.HEADER_BYTES:
+            raise ValueError(f"block_bytes must be at least 128, got {block_bytes}.")
+        self.rank = rank
+        self._directory = directory
+        self._checksum = checksum
+        self._block_bytes = block_bytes
+        self._columns: dict[tuple[int, int, str], ColumnWriter] = {}
+        self._indexes: dict[tuple[int, int, str], ColumnFile] = {}
+
+    def column(
+        self,
+        table: int,
+        column: str,
+        dtype: npt.DTypeLike,
+        row_shape: tuple[int, ...] = (),
+        rank: int | None = None,
+    ) -> ColumnWriter:
+        """Begins a column.
+
+        Args:
+            table: its number among the tables of the snapshot.
+            column: as in docs/file_format.md; for "index" see `write_index`.
+            dtype: of the column; uint16 for bfloat16.
+            row_shape: of a row: () or (width,).
+            rank: of the shard.
+
+        Raises:
+            OSError: from the file system, here and from the writer's methods.
+        """
+        rank = self.rank if rank is None else rank
+        path = self._directory / file_name(table, rank, column)
+        little = np.dtype(dtype).newbyteorder("<")
+        writer = ColumnWriter(path, little, row_shape, self._checksum, self._block_bytes)
+        self._columns[table, rank, column] = writer
+        return writer
+
+    def write_index(
+        self, table: int, rank: int | None = None, build: BuildIndex | None = None
+    ) -> None:
+        """Writes the index of a shard whose keys are complete, if it can have one.
+
+        Args:
+            table: number of the table.
+            rank: of the shard.
+            build: as `build_index`, but faster.
+        """
+        rank = self.rank if rank is None else rank
+        keys = self._columns[table, rank, "keys"]
+        key_file = keys.close()
+        if keys.rows >= INDEX_ROWS:
+            return
+        slots = key_index.index_size(keys.rows)
+        header = npy.header(np.dtype(np.uint32), (slots,))
+        size = len(header) + 4 * slots
+        path = self._directory / file_name(table, rank, "index")
+        with naming(path), path.open("x+b") as file:
+            file.write(header)
+            file.flush()
+            # Takes the blocks now: a full disk would kill a process that writes to a mapped file.
+            os.posix_fallocate(file.fileno(), 0, size)
+            if keys.rows:
+                key_bytes = (key_file.bytes - npy.HEADER_BYTES) // keys.rows
+                offset = npy.HEADER_BYTES
+                build = build or build_index
+                build(str(keys.path), offset, keys.rows, key_bytes, str(path), offset)
+            os.fsync(file.fileno())
+        blocks = block_file.checksums(path, size, self._block_bytes, self._checksum)
+        digits = "".join(f"{value:08x}" for _, values in blocks for value in values)
+        self._indexes[table, rank, "index"] = ColumnFile(path.name, size, digits)
+
+    def with_files(self, tables: Sequence[TableEntry]) -> tuple[TableEntry, ...]:
+        """The entries of tables, with the files that were written for them; all are synced now.
+
+        Shards that nothing was written for here keep the files that they have.
+
+        Raises:
+            ValueError: files were written that belong to no shard of these tables.
+            OSError: from the file system.
+        """
+        files = {place: writer.close() for place, writer in self._columns.items()}
+        files.update(self._indexes)
+        entries = []
+        for number, table in enumerate(tables):
+            shards = []
+            for shard in table.shards:
+                places = [place for place in files if place[:2] == (number, shard.rank)]
+                columns = {place[2]: files.pop(place) for place in places}
+                shards.append(dataclasses.replace(shard, files=columns or shard.files))
+            entries.append(dataclasses.replace(table, shards=tuple(shards)))
+        if files:
+            names = ", ".join(file.file for file in files.values())
+            raise ValueError(f"files of no shard of these tables were written: {names}.")
+        return tuple(entries)
+
+    def abandon(self) -> None:
+        """Closes the files that are open, as they are."""
+        for column in self._columns.values():
+            column.abandon()
+
+
+def joined(parts: Sequence[Sequence[TableEntry]]) -> tuple[TableEntry, ...]:
+    """The tables whose shards several processes have written.
+
+    Args:
+        parts: the entries that each process has for the same tables, with its own shards.
+
+    Raises:
+        ValueError: they differ in more than shards.
+    """
+    first = parts[0]
+    for number, part in enumerate(parts):
+        for one, other in zip(first, part, strict=True):
+            if dataclasses.replace(one, shards=()) != dataclasses.replace(other, shards=()):
+                raise ValueError(
+                    f"part {number} has another table than part 0: "
+                    f"{dataclasses.replace(other, shards=())}, not "
+                    f"{dataclasses.replace(one, shards=())}."
+                )
+    return tuple(
+        dataclasses.replace(entries[0], shards=tuple(s for e in entries for s in e.shards))
+        for entries in zip(*parts, strict=True)
+    )
+
+
+def build_index(
+    keys_path: str,
+    data_offset: int,
+    rows: int,
+    key_bytes: int,
+    index_path: str,
+    index_data_offset: int,
+) -> None:
+    """Fills in the index of a file of keys, at least one.
+
+    Args:
+        keys_path: the keys' file.
+        data_offset: where its keys begin.
+        rows: how many they are.
+        key_bytes: 4 or 8.
+        index_path: a file of the index's size, whose slots are 0.
+        index_data_offset: where its slots begin.
+    """
+    keys = np.memmap(keys_path, np.dtype(f"<u{key_bytes}"), "r", data_offset, (rows,))
+    slots = (key_index.index_size(rows),)
+    key_index.build(keys, np.memmap(index_path, "<u4", "r+", index_data_offset, slots))

@@ -1,0 +1,59 @@
+"""assign and export: keys and vectors into a table and out of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dynemb import _ops
+from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.unwrap import dynamic
+
+# Rows that one operator call hands over; bounds what is held twice while the parts are joined.
+CHUNK = 1 << 18
+
+
+def assign(var: Any, keys: Any, values: Any) -> None:
+    """Sets the vectors of keys; unknown keys get a row.
+
+    Args:
+        var: a DynamicVariable, or a Keras variable of one (`layer.table`).
+        keys: integers [n]; the last of repeated keys wins.
+        values: floating point [n, dimension].
+    """
+    dynamic(var).upsert(keys, values)
+
+
+def export(var: Any) -> tuple[Any, Any]:
+    """All keys and vectors that this rank holds, in no particular order.
+
+    Args:
+        var: a DynamicVariable, or a Keras variable of one.
+
+    Returns:
+        (keys, values): tensors [n] of the table's key type and [n, dimension] of its dtype.
+    """
+    keys, values, _ = export_rows(dynamic(var))
+    return keys, values
+
+
+def export_rows(table: DynamicVariable) -> tuple[Any, Any, Any]:
+    """As `export`, with the optimizer's state: a third tensor, float32 [n, floats per row]."""
+    if not tf.executing_eagerly():
+        raise RuntimeError("export runs eagerly only: call it outside tf.function.")
+    parts = []
+    cursor = 0
+    while cursor >= 0:
+        keys, values, state, _, cursor_tensor = _ops.library().dynemb_export(
+            table.handle,
+            cursor=cursor,
+            limit=CHUNK,
+            since=tf.constant(-1, tf.int64),
+            key_type=table.key_type,
+            dtype=table.dtype,
+        )
+        parts.append((keys, values, state))
+        cursor = int(cursor_tensor)
+    keys, values, state = (tf.concat(part, axis=0) for part in zip(*parts, strict=True))
+    return keys, values, state

@@ -1,0 +1,102 @@
+#!/bin/bash
+# Builds Horovod for the TensorFlow of a Python, which is .venv's if none is named, and installs it there:
+#
+#   tools/horovod.sh install [python]
+#
+# Does only what is missing. The wheel is kept in the user's cache, apart for each version of Horovod, TensorFlow and Python
+# and each set of operations: HOROVOD_GPU_OPERATIONS=NCCL in the environment builds those, and Horovod's other variables
+# (HOROVOD_NCCL_HOME, HOROVOD_CUDA_HOME and so on) reach its build too.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly VERSION=0.28.1
+readonly SHA256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
+readonly BUILD=build/horovod
+readonly NAME=horovod LOG=build/horovod.log
+. tools/steps.sh
+
+[ "${1:-install}" = install ] && [ $# -le 2 ] || stop "what it can do: tools/horovod.sh install [python]"
+readonly PYTHON=${2:-.venv/bin/python}
+[ -n "$(command -v "$PYTHON")" ] || stop "there is no $PYTHON: run tools/setup.sh first, or name a Python"
+
+export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITHOUT_MPI=1 \
+  HOROVOD_WITH_GLOO=1 HOROVOD_CPU_OPERATIONS=GLOO
+
+# What is changed in Horovod's sources.
+amend() {
+  # It includes headers of XLA that TensorFlow does not ship any more; nothing else needs it.
+  sed -i '/xla_mpi_ops\.cc/d' horovod/tensorflow/CMakeLists.txt
+  # The vector stays empty, so that the stall check finds no rank missing: with Gloo a rank that waits waits for ever.
+  sed -i 's/global_ranks_\.reserve(size_)/global_ranks_.resize(size_)/' horovod/common/gloo/gloo_controller.cc
+  # What ranks do together has effects. TensorFlow, if not told so, runs an operation whose inputs are constant once, when
+  # it optimises a graph, and merges two that have the same inputs: on one rank, and the others wait.
+  sed -i -E 's/^REGISTER_OP\("Horovod(Grouped)?(Allreduce|Allgather|Broadcast|Alltoall|Reducescatter)"\)/&.SetIsStateful()/' \
+    horovod/tensorflow/mpi_ops.cc
+}
+
+# Which wheel is wanted: its folder in the cache. pip notes where it installed a wheel from.
+wheel_key() {
+  local changes
+  changes=$(declare -f amend | sha256sum)
+  "$PYTHON" -B - "$VERSION-${changes:0:8}" "GLOO${HOROVOD_GPU_OPERATIONS:+-$HOROVOD_GPU_OPERATIONS}" <<'END'
+import sys
+
+sys.path.insert(0, "bazel")
+import find_tensorflow
+
+try:
+    tensorflow = find_tensorflow.find()[1]
+except find_tensorflow.TensorFlowError as error:
+    sys.exit(str(error))
+horovod, operations = sys.argv[1:]
+python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+print(f"horovod-{horovod}_tensorflow-{tensorflow}_{python}_{operations}")
+END
+}
+
+installed() {
+  "$PYTHON" -B - "$KEY" <<'END'
+import importlib.metadata
+import sys
+
+try:
+    origin = importlib.metadata.distribution("horovod").read_text("direct_url.json") or ""
+except importlib.metadata.PackageNotFoundError:
+    origin = ""
+sys.exit(f"/{sys.argv[1]}/" not in origin)
+END
+}
+
+needs() {
+  "$PYTHON" -B -c 'import cloudpickle, packaging, psutil, yaml' 2>/dev/null ||
+    stop "Horovod needs packages that $PYTHON lacks: $PYTHON -m pip install cloudpickle packaging psutil pyyaml"
+}
+
+build() {
+  local cmake=${HOROVOD_CMAKE:-$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("scripts"))')/cmake}
+  { [ -x "$cmake" ] && "$PYTHON" -B -c 'import setuptools, wheel'; } 2>/dev/null ||
+    stop "to build Horovod $PYTHON lacks packages: $PYTHON -m pip install setuptools wheel 'cmake==3.28.*'"
+  say "building $KEY (minutes)"
+  # Afresh: in a tree where it was built already, it fails.
+  rm -rf "$BUILD"
+  mkdir -p "$BUILD/wheel"
+  quietly "$PYTHON" -m pip download --disable-pip-version-check --no-build-isolation --no-deps --no-binary horovod \
+    --require-hashes -d "$BUILD" -r /dev/stdin <<<"horovod==$VERSION --hash=sha256:$SHA256"
+  tar -xf "$BUILD/horovod-$VERSION.tar.gz" -C "$BUILD"
+  (cd "$BUILD/horovod-$VERSION" && amend)
+  HOROVOD_CMAKE=$cmake MAKEFLAGS=${MAKEFLAGS:--j$(nproc)} quietly "$PYTHON" -m pip wheel --disable-pip-version-check -v \
+    --no-build-isolation --no-deps --no-index -w "$BUILD/wheel" "$BUILD/horovod-$VERSION"
+  mkdir -p "$(dirname "$KEPT")"
+  rm -rf "$KEPT"
+  mv "$BUILD/wheel" "$KEPT"
+}
+
+mkdir -p build
+KEY=$(wheel_key)
+readonly KEY KEPT=${XDG_CACHE_HOME:-$HOME/.cache}/tf_dynemb/$KEY
+if ! installed; then
+  needs
+  ls "$KEPT"/*.whl >/dev/null 2>&1 || build
+  say "installing $KEY"
+  quietly "$PYTHON" -m pip install --disable-pip-version-check --no-deps --no-index --force-reinstall "$KEPT"/*.whl
+fi
