@@ -201,10 +201,15 @@ def _sum_per_key(
 
 
 def _weight_gradients(pooled: _Pooled, upstream: Sequence[Any], op: Any) -> list[Any]:
-    """The gradients of the weights of each feature; None for those that have none."""
+    """The gradients of the weights of each feature; None where nothing asks for it."""
     skipped = getattr(op, "skip_input_indices", None) or ()
     n = pooled.num_features
-    weight_grads: list[Any] = [None] * n
+    # Zeros, not None, also where this rank has no ids: what the weights are made of has a gradient
+    # on other ranks, and all of them must reduce the same variables.
+    weight_grads: list[Any] = [
+        None if 4 * n + i in skipped else tf.zeros_like(weights)
+        for i, weights in enumerate(pooled.weights)
+    ]
     wanted = [
         i
         for i in range(n)

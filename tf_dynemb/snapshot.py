@@ -33,9 +33,10 @@ def dump(
     Memory needed beside the tables: some 200 MB at most, and three bits a row.
 
     With several ranks all of them call this, with the same variables in the same order, and each
-    writes the rows that it owns. Call it between steps: then the dump is of that one moment. While
-    other threads train, what each rank wrote is of a moment of its own, close to the others'. If it
-    fails on one rank, or a rank dies, it fails on all; the others' error names the rank.
+    writes the rows that it owns; no two threads call this, `load` or the like at a time. Call it
+    between steps: then the dump is of that one moment. While other threads train, what each rank
+    wrote is of a moment of its own, close to the others'. If it fails on one rank, or a rank dies,
+    it fails on all; the others' error names the rank.
 
     Args:
         path: a directory; made if it is not there. All ranks must share its file system.

@@ -16,8 +16,9 @@ readonly NAME=horovod LOG=build/horovod.log
 . tools/steps.sh
 
 [ "${1:-install}" = install ] && [ $# -le 2 ] || stop "what it can do: tools/horovod.sh install [python]"
-readonly PYTHON=${2:-.venv/bin/python}
-[ -n "$(command -v "$PYTHON")" ] || stop "there is no $PYTHON: run tools/setup.sh first, or name a Python"
+PYTHON=$(command -v "${2:-.venv/bin/python}") || stop "there is no ${2:-.venv}: run tools/setup.sh, or name a Python"
+PYTHON=$(realpath -s "$PYTHON")
+readonly PYTHON
 
 export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITHOUT_MPI=1 \
   HOROVOD_WITH_GLOO=1 HOROVOD_CPU_OPERATIONS=GLOO
@@ -54,16 +55,18 @@ print(f"horovod-{horovod}_tensorflow-{tensorflow}_{python}_{operations}")
 END
 }
 
+# Whether it is there; one with operations on GPUs too will do where they are not asked for.
 installed() {
   "$PYTHON" -B - "$KEY" <<'END'
 import importlib.metadata
+import re
 import sys
 
 try:
     origin = importlib.metadata.distribution("horovod").read_text("direct_url.json") or ""
 except importlib.metadata.PackageNotFoundError:
     origin = ""
-sys.exit(f"/{sys.argv[1]}/" not in origin)
+sys.exit(not re.search(f"/{re.escape(sys.argv[1])}[/-]", origin))
 END
 }
 
@@ -71,6 +74,19 @@ needs() {
   "$PYTHON" -B -c 'import cloudpickle, packaging, psutil, yaml' 2>/dev/null ||
     stop "Horovod needs packages that $PYTHON lacks: $PYTHON -m pip install cloudpickle packaging psutil pyyaml"
 }
+
+# Neither pip nor a traceback is between the compiler's errors and the end of the log.
+make_wheel() (
+  cd "$BUILD/horovod-$VERSION" && "$PYTHON" -W ignore - bdist_wheel -d ../wheel <<'END'
+import runpy
+import sys
+
+sys.path.insert(0, ".")
+sys.tracebacklimit = 0
+sys.argv[0] = "setup.py"
+runpy.run_path("setup.py", run_name="__main__")
+END
+)
 
 build() {
   local cmake=${HOROVOD_CMAKE:-$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("scripts"))')/cmake}
@@ -84,11 +100,11 @@ build() {
     --require-hashes -d "$BUILD" -r /dev/stdin <<<"horovod==$VERSION --hash=sha256:$SHA256"
   tar -xf "$BUILD/horovod-$VERSION.tar.gz" -C "$BUILD"
   (cd "$BUILD/horovod-$VERSION" && amend)
-  HOROVOD_CMAKE=$cmake MAKEFLAGS=${MAKEFLAGS:--j$(nproc)} quietly "$PYTHON" -m pip wheel --disable-pip-version-check -v \
-    --no-build-isolation --no-deps --no-index -w "$BUILD/wheel" "$BUILD/horovod-$VERSION"
+  HOROVOD_CMAKE=$cmake MAKEFLAGS=${MAKEFLAGS:--j$(nproc)} quietly make_wheel
   mkdir -p "$(dirname "$KEPT")"
   rm -rf "$KEPT"
   mv "$BUILD/wheel" "$KEPT"
+  rm -rf "$BUILD"
 }
 
 mkdir -p build

@@ -134,8 +134,8 @@ class Table {
   virtual void ReadRows(Exec& exec, const void* keys, size_t n, float* vectors, float* state,
                         bool* found) const = 0;
 
-  // (shared) changed[i] = whether rows[i] may have another vector than when an earlier call, after the
-  // batch `since`, found rows_before[i] (kNoRow: no row) for the same key. What batch `now` has
+  // (shared) changed[i] = whether rows[i] may have another vector than when an earlier call, after
+  // the batch `since`, found rows_before[i] (kNoRow: no row) for the same key. What batch `now` has
   // inserted where there was no row is as it was read then.
   void Changed(Exec& exec, const RowId* rows, const RowId* rows_before, size_t n, Tick since,
                Tick now, bool* changed) const;

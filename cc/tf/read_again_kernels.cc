@@ -101,9 +101,8 @@ class ReadAgainOp : public DynembOp {
     }
     const std::unique_ptr<bool[]> changed(new bool[n]);
     table->Changed(exec, rows, Data<RowId>(ctx->input(2 * n_ + i)), n, since, tick, changed.get());
-    const ChangedKeys selected =
-        Select(changed.get(), static_cast<const char*>(keys.data()),
-               SizeOf(table->options().key_type), served, ranks, counts);
+    const ChangedKeys selected = Select(changed.get(), static_cast<const char*>(keys.data()),
+                                        SizeOf(table->options().key_type), served, ranks, counts);
 
     const auto size = static_cast<int64_t>(selected.places.size());
     int32_t* places;

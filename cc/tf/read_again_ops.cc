@@ -29,8 +29,7 @@ REGISTER_OP("DynembReadAgain")
       std::vector<tf::DataType> dtypes;
       TF_RETURN_IF_ERROR(c->GetAttr("dtypes", &dtypes));
       if (c->num_inputs() != 3 * n + 2 || static_cast<int>(dtypes.size()) != n) {
-        return absl::InvalidArgumentError("every list must have " + std::to_string(n) +
-                                          " entries");
+        return absl::InvalidArgumentError("every list must have " + std::to_string(n) + " entries");
       }
       TF_RETURN_IF_ERROR(Scalars(c, 0, n));
       for (int i = 0; i < n; ++i) {

@@ -115,7 +115,7 @@ class Launch:
         parts = [f"{self._line('failed', who)}\n{text}" for text, who in ranks_of.items()]
         missing = [rank for rank in range(self.ranks) if rank not in said]
         if missing:
-            status = "ended for that" if self.ended.status is None else self.ended.status
+            status = "none, it was ended" if self.ended.status is None else self.ended.status
             parts.append(
                 f"{self._line('no result', missing)}\nThe launch took {self.ended.seconds:.0f} s; "
                 f"its exit status: {status}; the end of its output:\n{self.ended.tail()}"

@@ -14,8 +14,11 @@ INSTALLED = importlib.util.find_spec("horovod") is not None
 
 # It would import TensorFlow, for 3 s, to ask Horovod whether it was built with Gloo.
 HOROVODRUN = """
+import sys
+
 from horovod.runner import launch
 
+sys.tracebacklimit = 0
 launch.gloo_built = lambda verbose: True
 launch.run_commandline()
 """
@@ -41,8 +44,11 @@ class Ended:
     output: str
     seconds: float
 
-    def tail(self, lines: int = 60) -> str:
-        return "\n".join(self.output.splitlines()[-lines:])
+    def tail(self) -> str:
+        """The end of the output, without the way that pytest took to a test."""
+        lines = self.output.splitlines()
+        its = [line for line in lines if "/_pytest/" not in line and "/pluggy/" not in line]
+        return "\n".join(its[-60:])
 
 
 def horovodrun(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
+
 import keras
 import numpy as np
 import table_reader
 import tensorflow as tf
 from chain_reader import Rows, in_order
+from rank_threads import outcomes, run
 
 import tf_dynemb as de
 from tf_dynemb import _ops, ownership
+from tf_dynemb.agreement import OtherRankError
 
 GRID = np.arange(22, dtype=np.float32).reshape(11, 2)
 HOME = np.arange(15, dtype=np.float32).reshape(5, 3) - 7
@@ -121,3 +126,41 @@ def whole_matrices(ranks) -> list[np.ndarray]:
             value[rows] = matrix.numpy()
         found.append(value)
     return found
+
+
+def contents(ranks) -> dict[str, Rows]:
+    """The tables of ranks."""
+    return whole([rank.contents() for rank in ranks])
+
+
+def _again(ranks, work):
+    def call(comm):
+        ranks[comm.rank].comm = comm
+        return work(ranks[comm.rank])
+
+    return call
+
+
+def run_on(ranks, work):
+    """What `work(rank)` returns on each of the ranks, which run again as threads."""
+    return run(len(ranks), _again(ranks, work))
+
+
+def ended(ranks, work):
+    """How `work(rank)` ends on each of the ranks, which run again as threads."""
+    return outcomes(len(ranks), _again(ranks, work))
+
+
+def check_failed(found, failing, kind, says):
+    """The failing ranks raised their own errors, the others one that names the first of them."""
+    for rank, outcome in enumerate(found):
+        if rank in failing:
+            assert type(outcome.error) is kind, repr(outcome.error)
+        else:
+            assert type(outcome.error) is OtherRankError, repr(outcome.error)
+            assert f"on rank {failing[0]}: {kind.__name__}: " in str(outcome.error)
+        assert re.search(says, str(outcome.error))
+
+
+def unpublished(path):
+    return [name for name in os.listdir(path) if name.startswith(".tmp-")]

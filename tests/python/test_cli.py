@@ -270,6 +270,18 @@ def test_verify_of_a_key_in_two_shards(capsys, tmp_path, monkeypatch):
     assert "000.r1.keys.npy at byte offset 128: key 5 is in 000.r0.keys.npy" in out
     assert len(out.splitlines()) == 2
 
+    class OfRank1(int):
+        def __mod__(self, ranks):
+            return 1
+
+    gone = Change({8: value, 10: value}, deleted=[Everywhere(5), OfRank1(10), 4])
+    publish(tmp_path / "d", "delta", {"t": gone}, ranks=2, since=1, watermark=2)
+    code, out = run(capsys, "verify", tmp_path / "d")
+    assert code == 1
+    assert "000.r1.deleted.npy at byte offset 128: key 5 is in 000.r0.deleted.npy" in out
+    assert "000.r1.deleted.npy at byte offset 136: key 10 is in 000.r0.keys.npy" in out
+    assert len(out.splitlines()) == 3
+
 
 def rewrite(snapshot, column: str, change_array) -> None:
     """Changes a column, and its checksum with it."""

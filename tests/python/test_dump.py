@@ -82,6 +82,42 @@ def test_subset_renamed_and_static(tmp_path):
     assert [t.name for t in storage.Chain.open(tmp_path).last.manifest.tables] == ["a", "b", "s"]
 
 
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ([0, 1, 3], "keys on disk that are no rows of 0 to 3"),
+        ([0, 1, -1], "keys on disk that are no rows of 0 to 3"),
+        ([0, 1, 1], "has not all rows of 's"),
+    ],
+)
+def test_a_matrix_whose_rows_are_not_all_there(tmp_path, keys, says):
+    static = de.Variable(tf.zeros([3, 2]), name="s")
+    columns = {
+        "keys": np.array(keys),
+        "vectors": np.ones((3, 2), np.float32),
+        "updates": np.zeros(3, np.uint32),
+        "accesses": np.zeros(3, np.uint32),
+    }
+    table = storage.TableEntry(
+        "s",
+        2,
+        "int64",
+        "float32",
+        0,
+        storage.InitializerEntry(("constant",), (0.0, 0.0)),
+        None,
+        (storage.Shard(0, 3, 0, 0),),
+    )
+    with storage.Publication(tmp_path, "base") as publication:
+        for column, values in columns.items():
+            publication.column(0, column, values.dtype, values.shape[1:]).append(values)
+        publication.write_index(0)
+        publication.publish([table], watermark=1, watermark_utc_ns=1)
+    with pytest.raises(ValueError, match=says):
+        de.load(tmp_path, static)
+    assert not static.numpy().any()
+
+
 def test_optimizer_comes_along_and_training_goes_on(tmp_path):
     def new():
         return [make("a"), make("b", 3)], de.OptimizerWrapper(keras.optimizers.Adam(0.1))
@@ -117,6 +153,8 @@ def test_state_of_another_optimizer_is_dropped_and_named(tmp_path):
     de.dump(tmp_path, table, adam)
     with pytest.warns(UserWarning, match="Adam|adam") as caught:
         de.load(tmp_path, other, adagrad)
+    # They point to this file, not into the package.
+    assert {warning.filename for warning in caught} == {__file__}
     said = " ".join(str(w.message) for w in caught)
     assert "state of 'adam' that table 't'" in said
     assert "the optimizer Adam" in said

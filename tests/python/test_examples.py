@@ -200,8 +200,9 @@ def test_readme_code_runs(tmp_path, number):
 
 def test_readme_has_its_examples():
     blocks = readme_blocks()
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     assert "de.layers.Embedding" in blocks[0]
     assert "de.lookup_sparse" in blocks[1]
     assert "Reader" in blocks[2]
-    assert "profiler" in blocks[3]
+    assert "SynchronizeRanks" in blocks[3]
+    assert "profiler" in blocks[4]

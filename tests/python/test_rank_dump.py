@@ -15,11 +15,11 @@ import table_reader
 import tensorflow as tf
 from chain_reader import fold, read_snapshot
 from delta_model import check_reader
-from rank_model import Rank, whole, whole_matrices
+from rank_model import Rank, contents, run_on, unpublished, whole, whole_matrices
 from rank_threads import ranks_are_threads, run
 
 import tf_dynemb as de
-from tf_dynemb import cli, joint_publication, joint_reading, rows_io, serving, storage
+from tf_dynemb import cli, continuation, joint_publication, joint_reading, rows_io, serving, storage
 
 KEYS = np.arange(300)
 
@@ -58,20 +58,6 @@ def load(path, size):
     return zip(*run(size, follow), strict=True)
 
 
-def contents(ranks):
-    return whole([rank.contents() for rank in ranks])
-
-
-def run_on(ranks, work):
-    """What `work(rank)` returns on each of the ranks, which run again."""
-
-    def call(comm):
-        ranks[comm.rank].comm = comm
-        return work(ranks[comm.rank])
-
-    return run(len(ranks), call)
-
-
 def check_chain(path, ranks, capsys):
     """The chain is the ranks' tables, and sound."""
     folded = fold(storage.Chain.open(path))
@@ -79,7 +65,7 @@ def check_chain(path, ranks, capsys):
     tables = {name: folded[name] for name in expected}
     assert table_reader.same(tables, expected, table_reader.ALL)
     assert cli.main(["verify", str(path)]) == 0, capsys.readouterr().out
-    assert [name for name in os.listdir(path) if name.startswith(".tmp")] == []
+    assert unpublished(path) == []
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -205,6 +191,21 @@ def test_watermarks_and_times_are_where_deltas_begin(tmp_path):
     reader = serving.Reader(tmp_path / "chain", ["user"])
     assert reader.follow(tmp_path / "c") == 1
     assert reader.size() == len(contents(ranks)["user"].keys)
+
+
+def test_a_time_is_another_tick_for_each_rank(tmp_path, monkeypatch):
+    ranks, marks = dump(tmp_path / "chain", 3)
+    here = threading.local()
+    ticks = [marks[0].tick + after for after in (1, 4, 2)]
+    monkeypatch.setattr(continuation, "tick_before", lambda *_: ticks[here.rank])
+
+    def work(rank):
+        here.rank = rank.comm.rank
+        return rank.dump_delta(marks[0].utc, tmp_path / "deltas")
+
+    run_on(ranks, work)
+    manifest = storage.Chain.open(tmp_path / "deltas").last.manifest
+    assert (manifest.parent, manifest.since) == (None, max(ticks))
 
 
 def test_each_rank_knows_the_snapshot_by_its_own_clock(tmp_path, monkeypatch):
@@ -373,16 +374,23 @@ def test_a_base_that_comes_while_ranks_load(tmp_path, monkeypatch):
     os.rename(new, hidden)
     shutil.copytree(kept, old)
     opened = []
-    open_chain = joint_reading.open_chain
+    verified = threading.Semaphore(0)
 
     def opening(ranks, path, names):
         opened.append((ranks.rank, names))
         if ranks.rank == 1 and hidden.exists():
+            for _ in range(2):  # the others lose nothing
+                assert verified.acquire(timeout=60)
             os.rename(hidden, new)
             shutil.rmtree(old)
-        return open_chain(ranks, path, names)
+        return joint_reading.open_chain(ranks, path, names)
+
+    def verifying(ranks, *args):
+        joint_reading.verify(ranks, *args)
+        verified.release()
 
     monkeypatch.setattr("tf_dynemb.loading.open_chain", opening)
+    monkeypatch.setattr("tf_dynemb.loading.verify", verifying)
     heirs, _ = load(tmp_path, 3)
     assert sorted(opened) == sorted(
         (rank, [name]) for name in (old.name, new.name) for rank in range(3)

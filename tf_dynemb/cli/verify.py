@@ -113,17 +113,17 @@ def _table_problems(snapshot: Snapshot, entry: TableEntry) -> Iterator[Problem]:
             if not problems:
                 sound.add(column)
         if "keys" in sound and shard.rows < INDEX_ROWS:
-            keys = _Keys(snapshot, entry, shard)
+            columns = [_Keys(snapshot, entry, shard)]
             if "index" in sound:
-                yield from keys.index_problems()
-            yield from keys.repeated(keys)
+                yield from columns[0].index_problems()
             if "deleted" in sound:
-                deleted = _Keys(snapshot, entry, shard, "deleted")
-                yield from deleted.repeated(deleted)
-                yield from deleted.repeated(keys)
-            for other in checked:
-                yield from keys.repeated(other)
-            checked.append(keys)
+                columns.append(_Keys(snapshot, entry, shard, "deleted"))
+            # No key is in two places, of all shards: it is held by one rank, or was deleted by one.
+            for keys in columns:
+                yield from keys.repeated(keys)
+                for other in checked:
+                    yield from keys.repeated(other)
+                checked.append(keys)
 
 
 def _file_problems(

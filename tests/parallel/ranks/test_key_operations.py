@@ -68,18 +68,29 @@ def expected(model, name, keys, values, rank):
     return model.read(keys[rank], [-1, -2] if name == "read_or_default" else [START] * DIM)
 
 
-@pytest.mark.parametrize("functional", [False, True], ids=["eager", "function"])
+KINDS = {
+    "int64": (tf.int64, tf.float32, None),
+    "int32": (tf.int32, tf.bfloat16, "distributed"),
+    "uint64": (tf.uint64, tf.float16, None),
+    "localized": (tf.int64, tf.float32, "localized:last"),
+}
+
+
+@pytest.mark.parametrize(("kind", "functional"), [("int64", False), ("uint64", True)])
+def test_random_operations(comm, kind, functional):
+    check_operations(comm, *KINDS[kind], functional)
+
+
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(
-    ("key_type", "dtype", "mode"),
-    [
-        (tf.int64, tf.float32, None),
-        (tf.int32, tf.bfloat16, "distributed"),
-        (tf.uint64, tf.float16, None),
-        (tf.int64, tf.float32, "localized:last"),
-    ],
-    ids=["int64", "int32", "uint64", "localized"],
+    ("kind", "functional"),
+    [("int64", True), ("int32", False), ("int32", True), ("localized", False), ("localized", True)],
 )
-def test_random_operations(comm, key_type, dtype, mode, functional):
+def test_random_operations_of_other_tables(comm, kind, functional):
+    check_operations(comm, *KINDS[kind], functional)
+
+
+def check_operations(comm, key_type, dtype, mode, functional):
     mode = mode and mode.replace("last", str(comm.size - 1))
     table = de.DynamicVariable(
         DIM, str(START), key_type=key_type, dtype=dtype, mode=mode, stochastic_rounding=False
@@ -97,7 +108,7 @@ def test_random_operations(comm, key_type, dtype, mode, functional):
             for name, operation in named.items()
         }
     names = list(named)
-    for i in range(120):
+    for i in range(70):
         name = names[i] if i < len(names) else str(rng.choice(names))
         counts = rng.integers(0, 9, comm.size) * rng.integers(0, 2, comm.size)
         keys = [rng.choice(domain, n) for n in counts]

@@ -127,20 +127,32 @@ MAKERS = {
     "sgd": lambda: K.SGD(0.1),
     "adagrad": lambda: K.Adagrad(0.1),
     "adam": lambda: K.Adam(0.01),
-    "momentum": lambda: K.SGD(0.05, momentum=0.9, nesterov=True),
 }
 
 
-@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=lambda dtype: dtype.name)
+@pytest.mark.ranks(2, 4)
+def test_rows_have_the_same_bits(comm):
+    check(comm, MAKERS["adam"])
+
+
+@pytest.mark.ranks(2, 4)
+def test_16_bit_rows_have_the_same_bits(comm):
+    check(comm, MAKERS["adagrad"], dtype=tf.bfloat16, stochastic_rounding=False)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float16], ids=lambda d: d.name)
 @pytest.mark.parametrize("name", MAKERS)
-def test_rows_have_the_same_bits(comm, name, dtype):
+def test_all_optimizers_and_types(comm, name, dtype):
     check(comm, MAKERS[name], dtype=dtype, stochastic_rounding=False)
 
 
+@pytest.mark.ranks(2)
 def test_in_a_function(comm):
     check(comm, MAKERS["adam"], functional=True)
 
 
+@pytest.mark.ranks(2)
 def test_in_several_calls_of_a_step(comm):
     check(comm, MAKERS["adagrad"], calls=([0, 1], [2, 3, 4], [5]))
 

@@ -100,6 +100,7 @@ def test_eager(comm):
     check(comm, lambda model: model.step)
 
 
+@pytest.mark.ranks(2)
 def test_a_function_that_is_traced_once(comm):
     spec = tf.RaggedTensorSpec([None, None], tf.int64, 1, tf.int64)
     check(comm, lambda model: tf.function(model.step, input_signature=[[spec] * 3]))
@@ -125,6 +126,7 @@ def test_a_function_that_is_traced_anew_on_one_rank_only(comm):
     assert set(traces) == (set(range(STEPS)) if anew else {0})
 
 
+@pytest.mark.ranks(2)
 def test_forms_of_ids_that_differ_between_ranks_and_steps(comm):
     def form(bags, step):
         return [bags.ragged, bags.sparse][(step + comm.rank) % 2]()
@@ -132,6 +134,7 @@ def test_forms_of_ids_that_differ_between_ranks_and_steps(comm):
     check(comm, lambda model: tf.function(model.step), form)
 
 
+@pytest.mark.ranks(2)
 def test_a_function_in_a_function(comm):
     def make_step(model):
         look_up = tf.function(model.loss)
@@ -147,6 +150,7 @@ def test_a_function_in_a_function(comm):
     check(comm, make_step)
 
 
+@pytest.mark.ranks(2)
 def test_a_gradient_outside_the_function_that_looked_up(comm):
     def make_step(model):
         look_up = tf.function(model.loss)
@@ -161,6 +165,7 @@ def test_a_gradient_outside_the_function_that_looked_up(comm):
     check(comm, make_step)
 
 
+@pytest.mark.ranks(2)
 def test_a_persistent_tape_and_gradients_in_parts(comm):
     def make_step(model):
         @tf.function
@@ -181,6 +186,7 @@ def test_a_persistent_tape_and_gradients_in_parts(comm):
     check(comm, make_step)
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("functional", [False, True], ids=["eager", "function"])
 def test_several_lookups_in_a_step(comm, functional):
     """One call for each table, one of which is read twice, half of it each time."""
@@ -203,6 +209,7 @@ def test_several_lookups_in_a_step(comm, functional):
     check(comm, make_step)
 
 
+@pytest.mark.ranks(2)
 def test_a_loop_of_steps_in_a_function(comm):
     spec = tf.RaggedTensorSpec([None, None], tf.int64, 1, tf.int64)
 
@@ -227,6 +234,7 @@ def test_a_loop_of_steps_in_a_function(comm):
     check(comm, make_loop, per_step=False)
 
 
+@pytest.mark.ranks(2)
 def test_a_condition_that_is_the_same_on_all_ranks(comm):
     def make_step(model):
         @tf.function
@@ -240,6 +248,71 @@ def test_a_condition_that_is_the_same_on_all_ranks(comm):
         return step
 
     check(comm, make_step)
+
+
+@pytest.mark.ranks(2)
+def test_scopes_whose_names_differ_between_ranks(comm):
+    """As those of Keras layers do, where one rank has made other models before."""
+
+    def make_step(model):
+        @tf.function
+        def step(ids):
+            with tf.name_scope(f"layer_{comm.rank}"):
+                model.step(ids)
+
+        return step
+
+    check(comm, make_step)
+
+
+@pytest.mark.parametrize("functional", [False, True], ids=["eager", "function"])
+def test_what_weights_are_made_of_has_a_gradient_where_there_are_no_ids(comm, functional):
+    """Or else a rank without ids would leave a dense variable out that others reduce."""
+    table, static = de.DynamicVariable(2, "1"), de.Variable(np.ones((8, 2), np.float32))
+    factor = tf.Variable(2.0)
+    optimizer = de.OptimizerWrapper(K.SGD(1.0), gradient_reduction="sum")
+    ids = tf.constant([[1], [2], [3]] if comm.rank == 0 else np.zeros((0, 1)), tf.int64)
+    variables = [table, static, factor]
+
+    def step():
+        with tf.GradientTape() as tape:
+            weights = factor * tf.ones_like(ids, tf.float32)
+            pooled = de.lookup_sparse([table, static], [ids] * 2, [weights] * 2, "sum")
+            loss = tf.reduce_sum(pooled[0] + pooled[1])
+        grads = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(grads, variables, strict=True))
+        return grads
+
+    grads = (tf.function(step) if functional else step)()
+    assert grads[2] is not None
+    assert float(factor) == 2.0 - 3 * 2 * 2
+    np.testing.assert_array_equal(whole_table(comm, table).vectors, np.full((3, 2), -1.0))
+
+
+@pytest.mark.parametrize("make", [K.SGD, K.Nadam])
+def test_rows_that_are_gone_are_not_stepped(comm, make):
+    """Erased after they were read, evicted, or never there."""
+    table = de.DynamicVariable(2, "1")
+    optimizer = de.OptimizerWrapper(make(1.0), gradient_reduction="sum")
+    every = np.arange(20)
+    table.lookup(every)
+    with tf.GradientTape() as tape:
+        pooled = de.lookup_sparse(table, every[:, None], combiners="sum")
+        loss = tf.reduce_sum(pooled)
+    grad = tape.gradient(loss, table)
+    table.erase(every[::2])
+    table.lookup(every[::2] + 100)  # these take the rows that are free
+    optimizer.apply_gradients([(grad, table)])
+    with tf.GradientTape() as tape:
+        pooled = de.lookup_sparse(table, every[::2, None], insert=False)
+        loss = tf.reduce_sum(pooled)
+    optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    rows = whole_table(comm, table)
+    np.testing.assert_array_equal(rows.keys, [*every[1::2], *(every[::2] + 100)])
+    stepped = 1 - comm.size if make is K.SGD else rows.vectors[0, 0]
+    assert stepped < 1
+    np.testing.assert_allclose(rows.vectors[:10], np.full((10, 2), stepped), rtol=1e-6)
+    np.testing.assert_array_equal(rows.vectors[10:], np.ones((10, 2)))
 
 
 def test_part_of_the_outputs_is_used(comm):
