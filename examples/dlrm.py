@@ -12,6 +12,7 @@ phases of a step are.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Iterable
@@ -158,7 +159,7 @@ def best_scores(clicks: SyntheticClicks, samples: int) -> dict[str, float]:
 
 def measure_phases(model: Dlrm, batches: Iterable[Samples], comm: Communicator) -> None:
     """Rank 0 prints where the time of a step goes, on the mean over the ranks."""
-    samples = step_phases.endless(batches)
+    samples = step_phases.awaited(batches)
 
     def step() -> None:
         model.step(*next(samples)).numpy()
@@ -183,7 +184,7 @@ def write_profile(
     profiler = tf.profiler.experimental
     if comm.rank == 0:
         profiler.start(str(folder))
-    for number, samples in zip(range(TRACED_STEPS), step_phases.endless(batches), strict=False):
+    for number, samples in zip(range(TRACED_STEPS), step_phases.awaited(batches), strict=False):
         with profiler.Trace("train", step_num=number, _r=1):
             model.step(*samples).numpy()
     if comm.rank == 0:
@@ -224,10 +225,11 @@ def run(options: argparse.Namespace) -> dict[str, float] | None:
             f"{options.batch_size} samples a step"
         )
 
+    ahead = model.look_ahead if options.look_ahead else iter
     stretches: list[float] = []
     measured: dict[str, float] | None = None
     for epoch in range(1, options.epochs + 1):
-        loss, seconds = train_epoch(model, batches, options, comm)
+        loss, seconds = train_epoch(model, ahead(batches), options, comm)
         stretches += seconds
         measured = test(model, evaluation, comm)
         if measured is not None:
@@ -249,9 +251,9 @@ def run(options: argparse.Namespace) -> dict[str, float] | None:
             print(f"median: {measured['samples_per_second']:,.0f} samples/s")
 
     if options.phases:
-        measure_phases(model, batches, comm)
+        measure_phases(model, ahead(itertools.cycle(batches)), comm)
     if options.profile is not None:
-        write_profile(model, batches, options.profile, comm)
+        write_profile(model, ahead(itertools.cycle(batches)), options.profile, comm)
     if options.dump is not None:
         de.dump(options.dump, model.tables, optimizer=model.optimizer)
         if comm.rank == 0:
@@ -302,6 +304,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--test-steps", type=int, help="batches of the test, at most")
     add("--log-every", type=int, default=10, help="steps between two lines (10)")
 
+    add("--look-ahead", action="store_true", help="look ids up while the step before runs")
     add("--phases", action="store_true", help="print a breakdown of a step's time in the end")
     add("--profile", type=Path, help="folder for a trace of some steps, for TensorBoard")
     add("--dump", type=Path, help="folder for the tables in the end, which all ranks share")

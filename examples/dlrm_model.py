@@ -11,7 +11,7 @@ and the MLPs are on every rank.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -110,15 +110,26 @@ class Dlrm:
         # The same MLPs on all ranks, whatever the seeds.
         de.broadcast_variables(self.dense.variables)
 
-    def logits(self, dense: tf.Tensor, ids: tf.Tensor, training: bool) -> tf.Tensor:
+    def _columns(self, ids: tf.Tensor) -> list[tf.Tensor]:
+        """The ids of each feature."""
+        return tf.split(ids, self.sizes.hotness, axis=1)
+
+    def look_ahead(self, batches: Iterable[Samples]) -> Iterator[Samples]:
+        """The batches; the ids of each are looked up while the one before is trained on."""
+        for samples, ahead in de.prefetch_lookup(
+            batches, self.tables, ids=lambda samples: self._columns(samples.ids)
+        ):
+            yield samples._replace(ids=ahead)
+
+    def logits(self, dense: tf.Tensor, ids: Any, training: bool) -> tf.Tensor:
         """Log odds [B]. Without `training` unknown ids get no rows."""
         with tf.name_scope(FORWARD):
-            columns = tf.split(ids, self.sizes.hotness, axis=1)
+            columns = self._columns(ids) if tf.is_tensor(ids) else ids
             pooled = de.lookup_sparse(self.tables, columns, combiners="sum", insert=training)
             return self.dense([dense, *pooled], training=training)[:, 0]
 
     @tf.function(reduce_retracing=True)
-    def step(self, dense: tf.Tensor, ids: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    def step(self, dense: tf.Tensor, ids: Any, labels: tf.Tensor) -> tf.Tensor:
         """Trains on this rank's part of a batch and returns its loss."""
         with tf.GradientTape() as tape:
             logits = self.logits(dense, ids, training=True)

@@ -5,7 +5,8 @@ operator's time: it flies from the moment when it is handed to Horovod until Ten
 it is done, and in between other operators may run. So each phase has two figures:
 
 - *alone* adds up to the step. An instant belongs to the phases whose operators run, in equal parts;
-  if none runs, to the exchanges that fly; if none flies, to TensorFlow's executor, else to Python.
+  if none runs, to the exchanges that fly; if none flies, to the input if a step waits for it, else
+  to TensorFlow's executor, else to Python.
 - *in all* is how long it ran or flew, whatever else did. What is not alone is hidden.
 
 An exchange lasts until the slowest rank has sent its part: its time holds the waiting for others.
@@ -13,7 +14,7 @@ An exchange lasts until the slowest rank has sent its part: its time holds the w
 
 from __future__ import annotations
 
-import itertools
+import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -33,16 +34,17 @@ DENSE_FORWARD, DENSE_BACKWARD = "dense forward", "dense backward"
 # In the order of the table.
 OF_OPERATORS = {
     "route keys": ("DynembRoute", "DynembReceiveKeys"),
-    "look up rows": ("DynembLookup", "DynembLookupSparse"),
+    "look up rows": ("DynembLookup", "DynembLookupSparse", "DynembReadAgain"),
     "pack and unpack rows": ("DynembPackRows", "DynembUnpackRows"),
     "pool vectors": ("DynembPoolRows",),
     "sum gradients": ("DynembPoolRowsGrad", "DynembLookupSparseGrad", "DynembDedupSum"),
     "update rows": ("DynembApplyGradients",),
 }
 EXCHANGES = {
-    "exchange keys": "dynemb_keys",
-    "exchange vectors": "dynemb_vectors",
-    "exchange gradients": "dynemb_gradients",
+    "exchange keys": ("dynemb_keys", "dynemb_ahead_keys"),
+    "exchange vectors": ("dynemb_vectors", "dynemb_ahead_vectors"),
+    "exchange what changed since": ("dynemb_changed", "dynemb_again"),
+    "exchange gradients": ("dynemb_gradients", "dynemb_counts", "dynemb_other"),
 }
 ALLREDUCE = "allreduce of dense gradients"
 PHASES = (
@@ -59,7 +61,7 @@ PHASES = (
 )
 
 # Which spans an instant goes to, of those that cover it: the highest.
-_EXECUTES, _FLIES, _RUNS = range(3)
+_EXECUTES, _AWAITED, _FLIES, _RUNS = range(4)
 _STEPS = "all steps"
 _STARTED, _DONE = "ExecutorState::ProcessAsync::Start", "ExecutorState::ProcessAsync::Done"
 
@@ -93,7 +95,8 @@ class Shares(NamedTuple):
 def phase_of(name: str, kind: str) -> str:
     """The phase of an operator, by the name of its node and its type."""
     if kind == "HorovodAlltoall":
-        return next((p for p, part in EXCHANGES.items() if part in name), "other operators")
+        last = re.sub(r"_\d+$", "", name.rsplit("/", 1)[-1])
+        return next((p for p, names in EXCHANGES.items() if last in names), "other operators")
     if kind.startswith("Horovod"):
         return ALLREDUCE
     for phase, kinds in OF_OPERATORS.items():
@@ -147,7 +150,7 @@ def spans_of(events: Iterable[Event]) -> Iterator[Span]:
                 phase = phase_of(event.facts["name"], event.facts["kernel_type"])
                 yield Span(phase, _FLIES, flying.pop(key), event.start)
         elif event.name == INPUT:
-            yield Span(INPUT, _RUNS, event.start, event.end)
+            yield Span(INPUT, _AWAITED, event.start, event.end)
         elif event.name.startswith("ExecutorState::Process"):
             yield Span(EXECUTOR, _EXECUTES, event.start, event.end)
         elif colon and node and node[-1] != ":" and kind.isidentifier() and "Eager" not in node:
@@ -243,10 +246,12 @@ def table(of_step: Shares, untraced_ms: float) -> Iterator[str]:
     yield f"{'the step, traced':34}{total:9.2f}{1:6.0%}   ({untraced_ms:.2f} ms untraced)"
 
 
-def endless(batches: Iterable[Any]) -> Iterator[Any]:
-    """The batches over and over; the trace shows how long a step waits for one."""
-    repeated = itertools.cycle(batches)
+def awaited(batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches; the trace shows how long a step waits for one."""
+    coming = iter(batches)
     while True:
         with tf.profiler.experimental.Trace(INPUT):
-            batch = next(repeated)
+            batch = next(coming, None)
+        if batch is None:
+            return
         yield batch

@@ -128,9 +128,8 @@ class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
         logs = {} if logs is None else logs
         trained = self._trained or {}
         # A model that makes its own logs may have none, or some, of the metrics in them.
-        replace_logs(
-            logs, {**(trained if trained.keys() <= logs.keys() else {}), **self._validated}
-        )
+        known = trained if trained.keys() <= logs.keys() else {}
+        replace_logs(logs, known | self._validated)
         comm = communicator.get()
         if any(comm.gather_objects(bool(self.model.stop_training), "dynemb/stop")):
             self.model.stop_training = True

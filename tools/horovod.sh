@@ -35,10 +35,17 @@ amend() {
     horovod/tensorflow/mpi_ops.cc
 }
 
+# What is changed further for operations on GPUs: TensorFlow has another name for a stream's handle now.
+amend_for_gpus() {
+  sed -i -E 's|^// Forward declaration of AsGpuStreamValue$|#include "xla/stream_executor/stream.h"|
+    s|^(GpuStreamHandle AsGpuStreamValue\(Stream\* stream\));$|inline \1 {\
+      return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream); }|' horovod/tensorflow/mpi_ops.cc
+}
+
 # Which wheel is wanted: its folder in the cache. pip notes where it installed a wheel from.
 wheel_key() {
   local changes
-  changes=$(declare -f amend | sha256sum)
+  changes=$(declare -f amend ${HOROVOD_GPU_OPERATIONS:+amend_for_gpus} | sha256sum)
   "$PYTHON" -B - "$VERSION-${changes:0:8}" "GLOO${HOROVOD_GPU_OPERATIONS:+-$HOROVOD_GPU_OPERATIONS}" <<'END'
 import sys
 
@@ -99,7 +106,7 @@ build() {
   quietly "$PYTHON" -m pip download --disable-pip-version-check --no-build-isolation --no-deps --no-binary horovod \
     --require-hashes -d "$BUILD" -r /dev/stdin <<<"horovod==$VERSION --hash=sha256:$SHA256"
   tar -xf "$BUILD/horovod-$VERSION.tar.gz" -C "$BUILD"
-  (cd "$BUILD/horovod-$VERSION" && amend)
+  (cd "$BUILD/horovod-$VERSION" && amend && ${HOROVOD_GPU_OPERATIONS:+amend_for_gpus})
   HOROVOD_CMAKE=$cmake MAKEFLAGS=${MAKEFLAGS:--j$(nproc)} quietly make_wheel
   mkdir -p "$(dirname "$KEPT")"
   rm -rf "$KEPT"

@@ -30,4 +30,5 @@ found = pathlib.Path(tf_dynemb.__file__).parent
 if pathlib.Path(sys.argv[1]) not in found.parents or not (found / "_dynemb_ops.so").exists():
     sys.exit(f"the installed wheel is not what is tested: {found}")
 EOF
-exec "$INSTALLED" -m pytest -p no:cacheprovider "$@" tests/python
+# Two at a time: most tests keep one core busy.
+exec "$INSTALLED" -m pytest -p no:cacheprovider -n 2 --dist loadfile "$@" tests/python

@@ -398,6 +398,29 @@ def test_a_base_that_comes_while_ranks_load(tmp_path, monkeypatch):
     assert table_reader.same(contents(heirs), contents(ranks), table_reader.ALL)
 
 
+def test_all_ranks_read_what_rank_0_has_listed(tmp_path, monkeypatch):
+    """A delta that comes later is loaded by none of them."""
+    ranks, marks = dump(tmp_path, 2)
+    before = contents(ranks)
+    listed = []
+    names = storage.Chain.names
+
+    def listing(path):
+        listed.append(threading.current_thread().name)
+        found = names(path)
+        if len(listed) == 1:
+            snapshot = storage.Chain.open(path).last
+            with storage.Publication(path, "delta") as later:
+                later.publish([], parent=snapshot.manifest.id, watermark=99, watermark_utc_ns=1)
+        return found
+
+    monkeypatch.setattr(storage.Chain, "names", listing)
+    heirs, found = load(tmp_path, 3)
+    assert set(listed) == {"rank 0"}
+    assert set(found) == set(marks)
+    assert table_reader.same(contents(heirs), before, table_reader.ALL)
+
+
 def test_nothing_to_load(tmp_path):
     def follow(comm):
         for call in (Rank.load, Rank.apply):

@@ -35,6 +35,7 @@ def ranks(tmp_path):
         rank.dump()
         rank.write(KEYS[60:] + 40, 2)
         rank.erase(KEYS[:20])
+        rank.optimizer.core.iterations.assign(4)
         rank.dump_delta()
         return rank
 
@@ -168,6 +169,7 @@ def test_a_rank_that_fell_behind_catches_up(ranks, followers, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(rows_io, "load_rows", fails)
         check_failed(ended(followers, apply), [rank], OSError, "gone")
+    assert [int(each.optimizer.core.iterations) for each in followers] == [0, 0]
     ids = [set(dict(each.tables[-1].snapshots.items())) for each in followers]
     assert ids[rank] < ids[1 - rank]
     verified = []
@@ -180,6 +182,7 @@ def test_a_rank_that_fell_behind_catches_up(ranks, followers, tmp_path, monkeypa
     monkeypatch.setattr("tf_dynemb.applying.verify", verifying)
     marks = run_on(followers, apply)
     assert verified == [1, 1]
+    assert [int(each.optimizer.core.iterations) for each in followers] == [4, 4]
     assert marks == [de.Watermark.of(storage.Chain.open(ranks[0].path).last.manifest)] * 2
     assert table_reader.same(contents(followers), contents(ranks))
 

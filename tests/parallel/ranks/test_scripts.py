@@ -73,6 +73,18 @@ def test_dlrm_with_short_vectors_on_the_way(comm, example):
 
 
 @pytest.mark.ranks(2)
+def test_dlrm_that_looks_ahead(comm, example):
+    options = ["--samples", 512, "--test-samples", 256, "--batch-size", 64, "--bottom", 8]
+    options += ["--rows-at-most", 300, "--dim", 4, "--top", 16]
+    (plain, _), (ahead, printed) = [
+        run(example("dlrm"), *options, *more) for more in ([], ["--look-ahead", "--phases"])
+    ]
+    if comm.rank == 0:
+        assert ahead["loss"] == pytest.approx(plain["loss"], rel=1e-4)
+        assert "exchange what changed since" in printed
+
+
+@pytest.mark.ranks(2)
 def test_dlrm_refuses_batches_that_it_cannot_divide(comm, example):
     with pytest.raises(ValueError, match="--batch-size 63 is no multiple of 2 ranks"):
         run(example("dlrm"), "--batch-size", 63)

@@ -196,6 +196,17 @@ def test_an_overflow_on_one_rank_only(comm):
 @pytest.mark.parametrize("make", [lambda: K.Adam(0.1), lambda: K.Nadam(0.1)], ids=["adam", "nadam"])
 def test_ranks_without_rows_step_with_the_others(comm, make):
     """A rank that holds none of a step's rows, and one that has no samples."""
+    check_counts(comm, make, [3, 4, 5, 6, 7])
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("make", [lambda: K.Adam(0.1), lambda: K.Nadam(0.1)], ids=["adam", "nadam"])
+def test_steps_of_which_no_rank_has_rows(comm, make):
+    check_counts(comm, make, [3, 0, 5, 0, 0, 6])
+
+
+def check_counts(comm, make, counts):
+    """So many rows in each step, all on one rank, and all asked for by one rank."""
     keys = np.arange(200, dtype=np.int64)
     owners = np.asarray(_ops.library().dynemb_owners(tf.constant(keys), num_ranks=comm.size))
     tables = [de.DynamicVariable(2, "1"), de.DynamicVariable(2, "1", mode="localized:0")]
@@ -210,9 +221,9 @@ def test_ranks_without_rows_step_with_the_others(comm, make):
             loss = tf.add_n([tf.reduce_sum(tf.square(p)) for p in pooled])
         optimizer.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
 
-    for i in range(6):
+    for i, count in enumerate(counts):
         owner, asker = i % comm.size, (i // 2) % comm.size
-        ids = keys[owners == owner][: 3 + i, None]
+        ids = keys[owners == owner][:count, None]
         step(tables, optimizer, ids if comm.rank == asker else ids[:0])
         with one_rank():
             step(lone, lone_optimizer, ids)
