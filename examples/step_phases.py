@@ -10,6 +10,7 @@ it is done, and in between other operators may run. So each phase has two figure
 - *in all* is how long it ran or flew, whatever else did. What is not alone is hidden.
 
 An exchange lasts until the slowest rank has sent its part: its time holds the waiting for others.
+What runs on a GPU is not seen: there the dense phases are the time to start it.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
@@ -103,7 +104,7 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
             )
         self._global_shape = tuple(whole.shape)
         rows = self._rows_of(self._global_shape[0])
-        part = tf.gather(whole, tf.range(rows.start, rows.stop, rows.step, dtype=tf.int64))
+        part = tf.gather(whole, np.array(rows, np.int64))
         kwargs["shape"] = None
         return (part, *args[1:]), kwargs
 

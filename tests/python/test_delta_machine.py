@@ -162,7 +162,8 @@ class Steps:
     def __init__(self):
         self.tables = [
             de.DynamicVariable(4, "zeros", name="user"),
-            de.DynamicVariable(2, "zeros", name="item", key_type=tf.int32, dtype=tf.float16),
+            # Not float16, which holds whole numbers up to 2048 only: there may be more steps.
+            de.DynamicVariable(2, "zeros", name="item", key_type=tf.int32),
         ]
         self.optimizer = de.OptimizerWrapper(keras.optimizers.SGD(1.0, momentum=0.5))
         self.optimizer.attach(self.tables)

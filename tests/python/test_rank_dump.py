@@ -304,7 +304,8 @@ def test_shares_of_unequal_files():
         return [sorted(int(file.file) for file in share) for share in found]
 
     # Each has its own where that is fair; otherwise who has least gets it.
-    assert shares([10, 9, 5, 6], {0: [0, 2], 1: [1, 3]}, 2) == [[0, 2], [1, 3]]
+    assert shares([10, 10], {0: [1], 1: [0]}, 2) == [[1], [0]]
+    assert shares([10, 9, 5], {0: [0, 2], 1: [1]}, 2) == [[0, 2], [1]]
     assert shares([10, 10, 10, 1], {0: [0, 1, 2, 3]}, 3) == [[0, 3], [1], [2]]
     assert shares([8, 8, 8, 8], {0: [0], 1: [1], 2: [2], 3: [3]}, 2) == [[0, 2], [1, 3]]
     assert shares([1], {0: [0]}, 4) == [[0], [], [], []]
