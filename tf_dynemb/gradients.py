@@ -111,6 +111,17 @@ def is_spread(variable: Any) -> bool:
     return communicator.get().size > 1 and isinstance(unwrap(variable), Variable)
 
 
+def of_unique_rows(grad: Any, variable: Any) -> Any:
+    """The gradient of a `Variable` with the sum for each row; any other as it is.
+
+    Keras squares what stands for one row several times before it adds it up.
+    """
+    if not isinstance(grad, tf.IndexedSlices) or not isinstance(unwrap(variable), Variable):
+        return grad
+    rows, sums = _ops.library().dynemb_dedup_sum(grad.indices, grad.values)
+    return tf.IndexedSlices(tf.cast(sums, grad.values.dtype), rows, grad.dense_shape)
+
+
 def all_finite(table_grads: Sequence[TableGradient], dense_grads: Sequence[Any]) -> Any:
     """Whether no gradient, on any rank, holds NaN or infinity: a bool tensor."""
     values = [grad.sums for grad in table_grads] + [_values(grad) for grad in dense_grads]

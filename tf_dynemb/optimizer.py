@@ -215,6 +215,10 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
         grads, variables = _drop_missing(grads, variables)
         table_grads, dense_grads, dense = _by_kind(grads, variables)
+        dense_grads = [
+            gradients.of_unique_rows(grad, variable)
+            for grad, variable in zip(dense_grads, dense, strict=True)
+        ]
         table_grads, dense_grads = gradients.reduce_over_ranks(
             self.gradient_reduction, table_grads, dense_grads, dense
         )

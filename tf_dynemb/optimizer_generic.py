@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb import _ops, communicator
+from tf_dynemb import _ops
 from tf_dynemb.dynamic_variable import DynamicVariable, StateSpec
 from tf_dynemb.gradients import TableGradient
 
@@ -122,34 +122,25 @@ class RowsOptimizer:
         keys, sums, values, state = (
             tf.boolean_mask(part, found) for part in (grad.keys, grad.sums, values, state)
         )
+        # A mean over no rows is NaN, and would stay in the shared state; and a rank without rows
+        # must keep that in step with the others: a row of zeros stands in, and is not written.
         count = tf.size(keys)
-        if communicator.get().size > 1:
-            # A rank without rows must keep the shared state in step with the others'.
-            pad = tf.cast(count == 0, tf.int32)
-            sums, values, state = (
-                tf.pad(part, [[0, pad], [0, 0]]) for part in (sums, values, state)
-            )
+        pad = tf.cast(count == 0, tf.int32)
+        sums, values, state = (tf.pad(part, [[0, pad], [0, 0]]) for part in (sums, values, state))
         self._optimizer.__dict__["_iterations"] = core._iterations
         self._optimizer.__dict__["_learning_rate"] = core._learning_rate
 
-        def step() -> Any:
-            self._load(values, state)
-            if use_weight_decay:
-                self._optimizer._apply_weight_decay([self._vectors])
-            self._optimizer._backend_update_step(
-                [sums], [self._vectors], self._optimizer.learning_rate
-            )
-            _ops.library().dynemb_write_rows(
-                grad.table.handle,
-                keys,
-                self._vectors.value[:count],
-                self._stored_state()[:count],
-                insert=False,
-            )
-            return tf.constant(True)
-
-        # A mean over no rows is NaN, and would stay in the shared state.
-        tf.cond(tf.shape(sums)[0] > 0, step, lambda: tf.constant(False))
+        self._load(values, state)
+        if use_weight_decay:
+            self._optimizer._apply_weight_decay([self._vectors])
+        self._optimizer._backend_update_step([sums], [self._vectors], self._optimizer.learning_rate)
+        _ops.library().dynemb_write_rows(
+            grad.table.handle,
+            keys,
+            self._vectors.value[:count],
+            self._stored_state()[:count],
+            insert=False,
+        )
 
     def _load(self, values: Any, state: Any) -> None:
         self._vectors.value.assign(values)

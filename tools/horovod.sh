@@ -4,8 +4,8 @@
 #   tools/horovod.sh install [python]
 #
 # Does only what is missing. The wheel is kept in the user's cache, apart for each version of Horovod, TensorFlow and Python
-# and each set of operations: HOROVOD_GPU_OPERATIONS=NCCL in the environment builds those, and Horovod's other variables
-# (HOROVOD_NCCL_HOME, HOROVOD_CUDA_HOME and so on) reach its build too.
+# and each set of operations. HOROVOD_GPU_OPERATIONS=NCCL in the environment adds those on GPUs; Horovod's other variables
+# (HOROVOD_NCCL_HOME, HOROVOD_NCCL_LINK, HOROVOD_CUDA_HOME and so on) reach its build too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -35,30 +35,35 @@ amend() {
     horovod/tensorflow/mpi_ops.cc
 }
 
-# What is changed further for operations on GPUs: TensorFlow has another name for a stream's handle now.
+# What is changed for operations on GPUs: TensorFlow has another name for a stream's handle now.
 amend_for_gpus() {
   sed -i -E 's|^// Forward declaration of AsGpuStreamValue$|#include "xla/stream_executor/stream.h"|
     s|^(GpuStreamHandle AsGpuStreamValue\(Stream\* stream\));$|inline \1 {\
       return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream); }|' horovod/tensorflow/mpi_ops.cc
 }
 
+hash_of() { declare -f "$1" | sha256sum | head -c 8; }
+
 # Which wheel is wanted: its folder in the cache. pip notes where it installed a wheel from.
 wheel_key() {
-  local changes
-  changes=$(declare -f amend ${HOROVOD_GPU_OPERATIONS:+amend_for_gpus} | sha256sum)
-  "$PYTHON" -B - "$VERSION-${changes:0:8}" "GLOO${HOROVOD_GPU_OPERATIONS:+-$HOROVOD_GPU_OPERATIONS}" <<'END'
+  local on_gpus=
+  [ -z "${HOROVOD_GPU_OPERATIONS:-}" ] || on_gpus=-$HOROVOD_GPU_OPERATIONS-$(hash_of amend_for_gpus)
+  "$PYTHON" -B - "$VERSION-$(hash_of amend)" "$on_gpus" <<'END'
 import sys
 
 sys.path.insert(0, "bazel")
 import find_tensorflow
 
+horovod, on_gpus = sys.argv[1:]
 try:
-    tensorflow = find_tensorflow.find()[1]
+    folder, tensorflow = find_tensorflow.find()
 except find_tensorflow.TensorFlowError as error:
     sys.exit(str(error))
-horovod, operations = sys.argv[1:]
+build = (folder / "python/platform/build_info.py").read_text()
+if on_gpus and "('is_cuda_build', True)" not in build:
+    sys.exit(f"horovod: operations on GPUs need the package tensorflow; {sys.executable} has tensorflow-cpu")
 python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-print(f"horovod-{horovod}_tensorflow-{tensorflow}_{python}_{operations}")
+print(f"horovod-{horovod}_tensorflow-{tensorflow}_{python}_GLOO{on_gpus}")
 END
 }
 
@@ -106,7 +111,7 @@ build() {
   quietly "$PYTHON" -m pip download --disable-pip-version-check --no-build-isolation --no-deps --no-binary horovod \
     --require-hashes -d "$BUILD" -r /dev/stdin <<<"horovod==$VERSION --hash=sha256:$SHA256"
   tar -xf "$BUILD/horovod-$VERSION.tar.gz" -C "$BUILD"
-  (cd "$BUILD/horovod-$VERSION" && amend && ${HOROVOD_GPU_OPERATIONS:+amend_for_gpus})
+  (cd "$BUILD/horovod-$VERSION" && amend && amend_for_gpus)
   HOROVOD_CMAKE=$cmake MAKEFLAGS=${MAKEFLAGS:--j$(nproc)} quietly make_wheel
   mkdir -p "$(dirname "$KEPT")"
   rm -rf "$KEPT"

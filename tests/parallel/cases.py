@@ -19,7 +19,7 @@ CASE_LIMIT = 300
 LAUNCH_LIMIT = 7200
 
 PYTEST = ["-m", "pytest", "-vv", "--tb=short", "-p", "no:cacheprovider", "-p", "parallel.inside"]
-PYTEST += ["-o", "faulthandler_exit_on_timeout=true"]
+PYTEST += ["-o", "faulthandler_exit_on_timeout=true", "--runxfail"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Launch:
             outcome,
             text,
             [
-                (f"{title}, rank {rank}", written)
+                (f"{title.removeprefix('Captured ')} on rank {rank}", written)
                 for rank, result in said.items()
                 for title, written in result["sections"]
             ],

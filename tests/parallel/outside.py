@@ -16,22 +16,39 @@ from parallel.cases import Launch, Result
 CASES = pathlib.Path(__file__).resolve().parent / "ranks"
 
 _launches: dict[int, Launch] = {}
+_RESULT = pytest.StashKey[Result]()
 
 
-def pytest_runtest_protocol(item: pytest.Item) -> bool:
-    """Reports a case, and so keeps pytest from running it."""
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in _reports(item, _result(item)):
-        item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-    return True
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A case has no fixtures here, and does nothing but report."""
+    item.setup = lambda: None
+    item.runtest = lambda: _run(item)
 
 
-def _result(item: pytest.Item) -> Result:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
+    report = yield
+    if call.when == "call" and _RESULT in item.stash:
+        report.duration = item.stash[_RESULT].seconds
+    return report
+
+
+def _run(item: pytest.Item) -> None:
     if not launch.INSTALLED:
         from tf_dynemb import communicator  # with TensorFlow, so not where conftest.py is read
 
-        return Result("skipped", communicator.INSTALL, [], 0)
+        pytest.skip(communicator.INSTALL)
+    item.stash[_RESULT] = result = _launch(item).result(item.nodeid)
+    for title, written in result.sections:
+        item.add_report_section("call", title, written)
+    if result.outcome == "failed":
+        pytest.fail(result.text, pytrace=False)
+    if result.outcome == "skipped":
+        pytest.skip(result.text)
+
+
+def _launch(item: pytest.Item) -> Launch:
+    """That of all selected cases with as many ranks."""
     ranks = item.callspec.params["ranks"]
     if ranks not in _launches:
         cases = [
@@ -42,22 +59,4 @@ def _result(item: pytest.Item) -> Result:
         verbosity = item.config.get_verbosity("assertions")
         options = ["-o", f"verbosity_assertions={verbosity}"]
         _launches[ranks] = Launch(ranks, cases, item.config.rootpath, options=options)
-    return _launches[ranks].result(item.nodeid)
-
-
-def _reports(item: pytest.Item, result: Result):
-    """Those of setup, call and teardown."""
-    for when in ("setup", "call", "teardown"):
-        its = result if when == "call" else Result("passed", "", [], 0)
-        path, line, _ = item.location
-        skipped = (path, line or 0, f"Skipped: {its.text}")
-        yield pytest.TestReport(
-            nodeid=item.nodeid,
-            location=item.location,
-            keywords=dict.fromkeys(item.keywords, 1),
-            outcome=its.outcome,
-            longrepr={"passed": None, "skipped": skipped, "failed": its.text}[its.outcome],
-            when=when,
-            sections=its.sections,
-            duration=its.seconds,
-        )
+    return _launches[ranks]

@@ -55,7 +55,7 @@ def test_a_rank_that_does_not_call_makes_the_others_fail(result_of):
     assert result.text.startswith("----- failed: rank 0 of 2")
     assert "Horovod has been shut down" in result.text
     ((title, written),) = result.sections
-    assert title == "Captured stderr call, rank 0"
+    assert title == "stderr call on rank 0"
     assert re.search(r"Missing ranks:\s+1!?: \[dynemb/missed\]", written)
     assert 2 < result.seconds < 30
 

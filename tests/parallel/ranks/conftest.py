@@ -8,7 +8,7 @@ import os
 import pytest
 
 if "DYNEMB_LAUNCH" not in os.environ:
-    from parallel.outside import pytest_runtest_protocol  # noqa: F401
+    from parallel.outside import pytest_itemcollected, pytest_runtest_makereport  # noqa: F401
 
 SIZES = (1, 2, 4)
 
