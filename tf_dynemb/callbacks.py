@@ -44,9 +44,11 @@ class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
     happens.
 
     Example:
-    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    >>> model.compile(OptimizerWrapper(keras.optimizers.Adam()), loss="mse")
-    >>> _ = model.fit(np.ones([4, 2]), np.ones([4]), callbacks=[SynchronizeRanks()], verbose=0)
+    >>> import tf_dynemb as de
+    >>> model = keras.Sequential([de.layers.Embedding(4), keras.layers.Dense(1)])
+    >>> model.compile(de.OptimizerWrapper(keras.optimizers.Adam()), loss="mse")
+    >>> my_ids, my_labels = tf.constant([[3], [5]]), tf.constant([[0.0], [1.0]])
+    >>> _ = model.fit(my_ids, my_labels, callbacks=[SynchronizeRanks()], verbose=0)
 
     Raises:
         ValueError: in `fit`, `evaluate` or `predict`: the ranks make different numbers of steps or

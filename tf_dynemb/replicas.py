@@ -25,9 +25,8 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
     happens.
 
     Example:
-    >>> layer = keras.layers.Dense(1)
-    >>> layer.build((None, 3))
-    >>> broadcast_variables(layer.variables)
+    >>> bias = tf.Variable(tf.random.normal([3]))
+    >>> broadcast_variables([bias])
 
     Args:
         variables: TensorFlow or Keras variables of any dtype that numpy knows, in the same order on
