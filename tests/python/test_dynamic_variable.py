@@ -390,7 +390,7 @@ def test_filter_variables_and_static_variable():
 
 @pytest.mark.parametrize(
     "module",
-    ["dynamic_variable", "lookup", "optimizer"]
+    ["callbacks", "dynamic_variable", "lookup", "optimizer", "replicas"]
     + [f"layers.{name}" for name in ("embedding", "embedding_bag", "multi_table_embedding")],
 )
 def test_examples_in_docstrings(module):

@@ -140,8 +140,10 @@ def test_16_bit_rows_have_the_same_bits(comm):
     check(comm, MAKERS["adagrad"], dtype=tf.bfloat16, stochastic_rounding=False)
 
 
+# Not float16: a gradient there may be so small that twice of it is not twice as exact, and the mean
+# over half a batch is twice that over the whole.
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float16], ids=lambda d: d.name)
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=lambda d: d.name)
 @pytest.mark.parametrize("name", MAKERS)
 def test_all_optimizers_and_types(comm, name, dtype):
     check(comm, MAKERS[name], dtype=dtype, stochastic_rounding=False)
