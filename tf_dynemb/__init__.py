@@ -101,6 +101,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES[name]
     try:
+        if name not in ("serving", "storage"):
+            # First, as what it lets _registration import needs modules that need it.
+            importlib.import_module("tensorflow")
         module = importlib.import_module(f"{__name__}.{home or name}")
     except ModuleNotFoundError as error:
         if error.name in ("keras", "tensorflow"):
