@@ -53,7 +53,8 @@ class Communicator(abc.ABC):
             tensor: [n, ...]: the parts, in the order of the ranks that they are for.
             splits: int32 [size]: the length of each part along the first dimension.
             name: of the operation; two that run at the same time must have different ones. In a
-                `tf.function` TensorFlow makes names differ, and adds those of the scopes around.
+                `tf.function` TensorFlow makes names differ, and adds those of the loops and functions
+                around.
 
         Returns:
             (received, received splits): the parts that the ranks sent here, in their order.
@@ -187,7 +188,9 @@ class _Horovod(Communicator):
         name = re.sub(r"^(?![A-Za-z0-9])", ".", re.sub(r"[^A-Za-z0-9_./-]", "_", name))
         given = [tf.convert_to_tensor(tensor) for tensor in tensors]
         if not tf.executing_eagerly():
-            return operation(*given, name=name, **options)
+            # Outside all scopes: those of layers have other names where a rank made other models.
+            with tf.compat.v1.get_default_graph().name_scope(None):
+                return operation(*given, name=name, **options)
         # Of any shape: a function would otherwise be traced anew for each.
         signature = [tf.TensorSpec([None] * t.shape.rank, t.dtype) for t in given]
         key = (name, operation.__name__, *options.values(), *signature)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 import weakref
@@ -147,16 +148,7 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         self._mode = mode
         self._options = options
         self._attributes = attributes
-        owner = owner_of_mode(mode)
-        self._spread = Spread(
-            variable=self,
-            key_type=key_type,
-            dimension=dim,
-            owner=BY_HASH if owner is None else owner,
-            name=f"{name}#{number}",
-            wire=options.exchange_dtype or "same",
-            is_dynamic=True,
-        )
+        self._exchange_name = f"{name}#{number}"
         self.snapshots = Snapshots()
         # Held while a cut of the table is read: a table can be in one at a time.
         self.cut_lock = threading.RLock()
@@ -196,7 +188,17 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
     @property
     def spread(self) -> Spread:
         """The table as an exchange between ranks sees it."""
-        return self._spread
+        # Not an attribute, which would be a reference cycle: tables must go with their last user.
+        owner = owner_of_mode(self._mode)
+        return Spread(
+            variable=self,
+            key_type=self._key_type,
+            dimension=self._dim,
+            owner=BY_HASH if owner is None else owner,
+            name=self._exchange_name,
+            wire=self._options.exchange_dtype or "same",
+            is_dynamic=True,
+        )
 
     @property
     def options(self) -> TableOptions:
@@ -228,7 +230,7 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         Also how many keys and bytes this rank has sent to others for it.
         """
         with tf.init_scope():
-            return {**table_stats(self.handle), **exchange_stats(self._spread.name)}
+            return {**table_stats(self.handle), **exchange_stats(self._exchange_name)}
 
     def lookup(self, ids: Any, insert: bool = True, default_value: Any = None) -> Any:
         """Reads one vector for each id.
@@ -281,7 +283,7 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
             default_value = None
         flat = bags.single(tf.reshape(keys, [-1]))
         (values,) = exchange.lookup(
-            [self._spread], [flat], [0], ["sum"], bool(insert), default_value
+            [self.spread], [flat], [0], ["sum"], bool(insert), default_value
         )
         return tf.reshape(values, tf.concat([tf.shape(keys), [self._dim]], 0))
 
@@ -312,7 +314,7 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         """
         keys, values = self._keys_and_values(keys, values)
         if communicator.get().size > 1:
-            return spread_keys.upsert(self._spread, *self._flat(keys, values))
+            return spread_keys.upsert(self.spread, *self._flat(keys, values))
         return _ops.library().dynemb_upsert(self.handle, keys, values)
 
     def scatter_update(
@@ -334,7 +336,7 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         _check_slices(sparse_delta)
         keys, values = self._keys_and_values(sparse_delta.indices, sparse_delta.values)
         if communicator.get().size > 1:
-            spread_keys.accumulate(self._spread, *self._flat(keys, values))
+            spread_keys.accumulate(self.spread, *self._flat(keys, values))
         else:
             _ops.library().dynemb_accumulate(self.handle, keys, values)
         return self
@@ -364,7 +366,7 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
     def _erase(self, keys: Any, wipe: bool) -> Any:
         keys = as_keys(keys, self._key_type, "keys")
         if communicator.get().size > 1:
-            return spread_keys.erase(self._spread, tf.reshape(keys, [-1]), wipe)
+            return spread_keys.erase(self.spread, tf.reshape(keys, [-1]), wipe)
         return _ops.library().dynemb_erase(self.handle, keys, wipe=wipe)
 
     @_ops.not_converted
@@ -372,7 +374,7 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         """Which of `keys` have a row: a bool tensor of the shape of `keys`."""
         keys = as_keys(keys, self._key_type, "keys")
         if communicator.get().size > 1:
-            found = spread_keys.contains(self._spread, tf.reshape(keys, [-1]))
+            found = spread_keys.contains(self.spread, tf.reshape(keys, [-1]))
             return tf.reshape(found, tf.shape(keys))
         return _ops.library().dynemb_contains(self.handle, keys)
 
@@ -568,7 +570,12 @@ def table_stats(handle: Any) -> dict[str, int]:
 
 def _make_table(shared_name: str, attributes: dict[str, Any]) -> Any:
     with tf.device("CPU:0"):
-        return _ops.library().dynemb_table(container="", shared_name=shared_name, **attributes)
+        make = _ops.library().dynemb_table
+        try:
+            return make(container="", shared_name=shared_name, **attributes)
+        except tf.errors.ResourceExhaustedError:
+            gc.collect()  # Models are reference cycles: those of before may hold much.
+            return make(container="", shared_name=shared_name, **attributes)
 
 
 def _one_of(name: str, value: Any, allowed: Sequence[Any]) -> Any:

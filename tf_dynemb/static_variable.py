@@ -73,17 +73,7 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         if self._global_shape is None:
             self._global_shape = tuple(self.shape)
-        number = next(_numbers)
-        owner = owner_of_mode(mode)
-        self._spread = Spread(
-            variable=self,
-            key_type=tf.int64,
-            dimension=int(self.shape[1]) if self.shape.rank == 2 else 0,
-            owner=BY_MODULO if owner is None else owner,
-            name=f"{self.name}#{number}",
-            wire=exchange_dtype or "same",
-            is_dynamic=False,
-        )
+        self._exchange_name = f"{self.name}#{next(_numbers)}"
 
     def _rows_of(self, rows: int) -> range:
         """Which rows of the whole this rank holds."""
@@ -122,7 +112,16 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
     @property
     def spread(self) -> Spread:
         """The matrix as an exchange between ranks sees it."""
-        return self._spread
+        owner = owner_of_mode(self._mode)
+        return Spread(
+            variable=self,
+            key_type=tf.int64,
+            dimension=int(self.shape[1]) if self.shape.rank == 2 else 0,
+            owner=BY_MODULO if owner is None else owner,
+            name=self._exchange_name,
+            wire=self._exchange_dtype or "same",
+            is_dynamic=False,
+        )
 
     @property
     def size(self) -> Any:
@@ -131,7 +130,7 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
 
     def stats(self) -> dict[str, int]:
         """What this rank has sent to others for the matrix, in keys and bytes."""
-        return exchange_stats(self._spread.name)
+        return exchange_stats(self._exchange_name)
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
         """Reads rows of the whole matrix: what `tf.gather` and `tf.nn.embedding_lookup` call."""
@@ -139,7 +138,7 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
             return super().sparse_read(indices, name=name)
         keys = as_keys(indices, tf.int64, "indices")
         flat = bags.single(tf.reshape(keys, [-1]))
-        (rows,) = exchange.lookup([self._spread], [flat], [0], ["sum"], insert=False)
+        (rows,) = exchange.lookup([self.spread], [flat], [0], ["sum"], insert=False)
         rows = tf.reshape(rows, tf.concat([tf.shape(keys), [self.shape[1]]], 0))
         rows.set_shape(keys.shape.concatenate([self.shape[1]]))
         return rows

@@ -167,5 +167,23 @@ TEST(RowStore, PresizeAndPopulateChangeNothingButSpeed) {
   }
 }
 
+// No table of no stated size takes all the address space that others need.
+TEST(RowStore, ThousandsFitBesideEachOther) {
+  const RowLayout layout(8, DType::kFloat32, 16, 16);
+  std::vector<RowStore> stores(3000);
+  uint64_t first = 0;
+  for (RowStore& store : stores) {
+    ASSERT_TRUE(store.Init(layout, uint64_t{1} << 32).ok());
+    if (first == 0) first = store.max_rows();
+    EXPECT_GE(store.max_rows(), (uint64_t{256} << 20) / layout.stride);
+  }
+  RowId id;
+  ASSERT_TRUE(stores.back().Allocate(1, &id).ok());
+  stores.clear();
+  RowStore store;
+  ASSERT_TRUE(store.Init(layout, uint64_t{1} << 32).ok());
+  EXPECT_EQ(store.max_rows(), first);
+}
+
 }  // namespace
 }  // namespace dynemb

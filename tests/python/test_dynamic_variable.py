@@ -306,11 +306,19 @@ def test_creation_inside_a_function_is_lifted():
 
 
 def test_table_is_destroyed_with_the_object():
+    """At once: what a table holds is too much to wait for the garbage collector."""
     table = de.DynamicVariable(2)
-    table.lookup([1])
-    handle = table.handle
-    del table
     gc.collect()
+    gc.disable()
+    try:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(de.lookup_sparse(table, [[1]]))
+        tape.gradient(loss, table)
+        table.upsert([2], [[1.0, 2.0]])
+        handle = table.handle
+        del table, tape, loss
+    finally:
+        gc.enable()
     from tf_dynemb import _ops
 
     with pytest.raises(tf.errors.OpError):

@@ -194,7 +194,7 @@ ERRORS = {
     "no slices": lambda t, s: t.scatter_add(tf.zeros([1, 2])),
     "keys to erase": lambda t, s: t.erase([0.5]),
     "static float ids": lambda t, s: tf.nn.embedding_lookup(s, [0.5]),
-    "gather_nd": lambda t, s: s.gather_nd([[0, 1]]),
+    "gather_nd": lambda t, s: s.gather_nd([[0, 1, 2]]),
     "mode": lambda t, s: de.DynamicVariable(2, mode="localized:99"),
     "static mode": lambda t, s: de.Variable([[1.0]], mode="localized:99"),
     "exchange_dtype": lambda t, s: de.DynamicVariable(2, exchange_dtype="float8"),
@@ -211,8 +211,8 @@ def test_wrong_arguments_are_told_before_ranks_wait_for_each_other(comm, functio
             call = tf.function(call, autograph=False) if functional else call
             try:
                 call(table, static)
-            except (ValueError, TypeError):
-                pass
+            except (ValueError, TypeError, tf.errors.InvalidArgumentError):
+                pass  # The last is TensorFlow's own, of a static table on one rank.
             else:
                 pytest.fail(f"{name}: no error")
         pooled = de.lookup_sparse([table, static], [[[1, comm.rank]]] * 2, combiners="sum")
