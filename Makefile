@@ -21,7 +21,7 @@ test: test-cc ## the C++ tests, then the Python tests
 test-cc: build
 	$(BAZEL) test //tests/cc:all
 
-test-wheel: wheel ## the Python tests against the installed wheel, from another folder
+test-wheel: wheel ## Python tests against the installed wheel, from another folder
 	tools/test_wheel.sh -m "not slow" $(ARGS)
 
 lint: build ## ruff, mypy, clang-format

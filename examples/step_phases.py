@@ -38,7 +38,12 @@ OF_OPERATORS = {
     "look up rows": ("DynembLookup", "DynembLookupSparse", "DynembReadAgain"),
     "pack and unpack rows": ("DynembPackRows", "DynembUnpackRows"),
     "pool vectors": ("DynembPoolRows",),
-    "sum gradients": ("DynembPoolRowsGrad", "DynembLookupSparseGrad", "DynembDedupSum"),
+    "sum gradients": (
+        "DynembPoolRowsGrad",
+        "DynembSumReceived",
+        "DynembLookupSparseGrad",
+        "DynembDedupSum",
+    ),
     "update rows": ("DynembApplyGradients",),
 }
 EXCHANGES = {

@@ -43,6 +43,17 @@ class Bags:
             return tf.ragged.row_splits_to_segment_ids(self.bags)
         return tf.repeat(tf.range(self.num_bags), self.bags)
 
+    def of_ids(self, mask: Any) -> Bags:
+        """The same bags with some of their ids: those where `mask`, bool [nnz], is true."""
+        weights = tf.boolean_mask(self.weights, mask) if self.has_weights else self.weights
+        bag_of_key = tf.boolean_mask(self.bag_of_key(), mask)
+        return dataclasses.replace(
+            self,
+            keys=tf.boolean_mask(self.keys, mask),
+            bags=bag_of_key[:, tf.newaxis],
+            weights=weights,
+        )
+
 
 def no_weights() -> Any:
     """The tensor that stands for no weights."""

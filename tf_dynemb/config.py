@@ -38,6 +38,8 @@ class TableOptions:
             (rounded to nearest), "int8" (a scale for each vector; errs by at most 1/254 of its
             largest element), or None: as they are. Tables of 16-bit vectors travel in their own
             type unless it is "int8".
+        filter_ratio: share of the ids of unknown keys that a lookup with
+            `use_low_frequency_filter` lets in, in [0, 1].
         max_hbm_for_vectors: GB of GPU memory for vectors. Accepted so that SOK scripts run; without
             a GPU there is nothing that it could limit.
         max_dram_for_vectors: GB of host memory for vectors. Not in this build.
@@ -54,6 +56,7 @@ class TableOptions:
     seed: int | None = None
     stochastic_rounding: bool = True
     exchange_dtype: str | None = None
+    filter_ratio: float = 1.0
     max_hbm_for_vectors: float | None = None
     max_dram_for_vectors: float | None = None
     file_path: str | None = None
@@ -115,6 +118,8 @@ class TableOptions:
                 f"stochastic_rounding must be True or False, got {self.stochastic_rounding!r}."
             )
         check_exchange_dtype(self.exchange_dtype)
+        if not _is_number(self.filter_ratio) or not 0 <= self.filter_ratio <= 1:
+            raise ValueError(f"filter_ratio must be in [0, 1], got {self.filter_ratio!r}.")
         limit = self.max_hbm_for_vectors
         if limit is not None and (not _is_number(limit) or not limit >= 0):
             raise ValueError(f"max_hbm_for_vectors must be a number of GB >= 0, got {limit!r}.")

@@ -374,7 +374,7 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         """Which of `keys` have a row: a bool tensor of the shape of `keys`."""
         keys = as_keys(keys, self._key_type, "keys")
         if communicator.get().size > 1:
-            found = spread_keys.contains(self.spread, tf.reshape(keys, [-1]))
+            (found,) = spread_keys.contains([self.spread], [tf.reshape(keys, [-1])])
             return tf.reshape(found, tf.shape(keys))
         return _ops.library().dynemb_contains(self.handle, keys)
 

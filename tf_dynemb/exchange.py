@@ -88,6 +88,12 @@ class Request:
         """Rows for the request come as rows for `keys`."""
         return self._exchange(rows, self.asked, self.served, what, None)
 
+    def words_to_askers(self, vectors: Sequence[Any]) -> Any:
+        """Vectors for `keys` travel; they stay as they come, beside those that this rank holds."""
+        names = [table.name for table in self.tables]
+        wire = [table.wire for table in self.tables]
+        return send_words(names, wire, vectors, self.served, "vectors")
+
     def num_asked(self, table: int) -> Any:
         """How many keys the request for a table has: int64 scalar."""
         return tf.reduce_sum(self.asked[table])
@@ -98,6 +104,36 @@ class Request:
         names = [table.name for table in self.tables]
         wire = [table.wire for table in self.tables]
         return send_rows(names, wire, rows, sent, received, what, name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Received:
+    """Vectors for the request, where they came to lie.
+
+    Attributes:
+        words: the messages of other ranks.
+        held: for each table vectors of this rank, of which those for itself are in none.
+        came: int64 [tables, ranks]: how many are from each rank.
+        sent: int64 [tables, ranks]: to which ranks those in `held` are, in their order.
+        rank: of this one.
+    """
+
+    words: Any
+    held: Sequence[Any]
+    came: Any
+    sent: Any
+    rank: int
+
+    @staticmethod
+    def from_ranks(asked: Request, words: Any, held: Sequence[Any]) -> Received:
+        """As `asked.words_to_askers(held)` gave them."""
+        return Received(words, held, asked.asked, asked.served, communicator.get().rank)
+
+    @staticmethod
+    def in_order(vectors: Sequence[Any]) -> Received:
+        """Of each table [n, dimension] in the order of the request."""
+        counts = tf.stack([tf.shape(of_table, tf.int64)[:1] for of_table in vectors])
+        return Received(tf.zeros([0], tf.int32), vectors, counts, counts, 0)
 
 
 def request(
@@ -116,7 +152,7 @@ def request(
     """
     comm = communicator.get()
     library = _ops.library()
-    words, splits, asked, index = library.dynemb_route(
+    words, splits, own, asked, index = library.dynemb_route(
         keys=list(keys),
         N=len(keys),
         tables=list(range(len(tables)) if table_of is None else table_of),
@@ -127,7 +163,7 @@ def request(
     )
     words, splits = comm.alltoall(words, splits, name)
     owned, served = library.dynemb_receive_keys(
-        words, splits, Tkeys=[table.key_type for table in tables]
+        words, splits, own, Tkeys=[table.key_type for table in tables], rank=comm.rank
     )
     owned = [
         keys // comm.size if table.owner == BY_MODULO else keys
@@ -163,8 +199,8 @@ def lookup(
     with record.stop_recording():
         asked = request(tables, [feature.keys for feature in features], table_of)
         held, rows = read_owned(tables, asked.keys, insert, default_value)
-        vectors = asked.to_askers(held, "vectors")
-    return pool(asked, features, table_of, combiners, vectors, rows)
+        words = asked.words_to_askers(held)
+    return pool(asked, features, table_of, combiners, Received.from_ranks(asked, words, held), rows)
 
 
 def read_owned(
@@ -210,7 +246,7 @@ def pool(
     features: Sequence[Bags],
     table_of: Sequence[int],
     combiners: Sequence[str],
-    vectors: Sequence[Any],
+    vectors: Received,
     rows: Sequence[Any],
 ) -> list[Any]:
     """Pools the vectors that came; the gradient goes to the tables.
@@ -220,25 +256,30 @@ def pool(
         features: the bags of each feature.
         table_of: for each feature.
         combiners: for each feature.
-        vectors: for each table, [n, dimension] in the order of the request.
+        vectors: what came.
         rows: for each table, the row ids of `asked.keys`.
     """
     tables = asked.tables
     outputs, _ = _ops.library().dynemb_pool_rows(
         handles=[tables[t].variable.handle for t in table_of],
-        vectors=[vectors[t] for t in table_of],
+        words=vectors.words,
+        held=list(vectors.held),
         index=asked.index,
         bags=[feature.bags for feature in features],
         weights=[feature.weights for feature in features],
         num_bags=[feature.num_bags for feature in features],
         owned_keys=asked.keys,
         owned_rows=list(rows),
+        came=vectors.came,
+        sent=vectors.sent,
         asked=asked.asked,
         served=asked.served,
+        dtypes=[tables[t].dtype for t in table_of],
         tables=list(table_of),
         names=[table.name for table in tables],
         combiners=list(combiners),
         wire=[table.wire for table in tables],
+        rank=vectors.rank,
         dynamic=[table.is_dynamic for table in tables],
         in_order=tf_config.is_op_determinism_enabled(),
     )
@@ -256,7 +297,7 @@ def send_rows(
     what: str,
     name: str | None = None,
 ) -> list[Any]:
-    """One alltoall of rows of tables.
+    """One alltoall of rows of tables. Those of this rank for itself are only copied.
 
     Args:
         names: of the tables.
@@ -267,21 +308,36 @@ def send_rows(
         what: "vectors", "gradients", or "other": what is no embedding travels as it is.
         name: of the alltoall; None: made of `what`.
     """
-    comm = communicator.get()
     wire = list(wire) if what != "other" else ["same"] * len(names)
-    words, splits = _ops.library().dynemb_pack_rows(
-        rows=list(rows), counts=sent, wire=wire, what=what, rank=comm.rank, names=list(names)
-    )
-    words, _ = comm.alltoall(words, splits, name or f"dynemb_{what}")
+    words = send_words(names, wire, rows, sent, what, name)
     return list(
         _ops.library().dynemb_unpack_rows(
             words,
             received,
-            dtypes=[of_table.dtype for of_table in rows],
+            list(rows),
+            sent,
             dims=[int(of_table.shape[1]) for of_table in rows],
             wire=wire,
+            rank=communicator.get().rank,
         )
     )
+
+
+def send_words(
+    names: Sequence[str],
+    wire: Sequence[str],
+    rows: Sequence[Any],
+    sent: Any,
+    what: str,
+    name: str | None = None,
+) -> Any:
+    """The first half of `send_rows`: the words of the messages that come."""
+    comm = communicator.get()
+    words, splits = _ops.library().dynemb_pack_rows(
+        rows=list(rows), counts=sent, wire=list(wire), what=what, rank=comm.rank, names=list(names)
+    )
+    words, _ = comm.alltoall(words, splits, name or f"dynemb_{what}")
+    return words
 
 
 def exchange_counts(counts: Any, name: str) -> Any:

@@ -6,6 +6,7 @@ the exchange before it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,18 +31,25 @@ class _Pooled:
         self.names, self.combiners, self.wire = attr("names"), attr("combiners"), attr("wire")
         self.dynamic = [bool(d) for d in op.get_attr("dynamic")]
         self.in_order = bool(op.get_attr("in_order"))
+        self.rank = int(op.get_attr("rank"))
         n = self.num_features = len(self.table_of)
         t = self.num_tables = len(self.names)
-        self.handles, self.vectors, self.index, self.bags, self.weights, self.num_bags = (
-            inputs[i * n : (i + 1) * n] for i in range(6)
-        )
-        self.owned_keys = inputs[6 * n : 6 * n + t]
-        self.owned_rows = inputs[6 * n + t : 6 * n + 2 * t]
-        self.asked, self.served = inputs[6 * n + 2 * t :]
+        rest = iter(inputs)
+
+        def take(count: int) -> list[Any]:
+            return list(itertools.islice(rest, count))
+
+        self.handles = take(n)
+        (self.words,) = take(1)
+        self.held = take(t)
+        self.first_weight = n + 1 + t + 2 * n  # of the inputs
+        self.index, self.bags, self.weights, self.num_bags = (take(n) for _ in range(4))
+        self.owned_keys, self.owned_rows = take(t), take(t)
+        self.came, self.sent, self.asked, self.served = take(4)
         self.outputs, self.argmax = outputs[:n], outputs[n:]
         # The first feature that reads each table.
         self.first = [self.table_of.index(table) for table in range(t)]
-        self.dims = [int(self.vectors[i].shape[1]) for i in self.first]
+        self.dims = [int(held.shape[1]) for held in self.held]
 
     def upstream(self, grads: Sequence[Any]) -> list[Any]:
         """The gradients of the pooled vectors; zeros where there is none."""
@@ -55,7 +63,7 @@ class _Pooled:
 def _pool_gradient(op: Any, *grads: Any) -> list[Any]:
     pooled = _Pooled(op)
     upstream = pooled.upstream(grads)
-    n, t = pooled.num_features, pooled.num_tables
+    n = pooled.num_features
     with record.stop_recording():
         if pooled.in_order:
             keys, sums, rows = _gradient_in_order(pooled, upstream)
@@ -69,12 +77,14 @@ def _pool_gradient(op: Any, *grads: Any) -> list[Any]:
         else:
             handle = pooled.handles[i]
             handle_grads[i] = tf.IndexedSlices(
-                values=tf.cast(sums[table], pooled.vectors[i].dtype),
+                values=tf.cast(sums[table], pooled.held[table].dtype),
                 indices=keys[table],
                 dense_shape=resource_variable_ops.variable_shape(handle),
             )
     none: list[Any] = [None]
-    return handle_grads + none * (3 * n) + weight_grads + none * (n + 2 * t + 2)
+    before = pooled.first_weight - n
+    after = len(op.inputs) - pooled.first_weight - n
+    return handle_grads + none * before + weight_grads + none * after
 
 
 def _gradient(pooled: _Pooled, upstream: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
@@ -83,19 +93,33 @@ def _gradient(pooled: _Pooled, upstream: Sequence[Any]) -> tuple[list[Any], list
     Returns:
         (keys, sums, rows), each for every table.
     """
-    sums = _ops.library().dynemb_pool_rows_grad(
+    comm = communicator.get()
+    words, splits, own = _ops.library().dynemb_pool_rows_grad(
         index=pooled.index,
         bags=pooled.bags,
         weights=pooled.weights,
         argmax=pooled.argmax,
         grads=list(upstream),
-        num_rows=tf.unstack(tf.reduce_sum(pooled.asked, axis=1), num=pooled.num_tables),
+        counts=pooled.asked,
         tables=pooled.table_of,
         dims=pooled.dims,
         combiners=pooled.combiners,
+        wire=pooled.wire,
+        names=pooled.names,
+        rank=comm.rank,
+        T=pooled.num_tables,
     )
-    arrived = send_rows(pooled.names, pooled.wire, sums, pooled.asked, pooled.served, "gradients")
-    return _sum_per_key(pooled, pooled.owned_keys, pooled.owned_rows, arrived)
+    words, _ = comm.alltoall(words, splits, "dynemb_gradients")
+    keys, sums, rows = _ops.library().dynemb_sum_received(
+        keys=pooled.owned_keys,
+        rows=pooled.owned_rows,
+        words=words,
+        own=own,
+        counts=pooled.served,
+        wire=pooled.wire,
+        rank=comm.rank,
+    )
+    return list(keys), list(sums), list(rows)
 
 
 def _gradient_in_order(
@@ -109,16 +133,20 @@ def _gradient_in_order(
     """
     library = _ops.library()
     num_rows = [tf.size(index, out_type=tf.int64) for index in pooled.index]
-    parts = library.dynemb_pool_rows_grad(
+    _, _, parts = library.dynemb_pool_rows_grad(
         index=[tf.cast(tf.range(n), tf.uint32) for n in num_rows],
         bags=pooled.bags,
         weights=pooled.weights,
         argmax=pooled.argmax,
         grads=list(upstream),
-        num_rows=num_rows,
+        counts=tf.stack(num_rows)[:, tf.newaxis],  # as if for one rank, this one
         tables=list(range(pooled.num_features)),
         dims=[pooled.dims[table] for table in pooled.table_of],
         combiners=pooled.combiners,
+        wire=["same"] * pooled.num_features,
+        names=[pooled.names[table] for table in pooled.table_of],
+        rank=0,
+        T=pooled.num_features,
     )
     # Each id belongs to the owner of its key; `place` is the key's among those asked of the owner.
     sent, places, ordered = [], [], []
@@ -203,18 +231,18 @@ def _sum_per_key(
 def _weight_gradients(pooled: _Pooled, upstream: Sequence[Any], op: Any) -> list[Any]:
     """The gradients of the weights of each feature; None where nothing asks for it."""
     skipped = getattr(op, "skip_input_indices", None) or ()
-    n = pooled.num_features
+    n, first = pooled.num_features, pooled.first_weight
     # Zeros, not None, also where this rank has no ids: what the weights are made of has a gradient
     # on other ranks, and all of them must reduce the same variables.
     weight_grads: list[Any] = [
-        None if 4 * n + i in skipped else tf.zeros_like(weights)
+        None if first + i in skipped else tf.zeros_like(weights)
         for i, weights in enumerate(pooled.weights)
     ]
     wanted = [
         i
         for i in range(n)
         if pooled.weights[i].shape.dims is None or pooled.weights[i].shape[0] != 0
-        if 4 * n + i not in skipped
+        if first + i not in skipped
     ]
     if wanted:
 
@@ -222,14 +250,20 @@ def _weight_gradients(pooled: _Pooled, upstream: Sequence[Any], op: Any) -> list
             return [values[i] for i in wanted]
 
         computed = _ops.library().dynemb_pool_rows_weight_grad(
-            vectors=pick(pooled.vectors),
+            words=pooled.words,
+            held=pooled.held,
             index=pick(pooled.index),
             bags=pick(pooled.bags),
             weights=pick(pooled.weights),
             argmax=pick(pooled.argmax),
             outputs=pick(pooled.outputs),
             grads=pick(upstream),
+            came=pooled.came,
+            sent=pooled.sent,
+            tables=pick(pooled.table_of),
             combiners=pick(pooled.combiners),
+            wire=pooled.wire,
+            rank=pooled.rank,
         )
         for i, weight_grad in zip(wanted, computed, strict=True):
             weight_grads[i] = weight_grad

@@ -10,6 +10,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from tf_dynemb import _ops, bags, communicator, exchange, prefetch
 from tf_dynemb import exchange_gradient as exchange_gradient  # registers it
+from tf_dynemb.admission import admit
 from tf_dynemb.bags import Bags
 from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.pool import pool
@@ -26,6 +27,7 @@ def lookup_sparse(
     sp_weights: Any = None,
     combiners: Any = None,
     insert: bool = True,
+    use_low_frequency_filter: bool = False,
 ) -> Any:
     """Looks up the ids of one or more features and pools the vectors of each sample.
 
@@ -51,6 +53,9 @@ def lookup_sparse(
             Formulas: `tf_dynemb.pool.pool`.
         insert: give unknown keys a row. Otherwise they read as the vector that they would start
             with, and no row is made.
+        use_low_frequency_filter: drop ids of keys without a row at random, all but the share that
+            is the table's option `filter_ratio`, so that rare keys do not fill it. What is dropped
+            is as if it were not in the batch.
 
     Returns:
         [B, dim] of the table's dtype; for a list of tables a list of them.
@@ -64,10 +69,18 @@ def lookup_sparse(
     names = _combiner_names(combiners, len(tables))
     if not isinstance(insert, bool):
         raise TypeError(f"insert must be True or False, got {insert!r}.")
+    if not isinstance(use_low_frequency_filter, bool):
+        raise TypeError(
+            f"use_low_frequency_filter must be True or False, got {use_low_frequency_filter!r}."
+        )
     if isinstance(sp_ids, Prefetched):
+        if use_low_frequency_filter:
+            raise ValueError("What prefetch_lookup yields has been looked up: it is not filtered.")
         outputs = _lookup_prefetched(tables, sp_ids, sp_weights, names, insert)
     else:
         features = as_features(params, sp_ids, sp_weights)
+        if use_low_frequency_filter:
+            features = admit(tables, features)
         outputs = lookup_bags(tables, features, names, insert)
     return outputs[0] if single else outputs
 

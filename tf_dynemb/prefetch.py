@@ -231,7 +231,8 @@ def finish(
     asked = Request(tables, list(ahead.index), ahead.asked, list(ahead.owned), ahead.served)
     with record.stop_recording():
         vectors, rows = _read_again(asked, ahead, insert)
-    return exchange.pool(asked, [features[i] for i in places], table_of, combiners, vectors, rows)
+    received = exchange.Received.in_order(vectors)
+    return exchange.pool(asked, [features[i] for i in places], table_of, combiners, received, rows)
 
 
 def _read_again(asked: Request, ahead: Prefetched, insert: bool) -> tuple[list[Any], list[Any]]:

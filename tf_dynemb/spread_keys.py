@@ -6,6 +6,7 @@ by the rank that holds it. All of it is collective.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -50,9 +51,26 @@ def erase(table: Spread, keys: Any, wipe: bool) -> Any:
     return total
 
 
-def contains(table: Spread, keys: Any) -> Any:
-    """Which of `keys` [n] have a row."""
-    asked = exchange.request([table], [keys])
-    held = _ops.library().dynemb_contains(table.variable.handle, asked.keys[0])
-    (found,) = asked.to_askers([tf.cast(held, tf.int32)[:, tf.newaxis]], "other")
-    return tf.gather(found[:, 0], tf.cast(asked.index[0], tf.int64)) != 0
+def contains(
+    tables: Sequence[Spread], keys: Sequence[Any], table_of: Sequence[int] | None = None
+) -> list[Any]:
+    """Which keys have a row.
+
+    Args:
+        tables: each once.
+        keys: of each feature: [n].
+        table_of: the number of each feature's table. None: one feature for each table.
+
+    Returns:
+        For each feature bool [n].
+    """
+    asked = exchange.request(tables, keys, table_of)
+    held = [
+        _ops.library().dynemb_contains(table.variable.handle, owned)
+        for table, owned in zip(tables, asked.keys, strict=True)
+    ]
+    found = asked.to_askers([tf.cast(h, tf.int32)[:, tf.newaxis] for h in held], "other")
+    return [
+        tf.gather(found[table][:, 0], tf.cast(index, tf.int64)) != 0
+        for table, index in zip(table_of or range(len(tables)), asked.index, strict=True)
+    ]

@@ -8,6 +8,7 @@
 #include "cc/lookup/tasks.h"
 #include "cc/table/phase.h"
 #include "cc/table/portability.h"
+#include "cc/table/vector_buffer.h"
 
 namespace dynemb {
 namespace {
@@ -18,18 +19,24 @@ constexpr size_t kAhead = 16;
 // Floats of a stretch of sums: with what they are summed from, inside L2.
 constexpr size_t kStretchFloats = 32768;
 
+template <class Task>
+DYNEMB_INLINE const char* VectorAt(const Task& task, size_t position, size_t vector_bytes) {
+  const uint32_t row = task.index[position];
+  return task.rows != nullptr ? static_cast<const char*>(task.rows[row])
+                              : static_cast<const char*>(task.vectors) + row * vector_bytes;
+}
+
 template <int64_t kDim>
 DYNEMB_CLONES void PoolBags(const GatherTask& task, size_t begin, size_t end) {
   BagCombiner<kDim> combine(task, task.dtype, task.dim, begin);
   const Bags& bags = *task.bags;
   const size_t vector_bytes = static_cast<size_t>(task.dim) * SizeOf(task.dtype);
-  const char* const vectors = static_cast<const char*>(task.vectors);
   const size_t last = bags.end(end - 1);
   for (size_t i = bags.begin(begin); i < last; ++i) {
     if (i + kAhead < last) {
-      __builtin_prefetch(vectors + task.index[bags.position(i + kAhead)] * vector_bytes);
+      __builtin_prefetch(VectorAt(task, bags.position(i + kAhead), vector_bytes));
     }
-    combine.Add(i, vectors + task.index[bags.position(i)] * vector_bytes);
+    combine.Add(i, VectorAt(task, bags.position(i), vector_bytes));
   }
   combine.Finish(end);
 }
@@ -83,9 +90,8 @@ void GatherWeightGradient(Exec& exec, const std::vector<GatherWeightTask>& tasks
   Phase phase("weight gradients");
   WeightGradients(exec, tasks, [](const GatherWeightTask& task, size_t begin, size_t end) {
     const size_t vector_bytes = static_cast<size_t>(task.dim) * SizeOf(task.dtype);
-    WeightGradientOfBags(task, task.dtype, task.dim, begin, end, [&](size_t position) {
-      return static_cast<const char*>(task.vectors) + task.index[position] * vector_bytes;
-    });
+    WeightGradientOfBags(task, task.dtype, task.dim, begin, end,
+                         [&](size_t position) { return VectorAt(task, position, vector_bytes); });
   });
 }
 
@@ -101,6 +107,9 @@ Status GatherGradient::Run(Exec& exec, const std::vector<Task>& tasks) {
       if (status.ok() && feature.dim != tasks[t].dim) {
         status = InvalidArgument("dim is " + std::to_string(feature.dim) + ", expected " +
                                  std::to_string(tasks[t].dim));
+      }
+      if (status.ok() && feature.index == nullptr && feature.bags->nnz() > 0) {
+        status = InvalidArgument("no index");
       }
       if (status.ok()) status = CheckIndex(exec, feature.index, feature.bags->nnz(), tasks[t].n);
       if (!status.ok()) {
@@ -135,17 +144,46 @@ Status GatherGradient::Run(Exec& exec, const std::vector<Task>& tasks) {
   for (size_t i = 0; i < num_features; ++i) of_task[task_of[i]].push_back(&prepared_[i]);
   ParallelForTasks(exec, stretches, std::vector<size_t>(tasks.size(), 1),
                    [&](size_t t, size_t begin, size_t end) {
-                     for (size_t s = begin; s < end; ++s) SumStretch(tasks[t], of_task[t], s);
+                     for (size_t s = begin; s < end; ++s) PlaceStretch(tasks[t], of_task[t], s);
                    });
   return {};
 }
 
+void GatherGradient::PlaceStretch(const Task& task, const std::vector<const Prepared*>& features,
+                                  size_t stretch) const {
+  const int log = LogStretch(task.dim, task.n);
+  const auto dim = static_cast<size_t>(task.dim);
+  const size_t first = stretch << log;
+  const size_t last = std::min(first + (size_t{1} << log), task.n);
+  if (task.pieces.empty()) {
+    SumStretch(task, features, stretch, task.sums + first * dim);
+    return;
+  }
+  size_t begin = 0;  // of the piece
+  size_t p = 0;
+  while (begin + task.pieces[p].rows <= first) begin += task.pieces[p++].rows;
+  if (last <= begin + task.pieces[p].rows) {
+    SumStretch(task, features, stretch, task.pieces[p].sums + (first - begin) * dim);
+    return;
+  }
+  // It lies in several pieces.
+  VectorBuffer sums(static_cast<int64_t>((last - first) * dim));
+  SumStretch(task, features, stretch, sums.get());
+  for (size_t row = first; row < last;) {
+    const Piece& piece = task.pieces[p++];
+    const size_t end = std::min(begin + piece.rows, last);
+    std::copy(sums.get() + (row - first) * dim, sums.get() + (end - first) * dim,
+              piece.sums + (row - begin) * dim);
+    begin += piece.rows;
+    row = end;
+  }
+}
+
 void GatherGradient::SumStretch(const Task& task, const std::vector<const Prepared*>& features,
-                                size_t stretch) const {
+                                size_t stretch, float* sums) const {
   const int log = LogStretch(task.dim, task.n);
   const size_t first_row = stretch << log;
   const size_t rows = std::min(size_t{1} << log, task.n - first_row);
-  float* const sums = task.sums + first_row * static_cast<size_t>(task.dim);
   std::vector<bool> has_term(rows);
   uint32_t local[Upstream::kChunk];
   bool is_first[Upstream::kChunk];

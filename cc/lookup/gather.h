@@ -1,7 +1,7 @@
 // Gather: pools vectors that lie in arrays, by index, and takes gradients back to them. What a rank
 // does with the rows that others sent it (route.h); Pool and Backward are the same over a table.
 //
-//   vectors  [n, dim]      one row for each key of a request
+//   vectors  [n, dim]      one row for each key of a request, in one array or by their addresses
 //   index    [nnz]         which row each id means; every row is meant by at least one id
 #ifndef DYNEMB_LOOKUP_GATHER_H_
 #define DYNEMB_LOOKUP_GATHER_H_
@@ -23,6 +23,7 @@ namespace dynemb {
 
 struct GatherTask : BagTask {
   const void* vectors = nullptr;
+  const void* const* rows = nullptr;  // [n]: addresses; null: vectors is an array
   size_t n = 0;
   const uint32_t* index = nullptr;
   DType dtype = DType::kFloat32;
@@ -35,7 +36,8 @@ Status CheckIndex(Exec& exec, const uint32_t* index, size_t nnz, size_t n);
 void GatherPool(Exec& exec, const std::vector<GatherTask>& tasks);
 
 struct GatherWeightTask : BagWeightTask {
-  const void* vectors = nullptr;
+  const void* vectors = nullptr;  // or
+  const void* const* rows = nullptr;
   const uint32_t* index = nullptr;
   DType dtype = DType::kFloat32;
   int64_t dim = 0;
@@ -51,11 +53,17 @@ class GatherGradient {
   struct Feature : UpstreamTask {
     const uint32_t* index = nullptr;
   };
+  struct Piece {
+    size_t rows;
+    float* sums;
+  };
   struct Task {
     std::vector<Feature> features;  // of one dim
     size_t n = 0;
     int64_t dim = 0;
     float* sums = nullptr;  // out [n, dim]; a row that no id means is zeros
+    // Or apart: of the first rows, the next ones, ...; n in all. Then `sums` is not used.
+    std::vector<Piece> pieces{};
   };
 
   // InvalidArgument names the task and what is wrong with it. Reusable scratch, one call at a time.
@@ -67,8 +75,11 @@ class GatherGradient {
     Split<uint32_t> split;  // of the indices, by stretch
   };
 
-  void SumStretch(const Task& task, const std::vector<const Prepared*>& features,
-                  size_t stretch) const;
+  void PlaceStretch(const Task& task, const std::vector<const Prepared*>& features,
+                    size_t stretch) const;
+  // sums: [rows of the stretch, dim].
+  void SumStretch(const Task& task, const std::vector<const Prepared*>& features, size_t stretch,
+                  float* sums) const;
 
   std::deque<Prepared> prepared_;  // of the features of all tasks; only grows
 };

@@ -16,6 +16,9 @@
 
 namespace dynemb {
 
+// Stands for a rank where there is none.
+constexpr uint32_t kNoRank = ~uint32_t{0};
+
 struct Owners {
   enum class Rule : uint8_t { kHash, kModulo, kOne };
   // Positions in buffers that ranks exchange are cut into as many parts.

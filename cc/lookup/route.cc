@@ -20,10 +20,13 @@ size_t WordsPerKey(KeyType type) { return SizeOf(type) / kWord; }
 
 }  // namespace
 
-Status Route::Prepare(Exec& exec, const std::vector<RouteTask>& tasks, uint32_t ranks) {
+Status Route::Prepare(Exec& exec, const std::vector<RouteTask>& tasks, uint32_t ranks,
+                      uint32_t self) {
   Phase phase("route ids");
   num_tables_ = tasks.size();
   ranks_ = ranks;
+  self_ = self;
+  num_own_words_ = 0;
   if (prepared_.size() < num_tables_) prepared_.resize(num_tables_);
   std::vector<size_t> sizes(num_tables_);
   for (size_t t = 0; t < num_tables_; ++t) {
@@ -51,12 +54,19 @@ Status Route::Prepare(Exec& exec, const std::vector<RouteTask>& tasks, uint32_t 
                              std::to_string(words * kWord) +
                              " bytes, but a message has at most 2^33: use smaller batches");
     }
-    words_[rank + 1] = words_[rank] + words;
+    if (rank == self) num_own_words_ = words;
+    words_[rank + 1] = words_[rank] + (rank == self ? 0 : words);
   }
   return {};
 }
 
 Status Route::PrepareTask(Exec& exec, Prepared* prepared) {
+  const Owners& owners = prepared->task.owners;
+  if (owners.ranks != ranks_ || owners.one >= ranks_) {
+    return InvalidArgument("its owner is rank " + std::to_string(owners.one) + " of " +
+                           std::to_string(owners.ranks) + ", but there are " +
+                           std::to_string(ranks_) + " ranks");
+  }
   return SizeOf(prepared->task.key_type) == 8 ? PrepareKeys(exec, prepared, &prepared->dedup64)
                                               : PrepareKeys(exec, prepared, &prepared->dedup32);
 }
@@ -96,12 +106,12 @@ size_t Route::count(size_t table, uint32_t rank) const {
              : p.dedup32.owner_begin(rank + 1) - p.dedup32.owner_begin(rank);
 }
 
-void Route::Write(Exec& exec, int32_t* words) const {
+void Route::Write(Exec& exec, int32_t* words, int32_t* own) const {
   Phase phase("write keys to send");
   // Where the keys of each table for each rank begin.
   std::vector<int32_t*> begins(num_tables_ * ranks_);
   for (uint32_t rank = 0; rank < ranks_; ++rank) {
-    int32_t* const message = words + words_[rank];
+    int32_t* const message = rank == self_ ? own : words + words_[rank];
     int32_t* at = message + num_tables_;
     for (size_t t = 0; t < num_tables_; ++t) {
       const size_t keys = count(t, rank);
@@ -138,35 +148,37 @@ void Route::Write(Exec& exec, int32_t* words) const {
                    });
 }
 
-Status Requests::Init(const int32_t* words, const int32_t* splits, uint32_t ranks,
-                      int64_t num_words, const std::vector<KeyType>& key_types) {
-  words_ = words;
-  ranks_ = ranks;
+Status Requests::Init(const Received& received, const std::vector<KeyType>& key_types) {
+  ranks_ = received.ranks;
   key_types_ = key_types;
   const size_t tables = key_types.size();
-  counts_.assign(tables * ranks, 0);
-  begins_.assign(tables * ranks, 0);
+  counts_.assign(tables * ranks_, 0);
+  begins_.assign(tables * ranks_, nullptr);
   int64_t begin = 0;
-  for (uint32_t rank = 0; rank < ranks; ++rank) {
-    const int64_t end = begin + splits[rank];
-    int64_t at = begin + static_cast<int64_t>(tables);
-    bool fits = splits[rank] >= 0 && end <= num_words && at <= end;
+  for (uint32_t rank = 0; rank < ranks_; ++rank) {
+    const int64_t split = received.splits[rank];
+    const bool is_own = rank == received.self;
+    const int32_t* const message = is_own ? received.own : received.words + begin;
+    const int64_t size = is_own ? received.num_own_words : split;
+    auto at = static_cast<int64_t>(tables);
+    bool fits = split >= 0 && begin + split <= received.num_words && at <= size;
     for (size_t t = 0; fits && t < tables; ++t) {
-      const int64_t keys = words[begin + static_cast<int64_t>(t)];
-      counts_[t * ranks + rank] = keys;
-      begins_[t * ranks + rank] = static_cast<size_t>(at);
+      const int64_t keys = message[t];
+      counts_[t * ranks_ + rank] = keys;
+      begins_[t * ranks_ + rank] = message + at;
       at += keys * static_cast<int64_t>(WordsPerKey(key_types[t]));
-      fits = keys >= 0 && at <= end;
+      fits = keys >= 0 && at <= size;
     }
-    if (!fits || at != end) {
+    if (!fits || at != size || (is_own && split != 0)) {
       return InvalidArgument("the message of rank " + std::to_string(rank) + " is not one of " +
                              std::to_string(tables) + " tables: do all ranks make the same call?");
     }
-    begin = end;
+    begin += split;
   }
-  if (begin != num_words) {
-    return InvalidArgument("the messages of " + std::to_string(ranks) + " ranks are " +
-                           std::to_string(begin) + " words, got " + std::to_string(num_words));
+  if (begin != received.num_words) {
+    return InvalidArgument("the messages of " + std::to_string(ranks_) + " ranks are " +
+                           std::to_string(begin) + " words, got " +
+                           std::to_string(received.num_words));
   }
   return {};
 }
@@ -181,7 +193,7 @@ void Requests::CopyKeys(size_t table, void* keys) const {
   char* to = static_cast<char*>(keys);
   for (uint32_t rank = 0; rank < ranks_; ++rank) {
     const size_t bytes = static_cast<size_t>(count(table, rank)) * SizeOf(key_types_[table]);
-    if (bytes > 0) memcpy(to, words_ + begins_[table * ranks_ + rank], bytes);
+    if (bytes > 0) memcpy(to, begins_[table * ranks_ + rank], bytes);
     to += bytes;
   }
 }

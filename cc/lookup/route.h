@@ -11,12 +11,12 @@
 //   counts                   2, 1                  [tables, ranks]
 //
 // The message to a rank, in 32-bit words: for each table the number of keys, then table by table
-// the keys.
+// the keys. The message of this rank to itself, `own`, stays apart from those that travel.
 //
 //   Route route;
-//   DYNEMB_RETURN_IF_ERROR(route.Prepare(exec, tasks, ranks));
-//   ... allocate num_words() words ...
-//   route.Write(exec, words);
+//   DYNEMB_RETURN_IF_ERROR(route.Prepare(exec, tasks, ranks, self));
+//   ... allocate num_words() and num_own_words() words ...
+//   route.Write(exec, words, own);
 //
 // Contract. As of Dedup: the result is a function of the ids; reusable scratch; one call at a time.
 // What tasks point to must stay until Write returns.
@@ -51,14 +51,19 @@ struct RouteTask {
 
 class Route {
  public:
-  Status Prepare(Exec& exec, const std::vector<RouteTask>& tasks, uint32_t ranks);
+  // InvalidArgument where the owners of a task are not of so many `ranks`. `self` may be kNoRank:
+  // then all travels.
+  Status Prepare(Exec& exec, const std::vector<RouteTask>& tasks, uint32_t ranks,
+                 uint32_t self = kNoRank);
   // Keys of a table that a rank is asked for.
   size_t count(size_t table, uint32_t rank) const;
-  // Of the message to a rank; all of them are at most 2^31 - 1.
+  // Of the message to a rank, at most 2^31 - 1; 0 for `self`.
   size_t num_words(uint32_t rank) const { return words_[rank + 1] - words_[rank]; }
   size_t num_words() const { return words_.back(); }
-  // The messages, in the order of the ranks.
-  void Write(Exec& exec, int32_t* words) const;
+  // Of the message to `self`; 0 for kNoRank.
+  size_t num_own_words() const { return num_own_words_; }
+  // The messages, in the order of the ranks, and that to `self`.
+  void Write(Exec& exec, int32_t* words, int32_t* own = nullptr) const;
 
  private:
   struct Prepared {
@@ -76,6 +81,8 @@ class Route {
 
   size_t num_tables_ = 0;
   uint32_t ranks_ = 1;
+  uint32_t self_ = kNoRank;
+  size_t num_own_words_ = 0;
   std::deque<Prepared> prepared_;  // only grows; the first num_tables_ are in use
   std::vector<size_t> words_;      // [ranks + 1]: where the message to each begins
 };
@@ -85,9 +92,18 @@ class Route {
 // InvalidArgument for words that no Route of as many tables has written.
 class Requests {
  public:
-  // `splits` are the words of each message.
-  Status Init(const int32_t* words, const int32_t* splits, uint32_t ranks, int64_t num_words,
-              const std::vector<KeyType>& key_types);
+  // Messages as they came.
+  struct Received {
+    const int32_t* words = nullptr;  // [num_words]: message after message
+    int64_t num_words = 0;
+    const int32_t* splits = nullptr;  // [ranks]: the words of each
+    uint32_t ranks = 0;
+    uint32_t self = kNoRank;  // whose message is not among them, but `own`
+    const int32_t* own = nullptr;
+    int64_t num_own_words = 0;
+  };
+
+  Status Init(const Received& received, const std::vector<KeyType>& key_types);
   // Keys of a table that a rank asks for.
   int64_t count(size_t table, uint32_t rank) const { return counts_[table * ranks_ + rank]; }
   int64_t num_keys(size_t table) const;
@@ -95,11 +111,10 @@ class Requests {
   void CopyKeys(size_t table, void* keys) const;
 
  private:
-  const int32_t* words_ = nullptr;
   uint32_t ranks_ = 0;
   std::vector<KeyType> key_types_;
-  std::vector<int64_t> counts_;  // [tables, ranks]
-  std::vector<size_t> begins_;   // [tables, ranks]: of the keys, in words
+  std::vector<int64_t> counts_;         // [tables, ranks]
+  std::vector<const int32_t*> begins_;  // [tables, ranks]: of the keys
 };
 
 }  // namespace dynemb

@@ -125,7 +125,8 @@ Status Upstream::Check(const UpstreamTask& t) {
   if (t.dim <= 0) return InvalidArgument("dim must be positive, got " + std::to_string(t.dim));
   const size_t nnz = t.bags->nnz();
   if (nnz == 0) return {};
-  if (t.upstream == nullptr) return InvalidArgument("upstream gradients must be given");
+  if (t.upstream == nullptr && t.upstream_rows == nullptr)
+    return InvalidArgument("upstream gradients must be given");
   if (t.combiner == Combiner::kMax) {
     if (t.argmax == nullptr) return InvalidArgument("combiner max needs argmax");
     if (nnz > 0x7FFFFFFF) {
@@ -166,7 +167,9 @@ void Upstream::Add(const uint32_t* positions, const uint32_t* local, const bool*
   chunk.is_first = is_first;
   task_.bags->BagOf(positions, n, bags);
   for (size_t j = 0; j < n; ++j) {
-    chunk.upstream[j] = upstream + bags[j] * row_bytes;
+    chunk.upstream[j] = task_.upstream_rows != nullptr
+                            ? static_cast<const char*>(task_.upstream_rows[bags[j]])
+                            : upstream + bags[j] * row_bytes;
     if (j < kPrefetch) PrefetchRow(chunk.upstream[j], row_bytes);
     chunk.scale[j] = scale_;
   }

@@ -31,7 +31,8 @@ struct UpstreamTask {
   Combiner combiner = Combiner::kSum;
   const int32_t* argmax = nullptr;  // [num_bags, dim], for max only: position in nnz, or -1
   DType dtype = DType::kFloat32;    // of upstream
-  const void* upstream = nullptr;   // [num_bags, dim]
+  const void* upstream = nullptr;   // [num_bags, dim], or
+  const void* const* upstream_rows = nullptr;  // [num_bags]: the address of each row
   int64_t dim = 0;
 };
 

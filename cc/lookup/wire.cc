@@ -119,7 +119,7 @@ void UnpackRows(const WireTable& t, const char* at, size_t rows, size_t begin, s
   }
 }
 
-// fn(table, segment, begin, end) for all rows of all segments.
+// fn(table, rank, begin, end) for all rows of all segments.
 template <class Fn>
 void ForRows(Exec& exec, const WireLayout& layout, const Fn& fn) {
   std::vector<size_t> sizes, grains;
@@ -132,8 +132,7 @@ void ForRows(Exec& exec, const WireLayout& layout, const Fn& fn) {
     }
   }
   ParallelForTasks(exec, sizes, grains, [&](size_t i, size_t begin, size_t end) {
-    const size_t t = i / layout.ranks();
-    fn(t, layout.segment(t, static_cast<uint32_t>(i % layout.ranks())), begin, end);
+    fn(i / layout.ranks(), static_cast<uint32_t>(i % layout.ranks()), begin, end);
   });
 }
 
@@ -158,10 +157,15 @@ size_t WireLayout::Words(const WireTable& t, size_t rows) {
   return (rows * RowBytes(t) + kWord - 1) / kWord;
 }
 
-Status WireLayout::Init(const std::vector<WireTable>& tables, const int64_t* counts,
-                        uint32_t ranks) {
+bool WireLayout::AsTheyAre(const WireTable& t) {
+  return t.wire != WireType::kInt8 && WireDType(t) == t.dtype;
+}
+
+Status WireLayout::Init(const std::vector<WireTable>& tables, const int64_t* counts, uint32_t ranks,
+                        uint32_t self) {
   tables_ = tables;
   ranks_ = ranks;
+  self_ = self;
   segments_.resize(tables.size() * ranks);
   num_rows_.assign(tables.size(), 0);
   words_.assign(ranks + 1, 0);
@@ -178,7 +182,7 @@ Status WireLayout::Init(const std::vector<WireTable>& tables, const int64_t* cou
       if (rows > kMaxWords * kWord / RowBytes(tables[t])) return TooLarge(rank);
       segments_[t * ranks + rank] = {word, num_rows_[t], rows};
       num_rows_[t] += rows;
-      word += Words(tables[t], rows);
+      if (rank != self) word += Words(tables[t], rows);
     }
     words_[rank + 1] = word;
     if (num_words(rank) > kMaxWords) return TooLarge(rank);
@@ -193,10 +197,13 @@ void Pack(Exec& exec, const WireLayout& layout, const std::vector<const void*>& 
   for (size_t t = 0; t < layout.tables().size(); ++t) {
     for (uint32_t rank = 0; rank < layout.ranks(); ++rank) {
       const WireLayout::Segment& s = layout.segment(t, rank);
-      if (s.rows > 0) words[s.word + WireLayout::Words(layout.tables()[t], s.rows) - 1] = 0;
+      if (rank == layout.self() || rows[t] == nullptr || s.rows == 0) continue;
+      words[s.word + WireLayout::Words(layout.tables()[t], s.rows) - 1] = 0;
     }
   }
-  ForRows(exec, layout, [&](size_t t, const WireLayout::Segment& s, size_t begin, size_t end) {
+  ForRows(exec, layout, [&](size_t t, uint32_t rank, size_t begin, size_t end) {
+    if (rank == layout.self() || rows[t] == nullptr) return;
+    const WireLayout::Segment& s = layout.segment(t, rank);
     const WireTable& table = layout.tables()[t];
     const size_t vector_bytes = static_cast<size_t>(table.dim) * SizeOf(table.dtype);
     PackRows(table, static_cast<const char*>(rows[t]) + s.first_row * vector_bytes, s.rows, begin,
@@ -205,13 +212,50 @@ void Pack(Exec& exec, const WireLayout& layout, const std::vector<const void*>& 
 }
 
 void Unpack(Exec& exec, const WireLayout& layout, const int32_t* words,
-            const std::vector<void*>& rows) {
+            const std::vector<const void*>& own, const std::vector<void*>& rows) {
   Phase phase("unpack rows");
-  ForRows(exec, layout, [&](size_t t, const WireLayout::Segment& s, size_t begin, size_t end) {
+  ForRows(exec, layout, [&](size_t t, uint32_t rank, size_t begin, size_t end) {
+    const WireLayout::Segment& s = layout.segment(t, rank);
     const WireTable& table = layout.tables()[t];
     const size_t vector_bytes = static_cast<size_t>(table.dim) * SizeOf(table.dtype);
-    UnpackRows(table, reinterpret_cast<const char*>(words + s.word), s.rows, begin, end,
-               static_cast<char*>(rows[t]) + s.first_row * vector_bytes);
+    char* const to = static_cast<char*>(rows[t]) + s.first_row * vector_bytes;
+    if (rank == layout.self()) {
+      memcpy(to + begin * vector_bytes, static_cast<const char*>(own[t]) + begin * vector_bytes,
+             (end - begin) * vector_bytes);
+    } else {
+      UnpackRows(table, reinterpret_cast<const char*>(words + s.word), s.rows, begin, end, to);
+    }
+  });
+}
+
+void WireRows::Init(Exec& exec, const WireLayout& layout, const int32_t* words,
+                    const std::vector<const void*>& own) {
+  Phase phase("find received rows");
+  const size_t num_tables = layout.tables().size();
+  if (tables_.size() < num_tables) tables_.resize(num_tables);
+  for (size_t t = 0; t < num_tables; ++t) {
+    const WireTable& table = layout.tables()[t];
+    const size_t n = layout.num_rows(t);
+    const size_t bytes = n * static_cast<size_t>(table.dim) * SizeOf(table.dtype);
+    if (tables_[t].addresses.size() < n) tables_[t].addresses.resize(n);
+    if (!WireLayout::AsTheyAre(table) && tables_[t].converted.size() < bytes) {
+      tables_[t].converted.resize(bytes);
+    }
+  }
+  ForRows(exec, layout, [&](size_t t, uint32_t rank, size_t begin, size_t end) {
+    const WireLayout::Segment& s = layout.segment(t, rank);
+    const WireTable& table = layout.tables()[t];
+    const size_t vector_bytes = static_cast<size_t>(table.dim) * SizeOf(table.dtype);
+    const char* from = reinterpret_cast<const char*>(words + s.word);
+    if (rank == layout.self()) {
+      from = static_cast<const char*>(own[t]);
+    } else if (!WireLayout::AsTheyAre(table)) {
+      char* const to = tables_[t].converted.data() + s.first_row * vector_bytes;
+      UnpackRows(table, from, s.rows, begin, end, to);
+      from = to;
+    }
+    const void** const addresses = tables_[t].addresses.data() + s.first_row;
+    for (size_t r = begin; r < end; ++r) addresses[r] = from + r * vector_bytes;
   });
 }
 

@@ -9,10 +9,10 @@
 //
 // int8 errs by at most half a scale. A row that is not finite arrives as NaN, so it is not lost;
 // one whose scale is below 2^-125, as zeros. A table whose own type is as narrow as the wire's
-// travels as it is.
+// travels as it is. Rows of this rank for itself are in no message: they are copied, exactly.
 //
-// Contract. Both sides make the same WireLayout from the same counts. Pack and Unpack use all
-// threads, and nothing is kept between calls.
+// Contract. Both sides make the same WireLayout from the same counts. Pack, Unpack and WireRows use
+// all threads.
 #ifndef DYNEMB_LOOKUP_WIRE_H_
 #define DYNEMB_LOOKUP_WIRE_H_
 
@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "cc/lookup/owners.h"
 #include "cc/table/exec.h"
 #include "cc/table/status.h"
 #include "cc/table/types.h"
@@ -42,17 +43,19 @@ struct WireTable {
 class WireLayout {
  public:
   struct Segment {
-    size_t word;       // where it begins, among all messages
+    size_t word;       // where it begins, among all messages; nowhere for `self`
     size_t first_row;  // among the table's rows
     size_t rows;
   };
 
-  // counts[t * ranks + r] rows of table t travel to or from rank r. InvalidArgument for counts that
-  // no message holds.
-  Status Init(const std::vector<WireTable>& tables, const int64_t* counts, uint32_t ranks);
+  // counts[t * ranks + r] rows of table t go to or come from rank r; those of `self` do not travel
+  // (kNoRank: all do). InvalidArgument for counts that no message holds.
+  Status Init(const std::vector<WireTable>& tables, const int64_t* counts, uint32_t ranks,
+              uint32_t self = kNoRank);
 
   const std::vector<WireTable>& tables() const { return tables_; }
   uint32_t ranks() const { return ranks_; }
+  uint32_t self() const { return self_; }
   size_t num_words() const { return words_.back(); }
   // Of the message to a rank.
   size_t num_words(uint32_t rank) const { return words_[rank + 1] - words_[rank]; }
@@ -62,20 +65,42 @@ class WireLayout {
   }
   // Words of a segment of so many rows.
   static size_t Words(const WireTable& table, size_t rows);
+  // Whether rows travel in the table's own type: then a segment is an array of them.
+  static bool AsTheyAre(const WireTable& table);
 
  private:
   std::vector<WireTable> tables_;
   uint32_t ranks_ = 0;
+  uint32_t self_ = kNoRank;
   std::vector<Segment> segments_;  // [tables, ranks]
   std::vector<size_t> words_;      // [ranks + 1]
   std::vector<size_t> num_rows_;   // [tables]
 };
 
-// rows[t]: [num_rows(t), dim] of the table's dtype, to words[num_words()] and back.
+// rows[t]: [num_rows(t), dim] of the table's dtype, to words[num_words()] and back. own[t] are the
+// rows of `self`, if there is one: [segment(t, self).rows, dim]. Pack leaves out the tables whose
+// rows[t] is null.
 void Pack(Exec& exec, const WireLayout& layout, const std::vector<const void*>& rows,
           int32_t* words);
 void Unpack(Exec& exec, const WireLayout& layout, const int32_t* words,
-            const std::vector<void*>& rows);
+            const std::vector<const void*>& own, const std::vector<void*>& rows);
+
+// The rows that Unpack would write, by their addresses: where they came to lie, unless they have to
+// be converted. Valid as long as words and own are. Reusable scratch.
+class WireRows {
+ public:
+  void Init(Exec& exec, const WireLayout& layout, const int32_t* words,
+            const std::vector<const void*>& own);
+  // [num_rows(table)]
+  const void* const* of(size_t table) const { return tables_[table].addresses.data(); }
+
+ private:
+  struct OfTable {
+    std::vector<const void*> addresses;
+    std::vector<char> converted;
+  };
+  std::vector<OfTable> tables_;  // only grows
+};
 
 }  // namespace dynemb
 

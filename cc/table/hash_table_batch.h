@@ -11,9 +11,9 @@
 #include "cc/table/batch_scratch.h"
 #include "cc/table/codec.h"
 #include "cc/table/hash_table.h"
-#include "cc/table/owners.h"
 #include "cc/table/phase.h"
 #include "cc/table/vector_buffer.h"
+#include "cc/table/workers.h"
 
 namespace dynemb {
 

@@ -10,8 +10,8 @@
 
 #include "cc/table/hash_table.h"
 #include "cc/table/insert_plan.h"
-#include "cc/table/owners.h"
 #include "cc/table/phase.h"
+#include "cc/table/workers.h"
 
 namespace dynemb {
 

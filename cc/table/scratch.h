@@ -60,6 +60,7 @@ class ScratchPool {
       pool_->idle_.push_back(std::move(object_));
     }
     T* operator->() const { return object_.get(); }
+    T* get() const { return object_.get(); }
     T& operator*() const { return *object_; }
 
    private:

@@ -208,17 +208,19 @@ TEST_P(AllocationTest, StepsOfAnExchange) {
           splits.push_back(static_cast<int32_t>(route.num_words(rank)));
           counts.push_back(static_cast<int64_t>(route.count(0, rank)));
         }
-        ASSERT_TRUE(requests
-                        .Init(words.data(), splits.data(), kRanks,
-                              static_cast<int64_t>(route.num_words()), {KeyType::kInt64})
-                        .ok());
+        Requests::Received came;
+        came.words = words.data();
+        came.num_words = static_cast<int64_t>(route.num_words());
+        came.splits = splits.data();
+        came.ranks = kRanks;
+        ASSERT_TRUE(requests.Init(came, {KeyType::kInt64}).ok());
         const auto n = static_cast<size_t>(requests.num_keys(0));
         requests.CopyKeys(0, received.data());
         WireLayout layout;
         ASSERT_TRUE(
             layout.Init({{DType::kFloat32, kDim, WireType::kInt8}}, counts.data(), kRanks).ok());
         Pack(exec_, layout, {vectors_.data()}, packed.data());
-        Unpack(exec_, layout, packed.data(), {vectors_.data()});
+        Unpack(exec_, layout, packed.data(), {}, {vectors_.data()});
         pool[0].n = pool[1].n = sum[0].n = n;
         GatherPool(exec_, pool);
         ASSERT_TRUE(gradient.Run(exec_, sum).ok());

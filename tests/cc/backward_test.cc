@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <random>
@@ -36,6 +37,25 @@ void CheckAll(const std::vector<Shape>& shapes, uint64_t seed, Backward* backwar
     const std::vector<Result> results = RunBackward(exec, tasks, backward);
     for (size_t t = 0; t < tasks.size(); ++t)
       ASSERT_TRUE(results[t] == expected[t]) << "task " << t;
+  }
+  // The same from upstream rows that lie anywhere.
+  std::vector<std::vector<char>> copies(tasks.size());
+  std::vector<std::vector<const void*>> rows(tasks.size());
+  for (size_t t = 0; t < tasks.size(); ++t) {
+    const size_t n = cases[t]->bags.num_bags();
+    const size_t bytes = static_cast<size_t>(tasks[t].dim) * SizeOf(tasks[t].dtype);
+    copies[t].resize(2 * n * bytes, '\x7F');
+    for (size_t row = 0; row < n; ++row) {
+      char* const copy = &copies[t][2 * (n - 1 - row) * bytes];
+      std::memcpy(copy, static_cast<const char*>(tasks[t].upstream) + row * bytes, bytes);
+      rows[t].push_back(copy);
+    }
+    tasks[t].upstream = nullptr;
+    tasks[t].upstream_rows = rows[t].data();
+  }
+  const std::vector<Result> results = RunBackward(serial, tasks, backward);
+  for (size_t t = 0; t < tasks.size(); ++t) {
+    ASSERT_TRUE(results[t] == expected[t]) << "task " << t << ", rows apart";
   }
 }
 

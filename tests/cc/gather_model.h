@@ -162,7 +162,7 @@ struct GradientCase {
   std::vector<GatherCase> features;
 };
 
-// `sums` of each task, in memory that nobody cleared.
+// `sums` of each task, in memory that nobody cleared; the same if they are put in pieces.
 inline std::vector<std::vector<float>> RunGradient(Exec& exec,
                                                    const std::vector<GradientCase>& cases,
                                                    GatherGradient* gradient) {
@@ -182,8 +182,33 @@ inline std::vector<std::vector<float>> RunGradient(Exec& exec,
       tasks[t].features.push_back(feature);
     }
   }
-  const Status status = gradient->Run(exec, tasks);
+  Status status = gradient->Run(exec, tasks);
   EXPECT_TRUE(status.ok()) << status.message();
+  // Each piece in memory of its own, so that nothing next to it is right by accident.
+  std::vector<std::vector<std::unique_ptr<float[]>>> pieces(cases.size());
+  std::mt19937_64 random(7);
+  for (size_t t = 0; t < cases.size(); ++t) {
+    const auto dim = static_cast<size_t>(cases[t].dim);
+    for (size_t left = cases[t].n; left > 0;) {
+      const size_t rows =
+          std::min<size_t>(left, random() % 3 == 0 ? random() % 5 : random() % left + 1);
+      pieces[t].emplace_back(new float[rows * dim]);
+      tasks[t].pieces.push_back({rows, pieces[t].back().get()});
+      left -= rows;
+    }
+    tasks[t].sums = nullptr;
+  }
+  status = gradient->Run(exec, tasks);
+  EXPECT_TRUE(status.ok()) << status.message();
+  for (size_t t = 0; t < cases.size(); ++t) {
+    size_t at = 0;
+    for (const GatherGradient::Piece& piece : tasks[t].pieces) {
+      const size_t floats = piece.rows * static_cast<size_t>(cases[t].dim);
+      if (floats == 0) continue;
+      EXPECT_EQ(std::memcmp(piece.sums, &sums[t][at], 4 * floats), 0) << "in pieces";
+      at += floats;
+    }
+  }
   return sums;
 }
 

@@ -37,6 +37,26 @@ void CheckAll(const std::vector<GatherCase>& cases, const std::vector<Vectors>& 
     }
     GatherPool(exec, tasks);
     if (exec.parallelism() == 1) first = pooled;
+    // The same from rows that lie anywhere.
+    const std::vector<Pooled> of_array = pooled;
+    std::vector<std::vector<const void*>> rows(cases.size());
+    std::vector<std::vector<char>> copies(cases.size());
+    for (size_t t = 0; t < cases.size(); ++t) {
+      const size_t bytes = static_cast<size_t>(tasks[t].dim) * SizeOf(tasks[t].dtype);
+      copies[t].resize(2 * tasks[t].n * bytes, '\x7F');
+      for (size_t row = 0; row < tasks[t].n; ++row) {
+        char* const copy = &copies[t][2 * (tasks[t].n - 1 - row) * bytes];
+        std::memcpy(copy, vectors[t].raw.data() + row * bytes, bytes);
+        rows[t].push_back(copy);
+      }
+      tasks[t].rows = rows[t].data();
+      tasks[t].vectors = nullptr;
+    }
+    GatherPool(exec, tasks);
+    for (size_t t = 0; t < cases.size(); ++t) {
+      ASSERT_EQ(pooled[t].raw, of_array[t].raw);
+      ASSERT_EQ(pooled[t].argmax, of_array[t].argmax);
+    }
     for (size_t t = 0; t < cases.size(); ++t) {
       SCOPED_TRACE(testing::Message() << "task " << t);
       if (exec.parallelism() == 1) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -22,6 +23,9 @@ constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
 struct Received {
   std::vector<KeyType> key_types;
   std::vector<int32_t> words, splits;
+  // The message of `self` apart from those that came.
+  uint32_t self = kNoRank;
+  std::vector<int32_t> own{};
 };
 
 // What three ranks might send of three tables.
@@ -40,18 +44,27 @@ Received MakeReceived(std::mt19937_64* random) {
   return received;
 }
 
-// Reads from, and copies to, memory that ends where it must.
-Status Read(const Received& received, Requests* requests) {
+// Reads from, and copies to, memory that ends where it must. `keys_of_tables` may be null.
+Status Read(const Received& received, Requests* requests,
+            std::vector<std::vector<char>>* keys_of_tables = nullptr) {
   const auto exact = [](const std::vector<int32_t>& v) {
     std::unique_ptr<int32_t[]> copy(new int32_t[v.size()]);
     std::copy(v.begin(), v.end(), copy.get());
     return copy;
   };
   const auto words = exact(received.words), splits = exact(received.splits);
+  const auto own = exact(received.own);
   const auto ranks = static_cast<uint32_t>(received.splits.size());
-  const Status status =
-      requests->Init(words.get(), splits.get(), ranks, static_cast<int64_t>(received.words.size()),
-                     received.key_types);
+  Requests::Received r;
+  r.words = words.get();
+  r.num_words = static_cast<int64_t>(received.words.size());
+  r.splits = splits.get();
+  r.ranks = ranks;
+  r.self = received.self;
+  r.own = own.get();
+  r.num_own_words = static_cast<int64_t>(received.own.size());
+  const int64_t num_words = r.num_words + r.num_own_words;
+  const Status status = requests->Init(r, received.key_types);
   if (!status.ok()) {
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
     return status;
@@ -66,12 +79,13 @@ Status Read(const Received& received, Requests* requests) {
     EXPECT_EQ(keys, requests->num_keys(t));
     const auto bytes = static_cast<size_t>(keys) * SizeOf(received.key_types[t]);
     total += ranks + static_cast<int64_t>(bytes / 4);
-    EXPECT_LE(total, static_cast<int64_t>(received.words.size()));
-    if (total > static_cast<int64_t>(received.words.size())) return status;
+    EXPECT_LE(total, num_words);
+    if (total > num_words) return status;
     std::unique_ptr<char[]> copy(new char[bytes]);
     requests->CopyKeys(t, copy.get());
+    if (keys_of_tables != nullptr) keys_of_tables->emplace_back(copy.get(), copy.get() + bytes);
   }
-  EXPECT_EQ(total, static_cast<int64_t>(received.words.size())) << "words that no table has";
+  EXPECT_EQ(total, num_words) << "words that no table has";
   return status;
 }
 
@@ -199,6 +213,34 @@ TEST(RequestsTest, MessagesOfOtherTablesAreRefused) {
     EXPECT_NE(status.message().find("rank 0"), std::string::npos) << status.message();
     EXPECT_NE(status.message().find(std::to_string(types.size()) + " tables"), std::string::npos)
         << status.message();
+  }
+}
+
+TEST(RequestsTest, TheOwnMessageIsNotAmongThoseThatCame) {
+  std::mt19937_64 random(6);
+  Requests requests;
+  const Received all = MakeReceived(&random);
+  for (uint32_t self = 0; self < 3; ++self) {
+    SCOPED_TRACE(testing::Message() << "rank " << self);
+    Received received = all;
+    received.self = self;
+    const auto begin =
+        received.words.begin() + std::accumulate(all.splits.begin(), all.splits.begin() + self, 0);
+    received.own.assign(begin, begin + all.splits[self]);
+    received.words.erase(begin, begin + all.splits[self]);
+    received.splits[self] = 0;
+    std::vector<std::vector<char>> keys, expected;
+    ASSERT_TRUE(Read(all, &requests, &expected).ok());
+    ASSERT_TRUE(Read(received, &requests, &keys).ok());
+    EXPECT_EQ(keys, expected);
+    Received damaged = received;
+    damaged.splits[self] = 1;
+    EXPECT_FALSE(Read(damaged, &requests).ok()) << "one that came too";
+    damaged = received;
+    damaged.own.pop_back();
+    EXPECT_FALSE(Read(damaged, &requests).ok());
+    damaged.own.clear();
+    EXPECT_FALSE(Read(damaged, &requests).ok());
   }
 }
 

@@ -21,6 +21,7 @@ struct Call {
     std::vector<uint64_t> keys;  // 32-bit ones widened with zeros
   };
   uint32_t ranks = 1;
+  uint32_t self = kNoRank;
   std::vector<KeyType> key_types;  // [tables]
   std::vector<Owners> owners;      // [tables]
   std::vector<Feature> features;
@@ -54,6 +55,7 @@ inline void AddTable(Call* call, KeyType key_type, Owners::Rule rule, uint32_t o
 inline Call RandomTables(uint32_t ranks, std::mt19937_64* random) {
   Call call;
   call.ranks = ranks;
+  if ((*random)() % 3 > 0) call.self = static_cast<uint32_t>((*random)() % ranks);
   for (size_t t = (*random)() % 6; t > 0; --t) {
     AddTable(&call, static_cast<KeyType>((*random)() % 3),
              static_cast<Owners::Rule>((*random)() % 3),
@@ -99,7 +101,7 @@ inline Routed RunRoute(Exec& exec, const Call& call, Route* route) {
     ids.index = routed.index[f].data();
     tasks[feature.table].features.push_back(ids);
   }
-  const Status status = route->Prepare(exec, tasks, call.ranks);
+  const Status status = route->Prepare(exec, tasks, call.ranks, call.self);
   EXPECT_TRUE(status.ok()) << status.message();
   for (size_t t = 0; t < tasks.size(); ++t) {
     routed.counts.emplace_back();
@@ -108,14 +110,23 @@ inline Routed RunRoute(Exec& exec, const Call& call, Route* route) {
   // Every word is written, and no other.
   constexpr int32_t kGuard = -123456789;
   std::vector<int32_t> words(route->num_words() + 2, kGuard), again(words.size(), 0);
-  route->Write(exec, words.data() + 1);
-  route->Write(exec, again.data() + 1);
-  EXPECT_EQ(words.front(), kGuard);
-  EXPECT_EQ(words.back(), kGuard);
-  again.front() = again.back() = kGuard;
+  std::vector<int32_t> own(route->num_own_words() + 2, kGuard), own_again(own.size(), 0);
+  route->Write(exec, words.data() + 1, own.data() + 1);
+  route->Write(exec, again.data() + 1, own_again.data() + 1);
+  for (const std::vector<int32_t>& written : {words, own}) {
+    EXPECT_EQ(written.front(), kGuard);
+    EXPECT_EQ(written.back(), kGuard);
+  }
+  again.front() = again.back() = own_again.front() = own_again.back() = kGuard;
   EXPECT_EQ(words, again);
+  EXPECT_EQ(own, own_again);
   size_t at = 1;
   for (uint32_t r = 0; r < call.ranks; ++r) {
+    if (r == call.self) {
+      EXPECT_EQ(route->num_words(r), 0u);
+      routed.messages.emplace_back(own.begin() + 1, own.end() - 1);
+      continue;
+    }
     routed.messages.emplace_back(&words[at], &words[at] + route->num_words(r));
     at += route->num_words(r);
   }

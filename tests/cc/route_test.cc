@@ -48,6 +48,7 @@ TEST(RouteTest, OwnersReadWhatRanksAskFor) {
       std::vector<Routed> of_rank;
       for (uint32_t r = 0; r < ranks; ++r) {
         FillKeys(&call, &random);
+        call.self = r;
         Route route;
         ThreadsExec exec(1 + r % 3);
         of_rank.push_back(RunRoute(exec, call, &route));
@@ -57,15 +58,23 @@ TEST(RouteTest, OwnersReadWhatRanksAskFor) {
         std::vector<std::vector<uint64_t>> expected(call.key_types.size());
         for (uint32_t r = 0; r < ranks; ++r) {
           const std::vector<int32_t>& message = of_rank[r].messages[owner];
-          words.insert(words.end(), message.begin(), message.end());
-          splits.push_back(static_cast<int32_t>(message.size()));
+          // Its own message does not travel.
+          if (r != owner) words.insert(words.end(), message.begin(), message.end());
+          splits.push_back(r == owner ? 0 : static_cast<int32_t>(message.size()));
           const auto keys = ReadMessage(message, call.key_types);
           for (size_t t = 0; t < keys.size(); ++t) {
             expected[t].insert(expected[t].end(), keys[t].begin(), keys[t].end());
           }
         }
-        const Status status = requests.Init(words.data(), splits.data(), ranks,
-                                            static_cast<int64_t>(words.size()), call.key_types);
+        Requests::Received received;
+        received.words = words.data();
+        received.num_words = static_cast<int64_t>(words.size());
+        received.splits = splits.data();
+        received.ranks = ranks;
+        received.self = owner;
+        received.own = of_rank[owner].messages[owner].data();
+        received.num_own_words = static_cast<int64_t>(of_rank[owner].messages[owner].size());
+        const Status status = requests.Init(received, call.key_types);
         ASSERT_TRUE(status.ok()) << status.message();
         for (size_t t = 0; t < call.key_types.size(); ++t) {
           for (uint32_t r = 0; r < ranks; ++r) {
@@ -192,6 +201,11 @@ TEST(RouteTest, ErrorsNameTheTable) {
     EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
   };
   RouteTask bad = good;
+  bad.owners.ranks = 3;
+  expect(bad, "its owner is rank 0 of 3, but there are 2 ranks");
+  bad.owners = MakeOwners(Owners::Rule::kOne, 2, 2);
+  expect(bad, "its owner is rank 2 of 2, but there are 2 ranks");
+  bad = good;
   uint32_t of_bad = 77;
   bad.features = {{&key, Dedup<uint64_t>::kMaxKeys + 1, &of_bad}};
   expect(bad, "4294967295");

@@ -186,7 +186,7 @@ TEST(WireInt8Test, TheBitsDoNotDependOnTheDenormalMode) {
     arrived[flush].resize(120000);
     _mm_setcsr(flush == 0 ? mode : mode | 0x8040u);  // flush to zero, denormals are zero
     Pack(exec, layout, {x}, words[flush].data());
-    Unpack(exec, layout, words[flush].data(), {arrived[flush].data()});
+    Unpack(exec, layout, words[flush].data(), {}, {arrived[flush].data()});
     _mm_setcsr(mode);
   }
   EXPECT_EQ(words[0], words[1]);

@@ -18,6 +18,7 @@ namespace dynemb {
 struct Rows {
   std::vector<WireTable> tables;
   uint32_t ranks = 1;
+  uint32_t self = kNoRank;
   std::vector<int64_t> counts;             // [tables, ranks]
   std::vector<std::vector<char>> vectors;  // of each table
 };
@@ -49,10 +50,11 @@ inline Rows RandomRows(size_t tables, uint32_t ranks, uint64_t most, std::mt1993
       counts.push_back((*random)() % 3 == 0 ? 0 : static_cast<int64_t>((*random)() % most));
     }
   }
-  if (tables > 0) return MakeRows(of_table, counts, random);
-  Rows none;
-  none.ranks = ranks;
-  return none;
+  Rows rows;
+  if (tables > 0) rows = MakeRows(of_table, counts, random);
+  rows.ranks = ranks;
+  if ((*random)() % 3 > 0) rows.self = static_cast<uint32_t>((*random)() % ranks);
+  return rows;
 }
 
 // By every Exec, with the same bits; neither side writes or reads outside its memory, and every
@@ -60,12 +62,15 @@ inline Rows RandomRows(size_t tables, uint32_t ranks, uint64_t most, std::mt1993
 inline void PackAndUnpack(const Rows& rows, std::vector<int32_t>* words,
                           std::vector<std::vector<char>>* unpacked) {
   WireLayout layout;
-  ASSERT_TRUE(layout.Init(rows.tables, rows.counts.data(), rows.ranks).ok());
-  std::vector<const void*> from;
+  ASSERT_TRUE(layout.Init(rows.tables, rows.counts.data(), rows.ranks, rows.self).ok());
+  std::vector<const void*> from, own;
   for (size_t t = 0; t < rows.tables.size(); ++t) {
     ASSERT_EQ(rows.vectors[t].size(), layout.num_rows(t) * static_cast<size_t>(rows.tables[t].dim) *
                                           SizeOf(rows.tables[t].dtype));
     from.push_back(rows.vectors[t].data());
+    if (rows.self == kNoRank) continue;
+    const size_t row_bytes = static_cast<size_t>(rows.tables[t].dim) * SizeOf(rows.tables[t].dtype);
+    own.push_back(rows.vectors[t].data() + layout.segment(t, rows.self).first_row * row_bytes);
   }
   std::vector<int32_t> first;
   ForEachExec([&](Exec& exec) {
@@ -82,7 +87,15 @@ inline void PackAndUnpack(const Rows& rows, std::vector<int32_t>* words,
       arrived.emplace_back(vectors.size(), fill);
     }
     for (std::vector<char>& vectors : arrived) to.push_back(vectors.data());
-    Unpack(exec, layout, message.get(), to);
+    Unpack(exec, layout, message.get(), own, to);
+    WireRows found;  // the same rows, by their addresses
+    found.Init(exec, layout, message.get(), own);
+    for (size_t t = 0; t < rows.tables.size(); ++t) {
+      const size_t bytes = static_cast<size_t>(rows.tables[t].dim) * SizeOf(rows.tables[t].dtype);
+      for (size_t row = 0; row < layout.num_rows(t); ++row) {
+        ASSERT_EQ(std::memcmp(found.of(t)[row], arrived[t].data() + row * bytes, bytes), 0);
+      }
+    }
     const std::vector<int32_t> packed(message.get(), message.get() + n);
     if (threads == 1) {
       first = packed;

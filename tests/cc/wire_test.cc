@@ -37,8 +37,9 @@ TEST(WireTest, SegmentsFollowEachOtherTableByTableAndRankByRank) {
   WireLayout layout;  // one for all
   for (int round = 0; round < 300; ++round) {
     const Rows rows = RandomRows(random() % 6, 1 + random() % 5, 30, &random);
-    ASSERT_TRUE(layout.Init(rows.tables, rows.counts.data(), rows.ranks).ok());
+    ASSERT_TRUE(layout.Init(rows.tables, rows.counts.data(), rows.ranks, rows.self).ok());
     ASSERT_EQ(layout.ranks(), rows.ranks);
+    ASSERT_EQ(layout.self(), rows.self);
     ASSERT_EQ(layout.tables().size(), rows.tables.size());
     size_t word = 0;
     std::vector<size_t> first_row(rows.tables.size());
@@ -51,7 +52,7 @@ TEST(WireTest, SegmentsFollowEachOtherTableByTableAndRankByRank) {
         ASSERT_EQ(s.first_row, first_row[t]);
         ASSERT_EQ(s.rows, count);
         ASSERT_EQ(WireLayout::Words(rows.tables[t], count), ExpectedWords(rows.tables[t], count));
-        word += ExpectedWords(rows.tables[t], count);
+        if (r != rows.self) word += ExpectedWords(rows.tables[t], count);
         first_row[t] += count;
       }
       ASSERT_EQ(layout.num_words(r), word - begin);
@@ -72,6 +73,20 @@ TEST(WireTest, SameKeepsEveryBit) {
       ASSERT_NO_FATAL_FAILURE(PackAndUnpack(rows, nullptr, &unpacked));
       ASSERT_EQ(unpacked, rows.vectors);
     }
+  }
+}
+
+// Not even rounded.
+TEST(WireTest, OwnRowsKeepEveryBit) {
+  std::mt19937_64 random(7);
+  for (WireType wire : kWires) {
+    Rows rows = MakeRows({{DType::kFloat32, 5, wire}, {DType::kFloat32, 16, wire}},
+                         {3, 9000, 4, 2, 0, 7}, &random);
+    rows.self = 1;
+    std::vector<std::vector<char>> unpacked;
+    ASSERT_NO_FATAL_FAILURE(PackAndUnpack(rows, nullptr, &unpacked));
+    const auto begin = rows.vectors[0].begin() + 3 * 20, end = begin + 9000 * 20;
+    ASSERT_TRUE(std::equal(begin, end, unpacked[0].begin() + 3 * 20)) << int(wire);
   }
 }
 

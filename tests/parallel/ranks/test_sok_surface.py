@@ -343,6 +343,42 @@ def test_all_to_all_dense_embedding(comm):
     close(whole_table(comm, table).vectors, twin.numpy())
 
 
+@pytest.mark.parametrize("functional", [False, True], ids=["eager", "function"])
+def test_low_frequency_filter(comm, functional):
+    """Known keys are read wherever they are; unknown ones only where the ratio lets them in."""
+    known = np.arange(0, 200, 2)
+    vectors = np.stack([known + 10.0, -known - 10.0], 1).astype(np.float32)
+    modes = [None, "localized:0", None, None]
+    ratios = [0.0, 0.0, 1.0, 0.5]
+    tables = [
+        de.DynamicVariable(2, "1", mode=mode, filter_ratio=ratio)
+        for mode, ratio in zip(modes, ratios, strict=True)
+    ]
+    for table in tables:
+        de.assign(table, known, vectors)
+    # The last rank of several asks for nothing.
+    n = 0 if comm.rank == comm.size - 1 > 0 else 100 + comm.rank
+    ids = np.random.default_rng(comm.rank).integers(0, 200, [n, 3])
+
+    def run(ids):
+        return de.lookup_sparse(
+            tables, [ids] * 4, combiners="sum", insert=False, use_low_frequency_filter=True
+        )
+
+    call = tf.function(run, autograph=False) if functional else run
+    of_each = [of_table.numpy() for of_table in call(tf.constant(ids))]
+    even = ids % 2 == 0
+    without = np.where(even, ids + 10.0, 0).sum(1)
+    with_all = np.where(even, ids + 10.0, 1).sum(1)
+    for found, expected in zip(of_each[:3], [without, without, with_all], strict=True):
+        np.testing.assert_array_equal(found[:, 0], expected)
+    extra = of_each[3][:, 0] - without
+    assert np.all((extra >= 0) & (extra <= (~even).sum(1)))
+    np.testing.assert_array_equal(extra, np.round(extra))
+    if n > 0:
+        assert 0.2 < extra.sum() / (~even).sum() < 0.8
+
+
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
 def test_sgd_by_soks_name(comm, dtype):
     if not hasattr(de, "SGD"):

@@ -1,7 +1,7 @@
 // Work shared out by ownership: every unit (a segment, a row) has one owner among the workers, who
 // does all that concerns it, in order; so nothing needs an atomic and no order depends on timing.
-#ifndef DYNEMB_TABLE_OWNERS_H_
-#define DYNEMB_TABLE_OWNERS_H_
+#ifndef DYNEMB_TABLE_WORKERS_H_
+#define DYNEMB_TABLE_WORKERS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -45,4 +45,4 @@ size_t OwnedBy(size_t worker, size_t workers, size_t n, const Unit& unit, uint32
 
 }  // namespace dynemb
 
-#endif  // DYNEMB_TABLE_OWNERS_H_
+#endif  // DYNEMB_TABLE_WORKERS_H_
