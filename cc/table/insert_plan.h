@@ -19,9 +19,9 @@
 #include "cc/table/exec.h"
 #include "cc/table/index.h"
 #include "cc/table/key.h"
-#include "cc/table/workers.h"
 #include "cc/table/scratch.h"
 #include "cc/table/types.h"
+#include "cc/table/workers.h"
 
 namespace dynemb {
 
