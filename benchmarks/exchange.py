@@ -6,7 +6,8 @@
 else: no row is looked up, nothing is pooled or summed. (Vectors are pooled where they come to lie,
 and gradients summed where they are sent from.) Bare: three alltoalls of the very same words.
 Routing makes the ids distinct, which is timed by itself. Rank 0 prints medians of interleaved
-repeats, and the bytes sent beside the formula of docs/scaling.md.
+repeats, and the bytes sent beside the formula of docs/scaling.md. With an --exchange-dtype only the
+vectors' packing is in it: their unpacking, and both ways of the gradients, are in other operators.
 """
 
 from __future__ import annotations
@@ -129,10 +130,7 @@ class Exchange:
 
     def bytes_to_others(self) -> list[int]:
         """Of keys, vectors and gradients, over all ranks."""
-        counted = []
-        for words, splits in self.words:
-            own = int(splits[self.comm.rank])
-            counted.append(4 * (int(tf.size(words)) - own))
+        counted = [4 * int(tf.size(words)) for words, _ in self.words]
         return [sum(one) for one in zip(*self.comm.gather_objects(counted, "bytes"), strict=True)]
 
     def formula(self) -> list[int]:

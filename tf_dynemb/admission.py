@@ -32,9 +32,14 @@ def admit(tables: Sequence[Any], features: Sequence[Bags]) -> list[Bags]:
     if not places:
         return admitted
     keys = [features[i].keys for i in places]
-    for i, known in zip(places, _have_rows([tables[i] for i in places], keys), strict=True):
-        drawn = tf.random.uniform(tf.shape(known)) < tables[i].options.filter_ratio
-        admitted[i] = features[i].of_ids(known | drawn)
+    # Ranks with one global seed draw the same here: from it each makes draws of its own.
+    seed = tf.random.uniform([2], maxval=tf.int32.max, dtype=tf.int32)
+    known = _have_rows([tables[i] for i in places], keys)
+    for number, i in enumerate(places):
+        own = tf.add(seed, [number, communicator.get().rank])
+        drawn = tf.random.stateless_uniform(tf.shape(keys[number]), own)
+        lucky = drawn < tables[i].options.filter_ratio
+        admitted[i] = features[i].of_ids(known[number] | lucky)
     return admitted
 
 

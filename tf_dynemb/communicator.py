@@ -53,7 +53,8 @@ class Communicator(abc.ABC):
             tensor: [n, ...]: the parts, in the order of the ranks that they are for.
             splits: int32 [size]: the length of each part along the first dimension.
             name: of the operation; two that run at the same time must have different ones. In a
-                `tf.function` TensorFlow makes names differ, and adds those of loops around.
+                `tf.function` TensorFlow makes names differ, and adds those of the loops and of the
+                calls of other functions around, which must be the same on all ranks.
 
         Returns:
             (received, received splits): the parts that the ranks sent here, in their order.

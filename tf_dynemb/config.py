@@ -13,7 +13,7 @@ _NOT_YET = {
     "max_dram_for_vectors": "use max_capacity, in rows, to limit host memory",
     "file_path": "rows live in host memory only",
     "ttl": "rows do not expire; use erase()",
-    "admission": "every key that is looked up with insert=True gets a row",
+    "admission": "there is filter_ratio, for lookup_sparse(use_low_frequency_filter=True)",
 }
 
 

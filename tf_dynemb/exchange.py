@@ -112,7 +112,7 @@ class Received:
 
     Attributes:
         words: the messages of other ranks.
-        held: for each table vectors of this rank, of which those for itself are in none.
+        held: for each table the vectors that this rank sent; those for itself are not in `words`.
         came: int64 [tables, ranks]: how many are from each rank.
         sent: int64 [tables, ranks]: to which ranks those in `held` are, in their order.
         rank: of this one.

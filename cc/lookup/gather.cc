@@ -8,7 +8,6 @@
 #include "cc/lookup/tasks.h"
 #include "cc/table/phase.h"
 #include "cc/table/portability.h"
-#include "cc/table/vector_buffer.h"
 
 namespace dynemb {
 namespace {
@@ -156,51 +155,46 @@ void GatherGradient::PlaceStretch(const Task& task, const std::vector<const Prep
   const size_t first = stretch << log;
   const size_t last = std::min(first + (size_t{1} << log), task.n);
   if (task.pieces.empty()) {
-    SumStretch(task, features, stretch, task.sums + first * dim);
+    SumRows(task, features, stretch, first, last, task.sums + first * dim);
     return;
   }
   size_t begin = 0;  // of the piece
-  size_t p = 0;
-  while (begin + task.pieces[p].rows <= first) begin += task.pieces[p++].rows;
-  if (last <= begin + task.pieces[p].rows) {
-    SumStretch(task, features, stretch, task.pieces[p].sums + (first - begin) * dim);
-    return;
-  }
-  // It lies in several pieces.
-  VectorBuffer sums(static_cast<int64_t>((last - first) * dim));
-  SumStretch(task, features, stretch, sums.get());
-  for (size_t row = first; row < last;) {
-    const Piece& piece = task.pieces[p++];
-    const size_t end = std::min(begin + piece.rows, last);
-    std::copy(sums.get() + (row - first) * dim, sums.get() + (end - first) * dim,
-              piece.sums + (row - begin) * dim);
+  for (const Piece& piece : task.pieces) {
+    const size_t from = std::max(begin, first), to = std::min(begin + piece.rows, last);
+    if (from < to) {
+      SumRows(task, features, stretch, from, to, piece.sums + (from - begin) * dim);
+    }
     begin += piece.rows;
-    row = end;
   }
 }
 
-void GatherGradient::SumStretch(const Task& task, const std::vector<const Prepared*>& features,
-                                size_t stretch, float* sums) const {
+void GatherGradient::SumRows(const Task& task, const std::vector<const Prepared*>& features,
+                             size_t stretch, size_t begin, size_t end, float* sums) const {
   const int log = LogStretch(task.dim, task.n);
-  const size_t first_row = stretch << log;
-  const size_t rows = std::min(size_t{1} << log, task.n - first_row);
-  std::vector<bool> has_term(rows);
+  const bool is_whole = begin == stretch << log && end == std::min((stretch + 1) << log, task.n);
+  std::vector<bool> has_term(end - begin);
   uint32_t local[Upstream::kChunk];
+  uint32_t positions[Upstream::kChunk];
   bool is_first[Upstream::kChunk];
   for (const Prepared* feature : features) {
     const Split<uint32_t>& split = feature->split;
-    const size_t end = split.end(stretch);
-    for (size_t e = split.begin(stretch); e < end; e += Upstream::kChunk) {
-      const size_t n = std::min(end - e, Upstream::kChunk);
-      for (size_t j = 0; j < n; ++j) {
-        local[j] = split.keys()[e + j] - static_cast<uint32_t>(first_row);
-        is_first[j] = !has_term[local[j]];
-        has_term[local[j]] = true;
+    const size_t last = split.end(stretch);
+    for (size_t e = split.begin(stretch); e < last; e += Upstream::kChunk) {
+      const size_t num_ids = std::min(last - e, Upstream::kChunk);
+      size_t n = 0;
+      for (size_t j = 0; j < num_ids; ++j) {
+        const uint32_t row = split.keys()[e + j];
+        if (!is_whole && (row < begin || row >= end)) continue;
+        positions[n] = split.positions()[e + j];
+        local[n] = row - static_cast<uint32_t>(begin);
+        is_first[n] = !has_term[local[n]];
+        has_term[local[n]] = true;
+        ++n;
       }
-      feature->upstream.Add(split.positions() + e, local, is_first, n, sums);
+      feature->upstream.Add(positions, local, is_first, n, sums);
     }
   }
-  for (size_t row = 0; row < rows; ++row) {
+  for (size_t row = 0; row < end - begin; ++row) {
     if (!has_term[row]) {
       std::fill_n(sums + row * static_cast<size_t>(task.dim), task.dim, 0.0f);
     }

@@ -77,9 +77,9 @@ class GatherGradient {
 
   void PlaceStretch(const Task& task, const std::vector<const Prepared*>& features,
                     size_t stretch) const;
-  // sums: [rows of the stretch, dim].
-  void SumStretch(const Task& task, const std::vector<const Prepared*>& features, size_t stretch,
-                  float* sums) const;
+  // Of rows [begin, end) of the stretch; `sums` is that of row `begin`.
+  void SumRows(const Task& task, const std::vector<const Prepared*>& features, size_t stretch,
+               size_t begin, size_t end, float* sums) const;
 
   std::deque<Prepared> prepared_;  // of the features of all tasks; only grows
 };

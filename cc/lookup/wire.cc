@@ -18,6 +18,7 @@ namespace {
 
 constexpr size_t kWord = sizeof(int32_t);
 constexpr size_t kMaxWords = std::numeric_limits<int32_t>::max();
+constexpr size_t kMaxRows = 0xFFFFFFFE;  // as many as a request has
 // Bytes of rows per piece of parallel work.
 constexpr size_t kGrainBytes = 64 << 10;
 // Of a row that int8 does not send as zeros. A denormal element is then at most half of it and
@@ -179,7 +180,11 @@ Status WireLayout::Init(const std::vector<WireTable>& tables, const int64_t* cou
       if (count < 0) return InvalidArgument("counts must not be negative");
       const auto rows = static_cast<size_t>(count);
       // Before anything is multiplied, since counts may come from elsewhere.
-      if (rows > kMaxWords * kWord / RowBytes(tables[t])) return TooLarge(rank);
+      if (rank != self && rows > kMaxWords * kWord / RowBytes(tables[t])) return TooLarge(rank);
+      if (rows > kMaxRows) {
+        return InvalidArgument("counts hold " + std::to_string(rows) + ", the most is " +
+                               std::to_string(kMaxRows));
+      }
       segments_[t * ranks + rank] = {word, num_rows_[t], rows};
       num_rows_[t] += rows;
       if (rank != self) word += Words(tables[t], rows);
@@ -237,10 +242,8 @@ void WireRows::Init(Exec& exec, const WireLayout& layout, const int32_t* words,
     const WireTable& table = layout.tables()[t];
     const size_t n = layout.num_rows(t);
     const size_t bytes = n * static_cast<size_t>(table.dim) * SizeOf(table.dtype);
-    if (tables_[t].addresses.size() < n) tables_[t].addresses.resize(n);
-    if (!WireLayout::AsTheyAre(table) && tables_[t].converted.size() < bytes) {
-      tables_[t].converted.resize(bytes);
-    }
+    tables_[t].addresses.Resize(n);
+    if (!WireLayout::AsTheyAre(table)) tables_[t].converted.Resize(bytes);
   }
   ForRows(exec, layout, [&](size_t t, uint32_t rank, size_t begin, size_t end) {
     const WireLayout::Segment& s = layout.segment(t, rank);
@@ -250,13 +253,20 @@ void WireRows::Init(Exec& exec, const WireLayout& layout, const int32_t* words,
     if (rank == layout.self()) {
       from = static_cast<const char*>(own[t]);
     } else if (!WireLayout::AsTheyAre(table)) {
-      char* const to = tables_[t].converted.data() + s.first_row * vector_bytes;
+      char* const to = tables_[t].converted.get() + s.first_row * vector_bytes;
       UnpackRows(table, from, s.rows, begin, end, to);
       from = to;
     }
-    const void** const addresses = tables_[t].addresses.data() + s.first_row;
+    const void** const addresses = tables_[t].addresses.get() + s.first_row;
     for (size_t r = begin; r < end; ++r) addresses[r] = from + r * vector_bytes;
   });
+}
+
+void WireRows::Shrink() {
+  for (OfTable& table : tables_) {
+    table.addresses.Shrink();
+    table.converted.Shrink();
+  }
 }
 
 }  // namespace dynemb

@@ -11,8 +11,8 @@
 // one whose scale is below 2^-125, as zeros. A table whose own type is as narrow as the wire's
 // travels as it is. Rows of this rank for itself are in no message: they are copied, exactly.
 //
-// Contract. Both sides make the same WireLayout from the same counts. Pack, Unpack and WireRows use
-// all threads.
+// Contract. Two ranks agree on the segments between them by their counts of these rows. Pack,
+// Unpack and WireRows use all threads.
 #ifndef DYNEMB_LOOKUP_WIRE_H_
 #define DYNEMB_LOOKUP_WIRE_H_
 
@@ -23,6 +23,7 @@
 
 #include "cc/lookup/owners.h"
 #include "cc/table/exec.h"
+#include "cc/table/scratch.h"
 #include "cc/table/status.h"
 #include "cc/table/types.h"
 
@@ -92,12 +93,14 @@ class WireRows {
   void Init(Exec& exec, const WireLayout& layout, const int32_t* words,
             const std::vector<const void*>& own);
   // [num_rows(table)]
-  const void* const* of(size_t table) const { return tables_[table].addresses.data(); }
+  const void* const* of(size_t table) const { return tables_[table].addresses.get(); }
+  // Gives back what only a huge batch needs; the rows are then gone.
+  void Shrink();
 
  private:
   struct OfTable {
-    std::vector<const void*> addresses;
-    std::vector<char> converted;
+    Buffer<const void*> addresses;
+    Buffer<char> converted;
   };
   std::vector<OfTable> tables_;  // only grows
 };

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -20,20 +19,6 @@ constexpr size_t kHugePagesFrom = 2 * kHugePage;
 // system calls.
 constexpr size_t kCommitFraction = 8;
 constexpr size_t kCommitMost = size_t{256} << 20;
-// What a process can address; the first arena may have 1/64 of it.
-constexpr size_t kAddressSpace = size_t{1} << 47;
-constexpr size_t kFirstShare = 64;
-
-std::atomic<size_t> reserved_by_all{0};
-
-// What one more arena may reserve. The share goes with the square of what is free, so that n arenas
-// leave 64 / (64 + n) of the address space, if they take all they may: there is always some left.
-size_t Share() {
-  const size_t used = reserved_by_all;
-  const size_t free = used < kAddressSpace ? kAddressSpace - used : 0;
-  const double part = static_cast<double>(free) / static_cast<double>(kAddressSpace);
-  return static_cast<size_t>(part * static_cast<double>(free / kFirstShare));
-}
 
 size_t RoundUp(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -64,14 +49,11 @@ Arena& Arena::operator=(Arena&& other) noexcept {
 }
 
 void Arena::Release() {
-  if (mapping_ == nullptr) return;
-  munmap(mapping_, mapping_bytes_);
-  reserved_by_all -= mapping_bytes_;
+  if (mapping_ != nullptr) munmap(mapping_, mapping_bytes_);
   mapping_ = nullptr;
 }
 
 Status Arena::Reserve(size_t bytes, size_t at_least) {
-  bytes = std::min(bytes, std::max(Share(), at_least));
   bytes = RoundUp(std::max<size_t>(bytes, kPage), kPage);
   for (size_t size = bytes;; size = RoundUp(size / 2, kPage)) {
     // A huge page more, to begin on a huge page's boundary.
@@ -82,7 +64,6 @@ Status Arena::Reserve(size_t bytes, size_t at_least) {
       mapping_bytes_ = size + kHugePage;
       data_ = reinterpret_cast<char*>(RoundUp(reinterpret_cast<uintptr_t>(p), kHugePage));
       reserved_ = size;
-      reserved_by_all += mapping_bytes_;
       return Status();
     }
     if (size / 2 < at_least || size <= kPage) {

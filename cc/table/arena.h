@@ -20,9 +20,8 @@ class Arena {
   Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&& other) noexcept;
 
-  // Reserves address space for up to `bytes`, but leaves some to the arenas to come: less is taken
-  // the more there are, though not less than `at_least`. If the system grants less, the greatest
-  // power-of-two fraction that it does grant, but ResourceExhausted below `at_least`. Call once.
+  // Reserves address space for up to `bytes`; if the process may not reserve so much, the greatest
+  // power-of-two fraction of it that is granted, but ResourceExhausted below `at_least`. Call once.
   Status Reserve(size_t bytes, size_t at_least);
 
   // Makes the first `bytes` usable; what is newly usable reads as zero. ResourceExhausted if

@@ -59,4 +59,33 @@ absl::Status VectorsOfKeys(InferenceContext* c, int keys, int values, DimensionH
 
 absl::Status TableAndKeys(InferenceContext* c) { return Scalar(c, 0); }
 
+absl::Status AttrSize(InferenceContext* c, const char* attr, size_t* size) {
+  const tf::AttrValue* value = c->GetAttr(attr);
+  if (value == nullptr) return absl::InvalidArgumentError(std::string("no attribute ") + attr);
+  const auto& list = value->list();
+  *size = static_cast<size_t>(list.i_size() + list.type_size() + list.s_size() + list.b_size());
+  return absl::OkStatus();
+}
+
+absl::Status HaveSize(InferenceContext* c, const std::vector<const char*>& attrs, size_t size) {
+  for (const char* attr : attrs) {
+    size_t have;
+    TF_RETURN_IF_ERROR(AttrSize(c, attr, &have));
+    if (have != size) {
+      return absl::InvalidArgumentError(std::string(attr) + " must have " + std::to_string(size) +
+                                        " entries, got " + std::to_string(have));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CountsOfRanks(InferenceContext* c, int index, int64_t tables, DimensionHandle* ranks) {
+  ShapeHandle counts;
+  DimensionHandle unused;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(index), 2, &counts));
+  TF_RETURN_IF_ERROR(c->WithValue(c->Dim(counts, 0), tables, &unused));
+  *ranks = c->Dim(counts, 1);
+  return absl::OkStatus();
+}
+
 }  // namespace dynemb

@@ -34,6 +34,13 @@ absl::Status Scalars(InferenceContext* c, int begin, int n);
 // that their shapes agree.
 absl::Status VectorsOfKeys(InferenceContext* c, int keys, int values, DimensionHandle* dim);
 
+// The length of a list attribute.
+absl::Status AttrSize(InferenceContext* c, const char* attr, size_t* size);
+// These list attributes are of this length.
+absl::Status HaveSize(InferenceContext* c, const std::vector<const char*>& attrs, size_t size);
+// Input `index` is [tables, ranks].
+absl::Status CountsOfRanks(InferenceContext* c, int index, int64_t tables, DimensionHandle* ranks);
+
 // A shape function for operators whose inputs are a table handle and keys of any shape.
 absl::Status TableAndKeys(InferenceContext* c);
 

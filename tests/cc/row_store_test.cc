@@ -167,27 +167,5 @@ TEST(RowStore, PresizeAndPopulateChangeNothingButSpeed) {
   }
 }
 
-// No table of no stated size takes all the address space that others need.
-TEST(RowStore, ThousandsFitBesideEachOther) {
-  const RowLayout layout(8, DType::kFloat32, 16, 16);
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-  std::vector<RowStore> stores(300);  // each takes some ms there
-#else
-  std::vector<RowStore> stores(3000);
-#endif
-  uint64_t first = 0;
-  for (RowStore& store : stores) {
-    ASSERT_TRUE(store.Init(layout, uint64_t{1} << 32).ok());
-    if (first == 0) first = store.max_rows();
-    EXPECT_GE(store.max_rows(), (uint64_t{256} << 20) / layout.stride);
-  }
-  RowId id;
-  ASSERT_TRUE(stores.back().Allocate(1, &id).ok());
-  stores.clear();
-  RowStore store;
-  ASSERT_TRUE(store.Init(layout, uint64_t{1} << 32).ok());
-  EXPECT_EQ(store.max_rows(), first);
-}
-
 }  // namespace
 }  // namespace dynemb

@@ -143,7 +143,14 @@ class Garbage:
             words = ["sum", "mean", "max", "sqrtn", "min", "", "normal", "uniform", "constant",
                      "truncated_normal", "momentum", "nesterov", "amsgrad", "centered"]  # fmt: skip
             return [str(w) for w in self.rng.choice(words, self.rng.integers(0, 4))]
-        if name == "dtypes":
+        if name == "T":  # TensorFlow itself makes as many outputs
+            return int(self.rng.integers(0, 4))
+        if name in ("tables", "owners"):
+            return [self.integer() for _ in range(self.rng.integers(0, 4))]
+        if name in ("wire", "names"):
+            words = ["same", "int8", "float16", "bfloat16", ""]
+            return [str(w) for w in self.rng.choice(words, self.rng.integers(0, 4))]
+        if name in ("dtypes", "row_dtypes", "Tkeys"):
             return [self.pick(TYPES) for _ in range(self.rng.integers(0, 3))]
         if isinstance(right, bool):
             return self.pick([not right, not right, 7, None])
@@ -210,6 +217,69 @@ def right_calls(rng, table):
              "since": tf.constant(0, i64)}, types),
         "dynemb_stats": (handle, {}),
         **right_calls_of_snapshots(keys, vectors),
+        **right_calls_of_the_exchange(rng, table, keys, bags, weights, combiner),
+    }  # fmt: skip
+
+
+def right_calls_of_the_exchange(rng, table, keys, bags, weights, combiner):
+    """On rank 0 of two, with one or two tables, which have the same keys and requests."""
+    i64 = tf.int64
+    t = int(rng.integers(1, 3))
+    wire = str(rng.choice(["same", "float16", "bfloat16", "int8"]))
+    names, wires, hold = ["fuzz"] * t, [wire] * t, [False] * t
+    side = {"wire": wires, "rank": 0}
+    routed = ops.dynemb_route(
+        keys=[keys] * t, N=t, tables=list(range(t)), owners=[-1] * t, names=names, num_ranks=2,
+        rank=0,
+    )  # fmt: skip
+    # As if the other rank had asked for as much as this one.
+    n = int(tf.reduce_sum(routed.counts[0]))
+    rows = [tf.constant(rng.normal(size=[n, DIM]), tf.float32) for _ in range(t)]
+    packed = ops.dynemb_pack_rows(rows, routed.counts, names=names, what="other", **side)
+    received = {"words": packed.words, "held": rows, "came": routed.counts, "sent": routed.counts}
+    features = {"index": routed.index, "bags": [bags] * t, "weights": [weights] * t}
+    tables, combiners, dtypes = list(range(t)), [combiner] * t, [tf.float32] * t
+    pooled = [tf.constant(rng.normal(size=[BAGS, DIM]), tf.float32) for _ in range(t)]
+    argmax = [tf.zeros([BAGS, DIM], tf.int32)] * t
+    owned = [tf.range(n, dtype=i64)] * t
+    row_ids = [tf.fill([n], tf.constant(7, tf.uint32))] * t
+    own = [of_table[: int(routed.counts[0, 0])] for of_table in rows]
+    return {
+        "dynemb_route": (
+            {"keys": [keys] * t},
+            {"N": t, "tables": tables, "owners": [-1] * t, "names": names, "num_ranks": 2,
+             "rank": 0}),
+        "dynemb_receive_keys": (
+            {"words": routed.words, "splits": tf.constant([0, len(routed.words)]),
+             "own": routed.own}, {"Tkeys": [i64] * t, "rank": 0}),
+        "dynemb_pack_rows": (
+            {"rows": rows, "counts": routed.counts}, {"names": names, "what": "other", **side}),
+        "dynemb_unpack_rows": (
+            {"words": packed.words, "counts": routed.counts, "own": rows, "sent": routed.counts},
+            {"dims": [DIM] * t, **side}),
+        "dynemb_pool_rows": (
+            {"handles": [table] * t, **received, **features,
+             "num_bags": [tf.constant(BAGS, i64)] * t, "owned_keys": owned, "owned_rows": row_ids,
+             "asked": routed.counts, "served": routed.counts},
+            {"dtypes": dtypes, "tables": tables, "names": names, "combiners": combiners,
+             "dynamic": hold, "in_order": False, **side}),
+        "dynemb_pool_rows_grad": (
+            {**features, "argmax": argmax, "grads": pooled, "counts": routed.counts},
+            {"T": t, "tables": tables, "dims": [DIM] * t, "combiners": combiners, "names": names,
+             **side}),
+        "dynemb_sum_received": (
+            {"keys": owned, "rows": row_ids, "words": packed.words, "own": own,
+             "counts": routed.counts}, side),
+        "dynemb_pool_rows_weight_grad": (
+            {**received, **features, "argmax": argmax, "outputs": pooled, "grads": pooled},
+            {"tables": tables, "combiners": combiners, **side}),
+        "dynemb_owners": ({"keys": keys}, {"num_ranks": 2}),
+        "dynemb_exchange_stats": ({}, {"table": "fuzz"}),
+        "dynemb_read_again": (
+            {"handles": [table] * t, "keys": owned, "rows_before": row_ids,
+             "served": routed.counts, "since": tf.constant(0, i64)},
+            {"dtypes": dtypes, "insert": True}),
+        "dynemb_insert_and_evict": ({"handle": table, "keys": keys}, {"dtype": tf.float32}),
     }  # fmt: skip
 
 
