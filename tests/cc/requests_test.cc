@@ -235,6 +235,7 @@ TEST(RequestsTest, TheOwnMessageIsNotAmongThoseThatCame) {
     EXPECT_EQ(keys, expected);
     Received damaged = received;
     damaged.splits[self] = 1;
+    damaged.words.insert(damaged.words.begin() + (begin - received.words.begin()), 7);
     EXPECT_FALSE(Read(damaged, &requests).ok()) << "one that came too";
     damaged = received;
     damaged.own.pop_back();
