@@ -202,7 +202,7 @@ def run(options: argparse.Namespace) -> dict[str, float]:
     print(f"\ntrained {epochs} epochs in {seconds:.1f} s, {clock.rows_per_second():,.0f} rows/s")
     print("table:")
     for name, value in table.statistics().items():
-        print(f"  {name:24}{value}")
+        print(f"  {name:28}{value}")
 
     keys, vectors = table.export()
     exported = options.output_dir / "embedding.npz"
