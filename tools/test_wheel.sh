@@ -30,8 +30,8 @@ found = pathlib.Path(tf_dynemb.__file__).parent
 if pathlib.Path(sys.argv[1]) not in found.parents or not (found / "_dynemb_ops.so").exists():
     sys.exit(f"the installed wheel is not what is tested: {found}")
 EOF
-# What a package can lack is a module, the library or an operator of it: these touch all of them. (Everything is tested in
-# place.) Two at a time: most tests keep one core busy.
-readonly TESTS=(architecture admission checkpoint cli dump dynamic_variable examples exchange_ops layers lazy_import
-  lookup_sparse ops optimizer serving sok_load trace)
+# What a package can lack is a module, or the library: these touch all of them. (Everything is tested in place.) Two at a
+# time: most tests keep one core busy.
+readonly TESTS=(architecture admission checkpoint cli dump dynamic_variable examples layers lazy_import lookup_sparse serving
+  sok_load trace)
 exec "$INSTALLED" -m pytest -p no:cacheprovider -n 2 "$@" $(printf "tests/python/test_%s.py " "${TESTS[@]}")
