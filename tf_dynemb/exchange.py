@@ -80,6 +80,16 @@ class Request:
     keys: list[Any]
     served: Any
 
+    @property
+    def names(self) -> list[str]:
+        """Of the tables."""
+        return [table.name for table in self.tables]
+
+    @property
+    def wire(self) -> list[str]:
+        """How the rows of each table travel."""
+        return [table.wire for table in self.tables]
+
     def to_askers(self, rows: Sequence[Any], what: str, name: str | None = None) -> list[Any]:
         """Rows for `keys`, [n, width] for each table, come as rows for the request."""
         return self._exchange(rows, self.served, self.asked, what, name)
@@ -90,9 +100,7 @@ class Request:
 
     def words_to_askers(self, vectors: Sequence[Any]) -> Any:
         """Vectors for `keys` travel; they stay as they come, beside those that this rank holds."""
-        names = [table.name for table in self.tables]
-        wire = [table.wire for table in self.tables]
-        return send_words(names, wire, vectors, self.served, "vectors")
+        return send_words(self.names, self.wire, vectors, self.served, "vectors")
 
     def num_asked(self, table: int) -> Any:
         """How many keys the request for a table has: int64 scalar."""
@@ -101,9 +109,7 @@ class Request:
     def _exchange(
         self, rows: Sequence[Any], sent: Any, received: Any, what: str, name: str | None
     ) -> list[Any]:
-        names = [table.name for table in self.tables]
-        wire = [table.wire for table in self.tables]
-        return send_rows(names, wire, rows, sent, received, what, name)
+        return send_rows(self.names, self.wire, rows, sent, received, what, name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,9 +282,9 @@ def pool(
         served=asked.served,
         dtypes=[tables[t].dtype for t in table_of],
         tables=list(table_of),
-        names=[table.name for table in tables],
+        names=asked.names,
         combiners=list(combiners),
-        wire=[table.wire for table in tables],
+        wire=asked.wire,
         rank=vectors.rank,
         dynamic=[table.is_dynamic for table in tables],
         in_order=tf_config.is_op_determinism_enabled(),

@@ -1,5 +1,4 @@
 // Kernels of received_ops.cc: unpack, call the library, pack.
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -26,11 +25,9 @@ class ReceivedOp : public SparseOp {
         ctx, GetInts(ctx, "tables", 0, static_cast<int64_t>(side_.num_tables()) - 1, &table_of_));
     OP_REQUIRES(ctx, static_cast<int>(table_of_.size()) == n_,
                 absl::InvalidArgumentError(absl::StrCat("tables must have ", n_, " entries")));
-    std::vector<tf::DataType> row_dtypes;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("row_dtypes", &row_dtypes));
     for (int i = 0; i < n_; ++i) {
       OP_REQUIRES(
-          ctx, row_dtypes[static_cast<size_t>(table_of_[i])] == dtypes_[i],
+          ctx, side_.dtype(TableOf(i)) == dtypes_[i],
           absl::InvalidArgumentError(absl::StrCat(Named("dtypes", i), " is not that of the rows")));
     }
   }

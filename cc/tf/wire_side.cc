@@ -1,6 +1,5 @@
 #include "cc/tf/wire_side.h"
 
-#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"

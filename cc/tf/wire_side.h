@@ -20,6 +20,8 @@ class WireSide {
   absl::Status Init(tf::OpKernelConstruction* ctx, const char* dtypes);
 
   size_t num_tables() const { return dtypes_.size(); }
+  // Of the rows of table t.
+  tf::DataType dtype(size_t t) const { return dtypes_[t]; }
   uint32_t rank() const { return rank_; }
 
   // Of rows of these widths, of which counts [tables, ranks] travel.

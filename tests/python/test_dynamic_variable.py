@@ -5,6 +5,7 @@ import doctest
 import gc
 import importlib
 import pickle
+import weakref
 
 import keras
 import numpy as np
@@ -323,6 +324,40 @@ def test_table_is_destroyed_with_the_object():
 
     with pytest.raises(tf.errors.OpError):
         _ops.library().dynemb_size(handle)
+
+
+def test_garbage_is_collected_before_a_table_is_refused(monkeypatch):
+    from tf_dynemb import _ops
+
+    class Model:
+        def __init__(self):
+            self.itself, self.table = self, de.DynamicVariable(2)
+
+    real = _ops.library()
+    model = weakref.ref(Model())
+
+    class Library:
+        """Has no room as long as the model is there."""
+
+        def dynemb_table(self, **attributes):
+            if model() is not None:
+                raise tf.errors.ResourceExhaustedError(None, None, "no room")
+            return real.dynemb_table(**attributes)
+
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+    gc.disable()
+    try:
+        assert model() is not None
+        monkeypatch.setattr(_ops, "library", Library)
+        assert len(de.DynamicVariable(2)) == 0
+        model = weakref.ref(keeps := Model())
+        with pytest.raises(tf.errors.ResourceExhaustedError, match="no room"):
+            de.DynamicVariable(2)
+        assert keeps.itself is keeps
+    finally:
+        gc.enable()
 
 
 def test_two_tables_of_one_name_are_two_tables():

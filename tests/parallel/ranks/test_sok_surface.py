@@ -377,6 +377,13 @@ def test_low_frequency_filter(comm, functional):
     np.testing.assert_array_equal(extra, np.round(extra))
     if n > 0:
         assert 0.2 < extra.sum() / (~even).sum() < 0.8
+    # The ranks' seeds are alike, their draws are not.
+    alike = [tf.constant(np.arange(1, 401, 2)[:, None])]
+    (drawn,) = de.lookup_sparse(
+        tables[3:], alike, combiners="sum", insert=False, use_low_frequency_filter=True
+    )
+    of_ranks = comm.gather_objects(drawn[:, 0].numpy().tolist(), "drawn")
+    assert len({tuple(of_rank) for of_rank in of_ranks}) == comm.size
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
