@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "cc/table/float_bits.h"
+#include "cc/table/initializer_formulas.h"
 #include "cc/table/philox.h"
 #include "cc/table/portability.h"
 
@@ -17,87 +17,19 @@ namespace {
 // Words drawn at a time, on the stack.
 constexpr int64_t kChunk = 64;
 
-// Natural logarithm for x in (0, 1], to about 1e-7 of max(1, |log x|): the polynomial of Cephes'
-// logf (S. L. Moshier). Not libm's: that differs between machines in the last bit, and does not
-// vectorize.
-DYNEMB_INLINE float Log(float x) {
-  constexpr uint32_t kSqrtHalf = 0x3F3504F3u;
-  const uint32_t u = FloatBits(x) - kSqrtHalf;
-  const auto e = static_cast<float>(static_cast<int32_t>(u) >> 23);
-  const float m = BitsToFloat((u & 0x007FFFFFu) + kSqrtHalf) - 1.0f;  // x = (1 + m) 2^e
-  float p = 7.0376836292e-2f;
-  p = p * m - 1.1514610310e-1f;
-  p = p * m + 1.1676998740e-1f;
-  p = p * m - 1.2420140846e-1f;
-  p = p * m + 1.4249322787e-1f;
-  p = p * m - 1.6668057665e-1f;
-  p = p * m + 2.0000714765e-1f;
-  p = p * m - 2.4999993993e-1f;
-  p = p * m + 3.3333331174e-1f;
-  const float square = m * m;
-  return ((p * m * square - 2.12194440e-4f * e) - 0.5f * square) + m + 0.693359375f * e;
+DYNEMB_CLONES void Uniform(const InitRun& run, const uint32_t* words, int64_t n,
+                           float* DYNEMB_RESTRICT to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = formulas::Uniform(run, words[i]);
 }
 
-// sqrt(2) erfinv(x), the inverse of P(|Z| < x) with the sign of x: M. Giles, "Approximating the
-// erfinv function", GPU Computing Gems (2010), single precision. `kTail` false leaves out |x| >
-// 0.9966, which a truncated normal never draws.
-template <bool kTail>
-DYNEMB_INLINE float NormalQuantile(float x) {
-  const float w = -Log((1.0f - x) * (1.0f + x));
-  const float c = w - 2.5f;
-  float p = 2.81022636e-08f;
-  p = 3.43273939e-07f + p * c;
-  p = -3.5233877e-06f + p * c;
-  p = -4.39150654e-06f + p * c;
-  p = 0.00021858087f + p * c;
-  p = -0.00125372503f + p * c;
-  p = -0.00417768164f + p * c;
-  p = 0.246640727f + p * c;
-  p = 1.50140941f + p * c;
-  if (kTail) {
-    const float t = __builtin_sqrtf(__builtin_fabsf(w)) - 3.0f;
-    float q = -0.000200214257f;
-    q = 0.000100950558f + q * t;
-    q = 0.00134934322f + q * t;
-    q = -0.00367342844f + q * t;
-    q = 0.00573950773f + q * t;
-    q = -0.0076224613f + q * t;
-    q = 0.00943887047f + q * t;
-    q = 1.00167406f + q * t;
-    q = 2.83297682f + q * t;
-    p = BitsToFloat(Select(w < 5.0f, FloatBits(p), FloatBits(q)));
-  }
-  return 1.41421356f * (p * x);
-}
-
-// P(|Z| < 2): scales a uniform in (-1, 1) to the part of it that a normal cut at 2 standard
-// deviations keeps.
-constexpr float kWithinTwo = 0.954499736f;
-
-DYNEMB_CLONES void Uniform(float offset, float scale, float low, float high, const uint32_t* words,
-                           int64_t n, float* DYNEMB_RESTRICT to) {
-  for (int64_t i = 0; i < n; ++i) {
-    const float value = offset + scale * UnitClosedOpen(words[i]);
-    const float raised = value < low ? low : value;
-    to[i] = raised > high ? high : raised;
-  }
-}
-
-DYNEMB_CLONES void Normal(float mean, float stddev, const uint32_t* words, int64_t n,
+DYNEMB_CLONES void Normal(const InitRun& run, const uint32_t* words, int64_t n,
                           float* DYNEMB_RESTRICT to) {
-  for (int64_t i = 0; i < n; ++i) {
-    to[i] = mean + stddev * NormalQuantile<true>(2.0f * UnitOpen(words[i]) - 1.0f);
-  }
+  for (int64_t i = 0; i < n; ++i) to[i] = formulas::Normal(run, words[i]);
 }
 
-DYNEMB_CLONES void TruncatedNormal(float mean, float stddev, float low, float high,
-                                   const uint32_t* words, int64_t n, float* DYNEMB_RESTRICT to) {
-  for (int64_t i = 0; i < n; ++i) {
-    const float x = kWithinTwo * (2.0f * UnitOpen(words[i]) - 1.0f);
-    const float value = mean + stddev * NormalQuantile<false>(x);
-    const float raised = value < low ? low : value;
-    to[i] = raised > high ? high : raised;
-  }
+DYNEMB_CLONES void TruncatedNormal(const InitRun& run, const uint32_t* words, int64_t n,
+                                   float* DYNEMB_RESTRICT to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = formulas::TruncatedNormal(run, words[i]);
 }
 
 std::string Column(size_t c) { return "initializer of column " + std::to_string(c); }
@@ -153,7 +85,7 @@ Status Initializer::Create(std::vector<ColumnInit> columns, int64_t dim, uint64_
       continue;
     }
     const auto begin = static_cast<int64_t>(c);
-    Run run{init.kind, begin, begin + 1, init.a, init.b, init.a, init.a};
+    InitRun run{init.kind, begin, begin + 1, init.a, init.b, init.a, init.a};
     if (init.kind == InitKind::kUniform) {
       run.scale = init.b - init.a;
       // low + scale * u may round to high, which does not belong to the interval.
@@ -177,7 +109,7 @@ void Initializer::Fill(uint64_t key, float* vector) const {
     if (random_)
       PhiloxWords(schedule_, key, PhiloxStream::kInitialVector, begin, end - begin, words);
     for (int64_t c = begin; c < end;) {
-      const Run& run = runs_[r];
+      const InitRun& run = runs_[r];
       const int64_t stop = std::min(run.end, end);
       const int64_t n = stop - c;
       const uint32_t* w = words + (c - begin);
@@ -187,13 +119,13 @@ void Initializer::Fill(uint64_t key, float* vector) const {
           std::fill_n(to, n, run.offset);
           break;
         case InitKind::kUniform:
-          Uniform(run.offset, run.scale, run.low, run.high, w, n, to);
+          Uniform(run, w, n, to);
           break;
         case InitKind::kNormal:
-          Normal(run.offset, run.scale, w, n, to);
+          Normal(run, w, n, to);
           break;
         case InitKind::kTruncatedNormal:
-          TruncatedNormal(run.offset, run.scale, run.low, run.high, w, n, to);
+          TruncatedNormal(run, w, n, to);
           break;
       }
       c = stop;

@@ -28,6 +28,16 @@ struct ColumnInit {
   float b = 0.0f;
 };
 
+// Columns [begin, end), which have one distribution, as initializer_formulas.h reads it: kConstant
+// is `offset`. All else is offset + scale * x; x is uniform in [0, 1) for kUniform and standard
+// normal for the others. kUniform and kTruncatedNormal are then raised to `low` and lowered to
+// `high`: the interval's ends, without `b` of kUniform, which rounding may reach.
+struct InitRun {
+  InitKind kind;
+  int64_t begin, end;
+  float offset, scale, low, high;
+};
+
 // Immutable after Create; any number of threads may call Fill.
 class Initializer {
  public:
@@ -41,19 +51,15 @@ class Initializer {
   void Fill(uint64_t key, float* vector) const;
 
   int64_t dim() const { return dim_; }
+  uint64_t seed() const { return schedule_.seed; }
+  // In order; together they are the columns [0, dim).
+  const std::vector<InitRun>& runs() const { return runs_; }
 
  private:
-  // Neighbouring columns with one distribution. The meaning of the numbers is in initializer.cc.
-  struct Run {
-    InitKind kind;
-    int64_t begin, end;
-    float offset, scale, low, high;
-  };
-
   int64_t dim_ = 0;
   PhiloxSchedule schedule_;
   bool random_ = false;
-  std::vector<Run> runs_;
+  std::vector<InitRun> runs_;
 };
 
 }  // namespace dynemb

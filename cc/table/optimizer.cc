@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "cc/table/float_bits.h"
 #include "cc/table/optimizer_formulas.h"
 #include "cc/table/portability.h"
 
@@ -29,32 +28,12 @@ DYNEMB_CLONES void Step(const C& c, int64_t dim, float* DYNEMB_RESTRICT vector,
   }
 }
 
-// The mean of the squares in partial sums whose order depends on dim alone: SIMD, and the same bits
-// with any vector length.
-DYNEMB_INLINE float MeanSquare(const float* g, int64_t dim) {
-  constexpr int64_t kLanes = 16;
-  float sum = 0.0f;
-  int64_t i = 0;
-  if (dim >= kLanes) {
-    float partial[kLanes] = {};
-    for (; i + kLanes <= dim; i += kLanes) {
-      for (int64_t k = 0; k < kLanes; ++k) partial[k] += formulas::Square(g[i + k]);
-    }
-    for (int64_t width = kLanes / 2; width > 0; width /= 2) {
-      for (int64_t k = 0; k < width; ++k) partial[k] += partial[k + width];
-    }
-    sum = partial[0];
-  }
-  for (; i < dim; ++i) sum += formulas::Square(g[i]);
-  return sum / static_cast<float>(dim);
-}
-
 DYNEMB_CLONES void RowwiseStep(const C& c, int64_t dim, float* DYNEMB_RESTRICT vector,
                                float* DYNEMB_RESTRICT state, const float* DYNEMB_RESTRICT grad) {
-  const float multiplier = formulas::RowwiseAdagradMultiplier(c, MeanSquare(grad, dim), state);
+  const float multiplier = formulas::RowwiseAdagrad::Multiplier(c, grad, dim, state);
   for (int64_t i = 0; i < dim; ++i) {
     const float weight = c.decay != 0.0f ? formulas::DecayedWeight(c, vector[i]) : vector[i];
-    vector[i] = weight - multiplier * grad[i];
+    vector[i] = formulas::RowwiseAdagrad::Update(multiplier, weight, grad[i]);
   }
 }
 
@@ -100,33 +79,14 @@ C Prepare(OptimizerKind kind, const Hyper& h) {
 }
 
 auto PickStep(OptimizerKind kind, OptimizerFlags flags, const C& c) {
-  switch (kind) {
-    case OptimizerKind::kSgd:
-      if (!flags.momentum) return &Step<formulas::Sgd>;
-      return flags.nesterov ? &Step<formulas::SgdMomentum<true>>
-                            : &Step<formulas::SgdMomentum<false>>;
-    case OptimizerKind::kAdagrad:
-      return &Step<formulas::Adagrad>;
-    case OptimizerKind::kAdam:
-      return flags.amsgrad ? &Step<formulas::Adam<true>> : &Step<formulas::Adam<false>>;
-    case OptimizerKind::kAdamax:
-      return &Step<formulas::Adamax>;
-    case OptimizerKind::kRmsprop:
-      if (flags.momentum)
-        return flags.centered ? &Step<formulas::Rmsprop<true, true>>
-                              : &Step<formulas::Rmsprop<true, false>>;
-      return flags.centered ? &Step<formulas::Rmsprop<false, true>>
-                            : &Step<formulas::Rmsprop<false, false>>;
-    case OptimizerKind::kAdadelta:
-      return &Step<formulas::Adadelta>;
-    case OptimizerKind::kFtrl:
-      return c.power == 0.5f ? &Step<formulas::Ftrl<true>> : &Step<formulas::Ftrl<false>>;
-    case OptimizerKind::kLion:
-      return &Step<formulas::Lion>;
-    case OptimizerKind::kRowwiseAdagrad:
-      break;
-  }
-  return &RowwiseStep;
+  return WithFormula(kind, flags, c.power, [](auto tag) {
+    using Formula = typename decltype(tag)::Formula;
+    if constexpr (formulas::kIsRowwise<Formula>) {
+      return &RowwiseStep;
+    } else {
+      return &Step<Formula>;
+    }
+  });
 }
 
 struct Name {
@@ -161,7 +121,7 @@ constexpr Flag kFlags[] = {
 
 DYNEMB_CLONES bool AllFiniteBits(const float* g, int64_t dim) {
   uint32_t bad = 0;
-  for (int64_t i = 0; i < dim; ++i) bad |= (FloatBits(g[i]) & 0x7F800000u) == 0x7F800000u ? 1u : 0u;
+  for (int64_t i = 0; i < dim; ++i) bad |= formulas::IsFinite(g[i]) ? 0u : 1u;
   return bad == 0;
 }
 
@@ -194,36 +154,25 @@ Status ParseOptimizer(const std::string& name, const std::vector<std::string>& f
 }
 
 std::vector<int64_t> StateWidths(OptimizerKind kind, OptimizerFlags flags, int64_t dim) {
-  size_t states = 0;
-  switch (kind) {
-    case OptimizerKind::kSgd:
-      states = flags.momentum ? 1 : 0;
-      break;
-    case OptimizerKind::kAdagrad:
-    case OptimizerKind::kLion:
-      states = 1;
-      break;
-    case OptimizerKind::kAdam:
-      states = flags.amsgrad ? 3 : 2;
-      break;
-    case OptimizerKind::kRmsprop:
-      states = 1 + (flags.momentum ? 1 : 0) + (flags.centered ? 1 : 0);
-      break;
-    case OptimizerKind::kAdamax:
-    case OptimizerKind::kAdadelta:
-    case OptimizerKind::kFtrl:
-      states = 2;
-      break;
-    case OptimizerKind::kRowwiseAdagrad:
+  // Any power: it does not change Ftrl's states.
+  return WithFormula(kind, flags, /*power=*/0.5f, [dim](auto tag) -> std::vector<int64_t> {
+    using Formula = typename decltype(tag)::Formula;
+    if constexpr (formulas::kIsRowwise<Formula>) {
       return {1};
-  }
-  return std::vector<int64_t>(states, dim);
+    } else {
+      return std::vector<int64_t>(Formula::kStates, dim);
+    }
+  });
 }
 
 bool AllFinite(const float* g, int64_t dim) { return AllFiniteBits(g, dim); }
 
 RowOptimizer::RowOptimizer(OptimizerKind kind, OptimizerFlags flags, const Hyper& hyper,
                            int64_t dim)
-    : coefficients_(Prepare(kind, hyper)), dim_(dim), step_(PickStep(kind, flags, coefficients_)) {}
+    : kind_(kind),
+      flags_(flags),
+      coefficients_(Prepare(kind, hyper)),
+      dim_(dim),
+      step_(PickStep(kind, flags, coefficients_)) {}
 
 }  // namespace dynemb

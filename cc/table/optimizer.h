@@ -106,10 +106,17 @@ class RowOptimizer {
     step_(coefficients_, dim_, vector, state, grad);
   }
 
+  // What the formula of one element needs (optimizer_formulas.h): for code that applies it itself.
+  OptimizerKind kind() const { return kind_; }
+  OptimizerFlags flags() const { return flags_; }
+  const OptimizerCoefficients& coefficients() const { return coefficients_; }
+
  private:
   using Step = void (*)(const OptimizerCoefficients&, int64_t dim, float* vector, float* state,
                         const float* grad);
 
+  OptimizerKind kind_;
+  OptimizerFlags flags_;
   OptimizerCoefficients coefficients_;
   int64_t dim_;
   Step step_;

@@ -1,8 +1,9 @@
-// The optimizers' formulas, for one element of a row; for host and device code.
+// The optimizers' formulas, for one element of a row, and the choice among them; for host and
+// device code.
 //
 // <Optimizer>::Update(c, v, g, s, stride) takes the weight v (after weight decay), its gradient g
-// and its state, whose k-th number is s[k * stride], in the order of StateWidths (optimizer.h). It
-// updates the state and returns the new weight.
+// and its state, whose k-th of kStates numbers is s[k * stride], in the order of StateWidths
+// (optimizer.h). It updates the state and returns the new weight. RowwiseAdagrad is apart.
 //
 // Each is transcribed from update_step of keras/src/optimizers/<name>.py, Keras 3.15, in its order
 // of float32 operations.
@@ -11,6 +12,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "cc/table/float_bits.h"
 #include "cc/table/optimizer.h"
@@ -20,6 +22,9 @@ namespace dynemb::formulas {
 
 DYNEMB_HD DYNEMB_INLINE float Sqrt(float x) { return __builtin_sqrtf(x); }
 DYNEMB_HD DYNEMB_INLINE float Square(float x) { return x * x; }
+DYNEMB_HD DYNEMB_INLINE bool IsFinite(float x) {
+  return (FloatBits(x) & 0x7F800000u) != 0x7F800000u;
+}
 // tf.maximum: NaN if either is.
 DYNEMB_HD DYNEMB_INLINE float Max(float x, float y) { return x > y || x != x ? x : y; }
 // tf.sign: NaN stays NaN and zero zero.
@@ -41,6 +46,7 @@ DYNEMB_HD DYNEMB_INLINE float DecayedWeight(const OptimizerCoefficients& c, floa
 
 // sgd.py without momentum
 struct Sgd {
+  static constexpr int kStates = 0;
   DYNEMB_HD static DYNEMB_INLINE float Update(const OptimizerCoefficients& c, float v, float g,
                                               float*, int64_t) {
     return v - g * c.learning_rate;
@@ -50,6 +56,7 @@ struct Sgd {
 // sgd.py with momentum
 template <bool kNesterov>
 struct SgdMomentum {
+  static constexpr int kStates = 1;
   DYNEMB_HD static DYNEMB_INLINE float Update(const OptimizerCoefficients& c, float v, float g,
                                               float* s, int64_t) {
     const float step = g * c.learning_rate;
@@ -61,6 +68,7 @@ struct SgdMomentum {
 
 // adagrad.py
 struct Adagrad {
+  static constexpr int kStates = 1;
   DYNEMB_HD static DYNEMB_INLINE float Update(const OptimizerCoefficients& c, float v, float g,
                                               float* s, int64_t) {
     const float accumulator = s[0] + Square(g);
@@ -72,6 +80,7 @@ struct Adagrad {
 // adam.py; adamw.py differs only in its default weight decay.
 template <bool kAmsgrad>
 struct Adam {
+  static constexpr int kStates = kAmsgrad ? 3 : 2;
   DYNEMB_HD static DYNEMB_INLINE float Update(const OptimizerCoefficients& c, float v, float g,
                                               float* s, int64_t stride) {
     const float momentum = s[0] + (g - s[0]) * c.one_minus_beta_1;
@@ -88,6 +97,7 @@ struct Adam {
 
 // adamax.py
 struct Adamax {
+  static constexpr int kStates = 2;
   DYNEMB_HD static DYNEMB_INLINE float Update(const OptimizerCoefficients& c, float v, float g,
                                               float* s, int64_t stride) {
     const float momentum = s[0] + (g - s[0]) * c.one_minus_beta_1;
@@ -101,6 +111,7 @@ struct Adamax {
 // rmsprop.py
 template <bool kMomentum, bool kCentered>
 struct Rmsprop {
+  static constexpr int kStates = 1 + (kMomentum ? 1 : 0) + (kCentered ? 1 : 0);
   DYNEMB_HD static DYNEMB_INLINE float Update(const OptimizerCoefficients& c, float v, float g,
                                               float* s, int64_t stride) {
     const float velocity = c.beta_1 * s[0] + c.one_minus_beta_1 * Square(g);
@@ -123,6 +134,7 @@ struct Rmsprop {
 
 // adadelta.py
 struct Adadelta {
+  static constexpr int kStates = 2;
   DYNEMB_HD static DYNEMB_INLINE float Update(const OptimizerCoefficients& c, float v, float g,
                                               float* s, int64_t stride) {
     const float accumulated = c.beta_1 * s[0] + c.one_minus_beta_1 * Square(g);
@@ -137,6 +149,7 @@ struct Adadelta {
 // SIMD instruction.
 template <bool kSqrt>
 struct Ftrl {
+  static constexpr int kStates = 2;
   DYNEMB_HD static DYNEMB_INLINE float Power(const OptimizerCoefficients& c, float x) {
     return kSqrt ? Sqrt(x) : powf(x, c.power);
   }
@@ -154,6 +167,7 @@ struct Ftrl {
 
 // lion.py
 struct Lion {
+  static constexpr int kStates = 1;
   DYNEMB_HD static DYNEMB_INLINE float Update(const OptimizerCoefficients& c, float v, float g,
                                               float* s, int64_t) {
     const float momentum = s[0];
@@ -162,17 +176,90 @@ struct Lion {
   }
 };
 
-// EXACT_ROWWISE_ADAGRAD of FBGEMM (fbgemm_gpu, rowwise_adagrad in codegen/genscript/optimizers.py):
-// the row's one accumulator adds the mean of the squared gradients, epsilon stands outside the
-// square root, and the new weight is v - multiplier * g. Weight decay is Keras's instead. Returns
-// the multiplier.
-DYNEMB_HD DYNEMB_INLINE float RowwiseAdagradMultiplier(const OptimizerCoefficients& c,
-                                                       float mean_square, float* accumulator) {
-  const float sum = *accumulator + mean_square;
-  *accumulator = sum;
-  return c.learning_rate / (Sqrt(sum) + c.epsilon);
+// The mean of the squares in partial sums whose order depends on dim alone: SIMD, and the same bits
+// with any vector length.
+DYNEMB_HD DYNEMB_INLINE float MeanSquare(const float* g, int64_t dim) {
+  constexpr int64_t kLanes = 16;
+  float sum = 0.0f;
+  int64_t i = 0;
+  if (dim >= kLanes) {
+    float partial[kLanes] = {};
+    for (; i + kLanes <= dim; i += kLanes) {
+      for (int64_t k = 0; k < kLanes; ++k) partial[k] += Square(g[i + k]);
+    }
+    for (int64_t width = kLanes / 2; width > 0; width /= 2) {
+      for (int64_t k = 0; k < width; ++k) partial[k] += partial[k + width];
+    }
+    sum = partial[0];
+  }
+  for (; i < dim; ++i) sum += Square(g[i]);
+  return sum / static_cast<float>(dim);
 }
 
+// EXACT_ROWWISE_ADAGRAD of FBGEMM (fbgemm_gpu, rowwise_adagrad in codegen/genscript/optimizers.py):
+// the row's one accumulator adds the mean of the squared gradients, and epsilon stands outside the
+// square root. Weight decay is Keras's instead. The one formula whose columns meet: in Multiplier,
+// which is for the whole row and updates its accumulator.
+struct RowwiseAdagrad {
+  DYNEMB_HD static DYNEMB_INLINE float Multiplier(const OptimizerCoefficients& c, const float* g,
+                                                  int64_t dim, float* accumulator) {
+    const float sum = *accumulator + MeanSquare(g, dim);
+    *accumulator = sum;
+    return c.learning_rate / (Sqrt(sum) + c.epsilon);
+  }
+  DYNEMB_HD static DYNEMB_INLINE float Update(float multiplier, float v, float g) {
+    return v - multiplier * g;
+  }
+};
+
+template <class Formula>
+inline constexpr bool kIsRowwise = std::is_same_v<Formula, RowwiseAdagrad>;
+
 }  // namespace dynemb::formulas
+
+namespace dynemb {
+
+template <class T>
+struct FormulaTag {
+  using Formula = T;
+};
+
+// fn(FormulaTag<Formula>{}) with the formula of an optimizer, so that code is compiled for each and
+// chosen when a step begins. `power` is that of OptimizerCoefficients.
+template <class Fn>
+auto WithFormula(OptimizerKind kind, OptimizerFlags flags, float power, const Fn& fn) {
+  switch (kind) {
+    case OptimizerKind::kSgd:
+      if (!flags.momentum) return fn(FormulaTag<formulas::Sgd>{});
+      return flags.nesterov ? fn(FormulaTag<formulas::SgdMomentum<true>>{})
+                            : fn(FormulaTag<formulas::SgdMomentum<false>>{});
+    case OptimizerKind::kAdagrad:
+      return fn(FormulaTag<formulas::Adagrad>{});
+    case OptimizerKind::kAdam:
+      return flags.amsgrad ? fn(FormulaTag<formulas::Adam<true>>{})
+                           : fn(FormulaTag<formulas::Adam<false>>{});
+    case OptimizerKind::kAdamax:
+      return fn(FormulaTag<formulas::Adamax>{});
+    case OptimizerKind::kRmsprop:
+      if (flags.momentum) {
+        return flags.centered ? fn(FormulaTag<formulas::Rmsprop<true, true>>{})
+                              : fn(FormulaTag<formulas::Rmsprop<true, false>>{});
+      }
+      return flags.centered ? fn(FormulaTag<formulas::Rmsprop<false, true>>{})
+                            : fn(FormulaTag<formulas::Rmsprop<false, false>>{});
+    case OptimizerKind::kAdadelta:
+      return fn(FormulaTag<formulas::Adadelta>{});
+    case OptimizerKind::kFtrl:
+      return power == 0.5f ? fn(FormulaTag<formulas::Ftrl<true>>{})
+                           : fn(FormulaTag<formulas::Ftrl<false>>{});
+    case OptimizerKind::kLion:
+      return fn(FormulaTag<formulas::Lion>{});
+    case OptimizerKind::kRowwiseAdagrad:
+      break;
+  }
+  return fn(FormulaTag<formulas::RowwiseAdagrad>{});
+}
+
+}  // namespace dynemb
 
 #endif  // DYNEMB_TABLE_OPTIMIZER_FORMULAS_H_

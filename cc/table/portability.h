@@ -30,10 +30,11 @@
 #endif
 
 // After a file's includes: no fused multiply-add in what follows, whatever flags the file is built
-// with. Else the clones below would give different bits on different machines.
+// with. Else the clones below would give different bits on different machines. nvcc knows no such
+// pragma: it needs --fmad=false.
 #if defined(__clang__)
 #define DYNEMB_NO_CONTRACTION _Pragma("clang fp contract(off)")
-#elif defined(__GNUC__)
+#elif defined(__GNUC__) && !defined(__CUDACC__)
 #define DYNEMB_NO_CONTRACTION _Pragma("GCC optimize(\"fp-contract=off\")")
 #else
 #define DYNEMB_NO_CONTRACTION
