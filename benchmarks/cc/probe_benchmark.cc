@@ -56,7 +56,7 @@ uint32_t Length(const Index& index, uint64_t key, bool* found) {
   *found = false;
   uint32_t step = 0;
   while (step < kBucketsPerSegment) {
-    const Bucket& bucket = *internal::OnPath(segment, probe.home, step++);
+    const Bucket& bucket = *OnPath(segment, probe.home, step++);
     for (uint32_t mask = lane.Match(bucket.digest, probe.digest); mask != 0; mask &= mask - 1) {
       *found |= bucket.row[internal::LowestBit(mask)] == key;
     }

@@ -75,7 +75,7 @@ Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, OptimizerKind kind
   if (made->tasks.size() < tasks.size()) made->tasks.resize(tasks.size());
   std::vector<size_t> sizes;
   for (size_t t = 0; t < tasks.size(); ++t) {
-    distinct[t].table->BeginBatch(tick, distinct[t].n);
+    distinct[t].table->BeginBatch(exec, tick, distinct[t].n);
     if (distinct[t].rows == nullptr) {
       DYNEMB_RETURN_IF_ERROR(MakeDistinct(exec, tick, &distinct[t], &made->tasks[t]));
     }
@@ -100,7 +100,7 @@ Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, OptimizerKind kind
     ParallelForTasks(exec, round_sizes, std::vector<size_t>(round.size(), kRowGrain),
                      [&](size_t r, size_t begin, size_t end) {
                        const ApplyTask& task = distinct[round[r]];
-                       task.table->ApplyRange(optimizers[round[r]], task.keys, task.rows,
+                       task.table->ApplyRange(exec, optimizers[round[r]], task.keys, task.rows,
                                               task.gradients, begin, end, tick);
                      });
   }

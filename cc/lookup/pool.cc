@@ -149,7 +149,7 @@ Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool inse
   std::vector<size_t> sizes;
   std::vector<size_t> grains;
   for (const PoolTask& task : tasks) {
-    if (insert) task.table->BeginBatch(tick, task.bags->nnz());
+    if (insert) task.table->BeginBatch(exec, tick, task.bags->nnz());
     sizes.push_back(task.bags->num_bags());
     grains.push_back(BagGrain(*task.bags));
   }

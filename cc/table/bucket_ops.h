@@ -1,9 +1,11 @@
-// Find, claim, evict and erase in the buckets of one segment: the algorithm of the table, written
+// Find, claim, evict and erase in a ring of buckets: the algorithm of the table, written
 // once over Lanes.
 //
-// A key's path is its home bucket, then the next buckets of the segment, cyclic. Find may run
-// beside anything that only stamps. Claim and Evict run for keys that are not in the table and,
-// where Lanes::kShared, for distinct keys; teams may then work on the same bucket, and the
+// A key's path is its home bucket, then the next buckets of its ring, cyclic. On the host a ring is
+// a segment, given by its first bucket; in device memory it is the whole index (flat_index.h). A
+// ring is a type with three functions: OnPath, PathLength, ProbeIn. Find may run beside anything
+// that only stamps. Claim and Evict run for keys that are not in the table and, where
+// Lanes::kShared, for distinct keys; teams may then work on the same bucket, and the
 // compare-and-swap on a slot's row id (claim) or last access (evict) decides who owns the slot.
 // Without kShared one thread owns the segment and the swaps are plain stores.
 #ifndef DYNEMB_TABLE_BUCKET_OPS_H_
@@ -21,6 +23,13 @@ struct SlotRef {
   uint32_t slot = 0;
   RowId row = kNoRow;
 };
+
+// The bucket `step` buckets behind the home, how many there are, and where a hash is looked for.
+DYNEMB_HD inline Bucket* OnPath(Bucket* segment, uint32_t home, uint32_t step) {
+  return segment + ((home + step) & (kBucketsPerSegment - 1));
+}
+DYNEMB_HD constexpr uint32_t PathLength(const Bucket*) { return kBucketsPerSegment; }
+DYNEMB_HD inline Probe ProbeIn(const Bucket*, uint64_t hash) { return MakeProbe(hash); }
 
 namespace internal {
 
@@ -40,27 +49,22 @@ DYNEMB_HD inline uint32_t CountBits(uint32_t mask) {
 #endif
 }
 
-DYNEMB_HD inline Bucket* OnPath(Bucket* segment, uint32_t home, uint32_t step) {
-  return segment + ((home + step) & (kBucketsPerSegment - 1));
-}
-
 // Takes a key with this home, which held a slot of `bucket`, off the overflow counts of its path.
-template <class Lanes>
-DYNEMB_HD void UncountPath(Lanes& lanes, Bucket* segment, uint32_t home, const Bucket* bucket) {
+template <class Lanes, class Ring>
+DYNEMB_HD void UncountPath(Lanes& lanes, Ring ring, uint32_t home, const Bucket* bucket) {
   if (lanes.rank() != 0) return;
-  for (uint32_t i = 0; OnPath(segment, home, i) != bucket; ++i) {
-    lanes.DecrementUnlessSticky(&OnPath(segment, home, i)->overflow);
+  for (uint32_t i = 0; OnPath(ring, home, i) != bucket; ++i) {
+    lanes.DecrementUnlessSticky(&OnPath(ring, home, i)->overflow);
   }
 }
 
 }  // namespace internal
 
-// The slot of `key`, which has this home and digest, in `segment`.
-template <class Lanes, class K>
-DYNEMB_HD SlotRef Find(Lanes& lanes, const TableView<K>& view, Bucket* segment, Probe probe,
-                       K key) {
-  for (uint32_t i = 0; i < kBucketsPerSegment; ++i) {
-    Bucket* bucket = internal::OnPath(segment, probe.home, i);
+// The slot of `key`, which has this home and digest. `view` is a TableView, or has its KeyAt.
+template <class Lanes, class View, class Ring, class Probe, class K>
+DYNEMB_HD SlotRef Find(Lanes& lanes, const View& view, Ring ring, Probe probe, K key) {
+  for (uint32_t i = 0; i < PathLength(ring); ++i) {
+    Bucket* bucket = OnPath(ring, probe.home, i);
     uint32_t mask = lanes.Match(bucket->digest, probe.digest);
     while (mask != 0) {
       const uint32_t slot = internal::LowestBit(mask);
@@ -74,13 +78,13 @@ DYNEMB_HD SlotRef Find(Lanes& lanes, const TableView<K>& view, Bucket* segment, 
 }
 
 // Gives the key an empty slot on its path and puts `row` there, last accessed at `now`. The row's
-// key must be written by the caller before anybody looks for it. Returns no bucket if the segment
-// is full (its overflow counts then stand as if the key had passed, which costs later probes a step
-// and is mended by the next split).
-template <class Lanes>
-DYNEMB_HD SlotRef Claim(Lanes& lanes, Bucket* segment, Probe probe, RowId row, Stamp now) {
-  for (uint32_t i = 0; i < kBucketsPerSegment; ++i) {
-    Bucket* bucket = internal::OnPath(segment, probe.home, i);
+// key must be written by the caller before anybody looks for it. Returns no bucket if the ring is
+// full (its overflow counts then stand as if the key had passed, which costs later probes a step
+// and is mended when the ring is rebuilt, as by a split).
+template <class Lanes, class Ring, class Probe>
+DYNEMB_HD SlotRef Claim(Lanes& lanes, Ring ring, Probe probe, RowId row, Stamp now) {
+  for (uint32_t i = 0; i < PathLength(ring); ++i) {
+    Bucket* bucket = OnPath(ring, probe.home, i);
     for (;;) {
       const uint32_t empty = lanes.Empty(*bucket);
       if (empty == 0) break;
@@ -106,19 +110,18 @@ constexpr uint32_t kEvictRows = 28;
 // Takes the slot and the row of the least recently used key among the first kEvictRows or so on the
 // new key's path, of keys last accessed before `now`; if all of those are fresh, it goes on to the
 // first that is not. The slot then belongs to the new key; the returned row still carries the
-// evicted key and its vector, for the caller to overwrite. Returns no bucket if the segment holds
-// no key older than `now`.
-template <class Lanes, class K>
-DYNEMB_HD SlotRef Evict(Lanes& lanes, const TableView<K>& view, Bucket* segment, Probe probe,
-                        Stamp now) {
+// evicted key and its vector, for the caller to overwrite. Returns no bucket if the ring holds no
+// key older than `now`.
+template <class Lanes, class View, class Ring, class Probe>
+DYNEMB_HD SlotRef Evict(Lanes& lanes, const View& view, Ring ring, Probe probe, Stamp now) {
   constexpr uint64_t kNone = ~0ull;
   for (;;) {
     uint64_t oldest = kNone;
     Bucket* bucket = nullptr;
     uint32_t compared = 0;
-    for (uint32_t i = 0; i < kBucketsPerSegment; ++i) {
+    for (uint32_t i = 0; i < PathLength(ring); ++i) {
       if (compared >= kEvictRows && oldest != kNone) break;
-      Bucket* b = internal::OnPath(segment, probe.home, i);
+      Bucket* b = OnPath(ring, probe.home, i);
       const uint32_t held = ~lanes.Empty(*b) & ((1u << kSlotsPerBucket) - 1);
       const uint64_t least = lanes.Min([&](uint32_t s) {
         const Stamp access = lanes.Load(&b->access[s]);
@@ -141,10 +144,10 @@ DYNEMB_HD SlotRef Evict(Lanes& lanes, const TableView<K>& view, Bucket* segment,
 
     const RowId row = bucket->row[slot];
     if (lanes.rank() == 0) {  // alone with the old key: the leader's caller overwrites it next
-      const Probe old = MakeProbe(MixKey(view.KeyAt(row)));
-      internal::UncountPath(lanes, segment, old.home, bucket);
-      for (uint32_t i = 0; internal::OnPath(segment, probe.home, i) != bucket; ++i) {
-        lanes.IncrementSaturating(&internal::OnPath(segment, probe.home, i)->overflow);
+      const uint32_t old_home = ProbeIn(ring, MixKey(view.KeyAt(row))).home;
+      internal::UncountPath(lanes, ring, old_home, bucket);
+      for (uint32_t i = 0; OnPath(ring, probe.home, i) != bucket; ++i) {
+        lanes.IncrementSaturating(&OnPath(ring, probe.home, i)->overflow);
       }
       lanes.Store(&bucket->digest[slot], probe.digest);
     }
@@ -153,13 +156,13 @@ DYNEMB_HD SlotRef Evict(Lanes& lanes, const TableView<K>& view, Bucket* segment,
 }
 
 // Empties the slot. Returns false if another team has emptied it already.
-template <class Lanes>
-DYNEMB_HD bool Erase(Lanes& lanes, Bucket* segment, Probe probe, const SlotRef& at) {
+template <class Lanes, class Ring, class Probe>
+DYNEMB_HD bool Erase(Lanes& lanes, Ring ring, Probe probe, const SlotRef& at) {
   uint32_t was = 0;
   if (lanes.rank() == 0) was = lanes.CompareExchange(&at.bucket->row[at.slot], at.row, kNoRow);
   if (lanes.FromLeader(was) != at.row) return false;
   if (lanes.rank() == 0) lanes.Store(&at.bucket->digest[at.slot], uint8_t{0});
-  internal::UncountPath(lanes, segment, probe.home, at.bucket);
+  internal::UncountPath(lanes, ring, probe.home, at.bucket);
   return true;
 }
 

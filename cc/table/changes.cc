@@ -5,10 +5,14 @@
 
 namespace dynemb {
 
-void SavedRows::Push(size_t table, const RowLayout& layout, const char* row, CutTime updated) {
+void SavedRows::WaitForRoom(size_t bytes) {
   std::unique_lock<std::mutex> lock(mutex_);
-  popped_.wait(lock,
-               [&] { return closed_ || bytes_ + layout.stride <= most_bytes_ || bytes_ == 0; });
+  popped_.wait(lock, [&] { return closed_ || bytes_ + bytes <= most_bytes_ || bytes_ == 0; });
+}
+
+void SavedRows::PushAtOnce(size_t table, const RowLayout& layout, const char* row,
+                           CutTime updated) {
+  std::lock_guard<std::mutex> lock(mutex_);
   if (closed_) return;
   if (chunks_.empty() || chunks_.back().table != table ||
       chunks_.back().rows.size() + layout.stride > kChunkBytes) {
@@ -22,6 +26,7 @@ void SavedRows::Push(size_t table, const RowLayout& layout, const char* row, Cut
   chunk.rows.insert(chunk.rows.end(), row, row + layout.key_size);
   const auto* time = reinterpret_cast<const char*>(&updated);
   chunk.rows.insert(chunk.rows.end(), time, time + sizeof(updated));
+  chunk.rows.resize(chunk.rows.size() + layout.vector_offset - layout.key_size - sizeof(updated));
   chunk.rows.insert(chunk.rows.end(), row + layout.vector_offset, row + layout.stride);
   ++chunk.n;
   bytes_ += layout.stride;

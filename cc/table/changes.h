@@ -49,7 +49,14 @@ class SavedRows {
   };
 
   explicit SavedRows(size_t most_bytes) : most_bytes_(most_bytes) {}
-  void Push(size_t table, const RowLayout& layout, const char* row, CutTime updated);
+  void Push(size_t table, const RowLayout& layout, const char* row, CutTime updated) {
+    WaitForRoom(layout.stride);
+    PushAtOnce(table, layout, row, updated);
+  }
+  // The two halves, for who must not wait while it pushes: it waits before, and may then exceed the
+  // bound.
+  void WaitForRoom(size_t bytes);
+  void PushAtOnce(size_t table, const RowLayout& layout, const char* row, CutTime updated);
   // The oldest chunk; false if there is none.
   bool Pop(Chunk* chunk);
   // Nobody reads any more: what comes is dropped, who waits goes on.
@@ -74,7 +81,8 @@ struct Cut {
   Tick since = 0;  // rows updated after it belong to the cut; 0: all
   Tick base = 0;   // of the CutTimes
   RowBits todo;
-  uint64_t cursor = 0;  // no row below it is in todo
+  uint64_t most_rows = 0;  // at least as many as will be delivered; exact for a cut of all rows
+  uint64_t cursor = 0;     // no row below it is in todo
   // Bit patterns of the keys that were deleted since `since`, and were not there at the watermark.
   std::vector<uint64_t> deleted;
 
@@ -122,7 +130,6 @@ class Changes {
   Cut* cut() const { return cut_.get(); }
 
  private:
-  static constexpr uint64_t kDeletionsAtLeast = uint64_t{1} << 20;
   // A superset of the rows updated after `since`, up to the next one's.
   struct Updated {
     Tick since = 0;

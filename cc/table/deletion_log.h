@@ -15,6 +15,9 @@
 
 namespace dynemb {
 
+// What a log remembers however small its table is.
+constexpr size_t kDeletionsAtLeast = size_t{1} << 20;
+
 class DeletionLog {
  public:
   // Empty; deletions up to `known_since` are unknown.

@@ -57,7 +57,7 @@ void FindPass(Lanes& lanes, const TableView<K>& view, size_t row_bytes, const Ke
     Flight& f = ring[i % kRing];
     f.candidate = {};
     for (uint32_t step = 0; step < kBucketsPerSegment; ++step) {
-      Bucket* bucket = internal::OnPath(f.segment, f.probe.home, step);
+      Bucket* bucket = OnPath(f.segment, f.probe.home, step);
       const uint32_t mask = lanes.Match(bucket->digest, f.probe.digest);
       if (mask != 0) {
         const uint32_t slot = internal::LowestBit(mask);

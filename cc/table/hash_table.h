@@ -1,4 +1,4 @@
-// HashTable: the batch algorithms of Table for one key width and one kind of Lanes.
+// HashTable: the batch algorithms of HostTable for one key width and one kind of Lanes.
 //
 // Everything reduces to two passes (docs/design.md, "Two passes"). Pass 1 is a FindPass over the
 // batch with a visitor that does the call's work on rows that are there and leaves kNoRow for the
@@ -15,9 +15,9 @@
 
 #include "cc/table/bucket_ops.h"
 #include "cc/table/find_pass.h"
+#include "cc/table/host_table.h"
 #include "cc/table/insert_plan.h"
 #include "cc/table/lanes.h"
-#include "cc/table/table.h"
 
 namespace dynemb {
 
@@ -26,7 +26,7 @@ namespace dynemb {
 constexpr size_t kKeyGrain = 2048;
 
 template <class K, class Lanes>
-class HashTable final : public Table {
+class HashTable final : public HostTable {
  public:
   static Status Make(const TableOptions& options, std::unique_ptr<Table>* table,
                      Exec* exec = nullptr);
@@ -47,7 +47,7 @@ class HashTable final : public Table {
                    bool insert, Tick tick) override;
   size_t Erase(Exec& exec, const void* keys, size_t n, Tick tick, bool wipe) override;
   Status LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) override;
-  void ApplyRange(const RowOptimizer& optimizer, const void* keys, const RowId* rows,
+  void ApplyRange(Exec& exec, const RowOptimizer& optimizer, const void* keys, const RowId* rows,
                   const float* gradients, size_t begin, size_t end, Tick tick) override;
   void CheckInvariants() const override;
 

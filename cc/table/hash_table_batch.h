@@ -249,7 +249,7 @@ Status HashTable<K, Lanes>::FindOrInsert(Exec& exec, const void* keys, size_t n,
                                          RowId* rows) {
   const K* k = static_cast<const K*>(keys);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
-  const Stamp now = BeginBatch(tick, n);
+  const Stamp now = BeginBatch(exec, tick, n);
   if (FindRows(exec, k, n, now, Counts::kLookup, rows) == 0) return Status();
   return InsertInitial(exec, k, n, tick, rows);
 }
@@ -261,7 +261,7 @@ Status HashTable<K, Lanes>::LookupOrInsert(Exec& exec, const void* keys, size_t 
   const size_t bytes = layout().vector_bytes();
   auto* out = static_cast<char*>(vectors);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
-  const Stamp now = BeginBatch(tick, n);
+  const Stamp now = BeginBatch(exec, tick, n);
   const auto later = [](size_t, K) {};
   const auto make = [&](Lanes& lanes) {
     return internal::CopyVisitor{layout(), out, rows, lanes.rank() == 0, later};
@@ -299,7 +299,7 @@ Status HashTable<K, Lanes>::Upsert(Exec& exec, const void* keys, size_t n, const
   const size_t bytes = layout().vector_bytes();
   const auto* from = static_cast<const char*>(vectors);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
-  const Stamp now = BeginBatch(tick, n);
+  const Stamp now = BeginBatch(exec, tick, n);
   DYNEMB_RETURN_IF_ERROR(MakeRoomFirst(exec, k, n, now));
 
   // The first to mark a row as updated by this batch writes it, so no two threads write one row. If
@@ -361,7 +361,7 @@ Status HashTable<K, Lanes>::Accumulate(Exec& exec, const void* keys, size_t n, c
   const K* k = static_cast<const K*>(keys);
   const auto dim = static_cast<size_t>(options_.dim);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
-  const Stamp now = BeginBatch(tick, n);
+  const Stamp now = BeginBatch(exec, tick, n);
   const auto add = [&](size_t i, K key, RowId row_id) {
     char* row = rows_.At(row_id);
     BeforeWrite(row_id, *layout().update(row));
@@ -392,7 +392,7 @@ Status HashTable<K, Lanes>::WriteRows(Exec& exec, const void* keys, size_t n, co
                                       const float* state, bool insert, Tick tick) {
   const K* k = static_cast<const K*>(keys);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
-  const Stamp now = BeginBatch(tick, n);
+  const Stamp now = BeginBatch(exec, tick, n);
   const ScratchLease scratch;
   RowId* const rows = scratch->rows.Resize(n);
   if (FindRows(exec, k, n, now, Counts::kLookup, rows) != 0 && insert) {
@@ -415,7 +415,7 @@ Status HashTable<K, Lanes>::WriteRows(Exec& exec, const void* keys, size_t n, co
 }
 
 template <class K, class Lanes>
-void HashTable<K, Lanes>::ApplyRange(const RowOptimizer& optimizer, const void* keys,
+void HashTable<K, Lanes>::ApplyRange(Exec&, const RowOptimizer& optimizer, const void* keys,
                                      const RowId* rows, const float* gradients, size_t begin,
                                      size_t end, Tick tick) {
   constexpr size_t kAhead = 8;

@@ -37,9 +37,7 @@ class KeysOfRows final : public Index::RowHashes {
 template <class K, class Lanes>
 Status HashTable<K, Lanes>::Refuse(uint64_t keys, const std::string& why) {
   counters_.refused.fetch_add(keys, std::memory_order_relaxed);
-  return ResourceExhausted("table '" + options_.name + "' cannot take " + std::to_string(keys) +
-                           " new keys: it holds " + std::to_string(size()) + " rows of at most " +
-                           std::to_string(capacity()) + "; " + why);
+  return Full(keys, size(), capacity(), why);
 }
 
 template <class K, class Lanes>
@@ -285,7 +283,7 @@ void HashTable<K, Lanes>::ForSlots(Exec& exec, const RowId* rows, size_t n, cons
         const size_t i = j - kAhead;
         // By row id: no need to compare keys.
         for (uint32_t step = 0; step < kBucketsPerSegment; ++step) {
-          Bucket* bucket = internal::OnPath(segments[i % kAhead], homes[i % kAhead], step);
+          Bucket* bucket = OnPath(segments[i % kAhead], homes[i % kAhead], step);
           const RowId* at = std::find(bucket->row, bucket->row + kSlotsPerBucket, rows[i]);
           if (at == bucket->row + kSlotsPerBucket) continue;
           fn(i, &bucket->access[at - bucket->row]);
@@ -317,7 +315,7 @@ Status HashTable<K, Lanes>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick 
   const auto* vectors = static_cast<const char*>(loaded.vectors);
   const size_t bytes = layout().vector_bytes();
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
-  const Stamp now = BeginBatch(tick, n);
+  const Stamp now = BeginBatch(exec, tick, n);
   const auto write = [&](size_t i, char* row) {
     CopyVector(layout().vector(row), vectors + i * bytes, bytes);
     if (layout().state_width != 0) {

@@ -6,37 +6,41 @@
 //          │ 8/4 │  Stamp u32  │                  │ state_width×float32 │
 //          └─────┴─────────────┴──────────────────┴─────────────────────┘
 //
-// Everything is 4-byte aligned (a 16-bit vector of odd dim is padded before the state), nothing
-// more, so rows waste at most two bytes.
+// Vector, state and the row itself begin at multiples of `align` bytes. On the host that is 4, so
+// rows waste at most two bytes (behind a 16-bit vector of odd dim); in device memory it is 16, the
+// widest access of a GPU's thread.
 #ifndef DYNEMB_TABLE_ROW_H_
 #define DYNEMB_TABLE_ROW_H_
 
 #include <cstdint>
 
+#include "cc/table/portability.h"
 #include "cc/table/types.h"
 
 namespace dynemb {
 
 struct RowLayout {
   RowLayout() = default;
-  RowLayout(size_t key_bytes, DType vector_dtype, int64_t vector_dim, int64_t state_floats)
+  RowLayout(size_t key_bytes, DType vector_dtype, int64_t vector_dim, int64_t state_floats,
+            size_t align = 4)
       : dtype(vector_dtype), dim(vector_dim), state_width(state_floats), key_size(key_bytes) {
-    vector_offset = key_size + sizeof(Stamp);
-    state_offset = vector_offset + (static_cast<size_t>(dim) * SizeOf(dtype) + 3) / 4 * 4;
-    stride = state_offset + static_cast<size_t>(state_width) * sizeof(float);
+    const auto aligned = [align](size_t n) { return (n + align - 1) / align * align; };
+    vector_offset = aligned(key_size + sizeof(Stamp));
+    state_offset = aligned(vector_offset + vector_bytes());
+    stride = aligned(state_offset + state_bytes());
   }
 
-  size_t vector_bytes() const { return static_cast<size_t>(dim) * SizeOf(dtype); }
-  size_t state_bytes() const { return static_cast<size_t>(state_width) * sizeof(float); }
+  DYNEMB_HD size_t vector_bytes() const { return static_cast<size_t>(dim) * SizeOf(dtype); }
+  DYNEMB_HD size_t state_bytes() const { return static_cast<size_t>(state_width) * sizeof(float); }
 
-  Stamp* update(char* row) const { return reinterpret_cast<Stamp*>(row + key_size); }
-  const Stamp* update(const char* row) const {
+  DYNEMB_HD Stamp* update(char* row) const { return reinterpret_cast<Stamp*>(row + key_size); }
+  DYNEMB_HD const Stamp* update(const char* row) const {
     return reinterpret_cast<const Stamp*>(row + key_size);
   }
-  char* vector(char* row) const { return row + vector_offset; }
-  const char* vector(const char* row) const { return row + vector_offset; }
-  float* state(char* row) const { return reinterpret_cast<float*>(row + state_offset); }
-  const float* state(const char* row) const {
+  DYNEMB_HD char* vector(char* row) const { return row + vector_offset; }
+  DYNEMB_HD const char* vector(const char* row) const { return row + vector_offset; }
+  DYNEMB_HD float* state(char* row) const { return reinterpret_cast<float*>(row + state_offset); }
+  DYNEMB_HD const float* state(const char* row) const {
     return reinterpret_cast<const float*>(row + state_offset);
   }
 

@@ -20,8 +20,7 @@ Status Snapshot::Begin(Exec& exec, std::vector<Table*> tables, const std::vector
       status = table.BeginCut(exec, made->watermark_, since[t], with_deleted, &made->saved_, t);
       if (!status.ok()) break;
       const Cut& cut = *table.cut();
-      made->info_.push_back({cut.layout, table.state_spec(), cut.base,
-                             cut.since == 0 ? table.size() : cut.todo.Count(), cut.deleted});
+      made->info_.push_back({cut.layout, table.state_spec(), cut.base, cut.most_rows, cut.deleted});
     }
     if (!status.ok()) {
       for (size_t t = 0; t < made->info_.size(); ++t) made->tables_[t]->EndCut();

@@ -13,11 +13,15 @@
 namespace dynemb {
 namespace {
 
-// Row ids are 32 bits and the last one is kNoRow.
-constexpr uint64_t kMostRows = 0xFFFFFFFEull;
 constexpr int64_t kMostDim = int64_t{1} << 20;
 
-Status CheckOptions(const TableOptions& o) {
+}  // namespace
+
+int64_t StateSpec::width() const {
+  return std::accumulate(widths.begin(), widths.end(), int64_t{0});
+}
+
+Status Table::CheckOptions(const TableOptions& o) {
   const auto bad = [](const char* name, const auto& value, const char* why) {
     return InvalidArgument(std::string(name) + "=" + std::to_string(value) + ": " + why);
   };
@@ -38,10 +42,20 @@ Status CheckOptions(const TableOptions& o) {
   return Status();
 }
 
-}  // namespace
-
-int64_t StateSpec::width() const {
-  return std::accumulate(widths.begin(), widths.end(), int64_t{0});
+Status Table::InitialState(const StateSpec& spec, std::vector<float>* initial) {
+  if (spec.widths.size() != spec.inits.size()) {
+    return InvalidArgument("state of " + spec.optimizer + ": " +
+                           std::to_string(spec.widths.size()) + " widths but " +
+                           std::to_string(spec.inits.size()) + " initial values");
+  }
+  for (size_t i = 0; i < spec.widths.size(); ++i) {
+    if (spec.widths[i] <= 0 || spec.widths[i] > kMostDim) {
+      return InvalidArgument("state of " + spec.optimizer + ": width " +
+                             std::to_string(spec.widths[i]) + " must be in [1, 2^20]");
+    }
+    initial->insert(initial->end(), static_cast<size_t>(spec.widths[i]), spec.inits[i]);
+  }
+  return Status();
 }
 
 Status Table::Create(const TableOptions& options, std::unique_ptr<Table>* table, Exec* exec) {
@@ -50,276 +64,24 @@ Status Table::Create(const TableOptions& options, std::unique_ptr<Table>* table,
   return HashTable<uint64_t, OneLane>::Make(options, table, exec);
 }
 
-Status Table::Init(const TableOptions& options, Exec* exec) {
-  DYNEMB_RETURN_IF_ERROR(CheckOptions(options));
-  options_ = options;
-  DYNEMB_RETURN_IF_ERROR(
-      Initializer::Create(options.initializer, options.dim, options.seed, &initializer_));
-  const uint64_t most =
-      options.max_capacity != 0 ? static_cast<uint64_t>(options.max_capacity) : kMostRows;
-  const RowLayout layout(SizeOf(options.key_type), options.dtype, options.dim, 0);
-  DYNEMB_RETURN_IF_ERROR(rows_.Init(layout, most));
-  const auto expected = static_cast<uint64_t>(options.init_capacity);
-  DYNEMB_RETURN_IF_ERROR(index_.Init(expected, rows_.max_rows(), options.max_load_factor));
-  SerialExec serial;
-  rows_.Presize(exec != nullptr ? *exec : serial, expected);
-  return Status();
+Status Table::Full(uint64_t keys, uint64_t size, uint64_t capacity, const std::string& why) const {
+  return ResourceExhausted("table '" + options_.name + "' cannot take " + std::to_string(keys) +
+                           " new keys: it holds " + std::to_string(size) + " rows of at most " +
+                           std::to_string(capacity) + "; " + why);
 }
 
-uint64_t Table::capacity() const {
-  return options_.max_capacity != 0 ? static_cast<uint64_t>(options_.max_capacity)
-                                    : rows_.max_rows();
+Status Table::CheckNoCut(const Cut* running) const {
+  if (running == nullptr) return Status();
+  return FailedPrecondition("table '" + options_.name + "' is being dumped already");
 }
 
-TableStats Table::stats() const {
-  TableStats s;
-  s.size = rows_.live();
-  s.slots = index_.slots();
-  s.index_bytes = index_.bytes();
-  s.row_bytes = rows_.bytes();
-  const RowLayout& l = layout();
-  s.metadata_bytes =
-      s.index_bytes + s.row_bytes - rows_.high_water() * (l.vector_bytes() + l.state_bytes());
-  s.hits = counters_.hits;
-  s.misses = counters_.misses;
-  s.inserts = counters_.inserts;
-  s.evictions = counters_.evictions;
-  s.erased = counters_.erased;
-  s.refused = counters_.refused;
-  s.dropped_gradients = counters_.dropped_gradients;
-  s.nonfinite_gradients = counters_.nonfinite_gradients;
-  return s;
-}
-
-Status Table::AttachState(Exec& exec, const StateSpec& spec) {
-  if (spec == state_spec_) return Status();
-  if (spec.widths.size() != spec.inits.size()) {
-    return InvalidArgument("state of " + spec.optimizer + ": " +
-                           std::to_string(spec.widths.size()) + " widths but " +
-                           std::to_string(spec.inits.size()) + " initial values");
-  }
-  std::vector<float> initial;
-  for (size_t i = 0; i < spec.widths.size(); ++i) {
-    if (spec.widths[i] <= 0 || spec.widths[i] > kMostDim) {
-      return InvalidArgument("state of " + spec.optimizer + ": width " +
-                             std::to_string(spec.widths[i]) + " must be in [1, 2^20]");
-    }
-    initial.insert(initial.end(), static_cast<size_t>(spec.widths[i]), spec.inits[i]);
-  }
-  const RowLayout changed(layout().key_size, options_.dtype, options_.dim, spec.width());
-  BeforeWriteAll();
-  DYNEMB_RETURN_IF_ERROR(rows_.ChangeLayout(exec, changed, initial.data()));
-  state_spec_ = spec;
-  initial_state_ = std::move(initial);
-  return Status();
-}
-
-Status Table::Clear(Tick tick) {
-  BeforeWriteAll();
-  if (changes_.tracking()) {
-    for (uint64_t r = 0; r < rows_.high_water(); ++r) {
-      const auto row = static_cast<RowId>(r);
-      if (*layout().update(rows_.At(row)) != 0) changes_.Deleted(tick, KeyBits(row));
-    }
-    changes_.TrimDeletions(0);
-  }
-  counters_.erased += rows_.live();
-  rows_.Clear();
-  return index_.Clear();
-}
-
-void Table::Changed(Exec& exec, const RowId* rows, const RowId* rows_before, size_t n, Tick since,
-                    Tick now, bool* changed) const {
-  constexpr size_t kGrain = 4096;
-  exec.ParallelFor(n, kGrain, [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) {
-      if (rows[i] == kNoRow) {
-        changed[i] = true;
-        continue;
-      }
-      const Tick updated = base_ + *layout().update(rows_.At(rows[i]));
-      const bool is_new = rows_before[i] == kNoRow && updated == now;
-      changed[i] = updated > since && !is_new;
-    }
-  });
-}
-
-uint64_t Table::KeyBits(RowId row) const {
-  const char* key = rows_.At(row);
-  return layout().key_size == 8 ? LoadUnaligned<uint64_t>(key) : LoadUnaligned<uint32_t>(key);
-}
-
-void Table::BeforeWriteAll() {
-  if (!changes_.tracking()) return;
-  for (uint64_t r = 0; r < rows_.high_water(); ++r) {
-    const auto row = static_cast<RowId>(r);
-    BeforeWrite(row, *layout().update(rows_.At(row)));
-  }
-}
-
-void Table::Track(Tick tick) {
-  if (changes_.tracking()) return;
-  const bool lost_none = counters_.erased == 0 && counters_.evictions == 0;
-  changes_.Start(tick, lost_none ? 0 : tick, rows_.high_water());
-}
-
-Status Table::BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted, SavedRows* saved,
-                       size_t number) {
-  if (changes_.cut() != nullptr) {
-    return FailedPrecondition("table '" + options_.name + "' is being dumped already");
-  }
-  Track(watermark);
-  auto cut = std::make_unique<Cut>();
-  cut->saved = saved;
-  cut->table = number;
-  cut->layout = layout();
-  cut->watermark = watermark;
-  cut->since = since;
-  cut->base = base_;
-  if (with_deleted) {
-    const Tick known = changes_.deletions().known_since();
-    if (since < known) {
-      return FailedPrecondition(
-          "the keys that table '" + options_.name + "' has lost since tick " +
-          std::to_string(since) + " are not known any more, only those since tick " +
-          std::to_string(known) + ": publish a new dump, and deltas since it");
-    }
-    DropHeld(exec, changes_.deletions().Since(since), &cut->deleted);
-  }
-  changes_.BeginCut(std::move(cut), rows_.high_water());
-  return Status();
-}
-
-void Table::DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
-                     std::vector<uint64_t>* not_held) const {
-  std::unique_ptr<bool[]> held(new bool[keys.size()]);
-  if (layout().key_size == 8) {
-    Contains(exec, keys.data(), keys.size(), held.get());
-  } else {
-    const std::vector<uint32_t> narrow(keys.begin(), keys.end());
-    Contains(exec, narrow.data(), narrow.size(), held.get());
-  }
-  for (size_t i = 0; i < keys.size(); ++i) {
-    if (!held[i]) not_held->push_back(keys[i]);
-  }
-}
-
-std::vector<RowId> Table::PlanCut(size_t limit) {
-  constexpr size_t kLooks = 4;
-  Cut& cut = *changes_.cut();
-  std::vector<RowId> plan;
-  uint64_t r = cut.todo.Next(cut.cursor);
-  for (size_t looks = 0; r < cut.todo.rows() && plan.size() < limit && looks / kLooks < limit;
-       ++looks, r = cut.todo.Next(r + 1)) {
-    const auto row = static_cast<RowId>(r);
-    const Stamp updated = *layout().update(rows_.At(row));
-    if (updated != 0 && base_ + updated > cut.since) plan.push_back(row);
-  }
-  if (plan.empty()) cut.cursor = r;
-  return plan;
-}
-
-bool Table::CutIsRead() const {
-  const Cut& cut = *changes_.cut();
-  return cut.todo.Next(cut.cursor) >= cut.todo.rows();
-}
-
-void Table::ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, void* vectors,
-                    float* state, CutTime* updates, CutTime* accesses) {
-  Cut& cut = *changes_.cut();
-  const RowLayout& l = layout();
-  exec.ParallelFor(plan.size(), 4096, [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) {
-      const char* row = rows_.At(plan[i]);
-      if (keys != nullptr) memcpy(static_cast<char*>(keys) + i * l.key_size, row, l.key_size);
-      if (vectors != nullptr) {
-        memcpy(static_cast<char*>(vectors) + i * l.vector_bytes(), l.vector(row), l.vector_bytes());
-      }
-      if (state != nullptr && l.state_bytes() != 0) {
-        memcpy(state + i * static_cast<size_t>(l.state_width), l.state(row), l.state_bytes());
-      }
-      if (updates != nullptr) updates[i] = cut.Time(base_ + *l.update(row));
-      cut.todo.Take(plan[i]);
-    }
-  });
-  if (accesses != nullptr) {
-    // A CutTime is as wide as a Stamp: converted in place.
-    LastAccesses(exec, plan.data(), plan.size(), accesses);
-    for (size_t i = 0; i < plan.size(); ++i) accesses[i] = cut.Time(base_ + accesses[i]);
-  }
-  if (!plan.empty()) cut.cursor = plan.back() + uint64_t{1};
-}
-
-void Table::Adopt(Table* other, Tick tick) {
-  BeforeWriteAll();
-  other->BeforeWriteAll();
-  std::swap(index_, other->index_);
-  std::swap(rows_, other->rows_);
-  std::swap(base_, other->base_);
-  std::swap(state_spec_, other->state_spec_);
-  std::swap(initial_state_, other->initial_state_);
-  batch_stamp_ = other->batch_stamp_ = 0;
-  changes_.Start(tick, tick, rows_.high_water());
-  if (other->tracking()) other->changes_.Start(tick, tick, other->rows_.high_water());
-}
-
-Stamp Table::BeginBatch(Tick tick, size_t n) {
-  if (tick > base_ + kRebaseAt) {
-    // A jump past the whole range (a table not used for four billion batches) makes every stamp
-    // equally old.
-    const Tick move = std::max<Tick>(kRebase, tick - base_ - kRebase);
-    const auto saturate = [move](Stamp s) -> Stamp {
-      return s > move ? static_cast<Stamp>(s - move) : (s != 0 ? 1 : 0);
-    };
-    Bucket* buckets = index_.buckets();
-    for (uint64_t b = 0; b < uint64_t{index_.segments()} * kBucketsPerSegment; ++b) {
-      for (Stamp& access : buckets[b].access) access = saturate(access);
-    }
-    for (uint64_t r = 0; r < rows_.high_water(); ++r) {
-      Stamp* update = layout().update(rows_.At(static_cast<RowId>(r)));
-      *update = saturate(*update);
-    }
-    changes_.AddAllRows(rows_.high_water());
-    base_ += move;
-  }
-  const Stamp now = ToStamp(tick);
-  if (now != batch_stamp_) batch_keys_ = 0;
-  batch_stamp_ = now;
-  batch_keys_ += n;
-  return now;
-}
-
-ExportPlan Table::PlanExport(uint64_t cursor, uint64_t limit, Tick since) const {
-  // Stamps of 1 may have been saturated when the base moved, so they stand for any tick up to then.
-  const bool exact = since > base_ + 1 || (since == 1 && base_ == 0);
-  const Stamp after = exact ? ToStamp(since) : 0;
-  ExportPlan plan;
-  uint64_t r = cursor;
-  for (; r < rows_.high_water() && plan.rows.size() < limit; ++r) {
-    if (*layout().update(rows_.At(static_cast<RowId>(r))) > after) {
-      plan.rows.push_back(static_cast<RowId>(r));
-    }
-  }
-  plan.next_cursor = r < rows_.high_water() ? static_cast<int64_t>(r) : -1;
-  return plan;
-}
-
-void Table::Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
-                   int64_t* updates) const {
-  const RowLayout& l = layout();
-  exec.ParallelFor(plan.rows.size(), 4096, [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) {
-      const char* row = rows_.At(plan.rows[i]);
-      if (keys != nullptr) memcpy(static_cast<char*>(keys) + i * l.key_size, row, l.key_size);
-      if (vectors != nullptr) {
-        memcpy(static_cast<char*>(vectors) + i * l.vector_bytes(), l.vector(row), l.vector_bytes());
-      }
-      if (state != nullptr && l.state_bytes() != 0) {
-        memcpy(state + i * static_cast<size_t>(l.state_width), l.state(row), l.state_bytes());
-      }
-      if (updates != nullptr) updates[i] = static_cast<int64_t>(base_ + *l.update(row));
-    }
-  });
+Status Table::CheckDeletions(const DeletionLog& log, Tick since) const {
+  const Tick known = log.known_since();
+  if (since >= known) return Status();
+  return FailedPrecondition("the keys that table '" + options_.name + "' has lost since tick " +
+                            std::to_string(since) +
+                            " are not known any more, only those since tick " +
+                            std::to_string(known) + ": publish a new dump, and deltas since it");
 }
 
 TableLock::TableLock(std::vector<Table*> tables, Mode mode)

@@ -6,6 +6,10 @@
 // Keys of a batch may repeat unless said otherwise. `tick` is the batch's number from a Clock; it
 // must be greater than every tick the table has seen, so take it while holding the lock.
 //
+// Memory. Arrays are where the table is: in the host's memory for Table::Create's, in the device's
+// for those of cc/device, whose Exec is a stream. But Export, ReadCut and LoadRows, which go over
+// whole tables, always work on arrays of the host.
+//
 // Locking. Calls marked (shared) may run beside each other; calls marked (exclusive) may not run
 // beside anything. The caller holds mutex() accordingly, for several tables through TableLock.
 //
@@ -41,6 +45,13 @@ enum class EvictStrategy : uint8_t {
   kNone,  // nothing is evicted; the insert fails
 };
 
+// Where rows may be.
+enum class Tier : uint8_t {
+  kHost,    // the host's memory; Table::Create
+  kHbm,     // a device's memory (cc/device), as the other
+  kHybrid,  // the first max_hbm_bytes of rows in the device's memory, the others in the host's
+};
+
 struct TableOptions {
   std::string name;
   KeyType key_type = KeyType::kInt64;
@@ -50,6 +61,8 @@ struct TableOptions {
   int64_t max_capacity = 0;      // rows at most; 0: no limit but memory
   double max_load_factor = 0.85;
   EvictStrategy evict_strategy = EvictStrategy::kLru;
+  Tier tier = Tier::kHost;
+  uint64_t max_hbm_bytes = 0;  // kHybrid
   uint64_t seed = 0;
   bool stochastic_rounding = true;  // of updates of 16-bit vectors
   std::vector<ColumnInit> initializer{ColumnInit{InitKind::kConstant, 0.0f, 0.0f}};
@@ -76,6 +89,7 @@ struct TableStats {
   uint64_t row_bytes = 0;
   uint64_t metadata_bytes = 0;  // index, keys and times: all but vectors and state
   uint64_t hits = 0;            // keys looked up that had a row
+  uint64_t device_hits = 0;     // of these, in a device's memory
   uint64_t misses = 0;          // keys looked up that had none
   uint64_t inserts = 0;
   uint64_t evictions = 0;
@@ -84,6 +98,8 @@ struct TableStats {
   uint64_t dropped_gradients =
       0;  // for keys without a row, or whose row was evicted since the lookup
   uint64_t nonfinite_gradients = 0;  // rows whose gradient held a NaN or Inf
+  uint64_t device_rows = 0;          // places of rows in a device's memory that are in use
+  uint64_t promotions = 0;           // rows moved into a device's memory
 };
 
 // A stretch of rows to export.
@@ -94,8 +110,8 @@ struct ExportPlan {
 
 class Table {
  public:
-  // A table without rows. InvalidArgument names the option and its value. `exec` takes the memory
-  // of init_capacity; null: the caller's thread does.
+  // A table without rows, in the memory of the host. InvalidArgument names the option and its
+  // value. `exec` takes the memory of init_capacity; null: the caller's thread does.
   static Status Create(const TableOptions& options, std::unique_ptr<Table>* table,
                        Exec* exec = nullptr);
   virtual ~Table() = default;
@@ -103,23 +119,23 @@ class Table {
   Table& operator=(const Table&) = delete;
 
   const TableOptions& options() const { return options_; }
-  const RowLayout& layout() const { return rows_.layout(); }
-  const StateSpec& state_spec() const { return state_spec_; }
   SharedMutex& mutex() const { return mutex_; }
+  virtual const RowLayout& layout() const = 0;
+  const StateSpec& state_spec() const { return state_spec_; }
 
-  uint64_t size() const { return rows_.live(); }  // (shared)
-  TableStats stats() const;                       // (shared)
+  virtual uint64_t size() const = 0;     // (shared)
+  virtual TableStats stats() const = 0;  // (shared)
 
   // (exclusive) Gives every row room for the optimizer's state. Nothing happens if it has just that
   // already; any other state the rows had is dropped.
-  Status AttachState(Exec& exec, const StateSpec& spec);
+  virtual Status AttachState(Exec& exec, const StateSpec& spec) = 0;
   // (exclusive) Removes every row.
-  Status Clear(Tick tick);
+  virtual Status Clear(Exec& exec, Tick tick) = 0;
 
   // (exclusive) Announces a batch that writes and names n keys; several times with one tick add up.
   // The calls below announce themselves; code that runs passes of its own (cc/lookup) does so
   // before the first. Moves the base of stamps when they run out.
-  Stamp BeginBatch(Tick tick, size_t n);
+  virtual Stamp BeginBatch(Exec& exec, Tick tick, size_t n) = 0;
 
   // (shared) rows[i] = the row of keys[i], or kNoRow. Counts as an access.
   virtual void Find(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) = 0;
@@ -137,20 +153,15 @@ class Table {
   // (shared) changed[i] = whether rows[i] may have another vector than when an earlier call, after
   // the batch `since`, found rows_before[i] (kNoRow: no row) for the same key. What batch `now` has
   // inserted where there was no row is as it was read then.
-  void Changed(Exec& exec, const RowId* rows, const RowId* rows_before, size_t n, Tick since,
-               Tick now, bool* changed) const;
+  virtual void Changed(Exec& exec, const RowId* rows, const RowId* rows_before, size_t n,
+                       Tick since, Tick now, bool* changed) const = 0;
 
   // (exclusive) rows[i] = the row of keys[i], made with its initial vector and state where there
   // was none.
   virtual Status FindOrInsert(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) = 0;
   // (exclusive) FindOrInsert, and copies the rows that make room.
-  Status InsertAndEvict(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows,
-                        EvictedRows* evicted) {
-    evicted_ = evicted;
-    Status status = FindOrInsert(exec, keys, n, tick, rows);
-    evicted_ = nullptr;
-    return status;
-  }
+  virtual Status InsertAndEvict(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows,
+                                EvictedRows* evicted) = 0;
   // (exclusive) FindOrInsert, and copies the vectors.
   virtual Status LookupOrInsert(Exec& exec, const void* keys, size_t n, Tick tick, void* vectors,
                                 RowId* rows) = 0;
@@ -173,39 +184,40 @@ class Table {
   // (exclusive) Applies the optimizer to the rows of distinct keys[begin..end). rows[i] is where an
   // earlier call found keys[i]; a row that is no longer that key's is not touched, and counted.
   // Ranges may run in parallel, after one BeginBatch. The table's state must be `optimizer`'s.
-  virtual void ApplyRange(const RowOptimizer& optimizer, const void* keys, const RowId* rows,
-                          const float* gradients, size_t begin, size_t end, Tick tick) = 0;
+  virtual void ApplyRange(Exec& exec, const RowOptimizer& optimizer, const void* keys,
+                          const RowId* rows, const float* gradients, size_t begin, size_t end,
+                          Tick tick) = 0;
 
   // (shared) The rows updated after `since` (0: all), from row `cursor` on, at most `limit`. Rows
   // that are neither erased nor evicted come exactly once when next_cursor is followed from 0 to
-  // -1.
-  ExportPlan PlanExport(uint64_t cursor, uint64_t limit, Tick since) const;
+  // -1, and Promote is not called meanwhile.
+  virtual ExportPlan PlanExport(Exec& exec, uint64_t cursor, uint64_t limit, Tick since) const = 0;
   // (shared, same lock as the plan) keys, vectors (the table's types), state and ticks of last
-  // update; null skips one.
-  void Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
-              int64_t* updates) const;
+  // update, to the host's memory; null skips one.
+  virtual void Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
+                      int64_t* updates) const = 0;
 
   // A cut of the table (changes.h); cc/table/snapshot.h reads the cuts of several tables.
   //
   // (exclusive) Begins a cut of the rows updated after `since` (0: of all), with the keys deleted
   // since then if they are wanted. FailedPrecondition: a cut is running, or some of those keys have
   // been forgotten.
-  Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted, SavedRows* saved,
-                  size_t number);
-  void EndCut() { changes_.EndCut(); }               // (exclusive)
-  const Cut* cut() const { return changes_.cut(); }  // null: none is running
+  virtual Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted,
+                          SavedRows* saved, size_t number) = 0;
+  virtual void EndCut() = 0;           // (exclusive)
+  virtual const Cut* cut() const = 0;  // null: none is running
   // (shared) The next rows of the cut that are to be read, at most `limit`. A call looks at a few
   // times as many rows at most, and may find none among them.
-  std::vector<RowId> PlanCut(size_t limit);
+  virtual std::vector<RowId> PlanCut(size_t limit) = 0;
   // (shared) Whether all rows of the cut have been looked at.
-  bool CutIsRead() const;
+  virtual bool CutIsRead() const = 0;
   // (shared, same lock as the plan) Delivers the planned rows; null skips a column.
-  void ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, void* vectors, float* state,
-               CutTime* updates, CutTime* accesses);
+  virtual void ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, void* vectors,
+                       float* state, CutTime* updates, CutTime* accesses) = 0;
   // Whether changes are noted; (exclusive) notes them from now on, the table being as it was at
   // `tick`, if they were not before.
-  bool tracking() const { return changes_.tracking(); }
-  void Track(Tick tick);
+  virtual bool tracking() const = 0;
+  virtual void Track(Tick tick) = 0;
 
   // What a loaded row brings along. Times are ticks less `base`.
   struct LoadedRows {
@@ -222,7 +234,16 @@ class Table {
   // (exclusive on both) Exchanges the rows, and the state they have, with another table of the same
   // key type, dtype, dim and max_capacity. This table is then as it was at `tick`; changes are
   // noted from there.
-  void Adopt(Table* other, Tick tick);
+  virtual void Adopt(Table* other, Tick tick) = 0;
+
+  // (exclusive) Makes up for reads since the last call: rows that are read often move to the faster
+  // memory, where a table has two. Row ids found before are not valid after it but for ApplyRange,
+  // which looks up again where it must.
+  virtual Status Promote(Exec& exec, Tick tick) {
+    (void)exec;
+    (void)tick;
+    return Status();
+  }
 
   // (shared, or exclusive) Aborts the process with a message if an invariant of the structure does
   // not hold. For tests.
@@ -230,65 +251,19 @@ class Table {
 
  protected:
   Table() = default;
-  Status Init(const TableOptions& options, Exec* exec);
-
-  // accesses[i] = the last access of rows[i], which are held.
-  virtual void LastAccesses(Exec& exec, const RowId* rows, size_t n, Stamp* accesses) const = 0;
-
-  // To be called before a row changes or gets another key. `updated` is its last update; the
-  // caller may have overwritten it in the row already.
-  void BeforeWrite(RowId row, Stamp updated) {
-    if (!changes_.tracking()) return;
-    changes_.BeforeWrite(row, rows_.At(row), updated == 0 ? 0 : base_ + updated);
-  }
-  // The same for all rows.
-  void BeforeWriteAll();
-  // To be called before the row of `key` is given to another, or freed, to make room.
-  void BeforeEviction(uint64_t key, RowId row, Stamp now) {
-    if (changes_.tracking()) changes_.Deleted(base_ + now, key);
-    if (evicted_ != nullptr) evicted_->Add(key, rows_.At(row));
-  }
-  // Gives back a row that is in no slot any more.
-  void FreeRow(RowId row) {
-    Stamp* updated = layout().update(rows_.At(row));
-    BeforeWrite(row, *updated);
-    *updated = 0;
-    rows_.Free(row);
-  }
-  // Those of `keys` (bit patterns) that have no row.
-  void DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
-                std::vector<uint64_t>* not_held) const;
-  uint64_t KeyBits(RowId row) const;
-
-  // Rows the table may hold.
-  uint64_t capacity() const;
-  Stamp ToStamp(Tick tick) const {
-    const Tick since_base = tick > base_ ? tick - base_ : 1;
-    return since_base > kLastStamp ? kLastStamp : static_cast<Stamp>(since_base);
-  }
-
-  static constexpr Stamp kLastStamp = 0xFFFFFFFFu;
-  // How far the base is moved, and how close to the end.
-  static constexpr Stamp kRebase = 0x80000000u;
-  static constexpr Stamp kRebaseAt = 0xFFFF0000u;
+  // InvalidArgument names the option and its value.
+  static Status CheckOptions(const TableOptions& options);
+  // The error of a table that is full.
+  Status Full(uint64_t keys, uint64_t size, uint64_t capacity, const std::string& why) const;
+  // FailedPrecondition: a cut is running already, or some of the keys deleted since `since` have
+  // been forgotten.
+  Status CheckNoCut(const Cut* running) const;
+  Status CheckDeletions(const DeletionLog& log, Tick since) const;
+  // The state that a new row gets. InvalidArgument names what is wrong with the spec.
+  static Status InitialState(const StateSpec& spec, std::vector<float>* initial);
 
   TableOptions options_;
   StateSpec state_spec_;
-  std::vector<float> initial_state_;
-  Initializer initializer_;
-  Index index_;
-  RowStore rows_;
-  Changes changes_;
-  EvictedRows* evicted_ = nullptr;  // of the running batch, if it wants them
-  Tick base_ = 0;
-  Stamp batch_stamp_ = 0;    // of the last BeginBatch
-  uint64_t batch_keys_ = 0;  // keys named under it: no more rows than this are as fresh
-
-  struct Counters {
-    std::atomic<uint64_t> hits{0}, misses{0}, inserts{0}, evictions{0}, erased{0}, refused{0},
-        dropped_gradients{0}, nonfinite_gradients{0};
-  };
-  mutable Counters counters_;
 
  private:
   mutable SharedMutex mutex_;

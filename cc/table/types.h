@@ -18,6 +18,7 @@ constexpr size_t SizeOf(DType t) { return t == DType::kFloat32 ? 4 : 2; }
 // Where a row is. Stable from insert until erase or eviction; then it may be given to another key.
 using RowId = uint32_t;
 constexpr RowId kNoRow = 0xFFFFFFFFu;
+constexpr uint64_t kMostRows = kNoRow - 1;  // in a table
 
 // A batch's number, strictly increasing within a process and at least 1; see clock.h.
 using Tick = uint64_t;

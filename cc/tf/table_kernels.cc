@@ -336,9 +336,10 @@ class ClearOp : public OneTableOp {
   using OneTableOp::OneTableOp;
 
  protected:
-  absl::Status Run(tf::OpKernelContext*, Table& table) override {
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    PoolExec exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kExclusive);
-    return ToAbsl(table.Clear(ProcessClock().Next()));
+    return ToAbsl(table.Clear(exec, ProcessClock().Next()));
   }
 };
 
@@ -368,7 +369,7 @@ class ExportOp : public OneTableOp {
     PoolExec exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kShared);
     const ExportPlan plan =
-        table.PlanExport(static_cast<uint64_t>(cursor), static_cast<uint64_t>(limit),
+        table.PlanExport(exec, static_cast<uint64_t>(cursor), static_cast<uint64_t>(limit),
                          since < 0 ? 0 : static_cast<Tick>(since));
     const auto n = static_cast<int64_t>(plan.rows.size());
     void *keys, *values;

@@ -55,7 +55,7 @@ void Read(Table& table, Exec& exec, Clock& clock, Random& random) {
       ExpectWhole(vectors);
       break;
     case 2: {
-      const ExportPlan plan = table.PlanExport(random.Below(100), 500, random.Below(tick));
+      const ExportPlan plan = table.PlanExport(exec, random.Below(100), 500, random.Below(tick));
       vectors.resize(plan.rows.size() * kDim);
       table.Export(exec, plan, nullptr, vectors.data(), nullptr, nullptr);
       ExpectWhole(vectors);
@@ -102,10 +102,10 @@ void Write(Table& table, Exec& exec, Clock& clock, Random& random) {
       table.Find(exec, distinct.data(), distinct.size(), tick, rows.data());
       const RowOptimizer sgd(OptimizerKind::kSgd, {}, Hyper(), kDim);
       const Tick apply_tick = clock.Next();
-      table.BeginBatch(apply_tick, distinct.size());
+      table.BeginBatch(exec, apply_tick, distinct.size());
       const Floats gradients(distinct.size() * kDim, 0.5f);
       exec.ParallelFor(distinct.size(), 32, [&](size_t begin, size_t end) {
-        table.ApplyRange(sgd, distinct.data(), rows.data(), gradients.data(), begin, end,
+        table.ApplyRange(exec, sgd, distinct.data(), rows.data(), gradients.data(), begin, end,
                          apply_tick);
       });
       break;

@@ -215,7 +215,7 @@ class Subject {
     return table_->WriteRows(*exec_, Pack(keys).data(), keys.size(), vectors.data(), state.data(),
                              insert, ++tick_);
   }
-  Status Clear() { return table_->Clear(++tick_); }
+  Status Clear() { return table_->Clear(*exec_, ++tick_); }
   size_t Erase(const Keys& keys) {
     return table_->Erase(*exec_, Pack(keys).data(), keys.size(), ++tick_);
   }
@@ -223,9 +223,10 @@ class Subject {
              const Floats& gradients) {
     const std::vector<char> packed = Pack(keys);
     const Tick tick = ++tick_;
-    table_->BeginBatch(tick, keys.size());
+    table_->BeginBatch(*exec_, tick, keys.size());
     exec_->ParallelFor(keys.size(), 64, [&](size_t begin, size_t end) {
-      table_->ApplyRange(optimizer, packed.data(), rows.data(), gradients.data(), begin, end, tick);
+      table_->ApplyRange(*exec_, optimizer, packed.data(), rows.data(), gradients.data(), begin,
+                         end, tick);
     });
   }
   // The vectors of keys, zeros for those without a row; not an access.
@@ -243,7 +244,8 @@ class Subject {
     std::vector<Exported> all;
     int64_t cursor = 0;
     do {
-      const ExportPlan plan = table_->PlanExport(static_cast<uint64_t>(cursor), limit, since);
+      const ExportPlan plan =
+          table_->PlanExport(*exec_, static_cast<uint64_t>(cursor), limit, since);
       const size_t n = plan.rows.size();
       EXPECT_LE(n, limit);
       if (plan.next_cursor >= 0) {
@@ -283,11 +285,20 @@ class Subject {
 // Everything a test body sees of its config.
 class TableFixture : public ::testing::Test {
  public:
+  // Why there can be no such tables here; empty if there can.
+  virtual std::string missing() const { return ""; }
+  void SetUp() override {
+    if (!missing().empty()) GTEST_SKIP() << missing();
+  }
   virtual KeyType key_type() const = 0;
   virtual DType dtype() const = 0;
   // How many times slower than OneLane a key is: Scaled(n, least) is how many keys a test should
   // use.
   virtual size_t slowness() const = 0;
+  // The index is one ring (cc/device/flat_index.h), not segments that split.
+  virtual bool flat() const { return false; }
+  // A row may get another id while it is held, so that ApplyRange looks keys up again.
+  virtual bool rows_move() const { return false; }
   virtual Status Make(const TableOptions& options, std::unique_ptr<Table>* table) const = 0;
   virtual Exec& exec() = 0;
 
@@ -359,6 +370,9 @@ struct TableConfig {
   static constexpr KeyType key_type = kKey;
   static constexpr DType dtype = kDType;
   static constexpr size_t slowness = kSlowness<Lanes>;
+  static std::string Missing() { return ""; }
+  static constexpr bool flat = false;
+  static constexpr bool rows_move = false;
   static Status Make(const TableOptions& options, std::unique_ptr<Table>* table) {
     return TableMaker<K, Lanes>::Make(options, table);
   }
@@ -370,6 +384,9 @@ class TableSuite : public TableFixture {
   KeyType key_type() const override { return Config::key_type; }
   DType dtype() const override { return Config::dtype; }
   size_t slowness() const override { return Config::slowness; }
+  std::string missing() const override { return Config::Missing(); }
+  bool flat() const override { return Config::flat; }
+  bool rows_move() const override { return Config::rows_move; }
   Status Make(const TableOptions& options, std::unique_ptr<Table>* table) const override {
     return Config::Make(options, table);
   }

@@ -48,7 +48,7 @@ TABLE_TEST(TableGradient, RangeIsRespected) {
   t.Upsert(keys, Floats(40, 0.0f));
   const RowIds rows = t.Find(keys);
   const Floats gradients(40, -1.0f);
-  t->ApplyRange(Sgd(1, 1), t.Pack(keys).data(), rows.data(), gradients.data(), 10, 25,
+  t->ApplyRange(t.exec(), Sgd(1, 1), t.Pack(keys).data(), rows.data(), gradients.data(), 10, 25,
                 t.tick() + 1);
   const Floats got = t.Read(keys);
   for (size_t i = 0; i < 40; ++i) EXPECT_EQ(got[i], i >= 10 && i < 25 ? 1.0f : 0.0f) << i;
@@ -82,7 +82,7 @@ TABLE_TEST(TableGradient, StaleRowsAreDroppedAndCounted) {
   untouched("row given to another key");
   const RowIds again = t.FindOrInsert(keys);  // the same keys in other rows
   for (size_t i = 0; i < n; ++i) ASSERT_NE(again[i], rows[i]);
-  untouched("key has another row");
+  if (!f.rows_move()) untouched("key has another row");
   t.FindOrInsert(Scattered(200000, 2 * n));  // all evicted
   EXPECT_EQ(t.CountContained(keys), 0u);
   untouched("evicted");
@@ -105,8 +105,15 @@ TABLE_TEST(TableGradient, GarbageRowIdsAreHarmless) {
   garbage[4] = rows[5];  // another key's
   t.Apply(Sgd(1, 1), keys, garbage, Floats(64, 1.0f));
   t.Apply(Sgd(1, 1), {0xABCDEF}, {rows[0]}, {1});
-  EXPECT_EQ(t.stats().dropped_gradients, 65u);
-  EXPECT_TRUE(t.Export() == before);
+  if (f.rows_move()) {
+    EXPECT_EQ(t.stats().dropped_gradients, 2u);  // the one that was not found, and the unknown key
+    const Floats initial = f.InitialVectors(t, keys), now = t.Read(keys);
+    EXPECT_EQ(now[0], initial[0]);
+    for (size_t i = 1; i < now.size(); ++i) ASSERT_NEAR(now[i], initial[i] - 1, 0.02) << i;
+  } else {
+    EXPECT_EQ(t.stats().dropped_gradients, 65u);
+    EXPECT_TRUE(t.Export() == before);
+  }
   t.Check();
   // In a table that never held a row, too.
   Subject u = f.Create(f.Options(1));

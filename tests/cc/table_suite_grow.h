@@ -98,10 +98,25 @@ TABLE_TEST(TableGrow, ExecDoesNotMatter) {
   EXPECT_EQ(t.stats().evictions, u.stats().evictions);
 }
 
+// A ring has a place for every key as long as a slot is free, wherever keys come from.
+TABLE_TEST(TableGrow, FloodIsTaken) {
+  if (!f.flat() || f.key_type() == KeyType::kInt32) GTEST_SKIP() << "a ring, keys of 64 bits";
+  Subject t = f.Create(f.Options(1));
+  const Keys flood = SameSegment(0x2468ACEu, f.Scaled(1000, 40), true);
+  const RowIds rows = t.FindOrInsert(flood);
+  EXPECT_EQ(t.size(), flood.size());
+  t.Check();
+  EXPECT_EQ(t.Find(flood), rows);
+  EXPECT_EQ(t.Read(flood), f.InitialVectors(t, flood));
+  EXPECT_EQ(t.Erase(flood), flood.size());
+  EXPECT_EQ(t.CountContained(flood), 0u);
+  t.Check();
+}
+
 // Average load and bytes of metadata a row, at many sizes.
 TABLE_TEST(TableGrow, LoadAndMetadata) {
-  if (f.slowness() > 1) GTEST_SKIP() << "too slow for the emulated warp";
-  Subject t = f.Create(f.Options(1));
+  if (f.slowness() > 2) GTEST_SKIP() << "too slow for the emulated warp";
+  Subject t = f.Create(f.Options(8));  // rows of 16 bytes and more waste nothing to alignment
   uint64_t next = 0;
   const size_t from = 30000;
   for (size_t size = from; size < 150000; size += size / 12) {
@@ -109,8 +124,8 @@ TABLE_TEST(TableGrow, LoadAndMetadata) {
     next = size;
     const TableStats s = t.stats();
     const double load = static_cast<double>(s.size) / static_cast<double>(s.slots);
-    EXPECT_GT(load, 0.5) << size;
-    EXPECT_LT(load, 0.75) << size;
+    EXPECT_GT(load, f.flat() ? 0.58 : 0.5) << size;
+    EXPECT_LT(load, f.flat() ? 0.85 : 0.75) << size;
     EXPECT_LT(static_cast<double>(s.metadata_bytes) / static_cast<double>(s.size), 32.0) << size;
   }
 }
@@ -120,7 +135,7 @@ TABLE_TEST(TableGrow, RepeatsDoNotGrowTheIndex) {
   Subject t = f.Create(f.Options(1));
   const RowIds rows = t.FindOrInsert(Keys(f.Scaled(100000, 400), 7));
   EXPECT_EQ(t.size(), 1u);
-  EXPECT_EQ(t.stats().slots, 448u);
+  EXPECT_LE(t.stats().slots, 448u);
   EXPECT_EQ(t.stats().refused, 0u);
   EXPECT_EQ(rows, RowIds(rows.size(), rows[0]));
   t.Check();
@@ -128,7 +143,7 @@ TABLE_TEST(TableGrow, RepeatsDoNotGrowTheIndex) {
   for (size_t i = 0; i < f.Scaled(50000, 500); ++i) keys.push_back(i % 50);
   t.FindOrInsert(keys);
   EXPECT_EQ(t.size(), 50u);
-  EXPECT_EQ(t.stats().slots, 448u);
+  EXPECT_LE(t.stats().slots, 448u);
   EXPECT_LT(t.stats().row_bytes, 2000u * t->layout().stride);
   t.Check();
 }
@@ -161,6 +176,7 @@ TABLE_TEST(TableGrow, CrowdedBucketOverflowsAndRecovers) {
 // Keys whose hashes agree in 32 bits cannot be parted by splitting: refused, and nothing happens.
 TABLE_TEST(TableGrow, FloodIsRefused) {
   if (f.key_type() == KeyType::kInt32) GTEST_SKIP() << "needs keys of 64 bits";
+  if (f.flat()) GTEST_SKIP() << "a ring takes any keys: FloodIsTaken";
   Subject t = f.Create(f.Options(1));
   const Keys good = Scattered(1, f.Scaled(3000, 60));
   const RowIds rows = t.FindOrInsert(good);
@@ -197,7 +213,7 @@ TABLE_TEST(TableGrow, FloodIsRefused) {
 
 REGISTER_TYPED_TEST_SUITE_P(TableGrow, RowIdsAndVectorsStay, PresizingChangesNothingButTheCost,
                             ExecDoesNotMatter, LoadAndMetadata, RepeatsDoNotGrowTheIndex,
-                            CrowdedBucketOverflowsAndRecovers, FloodIsRefused);
+                            CrowdedBucketOverflowsAndRecovers, FloodIsRefused, FloodIsTaken);
 
 }  // namespace testing_table
 }  // namespace dynemb

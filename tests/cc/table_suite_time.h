@@ -66,10 +66,10 @@ TABLE_TEST(TableTime, ExportInChunksIsComplete) {
     }
   }
   // A cursor past the end, and one that erasing has left behind.
-  EXPECT_EQ(t->PlanExport(1u << 30, 10, 0).next_cursor, -1);
-  EXPECT_TRUE(t->PlanExport(1u << 30, 10, 0).rows.empty());
+  EXPECT_EQ(t->PlanExport(t.exec(), 1u << 30, 10, 0).next_cursor, -1);
+  EXPECT_TRUE(t->PlanExport(t.exec(), 1u << 30, 10, 0).rows.empty());
   // Null outputs are skipped.
-  t->Export(t.exec(), t->PlanExport(0, 10, 0), nullptr, nullptr, nullptr, nullptr);
+  t->Export(t.exec(), t->PlanExport(t.exec(), 0, 10, 0), nullptr, nullptr, nullptr, nullptr);
 }
 
 // Ticks pass 2^32 in steps; the order of times must survive each move of the base.

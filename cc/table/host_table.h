@@ -1,0 +1,110 @@
+// HostTable: what a table in the memory of the host keeps, and the operations of Table that need no
+// keys: times, state, exports, cuts. HashTable adds those that look keys up.
+#ifndef DYNEMB_TABLE_HOST_TABLE_H_
+#define DYNEMB_TABLE_HOST_TABLE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cc/table/changes.h"
+#include "cc/table/evicted_rows.h"
+#include "cc/table/index.h"
+#include "cc/table/initializer.h"
+#include "cc/table/row_store.h"
+#include "cc/table/table.h"
+
+namespace dynemb {
+
+class HostTable : public Table {
+ public:
+  const RowLayout& layout() const final { return rows_.layout(); }
+  uint64_t size() const final { return rows_.live(); }
+  TableStats stats() const final;
+  Status AttachState(Exec& exec, const StateSpec& spec) final;
+  Status Clear(Exec& exec, Tick tick) final;
+  Stamp BeginBatch(Exec& exec, Tick tick, size_t n) final;
+  void Changed(Exec& exec, const RowId* rows, const RowId* rows_before, size_t n, Tick since,
+               Tick now, bool* changed) const final;
+  Status InsertAndEvict(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows,
+                        EvictedRows* evicted) final;
+  ExportPlan PlanExport(Exec& exec, uint64_t cursor, uint64_t limit, Tick since) const final;
+  void Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
+              int64_t* updates) const final;
+  Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted, SavedRows* saved,
+                  size_t number) final;
+  void EndCut() final { changes_.EndCut(); }
+  const Cut* cut() const final { return changes_.cut(); }
+  std::vector<RowId> PlanCut(size_t limit) final;
+  bool CutIsRead() const final;
+  void ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, void* vectors, float* state,
+               CutTime* updates, CutTime* accesses) final;
+  bool tracking() const final { return changes_.tracking(); }
+  void Track(Tick tick) final;
+  void Adopt(Table* other, Tick tick) final;
+
+ protected:
+  HostTable() = default;
+  Status Init(const TableOptions& options, Exec* exec);
+
+  // accesses[i] = the last access of rows[i], which are held.
+  virtual void LastAccesses(Exec& exec, const RowId* rows, size_t n, Stamp* accesses) const = 0;
+
+  // To be called before a row changes or gets another key. `updated` is its last update; the
+  // caller may have overwritten it in the row already.
+  void BeforeWrite(RowId row, Stamp updated) {
+    if (!changes_.tracking()) return;
+    changes_.BeforeWrite(row, rows_.At(row), updated == 0 ? 0 : base_ + updated);
+  }
+  // The same for all rows.
+  void BeforeWriteAll();
+  // To be called before the row of `key` is given to another, or freed, to make room.
+  void BeforeEviction(uint64_t key, RowId row, Stamp now) {
+    if (changes_.tracking()) changes_.Deleted(base_ + now, key);
+    if (evicted_ != nullptr) evicted_->Add(key, rows_.At(row));
+  }
+  // Gives back a row that is in no slot any more.
+  void FreeRow(RowId row) {
+    Stamp* updated = layout().update(rows_.At(row));
+    BeforeWrite(row, *updated);
+    *updated = 0;
+    rows_.Free(row);
+  }
+  // Those of `keys` (bit patterns) that have no row.
+  void DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
+                std::vector<uint64_t>* not_held) const;
+  uint64_t KeyBits(RowId row) const;
+
+  // Rows the table may hold.
+  uint64_t capacity() const;
+  Stamp ToStamp(Tick tick) const {
+    const Tick since_base = tick > base_ ? tick - base_ : 1;
+    return since_base > kLastStamp ? kLastStamp : static_cast<Stamp>(since_base);
+  }
+
+  static constexpr Stamp kLastStamp = 0xFFFFFFFFu;
+  // How far the base is moved, and how close to the end.
+  static constexpr Stamp kRebase = 0x80000000u;
+  static constexpr Stamp kRebaseAt = 0xFFFF0000u;
+
+  std::vector<float> initial_state_;
+  Initializer initializer_;
+  Index index_;
+  RowStore rows_;
+  Changes changes_;
+  EvictedRows* evicted_ = nullptr;  // of the running batch, if it wants them
+  Tick base_ = 0;
+  Stamp batch_stamp_ = 0;    // of the last BeginBatch
+  uint64_t batch_keys_ = 0;  // keys named under it: no more rows than this are as fresh
+
+  struct Counters {
+    std::atomic<uint64_t> hits{0}, misses{0}, inserts{0}, evictions{0}, erased{0}, refused{0},
+        dropped_gradients{0}, nonfinite_gradients{0};
+  };
+  mutable Counters counters_;
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_TABLE_HOST_TABLE_H_
