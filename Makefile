@@ -1,11 +1,12 @@
 # Each target sets up what is missing first (tools/setup.sh).
 .DEFAULT_GOAL := build
-.PHONY: build train test test-cc test-wheel lint format bench bench-cc bench-peers wheel sanitize cuda-check clean
+.PHONY: build train test test-cc test-wheel lint format bench bench-cc bench-peers wheel sanitize \
+	cuda-check gpu-test gpu-bundle clean
 .NOTPARALLEL:
 
 PYTHON := .venv/bin/python
 BAZEL ?= $(shell command -v bazel || command -v bazelisk || echo bazel)
-CPP = $(shell find cc tests/cc benchmarks/cc -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
+CPP = $(shell find cc tests/cc tests/cuda benchmarks/cc benchmarks/cuda -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 # Extra arguments of train, test and bench: make test ARGS="-k lookup".
 ARGS ?=
 
@@ -54,9 +55,16 @@ sanitize: build ## the C++ tests under ASan, UBSan and TSan
 	$(BAZEL) test --config=asan-ubsan //tests/cc:all
 	$(BAZEL) test --config=tsan //tests/cc:all
 
-cuda-check: build ## compiles the device code where there is nvcc
-	$(BAZEL) build //cc/table:device
-	@echo "cuda-check: $$(cat bazel-bin/cc/table/device.txt)"
+cuda-check: build ## compiles all code for GPUs where there is nvcc; its tests skip where there is no GPU
+	$(BAZEL) build //cc/table:device //cc/device:cuda_check //tests/cuda:all
+	$(BAZEL) test //tests/cuda:all
+	@for text in cc/table/device cc/device/cuda_check; do echo "cuda-check: $$(cat bazel-bin/$$text.txt)"; done
+
+gpu-test: build ## tests on this machine's GPU; without one an error
+	tools/gpu_bundle.sh run $(ARGS)
+
+gpu-bundle: build ## dist/gpu-bundle.tar.gz: the same for a machine with nothing but a driver
+	tools/gpu_bundle.sh pack
 
 clean: ## all that was built; .venv stays
 	-$(BAZEL) clean

@@ -1,16 +1,136 @@
-"""@local_cuda: where nvcc is, or that there is none."""
+"""@local_cuda: nvcc and its toolkit, or why nothing is built for CUDA.
 
-_PLACES = ["/usr/local/bin/nvcc", "/usr/local/cuda/bin/nvcc"]
+CUDA is built where nvcc is found. From the environment, or by --repo_env=NAME=VALUE:
+
+  TF_DYNEMB_CUDA                 0: never; 1 (as --config=cuda): without nvcc there is an error
+  TF_DYNEMB_CUDA_ARCHITECTURES   what to compile for, "80,90" by default; of the last there is PTX as well, which the
+                                 driver compiles for newer GPUs
+  NVCC                           the compiler, if it is not on PATH nor where CUDA installs it
+"""
+
+_PLACES = ["/usr/local/cuda/bin/nvcc", "/usr/local/bin/nvcc"]
+_ARCHITECTURES = "80,90"
+
+_ON = """package(default_visibility = ["//visibility:public"])
+
+# cuda_runtime.h and cuda.h, for code that the host's compiler compiles.
+cc_library(
+    name = "headers",
+    hdrs = glob(
+        ["include/**"],
+        exclude = ["include/cccl/**"],
+    ),
+    includes = ["include"],  # -isystem: our warnings do not apply to them
+)
+
+# Linked in, so that a library with kernels loads where there is neither CUDA nor a driver.
+cc_library(
+    name = "runtime",
+    srcs = ["libcudart_static.a"],
+    linkopts = [
+        "-lrt",
+        "-ldl",
+        "-lpthread",
+    ],
+    deps = [":headers"],
+)
+"""
+
+_OFF = """package(default_visibility = ["//visibility:public"])
+
+cc_library(name = "headers")
+
+cc_library(name = "runtime")
+"""
+
+def _off(ctx, why):
+    ctx.file("BUILD", _OFF)
+    _defs(ctx, nvcc = "", flags = [], summary = "skipped: " + why)
+
+def _defs(ctx, nvcc, flags, summary):
+    ctx.file("defs.bzl", "NVCC = %s\n\nARCHITECTURE_FLAGS = %s\n\nCUDA_SUMMARY = %s\n" % (
+        repr(nvcc),
+        repr(flags),
+        repr(summary),
+    ))
+
+def _architecture_flags(names):
+    for name in names:
+        if not name.rstrip("af").isdigit():
+            fail("TF_DYNEMB_CUDA_ARCHITECTURES: %r is no architecture such as 90 in %s" % (name, names))
+    codes = [(name, "sm_" + name) for name in names[:-1]]
+    codes.append((names[-1], "[sm_{0},compute_{0}]".format(names[-1])))
+    return ["-gencode=arch=compute_%s,code=%s" % code for code in codes]
+
+# Folders from the words -I... or -L... of one line of `nvcc --dryrun`.
+def _folders(lines, name, option):
+    for line in lines:
+        if line.startswith("#$ %s=" % name):
+            words = line.split("=", 1)[1].replace('"', " ").split(" ")
+            return [word[len(option):] for word in words if word.startswith(option)]
+    return []
+
+def _first(ctx, folders, file, nvcc):
+    for folder in folders:
+        if ctx.path(folder).get_child(file).exists:
+            return ctx.path(folder).get_child(file)
+    fail("cuda_configure: %s names no folder with %s (looked at %s); TF_DYNEMB_CUDA=0 builds without CUDA" % (
+        nvcc,
+        file,
+        folders,
+    ))
 
 def _cuda_configure_impl(ctx):
-    places = [ctx.os.environ.get("NVCC", ""), str(ctx.which("nvcc") or "")] + _PLACES
+    wanted = ctx.os.environ.get("TF_DYNEMB_CUDA", "")
+    if wanted not in ["", "0", "1"]:
+        fail("TF_DYNEMB_CUDA: %r is neither 0 nor 1" % wanted)
+    if wanted == "0":
+        return _off(ctx, "TF_DYNEMB_CUDA is 0")
+
+    named = ctx.os.environ.get("NVCC", "")
+    if named and not ctx.path(named).exists:
+        fail("NVCC: there is no %s" % named)
+    places = [named, str(ctx.which("nvcc") or "")] + _PLACES
     found = [place for place in places if place and ctx.path(place).exists]
-    ctx.file("BUILD", "")
-    ctx.file("defs.bzl", "NVCC = %s\n" % repr(found[0] if found else ""))
+    if not found:
+        if wanted == "1":
+            fail("CUDA is asked for, and there is no nvcc (looked at $NVCC, PATH, %s)" % ", ".join(_PLACES))
+        return _off(ctx, "no nvcc (looked at $NVCC, PATH, %s)" % ", ".join(_PLACES))
+
+    nvcc = found[0]
+    version = ctx.execute([nvcc, "--version"])
+    dryrun = ctx.execute([nvcc, "--dryrun", "-c", "-x", "cu", "/dev/null", "-o", "/dev/null"])
+    for result in [version, dryrun]:
+        if result.return_code:
+            fail("cuda_configure: %s does not work: %s" % (nvcc, result.stderr))
+    release = [word for word in version.stdout.replace("\n", " ").replace(",", " ").split(" ") if word.startswith("V")][-1]
+
+    lines = dryrun.stderr.splitlines()
+    include = _first(ctx, _folders(lines, "INCLUDES", "-I"), "cuda_runtime.h", nvcc).dirname
+    tops = [line.split("=", 1)[1] for line in lines if line.startswith("#$ TOP=")]
+    libraries = _folders(lines, "LIBRARIES", "-L") + [top + "/lib64" for top in tops]
+    ctx.symlink(include, "include")
+    ctx.symlink(_first(ctx, libraries, "libcudart_static.a", nvcc), "libcudart_static.a")
+    ctx.file("BUILD", _ON)
+
+    names = (ctx.os.environ.get("TF_DYNEMB_CUDA_ARCHITECTURES", "") or _ARCHITECTURES).split(",")
+    sanitizers = [ctx.which("compute-sanitizer")] + [ctx.path(top + "/bin/compute-sanitizer") for top in tops]
+    sanitizers = [str(place) for place in sanitizers if place and place.exists]
+    _defs(
+        ctx,
+        nvcc = nvcc,
+        flags = _architecture_flags([name.strip() for name in names]),
+        summary = "compiled for %s and PTX by %s %s; %s" % (
+            ", ".join(["sm_" + name.strip() for name in names]),
+            nvcc,
+            release,
+            sanitizers[0] if sanitizers else "no compute-sanitizer",
+        ),
+    )
 
 cuda_configure = repository_rule(
     implementation = _cuda_configure_impl,
-    doc = "Looks for nvcc at $NVCC, on PATH, and where CUDA installs it.",
-    environ = ["NVCC", "PATH"],
+    doc = "Asks nvcc, if there is one, where its headers and its runtime library are.",
+    environ = ["NVCC", "PATH", "TF_DYNEMB_CUDA", "TF_DYNEMB_CUDA_ARCHITECTURES"],
     local = True,
 )

@@ -1,6 +1,6 @@
 """How this project's own C++ and CUDA is compiled."""
 
-load("@local_cuda//:defs.bzl", "NVCC")
+load("@local_cuda//:defs.bzl", "ARCHITECTURE_FLAGS", "CUDA_SUMMARY", "NVCC")
 
 # No -march: a wheel has to run on any x86-64; the code picks its SIMD at run time. No contraction: the same gradient
 # gives the same row on every machine, fused multiply-add or not. No errno from sqrtf, without which g++ does not
@@ -12,35 +12,182 @@ COPTS = [
     "-fno-math-errno",
 ]
 
-_ARCHITECTURES = [
-    "-gencode=arch=compute_80,code=sm_80",
-    "-gencode=arch=compute_90,code=sm_90",
-    "-gencode=arch=compute_90,code=compute_90",
+# The same for nvcc, whose own word for no contraction is --fmad=false.
+_NVCC_FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-DNDEBUG",
+    "-Werror=all-warnings",
+    "--expt-relaxed-constexpr",
+    "--fmad=false",
+    "--diag-suppress=2810",  # takes `status = f();` for a status that is ignored; g++ sees to those
+    "-Xcompiler=" + ",".join(COPTS + ["-fPIC"]),
 ]
 
+# So that a program runs on a machine that has a driver and a C library, and nothing else. The runtime library by name,
+# before Bazel's own -lstdc++, which then adds nothing.
+_STANDALONE = [
+    "-static-libgcc",
+    "-l:libstdc++.a",
+    "-Wl,--as-needed",
+]
+
+def _cuda_objects_impl(ctx):
+    contexts = [dep[CcInfo].compilation_context for dep in ctx.attr.deps]
+    flags = ["-I."]
+    for context in contexts:
+        flags += ["-I" + folder for folder in (context.quote_includes.to_list() + context.includes.to_list())]
+        flags += ["-isystem=" + folder for folder in context.system_includes.to_list()]
+        flags += ["-D" + define for define in context.defines.to_list()]
+    unique = []
+    for flag in flags:
+        if flag not in unique:
+            unique.append(flag)
+
+    objects = []
+    for source in ctx.files.srcs:
+        out = ctx.actions.declare_file("_%s/%s.o" % (ctx.label.name, source.basename[:-len(".cu")]))
+        objects.append(out)
+        ctx.actions.run(
+            executable = NVCC,
+            arguments = _NVCC_FLAGS + ARCHITECTURE_FLAGS + unique + ["-c", source.path, "-o", out.path],
+            inputs = depset([source] + ctx.files.hdrs, transitive = [context.headers for context in contexts]),
+            outputs = [out],
+            # nvcc finds the host's compiler on PATH. The summary: another nvcc at the same place compiles again.
+            env = {
+                "PATH": "/usr/local/bin:/usr/bin:/bin",
+                "DYNEMB_CUDA": CUDA_SUMMARY,
+            },
+            mnemonic = "Nvcc",
+            progress_message = "Compiling %s by nvcc" % source.short_path,
+        )
+    return [DefaultInfo(files = depset(objects))]
+
+# By nvcc, with the headers of deps tracked as those of a cc_library are.
+_cuda_objects = rule(
+    implementation = _cuda_objects_impl,
+    attrs = {
+        "srcs": attr.label_list(allow_files = [".cu"]),
+        "hdrs": attr.label_list(allow_files = True),
+        "deps": attr.label_list(providers = [CcInfo]),
+    },
+)
+
+def _objects(name, srcs, hdrs, deps, testonly):
+    """Returns the labels of what a cc_library takes in place of the .cu files."""
+    kernels = [src for src in srcs if src.endswith(".cu")]
+    if not kernels:
+        return srcs
+    _cuda_objects(
+        name = name + "_objects",
+        testonly = testonly,
+        srcs = kernels,
+        hdrs = hdrs,
+        tags = ["manual"],
+        deps = deps,
+    )
+    return [src for src in srcs if not src.endswith(".cu")] + [":%s_objects" % name]
+
+def _report(name, srcs, built, testonly = False):
+    native.genrule(
+        name = name,
+        testonly = testonly,
+        srcs = built,
+        outs = [name + ".txt"],
+        cmd = "echo '%s: %s' >$@" % (CUDA_SUMMARY, " ".join(srcs) or "no .cu file"),
+        tags = ["manual"],
+    )
+
 def cuda_check(name, srcs, hdrs):
-    """Compiles each source for sm_80, sm_90 and PTX; `name`.txt says what was compiled, or why nothing was.
+    """Compiles each source; `name`.txt says what was compiled and for what, or why nothing was.
 
     Args:
       name: of the target.
       srcs: .cu files; headers of TensorFlow are not available to them.
       hdrs: the headers they may include.
     """
+    built = _objects(name, srcs, hdrs, [], False) if NVCC else []
+    _report(name, srcs, built)
+
+def cuda_library(name, srcs, hdrs = [], deps = [], testonly = False):
+    """A cc_library with kernels; an empty one where CUDA is not built.
+
+    Code that depends on it sees DYNEMB_CUDA=1 where it is built. Target `name`_check makes a text as cuda_check does.
+
+    Args:
+      name: of the target.
+      srcs: .cu files, compiled by nvcc, and .cc files that include CUDA's headers.
+      hdrs: headers.
+      deps: libraries.
+      testonly: as everywhere.
+    """
+    built = []
     if NVCC:
-        command = " && ".join([
-            "%s -std=c++17 -O3 -Werror all-warnings --expt-relaxed-constexpr %s -I. -c $(location %s) -o /dev/null" % (
-                NVCC,
-                " ".join(_ARCHITECTURES),
-                src,
-            )
-            for src in srcs
-        ] + ["echo 'compiled for sm_80, sm_90 and PTX by %s: %s' >$@" % (NVCC, " ".join(srcs) or "no .cu file")])
+        built = _objects(name, srcs, hdrs, deps, testonly)
+        native.cc_library(
+            name = name,
+            testonly = testonly,
+            srcs = built,
+            hdrs = hdrs,
+            copts = COPTS,
+            defines = ["DYNEMB_CUDA=1"],
+            deps = deps + ["@local_cuda//:runtime"],
+        )
     else:
-        command = "echo 'skipped: no nvcc (looked at $$NVCC, PATH, /usr/local/cuda/bin)' >$@"
-    native.genrule(
+        native.cc_library(
+            name = name,
+            testonly = testonly,
+            deps = deps,
+        )
+    _report(name + "_check", srcs, [":" + name] if built else [], testonly)
+
+def _binary(rule_of, name, srcs, hdrs, deps, **kwargs):
+    rule_of(
         name = name,
-        srcs = srcs + hdrs,
-        outs = [name + ".txt"],
-        cmd = command,
-        tags = ["manual"],
+        testonly = True,
+        srcs = _objects(name, srcs, hdrs, deps, True) + hdrs,
+        copts = COPTS,
+        deps = deps + ["@local_cuda//:runtime"],
+        **kwargs
     )
+
+def cuda_binary(name, srcs, deps, hdrs = [], linkshared = False):
+    """A program, or a shared library, with kernels, for tests and benchmarks. Nothing where CUDA is not built.
+
+    A program needs no more than a driver and the C library where it runs.
+
+    Args:
+      name: of the target.
+      srcs: .cu and .cc files.
+      deps: libraries.
+      hdrs: headers of these sources only.
+      linkshared: whether it is a library.
+    """
+    if NVCC:
+        linkopts = ["-Wl,-z,defs"] if linkshared else _STANDALONE
+        _binary(native.cc_binary, name, srcs, hdrs, deps, linkopts = linkopts, linkshared = linkshared)
+
+def cuda_test(name, srcs, deps, hdrs = [], **kwargs):
+    """A test with kernels. Where CUDA is not built, a test in its place that says so, and passes.
+
+    Args:
+      name: of the target.
+      srcs: .cu and .cc files. Without a GPU the test must pass, and say that it skips.
+      deps: libraries.
+      hdrs: headers of these sources only.
+      **kwargs: for cc_test.
+    """
+    if NVCC:
+        _binary(native.cc_test, name, srcs, hdrs, deps, linkopts = _STANDALONE, linkstatic = True, **kwargs)
+    else:
+        native.genrule(
+            name = name + "_skip",
+            testonly = True,
+            outs = [name + "_skip.sh"],
+            cmd = "printf '#!/bin/sh\\necho \"%s\"\\n' >$@" % CUDA_SUMMARY.replace("$", ""),
+        )
+        native.sh_test(
+            name = name,
+            size = "small",
+            srcs = [name + "_skip.sh"],
+        )

@@ -6,13 +6,15 @@
 namespace dynemb {
 namespace {
 
+using Tile = CudaTile<8>;
+
 template <class Body>
 __device__ void ForEachKey(size_t n, Body body) {
-  const auto group = cooperative_groups::tiled_partition<CudaTile::kWidth>(
-      cooperative_groups::this_thread_block());
-  CudaTile lanes(group);
-  const size_t tiles = static_cast<size_t>(gridDim.x) * blockDim.x / CudaTile::kWidth;
-  size_t i = (static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x) / CudaTile::kWidth;
+  const auto group =
+      cooperative_groups::tiled_partition<Tile::kWidth>(cooperative_groups::this_thread_block());
+  Tile lanes(group);
+  const size_t tiles = static_cast<size_t>(gridDim.x) * blockDim.x / Tile::kWidth;
+  size_t i = (static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x) / Tile::kWidth;
   for (; i < n; i += tiles) body(lanes, i);
 }
 
@@ -21,13 +23,13 @@ __device__ void ForEachKey(size_t n, Body body) {
 // rows[i] = the row of keys[i], stamped with `now`, or kNoRow.
 template <class K>
 __global__ void FindKernel(TableView<K> view, const K* keys, size_t n, Stamp now, RowId* rows) {
-  ForEachKey(n, [&](CudaTile& lanes, size_t i) {
+  ForEachKey(n, [&](Tile& lanes, size_t i) {
     const Probe probe = MakeProbe(MixKey(keys[i]));
     Bucket* segment = view.SegmentBuckets(view.SegmentOf(probe.prefix));
     const SlotRef at = Find(lanes, view, segment, probe, keys[i]);
     if (lanes.rank() != 0) return;
     rows[i] = at.row;
-    if (at.bucket != nullptr) CudaTile::Store(&at.bucket->access[at.slot], now);
+    if (at.bucket != nullptr) Tile::Store(&at.bucket->access[at.slot], now);
   });
 }
 
@@ -35,7 +37,7 @@ __global__ void FindKernel(TableView<K> view, const K* keys, size_t n, Stamp now
 // an evicted key's row. rows[i] becomes kNoRow where neither was possible.
 template <class K>
 __global__ void ClaimKernel(TableView<K> view, const K* keys, size_t n, Stamp now, RowId* rows) {
-  ForEachKey(n, [&](CudaTile& lanes, size_t i) {
+  ForEachKey(n, [&](Tile& lanes, size_t i) {
     const Probe probe = MakeProbe(MixKey(keys[i]));
     Bucket* segment = view.SegmentBuckets(view.SegmentOf(probe.prefix));
     const RowId fresh = rows[i];
@@ -50,7 +52,7 @@ __global__ void ClaimKernel(TableView<K> view, const K* keys, size_t n, Stamp no
 // rows[i] = the row that distinct key i has given up, or kNoRow.
 template <class K>
 __global__ void EraseKernel(TableView<K> view, const K* keys, size_t n, RowId* rows) {
-  ForEachKey(n, [&](CudaTile& lanes, size_t i) {
+  ForEachKey(n, [&](Tile& lanes, size_t i) {
     const Probe probe = MakeProbe(MixKey(keys[i]));
     Bucket* segment = view.SegmentBuckets(view.SegmentOf(probe.prefix));
     const SlotRef at = Find(lanes, view, segment, probe, keys[i]);

@@ -1,4 +1,5 @@
-// The CUDA tile: eight threads of a warp look at one bucket together, one slot each.
+// The CUDA tile: W neighbouring threads of a warp work together, on a bucket or on a row. From
+// eight on each of them looks at one slot of a bucket at most; fewer stride over the slots.
 //
 // Collectives are warp votes and reductions of cooperative groups; swaps are 32-bit atomics.
 // Overflow counts are bytes, which CUDA has no atomics for, so they are changed by a
@@ -15,16 +16,19 @@
 
 namespace dynemb {
 
+// W is a power of two up to 32.
+template <uint32_t W>
 class CudaTile {
  public:
+  static_assert(W > 0 && W <= 32 && (W & (W - 1)) == 0, "a part of a warp");
   static constexpr bool kShared = true;
-  static constexpr uint32_t kWidth = 8;
+  static constexpr uint32_t kWidth = W;
   using Group = cooperative_groups::thread_block_tile<kWidth>;
 
   __device__ explicit CudaTile(const Group& group) : group_(group) {}
 
   __device__ uint32_t rank() const { return group_.thread_rank(); }
-  static constexpr __device__ uint32_t width() { return kWidth; }
+  static constexpr __host__ __device__ uint32_t width() { return kWidth; }
 
   __device__ uint32_t Match(const uint8_t* digests, uint8_t digest) {
     return Mask([&](uint32_t s) { return Load(&digests[s]) == digest; });
@@ -35,14 +39,25 @@ class CudaTile {
   }
   template <class Pred>
   __device__ uint32_t Mask(Pred pred) {
-    const bool mine = rank() < kSlotsPerBucket && pred(rank());
-    return group_.ballot(mine);
+    if constexpr (W >= kSlotsPerBucket) {
+      const bool mine = rank() < kSlotsPerBucket && pred(rank());
+      return group_.ballot(mine);
+    } else {
+      uint32_t mine = 0;
+      for (uint32_t s = rank(); s < kSlotsPerBucket; s += W) mine |= (pred(s) ? 1u : 0u) << s;
+      return cooperative_groups::reduce(group_, mine, cooperative_groups::bit_or<uint32_t>());
+    }
   }
   template <class Value>
   __device__ uint64_t Min(Value value) {
-    const uint64_t mine = rank() < kSlotsPerBucket ? value(rank()) : ~0ull;
+    uint64_t mine = ~uint64_t{0};
+    for (uint32_t s = rank(); s < kSlotsPerBucket; s += W) {
+      const uint64_t v = value(s);
+      mine = v < mine ? v : mine;
+    }
     return cooperative_groups::reduce(group_, mine, cooperative_groups::less<uint64_t>());
   }
+  // Any type of up to 32 bytes.
   template <class T>
   __device__ T FromLeader(T value) {
     return group_.shfl(value, 0);

@@ -1,0 +1,22 @@
+// device_table_benchmark.h on GPU 0. An argument: log2 of how much smaller all is.
+#include <cstdio>
+#include <cstdlib>
+
+#include "benchmarks/cc/device_table_benchmark.h"
+#include "cc/device/cuda_device.cuh"
+#include "cc/table/exec.h"
+
+int main(int argc, char** argv) {
+  dynemb::CudaDevice* device = nullptr;
+  const dynemb::Status status = dynemb::CudaDevice::Get(0, &device);
+  if (!status.ok()) {
+    std::printf("skipped: %s\n", status.message().c_str());
+    return 0;
+  }
+  std::printf("%s\n", device->name().c_str());
+  dynemb::SerialExec exec;  // the device's own stream
+  dynemb::benchmark_device::Benchmark<dynemb::CudaDevice> benchmark(
+      device, &exec, argc > 1 ? std::atoi(argv[1]) : 0);
+  benchmark.Run();
+  return 0;
+}

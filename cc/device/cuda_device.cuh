@@ -1,0 +1,81 @@
+// The kernels of a CudaDevice's sessions: loops over bodies (device.h). Every source that gives a
+// body to a CudaDevice includes this and is compiled by nvcc; a body is one kernel.
+#ifndef DYNEMB_DEVICE_CUDA_DEVICE_CUH_
+#define DYNEMB_DEVICE_CUDA_DEVICE_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <type_traits>
+
+#include "cc/device/cuda_algorithms.h"
+#include "cc/device/cuda_device.h"
+#include "cc/device/thread_lane.h"
+#include "cc/table/lanes_cuda.cuh"
+
+namespace dynemb {
+namespace internal_cuda_device {
+
+__device__ inline size_t Thread() {
+  return static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+__device__ inline size_t NumThreads() { return static_cast<size_t>(gridDim.x) * blockDim.x; }
+
+template <class Body>
+__global__ void __launch_bounds__(kCudaThreadsPerBlock) EachKernel(size_t n, Body body) {
+  for (size_t i = Thread(); i < n; i += NumThreads()) body(i);
+}
+
+template <class Body>
+__global__ void __launch_bounds__(kCudaThreadsPerBlock) KeysKernel(size_t n, Body body) {
+  ThreadLane lane;
+  for (size_t i = Thread(); i < n; i += NumThreads()) body(lane, i);
+}
+
+template <uint32_t W, class Body>
+__global__ void __launch_bounds__(kCudaThreadsPerBlock) RowsKernel(size_t n, Body body) {
+  CudaTile<W> lanes(
+      cooperative_groups::tiled_partition<W>(cooperative_groups::this_thread_block()));
+  for (size_t i = Thread() / W; i < n; i += NumThreads() / W) body(lanes, i);
+}
+
+template <class Body>
+constexpr bool IsBody() {
+  static_assert(std::is_trivially_copyable_v<Body>, "a body travels as bytes");
+  static_assert(sizeof(Body) <= 4000, "a body travels with the launch, which has room for 4 KiB");
+  return true;
+}
+
+}  // namespace internal_cuda_device
+
+template <class Body>
+void CudaDevice::Session::ForEach(size_t n, const Body& body) {
+  static_assert(internal_cuda_device::IsBody<Body>());
+  if (n == 0) return;
+  void* arguments[] = {&n, const_cast<Body*>(&body)};
+  Launch("ForEach", reinterpret_cast<const void*>(&internal_cuda_device::EachKernel<Body>), n,
+         arguments);
+}
+
+template <class Body>
+void CudaDevice::Session::ForKeys(size_t n, const Body& body) {
+  static_assert(internal_cuda_device::IsBody<Body>());
+  if (n == 0) return;
+  void* arguments[] = {&n, const_cast<Body*>(&body)};
+  Launch("ForKeys", reinterpret_cast<const void*>(&internal_cuda_device::KeysKernel<Body>), n,
+         arguments);
+}
+
+template <class Body>
+void CudaDevice::Session::ForRows(size_t n, const Body& body) {
+  static_assert(internal_cuda_device::IsBody<Body>());
+  if (n == 0) return;
+  constexpr uint32_t kWidth = RowLanes::width();
+  void* arguments[] = {&n, const_cast<Body*>(&body)};
+  Launch("ForRows", reinterpret_cast<const void*>(&internal_cuda_device::RowsKernel<kWidth, Body>),
+         n * kWidth, arguments);
+}
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_DEVICE_CUDA_DEVICE_CUH_

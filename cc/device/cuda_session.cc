@@ -1,0 +1,203 @@
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "cc/device/cuda_algorithms.h"
+#include "cc/device/cuda_device.h"
+#include "cc/device/cuda_driver.h"
+#include "cc/device/cuda_stream_state.h"
+
+namespace dynemb {
+namespace {
+
+// Of arrays in workspaces.
+constexpr size_t kAlignment = 256;
+// Addresses for pinned memory of one stream; it is little numbers that go through it.
+constexpr size_t kPinnedMost = size_t{16} << 30;
+
+// bytes = RoundUp(n * size, kAlignment), at least one unit; false if there is no such number.
+bool ArrayBytes(size_t n, size_t size, size_t* bytes) {
+  if (n > (std::numeric_limits<size_t>::max() - kAlignment) / size) return false;
+  *bytes = std::max((n * size + kAlignment - 1) / kAlignment, size_t{1}) * kAlignment;
+  return true;
+}
+
+Status TooLarge(size_t n, size_t size) {
+  return ResourceExhausted("an array of " + std::to_string(n) + " elements of " +
+                           std::to_string(size) + " bytes is larger than any memory");
+}
+
+}  // namespace
+
+CudaDevice::Session::Session(CudaDevice& device, Stream stream)
+    : device_(device),
+      state_(device.StateOf(stream)),
+      stream_(state_->stream),
+      lock_(state_->mutex),
+      status_(state_->status) {
+  device_.MakeCurrent();
+}
+
+CudaDevice::Session::~Session() {
+  if (pinned_ > 0 && !idle_) {
+    state_->pinned_busy = true;
+    if (cudaEventRecord(state_->pinned_done, stream_) != cudaSuccess) {
+      (void)cudaGetLastError();
+      (void)cudaStreamSynchronize(stream_);
+      state_->pinned_busy = false;
+    }
+  }
+  device_.LeaveCurrent();
+}
+
+bool CudaDevice::Session::Fail(Status status) {
+  if (status_.ok()) status_ = std::move(status);
+  return false;
+}
+
+bool CudaDevice::Session::Check(const char* what, int error) {
+  return error == cudaSuccess || Fail(CudaError(what, error));
+}
+
+bool CudaDevice::Session::Ready() {
+  if (!status_.ok()) return false;
+  idle_ = false;
+  const uint64_t times = device_.times_cleared_.load(std::memory_order_acquire);
+  if (times == state_->times_cleared) return true;
+  state_->times_cleared = times;
+  return Check("cudaStreamWaitEvent", cudaStreamWaitEvent(stream_, device_.cleared_, 0));
+}
+
+void CudaDevice::Session::After(Stream other) {
+  if (other == nullptr) other = device_.own_stream_;
+  if (other == stream_ || !Ready()) return;
+  if (Check("cudaEventRecord", cudaEventRecord(state_->other, other))) {
+    Check("cudaStreamWaitEvent", cudaStreamWaitEvent(stream_, state_->other, 0));
+  }
+}
+
+void CudaDevice::Session::Launch(const char* what, const void* kernel, size_t threads,
+                                 void** arguments) {
+  if (!Ready()) return;
+  threads = std::min(threads, device_.most_threads_);
+  const dim3 blocks(
+      static_cast<unsigned int>((threads + kCudaThreadsPerBlock - 1) / kCudaThreadsPerBlock));
+  Check(what, cudaLaunchKernel(kernel, blocks, dim3(kCudaThreadsPerBlock), arguments,
+                               /*sharedMem=*/0, stream_));
+}
+
+void* CudaDevice::Session::TakeBytes(size_t n, size_t size) {
+  if (!status_.ok()) return nullptr;
+  size_t bytes = 0;
+  if (!ArrayBytes(n, size, &bytes) || bytes > std::numeric_limits<size_t>::max() - taken_) {
+    Fail(TooLarge(n, size));
+    return nullptr;
+  }
+  const Status status = state_->workspace.Commit(taken_ + bytes);
+  if (!status.ok()) {
+    Fail(Status(status.code(), "the workspace: " + status.message()));
+    return nullptr;
+  }
+  void* const p = state_->workspace.data() + taken_;
+  taken_ += bytes;
+  return p;
+}
+
+void* CudaDevice::Session::PinnedBytes(size_t n, size_t size) {
+  if (!status_.ok()) return nullptr;
+  if (state_->pinned_busy) {
+    if (!Check("cudaEventSynchronize", cudaEventSynchronize(state_->pinned_done))) return nullptr;
+    state_->pinned_busy = false;
+  }
+  size_t bytes = 0;
+  if (!ArrayBytes(n, size, &bytes) || bytes > std::numeric_limits<size_t>::max() - pinned_) {
+    Fail(TooLarge(n, size));
+    return nullptr;
+  }
+  Status status;
+  if (state_->pinned.reserved() == 0) status = state_->pinned.Reserve(device_, kPinnedMost);
+  if (status.ok()) status = state_->pinned.Commit(pinned_ + bytes);
+  if (!status.ok()) {
+    Fail(Status(status.code(), "pinned host memory: " + status.message()));
+    return nullptr;
+  }
+  void* const p = state_->pinned.data() + pinned_;
+  pinned_ += bytes;
+  return p;
+}
+
+void CudaDevice::Session::Copy(void* to, const void* from, size_t bytes) {
+  if (bytes == 0 || !Ready()) return;
+  auto* t = static_cast<char*>(to);
+  const auto* f = static_cast<const char*>(from);
+  const PieceMap& pieces = device_.host_pieces_;
+  while (bytes > 0) {
+    const size_t n = pieces.Within(f, pieces.Within(t, bytes));
+    if (!Check("cudaMemcpyAsync", cudaMemcpyAsync(t, f, n, cudaMemcpyDefault, stream_))) return;
+    t += n;
+    f += n;
+    bytes -= n;
+  }
+}
+
+void CudaDevice::Session::Fill(void* p, uint8_t byte, size_t bytes) {
+  if (bytes == 0 || !Ready()) return;
+  auto* at = static_cast<char*>(p);
+  while (bytes > 0) {
+    const size_t n = device_.host_pieces_.Within(at, bytes);
+    if (!Check("cudaMemsetAsync", cudaMemsetAsync(at, byte, n, stream_))) return;
+    at += n;
+    bytes -= n;
+  }
+}
+
+void CudaDevice::Session::ExclusiveSum(uint32_t* values, size_t n) {
+  if (n == 0 || !Ready()) return;
+  if (n > std::numeric_limits<uint32_t>::max()) {
+    Fail(InvalidArgument("ExclusiveSum: more than 2^32 - 1 values: " + std::to_string(n)));
+    return;
+  }
+  const auto count = static_cast<uint32_t>(n);
+  const Scratch scratch(*this);
+  size_t bytes = 0;
+  if (!Check("ExclusiveSum", CudaExclusiveSum(nullptr, &bytes, values, count, stream_))) return;
+  if (void* const storage = TakeBytes(bytes, 1)) {
+    Check("ExclusiveSum", CudaExclusiveSum(storage, &bytes, values, count, stream_));
+  }
+}
+
+void CudaDevice::Session::SortPairs(uint64_t* keys, uint32_t* values, size_t n) {
+  if (n == 0 || !Ready()) return;
+  if (n > std::numeric_limits<uint32_t>::max()) {
+    Fail(InvalidArgument("SortPairs: more than 2^32 - 1 pairs: " + std::to_string(n)));
+    return;
+  }
+  const auto count = static_cast<uint32_t>(n);
+  const Scratch scratch(*this);
+  auto* const other_keys = Take<uint64_t>(n);
+  auto* const other_values = Take<uint32_t>(n);
+  size_t bytes = 0;
+  bool in_others = false;
+  const auto sort = [&](void* storage) {
+    return Check("SortPairs", CudaSortPairs(storage, &bytes, keys, other_keys, values, other_values,
+                                            count, stream_, &in_others));
+  };
+  if (status_.ok() && sort(nullptr)) {
+    void* const storage = TakeBytes(bytes, 1);
+    if (storage != nullptr && sort(storage) && in_others) {
+      Copy(keys, other_keys, n * sizeof(*keys));
+      Copy(values, other_values, n * sizeof(*values));
+    }
+  }
+}
+
+Status CudaDevice::Session::Synchronize() {
+  if (Check("cudaStreamSynchronize", cudaStreamSynchronize(stream_))) idle_ = true;
+  return status_;
+}
+
+}  // namespace dynemb

@@ -1,0 +1,84 @@
+// DeviceTable::CheckInvariants: brings the whole structure to the host and walks it. Included by
+// device_table.h only.
+#ifndef DYNEMB_DEVICE_DEVICE_TABLE_CHECK_H_
+#define DYNEMB_DEVICE_DEVICE_TABLE_CHECK_H_
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <vector>
+
+#include "cc/device/device_table.h"
+
+namespace dynemb {
+
+template <class Device>
+void DeviceTable<Device>::CheckInvariants() const {
+  const auto require = [](bool holds, const char* what, uint64_t where) {
+    if (holds) return;
+    std::fprintf(stderr, "invariant broken: %s (%llu)\n", what,
+                 static_cast<unsigned long long>(where));
+    std::abort();
+  };
+  Work work(*this, nullptr);
+  const device::Counters c = Read(work);
+  const std::vector<Bucket> buckets = ToHost(work, store_.ring.buckets, store_.ring.count);
+  const std::vector<RowId> free = ToHost(work, free_rows(), c.free_count);
+  std::vector<RowId> all(c.high_water);
+  std::iota(all.begin(), all.end(), RowId{0});
+  std::vector<uint64_t> packed(all.size());  // room for either width
+  std::vector<Stamp> updates(all.size());
+  ReadToHost(work, all, packed.data(), nullptr, nullptr, updates.data(), nullptr);
+  require(work.status().ok(), "the device answers", 0);
+  const KeyArray keys = KeysAt(packed.data());
+  require(c.high_water <= store_.capacity, "no more rows than capacity", c.high_water);
+  require(bounds_.high_water >= c.high_water && bounds_.live >= c.size(), "bounds hold", c.size());
+
+  FlatRing ring = store_.ring;
+  ring.buckets = nullptr;  // only to count with
+  std::vector<bool> seen(all.size());
+  std::vector<uint32_t> passes(ring.count);
+  uint64_t held = 0;
+  for (uint32_t b = 0; b < ring.count; ++b) {
+    for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
+      const RowId row = buckets[b].row[s];
+      require((row == kNoRow) == (buckets[b].digest[s] == 0), "empty iff no digest", b);
+      if (row == kNoRow) continue;
+      ++held;
+      require(row < c.high_water, "row id was handed out", row);
+      require(!seen[row], "a row belongs to one slot", row);
+      seen[row] = true;
+      require(updates[row] != 0, "a held row is live", row);
+      const FlatProbe probe = ProbeIn(ring, MixKey(keys[row]));
+      require(probe.digest == buckets[b].digest[s], "a slot has its key's digest", row);
+      for (uint32_t i = probe.home; i != b; i = (i + 1) % ring.count) ++passes[i];
+    }
+  }
+  for (uint32_t b = 0; b < ring.count; ++b) {
+    require(buckets[b].overflow == kOverflowSticky || buckets[b].overflow == passes[b],
+            "overflow counts the keys that passed", b);
+  }
+  require(held == c.size(), "as many slots as live rows", held);
+  for (RowId row : free) {
+    require(row < c.high_water && !seen[row] && updates[row] == 0, "a free row is free", row);
+    seen[row] = true;
+  }
+  for (uint64_t r = 0; r < all.size(); ++r) require(seen[r], "a row is held or free", r);
+
+  // Every key is found, and where it was seen: no key is there twice.
+  std::vector<uint64_t> held_keys, missing;
+  for (uint64_t r = 0; r < all.size(); ++r) {
+    if (updates[r] != 0) held_keys.push_back(keys[r]);
+  }
+  DropHeld(work, held_keys, &missing);
+  require(missing.empty(), "a held key is found", missing.empty() ? 0 : missing[0]);
+  std::sort(held_keys.begin(), held_keys.end());
+  for (size_t i = 1; i < held_keys.size(); ++i) {
+    require(held_keys[i] != held_keys[i - 1], "a key has one row", held_keys[i]);
+  }
+}
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_DEVICE_DEVICE_TABLE_CHECK_H_

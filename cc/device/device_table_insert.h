@@ -1,0 +1,186 @@
+// DeviceTable: making rows, erasing them, and room for both. Included by device_table.h only.
+#ifndef DYNEMB_DEVICE_DEVICE_TABLE_INSERT_H_
+#define DYNEMB_DEVICE_DEVICE_TABLE_INSERT_H_
+
+#include <algorithm>
+#include <string>
+
+#include "cc/device/device_table.h"
+#include "cc/table/phase.h"
+
+namespace dynemb {
+
+template <class Device>
+device::Counters DeviceTable<Device>::Read(Work& work) const {
+  return ToHost(work, counters(), 1)[0];
+}
+
+template <class Device>
+void DeviceTable<Device>::Refresh(Work& work) {
+  const device::Counters now = Read(work);
+  bounds_ = {now.high_water, now.size(), now.free_count};
+}
+
+template <class Device>
+Status DeviceTable<Device>::CommitRows(Store* store, uint64_t rows) {
+  const uint64_t in_device = std::min(rows, store->split);
+  DYNEMB_RETURN_IF_ERROR(store->device_rows.Commit(in_device * store->layout.stride));
+  return store->host_rows.Commit((rows - in_device) * store->layout.stride);
+}
+
+template <class Device>
+Status DeviceTable<Device>::MakeRoom(Work& work, const uint32_t* new_keys, size_t n) {
+  const auto after = [&](uint64_t rows) { return std::min<uint64_t>(rows + n, capacity()); };
+  const auto enough = [&] {
+    const uint64_t committed = store_.device_rows.committed() / store_.layout.stride;
+    const uint64_t host = store_.host_rows.committed() / store_.layout.stride;
+    const uint64_t rows = committed < store_.split ? committed : store_.split + host;
+    return after(bounds_.high_water) <= rows &&
+           after(bounds_.live) <= BucketLimit(store_.ring.count);
+  };
+  if (!enough()) {
+    // How many keys of the batch are new counts, not how many there are: it may be one, many times.
+    n = ToHost(work, new_keys, 1)[0];
+    Refresh(work);
+    Status room = CommitRows(&store_, after(bounds_.high_water));
+    if (room.ok() && after(bounds_.live) > BucketLimit(store_.ring.count)) {
+      room = GrowIndex(work, after(bounds_.live));
+    }
+    if (!room.ok()) return Refuse(n, bounds_.live, room.message());
+  }
+  bounds_.high_water = after(bounds_.high_water);
+  bounds_.live = after(bounds_.live);
+  return Status();
+}
+
+template <class Device>
+uint64_t DeviceTable<Device>::BucketLimit(uint64_t buckets) const {
+  return static_cast<uint64_t>(static_cast<double>(buckets * kSlotsPerBucket) *
+                               options_.max_load_factor);
+}
+
+template <class Device>
+Status DeviceTable<Device>::GrowIndex(Work& work, uint64_t keys) {
+  Phase phase("grow the index");
+  const double larger = kGrowth * static_cast<double>(BucketLimit(store_.ring.count));
+  const uint64_t expected =
+      std::max<uint64_t>(keys, std::min<uint64_t>(static_cast<uint64_t>(larger), capacity()));
+  const uint64_t buckets = BucketsFor(expected, options_.max_load_factor);
+  Range index;
+  DYNEMB_RETURN_IF_ERROR(index.Reserve(*device_, buckets * sizeof(Bucket)));
+  DYNEMB_RETURN_IF_ERROR(index.Commit(buckets * sizeof(Bucket)));
+  const FlatRing before = store_.ring;
+  store_.ring = {reinterpret_cast<Bucket*>(index.data()), static_cast<uint32_t>(buckets)};
+  work.ForEach(buckets, device::ClearBuckets{store_.ring.buckets});
+  work.ForKeys(before.count, device::MoveSlots{View(), before});
+  std::swap(store_.index, index);
+  return work.status();
+}
+
+template <class Device>
+template <bool kLast>
+void DeviceTable<Device>::Elect(Work& work, KeyArray keys, const RowId* rows, size_t n,
+                                const uint32_t** places, uint32_t** of) const {
+  uint32_t log_places = 1;
+  while ((size_t{1} << log_places) < n + n / 2) ++log_places;
+  auto* made = work.template Take<uint32_t>(size_t{1} << log_places);
+  *of = work.template Take<uint32_t>(n);
+  if (made == nullptr || *of == nullptr) return;
+  work.Fill(made, 0xFF, sizeof(uint32_t) << log_places);
+  work.ForEach(n, device::ElectPositions<kLast>{keys, rows, made, log_places, *of});
+  *places = made;
+}
+
+template <class Device>
+Status DeviceTable<Device>::Refuse(uint64_t keys, uint64_t size, const std::string& why) {
+  refused_ += keys;
+  return Full(keys, size, capacity(), why);
+}
+
+template <class Device>
+Status DeviceTable<Device>::CheckCapacity(Work& work, const Inserting& in, size_t n, Stamp now) {
+  // Every named key has one row at most that is as fresh as this batch.
+  if (options_.evict_strategy == EvictStrategy::kLru && capacity() >= batch_keys_) return Status();
+  const uint64_t keys = ToHost(work, in.sums + n, 1)[0];
+  const uint64_t size = Read(work).size();
+  if (size + keys <= capacity()) return Status();
+  const uint64_t evictions = size + keys - capacity();
+  if (options_.evict_strategy == EvictStrategy::kNone) {
+    return Refuse(evictions, size, "evict_strategy is none");
+  }
+  auto* older = work.template Take<uint64_t>(1);
+  if (older == nullptr) return work.status();
+  work.Fill(older, 0, sizeof(*older));
+  const size_t items = device::SumItems(store_.ring.count);
+  work.ForEach(items, device::CountOlder{store_.ring, now, items, older});
+  if (ToHost(work, older, 1)[0] >= evictions) return Status();
+  return Refuse(evictions, size, "every row that could be evicted is in use by this batch");
+}
+
+template <class Device>
+template <class Fill>
+Status DeviceTable<Device>::Insert(Work& work, KeyArray keys, size_t n, Stamp now, Keys repeat,
+                                   RowId* rows, const Fill& fill) {
+  if (n == 0) return Status();
+  Phase phase("insert");
+  Inserting in;
+  if (repeat == Keys::kMayRepeat) Elect<false>(work, keys, rows, n, &in.places, &in.of);
+  in.sums = work.template Take<uint32_t>(n + 1);
+  in.dealt = work.template Take<device::Dealt>(1);
+  in.positions = work.template Take<uint32_t>(n);
+  in.new_rows = work.template Take<RowId>(n);
+  DYNEMB_RETURN_IF_ERROR(work.status());
+  work.ForEach(n + 1, device::FlagFirst{rows, in.places, in.of, n, in.sums});
+  work.ExclusiveSum(in.sums, n + 1);
+
+  const bool may_evict = bounds_.live + n > capacity();
+  if (may_evict) DYNEMB_RETURN_IF_ERROR(CheckCapacity(work, in, n, now));
+  DYNEMB_RETURN_IF_ERROR(MakeRoom(work, in.sums + n, n));
+
+  const DeviceView view = View();
+  work.ForEach(1, device::Deal{in.sums, n, capacity(), counters(), in.dealt});
+  work.ForEach(n, device::ListNew{in.sums, in.dealt, free_rows(), in.positions, in.new_rows});
+  work.ForKeys(n, device::ClaimSlots{view, keys, in.dealt, in.positions, in.new_rows, now});
+  if (may_evict) {
+    work.ForKeys(n, device::EvictSlots{view, keys, in.dealt, in.positions, in.new_rows, now});
+    if (tracking_ || evicted_ != nullptr) {
+      RowId* gone = work.template Take<RowId>(n);
+      DYNEMB_RETURN_IF_ERROR(work.status());
+      work.ForEach(n, device::ListEvicted{in.dealt, in.new_rows, gone});
+      BeforeWrite(work, gone, n);
+      BeforeLoss(work, gone, n, base_ + now);
+    }
+  }
+  work.ForRows(n, device::FillRows<Fill>{view, keys, in.dealt, in.positions, in.new_rows,
+                                         initial_state_, now, fill});
+  work.ForEach(n, device::SpreadRows{rows, in.sums, in.places, in.of, in.new_rows});
+  const size_t items = device::SumItems(n);
+  work.ForEach(items, device::CountInserted{in.new_rows, in.dealt, items, counters()});
+  return work.status();
+}
+
+template <class Device>
+size_t DeviceTable<Device>::Erase(Exec& exec, const void* keys, size_t n, Tick tick, bool wipe) {
+  if (n == 0) return 0;
+  WaitForReader();
+  Work work(*this, &exec);
+  const KeyArray k = KeysAt(keys);
+  RowId* gone = work.template Take<RowId>(n);
+  uint32_t* sums = work.template Take<uint32_t>(n + 1);
+  if (gone == nullptr || sums == nullptr) return 0;
+  // Ids below high_water are all that can be in the free list.
+  Refresh(work);
+  if (!store_.free_rows.Commit(bounds_.high_water * sizeof(RowId)).ok()) return 0;
+  work.ForKeys(n, device::EraseKeys{View(), k, gone});
+  BeforeWrite(work, gone, n);
+  BeforeLoss(work, gone, n, tick);
+  work.ForEach(n + 1, device::FlagRows{gone, n, sums});
+  work.ExclusiveSum(sums, n + 1);
+  work.ForRows(n, device::FreeRows{View(), gone, sums, counters(), free_rows(), wipe});
+  work.ForEach(1, device::CountFreed{sums, n, counters()});
+  return ToHost(work, sums + n, 1)[0];
+}
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_DEVICE_DEVICE_TABLE_INSERT_H_

@@ -1,0 +1,500 @@
+// DeviceTable: making one, and reading and writing it as a whole. Included by device_table.h only.
+#ifndef DYNEMB_DEVICE_DEVICE_TABLE_STATE_H_
+#define DYNEMB_DEVICE_DEVICE_TABLE_STATE_H_
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "cc/device/device_table.h"
+#include "cc/table/phase.h"
+
+namespace dynemb {
+
+namespace device {
+// Rows that one kernel lists, and bytes that one copy to the host brings, at most: what bounds the
+// workspace of calls that go over a whole table.
+constexpr uint64_t kListMost = uint64_t{1} << 22;
+constexpr size_t kCopyMost = size_t{64} << 20;
+}  // namespace device
+
+template <class Device>
+Status DeviceTable<Device>::Make(const TableOptions& options, Device* device,
+                                 std::unique_ptr<Table>* table) {
+  std::unique_ptr<DeviceTable> made(new DeviceTable(device));
+  DYNEMB_RETURN_IF_ERROR(made->Init(options));
+  *table = std::move(made);
+  return Status();
+}
+
+template <class Device>
+RowLayout DeviceTable<Device>::LayoutOf(int64_t state_width) const {
+  return RowLayout(SizeOf(options_.key_type), options_.dtype, options_.dim, state_width,
+                   kRowAlignment);
+}
+
+template <class Device>
+uint64_t DeviceTable<Device>::SplitOf(const RowLayout& layout) const {
+  return options_.tier == Tier::kHbm ? kMostRows : options_.max_hbm_bytes / layout.stride;
+}
+
+template <class Device>
+Status DeviceTable<Device>::Reserve(const RowLayout& layout, Store* store) const {
+  const uint64_t most =
+      options_.max_capacity != 0 ? static_cast<uint64_t>(options_.max_capacity) : kMostRows;
+  store->layout = layout;
+  store->split = std::min(SplitOf(layout), most);
+  DYNEMB_RETURN_IF_ERROR(
+      store->device_rows.Reserve(*device_, std::max<size_t>(1, store->split * layout.stride)));
+  // A device may have less.
+  store->split = std::min<uint64_t>(store->split, store->device_rows.reserved() / layout.stride);
+  uint64_t in_host = options_.tier == Tier::kHbm ? 0 : most - store->split;
+  DYNEMB_RETURN_IF_ERROR(
+      store->host_rows.Reserve(*device_, std::max<size_t>(1, in_host * layout.stride)));
+  in_host = std::min<uint64_t>(in_host, store->host_rows.reserved() / layout.stride);
+  store->capacity = store->split + in_host;
+  DYNEMB_RETURN_IF_ERROR(
+      store->free_rows.Reserve(*device_, std::max<size_t>(1, store->capacity * sizeof(RowId))));
+  return CommitRows(store,
+                    std::min(static_cast<uint64_t>(options_.init_capacity), store->capacity));
+}
+
+template <class Device>
+Status DeviceTable<Device>::MakeIndex(Work& work, Store* store) const {
+  const uint64_t buckets =
+      BucketsFor(static_cast<uint64_t>(options_.init_capacity), options_.max_load_factor);
+  DYNEMB_RETURN_IF_ERROR(store->index.Reserve(*device_, buckets * sizeof(Bucket)));
+  DYNEMB_RETURN_IF_ERROR(store->index.Commit(buckets * sizeof(Bucket)));
+  store->ring = {reinterpret_cast<Bucket*>(store->index.data()), static_cast<uint32_t>(buckets)};
+  work.ForEach(buckets, device::ClearBuckets{store->ring.buckets});
+  return work.status();
+}
+
+template <class Device>
+Status DeviceTable<Device>::Init(const TableOptions& options) {
+  DYNEMB_RETURN_IF_ERROR(CheckOptions(options));
+  options_ = options;
+  DYNEMB_RETURN_IF_ERROR(
+      Initializer::Create(options.initializer, options.dim, options.seed, &initializer_));
+  if (options.tier == Tier::kHybrid) {
+    const uint64_t eighth = SplitOf(LayoutOf(0)) / 8;
+    promote_most_ = static_cast<uint32_t>(std::clamp(eighth, kPromoteLeast, kPromoteMost));
+  }
+  const size_t own =
+      sizeof(device::Counters) + sizeof(device::TierState) + 2 * promote_most_ * sizeof(uint64_t);
+  DYNEMB_RETURN_IF_ERROR(own_.Reserve(*device_, own));
+  DYNEMB_RETURN_IF_ERROR(own_.Commit(own));
+  DYNEMB_RETURN_IF_ERROR(Reserve(LayoutOf(0), &store_));
+  Work work(*this, nullptr);
+  work.Fill(own_.data(), 0, sizeof(device::Counters) + sizeof(device::TierState));
+  DYNEMB_RETURN_IF_ERROR(MakeConstants(work, {}));
+  DYNEMB_RETURN_IF_ERROR(MakeIndex(work, &store_));
+  return work.Synchronize();
+}
+
+template <class Device>
+Status DeviceTable<Device>::MakeConstants(Work& work, const std::vector<float>& state) {
+  const std::vector<InitRun>& runs = initializer_.runs();
+  // The state is read in pieces of 16 bytes.
+  const size_t runs_bytes = (runs.size() * sizeof(InitRun) + 15) / 16 * 16;
+  const size_t bytes = runs_bytes + state.size() * sizeof(float);
+  Range constants;
+  DYNEMB_RETURN_IF_ERROR(constants.Reserve(*device_, bytes));
+  DYNEMB_RETURN_IF_ERROR(constants.Commit(bytes));
+  work.Copy(constants.data(), runs.data(), runs.size() * sizeof(InitRun));
+  work.Copy(constants.data() + runs_bytes, state.data(), state.size() * sizeof(float));
+  DYNEMB_RETURN_IF_ERROR(work.Synchronize());
+  constants_ = std::move(constants);
+  initial_state_ = reinterpret_cast<const float*>(constants_.data() + runs_bytes);
+  return Status();
+}
+
+template <class Device>
+uint64_t DeviceTable<Device>::size() const {
+  Work work(*this, nullptr);
+  return Read(work).size();
+}
+
+template <class Device>
+TableStats DeviceTable<Device>::stats() const {
+  Work work(*this, nullptr);
+  const device::Counters c = Read(work);
+  const RowLayout& l = store_.layout;
+  TableStats s;
+  s.size = c.size();
+  s.slots = uint64_t{store_.ring.count} * kSlotsPerBucket;
+  s.index_bytes = store_.ring.count * sizeof(Bucket);
+  s.row_bytes = c.high_water * l.stride + store_.free_rows.committed();
+  s.metadata_bytes =
+      s.index_bytes + s.row_bytes - c.high_water * (l.vector_bytes() + l.state_bytes());
+  s.device_rows = std::min<uint64_t>(c.high_water, store_.split);
+  s.hits = c.device_hits + c.host_hits;
+  s.device_hits = c.device_hits;
+  s.misses = c.misses;
+  s.inserts = c.inserts;
+  s.evictions = c.evictions;
+  s.erased = c.erased;
+  s.refused = c.refused + refused_;
+  s.dropped_gradients = c.dropped_gradients;
+  s.nonfinite_gradients = c.nonfinite_gradients;
+  s.promotions = c.promotions;
+  return s;
+}
+
+template <class Device>
+Status DeviceTable<Device>::AttachState(Exec& exec, const StateSpec& spec) {
+  if (spec == state_spec_) return Status();
+  std::vector<float> initial;
+  DYNEMB_RETURN_IF_ERROR(InitialState(spec, &initial));
+  WaitForReader();
+  Work work(*this, &exec);
+  Refresh(work);
+  SaveAll(work);
+  Store moved;
+  DYNEMB_RETURN_IF_ERROR(Reserve(LayoutOf(spec.width()), &moved));
+  if (bounds_.high_water > moved.capacity) {
+    return ResourceExhausted("no address space for " + std::to_string(bounds_.high_water) +
+                             " rows of " + std::to_string(moved.layout.stride) + " bytes");
+  }
+  DYNEMB_RETURN_IF_ERROR(CommitRows(&moved, bounds_.high_water));
+  DYNEMB_RETURN_IF_ERROR(MakeConstants(work, initial));
+  const DeviceView from = View();
+  moved.index = std::move(store_.index);
+  moved.free_rows = std::move(store_.free_rows);
+  moved.ring = store_.ring;
+  std::swap(store_, moved);
+  work.ForRows(bounds_.high_water, device::MoveRows{from.rows, from.layout, View().rows,
+                                                    store_.layout, initial_state_});
+  state_spec_ = spec;
+  return work.Synchronize();
+}
+
+template <class Device>
+Status DeviceTable<Device>::Clear(Exec& exec, Tick tick) {
+  WaitForReader();
+  Work work(*this, &exec);
+  Refresh(work);
+  SaveAll(work);
+  Store empty;
+  DYNEMB_RETURN_IF_ERROR(Reserve(store_.layout, &empty));
+  DYNEMB_RETURN_IF_ERROR(MakeIndex(work, &empty));
+  ForRowsInPieces(work, 0, [&](const RowId* rows, size_t n) { BeforeLoss(work, rows, n, tick); });
+  std::swap(store_, empty);
+  device::Counters c = Read(work);
+  c.erased += c.size();
+  c.high_water = c.free_count = 0;
+  work.Copy(counters(), &c, sizeof(c));
+  bounds_ = Bounds();
+  return work.Synchronize();
+}
+
+template <class Device>
+template <class T>
+std::vector<T> DeviceTable<Device>::ToHost(Work& work, const T* array, size_t n) const {
+  std::vector<T> host(n);
+  work.Copy(host.data(), array, n * sizeof(T));
+  // What failed shows in status(), and the numbers are then zeros.
+  (void)work.Synchronize();
+  return host;
+}
+
+template <class Device>
+std::vector<RowId> DeviceTable<Device>::ListRows(Work& work, uint64_t begin, uint64_t end,
+                                                 Stamp after, uint64_t most, uint64_t* next) const {
+  std::vector<RowId> rows;
+  for (*next = begin; *next < end && rows.size() < most;) {
+    const uint64_t from = *next;
+    const uint64_t want = most - rows.size();
+    const uint64_t n = std::min(
+        {end - from, device::kListMost, std::max<uint64_t>(2 * std::min(want, end), 65536)});
+    typename Device::Session::Scratch scratch(work);
+    uint32_t* sums = work.template Take<uint32_t>(n + 1);
+    RowId* found = work.template Take<RowId>(n);
+    if (sums == nullptr || found == nullptr) return rows;
+    work.ForEach(n + 1, device::FlagUpdated{View(), from, n, after, sums});
+    work.ExclusiveSum(sums, n + 1);
+    const auto limit = static_cast<uint32_t>(std::min(want, n));
+    work.ForEach(n, device::Compact{sums, static_cast<uint32_t>(from), limit, found});
+    const uint32_t count = std::min(ToHost(work, sums + n, 1)[0], limit);
+    const std::vector<RowId> piece = ToHost(work, found, count);
+    rows.insert(rows.end(), piece.begin(), piece.end());
+    *next = rows.size() == most ? rows.back() + uint64_t{1} : from + n;
+  }
+  return rows;
+}
+
+template <class Device>
+template <class Fn>
+void DeviceTable<Device>::ForRowsInPieces(Work& work, Stamp after, const Fn& fn) const {
+  const uint64_t end = Read(work).high_water;
+  for (uint64_t next = 0; next < end;) {
+    const std::vector<RowId> rows = ListRows(work, next, end, after, device::kListMost, &next);
+    typename Device::Session::Scratch scratch(work);
+    RowId* on_device = work.template Take<RowId>(rows.size());
+    if (on_device == nullptr) return;
+    work.Copy(on_device, rows.data(), rows.size() * sizeof(RowId));
+    fn(on_device, rows.size());
+  }
+}
+
+template <class Device>
+void DeviceTable<Device>::SaveAll(Work& work) {
+  if (cut_ == nullptr) return;
+  ForRowsInPieces(work, 0, [&](const RowId* rows, size_t n) { BeforeWrite(work, rows, n); });
+}
+
+template <class Device>
+template <class Fn>
+void DeviceTable<Device>::ForCopies(Work& work, const std::vector<RowId>& rows,
+                                    const Fn& fn) const {
+  const size_t stride = store_.layout.stride;
+  const size_t piece = std::max<size_t>(1, device::kCopyMost / stride);
+  for (size_t begin = 0; begin < rows.size(); begin += piece) {
+    const size_t n = std::min(piece, rows.size() - begin);
+    typename Device::Session::Scratch scratch(work);
+    RowId* ids = work.template Take<RowId>(n);
+    char* copies = work.template Take<char>(n * stride);
+    if (ids == nullptr || copies == nullptr) return;
+    work.Copy(ids, rows.data() + begin, n * sizeof(RowId));
+    work.ForRows(n, device::CopyRows{View(), ids, copies});
+    const std::vector<char> host = ToHost(work, copies, n * stride);
+    for (size_t i = 0; i < n; ++i) fn(rows[begin + i], host.data() + i * stride);
+  }
+}
+
+template <class Device>
+void DeviceTable<Device>::WaitForReader() {
+  if (cut_ != nullptr) cut_->saved->WaitForRoom(store_.layout.stride);
+}
+
+template <class Device>
+void DeviceTable<Device>::BeforeWrite(Work& work, const RowId* rows, size_t n) {
+  if (cut_ == nullptr) return;
+  std::vector<RowId> save;
+  for (RowId row : ToHost(work, rows, n)) {
+    if (row != kNoRow && row < cut_->todo.rows() && cut_->todo.Take(row)) save.push_back(row);
+  }
+  ForCopies(work, save, [&](RowId, const char* row) {
+    cut_->saved->PushAtOnce(cut_->table, cut_->layout, row,
+                            cut_->Time(base_ + *store_.layout.update(row)));
+  });
+}
+
+template <class Device>
+void DeviceTable<Device>::BeforeLoss(Work& work, const RowId* rows, size_t n, Tick tick) {
+  if (!tracking_ && evicted_ == nullptr) return;
+  std::vector<RowId> lost = ToHost(work, rows, n);
+  lost.erase(std::remove(lost.begin(), lost.end(), kNoRow), lost.end());
+  ForCopies(work, lost, [&](RowId, const char* row) {
+    const uint64_t key = KeysAt(row)[0];
+    if (tracking_) deletions_.Add(tick, key);
+    if (evicted_ != nullptr) evicted_->Add(key, row);
+  });
+  if (tracking_) deletions_.Trim(std::max<uint64_t>(bounds_.live, kDeletionsAtLeast));
+}
+
+template <class Device>
+ExportPlan DeviceTable<Device>::PlanExport(Exec& exec, uint64_t cursor, uint64_t limit,
+                                           Tick since) const {
+  // As in HostTable::PlanExport.
+  const bool exact = since > base_ + 1 || (since == 1 && base_ == 0);
+  Work work(*this, &exec);
+  const uint64_t end = Read(work).high_water;
+  ExportPlan plan;
+  uint64_t next = 0;
+  plan.rows = ListRows(work, cursor, end, exact ? ToStamp(since) : 0, limit, &next);
+  plan.next_cursor = next < end ? static_cast<int64_t>(next) : -1;
+  return plan;
+}
+
+template <class Device>
+void DeviceTable<Device>::ReadToHost(Work& work, const std::vector<RowId>& rows, void* keys,
+                                     void* vectors, float* state, Stamp* updates,
+                                     Stamp* accesses) const {
+  const RowLayout& l = store_.layout;
+  const size_t piece = std::max<size_t>(1, device::kCopyMost / l.stride);
+  for (size_t begin = 0; begin < rows.size(); begin += piece) {
+    const size_t n = std::min(piece, rows.size() - begin);
+    typename Device::Session::Scratch scratch(work);
+    RowId* ids = work.template Take<RowId>(n);
+    const auto column = [&](const void* wanted, size_t bytes) {
+      return wanted == nullptr ? nullptr : work.template Take<char>(std::max<size_t>(1, n * bytes));
+    };
+    char* k = column(keys, l.key_size);
+    char* v = column(vectors, l.vector_bytes());
+    char* s = column(state, l.state_bytes());
+    char* u = column(updates, sizeof(Stamp));
+    char* a = column(accesses, sizeof(Stamp));
+    if (!work.status().ok()) return;
+    work.Copy(ids, rows.data() + begin, n * sizeof(RowId));
+    work.ForRows(n, device::ReadColumns{View(), ids, k, v, nullptr, reinterpret_cast<float*>(s),
+                                        reinterpret_cast<Stamp*>(u), reinterpret_cast<Stamp*>(a)});
+    const auto deliver = [&](void* to, const char* from, size_t bytes) {
+      if (to != nullptr) work.Copy(static_cast<char*>(to) + begin * bytes, from, n * bytes);
+    };
+    deliver(keys, k, l.key_size);
+    deliver(vectors, v, l.vector_bytes());
+    deliver(state, s, l.state_bytes());
+    deliver(updates, u, sizeof(Stamp));
+    deliver(accesses, a, sizeof(Stamp));
+    if (!work.Synchronize().ok()) return;
+  }
+}
+
+template <class Device>
+void DeviceTable<Device>::Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors,
+                                 float* state, int64_t* updates) const {
+  Work work(*this, &exec);
+  std::vector<Stamp> stamps(updates == nullptr ? 0 : plan.rows.size());
+  ReadToHost(work, plan.rows, keys, vectors, state, updates == nullptr ? nullptr : stamps.data(),
+             nullptr);
+  for (size_t i = 0; i < stamps.size(); ++i) updates[i] = static_cast<int64_t>(base_ + stamps[i]);
+}
+
+template <class Device>
+void DeviceTable<Device>::Track(Tick tick) {
+  if (tracking_) return;
+  Work work(*this, nullptr);
+  const device::Counters c = Read(work);
+  tracking_ = true;
+  deletions_.Restart(c.erased == 0 && c.evictions == 0 ? 0 : tick);
+}
+
+template <class Device>
+Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted,
+                                     SavedRows* saved, size_t number) {
+  DYNEMB_RETURN_IF_ERROR(CheckNoCut(cut_.get()));
+  Track(watermark);
+  auto cut = std::make_unique<Cut>();
+  cut->saved = saved;
+  cut->table = number;
+  cut->layout = store_.layout;
+  cut->watermark = watermark;
+  cut->since = since;
+  cut->base = base_;
+  Work work(*this, &exec);
+  if (with_deleted) {
+    DYNEMB_RETURN_IF_ERROR(CheckDeletions(deletions_, since));
+    DropHeld(work, deletions_.Since(since), &cut->deleted);
+  }
+  cut->todo.Reset(Read(work).high_water, false);
+  // Only rows that belong to the cut: unlike those of a host table, these bits are exact.
+  uint64_t next = 0;
+  while (next < cut->todo.rows()) {
+    const Stamp after = since > base_ ? ToStamp(since) : 0;
+    for (RowId row : ListRows(work, next, cut->todo.rows(), after, device::kListMost, &next)) {
+      cut->todo.Add(row);
+      ++cut->most_rows;
+    }
+    if (!work.status().ok()) return work.status();
+  }
+  cut_ = std::move(cut);
+  return Status();
+}
+
+template <class Device>
+void DeviceTable<Device>::DropHeld(Work& work, const std::vector<uint64_t>& keys,
+                                   std::vector<uint64_t>* not_held) const {
+  typename Device::Session::Scratch scratch(work);
+  auto* on_device = work.template Take<uint64_t>(keys.size());
+  RowId* rows = work.template Take<RowId>(keys.size());
+  if (on_device == nullptr || rows == nullptr) return;
+  work.Copy(on_device, keys.data(), keys.size() * sizeof(uint64_t));
+  work.ForKeys(keys.size(), device::FindKeys{View(), {on_device, 8}, 0, rows, nullptr, {}});
+  const std::vector<RowId> found = ToHost(work, rows, keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (found[i] == kNoRow) not_held->push_back(keys[i]);
+  }
+}
+
+template <class Device>
+std::vector<RowId> DeviceTable<Device>::PlanCut(size_t limit) {
+  std::vector<RowId> plan;
+  for (uint64_t r = cut_->todo.Next(cut_->cursor); r < cut_->todo.rows() && plan.size() < limit;
+       r = cut_->todo.Next(r + 1)) {
+    plan.push_back(static_cast<RowId>(r));
+  }
+  if (plan.empty()) cut_->cursor = cut_->todo.rows();
+  return plan;
+}
+
+template <class Device>
+bool DeviceTable<Device>::CutIsRead() const {
+  return cut_->todo.Next(cut_->cursor) >= cut_->todo.rows();
+}
+
+template <class Device>
+void DeviceTable<Device>::ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys,
+                                  void* vectors, float* state, CutTime* updates,
+                                  CutTime* accesses) {
+  Work work(*this, &exec);
+  ReadToHost(work, plan, keys, vectors, state, updates, accesses);
+  for (CutTime* times : {updates, accesses}) {
+    if (times == nullptr) continue;
+    for (size_t i = 0; i < plan.size(); ++i) times[i] = cut_->Time(base_ + times[i]);
+  }
+  for (RowId row : plan) cut_->todo.Take(row);
+  if (!plan.empty()) cut_->cursor = plan.back() + uint64_t{1};
+}
+
+template <class Device>
+Status DeviceTable<Device>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) {
+  const size_t n = loaded.n;
+  DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
+  const Stamp now = BeginBatch(exec, tick, n);
+  Work work(*this, &exec);
+  const auto bring = [&](const void* from, size_t bytes) {
+    char* to = from == nullptr ? nullptr : work.template Take<char>(n * bytes);
+    if (to != nullptr) work.Copy(to, from, n * bytes);
+    return to;
+  };
+  const RowLayout& l = store_.layout;
+  const KeyArray keys = KeysAt(bring(loaded.keys, l.key_size));
+  const char* vectors = bring(loaded.vectors, l.vector_bytes());
+  const auto* state = reinterpret_cast<const float*>(bring(loaded.state, l.state_bytes()));
+  const auto* updates = reinterpret_cast<const CutTime*>(bring(loaded.updates, sizeof(CutTime)));
+  const auto* accesses = reinterpret_cast<const CutTime*>(bring(loaded.accesses, sizeof(CutTime)));
+  RowId* rows = work.template Take<RowId>(n);
+  DYNEMB_RETURN_IF_ERROR(work.status());
+  DYNEMB_RETURN_IF_ERROR(
+      FindOrInsertWith(work, keys, n, now, Keys::kDistinct, rows, device::FillNothing{}, false));
+  BeforeWrite(work, rows, n);
+  work.ForRows(n, device::WriteVectors{View(), rows, nullptr, nullptr, vectors, now});
+  work.ForRows(n, device::WriteStates{View(), rows, state, initial_state_});
+  work.ForKeys(n, device::WriteTimes{View(), rows, updates, accesses, loaded.base, base_});
+  return work.Synchronize();
+}
+
+template <class Device>
+void DeviceTable<Device>::Adopt(Table* adopted, Tick tick) {
+  auto* other = static_cast<DeviceTable*>(adopted);
+  WaitForReader();
+  other->WaitForReader();
+  Work work(*this, nullptr);
+  SaveAll(work);
+  work.After(other->stream_.load());
+  other->SaveAll(work);
+  std::swap(store_, other->store_);
+  std::swap(constants_, other->constants_);
+  std::swap(initial_state_, other->initial_state_);
+  std::swap(base_, other->base_);
+  std::swap(state_spec_, other->state_spec_);
+  std::swap(bounds_, other->bounds_);
+  // What a table has counted stays with it; how many rows there are goes with the rows.
+  device::Counters mine = Read(work);
+  device::Counters theirs = ToHost(work, other->counters(), 1)[0];
+  std::swap(mine.high_water, theirs.high_water);
+  std::swap(mine.free_count, theirs.free_count);
+  work.Copy(counters(), &mine, sizeof(mine));
+  work.Copy(other->counters(), &theirs, sizeof(theirs));
+  (void)work.Synchronize();
+  batch_stamp_ = other->batch_stamp_ = 0;
+  tracking_ = true;
+  deletions_.Restart(tick);
+  if (other->tracking_) other->deletions_.Restart(tick);
+}
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_DEVICE_DEVICE_TABLE_STATE_H_

@@ -1,0 +1,50 @@
+// PieceMap: which pieces of host memory were given to the driver, each by one call. A copy that
+// reaches from one piece into the next is refused by drivers, so it is cut where a piece ends.
+// May be used by several threads at once.
+#ifndef DYNEMB_DEVICE_PIECE_MAP_H_
+#define DYNEMB_DEVICE_PIECE_MAP_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+namespace dynemb {
+
+class PieceMap {
+ public:
+  void Add(const void* p, size_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    pieces_[Address(p)] = Address(p) + bytes;
+    ++size_;
+  }
+
+  void Remove(const void* p) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    pieces_.erase(Address(p));
+    --size_;
+  }
+
+  // How many of the `bytes` from p on are in the piece that has p; all of them if none has.
+  size_t Within(const void* p, size_t bytes) const {
+    if (size_ == 0) return bytes;
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto after = pieces_.upper_bound(Address(p));
+    if (after == pieces_.begin()) return bytes;
+    const uintptr_t end = std::prev(after)->second;
+    return end > Address(p) ? std::min<size_t>(bytes, end - Address(p)) : bytes;
+  }
+
+ private:
+  static uintptr_t Address(const void* p) { return reinterpret_cast<uintptr_t>(p); }
+
+  mutable std::mutex mutex_;
+  std::map<uintptr_t, uintptr_t> pieces_;  // begin -> end
+  std::atomic<size_t> size_{0};
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_DEVICE_PIECE_MAP_H_

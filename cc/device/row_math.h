@@ -1,0 +1,300 @@
+// What a team of threads does to one row of a device table: the arithmetic of initializer.h,
+// optimizer.h and codec.h, for device code and for host code that emulates it.
+//
+// Contract. `lanes` are the threads that co-operate on the row; of the concept in lanes.h they need
+// rank(), width() and, for RowwiseAdagrad alone, FromLeader(). All of a team call a function with
+// the same arguments. Columns are dealt in quads, four neighbours: thread r has quads r, r + width,
+// ... in every function here, and no other thread touches these columns of the row. So a team need
+// not synchronise between two calls.
+//
+// The bits are those of the host's functions, but for which NaN a NaN is. Device code must be built
+// with nvcc --fmad=false (its square roots, divisions and denormals are IEEE's by default). The
+// exception is powf, as between hosts: Ftrl<false>.
+//
+// Pointers are aligned to their element type. A quad that is aligned to its own size is one access;
+// all are if the row's vector, its state and the gradients begin at multiples of 16 bytes and dim
+// is a multiple of 4.
+#ifndef DYNEMB_DEVICE_ROW_MATH_H_
+#define DYNEMB_DEVICE_ROW_MATH_H_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cc/table/float_bits.h"
+#include "cc/table/half.h"
+#include "cc/table/initializer.h"
+#include "cc/table/initializer_formulas.h"
+#include "cc/table/key.h"
+#include "cc/table/optimizer.h"
+#include "cc/table/optimizer_formulas.h"
+#include "cc/table/philox.h"
+#include "cc/table/portability.h"
+#include "cc/table/types.h"
+
+namespace dynemb {
+
+// Four neighbouring elements. At a row's end some may lie behind its last column: these are zero
+// when loaded and are not stored.
+constexpr int kQuad = 4;
+template <class T>
+struct alignas(kQuad * sizeof(T)) Quad {
+  T at[kQuad];
+};
+
+// How a float32 becomes a 16-bit element: to the nearest, or at random by the words of Philox that
+// (seed, key, tick, column) name, as in codec.h. float32 elements are never rounded.
+struct Rounding {
+  bool stochastic = false;
+  uint64_t seed = 0;
+  uint64_t key = 0;
+  Tick tick = 0;
+};
+
+// An Initializer as kernels see it; `runs` are in the kernel's memory.
+struct InitializerView {
+  uint64_t seed;
+  int64_t dim;
+  const InitRun* runs;
+  uint32_t num_runs;
+};
+static_assert(std::is_trivially_copyable_v<InitRun>, "runs are copied to the device");
+
+namespace internal_row_math {
+
+template <class T>
+DYNEMB_HD DYNEMB_INLINE bool IsWhole(const T* p, int n) {
+  return n == kQuad && reinterpret_cast<uintptr_t>(p) % sizeof(Quad<T>) == 0;
+}
+
+// `dtype` is a 16-bit type in these three.
+DYNEMB_HD DYNEMB_INLINE float FromHalf(DType dtype, uint16_t half) {
+  return dtype == DType::kFloat16 ? HalfFormat<DType::kFloat16>::ToFloat(half)
+                                  : HalfFormat<DType::kBfloat16>::ToFloat(half);
+}
+
+DYNEMB_HD DYNEMB_INLINE uint16_t NearestHalf(DType dtype, float value) {
+  return dtype == DType::kFloat16 ? HalfFormat<DType::kFloat16>::ToNearest(value)
+                                  : HalfFormat<DType::kBfloat16>::ToNearest(value);
+}
+
+DYNEMB_HD DYNEMB_INLINE uint16_t StochasticHalf(DType dtype, float value, uint32_t bits) {
+  return dtype == DType::kFloat16 ? HalfFormat<DType::kFloat16>::Stochastic(value, bits)
+                                  : HalfFormat<DType::kBfloat16>::Stochastic(value, bits);
+}
+
+// The random bits of the four columns of a quad.
+DYNEMB_HD DYNEMB_INLINE Philox4 RoundingWords(const Rounding& rounding, int64_t first) {
+  return PhiloxBlock(MixKey(MixKey(rounding.seed) + rounding.tick), rounding.key,
+                     PhiloxStream::kRounding, static_cast<uint32_t>(first / kQuad));
+}
+
+// The run that has `column`.
+DYNEMB_HD DYNEMB_INLINE const InitRun* FindRun(const InitializerView& init, int64_t column) {
+  uint32_t low = 0, high = init.num_runs - 1;
+  while (low < high) {
+    const uint32_t middle = (low + high) / 2;
+    if (init.runs[middle].end <= column) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return init.runs + low;
+}
+
+DYNEMB_HD DYNEMB_INLINE float Decayed(const OptimizerCoefficients& c, float v) {
+  return c.decay != 0.0f ? formulas::DecayedWeight(c, v) : v;
+}
+
+}  // namespace internal_row_math
+
+// One quad
+
+template <class T>
+DYNEMB_HD DYNEMB_INLINE Quad<T> LoadQuad(const T* from, int n) {
+  if (internal_row_math::IsWhole(from, n)) return *reinterpret_cast<const Quad<T>*>(from);
+  Quad<T> quad{};
+  for (int j = 0; j < kQuad; ++j) {
+    if (j < n) quad.at[j] = from[j];
+  }
+  return quad;
+}
+
+template <class T>
+DYNEMB_HD DYNEMB_INLINE void StoreQuad(const Quad<T>& quad, int n, T* to) {
+  if (internal_row_math::IsWhole(to, n)) {
+    *reinterpret_cast<Quad<T>*>(to) = quad;
+    return;
+  }
+  for (int j = 0; j < kQuad; ++j) {
+    if (j < n) to[j] = quad.at[j];
+  }
+}
+
+// fn(first, n) for each quad of this thread: columns [first, first + n).
+template <class Lanes, class Fn>
+DYNEMB_HD DYNEMB_INLINE void ForEachQuad(Lanes& lanes, int64_t dim, const Fn& fn) {
+  const int64_t step = int64_t{kQuad} * lanes.width();
+  for (int64_t first = int64_t{kQuad} * lanes.rank(); first < dim; first += step) {
+    fn(first, static_cast<int>(dim - first < kQuad ? dim - first : kQuad));
+  }
+}
+
+// One element
+
+DYNEMB_HD DYNEMB_INLINE float LoadElement(DType dtype, const void* vector, int64_t column) {
+  if (dtype == DType::kFloat32) return static_cast<const float*>(vector)[column];
+  return internal_row_math::FromHalf(dtype, static_cast<const uint16_t*>(vector)[column]);
+}
+
+// At random this draws the words of the whole quad: StoreColumns does it once for four columns.
+DYNEMB_HD DYNEMB_INLINE void StoreElement(DType dtype, float value, int64_t column,
+                                          const Rounding& rounding, void* vector) {
+  if (dtype == DType::kFloat32) {
+    static_cast<float*>(vector)[column] = value;
+    return;
+  }
+  uint16_t* const to = static_cast<uint16_t*>(vector) + column;
+  if (rounding.stochastic) {
+    *to = internal_row_math::StochasticHalf(
+        dtype, value, internal_row_math::RoundingWords(rounding, column).word[column % kQuad]);
+  } else {
+    *to = internal_row_math::NearestHalf(dtype, value);
+  }
+}
+
+// Columns [first, first + n) of a row's vector, n <= 4 and first a multiple of 4, as float32.
+DYNEMB_HD DYNEMB_INLINE Quad<float> LoadColumns(DType dtype, const void* vector, int64_t first,
+                                                int n) {
+  if (dtype == DType::kFloat32) return LoadQuad(static_cast<const float*>(vector) + first, n);
+  const Quad<uint16_t> half = LoadQuad(static_cast<const uint16_t*>(vector) + first, n);
+  Quad<float> quad;
+  for (int j = 0; j < kQuad; ++j) quad.at[j] = internal_row_math::FromHalf(dtype, half.at[j]);
+  return quad;
+}
+
+DYNEMB_HD DYNEMB_INLINE void StoreColumns(DType dtype, const Quad<float>& quad, int64_t first,
+                                          int n, const Rounding& rounding, void* vector) {
+  if (dtype == DType::kFloat32) {
+    StoreQuad(quad, n, static_cast<float*>(vector) + first);
+    return;
+  }
+  Quad<uint16_t> half;
+  if (rounding.stochastic) {
+    const Philox4 words = internal_row_math::RoundingWords(rounding, first);
+    for (int j = 0; j < kQuad; ++j) {
+      half.at[j] = internal_row_math::StochasticHalf(dtype, quad.at[j], words.word[j]);
+    }
+  } else {
+    for (int j = 0; j < kQuad; ++j) half.at[j] = internal_row_math::NearestHalf(dtype, quad.at[j]);
+  }
+  StoreQuad(half, n, static_cast<uint16_t*>(vector) + first);
+}
+
+// A whole row, by a team
+
+// codec.h's: from a row's vector to float32.
+template <class Lanes>
+DYNEMB_HD void LoadVector(Lanes& lanes, DType dtype, const void* row, int64_t dim, float* vector) {
+  ForEachQuad(lanes, dim, [&](int64_t first, int n) {
+    StoreQuad(LoadColumns(dtype, row, first, n), n, vector + first);
+  });
+}
+
+// codec.h's StoreVector or, at random, StoreVectorStochastic.
+template <class Lanes>
+DYNEMB_HD void StoreVector(Lanes& lanes, DType dtype, const float* vector, int64_t dim,
+                           const Rounding& rounding, void* row) {
+  ForEachQuad(lanes, dim, [&](int64_t first, int n) {
+    StoreColumns(dtype, LoadQuad(vector + first, n), first, n, rounding, row);
+  });
+}
+
+// Whether none of this thread's columns of g is NaN or infinite.
+template <class Lanes>
+DYNEMB_HD bool ColumnsFinite(Lanes& lanes, const float* g, int64_t dim) {
+  bool finite = true;
+  ForEachQuad(lanes, dim, [&](int64_t first, int n) {
+    const Quad<float> quad = LoadQuad(g + first, n);
+    for (int j = 0; j < kQuad; ++j) finite &= formulas::IsFinite(quad.at[j]);
+  });
+  return finite;
+}
+
+// The vector that `key` starts with: Initializer::Fill, stored to the nearest.
+template <class Lanes>
+DYNEMB_HD void FillInitialVector(Lanes& lanes, const InitializerView& init, uint64_t key,
+                                 DType dtype, void* vector) {
+  ForEachQuad(lanes, init.dim, [&](int64_t first, int n) {
+    const InitRun* at = internal_row_math::FindRun(init, first);
+    InitRun run = *at;
+    Philox4 words{};
+    if (run.kind != InitKind::kConstant || run.end < first + n) {
+      words = PhiloxBlock(init.seed, key, PhiloxStream::kInitialVector,
+                          static_cast<uint32_t>(first / kQuad));
+    }
+    Quad<float> quad{};
+    for (int j = 0; j < kQuad; ++j) {
+      if (j >= n) break;
+      if (run.end <= first + j) run = *++at;
+      quad.at[j] = formulas::InitialValue(run, words.word[j]);
+    }
+    StoreColumns(dtype, quad, first, n, Rounding{}, vector);
+  });
+}
+
+// Changes a row's vector as float32: fn(first, n, &quad) for each quad of this thread, as
+// LoadColumns gives it; what fn leaves there is stored.
+template <class Lanes, class Fn>
+DYNEMB_HD DYNEMB_INLINE void UpdateVector(Lanes& lanes, DType dtype, int64_t dim, void* vector,
+                                          const Rounding& rounding, const Fn& fn) {
+  ForEachQuad(lanes, dim, [&](int64_t first, int n) {
+    Quad<float> quad = LoadColumns(dtype, vector, first, n);
+    fn(first, n, &quad);
+    StoreColumns(dtype, quad, first, n, rounding, vector);
+  });
+}
+
+// One step of one row with the formula that WithFormula chose: RowOptimizer::Apply to the vector as
+// float32, which is rounded back, and to the state. Collective for RowwiseAdagrad, whose one
+// accumulator only the leader touches.
+template <class Formula, class Lanes>
+DYNEMB_HD void ApplyToRow(Lanes& lanes, const OptimizerCoefficients& c, DType dtype, int64_t dim,
+                          void* vector, float* state, const float* gradient,
+                          const Rounding& rounding) {
+  if constexpr (formulas::kIsRowwise<Formula>) {
+    uint32_t bits = 0;
+    if (lanes.rank() == 0) bits = FloatBits(Formula::Multiplier(c, gradient, dim, state));
+    const float multiplier = BitsToFloat(lanes.FromLeader(bits));
+    UpdateVector(lanes, dtype, dim, vector, rounding, [&](int64_t first, int n, Quad<float>* v) {
+      const Quad<float> g = LoadQuad(gradient + first, n);
+      for (int j = 0; j < kQuad; ++j) {
+        const float weight = internal_row_math::Decayed(c, v->at[j]);
+        v->at[j] = Formula::Update(multiplier, weight, g.at[j]);
+      }
+    });
+  } else {
+    UpdateVector(lanes, dtype, dim, vector, rounding, [&](int64_t first, int n, Quad<float>* v) {
+      const Quad<float> g = LoadQuad(gradient + first, n);
+      // The formula of column j reads state k at s[k * kQuad + j].
+      float s[kQuad * (Formula::kStates + 1)];  // one more: no array is empty
+      for (int k = 0; k < Formula::kStates; ++k) {
+        const Quad<float> of = LoadQuad(state + k * dim + first, n);
+        for (int j = 0; j < kQuad; ++j) s[k * kQuad + j] = of.at[j];
+      }
+      for (int j = 0; j < kQuad; ++j) {
+        const float weight = internal_row_math::Decayed(c, v->at[j]);
+        v->at[j] = Formula::Update(c, weight, g.at[j], s + j, kQuad);
+      }
+      for (int k = 0; k < Formula::kStates; ++k) {
+        Quad<float> of;
+        for (int j = 0; j < kQuad; ++j) of.at[j] = s[k * kQuad + j];
+        StoreQuad(of, n, state + k * dim + first);
+      }
+    });
+  }
+}
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_DEVICE_ROW_MATH_H_

@@ -1,0 +1,211 @@
+// SimulatedDevice: a Device (device.h) made of host memory and host threads.
+//
+// Work is done when it is given: by the threads of the operator's Exec, or by teams in lock-step
+// where Lanes are LockstepLanes. "Device" memory and "host" memory are two arenas, so that what
+// confuses them shows under the address sanitizer, or as a wrong row.
+#ifndef DYNEMB_DEVICE_SIMULATED_DEVICE_H_
+#define DYNEMB_DEVICE_SIMULATED_DEVICE_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/device/device.h"
+#include "cc/table/arena.h"
+#include "cc/table/exec.h"
+#include "cc/table/status.h"
+
+namespace dynemb {
+
+template <class KeyLanesT, class RowLanesT>
+class SimulatedDevice {
+ public:
+  // Null: the caller's thread alone.
+  using Stream = Exec*;
+  static Stream StreamOf(Exec& exec) { return &exec; }
+
+  // Memory that may run out: commits fail beyond `most` bytes in all ranges of a device.
+  class Range {
+   public:
+    Status Reserve(SimulatedDevice& device, size_t bytes) {
+      device_ = &device;
+      return arena_.Reserve(std::min({bytes, device.memory_, kMostAddresses}), 1);
+    }
+    Status Commit(size_t bytes) {
+      if (bytes <= arena_.committed()) return Status();
+      const size_t more = bytes - arena_.committed();
+      if (device_->used_ + more > device_->memory_) {
+        return ResourceExhausted("the device has " +
+                                 std::to_string(device_->memory_ - device_->used_) +
+                                 " bytes left, " + std::to_string(more) + " are needed");
+      }
+      const size_t before = arena_.committed();
+      DYNEMB_RETURN_IF_ERROR(arena_.Commit(bytes));
+      device_->used_ += arena_.committed() - before;
+      return Status();
+    }
+    void Clear() { arena_.Clear(); }
+    char* data() const { return arena_.data(); }
+    size_t committed() const { return arena_.committed(); }
+    size_t reserved() const { return arena_.reserved(); }
+
+    Range() = default;
+    ~Range() { Release(); }
+    Range(Range&& o) noexcept { *this = std::move(o); }
+    Range& operator=(Range&& o) noexcept {
+      Release();
+      device_ = std::exchange(o.device_, nullptr);
+      arena_ = std::move(o.arena_);
+      return *this;
+    }
+
+   private:
+    void Release() {
+      if (device_ != nullptr) device_->used_ -= arena_.committed();
+      device_ = nullptr;
+    }
+    SimulatedDevice* device_ = nullptr;
+    Arena arena_;
+  };
+  class HostRange {
+   public:
+    Status Reserve(SimulatedDevice&, size_t bytes) {
+      return arena_.Reserve(std::min(bytes, kMostAddresses), 1);
+    }
+    Status Commit(size_t bytes) { return arena_.Commit(bytes); }
+    void Clear() { arena_.Clear(); }
+    char* data() const { return arena_.data(); }
+    size_t committed() const { return arena_.committed(); }
+    size_t reserved() const { return arena_.reserved(); }
+
+   private:
+    Arena arena_;
+  };
+
+  class Session {
+   public:
+    using KeyLanes = KeyLanesT;
+    using RowLanes = RowLanesT;
+
+    Session(SimulatedDevice& device, Stream stream)
+        : lock_(device.mutex_), exec_(stream != nullptr ? stream : &serial_) {}
+    ~Session() { GiveBack(0); }
+    Session(const Session&) = delete;
+    Session& operator=(const Session&) = delete;
+
+    void After(Stream) {}
+
+    template <class Body>
+    void ForEach(size_t n, const Body& body) {
+      exec_->ParallelFor(n, kGrain, [&body](size_t begin, size_t end) {
+        for (size_t i = begin; i < end; ++i) body(i);
+      });
+    }
+    template <class Body>
+    void ForKeys(size_t n, const Body& body) {
+      ForTeams<KeyLanes>(n, body);
+    }
+    template <class Body>
+    void ForRows(size_t n, const Body& body) {
+      ForTeams<RowLanes>(n, body);
+    }
+
+    class Scratch {
+     public:
+      explicit Scratch(Session& session) : session_(session), before_(session.taken_.size()) {}
+      ~Scratch() { session_.GiveBack(before_); }
+      Scratch(const Scratch&) = delete;
+      Scratch& operator=(const Scratch&) = delete;
+
+     private:
+      Session& session_;
+      const size_t before_;
+    };
+
+    template <class T>
+    T* Take(size_t n) {
+      // Filled with rubbish: on a GPU an array is what the last session left there.
+      const size_t bytes = std::max<size_t>(n, 1) * sizeof(T);
+      auto* p = static_cast<char*>(::operator new (bytes, std::align_val_t{kAlignment}));
+      std::memset(p, 0xA5, bytes);
+      taken_.push_back(p);
+      return reinterpret_cast<T*>(p);
+    }
+
+    template <class T>
+    T* Pinned(size_t n) {
+      pinned_.emplace_back(std::max<size_t>(n, 1) * sizeof(T));
+      return reinterpret_cast<T*>(pinned_.back().data());
+    }
+
+    void Copy(void* to, const void* from, size_t bytes) {
+      if (bytes != 0) std::memcpy(to, from, bytes);
+    }
+    void Fill(void* p, uint8_t byte, size_t bytes) {
+      if (bytes != 0) std::memset(p, byte, bytes);
+    }
+    void ExclusiveSum(uint32_t* values, size_t n) {
+      uint32_t sum = 0;
+      for (size_t i = 0; i < n; ++i) sum += std::exchange(values[i], sum);
+    }
+    void SortPairs(uint64_t* keys, uint32_t* values, size_t n) {
+      std::vector<size_t> order(n);
+      std::iota(order.begin(), order.end(), size_t{0});
+      std::stable_sort(order.begin(), order.end(),
+                       [&](size_t a, size_t b) { return keys[a] < keys[b]; });
+      const std::vector<uint64_t> k(keys, keys + n);
+      const std::vector<uint32_t> v(values, values + n);
+      for (size_t i = 0; i < n; ++i) {
+        keys[i] = k[order[i]];
+        values[i] = v[order[i]];
+      }
+    }
+    Status Synchronize() { return Status(); }
+    Status status() const { return Status(); }
+
+   private:
+    static constexpr size_t kGrain = 256;
+    static constexpr size_t kAlignment = 256;
+
+    void GiveBack(size_t keep) {
+      for (; taken_.size() > keep; taken_.pop_back()) {
+        ::operator delete (taken_.back(), std::align_val_t{kAlignment});
+      }
+    }
+    template <class Lanes, class Body>
+    void ForTeams(size_t n, const Body& body) {
+      Lanes::Launch(*exec_, n, 64, [&body](Lanes& lanes, size_t begin, size_t end) {
+        for (size_t i = begin; i < end; ++i) body(lanes, i);
+      });
+    }
+
+    std::lock_guard<std::mutex> lock_;
+    SerialExec serial_;
+    Exec* exec_;
+    std::vector<char*> taken_;
+    std::vector<std::vector<char>> pinned_;
+  };
+
+  // A device with so many bytes of memory for tables.
+  explicit SimulatedDevice(size_t memory = ~size_t{0} / 2) : memory_(memory) {}
+  size_t used() const { return used_; }
+
+ private:
+  // Of one range. Sanitizers keep shadow for all of it.
+  static constexpr size_t kMostAddresses = size_t{1} << 30;
+
+  const size_t memory_;
+  std::atomic<size_t> used_{0};
+  std::mutex mutex_;
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_DEVICE_SIMULATED_DEVICE_H_

@@ -1,0 +1,117 @@
+// ThreadLane: one thread for each key, while other threads change the same buckets. On a GPU 32
+// keys of a warp are under way at once, where a tile of eight threads has four (lanes_cuda.cuh): a
+// probe reads little and waits long, so what counts is how many are under way. On the host it is
+// the quick way to play a device.
+//
+// Digests and overflow of a bucket are one word of eight bytes, read at once.
+#ifndef DYNEMB_DEVICE_THREAD_LANE_H_
+#define DYNEMB_DEVICE_THREAD_LANE_H_
+
+#include <cstdint>
+
+#include "cc/device/device.h"
+#include "cc/table/bucket.h"
+#include "cc/table/exec.h"
+#include "cc/table/portability.h"
+
+namespace dynemb {
+
+class ThreadLane {
+ public:
+  static constexpr bool kShared = true;
+  static constexpr DYNEMB_HD uint32_t rank() { return 0; }
+  static constexpr DYNEMB_HD uint32_t width() { return 1; }
+
+  static DYNEMB_HD uint32_t Match(const uint8_t* digests, uint8_t digest) {
+    uint64_t word = Load(reinterpret_cast<const uint64_t*>(digests));
+    uint32_t mask = 0;
+#if defined(__CUDA_ARCH__)
+    const uint32_t want = 0x01010101u * digest;
+    const uint32_t low = __vcmpeq4(static_cast<uint32_t>(word), want) & 0x01010101u;
+    const uint32_t high = __vcmpeq4(static_cast<uint32_t>(word >> 32), want) & 0x00010101u;
+    // Gathers the lowest bits of four bytes.
+    mask = ((low * 0x01020408u) >> 24 & 0xFu) | ((high * 0x01020408u) >> 24 & 0xFu) << 4;
+#else
+    for (uint32_t s = 0; s < kSlotsPerBucket; ++s, word >>= 8) {
+      mask |= (static_cast<uint8_t>(word) == digest ? 1u : 0u) << s;
+    }
+#endif
+    return mask;
+  }
+  // By the row id, which a claim swaps first: the digest follows later.
+  static DYNEMB_HD uint32_t Empty(const Bucket& bucket) {
+    return Mask([&](uint32_t s) { return Load(&bucket.row[s]) == kNoRow; });
+  }
+  template <class Pred>
+  static DYNEMB_HD uint32_t Mask(Pred pred) {
+    uint32_t mask = 0;
+    for (uint32_t s = 0; s < kSlotsPerBucket; ++s) mask |= (pred(s) ? 1u : 0u) << s;
+    return mask;
+  }
+  template <class Value>
+  static DYNEMB_HD uint64_t Min(Value value) {
+    uint64_t least = value(0);
+    for (uint32_t s = 1; s < kSlotsPerBucket; ++s) {
+      const uint64_t v = value(s);
+      least = v < least ? v : least;
+    }
+    return least;
+  }
+  template <class T>
+  static DYNEMB_HD T FromLeader(T value) {
+    return value;
+  }
+
+  template <class T>
+  static DYNEMB_HD T Load(const T* p) {
+    return device::AtomicLoad(p);
+  }
+  template <class T>
+  static DYNEMB_HD void Store(T* p, T value) {
+    device::AtomicStore(p, value);
+  }
+  static DYNEMB_HD uint32_t CompareExchange(uint32_t* p, uint32_t expected, uint32_t desired) {
+    return device::AtomicCompareExchange(p, expected, desired);
+  }
+  static DYNEMB_HD void IncrementSaturating(uint8_t* p) { Change(p, 1); }
+  static DYNEMB_HD void DecrementUnlessSticky(uint8_t* p) { Change(p, -1); }
+
+  template <class Body>
+  static void Launch(Exec& exec, size_t n, size_t grain, const Body& body) {
+    exec.ParallelFor(n, grain, [&body](size_t begin, size_t end) {
+      ThreadLane lane;
+      body(lane, begin, end);
+    });
+  }
+
+ private:
+  // CUDA has no atomics for bytes: the aligned word around it is swapped. A digest that another
+  // thread stores in the same word meanwhile makes the swap fail, or is seen by it.
+  static DYNEMB_HD void Change(uint8_t* p, int by) {
+#if defined(__CUDA_ARCH__)
+    const auto address = reinterpret_cast<uintptr_t>(p);
+    auto* word = reinterpret_cast<uint32_t*>(address & ~uintptr_t{3});
+    const uint32_t shift = static_cast<uint32_t>(address & 3) * 8;
+    uint32_t was = Load(word);
+    for (;;) {
+      const uint32_t count = (was >> shift) & 0xFF;
+      if (count == kOverflowSticky) return;
+      const uint32_t desired =
+          (was & ~(0xFFu << shift)) | (((count + static_cast<uint32_t>(by)) & 0xFF) << shift);
+      const uint32_t now = atomicCAS(word, was, desired);
+      if (now == was) return;
+      was = now;
+    }
+#else
+    uint8_t was = __atomic_load_n(p, __ATOMIC_RELAXED);
+    while (was != kOverflowSticky &&
+           !__atomic_compare_exchange_n(p, &was, static_cast<uint8_t>(was + by), /*weak=*/true,
+                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+#endif
+  }
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_DEVICE_THREAD_LANE_H_

@@ -1,0 +1,274 @@
+// The contract suite of a device: launches, copies, sums, sorting, and streams.
+#ifndef DYNEMB_TESTS_CC_DEVICE_SUITE_WORK_H_
+#define DYNEMB_TESTS_CC_DEVICE_SUITE_WORK_H_
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/cc/device_suite.h"
+
+namespace dynemb {
+namespace testing_device {
+
+// A team that strides over the bytes of a row.
+struct RowTeam {
+  uint8_t* rows;
+  size_t bytes;
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    for (size_t b = lanes.rank(); b < bytes; b += lanes.width()) {
+      rows[i * bytes + b] = static_cast<uint8_t>(rows[i * bytes + b] + i * 31 + b);
+    }
+  }
+};
+
+// All bodies meet on the same words.
+struct Meet {
+  uint32_t* words;  // sum, least, greatest, and, or, who was first, exchanged
+  uint64_t* sum;
+  DYNEMB_HD void operator()(size_t i) const {
+    const auto x = static_cast<uint32_t>(i);
+    device::AtomicAdd(&words[0], x);
+    device::AtomicMin(&words[1], x + 5);
+    device::AtomicMax(&words[2], x);
+    device::AtomicAnd(&words[3], ~(1u << (x % 8)));
+    device::AtomicOr(&words[4], 1u << (x % 8));
+    if (device::AtomicCompareExchange(&words[5], 0, x + 1) == 0) {
+      device::AtomicAdd(&words[6], uint32_t{1});
+    }
+    device::AtomicAdd(sum, uint64_t{1} << 33);
+    // Each body puts one in and takes another out: what all took out, and what is left, are all.
+    device::AtomicAdd(&words[8], device::AtomicExchange(&words[7], x));
+  }
+};
+
+template <class Setup>
+class DeviceWork : public DeviceSuite<Setup> {};
+TYPED_TEST_SUITE_P(DeviceWork);
+
+TYPED_TEST_P(DeviceWork, ForEachVisitsEachOnce) {
+  typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
+  // The last is more than a launch has threads.
+  for (const size_t n : {size_t{0}, size_t{1}, size_t{31}, size_t{257}, size_t{3000001}}) {
+    typename TestFixture::Session::Scratch scratch(session);
+    auto* const visits = session.template Take<uint32_t>(n + 1);
+    session.Fill(visits, 0, (n + 1) * sizeof(*visits));
+    session.ForEach(n, CountVisits{visits});
+    EXPECT_EQ(OtherThanLine(session, visits, n, 0, 1), 0u);
+    EXPECT_EQ(TestFixture::Read(session, visits + n, 1)[0], 0u) << "behind the last of " << n;
+  }
+}
+
+TYPED_TEST_P(DeviceWork, TeamsForKeysAgree) {
+  using Lanes = typename TestFixture::Session::KeyLanes;
+  typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
+  for (const size_t n : {size_t{0}, size_t{1}, size_t{33}, TypeParam::kTeams}) {
+    auto* const visits = session.template Take<uint32_t>(n + 1);
+    session.Fill(visits, 0, (n + 1) * sizeof(*visits));
+    session.ForKeys(n, KeyTeam{visits, visits + n});
+    EXPECT_EQ(OtherThanLine(session, visits, n, 0, Lanes::width()), 0u);
+    EXPECT_EQ(TestFixture::Read(session, visits + n, 1)[0], 0u) << "wrong, of " << n;
+  }
+}
+
+TYPED_TEST_P(DeviceWork, TeamsForRowsAgreeAndShareTheBytes) {
+  using Lanes = typename TestFixture::Session::RowLanes;
+  typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
+  for (const size_t n : {size_t{0}, size_t{1}, TypeParam::kTeams}) {
+    auto* const visits = session.template Take<uint32_t>(n + 1);
+    session.Fill(visits, 0, (n + 1) * sizeof(*visits));
+    session.ForRows(n, KeyTeam{visits, visits + n});
+    EXPECT_EQ(OtherThanLine(session, visits, n, 0, Lanes::width()), 0u);
+    EXPECT_EQ(TestFixture::Read(session, visits + n, 1)[0], 0u) << "wrong, of " << n;
+
+    const size_t bytes = 77;
+    auto* const rows = session.template Take<uint8_t>(n * bytes);
+    session.Fill(rows, 3, n * bytes);
+    session.ForRows(n, RowTeam{rows, bytes});
+    const std::vector<uint8_t> all = TestFixture::Read(session, rows, n * bytes);
+    for (size_t i = 0; i < all.size(); ++i) {
+      ASSERT_EQ(all[i], static_cast<uint8_t>(3 + i / bytes * 31 + i % bytes)) << i;
+    }
+  }
+}
+
+TYPED_TEST_P(DeviceWork, BodiesMeetOnAnAddress) {
+  typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
+  const uint32_t n = 100000;
+  auto* const words = session.template Take<uint32_t>(9);
+  auto* const sum = session.template Take<uint64_t>(1);
+  const std::vector<uint32_t> start = {0, ~0u, 0, ~0u, 0, 0, 0, 0, 0};
+  session.Copy(words, start.data(), start.size() * sizeof(start[0]));
+  session.Fill(sum, 0, sizeof(*sum));
+  session.ForEach(n, Meet{words, sum});
+  const std::vector<uint32_t> all = TestFixture::Read(session, words, 9);
+  const uint32_t total = static_cast<uint32_t>(uint64_t{n} * (n - 1) / 2);
+  EXPECT_EQ(all[0], total);
+  EXPECT_EQ(all[1], 5u);
+  EXPECT_EQ(all[2], n - 1);
+  EXPECT_EQ(all[3], ~0xFFu);
+  EXPECT_EQ(all[4], 0xFFu);
+  EXPECT_TRUE(all[5] > 0 && all[5] <= n);
+  EXPECT_EQ(all[6], 1u);
+  EXPECT_EQ(all[8] + all[7], total);
+  EXPECT_EQ(TestFixture::Read(session, sum, 1)[0], uint64_t{n} << 33);
+}
+
+TYPED_TEST_P(DeviceWork, ALaunchSeesAllOfTheOnesBefore) {
+  typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
+  const uint32_t n = 70000, rounds = 40;
+  auto* from = session.template Take<uint32_t>(n);
+  auto* to = session.template Take<uint32_t>(n);
+  session.ForEach(n, Line{from, 1, 0});
+  for (uint32_t r = 0; r < rounds; ++r, std::swap(from, to)) {
+    session.ForEach(n, Turn{from, to, n});
+  }
+  const std::vector<uint32_t> all = TestFixture::Read(session, from, n);
+  for (uint32_t i = 0; i < n; ++i) ASSERT_EQ(all[i], (i + rounds) % n + rounds) << i;
+}
+
+TYPED_TEST_P(DeviceWork, CopiesAreInLineWithTheRest) {
+  typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
+  const uint32_t n = 50000;
+  std::vector<uint32_t> here(n), back(n), first(n);
+  std::iota(here.begin(), here.end(), 0u);
+  auto* const a = session.template Take<uint32_t>(n);
+  auto* const b = session.template Take<uint32_t>(n);
+  session.Copy(a, here.data(), n * sizeof(uint32_t));
+  std::fill(here.begin(), here.end(), 77u);  // free for other use
+  session.ForEach(n, Turn{a, b, n});
+  session.Copy(a, b, n * sizeof(uint32_t));
+  session.Fill(b, 0xFF, n * sizeof(uint32_t));
+  session.Copy(first.data(), b, n * sizeof(uint32_t));
+  session.ForEach(n, Turn{a, b, n});
+  session.Copy(back.data(), b, n * sizeof(uint32_t));
+  session.Copy(nullptr, nullptr, 0);
+  session.Fill(nullptr, 0, 0);
+  ASSERT_EQ(session.Synchronize().message(), "");
+  for (uint32_t i = 0; i < n; ++i) {
+    ASSERT_EQ(first[i], ~0u);
+    ASSERT_EQ(back[i], (i + 2) % n + 2) << i;
+  }
+}
+
+TYPED_TEST_P(DeviceWork, PinnedMemoryStaysUntilItWasCopied) {
+  const uint32_t n = 200;
+  typename TestFixture::Range range;
+  ASSERT_TRUE(range.Reserve(this->device(), 4 * n).ok());
+  ASSERT_TRUE(range.Commit(4 * n).ok());
+  auto* const words = reinterpret_cast<uint32_t*>(range.data());
+  // Sessions that do not wait, each with something slow before its copy.
+  for (uint32_t i = 0; i < n; ++i) {
+    typename TestFixture::Session session(this->device(), TypeParam::StreamOf(1));
+    auto* const slow = session.template Take<uint32_t>(1);
+    if (i % 64 == 0) session.ForEach(1, Slow{slow});
+    auto* const value = session.template Pinned<uint32_t>(1);
+    auto* const other = session.template Pinned<uint32_t>(1);
+    ASSERT_TRUE(value != nullptr && other != nullptr && value != other);
+    *other = ~0u;
+    *value = i * 3;
+    session.Copy(words + i, value, sizeof(*value));
+  }
+  typename TestFixture::Session session(this->device(), TypeParam::StreamOf(1));
+  auto* const all = session.template Pinned<uint32_t>(n);
+  session.Copy(all, words, n * sizeof(*all));
+  ASSERT_EQ(session.Synchronize().message(), "");
+  for (uint32_t i = 0; i < n; ++i) ASSERT_EQ(all[i], i * 3);
+}
+
+TYPED_TEST_P(DeviceWork, ExclusiveSumIsThatOfTheStandardLibrary) {
+  typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
+  for (const size_t n : {size_t{0}, size_t{1}, size_t{2}, size_t{1023}, size_t{1500001}}) {
+    std::vector<uint32_t> values(n), expected(n);
+    for (size_t i = 0; i < n; ++i) values[i] = static_cast<uint32_t>(MixKey(i) >> 40);
+    std::exclusive_scan(values.begin(), values.end(), expected.begin(), 0u);
+    typename TestFixture::Session::Scratch scratch(session);
+    auto* const there = session.template Take<uint32_t>(n);
+    session.Copy(there, values.data(), n * sizeof(uint32_t));
+    session.ExclusiveSum(there, n);
+    EXPECT_TRUE(TestFixture::Read(session, there, n) == expected) << n;
+  }
+}
+
+TYPED_TEST_P(DeviceWork, SortPairsIsThatOfTheStandardLibrary) {
+  typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
+  for (const size_t n : {size_t{0}, size_t{1}, size_t{2}, size_t{1023}, size_t{300001}}) {
+    for (const uint64_t different : {~uint64_t{0}, uint64_t{17}}) {
+      std::vector<uint64_t> keys(n);
+      std::vector<uint32_t> values(n);
+      for (size_t i = 0; i < n; ++i) keys[i] = MixKey(i) % different;
+      std::iota(values.begin(), values.end(), 0u);
+      typename TestFixture::Session::Scratch scratch(session);
+      auto* const their_keys = session.template Take<uint64_t>(n);
+      auto* const their_values = session.template Take<uint32_t>(n);
+      session.Copy(their_keys, keys.data(), n * sizeof(uint64_t));
+      session.Copy(their_values, values.data(), n * sizeof(uint32_t));
+      session.SortPairs(their_keys, their_values, n);
+      // Equal keys stay in order.
+      std::stable_sort(values.begin(), values.end(),
+                       [&](uint32_t a, uint32_t b) { return keys[a] < keys[b]; });
+      std::sort(keys.begin(), keys.end());
+      EXPECT_TRUE(TestFixture::Read(session, their_keys, n) == keys) << n;
+      EXPECT_TRUE(TestFixture::Read(session, their_values, n) == values) << n;
+    }
+  }
+}
+
+TYPED_TEST_P(DeviceWork, AfterWaitsForAnotherStream) {
+  const size_t n = 40;
+  typename TestFixture::Range range;
+  ASSERT_TRUE(range.Reserve(this->device(), 4096).ok());
+  ASSERT_TRUE(range.Commit(4096).ok());
+  auto* const words = reinterpret_cast<uint32_t*>(range.data());
+  for (const auto& [first, second] : {std::pair(1, 2), std::pair(2, 0), std::pair(0, 1)}) {
+    {
+      typename TestFixture::Session session(this->device(), TypeParam::StreamOf(first));
+      session.Fill(words, 0, n * sizeof(uint32_t));
+      session.ForEach(n, Slow{words});
+      session.After(TypeParam::StreamOf(first));  // itself: nothing to wait for
+      ASSERT_EQ(session.status().message(), "");
+    }
+    typename TestFixture::Session session(this->device(), TypeParam::StreamOf(second));
+    session.After(TypeParam::StreamOf(first));
+    const std::vector<uint32_t> all = TestFixture::Read(session, words, n);
+    for (size_t i = 0; i < n; ++i) ASSERT_EQ(all[i], Slow::Result(static_cast<uint32_t>(i)));
+  }
+}
+
+TYPED_TEST_P(DeviceWork, ThreadsOnStreamsOfTheirOwnDoNotMix) {
+  std::vector<std::thread> threads;
+  for (uint32_t t = 0; t < 3; ++t) {
+    // Two of them share a stream.
+    threads.emplace_back([this, t] {
+      for (uint32_t round = 0; round < 30; ++round) {
+        typename TestFixture::Range range;
+        ASSERT_TRUE(range.Reserve(this->device(), 1000).ok());
+        ASSERT_TRUE(range.Commit(1000).ok());
+        typename TestFixture::Session session(this->device(), TypeParam::StreamOf(1 + t % 2));
+        const uint32_t n = 1000 + 400 * t + round;
+        auto* const ones = session.template Take<uint32_t>(n);
+        session.ForEach(n, Line{ones, 0, t + 1});
+        session.ExclusiveSum(ones, n);
+        EXPECT_EQ(OtherThanLine(session, ones, n, t + 1, 0), 0u);
+        EXPECT_EQ(OtherThanLine(session, reinterpret_cast<uint32_t*>(range.data()), 250, 0, 0), 0u);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+REGISTER_TYPED_TEST_SUITE_P(DeviceWork, ForEachVisitsEachOnce, TeamsForKeysAgree,
+                            TeamsForRowsAgreeAndShareTheBytes, BodiesMeetOnAnAddress,
+                            ALaunchSeesAllOfTheOnesBefore, CopiesAreInLineWithTheRest,
+                            PinnedMemoryStaysUntilItWasCopied,
+                            ExclusiveSumIsThatOfTheStandardLibrary,
+                            SortPairsIsThatOfTheStandardLibrary, AfterWaitsForAnotherStream,
+                            ThreadsOnStreamsOfTheirOwnDoNotMix);
+
+}  // namespace testing_device
+}  // namespace dynemb
+
+#endif  // DYNEMB_TESTS_CC_DEVICE_SUITE_WORK_H_

@@ -1,0 +1,339 @@
+// The contract suite of tables with two tiers: which rows are where, what moves, and that nothing
+// else changes. Typed by a Maker: static Status Make(options, table); kSlowness, how many times
+// slower than simulated threads it is; and Missing(), why there can be no tables here, or nothing.
+#ifndef DYNEMB_TESTS_CC_TIERS_SUITE_H_
+#define DYNEMB_TESTS_CC_TIERS_SUITE_H_
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "tests/cc/table_suite.h"
+
+namespace dynemb {
+namespace testing_table {
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
+inline TableOptions TierOptions(int64_t dim) {
+  TableOptions options;
+  options.name = "tiers";
+  options.dim = dim;
+  options.init_capacity = 16;
+  options.seed = 7;
+  options.initializer = {{InitKind::kUniform, -1.0f, 1.0f}};
+  return options;
+}
+
+template <class Maker>
+class Tiers : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!Maker::Missing().empty()) GTEST_SKIP() << Maker::Missing();
+  }
+  // A table whose device tier holds `device_rows` rows with a state of this width; -1: all rows.
+  static Subject Make(TableOptions options, int64_t device_rows, Exec* exec,
+                      int64_t state_width = 0) {
+    options.tier = device_rows < 0 ? Tier::kHbm : Tier::kHybrid;
+    const RowLayout row(SizeOf(options.key_type), options.dtype, options.dim, state_width, 16);
+    if (device_rows >= 0) options.max_hbm_bytes = static_cast<uint64_t>(device_rows) * row.stride;
+    std::unique_ptr<Table> table;
+    const Status status = Maker::Make(options, &table);
+    EXPECT_TRUE(status.ok()) << status.message();
+    if (table == nullptr) std::abort();
+    return Subject(std::move(table), exec);
+  }
+};
+TYPED_TEST_SUITE_P(Tiers);
+
+inline void Promote(Subject& t) {
+  const Status status = t->Promote(t.exec(), t.tick());
+  EXPECT_TRUE(status.ok()) << status.message();
+}
+
+// Draws ranks with probability proportional to rank^-exponent, by inverting their cumulative sum.
+class Zipf {
+ public:
+  Zipf(size_t n, double exponent) : sums_(n) {
+    double sum = 0;
+    for (size_t k = 0; k < n; ++k) {
+      sum += std::pow(static_cast<double>(k + 1), -exponent);
+      sums_[k] = sum;
+    }
+  }
+  size_t Draw(Random& random) const {
+    const double u = static_cast<double>(random.Next() >> 11) * 0x1p-53 * sums_.back();
+    return static_cast<size_t>(std::upper_bound(sums_.begin(), sums_.end(), u) - sums_.begin());
+  }
+  // The share of the most frequent `n`.
+  double Share(size_t n) const { return sums_[n - 1] / sums_.back(); }
+
+ private:
+  std::vector<double> sums_;
+};
+
+TYPED_TEST_P(Tiers, RowsFillTheDeviceFirst) {
+  SerialExec exec;
+  Subject t = this->Make(TierOptions(4), 100, &exec);
+  t.FindOrInsert(Progression(0, 60));
+  EXPECT_EQ(t.stats().device_rows, 60u);
+  t.FindOrInsert(Progression(60, 90));
+  EXPECT_EQ(t.stats().device_rows, 100u);
+  EXPECT_EQ(t.size(), 150u);
+  t.Find(Progression(0, 150));
+  EXPECT_EQ(t.stats().hits, 150u);
+  EXPECT_EQ(t.stats().device_hits, 100u);
+  t.Check();
+}
+
+// The bytes of the device tier are a bound for rows with their state: when they get one, rows that
+// fit no longer are in the host tier afterwards.
+TYPED_TEST_P(Tiers, StateTakesRoomOfTheDevice) {
+  SerialExec exec;
+  Subject t = this->Make(TierOptions(4), 100, &exec);
+  const Keys keys = Progression(0, 150);
+  t.FindOrInsert(keys);
+  ASSERT_TRUE(t->AttachState(exec, {"adam", {4, 4}, {0.0f, 0.5f}}).ok());
+  // Rows of 32 bytes have become rows of 64.
+  EXPECT_EQ(t.stats().device_rows, 50u);
+  Floats state;
+  const Floats vectors = t.Read(keys, &state);
+  Subject same = this->Make(TierOptions(4), -1, &exec);
+  same.FindOrInsert(keys);
+  EXPECT_EQ(vectors, same.Read(keys));
+  for (size_t i = 0; i < state.size(); ++i) ASSERT_EQ(state[i], i % 8 < 4 ? 0.0f : 0.5f) << i;
+  t.Check();
+}
+
+TYPED_TEST_P(Tiers, HotRowsComeToTheDevice) {
+  SerialExec exec;
+  Subject t = this->Make(TierOptions(4), 100, &exec);
+  const Keys cold = Progression(0, 100), hot = Progression(1000, 50);
+  t.FindOrInsert(cold);
+  t.FindOrInsert(hot);  // in the host tier
+  const auto hits_of = [&](const Keys& keys) {
+    const uint64_t before = t.stats().device_hits;
+    t.Find(keys);
+    return t.stats().device_hits - before;
+  };
+  for (int round = 0; round < 10; ++round) {
+    t.Find(hot);
+    Promote(t);
+    t.Check();
+  }
+  EXPECT_EQ(hits_of(hot), 50u);
+  EXPECT_EQ(t.stats().promotions, 50u);
+  EXPECT_EQ(hits_of(cold), 50u);  // the others went to the host tier, and are there
+  EXPECT_EQ(t.size(), 150u);
+  EXPECT_EQ(t.CountContained(cold), 100u);
+}
+
+// Reading rows once each, as a scan or an export for serving does, moves nothing.
+TYPED_TEST_P(Tiers, ScanMovesNothing) {
+  SerialExec exec;
+  Subject t = this->Make(TierOptions(4), 100, &exec);
+  const Keys hot = Progression(0, 100);
+  t.FindOrInsert(hot);
+  t.FindOrInsert(Progression(1000, 1000));
+  for (int round = 0; round < 20; ++round) {
+    t.Find(hot);
+    t.Find(Progression(1000 + 50 * static_cast<uint64_t>(round), 50));
+    Promote(t);
+  }
+  EXPECT_EQ(t.stats().promotions, 0u);
+  const uint64_t before = t.stats().device_hits;
+  t.Find(hot);
+  EXPECT_EQ(t.stats().device_hits - before, 100u);
+}
+
+// A candidate that is erased, or gives its row to another key, before it is moved is not moved.
+TYPED_TEST_P(Tiers, CandidatesMayBeGone) {
+  SerialExec exec;
+  Subject t = this->Make(TierOptions(4), 10, &exec);
+  t.FindOrInsert(Progression(0, 10));
+  const Keys hot = Progression(100, 30);
+  for (int round = 0; round < 30; ++round) {
+    t.FindOrInsert(hot);
+    t.FindOrInsert(hot);
+    t.Erase(Progression(100 + static_cast<uint64_t>(round), 5));
+    if (round % 2 == 0) t.FindOrInsert(Progression(1000, 3));
+    Promote(t);
+    t.Check();
+    t.Erase(Progression(1000, 3));
+    t.Check();
+  }
+  EXPECT_GT(t.stats().promotions, 0u);
+}
+
+TYPED_TEST_P(Tiers, NothingInTheDevice) {
+  SerialExec exec;
+  Subject t = this->Make(TierOptions(4), 0, &exec);
+  t.FindOrInsert(Progression(0, 50));
+  t.Find(Progression(0, 50));
+  Promote(t);
+  EXPECT_EQ(t.stats().device_rows, 0u);
+  EXPECT_EQ(t.stats().promotions, 0u);
+  t.Check();
+}
+
+// A table of four times its budget trains to the same bits as one that fits, and as one of the
+// host: lookups, gradients, upserts, erasures, and rows that move between any two of them.
+TYPED_TEST_P(Tiers, TrainsToTheSameBits) {
+  const size_t steps = TypeParam::kSlowness > 1 ? 8 : 60;
+  const size_t keys_each = TypeParam::kSlowness > 1 ? 60 : 2000;
+  const uint64_t key_range = 4 * keys_each;
+  const OptimizerFlags flags;
+  const std::vector<int64_t> widths = StateWidths(OptimizerKind::kAdam, flags, 8);
+  const StateSpec spec{"adam", widths, {0.0f, 0.0f}};
+  ThreadsExec threads(3);
+  SerialExec serial;
+  std::unique_ptr<Table> on_host;
+  ASSERT_TRUE(Table::Create(TierOptions(8), &on_host).ok());
+  Subject host(std::move(on_host), &serial);
+  Subject fits = this->Make(TierOptions(8), -1, &threads);
+  Subject hybrid = this->Make(TierOptions(8), static_cast<int64_t>(key_range / 4), &threads, 16);
+  for (Subject* t : {&host, &fits, &hybrid}) {
+    ASSERT_TRUE((*t)->AttachState(t->exec(), spec).ok());
+  }
+  const Zipf zipf(key_range, 1.05);
+  Random random(11);
+  for (size_t step = 1; step <= steps; ++step) {
+    Keys keys(keys_each);
+    for (uint64_t& key : keys) key = MixKey(zipf.Draw(random));
+    std::sort(keys.begin(), keys.end());
+    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    Floats gradients(keys.size() * 8);
+    for (float& g : gradients) g = random.Value() / 3.0f;
+    const Keys gone = {MixKey(random.Below(key_range)), MixKey(random.Below(key_range))};
+    Hyper hyper;
+    hyper.iteration = static_cast<float>(step);
+    const RowOptimizer adam(OptimizerKind::kAdam, flags, hyper, 8);
+    for (Subject* t : {&host, &fits, &hybrid}) {
+      const RowIds rows = t->FindOrInsert(keys);
+      if (step % 3 != 0) Promote(*t);  // between forward and backward: rows found have moved
+      t->Apply(adam, keys, rows, gradients);
+      if (step % 3 != 1) Promote(*t);
+      if (step % 4 == 0) t->Erase(gone);
+    }
+    const Floats expected = host.Lookup(keys);
+    ASSERT_EQ(fits.Lookup(keys), expected) << step;
+    ASSERT_EQ(hybrid.Lookup(keys), expected) << step;
+  }
+  EXPECT_GT(hybrid.stats().promotions, keys_each / 4);
+  EXPECT_EQ(hybrid.stats().dropped_gradients, 0u);
+  const auto sorted = [](const Subject& t) {
+    std::vector<Exported> all = t.Export();
+    std::sort(all.begin(), all.end(),
+              [](const Exported& a, const Exported& b) { return a.key < b.key; });
+    for (Exported& row : all) row.row = 0;
+    return all;
+  };
+  const std::vector<Exported> expected = sorted(host);
+  EXPECT_TRUE(sorted(fits) == expected);
+  EXPECT_TRUE(sorted(hybrid) == expected);
+  hybrid.Check();
+}
+
+// Ten million operations on keys, at random: every row is in one place, and holds what was last
+// written to its key.
+TYPED_TEST_P(Tiers, RandomStateMachine) {
+  const size_t operations = TypeParam::kSlowness > 1 ? 20000 : kSanitized ? 200000 : 10000000;
+  constexpr size_t kBatch = TypeParam::kSlowness > 1 ? 100 : 1000;
+  constexpr uint64_t kKeys = 20 * kBatch;
+  ThreadsExec exec(kSanitized ? 3 : 2);
+  Subject t = this->Make(TierOptions(1), 3 * kBatch, &exec);
+  std::unordered_map<uint64_t, float> model;
+  Random random(5);
+  const Zipf zipf(kKeys, 1.05);
+  float written = 0;
+  for (size_t done = 0; done < operations; done += kBatch) {
+    Keys keys(kBatch);
+    for (uint64_t& key : keys) key = MixKey(zipf.Draw(random));
+    switch (random.Below(8)) {
+      case 0:
+        t.Erase(Keys(keys.begin(), keys.begin() + kBatch / 5));
+        for (size_t i = 0; i < kBatch / 5; ++i) model.erase(keys[i]);
+        break;
+      case 1:
+      case 2: {
+        Floats values(kBatch);
+        for (size_t i = 0; i < kBatch; ++i) model[keys[i]] = values[i] = ++written;
+        if (written > 1e6f) written = 0;
+        t.Upsert(keys, values);
+        break;
+      }
+      case 3: {
+        const std::vector<char> held = t.Contains(keys);
+        for (size_t i = 0; i < kBatch; ++i) ASSERT_EQ(held[i] != 0, model.count(keys[i]) != 0);
+        break;
+      }
+      default: {
+        const Floats got = t.Lookup(keys, {-5.0f});
+        for (size_t i = 0; i < kBatch; ++i) {
+          const auto at = model.find(keys[i]);
+          ASSERT_EQ(got[i], at == model.end() ? -5.0f : at->second) << keys[i];
+        }
+      }
+    }
+    if (random.Below(2) == 0) Promote(t);
+    if (done % (operations / 100) == 0) t.Check();
+    ASSERT_EQ(t.size(), model.size());
+  }
+  t.Check();
+  EXPECT_GT(t.stats().promotions, operations / 2000);
+}
+
+// Under zipf(1.05), 85 % of the reads hit a device tier of a tenth of the rows; the ideal, the most
+// frequent rows there for ever, is 88.4 %.
+TYPED_TEST_P(Tiers, HitRateUnderZipf) {
+  if (kSanitized || TypeParam::kSlowness > 1) GTEST_SKIP() << "slow, and the same elsewhere";
+  constexpr size_t kRows = 1000000;
+  constexpr size_t kBatch = 65536;
+  ThreadsExec exec(2);
+  Subject t = this->Make(TierOptions(1), kRows / 10, &exec);
+  const Zipf zipf(kRows, 1.05);
+  // How frequent a row is has nothing to do with when it came.
+  Keys ids = Progression(0, kRows);
+  Random random(3);
+  for (size_t i = kRows; i > 1; --i) std::swap(ids[i - 1], ids[random.Below(i)]);
+  for (size_t i = 0; i < kRows; i += kBatch) {
+    t.FindOrInsert(Progression(i, std::min(kBatch, kRows - i)));
+  }
+  uint64_t reads = 0, hits = 0;
+  constexpr size_t kBatches = 6 * kRows / kBatch, kMeasured = kRows / kBatch;
+  for (size_t b = 0; b < kBatches; ++b) {
+    Keys keys(kBatch);
+    for (uint64_t& key : keys) key = ids[zipf.Draw(random)];
+    const uint64_t before = t.stats().device_hits;
+    t.Find(keys);
+    if (b + kMeasured >= kBatches) {
+      hits += t.stats().device_hits - before;
+      reads += kBatch;
+    }
+    Promote(t);
+  }
+  const double rate = static_cast<double>(hits) / static_cast<double>(reads);
+  EXPECT_GE(rate, 0.85);
+  EXPECT_LE(rate, zipf.Share(kRows / 10) + 0.005);
+  this->RecordProperty("hit_rate", std::to_string(rate));
+  t.Check();
+}
+
+REGISTER_TYPED_TEST_SUITE_P(Tiers, RowsFillTheDeviceFirst, StateTakesRoomOfTheDevice,
+                            HotRowsComeToTheDevice, ScanMovesNothing, CandidatesMayBeGone,
+                            NothingInTheDevice, TrainsToTheSameBits, RandomStateMachine,
+                            HitRateUnderZipf);
+
+}  // namespace testing_table
+}  // namespace dynemb
+
+#endif  // DYNEMB_TESTS_CC_TIERS_SUITE_H_

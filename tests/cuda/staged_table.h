@@ -1,0 +1,221 @@
+// StagedTable: a table in a GPU's memory, for tests that keep their arrays in the host's. Each call
+// copies what it is given to the GPU, waits, and copies back what comes.
+#ifndef DYNEMB_TESTS_CUDA_STAGED_TABLE_H_
+#define DYNEMB_TESTS_CUDA_STAGED_TABLE_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cc/device/cuda_device.h"
+#include "cc/device/cuda_table.h"
+#include "cc/table/table.h"
+
+namespace dynemb {
+
+class StagedTable final : public Table {
+ public:
+  static Status Make(const TableOptions& options, std::unique_ptr<Table>* table) {
+    std::unique_ptr<Table> on_gpu;
+    DYNEMB_RETURN_IF_ERROR(MakeCudaTable(options, /*ordinal=*/0, &on_gpu));
+    table->reset(new StagedTable(std::move(on_gpu)));
+    return Status();
+  }
+
+  // Why there can be no such table here; empty if there can.
+  static std::string Missing() {
+    CudaDevice* device = nullptr;
+    const Status status = CudaDevice::Get(0, &device);
+    return status.ok() ? "" : "no GPU here: " + status.message();
+  }
+
+  const RowLayout& layout() const override { return t_->layout(); }
+  uint64_t size() const override { return t_->size(); }
+  TableStats stats() const override { return t_->stats(); }
+  Status AttachState(Exec& exec, const StateSpec& spec) override {
+    const Status status = t_->AttachState(exec, spec);
+    state_spec_ = t_->state_spec();
+    return status;
+  }
+  Status Clear(Exec& exec, Tick tick) override { return t_->Clear(exec, tick); }
+  Stamp BeginBatch(Exec& exec, Tick tick, size_t n) override {
+    return t_->BeginBatch(exec, tick, n);
+  }
+
+  void Find(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) override {
+    Staging s;
+    t_->Find(exec, Keys(s, keys, n), n, tick, s.InOut(rows, n));
+  }
+  void Contains(Exec& exec, const void* keys, size_t n, bool* found) const override {
+    Staging s;
+    t_->Contains(exec, Keys(s, keys, n), n, s.InOut(found, n));
+  }
+  void Lookup(Exec& exec, const void* keys, size_t n, Tick tick, const void* default_vector,
+              void* vectors, RowId* rows) override {
+    Staging s;
+    const size_t bytes = layout().vector_bytes();
+    t_->Lookup(exec, Keys(s, keys, n), n, tick, s.In(default_vector, bytes),
+               s.InOut(vectors, n * bytes), s.InOut(rows, n));
+  }
+  void ReadRows(Exec& exec, const void* keys, size_t n, float* vectors, float* state,
+                bool* found) const override {
+    Staging s;
+    t_->ReadRows(exec, Keys(s, keys, n), n, s.InOut(vectors, n * Dim()),
+                 s.InOut(state, n * StateWidth()), s.InOut(found, n));
+  }
+  void Changed(Exec& exec, const RowId* rows, const RowId* rows_before, size_t n, Tick since,
+               Tick now, bool* changed) const override {
+    Staging s;
+    t_->Changed(exec, s.In(rows, n), s.In(rows_before, n), n, since, now, s.InOut(changed, n));
+  }
+  Status FindOrInsert(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) override {
+    Staging s;
+    return t_->FindOrInsert(exec, Keys(s, keys, n), n, tick, s.InOut(rows, n));
+  }
+  Status InsertAndEvict(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows,
+                        EvictedRows* evicted) override {
+    Staging s;
+    return t_->InsertAndEvict(exec, Keys(s, keys, n), n, tick, s.InOut(rows, n), evicted);
+  }
+  Status LookupOrInsert(Exec& exec, const void* keys, size_t n, Tick tick, void* vectors,
+                        RowId* rows) override {
+    Staging s;
+    return t_->LookupOrInsert(exec, Keys(s, keys, n), n, tick,
+                              s.InOut(vectors, n * layout().vector_bytes()), s.InOut(rows, n));
+  }
+  Status Upsert(Exec& exec, const void* keys, size_t n, const void* vectors, Tick tick) override {
+    Staging s;
+    return t_->Upsert(exec, Keys(s, keys, n), n, s.In(vectors, n * layout().vector_bytes()), tick);
+  }
+  Status Accumulate(Exec& exec, const void* keys, size_t n, const float* deltas,
+                    Tick tick) override {
+    Staging s;
+    return t_->Accumulate(exec, Keys(s, keys, n), n, s.In(deltas, n * Dim()), tick);
+  }
+  Status WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors, const float* state,
+                   bool insert, Tick tick) override {
+    Staging s;
+    return t_->WriteRows(exec, Keys(s, keys, n), n, s.In(vectors, n * Dim()),
+                         s.In(state, n * StateWidth()), insert, tick);
+  }
+  size_t Erase(Exec& exec, const void* keys, size_t n, Tick tick, bool wipe) override {
+    Staging s;
+    return t_->Erase(exec, Keys(s, keys, n), n, tick, wipe);
+  }
+  void ApplyRange(Exec& exec, const RowOptimizer& optimizer, const void* keys, const RowId* rows,
+                  const float* gradients, size_t begin, size_t end, Tick tick) override {
+    Staging s;
+    t_->ApplyRange(exec, optimizer, Keys(s, keys, end), s.In(rows, end),
+                   s.In(gradients, end * Dim()), begin, end, tick);
+  }
+
+  // These give and take arrays of the host anyway.
+  ExportPlan PlanExport(Exec& exec, uint64_t cursor, uint64_t limit, Tick since) const override {
+    return t_->PlanExport(exec, cursor, limit, since);
+  }
+  void Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
+              int64_t* updates) const override {
+    t_->Export(exec, plan, keys, vectors, state, updates);
+  }
+  Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted, SavedRows* saved,
+                  size_t number) override {
+    return t_->BeginCut(exec, watermark, since, with_deleted, saved, number);
+  }
+  void EndCut() override { t_->EndCut(); }
+  const Cut* cut() const override { return t_->cut(); }
+  std::vector<RowId> PlanCut(size_t limit) override { return t_->PlanCut(limit); }
+  bool CutIsRead() const override { return t_->CutIsRead(); }
+  void ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, void* vectors, float* state,
+               CutTime* updates, CutTime* accesses) override {
+    t_->ReadCut(exec, plan, keys, vectors, state, updates, accesses);
+  }
+  bool tracking() const override { return t_->tracking(); }
+  void Track(Tick tick) override { t_->Track(tick); }
+  Status LoadRows(Exec& exec, const LoadedRows& rows, Tick tick) override {
+    return t_->LoadRows(exec, rows, tick);
+  }
+  void Adopt(Table* other, Tick tick) override {
+    t_->Adopt(static_cast<StagedTable*>(other)->t_.get(), tick);
+  }
+  Status Promote(Exec& exec, Tick tick) override { return t_->Promote(exec, tick); }
+  void CheckInvariants() const override { t_->CheckInvariants(); }
+
+ private:
+  // Copies of a call's arrays in memory that both sides reach. When it ends, the GPU's work is
+  // waited for, and what was InOut is copied back.
+  class Staging {
+   public:
+    Staging() = default;
+    ~Staging() {
+      Require(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+      for (const Array& a : arrays_) {
+        if (a.back != nullptr) std::memcpy(a.back, a.copy, a.bytes);
+        Require(cudaFree(a.copy), "cudaFree");
+      }
+    }
+    Staging(const Staging&) = delete;
+    Staging& operator=(const Staging&) = delete;
+
+    template <class T>
+    const T* In(const T* array, size_t n) {
+      return static_cast<const T*>(Bring(array, n * SizeOfElement<T>(), nullptr));
+    }
+    template <class T>
+    T* InOut(T* array, size_t n) {
+      return static_cast<T*>(Bring(array, n * SizeOfElement<T>(), array));
+    }
+
+   private:
+    struct Array {
+      void* copy;
+      size_t bytes;
+      void* back;
+    };
+    template <class T>
+    static constexpr size_t SizeOfElement() {
+      if constexpr (std::is_void_v<T>) {
+        return 1;
+      } else {
+        return sizeof(T);
+      }
+    }
+    static void Require(cudaError_t error, const char* call) {
+      if (error == cudaSuccess) return;
+      std::fprintf(stderr, "%s: %s\n", call, cudaGetErrorString(error));
+      std::abort();
+    }
+    void* Bring(const void* array, size_t bytes, void* back) {
+      if (array == nullptr) return nullptr;
+      Array a{nullptr, bytes, back};
+      Require(cudaMallocManaged(&a.copy, bytes == 0 ? 1 : bytes), "cudaMallocManaged");
+      std::memcpy(a.copy, array, bytes);
+      arrays_.push_back(a);
+      return a.copy;
+    }
+
+    std::vector<Array> arrays_;
+  };
+
+  explicit StagedTable(std::unique_ptr<Table> table) : t_(std::move(table)) {
+    options_ = t_->options();
+    state_spec_ = t_->state_spec();
+  }
+  const void* Keys(Staging& s, const void* keys, size_t n) const {
+    return s.In(keys, n * layout().key_size);
+  }
+  size_t Dim() const { return static_cast<size_t>(layout().dim); }
+  size_t StateWidth() const { return static_cast<size_t>(layout().state_width); }
+
+  std::unique_ptr<Table> t_;
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_TESTS_CUDA_STAGED_TABLE_H_
