@@ -3,12 +3,11 @@
 #include <cstdlib>
 
 #include "benchmarks/cc/device_table_benchmark.h"
-#include "cc/device/simulated_device.h"
-#include "cc/device/thread_lane.h"
+#include "cc/device/simulated_tables.h"
 #include "cc/table/exec.h"
 
 int main(int argc, char** argv) {
-  dynemb::SimulatedDevice<dynemb::ThreadLane, dynemb::ThreadLane> device;
+  dynemb::ThreadsDevice device;
   dynemb::ThreadsExec exec(2);
   const int shrink = argc > 1 ? std::atoi(argv[1]) : 10;
   dynemb::benchmark_device::Benchmark benchmark(&device, &exec, shrink);

@@ -7,9 +7,11 @@
 // in the host's. Exec gives the stream.
 //
 // Without waiting. Calls only give work to the stream; the host keeps upper bounds of what the
-// device's counters may have become (Bounds), enough to make room ahead of a batch. It waits for
-// the device only where a bound reaches a limit and the exact number is needed, where a call
-// returns a number or delivers to the host, and where a batch may have to be refused.
+// device's counters may have become (Bounds), enough to make room ahead of a batch. They follow the
+// counters that the device posts after each inserting batch (Mailbox), which are a batch or two
+// late. The host waits only where a bound reaches a limit and the exact number is needed, where a
+// call returns a number or delivers to the host, where a batch may have to be refused, and while a
+// cut is read.
 //
 // Inserting: kernels_insert.h. Rows are dealt in the order of the batch; which slot of a bucket a
 // key gets, and which of several equally old rows is evicted, depends on how the GPU's threads
@@ -114,7 +116,6 @@ class DeviceTable final : public Table {
   struct Bounds {
     uint64_t high_water = 0;
     uint64_t live = 0;
-    uint64_t freed = 0;  // in the free list
   };
   // A session in line behind everything that the table was used for before, on any stream.
   class Work : public Device::Session {
@@ -162,6 +163,7 @@ class DeviceTable final : public Table {
   device::TierState* tier_state() const {
     return reinterpret_cast<device::TierState*>(counters() + 1);
   }
+  device::Mailbox* mailbox() const { return reinterpret_cast<device::Mailbox*>(mail_.data()); }
   uint64_t* noted() const { return reinterpret_cast<uint64_t*>(tier_state() + 1); }
   InitializerView initial() const;
   KeyArray KeysAt(const void* keys) const { return {keys, store_.layout.key_size}; }
@@ -178,6 +180,8 @@ class DeviceTable final : public Table {
   device::Counters Read(Work& work) const;
   // The bounds become exact; waits.
   void Refresh(Work& work);
+  // The bounds become as good as what the device has posted; does not wait.
+  void ReadMail();
   // Room for the rows of a batch of n keys, *new_keys of which have none, and for their slots.
   // Waits where bounds are not enough to tell.
   Status MakeRoom(Work& work, const uint32_t* new_keys, size_t n);
@@ -235,6 +239,8 @@ class DeviceTable final : public Table {
   static constexpr Stamp kRebase = 0x80000000u;
   static constexpr Stamp kRebaseAt = 0xFFFF0000u;
   static constexpr double kGrowth = 1.4;
+  // A table of this many batches' keys has room for a batch more than it needs.
+  static constexpr uint64_t kFewBatches = 16;
   static constexpr size_t kRowAlignment = 16;
   // Rows that Promote moves at most: an eighth of the device tier, but not too few or too many.
   // Twice as many are noted for it.
@@ -249,6 +255,12 @@ class DeviceTable final : public Table {
   uint32_t promote_most_ = 0;
   Range own_;  // Counters, TierState and, where there are two tiers, candidates for Promote
   Bounds bounds_;
+  HostRange mail_;           // a Mailbox
+  uint32_t batch_ = 0;       // of the last inserting batch
+  uint32_t first_mail_ = 1;  // posts of earlier batches are not of these rows
+  // Keys given by all inserting batches up to b: given_[b % kBatches].
+  static constexpr uint32_t kBatches = 64;
+  uint64_t given_[kBatches] = {};
   Tick base_ = 0;
   Stamp batch_stamp_ = 0;
   uint64_t batch_keys_ = 0;

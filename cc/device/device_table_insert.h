@@ -18,7 +18,22 @@ device::Counters DeviceTable<Device>::Read(Work& work) const {
 template <class Device>
 void DeviceTable<Device>::Refresh(Work& work) {
   const device::Counters now = Read(work);
-  bounds_ = {now.high_water, now.size(), now.free_count};
+  bounds_ = {now.high_water, now.size()};
+}
+
+template <class Device>
+void DeviceTable<Device>::ReadMail() {
+  const uint64_t high = device::AtomicLoad(&mailbox()->high_water);
+  const uint64_t free = device::AtomicLoad(&mailbox()->free_count);
+  const auto batch = static_cast<uint32_t>(high >> 32);
+  // Numbers of batches are modulo 2^32.
+  if (static_cast<int32_t>(batch - first_mail_) < 0 || batch_ - batch >= kBatches) return;
+  const uint64_t since = given_[batch_ % kBatches] - given_[batch % kBatches];
+  const uint64_t then = static_cast<uint32_t>(high);
+  bounds_.high_water = std::min(bounds_.high_water, then + since);
+  // What has been freed since can only make it less.
+  const uint64_t freed = free >> 32 == batch ? static_cast<uint32_t>(free) : 0;
+  bounds_.live = std::min(bounds_.live, then - freed + since);
 }
 
 template <class Device>
@@ -40,12 +55,17 @@ Status DeviceTable<Device>::MakeRoom(Work& work, const uint32_t* new_keys, size_
   };
   if (!enough()) {
     // How many keys of the batch are new counts, not how many there are: it may be one, many times.
+    // But where batches are small for the table, room for the next one is made too, new or not:
+    // else every batch would come to wait here while the table is nearly as large as its room.
+    const size_t given = n;
     n = ToHost(work, new_keys, 1)[0];
     Refresh(work);
-    Status room = CommitRows(&store_, after(bounds_.high_water));
-    if (room.ok() && after(bounds_.live) > BucketLimit(store_.ring.count)) {
-      room = GrowIndex(work, after(bounds_.live));
-    }
+    const size_t next = given <= bounds_.live / kFewBatches ? given : 0;
+    const uint64_t live = std::min<uint64_t>(after(bounds_.live) + next, capacity());
+    Status room =
+        CommitRows(&store_, std::min<uint64_t>(after(bounds_.high_water) + next, capacity()));
+    if (!room.ok() && next != 0) room = CommitRows(&store_, after(bounds_.high_water));
+    if (room.ok() && live > BucketLimit(store_.ring.count)) room = GrowIndex(work, live);
     if (!room.ok()) return Refuse(n, bounds_.live, room.message());
   }
   bounds_.high_water = after(bounds_.high_water);
@@ -123,6 +143,7 @@ Status DeviceTable<Device>::Insert(Work& work, KeyArray keys, size_t n, Stamp no
                                    RowId* rows, const Fill& fill) {
   if (n == 0) return Status();
   Phase phase("insert");
+  ReadMail();
   Inserting in;
   if (repeat == Keys::kMayRepeat) Elect<false>(work, keys, rows, n, &in.places, &in.of);
   in.sums = work.template Take<uint32_t>(n + 1);
@@ -156,6 +177,9 @@ Status DeviceTable<Device>::Insert(Work& work, KeyArray keys, size_t n, Stamp no
   work.ForEach(n, device::SpreadRows{rows, in.sums, in.places, in.of, in.new_rows});
   const size_t items = device::SumItems(n);
   work.ForEach(items, device::CountInserted{in.new_rows, in.dealt, items, counters()});
+  ++batch_;
+  given_[batch_ % kBatches] = given_[(batch_ - 1) % kBatches] + n;
+  work.ForEach(1, device::PostCounters{counters(), batch_, mailbox()});
   return work.status();
 }
 

@@ -85,6 +85,9 @@ Status DeviceTable<Device>::Init(const TableOptions& options) {
       sizeof(device::Counters) + sizeof(device::TierState) + 2 * promote_most_ * sizeof(uint64_t);
   DYNEMB_RETURN_IF_ERROR(own_.Reserve(*device_, own));
   DYNEMB_RETURN_IF_ERROR(own_.Commit(own));
+  DYNEMB_RETURN_IF_ERROR(mail_.Reserve(*device_, sizeof(device::Mailbox)));
+  DYNEMB_RETURN_IF_ERROR(mail_.Commit(sizeof(device::Mailbox)));
+  *mailbox() = {};
   DYNEMB_RETURN_IF_ERROR(Reserve(LayoutOf(0), &store_));
   Work work(*this, nullptr);
   work.Fill(own_.data(), 0, sizeof(device::Counters) + sizeof(device::TierState));
@@ -489,6 +492,8 @@ void DeviceTable<Device>::Adopt(Table* adopted, Tick tick) {
   work.Copy(counters(), &mine, sizeof(mine));
   work.Copy(other->counters(), &theirs, sizeof(theirs));
   (void)work.Synchronize();
+  first_mail_ = batch_ + 1;
+  other->first_mail_ = other->batch_ + 1;
   batch_stamp_ = other->batch_stamp_ = 0;
   tracking_ = true;
   deletions_.Restart(tick);

@@ -202,6 +202,25 @@ struct CountInserted {
   }
 };
 
+// What the host gets to know of a table without waiting: the counters after its inserting batch of
+// this number, in host memory that kernels reach. Each word is written at once.
+struct Mailbox {
+  uint64_t high_water;  // batch << 32 | the counter
+  uint64_t free_count;
+};
+
+struct PostCounters {
+  const Counters* counters;
+  uint32_t batch;
+  Mailbox* mailbox;
+
+  DYNEMB_HD void operator()(size_t) const {
+    const uint64_t high = static_cast<uint64_t>(batch) << 32;
+    AtomicStore(&mailbox->high_water, high | counters->high_water);
+    AtomicStore(&mailbox->free_count, high | counters->free_count);
+  }
+};
+
 // How many slots hold a row last accessed before `now`: item t looks at buckets t, t + stride, ...
 struct CountOlder {
   FlatRing ring;

@@ -95,7 +95,7 @@ class SimulatedDevice {
     using RowLanes = RowLanesT;
 
     Session(SimulatedDevice& device, Stream stream)
-        : lock_(device.mutex_), exec_(stream != nullptr ? stream : &serial_) {}
+        : device_(device), lock_(device.mutex_), exec_(stream != nullptr ? stream : &serial_) {}
     ~Session() { GiveBack(0); }
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
@@ -167,7 +167,10 @@ class SimulatedDevice {
         values[i] = v[order[i]];
       }
     }
-    Status Synchronize() { return Status(); }
+    Status Synchronize() {
+      ++device_.waits_;
+      return Status();
+    }
     Status status() const { return Status(); }
 
    private:
@@ -186,6 +189,7 @@ class SimulatedDevice {
       });
     }
 
+    SimulatedDevice& device_;
     std::lock_guard<std::mutex> lock_;
     SerialExec serial_;
     Exec* exec_;
@@ -196,6 +200,8 @@ class SimulatedDevice {
   // A device with so many bytes of memory for tables.
   explicit SimulatedDevice(size_t memory = ~size_t{0} / 2) : memory_(memory) {}
   size_t used() const { return used_; }
+  // How often somebody has waited for it.
+  uint64_t waits() const { return waits_; }
 
  private:
   // Of one range. Sanitizers keep shadow for all of it.
@@ -203,6 +209,7 @@ class SimulatedDevice {
 
   const size_t memory_;
   std::atomic<size_t> used_{0};
+  std::atomic<uint64_t> waits_{0};
   std::mutex mutex_;
 };
 

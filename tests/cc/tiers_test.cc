@@ -1,10 +1,7 @@
 // The contract suite of tables with two tiers, on simulated devices.
 #include <memory>
 
-#include "cc/device/device_table.h"
-#include "cc/device/simulated_device.h"
-#include "cc/device/thread_lane.h"
-#include "cc/table/lanes_lockstep.h"
+#include "cc/device/simulated_tables.h"
 #include "tests/cc/tiers_suite.h"
 
 namespace dynemb {

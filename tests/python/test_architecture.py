@@ -24,14 +24,18 @@ FORBIDDEN_INCLUDES = {
         "xla/",
         "absl/",
         "Eigen/",
+        "cc/device/",
         "cc/lookup/",
         "cc/io/",
         "cc/tf/",
     ),
+    "cc/device": ("tensorflow/", "tsl/", "xla/", "absl/", "Eigen/", "cc/io/", "cc/tf/"),
     "cc/lookup": ("tensorflow/", "tsl/", "xla/", "absl/", "Eigen/", "cc/io/", "cc/tf/"),
     "cc/io": ("tensorflow/", "tsl/", "xla/", "absl/", "Eigen/", "cc/lookup/", "cc/tf/"),
     "tests/cc": ("tensorflow/", "tsl/", "xla/", "cc/tf/"),
+    "tests/cuda": ("tensorflow/", "tsl/", "xla/", "cc/tf/"),
     "benchmarks/cc": ("tensorflow/", "tsl/", "xla/", "cc/tf/"),
+    "benchmarks/cuda": ("tensorflow/", "tsl/", "xla/", "cc/tf/"),
 }
 
 

@@ -1,0 +1,9 @@
+#include "cc/device/simulated_tables.h"
+
+namespace dynemb {
+
+template class DeviceTable<ThreadsDevice>;
+template class DeviceTable<NarrowTeamsDevice>;
+template class DeviceTable<WideTeamsDevice>;
+
+}  // namespace dynemb
