@@ -191,7 +191,7 @@ CudaDevice::HostRange& CudaDevice::HostRange::operator=(HostRange&& other) noexc
 
 Status CudaDevice::HostRange::Reserve(CudaDevice& device, size_t bytes) {
   device_ = &device;
-  return arena_.Reserve(bytes, bytes);
+  return arena_.Reserve(bytes, std::min(bytes, kReserveLeast));
 }
 
 Status CudaDevice::HostRange::Commit(size_t bytes) {

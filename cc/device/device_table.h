@@ -13,6 +13,10 @@
 // call returns a number or delivers to the host, where a batch may have to be refused, and while a
 // cut is read.
 //
+// Failure. What can fail is memory for the work of a call, and the GPU. Calls that return a Status
+// have then changed nothing, or say that the table is in disorder and refuse all that follows; what
+// failed in a call that returns nothing, the next one that can tells.
+//
 // Inserting: kernels_insert.h. Rows are dealt in the order of the batch; which slot of a bucket a
 // key gets, and which of several equally old rows is evicted, depends on how the GPU's threads
 // meet.
@@ -26,6 +30,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +38,7 @@
 #include "cc/device/kernels.h"
 #include "cc/device/kernels_insert.h"
 #include "cc/device/kernels_tiers.h"
+#include "cc/table/arena.h"
 #include "cc/table/changes.h"
 #include "cc/table/deletion_log.h"
 #include "cc/table/evicted_rows.h"
@@ -108,7 +114,7 @@ class DeviceTable final : public Table {
     RowLayout layout;
     uint64_t split = 0;
     uint64_t capacity = 0;
-    Range index, device_rows, free_rows;
+    Range index, device_rows;
     HostRange host_rows;
     FlatRing ring;
   };
@@ -120,10 +126,16 @@ class DeviceTable final : public Table {
   // A session in line behind everything that the table was used for before, on any stream.
   class Work : public Device::Session {
    public:
-    Work(const DeviceTable& table, Exec* exec);
+    // Whether the call tells what fails; else the next one that can does.
+    enum class Tells { kNo, kYes };
+    Work(const DeviceTable& table, Exec* exec, Tells tells = Tells::kNo);
     ~Work();
+    // From here on the table is in disorder until all of the work is given.
+    void Changes() { changes_ = true; }
 
    private:
+    const Tells tells_;
+    bool changes_ = false;
     const DeviceTable& table_;
     const typename Device::Stream stream_, before_;
   };
@@ -139,13 +151,18 @@ class DeviceTable final : public Table {
   // Whether a call's keys may repeat.
   enum class Keys { kDistinct, kMayRepeat };
 
+  // What earlier calls could not tell, as they return nothing, once; or that one of them has left
+  // the table in disorder, always.
+  Status Error() const;
+  void Fail(const Status& status, bool disorder) const;
+
   explicit DeviceTable(Device* device) : device_(device) {}
   Status Init(const TableOptions& options);
   // Room for rows of this layout, at first for init_capacity of them.
   Status Reserve(const RowLayout& layout, Store* store) const;
   // An empty index for as many.
   Status MakeIndex(Work& work, Store* store) const;
-  Status MakeConstants(Work& work, const std::vector<float>& state);
+  Status SetInitialState(Work& work, const std::vector<float>& state);
   static Status CommitRows(Store* store, uint64_t rows);
   uint64_t capacity() const { return store_.capacity; }
   uint64_t BucketLimit(uint64_t buckets) const;  // keys they may hold
@@ -159,7 +176,6 @@ class DeviceTable final : public Table {
         store_.layout};
   }
   device::Counters* counters() const { return reinterpret_cast<device::Counters*>(own_.data()); }
-  RowId* free_rows() const { return reinterpret_cast<RowId*>(store_.free_rows.data()); }
   device::TierState* tier_state() const {
     return reinterpret_cast<device::TierState*>(counters() + 1);
   }
@@ -176,10 +192,10 @@ class DeviceTable final : public Table {
     return {options_.stochastic_rounding, options_.seed, 0, tick};
   }
 
-  // Waits, and reads the counters.
+  // Waits, and reads the counters: zeros if work.status() says that something has failed.
   device::Counters Read(Work& work) const;
   // The bounds become exact; waits.
-  void Refresh(Work& work);
+  Status Refresh(Work& work);
   // The bounds become as good as what the device has posted; does not wait.
   void ReadMail();
   // Room for the rows of a batch of n keys, *new_keys of which have none, and for their slots.
@@ -239,9 +255,15 @@ class DeviceTable final : public Table {
   static constexpr Stamp kRebase = 0x80000000u;
   static constexpr Stamp kRebaseAt = 0xFFFF0000u;
   static constexpr double kGrowth = 1.4;
+  // Addresses for the host tier of a table without max_capacity, as for a table of the host
+  // (RowStore).
+  static constexpr size_t kHostMost = size_t{1} << 40;
+  static constexpr size_t kHostTimesMemory = 4;
   // A table of this many batches' keys has room for a batch more than it needs.
   static constexpr uint64_t kFewBatches = 16;
   static constexpr size_t kRowAlignment = 16;
+  // A step along the ring must not leave 32 bits.
+  static constexpr uint64_t kMostBuckets = uint64_t{1} << 31;
   // Rows that Promote moves at most: an eighth of the device tier, but not too few or too many.
   // Twice as many are noted for it.
   static constexpr uint64_t kPromoteLeast = 1024;
@@ -250,7 +272,8 @@ class DeviceTable final : public Table {
   Device* const device_;
   Store store_;
   Initializer initializer_;
-  Range constants_;  // the initializer's runs, then the initial state
+  Range runs_;              // of the initializer
+  Range initial_state_of_;  // rows, as initial_state_
   const float* initial_state_ = nullptr;
   uint32_t promote_most_ = 0;
   Range own_;  // Counters, TierState and, where there are two tiers, candidates for Promote
@@ -267,6 +290,8 @@ class DeviceTable final : public Table {
   EvictedRows* evicted_ = nullptr;
   std::atomic<uint64_t> refused_{0};
   mutable std::atomic<typename Device::Stream> stream_{};
+  mutable std::mutex error_mutex_;
+  mutable Status untold_, disorder_;
 
   bool tracking_ = false;
   DeletionLog deletions_;

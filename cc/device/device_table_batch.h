@@ -18,9 +18,10 @@ inline size_t SumItems(size_t n) { return (n + kSumEach - 1) / kSumEach; }
 }  // namespace device
 
 template <class Device>
-DeviceTable<Device>::Work::Work(const DeviceTable& table, Exec* exec)
+DeviceTable<Device>::Work::Work(const DeviceTable& table, Exec* exec, Tells tells)
     : Device::Session(*table.device_,
                       exec != nullptr ? Device::StreamOf(*exec) : typename Device::Stream{}),
+      tells_(tells),
       table_(table),
       stream_(exec != nullptr ? Device::StreamOf(*exec) : typename Device::Stream{}),
       before_(table.stream_.load()) {
@@ -29,15 +30,37 @@ DeviceTable<Device>::Work::Work(const DeviceTable& table, Exec* exec)
 
 template <class Device>
 DeviceTable<Device>::Work::~Work() {
+  if (!this->status().ok() && (changes_ || tells_ == Tells::kNo)) {
+    table_.Fail(this->status(), changes_);
+  }
   // Calls that share the lock may have been under way on another stream meanwhile: whoever comes
   // next waits for this stream, and so for that one too.
   const typename Device::Stream other = table_.stream_.exchange(stream_);
-  if (other != stream_ && other != before_) this->After(other);
+  if (other != stream_) this->After(other);
+}
+
+template <class Device>
+void DeviceTable<Device>::Fail(const Status& status, bool disorder) const {
+  std::lock_guard<std::mutex> lock(error_mutex_);
+  if (!disorder) {
+    untold_ = status;
+  } else if (disorder_.ok()) {
+    disorder_ = Status(status.code(),
+                       "table '" + options_.name +
+                           "' is in disorder since an operation on it failed: " + status.message());
+  }
+}
+
+template <class Device>
+Status DeviceTable<Device>::Error() const {
+  std::lock_guard<std::mutex> lock(error_mutex_);
+  if (!disorder_.ok()) return disorder_;
+  return std::exchange(untold_, Status());
 }
 
 template <class Device>
 InitializerView DeviceTable<Device>::initial() const {
-  return {initializer_.seed(), options_.dim, reinterpret_cast<const InitRun*>(constants_.data()),
+  return {initializer_.seed(), options_.dim, reinterpret_cast<const InitRun*>(runs_.data()),
           static_cast<uint32_t>(initializer_.runs().size())};
 }
 
@@ -48,7 +71,8 @@ Stamp DeviceTable<Device>::BeginBatch(Exec& exec, Tick tick, size_t n) {
     // As in HostTable::BeginBatch.
     const Tick move = std::max<Tick>(kRebase, tick - base_ - kRebase);
     Work work(*this, &exec);
-    Refresh(work);
+    work.Changes();
+    if (!Refresh(work).ok()) return batch_stamp_;
     work.ForEach(store_.ring.count, device::RebaseAccesses{store_.ring.buckets, move});
     work.ForEach(bounds_.high_water, device::RebaseUpdates{View(), move});
     base_ += move;
@@ -64,7 +88,7 @@ template <class Device>
 void DeviceTable<Device>::FindRows(Work& work, KeyArray keys, size_t n, Stamp now, bool counts,
                                    RowId* rows) {
   device::Candidates candidates;
-  if (now != 0 && tiered()) {
+  if (now != 0 && tiered() && store_.split != 0) {
     candidates = {&tier_state()->candidates, noted(), 2 * promote_most_};
   }
   work.ForKeys(n, device::FindKeys{View(), keys, now, rows, nullptr, candidates});
@@ -135,8 +159,9 @@ template <class Device>
 Status DeviceTable<Device>::FindOrInsert(Exec& exec, const void* keys, size_t n, Tick tick,
                                          RowId* rows) {
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
+  DYNEMB_RETURN_IF_ERROR(Error());
   const Stamp now = BeginBatch(exec, tick, n);
-  Work work(*this, &exec);
+  Work work(*this, &exec, Work::Tells::kYes);
   return FindOrInsertWith(work, KeysAt(keys), n, now, Keys::kMayRepeat, rows,
                           device::FillInitial{initial(), layout()}, true);
 }
@@ -155,8 +180,9 @@ Status DeviceTable<Device>::LookupOrInsert(Exec& exec, const void* keys, size_t 
                                            void* vectors, RowId* rows) {
   const KeyArray k = KeysAt(keys);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
+  DYNEMB_RETURN_IF_ERROR(Error());
   const Stamp now = BeginBatch(exec, tick, n);
-  Work work(*this, &exec);
+  Work work(*this, &exec, Work::Tells::kYes);
   DYNEMB_RETURN_IF_ERROR(FindOrInsertWith(work, k, n, now, Keys::kMayRepeat, rows,
                                           device::FillInitial{initial(), layout()}, true));
   work.ForRows(
@@ -169,17 +195,19 @@ Status DeviceTable<Device>::Upsert(Exec& exec, const void* keys, size_t n, const
                                    Tick tick) {
   const KeyArray k = KeysAt(keys);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
+  DYNEMB_RETURN_IF_ERROR(Error());
   const Stamp now = BeginBatch(exec, tick, n);
-  Work work(*this, &exec);
+  Work work(*this, &exec, Work::Tells::kYes);
   RowId* rows = work.template Take<RowId>(n);
   if (rows == nullptr) return work.status();
-  DYNEMB_RETURN_IF_ERROR(
-      FindOrInsertWith(work, k, n, now, Keys::kMayRepeat, rows, device::FillNothing{}, false));
   // The last of a key's positions writes its row.
   const uint32_t* places = nullptr;
   uint32_t* of = nullptr;
   Elect<true>(work, k, nullptr, n, &places, &of);
   DYNEMB_RETURN_IF_ERROR(work.status());
+  DYNEMB_RETURN_IF_ERROR(
+      FindOrInsertWith(work, k, n, now, Keys::kMayRepeat, rows, device::FillNothing{}, false));
+  work.Changes();
   BeforeWrite(work, rows, n);
   work.ForRows(
       n, device::WriteVectors{View(), rows, places, of, static_cast<const char*>(vectors), now});
@@ -191,12 +219,14 @@ Status DeviceTable<Device>::Accumulate(Exec& exec, const void* keys, size_t n, c
                                        Tick tick) {
   const KeyArray k = KeysAt(keys);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
+  DYNEMB_RETURN_IF_ERROR(Error());
   const Stamp now = BeginBatch(exec, tick, n);
-  Work work(*this, &exec);
+  Work work(*this, &exec, Work::Tells::kYes);
   RowId* rows = work.template Take<RowId>(n);
   if (rows == nullptr) return work.status();
   DYNEMB_RETURN_IF_ERROR(FindOrInsertWith(work, k, n, now, Keys::kDistinct, rows,
                                           device::FillInitial{initial(), layout()}, true));
+  work.Changes();
   BeforeWrite(work, rows, n);
   work.ForRows(n,
                device::WriteFloats{View(), k, rows, deltas, nullptr, true, RoundingAt(tick), now});
@@ -208,14 +238,16 @@ Status DeviceTable<Device>::WriteRows(Exec& exec, const void* keys, size_t n, co
                                       const float* state, bool insert, Tick tick) {
   const KeyArray k = KeysAt(keys);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
+  DYNEMB_RETURN_IF_ERROR(Error());
   const Stamp now = BeginBatch(exec, tick, n);
-  Work work(*this, &exec);
+  Work work(*this, &exec, Work::Tells::kYes);
   RowId* rows = work.template Take<RowId>(n);
   if (rows == nullptr) return work.status();
   FindRows(work, k, n, now, true, rows);
   if (insert) {
     DYNEMB_RETURN_IF_ERROR(Insert(work, k, n, now, Keys::kDistinct, rows, device::FillNothing{}));
   }
+  work.Changes();
   BeforeWrite(work, rows, n);
   work.ForRows(
       n, device::WriteFloats{View(), k, rows, vectors, layout().state_width != 0 ? state : nullptr,
@@ -233,6 +265,7 @@ void DeviceTable<Device>::ApplyRange(Exec& exec, const RowOptimizer& optimizer, 
   RowId* resolved = work.template Take<RowId>(n);
   uint32_t* nonfinite = work.template Take<uint32_t>(n);
   if (resolved == nullptr || nonfinite == nullptr) return;
+  work.Changes();
   work.ForKeys(n, device::ResolveRows{View(), k, rows + begin, resolved, counters(), tiered()});
   BeforeWrite(work, resolved, n);
   work.Fill(nonfinite, 0, n * sizeof(uint32_t));

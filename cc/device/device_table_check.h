@@ -24,7 +24,9 @@ void DeviceTable<Device>::CheckInvariants() const {
   Work work(*this, nullptr);
   const device::Counters c = Read(work);
   const std::vector<Bucket> buckets = ToHost(work, store_.ring.buckets, store_.ring.count);
-  const std::vector<RowId> free = ToHost(work, free_rows(), c.free_count);
+  RowId* listed = work.template Take<RowId>(c.free_count);
+  if (listed != nullptr) work.ForEach(c.free_count, device::ListFree{View(), listed});
+  const std::vector<RowId> free = ToHost(work, listed, c.free_count);
   std::vector<RowId> all(c.high_water);
   std::iota(all.begin(), all.end(), RowId{0});
   std::vector<uint64_t> packed(all.size());  // room for either width

@@ -16,9 +16,11 @@ device::Counters DeviceTable<Device>::Read(Work& work) const {
 }
 
 template <class Device>
-void DeviceTable<Device>::Refresh(Work& work) {
+Status DeviceTable<Device>::Refresh(Work& work) {
   const device::Counters now = Read(work);
+  DYNEMB_RETURN_IF_ERROR(work.status());
   bounds_ = {now.high_water, now.size()};
+  return Status();
 }
 
 template <class Device>
@@ -59,14 +61,20 @@ Status DeviceTable<Device>::MakeRoom(Work& work, const uint32_t* new_keys, size_
     // else every batch would come to wait here while the table is nearly as large as its room.
     const size_t given = n;
     n = ToHost(work, new_keys, 1)[0];
-    Refresh(work);
+    const device::Counters now = Read(work);
+    DYNEMB_RETURN_IF_ERROR(work.status());
+    bounds_ = {now.high_water, now.size()};
     const size_t next = given <= bounds_.live / kFewBatches ? given : 0;
     const uint64_t live = std::min<uint64_t>(after(bounds_.live) + next, capacity());
-    Status room =
-        CommitRows(&store_, std::min<uint64_t>(after(bounds_.high_water) + next, capacity()));
-    if (!room.ok() && next != 0) room = CommitRows(&store_, after(bounds_.high_water));
+    // Free rows are used first.
+    const uint64_t fresh = n - std::min<uint64_t>(n, now.free_count);
+    const uint64_t rows = std::min<uint64_t>(bounds_.high_water + fresh, capacity());
+    Status room = CommitRows(&store_, std::min<uint64_t>(rows + next, capacity()));
+    if (!room.ok() && next != 0) room = CommitRows(&store_, rows);
     if (room.ok() && live > BucketLimit(store_.ring.count)) room = GrowIndex(work, live);
     if (!room.ok()) return Refuse(n, bounds_.live, room.message());
+    bounds_ = {rows, after(bounds_.live)};
+    return Status();
   }
   bounds_.high_water = after(bounds_.high_water);
   bounds_.live = after(bounds_.live);
@@ -85,10 +93,19 @@ Status DeviceTable<Device>::GrowIndex(Work& work, uint64_t keys) {
   const double larger = kGrowth * static_cast<double>(BucketLimit(store_.ring.count));
   const uint64_t expected =
       std::max<uint64_t>(keys, std::min<uint64_t>(static_cast<uint64_t>(larger), capacity()));
-  const uint64_t buckets = BucketsFor(expected, options_.max_load_factor);
+  uint64_t buckets = 0;
   Range index;
-  DYNEMB_RETURN_IF_ERROR(index.Reserve(*device_, buckets * sizeof(Bucket)));
-  DYNEMB_RETURN_IF_ERROR(index.Commit(buckets * sizeof(Bucket)));
+  const auto make = [&](uint64_t room) {
+    buckets = BucketsFor(room, options_.max_load_factor);
+    if (buckets > kMostBuckets) return ResourceExhausted("the index cannot have more buckets");
+    index = Range();
+    DYNEMB_RETURN_IF_ERROR(index.Reserve(*device_, buckets * sizeof(Bucket)));
+    return index.Commit(buckets * sizeof(Bucket));
+  };
+  Status made = make(expected);
+  if (!made.ok() && expected > keys) made = make(keys);
+  DYNEMB_RETURN_IF_ERROR(made);
+  work.Changes();
   const FlatRing before = store_.ring;
   store_.ring = {reinterpret_cast<Bucket*>(index.data()), static_cast<uint32_t>(buckets)};
   work.ForEach(buckets, device::ClearBuckets{store_.ring.buckets});
@@ -123,6 +140,7 @@ Status DeviceTable<Device>::CheckCapacity(Work& work, const Inserting& in, size_
   if (options_.evict_strategy == EvictStrategy::kLru && capacity() >= batch_keys_) return Status();
   const uint64_t keys = ToHost(work, in.sums + n, 1)[0];
   const uint64_t size = Read(work).size();
+  DYNEMB_RETURN_IF_ERROR(work.status());
   if (size + keys <= capacity()) return Status();
   const uint64_t evictions = size + keys - capacity();
   if (options_.evict_strategy == EvictStrategy::kNone) {
@@ -153,20 +171,24 @@ Status DeviceTable<Device>::Insert(Work& work, KeyArray keys, size_t n, Stamp no
   DYNEMB_RETURN_IF_ERROR(work.status());
   work.ForEach(n + 1, device::FlagFirst{rows, in.places, in.of, n, in.sums});
   work.ExclusiveSum(in.sums, n + 1);
-
   const bool may_evict = bounds_.live + n > capacity();
+  const bool tell = may_evict && (tracking_ || evicted_ != nullptr);
+  RowId* gone = tell ? work.template Take<RowId>(n) : nullptr;
+  DYNEMB_RETURN_IF_ERROR(work.status());
   if (may_evict) DYNEMB_RETURN_IF_ERROR(CheckCapacity(work, in, n, now));
   DYNEMB_RETURN_IF_ERROR(MakeRoom(work, in.sums + n, n));
 
+  DYNEMB_RETURN_IF_ERROR(work.status());
+  ++batch_;
+  given_[batch_ % kBatches] = given_[(batch_ - 1) % kBatches] + n;
+  work.Changes();
   const DeviceView view = View();
   work.ForEach(1, device::Deal{in.sums, n, capacity(), counters(), in.dealt});
-  work.ForEach(n, device::ListNew{in.sums, in.dealt, free_rows(), in.positions, in.new_rows});
+  work.ForEach(n, device::ListNew{view, in.sums, in.dealt, in.positions, in.new_rows});
   work.ForKeys(n, device::ClaimSlots{view, keys, in.dealt, in.positions, in.new_rows, now});
   if (may_evict) {
     work.ForKeys(n, device::EvictSlots{view, keys, in.dealt, in.positions, in.new_rows, now});
-    if (tracking_ || evicted_ != nullptr) {
-      RowId* gone = work.template Take<RowId>(n);
-      DYNEMB_RETURN_IF_ERROR(work.status());
+    if (tell) {
       work.ForEach(n, device::ListEvicted{in.dealt, in.new_rows, gone});
       BeforeWrite(work, gone, n);
       BeforeLoss(work, gone, n, base_ + now);
@@ -177,8 +199,6 @@ Status DeviceTable<Device>::Insert(Work& work, KeyArray keys, size_t n, Stamp no
   work.ForEach(n, device::SpreadRows{rows, in.sums, in.places, in.of, in.new_rows});
   const size_t items = device::SumItems(n);
   work.ForEach(items, device::CountInserted{in.new_rows, in.dealt, items, counters()});
-  ++batch_;
-  given_[batch_ % kBatches] = given_[(batch_ - 1) % kBatches] + n;
   work.ForEach(1, device::PostCounters{counters(), batch_, mailbox()});
   return work.status();
 }
@@ -192,15 +212,13 @@ size_t DeviceTable<Device>::Erase(Exec& exec, const void* keys, size_t n, Tick t
   RowId* gone = work.template Take<RowId>(n);
   uint32_t* sums = work.template Take<uint32_t>(n + 1);
   if (gone == nullptr || sums == nullptr) return 0;
-  // Ids below high_water are all that can be in the free list.
-  Refresh(work);
-  if (!store_.free_rows.Commit(bounds_.high_water * sizeof(RowId)).ok()) return 0;
+  work.Changes();
   work.ForKeys(n, device::EraseKeys{View(), k, gone});
   BeforeWrite(work, gone, n);
   BeforeLoss(work, gone, n, tick);
   work.ForEach(n + 1, device::FlagRows{gone, n, sums});
   work.ExclusiveSum(sums, n + 1);
-  work.ForRows(n, device::FreeRows{View(), gone, sums, counters(), free_rows(), wipe});
+  work.ForRows(n, device::FreeRows{View(), gone, sums, counters(), wipe});
   work.ForEach(1, device::CountFreed{sums, n, counters()});
   return ToHost(work, sums + n, 1)[0];
 }

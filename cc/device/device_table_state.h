@@ -50,12 +50,11 @@ Status DeviceTable<Device>::Reserve(const RowLayout& layout, Store* store) const
   // A device may have less.
   store->split = std::min<uint64_t>(store->split, store->device_rows.reserved() / layout.stride);
   uint64_t in_host = options_.tier == Tier::kHbm ? 0 : most - store->split;
-  DYNEMB_RETURN_IF_ERROR(
-      store->host_rows.Reserve(*device_, std::max<size_t>(1, in_host * layout.stride)));
+  const size_t most_host = std::min(kHostMost, kHostTimesMemory * PhysicalMemory());
+  DYNEMB_RETURN_IF_ERROR(store->host_rows.Reserve(
+      *device_, std::clamp<size_t>(in_host * layout.stride, 1, most_host)));
   in_host = std::min<uint64_t>(in_host, store->host_rows.reserved() / layout.stride);
   store->capacity = store->split + in_host;
-  DYNEMB_RETURN_IF_ERROR(
-      store->free_rows.Reserve(*device_, std::max<size_t>(1, store->capacity * sizeof(RowId))));
   return CommitRows(store,
                     std::min(static_cast<uint64_t>(options_.init_capacity), store->capacity));
 }
@@ -64,6 +63,7 @@ template <class Device>
 Status DeviceTable<Device>::MakeIndex(Work& work, Store* store) const {
   const uint64_t buckets =
       BucketsFor(static_cast<uint64_t>(options_.init_capacity), options_.max_load_factor);
+  if (buckets > kMostBuckets) return ResourceExhausted("the index cannot have so many buckets");
   DYNEMB_RETURN_IF_ERROR(store->index.Reserve(*device_, buckets * sizeof(Bucket)));
   DYNEMB_RETURN_IF_ERROR(store->index.Commit(buckets * sizeof(Bucket)));
   store->ring = {reinterpret_cast<Bucket*>(store->index.data()), static_cast<uint32_t>(buckets)};
@@ -89,27 +89,26 @@ Status DeviceTable<Device>::Init(const TableOptions& options) {
   DYNEMB_RETURN_IF_ERROR(mail_.Commit(sizeof(device::Mailbox)));
   *mailbox() = {};
   DYNEMB_RETURN_IF_ERROR(Reserve(LayoutOf(0), &store_));
-  Work work(*this, nullptr);
+  Work work(*this, nullptr, Work::Tells::kYes);
   work.Fill(own_.data(), 0, sizeof(device::Counters) + sizeof(device::TierState));
-  DYNEMB_RETURN_IF_ERROR(MakeConstants(work, {}));
+  const std::vector<InitRun>& runs = initializer_.runs();
+  DYNEMB_RETURN_IF_ERROR(runs_.Reserve(*device_, runs.size() * sizeof(InitRun)));
+  DYNEMB_RETURN_IF_ERROR(runs_.Commit(runs.size() * sizeof(InitRun)));
+  work.Copy(runs_.data(), runs.data(), runs.size() * sizeof(InitRun));
   DYNEMB_RETURN_IF_ERROR(MakeIndex(work, &store_));
   return work.Synchronize();
 }
 
 template <class Device>
-Status DeviceTable<Device>::MakeConstants(Work& work, const std::vector<float>& state) {
-  const std::vector<InitRun>& runs = initializer_.runs();
-  // The state is read in pieces of 16 bytes.
-  const size_t runs_bytes = (runs.size() * sizeof(InitRun) + 15) / 16 * 16;
-  const size_t bytes = runs_bytes + state.size() * sizeof(float);
-  Range constants;
-  DYNEMB_RETURN_IF_ERROR(constants.Reserve(*device_, bytes));
-  DYNEMB_RETURN_IF_ERROR(constants.Commit(bytes));
-  work.Copy(constants.data(), runs.data(), runs.size() * sizeof(InitRun));
-  work.Copy(constants.data() + runs_bytes, state.data(), state.size() * sizeof(float));
+Status DeviceTable<Device>::SetInitialState(Work& work, const std::vector<float>& state) {
+  const size_t bytes = state.size() * sizeof(float);
+  Range made;
+  DYNEMB_RETURN_IF_ERROR(made.Reserve(*device_, std::max<size_t>(1, bytes)));
+  DYNEMB_RETURN_IF_ERROR(made.Commit(bytes));
+  work.Copy(made.data(), state.data(), bytes);
   DYNEMB_RETURN_IF_ERROR(work.Synchronize());
-  constants_ = std::move(constants);
-  initial_state_ = reinterpret_cast<const float*>(constants_.data() + runs_bytes);
+  initial_state_of_ = std::move(made);
+  initial_state_ = reinterpret_cast<const float*>(initial_state_of_.data());
   return Status();
 }
 
@@ -128,7 +127,7 @@ TableStats DeviceTable<Device>::stats() const {
   s.size = c.size();
   s.slots = uint64_t{store_.ring.count} * kSlotsPerBucket;
   s.index_bytes = store_.ring.count * sizeof(Bucket);
-  s.row_bytes = c.high_water * l.stride + store_.free_rows.committed();
+  s.row_bytes = c.high_water * l.stride;
   s.metadata_bytes =
       s.index_bytes + s.row_bytes - c.high_water * (l.vector_bytes() + l.state_bytes());
   s.device_rows = std::min<uint64_t>(c.high_water, store_.split);
@@ -150,10 +149,12 @@ Status DeviceTable<Device>::AttachState(Exec& exec, const StateSpec& spec) {
   if (spec == state_spec_) return Status();
   std::vector<float> initial;
   DYNEMB_RETURN_IF_ERROR(InitialState(spec, &initial));
+  DYNEMB_RETURN_IF_ERROR(Error());
   WaitForReader();
-  Work work(*this, &exec);
-  Refresh(work);
+  Work work(*this, &exec, Work::Tells::kYes);
+  DYNEMB_RETURN_IF_ERROR(Refresh(work));
   SaveAll(work);
+  DYNEMB_RETURN_IF_ERROR(work.status());
   Store moved;
   DYNEMB_RETURN_IF_ERROR(Reserve(LayoutOf(spec.width()), &moved));
   if (bounds_.high_water > moved.capacity) {
@@ -161,10 +162,11 @@ Status DeviceTable<Device>::AttachState(Exec& exec, const StateSpec& spec) {
                              " rows of " + std::to_string(moved.layout.stride) + " bytes");
   }
   DYNEMB_RETURN_IF_ERROR(CommitRows(&moved, bounds_.high_water));
-  DYNEMB_RETURN_IF_ERROR(MakeConstants(work, initial));
+  DYNEMB_RETURN_IF_ERROR(SetInitialState(work, initial));
+  work.Changes();
   const DeviceView from = View();
   moved.index = std::move(store_.index);
-  moved.free_rows = std::move(store_.free_rows);
+
   moved.ring = store_.ring;
   std::swap(store_, moved);
   work.ForRows(bounds_.high_water, device::MoveRows{from.rows, from.layout, View().rows,
@@ -175,16 +177,19 @@ Status DeviceTable<Device>::AttachState(Exec& exec, const StateSpec& spec) {
 
 template <class Device>
 Status DeviceTable<Device>::Clear(Exec& exec, Tick tick) {
+  DYNEMB_RETURN_IF_ERROR(Error());
   WaitForReader();
-  Work work(*this, &exec);
-  Refresh(work);
+  Work work(*this, &exec, Work::Tells::kYes);
+  DYNEMB_RETURN_IF_ERROR(Refresh(work));
   SaveAll(work);
   Store empty;
   DYNEMB_RETURN_IF_ERROR(Reserve(store_.layout, &empty));
   DYNEMB_RETURN_IF_ERROR(MakeIndex(work, &empty));
   ForRowsInPieces(work, 0, [&](const RowId* rows, size_t n) { BeforeLoss(work, rows, n, tick); });
-  std::swap(store_, empty);
   device::Counters c = Read(work);
+  DYNEMB_RETURN_IF_ERROR(work.status());
+  work.Changes();
+  std::swap(store_, empty);
   c.erased += c.size();
   c.high_water = c.free_count = 0;
   work.Copy(counters(), &c, sizeof(c));
@@ -276,7 +281,9 @@ void DeviceTable<Device>::BeforeWrite(Work& work, const RowId* rows, size_t n) {
   if (cut_ == nullptr) return;
   std::vector<RowId> save;
   for (RowId row : ToHost(work, rows, n)) {
-    if (row != kNoRow && row < cut_->todo.rows() && cut_->todo.Take(row)) save.push_back(row);
+    if (work.status().ok() && row != kNoRow && row < cut_->todo.rows() && cut_->todo.Take(row)) {
+      save.push_back(row);
+    }
   }
   ForCopies(work, save, [&](RowId, const char* row) {
     cut_->saved->PushAtOnce(cut_->table, cut_->layout, row,
@@ -368,6 +375,7 @@ template <class Device>
 Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted,
                                      SavedRows* saved, size_t number) {
   DYNEMB_RETURN_IF_ERROR(CheckNoCut(cut_.get()));
+  DYNEMB_RETURN_IF_ERROR(Error());
   Track(watermark);
   auto cut = std::make_unique<Cut>();
   cut->saved = saved;
@@ -376,7 +384,7 @@ Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, boo
   cut->watermark = watermark;
   cut->since = since;
   cut->base = base_;
-  Work work(*this, &exec);
+  Work work(*this, &exec, Work::Tells::kYes);
   if (with_deleted) {
     DYNEMB_RETURN_IF_ERROR(CheckDeletions(deletions_, since));
     DropHeld(work, deletions_.Since(since), &cut->deleted);
@@ -392,6 +400,7 @@ Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, boo
     }
     if (!work.status().ok()) return work.status();
   }
+  DYNEMB_RETURN_IF_ERROR(work.status());
   cut_ = std::move(cut);
   return Status();
 }
@@ -437,6 +446,7 @@ void DeviceTable<Device>::ReadCut(Exec& exec, const std::vector<RowId>& plan, vo
     if (times == nullptr) continue;
     for (size_t i = 0; i < plan.size(); ++i) times[i] = cut_->Time(base_ + times[i]);
   }
+  if (!work.status().ok()) return;
   for (RowId row : plan) cut_->todo.Take(row);
   if (!plan.empty()) cut_->cursor = plan.back() + uint64_t{1};
 }
@@ -445,8 +455,9 @@ template <class Device>
 Status DeviceTable<Device>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) {
   const size_t n = loaded.n;
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
+  DYNEMB_RETURN_IF_ERROR(Error());
   const Stamp now = BeginBatch(exec, tick, n);
-  Work work(*this, &exec);
+  Work work(*this, &exec, Work::Tells::kYes);
   const auto bring = [&](const void* from, size_t bytes) {
     char* to = from == nullptr ? nullptr : work.template Take<char>(n * bytes);
     if (to != nullptr) work.Copy(to, from, n * bytes);
@@ -462,6 +473,7 @@ Status DeviceTable<Device>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick 
   DYNEMB_RETURN_IF_ERROR(work.status());
   DYNEMB_RETURN_IF_ERROR(
       FindOrInsertWith(work, keys, n, now, Keys::kDistinct, rows, device::FillNothing{}, false));
+  work.Changes();
   BeforeWrite(work, rows, n);
   work.ForRows(n, device::WriteVectors{View(), rows, nullptr, nullptr, vectors, now});
   work.ForRows(n, device::WriteStates{View(), rows, state, initial_state_});
@@ -478,15 +490,17 @@ void DeviceTable<Device>::Adopt(Table* adopted, Tick tick) {
   SaveAll(work);
   work.After(other->stream_.load());
   other->SaveAll(work);
+  device::Counters mine = Read(work);
+  device::Counters theirs = ToHost(work, other->counters(), 1)[0];
+  if (!work.status().ok()) return;  // nothing has changed; the next call tells
+  work.Changes();
   std::swap(store_, other->store_);
-  std::swap(constants_, other->constants_);
+  std::swap(initial_state_of_, other->initial_state_of_);
   std::swap(initial_state_, other->initial_state_);
   std::swap(base_, other->base_);
   std::swap(state_spec_, other->state_spec_);
   std::swap(bounds_, other->bounds_);
   // What a table has counted stays with it; how many rows there are goes with the rows.
-  device::Counters mine = Read(work);
-  device::Counters theirs = ToHost(work, other->counters(), 1)[0];
   std::swap(mine.high_water, theirs.high_water);
   std::swap(mine.free_count, theirs.free_count);
   work.Copy(counters(), &mine, sizeof(mine));

@@ -13,8 +13,9 @@ template <class Device>
 Status DeviceTable<Device>::Promote(Exec& exec, Tick tick) {
   // A cut knows its rows by their ids: while it is read, rows stay.
   if (!tiered() || store_.split == 0 || cut_ != nullptr) return Status();
+  DYNEMB_RETURN_IF_ERROR(Error());
   Phase phase("promote");
-  Work work(*this, &exec);
+  Work work(*this, &exec, Work::Tells::kYes);
   const size_t noted_most = 2 * promote_most_;
   const size_t window =
       std::min<uint64_t>(store_.split, uint64_t{device::kPlacesEach} * promote_most_);
@@ -37,6 +38,7 @@ Status DeviceTable<Device>::Promote(Exec& exec, Tick tick) {
   uint32_t* of = nullptr;
   Elect<false>(work, {rows, sizeof(RowId)}, nullptr, pairs, &places, &of);
   DYNEMB_RETURN_IF_ERROR(work.status());
+  work.Changes();
   work.ForKeys(pairs, device::PairUp{View(), order, victims, places, of, counters(), swaps});
   work.ForRows(pairs, device::SwapRows{View(), swaps});
   const size_t items = device::SumItems(pairs);

@@ -82,7 +82,9 @@ DYNEMB_HD inline void StoreKey(void* keys, size_t key_size, size_t i, uint64_t k
   }
 }
 
-// What kernels need of a table. Rows begin at multiples of 16 bytes.
+// What kernels need of a table. Rows begin at multiples of 16 bytes, and so do their vectors:
+// behind key and last update there are four bytes that are nobody's. Those of the first rows are
+// the free list: its i-th entry is in row i, whichever key that row is.
 struct DeviceView {
   FlatRing ring;
   TieredRows rows;
@@ -90,6 +92,10 @@ struct DeviceView {
 
   DYNEMB_HD char* RowAt(RowId row) const { return rows.At(row); }
   DYNEMB_HD uint64_t KeyAt(RowId row) const { return KeyArray{rows.At(row), layout.key_size}[0]; }
+  DYNEMB_HD RowId* FreeRow(uint64_t i) const {
+    return reinterpret_cast<RowId*>(rows.At(static_cast<RowId>(i)) + kFreeOffset);
+  }
+  static constexpr size_t kFreeOffset = 12;
   DYNEMB_HD bool InDevice(RowId row) const { return row < rows.split; }
   // The slot of a key.
   template <class Lanes>

@@ -84,6 +84,7 @@ struct FindKeys {
     if (candidates.most == 0 || view.InDevice(at.row)) {
       AtomicStore(access, now);
     } else if (AtomicExchange(access, now) != now) {  // the first of this batch to come here
+      if (AtomicLoad(candidates.count) >= candidates.most) return;  // one address for all
       const uint32_t c = AtomicAdd(candidates.count, 1u);
       if (c < candidates.most) {
         candidates.order[c] = static_cast<uint64_t>(now - was) << 32 | at.row;
@@ -266,6 +267,8 @@ struct ElectPositions {
       }
       if (keys[there] != key) continue;
       // Once a place is a key's, it only goes from one of its positions to another.
+      // Many positions may have one key: only those that change something swap.
+      if (kLast ? there > position : there < position) break;
       if (kLast) {
         AtomicMax(&places[p], position);
       } else {

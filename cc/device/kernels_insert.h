@@ -55,9 +55,9 @@ struct Deal {
 };
 
 struct ListNew {
+  DeviceView view;
   const uint32_t* sums;
   const Dealt* dealt;
-  const RowId* free_rows;
   uint32_t* positions;
   RowId* new_rows;
 
@@ -67,7 +67,7 @@ struct ListNew {
     positions[j] = static_cast<uint32_t>(i);
     RowId row = kNoRow;
     if (j < dealt->from_free) {
-      row = free_rows[dealt->free_before - 1 - j];
+      row = *view.FreeRow(dealt->free_before - 1 - j);
     } else if (j < dealt->fresh) {
       row = dealt->high_before + (j - dealt->from_free);
     }
@@ -414,7 +414,6 @@ struct FreeRows {
   const RowId* gone;
   const uint32_t* sums;
   const Counters* counters;
-  RowId* free_rows;
   bool wipe;
 
   template <class Lanes>
@@ -422,14 +421,22 @@ struct FreeRows {
     if (gone[i] == kNoRow) return;
     char* row = view.RowAt(gone[i]);
     if (wipe) {
-      for (size_t w = lanes.rank(); w < view.layout.stride / 16; w += lanes.width()) {
-        reinterpret_cast<Quad<float>*>(row)[w] = Quad<float>{};
+      // But the four bytes that are nobody's.
+      for (size_t w = lanes.rank(); w < view.layout.stride / 4; w += lanes.width()) {
+        if (w != DeviceView::kFreeOffset / 4) reinterpret_cast<uint32_t*>(row)[w] = 0;
       }
     }
     if (lanes.rank() != 0) return;
     *view.layout.update(row) = 0;
-    free_rows[counters->free_count + sums[i]] = gone[i];
+    *view.FreeRow(counters->free_count + sums[i]) = gone[i];
   }
+};
+
+struct ListFree {
+  DeviceView view;
+  RowId* rows;
+
+  DYNEMB_HD void operator()(size_t i) const { rows[i] = *view.FreeRow(i); }
 };
 
 struct CountFreed {

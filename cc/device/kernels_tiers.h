@@ -139,8 +139,13 @@ struct SwapRows {
     auto* host = reinterpret_cast<Quad<float>*>(view.RowAt(swap.host_row));
     auto* device = reinterpret_cast<Quad<float>*>(view.RowAt(swap.device_row));
     for (size_t w = lanes.rank(); w < view.layout.stride / sizeof(*host); w += lanes.width()) {
-      const Quad<float> from_host = host[w];
-      host[w] = device[w];
+      Quad<float> from_host = host[w], from_device = device[w];
+      if (w == DeviceView::kFreeOffset / sizeof(*host)) {  // the free list stays
+        const float in_host = from_host.at[3];
+        from_host.at[3] = from_device.at[3];
+        from_device.at[3] = in_host;
+      }
+      host[w] = from_device;
       device[w] = from_host;
     }
     if (lanes.rank() != 0) return;

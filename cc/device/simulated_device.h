@@ -39,21 +39,24 @@ class SimulatedDevice {
       return arena_.Reserve(std::min({bytes, device.memory_, kMostAddresses}), 1);
     }
     Status Commit(size_t bytes) {
-      if (bytes <= arena_.committed()) return Status();
-      const size_t more = bytes - arena_.committed();
+      if (bytes <= committed_) return Status();
+      // An eighth more than is asked for, if there is as much.
+      const size_t ahead = std::min(committed_ + committed_ / 8, arena_.reserved());
+      if (ahead > bytes && device_->used_ + ahead - committed_ <= device_->memory_) bytes = ahead;
+      const size_t more = bytes - committed_;
       if (device_->used_ + more > device_->memory_) {
         return ResourceExhausted("the device has " +
                                  std::to_string(device_->memory_ - device_->used_) +
                                  " bytes left, " + std::to_string(more) + " are needed");
       }
-      const size_t before = arena_.committed();
       DYNEMB_RETURN_IF_ERROR(arena_.Commit(bytes));
-      device_->used_ += arena_.committed() - before;
+      device_->used_ += more;
+      committed_ = bytes;
       return Status();
     }
     void Clear() { arena_.Clear(); }
     char* data() const { return arena_.data(); }
-    size_t committed() const { return arena_.committed(); }
+    size_t committed() const { return committed_; }
     size_t reserved() const { return arena_.reserved(); }
 
     Range() = default;
@@ -62,17 +65,19 @@ class SimulatedDevice {
     Range& operator=(Range&& o) noexcept {
       Release();
       device_ = std::exchange(o.device_, nullptr);
+      committed_ = std::exchange(o.committed_, 0);
       arena_ = std::move(o.arena_);
       return *this;
     }
 
    private:
     void Release() {
-      if (device_ != nullptr) device_->used_ -= arena_.committed();
+      if (device_ != nullptr) device_->used_ -= committed_;
       device_ = nullptr;
     }
     SimulatedDevice* device_ = nullptr;
     Arena arena_;
+    size_t committed_ = 0;  // what was asked for
   };
   class HostRange {
    public:
@@ -104,6 +109,7 @@ class SimulatedDevice {
 
     template <class Body>
     void ForEach(size_t n, const Body& body) {
+      if (!status_.ok()) return;
       exec_->ParallelFor(n, kGrain, [&body](size_t begin, size_t end) {
         for (size_t i = begin; i < end; ++i) body(i);
       });
@@ -131,6 +137,7 @@ class SimulatedDevice {
 
     template <class T>
     T* Take(size_t n) {
+      if (!Working()) return nullptr;
       // Filled with rubbish: on a GPU an array is what the last session left there.
       const size_t bytes = std::max<size_t>(n, 1) * sizeof(T);
       auto* p = static_cast<char*>(::operator new (bytes, std::align_val_t{kAlignment}));
@@ -146,16 +153,19 @@ class SimulatedDevice {
     }
 
     void Copy(void* to, const void* from, size_t bytes) {
-      if (bytes != 0) std::memcpy(to, from, bytes);
+      if (bytes != 0 && status_.ok()) std::memcpy(to, from, bytes);
     }
     void Fill(void* p, uint8_t byte, size_t bytes) {
-      if (bytes != 0) std::memset(p, byte, bytes);
+      if (bytes != 0 && status_.ok()) std::memset(p, byte, bytes);
     }
+    // These two take workspace as well.
     void ExclusiveSum(uint32_t* values, size_t n) {
+      if (!Working()) return;
       uint32_t sum = 0;
       for (size_t i = 0; i < n; ++i) sum += std::exchange(values[i], sum);
     }
     void SortPairs(uint64_t* keys, uint32_t* values, size_t n) {
+      if (!Working()) return;
       std::vector<size_t> order(n);
       std::iota(order.begin(), order.end(), size_t{0});
       std::stable_sort(order.begin(), order.end(),
@@ -169,9 +179,9 @@ class SimulatedDevice {
     }
     Status Synchronize() {
       ++device_.waits_;
-      return Status();
+      return status_;
     }
-    Status status() const { return Status(); }
+    Status status() const { return status_; }
 
    private:
     static constexpr size_t kGrain = 256;
@@ -182,8 +192,17 @@ class SimulatedDevice {
         ::operator delete (taken_.back(), std::align_val_t{kAlignment});
       }
     }
+    // Whether nothing has failed, nor is to fail now (FailTake).
+    bool Working() {
+      if (status_.ok() && device_.takes_ != kNever && device_.takes_-- == 0) {
+        status_ = ResourceExhausted("no memory for the work of this call");
+        device_.takes_ = kNever;
+      }
+      return status_.ok();
+    }
     template <class Lanes, class Body>
     void ForTeams(size_t n, const Body& body) {
+      if (!status_.ok()) return;
       Lanes::Launch(*exec_, n, 64, [&body](Lanes& lanes, size_t begin, size_t end) {
         for (size_t i = begin; i < end; ++i) body(lanes, i);
       });
@@ -195,6 +214,7 @@ class SimulatedDevice {
     Exec* exec_;
     std::vector<char*> taken_;
     std::vector<std::vector<char>> pinned_;
+    Status status_;
   };
 
   // A device with so many bytes of memory for tables.
@@ -202,6 +222,10 @@ class SimulatedDevice {
   size_t used() const { return used_; }
   // How often somebody has waited for it.
   uint64_t waits() const { return waits_; }
+  // Has the session fail that takes workspace for the n-th time from now, from 0 on, once; returns
+  // whether the last one that was to fail is still to come.
+  static constexpr uint64_t kNever = ~uint64_t{0};
+  bool FailTake(uint64_t n) { return takes_.exchange(n) != kNever; }
 
  private:
   // Of one range. Sanitizers keep shadow for all of it.
@@ -210,6 +234,7 @@ class SimulatedDevice {
   const size_t memory_;
   std::atomic<size_t> used_{0};
   std::atomic<uint64_t> waits_{0};
+  std::atomic<uint64_t> takes_{kNever};
   std::mutex mutex_;
 };
 

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "cc/device/simulated_tables.h"
 #include "tests/cc/table_suites.h"
@@ -96,6 +98,108 @@ TEST(DeviceSteps, DoNotWait) {
     EXPECT_EQ(t.stats().evictions != 0, c.max_capacity != 0);
     t.Check();
   }
+}
+
+// What a table holds, wherever it does.
+std::vector<Exported> ByKey(const Subject& t) {
+  std::vector<Exported> rows = t.Export();
+  std::sort(rows.begin(), rows.end(),
+            [](const Exported& a, const Exported& b) { return a.key < b.key; });
+  for (Exported& row : rows) row.row = 0;
+  return rows;
+}
+
+// Every operation, with memory for its work running out at every point. What it says is true: it
+// has changed nothing, or the table is in disorder and refuses everything from then on.
+TEST(DeviceFailures, AreTold) {
+  using Operation = Status (*)(Subject&);
+  const std::pair<const char*, Operation> operations[] = {
+      {"FindOrInsert",
+       [](Subject& t) {
+         RowIds rows;
+         return t.TryFindOrInsert(Progression(20, 30), &rows);
+       }},
+      {"InsertAndEvict",
+       [](Subject& t) {
+         RowIds rows(30);
+         EvictedRows evicted(t->layout());
+         const Tick tick = t.tick() + 1;
+         t.set_tick(tick);
+         return t->InsertAndEvict(t.exec(), t.Pack(Progression(20, 30)).data(), 30, tick,
+                                  rows.data(), &evicted);
+       }},
+      {"Upsert", [](Subject& t) { return t.TryUpsert(Progression(20, 30), Floats(120, 7.0f)); }},
+      {"Accumulate",
+       [](Subject& t) { return t.TryAccumulate(Progression(20, 30), Floats(120, 7.0f)); }},
+      {"WriteRows",
+       [](Subject& t) {
+         return t.TryWriteRows(Progression(20, 30), Floats(120, 7.0f), Floats(120, 1.0f), true);
+       }},
+      {"Erase",
+       [](Subject& t) {
+         t.Erase(Progression(0, 10));
+         return Status();
+       }},
+      {"Apply",
+       [](Subject& t) {
+         const Keys keys = Progression(0, 20);
+         t.Apply(RowOptimizer(OptimizerKind::kAdagrad, {}, Hyper(), 4), keys, t.Find(keys),
+                 Floats(80, 1.0f));
+         return Status();
+       }},
+      {"Promote", [](Subject& t) { return t->Promote(t.exec(), t.tick()); }},
+      {"AttachState",
+       [](Subject& t) {
+         return t->AttachState(t.exec(), {"adam", {4, 4}, {0.0f, 0.0f}});
+       }},
+      {"Clear", [](Subject& t) { return t.Clear(); }},
+  };
+  size_t unchanged = 0, disorders = 0;
+  for (const auto& [name, operation] : operations) {
+    bool failed = true;
+    for (uint64_t k = 0; failed; ++k) {
+      ASSERT_LT(k, 200u) << name;
+      SCOPED_TRACE(testing::Message() << name << " fails at " << k);
+      ThreadsDevice device;
+      SerialExec exec;
+      TableOptions options;
+      options.name = "failing";
+      options.dim = 4;
+      options.init_capacity = 8;
+      options.max_capacity = 40;
+      options.tier = Tier::kHybrid;
+      options.max_hbm_bytes = 10 * 48;
+      std::unique_ptr<Table> made;
+      ASSERT_TRUE(DeviceTable<ThreadsDevice>::Make(options, &device, &made).ok());
+      Subject t(std::move(made), &exec);
+      ASSERT_TRUE(t->AttachState(exec, {"adagrad", {4}, {0.5f}}).ok());
+      t->Track(1);
+      t.Upsert(Progression(0, 35), Floats(140, 3.0f));
+      t.Erase(Progression(0, 5));
+      for (int i = 0; i < 6; ++i) t.Find(Progression(15, 15));
+      const std::vector<Exported> before = ByKey(t);
+      device.FailTake(k);
+      Status status = operation(t);
+      failed = !device.FailTake(ThreadsDevice::kNever);
+      if (!failed) break;
+      // What a call could not tell comes with the next one.
+      if (status.ok()) status = t->Promote(exec, t.tick());
+      EXPECT_FALSE(status.ok());
+      const Status next = t->Promote(exec, t.tick());
+      if (next.ok()) {
+        ++unchanged;
+        t.Check();
+        EXPECT_TRUE(ByKey(t) == before);
+      } else {
+        ++disorders;
+        EXPECT_NE(next.message().find("disorder"), std::string::npos) << next.message();
+        EXPECT_NE(next.message().find("failing"), std::string::npos) << next.message();
+        EXPECT_FALSE(t.TryUpsert({1}, Floats(4, 1.0f)).ok());
+      }
+    }
+  }
+  EXPECT_GT(unchanged, 30u);
+  EXPECT_GT(disorders, 5u);
 }
 
 }  // namespace
