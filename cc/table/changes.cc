@@ -5,14 +5,28 @@
 
 namespace dynemb {
 
+void SavedRows::Push(size_t table, const RowLayout& layout, const char* row, CutTime updated) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  Wait(&lock, layout.stride);
+  Append(table, layout, row, updated);
+}
+
 void SavedRows::WaitForRoom(size_t bytes) {
   std::unique_lock<std::mutex> lock(mutex_);
-  popped_.wait(lock, [&] { return closed_ || bytes_ + bytes <= most_bytes_ || bytes_ == 0; });
+  Wait(&lock, bytes);
 }
 
 void SavedRows::PushAtOnce(size_t table, const RowLayout& layout, const char* row,
                            CutTime updated) {
   std::lock_guard<std::mutex> lock(mutex_);
+  Append(table, layout, row, updated);
+}
+
+void SavedRows::Wait(std::unique_lock<std::mutex>* lock, size_t bytes) {
+  popped_.wait(*lock, [&] { return closed_ || bytes_ + bytes <= most_bytes_ || bytes_ == 0; });
+}
+
+void SavedRows::Append(size_t table, const RowLayout& layout, const char* row, CutTime updated) {
   if (closed_) return;
   if (chunks_.empty() || chunks_.back().table != table ||
       chunks_.back().rows.size() + layout.stride > kChunkBytes) {

@@ -49,12 +49,8 @@ class SavedRows {
   };
 
   explicit SavedRows(size_t most_bytes) : most_bytes_(most_bytes) {}
-  void Push(size_t table, const RowLayout& layout, const char* row, CutTime updated) {
-    WaitForRoom(layout.stride);
-    PushAtOnce(table, layout, row, updated);
-  }
-  // The two halves, for who must not wait while it pushes: it waits before, and may then exceed the
-  // bound.
+  void Push(size_t table, const RowLayout& layout, const char* row, CutTime updated);
+  // For who must not wait while it pushes: it waits before, and may then exceed the bound.
   void WaitForRoom(size_t bytes);
   void PushAtOnce(size_t table, const RowLayout& layout, const char* row, CutTime updated);
   // The oldest chunk; false if there is none.
@@ -64,6 +60,10 @@ class SavedRows {
 
  private:
   static constexpr size_t kChunkBytes = size_t{1} << 18;
+
+  // Both with the mutex locked.
+  void Wait(std::unique_lock<std::mutex>* lock, size_t bytes);
+  void Append(size_t table, const RowLayout& layout, const char* row, CutTime updated);
 
   const size_t most_bytes_;
   std::mutex mutex_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -100,6 +101,84 @@ TEST(DeviceSteps, DoNotWait) {
   }
 }
 
+// New keys get rows in the order in which a batch names them first, however threads meet.
+TEST(DeviceInserts, RowIdsDoNotDependOnThreads) {
+  ThreadsDevice device;
+  SerialExec serial;
+  ThreadsExec threads(4);
+  TableOptions options;
+  options.name = "order";
+  options.dim = 1;
+  options.tier = Tier::kHbm;
+  Random random(17);
+  Keys keys(20000);
+  for (int round = 0; round < 5; ++round) {
+    std::unique_ptr<Table> one, four;
+    ASSERT_TRUE(DeviceTable<ThreadsDevice>::Make(options, &device, &one).ok());
+    ASSERT_TRUE(DeviceTable<ThreadsDevice>::Make(options, &device, &four).ok());
+    Subject t(std::move(one), &serial), u(std::move(four), &threads);
+    for (int batch = 0; batch < 3; ++batch) {
+      // Each key comes about eight times, all over the batch.
+      for (uint64_t& key : keys) key = random.Below(2500) + 2000 * static_cast<uint64_t>(batch);
+      const RowIds rows = t.FindOrInsert(keys);
+      ASSERT_EQ(u.FindOrInsert(keys), rows);
+      RowId next = 0;  // ids below were given before, in order
+      for (RowId row : rows) next = std::max(next, row);
+      EXPECT_EQ(t.size(), next + 1u);
+    }
+  }
+}
+
+// A device that posts its counters a batch late, as a GPU may.
+class LateDevice : public ThreadsDevice {
+ public:
+  class Session : public ThreadsDevice::Session {
+   public:
+    Session(LateDevice& device, Stream stream)
+        : ThreadsDevice::Session(device, stream), device_(device) {}
+    template <class Body>
+    void ForEach(size_t n, const Body& body) {
+      if constexpr (std::is_same_v<Body, device::PostCounters>) {
+        if (device_.to_ != nullptr) *device_.to_ = device_.posted_;
+        device::PostCounters now = body;
+        now.mailbox = &device_.posted_;
+        now(0);
+        device_.to_ = body.mailbox;
+      } else {
+        ThreadsDevice::Session::ForEach(n, body);
+      }
+    }
+
+   private:
+    LateDevice& device_;
+  };
+
+ private:
+  device::Mailbox posted_ = {};
+  device::Mailbox* to_ = nullptr;
+};
+
+// Check() looks whether the bounds hold.
+TEST(DeviceInserts, LatePostsAreBoundsToo) {
+  LateDevice device;
+  SerialExec exec;
+  TableOptions options;
+  options.name = "late";
+  options.dim = 1;
+  options.init_capacity = 20000;
+  options.tier = Tier::kHbm;
+  std::unique_ptr<Table> made;
+  ASSERT_TRUE(DeviceTable<LateDevice>::Make(options, &device, &made).ok());
+  Subject t(std::move(made), &exec);
+  Random random(23);
+  for (int step = 0; step < 60; ++step) {
+    t.FindOrInsert(Scattered(random.Below(10000), 100 + random.Below(300)));
+    if (step % 5 == 4) t.Erase(Scattered(random.Below(10000), 400));
+    t.Check();
+  }
+  EXPECT_EQ(t.CountContained(Scattered(0, 10400)), t.size());
+}
+
 // What a table holds, wherever it does.
 std::vector<Exported> ByKey(const Subject& t) {
   std::vector<Exported> rows = t.Export();
@@ -117,27 +196,27 @@ TEST(DeviceFailures, AreTold) {
       {"FindOrInsert",
        [](Subject& t) {
          RowIds rows;
-         return t.TryFindOrInsert(Progression(20, 30), &rows);
+         return t.TryFindOrInsert(Progression(20, 35), &rows);
        }},
       {"InsertAndEvict",
        [](Subject& t) {
-         RowIds rows(30);
+         RowIds rows(35);
          EvictedRows evicted(t->layout());
          const Tick tick = t.tick() + 1;
          t.set_tick(tick);
-         return t->InsertAndEvict(t.exec(), t.Pack(Progression(20, 30)).data(), 30, tick,
+         return t->InsertAndEvict(t.exec(), t.Pack(Progression(20, 35)).data(), 35, tick,
                                   rows.data(), &evicted);
        }},
-      {"Upsert", [](Subject& t) { return t.TryUpsert(Progression(20, 30), Floats(120, 7.0f)); }},
+      {"Upsert", [](Subject& t) { return t.TryUpsert(Progression(20, 35), Floats(140, 7.0f)); }},
       {"Accumulate",
-       [](Subject& t) { return t.TryAccumulate(Progression(20, 30), Floats(120, 7.0f)); }},
+       [](Subject& t) { return t.TryAccumulate(Progression(20, 35), Floats(140, 7.0f)); }},
       {"WriteRows",
        [](Subject& t) {
-         return t.TryWriteRows(Progression(20, 30), Floats(120, 7.0f), Floats(120, 1.0f), true);
+         return t.TryWriteRows(Progression(20, 35), Floats(140, 7.0f), Floats(140, 1.0f), true);
        }},
       {"Erase",
        [](Subject& t) {
-         t.Erase(Progression(0, 10));
+         t.Erase(Progression(5, 20));
          return Status();
        }},
       {"Apply",
@@ -174,8 +253,8 @@ TEST(DeviceFailures, AreTold) {
       Subject t(std::move(made), &exec);
       ASSERT_TRUE(t->AttachState(exec, {"adagrad", {4}, {0.5f}}).ok());
       t->Track(1);
-      t.Upsert(Progression(0, 35), Floats(140, 3.0f));
-      t.Erase(Progression(0, 5));
+      t.Upsert(Progression(0, 40), Floats(160, 3.0f));  // the index is as large as it gets
+      t.Erase(Progression(0, 10));
       for (int i = 0; i < 6; ++i) t.Find(Progression(15, 15));
       const std::vector<Exported> before = ByKey(t);
       device.FailTake(k);
