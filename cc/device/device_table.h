@@ -38,11 +38,12 @@
 #include "cc/device/kernels.h"
 #include "cc/device/kernels_insert.h"
 #include "cc/device/kernels_tiers.h"
-#include "cc/table/arena.h"
 #include "cc/table/changes.h"
 #include "cc/table/deletion_log.h"
 #include "cc/table/evicted_rows.h"
 #include "cc/table/initializer.h"
+#include "cc/table/row_store.h"
+#include "cc/table/stamps.h"
 #include "cc/table/table.h"
 
 namespace dynemb {
@@ -108,6 +109,7 @@ class DeviceTable final : public Table {
  private:
   using Range = typename Device::Range;
   using HostRange = typename Device::HostRange;
+  using Stream = typename Device::Stream;
 
   // What the rows and the index of a table take.
   struct Store {
@@ -134,10 +136,14 @@ class DeviceTable final : public Table {
     void Changes() { changes_ = true; }
 
    private:
+    static Stream StreamFor(Exec* exec) {
+      return exec != nullptr ? Device::StreamOf(*exec) : Stream{};
+    }
+
+    const DeviceTable& table_;
+    const Stream stream_;
     const Tells tells_;
     bool changes_ = false;
-    const DeviceTable& table_;
-    const typename Device::Stream stream_, before_;
   };
   // How a batch inserts; addresses of the session's arrays.
   struct Inserting {
@@ -184,10 +190,6 @@ class DeviceTable final : public Table {
   InitializerView initial() const;
   KeyArray KeysAt(const void* keys) const { return {keys, store_.layout.key_size}; }
   bool tiered() const { return store_.split < capacity(); }
-  Stamp ToStamp(Tick tick) const {
-    const Tick since_base = tick > base_ ? tick - base_ : 1;
-    return since_base > kLastStamp ? kLastStamp : static_cast<Stamp>(since_base);
-  }
   Rounding RoundingAt(Tick tick) const {
     return {options_.stochastic_rounding, options_.seed, 0, tick};
   }
@@ -251,14 +253,7 @@ class DeviceTable final : public Table {
   void DropHeld(Work& work, const std::vector<uint64_t>& keys,
                 std::vector<uint64_t>* not_held) const;
 
-  static constexpr Stamp kLastStamp = 0xFFFFFFFFu;
-  static constexpr Stamp kRebase = 0x80000000u;
-  static constexpr Stamp kRebaseAt = 0xFFFF0000u;
   static constexpr double kGrowth = 1.4;
-  // Addresses for the host tier of a table without max_capacity, as for a table of the host
-  // (RowStore).
-  static constexpr size_t kHostMost = size_t{1} << 40;
-  static constexpr size_t kHostTimesMemory = 4;
   // A table of this many batches' keys has room for a batch more than it needs.
   static constexpr uint64_t kFewBatches = 16;
   static constexpr size_t kRowAlignment = 16;
@@ -284,12 +279,10 @@ class DeviceTable final : public Table {
   // Keys given by all inserting batches up to b: given_[b % kBatches].
   static constexpr uint32_t kBatches = 64;
   uint64_t given_[kBatches] = {};
-  Tick base_ = 0;
-  Stamp batch_stamp_ = 0;
-  uint64_t batch_keys_ = 0;
+  Stamps stamps_;
   EvictedRows* evicted_ = nullptr;
   std::atomic<uint64_t> refused_{0};
-  mutable std::atomic<typename Device::Stream> stream_{};
+  mutable std::atomic<Stream> stream_{};
   mutable std::mutex error_mutex_;
   mutable Status untold_, disorder_;
 

@@ -19,13 +19,12 @@ inline size_t SumItems(size_t n) { return (n + kSumEach - 1) / kSumEach; }
 
 template <class Device>
 DeviceTable<Device>::Work::Work(const DeviceTable& table, Exec* exec, Tells tells)
-    : Device::Session(*table.device_,
-                      exec != nullptr ? Device::StreamOf(*exec) : typename Device::Stream{}),
-      tells_(tells),
+    : Device::Session(*table.device_, StreamFor(exec)),
       table_(table),
-      stream_(exec != nullptr ? Device::StreamOf(*exec) : typename Device::Stream{}),
-      before_(table.stream_.load()) {
-  if (before_ != stream_) this->After(before_);
+      stream_(StreamFor(exec)),
+      tells_(tells) {
+  const Stream before = table.stream_.load();
+  if (before != stream_) this->After(before);
 }
 
 template <class Device>
@@ -35,7 +34,7 @@ DeviceTable<Device>::Work::~Work() {
   }
   // Calls that share the lock may have been under way on another stream meanwhile: whoever comes
   // next waits for this stream, and so for that one too.
-  const typename Device::Stream other = table_.stream_.exchange(stream_);
+  const Stream other = table_.stream_.exchange(stream_);
   if (other != stream_) this->After(other);
 }
 
@@ -67,21 +66,15 @@ InitializerView DeviceTable<Device>::initial() const {
 template <class Device>
 Stamp DeviceTable<Device>::BeginBatch(Exec& exec, Tick tick, size_t n) {
   WaitForReader();
-  if (tick > base_ + kRebaseAt) {
-    // As in HostTable::BeginBatch.
-    const Tick move = std::max<Tick>(kRebase, tick - base_ - kRebase);
+  if (const Tick move = stamps_.MoveBefore(tick)) {
     Work work(*this, &exec);
     work.Changes();
-    if (!Refresh(work).ok()) return batch_stamp_;
+    if (!Refresh(work).ok()) return stamps_.batch();
     work.ForEach(store_.ring.count, device::RebaseAccesses{store_.ring.buckets, move});
     work.ForEach(bounds_.high_water, device::RebaseUpdates{View(), move});
-    base_ += move;
+    stamps_.Move(move);
   }
-  const Stamp now = ToStamp(tick);
-  if (now != batch_stamp_) batch_keys_ = 0;
-  batch_stamp_ = now;
-  batch_keys_ += n;
-  return now;
+  return stamps_.BeginBatch(tick, n);
 }
 
 template <class Device>
@@ -100,7 +93,7 @@ void DeviceTable<Device>::FindRows(Work& work, KeyArray keys, size_t n, Stamp no
 template <class Device>
 void DeviceTable<Device>::Find(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) {
   Work work(*this, &exec);
-  FindRows(work, KeysAt(keys), n, ToStamp(tick), true, rows);
+  FindRows(work, KeysAt(keys), n, stamps_.Of(tick), true, rows);
 }
 
 template <class Device>
@@ -114,7 +107,7 @@ void DeviceTable<Device>::Lookup(Exec& exec, const void* keys, size_t n, Tick ti
                                  const void* default_vector, void* vectors, RowId* rows) {
   Work work(*this, &exec);
   const KeyArray k = KeysAt(keys);
-  FindRows(work, k, n, ToStamp(tick), true, rows);
+  FindRows(work, k, n, stamps_.Of(tick), true, rows);
   work.ForRows(n, device::ReadVectors{View(), initial(), k, rows, default_vector,
                                       static_cast<char*>(vectors)});
 }
@@ -134,7 +127,8 @@ template <class Device>
 void DeviceTable<Device>::Changed(Exec& exec, const RowId* rows, const RowId* rows_before, size_t n,
                                   Tick since, Tick now, bool* changed) const {
   Work work(*this, &exec);
-  work.ForEach(n, device::CompareUpdates{View(), rows, rows_before, base_, since, now, changed});
+  work.ForEach(
+      n, device::CompareUpdates{View(), rows, rows_before, stamps_.base(), since, now, changed});
 }
 
 template <class Device>
@@ -269,7 +263,7 @@ void DeviceTable<Device>::ApplyRange(Exec& exec, const RowOptimizer& optimizer, 
   work.ForKeys(n, device::ResolveRows{View(), k, rows + begin, resolved, counters(), tiered()});
   BeforeWrite(work, resolved, n);
   work.Fill(nonfinite, 0, n * sizeof(uint32_t));
-  const Stamp now = ToStamp(tick);
+  const Stamp now = stamps_.Of(tick);
   WithFormula(optimizer.kind(), optimizer.flags(), optimizer.coefficients().power,
               [&](auto formula) {
                 using Formula = typename decltype(formula)::Formula;

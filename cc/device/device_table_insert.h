@@ -137,7 +137,8 @@ Status DeviceTable<Device>::Refuse(uint64_t keys, uint64_t size, const std::stri
 template <class Device>
 Status DeviceTable<Device>::CheckCapacity(Work& work, const Inserting& in, size_t n, Stamp now) {
   // Every named key has one row at most that is as fresh as this batch.
-  if (options_.evict_strategy == EvictStrategy::kLru && capacity() >= batch_keys_) return Status();
+  if (options_.evict_strategy == EvictStrategy::kLru && capacity() >= stamps_.batch_keys())
+    return Status();
   const uint64_t keys = ToHost(work, in.sums + n, 1)[0];
   const uint64_t size = Read(work).size();
   DYNEMB_RETURN_IF_ERROR(work.status());
@@ -191,7 +192,7 @@ Status DeviceTable<Device>::Insert(Work& work, KeyArray keys, size_t n, Stamp no
     if (tell) {
       work.ForEach(n, device::ListEvicted{in.dealt, in.new_rows, gone});
       BeforeWrite(work, gone, n);
-      BeforeLoss(work, gone, n, base_ + now);
+      BeforeLoss(work, gone, n, stamps_.base() + now);
     }
   }
   work.ForRows(n, device::FillRows<Fill>{view, keys, in.dealt, in.positions, in.new_rows,

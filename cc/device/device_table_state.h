@@ -50,9 +50,8 @@ Status DeviceTable<Device>::Reserve(const RowLayout& layout, Store* store) const
   // A device may have less.
   store->split = std::min<uint64_t>(store->split, store->device_rows.reserved() / layout.stride);
   uint64_t in_host = options_.tier == Tier::kHbm ? 0 : most - store->split;
-  const size_t most_host = std::min(kHostMost, kHostTimesMemory * PhysicalMemory());
   DYNEMB_RETURN_IF_ERROR(store->host_rows.Reserve(
-      *device_, std::clamp<size_t>(in_host * layout.stride, 1, most_host)));
+      *device_, std::clamp<size_t>(in_host * layout.stride, 1, MostRowBytes())));
   in_host = std::min<uint64_t>(in_host, store->host_rows.reserved() / layout.stride);
   store->capacity = store->split + in_host;
   return CommitRows(store,
@@ -166,7 +165,6 @@ Status DeviceTable<Device>::AttachState(Exec& exec, const StateSpec& spec) {
   work.Changes();
   const DeviceView from = View();
   moved.index = std::move(store_.index);
-
   moved.ring = store_.ring;
   std::swap(store_, moved);
   work.ForRows(bounds_.high_water, device::MoveRows{from.rows, from.layout, View().rows,
@@ -287,7 +285,7 @@ void DeviceTable<Device>::BeforeWrite(Work& work, const RowId* rows, size_t n) {
   }
   ForCopies(work, save, [&](RowId, const char* row) {
     cut_->saved->PushAtOnce(cut_->table, cut_->layout, row,
-                            cut_->Time(base_ + *store_.layout.update(row)));
+                            cut_->Time(stamps_.base() + *store_.layout.update(row)));
   });
 }
 
@@ -307,13 +305,11 @@ void DeviceTable<Device>::BeforeLoss(Work& work, const RowId* rows, size_t n, Ti
 template <class Device>
 ExportPlan DeviceTable<Device>::PlanExport(Exec& exec, uint64_t cursor, uint64_t limit,
                                            Tick since) const {
-  // As in HostTable::PlanExport.
-  const bool exact = since > base_ + 1 || (since == 1 && base_ == 0);
   Work work(*this, &exec);
   const uint64_t end = Read(work).high_water;
   ExportPlan plan;
   uint64_t next = 0;
-  plan.rows = ListRows(work, cursor, end, exact ? ToStamp(since) : 0, limit, &next);
+  plan.rows = ListRows(work, cursor, end, stamps_.After(since), limit, &next);
   plan.next_cursor = next < end ? static_cast<int64_t>(next) : -1;
   return plan;
 }
@@ -359,7 +355,8 @@ void DeviceTable<Device>::Export(Exec& exec, const ExportPlan& plan, void* keys,
   std::vector<Stamp> stamps(updates == nullptr ? 0 : plan.rows.size());
   ReadToHost(work, plan.rows, keys, vectors, state, updates == nullptr ? nullptr : stamps.data(),
              nullptr);
-  for (size_t i = 0; i < stamps.size(); ++i) updates[i] = static_cast<int64_t>(base_ + stamps[i]);
+  for (size_t i = 0; i < stamps.size(); ++i)
+    updates[i] = static_cast<int64_t>(stamps_.base() + stamps[i]);
 }
 
 template <class Device>
@@ -367,6 +364,7 @@ void DeviceTable<Device>::Track(Tick tick) {
   if (tracking_) return;
   Work work(*this, nullptr);
   const device::Counters c = Read(work);
+  if (!work.status().ok()) return;  // the next call tells
   tracking_ = true;
   deletions_.Restart(c.erased == 0 && c.evictions == 0 ? 0 : tick);
 }
@@ -375,15 +373,15 @@ template <class Device>
 Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted,
                                      SavedRows* saved, size_t number) {
   DYNEMB_RETURN_IF_ERROR(CheckNoCut(cut_.get()));
-  DYNEMB_RETURN_IF_ERROR(Error());
   Track(watermark);
+  DYNEMB_RETURN_IF_ERROR(Error());
   auto cut = std::make_unique<Cut>();
   cut->saved = saved;
   cut->table = number;
   cut->layout = store_.layout;
   cut->watermark = watermark;
   cut->since = since;
-  cut->base = base_;
+  cut->base = stamps_.base();
   Work work(*this, &exec, Work::Tells::kYes);
   if (with_deleted) {
     DYNEMB_RETURN_IF_ERROR(CheckDeletions(deletions_, since));
@@ -393,7 +391,7 @@ Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, boo
   // Only rows that belong to the cut: unlike those of a host table, these bits are exact.
   uint64_t next = 0;
   while (next < cut->todo.rows()) {
-    const Stamp after = since > base_ ? ToStamp(since) : 0;
+    const Stamp after = since > stamps_.base() ? stamps_.Of(since) : 0;
     for (RowId row : ListRows(work, next, cut->todo.rows(), after, device::kListMost, &next)) {
       cut->todo.Add(row);
       ++cut->most_rows;
@@ -444,7 +442,7 @@ void DeviceTable<Device>::ReadCut(Exec& exec, const std::vector<RowId>& plan, vo
   ReadToHost(work, plan, keys, vectors, state, updates, accesses);
   for (CutTime* times : {updates, accesses}) {
     if (times == nullptr) continue;
-    for (size_t i = 0; i < plan.size(); ++i) times[i] = cut_->Time(base_ + times[i]);
+    for (size_t i = 0; i < plan.size(); ++i) times[i] = cut_->Time(stamps_.base() + times[i]);
   }
   if (!work.status().ok()) return;
   for (RowId row : plan) cut_->todo.Take(row);
@@ -477,7 +475,7 @@ Status DeviceTable<Device>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick 
   BeforeWrite(work, rows, n);
   work.ForRows(n, device::WriteVectors{View(), rows, nullptr, nullptr, vectors, now});
   work.ForRows(n, device::WriteStates{View(), rows, state, initial_state_});
-  work.ForKeys(n, device::WriteTimes{View(), rows, updates, accesses, loaded.base, base_});
+  work.ForKeys(n, device::WriteTimes{View(), rows, updates, accesses, loaded.base, stamps_});
   return work.Synchronize();
 }
 
@@ -497,7 +495,7 @@ void DeviceTable<Device>::Adopt(Table* adopted, Tick tick) {
   std::swap(store_, other->store_);
   std::swap(initial_state_of_, other->initial_state_of_);
   std::swap(initial_state_, other->initial_state_);
-  std::swap(base_, other->base_);
+  std::swap(stamps_, other->stamps_);
   std::swap(state_spec_, other->state_spec_);
   std::swap(bounds_, other->bounds_);
   // What a table has counted stays with it; how many rows there are goes with the rows.
@@ -508,7 +506,8 @@ void DeviceTable<Device>::Adopt(Table* adopted, Tick tick) {
   (void)work.Synchronize();
   first_mail_ = batch_ + 1;
   other->first_mail_ = other->batch_ + 1;
-  batch_stamp_ = other->batch_stamp_ = 0;
+  stamps_.ForgetBatch();
+  other->stamps_.ForgetBatch();
   tracking_ = true;
   deletions_.Restart(tick);
   if (other->tracking_) other->deletions_.Restart(tick);

@@ -31,7 +31,7 @@ Status DeviceTable<Device>::Promote(Exec& exec, Tick tick) {
   work.ForEach(noted_most, device::CopyCandidates{tier_state(), noted(), order});
   work.SortPairs(order, unused, noted_most);
   work.ForKeys(window, device::LookAtPlaces{View(), store_.split, tier_state(), counters(),
-                                            ToStamp(tick), victims});
+                                            stamps_.Of(tick), victims});
   work.SortPairs(victims, unused, window);
   work.ForEach(pairs, device::ListCandidates{order, rows});
   const uint32_t* places = nullptr;

@@ -14,6 +14,7 @@
 #include "cc/table/bucket_ops.h"
 #include "cc/table/key.h"
 #include "cc/table/portability.h"
+#include "cc/table/stamps.h"
 #include "cc/table/types.h"
 
 namespace dynemb::device {
@@ -323,11 +324,6 @@ struct Compact {
 };
 
 // --- Times -----------------------------------------------------------------------------------
-
-// The base of a table's stamps moves on: older ones keep their order as long as they can.
-DYNEMB_HD inline Stamp Earlier(Stamp s, Tick move) {
-  return s > move ? static_cast<Stamp>(s - move) : (s != 0 ? 1 : 0);
-}
 
 struct RebaseAccesses {
   Bucket* buckets;

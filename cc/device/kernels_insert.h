@@ -21,6 +21,7 @@
 #include "cc/device/kernels.h"
 #include "cc/device/row_math.h"
 #include "cc/table/bucket_ops.h"
+#include "cc/table/stamps.h"
 
 namespace dynemb::device {
 
@@ -359,26 +360,22 @@ struct WriteStates {
   }
 };
 
-// The times of loaded rows, ticks less `base`; `table_base` is the table's.
+// The times of loaded rows, ticks less `base`.
 struct WriteTimes {
   DeviceView view;
   const RowId* rows;
   const uint32_t* updates;
   const uint32_t* accesses;
-  Tick base, table_base;
+  Tick base;
+  Stamps stamps;
 
-  DYNEMB_HD Stamp ToStamp(uint32_t time) const {
-    const Tick tick = base + time;
-    const Tick since = tick > table_base ? tick - table_base : 1;
-    return since > 0xFFFFFFFFu ? 0xFFFFFFFFu : static_cast<Stamp>(since);
-  }
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
     const uint64_t key = view.KeyAt(rows[i]);
     const SlotRef at = view.Find(lanes, key);
     if (lanes.rank() != 0) return;
-    *view.layout.update(view.RowAt(rows[i])) = ToStamp(updates[i]);
-    AtomicStore(&at.bucket->access[at.slot], ToStamp(accesses[i]));
+    *view.layout.update(view.RowAt(rows[i])) = stamps.Of(base + updates[i]);
+    AtomicStore(&at.bucket->access[at.slot], stamps.Of(base + accesses[i]));
   }
 };
 

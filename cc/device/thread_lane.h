@@ -73,8 +73,8 @@ class ThreadLane {
   static DYNEMB_HD uint32_t CompareExchange(uint32_t* p, uint32_t expected, uint32_t desired) {
     return device::AtomicCompareExchange(p, expected, desired);
   }
-  static DYNEMB_HD void IncrementSaturating(uint8_t* p) { Change(p, 1); }
-  static DYNEMB_HD void DecrementUnlessSticky(uint8_t* p) { Change(p, -1); }
+  static DYNEMB_HD void IncrementSaturating(uint8_t* p) { ChangeOverflow(p, 1); }
+  static DYNEMB_HD void DecrementUnlessSticky(uint8_t* p) { ChangeOverflow(p, -1); }
 
   template <class Body>
   static void Launch(Exec& exec, size_t n, size_t grain, const Body& body) {
@@ -85,31 +85,6 @@ class ThreadLane {
   }
 
  private:
-  // CUDA has no atomics for bytes: the aligned word around it is swapped. A digest that another
-  // thread stores in the same word meanwhile makes the swap fail, or is seen by it.
-  static DYNEMB_HD void Change(uint8_t* p, int by) {
-#if defined(__CUDA_ARCH__)
-    const auto address = reinterpret_cast<uintptr_t>(p);
-    auto* word = reinterpret_cast<uint32_t*>(address & ~uintptr_t{3});
-    const uint32_t shift = static_cast<uint32_t>(address & 3) * 8;
-    uint32_t was = Load(word);
-    for (;;) {
-      const uint32_t count = (was >> shift) & 0xFF;
-      if (count == kOverflowSticky) return;
-      const uint32_t desired =
-          (was & ~(0xFFu << shift)) | (((count + static_cast<uint32_t>(by)) & 0xFF) << shift);
-      const uint32_t now = atomicCAS(word, was, desired);
-      if (now == was) return;
-      was = now;
-    }
-#else
-    uint8_t was = __atomic_load_n(p, __ATOMIC_RELAXED);
-    while (was != kOverflowSticky &&
-           !__atomic_compare_exchange_n(p, &was, static_cast<uint8_t>(was + by), /*weak=*/true,
-                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-    }
-#endif
-  }
 };
 
 }  // namespace dynemb

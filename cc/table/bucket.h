@@ -46,6 +46,34 @@ DYNEMB_HD inline void ClearBucket(Bucket* b) {
   b->overflow = 0;
 }
 
+// Adds 1 or -1 to an overflow count that other threads may be changing, unless it is sticky.
+DYNEMB_HD inline void ChangeOverflow(uint8_t* count, int by) {
+#if defined(__CUDA_ARCH__)
+  // CUDA has no atomics for bytes: the aligned word around it is swapped. A digest that another
+  // thread stores in the same word meanwhile makes the swap fail, or is seen by it, since both are
+  // single accesses to one address in L2.
+  const auto address = reinterpret_cast<uintptr_t>(count);
+  auto* word = reinterpret_cast<uint32_t*>(address & ~uintptr_t{3});
+  const uint32_t shift = static_cast<uint32_t>(address & 3) * 8;
+  uint32_t was = *const_cast<const volatile uint32_t*>(word);
+  for (;;) {
+    const uint32_t there = (was >> shift) & 0xFF;
+    if (there == kOverflowSticky) return;
+    const uint32_t desired =
+        (was & ~(0xFFu << shift)) | (((there + static_cast<uint32_t>(by)) & 0xFF) << shift);
+    const uint32_t now = atomicCAS(word, was, desired);
+    if (now == was) return;
+    was = now;
+  }
+#else
+  uint8_t was = __atomic_load_n(count, __ATOMIC_RELAXED);
+  while (was != kOverflowSticky &&
+         !__atomic_compare_exchange_n(count, &was, static_cast<uint8_t>(was + by), /*weak=*/true,
+                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+#endif
+}
+
 // What the bucket algorithm needs of a table; trivially copyable, passed by value to kernels.
 template <class K>
 struct TableView {

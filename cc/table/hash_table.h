@@ -57,7 +57,7 @@ class HashTable final : public HostTable {
   void FindRange(Lanes& lanes, const KeyAt& key_at, size_t begin, size_t end, Tick tick,
                  Visitor& visit) const {
     FindPass(lanes, View(), layout().vector_offset + layout().vector_bytes(), key_at, begin, end,
-             tick == 0 ? 0 : ToStamp(tick), visit);
+             tick == 0 ? 0 : stamps_.Of(tick), visit);
   }
   // (exclusive) Pass 2 with initial vectors, of a batch that BeginBatch has announced: every
   // keys[i], i < n, with rows[i] == kNoRow gets a row, whose id goes to rows[i].

@@ -42,8 +42,9 @@ Status HashTable<K, Lanes>::Refuse(uint64_t keys, const std::string& why) {
 
 template <class K, class Lanes>
 bool HashTable<K, Lanes>::Evictable(uint64_t needed, Stamp now) const {
-  // At most batch_keys_ rows carry this batch's stamp, which usually answers without a look.
-  if (size() >= batch_keys_ && size() - batch_keys_ >= needed) return true;
+  // At most stamps_.batch_keys() rows carry this batch's stamp, which usually answers without a
+  // look.
+  if (size() >= stamps_.batch_keys() && size() - stamps_.batch_keys() >= needed) return true;
   uint64_t older = 0;
   const Bucket* buckets = index_.buckets();
   for (uint64_t b = 0; b < uint64_t{index_.segments()} * kBucketsPerSegment; ++b) {
@@ -324,7 +325,7 @@ Status HashTable<K, Lanes>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick 
                                      : initial_state_.data(),
              layout().state_bytes());
     }
-    *layout().update(row) = ToStamp(loaded.base + loaded.updates[i]);
+    *layout().update(row) = stamps_.Of(loaded.base + loaded.updates[i]);
   };
   struct Visitor {
     HashTable* table;
@@ -354,8 +355,9 @@ Status HashTable<K, Lanes>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick 
     };
     DYNEMB_RETURN_IF_ERROR(Insert(exec, k, n, now, rows, fill, &scratch->plan));
   }
-  ForSlots(exec, rows, n,
-           [&](size_t i, Stamp* access) { *access = ToStamp(loaded.base + loaded.accesses[i]); });
+  ForSlots(exec, rows, n, [&](size_t i, Stamp* access) {
+    *access = stamps_.Of(loaded.base + loaded.accesses[i]);
+  });
   return Status();
 }
 

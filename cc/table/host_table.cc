@@ -83,7 +83,7 @@ void HostTable::Changed(Exec& exec, const RowId* rows, const RowId* rows_before,
         changed[i] = true;
         continue;
       }
-      const Tick updated = base_ + *layout().update(rows_.At(rows[i]));
+      const Tick updated = stamps_.base() + *layout().update(rows_.At(rows[i]));
       const bool is_new = rows_before[i] == kNoRow && updated == now;
       changed[i] = updated > since && !is_new;
     }
@@ -119,7 +119,7 @@ Status HostTable::BeginCut(Exec& exec, Tick watermark, Tick since, bool with_del
   cut->layout = layout();
   cut->watermark = watermark;
   cut->since = since;
-  cut->base = base_;
+  cut->base = stamps_.base();
   if (with_deleted) {
     DYNEMB_RETURN_IF_ERROR(CheckDeletions(changes_.deletions(), since));
     DropHeld(exec, changes_.deletions().Since(since), &cut->deleted);
@@ -153,7 +153,7 @@ std::vector<RowId> HostTable::PlanCut(size_t limit) {
        ++looks, r = cut.todo.Next(r + 1)) {
     const auto row = static_cast<RowId>(r);
     const Stamp updated = *layout().update(rows_.At(row));
-    if (updated != 0 && base_ + updated > cut.since) plan.push_back(row);
+    if (updated != 0 && stamps_.base() + updated > cut.since) plan.push_back(row);
   }
   if (plan.empty()) cut.cursor = r;
   return plan;
@@ -178,14 +178,14 @@ void HostTable::ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, 
       if (state != nullptr && l.state_bytes() != 0) {
         memcpy(state + i * static_cast<size_t>(l.state_width), l.state(row), l.state_bytes());
       }
-      if (updates != nullptr) updates[i] = cut.Time(base_ + *l.update(row));
+      if (updates != nullptr) updates[i] = cut.Time(stamps_.base() + *l.update(row));
       cut.todo.Take(plan[i]);
     }
   });
   if (accesses != nullptr) {
     // A CutTime is as wide as a Stamp: converted in place.
     LastAccesses(exec, plan.data(), plan.size(), accesses);
-    for (size_t i = 0; i < plan.size(); ++i) accesses[i] = cut.Time(base_ + accesses[i]);
+    for (size_t i = 0; i < plan.size(); ++i) accesses[i] = cut.Time(stamps_.base() + accesses[i]);
   }
   if (!plan.empty()) cut.cursor = plan.back() + uint64_t{1};
 }
@@ -196,38 +196,29 @@ void HostTable::Adopt(Table* adopted, Tick tick) {
   other->BeforeWriteAll();
   std::swap(index_, other->index_);
   std::swap(rows_, other->rows_);
-  std::swap(base_, other->base_);
+  std::swap(stamps_, other->stamps_);
   std::swap(state_spec_, other->state_spec_);
   std::swap(initial_state_, other->initial_state_);
-  batch_stamp_ = other->batch_stamp_ = 0;
+  stamps_.ForgetBatch();
+  other->stamps_.ForgetBatch();
   changes_.Start(tick, tick, rows_.high_water());
   if (other->tracking()) other->changes_.Start(tick, tick, other->rows_.high_water());
 }
 
 Stamp HostTable::BeginBatch(Exec&, Tick tick, size_t n) {
-  if (tick > base_ + kRebaseAt) {
-    // A jump past the whole range (a table not used for four billion batches) makes every stamp
-    // equally old.
-    const Tick move = std::max<Tick>(kRebase, tick - base_ - kRebase);
-    const auto saturate = [move](Stamp s) -> Stamp {
-      return s > move ? static_cast<Stamp>(s - move) : (s != 0 ? 1 : 0);
-    };
+  if (const Tick move = stamps_.MoveBefore(tick)) {
     Bucket* buckets = index_.buckets();
     for (uint64_t b = 0; b < uint64_t{index_.segments()} * kBucketsPerSegment; ++b) {
-      for (Stamp& access : buckets[b].access) access = saturate(access);
+      for (Stamp& access : buckets[b].access) access = Earlier(access, move);
     }
     for (uint64_t r = 0; r < rows_.high_water(); ++r) {
       Stamp* update = layout().update(rows_.At(static_cast<RowId>(r)));
-      *update = saturate(*update);
+      *update = Earlier(*update, move);
     }
     changes_.AddAllRows(rows_.high_water());
-    base_ += move;
+    stamps_.Move(move);
   }
-  const Stamp now = ToStamp(tick);
-  if (now != batch_stamp_) batch_keys_ = 0;
-  batch_stamp_ = now;
-  batch_keys_ += n;
-  return now;
+  return stamps_.BeginBatch(tick, n);
 }
 
 Status HostTable::InsertAndEvict(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows,
@@ -239,9 +230,7 @@ Status HostTable::InsertAndEvict(Exec& exec, const void* keys, size_t n, Tick ti
 }
 
 ExportPlan HostTable::PlanExport(Exec&, uint64_t cursor, uint64_t limit, Tick since) const {
-  // Stamps of 1 may have been saturated when the base moved, so they stand for any tick up to then.
-  const bool exact = since > base_ + 1 || (since == 1 && base_ == 0);
-  const Stamp after = exact ? ToStamp(since) : 0;
+  const Stamp after = stamps_.After(since);
   ExportPlan plan;
   uint64_t r = cursor;
   for (; r < rows_.high_water() && plan.rows.size() < limit; ++r) {
@@ -266,7 +255,7 @@ void HostTable::Export(Exec& exec, const ExportPlan& plan, void* keys, void* vec
       if (state != nullptr && l.state_bytes() != 0) {
         memcpy(state + i * static_cast<size_t>(l.state_width), l.state(row), l.state_bytes());
       }
-      if (updates != nullptr) updates[i] = static_cast<int64_t>(base_ + *l.update(row));
+      if (updates != nullptr) updates[i] = static_cast<int64_t>(stamps_.base() + *l.update(row));
     }
   });
 }

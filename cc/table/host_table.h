@@ -13,6 +13,7 @@
 #include "cc/table/index.h"
 #include "cc/table/initializer.h"
 #include "cc/table/row_store.h"
+#include "cc/table/stamps.h"
 #include "cc/table/table.h"
 
 namespace dynemb {
@@ -55,13 +56,13 @@ class HostTable : public Table {
   // caller may have overwritten it in the row already.
   void BeforeWrite(RowId row, Stamp updated) {
     if (!changes_.tracking()) return;
-    changes_.BeforeWrite(row, rows_.At(row), updated == 0 ? 0 : base_ + updated);
+    changes_.BeforeWrite(row, rows_.At(row), updated == 0 ? 0 : stamps_.base() + updated);
   }
   // The same for all rows.
   void BeforeWriteAll();
   // To be called before the row of `key` is given to another, or freed, to make room.
   void BeforeEviction(uint64_t key, RowId row, Stamp now) {
-    if (changes_.tracking()) changes_.Deleted(base_ + now, key);
+    if (changes_.tracking()) changes_.Deleted(stamps_.base() + now, key);
     if (evicted_ != nullptr) evicted_->Add(key, rows_.At(row));
   }
   // Gives back a row that is in no slot any more.
@@ -78,15 +79,6 @@ class HostTable : public Table {
 
   // Rows the table may hold.
   uint64_t capacity() const;
-  Stamp ToStamp(Tick tick) const {
-    const Tick since_base = tick > base_ ? tick - base_ : 1;
-    return since_base > kLastStamp ? kLastStamp : static_cast<Stamp>(since_base);
-  }
-
-  static constexpr Stamp kLastStamp = 0xFFFFFFFFu;
-  // How far the base is moved, and how close to the end.
-  static constexpr Stamp kRebase = 0x80000000u;
-  static constexpr Stamp kRebaseAt = 0xFFFF0000u;
 
   std::vector<float> initial_state_;
   Initializer initializer_;
@@ -94,9 +86,7 @@ class HostTable : public Table {
   RowStore rows_;
   Changes changes_;
   EvictedRows* evicted_ = nullptr;  // of the running batch, if it wants them
-  Tick base_ = 0;
-  Stamp batch_stamp_ = 0;    // of the last BeginBatch
-  uint64_t batch_keys_ = 0;  // keys named under it: no more rows than this are as fresh
+  Stamps stamps_;
 
   struct Counters {
     std::atomic<uint64_t> hits{0}, misses{0}, inserts{0}, evictions{0}, erased{0}, refused{0},

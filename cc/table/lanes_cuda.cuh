@@ -74,28 +74,10 @@ class CudaTile {
   static __device__ uint32_t CompareExchange(uint32_t* p, uint32_t expected, uint32_t desired) {
     return atomicCAS(p, expected, desired);
   }
-  static __device__ void IncrementSaturating(uint8_t* p) { Change(p, 1); }
-  static __device__ void DecrementUnlessSticky(uint8_t* p) { Change(p, -1); }
+  static __device__ void IncrementSaturating(uint8_t* p) { ChangeOverflow(p, 1); }
+  static __device__ void DecrementUnlessSticky(uint8_t* p) { ChangeOverflow(p, -1); }
 
  private:
-  // Claim and Evict publish digests with byte stores to the same word: a swap that overlaps one
-  // fails or sees it, since both are single accesses to one address in L2.
-  static __device__ void Change(uint8_t* p, int by) {
-    const auto address = reinterpret_cast<uintptr_t>(p);
-    auto* word = reinterpret_cast<uint32_t*>(address & ~uintptr_t{3});
-    const uint32_t shift = static_cast<uint32_t>(address & 3) * 8;
-    uint32_t was = Load(word);
-    for (;;) {
-      const uint32_t count = (was >> shift) & 0xFF;
-      if (count == kOverflowSticky) return;
-      const uint32_t desired =
-          (was & ~(0xFFu << shift)) | (((count + static_cast<uint32_t>(by)) & 0xFF) << shift);
-      const uint32_t now = atomicCAS(word, was, desired);
-      if (now == was) return;
-      was = now;
-    }
-  }
-
   Group group_;
 };
 

@@ -71,8 +71,8 @@ class LockstepLanes {
                                 __ATOMIC_ACQUIRE);
     return expected;
   }
-  static void IncrementSaturating(uint8_t* p) { Change(p, 1); }
-  static void DecrementUnlessSticky(uint8_t* p) { Change(p, -1); }
+  static void IncrementSaturating(uint8_t* p) { ChangeOverflow(p, 1); }
+  static void DecrementUnlessSticky(uint8_t* p) { ChangeOverflow(p, -1); }
 
   // `exec` is not used: a team needs all of its threads to make progress, which an Exec does not
   // promise.
@@ -125,14 +125,6 @@ class LockstepLanes {
     Words all;
     for (uint32_t i = 0; i < W; ++i) all.word[i] = buffer[i].load(std::memory_order_relaxed);
     return all;
-  }
-
-  static void Change(uint8_t* p, int by) {
-    uint8_t was = __atomic_load_n(p, __ATOMIC_RELAXED);
-    while (was != kOverflowSticky &&
-           !__atomic_compare_exchange_n(p, &was, static_cast<uint8_t>(was + by), /*weak=*/true,
-                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-    }
   }
 
   Team* team_;

@@ -20,10 +20,12 @@ constexpr size_t kReserveAtLeast = size_t{1} << 28;
 
 }  // namespace
 
+size_t MostRowBytes() { return std::min(kReserveAtMost, kReserveTimesMemory * PhysicalMemory()); }
+
 Status RowStore::Init(const RowLayout& layout, uint64_t max_rows) {
   layout_ = layout;
-  const size_t most = std::min(kReserveAtMost, kReserveTimesMemory * PhysicalMemory());
-  const size_t wanted = std::min<uint64_t>(max_rows, most / layout.stride + 1) * layout.stride;
+  const size_t wanted =
+      std::min<uint64_t>(max_rows, MostRowBytes() / layout.stride + 1) * layout.stride;
   DYNEMB_RETURN_IF_ERROR(arena_.Reserve(wanted, std::min(wanted, kReserveAtLeast)));
   max_rows_ = std::min<uint64_t>(max_rows, arena_.reserved() / layout.stride);
   return Status();

@@ -16,6 +16,9 @@
 
 namespace dynemb {
 
+// Bytes of addresses that rows without a limit of their own reserve at most.
+size_t MostRowBytes();
+
 class RowStore {
  public:
   // At most `max_rows` rows, fewer if the system does not grant the address space.
