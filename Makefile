@@ -56,7 +56,7 @@ sanitize: build ## the C++ tests under ASan, UBSan and TSan
 	$(BAZEL) test --config=tsan //tests/cc:all
 
 cuda-check: build ## compiles all code for GPUs where there is nvcc; its tests skip where there is no GPU
-	$(BAZEL) build //cc/table:device //cc/device:cuda_check //tests/cuda:all
+	$(BAZEL) build //cc/table:device //cc/device:cuda_check //tests/cuda:all //benchmarks/cuda:all
 	$(BAZEL) test //tests/cuda:all
 	@for text in cc/table/device cc/device/cuda_check; do echo "cuda-check: $$(cat bazel-bin/$$text.txt)"; done
 

@@ -21,13 +21,12 @@ int CudaExclusiveSum(void* storage, size_t* bytes, uint32_t* values, uint32_t n,
 }
 
 int CudaSortPairs(void* storage, size_t* bytes, uint64_t* keys, uint64_t* other_keys,
-                  uint32_t* values, uint32_t* other_values, uint32_t n, CUstream_st* stream,
-                  bool* in_others) {
+                  uint32_t* values, uint32_t* other_values, uint32_t n, int bits,
+                  CUstream_st* stream, bool* in_others) {
   cub::DoubleBuffer<uint64_t> both_keys(keys, other_keys);
   cub::DoubleBuffer<uint32_t> both_values(values, other_values);
   const cudaError_t error =
-      cub::DeviceRadixSort::SortPairs(storage, *bytes, both_keys, both_values, n, 0,
-                                      static_cast<int>(8 * sizeof(uint64_t)), stream);
+      cub::DeviceRadixSort::SortPairs(storage, *bytes, both_keys, both_values, n, 0, bits, stream);
   *in_others = both_keys.Current() != keys;
   return error;
 }

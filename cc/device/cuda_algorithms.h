@@ -19,10 +19,11 @@ int FindCudaKernels();
 // With `storage` null they only say how many bytes of it they need.
 int CudaExclusiveSum(void* storage, size_t* bytes, uint32_t* values, uint32_t n,
                      CUstream_st* stream);
-// From keys and values to either the same arrays or the others: *in_others.
+// By the low `bits` bits, at least one, of the keys. From keys and values to either the same arrays
+// or the others: *in_others.
 int CudaSortPairs(void* storage, size_t* bytes, uint64_t* keys, uint64_t* other_keys,
-                  uint32_t* values, uint32_t* other_values, uint32_t n, CUstream_st* stream,
-                  bool* in_others);
+                  uint32_t* values, uint32_t* other_values, uint32_t n, int bits,
+                  CUstream_st* stream, bool* in_others);
 
 }  // namespace dynemb
 

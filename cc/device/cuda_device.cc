@@ -164,10 +164,12 @@ CudaDevice::StreamState* CudaDevice::StateOf(Stream stream) {
     state = std::make_unique<StreamState>();
     state->stream = stream != nullptr ? stream : own_stream_;
     Current current(*this);
-    for (cudaEvent_t* event : {&state->other, &state->pinned_done}) {
+    const auto make = [&](cudaEvent_t* event) {
       const cudaError_t error = cudaEventCreateWithFlags(event, cudaEventDisableTiming);
       if (error != cudaSuccess) state->status = CudaError("cudaEventCreateWithFlags", error);
-    }
+    };
+    make(&state->other);
+    for (StreamState::Pinned& pinned : state->pinned) make(&pinned.done);
     if (state->status.ok()) {
       state->status = state->workspace.Reserve(*this, memory_, Range::kWorkspace);
     }
@@ -176,20 +178,27 @@ CudaDevice::StreamState* CudaDevice::StateOf(Stream stream) {
 }
 
 void CudaDevice::Forget(Stream stream) {
-  std::unique_ptr<StreamState> state;
+  StreamState* known = nullptr;
   {
     std::lock_guard<std::mutex> lock(streams_mutex_);
     const auto found = streams_.find(stream);
     if (found == streams_.end()) return;
-    state = std::move(found->second);
-    streams_.erase(found);
+    known = found->second.get();
   }
   Current current(*this);
-  { std::lock_guard<std::mutex> last_session(state->mutex); }
-  (void)cudaStreamSynchronize(state->stream);
-  for (cudaEvent_t event : {state->other, state->pinned_done}) {
-    if (event != nullptr) (void)cudaEventDestroy(event);
+  { std::lock_guard<std::mutex> last_session(known->mutex); }
+  (void)cudaStreamSynchronize(known->stream);
+  std::unique_ptr<StreamState> state;
+  {
+    // Only now: a session must not take work for done that is still under way.
+    std::lock_guard<std::mutex> lock(streams_mutex_);
+    state = std::move(streams_.extract(stream).mapped());
   }
+  const auto destroy = [](cudaEvent_t event) {
+    if (event != nullptr) (void)cudaEventDestroy(event);
+  };
+  destroy(state->other);
+  for (StreamState::Pinned& pinned : state->pinned) destroy(pinned.done);
 }
 
 void CudaDevice::WaitForAll() const {

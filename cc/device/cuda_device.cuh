@@ -1,5 +1,6 @@
 // The kernels of a CudaDevice's sessions: loops over bodies (device.h). Every source that gives a
-// body to a CudaDevice includes this and is compiled by nvcc; a body is one kernel.
+// body to a CudaDevice includes this and is compiled by nvcc; a body is one kernel, of ForRows one
+// for each width of its teams.
 #ifndef DYNEMB_DEVICE_CUDA_DEVICE_CUH_
 #define DYNEMB_DEVICE_CUDA_DEVICE_CUH_
 
@@ -67,13 +68,24 @@ void CudaDevice::Session::ForKeys(size_t n, const Body& body) {
 }
 
 template <class Body>
-void CudaDevice::Session::ForRows(size_t n, const Body& body) {
+void CudaDevice::Session::ForRows(size_t n, size_t quads, const Body& body) {
   static_assert(internal_cuda_device::IsBody<Body>());
   if (n == 0) return;
-  constexpr uint32_t kWidth = RowLanes::width();
+  const uint32_t width = RowWidth(quads);
   void* arguments[] = {&n, const_cast<Body*>(&body)};
-  Launch("ForRows", reinterpret_cast<const void*>(&internal_cuda_device::RowsKernel<kWidth, Body>),
-         n * kWidth, arguments);
+  const auto launch = [&](void (*kernel)(size_t, Body)) {
+    Launch("ForRows", reinterpret_cast<const void*>(kernel), n * width, arguments);
+  };
+  switch (width) {
+    case 4:
+      return launch(&internal_cuda_device::RowsKernel<4, Body>);
+    case 8:
+      return launch(&internal_cuda_device::RowsKernel<8, Body>);
+    case 16:
+      return launch(&internal_cuda_device::RowsKernel<16, Body>);
+    default:
+      return launch(&internal_cuda_device::RowsKernel<32, Body>);
+  }
 }
 
 }  // namespace dynemb

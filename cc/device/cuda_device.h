@@ -8,8 +8,8 @@
 //
 // Nothing here waits for the GPU, allocates or frees, but: Synchronize; Copy, if ordinary host
 // memory takes part; Commit, which maps memory; Take, when a stream's workspace grows; Pinned,
-// while the last session's use of it is not over; and destructors and Clear, which wait for all
-// work of the GPU.
+// while the GPU is eight such sessions of the stream behind; and destructors and Clear, which wait
+// for all work of the GPU.
 #ifndef DYNEMB_DEVICE_CUDA_DEVICE_H_
 #define DYNEMB_DEVICE_CUDA_DEVICE_H_
 
@@ -37,9 +37,6 @@ struct CUevent_st;
 
 namespace dynemb {
 
-template <uint32_t W>
-class CudaTile;
-
 class CudaDevice {
  public:
   // Null is the device's own stream.
@@ -60,7 +57,9 @@ class CudaDevice {
   // Bytes that nobody has, in any process.
   Status FreeMemory(size_t* bytes) const;
 
-  // For a stream that will be destroyed: waits for its work, and gives its workspace back.
+  // For a stream that will be destroyed, once its last session has begun: waits for its work, and
+  // gives its workspace back. Session::After of it is nothing to wait for from now on, so tables
+  // that were used on it stay.
   void Forget(Stream stream);
 
   // Memory of the device. What is committed reads as zero at first. A range of more than a
@@ -147,7 +146,11 @@ class CudaDevice {
   class Session {
    public:
     using KeyLanes = ThreadLane;
-    using RowLanes = CudaTile<32>;
+    // The fewest of 4, 8, 16 or 32 threads that are one for each quad, if so many are: what is left
+    // of a warp has other rows.
+    static constexpr uint32_t RowWidth(size_t quads) {
+      return quads <= 4 ? 4 : quads <= 8 ? 8 : quads <= 16 ? 16 : 32;
+    }
 
     Session(CudaDevice& device, Stream stream);
     ~Session();
@@ -162,7 +165,7 @@ class CudaDevice {
     template <class Body>
     void ForKeys(size_t n, const Body& body);
     template <class Body>
-    void ForRows(size_t n, const Body& body);
+    void ForRows(size_t n, size_t quads, const Body& body);
 
     class Scratch {
      public:
@@ -189,7 +192,7 @@ class CudaDevice {
     void Copy(void* to, const void* from, size_t bytes);
     void Fill(void* p, uint8_t byte, size_t bytes);
     void ExclusiveSum(uint32_t* values, size_t n);
-    void SortPairs(uint64_t* keys, uint32_t* values, size_t n);
+    void SortPairs(uint64_t* keys, uint32_t* values, size_t n, int bits = 64);
     Status Synchronize();
     Status status() const { return status_; }
 
@@ -252,6 +255,7 @@ class CudaDevice {
   CUevent_st* cleared_ = nullptr;
   std::atomic<uint64_t> times_cleared_{0};
 
+  // Streams that have had sessions and are not forgotten: they exist while this is held.
   std::mutex streams_mutex_;
   std::unordered_map<Stream, std::unique_ptr<StreamState>> streams_;
 

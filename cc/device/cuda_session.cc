@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <utility>
@@ -16,7 +17,7 @@ namespace {
 
 // Of arrays in workspaces.
 constexpr size_t kAlignment = 256;
-// Addresses for pinned memory of one stream; it is little numbers that go through it.
+// Addresses for the pinned memory of one session: descriptions of tables, and where bags begin.
 constexpr size_t kPinnedMost = size_t{16} << 30;
 
 // bytes = RoundUp(n * size, kAlignment), at least one unit; false if there is no such number.
@@ -43,12 +44,14 @@ CudaDevice::Session::Session(CudaDevice& device, Stream stream)
 }
 
 CudaDevice::Session::~Session() {
-  if (pinned_ > 0 && !idle_) {
-    state_->pinned_busy = true;
-    if (cudaEventRecord(state_->pinned_done, stream_) != cudaSuccess) {
+  if (pinned_ > 0) {
+    StreamState::Pinned& pinned = state_->pinned[state_->next_pinned];
+    state_->next_pinned = (state_->next_pinned + 1) % std::size(state_->pinned);
+    pinned.busy = !idle_;
+    if (pinned.busy && cudaEventRecord(pinned.done, stream_) != cudaSuccess) {
       (void)cudaGetLastError();
       (void)cudaStreamSynchronize(stream_);
-      state_->pinned_busy = false;
+      pinned.busy = false;
     }
   }
   device_.LeaveCurrent();
@@ -73,11 +76,13 @@ bool CudaDevice::Session::Ready() {
 }
 
 void CudaDevice::Session::After(Stream other) {
-  if (other == nullptr) other = device_.own_stream_;
-  if (other == stream_ || !Ready()) return;
-  if (Check("cudaEventRecord", cudaEventRecord(state_->other, other))) {
-    Check("cudaStreamWaitEvent", cudaStreamWaitEvent(stream_, state_->other, 0));
+  {
+    std::lock_guard<std::mutex> lock(device_.streams_mutex_);
+    const auto found = device_.streams_.find(other);
+    if (found == device_.streams_.end() || found->second.get() == state_ || !Ready()) return;
+    if (!Check("cudaEventRecord", cudaEventRecord(state_->other, found->second->stream))) return;
   }
+  Check("cudaStreamWaitEvent", cudaStreamWaitEvent(stream_, state_->other, 0));
 }
 
 void CudaDevice::Session::Launch(const char* what, const void* kernel, size_t threads,
@@ -109,9 +114,10 @@ void* CudaDevice::Session::TakeBytes(size_t n, size_t size) {
 
 void* CudaDevice::Session::PinnedBytes(size_t n, size_t size) {
   if (!status_.ok()) return nullptr;
-  if (state_->pinned_busy) {
-    if (!Check("cudaEventSynchronize", cudaEventSynchronize(state_->pinned_done))) return nullptr;
-    state_->pinned_busy = false;
+  StreamState::Pinned& pinned = state_->pinned[state_->next_pinned];
+  if (pinned.busy) {
+    if (!Check("cudaEventSynchronize", cudaEventSynchronize(pinned.done))) return nullptr;
+    pinned.busy = false;
   }
   size_t bytes = 0;
   if (!ArrayBytes(n, size, &bytes) || bytes > std::numeric_limits<size_t>::max() - pinned_) {
@@ -119,13 +125,13 @@ void* CudaDevice::Session::PinnedBytes(size_t n, size_t size) {
     return nullptr;
   }
   Status status;
-  if (state_->pinned.reserved() == 0) status = state_->pinned.Reserve(device_, kPinnedMost);
-  if (status.ok()) status = state_->pinned.Commit(pinned_ + bytes);
+  if (pinned.memory.reserved() == 0) status = pinned.memory.Reserve(device_, kPinnedMost);
+  if (status.ok()) status = pinned.memory.Commit(pinned_ + bytes);
   if (!status.ok()) {
     Fail(Status(status.code(), "pinned host memory: " + status.message()));
     return nullptr;
   }
-  void* const p = state_->pinned.data() + pinned_;
+  void* const p = pinned.memory.data() + pinned_;
   pinned_ += bytes;
   return p;
 }
@@ -170,8 +176,8 @@ void CudaDevice::Session::ExclusiveSum(uint32_t* values, size_t n) {
   }
 }
 
-void CudaDevice::Session::SortPairs(uint64_t* keys, uint32_t* values, size_t n) {
-  if (n == 0 || !Ready()) return;
+void CudaDevice::Session::SortPairs(uint64_t* keys, uint32_t* values, size_t n, int bits) {
+  if (n == 0 || bits == 0 || !Ready()) return;
   if (n > std::numeric_limits<uint32_t>::max()) {
     Fail(InvalidArgument("SortPairs: more than 2^32 - 1 pairs: " + std::to_string(n)));
     return;
@@ -184,7 +190,7 @@ void CudaDevice::Session::SortPairs(uint64_t* keys, uint32_t* values, size_t n) 
   bool in_others = false;
   const auto sort = [&](void* storage) {
     return Check("SortPairs", CudaSortPairs(storage, &bytes, keys, other_keys, values, other_values,
-                                            count, stream_, &in_others));
+                                            count, bits, stream_, &in_others));
   };
   if (status_.ok() && sort(nullptr)) {
     void* const storage = TakeBytes(bytes, 1);

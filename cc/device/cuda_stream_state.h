@@ -20,10 +20,15 @@ struct CudaDevice::StreamState {
   Status status;
 
   Range workspace;
-  HostRange pinned;
-  // After the last session's work with pinned memory, if that may still be under way.
-  cudaEvent_t pinned_done = nullptr;
-  bool pinned_busy = false;
+  // The sessions that use pinned memory take these in turns, so that one need not wait for the work
+  // of the one before it: the host may be so many of them ahead.
+  struct Pinned {
+    HostRange memory;
+    cudaEvent_t done = nullptr;  // after the last work with it,
+    bool busy = false;           // if that may still be under way
+  };
+  Pinned pinned[8];
+  size_t next_pinned = 0;
 
   // For After: recorded on the other stream. A wait for an event is for what it recorded last when
   // the wait was given, so one event serves all.

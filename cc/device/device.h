@@ -21,13 +21,17 @@
 // work of two tables does not mix, and its calls return at once unless they say otherwise:
 //
 //   Session(Device&, Stream)
-//   void After(Stream other)            what follows waits until `other`, which must still exist,
-//                                       has done what it was given
+//   void After(Stream other)            what follows waits until `other` has done what sessions
+//                                       have given it. A stream that is no more may be named, if
+//                                       the device has been told of its end.
 //   void ForEach(n, body)               body(i) for i in [0, n): one thread each
 //   void ForKeys(n, body)               body(lanes, i): a team of Session::KeyLanes, that works on
 //                                       buckets (bucket_ops.h)
-//   void ForRows(n, body)               body(lanes, i): a team of Session::RowLanes, that strides
-//                                       over a row's bytes
+//   void ForRows(n, quads, body)        body(lanes, i): a team of RowWidth(quads) threads, that
+//                                       deals out a row by quads: four columns, or 16 bytes. No row
+//                                       should have more than `quads` of them: what bodies do is
+//                                       the same for any number, but takes longer.
+//   static uint32_t RowWidth(quads)     how many threads such a team has
 //   T* Take<T>(n)                       an array in device memory, until the session ends; null if
 //                                       there is no memory, status() then says so
 //   Scratch                             while one lives, what Take gives; its end takes it back
@@ -40,7 +44,10 @@
 //                                       the work is done: Pinned does until the session ends.
 //   void Fill(p, byte, bytes)           p is in a range, or Taken
 //   void ExclusiveSum(values, n)        values[i] = the sum of values[0..i), for u32
-//   void SortPairs(keys, values, n)     by key (u64), ascending, in place; values are u32
+//   void SortPairs(keys, values, n, bits = 64)
+//                                       by the low `bits` bits of the key (u64), ascending, in
+//                                       place; values are u32. Equal ones stay in order. The fewer
+//                                       bits, the quicker.
 //   Status Synchronize()                waits for all work of the stream; its errors, and status()
 //   Status status()                     what has failed so far in giving out the work: the first
 //                                       failure, after which nothing more is given out

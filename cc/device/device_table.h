@@ -27,6 +27,7 @@
 #ifndef DYNEMB_DEVICE_DEVICE_TABLE_H_
 #define DYNEMB_DEVICE_DEVICE_TABLE_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -49,6 +50,9 @@
 namespace dynemb {
 
 template <class Device>
+class DeviceLookups;
+
+template <class Device>
 class DeviceTable final : public Table {
  public:
   // options.tier says where rows may be: kHbm, or kHybrid with options.max_hbm_bytes.
@@ -56,6 +60,7 @@ class DeviceTable final : public Table {
   ~DeviceTable() override = default;
 
   const RowLayout& layout() const override { return store_.layout; }
+  Status Error() const override;
   uint64_t size() const override;
   TableStats stats() const override;
   Status AttachState(Exec& exec, const StateSpec& spec) override;
@@ -101,12 +106,15 @@ class DeviceTable final : public Table {
   void Adopt(Table* other, Tick tick) override;
   void CheckInvariants() const override;
 
+  bool PromotionIsDue() const override { return reads_ >= kPromoteEvery && tiered(); }
   // (exclusive) Moves the rows of the host tier that were read since the last call, and that are
   // read more often than the rows of the device tier they are compared with, to the device tier,
   // and those to the host tier (kernels_tiers.h). Nothing to do where all rows are in one tier.
   Status Promote(Exec& exec, Tick tick) override;
 
  private:
+  friend class DeviceLookups<Device>;
+
   using Range = typename Device::Range;
   using HostRange = typename Device::HostRange;
   using Stream = typename Device::Stream;
@@ -125,25 +133,51 @@ class DeviceTable final : public Table {
     uint64_t high_water = 0;
     uint64_t live = 0;
   };
-  // A session in line behind everything that the table was used for before, on any stream.
+  // A session in line behind everything that its tables were used for before, on any stream.
   class Work : public Device::Session {
    public:
     // Whether the call tells what fails; else the next one that can does.
     enum class Tells { kNo, kYes };
-    Work(const DeviceTable& table, Exec* exec, Tells tells = Tells::kNo);
+    Work(const DeviceTable& table, Exec* exec, Tells tells = Tells::kNo)
+        : Work(std::vector<const DeviceTable*>{&table}, exec, tells) {}
+    // Tables of one device, at least one.
+    Work(std::vector<const DeviceTable*> tables, Exec* exec, Tells tells);
     ~Work();
-    // From here on the table is in disorder until all of the work is given.
+    // From here on the tables are in disorder if work fails, until they are in order again.
     void Changes() { changes_ = true; }
+    void Settled() { changes_ = !this->status().ok(); }
 
    private:
     static Stream StreamFor(Exec* exec) {
       return exec != nullptr ? Device::StreamOf(*exec) : Stream{};
     }
 
-    const DeviceTable& table_;
+    const std::vector<const DeviceTable*> tables_;
     const Stream stream_;
     const Tells tells_;
     bool changes_ = false;
+  };
+  // The keys of a call. Those of tables[t], each of which is there once, are the positions
+  // [begins[t], begins[t + 1]).
+  struct Batch {
+    std::vector<DeviceTable*> tables;
+    std::vector<uint32_t> begins;
+    std::vector<Stamp> now;
+    std::vector<const float*> gradients;  // of each table; none: empty
+    KeyArray keys;
+    RowId* rows = nullptr;
+    // ViewsOf: of the tables as they are now, if they have been brought to the device.
+    device::TableViews views{};
+    bool viewed = false;
+
+    size_t size() const { return begins.back(); }
+    size_t size(size_t t) const { return begins[t + 1] - begins[t]; }
+    // For ForRows: of the widest vectors.
+    size_t quads() const {
+      size_t most = 0;
+      for (const DeviceTable* table : tables) most = std::max(most, QuadsOf(table->options_.dim));
+      return most;
+    }
   };
   // How a batch inserts; addresses of the session's arrays.
   struct Inserting {
@@ -157,9 +191,7 @@ class DeviceTable final : public Table {
   // Whether a call's keys may repeat.
   enum class Keys { kDistinct, kMayRepeat };
 
-  // What earlier calls could not tell, as they return nothing, once; or that one of them has left
-  // the table in disorder, always.
-  Status Error() const;
+  // What Error tells.
   void Fail(const Status& status, bool disorder) const;
 
   explicit DeviceTable(Device* device) : device_(device) {}
@@ -189,6 +221,8 @@ class DeviceTable final : public Table {
   uint64_t* noted() const { return reinterpret_cast<uint64_t*>(tier_state() + 1); }
   InitializerView initial() const;
   KeyArray KeysAt(const void* keys) const { return {keys, store_.layout.key_size}; }
+  // For ForRows: of a vector that is copied as it is.
+  size_t vector_quads() const { return device::QuadsOfBytes(layout().vector_bytes()); }
   bool tiered() const { return store_.split < capacity(); }
   Rounding RoundingAt(Tick tick) const {
     return {options_.stochastic_rounding, options_.seed, 0, tick};
@@ -200,26 +234,44 @@ class DeviceTable final : public Table {
   Status Refresh(Work& work);
   // The bounds become as good as what the device has posted; does not wait.
   void ReadMail();
-  // Room for the rows of a batch of n keys, *new_keys of which have none, and for their slots.
-  // Waits where bounds are not enough to tell.
-  Status MakeRoom(Work& work, const uint32_t* new_keys, size_t n);
+  // Room for the rows of a batch of n keys, of which *to - *from in the device's memory have none,
+  // and for their slots. Waits where bounds are not enough to tell.
+  Status MakeRoom(Work& work, const uint32_t* from, const uint32_t* to, size_t n);
   Status GrowIndex(Work& work, uint64_t keys);
 
-  void FindRows(Work& work, KeyArray keys, size_t n, Stamp now, bool counts, RowId* rows);
+  // This table, as a batch sees it.
+  device::TableView ViewAt(Stamp now) const;
+  device::TableViews ViewsAt(Stamp now, size_t n) const;
+  // The tables of a batch, as they are now. What changes one (GrowIndex) has `viewed` be false.
+  static const device::TableViews& ViewsOf(Work& work, Batch& batch);
+  Batch BatchOf(KeyArray keys, size_t n, Stamp now, RowId* rows) {
+    Batch batch;
+    batch.tables = {this};
+    batch.begins = {0, static_cast<uint32_t>(n)};
+    batch.now = {now};
+    batch.keys = keys;
+    batch.rows = rows;
+    return batch;
+  }
+  // What batches begin with, once: nothing else has failed, and they are not too large.
+  Status Begin(Exec& exec, size_t n, Tick tick, Stamp* now);
+
+  // Finds the rows of a batch; `counts` in stats.
+  static void FindRows(Work& work, Batch& batch, bool counts);
   // Which position stands for each distinct key: ElectPositions.
-  template <bool kLast>
-  void Elect(Work& work, KeyArray keys, const RowId* rows, size_t n, const uint32_t** places,
-             uint32_t** of) const;
-  // Rows for every keys[i] with rows[i] == kNoRow; fill as in FillRows. ResourceExhausted: nothing
-  // has changed.
+  template <bool kLast, class ElectKeys>
+  static void Elect(Work& work, const ElectKeys& keys, const RowId* rows, size_t n,
+                    const uint32_t** places, uint32_t** of);
+  // Rows for every key whose row is kNoRow; fill as in FillRows. ResourceExhausted: nothing has
+  // changed.
   template <class Fill>
-  Status Insert(Work& work, KeyArray keys, size_t n, Stamp now, Keys repeat, RowId* rows,
-                const Fill& fill);
-  Status CheckCapacity(Work& work, const Inserting& in, size_t n, Stamp now);
+  static Status Insert(Work& work, Batch& batch, Keys repeat, const Fill& fill);
+  Status CheckCapacity(Work& work, const uint32_t* from, const uint32_t* to, Stamp now);
   Status Refuse(uint64_t keys, uint64_t size, const std::string& why);
-  template <class Fill>
-  Status FindOrInsertWith(Work& work, KeyArray keys, size_t n, Stamp now, Keys repeat, RowId* rows,
-                          const Fill& fill, bool counts);
+  // One step of an optimizer on a batch that brings gradients. Its rows are filled in: those that
+  // were found, or where they are by now. `nonfinite` is workspace for as many.
+  static void Apply(Work& work, Batch& batch, const RowId* found, uint32_t* nonfinite,
+                    const RowOptimizer& optimizer);
   static Status CheckBatch(size_t n);
 
   // Waits until the reader of the running cut has taken enough of what was saved. Before a batch
@@ -232,7 +284,7 @@ class DeviceTable final : public Table {
   void BeforeLoss(Work& work, const RowId* rows, size_t n, Tick tick);
   // [n] of the host: an array of the device, once the work so far is done.
   template <class T>
-  std::vector<T> ToHost(Work& work, const T* array, size_t n) const;
+  static std::vector<T> ToHost(Work& work, const T* array, size_t n);
   // The rows among [begin, end) that are live and were updated after `after`, at most `most`; next
   // is the position behind the last row that was looked at.
   std::vector<RowId> ListRows(Work& work, uint64_t begin, uint64_t end, Stamp after, uint64_t most,
@@ -261,6 +313,7 @@ class DeviceTable final : public Table {
   static constexpr uint64_t kMostBuckets = uint64_t{1} << 31;
   // Rows that Promote moves at most: an eighth of the device tier, but not too few or too many.
   // Twice as many are noted for it.
+  static constexpr uint32_t kPromoteEvery = 8;  // batches that read
   static constexpr uint64_t kPromoteLeast = 1024;
   static constexpr uint64_t kPromoteMost = uint64_t{1} << 17;
 
@@ -271,6 +324,7 @@ class DeviceTable final : public Table {
   Range initial_state_of_;  // rows, as initial_state_
   const float* initial_state_ = nullptr;
   uint32_t promote_most_ = 0;
+  std::atomic<uint32_t> reads_{0};  // batches that read rows since the last Promote
   Range own_;  // Counters, TierState and, where there are two tiers, candidates for Promote
   Bounds bounds_;
   HostRange mail_;           // a Mailbox

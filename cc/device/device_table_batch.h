@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "cc/device/device_table.h"
+#include "cc/device/parts.h"
 #include "cc/table/phase.h"
 
 namespace dynemb {
@@ -18,24 +21,28 @@ inline size_t SumItems(size_t n) { return (n + kSumEach - 1) / kSumEach; }
 }  // namespace device
 
 template <class Device>
-DeviceTable<Device>::Work::Work(const DeviceTable& table, Exec* exec, Tells tells)
-    : Device::Session(*table.device_, StreamFor(exec)),
-      table_(table),
+DeviceTable<Device>::Work::Work(std::vector<const DeviceTable*> tables, Exec* exec, Tells tells)
+    : Device::Session(*tables[0]->device_, StreamFor(exec)),
+      tables_(std::move(tables)),
       stream_(StreamFor(exec)),
       tells_(tells) {
-  const Stream before = table.stream_.load();
-  if (before != stream_) this->After(before);
+  for (const DeviceTable* table : tables_) {
+    const Stream before = table->stream_.load();
+    if (before != stream_) this->After(before);
+  }
 }
 
 template <class Device>
 DeviceTable<Device>::Work::~Work() {
-  if (!this->status().ok() && (changes_ || tells_ == Tells::kNo)) {
-    table_.Fail(this->status(), changes_);
+  for (const DeviceTable* table : tables_) {
+    if (!this->status().ok() && (changes_ || tells_ == Tells::kNo)) {
+      table->Fail(this->status(), changes_);
+    }
+    // Calls that share the lock may have been under way on another stream meanwhile: whoever comes
+    // next waits for this stream, and so for that one too.
+    const Stream other = table->stream_.exchange(stream_);
+    if (other != stream_) this->After(other);
   }
-  // Calls that share the lock may have been under way on another stream meanwhile: whoever comes
-  // next waits for this stream, and so for that one too.
-  const Stream other = table_.stream_.exchange(stream_);
-  if (other != stream_) this->After(other);
 }
 
 template <class Device>
@@ -78,28 +85,73 @@ Stamp DeviceTable<Device>::BeginBatch(Exec& exec, Tick tick, size_t n) {
 }
 
 template <class Device>
-void DeviceTable<Device>::FindRows(Work& work, KeyArray keys, size_t n, Stamp now, bool counts,
-                                   RowId* rows) {
-  device::Candidates candidates;
+device::TableView DeviceTable<Device>::ViewAt(Stamp now) const {
+  device::TableView view;
+  static_cast<DeviceView&>(view) = View();
+  view.initial = initial();
+  view.initial_state = initial_state_;
+  view.counters = counters();
   if (now != 0 && tiered() && store_.split != 0) {
-    candidates = {&tier_state()->candidates, noted(), 2 * promote_most_};
+    view.candidates = {&tier_state()->candidates, noted(), 2 * promote_most_};
   }
-  work.ForKeys(n, device::FindKeys{View(), keys, now, rows, nullptr, candidates});
-  if (!counts) return;
-  const size_t items = device::SumItems(n);
-  work.ForEach(items, device::CountFound{rows, n, items, store_.split, counters()});
+  view.capacity = capacity();
+  view.rows_move = tiered();
+  view.rounding = RoundingAt(stamps_.base() + now);
+  view.now = now;
+  view.mailbox = mailbox();
+  view.batch = batch_ + 1;
+  return view;
+}
+
+template <class Device>
+device::TableViews DeviceTable<Device>::ViewsAt(Stamp now, size_t n) const {
+  device::TableViews views;
+  views.one = ViewAt(now);
+  views.items = static_cast<uint32_t>(n);
+  return views;
+}
+
+template <class Device>
+const device::TableViews& DeviceTable<Device>::ViewsOf(Work& work, Batch& batch) {
+  if (batch.viewed) return batch.views;
+  std::vector<device::TableView> each;
+  for (size_t t = 0; t < batch.tables.size(); ++t) {
+    each.push_back(batch.tables[t]->ViewAt(batch.now[t]));
+    if (!batch.gradients.empty()) each[t].gradients = batch.gradients[t];
+  }
+  device::TableViews& views = batch.views;
+  views.one = each[0];
+  views.items = static_cast<uint32_t>(batch.size());
+  views.count = static_cast<uint32_t>(each.size());
+  if (views.count > 1) {
+    views.many = device::ToDevice(work, each.data(), each.size());
+    views.begins = device::ToDevice(work, batch.begins.data(), batch.begins.size());
+  }
+  batch.viewed = true;
+  return views;
+}
+
+template <class Device>
+void DeviceTable<Device>::FindRows(Work& work, Batch& batch, bool counts) {
+  const device::TableViews& tables = ViewsOf(work, batch);
+  work.ForKeys(batch.size(), device::FindKeys{tables, batch.keys, batch.rows, nullptr});
+  for (DeviceTable* table : batch.tables) ++table->reads_;
+  if (counts) {
+    work.ForEach(device::TallyItems(batch.size()), device::CountFound{tables, batch.rows});
+  }
 }
 
 template <class Device>
 void DeviceTable<Device>::Find(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) {
   Work work(*this, &exec);
-  FindRows(work, KeysAt(keys), n, stamps_.Of(tick), true, rows);
+  Batch batch = BatchOf(KeysAt(keys), n, stamps_.Of(tick), rows);
+  FindRows(work, batch, true);
 }
 
 template <class Device>
 void DeviceTable<Device>::Contains(Exec& exec, const void* keys, size_t n, bool* found) const {
   Work work(*this, &exec);
-  work.ForKeys(n, device::FindKeys{View(), KeysAt(keys), 0, nullptr, found, {}});
+  work.ForKeys(n, device::FindKeys{ViewsAt(0, n), KeysAt(keys), nullptr, found});
 }
 
 template <class Device>
@@ -107,9 +159,11 @@ void DeviceTable<Device>::Lookup(Exec& exec, const void* keys, size_t n, Tick ti
                                  const void* default_vector, void* vectors, RowId* rows) {
   Work work(*this, &exec);
   const KeyArray k = KeysAt(keys);
-  FindRows(work, k, n, stamps_.Of(tick), true, rows);
-  work.ForRows(n, device::ReadVectors{View(), initial(), k, rows, default_vector,
-                                      static_cast<char*>(vectors)});
+  Batch batch = BatchOf(k, n, stamps_.Of(tick), rows);
+  FindRows(work, batch, true);
+  work.ForRows(
+      n, vector_quads(),
+      device::ReadVectors{View(), initial(), k, rows, default_vector, static_cast<char*>(vectors)});
 }
 
 template <class Device>
@@ -118,9 +172,10 @@ void DeviceTable<Device>::ReadRows(Exec& exec, const void* keys, size_t n, float
   Work work(*this, &exec);
   RowId* rows = work.template Take<RowId>(n);
   if (rows == nullptr) return;
-  work.ForKeys(n, device::FindKeys{View(), KeysAt(keys), 0, rows, found, {}});
+  work.ForKeys(n, device::FindKeys{ViewsAt(0, n), KeysAt(keys), rows, found});
   work.ForRows(
-      n, device::ReadColumns{View(), rows, nullptr, nullptr, vectors, state, nullptr, nullptr});
+      n, QuadsOf(options_.dim),
+      device::ReadColumns{View(), rows, nullptr, nullptr, vectors, state, nullptr, nullptr});
 }
 
 template <class Device>
@@ -140,24 +195,22 @@ Status DeviceTable<Device>::CheckBatch(size_t n) {
 }
 
 template <class Device>
-template <class Fill>
-Status DeviceTable<Device>::FindOrInsertWith(Work& work, KeyArray keys, size_t n, Stamp now,
-                                             Keys repeat, RowId* rows, const Fill& fill,
-                                             bool counts) {
-  FindRows(work, keys, n, now, counts, rows);
-  DYNEMB_RETURN_IF_ERROR(Insert(work, keys, n, now, repeat, rows, fill));
-  return work.status();
+Status DeviceTable<Device>::Begin(Exec& exec, size_t n, Tick tick, Stamp* now) {
+  DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
+  DYNEMB_RETURN_IF_ERROR(Error());
+  *now = BeginBatch(exec, tick, n);
+  return Status();
 }
 
 template <class Device>
 Status DeviceTable<Device>::FindOrInsert(Exec& exec, const void* keys, size_t n, Tick tick,
                                          RowId* rows) {
-  DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
-  DYNEMB_RETURN_IF_ERROR(Error());
-  const Stamp now = BeginBatch(exec, tick, n);
+  Stamp now;
+  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
   Work work(*this, &exec, Work::Tells::kYes);
-  return FindOrInsertWith(work, KeysAt(keys), n, now, Keys::kMayRepeat, rows,
-                          device::FillInitial{initial(), layout()}, true);
+  Batch batch = BatchOf(KeysAt(keys), n, now, rows);
+  FindRows(work, batch, true);
+  return Insert(work, batch, Keys::kMayRepeat, device::FillInitial{});
 }
 
 template <class Device>
@@ -172,80 +225,80 @@ Status DeviceTable<Device>::InsertAndEvict(Exec& exec, const void* keys, size_t 
 template <class Device>
 Status DeviceTable<Device>::LookupOrInsert(Exec& exec, const void* keys, size_t n, Tick tick,
                                            void* vectors, RowId* rows) {
-  const KeyArray k = KeysAt(keys);
-  DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
-  DYNEMB_RETURN_IF_ERROR(Error());
-  const Stamp now = BeginBatch(exec, tick, n);
+  Stamp now;
+  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
   Work work(*this, &exec, Work::Tells::kYes);
-  DYNEMB_RETURN_IF_ERROR(FindOrInsertWith(work, k, n, now, Keys::kMayRepeat, rows,
-                                          device::FillInitial{initial(), layout()}, true));
-  work.ForRows(
-      n, device::ReadVectors{View(), initial(), k, rows, nullptr, static_cast<char*>(vectors)});
+  Batch batch = BatchOf(KeysAt(keys), n, now, rows);
+  FindRows(work, batch, true);
+  DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kMayRepeat, device::FillInitial{}));
+  work.ForRows(n, vector_quads(),
+               device::ReadVectors{View(), initial(), batch.keys, rows, nullptr,
+                                   static_cast<char*>(vectors)});
   return work.status();
 }
 
 template <class Device>
 Status DeviceTable<Device>::Upsert(Exec& exec, const void* keys, size_t n, const void* vectors,
                                    Tick tick) {
-  const KeyArray k = KeysAt(keys);
-  DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
-  DYNEMB_RETURN_IF_ERROR(Error());
-  const Stamp now = BeginBatch(exec, tick, n);
+  Stamp now;
+  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
   Work work(*this, &exec, Work::Tells::kYes);
   RowId* rows = work.template Take<RowId>(n);
   if (rows == nullptr) return work.status();
+  Batch batch = BatchOf(KeysAt(keys), n, now, rows);
   // The last of a key's positions writes its row.
   const uint32_t* places = nullptr;
   uint32_t* of = nullptr;
-  Elect<true>(work, k, nullptr, n, &places, &of);
+  Elect<true>(work, batch.keys, nullptr, n, &places, &of);
   DYNEMB_RETURN_IF_ERROR(work.status());
-  DYNEMB_RETURN_IF_ERROR(
-      FindOrInsertWith(work, k, n, now, Keys::kMayRepeat, rows, device::FillNothing{}, false));
+  FindRows(work, batch, false);
+  DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kMayRepeat, device::FillNothing{}));
   work.Changes();
   BeforeWrite(work, rows, n);
   work.ForRows(
-      n, device::WriteVectors{View(), rows, places, of, static_cast<const char*>(vectors), now});
+      n, vector_quads(),
+      device::WriteVectors{View(), rows, places, of, static_cast<const char*>(vectors), now});
   return work.status();
 }
 
 template <class Device>
 Status DeviceTable<Device>::Accumulate(Exec& exec, const void* keys, size_t n, const float* deltas,
                                        Tick tick) {
-  const KeyArray k = KeysAt(keys);
-  DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
-  DYNEMB_RETURN_IF_ERROR(Error());
-  const Stamp now = BeginBatch(exec, tick, n);
+  Stamp now;
+  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
   Work work(*this, &exec, Work::Tells::kYes);
   RowId* rows = work.template Take<RowId>(n);
   if (rows == nullptr) return work.status();
-  DYNEMB_RETURN_IF_ERROR(FindOrInsertWith(work, k, n, now, Keys::kDistinct, rows,
-                                          device::FillInitial{initial(), layout()}, true));
+  Batch batch = BatchOf(KeysAt(keys), n, now, rows);
+  FindRows(work, batch, true);
+  DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kDistinct, device::FillInitial{}));
   work.Changes();
   BeforeWrite(work, rows, n);
-  work.ForRows(n,
-               device::WriteFloats{View(), k, rows, deltas, nullptr, true, RoundingAt(tick), now});
+  work.ForRows(
+      n, QuadsOf(options_.dim),
+      device::WriteFloats{View(), batch.keys, rows, deltas, nullptr, true, RoundingAt(tick), now});
   return work.status();
 }
 
 template <class Device>
 Status DeviceTable<Device>::WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors,
                                       const float* state, bool insert, Tick tick) {
-  const KeyArray k = KeysAt(keys);
-  DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
-  DYNEMB_RETURN_IF_ERROR(Error());
-  const Stamp now = BeginBatch(exec, tick, n);
+  Stamp now;
+  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
   Work work(*this, &exec, Work::Tells::kYes);
   RowId* rows = work.template Take<RowId>(n);
   if (rows == nullptr) return work.status();
-  FindRows(work, k, n, now, true, rows);
+  Batch batch = BatchOf(KeysAt(keys), n, now, rows);
+  FindRows(work, batch, true);
   if (insert) {
-    DYNEMB_RETURN_IF_ERROR(Insert(work, k, n, now, Keys::kDistinct, rows, device::FillNothing{}));
+    DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kDistinct, device::FillNothing{}));
   }
   work.Changes();
   BeforeWrite(work, rows, n);
-  work.ForRows(
-      n, device::WriteFloats{View(), k, rows, vectors, layout().state_width != 0 ? state : nullptr,
-                             false, RoundingAt(tick), now});
+  work.ForRows(n, QuadsOf(options_.dim),
+               device::WriteFloats{View(), batch.keys, rows, vectors,
+                                   layout().state_width != 0 ? state : nullptr, false,
+                                   RoundingAt(tick), now});
   return work.status();
 }
 
@@ -254,26 +307,35 @@ void DeviceTable<Device>::ApplyRange(Exec& exec, const RowOptimizer& optimizer, 
                                      const RowId* rows, const float* gradients, size_t begin,
                                      size_t end, Tick tick) {
   const size_t n = end - begin;
-  const KeyArray k = KeysAt(keys).From(begin);
   Work work(*this, &exec);
   RowId* resolved = work.template Take<RowId>(n);
   uint32_t* nonfinite = work.template Take<uint32_t>(n);
   if (resolved == nullptr || nonfinite == nullptr) return;
+  Batch batch = BatchOf(KeysAt(keys).From(begin), n, stamps_.Of(tick), resolved);
+  batch.gradients = {gradients + begin * static_cast<size_t>(options_.dim)};
+  Apply(work, batch, rows + begin, nonfinite, optimizer);
+}
+
+template <class Device>
+void DeviceTable<Device>::Apply(Work& work, Batch& batch, const RowId* found, uint32_t* nonfinite,
+                                const RowOptimizer& optimizer) {
+  const size_t n = batch.size();
+  const device::TableViews& tables = ViewsOf(work, batch);
+  if (!work.status().ok()) return;
   work.Changes();
-  work.ForKeys(n, device::ResolveRows{View(), k, rows + begin, resolved, counters(), tiered()});
-  BeforeWrite(work, resolved, n);
+  work.ForKeys(n, device::ResolveRows{tables, batch.keys, found, batch.rows});
+  for (size_t t = 0; t < batch.tables.size(); ++t) {
+    batch.tables[t]->BeforeWrite(work, batch.rows + batch.begins[t], batch.size(t));
+  }
   work.Fill(nonfinite, 0, n * sizeof(uint32_t));
-  const Stamp now = stamps_.Of(tick);
   WithFormula(optimizer.kind(), optimizer.flags(), optimizer.coefficients().power,
               [&](auto formula) {
                 using Formula = typename decltype(formula)::Formula;
-                work.ForRows(n, device::ApplyGradients<Formula>{
-                                    View(), optimizer.coefficients(), k, resolved,
-                                    gradients + begin * static_cast<size_t>(options_.dim),
-                                    RoundingAt(tick), now, nonfinite});
+                work.ForRows(n, batch.quads(),
+                             device::ApplyGradients<Formula>{tables, optimizer.coefficients(),
+                                                             batch.keys, batch.rows, nonfinite});
               });
-  const size_t items = device::SumItems(n);
-  work.ForEach(items, device::CountApplied{resolved, nonfinite, n, items, counters()});
+  work.ForEach(device::TallyItems(n), device::CountApplied{tables, batch.rows, nonfinite});
 }
 
 }  // namespace dynemb

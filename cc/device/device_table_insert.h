@@ -46,7 +46,8 @@ Status DeviceTable<Device>::CommitRows(Store* store, uint64_t rows) {
 }
 
 template <class Device>
-Status DeviceTable<Device>::MakeRoom(Work& work, const uint32_t* new_keys, size_t n) {
+Status DeviceTable<Device>::MakeRoom(Work& work, const uint32_t* from, const uint32_t* to,
+                                     size_t n) {
   const auto after = [&](uint64_t rows) { return std::min<uint64_t>(rows + n, capacity()); };
   const auto enough = [&] {
     const uint64_t committed = store_.device_rows.committed() / store_.layout.stride;
@@ -60,7 +61,7 @@ Status DeviceTable<Device>::MakeRoom(Work& work, const uint32_t* new_keys, size_
     // But where batches are small for the table, room for the next one is made too, new or not:
     // else every batch would come to wait here while the table is nearly as large as its room.
     const size_t given = n;
-    n = ToHost(work, new_keys, 1)[0];
+    n = ToHost(work, to, 1)[0] - ToHost(work, from, 1)[0];
     const device::Counters now = Read(work);
     DYNEMB_RETURN_IF_ERROR(work.status());
     bounds_ = {now.high_water, now.size()};
@@ -111,20 +112,20 @@ Status DeviceTable<Device>::GrowIndex(Work& work, uint64_t keys) {
   work.ForEach(buckets, device::ClearBuckets{store_.ring.buckets});
   work.ForKeys(before.count, device::MoveSlots{View(), before});
   std::swap(store_.index, index);
+  work.Settled();
   return work.status();
 }
 
 template <class Device>
-template <bool kLast>
-void DeviceTable<Device>::Elect(Work& work, KeyArray keys, const RowId* rows, size_t n,
-                                const uint32_t** places, uint32_t** of) const {
-  uint32_t log_places = 1;
-  while ((size_t{1} << log_places) < n + n / 2) ++log_places;
+template <bool kLast, class ElectKeys>
+void DeviceTable<Device>::Elect(Work& work, const ElectKeys& keys, const RowId* rows, size_t n,
+                                const uint32_t** places, uint32_t** of) {
+  const uint32_t log_places = device::LogPlaces(n);
   auto* made = work.template Take<uint32_t>(size_t{1} << log_places);
   *of = work.template Take<uint32_t>(n);
   if (made == nullptr || *of == nullptr) return;
   work.Fill(made, 0xFF, sizeof(uint32_t) << log_places);
-  work.ForEach(n, device::ElectPositions<kLast>{keys, rows, made, log_places, *of});
+  work.ForEach(n, device::ElectPositions<kLast, ElectKeys>{keys, rows, made, log_places, *of});
   *places = made;
 }
 
@@ -135,11 +136,12 @@ Status DeviceTable<Device>::Refuse(uint64_t keys, uint64_t size, const std::stri
 }
 
 template <class Device>
-Status DeviceTable<Device>::CheckCapacity(Work& work, const Inserting& in, size_t n, Stamp now) {
+Status DeviceTable<Device>::CheckCapacity(Work& work, const uint32_t* from, const uint32_t* to,
+                                          Stamp now) {
   // Every named key has one row at most that is as fresh as this batch.
   if (options_.evict_strategy == EvictStrategy::kLru && capacity() >= stamps_.batch_keys())
     return Status();
-  const uint64_t keys = ToHost(work, in.sums + n, 1)[0];
+  const uint64_t keys = ToHost(work, to, 1)[0] - ToHost(work, from, 1)[0];
   const uint64_t size = Read(work).size();
   DYNEMB_RETURN_IF_ERROR(work.status());
   if (size + keys <= capacity()) return Status();
@@ -158,49 +160,80 @@ Status DeviceTable<Device>::CheckCapacity(Work& work, const Inserting& in, size_
 
 template <class Device>
 template <class Fill>
-Status DeviceTable<Device>::Insert(Work& work, KeyArray keys, size_t n, Stamp now, Keys repeat,
-                                   RowId* rows, const Fill& fill) {
-  if (n == 0) return Status();
+Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const Fill& fill) {
+  const size_t n = batch.size();
+  const size_t num_tables = batch.tables.size();
+  if (n == 0) return work.status();
   Phase phase("insert");
-  ReadMail();
   Inserting in;
-  if (repeat == Keys::kMayRepeat) Elect<false>(work, keys, rows, n, &in.places, &in.of);
+  if (repeat == Keys::kMayRepeat) {
+    const device::BatchKeys keys{batch.keys, ViewsOf(work, batch)};
+    Elect<false>(work, keys, batch.rows, n, &in.places, &in.of);
+  }
   in.sums = work.template Take<uint32_t>(n + 1);
-  in.dealt = work.template Take<device::Dealt>(1);
+  in.dealt = work.template Take<device::Dealt>(num_tables);
   in.positions = work.template Take<uint32_t>(n);
   in.new_rows = work.template Take<RowId>(n);
   DYNEMB_RETURN_IF_ERROR(work.status());
-  work.ForEach(n + 1, device::FlagFirst{rows, in.places, in.of, n, in.sums});
+  work.ForEach(n + 1, device::FlagFirst{batch.rows, in.places, in.of, n, in.sums});
   work.ExclusiveSum(in.sums, n + 1);
-  const bool may_evict = bounds_.live + n > capacity();
-  const bool tell = may_evict && (tracking_ || evicted_ != nullptr);
+
+  // What can be refused is refused before anything changes.
+  bool may_evict = false, tell = false;
+  std::vector<bool> tells(num_tables);
+  for (size_t t = 0; t < num_tables; ++t) {
+    DeviceTable& table = *batch.tables[t];
+    table.ReadMail();
+    if (batch.size(t) == 0 || table.bounds_.live + batch.size(t) <= table.capacity()) continue;
+    may_evict = true;
+    tells[t] = table.tracking_ || table.evicted_ != nullptr;
+    tell = tell || tells[t];
+    DYNEMB_RETURN_IF_ERROR(table.CheckCapacity(work, in.sums + batch.begins[t],
+                                               in.sums + batch.begins[t + 1], batch.now[t]));
+  }
   RowId* gone = tell ? work.template Take<RowId>(n) : nullptr;
   DYNEMB_RETURN_IF_ERROR(work.status());
-  if (may_evict) DYNEMB_RETURN_IF_ERROR(CheckCapacity(work, in, n, now));
-  DYNEMB_RETURN_IF_ERROR(MakeRoom(work, in.sums + n, n));
-
+  for (size_t t = 0; t < num_tables; ++t) {
+    if (batch.size(t) == 0) continue;
+    const Bucket* const buckets = batch.tables[t]->store_.ring.buckets;
+    DYNEMB_RETURN_IF_ERROR(batch.tables[t]->MakeRoom(work, in.sums + batch.begins[t],
+                                                     in.sums + batch.begins[t + 1], batch.size(t)));
+    if (batch.tables[t]->store_.ring.buckets != buckets) batch.viewed = false;
+  }
   DYNEMB_RETURN_IF_ERROR(work.status());
-  ++batch_;
-  given_[batch_ % kBatches] = given_[(batch_ - 1) % kBatches] + n;
+  for (size_t t = 0; t < num_tables; ++t) {
+    DeviceTable& table = *batch.tables[t];
+    ++table.batch_;
+    table.given_[table.batch_ % kBatches] =
+        table.given_[(table.batch_ - 1) % kBatches] + batch.size(t);
+  }
+  const device::TableViews& tables = ViewsOf(work, batch);
+  DYNEMB_RETURN_IF_ERROR(work.status());
+
   work.Changes();
-  const DeviceView view = View();
-  work.ForEach(1, device::Deal{in.sums, n, capacity(), counters(), in.dealt});
-  work.ForEach(n, device::ListNew{view, in.sums, in.dealt, in.positions, in.new_rows});
-  work.ForKeys(n, device::ClaimSlots{view, keys, in.dealt, in.positions, in.new_rows, now});
+  const device::NewKeys added{tables, batch.keys, in.sums, in.dealt, in.positions, in.new_rows};
+  work.ForEach(num_tables, device::Deal{tables, in.sums, in.dealt});
+  work.ForEach(n, device::ListNew{tables, in.sums, in.dealt, in.positions, in.new_rows});
+  work.ForKeys(n, device::ClaimSlots{added});
   if (may_evict) {
-    work.ForKeys(n, device::EvictSlots{view, keys, in.dealt, in.positions, in.new_rows, now});
+    work.ForKeys(n, device::EvictSlots{added});
     if (tell) {
-      work.ForEach(n, device::ListEvicted{in.dealt, in.new_rows, gone});
-      BeforeWrite(work, gone, n);
-      BeforeLoss(work, gone, n, stamps_.base() + now);
+      work.Fill(gone, 0xFF, n * sizeof(RowId));
+      work.ForEach(n, device::ListEvicted{added, gone});
+    }
+    for (size_t t = 0; t < num_tables; ++t) {
+      if (!tells[t]) continue;
+      DeviceTable& table = *batch.tables[t];
+      const RowId* const gone_here = gone + batch.begins[t];
+      table.BeforeWrite(work, gone_here, batch.size(t));
+      table.BeforeLoss(work, gone_here, batch.size(t), table.stamps_.base() + batch.now[t]);
     }
   }
-  work.ForRows(n, device::FillRows<Fill>{view, keys, in.dealt, in.positions, in.new_rows,
-                                         initial_state_, now, fill});
-  work.ForEach(n, device::SpreadRows{rows, in.sums, in.places, in.of, in.new_rows});
-  const size_t items = device::SumItems(n);
-  work.ForEach(items, device::CountInserted{in.new_rows, in.dealt, items, counters()});
-  work.ForEach(1, device::PostCounters{counters(), batch_, mailbox()});
+  work.ForRows(n, batch.quads(), device::FillRows<Fill>{added, fill});
+  work.ForEach(n, device::SpreadRows{batch.rows, in.sums, in.places, in.of, in.new_rows});
+  work.ForEach(device::TallyItems(n), device::CountInserted{added});
+  work.ForEach(num_tables, device::PostCounters{tables});
+  work.Settled();
   return work.status();
 }
 
@@ -219,7 +252,9 @@ size_t DeviceTable<Device>::Erase(Exec& exec, const void* keys, size_t n, Tick t
   BeforeLoss(work, gone, n, tick);
   work.ForEach(n + 1, device::FlagRows{gone, n, sums});
   work.ExclusiveSum(sums, n + 1);
-  work.ForRows(n, device::FreeRows{View(), gone, sums, counters(), wipe});
+  // But for wiping, one thread does it all.
+  const size_t quads = wipe ? device::QuadsOfBytes(layout().stride) : 1;
+  work.ForRows(n, quads, device::FreeRows{View(), gone, sums, counters(), wipe});
   work.ForEach(1, device::CountFreed{sums, n, counters()});
   return ToHost(work, sums + n, 1)[0];
 }

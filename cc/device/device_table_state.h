@@ -167,8 +167,9 @@ Status DeviceTable<Device>::AttachState(Exec& exec, const StateSpec& spec) {
   moved.index = std::move(store_.index);
   moved.ring = store_.ring;
   std::swap(store_, moved);
-  work.ForRows(bounds_.high_water, device::MoveRows{from.rows, from.layout, View().rows,
-                                                    store_.layout, initial_state_});
+  work.ForRows(
+      bounds_.high_water, vector_quads(),
+      device::MoveRows{from.rows, from.layout, View().rows, store_.layout, initial_state_});
   state_spec_ = spec;
   return work.Synchronize();
 }
@@ -197,7 +198,7 @@ Status DeviceTable<Device>::Clear(Exec& exec, Tick tick) {
 
 template <class Device>
 template <class T>
-std::vector<T> DeviceTable<Device>::ToHost(Work& work, const T* array, size_t n) const {
+std::vector<T> DeviceTable<Device>::ToHost(Work& work, const T* array, size_t n) {
   std::vector<T> host(n);
   work.Copy(host.data(), array, n * sizeof(T));
   // What failed shows in status(), and the numbers are then zeros.
@@ -263,7 +264,7 @@ void DeviceTable<Device>::ForCopies(Work& work, const std::vector<RowId>& rows,
     char* copies = work.template Take<char>(n * stride);
     if (ids == nullptr || copies == nullptr) return;
     work.Copy(ids, rows.data() + begin, n * sizeof(RowId));
-    work.ForRows(n, device::CopyRows{View(), ids, copies});
+    work.ForRows(n, device::QuadsOfBytes(stride), device::CopyRows{View(), ids, copies});
     const std::vector<char> host = ToHost(work, copies, n * stride);
     for (size_t i = 0; i < n; ++i) fn(rows[begin + i], host.data() + i * stride);
   }
@@ -334,8 +335,9 @@ void DeviceTable<Device>::ReadToHost(Work& work, const std::vector<RowId>& rows,
     char* a = column(accesses, sizeof(Stamp));
     if (!work.status().ok()) return;
     work.Copy(ids, rows.data() + begin, n * sizeof(RowId));
-    work.ForRows(n, device::ReadColumns{View(), ids, k, v, nullptr, reinterpret_cast<float*>(s),
-                                        reinterpret_cast<Stamp*>(u), reinterpret_cast<Stamp*>(a)});
+    work.ForRows(n, vector_quads(),
+                 device::ReadColumns{View(), ids, k, v, nullptr, reinterpret_cast<float*>(s),
+                                     reinterpret_cast<Stamp*>(u), reinterpret_cast<Stamp*>(a)});
     const auto deliver = [&](void* to, const char* from, size_t bytes) {
       if (to != nullptr) work.Copy(static_cast<char*>(to) + begin * bytes, from, n * bytes);
     };
@@ -411,7 +413,8 @@ void DeviceTable<Device>::DropHeld(Work& work, const std::vector<uint64_t>& keys
   RowId* rows = work.template Take<RowId>(keys.size());
   if (on_device == nullptr || rows == nullptr) return;
   work.Copy(on_device, keys.data(), keys.size() * sizeof(uint64_t));
-  work.ForKeys(keys.size(), device::FindKeys{View(), {on_device, 8}, 0, rows, nullptr, {}});
+  work.ForKeys(keys.size(),
+               device::FindKeys{ViewsAt(0, keys.size()), {on_device, 8}, rows, nullptr});
   const std::vector<RowId> found = ToHost(work, rows, keys.size());
   for (size_t i = 0; i < keys.size(); ++i) {
     if (found[i] == kNoRow) not_held->push_back(keys[i]);
@@ -452,9 +455,8 @@ void DeviceTable<Device>::ReadCut(Exec& exec, const std::vector<RowId>& plan, vo
 template <class Device>
 Status DeviceTable<Device>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) {
   const size_t n = loaded.n;
-  DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
-  DYNEMB_RETURN_IF_ERROR(Error());
-  const Stamp now = BeginBatch(exec, tick, n);
+  Stamp now;
+  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
   Work work(*this, &exec, Work::Tells::kYes);
   const auto bring = [&](const void* from, size_t bytes) {
     char* to = from == nullptr ? nullptr : work.template Take<char>(n * bytes);
@@ -469,12 +471,15 @@ Status DeviceTable<Device>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick 
   const auto* accesses = reinterpret_cast<const CutTime*>(bring(loaded.accesses, sizeof(CutTime)));
   RowId* rows = work.template Take<RowId>(n);
   DYNEMB_RETURN_IF_ERROR(work.status());
-  DYNEMB_RETURN_IF_ERROR(
-      FindOrInsertWith(work, keys, n, now, Keys::kDistinct, rows, device::FillNothing{}, false));
+  Batch batch = BatchOf(keys, n, now, rows);
+  FindRows(work, batch, false);
+  DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kDistinct, device::FillNothing{}));
   work.Changes();
   BeforeWrite(work, rows, n);
-  work.ForRows(n, device::WriteVectors{View(), rows, nullptr, nullptr, vectors, now});
-  work.ForRows(n, device::WriteStates{View(), rows, state, initial_state_});
+  work.ForRows(n, vector_quads(),
+               device::WriteVectors{View(), rows, nullptr, nullptr, vectors, now});
+  work.ForRows(n, device::QuadsOfBytes(l.state_bytes()),
+               device::WriteStates{View(), rows, state, initial_state_});
   work.ForKeys(n, device::WriteTimes{View(), rows, updates, accesses, loaded.base, stamps_});
   return work.Synchronize();
 }

@@ -14,6 +14,7 @@ Status DeviceTable<Device>::Promote(Exec& exec, Tick tick) {
   // A cut knows its rows by their ids: while it is read, rows stay.
   if (!tiered() || store_.split == 0 || cut_ != nullptr) return Status();
   DYNEMB_RETURN_IF_ERROR(Error());
+  if (bounds_.high_water <= store_.split || reads_.exchange(0) == 0) return Status();
   Phase phase("promote");
   Work work(*this, &exec, Work::Tells::kYes);
   const size_t noted_most = 2 * promote_most_;
@@ -29,18 +30,18 @@ Status DeviceTable<Device>::Promote(Exec& exec, Tick tick) {
 
   // Candidates beyond those noted are kNoPlace, and last.
   work.ForEach(noted_most, device::CopyCandidates{tier_state(), noted(), order});
-  work.SortPairs(order, unused, noted_most);
+  work.SortPairs(order, unused, noted_most, device::kOrderBits);
   work.ForKeys(window, device::LookAtPlaces{View(), store_.split, tier_state(), counters(),
                                             stamps_.Of(tick), victims});
-  work.SortPairs(victims, unused, window);
+  work.SortPairs(victims, unused, window, device::kOrderBits);
   work.ForEach(pairs, device::ListCandidates{order, rows});
   const uint32_t* places = nullptr;
   uint32_t* of = nullptr;
-  Elect<false>(work, {rows, sizeof(RowId)}, nullptr, pairs, &places, &of);
+  Elect<false>(work, KeyArray{rows, sizeof(RowId)}, nullptr, pairs, &places, &of);
   DYNEMB_RETURN_IF_ERROR(work.status());
   work.Changes();
   work.ForKeys(pairs, device::PairUp{View(), order, victims, places, of, counters(), swaps});
-  work.ForRows(pairs, device::SwapRows{View(), swaps});
+  work.ForRows(pairs, device::QuadsOfBytes(layout().stride), device::SwapRows{View(), swaps});
   const size_t items = device::SumItems(pairs);
   work.ForEach(items, device::CountSwaps{swaps, pairs, items, counters()});
   work.ForEach(1, device::EndRound{store_.split, window, tier_state()});

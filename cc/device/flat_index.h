@@ -69,6 +69,9 @@ struct KeyArray {
     return key_size == 8 ? static_cast<const uint64_t*>(keys)[i]
                          : static_cast<const uint32_t*>(keys)[i];
   }
+  // For ElectPositions (kernels.h).
+  DYNEMB_HD uint64_t Hash(size_t i) const { return MixKey((*this)[i]); }
+  DYNEMB_HD bool Same(size_t i, size_t j) const { return (*this)[i] == (*this)[j]; }
   // The keys from i on.
   KeyArray From(size_t i) const {
     return {static_cast<const char*>(keys) + i * key_size, key_size};

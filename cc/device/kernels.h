@@ -11,6 +11,7 @@
 #include "cc/device/device.h"
 #include "cc/device/flat_index.h"
 #include "cc/device/row_math.h"
+#include "cc/device/table_views.h"
 #include "cc/table/bucket_ops.h"
 #include "cc/table/key.h"
 #include "cc/table/portability.h"
@@ -18,18 +19,6 @@
 #include "cc/table/types.h"
 
 namespace dynemb::device {
-
-// What a table counts, in device memory.
-struct Counters {
-  uint32_t high_water;  // row ids handed out at least once are below it
-  uint32_t free_count;  // of these, that hold no row
-  uint64_t device_hits, host_hits, misses;
-  uint64_t inserts, evictions, erased, refused;
-  uint64_t dropped_gradients, nonfinite_gradients;
-  uint64_t promotions;
-
-  DYNEMB_HD uint64_t size() const { return high_water - free_count; }
-};
 
 // Copies `bytes` of a row, or to one, with the widest access that both addresses allow. Every team
 // that touches these bytes deals them alike.
@@ -53,88 +42,90 @@ DYNEMB_HD void CopyBytes(Lanes& lanes, void* to, const void* from, size_t bytes)
   }
 }
 
+// How many of CopyBytes's accesses that takes, if they are the widest.
+constexpr size_t QuadsOfBytes(size_t bytes) {
+  return (bytes + sizeof(Quad<float>) - 1) / sizeof(Quad<float>);
+}
+
 // --- Finding ---------------------------------------------------------------------------------
 
-// Rows of the host tier that a batch has read: what may be moved to the device tier after it.
-struct Candidates {
-  uint32_t* count = nullptr;  // may pass `most`
-  uint64_t* order = nullptr;  // [most] ticks since the access before << 32 | row
-  uint32_t most = 0;          // 0: none are noted
-};
-
 // rows[i] = the row of keys[i], or kNoRow; null: not wanted. found[i] likewise. Stamps rows that
-// are there with `now`, unless it is 0.
+// are there with their table's `now`, unless it is 0.
 struct FindKeys {
-  DeviceView view;
+  TableViews tables;
   KeyArray keys;
-  Stamp now;
   RowId* rows;
   bool* found;
-  Candidates candidates;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
-    const SlotRef at = view.Find(lanes, keys[i]);
+    const TableView& table = tables.Of(i);
+    const SlotRef at = table.Find(lanes, keys[i]);
     if (lanes.rank() != 0) return;
     if (rows != nullptr) rows[i] = at.row;
     if (found != nullptr) found[i] = at.bucket != nullptr;
+    const Stamp now = table.now;
     if (now == 0 || at.bucket == nullptr) return;
     Stamp* access = &at.bucket->access[at.slot];
     const Stamp was = AtomicLoad(access);
     if (was == now) return;
-    if (candidates.most == 0 || view.InDevice(at.row)) {
+    const Candidates& candidates = table.candidates;
+    if (candidates.most == 0 || table.InDevice(at.row)) {
       AtomicStore(access, now);
     } else if (AtomicExchange(access, now) != now) {  // the first of this batch to come here
       if (AtomicLoad(candidates.count) >= candidates.most) return;  // one address for all
       const uint32_t c = AtomicAdd(candidates.count, 1u);
       if (c < candidates.most) {
-        candidates.order[c] = static_cast<uint64_t>(now - was) << 32 | at.row;
+        candidates.order[c] = static_cast<uint64_t>(at.row) << 32 | (now - was);
       }
     }
   }
 };
 
-// Adds to the counters what a lookup found: item t looks at rows t, t + stride, ...
+// Adds to the counters what a lookup found; ForTally's items.
 struct CountFound {
+  TableViews tables;
   const RowId* rows;
-  size_t n;
-  size_t stride;
-  uint64_t split;
-  Counters* counters;
 
+  struct Tally {
+    uint64_t device, host, missed;
+  };
   DYNEMB_HD void operator()(size_t t) const {
-    uint64_t device = 0, host = 0, missed = 0;
-    for (size_t i = t; i < n; i += stride) {
-      if (rows[i] == kNoRow) {
-        ++missed;
-      } else if (rows[i] < split) {
-        ++device;
-      } else {
-        ++host;
-      }
-    }
-    if (device != 0) AtomicAdd(&counters->device_hits, device);
-    if (host != 0) AtomicAdd(&counters->host_hits, host);
-    if (missed != 0) AtomicAdd(&counters->misses, missed);
+    ForTally<Tally>(
+        t, tables.items, [&](size_t i) { return tables.IndexOf(i); },
+        [&](size_t i, Tally* tally) {
+          if (rows[i] == kNoRow) {
+            ++tally->missed;
+          } else if (tables.Of(i).InDevice(rows[i])) {
+            ++tally->device;
+          } else {
+            ++tally->host;
+          }
+        },
+        [&](const Tally& tally, uint32_t table) {
+          Counters* counters = tables[table].counters;
+          if (tally.device != 0) AtomicAdd(&counters->device_hits, tally.device);
+          if (tally.host != 0) AtomicAdd(&counters->host_hits, tally.host);
+          if (tally.missed != 0) AtomicAdd(&counters->misses, tally.missed);
+        });
   }
 };
 
 // rows[i] stays where it still is keys[i]'s row (the generation check); else it becomes the row
 // that the key has now, if rows may move between tiers, or kNoRow.
 struct ResolveRows {
-  DeviceView view;
+  TableViews tables;
   KeyArray keys;
   const RowId* rows;
   RowId* resolved;
-  const Counters* counters;
-  bool rows_move;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    const TableView& table = tables.Of(i);
     RowId row = rows[i];
-    if (row >= counters->high_water || *view.layout.update(view.RowAt(row)) == 0 ||
-        view.KeyAt(row) != keys[i]) {
-      row = rows_move && row != kNoRow ? view.Find(lanes, keys[i]).row : kNoRow;
+    if (row >= table.counters->high_water || *table.layout.update(table.RowAt(row)) == 0 ||
+        table.KeyAt(row) != keys[i]) {
+      row = table.rows_move && row != kNoRow ? table.Find(lanes, keys[i]).row : kNoRow;
     }
     if (lanes.rank() == 0) resolved[i] = row;
   }
@@ -196,15 +187,16 @@ struct ReadColumns {
     }
     if (float_vectors != nullptr) {
       float* to = float_vectors + i * static_cast<size_t>(l.dim);
-      for (int64_t c = lanes.rank(); c < l.dim; c += lanes.width()) {
-        to[c] = at == nullptr ? 0.0f : LoadElement(l.dtype, l.vector(at), c);
-      }
+      ForEachQuad(lanes, l.dim, [&](int64_t first, int n) {
+        StoreQuad(at == nullptr ? Quad<float>{} : LoadColumns(l.dtype, l.vector(at), first, n), n,
+                  to + first);
+      });
     }
     if (state != nullptr && l.state_width != 0) {
       float* to = state + i * static_cast<size_t>(l.state_width);
-      for (int64_t c = lanes.rank(); c < l.state_width; c += lanes.width()) {
-        to[c] = at == nullptr ? 0.0f : l.state(at)[c];
-      }
+      ForEachQuad(lanes, l.state_width, [&](int64_t first, int n) {
+        StoreQuad(at == nullptr ? Quad<float>{} : LoadQuad(l.state(at) + first, n), n, to + first);
+      });
     }
   }
 };
@@ -242,14 +234,49 @@ struct CompareUpdates {
 
 // --- Repeated keys ---------------------------------------------------------------------------
 
-// Which position stands for a key that a batch may repeat: a hash set of positions, 2^log_places of
-// them, more than there are keys, filled with kNoPosition before. of[i] is the place of keys[i]'s;
-// only keys without a row in `rows` take part, if it is given.
+// Which position stands for a key that a batch may repeat, its first or its last: a hash set of
+// positions, 2^log_places of them, more than there are keys, filled with kNoPosition before.
 constexpr uint32_t kNoPosition = 0xFFFFFFFFu;
 
-template <bool kLast>
+// Of n < 2^32 keys: half as many places again, if 32 bits can number them.
+inline uint32_t LogPlaces(size_t n) {
+  uint32_t log_places = 1;
+  while (log_places < 32 && (size_t{1} << log_places) < n + n / 2) ++log_places;
+  return log_places;
+}
+
+// The place of a position's key, after the position has stood for election there. same(other): the
+// key at position `other` is the same one.
+template <bool kLast, class Same>
+DYNEMB_HD uint32_t ElectPosition(uint32_t position, uint64_t hash, uint32_t* places,
+                                 uint32_t log_places, const Same& same) {
+  const auto last = static_cast<uint32_t>((uint64_t{1} << log_places) - 1);
+  uint32_t p = log_places == 0 ? 0 : static_cast<uint32_t>(hash) >> (32 - log_places);
+  for (;; p = (p + 1) & last) {
+    uint32_t there = AtomicLoad(&places[p]);
+    if (there == kNoPosition) {
+      there = AtomicCompareExchange(&places[p], kNoPosition, position);
+      if (there == kNoPosition) break;
+    }
+    if (!same(there)) continue;
+    // Once a place is a key's, it only goes from one of its positions to another.
+    // Many positions may have one key: only those that change something swap.
+    if (kLast ? there > position : there < position) break;
+    if (kLast) {
+      AtomicMax(&places[p], position);
+    } else {
+      AtomicMin(&places[p], position);
+    }
+    break;
+  }
+  return p;
+}
+
+// of[i] is the place of keys[i]'s position. Only keys without a row in `rows` take part, if it is
+// given.
+template <bool kLast, class Keys>
 struct ElectPositions {
-  KeyArray keys;
+  Keys keys;  // Hash(i), Same(i, j)
   const RowId* rows;
   uint32_t* places;
   uint32_t log_places;
@@ -257,40 +284,22 @@ struct ElectPositions {
 
   DYNEMB_HD void operator()(size_t i) const {
     if (rows != nullptr && rows[i] != kNoRow) return;
-    const auto position = static_cast<uint32_t>(i);
-    const uint64_t key = keys[i];
-    uint32_t p = log_places == 0 ? 0 : static_cast<uint32_t>(MixKey(key)) >> (32 - log_places);
-    for (;; p = (p + 1) & ((1u << log_places) - 1)) {
-      uint32_t there = AtomicLoad(&places[p]);
-      if (there == kNoPosition) {
-        there = AtomicCompareExchange(&places[p], kNoPosition, position);
-        if (there == kNoPosition) break;
-      }
-      if (keys[there] != key) continue;
-      // Once a place is a key's, it only goes from one of its positions to another.
-      // Many positions may have one key: only those that change something swap.
-      if (kLast ? there > position : there < position) break;
-      if (kLast) {
-        AtomicMax(&places[p], position);
-      } else {
-        AtomicMin(&places[p], position);
-      }
-      break;
-    }
-    of[i] = p;
+    of[i] = ElectPosition<kLast>(static_cast<uint32_t>(i), keys.Hash(i), places, log_places,
+                                 [&](uint32_t other) { return keys.Same(other, i); });
   }
 };
 
 // flags[i] = 1 where a key without a row stands first; flags has one more, 0, for the sum.
 struct FlagFirst {
-  const RowId* rows;
+  const RowId* rows;       // null: none has one
   const uint32_t* places;  // null: keys are distinct
   const uint32_t* of;
   size_t n;
   uint32_t* flags;
 
   DYNEMB_HD void operator()(size_t i) const {
-    const bool first = i < n && rows[i] == kNoRow && (places == nullptr || places[of[i]] == i);
+    const bool first = i < n && (rows == nullptr || rows[i] == kNoRow) &&
+                       (places == nullptr || places[of[i]] == i);
     flags[i] = first ? 1 : 0;
   }
 };

@@ -1,6 +1,6 @@
 // The kernels that make, write and remove rows (kernels.h says what a kernel is here).
 //
-// Making rows for the keys of a batch that have none:
+// Making rows for the keys of a batch that have none, in all its tables at once:
 //
 //   ElectPositions, FlagFirst, a sum   number them j = 0, 1, ... in the order of the batch
 //   Deal                               how many get a row that is free, how many one by eviction
@@ -20,43 +20,47 @@
 #include "cc/device/flat_index.h"
 #include "cc/device/kernels.h"
 #include "cc/device/row_math.h"
+#include "cc/device/table_views.h"
 #include "cc/table/bucket_ops.h"
 #include "cc/table/stamps.h"
 
 namespace dynemb::device {
 
-// What a batch inserts.
+// What a batch inserts into one table. New keys are numbered across the tables of the batch.
 struct Dealt {
+  uint32_t first;      // number of the table's first new key
   uint32_t keys;       // distinct keys without a row
   uint32_t fresh;      // of these, that get a free row: the first ones
   uint32_t from_free;  // of these, one of the free list: the first ones
   uint32_t free_before, high_before;
 };
 
-// Thread 0 takes rows for sums[n] keys.
+// Item t takes rows for the new keys of table t.
 struct Deal {
+  TableViews tables;
   const uint32_t* sums;
-  size_t n;
-  uint64_t capacity;
-  Counters* counters;
   Dealt* dealt;
 
-  DYNEMB_HD void operator()(size_t) const {
+  DYNEMB_HD void operator()(size_t t) const {
+    const auto index = static_cast<uint32_t>(t);
+    const TableView& table = tables[index];
+    Counters* const counters = table.counters;
     Dealt d;
-    d.keys = sums[n];
+    d.first = sums[tables.begin(index)];
+    d.keys = sums[tables.end(index)] - d.first;
     d.free_before = counters->free_count;
     d.high_before = counters->high_water;
-    const uint64_t room = capacity - counters->size();
+    const uint64_t room = table.capacity - counters->size();
     d.fresh = d.keys < room ? d.keys : static_cast<uint32_t>(room);
     d.from_free = d.fresh < d.free_before ? d.fresh : d.free_before;
     counters->free_count -= d.from_free;
     counters->high_water += d.fresh - d.from_free;
-    *dealt = d;
+    dealt[t] = d;
   }
 };
 
 struct ListNew {
-  DeviceView view;
+  TableViews tables;
   const uint32_t* sums;
   const Dealt* dealt;
   uint32_t* positions;
@@ -66,102 +70,114 @@ struct ListNew {
     const uint32_t j = sums[i];
     if (j == sums[i + 1]) return;
     positions[j] = static_cast<uint32_t>(i);
+    const uint32_t t = tables.IndexOf(i);
+    const Dealt& d = dealt[t];
+    const uint32_t k = j - d.first;
     RowId row = kNoRow;
-    if (j < dealt->from_free) {
-      row = *view.FreeRow(dealt->free_before - 1 - j);
-    } else if (j < dealt->fresh) {
-      row = dealt->high_before + (j - dealt->from_free);
+    if (k < d.from_free) {
+      row = *tables[t].FreeRow(d.free_before - 1 - k);
+    } else if (k < d.fresh) {
+      row = d.high_before + (k - d.from_free);
     }
     new_rows[j] = row;
   }
 };
 
-struct ClaimSlots {
-  DeviceView view;
+// The new keys of a batch, for kernels over j.
+struct NewKeys {
+  TableViews tables;
   KeyArray keys;
+  const uint32_t* sums;
   const Dealt* dealt;
   const uint32_t* positions;
-  const RowId* new_rows;
-  Stamp now;
+  RowId* new_rows;
+
+  DYNEMB_HD bool Has(size_t j) const { return j < sums[tables.items]; }
+  DYNEMB_HD uint32_t TableOf(size_t j) const { return tables.IndexOf(positions[j]); }
+  DYNEMB_HD uint64_t key(size_t j) const { return keys[positions[j]]; }
+  // Whether j's row is, or is to be, one that was another key's.
+  DYNEMB_HD bool Evicts(size_t j, uint32_t table) const {
+    return j - dealt[table].first >= dealt[table].fresh;
+  }
+};
+
+struct ClaimSlots {
+  NewKeys added;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t j) const {
-    if (j >= dealt->fresh) return;
-    const uint64_t hash = MixKey(keys[positions[j]]);
-    Claim(lanes, view.ring, ProbeIn(view.ring, hash), new_rows[j], now);
+    if (!added.Has(j)) return;
+    const uint32_t t = added.TableOf(j);
+    if (added.Evicts(j, t)) return;
+    const TableView& table = added.tables[t];
+    const uint64_t hash = MixKey(added.key(j));
+    Claim(lanes, table.ring, ProbeIn(table.ring, hash), added.new_rows[j], table.now);
   }
 };
 
 struct EvictSlots {
-  DeviceView view;
-  KeyArray keys;
-  const Dealt* dealt;
-  const uint32_t* positions;
-  RowId* new_rows;
-  Stamp now;
+  NewKeys added;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t j) const {
-    if (j < dealt->fresh || j >= dealt->keys) return;
-    const uint64_t hash = MixKey(keys[positions[j]]);
-    const SlotRef at = Evict(lanes, view, view.ring, ProbeIn(view.ring, hash), now);
-    if (lanes.rank() == 0) new_rows[j] = at.row;
+    if (!added.Has(j)) return;
+    const uint32_t t = added.TableOf(j);
+    if (!added.Evicts(j, t)) return;
+    const TableView& table = added.tables[t];
+    const uint64_t hash = MixKey(added.key(j));
+    const SlotRef at = Evict(lanes, table, table.ring, ProbeIn(table.ring, hash), table.now);
+    if (lanes.rank() == 0) added.new_rows[j] = at.row;
   }
 };
 
-// gone[j] = the row that new key j takes from another key; kNoRow for those that do not.
+// gone[i] = the row that the key of position i takes from another key; kNoRow, which is there
+// before, for those that do not.
 struct ListEvicted {
-  const Dealt* dealt;
-  const RowId* new_rows;
+  NewKeys added;
   RowId* gone;
 
   DYNEMB_HD void operator()(size_t j) const {
-    gone[j] = j >= dealt->fresh && j < dealt->keys ? new_rows[j] : kNoRow;
+    if (added.Has(j) && added.Evicts(j, added.TableOf(j))) {
+      gone[added.positions[j]] = added.new_rows[j];
+    }
   }
 };
 
-// Sets vectors of new rows: fill(lanes, position, key, row).
+// Sets vectors of new rows: fill(lanes, table, position, key, row).
 
 // The initial vector.
 struct FillInitial {
-  InitializerView initial;
-  RowLayout layout;
-
   template <class Lanes>
-  DYNEMB_HD void operator()(Lanes& lanes, size_t, uint64_t key, char* row) const {
-    FillInitialVector(lanes, initial, key, layout.dtype, layout.vector(row));
+  DYNEMB_HD void operator()(Lanes& lanes, const TableView& table, size_t, uint64_t key,
+                            char* row) const {
+    FillInitialVector(lanes, table.initial, key, table.layout.dtype, table.layout.vector(row));
   }
 };
 
 // Nothing: the caller writes the vectors.
 struct FillNothing {
   template <class Lanes>
-  DYNEMB_HD void operator()(Lanes&, size_t, uint64_t, char*) const {}
+  DYNEMB_HD void operator()(Lanes&, const TableView&, size_t, uint64_t, char*) const {}
 };
 
 template <class Fill>
 struct FillRows {
-  DeviceView view;
-  KeyArray keys;
-  const Dealt* dealt;
-  const uint32_t* positions;
-  const RowId* new_rows;
-  const float* initial_state;  // [state_width]
-  Stamp now;
+  NewKeys added;
   Fill fill;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t j) const {
-    if (j >= dealt->keys || new_rows[j] == kNoRow) return;
-    const RowLayout& l = view.layout;
-    const size_t position = positions[j];
-    char* row = view.RowAt(new_rows[j]);
+    if (!added.Has(j) || added.new_rows[j] == kNoRow) return;
+    const TableView& table = added.tables[added.TableOf(j)];
+    const RowLayout& l = table.layout;
+    const uint64_t key = added.key(j);
+    char* row = table.RowAt(added.new_rows[j]);
     if (lanes.rank() == 0) {
-      StoreKey(row, l.key_size, 0, keys[position]);
-      *l.update(row) = now;
+      StoreKey(row, l.key_size, 0, key);
+      *l.update(row) = table.now;
     }
-    CopyBytes(lanes, l.state(row), initial_state, l.state_bytes());
-    fill(lanes, position, keys[position], row);
+    CopyBytes(lanes, l.state(row), table.initial_state, l.state_bytes());
+    fill(lanes, table, added.positions[j], key, row);
   }
 };
 
@@ -180,45 +196,42 @@ struct SpreadRows {
   }
 };
 
-// Item t counts the new keys t, t + stride, ...
+// ForTally's items, over as many new keys as there may be.
 struct CountInserted {
-  const RowId* new_rows;
-  const Dealt* dealt;
-  size_t stride;
-  Counters* counters;
+  NewKeys added;
 
+  struct Tally {
+    uint64_t inserted, evicted, refused;
+  };
   DYNEMB_HD void operator()(size_t t) const {
-    uint64_t inserted = 0, evicted = 0, refused = 0;
-    for (size_t j = t; j < dealt->keys; j += stride) {
-      if (new_rows[j] == kNoRow) {
-        ++refused;
-      } else {
-        ++inserted;
-        evicted += j >= dealt->fresh;
-      }
-    }
-    if (inserted != 0) AtomicAdd(&counters->inserts, inserted);
-    if (evicted != 0) AtomicAdd(&counters->evictions, evicted);
-    if (refused != 0) AtomicAdd(&counters->refused, refused);
+    ForTally<Tally>(
+        t, added.sums[added.tables.items], [&](size_t j) { return added.TableOf(j); },
+        [&](size_t j, Tally* tally) {
+          if (added.new_rows[j] == kNoRow) {
+            ++tally->refused;
+          } else {
+            ++tally->inserted;
+            tally->evicted += added.Evicts(j, added.TableOf(j));
+          }
+        },
+        [&](const Tally& tally, uint32_t table) {
+          Counters* counters = added.tables[table].counters;
+          if (tally.inserted != 0) AtomicAdd(&counters->inserts, tally.inserted);
+          if (tally.evicted != 0) AtomicAdd(&counters->evictions, tally.evicted);
+          if (tally.refused != 0) AtomicAdd(&counters->refused, tally.refused);
+        });
   }
 };
 
-// What the host gets to know of a table without waiting: the counters after its inserting batch of
-// this number, in host memory that kernels reach. Each word is written at once.
-struct Mailbox {
-  uint64_t high_water;  // batch << 32 | the counter
-  uint64_t free_count;
-};
-
+// Item t posts the counters of table t.
 struct PostCounters {
-  const Counters* counters;
-  uint32_t batch;
-  Mailbox* mailbox;
+  TableViews tables;
 
-  DYNEMB_HD void operator()(size_t) const {
-    const uint64_t high = static_cast<uint64_t>(batch) << 32;
-    AtomicStore(&mailbox->high_water, high | counters->high_water);
-    AtomicStore(&mailbox->free_count, high | counters->free_count);
+  DYNEMB_HD void operator()(size_t t) const {
+    const TableView& table = tables[static_cast<uint32_t>(t)];
+    const uint64_t high = static_cast<uint64_t>(table.batch) << 32;
+    AtomicStore(&table.mailbox->high_water, high | table.counters->high_water);
+    AtomicStore(&table.mailbox->free_count, high | table.counters->free_count);
   }
 };
 
@@ -298,49 +311,53 @@ struct WriteFloats {
   }
 };
 
-// One step of an optimizer on rows[i].
+// One step of an optimizer on rows[i] of a batch that brings gradients.
 template <class Formula>
 struct ApplyGradients {
-  DeviceView view;
+  TableViews tables;
   OptimizerCoefficients coefficients;
   KeyArray keys;
   const RowId* rows;
-  const float* gradients;
-  Rounding rounding;
-  Stamp now;
-  uint32_t* nonfinite;  // [n], zeros before: whether gradient i has a NaN or Inf
+  uint32_t* nonfinite;  // [items], zeros before: whether gradient i has a NaN or Inf
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
     if (rows[i] == kNoRow) return;
-    const RowLayout& l = view.layout;
-    char* row = view.RowAt(rows[i]);
-    const float* gradient = gradients + i * static_cast<size_t>(l.dim);
-    Rounding of_key = rounding;
+    const uint32_t t = tables.IndexOf(i);
+    const TableView& table = tables[t];
+    const RowLayout& l = table.layout;
+    char* row = table.RowAt(rows[i]);
+    const float* gradient = table.gradients + (i - tables.begin(t)) * static_cast<size_t>(l.dim);
+    Rounding of_key = table.rounding;
     of_key.key = keys[i];
     if (!ColumnsFinite(lanes, gradient, l.dim)) AtomicStore(&nonfinite[i], 1u);
     ApplyToRow<Formula>(lanes, coefficients, l.dtype, l.dim, l.vector(row), l.state(row), gradient,
                         of_key);
-    if (lanes.rank() == 0) *l.update(row) = now;
+    if (lanes.rank() == 0) *l.update(row) = table.now;
   }
 };
 
-// Item t counts gradients t, t + stride, ...
+// ForTally's items.
 struct CountApplied {
+  TableViews tables;
   const RowId* rows;
   const uint32_t* nonfinite;
-  size_t n;
-  size_t stride;
-  Counters* counters;
 
+  struct Tally {
+    uint64_t dropped, bad;
+  };
   DYNEMB_HD void operator()(size_t t) const {
-    uint64_t dropped = 0, bad = 0;
-    for (size_t i = t; i < n; i += stride) {
-      dropped += rows[i] == kNoRow;
-      bad += nonfinite[i];
-    }
-    if (dropped != 0) AtomicAdd(&counters->dropped_gradients, dropped);
-    if (bad != 0) AtomicAdd(&counters->nonfinite_gradients, bad);
+    ForTally<Tally>(
+        t, tables.items, [&](size_t i) { return tables.IndexOf(i); },
+        [&](size_t i, Tally* tally) {
+          tally->dropped += rows[i] == kNoRow;
+          tally->bad += nonfinite[i];
+        },
+        [&](const Tally& tally, uint32_t table) {
+          Counters* counters = tables[table].counters;
+          if (tally.dropped != 0) AtomicAdd(&counters->dropped_gradients, tally.dropped);
+          if (tally.bad != 0) AtomicAdd(&counters->nonfinite_gradients, tally.bad);
+        });
   }
 };
 

@@ -43,8 +43,12 @@ struct TierState {
   uint64_t hand;  // the place that is looked at next
 };
 
-// order[c] = candidate c, or kNoPlace behind the last.
+// Rows with what they are sorted by, row << 32 | order. kNoPlace is none, and last.
 constexpr uint64_t kNoPlace = ~uint64_t{0};
+constexpr int kOrderBits = 32;
+DYNEMB_HD inline RowId OrderedRow(uint64_t ordered) { return static_cast<RowId>(ordered >> 32); }
+
+// order[c] = candidate c, or kNoPlace behind the last.
 
 struct CopyCandidates {
   const TierState* state;
@@ -61,7 +65,7 @@ struct ListCandidates {
   const uint64_t* order;
   uint32_t* rows;
 
-  DYNEMB_HD void operator()(size_t p) const { rows[p] = static_cast<uint32_t>(order[p]); }
+  DYNEMB_HD void operator()(size_t p) const { rows[p] = OrderedRow(order[p]); }
 };
 
 // The w-th place from the hand on, cyclic among `places`: order[w] sorts it by falling age, and is
@@ -83,7 +87,7 @@ struct LookAtPlaces {
         *view.layout.update(view.RowAt(row)) != 0) {
       const SlotRef at = view.Find(lanes, view.KeyAt(row));
       const Stamp access = AtomicLoad(&at.bucket->access[at.slot]);
-      if (access < now) sorted = static_cast<uint64_t>(~(now - access)) << 32 | row;
+      if (access < now) sorted = static_cast<uint64_t>(row) << 32 | ~(now - access);
     }
     if (lanes.rank() == 0) order[w] = sorted;
   }
@@ -111,10 +115,10 @@ struct PairUp {
   DYNEMB_HD void operator()(Lanes& lanes, size_t p) const {
     Swap swap{};
     const uint64_t candidate = candidates[p], victim = victims[p];
-    const auto reuse = static_cast<uint32_t>(candidate >> 32);
-    const uint32_t age = ~static_cast<uint32_t>(victim >> 32);
-    swap.host_row = static_cast<RowId>(candidate);
-    swap.device_row = static_cast<RowId>(victim);
+    const auto reuse = static_cast<uint32_t>(candidate);
+    const uint32_t age = ~static_cast<uint32_t>(victim);
+    swap.host_row = OrderedRow(candidate);
+    swap.device_row = OrderedRow(victim);
     if (candidate != kNoPlace && victim != kNoPlace && uint64_t{kCalm} * reuse < age &&
         elected[elected_of[p]] == p && !view.InDevice(swap.host_row) &&
         swap.host_row < counters->high_water &&

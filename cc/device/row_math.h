@@ -17,6 +17,7 @@
 #ifndef DYNEMB_DEVICE_ROW_MATH_H_
 #define DYNEMB_DEVICE_ROW_MATH_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -40,6 +41,9 @@ template <class T>
 struct alignas(kQuad * sizeof(T)) Quad {
   T at[kQuad];
 };
+
+// Of a row of so many columns.
+constexpr size_t QuadsOf(int64_t dim) { return (static_cast<size_t>(dim) + kQuad - 1) / kQuad; }
 
 // How a float32 becomes a 16-bit element: to the nearest, or at random by the words of Philox that
 // (seed, key, tick, column) name, as in codec.h. float32 elements are never rounded.
@@ -140,37 +144,19 @@ DYNEMB_HD DYNEMB_INLINE void ForEachQuad(Lanes& lanes, int64_t dim, const Fn& fn
   }
 }
 
-// One element
-
-DYNEMB_HD DYNEMB_INLINE float LoadElement(DType dtype, const void* vector, int64_t column) {
-  if (dtype == DType::kFloat32) return static_cast<const float*>(vector)[column];
-  return internal_row_math::FromHalf(dtype, static_cast<const uint16_t*>(vector)[column]);
-}
-
-// At random this draws the words of the whole quad: StoreColumns does it once for four columns.
-DYNEMB_HD DYNEMB_INLINE void StoreElement(DType dtype, float value, int64_t column,
-                                          const Rounding& rounding, void* vector) {
-  if (dtype == DType::kFloat32) {
-    static_cast<float*>(vector)[column] = value;
-    return;
-  }
-  uint16_t* const to = static_cast<uint16_t*>(vector) + column;
-  if (rounding.stochastic) {
-    *to = internal_row_math::StochasticHalf(
-        dtype, value, internal_row_math::RoundingWords(rounding, column).word[column % kQuad]);
-  } else {
-    *to = internal_row_math::NearestHalf(dtype, value);
-  }
+// Elements of a row as float32. `dtype` is that of the elements.
+DYNEMB_HD DYNEMB_INLINE Quad<float> ToFloats(DType, const Quad<float>& quad) { return quad; }
+DYNEMB_HD DYNEMB_INLINE Quad<float> ToFloats(DType dtype, const Quad<uint16_t>& half) {
+  Quad<float> quad;
+  for (int j = 0; j < kQuad; ++j) quad.at[j] = internal_row_math::FromHalf(dtype, half.at[j]);
+  return quad;
 }
 
 // Columns [first, first + n) of a row's vector, n <= 4 and first a multiple of 4, as float32.
 DYNEMB_HD DYNEMB_INLINE Quad<float> LoadColumns(DType dtype, const void* vector, int64_t first,
                                                 int n) {
   if (dtype == DType::kFloat32) return LoadQuad(static_cast<const float*>(vector) + first, n);
-  const Quad<uint16_t> half = LoadQuad(static_cast<const uint16_t*>(vector) + first, n);
-  Quad<float> quad;
-  for (int j = 0; j < kQuad; ++j) quad.at[j] = internal_row_math::FromHalf(dtype, half.at[j]);
-  return quad;
+  return ToFloats(dtype, LoadQuad(static_cast<const uint16_t*>(vector) + first, n));
 }
 
 DYNEMB_HD DYNEMB_INLINE void StoreColumns(DType dtype, const Quad<float>& quad, int64_t first,
@@ -189,6 +175,37 @@ DYNEMB_HD DYNEMB_INLINE void StoreColumns(DType dtype, const Quad<float>& quad, 
     for (int j = 0; j < kQuad; ++j) half.at[j] = internal_row_math::NearestHalf(dtype, quad.at[j]);
   }
   StoreQuad(half, n, static_cast<uint16_t*>(vector) + first);
+}
+
+// The same columns of the vector that `key` starts with, Initializer::Fill.
+DYNEMB_HD DYNEMB_INLINE Quad<float> InitialColumns(const InitializerView& init, uint64_t key,
+                                                   int64_t first, int n) {
+  const InitRun* at = internal_row_math::FindRun(init, first);
+  InitRun run = *at;
+  Philox4 words{};
+  if (run.kind != InitKind::kConstant || run.end < first + n) {
+    words = PhiloxBlock(init.seed, key, PhiloxStream::kInitialVector,
+                        static_cast<uint32_t>(first / kQuad));
+  }
+  Quad<float> quad{};
+  for (int j = 0; j < kQuad; ++j) {
+    if (j >= n) break;
+    if (run.end <= first + j) run = *++at;
+    quad.at[j] = formulas::InitialValue(run, words.word[j]);
+  }
+  return quad;
+}
+
+// As a row holds them: what LoadColumns gives once they are stored there to the nearest.
+DYNEMB_HD DYNEMB_INLINE Quad<float> InitialColumns(const InitializerView& init, uint64_t key,
+                                                   DType dtype, int64_t first, int n) {
+  Quad<float> quad = InitialColumns(init, key, first, n);
+  if (dtype == DType::kFloat32) return quad;
+  for (int j = 0; j < kQuad; ++j) {
+    const uint16_t half = internal_row_math::NearestHalf(dtype, quad.at[j]);
+    quad.at[j] = internal_row_math::FromHalf(dtype, half);
+  }
+  return quad;
 }
 
 // A whole row, by a team
@@ -226,20 +243,7 @@ template <class Lanes>
 DYNEMB_HD void FillInitialVector(Lanes& lanes, const InitializerView& init, uint64_t key,
                                  DType dtype, void* vector) {
   ForEachQuad(lanes, init.dim, [&](int64_t first, int n) {
-    const InitRun* at = internal_row_math::FindRun(init, first);
-    InitRun run = *at;
-    Philox4 words{};
-    if (run.kind != InitKind::kConstant || run.end < first + n) {
-      words = PhiloxBlock(init.seed, key, PhiloxStream::kInitialVector,
-                          static_cast<uint32_t>(first / kQuad));
-    }
-    Quad<float> quad{};
-    for (int j = 0; j < kQuad; ++j) {
-      if (j >= n) break;
-      if (run.end <= first + j) run = *++at;
-      quad.at[j] = formulas::InitialValue(run, words.word[j]);
-    }
-    StoreColumns(dtype, quad, first, n, Rounding{}, vector);
+    StoreColumns(dtype, InitialColumns(init, key, first, n), first, n, Rounding{}, vector);
   });
 }
 

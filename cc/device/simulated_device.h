@@ -98,6 +98,8 @@ class SimulatedDevice {
    public:
     using KeyLanes = KeyLanesT;
     using RowLanes = RowLanesT;
+    // Always the same: devices of several widths show that bodies do not depend on it.
+    static constexpr uint32_t RowWidth(size_t) { return RowLanes::width(); }
 
     Session(SimulatedDevice& device, Stream stream)
         : device_(device), lock_(device.mutex_), exec_(stream != nullptr ? stream : &serial_) {}
@@ -119,7 +121,7 @@ class SimulatedDevice {
       ForTeams<KeyLanes>(n, body);
     }
     template <class Body>
-    void ForRows(size_t n, const Body& body) {
+    void ForRows(size_t n, size_t, const Body& body) {
       ForTeams<RowLanes>(n, body);
     }
 
@@ -164,12 +166,13 @@ class SimulatedDevice {
       uint32_t sum = 0;
       for (size_t i = 0; i < n; ++i) sum += std::exchange(values[i], sum);
     }
-    void SortPairs(uint64_t* keys, uint32_t* values, size_t n) {
+    void SortPairs(uint64_t* keys, uint32_t* values, size_t n, int bits = 64) {
       if (!Working()) return;
+      const uint64_t low = bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1;
       std::vector<size_t> order(n);
       std::iota(order.begin(), order.end(), size_t{0});
       std::stable_sort(order.begin(), order.end(),
-                       [&](size_t a, size_t b) { return keys[a] < keys[b]; });
+                       [&](size_t a, size_t b) { return (keys[a] & low) < (keys[b] & low); });
       const std::vector<uint64_t> k(keys, keys + n);
       const std::vector<uint32_t> v(values, values + n);
       for (size_t i = 0; i < n; ++i) {

@@ -3,7 +3,5 @@
 namespace dynemb {
 
 template class DeviceTable<ThreadsDevice>;
-template class DeviceTable<NarrowTeamsDevice>;
-template class DeviceTable<WideTeamsDevice>;
 
 }  // namespace dynemb

@@ -58,9 +58,7 @@ Status MakeDistinct(Exec& exec, Tick tick, ApplyTask* task, Distinct* made) {
 
 }  // namespace
 
-Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, OptimizerKind kind,
-             OptimizerFlags flags, const Hyper& hyper, Tick tick) {
-  std::vector<RowOptimizer> optimizers;
+Status CheckStates(const std::vector<ApplyTask>& tasks, OptimizerKind kind, OptimizerFlags flags) {
   for (const ApplyTask& task : tasks) {
     const std::vector<int64_t> widths = StateWidths(kind, flags, task.table->options().dim);
     if (widths != task.table->state_spec().widths) {
@@ -68,6 +66,15 @@ Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, OptimizerKind kind
                                 "' has no state for this optimizer: its state is of '" +
                                 task.table->state_spec().optimizer + "'");
     }
+  }
+  return Status();
+}
+
+Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, OptimizerKind kind,
+             OptimizerFlags flags, const Hyper& hyper, Tick tick) {
+  DYNEMB_RETURN_IF_ERROR(CheckStates(tasks, kind, flags));
+  std::vector<RowOptimizer> optimizers;
+  for (const ApplyTask& task : tasks) {
     optimizers.emplace_back(kind, flags, hyper, task.table->options().dim);
   }
   std::vector<ApplyTask> distinct = tasks;

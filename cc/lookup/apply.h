@@ -20,6 +20,9 @@ struct ApplyTask {
   size_t n = 0;
 };
 
+// FailedPrecondition, naming it, if a table's state is not this optimizer's.
+Status CheckStates(const std::vector<ApplyTask>& tasks, OptimizerKind kind, OptimizerFlags flags);
+
 // Updates vectors and state. A gradient whose key has no row, or no longer the row it had in the
 // lookup, is dropped and counted. FailedPrecondition if a table's state is not this optimizer's
 // (AttachState); then no table has changed. The caller holds the locks of all tables exclusively.

@@ -13,7 +13,7 @@ namespace {
 // Floats that a unit of Write adds up, at least: 10 to 20 us.
 constexpr size_t kUnitFloats = 65536;
 
-Status Check(const BackwardTask& t) {
+Status CheckTask(const BackwardTask& t) {
   DYNEMB_RETURN_IF_ERROR(Upstream::Check(t));
   if (t.bags->nnz() != 0 && t.keys == nullptr) {
     return InvalidArgument("keys must be given");
@@ -23,18 +23,23 @@ Status Check(const BackwardTask& t) {
 
 }  // namespace
 
+Status Backward::Check(const BackwardTask* tasks, size_t num_tasks) {
+  for (size_t t = 0; t < num_tasks; ++t) {
+    const Status status = CheckTask(tasks[t]);
+    if (!status.ok()) {
+      return Status(status.code(), "table " + std::to_string(t) + ": " + status.message());
+    }
+  }
+  return {};
+}
+
 Status Backward::Prepare(Exec& exec, const BackwardTask* tasks, size_t num_tasks) {
   Phase phase("find unique ids");
   num_tasks_ = 0;
   units_.clear();
+  DYNEMB_RETURN_IF_ERROR(Check(tasks, num_tasks));
   std::vector<size_t> sizes(num_tasks);
-  for (size_t t = 0; t < num_tasks; ++t) {
-    const Status status = Check(tasks[t]);
-    if (!status.ok()) {
-      return Status(status.code(), "table " + std::to_string(t) + ": " + status.message());
-    }
-    sizes[t] = tasks[t].bags->nnz();
-  }
+  for (size_t t = 0; t < num_tasks; ++t) sizes[t] = tasks[t].bags->nnz();
   if (prepared_.size() < num_tasks) prepared_.resize(num_tasks);
   ForEachTask(exec, sizes, [&](Exec& e, size_t t) {
     prepared_[t].task = tasks[t];

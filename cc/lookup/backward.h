@@ -46,6 +46,8 @@ struct BackwardOutput {
 class Backward {
  public:
   // InvalidArgument names the task and what is wrong with it.
+  static Status Check(const BackwardTask* tasks, size_t num_tasks);
+  // Fails as Check does.
   Status Prepare(Exec& exec, const BackwardTask* tasks, size_t num_tasks);
   size_t num_unique(size_t task) const;
   // outputs[t] belongs to tasks[t] of Prepare.

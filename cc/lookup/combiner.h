@@ -6,16 +6,15 @@
 //
 // as tf.nn.embedding_lookup_sparse does (it has no max): where a divisor is 0 the result is 0
 // (`div_no_nan`), also for infinite and NaN vectors, and so is the result of an empty bag. Weights
-// are accumulated in float32.
+// are accumulated in float32. The bits are the same in host and device code.
 #ifndef DYNEMB_LOOKUP_COMBINER_H_
 #define DYNEMB_LOOKUP_COMBINER_H_
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
-#include "cc/lookup/bags.h"
+#include "cc/table/portability.h"
 #include "cc/table/status.h"
 
 namespace dynemb {
@@ -41,25 +40,43 @@ inline Status ParseCombiner(const std::string& name, Combiner* combiner) {
 constexpr bool HasScale(Combiner c) { return c == Combiner::kMean || c == Combiner::kSqrtn; }
 
 // What the sum of a bag without weights and with `count` ids is multiplied by.
-inline float BagScale(Combiner c, size_t count) {
+DYNEMB_HD inline float BagScale(Combiner c, size_t count) {
   if (!HasScale(c)) return 1.0f;
   if (count == 0) return 0.0f;
   const float n = static_cast<float>(count);
-  return 1.0f / (c == Combiner::kMean ? n : std::sqrt(n));
+  return 1.0f / (c == Combiner::kMean ? n : __builtin_sqrtf(n));
 }
 
 // What the weighted sum of `bag` is multiplied by; 0 means that the result is 0 whatever the sum
-// is. `weights` is [nnz], or null for none.
-inline float BagScale(Combiner c, const Bags& bags, const float* weights, size_t bag) {
-  const size_t begin = bags.begin(bag), end = bags.end(bag);
+// is. `weights` is [nnz], or null for none. AnyBags has begin, end and position, as Bags has.
+template <class AnyBags, class Index>
+DYNEMB_HD float BagScale(Combiner c, const AnyBags& bags, const float* weights, Index bag) {
+  const auto begin = bags.begin(bag), end = bags.end(bag);
   if (weights == nullptr || !HasScale(c)) return BagScale(c, end - begin);
   float norm = 0.0f;
-  for (size_t i = begin; i < end; ++i) {
+  for (auto i = begin; i < end; ++i) {
     const float w = weights[bags.position(i)];
     norm += c == Combiner::kMean ? w : w * w;
   }
-  if (c == Combiner::kSqrtn) norm = std::sqrt(norm);
+  if (c == Combiner::kSqrtn) norm = __builtin_sqrtf(norm);
   return norm == 0.0f ? 0.0f : 1.0f / norm;
+}
+
+// The derivative of a bag by one weight, along `upstream`. `dot` is the product of `upstream` and
+// the id's vector, for max of the columns that the id gave to the bag; `pooled_dot` that of
+// `upstream` and the bag's result. It is read, as `scale`, BagScale's result, only if HasScale.
+DYNEMB_HD inline float WeightDerivative(Combiner c, float dot, float pooled_dot, float weight,
+                                        float scale) {
+  switch (c) {
+    case Combiner::kMean:  // Σ w v / Σ w
+      return (dot - pooled_dot) * scale;
+    case Combiner::kSqrtn:  // Σ w v / n, n = sqrt(Σ w²)
+      return (dot - pooled_dot * weight * scale) * scale;
+    case Combiner::kSum:
+    case Combiner::kMax:
+      break;
+  }
+  return dot;
 }
 
 }  // namespace dynemb

@@ -52,27 +52,17 @@ void WeightGradientOfBags(const BagWeightTask& task, DType dtype, int64_t dim, s
     for (size_t i = bags.begin(bag); i < bags.end(bag); ++i) {
       const size_t position = bags.position(i);
       LoadVector(dtype, vector_at(position), dim, vector);
-      float gradient = 0.0f;
-      switch (task.combiner) {
-        case Combiner::kSum:
-          gradient = Dot(upstream, vector, dim);
-          break;
-        case Combiner::kMean:  // pooled = Σ w v / Σ w
-          gradient = (Dot(upstream, vector, dim) - pooled_dot) * scale;
-          break;
-        case Combiner::kSqrtn:  // pooled = Σ w v / n, n = sqrt(Σ w²)
-          gradient =
-              (Dot(upstream, vector, dim) - pooled_dot * task.weights[position] * scale) * scale;
-          break;
-        case Combiner::kMax: {
-          const int32_t* argmax = task.argmax + bag * static_cast<size_t>(dim);
-          for (int64_t c = 0; c < dim; ++c) {
-            if (argmax[c] == static_cast<int32_t>(position)) gradient += upstream[c] * vector[c];
-          }
-          break;
+      float dot = 0.0f;
+      if (task.combiner == Combiner::kMax) {
+        const int32_t* argmax = task.argmax + bag * static_cast<size_t>(dim);
+        for (int64_t c = 0; c < dim; ++c) {
+          if (argmax[c] == static_cast<int32_t>(position)) dot += upstream[c] * vector[c];
         }
+      } else {
+        dot = Dot(upstream, vector, dim);
       }
-      task.gradient[position] = gradient;
+      task.gradient[position] =
+          WeightDerivative(task.combiner, dot, pooled_dot, task.weights[position], scale);
     }
   }
 }

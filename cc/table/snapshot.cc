@@ -69,12 +69,13 @@ Snapshot::Piece Snapshot::Next(size_t limit) {
   }
 }
 
-void Snapshot::Read(Exec& exec, Piece* piece, void* keys, void* vectors, float* state,
-                    CutTime* updates, CutTime* accesses) {
+Status Snapshot::Read(Exec& exec, Piece* piece, void* keys, void* vectors, float* state,
+                      CutTime* updates, CutTime* accesses) {
   if (piece->lock.owns_lock()) {
-    tables_[piece->table]->ReadCut(exec, piece->plan, keys, vectors, state, updates, accesses);
+    Table& table = *tables_[piece->table];
+    table.ReadCut(exec, piece->plan, keys, vectors, state, updates, accesses);
     piece->lock.unlock();
-    return;
+    return table.Error();
   }
   const RowLayout& l = info_[piece->table].layout;
   const auto accessed =
@@ -91,6 +92,7 @@ void Snapshot::Read(Exec& exec, Piece* piece, void* keys, void* vectors, float* 
     if (updates != nullptr) updates[i] = *l.update(row);
     if (accesses != nullptr) accesses[i] = accessed;
   }
+  return Status();
 }
 
 }  // namespace dynemb

@@ -6,7 +6,7 @@
 //     Snapshot::Piece piece = snapshot->Next(limit);
 //     if (piece.n == 0) break;
 //     ... room for piece.n rows of table piece.table ...
-//     snapshot->Read(exec, &piece, keys, vectors, state, updates, accesses);
+//     DYNEMB_RETURN_IF_ERROR(snapshot->Read(exec, &piece, keys, vectors, ...));
 //   }
 //
 // Every row of the cuts is delivered exactly once, as it was at the watermark; only its times may
@@ -67,9 +67,10 @@ class Snapshot {
 
   // The next rows, at most `limit` > 0; none at the end.
   Piece Next(size_t limit);
-  // Delivers the rows of a piece, and unlocks; null skips a column.
-  void Read(Exec& exec, Piece* piece, void* keys, void* vectors, float* state, CutTime* updates,
-            CutTime* accesses);
+  // Delivers the rows of a piece, and unlocks; null skips a column. The error is the table's
+  // (Table::Error): then nothing was delivered.
+  Status Read(Exec& exec, Piece* piece, void* keys, void* vectors, float* state, CutTime* updates,
+              CutTime* accesses);
 
  private:
   struct Info {

@@ -14,7 +14,7 @@
 // beside anything. The caller holds mutex() accordingly, for several tables through TableLock.
 //
 // Failure. A call that returns an error has changed nothing but the times of last access, unless it
-// says otherwise.
+// says otherwise. On a device calls that return nothing can fail too: Error tells.
 #ifndef DYNEMB_TABLE_TABLE_H_
 #define DYNEMB_TABLE_TABLE_H_
 
@@ -122,6 +122,11 @@ class Table {
   SharedMutex& mutex() const { return mutex_; }
   virtual const RowLayout& layout() const = 0;
   const StateSpec& state_spec() const { return state_spec_; }
+
+  // (shared) What a call that could not tell has failed with, the last of them, once; or always,
+  // that the table is in disorder since then, and refuses whatever changes it. Whoever uses what
+  // such a call has delivered asks first. Never an error in the host's memory.
+  virtual Status Error() const { return Status(); }
 
   virtual uint64_t size() const = 0;     // (shared)
   virtual TableStats stats() const = 0;  // (shared)
@@ -236,6 +241,8 @@ class Table {
   // noted from there.
   virtual void Adopt(Table* other, Tick tick) = 0;
 
+  // (shared) Whether so much was read since the last Promote that another is worth its work.
+  virtual bool PromotionIsDue() const { return false; }
   // (exclusive) Makes up for reads since the last call: rows that are read often move to the faster
   // memory, where a table has two. Row ids found before are not valid after it but for ApplyRange,
   // which looks up again where it must.

@@ -25,6 +25,20 @@ struct RowTeam {
   }
 };
 
+// ranks[i] has a bit for each thread of item i's teams; `wrong` counts those that come twice, or in
+// teams that are not so wide.
+struct TeamRanks {
+  uint32_t width;
+  uint32_t* ranks;
+  uint32_t* wrong;
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    const uint32_t bit = 1u << lanes.rank();
+    const bool again = (device::AtomicOr(&ranks[i], bit) & bit) != 0;
+    if (again || lanes.width() != width) device::AtomicAdd(wrong, uint32_t{1});
+  }
+};
+
 // All bodies meet on the same words.
 struct Meet {
   uint32_t* words;  // sum, least, greatest, and, or, who was first, exchanged
@@ -74,23 +88,45 @@ TYPED_TEST_P(DeviceWork, TeamsForKeysAgree) {
   }
 }
 
-TYPED_TEST_P(DeviceWork, TeamsForRowsAgreeAndShareTheBytes) {
-  using Lanes = typename TestFixture::Session::RowLanes;
-  typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
-  for (const size_t n : {size_t{0}, size_t{1}, TypeParam::kTeams}) {
-    auto* const visits = session.template Take<uint32_t>(n + 1);
-    session.Fill(visits, 0, (n + 1) * sizeof(*visits));
-    session.ForRows(n, KeyTeam{visits, visits + n});
-    EXPECT_EQ(OtherThanLine(session, visits, n, 0, Lanes::width()), 0u);
-    EXPECT_EQ(TestFixture::Read(session, visits + n, 1)[0], 0u) << "wrong, of " << n;
+TYPED_TEST_P(DeviceWork, EachRowHasOneTeamOfTheWidthForItsLength) {
+  using Session = typename TestFixture::Session;
+  Session session(this->device(), TypeParam::StreamOf(0));
+  const size_t n = TypeParam::kTeams;
+  for (const size_t quads : {0, 1, 4, 5, 8, 9, 16, 17, 32, 33, 1000}) {
+    SCOPED_TRACE(quads);
+    const uint32_t width = Session::RowWidth(quads);
+    ASSERT_TRUE(width >= 1 && width <= 32);
+    typename Session::Scratch scratch(session);
+    auto* const ranks = session.template Take<uint32_t>(n + 2);
+    session.Fill(ranks, 0, (n + 2) * sizeof(*ranks));
+    session.ForRows(n, quads, TeamRanks{width, ranks, ranks + n + 1});
+    EXPECT_EQ(OtherThanLine(session, ranks, n, 0, ~0u >> (32 - width)), 0u);
+    EXPECT_EQ(TestFixture::Read(session, ranks + n, 2), std::vector<uint32_t>(2, 0))
+        << "behind the last, and wrong";
+  }
+}
 
-    const size_t bytes = 77;
-    auto* const rows = session.template Take<uint8_t>(n * bytes);
-    session.Fill(rows, 3, n * bytes);
-    session.ForRows(n, RowTeam{rows, bytes});
-    const std::vector<uint8_t> all = TestFixture::Read(session, rows, n * bytes);
-    for (size_t i = 0; i < all.size(); ++i) {
-      ASSERT_EQ(all[i], static_cast<uint8_t>(3 + i / bytes * 31 + i % bytes)) << i;
+TYPED_TEST_P(DeviceWork, TeamsForRowsAgreeAndShareTheBytes) {
+  using Session = typename TestFixture::Session;
+  Session session(this->device(), TypeParam::StreamOf(0));
+  for (const size_t quads : {4, 8, 16, 32}) {
+    for (const size_t n : {size_t{0}, size_t{1}, TypeParam::kTeams}) {
+      SCOPED_TRACE(std::to_string(n) + " rows of " + std::to_string(quads) + " quads");
+      typename Session::Scratch scratch(session);
+      auto* const visits = session.template Take<uint32_t>(n + 1);
+      session.Fill(visits, 0, (n + 1) * sizeof(*visits));
+      session.ForRows(n, quads, KeyTeam{visits, visits + n});
+      EXPECT_EQ(OtherThanLine(session, visits, n, 0, Session::RowWidth(quads)), 0u);
+      EXPECT_EQ(TestFixture::Read(session, visits + n, 1)[0], 0u) << "wrong";
+
+      const size_t bytes = 77;
+      auto* const rows = session.template Take<uint8_t>(n * bytes);
+      session.Fill(rows, 3, n * bytes);
+      session.ForRows(n, quads, RowTeam{rows, bytes});
+      const std::vector<uint8_t> all = TestFixture::Read(session, rows, n * bytes);
+      for (size_t i = 0; i < all.size(); ++i) {
+        ASSERT_EQ(all[i], static_cast<uint8_t>(3 + i / bytes * 31 + i % bytes)) << i;
+      }
     }
   }
 }
@@ -196,8 +232,10 @@ TYPED_TEST_P(DeviceWork, ExclusiveSumIsThatOfTheStandardLibrary) {
 TYPED_TEST_P(DeviceWork, SortPairsIsThatOfTheStandardLibrary) {
   typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
   for (const size_t n : {size_t{0}, size_t{1}, size_t{2}, size_t{1023}, size_t{300001}}) {
-    for (const uint64_t different : {~uint64_t{0}, uint64_t{17}}) {
-      std::vector<uint64_t> keys(n);
+    for (const auto& [different, bits] :
+         {std::pair(~uint64_t{0}, 64), std::pair(uint64_t{17}, 64), std::pair(~uint64_t{0}, 19),
+          std::pair(~uint64_t{0}, 8), std::pair(~uint64_t{0}, 1), std::pair(~uint64_t{0}, 0)}) {
+      std::vector<uint64_t> keys(n), expected_keys(n);
       std::vector<uint32_t> values(n);
       for (size_t i = 0; i < n; ++i) keys[i] = MixKey(i) % different;
       std::iota(values.begin(), values.end(), 0u);
@@ -206,13 +244,18 @@ TYPED_TEST_P(DeviceWork, SortPairsIsThatOfTheStandardLibrary) {
       auto* const their_values = session.template Take<uint32_t>(n);
       session.Copy(their_keys, keys.data(), n * sizeof(uint64_t));
       session.Copy(their_values, values.data(), n * sizeof(uint32_t));
-      session.SortPairs(their_keys, their_values, n);
+      if (bits == 64) {
+        session.SortPairs(their_keys, their_values, n);
+      } else {
+        session.SortPairs(their_keys, their_values, n, bits);
+      }
       // Equal keys stay in order.
+      const uint64_t low = bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1;
       std::stable_sort(values.begin(), values.end(),
-                       [&](uint32_t a, uint32_t b) { return keys[a] < keys[b]; });
-      std::sort(keys.begin(), keys.end());
-      EXPECT_TRUE(TestFixture::Read(session, their_keys, n) == keys) << n;
-      EXPECT_TRUE(TestFixture::Read(session, their_values, n) == values) << n;
+                       [&](uint32_t a, uint32_t b) { return (keys[a] & low) < (keys[b] & low); });
+      for (size_t i = 0; i < n; ++i) expected_keys[i] = keys[values[i]];
+      EXPECT_TRUE(TestFixture::Read(session, their_keys, n) == expected_keys) << n << ", " << bits;
+      EXPECT_TRUE(TestFixture::Read(session, their_values, n) == values) << n << ", " << bits;
     }
   }
 }
@@ -261,6 +304,7 @@ TYPED_TEST_P(DeviceWork, ThreadsOnStreamsOfTheirOwnDoNotMix) {
 }
 
 REGISTER_TYPED_TEST_SUITE_P(DeviceWork, ForEachVisitsEachOnce, TeamsForKeysAgree,
+                            EachRowHasOneTeamOfTheWidthForItsLength,
                             TeamsForRowsAgreeAndShareTheBytes, BodiesMeetOnAnAddress,
                             ALaunchSeesAllOfTheOnesBefore, CopiesAreInLineWithTheRest,
                             PinnedMemoryStaysUntilItWasCopied,

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "cc/device/simulated_tables.h"
+#include "cc/table/clock.h"
+#include "cc/table/snapshot.h"
 #include "tests/cc/table_suites.h"
 
 namespace dynemb {
@@ -141,9 +143,9 @@ class LateDevice : public ThreadsDevice {
       if constexpr (std::is_same_v<Body, device::PostCounters>) {
         if (device_.to_ != nullptr) *device_.to_ = device_.posted_;
         device::PostCounters now = body;
-        now.mailbox = &device_.posted_;
+        now.tables.one.mailbox = &device_.posted_;
         now(0);
-        device_.to_ = body.mailbox;
+        device_.to_ = body.tables.one.mailbox;
       } else {
         ThreadsDevice::Session::ForEach(n, body);
       }
@@ -186,6 +188,45 @@ std::vector<Exported> ByKey(const Subject& t) {
             [](const Exported& a, const Exported& b) { return a.key < b.key; });
   for (Exported& row : rows) row.row = 0;
   return rows;
+}
+
+// The reader of a snapshot is told that rows could not be read, and finds them again.
+TEST(DeviceFailures, OfASnapshotAreTold) {
+  ThreadsDevice device;
+  SerialExec exec;
+  TableOptions options;
+  options.name = "failing";
+  options.dim = 4;
+  options.tier = Tier::kHbm;
+  std::unique_ptr<Table> made;
+  ASSERT_TRUE(DeviceTable<ThreadsDevice>::Make(options, &device, &made).ok());
+  Subject t(std::move(made), &exec);
+  t.FindOrInsert(Progression(0, 100));
+  Clock clock;
+  clock.Advance(t.tick(), 1);
+  std::unique_ptr<Snapshot> snapshot;
+  ASSERT_TRUE(Snapshot::Begin(exec, {&t.table()}, {0}, false, &clock, &snapshot).ok());
+  size_t failed = 0;
+  Keys read;
+  for (;;) {
+    device.FailTake(failed);
+    Snapshot::Piece piece = snapshot->Next(1000);
+    if (piece.n == 0) break;
+    Keys keys(piece.n);
+    const Status status =
+        snapshot->Read(exec, &piece, keys.data(), nullptr, nullptr, nullptr, nullptr);
+    if (device.FailTake(ThreadsDevice::kNever)) {
+      ASSERT_TRUE(status.ok()) << status.message();
+      read.insert(read.end(), keys.begin(), keys.end());
+    } else {
+      ASSERT_EQ(status.code(), Code::kResourceExhausted);
+      ++failed;
+    }
+  }
+  device.FailTake(ThreadsDevice::kNever);
+  EXPECT_GE(failed, 2u);
+  std::sort(read.begin(), read.end());
+  EXPECT_EQ(read, Progression(0, 100));
 }
 
 // Every operation, with memory for its work running out at every point. What it says is true: it

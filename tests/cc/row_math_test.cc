@@ -37,6 +37,12 @@ class Member {
   uint32_t rank_, width_;
 };
 
+float LoadElement(DType dtype, const void* vector, int64_t column) {
+  const int64_t first = column / kQuad * kQuad;
+  const auto at = static_cast<int>(column - first);
+  return LoadColumns(dtype, vector, first, at + 1).at[at];
+}
+
 // A vector and state between guard bytes, each at `shift` bytes from 16-byte alignment.
 class Row {
  public:
@@ -157,25 +163,6 @@ TEST(RowMathTest, VectorsAreLoadedAndStoredAsOnTheHost) {
       ASSERT_EQ(to[n], 42.0f);
       ASSERT_TRUE(shift == 0 || out[0] == 42.0f);
     }
-  });
-}
-
-TEST(RowMathTest, ElementsAreThoseOfTheVector) {
-  std::mt19937 random(2);
-  ForEachRow([&](DType dtype, int64_t dim, size_t shift, const Rounding& rounding) {
-    SCOPED_TRACE(Text(dtype, dim, shift));
-    const auto n = static_cast<size_t>(dim);
-    const std::vector<float> in = Numbers(&random, n, true);
-    Row expected(dtype, dim, 0, shift), got(dtype, dim, 0, shift);
-    StoreOnHost(dtype, in.data(), dim, rounding, expected.vector());
-    std::vector<float> loaded(n);
-    dynemb::LoadVector(dtype, expected.vector(), dim, loaded.data());
-    for (int64_t c = 0; c < dim; ++c) {
-      const auto i = static_cast<size_t>(c);
-      StoreElement(dtype, in[i], c, rounding, got.vector());
-      ASSERT_EQ(FloatBits(LoadElement(dtype, expected.vector(), c)), FloatBits(loaded[i])) << c;
-    }
-    ASSERT_EQ(got.Bytes(), expected.Bytes());
   });
 }
 

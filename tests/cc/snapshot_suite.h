@@ -88,8 +88,10 @@ bool ReadPiece(Snapshot* snapshot, Exec& exec, size_t limit, std::vector<Deliver
   std::vector<char> keys(n * l.key_size), vectors(n * l.vector_bytes());
   std::vector<char> state(n * l.state_bytes() + 1);
   std::vector<CutTime> updates(n), accesses(n);
-  snapshot->Read(exec, &piece, keys.data(), vectors.data(), reinterpret_cast<float*>(state.data()),
-                 updates.data(), accesses.data());
+  const Status read =
+      snapshot->Read(exec, &piece, keys.data(), vectors.data(),
+                     reinterpret_cast<float*>(state.data()), updates.data(), accesses.data());
+  EXPECT_TRUE(read.ok()) << read.message();
   EXPECT_FALSE(piece.lock.owns_lock());
   for (size_t i = 0; i < n; ++i) {
     uint64_t key = 0;
@@ -779,7 +781,7 @@ TEST_F(SnapshotTest, PiecesAreAtMostTheLimit) {
     if (piece.n == 0) break;
     largest = std::max(largest, piece.n);
     rows += piece.n;
-    snapshot->Read(exec_, &piece, nullptr, nullptr, nullptr, nullptr, nullptr);
+    ASSERT_TRUE(snapshot->Read(exec_, &piece, nullptr, nullptr, nullptr, nullptr, nullptr).ok());
   }
   EXPECT_EQ(rows, 1000u);
   EXPECT_LE(largest, 7u);
@@ -800,10 +802,13 @@ TEST_F(SnapshotTest, NullSkipsAColumn) {
         Keys keys(piece.n);
         Floats vectors(piece.n * kDim), state(piece.n * kDim);
         std::vector<CutTime> updates(piece.n), accesses(piece.n);
-        snapshot->Read(exec_, &piece, which == 0 ? keys.data() : nullptr,
-                       which == 1 ? vectors.data() : nullptr, which == 2 ? state.data() : nullptr,
-                       which == 3 ? updates.data() : nullptr,
-                       which == 4 ? accesses.data() : nullptr);
+        ASSERT_TRUE(snapshot
+                        ->Read(exec_, &piece, which == 0 ? keys.data() : nullptr,
+                               which == 1 ? vectors.data() : nullptr,
+                               which == 2 ? state.data() : nullptr,
+                               which == 3 ? updates.data() : nullptr,
+                               which == 4 ? accesses.data() : nullptr)
+                        .ok());
         for (size_t i = 0; i < piece.n; ++i) {
           if (which == 0) {
             EXPECT_LT(keys[i], 100u);

@@ -13,16 +13,11 @@
 #include <unordered_map>
 #include <vector>
 
+#include "tests/cc/sanitized.h"
 #include "tests/cc/table_suite.h"
 
 namespace dynemb {
 namespace testing_table {
-
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
 
 inline TableOptions TierOptions(int64_t dim) {
   TableOptions options;

@@ -49,6 +49,14 @@ TEST(CudaDeviceGetTest, StreamOfAnExec) {
   EXPECT_EQ(CudaDevice::StreamOf(serial), nullptr);
 }
 
+TEST(CudaDeviceSessionTest, ATeamHasAThreadForEachQuad) {
+  const auto width = [](size_t quads) { return CudaDevice::Session::RowWidth(quads); };
+  for (const size_t quads : {0, 1, 4}) EXPECT_EQ(width(quads), 4u) << quads;
+  for (const size_t quads : {5, 8}) EXPECT_EQ(width(quads), 8u) << quads;
+  for (const size_t quads : {9, 16}) EXPECT_EQ(width(quads), 16u) << quads;
+  for (const size_t quads : {17, 32, 33, 1000}) EXPECT_EQ(width(quads), 32u) << quads;
+}
+
 // With one
 
 TEST_F(CudaDeviceTest, OneForEachGpu) {
@@ -140,7 +148,7 @@ TEST_F(CudaDeviceTest, GivingWorkDoesNotWait) {
     session.SortPairs(keys, values, 100000);
     session.ExclusiveSum(values, 100000);
     session.ForKeys(10, CountRanks{values});
-    session.ForRows(10, CountRanks{values});
+    session.ForRows(10, 1, CountRanks{values});
     session.Copy(range.data(), values, 100000 * sizeof(*values));
     auto* const pinned = session.Pinned<uint32_t>(100);
     session.Copy(pinned, values, 100 * sizeof(*values));
@@ -269,6 +277,36 @@ TEST_F(CudaDeviceTest, AForgottenStreamGivesItsWorkspaceBack) {
     EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
     EXPECT_EQ(device().used(), used);
   }
+}
+
+// As if it were no more: what is on it by now is somebody else's.
+TEST_F(CudaDeviceTest, NothingIsToWaitForOnAForgottenStream) {
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  for (int round = 0; round < 2; ++round) {
+    {
+      Session session(device(), stream);
+      session.ForEach(40, Slow{session.Take<uint32_t>(40)});
+      ASSERT_EQ(session.status().message(), "");
+    }
+    device().Forget(stream);
+    EXPECT_EQ(cudaStreamQuery(stream), cudaSuccess) << "Forget has not waited";
+    Session session(device(), CudaSetup::StreamOf(1));
+    auto* const slow = session.Take<uint32_t>(40);
+    ASSERT_EQ(session.Synchronize().message(), "");
+    for (int i = 0; i < 20; ++i) {
+      internal_cuda_device::EachKernel<<<1, kCudaThreadsPerBlock, 0, stream>>>(40, Slow{slow});
+    }
+    session.After(stream);
+    EXPECT_EQ(session.Synchronize().message(), "");
+    EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady) << "After has waited";
+    (void)cudaGetLastError();
+    EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  }
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  Session session(device(), CudaSetup::StreamOf(1));
+  session.After(stream);
+  EXPECT_EQ(session.Synchronize().message(), "");
 }
 
 }  // namespace testing_device

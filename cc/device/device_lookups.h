@@ -1,0 +1,393 @@
+// DeviceLookups: lookups over tables of one device (cc/lookup/lookups.h), with a number of launches
+// that does not grow with the number of tables.
+//
+// The ids of all tasks become one batch (kernels_lookup.h), in which those of one table lie in one
+// stretch: so a key that two tasks ask of one table is found, and made, once. A launch over the
+// batch, or over all bags, finds each item's table or task by where the item is (TableViews,
+// Parts). Two tasks' gradients for one table are applied one after the other.
+//
+// Nothing here waits for the device but SumGradients, which delivers a number, and what
+// DeviceTable waits for.
+#ifndef DYNEMB_DEVICE_DEVICE_LOOKUPS_H_
+#define DYNEMB_DEVICE_DEVICE_LOOKUPS_H_
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "cc/device/device_table.h"
+#include "cc/device/kernels_lookup.h"
+#include "cc/device/kernels_pool.h"
+#include "cc/device/parts.h"
+#include "cc/device/sum_gradients.h"
+#include "cc/lookup/lookups.h"
+#include "cc/table/phase.h"
+
+namespace dynemb {
+
+template <class Device>
+class DeviceLookups final : public Lookups {
+ public:
+  explicit DeviceLookups(Device* device) : device_(device) {}
+
+  Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool insert) override;
+  Status WeightGradient(Exec& exec, const std::vector<WeightGradientTask>& tasks) override;
+  Status SumGradients(Exec& exec, const std::vector<BackwardTask>& tasks,
+                      const Allocate& allocate) override;
+  Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, OptimizerKind kind,
+               OptimizerFlags flags, const Hyper& hyper, Tick tick) override;
+
+ private:
+  using DTable = DeviceTable<Device>;
+  using Work = typename DTable::Work;
+  using Batch = typename DTable::Batch;
+
+  // What a task brings to a batch.
+  struct Ids {
+    Table* table;
+    const void* keys;
+    const RowId* found;  // or null, for all tasks alike that have ids
+    RowId* rows;         // likewise
+    size_t n;
+    size_t num_bags;
+  };
+  // The ids of several tasks, those of one table one after the other.
+  struct Gathered {
+    std::vector<DTable*> tables;
+    std::vector<uint32_t> table_begins;  // ids of tables[t]: one more than tables
+    std::vector<size_t> order;           // of the tasks in the batch
+    std::vector<uint32_t> begins;        // ids of task order[p]: one more than tasks
+    std::vector<uint32_t> table_of;      // of task order[p]
+
+    size_t size() const { return begins.back(); }
+    size_t table_size(size_t t) const { return table_begins[t + 1] - table_begins[t]; }
+    std::vector<const DTable*> locked() const { return {tables.begin(), tables.end()}; }
+  };
+
+  // A batch with the ids of several tasks.
+  struct Joined : Batch {
+    const RowId* found = nullptr;               // where they were found, if the tasks know that
+    device::Parts<device::IdPart> tasks_ids{};  // of several tasks
+  };
+
+  // InvalidArgument: a table is elsewhere, or there are too many ids or bags.
+  Status Gather(const std::vector<Ids>& tasks, Gathered* gathered) const;
+  // The batch in the device's memory. One task's arrays are taken as they are.
+  static Joined Join(Work& work, const std::vector<Ids>& tasks, const Gathered& gathered,
+                     std::vector<Stamp> now);
+  // Gives the tasks their rows.
+  static void Deliver(Work& work, const Joined& batch);
+  // The bags of task order[p], in the device's memory; `begins` grows by their number.
+  template <class Task>
+  static Status BringBags(Work& work, const Task& task, const Gathered& gathered, size_t p,
+                          device::BagsPart* part, std::vector<uint32_t>* begins);
+  // The tasks that name keys which may repeat get distinct ones, with the rows found.
+  // now_of(gathered): the stamps of its tables.
+  template <class NowOf>
+  Status MakeDistinct(Work& work, const NowOf& now_of, std::vector<ApplyTask>* tasks) const;
+
+  Device* const device_;
+};
+
+template <class Device>
+Status DeviceLookups<Device>::Gather(const std::vector<Ids>& tasks, Gathered* gathered) const {
+  Gathered& g = *gathered;
+  std::vector<uint32_t> table_of;
+  size_t total = 0, num_bags = 0;
+  for (const Ids& ids : tasks) {
+    auto* const table = dynamic_cast<DTable*>(ids.table);
+    if (table == nullptr || table->device_ != device_) {
+      return InvalidArgument("table '" + ids.table->options().name +
+                             "' is not where the others of this call are");
+    }
+    const auto at = std::find(g.tables.begin(), g.tables.end(), table);
+    table_of.push_back(static_cast<uint32_t>(at - g.tables.begin()));
+    if (at == g.tables.end()) g.tables.push_back(table);
+    DYNEMB_RETURN_IF_ERROR(DTable::CheckBatch(total += ids.n));
+    if ((num_bags += ids.num_bags) > size_t{Bags::kMaxSize}) {
+      return InvalidArgument("at most " + std::to_string(Bags::kMaxSize) + " bags in one call");
+    }
+  }
+  g.order.resize(tasks.size());
+  std::iota(g.order.begin(), g.order.end(), size_t{0});
+  std::stable_sort(g.order.begin(), g.order.end(),
+                   [&](size_t a, size_t b) { return table_of[a] < table_of[b]; });
+  g.begins.push_back(0);
+  g.table_begins.assign(g.tables.size() + 1, 0);
+  for (size_t t : g.order) {
+    g.begins.push_back(g.begins.back() + static_cast<uint32_t>(tasks[t].n));
+    g.table_of.push_back(table_of[t]);
+    g.table_begins[table_of[t] + 1] = g.begins.back();
+  }
+  return Status();
+}
+
+template <class Device>
+typename DeviceLookups<Device>::Joined DeviceLookups<Device>::Join(Work& work,
+                                                                   const std::vector<Ids>& tasks,
+                                                                   const Gathered& gathered,
+                                                                   std::vector<Stamp> now) {
+  Joined batch;
+  batch.tables = gathered.tables;
+  batch.begins = gathered.table_begins;
+  batch.now = std::move(now);
+  const size_t n = gathered.size();
+  if (tasks.size() == 1) {
+    const Ids& ids = tasks[0];
+    batch.keys = gathered.tables[0]->KeysAt(ids.keys);
+    batch.rows = ids.rows != nullptr ? ids.rows : work.template Take<RowId>(n);
+    batch.found = ids.found;
+    return batch;
+  }
+  std::vector<device::IdPart> parts;
+  for (size_t t : gathered.order) {
+    const Ids& ids = tasks[t];
+    parts.push_back({{ids.keys, ids.table->layout().key_size}, ids.found, ids.rows});
+  }
+  batch.tasks_ids = device::ToDevice(work, parts, gathered.begins);
+  auto* const keys = work.template Take<uint64_t>(n);
+  // A task without ids may have no array either.
+  const bool has_found =
+      std::any_of(tasks.begin(), tasks.end(), [](const Ids& ids) { return ids.found != nullptr; });
+  auto* const found = has_found ? work.template Take<RowId>(n) : nullptr;
+  batch.keys = {keys, sizeof(*keys)};
+  batch.rows = work.template Take<RowId>(n);
+  batch.found = found;
+  work.ForEach(n, device::CollectIds{batch.tasks_ids, keys, found});
+  return batch;
+}
+
+template <class Device>
+void DeviceLookups<Device>::Deliver(Work& work, const Joined& batch) {
+  if (batch.tasks_ids.count == 0) return;
+  work.ForEach(batch.size(), device::DeliverRows{batch.tasks_ids, batch.rows});
+}
+
+template <class Device>
+template <class Task>
+Status DeviceLookups<Device>::BringBags(Work& work, const Task& task, const Gathered& gathered,
+                                        size_t p, device::BagsPart* part,
+                                        std::vector<uint32_t>* begins) {
+  begins->push_back(begins->back() + static_cast<uint32_t>(task.bags->num_bags()));
+  part->bags = device::ToDevice(work, *task.bags);
+  part->first_id = gathered.begins[p];
+  part->table = gathered.table_of[p];
+  part->weights = task.weights;
+  part->combiner = task.combiner;
+  return work.status();
+}
+
+template <class Device>
+Status DeviceLookups<Device>::Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick,
+                                   bool insert) {
+  if (tasks.empty()) return Status();
+  std::vector<Ids> ids;
+  for (const PoolTask& task : tasks) {
+    ids.push_back(
+        {task.table, task.keys, nullptr, task.rows, task.bags->nnz(), task.bags->num_bags()});
+  }
+  Gathered gathered;
+  DYNEMB_RETURN_IF_ERROR(Gather(ids, &gathered));
+  std::vector<Stamp> now;
+  for (size_t t = 0; t < gathered.tables.size(); ++t) {
+    DTable& table = *gathered.tables[t];
+    if (insert) {
+      // Of what was read since, if no step has ended with one.
+      if (table.PromotionIsDue()) {
+        const Status status = table.Promote(exec, tick);
+        // Without memory for it rows stay where they are.
+        if (!status.ok() && status.code() != Code::kResourceExhausted) return status;
+      }
+      now.emplace_back();
+      DYNEMB_RETURN_IF_ERROR(table.Begin(exec, gathered.table_size(t), tick, &now.back()));
+    } else {
+      now.push_back(table.stamps_.Of(tick));
+    }
+  }
+  Phase phase("find and pool");
+  Work work(gathered.locked(), &exec, Work::Tells::kYes);
+  Joined batch = Join(work, ids, gathered, std::move(now));
+  DYNEMB_RETURN_IF_ERROR(work.status());
+  DTable::FindRows(work, batch, true);
+  if (insert) {
+    DYNEMB_RETURN_IF_ERROR(
+        DTable::Insert(work, batch, DTable::Keys::kMayRepeat, device::FillInitial{}));
+  }
+  std::vector<device::PoolPart> parts;
+  std::vector<uint32_t> begins{0};
+  for (size_t p = 0; p < tasks.size(); ++p) {
+    const PoolTask& task = tasks[gathered.order[p]];
+    device::PoolPart part;
+    DYNEMB_RETURN_IF_ERROR(BringBags(work, task, gathered, p, &part, &begins));
+    part.pooled = task.pooled;
+    part.argmax = task.argmax;
+    parts.push_back(part);
+  }
+  const auto on_device = device::ToDevice(work, parts, begins);
+  work.ForRows(begins.back(), batch.quads(),
+               device::PoolBags{DTable::ViewsOf(work, batch), on_device, batch.keys, batch.rows});
+  Deliver(work, batch);
+  return work.status();
+}
+
+template <class Device>
+Status DeviceLookups<Device>::WeightGradient(Exec& exec,
+                                             const std::vector<WeightGradientTask>& tasks) {
+  if (tasks.empty()) return Status();
+  std::vector<Ids> ids;
+  for (const WeightGradientTask& task : tasks) {
+    ids.push_back(
+        {task.table, task.keys, task.rows, nullptr, task.bags->nnz(), task.bags->num_bags()});
+  }
+  Gathered gathered;
+  DYNEMB_RETURN_IF_ERROR(Gather(ids, &gathered));
+  Phase phase("weight gradients");
+  Work work(gathered.locked(), &exec, Work::Tells::kYes);
+  Joined batch = Join(work, ids, gathered, std::vector<Stamp>(gathered.tables.size()));
+  const device::TableViews& tables = DTable::ViewsOf(work, batch);
+  DYNEMB_RETURN_IF_ERROR(work.status());
+  // Rows may have moved to the other tier since they were found.
+  work.ForKeys(batch.size(), device::ResolveRows{tables, batch.keys, batch.found, batch.rows});
+  std::vector<device::WeightGradientPart> parts;
+  std::vector<uint32_t> bag_begins{0};
+  for (size_t p = 0; p < tasks.size(); ++p) {
+    const WeightGradientTask& task = tasks[gathered.order[p]];
+    device::WeightGradientPart part;
+    DYNEMB_RETURN_IF_ERROR(BringBags(work, task, gathered, p, &part, &bag_begins));
+    if (HasScale(task.combiner)) {
+      part.terms = work.template Take<device::BagTerms>(task.bags->num_bags());
+    }
+    part.argmax = task.argmax;
+    part.pooled = task.pooled;
+    part.upstream = task.upstream;
+    part.gradient = task.gradient;
+    parts.push_back(part);
+  }
+  const auto of_bags = device::ToDevice(work, parts, bag_begins);
+  const auto of_ids = device::ToDevice(work, parts, gathered.begins);
+  DYNEMB_RETURN_IF_ERROR(work.status());
+  work.ForEach(bag_begins.back(), device::PrepareWeightGradients{tables, of_bags});
+  work.ForEach(batch.size(), device::BagWeightGradients{tables, of_ids, batch.keys, batch.rows});
+  return work.status();
+}
+
+template <class Device>
+Status DeviceLookups<Device>::SumGradients(Exec& exec, const std::vector<BackwardTask>& tasks,
+                                           const Allocate& allocate) {
+  typename Device::Session session(*device_, Device::StreamOf(exec));
+  return device::SumGradients(session, tasks, allocate);
+}
+
+template <class Device>
+template <class NowOf>
+Status DeviceLookups<Device>::MakeDistinct(Work& work, const NowOf& now_of,
+                                           std::vector<ApplyTask>* tasks) const {
+  std::vector<ApplyTask*> repeating;
+  for (ApplyTask& task : *tasks) {
+    if (task.rows == nullptr) repeating.push_back(&task);
+  }
+  if (repeating.empty()) return Status();
+  std::vector<Bags> bags(repeating.size());
+  std::vector<BackwardTask> sums(repeating.size());
+  for (size_t r = 0; r < repeating.size(); ++r) {
+    const ApplyTask& task = *repeating[r];
+    const auto n = static_cast<int64_t>(task.n);
+    DYNEMB_RETURN_IF_ERROR(bags[r].InitUniform(1, n, n));
+    sums[r].key_type = task.table->options().key_type;
+    sums[r].keys = task.keys;
+    sums[r].bags = &bags[r];
+    sums[r].upstream = task.gradients;
+    sums[r].dim = task.table->options().dim;
+  }
+  std::vector<Ids> ids;
+  const auto allocate = [&](size_t r, size_t n, BackwardOutput* out) {
+    ApplyTask& task = *repeating[r];
+    auto* const rows = work.template Take<RowId>(n);
+    out->keys = work.template Take<char>(n * SizeOf(sums[r].key_type));
+    out->sums = work.template Take<float>(n * static_cast<size_t>(sums[r].dim));
+    task.n = n;
+    task.keys = out->keys;
+    task.rows = rows;
+    task.gradients = out->sums;
+    ids.push_back({task.table, task.keys, nullptr, rows, n, 0});
+    return work.status();
+  };
+  DYNEMB_RETURN_IF_ERROR(device::SumGradients(work, sums, allocate));
+  Gathered gathered;
+  DYNEMB_RETURN_IF_ERROR(Gather(ids, &gathered));
+  Joined batch = Join(work, ids, gathered, now_of(gathered));
+  DYNEMB_RETURN_IF_ERROR(work.status());
+  DTable::FindRows(work, batch, true);
+  Deliver(work, batch);
+  return work.status();
+}
+
+template <class Device>
+Status DeviceLookups<Device>::Apply(Exec& exec, const std::vector<ApplyTask>& tasks,
+                                    OptimizerKind kind, OptimizerFlags flags, const Hyper& hyper,
+                                    Tick tick) {
+  if (tasks.empty()) return Status();
+  DYNEMB_RETURN_IF_ERROR(CheckStates(tasks, kind, flags));
+  std::vector<Ids> ids;
+  for (const ApplyTask& task : tasks) {
+    ids.push_back({task.table, task.keys, task.rows, nullptr, task.n, 0});
+  }
+  Gathered all;
+  DYNEMB_RETURN_IF_ERROR(Gather(ids, &all));
+  std::vector<Stamp> now(all.tables.size());
+  for (size_t t = 0; t < all.tables.size(); ++t) {
+    DYNEMB_RETURN_IF_ERROR(all.tables[t]->Begin(exec, all.table_size(t), tick, &now[t]));
+  }
+  Work work(all.locked(), &exec, Work::Tells::kYes);
+  const auto now_of = [&](const Gathered& gathered) {
+    std::vector<Stamp> of;
+    for (DTable* table : gathered.tables) {
+      of.push_back(
+          now[std::find(all.tables.begin(), all.tables.end(), table) - all.tables.begin()]);
+    }
+    return of;
+  };
+  std::vector<ApplyTask> distinct = tasks;
+  DYNEMB_RETURN_IF_ERROR(MakeDistinct(work, now_of, &distinct));
+  // Two tasks may name one table, and then one row: tasks of one table run one after the other. All
+  // that can fail comes before the first of them.
+  struct Round {
+    Joined batch;
+    uint32_t* nonfinite;
+  };
+  std::vector<Round> rounds;
+  while (!distinct.empty()) {
+    std::vector<ApplyTask> later;
+    std::vector<Ids> round;
+    std::vector<const float*> gradients;
+    for (const ApplyTask& task : distinct) {
+      const bool waits = std::any_of(round.begin(), round.end(),
+                                     [&](const Ids& ids) { return ids.table == task.table; });
+      if (waits) {
+        later.push_back(task);
+      } else {
+        round.push_back({task.table, task.keys, task.rows, nullptr, task.n, 0});
+        gradients.push_back(task.gradients);
+      }
+    }
+    Gathered gathered;
+    DYNEMB_RETURN_IF_ERROR(Gather(round, &gathered));
+    Joined batch = Join(work, round, gathered, now_of(gathered));
+    batch.gradients = std::move(gradients);  // a task for each table, in their order
+    (void)DTable::ViewsOf(work, batch);
+    rounds.push_back({std::move(batch), work.template Take<uint32_t>(gathered.size())});
+    DYNEMB_RETURN_IF_ERROR(work.status());
+    distinct = std::move(later);
+  }
+  Phase phase("update rows");
+  const RowOptimizer optimizer(kind, flags, hyper, tasks[0].table->options().dim);
+  for (Round& round : rounds) {
+    DTable::Apply(work, round.batch, round.batch.found, round.nonfinite, optimizer);
+  }
+  return work.status();
+}
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_DEVICE_DEVICE_LOOKUPS_H_

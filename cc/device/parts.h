@@ -1,0 +1,93 @@
+// One launch over several arrays of different lengths: their items are numbered one array after the
+// other, and whoever has an item finds out which array it is of. What kernels know of array p is
+// its *part*.
+//
+//   std::vector<MyPart> parts; std::vector<uint32_t> begins{0};   // begins: one more than parts
+//   const Parts<MyPart> view = ToDevice(session, parts, begins);
+//   session.ForEach(begins.back(), MyBody{view});                 // view.IndexOf(i), view[p]
+#ifndef DYNEMB_DEVICE_PARTS_H_
+#define DYNEMB_DEVICE_PARTS_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cc/device/stretches.h"
+#include "cc/lookup/bags.h"
+#include "cc/table/portability.h"
+
+namespace dynemb::device {
+
+template <class Part>
+struct Parts {
+  const Part* parts = nullptr;
+  const uint32_t* begins = nullptr;  // [count + 1]: part p has the items [begins[p], begins[p + 1])
+  uint32_t count = 0;
+
+  DYNEMB_HD const Part& operator[](uint32_t p) const { return parts[p]; }
+  DYNEMB_HD uint32_t begin(uint32_t p) const { return begins[p]; }
+  // The part that has item i.
+  DYNEMB_HD uint32_t IndexOf(size_t i) const { return StretchOf(begins, count, i); }
+};
+
+// A copy in the device's memory, until the session ends; nulls if the session has failed.
+template <class T, class Session>
+T* ToDevice(Session& session, const T* values, size_t n) {
+  T* const to = session.template Take<T>(n);
+  T* const from = session.template Pinned<T>(n);
+  if (to == nullptr || from == nullptr) return nullptr;
+  std::copy(values, values + n, from);
+  session.Copy(to, from, n * sizeof(T));
+  return to;
+}
+template <class Part, class Session>
+Parts<Part> ToDevice(Session& session, const std::vector<Part>& parts,
+                     const std::vector<uint32_t>& begins) {
+  const Part* const copies = ToDevice(session, parts.data(), parts.size());
+  const uint32_t* const copied_begins = ToDevice(session, begins.data(), begins.size());
+  return {copies, copied_begins, static_cast<uint32_t>(parts.size())};
+}
+
+// Bags (cc/lookup/bags.h) as kernels see them: they are checked, and brought into this form, on the
+// host.
+struct BagsView {
+  const uint32_t* splits = nullptr;  // [num_bags + 1]; null: `hotness` ids in each bag
+  const uint32_t* order = nullptr;   // [nnz]: the ids' positions in bag order; null: as they come
+  uint32_t hotness = 0;
+  uint32_t num_bags = 0;
+
+  DYNEMB_HD uint32_t begin(uint32_t bag) const {
+    return splits != nullptr ? splits[bag] : bag * hotness;
+  }
+  DYNEMB_HD uint32_t end(uint32_t bag) const { return begin(bag + 1); }
+  DYNEMB_HD uint32_t position(uint32_t place) const {
+    return order != nullptr ? order[place] : place;
+  }
+  // The bag of a place in bag order.
+  DYNEMB_HD uint32_t BagOf(uint32_t place) const {
+    return splits == nullptr ? place / hotness : StretchOf(splits, num_bags, place);
+  }
+};
+
+template <class Session>
+BagsView ToDevice(Session& session, const Bags& bags) {
+  BagsView view;
+  view.hotness = static_cast<uint32_t>(bags.hotness());
+  view.num_bags = static_cast<uint32_t>(bags.num_bags());
+  if (bags.splits() != nullptr) {
+    const size_t n = bags.num_bags() + 1;
+    uint32_t* const to = session.template Take<uint32_t>(n);
+    uint32_t* const from = session.template Pinned<uint32_t>(n);
+    if (to == nullptr || from == nullptr) return {};
+    std::copy(bags.splits(), bags.splits() + n, from);
+    session.Copy(to, from, n * sizeof(uint32_t));
+    view.splits = to;
+  }
+  if (bags.order() != nullptr) view.order = ToDevice(session, bags.order(), bags.nnz());
+  return view;
+}
+
+}  // namespace dynemb::device
+
+#endif  // DYNEMB_DEVICE_PARTS_H_

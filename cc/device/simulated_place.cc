@@ -1,0 +1,25 @@
+#include "cc/device/simulated_place.h"
+
+#include "cc/device/device_lookups.h"
+#include "cc/device/simulated_tables.h"
+
+namespace dynemb {
+namespace {
+
+ThreadsDevice* Device() {
+  static auto* const device = new ThreadsDevice;  // lives as long as any table may
+  return device;
+}
+
+}  // namespace
+
+Status MakeSimulatedTable(const TableOptions& options, std::unique_ptr<Table>* table) {
+  return DeviceTable<ThreadsDevice>::Make(options, Device(), table);
+}
+
+Lookups& SimulatedLookups() {
+  static Lookups* const lookups = new DeviceLookups<ThreadsDevice>(Device());
+  return *lookups;
+}
+
+}  // namespace dynemb

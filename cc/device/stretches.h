@@ -1,0 +1,28 @@
+// Arrays that lie one after the other, and whose items are numbered through: which one has item i.
+#ifndef DYNEMB_DEVICE_STRETCHES_H_
+#define DYNEMB_DEVICE_STRETCHES_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cc/table/portability.h"
+
+namespace dynemb::device {
+
+// Stretch s has the items [begins[s], begins[s + 1]), s < count; i is less than begins[count].
+DYNEMB_HD inline uint32_t StretchOf(const uint32_t* begins, uint32_t count, size_t i) {
+  uint32_t low = 0, high = count - 1;
+  while (low < high) {
+    const uint32_t middle = (low + high) / 2;
+    if (begins[middle + 1] <= i) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+}  // namespace dynemb::device
+
+#endif  // DYNEMB_DEVICE_STRETCHES_H_

@@ -1,0 +1,124 @@
+// The tables of a batch as kernels see them. A batch may have the keys of several tables, those of
+// one table in one stretch: item i of a launch is a key of the table that has it. Between launches
+// the host may change a table, so views are made anew for each.
+#ifndef DYNEMB_DEVICE_TABLE_VIEWS_H_
+#define DYNEMB_DEVICE_TABLE_VIEWS_H_
+
+#include <cstdint>
+
+#include "cc/device/flat_index.h"
+#include "cc/device/row_math.h"
+#include "cc/device/stretches.h"
+#include "cc/table/key.h"
+#include "cc/table/portability.h"
+#include "cc/table/types.h"
+
+namespace dynemb::device {
+
+// What a table counts, in device memory.
+struct Counters {
+  uint32_t high_water;  // row ids handed out at least once are below it
+  uint32_t free_count;  // of these, that hold no row
+  uint64_t device_hits, host_hits, misses;
+  uint64_t inserts, evictions, erased, refused;
+  uint64_t dropped_gradients, nonfinite_gradients;
+  uint64_t promotions;
+
+  DYNEMB_HD uint64_t size() const { return high_water - free_count; }
+};
+
+// Rows of the host tier that a batch has read: what may be moved to the device tier after it.
+struct Candidates {
+  uint32_t* count = nullptr;  // may pass `most`
+  uint64_t* order = nullptr;  // [most] row << 32 | ticks since the access before
+  uint32_t most = 0;          // 0: none are noted
+};
+
+// What the host gets to know of a table without waiting: the counters after its inserting batch of
+// this number, in host memory that kernels reach. Each word is written at once.
+struct Mailbox {
+  uint64_t high_water;  // batch << 32 | the counter
+  uint64_t free_count;
+};
+
+// A table, and its share of a batch.
+struct TableView : DeviceView {
+  InitializerView initial{};
+  const float* initial_state = nullptr;  // [state_width]
+  Counters* counters = nullptr;
+  Candidates candidates{};
+  uint64_t capacity = 0;   // rows at most
+  bool rows_move = false;  // between tiers
+  Rounding rounding{};     // of what the batch writes; each key's own apart
+
+  Stamp now = 0;  // of the batch; 0: it is not an access
+  Mailbox* mailbox = nullptr;
+  uint32_t batch = 0;                // its number, if it inserts, for the mailbox
+  const float* gradients = nullptr;  // [keys of the share, dim], if it brings gradients
+};
+
+struct TableViews {
+  TableView one;       // of a batch for a single table: then the rest is not used
+  uint32_t items = 0;  // of the batch
+  uint32_t count = 1;
+  const TableView* many = nullptr;   // [count]
+  const uint32_t* begins = nullptr;  // [count + 1]
+
+  DYNEMB_HD const TableView& operator[](uint32_t t) const { return count == 1 ? one : many[t]; }
+  DYNEMB_HD uint32_t begin(uint32_t t) const { return count == 1 ? 0 : begins[t]; }
+  DYNEMB_HD uint32_t end(uint32_t t) const { return count == 1 ? items : begins[t + 1]; }
+  // The table of item i.
+  DYNEMB_HD uint32_t IndexOf(size_t i) const { return StretchOf(begins, count, i); }
+  DYNEMB_HD const TableView& Of(size_t i) const { return (*this)[IndexOf(i)]; }
+};
+
+// The keys of a batch, for ElectPositions: one key of two tables is two keys.
+struct BatchKeys {
+  KeyArray keys;
+  TableViews tables;
+
+  DYNEMB_HD uint64_t Hash(size_t i) const {
+    constexpr uint64_t kOdd = 0x9E3779B97F4A7C15u;
+    return MixKey(keys[i] + kOdd * tables.IndexOf(i));
+  }
+  DYNEMB_HD bool Same(size_t i, size_t j) const {
+    return keys[i] == keys[j] && tables.IndexOf(i) == tables.IndexOf(j);
+  }
+};
+
+// Kernels that count go over the items of a batch a block at a time: one item of theirs looks at
+// kTallyEach, kTallyStride apart, so that neighbours read neighbours.
+constexpr size_t kTallyEach = 64;
+constexpr size_t kTallyStride = 32;
+inline size_t TallyItems(size_t n) {
+  constexpr size_t kBlock = kTallyEach * kTallyStride;
+  return (n + kBlock - 1) / kBlock * kTallyStride;
+}
+
+// count(i, &tally) for the items that item t of such a kernel looks at; flush(tally, table) when
+// the next one is of another table, and at the end. table_of(i) is an item's table.
+template <class Tally, class TableOf, class Count, class Flush>
+DYNEMB_HD void ForTally(size_t t, size_t n, const TableOf& table_of, const Count& count,
+                        const Flush& flush) {
+  const size_t first = t / kTallyStride * kTallyStride * kTallyEach + t % kTallyStride;
+  Tally tally{};
+  uint32_t of = 0;
+  bool any = false;
+  for (size_t k = 0; k < kTallyEach; ++k) {
+    const size_t i = first + k * kTallyStride;
+    if (i >= n) break;
+    const uint32_t table = table_of(i);
+    if (any && table != of) {
+      flush(tally, of);
+      tally = Tally{};
+    }
+    of = table;
+    any = true;
+    count(i, &tally);
+  }
+  if (any) flush(tally, of);
+}
+
+}  // namespace dynemb::device
+
+#endif  // DYNEMB_DEVICE_TABLE_VIEWS_H_

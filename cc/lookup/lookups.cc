@@ -1,0 +1,47 @@
+#include "cc/lookup/lookups.h"
+
+#include "cc/table/scratch.h"
+
+namespace dynemb {
+namespace {
+
+class LookupsOfHost final : public Lookups {
+ public:
+  Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool insert) override {
+    return dynemb::Pool(exec, tasks, tick, insert);
+  }
+
+  Status WeightGradient(Exec& exec, const std::vector<WeightGradientTask>& tasks) override {
+    dynemb::WeightGradient(exec, tasks);
+    return Status();
+  }
+
+  Status SumGradients(Exec& exec, const std::vector<BackwardTask>& tasks,
+                      const Allocate& allocate) override {
+    const auto backward = scratch_.Take();
+    DYNEMB_RETURN_IF_ERROR(backward->Prepare(exec, tasks.data(), tasks.size()));
+    std::vector<BackwardOutput> outputs(tasks.size());
+    for (size_t t = 0; t < tasks.size(); ++t) {
+      DYNEMB_RETURN_IF_ERROR(allocate(t, backward->num_unique(t), &outputs[t]));
+    }
+    backward->Write(exec, outputs.data());
+    return Status();
+  }
+
+  Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, OptimizerKind kind,
+               OptimizerFlags flags, const Hyper& hyper, Tick tick) override {
+    return dynemb::Apply(exec, tasks, kind, flags, hyper, tick);
+  }
+
+ private:
+  ScratchPool<Backward> scratch_;
+};
+
+}  // namespace
+
+Lookups& HostLookups() {
+  static Lookups* const lookups = new LookupsOfHost;
+  return *lookups;
+}
+
+}  // namespace dynemb

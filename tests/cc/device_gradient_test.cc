@@ -1,0 +1,634 @@
+// SumGradients on simulated devices: the host's Backward, bit for bit, and for keys of many ids the
+// rule of sum_gradients.h.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/device/simulated_tables.h"
+#include "cc/device/sum_gradients.h"
+#include "tests/cc/backward_model.h"
+
+namespace dynemb {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr size_t kPiece = 256;
+constexpr Combiner kCombiners[] = {Combiner::kSum, Combiner::kMean, Combiner::kSqrtn,
+                                   Combiner::kMax};
+constexpr Form kForms[] = {Form::kUniform, Form::kSplits, Form::kSorted, Form::kUnsorted};
+constexpr DType kDtypes[] = {DType::kFloat32, DType::kFloat16, DType::kBfloat16};
+
+using Cases = std::vector<std::unique_ptr<Case>>;
+
+std::vector<BackwardTask> TasksOf(const Cases& cases) {
+  std::vector<BackwardTask> tasks;
+  for (const auto& c : cases) tasks.push_back(c->task);
+  return tasks;
+}
+
+uint64_t KeyOf(const Case& c, size_t i) {
+  return c.task.key_type == KeyType::kInt32 ? c.keys32[i] : c.keys[i];
+}
+
+void SetKey(Case* c, size_t i, uint64_t key) {
+  c->keys[i] = key;
+  c->keys32[i] = static_cast<uint32_t>(key);
+}
+
+bool SameBits(const float* a, const float* b, size_t n) {
+  return n == 0 || std::memcmp(a, b, n * sizeof(float)) == 0;
+}
+
+// The rule: terms in order in pieces of 256, then the pieces in order. Keys by their first ids.
+Result Expected(const Case& c) {
+  const BackwardTask& t = c.task;
+  const auto dim = static_cast<size_t>(t.dim);
+  Result result;
+  std::map<uint64_t, std::vector<size_t>> positions;
+  for (size_t i = 0; i < c.bags.nnz(); ++i) {
+    std::vector<size_t>& of = positions[KeyOf(c, i)];
+    if (of.empty()) {
+      result.keys.push_back(KeyOf(c, i));
+      if (t.rows != nullptr) result.rows.push_back(t.rows[i]);
+    }
+    of.push_back(i);
+  }
+  const auto term = [&](size_t i, size_t column) {
+    const size_t bag = c.bag_of[i];
+    float x = c.upstream[bag * dim + column];
+    float scale = BagScale(t.combiner, c.bags, t.weights, bag);
+    if (scale == 0.0f) x = 0.0f;
+    if (t.weights != nullptr) scale *= t.weights[i];
+    if (t.combiner == Combiner::kMax && t.argmax[bag * dim + column] != static_cast<int32_t>(i)) {
+      return 0.0f;
+    }
+    return scale * x;
+  };
+  for (const uint64_t key : result.keys) {
+    const std::vector<size_t>& of = positions[key];
+    for (size_t column = 0; column < dim; ++column) {
+      float sum = 0.0f;
+      for (size_t begin = 0; begin < of.size(); begin += kPiece) {
+        float piece = term(of[begin], column);
+        for (size_t i = begin + 1; i < std::min(begin + kPiece, of.size()); ++i) {
+          piece += term(of[i], column);
+        }
+        sum = begin == 0 ? piece : sum + piece;
+      }
+      result.sums.push_back(sum);
+    }
+  }
+  return result;
+}
+
+// Memory for what comes out, as nobody cleared it, with a guard behind each array.
+struct Outputs {
+  std::vector<Result> results;
+  std::vector<std::vector<uint32_t>> keys32;
+  std::vector<size_t> num_unique;  // of the tasks that were asked for, in order
+
+  explicit Outputs(const std::vector<BackwardTask>& tasks)
+      : results(tasks.size()), keys32(tasks.size()), tasks_(tasks) {}
+
+  Status operator()(size_t t, size_t n, BackwardOutput* output) {
+    EXPECT_EQ(t, num_unique.size());
+    num_unique.push_back(n);
+    results[t].keys.assign(n + 1, kGuard);
+    keys32[t].assign(n + 1, static_cast<uint32_t>(kGuard));
+    results[t].rows.assign(tasks_[t].rows == nullptr ? 0 : n + 1, static_cast<RowId>(kGuard));
+    results[t].sums.assign(n * static_cast<size_t>(tasks_[t].dim) + 1, kNan);
+    output->keys = tasks_[t].key_type == KeyType::kInt32
+                       ? static_cast<void*>(keys32[t].data())
+                       : static_cast<void*>(results[t].keys.data());
+    output->rows = tasks_[t].rows == nullptr ? nullptr : results[t].rows.data();
+    output->sums = results[t].sums.data();
+    return Status();
+  }
+
+  std::vector<Result> Take() {
+    EXPECT_EQ(num_unique.size(), results.size());
+    for (size_t t = 0; t < results.size(); ++t) {
+      Result& r = results[t];
+      if (tasks_[t].key_type == KeyType::kInt32) r.keys.assign(keys32[t].begin(), keys32[t].end());
+      EXPECT_EQ(static_cast<uint32_t>(r.keys.back()), static_cast<uint32_t>(kGuard));
+      r.keys.pop_back();
+      if (!r.rows.empty()) {
+        EXPECT_EQ(r.rows.back(), static_cast<RowId>(kGuard));
+        r.rows.pop_back();
+      }
+      EXPECT_TRUE(std::isnan(r.sums.back()));
+      r.sums.pop_back();
+    }
+    return std::move(results);
+  }
+
+ private:
+  static constexpr uint64_t kGuard = 0xDEADBEEFDEADBEEFull;
+  const std::vector<BackwardTask>& tasks_;
+};
+
+template <class Device>
+class DeviceGradientTest : public testing::Test {
+ protected:
+  Status TrySum(const std::vector<BackwardTask>& tasks, Outputs* outputs) {
+    typename Device::Session session(device_, &exec_);
+    return device::SumGradients(session, tasks, std::ref(*outputs));
+  }
+
+  std::vector<Result> Sum(const std::vector<BackwardTask>& tasks) {
+    Outputs outputs(tasks);
+    const uint64_t waits = device_.waits();
+    const Status status = TrySum(tasks, &outputs);
+    EXPECT_TRUE(status.ok()) << status.message();
+    const bool some = std::any_of(tasks.begin(), tasks.end(),
+                                  [](const BackwardTask& t) { return t.bags->nnz() != 0; });
+    EXPECT_EQ(device_.waits() - waits, some ? 1u : 0u);
+    return outputs.Take();
+  }
+
+  // Against the rule, and against the host where that has the same.
+  void CheckAll(const Cases& cases) {
+    const std::vector<BackwardTask> tasks = TasksOf(cases);
+    const std::vector<Result> results = Sum(tasks);
+    SerialExec serial;
+    Backward backward;
+    const std::vector<Result> on_host = RunBackward(serial, tasks, &backward);
+    for (size_t t = 0; t < tasks.size(); ++t) {
+      SCOPED_TRACE(testing::Message() << "task " << t);
+      const Result expected = Expected(*cases[t]);
+      ASSERT_EQ(results[t].keys, expected.keys);
+      ASSERT_EQ(results[t].rows, expected.rows);
+      const auto dim = static_cast<size_t>(tasks[t].dim);
+      ASSERT_EQ(results[t].sums.size(), expected.keys.size() * dim);
+      for (size_t u = 0; u < expected.keys.size(); ++u) {
+        ASSERT_TRUE(SameBits(&results[t].sums[u * dim], &expected.sums[u * dim], dim))
+            << "key " << u << " of " << expected.keys.size();
+      }
+      ASSERT_NO_FATAL_FAILURE(CheckHost(*cases[t], results[t], on_host[t]));
+    }
+  }
+
+  Device device_;
+  ThreadsExec exec_{3};
+
+ private:
+  static void CheckHost(const Case& c, const Result& result, const Result& on_host) {
+    const auto dim = static_cast<size_t>(c.task.dim);
+    std::map<uint64_t, size_t> ids, at;
+    for (size_t i = 0; i < c.bags.nnz(); ++i) ++ids[KeyOf(c, i)];
+    for (size_t u = 0; u < result.keys.size(); ++u) at[result.keys[u]] = u;
+    ASSERT_EQ(on_host.keys.size(), result.keys.size());
+    for (size_t u = 0; u < on_host.keys.size(); ++u) {
+      const uint64_t key = on_host.keys[u];
+      ASSERT_EQ(at.count(key), 1u);
+      if (c.task.rows != nullptr) {
+        ASSERT_EQ(result.rows[at[key]], on_host.rows[u]);
+      }
+      if (ids[key] > kPiece) continue;
+      ASSERT_TRUE(SameBits(&result.sums[at[key] * dim], &on_host.sums[u * dim], dim));
+    }
+  }
+};
+
+// Under thread sanitizer emulated warps starve all else.
+#if defined(__SANITIZE_THREAD__)
+using Devices = testing::Types<ThreadsDevice>;
+#else
+using Devices = testing::Types<ThreadsDevice, NarrowTeamsDevice, WideTeamsDevice>;
+#endif
+TYPED_TEST_SUITE(DeviceGradientTest, Devices);
+
+TYPED_TEST(DeviceGradientTest, EveryCombinerFormAndWeight) {
+  std::mt19937_64 random(1);
+  Cases cases;
+  for (Combiner combiner : kCombiners) {
+    for (Form form : kForms) {
+      for (bool weighted : {false, true}) {
+        // All have the same keys.
+        Shape s{100, 1000, 5, 300};
+        s.combiner = combiner;
+        s.form = form;
+        s.weighted = weighted;
+        s.rows = weighted == (form == Form::kSplits);
+        cases.push_back(MakeCase(s, &random));
+      }
+    }
+  }
+  ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
+  for (auto& c : cases) {
+    Cases alone;
+    alone.push_back(std::move(c));
+    ASSERT_NO_FATAL_FAILURE(this->CheckAll(alone));
+  }
+}
+
+TYPED_TEST(DeviceGradientTest, EveryDimDtypeAndKeyType) {
+  std::mt19937_64 random(2);
+  Cases cases;
+  for (int64_t dim : {1, 2, 3, 4, 7, 8, 33, 128, 130, 300}) {
+    for (DType dtype : kDtypes) {
+      for (Combiner combiner : {Combiner::kMean, Combiner::kMax}) {
+        Shape s{60, 400, dim, 150};
+        s.dtype = dtype;
+        s.combiner = combiner;
+        s.weighted = true;
+        s.form = Form::kSplits;
+        s.key_type = static_cast<KeyType>(cases.size() % 3);
+        cases.push_back(MakeCase(s, &random));
+      }
+    }
+  }
+  ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
+}
+
+TYPED_TEST(DeviceGradientTest, KeysOfManyIds) {
+  std::mt19937_64 random(3);
+  Cases cases;
+  for (size_t ids : {5000u, 1u, 3000u, 700u}) {
+    for (int64_t dim : {33, 1, 4}) {
+      for (uint64_t vocabulary : {1, 3}) {
+        Shape s{ids, ids, dim, vocabulary};
+        s.dtype = kDtypes[cases.size() % 3];
+        s.combiner = kCombiners[cases.size() % 4];
+        s.weighted = cases.size() % 2 == 0;
+        s.form = kForms[cases.size() / 2 % 4];
+        cases.push_back(MakeCase(s, &random));
+      }
+    }
+  }
+  ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
+}
+
+// Keys of so many ids, among each other: around what a piece has.
+TYPED_TEST(DeviceGradientTest, PiecesAreOf256Ids) {
+  std::mt19937_64 random(4);
+  Cases cases;
+  for (const std::vector<size_t>& counts :
+       {std::vector<size_t>{1, 255, 256, 257, 3, 511, 512, 513, 767, 768, 769, 5000},
+        std::vector<size_t>{256}, std::vector<size_t>{257}, std::vector<size_t>{257, 257, 257},
+        std::vector<size_t>{512}, std::vector<size_t>{513}}) {
+    for (Form form : {Form::kUniform, Form::kUnsorted}) {
+      std::vector<uint64_t> keys;
+      for (size_t k = 0; k < counts.size(); ++k) keys.insert(keys.end(), counts[k], k);
+      std::shuffle(keys.begin(), keys.end(), random);
+      Shape s{keys.size(), keys.size(), 6, 10};
+      s.form = form;
+      s.weighted = true;
+      cases.push_back(MakeCase(s, &random));
+      for (size_t i = 0; i < keys.size(); ++i) SetKey(cases.back().get(), i, keys[i]);
+    }
+  }
+  ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
+}
+
+TYPED_TEST(DeviceGradientTest, ManyTasksOfAllKinds) {
+  std::mt19937_64 random(5);
+  for (size_t count : {0, 1, 2, 9, 60}) {
+    SCOPED_TRACE(testing::Message() << count << " tasks");
+    Cases cases;
+    for (size_t t = 0; t < count; ++t) {
+      Shape s{1 + random() % 100, random() % 800, int64_t(1 + random() % 40), 1 + random() % 500};
+      s.combiner = kCombiners[random() % 4];
+      s.form = kForms[random() % 4];
+      s.weighted = random() % 2;
+      s.dtype = kDtypes[random() % 3];
+      s.key_type = static_cast<KeyType>(random() % 3);
+      s.rows = random() % 2;
+      if (t % 5 == 1) s.nnz = 0;
+      if (t % 7 == 2) s.vocabulary = 1;
+      if (t == 3) s.nnz = s.num_bags * 30;  // a large one among small ones
+      cases.push_back(MakeCase(s, &random));
+    }
+    ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
+  }
+}
+
+TYPED_TEST(DeviceGradientTest, NothingToSum) {
+  std::mt19937_64 random(6);
+  Cases cases;
+  cases.push_back(MakeCase({0, 0, 4, 10}, &random));
+  cases.push_back(MakeCase({10, 0, 4, 10}, &random));
+  // A task without ids need not point to anything.
+  BackwardTask& bare = cases.back()->task;
+  bare.keys = bare.upstream = nullptr;
+  ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
+  cases.push_back(MakeCase({10, 30, 4, 10}, &random));
+  cases.push_back(MakeCase({10, 0, 4, 10}, &random));
+  ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
+}
+
+TYPED_TEST(DeviceGradientTest, BagsInDescendingOrder) {
+  std::mt19937_64 random(7);
+  for (bool weighted : {false, true}) {
+    Shape s{50, 200, 8, 40};
+    s.form = Form::kUnsorted;
+    s.combiner = Combiner::kSqrtn;
+    s.weighted = weighted;
+    auto c = MakeCase(s, &random);
+    SerialExec exec;
+    for (size_t i = 0; i < 200; ++i) {
+      c->bag_of[i] = static_cast<uint32_t>((199 - i) / 4);
+      c->bag_values[2 * i] = c->bag_of[i];
+    }
+    ASSERT_TRUE(c->bags.InitIndices(exec, c->bag_values.data(), 2, 200, 50).ok());
+    Cases cases;
+    cases.push_back(std::move(c));
+    ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
+  }
+}
+
+TYPED_TEST(DeviceGradientTest, UpstreamRowsApart) {
+  std::mt19937_64 random(8);
+  Cases cases;
+  for (Combiner combiner : {Combiner::kMean, Combiner::kMax}) {
+    for (DType dtype : kDtypes) {
+      Shape s{50, 700, 9, 2};
+      s.combiner = combiner;
+      s.dtype = dtype;
+      s.form = Form::kSorted;
+      cases.push_back(MakeCase(s, &random));
+    }
+  }
+  std::vector<std::vector<char>> copies(cases.size());
+  std::vector<std::vector<const void*>> rows(cases.size());
+  for (size_t t = 0; t < cases.size(); ++t) {
+    BackwardTask& task = cases[t]->task;
+    const size_t n = task.bags->num_bags();
+    const size_t bytes = static_cast<size_t>(task.dim) * SizeOf(task.dtype);
+    copies[t].resize(2 * n * bytes, '\x7F');
+    for (size_t row = 0; row < n; ++row) {
+      char* const copy = &copies[t][2 * (n - 1 - row) * bytes];
+      std::memcpy(copy, static_cast<const char*>(task.upstream) + row * bytes, bytes);
+      rows[t].push_back(copy);
+    }
+    task.upstream = nullptr;
+    task.upstream_rows = rows[t].data();
+  }
+  ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
+}
+
+// div_no_nan: where the divisor is 0 the gradient is 0, also for NaN and infinity.
+TYPED_TEST(DeviceGradientTest, BagsWithoutWeightHaveNoGradient) {
+  for (Combiner combiner : {Combiner::kMean, Combiner::kSqrtn}) {
+    for (DType dtype : kDtypes) {
+      const std::vector<uint64_t> keys = {1, 2, 3, 4};
+      const float first = combiner == Combiner::kMean ? 1 : 0;
+      const std::vector<float> weights = {first, -first, 0, 2};
+      const std::vector<float> values = {kNan, HUGE_VALF, 3};
+      std::vector<float> upstream(3);
+      StoreVector(dtype, values.data(), 3, upstream.data());
+      const std::vector<int64_t> splits = {0, 2, 3, 4};
+      Bags bags;
+      ASSERT_TRUE(bags.InitSplits(this->exec_, splits.data(), 4, 4, 3).ok());
+      BackwardTask task;
+      task.keys = keys.data();
+      task.bags = &bags;
+      task.weights = weights.data();
+      task.combiner = combiner;
+      task.dtype = dtype;
+      task.upstream = upstream.data();
+      task.dim = 1;
+      const std::vector<Result> results = this->Sum({task});
+      EXPECT_EQ(results[0].keys, keys);
+      EXPECT_EQ(results[0].sums, (std::vector<float>{0, 0, 0, 3}));
+    }
+  }
+}
+
+// A NaN weight or gradient reaches the columns that its id won, and no others.
+TYPED_TEST(DeviceGradientTest, MaxLeavesOtherColumnsAlone) {
+  const std::vector<uint64_t> keys = {1, 2};
+  const std::vector<float> weights = {kNan, 2}, upstream = {5, 7};
+  const std::vector<int32_t> argmax = {0, 1};
+  Bags bags;
+  ASSERT_TRUE(bags.InitUniform(2, 2, 1).ok());
+  BackwardTask task;
+  task.keys = keys.data();
+  task.bags = &bags;
+  task.weights = weights.data();
+  task.combiner = Combiner::kMax;
+  task.argmax = argmax.data();
+  task.upstream = upstream.data();
+  task.dim = 2;
+  const std::vector<float> sums = this->Sum({task})[0].sums;
+  EXPECT_TRUE(std::isnan(sums[0]));
+  EXPECT_EQ(std::vector<float>(sums.begin() + 1, sums.end()), (std::vector<float>{0, 0, 14}));
+}
+
+TYPED_TEST(DeviceGradientTest, ErrorsNameTheTask) {
+  std::mt19937_64 random(9);
+  Shape shape{10, 20, 4, 10};
+  shape.combiner = Combiner::kMax;
+  auto good = MakeCase(shape, &random), bad = MakeCase(shape, &random);
+  const BackwardTask intact = bad->task;
+  const auto expect = [&](const std::string& part) {
+    const std::vector<BackwardTask> tasks = {good->task, bad->task};
+    Outputs outputs(tasks);
+    const Status status = this->TrySum(tasks, &outputs);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    Backward backward;
+    EXPECT_EQ(status.message(), backward.Prepare(this->exec_, tasks.data(), 2).message());
+    EXPECT_NE(status.message().find("table 1: "), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+    EXPECT_TRUE(outputs.num_unique.empty());
+    bad->task = intact;
+  };
+  bad->task.bags = nullptr;
+  expect("bags");
+  bad->task.keys = nullptr;
+  expect("keys");
+  bad->task.upstream = nullptr;
+  expect("upstream");
+  bad->task.argmax = nullptr;
+  expect("argmax");
+  bad->task.dim = 0;
+  expect("got 0");
+}
+
+TYPED_TEST(DeviceGradientTest, TooManyIds) {
+  const uint64_t something = 0;
+  BackwardTask task;
+  task.keys = &something;
+  task.upstream = &something;
+  task.dim = 1;
+  Bags large, small;
+  ASSERT_TRUE(large.InitUniform(1, Bags::kMaxSize, Bags::kMaxSize).ok());
+  ASSERT_TRUE(small.InitUniform(1, 1, 1).ok());
+  std::vector<BackwardTask> tasks(2, task);
+  tasks[0].bags = &large;
+  tasks[1].bags = &small;
+  Outputs outputs(tasks);
+  this->device_.FailTake(0);  // nothing is even tried
+  const Status status = this->TrySum(tasks, &outputs);
+  EXPECT_TRUE(this->device_.FailTake(TypeParam::kNever));
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_EQ(status.message(),
+            "all tables together may have at most 2^32 - 2 ids in a batch, got 4294967295");
+  EXPECT_TRUE(outputs.num_unique.empty());
+  EXPECT_EQ(this->device_.waits(), 0u);
+}
+
+TYPED_TEST(DeviceGradientTest, AllocateFails) {
+  std::mt19937_64 random(10);
+  Cases cases;
+  for (int i = 0; i < 4; ++i) cases.push_back(MakeCase({10, 30, 4, 10}, &random));
+  for (const size_t failing : {0u, 2u, 3u}) {
+    const std::vector<BackwardTask> tasks = TasksOf(cases);
+    Outputs outputs(tasks);
+    typename TypeParam::Session session(this->device_, &this->exec_);
+    size_t calls = 0;
+    const auto allocate = [&](size_t t, size_t n, BackwardOutput* output) {
+      ++calls;
+      return t == failing ? FailedPrecondition("no room") : outputs(t, n, output);
+    };
+    const Status status = device::SumGradients(session, tasks, allocate);
+    EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+    EXPECT_EQ(status.message(), "no room");
+    EXPECT_EQ(calls, failing + 1);
+    EXPECT_TRUE(session.status().ok());
+  }
+  ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
+}
+
+TYPED_TEST(DeviceGradientTest, NoWorkspace) {
+  std::mt19937_64 random(11);
+  Cases cases;
+  for (Form form : kForms) {
+    Shape s{40, 600, 4, 2};
+    s.form = form;
+    s.combiner = Combiner::kMean;
+    s.weighted = true;
+    cases.push_back(MakeCase(s, &random));
+  }
+  const std::vector<BackwardTask> tasks = TasksOf(cases);
+  uint64_t n = 0;
+  for (;; ++n) {
+    Outputs outputs(tasks);
+    this->device_.FailTake(n);
+    const Status status = this->TrySum(tasks, &outputs);
+    if (this->device_.FailTake(TypeParam::kNever)) {
+      EXPECT_TRUE(status.ok());
+      break;
+    }
+    EXPECT_EQ(status.code(), Code::kResourceExhausted) << "take " << n;
+    // Nobody was told a wrong number of keys.
+    if (!outputs.num_unique.empty()) {
+      EXPECT_EQ(outputs.num_unique, std::vector<size_t>(4, 2));
+    }
+  }
+  EXPECT_GT(n, 20u);
+  ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
+}
+
+// Counts what is given to the device.
+class CountingSession : public ThreadsDevice::Session {
+ public:
+  using Base = ThreadsDevice::Session;
+  using Base::Base;
+  int launches = 0;
+  std::vector<int> sorted_bits;
+
+  template <class Body>
+  void ForEach(size_t n, const Body& body) {
+    launches += n != 0;
+    Base::ForEach(n, body);
+  }
+  template <class Body>
+  void ForRows(size_t n, const Body& body) {
+    launches += n != 0;
+    Base::ForRows(n, body);
+  }
+  void SortPairs(uint64_t* keys, uint32_t* values, size_t n, int bits) {
+    sorted_bits.push_back(bits);
+    Base::SortPairs(keys, values, n, bits);
+  }
+};
+
+TEST(DeviceGradientWorkTest, LaunchesDoNotDependOnHowManyTasks) {
+  std::mt19937_64 random(12);
+  ThreadsDevice device;
+  const auto launches = [&](size_t count) {
+    Cases cases;
+    for (size_t t = 0; t < count; ++t) {
+      Shape s{600, 600, 4, 1};
+      s.combiner = Combiner::kMean;
+      s.form = Form::kUnsorted;
+      cases.push_back(MakeCase(s, &random));
+    }
+    const std::vector<BackwardTask> tasks = TasksOf(cases);
+    Outputs outputs(tasks);
+    CountingSession session(device, nullptr);
+    EXPECT_TRUE(device::SumGradients(session, tasks, std::ref(outputs)).ok());
+    return session.launches;
+  };
+  const int one = launches(1);
+  EXPECT_EQ(one, 9);
+  EXPECT_EQ(launches(30), one);
+}
+
+TEST(DeviceGradientWorkTest, SortsNoMoreBitsThanThereAreKeys) {
+  std::mt19937_64 random(13);
+  ThreadsDevice device;
+  for (const auto& [keys, bits] :
+       {std::pair(1, 0), std::pair(2, 1), std::pair(3, 2), std::pair(256, 8), std::pair(257, 9)}) {
+    Cases cases;
+    cases.push_back(MakeCase({600, 600, 1, 1}, &random));
+    for (size_t i = 0; i < 600; ++i) SetKey(cases[0].get(), i, i % static_cast<size_t>(keys));
+    const std::vector<BackwardTask> tasks = TasksOf(cases);
+    Outputs outputs(tasks);
+    CountingSession session(device, nullptr);
+    ASSERT_TRUE(device::SumGradients(session, tasks, std::ref(outputs)).ok());
+    EXPECT_EQ(session.sorted_bits, std::vector<int>{bits});
+  }
+}
+
+// Also where their keys lie behind each other, and places are few, so that all meet all.
+TEST(DeviceGradientWorkTest, TasksHaveKeysOfTheirOwn) {
+  constexpr uint32_t kTasks = 8, kIds = 100, kKeys = 50, kIdsInAll = kTasks * kIds;
+  constexpr uint32_t kLogPlaces = 9;
+  static_assert(kTasks * kKeys < 1u << kLogPlaces, "more places than keys");
+  std::vector<uint64_t> keys(kIdsInAll);
+  for (uint32_t i = 0; i < kIdsInAll; ++i) keys[i] = i % kKeys;
+  std::vector<device::GradientPart> parts(kTasks);
+  std::vector<uint32_t> begins(kTasks + 1);
+  for (uint32_t t = 0; t <= kTasks; ++t) begins[t] = t * kIds;
+  for (uint32_t t = 0; t < kTasks; ++t) parts[t].task.keys = keys.data() + begins[t];
+  for (bool descending : {false, true}) {
+    std::vector<uint32_t> places(size_t{1} << kLogPlaces, device::kNoPosition), of(kIdsInAll);
+    const device::ElectKeys body{
+        {parts.data(), begins.data(), kTasks}, places.data(), kLogPlaces, of.data()};
+    for (uint32_t i = 0; i < kIdsInAll; ++i) body(descending ? kIdsInAll - 1 - i : i);
+    for (uint32_t i = 0; i < kIdsInAll; ++i) {
+      ASSERT_EQ(places[of[i]], i / kIds * kIds + i % kKeys) << i;
+    }
+  }
+}
+
+// How much room there is for pieces is known before they are counted: it is never too little.
+TEST(DeviceGradientWorkTest, RoomForPieces) {
+  using device::internal_sum_gradients::MostPieces;
+  const auto pieces = [](size_t ids) { return ids > kPiece ? (ids + kPiece - 1) / kPiece : 0; };
+  for (size_t ids = 1; ids < 3000; ++ids) {
+    ASSERT_GE(MostPieces(ids, 1), pieces(ids)) << ids;
+    ASSERT_GE(MostPieces(3 * ids, 3), 3 * pieces(ids)) << ids;
+    ASSERT_GE(MostPieces(ids + 600 + 257, 3), pieces(ids) + pieces(600) + pieces(257)) << ids;
+    ASSERT_LE(MostPieces(ids, 1), 2 * ids / kPiece);
+  }
+  EXPECT_EQ(MostPieces(0, 0), 0u);
+  EXPECT_EQ(MostPieces(1000000, 1000000), 0u);
+  EXPECT_EQ(MostPieces(256, 1), 0u);
+}
+
+}  // namespace
+}  // namespace dynemb

@@ -1,0 +1,173 @@
+#include "cc/device/device_lookups.h"
+
+#include <gtest/gtest.h>
+#include <malloc.h>
+
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "cc/device/simulated_tables.h"
+#include "tests/cc/lookups_suite.h"
+#include "tests/cc/sanitized.h"
+
+namespace dynemb {
+namespace testing_table {
+namespace {
+
+template <class Device, Tick kStepsOfDevice>
+struct Simulated {
+  static constexpr Tick kSteps = kStepsOfDevice;
+  using Arrays = HostPlace::Arrays;
+  static Device& device() {
+    static Device device;
+    return device;
+  }
+  static std::string Missing() {
+#if defined(__SANITIZE_THREAD__)
+    if (!std::is_same_v<Device, ThreadsDevice>) return "emulated teams take minutes here";
+#endif
+    return "";
+  }
+  static Status Make(const TableOptions& options, std::unique_ptr<Table>* table) {
+    return DeviceTable<Device>::Make(options, &device(), table);
+  }
+  static Lookups& lookups() {
+    static DeviceLookups<Device> lookups(&device());
+    return lookups;
+  }
+  static Exec& exec() {
+    static ThreadsExec exec(3);
+    return exec;
+  }
+};
+
+using Places = ::testing::Types<Simulated<ThreadsDevice, 30>, Simulated<NarrowTeamsDevice, 12>,
+                                Simulated<WideTeamsDevice, 6>>;
+INSTANTIATE_TYPED_TEST_SUITE_P(Simulated, LookupsTest, Places);
+
+// A step waits once, for the number of unique keys, and else for nothing.
+TEST(DeviceLookups, StepsDoNotWait) {
+  using Place = Simulated<ThreadsDevice, 30>;
+  World<Place> world;
+  std::vector<TableOptions> options = FourTables(24);
+  for (TableOptions& o : options) {
+    o.init_capacity = 50000;
+    ASSERT_TRUE(world.Add(o).ok());
+    Table& table = world.table(world.num_tables() - 1);
+    ASSERT_TRUE(table.AttachState(Place::exec(), {"adagrad", {o.dim}, {0.1f}}).ok());
+  }
+  Random random(9);
+  for (Tick tick = 1; tick < 40; tick += 2) {
+    std::vector<Ask> asks = SevenAsks(random, 3000);
+    for (Ask& ask : asks) ask.repeats = false;
+    const uint64_t before = Place::device().waits();
+    Outcome outcome;
+    ASSERT_TRUE(
+        world.Train(asks, Upstreams(random, asks, options), OptimizerKind::kAdagrad, tick, &outcome)
+            .ok());
+    EXPECT_EQ(Place::device().waits() - before, 1u);
+  }
+}
+
+// Lookups that no optimizer follows have their rows moved all the same, every few batches.
+TEST(DeviceLookups, HotRowsMoveWithoutTraining) {
+  using Place = Simulated<ThreadsDevice, 30>;
+  World<Place> world;
+  for (const TableOptions& o : FourTables(24)) ASSERT_TRUE(world.Add(o).ok());
+  Random random(12);
+  size_t due = 0;
+  for (Tick tick = 1; tick < 60; ++tick) {
+    Outcome outcome;
+    World<Place>::Step step;
+    // All keys come; later only some of those that the device tier had no room for.
+    std::vector<Ask> asks = SevenAsks(random, 60);
+    for (Ask& ask : asks) {
+      for (uint64_t& key : ask.keys) key = tick < 15 ? key : 100000 + key % 10;
+    }
+    ASSERT_TRUE(world.Pool(asks, tick, true, &step, &outcome).ok());
+    due += world.table(0).PromotionIsDue();
+    EXPECT_FALSE(world.table(1).PromotionIsDue());  // all of its rows are in one tier
+  }
+  EXPECT_GT(due, 3u);
+  EXPECT_LT(due, 10u);
+  EXPECT_GT(world.table(0).stats().promotions, 5u);
+  EXPECT_EQ(world.table(1).stats().promotions, 0u);
+}
+
+// Ten thousand steps, in which full tables evict and rows move between tiers, take no memory.
+TEST(DeviceLookups, StepsTakeNoMemory) {
+  using Place = Simulated<ThreadsDevice, 30>;
+  World<Place> world;
+  std::vector<TableOptions> options = FourTables(24);
+  for (TableOptions& o : options) {
+    o.max_capacity = 200;
+    ASSERT_TRUE(world.Add(o).ok());
+    Table& table = world.table(world.num_tables() - 1);
+    ASSERT_TRUE(table.AttachState(Place::exec(), {"adagrad", {o.dim}, {0.1f}}).ok());
+  }
+  Random random(11);
+  const auto host_bytes = [] { return mallinfo2().uordblks; };
+  const Tick warm = kSanitized ? 400 : 2000, last = kSanitized ? 2000 : 20000;
+  size_t device_before = 0, host_before = 0;
+  for (Tick tick = 1; tick < last; tick += 2) {
+    {
+      const std::vector<Ask> asks = SevenAsks(random, 400);
+      Outcome outcome;
+      ASSERT_TRUE(world
+                      .Train(asks, Upstreams(random, asks, options), OptimizerKind::kAdagrad, tick,
+                             &outcome)
+                      .ok());
+    }
+    if (tick == warm + 1) {
+      device_before = Place::device().used();
+      host_before = host_bytes();
+    }
+  }
+  EXPECT_EQ(Place::device().used(), device_before);
+  if (!kSanitized) {
+    EXPECT_NEAR(static_cast<double>(host_bytes()), static_cast<double>(host_before), 64e3);
+  }
+  EXPECT_GT(world.table(0).stats().evictions, 1000u);
+  EXPECT_GT(world.table(0).stats().promotions, 100u);
+}
+
+// Memory for the work runs out at every point of a step. It is told, and no table is the worse for
+// it.
+TEST(DeviceLookups, FailuresAreTold) {
+  using Place = Simulated<ThreadsDevice, 30>;
+  bool failed = true;
+  uint64_t k = 0;
+  for (; failed; ++k) {
+    ASSERT_LT(k, 500u);
+    SCOPED_TRACE(k);
+    World<Place> world;
+    const std::vector<TableOptions> options = FourTables(24);
+    for (const TableOptions& o : options) {
+      ASSERT_TRUE(world.Add(o).ok());
+      Table& table = world.table(world.num_tables() - 1);
+      ASSERT_TRUE(table.AttachState(Place::exec(), {"adagrad", {o.dim}, {0.1f}}).ok());
+    }
+    Random random(10);
+    const std::vector<Ask> asks = SevenAsks(random, 50);
+    const std::vector<Floats> upstream = Upstreams(random, asks, options);
+    Outcome outcome;
+    Place::device().FailTake(k);
+    const Status status = world.Train(asks, upstream, OptimizerKind::kAdagrad, 1, &outcome);
+    failed = !Place::device().FailTake(ThreadsDevice::kNever);
+    EXPECT_EQ(status.ok(), !failed) << status.message();
+    for (size_t t = 0; t < options.size(); ++t) {
+      Table& table = world.table(t);
+      RowId row;
+      const Status next = table.FindOrInsert(Place::exec(), world.Pack(t, {1}).data(), 1, 3, &row);
+      EXPECT_EQ(next.message(), "");
+      table.CheckInvariants();
+    }
+  }
+  EXPECT_GT(k, 40u);
+}
+
+}  // namespace
+}  // namespace testing_table
+}  // namespace dynemb

@@ -1,0 +1,155 @@
+// Lookups over tables in a GPU's memory.
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "cc/device/cuda_device.h"
+#include "cc/device/cuda_table.h"
+#include "cc/device/stream_exec.h"
+#include "tests/cc/lookups_suite.h"
+#include "tests/cuda/staged_table.h"
+
+namespace dynemb {
+namespace testing_table {
+namespace {
+
+void Succeeds(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error); }
+
+struct Cuda {
+  static constexpr Tick kSteps = 30;
+
+  class Arrays {
+   public:
+    Arrays() = default;
+    Arrays(const Arrays&) = delete;
+    Arrays& operator=(const Arrays&) = delete;
+    ~Arrays() {
+      for (void* array : arrays_) (void)cudaFree(array);
+    }
+    template <class T>
+    T* Up(const std::vector<T>& values) {
+      if (values.empty()) return nullptr;  // as tensors without elements are
+      const size_t bytes = values.size() * sizeof(T);
+      void* array = nullptr;
+      Succeeds(cudaMalloc(&array, bytes));
+      arrays_.push_back(array);
+      Succeeds(cudaMemcpy(array, values.data(), bytes, cudaMemcpyHostToDevice));
+      return static_cast<T*>(array);
+    }
+    template <class T>
+    std::vector<T> Down(const T* array, size_t n) const {
+      std::vector<T> values(n);
+      Succeeds(cudaDeviceSynchronize());
+      Succeeds(cudaMemcpy(values.data(), array, n * sizeof(T), cudaMemcpyDeviceToHost));
+      return values;
+    }
+
+   private:
+    std::vector<void*> arrays_;
+  };
+
+  static std::string Missing() { return StagedTable::Missing(); }
+  static Status Make(const TableOptions& options, std::unique_ptr<Table>* table) {
+    return MakeCudaTable(options, /*ordinal=*/0, table);
+  }
+  static Lookups& lookups() {
+    Lookups* lookups = nullptr;
+    const Status status = CudaLookups(/*ordinal=*/0, &lookups);
+    if (!status.ok()) std::abort();
+    return *lookups;
+  }
+  static Exec& exec() {
+    static cudaStream_t stream = [] {
+      cudaStream_t made = nullptr;
+      Succeeds(cudaStreamCreate(&made));
+      return made;
+    }();
+    static StreamExec exec(stream);
+    return exec;
+  }
+};
+
+INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, LookupsTest, Cuda);
+
+// While the GPU is busy the host gives it step after step: but for the number of unique keys, which
+// it has to wait for, a step of lookups and updates comes back before its work is done.
+TEST(CudaLookupsTest, StepsDoNotWait) {
+  if (!Cuda::Missing().empty()) GTEST_SKIP() << Cuda::Missing();
+  World<Cuda> world;
+  std::vector<TableOptions> options = FourTables(24);
+  for (TableOptions& o : options) {
+    o.init_capacity = 50000;
+    ASSERT_TRUE(world.Add(o).ok());
+    Table& table = world.table(world.num_tables() - 1);
+    ASSERT_TRUE(table.AttachState(Cuda::exec(), {"adagrad", {o.dim}, {0.1f}}).ok());
+  }
+  Random random(9);
+  std::vector<Ask> asks = SevenAsks(random, 3000);
+  World<Cuda>::Step step;
+  world.Prepare(asks, &step);
+  std::vector<ApplyTask> applies;
+  for (size_t a : {1, 2, 6}) {
+    ApplyTask apply;
+    apply.table = step.pools[a].table;
+    apply.keys = step.pools[a].keys;
+    apply.rows = step.pools[a].rows;
+    apply.gradients = step.arrays.Up(
+        Floats(asks[a].keys.size() * static_cast<size_t>(apply.table->options().dim), 0.1f));
+    apply.n = asks[a].keys.size();
+    applies.push_back(apply);
+  }
+  const auto stream = static_cast<StreamExec&>(Cuda::exec()).stream();
+  Tick tick = 0;
+  const auto run = [&] {
+    ASSERT_TRUE(Cuda::lookups().Pool(Cuda::exec(), step.pools, ++tick, true).ok());
+    ASSERT_TRUE(Cuda::lookups()
+                    .Apply(Cuda::exec(), applies, OptimizerKind::kAdagrad, {}, Hyper(), ++tick)
+                    .ok());
+  };
+  for (int i = 0; i < 8; ++i) run();  // takes the memory that the others use
+  Succeeds(cudaStreamSynchronize(stream));
+  cudaEvent_t begun = nullptr;
+  Succeeds(cudaEventCreate(&begun));
+  // Copies that take the GPU far longer than giving out the steps takes the host.
+  const size_t bytes = size_t{1} << 30;
+  char* busy = nullptr;
+  Succeeds(cudaMalloc(reinterpret_cast<void**>(&busy), 2 * bytes));
+  for (int i = 0; i < 100; ++i) {
+    Succeeds(cudaMemcpyAsync(busy, busy + bytes, bytes, cudaMemcpyDeviceToDevice, stream));
+  }
+  Succeeds(cudaEventRecord(begun, stream));
+  for (int i = 0; i < 3; ++i) run();
+  EXPECT_EQ(cudaEventQuery(begun), cudaErrorNotReady);
+  Succeeds(cudaStreamSynchronize(stream));
+  Succeeds(cudaFree(busy));
+  Succeeds(cudaEventDestroy(begun));
+}
+
+// A table waits for the stream that it was used on last, even if that is no more.
+TEST(CudaLookupsTest, TablesOutliveTheStreamsTheyWereUsedOn) {
+  if (!Cuda::Missing().empty()) GTEST_SKIP() << Cuda::Missing();
+  CudaDevice* gpu = nullptr;
+  ASSERT_TRUE(CudaDevice::Get(0, &gpu).ok());
+  std::unique_ptr<Table> table;
+  ASSERT_TRUE(Cuda::Make(FourTables(24)[0], &table).ok());
+  std::vector<int64_t> keys(100);
+  for (Tick tick = 1; tick <= 5; ++tick) {
+    std::iota(keys.begin(), keys.end(), static_cast<int64_t>(tick * keys.size()));
+    cudaStream_t stream = nullptr;
+    Succeeds(cudaStreamCreate(&stream));
+    StreamExec exec(stream);
+    Cuda::Arrays arrays;
+    RowId* const rows = arrays.Up(std::vector<RowId>(keys.size()));
+    ASSERT_EQ(table->FindOrInsert(exec, arrays.Up(keys), keys.size(), tick, rows).message(), "");
+    gpu->Forget(stream);
+    Succeeds(cudaStreamDestroy(stream));
+    EXPECT_EQ(table->size(), tick * keys.size());
+  }
+}
+
+}  // namespace
+}  // namespace testing_table
+}  // namespace dynemb
