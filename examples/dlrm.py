@@ -198,7 +198,9 @@ def run(options: argparse.Namespace) -> dict[str, float] | None:
     comm = communicator.get()
     devices = tf.config.list_physical_devices("GPU")
     if devices:  # a rank's dense part runs on its own device
-        tf.config.set_visible_devices(devices[comm.local_rank % len(devices)], "GPU")
+        device = devices[comm.local_rank % len(devices)]
+        tf.config.set_visible_devices(device, "GPU")
+        tf.config.experimental.set_memory_growth(device, True)  # leaves room for the tables
     if options.batch_size % comm.size:
         raise ValueError(f"--batch-size {options.batch_size} is no multiple of {comm.size} ranks")
 

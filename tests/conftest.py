@@ -1,6 +1,20 @@
-"""How tests are divided among the processes of `pytest -n`."""
+"""How tests are divided among the processes of `pytest -n`; tests with tables of a device."""
 
 import pytest
+import simulated
+
+
+@pytest.fixture(autouse=True, scope="session")
+def small_device_tier():
+    """Tables of a simulated device are soon larger than what they may have of its memory."""
+    if not simulated.ON:
+        yield
+        return
+    from tf_dynemb import config
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "_HBM_GB", simulated.HBM_BYTES / 2**30)
+        yield
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -6,6 +6,7 @@ what is called here.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pathlib
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ except ImportError as error:  # pragma: no cover - needs an environment without 
         "tf_dynemb needs TensorFlow 2.21: install `tensorflow-cpu==2.21.*` (CPU only, small) or "
         "`tensorflow==2.21.*`."
     ) from error
+
+from tensorflow.python.eager import context
 
 from tf_dynemb._version import TENSORFLOW_VERSION
 
@@ -75,15 +78,44 @@ def library() -> Any:
 def lookup_sparse_grad(op: Any, grads: Sequence[Any]) -> Any:
     """Per-key sums of the gradients of a DynembLookupSparse operation (or its eager stand-in)."""
     parts = _SparseParts(op)
-    return library().dynemb_lookup_sparse_grad(
-        keys=parts.keys,
-        rows=parts.rows,
-        bags=parts.bags,
-        weights=parts.weights,
-        argmax=parts.argmax,
-        grads=parts.upstream(grads),
-        combiners=parts.combiners,
-    )
+    with beside(op):
+        return library().dynemb_lookup_sparse_grad(
+            keys=parts.keys,
+            rows=parts.rows,
+            bags=parts.bags,
+            weights=parts.weights,
+            argmax=parts.argmax,
+            grads=parts.upstream(grads),
+            combiners=parts.combiners,
+        )
+
+
+def on(device: str) -> Any:
+    """A context in which operators run on this device; nothing where there is but the CPU.
+
+    For those without a handle, which TensorFlow would run on a GPU if there is one, wherever the
+    table is that they work for; and for those whose gradient is such a one.
+    """
+    return tf.device(device) if device and context.num_gpus() else contextlib.nullcontext()
+
+
+def on_host() -> Any:
+    """A context for what operators read in the host's memory, also on a GPU: bags and hyper.
+
+    Made on the GPU it would have to be copied back, behind all of the GPU's work.
+    """
+    return on("/device:CPU:0")
+
+
+def one_each() -> Any:
+    """The `bags` of ids that are bags of their own."""
+    with on_host():
+        return tf.constant(1, tf.int64)
+
+
+def beside(op: Any) -> Any:
+    """`on` the device of an operation with a table (or its eager stand-in)."""
+    return on(op.device if isinstance(op, tf.Operation) else op.inputs[0].device)
 
 
 class _SparseParts:
@@ -131,15 +163,16 @@ def _dynemb_lookup_gradient(op: Any, grad: Any, _rows_grad: Any) -> list[Any]:
     if grad is not None:
         keys = tf.reshape(op.inputs[1], [-1])
         grad = tf.convert_to_tensor(grad)
-        unique_keys, sums, rows = library().dynemb_lookup_sparse_grad(
-            keys=[keys],
-            rows=[tf.reshape(op.outputs[1], [-1])],
-            bags=[tf.constant(1, tf.int64)],
-            weights=[tf.zeros([0], tf.float32)],
-            argmax=[tf.zeros([0, op.outputs[0].shape[-1]], tf.int32)],
-            grads=[tf.reshape(grad, [-1, op.outputs[0].shape[-1]])],
-            combiners=["sum"],
-        )
+        with beside(op):
+            unique_keys, sums, rows = library().dynemb_lookup_sparse_grad(
+                keys=[keys],
+                rows=[tf.reshape(op.outputs[1], [-1])],
+                bags=[one_each()],
+                weights=[tf.zeros([0], tf.float32)],
+                argmax=[tf.zeros([0, op.outputs[0].shape[-1]], tf.int32)],
+                grads=[tf.reshape(grad, [-1, op.outputs[0].shape[-1]])],
+                combiners=["sum"],
+            )
         handle_grad = row_gradient(unique_keys[0], sums[0], rows[0])
     return [handle_grad, None, None]
 

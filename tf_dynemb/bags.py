@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_dynemb import _ops
 from tf_dynemb.keys import as_keys, cast_keys
 
 
@@ -68,7 +69,7 @@ def single(keys: Any) -> Bags:
     """
     return Bags(
         keys,
-        tf.constant(1, tf.int64),
+        _ops.one_each(),
         no_weights(),
         tf.size(keys, out_type=tf.int64),
         keys.shape[0],
@@ -170,15 +171,15 @@ def _from_dense(ids: Any, weights: Any, key_type: Any, name: str) -> Bags:
             raise TypeError(f"sp_weights must be floating point, got {weights.dtype.name}.")
         weights = tf.reshape(tf.cast(weights, tf.float32), [-1])
     keys = tf.reshape(ids, [-1])
-    if ids.shape.rank == 1:
-        hotness = tf.constant(1, tf.int64)
-    else:
-        hotness = tf.shape(ids, out_type=tf.int64)[1]
+    shape = tf.shape(ids, out_type=tf.int64)  # in the host's memory wherever the ids are
+    with _ops.on_host():
+        hotness = _ops.one_each() if ids.shape.rank == 1 else shape[1]
+        num_bags = shape[0]
     return Bags(
         keys,
         hotness,
         no_weights() if weights is None else weights,
-        tf.shape(ids, out_type=tf.int64)[0],
+        num_bags,
         tf.compat.dimension_value(ids.shape[0]),
     )
 

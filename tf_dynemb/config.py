@@ -9,6 +9,7 @@ VAR_TYPES = ("hbm", "hybrid", "host")
 # Ours, and the HKV spelling that SOK scripts pass.
 EVICT_STRATEGIES = {"lru": "lru", "none": "none", "kLru": "lru"}
 EXCHANGE_DTYPES = ("float16", "bfloat16", "int8")
+_HBM_GB = 16  # max_hbm_for_vectors, unless it is given
 _NOT_YET = {
     "max_dram_for_vectors": "use max_capacity, in rows, to limit host memory",
     "file_path": "rows live in host memory only",
@@ -22,8 +23,9 @@ class TableOptions:
     """How one table is laid out and grows.
 
     Attributes:
-        var_type: "hybrid" (device memory, then host memory; with no GPU: host memory), "host", or
-            "hbm" (rows in GPU memory: an error in this build, which is for the CPU).
+        var_type: "hbm" (rows in GPU memory; without a GPU a ValueError), "hybrid" (the first
+            max_hbm_for_vectors of them there, and later those that are read often; the others in
+            host memory; without a GPU, or under `tf.device("CPU")`, as "host"), or "host".
         init_capacity: rows that room is made for at the start, their memory included; any positive
             integer.
         max_capacity: rows at most, then the strategy evicts; None: no limit.
@@ -40,8 +42,9 @@ class TableOptions:
             type unless it is "int8".
         filter_ratio: share of the ids of unknown keys that a lookup with
             `use_low_frequency_filter` lets in, in [0, 1].
-        max_hbm_for_vectors: GB of GPU memory for vectors. Accepted so that SOK scripts run; without
-            a GPU there is nothing that it could limit.
+        max_hbm_for_vectors: GB (2^30 bytes) of GPU memory that the rows of a "hybrid" table may
+            take, vectors and optimizer state; taken as it is needed. 0: all rows are in host
+            memory, and the index in the GPU's. None: 16. Not used by the others.
         max_dram_for_vectors: GB of host memory for vectors. Not in this build.
         file_path: folder of the file tier. Not in this build.
         ttl: lifetime of a row. Not in this build.
@@ -84,11 +87,6 @@ class TableOptions:
             raise ValueError(
                 f"var_type must be one of {', '.join(VAR_TYPES)}, got {self.var_type!r}."
             )
-        if self.var_type == "hbm":
-            raise ValueError(
-                "var_type='hbm' keeps rows in GPU memory, but this build runs on the CPU; use "
-                "'hybrid' or 'host'."
-            )
         for name, reason in _NOT_YET.items():
             if getattr(self, name) is not None:
                 raise NotImplementedError(
@@ -121,8 +119,16 @@ class TableOptions:
         if not _is_number(self.filter_ratio) or not 0 <= self.filter_ratio <= 1:
             raise ValueError(f"filter_ratio must be in [0, 1], got {self.filter_ratio!r}.")
         limit = self.max_hbm_for_vectors
-        if limit is not None and (not _is_number(limit) or not limit >= 0):
-            raise ValueError(f"max_hbm_for_vectors must be a number of GB >= 0, got {limit!r}.")
+        if limit is not None and (not _is_number(limit) or not 0 <= limit < 2**32):
+            raise ValueError(
+                f"max_hbm_for_vectors must be a number of GB in [0, 2^32), got {limit!r}."
+            )
+
+    @property
+    def max_hbm_bytes(self) -> int:
+        """`max_hbm_for_vectors` in bytes."""
+        limit = self.max_hbm_for_vectors
+        return int((_HBM_GB if limit is None else limit) * 2**30)
 
 
 def check_dimension(name: str, value: Any) -> int:

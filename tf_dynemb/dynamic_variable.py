@@ -19,6 +19,7 @@ from tf_dynemb import _ops, bags, communicator, exchange, initializers, spread_k
 from tf_dynemb.config import EVICT_STRATEGIES, TableOptions, check_dimension
 from tf_dynemb.exchange import BY_HASH, Spread, exchange_stats
 from tf_dynemb.keys import KEY_TYPES, as_keys
+from tf_dynemb.placement import Placement, place
 from tf_dynemb.snapshots import Snapshots
 from tf_dynemb.static_variable import check_mode, owner_of_mode
 
@@ -55,7 +56,8 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         initializer: of new vectors: a Keras initializer or its name, a number, a number as text, or
             a list with one of these for each column. Default: "uniform", as in
             `keras.layers.Embedding`.
-        var_type: where rows live; see `TableOptions`.
+        var_type: where rows live; see `TableOptions`. In GPU memory is on the GPU of the current
+            `tf.device`, else on the first that TensorFlow sees.
         name: of the variable. Default: "dynamic_variable_<n>".
         constraint: called by `OptimizerWrapper` with the vectors that a step has updated, a tensor
             [touched rows, dimension]; returns what to store.
@@ -109,7 +111,10 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         with tf.init_scope():
             if not tf.executing_eagerly():
                 raise RuntimeError("A DynamicVariable cannot be created in a TensorFlow 1 graph.")
+            placement = place(options.var_type)
             attributes = {
+                "tier": placement.tier,
+                "max_hbm_bytes": options.max_hbm_bytes if placement.tier == "hybrid" else 0,
                 "key_dtype": key_type,
                 "dtype": dtype,
                 "dim": dim,
@@ -122,7 +127,7 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
                 "initializers": list(initial.kinds),
                 "initializer_args": list(initial.args),
             }
-            handle = _make_table(f"dynemb/{number}/{name}", attributes)
+            handle = _make_table(placement, f"dynemb/{number}/{name}", attributes)
             shape = tensor_shape.TensorShape([None, dim])
             handle._handle_data = handle_data_util.create_handle_data(shape, dtype)
             # Not ResourceVariable.__init__, which would make a dense variable.
@@ -148,6 +153,7 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         self._mode = mode
         self._options = options
         self._attributes = attributes
+        self._placement = placement
         self._exchange_name = f"{name}#{number}"
         self.snapshots = Snapshots()
         # Held while a cut of the table is read: a table can be in one at a time.
@@ -206,6 +212,11 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         return self._options
 
     @property
+    def placement(self) -> Placement:
+        """The device that the table is on, and its tier."""
+        return self._placement
+
+    @property
     def trainable(self) -> bool:
         """Whether gradient tapes watch the variable; can be set."""
         return bool(self._trainable)
@@ -227,6 +238,9 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
     def stats(self) -> dict[str, int]:
         """What the table counts: rows, index slots, bytes, inserts, evictions and so on.
 
+        Of a table in GPU memory also the rows that are there (`device_rows`), how many lookups
+        found them there (`device_hits`), and rows moved there since they are read often
+        (`promotions`).
         Also how many keys and bytes this rank has sent to others for it.
         """
         with tf.init_scope():
@@ -272,9 +286,10 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
             values = self._lookup_spread(keys, insert, None if default_value is None else default)
         else:
             resource_variable_ops.variable_accessed(self)
-            values, _ = _ops.library().dynemb_lookup(
-                self.handle, keys, default, insert=bool(insert)
-            )
+            with _ops.on(self._placement.device):
+                values, _ = _ops.library().dynemb_lookup(
+                    self.handle, keys, default, insert=bool(insert)
+                )
         values.set_shape(keys.shape.concatenate([self._dim]))
         return values
 
@@ -434,7 +449,7 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         most = self._options.max_capacity or 2**32 - 2
         attributes = dict(self._attributes)
         attributes["init_capacity"] = min(max(rows, attributes["init_capacity"]), most)
-        handle = _make_table("", attributes)
+        handle = _make_table(self._placement, "", attributes)
         if state_spec is not None:
             name, widths, inits = state_spec
             _ops.library().dynemb_attach_state(
@@ -568,8 +583,8 @@ def table_stats(handle: Any) -> dict[str, int]:
     }
 
 
-def _make_table(shared_name: str, attributes: dict[str, Any]) -> Any:
-    with tf.device("CPU:0"):
+def _make_table(placement: Placement, shared_name: str, attributes: dict[str, Any]) -> Any:
+    with tf.device(placement.device):
         make = _ops.library().dynemb_table
         try:
             return make(container="", shared_name=shared_name, **attributes)

@@ -28,6 +28,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from tf_dynemb import _ops, communicator
 from tf_dynemb.bags import Bags
+from tf_dynemb.placement import by_placement
 
 # Owners of a table's keys that are not one rank: as the attribute of DynembRoute.
 BY_HASH = -1
@@ -225,20 +226,22 @@ def read_owned(
         vectors[0], rows[0] = library.dynemb_lookup(
             tables[0].variable.handle, keys[0], default_value, insert=False
         )
-    elif dynamic:
-        read, read_rows, _ = library.dynemb_lookup_sparse(
-            handles=[tables[t].variable.handle for t in dynamic],
-            keys=[keys[t] for t in dynamic],
-            bags=[tf.constant(1, tf.int64)] * len(dynamic),
-            weights=[tf.zeros([0], tf.float32)] * len(dynamic),
-            num_bags=[tf.size(keys[t], out_type=tf.int64) for t in dynamic],
-            dtypes=[tables[t].dtype for t in dynamic],
-            dims=[tables[t].dimension for t in dynamic],
-            combiners=["sum"] * len(dynamic),
-            insert=insert,
-        )
-        for t, of_table, its_rows in zip(dynamic, read, read_rows, strict=True):
-            vectors[t], rows[t] = of_table, its_rows
+    else:
+        for group in by_placement([tables[t].variable for t in dynamic]):
+            numbers = [dynamic[i] for i in group]
+            read, read_rows, _ = library.dynemb_lookup_sparse(
+                handles=[tables[t].variable.handle for t in numbers],
+                keys=[keys[t] for t in numbers],
+                bags=[_ops.one_each()] * len(numbers),
+                weights=[tf.zeros([0], tf.float32)] * len(numbers),
+                num_bags=[tf.size(keys[t], out_type=tf.int64) for t in numbers],
+                dtypes=[tables[t].dtype for t in numbers],
+                dims=[tables[t].dimension for t in numbers],
+                combiners=["sum"] * len(numbers),
+                insert=insert,
+            )
+            for t, of_table, its_rows in zip(numbers, read, read_rows, strict=True):
+                vectors[t], rows[t] = of_table, its_rows
     for t, table in enumerate(tables):
         if not table.is_dynamic:
             vectors[t] = resource_variable_ops.resource_gather(

@@ -16,6 +16,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from tf_dynemb import _ops, communicator
 from tf_dynemb.exchange import exchange_counts, send_rows
+from tf_dynemb.placement import CPU
 
 
 class _Pooled:
@@ -194,9 +195,10 @@ def _join_features(
         if len(its) == 1:
             parts = (keys[its[0]], sums[its[0]], rows[its[0]])
         else:
-            unique, total = _ops.library().dynemb_dedup_sum(
-                tf.concat([keys[i] for i in its], 0), tf.concat([sums[i] for i in its], 0)
-            )
+            with _ops.on(CPU):
+                unique, total = _ops.library().dynemb_dedup_sum(
+                    tf.concat([keys[i] for i in its], 0), tf.concat([sums[i] for i in its], 0)
+                )
             parts = (unique, total, tf.zeros([0], tf.uint32))
         for of_table, part in zip(of_tables, parts, strict=True):
             of_table.append(part)
@@ -212,20 +214,17 @@ def _sum_per_key(
         for of_table, its_keys in zip(rows, keys, strict=True)
     ]
     count = len(keys)
-    return tuple(
-        map(
-            list,
-            _ops.library().dynemb_lookup_sparse_grad(
-                keys=list(keys),
-                rows=rows,
-                bags=[tf.constant(1, tf.int64)] * count,
-                weights=[tf.zeros([0], tf.float32)] * count,
-                argmax=[tf.zeros([0, int(v.shape[1])], tf.int32) for v in values],
-                grads=list(values),
-                combiners=["sum"] * count,
-            ),
+    with _ops.on(CPU):  # where these are, and added up in their order
+        summed = _ops.library().dynemb_lookup_sparse_grad(
+            keys=list(keys),
+            rows=rows,
+            bags=[_ops.one_each()] * count,
+            weights=[tf.zeros([0], tf.float32)] * count,
+            argmax=[tf.zeros([0, int(v.shape[1])], tf.int32) for v in values],
+            grads=list(values),
+            combiners=["sum"] * count,
         )
-    )  # type: ignore[return-value]
+    return tuple(map(list, summed))  # type: ignore[return-value]
 
 
 def _weight_gradients(pooled: _Pooled, upstream: Sequence[Any], op: Any) -> list[Any]:

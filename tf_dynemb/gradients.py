@@ -66,7 +66,8 @@ def from_slices(table: DynamicVariable, grads: Sequence[Any]) -> TableGradient:
             f"[{keys.shape[0]}, {table.dimension}], got {sums.shape}."
         )
     if rows is None:
-        keys, sums = _ops.library().dynemb_dedup_sum(keys, sums)
+        with _ops.on(table.placement.device):
+            keys, sums = _ops.library().dynemb_dedup_sum(keys, sums)
         rows = tf.zeros([0], tf.uint32)
     return TableGradient(table, keys, sums, rows)
 

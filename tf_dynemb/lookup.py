@@ -13,6 +13,7 @@ from tf_dynemb import exchange_gradient as exchange_gradient  # registers it
 from tf_dynemb.admission import admit
 from tf_dynemb.bags import Bags
 from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.placement import by_placement
 from tf_dynemb.pool import pool
 from tf_dynemb.prefetch import Prefetched
 from tf_dynemb.unwrap import unwrap
@@ -31,8 +32,8 @@ def lookup_sparse(
 ) -> Any:
     """Looks up the ids of one or more features and pools the vectors of each sample.
 
-    All dynamic tables of a call are read by one operator. The gradient reaches the tables (an
-    IndexedSlices over unique keys) and the weights.
+    All dynamic tables of a call are read by one operator, or one for each device that some are on.
+    The gradient reaches the tables (an IndexedSlices over unique keys) and the weights.
 
     Example:
     >>> users = DynamicVariable(dimension=2, initializer="1")
@@ -132,24 +133,26 @@ def _lookup_dynamic(
     combiners: Sequence[str],
     insert: bool,
 ) -> list[Any]:
-    if not tables:
-        return []
+    outputs: list[Any] = [None] * len(tables)
     for table in tables:
         resource_variable_ops.variable_accessed(table)
-    outputs, _, _ = _ops.library().dynemb_lookup_sparse(
-        handles=[table.handle for table in tables],
-        keys=[feature.keys for feature in features],
-        bags=[feature.bags for feature in features],
-        weights=[feature.weights for feature in features],
-        num_bags=[feature.num_bags for feature in features],
-        dtypes=[table.dtype for table in tables],
-        dims=[table.dimension for table in tables],
-        combiners=list(combiners),
-        insert=insert,
-    )
-    for table, feature, output in zip(tables, features, outputs, strict=True):
-        output.set_shape([feature.static_num_bags, table.dimension])
-    return list(outputs)
+    for group in by_placement(tables):
+        with _ops.on(tables[group[0]].placement.device):
+            pooled, _, _ = _ops.library().dynemb_lookup_sparse(
+                handles=[tables[i].handle for i in group],
+                keys=[features[i].keys for i in group],
+                bags=[features[i].bags for i in group],
+                weights=[features[i].weights for i in group],
+                num_bags=[features[i].num_bags for i in group],
+                dtypes=[tables[i].dtype for i in group],
+                dims=[tables[i].dimension for i in group],
+                combiners=[combiners[i] for i in group],
+                insert=insert,
+            )
+        for i, output in zip(group, pooled, strict=True):
+            output.set_shape([features[i].static_num_bags, tables[i].dimension])
+            outputs[i] = output
+    return outputs
 
 
 def _lookup_prefetched(

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf_dynemb import _ops
 from tf_dynemb.dynamic_variable import DynamicVariable, StateSpec
 from tf_dynemb.gradients import TableGradient
+from tf_dynemb.placement import by_placement
 from tf_dynemb.rowwise_adagrad import RowwiseAdagrad
 
 
@@ -66,7 +67,7 @@ def update(
     weight_decay: float | None,
     step: Any,
 ) -> None:
-    """Applies one step to several tables in one operator call.
+    """Applies one step to several tables, in one operator call for those in one place.
 
     Args:
         form: of the optimizer.
@@ -83,16 +84,19 @@ def update(
         "weight_decay": weight_decay or 0.0,
         "iteration": step,
     }
-    hyper = tf.stack([tf.cast(numbers.get(name, 0.0), tf.float32) for name in _ops.HYPER])
-    _ops.library().dynemb_apply_gradients(
-        handles=[grad.table.handle for grad in grads],
-        keys=[grad.keys for grad in grads],
-        rows=[grad.rows for grad in grads],
-        grads=[grad.sums for grad in grads],
-        hyper=hyper,
-        optimizer=form.name,
-        flags=list(form.flags),
-    )
+    with _ops.on_host():
+        hyper = tf.stack([tf.cast(numbers.get(name, 0.0), tf.float32) for name in _ops.HYPER])
+    for group in by_placement([grad.table for grad in grads]):
+        in_place = [grads[i] for i in group]
+        _ops.library().dynemb_apply_gradients(
+            handles=[grad.table.handle for grad in in_place],
+            keys=[grad.keys for grad in in_place],
+            rows=[grad.rows for grad in in_place],
+            grads=[grad.sums for grad in in_place],
+            hyper=hyper,
+            optimizer=form.name,
+            flags=list(form.flags),
+        )
 
 
 def _flags(**flags: bool) -> tuple[str, ...]:

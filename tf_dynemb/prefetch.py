@@ -24,6 +24,7 @@ from tensorflow.python.ops import resource_variable_ops
 from tf_dynemb import _ops, communicator, exchange
 from tf_dynemb.bags import Bags
 from tf_dynemb.exchange import Request, Spread
+from tf_dynemb.placement import by_placement
 from tf_dynemb.unwrap import unwrap
 
 _Tensors = Tuple[tf.Tensor, ...]  # noqa: UP006
@@ -244,17 +245,18 @@ def _read_again(asked: Request, ahead: Prefetched, insert: bool) -> tuple[list[A
     values: list[Any] = [None] * count
     changed: list[Any] = [None] * count
     dynamic = [t for t in range(count) if tables[t].is_dynamic]
-    if dynamic:
+    for group in by_placement([tables[t].variable for t in dynamic]):
+        numbers = [dynamic[i] for i in group]
         its_rows, its_places, its_values, its_counts = _ops.library().dynemb_read_again(
-            handles=[tables[t].variable.handle for t in dynamic],
-            keys=[asked.keys[t] for t in dynamic],
-            rows_before=[ahead.rows[t] for t in dynamic],
-            served=tf.gather(asked.served, dynamic),
+            handles=[tables[t].variable.handle for t in numbers],
+            keys=[asked.keys[t] for t in numbers],
+            rows_before=[ahead.rows[t] for t in numbers],
+            served=tf.gather(asked.served, numbers),
             since=ahead.tick,
-            dtypes=[tables[t].dtype for t in dynamic],
+            dtypes=[tables[t].dtype for t in numbers],
             insert=insert,
         )
-        for i, t in enumerate(dynamic):
+        for i, t in enumerate(numbers):
             rows[t], places[t], values[t] = its_rows[i], its_places[i], its_values[i]
             changed[t] = its_counts[i]
     static = [t for t in range(count) if not tables[t].is_dynamic]

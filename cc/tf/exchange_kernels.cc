@@ -77,7 +77,7 @@ class RouteOp : public DynembOp {
       TF_RETURN_IF_ERROR(Output(ctx, 4 + static_cast<int>(i), keys.shape(), &ids.index));
       tasks[static_cast<size_t>(table_of_[i])].features.push_back(ids);
     }
-    PoolExec exec = MakeExec(ctx);
+    PoolExec exec = MakeHostExec(ctx);
     auto route = routes_.Take();
     DYNEMB_RETURN_IF_LIBRARY_ERROR(route->Prepare(exec, tasks, ranks_, rank_));
     int32_t* words;
@@ -199,7 +199,7 @@ class PackRowsOp : public DynembOp {
     }
     int32_t* words;
     TF_RETURN_IF_ERROR(OutputWords(ctx, layout, &words));
-    PoolExec exec = MakeExec(ctx);
+    PoolExec exec = MakeHostExec(ctx);
     Pack(exec, layout, rows, words);
     CountBytes(layout, counter_, counters_);
     return absl::OkStatus();
@@ -238,7 +238,7 @@ class UnpackRowsOp : public DynembOp {
       const auto n = static_cast<int64_t>(layout.num_rows(t));
       TF_RETURN_IF_ERROR(Output(ctx, static_cast<int>(t), {n, dims_[t]}, &rows[t]));
     }
-    PoolExec exec = MakeExec(ctx);
+    PoolExec exec = MakeHostExec(ctx);
     Unpack(exec, layout, Data<int32_t>(words), own, rows);
     return absl::OkStatus();
   }
@@ -265,7 +265,7 @@ class OwnersOp : public DynembOp {
     const tf::Tensor& keys = ctx->input(0);
     int32_t* ranks;
     TF_RETURN_IF_ERROR(Output(ctx, 0, keys.shape(), &ranks));
-    PoolExec exec = MakeExec(ctx);
+    PoolExec exec = MakeHostExec(ctx);
     const auto n = static_cast<size_t>(keys.NumElements());
     const auto fill = [&](const auto* bits) {
       exec.ParallelFor(n, kGrain, [&](size_t begin, size_t end) {

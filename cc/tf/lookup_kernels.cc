@@ -1,11 +1,11 @@
 // Kernels of lookup_ops.cc: unpack, call the library, pack.
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "cc/lookup/backward.h"
-#include "cc/lookup/pool.h"
+#include "cc/lookup/lookups.h"
 #include "cc/table/scratch.h"
 #include "cc/tf/sparse_op.h"
 #include "cc/tf/table_resource.h"
@@ -39,17 +39,17 @@ class LookupOp : public DynembOp {
     TF_RETURN_IF_ERROR(values_shape.AddDimWithStatus(dim));
     TF_RETURN_IF_ERROR(Output(ctx, 0, values_shape, &values));
     TF_RETURN_IF_ERROR(Output(ctx, 1, keys.shape(), &rows));
-    PoolExec exec = MakeExec(ctx);
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
     const auto n = static_cast<size_t>(keys.NumElements());
     if (insert_) {
       TableLock lock({&table}, TableLock::Mode::kExclusive);
       return ToAbsl(
-          table.LookupOrInsert(exec, keys.data(), n, ProcessClock().Next(), values, rows));
+          table.LookupOrInsert(*exec, keys.data(), n, ProcessClock().Next(), values, rows));
     }
     TableLock lock({&table}, TableLock::Mode::kShared);
-    table.Lookup(exec, keys.data(), n, ProcessClock().Next(),
+    table.Lookup(*exec, keys.data(), n, ProcessClock().Next(),
                  default_value.NumElements() != 0 ? default_value.data() : nullptr, values, rows);
-    return absl::OkStatus();
+    return ToAbsl(table.Error());
   }
 
  private:
@@ -69,19 +69,21 @@ class LookupSparseOp : public SparseOp {
  protected:
   absl::Status Run(tf::OpKernelContext* ctx) override {
     TF_RETURN_IF_ERROR(CheckInputs(ctx, 5));
-    PoolExec exec = MakeExec(ctx);
+    PoolExec host = MakeHostExec(ctx);
     auto bags = bags_.Take();
     bags->resize(n_);
-    std::vector<TableRef> refs(n_);
+    std::vector<TableRef> refs;
     std::vector<Table*> tables;
     std::vector<PoolTask> tasks(n_);
+    Lookups* lookups;
+    TF_RETURN_IF_ERROR(GetTables(ctx, 0, n_, &refs, &tables));
+    TF_RETURN_IF_ERROR(CommonLookups(refs, &lookups));
     for (int i = 0; i < n_; ++i) {
-      TF_RETURN_IF_ERROR(GetTable(ctx, ctx->input(i), &refs[i]));
-      tables.push_back(&refs[i]->table());
-      TF_RETURN_IF_ERROR(MakeTask(ctx, exec, i, tables.back(), &(*bags)[i], &tasks[i]));
+      TF_RETURN_IF_ERROR(MakeTask(ctx, host, i, tables[i], &(*bags)[i], &tasks[i]));
     }
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock(tables, insert_ ? TableLock::Mode::kExclusive : TableLock::Mode::kShared);
-    return ToAbsl(Pool(exec, tasks, ProcessClock().Next(), insert_));
+    return ToAbsl(lookups->Pool(*exec, tasks, ProcessClock().Next(), insert_));
   }
 
  private:
@@ -119,30 +121,25 @@ class LookupSparseGradOp : public SparseOp {
   using SparseOp::SparseOp;
 
  protected:
-  struct Scratch {
-    std::vector<Bags> bags;
-    Backward backward;
-  };
-
   absl::Status Run(tf::OpKernelContext* ctx) override {
     TF_RETURN_IF_ERROR(CheckInputs(ctx, 6));
-    PoolExec exec = MakeExec(ctx);
-    auto scratch = scratch_.Take();
-    scratch->bags.resize(n_);
+    PoolExec host = MakeHostExec(ctx);
+    auto bags = bags_.Take();
+    bags->resize(n_);
     std::vector<BackwardTask> tasks(n_);
     for (int i = 0; i < n_; ++i) {
-      TF_RETURN_IF_ERROR(MakeTask(ctx, exec, i, &scratch->bags[i], &tasks[i]));
+      TF_RETURN_IF_ERROR(MakeTask(ctx, host, i, &(*bags)[i], &tasks[i]));
     }
-    DYNEMB_RETURN_IF_LIBRARY_ERROR(scratch->backward.Prepare(exec, tasks.data(), tasks.size()));
-    std::vector<BackwardOutput> outputs(n_);
-    for (int i = 0; i < n_; ++i) {
-      const auto unique = static_cast<int64_t>(scratch->backward.num_unique(i));
-      TF_RETURN_IF_ERROR(Output(ctx, i, {unique}, &outputs[i].keys));
-      TF_RETURN_IF_ERROR(Output(ctx, n_ + i, {unique, tasks[i].dim}, &outputs[i].sums));
-      TF_RETURN_IF_ERROR(Output(ctx, 2 * n_ + i, {unique}, &outputs[i].rows));
-    }
-    scratch->backward.Write(exec, outputs.data());
-    return absl::OkStatus();
+    const auto allocate = [&](size_t task, int64_t unique, BackwardOutput* out) -> absl::Status {
+      const int i = static_cast<int>(task);
+      TF_RETURN_IF_ERROR(Output(ctx, i, {unique}, &out->keys));
+      TF_RETURN_IF_ERROR(Output(ctx, n_ + i, {unique, tasks[task].dim}, &out->sums));
+      return Output(ctx, 2 * n_ + i, {unique}, &out->rows);
+    };
+    Lookups* lookups;
+    TF_RETURN_IF_ERROR(LookupsOfDevice(ctx, &lookups));
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    return SumGradients(lookups, *exec, tasks, allocate);
   }
 
  private:
@@ -176,7 +173,7 @@ class LookupSparseGradOp : public SparseOp {
     return absl::OkStatus();
   }
 
-  ScratchPool<Scratch> scratch_;
+  ScratchPool<std::vector<Bags>> bags_;
 };
 
 class LookupSparseWeightGradOp : public SparseOp {
@@ -186,20 +183,21 @@ class LookupSparseWeightGradOp : public SparseOp {
  protected:
   absl::Status Run(tf::OpKernelContext* ctx) override {
     TF_RETURN_IF_ERROR(CheckInputs(ctx, 8));
-    PoolExec exec = MakeExec(ctx);
+    PoolExec host = MakeHostExec(ctx);
     auto bags = bags_.Take();
     bags->resize(n_);
-    std::vector<TableRef> refs(n_);
+    std::vector<TableRef> refs;
     std::vector<Table*> tables;
     std::vector<WeightGradientTask> tasks(n_);
+    Lookups* lookups;
+    TF_RETURN_IF_ERROR(GetTables(ctx, 0, n_, &refs, &tables));
+    TF_RETURN_IF_ERROR(CommonLookups(refs, &lookups));
     for (int i = 0; i < n_; ++i) {
-      TF_RETURN_IF_ERROR(GetTable(ctx, ctx->input(i), &refs[i]));
-      tables.push_back(&refs[i]->table());
-      TF_RETURN_IF_ERROR(MakeTask(ctx, exec, i, tables.back(), &(*bags)[i], &tasks[i]));
+      TF_RETURN_IF_ERROR(MakeTask(ctx, host, i, tables[i], &(*bags)[i], &tasks[i]));
     }
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock(tables, TableLock::Mode::kShared);
-    WeightGradient(exec, tasks);
-    return absl::OkStatus();
+    return ToAbsl(lookups->WeightGradient(*exec, tasks));
   }
 
  private:
@@ -251,7 +249,6 @@ class DedupSumOp : public DynembOp {
     const int64_t dim = values.dim_size(values.dims() - 1);
     TF_RETURN_IF_ERROR(CheckWidth(dim, "values"));
     TF_RETURN_IF_ERROR(CheckVectors(keys, values, dim, "values"));
-    PoolExec exec = MakeExec(ctx);
     const int64_t n = keys.NumElements();
     Bags bags;
     DYNEMB_RETURN_IF_LIBRARY_ERROR(bags.InitUniform(1, n, n));
@@ -262,18 +259,15 @@ class DedupSumOp : public DynembOp {
     task.dtype = ToDType(values.dtype());
     task.upstream = values.data();
     task.dim = dim;
-    auto backward = scratch_.Take();
-    DYNEMB_RETURN_IF_LIBRARY_ERROR(backward->Prepare(exec, &task, 1));
-    BackwardOutput out;
-    const auto unique = static_cast<int64_t>(backward->num_unique(0));
-    TF_RETURN_IF_ERROR(Output(ctx, 0, {unique}, &out.keys));
-    TF_RETURN_IF_ERROR(Output(ctx, 1, {unique, dim}, &out.sums));
-    backward->Write(exec, &out);
-    return absl::OkStatus();
+    const auto allocate = [&](size_t, int64_t unique, BackwardOutput* out) -> absl::Status {
+      TF_RETURN_IF_ERROR(Output(ctx, 0, {unique}, &out->keys));
+      return Output(ctx, 1, {unique, dim}, &out->sums);
+    };
+    Lookups* lookups;
+    TF_RETURN_IF_ERROR(LookupsOfDevice(ctx, &lookups));
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    return SumGradients(lookups, *exec, {task}, allocate);
   }
-
- private:
-  ScratchPool<Backward> scratch_;
 };
 
 #define REGISTER(name, kernel) \
@@ -284,6 +278,18 @@ REGISTER("DynembLookupSparseGrad", LookupSparseGradOp);
 REGISTER("DynembLookupSparseWeightGrad", LookupSparseWeightGradOp);
 REGISTER("DynembDedupSum", DedupSumOp);
 #undef REGISTER
+
+#define GPU(name) Name(name).Device(tensorflow::DEVICE_GPU)
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembLookup").HostMemory("handle"), LookupOp);
+DYNEMB_REGISTER_GPU_KERNEL(
+    GPU("DynembLookupSparse").HostMemory("handles").HostMemory("bags").HostMemory("num_bags"),
+    LookupSparseOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembLookupSparseGrad").HostMemory("bags"), LookupSparseGradOp);
+DYNEMB_REGISTER_GPU_KERNEL(
+    GPU("DynembLookupSparseWeightGrad").HostMemory("handles").HostMemory("bags"),
+    LookupSparseWeightGradOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembDedupSum"), DedupSumOp);
+#undef GPU
 
 }  // namespace
 }  // namespace dynemb

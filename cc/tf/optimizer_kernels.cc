@@ -1,10 +1,11 @@
 // The kernel of optimizer_ops.cc: unpack, call the library, pack.
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "cc/lookup/apply.h"
+#include "cc/lookup/lookups.h"
 #include "cc/tf/table_resource.h"
 
 namespace dynemb {
@@ -31,12 +32,13 @@ class ApplyGradientsOp : public DynembOp {
     Hyper hyper;
     memcpy(&hyper, hyper_tensor.data(), sizeof(hyper));
 
-    std::vector<TableRef> refs(n_);
+    std::vector<TableRef> refs;
     std::vector<Table*> tables;
     std::vector<ApplyTask> tasks(n_);
+    Lookups* lookups;
+    TF_RETURN_IF_ERROR(GetTables(ctx, 0, n_, &refs, &tables));
+    TF_RETURN_IF_ERROR(CommonLookups(refs, &lookups));
     for (int i = 0; i < n_; ++i) {
-      TF_RETURN_IF_ERROR(GetTable(ctx, ctx->input(i), &refs[i]));
-      tables.push_back(&refs[i]->table());
       const tf::Tensor& keys = ctx->input(n_ + i);
       const tf::Tensor& rows = ctx->input(2 * n_ + i);
       const tf::Tensor& grads = ctx->input(3 * n_ + i);
@@ -52,9 +54,11 @@ class ApplyGradientsOp : public DynembOp {
         tasks[i].rows = Data<RowId>(rows);
       }
     }
-    PoolExec exec = MakeExec(ctx);
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock(tables, TableLock::Mode::kExclusive);
-    return ToAbsl(Apply(exec, tasks, kind_, flags_, hyper, ProcessClock().Next()));
+    const Tick tick = ProcessClock().Next();
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(lookups->Apply(*exec, tasks, kind_, flags_, hyper, tick));
+    return Promote(*exec, tables, tick);
   }
 
  private:
@@ -65,6 +69,11 @@ class ApplyGradientsOp : public DynembOp {
 
 REGISTER_KERNEL_BUILDER(Name("DynembApplyGradients").Device(tensorflow::DEVICE_CPU),
                         ApplyGradientsOp);
+DYNEMB_REGISTER_GPU_KERNEL(Name("DynembApplyGradients")
+                               .Device(tensorflow::DEVICE_GPU)
+                               .HostMemory("handles")
+                               .HostMemory("hyper"),
+                           ApplyGradientsOp);
 
 }  // namespace
 }  // namespace dynemb

@@ -53,18 +53,17 @@ class ReadAgainOp : public DynembOp {
     TF_RETURN_IF_ERROR(CheckScalar(since, "since"));
     int64_t* counts;
     TF_RETURN_IF_ERROR(Output(ctx, 3 * n_, {n_, ranks}, &counts));
-    std::vector<TableRef> refs(n_);
+    std::vector<TableRef> refs;
     std::vector<Table*> tables;
+    TF_RETURN_IF_ERROR(GetTables(ctx, 0, n_, &refs, &tables));
     for (int i = 0; i < n_; ++i) {
-      TF_RETURN_IF_ERROR(GetTable(ctx, ctx->input(i), &refs[i]));
-      tables.push_back(&refs[i]->table());
-      TF_RETURN_IF_ERROR(Check(ctx, i, *tables.back(), Data<int64_t>(served) + i * ranks, ranks));
+      TF_RETURN_IF_ERROR(Check(ctx, i, *tables[i], Data<int64_t>(served) + i * ranks, ranks));
     }
-    PoolExec exec = MakeExec(ctx);
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock(tables, insert_ ? TableLock::Mode::kExclusive : TableLock::Mode::kShared);
     const Tick tick = ProcessClock().Next();
     for (int i = 0; i < n_; ++i) {
-      TF_RETURN_IF_ERROR(ReadTable(ctx, exec, i, tables[i], tick, since.scalar<int64_t>()(),
+      TF_RETURN_IF_ERROR(ReadTable(ctx, *exec, i, tables[i], tick, since.scalar<int64_t>()(),
                                    Data<int64_t>(served) + i * ranks, ranks, counts + i * ranks));
     }
     return absl::OkStatus();
@@ -99,9 +98,16 @@ class ReadAgainOp : public DynembOp {
     } else {
       table->Find(exec, keys.data(), n, tick, rows);
     }
-    const std::unique_ptr<bool[]> changed(new bool[n]);
-    table->Changed(exec, rows, Data<RowId>(ctx->input(2 * n_ + i)), n, since, tick, changed.get());
-    const ChangedKeys selected = Select(changed.get(), static_cast<const char*>(keys.data()),
+    tf::Tensor changed_tensor;
+    bool* changed;
+    TF_RETURN_IF_ERROR(Temporary(ctx, keys.NumElements(), &changed_tensor, &changed));
+    table->Changed(exec, rows, Data<RowId>(ctx->input(2 * n_ + i)), n, since, tick, changed);
+    // Which keys these are is found out by the host.
+    const std::unique_ptr<bool[]> host_changed(new bool[n]);
+    std::vector<char> host_keys(n * SizeOf(table->options().key_type));
+    TF_RETURN_IF_ERROR(CopyToHost(ctx, changed, n, host_changed.get()));
+    TF_RETURN_IF_ERROR(CopyToHost(ctx, keys.data(), host_keys.size(), host_keys.data()));
+    const ChangedKeys selected = Select(host_changed.get(), host_keys.data(),
                                         SizeOf(table->options().key_type), served, ranks, counts);
 
     const auto size = static_cast<int64_t>(selected.places.size());
@@ -110,9 +116,16 @@ class ReadAgainOp : public DynembOp {
     TF_RETURN_IF_ERROR(Output(ctx, n_ + i, {size, 1}, &places));
     TF_RETURN_IF_ERROR(Output(ctx, 2 * n_ + i, {size, table->options().dim}, &vectors));
     std::copy(selected.places.begin(), selected.places.end(), places);
-    std::vector<RowId> found(selected.places.size());
-    table->Lookup(exec, selected.keys.data(), found.size(), tick, nullptr, vectors, found.data());
-    return absl::OkStatus();
+    tf::Tensor found_tensor, keys_tensor;
+    RowId* found;
+    int8_t* selected_keys;
+    const auto key_bytes = static_cast<int64_t>(selected.keys.size());
+    TF_RETURN_IF_ERROR(Temporary(ctx, size, &found_tensor, &found));
+    TF_RETURN_IF_ERROR(Temporary(ctx, key_bytes, &keys_tensor, &selected_keys));
+    TF_RETURN_IF_ERROR(
+        CopyFromHost(ctx, selected.keys.data(), selected.keys.size(), selected_keys));
+    table->Lookup(exec, selected_keys, static_cast<size_t>(size), tick, nullptr, vectors, found);
+    return ToAbsl(table->Error());
   }
 
   int n_;
@@ -121,6 +134,14 @@ class ReadAgainOp : public DynembOp {
 };
 
 REGISTER_KERNEL_BUILDER(Name("DynembReadAgain").Device(tensorflow::DEVICE_CPU), ReadAgainOp);
+DYNEMB_REGISTER_GPU_KERNEL(Name("DynembReadAgain")
+                               .Device(tensorflow::DEVICE_GPU)
+                               .HostMemory("handles")
+                               .HostMemory("served")
+                               .HostMemory("since")
+                               .HostMemory("places")
+                               .HostMemory("counts"),
+                           ReadAgainOp);
 
 }  // namespace
 }  // namespace dynemb

@@ -80,7 +80,7 @@ class PoolRowsOp : public ReceivedOp {
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx) override {
-    PoolExec exec = MakeExec(ctx);
+    PoolExec exec = MakeHostExec(ctx);
     auto scratch = scratch_.Take();
     scratch->bags.resize(n_);
     const int num_tables = static_cast<int>(side_.num_tables());
@@ -147,7 +147,7 @@ class PoolRowsGradOp : public SparseOp {
   };
 
   absl::Status Run(tf::OpKernelContext* ctx) override {
-    PoolExec exec = MakeExec(ctx);
+    PoolExec exec = MakeHostExec(ctx);
     auto scratch = scratch_.Take();
     scratch->bags.resize(n_);
     scratch->sums.resize(dims_.size());
@@ -230,7 +230,7 @@ class PoolRowsWeightGradOp : public ReceivedOp {
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx) override {
-    PoolExec exec = MakeExec(ctx);
+    PoolExec exec = MakeHostExec(ctx);
     auto scratch = scratch_.Take();
     scratch->bags.resize(n_);
     const int came = 1 + static_cast<int>(side_.num_tables()) + 6 * n_;
@@ -310,7 +310,7 @@ class SumReceivedOp : public DynembOp {
     WireLayout layout;
     TF_RETURN_IF_ERROR(side_.MakeLayout(ctx->input(3 * n + 1), dims, &layout));
     TF_RETURN_IF_ERROR(CheckShape(words, {static_cast<int64_t>(layout.num_words())}, "words"));
-    PoolExec exec = MakeExec(ctx);
+    PoolExec exec = MakeHostExec(ctx);
     auto scratch = scratch_.Take();
     scratch->bags.resize(key_types_.size());
     std::vector<BackwardTask> tasks(key_types_.size());

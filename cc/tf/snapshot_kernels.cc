@@ -42,11 +42,12 @@ absl::Status CheckDistinct(std::vector<Table*> tables) {
   return absl::InvalidArgumentError("a table is named twice");
 }
 
-absl::Status GetTables(tf::OpKernelContext* ctx, int first, int n, std::vector<TableRef>* refs,
-                       std::vector<Table*>* tables) {
-  for (int i = first; i < first + n; ++i) {
+// Snapshots and adoptions are of tables in any places.
+absl::Status GetTablesOfAnyDevice(tf::OpKernelContext* ctx, int n, std::vector<TableRef>* refs,
+                                  std::vector<Table*>* tables) {
+  for (int i = 0; i < n; ++i) {
     TableRef ref;
-    TF_RETURN_IF_ERROR(GetTable(ctx, ctx->input(i), &ref));
+    TF_RETURN_IF_ERROR(GetTableOfAnyDevice(ctx, ctx->input(i), &ref));
     tables->push_back(&ref->table());
     refs->push_back(std::move(ref));
   }
@@ -83,7 +84,7 @@ class SnapshotOp : public DynembOp {
     const int n = ctx->num_inputs() - 1;
     std::vector<TableRef> refs;
     std::vector<Table*> tables;
-    TF_RETURN_IF_ERROR(GetTables(ctx, 0, n, &refs, &tables));
+    TF_RETURN_IF_ERROR(GetTablesOfAnyDevice(ctx, n, &refs, &tables));
     TF_RETURN_IF_ERROR(CheckShape(ctx->input(n), tf::TensorShape({n}), "since"));
     const auto* given = Data<int64_t>(ctx->input(n));
     std::vector<Tick> since;
@@ -94,7 +95,7 @@ class SnapshotOp : public DynembOp {
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, tf::TensorShape({}), &handle));
     TF_RETURN_IF_ERROR(Output(ctx, 1, {}, &watermark));
     TF_RETURN_IF_ERROR(Output(ctx, 2, {}, &utc_ns));
-    PoolExec exec = MakeExec(ctx);
+    PoolExec exec = MakeHostExec(ctx);
     std::unique_ptr<Snapshot> snapshot;
     DYNEMB_RETURN_IF_LIBRARY_ERROR(
         Snapshot::Begin(exec, tables, since, with_deleted_, &ProcessClock(), &snapshot));
@@ -197,8 +198,7 @@ class SnapshotNextOp : public OneSnapshotOp {
     TF_RETURN_IF_ERROR(Output(ctx, 5, {n}, &accesses));
     *table = n == 0 ? -1 : static_cast<int64_t>(piece.table);
     SerialExec exec;  // it runs beside training, which the other threads are left to
-    s->Read(exec, &piece, keys, vectors, state, updates, accesses);
-    return absl::OkStatus();
+    return ToAbsl(s->Read(exec, &piece, keys, vectors, state, updates, accesses));
   }
 };
 
@@ -235,7 +235,7 @@ class LoadRowsOp : public DynembOp {
     int64_t base, tick;
     TF_RETURN_IF_ERROR(TickInput(ctx, 6, "base", 0, &base));
     TF_RETURN_IF_ERROR(TickInput(ctx, 7, "tick", -1, &tick));
-    PoolExec exec = MakeExec(ctx);
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     const bool has_state = state.NumElements() != 0;
     if (has_state) {
@@ -256,7 +256,7 @@ class LoadRowsOp : public DynembOp {
       rows.updates = rows.accesses = now.data();
       rows.base = static_cast<Tick>(tick) - 1;
     }
-    return ToAbsl(table.LoadRows(exec, rows, static_cast<Tick>(tick)));
+    return ToAbsl(table.LoadRows(*exec, rows, static_cast<Tick>(tick)));
   }
 };
 
@@ -269,7 +269,7 @@ class AdoptOp : public DynembOp {
     const int n = (ctx->num_inputs() - 2) / 2;
     std::vector<TableRef> refs;
     std::vector<Table*> tables;
-    TF_RETURN_IF_ERROR(GetTables(ctx, 0, 2 * n, &refs, &tables));
+    TF_RETURN_IF_ERROR(GetTablesOfAnyDevice(ctx, 2 * n, &refs, &tables));
     int64_t tick, utc_ns;
     TF_RETURN_IF_ERROR(TickInput(ctx, 2 * n, "tick", 0, &tick));
     TF_RETURN_IF_ERROR(Int64(ctx, 2 * n + 1, "utc_ns", 0, &utc_ns));
@@ -278,14 +278,16 @@ class AdoptOp : public DynembOp {
       const TableOptions& a = tables[t]->options();
       const TableOptions& b = tables[n + t]->options();
       if (a.dim != b.dim || a.dtype != b.dtype || a.key_type != b.key_type ||
-          a.max_capacity != b.max_capacity) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "table '", a.name, "' and its other differ in dim, dtype, key_type or max_capacity"));
+          a.max_capacity != b.max_capacity || &refs[t]->lookups() != &refs[n + t]->lookups()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("table '", a.name,
+                         "' and its other differ in dim, dtype, key_type, max_capacity or place"));
       }
     }
     TableLock lock(tables, TableLock::Mode::kExclusive);
     ProcessClock().Advance(static_cast<Tick>(tick), utc_ns);
     for (int t = 0; t < n; ++t) tables[t]->Adopt(tables[n + t], static_cast<Tick>(tick));
+    for (const Table* table : tables) DYNEMB_RETURN_IF_LIBRARY_ERROR(table->Error());
     return absl::OkStatus();
   }
 };
@@ -329,7 +331,7 @@ class Crc32cOp : public DynembOp {
     TF_RETURN_IF_ERROR(CheckScalar(ctx->input(1), "initial"));
     TF_RETURN_IF_ERROR(Int64(ctx, 2, "room", 0, &room));
     TF_RETURN_IF_ERROR(Int64(ctx, 3, "block_bytes", 1, &block));
-    PoolExec exec = MakeExec(ctx);
+    PoolExec exec = MakeHostExec(ctx);
     const std::vector<uint32_t> sums = Crc32cBlocks(
         exec, data.data(), static_cast<size_t>(data.NumElements()),
         ctx->input(1).scalar<uint32_t>()(), static_cast<size_t>(room), static_cast<size_t>(block));
@@ -374,6 +376,18 @@ REGISTER("DynembTickBefore", TickBeforeOp);
 REGISTER("DynembCrc32c", Crc32cOp);
 REGISTER("DynembBuildKeyIndex", BuildKeyIndexOp);
 #undef REGISTER
+
+DYNEMB_REGISTER_GPU_KERNEL(Name("DynembLoadRows")
+                               .Device(tensorflow::DEVICE_GPU)
+                               .HostMemory("handle")
+                               .HostMemory("keys")
+                               .HostMemory("vectors")
+                               .HostMemory("state")
+                               .HostMemory("updates")
+                               .HostMemory("accesses")
+                               .HostMemory("base")
+                               .HostMemory("tick"),
+                           LoadRowsOp);
 
 }  // namespace
 }  // namespace dynemb

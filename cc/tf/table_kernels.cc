@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "cc/lookup/backward.h"
+#include "cc/lookup/lookups.h"
 #include "cc/tf/table_resource.h"
 
 namespace dynemb {
@@ -34,8 +34,8 @@ absl::Status ReadInitializer(tf::OpKernelConstruction* ctx, std::vector<ColumnIn
 
 absl::Status ReadOptions(tf::OpKernelConstruction* ctx, TableOptions* o) {
   tf::DataType key_dtype, dtype;
-  std::string strategy;
-  int64_t seed;
+  std::string strategy, tier;
+  int64_t seed, max_hbm_bytes;
   float max_load_factor;
   TF_RETURN_IF_ERROR(ctx->GetAttr("key_dtype", &key_dtype));
   TF_RETURN_IF_ERROR(ctx->GetAttr("dtype", &dtype));
@@ -44,9 +44,17 @@ absl::Status ReadOptions(tf::OpKernelConstruction* ctx, TableOptions* o) {
   TF_RETURN_IF_ERROR(ctx->GetAttr("max_capacity", &o->max_capacity));
   TF_RETURN_IF_ERROR(ctx->GetAttr("max_load_factor", &max_load_factor));
   TF_RETURN_IF_ERROR(ctx->GetAttr("evict_strategy", &strategy));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("tier", &tier));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("max_hbm_bytes", &max_hbm_bytes));
   TF_RETURN_IF_ERROR(ctx->GetAttr("seed", &seed));
   TF_RETURN_IF_ERROR(ctx->GetAttr("stochastic_rounding", &o->stochastic_rounding));
   TF_RETURN_IF_ERROR(ReadInitializer(ctx, &o->initializer));
+  if (max_hbm_bytes < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_hbm_bytes=", max_hbm_bytes, ": must not be negative"));
+  }
+  o->tier = tier == "hbm" ? Tier::kHbm : tier == "hybrid" ? Tier::kHybrid : Tier::kHost;
+  o->max_hbm_bytes = static_cast<uint64_t>(max_hbm_bytes);
   o->key_type = ToKeyType(key_dtype);
   o->dtype = ToDType(dtype);
   o->seed = static_cast<uint64_t>(seed);
@@ -70,10 +78,10 @@ class TableOp : public DynembOp {
     tf::Tensor* handle = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, tf::TensorShape({}), &handle));
     const auto make = [this, ctx](TableResource** resource) -> absl::Status {
-      PoolExec exec = MakeExec(ctx);
       std::unique_ptr<Table> table;
-      DYNEMB_RETURN_IF_LIBRARY_ERROR(Table::Create(options_, &table, &exec));
-      *resource = new TableResource(std::move(table));
+      Lookups* lookups;
+      TF_RETURN_IF_ERROR(MakeTable(ctx, options_, &table, &lookups));
+      *resource = new TableResource(std::move(table), lookups);
       return absl::OkStatus();
     };
     if (shared_name_.empty()) {
@@ -91,9 +99,9 @@ class TableOp : public DynembOp {
     const TableRef held(resource);
     const TableOptions& have = held->table().options();
     if (have.dim != options_.dim || have.dtype != options_.dtype ||
-        have.key_type != options_.key_type) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("table '", shared_name_, "' exists with another dim, dtype or key_dtype"));
+        have.key_type != options_.key_type || have.tier != options_.tier) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "table '", shared_name_, "' exists with another dim, dtype, key_dtype or tier"));
     }
     handle->scalar<tf::ResourceHandle>()() =
         tf::MakeResourceHandle<TableResource>(ctx, container, shared_name_);
@@ -114,8 +122,10 @@ class OneTableOp : public DynembOp {
   absl::Status Run(tf::OpKernelContext* ctx) final {
     TableRef ref;
     TF_RETURN_IF_ERROR(GetTable(ctx, ctx->input(0), &ref));
-    return Run(ctx, ref->table());
+    TF_RETURN_IF_ERROR(Run(ctx, ref->table()));
+    return ToAbsl(ref->table().Error());
   }
+  // The table's Error is asked for afterwards.
   virtual absl::Status Run(tf::OpKernelContext* ctx, Table& table) = 0;
 };
 
@@ -129,9 +139,9 @@ class AttachStateOp : public OneTableOp {
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
-    PoolExec exec = MakeExec(ctx);
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kExclusive);
-    return ToAbsl(table.AttachState(exec, spec_));
+    return ToAbsl(table.AttachState(*exec, spec_));
   }
 
  private:
@@ -149,24 +159,27 @@ class UpsertOp : public OneTableOp {
     TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
     TF_RETURN_IF_ERROR(CheckDType(table, values.dtype(), "values"));
     TF_RETURN_IF_ERROR(CheckVectors(keys, values, table.options().dim, "values"));
-    PoolExec exec = MakeExec(ctx);
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kExclusive);
-    return ToAbsl(table.Upsert(exec, keys.data(), static_cast<size_t>(keys.NumElements()),
+    return ToAbsl(table.Upsert(*exec, keys.data(), static_cast<size_t>(keys.NumElements()),
                                values.data(), ProcessClock().Next()));
   }
 };
 
-class AccumulateOp : public OneTableOp {
+class AccumulateOp : public DynembOp {
  public:
-  using OneTableOp::OneTableOp;
+  using DynembOp::DynembOp;
 
  protected:
-  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    TableRef ref;
+    TF_RETURN_IF_ERROR(GetTable(ctx, ctx->input(0), &ref));
+    Table& table = ref->table();
+    const int64_t dim = table.options().dim;
     const tf::Tensor& keys = ctx->input(1);
     const tf::Tensor& deltas = ctx->input(2);
     TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
-    TF_RETURN_IF_ERROR(CheckVectors(keys, deltas, table.options().dim, "deltas"));
-    PoolExec exec = MakeExec(ctx);
+    TF_RETURN_IF_ERROR(CheckVectors(keys, deltas, dim, "deltas"));
 
     const int64_t n = keys.NumElements();
     Bags bags;
@@ -177,20 +190,23 @@ class AccumulateOp : public OneTableOp {
     sum.bags = &bags;
     sum.dtype = ToDType(deltas.dtype());
     sum.upstream = deltas.data();
-    sum.dim = table.options().dim;
-    Backward backward;
-    DYNEMB_RETURN_IF_LIBRARY_ERROR(backward.Prepare(exec, &sum, 1));
-    const size_t unique = backward.num_unique(0);
-    std::vector<char> unique_keys(unique * SizeOf(sum.key_type));
-    std::vector<float> sums(unique * static_cast<size_t>(sum.dim));
-    BackwardOutput out;
-    out.keys = unique_keys.data();
-    out.sums = sums.data();
-    backward.Write(exec, &out);
-
+    sum.dim = dim;
+    tf::Tensor unique_keys, unique_sums;
+    size_t unique = 0;
+    float* sums = nullptr;
+    const auto allocate = [&](size_t, int64_t num_unique, BackwardOutput* out) -> absl::Status {
+      unique = static_cast<size_t>(num_unique);
+      TF_RETURN_IF_ERROR(
+          ctx->allocate_temp(keys.dtype(), tf::TensorShape({num_unique}), &unique_keys));
+      TF_RETURN_IF_ERROR(Temporary(ctx, num_unique * dim, &unique_sums, &sums));
+      out->keys = unique_keys.data();
+      out->sums = sums;
+      return absl::OkStatus();
+    };
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    TF_RETURN_IF_ERROR(SumGradients(&ref->lookups(), *exec, {sum}, allocate));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
-    return ToAbsl(
-        table.Accumulate(exec, unique_keys.data(), unique, sums.data(), ProcessClock().Next()));
+    return ToAbsl(table.Accumulate(*exec, unique_keys.data(), unique, sums, ProcessClock().Next()));
   }
 };
 
@@ -204,7 +220,7 @@ class ReadRowsOp : public OneTableOp {
     TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
     const int64_t n = keys.NumElements();
     TF_RETURN_IF_ERROR(CheckShape(keys, tf::TensorShape({n}), "keys"));
-    PoolExec exec = MakeExec(ctx);
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kShared);
     float* values;
     float* state;
@@ -212,7 +228,7 @@ class ReadRowsOp : public OneTableOp {
     TF_RETURN_IF_ERROR(Output(ctx, 0, {n, table.options().dim}, &values));
     TF_RETURN_IF_ERROR(Output(ctx, 1, {n, table.layout().state_width}, &state));
     TF_RETURN_IF_ERROR(Output(ctx, 2, {n}, &found));
-    table.ReadRows(exec, keys.data(), static_cast<size_t>(n), values, state, found);
+    table.ReadRows(*exec, keys.data(), static_cast<size_t>(n), values, state, found);
     return absl::OkStatus();
   }
 };
@@ -230,12 +246,14 @@ class WriteRowsOp : public OneTableOp {
     TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
     TF_RETURN_IF_ERROR(CheckShape(keys, tf::TensorShape({n}), "keys"));
     TF_RETURN_IF_ERROR(CheckVectors(keys, ctx->input(2), table.options().dim, "values"));
-    PoolExec exec = MakeExec(ctx);
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     TF_RETURN_IF_ERROR(CheckShape(ctx->input(3), {n, table.layout().state_width}, "state"));
-    return ToAbsl(table.WriteRows(exec, keys.data(), static_cast<size_t>(n),
-                                  Data<float>(ctx->input(2)), Data<float>(ctx->input(3)), insert_,
-                                  ProcessClock().Next()));
+    const Tick tick = ProcessClock().Next();
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(table.WriteRows(*exec, keys.data(), static_cast<size_t>(n),
+                                                   Data<float>(ctx->input(2)),
+                                                   Data<float>(ctx->input(3)), insert_, tick));
+    return Promote(*exec, {&table}, tick);  // what optimizers that are none of ours end a step with
   }
 
  private:
@@ -254,10 +272,10 @@ class EraseOp : public OneTableOp {
     TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
     int64_t* erased;
     TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &erased));
-    PoolExec exec = MakeExec(ctx);
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     *erased = static_cast<int64_t>(table.Erase(
-        exec, keys.data(), static_cast<size_t>(keys.NumElements()), ProcessClock().Next(), wipe_));
+        *exec, keys.data(), static_cast<size_t>(keys.NumElements()), ProcessClock().Next(), wipe_));
     return absl::OkStatus();
   }
 
@@ -275,9 +293,9 @@ class ContainsOp : public OneTableOp {
     TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
     bool* found;
     TF_RETURN_IF_ERROR(Output(ctx, 0, keys.shape(), &found));
-    PoolExec exec = MakeExec(ctx);
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kShared);
-    table.Contains(exec, keys.data(), static_cast<size_t>(keys.NumElements()), found);
+    table.Contains(*exec, keys.data(), static_cast<size_t>(keys.NumElements()), found);
     return absl::OkStatus();
   }
 };
@@ -293,13 +311,15 @@ class InsertAndEvictOp : public OneTableOp {
     const tf::Tensor& keys = ctx->input(1);
     TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
     TF_RETURN_IF_ERROR(CheckDType(table, dtype_, "evicted_values"));
-    const auto n = static_cast<size_t>(keys.NumElements());
-    std::vector<RowId> rows(n);
-    PoolExec exec = MakeExec(ctx);
+    const int64_t n = keys.NumElements();
+    tf::Tensor rows_tensor;
+    RowId* rows;
+    TF_RETURN_IF_ERROR(Temporary(ctx, n, &rows_tensor, &rows));
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     EvictedRows evicted(table.layout());
-    DYNEMB_RETURN_IF_LIBRARY_ERROR(
-        table.InsertAndEvict(exec, keys.data(), n, ProcessClock().Next(), rows.data(), &evicted));
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(table.InsertAndEvict(*exec, keys.data(), static_cast<size_t>(n),
+                                                        ProcessClock().Next(), rows, &evicted));
     const auto size = static_cast<int64_t>(evicted.size());
     void* evicted_keys;
     char* values;
@@ -337,9 +357,9 @@ class ClearOp : public OneTableOp {
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
-    PoolExec exec = MakeExec(ctx);
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kExclusive);
-    return ToAbsl(table.Clear(exec, ProcessClock().Next()));
+    return ToAbsl(table.Clear(*exec, ProcessClock().Next()));
   }
 };
 
@@ -366,10 +386,10 @@ class ExportOp : public OneTableOp {
     }
     TF_RETURN_IF_ERROR(CheckDType(table, dtype_, "dtype"));
 
-    PoolExec exec = MakeExec(ctx);
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kShared);
     const ExportPlan plan =
-        table.PlanExport(exec, static_cast<uint64_t>(cursor), static_cast<uint64_t>(limit),
+        table.PlanExport(*exec, static_cast<uint64_t>(cursor), static_cast<uint64_t>(limit),
                          since < 0 ? 0 : static_cast<Tick>(since));
     const auto n = static_cast<int64_t>(plan.rows.size());
     void *keys, *values;
@@ -380,7 +400,7 @@ class ExportOp : public OneTableOp {
     TF_RETURN_IF_ERROR(Output(ctx, 2, {n, table.layout().state_width}, &state));
     TF_RETURN_IF_ERROR(Output(ctx, 3, {n}, &updates));
     TF_RETURN_IF_ERROR(Output(ctx, 4, {}, &next));
-    table.Export(exec, plan, keys, values, state, updates);
+    table.Export(*exec, plan, keys, values, state, updates);
     *next = plan.next_cursor;
     return absl::OkStatus();
   }
@@ -407,6 +427,7 @@ class StatsOp : public OneTableOp {
         {"row_bytes", s.row_bytes},
         {"metadata_bytes", s.metadata_bytes},
         {"hits", s.hits},
+        {"device_hits", s.device_hits},
         {"misses", s.misses},
         {"inserts", s.inserts},
         {"evictions", s.evictions},
@@ -414,6 +435,8 @@ class StatsOp : public OneTableOp {
         {"refused", s.refused},
         {"dropped_gradients", s.dropped_gradients},
         {"nonfinite_gradients", s.nonfinite_gradients},
+        {"device_rows", s.device_rows},
+        {"promotions", s.promotions},
     };
     const auto n = static_cast<int64_t>(std::size(entries));
     tf::tstring* names;
@@ -444,6 +467,34 @@ REGISTER("DynembClear", ClearOp);
 REGISTER("DynembExport", ExportOp);
 REGISTER("DynembStats", StatsOp);
 #undef REGISTER
+
+// On a GPU handles are in the host's memory, and so is what calls on tables deliver there.
+#define GPU(name) Name(name).Device(tensorflow::DEVICE_GPU).HostMemory("handle")
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembTable"), TableOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembAttachState"), AttachStateOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembUpsert"), UpsertOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembAccumulate"), AccumulateOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembReadRows"), ReadRowsOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembWriteRows"), WriteRowsOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembErase").HostMemory("erased"), EraseOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembContains"), ContainsOp);
+DYNEMB_REGISTER_GPU_KERNEL(
+    GPU("DynembInsertAndEvict").HostMemory("evicted_keys").HostMemory("evicted_values"),
+    InsertAndEvictOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembSize").HostMemory("size"), SizeOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembClear"), ClearOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembExport")
+                               .HostMemory("cursor")
+                               .HostMemory("limit")
+                               .HostMemory("since")
+                               .HostMemory("keys")
+                               .HostMemory("values")
+                               .HostMemory("state")
+                               .HostMemory("updates")
+                               .HostMemory("next_cursor"),
+                           ExportOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembStats").HostMemory("names").HostMemory("values"), StatsOp);
+#undef GPU
 
 }  // namespace
 }  // namespace dynemb

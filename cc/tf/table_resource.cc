@@ -9,7 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cc/tf/output_allocator.h"
-#include "tensorflow/core/lib/core/threadpool.h"
+#include "tensorflow/core/common_runtime/device.h"
+#include "tensorflow/core/common_runtime/device_mgr.h"
+#include "tensorflow/core/framework/function.h"
 
 namespace dynemb {
 
@@ -76,17 +78,80 @@ void DynembOp::Compute(tf::OpKernelContext* ctx) {
   }
 }
 
-PoolExec MakeExec(tf::OpKernelContext* ctx) {
-  const auto* workers = ctx->device()->tensorflow_cpu_worker_threads();
-  const auto helpers = static_cast<size_t>(std::max(0, workers->num_threads - 1));
-  return PoolExec(
-      [pool = workers->workers](std::function<void()> fn) { pool->Schedule(std::move(fn)); },
-      helpers);
-}
-
 absl::Status GetTable(tf::OpKernelContext* ctx, const tf::Tensor& handle, TableRef* table) {
   TF_RETURN_IF_ERROR(CheckScalar(handle, "handle"));
   return tf::LookupResource(ctx, handle.scalar<tf::ResourceHandle>()(), table);
+}
+
+absl::Status GetTableOfAnyDevice(tf::OpKernelContext* ctx, const tf::Tensor& handle,
+                                 TableRef* table) {
+  TF_RETURN_IF_ERROR(CheckScalar(handle, "handle"));
+  const auto& resource = handle.scalar<tf::ResourceHandle>()();
+  if (resource.device() == ctx->device()->attributes().name()) {
+    return tf::LookupResource(ctx, resource, table);
+  }
+  TF_RETURN_IF_ERROR(resource.ValidateType<TableResource>());
+  TableResource* found = nullptr;
+  if (resource.IsRefCounting()) {
+    TF_ASSIGN_OR_RETURN(found, resource.GetResource<TableResource>());
+    found->Ref();
+  } else {
+    // Each device has resources of its own.
+    tf::Device* device = nullptr;
+    TF_RETURN_IF_ERROR(
+        ctx->function_library()->device_mgr()->LookupDevice(resource.device(), &device));
+    TF_RETURN_IF_ERROR(
+        device->resource_manager()->Lookup(resource.container(), resource.name(), &found));
+  }
+  table->reset(found);
+  return absl::OkStatus();
+}
+
+absl::Status GetTables(tf::OpKernelContext* ctx, int first, int n, std::vector<TableRef>* refs,
+                       std::vector<Table*>* tables) {
+  for (int i = first; i < first + n; ++i) {
+    TableRef ref;
+    TF_RETURN_IF_ERROR(GetTable(ctx, ctx->input(i), &ref));
+    tables->push_back(&ref->table());
+    refs->push_back(std::move(ref));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CommonLookups(const std::vector<TableRef>& tables, Lookups** lookups) {
+  *lookups = &tables.front()->lookups();
+  for (const TableRef& other : tables) {
+    if (&other->lookups() == *lookups) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "table '", tables.front()->table().options().name, "' and table '",
+        other->table().options().name, "' of one call are in the memories of different devices"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SumGradients(Lookups* lookups, Exec& exec, const std::vector<BackwardTask>& tasks,
+                          const std::function<absl::Status(size_t task, int64_t unique,
+                                                           BackwardOutput* output)>& allocate) {
+  absl::Status allocated;
+  const Status status = lookups->SumGradients(
+      exec, tasks, [&](size_t task, size_t num_unique, BackwardOutput* output) {
+        allocated = allocate(task, static_cast<int64_t>(num_unique), output);
+        return allocated.ok() ? Status()
+                              : Status(Code::kInternal, std::string(allocated.message()));
+      });
+  return allocated.ok() ? ToAbsl(status) : allocated;
+}
+
+absl::Status Promote(Exec& exec, std::vector<Table*> tables, Tick tick) {
+  std::sort(tables.begin(), tables.end(), std::less<Table*>());
+  tables.erase(std::unique(tables.begin(), tables.end()), tables.end());
+  for (Table* table : tables) {
+    if (!table->PromotionIsDue()) continue;
+    const Status status = table->Promote(exec, tick);
+    // Without memory for it rows stay where they are: the batch has done what it had to.
+    if (status.code() != Code::kResourceExhausted) DYNEMB_RETURN_IF_LIBRARY_ERROR(status);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckKeys(const Table& table, const tf::Tensor& keys, const char* name) {
@@ -140,7 +205,7 @@ absl::Status AllocateOutput(tf::OpKernelContext* ctx, int index, const tf::Tenso
                             void** data) {
   const tf::DataType dtype = ctx->expected_output_dtype(index);
   const auto elements = static_cast<size_t>(shape.num_elements());
-  if (!tf::DataTypeCanUseMemcpy(dtype) ||
+  if (OnGpu(ctx) || !tf::DataTypeCanUseMemcpy(dtype) ||
       elements < OutputAllocator::kSmallest / static_cast<size_t>(tf::DataTypeSize(dtype))) {
     tf::Tensor* tensor = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(index, shape, &tensor));

@@ -2,30 +2,34 @@
 #ifndef DYNEMB_TF_TABLE_RESOURCE_H_
 #define DYNEMB_TF_TABLE_RESOURCE_H_
 
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "cc/lookup/lookups.h"
 #include "cc/table/clock.h"
-#include "cc/table/exec.h"
 #include "cc/table/table.h"
+#include "cc/tf/place.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 
 namespace dynemb {
 
-namespace tf = tensorflow;
-
 class TableResource : public tf::ResourceBase {
  public:
-  explicit TableResource(std::unique_ptr<Table> table) : table_(std::move(table)) {}
+  TableResource(std::unique_ptr<Table> table, Lookups* lookups)
+      : table_(std::move(table)), lookups_(lookups) {}
   Table& table() { return *table_; }
+  // The calls over tables of this one's place.
+  Lookups& lookups() { return *lookups_; }
   std::string DebugString() const override;
   int64_t MemoryUsed() const override;
 
  private:
   std::unique_ptr<Table> table_;
+  Lookups* const lookups_;
 };
 
 // The clock that numbers the batches of this process. Take a tick while holding the locks of its
@@ -54,13 +58,29 @@ class DynembOp : public tf::OpKernel {
   virtual absl::Status Run(tf::OpKernelContext* ctx) = 0;
 };
 
-// TensorFlow's intra-op threads as an Exec.
-PoolExec MakeExec(tf::OpKernelContext* ctx);
-
 using TableRef = tf::core::RefCountPtr<TableResource>;
 
-// The table of the scalar resource `handle`.
+// The table of the scalar resource `handle`, which must be of the operator's device.
 absl::Status GetTable(tf::OpKernelContext* ctx, const tf::Tensor& handle, TableRef* table);
+// The same for a table of any device: for operators whose arrays are all of the host.
+absl::Status GetTableOfAnyDevice(tf::OpKernelContext* ctx, const tf::Tensor& handle,
+                                 TableRef* table);
+// The tables of a list of handles, each of which must be of the operator's device.
+absl::Status GetTables(tf::OpKernelContext* ctx, int first, int n, std::vector<TableRef>* refs,
+                       std::vector<Table*>* tables);
+// The calls over these tables, at least one. InvalidArgument names two that are in different
+// places.
+absl::Status CommonLookups(const std::vector<TableRef>& tables, Lookups** lookups);
+
+// Lookups::SumGradients, with an `allocate` that fails as operators do.
+absl::Status SumGradients(Lookups* lookups, Exec& exec, const std::vector<BackwardTask>& tasks,
+                          const std::function<absl::Status(size_t task, int64_t unique,
+                                                           BackwardOutput* output)>& allocate);
+
+// Table::Promote for each of the tables, which may repeat, if it is due: after a batch that trained
+// them, when the row ids that its lookups found are not needed any more. The caller holds their
+// locks exclusively.
+absl::Status Promote(Exec& exec, std::vector<Table*> tables, Tick tick);
 
 // Checks with messages that name the argument, the expectation and what came.
 absl::Status CheckKeys(const Table& table, const tf::Tensor& keys, const char* name);
@@ -76,7 +96,7 @@ absl::Status CheckScalar(const tf::Tensor& tensor, const char* name);
 // The width of vectors, taken from a tensor's shape, is one that a table may have.
 absl::Status CheckWidth(int64_t width, const char* name);
 
-// Allocates output `index` and gives its elements' address.
+// Allocates output `index`, where the kernel's registration says, and gives its elements' address.
 absl::Status AllocateOutput(tf::OpKernelContext* ctx, int index, const tf::TensorShape& shape,
                             void** data);
 template <class T>

@@ -2,6 +2,7 @@
 
 import ml_dtypes
 import numpy as np
+import simulated
 import tensorflow as tf
 
 from tf_dynemb import _ops
@@ -30,6 +31,9 @@ def make_table(dim=4, key=tf.int64, dtype=tf.float32, initial=0.0, random=False,
         kinds = ["constant"] * len(columns)
         args = [float(x) for c in columns for x in (c, 0.0)]
     options.setdefault("stochastic_rounding", False)
+    if simulated.ON:
+        options.setdefault("tier", "hybrid")
+        options.setdefault("max_hbm_bytes", simulated.HBM_BYTES)
     return ops.dynemb_table(
         key_dtype=key,
         dtype=dtype,

@@ -277,8 +277,9 @@ def test_stats_names_and_counts():
     ops.dynemb_erase(handle, tf.constant([1], tf.int64))
     got = h.stats(handle)
     assert set(got) == {
-        "size", "slots", "index_bytes", "row_bytes", "metadata_bytes", "hits", "misses",
-        "inserts", "evictions", "erased", "refused", "dropped_gradients", "nonfinite_gradients",
+        "size", "slots", "index_bytes", "row_bytes", "metadata_bytes", "hits", "device_hits",
+        "misses", "inserts", "evictions", "erased", "refused", "dropped_gradients",
+        "nonfinite_gradients", "device_rows", "promotions",
     }  # fmt: skip
     assert {k: got[k] for k in ("size", "hits", "misses", "inserts", "erased", "evictions")} == {
         "size": 1, "hits": 1, "misses": 4, "inserts": 2, "erased": 1, "evictions": 0,

@@ -14,6 +14,7 @@ import threading
 import numpy as np
 import op_helpers as h
 import pytest
+import simulated
 import tensorflow as tf
 from op_helpers import ops
 
@@ -290,6 +291,7 @@ print([h.size(t) for t in tables], digest.hexdigest())
 """
 
 
+@pytest.mark.skipif(simulated.ON, reason="what a device's table evicts depends on its threads")
 def test_the_number_of_threads_does_not_change_a_bit():
     path = [str(HERE), str(HERE.parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     env = {

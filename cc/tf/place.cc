@@ -1,0 +1,140 @@
+#include "cc/tf/place.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cc/device/simulated_place.h"
+#include "cc/device/stream_exec.h"
+#include "cc/tf/table_resource.h"
+#include "tensorflow/core/lib/core/threadpool.h"
+#include "xla/stream_executor/stream.h"
+#include "xla/stream_executor/stream_executor.h"
+
+#if defined(DYNEMB_CUDA)
+#include "cc/device/cuda_table.h"
+#endif
+
+namespace dynemb {
+namespace {
+
+bool DeviceIsSimulated() {
+  const char* const value = std::getenv("TF_DYNEMB_SIMULATED_DEVICE");
+  return value != nullptr && std::strcmp(value, "1") == 0;
+}
+
+absl::Status MakeTableOfCpu(tf::OpKernelContext* ctx, const TableOptions& options,
+                            std::unique_ptr<Table>* table, Lookups** lookups) {
+  if (options.tier == Tier::kHost) {
+    PoolExec exec = MakeHostExec(ctx);
+    *lookups = &HostLookups();
+    return ToAbsl(Table::Create(options, table, &exec));
+  }
+  if (!DeviceIsSimulated()) {
+    return absl::FailedPreconditionError(absl::StrCat("table '", options.name,
+                                                      "' wants its rows in a GPU's memory, but ",
+                                                      ctx->device()->name(), " is no GPU"));
+  }
+  *lookups = &SimulatedLookups();
+  return ToAbsl(MakeSimulatedTable(options, table));
+}
+
+stream_executor::Stream* StreamOf(tf::OpKernelContext* ctx) {
+  return ctx->op_device_context()->stream();
+}
+
+#if defined(DYNEMB_CUDA)
+
+// CUDA's number of the GPU.
+int OrdinalOf(tf::OpKernelContext* ctx) { return StreamOf(ctx)->parent()->device_ordinal(); }
+
+absl::Status MakeTableOfGpu(tf::OpKernelContext* ctx, const TableOptions& options,
+                            std::unique_ptr<Table>* table, Lookups** lookups) {
+  if (options.tier == Tier::kHost) {
+    return absl::InvalidArgumentError(absl::StrCat("table '", options.name,
+                                                   "' wants its rows in the host's memory, but ",
+                                                   ctx->device()->name(), " is no CPU"));
+  }
+  const int ordinal = OrdinalOf(ctx);
+  DYNEMB_RETURN_IF_LIBRARY_ERROR(CudaLookups(ordinal, lookups));
+  return ToAbsl(MakeCudaTable(options, ordinal, table));
+}
+
+absl::Status LookupsOfGpu(tf::OpKernelContext* ctx, Lookups** lookups) {
+  return ToAbsl(CudaLookups(OrdinalOf(ctx), lookups));
+}
+
+#else
+
+// Not reached: no kernel is registered for a GPU.
+absl::Status WithoutCuda() { return absl::InternalError("this library was built without CUDA"); }
+
+absl::Status MakeTableOfGpu(tf::OpKernelContext*, const TableOptions&, std::unique_ptr<Table>*,
+                            Lookups**) {
+  return WithoutCuda();
+}
+
+absl::Status LookupsOfGpu(tf::OpKernelContext*, Lookups**) { return WithoutCuda(); }
+
+#endif
+
+}  // namespace
+
+// Only devices with such a context have streams.
+bool OnGpu(tf::OpKernelContext* ctx) {
+  return ctx->device()->tensorflow_accelerator_device_info() != nullptr;
+}
+
+std::unique_ptr<Exec> MakeExec(tf::OpKernelContext* ctx) {
+  if (!OnGpu(ctx)) return std::make_unique<PoolExec>(MakeHostExec(ctx));
+  return std::make_unique<StreamExec>(
+      static_cast<CUstream_st*>(StreamOf(ctx)->platform_specific_handle().stream));
+}
+
+PoolExec MakeHostExec(tf::OpKernelContext* ctx) {
+  const auto* workers = ctx->device()->tensorflow_cpu_worker_threads();
+  const auto helpers = static_cast<size_t>(std::max(0, workers->num_threads - 1));
+  return PoolExec(
+      [pool = workers->workers](std::function<void()> fn) { pool->Schedule(std::move(fn)); },
+      helpers);
+}
+
+absl::Status MakeTable(tf::OpKernelContext* ctx, const TableOptions& options,
+                       std::unique_ptr<Table>* table, Lookups** lookups) {
+  return OnGpu(ctx) ? MakeTableOfGpu(ctx, options, table, lookups)
+                    : MakeTableOfCpu(ctx, options, table, lookups);
+}
+
+absl::Status LookupsOfDevice(tf::OpKernelContext* ctx, Lookups** lookups) {
+  if (OnGpu(ctx)) return LookupsOfGpu(ctx, lookups);
+  *lookups = &HostLookups();
+  return absl::OkStatus();
+}
+
+absl::Status CopyToHost(tf::OpKernelContext* ctx, const void* from, size_t bytes, void* to) {
+  if (bytes == 0) return absl::OkStatus();
+  if (!OnGpu(ctx)) {
+    std::memcpy(to, from, bytes);
+    return absl::OkStatus();
+  }
+  const stream_executor::DeviceAddressBase device(const_cast<void*>(from), bytes);
+  TF_RETURN_IF_ERROR(StreamOf(ctx)->Memcpy(to, device, bytes));
+  return StreamOf(ctx)->BlockHostUntilDone();
+}
+
+absl::Status CopyFromHost(tf::OpKernelContext* ctx, const void* from, size_t bytes, void* to) {
+  if (bytes == 0) return absl::OkStatus();
+  if (!OnGpu(ctx)) {
+    std::memcpy(to, from, bytes);
+    return absl::OkStatus();
+  }
+  stream_executor::DeviceAddressBase device(to, bytes);
+  TF_RETURN_IF_ERROR(StreamOf(ctx)->Memcpy(&device, from, bytes));
+  return StreamOf(ctx)->BlockHostUntilDone();
+}
+
+}  // namespace dynemb

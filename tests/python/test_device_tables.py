@@ -1,0 +1,264 @@
+"""Tables of a simulated device: var_type, tiers, errors, and other modules' tests with them."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import op_helpers as h
+import pytest
+import simulated
+import tensorflow as tf
+from tensorflow.python.framework import kernels, op_def_registry
+
+import tf_dynemb as de
+from tf_dynemb import placement
+from tf_dynemb.placement import Placement
+
+CPU = "/device:CPU:0"
+GB = 2.0**-30
+DIM = 4
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """Tables of a device can be made."""
+    monkeypatch.setenv(simulated.ENVIRONMENT, "1")
+
+
+@pytest.fixture
+def no_device(monkeypatch):
+    monkeypatch.delenv(simulated.ENVIRONMENT, raising=False)
+    if tf.config.list_logical_devices("GPU"):
+        pytest.skip("there is a GPU")
+
+
+def make(**options):
+    return de.DynamicVariable(**{"dimension": DIM, "initializer": "normal", "seed": 3, **options})
+
+
+class TestPlace:
+    def test_without_a_gpu_hybrid_is_the_hosts_memory(self, no_device):
+        for var_type in ("hybrid", "host", None):
+            assert make(var_type=var_type).placement == Placement(CPU, "host")
+
+    def test_without_a_gpu_hbm_is_an_error(self, no_device):
+        with pytest.raises(ValueError, match=r"var_type='hbm'.*needs a GPU"):
+            make(var_type="hbm")
+
+    @pytest.mark.parametrize("tier", ["hbm", "hybrid"])
+    def test_without_a_gpu_the_operator_says_so(self, no_device, tier):
+        with pytest.raises(tf.errors.FailedPreconditionError, match="GPU"):
+            h.make_table(tier=tier)
+
+    def test_the_environment_simulates_a_device(self, device):
+        assert make().placement == Placement(CPU, "hybrid")
+        assert make(var_type="hbm").placement == Placement(CPU, "hbm")
+        assert make(var_type="host").placement == Placement(CPU, "host")
+
+    def test_hybrid_on_a_cpu_is_the_hosts_memory(self, device):
+        with tf.device("CPU"):
+            assert make().placement.tier == "host"
+            assert make(var_type="hbm").placement.tier == "hbm"
+
+    def test_gpus(self, monkeypatch):
+        """Which of the GPUs, as far as that can be told without one."""
+        monkeypatch.delenv(simulated.ENVIRONMENT, raising=False)
+        gpus = [tf.config.LogicalDevice(f"/device:GPU:{i}", "GPU") for i in range(2)]
+        monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: gpus)
+        monkeypatch.setattr(placement, "has_gpu_kernels", lambda: True)
+        assert placement.place("hybrid") == Placement("/device:GPU:0", "hybrid")
+        assert placement.place("hbm") == Placement("/device:GPU:0", "hbm")
+        assert placement.place("host") == Placement(CPU, "host")
+        with tf.device("CPU:0"):
+            assert placement.place("hybrid") == Placement(CPU, "host")
+            assert placement.place("hbm") == Placement("/device:GPU:0", "hbm")
+        with tf.device("GPU:1"):
+            assert placement.place("host") == Placement(CPU, "host")
+            assert placement.place("hybrid").device.endswith("/device:GPU:1")
+        monkeypatch.setattr(placement, "has_gpu_kernels", lambda: False)
+        assert placement.place("hybrid") == Placement(CPU, "host")
+        with pytest.raises(ValueError, match="no CUDA code"):
+            placement.place("hbm")
+
+
+class TestTiers:
+    def test_rows_fill_the_devices_memory_first(self, device):
+        row = make(var_type="hbm").stats()
+        assert row["device_rows"] == 0
+        table = make(max_hbm_for_vectors=4096 * GB)
+        table.lookup(tf.range(1000, dtype=tf.int64))
+        stats = table.stats()
+        assert 0 < stats["device_rows"] <= 4096 // (4 * DIM)
+        assert stats["size"] == 1000
+        everything = make(var_type="hbm")
+        everything.lookup(tf.range(1000, dtype=tf.int64))
+        assert everything.stats()["device_rows"] == 1000
+        nothing = make(max_hbm_for_vectors=0)
+        nothing.lookup(tf.range(1000, dtype=tf.int64))
+        assert nothing.stats()["device_rows"] == 0
+
+    def test_by_default_16_gb(self):
+        assert de.config.TableOptions().max_hbm_bytes in (16 << 30, simulated.HBM_BYTES)
+
+    def test_host_tables_have_no_device_rows(self):
+        table = make(var_type="host")
+        table.lookup([1, 2])
+        table.lookup([1, 2])
+        stats = table.stats()
+        assert (stats["device_rows"], stats["device_hits"], stats["promotions"]) == (0, 0, 0)
+
+    def test_training_moves_what_is_read_often(self, device):
+        table = make(max_hbm_for_vectors=4096 * GB)
+        optimizer = de.OptimizerWrapper(keras.optimizers.Adagrad(0.1))
+        table.lookup(tf.range(2000, dtype=tf.int64))
+        often = tf.constant([1990, 1995, 1999], tf.int64)  # no room was left for them
+        random = np.random.default_rng(5)
+        for _ in range(30):
+            ids = tf.concat([often, random.integers(0, 1900, 20)], 0)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(table.lookup(ids) ** 2)
+            (gradient,) = tape.gradient(loss, [table])
+            optimizer.apply_gradients([(gradient, table)])
+        assert table.stats()["promotions"] > 0
+        assert table.stats()["dropped_gradients"] == 0
+        before = table.stats()["device_hits"]
+        table.lookup(often)
+        assert table.stats()["device_hits"] == before + 3
+
+
+def train(tables, steps=6):
+    """Vectors of all tables after some steps on the same random batches."""
+    optimizer = de.OptimizerWrapper(keras.optimizers.Adam(0.05))
+    random = np.random.default_rng(11)
+    for _ in range(steps):
+        ids = [tf.constant(random.integers(0, 300, [16, 3])) for _ in tables]
+        weights = [tf.constant(random.random([16, 3]), tf.float32) for _ in tables]
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            pooled = de.lookup_sparse(tables, ids, weights, ["mean", "sum", "max"][: len(tables)])
+            loss = tf.add_n([tf.reduce_sum(tf.sin(p)) for p in pooled])
+        gradients = tape.gradient(loss, [*tables, *weights])
+        assert all(g is not None for g in gradients)
+        optimizer.apply_gradients(zip(gradients[: len(tables)], tables, strict=True))
+    keys = tf.range(300, dtype=tf.int64)
+    return [table.lookup(keys, insert=False).numpy() for table in tables], gradients[len(tables) :]
+
+
+class TestTogether:
+    def test_training_gives_what_host_tables_give(self, device):
+        expected, weight_gradients = train([make(var_type="host", name=n) for n in "abc"])
+        for var_types in (["hbm"] * 3, ["hybrid"] * 3, ["host", "hybrid", "hbm"]):
+            tables = [
+                make(var_type=kind, name=n, max_hbm_for_vectors=4096 * GB)
+                for kind, n in zip(var_types, "abc", strict=True)
+            ]
+            got, its_gradients = train(tables)
+            for a, b in zip(expected, got, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+            for a, b in zip(weight_gradients, its_gradients, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+    def test_an_operators_tables_are_in_one_place(self, device):
+        host = h.make_table(tier="host", shared_name="mixed_host")
+        hbm = h.make_table(tier="hbm", shared_name="mixed_hbm")
+        keys, bags = tf.constant([1], tf.int64), tf.constant(1, tf.int64)
+        both = "(?s)mixed_host.*mixed_hbm"
+        with pytest.raises(tf.errors.InvalidArgumentError, match=both):
+            h.lookup_sparse([host, hbm], [keys, keys], [bags, bags], [1, 1], [4, 4])
+        with pytest.raises(tf.errors.InvalidArgumentError, match=both):
+            h.apply_sgd([host, hbm], [keys, keys], [np.ones([1, 4], np.float32)] * 2)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"mixed_host.*place"):
+            h.ops.dynemb_adopt([host], [hbm], 0, 0)
+        assert h.size(host) == h.size(hbm) == 0
+
+    def test_a_name_means_one_tier(self, device):
+        h.make_table(tier="host", shared_name="tier_of_name")
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"tier_of_name.*tier"):
+            h.make_table(tier="hbm", shared_name="tier_of_name")
+
+    def test_dumps_know_no_tiers(self, device, tmp_path):
+        host, hybrid = (
+            make(var_type="host", name="t"),
+            make(name="t", max_hbm_for_vectors=1024 * GB),
+        )
+        hbm = make(var_type="hbm", name="t")
+        keys = tf.range(500, dtype=tf.int64)
+        values = np.random.default_rng(1).normal(size=[500, DIM]).astype(np.float32)
+        de.assign(hybrid, keys, values)
+        de.dump(tmp_path / "a", [hybrid])
+        de.load(tmp_path / "a", [host])
+        de.dump(tmp_path / "b", [host])
+        de.load(tmp_path / "b", [hbm])
+        np.testing.assert_array_equal(hbm.lookup(keys, insert=False), values)
+        assert hbm.stats()["device_rows"] == 500
+
+    def test_one_dump_of_tables_in_many_places(self, device, tmp_path):
+        tables = [make(var_type=kind, name=kind) for kind in ("host", "hybrid", "hbm")]
+        for i, table in enumerate(tables):
+            de.assign(table, [i, 7], np.full([2, DIM], i, np.float32))
+        de.dump(tmp_path, tables)
+        others = [make(var_type=kind, name=kind) for kind in ("host", "hybrid", "hbm")]
+        de.load(tmp_path, others)
+        for i, table in enumerate(others):
+            np.testing.assert_array_equal(table.lookup([7, i]), np.full([2, DIM], i))
+
+
+@pytest.mark.skipif(not placement.has_gpu_kernels(), reason="a build without CUDA")
+def test_kernels_for_gpus_name_what_is_in_the_hosts_memory():
+    found, on_tables = {}, set()
+    for name, operator in operators():
+        if any(argument.name in ("handle", "handles") for argument in operator.input_arg):
+            on_tables.add(name)
+        for kernel in kernels.get_registered_kernels_for_op(name).kernel:
+            if kernel.device_type == "GPU":
+                found[name] = set(kernel.host_memory_arg)
+    # These run on a CPU wherever their tables are.
+    assert on_tables - found.keys() == {"DynembSnapshot", "DynembAdopt", "DynembPoolRows"}
+    assert found.keys() - on_tables == {"DynembTable", "DynembLookupSparseGrad", "DynembDedupSum"}
+    for name in on_tables & found.keys():
+        assert found[name] & {"handle", "handles"}
+    assert found["DynembTable"] == {"handle"}
+    assert found["DynembLookupSparse"] == {"handles", "bags", "num_bags"}
+    assert found["DynembLookupSparseGrad"] == {"bags"}
+    assert found["DynembApplyGradients"] == {"handles", "hyper"}
+
+
+def operators():
+    """(name, OpDef) of each operator."""
+    for function in dir(h.ops):
+        name = "".join(part.title() for part in function.split("_"))
+        operator = op_def_registry.get(name)
+        if operator is not None:
+            yield name, operator
+
+
+# Modules whose tests run once more with tables of a device by default: what they say of tables
+# holds for any. Not those that are about the host's table itself, its sizes and its threads.
+ALSO = [
+    "test_dynamic_variable.py",
+    "test_lookup_sparse.py",
+    "test_ops.py",
+    "test_ops_gradients.py",
+    "test_ops_model.py",
+    "test_capacity.py",
+    "test_checkpoint.py",
+    "test_layers.py",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(simulated.ON, reason="this is such a run")
+def test_other_tests_with_tables_of_a_device():
+    files = [str(pathlib.Path(__file__).with_name(name)) for name in ALSO]
+    command = [sys.executable, "-m", "pytest", "-v", "-x", "-p", "no:cacheprovider", *files]
+    environment = {**os.environ, simulated.ENVIRONMENT: "1"}
+    run = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
+    assert int(re.search(r"(\d+) passed", run.stdout).group(1)) > 200

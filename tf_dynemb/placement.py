@@ -1,0 +1,82 @@
+"""Which device a table is made on, and in which of its memories the rows are."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.framework import kernels
+
+from tf_dynemb import _ops
+
+CPU = "/device:CPU:0"
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where a table is.
+
+    Attributes:
+        device: TensorFlow's name of the device that the table's operators run on.
+        tier: "host", "hbm" or "hybrid"; see `TableOptions.var_type`.
+    """
+
+    device: str
+    tier: str
+
+
+def place(var_type: str) -> Placement:
+    """Where a table of this `var_type` is made now, under the current `tf.device`.
+
+    The environment variable TF_DYNEMB_SIMULATED_DEVICE=1 is for tests: tables behave as on a GPU,
+    in the host's memory.
+
+    Raises:
+        ValueError: `var_type` is "hbm", and there is no GPU, or this build is for the CPU only.
+    """
+    wanted = context.context().device_name
+    kind = tf.DeviceSpec.from_string(wanted).device_type if wanted else None
+    if var_type == "host" or (var_type == "hybrid" and kind == "CPU"):
+        return Placement(CPU, "host")
+    if os.environ.get("TF_DYNEMB_SIMULATED_DEVICE") == "1":
+        return Placement(CPU, var_type)
+    gpus = tf.config.list_logical_devices("GPU") if has_gpu_kernels() else []
+    if gpus:
+        device = tf.DeviceSpec.from_string(wanted if kind == "GPU" else gpus[0].name)
+        if device.job == "localhost":  # one device has one name
+            device = device.replace(job=None, replica=None, task=None)
+        return Placement(device.to_string(), var_type)
+    if var_type == "hybrid":
+        return Placement(CPU, "host")
+    reason = (
+        "TensorFlow sees none" if has_gpu_kernels() else "this build of tf_dynemb has no CUDA code"
+    )
+    raise ValueError(
+        f"var_type='hbm' keeps rows in GPU memory and needs a GPU, but {reason}; use 'hybrid' or "
+        "'host'."
+    )
+
+
+@functools.cache
+def has_gpu_kernels() -> bool:
+    """Whether the operator library was built with CUDA."""
+    _ops.library()
+    registered = kernels.get_registered_kernels_for_op("DynembTable").kernel
+    return any(kernel.device_type == "GPU" for kernel in registered)
+
+
+def by_placement(tables: Sequence[Any]) -> list[list[int]]:
+    """The numbers of the tables that are in one place, for each place: an operator's tables are.
+
+    Tables of one device are in one place, but for those in the host's memory.
+    """
+    groups: dict[tuple[str, bool], list[int]] = {}
+    for i, table in enumerate(tables):
+        place_of = table.placement
+        groups.setdefault((place_of.device, place_of.tier == "host"), []).append(i)
+    return list(groups.values())
