@@ -16,25 +16,15 @@
 #define DYNEMB_BENCHMARKS_CC_DEVICE_TABLE_BENCHMARK_H_
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <memory>
-#include <vector>
 
+#include "benchmarks/cc/device_benchmark.h"
 #include "cc/device/device_table.h"
 #include "cc/table/key.h"
 
 namespace dynemb::benchmark_device {
-
-// keys[i] = the key of number first + i: distinct, and nothing alike.
-struct MakeKeys {
-  uint64_t first;
-  uint64_t* keys;
-  DYNEMB_HD void operator()(size_t i) const { keys[i] = MixKey(first + i); }
-};
 
 // Keys of numbers below `most`, drawn alike.
 struct DrawKeys {
@@ -43,48 +33,24 @@ struct DrawKeys {
   DYNEMB_HD void operator()(size_t i) const { keys[i] = MixKey(MixKey(seed + i) % most); }
 };
 
-// Keys of numbers below `most`, by zipf(1.05), whose sum over ranks is taken for its integral. How
-// frequent a key is has nothing to do with its number.
-struct DrawZipf {
-  uint64_t seed, most;
-  uint64_t* keys;
-  DYNEMB_HD void operator()(size_t i) const {
-    const double u = static_cast<double>(MixKey(seed + i) >> 11) * 0x1p-53;
-    const double last = pow(static_cast<double>(most), -0.05);
-    const double rank = pow(1.0 - u * (1.0 - last), -1.0 / 0.05);
-    keys[i] = MixKey(MixKey(static_cast<uint64_t>(rank)) % most);
-  }
-};
-
-// One in `each` is replaced by a key of number first + i.
-struct ReplaceSome {
-  uint64_t first;
-  uint32_t each;
-  uint64_t* keys;
-  DYNEMB_HD void operator()(size_t i) const {
-    if (i % each == 0) keys[i] = MixKey(first + i);
-  }
-};
-
-inline void Require(const Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", status.message().c_str());
-  std::exit(1);
-}
-
 template <class Device>
 class Benchmark {
  public:
   // `exec` stands for the stream. All sizes are divided by 2^shrink.
   Benchmark(Device* device, Exec* exec, int shrink)
-      : device_(*device), exec_(*exec), shrink_(shrink), n_(size_t{1} << (20 - shrink)) {
-    Array(&keys_, n_ * sizeof(uint64_t));
-    Array(&vectors_, n_ * 64 * sizeof(float));
-    Array(&rows_, n_ * sizeof(RowId));
-  }
+      : device_(device),
+        exec_(*exec),
+        bench_(device, exec),
+        shrink_(shrink),
+        n_(size_t{1} << (20 - shrink)),
+        keys_(bench_.template Array<uint64_t>(n_)),
+        vectors_(bench_.template Array<float>(n_ * 64)),
+        rows_(bench_.template Array<RowId>(n_)) {}
 
   void Run() {
-    MeasureCopy();
+    copy_ = bench_.CopyRate(size_t{1} << (30 - shrink_));
+    std::printf("%-5s %-6s %-5s %-5s %-17s %12s %10s %8s\n", "dim", "rows", "HBM", "load", "call",
+                "Mkeys/s", "GB/s", "of copy");
     struct Config {
       int64_t dim;
       int log_rows;
@@ -97,58 +63,6 @@ class Benchmark {
   }
 
  private:
-  using Session = typename Device::Session;
-  using Range = typename Device::Range;
-
-  void Array(Range* range, size_t bytes) {
-    Require(range->Reserve(device_, bytes));
-    Require(range->Commit(bytes));
-  }
-  uint64_t* keys() const { return reinterpret_cast<uint64_t*>(keys_.data()); }
-  RowId* rows() const { return reinterpret_cast<RowId*>(rows_.data()); }
-
-  template <class Body>
-  void Do(const Body& body) {
-    Session session(device_, Device::StreamOf(exec_));
-    session.ForEach(n_, body);
-    Require(session.status());
-  }
-  void Wait() {
-    Session session(device_, Device::StreamOf(exec_));
-    Require(session.Synchronize());
-  }
-  // Seconds of one call of fn(repeat), the median of a few times several.
-  double Time(const std::function<void(int)>& fn) {
-    constexpr int kTimes = 5, kRepeats = 8;
-    std::vector<double> seconds;
-    int repeat = 0;
-    fn(repeat++);
-    for (int t = 0; t < kTimes; ++t) {
-      Wait();
-      const auto begin = std::chrono::steady_clock::now();
-      for (int r = 0; r < kRepeats; ++r) fn(repeat++);
-      Wait();
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-      seconds.push_back(took.count() / kRepeats);
-    }
-    std::sort(seconds.begin(), seconds.end());
-    return seconds[kTimes / 2];
-  }
-
-  void MeasureCopy() {
-    const size_t bytes = size_t{1} << (30 - shrink_);
-    Range from, to;
-    Array(&from, bytes);
-    Array(&to, bytes);
-    copy_ = 2.0 * static_cast<double>(bytes) / Time([&](int) {
-              Session session(device_, Device::StreamOf(exec_));
-              session.Copy(to.data(), from.data(), bytes);
-            });
-    std::printf("copy within the device: %.0f GB/s, reads and writes counted\n", copy_ / 1e9);
-    std::printf("%-5s %-6s %-5s %-5s %-17s %12s %10s %8s\n", "dim", "rows", "HBM", "load", "call",
-                "Mkeys/s", "GB/s", "of copy");
-  }
-
   void RunOne(int64_t dim, int log_rows, double hbm_share, double load) {
     const auto capacity = int64_t{1} << (log_rows - shrink_);
     TableOptions options;
@@ -161,72 +75,72 @@ class Benchmark {
     options.max_hbm_bytes =
         static_cast<uint64_t>(hbm_share * static_cast<double>(capacity)) * row.stride;
     std::unique_ptr<Table> table;
-    Require(DeviceTable<Device>::Make(options, &device_, &table));
+    Require(DeviceTable<Device>::Make(options, device_, &table));
     const auto fill = static_cast<uint64_t>(load * static_cast<double>(capacity));
     uint64_t next = 0;  // number of the next new key
     for (; next < fill; next += n_) {
-      Do(MakeKeys{next, keys()});
-      Require(table->Upsert(exec_, keys(), n_, vectors_.data(), ++tick_));
+      bench_.ForEach(n_, MakeKeys{next, keys_});
+      Require(table->Upsert(exec_, keys_, n_, vectors_, ++tick_));
     }
-    Wait();
+    bench_.Wait();
 
-    const auto print = [&](const char* call, double seconds, double bytes) {
-      const double rate = bytes * static_cast<double>(n_) / seconds;
+    // A line of the table; `bytes` are a key's.
+    const auto measure = [&](const char* call, double bytes, const std::function<void(int)>& fn) {
+      const double keys_a_second = static_cast<double>(n_) / bench_.Seconds(fn);
+      const double rate = bytes * keys_a_second;
       std::printf("%-5lld 2^%-4d %-5.2f %-5.2f %-17s %12.1f %10.1f %7.1f%%\n",
                   static_cast<long long>(dim), log_rows - shrink_, hbm_share, load, call,
-                  static_cast<double>(n_) / seconds / 1e6, rate / 1e9, 100 * rate / copy_);
+                  keys_a_second / 1e6, rate / 1e9, 100 * rate / copy_);
       std::fflush(stdout);
     };
     const double vector = 4.0 * static_cast<double>(dim);
-    constexpr double kProbe = 8 + 64 + 16;  // key, bucket, the row's head
+    constexpr double kProbe = 8 + kBucketBytes + kHeadBytes;
     const auto draw = [&](int r) {
-      Do(DrawKeys{static_cast<uint64_t>(r) << 32, std::min(next, fill), keys()});
+      bench_.ForEach(n_, DrawKeys{static_cast<uint64_t>(r) << 32, std::min(next, fill), keys_});
     };
     // What is drawn is not part of what is measured: few keys are enough to miss every cache.
     draw(0);
-    print("find*", Time([&](int) { table->Find(exec_, keys(), n_, ++tick_, rows()); }), kProbe + 4);
-    print("find", Time([&](int) {
-            table->Lookup(exec_, keys(), n_, ++tick_, nullptr, vectors_.data(), rows());
-          }),
-          kProbe + 4 + 2 * vector);
-    print("contains", Time([&](int) {
-            table->Contains(exec_, keys(), n_, reinterpret_cast<bool*>(rows_.data()));
-          }),
-          kProbe + 1);
-    print("assign",
-          Time([&](int) { Require(table->Upsert(exec_, keys(), n_, vectors_.data(), ++tick_)); }),
-          kProbe + 4 + 2 * vector);
-    print("find_or_insert", Time([&](int) {
-            Do(ReplaceSome{next, 10, keys()});
-            next += n_;
-            Require(table->LookupOrInsert(exec_, keys(), n_, ++tick_, vectors_.data(), rows()));
-          }),
-          kProbe + 4 + 2.1 * vector);
-    print("insert_or_assign", Time([&](int) {
-            Do(MakeKeys{next, keys()});
-            next += n_;
-            Require(table->Upsert(exec_, keys(), n_, vectors_.data(), ++tick_));
-          }),
-          kProbe + 4 + 2 * vector);
-    if (hbm_share < 1.0)
-      RunZipf(table.get(), fill,
-              [&](double seconds) { print("zipf find", seconds, kProbe + 4 + 2 * vector); });
+    measure("find*", kProbe + 4, [&](int) { table->Find(exec_, keys_, n_, ++tick_, rows_); });
+    measure("find", kProbe + 4 + 2 * vector,
+            [&](int) { table->Lookup(exec_, keys_, n_, ++tick_, nullptr, vectors_, rows_); });
+    measure("contains", kProbe + 1,
+            [&](int) { table->Contains(exec_, keys_, n_, reinterpret_cast<bool*>(rows_)); });
+    measure("assign", kProbe + 4 + 2 * vector,
+            [&](int) { Require(table->Upsert(exec_, keys_, n_, vectors_, ++tick_)); });
+    measure("find_or_insert", kProbe + 4 + 2.1 * vector, [&](int) {
+      bench_.ForEach(n_, ReplaceSome{next, 10, keys_});
+      next += n_;
+      Require(table->LookupOrInsert(exec_, keys_, n_, ++tick_, vectors_, rows_));
+    });
+    measure("insert_or_assign", kProbe + 4 + 2 * vector, [&](int) {
+      bench_.ForEach(n_, MakeKeys{next, keys_});
+      next += n_;
+      Require(table->Upsert(exec_, keys_, n_, vectors_, ++tick_));
+    });
+    if (hbm_share < 1.0) {
+      RunZipf(table.get(), fill, [&](const std::function<void(int)>& fn) {
+        measure("zipf find", kProbe + 4 + 2 * vector, fn);
+      });
+    }
   }
 
-  void RunZipf(Table* table, uint64_t ranks, const std::function<void(double)>& print) {
-    const auto draw = [&](int r) { Do(DrawZipf{static_cast<uint64_t>(r) << 32, ranks, keys()}); };
+  void RunZipf(Table* table, uint64_t ranks,
+               const std::function<void(const std::function<void(int)>&)>& measure) {
+    const auto draw = [&](int r) {
+      bench_.ForEach(n_, DrawZipf{static_cast<uint64_t>(r) << 32, ranks, keys_});
+    };
     // Until one and a half times as many were read as there are rows.
     int rounds = 0;
     for (; rounds * n_ < ranks + ranks / 2; ++rounds) {
       draw(rounds);
-      table->Find(exec_, keys(), n_, ++tick_, rows());
+      table->Find(exec_, keys_, n_, ++tick_, rows_);
       Require(table->Promote(exec_, tick_));
     }
     const TableStats before = table->stats();
-    print(Time([&](int r) {
+    measure([&](int r) {
       draw(rounds + r);
-      table->Lookup(exec_, keys(), n_, ++tick_, nullptr, vectors_.data(), rows());
-    }));
+      table->Lookup(exec_, keys_, n_, ++tick_, nullptr, vectors_, rows_);
+    });
     const TableStats after = table->stats();
     std::printf("      %.1f %% of these reads hit the device tier; %llu rows had moved there\n",
                 100.0 * static_cast<double>(after.device_hits - before.device_hits) /
@@ -234,11 +148,14 @@ class Benchmark {
                 static_cast<unsigned long long>(before.promotions));
   }
 
-  Device& device_;
+  Device* const device_;
   Exec& exec_;
+  Bench<Device> bench_;
   const int shrink_;
   const size_t n_;
-  Range keys_, vectors_, rows_;
+  uint64_t* const keys_;
+  float* const vectors_;
+  RowId* const rows_;
   Tick tick_ = 0;
   double copy_ = 0;  // bytes a second
 };

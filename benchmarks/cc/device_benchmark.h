@@ -1,0 +1,149 @@
+// What benchmarks of tables in a device's memory share: keys made there, time taken there, and what
+// bytes moved are compared with.
+#ifndef DYNEMB_BENCHMARKS_CC_DEVICE_BENCHMARK_H_
+#define DYNEMB_BENCHMARKS_CC_DEVICE_BENCHMARK_H_
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <vector>
+
+#include "cc/table/exec.h"
+#include "cc/table/key.h"
+#include "cc/table/portability.h"
+#include "cc/table/status.h"
+
+namespace dynemb::benchmark_device {
+
+// keys[i] = the key of number first + i: distinct, and nothing alike.
+struct MakeKeys {
+  uint64_t first;
+  uint64_t* keys;
+  DYNEMB_HD void operator()(size_t i) const { keys[i] = MixKey(first + i); }
+};
+
+// Keys of numbers below `most`, by zipf(1.05), whose sum over ranks is taken for its integral. How
+// frequent a key is has nothing to do with its number.
+struct DrawZipf {
+  uint64_t seed, most;
+  uint64_t* keys;
+  DYNEMB_HD void operator()(size_t i) const {
+    const double u = static_cast<double>(MixKey(seed + i) >> 11) * 0x1p-53;
+    const double last = pow(static_cast<double>(most), -0.05);
+    const double rank = pow(1.0 - u * (1.0 - last), -1.0 / 0.05);
+    keys[i] = MixKey(MixKey(static_cast<uint64_t>(rank)) % most);
+  }
+};
+
+// One in `each` is replaced by a key of number first + i.
+struct ReplaceSome {
+  uint64_t first;
+  uint32_t each;
+  uint64_t* keys;
+  DYNEMB_HD void operator()(size_t i) const {
+    if (i % each == 0) keys[i] = MixKey(first + i);
+  }
+};
+
+// What finding a key reads at least: its bucket, and its row's head.
+constexpr double kBucketBytes = 64;
+constexpr double kHeadBytes = 16;
+
+// Ends the process unless the call went well.
+inline void Require(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", status.message().c_str());
+  std::exit(1);
+}
+
+// A device at work for a benchmark, on one stream.
+template <class Device>
+class Bench {
+ public:
+  static constexpr int kRepeats = 8;  // that one measurement of time spans
+
+  // `exec` stands for the stream.
+  Bench(Device* device, Exec* exec) : device_(*device), exec_(*exec) {}
+
+  // An array in the device's memory, until the Bench ends.
+  template <class T>
+  T* Array(size_t n) {
+    arrays_.emplace_back();
+    return reinterpret_cast<T*>(Commit(n * sizeof(T), &arrays_.back()));
+  }
+
+  template <class Body>
+  void ForEach(size_t n, const Body& body) {
+    Session session(device_, Device::StreamOf(exec_));
+    session.ForEach(n, body);
+    Require(session.status());
+  }
+  void Fill(void* p, uint8_t byte, size_t bytes) {
+    Session session(device_, Device::StreamOf(exec_));
+    session.Fill(p, byte, bytes);
+    Require(session.status());
+  }
+  void Wait() {
+    Session session(device_, Device::StreamOf(exec_));
+    Require(session.Synchronize());
+  }
+
+  // Seconds of one call of fn(repeat), the median of a few times kRepeats without waiting between
+  // them. `repeat` counts up, from the first call on, which warms up. Before that one, and before
+  // each kRepeats, prepare() is called; its work is not measured.
+  double Seconds(
+      const std::function<void(int)>& fn, const std::function<void()>& prepare = [] {}) {
+    constexpr int kTimes = 5;
+    std::vector<double> seconds;
+    int repeat = 0;
+    prepare();
+    fn(repeat++);
+    for (int t = 0; t < kTimes; ++t) {
+      prepare();
+      Wait();
+      const auto begin = std::chrono::steady_clock::now();
+      for (int r = 0; r < kRepeats; ++r) fn(repeat++);
+      Wait();
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      seconds.push_back(took.count() / kRepeats);
+    }
+    std::sort(seconds.begin(), seconds.end());
+    return seconds[kTimes / 2];
+  }
+
+  // Measures, and prints, what copying so many bytes within the device's memory reaches: bytes a
+  // second, reads and writes counted.
+  double CopyRate(size_t bytes) {
+    Range from, to;
+    Commit(bytes, &from);
+    Commit(bytes, &to);
+    const double rate = 2.0 * static_cast<double>(bytes) / Seconds([&](int) {
+                          Session session(device_, Device::StreamOf(exec_));
+                          session.Copy(to.data(), from.data(), bytes);
+                        });
+    std::printf("copy within the device: %.0f GB/s, reads and writes counted\n", rate / 1e9);
+    return rate;
+  }
+
+ private:
+  using Session = typename Device::Session;
+  using Range = typename Device::Range;
+
+  char* Commit(size_t bytes, Range* range) {
+    Require(range->Reserve(device_, bytes));
+    Require(range->Commit(bytes));
+    return range->data();
+  }
+
+  Device& device_;
+  Exec& exec_;
+  std::vector<Range> arrays_;
+};
+
+}  // namespace dynemb::benchmark_device
+
+#endif  // DYNEMB_BENCHMARKS_CC_DEVICE_BENCHMARK_H_

@@ -1,0 +1,332 @@
+// Training steps of ten tables in a device's memory, as dynamicemb publishes them: 1,048,570 ids in
+// all, drawn by zipf(1.05) from the 2^21 keys of each table, rows of 8 to 128 float32 with as much
+// state (adagrad), all of them in the device's memory or a tenth of them.
+//
+// A line is one fused call (cc/lookup/lookups.h), of one id in each bag or the mean of ten:
+//
+//   pool      Pool, all keys there           backward   SumGradients
+//   pool new  Pool, one id in 20 is new      apply      Apply, on the rows that Pool found
+//   step      pool, backward, apply
+//
+// A few batches are drawn ahead; a line works through them without waiting, and then others are
+// drawn. Rows change tiers once a step: `pool` and `step` have that in them, `apply` does not.
+//
+// Mids/s counts ids given. MB is what has to move at least: for `pool` and `backward` each id's key
+// and row id, and each bag's pooled vector or its gradient; and once for each distinct key
+//
+//   pool      a bucket of 64 bytes, the row's head (16 bytes) and vector
+//   pool new  the same, and of new ones the bucket, written, and the state
+//   backward  key, row id and sum, written
+//   apply     these, read, and the row, read and written
+//
+// The last column is its share of what copying within the device's memory reaches, reads and writes
+// counted, wherever the rows are.
+#ifndef DYNEMB_BENCHMARKS_CC_DEVICE_LOOKUPS_BENCHMARK_H_
+#define DYNEMB_BENCHMARKS_CC_DEVICE_LOOKUPS_BENCHMARK_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "benchmarks/cc/device_benchmark.h"
+#include "cc/lookup/bags.h"
+#include "cc/lookup/lookups.h"
+#include "cc/table/optimizer.h"
+#include "cc/table/row.h"
+#include "cc/table/table.h"
+
+namespace dynemb::benchmark_device {
+
+template <class Device>
+class LookupsBenchmark {
+ public:
+  using MakeTable = std::function<Status(const TableOptions&, std::unique_ptr<Table>*)>;
+
+  // `exec` stands for the stream; make(options, &table) makes a table of `lookups`. All sizes are
+  // divided by 2^shrink.
+  LookupsBenchmark(Device* device, Exec* exec, Lookups* lookups, MakeTable make, int shrink)
+      : exec_(*exec),
+        lookups_(*lookups),
+        make_(std::move(make)),
+        bench_(device, exec),
+        shrink_(shrink),
+        num_keys_(uint64_t{1} << (21 - shrink)),
+        most_ids_(kTables * std::max(IdsOfTable(kHotnesses[0]), IdsOfTable(kHotnesses[1]))) {
+    for (Batch& batch : batches_) {
+      batch.keys = bench_.template Array<uint64_t>(most_ids_);
+      batch.rows = bench_.template Array<RowId>(most_ids_);
+      batch.unique_keys = bench_.template Array<uint64_t>(most_ids_);
+      batch.unique_rows = bench_.template Array<RowId>(most_ids_);
+    }
+    pooled_ = bench_.template Array<float>(most_ids_ * kMostDim);
+    upstream_ = bench_.template Array<float>(most_ids_ * kMostDim);
+    sums_ = bench_.template Array<float>(most_ids_ * kMostDim);
+    // Each byte the same, and yet a number that a gradient may be: 0.0115.
+    for (float* gradients : {upstream_, sums_}) {
+      bench_.Fill(gradients, 0x3C, most_ids_ * kMostDim * sizeof(float));
+    }
+  }
+
+  void Run() {
+    copy_ = bench_.CopyRate(size_t{1} << (30 - shrink_));
+    std::printf("%-5s %-8s %-5s %-4s %-9s %9s %9s %9s %9s %8s\n", "dim", "keys", "HBM", "bag",
+                "call", "ms", "Mids/s", "MB", "GB/s", "of copy");
+    for (const int64_t dim : {int64_t{8}, int64_t{32}, kMostDim}) {
+      for (const double hbm_share : {1.0, 0.1}) RunTables(dim, hbm_share);
+    }
+  }
+
+ private:
+  static constexpr size_t kTables = 10;
+  static constexpr int64_t kMostDim = 128;
+  static constexpr size_t kHotnesses[] = {1, 10};
+  static constexpr uint32_t kOneNewIn = 20;
+
+  // Ids of all tables, one table after the other, and what the calls make of them.
+  struct Batch {
+    uint64_t* keys = nullptr;
+    RowId* rows = nullptr;
+    uint64_t* unique_keys = nullptr;
+    RowId* unique_rows = nullptr;
+    std::vector<size_t> num_unique;  // of each table
+  };
+
+  // A multiple of `hotness`, not 0.
+  size_t IdsOfTable(size_t hotness) const {
+    return std::max<size_t>(1, (104857 >> shrink_) / hotness) * hotness;
+  }
+  size_t ids() const { return kTables * bags_[0].nnz(); }
+
+  // Tables with num_keys_ keys each and room for as many again, which no line comes to need.
+  void Fill(int64_t dim, double hbm_share) {
+    const RowLayout row(8, DType::kFloat32, dim, dim, 16);
+    tables_.clear();
+    for (size_t t = 0; t < kTables; ++t) {
+      TableOptions options;
+      options.name = "benchmark";
+      options.dim = dim;
+      options.init_capacity = options.max_capacity = static_cast<int64_t>(2 * num_keys_);
+      options.initializer = {{InitKind::kUniform, -1.0f, 1.0f}};
+      options.tier = hbm_share == 1.0 ? Tier::kHbm : Tier::kHybrid;
+      options.max_hbm_bytes =
+          static_cast<uint64_t>(hbm_share * static_cast<double>(num_keys_)) * row.stride;
+      std::unique_ptr<Table> table;
+      Require(make_(options, &table));
+      Require(table->AttachState(exec_, {"adagrad", StateWidths(kOptimizer, {}, dim), {0.1f}}));
+      for (uint64_t first = 0; first < num_keys_; first += most_ids_) {
+        const size_t n = std::min<uint64_t>(most_ids_, num_keys_ - first);
+        bench_.ForEach(n, MakeKeys{first, batches_[0].keys});
+        Require(table->FindOrInsert(exec_, batches_[0].keys, n, ++tick_, batches_[0].rows));
+      }
+      tables_.push_back(std::move(table));
+    }
+    next_new_ = num_keys_;
+  }
+
+  void Draw() {
+    for (Batch& batch : batches_) {
+      bench_.ForEach(ids(), DrawZipf{++draws_ << 32, num_keys_, batch.keys});
+    }
+  }
+  void DrawSomeNew() {
+    Draw();
+    for (Batch& batch : batches_) {
+      bench_.ForEach(ids(), ReplaceSome{next_new_, kOneNewIn, batch.keys});
+      next_new_ += ids();
+    }
+  }
+
+  void Pool(Batch* batch) {
+    std::vector<PoolTask> tasks(kTables);
+    for (size_t t = 0; t < kTables; ++t) {
+      const size_t first_id = t * bags_[t].nnz(), first_bag = t * bags_[t].num_bags();
+      tasks[t].table = tables_[t].get();
+      tasks[t].keys = batch->keys + first_id;
+      tasks[t].rows = batch->rows + first_id;
+      tasks[t].bags = &bags_[t];
+      tasks[t].combiner = combiner_;
+      tasks[t].pooled = pooled_ + first_bag * dim();
+    }
+    Require(lookups_.Pool(exec_, tasks, ++tick_, /*insert=*/true));
+  }
+
+  void Backward(Batch* batch) {
+    std::vector<BackwardTask> tasks(kTables);
+    for (size_t t = 0; t < kTables; ++t) {
+      const size_t first_id = t * bags_[t].nnz(), first_bag = t * bags_[t].num_bags();
+      tasks[t].keys = batch->keys + first_id;
+      tasks[t].rows = batch->rows + first_id;
+      tasks[t].bags = &bags_[t];
+      tasks[t].combiner = combiner_;
+      tasks[t].upstream = upstream_ + first_bag * dim();
+      tasks[t].dim = static_cast<int64_t>(dim());
+    }
+    batch->num_unique.clear();
+    size_t first = 0;
+    const auto allocate = [&](size_t, size_t num_unique, BackwardOutput* out) {
+      out->keys = batch->unique_keys + first;
+      out->rows = batch->unique_rows + first;
+      out->sums = sums_ + first * dim();
+      batch->num_unique.push_back(num_unique);
+      first += num_unique;
+      return Status();
+    };
+    Require(lookups_.SumGradients(exec_, tasks, allocate));
+  }
+
+  // The sums are those of the last Backward, of whichever batch.
+  void Apply(const Batch& batch) {
+    std::vector<ApplyTask> tasks(kTables);
+    size_t first = 0;
+    for (size_t t = 0; t < kTables; ++t) {
+      tasks[t].table = tables_[t].get();
+      tasks[t].keys = batch.unique_keys + first;
+      tasks[t].rows = batch.unique_rows + first;
+      tasks[t].gradients = sums_ + first * dim();
+      tasks[t].n = batch.num_unique[t];
+      first += tasks[t].n;
+    }
+    Require(lookups_.Apply(exec_, tasks, kOptimizer, {}, Hyper(), ++tick_));
+  }
+
+  // Distinct keys of a batch, on average, by the last Backward of each.
+  double MeanUnique() const {
+    size_t sum = 0;
+    for (const Batch& batch : batches_) {
+      sum = std::accumulate(batch.num_unique.begin(), batch.num_unique.end(), sum);
+    }
+    return static_cast<double>(sum) / kBatches;
+  }
+  TableStats Stats() const {
+    TableStats all;
+    for (const auto& table : tables_) {
+      const TableStats stats = table->stats();
+      all.hits += stats.hits;
+      all.device_hits += stats.device_hits;
+      all.promotions += stats.promotions;
+    }
+    return all;
+  }
+
+  void RunTables(int64_t dim, double hbm_share) {
+    Fill(dim, hbm_share);
+    for (const size_t hotness : kHotnesses) {
+      const size_t n = IdsOfTable(hotness);
+      for (Bags& bags : bags_) {
+        Require(bags.InitUniform(static_cast<int64_t>(hotness), static_cast<int64_t>(n),
+                                 static_cast<int64_t>(n / hotness)));
+      }
+      combiner_ = hotness == 1 ? Combiner::kSum : Combiner::kMean;
+      RunBags(hbm_share);
+    }
+  }
+
+  void RunBags(double hbm_share) {
+    if (hbm_share < 1.0) {
+      // Until one and a half times as many were read as there are keys.
+      for (size_t read = 0; read < kTables * (num_keys_ + num_keys_ / 2);) {
+        Draw();
+        for (Batch& batch : batches_) {
+          Pool(&batch);
+          read += ids();
+        }
+      }
+    }
+    const auto each = [&](auto fn) {
+      return [this, fn](int repeat) { fn(&batches_[repeat % kBatches]); };
+    };
+    const auto pool = [&](Batch* batch) { Pool(batch); };
+    const auto backward = [&](Batch* batch) { Backward(batch); };
+    const auto apply = [&](Batch* batch) { Apply(*batch); };
+    const auto all = [&](auto fn) {
+      for (Batch& batch : batches_) fn(&batch);
+    };
+    const TableStats before = Stats();
+    const double pool_seconds = bench_.Seconds(each(pool), [&] { Draw(); });
+    const TableStats after = Stats();
+    const double backward_seconds = bench_.Seconds(each(backward), [&] {
+      Draw();
+      all(pool);
+    });
+    const double apply_seconds = bench_.Seconds(each(apply), [&] {
+      Draw();
+      all(pool);
+      all(backward);
+      for (const auto& table : tables_) Require(table->Promote(exec_, tick_));
+    });
+    const double step_seconds = bench_.Seconds(each([&](Batch* batch) {
+                                                 Pool(batch);
+                                                 Backward(batch);
+                                                 Apply(*batch);
+                                               }),
+                                               [&] { Draw(); });
+    const double unique = MeanUnique();
+    const double new_seconds = bench_.Seconds(each(pool), [&] { DrawSomeNew(); });
+    all(backward);
+    const double unique_with_new = MeanUnique();
+
+    constexpr double kId = sizeof(uint64_t) + sizeof(RowId);
+    const RowLayout& row = tables_[0]->layout();
+    const auto n = static_cast<double>(ids());
+    const auto vector = static_cast<double>(row.vector_bytes());
+    const double of_bags = n * kId + static_cast<double>(kTables * bags_[0].num_bags()) * vector;
+    const double found = kBucketBytes + kHeadBytes + vector;
+    const double pool_bytes = of_bags + unique * found;
+    const double backward_bytes = of_bags + unique * (kId + vector);
+    const double apply_bytes = unique * (kId + vector + 2 * static_cast<double>(row.stride));
+    const double new_bytes =
+        of_bags + unique_with_new * found +
+        n / kOneNewIn * (kBucketBytes + static_cast<double>(row.state_bytes()));
+    const auto print = [&](const char* call, double seconds, double bytes) {
+      std::printf("%-5zu %zux2^%-3d %-5.2f %-4zu %-9s %9.3f %9.1f %9.2f %9.1f %7.1f%%\n", dim(),
+                  kTables, 21 - shrink_, hbm_share, bags_[0].hotness(), call, seconds * 1e3,
+                  n / seconds / 1e6, bytes / 1e6, bytes / seconds / 1e9,
+                  100 * bytes / seconds / copy_);
+    };
+    print("pool", pool_seconds, pool_bytes);
+    print("pool new", new_seconds, new_bytes);
+    print("backward", backward_seconds, backward_bytes);
+    print("apply", apply_seconds, apply_bytes);
+    print("step", step_seconds, pool_bytes + backward_bytes + apply_bytes);
+    std::printf("      %.0f ids, %.0f keys", n, unique);
+    if (hbm_share < 1.0) {
+      std::printf("; %.1f %% of pool's reads hit the device tier; %llu rows had moved there",
+                  100.0 * static_cast<double>(after.device_hits - before.device_hits) /
+                      static_cast<double>(after.hits - before.hits),
+                  static_cast<unsigned long long>(before.promotions));
+    }
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+
+  static constexpr OptimizerKind kOptimizer = OptimizerKind::kAdagrad;
+  static constexpr int kBatches = Bench<Device>::kRepeats;
+
+  size_t dim() const { return static_cast<size_t>(tables_[0]->layout().dim); }
+
+  Exec& exec_;
+  Lookups& lookups_;
+  const MakeTable make_;
+  Bench<Device> bench_;
+  const int shrink_;
+  const uint64_t num_keys_;  // of a table
+  const size_t most_ids_;
+  Batch batches_[kBatches];
+  float *pooled_, *upstream_, *sums_;  // of whichever batch
+  std::vector<std::unique_ptr<Table>> tables_;
+  Bags bags_[kTables];
+  Combiner combiner_ = Combiner::kSum;
+  uint64_t draws_ = 0;
+  uint64_t next_new_ = 0;  // number of the next new key
+  Tick tick_ = 0;
+  double copy_ = 0;  // bytes a second
+};
+
+}  // namespace dynemb::benchmark_device
+
+#endif  // DYNEMB_BENCHMARKS_CC_DEVICE_LOOKUPS_BENCHMARK_H_
