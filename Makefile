@@ -62,6 +62,7 @@ cuda-check: build ## compiles all code for GPUs where there is nvcc; its tests s
 
 gpu-test: build ## tests on this machine's GPU; without one an error
 	tools/gpu_bundle.sh run $(ARGS)
+	tools/gpu_operators.sh
 
 gpu-bundle: build ## dist/gpu-bundle.tar.gz: the same for a machine with nothing but a driver
 	tools/gpu_bundle.sh pack

@@ -6,8 +6,8 @@ import simulated
 
 @pytest.fixture(autouse=True, scope="session")
 def small_device_tier():
-    """Tables of a simulated device are soon larger than what they may have of its memory."""
-    if not simulated.ON:
+    """Tables of a device are soon larger than what they may have of its memory."""
+    if not simulated.SMALL_TIERS:
         yield
         return
     from tf_dynemb import config

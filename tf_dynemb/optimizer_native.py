@@ -96,6 +96,7 @@ def update(
             hyper=hyper,
             optimizer=form.name,
             flags=list(form.flags),
+            distinct=True,
         )
 
 

@@ -67,8 +67,8 @@ class DeviceLookups final : public Lookups {
 
   // A batch with the ids of several tasks.
   struct Joined : Batch {
-    const RowId* found = nullptr;               // where they were found, if the tasks know that
-    device::Parts<device::IdPart> tasks_ids{};  // of several tasks
+    const RowId* found = nullptr;           // where they were found, if the tasks know that
+    device::Parts<device::IdPart> parts{};  // of several tasks
   };
 
   // InvalidArgument: a table is elsewhere, or there are too many ids or bags.
@@ -82,7 +82,7 @@ class DeviceLookups final : public Lookups {
   template <class Task>
   static Status BringBags(Work& work, const Task& task, const Gathered& gathered, size_t p,
                           device::BagsPart* part, std::vector<uint32_t>* begins);
-  // The tasks that name keys which may repeat get distinct ones, with the rows found.
+  // The tasks without rows get distinct keys, if they are not, and the rows.
   // now_of(gathered): the stamps of its tables.
   template <class NowOf>
   Status MakeDistinct(Work& work, const NowOf& now_of, std::vector<ApplyTask>* tasks) const;
@@ -145,7 +145,7 @@ typename DeviceLookups<Device>::Joined DeviceLookups<Device>::Join(Work& work,
     const Ids& ids = tasks[t];
     parts.push_back({{ids.keys, ids.table->layout().key_size}, ids.found, ids.rows});
   }
-  batch.tasks_ids = device::ToDevice(work, parts, gathered.begins);
+  batch.parts = device::ToDevice(work, parts, gathered.begins);
   auto* const keys = work.template Take<uint64_t>(n);
   // A task without ids may have no array either.
   const bool has_found =
@@ -154,14 +154,14 @@ typename DeviceLookups<Device>::Joined DeviceLookups<Device>::Join(Work& work,
   batch.keys = {keys, sizeof(*keys)};
   batch.rows = work.template Take<RowId>(n);
   batch.found = found;
-  work.ForEach(n, device::CollectIds{batch.tasks_ids, keys, found});
+  work.ForEach(n, device::CollectIds{batch.parts, keys, found});
   return batch;
 }
 
 template <class Device>
 void DeviceLookups<Device>::Deliver(Work& work, const Joined& batch) {
-  if (batch.tasks_ids.count == 0) return;
-  work.ForEach(batch.size(), device::DeliverRows{batch.tasks_ids, batch.rows});
+  if (batch.parts.count == 0) return;
+  work.ForEach(batch.size(), device::DeliverRows{batch.parts, batch.rows});
 }
 
 template <class Device>
@@ -284,10 +284,18 @@ template <class NowOf>
 Status DeviceLookups<Device>::MakeDistinct(Work& work, const NowOf& now_of,
                                            std::vector<ApplyTask>* tasks) const {
   std::vector<ApplyTask*> repeating;
+  std::vector<Ids> ids;
   for (ApplyTask& task : *tasks) {
-    if (task.rows == nullptr) repeating.push_back(&task);
+    if (task.rows != nullptr) continue;
+    if (task.distinct) {
+      auto* const rows = work.template Take<RowId>(task.n);
+      task.rows = rows;
+      ids.push_back({task.table, task.keys, nullptr, rows, task.n, 0});
+    } else {
+      repeating.push_back(&task);
+    }
   }
-  if (repeating.empty()) return Status();
+  if (repeating.empty() && ids.empty()) return Status();
   std::vector<Bags> bags(repeating.size());
   std::vector<BackwardTask> sums(repeating.size());
   for (size_t r = 0; r < repeating.size(); ++r) {
@@ -300,7 +308,6 @@ Status DeviceLookups<Device>::MakeDistinct(Work& work, const NowOf& now_of,
     sums[r].upstream = task.gradients;
     sums[r].dim = task.table->options().dim;
   }
-  std::vector<Ids> ids;
   const auto allocate = [&](size_t r, size_t n, BackwardOutput* out) {
     ApplyTask& task = *repeating[r];
     auto* const rows = work.template Take<RowId>(n);

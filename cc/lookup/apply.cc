@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kRowGrain = 1024;
 
-// A task whose keys may repeat, made distinct, with the rows found.
+// What a task without rows gets: distinct keys, if they are not, and the rows.
 struct Distinct {
   Backward backward;
   Buffer<uint64_t> keys;  // room for either key width
@@ -32,7 +32,13 @@ struct ApplyScratch {
   }
 };
 
-Status MakeDistinct(Exec& exec, Tick tick, ApplyTask* task, Distinct* made) {
+void FindRows(Exec& exec, Tick tick, ApplyTask* task, Distinct* made) {
+  RowId* const rows = made->rows.Resize(task->n);
+  task->table->Find(exec, task->keys, task->n, tick, rows);
+  task->rows = rows;
+}
+
+Status MakeDistinct(Exec& exec, ApplyTask* task, Distinct* made) {
   const TableOptions& options = task->table->options();
   Bags bags;
   const auto n = static_cast<int64_t>(task->n);
@@ -49,9 +55,7 @@ Status MakeDistinct(Exec& exec, Tick tick, ApplyTask* task, Distinct* made) {
   out.keys = made->keys.Resize(task->n);
   out.sums = made->gradients.Resize(task->n * static_cast<size_t>(options.dim));
   made->backward.Write(exec, &out);
-  task->table->Find(exec, out.keys, task->n, tick, made->rows.Resize(task->n));
   task->keys = out.keys;
-  task->rows = made->rows.get();
   task->gradients = out.sums;
   return Status();
 }
@@ -84,7 +88,10 @@ Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, OptimizerKind kind
   for (size_t t = 0; t < tasks.size(); ++t) {
     distinct[t].table->BeginBatch(exec, tick, distinct[t].n);
     if (distinct[t].rows == nullptr) {
-      DYNEMB_RETURN_IF_ERROR(MakeDistinct(exec, tick, &distinct[t], &made->tasks[t]));
+      if (!distinct[t].distinct) {
+        DYNEMB_RETURN_IF_ERROR(MakeDistinct(exec, &distinct[t], &made->tasks[t]));
+      }
+      FindRows(exec, tick, &distinct[t], &made->tasks[t]);
     }
     sizes.push_back(distinct[t].n);
   }

@@ -14,10 +14,10 @@ namespace dynemb {
 struct ApplyTask {
   Table* table = nullptr;
   const void* keys = nullptr;        // [n], of the table's key type
-  const RowId* rows = nullptr;       // [n] from the lookup, keys then distinct; or null: keys may
-                                     // repeat, gradients add up
+  const RowId* rows = nullptr;       // [n] from the lookup, keys then distinct; or null: found here
   const float* gradients = nullptr;  // [n, dim]
   size_t n = 0;
+  bool distinct = false;  // without rows: the keys are; else gradients of repeated keys add up
 };
 
 // FailedPrecondition, naming it, if a table's state is not this optimizer's.

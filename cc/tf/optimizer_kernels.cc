@@ -19,6 +19,7 @@ class ApplyGradientsOp : public DynembOp {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &n_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("optimizer", &optimizer));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("flags", &flags));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("distinct", &distinct_));
     OP_REQUIRES_OK(ctx, ToAbsl(ParseOptimizer(optimizer, flags, &kind_, &flags_)));
   }
 
@@ -49,6 +50,7 @@ class ApplyGradientsOp : public DynembOp {
       tasks[i].keys = keys.data();
       tasks[i].gradients = Data<float>(grads);
       tasks[i].n = static_cast<size_t>(keys.NumElements());
+      tasks[i].distinct = distinct_;
       if (rows.NumElements() != 0) {
         TF_RETURN_IF_ERROR(CheckShape(rows, keys.shape(), "rows"));
         tasks[i].rows = Data<RowId>(rows);
@@ -63,6 +65,7 @@ class ApplyGradientsOp : public DynembOp {
 
  private:
   int n_;
+  bool distinct_;
   OptimizerKind kind_;
   OptimizerFlags flags_;
 };

@@ -16,6 +16,7 @@ REGISTER_OP("DynembApplyGradients")
     .Attr("Tkeys: list({int64, int32, uint64}) >= 1")
     .Attr("optimizer: string")
     .Attr("flags: list(string) = []")
+    .Attr("distinct: bool = false")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       int n;

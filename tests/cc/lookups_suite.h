@@ -39,7 +39,7 @@ struct Ask {
   int64_t num_bags;
   bool uniform;
   Floats weights;  // or none
-  bool repeats;    // its gradients are applied as they come
+  bool repeats;    // its gradients are applied without rows, each of them twice
 };
 
 // What a step of training gave, all of it as bits.
@@ -242,7 +242,8 @@ class World {
       ApplyTask apply;
       apply.table = &table(asks[a].table);
       apply.keys = out->keys;
-      apply.rows = asks[a].repeats ? nullptr : out->rows;
+      apply.rows = asks[a].table == 1 ? nullptr : out->rows;  // one without rows
+      apply.distinct = true;
       apply.gradients = out->sums;
       apply.n = n;
       applies.push_back(apply);
@@ -255,6 +256,15 @@ class World {
       const std::vector<char> keys =
           step.arrays.Down(static_cast<const char*>(applies[a].keys), applies[a].n * key_size);
       const Floats sums = step.arrays.Down(applies[a].gradients, applies[a].n * dim);
+      if (asks[a].repeats) {
+        std::vector<char> keys_twice = keys;
+        keys_twice.insert(keys_twice.end(), keys.begin(), keys.end());
+        Floats sums_twice = sums;
+        sums_twice.insert(sums_twice.end(), sums.begin(), sums.end());
+        applies[a].keys = step.arrays.Up(keys_twice);
+        applies[a].gradients = step.arrays.Up(sums_twice);
+        applies[a].rows = nullptr;
+      }
       outcome->sums.emplace_back();
       for (size_t i = 0; i < applies[a].n; ++i) {
         uint64_t key = 0;
@@ -262,6 +272,11 @@ class World {
         outcome->sums.back()[key] = Floats(sums.begin() + static_cast<int64_t>(i * dim),
                                            sums.begin() + static_cast<int64_t>((i + 1) * dim));
       }
+    }
+    for (size_t a = 0; a < asks.size(); ++a) {
+      if (!asks[a].repeats) continue;
+      applies[a].n *= 2;
+      applies[a].distinct = false;
     }
     return Place::lookups().Apply(Place::exec(), applies, kind, {}, Hyper(), tick + 1);
   }

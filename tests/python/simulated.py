@@ -4,5 +4,19 @@ import os
 
 ENVIRONMENT = "TF_DYNEMB_SIMULATED_DEVICE"
 ON = os.environ.get(ENVIRONMENT) == "1"
-# What a table may have of the device's memory: few enough that most tests need both tiers.
+# What a table may have of the device's memory: few enough that most tests need both tiers. Also on
+# a GPU, if the environment says so (tools/gpu_operators.sh).
 HBM_BYTES = 4096
+SMALL_TIERS = ON or os.environ.get("DYNEMB_TEST_SMALL_TIERS") == "1"
+# Modules whose tests run once more with tables of a device by default: what they say of tables
+# holds for any. Not those that are about the host's table itself, its sizes and its threads.
+MODULES = [
+    "test_dynamic_variable.py",
+    "test_lookup_sparse.py",
+    "test_ops.py",
+    "test_ops_gradients.py",
+    "test_ops_model.py",
+    "test_capacity.py",
+    "test_checkpoint.py",
+    "test_layers.py",
+]

@@ -237,24 +237,10 @@ def operators():
             yield name, operator
 
 
-# Modules whose tests run once more with tables of a device by default: what they say of tables
-# holds for any. Not those that are about the host's table itself, its sizes and its threads.
-ALSO = [
-    "test_dynamic_variable.py",
-    "test_lookup_sparse.py",
-    "test_ops.py",
-    "test_ops_gradients.py",
-    "test_ops_model.py",
-    "test_capacity.py",
-    "test_checkpoint.py",
-    "test_layers.py",
-]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(simulated.ON, reason="this is such a run")
 def test_other_tests_with_tables_of_a_device():
-    files = [str(pathlib.Path(__file__).with_name(name)) for name in ALSO]
+    files = [str(pathlib.Path(__file__).with_name(name)) for name in simulated.MODULES]
     command = [sys.executable, "-m", "pytest", "-v", "-x", "-p", "no:cacheprovider", *files]
     environment = {**os.environ, simulated.ENVIRONMENT: "1"}
     run = subprocess.run(

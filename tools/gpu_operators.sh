@@ -1,0 +1,15 @@
+#!/bin/sh
+# The operators' tests with tables in the memory of the GPU that TensorFlow sees; says so where it sees none.
+set -eu
+cd "$(dirname "$0")/.."
+
+readonly PYTHON=.venv/bin/python
+
+if ! $PYTHON -c "import sys, tensorflow as tf; sys.exit(not tf.config.list_physical_devices('GPU'))" 2>/dev/null; then
+  echo "gpu: TensorFlow sees no GPU (its CUDA libraries: pip install 'tensorflow[and-cuda]'); operators did not run on one"
+  exit 0
+fi
+cd tests/python
+# Else TensorFlow takes all memory, and tables have none. Few rows fit the device tier, so that both are used.
+TF_FORCE_GPU_ALLOW_GROWTH=true DYNEMB_TEST_SMALL_TIERS=1 \
+  exec ../../$PYTHON -m pytest -p no:cacheprovider $(../../$PYTHON -c "import simulated; print(*simulated.MODULES)") test_device_tables.py
