@@ -201,14 +201,14 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
     if (batch.tables[t]->store_.ring.buckets != buckets) batch.viewed = false;
   }
   DYNEMB_RETURN_IF_ERROR(work.status());
+  const device::TableViews& tables = ViewsOf(work, batch);  // they know the batch by its number
+  DYNEMB_RETURN_IF_ERROR(work.status());
   for (size_t t = 0; t < num_tables; ++t) {
     DeviceTable& table = *batch.tables[t];
     ++table.batch_;
     table.given_[table.batch_ % kBatches] =
         table.given_[(table.batch_ - 1) % kBatches] + batch.size(t);
   }
-  const device::TableViews& tables = ViewsOf(work, batch);
-  DYNEMB_RETURN_IF_ERROR(work.status());
 
   work.Changes();
   const device::NewKeys added{tables, batch.keys, in.sums, in.dealt, in.positions, in.new_rows};

@@ -162,23 +162,26 @@ class LateDevice : public ThreadsDevice {
 
 // Check() looks whether the bounds hold.
 TEST(DeviceInserts, LatePostsAreBoundsToo) {
-  LateDevice device;
-  SerialExec exec;
-  TableOptions options;
-  options.name = "late";
-  options.dim = 1;
-  options.init_capacity = 20000;
-  options.tier = Tier::kHbm;
-  std::unique_ptr<Table> made;
-  ASSERT_TRUE(DeviceTable<LateDevice>::Make(options, &device, &made).ok());
-  Subject t(std::move(made), &exec);
-  Random random(23);
-  for (int step = 0; step < 60; ++step) {
-    t.FindOrInsert(Scattered(random.Below(10000), 100 + random.Below(300)));
-    if (step % 5 == 4) t.Erase(Scattered(random.Below(10000), 400));
-    t.Check();
+  for (const int64_t init_capacity : {20000, 16}) {  // the index never grows, or often
+    SCOPED_TRACE(init_capacity);
+    LateDevice device;
+    SerialExec exec;
+    TableOptions options;
+    options.name = "late";
+    options.dim = 1;
+    options.init_capacity = init_capacity;
+    options.tier = Tier::kHbm;
+    std::unique_ptr<Table> made;
+    ASSERT_TRUE(DeviceTable<LateDevice>::Make(options, &device, &made).ok());
+    Subject t(std::move(made), &exec);
+    Random random(23);
+    for (int step = 0; step < 60; ++step) {
+      t.FindOrInsert(Scattered(random.Below(10000), 100 + random.Below(300)));
+      if (step % 5 == 4) t.Erase(Scattered(random.Below(10000), 400));
+      t.Check();
+    }
+    EXPECT_EQ(t.CountContained(Scattered(0, 10400)), t.size());
   }
-  EXPECT_EQ(t.CountContained(Scattered(0, 10400)), t.size());
 }
 
 // What a table holds, wherever it does.
