@@ -20,6 +20,7 @@ test: test-cc ## the C++ tests, then the Python tests
 	$(PYTHON) -m pytest $(ARGS)
 
 test-cc: build
+	$(BAZEL) build //benchmarks/cc:all
 	$(BAZEL) test //tests/cc:all
 
 test-wheel: wheel ## Python tests against the installed wheel, from another folder

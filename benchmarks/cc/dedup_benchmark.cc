@@ -63,16 +63,17 @@ void RunBackward(benchmark::State& state, Keys kind, Form form, Combiner combine
   std::vector<BackwardTask> tasks(kTables);
   for (size_t t = 0; t < kTables; ++t) {
     keys.push_back(KeysOf(DrawRows(kind, nnz, kVocabulary, t)));
-    tasks[t] = {KeyType::kUint64,
-                keys[t].data(),
-                rows.data(),
-                &bags[t],
-                weighted ? weights.data() : nullptr,
-                combiner,
-                argmax.data(),
-                dtype,
-                upstream.data(),
-                static_cast<int64_t>(dim)};
+    BackwardTask& task = tasks[t];
+    task.key_type = KeyType::kUint64;
+    task.keys = keys[t].data();
+    task.rows = rows.data();
+    task.bags = &bags[t];
+    task.weights = weighted ? weights.data() : nullptr;
+    task.combiner = combiner;
+    task.argmax = argmax.data();
+    task.dtype = dtype;
+    task.upstream = upstream.data();
+    task.dim = static_cast<int64_t>(dim);
   }
   Backward backward;
   std::vector<std::unique_ptr<float[]>> sums(kTables);

@@ -545,9 +545,9 @@ class CountingSession : public ThreadsDevice::Session {
     Base::ForEach(n, body);
   }
   template <class Body>
-  void ForRows(size_t n, const Body& body) {
+  void ForRows(size_t n, size_t quads, const Body& body) {
     launches += n != 0;
-    Base::ForRows(n, body);
+    Base::ForRows(n, quads, body);
   }
   void SortPairs(uint64_t* keys, uint32_t* values, size_t n, int bits) {
     sorted_bits.push_back(bits);

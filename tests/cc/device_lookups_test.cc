@@ -127,7 +127,7 @@ TEST(DeviceLookups, StepsTakeNoMemory) {
   }
   EXPECT_EQ(Place::device().used(), device_before);
   if (!kSanitized) {
-    EXPECT_NEAR(static_cast<double>(host_bytes()), static_cast<double>(host_before), 64e3);
+    EXPECT_LE(host_bytes(), host_before + 65536);  // 4 bytes a step would be more
   }
   EXPECT_GT(world.table(0).stats().evictions, 1000u);
   EXPECT_GT(world.table(0).stats().promotions, 100u);

@@ -116,9 +116,10 @@ struct Output {
 
 // Which NaN a NaN is, is not compared.
 std::vector<unsigned char> OneNan(DType dtype, std::vector<unsigned char> bytes) {
-  const size_t n = (bytes.size() - kGuards) / SizeOf(dtype);
-  for (size_t i = 0; i < n; ++i) {
-    if (std::isnan(LoadElement(dtype, bytes.data(), static_cast<int64_t>(i)))) {
+  std::vector<float> values((bytes.size() - kGuards) / SizeOf(dtype));
+  LoadVector(dtype, bytes.data(), static_cast<int64_t>(values.size()), values.data());
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (std::isnan(values[i])) {
       memset(&bytes[i * SizeOf(dtype)], 0xFF, SizeOf(dtype));
     }
   }
@@ -308,7 +309,7 @@ std::vector<Pooled> PoolOnDevice(Batch* batch) {
   }
   const PoolBags body{batch->Views(session), ToDevice(session, parts, begins), batch->Keys(ids),
                       ids.rows.data()};
-  session.ForRows(begins.back(), body);
+  session.ForRows(begins.back(), /*quads=*/1, body);
   EXPECT_TRUE(session.Synchronize().ok());
   return results;
 }
