@@ -58,30 +58,6 @@ inline std::vector<uint32_t> Bits(const Floats& floats) {
 
 // The host's functions, as a Place.
 struct HostPlace {
-  struct Plain final : Lookups {
-    Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool insert) override {
-      return dynemb::Pool(exec, tasks, tick, insert);
-    }
-    Status WeightGradient(Exec& exec, const std::vector<WeightGradientTask>& tasks) override {
-      dynemb::WeightGradient(exec, tasks);
-      return Status();
-    }
-    Status SumGradients(Exec& exec, const std::vector<BackwardTask>& tasks,
-                        const Allocate& allocate) override {
-      Backward backward;
-      DYNEMB_RETURN_IF_ERROR(backward.Prepare(exec, tasks.data(), tasks.size()));
-      std::vector<BackwardOutput> outputs(tasks.size());
-      for (size_t t = 0; t < tasks.size(); ++t) {
-        DYNEMB_RETURN_IF_ERROR(allocate(t, backward.num_unique(t), &outputs[t]));
-      }
-      backward.Write(exec, outputs.data());
-      return Status();
-    }
-    Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, OptimizerKind kind,
-                 OptimizerFlags flags, const Hyper& hyper, Tick tick) override {
-      return dynemb::Apply(exec, tasks, kind, flags, hyper, tick);
-    }
-  };
   // Arrays of the host are copies all the same, so that nothing reads what it was not given.
   class Arrays {
    public:
@@ -107,10 +83,7 @@ struct HostPlace {
     host.tier = Tier::kHost;
     return Table::Create(host, table);
   }
-  static Lookups& lookups() {
-    static Plain plain;
-    return plain;
-  }
+  static Lookups& lookups() { return HostLookups(); }
   static Exec& exec() {
     static SerialExec exec;
     return exec;
