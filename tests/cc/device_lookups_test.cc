@@ -127,7 +127,8 @@ TEST(DeviceLookups, StepsTakeNoMemory) {
   }
   EXPECT_EQ(Place::device().used(), device_before);
   if (!kSanitized) {
-    EXPECT_LE(host_bytes(), host_before + 65536);  // 4 bytes a step would be more
+    // What threads keep of freed memory counts as used; 64 bytes a step would be twice as much.
+    EXPECT_LE(host_bytes(), host_before + (512 << 10));
   }
   EXPECT_GT(world.table(0).stats().evictions, 1000u);
   EXPECT_GT(world.table(0).stats().promotions, 100u);
