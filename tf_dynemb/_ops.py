@@ -28,6 +28,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 LIBRARY_PATH = pathlib.Path(__file__).with_name("_dynemb_ops.so")
 
 # The order of the `hyper` input of DynembApplyGradients.
+# The device of the host's memory.
+CPU = "/device:CPU:0"
 HYPER = (
     "learning_rate",
     "beta_1",
@@ -104,7 +106,7 @@ def on_host() -> Any:
 
     Made on the GPU it would have to be copied back, behind all of the GPU's work.
     """
-    return on("/device:CPU:0")
+    return on(CPU)
 
 
 def one_each() -> Any:

@@ -16,7 +16,6 @@ from tensorflow.python.ops import resource_variable_ops
 
 from tf_dynemb import _ops, communicator
 from tf_dynemb.exchange import exchange_counts, send_rows
-from tf_dynemb.placement import CPU
 
 
 class _Pooled:
@@ -195,7 +194,7 @@ def _join_features(
         if len(its) == 1:
             parts = (keys[its[0]], sums[its[0]], rows[its[0]])
         else:
-            with _ops.on(CPU):
+            with _ops.on_host():
                 unique, total = _ops.library().dynemb_dedup_sum(
                     tf.concat([keys[i] for i in its], 0), tf.concat([sums[i] for i in its], 0)
                 )
@@ -214,7 +213,7 @@ def _sum_per_key(
         for of_table, its_keys in zip(rows, keys, strict=True)
     ]
     count = len(keys)
-    with _ops.on(CPU):  # where these are, and added up in their order
+    with _ops.on_host():  # where these are, and added up in their order
         summed = _ops.library().dynemb_lookup_sparse_grad(
             keys=list(keys),
             rows=rows,

@@ -14,7 +14,7 @@ from tensorflow.python.framework import kernels
 
 from tf_dynemb import _ops
 
-CPU = "/device:CPU:0"
+CPU = _ops.CPU
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cc/device/device_table.h"
@@ -194,11 +195,7 @@ Status DeviceLookups<Device>::Pool(Exec& exec, const std::vector<PoolTask>& task
     DTable& table = *gathered.tables[t];
     if (insert) {
       // Of what was read since, if no step has ended with one.
-      if (table.PromotionIsDue()) {
-        const Status status = table.Promote(exec, tick);
-        // Without memory for it rows stay where they are.
-        if (!status.ok() && status.code() != Code::kResourceExhausted) return status;
-      }
+      DYNEMB_RETURN_IF_ERROR(table.PromoteIfDue(exec, tick));
       now.emplace_back();
       DYNEMB_RETURN_IF_ERROR(table.Begin(exec, gathered.table_size(t), tick, &now.back()));
     } else {

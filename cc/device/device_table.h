@@ -258,10 +258,6 @@ class DeviceTable final : public Table {
 
   // Finds the rows of a batch; `counts` in stats.
   static void FindRows(Work& work, Batch& batch, bool counts);
-  // Which position stands for each distinct key: ElectPositions.
-  template <bool kLast, class ElectKeys>
-  static void Elect(Work& work, const ElectKeys& keys, const RowId* rows, size_t n,
-                    const uint32_t** places, uint32_t** of);
   // Rows for every key whose row is kNoRow; fill as in FillRows. ResourceExhausted: nothing has
   // changed.
   template <class Fill>
@@ -311,9 +307,9 @@ class DeviceTable final : public Table {
   static constexpr size_t kRowAlignment = 16;
   // A step along the ring must not leave 32 bits.
   static constexpr uint64_t kMostBuckets = uint64_t{1} << 31;
+  static constexpr uint32_t kPromoteEvery = 8;  // batches that read
   // Rows that Promote moves at most: an eighth of the device tier, but not too few or too many.
   // Twice as many are noted for it.
-  static constexpr uint32_t kPromoteEvery = 8;  // batches that read
   static constexpr uint64_t kPromoteLeast = 1024;
   static constexpr uint64_t kPromoteMost = uint64_t{1} << 17;
 

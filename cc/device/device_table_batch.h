@@ -249,7 +249,7 @@ Status DeviceTable<Device>::Upsert(Exec& exec, const void* keys, size_t n, const
   // The last of a key's positions writes its row.
   const uint32_t* places = nullptr;
   uint32_t* of = nullptr;
-  Elect<true>(work, batch.keys, nullptr, n, &places, &of);
+  device::Elect<true>(work, batch.keys, nullptr, n, &places, &of);
   DYNEMB_RETURN_IF_ERROR(work.status());
   FindRows(work, batch, false);
   DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kMayRepeat, device::FillNothing{}));

@@ -117,19 +117,6 @@ Status DeviceTable<Device>::GrowIndex(Work& work, uint64_t keys) {
 }
 
 template <class Device>
-template <bool kLast, class ElectKeys>
-void DeviceTable<Device>::Elect(Work& work, const ElectKeys& keys, const RowId* rows, size_t n,
-                                const uint32_t** places, uint32_t** of) {
-  const uint32_t log_places = device::LogPlaces(n);
-  auto* made = work.template Take<uint32_t>(size_t{1} << log_places);
-  *of = work.template Take<uint32_t>(n);
-  if (made == nullptr || *of == nullptr) return;
-  work.Fill(made, 0xFF, sizeof(uint32_t) << log_places);
-  work.ForEach(n, device::ElectPositions<kLast, ElectKeys>{keys, rows, made, log_places, *of});
-  *places = made;
-}
-
-template <class Device>
 Status DeviceTable<Device>::Refuse(uint64_t keys, uint64_t size, const std::string& why) {
   refused_ += keys;
   return Full(keys, size, capacity(), why);
@@ -168,7 +155,7 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
   Inserting in;
   if (repeat == Keys::kMayRepeat) {
     const device::BatchKeys keys{batch.keys, ViewsOf(work, batch)};
-    Elect<false>(work, keys, batch.rows, n, &in.places, &in.of);
+    device::Elect<false>(work, keys, batch.rows, n, &in.places, &in.of);
   }
   in.sums = work.template Take<uint32_t>(n + 1);
   in.dealt = work.template Take<device::Dealt>(num_tables);

@@ -37,7 +37,7 @@ Status DeviceTable<Device>::Promote(Exec& exec, Tick tick) {
   work.ForEach(pairs, device::ListCandidates{order, rows});
   const uint32_t* places = nullptr;
   uint32_t* of = nullptr;
-  Elect<false>(work, KeyArray{rows, sizeof(RowId)}, nullptr, pairs, &places, &of);
+  device::Elect<false>(work, KeyArray{rows, sizeof(RowId)}, nullptr, pairs, &places, &of);
   DYNEMB_RETURN_IF_ERROR(work.status());
   work.Changes();
   work.ForKeys(pairs, device::PairUp{View(), order, victims, places, of, counters(), swaps});

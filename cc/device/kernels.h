@@ -245,33 +245,6 @@ inline uint32_t LogPlaces(size_t n) {
   return log_places;
 }
 
-// The place of a position's key, after the position has stood for election there. same(other): the
-// key at position `other` is the same one.
-template <bool kLast, class Same>
-DYNEMB_HD uint32_t ElectPosition(uint32_t position, uint64_t hash, uint32_t* places,
-                                 uint32_t log_places, const Same& same) {
-  const auto last = static_cast<uint32_t>((uint64_t{1} << log_places) - 1);
-  uint32_t p = log_places == 0 ? 0 : static_cast<uint32_t>(hash) >> (32 - log_places);
-  for (;; p = (p + 1) & last) {
-    uint32_t there = AtomicLoad(&places[p]);
-    if (there == kNoPosition) {
-      there = AtomicCompareExchange(&places[p], kNoPosition, position);
-      if (there == kNoPosition) break;
-    }
-    if (!same(there)) continue;
-    // Once a place is a key's, it only goes from one of its positions to another.
-    // Many positions may have one key: only those that change something swap.
-    if (kLast ? there > position : there < position) break;
-    if (kLast) {
-      AtomicMax(&places[p], position);
-    } else {
-      AtomicMin(&places[p], position);
-    }
-    break;
-  }
-  return p;
-}
-
 // of[i] is the place of keys[i]'s position. Only keys without a row in `rows` take part, if it is
 // given.
 template <bool kLast, class Keys>
@@ -284,10 +257,42 @@ struct ElectPositions {
 
   DYNEMB_HD void operator()(size_t i) const {
     if (rows != nullptr && rows[i] != kNoRow) return;
-    of[i] = ElectPosition<kLast>(static_cast<uint32_t>(i), keys.Hash(i), places, log_places,
-                                 [&](uint32_t other) { return keys.Same(other, i); });
+    const auto position = static_cast<uint32_t>(i);
+    const auto last = static_cast<uint32_t>((uint64_t{1} << log_places) - 1);
+    uint32_t p = static_cast<uint32_t>(keys.Hash(i)) >> (32 - log_places);
+    for (;; p = (p + 1) & last) {
+      uint32_t there = AtomicLoad(&places[p]);
+      if (there == kNoPosition) {
+        there = AtomicCompareExchange(&places[p], kNoPosition, position);
+        if (there == kNoPosition) break;
+      }
+      if (!keys.Same(there, i)) continue;
+      // Once a place is a key's, it only goes from one of its positions to another.
+      // Many positions may have one key: only those that change something swap.
+      if (kLast ? there > position : there < position) break;
+      if (kLast) {
+        AtomicMax(&places[p], position);
+      } else {
+        AtomicMin(&places[p], position);
+      }
+      break;
+    }
+    of[i] = p;
   }
 };
+
+// ElectPositions of n keys; nothing if there is no memory for it.
+template <bool kLast, class Session, class Keys>
+void Elect(Session& session, const Keys& keys, const RowId* rows, size_t n, const uint32_t** places,
+           uint32_t** of) {
+  const uint32_t log_places = LogPlaces(n);
+  auto* made = session.template Take<uint32_t>(size_t{1} << log_places);
+  *of = session.template Take<uint32_t>(n);
+  if (made == nullptr || *of == nullptr) return;
+  session.Fill(made, 0xFF, sizeof(uint32_t) << log_places);
+  session.ForEach(n, ElectPositions<kLast, Keys>{keys, rows, made, log_places, *of});
+  *places = made;
+}
 
 // flags[i] = 1 where a key without a row stands first; flags has one more, 0, for the sum.
 struct FlagFirst {

@@ -3,7 +3,7 @@
 // begin. What is made of them, in this order:
 //
 //   ScaleBags                     what the gradients of each bag are multiplied by
-//   ElectKeys, FlagFirst, a sum   the unique keys of all tasks, numbered by their first ids
+//   Elect, FlagFirst, a sum       the unique keys of all tasks, numbered by their first ids
 //   ListIds, SortPairs            the ids of each key together, in order
 //   ReadBegins                    how many keys each task has, for the host
 //   ListTerms                     what each id adds
@@ -56,22 +56,20 @@ struct ScaleBags {
   }
 };
 
-// As ElectPositions, of the keys of all tasks. The same key of two tasks is two keys.
-struct ElectKeys {
+// The keys of all tasks, for ElectPositions. The same key of two tasks is two keys.
+struct TaskKeys {
   Parts<GradientPart> tasks;
-  uint32_t* places;
-  uint32_t log_places;
-  uint32_t* of;
 
-  DYNEMB_HD void operator()(size_t i) const {
+  DYNEMB_HD uint64_t Hash(size_t i) const {
     const uint32_t t = tasks.IndexOf(i);
-    const uint32_t begin = tasks.begin(t), end = tasks.begin(t + 1);
-    const KeyArray keys = tasks[t].keys();
-    const uint64_t key = keys[i - begin];
-    of[i] = ElectPosition</*kLast=*/false>(
-        static_cast<uint32_t>(i), MixKey(key ^ MixKey(t)), places, log_places, [&](uint32_t other) {
-          return other >= begin && other < end && keys[other - begin] == key;
-        });
+    return MixKey(KeyOf(t, i) ^ MixKey(t));
+  }
+  DYNEMB_HD bool Same(size_t i, size_t j) const {
+    const uint32_t t = tasks.IndexOf(j);
+    return tasks.begin(t) <= i && i < tasks.begin(t + 1) && KeyOf(t, i) == KeyOf(t, j);
+  }
+  DYNEMB_HD uint64_t KeyOf(uint32_t t, size_t i) const {
+    return tasks[t].keys()[i - tasks.begin(t)];
   }
 };
 

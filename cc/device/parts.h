@@ -32,14 +32,18 @@ struct Parts {
 };
 
 // A copy in the device's memory, until the session ends; nulls if the session has failed.
-template <class T, class Session>
-T* ToDevice(Session& session, const T* values, size_t n) {
+template <class T, class Session, class From>
+T* ToDeviceAs(Session& session, const From* values, size_t n) {
   T* const to = session.template Take<T>(n);
   T* const from = session.template Pinned<T>(n);
   if (to == nullptr || from == nullptr) return nullptr;
   std::copy(values, values + n, from);
   session.Copy(to, from, n * sizeof(T));
   return to;
+}
+template <class T, class Session>
+T* ToDevice(Session& session, const T* values, size_t n) {
+  return ToDeviceAs<T>(session, values, n);
 }
 template <class Part, class Session>
 Parts<Part> ToDevice(Session& session, const std::vector<Part>& parts,
@@ -76,13 +80,7 @@ BagsView ToDevice(Session& session, const Bags& bags) {
   view.hotness = static_cast<uint32_t>(bags.hotness());
   view.num_bags = static_cast<uint32_t>(bags.num_bags());
   if (bags.splits() != nullptr) {
-    const size_t n = bags.num_bags() + 1;
-    uint32_t* const to = session.template Take<uint32_t>(n);
-    uint32_t* const from = session.template Pinned<uint32_t>(n);
-    if (to == nullptr || from == nullptr) return {};
-    std::copy(bags.splits(), bags.splits() + n, from);
-    session.Copy(to, from, n * sizeof(uint32_t));
-    view.splits = to;
+    view.splits = ToDeviceAs<uint32_t>(session, bags.splits(), bags.num_bags() + 1);
   }
   if (bags.order() != nullptr) view.order = ToDevice(session, bags.order(), bags.nnz());
   return view;

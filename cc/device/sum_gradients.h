@@ -103,15 +103,13 @@ Status NumberKeys(Session& session, const std::vector<BackwardTask>& tasks,
   Parts<GradientPart> scaled = ids->tasks;
   scaled.begins = ToDevice(session, bag_begins.data(), bag_begins.size());
   session.ForEach(bags, ScaleBags{scaled});
-  const uint32_t log_places = LogPlaces(n);
-  auto* const places = session.template Take<uint32_t>(size_t{1} << log_places);
-  auto* const of = session.template Take<uint32_t>(n);
+  const uint32_t* places = nullptr;
+  uint32_t* of = nullptr;
+  Elect</*kLast=*/false>(session, TaskKeys{ids->tasks}, /*rows=*/nullptr, n, &places, &of);
   auto* const sums = session.template Take<uint32_t>(n + 1);
   auto* const key_begins = session.template Take<uint32_t>(num_begins);
   auto* const read_back = session.template Pinned<uint32_t>(num_begins);
   DYNEMB_RETURN_IF_ERROR(session.status());
-  session.Fill(places, 0xFF, sizeof(uint32_t) << log_places);
-  session.ForEach(n, ElectKeys{ids->tasks, places, log_places, of});
   session.ForEach(n + 1, FlagFirst{/*rows=*/nullptr, places, of, n, sums});
   session.ExclusiveSum(sums, n + 1);
   session.ForEach(n,

@@ -1,6 +1,6 @@
 // The tables of a batch as kernels see them. A batch may have the keys of several tables, those of
 // one table in one stretch: item i of a launch is a key of the table that has it. Between launches
-// the host may change a table, so views are made anew for each.
+// the host may change a table, and then makes the views anew (DeviceTable::ViewsOf).
 #ifndef DYNEMB_DEVICE_TABLE_VIEWS_H_
 #define DYNEMB_DEVICE_TABLE_VIEWS_H_
 
@@ -82,7 +82,8 @@ struct BatchKeys {
     return MixKey(keys[i] + kOdd * tables.IndexOf(i));
   }
   DYNEMB_HD bool Same(size_t i, size_t j) const {
-    return keys[i] == keys[j] && tables.IndexOf(i) == tables.IndexOf(j);
+    const uint32_t t = tables.IndexOf(j);
+    return keys[i] == keys[j] && tables.begin(t) <= i && i < tables.end(t);
   }
 };
 

@@ -21,6 +21,12 @@ int64_t StateSpec::width() const {
   return std::accumulate(widths.begin(), widths.end(), int64_t{0});
 }
 
+Status Table::PromoteIfDue(Exec& exec, Tick tick) {
+  if (!PromotionIsDue()) return Status();
+  Status status = Promote(exec, tick);
+  return status.code() == Code::kResourceExhausted ? Status() : status;
+}
+
 Status Table::CheckOptions(const TableOptions& o) {
   const auto bad = [](const char* name, const auto& value, const char* why) {
     return InvalidArgument(std::string(name) + "=" + std::to_string(value) + ": " + why);

@@ -252,6 +252,10 @@ class Table {
     return Status();
   }
 
+  // (exclusive) Promote if it is due. Without memory for it rows stay where they are: that is no
+  // error of the batch it was called for.
+  Status PromoteIfDue(Exec& exec, Tick tick);
+
   // (shared, or exclusive) Aborts the process with a message if an invariant of the structure does
   // not hold. For tests.
   virtual void CheckInvariants() const = 0;

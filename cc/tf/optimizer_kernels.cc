@@ -60,7 +60,9 @@ class ApplyGradientsOp : public DynembOp {
     TableLock lock(tables, TableLock::Mode::kExclusive);
     const Tick tick = ProcessClock().Next();
     DYNEMB_RETURN_IF_LIBRARY_ERROR(lookups->Apply(*exec, tasks, kind_, flags_, hyper, tick));
-    return Promote(*exec, tables, tick);
+    // The step ends: row ids that its lookups found are not needed any more.
+    for (Table* table : tables) DYNEMB_RETURN_IF_LIBRARY_ERROR(table->PromoteIfDue(*exec, tick));
+    return absl::OkStatus();
   }
 
  private:

@@ -253,7 +253,8 @@ class WriteRowsOp : public OneTableOp {
     DYNEMB_RETURN_IF_LIBRARY_ERROR(table.WriteRows(*exec, keys.data(), static_cast<size_t>(n),
                                                    Data<float>(ctx->input(2)),
                                                    Data<float>(ctx->input(3)), insert_, tick));
-    return Promote(*exec, {&table}, tick);  // what optimizers that are none of ours end a step with
+    // What optimizers that are none of ours end a step with.
+    return ToAbsl(table.PromoteIfDue(*exec, tick));
   }
 
  private:

@@ -142,18 +142,6 @@ absl::Status SumGradients(Lookups* lookups, Exec& exec, const std::vector<Backwa
   return allocated.ok() ? ToAbsl(status) : allocated;
 }
 
-absl::Status Promote(Exec& exec, std::vector<Table*> tables, Tick tick) {
-  std::sort(tables.begin(), tables.end(), std::less<Table*>());
-  tables.erase(std::unique(tables.begin(), tables.end()), tables.end());
-  for (Table* table : tables) {
-    if (!table->PromotionIsDue()) continue;
-    const Status status = table->Promote(exec, tick);
-    // Without memory for it rows stay where they are: the batch has done what it had to.
-    if (status.code() != Code::kResourceExhausted) DYNEMB_RETURN_IF_LIBRARY_ERROR(status);
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckKeys(const Table& table, const tf::Tensor& keys, const char* name) {
   const tf::DataType want = ToTf(table.options().key_type);
   if (keys.dtype() == want) return absl::OkStatus();

@@ -77,11 +77,6 @@ absl::Status SumGradients(Lookups* lookups, Exec& exec, const std::vector<Backwa
                           const std::function<absl::Status(size_t task, int64_t unique,
                                                            BackwardOutput* output)>& allocate);
 
-// Table::Promote for each of the tables, which may repeat, if it is due: after a batch that trained
-// them, when the row ids that its lookups found are not needed any more. The caller holds their
-// locks exclusively.
-absl::Status Promote(Exec& exec, std::vector<Table*> tables, Tick tick);
-
 // Checks with messages that name the argument, the expectation and what came.
 absl::Status CheckKeys(const Table& table, const tf::Tensor& keys, const char* name);
 // `values` has the shape of `keys` with dim appended.

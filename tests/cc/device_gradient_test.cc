@@ -606,8 +606,12 @@ TEST(DeviceGradientWorkTest, TasksHaveKeysOfTheirOwn) {
   for (uint32_t t = 0; t < kTasks; ++t) parts[t].task.keys = keys.data() + begins[t];
   for (bool descending : {false, true}) {
     std::vector<uint32_t> places(size_t{1} << kLogPlaces, device::kNoPosition), of(kIdsInAll);
-    const device::ElectKeys body{
-        {parts.data(), begins.data(), kTasks}, places.data(), kLogPlaces, of.data()};
+    const device::ElectPositions</*kLast=*/false, device::TaskKeys> body{
+        {{parts.data(), begins.data(), kTasks}},
+        /*rows=*/nullptr,
+        places.data(),
+        kLogPlaces,
+        of.data()};
     for (uint32_t i = 0; i < kIdsInAll; ++i) body(descending ? kIdsInAll - 1 - i : i);
     for (uint32_t i = 0; i < kIdsInAll; ++i) {
       ASSERT_EQ(places[of[i]], i / kIds * kIds + i % kKeys) << i;

@@ -54,9 +54,7 @@ TEST(DeviceLookups, StepsDoNotWait) {
   std::vector<TableOptions> options = FourTables(24);
   for (TableOptions& o : options) {
     o.init_capacity = 50000;
-    ASSERT_TRUE(world.Add(o).ok());
-    Table& table = world.table(world.num_tables() - 1);
-    ASSERT_TRUE(table.AttachState(Place::exec(), {"adagrad", {o.dim}, {0.1f}}).ok());
+    ASSERT_TRUE(world.AddForAdagrad(o).ok());
   }
   Random random(9);
   for (Tick tick = 1; tick < 40; tick += 2) {
@@ -103,9 +101,7 @@ TEST(DeviceLookups, StepsTakeNoMemory) {
   std::vector<TableOptions> options = FourTables(24);
   for (TableOptions& o : options) {
     o.max_capacity = 200;
-    ASSERT_TRUE(world.Add(o).ok());
-    Table& table = world.table(world.num_tables() - 1);
-    ASSERT_TRUE(table.AttachState(Place::exec(), {"adagrad", {o.dim}, {0.1f}}).ok());
+    ASSERT_TRUE(world.AddForAdagrad(o).ok());
   }
   Random random(11);
   const auto host_bytes = [] { return mallinfo2().uordblks; };
@@ -146,9 +142,7 @@ TEST(DeviceLookups, FailuresAreTold) {
     World<Place> world;
     const std::vector<TableOptions> options = FourTables(24);
     for (const TableOptions& o : options) {
-      ASSERT_TRUE(world.Add(o).ok());
-      Table& table = world.table(world.num_tables() - 1);
-      ASSERT_TRUE(table.AttachState(Place::exec(), {"adagrad", {o.dim}, {0.1f}}).ok());
+      ASSERT_TRUE(world.AddForAdagrad(o).ok());
     }
     Random random(10);
     const std::vector<Ask> asks = SevenAsks(random, 50);

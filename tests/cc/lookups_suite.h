@@ -98,6 +98,11 @@ class World {
     tables_.emplace_back();
     return Place::Make(options, &tables_.back());
   }
+  // With the state of Adagrad.
+  Status AddForAdagrad(const TableOptions& options) {
+    DYNEMB_RETURN_IF_ERROR(Add(options));
+    return tables_.back()->AttachState(Place::exec(), {"adagrad", {options.dim}, {0.1f}});
+  }
   Table& table(size_t t) const { return *tables_[t]; }
   size_t num_tables() const { return tables_.size(); }
 

@@ -82,9 +82,7 @@ TEST(CudaLookupsTest, StepsDoNotWait) {
   std::vector<TableOptions> options = FourTables(24);
   for (TableOptions& o : options) {
     o.init_capacity = 50000;
-    ASSERT_TRUE(world.Add(o).ok());
-    Table& table = world.table(world.num_tables() - 1);
-    ASSERT_TRUE(table.AttachState(Cuda::exec(), {"adagrad", {o.dim}, {0.1f}}).ok());
+    ASSERT_TRUE(world.AddForAdagrad(o).ok());
   }
   Random random(9);
   std::vector<Ask> asks = SevenAsks(random, 3000);
