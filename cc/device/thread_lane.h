@@ -61,6 +61,7 @@ class ThreadLane {
   static DYNEMB_HD T FromLeader(T value) {
     return value;
   }
+  static DYNEMB_HD uint32_t Max(uint32_t value) { return value; }
 
   template <class T>
   static DYNEMB_HD T Load(const T* p) {

@@ -64,7 +64,7 @@ struct OwnedPartitionOf {
 }  // namespace
 
 template <typename K>
-Status Dedup<K>::Run(Exec& exec, const K* keys, size_t n, const Owners& owners) {
+Status Dedup<K>::Check(size_t n, const Owners& owners) {
   if (n > kMaxKeys) {
     return InvalidArgument("at most " + std::to_string(kMaxKeys) + " keys in one call, got " +
                            std::to_string(n));
@@ -73,6 +73,12 @@ Status Dedup<K>::Run(Exec& exec, const K* keys, size_t n, const Owners& owners) 
     return InvalidArgument("at most " + std::to_string(Owners::kMaxRanks) + " ranks, got " +
                            std::to_string(owners.ranks));
   }
+  return {};
+}
+
+template <typename K>
+Status Dedup<K>::Run(Exec& exec, const K* keys, size_t n, const Owners& owners) {
+  DYNEMB_RETURN_IF_ERROR(Check(n, owners));
   num_keys_ = n;
   owners_ = owners;
   const size_t ranks = owners.Spread() ? owners.ranks : 1;

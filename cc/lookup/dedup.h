@@ -51,7 +51,9 @@ class Dedup {
     size_t unique_begin;  // of unique[0], among all unique keys
   };
 
-  // Fails only for n > kMaxKeys, or more than Owners::kMaxRanks. Keeps no reference to `keys`.
+  // InvalidArgument: n > kMaxKeys, or more than Owners::kMaxRanks.
+  static Status Check(size_t n, const Owners& owners);
+  // Fails as Check does, and else not. Keeps no reference to `keys`.
   Status Run(Exec& exec, const K* keys, size_t n, const Owners& owners = Owners());
 
   size_t num_keys() const { return num_keys_; }

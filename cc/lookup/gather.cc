@@ -54,6 +54,28 @@ size_t Stretches(size_t n, int log) {
   return std::max<size_t>(1, (n + (size_t{1} << log) - 1) >> log);
 }
 
+Status OfTable(size_t t, const Status& status) {
+  if (status.ok()) return status;
+  return Status(status.code(), "table " + std::to_string(t) + ": " + status.message());
+}
+
+Status CheckTask(const GatherGradient::Task& task) {
+  for (const GatherGradient::Feature& feature : task.features) {
+    DYNEMB_RETURN_IF_ERROR(Upstream::Check(feature));
+    if (feature.dim != task.dim) {
+      return InvalidArgument("dim is " + std::to_string(feature.dim) + ", expected " +
+                             std::to_string(task.dim));
+    }
+    if (feature.index == nullptr && feature.bags->nnz() > 0) return InvalidArgument("no index");
+  }
+  if (task.pieces.empty()) return {};
+  size_t rows = 0;
+  for (const GatherGradient::Piece& piece : task.pieces) rows += piece.rows;
+  if (rows == task.n) return {};
+  return InvalidArgument("the pieces have " + std::to_string(rows) + " rows, expected " +
+                         std::to_string(task.n));
+}
+
 }  // namespace
 
 Status CheckIndex(Exec& exec, const uint32_t* index, size_t nnz, size_t n) {
@@ -94,26 +116,24 @@ void GatherWeightGradient(Exec& exec, const std::vector<GatherWeightTask>& tasks
   });
 }
 
+Status GatherGradient::Check(const std::vector<Task>& tasks) {
+  for (size_t t = 0; t < tasks.size(); ++t) {
+    DYNEMB_RETURN_IF_ERROR(OfTable(t, CheckTask(tasks[t])));
+  }
+  return {};
+}
+
 Status GatherGradient::Run(Exec& exec, const std::vector<Task>& tasks) {
   Phase phase("sum gradients");
+  DYNEMB_RETURN_IF_ERROR(Check(tasks));
   std::vector<size_t> first_feature;
   size_t num_features = 0;
   for (size_t t = 0; t < tasks.size(); ++t) {
     first_feature.push_back(num_features);
     num_features += tasks[t].features.size();
     for (const Feature& feature : tasks[t].features) {
-      Status status = Upstream::Check(feature);
-      if (status.ok() && feature.dim != tasks[t].dim) {
-        status = InvalidArgument("dim is " + std::to_string(feature.dim) + ", expected " +
-                                 std::to_string(tasks[t].dim));
-      }
-      if (status.ok() && feature.index == nullptr && feature.bags->nnz() > 0) {
-        status = InvalidArgument("no index");
-      }
-      if (status.ok()) status = CheckIndex(exec, feature.index, feature.bags->nnz(), tasks[t].n);
-      if (!status.ok()) {
-        return Status(status.code(), "table " + std::to_string(t) + ": " + status.message());
-      }
+      DYNEMB_RETURN_IF_ERROR(
+          OfTable(t, CheckIndex(exec, feature.index, feature.bags->nnz(), tasks[t].n)));
     }
   }
   if (prepared_.size() < num_features) prepared_.resize(num_features);

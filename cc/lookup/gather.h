@@ -38,6 +38,7 @@ void GatherPool(Exec& exec, const std::vector<GatherTask>& tasks);
 struct GatherWeightTask : BagWeightTask {
   const void* vectors = nullptr;  // or
   const void* const* rows = nullptr;
+  size_t n = 0;  // of rows; the host, where indices have been checked, does not need it
   const uint32_t* index = nullptr;
   DType dtype = DType::kFloat32;
   int64_t dim = 0;
@@ -66,7 +67,9 @@ class GatherGradient {
     std::vector<Piece> pieces{};
   };
 
-  // InvalidArgument names the task and what is wrong with it. Reusable scratch, one call at a time.
+  // InvalidArgument names the task and what is wrong with it. Does not read indices.
+  static Status Check(const std::vector<Task>& tasks);
+  // Fails as Check and CheckIndex do. Reusable scratch, one call at a time.
   Status Run(Exec& exec, const std::vector<Task>& tasks);
 
  private:

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "cc/table/key.h"
+#include "cc/table/portability.h"
 
 namespace dynemb {
 
@@ -29,7 +30,7 @@ struct Owners {
   uint32_t one = 0;  // for kOne
 
   // `key` is the key's bit pattern, a 32-bit one widened with zeros.
-  uint32_t Of(uint64_t key) const {
+  DYNEMB_HD uint32_t Of(uint64_t key) const {
     switch (rule) {
       case Rule::kHash:
         // The top 32 bits as a fraction of 1, times ranks.

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
-#include <type_traits>
+#include <utility>
 
 #include "cc/lookup/tasks.h"
 #include "cc/table/phase.h"
@@ -16,57 +16,84 @@ constexpr size_t kWord = sizeof(int32_t);
 constexpr size_t kMaxWords = std::numeric_limits<int32_t>::max();
 constexpr size_t kPartitionGrain = 4;
 
-size_t WordsPerKey(KeyType type) { return SizeOf(type) / kWord; }
-
 }  // namespace
 
-Status Route::Prepare(Exec& exec, const std::vector<RouteTask>& tasks, uint32_t ranks,
-                      uint32_t self) {
-  Phase phase("route ids");
-  num_tables_ = tasks.size();
-  ranks_ = ranks;
-  self_ = self;
-  num_own_words_ = 0;
-  if (prepared_.size() < num_tables_) prepared_.resize(num_tables_);
-  std::vector<size_t> sizes(num_tables_);
-  for (size_t t = 0; t < num_tables_; ++t) {
-    prepared_[t].task = tasks[t];
-    prepared_[t].n = 0;
-    for (const RouteIds& ids : tasks[t].features) prepared_[t].n += ids.n;
-    sizes[t] = prepared_[t].n;
-  }
-  std::vector<Status> statuses(num_tables_);
-  ForEachTask(exec, sizes, [&](Exec& e, size_t t) { statuses[t] = PrepareTask(e, &prepared_[t]); });
-  for (size_t t = 0; t < num_tables_; ++t) {
-    if (!statuses[t].ok()) {
-      return Status(statuses[t].code(),
-                    "table " + std::to_string(t) + ": " + statuses[t].message());
+Status CheckRoute(const std::vector<RouteTask>& tasks, uint32_t ranks) {
+  for (size_t t = 0; t < tasks.size(); ++t) {
+    const Owners& owners = tasks[t].owners;
+    size_t n = 0;
+    for (const RouteIds& ids : tasks[t].features) n += ids.n;
+    Status status = Dedup<uint64_t>::Check(n, owners);
+    if (owners.ranks != ranks || owners.one >= ranks) {
+      status = InvalidArgument("its owner is rank " + std::to_string(owners.one) + " of " +
+                               std::to_string(owners.ranks) + ", but there are " +
+                               std::to_string(ranks) + " ranks");
+    }
+    if (!status.ok()) {
+      return Status(status.code(), "table " + std::to_string(t) + ": " + status.message());
     }
   }
-  words_.assign(ranks + 1, 0);
+  return {};
+}
+
+std::vector<KeyType> KeyTypesOf(const std::vector<RouteTask>& tasks) {
+  std::vector<KeyType> key_types;
+  for (const RouteTask& task : tasks) key_types.push_back(task.key_type);
+  return key_types;
+}
+
+Status SizesOf(const std::vector<KeyType>& key_types, std::vector<int64_t> counts, uint32_t ranks,
+               uint32_t self, RouteSizes* sizes) {
+  sizes->counts = std::move(counts);
+  sizes->words.assign(ranks, 0);
+  sizes->num_own_words = 0;
   for (uint32_t rank = 0; rank < ranks; ++rank) {
-    size_t words = num_tables_;
-    for (size_t t = 0; t < num_tables_; ++t) {
-      words += count(t, rank) * WordsPerKey(prepared_[t].task.key_type);
+    size_t words = key_types.size();
+    for (size_t t = 0; t < key_types.size(); ++t) {
+      words += static_cast<size_t>(sizes->counts[t * ranks + rank]) * WordsPerKey(key_types[t]);
     }
     if (words > kMaxWords) {
       return InvalidArgument("the keys for rank " + std::to_string(rank) + " are " +
                              std::to_string(words * kWord) +
                              " bytes, but a message has at most 2^33: use smaller batches");
     }
-    if (rank == self) num_own_words_ = words;
-    words_[rank + 1] = words_[rank] + (rank == self ? 0 : words);
+    (rank == self ? sizes->num_own_words : sizes->words[rank]) = words;
   }
   return {};
 }
 
-Status Route::PrepareTask(Exec& exec, Prepared* prepared) {
-  const Owners& owners = prepared->task.owners;
-  if (owners.ranks != ranks_ || owners.one >= ranks_) {
-    return InvalidArgument("its owner is rank " + std::to_string(owners.one) + " of " +
-                           std::to_string(owners.ranks) + ", but there are " +
-                           std::to_string(ranks_) + " ranks");
+Status Route::Prepare(Exec& exec, const std::vector<RouteTask>& tasks, uint32_t ranks,
+                      uint32_t self) {
+  Phase phase("route ids");
+  DYNEMB_RETURN_IF_ERROR(CheckRoute(tasks, ranks));
+  const size_t num_tables = tasks.size();
+  key_types_ = KeyTypesOf(tasks);
+  self_ = self;
+  if (prepared_.size() < num_tables) prepared_.resize(num_tables);
+  std::vector<size_t> sizes(num_tables);
+  for (size_t t = 0; t < num_tables; ++t) {
+    prepared_[t].task = tasks[t];
+    prepared_[t].n = 0;
+    for (const RouteIds& ids : tasks[t].features) prepared_[t].n += ids.n;
+    sizes[t] = prepared_[t].n;
   }
+  std::vector<Status> statuses(num_tables);
+  ForEachTask(exec, sizes, [&](Exec& e, size_t t) { statuses[t] = PrepareTask(e, &prepared_[t]); });
+  for (const Status& status : statuses) DYNEMB_RETURN_IF_ERROR(status);
+  std::vector<int64_t> counts(num_tables * ranks);
+  for (size_t t = 0; t < num_tables; ++t) {
+    const Prepared& p = prepared_[t];
+    const auto begin = [&](uint32_t rank) {
+      return SizeOf(key_types_[t]) == 8 ? p.dedup64.owner_begin(rank) : p.dedup32.owner_begin(rank);
+    };
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      counts[t * ranks + rank] = static_cast<int64_t>(begin(rank + 1) - begin(rank));
+    }
+  }
+  return SizesOf(key_types_, std::move(counts), ranks, self, &sizes_);
+}
+
+Status Route::PrepareTask(Exec& exec, Prepared* prepared) {
   return SizeOf(prepared->task.key_type) == 8 ? PrepareKeys(exec, prepared, &prepared->dedup64)
                                               : PrepareKeys(exec, prepared, &prepared->dedup32);
 }
@@ -99,32 +126,20 @@ Status Route::PrepareKeys(Exec& exec, Prepared* prepared, Dedup<K>* dedup) {
   return {};
 }
 
-size_t Route::count(size_t table, uint32_t rank) const {
-  const Prepared& p = prepared_[table];
-  return SizeOf(p.task.key_type) == 8
-             ? p.dedup64.owner_begin(rank + 1) - p.dedup64.owner_begin(rank)
-             : p.dedup32.owner_begin(rank + 1) - p.dedup32.owner_begin(rank);
-}
-
 void Route::Write(Exec& exec, int32_t* words, int32_t* own) const {
   Phase phase("write keys to send");
+  const size_t num_tables = key_types_.size(), ranks = sizes_.words.size();
   // Where the keys of each table for each rank begin.
-  std::vector<int32_t*> begins(num_tables_ * ranks_);
-  for (uint32_t rank = 0; rank < ranks_; ++rank) {
-    int32_t* const message = rank == self_ ? own : words + words_[rank];
-    int32_t* at = message + num_tables_;
-    for (size_t t = 0; t < num_tables_; ++t) {
-      const size_t keys = count(t, rank);
-      message[t] = static_cast<int32_t>(keys);
-      begins[t * ranks_ + rank] = at;
-      at += keys * WordsPerKey(prepared_[t].task.key_type);
-    }
-  }
-  std::vector<size_t> sizes(num_tables_);
-  for (size_t t = 0; t < num_tables_; ++t) {
+  std::vector<int32_t*> begins(num_tables * ranks);
+  ForEachSegment(key_types_, sizes_, self_, words, own,
+                 [&](size_t t, uint32_t rank, int32_t* header, int32_t* keys) {
+                   *header = static_cast<int32_t>(count(t, rank));
+                   begins[t * ranks + rank] = keys;
+                 });
+  std::vector<size_t> sizes(num_tables);
+  for (size_t t = 0; t < num_tables; ++t) {
     const Prepared& p = prepared_[t];
-    sizes[t] =
-        SizeOf(p.task.key_type) == 8 ? p.dedup64.num_partitions() : p.dedup32.num_partitions();
+    sizes[t] = SizeOf(key_types_[t]) == 8 ? p.dedup64.num_partitions() : p.dedup32.num_partitions();
   }
   const auto copy = [&](const auto& dedup, size_t t, size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
@@ -133,14 +148,14 @@ void Route::Write(Exec& exec, int32_t* words, int32_t* own) const {
       constexpr size_t kKey = sizeof(*partition.unique);
       const uint32_t owner = dedup.owner(i);
       const size_t before = partition.unique_begin - dedup.owner_begin(owner);
-      memcpy(begins[t * ranks_ + owner] + before * (kKey / kWord), partition.unique,
+      memcpy(begins[t * ranks + owner] + before * (kKey / kWord), partition.unique,
              partition.num_unique * kKey);
     }
   };
-  ParallelForTasks(exec, sizes, std::vector<size_t>(num_tables_, kPartitionGrain),
+  ParallelForTasks(exec, sizes, std::vector<size_t>(num_tables, kPartitionGrain),
                    [&](size_t t, size_t begin, size_t end) {
                      const Prepared& p = prepared_[t];
-                     if (SizeOf(p.task.key_type) == 8) {
+                     if (SizeOf(key_types_[t]) == 8) {
                        copy(p.dedup64, t, begin, end);
                      } else {
                        copy(p.dedup32, t, begin, end);
@@ -149,6 +164,26 @@ void Route::Write(Exec& exec, int32_t* words, int32_t* own) const {
 }
 
 Status Requests::Init(const Received& received, const std::vector<KeyType>& key_types) {
+  return Init(received, key_types, Headers(received, key_types.size()));
+}
+
+std::vector<const int32_t*> Requests::Headers(const Received& received, size_t tables) {
+  std::vector<const int32_t*> headers;
+  int64_t begin = 0;
+  for (uint32_t rank = 0; rank < received.ranks; ++rank) {
+    const int64_t split = received.splits[rank];
+    const bool is_own = rank == received.self;
+    const int64_t size = is_own ? received.num_own_words : split;
+    const bool fits = split >= 0 && begin + split <= received.num_words;
+    if (!fits || static_cast<int64_t>(tables) > size) break;
+    headers.push_back(is_own ? received.own : received.words + begin);
+    begin += split;
+  }
+  return headers;
+}
+
+Status Requests::Init(const Received& received, const std::vector<KeyType>& key_types,
+                      const std::vector<const int32_t*>& headers) {
   ranks_ = received.ranks;
   key_types_ = key_types;
   const size_t tables = key_types.size();
@@ -161,9 +196,9 @@ Status Requests::Init(const Received& received, const std::vector<KeyType>& key_
     const int32_t* const message = is_own ? received.own : received.words + begin;
     const int64_t size = is_own ? received.num_own_words : split;
     auto at = static_cast<int64_t>(tables);
-    bool fits = split >= 0 && begin + split <= received.num_words && at <= size;
+    bool fits = rank < headers.size();
     for (size_t t = 0; fits && t < tables; ++t) {
-      const int64_t keys = message[t];
+      const int64_t keys = headers[rank][t];
       counts_[t * ranks_ + rank] = keys;
       begins_[t * ranks_ + rank] = message + at;
       at += keys * static_cast<int64_t>(WordsPerKey(key_types[t]));

@@ -26,6 +26,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <numeric>
 #include <vector>
 
 #include "cc/lookup/dedup.h"
@@ -49,19 +50,57 @@ struct RouteTask {
   std::vector<RouteIds> features;
 };
 
+// InvalidArgument where the owners of a task are not of so many `ranks`, or its ids are too many.
+Status CheckRoute(const std::vector<RouteTask>& tasks, uint32_t ranks);
+std::vector<KeyType> KeyTypesOf(const std::vector<RouteTask>& tasks);
+
+// What is known of a request before it is written.
+struct RouteSizes {
+  std::vector<int64_t> counts;  // [tables, ranks]: keys of a table that a rank is asked for
+  std::vector<size_t> words;    // [ranks]: of the message to each, at most 2^31 - 1; 0 for `self`
+  size_t num_own_words = 0;     // of the message to `self`; 0 for kNoRank
+};
+
+// The words that so many keys make. InvalidArgument where they are too many for one message.
+Status SizesOf(const std::vector<KeyType>& key_types, std::vector<int64_t> counts, uint32_t ranks,
+               uint32_t self, RouteSizes* sizes);
+
+// Words of a key in a message.
+constexpr size_t WordsPerKey(KeyType type) { return SizeOf(type) / sizeof(int32_t); }
+
+// Where the number of keys of each table for each rank goes, and the keys: fn(table, rank, header,
+// keys).
+template <class Fn>
+void ForEachSegment(const std::vector<KeyType>& key_types, const RouteSizes& sizes, uint32_t self,
+                    int32_t* words, int32_t* own, const Fn& fn) {
+  const size_t tables = key_types.size();
+  const auto ranks = static_cast<uint32_t>(sizes.words.size());
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    int32_t* const message = rank == self ? own : words;
+    size_t at = tables;
+    for (size_t t = 0; t < tables; ++t) {
+      fn(t, rank, message + t, message + at);
+      at += static_cast<size_t>(sizes.counts[t * ranks + rank]) * WordsPerKey(key_types[t]);
+    }
+    words += sizes.words[rank];
+  }
+}
+
 class Route {
  public:
-  // InvalidArgument where the owners of a task are not of so many `ranks`. `self` may be kNoRank:
-  // then all travels.
+  // Fails as CheckRoute and SizesOf do. `self` may be kNoRank: then all travels.
   Status Prepare(Exec& exec, const std::vector<RouteTask>& tasks, uint32_t ranks,
                  uint32_t self = kNoRank);
   // Keys of a table that a rank is asked for.
-  size_t count(size_t table, uint32_t rank) const;
-  // Of the message to a rank, at most 2^31 - 1; 0 for `self`.
-  size_t num_words(uint32_t rank) const { return words_[rank + 1] - words_[rank]; }
-  size_t num_words() const { return words_.back(); }
-  // Of the message to `self`; 0 for kNoRank.
-  size_t num_own_words() const { return num_own_words_; }
+  size_t count(size_t table, uint32_t rank) const {
+    return static_cast<size_t>(sizes_.counts[table * sizes_.words.size() + rank]);
+  }
+  size_t num_words(uint32_t rank) const { return sizes_.words[rank]; }
+  size_t num_words() const {
+    return std::accumulate(sizes_.words.begin(), sizes_.words.end(), size_t{0});
+  }
+  size_t num_own_words() const { return sizes_.num_own_words; }
+  const RouteSizes& sizes() const { return sizes_; }
   // The messages, in the order of the ranks, and that to `self`.
   void Write(Exec& exec, int32_t* words, int32_t* own = nullptr) const;
 
@@ -79,12 +118,10 @@ class Route {
   template <class K>
   Status PrepareKeys(Exec& exec, Prepared* prepared, Dedup<K>* dedup);
 
-  size_t num_tables_ = 0;
-  uint32_t ranks_ = 1;
+  std::vector<KeyType> key_types_;  // [tables]
   uint32_t self_ = kNoRank;
-  size_t num_own_words_ = 0;
-  std::deque<Prepared> prepared_;  // only grows; the first num_tables_ are in use
-  std::vector<size_t> words_;      // [ranks + 1]: where the message to each begins
+  std::deque<Prepared> prepared_;  // only grows; the first ones, one for each table, are in use
+  RouteSizes sizes_;
 };
 
 // Reads the messages that `ranks` ranks sent: the reverse of Route::Write.
@@ -104,8 +141,17 @@ class Requests {
   };
 
   Status Init(const Received& received, const std::vector<KeyType>& key_types);
+  // The same in two steps, where the words are in a device's memory. Of the ranks before the first
+  // that cannot have sent as many words: where the numbers of keys, [tables], lie. Then what was
+  // found there; nothing else is read.
+  static std::vector<const int32_t*> Headers(const Received& received, size_t tables);
+  Status Init(const Received& received, const std::vector<KeyType>& key_types,
+              const std::vector<const int32_t*>& headers);
   // Keys of a table that a rank asks for.
   int64_t count(size_t table, uint32_t rank) const { return counts_[table * ranks_ + rank]; }
+  const int64_t* counts(size_t table) const { return counts_.data() + table * ranks_; }
+  // Where they are.
+  const int32_t* begin(size_t table, uint32_t rank) const { return begins_[table * ranks_ + rank]; }
   int64_t num_keys(size_t table) const;
   // keys[num_keys(table)], rank after rank.
   void CopyKeys(size_t table, void* keys) const;

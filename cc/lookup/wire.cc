@@ -1,11 +1,11 @@
 #include "cc/lookup/wire.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "cc/lookup/tasks.h"
+#include "cc/lookup/wire_formulas.h"
 #include "cc/table/codec.h"
 #include "cc/table/phase.h"
 #include "cc/table/portability.h"
@@ -21,11 +21,6 @@ constexpr size_t kMaxWords = std::numeric_limits<int32_t>::max();
 constexpr size_t kMaxRows = 0xFFFFFFFE;  // as many as a request has
 // Bytes of rows per piece of parallel work.
 constexpr size_t kGrainBytes = 64 << 10;
-// Of a row that int8 does not send as zeros. A denormal element is then at most half of it and
-// becomes 0, and nothing else is denormal: the same bits in any of the denormal modes that
-// TensorFlow sets in its threads.
-constexpr float kLeastScale = 0x1p-125f;
-
 // What the elements of a segment are, unless it is int8.
 DType WireDType(const WireTable& t) {
   const bool narrow = SizeOf(t.dtype) == 2;
@@ -45,27 +40,15 @@ Status TooLarge(uint32_t rank) {
 }
 
 DYNEMB_CLONES void PackInt8(const float* x, int64_t dim, float* scale, int8_t* q) {
-  float largest = 0.0f;
-  float zero_or_nan = 0.0f;
-  for (int64_t c = 0; c < dim; ++c) {
-    const float magnitude = std::fabs(x[c]);
-    largest = magnitude > largest ? magnitude : largest;
-    zero_or_nan += x[c] * 0.0f;  // NaN if any is not finite
-  }
-  *scale = largest / 127.0f + zero_or_nan;
-  // 127 times a scale that was rounded up may be infinite.
-  if (*scale * 127.0f > std::numeric_limits<float>::max()) *scale = std::nextafter(*scale, 0.0f);
-  const bool usable = *scale >= kLeastScale;
-  if (!usable && !std::isnan(*scale)) *scale = 0.0f;
-  const float inverse = usable ? 127.0f / largest : 0.0f;
-  for (int64_t c = 0; c < dim; ++c) {
-    const float scaled = usable ? x[c] * inverse : 0.0f;
-    q[c] = static_cast<int8_t>(std::nearbyint(scaled));
-  }
+  uint32_t largest = 0;
+  for (int64_t c = 0; c < dim; ++c) largest = std::max(largest, formulas::Magnitude(x[c]));
+  const formulas::Int8Scale of_row = formulas::ScaleOf(largest);
+  *scale = of_row.scale;
+  for (int64_t c = 0; c < dim; ++c) q[c] = formulas::ToInt8(of_row, x[c]);
 }
 
 DYNEMB_CLONES void UnpackInt8(const int8_t* q, float scale, int64_t dim, float* x) {
-  for (int64_t c = 0; c < dim; ++c) x[c] = scale * static_cast<float>(q[c]);
+  for (int64_t c = 0; c < dim; ++c) x[c] = formulas::FromInt8(scale, q[c]);
 }
 
 // Rows [begin, end) of a segment of `rows`; `at` is the segment, `vectors` its rows.

@@ -9,6 +9,7 @@
 //   uint32_t Mask(pred)                collective: bit s is set where pred(s), s < kSlotsPerBucket
 //   uint64_t Min(value)                collective: the least value(s), s < kSlotsPerBucket
 //   T FromLeader(value)                collective: the value of rank 0
+//   uint32_t Max(value)                collective: the greatest of the lanes' values
 //   T Load(const T*), Store(T*, T)     relaxed atomics where kShared, plain otherwise
 //   uint32_t CompareExchange(p, expected, desired) -> what *p was
 //   IncrementSaturating(p), DecrementUnlessSticky(p)   on an overflow count
@@ -76,6 +77,7 @@ class OneLane {
   static T FromLeader(T value) {
     return value;
   }
+  static uint32_t Max(uint32_t value) { return value; }
 
   template <class T>
   static T Load(const T* p) {

@@ -62,6 +62,9 @@ class CudaTile {
   __device__ T FromLeader(T value) {
     return group_.shfl(value, 0);
   }
+  __device__ uint32_t Max(uint32_t value) {
+    return cooperative_groups::reduce(group_, value, cooperative_groups::greater<uint32_t>());
+  }
 
   template <class T>
   static __device__ T Load(const T* p) {

@@ -57,6 +57,11 @@ class LockstepLanes {
   T FromLeader(T value) {
     return static_cast<T>(Exchange(static_cast<uint64_t>(value))[0]);
   }
+  uint32_t Max(uint32_t value) {
+    for (uint64_t word : Exchange(value))
+      value = word > value ? static_cast<uint32_t>(word) : value;
+    return value;
+  }
 
   template <class T>
   static T Load(const T* p) {

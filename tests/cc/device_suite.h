@@ -116,7 +116,8 @@ struct KeyTeam {
     const uint32_t rank = lanes.rank();
     const uint32_t u32 = lanes.FromLeader(static_cast<uint32_t>(i) + 1000 * rank);
     const uint64_t u64 = lanes.FromLeader((uint64_t{1} << 40) + i + 1000 * rank);
-    const bool right = mask == (i & 0x7F) && least == expected && u32 == i &&
+    const uint32_t greatest = lanes.Max(~((rank + static_cast<uint32_t>(i)) % lanes.width()));
+    const bool right = mask == (i & 0x7F) && least == expected && u32 == i && greatest == ~0u &&
                        u64 == (uint64_t{1} << 40) + i && rank < lanes.width();
     if (!right) device::AtomicAdd(wrong, uint32_t{1});
   }

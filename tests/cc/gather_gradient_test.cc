@@ -273,9 +273,12 @@ TEST(GatherGradientTest, ErrorsNameTheTableAndWriteNothing) {
   expect("got 0");
   bad.features[0].dim = 5;
   expect("5, expected 4");
+  bad.pieces = {{4, sums[1].data()}, {5, sums[1].data() + 16}};
+  expect("9 rows, expected 10");
   std::vector<uint32_t> index = other.index;
   index[19] = 10;
   bad.features[0].index = index.data();
+  EXPECT_TRUE(GatherGradient::Check({good, bad}).ok());
   expect("10 rows");
   bad.n = 0;
   expect("0 rows");

@@ -47,6 +47,9 @@ TYPED_TEST(LanesLockstep, CollectivesAgreeWithOneLane) {
     wrong += lanes.Min(value) != OneLane::Min(value);
     wrong += lanes.Empty(bucket) != OneLane::Mask(no_row);
     wrong += lanes.FromLeader(lanes.rank() + 7) != 7;
+    // The greatest is now one lane's, now another's, and beyond 2^31.
+    const auto greatest = static_cast<uint32_t>(begin % Lanes::width());
+    wrong += lanes.Max(~((lanes.rank() - greatest) % Lanes::width())) != ~0u;
     ++calls;
   });
   EXPECT_EQ(wrong, 0);

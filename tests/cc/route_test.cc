@@ -186,6 +186,26 @@ TEST(RouteTest, AsManyRanksAsThereMayBe) {
   }
 }
 
+// For `self` as for those that travel.
+TEST(RouteTest, AMessageHas2To31WordsAtMost) {
+  constexpr int64_t kMostWords = (int64_t{1} << 31) - 1;
+  const std::vector<KeyType> types = {KeyType::kInt64, KeyType::kInt32};
+  for (uint32_t self : {kNoRank, 0u, 1u}) {
+    RouteSizes sizes;
+    const int64_t half = int64_t{1} << 29;
+    const int64_t rest = kMostWords - 2 - 2 * half;
+    ASSERT_TRUE(SizesOf(types, {3, half, 4, rest}, 2, self, &sizes).ok());
+    EXPECT_EQ(sizes.counts, (std::vector<int64_t>{3, half, 4, rest}));
+    EXPECT_EQ(sizes.words[0], self == 0 ? 0u : 2u + 6 + 4);
+    EXPECT_EQ(sizes.words[1], self == 1 ? 0u : static_cast<size_t>(kMostWords));
+    EXPECT_EQ(sizes.num_own_words, self == kNoRank ? 0u : self == 0 ? 12u : size_t{kMostWords});
+    const Status status = SizesOf(types, {3, half, 4, rest + 1}, 2, self, &sizes);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_NE(status.message().find("the keys for rank 1 are 8589934592 bytes"), std::string::npos)
+        << status.message();
+  }
+}
+
 TEST(RouteTest, ErrorsNameTheTable) {
   SerialExec exec;
   Route route;

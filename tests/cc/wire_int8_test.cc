@@ -218,13 +218,24 @@ TEST(WireInt8Test, RowsThatAreNotFiniteArriveAsNan) {
         bool all_finite = true;
         for (size_t c = 0; c < d; ++c) all_finite &= std::isfinite(s.sent[row * d + c]);
         ASSERT_EQ(all_finite, row % 2 == 1);
+        // The same NaN, whichever ones there were.
+        ASSERT_TRUE(all_finite || FloatBits(s.scales[row]) == 0x7FFFFFFFu);
         for (size_t c = 0; c < d; ++c) {
           ASSERT_EQ(std::isnan(s.arrived[row * d + c]), !all_finite)
               << "row " << row << ", column " << c << ", dim " << dim;
+          if (dtype == DType::kFloat32 && !all_finite) {
+            ASSERT_EQ(FloatBits(s.arrived[row * d + c]), 0x7FFFFFFFu);
+          }
         }
       }
     }
   }
+}
+
+TEST(WireInt8Test, TiesGoToEven) {
+  const std::vector<float> x = {254, 1, 3, 5, 7, 253, -1, -3, -5, -7, -253};
+  const Sent s = Send(DType::kFloat32, 11, x);
+  EXPECT_EQ(s.q, (std::vector<int8_t>{127, 0, 2, 2, 4, 126, 0, -2, -2, -4, -126}));
 }
 
 TEST(WireInt8Test, RowsDoNotDependOnEachOther) {
