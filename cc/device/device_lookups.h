@@ -19,9 +19,10 @@
 
 #include "cc/device/device_table.h"
 #include "cc/device/kernels_lookup.h"
-#include "cc/device/kernels_pool.h"
 #include "cc/device/parts.h"
+#include "cc/device/pool_bags.h"
 #include "cc/device/sum_gradients.h"
+#include "cc/device/vector_sources.h"
 #include "cc/lookup/lookups.h"
 #include "cc/table/phase.h"
 
@@ -61,6 +62,20 @@ class DeviceLookups final : public Lookups {
     std::vector<uint32_t> begins;        // ids of task order[p]: one more than tasks
     std::vector<uint32_t> table_of;      // of task order[p]
 
+    // Where the vectors of each task's ids are.
+    std::vector<device::TableVectors::Part> Vectors() const {
+      std::vector<device::TableVectors::Part> parts;
+      for (size_t p = 0; p < order.size(); ++p) parts.push_back({begins[p], table_of[p]});
+      return parts;
+    }
+    // The tasks in this order, as what they are derived from.
+    template <class Base, class Task>
+    std::vector<const Base*> Ordered(const std::vector<Task>& tasks) const {
+      std::vector<const Base*> ordered;
+      for (size_t t : order) ordered.push_back(&tasks[t]);
+      return ordered;
+    }
+
     size_t size() const { return begins.back(); }
     size_t table_size(size_t t) const { return table_begins[t + 1] - table_begins[t]; }
     std::vector<const DTable*> locked() const { return {tables.begin(), tables.end()}; }
@@ -79,10 +94,6 @@ class DeviceLookups final : public Lookups {
                      std::vector<Stamp> now);
   // Gives the tasks their rows.
   static void Deliver(Work& work, const Joined& batch);
-  // The bags of task order[p], in the device's memory; `begins` grows by their number.
-  template <class Task>
-  static Status BringBags(Work& work, const Task& task, const Gathered& gathered, size_t p,
-                          device::BagsPart* part, std::vector<uint32_t>* begins);
   // The tasks without rows get distinct keys, if they are not, and the rows.
   // now_of(gathered): the stamps of its tables.
   template <class NowOf>
@@ -166,20 +177,6 @@ void DeviceLookups<Device>::Deliver(Work& work, const Joined& batch) {
 }
 
 template <class Device>
-template <class Task>
-Status DeviceLookups<Device>::BringBags(Work& work, const Task& task, const Gathered& gathered,
-                                        size_t p, device::BagsPart* part,
-                                        std::vector<uint32_t>* begins) {
-  begins->push_back(begins->back() + static_cast<uint32_t>(task.bags->num_bags()));
-  part->bags = device::ToDevice(work, *task.bags);
-  part->first_id = gathered.begins[p];
-  part->table = gathered.table_of[p];
-  part->weights = task.weights;
-  part->combiner = task.combiner;
-  return work.status();
-}
-
-template <class Device>
 Status DeviceLookups<Device>::Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick,
                                    bool insert) {
   if (tasks.empty()) return Status();
@@ -211,19 +208,9 @@ Status DeviceLookups<Device>::Pool(Exec& exec, const std::vector<PoolTask>& task
     DYNEMB_RETURN_IF_ERROR(
         DTable::Insert(work, batch, DTable::Keys::kMayRepeat, device::FillInitial{}));
   }
-  std::vector<device::PoolPart> parts;
-  std::vector<uint32_t> begins{0};
-  for (size_t p = 0; p < tasks.size(); ++p) {
-    const PoolTask& task = tasks[gathered.order[p]];
-    device::PoolPart part;
-    DYNEMB_RETURN_IF_ERROR(BringBags(work, task, gathered, p, &part, &begins));
-    part.pooled = task.pooled;
-    part.argmax = task.argmax;
-    parts.push_back(part);
-  }
-  const auto on_device = device::ToDevice(work, parts, begins);
-  work.ForRows(begins.back(), batch.quads(),
-               device::PoolBags{DTable::ViewsOf(work, batch), on_device, batch.keys, batch.rows});
+  const device::TableVectors source{DTable::ViewsOf(work, batch), batch.keys, batch.rows};
+  DYNEMB_RETURN_IF_ERROR(device::CombineBags(
+      work, source, gathered.Vectors(), gathered.template Ordered<BagTask>(tasks), batch.quads()));
   Deliver(work, batch);
   return work.status();
 }
@@ -246,27 +233,9 @@ Status DeviceLookups<Device>::WeightGradient(Exec& exec,
   DYNEMB_RETURN_IF_ERROR(work.status());
   // Rows may have moved to the other tier since they were found.
   work.ForKeys(batch.size(), device::ResolveRows{tables, batch.keys, batch.found, batch.rows});
-  std::vector<device::WeightGradientPart> parts;
-  std::vector<uint32_t> bag_begins{0};
-  for (size_t p = 0; p < tasks.size(); ++p) {
-    const WeightGradientTask& task = tasks[gathered.order[p]];
-    device::WeightGradientPart part;
-    DYNEMB_RETURN_IF_ERROR(BringBags(work, task, gathered, p, &part, &bag_begins));
-    if (HasScale(task.combiner)) {
-      part.terms = work.template Take<device::BagTerms>(task.bags->num_bags());
-    }
-    part.argmax = task.argmax;
-    part.pooled = task.pooled;
-    part.upstream = task.upstream;
-    part.gradient = task.gradient;
-    parts.push_back(part);
-  }
-  const auto of_bags = device::ToDevice(work, parts, bag_begins);
-  const auto of_ids = device::ToDevice(work, parts, gathered.begins);
-  DYNEMB_RETURN_IF_ERROR(work.status());
-  work.ForEach(bag_begins.back(), device::PrepareWeightGradients{tables, of_bags});
-  work.ForEach(batch.size(), device::BagWeightGradients{tables, of_ids, batch.keys, batch.rows});
-  return work.status();
+  const device::TableVectors source{tables, batch.keys, batch.rows};
+  return device::DifferentiateWeights(work, source, gathered.Vectors(),
+                                      gathered.template Ordered<BagWeightTask>(tasks));
 }
 
 template <class Device>

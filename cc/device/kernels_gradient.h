@@ -1,6 +1,7 @@
-// The kernels of SumGradients (sum_gradients.h). The ids of all tasks are numbered one task after
-// the other: an id's *position* is this number, and in its task it is the position less the task's
-// begin. What is made of them, in this order:
+// The kernels of SumGradients (sum_gradients.h), and those of them that GatherGradient
+// (gather_gradient.h) has too, where a key is a row, and a part of the ids a feature of a task. The
+// ids of all parts are numbered one part after the other: an id's *position* is this number, and in
+// its part it is the position less the part's begin. What is made of them, in this order:
 //
 //   ScaleBags                     what the gradients of each bag are multiplied by
 //   Elect, FlagFirst, a sum       the unique keys of all tasks, numbered by their first ids
@@ -9,6 +10,16 @@
 //   ListTerms                     what each id adds
 //   SumKeys                       adds it up, but for keys of many ids
 //   SumPieces, AddPieces          these in pieces, by several teams
+//
+// The last three ask a `Sums` which terms a key has and where its sum goes: KeySums here, RowSums
+// there. It has
+//
+//   SortedTerms terms
+//   uint32_t TaskOf(key)                 the task that has the key of this number
+//   int64_t dim(task)
+//   float* SumOf(task, key)              where its sum goes
+//   void Begin(lanes, task, key, first)  called once for each key; its first term
+//   void Sum(lanes, task, first, n, sum) sum = the terms [first, first + n) of one key, in order
 #ifndef DYNEMB_DEVICE_KERNELS_GRADIENT_H_
 #define DYNEMB_DEVICE_KERNELS_GRADIENT_H_
 
@@ -41,17 +52,13 @@ struct GradientPart {
   DYNEMB_HD KeyArray keys() const { return {task.keys, SizeOf(task.key_type)}; }
 };
 
-struct GradientOutput : BackwardOutput {
-  float* pieces = nullptr;  // [of the task's pieces, dim] their sums
-};
-
 struct ScaleBags {
-  Parts<GradientPart> tasks;  // the items of a part are its bags that have `scales`
+  Parts<GradientPart> parts;  // the items of a part are its bags that have `scales`
 
   DYNEMB_HD void operator()(size_t i) const {
-    const uint32_t t = tasks.IndexOf(i);
-    const GradientPart& part = tasks[t];
-    const size_t bag = i - tasks.begin(t);
+    const uint32_t p = parts.IndexOf(i);
+    const GradientPart& part = parts[p];
+    const size_t bag = i - parts.begin(p);
     part.scales[bag] = BagScale(part.task.combiner, part.bags, part.task.weights, bag);
   }
 };
@@ -73,23 +80,33 @@ struct TaskKeys {
   }
 };
 
-// Every id, in the order of positions: its key's number and its bag. Item i is a place in the
-// task's bag order.
-struct ListIds {
-  Parts<GradientPart> tasks;
+// The number of an id's key, once FlagFirst's flags are summed.
+struct ElectedNumbers {
   const uint32_t* places;
   const uint32_t* of;
   const uint32_t* sums;
+
+  DYNEMB_HD uint32_t operator()(uint32_t, uint32_t position) const {
+    return sums[places[of[position]]];
+  }
+};
+
+// Every id, in the order of positions: its key's number, which is numbers(part, position), and its
+// bag. Item i is a place in the part's bag order.
+template <class Numbers>
+struct ListIds {
+  Parts<GradientPart> parts;
+  Numbers numbers;
   uint64_t* uniques;
   uint32_t* positions;
   uint32_t* bag_of;
 
   DYNEMB_HD void operator()(size_t i) const {
-    const uint32_t t = tasks.IndexOf(i);
-    const BagsView& bags = tasks[t].bags;
-    const uint32_t begin = tasks.begin(t), place = static_cast<uint32_t>(i) - begin;
+    const uint32_t p = parts.IndexOf(i);
+    const BagsView& bags = parts[p].bags;
+    const uint32_t begin = parts.begin(p), place = static_cast<uint32_t>(i) - begin;
     const uint32_t position = begin + bags.position(place);
-    uniques[position] = sums[places[of[position]]];
+    uniques[position] = numbers(p, position);
     positions[position] = position;
     bag_of[position] = bags.BagOf(place);
   }
@@ -111,41 +128,53 @@ struct alignas(8) Term {
 };
 constexpr uint32_t kNoBag = 0xFFFFFFFFu;
 
-// Ids that are sorted by their keys.
+// The terms [begin, end).
+struct alignas(8) TermRange {
+  uint32_t begin;
+  uint32_t end;
+
+  DYNEMB_HD uint32_t count() const { return end - begin; }
+  DYNEMB_HD uint32_t pieces() const { return (count() + kPieceIds - 1) / kPieceIds; }
+};
+
+// Ids that are sorted by their keys. Ranges of keys that have none stay as they are.
 struct ListTerms {
-  Parts<GradientPart> tasks;
+  Parts<GradientPart> parts;
   const uint64_t* uniques;
   const uint32_t* positions;
   const uint32_t* bag_of;
   size_t n;
-  uint32_t* begins;  // where the ids of each key begin; one more, where the last's end
+  TermRange* ranges;  // of each key
   Term* terms;
 
   DYNEMB_HD void operator()(size_t i) const {
-    if (i == 0 || uniques[i - 1] != uniques[i]) begins[uniques[i]] = static_cast<uint32_t>(i);
-    if (i + 1 == n) begins[uniques[i] + 1] = static_cast<uint32_t>(n);
-    const uint32_t position = positions[i], t = tasks.IndexOf(position);
-    const GradientPart& part = tasks[t];
+    const uint64_t unique = uniques[i];
+    if (i == 0 || uniques[i - 1] != unique) ranges[unique].begin = static_cast<uint32_t>(i);
+    if (i + 1 == n || uniques[i + 1] != unique) ranges[unique].end = static_cast<uint32_t>(i) + 1;
+    const uint32_t position = positions[i], p = parts.IndexOf(position);
+    const GradientPart& part = parts[p];
     Term term{bag_of[position], part.scale};
     if (part.scales != nullptr) {
       term.scale = part.scales[term.bag];
       if (term.scale == 0.0f) term.bag = kNoBag;
     }
-    if (part.task.weights != nullptr) term.scale *= part.task.weights[position - tasks.begin(t)];
+    if (part.task.weights != nullptr) term.scale *= part.task.weights[position - parts.begin(p)];
     terms[i] = term;
   }
 };
 
-// Quads that are loaded before the first of them is added.
-constexpr uint32_t kInFlight = 4;
+// Terms that are loaded before the first of them is added.
+constexpr uint32_t kTermsInFlight = 4;
 
-// The sum of `count` quads, at least one, from the left; the first is taken as it is. Quad i is
-// value(found, load(found)) of found = find(i). All that is found is asked for before any of it is
-// used, and so is all that is loaded.
-template <class Find, class Load, class Value>
-DYNEMB_HD DYNEMB_INLINE Quad<float> SumInOrder(uint32_t count, const Find& find, const Load& load,
-                                               const Value& value) {
-  Quad<float> sum{};
+// A sum of nothing yet: any number added to -0 is that number.
+DYNEMB_HD DYNEMB_INLINE Quad<float> NoSum() { return {{-0.0f, -0.0f, -0.0f, -0.0f}}; }
+
+// `sum` and `count` quads more, from the left. Quad i is value(found, load(found)) of found =
+// find(i). Of kInFlight of them, all that is found is asked for before any of it is used, and so is
+// all that is loaded.
+template <uint32_t kInFlight, class Find, class Load, class Value>
+DYNEMB_HD DYNEMB_INLINE Quad<float> SumInOrder(Quad<float> sum, uint32_t count, const Find& find,
+                                               const Load& load, const Value& value) {
   for (uint32_t i = 0; i < count; i += kInFlight) {
     decltype(find(i)) found[kInFlight]{};
     decltype(load(found[0])) loaded[kInFlight]{};
@@ -158,7 +187,7 @@ DYNEMB_HD DYNEMB_INLINE Quad<float> SumInOrder(uint32_t count, const Find& find,
     for (uint32_t j = 0; j < kInFlight; ++j) {
       if (i + j >= count) break;
       const Quad<float> next = value(found[j], loaded[j]);
-      for (int k = 0; k < kQuad; ++k) sum.at[k] = i + j == 0 ? next.at[k] : sum.at[k] + next.at[k];
+      for (int k = 0; k < kQuad; ++k) sum.at[k] += next.at[k];
     }
   }
   return sum;
@@ -166,42 +195,44 @@ DYNEMB_HD DYNEMB_INLINE Quad<float> SumInOrder(uint32_t count, const Find& find,
 
 // The terms of all ids, those of a key together.
 struct SortedTerms {
-  Parts<GradientPart> tasks;
+  Parts<GradientPart> parts;
   const uint32_t* positions;
-  const uint32_t* begins;  // as ListTerms makes them
+  const TermRange* ranges;  // as ListTerms makes them
   const Term* terms;
 
-  DYNEMB_HD uint32_t count(uint32_t unique) const { return begins[unique + 1] - begins[unique]; }
-  DYNEMB_HD uint32_t pieces(uint32_t unique) const {
-    return (count(unique) + kPieceIds - 1) / kPieceIds;
-  }
-
-  // sum = the terms [first, first + n) of task t, in order.
-  template <class Lanes>
-  DYNEMB_HD void Sum(Lanes& lanes, uint32_t t, uint32_t first, uint32_t n, float* sum) const {
-    const GradientPart& part = tasks[t];
+  // sum = the terms [first, first + n) of part p, in order; or what is in `sum` and these, if there
+  // are some before them. Terms of max, two quads each, may be fewer in flight.
+  template <uint32_t kMaximaInFlight, class Lanes>
+  DYNEMB_HD DYNEMB_INLINE void Sum(Lanes& lanes, uint32_t p, uint32_t first, uint32_t n,
+                                   bool some_before, float* sum) const {
+    const GradientPart& part = parts[p];
     const bool max = part.task.combiner == Combiner::kMax;
+    const auto sum_as = [&](auto dtype, auto is_max) {
+      constexpr bool kIsMax = decltype(is_max)::value;
+      SumAs<decltype(dtype)::value, kIsMax, kIsMax ? kMaximaInFlight : kTermsInFlight>(
+          lanes, part, parts.begin(p), first, n, some_before, sum);
+    };
+    const auto sum_of = [&](auto dtype) {
+      max ? sum_as(dtype, std::true_type{}) : sum_as(dtype, std::false_type{});
+    };
     switch (part.task.dtype) {
       case DType::kFloat32:
-        return max ? SumAs<DType::kFloat32, true>(lanes, part, tasks.begin(t), first, n, sum)
-                   : SumAs<DType::kFloat32, false>(lanes, part, tasks.begin(t), first, n, sum);
+        return sum_of(std::integral_constant<DType, DType::kFloat32>{});
       case DType::kFloat16:
-        return max ? SumAs<DType::kFloat16, true>(lanes, part, tasks.begin(t), first, n, sum)
-                   : SumAs<DType::kFloat16, false>(lanes, part, tasks.begin(t), first, n, sum);
+        return sum_of(std::integral_constant<DType, DType::kFloat16>{});
       case DType::kBfloat16:
-        return max ? SumAs<DType::kBfloat16, true>(lanes, part, tasks.begin(t), first, n, sum)
-                   : SumAs<DType::kBfloat16, false>(lanes, part, tasks.begin(t), first, n, sum);
+        return sum_of(std::integral_constant<DType, DType::kBfloat16>{});
     }
   }
 
  private:
-  template <DType kType, bool kMax, class Lanes>
-  DYNEMB_HD void SumAs(Lanes& lanes, const GradientPart& part, uint32_t task_begin, uint32_t first,
-                       uint32_t n, float* sum) const {
+  template <DType kType, bool kMax, uint32_t kInFlight, class Lanes>
+  DYNEMB_HD void SumAs(Lanes& lanes, const GradientPart& part, uint32_t part_begin, uint32_t first,
+                       uint32_t n, bool some_before, float* sum) const {
     using Element = std::conditional_t<kType == DType::kFloat32, float, uint16_t>;
     struct Found {
       Term term;
-      int32_t position;  // in the task; for max
+      int32_t position;  // in the part; for max
     };
     struct Loaded {
       Quad<Element> row;
@@ -216,7 +247,7 @@ struct SortedTerms {
       const auto find = [&](uint32_t i) {
         Found found{terms[first + i], 0};
         if constexpr (kMax) {
-          found.position = static_cast<int32_t>(positions[first + i] - task_begin);
+          found.position = static_cast<int32_t>(positions[first + i] - part_begin);
         }
         return found;
       };
@@ -244,60 +275,84 @@ struct SortedTerms {
         }
         return x;
       };
-      StoreQuad(SumInOrder(n, find, load, value), width, sum + column);
+      const Quad<float> before = some_before ? LoadQuad(sum + column, width) : NoSum();
+      StoreQuad(SumInOrder<kInFlight>(before, n, find, load, value), width, sum + column);
     });
   }
 };
 
+// Sums of SumGradients: all terms of a key are of its task. Writes the keys, and their rows, too.
+struct KeySums {
+  SortedTerms terms;
+  Parts<BackwardOutput> outputs;  // the items of a part are its unique keys
+
+  DYNEMB_HD uint32_t TaskOf(uint32_t key) const { return outputs.IndexOf(key); }
+  DYNEMB_HD int64_t dim(uint32_t t) const { return terms.parts[t].task.dim; }
+  DYNEMB_HD float* SumOf(uint32_t t, uint32_t key) const {
+    return outputs[t].sums + (key - outputs.begin(t)) * static_cast<size_t>(dim(t));
+  }
+  template <class Lanes>
+  DYNEMB_HD void Begin(Lanes& lanes, uint32_t t, uint32_t key, uint32_t first) const {
+    if (lanes.rank() != 0) return;
+    const GradientPart& part = terms.parts[t];
+    const BackwardOutput& out = outputs[t];
+    const size_t at = key - outputs.begin(t);
+    const uint32_t position = terms.positions[first] - terms.parts.begin(t);
+    const KeyArray keys = part.keys();
+    StoreKey(out.keys, keys.key_size, at, keys[position]);
+    if (part.task.rows != nullptr) out.rows[at] = part.task.rows[position];
+  }
+  template <class Lanes>
+  DYNEMB_HD DYNEMB_INLINE void Sum(Lanes& lanes, uint32_t t, uint32_t first, uint32_t n,
+                                   float* sum) const {
+    terms.template Sum<kTermsInFlight>(lanes, t, first, n, /*some_before=*/false, sum);
+  }
+};
+
 struct Piece {
-  uint32_t unique;
+  uint32_t key;
   uint32_t index;  // of the key's pieces, which are neighbours
 };
 
 // Pieces of keys, those of one task together.
 struct PieceList {
-  Parts<GradientOutput> room;  // the items of a part are as many pieces as its task may need
-  Piece* pieces;               // [of all room]
-  uint32_t* counts;            // [tasks] how many there are, 0 at first
+  // Of each task: the sums of its pieces, [items of the part, dim]. These are as many as it may
+  // need.
+  Parts<float*> room;
+  Piece* pieces;     // [of all room]
+  uint32_t* counts;  // [tasks] how many there are, 0 at first
 };
 
-// Writes all keys, their rows and, or else their pieces are listed, their sums.
+// Writes all keys' sums, or lists their pieces.
+template <class Sums>
 struct SumKeys {
-  SortedTerms terms;
-  Parts<GradientOutput> outputs;  // the items of a part are its unique keys
+  Sums sums;
   PieceList list;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
-    const auto unique = static_cast<uint32_t>(i);
-    const uint32_t t = outputs.IndexOf(i), n = terms.count(unique);
-    const uint32_t first = terms.begins[unique];
-    const GradientPart& part = terms.tasks[t];
-    const GradientOutput& out = outputs[t];
-    const size_t at = i - outputs.begin(t);
-    if (lanes.rank() == 0) {
-      const uint32_t position = terms.positions[first] - terms.tasks.begin(t);
-      const KeyArray keys = part.keys();
-      StoreKey(out.keys, keys.key_size, at, keys[position]);
-      if (part.task.rows != nullptr) out.rows[at] = part.task.rows[position];
-    }
-    if (n <= kPieceIds) {
-      terms.Sum(lanes, t, first, n, out.sums + at * static_cast<size_t>(part.task.dim));
+    const auto key = static_cast<uint32_t>(i);
+    const uint32_t t = sums.TaskOf(key);
+    const TermRange range = sums.terms.ranges[key];
+    sums.Begin(lanes, t, key, range.begin);
+    if (range.count() <= kPieceIds) {
+      sums.Sum(lanes, t, range.begin, range.count(), sums.SumOf(t, key));
       return;
     }
-    const uint32_t pieces = terms.pieces(unique);
+    const uint32_t pieces = range.pieces();
     uint32_t slot = 0;
     if (lanes.rank() == 0) slot = list.room.begin(t) + AtomicAdd(&list.counts[t], pieces);
     slot = lanes.FromLeader(slot);
     for (uint32_t p = lanes.rank(); p < pieces; p += lanes.width()) {
-      list.pieces[slot + p] = {unique, p};
+      list.pieces[slot + p] = {key, p};
     }
   }
 };
 
 // Who works on pieces is launched for all of their room.
+template <class Sums>
 struct PieceWork {
-  SortedTerms terms;
+  Sums sums;
   PieceList list;
 
   // fn(t, in_task, piece) if there is a piece in this slot of the room, the in_task-th of task t.
@@ -309,42 +364,43 @@ struct PieceWork {
   }
   // The sum of the in_task-th piece of task t.
   DYNEMB_HD float* SumOf(uint32_t t, uint32_t in_task) const {
-    return list.room[t].pieces + in_task * static_cast<size_t>(terms.tasks[t].task.dim);
+    return list.room[t] + in_task * static_cast<size_t>(sums.dim(t));
   }
 };
 
+template <class Sums>
 struct SumPieces {
-  PieceWork work;
+  PieceWork<Sums> work;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
     work.WithPiece(i, [&](uint32_t t, uint32_t in_task, const Piece& piece) {
-      const uint32_t skipped = piece.index * kPieceIds;
-      const uint32_t left = work.terms.count(piece.unique) - skipped;
-      work.terms.Sum(lanes, t, work.terms.begins[piece.unique] + skipped,
-                     left < kPieceIds ? left : kPieceIds, work.SumOf(t, in_task));
+      const TermRange range = work.sums.terms.ranges[piece.key];
+      const uint32_t skipped = piece.index * kPieceIds, left = range.count() - skipped;
+      work.sums.Sum(lanes, t, range.begin + skipped, left < kPieceIds ? left : kPieceIds,
+                    work.SumOf(t, in_task));
     });
   }
 };
 
+template <class Sums>
 struct AddPieces {
-  PieceWork work;
-  const uint32_t* unique_begins;
+  PieceWork<Sums> work;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
     work.WithPiece(i, [&](uint32_t t, uint32_t in_task, const Piece& piece) {
       if (piece.index != 0) return;
-      const int64_t dim = work.terms.tasks[t].task.dim;
-      const size_t at = piece.unique - unique_begins[t];
-      float* const sum = work.list.room[t].sums + at * static_cast<size_t>(dim);
+      const int64_t dim = work.sums.dim(t);
+      float* const sum = work.sums.SumOf(t, piece.key);
       const float* const sums = work.SumOf(t, in_task);
-      const uint32_t pieces = work.terms.pieces(piece.unique);
+      const uint32_t pieces = work.sums.terms.ranges[piece.key].pieces();
       ForEachQuad(lanes, dim, [&](int64_t column, int width) {
         const auto find = [&](uint32_t p) { return sums + p * static_cast<size_t>(dim) + column; };
         const auto load = [&](const float* columns) { return LoadQuad(columns, width); };
         const auto value = [](const float*, const Quad<float>& quad) { return quad; };
-        StoreQuad(SumInOrder(pieces, find, load, value), width, sum + column);
+        StoreQuad(SumInOrder<kTermsInFlight>(NoSum(), pieces, find, load, value), width,
+                  sum + column);
       });
     });
   }

@@ -1,24 +1,21 @@
-// The kernels of a pooled lookup: bodies (kernels.h) that combine bags of rows (combiner.h), and
+// The kernels of a pooled lookup: bodies (kernels.h) that combine bags of vectors (combiner.h), and
 // the derivative by the weights of their ids. One launch serves all tasks of a batch; each is a
-// part of it (parts.h).
+// part of it (parts.h). Source says where the vectors lie (vector_sources.h).
 //
 // The results are those of the host, bit by bit but for which NaN a NaN is: the float32 operations
 // of BagCombiner and of WeightGradientOfBags are done in the same order, whatever the team's width.
 // As row_math.h, this needs code without contraction.
 //
-// `keys` and `rows` are arrays of the whole batch: the id at position p of a task is at first_id +
-// p. A row is that of its key, or kNoRow: then the id counts with the vector that its key starts
-// with. Weights, argmax and gradients are arrays of one task.
+// Weights, argmax and gradients are arrays of one task.
 #ifndef DYNEMB_DEVICE_KERNELS_POOL_H_
 #define DYNEMB_DEVICE_KERNELS_POOL_H_
 
 #include <cstdint>
 
-#include "cc/device/flat_index.h"
 #include "cc/device/parts.h"
 #include "cc/device/row_math.h"
-#include "cc/device/table_views.h"
 #include "cc/device/thread_lane.h"
+#include "cc/device/vector_sources.h"
 #include "cc/lookup/combiner.h"
 #include "cc/table/portability.h"
 #include "cc/table/types.h"
@@ -26,18 +23,18 @@
 namespace dynemb::device {
 
 // The ids of a task, in bags.
-struct BagsPart {
+template <class Source>
+struct BagsPart : Source::Part {
   BagsView bags;
-  uint32_t first_id = 0;
-  uint32_t table = 0;              // in TableViews
   const float* weights = nullptr;  // [nnz], or null for none
   Combiner combiner = Combiner::kSum;
 };
 
 // --- Combining -------------------------------------------------------------------------------
 
-struct PoolPart : BagsPart {
-  void* pooled = nullptr;  // out [num_bags, dim] of the table's dtype; zeros for an empty bag
+template <class Source>
+struct PoolPart : BagsPart<Source> {
+  void* pooled = nullptr;  // out [num_bags, dim] of the vectors' dtype; zeros for an empty bag
   int32_t* argmax =
       nullptr;  // out [num_bags, dim] for kMax: the position in nnz, the first of equals; -1: empty
 };
@@ -71,89 +68,92 @@ struct ColumnMaxima {
 
 // ForRows; item i is a bag: of part p those from parts.begin(p) on. Writes the bag's row of
 // `pooled` and, for kMax, of `argmax`.
+template <class Source>
 struct PoolBags {
-  TableViews tables;
-  Parts<PoolPart> parts;
-  KeyArray keys;
-  const RowId* rows;
+  using Part = PoolPart<Source>;
+  using Vectors = typename Source::Vectors;
+
+  Source source;
+  Parts<Part> parts;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
     const uint32_t p = parts.IndexOf(i);
-    const PoolPart& part = parts[p];
+    const Part& part = parts[p];
+    const Vectors vectors(source, part);
     const auto bag = static_cast<uint32_t>(i - parts.begin(p));
-    const bool is_half = tables[part.table].layout.dtype != DType::kFloat32;
+    const bool is_half = vectors.dtype() != DType::kFloat32;
     if (part.combiner == Combiner::kMax) {
-      is_half ? Pool<uint16_t, ColumnMaxima>(lanes, part, bag)
-              : Pool<float, ColumnMaxima>(lanes, part, bag);
+      is_half ? Pool<uint16_t, ColumnMaxima>(lanes, part, vectors, bag)
+              : Pool<float, ColumnMaxima>(lanes, part, vectors, bag);
     } else {
-      is_half ? Pool<uint16_t, ColumnSums>(lanes, part, bag)
-              : Pool<float, ColumnSums>(lanes, part, bag);
+      is_half ? Pool<uint16_t, ColumnSums>(lanes, part, vectors, bag)
+              : Pool<float, ColumnSums>(lanes, part, vectors, bag);
     }
   }
 
  private:
-  // Rows that a thread reads at once: what a bag takes is the time that it waits for them.
+  // Vectors that a thread reads at once: what a bag takes is the time that it waits for them.
   static constexpr uint32_t kInFlight = 4;
 
-  // Element is the table's, or uint16_t for any of 16 bits.
+  // Element is the vectors', or uint16_t for any of 16 bits.
   template <class Element, class Columns, class Lanes>
-  DYNEMB_HD void Pool(Lanes& lanes, const PoolPart& part, uint32_t bag) const {
-    const RowLayout& layout = tables[part.table].layout;
+  DYNEMB_HD void Pool(Lanes& lanes, const Part& part, const Vectors& vectors, uint32_t bag) const {
     const size_t begin = part.bags.begin(bag), end = part.bags.end(bag);
     const float scale = begin == end ? 0.0f : BagScale(part.combiner, part.bags, part.weights, bag);
-    ForEachQuad(lanes, layout.dim, [&](int64_t first, int n) {
+    ForEachQuad(lanes, vectors.dim(), [&](int64_t first, int n) {
       Columns columns;
       for (size_t place = begin; place < end;) {
-        place += AddIds<Element>(part, place, end, first, n, &columns);
+        place += AddIds<Element>(part, vectors, place, end, first, n, &columns);
       }
       Quad<float> pooled{};  // for a scale of 0, whatever the sum is, NaN too
       if (scale != 0.0f) {
         for (int j = 0; j < kQuad; ++j) pooled.at[j] = columns.value.at[j] * scale;
       }
-      StoreColumns(layout.dtype, pooled, first, n, Rounding{},
-                   static_cast<char*>(part.pooled) + bag * layout.vector_bytes());
-      columns.StoreArgmax(n, part.argmax, bag * layout.dim + first);
+      StoreColumns(vectors.dtype(), pooled, first, n, Rounding{},
+                   static_cast<char*>(part.pooled) + bag * vectors.vector_bytes());
+      columns.StoreArgmax(n, part.argmax, bag * vectors.dim() + first);
     });
   }
 
   // Adds columns [first, first + n) of the ids from `place` < end on: of those that have rows, as
   // many as are read at once, or of a single one that has none. Returns how many ids that were.
   template <class Element, class Columns>
-  DYNEMB_HD DYNEMB_INLINE uint32_t AddIds(const PoolPart& part, size_t place, size_t end,
-                                          int64_t first, int n, Columns* columns) const {
-    const TableView& table = tables[part.table];
+  DYNEMB_HD DYNEMB_INLINE uint32_t AddIds(const Part& part, const Vectors& vectors, size_t place,
+                                          size_t end, int64_t first, int n,
+                                          Columns* columns) const {
     const auto ids = static_cast<uint32_t>(end - place < kInFlight ? end - place : kInFlight);
     uint32_t position[kInFlight] = {};
     for (uint32_t k = 0; k < kInFlight; ++k) {
       if (k < ids) position[k] = part.bags.position(static_cast<uint32_t>(place) + k);
     }
-    RowId row[kInFlight] = {};
+    uint32_t row[kInFlight] = {};
     float weight[kInFlight] = {};
     for (uint32_t k = 0; k < kInFlight; ++k) {
       if (k >= ids) continue;
-      row[k] = rows[size_t{part.first_id} + position[k]];
+      row[k] = vectors.Row(position[k]);
       weight[k] = part.weights != nullptr ? part.weights[position[k]] : 1.0f;
     }
-    if (row[0] == kNoRow) {
-      const uint64_t key = keys[size_t{part.first_id} + position[0]];
-      columns->Add(position[0], weight[0],
-                   InitialColumns(table.initial, key, table.layout.dtype, first, n));
+    if (!vectors.Has(row[0])) {
+      columns->Add(position[0], weight[0], vectors.Columns(position[0], first, n));
       return 1;
     }
     uint32_t count = 1;
     for (uint32_t k = 1; k < kInFlight; ++k) {
-      if (count == k && k < ids && row[k] != kNoRow) ++count;
+      if (count == k && k < ids && vectors.Has(row[k])) ++count;
+    }
+    const char* vector[kInFlight] = {};
+    for (uint32_t k = 0; k < kInFlight; ++k) {
+      if (k < count) vector[k] = vectors.Vector(row[k]);
     }
     Quad<Element> loaded[kInFlight] = {};
     for (uint32_t k = 0; k < kInFlight; ++k) {
       if (k >= count) continue;
-      const char* const vector = table.layout.vector(table.RowAt(row[k]));
-      loaded[k] = LoadQuad(reinterpret_cast<const Element*>(vector) + first, n);
+      loaded[k] = LoadQuad(reinterpret_cast<const Element*>(vector[k]) + first, n);
     }
     for (uint32_t k = 0; k < kInFlight; ++k) {
       if (k >= count) continue;
-      columns->Add(position[k], weight[k], ToFloats(table.layout.dtype, loaded[k]));
+      columns->Add(position[k], weight[k], ToFloats(vectors.dtype(), loaded[k]));
     }
     return count;
   }
@@ -167,34 +167,36 @@ struct BagTerms {
   float pooled_dot;
 };
 
-struct WeightGradientPart : BagsPart {  // weights are not null
-  const int32_t* argmax = nullptr;      // as PoolBags gave it; for kMax
-  const void* pooled = nullptr;         // [num_bags, dim] of the table's dtype: what PoolBags gave
-  const void* upstream = nullptr;       // the same: the gradient of `pooled`
-  BagTerms* terms = nullptr;            // [num_bags] workspace, if HasScale
-  float* gradient = nullptr;            // out [nnz]
+template <class Source>
+struct WeightGradientPart : BagsPart<Source> {  // weights are not null
+  const int32_t* argmax = nullptr;              // as PoolBags gave it; for kMax
+  const void* pooled = nullptr;    // [num_bags, dim] of the vectors' dtype: what PoolBags gave
+  const void* upstream = nullptr;  // the same: the gradient of `pooled`
+  BagTerms* terms = nullptr;       // [num_bags] workspace, if HasScale
+  float* gradient = nullptr;       // out [nnz]
 };
 
 // ForEach; item i is a bag. Writes its `terms`, which BagWeightGradients reads: an id alone would
 // need all weights of its bag.
+template <class Source>
 struct PrepareWeightGradients {
-  TableViews tables;
-  Parts<WeightGradientPart> parts;
+  Source source;
+  Parts<WeightGradientPart<Source>> parts;
 
   DYNEMB_HD void operator()(size_t i) const {
     const uint32_t p = parts.IndexOf(i);
-    const WeightGradientPart& part = parts[p];
+    const WeightGradientPart<Source>& part = parts[p];
     if (!HasScale(part.combiner)) return;
     const auto bag = static_cast<uint32_t>(i - parts.begin(p));
-    const RowLayout& layout = tables[part.table].layout;
+    const typename Source::Vectors vectors(source, part);
     const char* const upstream = static_cast<const char*>(part.upstream);
     const char* const pooled = static_cast<const char*>(part.pooled);
     float dot = 0.0f;
     ThreadLane lane;
-    ForEachQuad(lane, layout.dim, [&](int64_t first, int n) {
-      const size_t at = bag * layout.vector_bytes();
-      const Quad<float> u = LoadColumns(layout.dtype, upstream + at, first, n);
-      const Quad<float> v = LoadColumns(layout.dtype, pooled + at, first, n);
+    ForEachQuad(lane, vectors.dim(), [&](int64_t first, int n) {
+      const size_t at = bag * vectors.vector_bytes();
+      const Quad<float> u = LoadColumns(vectors.dtype(), upstream + at, first, n);
+      const Quad<float> v = LoadColumns(vectors.dtype(), pooled + at, first, n);
       // Behind the last column are zeros, which change no sum that begins with 0.
       for (int j = 0; j < kQuad; ++j) dot += u.at[j] * v.at[j];
     });
@@ -204,35 +206,32 @@ struct PrepareWeightGradients {
 
 // ForEach, after PrepareWeightGradients; item i is a place in bag order, of one id: of part p those
 // from parts.begin(p) on. Writes the id's gradient. One thread adds up the columns, as on the host.
+template <class Source>
 struct BagWeightGradients {
-  TableViews tables;
-  Parts<WeightGradientPart> parts;
-  KeyArray keys;
-  const RowId* rows;
+  Source source;
+  Parts<WeightGradientPart<Source>> parts;
 
   DYNEMB_HD void operator()(size_t i) const {
     const uint32_t p = parts.IndexOf(i);
-    const WeightGradientPart& part = parts[p];
-    const TableView& table = tables[part.table];
-    const RowLayout& layout = table.layout;
+    const WeightGradientPart<Source>& part = parts[p];
+    const typename Source::Vectors vectors(source, part);
     const auto place = static_cast<uint32_t>(i - parts.begin(p));
     const uint32_t position = part.bags.position(place);
     const size_t bag = part.bags.BagOf(place);
-    const RowId row = rows[size_t{part.first_id} + position];
-    const uint64_t key = keys[size_t{part.first_id} + position];
-    const char* const vector = row == kNoRow ? nullptr : layout.vector(table.RowAt(row));
+    const uint32_t row = vectors.Row(position);
+    const bool has_row = vectors.Has(row);
+    const char* const vector = has_row ? vectors.Vector(row) : nullptr;
     const char* const upstream =
-        static_cast<const char*>(part.upstream) + bag * layout.vector_bytes();
+        static_cast<const char*>(part.upstream) + bag * vectors.vector_bytes();
     const bool is_max = part.combiner == Combiner::kMax;
     float dot = 0.0f;
     ThreadLane lane;
-    ForEachQuad(lane, layout.dim, [&](int64_t first, int n) {
-      const Quad<float> u = LoadColumns(layout.dtype, upstream, first, n);
-      const Quad<float> v = vector == nullptr
-                                ? InitialColumns(table.initial, key, layout.dtype, first, n)
-                                : LoadColumns(layout.dtype, vector, first, n);
+    ForEachQuad(lane, vectors.dim(), [&](int64_t first, int n) {
+      const Quad<float> u = LoadColumns(vectors.dtype(), upstream, first, n);
+      const Quad<float> v = has_row ? LoadColumns(vectors.dtype(), vector, first, n)
+                                    : vectors.Columns(position, first, n);
       for (int j = 0; j < kQuad; ++j) {
-        if (j < n && (!is_max || part.argmax[bag * layout.dim + first + j] ==
+        if (j < n && (!is_max || part.argmax[bag * vectors.dim() + first + j] ==
                                      static_cast<int32_t>(position))) {
           dot += u.at[j] * v.at[j];
         }

@@ -11,13 +11,30 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "cc/device/stretches.h"
 #include "cc/lookup/bags.h"
 #include "cc/table/portability.h"
+#include "cc/table/status.h"
 
 namespace dynemb::device {
+
+// The items of all parts are numbered in 32 bits. `what` they are.
+inline Status CheckTotal(size_t total, const char* what) {
+  constexpr size_t kMost = Bags::kMaxSize;
+  if (total <= kMost) return Status();
+  return InvalidArgument("all tables together may have at most 2^32 - 2 " + std::string(what) +
+                         " in a batch, got " + std::to_string(total));
+}
+
+// How many low bits of numbers below n are not 0 in all of them.
+inline int BitsBelow(size_t n) {
+  int bits = 0;
+  while ((size_t{1} << bits) < n) ++bits;
+  return bits;
+}
 
 template <class Part>
 struct Parts {

@@ -14,8 +14,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "cc/device/kernels.h"
@@ -31,14 +29,6 @@ namespace dynemb::device {
 
 namespace internal_sum_gradients {
 
-// Ids, or bags, of all tasks are numbered in 32 bits.
-inline Status CheckTotal(size_t total, const char* what) {
-  constexpr size_t kMost = Bags::kMaxSize;
-  if (total <= kMost) return Status();
-  return InvalidArgument("all tables together may have at most 2^32 - 2 " + std::string(what) +
-                         " in a batch, got " + std::to_string(total));
-}
-
 // How many pieces a task may need at most. A key that is summed in pieces has 256 ids besides its
 // first, or more: for each 256 of them that is two pieces at most.
 inline uint32_t MostPieces(size_t ids, size_t unique) {
@@ -46,27 +36,20 @@ inline uint32_t MostPieces(size_t ids, size_t unique) {
   return others < kPieceIds ? 0 : static_cast<uint32_t>(others / (kPieceIds / 2));
 }
 
-// How many low bits of numbers below n are not 0 in all of them.
-inline int BitsBelow(size_t n) {
-  int bits = 0;
-  while ((size_t{1} << bits) < n) ++bits;
-  return bits;
-}
-
 // Every id of all tasks, at its position.
 struct Ids {
   size_t n = 0;
-  Parts<GradientPart> tasks;
-  uint64_t* uniques = nullptr;       // the number of its key
-  uint32_t* positions = nullptr;     // its position
-  uint32_t* bag_of = nullptr;        // its bag
-  std::vector<uint32_t> key_begins;  // of the host, [tasks + 1]: how many keys there are before
+  Parts<GradientPart> parts;
+  uint64_t* uniques = nullptr;    // the number of its key
+  uint32_t* positions = nullptr;  // its position
+  uint32_t* bag_of = nullptr;     // its bag
 };
 
-// `begins` are the tasks' first positions. Waits.
+// Takes the arrays of `ids`, and brings all that terms are made of. `begins` are the tasks' first
+// positions.
 template <class Session>
-Status NumberKeys(Session& session, const std::vector<BackwardTask>& tasks,
-                  const std::vector<uint32_t>& begins, Ids* ids) {
+Status BringIds(Session& session, const std::vector<BackwardTask>& tasks,
+                const std::vector<uint32_t>& begins, Ids* ids) {
   // Which bags have scales of their own, as in Upstream::Prepare.
   const auto has_scales = [](const BackwardTask& task) {
     return task.bags->nnz() != 0 && HasScale(task.combiner) &&
@@ -79,11 +62,10 @@ Status NumberKeys(Session& session, const std::vector<BackwardTask>& tasks,
     DYNEMB_RETURN_IF_ERROR(CheckTotal(bags, "bags"));
     bag_begins.push_back(static_cast<uint32_t>(bags));
   }
-  const size_t n = begins.back(), num_begins = begins.size();
-  ids->n = n;
-  ids->uniques = session.template Take<uint64_t>(n);
-  ids->positions = session.template Take<uint32_t>(n);
-  ids->bag_of = session.template Take<uint32_t>(n);
+  ids->n = begins.back();
+  ids->uniques = session.template Take<uint64_t>(ids->n);
+  ids->positions = session.template Take<uint32_t>(ids->n);
+  ids->bag_of = session.template Take<uint32_t>(ids->n);
   auto* const scales = session.template Take<float>(bags);
   DYNEMB_RETURN_IF_ERROR(session.status());
   std::vector<GradientPart> parts(tasks.size());
@@ -97,67 +79,81 @@ Status NumberKeys(Session& session, const std::vector<BackwardTask>& tasks,
       parts[t].scale = BagScale(tasks[t].combiner, tasks[t].bags->hotness());
     }
   }
-  ids->tasks = ToDevice(session, parts, begins);
+  ids->parts = ToDevice(session, parts, begins);
 
   const typename Session::Scratch scratch(session);
-  Parts<GradientPart> scaled = ids->tasks;
+  Parts<GradientPart> scaled = ids->parts;
   scaled.begins = ToDevice(session, bag_begins.data(), bag_begins.size());
   session.ForEach(bags, ScaleBags{scaled});
+  return session.status();
+}
+
+// Fills the arrays of `ids`; key_begins[t] = how many keys there are before those of task t. Waits.
+template <class Session>
+Status NumberKeys(Session& session, const Ids& ids, std::vector<uint32_t>* key_begins) {
+  const size_t n = ids.n, num_begins = key_begins->size();
+  const typename Session::Scratch scratch(session);
   const uint32_t* places = nullptr;
   uint32_t* of = nullptr;
-  Elect</*kLast=*/false>(session, TaskKeys{ids->tasks}, /*rows=*/nullptr, n, &places, &of);
+  Elect</*kLast=*/false>(session, TaskKeys{ids.parts}, /*rows=*/nullptr, n, &places, &of);
   auto* const sums = session.template Take<uint32_t>(n + 1);
-  auto* const key_begins = session.template Take<uint32_t>(num_begins);
+  auto* const begins = session.template Take<uint32_t>(num_begins);
   auto* const read_back = session.template Pinned<uint32_t>(num_begins);
   DYNEMB_RETURN_IF_ERROR(session.status());
   session.ForEach(n + 1, FlagFirst{/*rows=*/nullptr, places, of, n, sums});
   session.ExclusiveSum(sums, n + 1);
-  session.ForEach(n,
-                  ListIds{ids->tasks, places, of, sums, ids->uniques, ids->positions, ids->bag_of});
-  session.ForEach(num_begins, ReadBegins{ids->tasks.begins, sums, key_begins});
-  session.Copy(read_back, key_begins, num_begins * sizeof(uint32_t));
+  session.ForEach(n, ListIds<ElectedNumbers>{
+                         ids.parts, {places, of, sums}, ids.uniques, ids.positions, ids.bag_of});
+  session.ForEach(num_begins, ReadBegins{ids.parts.begins, sums, begins});
+  session.Copy(read_back, begins, num_begins * sizeof(uint32_t));
   DYNEMB_RETURN_IF_ERROR(session.Synchronize());
-  ids->key_begins.assign(read_back, read_back + num_begins);
+  key_begins->assign(read_back, read_back + num_begins);
   return Status();
 }
 
-// Leaves other contents in the arrays of `ids`.
+// `ranges` are those of the keys of all numbers below `numbers`, and are written for those that
+// have ids. Leaves other contents in the arrays of `ids`.
 template <class Session>
-Status SumTerms(Session& session, const std::vector<BackwardTask>& tasks,
-                const std::vector<uint32_t>& begins, const Ids& ids,
-                std::vector<GradientOutput> outputs) {
-  const std::vector<uint32_t>& key_begins = ids.key_begins;
-  const size_t num_unique = key_begins.back();
-  std::vector<uint32_t> piece_begins{0};
+Status SortTerms(Session& session, const Ids& ids, size_t numbers, TermRange* ranges,
+                 SortedTerms* sorted) {
+  session.SortPairs(ids.uniques, ids.positions, ids.n, BitsBelow(numbers));
+  auto* const terms = session.template Take<Term>(ids.n);
+  session.ForEach(
+      ids.n, ListTerms{ids.parts, ids.uniques, ids.positions, ids.bag_of, ids.n, ranges, terms});
+  *sorted = {ids.parts, ids.positions, ranges, terms};
+  return session.status();
+}
+
+// The most pieces that all tasks may have.
+struct PieceRoom {
+  std::vector<uint32_t> begins{0};
   std::vector<size_t> floats{0};  // where those of each task's pieces begin
   size_t quads = 0;               // of the widest sums
-  for (size_t t = 0; t < tasks.size(); ++t) {
-    const uint32_t most = MostPieces(begins[t + 1] - begins[t], key_begins[t + 1] - key_begins[t]);
-    piece_begins.push_back(piece_begins.back() + most);
-    const size_t end = floats.back() + most * static_cast<size_t>(tasks[t].dim);
-    floats.push_back((end + kQuad - 1) / kQuad * kQuad);
-    quads = std::max(quads, QuadsOf(tasks[t].dim));
-  }
-  session.SortPairs(ids.uniques, ids.positions, ids.n, BitsBelow(num_unique));
-  auto* const key_ids = session.template Take<uint32_t>(num_unique + 1);
-  auto* const terms = session.template Take<Term>(ids.n);
-  auto* const pieces = session.template Take<Piece>(piece_begins.back());
-  auto* const piece_counts = session.template Take<uint32_t>(tasks.size());
-  auto* const piece_sums = session.template Take<float>(floats.back());
-  DYNEMB_RETURN_IF_ERROR(session.status());
-  for (size_t t = 0; t < tasks.size(); ++t) outputs[t].pieces = piece_sums + floats[t];
-  const Parts<GradientOutput> by_key = ToDevice(session, outputs, key_begins);
-  Parts<GradientOutput> by_piece = by_key;
-  by_piece.begins = ToDevice(session, piece_begins.data(), piece_begins.size());
 
-  session.ForEach(
-      ids.n, ListTerms{ids.tasks, ids.uniques, ids.positions, ids.bag_of, ids.n, key_ids, terms});
-  session.Fill(piece_counts, 0, tasks.size() * sizeof(uint32_t));
-  const SortedTerms sorted{ids.tasks, ids.positions, key_ids, terms};
-  const PieceList list{by_piece, pieces, piece_counts};
-  session.ForRows(num_unique, quads, SumKeys{sorted, by_key, list});
-  session.ForRows(piece_begins.back(), quads, SumPieces{{sorted, list}});
-  session.ForRows(piece_begins.back(), quads, AddPieces{{sorted, list}, by_key.begins});
+  void Add(size_t ids, size_t unique, int64_t dim) {
+    const uint32_t most = MostPieces(ids, unique);
+    begins.push_back(begins.back() + most);
+    const size_t end = floats.back() + most * static_cast<size_t>(dim);
+    floats.push_back((end + kQuad - 1) / kQuad * kQuad);
+    quads = std::max(quads, QuadsOf(dim));
+  }
+};
+
+// Sums the terms of all keys, which are numbered from 0 on.
+template <class Session, class Sums>
+Status AddTerms(Session& session, const Sums& sums, size_t num_keys, const PieceRoom& room) {
+  const size_t tasks = room.begins.size() - 1, most = room.begins.back();
+  auto* const pieces = session.template Take<Piece>(most);
+  auto* const counts = session.template Take<uint32_t>(tasks);
+  auto* const piece_sums = session.template Take<float>(room.floats.back());
+  DYNEMB_RETURN_IF_ERROR(session.status());
+  std::vector<float*> of_task;
+  for (size_t t = 0; t < tasks; ++t) of_task.push_back(piece_sums + room.floats[t]);
+  const PieceList list{ToDevice(session, of_task, room.begins), pieces, counts};
+  session.Fill(counts, 0, tasks * sizeof(uint32_t));
+  session.ForRows(num_keys, room.quads, SumKeys<Sums>{sums, list});
+  session.ForRows(most, room.quads, SumPieces<Sums>{{sums, list}});
+  session.ForRows(most, room.quads, AddPieces<Sums>{{sums, list}});
   return session.status();
 }
 
@@ -177,23 +173,31 @@ Status SumGradients(Session& session, const std::vector<BackwardTask>& tasks,
   std::vector<uint32_t> begins{0};
   for (const BackwardTask& task : tasks) {
     n += task.bags->nnz();
-    DYNEMB_RETURN_IF_ERROR(internal::CheckTotal(n, "ids"));
+    DYNEMB_RETURN_IF_ERROR(CheckTotal(n, "ids"));
     begins.push_back(static_cast<uint32_t>(n));
   }
   internal::Ids ids;
-  ids.key_begins.resize(begins.size());
+  std::vector<uint32_t> key_begins(begins.size());
   if (n != 0) {
     Phase phase("find unique ids");
-    DYNEMB_RETURN_IF_ERROR(internal::NumberKeys(session, tasks, begins, &ids));
+    DYNEMB_RETURN_IF_ERROR(internal::BringIds(session, tasks, begins, &ids));
+    DYNEMB_RETURN_IF_ERROR(internal::NumberKeys(session, ids, &key_begins));
   }
-  std::vector<GradientOutput> outputs(tasks.size());
+  std::vector<BackwardOutput> outputs(tasks.size());
+  internal::PieceRoom room;
   for (size_t t = 0; t < tasks.size(); ++t) {
-    const size_t num_unique = ids.key_begins[t + 1] - ids.key_begins[t];
+    const size_t num_unique = key_begins[t + 1] - key_begins[t];
     DYNEMB_RETURN_IF_ERROR(allocate(t, num_unique, &outputs[t]));
+    room.Add(tasks[t].bags->nnz(), num_unique, tasks[t].dim);
   }
   if (n == 0) return session.status();
   Phase phase("sum gradients");
-  return internal::SumTerms(session, tasks, begins, ids, std::move(outputs));
+  const size_t num_keys = key_begins.back();
+  auto* const ranges = session.template Take<TermRange>(num_keys);
+  KeySums sums;
+  DYNEMB_RETURN_IF_ERROR(internal::SortTerms(session, ids, num_keys, ranges, &sums.terms));
+  sums.outputs = ToDevice(session, outputs, key_begins);
+  return internal::AddTerms(session, sums, num_keys, room);
 }
 
 }  // namespace dynemb::device

@@ -18,12 +18,12 @@
 #include "cc/device/simulated_tables.h"
 #include "cc/device/sum_gradients.h"
 #include "tests/cc/backward_model.h"
+#include "tests/cc/device_gradient_model.h"
 
 namespace dynemb {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr size_t kPiece = 256;
 constexpr Combiner kCombiners[] = {Combiner::kSum, Combiner::kMean, Combiner::kSqrtn,
                                    Combiner::kMax};
 constexpr Form kForms[] = {Form::kUniform, Form::kSplits, Form::kSorted, Form::kUnsorted};
@@ -46,11 +46,7 @@ void SetKey(Case* c, size_t i, uint64_t key) {
   c->keys32[i] = static_cast<uint32_t>(key);
 }
 
-bool SameBits(const float* a, const float* b, size_t n) {
-  return n == 0 || std::memcmp(a, b, n * sizeof(float)) == 0;
-}
-
-// The rule: terms in order in pieces of 256, then the pieces in order. Keys by their first ids.
+// Keys by their first ids.
 Result Expected(const Case& c) {
   const BackwardTask& t = c.task;
   const auto dim = static_cast<size_t>(t.dim);
@@ -64,29 +60,11 @@ Result Expected(const Case& c) {
     }
     of.push_back(i);
   }
-  const auto term = [&](size_t i, size_t column) {
-    const size_t bag = c.bag_of[i];
-    float x = c.upstream[bag * dim + column];
-    float scale = BagScale(t.combiner, c.bags, t.weights, bag);
-    if (scale == 0.0f) x = 0.0f;
-    if (t.weights != nullptr) scale *= t.weights[i];
-    if (t.combiner == Combiner::kMax && t.argmax[bag * dim + column] != static_cast<int32_t>(i)) {
-      return 0.0f;
-    }
-    return scale * x;
-  };
   for (const uint64_t key : result.keys) {
-    const std::vector<size_t>& of = positions[key];
     for (size_t column = 0; column < dim; ++column) {
-      float sum = 0.0f;
-      for (size_t begin = 0; begin < of.size(); begin += kPiece) {
-        float piece = term(of[begin], column);
-        for (size_t i = begin + 1; i < std::min(begin + kPiece, of.size()); ++i) {
-          piece += term(of[i], column);
-        }
-        sum = begin == 0 ? piece : sum + piece;
-      }
-      result.sums.push_back(sum);
+      std::vector<float> terms;
+      for (const size_t i : positions[key]) terms.push_back(TermOf(c, i, column));
+      result.sums.push_back(SumInPieces(terms));
     }
   }
   return result;
@@ -348,27 +326,31 @@ TYPED_TEST(DeviceGradientTest, BagsInDescendingOrder) {
   }
 }
 
+// As rows that were received lie: where they begin is a multiple of four bytes, no more.
 TYPED_TEST(DeviceGradientTest, UpstreamRowsApart) {
   std::mt19937_64 random(8);
   Cases cases;
   for (Combiner combiner : {Combiner::kMean, Combiner::kMax}) {
     for (DType dtype : kDtypes) {
-      Shape s{50, 700, 9, 2};
-      s.combiner = combiner;
-      s.dtype = dtype;
-      s.form = Form::kSorted;
-      cases.push_back(MakeCase(s, &random));
+      for (int64_t dim : {8, 9}) {
+        Shape s{50, 700, dim, 2};
+        s.combiner = combiner;
+        s.dtype = dtype;
+        s.form = Form::kSorted;
+        cases.push_back(MakeCase(s, &random));
+      }
     }
   }
-  std::vector<std::vector<char>> copies(cases.size());
+  std::vector<std::vector<float>> copies(cases.size());
   std::vector<std::vector<const void*>> rows(cases.size());
   for (size_t t = 0; t < cases.size(); ++t) {
     BackwardTask& task = cases[t]->task;
     const size_t n = task.bags->num_bags();
     const size_t bytes = static_cast<size_t>(task.dim) * SizeOf(task.dtype);
-    copies[t].resize(2 * n * bytes, '\x7F');
+    const size_t words = (bytes + 3) / 4 / 2 * 2 + 3;  // odd: every alignment comes
+    copies[t].resize(n * words, kNan);
     for (size_t row = 0; row < n; ++row) {
-      char* const copy = &copies[t][2 * (n - 1 - row) * bytes];
+      float* const copy = &copies[t][(n - 1 - row) * words];
       std::memcpy(copy, static_cast<const char*>(task.upstream) + row * bytes, bytes);
       rows[t].push_back(copy);
     }
@@ -531,30 +513,6 @@ TYPED_TEST(DeviceGradientTest, NoWorkspace) {
   ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
 }
 
-// Counts what is given to the device.
-class CountingSession : public ThreadsDevice::Session {
- public:
-  using Base = ThreadsDevice::Session;
-  using Base::Base;
-  int launches = 0;
-  std::vector<int> sorted_bits;
-
-  template <class Body>
-  void ForEach(size_t n, const Body& body) {
-    launches += n != 0;
-    Base::ForEach(n, body);
-  }
-  template <class Body>
-  void ForRows(size_t n, size_t quads, const Body& body) {
-    launches += n != 0;
-    Base::ForRows(n, quads, body);
-  }
-  void SortPairs(uint64_t* keys, uint32_t* values, size_t n, int bits) {
-    sorted_bits.push_back(bits);
-    Base::SortPairs(keys, values, n, bits);
-  }
-};
-
 TEST(DeviceGradientWorkTest, LaunchesDoNotDependOnHowManyTasks) {
   std::mt19937_64 random(12);
   ThreadsDevice device;
@@ -575,6 +533,18 @@ TEST(DeviceGradientWorkTest, LaunchesDoNotDependOnHowManyTasks) {
   const int one = launches(1);
   EXPECT_EQ(one, 9);
   EXPECT_EQ(launches(30), one);
+}
+
+TEST(DeviceGradientWorkTest, TeamsAreForTheWidestSums) {
+  std::mt19937_64 random(14);
+  ThreadsDevice device;
+  Cases cases;
+  for (int64_t dim : {4, 130, 1}) cases.push_back(MakeCase({1, 600, dim, 1}, &random));
+  const std::vector<BackwardTask> tasks = TasksOf(cases);
+  Outputs outputs(tasks);
+  CountingSession session(device, nullptr);
+  ASSERT_TRUE(device::SumGradients(session, tasks, std::ref(outputs)).ok());
+  EXPECT_EQ(session.quads, std::vector<size_t>(3, 33));
 }
 
 TEST(DeviceGradientWorkTest, SortsNoMoreBitsThanThereAreKeys) {

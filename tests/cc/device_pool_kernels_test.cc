@@ -296,19 +296,19 @@ std::vector<Pooled> PoolOnDevice(Batch* batch) {
   typename Device::Session session(device, &exec);
   const Batch::Ids ids = batch->AllIds();
   std::vector<Pooled> results;
-  std::vector<PoolPart> parts;
+  std::vector<PoolPart<TableVectors>> parts;
   std::vector<uint32_t> begins{0};
   for (const auto& task : batch->tasks()) {
     results.emplace_back(batch->RowsOf(*task).layout(), *task);
-    PoolPart part;
+    PoolPart<TableVectors> part;
     SetIds(session, *task, &part);
     part.pooled = results.back().vectors.data();
     part.argmax = results.back().argmax_or_null();
     parts.push_back(part);
     begins.push_back(begins.back() + part.bags.num_bags);
   }
-  const PoolBags body{batch->Views(session), ToDevice(session, parts, begins), batch->Keys(ids),
-                      ids.rows.data()};
+  const TableVectors source{batch->Views(session), batch->Keys(ids), ids.rows.data()};
+  const PoolBags<TableVectors> body{source, ToDevice(session, parts, begins)};
   session.ForRows(begins.back(), /*quads=*/1, body);
   EXPECT_TRUE(session.Synchronize().ok());
   return results;
@@ -364,7 +364,7 @@ void ExpectWeightGradientsAsOnHost(Batch* batch, bool special) {
   std::vector<std::vector<char>> upstream;
   std::vector<std::vector<int32_t>> argmaxes;
   std::vector<Output<float>> gradients;
-  std::vector<WeightGradientPart> parts;
+  std::vector<WeightGradientPart<TableVectors>> parts;
   std::vector<uint32_t> bag_begins{0}, id_begins{0};
   for (const auto& task : batch->tasks()) {
     const RowLayout& layout = batch->RowsOf(*task).layout();
@@ -375,7 +375,7 @@ void ExpectWeightGradientsAsOnHost(Batch* batch, bool special) {
     StoreVector(layout.dtype, numbers.data(), static_cast<int64_t>(numbers.size()),
                 upstream.back().data());
     gradients.emplace_back(task->bags.nnz());
-    WeightGradientPart part;
+    WeightGradientPart<TableVectors> part;
     SetIds(session, *task, &part);
     // Without guards: address sanitizer sees what is read behind an end.
     int32_t* const argmax = pooled.back().argmax_or_null();
@@ -391,11 +391,11 @@ void ExpectWeightGradientsAsOnHost(Batch* batch, bool special) {
     bag_begins.push_back(bag_begins.back() + part.bags.num_bags);
     id_begins.push_back(id_begins.back() + static_cast<uint32_t>(task->bags.nnz()));
   }
-  const TableViews tables = batch->Views(session);
-  session.ForEach(bag_begins.back(),
-                  PrepareWeightGradients{tables, ToDevice(session, parts, bag_begins)});
-  session.ForEach(id_begins.back(), BagWeightGradients{tables, ToDevice(session, parts, id_begins),
-                                                       batch->Keys(ids), ids.rows.data()});
+  const TableVectors source{batch->Views(session), batch->Keys(ids), ids.rows.data()};
+  session.ForEach(bag_begins.back(), PrepareWeightGradients<TableVectors>{
+                                         source, ToDevice(session, parts, bag_begins)});
+  session.ForEach(id_begins.back(),
+                  BagWeightGradients<TableVectors>{source, ToDevice(session, parts, id_begins)});
   ASSERT_TRUE(session.Synchronize().ok());
 
   for (size_t t = 0; t < parts.size(); ++t) {

@@ -1,0 +1,217 @@
+// GatherGradient (cc/lookup/gather.h) on a device: the gradient of each row of a request, for many
+// tables in one call.
+//
+// It is SumGradients (sum_gradients.h) with an id's index in place of its key: nothing is elected,
+// and nothing is waited for. The ids of a row are in order feature after feature, and so are its
+// terms. A row's sum has the bits of the host's (but for which NaN) if it has at most 256 ids; of
+// more, these are summed in pieces of 256, and then the pieces' sums are added from the first to
+// the last.
+//
+// An index that is not below the number of rows is one of no row: its gradient is left out, where
+// the host fails. Who wants to know must look before.
+//
+// How many launches there are does not depend on how many tasks, features or pieces there are.
+#ifndef DYNEMB_DEVICE_GATHER_GRADIENT_H_
+#define DYNEMB_DEVICE_GATHER_GRADIENT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cc/device/kernels_gradient.h"
+#include "cc/device/parts.h"
+#include "cc/device/row_math.h"
+#include "cc/device/stretches.h"
+#include "cc/device/sum_gradients.h"
+#include "cc/lookup/backward.h"
+#include "cc/lookup/gather.h"
+#include "cc/table/phase.h"
+#include "cc/table/portability.h"
+#include "cc/table/status.h"
+#include "cc/table/types.h"
+
+namespace dynemb::device {
+
+// A part of the ids is a feature; its keys are its index. Rows of all tasks are numbered one task
+// after the other.
+
+// The number of the row that an id means; that behind all if there is no such row.
+struct RowNumbers {
+  struct Rows {
+    uint32_t begin;
+    uint32_t n;
+  };
+  Parts<GradientPart> features;
+  const Rows* rows;  // [features] those of each one's task
+  uint32_t no_row;
+
+  DYNEMB_HD uint32_t operator()(uint32_t f, uint32_t position) const {
+    const auto index = static_cast<uint32_t>(features[f].keys()[position - features.begin(f)]);
+    return index < rows[f].n ? rows[f].begin + index : no_row;
+  }
+};
+
+// What a task has of all features and of all arrays of sums.
+struct GatheredTable {
+  uint32_t first_feature = 0;
+  uint32_t num_features = 0;
+  uint32_t first_array = 0;
+  uint32_t num_arrays = 0;
+  int64_t dim = 0;
+};
+
+// Sums (kernels_gradient.h) of GatherGradient: a key is a row.
+struct RowSums {
+  // One less than KeySums has: the loop over features needs registers, too.
+  static constexpr uint32_t kMaximaInFlight = kTermsInFlight - 1;
+
+  SortedTerms terms;
+  Parts<GatheredTable> tables;  // the items of a part are its rows
+  Parts<float*> arrays;         // of all tasks; the items of a part are the rows that go there
+
+  DYNEMB_HD uint32_t TaskOf(uint32_t row) const { return tables.IndexOf(row); }
+  DYNEMB_HD int64_t dim(uint32_t t) const { return tables[t].dim; }
+  DYNEMB_HD float* SumOf(uint32_t t, uint32_t row) const {
+    const GatheredTable& table = tables[t];
+    const uint32_t a =
+        table.first_array + StretchOf(arrays.begins + table.first_array, table.num_arrays, row);
+    return arrays[a] + (row - arrays.begin(a)) * static_cast<size_t>(table.dim);
+  }
+  template <class Lanes>
+  DYNEMB_HD void Begin(Lanes&, uint32_t, uint32_t, uint32_t) const {}
+
+  // In runs of one feature, whose terms are alike; zeros for a row that no id means.
+  template <class Lanes>
+  DYNEMB_HD DYNEMB_INLINE void Sum(Lanes& lanes, uint32_t t, uint32_t first, uint32_t n,
+                                   float* sum) const {
+    if (n == 0) {
+      ForEachQuad(lanes, dim(t), [&](int64_t column, int width) {
+        StoreQuad(Quad<float>{}, width, sum + column);
+      });
+      return;
+    }
+    for (bool some_before = false; n != 0; some_before = true) {
+      const uint32_t f = FeatureOf(t, terms.positions[first]);
+      const uint32_t run = RunOf(f, first, n);
+      terms.template Sum<kMaximaInFlight>(lanes, f, first, run, some_before, sum);
+      first += run;
+      n -= run;
+    }
+  }
+
+ private:
+  DYNEMB_HD uint32_t FeatureOf(uint32_t t, uint32_t position) const {
+    const GatheredTable& table = tables[t];
+    return table.first_feature +
+           StretchOf(terms.parts.begins + table.first_feature, table.num_features, position);
+  }
+  // How many of the terms [first, first + n) are of feature f, as the first is.
+  DYNEMB_HD uint32_t RunOf(uint32_t f, uint32_t first, uint32_t n) const {
+    const uint32_t* const positions = terms.positions + first;
+    const uint32_t end = terms.parts.begin(f + 1);
+    if (positions[n - 1] < end) return n;
+    uint32_t low = 1, high = n - 1;
+    while (low < high) {
+      const uint32_t middle = (low + high) / 2;
+      if (positions[middle] < end) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
+};
+
+namespace internal_gather_gradient {
+
+// The tasks as SumGradients's functions take them, and what is theirs alone. All begins are of the
+// host.
+struct Flat {
+  std::vector<BackwardTask> features;
+  std::vector<uint32_t> id_begins{0};  // of features
+  std::vector<RowNumbers::Rows> rows_of;
+  std::vector<GatheredTable> tables;
+  std::vector<uint32_t> row_begins{0};  // of tables
+  std::vector<float*> arrays;
+  std::vector<uint32_t> array_begins{0};
+  internal_sum_gradients::PieceRoom room;
+
+  size_t num_rows() const { return row_begins.back(); }
+};
+
+inline Status Flatten(const std::vector<dynemb::GatherGradient::Task>& tasks, Flat* flat) {
+  size_t num_ids = 0, num_rows = 0;
+  for (const dynemb::GatherGradient::Task& task : tasks) {
+    const auto row_begin = static_cast<uint32_t>(num_rows);
+    const size_t ids_before = num_ids;
+    num_rows += task.n;
+    DYNEMB_RETURN_IF_ERROR(CheckTotal(num_rows, "rows"));
+    GatheredTable table;
+    table.first_feature = static_cast<uint32_t>(flat->features.size());
+    table.num_features = static_cast<uint32_t>(task.features.size());
+    table.first_array = static_cast<uint32_t>(flat->arrays.size());
+    table.dim = task.dim;
+    for (const dynemb::GatherGradient::Feature& feature : task.features) {
+      num_ids += feature.bags->nnz();
+      DYNEMB_RETURN_IF_ERROR(CheckTotal(num_ids, "ids"));
+      BackwardTask as_keys;
+      static_cast<UpstreamTask&>(as_keys) = feature;
+      as_keys.key_type = KeyType::kInt32;
+      as_keys.keys = feature.index;
+      flat->features.push_back(as_keys);
+      flat->id_begins.push_back(static_cast<uint32_t>(num_ids));
+      flat->rows_of.push_back({row_begin, static_cast<uint32_t>(task.n)});
+    }
+    const auto add_array = [&](size_t rows, float* sums) {
+      flat->arrays.push_back(sums);
+      flat->array_begins.push_back(flat->array_begins.back() + static_cast<uint32_t>(rows));
+    };
+    if (task.pieces.empty()) add_array(task.n, task.sums);
+    for (const dynemb::GatherGradient::Piece& piece : task.pieces) {
+      add_array(piece.rows, piece.sums);
+    }
+    table.num_arrays = static_cast<uint32_t>(flat->arrays.size()) - table.first_array;
+    flat->tables.push_back(table);
+    flat->row_begins.push_back(static_cast<uint32_t>(num_rows));
+    // At worst all ids are of one row.
+    const size_t ids = num_ids - ids_before;
+    flat->room.Add(ids, ids == 0 ? 0 : 1, task.dim);
+  }
+  return Status();
+}
+
+}  // namespace internal_gather_gradient
+
+// All that tasks point to is in the device's memory, but for bags. Fails as
+// dynemb::GatherGradient::Check does, and where all tasks have more than 2^32 - 2 ids, bags or rows
+// together, before any work is given out.
+template <class Session>
+Status GatherGradient(Session& session, const std::vector<dynemb::GatherGradient::Task>& tasks) {
+  namespace internal = internal_sum_gradients;
+  Phase phase("sum gradients");
+  DYNEMB_RETURN_IF_ERROR(dynemb::GatherGradient::Check(tasks));
+  internal_gather_gradient::Flat flat;
+  DYNEMB_RETURN_IF_ERROR(internal_gather_gradient::Flatten(tasks, &flat));
+  const size_t num_rows = flat.num_rows();
+  if (num_rows == 0) return session.status();
+  internal::Ids ids;
+  DYNEMB_RETURN_IF_ERROR(internal::BringIds(session, flat.features, flat.id_begins, &ids));
+  const RowNumbers numbers{ids.parts, ToDevice(session, flat.rows_of.data(), flat.rows_of.size()),
+                           static_cast<uint32_t>(num_rows)};
+  session.ForEach(ids.n,
+                  ListIds<RowNumbers>{ids.parts, numbers, ids.uniques, ids.positions, ids.bag_of});
+  // Ids of no row are sorted behind all others.
+  const size_t num_ranges = num_rows + 1;
+  auto* const ranges = session.template Take<TermRange>(num_ranges);
+  session.Fill(ranges, 0, num_ranges * sizeof(TermRange));
+  RowSums sums;
+  DYNEMB_RETURN_IF_ERROR(internal::SortTerms(session, ids, num_ranges, ranges, &sums.terms));
+  sums.tables = ToDevice(session, flat.tables, flat.row_begins);
+  sums.arrays = ToDevice(session, flat.arrays, flat.array_begins);
+  return internal::AddTerms(session, sums, num_rows, flat.room);
+}
+
+}  // namespace dynemb::device
+
+#endif  // DYNEMB_DEVICE_GATHER_GRADIENT_H_

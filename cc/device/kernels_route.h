@@ -1,0 +1,192 @@
+// The kernels of Route and ReceiveKeys (route.h). The ids of all features are numbered, table after
+// table and in a table feature after feature: an id's *position* is this number. A *segment* is the
+// keys of one table for one rank: that of table t and rank r is t × ranks + r. What is made of the
+// ids, in this order:
+//
+//   Elect                      the distinct keys of each table, by their first positions
+//   ListSegments, SortPairs    these positions, the ones of each segment together, in order
+//   FindBegins                 where each segment begins, and so how many keys it has
+//   WriteRequests              the messages, and each key's place in its table's request
+//   WriteIndex                 the same for each id
+#ifndef DYNEMB_DEVICE_KERNELS_ROUTE_H_
+#define DYNEMB_DEVICE_KERNELS_ROUTE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cc/device/flat_index.h"
+#include "cc/device/parts.h"
+#include "cc/lookup/owners.h"
+#include "cc/table/key.h"
+#include "cc/table/portability.h"
+
+namespace dynemb::device {
+
+// Keys in a message are words: those of 64 bits need not lie at multiples of 8 bytes.
+DYNEMB_HD inline uint64_t LoadKeyWords(const int32_t* words, size_t key_size, size_t i) {
+  const auto* const bits = reinterpret_cast<const uint32_t*>(words);
+  if (key_size == 4) return bits[i];
+  return bits[2 * i] | uint64_t{bits[2 * i + 1]} << 32;
+}
+DYNEMB_HD inline void StoreKeyWords(int32_t* words, size_t key_size, size_t i, uint64_t key) {
+  auto* const bits = reinterpret_cast<uint32_t*>(words);
+  if (key_size == 4) {
+    bits[i] = static_cast<uint32_t>(key);
+  } else {
+    bits[2 * i] = static_cast<uint32_t>(key);
+    bits[2 * i + 1] = static_cast<uint32_t>(key >> 32);
+  }
+}
+
+// The ids of a feature.
+struct RoutePart {
+  KeyArray keys;
+  uint32_t* index = nullptr;
+  Owners owners;
+  uint32_t table = 0;
+  uint32_t table_begin = 0;  // the table's positions are [table_begin, table_end)
+  uint32_t table_end = 0;
+};
+
+// The keys of all tables, for ElectPositions. The same key of two tables is two keys.
+struct RouteKeys {
+  Parts<RoutePart> features;
+
+  DYNEMB_HD uint64_t Hash(size_t i) const {
+    const uint32_t f = features.IndexOf(i);
+    return MixKey(KeyOf(f, i) ^ MixKey(features[f].table));
+  }
+  DYNEMB_HD bool Same(size_t i, size_t j) const {
+    const uint32_t f = features.IndexOf(j);
+    const RoutePart& part = features[f];
+    return part.table_begin <= i && i < part.table_end &&
+           KeyOf(features.IndexOf(i), i) == KeyOf(f, j);
+  }
+  // Of the id at a position in feature f.
+  DYNEMB_HD uint64_t KeyOf(uint32_t f, size_t i) const {
+    return features[f].keys[i - features.begin(f)];
+  }
+};
+
+// The segment of each key at its first position; at others num_segments.
+struct ListSegments {
+  RouteKeys keys;
+  const uint32_t* places;
+  const uint32_t* of;
+  size_t ranks;
+  size_t num_segments;
+  uint64_t* segments;
+  uint32_t* positions;
+
+  DYNEMB_HD void operator()(size_t i) const {
+    uint64_t segment = num_segments;
+    if (places[of[i]] == i) {
+      const uint32_t f = keys.features.IndexOf(i);
+      const RoutePart& part = keys.features[f];
+      segment = part.table * ranks + part.owners.Of(keys.KeyOf(f, i));
+    }
+    segments[i] = segment;
+    positions[i] = static_cast<uint32_t>(i);
+  }
+};
+
+// begins[s] = how many of the sorted segments are less than s.
+struct FindBegins {
+  const uint64_t* segments;
+  size_t n;
+  uint32_t* begins;
+
+  DYNEMB_HD void operator()(size_t s) const {
+    size_t low = 0, high = n;
+    while (low < high) {
+      const size_t middle = (low + high) / 2;
+      if (segments[middle] < s) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    begins[s] = static_cast<uint32_t>(low);
+  }
+};
+
+// Where a segment goes.
+struct RouteSegment {
+  int32_t* header;  // how many keys it has
+  int32_t* keys;
+};
+
+// Item i is segment i, if there is one, and the i-th key of all segments, likewise.
+struct WriteRequests {
+  RouteKeys keys;
+  const uint64_t* segments;  // sorted
+  const uint32_t* positions;
+  const uint32_t* begins;  // [num_segments + 1]
+  size_t num_segments;
+  const RouteSegment* to;  // [num_segments]
+  size_t ranks;
+  uint32_t* requested;  // out, at a key's first position: where in its table's request it stands
+
+  DYNEMB_HD void operator()(size_t i) const {
+    if (i < num_segments) *to[i].header = static_cast<int32_t>(begins[i + 1] - begins[i]);
+    if (i >= begins[num_segments]) return;
+    const uint64_t segment = segments[i];
+    const uint32_t position = positions[i], f = keys.features.IndexOf(position);
+    const RoutePart& part = keys.features[f];
+    StoreKeyWords(to[segment].keys, part.keys.key_size, i - begins[segment],
+                  keys.KeyOf(f, position));
+    requested[position] = static_cast<uint32_t>(i) - begins[part.table * ranks];
+  }
+};
+
+struct WriteIndex {
+  Parts<RoutePart> features;
+  const uint32_t* places;
+  const uint32_t* of;
+  const uint32_t* requested;
+
+  DYNEMB_HD void operator()(size_t i) const {
+    const uint32_t f = features.IndexOf(i);
+    features[f].index[i - features.begin(f)] = requested[places[of[i]]];
+  }
+};
+
+// counts[i] = what the headers of all messages hold, one after the other.
+struct ReadHeaders {
+  const int32_t* const* headers;  // each of so many tables
+  size_t tables;
+  int32_t* counts;
+
+  DYNEMB_HD void operator()(size_t i) const { counts[i] = headers[i / tables][i % tables]; }
+};
+
+// The keys of a table.
+struct ReceivedTable {
+  void* keys;
+  size_t key_size;
+};
+
+struct CopyReceivedKeys {
+  Parts<const int32_t*> segments;  // where their keys are, which are the items of a part
+  const ReceivedTable* tables;
+  uint32_t ranks;
+
+  DYNEMB_HD void operator()(size_t i) const {
+    const uint32_t s = segments.IndexOf(i), t = s / ranks;
+    const size_t key_size = tables[t].key_size;
+    const uint64_t key = LoadKeyWords(segments[s], key_size, i - segments.begin(s));
+    StoreKey(tables[t].keys, key_size, i - segments.begin(t * ranks), key);
+  }
+};
+
+struct FindOwners {
+  Owners owners;
+  KeyArray keys;
+  int32_t* to;
+
+  DYNEMB_HD void operator()(size_t i) const { to[i] = static_cast<int32_t>(owners.Of(keys[i])); }
+};
+
+}  // namespace dynemb::device
+
+#endif  // DYNEMB_DEVICE_KERNELS_ROUTE_H_

@@ -1,0 +1,99 @@
+// The launches of kernels_pool.h, for tasks whose vectors lie wherever a source (vector_sources.h)
+// says. For all tasks together: one launch combines their bags, two take the gradients of weights.
+//
+// Contract. What tasks point to is in the device's memory, but for their bags. Task t's vectors are
+// those of parts[t]. Nothing waits. InvalidArgument, before any work is given out: all tasks have
+// more than 2^32 - 2 bags or ids together.
+#ifndef DYNEMB_DEVICE_POOL_BAGS_H_
+#define DYNEMB_DEVICE_POOL_BAGS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cc/device/kernels_pool.h"
+#include "cc/device/parts.h"
+#include "cc/lookup/bag_combiner.h"
+#include "cc/lookup/combiner.h"
+#include "cc/lookup/weight_gradient.h"
+#include "cc/table/status.h"
+
+namespace dynemb::device {
+
+namespace internal_pool_bags {
+
+// Where each task's bags begin: one more than tasks. Likewise its ids.
+template <class Task>
+Status NumberBags(const std::vector<const Task*>& tasks, std::vector<uint32_t>* begins) {
+  size_t total = 0;
+  for (const Task* task : tasks) {
+    DYNEMB_RETURN_IF_ERROR(CheckTotal(total += task->bags->num_bags(), "bags"));
+    begins->push_back(static_cast<uint32_t>(total));
+  }
+  return Status();
+}
+template <class Task>
+Status NumberIds(const std::vector<const Task*>& tasks, std::vector<uint32_t>* begins) {
+  size_t total = 0;
+  for (const Task* task : tasks) {
+    DYNEMB_RETURN_IF_ERROR(CheckTotal(total += task->bags->nnz(), "ids"));
+    begins->push_back(static_cast<uint32_t>(total));
+  }
+  return Status();
+}
+
+template <class Source, class Session, class Task>
+BagsPart<Source> BringBags(Session& session, const typename Source::Part& part, const Task& task) {
+  return {part, ToDevice(session, *task.bags), task.weights, task.combiner};
+}
+
+}  // namespace internal_pool_bags
+
+// BagCombiner. `quads` are those of the widest vectors.
+template <class Session, class Source>
+Status CombineBags(Session& session, const Source& source,
+                   const std::vector<typename Source::Part>& parts,
+                   const std::vector<const BagTask*>& tasks, size_t quads) {
+  namespace internal = internal_pool_bags;
+  std::vector<uint32_t> begins{0};
+  DYNEMB_RETURN_IF_ERROR(internal::NumberBags(tasks, &begins));
+  if (begins.back() == 0) return session.status();
+  std::vector<PoolPart<Source>> pool;
+  for (size_t t = 0; t < tasks.size(); ++t) {
+    pool.push_back({internal::BringBags<Source>(session, parts[t], *tasks[t]), tasks[t]->pooled,
+                    tasks[t]->argmax});
+  }
+  const auto of_bags = ToDevice(session, pool, begins);
+  session.ForRows(begins.back(), quads, PoolBags<Source>{source, of_bags});
+  return session.status();
+}
+
+// WeightGradientOfBags.
+template <class Session, class Source>
+Status DifferentiateWeights(Session& session, const Source& source,
+                            const std::vector<typename Source::Part>& parts,
+                            const std::vector<const BagWeightTask*>& tasks) {
+  namespace internal = internal_pool_bags;
+  std::vector<uint32_t> bag_begins{0}, id_begins{0};
+  DYNEMB_RETURN_IF_ERROR(internal::NumberBags(tasks, &bag_begins));
+  DYNEMB_RETURN_IF_ERROR(internal::NumberIds(tasks, &id_begins));
+  if (id_begins.back() == 0) return session.status();
+  std::vector<WeightGradientPart<Source>> gradients;
+  for (size_t t = 0; t < tasks.size(); ++t) {
+    const BagWeightTask& task = *tasks[t];
+    auto* const terms =
+        HasScale(task.combiner) ? session.template Take<BagTerms>(task.bags->num_bags()) : nullptr;
+    gradients.push_back({internal::BringBags<Source>(session, parts[t], task), task.argmax,
+                         task.pooled, task.upstream, terms, task.gradient});
+  }
+  const auto of_bags = ToDevice(session, gradients, bag_begins);
+  auto of_ids = of_bags;
+  of_ids.begins = ToDevice(session, id_begins.data(), id_begins.size());
+  session.ForEach(bag_begins.back(), PrepareWeightGradients<Source>{source, of_bags});
+  session.ForEach(id_begins.back(), BagWeightGradients<Source>{source, of_ids});
+  return session.status();
+}
+
+}  // namespace dynemb::device
+
+#endif  // DYNEMB_DEVICE_POOL_BAGS_H_

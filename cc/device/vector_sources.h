@@ -1,0 +1,107 @@
+// Where the vectors of ids lie, for kernels that combine them (kernels_pool.h). A *source* is held
+// by a body, for all parts of a launch:
+//
+//   Source::Part                       what it has to know of a part; vectors of a part are alike
+//   Source::Vectors(source, part)      those of a part:
+//     dtype(), dim(), vector_bytes()
+//     uint32_t Row(position)           the number of an id's row
+//     bool Has(row)                    whether there is such a row
+//     const char* Vector(row)          its vector, if there is; aligned to its elements
+//     Quad<float> Columns(position, first, n)
+//                                      columns [first, first + n) of what an id without a row
+//                                      counts with, as a row would hold them
+//
+// Row and Vector may read memory. Who reads several vectors asks for all rows first, then for all
+// vectors, so that these accesses are under way together.
+#ifndef DYNEMB_DEVICE_VECTOR_SOURCES_H_
+#define DYNEMB_DEVICE_VECTOR_SOURCES_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cc/device/flat_index.h"
+#include "cc/device/row_math.h"
+#include "cc/device/table_views.h"
+#include "cc/table/portability.h"
+#include "cc/table/types.h"
+
+namespace dynemb::device {
+
+// Rows of tables. `keys` and `rows` are arrays of the whole batch: the id at position p of a part
+// is at first_id + p. A row is that of its key, or kNoRow: then the id counts with the vector that
+// its key starts with.
+struct TableVectors {
+  struct Part {
+    uint32_t first_id = 0;
+    uint32_t table = 0;  // in TableViews
+  };
+  TableViews tables;
+  KeyArray keys;
+  const RowId* rows;
+
+  class Vectors {
+   public:
+    DYNEMB_HD DYNEMB_INLINE Vectors(const TableVectors& source, const Part& part)
+        : source_(source), part_(part), table_(source.tables[part.table]) {}
+
+    DYNEMB_HD DYNEMB_INLINE DType dtype() const { return table_.layout.dtype; }
+    DYNEMB_HD DYNEMB_INLINE int64_t dim() const { return table_.layout.dim; }
+    DYNEMB_HD DYNEMB_INLINE size_t vector_bytes() const { return table_.layout.vector_bytes(); }
+    DYNEMB_HD DYNEMB_INLINE RowId Row(uint32_t position) const {
+      return source_.rows[size_t{part_.first_id} + position];
+    }
+    DYNEMB_HD DYNEMB_INLINE bool Has(RowId row) const { return row != kNoRow; }
+    DYNEMB_HD DYNEMB_INLINE const char* Vector(RowId row) const {
+      return table_.layout.vector(table_.RowAt(row));
+    }
+    DYNEMB_HD DYNEMB_INLINE Quad<float> Columns(uint32_t position, int64_t first, int n) const {
+      const uint64_t key = source_.keys[size_t{part_.first_id} + position];
+      return InitialColumns(table_.initial, key, table_.layout.dtype, first, n);
+    }
+
+   private:
+    const TableVectors& source_;
+    const Part& part_;
+    const TableView& table_;
+  };
+};
+
+// Vectors in arrays, by index (cc/lookup/gather.h). An id whose index is no row's counts with
+// zeros.
+struct IndexedVectors {
+  struct Part {
+    const uint32_t* index = nullptr;    // [nnz]
+    size_t n = 0;                       // rows
+    const void* vectors = nullptr;      // [n, dim], or
+    const void* const* rows = nullptr;  // [n]: addresses; null: vectors is an array
+    DType dtype = DType::kFloat32;
+    int64_t dim = 0;
+  };
+
+  class Vectors {
+   public:
+    DYNEMB_HD DYNEMB_INLINE Vectors(const IndexedVectors&, const Part& part)
+        : part_(part), rows_(part.rows) {}
+
+    DYNEMB_HD DYNEMB_INLINE DType dtype() const { return part_.dtype; }
+    DYNEMB_HD DYNEMB_INLINE int64_t dim() const { return part_.dim; }
+    DYNEMB_HD DYNEMB_INLINE size_t vector_bytes() const {
+      return static_cast<size_t>(part_.dim) * SizeOf(part_.dtype);
+    }
+    DYNEMB_HD DYNEMB_INLINE uint32_t Row(uint32_t position) const { return part_.index[position]; }
+    DYNEMB_HD DYNEMB_INLINE bool Has(uint32_t row) const { return row < part_.n; }
+    DYNEMB_HD DYNEMB_INLINE const char* Vector(uint32_t row) const {
+      return rows_ != nullptr ? static_cast<const char*>(rows_[row])
+                              : static_cast<const char*>(part_.vectors) + row * vector_bytes();
+    }
+    DYNEMB_HD DYNEMB_INLINE Quad<float> Columns(uint32_t, int64_t, int) const { return {}; }
+
+   private:
+    const Part& part_;
+    const void* const* const rows_;  // read once, not for each vector
+  };
+};
+
+}  // namespace dynemb::device
+
+#endif  // DYNEMB_DEVICE_VECTOR_SOURCES_H_

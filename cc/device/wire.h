@@ -1,0 +1,168 @@
+// Rows on the wire, on a device: Pack, Unpack and WireRows of cc/lookup/wire.h, with the same bits.
+// (The NaN that a row of int8 arrives as has the bits of its scale; a scale that Pack did not write
+// may be another NaN, and then a device makes its own of it.)
+//
+// Contract. Rows, words and what is made of them are in the device's memory; layouts are the
+// host's. Rows begin at multiples of their elements' size, words at those of their own: whatever is
+// aligned better moves faster. A call is one launch, ReceivedRows two if rows are converted,
+// however many tables and ranks there are, and nothing waits. InvalidArgument, before any work is
+// given out, if a launch would have more than 2^32 - 2 rows.
+#ifndef DYNEMB_DEVICE_WIRE_H_
+#define DYNEMB_DEVICE_WIRE_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cc/device/kernels.h"
+#include "cc/device/kernels_wire.h"
+#include "cc/device/parts.h"
+#include "cc/device/row_math.h"
+#include "cc/lookup/wire.h"
+#include "cc/table/phase.h"
+#include "cc/table/status.h"
+
+namespace dynemb::device {
+
+namespace internal_wire {
+
+// Stretches of rows, one part each: the items of a launch.
+template <class Part>
+struct RowList {
+  std::vector<Part> parts;
+  std::vector<uint32_t> begins{0};
+  size_t rows = 0;
+
+  void Add(const Part& part, size_t more) {
+    rows += more;
+    parts.push_back(part);
+    begins.push_back(static_cast<uint32_t>(rows));
+  }
+};
+
+struct SegmentList : RowList<WireSegment> {
+  size_t quads = 0;  // of the widest row
+
+  void Add(const WireTable& table, bool converts, const char* from, char* to, size_t more) {
+    WireSegment segment{from, to, table.dim, table.dtype};
+    if (converts) segment.wire = table.wire;
+    quads = std::max(quads, converts ? QuadsOf(table.dim) : QuadsOfBytes(segment.vector_bytes()));
+    RowList::Add(segment, more);
+  }
+};
+
+inline size_t VectorBytes(const WireTable& table) {
+  return static_cast<size_t>(table.dim) * SizeOf(table.dtype);
+}
+
+// fn(t, rank, segment) for all segments that have rows, table by table. Of those of 100 tables and
+// 4096 ranks, these may be few.
+template <class Fn>
+void ForSegments(const WireLayout& layout, const Fn& fn) {
+  for (size_t t = 0; t < layout.tables().size(); ++t) {
+    if (layout.num_rows(t) == 0) continue;
+    for (uint32_t rank = 0; rank < layout.ranks(); ++rank) {
+      const WireLayout::Segment& segment = layout.segment(t, rank);
+      if (segment.rows != 0) fn(t, rank, segment);
+    }
+  }
+}
+
+template <class Body, class Session>
+Status Launch(Session& session, const SegmentList& list) {
+  DYNEMB_RETURN_IF_ERROR(CheckTotal(list.rows, "rows"));
+  if (list.rows == 0) return session.status();
+  session.ForRows(list.rows, list.quads, Body{ToDevice(session, list.parts, list.begins)});
+  return session.status();
+}
+
+}  // namespace internal_wire
+
+// rows[t]: [num_rows(t), dim] of the table's dtype, to words[num_words()]. Leaves out the tables
+// whose rows[t] is null.
+template <class Session>
+Status Pack(Session& session, const WireLayout& layout, const std::vector<const void*>& rows,
+            int32_t* words) {
+  namespace internal = internal_wire;
+  Phase phase("pack rows");
+  internal::SegmentList list;
+  internal::ForSegments(layout, [&](size_t t, uint32_t rank, const WireLayout::Segment& s) {
+    if (rank == layout.self() || rows[t] == nullptr) return;
+    const WireTable& table = layout.tables()[t];
+    const auto* const vectors = static_cast<const char*>(rows[t]);
+    list.Add(table, !WireLayout::AsTheyAre(table),
+             vectors + s.first_row * internal::VectorBytes(table),
+             reinterpret_cast<char*>(words + s.word), s.rows);
+  });
+  return internal::Launch<PackRows>(session, list);
+}
+
+// Back: words to rows[t]. own[t] are the rows of `self`, if there is one: [segment(t, self).rows,
+// dim].
+template <class Session>
+Status Unpack(Session& session, const WireLayout& layout, const int32_t* words,
+              const std::vector<const void*>& own, const std::vector<void*>& rows) {
+  namespace internal = internal_wire;
+  Phase phase("unpack rows");
+  internal::SegmentList list;
+  internal::ForSegments(layout, [&](size_t t, uint32_t rank, const WireLayout::Segment& s) {
+    const WireTable& table = layout.tables()[t];
+    const bool is_own = rank == layout.self();
+    const void* const from = is_own ? own[t] : words + s.word;
+    list.Add(table, !is_own && !WireLayout::AsTheyAre(table), static_cast<const char*>(from),
+             static_cast<char*>(rows[t]) + s.first_row * internal::VectorBytes(table), s.rows);
+  });
+  return internal::Launch<UnpackRows>(session, list);
+}
+
+// The rows that Unpack would write, by their addresses, in arrays of the session: (*rows)[t] has
+// [layout.num_rows(t)]. A row is where it came to lie or, if it had to be converted, in memory of
+// the session. Valid until the session ends, and as long as words and own are.
+template <class Session>
+Status ReceivedRows(Session& session, const WireLayout& layout, const int32_t* words,
+                    const std::vector<const void*>& own, std::vector<const void* const*>* rows) {
+  namespace internal = internal_wire;
+  Phase phase("find received rows");
+  const size_t num_tables = layout.tables().size();
+  size_t n = 0;
+  for (size_t t = 0; t < num_tables; ++t) n += layout.num_rows(t);
+  DYNEMB_RETURN_IF_ERROR(CheckTotal(n, "rows"));
+  auto* const addresses = session.template Take<const void*>(n);
+  rows->assign(num_tables, nullptr);
+  std::vector<char*> converted(num_tables);  // where the next rows of a table go
+  size_t begin = 0;
+  for (size_t t = 0; t < num_tables; ++t) {
+    const WireTable& table = layout.tables()[t];
+    if (addresses != nullptr) (*rows)[t] = addresses + begin;
+    begin += layout.num_rows(t);
+    size_t others = layout.num_rows(t);
+    if (layout.self() < layout.ranks()) others -= layout.segment(t, layout.self()).rows;
+    if (others == 0 || WireLayout::AsTheyAre(table)) continue;
+    converted[t] = session.template Take<char>(others * internal::VectorBytes(table));
+  }
+  DYNEMB_RETURN_IF_ERROR(session.status());
+  internal::RowList<RowStretch> stretches;
+  internal::SegmentList list;  // what is converted
+  internal::ForSegments(layout, [&](size_t t, uint32_t rank, const WireLayout::Segment& s) {
+    const WireTable& table = layout.tables()[t];
+    const bool is_own = rank == layout.self();
+    const void* from = is_own ? own[t] : words + s.word;
+    if (!is_own && !WireLayout::AsTheyAre(table)) {
+      list.Add(table, /*converts=*/true, static_cast<const char*>(from), converted[t], s.rows);
+      from = converted[t];
+      converted[t] += s.rows * internal::VectorBytes(table);
+    }
+    stretches.Add({static_cast<const char*>(from), internal::VectorBytes(table)}, s.rows);
+  });
+  if (n != 0) {
+    const Parts<RowStretch> parts = ToDevice(session, stretches.parts, stretches.begins);
+    session.ForEach(n, ListAddresses{parts, addresses});
+  }
+  return internal::Launch<UnpackRows>(session, list);
+}
+
+}  // namespace dynemb::device
+
+#endif  // DYNEMB_DEVICE_WIRE_H_

@@ -1,0 +1,71 @@
+// What SumGradients and GatherGradient of cc/device must give, bit by bit: their rule for the order
+// of a sum's terms. And a session that counts what is given to the device.
+#ifndef DYNEMB_TESTS_CC_DEVICE_GRADIENT_MODEL_H_
+#define DYNEMB_TESTS_CC_DEVICE_GRADIENT_MODEL_H_
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "cc/device/simulated_tables.h"
+#include "tests/cc/backward_model.h"
+
+namespace dynemb {
+
+constexpr size_t kPiece = 256;
+
+inline bool SameBits(const float* a, const float* b, size_t n) {
+  return n == 0 || std::memcmp(a, b, n * sizeof(float)) == 0;
+}
+
+// What the id at position i adds.
+inline float TermOf(const Case& c, size_t i, size_t column) {
+  const UpstreamTask& t = c.task;
+  const size_t bag = c.bag_of[i], at = bag * static_cast<size_t>(t.dim) + column;
+  float x = c.upstream[at];
+  float scale = BagScale(t.combiner, c.bags, t.weights, bag);
+  if (scale == 0.0f) x = 0.0f;
+  if (t.weights != nullptr) scale *= t.weights[i];
+  if (t.combiner == Combiner::kMax && t.argmax[at] != static_cast<int32_t>(i)) return 0.0f;
+  return scale * x;
+}
+
+// The rule: terms in order in pieces of 256, then the pieces in order.
+inline float SumInPieces(const std::vector<float>& terms) {
+  float sum = 0.0f;
+  for (size_t begin = 0; begin < terms.size(); begin += kPiece) {
+    float piece = terms[begin];
+    for (size_t i = begin + 1; i < std::min(begin + kPiece, terms.size()); ++i) piece += terms[i];
+    sum = begin == 0 ? piece : sum + piece;
+  }
+  return sum;
+}
+
+class CountingSession : public ThreadsDevice::Session {
+ public:
+  using Base = ThreadsDevice::Session;
+  using Base::Base;
+  int launches = 0;
+  std::vector<int> sorted_bits;
+  std::vector<size_t> quads;  // of ForRows
+
+  template <class Body>
+  void ForEach(size_t n, const Body& body) {
+    launches += n != 0;
+    Base::ForEach(n, body);
+  }
+  template <class Body>
+  void ForRows(size_t n, size_t row_quads, const Body& body) {
+    launches += n != 0;
+    quads.push_back(row_quads);
+    Base::ForRows(n, row_quads, body);
+  }
+  void SortPairs(uint64_t* keys, uint32_t* values, size_t n, int bits) {
+    sorted_bits.push_back(bits);
+    Base::SortPairs(keys, values, n, bits);
+  }
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_TESTS_CC_DEVICE_GRADIENT_MODEL_H_
