@@ -15,6 +15,7 @@
 //                                       committed. A range ends, or is cleared, only when all work
 //                                       that uses it has been given; it waits for it.
 //   Device::HostRange                   the same in host memory that kernels reach
+//   Status FreeMemory(size_t* bytes)    of the device, at the moment
 //   Device::Session                     what follows
 //
 // A Session is the only way to give a device work. It holds the workspace of its stream, so that
