@@ -7,7 +7,7 @@ import simulated
 @pytest.fixture(autouse=True, scope="session")
 def small_device_tier():
     """Tables of a device are soon larger than what they may have of its memory."""
-    if not simulated.SMALL_TIERS:
+    if not simulated.ON_DEVICE:
         yield
         return
     from tf_dynemb import config

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
+from tensorflow.python.framework import kernels, op_def_registry
 
 from tf_dynemb import _ops
 
@@ -39,11 +39,13 @@ class Communicator(abc.ABC):
         rank: of this process, from 0.
         size: how many ranks there are.
         local_rank: of this process among those on its machine.
+        alltoall_on_gpu: whether an alltoall of what a GPU has is done there.
     """
 
     rank: int
     size: int
     local_rank: int
+    alltoall_on_gpu = False
 
     @abc.abstractmethod
     def alltoall(self, tensor: Any, splits: Any, name: str) -> tuple[Any, Any]:
@@ -125,6 +127,10 @@ class _Horovod(Communicator):
         self.rank = horovod.rank()
         self.size = horovod.size()
         self.local_rank = horovod.local_rank()
+        self.alltoall_on_gpu = any(
+            kernel.device_type == "GPU"
+            for kernel in kernels.get_registered_kernels_for_op("HorovodAlltoall").kernel
+        )
 
     @_ops.not_converted
     def alltoall(self, tensor: Any, splits: Any, name: str) -> tuple[Any, Any]:

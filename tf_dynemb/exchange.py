@@ -13,11 +13,15 @@ for the rows that this rank holds. `docs/scaling.md` counts the bytes.
 
 All of it is collective: every rank looks up the same tables in the same order, if only with no
 ids.
+
+What is before and after the alltoalls runs where the tables are: on the GPU that all of them are
+on, else on the CPU. The alltoalls themselves are Horovod's, on a GPU if it was built for that.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +32,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from tf_dynemb import _ops, communicator
 from tf_dynemb.bags import Bags
-from tf_dynemb.placement import by_placement
+from tf_dynemb.placement import by_placement, common_device
 
 # Owners of a table's keys that are not one rank: as the attribute of DynembRoute.
 BY_HASH = -1
@@ -81,6 +85,11 @@ class Request:
     keys: list[Any]
     served: Any
 
+    @functools.cached_property
+    def device(self) -> str:
+        """Where keys and rows are."""
+        return common_device([table.variable for table in self.tables])
+
     @property
     def names(self) -> list[str]:
         """Of the tables."""
@@ -101,16 +110,19 @@ class Request:
 
     def words_to_askers(self, vectors: Sequence[Any]) -> Any:
         """Vectors for `keys` travel; they stay as they come, beside those that this rank holds."""
-        return send_words(self.names, self.wire, vectors, self.served, "vectors")
+        return send_words(
+            self.names, self.wire, vectors, self.served, "vectors", device=self.device
+        )
 
     def num_asked(self, table: int) -> Any:
         """How many keys the request for a table has: int64 scalar."""
-        return tf.reduce_sum(self.asked[table])
+        with _ops.on_host():
+            return tf.reduce_sum(self.asked[table])
 
     def _exchange(
         self, rows: Sequence[Any], sent: Any, received: Any, what: str, name: str | None
     ) -> list[Any]:
-        return send_rows(self.names, self.wire, rows, sent, received, what, name)
+        return send_rows(self.names, self.wire, rows, sent, received, what, name, self.device)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +151,8 @@ class Received:
     @staticmethod
     def in_order(vectors: Sequence[Any]) -> Received:
         """Of each table [n, dimension] in the order of the request."""
-        counts = tf.stack([tf.shape(of_table, tf.int64)[:1] for of_table in vectors])
+        with _ops.on_host():
+            counts = tf.stack([tf.shape(of_table, tf.int64)[:1] for of_table in vectors])
         return Received(tf.zeros([0], tf.int32), vectors, counts, counts, 0)
 
 
@@ -159,23 +172,26 @@ def request(
     """
     comm = communicator.get()
     library = _ops.library()
-    words, splits, own, asked, index = library.dynemb_route(
-        keys=list(keys),
-        N=len(keys),
-        tables=list(range(len(tables)) if table_of is None else table_of),
-        owners=[table.owner for table in tables],
-        names=[table.name for table in tables],
-        num_ranks=comm.size,
-        rank=comm.rank,
-    )
-    words, splits = comm.alltoall(words, splits, name)
-    owned, served = library.dynemb_receive_keys(
-        words, splits, own, Tkeys=[table.key_type for table in tables], rank=comm.rank
-    )
-    owned = [
-        keys // comm.size if table.owner == BY_MODULO else keys
-        for table, keys in zip(tables, owned, strict=True)
-    ]
+    device = common_device([table.variable for table in tables])
+    with _ops.on(device):
+        words, splits, own, asked, index = library.dynemb_route(
+            keys=list(keys),
+            N=len(keys),
+            tables=list(range(len(tables)) if table_of is None else table_of),
+            owners=[table.owner for table in tables],
+            names=[table.name for table in tables],
+            num_ranks=comm.size,
+            rank=comm.rank,
+        )
+    words, splits = _alltoall(words, splits, name, device)
+    with _ops.on(device):
+        owned, served = library.dynemb_receive_keys(
+            words, splits, own, Tkeys=[table.key_type for table in tables], rank=comm.rank
+        )
+        owned = [
+            keys // comm.size if table.owner == BY_MODULO else keys
+            for table, keys in zip(tables, owned, strict=True)
+        ]
     return Request(tables, list(index), asked, owned, served)
 
 
@@ -269,29 +285,30 @@ def pool(
         rows: for each table, the row ids of `asked.keys`.
     """
     tables = asked.tables
-    outputs, _ = _ops.library().dynemb_pool_rows(
-        handles=[tables[t].variable.handle for t in table_of],
-        words=vectors.words,
-        held=list(vectors.held),
-        index=asked.index,
-        bags=[feature.bags for feature in features],
-        weights=[feature.weights for feature in features],
-        num_bags=[feature.num_bags for feature in features],
-        owned_keys=asked.keys,
-        owned_rows=list(rows),
-        came=vectors.came,
-        sent=vectors.sent,
-        asked=asked.asked,
-        served=asked.served,
-        dtypes=[tables[t].dtype for t in table_of],
-        tables=list(table_of),
-        names=asked.names,
-        combiners=list(combiners),
-        wire=asked.wire,
-        rank=vectors.rank,
-        dynamic=[table.is_dynamic for table in tables],
-        in_order=tf_config.is_op_determinism_enabled(),
-    )
+    with _ops.on(asked.device):
+        outputs, _ = _ops.library().dynemb_pool_rows(
+            handles=[tables[t].variable.handle for t in table_of],
+            words=vectors.words,
+            held=list(vectors.held),
+            index=asked.index,
+            bags=[feature.bags for feature in features],
+            weights=[feature.weights for feature in features],
+            num_bags=[feature.num_bags for feature in features],
+            owned_keys=asked.keys,
+            owned_rows=list(rows),
+            came=vectors.came,
+            sent=vectors.sent,
+            asked=asked.asked,
+            served=asked.served,
+            dtypes=[tables[t].dtype for t in table_of],
+            tables=list(table_of),
+            names=asked.names,
+            combiners=list(combiners),
+            wire=asked.wire,
+            rank=vectors.rank,
+            dynamic=[table.is_dynamic for table in tables],
+            in_order=tf_config.is_op_determinism_enabled(),
+        )
     for feature, t, output in zip(features, table_of, outputs, strict=True):
         output.set_shape([feature.static_num_bags, tables[t].dimension])
     return list(outputs)
@@ -305,6 +322,7 @@ def send_rows(
     received: Any,
     what: str,
     name: str | None = None,
+    device: str = _ops.CPU,
 ) -> list[Any]:
     """One alltoall of rows of tables. Those of this rank for itself are only copied.
 
@@ -316,20 +334,22 @@ def send_rows(
         received: the same: rows that come from each.
         what: "vectors", "gradients", or "other": what is no embedding travels as it is.
         name: of the alltoall; None: made of `what`.
+        device: where the rows are, and come to be.
     """
     wire = list(wire) if what != "other" else ["same"] * len(names)
-    words = send_words(names, wire, rows, sent, what, name)
-    return list(
-        _ops.library().dynemb_unpack_rows(
-            words,
-            received,
-            list(rows),
-            sent,
-            dims=[int(of_table.shape[1]) for of_table in rows],
-            wire=wire,
-            rank=communicator.get().rank,
+    words = send_words(names, wire, rows, sent, what, name, device)
+    with _ops.on(device):
+        return list(
+            _ops.library().dynemb_unpack_rows(
+                words,
+                received,
+                list(rows),
+                sent,
+                dims=[int(of_table.shape[1]) for of_table in rows],
+                wire=wire,
+                rank=communicator.get().rank,
+            )
         )
-    )
 
 
 def send_words(
@@ -339,23 +359,43 @@ def send_words(
     sent: Any,
     what: str,
     name: str | None = None,
+    device: str = _ops.CPU,
 ) -> Any:
     """The first half of `send_rows`: the words of the messages that come."""
-    comm = communicator.get()
-    words, splits = _ops.library().dynemb_pack_rows(
-        rows=list(rows), counts=sent, wire=list(wire), what=what, rank=comm.rank, names=list(names)
-    )
-    words, _ = comm.alltoall(words, splits, name or f"dynemb_{what}")
+    with _ops.on(device):
+        words, splits = _ops.library().dynemb_pack_rows(
+            rows=list(rows),
+            counts=sent,
+            wire=list(wire),
+            what=what,
+            rank=communicator.get().rank,
+            names=list(names),
+        )
+    words, _ = _alltoall(words, splits, name or f"dynemb_{what}", device)
     return words
+
+
+def send_gradients(words: Any, splits: Any, device: str) -> Any:
+    """An alltoall of gradients that are packed already."""
+    words, _ = _alltoall(words, splits, "dynemb_gradients", device)
+    return words
+
+
+def _alltoall(words: Any, splits: Any, name: str, device: str) -> tuple[Any, Any]:
+    """An alltoall on the device where the words are, or on the CPU if it can only be there."""
+    comm = communicator.get()
+    with _ops.on(device if comm.alltoall_on_gpu else _ops.CPU):
+        return comm.alltoall(words, splits, name)
 
 
 def exchange_counts(counts: Any, name: str) -> Any:
     """How many rows come from each rank, where `counts` go to each: int64 [tables, ranks] both."""
     tables, ranks = counts.shape
-    received, _ = communicator.get().alltoall(
-        tf.reshape(tf.transpose(counts), [-1]), tf.fill([ranks], tables), name
-    )
-    return tf.transpose(tf.reshape(received, [ranks, tables]))
+    with _ops.on_host():
+        received, _ = communicator.get().alltoall(
+            tf.reshape(tf.transpose(counts), [-1]), tf.fill([ranks], tables), name
+        )
+        return tf.transpose(tf.reshape(received, [ranks, tables]))
 
 
 def spread_tables(variables: Sequence[Any]) -> tuple[list[Spread], list[int], list[int]]:
@@ -373,7 +413,7 @@ def spread_tables(variables: Sequence[Any]) -> tuple[list[Spread], list[int], li
 
 def exchange_stats(name: str) -> dict[str, int]:
     """What this rank has sent to others for the table of this name in the exchange."""
-    with tf.init_scope():
+    with tf.init_scope(), _ops.on_host():
         names, values = _ops.library().dynemb_exchange_stats(table=name)
     return {
         name.decode(): int(value) for name, value in zip(names.numpy(), values.numpy(), strict=True)

@@ -15,7 +15,7 @@ from tensorflow.python.eager import record
 from tensorflow.python.ops import resource_variable_ops
 
 from tf_dynemb import _ops, communicator
-from tf_dynemb.exchange import exchange_counts, send_rows
+from tf_dynemb.exchange import exchange_counts, send_gradients, send_rows
 
 
 class _Pooled:
@@ -47,6 +47,8 @@ class _Pooled:
         self.owned_keys, self.owned_rows = take(t), take(t)
         self.came, self.sent, self.asked, self.served = take(4)
         self.outputs, self.argmax = outputs[:n], outputs[n:]
+        # Of the operation; of its eager stand-in, which has none, that of what it made.
+        self.device = op.device if isinstance(op, tf.Operation) else outputs[0].device
         # The first feature that reads each table.
         self.first = [self.table_of.index(table) for table in range(t)]
         self.dims = [int(held.shape[1]) for held in self.held]
@@ -66,7 +68,8 @@ def _pool_gradient(op: Any, *grads: Any) -> list[Any]:
     n = pooled.num_features
     with record.stop_recording():
         if pooled.in_order:
-            keys, sums, rows = _gradient_in_order(pooled, upstream)
+            with _ops.on_host():  # but for what is added up
+                keys, sums, rows = _gradient_in_order(pooled, upstream)
         else:
             keys, sums, rows = _gradient(pooled, upstream)
         weight_grads = _weight_gradients(pooled, upstream, op)
@@ -93,32 +96,34 @@ def _gradient(pooled: _Pooled, upstream: Sequence[Any]) -> tuple[list[Any], list
     Returns:
         (keys, sums, rows), each for every table.
     """
-    comm = communicator.get()
-    words, splits, own = _ops.library().dynemb_pool_rows_grad(
-        index=pooled.index,
-        bags=pooled.bags,
-        weights=pooled.weights,
-        argmax=pooled.argmax,
-        grads=list(upstream),
-        counts=pooled.asked,
-        tables=pooled.table_of,
-        dims=pooled.dims,
-        combiners=pooled.combiners,
-        wire=pooled.wire,
-        names=pooled.names,
-        rank=comm.rank,
-        T=pooled.num_tables,
-    )
-    words, _ = comm.alltoall(words, splits, "dynemb_gradients")
-    keys, sums, rows = _ops.library().dynemb_sum_received(
-        keys=pooled.owned_keys,
-        rows=pooled.owned_rows,
-        words=words,
-        own=own,
-        counts=pooled.served,
-        wire=pooled.wire,
-        rank=comm.rank,
-    )
+    rank = communicator.get().rank
+    with _ops.on(pooled.device):
+        words, splits, own = _ops.library().dynemb_pool_rows_grad(
+            index=pooled.index,
+            bags=pooled.bags,
+            weights=pooled.weights,
+            argmax=pooled.argmax,
+            grads=list(upstream),
+            counts=pooled.asked,
+            tables=pooled.table_of,
+            dims=pooled.dims,
+            combiners=pooled.combiners,
+            wire=pooled.wire,
+            names=pooled.names,
+            rank=rank,
+            T=pooled.num_tables,
+        )
+    words = send_gradients(words, splits, pooled.device)
+    with _ops.on(pooled.device):
+        keys, sums, rows = _ops.library().dynemb_sum_received(
+            keys=pooled.owned_keys,
+            rows=pooled.owned_rows,
+            words=words,
+            own=own,
+            counts=pooled.served,
+            wire=pooled.wire,
+            rank=rank,
+        )
     return list(keys), list(sums), list(rows)
 
 
@@ -194,7 +199,7 @@ def _join_features(
         if len(its) == 1:
             parts = (keys[its[0]], sums[its[0]], rows[its[0]])
         else:
-            with _ops.on_host():
+            with _ops.on(pooled.device):
                 unique, total = _ops.library().dynemb_dedup_sum(
                     tf.concat([keys[i] for i in its], 0), tf.concat([sums[i] for i in its], 0)
                 )
@@ -213,7 +218,7 @@ def _sum_per_key(
         for of_table, its_keys in zip(rows, keys, strict=True)
     ]
     count = len(keys)
-    with _ops.on_host():  # where these are, and added up in their order
+    with _ops.on(pooled.device):  # as one rank would add them up there
         summed = _ops.library().dynemb_lookup_sparse_grad(
             keys=list(keys),
             rows=rows,
@@ -247,22 +252,23 @@ def _weight_gradients(pooled: _Pooled, upstream: Sequence[Any], op: Any) -> list
         def pick(values: Sequence[Any]) -> list[Any]:
             return [values[i] for i in wanted]
 
-        computed = _ops.library().dynemb_pool_rows_weight_grad(
-            words=pooled.words,
-            held=pooled.held,
-            index=pick(pooled.index),
-            bags=pick(pooled.bags),
-            weights=pick(pooled.weights),
-            argmax=pick(pooled.argmax),
-            outputs=pick(pooled.outputs),
-            grads=pick(upstream),
-            came=pooled.came,
-            sent=pooled.sent,
-            tables=pick(pooled.table_of),
-            combiners=pick(pooled.combiners),
-            wire=pooled.wire,
-            rank=pooled.rank,
-        )
+        with _ops.on(pooled.device):
+            computed = _ops.library().dynemb_pool_rows_weight_grad(
+                words=pooled.words,
+                held=pooled.held,
+                index=pick(pooled.index),
+                bags=pick(pooled.bags),
+                weights=pick(pooled.weights),
+                argmax=pick(pooled.argmax),
+                outputs=pick(pooled.outputs),
+                grads=pick(upstream),
+                came=pooled.came,
+                sent=pooled.sent,
+                tables=pick(pooled.table_of),
+                combiners=pick(pooled.combiners),
+                wire=pooled.wire,
+                rank=pooled.rank,
+            )
         for i, weight_grad in zip(wanted, computed, strict=True):
             weight_grads[i] = weight_grad
     return weight_grads

@@ -38,7 +38,8 @@ def owned(variable: Any, keys: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None
 
 def owners(keys: Any, num_ranks: int) -> npt.NDArray[np.int32]:
     """The rank of each key [n] of a table that is spread over so many ranks: int32 [n]."""
-    return np.asarray(_ops.library().dynemb_owners(keys, num_ranks=num_ranks))
+    with _ops.on_host():
+        return np.asarray(_ops.library().dynemb_owners(keys, num_ranks=num_ranks))
 
 
 def is_elsewhere(variable: Any) -> bool:

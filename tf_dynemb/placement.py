@@ -47,10 +47,7 @@ def place(var_type: str) -> Placement:
         return Placement(CPU, var_type)
     gpus = tf.config.list_logical_devices("GPU") if has_gpu_kernels() else []
     if gpus:
-        device = tf.DeviceSpec.from_string(wanted if kind == "GPU" else gpus[0].name)
-        if device.job == "localhost":  # one device has one name
-            device = device.replace(job=None, replica=None, task=None)
-        return Placement(device.to_string(), var_type)
+        return Placement(_short(wanted if kind == "GPU" else gpus[0].name), var_type)
     if var_type == "hybrid":
         return Placement(CPU, "host")
     reason = (
@@ -62,12 +59,32 @@ def place(var_type: str) -> Placement:
     )
 
 
+def _short(name: str) -> str:
+    """The one name of a device: of this process without the process."""
+    device = tf.DeviceSpec.from_string(name)
+    if device.job == "localhost":
+        device = device.replace(job=None, replica=None, task=None)
+    return str(device.to_string())
+
+
 @functools.cache
 def has_gpu_kernels() -> bool:
     """Whether the operator library was built with CUDA."""
     _ops.library()
     registered = kernels.get_registered_kernels_for_op("DynembTable").kernel
     return any(kernel.device_type == "GPU" for kernel in registered)
+
+
+def device_of(table: Any) -> str:
+    """The name of the device that the operators of a DynamicVariable or a tf.Variable run on."""
+    placement = getattr(table, "placement", None)
+    return placement.device if placement is not None else _short(table.handle.device)
+
+
+def common_device(tables: Sequence[Any]) -> str:
+    """The device that all of the tables are on; the CPU if they are on several."""
+    devices = {device_of(table) for table in tables}
+    return devices.pop() if len(devices) == 1 else CPU
 
 
 def by_placement(tables: Sequence[Any]) -> list[list[int]]:

@@ -279,11 +279,13 @@ def _read_again(asked: Request, ahead: Prefetched, insert: bool) -> tuple[list[A
         tf.tile(arriving, [2, 1]),
         "vectors",
         name="dynemb_again",
+        device=asked.device,
     )
     vectors = []
     for t in range(count):
         # Places count from the first key that was asked of the rank.
-        first = tf.repeat(tf.cumsum(asked.asked[t], exclusive=True), arriving[t])
+        with _ops.on_host():
+            first = tf.repeat(tf.cumsum(asked.asked[t], exclusive=True), arriving[t])
         where = tf.cast(came[t], tf.int64) + first[:, tf.newaxis]
         vectors.append(tf.tensor_scatter_nd_update(ahead.vectors[t], where, came[count + t]))
     return vectors, rows

@@ -11,5 +11,5 @@ if ! $PYTHON -c "import sys, tensorflow as tf; sys.exit(not tf.config.list_physi
 fi
 cd tests/python
 # Else TensorFlow takes all memory, and tables have none. Few rows fit the device tier, so that both are used.
-TF_FORCE_GPU_ALLOW_GROWTH=true DYNEMB_TEST_SMALL_TIERS=1 \
+TF_FORCE_GPU_ALLOW_GROWTH=true DYNEMB_TEST_ON_GPU=1 \
   exec ../../$PYTHON -m pytest -p no:cacheprovider $(../../$PYTHON -c "import simulated; print(*simulated.MODULES)") test_device_tables.py

@@ -1,5 +1,6 @@
 #include "cc/device/simulated_place.h"
 
+#include "cc/device/device_exchange.h"
 #include "cc/device/device_lookups.h"
 #include "cc/device/simulated_tables.h"
 
@@ -20,6 +21,11 @@ Status MakeSimulatedTable(const TableOptions& options, std::unique_ptr<Table>* t
 Lookups& SimulatedLookups() {
   static Lookups* const lookups = new DeviceLookups<ThreadsDevice>(Device());
   return *lookups;
+}
+
+Exchange& SimulatedExchange() {
+  static Exchange* const exchange = new DeviceExchange<ThreadsDevice>(Device());
+  return *exchange;
 }
 
 }  // namespace dynemb

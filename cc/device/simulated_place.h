@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "cc/lookup/exchange.h"
 #include "cc/lookup/lookups.h"
 #include "cc/table/status.h"
 #include "cc/table/table.h"
@@ -16,6 +17,9 @@ Status MakeSimulatedTable(const TableOptions& options, std::unique_ptr<Table>* t
 
 // Those of its tables. Lives as long as the process.
 Lookups& SimulatedLookups();
+
+// That of the device. Lives as long as the process.
+Exchange& SimulatedExchange();
 
 }  // namespace dynemb
 

@@ -1,13 +1,12 @@
 // Kernels of exchange_ops.cc: unpack, call the library, pack.
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "cc/lookup/route.h"
-#include "cc/lookup/wire.h"
-#include "cc/table/scratch.h"
+#include "cc/lookup/exchange.h"
 #include "cc/tf/exchange_counters.h"
 #include "cc/tf/table_resource.h"
 #include "cc/tf/wire_side.h"
@@ -77,33 +76,38 @@ class RouteOp : public DynembOp {
       TF_RETURN_IF_ERROR(Output(ctx, 4 + static_cast<int>(i), keys.shape(), &ids.index));
       tasks[static_cast<size_t>(table_of_[i])].features.push_back(ids);
     }
-    PoolExec exec = MakeHostExec(ctx);
-    auto route = routes_.Take();
-    DYNEMB_RETURN_IF_LIBRARY_ERROR(route->Prepare(exec, tasks, ranks_, rank_));
-    int32_t* words;
-    int32_t* own;
+    Exchange* exchange;
+    TF_RETURN_IF_ERROR(ExchangeOfDevice(ctx, &exchange));
+    Placing placing;
+    return placing.Result(
+        exchange->RequestKeys(*MakeExec(ctx), tasks, ranks_, rank_,
+                              [&](const RouteSizes& sizes, int32_t** words, int32_t** own) {
+                                return placing.Keep(Place(ctx, tasks, sizes, words, own));
+                              }));
+  }
+
+ private:
+  absl::Status Place(tf::OpKernelContext* ctx, const std::vector<RouteTask>& tasks,
+                     const RouteSizes& sizes, int32_t** words, int32_t** own) const {
+    const size_t num_words = std::accumulate(sizes.words.begin(), sizes.words.end(), size_t{0});
     int64_t* counts;
-    TF_RETURN_IF_ERROR(Output(ctx, 0, {static_cast<int64_t>(route->num_words())}, &words));
-    TF_RETURN_IF_ERROR(Output(ctx, 2, {static_cast<int64_t>(route->num_own_words())}, &own));
-    std::vector<size_t> splits;
-    for (uint32_t rank = 0; rank < ranks_; ++rank) splits.push_back(route->num_words(rank));
-    TF_RETURN_IF_ERROR(OutputSplits(ctx, 1, splits));
-    TF_RETURN_IF_ERROR(
-        Output(ctx, 3, {static_cast<int64_t>(num_tables), static_cast<int64_t>(ranks_)}, &counts));
-    for (size_t t = 0; t < num_tables; ++t) {
+    TF_RETURN_IF_ERROR(Output(ctx, 0, {static_cast<int64_t>(num_words)}, words));
+    TF_RETURN_IF_ERROR(OutputSplits(ctx, 1, sizes.words));
+    TF_RETURN_IF_ERROR(Output(ctx, 2, {static_cast<int64_t>(sizes.num_own_words)}, own));
+    TF_RETURN_IF_ERROR(Output(
+        ctx, 3, {static_cast<int64_t>(tasks.size()), static_cast<int64_t>(ranks_)}, &counts));
+    std::copy(sizes.counts.begin(), sizes.counts.end(), counts);
+    for (size_t t = 0; t < tasks.size(); ++t) {
       for (uint32_t rank = 0; rank < ranks_; ++rank) {
-        const size_t keys = route->count(t, rank);
-        counts[t * ranks_ + rank] = static_cast<int64_t>(keys);
+        const auto keys = static_cast<size_t>(counts[t * ranks_ + rank]);
         if (rank == rank_) continue;
         Count(&counters_[t]->keys, keys);
         Count(&counters_[t]->key_bytes, sizeof(int32_t) + keys * SizeOf(tasks[t].key_type));
       }
     }
-    route->Write(exec, words, own);
     return absl::OkStatus();
   }
 
- private:
   uint32_t ranks_;
   uint32_t rank_;
   std::vector<Owners> owners_;
@@ -111,7 +115,6 @@ class RouteOp : public DynembOp {
   std::vector<tf::DataType> key_types_;
   std::vector<tf::DataType> key_type_of_table_;
   std::vector<ExchangeCounters*> counters_;
-  ScratchPool<Route> routes_;
 };
 
 class ReceiveKeysOp : public DynembOp {
@@ -144,20 +147,18 @@ class ReceiveKeysOp : public DynembOp {
     received.self = rank_;
     received.own = Data<int32_t>(own);
     received.num_own_words = own.NumElements();
-    Requests requests;
-    DYNEMB_RETURN_IF_LIBRARY_ERROR(requests.Init(received, key_types_));
     int64_t* counts;
     TF_RETURN_IF_ERROR(Output(ctx, static_cast<int>(num_tables), {num_tables, ranks}, &counts));
-    for (int64_t t = 0; t < num_tables; ++t) {
-      const auto table = static_cast<size_t>(t);
-      for (int64_t rank = 0; rank < ranks; ++rank) {
-        counts[t * ranks + rank] = requests.count(table, static_cast<uint32_t>(rank));
-      }
-      void* keys;
-      TF_RETURN_IF_ERROR(Output(ctx, static_cast<int>(t), {requests.num_keys(table)}, &keys));
-      requests.CopyKeys(table, keys);
-    }
-    return absl::OkStatus();
+    Exchange* exchange;
+    TF_RETURN_IF_ERROR(ExchangeOfDevice(ctx, &exchange));
+    Placing placing;
+    return placing.Result(exchange->ReceiveKeys(
+        *MakeExec(ctx), received, key_types_,
+        [&](size_t table, const int64_t* of_ranks, void** keys) {
+          std::copy_n(of_ranks, ranks, counts + static_cast<int64_t>(table) * ranks);
+          const int64_t n = std::accumulate(of_ranks, of_ranks + ranks, int64_t{0});
+          return placing.Keep(Output(ctx, static_cast<int>(table), {n}, keys));
+        }));
   }
 
  private:
@@ -199,8 +200,9 @@ class PackRowsOp : public DynembOp {
     }
     int32_t* words;
     TF_RETURN_IF_ERROR(OutputWords(ctx, layout, &words));
-    PoolExec exec = MakeHostExec(ctx);
-    Pack(exec, layout, rows, words);
+    Exchange* exchange;
+    TF_RETURN_IF_ERROR(ExchangeOfDevice(ctx, &exchange));
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(exchange->PackRows(*MakeExec(ctx), layout, rows, words));
     CountBytes(layout, counter_, counters_);
     return absl::OkStatus();
   }
@@ -238,9 +240,9 @@ class UnpackRowsOp : public DynembOp {
       const auto n = static_cast<int64_t>(layout.num_rows(t));
       TF_RETURN_IF_ERROR(Output(ctx, static_cast<int>(t), {n, dims_[t]}, &rows[t]));
     }
-    PoolExec exec = MakeHostExec(ctx);
-    Unpack(exec, layout, Data<int32_t>(words), own, rows);
-    return absl::OkStatus();
+    Exchange* exchange;
+    TF_RETURN_IF_ERROR(ExchangeOfDevice(ctx, &exchange));
+    return ToAbsl(exchange->UnpackRows(*MakeExec(ctx), layout, Data<int32_t>(words), own, rows));
   }
 
  private:
@@ -261,23 +263,14 @@ class OwnersOp : public DynembOp {
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx) override {
-    constexpr size_t kGrain = 65536;
     const tf::Tensor& keys = ctx->input(0);
     int32_t* ranks;
     TF_RETURN_IF_ERROR(Output(ctx, 0, keys.shape(), &ranks));
-    PoolExec exec = MakeHostExec(ctx);
-    const auto n = static_cast<size_t>(keys.NumElements());
-    const auto fill = [&](const auto* bits) {
-      exec.ParallelFor(n, kGrain, [&](size_t begin, size_t end) {
-        for (size_t i = begin; i < end; ++i) ranks[i] = static_cast<int32_t>(owners_.Of(bits[i]));
-      });
-    };
-    if (keys.dtype() == tf::DT_INT32) {
-      fill(Data<uint32_t>(keys));
-    } else {
-      fill(Data<uint64_t>(keys));
-    }
-    return absl::OkStatus();
+    Exchange* exchange;
+    TF_RETURN_IF_ERROR(ExchangeOfDevice(ctx, &exchange));
+    return ToAbsl(exchange->FindOwners(*MakeExec(ctx), owners_, ToKeyType(keys.dtype()),
+                                       keys.data(), static_cast<size_t>(keys.NumElements()),
+                                       ranks));
   }
 
  private:
@@ -326,6 +319,19 @@ REGISTER("DynembUnpackRows", UnpackRowsOp);
 REGISTER("DynembOwners", OwnersOp);
 REGISTER("DynembExchangeStats", ExchangeStatsOp);
 #undef REGISTER
+
+#define GPU(name) Name(name).Device(tensorflow::DEVICE_GPU)
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembRoute").HostMemory("splits").HostMemory("counts"), RouteOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembReceiveKeys").HostMemory("splits").HostMemory("counts"),
+                           ReceiveKeysOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembPackRows").HostMemory("counts").HostMemory("splits"),
+                           PackRowsOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembUnpackRows").HostMemory("counts").HostMemory("sent"),
+                           UnpackRowsOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembOwners"), OwnersOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembExchangeStats").HostMemory("names").HostMemory("values"),
+                           ExchangeStatsOp);
+#undef GPU
 
 }  // namespace
 }  // namespace dynemb

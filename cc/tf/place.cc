@@ -16,6 +16,7 @@
 #include "xla/stream_executor/stream_executor.h"
 
 #if defined(DYNEMB_CUDA)
+#include "cc/device/cuda_exchange.h"
 #include "cc/device/cuda_table.h"
 #endif
 
@@ -68,6 +69,10 @@ absl::Status LookupsOfGpu(tf::OpKernelContext* ctx, Lookups** lookups) {
   return ToAbsl(CudaLookups(OrdinalOf(ctx), lookups));
 }
 
+absl::Status ExchangeOfGpu(tf::OpKernelContext* ctx, Exchange** exchange) {
+  return ToAbsl(CudaExchange(OrdinalOf(ctx), exchange));
+}
+
 #else
 
 // Not reached: no kernel is registered for a GPU.
@@ -79,6 +84,8 @@ absl::Status MakeTableOfGpu(tf::OpKernelContext*, const TableOptions&, std::uniq
 }
 
 absl::Status LookupsOfGpu(tf::OpKernelContext*, Lookups**) { return WithoutCuda(); }
+
+absl::Status ExchangeOfGpu(tf::OpKernelContext*, Exchange**) { return WithoutCuda(); }
 
 #endif
 
@@ -112,6 +119,12 @@ absl::Status MakeTable(tf::OpKernelContext* ctx, const TableOptions& options,
 absl::Status LookupsOfDevice(tf::OpKernelContext* ctx, Lookups** lookups) {
   if (OnGpu(ctx)) return LookupsOfGpu(ctx, lookups);
   *lookups = &HostLookups();
+  return absl::OkStatus();
+}
+
+absl::Status ExchangeOfDevice(tf::OpKernelContext* ctx, Exchange** exchange) {
+  if (OnGpu(ctx)) return ExchangeOfGpu(ctx, exchange);
+  *exchange = DeviceIsSimulated() ? &SimulatedExchange() : &HostExchange();
   return absl::OkStatus();
 }
 

@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "cc/lookup/exchange.h"
 #include "cc/lookup/lookups.h"
 #include "cc/table/exec.h"
 #include "cc/table/table.h"
@@ -32,6 +33,7 @@ absl::Status MakeTable(tf::OpKernelContext* ctx, const TableOptions& options,
 
 // For operators without a table: the calls over arrays that are where the operator's tensors are.
 absl::Status LookupsOfDevice(tf::OpKernelContext* ctx, Lookups** lookups);
+absl::Status ExchangeOfDevice(tf::OpKernelContext* ctx, Exchange** exchange);
 
 // Between an array of the operator's device and one of the host. Returns when it is done.
 absl::Status CopyToHost(tf::OpKernelContext* ctx, const void* from, size_t bytes, void* to);

@@ -1,11 +1,11 @@
 // Kernels of received_ops.cc: unpack, call the library, pack.
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "cc/lookup/backward.h"
-#include "cc/lookup/gather.h"
-#include "cc/lookup/wire.h"
+#include "cc/lookup/exchange.h"
 #include "cc/table/scratch.h"
 #include "cc/tf/exchange_counters.h"
 #include "cc/tf/sparse_op.h"
@@ -33,15 +33,9 @@ class ReceivedOp : public SparseOp {
   }
 
  protected:
-  struct Scratch {
-    std::vector<Bags> bags;
-    WireRows rows;
-    WireLayout layout;
-  };
-
   // From the inputs words (the `first`), held (one for each table), and came, sent (at `counts`).
-  absl::Status FindRows(tf::OpKernelContext* ctx, Exec& exec, int first, int counts,
-                        Scratch* scratch) const {
+  absl::Status FindRows(tf::OpKernelContext* ctx, int first, int counts, WireLayout* layout,
+                        Exchange::Received* received) const {
     const tf::Tensor& words = ctx->input(first);
     const tf::Tensor& came = ctx->input(counts);
     const tf::Tensor& sent = ctx->input(counts + 1);
@@ -51,16 +45,16 @@ class ReceivedOp : public SparseOp {
       const tf::Tensor& held = ctx->input(first + 1 + static_cast<int>(t));
       TF_RETURN_IF_ERROR(WidthOf(held, "held", &dims[t]));
     }
-    TF_RETURN_IF_ERROR(side_.MakeLayout(came, dims, &scratch->layout));
+    TF_RETURN_IF_ERROR(side_.MakeLayout(came, dims, layout));
     TF_RETURN_IF_ERROR(CheckShape(sent, came.shape(), "sent"));
-    TF_RETURN_IF_ERROR(
-        CheckShape(words, {static_cast<int64_t>(scratch->layout.num_words())}, "words"));
-    std::vector<const void*> own(num_tables);
+    TF_RETURN_IF_ERROR(CheckShape(words, {static_cast<int64_t>(layout->num_words())}, "words"));
+    received->layout = layout;
+    received->words = Data<int32_t>(words);
+    received->own.resize(num_tables);
     for (size_t t = 0; t < num_tables; ++t) {
       const tf::Tensor& held = ctx->input(first + 1 + static_cast<int>(t));
-      TF_RETURN_IF_ERROR(side_.FindOwn(held, "held", sent, scratch->layout, t, &own[t]));
+      TF_RETURN_IF_ERROR(side_.FindOwn(held, "held", sent, *layout, t, &received->own[t]));
     }
-    scratch->rows.Init(exec, scratch->layout, Data<int32_t>(words), own);
     return absl::OkStatus();
   }
 
@@ -68,7 +62,7 @@ class ReceivedOp : public SparseOp {
 
   WireSide side_;
   std::vector<int64_t> table_of_;
-  ScratchPool<Scratch> scratch_;
+  ScratchPool<std::vector<Bags>> bags_;
 };
 
 class PoolRowsOp : public ReceivedOp {
@@ -80,24 +74,26 @@ class PoolRowsOp : public ReceivedOp {
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx) override {
-    PoolExec exec = MakeHostExec(ctx);
-    auto scratch = scratch_.Take();
-    scratch->bags.resize(n_);
     const int num_tables = static_cast<int>(side_.num_tables());
     const int came = 5 * n_ + 1 + 3 * num_tables;
-    TF_RETURN_IF_ERROR(FindRows(ctx, exec, n_, came, scratch.get()));
-    std::vector<GatherTask> tasks(n_);
+    WireLayout layout;
+    Exchange::Received received;
+    TF_RETURN_IF_ERROR(FindRows(ctx, n_, came, &layout, &received));
+    PoolExec host = MakeHostExec(ctx);
+    const auto bags = bags_.Take();
+    bags->resize(n_);
+    std::vector<Exchange::PoolFeature> features(n_);
     for (int i = 0; i < n_; ++i) {
-      TF_RETURN_IF_ERROR(MakeTask(ctx, exec, i, scratch.get(), &tasks[i]));
+      TF_RETURN_IF_ERROR(MakeFeature(ctx, host, i, layout, &(*bags)[i], &features[i]));
     }
-    GatherPool(exec, tasks);
-    scratch->rows.Shrink();
-    return absl::OkStatus();
+    Exchange* exchange;
+    TF_RETURN_IF_ERROR(ExchangeOfDevice(ctx, &exchange));
+    return ToAbsl(exchange->PoolReceived(*MakeExec(ctx), received, std::move(features)));
   }
 
  private:
-  absl::Status MakeTask(tf::OpKernelContext* ctx, Exec& exec, int i, Scratch* scratch,
-                        GatherTask* task) const {
+  absl::Status MakeFeature(tf::OpKernelContext* ctx, Exec& exec, int i, const WireLayout& layout,
+                           Bags* bags, Exchange::PoolFeature* feature) const {
     const int first = n_ + 1 + static_cast<int>(side_.num_tables());
     const auto input = [&](int list) -> const tf::Tensor& {
       return ctx->input(first + list * n_ + i);
@@ -105,22 +101,16 @@ class PoolRowsOp : public ReceivedOp {
     const tf::Tensor& index = input(0);
     TF_RETURN_IF_ERROR(CheckScalar(input(3), Named("num_bags", i).c_str()));
     const int64_t num_bags = input(3).scalar<int64_t>()();
-    Bags* const bags = &scratch->bags[static_cast<size_t>(i)];
     TF_RETURN_IF_ERROR(MakeBags(exec, i, index, input(1), num_bags, bags));
-    const size_t table = TableOf(i);
-    const int64_t dim = scratch->layout.tables()[table].dim;
-    task->rows = scratch->rows.of(table);
-    task->n = scratch->layout.num_rows(table);
-    task->index = Data<uint32_t>(index);
-    task->dtype = ToDType(dtypes_[i]);
-    task->dim = dim;
-    task->bags = bags;
-    task->combiner = combiners_[i];
-    DYNEMB_RETURN_IF_LIBRARY_ERROR(CheckIndex(exec, task->index, bags->nnz(), task->n));
-    TF_RETURN_IF_ERROR(GetWeights(i, index, input(2), &task->weights));
+    TF_RETURN_IF_ERROR(GetWeights(i, index, input(2), &feature->weights));
+    feature->table = TableOf(i);
+    feature->index = Data<uint32_t>(index);
+    feature->bags = bags;
+    feature->combiner = combiners_[i];
+    const int64_t dim = layout.tables()[feature->table].dim;
     const int64_t argmax_bags = combiners_[i] == Combiner::kMax ? num_bags : 0;
-    TF_RETURN_IF_ERROR(Output(ctx, i, {num_bags, dim}, &task->pooled));
-    return Output(ctx, n_ + i, {argmax_bags, dim}, &task->argmax);
+    TF_RETURN_IF_ERROR(Output(ctx, i, {num_bags, dim}, &feature->pooled));
+    return Output(ctx, n_ + i, {argmax_bags, dim}, &feature->argmax);
   }
 };
 
@@ -140,60 +130,34 @@ class PoolRowsGradOp : public SparseOp {
   }
 
  protected:
-  struct Scratch {
-    std::vector<Bags> bags;
-    GatherGradient gradient;
-    std::vector<Buffer<float>> sums;  // of tables whose rows are converted to travel
-  };
-
   absl::Status Run(tf::OpKernelContext* ctx) override {
-    PoolExec exec = MakeHostExec(ctx);
-    auto scratch = scratch_.Take();
-    scratch->bags.resize(n_);
-    scratch->sums.resize(dims_.size());
+    PoolExec host = MakeHostExec(ctx);
+    const auto bags = bags_.Take();
+    bags->resize(n_);
     std::vector<GatherGradient::Task> tasks(dims_.size());
     for (int i = 0; i < n_; ++i) {
       GatherGradient::Task& task = tasks[static_cast<size_t>(table_of_[i])];
       task.features.emplace_back();
-      TF_RETURN_IF_ERROR(MakeFeature(ctx, exec, i, &scratch->bags[i], &task.features.back()));
+      TF_RETURN_IF_ERROR(MakeFeature(ctx, host, i, &(*bags)[i], &task.features.back()));
     }
     WireLayout layout;
     TF_RETURN_IF_ERROR(side_.MakeLayout(ctx->input(5 * n_), dims_, &layout));
     int32_t* words;
     TF_RETURN_IF_ERROR(OutputWords(ctx, layout, &words));
-    std::vector<const void*> to_pack(dims_.size(), nullptr);
+    std::vector<float*> own(dims_.size());
     for (size_t t = 0; t < dims_.size(); ++t) {
       const auto own_rows = static_cast<int64_t>(layout.segment(t, side_.rank()).rows);
-      float* own;
-      TF_RETURN_IF_ERROR(Output(ctx, 2 + static_cast<int>(t), {own_rows, dims_[t]}, &own));
-      tasks[t].n = layout.num_rows(t);
-      tasks[t].dim = dims_[t];
-      to_pack[t] = PlacePieces(layout, t, words, own, &scratch->sums[t], &tasks[t]);
+      TF_RETURN_IF_ERROR(Output(ctx, 2 + static_cast<int>(t), {own_rows, dims_[t]}, &own[t]));
     }
-    DYNEMB_RETURN_IF_LIBRARY_ERROR(scratch->gradient.Run(exec, tasks));
-    Pack(exec, layout, to_pack, words);
-    for (Buffer<float>& sums : scratch->sums) sums.Shrink();
+    Exchange* exchange;
+    TF_RETURN_IF_ERROR(ExchangeOfDevice(ctx, &exchange));
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(
+        exchange->SumRequested(*MakeExec(ctx), layout, std::move(tasks), words, own));
     CountBytes(layout, &ExchangeCounters::gradient_bytes, counters_);
     return absl::OkStatus();
   }
 
  private:
-  // Says where the sums of table t go. Returns them where they are still to be packed, else null.
-  const void* PlacePieces(const WireLayout& layout, size_t t, int32_t* words, float* own,
-                          Buffer<float>* sums, GatherGradient::Task* task) const {
-    const bool as_they_are = WireLayout::AsTheyAre(layout.tables()[t]);
-    const size_t floats = layout.num_rows(t) * static_cast<size_t>(dims_[t]);
-    if (!as_they_are) sums->Resize(floats);
-    for (uint32_t rank = 0; rank < layout.ranks(); ++rank) {
-      const WireLayout::Segment& s = layout.segment(t, rank);
-      float* const to = rank == side_.rank() ? own
-                        : as_they_are        ? reinterpret_cast<float*>(words + s.word)
-                                      : sums->get() + s.first_row * static_cast<size_t>(dims_[t]);
-      task->pieces.push_back({s.rows, to});
-    }
-    return as_they_are ? nullptr : sums->get();
-  }
-
   absl::Status MakeFeature(tf::OpKernelContext* ctx, Exec& exec, int i, Bags* bags,
                            GatherGradient::Feature* feature) const {
     const auto input = [&](int list) -> const tf::Tensor& { return ctx->input(list * n_ + i); };
@@ -221,7 +185,7 @@ class PoolRowsGradOp : public SparseOp {
   std::vector<ExchangeCounters*> counters_;
   std::vector<int64_t> dims_;
   std::vector<int64_t> table_of_;
-  ScratchPool<Scratch> scratch_;
+  ScratchPool<std::vector<Bags>> bags_;
 };
 
 class PoolRowsWeightGradOp : public ReceivedOp {
@@ -230,53 +194,49 @@ class PoolRowsWeightGradOp : public ReceivedOp {
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx) override {
-    PoolExec exec = MakeHostExec(ctx);
-    auto scratch = scratch_.Take();
-    scratch->bags.resize(n_);
     const int came = 1 + static_cast<int>(side_.num_tables()) + 6 * n_;
-    TF_RETURN_IF_ERROR(FindRows(ctx, exec, 0, came, scratch.get()));
-    std::vector<GatherWeightTask> tasks(n_);
+    WireLayout layout;
+    Exchange::Received received;
+    TF_RETURN_IF_ERROR(FindRows(ctx, 0, came, &layout, &received));
+    PoolExec host = MakeHostExec(ctx);
+    const auto bags = bags_.Take();
+    bags->resize(n_);
+    std::vector<Exchange::WeightFeature> features(n_);
     for (int i = 0; i < n_; ++i) {
-      TF_RETURN_IF_ERROR(MakeTask(ctx, exec, i, scratch.get(), &tasks[i]));
+      TF_RETURN_IF_ERROR(MakeFeature(ctx, host, i, layout, &(*bags)[i], &features[i]));
     }
-    GatherWeightGradient(exec, tasks);
-    scratch->rows.Shrink();
-    return absl::OkStatus();
+    Exchange* exchange;
+    TF_RETURN_IF_ERROR(ExchangeOfDevice(ctx, &exchange));
+    return ToAbsl(exchange->WeightGradient(*MakeExec(ctx), received, std::move(features)));
   }
 
  private:
-  absl::Status MakeTask(tf::OpKernelContext* ctx, Exec& exec, int i, Scratch* scratch,
-                        GatherWeightTask* task) const {
+  absl::Status MakeFeature(tf::OpKernelContext* ctx, Exec& exec, int i, const WireLayout& layout,
+                           Bags* bags, Exchange::WeightFeature* feature) const {
     const int first = 1 + static_cast<int>(side_.num_tables());
     const auto input = [&](int list) -> const tf::Tensor& {
       return ctx->input(first + list * n_ + i);
     };
     const tf::Tensor& index = input(0);
     const tf::Tensor& grads = input(5);
-    const size_t table = TableOf(i);
-    const int64_t dim = scratch->layout.tables()[table].dim;
+    feature->table = TableOf(i);
+    const int64_t dim = layout.tables()[feature->table].dim;
     const int64_t num_bags = grads.dims() == 2 ? grads.dim_size(0) : 0;
     TF_RETURN_IF_ERROR(CheckShape(grads, {num_bags, dim}, Named("grads", i).c_str()));
     TF_RETURN_IF_ERROR(CheckShape(input(4), {num_bags, dim}, Named("outputs", i).c_str()));
     TF_RETURN_IF_ERROR(CheckShape(input(2), index.shape(), Named("weights", i).c_str()));
-    Bags* const bags = &scratch->bags[static_cast<size_t>(i)];
     TF_RETURN_IF_ERROR(MakeBags(exec, i, index, input(1), num_bags, bags));
     if (combiners_[i] == Combiner::kMax) {
       TF_RETURN_IF_ERROR(CheckShape(input(3), {num_bags, dim}, Named("argmax", i).c_str()));
     }
-    task->rows = scratch->rows.of(table);
-    task->index = Data<uint32_t>(index);
-    DYNEMB_RETURN_IF_LIBRARY_ERROR(
-        CheckIndex(exec, task->index, bags->nnz(), scratch->layout.num_rows(table)));
-    task->dtype = ToDType(dtypes_[i]);
-    task->dim = dim;
-    task->bags = bags;
-    task->weights = Data<float>(input(2));
-    task->combiner = combiners_[i];
-    task->argmax = Data<int32_t>(input(3));
-    task->pooled = input(4).data();
-    task->upstream = grads.data();
-    return Output(ctx, i, index.shape(), &task->gradient);
+    feature->index = Data<uint32_t>(index);
+    feature->bags = bags;
+    feature->weights = Data<float>(input(2));
+    feature->combiner = combiners_[i];
+    feature->argmax = Data<int32_t>(input(3));
+    feature->pooled = input(4).data();
+    feature->upstream = grads.data();
+    return Output(ctx, i, index.shape(), &feature->gradient);
   }
 };
 
@@ -291,51 +251,51 @@ class SumReceivedOp : public DynembOp {
   }
 
  protected:
-  struct Scratch {
-    std::vector<Bags> bags;
-    WireRows rows;
-    Backward backward;
-  };
-
   absl::Status Run(tf::OpKernelContext* ctx) override {
     const int n = static_cast<int>(key_types_.size());
     const tf::Tensor& words = ctx->input(2 * n);
     std::vector<int64_t> dims(key_types_.size());
-    std::vector<const void*> own(key_types_.size());
+    Exchange::Received received;
     for (int t = 0; t < n; ++t) {
       const tf::Tensor& rows = ctx->input(2 * n + 1 + t);
       TF_RETURN_IF_ERROR(WidthOf(rows, "own", &dims[static_cast<size_t>(t)]));
-      own[static_cast<size_t>(t)] = rows.data();
+      received.own.push_back(rows.data());
     }
     WireLayout layout;
     TF_RETURN_IF_ERROR(side_.MakeLayout(ctx->input(3 * n + 1), dims, &layout));
     TF_RETURN_IF_ERROR(CheckShape(words, {static_cast<int64_t>(layout.num_words())}, "words"));
-    PoolExec exec = MakeHostExec(ctx);
-    auto scratch = scratch_.Take();
-    scratch->bags.resize(key_types_.size());
+    received.layout = &layout;
+    received.words = Data<int32_t>(words);
+    const auto bags = bags_.Take();
+    bags->resize(key_types_.size());
     std::vector<BackwardTask> tasks(key_types_.size());
-    for (int t = 0; t < n; ++t) {
-      TF_RETURN_IF_ERROR(MakeTask(ctx, t, layout, scratch.get(), &tasks[static_cast<size_t>(t)]));
+    std::vector<bool> has_rows;
+    for (size_t t = 0; t < tasks.size(); ++t) {
+      TF_RETURN_IF_ERROR(MakeTask(ctx, static_cast<int>(t), layout, &(*bags)[t], &tasks[t]));
+      has_rows.push_back(tasks[t].rows != nullptr);
     }
-    scratch->rows.Init(exec, layout, Data<int32_t>(words), own);
-    for (size_t t = 0; t < tasks.size(); ++t) tasks[t].upstream_rows = scratch->rows.of(t);
-    DYNEMB_RETURN_IF_LIBRARY_ERROR(scratch->backward.Prepare(exec, tasks.data(), tasks.size()));
-    std::vector<BackwardOutput> outputs(tasks.size());
-    for (int t = 0; t < n; ++t) {
-      const auto table = static_cast<size_t>(t);
-      const auto unique = static_cast<int64_t>(scratch->backward.num_unique(table));
-      const bool has_rows = tasks[table].rows != nullptr;
-      TF_RETURN_IF_ERROR(Output(ctx, t, {unique}, &outputs[table].keys));
-      TF_RETURN_IF_ERROR(Output(ctx, n + t, {unique, dims[table]}, &outputs[table].sums));
-      TF_RETURN_IF_ERROR(Output(ctx, 2 * n + t, {has_rows ? unique : 0}, &outputs[table].rows));
-    }
-    scratch->backward.Write(exec, outputs.data());
-    scratch->rows.Shrink();
-    return absl::OkStatus();
+    Exchange* exchange;
+    TF_RETURN_IF_ERROR(ExchangeOfDevice(ctx, &exchange));
+    Placing placing;
+    return placing.Result(
+        exchange->SumReceived(*MakeExec(ctx), received, std::move(tasks),
+                              [&](size_t t, size_t num_unique, BackwardOutput* output) {
+                                const auto unique = static_cast<int64_t>(num_unique);
+                                return placing.Keep(Place(ctx, static_cast<int>(t), unique, dims[t],
+                                                          has_rows[t] ? unique : 0, output));
+                              }));
   }
 
  private:
-  absl::Status MakeTask(tf::OpKernelContext* ctx, int t, const WireLayout& layout, Scratch* scratch,
+  absl::Status Place(tf::OpKernelContext* ctx, int t, int64_t unique, int64_t dim, int64_t rows,
+                     BackwardOutput* output) const {
+    const int n = static_cast<int>(key_types_.size());
+    TF_RETURN_IF_ERROR(Output(ctx, t, {unique}, &output->keys));
+    TF_RETURN_IF_ERROR(Output(ctx, n + t, {unique, dim}, &output->sums));
+    return Output(ctx, 2 * n + t, {rows}, &output->rows);
+  }
+
+  absl::Status MakeTask(tf::OpKernelContext* ctx, int t, const WireLayout& layout, Bags* bags,
                         BackwardTask* task) const {
     const int n = static_cast<int>(key_types_.size());
     const auto table = static_cast<size_t>(t);
@@ -350,7 +310,6 @@ class SumReceivedOp : public DynembOp {
       TF_RETURN_IF_ERROR(CheckShape(rows, {count}, "rows"));
       task->rows = Data<RowId>(rows);
     }
-    Bags* const bags = &scratch->bags[table];
     DYNEMB_RETURN_IF_LIBRARY_ERROR(bags->InitUniform(1, count, count));
     task->key_type = key_types_[table];
     task->keys = keys.data();
@@ -361,7 +320,7 @@ class SumReceivedOp : public DynembOp {
 
   WireSide side_;
   std::vector<KeyType> key_types_;
-  ScratchPool<Scratch> scratch_;
+  ScratchPool<std::vector<Bags>> bags_;
 };
 
 #define REGISTER(name, kernel) \
@@ -371,6 +330,25 @@ REGISTER("DynembPoolRowsGrad", PoolRowsGradOp);
 REGISTER("DynembPoolRowsWeightGrad", PoolRowsWeightGradOp);
 REGISTER("DynembSumReceived", SumReceivedOp);
 #undef REGISTER
+
+#define GPU(name) Name(name).Device(tensorflow::DEVICE_GPU)
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembPoolRows")
+                               .HostMemory("handles")
+                               .HostMemory("bags")
+                               .HostMemory("num_bags")
+                               .HostMemory("came")
+                               .HostMemory("sent")
+                               .HostMemory("asked")
+                               .HostMemory("served"),
+                           PoolRowsOp);
+DYNEMB_REGISTER_GPU_KERNEL(
+    GPU("DynembPoolRowsGrad").HostMemory("bags").HostMemory("counts").HostMemory("splits"),
+    PoolRowsGradOp);
+DYNEMB_REGISTER_GPU_KERNEL(
+    GPU("DynembPoolRowsWeightGrad").HostMemory("bags").HostMemory("came").HostMemory("sent"),
+    PoolRowsWeightGradOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembSumReceived").HostMemory("counts"), SumReceivedOp);
+#undef GPU
 
 }  // namespace
 }  // namespace dynemb

@@ -132,14 +132,11 @@ absl::Status CommonLookups(const std::vector<TableRef>& tables, Lookups** lookup
 absl::Status SumGradients(Lookups* lookups, Exec& exec, const std::vector<BackwardTask>& tasks,
                           const std::function<absl::Status(size_t task, int64_t unique,
                                                            BackwardOutput* output)>& allocate) {
-  absl::Status allocated;
-  const Status status = lookups->SumGradients(
+  Placing placing;
+  return placing.Result(lookups->SumGradients(
       exec, tasks, [&](size_t task, size_t num_unique, BackwardOutput* output) {
-        allocated = allocate(task, static_cast<int64_t>(num_unique), output);
-        return allocated.ok() ? Status()
-                              : Status(Code::kInternal, std::string(allocated.message()));
-      });
-  return allocated.ok() ? ToAbsl(status) : allocated;
+        return placing.Keep(allocate(task, static_cast<int64_t>(num_unique), output));
+      }));
 }
 
 absl::Status CheckKeys(const Table& table, const tf::Tensor& keys, const char* name) {

@@ -72,6 +72,26 @@ absl::Status GetTables(tf::OpKernelContext* ctx, int first, int n, std::vector<T
 // places.
 absl::Status CommonLookups(const std::vector<TableRef>& tables, Lookups** lookups);
 
+// A call of the library that calls back for outputs, whose errors are to come out as they are:
+//
+//   Placing placing;
+//   return placing.Result(exchange->ReceiveKeys(exec, ..., [&](auto... args) {
+//     return placing.Keep(Place(ctx, args...));  // an absl::Status
+//   }));
+class Placing {
+ public:
+  Status Keep(absl::Status status) {
+    status_ = std::move(status);
+    return status_.ok() ? Status() : Status(Code::kInternal, std::string(status_.message()));
+  }
+  absl::Status Result(const Status& status) const {
+    return status_.ok() ? ToAbsl(status) : status_;
+  }
+
+ private:
+  absl::Status status_;
+};
+
 // Lookups::SumGradients, with an `allocate` that fails as operators do.
 absl::Status SumGradients(Lookups* lookups, Exec& exec, const std::vector<BackwardTask>& tasks,
                           const std::function<absl::Status(size_t task, int64_t unique,

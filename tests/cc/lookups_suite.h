@@ -25,6 +25,7 @@
 #include "cc/lookup/backward.h"
 #include "cc/lookup/lookups.h"
 #include "cc/lookup/pool.h"
+#include "tests/cc/host_arrays.h"
 #include "tests/cc/table_suite.h"
 
 namespace dynemb {
@@ -58,25 +59,7 @@ inline std::vector<uint32_t> Bits(const Floats& floats) {
 
 // The host's functions, as a Place.
 struct HostPlace {
-  // Arrays of the host are copies all the same, so that nothing reads what it was not given.
-  class Arrays {
-   public:
-    template <class T>
-    T* Up(const std::vector<T>& values) {
-      if (values.empty()) return nullptr;  // as tensors without elements are
-      arrays_.emplace_back(values.size() * sizeof(T));
-      std::memcpy(arrays_.back().data(), values.data(), values.size() * sizeof(T));
-      return reinterpret_cast<T*>(arrays_.back().data());
-    }
-    template <class T>
-    std::vector<T> Down(const T* array, size_t n) const {
-      return std::vector<T>(array, array + n);
-    }
-
-   private:
-    std::vector<std::vector<char>> arrays_;
-  };
-
+  using Arrays = HostArrays;
   static std::string Missing() { return ""; }
   static Status Make(const TableOptions& options, std::unique_ptr<Table>* table) {
     TableOptions host = options;

@@ -10,48 +10,15 @@
 #include "cc/device/cuda_table.h"
 #include "cc/device/stream_exec.h"
 #include "tests/cc/lookups_suite.h"
-#include "tests/cuda/staged_table.h"
+#include "tests/cuda/cuda_place.h"
 
 namespace dynemb {
 namespace testing_table {
 namespace {
 
-void Succeeds(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error); }
-
-struct Cuda {
+struct Cuda : CudaPlace {
   static constexpr Tick kSteps = 30;
 
-  class Arrays {
-   public:
-    Arrays() = default;
-    Arrays(const Arrays&) = delete;
-    Arrays& operator=(const Arrays&) = delete;
-    ~Arrays() {
-      for (void* array : arrays_) (void)cudaFree(array);
-    }
-    template <class T>
-    T* Up(const std::vector<T>& values) {
-      if (values.empty()) return nullptr;  // as tensors without elements are
-      const size_t bytes = values.size() * sizeof(T);
-      void* array = nullptr;
-      Succeeds(cudaMalloc(&array, bytes));
-      arrays_.push_back(array);
-      Succeeds(cudaMemcpy(array, values.data(), bytes, cudaMemcpyHostToDevice));
-      return static_cast<T*>(array);
-    }
-    template <class T>
-    std::vector<T> Down(const T* array, size_t n) const {
-      std::vector<T> values(n);
-      Succeeds(cudaDeviceSynchronize());
-      Succeeds(cudaMemcpy(values.data(), array, n * sizeof(T), cudaMemcpyDeviceToHost));
-      return values;
-    }
-
-   private:
-    std::vector<void*> arrays_;
-  };
-
-  static std::string Missing() { return StagedTable::Missing(); }
   static Status Make(const TableOptions& options, std::unique_ptr<Table>* table) {
     return MakeCudaTable(options, /*ordinal=*/0, table);
   }
@@ -60,15 +27,6 @@ struct Cuda {
     const Status status = CudaLookups(/*ordinal=*/0, &lookups);
     if (!status.ok()) std::abort();
     return *lookups;
-  }
-  static Exec& exec() {
-    static cudaStream_t stream = [] {
-      cudaStream_t made = nullptr;
-      Succeeds(cudaStreamCreate(&made));
-      return made;
-    }();
-    static StreamExec exec(stream);
-    return exec;
   }
 };
 

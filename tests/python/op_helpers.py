@@ -31,7 +31,7 @@ def make_table(dim=4, key=tf.int64, dtype=tf.float32, initial=0.0, random=False,
         kinds = ["constant"] * len(columns)
         args = [float(x) for c in columns for x in (c, 0.0)]
     options.setdefault("stochastic_rounding", False)
-    if simulated.SMALL_TIERS:
+    if simulated.ON_DEVICE:
         options.setdefault("tier", "hybrid")
         options.setdefault("max_hbm_bytes", simulated.HBM_BYTES)
     return ops.dynemb_table(

@@ -1,17 +1,18 @@
-"""Whether these tests run with tables of a simulated device, as if on a GPU."""
+"""Whether these tests run with tables of a device, a simulated one or a GPU."""
 
 import os
 
 ENVIRONMENT = "TF_DYNEMB_SIMULATED_DEVICE"
 ON = os.environ.get(ENVIRONMENT) == "1"
-# What a table may have of the device's memory: few enough that most tests need both tiers. Also on
-# a GPU, if the environment says so (tools/gpu_operators.sh).
+# Whether tables are those of a device: a simulated one, or a GPU (tools/gpu_operators.sh).
+ON_DEVICE = ON or os.environ.get("DYNEMB_TEST_ON_GPU") == "1"
+# What a table may then have of its memory: few enough that most tests need both tiers.
 HBM_BYTES = 4096
-SMALL_TIERS = ON or os.environ.get("DYNEMB_TEST_SMALL_TIERS") == "1"
 # Modules whose tests run once more with tables of a device by default: what they say of tables
 # holds for any. Not those that are about the host's table itself, its sizes and its threads.
 MODULES = [
     "test_dynamic_variable.py",
+    "test_exchange_ops.py",
     "test_lookup_sparse.py",
     "test_ops.py",
     "test_ops_gradients.py",

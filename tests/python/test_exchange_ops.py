@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import simulated
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -226,6 +227,12 @@ class Ranks:
             rank=at, dynamic=[False] * 2, in_order=False,
         )  # fmt: skip
 
+    def pool_here(self, rank):
+        """What `rank` pools of what came to it."""
+        return self.pool(
+            rank, self.words[rank], self.held[rank], self.asked[rank], self.served[rank], rank
+        )
+
     def weight_gradients(self, rank, pooled, words, held, came, sent, at):
         index, bags, weights, upstream = zip(*self.features[rank], strict=True)
         return ops.dynemb_pool_rows_weight_grad(
@@ -315,7 +322,6 @@ def test_wrong_rows_are_refused():
     invalid(lambda: pool(at=3), "on rank 3")
     invalid(lambda: pool(came=came[:1]), "[Dd]imension|counts has shape")
     pooled = pool()
-    invalid(lambda: ranks.gradient(1, pooled, came - came, ["same"] * 2, 1), "0 rows")
     invalid(lambda: ranks.gradient(1, pooled, came, ["same"] * 2, 3), "on rank 3")
     invalid(lambda: ranks.gradient(1, pooled, came[:, :0], ["same"] * 2, 0), "0 ranks")
     packed = ranks.gradient(1, pooled, came, ["same"] * 2, 1)
@@ -344,12 +350,32 @@ def invalid(function, message):
         function()
 
 
+@pytest.mark.skipif(simulated.ON_DEVICE, reason="a device does not say so: the next test")
+def test_an_index_past_the_rows_is_refused():
+    one = tf.constant(1, tf.int64)
+    index = tf.constant([0, 3], tf.uint32)
+    invalid(lambda: pool_rows(tf.ones([3, 2]), index, one, 2), "holds 3, but there are 3 rows")
+    ranks = Ranks(["same"] * 2, tf.float32, "sum")
+    none = np.zeros_like(ranks.asked[1])
+    invalid(lambda: ranks.gradient(1, ranks.pool_here(1), none, ["same"] * 2, 1), "0 rows")
+
+
+@pytest.mark.skipif(not simulated.ON_DEVICE, reason="the host refuses it: the test before")
+def test_an_index_past_the_rows_means_zeros():
+    one = tf.constant(1, tf.int64)
+    index = tf.constant([0, 3], tf.uint32)
+    outputs, _ = pool_rows(tf.ones([3, 2]), index, one, 2)
+    np.testing.assert_array_equal(outputs[0], [[1, 1], [0, 0]])
+    ranks = Ranks(["same"] * 2, tf.float32, "sum")
+    none = np.zeros_like(ranks.asked[1])
+    gradient = ranks.gradient(1, ranks.pool_here(1), none, ["same"] * 2, 1)
+    assert len(gradient.words) == 0
+    assert [len(own) for own in gradient.own] == [0, 0]
+
+
 def test_wrong_inputs_are_refused():
     keys = np.arange(5, dtype=np.int64)
     vectors = tf.ones([3, 2])
-    index = tf.constant([0, 3], tf.uint32)
-    one = tf.constant(1, tf.int64)
-    invalid(lambda: pool_rows(vectors, index, one, 2), "index holds 3, but there are 3 rows")
     invalid(lambda: route([keys], [1], [-1], 2, 0), "tables must be in")
     invalid(lambda: route([keys], [0], [2], 2, 0), "owners must be in")
     invalid(lambda: route([keys, keys.astype(np.int32)], [0, 0], [-1], 2, 0), "two types")
