@@ -15,14 +15,13 @@
 //                                       committed. A range ends, or is cleared, only when all work
 //                                       that uses it has been given; it waits for it.
 //   Device::HostRange                   the same in host memory that kernels reach
-//   Status FreeMemory(size_t* bytes)    of the device, at the moment
 //   Device::Session                     what follows
 //
 // A Session is the only way to give a device work. It holds the workspace of its stream, so that
 // work of two tables does not mix, and its calls return at once unless they say otherwise:
 //
-//   Session(Device&, Stream)
-//   void After(Stream other)            what follows waits until `other` has done what sessions
+//   Session(Device&, Stream)            the only one of its stream until it ends: others wait for
+//   it void After(Stream other)            what follows waits until `other` has done what sessions
 //                                       have given it. A stream that is no more may be named, if
 //                                       the device has been told of its end.
 //   void ForEach(n, body)               body(i) for i in [0, n): one thread each

@@ -122,9 +122,8 @@ class DeviceTable final : public Table {
   // What the rows and the index of a table take.
   struct Store {
     RowLayout layout;
-    uint64_t split = 0;  // rows of the device; becomes less where it turns out to be full
+    uint64_t split = 0;
     uint64_t capacity = 0;
-    uint64_t most_in_host = 0;
     Range index, device_rows;
     HostRange host_rows;
     FlatRing ring;
@@ -197,15 +196,12 @@ class DeviceTable final : public Table {
 
   explicit DeviceTable(Device* device) : device_(device) {}
   Status Init(const TableOptions& options);
-  // Addresses for rows of this layout.
+  // Room for rows of this layout, at first for init_capacity of them.
   Status Reserve(const RowLayout& layout, Store* store) const;
-  // An empty index for init_capacity rows.
+  // An empty index for as many.
   Status MakeIndex(Work& work, Store* store) const;
   Status SetInitialState(Work& work, const std::vector<float>& state);
-  // Room for rows, in the device first. A hybrid table whose device is full goes on in the host.
-  Status CommitRows(Store* store, uint64_t rows) const;
-  Status CommitInDevice(Store* store, uint64_t rows) const;
-  Status CommitFirstRows(Store* store) const;
+  static Status CommitRows(Store* store, uint64_t rows);
   uint64_t capacity() const { return store_.capacity; }
   uint64_t BucketLimit(uint64_t buckets) const;  // keys they may hold
   uint64_t SplitOf(const RowLayout& layout) const;

@@ -39,37 +39,10 @@ void DeviceTable<Device>::ReadMail() {
 }
 
 template <class Device>
-Status DeviceTable<Device>::CommitRows(Store* store, uint64_t rows) const {
-  DYNEMB_RETURN_IF_ERROR(CommitInDevice(store, std::min(rows, store->split)));
-  const uint64_t in_host = rows - std::min(rows, store->split);
-  return store->host_rows.Commit(in_host * store->layout.stride);
-}
-
-template <class Device>
-Status DeviceTable<Device>::CommitInDevice(Store* store, uint64_t rows) const {
-  const size_t stride = store->layout.stride, had = store->device_rows.committed();
-  if (options_.tier != Tier::kHybrid) return store->device_rows.Commit(rows * stride);
-  if (rows * stride <= had) return Status();
-  size_t free = 0;
-  DYNEMB_RETURN_IF_ERROR(device_->FreeMemory(&free));
-  // For what can be nowhere else: an index that grows is there twice. An eighth of what it has is
-  // what a range may take besides.
-  const size_t spare = 3 * std::max(store->index.committed(), store_.index.committed()) + had / 8;
-  const size_t more = rows * stride - had;
-  for (const size_t take : {more, more / 2}) {
-    if (take + spare > free) continue;
-    const Status taken = store->device_rows.Commit(had + take);
-    if (taken.code() != Code::kResourceExhausted) {
-      DYNEMB_RETURN_IF_ERROR(taken);
-      if (take == more) return Status();
-      break;
-    }
-  }
-  // The device is full. No row has been handed out yet beyond what the table has of it: those after
-  // it are the host's from now on.
-  store->split = store->device_rows.committed() / stride;
-  store->capacity = std::min(store->capacity, store->split + store->most_in_host);
-  return Status();
+Status DeviceTable<Device>::CommitRows(Store* store, uint64_t rows) {
+  const uint64_t in_device = std::min(rows, store->split);
+  DYNEMB_RETURN_IF_ERROR(store->device_rows.Commit(in_device * store->layout.stride));
+  return store->host_rows.Commit((rows - in_device) * store->layout.stride);
 }
 
 template <class Device>
@@ -215,12 +188,10 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
   DYNEMB_RETURN_IF_ERROR(work.status());
   for (size_t t = 0; t < num_tables; ++t) {
     if (batch.size(t) == 0) continue;
-    const Store& store = batch.tables[t]->store_;
-    const Bucket* const buckets = store.ring.buckets;
-    const uint64_t split = store.split;
+    const Bucket* const buckets = batch.tables[t]->store_.ring.buckets;
     DYNEMB_RETURN_IF_ERROR(batch.tables[t]->MakeRoom(work, in.sums + batch.begins[t],
                                                      in.sums + batch.begins[t + 1], batch.size(t)));
-    if (store.ring.buckets != buckets || store.split != split) batch.viewed = false;
+    if (batch.tables[t]->store_.ring.buckets != buckets) batch.viewed = false;
   }
   DYNEMB_RETURN_IF_ERROR(work.status());
   const device::TableViews& tables = ViewsOf(work, batch);  // they know the batch by its number

@@ -49,17 +49,11 @@ Status DeviceTable<Device>::Reserve(const RowLayout& layout, Store* store) const
       store->device_rows.Reserve(*device_, std::max<size_t>(1, store->split * layout.stride)));
   // A device may have less.
   store->split = std::min<uint64_t>(store->split, store->device_rows.reserved() / layout.stride);
-  // All of them, since the device may turn out to be full.
-  const uint64_t in_host = options_.tier == Tier::kHbm ? 0 : most;
+  uint64_t in_host = options_.tier == Tier::kHbm ? 0 : most - store->split;
   DYNEMB_RETURN_IF_ERROR(store->host_rows.Reserve(
       *device_, std::clamp<size_t>(in_host * layout.stride, 1, MostRowBytes())));
-  store->most_in_host = std::min<uint64_t>(in_host, store->host_rows.reserved() / layout.stride);
-  store->capacity = std::min(most, store->split + store->most_in_host);
-  return Status();
-}
-
-template <class Device>
-Status DeviceTable<Device>::CommitFirstRows(Store* store) const {
+  in_host = std::min<uint64_t>(in_host, store->host_rows.reserved() / layout.stride);
+  store->capacity = store->split + in_host;
   return CommitRows(store,
                     std::min(static_cast<uint64_t>(options_.init_capacity), store->capacity));
 }
@@ -101,7 +95,6 @@ Status DeviceTable<Device>::Init(const TableOptions& options) {
   DYNEMB_RETURN_IF_ERROR(runs_.Commit(runs.size() * sizeof(InitRun)));
   work.Copy(runs_.data(), runs.data(), runs.size() * sizeof(InitRun));
   DYNEMB_RETURN_IF_ERROR(MakeIndex(work, &store_));
-  DYNEMB_RETURN_IF_ERROR(CommitFirstRows(&store_));
   return work.Synchronize();
 }
 
@@ -167,7 +160,6 @@ Status DeviceTable<Device>::AttachState(Exec& exec, const StateSpec& spec) {
     return ResourceExhausted("no address space for " + std::to_string(bounds_.high_water) +
                              " rows of " + std::to_string(moved.layout.stride) + " bytes");
   }
-  DYNEMB_RETURN_IF_ERROR(CommitFirstRows(&moved));
   DYNEMB_RETURN_IF_ERROR(CommitRows(&moved, bounds_.high_water));
   DYNEMB_RETURN_IF_ERROR(SetInitialState(work, initial));
   work.Changes();
@@ -192,7 +184,6 @@ Status DeviceTable<Device>::Clear(Exec& exec, Tick tick) {
   Store empty;
   DYNEMB_RETURN_IF_ERROR(Reserve(store_.layout, &empty));
   DYNEMB_RETURN_IF_ERROR(MakeIndex(work, &empty));
-  DYNEMB_RETURN_IF_ERROR(CommitFirstRows(&empty));
   ForRowsInPieces(work, 0, [&](const RowId* rows, size_t n) { BeforeLoss(work, rows, n, tick); });
   device::Counters c = Read(work);
   DYNEMB_RETURN_IF_ERROR(work.status());

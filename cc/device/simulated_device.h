@@ -223,10 +223,6 @@ class SimulatedDevice {
   // A device with so many bytes of memory for tables.
   explicit SimulatedDevice(size_t memory = ~size_t{0} / 2) : memory_(memory) {}
   size_t used() const { return used_; }
-  Status FreeMemory(size_t* bytes) const {
-    *bytes = memory_ - used_;
-    return Status();
-  }
   // How often somebody has waited for it.
   uint64_t waits() const { return waits_; }
   // Has the session fail that takes workspace for the n-th time from now, from 0 on, once; returns
