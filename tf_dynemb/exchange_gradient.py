@@ -185,25 +185,37 @@ def _gradient_in_order(
             if has_rows
             else tf.zeros([tf.size(place)], tf.uint32)
         )
-    keys, sums, rows = _sum_per_key(pooled, keys, rows, arrived)
-    return _join_features(pooled, keys, sums, rows)
+    summed = _sum_per_key(pooled, keys, rows, arrived)
+    return _join_features(pooled, keys, arrived, *summed)
 
 
 def _join_features(
-    pooled: _Pooled, keys: Sequence[Any], sums: Sequence[Any], rows: Sequence[Any]
+    pooled: _Pooled,
+    keys: Sequence[Any],
+    values: Sequence[Any],
+    unique: Sequence[Any],
+    sums: Sequence[Any],
+    rows: Sequence[Any],
 ) -> tuple[list[Any], list[Any], list[Any]]:
-    """From gradients of features to those of tables, in the order of the features."""
+    """From gradients of features to those of tables, in the order of the features.
+
+    One process adds up the ids of each feature of a dynamic table, and then the features; of a
+    matrix all ids of all features at once.
+    """
     of_tables: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
     for table in range(pooled.num_tables):
         its = [i for i, t in enumerate(pooled.table_of) if t == table]
         if len(its) == 1:
-            parts = (keys[its[0]], sums[its[0]], rows[its[0]])
+            parts = (unique[its[0]], sums[its[0]], rows[its[0]])
         else:
+            added = (unique, sums) if pooled.dynamic[table] else (keys, values)
             with _ops.on(pooled.device):
-                unique, total = _ops.library().dynemb_dedup_sum(
-                    tf.concat([keys[i] for i in its], 0), tf.concat([sums[i] for i in its], 0)
+                parts = (
+                    *_ops.library().dynemb_dedup_sum(
+                        *(tf.concat([part[i] for i in its], 0) for part in added)
+                    ),
+                    tf.zeros([0], tf.uint32),
                 )
-            parts = (unique, total, tf.zeros([0], tf.uint32))
         for of_table, part in zip(of_tables, parts, strict=True):
             of_table.append(part)
     return of_tables

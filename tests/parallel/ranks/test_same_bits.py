@@ -177,3 +177,47 @@ def test_additions_from_several_ranks(comm):
         want = whole_table(communicator.LOCAL, alone)
     np.testing.assert_allclose(got.vectors, want.vectors, rtol=1e-5, atol=1e-6)
     assert len(of_all(comm, got.keys)) == comm.size * len(want.keys)
+
+
+@pytest.mark.ranks(2, 4)
+def test_a_matrix_that_two_features_read_has_the_same_bits(comm):
+    initial = np.random.default_rng(4).normal(size=(ROWS, 5)).astype(np.float32)
+
+    class Matrix:
+        def __init__(self):
+            self.table = de.Variable(initial)
+            self.optimizer = de.OptimizerWrapper(K.SGD(0.1))
+
+        def step(self, features, targets):
+            with tf.GradientTape() as tape:
+                pooled = de.lookup_sparse(
+                    [self.table] * 2,
+                    [bags.ragged(dtype=tf.int64) for bags in features],
+                    combiners=["sum", "sum"],
+                )
+                loss = tf.add_n(
+                    [
+                        tf.reduce_mean(tf.reduce_sum(tf.square(p - target), axis=1))
+                        for p, target in zip(pooled, targets, strict=True)
+                    ]
+                )
+            (gradient,) = tape.gradient(loss, [self.table])
+            self.optimizer.apply_gradients([(gradient, self.table)])
+
+        def rows(self):
+            return self.table.sparse_read(np.arange(ROWS)).numpy()
+
+    matrix = Matrix()
+    with one_rank():
+        alone = Matrix()
+    share = slice(comm.rank * BATCH // comm.size, (comm.rank + 1) * BATCH // comm.size)
+    for bags, targets in batches():
+        targets = [targets[0], targets[2]]  # both of dim 5
+        matrix.step([b.part(comm.rank, comm.size) for b in bags[:2]], [t[share] for t in targets])
+        with one_rank():
+            alone.step(bags[:2], targets)
+    got = matrix.rows()
+    with one_rank():
+        want = alone.rows()
+    assert not np.array_equal(want, initial)
+    np.testing.assert_array_equal(got, want)
