@@ -6,6 +6,7 @@
 
 #include "cc/lookup/tasks.h"
 #include "cc/table/phase.h"
+#include "cc/table/scratch.h"
 
 namespace dynemb {
 namespace {
@@ -48,6 +49,13 @@ Status Backward::Prepare(Exec& exec, const BackwardTask* tasks, size_t num_tasks
   num_tasks_ = num_tasks;
   MakeUnits();
   return {};
+}
+
+void Backward::Shrink() {
+  for (Prepared& prepared : prepared_) {
+    const size_t keys = std::max(prepared.dedup64.num_keys(), prepared.dedup32.num_keys());
+    if (keys * sizeof(uint64_t) > Buffer<uint64_t>::kKept) prepared = Prepared();
+  }
 }
 
 void Backward::PrepareTask(Exec& exec, Prepared* prepared) {

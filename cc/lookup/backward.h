@@ -52,6 +52,8 @@ class Backward {
   size_t num_unique(size_t task) const;
   // outputs[t] belongs to tasks[t] of Prepare.
   void Write(Exec& exec, const BackwardOutput* outputs) const;
+  // Gives back what only a huge batch needs, once it is written.
+  void Shrink();
 
  private:
   struct Prepared {
@@ -72,7 +74,7 @@ class Backward {
                  const BackwardOutput& out) const;
 
   size_t num_tasks_ = 0;
-  std::deque<Prepared> prepared_;  // only grows; the first num_tasks_ are in use
+  std::deque<Prepared> prepared_;  // the first num_tasks_ are in use
   std::vector<Unit> units_;
 };
 

@@ -20,7 +20,7 @@ class ExchangeOfHost final : public Exchange {
  public:
   Status RequestKeys(Exec& exec, const std::vector<RouteTask>& tasks, uint32_t ranks, uint32_t self,
                      const PlaceRequest& place) override {
-    const auto route = routes_.Take();
+    const SharedScratch<Route> route;
     DYNEMB_RETURN_IF_ERROR(route->Prepare(exec, tasks, ranks, self));
     int32_t* words = nullptr;
     int32_t* own = nullptr;
@@ -113,6 +113,7 @@ class ExchangeOfHost final : public Exchange {
     std::vector<Buffer<float>> sums;  // of tables whose rows are converted to travel
 
     void Shrink() {
+      gradient.Shrink();
       for (Buffer<float>& of_table : sums) of_table.Shrink();
     }
   };
@@ -126,8 +127,6 @@ class ExchangeOfHost final : public Exchange {
     }
     return Status();
   }
-
-  ScratchPool<Route> routes_;
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "cc/lookup/tasks.h"
 #include "cc/table/phase.h"
 #include "cc/table/portability.h"
+#include "cc/table/scratch.h"
 
 namespace dynemb {
 namespace {
@@ -149,6 +150,7 @@ Status GatherGradient::Run(Exec& exec, const std::vector<Task>& tasks) {
     const Task& task = tasks[task_of[i]];
     const Feature& feature = task.features[i - first_feature[task_of[i]]];
     const int log = LogStretch(task.dim, task.n);
+    prepared_[i].nnz = sizes[i];
     prepared_[i].upstream.Prepare(e, feature);
     prepared_[i].split.Run(e, feature.index, sizes[i], Stretches(task.n, log),
                            [log](uint32_t index) { return index >> log; });
@@ -166,6 +168,12 @@ Status GatherGradient::Run(Exec& exec, const std::vector<Task>& tasks) {
                      for (size_t s = begin; s < end; ++s) PlaceStretch(tasks[t], of_task[t], s);
                    });
   return {};
+}
+
+void GatherGradient::Shrink() {
+  for (Prepared& prepared : prepared_) {
+    if (prepared.nnz * sizeof(uint64_t) > Buffer<uint64_t>::kKept) prepared = Prepared();
+  }
 }
 
 void GatherGradient::PlaceStretch(const Task& task, const std::vector<const Prepared*>& features,

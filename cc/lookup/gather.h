@@ -71,9 +71,12 @@ class GatherGradient {
   static Status Check(const std::vector<Task>& tasks);
   // Fails as Check and CheckIndex do. Reusable scratch, one call at a time.
   Status Run(Exec& exec, const std::vector<Task>& tasks);
+  // Gives back what only a huge batch needs.
+  void Shrink();
 
  private:
   struct Prepared {
+    size_t nnz = 0;
     Upstream upstream;
     Split<uint32_t> split;  // of the indices, by stretch
   };
@@ -84,7 +87,7 @@ class GatherGradient {
   void SumRows(const Task& task, const std::vector<const Prepared*>& features, size_t stretch,
                size_t begin, size_t end, float* sums) const;
 
-  std::deque<Prepared> prepared_;  // of the features of all tasks; only grows
+  std::deque<Prepared> prepared_;  // of the features of all tasks
 };
 
 }  // namespace dynemb

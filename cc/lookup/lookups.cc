@@ -18,7 +18,7 @@ class LookupsOfHost final : public Lookups {
 
   Status SumGradients(Exec& exec, const std::vector<BackwardTask>& tasks,
                       const Allocate& allocate) override {
-    const auto backward = scratch_.Take();
+    const SharedScratch<Backward> backward;
     DYNEMB_RETURN_IF_ERROR(backward->Prepare(exec, tasks.data(), tasks.size()));
     std::vector<BackwardOutput> outputs(tasks.size());
     for (size_t t = 0; t < tasks.size(); ++t) {
@@ -32,9 +32,6 @@ class LookupsOfHost final : public Lookups {
                OptimizerFlags flags, const Hyper& hyper, Tick tick) override {
     return dynemb::Apply(exec, tasks, kind, flags, hyper, tick);
   }
-
- private:
-  ScratchPool<Backward> scratch_;
 };
 
 }  // namespace

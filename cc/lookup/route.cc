@@ -8,6 +8,7 @@
 
 #include "cc/lookup/tasks.h"
 #include "cc/table/phase.h"
+#include "cc/table/scratch.h"
 
 namespace dynemb {
 namespace {
@@ -124,6 +125,12 @@ Status Route::PrepareKeys(Exec& exec, Prepared* prepared, Dedup<K>* dedup) {
     at += ids.n;
   }
   return {};
+}
+
+void Route::Shrink() {
+  for (Prepared& prepared : prepared_) {
+    if (prepared.n * sizeof(uint64_t) > Buffer<uint64_t>::kKept) prepared = Prepared();
+  }
 }
 
 void Route::Write(Exec& exec, int32_t* words, int32_t* own) const {

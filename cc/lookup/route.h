@@ -103,6 +103,8 @@ class Route {
   const RouteSizes& sizes() const { return sizes_; }
   // The messages, in the order of the ranks, and that to `self`.
   void Write(Exec& exec, int32_t* words, int32_t* own = nullptr) const;
+  // Gives back what only a huge batch needs, once it is written.
+  void Shrink();
 
  private:
   struct Prepared {
@@ -120,7 +122,7 @@ class Route {
 
   std::vector<KeyType> key_types_;  // [tables]
   uint32_t self_ = kNoRank;
-  std::deque<Prepared> prepared_;  // only grows; the first ones, one for each table, are in use
+  std::deque<Prepared> prepared_;  // the first ones, one for each table, are in use
   RouteSizes sizes_;
 };
 
