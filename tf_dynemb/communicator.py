@@ -135,7 +135,10 @@ class _Horovod(Communicator):
     @_ops.not_converted
     def alltoall(self, tensor: Any, splits: Any, name: str) -> tuple[Any, Any]:
         tensor = tf.convert_to_tensor(tensor)
-        carried, splits = self._run(self._horovod.alltoall, name, _carried(tensor), splits)
+        # As an argument of a function, int32 would come from a GPU to the host.
+        on_gpu = self.alltoall_on_gpu and tensor.dtype == tf.int32
+        carried = _as(tensor, tf.float32) if on_gpu else _carried(tensor)
+        carried, splits = self._run(self._horovod.alltoall, name, carried, splits)
         received = _as(carried, tensor.dtype)
         received.set_shape([None, *tensor.shape[1:]])
         splits.set_shape([self.size])

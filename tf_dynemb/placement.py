@@ -76,9 +76,11 @@ def has_gpu_kernels() -> bool:
 
 
 def device_of(table: Any) -> str:
-    """The name of the device that the operators of a DynamicVariable or a tf.Variable run on."""
+    """The name of the device that ours run on for a DynamicVariable or a tf.Variable."""
     placement = getattr(table, "placement", None)
-    return placement.device if placement is not None else _short(table.handle.device)
+    if placement is not None:
+        return str(placement.device)
+    return _short(table.handle.device) if has_gpu_kernels() else CPU
 
 
 def common_device(tables: Sequence[Any]) -> str:

@@ -24,7 +24,7 @@ from tensorflow.python.ops import resource_variable_ops
 from tf_dynemb import _ops, communicator, exchange
 from tf_dynemb.bags import Bags
 from tf_dynemb.exchange import Request, Spread
-from tf_dynemb.placement import by_placement
+from tf_dynemb.placement import by_placement, common_device
 from tf_dynemb.unwrap import unwrap
 
 _Tensors = Tuple[tf.Tensor, ...]  # noqa: UP006
@@ -181,7 +181,8 @@ class _Reader:
         if not self._tables:
             return _nothing_ahead(features)
         keys = [features[i].keys for i in self._places]
-        index, owned, asked, served, vectors, rows, tick = self._read(keys)
+        with _ops.on(common_device([table.variable for table in self._tables])):
+            index, owned, asked, served, vectors, rows, tick = self._read(keys)
         return _prefetched(
             features,
             tuple(index),
@@ -199,7 +200,7 @@ class _Reader:
             # Before the tables are read: what is updated after it is read again.
             with tf.control_dependencies(asked.keys):
                 tick = _ops.library().dynemb_tick_before(tf.constant(2**63 - 1, tf.int64))
-            with tf.control_dependencies([tick]):
+            with tf.control_dependencies([tick]), _ops.on(asked.device):
                 owned = [tf.identity(its) for its in asked.keys]
             held, rows = exchange.read_owned(self._tables, owned, insert=False)
             vectors = asked.to_askers(held, "vectors", name="dynemb_ahead_vectors")
@@ -247,11 +248,13 @@ def _read_again(asked: Request, ahead: Prefetched, insert: bool) -> tuple[list[A
     dynamic = [t for t in range(count) if tables[t].is_dynamic]
     for group in by_placement([tables[t].variable for t in dynamic]):
         numbers = [dynamic[i] for i in group]
+        with _ops.on_host():
+            served = tf.gather(asked.served, numbers)
         its_rows, its_places, its_values, its_counts = _ops.library().dynemb_read_again(
             handles=[tables[t].variable.handle for t in numbers],
             keys=[asked.keys[t] for t in numbers],
             rows_before=[ahead.rows[t] for t in numbers],
-            served=tf.gather(asked.served, numbers),
+            served=served,
             since=ahead.tick,
             dtypes=[tables[t].dtype for t in numbers],
             insert=insert,
@@ -267,16 +270,20 @@ def _read_again(asked: Request, ahead: Prefetched, insert: bool) -> tuple[list[A
         )
         for t, its_vectors in zip(static, read, strict=True):
             values[t] = its_vectors
-            changed[t] = asked.served[t]
-            its_places = tf.ragged.range(asked.served[t]).flat_values
-            places[t] = tf.cast(its_places, tf.int32)[:, tf.newaxis]
-    arriving = exchange.exchange_counts(tf.stack(changed), "dynemb_changed")
+            with _ops.on_host():
+                changed[t] = asked.served[t]
+                its_places = tf.ragged.range(asked.served[t]).flat_values
+                places[t] = tf.cast(its_places, tf.int32)[:, tf.newaxis]
+    with _ops.on_host():
+        counts = tf.stack(changed)
+        arriving = exchange.exchange_counts(counts, "dynemb_changed")
+        sent_twice, arriving_twice = tf.tile(counts, [2, 1]), tf.tile(arriving, [2, 1])
     came = exchange.send_rows(
         [table.name for table in tables] * 2,
         ["same"] * count + [table.wire for table in tables],
         places + values,
-        tf.tile(tf.stack(changed), [2, 1]),
-        tf.tile(arriving, [2, 1]),
+        sent_twice,
+        arriving_twice,
         "vectors",
         name="dynemb_again",
         device=asked.device,
@@ -286,6 +293,8 @@ def _read_again(asked: Request, ahead: Prefetched, insert: bool) -> tuple[list[A
         # Places count from the first key that was asked of the rank.
         with _ops.on_host():
             first = tf.repeat(tf.cumsum(asked.asked[t], exclusive=True), arriving[t])
-        where = tf.cast(came[t], tf.int64) + first[:, tf.newaxis]
-        vectors.append(tf.tensor_scatter_nd_update(ahead.vectors[t], where, came[count + t]))
+            first = first[:, tf.newaxis]
+        with _ops.on(asked.device):
+            where = tf.cast(came[t], tf.int64) + first
+            vectors.append(tf.tensor_scatter_nd_update(ahead.vectors[t], where, came[count + t]))
     return vectors, rows

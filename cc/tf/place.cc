@@ -118,7 +118,7 @@ absl::Status MakeTable(tf::OpKernelContext* ctx, const TableOptions& options,
 
 absl::Status LookupsOfDevice(tf::OpKernelContext* ctx, Lookups** lookups) {
   if (OnGpu(ctx)) return LookupsOfGpu(ctx, lookups);
-  *lookups = &HostLookups();
+  *lookups = DeviceIsSimulated() ? &SimulatedLookups() : &HostLookups();
   return absl::OkStatus();
 }
 

@@ -87,6 +87,19 @@ def test_values_arrive_as_they_are(comm, values):
 
 
 @eager_and_graph
+def test_words_keep_their_bits_where_they_are_carried_on_a_gpu(comm, wrap, monkeypatch):
+    """As floats: these would be some NaNs, zeros and denormals."""
+    monkeypatch.setattr(comm, "alltoall_on_gpu", True)
+    words = [-1, 0x7F800001, 0x7FC00000, -(2**31), 1, 12345]
+    ones = tf.ones([comm.size], tf.int32)
+    for word in words:
+        exchange = wrap(lambda *given: comm.alltoall(*given, name="words"))
+        received, _ = exchange(tf.fill([comm.size], word), ones)
+        assert received.dtype == tf.int32
+        np.testing.assert_array_equal(received, np.full(comm.size, word))
+
+
+@eager_and_graph
 def test_alltoall_where_only_one_rank_sends_or_nobody(comm, wrap):
     exchange = wrap(lambda *given: comm.alltoall(*given, name="exchange"))
     for sender in (comm.size - 1, None):
