@@ -20,8 +20,8 @@
 // A Session is the only way to give a device work. It holds the workspace of its stream, so that
 // work of two tables does not mix, and its calls return at once unless they say otherwise:
 //
-//   Session(Device&, Stream)            the only one of its stream until it ends: others wait for
-//   it void After(Stream other)            what follows waits until `other` has done what sessions
+//   Session(Device&, Stream)            of a stream there is one at a time; others wait for its end
+//   void After(Stream other)            what follows waits until `other` has done what sessions
 //                                       have given it. A stream that is no more may be named, if
 //                                       the device has been told of its end.
 //   void ForEach(n, body)               body(i) for i in [0, n): one thread each

@@ -65,20 +65,16 @@ class ExchangeOfHost final : public Exchange {
 
   Status PoolReceived(Exec& exec, const Received& received,
                       std::vector<PoolFeature> features) override {
-    const SharedScratch<WireRows> rows;
-    rows->Init(exec, *received.layout, received.words, received.own);
-    DYNEMB_RETURN_IF_ERROR(SetRows(exec, received, rows, &features));
-    GatherPool(exec, {features.begin(), features.end()});
-    return Status();
+    return WithRows(exec, received, &features, [&] {
+      GatherPool(exec, {features.begin(), features.end()});
+    });
   }
 
   Status WeightGradient(Exec& exec, const Received& received,
                         std::vector<WeightFeature> features) override {
-    const SharedScratch<WireRows> rows;
-    rows->Init(exec, *received.layout, received.words, received.own);
-    DYNEMB_RETURN_IF_ERROR(SetRows(exec, received, rows, &features));
-    GatherWeightGradient(exec, {features.begin(), features.end()});
-    return Status();
+    return WithRows(exec, received, &features, [&] {
+      GatherWeightGradient(exec, {features.begin(), features.end()});
+    });
   }
 
   Status SumRequested(Exec& exec, const WireLayout& layout, std::vector<GatherGradient::Task> tasks,
@@ -118,13 +114,17 @@ class ExchangeOfHost final : public Exchange {
     }
   };
 
-  template <class Feature>
-  static Status SetRows(Exec& exec, const Received& received, const SharedScratch<WireRows>& rows,
-                        std::vector<Feature>* features) {
+  // fn() while the features' rows are where they say.
+  template <class Feature, class Fn>
+  static Status WithRows(Exec& exec, const Received& received, std::vector<Feature>* features,
+                         const Fn& fn) {
+    const SharedScratch<WireRows> rows;
+    rows->Init(exec, *received.layout, received.words, received.own);
     for (Feature& feature : *features) {
       SetTable(received, rows->of(feature.table), &feature);
       DYNEMB_RETURN_IF_ERROR(CheckIndex(exec, feature.index, feature.bags->nnz(), feature.n));
     }
+    fn();
     return Status();
   }
 };

@@ -9,6 +9,7 @@
 #include "cc/device/simulated_tables.h"
 #include "tests/cc/gather_features.h"
 #include "tests/cc/gather_model.h"
+#include "tests/cc/simulated_devices.h"
 
 namespace dynemb {
 namespace {
@@ -83,8 +84,7 @@ class DeviceGatherTest : public testing::Test {
   ThreadsExec exec_{2};
 };
 
-using Devices = testing::Types<ThreadsDevice, NarrowTeamsDevice, WideTeamsDevice>;
-TYPED_TEST_SUITE(DeviceGatherTest, Devices);
+TYPED_TEST_SUITE(DeviceGatherTest, SimulatedDevices);
 
 // Every combiner and form of bags, with weights and without.
 void AddAllKinds(Shape shape, size_t n, Random* random, Numbers numbers,

@@ -19,6 +19,7 @@
 #include "cc/device/sum_gradients.h"
 #include "tests/cc/backward_model.h"
 #include "tests/cc/device_gradient_model.h"
+#include "tests/cc/simulated_devices.h"
 
 namespace dynemb {
 namespace {
@@ -179,13 +180,7 @@ class DeviceGradientTest : public testing::Test {
   }
 };
 
-// Under thread sanitizer emulated warps starve all else.
-#if defined(__SANITIZE_THREAD__)
-using Devices = testing::Types<ThreadsDevice>;
-#else
-using Devices = testing::Types<ThreadsDevice, NarrowTeamsDevice, WideTeamsDevice>;
-#endif
-TYPED_TEST_SUITE(DeviceGradientTest, Devices);
+TYPED_TEST_SUITE(DeviceGradientTest, SimulatedDevices);
 
 TYPED_TEST(DeviceGradientTest, EveryCombinerFormAndWeight) {
   std::mt19937_64 random(1);

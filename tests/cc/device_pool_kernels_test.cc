@@ -18,6 +18,7 @@
 #include "cc/lookup/weight_gradient.h"
 #include "cc/table/codec.h"
 #include "cc/table/initializer.h"
+#include "tests/cc/simulated_devices.h"
 
 namespace dynemb::device {
 namespace {
@@ -441,8 +442,7 @@ std::unique_ptr<Batch> AllTasks(size_t key_size, bool special, bool only_weighte
 
 template <class Device>
 class DevicePoolKernels : public testing::Test {};
-using Devices = testing::Types<ThreadsDevice, NarrowTeamsDevice, WideTeamsDevice>;
-TYPED_TEST_SUITE(DevicePoolKernels, Devices);
+TYPED_TEST_SUITE(DevicePoolKernels, SimulatedDevices);
 
 TYPED_TEST(DevicePoolKernels, BagsAreCombinedAsOnTheHost) {
   for (const size_t key_size : {size_t{4}, size_t{8}}) {

@@ -15,6 +15,7 @@
 #include "cc/device/wire.h"
 #include "cc/table/codec.h"
 #include "tests/cc/device_wire_model.h"
+#include "tests/cc/simulated_devices.h"
 #include "tests/cc/wire_model.h"
 
 namespace dynemb {
@@ -113,13 +114,7 @@ class DeviceWireTest : public testing::Test {
   }
 };
 
-// Under thread sanitizer emulated warps starve all else.
-#if defined(__SANITIZE_THREAD__)
-using Devices = testing::Types<ThreadsDevice>;
-#else
-using Devices = testing::Types<ThreadsDevice, NarrowTeamsDevice, WideTeamsDevice>;
-#endif
-TYPED_TEST_SUITE(DeviceWireTest, Devices);
+TYPED_TEST_SUITE(DeviceWireTest, SimulatedDevices);
 
 // Of every type, dim and wire type, with numbers of every kind, in one launch.
 TYPED_TEST(DeviceWireTest, EveryTypeDimAndAddress) {
