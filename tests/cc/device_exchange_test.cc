@@ -3,11 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <string>
-#include <type_traits>
 
-#include "cc/device/simulated_tables.h"
 #include "tests/cc/exchange_suite.h"
-#include "tests/cc/execs.h"
+#include "tests/cc/simulated_devices.h"
 
 namespace dynemb {
 namespace testing_exchange {
@@ -16,12 +14,7 @@ namespace {
 template <class Device>
 struct Simulated {
   using Arrays = HostArrays;
-  static std::string Missing() {
-#if defined(__SANITIZE_THREAD__)
-    if (!std::is_same_v<Device, ThreadsDevice>) return "emulated teams take minutes here";
-#endif
-    return "";
-  }
+  static std::string Missing() { return ""; }
   static Exchange& exchange() {
     static Device device;
     static DeviceExchange<Device> exchange(&device);
@@ -33,9 +26,7 @@ struct Simulated {
   }
 };
 
-using Places = ::testing::Types<Simulated<ThreadsDevice>, Simulated<NarrowTeamsDevice>,
-                                Simulated<WideTeamsDevice>>;
-INSTANTIATE_TYPED_TEST_SUITE_P(Simulated, ExchangeTest, Places);
+INSTANTIATE_TYPED_TEST_SUITE_P(Simulated, ExchangeTest, ForSimulatedDevices<Simulated>);
 
 }  // namespace
 }  // namespace testing_exchange

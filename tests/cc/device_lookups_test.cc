@@ -8,28 +8,25 @@
 #include <type_traits>
 #include <vector>
 
-#include "cc/device/simulated_tables.h"
 #include "tests/cc/lookups_suite.h"
 #include "tests/cc/sanitized.h"
+#include "tests/cc/simulated_devices.h"
 
 namespace dynemb {
 namespace testing_table {
 namespace {
 
-template <class Device, Tick kStepsOfDevice>
+template <class Device>
 struct Simulated {
-  static constexpr Tick kSteps = kStepsOfDevice;
+  static constexpr Tick kSteps = std::is_same_v<Device, ThreadsDevice>       ? 30
+                                 : std::is_same_v<Device, NarrowTeamsDevice> ? 12
+                                                                             : 6;
   using Arrays = HostPlace::Arrays;
   static Device& device() {
     static Device device;
     return device;
   }
-  static std::string Missing() {
-#if defined(__SANITIZE_THREAD__)
-    if (!std::is_same_v<Device, ThreadsDevice>) return "emulated teams take minutes here";
-#endif
-    return "";
-  }
+  static std::string Missing() { return ""; }
   static Status Make(const TableOptions& options, std::unique_ptr<Table>* table) {
     return DeviceTable<Device>::Make(options, &device(), table);
   }
@@ -43,13 +40,11 @@ struct Simulated {
   }
 };
 
-using Places = ::testing::Types<Simulated<ThreadsDevice, 30>, Simulated<NarrowTeamsDevice, 12>,
-                                Simulated<WideTeamsDevice, 6>>;
-INSTANTIATE_TYPED_TEST_SUITE_P(Simulated, LookupsTest, Places);
+INSTANTIATE_TYPED_TEST_SUITE_P(Simulated, LookupsTest, ForSimulatedDevices<Simulated>);
 
 // A step waits once, for the number of unique keys, and else for nothing.
 TEST(DeviceLookups, StepsDoNotWait) {
-  using Place = Simulated<ThreadsDevice, 30>;
+  using Place = Simulated<ThreadsDevice>;
   World<Place> world;
   std::vector<TableOptions> options = FourTables(24);
   for (TableOptions& o : options) {
@@ -71,7 +66,7 @@ TEST(DeviceLookups, StepsDoNotWait) {
 
 // Lookups that no optimizer follows have their rows moved all the same, every few batches.
 TEST(DeviceLookups, HotRowsMoveWithoutTraining) {
-  using Place = Simulated<ThreadsDevice, 30>;
+  using Place = Simulated<ThreadsDevice>;
   World<Place> world;
   for (const TableOptions& o : FourTables(24)) ASSERT_TRUE(world.Add(o).ok());
   Random random(12);
@@ -96,7 +91,7 @@ TEST(DeviceLookups, HotRowsMoveWithoutTraining) {
 
 // Ten thousand steps, in which full tables evict and rows move between tiers, take no memory.
 TEST(DeviceLookups, StepsTakeNoMemory) {
-  using Place = Simulated<ThreadsDevice, 30>;
+  using Place = Simulated<ThreadsDevice>;
   World<Place> world;
   std::vector<TableOptions> options = FourTables(24);
   for (TableOptions& o : options) {
@@ -133,7 +128,7 @@ TEST(DeviceLookups, StepsTakeNoMemory) {
 // Memory for the work runs out at every point of a step. It is told, and no table is the worse for
 // it.
 TEST(DeviceLookups, FailuresAreTold) {
-  using Place = Simulated<ThreadsDevice, 30>;
+  using Place = Simulated<ThreadsDevice>;
   bool failed = true;
   uint64_t k = 0;
   for (; failed; ++k) {

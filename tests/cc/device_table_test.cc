@@ -48,10 +48,10 @@ using DeviceTables = ::testing::Types<
     Quick<KeyType::kInt32, DType::kBfloat16, 100>>;
 INSTANTIATE_TABLE_SUITES(Device, DeviceTables);
 
-// Under thread sanitizer, teams of 32 say no more than teams of 8, and take minutes.
+// Under sanitizers, teams of 32 say no more than teams of 8, and take minutes.
 using WarpTables =
     ::testing::Types<DeviceConfig<KeyType::kInt64, DType::kFloat32, NarrowTeamsDevice, -1, 25 * 8>
-#if !defined(__SANITIZE_THREAD__)
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
                      ,
                      DeviceConfig<KeyType::kInt32, DType::kFloat16, WideTeamsDevice, 20, 25 * 32>
 #endif

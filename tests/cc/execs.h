@@ -4,17 +4,24 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "cc/table/exec.h"
 
 namespace dynemb {
 
 // fn(exec): first by one thread, then by two and by four; not further once a check has failed.
+// Sanitizers learn nothing from two that four do not show.
 template <class Fn>
 void ForEachExec(const Fn& fn) {
   SerialExec serial;
   ThreadsExec two(2), four(4);
-  for (Exec* exec :
-       {static_cast<Exec*>(&serial), static_cast<Exec*>(&two), static_cast<Exec*>(&four)}) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  const std::vector<Exec*> execs = {&serial, &four};
+#else
+  const std::vector<Exec*> execs = {&serial, &two, &four};
+#endif
+  for (Exec* exec : execs) {
     SCOPED_TRACE(testing::Message() << exec->parallelism() << " threads");
     fn(*exec);
     if (testing::Test::HasFatalFailure()) return;

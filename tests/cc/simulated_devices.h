@@ -8,12 +8,23 @@
 
 namespace dynemb {
 
-// Under thread sanitizer emulated warps starve all else.
+// Each as OfDevice<Device>. Emulated teams starve all else: under thread sanitizer there are none,
+// and under address sanitizer none of 32.
 #if defined(__SANITIZE_THREAD__)
-using SimulatedDevices = testing::Types<ThreadsDevice>;
+template <template <class> class OfDevice>
+using ForSimulatedDevices = testing::Types<OfDevice<ThreadsDevice>>;
+#elif defined(__SANITIZE_ADDRESS__)
+template <template <class> class OfDevice>
+using ForSimulatedDevices = testing::Types<OfDevice<ThreadsDevice>, OfDevice<NarrowTeamsDevice>>;
 #else
-using SimulatedDevices = testing::Types<ThreadsDevice, NarrowTeamsDevice, WideTeamsDevice>;
+template <template <class> class OfDevice>
+using ForSimulatedDevices =
+    testing::Types<OfDevice<ThreadsDevice>, OfDevice<NarrowTeamsDevice>, OfDevice<WideTeamsDevice>>;
 #endif
+
+template <class Device>
+using JustTheDevice = Device;
+using SimulatedDevices = ForSimulatedDevices<JustTheDevice>;
 
 }  // namespace dynemb
 

@@ -269,8 +269,7 @@ def test_other_tests_with_tables_of_a_device():
 @pytest.mark.slow
 @pytest.mark.skipif(simulated.ON, reason="this is such a run")
 def test_ranks_with_tables_of_a_device():
-    ranks = ROOT / "tests/parallel/ranks"
-    assert passed([str(ranks / "test_training.py"), str(ranks / "test_prefetch.py")], "-k", "np2")
+    assert passed([str(ROOT / "tests/parallel/ranks/test_training.py")], "-k", "np2") > 5
 
 
 def passed(files, *options):
