@@ -21,7 +21,6 @@ on, else on the CPU. The alltoalls themselves are Horovod's, on a GPU if it was 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,6 +76,7 @@ class Request:
         asked: int64 [tables, ranks]: keys that this rank asks each rank for.
         keys: for each table the keys that this rank was asked for, rank after rank.
         served: int64 [tables, ranks]: how many by each rank.
+        device: where keys and rows are.
     """
 
     tables: Sequence[Spread]
@@ -84,11 +84,7 @@ class Request:
     asked: Any
     keys: list[Any]
     served: Any
-
-    @functools.cached_property
-    def device(self) -> str:
-        """Where keys and rows are."""
-        return common_device([table.variable for table in self.tables])
+    device: str
 
     @property
     def names(self) -> list[str]:
@@ -172,7 +168,7 @@ def request(
     """
     comm = communicator.get()
     library = _ops.library()
-    device = common_device([table.variable for table in tables])
+    device = device_of(tables)
     with _ops.on(device):
         words, splits, own, asked, index = library.dynemb_route(
             keys=list(keys),
@@ -192,7 +188,7 @@ def request(
             keys // comm.size if table.owner == BY_MODULO else keys
             for table, keys in zip(tables, owned, strict=True)
         ]
-    return Request(tables, list(index), asked, owned, served)
+    return Request(tables, list(index), asked, owned, served, device)
 
 
 @_ops.not_converted
@@ -396,6 +392,11 @@ def exchange_counts(counts: Any, name: str) -> Any:
             tf.reshape(tf.transpose(counts), [-1]), tf.fill([ranks], tables), name
         )
         return tf.transpose(tf.reshape(received, [ranks, tables]))
+
+
+def device_of(tables: Sequence[Spread]) -> str:
+    """The device of an exchange for these tables."""
+    return common_device([table.variable for table in tables])
 
 
 def spread_tables(variables: Sequence[Any]) -> tuple[list[Spread], list[int], list[int]]:

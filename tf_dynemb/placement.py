@@ -85,6 +85,8 @@ def device_of(table: Any) -> str:
 
 def common_device(tables: Sequence[Any]) -> str:
     """The device that all of the tables are on; the CPU if they are on several."""
+    if not context.num_gpus():
+        return CPU
     devices = {device_of(table) for table in tables}
     return devices.pop() if len(devices) == 1 else CPU
 

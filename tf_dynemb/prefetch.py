@@ -24,7 +24,7 @@ from tensorflow.python.ops import resource_variable_ops
 from tf_dynemb import _ops, communicator, exchange
 from tf_dynemb.bags import Bags
 from tf_dynemb.exchange import Request, Spread
-from tf_dynemb.placement import by_placement, common_device
+from tf_dynemb.placement import by_placement
 from tf_dynemb.unwrap import unwrap
 
 _Tensors = Tuple[tf.Tensor, ...]  # noqa: UP006
@@ -181,7 +181,7 @@ class _Reader:
         if not self._tables:
             return _nothing_ahead(features)
         keys = [features[i].keys for i in self._places]
-        with _ops.on(common_device([table.variable for table in self._tables])):
+        with _ops.on(exchange.device_of(self._tables)):
             index, owned, asked, served, vectors, rows, tick = self._read(keys)
         return _prefetched(
             features,
@@ -230,7 +230,14 @@ def finish(
     for table in tables:
         resource_variable_ops.variable_accessed(table.variable)
     features = ahead.features
-    asked = Request(tables, list(ahead.index), ahead.asked, list(ahead.owned), ahead.served)
+    asked = Request(
+        tables,
+        list(ahead.index),
+        ahead.asked,
+        list(ahead.owned),
+        ahead.served,
+        exchange.device_of(tables),
+    )
     with record.stop_recording():
         vectors, rows = _read_again(asked, ahead, insert)
     received = exchange.Received.in_order(vectors)

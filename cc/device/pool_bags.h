@@ -22,21 +22,13 @@ namespace dynemb::device {
 
 namespace internal_pool_bags {
 
-// Where each task's bags begin: one more than tasks. Likewise its ids.
+// Where each task's items begin, (bags.*count)() of them: one more than tasks.
 template <class Task>
-Status NumberBags(const std::vector<const Task*>& tasks, std::vector<uint32_t>* begins) {
+Status NumberItems(const std::vector<const Task*>& tasks, size_t (Bags::*count)() const,
+                   const char* what, std::vector<uint32_t>* begins) {
   size_t total = 0;
   for (const Task* task : tasks) {
-    DYNEMB_RETURN_IF_ERROR(CheckTotal(total += task->bags->num_bags(), "bags"));
-    begins->push_back(static_cast<uint32_t>(total));
-  }
-  return Status();
-}
-template <class Task>
-Status NumberIds(const std::vector<const Task*>& tasks, std::vector<uint32_t>* begins) {
-  size_t total = 0;
-  for (const Task* task : tasks) {
-    DYNEMB_RETURN_IF_ERROR(CheckTotal(total += task->bags->nnz(), "ids"));
+    DYNEMB_RETURN_IF_ERROR(CheckTotal(total += (task->bags->*count)(), what));
     begins->push_back(static_cast<uint32_t>(total));
   }
   return Status();
@@ -56,7 +48,7 @@ Status CombineBags(Session& session, const Source& source,
                    const std::vector<const BagTask*>& tasks, size_t quads) {
   namespace internal = internal_pool_bags;
   std::vector<uint32_t> begins{0};
-  DYNEMB_RETURN_IF_ERROR(internal::NumberBags(tasks, &begins));
+  DYNEMB_RETURN_IF_ERROR(internal::NumberItems(tasks, &Bags::num_bags, "bags", &begins));
   if (begins.back() == 0) return session.status();
   std::vector<PoolPart<Source>> pool;
   for (size_t t = 0; t < tasks.size(); ++t) {
@@ -75,8 +67,8 @@ Status DifferentiateWeights(Session& session, const Source& source,
                             const std::vector<const BagWeightTask*>& tasks) {
   namespace internal = internal_pool_bags;
   std::vector<uint32_t> bag_begins{0}, id_begins{0};
-  DYNEMB_RETURN_IF_ERROR(internal::NumberBags(tasks, &bag_begins));
-  DYNEMB_RETURN_IF_ERROR(internal::NumberIds(tasks, &id_begins));
+  DYNEMB_RETURN_IF_ERROR(internal::NumberItems(tasks, &Bags::num_bags, "bags", &bag_begins));
+  DYNEMB_RETURN_IF_ERROR(internal::NumberItems(tasks, &Bags::nnz, "ids", &id_begins));
   if (id_begins.back() == 0) return session.status();
   std::vector<WeightGradientPart<Source>> gradients;
   for (size_t t = 0; t < tasks.size(); ++t) {

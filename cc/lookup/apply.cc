@@ -25,10 +25,9 @@ struct Distinct {
 struct ApplyScratch {
   std::deque<Distinct> tasks;  // only grows
   void Shrink() {
-    for (Distinct& d : tasks) {
-      // The arrays of `backward` are as long.
-      if (std::max(d.keys.bytes(), d.gradients.bytes()) > d.keys.kKept) d = Distinct();
-    }
+    // The arrays of `backward` are as long.
+    RenewLarge(&tasks,
+               [](const Distinct& d) { return std::max(d.keys.bytes(), d.gradients.bytes()); });
   }
 };
 

@@ -52,10 +52,9 @@ Status Backward::Prepare(Exec& exec, const BackwardTask* tasks, size_t num_tasks
 }
 
 void Backward::Shrink() {
-  for (Prepared& prepared : prepared_) {
-    const size_t keys = std::max(prepared.dedup64.num_keys(), prepared.dedup32.num_keys());
-    if (keys * sizeof(uint64_t) > Buffer<uint64_t>::kKept) prepared = Prepared();
-  }
+  RenewLarge(&prepared_, [](const Prepared& p) {
+    return std::max(p.dedup64.num_keys(), p.dedup32.num_keys()) * sizeof(uint64_t);
+  });
 }
 
 void Backward::PrepareTask(Exec& exec, Prepared* prepared) {

@@ -171,9 +171,7 @@ Status GatherGradient::Run(Exec& exec, const std::vector<Task>& tasks) {
 }
 
 void GatherGradient::Shrink() {
-  for (Prepared& prepared : prepared_) {
-    if (prepared.nnz * sizeof(uint64_t) > Buffer<uint64_t>::kKept) prepared = Prepared();
-  }
+  RenewLarge(&prepared_, [](const Prepared& p) { return p.nnz * sizeof(uint64_t); });
 }
 
 void GatherGradient::PlaceStretch(const Task& task, const std::vector<const Prepared*>& features,

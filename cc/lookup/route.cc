@@ -128,9 +128,7 @@ Status Route::PrepareKeys(Exec& exec, Prepared* prepared, Dedup<K>* dedup) {
 }
 
 void Route::Shrink() {
-  for (Prepared& prepared : prepared_) {
-    if (prepared.n * sizeof(uint64_t) > Buffer<uint64_t>::kKept) prepared = Prepared();
-  }
+  RenewLarge(&prepared_, [](const Prepared& p) { return p.n * sizeof(uint64_t); });
 }
 
 void Route::Write(Exec& exec, int32_t* words, int32_t* own) const {

@@ -108,8 +108,7 @@ void InsertPlan::Shrink() {
     worker.owned.Shrink();
     worker.seen.Shrink();
   }
-  if (repeats_.capacity() * sizeof(Repeat) > Buffer<Repeat>::kKept)
-    std::vector<Repeat>().swap(repeats_);
+  if (repeats_.capacity() * sizeof(Repeat) > kKeptBytes) std::vector<Repeat>().swap(repeats_);
 }
 
 }  // namespace dynemb

@@ -13,6 +13,17 @@
 
 namespace dynemb {
 
+// More than batches of millions of keys need is given back after the call.
+constexpr size_t kKeptBytes = size_t{16} << 20;
+
+// Makes anew those of `objects` that have arrays of more: bytes_of(object) is the largest's size.
+template <class Objects, class BytesOf>
+void RenewLarge(Objects* objects, const BytesOf& bytes_of) {
+  for (auto& object : *objects) {
+    if (bytes_of(object) > kKeptBytes) object = {};
+  }
+}
+
 template <class T>
 class Buffer {
   static_assert(std::is_trivial<T>::value, "elements are not initialised");
@@ -28,11 +39,9 @@ class Buffer {
     return data_.get();
   }
   size_t bytes() const { return capacity_ * sizeof(T); }
-  // Gives the memory back if it is more than batches of millions of keys need.
   void Shrink() {
-    if (bytes() > kKept) Free();
+    if (bytes() > kKeptBytes) Free();
   }
-  static constexpr size_t kKept = size_t{16} << 20;  // bytes
   T* get() const { return data_.get(); }
   T& operator[](size_t i) const { return data_[i]; }
 

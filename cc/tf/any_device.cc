@@ -1,5 +1,5 @@
-// Operators that run on a CPU wherever the tables are that they name: otherwise TensorFlow would
-// want them to run where their handles come from.
+// Operators that need not run where the tables are that they name: otherwise TensorFlow would want
+// them to run where their handles come from.
 #include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
 
 namespace tensorflow {

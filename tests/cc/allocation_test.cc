@@ -14,6 +14,7 @@
 #include "cc/lookup/pool.h"
 #include "cc/lookup/route.h"
 #include "cc/lookup/wire.h"
+#include "cc/table/scratch.h"
 #include "cc/table/table.h"
 
 namespace {
@@ -226,6 +227,46 @@ TEST_P(AllocationTest, StepsOfAnExchange) {
         ASSERT_TRUE(gradient.Run(exec_, sum).ok());
       }),
       kSmall);
+}
+
+// Otherwise a huge batch is kept, too, until Shrink.
+template <class Call, class Scratch>
+void ExpectGivenBack(const Call& call, Scratch* scratch) {
+  EXPECT_LT(LargestOf(call), kSmall);
+  scratch->Shrink();
+  largest.store(0);
+  call();
+  EXPECT_GT(largest.load(), kKeptBytes / 2);
+}
+
+TEST_P(AllocationTest, HugeBatchesAreGivenBack) {
+  constexpr size_t kHuge = kKeptBytes / sizeof(uint64_t) + 1;
+  std::vector<uint64_t> keys(kHuge);
+  std::vector<uint32_t> index(kHuge);
+  std::vector<float> upstream(kHuge, 1.0f), sums(kHuge);
+  for (size_t i = 0; i < kHuge; ++i) keys[i] = i % 1000;
+  Bags bags;
+  ASSERT_TRUE(bags.InitUniform(1, kHuge, kHuge).ok());
+  RouteTask ask;
+  ask.features = {{keys.data(), kHuge, index.data()}};
+  const std::vector<RouteTask> asks = {ask};
+  Route route;
+  ExpectGivenBack([&] { ASSERT_TRUE(route.Prepare(exec_, asks, 1).ok()); }, &route);
+
+  BackwardTask task;
+  task.bags = &bags;
+  task.keys = keys.data();
+  task.upstream = upstream.data();
+  task.dim = 1;
+  Backward backward;
+  ExpectGivenBack([&] { ASSERT_TRUE(backward.Prepare(exec_, &task, 1).ok()); }, &backward);
+
+  GatherGradient::Feature feature;
+  static_cast<UpstreamTask&>(feature) = task;
+  feature.index = index.data();
+  const std::vector<GatherGradient::Task> gathered = {{{feature}, kHuge, 1, sums.data()}};
+  GatherGradient gradient;
+  ExpectGivenBack([&] { ASSERT_TRUE(gradient.Run(exec_, gathered).ok()); }, &gradient);
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, AllocationTest, ::testing::Values(1, 3),

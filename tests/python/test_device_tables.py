@@ -5,6 +5,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import keras
 import numpy as np
@@ -64,6 +65,28 @@ class TestPlace:
         with tf.device("CPU"):
             assert make().placement.tier == "host"
             assert make(var_type="hbm").placement.tier == "hbm"
+
+    def test_the_device_of_several_tables(self, monkeypatch):
+        """It is that of all of them, by whichever name, or else the CPU."""
+
+        def dynamic(device):
+            return types.SimpleNamespace(placement=Placement(device, "hybrid"))
+
+        def static(device):
+            return types.SimpleNamespace(handle=types.SimpleNamespace(device=device))
+
+        full = "/job:localhost/replica:0/task:0/device:GPU:0"
+        gpu = [dynamic("/device:GPU:0"), static(full), static("/device:GPU:0")]
+        monkeypatch.setattr(placement, "has_gpu_kernels", lambda: True)
+        monkeypatch.setattr(placement.context, "num_gpus", lambda: 2)
+        assert placement.common_device(gpu) == "/device:GPU:0"
+        assert placement.common_device(gpu[:1]) == "/device:GPU:0"
+        for other in (dynamic("/device:GPU:1"), static("/device:CPU:0"), dynamic(CPU)):
+            assert placement.common_device([*gpu, other]) == CPU
+        monkeypatch.setattr(placement, "has_gpu_kernels", lambda: False)
+        assert placement.common_device(gpu[1:]) == CPU
+        monkeypatch.setattr(placement.context, "num_gpus", lambda: 0)
+        assert placement.common_device(gpu) == CPU
 
     def test_gpus(self, monkeypatch):
         """Which of the GPUs, as far as that can be told without one."""
