@@ -29,20 +29,20 @@ class RowsAreKeys final : public Index::RowHashes {
 std::unique_ptr<Index> Filled(uint32_t rows, double load) {
   constexpr uint32_t kBatch = 65536;
   auto index = std::make_unique<Index>();
-  Require(index->Init(1024, rows, load));
+  Require(index->Init(1024, load, /*salt=*/0));
   ThreadsExec exec(2);
   OneLane lane;
-  std::vector<uint32_t> prefixes(kBatch), segment_of(kBatch);
+  std::vector<uint64_t> hashes(kBatch);
+  std::vector<uint32_t> segment_of(kBatch);
   for (uint32_t first = 0; first < rows; first += kBatch) {
     const uint32_t n = std::min(kBatch, rows - first);
     for (uint32_t i = 0; i < n; ++i) {
-      prefixes[i] = MakeProbe(MixKey(first + i)).prefix;
-      segment_of[i] = index->SegmentOf(prefixes[i]);
+      hashes[i] = MixKey(first + i);
+      segment_of[i] = index->SegmentOf(hashes[i]);
     }
-    Require(index->Grow(exec, prefixes.data(), n, RowsAreKeys(), segment_of.data()));
+    Require(index->Grow(exec, hashes.data(), n, RowsAreKeys(), segment_of.data()));
     for (uint32_t i = 0; i < n; ++i) {
-      const Probe probe = MakeProbe(MixKey(first + i));
-      Claim(lane, index->SegmentBuckets(segment_of[i]), probe, first + i, 1);
+      Claim(lane, index->SegmentBuckets(segment_of[i]), MakeProbe(hashes[i]), first + i, 1);
     }
   }
   return index;
@@ -51,8 +51,9 @@ std::unique_ptr<Index> Filled(uint32_t rows, double load) {
 // The buckets that a probe for `key` looks at.
 uint32_t Length(const Index& index, uint64_t key, bool* found) {
   OneLane lane;
-  const Probe probe = MakeProbe(MixKey(key));
-  Bucket* const segment = index.SegmentBuckets(index.SegmentOf(probe.prefix));
+  const uint64_t hash = index.HashOf(key);
+  const Probe probe = MakeProbe(hash);
+  Bucket* const segment = index.SegmentBuckets(index.SegmentOf(hash));
   *found = false;
   uint32_t step = 0;
   while (step < kBucketsPerSegment) {

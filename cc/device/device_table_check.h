@@ -52,7 +52,7 @@ void DeviceTable<Device>::CheckInvariants() const {
       require(!seen[row], "a row belongs to one slot", row);
       seen[row] = true;
       require(updates[row] != 0, "a held row is live", row);
-      const FlatProbe probe = ProbeIn(ring, MixKey(keys[row]));
+      const FlatProbe probe = ProbeIn(ring, HashKey(keys[row], ring.salt));
       require(probe.digest == buckets[b].digest[s], "a slot has its key's digest", row);
       for (uint32_t i = probe.home; i != b; i = (i + 1) % ring.count) ++passes[i];
     }

@@ -114,7 +114,8 @@ Status DeviceTable<Device>::GrowIndex(Work& work, uint64_t keys) {
   DYNEMB_RETURN_IF_ERROR(made);
   work.Changes();
   const FlatRing before = store_.ring;
-  store_.ring = {reinterpret_cast<Bucket*>(index.data()), static_cast<uint32_t>(buckets)};
+  store_.ring = {reinterpret_cast<Bucket*>(index.data()), static_cast<uint32_t>(buckets),
+                 before.salt};
   work.ForEach(buckets, device::ClearBuckets{store_.ring.buckets});
   work.ForKeys(before.count, device::MoveSlots{View(), before});
   std::swap(store_.index, index);
@@ -132,8 +133,8 @@ template <class Device>
 Status DeviceTable<Device>::CheckCapacity(Work& work, const uint32_t* from, const uint32_t* to,
                                           Stamp now) {
   // Every named key has one row at most that is as fresh as this batch.
-  if (options_.evict_strategy == EvictStrategy::kLru && capacity() >= stamps_.batch_keys())
-    return Status();
+  const bool evicts = options_.evict_strategy == EvictStrategy::kLru && options_.max_capacity != 0;
+  if (evicts && capacity() >= stamps_.batch_keys()) return Status();
   const uint64_t keys = ToHost(work, to, 1)[0] - ToHost(work, from, 1)[0];
   const uint64_t size = Read(work).size();
   DYNEMB_RETURN_IF_ERROR(work.status());
@@ -141,6 +142,11 @@ Status DeviceTable<Device>::CheckCapacity(Work& work, const uint32_t* from, cons
   const uint64_t evictions = size + keys - capacity();
   if (options_.evict_strategy == EvictStrategy::kNone) {
     return Refuse(evictions, size, "evict_strategy is none");
+  }
+  if (!evicts) {
+    return Refuse(evictions, size,
+                  "the system gives no addresses for more, and a table without max_capacity evicts "
+                  "nothing");
   }
   auto* older = work.template Take<uint64_t>(1);
   if (older == nullptr) return work.status();

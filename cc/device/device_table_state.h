@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cc/device/device_table.h"
+#include "cc/table/memory_limit.h"
 #include "cc/table/phase.h"
 
 namespace dynemb {
@@ -26,6 +27,18 @@ Status DeviceTable<Device>::Make(const TableOptions& options, Device* device,
   DYNEMB_RETURN_IF_ERROR(made->Init(options));
   *table = std::move(made);
   return Status();
+}
+
+// Bytes of addresses that the host rows of a table without max_capacity reserve: more than the
+// machine has memory, since page-locked rows cannot move later. Sanitizers keep shadow for them, so
+// less there.
+inline size_t HostRowAddresses() {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  constexpr size_t kMost = size_t{1} << 30;
+#else
+  constexpr size_t kMost = size_t{1} << 40;
+#endif
+  return std::min(kMost, 4 * PhysicalMemory());
 }
 
 template <class Device>
@@ -51,7 +64,7 @@ Status DeviceTable<Device>::Reserve(const RowLayout& layout, Store* store) const
   store->split = std::min<uint64_t>(store->split, store->device_rows.reserved() / layout.stride);
   uint64_t in_host = options_.tier == Tier::kHbm ? 0 : most - store->split;
   DYNEMB_RETURN_IF_ERROR(store->host_rows.Reserve(
-      *device_, std::clamp<size_t>(in_host * layout.stride, 1, MostRowBytes())));
+      *device_, std::clamp<size_t>(in_host * layout.stride, 1, HostRowAddresses())));
   in_host = std::min<uint64_t>(in_host, store->host_rows.reserved() / layout.stride);
   store->capacity = store->split + in_host;
   return CommitRows(store,
@@ -65,7 +78,8 @@ Status DeviceTable<Device>::MakeIndex(Work& work, Store* store) const {
   if (buckets > kMostBuckets) return ResourceExhausted("the index cannot have so many buckets");
   DYNEMB_RETURN_IF_ERROR(store->index.Reserve(*device_, buckets * sizeof(Bucket)));
   DYNEMB_RETURN_IF_ERROR(store->index.Commit(buckets * sizeof(Bucket)));
-  store->ring = {reinterpret_cast<Bucket*>(store->index.data()), static_cast<uint32_t>(buckets)};
+  store->ring = {reinterpret_cast<Bucket*>(store->index.data()), static_cast<uint32_t>(buckets),
+                 SaltOf(options_)};
   work.ForEach(buckets, device::ClearBuckets{store->ring.buckets});
   return work.status();
 }

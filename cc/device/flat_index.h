@@ -26,6 +26,7 @@ namespace dynemb {
 struct FlatRing {
   Bucket* buckets = nullptr;
   uint32_t count = 0;  // of buckets, below 2^31
+  uint64_t salt = 0;   // of the hashes of the keys in it
 };
 
 struct FlatProbe {
@@ -58,6 +59,9 @@ struct TieredRows {
   }
 };
 
+// Of the hashes that elect one position of a batch for each key: no hash that ids were sharded by.
+constexpr uint64_t kElectionSalt = 0x9FB21C651E98DF25ull;
+
 // Keys in an array, int32 or 64 bits wide, as bit patterns of 64. Their width is known when a
 // kernel runs, not when it is compiled: it is the same for all threads, and what a probe costs is
 // memory.
@@ -70,7 +74,7 @@ struct KeyArray {
                          : static_cast<const uint32_t*>(keys)[i];
   }
   // For ElectPositions (kernels.h).
-  DYNEMB_HD uint64_t Hash(size_t i) const { return MixKey((*this)[i]); }
+  DYNEMB_HD uint64_t Hash(size_t i) const { return HashKey((*this)[i], kElectionSalt); }
   DYNEMB_HD bool Same(size_t i, size_t j) const { return (*this)[i] == (*this)[j]; }
   // The keys from i on.
   KeyArray From(size_t i) const {
@@ -95,6 +99,7 @@ struct DeviceView {
 
   DYNEMB_HD char* RowAt(RowId row) const { return rows.At(row); }
   DYNEMB_HD uint64_t KeyAt(RowId row) const { return KeyArray{rows.At(row), layout.key_size}[0]; }
+  DYNEMB_HD uint64_t HashOf(uint64_t key) const { return HashKey(key, ring.salt); }
   DYNEMB_HD RowId* FreeRow(uint64_t i) const {
     return reinterpret_cast<RowId*>(rows.At(static_cast<RowId>(i)) + kFreeOffset);
   }
@@ -103,7 +108,7 @@ struct DeviceView {
   // The slot of a key.
   template <class Lanes>
   DYNEMB_HD SlotRef Find(Lanes& lanes, uint64_t key) const {
-    return dynemb::Find(lanes, *this, ring, ProbeIn(ring, MixKey(key)), key);
+    return dynemb::Find(lanes, *this, ring, ProbeIn(ring, HashOf(key)), key);
   }
 };
 

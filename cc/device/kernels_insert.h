@@ -110,7 +110,7 @@ struct ClaimSlots {
     const uint32_t t = added.TableOf(j);
     if (added.Evicts(j, t)) return;
     const TableView& table = added.tables[t];
-    const uint64_t hash = MixKey(added.key(j));
+    const uint64_t hash = table.HashOf(added.key(j));
     Claim(lanes, table.ring, ProbeIn(table.ring, hash), added.new_rows[j], table.now);
   }
 };
@@ -124,7 +124,7 @@ struct EvictSlots {
     const uint32_t t = added.TableOf(j);
     if (!added.Evicts(j, t)) return;
     const TableView& table = added.tables[t];
-    const uint64_t hash = MixKey(added.key(j));
+    const uint64_t hash = table.HashOf(added.key(j));
     const SlotRef at = Evict(lanes, table, table.ring, ProbeIn(table.ring, hash), table.now);
     if (lanes.rank() == 0) added.new_rows[j] = at.row;
   }
@@ -406,7 +406,7 @@ struct EraseKeys {
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
-    const FlatProbe probe = ProbeIn(view.ring, MixKey(keys[i]));
+    const FlatProbe probe = ProbeIn(view.ring, view.HashOf(keys[i]));
     const SlotRef at = dynemb::Find(lanes, view, view.ring, probe, keys[i]);
     const bool erased = at.bucket != nullptr && Erase(lanes, view.ring, probe, at);
     if (lanes.rank() == 0) gone[i] = erased ? at.row : kNoRow;
@@ -482,7 +482,7 @@ struct MoveSlots {
     for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
       const RowId row = bucket.row[s];
       if (row == kNoRow) continue;
-      const uint64_t hash = MixKey(view.KeyAt(row));
+      const uint64_t hash = view.HashOf(view.KeyAt(row));
       Claim(lanes, view.ring, ProbeIn(view.ring, hash), row, bucket.access[s]);
     }
   }

@@ -79,7 +79,7 @@ struct BatchKeys {
 
   DYNEMB_HD uint64_t Hash(size_t i) const {
     constexpr uint64_t kOdd = 0x9E3779B97F4A7C15u;
-    return MixKey(keys[i] + kOdd * tables.IndexOf(i));
+    return HashKey(keys[i] + kOdd * tables.IndexOf(i), kElectionSalt);
   }
   DYNEMB_HD bool Same(size_t i, size_t j) const {
     const uint32_t t = tables.IndexOf(j);

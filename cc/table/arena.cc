@@ -1,12 +1,14 @@
 #include "cc/table/arena.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <utility>
+
+#include "cc/table/memory_limit.h"
 
 namespace dynemb {
 namespace {
@@ -19,17 +21,30 @@ constexpr size_t kHugePagesFrom = 2 * kHugePage;
 // system calls.
 constexpr size_t kCommitFraction = 8;
 constexpr size_t kCommitMost = size_t{256} << 20;
+constexpr int kMapping = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 size_t RoundUp(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
-}  // namespace
+// The unit in which an arena of so many bytes grows.
+size_t UnitOf(size_t bytes) { return bytes >= kHugePagesFrom ? kHugePage : kPage; }
 
-size_t PhysicalMemory() {
-  const long pages = sysconf(_SC_PHYS_PAGES);
-  const long page = sysconf(_SC_PAGE_SIZE);
-  return pages > 0 && page > 0 ? static_cast<size_t>(pages) * static_cast<size_t>(page)
-                               : size_t{16} << 30;
+// Addresses for `bytes`; those of a large arena begin at a huge page's boundary. Null if the system
+// refuses.
+char* Map(size_t bytes, int protection) {
+  const size_t slack = UnitOf(bytes) == kHugePage ? kHugePage : 0;
+  void* const p = mmap(nullptr, bytes + slack, protection, kMapping, -1, 0);
+  if (p == MAP_FAILED) return nullptr;
+  char* const begin = static_cast<char*>(p);
+  if (slack == 0) return begin;
+  char* const data =
+      reinterpret_cast<char*>(RoundUp(reinterpret_cast<uintptr_t>(begin), kHugePage));
+  const size_t before = static_cast<size_t>(data - begin);
+  if (before != 0) (void)munmap(begin, before);
+  if (before != slack) (void)munmap(data + bytes, slack - before);
+  return data;
 }
+
+}  // namespace
 
 Arena::~Arena() { Release(); }
 
@@ -39,30 +54,27 @@ Arena& Arena::operator=(Arena&& other) noexcept {
   if (this == &other) return *this;
   Release();
   data_ = std::exchange(other.data_, nullptr);
+  fixed_ = std::exchange(other.fixed_, false);
   reserved_ = std::exchange(other.reserved_, 0);
   committed_ = std::exchange(other.committed_, 0);
   advised_ = std::exchange(other.advised_, 0);
   populated_ = std::exchange(other.populated_, 0);
-  mapping_ = std::exchange(other.mapping_, nullptr);
-  mapping_bytes_ = std::exchange(other.mapping_bytes_, 0);
   return *this;
 }
 
 void Arena::Release() {
-  if (mapping_ != nullptr) munmap(mapping_, mapping_bytes_);
-  mapping_ = nullptr;
+  if (data_ != nullptr) (void)munmap(data_, reserved_);
+  DischargeMemory(committed_);
+  data_ = nullptr;
+  committed_ = 0;
 }
 
 Status Arena::Reserve(size_t bytes, size_t at_least) {
   bytes = RoundUp(std::max<size_t>(bytes, kPage), kPage);
   for (size_t size = bytes;; size = RoundUp(size / 2, kPage)) {
-    // A huge page more, to begin on a huge page's boundary.
-    void* p = mmap(nullptr, size + kHugePage, PROT_NONE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p != MAP_FAILED) {
-      mapping_ = p;
-      mapping_bytes_ = size + kHugePage;
-      data_ = reinterpret_cast<char*>(RoundUp(reinterpret_cast<uintptr_t>(p), kHugePage));
+    data_ = Map(size, PROT_NONE);
+    if (data_ != nullptr) {
+      fixed_ = true;
       reserved_ = size;
       return Status();
     }
@@ -75,43 +87,99 @@ Status Arena::Reserve(size_t bytes, size_t at_least) {
 
 Status Arena::Commit(size_t bytes) {
   if (bytes <= committed_) return Status();
-  if (bytes > reserved_) {
+  if (fixed_ && bytes > reserved_) {
     return ResourceExhausted("needs " + std::to_string(bytes) + " bytes, more than the " +
                              std::to_string(reserved_) + " reserved for it");
   }
-  size_t target = std::max(bytes, committed_ + std::min(committed_ / kCommitFraction, kCommitMost));
-  target = std::min(RoundUp(target, target >= kHugePagesFrom ? kHugePage : kPage), reserved_);
-  if (mprotect(data_ + committed_, target - committed_, PROT_READ | PROT_WRITE) != 0) {
-    return ResourceExhausted("the system refused " + std::to_string(target - committed_) +
-                             " bytes of memory, with " + std::to_string(committed_) + " in use");
+  const size_t ahead =
+      std::max(bytes, committed_ + std::min(committed_ / kCommitFraction, kCommitMost));
+  const size_t needed = RoundUp(bytes, kPage);
+  const Status status = CommitTo(RoundUp(ahead, UnitOf(ahead)));
+  return status.ok() || ahead == needed ? status : CommitTo(needed);
+}
+
+Status Arena::CommitTo(size_t target) {
+  if (fixed_) target = std::min(target, reserved_);
+  const size_t more = target - committed_;
+  if (!ChargeMemory(more)) {
+    return ResourceExhausted("there is no memory for " + std::to_string(more) +
+                             " bytes more: tables have " + std::to_string(ChargedMemory()) +
+                             " bytes, the process may use " + std::to_string(PhysicalMemory()));
+  }
+  Status status;
+  if (fixed_) {
+    if (mprotect(data_ + committed_, more, PROT_READ | PROT_WRITE) != 0) {
+      status =
+          ResourceExhausted("the system refused " + std::to_string(more) +
+                            " bytes of memory, with " + std::to_string(committed_) + " in use");
+    }
+  } else if (target > reserved_) {
+    status = Extend(target);
+  }
+  if (!status.ok()) {
+    DischargeMemory(more);
+    return status;
   }
   committed_ = target;
-  if (committed_ >= kHugePagesFrom) {
-    const size_t whole = committed_ / kHugePage * kHugePage;
-    // Only advice: without huge pages everything works, slower.
-    (void)madvise(data_ + advised_, whole - advised_, MADV_HUGEPAGE);
-    advised_ = whole;
-  }
+  AdviseHugePages(fixed_ ? committed_ : reserved_);
   return Status();
 }
 
+Status Arena::Extend(size_t bytes) {
+  const size_t twice = std::max(bytes, 2 * reserved_);
+  if (MoveTo(RoundUp(twice, UnitOf(twice))) || MoveTo(RoundUp(bytes, kPage))) return Status();
+  return ResourceExhausted("the system refused " + std::to_string(bytes) +
+                           " bytes of address space, with " + std::to_string(reserved_) +
+                           " in use");
+}
+
+bool Arena::MoveTo(size_t bytes) {
+  char* const target = Map(bytes, data_ == nullptr ? PROT_READ | PROT_WRITE : PROT_NONE);
+  if (data_ == nullptr) {
+    data_ = target;
+    reserved_ = target == nullptr ? 0 : bytes;
+    return target != nullptr;
+  }
+  // Without addresses for both, the system finds the place itself; huge pages may then be split.
+  void* const moved = target != nullptr
+                          ? mremap(data_, reserved_, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, target)
+                          : mremap(data_, reserved_, bytes, MREMAP_MAYMOVE);
+  if (moved == MAP_FAILED) {
+    if (target != nullptr) (void)munmap(target, bytes);
+    return false;
+  }
+  data_ = static_cast<char*>(moved);
+  reserved_ = bytes;
+  return true;
+}
+
+void Arena::AdviseHugePages(size_t bytes) {
+  if (bytes < kHugePagesFrom) return;
+  const size_t whole = bytes / kHugePage * kHugePage;
+  // Only advice: without huge pages everything works, slower.
+  if (whole > advised_) (void)madvise(data_ + advised_, whole - advised_, MADV_HUGEPAGE);
+  advised_ = std::max(advised_, whole);
+}
+
 void Arena::Populate(Exec& exec, size_t bytes) {
-  const size_t end = std::min(RoundUp(bytes, kHugePage), advised_);
-  if (end <= populated_) return;
+  const size_t end = std::min({RoundUp(bytes, kHugePage), advised_, committed_}) / kHugePage;
   const size_t first = populated_ / kHugePage;
-  exec.ParallelFor(end / kHugePage - first, 1, [&](size_t begin, size_t last) {
+  if (end <= first) return;
+  exec.ParallelFor(end - first, 1, [&](size_t begin, size_t last) {
     char* const data = data_ + (first + begin) * kHugePage;
     // Page by page, in case the system gives small ones. The smallest write that changes nothing.
     for (size_t b = 0; b < (last - begin) * kHugePage; b += kPage) {
       __atomic_fetch_or(data + b, char{0}, __ATOMIC_RELAXED);
     }
   });
-  populated_ = end;
+  populated_ = end * kHugePage;
 }
 
-void Arena::Clear() {
-  populated_ = 0;
-  if (committed_ > 0) (void)madvise(data_, committed_, MADV_DONTNEED);
+void Arena::Discard(size_t bytes) {
+  const size_t from = std::min(RoundUp(bytes, kPage), committed_);
+  populated_ = std::min(populated_, from / kHugePage * kHugePage);
+  if (bytes < from) std::memset(data_ + bytes, 0, from - bytes);
+  if (from < committed_) (void)madvise(data_ + from, committed_ - from, MADV_DONTNEED);
 }
 
 }  // namespace dynemb

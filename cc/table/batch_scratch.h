@@ -46,10 +46,16 @@ class RowFilter {
 // What batches need beside their arguments; any table may use any of them.
 struct BatchScratch {
   Buffer<RowId> rows;
+  Buffer<uint32_t> positions;
+  Buffer<char> vectors;   // as they were
+  Buffer<Stamp> updates;  // of those, or 0 for a row that was not overwritten
   RowFilter again;
   InsertPlan plan;
   void Shrink() {
     rows.Shrink();
+    positions.Shrink();
+    vectors.Shrink();
+    updates.Shrink();
     again.Shrink();
     plan.Shrink();
   }

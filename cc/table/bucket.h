@@ -74,17 +74,42 @@ DYNEMB_HD inline void ChangeOverflow(uint8_t* count, int by) {
 #endif
 }
 
+// An array of 2^depth entries, by the top bits of a prefix. An entry is a segment's number, or with
+// its top bit set (kInner) that of an inner directory of the next level (index.h).
+struct Directory {
+  const uint32_t* entries;
+  uint32_t depth;  // 0..32
+  uint32_t level;
+
+  static constexpr uint32_t kInner = 1u << 31;
+  DYNEMB_HD uint32_t Entry(uint32_t prefix) const {
+    return entries[static_cast<uint64_t>(prefix) >> (32 - depth)];
+  }
+};
+
+// The segment of a hash for which a directory has the entry of an inner one.
+DYNEMB_HD inline uint32_t InnerSegmentOf(const Directory* inner, uint32_t entry, uint64_t hash) {
+  while (entry >= Directory::kInner) {
+    const Directory& d = inner[entry - Directory::kInner];
+    entry = d.Entry(PrefixOf(hash, d.level));
+  }
+  return entry;
+}
+
 // What the bucket algorithm needs of a table; trivially copyable, passed by value to kernels.
 template <class K>
 struct TableView {
-  Bucket* buckets;            // segment s starts at buckets[s * kBucketsPerSegment]
-  const uint32_t* directory;  // 2^depth segment numbers
-  uint32_t depth;             // 0..32
-  char* rows;                 // row r starts at rows + r * stride, with its key
+  Bucket* buckets;         // segment s starts at buckets[s * kBucketsPerSegment]
+  Directory directory;     // of level 0
+  const Directory* inner;  // the inner directories, by number
+  uint64_t salt;
+  char* rows;  // row r starts at rows + r * stride, with its key
   uint64_t stride;
 
-  DYNEMB_HD uint32_t SegmentOf(uint32_t prefix) const {
-    return directory[static_cast<uint64_t>(prefix) >> (32 - depth)];
+  DYNEMB_HD uint64_t HashOf(K key) const { return HashKey(key, salt); }
+  DYNEMB_HD uint32_t SegmentOf(uint64_t hash) const {
+    const uint32_t entry = directory.Entry(PrefixOf(hash));
+    return entry < Directory::kInner ? entry : InnerSegmentOf(inner, entry, hash);
   }
   DYNEMB_HD Bucket* SegmentBuckets(uint32_t segment) const {
     return buckets + static_cast<uint64_t>(segment) * kBucketsPerSegment;

@@ -144,7 +144,7 @@ DYNEMB_HD SlotRef Evict(Lanes& lanes, const View& view, Ring ring, Probe probe, 
 
     const RowId row = bucket->row[slot];
     if (lanes.rank() == 0) {  // alone with the old key: the leader's caller overwrites it next
-      const uint32_t old_home = ProbeIn(ring, MixKey(view.KeyAt(row))).home;
+      const uint32_t old_home = ProbeIn(ring, view.HashOf(view.KeyAt(row))).home;
       internal::UncountPath(lanes, ring, old_home, bucket);
       for (uint32_t i = 0; OnPath(ring, probe.home, i) != bucket; ++i) {
         lanes.IncrementSaturating(&OnPath(ring, probe.home, i)->overflow);

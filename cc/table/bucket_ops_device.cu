@@ -24,8 +24,9 @@ __device__ void ForEachKey(size_t n, Body body) {
 template <class K>
 __global__ void FindKernel(TableView<K> view, const K* keys, size_t n, Stamp now, RowId* rows) {
   ForEachKey(n, [&](Tile& lanes, size_t i) {
-    const Probe probe = MakeProbe(MixKey(keys[i]));
-    Bucket* segment = view.SegmentBuckets(view.SegmentOf(probe.prefix));
+    const uint64_t hash = view.HashOf(keys[i]);
+    const Probe probe = MakeProbe(hash);
+    Bucket* segment = view.SegmentBuckets(view.SegmentOf(hash));
     const SlotRef at = Find(lanes, view, segment, probe, keys[i]);
     if (lanes.rank() != 0) return;
     rows[i] = at.row;
@@ -38,8 +39,9 @@ __global__ void FindKernel(TableView<K> view, const K* keys, size_t n, Stamp now
 template <class K>
 __global__ void ClaimKernel(TableView<K> view, const K* keys, size_t n, Stamp now, RowId* rows) {
   ForEachKey(n, [&](Tile& lanes, size_t i) {
-    const Probe probe = MakeProbe(MixKey(keys[i]));
-    Bucket* segment = view.SegmentBuckets(view.SegmentOf(probe.prefix));
+    const uint64_t hash = view.HashOf(keys[i]);
+    const Probe probe = MakeProbe(hash);
+    Bucket* segment = view.SegmentBuckets(view.SegmentOf(hash));
     const RowId fresh = rows[i];
     const SlotRef at = fresh != kNoRow ? Claim(lanes, segment, probe, fresh, now)
                                        : Evict(lanes, view, segment, probe, now);
@@ -53,8 +55,9 @@ __global__ void ClaimKernel(TableView<K> view, const K* keys, size_t n, Stamp no
 template <class K>
 __global__ void EraseKernel(TableView<K> view, const K* keys, size_t n, RowId* rows) {
   ForEachKey(n, [&](Tile& lanes, size_t i) {
-    const Probe probe = MakeProbe(MixKey(keys[i]));
-    Bucket* segment = view.SegmentBuckets(view.SegmentOf(probe.prefix));
+    const uint64_t hash = view.HashOf(keys[i]);
+    const Probe probe = MakeProbe(hash);
+    Bucket* segment = view.SegmentBuckets(view.SegmentOf(hash));
     const SlotRef at = Find(lanes, view, segment, probe, keys[i]);
     const bool erased = at.bucket != nullptr && Erase(lanes, segment, probe, at);
     if (lanes.rank() == 0) rows[i] = erased ? at.row : kNoRow;

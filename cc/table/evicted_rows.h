@@ -18,6 +18,11 @@ class EvictedRows {
  public:
   explicit EvictedRows(const RowLayout& layout) : layout_(layout) {}
 
+  // Makes room for n rows more: as many calls of Add then do not allocate.
+  void Reserve(size_t n) {
+    keys_.reserve(keys_.size() + n);
+    vectors_.reserve(vectors_.size() + n * layout_.vector_bytes());
+  }
   // Copies the key (as its bit pattern) and the vector of a row. From any thread.
   void Add(uint64_t key, const char* row) {
     const char* vector = layout_.vector(row);

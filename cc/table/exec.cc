@@ -4,7 +4,9 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -41,8 +43,16 @@ class Loop {
       // and what fn did is published by done_.
       const size_t range = next_.fetch_add(1, std::memory_order_relaxed);
       if (range >= num_ranges_) break;
+      // Relaxed: a range more or less is run, all are counted.
+      if (failed_.load(std::memory_order_relaxed)) continue;
       const size_t begin = range * grain_;
-      (*fn_)(begin, std::min(n_ - begin, grain_) + begin);
+      try {
+        (*fn_)(begin, std::min(n_ - begin, grain_) + begin);
+      } catch (...) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (error_ == nullptr) error_ = std::current_exception();
+        failed_.store(true, std::memory_order_relaxed);
+      }
     }
     // One release for all of this thread's ranges; fn_ is not used after it. Acquire as well, so
     // that the thread that completes the count has seen all others' work.
@@ -67,6 +77,11 @@ class Loop {
     finished_.wait(lock, [this] { return Done(); });
   }
 
+  // For the caller, at the end. What threads have thrown was published by done_.
+  void RethrowError() {
+    if (error_ != nullptr) std::rethrow_exception(error_);
+  }
+
  private:
   bool Done() const { return done_.load(std::memory_order_acquire) == num_ranges_; }
 
@@ -77,6 +92,8 @@ class Loop {
   // Apart from the constants above and from each other's cache line.
   alignas(64) std::atomic<size_t> next_{0};
   alignas(64) std::atomic<size_t> done_{0};
+  std::atomic<bool> failed_{false};
+  std::exception_ptr error_;  // the first that fn threw; under mutex_
   std::mutex mutex_;
   std::condition_variable finished_;
 };
@@ -98,10 +115,17 @@ void SerialExec::ParallelFor(size_t n, size_t grain, const RangeFn& fn) {
 void PoolExec::ParallelFor(size_t n, size_t grain, const RangeFn& fn) {
   grain = std::max<size_t>(grain, 1);
   if (helpers_ == 0 || n <= grain) return RunSerially(n, grain, fn);
-  auto loop = std::make_shared<Loop>(n, grain, &fn);
-  const size_t helpers = std::min(helpers_, NumRanges(n, grain) - 1);
-  for (size_t i = 0; i < helpers; ++i) schedule_([loop] { loop->Help(); });
+  std::shared_ptr<Loop> loop;
+  try {
+    loop = std::make_shared<Loop>(n, grain, &fn);
+    const size_t helpers = std::min(helpers_, NumRanges(n, grain) - 1);
+    for (size_t i = 0; i < helpers; ++i) schedule_([loop] { loop->Help(); });
+  } catch (const std::bad_alloc&) {
+    // Those that were scheduled help.
+    if (loop == nullptr) return RunSerially(n, grain, fn);
+  }
   if (!loop->Work()) loop->Wait();
+  loop->RethrowError();
 }
 
 class ThreadsExec::Pool {

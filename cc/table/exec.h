@@ -4,17 +4,36 @@
 // each of about `grain` items (the last may be shorter), from any thread, in any order, and returns
 // when all calls have returned. The caller's thread takes part and needs no other thread's progress
 // to finish: helpers only take ranges nobody has started. So ParallelFor may be called while
-// holding a lock that the pool's other threads wait for. fn must not throw.
+// holding a lock that the pool's other threads wait for.
+//
+// Exceptions. If fn throws, on whichever thread, ranges that nobody has started are left out;
+// ParallelFor waits for the others and then throws the first exception to the caller. ParallelFor
+// itself never throws: without memory for helpers it runs on the caller's thread.
 #ifndef DYNEMB_TABLE_EXEC_H_
 #define DYNEMB_TABLE_EXEC_H_
 
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <type_traits>
 
 namespace dynemb {
 
-using RangeFn = std::function<void(size_t begin, size_t end)>;
+// A reference to a function object void(size_t begin, size_t end), which must outlive it. Unlike
+// std::function it allocates nothing.
+class RangeFn {
+ public:
+  template <class Fn, class = std::enable_if_t<!std::is_same_v<std::decay_t<Fn>, RangeFn>>>
+  RangeFn(const Fn& fn)  // NOLINT(runtime/explicit): lambdas are passed as they are
+      : object_(&fn), call_([](const void* object, size_t begin, size_t end) {
+          (*static_cast<const Fn*>(object))(begin, end);
+        }) {}
+  void operator()(size_t begin, size_t end) const { call_(object_, begin, end); }
+
+ private:
+  const void* object_;
+  void (*call_)(const void* object, size_t begin, size_t end);
+};
 
 class Exec {
  public:

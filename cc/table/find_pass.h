@@ -49,8 +49,9 @@ void FindPass(Lanes& lanes, const TableView<K>& view, size_t row_bytes, const Ke
   const auto start = [&](size_t i) {
     Flight& f = ring[i % kRing];
     f.key = key_at(i);
-    f.probe = MakeProbe(MixKey(f.key));
-    f.segment = view.SegmentBuckets(view.SegmentOf(f.probe.prefix));
+    const uint64_t hash = view.HashOf(f.key);
+    f.probe = MakeProbe(hash);
+    f.segment = view.SegmentBuckets(view.SegmentOf(hash));
     __builtin_prefetch(f.segment + f.probe.home);
   };
   const auto probe = [&](size_t i) {

@@ -78,9 +78,7 @@ class HashTable final : public HostTable {
  private:
   HashTable() = default;
 
-  TableView<K> View() const {
-    return {index_.buckets(), index_.directory(), index_.depth(), rows_.base(), layout().stride};
-  }
+  TableView<K> View() const { return index_.template View<K>(rows_.base(), layout().stride); }
 
   // Pass 1 over a whole batch; returns how many keys have no row. make(lanes) gives each range its
   // visitor: Hit and Miss, and the counts hits and misses. `counts` says whether these are a lookup
@@ -121,9 +119,18 @@ class HashTable final : public HostTable {
                        RowId* rows, const Fill& fill);
   // Whether `needed` rows are older than `now`.
   bool Evictable(uint64_t needed, Stamp now) const;
-  // Frees the row of some key older than `now`, wherever it is. For keys whose own segment has
-  // none.
-  bool EvictAnywhere(uint32_t from_segment, Stamp now);
+  // All that may fail before keys [0, fresh) of the plan get rows of their own and the others those
+  // of evicted keys: row ids, slots, room in logs. On failure nothing has changed.
+  Status PrepareRows(Exec& exec, size_t fresh, Stamp now, InsertPlan* plan);
+  // Gives a row to the keys from `fresh` on whose segments held none that is older than `now`:
+  // those of the oldest rows elsewhere.
+  template <class Fill>
+  void PlaceElsewhere(Exec& exec, const K* keys, const InsertPlan& plan, size_t fresh, Stamp now,
+                      RowId* rows, const Fill& fill);
+  // Rows of a segment that are older than `now`.
+  uint32_t OlderRows(uint32_t segment, Stamp now) const;
+  // Frees the row of a key older than `now`, of the first segment from *segment on that has one.
+  void EvictAnywhere(uint32_t* segment, Stamp now);
   Status Refuse(uint64_t keys, const std::string& why);
 
   void LastAccesses(Exec& exec, const RowId* rows, size_t n, Stamp* accesses) const override;
@@ -131,9 +138,6 @@ class HashTable final : public HostTable {
   template <class Fn>
   void ForSlots(Exec& exec, const RowId* rows, size_t n, const Fn& fn) const;
 
-  // Inserts what is missing first if the table may be too full to take the whole batch, so that a
-  // call that fails has not changed some of its rows already.
-  Status MakeRoomFirst(Exec& exec, const K* keys, size_t n, Stamp now);
   // A vector computed as float32 goes into a row.
   void StoreUpdated(const float* vector, K key, Tick tick, char* row) const;
 };

@@ -98,9 +98,7 @@ uint64_t HashTable<K, Lanes>::FindRows(Exec& exec, const K* keys, size_t n, Stam
 
 template <class K, class Lanes>
 void HashTable<K, Lanes>::InitialVector(K key, void* vector) const {
-  VectorBuffer buffer(options_.dim);
-  initializer_.Fill(key, buffer.get());
-  StoreVector(options_.dtype, buffer.get(), options_.dim, vector);
+  initializer_.FillAs(options_.dtype, key, vector);
 }
 
 template <class K, class Lanes>
@@ -284,15 +282,6 @@ Status HashTable<K, Lanes>::LookupOrInsert(Exec& exec, const void* keys, size_t 
 }
 
 template <class K, class Lanes>
-Status HashTable<K, Lanes>::MakeRoomFirst(Exec& exec, const K* keys, size_t n, Stamp now) {
-  if (capacity() - size() >= n) return Status();
-  const ScratchLease scratch;
-  RowId* const rows = scratch->rows.Resize(n);
-  if (FindRows(exec, keys, n, now, Counts::kNothing, rows) == 0) return Status();
-  return InsertInitialAt(exec, keys, n, now, rows, &scratch->plan);
-}
-
-template <class K, class Lanes>
 Status HashTable<K, Lanes>::Upsert(Exec& exec, const void* keys, size_t n, const void* vectors,
                                    Tick tick) {
   const K* k = static_cast<const K*>(keys);
@@ -300,47 +289,68 @@ Status HashTable<K, Lanes>::Upsert(Exec& exec, const void* keys, size_t n, const
   const auto* from = static_cast<const char*>(vectors);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   const Stamp now = BeginBatch(exec, tick, n);
-  DYNEMB_RETURN_IF_ERROR(MakeRoomFirst(exec, k, n, now));
 
   // The first to mark a row as updated by this batch writes it, so no two threads write one row. If
-  // a second comes, the key repeats, and its row is written again below, in order.
+  // a second comes, the key repeats, and its row is written again below, in order. What was in the
+  // row is kept until the keys without rows have got theirs, which may fail.
   struct Visitor {
     const RowLayout& layout;
     const char* vectors;
-    RowId* rows;
+    BatchScratch& scratch;
     Stamp now;
     bool leader;
-    RowFilter* again;
     HashTable* table;
     uint64_t hits = 0, misses = 0;
     void Hit(size_t i, RowId row, char* at) {
       if (!leader) return;
-      rows[i] = row;
+      scratch.rows[i] = row;
       const Stamp updated = __atomic_exchange_n(layout.update(at), now, __ATOMIC_RELAXED);
+      scratch.updates[i] = updated == now ? 0 : updated;
       if (updated == now) {
-        again->Add(row);
+        scratch.again.Add(row);
         return;
       }
       table->BeforeWrite(row, updated);
-      CopyVector(layout.vector(at), vectors + i * layout.vector_bytes(), layout.vector_bytes());
+      const size_t bytes = layout.vector_bytes();
+      CopyVector(scratch.vectors.get() + i * bytes, layout.vector(at), bytes);
+      CopyVector(layout.vector(at), vectors + i * bytes, bytes);
     }
     void Miss(size_t i, K) {
       ++misses;
-      if (leader) rows[i] = kNoRow;
+      if (!leader) return;
+      scratch.rows[i] = kNoRow;
+      scratch.updates[i] = 0;
     }
   };
   const ScratchLease scratch;
   RowId* const rows = scratch->rows.Resize(n);
+  scratch->updates.Resize(n);
+  scratch->vectors.Resize(n * bytes);
   RowFilter& again = scratch->again;
   again.Reset(n);
   const auto make = [&](Lanes& lanes) {
-    return Visitor{layout(), from, rows, now, lanes.rank() == 0, &again, this};
+    return Visitor{layout(), from, *scratch.get(), now, lanes.rank() == 0, this};
   };
   if (FindBatch(exec, k, n, now, layout().vector_offset + bytes, Counts::kNothing, make) != 0) {
     const auto fill = [&](Lanes& lanes, size_t i, K, char* row) {
       if (lanes.rank() == 0) CopyVector(layout().vector(row), from + i * bytes, bytes);
     };
+    struct Undo {
+      HashTable* table;
+      const BatchScratch& scratch;
+      size_t n;
+      ~Undo() {
+        const RowLayout& l = table->layout();
+        for (size_t i = 0; i < n; ++i) {
+          if (scratch.updates[i] == 0) continue;
+          char* const row = table->rows_.At(scratch.rows[i]);
+          *l.update(row) = scratch.updates[i];
+          CopyVector(l.vector(row), scratch.vectors.get() + i * l.vector_bytes(), l.vector_bytes());
+        }
+      }
+    } undo{this, *scratch.get(), n};
     DYNEMB_RETURN_IF_ERROR(Insert(exec, k, n, now, rows, fill, &scratch->plan));
+    undo.n = 0;
     for (const InsertPlan::Repeat& r : scratch->plan.repeats()) again.Add(rows[r.position]);
   }
   if (!again.empty()) {
@@ -362,13 +372,14 @@ Status HashTable<K, Lanes>::Accumulate(Exec& exec, const void* keys, size_t n, c
   const auto dim = static_cast<size_t>(options_.dim);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   const Stamp now = BeginBatch(exec, tick, n);
-  const auto add = [&](size_t i, K key, RowId row_id) {
+  const auto add = [&](size_t i, K key, RowId row_id, float* loaded) {
     char* row = rows_.At(row_id);
     BeforeWrite(row_id, *layout().update(row));
-    VectorBuffer sum(options_.dim);
-    LoadVector(options_.dtype, layout().vector(row), options_.dim, sum.get());
-    for (size_t c = 0; c < dim; ++c) sum.get()[c] += deltas[i * dim + c];
-    StoreUpdated(sum.get(), key, tick, row);
+    const bool in_place = options_.dtype == DType::kFloat32;
+    auto* const sum = in_place ? reinterpret_cast<float*>(layout().vector(row)) : loaded;
+    if (!in_place) LoadVector(options_.dtype, layout().vector(row), options_.dim, sum);
+    for (size_t c = 0; c < dim; ++c) sum[c] += deltas[i * dim + c];
+    if (!in_place) StoreUpdated(sum, key, tick, row);
     *layout().update(row) = now;
   };
   const ScratchLease scratch;
@@ -379,9 +390,10 @@ Status HashTable<K, Lanes>::Accumulate(Exec& exec, const void* keys, size_t n, c
   const size_t row_bytes =
       std::min(layout().vector_offset + layout().vector_bytes(), kPrefetchMost);
   exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
+    VectorBuffers::Lease loaded(&buffers_);
     for (size_t i = begin; i < end; ++i) {
       if (i + 8 < end) PrefetchBytes(rows_.At(rows[i + 8]), row_bytes);
-      add(i, k[i], rows[i]);
+      add(i, k[i], rows[i], loaded.get());
     }
   });
   return Status();
@@ -423,7 +435,7 @@ void HashTable<K, Lanes>::ApplyRange(Exec&, const RowOptimizer& optimizer, const
   const auto dim = static_cast<size_t>(options_.dim);
   const Stamp now = stamps_.Of(tick);
   const size_t row_bytes = std::min(layout().stride, kPrefetchMost);
-  VectorBuffer vector(options_.dim);
+  VectorBuffers::Lease vector(&buffers_);
   uint64_t dropped = 0;
   uint64_t nonfinite = 0;
   for (size_t i = begin; i < end; ++i) {

@@ -36,8 +36,9 @@ void HashTable<K, Lanes>::CheckInvariants() const {
         seen[row] = true;
         require(*layout().update(rows_.At(row)) != 0, "a held row is live", row);
         const K key = view.KeyAt(row);
-        const Probe probe = MakeProbe(MixKey(key));
-        require(view.SegmentOf(probe.prefix) == segment, "a key is in its segment", row);
+        const uint64_t hash = view.HashOf(key);
+        const Probe probe = MakeProbe(hash);
+        require(view.SegmentOf(hash) == segment, "a key is in its segment", row);
         require(probe.digest == buckets[b].digest[s], "a slot has its key's digest", row);
         for (uint32_t i = probe.home; i != b; i = (i + 1) % kBucketsPerSegment) ++passes[i];
         OneLane lane;

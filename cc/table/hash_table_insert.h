@@ -22,7 +22,7 @@ class KeysOfRows final : public Index::RowHashes {
  public:
   explicit KeysOfRows(const TableView<K>& view) : view_(view) {}
   void Read(const RowId* rows, size_t n, uint64_t* hashes) const override {
-    for (size_t i = 0; i < n; ++i) hashes[i] = MixKey(view_.KeyAt(rows[i]));
+    for (size_t i = 0; i < n; ++i) hashes[i] = view_.HashOf(view_.KeyAt(rows[i]));
   }
   void Prefetch(const RowId* rows, size_t n) const override {
     for (size_t i = 0; i < n; ++i) __builtin_prefetch(view_.RowAt(rows[i]));
@@ -137,6 +137,63 @@ void HashTable<K, Lanes>::PlaceByEviction(Exec& exec, const K* keys, const Inser
 
 template <class K, class Lanes>
 template <class Fill>
+void HashTable<K, Lanes>::PlaceElsewhere(Exec& exec, const K* keys, const InsertPlan& plan,
+                                         size_t fresh, Stamp now, RowId* rows, const Fill& fill) {
+  OneLane lane;
+  uint32_t victims = 0;  // the segment that the next is looked for in
+  for (size_t j = fresh; j < plan.size(); ++j) {
+    const size_t i = plan.positions[j];
+    if (rows[i] != kNoRow) continue;
+    EvictAnywhere(&victims, now);
+    // The id that was freed just now, and a slot that PrepareRows has seen to.
+    RowId row = kNoRow;
+    if (!rows_.Allocate(1, &row).ok()) std::abort();
+    Lanes::Launch(exec, 1, 1, [&](Lanes& lanes, size_t, size_t) {
+      FillRow(lanes, i, keys[i], row, now, fill);
+    });
+    const uint32_t segment = index_.SegmentOf(plan.hashes[j]);
+    Claim(lane, index_.SegmentBuckets(segment), MakeProbe(plan.hashes[j]), row, now);
+    index_.Count(segment);
+    rows[i] = row;
+  }
+}
+
+template <class K, class Lanes>
+Status HashTable<K, Lanes>::PrepareRows(Exec& exec, size_t fresh, Stamp now, InsertPlan* plan) {
+  const size_t m = plan->size();
+  changes_.Extend(std::min<uint64_t>(rows_.high_water() + fresh, capacity()));
+  if (fresh < m) {
+    if (evicted_ != nullptr) evicted_->Reserve(m - fresh);
+    rows_.ReserveFree(1);
+    // Where a segment has too few older rows, keys take rows from elsewhere, and slots that are
+    // free here. Keys with rows of their own may need such slots, too.
+    const auto leaving = [&](uint32_t s) { return fresh == 0 ? OlderRows(s, now) : 0; };
+    DYNEMB_RETURN_IF_ERROR(index_.MakeSlots(exec, plan->hashes.get(), m,
+                                            internal::KeysOfRows<K>(View()), leaving,
+                                            plan->segment_of.get()));
+  }
+  DYNEMB_RETURN_IF_ERROR(rows_.Allocate(fresh, plan->rows.get()));
+  struct Allocated {
+    RowStore& rows;
+    const RowId* ids;
+    size_t n;
+    ~Allocated() {
+      if (n != 0) rows.Unallocate(n, ids);
+    }
+  } allocated{rows_, plan->rows.get(), fresh};
+  {
+    Phase faults("fault in memory");
+    rows_.Populate(exec);
+  }
+  DYNEMB_RETURN_IF_ERROR(index_.Grow(exec, plan->hashes.get(), fresh,
+                                     internal::KeysOfRows<K>(View()), plan->segment_of.get()));
+  allocated.n = 0;
+  for (size_t j = fresh; j < m; ++j) plan->segment_of[j] = index_.SegmentOf(plan->hashes[j]);
+  return Status();
+}
+
+template <class K, class Lanes>
+template <class Fill>
 Status HashTable<K, Lanes>::Insert(Exec& exec, const K* keys, size_t n, Stamp now, RowId* rows,
                                    const Fill& fill, InsertPlan* plan) {
   Phase phase("insert");
@@ -145,6 +202,7 @@ Status HashTable<K, Lanes>::Insert(Exec& exec, const K* keys, size_t n, Stamp no
   if (m == 0) return Status();
   const size_t fresh = std::min<uint64_t>(m, capacity() - size());
   if (fresh < m) {
+    if (options_.max_capacity == 0) return Refuse(m - fresh, "row ids have 32 bits");
     if (options_.evict_strategy == EvictStrategy::kNone) {
       return Refuse(m - fresh, "evict_strategy is none");
     }
@@ -152,121 +210,88 @@ Status HashTable<K, Lanes>::Insert(Exec& exec, const K* keys, size_t n, Stamp no
       return Refuse(m - fresh, "every row that could be evicted is in use by this batch");
     }
   }
-
-  Status status = rows_.Allocate(fresh, plan->rows.get());
+  const Status status = PrepareRows(exec, fresh, now, plan);
   if (!status.ok()) return Refuse(m, status.message());
-  changes_.Extend(rows_.high_water());
-  {
-    Phase faults("fault in memory");
-    rows_.Populate(exec);
-  }
-  status = index_.Grow(exec, plan->prefixes.get(), fresh, internal::KeysOfRows<K>(View()),
-                       plan->segment_of.get());
-  if (!status.ok()) {
-    for (size_t j = fresh; j-- > 0;) rows_.Free(plan->rows[j]);
-    return Refuse(m, status.message());
-  }
-  for (size_t j = fresh; j < m; ++j) plan->segment_of[j] = index_.SegmentOf(plan->prefixes[j]);
 
   // First every claim, then evictions: where lanes share buckets, a victim must not be a slot that
-  // is just being claimed.
+  // is just being claimed. From here on nothing fails.
   PlaceFresh(exec, keys, *plan, fresh, now, rows, fill);
   PlaceByEviction(exec, keys, *plan, fresh, now, rows, fill);
-
-  uint64_t unplaced = 0;
-  for (size_t j = fresh; j < m; ++j) {
-    if (rows[plan->positions[j]] != kNoRow) continue;
-    // Its own segment holds nothing older than this batch; take any row of the table.
-    InsertPlan one;
-    one.BuildOne(plan->positions[j], plan->hashes[j], index_);
-    if (!EvictAnywhere(one.segment_of[0], now) || !rows_.Allocate(1, one.rows.get()).ok()) {
-      ++unplaced;
-      continue;
-    }
-    if (!index_
-             .Grow(exec, one.prefixes.get(), 1, internal::KeysOfRows<K>(View()),
-                   one.segment_of.get())
-             .ok()) {
-      rows_.Free(one.rows[0]);
-      ++unplaced;
-      continue;
-    }
-    PlaceFresh(exec, keys, one, 1, now, rows, fill);
-  }
+  PlaceElsewhere(exec, keys, *plan, fresh, now, rows, fill);
   for (const InsertPlan::Repeat& r : plan->repeats()) rows[r.position] = rows[r.first];
   if (fresh < m) changes_.TrimDeletions(size());
-  counters_.inserts.fetch_add(m - unplaced, std::memory_order_relaxed);
-  counters_.evictions.fetch_add(m - fresh - unplaced, std::memory_order_relaxed);
-  if (unplaced != 0) return Refuse(unplaced, "no row could be evicted for them");
+  counters_.inserts.fetch_add(m, std::memory_order_relaxed);
+  counters_.evictions.fetch_add(m - fresh, std::memory_order_relaxed);
   return Status();
 }
 
 template <class K, class Lanes>
-bool HashTable<K, Lanes>::EvictAnywhere(uint32_t from_segment, Stamp now) {
+uint32_t HashTable<K, Lanes>::OlderRows(uint32_t segment, Stamp now) const {
+  uint32_t older = 0;
+  const Bucket* const buckets = index_.SegmentBuckets(segment);
+  for (uint32_t b = 0; b < kBucketsPerSegment; ++b) {
+    for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
+      older += buckets[b].row[s] != kNoRow && buckets[b].access[s] < now;
+    }
+  }
+  return older;
+}
+
+template <class K, class Lanes>
+void HashTable<K, Lanes>::EvictAnywhere(uint32_t* segment, Stamp now) {
   OneLane lane;
-  for (uint32_t d = 1; d <= index_.segments(); ++d) {
-    const uint32_t segment = (from_segment + d) % index_.segments();
-    Bucket* buckets = index_.SegmentBuckets(segment);
+  const TableView<K> view = View();
+  for (;; ++*segment) {
+    if (*segment == index_.segments()) std::abort();  // Evictable has counted them
+    Bucket* buckets = index_.SegmentBuckets(*segment);
     for (uint32_t b = 0; b < kBucketsPerSegment; ++b) {
       for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
         const RowId row = buckets[b].row[s];
         if (row == kNoRow || buckets[b].access[s] >= now) continue;
-        const K key = View().KeyAt(row);
-        dynemb::Erase(lane, buckets, MakeProbe(MixKey(key)), SlotRef{&buckets[b], s, row});
-        index_.Uncount(segment);
+        const K key = view.KeyAt(row);
+        dynemb::Erase(lane, buckets, MakeProbe(view.HashOf(key)), SlotRef{&buckets[b], s, row});
+        index_.Uncount(*segment);
         BeforeEviction(key, row, now);
         FreeRow(row);
-        return true;
+        return;
       }
     }
   }
-  return false;
 }
 
 template <class K, class Lanes>
 size_t HashTable<K, Lanes>::Erase(Exec& exec, const void* keys, size_t n, Tick tick, bool wipe) {
-  const K* k = static_cast<const K*>(keys);
+  // Stretches, so that working memory has a bound. All of it is there before the first row goes.
+  constexpr size_t kStretch = size_t{1} << 18;
+  const ScratchLease scratch;
+  InsertPlan& plan = scratch->plan;
+  RowId* const found = scratch->rows.Resize(std::min(n, kStretch));
+  plan.Reserve(exec, std::min(n, kStretch));
+  rows_.ReserveFree(std::min<uint64_t>(n, size()));
   const TableView<K> view = View();
-  std::vector<RowId> gone(n, kNoRow);
-  const auto erase = [&](Lanes& lanes, size_t i, uint32_t segment) {
-    const Probe probe = MakeProbe(MixKey(k[i]));
-    Bucket* buckets = view.SegmentBuckets(segment);
-    const SlotRef at = dynemb::Find(lanes, view, buckets, probe, k[i]);
-    if (at.bucket == nullptr || !dynemb::Erase(lanes, buckets, probe, at)) return;
-    if (lanes.rank() != 0) return;
-    index_.Uncount(segment);
-    gone[i] = at.row;
-  };
-  if constexpr (Lanes::kShared) {
-    Lanes::Launch(exec, n, 64, [&](Lanes& lanes, size_t begin, size_t end) {
-      for (size_t i = begin; i < end; ++i) {
-        erase(lanes, i, view.SegmentOf(MakeProbe(MixKey(k[i])).prefix));
-      }
-    });
-  } else {
-    std::vector<uint32_t> segment_of(n);
-    exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
-      for (size_t i = begin; i < end; ++i) {
-        segment_of[i] = view.SegmentOf(MakeProbe(MixKey(k[i])).prefix);
-      }
-    });
-    ForWorkers(exec, n, [&](size_t worker, size_t workers) {
-      OneLane lane;
-      std::vector<uint32_t> owned(n);
-      const size_t count = OwnedBy(
-          worker, workers, n, [&](size_t i) { return segment_of[i]; }, owned.data());
-      for (size_t o = 0; o < count; ++o) erase(lane, owned[o], segment_of[owned[o]]);
-    });
-  }
   size_t erased = 0;
-  for (RowId row : gone) {
-    if (row == kNoRow) continue;
-    if (changes_.tracking()) changes_.Deleted(tick, KeyBits(row));
-    FreeRow(row);
-    if (wipe) memset(rows_.At(row), 0, layout().stride);
-    ++erased;
+  for (size_t begin = 0; begin < n; begin += kStretch) {
+    const K* const k = static_cast<const K*>(keys) + begin;
+    const size_t size = std::min(n - begin, kStretch);
+    FindRows(exec, k, size, 0, Counts::kNothing, found);
+    plan.BuildHeld(exec, k, found, size, index_);
+    ForSegmentOwners(exec, plan, 0, plan.size(), [&](Lanes& lanes, size_t j) {
+      const Probe probe = MakeProbe(plan.hashes[j]);
+      Bucket* buckets = view.SegmentBuckets(plan.segment_of[j]);
+      const SlotRef at = dynemb::Find(lanes, view, buckets, probe, k[plan.positions[j]]);
+      if (dynemb::Erase(lanes, buckets, probe, at) && lanes.rank() == 0) {
+        index_.Uncount(plan.segment_of[j]);
+      }
+    });
+    for (size_t j = 0; j < plan.size(); ++j) {
+      const RowId row = plan.rows[j];
+      if (changes_.tracking()) changes_.Deleted(tick, KeyBits(row));
+      FreeRow(row);
+      if (wipe) memset(rows_.At(row), 0, layout().stride);
+    }
+    erased += plan.size();
   }
-  changes_.TrimDeletions(size());
+  changes_.TrimDeletions(this->size());
   counters_.erased.fetch_add(erased, std::memory_order_relaxed);
   return erased;
 }
@@ -292,8 +317,9 @@ void HashTable<K, Lanes>::ForSlots(Exec& exec, const RowId* rows, size_t n, cons
         }
       }
       if (j >= end) continue;
-      const Probe probe = MakeProbe(MixKey(view.KeyAt(rows[j])));
-      segments[j % kAhead] = view.SegmentBuckets(view.SegmentOf(probe.prefix));
+      const uint64_t hash = view.HashOf(view.KeyAt(rows[j]));
+      const Probe probe = MakeProbe(hash);
+      segments[j % kAhead] = view.SegmentBuckets(view.SegmentOf(hash));
       homes[j % kAhead] = probe.home;
       __builtin_prefetch(segments[j % kAhead] + probe.home);
     }
@@ -327,34 +353,28 @@ Status HashTable<K, Lanes>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick 
     }
     *layout().update(row) = stamps_.Of(loaded.base + loaded.updates[i]);
   };
-  struct Visitor {
-    HashTable* table;
-    const decltype(write)& write_row;
-    RowId* rows;
-    bool leader;
-    uint64_t hits = 0, misses = 0;
-    void Hit(size_t i, RowId row, char* at) {
-      if (!leader) return;
-      rows[i] = row;
-      table->BeforeWrite(row, *table->layout().update(at));
-      write_row(i, at);
-    }
-    void Miss(size_t i, K) {
-      ++misses;
-      if (leader) rows[i] = kNoRow;
-    }
-  };
-  DYNEMB_RETURN_IF_ERROR(MakeRoomFirst(exec, k, n, now));
   const ScratchLease scratch;
   RowId* const rows = scratch->rows.Resize(n);
-  // Rows that are there are stamped, so that they cannot be evicted for the others.
-  const auto make = [&](Lanes& lanes) { return Visitor{this, write, rows, lanes.rank() == 0}; };
-  if (FindBatch(exec, k, n, now, layout().stride, Counts::kNothing, make) != 0) {
+  // Rows that are there are stamped, so that they cannot be evicted for the others; and written
+  // last, when nothing can fail any more.
+  const uint64_t missing = FindRows(exec, k, n, now, Counts::kNothing, rows);
+  uint32_t* const there = scratch->positions.Resize(n - missing);
+  for (size_t i = 0, h = 0; h < n - missing; ++i) {
+    if (rows[i] != kNoRow) there[h++] = static_cast<uint32_t>(i);
+  }
+  if (missing != 0) {
     const auto fill = [&](Lanes& lanes, size_t i, K, char* row) {
       if (lanes.rank() == 0) write(i, row);
     };
     DYNEMB_RETURN_IF_ERROR(Insert(exec, k, n, now, rows, fill, &scratch->plan));
   }
+  exec.ParallelFor(n - missing, kKeyGrain, [&](size_t begin, size_t end) {
+    for (size_t h = begin; h < end; ++h) {
+      char* const row = rows_.At(rows[there[h]]);
+      BeforeWrite(rows[there[h]], *layout().update(row));
+      write(there[h], row);
+    }
+  });
   ForSlots(exec, rows, n, [&](size_t i, Stamp* access) {
     *access = stamps_.Of(loaded.base + loaded.accesses[i]);
   });

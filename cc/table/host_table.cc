@@ -15,17 +15,12 @@ Status HostTable::Init(const TableOptions& options, Exec* exec) {
   const uint64_t most =
       options.max_capacity != 0 ? static_cast<uint64_t>(options.max_capacity) : kMostRows;
   const RowLayout layout(SizeOf(options.key_type), options.dtype, options.dim, 0);
-  DYNEMB_RETURN_IF_ERROR(rows_.Init(layout, most));
+  rows_.Init(layout, most);
   const auto expected = static_cast<uint64_t>(options.init_capacity);
-  DYNEMB_RETURN_IF_ERROR(index_.Init(expected, rows_.max_rows(), options.max_load_factor));
+  DYNEMB_RETURN_IF_ERROR(index_.Init(expected, options.max_load_factor, SaltOf(options)));
   SerialExec serial;
   rows_.Presize(exec != nullptr ? *exec : serial, expected);
   return Status();
-}
-
-uint64_t HostTable::capacity() const {
-  return options_.max_capacity != 0 ? static_cast<uint64_t>(options_.max_capacity)
-                                    : rows_.max_rows();
 }
 
 TableStats HostTable::stats() const {
@@ -53,14 +48,17 @@ Status HostTable::AttachState(Exec& exec, const StateSpec& spec) {
   std::vector<float> initial;
   DYNEMB_RETURN_IF_ERROR(InitialState(spec, &initial));
   const RowLayout changed(layout().key_size, options_.dtype, options_.dim, spec.width());
+  StateSpec copy = spec;
   BeforeWriteAll();
   DYNEMB_RETURN_IF_ERROR(rows_.ChangeLayout(exec, changed, initial.data()));
-  state_spec_ = spec;
+  state_spec_ = std::move(copy);
   initial_state_ = std::move(initial);
   return Status();
 }
 
 Status HostTable::Clear(Exec&, Tick tick) {
+  DYNEMB_RETURN_IF_ERROR(index_.Clear());
+  // From here on nothing fails.
   BeforeWriteAll();
   if (changes_.tracking()) {
     for (uint64_t r = 0; r < rows_.high_water(); ++r) {
@@ -71,7 +69,7 @@ Status HostTable::Clear(Exec&, Tick tick) {
   }
   counters_.erased += rows_.live();
   rows_.Clear();
-  return index_.Clear();
+  return Status();
 }
 
 void HostTable::Changed(Exec& exec, const RowId* rows, const RowId* rows_before, size_t n,
@@ -205,7 +203,8 @@ void HostTable::Adopt(Table* adopted, Tick tick) {
   if (other->tracking()) other->changes_.Start(tick, tick, other->rows_.high_water());
 }
 
-Stamp HostTable::BeginBatch(Exec&, Tick tick, size_t n) {
+Stamp HostTable::BeginBatch(Exec& exec, Tick tick, size_t n) {
+  if (options_.dtype != DType::kFloat32) buffers_.Prepare(exec.parallelism(), options_.dim);
   if (const Tick move = stamps_.MoveBefore(tick)) {
     Bucket* buckets = index_.buckets();
     for (uint64_t b = 0; b < uint64_t{index_.segments()} * kBucketsPerSegment; ++b) {
@@ -223,10 +222,12 @@ Stamp HostTable::BeginBatch(Exec&, Tick tick, size_t n) {
 
 Status HostTable::InsertAndEvict(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows,
                                  EvictedRows* evicted) {
+  struct Wanted {
+    EvictedRows** slot;
+    ~Wanted() { *slot = nullptr; }
+  } wanted{&evicted_};
   evicted_ = evicted;
-  Status status = FindOrInsert(exec, keys, n, tick, rows);
-  evicted_ = nullptr;
-  return status;
+  return FindOrInsert(exec, keys, n, tick, rows);
 }
 
 ExportPlan HostTable::PlanExport(Exec&, uint64_t cursor, uint64_t limit, Tick since) const {

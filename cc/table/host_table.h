@@ -15,6 +15,7 @@
 #include "cc/table/row_store.h"
 #include "cc/table/stamps.h"
 #include "cc/table/table.h"
+#include "cc/table/vector_buffer.h"
 
 namespace dynemb {
 
@@ -78,7 +79,7 @@ class HostTable : public Table {
   uint64_t KeyBits(RowId row) const;
 
   // Rows the table may hold.
-  uint64_t capacity() const;
+  uint64_t capacity() const { return rows_.max_rows(); }
 
   std::vector<float> initial_state_;
   Initializer initializer_;
@@ -87,6 +88,7 @@ class HostTable : public Table {
   Changes changes_;
   EvictedRows* evicted_ = nullptr;  // of the running batch, if it wants them
   Stamps stamps_;
+  VectorBuffers buffers_;  // of the running batch; for 16-bit rows
 
   struct Counters {
     std::atomic<uint64_t> hits{0}, misses{0}, inserts{0}, evictions{0}, erased{0}, refused{0},

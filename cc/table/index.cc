@@ -4,19 +4,21 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "cc/table/bucket_ops.h"
 #include "cc/table/lanes.h"
+#include "cc/table/memory_limit.h"
 #include "cc/table/phase.h"
 
 namespace dynemb {
 namespace {
 
 constexpr size_t kSegmentBytes = sizeof(Bucket) * kBucketsPerSegment;
-// Keys whose hashes share more leading bits than chance explains would deepen the directory without
-// end. Segments differ in depth by two or three at most (the spiral's factor of two, and chance),
-// so this bound is far from any real keys.
-constexpr uint64_t kDirectoryPerSegment = 256;
+// Entries that a directory has at most: segments of random keys differ in depth by two or three
+// (the spiral's factor of two, and chance), so that these are far more than they need.
+constexpr uint64_t kEntriesPerSegment = 64;
+constexpr uint64_t kEntriesAtLeast = 4096;
 
 // The share of keys whose prefix is below y: the inverse of Spiral, as fractions.
 double KeysBelow(double y) {
@@ -26,23 +28,44 @@ double KeysBelow(double y) {
 
 }  // namespace
 
-Status Index::Init(uint64_t expected_keys, uint64_t max_keys, double max_load) {
+Status Index::Init(uint64_t expected_keys, double max_load, uint64_t salt) {
   limit_ = std::max(1u, static_cast<uint32_t>(max_load * kSlotsPerSegment));
   expected_keys_ = expected_keys;
-  // Right after a split a segment is half full, and chance adds a little: four segments where one
-  // would do is enough.
-  const uint64_t most_segments = 64 + 4 * (max_keys / limit_ + 1);
-  DYNEMB_RETURN_IF_ERROR(arena_.Reserve(most_segments * kSegmentBytes, kSegmentBytes));
-  return Presize();
+  salt_ = salt;
+  return Clear();
 }
 
 Status Index::Clear() {
+  const uint64_t bytes = (expected_keys_ / limit_ + 1) * kSegmentBytes;
+  if (bytes > PhysicalMemory()) {
+    return ResourceExhausted("an index of " + std::to_string(expected_keys_) + " keys needs " +
+                             std::to_string(bytes) + " bytes, more than there is");
+  }
+  std::vector<Segment> wanted;
+  PresizeRange(0, 0, &wanted);
+  uint32_t depth = 0;
+  for (const Segment& s : wanted) depth = std::max<uint32_t>(depth, s.depth);
+  std::vector<Entries> directories(1);
+  directories[0].entries.resize(size_t{1} << depth);
+  directories[0].segments = static_cast<uint32_t>(wanted.size());
+  std::vector<Directory> views{{directories[0].entries.data(), depth, 0}};
+  DYNEMB_RETURN_IF_ERROR(arena_.Commit(wanted.size() * kSegmentBytes));
+
   arena_.Clear();
-  return Presize();
+  segment_ = std::move(wanted);
+  directories_ = std::move(directories);
+  views_ = std::move(views);
+  for (uint32_t s = 0; s < segments(); ++s) {
+    ClearSegment(s);
+    Name(segment_[s], s);
+  }
+  return Status();
 }
 
 size_t Index::bytes() const {
-  return segments() * (kSegmentBytes + sizeof(Segment)) + directory_.size() * sizeof(uint32_t);
+  size_t entries = 0;
+  for (const Entries& d : directories_) entries += d.entries.size();
+  return segments() * (kSegmentBytes + sizeof(Segment)) + entries * sizeof(uint32_t);
 }
 
 // The segments that `expected_keys_` random keys would have split into.
@@ -62,31 +85,9 @@ void Index::PresizeRange(uint32_t prefix, uint8_t depth, std::vector<Segment>* o
   out->push_back(segment);
 }
 
-Status Index::Presize() {
-  const uint64_t bytes = (expected_keys_ / limit_ + 1) * kSegmentBytes;
-  if (bytes > std::min(arena_.reserved(), PhysicalMemory())) {
-    return ResourceExhausted("an index of " + std::to_string(expected_keys_) + " keys needs " +
-                             std::to_string(bytes) + " bytes, more than there is");
-  }
-  std::vector<Segment> wanted;
-  PresizeRange(0, 0, &wanted);
-  segment_.clear();
-  DYNEMB_RETURN_IF_ERROR(AddSegments(wanted.size()));
-  segment_ = std::move(wanted);
-  for (uint32_t s = 0; s < segments(); ++s) ClearSegment(s);
-  depth_ = 0;
-  for (const Segment& s : segment_) depth_ = std::max<uint32_t>(depth_, s.depth);
-  directory_.assign(size_t{1} << depth_, 0);
-  for (uint32_t s = 0; s < segments(); ++s) {
-    const size_t first = static_cast<uint64_t>(segment_[s].prefix) >> (32 - depth_);
-    std::fill_n(directory_.begin() + static_cast<ptrdiff_t>(first),
-                size_t{1} << (depth_ - segment_[s].depth), s);
-  }
-  return Status();
-}
-
 Status Index::AddSegments(size_t n) {
   const size_t had = segment_.size();
+  if (had + n > Directory::kInner) return ResourceExhausted("the index cannot have more segments");
   DYNEMB_RETURN_IF_ERROR(arena_.Commit((had + n) * kSegmentBytes));
   segment_.resize(had + n);
   return Status();
@@ -97,75 +98,128 @@ void Index::ClearSegment(uint32_t segment) {
   for (uint32_t b = 0; b < kBucketsPerSegment; ++b) ClearBucket(&buckets[b]);
 }
 
-Status Index::DeepenDirectory(uint32_t depth) {
-  if (depth > 32 || (uint64_t{1} << depth) > 4096 + kDirectoryPerSegment * segments()) {
-    return ResourceExhausted("the hashes of over " + std::to_string(limit_) +
-                             " keys agree in their first " + std::to_string(depth) +
-                             " bits: the keys cannot be spread over the index");
-  }
-  while (depth_ < depth) {
-    std::vector<uint32_t> twice(directory_.size() * 2);
-    for (size_t i = 0; i < directory_.size(); ++i) twice[2 * i] = twice[2 * i + 1] = directory_[i];
-    directory_ = std::move(twice);
-    ++depth_;
-  }
+void Index::Name(const Segment& segment, uint32_t entry) {
+  const uint32_t depth = views_[segment.directory].depth;
+  const size_t first = static_cast<uint64_t>(segment.prefix) >> (32 - depth);
+  std::fill_n(directories_[segment.directory].entries.begin() + static_cast<ptrdiff_t>(first),
+              size_t{1} << (depth - segment.depth), entry);
+}
+
+Status Index::MakeDeeper(uint32_t s) {
+  Segment& segment = segment_[s];
+  Entries& directory = directories_[segment.directory];
+  Directory& view = views_[segment.directory];
+  if (segment.depth < view.depth) return Status();
+  const size_t most = kEntriesAtLeast + kEntriesPerSegment * directory.segments;
+  if (view.depth == 32 || 2 * directory.entries.size() > most) return Nest(s);
+  std::vector<uint32_t> twice(directory.entries.size() * 2);
+  for (size_t i = 0; i < twice.size(); ++i) twice[i] = directory.entries[i / 2];
+  directory.entries = std::move(twice);
+  view.entries = directory.entries.data();
+  ++view.depth;
   return Status();
 }
 
-Status Index::Grow(Exec& exec, const uint32_t* prefixes, size_t n, const RowHashes& row_hashes,
+Status Index::Nest(uint32_t s) {
+  Segment& segment = segment_[s];
+  const uint32_t level = views_[segment.directory].level + 1;
+  if (level >= kMostLevels) return Internal("the index has too many levels");
+  // One entry for all its keys, and room for the first split.
+  Entries directory{std::vector<uint32_t>(2, s), 1};
+  const auto number = static_cast<uint32_t>(directories_.size());
+  directories_.reserve(number + 1);
+  views_.reserve(number + 1);
+  views_.push_back({directory.entries.data(), 1, level});
+  directories_.push_back(std::move(directory));
+
+  Name(segment, Directory::kInner + number - 1);
+  --directories_[segment.directory].segments;
+  segment.directory = number;
+  segment.prefix = 0;
+  segment.depth = 0;
+  return Status();
+}
+
+Status Index::Grow(Exec& exec, const uint64_t* hashes, size_t n, const RowHashes& row_hashes,
                    uint32_t* segment_of) {
   Phase phase("grow the index");
+  DYNEMB_RETURN_IF_ERROR(SplitUntil(exec, hashes, n, row_hashes, limit_, nullptr, segment_of));
+  for (size_t i = 0; i < n; ++i) ++segment_[segment_of[i]].count;
+  return Status();
+}
+
+Status Index::MakeSlots(Exec& exec, const uint64_t* hashes, size_t n, const RowHashes& row_hashes,
+                        const Leaving& leaving, uint32_t* segment_of) {
+  return SplitUntil(exec, hashes, n, row_hashes, kSlotsPerSegment, &leaving, segment_of);
+}
+
+Status Index::SplitUntil(Exec& exec, const uint64_t* hashes, size_t n, const RowHashes& row_hashes,
+                         uint32_t limit, const Leaving* leaving, uint32_t* segment_of) {
+  // Nothing stays pending, however this ends.
+  struct Pending {
+    std::vector<Segment>& segment;
+    const uint32_t* of;
+    size_t n;
+    ~Pending() {
+      for (size_t i = 0; i < n; ++i) segment[of[i]].pending = 0;
+    }
+  } pending{segment_, segment_of, n};
   std::vector<uint32_t> overfull;
   const auto add_pending = [&](size_t i) {
     const uint32_t s = segment_of[i];
     Segment& segment = segment_[s];
     if (segment.pending == UINT16_MAX) return;  // far overfull already
     ++segment.pending;
-    if (segment.count + segment.pending == limit_ + 1) overfull.push_back(s);
+    // Once for each segment, also if it holds more than the limit already.
+    const uint32_t keys = segment.count + uint32_t{segment.pending};
+    if (keys == limit + 1 || (keys > limit && segment.pending == 1)) overfull.push_back(s);
+  };
+  const auto fits = [&](uint32_t s) {
+    const Segment& segment = segment_[s];
+    if (leaving == nullptr || segment.pending == UINT16_MAX) return false;
+    const uint32_t left = (*leaving)(s);
+    return segment.count + (segment.pending > left ? segment.pending - left : 0u) <= limit;
   };
   for (size_t i = 0; i < n; ++i) add_pending(i);
 
   std::vector<size_t> displaced;  // the keys whose segments were split in the last round
-  bool first_round = true;
-  Status status;
-  while (!overfull.empty()) {
-    status = SplitAll(exec, overfull, row_hashes);
-    if (!status.ok()) break;
-    for (uint32_t s : overfull) segment_[s].pending = 0;
+  for (bool first_round = true;; first_round = false) {
+    overfull.erase(std::remove_if(overfull.begin(), overfull.end(), fits), overfull.end());
+    if (overfull.empty()) return Status();
     std::vector<bool> split(segments());
     for (uint32_t s : overfull) split[s] = true;
+    DYNEMB_RETURN_IF_ERROR(SplitAll(exec, overfull, row_hashes));
+    for (uint32_t s : overfull) segment_[s].pending = 0;
     overfull.clear();
     if (first_round) {
       for (size_t i = 0; i < n; ++i) {
         if (split[segment_of[i]]) displaced.push_back(i);
       }
-      first_round = false;
     } else {
       displaced.erase(std::remove_if(displaced.begin(), displaced.end(),
                                      [&](size_t i) { return !split[segment_of[i]]; }),
                       displaced.end());
     }
-    for (size_t i : displaced) {
-      segment_of[i] = SegmentOf(prefixes[i]);
-      add_pending(i);
-    }
+    for (size_t i : displaced) segment_of[i] = SegmentOf(hashes[i]);
+    for (size_t i : displaced) add_pending(i);
   }
-  // Either way nothing stays pending.
-  for (size_t i = 0; i < n; ++i) {
-    Segment& segment = segment_[segment_of[i]];
-    segment.pending = 0;
-    if (status.ok()) ++segment.count;
-  }
-  return status;
 }
 
 Status Index::SplitAll(Exec& exec, const std::vector<uint32_t>& overfull,
                        const RowHashes& row_hashes) {
-  uint32_t deepest = 0;
-  for (uint32_t s : overfull) deepest = std::max<uint32_t>(deepest, segment_[s].depth + 1u);
-  if (deepest > depth_) DYNEMB_RETURN_IF_ERROR(DeepenDirectory(deepest));
   const uint32_t first = segments();
   DYNEMB_RETURN_IF_ERROR(AddSegments(overfull.size()));
+  struct Added {
+    std::vector<Segment>* segment;
+    size_t had;
+    bool kept = false;
+    ~Added() {
+      if (!kept) segment->resize(had);
+    }
+  } added{&segment_, first};
+  // A directory that is deeper than it need be is as good.
+  for (uint32_t s : overfull) DYNEMB_RETURN_IF_ERROR(MakeDeeper(s));
+  added.kept = true;
   {
     Phase phase("fault in memory");
     arena_.Populate(exec, segments() * kSegmentBytes);
@@ -175,10 +229,10 @@ Status Index::SplitAll(Exec& exec, const std::vector<uint32_t>& overfull,
     Segment& from = segment_[overfull[j]];
     Segment& to = segment_[first + j];
     to.prefix = from.prefix | (1u << (31 - from.depth));
+    to.directory = from.directory;
     to.depth = ++from.depth;
-    const size_t entry = static_cast<uint64_t>(to.prefix) >> (32 - depth_);
-    std::fill_n(directory_.begin() + static_cast<ptrdiff_t>(entry),
-                size_t{1} << (depth_ - to.depth), static_cast<uint32_t>(first + j));
+    ++directories_[to.directory].segments;
+    Name(to, static_cast<uint32_t>(first + j));
   }
   Phase phase("split segments");
   exec.ParallelFor(overfull.size(), 4, [&](size_t begin, size_t end) {
@@ -212,6 +266,7 @@ void Index::Redistribute(uint32_t from, uint32_t to, const RowHashes& row_hashes
   }
   OneLane lane;
   const uint32_t bit = 1u << (32 - segment_[to].depth);
+  const uint32_t level = views_[segment_[to].directory].level;
   uint16_t moved = 0;
   const auto prefetch = [&](size_t i) {
     if (i < n) row_hashes.Prefetch(rows + i, std::min(kChunk, n - i));
@@ -222,10 +277,9 @@ void Index::Redistribute(uint32_t from, uint32_t to, const RowHashes& row_hashes
     const size_t m = std::min(kChunk, n - i);
     row_hashes.Read(rows + i, m, hashes);
     for (size_t c = 0; c < m; ++c) {
-      const Probe probe = MakeProbe(hashes[c]);
-      const bool goes = (probe.prefix & bit) != 0;
+      const bool goes = (PrefixOf(hashes[c], level) & bit) != 0;
       moved += goes;
-      Claim(lane, goes ? go : stay, probe, rows[i + c], access[i + c]);
+      Claim(lane, goes ? go : stay, MakeProbe(hashes[c]), rows[i + c], access[i + c]);
     }
   }
   segment_[to].count = moved;

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "cc/table/codec.h"
 #include "cc/table/initializer_formulas.h"
 #include "cc/table/philox.h"
 #include "cc/table/portability.h"
@@ -101,36 +102,50 @@ Status Initializer::Create(std::vector<ColumnInit> columns, int64_t dim, uint64_
   return {};
 }
 
-void Initializer::Fill(uint64_t key, float* vector) const {
+void Initializer::FillChunk(uint64_t key, int64_t begin, int64_t end, size_t* run_number,
+                            float* values) const {
   uint32_t words[kChunk];
-  size_t r = 0;
-  for (int64_t begin = 0; begin < dim_; begin += kChunk) {
-    const int64_t end = std::min(begin + kChunk, dim_);
-    if (random_)
-      PhiloxWords(schedule_, key, PhiloxStream::kInitialVector, begin, end - begin, words);
-    for (int64_t c = begin; c < end;) {
-      const InitRun& run = runs_[r];
-      const int64_t stop = std::min(run.end, end);
-      const int64_t n = stop - c;
-      const uint32_t* w = words + (c - begin);
-      float* to = vector + c;
-      switch (run.kind) {
-        case InitKind::kConstant:
-          std::fill_n(to, n, run.offset);
-          break;
-        case InitKind::kUniform:
-          Uniform(run, w, n, to);
-          break;
-        case InitKind::kNormal:
-          Normal(run, w, n, to);
-          break;
-        case InitKind::kTruncatedNormal:
-          TruncatedNormal(run, w, n, to);
-          break;
-      }
-      c = stop;
-      if (c == run.end) ++r;
+  if (random_) PhiloxWords(schedule_, key, PhiloxStream::kInitialVector, begin, end - begin, words);
+  for (int64_t c = begin; c < end;) {
+    const InitRun& run = runs_[*run_number];
+    const int64_t stop = std::min(run.end, end);
+    const int64_t n = stop - c;
+    const uint32_t* w = words + (c - begin);
+    float* to = values + (c - begin);
+    switch (run.kind) {
+      case InitKind::kConstant:
+        std::fill_n(to, n, run.offset);
+        break;
+      case InitKind::kUniform:
+        Uniform(run, w, n, to);
+        break;
+      case InitKind::kNormal:
+        Normal(run, w, n, to);
+        break;
+      case InitKind::kTruncatedNormal:
+        TruncatedNormal(run, w, n, to);
+        break;
     }
+    c = stop;
+    if (c == run.end) ++*run_number;
+  }
+}
+
+void Initializer::Fill(uint64_t key, float* vector) const {
+  size_t run = 0;
+  for (int64_t begin = 0; begin < dim_; begin += kChunk) {
+    FillChunk(key, begin, std::min(begin + kChunk, dim_), &run, vector + begin);
+  }
+}
+
+void Initializer::FillAs(DType dtype, uint64_t key, void* vector) const {
+  if (dtype == DType::kFloat32) return Fill(key, static_cast<float*>(vector));
+  float values[kChunk];
+  size_t run = 0;
+  for (int64_t begin = 0; begin < dim_; begin += kChunk) {
+    const int64_t n = std::min(kChunk, dim_ - begin);
+    FillChunk(key, begin, begin + n, &run, values);
+    StoreVector(dtype, values, n, static_cast<char*>(vector) + begin * SizeOf(dtype));
   }
 }
 

@@ -13,6 +13,7 @@
 
 #include "cc/table/philox.h"
 #include "cc/table/status.h"
+#include "cc/table/types.h"
 
 namespace dynemb {
 
@@ -49,6 +50,8 @@ class Initializer {
 
   // Writes dim values. Does not allocate.
   void Fill(uint64_t key, float* vector) const;
+  // Writes them as they are stored in a row, rounded to nearest. Does not allocate.
+  void FillAs(DType dtype, uint64_t key, void* vector) const;
 
   int64_t dim() const { return dim_; }
   uint64_t seed() const { return schedule_.seed; }
@@ -56,6 +59,9 @@ class Initializer {
   const std::vector<InitRun>& runs() const { return runs_; }
 
  private:
+  // Columns [begin, end) of at most kChunk; `run` is that of `begin`, then that of `end`.
+  void FillChunk(uint64_t key, int64_t begin, int64_t end, size_t* run, float* values) const;
+
   int64_t dim_ = 0;
   PhiloxSchedule schedule_;
   bool random_ = false;

@@ -10,27 +10,28 @@ namespace {
 
 constexpr uint32_t kFree = 0xFFFFFFFFu;
 
-}  // namespace
-
-void InsertPlan::FindMissing(const RowId* rows_found, size_t n) {
-  positions.Resize(n);
-  size_t count = 0;
-  for (size_t i = 0; i < n; ++i) {  // no branch: it could not be predicted
-    positions[count] = static_cast<uint32_t>(i);
-    count += rows_found[i] == kNoRow;
-  }
-  size_ = count;
+// Slots of a set of n keys: at most half of them are taken.
+size_t SetSlots(size_t n) {
+  size_t slots = 16;
+  while (slots < 2 * n) slots *= 2;
+  return slots;
 }
 
-void InsertPlan::BuildOne(uint32_t position, uint64_t hash, const Index& index) {
-  SerialExec exec;
-  size_ = 1;
-  positions.Resize(1)[0] = position;
-  hashes.Resize(1)[0] = hash;
-  prefixes.Resize(1)[0] = MakeProbe(hash).prefix;
-  segment_of.Resize(1)[0] = index.SegmentOf(prefixes[0]);
-  Assign(exec);
-  rows.Resize(1);
+}  // namespace
+
+void InsertPlan::Reserve(const Exec& exec, size_t n) {
+  positions.Resize(n);
+  hashes.Resize(n);
+  segment_of.Resize(n);
+  rows.Resize(n);
+  first_.Resize(n);
+  repeats_.reserve(n);
+  const size_t workers = NumWorkers(exec, n);
+  if (workers_.size() < workers) workers_.resize(workers);
+  for (Worker& worker : workers_) {
+    worker.owned.Resize(n);
+    worker.seen.Resize(SetSlots(n));
+  }
 }
 
 void InsertPlan::Assign(Exec& exec) {
@@ -54,20 +55,35 @@ void InsertPlan::Assign(Exec& exec) {
 
 // Fills first_ for the worker's keys. Returns whether any repeats.
 bool InsertPlan::FindRepeats(Worker* worker) {
-  size_t slots = 16;
-  while (slots < 2 * worker->num_owned) slots *= 2;
-  uint32_t* const seen = worker->seen.Resize(slots);
-  std::memset(seen, 0xFF, slots * sizeof(*seen));
+  const size_t slots = SetSlots(worker->num_owned);
+  worker->seen.Resize(slots);
+  // Distinct hashes that meet in the slots of one mix do not meet in those of the next, but for a
+  // few: 64 bits cannot be alike in as many mixes as this tries.
   bool repeated = false;
+  for (uint64_t mix = 0; !TryFindRepeats(worker, slots, mix, &repeated); ++mix) {
+  }
+  return repeated;
+}
+
+bool InsertPlan::TryFindRepeats(Worker* worker, size_t slots, uint64_t mix, bool* repeated) {
+  constexpr uint64_t kOdd = 0x8CB92BA72F3D8DD7ull;
+  constexpr uint64_t kLastMix = 8;
+  // At most half of the slots are taken: random hashes need less than one step more for each key.
+  const size_t most_steps = mix == kLastMix ? SIZE_MAX : 8 * worker->num_owned + 64;
+  uint32_t* const seen = worker->seen.get();
+  std::memset(seen, 0xFF, slots * sizeof(*seen));
+  size_t steps = 0;
+  *repeated = false;
   for (size_t o = 0; o < worker->num_owned; ++o) {
     const uint32_t j = worker->owned[o];
-    size_t at = hashes[j] & (slots - 1);
-    while (seen[at] != kFree && hashes[seen[at]] != hashes[j]) at = (at + 1) & (slots - 1);
-    repeated |= seen[at] != kFree;
+    size_t at = (mix == 0 ? hashes[j] : MixKey(hashes[j] + mix * kOdd)) & (slots - 1);
+    for (; seen[at] != kFree && hashes[seen[at]] != hashes[j]; ++steps) at = (at + 1) & (slots - 1);
+    if (steps > most_steps) return false;
+    *repeated |= seen[at] != kFree;
     if (seen[at] == kFree) seen[at] = j;
     first_[j] = seen[at];
   }
-  return repeated;
+  return true;
 }
 
 void InsertPlan::RemoveRepeats() {
@@ -82,7 +98,6 @@ void InsertPlan::RemoveRepeats() {
     first_[j] = static_cast<uint32_t>(kept);
     positions[kept] = positions[j];
     hashes[kept] = hashes[j];
-    prefixes[kept] = prefixes[j];
     segment_of[kept++] = segment_of[j];
   }
   size_ = kept;
@@ -100,7 +115,6 @@ void InsertPlan::RemoveRepeats() {
 void InsertPlan::Shrink() {
   positions.Shrink();
   hashes.Shrink();
-  prefixes.Shrink();
   segment_of.Shrink();
   rows.Shrink();
   first_.Shrink();

@@ -1,5 +1,6 @@
 // InsertPlan: what pass 2 does for a batch: the distinct keys that need a row, where each belongs,
-// and which worker claims its slot. Scratch, to be used again for the next batch.
+// and which worker claims its slot; or the distinct keys that give theirs up. Scratch, to be used
+// again for the next batch. The work is linear in the batch for any keys.
 //
 //   plan.Build(exec, keys, rows, n, index);           // distinct keys and their owners
 //   plan.rows, index.Grow(..., plan.segment_of.get()) // rows and room for them, by the caller
@@ -36,9 +37,20 @@ class InsertPlan {
 
   // Plans for the keys[i] with rows[i] == kNoRow, i < n <= kMaxKeys.
   template <class K>
-  void Build(Exec& exec, const K* keys, const RowId* rows, size_t n, const Index& index);
-  // Plans for the one key at `position`, whose hash is known to be distinct.
-  void BuildOne(uint32_t position, uint64_t hash, const Index& index);
+  void Build(Exec& exec, const K* keys, const RowId* rows, size_t n, const Index& index) {
+    Select(rows, n, [](RowId row) { return row == kNoRow; });
+    Arrange(exec, keys, index);
+  }
+  // Plans for all others; `rows` are then theirs.
+  template <class K>
+  void BuildHeld(Exec& exec, const K* keys, const RowId* rows_found, size_t n, const Index& index) {
+    Select(rows_found, n, [](RowId row) { return row != kNoRow; });
+    Arrange(exec, keys, index);
+    for (size_t j = 0; j < size_; ++j) rows[j] = rows_found[positions[j]];
+  }
+
+  // Allocates what plans of up to n keys need, so that making them cannot fail.
+  void Reserve(const Exec& exec, size_t n);
 
   // The number of distinct keys.
   size_t size() const { return size_; }
@@ -53,8 +65,7 @@ class InsertPlan {
 
   // Of key j, below size():
   Buffer<uint32_t> positions;   // the first position in the batch that names it
-  Buffer<uint64_t> hashes;      // MixKey of it
-  Buffer<uint32_t> prefixes;    // MakeProbe(hash).prefix
+  Buffer<uint64_t> hashes;      // of it
   Buffer<uint32_t> segment_of;  // where it belongs, before the index grows
   Buffer<RowId> rows;           // room for the caller to deal row ids
 
@@ -65,10 +76,16 @@ class InsertPlan {
     Buffer<uint32_t> seen;  // a hash set of j, by open addressing
   };
 
-  void FindMissing(const RowId* rows, size_t n);
+  // Makes `positions` those i < n for which chosen(rows[i]).
+  template <class Chosen>
+  void Select(const RowId* rows, size_t n, const Chosen& chosen);
+  template <class K>
+  void Arrange(Exec& exec, const K* keys, const Index& index);
   // Makes each worker's list and parts off keys that repeat.
   void Assign(Exec& exec);
   bool FindRepeats(Worker* worker);
+  // False, and nothing is found, if the hashes meet in too few slots of a set of this mix of them.
+  bool TryFindRepeats(Worker* worker, size_t slots, uint64_t mix, bool* repeated);
   void RemoveRepeats();
 
   size_t size_ = 0;
@@ -78,19 +95,26 @@ class InsertPlan {
   Buffer<uint32_t> first_;  // [j] the first with the same hash, while keys may repeat
 };
 
+template <class Chosen>
+void InsertPlan::Select(const RowId* rows_found, size_t n, const Chosen& chosen) {
+  positions.Resize(n);
+  size_t count = 0;
+  for (size_t i = 0; i < n; ++i) {  // no branch: it could not be predicted
+    positions[count] = static_cast<uint32_t>(i);
+    count += chosen(rows_found[i]);
+  }
+  size_ = count;
+}
+
 template <class K>
-void InsertPlan::Build(Exec& exec, const K* keys, const RowId* rows_found, size_t n,
-                       const Index& index) {
+void InsertPlan::Arrange(Exec& exec, const K* keys, const Index& index) {
   constexpr size_t kGrain = 2048;
-  FindMissing(rows_found, n);
   hashes.Resize(size_);
-  prefixes.Resize(size_);
   segment_of.Resize(size_);
   exec.ParallelFor(size_, kGrain, [&](size_t begin, size_t end) {
     for (size_t j = begin; j < end; ++j) {
-      hashes[j] = MixKey(keys[positions[j]]);
-      prefixes[j] = MakeProbe(hashes[j]).prefix;
-      segment_of[j] = index.SegmentOf(prefixes[j]);
+      hashes[j] = index.HashOf(keys[positions[j]]);
+      segment_of[j] = index.SegmentOf(hashes[j]);
     }
   });
   Assign(exec);

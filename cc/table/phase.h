@@ -19,7 +19,8 @@ namespace dynemb {
 class PhaseListener {
  public:
   virtual ~PhaseListener() = default;
-  // `name` is a literal. What it returns comes back with End, on the same thread.
+  // `name` is a literal. What it returns comes back with End, on the same thread. A phase that it
+  // throws for is not told of.
   virtual int64_t Begin(const char* name) = 0;
   virtual void End(int64_t id) = 0;
 };
@@ -27,7 +28,12 @@ class PhaseListener {
 class Phase {
  public:
   explicit Phase(const char* name) : listener_(Listener().load(std::memory_order_acquire)) {
-    if (listener_ != nullptr) id_ = listener_->Begin(name);
+    if (listener_ == nullptr) return;
+    try {
+      id_ = listener_->Begin(name);
+    } catch (...) {  // a batch does not fail because a profiler has no memory
+      listener_ = nullptr;
+    }
   }
   ~Phase() {
     if (listener_ != nullptr) listener_->End(id_);
@@ -47,7 +53,7 @@ class Phase {
     return listener;
   }
 
-  PhaseListener* const listener_;
+  PhaseListener* listener_;
   int64_t id_ = 0;
 };
 

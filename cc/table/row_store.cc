@@ -4,31 +4,13 @@
 #include <cstring>
 #include <string>
 
+#include "cc/table/memory_limit.h"
+
 namespace dynemb {
-namespace {
 
-// A table without max_capacity reserves address space for this many times the machine's memory, so
-// that neither row size nor later memory (hot-plug, swap) is the limit. Thread sanitizer keeps
-// shadow for reserved space, so less there.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr size_t kReserveAtMost = size_t{1} << 30;
-#else
-constexpr size_t kReserveAtMost = size_t{1} << 40;
-#endif
-constexpr size_t kReserveTimesMemory = 4;
-constexpr size_t kReserveAtLeast = size_t{1} << 28;
-
-}  // namespace
-
-size_t MostRowBytes() { return std::min(kReserveAtMost, kReserveTimesMemory * PhysicalMemory()); }
-
-Status RowStore::Init(const RowLayout& layout, uint64_t max_rows) {
+void RowStore::Init(const RowLayout& layout, uint64_t max_rows) {
   layout_ = layout;
-  const size_t wanted =
-      std::min<uint64_t>(max_rows, MostRowBytes() / layout.stride + 1) * layout.stride;
-  DYNEMB_RETURN_IF_ERROR(arena_.Reserve(wanted, std::min(wanted, kReserveAtLeast)));
-  max_rows_ = std::min<uint64_t>(max_rows, arena_.reserved() / layout.stride);
-  return Status();
+  max_rows_ = max_rows;
 }
 
 void RowStore::Presize(Exec& exec, uint64_t rows) {
@@ -51,7 +33,21 @@ Status RowStore::Allocate(size_t n, RowId* ids) {
     free_.pop_back();
   }
   for (size_t i = reused; i < n; ++i) ids[i] = static_cast<RowId>(high_water_++);
+  reused_ = reused;
   return Status();
+}
+
+void RowStore::Unallocate(size_t n, const RowId* ids) {
+  high_water_ -= n - reused_;
+  // Into the room that they were taken from.
+  for (size_t i = reused_; i-- > 0;) free_.push_back(ids[i]);
+  reused_ = 0;
+}
+
+void RowStore::ReserveFree(size_t n) {
+  if (free_.size() + n > free_.capacity()) {
+    free_.reserve(std::max(free_.size() + n, free_.capacity() + free_.capacity() / 2));
+  }
 }
 
 void RowStore::Clear() {
@@ -61,27 +57,49 @@ void RowStore::Clear() {
 }
 
 Status RowStore::ChangeLayout(Exec& exec, const RowLayout& layout, const float* initial_state) {
-  RowStore moved;
-  DYNEMB_RETURN_IF_ERROR(moved.Init(layout, max_rows_));
-  if (high_water_ > moved.max_rows_) {
-    return ResourceExhausted("no address space for " + std::to_string(high_water_) + " rows of " +
-                             std::to_string(layout.stride) + " bytes");
-  }
-  DYNEMB_RETURN_IF_ERROR(moved.arena_.Commit(high_water_ * layout.stride));
-  moved.Presize(exec, presized_);
+  constexpr size_t kGrain = 4096;
+  DYNEMB_RETURN_IF_ERROR(arena_.Commit(high_water_ * layout.stride));
+  const size_t before = layout_.stride;
+  const size_t after = layout.stride;
   const size_t kept = layout.vector_offset + layout.vector_bytes();
-  exec.ParallelFor(high_water_, 4096, [&](size_t begin, size_t end) {
-    for (size_t r = begin; r < end; ++r) {
-      char* to = moved.arena_.data() + r * layout.stride;
-      memcpy(to, At(static_cast<RowId>(r)), kept);
-      if (layout.state_bytes() != 0) {
-        memcpy(to + layout.state_offset, initial_state, layout.state_bytes());
+  const auto move = [&](size_t r) {
+    char* const to = arena_.data() + r * after;
+    memmove(to, arena_.data() + r * before, kept);
+    if (layout.state_bytes() != 0) {
+      memcpy(to + layout.state_offset, initial_state, layout.state_bytes());
+    }
+  };
+  const auto move_at_once = [&](size_t first, size_t last) {
+    exec.ParallelFor(last - first, kGrain, [&](size_t begin, size_t end) {
+      for (size_t r = first + begin; r < first + end; ++r) move(r);
+    });
+  };
+  // Rows move at once if none of their new places is an old place of one that has not moved.
+  if (after > before) {
+    for (size_t left = high_water_; left > 0;) {
+      const size_t apart = (left * before + after - 1) / after;
+      if (apart < left) {
+        move_at_once(apart, left);
+        left = apart;
+      } else {
+        move(--left);
       }
     }
-  });
-  moved.high_water_ = high_water_;
-  moved.free_ = std::move(free_);
-  *this = std::move(moved);
+  } else {
+    for (size_t done = 0; done < high_water_;) {
+      const size_t apart =
+          after == before ? high_water_ : std::min<size_t>(high_water_, done * before / after);
+      if (apart > done) {
+        move_at_once(done, apart);
+        done = apart;
+      } else {
+        move(done++);
+      }
+    }
+    arena_.Discard(high_water_ * after);
+  }
+  layout_ = layout;
+  Presize(exec, presized_);
   return Status();
 }
 

@@ -97,6 +97,7 @@ class SharedScratch {
   SharedScratch() : lease_(Pool().Take()) {}
   ~SharedScratch() { lease_->Shrink(); }
   T* operator->() const { return lease_.operator->(); }
+  T* get() const { return lease_.get(); }
 
  private:
   static ScratchPool<T>& Pool() {

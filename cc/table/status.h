@@ -1,4 +1,6 @@
-// Status: how every function of this library reports failure. No exception crosses its API.
+// Status: how every function of this library reports failure. Only std::bad_alloc is thrown, where
+// the heap is exhausted; a function that throws it leaves its object as one that returns an error
+// does. The operators turn it into an error.
 #ifndef DYNEMB_TABLE_STATUS_H_
 #define DYNEMB_TABLE_STATUS_H_
 
@@ -29,6 +31,7 @@ inline Status ResourceExhausted(std::string m) { return {Code::kResourceExhauste
 inline Status FailedPrecondition(std::string m) {
   return {Code::kFailedPrecondition, std::move(m)};
 }
+inline Status Internal(std::string m) { return {Code::kInternal, std::move(m)}; }
 
 }  // namespace dynemb
 

@@ -48,6 +48,12 @@ Status Table::CheckOptions(const TableOptions& o) {
   return Status();
 }
 
+uint64_t Table::SaltOf(const TableOptions& options) {
+  uint64_t salt = MixKey(options.seed);
+  for (const char c : options.name) salt = MixKey(salt + static_cast<unsigned char>(c));
+  return salt;
+}
+
 Status Table::InitialState(const StateSpec& spec, std::vector<float>* initial) {
   if (spec.widths.size() != spec.inits.size()) {
     return InvalidArgument("state of " + spec.optimizer + ": " +

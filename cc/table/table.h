@@ -13,8 +13,9 @@
 // Locking. Calls marked (shared) may run beside each other; calls marked (exclusive) may not run
 // beside anything. The caller holds mutex() accordingly, for several tables through TableLock.
 //
-// Failure. A call that returns an error has changed nothing but the times of last access, unless it
-// says otherwise. On a device calls that return nothing can fail too: Error tells.
+// Failure. A call that returns an error, or throws std::bad_alloc, has changed nothing but the
+// times of last access, unless it says otherwise. On a device calls that return nothing can fail
+// too: Error tells.
 #ifndef DYNEMB_TABLE_TABLE_H_
 #define DYNEMB_TABLE_TABLE_H_
 
@@ -118,6 +119,10 @@ class Table {
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;
 
+  // What a table with these options hashes its keys with: the same in every run, for tables of
+  // different names or seeds not the same. Neither ranks nor files depend on it.
+  static uint64_t SaltOf(const TableOptions& options);
+
   const TableOptions& options() const { return options_; }
   SharedMutex& mutex() const { return mutex_; }
   virtual const RowLayout& layout() const = 0;
@@ -171,8 +176,7 @@ class Table {
   virtual Status LookupOrInsert(Exec& exec, const void* keys, size_t n, Tick tick, void* vectors,
                                 RowId* rows) = 0;
   // (exclusive) Sets vectors (the table's dtype). Of repeated keys the last wins. New rows get
-  // initial state. If the system refuses memory for new rows, rows that were there may have been
-  // set already; a table that is full is unchanged.
+  // initial state.
   virtual Status Upsert(Exec& exec, const void* keys, size_t n, const void* vectors, Tick tick) = 0;
   // (exclusive) Adds float32 deltas to the vectors of distinct keys. A new row starts from its
   // initial vector.

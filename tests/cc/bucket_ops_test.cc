@@ -15,7 +15,8 @@ class BucketOps : public ::testing::Test {
  protected:
   BucketOps() : segment_(kBucketsPerSegment), keys_(1000) {
     for (Bucket& bucket : segment_) ClearBucket(&bucket);
-    view_ = {segment_.data(), &zero_, 0, reinterpret_cast<char*>(keys_.data()), sizeof(uint64_t)};
+    view_ = {segment_.data(), {&zero_, 0, 0}, nullptr, 0, reinterpret_cast<char*>(keys_.data()),
+             sizeof(uint64_t)};
   }
   // The `n`th key with this home bucket (and any digest).
   uint64_t KeyAtHome(uint32_t home, uint32_t n) {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -164,6 +165,58 @@ TEST_P(ExecTest, CallerHoldsALockThatHelpersWaitFor) {
   for (std::thread& t : waiters) t.join();
 }
 
+// Every call in turn throws: the exception arrives, after every call that was begun has returned.
+TEST_P(ExecTest, ExceptionsReachTheCaller) {
+  for (size_t thrower = 0; thrower < 20; ++thrower) {
+    std::atomic<int> running{0};
+    std::atomic<size_t> calls{0};
+    const auto fn = [&](size_t begin, size_t) {
+      ++running;
+      ++calls;
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+      const bool throws = begin == thrower;
+      --running;
+      if (throws) throw std::runtime_error("range " + std::to_string(begin));
+    };
+    try {
+      exec_->ParallelFor(20, 1, fn);
+      ADD_FAILURE() << "no exception";
+    } catch (const std::runtime_error& e) {
+      EXPECT_EQ(e.what(), "range " + std::to_string(thrower));
+    }
+    EXPECT_EQ(running, 0);
+    EXPECT_GE(calls, 1u);
+  }
+  size_t sum = 0;  // and it goes on working
+  std::mutex mutex;
+  exec_->ParallelFor(100, 1, [&](size_t begin, size_t end) {
+    std::lock_guard<std::mutex> lock(mutex);
+    sum += end - begin;
+  });
+  EXPECT_EQ(sum, 100u);
+}
+
+TEST_P(ExecTest, OneOfManyExceptionsReachesTheCaller) {
+  EXPECT_THROW(exec_->ParallelFor(100, 1, [](size_t, size_t) { throw std::bad_alloc(); }),
+               std::bad_alloc);
+}
+
+TEST(PoolExecTest, WithoutMemoryForHelpersTheCallerWorksAlone) {
+  for (size_t scheduled = 0; scheduled < 3; ++scheduled) {
+    Closures helpers;
+    PoolExec exec(
+        [&](std::function<void()> f) {
+          if (helpers.size() == scheduled) throw std::bad_alloc();
+          helpers.push_back(std::move(f));
+        },
+        3);
+    size_t sum = 0;
+    exec.ParallelFor(100, 1, [&](size_t begin, size_t end) { sum += end - begin; });
+    EXPECT_EQ(sum, 100u);
+    for (auto& help : helpers) help();
+  }
+}
+
 TEST(PoolExecTest, AHelperThatStartsLateTouchesNothing) {
   Closures late;
   size_t calls = 0;
@@ -171,8 +224,8 @@ TEST(PoolExecTest, AHelperThatStartsLateTouchesNothing) {
     PoolExec exec([&](std::function<void()> f) { late.push_back(std::move(f)); }, 3);
     // On the heap, so that the address sanitizer sees a use after the return.
     auto counter = std::make_unique<size_t*>(&calls);
-    auto fn = std::make_unique<RangeFn>(
-        [&counter = *counter](size_t begin, size_t end) { *counter += end - begin; });
+    const auto count = [&counter = *counter](size_t begin, size_t end) { *counter += end - begin; };
+    const auto fn = std::make_unique<decltype(count)>(count);
     exec.ParallelFor(100, 1, *fn);
   }
   EXPECT_EQ(late.size(), 3u);

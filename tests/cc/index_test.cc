@@ -19,21 +19,22 @@ using testing_table::Random;
 class IndexTest : public ::testing::Test {
  protected:
   void Init(uint64_t expected, double max_load = 0.85) {
-    ASSERT_TRUE(index_.Init(expected, 1u << 24, max_load).ok());
+    ASSERT_TRUE(index_.Init(expected, max_load, /*salt=*/0).ok());
   }
   Status Add(size_t n) {
-    std::vector<uint32_t> prefixes(n), segment_of(n);
+    std::vector<uint64_t> hashes(n);
+    std::vector<uint32_t> segment_of(n);
     for (size_t i = 0; i < n; ++i) {
-      prefixes[i] = MakeProbe(MixKey(next_ + i)).prefix;
-      segment_of[i] = index_.SegmentOf(prefixes[i]);
+      hashes[i] = index_.HashOf(next_ + i);
+      segment_of[i] = index_.SegmentOf(hashes[i]);
     }
-    const Status status = index_.Grow(exec_, prefixes.data(), n, RowsAreKeys(), segment_of.data());
+    const Status status = index_.Grow(exec_, hashes.data(), n, RowsAreKeys(), segment_of.data());
     if (!status.ok()) return status;
     OneLane lane;
     for (size_t i = 0; i < n; ++i) {
-      EXPECT_EQ(segment_of[i], index_.SegmentOf(prefixes[i]));
-      const SlotRef at = Claim(lane, index_.SegmentBuckets(segment_of[i]),
-                               MakeProbe(MixKey(next_ + i)), static_cast<RowId>(next_ + i), 1);
+      EXPECT_EQ(segment_of[i], index_.SegmentOf(hashes[i]));
+      const SlotRef at = Claim(lane, index_.SegmentBuckets(segment_of[i]), MakeProbe(hashes[i]),
+                               static_cast<RowId>(next_ + i), 1);
       EXPECT_NE(at.bucket, nullptr);
     }
     next_ += n;
@@ -50,7 +51,7 @@ class IndexTest : public ::testing::Test {
           ++count;
           ASSERT_FALSE(seen[row]);
           seen[row] = true;
-          ASSERT_EQ(index_.SegmentOf(MakeProbe(MixKey(row)).prefix), s);
+          ASSERT_EQ(index_.SegmentOf(MixKey(row)), s);
         }
       }
       ASSERT_EQ(index_.count(s), count);
@@ -67,7 +68,7 @@ class IndexTest : public ::testing::Test {
 TEST_F(IndexTest, GrowsFromOneSegment) {
   Init(1);
   EXPECT_EQ(index_.segments(), 1u);
-  EXPECT_EQ(index_.depth(), 0u);
+  EXPECT_EQ(index_.View<uint64_t>(nullptr, 0).directory.depth, 0u);
   while (next_ < 100000) {
     ASSERT_TRUE(Add(1 + next_ / 2).ok());
     Check();
@@ -80,8 +81,9 @@ TEST_F(IndexTest, DirectoryCoversEverySegmentOnce) {
   std::vector<uint32_t> entries(index_.segments());
   uint32_t last = ~0u;
   std::vector<bool> closed(index_.segments());
-  for (uint64_t i = 0; i < uint64_t{1} << index_.depth(); ++i) {
-    const uint32_t s = index_.directory()[i];
+  const Directory directory = index_.View<uint64_t>(nullptr, 0).directory;
+  for (uint64_t i = 0; i < uint64_t{1} << directory.depth; ++i) {
+    const uint32_t s = directory.entries[i];
     ASSERT_LT(s, index_.segments());
     ++entries[s];
     if (s != last && last != ~0u) closed[last] = true;
@@ -97,7 +99,7 @@ TEST_F(IndexTest, DirectoryCoversEverySegmentOnce) {
 TEST_F(IndexTest, PresizeMatchesWhatGrowthWouldMake) {
   for (const uint64_t n : {100u, 1000u, 20000u, 300000u}) {
     Index presized;
-    ASSERT_TRUE(presized.Init(n, 1u << 24, 0.85).ok());
+    ASSERT_TRUE(presized.Init(n, 0.85, /*salt=*/0).ok());
     index_ = Index();
     next_ = 0;
     Init(1);
@@ -149,18 +151,105 @@ TEST_F(IndexTest, LoadFactorIsKept) {
   }
 }
 
-TEST_F(IndexTest, FloodFailsAndChangesNothing) {
+// Rows whose keys have given hashes.
+class GivenHashes final : public Index::RowHashes {
+ public:
+  explicit GivenHashes(const std::vector<uint64_t>& hashes) : hashes_(hashes) {}
+  void Read(const RowId* rows, size_t n, uint64_t* hashes) const override {
+    for (size_t i = 0; i < n; ++i) hashes[i] = hashes_[rows[i]];
+  }
+
+ private:
+  const std::vector<uint64_t>& hashes_;
+};
+
+// Adds keys with these hashes in batches, and sees that each is in its segment, once, and counted.
+void AddHashes(Index* index, const std::vector<uint64_t>& hashes, size_t batch) {
+  SerialExec exec;
+  OneLane lane;
+  const GivenHashes rows(hashes);
+  for (size_t begin = 0; begin < hashes.size(); begin += batch) {
+    const size_t n = std::min(batch, hashes.size() - begin);
+    std::vector<uint32_t> segment_of(n);
+    for (size_t i = 0; i < n; ++i) segment_of[i] = index->SegmentOf(hashes[begin + i]);
+    ASSERT_TRUE(index->Grow(exec, hashes.data() + begin, n, rows, segment_of.data()).ok());
+    for (size_t i = 0; i < n; ++i) {
+      ASSERT_EQ(segment_of[i], index->SegmentOf(hashes[begin + i]));
+      const SlotRef at = Claim(lane, index->SegmentBuckets(segment_of[i]),
+                               MakeProbe(hashes[begin + i]), static_cast<RowId>(begin + i), 1);
+      ASSERT_NE(at.bucket, nullptr);
+    }
+  }
+  std::vector<int> seen(hashes.size());
+  for (uint32_t s = 0; s < index->segments(); ++s) {
+    uint32_t count = 0;
+    for (uint32_t b = 0; b < kBucketsPerSegment; ++b) {
+      for (RowId row : index->SegmentBuckets(s)[b].row) {
+        if (row == kNoRow) continue;
+        ++count;
+        ++seen[row];
+        ASSERT_EQ(index->SegmentOf(hashes[row]), s);
+      }
+    }
+    ASSERT_EQ(index->count(s), count);
+  }
+  EXPECT_EQ(seen, std::vector<int>(hashes.size(), 1));
+}
+
+TEST_F(IndexTest, KeysOfOnePrefixGetADirectoryOfTheirOwn) {
+  std::vector<uint64_t> hashes;
+  for (uint64_t i = 0; i < 200000; ++i) hashes.push_back(0x2468ACEull << 32 | i * 20000);
+  for (const size_t batch : {size_t{300}, size_t{5000}, hashes.size()}) {
+    index_ = Index();
+    next_ = 0;
+    Init(1);
+    AddHashes(&index_, hashes, batch);
+    EXPECT_EQ(index_.inner_directories(), 1u);
+    EXPECT_GT(static_cast<double>(hashes.size()), 0.5 * static_cast<double>(index_.slots()));
+    EXPECT_LT(index_.bytes(), 24 * hashes.size());
+  }
+  ASSERT_TRUE(index_.Clear().ok());
+  EXPECT_EQ(index_.inner_directories(), 0u);
+}
+
+// Keys that agree at two levels, as only somebody who looks for them finds them.
+TEST_F(IndexTest, KeysOfOnePrefixAtTwoLevels) {
+  std::vector<uint64_t> hashes;
+  for (uint64_t low = 0; hashes.size() < 3000; ++low) {
+    const uint64_t hash = 0x2468ACEull << 32 | low;
+    if (PrefixOf(hash, 1) >> 20 == 0x5A5) hashes.push_back(hash);
+  }
   Init(1);
-  ASSERT_TRUE(Add(3000).ok());
-  std::vector<uint32_t> prefixes(500, 0x77777777u), segment_of(500);
-  prefixes[0] = 1;
-  for (size_t i = 0; i < 500; ++i) segment_of[i] = index_.SegmentOf(prefixes[i]);
-  EXPECT_EQ(index_.Grow(exec_, prefixes.data(), 500, RowsAreKeys(), segment_of.data()).code(),
-            Code::kResourceExhausted);
-  Check();  // counts, too
-  EXPECT_LT(index_.bytes(), 1u << 20);
-  ASSERT_TRUE(Add(30000).ok());
-  Check();
+  AddHashes(&index_, hashes, 700);
+  EXPECT_EQ(index_.inner_directories(), 2u);
+  EXPECT_LT(index_.bytes(), size_t{1} << 20);
+}
+
+// Keys that several batches crowd into one segment fit beside those that they cannot evict.
+TEST_F(IndexTest, MakeSlotsLeavesSlotsForKeysThatAreNotCounted) {
+  Init(1);
+  ASSERT_TRUE(Add(5000).ok());
+  std::vector<uint64_t> hashes;
+  for (uint64_t i = 0; i < 1000; ++i) hashes.push_back(0x2468ACEull << 32 | i * 4000000);
+  for (const uint32_t leave : {0u, 100u}) {
+    std::vector<uint32_t> segment_of;
+    for (uint64_t h : hashes) segment_of.push_back(index_.SegmentOf(h));
+    ASSERT_TRUE(index_
+                    .MakeSlots(
+                        exec_, hashes.data(), hashes.size(), RowsAreKeys(),
+                        [leave](uint32_t) { return leave; }, segment_of.data())
+                    .ok());
+    std::vector<uint32_t> wanted(index_.segments());
+    for (size_t i = 0; i < hashes.size(); ++i) {
+      ASSERT_EQ(segment_of[i], index_.SegmentOf(hashes[i]));
+      ++wanted[segment_of[i]];
+    }
+    for (uint32_t s = 0; s < index_.segments(); ++s) {
+      if (wanted[s] == 0) continue;
+      ASSERT_LE(index_.count(s) + wanted[s], kSlotsPerSegment + leave);
+    }
+    Check();
+  }
 }
 
 TEST_F(IndexTest, ClearIsLikeNew) {

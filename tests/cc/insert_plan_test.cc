@@ -16,6 +16,7 @@
 #include "cc/table/lanes.h"
 #include "cc/table/table.h"
 #include "tests/cc/rows_are_keys.h"
+#include "tests/cc/table_suite.h"
 
 namespace dynemb {
 namespace {
@@ -23,16 +24,17 @@ namespace {
 // An index of several segments, holding keys 0..n-1.
 void Fill(Index* index, uint32_t n) {
   SerialExec exec;
-  ASSERT_TRUE(index->Init(1, 1u << 22, 0.85).ok());
-  std::vector<uint32_t> prefixes(n), segment_of(n);
+  ASSERT_TRUE(index->Init(1, 0.85, /*salt=*/0).ok());
+  std::vector<uint64_t> hashes(n);
+  std::vector<uint32_t> segment_of(n);
   for (uint32_t i = 0; i < n; ++i) {
-    prefixes[i] = MakeProbe(MixKey(i)).prefix;
-    segment_of[i] = index->SegmentOf(prefixes[i]);
+    hashes[i] = MixKey(i);
+    segment_of[i] = index->SegmentOf(hashes[i]);
   }
-  ASSERT_TRUE(index->Grow(exec, prefixes.data(), n, RowsAreKeys(), segment_of.data()).ok());
+  ASSERT_TRUE(index->Grow(exec, hashes.data(), n, RowsAreKeys(), segment_of.data()).ok());
   OneLane lane;
   for (uint32_t i = 0; i < n; ++i) {
-    Claim(lane, index->SegmentBuckets(segment_of[i]), MakeProbe(MixKey(i)), i, 1);
+    Claim(lane, index->SegmentBuckets(segment_of[i]), MakeProbe(hashes[i]), i, 1);
   }
 }
 
@@ -71,8 +73,7 @@ void Check(const InsertPlan& plan, const Batch& batch, const Index& index) {
   for (size_t j = 0; j < order.size(); ++j) {
     EXPECT_EQ(plan.positions[j], order[j]);
     EXPECT_EQ(plan.hashes[j], MixKey(batch.keys[order[j]]));
-    EXPECT_EQ(plan.prefixes[j], MakeProbe(plan.hashes[j]).prefix);
-    EXPECT_EQ(plan.segment_of[j], index.SegmentOf(plan.prefixes[j]));
+    EXPECT_EQ(plan.segment_of[j], index.SegmentOf(plan.hashes[j]));
   }
   ASSERT_EQ(plan.repeats().size(), repeats.size());
   for (size_t r = 0; r < repeats.size(); ++r) {
@@ -136,20 +137,46 @@ TEST(InsertPlanTest, AgreesWithAModelForAnyThreadsAndRepeats) {
   }
 }
 
-TEST(InsertPlanTest, OneKeyAndMemoryGivenBack) {
+// Hashes that agree in their low bits, where the set of a worker looks first.
+TEST(InsertPlanTest, RepeatsAmongHashesThatAgreeInLowBits) {
+  Index index;
+  Fill(&index, 3000);
+  ThreadsExec exec(2);
+  Batch batch;
+  for (uint64_t i = 0; i < 200000; ++i) {
+    const uint64_t hash = (i % 150000) << 20 | 0xABCDE;
+    batch.keys.push_back(testing_table::UnmixKey(hash));
+    batch.rows.push_back(kNoRow);
+  }
+  InsertPlan plan;
+  plan.Build(exec, batch.keys.data(), batch.rows.data(), batch.keys.size(), index);
+  EXPECT_EQ(plan.size(), 150000u);
+  Check(plan, batch, index);
+}
+
+TEST(InsertPlanTest, HeldKeysAreTheOthers) {
+  Index index;
+  Fill(&index, 3000);
+  ThreadsExec exec(2);
+  const Batch batch = RandomBatch(9000, 4000, 0.4, 7);
+  InsertPlan plan;
+  plan.Reserve(exec, batch.keys.size());
+  plan.BuildHeld(exec, batch.keys.data(), batch.rows.data(), batch.keys.size(), index);
+  Batch other = batch;
+  for (RowId& row : other.rows) row = row == kNoRow ? 0 : kNoRow;
+  Check(plan, other, index);
+  for (size_t j = 0; j < plan.size(); ++j) {
+    ASSERT_EQ(plan.rows[j], batch.rows[plan.positions[j]]);
+  }
+}
+
+TEST(InsertPlanTest, MemoryIsGivenBack) {
   Index index;
   Fill(&index, 3000);
   ThreadsExec exec(2);
   InsertPlan plan;
   const Batch batch = RandomBatch(9000, 4000, 1.0, 7);
   plan.Build(exec, batch.keys.data(), batch.rows.data(), batch.keys.size(), index);
-  plan.BuildOne(17, MixKey(5), index);
-  ASSERT_EQ(plan.size(), 1u);
-  EXPECT_EQ(plan.positions[0], 17u);
-  EXPECT_EQ(plan.segment_of[0], index.SegmentOf(MakeProbe(MixKey(5)).prefix));
-  EXPECT_TRUE(plan.repeats().empty());
-  CheckOwners(exec, plan, 0, 1);
-
   const Batch huge = RandomBatch((16u << 20) / 8 + 1, uint64_t{1} << 60, 1.0, 8);
   plan.Build(exec, huge.keys.data(), huge.rows.data(), huge.keys.size(), index);
   plan.Shrink();

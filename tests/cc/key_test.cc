@@ -93,7 +93,7 @@ TEST(Probe, HomesAndDigestsAreUniform) {
 
 TEST(Probe, PrefixIsTheSpiralOfTheTopBits) {
   const Probe p = MakeProbe(0x80000000FFFFFFFFull);
-  EXPECT_EQ(p.prefix, Spiral(0x80000000u));
+  EXPECT_EQ(PrefixOf(0x80000000FFFFFFFFull), Spiral(0x80000000u));
   EXPECT_EQ(p.home, 63);
   EXPECT_EQ(p.digest, 255);
   EXPECT_EQ(MakeProbe(0).digest, 1);

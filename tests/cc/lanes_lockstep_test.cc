@@ -67,8 +67,9 @@ class Crowd {
     for (uint64_t key = 0; keys_.size() < 2 * kKeys; ++key) {
       if (ProbeOf(key).home == kHome) keys_.push_back(key);
     }
-    view_ = {segment_.data(), &zero_, 0, reinterpret_cast<char*>(key_of_row_.data()),
-             sizeof(uint64_t)};
+    view_ = {
+        segment_.data(), {&zero_, 0, 0}, nullptr, 0, reinterpret_cast<char*>(key_of_row_.data()),
+        sizeof(uint64_t)};
   }
 
   static Probe ProbeOf(uint64_t key) { return MakeProbe(MixKey(key)); }

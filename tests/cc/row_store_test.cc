@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 #include <vector>
@@ -32,7 +33,7 @@ TEST(RowLayout, WastesAtMostTwoBytes) {
 
 TEST(RowStore, HandsOutFreedRowsFirst) {
   RowStore store;
-  ASSERT_TRUE(store.Init(RowLayout(8, DType::kFloat32, 2, 0), 100).ok());
+  store.Init(RowLayout(8, DType::kFloat32, 2, 0), 100);
   std::vector<RowId> ids(10);
   ASSERT_TRUE(store.Allocate(10, ids.data()).ok());
   EXPECT_EQ(std::set<RowId>(ids.begin(), ids.end()).size(), 10u);
@@ -52,7 +53,7 @@ TEST(RowStore, HandsOutFreedRowsFirst) {
 TEST(RowStore, FreshRowsAreZeroAndApart) {
   RowStore store;
   const RowLayout layout(4, DType::kBfloat16, 3, 1);
-  ASSERT_TRUE(store.Init(layout, 50000).ok());
+  store.Init(layout, 50000);
   std::vector<RowId> ids(50000);
   ASSERT_TRUE(store.Allocate(ids.size(), ids.data()).ok());
   const std::vector<char> zero(layout.stride);
@@ -71,7 +72,7 @@ TEST(RowStore, FreshRowsAreZeroAndApart) {
 
 TEST(RowStore, FullIsRefusedWhole) {
   RowStore store;
-  ASSERT_TRUE(store.Init(RowLayout(8, DType::kFloat32, 1, 0), 10).ok());
+  store.Init(RowLayout(8, DType::kFloat32, 1, 0), 10);
   EXPECT_EQ(store.max_rows(), 10u);
   std::vector<RowId> ids(20, 77);
   ASSERT_TRUE(store.Allocate(6, ids.data()).ok());
@@ -85,22 +86,49 @@ TEST(RowStore, FullIsRefusedWhole) {
   EXPECT_FALSE(store.Allocate(1, ids.data()).ok());
 }
 
-TEST(RowStore, AddressesStayWhileItGrows) {
+TEST(RowStore, ContentsStayWhileItGrows) {
   RowStore store;
-  ASSERT_TRUE(store.Init(RowLayout(8, DType::kFloat32, 4, 0), 1000000).ok());
-  RowId first;
-  ASSERT_TRUE(store.Allocate(1, &first).ok());
-  const char* at = store.At(first);
+  const RowLayout layout(8, DType::kFloat32, 4, 0);
+  store.Init(layout, 3000000);
   std::vector<RowId> ids(1000);
-  for (int i = 0; i < 200; ++i) ASSERT_TRUE(store.Allocate(1000, ids.data()).ok());
-  EXPECT_EQ(store.At(first), at);
+  uint64_t next = 0;
+  for (size_t n = 1; next < 1000000; n = std::min<size_t>(ids.size(), 2 * n)) {
+    ASSERT_TRUE(store.Allocate(n, ids.data()).ok());
+    for (size_t i = 0; i < n; ++i) memcpy(store.At(ids[i]), &++next, sizeof(next));
+  }
+  for (uint64_t r = 0; r < next; ++r) {
+    uint64_t key;
+    memcpy(&key, store.At(static_cast<RowId>(r)), sizeof(key));
+    ASSERT_EQ(key, r + 1);
+  }
+}
+
+TEST(RowStore, UnallocateIsAsIfNothingHadBeenAllocated) {
+  RowStore store, other;
+  for (RowStore* s : {&store, &other}) {
+    s->Init(RowLayout(8, DType::kFloat32, 2, 0), 100);
+    std::vector<RowId> ids(10);
+    ASSERT_TRUE(s->Allocate(10, ids.data()).ok());
+    for (RowId id : {3, 7, 5}) s->Free(id);
+  }
+  for (const size_t n : {size_t{0}, size_t{2}, size_t{3}, size_t{20}}) {
+    std::vector<RowId> ids(n);
+    ASSERT_TRUE(store.Allocate(n, ids.data()).ok());
+    store.Unallocate(n, ids.data());
+    EXPECT_EQ(store.live(), 7u);
+    EXPECT_EQ(store.high_water(), 10u);
+  }
+  std::vector<RowId> a(6), b(6);
+  ASSERT_TRUE(store.Allocate(6, a.data()).ok());
+  ASSERT_TRUE(other.Allocate(6, b.data()).ok());
+  EXPECT_EQ(a, b);
 }
 
 TEST(RowStore, ChangeLayoutKeepsKeyTimeAndVector) {
   SerialExec exec;
   RowStore store;
   RowLayout layout(8, DType::kFloat16, 3, 0);
-  ASSERT_TRUE(store.Init(layout, 1000).ok());
+  store.Init(layout, 1000);
   std::vector<RowId> ids(100);
   ASSERT_TRUE(store.Allocate(100, ids.data()).ok());
   for (RowId id : ids) {
@@ -135,6 +163,43 @@ TEST(RowStore, ChangeLayoutKeepsKeyTimeAndVector) {
   EXPECT_EQ(reused, 5u);
 }
 
+// Rows move inside the arena, from any width to any other, by several threads.
+TEST(RowStore, ChangeLayoutMovesManyRows) {
+  ThreadsExec exec(4);
+  for (const uint64_t rows : {uint64_t{1}, uint64_t{2}, uint64_t{30000}, uint64_t{100001}}) {
+    RowStore store;
+    RowLayout layout(8, DType::kFloat32, 3, 0);
+    store.Init(layout, 2 * rows);
+    std::vector<RowId> ids(rows);
+    ASSERT_TRUE(store.Allocate(rows, ids.data()).ok());
+    for (uint64_t r = 0; r < rows; ++r) {
+      char* const row = store.At(static_cast<RowId>(r));
+      memcpy(row, &r, sizeof(r));
+      *layout.update(row) = 7;
+      memset(layout.vector(row), static_cast<int>(r), 12);
+    }
+    for (const int64_t width : {1, 2, 40, 41, 40, 40, 3, 100, 0, 1, 0}) {
+      layout = RowLayout(8, DType::kFloat32, 3, width);
+      const std::vector<float> initial(static_cast<size_t>(width), static_cast<float>(width));
+      ASSERT_TRUE(store.ChangeLayout(exec, layout, initial.data()).ok());
+      for (uint64_t r = 0; r < rows; ++r) {
+        const char* const row = store.At(static_cast<RowId>(r));
+        uint64_t key;
+        memcpy(&key, row, sizeof(key));
+        ASSERT_EQ(key, r) << width;
+        ASSERT_EQ(*layout.update(row), 7u);
+        ASSERT_EQ(layout.vector(row)[0], static_cast<char>(r));
+        ASSERT_EQ(layout.vector(row)[11], static_cast<char>(r));
+        for (int64_t c = 0; c < width; ++c) ASSERT_EQ(layout.state(row)[c], initial[0]);
+      }
+    }
+    // What wider rows had used is zero for the next rows.
+    ASSERT_TRUE(store.Allocate(rows, ids.data()).ok());
+    const std::vector<char> zero(layout.stride);
+    for (RowId id : ids) ASSERT_EQ(memcmp(store.At(id), zero.data(), layout.stride), 0);
+  }
+}
+
 // Presize and Populate are for speed only: ids, contents and counts are as without, also in another
 // layout.
 TEST(RowStore, PresizeAndPopulateChangeNothingButSpeed) {
@@ -146,7 +211,7 @@ TEST(RowStore, PresizeAndPopulateChangeNothingButSpeed) {
        {uint64_t{0}, uint64_t{200000}, uint64_t{300000}, uint64_t{1} << 50}) {
     SCOPED_TRACE(presized);
     RowStore store;
-    ASSERT_TRUE(store.Init(layout, 300000).ok());
+    store.Init(layout, 300000);
     store.Presize(exec, presized);
     EXPECT_EQ(store.high_water(), 0u);
     EXPECT_EQ(store.bytes(), 0u);

@@ -85,13 +85,13 @@ inline uint64_t UnmixKey(uint64_t hash) {
   return unshift(z, 30) - 0x9E3779B97F4A7C15ull;
 }
 
-// Keys of 64 bits whose hashes have these upper 32 bits, so they all belong in one segment; with
-// `crowded`, also one home bucket and one digest.
-inline Keys SameSegment(uint32_t upper, size_t n, bool crowded) {
+// Keys of 64 bits whose hashes with this salt have these upper 32 bits; with `crowded`, also one
+// home bucket and one digest.
+inline Keys SamePrefix(uint64_t salt, uint32_t upper, size_t n, bool crowded) {
   Keys keys(n);
   for (size_t i = 0; i < n; ++i) {
     const auto low = static_cast<uint32_t>(crowded ? 17 | i << 6 : i * 2654435761u);
-    keys[i] = UnmixKey(uint64_t{upper} << 32 | low);
+    keys[i] = UnmixKey(uint64_t{upper} << 32 | low) ^ salt;
   }
   return keys;
 }
@@ -215,6 +215,7 @@ class Subject {
     return table_->WriteRows(*exec_, Pack(keys).data(), keys.size(), vectors.data(), state.data(),
                              insert, ++tick_);
   }
+  uint64_t salt() const { return Table::SaltOf(table_->options()); }
   Status Clear() { return table_->Clear(*exec_, ++tick_); }
   size_t Erase(const Keys& keys) {
     return table_->Erase(*exec_, Pack(keys).data(), keys.size(), ++tick_);

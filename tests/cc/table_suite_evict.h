@@ -258,7 +258,8 @@ TABLE_TEST(TableEvict, OneSegmentTakesFromOthers) {
     Subject t = f.Create(Bounded(f, capacity, 1));
     t.FindOrInsert(Scattered(1, capacity));
     for (uint32_t round = 0; round < f.Scaled(4, 1); ++round) {
-      const Keys keys = SameSegment(0x70000000u + (round << 16), f.Scaled(370, 330), crowded);
+      const Keys keys =
+          SamePrefix(t.salt(), 0x70000000u + (round << 16), f.Scaled(370, 330), crowded);
       t.FindOrInsert(keys);
       t.Check();
       ASSERT_EQ(t.CountContained(keys), keys.size());

@@ -98,19 +98,61 @@ TABLE_TEST(TableGrow, ExecDoesNotMatter) {
   EXPECT_EQ(t.stats().evictions, u.stats().evictions);
 }
 
-// A ring has a place for every key as long as a slot is free, wherever keys come from.
-TABLE_TEST(TableGrow, FloodIsTaken) {
-  if (!f.flat() || f.key_type() == KeyType::kInt32) GTEST_SKIP() << "a ring, keys of 64 bits";
-  Subject t = f.Create(f.Options(1));
-  const Keys flood = SameSegment(0x2468ACEu, f.Scaled(1000, 40), true);
+// Every key finds a place, whatever hashes have in common: here 32 bits, or nearly all.
+TABLE_TEST(TableGrow, KeysOfOnePrefixAreTaken) {
+  if (f.key_type() == KeyType::kInt32) GTEST_SKIP() << "needs keys of 64 bits";
+  for (const bool crowded : {false, true}) {
+    Subject t = f.Create(f.Options(1));
+    const Keys good = Scattered(1, f.Scaled(3000, 60));
+    const RowIds good_rows = t.FindOrInsert(good);
+    const Keys flood =
+        SamePrefix(t.salt(), 0x2468ACEu, f.Scaled(crowded ? 1500 : 20000, 40), crowded);
+    const size_t half = flood.size() / 2;
+    t.FindOrInsert(Keys(flood.begin(), flood.begin() + static_cast<int64_t>(half)));
+    t.Check();
+    const RowIds rows = t.FindOrInsert(flood);
+    t.Check();
+    EXPECT_EQ(t.size(), good.size() + flood.size());
+    EXPECT_EQ(t.stats().refused, 0u);
+    EXPECT_EQ(t.Find(flood), rows);
+    EXPECT_EQ(t.Find(good), good_rows);
+    EXPECT_EQ(t.Read(flood), f.InitialVectors(t, flood));
+    // Not more slots than any other keys have.
+    EXPECT_GT(static_cast<double>(t.size()), .25 * static_cast<double>(t.stats().slots));
+    EXPECT_EQ(t.Erase(flood), flood.size());
+    EXPECT_EQ(t.CountContained(flood), 0u);
+    t.Check();
+    EXPECT_EQ(t.Find(good), good_rows);
+    t.FindOrInsert(flood);
+    EXPECT_EQ(t.size(), good.size() + flood.size());
+    t.Check();
+    ASSERT_TRUE(t.Clear().ok());
+    t.FindOrInsert(flood);
+    t.Check();
+  }
+}
+
+// A full table evicts for keys that all belong in one segment, too.
+TABLE_TEST(TableGrow, KeysOfOnePrefixEvict) {
+  if (f.key_type() == KeyType::kInt32) GTEST_SKIP() << "needs keys of 64 bits";
+  TableOptions options = f.Options(1);
+  options.max_capacity = static_cast<int64_t>(f.Scaled(3000, 60));
+  options.init_capacity = 1;
+  Subject t = f.Create(options);
+  const auto most = static_cast<size_t>(options.max_capacity);
+  t.FindOrInsert(Scattered(1, most));
+  EXPECT_EQ(t.size(), most);
+  // As many as the table has rows, so that nearly all have to come from other segments.
+  const Keys flood = SamePrefix(t.salt(), 0x2468ACEu, most, false);
   const RowIds rows = t.FindOrInsert(flood);
-  EXPECT_EQ(t.size(), flood.size());
   t.Check();
+  EXPECT_EQ(t.size(), most);
   EXPECT_EQ(t.Find(flood), rows);
-  EXPECT_EQ(t.Read(flood), f.InitialVectors(t, flood));
-  EXPECT_EQ(t.Erase(flood), flood.size());
-  EXPECT_EQ(t.CountContained(flood), 0u);
+  EXPECT_EQ(t.stats().evictions, most);
+  const Keys others = Scattered(100000, most);
+  t.FindOrInsert(others);
   t.Check();
+  EXPECT_EQ(t.CountContained(others), most);
 }
 
 // Average load and bytes of metadata a row, at many sizes.
@@ -152,7 +194,7 @@ TABLE_TEST(TableGrow, CrowdedBucketOverflowsAndRecovers) {
   Subject t = f.Create(f.Options(1));
   if (t.key_size() != 8) GTEST_SKIP() << "needs keys of 64 bits";
   const size_t n = f.Scaled(370, 30);
-  const Keys keys = SameSegment(0x12345678u, n, /*crowded=*/true);
+  const Keys keys = SamePrefix(t.salt(), 0x12345678u, n, /*crowded=*/true);
   for (size_t i = 0; i < n; i += n / 5) {
     t.FindOrInsert(Keys(keys.begin() + static_cast<int64_t>(i),
                         keys.begin() + static_cast<int64_t>(std::min(n, i + n / 5))));
@@ -173,47 +215,10 @@ TABLE_TEST(TableGrow, CrowdedBucketOverflowsAndRecovers) {
   EXPECT_EQ(t.CountContained(keys), n);
 }
 
-// Keys whose hashes agree in 32 bits cannot be parted by splitting: refused, and nothing happens.
-TABLE_TEST(TableGrow, FloodIsRefused) {
-  if (f.key_type() == KeyType::kInt32) GTEST_SKIP() << "needs keys of 64 bits";
-  if (f.flat()) GTEST_SKIP() << "a ring takes any keys: FloodIsTaken";
-  Subject t = f.Create(f.Options(1));
-  const Keys good = Scattered(1, f.Scaled(3000, 60));
-  const RowIds rows = t.FindOrInsert(good);
-  const std::vector<Exported> before = t.Export();
-  Keys flood = SameSegment(0x2468ACEu, 500, false);
-  flood.insert(flood.end(), good.begin(), good.begin() + 20);
-  const Keys more = Scattered(900000, 20);
-  flood.insert(flood.end(), more.begin(), more.end());
-  const Floats values(flood.size(), 5.0f);
-  const auto unchanged = [&](const Status& status, const char* call) {
-    EXPECT_EQ(status.code(), Code::kResourceExhausted) << call;
-    EXPECT_NE(status.message().find("subject"), std::string::npos) << status.message();
-    t.Check();
-    EXPECT_EQ(t.size(), before.size()) << call;
-    EXPECT_TRUE(t.Export() == before) << call << " failed and changed the table";
-  };
-  RowIds unused;
-  unchanged(t.TryFindOrInsert(flood, &unused), "FindOrInsert");
-  unchanged(t.TryAccumulate(flood, values), "Accumulate");
-  unchanged(t.TryWriteRows(flood, values, {}, true), "WriteRows");
-  // An upsert may have set rows that were there, and nothing else.
-  EXPECT_EQ(t.TryUpsert(flood, values).code(), Code::kResourceExhausted);
-  t.Check();
-  EXPECT_EQ(t.Find(good), rows);
-  EXPECT_EQ(t.size(), good.size());
-  EXPECT_GT(t.stats().refused, 0u);
-  EXPECT_LT(t.stats().index_bytes, size_t{1} << 20);
-  // Still usable.
-  EXPECT_EQ(t.Find(good), rows);
-  t.FindOrInsert(more);
-  t.FindOrInsert(Scattered(5000000, f.Scaled(20000, 100)));
-  t.Check();
-}
-
 REGISTER_TYPED_TEST_SUITE_P(TableGrow, RowIdsAndVectorsStay, PresizingChangesNothingButTheCost,
                             ExecDoesNotMatter, LoadAndMetadata, RepeatsDoNotGrowTheIndex,
-                            CrowdedBucketOverflowsAndRecovers, FloodIsRefused, FloodIsTaken);
+                            CrowdedBucketOverflowsAndRecovers, KeysOfOnePrefixAreTaken,
+                            KeysOfOnePrefixEvict);
 
 }  // namespace testing_table
 }  // namespace dynemb
