@@ -25,6 +25,7 @@
 #include "cc/table/exec.h"
 #include "cc/table/hash_table.h"
 #include "cc/table/table.h"
+#include "tests/cc/sharded_keys.h"
 
 namespace dynemb {
 namespace testing_table {
@@ -69,32 +70,8 @@ inline Keys Scattered(uint64_t first, size_t n) {
   return keys;
 }
 
-// The key whose MixKey is `hash`.
-inline uint64_t UnmixKey(uint64_t hash) {
-  const auto unshift = [](uint64_t z, int by) {
-    for (int done = by; done < 64; done *= 2) z ^= z >> done;
-    return z;
-  };
-  const auto inverse = [](uint64_t odd) {  // Newton: each step doubles the bits that are right
-    uint64_t x = odd;
-    for (int i = 0; i < 6; ++i) x *= 2 - odd * x;
-    return x;
-  };
-  uint64_t z = unshift(hash, 31) * inverse(0x94D049BB133111EBull);
-  z = unshift(z, 27) * inverse(0xBF58476D1CE4E5B9ull);
-  return unshift(z, 30) - 0x9E3779B97F4A7C15ull;
-}
-
-// Keys of 64 bits whose hashes with this salt have these upper 32 bits; with `crowded`, also one
-// home bucket and one digest.
-inline Keys SamePrefix(uint64_t salt, uint32_t upper, size_t n, bool crowded) {
-  Keys keys(n);
-  for (size_t i = 0; i < n; ++i) {
-    const auto low = static_cast<uint32_t>(crowded ? 17 | i << 6 : i * 2654435761u);
-    keys[i] = UnmixKey(uint64_t{upper} << 32 | low) ^ salt;
-  }
-  return keys;
-}
+using testing_keys::SamePrefix;
+using testing_keys::UnmixKey;
 
 // One exported row.
 struct Exported {

@@ -118,7 +118,9 @@ TABLE_TEST(TableGrow, KeysOfOnePrefixAreTaken) {
     EXPECT_EQ(t.Find(good), good_rows);
     EXPECT_EQ(t.Read(flood), f.InitialVectors(t, flood));
     // Not more slots than any other keys have.
-    EXPECT_GT(static_cast<double>(t.size()), .25 * static_cast<double>(t.stats().slots));
+    if (t.size() > 1000) {
+      EXPECT_GT(4 * t.size(), t.stats().slots);
+    }
     EXPECT_EQ(t.Erase(flood), flood.size());
     EXPECT_EQ(t.CountContained(flood), 0u);
     t.Check();
