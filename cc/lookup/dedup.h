@@ -17,10 +17,10 @@
 //
 // Contract. The result is a function of the keys alone: the number of partitions depends on n,
 // never on the number of threads. Every key value is legal. The work is linear in n for any skew
-// (equal keys, or all keys in one partition). A Dedup is reusable scratch: repeating a Run of a
-// size seen before allocates no arrays, but for a partition much larger than the average. One Run
-// at a time; the const methods may be called from several threads. Views stay valid until the next
-// Run.
+// (equal keys, or all keys in one partition) and for any choice of keys (distinct.h). A Dedup is
+// reusable scratch: repeating a Run of a size seen before allocates no arrays, but for a partition
+// much larger than the average. One Run at a time; the const methods may be called from several
+// threads. Views stay valid until the next Run.
 #ifndef DYNEMB_LOOKUP_DEDUP_H_
 #define DYNEMB_LOOKUP_DEDUP_H_
 
@@ -76,6 +76,10 @@ class Dedup {
     return owners_.Spread() ? static_cast<uint32_t>(p >> log_partitions_) : owners_.one;
   }
 
+  // Slots of other keys that the last Run has looked at: less than one a key, unless the keys were
+  // chosen to meet; distinct.h has the bound.
+  uint64_t passed() const { return passed_; }
+
   // unique[num_unique()]: all distinct keys, partition by partition.
   void WriteUnique(Exec& exec, K* unique) const;
   // inverse[num_keys()]: the unique index of each position.
@@ -83,12 +87,12 @@ class Dedup {
 
  private:
   void DedupPartitions(Exec& exec);
-  uint32_t DedupPartition(size_t p, std::vector<uint32_t>* table);
   // Keys of a partition, unless it is much larger than the average.
   size_t UsualKeys() const;
 
   size_t num_keys_ = 0;
   size_t num_partitions_ = 0;
+  uint64_t passed_ = 0;
   int log_partitions_ = 0;  // of an owner
   Owners owners_;
   // Holds the keys of each partition; its owner among the threads then overwrites the front of them

@@ -13,6 +13,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include "cc/lookup/distinct.h"
+#include "tests/cc/chosen_keys.h"
 #include "tests/cc/execs.h"
 
 // Counts allocations of arrays, for the promise that a repeated Run makes none. (Closures are small
@@ -302,6 +304,118 @@ TYPED_TEST(DedupTest, TooManyKeysIsAnError) {
   const Status status = dedup.Run(exec, &key, Dedup<TypeParam>::kMaxKeys + 1);
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_NE(status.message().find("4294967295"), std::string::npos) << status.message();
+}
+
+// What probes have passed, and the largest partition.
+struct Work {
+  double passed_per_key;
+  size_t largest;
+};
+
+template <typename K>
+Work WorkOf(const std::vector<K>& keys, const Owners& owners = Owners()) {
+  SerialExec exec;
+  Dedup<K> dedup;
+  EXPECT_TRUE(dedup.Run(exec, keys.data(), keys.size(), owners).ok());
+  Work work{static_cast<double>(dedup.passed()) / static_cast<double>(keys.size()), 0};
+  for (size_t p = 0; p < dedup.num_partitions(); ++p) {
+    work.largest = std::max(work.largest, dedup.partition(p).num_entries);
+  }
+  return work;
+}
+
+// Ids that an upstream system gave to one of 2^b shards, by the top or the low bits of a hash.
+TYPED_TEST(DedupTest, ShardsOfUpstreamHashesAreAsOtherKeys) {
+  for (const UpstreamHash& hash : UpstreamHashes()) {
+    for (int b : {1, 4, 8, 10, 12, 16}) {
+      if (sizeof(TypeParam) == 4 && b > 8) continue;  // there are not as many ids
+      for (bool top : {false, true}) {
+        SCOPED_TRACE(testing::Message() << hash.name << ", " << b << (top ? " top" : " low"));
+        const std::vector<TypeParam> keys =
+            ShardOf<TypeParam>(hash, b, top, size_t{1} << std::min(15, 26 - b));
+        const Work work = WorkOf(keys);
+        EXPECT_LT(work.passed_per_key, 1);
+        EXPECT_LT(work.largest, 2048 * 5 / 4);
+        Owners owners;
+        owners.rule = Owners::Rule::kHash;
+        owners.ranks = 8;
+        EXPECT_LT(WorkOf(keys, owners).passed_per_key, 1);
+      }
+    }
+  }
+}
+
+// Keys whose hashes are alike in `bits` low or top bits, or in both.
+std::vector<uint64_t> KeysWithLikeHashes(size_t n, int low_bits, int top_bits) {
+  std::vector<uint64_t> keys(n);
+  const int free_bits = 64 - low_bits - top_bits;
+  for (size_t i = 0; i < n; ++i) {
+    const uint64_t varied = (i * 0x9E3779B97F4A7C15ull) & ((~uint64_t{0}) >> (64 - free_bits));
+    const uint64_t hash = (varied << low_bits) | (low_bits > 0 ? 5 : 0);
+    keys[i] = UnmixDistinct(hash) ^ DistinctHash::kSalt;
+    EXPECT_EQ(DistinctHash()(keys[i]), hash);
+  }
+  return keys;
+}
+
+TEST(DedupOfChosenKeys, IsLinear) {
+  Dedup<uint64_t> dedup;
+  for (const auto& bits :
+       std::vector<std::pair<int, int>>{{20, 0}, {32, 0}, {0, 20}, {0, 32}, {20, 20}, {32, 12}}) {
+    SCOPED_TRACE(testing::Message() << bits.first << " low, " << bits.second << " top bits");
+    std::vector<uint64_t> keys = KeysWithLikeHashes(200000, bits.first, bits.second);
+    keys.resize(250000);
+    std::copy(keys.begin(), keys.begin() + 50000, keys.begin() + 200000);
+    EXPECT_LT(WorkOf(keys).passed_per_key, Distinct<uint64_t>::kMostPassed + 3);
+    if (bits.first + bits.second >= 40) {
+      ASSERT_NO_FATAL_FAILURE(CheckAll(keys, &dedup));
+    }
+  }
+}
+
+// Hashes that are of no use, all of them or the first ones.
+template <int kUseless>
+struct UselessHash {
+  uint64_t operator()(uint64_t) const { return 7; }
+  uint64_t Again(uint64_t key, int attempt) const {
+    return attempt < kUseless ? 7 : DistinctHash().Again(key, attempt);
+  }
+};
+
+template <class Hash>
+void CheckDistinct(bool sorts, const std::vector<uint64_t>& keys) {
+  std::vector<uint64_t> unique = keys, expected_unique;
+  std::vector<uint32_t> local(keys.size()), slots, expected;
+  std::unordered_map<uint64_t, uint32_t> numbers;
+  for (uint64_t key : keys) {
+    const auto at = numbers.emplace(key, static_cast<uint32_t>(numbers.size()));
+    if (at.second) expected_unique.push_back(key);
+    expected.push_back(at.first->second);
+  }
+  const Distinct<uint64_t, Hash> distinct(unique.data(), keys.size(), 2048, local.data(), &slots);
+  ASSERT_EQ(distinct.num_unique(), expected_unique.size());
+  unique.resize(distinct.num_unique());
+  EXPECT_EQ(unique, expected_unique);
+  EXPECT_EQ(local, expected);
+  EXPECT_EQ(distinct.sorted(), sorts);
+  constexpr size_t kPassed = Distinct<uint64_t>::kMostPassed + Distinct<uint64_t>::kStretch;
+  EXPECT_LE(distinct.passed(), kPassed * keys.size() * (Distinct<uint64_t>::kMixes + 1));
+}
+
+TEST(Distinct, SortsWhereNoHashIsOfUse) {
+  std::mt19937_64 random(7);
+  for (size_t n : {1, 10, 500, 5000, 60000}) {
+    for (uint64_t values : {1, 30, 3000, 1 << 30}) {
+      SCOPED_TRACE(testing::Message() << n << " keys of " << values << " values");
+      std::vector<uint64_t> keys(n);
+      for (uint64_t& key : keys) key = random() % values;
+      const bool many = n >= 500 && values >= 3000;
+      ASSERT_NO_FATAL_FAILURE(CheckDistinct<UselessHash<100>>(many, keys));
+      ASSERT_NO_FATAL_FAILURE(CheckDistinct<UselessHash<1>>(false, keys));
+      ASSERT_NO_FATAL_FAILURE(CheckDistinct<UselessHash<Distinct<uint64_t>::kMixes>>(false, keys));
+      ASSERT_NO_FATAL_FAILURE(CheckDistinct<DistinctHash>(false, keys));
+    }
+  }
 }
 
 }  // namespace

@@ -1,0 +1,183 @@
+// Distinct: numbers the distinct keys of one partition of a Dedup in the order of their first
+// occurrence, in linear work for any keys.
+//
+// The table is open addressing with linear probing, which keys that meet in few slots make
+// quadratic: by chance with negligible probability, but an upstream system may have chosen the keys
+// by a hash of them, and an adversary may know ours. So probes that go past a slot are counted. A
+// table that has passed more than kMostPassed slots a key goes on with another bijective mix of the
+// hash, kMixes times at most; then what is left is sorted. The numbers do not depend on which mix
+// was the last.
+#ifndef DYNEMB_LOOKUP_DISTINCT_H_
+#define DYNEMB_LOOKUP_DISTINCT_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace dynemb {
+
+// A bijection on 64 bits: Moremur (Evensen 2019; public domain) of the salted key. It is neither
+// the hash of a table (MixKey) nor that of Owners, since keys of one part of a table or of one rank
+// would meet; nor SplitMix64's or MurmurHash3's finalizer, by which upstream systems shard ids.
+struct DistinctHash {
+  static constexpr uint64_t kSalt = 0xDB4F0B9175AE2165ull;
+  static constexpr uint64_t kStep = 0xD1B54A32D192ED03ull;  // odd
+
+  static uint64_t Mix(uint64_t x) {
+    x ^= x >> 27;
+    x *= 0x3C79AC492BA7B653ull;
+    x ^= x >> 33;
+    x *= 0x1C69B3F74AC4AE35ull;
+    return x ^ (x >> 27);
+  }
+  uint64_t operator()(uint64_t key) const { return Mix(key ^ kSalt); }
+  // The hash of attempt number `attempt` > 0.
+  uint64_t Again(uint64_t key, int attempt) const {
+    return Mix((*this)(key) + static_cast<uint64_t>(attempt) * kStep);
+  }
+};
+
+// K is uint64_t or uint32_t. Hash is DistinctHash, or a test's.
+template <class K, class Hash = DistinctHash>
+class Distinct {
+ public:
+  // Slots that probes may pass for each key, before the hash counts as unfit. At the largest load,
+  // one half, a good hash passes 1.5 for a new key and 0.5 for a known one.
+  static constexpr size_t kMostPassed = 8;
+  // How often a table goes on with another hash.
+  static constexpr int kMixes = 8;
+  // Slots per key of a table to begin with: at 2, probes go wrong often enough that the
+  // mispredicted branches cost 2 ns a key.
+  static constexpr size_t kSlotsPerKey = 4;
+  static constexpr size_t kMinTable = 64;
+  // Keys between two looks at how many slots were passed: at 16, or at each key, the look costs 5
+  // %.
+  static constexpr size_t kStretch = 64;
+
+  // Slots of a table for n keys.
+  static size_t TableSize(size_t n) {
+    size_t size = kMinTable;
+    while (size < kSlotsPerKey * n) size *= 2;
+    return size;
+  }
+
+  // Numbers keys[n] into local[n], and overwrites the front of `keys` with the distinct ones. The
+  // table begins with room for `usual` keys, since more may be few keys many times. `slots` is
+  // scratch, which grows.
+  Distinct(K* keys, size_t n, size_t usual, uint32_t* local, std::vector<uint32_t>* slots)
+      : keys_(keys), n_(n), size_(TableSize(std::min(n, usual))), local_(local), slots_(slots) {
+    const Hash hash;
+    if (Go([hash](K key) { return hash(key); })) return;
+    for (int attempt = 1; attempt <= kMixes; ++attempt) {
+      if (Go([hash, attempt](K key) { return hash.Again(key, attempt); })) return;
+    }
+    Sort();
+  }
+
+  uint32_t num_unique() const { return num_unique_; }
+  // Slots that probes have passed: at most (kMostPassed + kStretch) n (kMixes + 1).
+  uint64_t passed() const { return passed_; }
+  bool sorted() const { return sorted_; }
+
+ private:
+  uint32_t* ClearSlots() {
+    if (slots_->size() < size_) slots_->resize(size_);
+    std::memset(slots_->data(), 0, size_ * sizeof(uint32_t));
+    return slots_->data();
+  }
+
+  // Goes on after the keys that have numbers. False: too many slots were passed. A slot holds a
+  // key's number plus one; 0 is an empty slot, so that no key is reserved.
+  template <class HashOf>
+  bool Go(const HashOf& hash_of) {
+    K* const keys = keys_;
+    uint32_t* const local = local_;
+    const size_t most = kMostPassed * n_;
+    size_t passed = 0, i = next_;
+    uint32_t num_unique = num_unique_;
+    for (bool grow = false;; grow = true) {
+      if (grow) size_ *= kSlotsPerKey;
+      uint32_t* const slots = ClearSlots();
+      const size_t mask = size_ - 1;
+      for (uint32_t u = 0; u < num_unique && passed <= most; ++u) {
+        size_t at = hash_of(keys[u]) & mask;
+        for (; slots[at] != 0; at = (at + 1) & mask) ++passed;
+        slots[at] = u + 1;
+      }
+      while (i < n_ && passed <= most && num_unique < size_ / 2) {
+        // A stretch adds one distinct key for each of its keys at most: there is room for it.
+        const size_t end = i + std::min({n_ - i, size_ / 2 - num_unique, kStretch});
+        for (; i < end; ++i) {
+          const K key = keys[i];
+          // Written before it is known to be new (num_unique <= i, so nothing unread is lost): an
+          // empty slot then stands for it, and "found" and "new" are one path without a branch that
+          // repeats make unpredictable.
+          keys[num_unique] = key;
+          size_t at = hash_of(key) & mask;
+          uint32_t u;
+          for (;; at = (at + 1) & mask, ++passed) {
+            const uint32_t slot = slots[at];
+            u = slot == 0 ? num_unique : slot - 1;
+            if (keys[u] == key) break;
+          }
+          slots[at] = u + 1;
+          local[i] = u;
+          num_unique += u == num_unique;
+        }
+      }
+      if (i == n_ || passed > most) break;
+    }
+    next_ = i;
+    num_unique_ = num_unique;
+    passed_ += passed;
+    return i == n_;
+  }
+
+  // Numbers the keys from next_ on, by sorting them and the distinct ones before them.
+  void Sort() {
+    sorted_ = true;
+    const uint32_t known = num_unique_;
+    const size_t m = known + (n_ - next_);
+    if (slots_->size() < 2 * m) slots_->resize(2 * m);
+    uint32_t* const order = slots_->data();
+    uint32_t* const number = order + m;  // at first: the first entry with the same key
+    const auto key_of = [&](uint32_t entry) {
+      return entry < known ? keys_[entry] : keys_[next_ + (entry - known)];
+    };
+    for (size_t entry = 0; entry < m; ++entry) order[entry] = static_cast<uint32_t>(entry);
+    std::sort(order, order + m, [&](uint32_t a, uint32_t b) {
+      const K x = key_of(a), y = key_of(b);
+      return x != y ? x < y : a < b;
+    });
+    for (size_t i = 0, first = 0; i < m; ++i) {
+      if (key_of(order[i]) != key_of(order[first])) first = i;
+      number[order[i]] = order[first];
+    }
+    for (size_t entry = known; entry < m; ++entry) {
+      const size_t i = next_ + (entry - known);
+      if (number[entry] == entry) {
+        keys_[num_unique_] = keys_[i];
+        number[entry] = num_unique_++;
+      } else {
+        number[entry] = number[number[entry]];
+      }
+      local_[i] = number[entry];
+    }
+  }
+
+  K* const keys_;
+  const size_t n_;
+  size_t size_;
+  uint32_t* const local_;
+  std::vector<uint32_t>* const slots_;
+  size_t next_ = 0;  // keys before it have numbers
+  uint32_t num_unique_ = 0;
+  uint64_t passed_ = 0;
+  bool sorted_ = false;
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_LOOKUP_DISTINCT_H_
