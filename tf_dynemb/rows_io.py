@@ -250,12 +250,13 @@ def build_index(
     key_bytes: int,
     index_path: str,
     index_data_offset: int,
-) -> None:
+) -> int:
     """As `tf_dynemb.storage.part.build_index`, faster."""
     log_slots = key_index.index_size(rows).bit_length() - 1
-    _ops.library().dynemb_build_key_index(
+    salt = _ops.library().dynemb_build_key_index(
         keys_path, data_offset, rows, key_bytes, index_path, index_data_offset, log_slots
     )
+    return int(salt.numpy())
 
 
 class _Bar(tqdm.tqdm):  # type: ignore[misc]

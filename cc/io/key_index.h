@@ -10,17 +10,27 @@
 
 namespace dynemb {
 
+// Ids may have been sharded upstream by the very hash that places keys here; and keys may be
+// chosen. So the hash is salted, by the first of kIndexSalts salts under which probes pass no more
+// than kIndexPassed slots a key; the last is taken as it is. Keys that are bad under all of them
+// would each have to meet as many conditions, which hardly any of 2^64 keys does.
+// `tf_dynemb/storage` chooses the same salt, as what probes pass in all does not depend on the
+// order of the keys.
+constexpr size_t kIndexPassed = 8;
+constexpr uint64_t kIndexSalts = 64;
+uint64_t IndexSalt(uint64_t number);
+
 // Writes the 2^log_slots slots of an index of n distinct keys (of 8 or 4 bytes) into `slots`.
-// n < 2^log_slots.
-void BuildKeyIndex(const void* keys, size_t n, size_t key_bytes, uint32_t log_slots,
-                   uint32_t* slots);
+// n < 2^log_slots. Returns the salt.
+uint64_t BuildKeyIndex(const void* keys, size_t n, size_t key_bytes, uint32_t log_slots,
+                       uint32_t* slots);
 
 // The same from file to file, without memory of the tables' size: maps the keys at `keys_offset` of
 // one file and the slots at `index_offset` of another, which exists in full length. Offsets of
 // slots are multiples of 4.
 Status BuildKeyIndexFile(const std::string& keys_path, size_t keys_offset, size_t n,
                          size_t key_bytes, const std::string& index_path, size_t index_offset,
-                         uint32_t log_slots);
+                         uint32_t log_slots, uint64_t* salt);
 
 }  // namespace dynemb
 

@@ -355,11 +355,13 @@ class BuildKeyIndexOp : public DynembOp {
     TF_RETURN_IF_ERROR(Int64(ctx, 3, "key_bytes", 0, &key_bytes));
     TF_RETURN_IF_ERROR(Int64(ctx, 5, "index_offset", 0, &index_offset));
     TF_RETURN_IF_ERROR(Int64(ctx, 6, "log_slots", 0, &log_slots));
+    uint64_t* salt;
+    TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &salt));
     return ToAbsl(BuildKeyIndexFile(
         std::string(ctx->input(0).scalar<tf::tstring>()()), static_cast<size_t>(keys_offset),
         static_cast<size_t>(n), static_cast<size_t>(key_bytes),
         std::string(ctx->input(4).scalar<tf::tstring>()()), static_cast<size_t>(index_offset),
-        static_cast<uint32_t>(std::min<int64_t>(log_slots, 64))));
+        static_cast<uint32_t>(std::min<int64_t>(log_slots, 64)), salt));
   }
 };
 

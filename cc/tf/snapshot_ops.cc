@@ -134,8 +134,12 @@ REGISTER_OP("DynembBuildKeyIndex")
     .Input("index_path: string")
     .Input("index_offset: int64")
     .Input("log_slots: int64")
+    .Output("salt: uint64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) { return Scalars(c, 0, 7); });
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return Scalars(c, 0, 7);
+    });
 
 }  // namespace
 }  // namespace dynemb

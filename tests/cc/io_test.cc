@@ -14,6 +14,7 @@
 
 #include "cc/io/crc32c.h"
 #include "cc/io/key_index.h"
+#include "tests/cc/chosen_keys.h"
 #include "tests/cc/table_suite.h"
 
 namespace dynemb {
@@ -158,7 +159,8 @@ std::vector<char> Pack(const std::vector<uint64_t>& keys, size_t key_bytes) {
 }
 
 // Every key is where a reader looks for it, and other keys are nowhere.
-void ExpectIndex(const std::vector<uint64_t>& keys, uint32_t k, const uint32_t* index) {
+void ExpectIndex(const std::vector<uint64_t>& keys, uint32_t k, const uint32_t* index,
+                 uint64_t salt) {
   const uint64_t slots = uint64_t{1} << k;
   size_t taken = 0;
   for (uint64_t s = 0; s < slots; ++s) {
@@ -167,7 +169,7 @@ void ExpectIndex(const std::vector<uint64_t>& keys, uint32_t k, const uint32_t* 
   }
   ASSERT_EQ(taken, keys.size());
   const auto find = [&](uint64_t key) -> uint64_t {
-    for (uint64_t s = Mix(key) >> (64 - k);; s = (s + 1) % slots) {
+    for (uint64_t s = Mix(key ^ salt) >> (64 - k);; s = (s + 1) % slots) {
       if (index[s] == 0 || keys[index[s] - 1] == key) return index[s];
     }
   };
@@ -185,8 +187,9 @@ TEST(KeyIndex, EveryKeyIsFound) {
         SCOPED_TRACE(std::to_string(n) + " keys, 2^" + std::to_string(k) + " slots");
         const std::vector<uint64_t> keys = DistinctKeys(n, key_bytes, n + more);
         std::vector<uint32_t> slots(size_t{1} << k, 0xABABABABu);  // whatever was there
-        BuildKeyIndex(Pack(keys, key_bytes).data(), n, key_bytes, k, slots.data());
-        ExpectIndex(keys, k, slots.data());
+        const uint64_t salt =
+            BuildKeyIndex(Pack(keys, key_bytes).data(), n, key_bytes, k, slots.data());
+        ExpectIndex(keys, k, slots.data(), salt);
       }
     }
   }
@@ -195,14 +198,58 @@ TEST(KeyIndex, EveryKeyIsFound) {
 // Keys that all want the last slot go on at the first.
 TEST(KeyIndex, GoesRoundTheEnd) {
   std::vector<uint64_t> keys;
-  for (uint64_t i = 0; i < 10; ++i) keys.push_back(testing_table::UnmixKey(~uint64_t{0} - i));
+  for (uint64_t i = 0; i < 10; ++i) {
+    keys.push_back(testing_table::UnmixKey(~uint64_t{0} - i) ^ IndexSalt(0));
+  }
   std::vector<uint32_t> slots(16);
-  BuildKeyIndex(keys.data(), keys.size(), 8, 4, slots.data());
+  EXPECT_EQ(BuildKeyIndex(keys.data(), keys.size(), 8, 4, slots.data()), IndexSalt(0));
   EXPECT_EQ(slots, (std::vector<uint32_t>{2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 0, 0, 0, 0, 0, 1}));
   // int32 keys are their bit patterns, zero-extended.
   const std::vector<uint32_t> narrow{0xFFFFFFFFu, 0x80000000u, 0, 7};
-  BuildKeyIndex(narrow.data(), 4, 4, 4, slots.data());
-  ExpectIndex({0xFFFFFFFFu, 0x80000000u, 0, 7}, 4, slots.data());
+  const uint64_t salt = BuildKeyIndex(narrow.data(), 4, 4, 4, slots.data());
+  ExpectIndex({0xFFFFFFFFu, 0x80000000u, 0, 7}, 4, slots.data(), salt);
+}
+
+// Slots that the probes of all keys pass, per key.
+double Passed(const std::vector<uint64_t>& keys, uint32_t k, const uint32_t* index, uint64_t salt) {
+  const uint64_t mask = (uint64_t{1} << k) - 1;
+  uint64_t passed = 0;
+  for (uint64_t s = 0; s <= mask; ++s) {
+    if (index[s] != 0) passed += (s - (Mix(keys[index[s] - 1] ^ salt) >> (64 - k))) & mask;
+  }
+  return static_cast<double>(passed) / static_cast<double>(keys.size());
+}
+
+TEST(KeyIndex, IdsMayHaveBeenShardedByAnyHash) {
+  constexpr uint32_t k = 16;
+  std::vector<uint32_t> slots(size_t{1} << k);
+  for (const UpstreamHash& hash : UpstreamHashes()) {
+    for (int b : {1, 4, 8, 10}) {
+      for (bool top : {false, true}) {
+        const auto keys = ShardOf<uint64_t>(hash, b, top, size_t{1} << (k - 1));
+        const uint64_t salt = BuildKeyIndex(keys.data(), keys.size(), 8, k, slots.data());
+        EXPECT_EQ(salt, IndexSalt(0)) << hash.name << ", " << b << " bits";
+        EXPECT_LT(Passed(keys, k, slots.data(), salt), 1);
+      }
+    }
+  }
+}
+
+TEST(KeyIndex, ChosenKeysGetAnotherSalt) {
+  constexpr uint32_t k = 19;
+  std::vector<uint32_t> slots(size_t{1} << k);
+  for (int like_bits : {8, 20, 32}) {
+    std::vector<uint64_t> keys(200000);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const uint64_t hash =
+          (uint64_t{5} << (64 - like_bits)) | ((i * 0x9E3779B97F4A7C15ull) >> like_bits);
+      keys[i] = testing_table::UnmixKey(hash) ^ IndexSalt(0);
+    }
+    const uint64_t salt = BuildKeyIndex(keys.data(), keys.size(), 8, k, slots.data());
+    EXPECT_EQ(salt, IndexSalt(1)) << like_bits;
+    EXPECT_LT(Passed(keys, k, slots.data(), salt), 1) << like_bits;
+    ExpectIndex(keys, k, slots.data(), salt);
+  }
 }
 
 class KeyIndexFile : public ::testing::Test {
@@ -238,9 +285,11 @@ class KeyIndexFile : public ::testing::Test {
   }
   Status Build(size_t n, uint32_t k, size_t keys_offset = 128, size_t index_offset = 128,
                size_t key_bytes = 8) {
-    return BuildKeyIndexFile(keys_path_, keys_offset, n, key_bytes, index_path_, index_offset, k);
+    return BuildKeyIndexFile(keys_path_, keys_offset, n, key_bytes, index_path_, index_offset, k,
+                             &salt_);
   }
   std::string folder_, keys_path_, index_path_;
+  uint64_t salt_ = 0;
 };
 
 TEST_F(KeyIndexFile, FromFileToFile) {
@@ -260,7 +309,7 @@ TEST_F(KeyIndexFile, FromFileToFile) {
         EXPECT_EQ(file.substr(0, offset), std::string(offset, 'h'));
         std::vector<uint32_t> slots(size_t{1} << k);
         std::memcpy(slots.data(), file.data() + offset, file.size() - offset);
-        ExpectIndex(keys, k, slots.data());
+        ExpectIndex(keys, k, slots.data(), salt_);
       }
     }
   }

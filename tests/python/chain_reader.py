@@ -53,7 +53,8 @@ def read_snapshot(snapshot, name) -> tuple[Rows, np.ndarray]:
             deleted.append(np.array(snapshot.column(name, "deleted", shard.rank)))
         if "index" in shard.files:
             index = snapshot.column(name, "index", shard.rank)
-            np.testing.assert_array_equal(key_index.find(index, keys, keys), np.arange(len(keys)))
+            found = key_index.find(index, keys, keys, shard.index_salt)
+            np.testing.assert_array_equal(found, np.arange(len(keys)))
     rows = in_order(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     gone = np.concatenate([np.empty(0, rows.keys.dtype), *deleted])
     assert not np.isin(gone, rows.keys).any()

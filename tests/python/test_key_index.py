@@ -12,9 +12,9 @@ DTYPES = (np.int64, np.int32, np.uint64, np.uint32)
 MASK = 2**64 - 1
 
 
-def mix(key, bits):
+def mix(key, bits, salt=0):
     """As docs/file_format.md has it, in Python's integers."""
-    z = (key % 2**bits + 0x9E3779B97F4A7C15) & MASK
+    z = ((key % 2**bits ^ salt) + 0x9E3779B97F4A7C15) & MASK
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK
     z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK
     return z ^ z >> 31
@@ -34,7 +34,7 @@ def unmix(hashed):
     return (unshift(z, 30) - 0x9E3779B97F4A7C15) & MASK
 
 
-def check_index(index, keys):
+def check_index(index, keys, salt):
     """What the file format says of an index."""
     assert index.dtype == np.uint32
     slots = index.size
@@ -45,7 +45,7 @@ def check_index(index, keys):
     assert sorted(index[index > 0]) == list(range(1, keys.size + 1))
     for slot in np.flatnonzero(index):
         key = int(keys[index[slot] - 1])
-        home = mix(key, 8 * keys.itemsize) >> (64 - (slots.bit_length() - 1))
+        home = mix(key, 8 * keys.itemsize, salt) >> (64 - (slots.bit_length() - 1))
         between = (home + np.arange((slot - home) % slots)) % slots
         assert index[between].all()
 
@@ -77,9 +77,9 @@ def test_against_a_dict(data, dtype, chunk):
     queries = np.array([*others, *keys.tolist(), *keys[:3].tolist()], dtype)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_index, "_CHUNK", chunk)
-        index = key_index.build(keys)
-        check_index(index, keys)
-        found = key_index.find(index, keys, queries)
+        index, salt = key_index.build(keys)
+        check_index(index, keys, salt)
+        found = key_index.find(index, keys, queries, salt)
     position = {key: i for i, key in enumerate(keys.tolist())}
     assert found.dtype == np.int64
     assert found.tolist() == [position.get(query, -1) for query in queries.tolist()]
@@ -88,22 +88,64 @@ def test_against_a_dict(data, dtype, chunk):
 @pytest.mark.parametrize("home", [0, 0x7FF << 53, MASK])
 def test_keys_that_all_collide(home):
     """All in one slot; from the last one, probing goes on at the first."""
-    keys = np.array([unmix(home ^ i) for i in range(500)], np.uint64)
-    assert key_index.mix(keys).tolist() == [home ^ i for i in range(500)]
-    index = key_index.build(keys)
-    check_index(index, keys)
-    assert key_index.find(index, keys, keys).tolist() == list(range(500))
-    absent = np.array([unmix(home ^ i) for i in range(500, 520)], np.uint64)
-    assert (key_index.find(index, keys, absent) == -1).all()
+    first = key_index.salt(0)
+    keys = np.array([unmix(home ^ i) ^ first for i in range(500)], np.uint64)
+    assert key_index.mix(keys, first).tolist() == [home ^ i for i in range(500)]
+    index = np.zeros(1024, np.uint32)
+    assert key_index._build(keys, index, first, None)
+    check_index(index, keys, first)
+    assert key_index.find(index, keys, keys, first).tolist() == list(range(500))
+    absent = np.array([unmix(home ^ i) ^ first for i in range(500, 520)], np.uint64)
+    assert (key_index.find(index, keys, absent, first) == -1).all()
+    index, salt = key_index.build(keys)
+    assert salt == key_index.salt(1)
+    check_index(index, keys, salt)
+
+
+def passed(index, keys, salt):
+    """Slots that the probes of all keys pass."""
+    slots = np.flatnonzero(index)
+    homes = key_index._homes(keys[index[slots].astype(np.int64) - 1], index.size, salt)
+    return int(((slots - homes) % index.size).sum())
+
+
+@pytest.mark.parametrize("bits", [1, 4, 8])
+def test_ids_that_were_sharded_by_the_same_hash(bits):
+    """Without a salt all homes are in 1/2^bits of the slots."""
+    ids = np.arange(40_000 << bits)
+    keys = ids[key_index.mix(ids) >> np.uint64(64 - bits) == 0]
+    index, salt = key_index.build(keys)
+    assert salt == key_index.salt(0)
+    assert passed(index, keys, salt) < keys.size
+
+
+def test_keys_chosen_against_several_salts():
+    """The first salt under which probes pass few slots is taken."""
+    salts = [key_index.salt(number) for number in range(4)]
+    assert len(set(salts)) == 4
+    keys = np.random.default_rng(1).integers(0, 2**64, 3_000_000, np.uint64)
+    for salt in salts[:3]:
+        keys = keys[key_index.mix(keys, salt) >> np.uint64(60) == 0]
+    keys = np.unique(keys)[:600]
+    index, salt = key_index.build(keys)
+    assert salt == salts[3]
+    check_index(index, keys, salt)
+
+
+def test_keys_that_are_bad_under_every_salt(monkeypatch):
+    monkeypatch.setattr(key_index, "salt", lambda number: 0)
+    keys = np.array([unmix(i) for i in range(300)], np.uint64)
+    index, salt = key_index.build(keys)
+    check_index(index, keys, salt)
 
 
 def test_many_rows_built_in_a_given_array():
     keys = np.random.default_rng(3).permutation(200_000).astype(np.int64) - 50_000
     out = np.zeros(key_index.index_size(keys.size), np.uint32)
-    index = key_index.build(keys, out)
+    index, salt = key_index.build(keys, out)
     assert np.shares_memory(index, out)
     queries = np.arange(-60_000, 160_000)
-    found = key_index.find(index, keys, queries)
+    found = key_index.find(index, keys, queries, salt)
     there = (queries >= -50_000) & (queries < 150_000)
     np.testing.assert_array_equal(found >= 0, there)
     np.testing.assert_array_equal(keys[found[there]], queries[there])
@@ -111,11 +153,12 @@ def test_many_rows_built_in_a_given_array():
 
 def test_nothing():
     none = np.empty(0, np.int64)
-    index = key_index.build(none)
+    index, salt = key_index.build(none)
     assert index.tolist() == [0, 0, 0, 0]
-    assert key_index.find(index, none, np.array([0, -1])).tolist() == [-1, -1]
+    assert key_index.find(index, none, np.array([0, -1]), salt).tolist() == [-1, -1]
     some = np.array([5, 6])
-    assert key_index.find(key_index.build(some), some, none).tolist() == []
+    index, salt = key_index.build(some)
+    assert key_index.find(index, some, none, salt).tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -127,28 +170,28 @@ def test_index_size(rows, slots):
 
 def test_a_position_out_of_range_is_data_loss():
     keys = np.arange(5)
-    index = key_index.build(keys)
+    index, salt = key_index.build(keys)
     index[index == 5] = 6
     with pytest.raises(DataLossError, match="position 5 of 5 keys"):
-        key_index.find(index, keys, keys)
+        key_index.find(index, keys, keys, salt)
 
 
 def test_an_index_without_an_empty_slot_is_data_loss():
     keys = np.arange(5)
     index = np.ones(16, np.uint32)
     with pytest.raises(DataLossError, match="no empty slot"):
-        key_index.find(index, keys, np.array([77]))
+        key_index.find(index, keys, np.array([77]), 0)
 
 
 def test_any_damage_ends():
     keys = np.arange(40)
-    index = key_index.build(keys)
+    index, salt = key_index.build(keys)
     rng = np.random.default_rng(5)
     for _ in range(300):
         damaged = index.copy()
         damaged[rng.integers(0, index.size, 5)] ^= np.uint32(1) << rng.integers(0, 7, 5, np.uint32)
         try:
-            found = key_index.find(damaged, keys, np.arange(-5, 60))
+            found = key_index.find(damaged, keys, np.arange(-5, 60), salt)
         except DataLossError:
             continue
         there = found >= 0
@@ -158,6 +201,6 @@ def test_any_damage_ends():
 def test_another_size_and_another_dtype_are_refused():
     keys = np.arange(5)
     with pytest.raises(DataLossError, match="has 8 slots, but 5 keys need 16"):
-        key_index.find(np.zeros(8, np.uint32), keys, keys)
+        key_index.find(np.zeros(8, np.uint32), keys, keys, 0)
     with pytest.raises(TypeError, match="queries must be int64"):
-        key_index.find(key_index.build(keys), keys, keys.astype(np.int32))
+        key_index.find(np.zeros(16, np.uint32), keys, keys.astype(np.int32), 0)

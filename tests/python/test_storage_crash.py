@@ -1,5 +1,6 @@
 """A process that ends anywhere in a publication leaves the chain before it, or after it."""
 
+import dataclasses
 import errno
 import fcntl
 import os
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import storage_helpers as helpers
 
-from tf_dynemb.storage import Chain, Publication
+from tf_dynemb.storage import Chain, Publication, Shard
 
 STEPS = ["os.write", "os.pwrite", "os.posix_fallocate", "os.fsync", "os.rename", "shutil.rmtree"]
 
@@ -245,6 +246,7 @@ def test_another_builder_of_the_index(tmp_path):
         with open(args[4], "r+b") as file:
             file.seek(args[5])
             file.write(np.arange(32, dtype=np.uint32).tobytes())
+        return 12345
 
     with Publication(tmp_path, "base") as publication:
         publication.column(0, "keys", np.int32).append(columns["keys"])
@@ -262,6 +264,9 @@ def test_another_builder_of_the_index(tmp_path):
         ]
         index = np.load(directory / "000.r0.index.npy")
         np.testing.assert_array_equal(index, np.arange(32, dtype=np.uint32), strict=True)
+        written = dataclasses.replace(table, shards=(Shard(0, 9, 0, 0),))
+        (entry,) = publication.with_files([written])
+        assert entry.shards[0].index_salt == 12345
 
 
 def test_arguments(tmp_path):

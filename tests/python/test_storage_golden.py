@@ -5,10 +5,20 @@ import pathlib
 import numpy as np
 import pytest
 
+from tf_dynemb.serving import Reader
 from tf_dynemb.storage import Chain, InitializerEntry, StateEntry
 
-V1 = pathlib.Path(__file__).parent / "golden" / "v1"
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+VERSIONS = (1, 2)
 UTC_NS = 1_800_000_000_123_456_789
+
+# Salts of indexes, which version 1 has not.
+SALTS = {1: [0, 0, 0, 0], 2: [0xE220A8397B1DCDAF, 0, 0xE220A8397B1DCDAF, 0xE220A8397B1DCDAF]}
+# Of version 2, where they differ.
+INDEXES = {
+    ("user", 0, "index"): np.array([0, 0, 2, 1, 0, 5, 0, 0, 0, 0, 4, 0, 0, 0, 0, 3], np.uint32),
+    ("page", 1, "index"): np.array([0, 2, 3, 0, 1, 0, 0, 0], np.uint32),
+}
 
 BASE_COLUMNS = {
     ("user", 0, "keys"): np.array([5, -1, 4611686018427387904, 0, -9223372036854775808]),
@@ -125,8 +135,9 @@ def shards(manifest):
     ]
 
 
-def test_base():
-    snapshot = Chain.open(V1 / "chain").base
+@pytest.mark.parametrize("version", VERSIONS)
+def test_base(version):
+    snapshot = Chain.open(GOLDEN / f"v{version}" / "chain").base
     manifest = snapshot.manifest
     assert (manifest.kind, manifest.id, manifest.parent) == (
         "base",
@@ -151,7 +162,20 @@ def test_base():
         [(0, 2, 0, 1099511627776)],
         [(1, 3, 0, 0)],
     ]
-    check_columns(snapshot, BASE_COLUMNS)
+    salts = [shard.index_salt for table in manifest.tables for shard in table.shards]
+    assert salts == SALTS[version]
+    check_columns(snapshot, BASE_COLUMNS | (INDEXES if version > 1 else {}))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_lookups(version):
+    reader = Reader(GOLDEN / f"v{version}" / "chain")
+    pages = np.array([9, 2**64 - 1, 2**63, 1, 8], np.uint64)
+    assert reader.contains(pages, "page").tolist() == [False, True, False, True, False]
+    assert reader.lookup(pages[1:4:2], "page").tolist() == [[1.5], [-2.0]]
+    users = np.array([5, -1, 2**62, 0, -(2**63), 6, 7])
+    there = [True, True, False, True, True, True, False]
+    assert reader.contains(users, "user").tolist() == there
 
 
 @pytest.mark.parametrize(
@@ -166,8 +190,9 @@ def test_base():
         ("deltas", "000000000000000000000000000000a2", "f" * 32, 0),
     ],
 )
-def test_delta(path, id_, parent, since):
-    chain = Chain.open(V1 / path)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_delta(version, path, id_, parent, since):
+    chain = Chain.open(GOLDEN / f"v{version}" / path)
     assert (chain.base is None) == (path == "deltas")
     (snapshot,) = chain.deltas
     manifest = snapshot.manifest

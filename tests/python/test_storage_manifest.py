@@ -28,7 +28,7 @@ def test_the_manifest_is_as_documented(tmp_path):
     (table,) = members["tables"]
     assert " ".join(table) == "name dimension key_type dtype seed initializer state shards"
     (shard,) = table["shards"]
-    assert list(shard) == ["rank", "rows", "deleted", "base_tick", "files"]
+    assert list(shard) == ["rank", "rows", "deleted", "base_tick", "files", "index_salt"]
     assert set(shard["files"]) == {"keys", "vectors", "state", "updates", "accesses", "deleted"}
     for file in shard["files"].values():
         content = (snapshot.directory / file["file"]).read_bytes()
@@ -63,10 +63,17 @@ def test_a_delta_continues_its_parent_only(tmp_path):
 
 def test_another_version_is_refused_as_such(tmp_path):
     snapshot = helpers.publish(tmp_path)
-    text = rewrite(snapshot, lambda members: members.update(version=2))
-    with pytest.raises(ValueError, match=r"F is of version 2; .* reads version 1 only") as caught:
+    text = rewrite(snapshot, lambda members: members.update(version=3))
+    with pytest.raises(ValueError, match=r"F is of version 3; .* reads versions 1 to 2") as caught:
         Manifest.from_json(text, "F")
     assert not isinstance(caught.value, DataLossError)
+
+
+def test_version_1_has_no_salts(tmp_path):
+    snapshot = helpers.publish(tmp_path)
+    assert snapshot.manifest.tables[0].shards[0].index_salt != 0
+    text = rewrite(snapshot, lambda members: members.update(version=1))
+    assert Manifest.from_json(text, "").tables[0].shards[0].index_salt == 0
 
 
 WRONG = [None, True, -1, 1.5, "", "x", [], [1], {}, {"x": 1}, 2**70, "/", ["x"], float("nan")]

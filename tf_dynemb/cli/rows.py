@@ -69,7 +69,8 @@ class TableRows:
         self.entry = chain.base.manifest.table(name)[1]
         self.sources = [Source(chain.base, self.entry, shard) for shard in self.entry.shards]
         self._base = [
-            (np.asarray(source.column("keys")), _index(source)) for source in self.sources
+            (np.asarray(source.column("keys")), _index(source), source.shard.index_salt)
+            for source in self.sources
         ]
         self._levels: tuple[Overlay, ...] = ()
         for delta in chain.deltas:
@@ -135,8 +136,8 @@ class TableRows:
 
     def _base_places(self, keys: Keys) -> Positions:
         places = np.full((keys.size, 2), _ABSENT, np.int64)
-        for number, (held, index) in enumerate(self._base):
-            positions = key_index.find(index, held, keys)
+        for number, (held, index, salt) in enumerate(self._base):
+            positions = key_index.find(index, held, keys, salt)
             hits = positions >= 0
             places[hits, 0] = number
             places[hits, 1] = positions[hits]

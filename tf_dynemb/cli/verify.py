@@ -166,7 +166,7 @@ class _Keys:
         self._path = snapshot.directory / shard.files[column].file
         self._keys: Keys = np.asarray(snapshot.column(entry.name, column, shard.rank))
         # Not the snapshot's, which may be wrong.
-        self._index = key_index.build(self._keys)
+        self._index, self._salt = key_index.build(self._keys)
 
     def index_problems(self) -> Iterator[Problem]:
         """What is wrong with the snapshot's own index of these keys."""
@@ -178,7 +178,9 @@ class _Keys:
         lost = 0
         try:
             for begin, part in self._parts():
-                missing = np.flatnonzero(key_index.find(index, self._keys, part) < 0)
+                missing = np.flatnonzero(
+                    key_index.find(index, self._keys, part, self._shard.index_salt) < 0
+                )
                 for i in missing[: max(0, _NAMED - lost)]:
                     yield Problem(path, None, f"key {part[i]} is not found (row {begin + i})")
                 lost += missing.size
@@ -191,7 +193,7 @@ class _Keys:
         """Keys that are in another column too, or in this one (`other` itself) before."""
         bad = 0
         for begin, part in self._parts():
-            first = key_index.find(other._index, other._keys, part)
+            first = key_index.find(other._index, other._keys, part, other._salt)
             twice = first >= 0
             if other is self:
                 twice &= first != np.arange(begin, begin + part.size)

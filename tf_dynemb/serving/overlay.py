@@ -28,17 +28,19 @@ class Overlay:
         keys: [n], distinct: those of `rows`, then those that were deleted.
         rows: [at most n, ...].
         index: of `keys`.
+        salt: of the index.
     """
 
     keys: Keys
     rows: npt.NDArray[Any]
     index: npt.NDArray[np.uint32]
+    salt: int
 
     @classmethod
     def of(cls, keys: Keys, rows: npt.NDArray[Any], deleted: Keys) -> Overlay:
         """Indexes the keys of `rows` and the deleted keys; no key may be in both."""
         both = np.concatenate([keys, deleted])
-        return cls(both, rows, key_index.build(both))
+        return cls(both, rows, *key_index.build(both))
 
     @property
     def live(self) -> Keys:
@@ -52,7 +54,7 @@ class Overlay:
 
     def find(self, keys: Keys) -> npt.NDArray[np.int64]:
         """Positions in `self.keys`, -1 if absent; from `len(rows)` on the key is gone."""
-        return key_index.find(self.index, self.keys, keys)
+        return key_index.find(self.index, self.keys, keys, self.salt)
 
     def lacks(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Which keys it says nothing about."""

@@ -60,15 +60,17 @@ class Shard:
         keys: [rows].
         rows: [rows, dimension], the vectors as they are stored.
         index: of `keys`.
+        salt: of the index.
     """
 
     keys: Keys
     rows: Rows
     index: npt.NDArray[np.uint32]
+    salt: int
 
     def find(self, keys: Keys) -> npt.NDArray[np.int64]:
         """Positions in `rows`, -1 if absent."""
-        return key_index.find(self.index, self.keys, keys)
+        return key_index.find(self.index, self.keys, keys, self.salt)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,7 +108,7 @@ class Table:
                 snapshot.column(entry.name, column, shard.rank)
                 for column in ("keys", "vectors", "index")
             )
-            shards.append(Shard(keys, np.asarray(rows), index))
+            shards.append(Shard(keys, np.asarray(rows), index, shard.index_salt))
         size = sum(shard.rows for shard in entry.shards)
         return cls(Schema.of(entry), tuple(shards), (), size)
 

@@ -1,7 +1,9 @@
 """Where each key of a shard is: the index column, a hash table with linear probing.
 
 `index[s]` is 0 or 1 + a position in keys. A key is in the first slot at or after its home, cyclic,
-that does not hold another key: every slot from its home to its own is taken. Keys are worked on
+that does not hold another key: every slot from its home to its own is taken. Homes are by a salted
+hash, as ids may have been sharded by the same hash, and keys may be chosen: a salt under which
+probes pass too many slots is given up for another (cc/io/key_index.h). Keys are worked on
 some ten thousand at a time, so that what is computed for them stays in the cache; what misses it
 are the index and the keys.
 """
@@ -22,17 +24,23 @@ Positions: TypeAlias = npt.NDArray[np.int64]
 # Keys worked on at a time.
 _CHUNK = 1 << 15
 
+# As cc/io/key_index.h: slots that probes may pass for each key, and salts that are tried.
+_PASSED = 8
+_SALTS = 64
 
-def mix(keys: Integers) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finalizer of each key; keys of 32 bits are zero-extended.
+
+def mix(keys: Integers, salt: int = 0) -> npt.NDArray[np.uint64]:
+    """SplitMix64's finalizer of each key, salted; keys of 32 bits are zero-extended.
 
     Args:
         keys: any shape, of 4 or 8 bytes.
+        salt: below 2^64.
     """
     if keys.dtype.kind not in "iu" or keys.dtype.itemsize not in (4, 8):
         raise TypeError(f"keys must be integers of 32 or 64 bits, got {keys.dtype}.")
     pattern = keys.view(np.dtype(f"u{keys.dtype.itemsize}"))
-    z: npt.NDArray[np.uint64] = np.add(pattern, np.uint64(0x9E3779B97F4A7C15), dtype=np.uint64)
+    z: npt.NDArray[np.uint64] = np.bitwise_xor(pattern, np.uint64(salt), dtype=np.uint64)
+    z += np.uint64(0x9E3779B97F4A7C15)
     shifted = z >> np.uint64(30)
     z ^= shifted
     z *= np.uint64(0xBF58476D1CE4E5B9)
@@ -49,36 +57,56 @@ def index_size(rows: int) -> int:
     return max(4, 1 << max(0, 2 * rows - 1).bit_length())
 
 
-def build(keys: Integers, out: Index | None = None) -> Index:
-    """The index of keys.
+def salt(number: int) -> int:
+    """The salts in the order in which they are tried."""
+    return int(mix(np.array([number]))[0])
+
+
+def build(keys: Integers, out: Index | None = None) -> tuple[Index, int]:
+    """The index of keys, and its salt.
 
     Args:
         keys: [rows], distinct, fewer than 2^32 - 1.
         out: zeros [index_size(rows)] to build it in, such as a mapped file.
 
     Returns:
-        `out`, or a new array.
+        `out` or a new array, and the salt.
     """
     index = np.zeros(index_size(keys.size), np.uint32) if out is None else np.asarray(out)
+    for number in range(_SALTS):
+        chosen = salt(number)
+        if _build(keys, index, chosen, _PASSED * keys.size if number + 1 < _SALTS else None):
+            break
+        index[:] = 0
+    return index, chosen
+
+
+def _build(keys: Integers, index: Index, salt: int, most: int | None) -> bool:
+    """Fills in the zeros of `index`; False if probes pass more than `most` slots."""
+    passed = 0
     for begin in range(0, keys.size, _CHUNK):
         chunk = keys[begin : begin + _CHUNK]
         entries = np.arange(begin + 1, begin + 1 + chunk.size, dtype=np.uint32)
-        slots = _homes(chunk, index.size)
+        slots = _homes(chunk, index.size, salt)
         while entries.size:
             free = index[slots] == 0
             index[slots[free]] = entries[free]  # of several for one slot, one stays
             losers = index[slots] != entries
             slots, entries = _following(slots[losers], index.size), entries[losers]
-    return index
+            passed += entries.size
+            if most is not None and passed > most:
+                return False
+    return True
 
 
-def find(index: Index, keys: Integers, queries: Integers) -> Positions:
+def find(index: Index, keys: Integers, queries: Integers, salt: int) -> Positions:
     """Positions of keys.
 
     Args:
         index: [index_size(rows)], of `keys`.
         keys: [rows].
         queries: [n], of the keys' dtype.
+        salt: of the index.
 
     Returns:
         [n], -1 for a key that is not there.
@@ -97,14 +125,16 @@ def find(index: Index, keys: Integers, queries: Integers) -> Positions:
     if keys.size:
         for begin in range(0, queries.size, _CHUNK):
             chunk = slice(begin, begin + _CHUNK)
-            _find_chunk(index, keys, queries[chunk], found[chunk])
+            _find_chunk(index, keys, queries[chunk], salt, found[chunk])
     return found
 
 
-def _find_chunk(index: Index, keys: Integers, queries: Integers, found: Positions) -> None:
+def _find_chunk(
+    index: Index, keys: Integers, queries: Integers, salt: int, found: Positions
+) -> None:
     """Sets `found` for the queries that are among the keys."""
     slots_by_number, keys_by_position = np.asarray(index), np.asarray(keys)
-    slots = _homes(queries, index.size)
+    slots = _homes(queries, index.size, salt)
     pending = np.arange(queries.size)
     # Each probe of a query meets another key, so more probes than keys are of no index.
     for _ in range(keys.size + 1):
@@ -125,9 +155,9 @@ def _find_chunk(index: Index, keys: Integers, queries: Integers, found: Position
     raise DataLossError(f"{_name(index)} is damaged: it has no empty slot where one must be.")
 
 
-def _homes(keys: Integers, slots: int) -> Positions:
+def _homes(keys: Integers, slots: int, salt: int) -> Positions:
     """The slot at which each key's probing begins."""
-    hashes = mix(keys)
+    hashes = mix(keys, salt)
     hashes >>= np.uint64(65 - slots.bit_length())
     return hashes.view(np.int64)
 

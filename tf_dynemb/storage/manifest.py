@@ -21,7 +21,9 @@ from tf_dynemb.storage.fields import Fields
 from tf_dynemb.storage.key_index import index_size
 
 FORMAT = "tf_dynemb.snapshot"
-VERSION = 1
+VERSION = 2
+# Version 1 has no salts of indexes.
+VERSIONS = (1, 2)
 
 KINDS = ("base", "delta")
 KEY_TYPES: dict[str, np.dtype[Any]] = {
@@ -68,6 +70,7 @@ class Shard:
     deleted: int
     base_tick: int
     files: Mapping[str, ColumnFile] = dataclasses.field(default_factory=dict)
+    index_salt: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,16 +182,17 @@ class Manifest:
         members = Fields.of(parsed, file)
         members.choice("format", (FORMAT,))
         version = members.integer("version", 0)
-        if version != VERSION:
+        if version not in VERSIONS:
             raise ValueError(
-                f"{file} is of version {version}; this tf_dynemb reads version {VERSION} only. "
+                f"{file} is of version {version}; this tf_dynemb reads versions "
+                f"{VERSIONS[0]} to {VERSIONS[-1]}. "
                 "Read it with the tf_dynemb that wrote it, or a later one."
             )
         expected = members.text("crc32c")
         content = {name: value for name, value in parsed.items() if name != "crc32c"}
         if f"{_checksum(content):08x}" != expected:
             raise DataLossError(f"{file} is damaged: its content has not the CRC32C {expected}.")
-        return _manifest(members)
+        return _manifest(members, version)
 
     def without_shards(self) -> Manifest:
         """Itself without its shards, which are most of it."""
@@ -223,11 +227,11 @@ def _checksum(members: Mapping[str, Any]) -> int:
     return crc32c(json.dumps(members, sort_keys=True, separators=(",", ":")).encode())
 
 
-def _manifest(members: Fields) -> Manifest:
+def _manifest(members: Fields, version: int) -> Manifest:
     kind = members.choice("kind", KINDS)
     block_bytes = members.integer("block_bytes", 1, 1 << 30)
     world_size = members.integer("world_size", 1, 2**31)
-    tables = tuple(_table(table) for table in members.objects("tables"))
+    tables = tuple(_table(table, version) for table in members.objects("tables"))
     names = [table.name for table in tables]
     members.require(len(set(names)) == len(names), "tables", "has a name twice")
     for table, where in zip(tables, members.objects("tables"), strict=True):
@@ -262,7 +266,7 @@ def _continues(members: Fields, base: bool) -> tuple[str, ...]:
     return tuple(ids)
 
 
-def _table(members: Fields) -> TableEntry:
+def _table(members: Fields, version: int = VERSION) -> TableEntry:
     dimension = members.integer("dimension", 1, 2**31)
     return TableEntry(
         name=members.text("name"),
@@ -272,7 +276,7 @@ def _table(members: Fields) -> TableEntry:
         seed=members.integer("seed", -(2**63), 2**64 - 1),
         initializer=_initializer(members.object("initializer"), dimension),
         state=members.optional("state", lambda: _state(members.object("state"))),
-        shards=tuple(_shard(shard) for shard in members.objects("shards")),
+        shards=tuple(_shard(shard, version) for shard in members.objects("shards")),
     )
 
 
@@ -291,7 +295,7 @@ def _state(members: Fields) -> StateEntry:
     return StateEntry(members.text("optimizer"), widths, inits)
 
 
-def _shard(members: Fields) -> Shard:
+def _shard(members: Fields, version: int) -> Shard:
     files = members.object("files")
     return Shard(
         rank=members.integer("rank", 0, 2**31),
@@ -299,6 +303,7 @@ def _shard(members: Fields) -> Shard:
         deleted=members.integer("deleted", 0, 2**48),
         base_tick=members.integer("base_tick", 0, LAST_TICK),
         files={column: _file(files.object(column)) for column in files.members},
+        index_salt=members.integer("index_salt", 0, 2**64 - 1) if version > 1 else 0,
     )
 
 

@@ -17,8 +17,8 @@ from tf_dynemb.storage.errors import naming
 from tf_dynemb.storage.manifest import INDEX_ROWS, ColumnFile, TableEntry, file_name
 
 # (keys' file, its data's offset, rows, bytes of a key, index's file, its data's offset): fills in
-# the index, whose slots are zeros in a file that has its size already.
-BuildIndex: TypeAlias = Callable[[str, int, int, int, str, int], None]
+# the index, whose slots are zeros in a file that has its size already; returns its salt.
+BuildIndex: TypeAlias = Callable[[str, int, int, int, str, int], int]
 
 # What one checksum is of.
 BLOCK_BYTES = 1 << 20
@@ -54,6 +54,7 @@ class Part:
         self._block_bytes = block_bytes
         self._columns: dict[tuple[int, int, str], ColumnWriter] = {}
         self._indexes: dict[tuple[int, int, str], ColumnFile] = {}
+        self._salts: dict[tuple[int, int], int] = {}
 
     def column(
         self,
@@ -110,7 +111,9 @@ class Part:
                 key_bytes = (key_file.bytes - npy.HEADER_BYTES) // keys.rows
                 offset = npy.HEADER_BYTES
                 build = build or build_index
-                build(str(keys.path), offset, keys.rows, key_bytes, str(path), offset)
+                self._salts[table, rank] = build(
+                    str(keys.path), offset, keys.rows, key_bytes, str(path), offset
+                )
             os.fsync(file.fileno())
         blocks = block_file.checksums(path, size, self._block_bytes, self._checksum)
         digits = "".join(f"{value:08x}" for _, values in blocks for value in values)
@@ -133,7 +136,9 @@ class Part:
             for shard in table.shards:
                 places = [place for place in files if place[:2] == (number, shard.rank)]
                 columns = {place[2]: files.pop(place) for place in places}
-                shards.append(dataclasses.replace(shard, files=columns or shard.files))
+                salt = self._salts.get((number, shard.rank), shard.index_salt)
+                files_here = columns or shard.files
+                shards.append(dataclasses.replace(shard, files=files_here, index_salt=salt))
             entries.append(dataclasses.replace(table, shards=tuple(shards)))
         if files:
             names = ", ".join(file.file for file in files.values())
@@ -177,7 +182,7 @@ def build_index(
     key_bytes: int,
     index_path: str,
     index_data_offset: int,
-) -> None:
+) -> int:
     """Fills in the index of a file of keys, at least one.
 
     Args:
@@ -187,7 +192,11 @@ def build_index(
         key_bytes: 4 or 8.
         index_path: a file of the index's size, whose slots are 0.
         index_data_offset: where its slots begin.
+
+    Returns:
+        The salt of the index.
     """
     keys = np.memmap(keys_path, np.dtype(f"<u{key_bytes}"), "r", data_offset, (rows,))
     slots = (key_index.index_size(rows),)
-    key_index.build(keys, np.memmap(index_path, "<u4", "r+", index_data_offset, slots))
+    out = np.memmap(index_path, "<u4", "r+", index_data_offset, slots)
+    return key_index.build(keys, out)[1]
