@@ -4,74 +4,159 @@
 #include <utility>
 
 namespace dynemb {
+namespace {
 
-void SavedRows::Push(size_t table, const RowLayout& layout, const char* row, CutTime updated) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  Wait(&lock, layout.stride);
-  Append(table, layout, row, updated);
+// Numbers the threads that save rows, so that each has a slot of its own as long as they are few.
+size_t ThisThread() {
+  static std::atomic<size_t> threads{0};
+  thread_local const size_t number = threads.fetch_add(1, std::memory_order_relaxed);
+  return number;
 }
 
-void SavedRows::WaitForRoom(size_t bytes) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  Wait(&lock, bytes);
+}  // namespace
+
+size_t SavedRows::ChunkBytes(size_t stride) const {
+  const size_t bytes = std::min(kChunkBytes, most_bytes_ / (4 * kSlots));
+  return std::max<size_t>(1, bytes / stride) * stride;
 }
 
-void SavedRows::PushAtOnce(size_t table, const RowLayout& layout, const char* row,
-                           CutTime updated) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  Append(table, layout, row, updated);
+bool SavedRows::Reserve(size_t bytes) {
+  size_t have = bytes_.load();
+  do {
+    if (have != 0 && have + bytes > most_bytes_) return false;
+  } while (!bytes_.compare_exchange_weak(have, have + bytes));
+  return true;
 }
 
-void SavedRows::Wait(std::unique_lock<std::mutex>* lock, size_t bytes) {
-  popped_.wait(*lock, [&] { return closed_ || bytes_ + bytes <= most_bytes_ || bytes_ == 0; });
-}
-
-void SavedRows::Append(size_t table, const RowLayout& layout, const char* row, CutTime updated) {
-  if (closed_) return;
-  if (chunks_.empty() || chunks_.back().table != table ||
-      chunks_.back().rows.size() + layout.stride > kChunkBytes) {
-    chunks_.emplace_back();
-    chunks_.back().table = table;
-    chunks_.back().stride = layout.stride;
-    chunks_.back().rows.reserve(std::max(kChunkBytes, layout.stride));
+void SavedRows::Save(size_t table, const RowLayout& layout, const char* row, CutTime updated,
+                     bool wait) noexcept {
+  const size_t stride = layout.stride;
+  Slot& slot = slots_[ThisThread() % kSlots];
+  std::unique_lock<std::mutex> lock(slot.mutex);
+  if (stopped_) return;
+  const auto fits = [&] {
+    return slot.open != nullptr && slot.open->chunk.table == table &&
+           slot.open->chunk.rows.size() + stride <= slot.open->reserved;
+  };
+  if (!fits()) {
+    // The reader may have to take this very chunk before there is room for another.
+    if (slot.open != nullptr) Finish(std::move(slot.open));
+    lock.unlock();
+    const size_t bytes = ChunkBytes(stride);
+    if (!wait) {
+      bytes_ += bytes;
+    } else if (!Reserve(bytes)) {
+      std::unique_lock<std::mutex> waiting(mutex_);
+      popped_.wait(waiting, [&] { return stopped_ || Reserve(bytes); });
+    }
+    std::unique_ptr<Node> node;
+    try {
+      node = std::make_unique<Node>();
+      node->chunk.rows.reserve(bytes);
+    } catch (const std::bad_alloc&) {
+      failed_ = true;
+      DropAll();
+      return;
+    }
+    node->chunk.table = table;
+    node->chunk.stride = stride;
+    node->reserved = bytes;
+    lock.lock();
+    if (stopped_) return;
+    if (slot.open != nullptr) Finish(std::move(slot.open));  // of a thread that shares the slot
+    slot.open = std::move(node);
   }
-  Chunk& chunk = chunks_.back();
-  // Around the last update: others of a batch's threads may be writing it (Upsert).
+  Chunk& chunk = slot.open->chunk;
+  // In the room that is reserved. Around the last update: others of a batch's threads may be
+  // writing it (Upsert).
   chunk.rows.insert(chunk.rows.end(), row, row + layout.key_size);
   const auto* time = reinterpret_cast<const char*>(&updated);
   chunk.rows.insert(chunk.rows.end(), time, time + sizeof(updated));
   chunk.rows.resize(chunk.rows.size() + layout.vector_offset - layout.key_size - sizeof(updated));
-  chunk.rows.insert(chunk.rows.end(), row + layout.vector_offset, row + layout.stride);
+  chunk.rows.insert(chunk.rows.end(), row + layout.vector_offset, row + stride);
   ++chunk.n;
-  bytes_ += layout.stride;
 }
 
-bool SavedRows::Pop(Chunk* chunk) {
+void SavedRows::WaitForRoom(size_t bytes) noexcept {
+  std::unique_lock<std::mutex> lock(mutex_);
+  popped_.wait(lock, [&] {
+    const size_t have = bytes_;
+    return stopped_ || have + bytes <= most_bytes_ || have == 0;
+  });
+}
+
+void SavedRows::Finish(std::unique_ptr<Node> node) noexcept {
+  Node* const added = node.get();
+  std::vector<char>& rows = node->chunk.rows;
+  const size_t unused = node->reserved - rows.size();
+  if (unused > rows.size()) rows.shrink_to_fit();  // which fails quietly
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (chunks_.empty()) return false;
-    *chunk = std::move(chunks_.front());
-    chunks_.pop_front();
-    bytes_ -= chunk->rows.size();
+    node->reserved -= unused;
+    bytes_ -= unused;
+    (last_ == nullptr ? full_ : last_->next) = std::move(node);
+    last_ = added;
+  }
+  if (unused != 0) popped_.notify_all();
+}
+
+void SavedRows::Give(std::unique_ptr<Node> node, Chunk* chunk) noexcept {
+  *chunk = std::move(node->chunk);
+  {
+    // With the lock, or who is about to wait would miss it.
+    std::lock_guard<std::mutex> lock(mutex_);
+    bytes_ -= node->reserved;
   }
   popped_.notify_all();
+}
+
+bool SavedRows::Pop(Chunk* chunk) noexcept {
+  std::unique_ptr<Node> node;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (full_ != nullptr) {
+      node = std::move(full_);
+      full_ = std::move(node->next);
+      if (full_ == nullptr) last_ = nullptr;
+    }
+  }
+  for (size_t s = 0; s < kSlots && node == nullptr; ++s) {
+    std::lock_guard<std::mutex> lock(slots_[s].mutex);
+    node = std::move(slots_[s].open);
+  }
+  if (node == nullptr) return false;
+  Give(std::move(node), chunk);
   return true;
 }
 
-void SavedRows::Close() {
+void SavedRows::DropAll() noexcept {
+  stopped_ = true;
+  for (Slot& slot : slots_) {
+    std::lock_guard<std::mutex> lock(slot.mutex);
+    slot.open.reset();
+  }
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    closed_ = true;
-    chunks_.clear();
-    bytes_ = 0;
+    // One by one: a node that took the rest of a long list along would need as deep a stack.
+    while (full_ != nullptr) full_ = std::move(full_->next);
+    last_ = nullptr;
   }
   popped_.notify_all();
 }
 
-void Changes::Start(Tick tick, Tick known_since, uint64_t rows) {
+void SavedRows::Close() noexcept { DropAll(); }
+
+Status SavedRows::Error() const {
+  if (!failed_) return Status();
+  return ResourceExhausted(
+      "no memory to save rows that were overwritten while the snapshot was read: it is incomplete");
+}
+
+void Changes::Start(Tick tick, Tick known_since, uint64_t rows) noexcept {
   tracking_ = true;
+  recent_ = Updated();
   recent_.since = tick;
-  recent_.rows.Reset(rows, false);
+  recent_.OrGiveUp([&](RowBits* set) { set->Reset(rows, false); });
   before_ = Updated();
   before_.since = tick;
   deletions_.Restart(known_since);
@@ -79,15 +164,21 @@ void Changes::Start(Tick tick, Tick known_since, uint64_t rows) {
 
 void Changes::BeginCut(std::unique_ptr<Cut> cut, uint64_t rows) {
   // The sets may know rows that are gone since (Clear), and their memory too.
-  const bool reaches_back = cut->since != 0 && cut->since >= before_.since;
+  const bool reaches_back =
+      cut->since != 0 && recent_.known &&
+      (cut->since >= recent_.since || (before_.known && cut->since >= before_.since));
+  RowBits updated;
+  updated.Reset(rows, false);
   cut->todo.Reset(rows, !reaches_back);
+  // Nothing throws from here on.
   if (reaches_back) {
     cut->todo.AddAll(recent_.rows);
     if (cut->since < recent_.since) cut->todo.AddAll(before_.rows);
   }
-  std::swap(before_, recent_);
+  before_ = std::move(recent_);
+  recent_ = Updated();
   recent_.since = cut->watermark;
-  recent_.rows.Reset(rows, false);
+  recent_.rows = std::move(updated);
   cut_ = std::move(cut);
 }
 

@@ -1,6 +1,7 @@
 #include "cc/table/deletion_log.h"
 
 #include <algorithm>
+#include <new>
 
 namespace dynemb {
 
@@ -10,8 +11,18 @@ void DeletionLog::Restart(Tick known_since) {
   known_since_ = known_since;
 }
 
-void DeletionLog::Add(Tick tick, uint64_t key) {
+void DeletionLog::Add(Tick tick, uint64_t key) noexcept {
   std::lock_guard<std::mutex> lock(mutex_);
+  try {
+    Append(tick, key);
+  } catch (const std::bad_alloc&) {
+    // A delta of before is refused then, rather than that it lacks a key. Deletions of this tick
+    // that come later are of no use, and do no harm.
+    Restart(std::max(known_since_, tick));
+  }
+}
+
+void DeletionLog::Append(Tick tick, uint64_t key) {
   if (chunks_.empty() || chunks_.back().keys.size() == kChunkKeys) {
     chunks_.emplace_back();
     chunks_.back().keys.reserve(kChunkKeys);

@@ -1,7 +1,8 @@
 // DeletionLog: which keys a table has lost, erased or evicted, since some tick.
 //
 // Keys stand in the order of their ticks. The log is bounded: Trim forgets the oldest, and Since
-// then refuses to answer for the time that was forgotten.
+// then refuses to answer for the time that was forgotten. Without memory for a key all are
+// forgotten.
 #ifndef DYNEMB_TABLE_DELETION_LOG_H_
 #define DYNEMB_TABLE_DELETION_LOG_H_
 
@@ -23,7 +24,7 @@ class DeletionLog {
   // Empty; deletions up to `known_since` are unknown.
   void Restart(Tick known_since);
   // `key` is a bit pattern, zero-extended. Ticks must not decrease. Threads may add at once.
-  void Add(Tick tick, uint64_t key);
+  void Add(Tick tick, uint64_t key) noexcept;
   // Forgets the oldest keys until hardly more than `most` are left.
   void Trim(size_t most);
 
@@ -43,6 +44,8 @@ class DeletionLog {
     std::vector<uint64_t> keys;
     std::vector<Run> runs;
   };
+
+  void Append(Tick tick, uint64_t key);
 
   std::mutex mutex_;  // of Add
   Tick known_since_ = 0;

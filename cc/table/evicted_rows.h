@@ -18,17 +18,24 @@ class EvictedRows {
  public:
   explicit EvictedRows(const RowLayout& layout) : layout_(layout) {}
 
-  // Makes room for n rows more: as many calls of Add then do not allocate.
+  // Room for n more rows, for which Add does not throw.
   void Reserve(size_t n) {
     keys_.reserve(keys_.size() + n);
     vectors_.reserve(vectors_.size() + n * layout_.vector_bytes());
   }
-  // Copies the key (as its bit pattern) and the vector of a row. From any thread.
+
+  // Copies the key (as its bit pattern) and the vector of a row. From any thread. Without room it
+  // throws std::bad_alloc, and has added nothing.
   void Add(uint64_t key, const char* row) {
     const char* vector = layout_.vector(row);
     std::lock_guard<std::mutex> lock(mutex_);
-    keys_.push_back(key);
     vectors_.insert(vectors_.end(), vector, vector + layout_.vector_bytes());
+    try {
+      keys_.push_back(key);
+    } catch (...) {
+      vectors_.resize(vectors_.size() - layout_.vector_bytes());
+      throw;
+    }
   }
 
   size_t size() const { return keys_.size(); }

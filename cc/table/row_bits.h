@@ -14,17 +14,19 @@ namespace dynemb {
 
 class RowBits {
  public:
+  // Reset and Extend throw std::bad_alloc before they have changed anything.
+  //
   // Rows [0, rows): all of them, or none.
   void Reset(uint64_t rows, bool all) {
-    rows_ = rows;
     words_.assign((rows + 63) / 64, all ? ~uint64_t{0} : 0);
+    rows_ = rows;
     if (all && rows % 64 != 0) words_.back() = (uint64_t{1} << rows % 64) - 1;
   }
   // Room for more rows, not in the set.
   void Extend(uint64_t rows) {
     if (rows <= rows_) return;
-    rows_ = rows;
     words_.resize((rows + 63) / 64);
+    rows_ = rows;
   }
   uint64_t rows() const { return rows_; }
 

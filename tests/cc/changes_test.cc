@@ -5,6 +5,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <memory>
+#include <mutex>
+#include <new>
 #include <set>
 #include <string>
 #include <thread>
@@ -13,11 +16,13 @@
 
 #include "cc/table/deletion_log.h"
 #include "cc/table/row_bits.h"
+#include "tests/cc/failing_allocations.h"
 #include "tests/cc/table_suite.h"
 
 namespace dynemb {
 namespace {
 
+using failing::WithAllocations;
 using testing_table::Random;
 
 // ---- RowBits ----
@@ -243,6 +248,53 @@ TEST(DeletionLog, ThreadsAdd) {
   EXPECT_TRUE(log.Since(3).empty());
 }
 
+// A log without memory forgets, rather than to lose a key.
+TEST(DeletionLog, WithoutMemoryItForgets) {
+  for (size_t allocations : {0, 1, 2, 3, 4}) {
+    SCOPED_TRACE(allocations);
+    DeletionLog log;
+    log.Add(3, 100);
+    for (uint64_t i = 0; i < 20000; ++i) log.Add(4, i);
+    WithAllocations(allocations, [&] {
+      for (uint64_t i = 0; i < 50000; ++i) log.Add(5, i);
+    });
+    EXPECT_EQ(log.known_since(), 5u);
+    for (uint64_t i = 0; i < 10; ++i) log.Add(6, i);
+    EXPECT_EQ(log.Since(5).size(), 10u);
+    log.Trim(5);
+    EXPECT_LE(log.known_since(), 6u);
+  }
+}
+
+// ---- EvictedRows ----
+
+TEST(EvictedRows, ThereIsRoomForWhatWasReserved) {
+  const RowLayout layout(8, DType::kFloat32, 5, 2);
+  const std::vector<char> row(layout.stride, 7);
+  EvictedRows rows(layout);
+  rows.Add(0, row.data());
+  rows.Reserve(100);
+  ASSERT_NO_THROW(WithAllocations(0, [&] {
+    for (uint64_t i = 1; i <= 100; ++i) rows.Add(i, row.data());
+  }));
+  // Further ones are added whole, or not at all.
+  size_t added = 101;
+  for (size_t allocations : {0, 1, 1, 1, 2, 2}) {
+    try {
+      WithAllocations(allocations, [&] { rows.Add(added, row.data()); });
+      ++added;
+    } catch (const std::bad_alloc&) {
+    }
+    std::vector<uint64_t> keys(rows.size());
+    std::vector<char> vectors(rows.size() * layout.vector_bytes());
+    rows.Copy(keys.data(), vectors.data());
+    ASSERT_EQ(keys.size(), added);
+    for (uint64_t i = 0; i < keys.size(); ++i) ASSERT_EQ(keys[i], i);
+    ASSERT_EQ(vectors, std::vector<char>(vectors.size(), 7));
+  }
+  EXPECT_GT(added, 101u);
+}
+
 // ---- SavedRows ----
 
 // A row that holds a number.
@@ -348,6 +400,46 @@ TEST(SavedRows, CloseWakesWhoWaits) {
   EXPECT_FALSE(saved.Pop(&chunk));
 }
 
+TEST(SavedRows, WithoutMemoryTheCutFails) {
+  const RowLayout layout(8, DType::kFloat32, 4, 0);
+  for (size_t allocations : {0, 1}) {
+    SavedRows saved(size_t{1} << 20);
+    for (uint64_t i = 0; i < 100; ++i) saved.Push(0, layout, RowOf(layout, i).data(), 1);
+    EXPECT_TRUE(saved.Error().ok());
+    const std::vector<char> row = RowOf(layout, 100);
+    // Also of a thread that is past the bound: it goes on.
+    WithAllocations(allocations, [&] {
+      for (uint64_t i = 0; i < 100000; ++i) saved.Push(1, layout, row.data(), 1);
+    });
+    EXPECT_EQ(saved.Error().code(), Code::kResourceExhausted);
+    SavedRows::Chunk chunk;
+    EXPECT_FALSE(saved.Pop(&chunk));
+    saved.WaitForRoom(size_t{1} << 30);
+    saved.PushAtOnce(0, layout, row.data(), 1);
+    EXPECT_FALSE(saved.Pop(&chunk));
+    EXPECT_EQ(saved.Error().code(), Code::kResourceExhausted);
+  }
+}
+
+TEST(SavedRows, WhoWaitsGoesOnWhenTheCutFails) {
+  const RowLayout layout(8, DType::kFloat32, 4, 0);
+  SavedRows saved(layout.stride);
+  std::atomic<int> done{0};
+  std::vector<std::thread> threads;
+  for (uint64_t id = 0; id < 3; ++id) {
+    threads.emplace_back([&, id] {
+      for (uint64_t i = 0; i < 10; ++i) saved.Push(id, layout, RowOf(layout, i).data(), 1);
+      ++done;
+    });
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(done, 0);
+  const std::vector<char> row = RowOf(layout, 1);
+  WithAllocations(0, [&] { saved.PushAtOnce(0, layout, row.data(), 1); });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_FALSE(saved.Error().ok());
+}
+
 // ---- Cut and Changes ----
 
 TEST(Cut, TimesAreOfTheBaseAndUpToTheWatermark) {
@@ -436,6 +528,53 @@ TEST_F(ChangesTest, SavesWhatACutStillNeedsOnce) {
   std::memcpy(&updated, layout_.update(chunk.rows.data()), sizeof(updated));
   EXPECT_EQ(updated, 3u);
   EXPECT_FALSE(saved_.Pop(&chunk));
+}
+
+// A set that there is no memory for is given up: cuts look at all rows until there are sets again.
+TEST_F(ChangesTest, WithoutMemoryForASetAllRowsAreLookedAt) {
+  using Set = std::set<uint64_t>;
+  Write(3, 5);
+  EXPECT_EQ(Todo(10, 1), (Set{3}));
+  EXPECT_EQ(Todo(20, 10), Set{});
+  WithAllocations(0, [&] { changes_.Extend(100 * kRows); });
+  Write(4, 21);
+  changes_.BeforeWrite(50 * kRows, RowOf(layout_, 1).data(), 0);  // not in the set
+  EXPECT_EQ(Todo(30, 20).size(), kRows);
+  Write(5, 31);
+  EXPECT_EQ(Todo(40, 30), (Set{5}));
+  WithAllocations(0, [&] { changes_.AddAllRows(1000 * kRows); });
+  EXPECT_EQ(Todo(50, 40).size(), kRows);
+  EXPECT_EQ(Todo(60, 40).size(), kRows);  // the set before the last is the one that was given up
+  EXPECT_EQ(Todo(70, 60), Set{});
+  Changes other;
+  WithAllocations(0, [&] { other.Start(1, 0, kRows); });
+  EXPECT_TRUE(other.tracking());
+  other.BeforeWrite(7, RowOf(layout_, 7).data(), 1);
+}
+
+TEST_F(ChangesTest, ACutBeginsWholeOrNotAtAll) {
+  Write(3, 5);
+  EXPECT_EQ(Todo(10, 1), (std::set<uint64_t>{3}));
+  Write(4, 11);
+  size_t failed = 0;
+  for (size_t allocations = 0;; ++allocations) {
+    auto cut = std::make_unique<Cut>();
+    cut->saved = &saved_;
+    cut->layout = layout_;
+    cut->watermark = 20;
+    cut->since = 1;
+    try {
+      WithAllocations(allocations, [&] { changes_.BeginCut(std::move(cut), kRows); });
+      break;
+    } catch (const std::bad_alloc&) {
+      ++failed;
+      ASSERT_EQ(changes_.cut(), nullptr);
+    }
+  }
+  EXPECT_EQ(failed, 2u);
+  EXPECT_EQ(changes_.cut()->todo.Count(), 2u);
+  changes_.EndCut();
+  EXPECT_EQ(Todo(30, 10), (std::set<uint64_t>{4}));
 }
 
 }  // namespace

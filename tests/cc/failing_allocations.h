@@ -1,0 +1,88 @@
+// Replaces the operators new of a test's binary, so that allocations can fail. One source file of a
+// binary may include it.
+#ifndef DYNEMB_TESTS_CC_FAILING_ALLOCATIONS_H_
+#define DYNEMB_TESTS_CC_FAILING_ALLOCATIONS_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+namespace dynemb {
+namespace failing {
+
+constexpr size_t kNever = ~size_t{0};
+
+// Allocations of this thread that still succeed; all later ones fail.
+inline thread_local size_t left = kNever;
+// Allocations of all threads until one fails: at 1 the next, at 0 or below none.
+inline std::atomic<int64_t> until{0};
+
+inline void* Allocate(size_t bytes, size_t alignment) {
+  if (left == 0) throw std::bad_alloc();
+  if (left != kNever) --left;
+  if (until.load(std::memory_order_relaxed) > 0 && until.fetch_sub(1) == 1) throw std::bad_alloc();
+  if (alignment <= alignof(std::max_align_t)) {
+    if (void* p = std::malloc(bytes)) return p;
+  } else if (void* p =
+                 std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment)) {
+    return p;
+  }
+  throw std::bad_alloc();
+}
+
+// fn() of a thread whose allocations fail after the first n.
+template <class Fn>
+void WithAllocations(size_t n, const Fn& fn) {
+  struct Restore {
+    ~Restore() { left = kNever; }
+  } restore;
+  left = n;
+  fn();
+}
+
+// fn() with the k-th allocation of any thread failing, k >= 1; returns whether there was one. An
+// exception goes on to the caller, with *failed set.
+template <class Fn>
+void WithFailure(int64_t k, bool* failed, const Fn& fn) {
+  struct Restore {
+    bool* failed;
+    ~Restore() { *failed = until.exchange(0) <= 0; }
+  } restore{failed};
+  until = k;
+  fn();
+}
+
+}  // namespace failing
+}  // namespace dynemb
+
+// Not inlined, since the compiler would see malloc's pointer freed by delete and warn.
+__attribute__((noinline)) void* operator new(size_t bytes) {
+  return dynemb::failing::Allocate(bytes, 1);
+}
+__attribute__((noinline)) void* operator new[](size_t bytes) {
+  return dynemb::failing::Allocate(bytes, 1);
+}
+__attribute__((noinline)) void* operator new(size_t bytes, std::align_val_t alignment) {
+  return dynemb::failing::Allocate(bytes, static_cast<size_t>(alignment));
+}
+__attribute__((noinline)) void* operator new[](size_t bytes, std::align_val_t alignment) {
+  return dynemb::failing::Allocate(bytes, static_cast<size_t>(alignment));
+}
+__attribute__((noinline)) void operator delete(void* p) noexcept { std::free(p); }
+__attribute__((noinline)) void operator delete[](void* p) noexcept { std::free(p); }
+__attribute__((noinline)) void operator delete(void* p, size_t) noexcept { std::free(p); }
+__attribute__((noinline)) void operator delete[](void* p, size_t) noexcept { std::free(p); }
+__attribute__((noinline)) void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
+__attribute__((noinline)) void operator delete[](void* p, std::align_val_t) noexcept {
+  std::free(p);
+}
+__attribute__((noinline)) void operator delete(void* p, size_t, std::align_val_t) noexcept {
+  std::free(p);
+}
+__attribute__((noinline)) void operator delete[](void* p, size_t, std::align_val_t) noexcept {
+  std::free(p);
+}
+
+#endif  // DYNEMB_TESTS_CC_FAILING_ALLOCATIONS_H_
