@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -66,7 +67,11 @@ class ScratchPool {
     Lease& operator=(const Lease&) = delete;
     ~Lease() {
       std::lock_guard<std::mutex> lock(pool_->mutex_);
-      pool_->idle_.push_back(std::move(object_));
+      try {
+        pool_->idle_.push_back(std::move(object_));
+      } catch (const std::bad_alloc&) {
+        // The object goes; the next call makes another.
+      }
     }
     T* operator->() const { return object_.get(); }
     T* get() const { return object_.get(); }
