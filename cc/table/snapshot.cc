@@ -11,59 +11,58 @@ Status Snapshot::Begin(Exec& exec, std::vector<Table*> tables, const std::vector
                        bool with_deleted, Clock* clock, std::unique_ptr<Snapshot>* snapshot,
                        size_t most_saved) {
   std::unique_ptr<Snapshot> made(new Snapshot(std::move(tables), most_saved));
-  Status status;
-  {
-    TableLock lock(made->tables_, TableLock::Mode::kExclusive);
-    made->watermark_ = clock->Next(&made->watermark_utc_ns_);
-    for (size_t t = 0; t < made->tables_.size(); ++t) {
-      Table& table = *made->tables_[t];
-      status = table.BeginCut(exec, made->watermark_, since[t], with_deleted, &made->saved_, t);
-      if (!status.ok()) break;
-      const Cut& cut = *table.cut();
-      made->info_.push_back({cut.layout, table.state_spec(), cut.base, cut.most_rows, cut.deleted});
-    }
-    if (!status.ok()) {
-      for (size_t t = 0; t < made->info_.size(); ++t) made->tables_[t]->EndCut();
-      made->tables_.clear();
-    }
+  made->info_.reserve(made->tables_.size());
+  // Whatever fails or throws, the destructor of what was made ends the cuts that were begun, after
+  // this lock is gone.
+  TableLock lock(made->tables_, TableLock::Mode::kExclusive);
+  made->watermark_ = clock->Next(&made->watermark_utc_ns_);
+  for (size_t t = 0; t < made->tables_.size(); ++t) {
+    Table& table = *made->tables_[t];
+    DYNEMB_RETURN_IF_ERROR(
+        table.BeginCut(exec, made->watermark_, since[t], with_deleted, &made->saved_, t));
+    ++made->begun_;
+    const Cut& cut = *table.cut();
+    made->info_.push_back({cut.layout, table.state_spec(), cut.base, cut.most_rows, cut.deleted});
   }
-  if (status.ok()) *snapshot = std::move(made);
-  return status;
+  *snapshot = std::move(made);
+  return Status();
 }
 
 Snapshot::~Snapshot() {
   saved_.Close();  // first: a batch that waits for the reader holds locks
-  TableLock lock(tables_, TableLock::Mode::kExclusive);
-  for (Table* table : tables_) table->EndCut();
+  if (begun_ == 0) return;
+  TableLock lock(std::move(to_lock_), TableLock::Mode::kExclusive);
+  for (size_t t = 0; t < begun_; ++t) tables_[t]->EndCut();
 }
 
-Snapshot::Piece Snapshot::Next(size_t limit) {
+Status Snapshot::Next(size_t limit, Piece* piece) {
   // As long as a batch may wait for a lock before it sees what was saved.
   constexpr std::chrono::milliseconds kWait{1};
-  Piece piece;
+  *piece = Piece();
   for (;;) {
     const bool all_read = current_ == tables_.size();
     if (chunk_read_ == chunk_.n) {
       chunk_.n = chunk_read_ = 0;
       saved_.Pop(&chunk_);
     }
+    // After the search: at the end all batches that could fail to save a row are over.
+    DYNEMB_RETURN_IF_ERROR(saved_.Error());
     if (chunk_read_ < chunk_.n) {
-      piece.table = chunk_.table;
-      piece.n = std::min(limit, chunk_.n - chunk_read_);
-      piece.saved = chunk_.rows.data() + chunk_read_ * chunk_.stride;
-      chunk_read_ += piece.n;
-      return piece;
+      piece->table = chunk_.table;
+      piece->n = std::min(limit, chunk_.n - chunk_read_);
+      piece->saved = chunk_.rows.data() + chunk_read_ * chunk_.stride;
+      return Status();
     }
-    if (all_read) return piece;
+    if (all_read) return Status();
     Table& table = *tables_[current_];
     if (!table.mutex().try_lock_shared_for(kWait)) continue;
     std::shared_lock<SharedMutex> lock(table.mutex(), std::adopt_lock);
-    piece.plan = table.PlanCut(limit);
-    if (!piece.plan.empty()) {
-      piece.table = current_;
-      piece.n = piece.plan.size();
-      piece.lock = std::move(lock);
-      return piece;
+    piece->plan = table.PlanCut(limit);
+    if (!piece->plan.empty()) {
+      piece->table = current_;
+      piece->n = piece->plan.size();
+      piece->lock = std::move(lock);
+      return Status();
     }
     if (table.CutIsRead()) ++current_;
   }
@@ -71,6 +70,7 @@ Snapshot::Piece Snapshot::Next(size_t limit) {
 
 Status Snapshot::Read(Exec& exec, Piece* piece, void* keys, void* vectors, float* state,
                       CutTime* updates, CutTime* accesses) {
+  DYNEMB_RETURN_IF_ERROR(saved_.Error());
   if (piece->lock.owns_lock()) {
     Table& table = *tables_[piece->table];
     table.ReadCut(exec, piece->plan, keys, vectors, state, updates, accesses);
@@ -92,6 +92,7 @@ Status Snapshot::Read(Exec& exec, Piece* piece, void* keys, void* vectors, float
     if (updates != nullptr) updates[i] = *l.update(row);
     if (accesses != nullptr) accesses[i] = accessed;
   }
+  if (piece->saved != nullptr) chunk_read_ += piece->n;
   return Status();
 }
 

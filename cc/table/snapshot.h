@@ -3,7 +3,8 @@
 //   std::unique_ptr<Snapshot> snapshot;
 //   DYNEMB_RETURN_IF_ERROR(Snapshot::Begin(exec, tables, since, false, &clock, &snapshot));
 //   for (;;) {
-//     Snapshot::Piece piece = snapshot->Next(limit);
+//     Snapshot::Piece piece;
+//     DYNEMB_RETURN_IF_ERROR(snapshot->Next(limit, &piece));
 //     if (piece.n == 0) break;
 //     ... room for piece.n rows of table piece.table ...
 //     DYNEMB_RETURN_IF_ERROR(snapshot->Read(exec, &piece, keys, vectors, ...));
@@ -38,7 +39,7 @@ class Snapshot {
   struct Piece {
     size_t table = 0;
     size_t n = 0;
-    std::vector<RowId> plan;
+    std::vector<RowId> plan{};
     const char* saved = nullptr;  // [n, stride], if they are not in the table any more
     std::shared_lock<SharedMutex> lock;
   };
@@ -65,10 +66,12 @@ class Snapshot {
   const StateSpec& state_spec(size_t table) const { return info_[table].state_spec; }
   const std::vector<uint64_t>& deleted(size_t table) const { return info_[table].deleted; }
 
-  // The next rows, at most `limit` > 0; none at the end.
-  Piece Next(size_t limit);
-  // Delivers the rows of a piece, and unlocks; null skips a column. The error is the table's
-  // (Table::Error): then nothing was delivered.
+  // The next rows, at most `limit` > 0; none at the end. Rows of a piece that is not read come
+  // again. ResourceExhausted, from then on: rows of the cuts were lost, as there was no memory to
+  // save them. So only who has read until no rows come, without an error, has the cuts.
+  Status Next(size_t limit, Piece* piece);
+  // Delivers the rows of a piece, and unlocks; null skips a column. The error is Next's, or the
+  // table's (Table::Error): then nothing was delivered.
   Status Read(Exec& exec, Piece* piece, void* keys, void* vectors, float* state, CutTime* updates,
               CutTime* accesses);
 
@@ -81,9 +84,11 @@ class Snapshot {
     std::vector<uint64_t> deleted;
   };
   Snapshot(std::vector<Table*> tables, size_t most_saved)
-      : tables_(std::move(tables)), saved_(most_saved) {}
+      : tables_(std::move(tables)), to_lock_(tables_), saved_(most_saved) {}
 
   std::vector<Table*> tables_;
+  std::vector<Table*> to_lock_;  // the same; the destructor must not need memory
+  size_t begun_ = 0;             // tables that have a cut of this snapshot
   SavedRows saved_;
   Tick watermark_ = 0;
   int64_t watermark_utc_ns_ = 0;

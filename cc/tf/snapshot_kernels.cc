@@ -183,7 +183,9 @@ class SnapshotNextOp : public OneSnapshotOp {
     for (size_t t = 0; t < resource->num_tables(); ++t) {
       stride = std::max(stride, s->layout(t).stride);
     }
-    Snapshot::Piece piece = s->Next(std::max<size_t>(1, static_cast<size_t>(limit_bytes) / stride));
+    Snapshot::Piece piece;
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(
+        s->Next(std::max<size_t>(1, static_cast<size_t>(limit_bytes) / stride), &piece));
     const auto n = static_cast<int64_t>(piece.n);
     const RowLayout& l = s->layout(piece.table);
     int64_t* table;

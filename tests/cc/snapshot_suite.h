@@ -78,10 +78,17 @@ struct Delivered {
 };
 using Delivery = std::unordered_map<uint64_t, Delivered>;
 
+Snapshot::Piece Next(Snapshot* snapshot, size_t limit) {
+  Snapshot::Piece piece;
+  const Status status = snapshot->Next(limit, &piece);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return piece;
+}
+
 // Reads one piece into what was delivered so far, table by table; false at the end. Times are
 // ticks again.
 bool ReadPiece(Snapshot* snapshot, Exec& exec, size_t limit, std::vector<Delivery>* to) {
-  Snapshot::Piece piece = snapshot->Next(limit);
+  Snapshot::Piece piece = Next(snapshot, limit);
   if (piece.n == 0) return false;
   const size_t n = piece.n, t = piece.table;
   const RowLayout& l = snapshot->layout(t);
@@ -745,11 +752,11 @@ TEST_F(SnapshotTest, EmptyTableAndNoTable) {
   ASSERT_TRUE(Begin({&t.table()}, {0}, true, &snapshot).ok());
   EXPECT_EQ(snapshot->most_rows(0), 0u);
   EXPECT_TRUE(snapshot->deleted(0).empty());
-  EXPECT_EQ(snapshot->Next(10).n, 0u);
-  EXPECT_EQ(snapshot->Next(10).n, 0u);
+  EXPECT_EQ(Next(snapshot.get(), 10).n, 0u);
+  EXPECT_EQ(Next(snapshot.get(), 10).n, 0u);
   snapshot.reset();
   ASSERT_TRUE(Begin({}, {}, true, &snapshot).ok());
-  EXPECT_EQ(snapshot->Next(10).n, 0u);
+  EXPECT_EQ(Next(snapshot.get(), 10).n, 0u);
 }
 
 TEST_F(SnapshotTest, LaterRowsAreNotInIt) {
@@ -777,7 +784,7 @@ TEST_F(SnapshotTest, PiecesAreAtMostTheLimit) {
   size_t rows = 0, largest = 0;
   for (size_t i = 0;; ++i) {
     if (i == 3) Fill(&t, Progression(0, 1000), 2);
-    Snapshot::Piece piece = snapshot->Next(7);
+    Snapshot::Piece piece = Next(snapshot.get(), 7);
     if (piece.n == 0) break;
     largest = std::max(largest, piece.n);
     rows += piece.n;
@@ -797,7 +804,7 @@ TEST_F(SnapshotTest, NullSkipsAColumn) {
       if (saved) Fill(&t, Progression(0, 100), 1);
       size_t rows = 0;
       for (;;) {
-        Snapshot::Piece piece = snapshot->Next(1000);
+        Snapshot::Piece piece = Next(snapshot.get(), 1000);
         if (piece.n == 0) break;
         Keys keys(piece.n);
         Floats vectors(piece.n * kDim), state(piece.n * kDim);
@@ -832,7 +839,7 @@ TEST_F(SnapshotTest, PieceDroppedUnread) {
   std::unique_ptr<Snapshot> snapshot;
   ASSERT_TRUE(Begin({&t.table()}, {0}, false, &snapshot).ok());
   {
-    const Snapshot::Piece piece = snapshot->Next(30);
+    const Snapshot::Piece piece = Next(snapshot.get(), 30);
     EXPECT_EQ(piece.n, 30u);
     EXPECT_FALSE(t->mutex().try_lock());
   }
@@ -921,7 +928,7 @@ TEST_F(SnapshotTest, MoreDeletionsThanAreRemembered) {
   ASSERT_TRUE(Begin({&t.table()}, {ticks[2]}, true, &snapshot).ok());
   EXPECT_EQ(snapshot->deleted(0).size(), 9 * kBatch);
   EXPECT_EQ(snapshot->deleted(0).front(), 3 * kBatch);
-  EXPECT_EQ(snapshot->Next(1).n, 0u);
+  EXPECT_EQ(Next(snapshot.get(), 1).n, 0u);
 }
 
 // A table that has lost its rows, and then the memory they were in, has nothing to read there.
@@ -935,7 +942,7 @@ TEST_F(SnapshotTest, ClearedThenOtherState) {
   std::unique_ptr<Snapshot> snapshot;
   ASSERT_TRUE(Begin({&t.table()}, {watermark}, true, &snapshot).ok());
   EXPECT_EQ(snapshot->deleted(0).size(), 100000u);
-  EXPECT_EQ(snapshot->Next(1000).n, 0u);
+  EXPECT_EQ(Next(snapshot.get(), 1000).n, 0u);
 }
 
 // The same, while the cut runs and with rows that come from another table.
@@ -949,7 +956,7 @@ TEST_F(SnapshotTest, ClearedThenAdopting) {
   std::unique_ptr<Snapshot> snapshot;
   ASSERT_TRUE(Begin({&t.table()}, {watermark}, true, &snapshot).ok());
   t->Adopt(&other.table(), clock_.Next());
-  EXPECT_EQ(snapshot->Next(1000).n, 0u);
+  EXPECT_EQ(Next(snapshot.get(), 1000).n, 0u);
 }
 
 TEST_F(SnapshotTest, LoadedWithoutStateStartsWithTheInitialState) {
