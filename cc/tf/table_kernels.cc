@@ -64,6 +64,53 @@ absl::Status ReadOptions(tf::OpKernelConstruction* ctx, TableOptions* o) {
   return absl::OkStatus();
 }
 
+const char* Name(KeyType t) {
+  return t == KeyType::kInt32 ? "int32" : t == KeyType::kUint64 ? "uint64" : "int64";
+}
+const char* Name(DType t) {
+  return t == DType::kFloat16 ? "float16" : t == DType::kBfloat16 ? "bfloat16" : "float32";
+}
+const char* Name(EvictStrategy s) { return s == EvictStrategy::kNone ? "none" : "lru"; }
+const char* Name(Tier t) {
+  return t == Tier::kHbm ? "hbm" : t == Tier::kHybrid ? "hybrid" : "host";
+}
+const char* Name(InitKind k) {
+  return k == InitKind::kUniform           ? "uniform"
+         : k == InitKind::kNormal          ? "normal"
+         : k == InitKind::kTruncatedNormal ? "truncated_normal"
+                                           : "constant";
+}
+
+// The options of a table that another operator asks for by its name must be those that it was made
+// with; all but init_capacity, which is a hint for when it is made.
+absl::Status CheckSame(const TableOptions& have, const TableOptions& want) {
+  absl::Status status;
+  const auto same = [&](const char* option, const auto& a, const auto& b) {
+    if (!status.ok() || a == b) return;
+    status = absl::InvalidArgumentError(
+        absl::StrCat("table '", have.name, "' exists with ", option, "=", a, ", not ", b));
+  };
+  const auto name = [](auto value) { return std::string(Name(value)); };
+  same("key_dtype", name(have.key_type), name(want.key_type));
+  same("dtype", name(have.dtype), name(want.dtype));
+  same("dim", have.dim, want.dim);
+  same("max_capacity", have.max_capacity, want.max_capacity);
+  same("max_load_factor", have.max_load_factor, want.max_load_factor);
+  same("evict_strategy", name(have.evict_strategy), name(want.evict_strategy));
+  same("tier", name(have.tier), name(want.tier));
+  same("max_hbm_bytes", have.max_hbm_bytes, want.max_hbm_bytes);
+  same("seed", static_cast<int64_t>(have.seed), static_cast<int64_t>(want.seed));
+  same("stochastic_rounding", have.stochastic_rounding, want.stochastic_rounding);
+  same("the length of initializers", have.initializer.size(), want.initializer.size());
+  for (size_t c = 0; status.ok() && c < have.initializer.size(); ++c) {
+    const ColumnInit &a = have.initializer[c], &b = want.initializer[c];
+    same(absl::StrCat("initializers[", c, "]").c_str(), name(a.kind), name(b.kind));
+    same(absl::StrCat("initializer_args[", 2 * c, "]").c_str(), a.a, b.a);
+    same(absl::StrCat("initializer_args[", 2 * c + 1, "]").c_str(), a.b, b.b);
+  }
+  return status;
+}
+
 class TableOp : public DynembOp {
  public:
   explicit TableOp(tf::OpKernelConstruction* ctx) : DynembOp(ctx) {
@@ -97,12 +144,7 @@ class TableOp : public DynembOp {
     TF_RETURN_IF_ERROR(
         manager->LookupOrCreate<TableResource>(container, shared_name_, &resource, make));
     const TableRef held(resource);
-    const TableOptions& have = held->table().options();
-    if (have.dim != options_.dim || have.dtype != options_.dtype ||
-        have.key_type != options_.key_type || have.tier != options_.tier) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "table '", shared_name_, "' exists with another dim, dtype, key_dtype or tier"));
-    }
+    TF_RETURN_IF_ERROR(CheckSame(held->table().options(), options_));
     handle->scalar<tf::ResourceHandle>()() =
         tf::MakeResourceHandle<TableResource>(ctx, container, shared_name_);
     return absl::OkStatus();

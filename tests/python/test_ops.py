@@ -5,6 +5,7 @@ import gc
 import numpy as np
 import op_helpers as h
 import pytest
+import simulated
 import tensorflow as tf
 from op_helpers import DIM, INITIAL, make, ops
 
@@ -27,12 +28,48 @@ class TestCreation:
         assert h.size(second) == 0
 
     @pytest.mark.parametrize(
-        "other", [{"dim": 4}, {"dtype": tf.float16}, {"key": tf.int32}], ids=str
+        ("other", "message"),
+        [
+            ({"dim": 4}, "dim=3, not 4"),
+            ({"dtype": tf.float16}, "dtype=float32, not float16"),
+            ({"key": tf.int32}, "key_dtype=int64, not int32"),
+            ({"key": tf.uint64}, "key_dtype=int64, not uint64"),
+            ({"max_capacity": 100}, "max_capacity=50, not 100"),
+            ({"max_capacity": 0}, "max_capacity=50, not 0"),
+            ({"max_load_factor": 0.5}, r"max_load_factor=0\.8\d*, not 0\.5"),
+            ({"evict_strategy": "none"}, "evict_strategy=lru, not none"),
+            ({"seed": -8}, "seed=7, not -8"),
+            ({"stochastic_rounding": True}, "stochastic_rounding=0, not 1"),
+            ({"initial": [1.0, 2.0, 3.0]}, "length of initializers=1, not 3"),
+            ({"initial": 0.25}, r"initializer_args\[0\]=0.5, not 0.25"),
+            ({"random": True}, r"initializers\[0\]=constant, not uniform"),
+        ],
+        ids=str,
     )
-    def test_shared_name_with_another_type_is_an_error(self, other):
-        first = h.make_table(3, shared_name=f"creation_{other}")
-        with pytest.raises(Invalid, match="creation_"):
-            h.make_table(**{"dim": 3, "shared_name": f"creation_{other}", **other})
+    def test_shared_name_with_another_option_is_an_error(self, other, message):
+        name = f"creation_{other}"
+        options = {"max_capacity": 50, "init_capacity": 10, "seed": 7, "max_load_factor": 0.85}
+        options |= {"dim": 3, "shared_name": name, "initial": 0.5}
+        first = h.make_table(**options)
+        h.lookup(first, [1, 2])
+        with pytest.raises(Invalid, match=message) as caught:
+            h.make_table(**(options | other))
+        assert name in str(caught.value)
+        assert h.size(h.make_table(**(options | {"init_capacity": 20}))) == 2
+
+    @pytest.mark.skipif(not simulated.ON_DEVICE, reason="a CPU has one tier")
+    @pytest.mark.parametrize(
+        ("other", "message"),
+        [
+            ({"tier": "hbm"}, "tier=hybrid, not hbm"),
+            ({"max_hbm_bytes": 4096}, "max_hbm_bytes=8192, not 4096"),
+        ],
+    )
+    def test_shared_name_with_another_tier_is_an_error(self, other, message):
+        options = {"tier": "hybrid", "max_hbm_bytes": 8192, "shared_name": f"tier_{other}"}
+        first = h.make_table(**options)
+        with pytest.raises(Invalid, match=message):
+            h.make_table(**(options | other))
         assert h.size(first) == 0
 
     @pytest.mark.parametrize(
