@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
-import weakref
 import zlib
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeAlias
@@ -160,8 +159,7 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         self.cut_lock = threading.RLock()
         with tf.init_scope():
             self._no_default = tf.zeros([0], dtype)
-        # What DynembAttachState was last called with, and by whom; None: restored, for anyone.
-        self._state_owner: weakref.ref[object] | None = None
+        # Which state the rows have. Who steps it is known to the operators.
         self._state_spec: StateSpec | None = None
 
     @property
@@ -398,33 +396,42 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         return _ops.library().dynemb_clear(self.handle)
 
     def attach_state(
-        self, optimizer: str, widths: Sequence[int], inits: Sequence[float], owner: object
+        self, optimizer: str, widths: Sequence[int], inits: Sequence[float], owner: str
     ) -> None:
         """Makes room for an optimizer's state in each row; every row starts fresh.
 
-        With the same arguments as before nothing happens.
+        With the same arguments as before nothing happens, and state that was restored is the
+        owner's from now on. An optimizer without state leaves the rows as they are.
 
         Args:
             optimizer: its name.
             widths: floats per row of each state.
             inits: what each state of a row starts with.
-            owner: who steps the rows. State that another owner left is not continued, as a model
-                that is compiled anew starts with fresh state in Keras.
+            owner: who steps the rows, a text that no other optimizer of the process has. State that
+                another owner left is not continued, as a model that is compiled anew starts with
+                fresh state in Keras; that owner cannot step the table any more.
         """
         spec = (optimizer, tuple(widths), tuple(inits))
-        may_go_on = self._state_owner is None or self._state_owner() is owner
-        if may_go_on and spec == self._state_spec:
-            self._state_owner = weakref.ref(owner)
+        if not spec[1] and self._state_spec is not None:
             return
-        attach = _ops.library().dynemb_attach_state
         with tf.init_scope():
-            if self._state_spec is not None:
-                attach(self.handle, optimizer="", widths=[], inits=[])
-                # Every row begins anew, also those that no delta will tell of.
-                self.snapshots = Snapshots()
-            attach(self.handle, optimizer=optimizer, widths=spec[1], inits=spec[2])
+            begins_anew = self._take_state(spec, owner if spec[1] else "")
+        if begins_anew and self._state_spec is not None:
+            # Every row begins anew, also those that no delta will tell of.
+            self.snapshots = Snapshots()
         self._state_spec = spec
-        self._state_owner = weakref.ref(owner)
+
+    def _take_state(self, spec: StateSpec, owner: str) -> bool:
+        optimizer, widths, inits = spec
+        return bool(
+            _ops.library().dynemb_attach_state(
+                self.handle,
+                optimizer=optimizer,
+                widths=list(widths),
+                inits=list(inits),
+                owner=owner,
+            )
+        )
 
     @property
     def state_spec(self) -> StateSpec | None:
@@ -463,7 +470,9 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):  # type: ignore[m
         It belongs to whichever optimizer attaches next, if that keeps the same.
         """
         self._state_spec = state_spec
-        self._state_owner = None
+        if state_spec is not None:
+            with tf.init_scope():
+                self._take_state(state_spec, owner="")
 
     def _keys_and_values(self, keys: Any, values: Any) -> tuple[Any, Any]:
         keys = as_keys(keys, self._key_type, "keys")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from tf_dynemb.dynamic_variable import DynamicVariable, StateSpec
 from tf_dynemb.gradients import TableGradient
 from tf_dynemb.optimizer_generic import RowsOptimizer, fresh_copy
 from tf_dynemb.unwrap import unwrap
+
+_numbers = itertools.count(1)
 
 
 @keras.saving.register_keras_serializable(package="tf_dynemb")
@@ -32,6 +35,14 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
     `clipnorm`, `clipvalue`, `global_clipnorm` and `loss_scale_factor` of the wrapped optimizer work
     over tables and dense variables together; a table's gradient counts with the sum for each key.
     `use_ema` and `gradient_accumulation_steps` need a dense value and are refused for tables.
+
+    A table is trained by one wrapper at a time, if that keeps state in the rows: the newest that
+    attaches to it, as a first step does, takes it over, with fresh state, as a model that is
+    compiled anew has in Keras. A wrapper that trained it before then gets a
+    `tf.errors.FailedPreconditionError` that names both when it steps the table, in a `tf.function`
+    traced before too, and the table stays as it is; `attach` takes the table back. State that was
+    restored, by `load` or a checkpoint, is continued by the first wrapper that would keep the same.
+    SGD without momentum and other optimizers without state may step any table.
 
     Over several ranks (Horovod) `apply_gradients` is collective, and takes the gradients of this
     rank's batch: it reduces those of dense variables over the ranks; those of tables come as sums
@@ -86,6 +97,10 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             keras_optimizer = optimizers.LossScaleOptimizer(core)
         self.inner_optimizer = keras_optimizer
         self.gradient_reduction = gradient_reduction
+        # Which of the process's wrappers it is, for the operators and in their messages.
+        self._owner = (
+            f"OptimizerWrapper {self.name!r} of {type(core).__name__} (number {next(_numbers)})"
+        )
         self._form = optimizer_native.native_form(core)
         self._tables = _Tables(fresh_copy(core) if self._form is None else None)
 
@@ -135,14 +150,15 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         return RowsOptimizer(self._tables.template, table).state_spec
 
     def attach(self, tables: Sequence[DynamicVariable]) -> None:
-        """Makes room for state in the rows of tables, as the first step with them would."""
+        """Makes room for state in the rows of tables, as the first step with them would.
+
+        A table that another wrapper has taken over is this one's again, with fresh state.
+        """
         with tf.init_scope():
             for table in tables:
                 self._attach(table)
-                spec = self.state_spec(table)
-                if table.state_spec == spec:
-                    # State that was restored is this optimizer's from now on.
-                    table.attach_state(*spec, self._tables.generic.get(id(table)) or self._tables)
+                # Again if another has taken the table over since, or its state was restored.
+                table.attach_state(*self.state_spec(table), self._owner)
 
     def _build_dense(self, dense: list[Any]) -> None:
         # Without a dense variable the optimizer is built by the first call that has one.
@@ -168,10 +184,10 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             return
         self._check(table)
         if self._form is not None:
-            optimizer_native.attach(table, self._form, self._tables)
+            optimizer_native.attach(table, self._form, self._owner)
         else:
             rows = RowsOptimizer(self._tables.template, table)
-            rows.attach()
+            rows.attach(self._owner)
             # For tf.train.Checkpoint, which may have been asked for their values already.
             for i, variable in enumerate(rows.shared_variables):
                 self._track_trackable(variable, f"table_{len(self._tables.generic)}_{i}")
@@ -279,14 +295,15 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         form = optimizer_native.native_form(core)
         if form is None:
             for grad in grads:
-                self._tables.generic[id(grad.table)].update(core, grad, self._decays(grad.table))
+                self._tables.generic[id(grad.table)].update(
+                    core, grad, self._decays(grad.table), self._owner
+                )
         else:
             step = core.iterations + 1
             for decays in (True, False):
                 group = [grad for grad in grads if self._decays(grad.table) == decays]
-                optimizer_native.update(
-                    form, group, core.learning_rate, core.weight_decay if decays else None, step
-                )
+                decay = core.weight_decay if decays else None
+                optimizer_native.update(form, group, core.learning_rate, decay, step, self._owner)
         for grad in grads:
             if grad.table.constraint is not None:
                 gradients.constrain(grad)

@@ -100,9 +100,9 @@ class RowsOptimizer:
         name = f"keras:{kind.__module__}.{kind.__qualname__}"
         self.state_spec: StateSpec = (name, tuple(widths), tuple(inits))
 
-    def attach(self) -> None:
+    def attach(self, owner: str) -> None:
         """Makes room for the optimizer's state in the table's rows."""
-        self._table.attach_state(*self.state_spec, self)
+        self._table.attach_state(*self.state_spec, owner)
 
     @property
     def shared_variables(self) -> list[Any]:
@@ -110,15 +110,19 @@ class RowsOptimizer:
         in_rows = {state.index for state in self._row_states}
         return [v for i, v in enumerate(self._optimizer._variables) if i not in in_rows]
 
-    def update(self, core: Any, grad: TableGradient, use_weight_decay: bool) -> None:
+    def update(self, core: Any, grad: TableGradient, use_weight_decay: bool, owner: str) -> None:
         """Steps the touched rows.
 
         Args:
             core: the user's optimizer, for the learning rate and the step.
             grad: of this table.
             use_weight_decay: whether the optimizer's weight decay applies to the table.
+            owner: of the state: see `DynamicVariable.attach_state`.
         """
-        values, state, found = _ops.library().dynemb_read_rows(grad.table.handle, grad.keys)
+        name, widths, inits = self.state_spec
+        # Both operators check it: another thread may give the table away between them.
+        spec = {"optimizer": name, "widths": list(widths), "inits": list(inits), "owner": owner}
+        values, state, found = _ops.library().dynemb_read_rows(grad.table.handle, grad.keys, **spec)
         keys, sums, values, state = (
             tf.boolean_mask(part, found) for part in (grad.keys, grad.sums, values, state)
         )
@@ -138,8 +142,10 @@ class RowsOptimizer:
             grad.table.handle,
             keys,
             self._vectors.value[:count],
-            self._stored_state()[:count],
+            # An optimizer without state leaves that of another as it is.
+            (self._stored_state() if widths else state)[:count],
             insert=False,
+            **spec,
         )
 
     def _load(self, values: Any, state: Any) -> None:

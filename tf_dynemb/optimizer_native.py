@@ -51,11 +51,14 @@ def state_spec(table: DynamicVariable, form: NativeForm) -> StateSpec:
     mean gradient.
     """
     width = 1 if form.state_per_row else table.dimension
-    name = " ".join((form.name, *(flag for flag in form.flags if flag != "nesterov")))
-    return name, (width,) * len(form.inits), form.inits
+    return _state_name(form), (width,) * len(form.inits), form.inits
 
 
-def attach(table: DynamicVariable, form: NativeForm, owner: object) -> None:
+def _state_name(form: NativeForm) -> str:
+    return " ".join((form.name, *(flag for flag in form.flags if flag != "nesterov")))
+
+
+def attach(table: DynamicVariable, form: NativeForm, owner: str) -> None:
     """Makes room for the optimizer's state in the table's rows."""
     table.attach_state(*state_spec(table, form), owner)
 
@@ -66,6 +69,7 @@ def update(
     learning_rate: Any,
     weight_decay: float | None,
     step: Any,
+    owner: str,
 ) -> None:
     """Applies one step to several tables, in one operator call for those in one place.
 
@@ -75,6 +79,7 @@ def update(
         learning_rate: scalar.
         weight_decay: as in Keras: rows shrink by learning_rate * weight_decay first.
         step: scalar, from 1.
+        owner: of the state: see `DynamicVariable.attach_state`.
     """
     if not grads:
         return
@@ -96,6 +101,9 @@ def update(
             hyper=hyper,
             optimizer=form.name,
             flags=list(form.flags),
+            state=_state_name(form),
+            inits=list(form.inits),
+            owner=owner,
             distinct=True,
         )
 

@@ -71,7 +71,9 @@ class Trainer {
       tasks[t] = {model_.table(t), unique_[t].data(), unique_rows_[t].data(), sums_[t].data(),
                   backward_.num_unique(t)};
     }
-    Require(Apply(exec, tasks, optimizer_, OptimizerFlags(), Hyper(), model_.NextTick()));
+    const StateSpec& state = tasks[0].table->state_spec();
+    Require(
+        Apply(exec, tasks, {optimizer_, {}, {}, state.optimizer, state.inits}, model_.NextTick()));
   }
   size_t num_unique() const {
     size_t sum = 0;

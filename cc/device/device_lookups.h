@@ -37,8 +37,8 @@ class DeviceLookups final : public Lookups {
   Status WeightGradient(Exec& exec, const std::vector<WeightGradientTask>& tasks) override;
   Status SumGradients(Exec& exec, const std::vector<BackwardTask>& tasks,
                       const Allocate& allocate) override;
-  Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, OptimizerKind kind,
-               OptimizerFlags flags, const Hyper& hyper, Tick tick) override;
+  Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerStep& step,
+               Tick tick) override;
 
  private:
   using DTable = DeviceTable<Device>;
@@ -298,10 +298,9 @@ Status DeviceLookups<Device>::MakeDistinct(Work& work, const NowOf& now_of,
 
 template <class Device>
 Status DeviceLookups<Device>::Apply(Exec& exec, const std::vector<ApplyTask>& tasks,
-                                    OptimizerKind kind, OptimizerFlags flags, const Hyper& hyper,
-                                    Tick tick) {
+                                    const OptimizerStep& step, Tick tick) {
   if (tasks.empty()) return Status();
-  DYNEMB_RETURN_IF_ERROR(CheckStates(tasks, kind, flags));
+  DYNEMB_RETURN_IF_ERROR(TakeStates(tasks, step));
   std::vector<Ids> ids;
   for (const ApplyTask& task : tasks) {
     ids.push_back({task.table, task.keys, task.rows, nullptr, task.n, 0});
@@ -354,7 +353,7 @@ Status DeviceLookups<Device>::Apply(Exec& exec, const std::vector<ApplyTask>& ta
     distinct = std::move(later);
   }
   Phase phase("update rows");
-  const RowOptimizer optimizer(kind, flags, hyper, tasks[0].table->options().dim);
+  const RowOptimizer optimizer(step.kind, step.flags, step.hyper, tasks[0].table->options().dim);
   for (Round& round : rounds) {
     DTable::Apply(work, round.batch, round.batch.found, round.nonfinite, optimizer);
   }

@@ -515,7 +515,7 @@ void DeviceTable<Device>::Adopt(Table* adopted, Tick tick) {
   std::swap(initial_state_of_, other->initial_state_of_);
   std::swap(initial_state_, other->initial_state_);
   std::swap(stamps_, other->stamps_);
-  std::swap(state_spec_, other->state_spec_);
+  SwapStateSpecs(other);
   std::swap(bounds_, other->bounds_);
   // What a table has counted stays with it; how many rows there are goes with the rows.
   std::swap(mine.high_water, theirs.high_water);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <string>
+#include <vector>
 
 #include "cc/lookup/backward.h"
 #include "cc/lookup/tasks.h"
@@ -61,24 +62,24 @@ Status MakeDistinct(Exec& exec, ApplyTask* task, Distinct* made) {
 
 }  // namespace
 
-Status CheckStates(const std::vector<ApplyTask>& tasks, OptimizerKind kind, OptimizerFlags flags) {
+Status TakeStates(const std::vector<ApplyTask>& tasks, const OptimizerStep& step) {
+  const auto spec_of = [&step](const ApplyTask& task) {
+    return StateSpec{step.state, StateWidths(step.kind, step.flags, task.table->options().dim),
+                     step.inits};
+  };
   for (const ApplyTask& task : tasks) {
-    const std::vector<int64_t> widths = StateWidths(kind, flags, task.table->options().dim);
-    if (widths != task.table->state_spec().widths) {
-      return FailedPrecondition("table '" + task.table->options().name +
-                                "' has no state for this optimizer: its state is of '" +
-                                task.table->state_spec().optimizer + "'");
-    }
+    DYNEMB_RETURN_IF_ERROR(task.table->CheckState(spec_of(task), step.owner));
   }
+  for (const ApplyTask& task : tasks) task.table->OwnState(spec_of(task), step.owner);
   return Status();
 }
 
-Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, OptimizerKind kind,
-             OptimizerFlags flags, const Hyper& hyper, Tick tick) {
-  DYNEMB_RETURN_IF_ERROR(CheckStates(tasks, kind, flags));
+Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerStep& step,
+             Tick tick) {
+  DYNEMB_RETURN_IF_ERROR(TakeStates(tasks, step));
   std::vector<RowOptimizer> optimizers;
   for (const ApplyTask& task : tasks) {
-    optimizers.emplace_back(kind, flags, hyper, task.table->options().dim);
+    optimizers.emplace_back(step.kind, step.flags, step.hyper, task.table->options().dim);
   }
   std::vector<ApplyTask> distinct = tasks;
   const SharedScratch<ApplyScratch> made;

@@ -2,6 +2,7 @@
 #ifndef DYNEMB_LOOKUP_APPLY_H_
 #define DYNEMB_LOOKUP_APPLY_H_
 
+#include <string>
 #include <vector>
 
 #include "cc/table/exec.h"
@@ -20,14 +21,26 @@ struct ApplyTask {
   bool distinct = false;  // without rows: the keys are; else gradients of repeated keys add up
 };
 
-// FailedPrecondition, naming it, if a table's state is not this optimizer's.
-Status CheckStates(const std::vector<ApplyTask>& tasks, OptimizerKind kind, OptimizerFlags flags);
+// One step of one optimizer.
+struct OptimizerStep {
+  OptimizerKind kind = OptimizerKind::kSgd;
+  OptimizerFlags flags{};
+  Hyper hyper{};
+  // Its state, of the widths that kind and flags say, as it was attached: StateSpec's `optimizer`
+  // and `inits`, and the owner (Table::TakeState).
+  std::string state{};
+  std::vector<float> inits{};
+  std::string owner{};
+};
+
+// FailedPrecondition if a table's state is not this optimizer's (Table::CheckState); then nothing
+// has changed. Otherwise state that had no owner is this one's.
+Status TakeStates(const std::vector<ApplyTask>& tasks, const OptimizerStep& step);
 
 // Updates vectors and state. A gradient whose key has no row, or no longer the row it had in the
-// lookup, is dropped and counted. FailedPrecondition if a table's state is not this optimizer's
-// (AttachState); then no table has changed. The caller holds the locks of all tables exclusively.
-Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, OptimizerKind kind,
-             OptimizerFlags flags, const Hyper& hyper, Tick tick);
+// lookup, is dropped and counted. Begins with TakeStates: if that fails no table has changed. The
+// caller holds the locks of all tables exclusively.
+Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerStep& step, Tick tick);
 
 }  // namespace dynemb
 

@@ -28,9 +28,9 @@ class LookupsOfHost final : public Lookups {
     return Status();
   }
 
-  Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, OptimizerKind kind,
-               OptimizerFlags flags, const Hyper& hyper, Tick tick) override {
-    return dynemb::Apply(exec, tasks, kind, flags, hyper, tick);
+  Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerStep& step,
+               Tick tick) override {
+    return dynemb::Apply(exec, tasks, step, tick);
   }
 };
 

@@ -38,8 +38,8 @@ class Lookups {
                               const Allocate& allocate) = 0;
 
   // See apply.h.
-  virtual Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, OptimizerKind kind,
-                       OptimizerFlags flags, const Hyper& hyper, Tick tick) = 0;
+  virtual Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerStep& step,
+                       Tick tick) = 0;
 };
 
 // Those of the host. Lives as long as the process.

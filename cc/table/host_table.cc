@@ -195,7 +195,7 @@ void HostTable::Adopt(Table* adopted, Tick tick) {
   std::swap(index_, other->index_);
   std::swap(rows_, other->rows_);
   std::swap(stamps_, other->stamps_);
-  std::swap(state_spec_, other->state_spec_);
+  SwapStateSpecs(other);
   std::swap(initial_state_, other->initial_state_);
   stamps_.ForgetBatch();
   other->stamps_.ForgetBatch();

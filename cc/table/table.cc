@@ -6,6 +6,8 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <sstream>
+#include <utility>
 
 #include "cc/table/hash_table.h"
 #include "cc/table/phase.h"
@@ -14,6 +16,19 @@ namespace dynemb {
 namespace {
 
 constexpr int64_t kMostDim = int64_t{1} << 20;
+
+// "'adam' (16 floats from 0, 16 floats from 0)"
+std::string Text(const StateSpec& spec) {
+  std::ostringstream text;
+  text << "'" << spec.optimizer << "' (";
+  for (size_t i = 0; i < std::max(spec.widths.size(), spec.inits.size()); ++i) {
+    text << (i == 0 ? "" : ", ");
+    if (i < spec.widths.size()) text << spec.widths[i] << " floats";
+    if (i < spec.inits.size()) text << " from " << spec.inits[i];
+  }
+  text << (spec.widths.empty() && spec.inits.empty() ? "no floats)" : ")");
+  return text.str();
+}
 
 }  // namespace
 
@@ -68,6 +83,44 @@ Status Table::InitialState(const StateSpec& spec, std::vector<float>* initial) {
     initial->insert(initial->end(), static_cast<size_t>(spec.widths[i]), spec.inits[i]);
   }
   return Status();
+}
+
+Status Table::TakeState(Exec& exec, const StateSpec& spec, const std::string& owner,
+                        bool* begins_anew) {
+  const bool of_another = !owner.empty() && !state_owner_.empty() && owner != state_owner_;
+  *begins_anew = of_another || !(spec == state_spec_);
+  if (of_another && spec == state_spec_) {
+    // AttachState takes equal state for the same.
+    state_owner_.clear();
+    DYNEMB_RETURN_IF_ERROR(AttachState(exec, StateSpec()));
+  }
+  DYNEMB_RETURN_IF_ERROR(AttachState(exec, spec));
+  state_owner_ = owner;
+  return Status();
+}
+
+Status Table::CheckState(const StateSpec& spec, const std::string& owner) const {
+  if (spec.widths.empty()) return Status();
+  if (!owner.empty() && !state_owner_.empty() && owner != state_owner_) {
+    return FailedPrecondition(
+        "table '" + options_.name + "' is trained by " + state_owner_ + " now, so that " + owner +
+        " cannot step it: use one optimizer for each table. A new "
+        "OptimizerWrapper, or attach(), takes a table over, with fresh state");
+  }
+  if (spec == state_spec_) return Status();
+  return FailedPrecondition(
+      "the rows of table '" + options_.name + "' have " +
+      (state_spec_.widths.empty() ? "no state" : "the state of " + Text(state_spec_)) + ", which " +
+      Text(spec) + (owner.empty() ? "" : " of " + owner) +
+      " cannot step: an optimizer's state has to be attached first");
+}
+
+void Table::SwapStateSpecs(Table* other) {
+  if (!(state_spec_ == other->state_spec_)) {
+    state_owner_.clear();
+    other->state_owner_.clear();
+  }
+  std::swap(state_spec_, other->state_spec_);
 }
 
 Status Table::Create(const TableOptions& options, std::unique_ptr<Table>* table, Exec* exec) {

@@ -139,6 +139,23 @@ class Table {
   // (exclusive) Gives every row room for the optimizer's state. Nothing happens if it has just that
   // already; any other state the rows had is dropped.
   virtual Status AttachState(Exec& exec, const StateSpec& spec) = 0;
+
+  // Two optimizers may keep the same state, and still must not step each other's. So state has an
+  // owner: a text that names one optimizer among all of the process. State that was restored has
+  // none, until an optimizer takes or steps it.
+  const std::string& state_owner() const { return state_owner_; }
+  // (exclusive) AttachState, and the state is the owner's from now on; without an owner nobody's.
+  // State of another owner is not continued: it begins anew, as after another AttachState.
+  // `*begins_anew`: whether it does.
+  Status TakeState(Exec& exec, const StateSpec& spec, const std::string& owner, bool* begins_anew);
+  // (shared) FailedPrecondition, naming the table, the optimizer whose state it has and the one
+  // that tries, if the state is not `spec` or belongs to another owner. An optimizer without state
+  // may step any table; an empty owner, any state that is as the spec says.
+  Status CheckState(const StateSpec& spec, const std::string& owner) const;
+  // (exclusive) After CheckState: state without an owner is this one's from now on.
+  void OwnState(const StateSpec& spec, const std::string& owner) {
+    if (state_owner_.empty() && !spec.widths.empty()) state_owner_ = owner;
+  }
   // (exclusive) Removes every row.
   virtual Status Clear(Exec& exec, Tick tick) = 0;
 
@@ -276,11 +293,15 @@ class Table {
   Status CheckDeletions(const DeletionLog& log, Tick since) const;
   // The state that a new row gets. InvalidArgument names what is wrong with the spec.
   static Status InitialState(const StateSpec& spec, std::vector<float>* initial);
+  // For Adopt. Who steps a table goes on with the rows it gets, if their state is the same; other
+  // state has no owner.
+  void SwapStateSpecs(Table* other);
 
   TableOptions options_;
   StateSpec state_spec_;
 
  private:
+  std::string state_owner_;
   mutable SharedMutex mutex_;
 };
 

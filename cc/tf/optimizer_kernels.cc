@@ -20,7 +20,10 @@ class ApplyGradientsOp : public DynembOp {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("optimizer", &optimizer));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("flags", &flags));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("distinct", &distinct_));
-    OP_REQUIRES_OK(ctx, ToAbsl(ParseOptimizer(optimizer, flags, &kind_, &flags_)));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("state", &step_.state));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("inits", &step_.inits));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("owner", &step_.owner));
+    OP_REQUIRES_OK(ctx, ToAbsl(ParseOptimizer(optimizer, flags, &step_.kind, &step_.flags)));
   }
 
  protected:
@@ -30,8 +33,8 @@ class ApplyGradientsOp : public DynembOp {
     }
     const tf::Tensor& hyper_tensor = ctx->input(4 * n_);
     TF_RETURN_IF_ERROR(CheckShape(hyper_tensor, {kHyperSize}, "hyper"));
-    Hyper hyper;
-    memcpy(&hyper, hyper_tensor.data(), sizeof(hyper));
+    OptimizerStep step = step_;
+    memcpy(&step.hyper, hyper_tensor.data(), sizeof(step.hyper));
 
     std::vector<TableRef> refs;
     std::vector<Table*> tables;
@@ -59,7 +62,7 @@ class ApplyGradientsOp : public DynembOp {
     const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock(tables, TableLock::Mode::kExclusive);
     const Tick tick = ProcessClock().Next();
-    DYNEMB_RETURN_IF_LIBRARY_ERROR(lookups->Apply(*exec, tasks, kind_, flags_, hyper, tick));
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(lookups->Apply(*exec, tasks, step, tick));
     // The step ends: row ids that its lookups found are not needed any more.
     for (Table* table : tables) DYNEMB_RETURN_IF_LIBRARY_ERROR(table->PromoteIfDue(*exec, tick));
     return absl::OkStatus();
@@ -68,8 +71,7 @@ class ApplyGradientsOp : public DynembOp {
  private:
   int n_;
   bool distinct_;
-  OptimizerKind kind_;
-  OptimizerFlags flags_;
+  OptimizerStep step_;  // of any step: without hyper
 };
 
 REGISTER_KERNEL_BUILDER(Name("DynembApplyGradients").Device(tensorflow::DEVICE_CPU),

@@ -171,23 +171,36 @@ class OneTableOp : public DynembOp {
   virtual absl::Status Run(tf::OpKernelContext* ctx, Table& table) = 0;
 };
 
+// The attributes that say which optimizer's state an operator means.
+struct StateAttributes {
+  StateSpec spec;
+  std::string owner;
+
+  absl::Status Read(tf::OpKernelConstruction* ctx) {
+    TF_RETURN_IF_ERROR(ctx->GetAttr("optimizer", &spec.optimizer));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("widths", &spec.widths));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("inits", &spec.inits));
+    return ctx->GetAttr("owner", &owner);
+  }
+};
+
 class AttachStateOp : public OneTableOp {
  public:
   explicit AttachStateOp(tf::OpKernelConstruction* ctx) : OneTableOp(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("optimizer", &spec_.optimizer));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("widths", &spec_.widths));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("inits", &spec_.inits));
+    OP_REQUIRES_OK(ctx, state_.Read(ctx));
   }
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    bool* begins_anew;
+    TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &begins_anew));
     const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kExclusive);
-    return ToAbsl(table.AttachState(*exec, spec_));
+    return ToAbsl(table.TakeState(*exec, state_.spec, state_.owner, begins_anew));
   }
 
  private:
-  StateSpec spec_;
+  StateAttributes state_;
 };
 
 class UpsertOp : public OneTableOp {
@@ -254,7 +267,9 @@ class AccumulateOp : public DynembOp {
 
 class ReadRowsOp : public OneTableOp {
  public:
-  using OneTableOp::OneTableOp;
+  explicit ReadRowsOp(tf::OpKernelConstruction* ctx) : OneTableOp(ctx) {
+    OP_REQUIRES_OK(ctx, wanted_.Read(ctx));
+  }
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
@@ -264,6 +279,7 @@ class ReadRowsOp : public OneTableOp {
     TF_RETURN_IF_ERROR(CheckShape(keys, tf::TensorShape({n}), "keys"));
     const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kShared);
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(table.CheckState(wanted_.spec, wanted_.owner));
     float* values;
     float* state;
     bool* found;
@@ -273,12 +289,16 @@ class ReadRowsOp : public OneTableOp {
     table.ReadRows(*exec, keys.data(), static_cast<size_t>(n), values, state, found);
     return absl::OkStatus();
   }
+
+ private:
+  StateAttributes wanted_;
 };
 
 class WriteRowsOp : public OneTableOp {
  public:
   explicit WriteRowsOp(tf::OpKernelConstruction* ctx) : OneTableOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("insert", &insert_));
+    OP_REQUIRES_OK(ctx, wanted_.Read(ctx));
   }
 
  protected:
@@ -290,7 +310,9 @@ class WriteRowsOp : public OneTableOp {
     TF_RETURN_IF_ERROR(CheckVectors(keys, ctx->input(2), table.options().dim, "values"));
     const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kExclusive);
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(table.CheckState(wanted_.spec, wanted_.owner));
     TF_RETURN_IF_ERROR(CheckShape(ctx->input(3), {n, table.layout().state_width}, "state"));
+    table.OwnState(wanted_.spec, wanted_.owner);
     const Tick tick = ProcessClock().Next();
     DYNEMB_RETURN_IF_LIBRARY_ERROR(table.WriteRows(*exec, keys.data(), static_cast<size_t>(n),
                                                    Data<float>(ctx->input(2)),
@@ -301,6 +323,7 @@ class WriteRowsOp : public OneTableOp {
 
  private:
   bool insert_;
+  StateAttributes wanted_;
 };
 
 class EraseOp : public OneTableOp {
@@ -514,7 +537,7 @@ REGISTER("DynembStats", StatsOp);
 // On a GPU handles are in the host's memory, and so is what calls on tables deliver there.
 #define GPU(name) Name(name).Device(tensorflow::DEVICE_GPU).HostMemory("handle")
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembTable"), TableOp);
-DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembAttachState"), AttachStateOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembAttachState").HostMemory("begins_anew"), AttachStateOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembUpsert"), UpsertOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembAccumulate"), AccumulateOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembReadRows"), ReadRowsOp);

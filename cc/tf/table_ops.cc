@@ -44,11 +44,17 @@ REGISTER_OP("DynembTable")
 
 REGISTER_OP("DynembAttachState")
     .Input("handle: resource")
+    .Output("begins_anew: bool")
     .Attr("optimizer: string")
     .Attr("widths: list(int)")
     .Attr("inits: list(float)")
+    .Attr("owner: string = ''")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) { return Scalar(c, 0); });
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(Scalar(c, 0));
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
 
 REGISTER_OP("DynembUpsert")
     .Input("handle: resource")
@@ -85,6 +91,10 @@ REGISTER_OP("DynembReadRows")
     .Output("state: float")
     .Output("found: bool")
     .Attr("key_type: {int64, int32, uint64}")
+    .Attr("optimizer: string = ''")
+    .Attr("widths: list(int) = []")
+    .Attr("inits: list(float) = []")
+    .Attr("owner: string = ''")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle keys;
@@ -104,6 +114,10 @@ REGISTER_OP("DynembWriteRows")
     .Input("state: float")
     .Attr("key_type: {int64, int32, uint64}")
     .Attr("insert: bool")
+    .Attr("optimizer: string = ''")
+    .Attr("widths: list(int) = []")
+    .Attr("inits: list(float) = []")
+    .Attr("owner: string = ''")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle keys, matrix;

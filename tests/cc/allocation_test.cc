@@ -160,9 +160,9 @@ TEST_P(AllocationTest, TrainingSteps) {
                             backward.num_unique(0)};
                 if (!known_rows)
                   apply[0] = {table_.get(), keys_.data(), nullptr, vectors_.data(), kBatch};
-                ASSERT_TRUE(
-                    Apply(exec_, apply, OptimizerKind::kAdagrad, OptimizerFlags(), Hyper(), ++tick_)
-                        .ok());
+                ASSERT_TRUE(Apply(exec_, apply,
+                                  {OptimizerKind::kAdagrad, {}, {}, "adagrad", {0.1f}}, ++tick_)
+                                .ok());
               }),
               kSmall)
         << (known_rows ? "rows known" : "rows looked up");

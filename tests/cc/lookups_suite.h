@@ -239,7 +239,9 @@ class World {
       applies[a].n *= 2;
       applies[a].distinct = false;
     }
-    return Place::lookups().Apply(Place::exec(), applies, kind, {}, Hyper(), tick + 1);
+    const StateSpec& state = applies[0].table->state_spec();
+    return Place::lookups().Apply(Place::exec(), applies,
+                                  {kind, {}, {}, state.optimizer, state.inits}, tick + 1);
   }
 
   // vectors and state of keys, in the table or not.
@@ -511,9 +513,26 @@ TYPED_TEST_P(LookupsTest, Refuses) {
   ApplyTask apply;
   apply.table = &device.table(1);
   const Status stateless =
-      TypeParam::lookups().Apply(TypeParam::exec(), {apply}, OptimizerKind::kAdam, {}, Hyper(), 3);
+      TypeParam::lookups().Apply(TypeParam::exec(), {apply}, {OptimizerKind::kAdam}, 3);
   EXPECT_EQ(stateless.code(), Code::kFailedPrecondition);
   EXPECT_NE(stateless.message().find("'narrow keys'"), std::string::npos) << stateless.message();
+  // One of the same widths, and one of another owner.
+  bool begins_anew = false;
+  ASSERT_TRUE(device.table(1)
+                  .TakeState(TypeParam::exec(),
+                             {"adagrad", {device.table(1).options().dim}, {0.1f}}, "the owner",
+                             &begins_anew)
+                  .ok());
+  for (const OptimizerStep& step :
+       {OptimizerStep{OptimizerKind::kLion, {}, {}, "lion", {0.1f}},
+        OptimizerStep{OptimizerKind::kAdagrad, {}, {}, "adagrad", {0.5f}},
+        OptimizerStep{OptimizerKind::kAdagrad, {}, {}, "adagrad", {0.1f}, "another"}}) {
+    const Status refused = TypeParam::lookups().Apply(TypeParam::exec(), {apply}, step, 4);
+    EXPECT_EQ(refused.code(), Code::kFailedPrecondition);
+    EXPECT_NE(refused.message().find("'narrow keys'"), std::string::npos) << refused.message();
+  }
+  const OptimizerStep own{OptimizerKind::kAdagrad, {}, {}, "adagrad", {0.1f}, "the owner"};
+  EXPECT_TRUE(TypeParam::lookups().Apply(TypeParam::exec(), {apply}, own, 5).ok());
 }
 
 // Nothing to look up, and no lookups.
@@ -565,7 +584,7 @@ TYPED_TEST_P(LookupsTest, TakesNothing) {
   EXPECT_TRUE(lookups.Pool(TypeParam::exec(), {}, 4, true).ok());
   EXPECT_TRUE(lookups.WeightGradient(TypeParam::exec(), {}).ok());
   EXPECT_TRUE(lookups.SumGradients(TypeParam::exec(), {}, nullptr).ok());
-  EXPECT_TRUE(lookups.Apply(TypeParam::exec(), {}, OptimizerKind::kSgd, {}, Hyper(), 4).ok());
+  EXPECT_TRUE(lookups.Apply(TypeParam::exec(), {}, OptimizerStep(), 4).ok());
 }
 
 REGISTER_TYPED_TEST_SUITE_P(LookupsTest, TrainsLikeTheHost, ReadsWithoutInserting, FullTablesEvict,

@@ -320,12 +320,12 @@ TEST_P(PoolTest, ApplyAddsUpRepeatedKeysAndDropsUnknownOnes) {
   task.keys = touched.data();
   task.gradients = gradients.data();
   task.n = touched.size();
-  ASSERT_TRUE(Apply(exec, {task}, OptimizerKind::kSgd, {}, hyper, 2).ok());
+  ASSERT_TRUE(Apply(exec, {task}, {OptimizerKind::kSgd, {}, hyper}, 2).ok());
   EXPECT_EQ(Vectors(exec, *table, keys, 3), (std::vector<float>{-0.5f, 0.0f, -2.0f, -6.0f}));
   EXPECT_EQ(table->stats().dropped_gradients, 1u);
   EXPECT_EQ(table->size(), 2u);
   // Twice in one call: one after the other.
-  ASSERT_TRUE(Apply(exec, {task, task}, OptimizerKind::kSgd, {}, hyper, 4).ok());
+  ASSERT_TRUE(Apply(exec, {task, task}, {OptimizerKind::kSgd, {}, hyper}, 4).ok());
   EXPECT_EQ(Vectors(exec, *table, keys, 5), (std::vector<float>{-3.5f, -4.0f, -12.0f, -26.0f}));
 }
 
@@ -333,10 +333,104 @@ TEST_P(PoolTest, ApplyRefusesTheStateOfAnotherOptimizer) {
   ThreadsExec exec(static_cast<size_t>(GetParam()));
   auto table = MakeTable(2, DType::kFloat32);
   ASSERT_TRUE(table->AttachState(exec, {"adagrad", {2}, {0.1f}}).ok());
-  const Status status = Apply(exec, {ApplyTask{table.get(), nullptr, nullptr, nullptr, 0}},
-                              OptimizerKind::kAdam, {}, Hyper(), 1);
-  EXPECT_EQ(status.code(), Code::kFailedPrecondition);
-  EXPECT_NE(status.message().find("adagrad"), std::string::npos) << status.message();
+  const std::vector<int64_t> keys = {1, 2};
+  const std::vector<float> vectors = {1, 2, 3, 4};
+  ASSERT_TRUE(table->Upsert(exec, keys.data(), 2, vectors.data(), 1).ok());
+  auto other = MakeTable(2, DType::kFloat32);
+  ApplyTask task;
+  task.table = table.get();
+  task.keys = keys.data();
+  task.gradients = vectors.data();
+  task.n = 2;
+  task.distinct = true;
+  OptimizerFlags centered;
+  centered.centered = true;
+  struct Case {
+    OptimizerStep step;
+    const char* named;
+  };
+  // Of other widths, of the same widths and another name, and of other initial values.
+  for (const Case& c :
+       {Case{{OptimizerKind::kAdam, {}, {}, "adam", {0.0f, 0.0f}}, "'adam' (2 floats from 0, 2"},
+        Case{{OptimizerKind::kLion, {}, {}, "lion", {0.1f}}, "'lion'"},
+        Case{{OptimizerKind::kRmsprop, {}, {}, "rmsprop", {0.1f}}, "'rmsprop'"},
+        Case{{OptimizerKind::kAdagrad, {}, {}, "adagrad", {0.5f}}, "'adagrad' (2 floats from 0.5)"},
+        Case{{OptimizerKind::kRmsprop, centered, {}, "rmsprop", {0.0f, 0.0f}}, "'rmsprop' ("}}) {
+    ApplyTask first = task;
+    first.table = other.get();
+    ASSERT_TRUE(other
+                    ->AttachState(exec, {c.step.state, StateWidths(c.step.kind, c.step.flags, 2),
+                                         c.step.inits})
+                    .ok());
+    const Status status = Apply(exec, {first, task}, c.step, 2);
+    EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+    for (const char* text : {"'table'", "'adagrad' (2 floats from 0.1)", c.named}) {
+      EXPECT_NE(status.message().find(text), std::string::npos) << text << ": " << status.message();
+    }
+    EXPECT_EQ(Vectors(exec, *table, keys, 3), vectors);
+  }
+  EXPECT_TRUE(Apply(exec, {task}, {OptimizerKind::kAdagrad, {}, {}, "adagrad", {0.1f}}, 4).ok());
+  // Without state it may step any table.
+  EXPECT_TRUE(Apply(exec, {task}, {OptimizerKind::kSgd, {}, {}, "sgd", {}, "sgd 9"}, 5).ok());
+}
+
+TEST_P(PoolTest, AnotherOwnersStateIsNotStepped) {
+  ThreadsExec exec(static_cast<size_t>(GetParam()));
+  auto table = MakeTable(2, DType::kFloat32);
+  const StateSpec adagrad{"adagrad", {2}, {0.1f}};
+  const std::vector<int64_t> keys = {1, 2};
+  const std::vector<float> ones(4, 1.0f);
+  Tick tick = 0;
+  ASSERT_TRUE(table->Upsert(exec, keys.data(), 2, ones.data(), ++tick).ok());
+  ApplyTask task;
+  task.table = table.get();
+  task.keys = keys.data();
+  task.gradients = ones.data();
+  task.n = 2;
+  task.distinct = true;
+  const auto step = [&](const std::string& owner) {
+    return Apply(exec, {task}, {OptimizerKind::kAdagrad, {}, {}, "adagrad", {0.1f}, owner}, ++tick);
+  };
+  const auto state = [&] {
+    std::vector<float> vectors(4), states(4);
+    bool found[2];
+    table->ReadRows(exec, keys.data(), 2, vectors.data(), states.data(), found);
+    return states[3];
+  };
+  bool begins_anew = false;
+  ASSERT_TRUE(table->TakeState(exec, adagrad, "first", &begins_anew).ok());
+  EXPECT_TRUE(begins_anew);
+  ASSERT_TRUE(step("first").ok());
+  ASSERT_TRUE(table->TakeState(exec, adagrad, "first", &begins_anew).ok());
+  EXPECT_FALSE(begins_anew);
+  EXPECT_FLOAT_EQ(state(), 1.1f);
+  // An equal state, but of another.
+  ASSERT_TRUE(table->TakeState(exec, adagrad, "second", &begins_anew).ok());
+  EXPECT_TRUE(begins_anew);
+  EXPECT_FLOAT_EQ(state(), 0.1f);
+  const Status refused = step("first");
+  EXPECT_EQ(refused.code(), Code::kFailedPrecondition);
+  for (const char* text : {"'table'", "first", "second", "one optimizer"}) {
+    EXPECT_NE(refused.message().find(text), std::string::npos) << refused.message();
+  }
+  EXPECT_FLOAT_EQ(state(), 0.1f);
+  ASSERT_TRUE(step("second").ok());
+  // State of nobody goes on with whoever steps it first.
+  ASSERT_TRUE(table->TakeState(exec, adagrad, "", &begins_anew).ok());
+  EXPECT_FALSE(begins_anew);
+  ASSERT_TRUE(step("first").ok());
+  EXPECT_FLOAT_EQ(state(), 2.1f);
+  EXPECT_FALSE(step("second").ok());
+  // Rows that are adopted go on with who steps the table, if their state is the same.
+  auto other = MakeTable(2, DType::kFloat32);
+  ASSERT_TRUE(other->AttachState(exec, adagrad).ok());
+  table->Adopt(other.get(), ++tick);
+  EXPECT_FALSE(step("second").ok());
+  EXPECT_TRUE(step("first").ok());
+  auto lion = MakeTable(2, DType::kFloat32);
+  ASSERT_TRUE(lion->AttachState(exec, {"lion", {2}, {0.0f}}).ok());
+  table->Adopt(lion.get(), ++tick);
+  EXPECT_EQ(table->state_owner(), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, PoolTest, testing::Values(1, 2, 4));

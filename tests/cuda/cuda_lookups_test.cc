@@ -62,7 +62,8 @@ TEST(CudaLookupsTest, StepsDoNotWait) {
   const auto run = [&] {
     ASSERT_TRUE(Cuda::lookups().Pool(Cuda::exec(), step.pools, ++tick, true).ok());
     ASSERT_TRUE(Cuda::lookups()
-                    .Apply(Cuda::exec(), applies, OptimizerKind::kAdagrad, {}, Hyper(), ++tick)
+                    .Apply(Cuda::exec(), applies,
+                           {OptimizerKind::kAdagrad, {}, {}, "adagrad", {0.1f}}, ++tick)
                     .ok());
   };
   for (int i = 0; i < 8; ++i) run();  // takes the memory that the others use

@@ -75,6 +75,8 @@ def apply_sgd(handles, keys, grads, rows=None, momentum=False, hyper=HYPER):
         hyper=hyper,
         optimizer="sgd",
         flags=["momentum"] if momentum else [],
+        state="sgd momentum",
+        inits=[0.0] if momentum else [],
     )
 
 

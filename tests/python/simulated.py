@@ -20,4 +20,5 @@ MODULES = [
     "test_capacity.py",
     "test_checkpoint.py",
     "test_layers.py",
+    "test_one_optimizer.py",
 ]

@@ -181,7 +181,7 @@ RIGHT = [
              "hyper": (f32, [None])}, []),
     (apply, {name: (t, UNKNOWN) for name, t in
              (("table", res), ("keys", i64), ("rows", u32), ("grads", f32), ("hyper", f32))}, []),
-    (attach, {"table": H}, []),
+    (attach, {"table": H}, [[]]),
     (ops.dynemb_upsert, {"handle": TABLE, "keys": (i64, [2, 3]), "values": (f32, [2, 3, DIM])},
      []),
     (ops.dynemb_upsert, {"handle": H, "keys": (i64, UNKNOWN), "values": (f32, UNKNOWN)}, []),

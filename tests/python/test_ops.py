@@ -244,8 +244,9 @@ class TestApply:
         hyper = h.HYPER.copy()
         hyper[3] = 0.0  # epsilon
         ops.dynemb_apply_gradients(
-            [handle], [keys], [np.zeros(0, np.uint32)], [grads], hyper, optimizer="adagrad"
-        )
+            [handle], [keys], [np.zeros(0, np.uint32)], [grads], hyper,
+            optimizer="adagrad", state="adagrad", inits=[0.0],
+        )  # fmt: skip
         values, state, _ = ops.dynemb_read_rows(handle, keys)
         np.testing.assert_array_equal(state[0], [9.0] * DIM)  # (1 + 2)², not 1 + 4
         np.testing.assert_allclose(values[0], np.array(INITIAL) - 0.5)

@@ -15,7 +15,7 @@ class Walk:
         self.pool = some_keys(rng, key)
         self.model = h.Model(dtype, INITIAL)
         self.handle = make(key, dtype, init_capacity=1)
-        ops.dynemb_attach_state(self.handle, optimizer="sgd", widths=[DIM], inits=[0.0])
+        ops.dynemb_attach_state(self.handle, optimizer="sgd momentum", widths=[DIM], inits=[0.0])
 
     def keys(self, n=None, distinct=False):
         n = self.rng.integers(0, 12) if n is None else n

@@ -165,8 +165,9 @@ def test_training_export_erase_and_reads_at_once():
                 rows = h.lookup(handle, keys).rows
                 grads = tf.ones([len(keys), dim])
                 ops.dynemb_apply_gradients(
-                    [handle], [keys], [rows], [grads], h.HYPER, optimizer="adagrad"
-                )
+                    [handle], [keys], [rows], [grads], h.HYPER,
+                    optimizer="adagrad", state="adagrad", inits=[0.0],
+                )  # fmt: skip
             running.clear()
 
         return run
@@ -281,7 +282,8 @@ for step in range(6):
         tables, keys, forms, [bags] * 3, [16] * 3, weights, combiners=combiners, dtypes=types)
     unique, sums, unique_rows = ops.dynemb_lookup_sparse_grad(
         keys, rows, forms, weights, argmax, outputs, combiners=combiners)
-    ops.dynemb_apply_gradients(tables, unique, unique_rows, sums, hyper, optimizer="adam")
+    ops.dynemb_apply_gradients(tables, unique, unique_rows, sums, hyper,
+                               optimizer="adam", state="adam", inits=[0.0, 0.0])
     for t in tf.nest.flatten([outputs, rows, argmax, unique, sums]):
         digest.update(t.numpy().tobytes())
 for table, dtype in zip(tables, types):
