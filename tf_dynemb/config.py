@@ -35,7 +35,9 @@ class TableOptions:
             full; "none": a full table raises ResourceExhaustedError.
         seed: of the initial vectors. None: the initializer's own seed, else one made of the table's
             name and TensorFlow's global seed.
-        stochastic_rounding: round float16 and bfloat16 rows stochastically when they are written.
+        stochastic_rounding: round float16 and bfloat16 rows stochastically when they are updated.
+            The random bits go by seed, key and the optimizer's step: training is reproducible,
+            whatever is read meanwhile.
         exchange_dtype: how vectors and gradients travel between ranks: "float16" or "bfloat16"
             (rounded to nearest), "int8" (a scale for each vector; errs by at most 1/254 of its
             largest element), or None: as they are. Tables of 16-bit vectors travel in their own

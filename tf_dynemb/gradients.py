@@ -195,12 +195,25 @@ def clip(
     return table_grads, dense_grads
 
 
-def constrain(grad: TableGradient) -> None:
-    """Applies the table's constraint to the rows that have a gradient."""
+def constrain(grad: TableGradient, step: Any) -> None:
+    """Applies the table's constraint to the rows that have a gradient.
+
+    Args:
+        grad: of the table.
+        step: of the optimizer that has just updated the rows, scalar, from 1.
+    """
     values, state, found = _ops.library().dynemb_read_rows(grad.table.handle, grad.keys)
     keys, values, state = (tf.boolean_mask(part, found) for part in (grad.keys, values, state))
     values = tf.cast(tf.convert_to_tensor(grad.table.constraint(values)), tf.float32)
-    _ops.library().dynemb_write_rows(grad.table.handle, keys, values, state, insert=False)
+    _ops.library().dynemb_write_rows(
+        grad.table.handle,
+        keys,
+        values,
+        state,
+        tf.cast(step, tf.int64),
+        insert=False,
+        what="constraint",
+    )
 
 
 def _clip_by_norm(values: Any, most: float) -> Any:

@@ -292,6 +292,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
     def _step_tables(self, grads: Sequence[TableGradient]) -> None:
         core = self.core
+        step = core.iterations + 1
         form = optimizer_native.native_form(core)
         if form is None:
             for grad in grads:
@@ -299,14 +300,13 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
                     core, grad, self._decays(grad.table), self._owner
                 )
         else:
-            step = core.iterations + 1
             for decays in (True, False):
                 group = [grad for grad in grads if self._decays(grad.table) == decays]
                 decay = core.weight_decay if decays else None
                 optimizer_native.update(form, group, core.learning_rate, decay, step, self._owner)
         for grad in grads:
             if grad.table.constraint is not None:
-                gradients.constrain(grad)
+                gradients.constrain(grad, step)
 
     def _decays(self, table: DynamicVariable) -> bool:
         """Whether weight decay applies to a table, as in Keras's `_use_weight_decay`."""

@@ -144,6 +144,7 @@ class RowsOptimizer:
             self._vectors.value[:count],
             # An optimizer without state leaves that of another as it is.
             (self._stored_state() if widths else state)[:count],
+            tf.cast(core.iterations + 1, tf.int64),
             insert=False,
             **spec,
         )

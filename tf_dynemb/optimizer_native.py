@@ -90,6 +90,7 @@ def update(
         "iteration": step,
     }
     with _ops.on_host():
+        step = tf.cast(step, tf.int64)  # exact, which hyper's float32 is not
         hyper = tf.stack([tf.cast(numbers.get(name, 0.0), tf.float32) for name in _ops.HYPER])
     for group in by_placement([grad.table for grad in grads]):
         in_place = [grads[i] for i in group]
@@ -99,6 +100,7 @@ def update(
             rows=[grad.rows for grad in in_place],
             grads=[grad.sums for grad in in_place],
             hyper=hyper,
+            step=step,
             optimizer=form.name,
             flags=list(form.flags),
             state=_state_name(form),

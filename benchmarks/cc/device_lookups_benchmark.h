@@ -191,7 +191,7 @@ class LookupsBenchmark {
       tasks[t].n = batch.num_unique[t];
       first += tasks[t].n;
     }
-    Require(lookups_.Apply(exec_, tasks, {kOptimizer, {}, {}, "adagrad", {0.1f}}, ++tick_));
+    Require(lookups_.Apply(exec_, tasks, {kOptimizer, {}, {}, 1, "adagrad", {0.1f}}, ++tick_));
   }
 
   // Distinct keys of a batch, on average, by the last Backward of each.

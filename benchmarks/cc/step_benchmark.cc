@@ -72,8 +72,8 @@ class Trainer {
                   backward_.num_unique(t)};
     }
     const StateSpec& state = tasks[0].table->state_spec();
-    Require(
-        Apply(exec, tasks, {optimizer_, {}, {}, state.optimizer, state.inits}, model_.NextTick()));
+    Require(Apply(exec, tasks, {optimizer_, {}, {}, 1, state.optimizer, state.inits},
+                  model_.NextTick()));
   }
   size_t num_unique() const {
     size_t sum = 0;

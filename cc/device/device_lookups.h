@@ -25,6 +25,7 @@
 #include "cc/device/vector_sources.h"
 #include "cc/lookup/lookups.h"
 #include "cc/table/phase.h"
+#include "cc/table/rounding.h"
 
 namespace dynemb {
 
@@ -347,6 +348,8 @@ Status DeviceLookups<Device>::Apply(Exec& exec, const std::vector<ApplyTask>& ta
     DYNEMB_RETURN_IF_ERROR(Gather(round, &gathered));
     Joined batch = Join(work, round, gathered, now_of(gathered));
     batch.gradients = std::move(gradients);  // a task for each table, in their order
+    // The k-th task of a table is in round k, here and on the host.
+    batch.step = RoundingStep(Update::kOptimizer, step.iteration, rounds.size());
     (void)DTable::ViewsOf(work, batch);
     rounds.push_back({std::move(batch), work.template Take<uint32_t>(gathered.size())});
     DYNEMB_RETURN_IF_ERROR(work.status());

@@ -84,10 +84,11 @@ class DeviceTable final : public Table {
   Status Accumulate(Exec& exec, const void* keys, size_t n, const float* deltas,
                     Tick tick) override;
   Status WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors, const float* state,
-                   bool insert, Tick tick) override;
+                   bool insert, uint64_t step, Tick tick) override;
   size_t Erase(Exec& exec, const void* keys, size_t n, Tick tick, bool wipe) override;
   void ApplyRange(Exec& exec, const RowOptimizer& optimizer, const void* keys, const RowId* rows,
-                  const float* gradients, size_t begin, size_t end, Tick tick) override;
+                  const float* gradients, size_t begin, size_t end, uint64_t step,
+                  Tick tick) override;
 
   ExportPlan PlanExport(Exec& exec, uint64_t cursor, uint64_t limit, Tick since) const override;
   void Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
@@ -166,6 +167,7 @@ class DeviceTable final : public Table {
     std::vector<const float*> gradients;  // of each table; none: empty
     KeyArray keys;
     RowId* rows = nullptr;
+    uint64_t step = 0;  // that vectors are rounded by, if it brings gradients
     // ViewsOf: of the tables as they are now, if they have been brought to the device.
     device::TableViews views{};
     bool viewed = false;
@@ -224,8 +226,8 @@ class DeviceTable final : public Table {
   // For ForRows: of a vector that is copied as it is.
   size_t vector_quads() const { return device::QuadsOfBytes(layout().vector_bytes()); }
   bool tiered() const { return store_.split < capacity(); }
-  Rounding RoundingAt(Tick tick) const {
-    return {options_.stochastic_rounding, options_.seed, 0, tick};
+  Rounding RoundingAt(uint64_t step) const {
+    return {options_.stochastic_rounding, options_.seed, 0, step};
   }
 
   // Waits, and reads the counters: zeros if work.status() says that something has failed.

@@ -11,6 +11,7 @@
 #include "cc/device/device_table.h"
 #include "cc/device/parts.h"
 #include "cc/table/phase.h"
+#include "cc/table/rounding.h"
 
 namespace dynemb {
 
@@ -96,7 +97,6 @@ device::TableView DeviceTable<Device>::ViewAt(Stamp now) const {
   }
   view.capacity = capacity();
   view.rows_move = tiered();
-  view.rounding = RoundingAt(stamps_.base() + now);
   view.now = now;
   view.mailbox = mailbox();
   view.batch = batch_ + 1;
@@ -117,6 +117,7 @@ const device::TableViews& DeviceTable<Device>::ViewsOf(Work& work, Batch& batch)
   std::vector<device::TableView> each;
   for (size_t t = 0; t < batch.tables.size(); ++t) {
     each.push_back(batch.tables[t]->ViewAt(batch.now[t]));
+    each[t].rounding = batch.tables[t]->RoundingAt(batch.step);
     if (!batch.gradients.empty()) each[t].gradients = batch.gradients[t];
   }
   device::TableViews& views = batch.views;
@@ -266,6 +267,7 @@ Status DeviceTable<Device>::Accumulate(Exec& exec, const void* keys, size_t n, c
                                        Tick tick) {
   Stamp now;
   DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
+  const uint64_t step = RoundingStep(Update::kAddition, ++additions_);
   Work work(*this, &exec, Work::Tells::kYes);
   RowId* rows = work.template Take<RowId>(n);
   if (rows == nullptr) return work.status();
@@ -276,13 +278,13 @@ Status DeviceTable<Device>::Accumulate(Exec& exec, const void* keys, size_t n, c
   BeforeWrite(work, rows, n);
   work.ForRows(
       n, QuadsOf(options_.dim),
-      device::WriteFloats{View(), batch.keys, rows, deltas, nullptr, true, RoundingAt(tick), now});
+      device::WriteFloats{View(), batch.keys, rows, deltas, nullptr, true, RoundingAt(step), now});
   return work.status();
 }
 
 template <class Device>
 Status DeviceTable<Device>::WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors,
-                                      const float* state, bool insert, Tick tick) {
+                                      const float* state, bool insert, uint64_t step, Tick tick) {
   Stamp now;
   DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
   Work work(*this, &exec, Work::Tells::kYes);
@@ -298,20 +300,21 @@ Status DeviceTable<Device>::WriteRows(Exec& exec, const void* keys, size_t n, co
   work.ForRows(n, QuadsOf(options_.dim),
                device::WriteFloats{View(), batch.keys, rows, vectors,
                                    layout().state_width != 0 ? state : nullptr, false,
-                                   RoundingAt(tick), now});
+                                   RoundingAt(step), now});
   return work.status();
 }
 
 template <class Device>
 void DeviceTable<Device>::ApplyRange(Exec& exec, const RowOptimizer& optimizer, const void* keys,
                                      const RowId* rows, const float* gradients, size_t begin,
-                                     size_t end, Tick tick) {
+                                     size_t end, uint64_t step, Tick tick) {
   const size_t n = end - begin;
   Work work(*this, &exec);
   RowId* resolved = work.template Take<RowId>(n);
   uint32_t* nonfinite = work.template Take<uint32_t>(n);
   if (resolved == nullptr || nonfinite == nullptr) return;
   Batch batch = BatchOf(KeysAt(keys).From(begin), n, stamps_.Of(tick), resolved);
+  batch.step = step;
   batch.gradients = {gradients + begin * static_cast<size_t>(options_.dim)};
   Apply(work, batch, rows + begin, nonfinite, optimizer);
 }

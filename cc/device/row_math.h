@@ -46,12 +46,12 @@ struct alignas(kQuad * sizeof(T)) Quad {
 constexpr size_t QuadsOf(int64_t dim) { return (static_cast<size_t>(dim) + kQuad - 1) / kQuad; }
 
 // How a float32 becomes a 16-bit element: to the nearest, or at random by the words of Philox that
-// (seed, key, tick, column) name, as in codec.h. float32 elements are never rounded.
+// (seed, key, step, column) name, as in codec.h. float32 elements are never rounded.
 struct Rounding {
   bool stochastic = false;
   uint64_t seed = 0;
   uint64_t key = 0;
-  Tick tick = 0;
+  uint64_t step = 0;
 };
 
 // An Initializer as kernels see it; `runs` are in the kernel's memory.
@@ -88,7 +88,7 @@ DYNEMB_HD DYNEMB_INLINE uint16_t StochasticHalf(DType dtype, float value, uint32
 
 // The random bits of the four columns of a quad.
 DYNEMB_HD DYNEMB_INLINE Philox4 RoundingWords(const Rounding& rounding, int64_t first) {
-  return PhiloxBlock(MixKey(MixKey(rounding.seed) + rounding.tick), rounding.key,
+  return PhiloxBlock(MixKey(MixKey(rounding.seed) + rounding.step), rounding.key,
                      PhiloxStream::kRounding, static_cast<uint32_t>(first / kQuad));
 }
 

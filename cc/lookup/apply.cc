@@ -8,6 +8,7 @@
 #include "cc/lookup/backward.h"
 #include "cc/lookup/tasks.h"
 #include "cc/table/phase.h"
+#include "cc/table/rounding.h"
 #include "cc/table/scratch.h"
 
 namespace dynemb {
@@ -97,7 +98,8 @@ Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerSte
   }
   // Two tasks may name one table, and then one row: tasks of one table run one after the other.
   std::vector<bool> done(tasks.size());
-  for (size_t left = tasks.size(); left > 0;) {
+  uint64_t number = 0;  // of the round: each table's task of that number is in it
+  for (size_t left = tasks.size(); left > 0; ++number) {
     std::vector<Table*> in_round;
     std::vector<size_t> round;
     for (size_t t = 0; t < tasks.size(); ++t) {
@@ -110,12 +112,13 @@ Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerSte
     }
     std::vector<size_t> round_sizes;
     for (size_t t : round) round_sizes.push_back(sizes[t]);
+    const uint64_t rounding = RoundingStep(Update::kOptimizer, step.iteration, number);
     Phase phase("update rows");
     ParallelForTasks(exec, round_sizes, std::vector<size_t>(round.size(), kRowGrain),
                      [&](size_t r, size_t begin, size_t end) {
                        const ApplyTask& task = distinct[round[r]];
                        task.table->ApplyRange(exec, optimizers[round[r]], task.keys, task.rows,
-                                              task.gradients, begin, end, tick);
+                                              task.gradients, begin, end, rounding, tick);
                      });
   }
   return Status();

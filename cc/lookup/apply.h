@@ -26,6 +26,9 @@ struct OptimizerStep {
   OptimizerKind kind = OptimizerKind::kSgd;
   OptimizerFlags flags{};
   Hyper hyper{};
+  // hyper.iteration, exact. 16-bit rows are rounded by it, and by how many tasks of the call are
+  // for the same table and come before.
+  uint64_t iteration = 1;
   // Its state, of the widths that kind and flags say, as it was attached: StateSpec's `optimizer`
   // and `inits`, and the owner (Table::TakeState).
   std::string state{};

@@ -93,10 +93,10 @@ void StoreHalf(DType type, const float* vector, int64_t dim, void* row) {
 }
 
 void StoreHalfStochastic(DType type, const float* vector, int64_t dim, void* row, uint64_t seed,
-                         uint64_t key, Tick tick) {
-  // Philox's counter holds the key and the column; the tick goes into Philox's key. Both mixes are
-  // bijections, so for one seed no two ticks share bits.
-  const PhiloxSchedule schedule(MixKey(MixKey(seed) + tick));
+                         uint64_t key, uint64_t step) {
+  // Philox's counter holds the key and the column; the step goes into Philox's key. Both mixes are
+  // bijections, so for one seed no two steps share bits.
+  const PhiloxSchedule schedule(MixKey(MixKey(seed) + step));
   constexpr int64_t kChunk = 64;
   uint32_t bits[kChunk];
   for (int64_t c = 0; c < dim; c += kChunk) {

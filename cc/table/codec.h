@@ -3,8 +3,8 @@
 // Contract. `row` is the packed vector, aligned to 2 bytes (float32 rows to 4, and any alignment
 // works); `vector` is dim float32 elsewhere: the two never overlap. Float32 is copied bit by bit.
 // Rounding is defined in half.h; the random bits of StoreVectorStochastic are words of Philox
-// (philox.h) named by (seed, key, tick, column), so one batch writes the same row on any thread,
-// rank or machine. Nothing here allocates, blocks or fails.
+// (philox.h) named by (seed, key, step, column), so one step writes the same row on any thread,
+// rank or machine. Callers get `step` from rounding.h. Nothing here allocates, blocks or fails.
 #ifndef DYNEMB_TABLE_CODEC_H_
 #define DYNEMB_TABLE_CODEC_H_
 
@@ -23,7 +23,7 @@ inline void Copy(const void* from, int64_t dim, void* to) {
 void LoadHalf(DType type, const void* row, int64_t dim, float* vector);
 void StoreHalf(DType type, const float* vector, int64_t dim, void* row);
 void StoreHalfStochastic(DType type, const float* vector, int64_t dim, void* row, uint64_t seed,
-                         uint64_t key, Tick tick);
+                         uint64_t key, uint64_t step);
 }  // namespace internal_codec
 
 inline void LoadVector(DType type, const void* row, int64_t dim, float* vector) {
@@ -46,11 +46,11 @@ inline void StoreVector(DType type, const float* vector, int64_t dim, void* row)
 // Rounds up or down at random, without bias: small updates to a 16-bit row add up instead of
 // getting lost.
 inline void StoreVectorStochastic(DType type, const float* vector, int64_t dim, void* row,
-                                  uint64_t seed, uint64_t key, Tick tick) {
+                                  uint64_t seed, uint64_t key, uint64_t step) {
   if (type == DType::kFloat32) {
     internal_codec::Copy(vector, dim, row);
   } else {
-    internal_codec::StoreHalfStochastic(type, vector, dim, row, seed, key, tick);
+    internal_codec::StoreHalfStochastic(type, vector, dim, row, seed, key, step);
   }
 }
 

@@ -44,11 +44,12 @@ class HashTable final : public HostTable {
   Status Accumulate(Exec& exec, const void* keys, size_t n, const float* deltas,
                     Tick tick) override;
   Status WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors, const float* state,
-                   bool insert, Tick tick) override;
+                   bool insert, uint64_t step, Tick tick) override;
   size_t Erase(Exec& exec, const void* keys, size_t n, Tick tick, bool wipe) override;
   Status LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) override;
   void ApplyRange(Exec& exec, const RowOptimizer& optimizer, const void* keys, const RowId* rows,
-                  const float* gradients, size_t begin, size_t end, Tick tick) override;
+                  const float* gradients, size_t begin, size_t end, uint64_t step,
+                  Tick tick) override;
   void CheckInvariants() const override;
 
   // For code that fuses its own work with pass 1 (cc/lookup): the find pass over positions [begin,
@@ -139,7 +140,7 @@ class HashTable final : public HostTable {
   void ForSlots(Exec& exec, const RowId* rows, size_t n, const Fn& fn) const;
 
   // A vector computed as float32 goes into a row.
-  void StoreUpdated(const float* vector, K key, Tick tick, char* row) const;
+  void StoreUpdated(const float* vector, K key, uint64_t step, char* row) const;
 };
 
 }  // namespace dynemb

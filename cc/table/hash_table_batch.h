@@ -12,6 +12,7 @@
 #include "cc/table/codec.h"
 #include "cc/table/hash_table.h"
 #include "cc/table/phase.h"
+#include "cc/table/rounding.h"
 #include "cc/table/vector_buffer.h"
 #include "cc/table/workers.h"
 
@@ -102,10 +103,10 @@ void HashTable<K, Lanes>::InitialVector(K key, void* vector) const {
 }
 
 template <class K, class Lanes>
-void HashTable<K, Lanes>::StoreUpdated(const float* vector, K key, Tick tick, char* row) const {
+void HashTable<K, Lanes>::StoreUpdated(const float* vector, K key, uint64_t step, char* row) const {
   void* to = layout().vector(row);
   if (options_.stochastic_rounding) {
-    StoreVectorStochastic(options_.dtype, vector, options_.dim, to, options_.seed, key, tick);
+    StoreVectorStochastic(options_.dtype, vector, options_.dim, to, options_.seed, key, step);
   } else {
     StoreVector(options_.dtype, vector, options_.dim, to);
   }
@@ -372,6 +373,7 @@ Status HashTable<K, Lanes>::Accumulate(Exec& exec, const void* keys, size_t n, c
   const auto dim = static_cast<size_t>(options_.dim);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   const Stamp now = BeginBatch(exec, tick, n);
+  const uint64_t step = RoundingStep(Update::kAddition, additions_ + 1);
   const auto add = [&](size_t i, K key, RowId row_id, float* loaded) {
     char* row = rows_.At(row_id);
     BeforeWrite(row_id, *layout().update(row));
@@ -379,7 +381,7 @@ Status HashTable<K, Lanes>::Accumulate(Exec& exec, const void* keys, size_t n, c
     auto* const sum = in_place ? reinterpret_cast<float*>(layout().vector(row)) : loaded;
     if (!in_place) LoadVector(options_.dtype, layout().vector(row), options_.dim, sum);
     for (size_t c = 0; c < dim; ++c) sum[c] += deltas[i * dim + c];
-    if (!in_place) StoreUpdated(sum, key, tick, row);
+    if (!in_place) StoreUpdated(sum, key, step, row);
     *layout().update(row) = now;
   };
   const ScratchLease scratch;
@@ -387,6 +389,7 @@ Status HashTable<K, Lanes>::Accumulate(Exec& exec, const void* keys, size_t n, c
   if (FindRows(exec, k, n, now, Counts::kLookup, rows) != 0) {
     DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, k, n, now, rows, &scratch->plan));
   }
+  ++additions_;  // only now: a call that fails has changed nothing
   const size_t row_bytes =
       std::min(layout().vector_offset + layout().vector_bytes(), kPrefetchMost);
   exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
@@ -401,7 +404,7 @@ Status HashTable<K, Lanes>::Accumulate(Exec& exec, const void* keys, size_t n, c
 
 template <class K, class Lanes>
 Status HashTable<K, Lanes>::WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors,
-                                      const float* state, bool insert, Tick tick) {
+                                      const float* state, bool insert, uint64_t step, Tick tick) {
   const K* k = static_cast<const K*>(keys);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   const Stamp now = BeginBatch(exec, tick, n);
@@ -415,7 +418,7 @@ Status HashTable<K, Lanes>::WriteRows(Exec& exec, const void* keys, size_t n, co
       if (rows[i] == kNoRow) continue;
       char* row = rows_.At(rows[i]);
       BeforeWrite(rows[i], *layout().update(row));
-      StoreUpdated(vectors + i * static_cast<size_t>(options_.dim), k[i], tick, row);
+      StoreUpdated(vectors + i * static_cast<size_t>(options_.dim), k[i], step, row);
       if (layout().state_width != 0) {
         memcpy(layout().state(row), state + i * static_cast<size_t>(layout().state_width),
                layout().state_bytes());
@@ -429,7 +432,7 @@ Status HashTable<K, Lanes>::WriteRows(Exec& exec, const void* keys, size_t n, co
 template <class K, class Lanes>
 void HashTable<K, Lanes>::ApplyRange(Exec&, const RowOptimizer& optimizer, const void* keys,
                                      const RowId* rows, const float* gradients, size_t begin,
-                                     size_t end, Tick tick) {
+                                     size_t end, uint64_t step, Tick tick) {
   constexpr size_t kAhead = 8;
   const K* k = static_cast<const K*>(keys);
   const auto dim = static_cast<size_t>(options_.dim);
@@ -456,7 +459,7 @@ void HashTable<K, Lanes>::ApplyRange(Exec&, const RowOptimizer& optimizer, const
     } else {
       LoadVector(options_.dtype, layout().vector(row), options_.dim, vector.get());
       optimizer.Apply(vector.get(), layout().state(row), gradient);
-      StoreUpdated(vector.get(), k[i], tick, row);
+      StoreUpdated(vector.get(), k[i], step, row);
     }
     *layout().update(row) = now;
   }

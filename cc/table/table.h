@@ -196,13 +196,13 @@ class Table {
   // initial state.
   virtual Status Upsert(Exec& exec, const void* keys, size_t n, const void* vectors, Tick tick) = 0;
   // (exclusive) Adds float32 deltas to the vectors of distinct keys. A new row starts from its
-  // initial vector.
+  // initial vector. 16-bit vectors are rounded by the number of such calls that the table has had.
   virtual Status Accumulate(Exec& exec, const void* keys, size_t n, const float* deltas,
                             Tick tick) = 0;
   // (exclusive) Sets float32 vectors and state of distinct keys; a key without a row is inserted,
-  // or skipped.
+  // or skipped. `step` (rounding.h) says by which random bits 16-bit vectors are rounded.
   virtual Status WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors,
-                           const float* state, bool insert, Tick tick) = 0;
+                           const float* state, bool insert, uint64_t step, Tick tick) = 0;
   // (exclusive) Removes the keys that are there; returns how many were. `wipe`: also overwrites
   // their rows with zeros.
   virtual size_t Erase(Exec& exec, const void* keys, size_t n, Tick tick, bool wipe = false) = 0;
@@ -210,9 +210,10 @@ class Table {
   // (exclusive) Applies the optimizer to the rows of distinct keys[begin..end). rows[i] is where an
   // earlier call found keys[i]; a row that is no longer that key's is not touched, and counted.
   // Ranges may run in parallel, after one BeginBatch. The table's state must be `optimizer`'s.
+  // `step` as in WriteRows.
   virtual void ApplyRange(Exec& exec, const RowOptimizer& optimizer, const void* keys,
                           const RowId* rows, const float* gradients, size_t begin, size_t end,
-                          Tick tick) = 0;
+                          uint64_t step, Tick tick) = 0;
 
   // (shared) The rows updated after `since` (0: all), from row `cursor` on, at most `limit`. Rows
   // that are neither erased nor evicted come exactly once when next_cursor is followed from 0 to
@@ -299,6 +300,7 @@ class Table {
 
   TableOptions options_;
   StateSpec state_spec_;
+  uint64_t additions_ = 0;  // calls of Accumulate
 
  private:
   std::string state_owner_;

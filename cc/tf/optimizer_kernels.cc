@@ -28,12 +28,14 @@ class ApplyGradientsOp : public DynembOp {
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx) override {
-    if (ctx->num_inputs() != 4 * n_ + 1) {
+    if (ctx->num_inputs() != 4 * n_ + 2) {
       return absl::InvalidArgumentError(absl::StrCat("every list must have ", n_, " entries"));
     }
     const tf::Tensor& hyper_tensor = ctx->input(4 * n_);
     TF_RETURN_IF_ERROR(CheckShape(hyper_tensor, {kHyperSize}, "hyper"));
+    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(4 * n_ + 1), "step"));
     OptimizerStep step = step_;
+    step.iteration = static_cast<uint64_t>(ctx->input(4 * n_ + 1).scalar<int64_t>()());
     memcpy(&step.hyper, hyper_tensor.data(), sizeof(step.hyper));
 
     std::vector<TableRef> refs;
@@ -71,7 +73,7 @@ class ApplyGradientsOp : public DynembOp {
  private:
   int n_;
   bool distinct_;
-  OptimizerStep step_;  // of any step: without hyper
+  OptimizerStep step_;  // of any step: without hyper and iteration
 };
 
 REGISTER_KERNEL_BUILDER(Name("DynembApplyGradients").Device(tensorflow::DEVICE_CPU),
@@ -79,7 +81,8 @@ REGISTER_KERNEL_BUILDER(Name("DynembApplyGradients").Device(tensorflow::DEVICE_C
 DYNEMB_REGISTER_GPU_KERNEL(Name("DynembApplyGradients")
                                .Device(tensorflow::DEVICE_GPU)
                                .HostMemory("handles")
-                               .HostMemory("hyper"),
+                               .HostMemory("hyper")
+                               .HostMemory("step"),
                            ApplyGradientsOp);
 
 }  // namespace

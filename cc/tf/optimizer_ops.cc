@@ -12,6 +12,7 @@ REGISTER_OP("DynembApplyGradients")
     .Input("rows: N * uint32")
     .Input("grads: N * float")
     .Input("hyper: float")
+    .Input("step: int64")
     .Attr("N: int >= 1")
     .Attr("Tkeys: list({int64, int32, uint64}) >= 1")
     .Attr("optimizer: string")
@@ -24,7 +25,7 @@ REGISTER_OP("DynembApplyGradients")
     .SetShapeFn([](InferenceContext* c) {
       int n;
       TF_RETURN_IF_ERROR(c->GetAttr("N", &n));
-      if (c->num_inputs() != 4 * n + 1) {
+      if (c->num_inputs() != 4 * n + 2) {
         return absl::InvalidArgumentError("keys must have one entry for each table");
       }
       TF_RETURN_IF_ERROR(Scalars(c, 0, n));
@@ -36,6 +37,7 @@ REGISTER_OP("DynembApplyGradients")
         TF_RETURN_IF_ERROR(VectorsOfKeys(c, n + i, 3 * n + i, &dim));
         TF_RETURN_IF_ERROR(c->Merge(dim, TableDim(c, i), &dim));
       }
+      TF_RETURN_IF_ERROR(Scalar(c, 4 * n + 1));
       ShapeHandle hyper;
       DimensionHandle size;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(4 * n), 1, &hyper));

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cc/lookup/lookups.h"
+#include "cc/table/rounding.h"
 #include "cc/tf/table_resource.h"
 
 namespace dynemb {
@@ -299,12 +300,17 @@ class WriteRowsOp : public OneTableOp {
   explicit WriteRowsOp(tf::OpKernelConstruction* ctx) : OneTableOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("insert", &insert_));
     OP_REQUIRES_OK(ctx, wanted_.Read(ctx));
+    std::string what;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("what", &what));
+    update_ = what == "constraint" ? Update::kConstraint : Update::kOptimizer;
   }
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
     const tf::Tensor& keys = ctx->input(1);
     const int64_t n = keys.NumElements();
+    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(4), "step"));
+    const auto step = static_cast<uint64_t>(ctx->input(4).scalar<int64_t>()());
     TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
     TF_RETURN_IF_ERROR(CheckShape(keys, tf::TensorShape({n}), "keys"));
     TF_RETURN_IF_ERROR(CheckVectors(keys, ctx->input(2), table.options().dim, "values"));
@@ -314,15 +320,16 @@ class WriteRowsOp : public OneTableOp {
     TF_RETURN_IF_ERROR(CheckShape(ctx->input(3), {n, table.layout().state_width}, "state"));
     table.OwnState(wanted_.spec, wanted_.owner);
     const Tick tick = ProcessClock().Next();
-    DYNEMB_RETURN_IF_LIBRARY_ERROR(table.WriteRows(*exec, keys.data(), static_cast<size_t>(n),
-                                                   Data<float>(ctx->input(2)),
-                                                   Data<float>(ctx->input(3)), insert_, tick));
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(
+        table.WriteRows(*exec, keys.data(), static_cast<size_t>(n), Data<float>(ctx->input(2)),
+                        Data<float>(ctx->input(3)), insert_, RoundingStep(update_, step), tick));
     // What optimizers that are none of ours end a step with.
     return ToAbsl(table.PromoteIfDue(*exec, tick));
   }
 
  private:
   bool insert_;
+  Update update_;
   StateAttributes wanted_;
 };
 
@@ -541,7 +548,7 @@ DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembAttachState").HostMemory("begins_anew"), A
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembUpsert"), UpsertOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembAccumulate"), AccumulateOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembReadRows"), ReadRowsOp);
-DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembWriteRows"), WriteRowsOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembWriteRows").HostMemory("step"), WriteRowsOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembErase").HostMemory("erased"), EraseOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembContains"), ContainsOp);
 DYNEMB_REGISTER_GPU_KERNEL(

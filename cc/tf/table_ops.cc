@@ -112,8 +112,10 @@ REGISTER_OP("DynembWriteRows")
     .Input("keys: key_type")
     .Input("values: float")
     .Input("state: float")
+    .Input("step: int64")
     .Attr("key_type: {int64, int32, uint64}")
     .Attr("insert: bool")
+    .Attr("what: {'step', 'constraint'} = 'step'")
     .Attr("optimizer: string = ''")
     .Attr("widths: list(int) = []")
     .Attr("inits: list(float) = []")
@@ -126,6 +128,7 @@ REGISTER_OP("DynembWriteRows")
       TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &keys));
       TF_RETURN_IF_ERROR(VectorsOfKeys(c, 1, 2, &dim));
       TF_RETURN_IF_ERROR(c->Merge(dim, TableDim(c, 0), &dim));
+      TF_RETURN_IF_ERROR(Scalar(c, 4));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 2, &matrix));
       return c->Merge(c->Dim(matrix, 0), c->Dim(keys, 0), &n);
     });

@@ -161,7 +161,7 @@ TEST_P(AllocationTest, TrainingSteps) {
                 if (!known_rows)
                   apply[0] = {table_.get(), keys_.data(), nullptr, vectors_.data(), kBatch};
                 ASSERT_TRUE(Apply(exec_, apply,
-                                  {OptimizerKind::kAdagrad, {}, {}, "adagrad", {0.1f}}, ++tick_)
+                                  {OptimizerKind::kAdagrad, {}, {}, 1, "adagrad", {0.1f}}, ++tick_)
                                 .ok());
               }),
               kSmall)

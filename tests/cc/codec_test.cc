@@ -12,12 +12,13 @@
 #include "cc/table/half.h"
 #include "cc/table/key.h"
 #include "cc/table/philox.h"
+#include "cc/table/rounding.h"
 
 namespace dynemb {
 namespace {
 
 constexpr uint64_t kSeed = 11, kKey = 0x123456789ABCDEFu;
-constexpr Tick kTick = 77;
+constexpr uint64_t kStep = 77;
 constexpr unsigned char kGuard = 0xA5;
 
 // A row of dim elements at some alignment, between bytes that must not change.
@@ -81,7 +82,7 @@ TEST_P(CodecTest, EveryDimAndAlignment) {
     for (const size_t offset : {0u, 2u, 4u, 1u}) {
       GuardedRow nearest(type, dim, offset), random(type, dim, offset);
       StoreVector(type, in.data(), dim, nearest.data());
-      StoreVectorStochastic(type, in.data(), dim, random.data(), kSeed, kKey, kTick);
+      StoreVectorStochastic(type, in.data(), dim, random.data(), kSeed, kKey, kStep);
       ASSERT_TRUE(nearest.intact() && random.intact());
       std::vector<float> out(n + 1, 42.0f);
       LoadVector(type, random.data(), dim, out.data());
@@ -94,7 +95,7 @@ TEST_P(CodecTest, EveryDimAndAlignment) {
           ASSERT_EQ(FloatBits(out[c]), FloatBits(in[c]));
           continue;
         }
-        const uint32_t bits = PhiloxBlock(MixKey(MixKey(kSeed) + kTick), kKey,
+        const uint32_t bits = PhiloxBlock(MixKey(MixKey(kSeed) + kStep), kKey,
                                           PhiloxStream::kRounding, static_cast<uint32_t>(c / 4))
                                   .word[c % 4];
         const uint16_t expected = Stochastic(type, in[c], bits);
@@ -106,15 +107,15 @@ TEST_P(CodecTest, EveryDimAndAlignment) {
   }
 }
 
-TEST_P(CodecTest, RoundingDependsOnSeedKeyAndTick) {
+TEST_P(CodecTest, RoundingDependsOnSeedKeyAndStep) {
   const DType type = GetParam();
   if (type == DType::kFloat32) GTEST_SKIP() << "float32 is not rounded";
   constexpr int64_t kDim = 64;
   const std::vector<float> in(kDim, 0.3f);
   std::set<std::vector<unsigned char>> seen;
-  const auto store = [&](uint64_t seed, uint64_t key, Tick tick) {
+  const auto store = [&](uint64_t seed, uint64_t key, uint64_t step) {
     GuardedRow row(type, kDim, 0);
-    StoreVectorStochastic(type, in.data(), kDim, row.data(), seed, key, tick);
+    StoreVectorStochastic(type, in.data(), kDim, row.data(), seed, key, step);
     seen.insert(row.bytes());
   };
   store(1, 1, 1);
@@ -126,6 +127,24 @@ TEST_P(CodecTest, RoundingDependsOnSeedKeyAndTick) {
     store(1, 1, other);
   }
   EXPECT_EQ(seen.size(), 10u);
+}
+
+// Whatever must not share random bits has a step of its own.
+TEST(RoundingStepTest, NoTwoAreEqual) {
+  std::set<uint64_t> seen;
+  size_t count = 0;
+  for (const uint64_t base :
+       {uint64_t{0}, uint64_t{1} << 24, uint64_t{1} << 53, ~uint64_t{0} - 7}) {
+    for (uint64_t step = base; step < base + 6; ++step) {
+      for (const Update update : {Update::kOptimizer, Update::kConstraint, Update::kAddition}) {
+        for (uint64_t task = 0; task < 5; ++task, ++count) {
+          seen.insert(RoundingStep(update, step, task));
+        }
+      }
+    }
+  }
+  EXPECT_EQ(seen.size(), count);
+  EXPECT_EQ(RoundingStep(Update::kOptimizer, 7), RoundingStep(Update::kOptimizer, 7, 0));
 }
 
 // What stochastic rounding is for: updates far below half a unit in the last place must add up.
@@ -140,7 +159,8 @@ TEST_P(CodecTest, SmallUpdatesAddUp) {
   for (int step = 1; step <= kSteps; ++step) {
     LoadVector(type, row.data(), kDim, v.data());
     for (float& x : v) x += kUpdate;
-    StoreVectorStochastic(type, v.data(), kDim, row.data(), kSeed, kKey, static_cast<Tick>(step));
+    StoreVectorStochastic(type, v.data(), kDim, row.data(), kSeed, kKey,
+                          static_cast<uint64_t>(step));
   }
   double mean = 0;
   for (const float x : v) mean += x / kDim;

@@ -198,7 +198,7 @@ TEST(InsertPlanTest, BatchesTooLargeToNumberAreRefusedBeforeAnythingHappens) {
         table->LookupOrInsert(exec, nullptr, kTooMany, 1, nullptr, nullptr),
         table->Upsert(exec, nullptr, kTooMany, nullptr, 1),
         table->Accumulate(exec, nullptr, kTooMany, nullptr, 1),
-        table->WriteRows(exec, nullptr, kTooMany, nullptr, nullptr, true, 1)}) {
+        table->WriteRows(exec, nullptr, kTooMany, nullptr, nullptr, true, 1, 1)}) {
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
   }
   EXPECT_EQ(table->size(), 0u);

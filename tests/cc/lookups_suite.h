@@ -241,7 +241,7 @@ class World {
     }
     const StateSpec& state = applies[0].table->state_spec();
     return Place::lookups().Apply(Place::exec(), applies,
-                                  {kind, {}, {}, state.optimizer, state.inits}, tick + 1);
+                                  {kind, {}, {}, tick, state.optimizer, state.inits}, tick + 1);
   }
 
   // vectors and state of keys, in the table or not.
@@ -524,14 +524,14 @@ TYPED_TEST_P(LookupsTest, Refuses) {
                              &begins_anew)
                   .ok());
   for (const OptimizerStep& step :
-       {OptimizerStep{OptimizerKind::kLion, {}, {}, "lion", {0.1f}},
-        OptimizerStep{OptimizerKind::kAdagrad, {}, {}, "adagrad", {0.5f}},
-        OptimizerStep{OptimizerKind::kAdagrad, {}, {}, "adagrad", {0.1f}, "another"}}) {
+       {OptimizerStep{OptimizerKind::kLion, {}, {}, 1, "lion", {0.1f}},
+        OptimizerStep{OptimizerKind::kAdagrad, {}, {}, 1, "adagrad", {0.5f}},
+        OptimizerStep{OptimizerKind::kAdagrad, {}, {}, 1, "adagrad", {0.1f}, "another"}}) {
     const Status refused = TypeParam::lookups().Apply(TypeParam::exec(), {apply}, step, 4);
     EXPECT_EQ(refused.code(), Code::kFailedPrecondition);
     EXPECT_NE(refused.message().find("'narrow keys'"), std::string::npos) << refused.message();
   }
-  const OptimizerStep own{OptimizerKind::kAdagrad, {}, {}, "adagrad", {0.1f}, "the owner"};
+  const OptimizerStep own{OptimizerKind::kAdagrad, {}, {}, 1, "adagrad", {0.1f}, "the owner"};
   EXPECT_TRUE(TypeParam::lookups().Apply(TypeParam::exec(), {apply}, own, 5).ok());
 }
 

@@ -351,11 +351,12 @@ TEST_P(PoolTest, ApplyRefusesTheStateOfAnotherOptimizer) {
   };
   // Of other widths, of the same widths and another name, and of other initial values.
   for (const Case& c :
-       {Case{{OptimizerKind::kAdam, {}, {}, "adam", {0.0f, 0.0f}}, "'adam' (2 floats from 0, 2"},
-        Case{{OptimizerKind::kLion, {}, {}, "lion", {0.1f}}, "'lion'"},
-        Case{{OptimizerKind::kRmsprop, {}, {}, "rmsprop", {0.1f}}, "'rmsprop'"},
-        Case{{OptimizerKind::kAdagrad, {}, {}, "adagrad", {0.5f}}, "'adagrad' (2 floats from 0.5)"},
-        Case{{OptimizerKind::kRmsprop, centered, {}, "rmsprop", {0.0f, 0.0f}}, "'rmsprop' ("}}) {
+       {Case{{OptimizerKind::kAdam, {}, {}, 1, "adam", {0.0f, 0.0f}}, "'adam' (2 floats from 0, 2"},
+        Case{{OptimizerKind::kLion, {}, {}, 1, "lion", {0.1f}}, "'lion'"},
+        Case{{OptimizerKind::kRmsprop, {}, {}, 1, "rmsprop", {0.1f}}, "'rmsprop'"},
+        Case{{OptimizerKind::kAdagrad, {}, {}, 1, "adagrad", {0.5f}},
+             "'adagrad' (2 floats from 0.5)"},
+        Case{{OptimizerKind::kRmsprop, centered, {}, 1, "rmsprop", {0.0f, 0.0f}}, "'rmsprop' ("}}) {
     ApplyTask first = task;
     first.table = other.get();
     ASSERT_TRUE(other
@@ -369,9 +370,9 @@ TEST_P(PoolTest, ApplyRefusesTheStateOfAnotherOptimizer) {
     }
     EXPECT_EQ(Vectors(exec, *table, keys, 3), vectors);
   }
-  EXPECT_TRUE(Apply(exec, {task}, {OptimizerKind::kAdagrad, {}, {}, "adagrad", {0.1f}}, 4).ok());
+  EXPECT_TRUE(Apply(exec, {task}, {OptimizerKind::kAdagrad, {}, {}, 1, "adagrad", {0.1f}}, 4).ok());
   // Without state it may step any table.
-  EXPECT_TRUE(Apply(exec, {task}, {OptimizerKind::kSgd, {}, {}, "sgd", {}, "sgd 9"}, 5).ok());
+  EXPECT_TRUE(Apply(exec, {task}, {OptimizerKind::kSgd, {}, {}, 1, "sgd", {}, "sgd 9"}, 5).ok());
 }
 
 TEST_P(PoolTest, AnotherOwnersStateIsNotStepped) {
@@ -389,7 +390,8 @@ TEST_P(PoolTest, AnotherOwnersStateIsNotStepped) {
   task.n = 2;
   task.distinct = true;
   const auto step = [&](const std::string& owner) {
-    return Apply(exec, {task}, {OptimizerKind::kAdagrad, {}, {}, "adagrad", {0.1f}, owner}, ++tick);
+    return Apply(exec, {task}, {OptimizerKind::kAdagrad, {}, {}, 1, "adagrad", {0.1f}, owner},
+                 ++tick);
   };
   const auto state = [&] {
     std::vector<float> vectors(4), states(4);

@@ -108,7 +108,7 @@ std::vector<float> Numbers(std::mt19937* random, size_t n, bool special) {
 }
 
 Rounding At(bool stochastic, uint64_t key) {
-  return {stochastic, 0x0123456789ABCDEFu, key, Tick{77} + (key << 33)};
+  return {stochastic, 0x0123456789ABCDEFu, key, uint64_t{77} + (key << 33)};
 }
 
 std::string Text(DType dtype, int64_t dim, size_t shift) {
@@ -120,7 +120,7 @@ void StoreOnHost(DType dtype, const float* vector, int64_t dim, const Rounding& 
                  void* row) {
   if (rounding.stochastic) {
     dynemb::StoreVectorStochastic(dtype, vector, dim, row, rounding.seed, rounding.key,
-                                  rounding.tick);
+                                  rounding.step);
   } else {
     dynemb::StoreVector(dtype, vector, dim, row);
   }
@@ -371,7 +371,7 @@ TYPED_TEST(RowMathOptimizer, RowsAreThoseOfTheHost) {
       hyper.iteration = static_cast<float>(step + 1);
       for (Pair& p : pairs) {
         p.gradients = Numbers(&random, static_cast<size_t>(p.dim) + 1, p.special);
-        p.rounding.tick += 1;
+        p.rounding.step += 1;
         std::vector<float> vector(static_cast<size_t>(p.dim));
         dynemb::LoadVector(p.dtype, p.host.vector(), p.dim, vector.data());
         const RowOptimizer host(variant.kind, variant.flags, hyper, p.dim);

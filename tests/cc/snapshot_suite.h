@@ -1108,7 +1108,7 @@ class Versions {
           const RowOptimizer sgd(OptimizerKind::kSgd, {}, hyper, kDim);
           t->BeginBatch(exec, tick, kRows);
           exec.ParallelFor(kRows, 100, [&](size_t begin, size_t end) {
-            t->ApplyRange(exec, sgd, keys.data(), rows.data(), ones.data(), begin, end, tick);
+            t->ApplyRange(exec, sgd, keys.data(), rows.data(), ones.data(), begin, end, tick, tick);
           });
           break;
         }
@@ -1120,9 +1120,9 @@ class Versions {
           break;
         case 3:
           EXPECT_EQ(t->Erase(exec, keys.data(), kRows, first, version % 2 == 0), kRows);
-          EXPECT_TRUE(
-              t->WriteRows(exec, keys.data(), kRows, vectors.data(), vectors.data(), true, tick)
-                  .ok());
+          EXPECT_TRUE(t->WriteRows(exec, keys.data(), kRows, vectors.data(), vectors.data(), true,
+                                   tick, tick)
+                          .ok());
           break;
       }
     }

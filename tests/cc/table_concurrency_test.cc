@@ -106,7 +106,7 @@ void Write(Table& table, Exec& exec, Clock& clock, Random& random) {
       const Floats gradients(distinct.size() * kDim, 0.5f);
       exec.ParallelFor(distinct.size(), 32, [&](size_t begin, size_t end) {
         table.ApplyRange(exec, sgd, distinct.data(), rows.data(), gradients.data(), begin, end,
-                         apply_tick);
+                         apply_tick, apply_tick);
       });
       break;
     }

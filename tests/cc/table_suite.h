@@ -188,9 +188,12 @@ class Subject {
   Status TryAccumulate(const Keys& keys, const Floats& deltas) {
     return table_->Accumulate(*exec_, Pack(keys).data(), keys.size(), deltas.data(), ++tick_);
   }
-  Status TryWriteRows(const Keys& keys, const Floats& vectors, const Floats& state, bool insert) {
+  // Every call is a step of its own, unless it says which (here and in Apply).
+  Status TryWriteRows(const Keys& keys, const Floats& vectors, const Floats& state, bool insert,
+                      uint64_t step = 0) {
+    const Tick tick = ++tick_;
     return table_->WriteRows(*exec_, Pack(keys).data(), keys.size(), vectors.data(), state.data(),
-                             insert, ++tick_);
+                             insert, step != 0 ? step : tick, tick);
   }
   uint64_t salt() const { return Table::SaltOf(table_->options()); }
   Status Clear() { return table_->Clear(*exec_, ++tick_); }
@@ -198,13 +201,13 @@ class Subject {
     return table_->Erase(*exec_, Pack(keys).data(), keys.size(), ++tick_);
   }
   void Apply(const RowOptimizer& optimizer, const Keys& keys, const RowIds& rows,
-             const Floats& gradients) {
+             const Floats& gradients, uint64_t step = 0) {
     const std::vector<char> packed = Pack(keys);
     const Tick tick = ++tick_;
     table_->BeginBatch(*exec_, tick, keys.size());
     exec_->ParallelFor(keys.size(), 64, [&](size_t begin, size_t end) {
       table_->ApplyRange(*exec_, optimizer, packed.data(), rows.data(), gradients.data(), begin,
-                         end, tick);
+                         end, step != 0 ? step : tick, tick);
     });
   }
   // The vectors of keys, zeros for those without a row; not an access.

@@ -48,7 +48,7 @@ TABLE_TEST(TableGradient, RangeIsRespected) {
   t.Upsert(keys, Floats(40, 0.0f));
   const RowIds rows = t.Find(keys);
   const Floats gradients(40, -1.0f);
-  t->ApplyRange(t.exec(), Sgd(1, 1), t.Pack(keys).data(), rows.data(), gradients.data(), 10, 25,
+  t->ApplyRange(t.exec(), Sgd(1, 1), t.Pack(keys).data(), rows.data(), gradients.data(), 10, 25, 1,
                 t.tick() + 1);
   const Floats got = t.Read(keys);
   for (size_t i = 0; i < 40; ++i) EXPECT_EQ(got[i], i >= 10 && i < 25 ? 1.0f : 0.0f) << i;
@@ -181,6 +181,55 @@ TABLE_TEST(TableGradient, SmallUpdatesAddUp) {
     EXPECT_GT(std::unordered_set<float>(got.begin(), got.end()).size(),
               4u);  // cells are independent
   }
+}
+
+// Reads, evictions elsewhere and other batches change the tick, and no bit of what is rounded.
+TABLE_TEST(TableGradient, RoundingGoesByTheStep) {
+  if (f.dtype() == DType::kFloat32) GTEST_SKIP() << "float32 is not rounded";
+  const float ulp = UlpOfOne(f.dtype());
+  const size_t n = f.Scaled(64, 16);
+  const Keys keys = Scattered(1, n);
+  const Floats ones(4 * n, 1.0f), up(4 * n, ulp / 2), down(4 * n, -ulp / 2);
+  // What the rows are after each update of a table with `reads` in between.
+  const auto train = [&](int reads, uint64_t first_step) {
+    std::vector<Floats> seen;
+    Subject t = f.Create(f.Options(4));
+    t.Upsert(keys, ones);
+    const auto read = [&] {
+      for (int i = 0; i < reads; ++i) t.Lookup(keys);
+    };
+    for (uint64_t step = first_step; step < first_step + 3; ++step) {
+      read();
+      t.Apply(Sgd(1, 4), keys, t.Find(keys), down, step);
+      seen.push_back(t.Read(keys));
+      read();
+      Floats written = seen.back();
+      for (float& value : written) value += ulp / 2;
+      EXPECT_TRUE(t.TryWriteRows(keys, written, {}, false, step).ok());
+      seen.push_back(t.Read(keys));
+      read();
+      EXPECT_TRUE(t.TryAccumulate(keys, up).ok());
+      seen.push_back(t.Read(keys));
+    }
+    return seen;
+  };
+  const std::vector<Floats> plain = train(0, 1);
+  EXPECT_EQ(train(1, 1), plain);
+  EXPECT_EQ(train(3, 1), plain);
+  // Other steps have other bits, exactly: these differ beyond float32.
+  const uint64_t large = uint64_t{1} << 24;
+  const Floats at = train(0, large)[0], after = train(0, large + 1)[0];
+  EXPECT_NE(at, plain[0]);
+  EXPECT_NE(at, after);
+  // Each addition has bits of its own.
+  Subject t = f.Create(f.Options(4));
+  std::vector<Floats> added;
+  for (int i = 0; i < 2; ++i) {
+    t.Upsert(keys, ones);
+    EXPECT_TRUE(t.TryAccumulate(keys, up).ok());
+    added.push_back(t.Read(keys));
+  }
+  EXPECT_NE(added[0], added[1]);
 }
 
 TABLE_TEST(TableGradient, RoundingIsWithinOneUlp) {

@@ -63,7 +63,7 @@ TEST(CudaLookupsTest, StepsDoNotWait) {
     ASSERT_TRUE(Cuda::lookups().Pool(Cuda::exec(), step.pools, ++tick, true).ok());
     ASSERT_TRUE(Cuda::lookups()
                     .Apply(Cuda::exec(), applies,
-                           {OptimizerKind::kAdagrad, {}, {}, "adagrad", {0.1f}}, ++tick)
+                           {OptimizerKind::kAdagrad, {}, {}, 1, "adagrad", {0.1f}}, ++tick)
                     .ok());
   };
   for (int i = 0; i < 8; ++i) run();  // takes the memory that the others use

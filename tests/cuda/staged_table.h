@@ -100,20 +100,21 @@ class StagedTable final : public Table {
     return t_->Accumulate(exec, Keys(s, keys, n), n, s.In(deltas, n * Dim()), tick);
   }
   Status WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors, const float* state,
-                   bool insert, Tick tick) override {
+                   bool insert, uint64_t step, Tick tick) override {
     Staging s;
     return t_->WriteRows(exec, Keys(s, keys, n), n, s.In(vectors, n * Dim()),
-                         s.In(state, n * StateWidth()), insert, tick);
+                         s.In(state, n * StateWidth()), insert, step, tick);
   }
   size_t Erase(Exec& exec, const void* keys, size_t n, Tick tick, bool wipe) override {
     Staging s;
     return t_->Erase(exec, Keys(s, keys, n), n, tick, wipe);
   }
   void ApplyRange(Exec& exec, const RowOptimizer& optimizer, const void* keys, const RowId* rows,
-                  const float* gradients, size_t begin, size_t end, Tick tick) override {
+                  const float* gradients, size_t begin, size_t end, uint64_t step,
+                  Tick tick) override {
     Staging s;
     t_->ApplyRange(exec, optimizer, Keys(s, keys, end), s.In(rows, end),
-                   s.In(gradients, end * Dim()), begin, end, tick);
+                   s.In(gradients, end * Dim()), begin, end, step, tick);
   }
 
   // These give and take arrays of the host anyway.

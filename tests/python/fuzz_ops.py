@@ -201,12 +201,14 @@ def right_calls(rng, table):
         "dynemb_dedup_sum": ({"keys": keys, "values": vectors}, {}),
         "dynemb_apply_gradients": (
             {"handles": [table], "keys": [keys], "rows": [rows], "grads": [vectors],
-             "hyper": tf.constant(h.HYPER)}, {"optimizer": "sgd", "flags": []}),
+             "hyper": tf.constant(h.HYPER), "step": tf.constant(1, i64)},
+            {"optimizer": "sgd", "flags": []}),
         "dynemb_upsert": ({**handle, "keys": keys, "values": vectors}, {}),
         "dynemb_accumulate": ({**handle, "keys": keys, "deltas": vectors}, {}),
         "dynemb_read_rows": ({**handle, "keys": keys}, {}),
         "dynemb_write_rows": (
-            {**handle, "keys": keys, "values": vectors, "state": tf.zeros([IDS, 0])},
+            {**handle, "keys": keys, "values": vectors, "state": tf.zeros([IDS, 0]),
+             "step": tf.constant(1, i64)},
             {"insert": True}),
         "dynemb_erase": ({**handle, "keys": keys}, {}),
         "dynemb_contains": ({**handle, "keys": keys}, {}),

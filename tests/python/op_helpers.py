@@ -66,13 +66,14 @@ def lookup_sparse(handles, keys, bags, num_bags, dims, weights=None, **options):
     )
 
 
-def apply_sgd(handles, keys, grads, rows=None, momentum=False, hyper=HYPER):
+def apply_sgd(handles, keys, grads, rows=None, momentum=False, hyper=HYPER, step=1):
     return ops.dynemb_apply_gradients(
         handles=handles,
         keys=keys,
         rows=[np.zeros(0, np.uint32)] * len(handles) if rows is None else rows,
         grads=grads,
         hyper=hyper,
+        step=step,
         optimizer="sgd",
         flags=["momentum"] if momentum else [],
         state="sgd momentum",

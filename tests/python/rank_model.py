@@ -66,6 +66,7 @@ class Rank:
             mine,
             values[:, : table.dimension].astype(np.float32),
             values[:, table.dimension :].astype(np.float32),
+            version,
             insert=True,
         )
 

@@ -21,4 +21,5 @@ MODULES = [
     "test_checkpoint.py",
     "test_layers.py",
     "test_one_optimizer.py",
+    "test_reproducible_rounding.py",
 ]

@@ -79,7 +79,7 @@ def test_an_evicted_key_comes_back_with_its_initial_vector_and_state():
     keys = np.arange(10)
     initial = h.lookup(handle, keys).values.numpy()
     trained, state = np.full([10, DIM], 7, np.float32), np.full([10, DIM], 9, np.float32)
-    ops.dynemb_write_rows(handle, keys, trained, state, insert=False)
+    ops.dynemb_write_rows(handle, keys, trained, state, 1, insert=False)
     np.testing.assert_array_equal(h.lookup(handle, keys).values, trained)
     h.lookup(handle, keys + 100)
     assert not contains(handle, keys).any()
@@ -104,7 +104,7 @@ INSERTS = {
     "upsert": lambda t, k: ops.dynemb_upsert(t, k, np.ones([len(k), DIM], np.float32)),
     "accumulate": lambda t, k: ops.dynemb_accumulate(t, k, np.ones([len(k), DIM], np.float32)),
     "write_rows": lambda t, k: ops.dynemb_write_rows(
-        t, k, np.ones([len(k), DIM], np.float32), np.zeros([len(k), 0]), insert=True
+        t, k, np.ones([len(k), DIM], np.float32), np.zeros([len(k), 0]), 1, insert=True
     ),
 }
 

@@ -268,7 +268,7 @@ def test_operators_step_their_own_state_only(has, tries):
 
     def step():
         h.ops.dynemb_apply_gradients(
-            [handle], [keys], [np.zeros(0, np.uint32)], [ones], h.HYPER, optimizer=optimizer,
+            [handle], [keys], [np.zeros(0, np.uint32)], [ones], h.HYPER, 1, optimizer=optimizer,
             flags=flags, state=state, inits=inits,
         )  # fmt: skip
 
@@ -295,7 +295,7 @@ def test_rows_of_another_state_or_owner_are_neither_read_nor_written(operator):
         if operator == "read":
             h.ops.dynemb_read_rows(handle, keys, **spec)
         else:
-            h.ops.dynemb_write_rows(handle, keys, vectors, states, insert=False, **spec)
+            h.ops.dynemb_write_rows(handle, keys, vectors, states, 1, insert=False, **spec)
 
     before = h.export(handle)
     for other in ({"optimizer": "keras:other"}, {"widths": [1, 1], "inits": [0.5, 0.5]},

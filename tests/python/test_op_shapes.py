@@ -67,16 +67,18 @@ def weight_grad(table, keys, rows, bags, weights, argmax, outputs, grads, combin
     )  # fmt: skip
 
 
-def apply(table, keys, rows, grads, hyper):
-    return ops.dynemb_apply_gradients([table], [keys], [rows], [grads], hyper, optimizer="sgd")
+def apply(table, keys, rows, grads, hyper, step):
+    return ops.dynemb_apply_gradients(
+        [table], [keys], [rows], [grads], hyper, step, optimizer="sgd"
+    )
 
 
 def attach(table):
     return ops.dynemb_attach_state(table, optimizer="x", widths=[1], inits=[0.0])
 
 
-def write(table, keys, values, state):
-    return ops.dynemb_write_rows(table, keys, values, state, insert=True)
+def write(table, keys, values, state, step):
+    return ops.dynemb_write_rows(table, keys, values, state, step, insert=True)
 
 
 def export(table, cursor, limit, since):
@@ -176,11 +178,12 @@ RIGHT = [
     (ops.dynemb_dedup_sum, {"keys": (i64, UNKNOWN), "values": (f32, UNKNOWN)},
      [[None], [None, None]]),
     (apply, {"table": TABLE, "keys": K, "rows": ROWS, "grads": (f32, [5, DIM]),
-             "hyper": (f32, [12])}, []),
+             "hyper": (f32, [12]), "step": (i64, [])}, []),
     (apply, {"table": TABLE, "keys": K, "rows": (u32, [0]), "grads": (f32, [None, None]),
-             "hyper": (f32, [None])}, []),
+             "hyper": (f32, [None]), "step": (i64, [])}, []),
     (apply, {name: (t, UNKNOWN) for name, t in
-             (("table", res), ("keys", i64), ("rows", u32), ("grads", f32), ("hyper", f32))}, []),
+             (("table", res), ("keys", i64), ("rows", u32), ("grads", f32), ("hyper", f32),
+              ("step", i64))}, []),
     (attach, {"table": H}, [[]]),
     (ops.dynemb_upsert, {"handle": TABLE, "keys": (i64, [2, 3]), "values": (f32, [2, 3, DIM])},
      []),
@@ -189,9 +192,10 @@ RIGHT = [
     (ops.dynemb_read_rows, {"handle": TABLE, "keys": K}, [[5, DIM], [5, None], [5]]),
     (ops.dynemb_read_rows, {"handle": H, "keys": (i64, UNKNOWN)},
      [[None, None], [None, None], [None]]),
-    (write, {"table": TABLE, "keys": K, "values": (f32, [5, DIM]), "state": (f32, [5, 0])}, []),
+    (write, {"table": TABLE, "keys": K, "values": (f32, [5, DIM]), "state": (f32, [5, 0]),
+             "step": (i64, [])}, []),
     (write, {"table": H, "keys": (i64, [None]), "values": (f32, UNKNOWN),
-             "state": (f32, [None, None])}, []),
+             "state": (f32, [None, None]), "step": (i64, UNKNOWN)}, []),
     (ops.dynemb_erase, {"handle": H, "keys": (i64, [2, 3])}, [[]]),
     (ops.dynemb_contains, {"handle": H, "keys": (i64, [None, 3])}, [[None, 3]]),
     (ops.dynemb_contains, {"handle": H, "keys": (i64, UNKNOWN)}, [None]),
@@ -238,10 +242,18 @@ SPARSE_GRAD = {"keys": K, "rows": ROWS, "bags": SPLITS, "weights": NO_WEIGHTS, "
                "grads": GRADS}  # fmt: skip
 WEIGHT_GRAD = {"table": TABLE, "keys": K, "rows": ROWS, "bags": SPLITS, "weights": (f32, [5]),
                "argmax": ARGMAX, "outputs": GRADS, "grads": GRADS}  # fmt: skip
-APPLY = {"table": TABLE, "keys": K, "rows": ROWS, "grads": (f32, [5, DIM]), "hyper": (f32, [12])}
+APPLY = {
+    "table": TABLE,
+    "keys": K,
+    "rows": ROWS,
+    "grads": (f32, [5, DIM]),
+    "hyper": (f32, [12]),
+    "step": (i64, []),
+}
 UPSERT = {"handle": TABLE, "keys": K, "values": (f32, [5, DIM])}
 ACCUMULATE = {"handle": TABLE, "keys": K, "deltas": (f32, [5, DIM])}
-WRITE = {"table": TABLE, "keys": K, "values": (f32, [5, DIM]), "state": (f32, [5, 2])}
+WRITE = {"table": TABLE, "keys": K, "values": (f32, [5, DIM]), "state": (f32, [5, 2]),
+         "step": (i64, [])}  # fmt: skip
 EXPORT = {"table": TABLE, "cursor": (i64, []), "limit": (i64, []), "since": (i64, [])}
 LOAD = {"table": TABLE, "keys": K, "vectors": (f32, [5, DIM]), "state": (f32, [0, 0]),
         "updates": ROWS, "accesses": ROWS, "base": (i64, []), "tick": (i64, [])}  # fmt: skip
@@ -276,7 +288,8 @@ WRONG = [
         (apply, APPLY, [("table", VECTOR_HANDLE), ("keys", (i64, [4])), ("keys", (i64, [5, 1])),
                         ("rows", (u32, [4])), ("rows", (u32, [5, 1])),
                         ("grads", (f32, [5, DIM + 1])), ("grads", (f32, [4, DIM])),
-                        ("grads", (f32, [5])), ("hyper", (f32, [11])), ("hyper", (f32, []))]),
+                        ("grads", (f32, [5])), ("hyper", (f32, [11])), ("hyper", (f32, [])),
+                        ("step", (i64, [1]))]),
         (attach, {"table": TABLE}, [("table", VECTOR_HANDLE)]),
         (ops.dynemb_upsert, UPSERT, [("handle", VECTOR_HANDLE), ("values", (f32, [5, DIM + 1])),
                                      ("values", (f32, [4, DIM])), ("values", (f32, [5]))]),
@@ -287,7 +300,7 @@ WRONG = [
                                           ("keys", (i64, [5, 1]))]),
         (write, WRITE, [("table", VECTOR_HANDLE), ("keys", (i64, [4])), ("keys", (i64, [5, 1])),
                         ("values", (f32, [5, DIM + 1])), ("values", (f32, [4, DIM])),
-                        ("state", (f32, [4, 2])), ("state", (f32, [5]))]),
+                        ("state", (f32, [4, 2])), ("state", (f32, [5])), ("step", (i64, [1]))]),
         (ops.dynemb_erase, ONE_KEYS, [("handle", VECTOR_HANDLE)]),
         (ops.dynemb_contains, ONE_KEYS, [("handle", VECTOR_HANDLE)]),
         (ops.dynemb_size, ONE, [("handle", VECTOR_HANDLE)]),

@@ -131,7 +131,7 @@ class TestState:
         handle = make()
         one, vector = tf.constant([1], tf.int64), tf.constant([[1.0, 2, 3]])
         ops.dynemb_attach_state(handle, optimizer="x", widths=[2], inits=[0.0])
-        ops.dynemb_write_rows(handle, one, vector, [[4.0, 5.0]], insert=True)
+        ops.dynemb_write_rows(handle, one, vector, [[4.0, 5.0]], 1, insert=True)
         ops.dynemb_attach_state(handle, optimizer="x", widths=[2], inits=[0.0])
         np.testing.assert_array_equal(ops.dynemb_read_rows(handle, one).state, [[4, 5]])
         ops.dynemb_attach_state(handle, optimizer="y", widths=[1, 2], inits=[8.0, 9.0])
@@ -175,7 +175,7 @@ class TestEmpty:
             assert h.lookup(handle, np.zeros([2, 0], np.int64), insert).values.shape == (2, 0, DIM)
         ops.dynemb_upsert(handle, self.none, self.vectors)
         ops.dynemb_accumulate(handle, self.none, self.vectors)
-        ops.dynemb_write_rows(handle, self.none, self.vectors, np.zeros([0, 0]), insert=True)
+        ops.dynemb_write_rows(handle, self.none, self.vectors, np.zeros([0, 0]), 1, insert=True)
         assert int(ops.dynemb_erase(handle, self.none)) == 0
         assert ops.dynemb_contains(handle, self.none).shape == (0,)
         assert ops.dynemb_read_rows(handle, self.none).values.shape == (0, DIM)
@@ -244,7 +244,7 @@ class TestApply:
         hyper = h.HYPER.copy()
         hyper[3] = 0.0  # epsilon
         ops.dynemb_apply_gradients(
-            [handle], [keys], [np.zeros(0, np.uint32)], [grads], hyper,
+            [handle], [keys], [np.zeros(0, np.uint32)], [grads], hyper, 1,
             optimizer="adagrad", state="adagrad", inits=[0.0],
         )  # fmt: skip
         values, state, _ = ops.dynemb_read_rows(handle, keys)
@@ -333,7 +333,7 @@ def test_stats_names_and_counts():
         lambda t, k: ops.dynemb_upsert(t, k, np.ones([len(k), DIM], np.float32)),
         lambda t, k: ops.dynemb_accumulate(t, k, np.ones([len(k), DIM], np.float32)),
         lambda t, k: ops.dynemb_write_rows(
-            t, k, np.ones([len(k), DIM], np.float32), np.zeros([len(k), 0]), insert=True
+            t, k, np.ones([len(k), DIM], np.float32), np.zeros([len(k), 0]), 1, insert=True
         ),
     ],
     ids=["lookup", "lookup_sparse", "upsert", "accumulate", "write_rows"],
@@ -368,7 +368,12 @@ class TestWrongInput:
             (lambda t: ops.dynemb_accumulate(t, tf.constant([1], tf.int64), [[1.0]]), "deltas"),
             (lambda t: ops.dynemb_read_rows(t, tf.constant([[1]], tf.int64)), "keys"),
             (lambda t: ops.dynemb_write_rows(
-                t, tf.constant([1], tf.int64), [[1.0, 1, 1]], [[1.0]], insert=True), "state"),
+                t, tf.constant([1], tf.int64), [[1.0, 1, 1]], [[1.0]], 1, insert=True), "state"),
+            (lambda t: ops.dynemb_write_rows(
+                t, tf.constant([1], tf.int64), [[1.0, 1, 1]], np.zeros([1, 0]), [1, 2],
+                insert=True), "step"),
+            (lambda t: h.apply_sgd([t], [np.array([1])], [np.ones([1, DIM], np.float32)],
+                                   step=[1]), "step"),
             (lambda t: h.lookup_sparse([t], [np.array([1])], [np.int64(1)], [1], [4]), "dim"),
             (lambda t: h.lookup_sparse([t], [np.array([1])], [np.int64(1)], [2], [3]), "bags"),
             (lambda t: h.lookup_sparse([t], [np.array([1])], [np.int64(1)], [-1], [3]), "num_bags"),

@@ -107,7 +107,7 @@ class Walk:
         keys = self.keys(7, distinct=True)
         insert = bool(self.rng.integers(2))
         values, state = quarters(self.rng, 7, DIM), quarters(self.rng, 7, DIM)
-        ops.dynemb_write_rows(self.handle, keys, values, state, insert=insert)
+        ops.dynemb_write_rows(self.handle, keys, values, state, 1, insert=insert)
         for key, value, momentum in zip(keys, values, state, strict=True):
             if insert or key in self.model.vectors:
                 self.model.set(key, value)

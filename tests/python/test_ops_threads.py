@@ -165,7 +165,7 @@ def test_training_export_erase_and_reads_at_once():
                 rows = h.lookup(handle, keys).rows
                 grads = tf.ones([len(keys), dim])
                 ops.dynemb_apply_gradients(
-                    [handle], [keys], [rows], [grads], h.HYPER,
+                    [handle], [keys], [rows], [grads], h.HYPER, 1,
                     optimizer="adagrad", state="adagrad", inits=[0.0],
                 )  # fmt: skip
             running.clear()
@@ -282,7 +282,7 @@ for step in range(6):
         tables, keys, forms, [bags] * 3, [16] * 3, weights, combiners=combiners, dtypes=types)
     unique, sums, unique_rows = ops.dynemb_lookup_sparse_grad(
         keys, rows, forms, weights, argmax, outputs, combiners=combiners)
-    ops.dynemb_apply_gradients(tables, unique, unique_rows, sums, hyper,
+    ops.dynemb_apply_gradients(tables, unique, unique_rows, sums, hyper, step + 1,
                                optimizer="adam", state="adam", inits=[0.0, 0.0])
     for t in tf.nest.flatten([outputs, rows, argmax, unique, sums]):
         digest.update(t.numpy().tobytes())

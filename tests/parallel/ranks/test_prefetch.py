@@ -13,8 +13,6 @@ BATCH = 16
 
 
 def make_tables(prefix, **options):
-    # Stochastic rounding depends on the number of the batch, and reading ahead is one.
-    options = {"stochastic_rounding": False, **options}
     return [
         de.DynamicVariable(
             dimension=8, initializer="normal", name=f"{prefix}_a", seed=3, **options
