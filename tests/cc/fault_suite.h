@@ -1,0 +1,305 @@
+// A call whose k-th allocation fails, k = 1, 2, ... (in growing steps from 32 on) until it succeeds
+// without a failure: each time on tables made anew. What the contract of cc/table/table.h and
+// cc/lookup says of it:
+//
+//   - it fails by a Status or by std::bad_alloc, never by the end of the process;
+//   - each table's invariants hold, and its rows are those of before the call or of after it;
+//   - a call that says it was done has done it;
+//   - made again, it succeeds, with the same outputs; and training goes on.
+#ifndef DYNEMB_TESTS_CC_FAULT_SUITE_H_
+#define DYNEMB_TESTS_CC_FAULT_SUITE_H_
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/lookup/lookups.h"
+#include "cc/table/snapshot.h"
+#include "cc/table/table.h"
+#include "tests/cc/failing_allocations.h"
+
+namespace dynemb {
+namespace fault {
+
+// Where refusals of memory by the system are to be added: the k-th mapping, or commitment of mapped
+// memory, fails from now on; 0: none. Returns false as long as the library has no such hook.
+inline bool FailNextMapping(int64_t k) {
+  (void)k;
+  return false;
+}
+
+enum class Kind { kGrows, kFull, kTracked, kCut };
+
+struct Setup {
+  Kind kind;
+  int64_t dim;
+  DType dtype;
+  size_t threads;
+};
+
+inline void PrintTo(const Setup& s, std::ostream* out) {
+  static const char* const kKinds[] = {"Grows", "Full", "Tracked", "Cut"};
+  *out << kKinds[static_cast<int>(s.kind)] << s.dim << (s.dtype == DType::kFloat32 ? "F32" : "Bf16")
+       << "x" << s.threads;
+}
+
+// Dims below and above the size of vectors that need no memory of their own.
+inline std::vector<Setup> Setups() {
+  std::vector<Setup> setups;
+  for (Kind kind : {Kind::kGrows, Kind::kFull, Kind::kTracked, Kind::kCut}) {
+    setups.push_back({kind, 4, DType::kFloat32, 1});
+    setups.push_back({kind, 300, DType::kBfloat16, 1});
+    setups.push_back({kind, 4, DType::kBfloat16, 4});
+    setups.push_back({kind, 300, DType::kFloat32, 4});
+  }
+  return setups;
+}
+
+inline Exec& ExecOf(size_t threads) {
+  static auto* const serial = new SerialExec;
+  static auto* const four = new ThreadsExec(4);
+  return threads == 1 ? static_cast<Exec&>(*serial) : *four;
+}
+
+struct Row {
+  std::string vector, state;
+  bool operator==(const Row& o) const { return vector == o.vector && state == o.state; }
+};
+using Content = std::map<uint64_t, Row>;
+
+// All rows, by Export; and ReadRows must say the same.
+inline Content ContentOf(const Table& table, Exec& exec) {
+  const RowLayout& l = table.layout();
+  const ExportPlan plan = table.PlanExport(exec, 0, uint64_t{1} << 40, 0);
+  const size_t n = plan.rows.size(), dim = static_cast<size_t>(table.options().dim);
+  std::vector<uint64_t> keys(n);
+  std::string vectors(n * l.vector_bytes(), '\0'), state(n * l.state_bytes(), '\0');
+  table.Export(exec, plan, keys.data(), vectors.data(), reinterpret_cast<float*>(state.data()),
+               nullptr);
+  std::vector<float> read(n * dim), read_state(n * static_cast<size_t>(l.state_width));
+  const std::unique_ptr<bool[]> found(new bool[n + 1]);
+  table.ReadRows(exec, keys.data(), n, read.data(), read_state.data(), found.get());
+  Content content;
+  for (size_t i = 0; i < n; ++i) {
+    content[keys[i]] = {vectors.substr(i * l.vector_bytes(), l.vector_bytes()),
+                        state.substr(i * l.state_bytes(), l.state_bytes())};
+    EXPECT_TRUE(found[i]);
+  }
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(read_state.data()), state.size()), state);
+  EXPECT_EQ(content.size(), n) << "a key twice";
+  EXPECT_EQ(table.size(), n);
+  return content;
+}
+
+// Two tables with rows, and arrays for a batch of which some have rows; its new keys do not fit the
+// one segment that the index of a table has before.
+class World {
+ public:
+  static constexpr size_t kRows = 300, kBatch = 240, kDistinct = 200;
+
+  explicit World(const Setup& setup, const StateSpec* state = nullptr)
+      : setup(setup), exec(ExecOf(setup.threads)), dim(static_cast<size_t>(setup.dim)) {
+    for (size_t i = 0; i < kBatch; ++i) keys.push_back((i % kDistinct + kRows - 60) * kOdd);
+    rows.assign(2 * kBatch, kNoRow);
+    floats.resize(kBatch * dim);
+    for (size_t i = 0; i < floats.size(); ++i) floats[i] = static_cast<float>(i % 63) / 64;
+    vectors.assign(kBatch * dim * sizeof(float), '\0');
+    states.assign(kBatch * dim * 2, 0.5f);
+    found.reset(new bool[kBatch]());
+    times.assign(kBatch, 1);
+    StateSpec adagrad{"adagrad", {setup.dim}, {0.125f}};
+    for (int t = 0; t < 2; ++t) tables.push_back(Make(t, state != nullptr ? *state : adagrad));
+    table = tables[0].get();
+    other = tables[1].get();
+    for (const auto& each : tables) {
+      if (setup.kind == Kind::kTracked) each->Track(clock.Next());
+    }
+    if (setup.kind == Kind::kCut) {
+      at_cut = ContentOf(*table, exec);
+      EXPECT_TRUE(Snapshot::Begin(exec, {table}, {0}, true, &clock, &snapshot).ok());
+    }
+    tick = clock.Next();
+  }
+
+  std::vector<Content> Read() const { return {ContentOf(*table, exec), ContentOf(*other, exec)}; }
+  void Check() const {
+    for (const auto& each : tables) each->CheckInvariants();
+  }
+  // A step of training on new keys and old ones.
+  void GoOn() {
+    std::vector<uint64_t> next(100);
+    for (size_t i = 0; i < next.size(); ++i) next[i] = (kRows + 100 + i) * kOdd;
+    std::vector<float> read(next.size() * dim), state(next.size() * 4 * dim);
+    for (const auto& each : tables) {
+      ASSERT_TRUE(
+          each->FindOrInsert(exec, next.data(), next.size(), clock.Next(), rows.data()).ok());
+      each->ReadRows(exec, next.data(), next.size(), read.data(), state.data(), found.get());
+      for (float& x : read) x = 0.25f;
+      ASSERT_TRUE(each->WriteRows(exec, next.data(), next.size(), read.data(), state.data(), false,
+                                  clock.Next())
+                      .ok());
+      each->CheckInvariants();
+    }
+    if (snapshot != nullptr) CheckCut();
+  }
+  // Reads the next piece of the running cut; *end if there is none.
+  Status ReadPiece(bool* end) {
+    Snapshot::Piece piece;
+    DYNEMB_RETURN_IF_ERROR(snapshot->Next(64, &piece));
+    const failing::Suspended suspended;
+    *end = piece.n == 0;
+    const RowLayout& l = snapshot->layout(0);
+    const size_t n = piece.n;
+    std::vector<uint64_t> read(n);
+    std::string bytes(n * l.vector_bytes(), '\0'), state(n * l.state_bytes(), '\0');
+    if (n == 0) return Status();
+    DYNEMB_RETURN_IF_ERROR(snapshot->Read(exec, &piece, read.data(), bytes.data(),
+                                          reinterpret_cast<float*>(state.data()), nullptr,
+                                          nullptr));
+    for (size_t i = 0; i < n; ++i) {
+      EXPECT_EQ(got.count(read[i]), 0u) << "delivered twice";
+      got[read[i]] = {bytes.substr(i * l.vector_bytes(), l.vector_bytes()),
+                      state.substr(i * l.state_bytes(), l.state_bytes())};
+    }
+    return Status();
+  }
+  // The running cut is complete, or says that it is not.
+  void CheckCut() {
+    for (bool end = false; !end;) {
+      const Status status = ReadPiece(&end);
+      if (!status.ok()) {
+        ASSERT_EQ(status.code(), Code::kResourceExhausted) << status.message();
+        return;
+      }
+    }
+    EXPECT_TRUE(got == at_cut) << "the cut has " << got.size() << " rows of " << at_cut.size();
+  }
+  // What a call delivers, to be the same each time.
+  void Deliver(const void* p, size_t n) {
+    const failing::Suspended suspended;
+    output.append(static_cast<const char*>(p), n);
+  }
+
+  const Setup setup;
+  Exec& exec;
+  const size_t dim;
+  Clock clock;
+  Tick tick = 0;  // of the next call
+  std::vector<std::unique_ptr<Table>> tables;
+  Table *table, *other;
+  // Of a batch; keys repeat from kDistinct on.
+  std::vector<uint64_t> keys;
+  std::vector<RowId> rows;  // of both tables
+  std::vector<float> floats, states;
+  std::vector<char> vectors;
+  std::unique_ptr<bool[]> found;
+  std::vector<CutTime> times;
+  Content at_cut, got;
+  std::unique_ptr<Snapshot> snapshot;
+  std::string output;  // what a call delivers
+
+ private:
+  static constexpr uint64_t kOdd = 0x9E3779B97F4A7C15ull;
+
+  std::unique_ptr<Table> Make(int number, const StateSpec& state) {
+    TableOptions options;
+    options.name = number == 0 ? "one" : "other";
+    options.dim = setup.dim;
+    options.dtype = setup.dtype;
+    options.stochastic_rounding = false;
+    options.init_capacity = setup.kind == Kind::kFull ? kRows : 16;
+    options.max_capacity = setup.kind == Kind::kFull ? kRows : 0;
+    options.initializer = {{InitKind::kUniform, -1.0f, 1.0f}};
+    std::unique_ptr<Table> made;
+    EXPECT_TRUE(Table::Create(options, &made).ok());
+    EXPECT_TRUE(made->AttachState(exec, state).ok());
+    std::vector<uint64_t> first(kRows);
+    std::vector<RowId> places(kRows);
+    for (size_t i = 0; i < kRows; ++i) first[i] = (i + static_cast<size_t>(number) * 50) * kOdd;
+    // The rows that the batch does not name are the older ones.
+    EXPECT_TRUE(made->FindOrInsert(exec, first.data(), kRows, clock.Next(), places.data()).ok());
+    return made;
+  }
+};
+
+using Call = std::function<Status(World& w)>;
+
+inline void CheckFaults(const std::function<std::unique_ptr<World>()>& make, const Call& call) {
+  std::vector<Content> before, after;
+  std::string output;
+  {
+    const auto w = make();
+    before = w->Read();
+    const Status status = call(*w);
+    ASSERT_TRUE(status.ok()) << status.message();
+    after = w->Read();
+    output = w->output;
+    ASSERT_NO_FATAL_FAILURE(w->GoOn());
+  }
+  for (bool mapping : {false, true}) {
+    if (mapping && !FailNextMapping(0)) continue;
+    // Where a call allocates for each of its rows, the later ones are much alike.
+    for (int64_t k = 1;; k += 1 + k / 32) {
+      SCOPED_TRACE((mapping ? "mapping " : "allocation ") + std::to_string(k));
+      ASSERT_LT(k, 20000);
+      const auto w = make();
+      bool failed = false, threw = false;
+      Status status;
+      try {
+        if (mapping) {
+          FailNextMapping(k);
+          status = call(*w);
+        } else {
+          failing::WithFailure(k, &failed, [&] { status = call(*w); });
+        }
+      } catch (const std::bad_alloc&) {
+        threw = true;
+      }
+      if (mapping) failed = FailNextMapping(0) && (threw || !status.ok());
+      w->Check();
+      std::vector<Content> now = w->Read();
+      const bool done = !threw && status.ok();
+      bool changed = false;
+      for (size_t t = 0; t < now.size(); ++t) {
+        const bool is_after = now[t] == after[t];
+        ASSERT_TRUE(is_after || (!done && now[t] == before[t]))
+            << w->tables[t]->options().name << " has neither the rows of before nor of after";
+        changed |= is_after && !(now[t] == before[t]);
+      }
+      if (!done) {
+        ASSERT_TRUE(failed) << "an error without a failure: " << status.message();
+        w->tick = w->clock.Next();
+        w->output.clear();
+        status = call(*w);
+        ASSERT_TRUE(status.ok()) << "again: " << status.message();
+        w->Check();
+        if (!changed) {
+          now = w->Read();
+          ASSERT_TRUE(now == after) << "the second time it did something else";
+          ASSERT_EQ(w->output, output);
+        }
+      } else {
+        ASSERT_EQ(w->output, output);
+      }
+      ASSERT_NO_FATAL_FAILURE(w->GoOn());
+      if (!failed) break;
+    }
+  }
+}
+
+class FaultTest : public ::testing::TestWithParam<Setup> {
+ protected:
+  void Faults(const Call& call) const {
+    CheckFaults([&] { return std::make_unique<World>(GetParam()); }, call);
+  }
+};
+
+}  // namespace fault
+}  // namespace dynemb
+
+#endif  // DYNEMB_TESTS_CC_FAULT_SUITE_H_

@@ -1,0 +1,189 @@
+// Calls of Table and Snapshot when memory is refused: fault_suite.h.
+#include "tests/cc/fault_suite.h"
+
+namespace dynemb {
+namespace fault {
+namespace {
+
+class TableFaultTest : public FaultTest {};
+
+Status Done() { return Status(); }
+
+TEST_P(TableFaultTest, Create) {
+  TableOptions options;
+  options.name = "t";
+  options.dim = GetParam().dim;
+  options.dtype = GetParam().dtype;
+  options.init_capacity = 1000;
+  Exec& exec = ExecOf(GetParam().threads);
+  bool failed = true;
+  for (int64_t k = 1; failed; ++k) {
+    SCOPED_TRACE(k);
+    std::unique_ptr<Table> table;
+    Status status = ResourceExhausted("");
+    try {
+      failing::WithFailure(k, &failed, [&] { status = Table::Create(options, &table, &exec); });
+    } catch (const std::bad_alloc&) {
+    }
+    ASSERT_EQ(status.ok(), table != nullptr);
+    ASSERT_TRUE(status.ok() || failed) << status.message();
+    if (table != nullptr) table->CheckInvariants();
+  }
+}
+
+TEST_P(TableFaultTest, AttachState) {
+  const StateSpec adam{"adam", {GetParam().dim, GetParam().dim}, {0.0f, 0.25f}};
+  Faults([&](World& w) { return w.table->AttachState(w.exec, adam); });
+}
+
+TEST_P(TableFaultTest, Clear) {
+  Faults([](World& w) { return w.table->Clear(w.exec, w.tick); });
+}
+
+TEST_P(TableFaultTest, Find) {
+  Faults([](World& w) {
+    w.table->Find(w.exec, w.keys.data(), w.keys.size(), w.tick, w.rows.data());
+    return Done();
+  });
+}
+
+TEST_P(TableFaultTest, Contains) {
+  Faults([](World& w) {
+    w.table->Contains(w.exec, w.keys.data(), w.keys.size(), w.found.get());
+    w.Deliver(w.found.get(), w.keys.size());
+    return Done();
+  });
+}
+
+TEST_P(TableFaultTest, Lookup) {
+  Faults([](World& w) {
+    w.table->Lookup(w.exec, w.keys.data(), w.keys.size(), w.tick, nullptr, w.vectors.data(),
+                    w.rows.data());
+    w.Deliver(w.vectors.data(), w.vectors.size());
+    return Done();
+  });
+}
+
+TEST_P(TableFaultTest, ReadRows) {
+  Faults([](World& w) {
+    w.table->ReadRows(w.exec, w.keys.data(), w.keys.size(), w.floats.data(), w.states.data(),
+                      w.found.get());
+    w.Deliver(w.floats.data(), w.floats.size() * sizeof(float));
+    return Done();
+  });
+}
+
+TEST_P(TableFaultTest, FindOrInsert) {
+  Faults([](World& w) {
+    return w.table->FindOrInsert(w.exec, w.keys.data(), w.keys.size(), w.tick, w.rows.data());
+  });
+}
+
+TEST_P(TableFaultTest, InsertAndEvict) {
+  Faults([](World& w) {
+    EvictedRows evicted(w.table->layout());
+    return w.table->InsertAndEvict(w.exec, w.keys.data(), w.keys.size(), w.tick, w.rows.data(),
+                                   &evicted);
+  });
+}
+
+TEST_P(TableFaultTest, LookupOrInsert) {
+  Faults([](World& w) {
+    DYNEMB_RETURN_IF_ERROR(w.table->LookupOrInsert(w.exec, w.keys.data(), w.keys.size(), w.tick,
+                                                   w.vectors.data(), w.rows.data()));
+    w.Deliver(w.vectors.data(), w.vectors.size());
+    return Done();
+  });
+}
+
+TEST_P(TableFaultTest, Upsert) {
+  Faults([](World& w) {
+    return w.table->Upsert(w.exec, w.keys.data(), w.keys.size(), w.floats.data(), w.tick);
+  });
+}
+
+TEST_P(TableFaultTest, Accumulate) {
+  Faults([](World& w) {
+    return w.table->Accumulate(w.exec, w.keys.data(), World::kDistinct, w.floats.data(), w.tick);
+  });
+}
+
+TEST_P(TableFaultTest, WriteRows) {
+  Faults([](World& w) {
+    return w.table->WriteRows(w.exec, w.keys.data(), World::kDistinct, w.floats.data(),
+                              w.states.data(), true, w.tick);
+  });
+}
+
+TEST_P(TableFaultTest, Erase) {
+  Faults([](World& w) {
+    const size_t n = w.table->Erase(w.exec, w.keys.data(), w.keys.size(), w.tick, true);
+    w.Deliver(&n, sizeof(n));
+    return Done();
+  });
+}
+
+TEST_P(TableFaultTest, LoadRows) {
+  Faults([](World& w) {
+    Table::LoadedRows rows;
+    rows.keys = w.keys.data();
+    rows.vectors = w.floats.data();
+    rows.state = w.states.data();
+    rows.updates = rows.accesses = w.times.data();
+    rows.n = World::kDistinct;
+    return w.table->LoadRows(w.exec, rows, w.tick);
+  });
+}
+
+TEST_P(TableFaultTest, Adopt) {
+  Faults([](World& w) {
+    w.table->Adopt(w.other, w.tick);
+    return Done();
+  });
+}
+
+TEST_P(TableFaultTest, Export) {
+  Faults([](World& w) {
+    const ExportPlan plan = w.table->PlanExport(w.exec, 0, 300, 0);
+    w.table->Export(w.exec, plan, w.floats.data(), nullptr, nullptr, nullptr);
+    w.Deliver(w.floats.data(), plan.rows.size() * sizeof(uint64_t));
+    return Done();
+  });
+}
+
+TEST_P(TableFaultTest, Track) {
+  Faults([](World& w) {
+    w.table->Track(w.tick);
+    return Done();
+  });
+}
+
+TEST_P(TableFaultTest, SnapshotBegin) {
+  if (GetParam().kind == Kind::kCut) GTEST_SKIP() << "one is running";
+  Faults([](World& w) {
+    for (const auto& table : w.tables) EXPECT_EQ(table->cut(), nullptr) << "a cut was left";
+    std::unique_ptr<Snapshot> snapshot;
+    return Snapshot::Begin(w.exec, {w.table, w.other}, {0, 0}, true, &w.clock, &snapshot);
+  });
+}
+
+// Of a cut that batches have saved rows for; a failed call delivers nothing, and goes on later.
+TEST_P(TableFaultTest, SnapshotNextAndRead) {
+  if (GetParam().kind != Kind::kCut) GTEST_SKIP() << "none is running";
+  Faults([](World& w) {
+    if (w.got.empty()) {
+      const failing::Suspended suspended;
+      EXPECT_TRUE(
+          w.table->Upsert(w.exec, w.keys.data(), w.keys.size(), w.floats.data(), w.tick).ok());
+    }
+    for (bool end = false; !end;) DYNEMB_RETURN_IF_ERROR(w.ReadPiece(&end));
+    return Done();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Setups, TableFaultTest, ::testing::ValuesIn(Setups()),
+                         ::testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace fault
+}  // namespace dynemb
