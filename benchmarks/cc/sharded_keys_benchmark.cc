@@ -42,7 +42,8 @@ void DumpAll(Exec& exec, Table* table, Clock* clock) {
   Require(Snapshot::Begin(exec, {table}, {0}, false, clock, &snapshot));
   std::vector<uint64_t> keys(65536);
   for (;;) {
-    Snapshot::Piece piece = snapshot->Next(keys.size());
+    Snapshot::Piece piece;
+    Require(snapshot->Next(keys.size(), &piece));
     if (piece.n == 0) return;
     Require(snapshot->Read(exec, &piece, keys.data(), nullptr, nullptr, nullptr, nullptr));
   }

@@ -33,6 +33,11 @@ struct ApplyScratch {
   }
 };
 
+struct Round {
+  std::vector<size_t> tasks;  // of different tables
+  TaskLoop loop;
+};
+
 void FindRows(Exec& exec, Tick tick, ApplyTask* task, Distinct* made) {
   RowId* const rows = made->rows.Resize(task->n);
   task->table->Find(exec, task->keys, task->n, tick, rows);
@@ -96,30 +101,35 @@ Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerSte
     }
     sizes.push_back(distinct[t].n);
   }
-  // Two tasks may name one table, and then one row: tasks of one table run one after the other.
+  // Two tasks may name one table, and then one row: tasks of one table run one after the other, in
+  // rounds. All rounds are made before the first changes a row.
+  std::vector<Round> rounds;
   std::vector<bool> done(tasks.size());
-  uint64_t number = 0;  // of the round: each table's task of that number is in it
-  for (size_t left = tasks.size(); left > 0; ++number) {
+  for (size_t left = tasks.size(); left > 0;) {
     std::vector<Table*> in_round;
-    std::vector<size_t> round;
+    std::vector<size_t> round, round_sizes;
     for (size_t t = 0; t < tasks.size(); ++t) {
       Table* table = distinct[t].table;
       if (done[t] || std::find(in_round.begin(), in_round.end(), table) != in_round.end()) continue;
       in_round.push_back(table);
       round.push_back(t);
+      round_sizes.push_back(sizes[t]);
       done[t] = true;
       --left;
     }
-    std::vector<size_t> round_sizes;
-    for (size_t t : round) round_sizes.push_back(sizes[t]);
+    const std::vector<size_t> grains(round.size(), kRowGrain);
+    rounds.push_back({std::move(round), TaskLoop(exec, round_sizes, grains)});
+  }
+  for (size_t number = 0; number < rounds.size(); ++number) {
+    // Each table's task of that number is in the round.
     const uint64_t rounding = RoundingStep(Update::kOptimizer, step.iteration, number);
+    const std::vector<size_t>& round = rounds[number].tasks;
     Phase phase("update rows");
-    ParallelForTasks(exec, round_sizes, std::vector<size_t>(round.size(), kRowGrain),
-                     [&](size_t r, size_t begin, size_t end) {
-                       const ApplyTask& task = distinct[round[r]];
-                       task.table->ApplyRange(exec, optimizers[round[r]], task.keys, task.rows,
-                                              task.gradients, begin, end, rounding, tick);
-                     });
+    rounds[number].loop.Run(exec, [&](size_t r, size_t begin, size_t end) {
+      const ApplyTask& task = distinct[round[r]];
+      task.table->ApplyRange(exec, optimizers[round[r]], task.keys, task.rows, task.gradients,
+                             begin, end, rounding, tick);
+    });
   }
   return Status();
 }

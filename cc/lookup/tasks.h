@@ -1,5 +1,5 @@
-// ParallelForTasks: one parallel loop over several tasks of different sizes, so that a hundred
-// small tables and one large one are spread over the threads alike.
+// TaskLoop, ParallelForTasks: one parallel loop over several tasks of different sizes, so that a
+// hundred small tables and one large one are spread over the threads alike.
 //
 // The work is laid out as one list, task after task, and each thread starts at a part of its own;
 // who is done takes pieces of others' parts. So two threads seldom work on one table at the same
@@ -16,45 +16,60 @@
 
 namespace dynemb {
 
-// Calls fn(task, begin, end) on disjoint ranges that cover [0, sizes[task]) of every task. A range
-// has `grains[task]` items (the last fewer).
-template <class Fn>
-void ParallelForTasks(Exec& exec, const std::vector<size_t>& sizes,
-                      const std::vector<size_t>& grains, const Fn& fn) {
+// Such a loop, made before it runs: running it allocates nothing. To be run once.
+class TaskLoop {
+ public:
+  // Ranges have `grains[task]` items (the last fewer) of the sizes[task] of their task.
+  TaskLoop(const Exec& exec, const std::vector<size_t>& sizes, const std::vector<size_t>& grains) {
+    size_t count = 0;
+    for (size_t t = 0; t < sizes.size(); ++t) count += (sizes[t] + grains[t] - 1) / grains[t];
+    pieces_.reserve(count);
+    for (size_t t = 0; t < sizes.size(); ++t) {
+      for (size_t begin = 0; begin < sizes[t]; begin += grains[t]) {
+        pieces_.push_back({t, begin, std::min(begin + grains[t], sizes[t])});
+      }
+    }
+    parts_ = std::vector<Part>(std::min(exec.parallelism(), count));
+    for (size_t part = 0; part < parts_.size(); ++part) {
+      parts_[part].next.store(count * part / parts_.size(), std::memory_order_relaxed);
+      parts_[part].end = count * (part + 1) / parts_.size();
+    }
+  }
+
+  // Calls fn(task, begin, end) on disjoint ranges that cover [0, sizes[task]) of every task.
+  template <class Fn>
+  void Run(Exec& exec, const Fn& fn) {
+    exec.ParallelFor(parts_.size(), 1, [&](size_t first, size_t last) {
+      for (size_t own = first; own < last; ++own) {
+        for (size_t offset = 0; offset < parts_.size(); ++offset) {
+          Part& part = parts_[(own + offset) % parts_.size()];
+          // Relaxed: it only hands out each piece once.
+          size_t p;
+          while ((p = part.next.fetch_add(1, std::memory_order_relaxed)) < part.end) {
+            fn(pieces_[p].task, pieces_[p].begin, pieces_[p].end);
+          }
+        }
+      }
+    });
+  }
+
+ private:
   struct Piece {
     size_t task, begin, end;
   };
-  size_t count = 0;
-  for (size_t t = 0; t < sizes.size(); ++t) count += (sizes[t] + grains[t] - 1) / grains[t];
-  std::vector<Piece> pieces;
-  pieces.reserve(count);
-  for (size_t t = 0; t < sizes.size(); ++t) {
-    for (size_t begin = 0; begin < sizes[t]; begin += grains[t]) {
-      pieces.push_back({t, begin, std::min(begin + grains[t], sizes[t])});
-    }
-  }
   struct alignas(64) Part {
     std::atomic<size_t> next;
     size_t end;
   };
-  const size_t threads = std::min(exec.parallelism(), pieces.size());
-  std::vector<Part> parts(threads);
-  for (size_t part = 0; part < threads; ++part) {
-    parts[part].next.store(pieces.size() * part / threads, std::memory_order_relaxed);
-    parts[part].end = pieces.size() * (part + 1) / threads;
-  }
-  exec.ParallelFor(threads, 1, [&](size_t first, size_t last) {
-    for (size_t own = first; own < last; ++own) {
-      for (size_t offset = 0; offset < threads; ++offset) {
-        Part& part = parts[(own + offset) % threads];
-        // Relaxed: it only hands out each piece once.
-        size_t p;
-        while ((p = part.next.fetch_add(1, std::memory_order_relaxed)) < part.end) {
-          fn(pieces[p].task, pieces[p].begin, pieces[p].end);
-        }
-      }
-    }
-  });
+  std::vector<Piece> pieces_;
+  std::vector<Part> parts_;
+};
+
+// Makes one and runs it.
+template <class Fn>
+void ParallelForTasks(Exec& exec, const std::vector<size_t>& sizes,
+                      const std::vector<size_t>& grains, const Fn& fn) {
+  TaskLoop(exec, sizes, grains).Run(exec, fn);
 }
 
 // Calls fn(exec, task) once for every task. A task that is a small part of the whole is done by one

@@ -140,6 +140,7 @@ TEST_P(LookupFaultTest, Apply) {
     ASSERT_TRUE(ParseOptimizer(o.name, o.flags, &kind, &flags).ok());
     StateSpec spec{o.name, StateWidths(kind, flags, GetParam().dim), {}};
     spec.inits.assign(spec.widths.size(), 0.125f);
+    const OptimizerStep step{kind, flags, Hyper(), 1, spec.optimizer, spec.inits};
     for (bool known : {false, true}) {
       SCOPED_TRACE(std::string(o.name) + (known ? ", rows known" : ", rows looked up"));
       ASSERT_NO_FATAL_FAILURE(CheckFaults(
@@ -154,7 +155,7 @@ TEST_P(LookupFaultTest, Apply) {
             std::vector<ApplyTask> tasks = {
                 {w.table, w.keys.data(), nullptr, w.floats.data(), World::kBatch},
                 {w.other, w.keys.data(), rows, w.floats.data(), World::kDistinct}};
-            return HostLookups().Apply(w.exec, tasks, kind, flags, Hyper(), w.tick);
+            return HostLookups().Apply(w.exec, tasks, step, w.tick);
           }));
     }
   }

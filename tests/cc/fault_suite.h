@@ -11,6 +11,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "cc/lookup/lookups.h"
+#include "cc/table/memory_limit.h"
 #include "cc/table/snapshot.h"
 #include "cc/table/table.h"
 #include "tests/cc/failing_allocations.h"
@@ -26,11 +28,13 @@
 namespace dynemb {
 namespace fault {
 
-// Where refusals of memory by the system are to be added: the k-th mapping, or commitment of mapped
-// memory, fails from now on; 0: none. Returns false as long as the library has no such hook.
+// Charges for memory (memory_limit.h) that are still granted; negative: all.
+inline std::atomic<int64_t> charges_left{-1};
+// From the k-th on, charges for the memory of tables are refused; 0: none is. Returns true.
 inline bool FailNextMapping(int64_t k) {
-  (void)k;
-  return false;
+  charges_left = k - 1;
+  SetMemoryFault(k == 0 ? nullptr : +[](size_t) { return charges_left.fetch_sub(1) > 0; });
+  return true;
 }
 
 enum class Kind { kGrows, kFull, kTracked, kCut };
@@ -141,7 +145,7 @@ class World {
       each->ReadRows(exec, next.data(), next.size(), read.data(), state.data(), found.get());
       for (float& x : read) x = 0.25f;
       ASSERT_TRUE(each->WriteRows(exec, next.data(), next.size(), read.data(), state.data(), false,
-                                  clock.Next())
+                                  1, clock.Next())
                       .ok());
       each->CheckInvariants();
     }

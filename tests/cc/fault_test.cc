@@ -111,7 +111,7 @@ TEST_P(TableFaultTest, Accumulate) {
 TEST_P(TableFaultTest, WriteRows) {
   Faults([](World& w) {
     return w.table->WriteRows(w.exec, w.keys.data(), World::kDistinct, w.floats.data(),
-                              w.states.data(), true, w.tick);
+                              w.states.data(), true, 1, w.tick);
   });
 }
 
@@ -172,9 +172,8 @@ TEST_P(TableFaultTest, SnapshotNextAndRead) {
   if (GetParam().kind != Kind::kCut) GTEST_SKIP() << "none is running";
   Faults([](World& w) {
     if (w.got.empty()) {
-      const failing::Suspended suspended;
-      EXPECT_TRUE(
-          w.table->Upsert(w.exec, w.keys.data(), w.keys.size(), w.floats.data(), w.tick).ok());
+      DYNEMB_RETURN_IF_ERROR(
+          w.table->Upsert(w.exec, w.keys.data(), w.keys.size(), w.floats.data(), w.tick));
     }
     for (bool end = false; !end;) DYNEMB_RETURN_IF_ERROR(w.ReadPiece(&end));
     return Done();

@@ -28,7 +28,8 @@ void ExpectDumped(Table* table, Clock* clock, std::vector<uint64_t> keys) {
   ASSERT_TRUE(Snapshot::Begin(exec, {table}, {0}, false, clock, &snapshot).ok());
   std::vector<uint64_t> dumped;
   for (;;) {
-    Snapshot::Piece piece = snapshot->Next(10000);
+    Snapshot::Piece piece;
+    ASSERT_TRUE(snapshot->Next(10000, &piece).ok());
     if (piece.n == 0) break;
     std::vector<uint64_t> read(piece.n);
     ASSERT_TRUE(snapshot->Read(exec, &piece, read.data(), nullptr, nullptr, nullptr, nullptr).ok());
