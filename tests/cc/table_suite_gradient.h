@@ -265,7 +265,7 @@ TABLE_TEST(TableGradient, RoundingIsWithinOneUlp) {
 
 REGISTER_TYPED_TEST_SUITE_P(TableGradient, UpdatesVectorAndState, RangeIsRespected,
                             StaleRowsAreDroppedAndCounted, GarbageRowIdsAreHarmless,
-                            NonfiniteIsAppliedAndCounted, SmallUpdatesAddUp,
+                            NonfiniteIsAppliedAndCounted, SmallUpdatesAddUp, RoundingGoesByTheStep,
                             RoundingIsWithinOneUlp);
 
 }  // namespace testing_table

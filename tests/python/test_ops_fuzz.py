@@ -17,7 +17,7 @@ CALLS, GRAPH_CALLS = 220, 12
 def fuzzed():
     paths = [str(HERE.parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     result = subprocess.run(
-        [sys.executable, str(HERE / "fuzz_ops.py"), "1", str(CALLS), str(GRAPH_CALLS)],
+        [sys.executable, str(HERE / "fuzz_ops.py"), "3", str(CALLS), str(GRAPH_CALLS)],
         capture_output=True,
         text=True,
         timeout=900,
