@@ -172,8 +172,11 @@ TEST_P(TableFaultTest, SnapshotNextAndRead) {
   if (GetParam().kind != Kind::kCut) GTEST_SKIP() << "none is running";
   Faults([](World& w) {
     if (w.got.empty()) {
-      DYNEMB_RETURN_IF_ERROR(
-          w.table->Upsert(w.exec, w.keys.data(), w.keys.size(), w.floats.data(), w.tick));
+      const failing::Suspended suspended;
+      const int64_t charges = charges_left.exchange(1000);
+      EXPECT_TRUE(
+          w.table->Upsert(w.exec, w.keys.data(), w.keys.size(), w.floats.data(), w.tick).ok());
+      charges_left = charges;
     }
     for (bool end = false; !end;) DYNEMB_RETURN_IF_ERROR(w.ReadPiece(&end));
     return Done();
