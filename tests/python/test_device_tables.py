@@ -261,7 +261,9 @@ def test_kernels_for_gpus_name_what_is_in_the_hosts_memory():
     assert found["DynembTable"] == {"handle"}
     assert found["DynembLookupSparse"] == {"handles", "bags", "num_bags"}
     assert found["DynembLookupSparseGrad"] == {"bags"}
-    assert found["DynembApplyGradients"] == {"handles", "hyper"}
+    assert found["DynembApplyGradients"] == {"handles", "hyper", "step"}
+    assert found["DynembWriteRows"] == {"handle", "step"}
+    assert found["DynembAttachState"] == {"handle", "begins_anew"}
     assert found["DynembRoute"] == {"splits", "counts"}
     assert found["DynembReceiveKeys"] == {"splits", "counts"}
     assert found["DynembPackRows"] == {"splits", "counts"}
