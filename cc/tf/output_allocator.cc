@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "cc/table/arena.h"
+#include "cc/table/memory_limit.h"
 
 namespace dynemb {
 namespace {

@@ -1,0 +1,29 @@
+"""Thousands of tables in one process, whose addresses are limited."""
+
+import json
+import pathlib
+import resource
+import subprocess
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).parent
+LIMIT = 64 << 30
+
+
+@pytest.mark.slow
+def test_two_thousand_tables_within_64_gib_of_addresses(tmp_path):
+    """`ulimit -v`: tables without max_capacity take addresses as they need them."""
+    result = subprocess.run(
+        [sys.executable, str(HERE / "many_tables.py"), str(tmp_path), "2000"],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT)),
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    used = json.loads(result.stdout.splitlines()[-1])
+    assert used["tables"] == 2000
+    assert used["size"] < LIMIT
+    assert used["rss"] < 4 << 30
