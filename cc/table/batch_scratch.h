@@ -47,15 +47,11 @@ class RowFilter {
 struct BatchScratch {
   Buffer<RowId> rows;
   Buffer<uint32_t> positions;
-  Buffer<char> vectors;   // as they were
-  Buffer<Stamp> updates;  // of those, or 0 for a row that was not overwritten
   RowFilter again;
   InsertPlan plan;
   void Shrink() {
     rows.Shrink();
     positions.Shrink();
-    vectors.Shrink();
-    updates.Shrink();
     again.Shrink();
     plan.Shrink();
   }

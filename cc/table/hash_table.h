@@ -13,6 +13,7 @@
 
 #include <memory>
 
+#include "cc/table/batch_scratch.h"
 #include "cc/table/bucket_ops.h"
 #include "cc/table/find_pass.h"
 #include "cc/table/host_table.h"
@@ -91,6 +92,13 @@ class HashTable final : public HostTable {
   // Pass 1 that only notes rows.
   uint64_t FindRows(Exec& exec, const K* keys, size_t n, Stamp now, Counts counts,
                     RowId* rows) const;
+
+  // The positions i < n with rows[i] != kNoRow, of which there are n - missing; null: all.
+  const uint32_t* ListHeld(const RowId* rows, size_t n, uint64_t missing, BatchScratch* scratch);
+  // fn(i, row) for such positions, whose rows are `row_bytes` of interest.
+  template <class Fn>
+  void ForHeld(Exec& exec, const RowId* rows, const uint32_t* held, size_t num_held,
+               size_t row_bytes, const Fn& fn);
 
   // Pass 2: rows for keys[i], their ids to rows[i], for every i < n with rows[i] == kNoRow.
   // fill(lanes, i, key, row_pointer) sets the vector of a new row, which has its key and initial

@@ -283,6 +283,34 @@ Status HashTable<K, Lanes>::LookupOrInsert(Exec& exec, const void* keys, size_t 
 }
 
 template <class K, class Lanes>
+const uint32_t* HashTable<K, Lanes>::ListHeld(const RowId* rows, size_t n, uint64_t missing,
+                                              BatchScratch* scratch) {
+  if (missing == 0) return nullptr;
+  uint32_t* const held = scratch->positions.Resize(n - missing);
+  for (size_t i = 0, h = 0; h < n - missing; ++i) {
+    if (rows[i] != kNoRow) held[h++] = static_cast<uint32_t>(i);
+  }
+  return held;
+}
+
+template <class K, class Lanes>
+template <class Fn>
+void HashTable<K, Lanes>::ForHeld(Exec& exec, const RowId* rows, const uint32_t* held,
+                                  size_t num_held, size_t row_bytes, const Fn& fn) {
+  Phase phase("write rows");
+  row_bytes = std::min(row_bytes, kPrefetchMost);
+  exec.ParallelFor(num_held, kKeyGrain, [&](size_t begin, size_t end) {
+    constexpr size_t kAhead = 12;
+    const auto position = [held](size_t h) { return held != nullptr ? held[h] : h; };
+    for (size_t h = begin; h < end; ++h) {
+      if (h + kAhead < end) PrefetchBytes(rows_.At(rows[position(h + kAhead)]), row_bytes);
+      const size_t i = position(h);
+      fn(i, rows_.At(rows[i]));
+    }
+  });
+}
+
+template <class K, class Lanes>
 Status HashTable<K, Lanes>::Upsert(Exec& exec, const void* keys, size_t n, const void* vectors,
                                    Tick tick) {
   const K* k = static_cast<const K*>(keys);
@@ -291,69 +319,31 @@ Status HashTable<K, Lanes>::Upsert(Exec& exec, const void* keys, size_t n, const
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   const Stamp now = BeginBatch(exec, tick, n);
 
-  // The first to mark a row as updated by this batch writes it, so no two threads write one row. If
-  // a second comes, the key repeats, and its row is written again below, in order. What was in the
-  // row is kept until the keys without rows have got theirs, which may fail.
-  struct Visitor {
-    const RowLayout& layout;
-    const char* vectors;
-    BatchScratch& scratch;
-    Stamp now;
-    bool leader;
-    HashTable* table;
-    uint64_t hits = 0, misses = 0;
-    void Hit(size_t i, RowId row, char* at) {
-      if (!leader) return;
-      scratch.rows[i] = row;
-      const Stamp updated = __atomic_exchange_n(layout.update(at), now, __ATOMIC_RELAXED);
-      scratch.updates[i] = updated == now ? 0 : updated;
-      if (updated == now) {
-        scratch.again.Add(row);
-        return;
-      }
-      table->BeforeWrite(row, updated);
-      const size_t bytes = layout.vector_bytes();
-      CopyVector(scratch.vectors.get() + i * bytes, layout.vector(at), bytes);
-      CopyVector(layout.vector(at), vectors + i * bytes, bytes);
-    }
-    void Miss(size_t i, K) {
-      ++misses;
-      if (!leader) return;
-      scratch.rows[i] = kNoRow;
-      scratch.updates[i] = 0;
-    }
-  };
   const ScratchLease scratch;
   RowId* const rows = scratch->rows.Resize(n);
-  scratch->updates.Resize(n);
-  scratch->vectors.Resize(n * bytes);
   RowFilter& again = scratch->again;
   again.Reset(n);
-  const auto make = [&](Lanes& lanes) {
-    return Visitor{layout(), from, *scratch.get(), now, lanes.rank() == 0, this};
-  };
-  if (FindBatch(exec, k, n, now, layout().vector_offset + bytes, Counts::kNothing, make) != 0) {
+  // First all that may fail: keys without rows get theirs. Then rows that were there are written.
+  const uint64_t missing = FindRows(exec, k, n, now, Counts::kNothing, rows);
+  const uint32_t* const held = ListHeld(rows, n, missing, scratch.get());
+  if (missing != 0) {
     const auto fill = [&](Lanes& lanes, size_t i, K, char* row) {
       if (lanes.rank() == 0) CopyVector(layout().vector(row), from + i * bytes, bytes);
     };
-    struct Undo {
-      HashTable* table;
-      const BatchScratch& scratch;
-      size_t n;
-      ~Undo() {
-        const RowLayout& l = table->layout();
-        for (size_t i = 0; i < n; ++i) {
-          if (scratch.updates[i] == 0) continue;
-          char* const row = table->rows_.At(scratch.rows[i]);
-          *l.update(row) = scratch.updates[i];
-          CopyVector(l.vector(row), scratch.vectors.get() + i * l.vector_bytes(), l.vector_bytes());
-        }
-      }
-    } undo{this, *scratch.get(), n};
     DYNEMB_RETURN_IF_ERROR(Insert(exec, k, n, now, rows, fill, &scratch->plan));
-    undo.n = 0;
     for (const InsertPlan::Repeat& r : scratch->plan.repeats()) again.Add(rows[r.position]);
   }
+  // The first to mark a row as updated by this batch writes it, so no two threads write one row. If
+  // a second comes, the key repeats, and its row is written again below, in order.
+  ForHeld(exec, rows, held, n - missing, layout().vector_offset + bytes, [&](size_t i, char* row) {
+    const Stamp updated = __atomic_exchange_n(layout().update(row), now, __ATOMIC_RELAXED);
+    if (updated == now) {
+      again.Add(rows[i]);
+      return;
+    }
+    BeforeWrite(rows[i], updated);
+    CopyVector(layout().vector(row), from + i * bytes, bytes);
+  });
   if (!again.empty()) {
     Phase phase("write repeated keys");
     ForWorkers(exec, n, [&](size_t worker, size_t workers) {

@@ -358,22 +358,16 @@ Status HashTable<K, Lanes>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick 
   // Rows that are there are stamped, so that they cannot be evicted for the others; and written
   // last, when nothing can fail any more.
   const uint64_t missing = FindRows(exec, k, n, now, Counts::kNothing, rows);
-  uint32_t* const there = scratch->positions.Resize(n - missing);
-  for (size_t i = 0, h = 0; h < n - missing; ++i) {
-    if (rows[i] != kNoRow) there[h++] = static_cast<uint32_t>(i);
-  }
+  const uint32_t* const held = ListHeld(rows, n, missing, scratch.get());
   if (missing != 0) {
     const auto fill = [&](Lanes& lanes, size_t i, K, char* row) {
       if (lanes.rank() == 0) write(i, row);
     };
     DYNEMB_RETURN_IF_ERROR(Insert(exec, k, n, now, rows, fill, &scratch->plan));
   }
-  exec.ParallelFor(n - missing, kKeyGrain, [&](size_t begin, size_t end) {
-    for (size_t h = begin; h < end; ++h) {
-      char* const row = rows_.At(rows[there[h]]);
-      BeforeWrite(rows[there[h]], *layout().update(row));
-      write(there[h], row);
-    }
+  ForHeld(exec, rows, held, n - missing, layout().stride, [&](size_t i, char* row) {
+    BeforeWrite(rows[i], *layout().update(row));
+    write(i, row);
   });
   ForSlots(exec, rows, n, [&](size_t i, Stamp* access) {
     *access = stamps_.Of(loaded.base + loaded.accesses[i]);

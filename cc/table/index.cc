@@ -144,18 +144,25 @@ Status Index::Grow(Exec& exec, const uint64_t* hashes, size_t n, const RowHashes
                    uint32_t* segment_of) {
   Phase phase("grow the index");
   DYNEMB_RETURN_IF_ERROR(SplitUntil(exec, hashes, n, row_hashes, limit_, nullptr, segment_of));
-  for (size_t i = 0; i < n; ++i) ++segment_[segment_of[i]].count;
+  for (size_t i = 0; i < n; ++i) {
+    Segment& segment = segment_[segment_of[i]];
+    segment.pending = 0;
+    ++segment.count;
+  }
   return Status();
 }
 
 Status Index::MakeSlots(Exec& exec, const uint64_t* hashes, size_t n, const RowHashes& row_hashes,
                         const Leaving& leaving, uint32_t* segment_of) {
-  return SplitUntil(exec, hashes, n, row_hashes, kSlotsPerSegment, &leaving, segment_of);
+  DYNEMB_RETURN_IF_ERROR(
+      SplitUntil(exec, hashes, n, row_hashes, kSlotsPerSegment, &leaving, segment_of));
+  for (size_t i = 0; i < n; ++i) segment_[segment_of[i]].pending = 0;
+  return Status();
 }
 
 Status Index::SplitUntil(Exec& exec, const uint64_t* hashes, size_t n, const RowHashes& row_hashes,
                          uint32_t limit, const Leaving* leaving, uint32_t* segment_of) {
-  // Nothing stays pending, however this ends.
+  // Nothing stays pending if this fails.
   struct Pending {
     std::vector<Segment>& segment;
     const uint32_t* of;
@@ -170,9 +177,10 @@ Status Index::SplitUntil(Exec& exec, const uint64_t* hashes, size_t n, const Row
     Segment& segment = segment_[s];
     if (segment.pending == UINT16_MAX) return;  // far overfull already
     ++segment.pending;
-    // Once for each segment, also if it holds more than the limit already.
     const uint32_t keys = segment.count + uint32_t{segment.pending};
-    if (keys == limit + 1 || (keys > limit && segment.pending == 1)) overfull.push_back(s);
+    if (keys <= limit) return;
+    // Once for each segment, also if it holds more than the limit already.
+    if (keys == limit + 1 || segment.pending == 1) overfull.push_back(s);
   };
   const auto fits = [&](uint32_t s) {
     const Segment& segment = segment_[s];
@@ -185,7 +193,10 @@ Status Index::SplitUntil(Exec& exec, const uint64_t* hashes, size_t n, const Row
   std::vector<size_t> displaced;  // the keys whose segments were split in the last round
   for (bool first_round = true;; first_round = false) {
     overfull.erase(std::remove_if(overfull.begin(), overfull.end(), fits), overfull.end());
-    if (overfull.empty()) return Status();
+    if (overfull.empty()) {
+      pending.n = 0;
+      return Status();
+    }
     std::vector<bool> split(segments());
     for (uint32_t s : overfull) split[s] = true;
     DYNEMB_RETURN_IF_ERROR(SplitAll(exec, overfull, row_hashes));

@@ -116,7 +116,7 @@ class Index {
   static constexpr uint32_t kMostLevels = 16;
 
   // Splits segments until each has at most `limit` keys: those that it holds and those of the n,
-  // less those that leave it (null: none).
+  // less those that leave it (null: none). The n stay pending in their segments: the caller resets.
   Status SplitUntil(Exec& exec, const uint64_t* hashes, size_t n, const RowHashes& row_hashes,
                     uint32_t limit, const Leaving* leaving, uint32_t* segment_of);
   void PresizeRange(uint32_t prefix, uint8_t depth, std::vector<Segment>* out) const;

@@ -69,20 +69,25 @@ bool InsertPlan::TryFindRepeats(Worker* worker, size_t slots, uint64_t mix, bool
   constexpr uint64_t kOdd = 0x8CB92BA72F3D8DD7ull;
   constexpr uint64_t kLastMix = 8;
   // At most half of the slots are taken: random hashes need less than one step more for each key.
-  const size_t most_steps = mix == kLastMix ? SIZE_MAX : 8 * worker->num_owned + 64;
+  size_t steps_left = mix == kLastMix ? SIZE_MAX : 8 * worker->num_owned + 64;
   uint32_t* const seen = worker->seen.get();
   std::memset(seen, 0xFF, slots * sizeof(*seen));
-  size_t steps = 0;
-  *repeated = false;
+  bool any = false;
   for (size_t o = 0; o < worker->num_owned; ++o) {
     const uint32_t j = worker->owned[o];
-    size_t at = (mix == 0 ? hashes[j] : MixKey(hashes[j] + mix * kOdd)) & (slots - 1);
-    for (; seen[at] != kFree && hashes[seen[at]] != hashes[j]; ++steps) at = (at + 1) & (slots - 1);
-    if (steps > most_steps) return false;
-    *repeated |= seen[at] != kFree;
+    const uint64_t hash = hashes[j];
+    size_t at = hash;
+    if (mix != 0) at = MixKey(hash + mix * kOdd);
+    at &= slots - 1;
+    while (seen[at] != kFree && hashes[seen[at]] != hash) {
+      at = (at + 1) & (slots - 1);
+      if (--steps_left == 0) return false;
+    }
+    any |= seen[at] != kFree;
     if (seen[at] == kFree) seen[at] = j;
     first_[j] = seen[at];
   }
+  *repeated = any;
   return true;
 }
 
