@@ -39,9 +39,12 @@ def main(folder: str, count: int) -> None:
             )
             loss = tf.add_n([tf.reduce_sum(x) for x in pooled])
         optimizer.apply_gradients(zip(tape.gradient(loss, chosen), chosen, strict=True))
-    trained = [np.asarray(tf.nn.embedding_lookup(table, i)) for table, i in zip(tables, ids)]
+    trained = [
+        np.asarray(tf.nn.embedding_lookup(table, i)) for table, i in zip(tables, ids, strict=True)
+    ]
     for vectors in trained:
-        assert vectors.shape == (IDS, DIM) and (vectors != 1.0).all()
+        assert vectors.shape == (IDS, DIM)
+        assert (vectors != 1.0).all()
 
     de.dump(f"{folder}/dump", tables, optimizer=optimizer)
     for table in tables:
