@@ -66,7 +66,7 @@ class Rank:
             mine,
             values[:, : table.dimension].astype(np.float32),
             values[:, table.dimension :].astype(np.float32),
-            version,
+            int(version),
             insert=True,
         )
 
