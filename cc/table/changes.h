@@ -91,9 +91,10 @@ class SavedRows {
     size_t reserved = 0;  // of the bound
     std::unique_ptr<Node> next;
   };
-  struct alignas(64) Slot {
+  struct Slot {
     std::mutex mutex;  // before mutex_
     std::unique_ptr<Node> open;
+    char apart[64];  // so that threads do not write to one cache line
   };
 
   void Save(size_t table, const RowLayout& layout, const char* row, CutTime updated,
