@@ -79,7 +79,8 @@ class Loop {
 
   // For the caller, at the end. What threads have thrown was published by done_.
   void RethrowError() {
-    if (error_ != nullptr) std::rethrow_exception(error_);
+    // Taken out of the loop, which a late helper may be the last to hold.
+    if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
   }
 
  private:
