@@ -46,12 +46,7 @@ bool HashTable<K, Lanes>::Evictable(uint64_t needed, Stamp now) const {
   // look.
   if (size() >= stamps_.batch_keys() && size() - stamps_.batch_keys() >= needed) return true;
   uint64_t older = 0;
-  const Bucket* buckets = index_.buckets();
-  for (uint64_t b = 0; b < uint64_t{index_.segments()} * kBucketsPerSegment; ++b) {
-    for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
-      older += buckets[b].row[s] != kNoRow && buckets[b].access[s] < now;
-    }
-  }
+  for (uint32_t s = 0; s < index_.segments(); ++s) older += OlderRows(s, now);
   return older >= needed;
 }
 

@@ -86,12 +86,7 @@ class Index {
   // of them that belong to it, beside the keys that it holds and that do not leave it.
   Status MakeSlots(Exec& exec, const uint64_t* hashes, size_t n, const RowHashes& row_hashes,
                    const Leaving& leaving, uint32_t* segment_of);
-  // Takes back what Grow has counted.
-  void Uncount(const uint32_t* segment_of, size_t n) {
-    for (size_t i = 0; i < n; ++i) --segment_[segment_of[i]].count;
-  }
-  // A key gave its slot up, or found another than Grow had counted. Atomic: teams may share a
-  // segment.
+  // A key gave its slot up. Atomic: teams may share a segment.
   void Uncount(uint32_t segment) {
     __atomic_fetch_sub(&segment_[segment].count, uint16_t{1}, __ATOMIC_RELAXED);
   }
