@@ -197,7 +197,7 @@ Status DeviceLookups<Device>::Pool(Exec& exec, const std::vector<PoolTask>& task
       now.emplace_back();
       DYNEMB_RETURN_IF_ERROR(table.Begin(exec, gathered.table_size(t), tick, &now.back()));
     } else {
-      now.push_back(table.stamps_.Of(tick));
+      now.push_back(table.stamps_.Encode(tick));
     }
   }
   Phase phase("find and pool");

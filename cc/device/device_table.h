@@ -213,7 +213,8 @@ class DeviceTable final : public Table {
     return {
         store_.ring,
         {store_.device_rows.data(), store_.host_rows.data(), store_.split, store_.layout.stride},
-        store_.layout};
+        store_.layout,
+        stamps_.order()};
   }
   device::Counters* counters() const { return reinterpret_cast<device::Counters*>(own_.data()); }
   device::TierState* tier_state() const {
@@ -285,12 +286,12 @@ class DeviceTable final : public Table {
   static std::vector<T> ToHost(Work& work, const T* array, size_t n);
   // The rows among [begin, end) that are live and were updated after `after`, at most `most`; next
   // is the position behind the last row that was looked at.
-  std::vector<RowId> ListRows(Work& work, uint64_t begin, uint64_t end, Stamp after, uint64_t most,
-                              uint64_t* next) const;
+  std::vector<RowId> ListRows(Work& work, uint64_t begin, uint64_t end, UpdatedAfter after,
+                              uint64_t most, uint64_t* next) const;
   // fn(rows, n) for all live rows updated after `after`, some at a time; rows are in the device's
   // memory.
   template <class Fn>
-  void ForRowsInPieces(Work& work, Stamp after, const Fn& fn) const;
+  void ForRowsInPieces(Work& work, const Fn& fn) const;
   // fn(row, bytes) for each row, with a copy of it.
   template <class Fn>
   void ForCopies(Work& work, const std::vector<RowId>& rows, const Fn& fn) const;

@@ -74,13 +74,18 @@ InitializerView DeviceTable<Device>::initial() const {
 template <class Device>
 Stamp DeviceTable<Device>::BeginBatch(Exec& exec, Tick tick, size_t n) {
   WaitForReader();
-  if (const Tick move = stamps_.MoveBefore(tick)) {
+  Stamps stamps = stamps_;
+  bool sweep = false;
+  stamps.Follow(tick, &sweep);
+  if (sweep) {
+    // All of it at once: a device has the bandwidth, and rows move between tiers.
     Work work(*this, &exec);
     work.Changes();
     if (!Refresh(work).ok()) return stamps_.batch();
-    work.ForEach(store_.ring.count, device::RebaseAccesses{store_.ring.buckets, move});
-    work.ForEach(bounds_.high_water, device::RebaseUpdates{View(), move});
-    stamps_.Move(move);
+    work.ForEach(store_.ring.count, device::ClampAccesses{store_.ring.buckets, stamps});
+    work.ForEach(bounds_.high_water, device::ClampUpdates{View(), stamps});
+    stamps.EndSweep();
+    stamps_ = stamps;
   }
   return stamps_.BeginBatch(tick, n);
 }
@@ -145,7 +150,7 @@ void DeviceTable<Device>::FindRows(Work& work, Batch& batch, bool counts) {
 template <class Device>
 void DeviceTable<Device>::Find(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) {
   Work work(*this, &exec);
-  Batch batch = BatchOf(KeysAt(keys), n, stamps_.Of(tick), rows);
+  Batch batch = BatchOf(KeysAt(keys), n, stamps_.Encode(tick), rows);
   FindRows(work, batch, true);
 }
 
@@ -160,7 +165,7 @@ void DeviceTable<Device>::Lookup(Exec& exec, const void* keys, size_t n, Tick ti
                                  const void* default_vector, void* vectors, RowId* rows) {
   Work work(*this, &exec);
   const KeyArray k = KeysAt(keys);
-  Batch batch = BatchOf(k, n, stamps_.Of(tick), rows);
+  Batch batch = BatchOf(k, n, stamps_.Encode(tick), rows);
   FindRows(work, batch, true);
   work.ForRows(
       n, vector_quads(),
@@ -183,8 +188,7 @@ template <class Device>
 void DeviceTable<Device>::Changed(Exec& exec, const RowId* rows, const RowId* rows_before, size_t n,
                                   Tick since, Tick now, bool* changed) const {
   Work work(*this, &exec);
-  work.ForEach(
-      n, device::CompareUpdates{View(), rows, rows_before, stamps_.base(), since, now, changed});
+  work.ForEach(n, device::CompareUpdates{View(), rows, rows_before, stamps_, since, now, changed});
 }
 
 template <class Device>
@@ -313,7 +317,7 @@ void DeviceTable<Device>::ApplyRange(Exec& exec, const RowOptimizer& optimizer, 
   RowId* resolved = work.template Take<RowId>(n);
   uint32_t* nonfinite = work.template Take<uint32_t>(n);
   if (resolved == nullptr || nonfinite == nullptr) return;
-  Batch batch = BatchOf(KeysAt(keys).From(begin), n, stamps_.Of(tick), resolved);
+  Batch batch = BatchOf(KeysAt(keys).From(begin), n, stamps_.Encode(tick), resolved);
   batch.step = step;
   batch.gradients = {gradients + begin * static_cast<size_t>(options_.dim)};
   Apply(work, batch, rows + begin, nonfinite, optimizer);

@@ -152,7 +152,7 @@ Status DeviceTable<Device>::CheckCapacity(Work& work, const uint32_t* from, cons
   if (older == nullptr) return work.status();
   work.Fill(older, 0, sizeof(*older));
   const size_t items = device::SumItems(store_.ring.count);
-  work.ForEach(items, device::CountOlder{store_.ring, now, items, older});
+  work.ForEach(items, device::CountOlder{store_.ring, stamps_.order(), now, items, older});
   if (ToHost(work, older, 1)[0] >= evictions) return Status();
   return Refuse(evictions, size, "every row that could be evicted is in use by this batch");
 }
@@ -225,7 +225,7 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
       DeviceTable& table = *batch.tables[t];
       const RowId* const gone_here = gone + batch.begins[t];
       table.BeforeWrite(work, gone_here, batch.size(t));
-      table.BeforeLoss(work, gone_here, batch.size(t), table.stamps_.base() + batch.now[t]);
+      table.BeforeLoss(work, gone_here, batch.size(t), table.stamps_.Decode(batch.now[t]));
     }
   }
   work.ForRows(n, batch.quads(), device::FillRows<Fill>{added, fill});

@@ -198,7 +198,7 @@ Status DeviceTable<Device>::Clear(Exec& exec, Tick tick) {
   Store empty;
   DYNEMB_RETURN_IF_ERROR(Reserve(store_.layout, &empty));
   DYNEMB_RETURN_IF_ERROR(MakeIndex(work, &empty));
-  ForRowsInPieces(work, 0, [&](const RowId* rows, size_t n) { BeforeLoss(work, rows, n, tick); });
+  ForRowsInPieces(work, [&](const RowId* rows, size_t n) { BeforeLoss(work, rows, n, tick); });
   device::Counters c = Read(work);
   DYNEMB_RETURN_IF_ERROR(work.status());
   work.Changes();
@@ -222,7 +222,8 @@ std::vector<T> DeviceTable<Device>::ToHost(Work& work, const T* array, size_t n)
 
 template <class Device>
 std::vector<RowId> DeviceTable<Device>::ListRows(Work& work, uint64_t begin, uint64_t end,
-                                                 Stamp after, uint64_t most, uint64_t* next) const {
+                                                 UpdatedAfter after, uint64_t most,
+                                                 uint64_t* next) const {
   std::vector<RowId> rows;
   for (*next = begin; *next < end && rows.size() < most;) {
     const uint64_t from = *next;
@@ -247,10 +248,11 @@ std::vector<RowId> DeviceTable<Device>::ListRows(Work& work, uint64_t begin, uin
 
 template <class Device>
 template <class Fn>
-void DeviceTable<Device>::ForRowsInPieces(Work& work, Stamp after, const Fn& fn) const {
+void DeviceTable<Device>::ForRowsInPieces(Work& work, const Fn& fn) const {
   const uint64_t end = Read(work).high_water;
   for (uint64_t next = 0; next < end;) {
-    const std::vector<RowId> rows = ListRows(work, next, end, after, device::kListMost, &next);
+    const std::vector<RowId> rows =
+        ListRows(work, next, end, stamps_.After(0), device::kListMost, &next);
     typename Device::Session::Scratch scratch(work);
     RowId* on_device = work.template Take<RowId>(rows.size());
     if (on_device == nullptr) return;
@@ -262,7 +264,7 @@ void DeviceTable<Device>::ForRowsInPieces(Work& work, Stamp after, const Fn& fn)
 template <class Device>
 void DeviceTable<Device>::SaveAll(Work& work) {
   if (cut_ == nullptr) return;
-  ForRowsInPieces(work, 0, [&](const RowId* rows, size_t n) { BeforeWrite(work, rows, n); });
+  ForRowsInPieces(work, [&](const RowId* rows, size_t n) { BeforeWrite(work, rows, n); });
 }
 
 template <class Device>
@@ -300,7 +302,7 @@ void DeviceTable<Device>::BeforeWrite(Work& work, const RowId* rows, size_t n) {
   }
   ForCopies(work, save, [&](RowId, const char* row) {
     cut_->saved->PushAtOnce(cut_->table, cut_->layout, row,
-                            cut_->Time(stamps_.base() + *store_.layout.update(row)));
+                            cut_->Time(stamps_.Decode(*store_.layout.update(row))));
   });
 }
 
@@ -372,7 +374,7 @@ void DeviceTable<Device>::Export(Exec& exec, const ExportPlan& plan, void* keys,
   ReadToHost(work, plan.rows, keys, vectors, state, updates == nullptr ? nullptr : stamps.data(),
              nullptr);
   for (size_t i = 0; i < stamps.size(); ++i)
-    updates[i] = static_cast<int64_t>(stamps_.base() + stamps[i]);
+    updates[i] = static_cast<int64_t>(stamps_.Decode(stamps[i]));
 }
 
 template <class Device>
@@ -407,8 +409,8 @@ Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, boo
   // Only rows that belong to the cut: unlike those of a host table, these bits are exact.
   uint64_t next = 0;
   while (next < cut->todo.rows()) {
-    const Stamp after = since > stamps_.base() ? stamps_.Of(since) : 0;
-    for (RowId row : ListRows(work, next, cut->todo.rows(), after, device::kListMost, &next)) {
+    for (RowId row :
+         ListRows(work, next, cut->todo.rows(), stamps_.After(since), device::kListMost, &next)) {
       cut->todo.Add(row);
       ++cut->most_rows;
     }
@@ -459,7 +461,7 @@ void DeviceTable<Device>::ReadCut(Exec& exec, const std::vector<RowId>& plan, vo
   ReadToHost(work, plan, keys, vectors, state, updates, accesses);
   for (CutTime* times : {updates, accesses}) {
     if (times == nullptr) continue;
-    for (size_t i = 0; i < plan.size(); ++i) times[i] = cut_->Time(stamps_.base() + times[i]);
+    for (size_t i = 0; i < plan.size(); ++i) times[i] = cut_->Time(stamps_.Decode(times[i]));
   }
   if (!work.status().ok()) return;
   for (RowId row : plan) cut_->todo.Take(row);

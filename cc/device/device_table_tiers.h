@@ -32,7 +32,7 @@ Status DeviceTable<Device>::Promote(Exec& exec, Tick tick) {
   work.ForEach(noted_most, device::CopyCandidates{tier_state(), noted(), order});
   work.SortPairs(order, unused, noted_most, device::kOrderBits);
   work.ForKeys(window, device::LookAtPlaces{View(), store_.split, tier_state(), counters(),
-                                            stamps_.Of(tick), victims});
+                                            stamps_.Encode(tick), victims});
   work.SortPairs(victims, unused, window, device::kOrderBits);
   work.ForEach(pairs, device::ListCandidates{order, rows});
   const uint32_t* places = nullptr;

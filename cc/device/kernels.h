@@ -76,7 +76,8 @@ struct FindKeys {
       if (AtomicLoad(candidates.count) >= candidates.most) return;  // one address for all
       const uint32_t c = AtomicAdd(candidates.count, 1u);
       if (c < candidates.most) {
-        candidates.order[c] = static_cast<uint64_t>(at.row) << 32 | (now - was);
+        candidates.order[c] =
+            static_cast<uint64_t>(at.row) << 32 | (table.order.Rank(now) - table.order.Rank(was));
       }
     }
   }
@@ -218,7 +219,8 @@ struct CompareUpdates {
   DeviceView view;
   const RowId* rows;
   const RowId* rows_before;
-  Tick base, since, now;
+  Stamps stamps;
+  Tick since, now;
   bool* changed;
 
   DYNEMB_HD void operator()(size_t i) const {
@@ -226,7 +228,7 @@ struct CompareUpdates {
       changed[i] = true;
       return;
     }
-    const Tick updated = base + *view.layout.update(view.RowAt(rows[i]));
+    const Tick updated = stamps.Decode(*view.layout.update(view.RowAt(rows[i])));
     const bool is_new = rows_before[i] == kNoRow && updated == now;
     changed[i] = updated > since && !is_new;
   }
@@ -311,16 +313,17 @@ struct FlagFirst {
 
 // --- Exporting -------------------------------------------------------------------------------
 
-// flags[i] = whether row `begin` + i is live and was updated after `after`; flags[n] = 0.
+// flags[i] = whether row `begin` + i is live and was updated after some tick; flags[n] = 0.
 struct FlagUpdated {
   DeviceView view;
   uint64_t begin;
   size_t n;
-  Stamp after;
+  UpdatedAfter after;
   uint32_t* flags;
 
   DYNEMB_HD void operator()(size_t i) const {
-    flags[i] = i<n&& * view.layout.update(view.RowAt(static_cast<RowId>(begin + i)))> after;
+    flags[i] =
+        i < n && after(*view.layout.update(view.RowAt(static_cast<RowId>(begin + i)))) ? 1 : 0;
   }
 };
 
@@ -339,20 +342,21 @@ struct Compact {
 
 // --- Times -----------------------------------------------------------------------------------
 
-struct RebaseAccesses {
+// Sweeps: Stamps::Clamp of all last accesses, and of all last updates.
+struct ClampAccesses {
   Bucket* buckets;
-  Tick move;
+  Stamps stamps;
   DYNEMB_HD void operator()(size_t b) const {
-    for (Stamp& access : buckets[b].access) access = Earlier(access, move);
+    for (Stamp& access : buckets[b].access) access = stamps.Clamp(access);
   }
 };
 
-struct RebaseUpdates {
+struct ClampUpdates {
   DeviceView view;
-  Tick move;
+  Stamps stamps;
   DYNEMB_HD void operator()(size_t r) const {
     Stamp* update = view.layout.update(view.RowAt(static_cast<RowId>(r)));
-    *update = Earlier(*update, move);
+    *update = stamps.Clamp(*update);
   }
 };
 

@@ -238,6 +238,7 @@ struct PostCounters {
 // How many slots hold a row last accessed before `now`: item t looks at buckets t, t + stride, ...
 struct CountOlder {
   FlatRing ring;
+  StampOrder order;
   Stamp now;
   size_t stride;
   uint64_t* older;
@@ -247,7 +248,7 @@ struct CountOlder {
     for (size_t b = t; b < ring.count; b += stride) {
       const Bucket& bucket = ring.buckets[b];
       for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
-        count += bucket.row[s] != kNoRow && bucket.access[s] < now;
+        count += bucket.row[s] != kNoRow && order.Rank(bucket.access[s]) < order.Rank(now);
       }
     }
     if (count != 0) AtomicAdd(older, count);
@@ -391,8 +392,8 @@ struct WriteTimes {
     const uint64_t key = view.KeyAt(rows[i]);
     const SlotRef at = view.Find(lanes, key);
     if (lanes.rank() != 0) return;
-    *view.layout.update(view.RowAt(rows[i])) = stamps.Of(base + updates[i]);
-    AtomicStore(&at.bucket->access[at.slot], stamps.Of(base + accesses[i]));
+    *view.layout.update(view.RowAt(rows[i])) = stamps.Encode(base + updates[i]);
+    AtomicStore(&at.bucket->access[at.slot], stamps.Encode(base + accesses[i]));
   }
 };
 

@@ -86,8 +86,9 @@ struct LookAtPlaces {
     if (w / kPlacesEach < state->candidates && row < counters->high_water &&
         *view.layout.update(view.RowAt(row)) != 0) {
       const SlotRef at = view.Find(lanes, view.KeyAt(row));
-      const Stamp access = AtomicLoad(&at.bucket->access[at.slot]);
-      if (access < now) sorted = static_cast<uint64_t>(row) << 32 | ~(now - access);
+      const Stamp rank = view.order.Rank(AtomicLoad(&at.bucket->access[at.slot]));
+      const Stamp rank_now = view.order.Rank(now);
+      if (rank < rank_now) sorted = static_cast<uint64_t>(row) << 32 | ~(rank_now - rank);
     }
     if (lanes.rank() == 0) order[w] = sorted;
   }

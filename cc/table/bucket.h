@@ -20,6 +20,7 @@
 
 #include "cc/table/key.h"
 #include "cc/table/portability.h"
+#include "cc/table/stamps.h"
 #include "cc/table/types.h"
 #include "cc/table/unaligned.h"
 
@@ -105,6 +106,7 @@ struct TableView {
   uint64_t salt;
   char* rows;  // row r starts at rows + r * stride, with its key
   uint64_t stride;
+  StampOrder order{};
 
   DYNEMB_HD uint64_t HashOf(K key) const { return HashKey(key, salt); }
   DYNEMB_HD uint32_t SegmentOf(uint64_t hash) const {

@@ -115,6 +115,7 @@ constexpr uint32_t kEvictRows = 28;
 template <class Lanes, class View, class Ring, class Probe>
 DYNEMB_HD SlotRef Evict(Lanes& lanes, const View& view, Ring ring, Probe probe, Stamp now) {
   constexpr uint64_t kNone = ~0ull;
+  const Stamp rank_now = view.order.Rank(now);
   for (;;) {
     uint64_t oldest = kNone;
     Bucket* bucket = nullptr;
@@ -124,9 +125,9 @@ DYNEMB_HD SlotRef Evict(Lanes& lanes, const View& view, Ring ring, Probe probe, 
       Bucket* b = OnPath(ring, probe.home, i);
       const uint32_t held = ~lanes.Empty(*b) & ((1u << kSlotsPerBucket) - 1);
       const uint64_t least = lanes.Min([&](uint32_t s) {
-        const Stamp access = lanes.Load(&b->access[s]);
-        return ((held >> s) & 1) != 0 && access < now ? (static_cast<uint64_t>(access) << 8) | s
-                                                      : kNone;
+        const Stamp rank = view.order.Rank(lanes.Load(&b->access[s]));
+        return ((held >> s) & 1) != 0 && rank < rank_now ? (static_cast<uint64_t>(rank) << 8) | s
+                                                         : kNone;
       });
       compared += internal::CountBits(held);
       if (least < oldest) {
@@ -136,7 +137,7 @@ DYNEMB_HD SlotRef Evict(Lanes& lanes, const View& view, Ring ring, Probe probe, 
     }
     if (oldest == kNone) return {};
     const auto slot = static_cast<uint32_t>(oldest & 0xFF);
-    const auto access = static_cast<Stamp>(oldest >> 8);
+    const Stamp access = view.order.Ranked(static_cast<Stamp>(oldest >> 8));
     uint32_t was = 0;
     // Winning this swap makes the slot fresh, so no other team can choose it again in this batch.
     if (lanes.rank() == 0) was = lanes.CompareExchange(&bucket->access[slot], access, now);

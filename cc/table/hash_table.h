@@ -59,7 +59,7 @@ class HashTable final : public HostTable {
   void FindRange(Lanes& lanes, const KeyAt& key_at, size_t begin, size_t end, Tick tick,
                  Visitor& visit) const {
     FindPass(lanes, View(), layout().vector_offset + layout().vector_bytes(), key_at, begin, end,
-             tick == 0 ? 0 : stamps_.Of(tick), visit);
+             tick == 0 ? 0 : stamps_.Encode(tick), visit);
   }
   // (exclusive) Pass 2 with initial vectors, of a batch that BeginBatch has announced: every
   // keys[i], i < n, with rows[i] == kNoRow gets a row, whose id goes to rows[i].
@@ -80,7 +80,9 @@ class HashTable final : public HostTable {
  private:
   HashTable() = default;
 
-  TableView<K> View() const { return index_.template View<K>(rows_.base(), layout().stride); }
+  TableView<K> View() const {
+    return index_.template View<K>(rows_.base(), layout().stride, stamps_.order());
+  }
 
   // Pass 1 over a whole batch; returns how many keys have no row. make(lanes) gives each range its
   // visitor: Hit and Miss, and the counts hits and misses. `counts` says whether these are a lookup

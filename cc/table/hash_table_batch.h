@@ -114,7 +114,7 @@ void HashTable<K, Lanes>::StoreUpdated(const float* vector, K key, uint64_t step
 
 template <class K, class Lanes>
 void HashTable<K, Lanes>::Find(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) {
-  FindRows(exec, static_cast<const K*>(keys), n, stamps_.Of(tick), Counts::kLookup, rows);
+  FindRows(exec, static_cast<const K*>(keys), n, stamps_.Encode(tick), Counts::kLookup, rows);
 }
 
 template <class K, class Lanes>
@@ -178,8 +178,8 @@ void HashTable<K, Lanes>::Lookup(Exec& exec, const void* keys, size_t n, Tick ti
       InitialVector(key, out + i * bytes);
     }
   };
-  FindBatch(exec, static_cast<const K*>(keys), n, stamps_.Of(tick), layout().vector_offset + bytes,
-            Counts::kLookup, [&](Lanes& lanes) {
+  FindBatch(exec, static_cast<const K*>(keys), n, stamps_.Encode(tick),
+            layout().vector_offset + bytes, Counts::kLookup, [&](Lanes& lanes) {
               return internal::CopyVisitor{layout(), out, rows, lanes.rank() == 0, miss};
             });
 }
@@ -240,7 +240,7 @@ template <class K, class Lanes>
 Status HashTable<K, Lanes>::InsertInitial(Exec& exec, const K* keys, size_t n, Tick tick,
                                           RowId* rows) {
   const ScratchLease scratch;
-  return InsertInitialAt(exec, keys, n, stamps_.Of(tick), rows, &scratch->plan);
+  return InsertInitialAt(exec, keys, n, stamps_.Encode(tick), rows, &scratch->plan);
 }
 
 template <class K, class Lanes>
@@ -426,7 +426,7 @@ void HashTable<K, Lanes>::ApplyRange(Exec&, const RowOptimizer& optimizer, const
   constexpr size_t kAhead = 8;
   const K* k = static_cast<const K*>(keys);
   const auto dim = static_cast<size_t>(options_.dim);
-  const Stamp now = stamps_.Of(tick);
+  const Stamp now = stamps_.Encode(tick);
   const size_t row_bytes = std::min(layout().stride, kPrefetchMost);
   VectorBuffers::Lease vector(&buffers_);
   uint64_t dropped = 0;

@@ -31,6 +31,9 @@ void HashTable<K, Lanes>::CheckInvariants() const {
         require((row == kNoRow) == (buckets[b].digest[s] == 0), "empty iff no digest", segment);
         if (row == kNoRow) continue;
         ++count;
+        const uint64_t number = uint64_t{segment} * kBucketsPerSegment + b;
+        require(number >= swept_.buckets || stamps_.Decode(buckets[b].access[s]) >= stamps_.floor(),
+                "a slot that was swept is not below the floor", row);
         require(row < rows_.high_water(), "row id was handed out", row);
         require(!seen[row], "a row belongs to one slot", row);
         seen[row] = true;
@@ -55,8 +58,10 @@ void HashTable<K, Lanes>::CheckInvariants() const {
   }
   require(held == rows_.live(), "as many slots as live rows", held);
   for (uint64_t r = 0; r < rows_.high_water(); ++r) {
-    require(seen[r] == (*layout().update(rows_.At(static_cast<RowId>(r))) != 0),
-            "a live row is in the index", r);
+    const Stamp update = *layout().update(rows_.At(static_cast<RowId>(r)));
+    require(seen[r] == (update != 0), "a live row is in the index", r);
+    require(r >= swept_.rows || update == 0 || stamps_.Decode(update) >= stamps_.floor(),
+            "a row that was swept is not below the floor", r);
   }
 }
 

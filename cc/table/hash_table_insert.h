@@ -223,10 +223,12 @@ Status HashTable<K, Lanes>::Insert(Exec& exec, const K* keys, size_t n, Stamp no
 template <class K, class Lanes>
 uint32_t HashTable<K, Lanes>::OlderRows(uint32_t segment, Stamp now) const {
   uint32_t older = 0;
+  const StampOrder order = stamps_.order();
+  const Stamp rank_now = order.Rank(now);
   const Bucket* const buckets = index_.SegmentBuckets(segment);
   for (uint32_t b = 0; b < kBucketsPerSegment; ++b) {
     for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
-      older += buckets[b].row[s] != kNoRow && buckets[b].access[s] < now;
+      older += buckets[b].row[s] != kNoRow && order.Rank(buckets[b].access[s]) < rank_now;
     }
   }
   return older;
@@ -236,13 +238,14 @@ template <class K, class Lanes>
 void HashTable<K, Lanes>::EvictAnywhere(uint32_t* segment, Stamp now) {
   OneLane lane;
   const TableView<K> view = View();
+  const Stamp rank_now = view.order.Rank(now);
   for (;; ++*segment) {
     if (*segment == index_.segments()) std::abort();  // Evictable has counted them
     Bucket* buckets = index_.SegmentBuckets(*segment);
     for (uint32_t b = 0; b < kBucketsPerSegment; ++b) {
       for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
         const RowId row = buckets[b].row[s];
-        if (row == kNoRow || buckets[b].access[s] >= now) continue;
+        if (row == kNoRow || view.order.Rank(buckets[b].access[s]) >= rank_now) continue;
         const K key = view.KeyAt(row);
         dynemb::Erase(lane, buckets, MakeProbe(view.HashOf(key)), SlotRef{&buckets[b], s, row});
         index_.Uncount(*segment);
@@ -346,7 +349,7 @@ Status HashTable<K, Lanes>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick 
                                      : initial_state_.data(),
              layout().state_bytes());
     }
-    *layout().update(row) = stamps_.Of(loaded.base + loaded.updates[i]);
+    *layout().update(row) = stamps_.Encode(loaded.base + loaded.updates[i]);
   };
   const ScratchLease scratch;
   RowId* const rows = scratch->rows.Resize(n);
@@ -365,7 +368,7 @@ Status HashTable<K, Lanes>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick 
     write(i, row);
   });
   ForSlots(exec, rows, n, [&](size_t i, Stamp* access) {
-    *access = stamps_.Of(loaded.base + loaded.accesses[i]);
+    *access = stamps_.Encode(loaded.base + loaded.accesses[i]);
   });
   return Status();
 }

@@ -81,7 +81,7 @@ void HostTable::Changed(Exec& exec, const RowId* rows, const RowId* rows_before,
         changed[i] = true;
         continue;
       }
-      const Tick updated = stamps_.base() + *layout().update(rows_.At(rows[i]));
+      const Tick updated = stamps_.Decode(*layout().update(rows_.At(rows[i])));
       const bool is_new = rows_before[i] == kNoRow && updated == now;
       changed[i] = updated > since && !is_new;
     }
@@ -145,13 +145,14 @@ void HostTable::DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
 std::vector<RowId> HostTable::PlanCut(size_t limit) {
   constexpr size_t kLooks = 4;
   Cut& cut = *changes_.cut();
+  const UpdatedAfter after = stamps_.After(cut.since);
   std::vector<RowId> plan;
   uint64_t r = cut.todo.Next(cut.cursor);
   for (size_t looks = 0; r < cut.todo.rows() && plan.size() < limit && looks / kLooks < limit;
        ++looks, r = cut.todo.Next(r + 1)) {
     const auto row = static_cast<RowId>(r);
     const Stamp updated = *layout().update(rows_.At(row));
-    if (updated != 0 && stamps_.base() + updated > cut.since) plan.push_back(row);
+    if (after(updated)) plan.push_back(row);
   }
   if (plan.empty()) cut.cursor = r;
   return plan;
@@ -176,14 +177,14 @@ void HostTable::ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, 
       if (state != nullptr && l.state_bytes() != 0) {
         memcpy(state + i * static_cast<size_t>(l.state_width), l.state(row), l.state_bytes());
       }
-      if (updates != nullptr) updates[i] = cut.Time(stamps_.base() + *l.update(row));
+      if (updates != nullptr) updates[i] = cut.Time(stamps_.Decode(*l.update(row)));
       cut.todo.Take(plan[i]);
     }
   });
   if (accesses != nullptr) {
     // A CutTime is as wide as a Stamp: converted in place.
     LastAccesses(exec, plan.data(), plan.size(), accesses);
-    for (size_t i = 0; i < plan.size(); ++i) accesses[i] = cut.Time(stamps_.base() + accesses[i]);
+    for (size_t i = 0; i < plan.size(); ++i) accesses[i] = cut.Time(stamps_.Decode(accesses[i]));
   }
   if (!plan.empty()) cut.cursor = plan.back() + uint64_t{1};
 }
@@ -195,6 +196,7 @@ void HostTable::Adopt(Table* adopted, Tick tick) {
   std::swap(index_, other->index_);
   std::swap(rows_, other->rows_);
   std::swap(stamps_, other->stamps_);
+  std::swap(swept_, other->swept_);
   SwapStateSpecs(other);
   std::swap(initial_state_, other->initial_state_);
   stamps_.ForgetBatch();
@@ -205,19 +207,40 @@ void HostTable::Adopt(Table* adopted, Tick tick) {
 
 Stamp HostTable::BeginBatch(Exec& exec, Tick tick, size_t n) {
   if (options_.dtype != DType::kFloat32) buffers_.Prepare(exec.parallelism(), options_.dim);
-  if (const Tick move = stamps_.MoveBefore(tick)) {
-    Bucket* buckets = index_.buckets();
-    for (uint64_t b = 0; b < uint64_t{index_.segments()} * kBucketsPerSegment; ++b) {
-      for (Stamp& access : buckets[b].access) access = Earlier(access, move);
-    }
-    for (uint64_t r = 0; r < rows_.high_water(); ++r) {
-      Stamp* update = layout().update(rows_.At(static_cast<RowId>(r)));
-      *update = Earlier(*update, move);
-    }
+  bool begins = false;
+  const double share = stamps_.Follow(tick, &begins);
+  if (begins) {
+    swept_ = Swept();
     changes_.AddAllRows(rows_.high_water());
-    stamps_.Move(move);
   }
+  if (share != 0) Sweep(exec, share);
   return stamps_.BeginBatch(tick, n);
+}
+
+void HostTable::Sweep(Exec& exec, double share) {
+  constexpr size_t kGrain = 4096;
+  // What is added while a sweep runs is added at the end, fresh, or copied from behind or ahead of
+  // the cursor to ahead of it (a split).
+  const auto due = [share](uint64_t n) {
+    return share >= 1 ? n : static_cast<uint64_t>(share * static_cast<double>(n));
+  };
+  const auto advance = [&](uint64_t* swept, uint64_t to, const auto& clamp) {
+    if (to <= *swept) return;
+    const uint64_t from = *swept;
+    exec.ParallelFor(to - from, kGrain, [&](size_t begin, size_t end) {
+      for (uint64_t i = from + begin; i < from + end; ++i) clamp(i);
+    });
+    *swept = to;
+  };
+  Bucket* const buckets = index_.buckets();
+  advance(&swept_.buckets, due(uint64_t{index_.segments()} * kBucketsPerSegment), [&](uint64_t b) {
+    for (Stamp& access : buckets[b].access) access = stamps_.Clamp(access);
+  });
+  advance(&swept_.rows, due(rows_.high_water()), [&](uint64_t r) {
+    Stamp* update = layout().update(rows_.At(static_cast<RowId>(r)));
+    *update = stamps_.Clamp(*update);
+  });
+  if (share >= 1) stamps_.EndSweep();
 }
 
 Status HostTable::InsertAndEvict(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows,
@@ -231,11 +254,11 @@ Status HostTable::InsertAndEvict(Exec& exec, const void* keys, size_t n, Tick ti
 }
 
 ExportPlan HostTable::PlanExport(Exec&, uint64_t cursor, uint64_t limit, Tick since) const {
-  const Stamp after = stamps_.After(since);
+  const UpdatedAfter after = stamps_.After(since);
   ExportPlan plan;
   uint64_t r = cursor;
   for (; r < rows_.high_water() && plan.rows.size() < limit; ++r) {
-    if (*layout().update(rows_.At(static_cast<RowId>(r))) > after) {
+    if (after(*layout().update(rows_.At(static_cast<RowId>(r))))) {
       plan.rows.push_back(static_cast<RowId>(r));
     }
   }
@@ -256,7 +279,7 @@ void HostTable::Export(Exec& exec, const ExportPlan& plan, void* keys, void* vec
       if (state != nullptr && l.state_bytes() != 0) {
         memcpy(state + i * static_cast<size_t>(l.state_width), l.state(row), l.state_bytes());
       }
-      if (updates != nullptr) updates[i] = static_cast<int64_t>(stamps_.base() + *l.update(row));
+      if (updates != nullptr) updates[i] = static_cast<int64_t>(stamps_.Decode(*l.update(row)));
     }
   });
 }

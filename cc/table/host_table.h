@@ -57,15 +57,17 @@ class HostTable : public Table {
   // caller may have overwritten it in the row already.
   void BeforeWrite(RowId row, Stamp updated) {
     if (!changes_.tracking()) return;
-    changes_.BeforeWrite(row, rows_.At(row), updated == 0 ? 0 : stamps_.base() + updated);
+    changes_.BeforeWrite(row, rows_.At(row), updated == 0 ? 0 : stamps_.Decode(updated));
   }
   // The same for all rows.
   void BeforeWriteAll();
   // To be called before the row of `key` is given to another, or freed, to make room.
   void BeforeEviction(uint64_t key, RowId row, Stamp now) {
-    if (changes_.tracking()) changes_.Deleted(stamps_.base() + now, key);
+    if (changes_.tracking()) changes_.Deleted(stamps_.Decode(now), key);
     if (evicted_ != nullptr) evicted_->Add(key, rows_.At(row));
   }
+  // Clamps this share of the rows and of the slots to the floor of the stamps.
+  void Sweep(Exec& exec, double share);
   // Gives back a row that is in no slot any more.
   void FreeRow(RowId row) {
     Stamp* updated = layout().update(rows_.At(row));
@@ -88,6 +90,10 @@ class HostTable : public Table {
   Changes changes_;
   EvictedRows* evicted_ = nullptr;  // of the running batch, if it wants them
   Stamps stamps_;
+  struct Swept {
+    uint64_t rows = 0;     // below it
+    uint64_t buckets = 0;  // below it
+  } swept_;                // of the running sweep
   VectorBuffers buffers_;  // of the running batch; for 16-bit rows
 
   struct Counters {

@@ -58,10 +58,10 @@ class Index {
   Bucket* SegmentBuckets(uint32_t segment) const {
     return buckets() + static_cast<size_t>(segment) * kBucketsPerSegment;
   }
-  // The index as the bucket algorithm sees it; rows and stride are the caller's.
+  // The index as the bucket algorithm sees it; the rest is the caller's.
   template <class K>
-  TableView<K> View(char* rows, uint64_t stride) const {
-    return {buckets(), views_[0], views_.data() + 1, salt_, rows, stride};
+  TableView<K> View(char* rows, uint64_t stride, StampOrder order = {}) const {
+    return {buckets(), views_[0], views_.data() + 1, salt_, rows, stride, order};
   }
   uint64_t HashOf(uint64_t key) const { return HashKey(key, salt_); }
   uint32_t SegmentOf(uint64_t hash) const {

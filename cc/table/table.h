@@ -161,7 +161,7 @@ class Table {
 
   // (exclusive) Announces a batch that writes and names n keys; several times with one tick add up.
   // The calls below announce themselves; code that runs passes of its own (cc/lookup) does so
-  // before the first. Moves the base of stamps when they run out.
+  // before the first. Sweeps old stamps (stamps.h).
   virtual Stamp BeginBatch(Exec& exec, Tick tick, size_t n) = 0;
 
   // (shared) rows[i] = the row of keys[i], or kNoRow. Counts as an access.

@@ -22,8 +22,7 @@ constexpr uint64_t kMostRows = kNoRow - 1;  // in a table
 
 // A batch's number, strictly increasing within a process and at least 1; see clock.h.
 using Tick = uint64_t;
-// A tick as a table stores it: relative to the table's base and saturated, order kept. 0 means
-// "never", so a row whose last update is 0 is free.
+// A tick as a table stores it (stamps.h). 0 means "never", so a row whose last update is 0 is free.
 using Stamp = uint32_t;
 
 }  // namespace dynemb

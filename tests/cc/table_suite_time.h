@@ -72,7 +72,7 @@ TABLE_TEST(TableTime, ExportInChunksIsComplete) {
   t->Export(t.exec(), t->PlanExport(t.exec(), 0, 10, 0), nullptr, nullptr, nullptr, nullptr);
 }
 
-// Ticks pass 2^32 in steps; the order of times must survive each move of the base.
+// Ticks pass 2^32 in steps; the order of times must survive each sweep.
 TABLE_TEST(TableTime, StampsRunOut) {
   constexpr Tick k32 = Tick{1} << 32;
   for (const Tick start : {k32 - 70000, Tick{0}, k32 - 3, 3 * k32 + 17}) {
@@ -151,7 +151,7 @@ TABLE_TEST(TableTime, FarJump) {
   EXPECT_EQ(t.size(), 20u);
 }
 
-// Reads do not move the base; they may come when stamps have run out already.
+// Reads sweep nothing; they may come when stamps have run out already.
 TABLE_TEST(TableTime, ReadsPastTheLastStamp) {
   TableOptions options = f.Options(1);
   options.max_capacity = 20;
@@ -170,8 +170,7 @@ TABLE_TEST(TableTime, ReadsPastTheLastStamp) {
   EXPECT_EQ(t.Export(t.tick() - 1).size(), 10u);
 }
 
-// Moving the base touches the times of every row that was ever handed out, but a freed one stays
-// free.
+// A sweep touches the times of every row that was ever handed out, but a freed one stays free.
 TABLE_TEST(TableTime, FreedRowsStayFree) {
   Subject t = f.Create(f.Options(1));
   const Keys keys = Scattered(1, 10);
@@ -184,8 +183,58 @@ TABLE_TEST(TableTime, FreedRowsStayFree) {
   EXPECT_EQ(t.CountContained(keys), 4u);
 }
 
+// Random calls with random pauses, against ticks of 64 bits: an export since a tick has every row
+// that was updated after it, and no other if the tick is among the last 2^31.
+TABLE_TEST(TableTime, ExportsAreExactWhileTheClockGoesOn) {
+  Subject t = f.Create(f.Options(1));
+  Random random(17);
+  std::unordered_map<uint64_t, Tick> updated;
+  const size_t rounds = f.Scaled(300, 60);
+  for (size_t round = 0; round < rounds; ++round) {
+    t.set_tick(t.tick() + random.Below(uint64_t{1} << random.Below(32)));
+    Keys keys;
+    for (uint64_t key = random.Below(50); key < 1000; key += 1 + random.Below(200)) {
+      keys.push_back(t.Narrow(Scattered(key, 1)[0]));
+    }
+    switch (random.Below(4)) {
+      case 0:
+        t.Erase(keys);
+        for (const uint64_t key : keys) updated.erase(key);
+        break;
+      case 1:
+        t.FindOrInsert(keys);
+        for (const uint64_t key : keys) updated.emplace(key, t.tick());
+        break;
+      case 2:
+        t.Find(keys);
+        break;
+      default:
+        t.Upsert(keys, Floats(keys.size(), 1.0f));
+        for (const uint64_t key : keys) updated[key] = t.tick();
+    }
+    t.Check();
+    for (const Tick ago :
+         {Tick{1}, random.Below(uint64_t{1} << 31), random.Below(uint64_t{1} << 36)}) {
+      if (ago > t.tick()) continue;
+      const Tick since = t.tick() - ago;
+      Keys want;
+      for (const auto& [key, tick] : updated) {
+        if (tick > since) want.push_back(key);
+      }
+      std::sort(want.begin(), want.end());
+      const Keys got = t.ExportedKeys(since);
+      if (ago < Tick{1} << 31) {
+        EXPECT_EQ(got, want) << ago << " ticks ago";
+      } else {
+        EXPECT_TRUE(std::includes(got.begin(), got.end(), want.begin(), want.end()));
+      }
+    }
+  }
+}
+
 REGISTER_TYPED_TEST_SUITE_P(TableTime, SinceIsExactlyWhatWasUpdatedAfter, ExportInChunksIsComplete,
-                            StampsRunOut, FarJump, ReadsPastTheLastStamp, FreedRowsStayFree);
+                            StampsRunOut, FarJump, ReadsPastTheLastStamp, FreedRowsStayFree,
+                            ExportsAreExactWhileTheClockGoesOn);
 
 }  // namespace testing_table
 }  // namespace dynemb
