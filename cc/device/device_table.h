@@ -63,7 +63,7 @@ class DeviceTable final : public Table {
   Status Error() const override;
   uint64_t size() const override;
   TableStats stats() const override;
-  Status AttachState(Exec& exec, const StateSpec& spec) override;
+  Status ResetState(Exec& exec, const StateSpec& spec) override;
   Status Clear(Exec& exec, Tick tick) override;
   Stamp BeginBatch(Exec& exec, Tick tick, size_t n) override;
 

@@ -158,9 +158,9 @@ TableStats DeviceTable<Device>::stats() const {
 }
 
 template <class Device>
-Status DeviceTable<Device>::AttachState(Exec& exec, const StateSpec& spec) {
-  if (spec == state_spec_) return Status();
+Status DeviceTable<Device>::ResetState(Exec& exec, const StateSpec& spec) {
   std::vector<float> initial;
+  StateSpec copy = spec;
   DYNEMB_RETURN_IF_ERROR(InitialState(spec, &initial));
   DYNEMB_RETURN_IF_ERROR(Error());
   WaitForReader();
@@ -184,7 +184,7 @@ Status DeviceTable<Device>::AttachState(Exec& exec, const StateSpec& spec) {
   work.ForRows(
       bounds_.high_water, vector_quads(),
       device::MoveRows{from.rows, from.layout, View().rows, store_.layout, initial_state_});
-  state_spec_ = spec;
+  state_spec_ = std::move(copy);
   return work.Synchronize();
 }
 

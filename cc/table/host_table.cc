@@ -43,8 +43,7 @@ TableStats HostTable::stats() const {
   return s;
 }
 
-Status HostTable::AttachState(Exec& exec, const StateSpec& spec) {
-  if (spec == state_spec_) return Status();
+Status HostTable::ResetState(Exec& exec, const StateSpec& spec) {
   std::vector<float> initial;
   DYNEMB_RETURN_IF_ERROR(InitialState(spec, &initial));
   const RowLayout changed(layout().key_size, options_.dtype, options_.dim, spec.width());

@@ -24,7 +24,7 @@ class HostTable : public Table {
   const RowLayout& layout() const final { return rows_.layout(); }
   uint64_t size() const final { return rows_.live(); }
   TableStats stats() const final;
-  Status AttachState(Exec& exec, const StateSpec& spec) final;
+  Status ResetState(Exec& exec, const StateSpec& spec) final;
   Status Clear(Exec& exec, Tick tick) final;
   Stamp BeginBatch(Exec& exec, Tick tick, size_t n) final;
   void Changed(Exec& exec, const RowId* rows, const RowId* rows_before, size_t n, Tick since,

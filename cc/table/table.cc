@@ -89,13 +89,9 @@ Status Table::TakeState(Exec& exec, const StateSpec& spec, const std::string& ow
                         bool* begins_anew) {
   const bool of_another = !owner.empty() && !state_owner_.empty() && owner != state_owner_;
   *begins_anew = of_another || !(spec == state_spec_);
-  if (of_another && spec == state_spec_) {
-    // AttachState takes equal state for the same.
-    state_owner_.clear();
-    DYNEMB_RETURN_IF_ERROR(AttachState(exec, StateSpec()));
-  }
-  DYNEMB_RETURN_IF_ERROR(AttachState(exec, spec));
-  state_owner_ = owner;
+  std::string next = owner;  // nothing is allocated after the change
+  if (*begins_anew) DYNEMB_RETURN_IF_ERROR(ResetState(exec, spec));
+  state_owner_ = std::move(next);
   return Status();
 }
 

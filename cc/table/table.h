@@ -138,14 +138,18 @@ class Table {
 
   // (exclusive) Gives every row room for the optimizer's state. Nothing happens if it has just that
   // already; any other state the rows had is dropped.
-  virtual Status AttachState(Exec& exec, const StateSpec& spec) = 0;
+  Status AttachState(Exec& exec, const StateSpec& spec) {
+    return spec == state_spec_ ? Status() : ResetState(exec, spec);
+  }
+  // (exclusive) The same, but any state is dropped: each row has the initial one.
+  virtual Status ResetState(Exec& exec, const StateSpec& spec) = 0;
 
   // Two optimizers may keep the same state, and still must not step each other's. So state has an
   // owner: a text that names one optimizer among all of the process. State that was restored has
   // none, until an optimizer takes or steps it.
   const std::string& state_owner() const { return state_owner_; }
   // (exclusive) AttachState, and the state is the owner's from now on; without an owner nobody's.
-  // State of another owner is not continued: it begins anew, as after another AttachState.
+  // State of another owner is not continued: it begins anew.
   // `*begins_anew`: whether it does.
   Status TakeState(Exec& exec, const StateSpec& spec, const std::string& owner, bool* begins_anew);
   // (shared) FailedPrecondition, naming the table, the optimizer whose state it has and the one

@@ -326,21 +326,19 @@ Work WorkOf(const std::vector<K>& keys, const Owners& owners = Owners()) {
 
 // Ids that an upstream system gave to one of 2^b shards, by the top or the low bits of a hash.
 TYPED_TEST(DedupTest, ShardsOfUpstreamHashesAreAsOtherKeys) {
-  for (const UpstreamHash& hash : UpstreamHashes()) {
+  for (const testing_keys::Sharding& sharding : testing_keys::kShardings) {
     for (int b : {1, 4, 8, 10, 12, 16}) {
       if (sizeof(TypeParam) == 4 && b > 8) continue;  // there are not as many ids
-      for (bool top : {false, true}) {
-        SCOPED_TRACE(testing::Message() << hash.name << ", " << b << (top ? " top" : " low"));
-        const std::vector<TypeParam> keys =
-            ShardOf<TypeParam>(hash, b, top, size_t{1} << std::min(15, 26 - b));
-        const Work work = WorkOf(keys);
-        EXPECT_LT(work.passed_per_key, 1);
-        EXPECT_LT(work.largest, 2048 * 5 / 4);
-        Owners owners;
-        owners.rule = Owners::Rule::kHash;
-        owners.ranks = 8;
-        EXPECT_LT(WorkOf(keys, owners).passed_per_key, 1);
-      }
+      SCOPED_TRACE(testing::Message() << sharding.name << ", " << b << " bits");
+      const auto keys =
+          testing_keys::IdsOfShard<TypeParam>(sharding, b, size_t{1} << std::min(15, 26 - b));
+      const Work work = WorkOf(keys);
+      EXPECT_LT(work.passed_per_key, 1);
+      EXPECT_LT(work.largest, 2048 * 5 / 4);
+      Owners owners;
+      owners.rule = Owners::Rule::kHash;
+      owners.ranks = 8;
+      EXPECT_LT(WorkOf(keys, owners).passed_per_key, 1);
     }
   }
 }
@@ -352,7 +350,7 @@ std::vector<uint64_t> KeysWithLikeHashes(size_t n, int low_bits, int top_bits) {
   for (size_t i = 0; i < n; ++i) {
     const uint64_t varied = (i * 0x9E3779B97F4A7C15ull) & ((~uint64_t{0}) >> (64 - free_bits));
     const uint64_t hash = (varied << low_bits) | (low_bits > 0 ? 5 : 0);
-    keys[i] = UnmixDistinct(hash) ^ DistinctHash::kSalt;
+    keys[i] = testing_keys::UnmixDistinct(hash) ^ DistinctHash::kSalt;
     EXPECT_EQ(DistinctHash()(keys[i]), hash);
   }
   return keys;

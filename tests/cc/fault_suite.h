@@ -227,6 +227,15 @@ class World {
     for (size_t i = 0; i < kRows; ++i) first[i] = (i + static_cast<size_t>(number) * 50) * kOdd;
     // The rows that the batch does not name are the older ones.
     EXPECT_TRUE(made->FindOrInsert(exec, first.data(), kRows, clock.Next(), places.data()).ok());
+    // No row has the vector and the state that it began with.
+    std::vector<float> trained(kRows * dim);
+    std::vector<float> stepped(kRows * static_cast<size_t>(made->layout().state_width));
+    for (size_t i = 0; i < trained.size(); ++i) trained[i] = static_cast<float>(i % 61) / 32;
+    for (size_t i = 0; i < stepped.size(); ++i) stepped[i] = static_cast<float>(i % 59) / 16 + 1;
+    EXPECT_TRUE(made->WriteRows(exec, first.data(), kRows, trained.data(), stepped.data(), false, 1,
+                                clock.Next())
+                    .ok());
+    made->OwnState(made->state_spec(), "first");
     return made;
   }
 };

@@ -36,6 +36,16 @@ TEST_P(TableFaultTest, AttachState) {
   Faults([&](World& w) { return w.table->AttachState(w.exec, adam); });
 }
 
+// State that is equal, but another owner's: it begins anew, or stays as it was.
+TEST_P(TableFaultTest, TakeState) {
+  Faults([](World& w) {
+    bool begins_anew = false;
+    const StateSpec spec = w.table->state_spec();
+    return w.table->TakeState(w.exec, spec, "a second optimizer, whose name is on the heap",
+                              &begins_anew);
+  });
+}
+
 TEST_P(TableFaultTest, Clear) {
   Faults([](World& w) { return w.table->Clear(w.exec, w.tick); });
 }

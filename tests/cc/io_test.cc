@@ -223,14 +223,12 @@ double Passed(const std::vector<uint64_t>& keys, uint32_t k, const uint32_t* ind
 TEST(KeyIndex, IdsMayHaveBeenShardedByAnyHash) {
   constexpr uint32_t k = 16;
   std::vector<uint32_t> slots(size_t{1} << k);
-  for (const UpstreamHash& hash : UpstreamHashes()) {
+  for (const testing_keys::Sharding& sharding : testing_keys::kShardings) {
     for (int b : {1, 4, 8, 10}) {
-      for (bool top : {false, true}) {
-        const auto keys = ShardOf<uint64_t>(hash, b, top, size_t{1} << (k - 1));
-        const uint64_t salt = BuildKeyIndex(keys.data(), keys.size(), 8, k, slots.data());
-        EXPECT_EQ(salt, IndexSalt(0)) << hash.name << ", " << b << " bits";
-        EXPECT_LT(Passed(keys, k, slots.data(), salt), 1);
-      }
+      const auto keys = testing_keys::IdsOfShard(sharding, b, size_t{1} << (k - 1));
+      const uint64_t salt = BuildKeyIndex(keys.data(), keys.size(), 8, k, slots.data());
+      EXPECT_EQ(salt, IndexSalt(0)) << sharding.name << ", " << b << " bits";
+      EXPECT_LT(Passed(keys, k, slots.data(), salt), 1);
     }
   }
 }

@@ -25,7 +25,7 @@
 #include "cc/table/exec.h"
 #include "cc/table/hash_table.h"
 #include "cc/table/table.h"
-#include "tests/cc/sharded_keys.h"
+#include "tests/cc/chosen_keys.h"
 
 namespace dynemb {
 namespace testing_table {
