@@ -1,8 +1,8 @@
-"""The Adult data set as ids: reads the file and splits it; what others have scored on it.
+"""Reads and splits the Adult data set as ids, and lists published scores on it.
 
-Every field becomes an id. A categorical value's id is a hash of its text, a numeric value's id is
-its bucket out of 32 quantiles of the training rows; the field's number is in the upper 32 bits, so
-that no two fields share an id. No vocabulary is built: a hash table takes the ids as they are.
+Every field becomes an id. The id of a categorical value is a hash of its text. The id of a numeric
+value is its bucket among 32 quantiles of the training rows. The upper 32 bits hold the number of
+the field, so no two fields share an id. There is no vocabulary: a hash table takes any ids.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
-from scoring import score as score  # for those who score predictions of this data
+from scoring import score as score  # re-exported for scripts that use this data
 
 DEFAULT_PATH = Path(__file__).resolve().parent / "data" / "adult.parquet"
 TEST_ROWS = 16_281
@@ -40,7 +40,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Split:
-    """Some rows of the data: `ids` of shape (rows, fields) and `labels` of shape (rows,)."""
+    """A subset of the rows: `ids` of shape (rows, fields) and `labels` of shape (rows,)."""
 
     ids: Ids
     labels: Floats
@@ -51,7 +51,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Adult:
-    """The three splits and the names of the fields, in the order of the ids' columns."""
+    """The three splits, and the names of the fields in the order of the columns of the ids."""
 
     fields: tuple[str, ...]
     train: Split
@@ -98,7 +98,7 @@ def load(path: str | Path = DEFAULT_PATH, seed: int = 0) -> Adult:
 
 
 def _field_ids(values: npt.NDArray, train_rows: npt.NDArray[np.int64]) -> Ids:
-    """Ids below 2**32 of one field's values."""
+    """The ids of one field's values, below 2**32."""
     if values.dtype.kind in "iuf":
         edges = np.quantile(values[train_rows], np.linspace(0, 1, BUCKETS + 1)[1:-1])
         return np.searchsorted(np.unique(edges), values, side="right").astype(np.int64)
@@ -115,18 +115,18 @@ def category_id(fields: tuple[str, ...], field: str, text: str) -> int:
 
 
 def vocabulary_of(ids: Ids) -> Ids:
-    """The distinct ids, sorted: what a table of fixed size needs to know beforehand."""
+    """The distinct ids, sorted; a table of fixed size needs to know them beforehand."""
     return np.unique(ids)
 
 
 def row_numbers(ids: Ids, vocabulary: Ids) -> Ids:
-    """Ids as rows of a table of `len(vocabulary) + 1` rows; row 0 is for ids not in it."""
+    """Maps ids to rows of a table of `len(vocabulary) + 1` rows; unknown ids map to row 0."""
     position = np.searchsorted(vocabulary, ids).clip(max=len(vocabulary) - 1)
     return np.where(vocabulary[position] == ids, position + 1, 0)
 
 
 def report(measured: dict[str, float], title: str) -> Iterable[str]:
-    """Lines of a table: the measured figures below the published ones."""
+    """Yields the lines of a table with the measured figures below the published ones."""
     yield f"{'test set':24}{'AUC':>8}{'accuracy':>10}{'logloss':>9}"
     for name, (auc, accuracy) in PUBLISHED.items():
         yield f"{name + ' (published)':28}{auc:.4f}{accuracy:10.4f}{'-':>9}"

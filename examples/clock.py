@@ -9,7 +9,7 @@ import numpy as np
 
 
 class TrainingClock(keras.callbacks.Callback):
-    """Measures training rows per second, without validation and without the first epoch."""
+    """Measures training rows per second, excluding validation and the first epoch."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -22,9 +22,9 @@ class TrainingClock(keras.callbacks.Callback):
         self._began = time.perf_counter()
 
     def on_test_begin(self, logs: dict | None = None) -> None:
-        """Stops it: what follows is validation."""
+        """Stops the clock: validation follows."""
         self._seconds.append(time.perf_counter() - self._began)
 
     def rows_per_second(self) -> float:
-        """Of the median epoch; the first one, which traces the graph, counts only if alone."""
+        """The rate of the median epoch; the first epoch, which traces, counts only if alone."""
         return self._rows / float(np.median(self._seconds[1:] or self._seconds))

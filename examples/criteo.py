@@ -1,17 +1,17 @@
-"""Criteo's click logs as others have prepared them: read with numpy, each rank its own part.
+"""Reads Criteo's click logs, in three common layouts, with numpy; each rank reads its own part.
 
-A sample is a label, 13 dense features and ids of 26 categorical ones: `hotness[i]` of feature i.
-Three layouts are known, all little-endian and without headers:
+A sample has a label, 13 dense features, and the ids of 26 categorical features: `hotness[i]` ids
+of feature i. The layouts are little-endian and have no headers:
 
 reference   `train_data.bin` and `test_data.bin` of github.com/facebookresearch/dlrm
-            (`data_loader_terabyte.py`): for each sample int32 label, 13 int32, 26 int32. The model
-            gets log(x + 1) of the dense features.
+            (`data_loader_terabyte.py`). Each sample is an int32 label, 13 int32 and 26 int32. The
+            model gets log(x + 1) of the dense features.
 mlperf      `train_data.bin` and `val_data.bin` of MLPerf's DLRM-DCNv2, as HugeCTR's
-            `convert_to_raw.py` writes them: int32 label, 13 float32 that are logarithms already,
-            and sum(hotness) = 214 int32.
+            `convert_to_raw.py` writes them. Each sample is an int32 label, 13 float32 that are
+            already logarithms, and sum(hotness) = 214 int32.
 columns     folders `train` and `test` with `label.bin`, `dense.bin`, `category.bin` and
-            `metadata.json`, as SOK's `split_bin.py` makes them of either of the above: the types
-            and the hotness are in the metadata, and with `dense_log` the model gets log(x + 3).
+            `metadata.json`, as SOK's `split_bin.py` creates them from either of the above. The
+            metadata has the types and the hotness. With `dense_log` the model gets log(x + 3).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tf_dynemb.communicator import Communicator
 DENSE = 13
 LAYOUTS = ("reference", "mlperf", "columns")
 
-# MLPerf's: ids of each feature in a sample, and how many different ones there are.
+# MLPerf's sizes: the ids per sample and the distinct ids of each feature.
 # fmt: off
 HOTNESS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 ROWS = (
@@ -44,7 +44,7 @@ ROWS = (
 
 
 class Samples(NamedTuple):
-    """Some samples: dense float32 [n, 13], ids int32 [n, sum(hotness)], labels float32 [n]."""
+    """Samples: dense float32 [n, 13], ids int32 [n, sum(hotness)], labels float32 [n]."""
 
     dense: Any
     ids: Any
@@ -52,7 +52,7 @@ class Samples(NamedTuple):
 
 
 class Clicks(Protocol):
-    """Samples by their numbers, and the hotness of the features."""
+    """Samples, addressed by number, and the hotness of the features."""
 
     hotness: tuple[int, ...]
 
@@ -63,12 +63,12 @@ class Clicks(Protocol):
 
 
 class Interleaved:
-    """One file, sample after sample.
+    """A file with one sample after the other.
 
     Args:
         path: the file.
         hotness: of the features.
-        dense_type: "i4" (the model gets log(x + 1)) or "f4" (as they are).
+        dense_type: "i4" (the model gets log(x + 1)) or "f4" (the model gets the values).
     """
 
     def __init__(self, path: Path, hotness: tuple[int, ...], dense_type: str) -> None:
@@ -121,7 +121,7 @@ class Columns:
 
 
 def _map(path: Path, sample: np.dtype) -> npt.NDArray:
-    """A file as an array of samples, of which nothing is read before it is needed."""
+    """Maps a file as an array of samples; nothing is read before it is needed."""
     size = path.stat().st_size
     if not size or size % sample.itemsize:
         raise ValueError(
@@ -134,7 +134,7 @@ def open_clicks(folder: Path, layout: str, hotness: tuple[int, ...]) -> tuple[Cl
     """The training and the test samples in a folder.
 
     Args:
-        folder: with the files.
+        folder: the folder with the files.
         layout: one of LAYOUTS.
         hotness: of the features, for the layout "mlperf".
     """
@@ -150,17 +150,17 @@ def open_clicks(folder: Path, layout: str, hotness: tuple[int, ...]) -> tuple[Cl
 
 
 class Batches:
-    """This rank's part of every batch, read ahead of its use by a thread.
+    """This rank's part of every batch, read ahead by a thread.
 
-    Parts are consecutive samples. Those of one batch differ by one sample at most, and may be empty
-    if it has fewer samples than there are ranks.
+    A part is a range of consecutive samples. The parts of a batch differ in size by at most one
+    sample. A part is empty if the batch has fewer samples than there are ranks.
 
     Args:
         clicks: the samples of all ranks.
-        size: samples in a batch of all ranks.
+        size: samples per batch, over all ranks.
         comm: the ranks.
-        whole: leave out samples at the end that do not fill a batch.
-        most: batches, at most.
+        whole: whether to drop the last samples if they do not fill a batch.
+        most: the maximum number of batches.
     """
 
     AHEAD = 2

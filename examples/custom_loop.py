@@ -1,7 +1,7 @@
-"""Trains the quickstart's model in a training loop of its own.
+"""Trains the quickstart's model in a custom training loop.
 
-It has one table for each field, one fused lookup for all of them, a GradientTape, and one
-optimizer for tables and dense weights.
+The loop has one table per field, one fused lookup for all tables, a GradientTape, and one optimizer
+for tables and dense weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tf_dynemb as de
 
 
 class Trainer:
-    """The tables, the dense network and the optimizer, with a step for each thing done to them."""
+    """The tables, the dense network and the optimizer, with methods to train and predict."""
 
     def __init__(self, fields: tuple[str, ...], learning_rate: float, seed: int) -> None:
         self.tables = [
@@ -57,7 +57,7 @@ class Trainer:
 
     @tf.function(reduce_retracing=True)
     def predict(self, ids: tf.Tensor) -> tf.Tensor:
-        """Probabilities of one batch; ids that are not in the tables stay out of them."""
+        """Returns the probabilities of one batch, without inserting unknown ids."""
         return self.dense(self.vectors(ids, insert=False), training=False)[:, 0]
 
     def snapshot(self) -> tuple[list[tuple[tf.Tensor, tf.Tensor]], list[np.ndarray]]:
@@ -65,7 +65,7 @@ class Trainer:
         return [de.export(table) for table in self.tables], self.dense.get_weights()
 
     def restore(self, saved: tuple[list[tuple[tf.Tensor, tf.Tensor]], list[np.ndarray]]) -> None:
-        """Puts a snapshot back."""
+        """Restores a snapshot."""
         rows, weights = saved
         for table, (keys, vectors) in zip(self.tables, rows, strict=True):
             de.assign(table, keys, vectors)
@@ -75,7 +75,7 @@ class Trainer:
 def batches(
     split: adult.Split, size: int, random: np.random.Generator | None = None
 ) -> Iterator[tuple[adult.Ids, adult.Floats]]:
-    """Ids and labels in batches, shuffled if a generator is given."""
+    """Yields ids and labels in batches, shuffled if a generator is given."""
     order = np.arange(len(split)) if random is None else random.permutation(len(split))
     for start in range(0, len(order), size):
         rows = order[start : start + size]
@@ -83,7 +83,7 @@ def batches(
 
 
 def evaluate(trainer: Trainer, split: adult.Split) -> dict[str, float]:
-    """AUC, accuracy and logloss of the rows of a split."""
+    """Returns AUC, accuracy and logloss on the rows of a split."""
     parts = [trainer.predict(tf.constant(ids)).numpy() for ids, _ in batches(split, 4096)]
     return adult.score(split.labels, np.concatenate(parts))
 
@@ -129,12 +129,12 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = parser.add_argument
-    add("--seed", type=int, default=0, help="fixes the split, the initial weights and the order")
-    add("--epochs", type=int, default=50, help="at most this many passes over the training rows")
-    add("--patience", type=int, default=4, help="stop after so many epochs without a better AUC")
-    add("--batch-size", type=int, default=256, help="rows in a training step")
-    add("--learning-rate", type=float, default=1e-3, help="of Adam")
-    add("--data", default=adult.DEFAULT_PATH, help="the Adult data, a Parquet file")
+    add("--seed", type=int, default=0, help="seed of the split, the initial weights and the order")
+    add("--epochs", type=int, default=50, help="maximum passes over the training rows")
+    add("--patience", type=int, default=4, help="stop after this many epochs without a better AUC")
+    add("--batch-size", type=int, default=256, help="rows per training step")
+    add("--learning-rate", type=float, default=1e-3, help="learning rate of Adam")
+    add("--data", default=adult.DEFAULT_PATH, help="Parquet file with the Adult data")
     return parser.parse_args(arguments)
 
 

@@ -1,12 +1,11 @@
-"""Trains DLRM on Criteo's click logs, or on clicks that it makes up, on one rank or several.
+"""Trains DLRM on Criteo's click logs, or on synthetic clicks, on one or several ranks.
 
-    python examples/dlrm.py                                  # small, made-up clicks, one process
+    python examples/dlrm.py                                  # small, synthetic clicks, one process
     horovodrun -np 2 python examples/dlrm.py --phases        # two ranks, and where the time goes
     horovodrun -np 8 python examples/dlrm.py --preset mlperf --data /data/criteo --layout mlperf
 
-The 26 tables are dynamic: they need to know neither the number of ids nor their range. See
-criteo.py for the layouts of the data, dlrm_model.py for the model, step_phases.py for what the
-phases of a step are.
+The 26 tables are dynamic: neither the number of ids nor their range must be known. criteo.py
+describes the layouts of the data, dlrm_model.py the model, step_phases.py the phases of a step.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "batch_size": 2048,
         "learning_rate": None,
     },
-    # MLPerf's since DLRM-DCNv2, but with DLRM's own products in the place of the cross network.
+    # MLPerf's sizes since DLRM-DCNv2, but with DLRM's dot products in place of the cross network.
     "mlperf": {
         "dim": 128,
         "bottom": [512, 256],
@@ -54,11 +53,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 LEARNING_RATES = {"adagrad": 0.01, "sgd": 0.1, "adam": 0.001}
 TRACED_STEPS = 10
-WARM_UP = 3  # steps that trace functions and fill caches, left out of the rates
+WARM_UP = 3  # steps that trace functions and fill caches; not counted in the rates
 
 
 def optimizer_of(options: argparse.Namespace) -> keras.optimizers.Optimizer:
-    """The Keras optimizer that was asked for."""
+    """Creates the Keras optimizer that the options name."""
     peak = options.learning_rate
     if peak is None:
         peak = LEARNING_RATES[options.optimizer]
@@ -67,7 +66,7 @@ def optimizer_of(options: argparse.Namespace) -> keras.optimizers.Optimizer:
         rate = WarmUpThenDecay(
             peak, options.warm_up_steps, options.decay_start, options.decay_steps
         )
-    if options.optimizer == "adagrad":  # starts at 0, as MLPerf's
+    if options.optimizer == "adagrad":  # starts at 0, as in MLPerf
         return keras.optimizers.Adagrad(rate, initial_accumulator_value=0.0, epsilon=1e-8)
     if options.optimizer == "sgd":
         return keras.optimizers.SGD(rate)
@@ -75,7 +74,7 @@ def optimizer_of(options: argparse.Namespace) -> keras.optimizers.Optimizer:
 
 
 def open_data(options: argparse.Namespace, rows: tuple[int, ...]) -> tuple[Clicks, Clicks]:
-    """The training and the test samples."""
+    """Opens the training and the test samples."""
     if options.data is not None:
         return criteo.open_clicks(options.data, options.layout, tuple(options.hotness))
     shape = (tuple(options.hotness), rows, options.zipf, options.seed)
@@ -86,7 +85,7 @@ def open_data(options: argparse.Namespace, rows: tuple[int, ...]) -> tuple[Click
 def build(
     clicks: Clicks, rows: tuple[int, ...], options: argparse.Namespace, comm: Communicator
 ) -> Dlrm:
-    """The model for these clicks."""
+    """Builds the model for these clicks."""
     features = len(clicks.hotness)
     dims = options.dims or [options.dim]
     if len(dims) not in (1, features):
@@ -113,10 +112,10 @@ def build(
 def train_epoch(
     model: Dlrm, batches: Iterable[Samples], options: argparse.Namespace, comm: Communicator
 ) -> tuple[float, list[float]]:
-    """One pass over the batches; rank 0 prints how it goes.
+    """Trains on the batches once; rank 0 prints the progress.
 
     Returns:
-        The mean loss of all ranks, and seconds of stretches of `--log-every` steps.
+        The mean loss of all ranks, and the seconds per step between two lines of output.
     """
     losses: list[tf.Tensor] = []
     seconds: list[float] = []
@@ -138,13 +137,13 @@ def train_epoch(
 
 
 def mean_over_ranks(losses: list[tf.Tensor], comm: Communicator) -> float:
-    """The mean of losses of parts that are of one size on all ranks."""
+    """Averages losses over the ranks, whose parts have the same size."""
     mine = float(np.mean([loss.numpy() for loss in losses]))
     return statistics.mean(comm.gather_objects(mine, "dlrm/loss"))
 
 
 def test(model: Dlrm, batches: Batches, comm: Communicator) -> dict[str, float] | None:
-    """The exact scores of the samples of all ranks; rank 0 returns them."""
+    """Scores the samples of all ranks exactly; rank 0 returns the scores."""
     parts = [(samples.labels.numpy(), model.predict(samples)) for samples in batches]
     labels, chances = (np.concatenate(part) for part in zip(*parts, strict=True))
     return score_of_all(comm, labels, chances)
@@ -193,11 +192,11 @@ def write_profile(
 
 
 def run(options: argparse.Namespace) -> dict[str, float] | None:
-    """Trains, tests and measures; rank 0 returns what it printed."""
-    de.init()  # Horovod, where horovodrun has started this process
+    """Trains, tests and measures; rank 0 returns the figures that it printed."""
+    de.init()  # initializes Horovod if horovodrun started this process
     comm = communicator.get()
     devices = tf.config.list_physical_devices("GPU")
-    if devices:  # a rank's dense part runs on its own device
+    if devices:  # the dense part of a rank runs on its own GPU
         device = devices[comm.local_rank % len(devices)]
         tf.config.set_visible_devices(device, "GPU")
         tf.config.experimental.set_memory_growth(device, True)  # leaves room for the tables
@@ -216,9 +215,9 @@ def run(options: argparse.Namespace) -> dict[str, float] | None:
     batches: Iterable[Samples] = train
     if options.data is None:
         began = time.perf_counter()
-        batches = list(train)  # so that the steps are not timed with the making of their samples
+        batches = list(train)  # generates the samples outside the timed steps
         if comm.rank == 0:
-            print(f"made {train.samples:,} samples in {time.perf_counter() - began:.1f} s")
+            print(f"generated {train.samples:,} samples in {time.perf_counter() - began:.1f} s")
     if comm.rank == 0:
         weights = sum(int(np.prod(v.shape)) for v in model.dense.trainable_variables)
         print(
@@ -245,7 +244,7 @@ def run(options: argparse.Namespace) -> dict[str, float] | None:
     if measured is not None:
         if isinstance(test_clicks, SyntheticClicks):
             best = best_scores(test_clicks, evaluation.samples)
-            print(f"the planted model's own: AUC {best['auc']:.4f}, logloss {best['logloss']:.4f}")
+            print(f"planted model's own: AUC {best['auc']:.4f}, logloss {best['logloss']:.4f}")
         rows_held = ", ".join(f"{sum(of_rank):,}" for of_rank in held)
         print(f"rows in the tables of each rank: {rows_held}")
         if stretches:
@@ -264,56 +263,56 @@ def run(options: argparse.Namespace) -> dict[str, float] | None:
 
 
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parses the command line; what the preset says is the default of the other options."""
+    """Parses the command line; the preset sets the defaults of the other options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--preset", choices=PRESETS, default="small", help="sizes, unless others are given")
-    add("--data", type=Path, help="folder with Criteo's clicks; without it they are made up")
-    add("--layout", choices=criteo.LAYOUTS, default="mlperf", help="of --data (default: mlperf)")
-    add("--hotness", type=int, nargs="+", help="ids of each feature in a sample (MLPerf's)")
-    add("--rows-at-most", type=int, help="different ids that a feature has at most")
-    add("--samples", type=int, default=131_072, help="that are made up (default: 131072)")
-    add("--test-samples", type=int, default=32_768, help="that are made up too (default: 32768)")
-    add("--zipf", type=float, default=1.1, help="power law of made-up ids; 0: uniform (1.1)")
-    add("--seed", type=int, default=0, help="of the made-up clicks and the initial weights (0)")
+    add("--preset", choices=PRESETS, default="small", help="default sizes of model and batch")
+    add("--data", type=Path, help="folder with Criteo's clicks; default: synthetic clicks")
+    add("--layout", choices=criteo.LAYOUTS, default="mlperf", help="layout of --data (mlperf)")
+    add("--hotness", type=int, nargs="+", help="ids per sample of each feature (MLPerf's)")
+    add("--rows-at-most", type=int, help="maximum number of distinct ids of a feature")
+    add("--samples", type=int, default=131_072, help="synthetic training samples (default: 131072)")
+    add("--test-samples", type=int, default=32_768, help="synthetic test samples (default: 32768)")
+    add("--zipf", type=float, default=1.1, help="power law of synthetic ids; 0: uniform (1.1)")
+    add("--seed", type=int, default=0, help="seed of clicks and initial weights (0)")
 
     add("--dim", type=int, help="width of the vectors that are multiplied")
-    add("--dims", type=int, nargs="+", help="width of each table's vectors (default: --dim)")
+    add("--dims", type=int, nargs="+", help="width of the vectors of each table (default: --dim)")
     add("--bottom", type=int, nargs="*", help="widths of the bottom MLP, before --dim")
     add("--top", type=int, nargs="*", help="widths of the top MLP, before its one output")
     add("--key-type", choices=("int64", "int32"), default="int64", help="of the tables (int64)")
     add(
         "--exchange-dtype",
         choices=("float16", "bfloat16", "int8"),
-        help="how vectors and gradients travel between ranks (default: as they are)",
+        help="type of vectors and gradients in messages between ranks (default: their own)",
     )
 
-    add("--optimizer", choices=LEARNING_RATES, default="adagrad", help="of all (adagrad)")
+    add("--optimizer", choices=LEARNING_RATES, default="adagrad", help="Keras optimizer (adagrad)")
     add(
         "--learning-rate",
         type=float,
-        help="by default .005 with --preset mlperf, else by optimizer",
+        help="default: 0.005 with --preset mlperf, otherwise depends on the optimizer",
     )
-    add("--warm-up-steps", type=int, default=0, help="in which the learning rate rises (0)")
+    add("--warm-up-steps", type=int, default=0, help="steps in which the learning rate rises (0)")
     add("--decay-start", type=int, default=0, help="step at which it begins to fall (0)")
-    add("--decay-steps", type=int, default=0, help="in which it falls to 0; 0: it does not (0)")
-    add("--batch-size", type=int, help="samples in a step, of all ranks together")
+    add("--decay-steps", type=int, default=0, help="steps in which it falls to 0; 0: none (0)")
+    add("--batch-size", type=int, help="samples per step, over all ranks")
     add("--test-batch-size", type=int, default=16_384, help="the same in the test (16384)")
     add("--epochs", type=int, default=1, help="passes over the training samples (1)")
-    add("--steps", type=int, help="in an epoch, at most")
-    add("--test-steps", type=int, help="batches of the test, at most")
-    add("--log-every", type=int, default=10, help="steps between two lines (10)")
+    add("--steps", type=int, help="maximum number of steps per epoch")
+    add("--test-steps", type=int, help="maximum number of test batches")
+    add("--log-every", type=int, default=10, help="steps between two lines of output (10)")
 
-    add("--look-ahead", action="store_true", help="look ids up while the step before runs")
-    add("--phases", action="store_true", help="print a breakdown of a step's time in the end")
-    add("--profile", type=Path, help="folder for a trace of some steps, for TensorBoard")
-    add("--dump", type=Path, help="folder for the tables in the end, which all ranks share")
+    add("--look-ahead", action="store_true", help="look up the next ids while a step runs")
+    add("--phases", action="store_true", help="print a breakdown of the time of a step at the end")
+    add("--profile", type=Path, help="folder for a TensorBoard trace of some steps")
+    add("--dump", type=Path, help="folder to dump the tables to at the end, shared by all ranks")
     options = parser.parse_args(arguments)
     options.hotness = options.hotness or criteo.HOTNESS
     if len(options.hotness) != len(criteo.HOTNESS):
-        parser.error(f"--hotness needs {len(criteo.HOTNESS)} numbers, not {len(options.hotness)}")
+        parser.error(f"--hotness needs {len(criteo.HOTNESS)} numbers, got {len(options.hotness)}")
     for name, value in PRESETS[options.preset].items():
         if getattr(options, name) is None:
             setattr(options, name, value)

@@ -4,8 +4,8 @@
     26 bags of ids ──> tables ──────┘    of these 27 vectors     │
                        bottom MLP's output ──────────────────────┘
 
-All tables are looked up by one operation. On several ranks their rows are spread over the ranks,
-and the MLPs are on every rank.
+One operation looks up all tables. With several ranks, the rows of the tables are spread over the
+ranks, and every rank has a copy of the MLPs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from criteo import DENSE, Samples
 
 import tf_dynemb as de
 
-# Operations' names begin with one of these, or with "gradient_tape": so a step can be broken down.
+# The name of every operation begins with one of these, or with "gradient_tape" (step_phases.py).
 FORWARD, OPTIMIZER = "forward", "optimizer"
 
 
@@ -30,9 +30,9 @@ class Sizes:
     """The sizes of a model.
 
     Attributes:
-        hotness: ids of each feature in a sample.
-        dim: of the vectors that are multiplied; the width of the bottom MLP's output.
-        dims: of each table's vectors. Those of another width than `dim` go through a matrix.
+        hotness: ids per sample of each feature.
+        dim: width of the vectors that are multiplied, and of the bottom MLP's output.
+        dims: width of the vectors of each table. Widths other than `dim` are projected to it.
         bottom: widths of the bottom MLP before its output.
         top: widths of the top MLP before its output, which is one number.
     """
@@ -45,7 +45,7 @@ class Sizes:
 
 
 def _layer(units: int, activation: str | None) -> Any:
-    """A dense layer that starts as those of the reference."""
+    """A dense layer with the initial weights of the reference implementation."""
     return keras.layers.Dense(
         units,
         activation,
@@ -55,7 +55,7 @@ def _layer(units: int, activation: str | None) -> Any:
 
 
 def dense_part(sizes: Sizes) -> keras.Model:
-    """From dense features [B, 13] and a pooled vector of each feature to log odds [B, 1]."""
+    """Maps dense features [B, 13] and a pooled vector per feature to log odds [B, 1]."""
     features = keras.Input((DENSE,), name="features")
     pooled = [keras.Input((dim,), name=f"pooled_{i}") for i, dim in enumerate(sizes.dims)]
     x: Any = features
@@ -77,14 +77,14 @@ def dense_part(sizes: Sizes) -> keras.Model:
 
 
 class Dlrm:
-    """The tables, the MLPs and the optimizer, with a step for training and one for prediction.
+    """The tables, the MLPs and the optimizer, with methods to train and predict.
 
     Args:
-        sizes: of the model.
-        optimizer: of Keras, for the tables and the MLPs.
-        spread: for each table: its vectors start uniform between `-spread` and `spread`.
-        seed: of the vectors that rows start with.
-        table_options: of all tables, as in `de.DynamicVariable`.
+        sizes: the sizes of the model.
+        optimizer: a Keras optimizer, for the tables and the MLPs.
+        spread: for each table, the bound of the uniform distribution of its initial vectors.
+        seed: seed of the initial vectors.
+        table_options: options of all tables, as in `de.DynamicVariable`.
     """
 
     def __init__(
@@ -107,22 +107,22 @@ class Dlrm:
         ]
         self.dense = dense_part(sizes)
         self.optimizer = de.OptimizerWrapper(optimizer)
-        # The same MLPs on all ranks, whatever the seeds.
+        # All ranks start with the same MLPs, even if their seeds differ.
         de.broadcast_variables(self.dense.variables)
 
     def _columns(self, ids: tf.Tensor) -> list[tf.Tensor]:
-        """The ids of each feature."""
+        """Splits ids by feature."""
         return tf.split(ids, self.sizes.hotness, axis=1)
 
     def look_ahead(self, batches: Iterable[Samples]) -> Iterator[Samples]:
-        """The batches; the ids of each are looked up while the one before is trained on."""
+        """Yields the batches; looks up the next ids while a batch is trained on."""
         for samples, ahead in de.prefetch_lookup(
             batches, self.tables, ids=lambda samples: self._columns(samples.ids)
         ):
             yield samples._replace(ids=ahead)
 
     def logits(self, dense: tf.Tensor, ids: Any, training: bool) -> tf.Tensor:
-        """Log odds [B]. Without `training` unknown ids get no rows."""
+        """Returns log odds [B]. Unknown ids get rows only if `training`."""
         with tf.name_scope(FORWARD):
             columns = self._columns(ids) if tf.is_tensor(ids) else ids
             pooled = de.lookup_sparse(self.tables, columns, combiners="sum", insert=training)
@@ -144,22 +144,22 @@ class Dlrm:
 
     @tf.function(reduce_retracing=True)
     def chances(self, dense: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-        """The predicted chances of a click, [B]."""
+        """Returns the predicted probabilities of a click, [B]."""
         return tf.sigmoid(self.logits(dense, ids, training=False))
 
     def predict(self, samples: Samples) -> np.ndarray:
-        """As `chances`, of samples."""
+        """Returns `chances` of samples as an array."""
         return self.chances(samples.dense, samples.ids).numpy()
 
 
 class WarmUpThenDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """The learning rate of MLPerf's DLRM: up to `peak` by a line, later down to 0 by a square.
+    """The learning rate of MLPerf's DLRM: a linear rise to `peak`, later a quadratic decay to 0.
 
     Args:
         peak: the highest rate.
-        warm_up: steps until it is reached.
-        decay_start: the step at which it begins to fall.
-        decay_steps: how long it falls; 0: it does not.
+        warm_up: steps until the peak is reached.
+        decay_start: the step at which the rate begins to fall.
+        decay_steps: the number of steps in which it falls; 0: it does not fall.
     """
 
     def __init__(self, peak: float, warm_up: int, decay_start: int, decay_steps: int) -> None:

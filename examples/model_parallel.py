@@ -2,10 +2,10 @@
 
     horovodrun -np 2 python examples/model_parallel.py
 
-Each rank trains on its part of every batch. The table's rows are on the rank that owns them, and
-travel to those that look them up; the dense weights are on every rank, and their gradients are
-averaged. So the ranks train as one process would on whole batches: started without horovodrun, this
-script is that process.
+Each rank trains on its part of every batch. A row of the table is held by its owner, and its vector
+is sent to the ranks that look it up. Every rank has a copy of the dense weights, whose gradients
+are averaged. The ranks therefore train as one process would on whole batches; without horovodrun,
+this script is that process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tf_dynemb.communicator import Communicator
 
 
 def build_model(fields: int, options: argparse.Namespace) -> tuple[keras.Model, keras.layers.Layer]:
-    """The quickstart's model, compiled, and its embedding."""
+    """Returns the quickstart's model, compiled, and its embedding."""
     embedding = de.layers.Embedding(
         DIM,
         initializer=keras.initializers.RandomNormal(stddev=INITIAL_STDDEV, seed=options.seed),
@@ -47,16 +47,16 @@ def build_model(fields: int, options: argparse.Namespace) -> tuple[keras.Model, 
 def part_of_batches(
     split: adult.Split, batch_size: int, comm: Communicator, seed: int | None = None
 ) -> tf.data.Dataset:
-    """This rank's part of every batch: ids and labels.
+    """Returns this rank's part of every batch: ids and labels.
 
-    All ranks get as many batches, and parts of one size: rows that cannot be divided by the number
-    of ranks are left out, others in each epoch if the data is shuffled.
+    All ranks get the same number of batches, and parts of the same size. Rows that cannot be
+    divided evenly are dropped; if the data is shuffled, each epoch drops others.
 
     Args:
-        split: the data, of which every rank has all.
-        batch_size: of all ranks together; a multiple of their number.
+        split: all of the data, on every rank.
+        batch_size: over all ranks; a multiple of their number.
         comm: the ranks.
-        seed: shuffle in each epoch, in the same way on all ranks.
+        seed: if given, shuffles in each epoch, in the same way on all ranks.
     """
     if batch_size % comm.size:
         raise ValueError(f"--batch-size {batch_size} is no multiple of {comm.size} ranks")
@@ -72,19 +72,19 @@ def part_of_batches(
 def predict_part(
     model: keras.Model, split: adult.Split, comm: Communicator
 ) -> tuple[adult.Floats, adult.Floats]:
-    """Labels and probabilities of this rank's part of the rows."""
+    """Returns labels and probabilities of this rank's part of the rows."""
     ids, labels = split.ids[comm.rank :: comm.size], split.labels[comm.rank :: comm.size]
-    # A lookup waits for all ranks, so all make as many: those with a row less have one twice.
+    # Lookups are collective, so all ranks need equally many rows: some repeat a row.
     missing = -(-len(split) // comm.size) - len(labels)
     ids = np.concatenate([ids, ids[:missing]])
     return labels, model.predict(ids, batch_size=4096, verbose=0)[: len(labels), 0]
 
 
 def run(options: argparse.Namespace) -> dict[str, float] | None:
-    """Trains, scores and dumps; rank 0 returns what was measured."""
-    de.init()  # Horovod, where horovodrun has started this process
+    """Trains, scores and dumps; rank 0 returns the measured figures."""
+    de.init()  # initializes Horovod if horovodrun started this process
     comm = communicator.get()
-    keras.utils.set_random_seed(options.seed + comm.rank)  # the ranks drop units of their own
+    keras.utils.set_random_seed(options.seed + comm.rank)  # dropout differs between ranks
     data = adult.load(options.data, options.seed)
     model, embedding = build_model(len(data.fields), options)
 
@@ -93,9 +93,9 @@ def run(options: argparse.Namespace) -> dict[str, float] | None:
         part_of_batches(data.train, options.batch_size, comm, options.seed),
         epochs=options.epochs,
         validation_data=part_of_batches(data.validation, 4096 * comm.size, comm),
-        shuffle=False,  # the batches are
+        shuffle=False,  # the dataset shuffles
         callbacks=[
-            de.callbacks.SynchronizeRanks(),  # the first: the others go by the metrics of all ranks
+            de.callbacks.SynchronizeRanks(),  # first: the others use the metrics of all ranks
             clock,
             keras.callbacks.EarlyStopping(
                 "val_auc", mode="max", patience=options.patience, restore_best_weights=True
@@ -120,7 +120,7 @@ def report(
     data: adult.Adult,
     options: argparse.Namespace,
 ) -> None:
-    """Prints what was measured, what was sent, and a vector out of the dump of all ranks."""
+    """Prints the figures, the bytes sent, and a vector from the dump of all ranks."""
     ranks = len(rows)
     print("\n" + "\n".join(adult.report(measured, f"this run ({ranks} rank{'s' * (ranks > 1)})")))
     print(f"\ntrained {measured['epochs']} epochs, {measured['rows_per_second']:,.0f} rows/s")
@@ -145,24 +145,24 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = parser.add_argument
-    add("--seed", type=int, default=0, help="fixes the split, the initial weights and the order")
-    add("--epochs", type=int, default=50, help="at most this many passes over the training rows")
-    add("--patience", type=int, default=4, help="stop after so many epochs without a better AUC")
-    add("--batch-size", type=int, default=256, help="rows in a training step, over all ranks")
-    add("--learning-rate", type=float, default=1e-3, help="of Adam")
+    add("--seed", type=int, default=0, help="seed of the split, the initial weights and the order")
+    add("--epochs", type=int, default=50, help="maximum passes over the training rows")
+    add("--patience", type=int, default=4, help="stop after this many epochs without a better AUC")
+    add("--batch-size", type=int, default=256, help="rows per training step, over all ranks")
+    add("--learning-rate", type=float, default=1e-3, help="learning rate of Adam")
     add(
         "--exchange-dtype",
         choices=("float16", "bfloat16", "int8"),
-        help="how vectors and gradients travel between ranks; as they are by default",
+        help="type of vectors and gradients in messages; by default their own",
     )
-    add("--data", type=Path, default=adult.DEFAULT_PATH, help="the Adult data, a Parquet file")
+    add("--data", type=Path, default=adult.DEFAULT_PATH, help="Parquet file with the Adult data")
     add(
         "--output-dir",
         type=Path,
         default=Path("outputs/model_parallel"),
-        help="folder for the dump of the table, which all ranks share",
+        help="folder for the dump of the table, shared by all ranks",
     )
-    add("--quiet", action="store_true", help="no line for each epoch")
+    add("--quiet", action="store_true", help="print no line per epoch")
     return parser.parse_args(arguments)
 
 

@@ -14,7 +14,7 @@ DROPOUT = 0.3
 
 
 def probability_of(vectors: Any) -> Any:
-    """From one vector per field to a probability, as Keras layers.
+    """Maps one vector per field to a probability, with Keras layers.
 
     Args:
         vectors: a Keras tensor of shape (batch, fields, DIM).

@@ -1,8 +1,8 @@
 """Trains a click-model-like classifier on the Adult data with a hash-table embedding.
 
 The model is plain Keras. With `--embedding dynamic` its embedding is `de.layers.Embedding`, which
-takes the 64-bit ids as they are; with `--embedding keras` it is `keras.layers.Embedding`, which
-needs a vocabulary. Everything else is the same, so the two can be compared.
+takes any 64-bit ids. With `--embedding keras` it is `keras.layers.Embedding`, which needs a
+vocabulary. Everything else is equal, so the two can be compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import tf_dynemb as de
 
 
 class DynamicTable:
-    """The embedding as a hash table: any id is welcome, the table grows."""
+    """The embedding as a hash table, which takes any id and grows."""
 
     def __init__(self, seed: int) -> None:
         initializer = keras.initializers.RandomNormal(stddev=INITIAL_STDDEV, seed=seed)
@@ -37,7 +37,7 @@ class DynamicTable:
         return de.OptimizerWrapper(keras.optimizers.Adam(learning_rate))
 
     def inputs(self, ids: adult.Ids) -> adult.Ids:
-        """What the model is fed with: the ids themselves."""
+        """Returns the model's inputs: the ids themselves."""
         return ids
 
     def export(self) -> tuple[npt.NDArray, npt.NDArray]:
@@ -46,12 +46,12 @@ class DynamicTable:
         return keys.numpy(), vectors.numpy()
 
     def statistics(self) -> dict[str, Any]:
-        """What the table says of itself."""
+        """Returns the statistics of the table."""
         return dict(self.layer.table.stats())
 
 
 class FixedTable:
-    """The baseline: a table of fixed size, whose rows are numbered by the training vocabulary."""
+    """The baseline: a table of fixed size, with a row per id of the training vocabulary."""
 
     def __init__(self, seed: int, vocabulary: adult.Ids) -> None:
         self._vocabulary = vocabulary
@@ -65,7 +65,7 @@ class FixedTable:
         return keras.optimizers.Adam(learning_rate)
 
     def inputs(self, ids: adult.Ids) -> adult.Ids:
-        """What the model is fed with: row numbers."""
+        """Returns the model's inputs: row numbers."""
         return adult.row_numbers(ids, self._vocabulary)
 
     def export(self) -> tuple[npt.NDArray, npt.NDArray]:
@@ -92,7 +92,7 @@ def train(
     """Trains until the validation AUC stops rising; leaves the best epoch's weights in the model.
 
     Returns:
-        The history of each metric by epoch, and the clock that watched the training.
+        The history of each metric by epoch, and the clock that timed the training.
     """
     best = options.output_dir / "best.weights.h5"
     clock = TrainingClock(len(data.train))
@@ -141,7 +141,7 @@ def plot_history(history: dict[str, list[float]], path: Path) -> None:
 
 
 def read_vector(path: Path, key: int) -> npt.NDArray:
-    """Reads one vector of an exported table: needs numpy and nothing else."""
+    """Reads one vector of an exported table with numpy alone."""
     with np.load(path) as table:
         return table["vectors"][table["keys"] == key][0]
 
@@ -153,9 +153,9 @@ def publish(
     key: int,
     options: argparse.Namespace,
 ) -> None:
-    """Dumps the table, trains on the held-out rows, publishes what changed; numpy follows.
+    """Dumps the table, trains on the held-out rows, and publishes a delta, which a reader follows.
 
-    The reader needs no TensorFlow: it could be another process, on another machine.
+    The reader needs numpy only: it could be another process, on another machine.
     """
     path = options.output_dir / "tables"
     shutil.rmtree(path, ignore_errors=True)
@@ -177,7 +177,7 @@ def publish(
 
 
 def run(options: argparse.Namespace) -> dict[str, float]:
-    """Trains, scores and exports; returns what it measured."""
+    """Trains, scores and exports; returns the measured figures."""
     options.output_dir.mkdir(parents=True, exist_ok=True)
     keras.utils.set_random_seed(options.seed)
     data = adult.load(options.data, options.seed)
@@ -228,20 +228,20 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = parser.add_argument
-    add("--embedding", choices=("dynamic", "keras"), default="dynamic", help="which layer")
-    add("--seed", type=int, default=0, help="fixes the split, the initial weights and the order")
-    add("--epochs", type=int, default=50, help="at most this many passes over the training rows")
-    add("--patience", type=int, default=4, help="stop after so many epochs without a better AUC")
-    add("--batch-size", type=int, default=256, help="rows in a training step")
-    add("--learning-rate", type=float, default=1e-3, help="of Adam")
-    add("--data", type=Path, default=adult.DEFAULT_PATH, help="the Adult data, a Parquet file")
+    add("--embedding", choices=("dynamic", "keras"), default="dynamic", help="embedding layer")
+    add("--seed", type=int, default=0, help="seed of the split, the initial weights and the order")
+    add("--epochs", type=int, default=50, help="maximum passes over the training rows")
+    add("--patience", type=int, default=4, help="stop after this many epochs without a better AUC")
+    add("--batch-size", type=int, default=256, help="rows per training step")
+    add("--learning-rate", type=float, default=1e-3, help="learning rate of Adam")
+    add("--data", type=Path, default=adult.DEFAULT_PATH, help="Parquet file with the Adult data")
     add(
         "--output-dir",
         type=Path,
         default=Path("outputs/quickstart"),
         help="folder for the best weights, the curve, the exported table and the figures",
     )
-    add("--quiet", action="store_true", help="no progress bar")
+    add("--quiet", action="store_true", help="show no progress bar")
     return parser.parse_args(arguments)
 
 

@@ -1,4 +1,4 @@
-"""Scores of predicted probabilities, exact, also where every rank has predicted a part."""
+"""Exact scores of predicted probabilities, in one process or over several ranks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def score(labels: Floats, probabilities: Floats) -> dict[str, float]:
     """
     wanted = labels > 0.5
     p = probabilities.astype(np.float64)
-    # AUC is the chance that a random positive ranks above a random negative; equal scores share
-    # the mean of their ranks.
+    # AUC is the probability that a random positive ranks above a random negative. Equal scores
+    # share the mean of their ranks.
     _, group, counts = np.unique(p, return_inverse=True, return_counts=True)
     mean_rank = np.cumsum(counts) - (counts - 1) / 2
     positives, negatives = int(wanted.sum()), int((~wanted).sum())
@@ -39,9 +39,9 @@ def score(labels: Floats, probabilities: Floats) -> dict[str, float]:
 def score_of_all(
     comm: Communicator, labels: Floats, probabilities: Floats
 ) -> dict[str, float] | None:
-    """`score` of the rows of all ranks together, which may have different numbers of them.
+    """Scores the rows of all ranks together; each may have a different number of them.
 
-    All ranks call this; rank 0 gets the scores, the others None.
+    Collective. Rank 0 gets the scores, the other ranks None.
     """
     gathered = [
         comm.allgather(tf.constant(part, tf.float32), f"scoring/{name}").numpy()

@@ -1,16 +1,17 @@
 """Where the time of a training step goes, from TensorFlow's profiler, on every rank.
 
-Each operator belongs to a phase by its type and name. What an exchange between ranks takes is no
-operator's time: it flies from the moment when it is handed to Horovod until TensorFlow is told that
-it is done, and in between other operators may run. So each phase has two figures:
+Each operator belongs to a phase, by its type and name. An exchange between ranks is no operator's
+time: it is in flight from the moment when it is handed to Horovod until TensorFlow learns that it
+is done. Other operators may run in between. Each phase therefore has two figures:
 
-- *alone* adds up to the step. An instant belongs to the phases whose operators run, in equal parts;
-  if none runs, to the exchanges that fly; if none flies, to the input if a step waits for it, else
-  to TensorFlow's executor, else to Python.
-- *in all* is how long it ran or flew, whatever else did. What is not alone is hidden.
+- *alone*: these times add up to the step. An instant is divided equally among the phases whose
+  operators run. If none runs, it belongs to the exchanges in flight; if none is in flight, to the
+  input if a step waits for it; otherwise to TensorFlow's executor; otherwise to Python.
+- *in all*: how long the phase ran or was in flight, whatever else ran. The part of it that is not
+  alone is hidden.
 
-An exchange lasts until the slowest rank has sent its part: its time holds the waiting for others.
-What runs on a GPU is not seen: there the dense phases are the time to start it.
+An exchange lasts until the slowest rank has sent its part, so its time includes waiting for others.
+Work on a GPU is not visible: there the dense phases show the time to launch it.
 """
 
 from __future__ import annotations
@@ -66,14 +67,14 @@ PHASES = (
     REST,
 )
 
-# Which spans an instant goes to, of those that cover it: the highest.
+# The levels of spans: an instant goes to the spans of the highest level that cover it.
 _EXECUTES, _AWAITED, _FLIES, _RUNS = range(4)
 _STEPS = "all steps"
 _STARTED, _DONE = "ExecutorState::ProcessAsync::Start", "ExecutorState::ProcessAsync::Done"
 
 
 class Event(NamedTuple):
-    """Something that a thread did between two times in nanoseconds."""
+    """An event of a thread; times in nanoseconds."""
 
     name: str
     thread: int
@@ -83,7 +84,7 @@ class Event(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A phase that runs or flies between two times in nanoseconds."""
+    """An interval in which a phase runs or is in flight; times in nanoseconds."""
 
     phase: str
     level: int
@@ -92,14 +93,14 @@ class Span(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Milliseconds of a step, by phase."""
+    """Milliseconds per step, by phase."""
 
     alone: dict[str, float]
     in_all: dict[str, float]
 
 
 def phase_of(name: str, kind: str) -> str:
-    """The phase of an operator, by the name of its node and its type."""
+    """Returns the phase of an operator, by its node's name and its type."""
     if kind == "HorovodAlltoall":
         last = re.sub(r"_\d+$", "", name.rsplit("/", 1)[-1])
         return next((p for p, names in EXCHANGES.items() if last in names), "other operators")
@@ -115,7 +116,7 @@ def phase_of(name: str, kind: str) -> str:
 
 
 def read_events(folder: Path) -> list[Event]:
-    """What a trace in this folder holds of the processor."""
+    """Reads the CPU events of the trace in a folder."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     (path,) = folder.rglob("*.xplane.pb")
@@ -143,7 +144,7 @@ def read_events(folder: Path) -> list[Event]:
 
 
 def spans_of(events: Iterable[Event]) -> Iterator[Span]:
-    """The spans of a trace's phases."""
+    """Yields the spans of the phases of a trace."""
     flying: dict[tuple[Any, ...], float] = {}
     operators: dict[int, list[Event]] = defaultdict(list)
     for event in sorted(events, key=lambda event: event.start):
@@ -166,7 +167,7 @@ def spans_of(events: Iterable[Event]) -> Iterator[Span]:
 
 
 def _innermost(events: list[Event]) -> Iterator[Span]:
-    """One thread's operators, without the time in which another operator runs inside."""
+    """Yields the spans of one thread's operators, without the time of nested operators."""
     open_: list[Event] = []
     at = 0.0
 
@@ -189,7 +190,7 @@ def _innermost(events: list[Event]) -> Iterator[Span]:
 
 
 def shares(spans: Iterable[Span], start: float, end: float) -> Shares:
-    """Divides the time from `start` to `end` (nanoseconds) among phases; returns milliseconds."""
+    """Divides the time from `start` to `end` (in ns) among phases; returns milliseconds."""
     edges: list[tuple[float, int, int, str]] = []
     for phase, level, begin, finish in spans:
         if finish > start and begin < end:
@@ -214,7 +215,7 @@ def shares(spans: Iterable[Span], start: float, end: float) -> Shares:
 
 
 def trace(step: Callable[[], object], steps: int) -> Shares:
-    """Runs steps under the profiler and returns the shares of one, on average."""
+    """Runs steps under the profiler and returns the mean shares of a step."""
     profiler = tf.profiler.experimental
     with tempfile.TemporaryDirectory() as folder:
         with profiler.Profile(folder, profiler.ProfilerOptions(2, 0, 0)):
@@ -229,7 +230,7 @@ def trace(step: Callable[[], object], steps: int) -> Shares:
 
 
 def mean_over_ranks(mine: Shares, comm: Communicator) -> Shares:
-    """The shares of all ranks, on average; all ranks call this."""
+    """Returns the mean of the shares over the ranks. Collective."""
     each = comm.gather_objects(list(mine), "step_phases/shares")
     return Shares(
         *(
@@ -240,7 +241,7 @@ def mean_over_ranks(mine: Shares, comm: Communicator) -> Shares:
 
 
 def table(of_step: Shares, untraced_ms: float) -> Iterator[str]:
-    """Lines that show the shares of a step."""
+    """Yields the lines of a table with the shares of a step."""
     total = sum(of_step.alone.values())
     yield f"{'phase of a step':34}{'ms alone':>9}{'':>6}{'ms in all':>11}{'hidden':>9}"
     for phase in PHASES:
@@ -253,7 +254,7 @@ def table(of_step: Shares, untraced_ms: float) -> Iterator[str]:
 
 
 def awaited(batches: Iterable[Any]) -> Iterator[Any]:
-    """The batches; the trace shows how long a step waits for one."""
+    """Yields the batches, and records in the trace how long a step waits for one."""
     coming = iter(batches)
     while True:
         with tf.profiler.experimental.Trace(INPUT):

@@ -1,6 +1,6 @@
-"""Clicks that somebody could learn: ids by a power law, labels from a planted model.
+"""Synthetic clicks that can be learned: ids by a power law, labels from a planted model.
 
-Everything is a function of the seed and the sample's number. So every rank can make any sample, and
+A sample is a function of the seed and its number. Every rank can therefore generate any sample, and
 the batches are the same for any number of ranks.
 """
 
@@ -13,35 +13,35 @@ from criteo import DENSE, Samples
 Words = npt.NDArray[np.uint64]
 Reals = npt.NDArray[np.float64]
 
-_CHUNK = 4096  # samples that are made at a time
+_CHUNK = 4096  # samples generated at a time
 _WEYL = 0x9E3779B97F4A7C15
 
 
 def mix(words: Words) -> Words:
-    """SplitMix64's finaliser: words that look drawn, from any different ones."""
+    """The finalizer of SplitMix64: maps distinct words to words that look random."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
 
 
 def uniform(words: Words) -> Reals:
-    """Numbers in [0, 1) of words."""
+    """Maps words to numbers in [0, 1)."""
     return (mix(words) >> np.uint64(11)) * 2.0**-53
 
 
 class SyntheticClicks:
-    """Samples of the shape of Criteo's.
+    """Samples with the shape of Criteo's.
 
-    An id of rank k among the `rows[i]` ids of feature i is drawn with a chance of about
-    k ** -exponent. The log odds of a click are a sum over the dense features and the bags of ids,
-    in which each id has an effect of its own.
+    The id of popularity rank k, among the `rows[i]` ids of feature i, is drawn with a probability
+    proportional to about k ** -exponent. The log odds of a click are a sum over the dense features
+    and the bags of ids, in which each id has its own effect.
 
     Args:
-        count: samples.
-        hotness: ids of each feature in a sample.
-        rows: different ids of each feature.
-        exponent: of the power law; 0 is uniform.
-        seed: others give other samples and another planted model.
+        count: the number of samples.
+        hotness: ids per sample of each feature.
+        rows: distinct ids of each feature.
+        exponent: exponent of the power law; 0 is uniform.
+        seed: determines the samples and the planted model.
         first: the number of the first sample.
     """
 
@@ -80,7 +80,7 @@ class SyntheticClicks:
         return Samples(*(np.concatenate(part) for part in zip(*chunks, strict=True)))
 
     def chances(self, begin: int, end: int) -> npt.NDArray[np.float32]:
-        """The planted model's chances of a click: nobody predicts better."""
+        """Returns the planted model's probabilities of a click, the best possible prediction."""
         chunks = [
             self._make(np.arange(at, min(at + _CHUNK, end)))[1]
             for at in range(begin, max(end, begin + 1), _CHUNK)
@@ -99,12 +99,12 @@ class SyntheticClicks:
         odds = self.BIAS + self.DENSE_EFFECT * dense @ signs + self.BAG_EFFECT * bags.sum(axis=1)
         chances = 1 / (1 + np.exp(-odds))
         labels = drawn[:, -1] < chances
-        # Any integers, in no order: 32 bits, as Criteo's.
+        # Arbitrary 32-bit integers, as in Criteo's data.
         ids = (ranks.astype(np.uint32) * np.uint32(0x9E3779B1)).view(np.int32)
         return Samples(dense.astype(np.float32), ids, labels.astype(np.float32)), chances
 
     def _ranks(self, drawn: Reals) -> npt.NDArray[np.int64]:
-        """From numbers in [0, 1) to ranks below `rows`: a continuous power law, cut to integers."""
+        """Maps numbers in [0, 1) to ranks below `rows`: a continuous power law, truncated."""
         power = 1.0 - self._exponent
         if power == 0.0:
             values = (self._rows + 1) ** drawn
