@@ -1,4 +1,4 @@
-"""Runs the benchmarks, each in a process of its own, and prints one table of all results."""
+"""Runs the benchmarks, each in a separate process, and prints one table of all results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.harness import Result, describe_machine, read_json, table_lines, write_json
 from benchmarks.report import page
 
-# Module and arguments, at full size and for a quick look.
+# Module, arguments at full size, and arguments for a quick run.
 FULL: dict[str, list[list[str]]] = {
     "tables": [["--dim", "16"], ["--dim", "64"]],
     "memory": [[]],
@@ -44,14 +44,18 @@ QUICK: dict[str, list[str]] = {
 
 
 def main() -> int:
-    """Returns 1 if a benchmark failed; the others are printed all the same."""
+    """Prints all results; returns 1 if a benchmark failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=FULL, default=list(FULL), help="which to run")
-    parser.add_argument("--quick", action="store_true", help="small sizes: minutes, not an hour")
-    parser.add_argument("--rows", type=int, help="rows in a table, for all that have tables")
-    parser.add_argument("--contenders", nargs="+", help="who takes part, where there is a choice")
-    parser.add_argument("--json", type=Path, help="write the results to this file too")
-    parser.add_argument("--report", type=Path, help="write a page with plots to this file too")
+    parser.add_argument(
+        "--only", nargs="+", choices=FULL, default=list(FULL), help="benchmarks to run"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes: minutes instead of an hour"
+    )
+    parser.add_argument("--rows", type=int, help="rows per table, for all benchmarks with tables")
+    parser.add_argument("--contenders", nargs="+", help="contenders, for benchmarks with a choice")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    parser.add_argument("--report", type=Path, help="also write a page with plots to this file")
     options = parser.parse_args()
 
     results: list[Result] = []

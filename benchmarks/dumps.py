@@ -1,7 +1,7 @@
-"""Tables to disk and back: dump and load beside `dd`, deltas, training meanwhile, the reader.
+"""Disk: dump and load compared with `dd`, deltas, training during a dump, and the reader.
 
-`dd` writes as many bytes as the dump to the same disk and syncs them; both ours and its figures
-depend on the disk's mood, so they take turns.
+`dd` writes the same number of bytes as the dump to the same disk, and syncs them. The disk's speed
+varies, so dump and `dd` take turns.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from benchmarks.harness import OURS, Result, finish, interleave, parser_for, sec
 DD = "dd"
 DIM = 16
 BATCH = 1 << 20
-STRIDE = 7919  # between keys, so that they are not row numbers
+STRIDE = 7919  # between keys, so that keys are not row numbers
 
 
 def filled(rows: int) -> Any:
-    """A table of `rows` rows."""
+    """Creates a table of `rows` rows."""
     import tensorflow as tf
 
     import tf_dynemb as de
@@ -39,7 +39,7 @@ def filled(rows: int) -> Any:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files below a folder."""
+    """Returns the bytes of all files below a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
@@ -51,14 +51,14 @@ def dd(path: Path, size: int) -> None:
 
 
 def anonymous_bytes() -> int:
-    """This process's memory that is not the page cache's."""
+    """Returns this process's memory, without the page cache."""
     status = Path("/proc/self/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("RssAnon:"))
     return int(line.split()[1]) << 10
 
 
 def peak_growth(action: Any) -> float:
-    """By how many MB the process's own memory grows at most while `action` runs."""
+    """Returns by how many MB the process's memory grows at most while `action` runs."""
     before, peak, done = anonymous_bytes(), [0], threading.Event()
 
     def watch() -> None:
@@ -109,7 +109,7 @@ def dump_and_load(folder: Path, rows: int, repeats: int) -> list[Result]:
 
 
 def deltas(folder: Path, rows: int, repeats: int) -> list[Result]:
-    """Deltas of 1 % of the rows, and of 100,000 rows whatever the table's size."""
+    """Measures deltas of 1% of the rows, and of 100,000 rows for any table size."""
     import tensorflow as tf
 
     import tf_dynemb as de
@@ -134,7 +134,7 @@ def deltas(folder: Path, rows: int, repeats: int) -> list[Result]:
 
 
 def training(folder: Path, rows: int, repeats: int) -> list[Result]:
-    """Steps a second while a dump runs, beside those without one ("static" has no part in it)."""
+    """Measures steps per second with and without a running dump (under "static")."""
     import keras
     import tensorflow as tf
 
@@ -197,7 +197,7 @@ assert "tensorflow" not in sys.modules
 
 
 def reader(folder: Path, rows: int, repeats: int) -> list[Result]:
-    """The reader in a process without TensorFlow, on one core."""
+    """Measures the reader in a process without TensorFlow, on one core."""
     import tf_dynemb as de
 
     table = filled(rows)
@@ -216,15 +216,17 @@ def reader(folder: Path, rows: int, repeats: int) -> list[Result]:
 
 def main() -> None:
     parser = parser_for(__doc__)
-    parser.add_argument("--rows", type=int, default=10_000_000, help="in the table")
+    parser.add_argument("--rows", type=int, default=10_000_000, help="rows in the table")
     parser.add_argument(
         "--delta-rows",
         type=int,
         nargs="+",
         default=[1_000_000, 10_000_000, 40_000_000],
-        help="in the tables that deltas are of",
+        help="rows in the tables of the deltas",
     )
-    parser.add_argument("--folder", type=Path, help="on the disk to measure; default: temporary")
+    parser.add_argument(
+        "--folder", type=Path, help="folder on the disk to measure; default: temporary"
+    )
     options = parser.parse_args()
 
     from benchmarks.harness import use_threads

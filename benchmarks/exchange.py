@@ -1,13 +1,14 @@
-"""What an exchange between ranks costs, beside the same bytes through a bare `hvd.alltoall`.
+"""The cost of an exchange between ranks, compared with bare `hvd.alltoall`s of the same bytes.
 
     horovodrun -np 2 python -m benchmarks.exchange [--dim 16] [--hotness 1] [--ids zipf]
 
-26 tables; a step routes the ids of a batch, sends keys, vectors and gradients, and does nothing
-else: no row is looked up, nothing is pooled or summed. (Vectors are pooled where they come to lie,
-and gradients summed where they are sent from.) Bare: three alltoalls of the very same words.
-Routing makes the ids distinct, which is timed by itself. Rank 0 prints medians of interleaved
-repeats, and the bytes sent beside the formula of docs/scaling.md. With an --exchange-dtype only the
-vectors' packing is in it: their unpacking, and both ways of the gradients, are in other operators.
+There are 26 tables. A step routes the ids of a batch, and sends keys, vectors and gradients. It
+looks up no rows, and neither pools nor sums. (A real step pools vectors in the received words, and
+sums gradients in the words to be sent.) The bare figure is that of three alltoalls of the same
+words. Routing, which makes the ids distinct, is timed separately. Rank 0 prints medians of
+interleaved repeats, and the bytes sent beside the formula of docs/scaling.md. With an
+--exchange-dtype the time includes only the packing of vectors: other operators unpack them, and
+pack and unpack the gradients.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ROWS = 1_000_000
 
 
 def batch_ids(kind: str, samples: int, hotness: int, random: np.random.Generator) -> Any:
-    """Ids of one table: int64 [samples * hotness]."""
+    """Draws the ids of one table: int64 [samples * hotness]."""
     count = samples * hotness
     if kind == "uniform":
         return random.integers(0, ROWS, count)
@@ -39,7 +40,7 @@ def batch_ids(kind: str, samples: int, hotness: int, random: np.random.Generator
 
 
 class Exchange:
-    """Keys, vectors and gradients of one batch, through the exchange and bare."""
+    """Sends keys, vectors and gradients of one batch, by the exchange and by bare alltoalls."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.comm = communicator.get()
@@ -56,7 +57,7 @@ class Exchange:
             tf.constant(batch_ids(options.ids, samples, options.hotness, random))
             for _ in range(TABLES)
         ]
-        # What a table would have read: any numbers.
+        # Stands for vectors read from tables; any numbers will do.
         self.held = [tf.random.normal([n, options.dim]) for n in self._num_served()]
         self.words = self._words()
 
@@ -64,7 +65,7 @@ class Exchange:
         return [int(tf.size(keys)) for keys in exchange.request(self.tables, self.ids).keys]
 
     def _words(self) -> list[tuple[Any, Any]]:
-        """The words and splits of the three messages."""
+        """Returns the words and splits of the three messages."""
         comm, names = self.comm, [table.name for table in self.tables]
         asked = exchange.request(self.tables, self.ids)
         routed = self._routed()
@@ -97,7 +98,7 @@ class Exchange:
 
     @tf.function
     def whole(self) -> Any:
-        """All that an exchange does."""
+        """Runs the exchange."""
         asked = exchange.request(self.tables, self.ids)
         vectors = asked.words_to_askers(self.held)
         with tf.control_dependencies([vectors]):
@@ -107,12 +108,12 @@ class Exchange:
 
     @tf.function
     def route(self) -> Any:
-        """What comes before anything is sent."""
+        """Runs the routing, before anything is sent."""
         return self._routed().splits
 
     @tf.function
     def bare(self) -> Any:
-        """The same words, one message after the other."""
+        """Sends the same words, one message after the other."""
         total = tf.constant(0)
         for number, (words, splits) in enumerate(self.words):
             with tf.control_dependencies([total]):
@@ -121,7 +122,7 @@ class Exchange:
         return total
 
     def milliseconds(self, function: Any) -> float:
-        """Of the slowest rank."""
+        """Returns the time of the slowest rank."""
         self.comm.barrier()
         began = time.perf_counter()
         function().numpy()
@@ -129,12 +130,12 @@ class Exchange:
         return 1e3 * max(self.comm.gather_objects(took, "took"))
 
     def bytes_to_others(self) -> list[int]:
-        """Of keys, vectors and gradients, over all ranks."""
+        """Returns the bytes of keys, vectors and gradients, over all ranks."""
         counted = [4 * int(tf.size(words)) for words, _ in self.words]
         return [sum(one) for one in zip(*self.comm.gather_objects(counted, "bytes"), strict=True)]
 
     def formula(self) -> list[int]:
-        """What docs/scaling.md says they are, over all ranks."""
+        """Returns the same by the formula of docs/scaling.md, over all ranks."""
         size = self.comm.size
         unique = sum(len(np.unique(ids.numpy())) for ids in self.ids)
         unique = sum(self.comm.gather_objects(unique, "unique"))
@@ -146,7 +147,7 @@ class Exchange:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measures and prints."""
+    """Measures, and prints the figures on rank 0."""
     de.init("horovod")
     of = Exchange(options)
     functions = {"whole": of.whole, "route": of.route, "bare": of.bare}
@@ -183,8 +184,8 @@ def parse_options() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--dim", type=int, default=16)
-    add("--hotness", type=int, default=1, help="ids a sample and table")
-    add("--batch", type=int, default=8192, help="samples of all ranks together")
+    add("--hotness", type=int, default=1, help="ids per sample and table")
+    add("--batch", type=int, default=8192, help="samples per batch, over all ranks")
     add("--ids", choices=("zipf", "uniform"), default="zipf")
     add("--exchange-dtype", choices=("float16", "bfloat16", "int8"), default=None)
     add("--repeats", type=int, default=21)

@@ -1,7 +1,7 @@
-"""Growth: time of every batch while a table grows, and the metadata it ends with.
+"""Growth: the time of every batch while a table grows, and its metadata at the end.
 
-Keys are looked up for the first time, so each gets a row and an initial vector; DenseHashTable,
-which has no initial vectors, is given them. The longest batch counts as a multiple of the median.
+All keys are new, so each lookup inserts a row with an initial vector. DenseHashTable has no initial
+vectors, so they are passed to it. The longest batch is given as a multiple of the median.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def grow(
     """Fills a table.
 
     Returns:
-        The seconds of each batch, the bytes by which the process grew, and the table's statistics
-        if it has any.
+        The seconds of each batch, the bytes by which the process grew, and the statistics of the
+        table if it has any.
     """
     gc.collect()
     warm_memory()
@@ -54,7 +54,7 @@ def grow(
 
 
 def print_batches(name: str, times: npt.NDArray[np.float64], grown: int, rows: int) -> None:
-    """The distribution of batch times and where the longest are."""
+    """Formats the distribution of batch times and the positions of the longest."""
     milliseconds = times * 1e3
     middle, high, longest = np.quantile(milliseconds, [0.5, 0.99, 1.0])
     worst = ", ".join(str(n) for n in np.argsort(-times)[:5])
@@ -67,11 +67,11 @@ def print_batches(name: str, times: npt.NDArray[np.float64], grown: int, rows: i
 
 
 def main() -> None:
-    """Fills the tables one after the other and prints the result."""
+    """Fills one table after the other, and prints the results."""
     parser = parser_for(__doc__)
-    parser.add_argument("--dim", type=int, default=16, help="floats in a vector")
-    parser.add_argument("--rows", type=int, default=50_000_000, help="rows in the end")
-    parser.add_argument("--batch", type=int, default=65_536, help="keys in a call")
+    parser.add_argument("--dim", type=int, default=16, help="floats per vector")
+    parser.add_argument("--rows", type=int, default=50_000_000, help="rows at the end")
+    parser.add_argument("--batch", type=int, default=65_536, help="keys per call")
     parser.add_argument("--no-peer", action="store_true", help="leave DenseHashTable out")
     options = parser.parse_args()
     use_threads(options.threads)

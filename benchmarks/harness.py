@@ -1,8 +1,8 @@
 """Timing, the printed table and its JSON form; shared by all benchmarks.
 
 A benchmark measures the same case for several contenders in one process. Repeats are interleaved:
-each repeat runs every contender once, in an order that rotates, so that a disturbance of the
-machine meets all of them. Figures are medians; the spread is (highest - lowest) / median.
+each repeat runs every contender once, in a rotating order, so that a disturbance of the machine
+affects all of them. Figures are medians; the spread is (highest - lowest) / median.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from pathlib import Path
 
 OURS, DENSE, STATIC = "tf_dynemb", "DenseHashTable", "static"
 CONTENDERS = (OURS, DENSE, STATIC)
-TFRA = "TFRA"  # in a venv of its own, as it needs another TensorFlow: make bench-peers
+TFRA = "TFRA"  # in a separate venv, because it needs another TensorFlow: make bench-peers
 RATIO_NAMES = {DENSE: "Dense"}
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one case measured.
+    """The figures of one case.
 
     Attributes:
-        case: what was done.
-        unit: of the figures.
-        values: one figure for each repeat, by contender.
-        less_is_better: turns the ratios around, so that above 1 always means that we are ahead.
+        case: the name of the case.
+        unit: the unit of the figures.
+        values: by contender, one figure per repeat.
+        less_is_better: inverts the ratios, so that a ratio above 1 always means that we are ahead.
     """
 
     case: str
@@ -41,18 +41,18 @@ class Result:
     less_is_better: bool = False
 
     def median(self, contender: str) -> float | None:
-        """The contender's figure, None if it does not take part."""
+        """Returns the contender's median, or None if it does not take part."""
         values = self.values.get(contender)
         return statistics.median(values) if values else None
 
     def spread(self, contender: str) -> float:
-        """How far apart the contender's repeats are, as a part of the median."""
+        """Returns the spread of the contender's repeats, as a fraction of the median."""
         values = self.values[contender]
         middle = statistics.median(values)
         return (max(values) - min(values)) / middle if middle else 0.0
 
     def ratio(self, peer: str) -> float | None:
-        """How many times better than the peer we are; None if one of them is missing or zero."""
+        """Returns how many times better than the peer we are; None if either is missing or zero."""
         ours, theirs = self.median(OURS), self.median(peer)
         if not ours or not theirs:
             return None
@@ -60,7 +60,7 @@ class Result:
 
 
 def seconds_of(action: Callable[[], object]) -> float:
-    """Runs the action once and returns how long it took."""
+    """Runs the action once and returns the seconds that it took."""
     began = time.perf_counter()
     action()
     return time.perf_counter() - began
@@ -73,8 +73,8 @@ def interleave(
 
     Args:
         actions: by contender; each runs the case once and returns its figure.
-        repeats: how often each runs.
-        warm_up: how often each runs before, without being counted.
+        repeats: how many times each runs.
+        warm_up: how many times each runs beforehand, uncounted.
 
     Returns:
         The figures by contender.
@@ -93,7 +93,7 @@ def interleave(
 def rates(
     actions: Mapping[str, Callable[[], object]], work: float, repeats: int, warm_up: int = 1
 ) -> dict[str, list[float]]:
-    """Like `interleave`, for actions that do an amount `work`: figures are work per second."""
+    """Like `interleave`, for actions that do `work` units each: figures are units per second."""
 
     def rate_of(action: Callable[[], object]) -> Callable[[], float]:
         return lambda: work / seconds_of(action)
@@ -102,24 +102,24 @@ def rates(
 
 
 def resident_bytes() -> int:
-    """The memory that this process holds now."""
+    """Returns the memory that this process holds now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def warm_memory() -> None:
-    """Touches the free memory, up to 32 GiB or a container's limit, and gives it back.
+    """Touches the free memory, up to 32 GiB or a container's limit, and releases it.
 
-    A virtual machine whose host takes free memory back (free page reporting) pays some two seconds
-    for each GiB that a process is the first to touch again. Who touches it first would be a matter
-    of chance; for some seconds after this, nobody does. All of it, as nothing says which free
-    pages the system hands out first.
+    On a virtual machine whose host takes free memory back (free page reporting), the first touch
+    costs about two seconds per GiB. Without this call, chance would decide which contender pays.
+    For some seconds after it, none does. It touches all free memory, because the system may hand
+    out any free page first.
     """
     lines = Path("/proc/meminfo").read_text().splitlines()
     kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
     free = kib << 10
     group = Path("/sys/fs/cgroup")
-    limit = group / "memory.max"  # the process's own group only inside a container
+    limit = group / "memory.max"  # the group of this process, only inside a container
     if limit.exists() and (most := limit.read_text().strip()) != "max":
         free = min(free, int(most) - int((group / "memory.current").read_text()))
     size = min(free - (2 << 30), 32 << 30) >> 21 << 21
@@ -132,7 +132,7 @@ def warm_memory() -> None:
 
 
 def use_threads(count: int) -> None:
-    """Sets TensorFlow's thread pools; call it before TensorFlow does anything."""
+    """Sets TensorFlow's thread pools; must be called before TensorFlow is used."""
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(count)
@@ -140,7 +140,7 @@ def use_threads(count: int) -> None:
 
 
 def describe_machine() -> str:
-    """One line: processor, cores, load, versions."""
+    """Describes the machine in one line: processor, cores, load, versions."""
     from importlib.metadata import PackageNotFoundError, version
 
     name = platform.processor() or platform.machine()
@@ -169,15 +169,15 @@ def _figure(value: float | None) -> str:
 
 
 def contenders_of(results: Iterable[Result]) -> list[str]:
-    """The usual contenders, and the others that took part."""
+    """Returns the usual contenders, and the others that took part."""
     present = {name for result in results for name in result.values}
     return [*CONTENDERS, *sorted(present.difference(CONTENDERS))]
 
 
 def merge(results: Iterable[Result]) -> list[Result]:
-    """One result for each case: the figures of contenders that ran in other processes side by side.
+    """Merges results of several processes into one result per case.
 
-    Where two have figures of one contender, the first stay.
+    If several results have figures of one contender, the first are kept.
     """
     merged: dict[str, Result] = {}
     for result in results:
@@ -189,7 +189,7 @@ def merge(results: Iterable[Result]) -> list[Result]:
 
 
 def table_lines(results: Iterable[Result]) -> Iterable[str]:
-    """The results as a table of fixed width."""
+    """Formats the results as a table of fixed width."""
     results = list(results)
     columns = contenders_of(results)
     peers = [name for name in columns if name != OURS]
@@ -214,40 +214,42 @@ def table_lines(results: Iterable[Result]) -> Iterable[str]:
 
 
 def write_json(path: Path, results: Iterable[Result]) -> None:
-    """Writes results so that `read_json` gives them back."""
+    """Writes results for `read_json`."""
     content = {"machine": describe_machine(), "results": [asdict(result) for result in results]}
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def read_json(path: Path) -> list[Result]:
-    """Reads what `write_json` wrote."""
+    """Reads the results that `write_json` wrote."""
     return [Result(**result) for result in json.loads(path.read_text())["results"]]
 
 
 def parser_for(description: str | None) -> argparse.ArgumentParser:
-    """A parser with the options that every benchmark has."""
+    """Creates a parser with the options of all benchmarks."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=5, help="times each case is measured")
-    parser.add_argument("--threads", type=int, default=2, help="of TensorFlow, intra and inter op")
-    parser.add_argument("--json", type=Path, help="write the results to this file too")
+    parser.add_argument("--repeats", type=int, default=5, help="repeats of each case")
+    parser.add_argument(
+        "--threads", type=int, default=2, help="threads of TensorFlow, intra and inter op"
+    )
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     return parser
 
 
 def add_contenders(parser: argparse.ArgumentParser) -> None:
-    """Adds the option of the benchmarks that any of the tables can take part in."""
+    """Adds the option to choose the contenders."""
     parser.add_argument(
         "--contenders",
         nargs="+",
         choices=(*CONTENDERS, TFRA),
         default=list(CONTENDERS),
-        help="who takes part",
+        help="contenders",
     )
 
 
 def finish(results: list[Result], json_path: Path | None) -> None:
-    """Prints the table and writes the file that was asked for."""
+    """Prints the table, and writes the JSON file if there is one."""
     print(describe_machine())
     print("\n".join(table_lines(results)), flush=True)
     if json_path is not None:

@@ -1,8 +1,8 @@
-"""Memory: what a row takes beyond key, vector and optimizer state, by the growth of the process.
+"""Memory per row beyond key, vector and optimizer state, measured by the growth of the process.
 
-Each table is filled in a process of its own, because TensorFlow's allocator keeps what it frees:
-without an optimizer by upserts, with one by training steps on new ids. Steady is what the process
-holds afterwards, peak the most that it held.
+Each table is filled in a separate process, because TensorFlow's allocator keeps freed memory.
+Tables without an optimizer are filled by upserts, others by training steps on new ids. "Steady" is
+the memory that the process holds afterwards, "peak" the maximum that it held.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from benchmarks.harness import (
 )
 
 KEY_BYTES, FLOAT_BYTES = 8, 4
-STATES = {"none": 0, "adagrad": 1, "adam": 2}  # vectors of state
+STATES = {"none": 0, "adagrad": 1, "adam": 2}  # state, in vectors per row
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has held since `reset_peak`."""
+    """Returns the maximum memory of this process since `reset_peak`."""
     status = Path("/proc/self/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) << 10
 
 
 def reset_peak() -> None:
-    """Makes the peak what the process holds now."""
+    """Resets the peak to the current memory of the process."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def bytes_of_rows(
     name: str, dim: int, rows: int, batch: int, optimizer: str
 ) -> tuple[float, float]:
-    """Fills a table that grows; by how many bytes a row made this process larger: steady, peak."""
+    """Fills a growing table; returns the growth of the process in bytes per row: steady, peak."""
     import tensorflow as tf
 
     from benchmarks.peers import empty_table
@@ -64,7 +64,7 @@ def bytes_of_rows(
             step([table.ids(np.arange(start, start + batch))])
         return table, stepper
 
-    # A first, small table: so that what TensorFlow allocates once is not counted.
+    # A small table first, so that one-time allocations of TensorFlow are not counted.
     first = fill(batch)
     before = resident_bytes()
     reset_peak()
@@ -76,7 +76,7 @@ def bytes_of_rows(
 
 
 def measure(name: str, dim: int, rows: int, batch: int, optimizer: str) -> tuple[float, float]:
-    """Like `bytes_of_rows`, in a new process, and less the key, the vector and the state."""
+    """Like `bytes_of_rows` in a new process, minus the key, the vector and the state."""
     command = [sys.executable, "-m", "benchmarks.memory", "--contender", name]
     command += ["--dims", str(dim), "--rows", str(rows), "--batch", str(batch)]
     command += ["--optimizers", optimizer]
@@ -87,7 +87,7 @@ def measure(name: str, dim: int, rows: int, batch: int, optimizer: str) -> tuple
 
 
 def cases(options: argparse.Namespace, dim: int, optimizer: str) -> list[Result]:
-    """The steady and the peak size of each contender."""
+    """Returns the steady and the peak size of each contender."""
     names = [name for name in options.contenders if optimizer == "none" or name != DENSE]
     sizes = {name: measure(name, dim, options.rows, options.batch, optimizer) for name in names}
     with_state = "" if optimizer == "none" else f" and {optimizer} state"
@@ -103,12 +103,12 @@ def cases(options: argparse.Namespace, dim: int, optimizer: str) -> list[Result]
 
 
 def main() -> None:
-    """Measures all contenders; with --contender, prints the bytes of one and nothing else."""
+    """Measures all contenders; with --contender, prints only the bytes of one."""
     parser = parser_for(__doc__)
     add_contenders(parser)
-    parser.add_argument("--rows", type=int, default=10_000_000, help="rows in a table")
-    parser.add_argument("--batch", type=int, default=65_536, help="keys in a call")
-    parser.add_argument("--dims", type=int, nargs="+", default=[16, 64], help="vector sizes")
+    parser.add_argument("--rows", type=int, default=10_000_000, help="rows per table")
+    parser.add_argument("--batch", type=int, default=65_536, help="keys per call")
+    parser.add_argument("--dims", type=int, nargs="+", default=[16, 64], help="floats per vector")
     parser.add_argument("--optimizers", nargs="+", choices=STATES, default=list(STATES))
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     options = parser.parse_args()

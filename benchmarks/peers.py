@@ -1,7 +1,7 @@
 """The tables that are compared, behind one interface.
 
-Each takes the same rows: ours and DenseHashTable by key, the static variable by row number, since
-that is what its user has. `lookup` and `upsert` are one graph function call on a whole batch.
+Each table gets the same rows: ours and DenseHashTable by key, the static variable by row number, as
+its users do. `lookup` and `upsert` are one graph function call on a whole batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tensorflow as tf
 from benchmarks.harness import DENSE, OURS, STATIC, TFRA
 from benchmarks.workload import Rows, keys_of
 
-DENSE_LOAD = 0.8  # DenseHashTable grows when more of it than this is in use.
+DENSE_LOAD = 0.8  # DenseHashTable grows beyond this load.
 
 
 class Peer(Protocol):
@@ -24,10 +24,10 @@ class Peer(Protocol):
 
     lookup: Callable[[tf.Tensor], tf.Tensor]
     upsert: Callable[[tf.Tensor, tf.Tensor], Any]
-    eager_lookup: Callable[[tf.Tensor], tf.Tensor]  # the table's own method, no graph function
+    eager_lookup: Callable[[tf.Tensor], tf.Tensor]  # the table's own method, not a graph function
 
     def ids(self, rows: Rows) -> tf.Tensor:
-        """What this table calls the rows."""
+        """Returns the ids of rows in this table."""
         ...
 
 
@@ -38,7 +38,7 @@ def _functions(
     upsert: Callable[..., Any],
     eager_lookup: Callable[..., Any],
 ) -> None:
-    """Gives the peer its calls, already traced, so that no measured call has to."""
+    """Creates the calls of the peer, already traced, so that no measured call traces."""
     ids = tf.TensorSpec([None], tf.int64)
     values = tf.TensorSpec([None, dim], tf.float32)
 
@@ -119,7 +119,7 @@ class Static:
 
 
 class Tfra:
-    """A table of TensorFlow Recommenders Addons, with its cheapest initialiser."""
+    """A table of TensorFlow Recommenders Addons, with its cheapest initializer."""
 
     _count = 0
 
@@ -136,7 +136,7 @@ class Tfra:
             devices=["/CPU:0"],
             init_size=sized_for or 0,
         )
-        # What optimizers step: the rows of the last lookup.
+        # Optimizers step the rows of the last lookup.
         self.shadow = tfra.shadow_ops.ShadowVariable(variable, name=f"shadow_{Tfra._count}")
         self.lookup_keys = variable.lookup
         self.train_lookup = partial(tfra.shadow_ops.embedding_lookup, self.shadow)
@@ -144,7 +144,7 @@ class Tfra:
 
     @staticmethod
     def optimizer(name: str, learning_rate: float) -> Any:
-        """TFRA's form of an optimizer of tf.keras; TF_USE_LEGACY_KERAS=1 must be set."""
+        """Wraps a tf.keras optimizer for TFRA; TF_USE_LEGACY_KERAS=1 must be set."""
         from tensorflow_recommenders_addons import dynamic_embedding as tfra
 
         kind = getattr(tf.keras.optimizers.legacy, name)
@@ -156,7 +156,7 @@ class Tfra:
 
 
 def fill(peers: Iterable[Peer], dim: int, rows: range, batch: int) -> None:
-    """Gives each table the rows of these numbers, in calls of `batch`."""
+    """Inserts the rows of these numbers into each table, in calls of `batch`."""
     values = tf.random.stateless_uniform([batch, dim], [1, 2])
     for peer in peers:
         for start in range(rows.start, rows.stop, batch):
@@ -165,7 +165,7 @@ def fill(peers: Iterable[Peer], dim: int, rows: range, batch: int) -> None:
 
 
 def empty_table(name: str, dim: int, rows: int, sized: bool) -> Peer:
-    """A new table for `rows` rows; `sized` says whether it may know that number."""
+    """Creates a table for `rows` rows; `sized` says whether it may be presized."""
     if name == STATIC:
         return Static(dim, rows)
     kind = {OURS: Ours, DENSE: Dense, TFRA: Tfra}[name]

@@ -1,9 +1,9 @@
 """Where a training step's time goes: named phases that add up to the step.
 
-The step of `benchmarks.sparse` runs under TensorFlow's profiler, in which the operators report
+The step of `benchmarks.sparse` runs under TensorFlow's profiler, to which the operators report
 their phases ("dynemb: ...") beside TensorFlow's own events. Each instant of a step belongs to one
-phase: the innermost of ours that is open, else the operator that runs, else the executor, else
-Python. Their sum is compared with the time of steps that nobody traces.
+phase: our innermost open phase, or otherwise the running operator, the executor or Python. The sum
+is compared with the time of untraced steps.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ STEPS = "benchmark steps"
 OURS_PREFIX = "dynemb: "
 OURS_KIND = "Dynemb"
 EXECUTOR = ("ExecutorState::Process", "FunctionRun")
-# Names of what is not an operator's.
+# Phases that belong to no operator of ours.
 BETWEEN, PYTHON = "executor, between operators", "Python, and dispatch of the function"
 OTHERS = "other operators"
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a thread did from `start` to `end`, in nanoseconds."""
+    """An event of a thread, from `start` to `end`, in nanoseconds."""
 
     name: str
     thread: int
@@ -43,7 +43,7 @@ class Event:
 
 
 def read_events(folder: Path) -> list[Event]:
-    """What the profiler wrote about the host."""
+    """Reads the host's events from the profile."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     (path,) = folder.rglob("*.xplane.pb")
@@ -62,19 +62,19 @@ def read_events(folder: Path) -> list[Event]:
 
 
 def operator_of(event: Event) -> str | None:
-    """The type of the operator whose run the event is."""
+    """Returns the type of the operator that the event is a run of."""
     node, colon, kind = event.name.rpartition(":")
     is_operator = colon and node and not node.endswith(":") and kind.isidentifier()
     return kind if is_operator and "Eager" not in node else None
 
 
 def short(kind: str) -> str:
-    """An operator's type without our prefix."""
+    """Returns an operator's type without our prefix."""
     return kind.removeprefix(OURS_KIND)
 
 
 def labelled(events: Iterable[Event]) -> Iterator[tuple[int, str, Event]]:
-    """The events that name a phase, with how specific they are and the phase's name."""
+    """Yields the events that name a phase, with their specificity and the phase's name."""
     operators: dict[int, list[Event]] = defaultdict(list)
     events = list(events)
     for event in events:
@@ -96,7 +96,7 @@ def labelled(events: Iterable[Event]) -> Iterator[tuple[int, str, Event]]:
 
 
 def attribute(events: list[Event], start: float, end: float) -> dict[str, float]:
-    """Gives every instant of [start, end] to one phase; returns nanoseconds by phase."""
+    """Assigns every instant of [start, end] to one phase; returns nanoseconds by phase."""
     candidates = [item for item in labelled(events) if item[2].end > start and item[2].start < end]
     edges = {start, end}
     for _, _, event in candidates:
@@ -106,7 +106,7 @@ def attribute(events: list[Event], start: float, end: float) -> dict[str, float]
     place = {point: number for number, point in enumerate(points)}
     for rank, name, event in candidates:
         for number in range(place[max(event.start, start)], place[min(event.end, end)]):
-            # Of two that are as specific, the one that began later is the inner one.
+            # Of two equally specific events, the one that began later is the inner one.
             owner[number] = max(owner[number], (rank, event.start, name))
     totals: dict[str, float] = defaultdict(float)
     for number, (_, _, name) in enumerate(owner):
@@ -115,7 +115,7 @@ def attribute(events: list[Event], start: float, end: float) -> dict[str, float]
 
 
 def measure(options: argparse.Namespace, hotness: int, exponent: float | None) -> list[Result]:
-    """Times steps, then traces some."""
+    """Times steps, then traces steps."""
     peers = filled(OURS, options.tables, options.dim, options.rows, 1 << 17)
     draws = Draws(options.rows, exponent, seed=4)
     numbers = draw_steps(draws, options.tables, options.samples * hotness)
@@ -124,7 +124,7 @@ def measure(options: argparse.Namespace, hotness: int, exponent: float | None) -
     run_steps(step, batches, DISTINCT_STEPS)
 
     def run_traced() -> dict[str, float]:
-        """The nanoseconds of each phase in a step, on average over the steps of a trace."""
+        """Returns the mean nanoseconds per step of each phase in a trace."""
         profiler = tf.profiler.experimental
         with tempfile.TemporaryDirectory() as folder:
             with profiler.Profile(folder, profiler.ProfilerOptions(2, 0, 0)):
@@ -138,7 +138,7 @@ def measure(options: argparse.Namespace, hotness: int, exponent: float | None) -
 
     untraced, traced = [], []
     for _ in range(options.repeats):
-        run_steps(step, batches, DISTINCT_STEPS)  # reading a trace has emptied the caches
+        run_steps(step, batches, DISTINCT_STEPS)  # reading the trace evicted the caches
         action = partial(run_steps, step, batches, options.steps)
         untraced.append(seconds_of(action) / options.steps * 1e3)
         traced.append(run_traced())
@@ -167,14 +167,14 @@ def main() -> None:
     parser = parser_for(__doc__)
     add = parser.add_argument
     add("--optimizer", choices=("none", "adagrad", "adam"), default="adagrad")
-    add("--tables", type=int, default=26, help="tables in a step")
-    add("--rows", type=int, default=1_000_000, help="rows in a table")
-    add("--dim", type=int, default=16, help="floats in a vector")
-    add("--samples", type=int, default=8_192, help="samples in a step")
-    add("--hotness", type=int, nargs="+", default=[1, 10], help="ids of a sample in a table")
-    add("--zipf", action="store_true", help="draw ids by zipf's law")
-    add("--steps", type=int, default=12, help="steps in a trace")
-    parser.set_defaults(repeats=11)  # of some seconds; steps differ by a tenth or two
+    add("--tables", type=int, default=26, help="tables per step")
+    add("--rows", type=int, default=1_000_000, help="rows per table")
+    add("--dim", type=int, default=16, help="floats per vector")
+    add("--samples", type=int, default=8_192, help="samples per step")
+    add("--hotness", type=int, nargs="+", default=[1, 10], help="ids per sample and table")
+    add("--zipf", action="store_true", help="draw ids by Zipf's law")
+    add("--steps", type=int, default=12, help="steps per trace")
+    parser.set_defaults(repeats=11)  # of a few seconds; steps differ by 10 to 20%
     options = parser.parse_args()
     use_threads(options.threads)
     results: list[Result] = []

@@ -1,4 +1,4 @@
-"""Quality: the quickstart with hash tables and with `keras.layers.Embedding`, several seeds."""
+"""Quality: the quickstart with hash tables and with `keras.layers.Embedding`, over seeds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGEST_GAP = 0.001
 
 
 def train(embedding: str, seed: int) -> dict[str, float]:
-    """Runs the quickstart in a process of its own and returns its figures."""
+    """Runs the quickstart in a separate process and returns its figures."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(QUICKSTART), "--quiet", "--embedding", embedding]
         command += ["--seed", str(seed), "--output-dir", folder]
@@ -27,7 +27,7 @@ def train(embedding: str, seed: int) -> dict[str, float]:
 
 
 def main() -> int:
-    """Prints both means; returns 1 if ours misses what is promised."""
+    """Prints both means; returns 1 if ours misses the goal."""
     parser = parser_for(__doc__)
     parser.set_defaults(repeats=3)
     options = parser.parse_args()

@@ -1,7 +1,7 @@
-"""A page with plots of the results, for people who would rather look: one HTML file, images inside.
+"""Writes the results as a page with plots: one HTML file with embedded images.
 
-Reads what `python -m benchmarks --json FILE` wrote, and prints the table of it too. Several files
-are put side by side, case by case:
+Reads files of `python -m benchmarks --json FILE`, and also prints their table. Several files are
+merged case by case:
 
     python -m benchmarks.report results.json --output benchmarks/report.html
 """
@@ -48,7 +48,7 @@ TensorFlow's.</p>
 
 
 def groups(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """The results that share an axis: by unit, and by the first word of the case."""
+    """Groups results that share an axis: by unit, and by the first word of the case."""
     parts: dict[str, list[Result]] = {}
     for result in results:
         parts.setdefault(f"{result.case.split()[0]}, {result.unit}", []).append(result)
@@ -56,7 +56,7 @@ def groups(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 
 def plot(title: str, results: list[Result]) -> bytes:
-    """Bars of every contender for each case, as a PNG."""
+    """Draws bars of every contender for each case, as a PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -101,7 +101,7 @@ def plot(title: str, results: list[Result]) -> bytes:
 
 
 def page(results: list[Result], machine: str) -> str:
-    """The whole page."""
+    """Returns the whole page."""
     sections = []
     for title, part in groups(results).items():
         image = base64.b64encode(plot(title, part)).decode()
@@ -117,7 +117,7 @@ def page(results: list[Result], machine: str) -> str:
 def main() -> None:
     """Reads the results and writes the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
-    parser.add_argument("results", type=Path, nargs="+", help="files that --json wrote")
+    parser.add_argument("results", type=Path, nargs="+", help="files written by --json")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/report.html"))
     options = parser.parse_args()
     results = merge(result for path in options.results for result in read_json(path))

@@ -1,8 +1,8 @@
-"""How the cost of a key changes with the size of things: it should not jump.
+"""How the cost per key scales; it should have no jumps.
 
-One table: lookups while rows, dim or keys in a call vary. A model's tables, trained with Adagrad:
-ids of a sample in a table, and the number of tables with the same number of ids in all. Each point
-is set beside a static variable's.
+For one table, lookups are timed while rows, dim or keys per call vary. For the tables of a model,
+trained with Adagrad, the ids per sample and table vary, and the number of tables at a constant
+total of ids. Each point is compared with a static variable.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from benchmarks.workload import Draws
 
 FILL = 1 << 17
 NAMES = (OURS, STATIC)
-MODEL_ROWS, MODEL_IDS = 2_600_000, 26 * 8192  # of all tables together
+MODEL_ROWS, MODEL_IDS = 2_600_000, 26 * 8192  # over all tables
 
 
 def lookup_case(
     case: str, peers: dict[str, Peer], rows: int, batch: int, repeats: int, keys: int
 ) -> Result:
-    """Looks up `keys` keys in calls of `batch`."""
+    """Times lookups of `keys` keys, in calls of `batch`."""
     draws = Draws(rows, None, seed=2)
     numbers = [draws.take(batch) for _ in range(max(1, keys // batch))]
 
@@ -64,7 +64,7 @@ def lookup_case(
 
 
 def row_cases(options: argparse.Namespace) -> Iterator[Result]:
-    """The table grows from the fewest rows to the most."""
+    """Varies the rows: one table grows from the fewest to the most."""
     dim = 16
     warm_memory()
     peers = {name: empty_table(name, dim, max(options.rows), sized=False) for name in NAMES}
@@ -78,7 +78,7 @@ def row_cases(options: argparse.Namespace) -> Iterator[Result]:
 
 
 def dim_cases(options: argparse.Namespace) -> Iterator[Result]:
-    """Vectors get longer."""
+    """Varies the length of vectors."""
     rows = 1_000_000
     for dim in options.dims:
         peers = {name: empty_table(name, dim, rows, sized=True) for name in NAMES}
@@ -90,7 +90,7 @@ def dim_cases(options: argparse.Namespace) -> Iterator[Result]:
 
 
 def batch_cases(options: argparse.Namespace) -> Iterator[Result]:
-    """Calls get larger."""
+    """Varies the keys per call."""
     rows = 2_000_000
     peers = {name: empty_table(name, 16, rows, sized=True) for name in NAMES}
     fill(peers.values(), 16, range(rows), FILL)
@@ -103,7 +103,7 @@ def batch_cases(options: argparse.Namespace) -> Iterator[Result]:
 def train_case(
     case: str, tables: int, samples: int, hotness: int, options: argparse.Namespace
 ) -> Result:
-    """Steps with Adagrad."""
+    """Times training steps with Adagrad."""
     rows = MODEL_ROWS // tables
     numbers = draw_steps(Draws(rows, None, seed=4), tables, samples * hotness)
     ids = tables * samples * hotness
@@ -122,7 +122,7 @@ def train_case(
 
 
 def hotness_cases(options: argparse.Namespace) -> Iterator[Result]:
-    """Bags get larger, batches smaller."""
+    """Varies the ids per bag; batches get smaller."""
     for hotness in options.hotness:
         samples = MODEL_IDS // 26 * 10 // hotness
         yield train_case(f"scaling: train, hotness {hotness}", 26, samples, hotness, options)
@@ -130,7 +130,7 @@ def hotness_cases(options: argparse.Namespace) -> Iterator[Result]:
 
 
 def table_cases(options: argparse.Namespace) -> Iterator[Result]:
-    """One large table becomes many small ones."""
+    """Varies the number of tables, from one large to many small ones."""
     for tables in options.tables:
         samples = MODEL_IDS // tables
         yield train_case(f"scaling: train, {tables} tables", tables, samples, 1, options)
@@ -150,15 +150,15 @@ def main() -> None:
     """Runs the cases and prints them."""
     parser = parser_for(__doc__)
     add = parser.add_argument
-    add("--cases", nargs="+", choices=CASES, default=list(CASES), help="what varies")
+    add("--cases", nargs="+", choices=CASES, default=list(CASES), help="quantities to vary")
     rows = [1_000_000, 3_000_000, 10_000_000, 30_000_000, 100_000_000]
-    add("--rows", type=int, nargs="+", default=rows, help="rows of a table")
+    add("--rows", type=int, nargs="+", default=rows, help="rows per table")
     add("--dims", type=int, nargs="+", default=[4, 8, 16, 32, 64, 100, 128, 256])
     batches = [64, 256, 1024, 4096, 16_384, 65_536, 262_144]
-    add("--batches", type=int, nargs="+", default=batches, help="keys in a call")
+    add("--batches", type=int, nargs="+", default=batches, help="keys per call")
     add("--hotness", type=int, nargs="+", default=[1, 2, 5, 10, 20, 50, 100])
     add("--tables", type=int, nargs="+", default=[1, 5, 26, 100, 200])
-    add("--keys", type=int, default=2_000_000, help="keys in a repeat")
+    add("--keys", type=int, default=2_000_000, help="keys per repeat")
     options = parser.parse_args()
     use_threads(options.threads)
     results: list[Result] = []

@@ -1,11 +1,10 @@
 """26 tables at once: pooled lookups, and training steps with Adagrad and Adam.
 
-The static variables use one `embedding_lookup_sparse` per table, as their users do; the tables the
-same by hand (unique, lookup, segment sum), which for TFRA is what its own function does.
-DenseHashTable cannot be trained. A training step is a
-GradientTape and the optimizer in one graph function. Static variables are updated in the rows
-touched only, as ours are, by the quickest means that TensorFlow has; `--keras-peer` gives them
-Keras's own optimizers instead, which work on all rows.
+Static variables use one `embedding_lookup_sparse` per table, as their users do. The peers' hash
+tables do the same explicitly (unique, lookup, segment sum), as TFRA's own function does.
+DenseHashTable cannot be trained. A training step is a GradientTape and the optimizer in one graph
+function. Static variables are updated in the touched rows only, as our tables are, by the fastest
+means that TensorFlow has; with `--keras-peer` they use Keras's optimizers, which work on all rows.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from benchmarks.peers import Ours, Peer, Static, Tfra, empty_table, fill
 from benchmarks.workload import Draws, Rows
 
 ZIPF = 1.05
-DISTINCT_STEPS = 4  # Batches that a case goes round.
+DISTINCT_STEPS = 4  # Batches that a case cycles through.
 LEARNING_RATE = 0.01
 Ids = list[tf.Tensor]
 Step = Callable[[Ids], Any]
 
 
 def filled(name: str, tables: int, dim: int, rows: int, batch: int) -> list[Peer]:
-    """Tables that hold `rows` rows each."""
+    """Creates tables of `rows` rows each."""
     peers = [empty_table(name, dim, rows, sized=True) for _ in range(tables)]
     fill(peers, dim, range(rows), batch)
     return peers
@@ -50,7 +49,7 @@ def filled(name: str, tables: int, dim: int, rows: int, batch: int) -> list[Peer
 def pooled(
     peers: list[Any], ids: Ids, samples: int, hotness: int, train: bool = False
 ) -> list[tf.Tensor]:
-    """The sum of `hotness` vectors for each sample, from every table."""
+    """Returns the sum of `hotness` vectors for each sample, from every table."""
     sample = tf.repeat(tf.range(samples, dtype=tf.int64), hotness)
     place = tf.tile(tf.range(hotness, dtype=tf.int64), [samples])
     indices = tf.stack([sample, place], axis=1)
@@ -94,7 +93,7 @@ class RowsTouchedAdagrad:
 
 
 class RowsTouchedAdam:
-    """Adam on static variables that leaves alone the rows that a step does not touch."""
+    """Adam on static variables that changes only the rows that a step touches."""
 
     BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-7
 
@@ -124,7 +123,7 @@ ROWS_TOUCHED_OPTIMIZERS = {"adagrad": RowsTouchedAdagrad, "adam": RowsTouchedAda
 
 
 def optimizer_for(name: str, peers: list[Any], keras_peer: bool) -> Any:
-    """The optimizer of a contender."""
+    """Creates the optimizer of a contender."""
     if isinstance(peers[0], Tfra):
         return Tfra.optimizer(KERAS_OPTIMIZERS[name], LEARNING_RATE)
     if isinstance(peers[0], Static) and not keras_peer:
@@ -140,12 +139,12 @@ def optimizer_for(name: str, peers: list[Any], keras_peer: bool) -> Any:
 
 
 def forward_step(peers: list[Any], samples: int, hotness: int) -> Step:
-    """A graph function that pools."""
+    """Returns a graph function that pools."""
     return tf.function(lambda ids: pooled(peers, ids, samples, hotness), autograph=False)
 
 
 def training_step(peers: list[Any], samples: int, hotness: int, optimizer: Any) -> Step:
-    """A graph function that pools, differentiates and updates."""
+    """Returns a graph function that pools, differentiates and updates."""
     variables = [getattr(peer, "shadow", peer.variable) for peer in peers]
 
     @tf.function(autograph=False)
@@ -161,7 +160,7 @@ def training_step(peers: list[Any], samples: int, hotness: int, optimizer: Any) 
 
 
 def step_for(options: argparse.Namespace, peers: list[Any], hotness: int) -> Step:
-    """The step that the options ask for: of options.optimizer, or only forward."""
+    """Returns the step of options.optimizer, or the forward pass alone."""
     if options.optimizer == "none":
         return forward_step(peers, options.samples, hotness)
     keras_peer = getattr(options, "keras_peer", False)
@@ -170,18 +169,18 @@ def step_for(options: argparse.Namespace, peers: list[Any], hotness: int) -> Ste
 
 
 def draw_steps(draws: Draws, tables: int, count: int) -> list[list[Rows]]:
-    """The row numbers of the steps that a case goes round: `count` for each table."""
+    """Draws the row numbers of the steps of a case: `count` per table."""
     return [[draws.take(count) for _ in range(tables)] for _ in range(DISTINCT_STEPS)]
 
 
 def run_steps(step: Step, batches: list[Ids], count: int) -> None:
-    """Runs `count` steps and waits for the last."""
+    """Runs `count` steps, and waits for the last."""
     for number in range(count):
         step(batches[number % len(batches)])
 
 
 def present_cases(options: Any, peers: dict[str, list[Peer]]) -> Iterator[Result]:
-    """Ids that are in the tables, drawn uniformly and by zipf's law."""
+    """Measures ids that are in the tables, drawn uniformly and by Zipf's law."""
     what = "forward" if options.optimizer == "none" else f"train {options.optimizer}"
     if options.keras_peer:
         what += " (static: Keras)"
@@ -203,7 +202,7 @@ def present_cases(options: Any, peers: dict[str, list[Peer]]) -> Iterator[Result
 
 
 def new_ids_case(options: argparse.Namespace, names: list[str]) -> Result:
-    """Training steps in which every id is new, for tables that can grow while they train."""
+    """Measures training steps with only new ids, for tables that grow while they train."""
 
     def measure(name: str) -> list[float]:
         peers = [empty_table(name, options.dim, 0, sized=False) for _ in range(options.tables)]
@@ -235,14 +234,19 @@ def main() -> None:
     parser = parser_for(__doc__)
     add_contenders(parser)
     add = parser.add_argument
-    add("--optimizer", choices=("none", "adagrad", "adam"), default="none", help="none: forward")
+    add(
+        "--optimizer",
+        choices=("none", "adagrad", "adam"),
+        default="none",
+        help="none: forward pass only",
+    )
     add("--keras-peer", action="store_true", help="train static variables with Keras's optimizers")
-    add("--tables", type=int, default=26, help="tables in a step")
-    add("--rows", type=int, default=1_000_000, help="rows in a table")
-    add("--dim", type=int, default=16, help="floats in a vector")
-    add("--samples", type=int, default=8_192, help="samples in a step")
-    add("--hotness", type=int, nargs="+", default=[1, 10], help="ids of a sample in a table")
-    add("--steps", type=int, default=20, help="steps in a repeat; divided by the hotness")
+    add("--tables", type=int, default=26, help="tables per step")
+    add("--rows", type=int, default=1_000_000, help="rows per table")
+    add("--dim", type=int, default=16, help="floats per vector")
+    add("--samples", type=int, default=8_192, help="samples per step")
+    add("--hotness", type=int, nargs="+", default=[1, 10], help="ids per sample and table")
+    add("--steps", type=int, default=20, help="steps per repeat; divided by the hotness")
     options = parser.parse_args()
     use_threads(options.threads)
 

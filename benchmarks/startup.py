@@ -1,4 +1,4 @@
-"""Start-up: how long `import tf_dynemb` takes once TensorFlow and Keras are imported."""
+"""Start-up: the time of `import tf_dynemb` after TensorFlow and Keras are imported."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ print(time.perf_counter() - began)
 
 
 def import_seconds() -> float:
-    """Seconds of the import in a new interpreter."""
+    """Returns the seconds of the import in a new interpreter."""
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return float(done.stdout)
 
 
 def main() -> None:
-    """Measures in several interpreters; the first, which fills the disk cache, is not counted."""
+    """Measures several interpreters, except the first, which fills the disk cache."""
     options = parser_for(__doc__).parse_args()
     seconds = [import_seconds() for _ in range(options.repeats + 1)][1:]
     result = Result("import, after TensorFlow's", "s", {OURS: seconds}, less_is_better=True)

@@ -33,12 +33,12 @@ SMALL_CALLS = 500
 
 
 def insert_all(peer: Peer, batches: list[Rows], values: tf.Tensor) -> float:
-    """Inserts the batches and returns the seconds of the calls alone."""
+    """Inserts the batches and returns the seconds of the calls."""
     return sum(seconds_of(partial(peer.upsert, peer.ids(rows), values)) for rows in batches)
 
 
 def new_key_batches(rows: int, batch: int) -> list[Rows]:
-    """Every row once, in an order that is not that of the row numbers."""
+    """Returns every row number once, in random order."""
     shuffled = np.random.default_rng(1).permutation(rows)
     return list(shuffled[: rows - rows % batch].reshape(-1, batch))
 
@@ -46,7 +46,7 @@ def new_key_batches(rows: int, batch: int) -> list[Rows]:
 def insert_case(
     names: list[str], dim: int, rows: int, batch: int, sized: bool, repeats: int
 ) -> Result:
-    """New keys into an empty table, which grows or was given its size."""
+    """Measures inserts of new keys into an empty table, growing or presized."""
     batches = new_key_batches(rows, batch)
     values = tf.ones([batch, dim])
 
@@ -54,7 +54,9 @@ def insert_case(
 
     def fill_new(name: str) -> float:
         gc.collect()
-        if next(fills) % len(names) == 0:  # once for all contenders: it takes a minute or so
+        if (
+            next(fills) % len(names) == 0
+        ):  # once for all contenders: it takes about a minute
             warm_memory()
         peer = empty_table(name, dim, rows, sized)
         seconds = insert_all(peer, batches, values)
@@ -66,7 +68,7 @@ def insert_case(
 
 
 def full_tables(names: list[str], dim: int, rows: int, batch: int) -> dict[str, Peer]:
-    """One filled table of each kind; they grew, as in use."""
+    """Returns one filled table of each kind; they grew, as in practice."""
     peers = {name: empty_table(name, dim, rows, sized=False) for name in names}
     fill(peers.values(), dim, range(rows), batch)
     return peers
@@ -75,7 +77,7 @@ def full_tables(names: list[str], dim: int, rows: int, batch: int) -> dict[str, 
 def batch_cases(
     peers: dict[str, Peer], dim: int, rows: int, batch: int, repeats: int, calls: int
 ) -> Iterator[Result]:
-    """Lookups and upserts of rows that are there."""
+    """Measures lookups and upserts of present rows."""
     values = tf.ones([batch, dim])
 
     def run(call: Callable[[tf.Tensor], object], batches: list[tf.Tensor]) -> None:
@@ -100,7 +102,7 @@ def batch_cases(
 
 
 def small_call_cases(peers: dict[str, Peer], dim: int, rows: int, repeats: int) -> Iterator[Result]:
-    """The time of one eager call with few keys: what a call costs whatever its size."""
+    """Measures the fixed cost of a call: one eager call with few keys."""
     numbers = Draws(rows, None, seed=3).take(SMALL)
 
     def median_call(lookup: Callable[[tf.Tensor], tf.Tensor], ids: tf.Tensor) -> float:
@@ -120,7 +122,7 @@ def small_call_cases(peers: dict[str, Peer], dim: int, rows: int, repeats: int) 
         )
 
     yield case("its own method", {name: peer.eager_lookup for name, peer in peers.items()})
-    # tf.nn takes variables only.
+    # tf.nn accepts variables only.
     variables: dict[str, Any] = {name: peers[name] for name in (OURS, STATIC) if name in peers}
     if not variables:
         return
@@ -131,7 +133,7 @@ def small_call_cases(peers: dict[str, Peer], dim: int, rows: int, repeats: int) 
 
 
 def export_case(peers: dict[str, Peer], dim: int, rows: int, repeats: int) -> Result:
-    """All rows into arrays. DenseHashTable only hands out its own, empty slots and all."""
+    """Measures the export of all rows. DenseHashTable returns its arrays, with empty slots."""
     import tf_dynemb as de
 
     ours: Any = peers[OURS]
@@ -150,10 +152,10 @@ def main() -> None:
     """Runs the cases for one dim and prints them."""
     parser = parser_for(__doc__)
     add_contenders(parser)
-    parser.add_argument("--dim", type=int, default=16, help="floats in a vector")
-    parser.add_argument("--rows", type=int, default=10_000_000, help="rows in a table")
-    parser.add_argument("--batch", type=int, default=65_536, help="keys in a call")
-    parser.add_argument("--calls", type=int, default=32, help="calls in a repeat")
+    parser.add_argument("--dim", type=int, default=16, help="floats per vector")
+    parser.add_argument("--rows", type=int, default=10_000_000, help="rows per table")
+    parser.add_argument("--batch", type=int, default=65_536, help="keys per call")
+    parser.add_argument("--calls", type=int, default=32, help="calls per repeat")
     parser.add_argument("--insert-repeats", type=int, default=3, help="fills of an empty table")
     options = parser.parse_args()
     use_threads(options.threads)

@@ -9,7 +9,7 @@ Rows = npt.NDArray[np.int64]
 
 
 def keys_of(rows: Rows) -> Rows:
-    """Distinct 64-bit keys without any order, one for each row number (SplitMix64's finaliser)."""
+    """Distinct 64-bit keys in no order, one per row number (the finalizer of SplitMix64)."""
     x = rows.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -17,10 +17,10 @@ def keys_of(rows: Rows) -> Rows:
 
 
 class Draws:
-    """Draws row numbers below `rows`, uniformly or by zipf's law.
+    """Draws row numbers below `rows`, uniformly or by Zipf's law.
 
-    With zipf, the row of rank k is drawn with a chance proportional to k ** -exponent; which row
-    has which rank is random.
+    With Zipf's law, the row of popularity rank k is drawn with a probability proportional to
+    k ** -exponent. The rows have random ranks.
     """
 
     def __init__(self, rows: int, exponent: float | None, seed: int) -> None:
@@ -33,7 +33,7 @@ class Draws:
             self._row_of_rank = self._random.permutation(rows)
 
     def take(self, count: int) -> Rows:
-        """`count` row numbers, repeats allowed."""
+        """Draws `count` row numbers, which may repeat."""
         if self._cumulative is None:
             return self._random.integers(0, self._rows, count)
         chance = self._random.random(count) * self._cumulative[-1]

@@ -1,10 +1,10 @@
-// What does it cost to find the distinct keys of a batch, and to sum gradients per distinct key?
+// The cost of finding the distinct keys of a batch, and of summing gradients per distinct key.
 //
 //   RunDedup/<distribution>/n/threads         ns per key; 128 keys: the overhead of a call
-//   RunBackward/<case>/hotness/dim/threads    26 tables of 1 million keys, batch 8,192; bytes are
-//                                             those of upstream rows read and sums written
+//   RunBackward/<case>/hotness/dim/threads    26 tables of 1 million keys, batch 8,192; counts the
+//                                             bytes of upstream rows read and sums written
 //
-// The sums are the only thing that is large, so Backward's bytes_per_second compares with Copy's.
+// Only the sums are large, so Backward's bytes_per_second is comparable with Copy's.
 #include <benchmark/benchmark.h>
 
 #include <cstring>

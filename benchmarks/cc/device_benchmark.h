@@ -1,5 +1,5 @@
-// What benchmarks of tables in a device's memory share: keys made there, time taken there, and what
-// bytes moved are compared with.
+// Shared by the benchmarks of tables in a device's memory: generates keys there, measures time, and
+// measures the bandwidth that moved bytes are compared with.
 #ifndef DYNEMB_BENCHMARKS_CC_DEVICE_BENCHMARK_H_
 #define DYNEMB_BENCHMARKS_CC_DEVICE_BENCHMARK_H_
 
@@ -19,15 +19,15 @@
 
 namespace dynemb::benchmark_device {
 
-// keys[i] = the key of number first + i: distinct, and nothing alike.
+// keys[i] = the key of number first + i. Keys are distinct, and share no pattern.
 struct MakeKeys {
   uint64_t first;
   uint64_t* keys;
   DYNEMB_HD void operator()(size_t i) const { keys[i] = MixKey(first + i); }
 };
 
-// Keys of numbers below `most`, by zipf(1.05), whose sum over ranks is taken for its integral. How
-// frequent a key is has nothing to do with its number.
+// Keys of numbers below `most`, by zipf(1.05), approximating its sum over ranks by the integral.
+// The frequency of a key is independent of its number.
 struct DrawZipf {
   uint64_t seed, most;
   uint64_t* keys;
@@ -39,7 +39,7 @@ struct DrawZipf {
   }
 };
 
-// One in `each` is replaced by a key of number first + i.
+// Replaces one key in `each` by the key of number first + i.
 struct ReplaceSome {
   uint64_t first;
   uint32_t each;
@@ -49,27 +49,27 @@ struct ReplaceSome {
   }
 };
 
-// What finding a key reads at least: its bucket, and its row's head.
+// The minimum that a find reads: the key's bucket, and the head of its row.
 constexpr double kBucketBytes = 64;
 constexpr double kHeadBytes = 16;
 
-// Ends the process unless the call went well.
+// Aborts the process if the call failed.
 inline void Require(const Status& status) {
   if (status.ok()) return;
   std::fprintf(stderr, "%s\n", status.message().c_str());
   std::exit(1);
 }
 
-// A device at work for a benchmark, on one stream.
+// A device that runs a benchmark on one stream.
 template <class Device>
 class Bench {
  public:
-  static constexpr int kRepeats = 8;  // that one measurement of time spans
+  static constexpr int kRepeats = 8;  // per measurement of time
 
-  // `exec` stands for the stream.
+  // `exec` represents the stream.
   Bench(Device* device, Exec* exec) : device_(*device), exec_(*exec) {}
 
-  // An array in the device's memory, until the Bench ends.
+  // An array in the device's memory, which lives as long as the Bench.
   template <class T>
   T* Array(size_t n) {
     arrays_.emplace_back();
@@ -92,9 +92,9 @@ class Bench {
     Require(session.Synchronize());
   }
 
-  // Seconds of one call of fn(repeat), the median of a few times kRepeats without waiting between
-  // them. `repeat` counts up, from the first call on, which warms up. Before that one, and before
-  // each kRepeats, prepare() is called; its work is not measured.
+  // Returns the seconds of one call of fn(repeat): the median of a few rounds of kRepeats calls
+  // without a wait in between. `repeat` counts up from the first call, which warms up. prepare() is
+  // called before the first call and before each round; its work is not measured.
   double Seconds(
       const std::function<void(int)>& fn, const std::function<void()>& prepare = [] {}) {
     constexpr int kTimes = 5;
@@ -115,8 +115,8 @@ class Bench {
     return seconds[kTimes / 2];
   }
 
-  // Measures, and prints, what copying so many bytes within the device's memory reaches: bytes a
-  // second, reads and writes counted.
+  // Measures and prints the bandwidth of copying `bytes` within the device's memory, in bytes per
+  // second, counting reads and writes.
   double CopyRate(size_t bytes) {
     Range from, to;
     Commit(bytes, &from);

@@ -1,17 +1,17 @@
-// What one of eight ranks does with the messages of a step, on a device: ten tables, 1,048,570 ids
-// in all, drawn by zipf(1.05) from the 2^21 keys of each, dims 8 to 128, float32 on the wire or
-// int8. The ranks are alike: what comes from each of the others is what this one would send itself.
+// The work of one of eight ranks on the messages of a step, on a device. There are ten tables and
+// 1,048,570 ids in total, drawn by zipf(1.05) from the 2^21 keys of each table; dims 8 to 128; wire
+// types float32 and int8. The ranks are alike: each other rank sends the words that this rank would
+// send to itself.
 //
 // A line is one call (cc/lookup/exchange.h):
 //
 //   request   RequestKeys: distinct keys, by owner          receive   ReceiveKeys
 //   pack      PackRows, of the vectors that others ask for  pool      PoolReceived, one id a bag
-//   sum       SumRequested: gradients of what was asked     arrived   SumReceived
+//   sum       SumRequested: gradients of requested rows     arrived   SumReceived
 //
-// Mids/s counts ids given. MB is what has to move at least: keys and vectors once where they are
-// read and once where they are written, an index of 4 bytes for each id; distinct keys once.
-// The last column is its share of what copying within the device's memory reaches, reads and writes
-// counted.
+// Mids/s counts input ids. MB is the minimum to move: keys and vectors, once where they are read
+// and once where they are written; an index of 4 bytes per id; distinct keys once. The last column
+// is its share of the bandwidth of a copy within the device's memory, counting reads and writes.
 #ifndef DYNEMB_BENCHMARKS_CC_DEVICE_EXCHANGE_BENCHMARK_H_
 #define DYNEMB_BENCHMARKS_CC_DEVICE_EXCHANGE_BENCHMARK_H_
 
@@ -36,7 +36,7 @@ struct CopyWords {
 template <class Device>
 class ExchangeBenchmark {
  public:
-  // `exec` stands for the stream. All sizes are divided by 2^shrink.
+  // `exec` represents the stream. All sizes are divided by 2^shrink.
   ExchangeBenchmark(Device* device, Exec* exec, Exchange* exchange, int shrink)
       : exec_(*exec),
         exchange_(*exchange),
@@ -51,7 +51,7 @@ class ExchangeBenchmark {
     own_request_ = bench_.template Array<int32_t>(2 * all + kTables);
     upstream_ = bench_.template Array<float>(all * kMostDim);
     pooled_ = bench_.template Array<float>(all * kMostDim);
-    // Each byte the same, and yet a number that a gradient may be: 0.0115.
+    // All bytes are equal, and make a plausible gradient: 0.0115.
     bench_.Fill(upstream_, 0x3C, all * kMostDim * sizeof(float));
   }
 
@@ -100,7 +100,7 @@ class ExchangeBenchmark {
                                   }));
   }
 
-  // As many words from each other rank as this one has for itself.
+  // Each other rank sends as many words as this rank has for itself.
   void Receive() {
     if (arrived_ == nullptr) {
       arrived_ = bench_.template Array<int32_t>((kRanks - 1) * num_own_words_);
@@ -201,7 +201,7 @@ class ExchangeBenchmark {
     Require(exchange_.SumRequested(exec_, layout, tasks, words, own));
   }
 
-  // Returns how many keys there are.
+  // Returns the number of keys.
   size_t SumArrived(const Exchange::Received& received, int64_t dim) {
     std::vector<BackwardTask> tasks(kTables);
     std::vector<Bags> bags(kTables);
@@ -246,9 +246,9 @@ class ExchangeBenchmark {
   Exchange& exchange_;
   Bench<Device> bench_;
   const int shrink_;
-  const uint64_t num_keys_;  // of a table
-  const size_t ids_;         // the same
-  uint64_t* keys_;           // of all tables; so the next ones
+  const uint64_t num_keys_;  // per table
+  const size_t ids_;         // per table
+  uint64_t* keys_;           // of all tables, as are the next members
   uint32_t* index_;
   int32_t *request_, *own_request_;
   float *upstream_, *pooled_;
@@ -258,7 +258,7 @@ class ExchangeBenchmark {
   uint64_t *arrived_keys_ = nullptr, *unique_keys_ = nullptr;
   float* unique_sums_ = nullptr;
   Bags bags_[kTables];
-  double copy_ = 0;  // bytes a second
+  double copy_ = 0;  // bytes per second
 };
 
 }  // namespace dynemb::benchmark_device

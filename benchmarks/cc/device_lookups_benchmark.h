@@ -1,26 +1,26 @@
-// Training steps of ten tables in a device's memory, as dynamicemb publishes them: 1,048,570 ids in
-// all, drawn by zipf(1.05) from the 2^21 keys of each table, rows of 8 to 128 float32 with as much
-// state (adagrad), all of them in the device's memory or a tenth of them.
+// Training steps of ten tables in a device's memory, as published for dynamicemb: 1,048,570 ids in
+// total, drawn by zipf(1.05) from the 2^21 keys of each table. Rows have 8 to 128 float32 and as
+// much state (adagrad). Either all rows or a tenth of them are in the device's memory.
 //
 // A line is one fused call (cc/lookup/lookups.h), of one id in each bag or the mean of ten:
 //
-//   pool      Pool, all keys there           backward   SumGradients
+//   pool      Pool, all keys present         backward   SumGradients
 //   pool new  Pool, one id in 20 is new      apply      Apply, on the rows that Pool found
 //   step      pool, backward, apply
 //
-// A few batches are drawn ahead; a line works through them without waiting, and then others are
-// drawn. Rows change tiers once a step: `pool` and `step` have that in them, `apply` does not.
+// A few batches are drawn ahead. A line processes them without waiting, and then others are drawn.
+// Rows change tiers once per step: `pool` and `step` include that, `apply` does not.
 //
-// Mids/s counts ids given. MB is what has to move at least: for `pool` and `backward` each id's key
-// and row id, and each bag's pooled vector or its gradient; and once for each distinct key
+// Mids/s counts input ids. MB is the minimum to move: for `pool` and `backward`, the key and row id
+// of each id, and the pooled vector of each bag or its gradient; and once per distinct key
 //
 //   pool      a bucket of 64 bytes, the row's head (16 bytes) and vector
-//   pool new  the same, and of new ones the bucket, written, and the state
+//   pool new  the same; for new keys also the bucket, written, and the state
 //   backward  key, row id and sum, written
-//   apply     these, read, and the row, read and written
+//   apply     the same, read, and the row, read and written
 //
-// The last column is its share of what copying within the device's memory reaches, reads and writes
-// counted, wherever the rows are.
+// The last column is its share of the bandwidth of a copy within the device's memory, counting
+// reads and writes, wherever the rows are.
 #ifndef DYNEMB_BENCHMARKS_CC_DEVICE_LOOKUPS_BENCHMARK_H_
 #define DYNEMB_BENCHMARKS_CC_DEVICE_LOOKUPS_BENCHMARK_H_
 
@@ -47,8 +47,8 @@ class LookupsBenchmark {
  public:
   using MakeTable = std::function<Status(const TableOptions&, std::unique_ptr<Table>*)>;
 
-  // `exec` stands for the stream; make(options, &table) makes a table of `lookups`. All sizes are
-  // divided by 2^shrink.
+  // `exec` represents the stream; make(options, &table) creates a table for `lookups`. All sizes
+  // are divided by 2^shrink.
   LookupsBenchmark(Device* device, Exec* exec, Lookups* lookups, MakeTable make, int shrink)
       : exec_(*exec),
         lookups_(*lookups),
@@ -66,7 +66,7 @@ class LookupsBenchmark {
     pooled_ = bench_.template Array<float>(most_ids_ * kMostDim);
     upstream_ = bench_.template Array<float>(most_ids_ * kMostDim);
     sums_ = bench_.template Array<float>(most_ids_ * kMostDim);
-    // Each byte the same, and yet a number that a gradient may be: 0.0115.
+    // All bytes are equal, and make a plausible gradient: 0.0115.
     for (float* gradients : {upstream_, sums_}) {
       bench_.Fill(gradients, 0x3C, most_ids_ * kMostDim * sizeof(float));
     }
@@ -87,7 +87,7 @@ class LookupsBenchmark {
   static constexpr size_t kHotnesses[] = {1, 10};
   static constexpr uint32_t kOneNewIn = 20;
 
-  // Ids of all tables, one table after the other, and what the calls make of them.
+  // Ids of all tables, one table after the other, and the results of the calls.
   struct Batch {
     uint64_t* keys = nullptr;
     RowId* rows = nullptr;
@@ -102,7 +102,7 @@ class LookupsBenchmark {
   }
   size_t ids() const { return kTables * bags_[0].nnz(); }
 
-  // Tables with num_keys_ keys each and room for as many again, which no line comes to need.
+  // Tables with num_keys_ keys each and room for twice as many, which suffices for every line.
   void Fill(int64_t dim, double hbm_share) {
     const RowLayout row(8, DType::kFloat32, dim, dim, 16);
     tables_.clear();
@@ -179,7 +179,7 @@ class LookupsBenchmark {
     Require(lookups_.SumGradients(exec_, tasks, allocate));
   }
 
-  // The sums are those of the last Backward, of whichever batch.
+  // The sums are those of the last Backward, of any batch.
   void Apply(const Batch& batch) {
     std::vector<ApplyTask> tasks(kTables);
     size_t first = 0;
@@ -228,7 +228,7 @@ class LookupsBenchmark {
 
   void RunBags(double hbm_share) {
     if (hbm_share < 1.0) {
-      // Until one and a half times as many were read as there are keys.
+      // Until the number of reads is 1.5 times the number of keys.
       for (size_t read = 0; read < kTables * (num_keys_ + num_keys_ / 2);) {
         Draw();
         for (Batch& batch : batches_) {
@@ -314,17 +314,17 @@ class LookupsBenchmark {
   const MakeTable make_;
   Bench<Device> bench_;
   const int shrink_;
-  const uint64_t num_keys_;  // of a table
+  const uint64_t num_keys_;  // per table
   const size_t most_ids_;
   Batch batches_[kBatches];
-  float *pooled_, *upstream_, *sums_;  // of whichever batch
+  float *pooled_, *upstream_, *sums_;  // of any batch
   std::vector<std::unique_ptr<Table>> tables_;
   Bags bags_[kTables];
   Combiner combiner_ = Combiner::kSum;
   uint64_t draws_ = 0;
   uint64_t next_new_ = 0;  // number of the next new key
   Tick tick_ = 0;
-  double copy_ = 0;  // bytes a second
+  double copy_ = 0;  // bytes per second
 };
 
 }  // namespace dynemb::benchmark_device

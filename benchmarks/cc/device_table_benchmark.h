@@ -3,15 +3,15 @@
 //
 // A line is one call, repeated on the same table without waiting between the repeats:
 //
-//   find*             row ids of keys that are there         find         and their vectors
-//   contains          whether they are there                 assign       sets their vectors
-//   find_or_insert    vectors of keys of which a tenth is new
-//   insert_or_assign  sets vectors of keys that are new (at load 1 each evicts another)
+//   find*             row ids of present keys                find         and their vectors
+//   contains          whether keys are present               assign       sets their vectors
+//   find_or_insert    vectors of keys, a tenth of them new
+//   insert_or_assign  sets vectors of new keys (at load 1 each evicts another)
 //   zipf find         find, of keys drawn by zipf(1.05), after rows have moved between the tiers
 //
-// Mkeys/s counts keys given. GB/s counts what has to move: keys and row ids once, a bucket of 64
-// bytes for each key, a row's head (16 bytes), vectors read and written; the last column is its
-// share of what copying within the device's memory reaches, reads and writes counted.
+// Mkeys/s counts input keys. GB/s counts the bytes to move: keys and row ids once, a bucket of 64
+// bytes per key, the head of a row (16 bytes), and vectors read and written. The last column is its
+// share of the bandwidth of a copy within the device's memory, counting reads and writes.
 #ifndef DYNEMB_BENCHMARKS_CC_DEVICE_TABLE_BENCHMARK_H_
 #define DYNEMB_BENCHMARKS_CC_DEVICE_TABLE_BENCHMARK_H_
 
@@ -26,7 +26,7 @@
 
 namespace dynemb::benchmark_device {
 
-// Keys of numbers below `most`, drawn alike.
+// Keys of numbers below `most`, drawn uniformly.
 struct DrawKeys {
   uint64_t seed, most;
   uint64_t* keys;
@@ -36,7 +36,7 @@ struct DrawKeys {
 template <class Device>
 class Benchmark {
  public:
-  // `exec` stands for the stream. All sizes are divided by 2^shrink.
+  // `exec` represents the stream. All sizes are divided by 2^shrink.
   Benchmark(Device* device, Exec* exec, int shrink)
       : device_(device),
         exec_(*exec),
@@ -84,7 +84,7 @@ class Benchmark {
     }
     bench_.Wait();
 
-    // A line of the table; `bytes` are a key's.
+    // Prints a line of the table; `bytes` are per key.
     const auto measure = [&](const char* call, double bytes, const std::function<void(int)>& fn) {
       const double keys_a_second = static_cast<double>(n_) / bench_.Seconds(fn);
       const double rate = bytes * keys_a_second;
@@ -98,7 +98,7 @@ class Benchmark {
     const auto draw = [&](int r) {
       bench_.ForEach(n_, DrawKeys{static_cast<uint64_t>(r) << 32, std::min(next, fill), keys_});
     };
-    // What is drawn is not part of what is measured: few keys are enough to miss every cache.
+    // Drawing keys is not measured. Few keys are enough to miss every cache.
     draw(0);
     measure("find*", kProbe + 4, [&](int) { table->Find(exec_, keys_, n_, ++tick_, rows_); });
     measure("find", kProbe + 4 + 2 * vector,
@@ -129,7 +129,7 @@ class Benchmark {
     const auto draw = [&](int r) {
       bench_.ForEach(n_, DrawZipf{static_cast<uint64_t>(r) << 32, ranks, keys_});
     };
-    // Until one and a half times as many were read as there are rows.
+    // Until the number of reads is 1.5 times the number of rows.
     int rounds = 0;
     for (; rounds * n_ < ranks + ranks / 2; ++rounds) {
       draw(rounds);
@@ -157,7 +157,7 @@ class Benchmark {
   float* const vectors_;
   RowId* const rows_;
   Tick tick_ = 0;
-  double copy_ = 0;  // bytes a second
+  double copy_ = 0;  // bytes per second
 };
 
 }  // namespace dynemb::benchmark_device

@@ -1,8 +1,8 @@
-// What this machine's memory gives: the ceilings that the table's figures stand beside.
+// The limits of this machine's memory: the ceilings for the figures of the table.
 //
-//   Gather/bytes/threads    random rows of so many bytes, prefetched, summed; rows per second
+//   Gather/bytes/threads    random rows of `bytes`, prefetched and summed; rows per second
 //   Update/bytes/threads    the same, read and written
-//   Read, Copy /threads     one after the other; bytes per second
+//   Read, Copy /threads     sequential; bytes per second
 //
 // Rows are drawn from an array of 4 GiB in huge pages, far larger than the caches.
 #include <benchmark/benchmark.h>
@@ -19,8 +19,8 @@ namespace dynemb {
 namespace {
 
 constexpr size_t kBytes = size_t{4} << 30;
-constexpr size_t kRows = 1 << 20;  // drawn in an iteration
-constexpr size_t kAhead = 32;      // rows
+constexpr size_t kRows = 1 << 20;  // drawn per iteration
+constexpr size_t kAhead = 32;      // prefetch distance, in rows
 
 char* Memory() {
   static char* const memory = [] {

@@ -1,9 +1,9 @@
-// How long are probes? The mean number of buckets that are looked at, and the longest probe, for
-// keys that are there and keys that are not, by how full the index is.
+// The length of probes: the mean number of buckets that a probe inspects, and the longest probe,
+// for present and for absent keys, by the load of the index.
 //
-//   Probe / rows, load in %     ns per probe of a key that is there: bucket only, no row
+//   Probe / rows, load in %     ns per probe of a present key: bucket only, no row
 //
-// `load` is what the segments may fill to; `filled` what they are filled to on average.
+// `load` is the split load of the segments, `filled` their average load.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -48,7 +48,7 @@ std::unique_ptr<Index> Filled(uint32_t rows, double load) {
   return index;
 }
 
-// The buckets that a probe for `key` looks at.
+// The number of buckets that a probe for `key` inspects.
 uint32_t Length(const Index& index, uint64_t key, bool* found) {
   OneLane lane;
   const uint64_t hash = index.HashOf(key);

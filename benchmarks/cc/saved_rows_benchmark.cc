@@ -1,7 +1,6 @@
-// What does a batch pay for each row that it saves for a running cut, by several threads at once?
+// The cost of each row that a batch saves for a running cut, with several threads at once.
 //
-//   SaveRows/threads    ns of all threads together per row of 144 bytes, with a reader that takes
-//   them
+//   SaveRows/threads    ns over all threads per row of 144 bytes, while a reader takes the rows
 #include <benchmark/benchmark.h>
 
 #include <atomic>
@@ -32,7 +31,7 @@ void SaveRows(benchmark::State& state) {
     SavedRows::Chunk chunk;
     size_t taken = 0;
     while (running != 0) {
-      std::this_thread::sleep_for(std::chrono::microseconds(200));  // it writes to the disk
+      std::this_thread::sleep_for(std::chrono::microseconds(200));  // a write to the disk
       for (int i = 0; i < 64 && saved.Pop(&chunk); ++i) taken += chunk.n;
     }
     for (std::thread& saver : savers) saver.join();

@@ -1,5 +1,5 @@
-// Ids that a system upstream has sharded by a hash, beside random ids: how many times as long each
-// takes, insert, find, dump, erase, dedup and the key index of a dump, as counters. Medians of
+// Ids that an upstream system has sharded by a hash, compared with random ids. Counters give the
+// ratio of the times of insert, find, dump, erase, dedup and the key index of a dump: medians of
 // several pairs.
 //
 //   Shard / hash and bits / number of bits      200,000 consecutive ids of one of 2^bits
@@ -109,7 +109,7 @@ void Shard(benchmark::State& state) {
   const testing_keys::Sharding& sharding = kShardings[state.range(0)];
   state.SetLabel(sharding.name);
   const auto bits = static_cast<int>(state.range(1));
-  // All ids are looked through for those of one shard.
+  // Scans all ids for those of one shard.
   Compare(state, IdsOfShard(sharding, bits, bits <= 12 ? 200000 : 200000 >> (bits - 12)));
 }
 BENCHMARK(Shard)

@@ -1,6 +1,6 @@
-// device_exchange_benchmark.h on a simulated device: not for its numbers, which say nothing of a
-// GPU, but so that it runs before it is carried to one. An argument: log2 of how much smaller all
-// is.
+// device_exchange_benchmark.h on a simulated device. Its figures say nothing about a GPU; the
+// purpose is to test the benchmark's code. Argument: log2 of the factor by which all sizes are
+// divided.
 #include <cstdlib>
 
 #include "benchmarks/cc/device_exchange_benchmark.h"

@@ -1,6 +1,6 @@
-// device_lookups_benchmark.h on a simulated device: not for its numbers, which say nothing of a
-// GPU, but so that it runs before it is carried to one. An argument: log2 of how much smaller all
-// is; with 16 there is an id a table, and a call takes what it takes to give out its work.
+// device_lookups_benchmark.h on a simulated device. Its figures say nothing about a GPU; the
+// purpose is to test the benchmark's code. Argument: log2 of the factor by which all sizes are
+// divided. With 16 there is one id per table, and a call costs only the time to launch its work.
 #include <cstdlib>
 
 #include "benchmarks/cc/device_lookups_benchmark.h"

@@ -1,9 +1,11 @@
-// What a model's embeddings cost in a step, without TensorFlow: pooled lookup, backward, optimizer.
+// The cost of a model's embeddings in a step, without TensorFlow: pooled lookup, backward,
+// optimizer.
 //
 //   Pool, Apply, Step / keys, hotness, dim, tables, threads     ns per id looked up
 //
-// 26 tables of 1 million rows, batch 8,192, unless said otherwise. Apply is an optimizer's step on
-// the distinct keys of a batch; Step is all three, with Adagrad, and the seconds of each phase.
+// 26 tables of 1 million rows, batch 8,192, unless noted otherwise. Apply is an optimizer step on
+// the distinct keys of a batch. Step is all three, with Adagrad; counters give the seconds per
+// phase.
 #include <benchmark/benchmark.h>
 
 #include <vector>
@@ -16,7 +18,7 @@
 namespace dynemb {
 namespace {
 
-// A model's step in three parts, with the arrays that an operator would get from TensorFlow.
+// A step of a model in three parts, with the arrays that TensorFlow would pass to the operators.
 class Trainer {
  public:
   Trainer(Model* model, OptimizerKind optimizer, Combiner combiner)
@@ -159,7 +161,7 @@ constexpr auto kUniform = static_cast<int64_t>(Keys::kUniform);
 constexpr auto kZipf = static_cast<int64_t>(Keys::kZipf);
 constexpr auto kEqual = static_cast<int64_t>(Keys::kEqual);
 
-// One model after the other, all its cases together, as filling one takes longer than the cases.
+// All cases of a model are consecutive, because filling a model takes longer than its cases.
 void Args(benchmark::internal::Benchmark* b) {
   b->ArgNames({"keys", "hotness", "dim", "tables", "threads"})
       ->UseRealTime()
@@ -171,7 +173,7 @@ void Args(benchmark::internal::Benchmark* b) {
   }
 }
 BENCHMARK_CAPTURE(RunPool, sum, Combiner::kSum)->Apply(Args);
-// Everything in the cache: what the processor itself takes.
+// Everything is in the cache: the cost of the processor alone.
 BENCHMARK_CAPTURE(RunPool, cached, Combiner::kSum)
     ->ArgNames({"keys", "hotness", "dim", "tables", "threads"})
     ->ArgsProduct({{kEqual}, {10}, {16, 64, 128}, {26}, {1}})

@@ -1,10 +1,10 @@
-// The table alone, without TensorFlow: what each batch operation costs.
+// The cost of each batch operation of the table, without TensorFlow.
 //
 //   Find, Lookup, LookupOrInsert, UpsertPresent / dim / threads     random keys of 10 million rows
-//   InsertGrowing, InsertSized / dim / threads                      10 million new keys; seconds of
-//                                                                   each phase as counters
+//   InsertGrowing, InsertSized / dim / threads                      10 million new keys; counters
+//                                                                   give the seconds per phase
 //
-// Keys per second, in batches of 65,536. memory_benchmark has the ceilings beside them.
+// Keys per second, in batches of 65,536. memory_benchmark gives the ceilings.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -42,7 +42,7 @@ const std::vector<uint64_t>& AllKeys() {
   return keys;
 }
 
-// A table of kRows rows and random batches of its keys; one at a time, as memory allows.
+// A table of kRows rows, and random batches of its keys. Memory permits one at a time.
 struct Filled {
   explicit Filled(int64_t dim) : table(MakeTable(dim, 1024)) {
     ThreadsExec exec(2);
@@ -71,7 +71,7 @@ struct Filled {
   std::vector<RowId> rows;
 };
 
-// call(filled, exec, keys) for one batch after the other.
+// Calls call(filled, exec, keys) for one batch after the other.
 template <class Call>
 void RunBatches(benchmark::State& state, const Call& call) {
   Filled& filled = Filled::Of(state.range(0));
@@ -96,7 +96,7 @@ void LookupOrInsert(benchmark::State& state) {
     Require(f.table->LookupOrInsert(exec, keys, kBatch, ++f.tick, f.vectors.data(), f.rows.data()));
   });
 }
-// A new output each time, as an operator has: its pages are faulted in again and again.
+// A new output each time, as in an operator: its pages are faulted in every time.
 void LookupIntoNewMemory(benchmark::State& state) {
   RunBatches(state, [](Filled& f, Exec& exec, const uint64_t* keys) {
     void* vectors = std::malloc(f.vectors.size() * sizeof(float));
@@ -138,7 +138,7 @@ void Args(benchmark::internal::Benchmark* b) {
 }
 BENCHMARK(InsertGrowing)->Apply(Args)->Iterations(2);
 BENCHMARK(InsertSized)->Apply(Args)->Iterations(2);
-// Both dims of a benchmark come after each other, so a table is filled once for each line pair.
+// The cases of one dim are consecutive, so that a table is filled once per pair of lines.
 BENCHMARK(Find)->Apply(Args);
 BENCHMARK(Lookup)->Apply(Args);
 BENCHMARK(LookupOrInsert)->Apply(Args);

@@ -52,7 +52,7 @@ Model::Model(const Shape& shape, OptimizerKind optimizer) : shape_(shape), optim
   ThreadsExec exec(2);
   StateSpec state{"benchmark", StateWidths(optimizer, OptimizerFlags(), shape.dim), {}};
   state.inits.assign(state.widths.size(), 0.1f);
-  // Rows in an order that has nothing to do with how often they are drawn.
+  // The order of rows is independent of their frequency.
   std::vector<uint64_t> all(shape.rows);
   for (uint64_t row = 0; row < shape.rows; ++row) all[row] = KeyOfRow(row);
   std::shuffle(all.begin(), all.end(), std::mt19937_64(1));

@@ -1,4 +1,4 @@
-// What the benchmarks work on: keys, tables filled with them, and a model's worth of tables.
+// The workload of the benchmarks: keys, tables filled with them, and the tables of a model.
 #ifndef DYNEMB_BENCHMARKS_CC_WORKLOAD_H_
 #define DYNEMB_BENCHMARKS_CC_WORKLOAD_H_
 
@@ -18,15 +18,15 @@
 
 namespace dynemb {
 
-// Ends the process unless the call went well: a benchmark has nothing to measure then.
+// Aborts the process if the call failed: there is nothing to measure then.
 void Require(const Status& status);
 
 enum class Keys { kUniform, kZipf, kEqual };
 
-// n row numbers below `rows`: all alike, or by Zipf's law with exponent 1.05, or one and the same.
+// n row numbers below `rows`: uniform, by Zipf's law with exponent 1.05, or all equal.
 std::vector<uint64_t> DrawRows(Keys kind, size_t n, uint64_t rows, uint64_t seed);
 
-// The key of a row number: distinct, and in no order.
+// The key of a row number. Keys are distinct, and in no order.
 inline uint64_t KeyOfRow(uint64_t row) { return row * 0x9E3779B97F4A7C15ull; }
 std::vector<uint64_t> KeysOf(std::vector<uint64_t> rows);
 
@@ -47,10 +47,10 @@ class Model {
              hotness == o.hotness && keys == o.keys;
     }
   };
-  static constexpr size_t kSteps = 4;  // different batches, which a benchmark goes round
+  static constexpr size_t kSteps = 4;  // distinct batches, which a benchmark cycles through
 
   Model(const Shape& shape, OptimizerKind optimizer);
-  // The model of this shape; keeps the last one made, as memory allows one at a time.
+  // The model of this shape. Keeps only the last model, because memory permits one at a time.
   static Model& Of(const Shape& shape, OptimizerKind optimizer);
 
   const Shape& shape() const { return shape_; }
@@ -58,7 +58,7 @@ class Model {
   size_t nnz() const { return shape_.batch * shape_.hotness; }
   Table* table(size_t t) { return tables_[t].get(); }
   const uint64_t* keys(size_t t, size_t step) const { return keys_[step % kSteps][t].data(); }
-  // Greater with every call.
+  // Increases with every call.
   Tick NextTick() { return ++tick_; }
 
  private:
@@ -69,15 +69,15 @@ class Model {
   std::vector<std::vector<std::vector<uint64_t>>> keys_;  // [step][table][nnz]
 };
 
-// Adds up the time of the library's phases while it lives, in seconds: each phase's own time, less
-// that of the phases inside it. For batches run one at a time.
+// Adds up the time of the library's phases during its lifetime, in seconds: the time of each phase
+// without that of the phases inside it. For batches that run one at a time.
 class PhaseTimes final : public PhaseListener {
  public:
   PhaseTimes() { Phase::Listen(this); }
   ~PhaseTimes() override { Phase::Listen(nullptr); }
   int64_t Begin(const char* name) override;
   void End(int64_t id) override;
-  // Makes each phase's time in an iteration a counter of the benchmark.
+  // Sets the time of each phase per iteration as a counter of the benchmark.
   void Report(benchmark::State* state) const;
 
  private:

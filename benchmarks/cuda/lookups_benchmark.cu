@@ -1,4 +1,4 @@
-// device_lookups_benchmark.h on GPU 0. An argument: log2 of how much smaller all is.
+// device_lookups_benchmark.h on GPU 0. Argument: log2 of the factor by which all sizes are divided.
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
