@@ -13,7 +13,7 @@ _ARCHITECTURES = "80,90"
 
 _ON = """package(default_visibility = ["//visibility:public"])
 
-# cuda_runtime.h and cuda.h, for code that the host's compiler compiles.
+# cuda_runtime.h and cuda.h, for code compiled by the host's compiler.
 cc_library(
     name = "headers",
     hdrs = glob(
@@ -23,7 +23,7 @@ cc_library(
     includes = ["include"],  # -isystem: our warnings do not apply to them
 )
 
-# Linked in, so that a library with kernels loads where there is neither CUDA nor a driver.
+# Linked statically, so that a library with kernels loads without CUDA and without a driver.
 cc_library(
     name = "runtime",
     srcs = ["libcudart_static.a"],

@@ -2,9 +2,9 @@
 
 load("@local_cuda//:defs.bzl", "ARCHITECTURE_FLAGS", "CUDA_SUMMARY", "NVCC")
 
-# No -march: a wheel has to run on any x86-64; the code picks its SIMD at run time. No contraction: the same gradient
-# gives the same row on every machine, fused multiply-add or not. No errno from sqrtf, without which g++ does not
-# vectorise it (Adam's step at dim 16: 27 ns with errno, 6 ns without; the results are the same).
+# No -march: a wheel has to run on any x86-64; the code chooses its SIMD at run time. No contraction: the same gradient
+# gives the same row on every machine, with or without fused multiply-add. No errno from sqrtf: with errno, g++ does not
+# vectorize it (Adam's step at dim 16: 27 ns with errno, 6 ns without; the results are the same).
 COPTS = [
     "-Wall",
     "-Wextra",
@@ -12,7 +12,7 @@ COPTS = [
     "-fno-math-errno",
 ]
 
-# The same for nvcc, whose own word for no contraction is --fmad=false.
+# The same for nvcc, whose option for no contraction is --fmad=false.
 _NVCC_FLAGS = [
     "-std=c++17",
     "-O3",
@@ -20,12 +20,12 @@ _NVCC_FLAGS = [
     "-Werror=all-warnings",
     "--expt-relaxed-constexpr",
     "--fmad=false",
-    "--diag-suppress=2810",  # takes `status = f();` for a status that is ignored; g++ sees to those
+    "--diag-suppress=2810",  # mistakes `status = f();` for an ignored status; g++ checks those
     "-Xcompiler=" + ",".join(COPTS + ["-fPIC"]),
 ]
 
-# So that a program runs on a machine that has a driver and a C library, and nothing else. The runtime library by name,
-# before Bazel's own -lstdc++, which then adds nothing.
+# With these, a program needs only a driver and a C library. The runtime library is named before Bazel's own -lstdc++, which
+# then adds nothing.
 _STANDALONE = [
     "-static-libgcc",
     "-l:libstdc++.a",
@@ -53,7 +53,7 @@ def _cuda_objects_impl(ctx):
             arguments = _NVCC_FLAGS + ARCHITECTURE_FLAGS + unique + ["-c", source.path, "-o", out.path],
             inputs = depset([source] + ctx.files.hdrs, transitive = [context.headers for context in contexts]),
             outputs = [out],
-            # nvcc finds the host's compiler on PATH. The summary: another nvcc at the same place compiles again.
+            # nvcc finds the host's compiler on PATH. The summary is an input so that a different nvcc at the same path recompiles.
             env = {
                 "PATH": "/usr/local/bin:/usr/bin:/bin",
                 "DYNEMB_CUDA": CUDA_SUMMARY,
@@ -63,7 +63,7 @@ def _cuda_objects_impl(ctx):
         )
     return [DefaultInfo(files = depset(objects))]
 
-# By nvcc, with the headers of deps tracked as those of a cc_library are.
+# Compiled by nvcc. The headers of deps are tracked as in a cc_library.
 _cuda_objects = rule(
     implementation = _cuda_objects_impl,
     attrs = {

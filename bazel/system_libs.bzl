@@ -18,7 +18,7 @@ cc_library(
 )
 """
 
-# From source, not the installed archive: under a sanitizer all code in the program has to be instrumented.
+# Built from source, not the installed archive: under a sanitizer, all code in the program must be instrumented.
 _GTEST = """package(default_visibility = ["//visibility:public"])
 
 cc_library(

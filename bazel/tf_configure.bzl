@@ -25,7 +25,7 @@ def _python(ctx):
 
 def _tf_configure_impl(ctx):
     script = ctx.path(Label("//bazel:find_tensorflow.py"))
-    ctx.path(Label("//tf_dynemb:_version.py"))  # read by the script: a change runs this rule again
+    ctx.path(Label("//tf_dynemb:_version.py"))  # read by the script; a change reruns this rule
     result = ctx.execute([_python(ctx), "-B", script, "details"], environment = {
         "CUDA_VISIBLE_DEVICES": "",
         "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -42,6 +42,7 @@ def _tf_configure_impl(ctx):
 tf_configure = repository_rule(
     implementation = _tf_configure_impl,
     doc = "Runs PYTHON_BIN_PATH, else .venv/bin/python, else python3, and asks it for its TensorFlow.",
-    # Not local: that would import TensorFlow at each start of the Bazel server. DYNEMB_TENSORFLOW changes with it.
+    # Not local, because a local rule would import TensorFlow at each start of the Bazel server. DYNEMB_TENSORFLOW changes with
+    # TensorFlow.
     environ = ["PYTHON_BIN_PATH", "DYNEMB_TENSORFLOW"],
 )

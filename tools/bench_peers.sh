@@ -1,8 +1,8 @@
 #!/bin/bash
-# The cases of benchmarks/ for TensorFlow Recommenders Addons (TFRA) and for this project, one after the other, and one
-# table of both. TFRA needs an older TensorFlow, so it gets a venv of its own, and its figures come from other processes.
-# The table printed first is of that TensorFlow's static variable, to tell what is TFRA's and what is TensorFlow's; each
-# runs alone, as both at once with Adam's state are more than 24 GiB hold.
+# Runs the cases of benchmarks/ for TensorFlow Recommenders Addons (TFRA) and for this project, one after the other, and
+# prints one table of both. TFRA needs an older TensorFlow, so it gets its own venv, and its figures come from other
+# processes. The first table printed is that of the older TensorFlow's static variable, to separate the effect of TFRA from
+# that of TensorFlow. Each runs alone, because both together, with Adam's state, exceed 24 GiB.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

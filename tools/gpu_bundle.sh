@@ -1,21 +1,21 @@
 #!/bin/bash
-# The tests and benchmarks with kernels: builds them, and packs them or runs them here.
+# Builds the tests and benchmarks that have kernels, and packs them or runs them on this machine.
 #
-#   gpu_bundle.sh pack          dist/gpu-bundle.tar.gz, for a machine that has nothing but a driver: unpack it there and
-#                               call its run.sh
-#   gpu_bundle.sh run [ARG...]  run.sh here, with these arguments; 77, and nothing is compiled in vain, without a GPU
+#   gpu_bundle.sh pack          packs dist/gpu-bundle.tar.gz for a machine with only a driver: unpack it there, and call
+#                               its run.sh
+#   gpu_bundle.sh run [ARG...]  calls run.sh here with these arguments; without a GPU, exits with 77 and compiles no tests
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly NAME=gpu LOG=build/gpu.log
 readonly PLACE=build/gpu-bundle BUNDLE=dist/gpu-bundle.tar.gz
-# What has to travel to a machine without a network should be small.
+# A file for a machine without a network should be small.
 readonly MOST_BYTES=$((32 << 20))
 . tools/steps.sh
 
 bazel_build() { "${BAZEL:-bazel}" build --config=cuda "$@"; }
 
-# Labels of what `kind` of rule there is in the packages whose programs need a GPU.
+# The labels of all rules of a kind in the packages whose programs need a GPU.
 targets() {
   local packages=//tests/cuda:all
   [ ! -e benchmarks/cuda/BUILD ] || packages+=" + //benchmarks/cuda:all"
@@ -33,7 +33,7 @@ place() {
   done
 }
 
-# Nothing that a machine with another distribution lacks.
+# Fails if a program needs a library that another distribution may lack.
 standalone() {
   local program library
   for program in "$PLACE"/find_gpu "$PLACE"/tests/* "$PLACE"/benchmarks/*; do

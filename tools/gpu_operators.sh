@@ -1,5 +1,5 @@
 #!/bin/sh
-# The operators' tests with tables in the memory of the GPU that TensorFlow sees; says so where it sees none.
+# Runs the operators' tests with tables in the memory of the GPU that TensorFlow sees. Prints a line if it sees none.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -10,6 +10,6 @@ if ! $PYTHON -c "import sys, tensorflow as tf; sys.exit(not tf.config.list_physi
   exit 0
 fi
 cd tests/python
-# Else TensorFlow takes all memory, and tables have none. Few rows fit the device tier, so that both are used.
+# Otherwise TensorFlow takes all memory and leaves none for tables. Few rows fit the device tier, so both tiers are used.
 TF_FORCE_GPU_ALLOW_GROWTH=true DYNEMB_TEST_ON_GPU=1 \
   exec ../../$PYTHON -m pytest -p no:cacheprovider $(../../$PYTHON -c "import simulated; print(*simulated.MODULES)") test_device_tables.py

@@ -1,16 +1,16 @@
 #!/bin/bash
-# run.sh of the GPU bundle: runs its tests one after the other and prints a table of them. Needs an NVIDIA driver and what
-# any Linux has; what the tests print is kept in logs/.
+# run.sh of the GPU bundle: runs its tests one after the other, and prints a table of the results. It needs an NVIDIA driver
+# and the tools of any Linux system. The output of the tests is kept in logs/.
 #
 #   run.sh [--sanitize] [--benchmarks] [--limit SECONDS] [NAME...]
 #
-# --sanitize    under compute-sanitizer, from PATH or /usr/local/cuda/bin
-# --benchmarks  the benchmarks, after the tests; what they print is shown
-# --limit       for each program; 300, and ten times as much under compute-sanitizer
-# NAME          only these programs
+# --sanitize    run under compute-sanitizer, from PATH or /usr/local/cuda/bin
+# --benchmarks  run the benchmarks after the tests, and show their output
+# --limit       time limit of each program; default: 300, and ten times that under compute-sanitizer
+# NAME          run only these programs
 #
-# Ends with 0 if all passed, 1 if one failed, 2 if it was called wrongly, 77 if there is no GPU: then what can be tested
-# without one is, and the rest says that it was skipped.
+# The exit status is 0 if all passed, 1 if one failed, 2 for wrong usage, and 77 without a GPU. Without a GPU, the tests
+# that need none still run, and the others report that they were skipped.
 set -uo pipefail
 cd "$(dirname "$0")"
 
@@ -42,7 +42,7 @@ if [ -n "$sanitize" ]; then
   sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer) ||
     { echo "run.sh: there is no compute-sanitizer on PATH nor in /usr/local/cuda/bin" >&2; exit 2; }
   under=("$sanitizer" --tool memcheck --error-exitcode 99)
-  export DYNEMB_SANITIZE=1  # tests with planted faults skip them
+  export DYNEMB_SANITIZE=1  # tests skip planted faults
 fi
 
 mkdir -p logs
@@ -53,7 +53,7 @@ case $? in
   *) echo "run.sh: find_gpu failed" >&2; exit 1 ;;
 esac
 
-# The last number that a line of GoogleTest's summary has, or 0.
+# Prints the last number in a line of GoogleTest's summary, or 0.
 number() { sed -n "s/^\[$1\] *\(Running \)\?\([0-9]*\) test.*/\2/p" "$2" | tail -n 1 | grep . || echo 0; }
 
 readonly ROW="%-28s %6s %7s %8s %8s  %s\n"

@@ -1,11 +1,11 @@
 #!/bin/bash
-# Builds Horovod for the TensorFlow of a Python, which is .venv's if none is named, and installs it there:
+# Builds Horovod for the TensorFlow of a Python (default: that of .venv), and installs it there:
 #
 #   tools/horovod.sh install [python]
 #
-# Does only what is missing. The wheel is kept in the user's cache, apart for each version of Horovod, TensorFlow and Python
-# and each set of operations. HOROVOD_GPU_OPERATIONS=NCCL in the environment adds those on GPUs; Horovod's other variables
-# (HOROVOD_NCCL_HOME, HOROVOD_NCCL_LINK, HOROVOD_CUDA_HOME and so on) reach its build too.
+# Does only what is missing. The wheel is kept in the user's cache, separately for each version of Horovod, TensorFlow and
+# Python, and for each set of operations. HOROVOD_GPU_OPERATIONS=NCCL in the environment adds operations on GPUs. Horovod's
+# other variables (HOROVOD_NCCL_HOME, HOROVOD_NCCL_LINK, HOROVOD_CUDA_HOME and so on) are passed to its build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,7 +15,7 @@ readonly BUILD=build/horovod
 readonly NAME=horovod LOG=build/horovod.log
 . tools/steps.sh
 
-[ "${1:-install}" = install ] && [ $# -le 2 ] || stop "what it can do: tools/horovod.sh install [python]"
+[ "${1:-install}" = install ] && [ $# -le 2 ] || stop "usage: tools/horovod.sh install [python]"
 PYTHON=$(command -v "${2:-.venv/bin/python}") || stop "there is no ${2:-.venv}: run tools/setup.sh, or name a Python"
 PYTHON=$(realpath -s "$PYTHON")
 readonly PYTHON
@@ -23,19 +23,19 @@ readonly PYTHON
 export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITHOUT_MPI=1 \
   HOROVOD_WITH_GLOO=1 HOROVOD_CPU_OPERATIONS=GLOO
 
-# What is changed in Horovod's sources.
+# Changes Horovod's sources.
 amend() {
-  # It includes headers of XLA that TensorFlow does not ship any more; nothing else needs it.
+  # This file includes XLA headers that TensorFlow no longer ships; nothing else needs the file.
   sed -i '/xla_mpi_ops\.cc/d' horovod/tensorflow/CMakeLists.txt
-  # The vector stays empty, so that the stall check finds no rank missing: with Gloo a rank that waits waits for ever.
+  # Without this change the vector stays empty, the stall check finds no rank missing, and with Gloo a rank waits forever.
   sed -i 's/global_ranks_\.reserve(size_)/global_ranks_.resize(size_)/' horovod/common/gloo/gloo_controller.cc
-  # What ranks do together has effects. TensorFlow, if not told so, runs an operation whose inputs are constant once, when
-  # it optimises a graph, and merges two that have the same inputs: on one rank, and the others wait.
+  # Collective operations have side effects. Unless they are stateful, TensorFlow folds an operation with constant inputs
+  # when it optimizes a graph, and merges two with the same inputs. If one rank does this, the others wait.
   sed -i -E 's/^REGISTER_OP\("Horovod(Grouped)?(Allreduce|Allgather|Broadcast|Alltoall|Reducescatter)"\)/&.SetIsStateful()/' \
     horovod/tensorflow/mpi_ops.cc
 }
 
-# What is changed for operations on GPUs: TensorFlow has another name for a stream's handle now.
+# Changes the sources for operations on GPUs: TensorFlow has renamed the handle of a stream.
 amend_for_gpus() {
   sed -i -E 's|^// Forward declaration of AsGpuStreamValue$|#include "xla/stream_executor/stream.h"|
     s|^(GpuStreamHandle AsGpuStreamValue\(Stream\* stream\));$|inline \1 {\
@@ -44,7 +44,7 @@ amend_for_gpus() {
 
 hash_of() { declare -f "$1" | sha256sum | head -c 8; }
 
-# Which wheel is wanted: its folder in the cache. pip notes where it installed a wheel from.
+# Prints the name of the wanted wheel's folder in the cache. pip records where it installed a wheel from.
 wheel_key() {
   local on_gpus=
   [ -z "${HOROVOD_GPU_OPERATIONS:-}" ] || on_gpus=-$HOROVOD_GPU_OPERATIONS-$(hash_of amend_for_gpus)
@@ -67,7 +67,7 @@ print(f"horovod-{horovod}_tensorflow-{tensorflow}_{python}_GLOO{on_gpus}")
 END
 }
 
-# Whether it is there; one with operations on GPUs too will do where they are not asked for.
+# Whether the wheel is installed. A wheel with operations on GPUs also serves if they are not requested.
 installed() {
   "$PYTHON" -B - "$KEY" <<'END'
 import importlib.metadata
@@ -87,7 +87,7 @@ needs() {
     stop "Horovod needs packages that $PYTHON lacks: $PYTHON -m pip install cloudpickle packaging psutil pyyaml"
 }
 
-# Neither pip nor a traceback is between the compiler's errors and the end of the log.
+# Avoids pip and tracebacks, so that the log ends with the compiler's errors.
 make_wheel() (
   cd "$BUILD/horovod-$VERSION" && "$PYTHON" -W ignore - bdist_wheel -d ../wheel <<'END'
 import runpy
@@ -105,7 +105,7 @@ build() {
   { [ -x "$cmake" ] && "$PYTHON" -B -c 'import setuptools, wheel'; } 2>/dev/null ||
     stop "to build Horovod $PYTHON lacks packages: $PYTHON -m pip install setuptools wheel 'cmake==3.28.*'"
   say "building $KEY (minutes)"
-  # Afresh: in a tree where it was built already, it fails.
+  # The build fails in a tree where Horovod was built before.
   rm -rf "$BUILD"
   mkdir -p "$BUILD/wheel"
   quietly "$PYTHON" -m pip download --disable-pip-version-check --no-build-isolation --no-deps --no-binary horovod \

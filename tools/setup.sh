@@ -1,6 +1,6 @@
 #!/bin/bash
-# Everything from a fresh Debian or Ubuntu to a working checkout: system packages, .venv with requirements.txt, Horovod, the
-# operator library, the package installed in place. Does only what is missing; prints one line for each step that it takes.
+# Turns a fresh Debian or Ubuntu into a working checkout: system packages, .venv with requirements.txt, Horovod, the operator
+# library, and the package installed in place. Does only what is missing, and prints one line per step.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,7 +20,7 @@ system_packages() {
   [ ${#missing[@]} -gt 0 ] || return 0
 
   command -v apt-get >/dev/null ||
-    stop "this is no Debian or Ubuntu; install what these packages hold, then run this again: ${missing[*]}"
+    stop "this is not Debian or Ubuntu; install the equivalents of these packages, then run this again: ${missing[*]}"
   [ "$(id -u)" = 0 ] ||
     stop "system packages are missing, and installing them needs root. Run this, then the same command again:" \
       "  sudo apt-get update && sudo apt-get install -y --no-install-recommends ${missing[*]}" \
@@ -33,7 +33,7 @@ system_packages() {
     stop "this distribution has no bazel-bootstrap 4.2.3; bazelisk fetches it: npm install -g @bazel/bazelisk"
   fi
   quietly apt-get install -y --no-install-recommends "${missing[@]}"
-  # A server that runs already remembers what it did not find.
+  # A running server remembers the packages that it did not find.
   bazel shutdown >/dev/null 2>&1 || true
 }
 
@@ -51,16 +51,16 @@ virtual_environment() {
   fi
 }
 
-# Plain `bazel` commands use the same Python, and so the same TensorFlow, as those of setup.py.
+# Plain `bazel` commands use the same Python and TensorFlow as setup.py.
 bazel_settings() {
   local settings
   settings=$("$VENV/bin/python" -B bazel/find_tensorflow.py bazelrc)
   [ "$settings" = "$(cat .bazelrc.local 2>/dev/null)" ] || echo "$settings" >.bazelrc.local
 }
 
-# Bazel itself knows whether anything is to be done.
+# Bazel decides whether anything needs to be rebuilt.
 library() {
-  say "building the operator library, or seeing that it is up to date"
+  say "building the operator library if it is out of date"
   quietly "$VENV/bin/python" -B setup.py -q build_ext --inplace
 }
 

@@ -1,4 +1,4 @@
-# Sourced by the scripts that set something up, which set NAME, for their messages, and LOG.
+# Sourced by the set-up scripts, which set NAME, for their messages, and LOG.
 
 say() { echo "$NAME: $*"; }
 
@@ -7,7 +7,7 @@ stop() {
   exit 1
 }
 
-# Runs a command with its output in the log, and shows the end of the log if it fails.
+# Runs a command with its output in the log; shows the end of the log if the command fails.
 quietly() {
   "$@" >"$LOG" 2>&1 || {
     tail -n 40 "$LOG" >&2

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Installs the wheel in dist/ into a venv of its own, and runs the Python tests against it from a folder without the
-# package's sources. The venv borrows the other packages from .venv, so TensorFlow is not installed twice.
+# Installs the wheel in dist/ into a separate venv, and runs the Python tests against it from a folder without the package's
+# sources. The venv borrows the other packages from .venv, so TensorFlow is not installed twice.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,7 +14,7 @@ mkdir -p "$PLACE/run"
 borrowed=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 site=$("$INSTALLED" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 echo "$borrowed" >"$site/borrowed.pth"
-# --ignore-installed: the copy in .venv, which is installed in place, is seen through borrowed.pth and stays as it is.
+# --ignore-installed: the in-place copy in .venv is visible through borrowed.pth, and must not change.
 "$PYTHON" -m pip --python "$INSTALLED" install -q --disable-pip-version-check --no-deps --no-index \
   --ignore-installed dist/*.whl
 
@@ -28,10 +28,10 @@ import tf_dynemb
 
 found = pathlib.Path(tf_dynemb.__file__).parent
 if pathlib.Path(sys.argv[1]) not in found.parents or not (found / "_dynemb_ops.so").exists():
-    sys.exit(f"the installed wheel is not what is tested: {found}")
+    sys.exit(f"the tests would not use the installed wheel: {found}")
 EOF
-# What a package can lack is a module, or the library: these touch all of them. (Everything is tested in place.) Two at a
-# time: most tests keep one core busy.
+# A wheel can lack a module or the library, and these tests touch all of them. (The in-place run tests everything.) Two run
+# at a time, because most tests keep one core busy.
 readonly TESTS=(architecture admission checkpoint cli dump dynamic_variable examples layers lazy_import lookup_sparse serving
   sok_load trace)
 exec "$INSTALLED" -m pytest -p no:cacheprovider -n 2 "$@" $(printf "tests/python/test_%s.py " "${TESTS[@]}")
