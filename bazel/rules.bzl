@@ -53,7 +53,7 @@ def _cuda_objects_impl(ctx):
             arguments = _NVCC_FLAGS + ARCHITECTURE_FLAGS + unique + ["-c", source.path, "-o", out.path],
             inputs = depset([source] + ctx.files.hdrs, transitive = [context.headers for context in contexts]),
             outputs = [out],
-            # nvcc finds the host's compiler on PATH. The summary is an input so that a different nvcc at the same path recompiles.
+            # nvcc finds the host's compiler on PATH. The summary is in the environment so that another nvcc at the same path recompiles.
             env = {
                 "PATH": "/usr/local/bin:/usr/bin:/bin",
                 "DYNEMB_CUDA": CUDA_SUMMARY,

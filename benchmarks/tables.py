@@ -54,9 +54,7 @@ def insert_case(
 
     def fill_new(name: str) -> float:
         gc.collect()
-        if (
-            next(fills) % len(names) == 0
-        ):  # once for all contenders: it takes about a minute
+        if next(fills) % len(names) == 0:  # once for all contenders: it takes about a minute
             warm_memory()
         peer = empty_table(name, dim, rows, sized)
         seconds = insert_all(peer, batches, values)

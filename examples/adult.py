@@ -98,7 +98,7 @@ def load(path: str | Path = DEFAULT_PATH, seed: int = 0) -> Adult:
 
 
 def _field_ids(values: npt.NDArray, train_rows: npt.NDArray[np.int64]) -> Ids:
-    """The ids of one field's values, below 2**32."""
+    """Returns the ids of one field's values, below 2**32."""
     if values.dtype.kind in "iuf":
         edges = np.quantile(values[train_rows], np.linspace(0, 1, BUCKETS + 1)[1:-1])
         return np.searchsorted(np.unique(edges), values, side="right").astype(np.int64)
@@ -110,12 +110,12 @@ def _field_ids(values: npt.NDArray, train_rows: npt.NDArray[np.int64]) -> Ids:
 
 
 def category_id(fields: tuple[str, ...], field: str, text: str) -> int:
-    """The id of one value of a categorical field."""
+    """Returns the id of one value of a categorical field."""
     return fields.index(field) << 32 | zlib.crc32(text.encode())
 
 
 def vocabulary_of(ids: Ids) -> Ids:
-    """The distinct ids, sorted; a table of fixed size needs to know them beforehand."""
+    """Returns the distinct ids, sorted; a table of fixed size needs them beforehand."""
     return np.unique(ids)
 
 

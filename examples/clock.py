@@ -1,4 +1,4 @@
-"""Measures how fast `model.fit` trains."""
+"""Measures the speed of `model.fit`."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ class TrainingClock(keras.callbacks.Callback):
         self._seconds.append(time.perf_counter() - self._began)
 
     def rows_per_second(self) -> float:
-        """The rate of the median epoch; the first epoch, which traces, counts only if alone."""
+        """Returns the rate of the median epoch, without the first unless it is the only one."""
         return self._rows / float(np.median(self._seconds[1:] or self._seconds))

@@ -59,7 +59,7 @@ class Clicks(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, begin: int, end: int) -> Samples:
-        """The samples from `begin` up to `end`, as numpy arrays."""
+        """Returns the samples from `begin` up to `end`, as numpy arrays."""
 
 
 class Interleaved:
@@ -67,7 +67,7 @@ class Interleaved:
 
     Args:
         path: the file.
-        hotness: of the features.
+        hotness: ids per sample of each feature.
         dense_type: "i4" (the model gets log(x + 1)) or "f4" (the model gets the values).
     """
 
@@ -83,7 +83,7 @@ class Interleaved:
         return len(self._samples)
 
     def read(self, begin: int, end: int) -> Samples:
-        """The samples from `begin` up to `end`."""
+        """Returns the samples from `begin` up to `end`."""
         part = self._samples[begin:end]
         dense = np.asarray(part["dense"], np.float32)
         if self._counts:
@@ -113,7 +113,7 @@ class Columns:
         return len(self._labels)
 
     def read(self, begin: int, end: int) -> Samples:
-        """The samples from `begin` up to `end`."""
+        """Returns the samples from `begin` up to `end`."""
         dense = np.asarray(self._dense[begin:end], np.float32)
         ids = np.asarray(self._ids[begin:end], np.int32, order="C")
         labels = np.asarray(self._labels[begin:end].reshape(-1), np.float32)
@@ -131,12 +131,12 @@ def _map(path: Path, sample: np.dtype) -> npt.NDArray:
 
 
 def open_clicks(folder: Path, layout: str, hotness: tuple[int, ...]) -> tuple[Clicks, Clicks]:
-    """The training and the test samples in a folder.
+    """Opens the training and the test samples in a folder.
 
     Args:
         folder: the folder with the files.
         layout: one of LAYOUTS.
-        hotness: of the features, for the layout "mlperf".
+        hotness: ids per sample of each feature, for the layout "mlperf".
     """
     if layout == "columns":
         return Columns(folder / "train"), Columns(folder / "test")

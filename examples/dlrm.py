@@ -150,14 +150,14 @@ def test(model: Dlrm, batches: Batches, comm: Communicator) -> dict[str, float] 
 
 
 def best_scores(clicks: SyntheticClicks, samples: int) -> dict[str, float]:
-    """The scores of the planted model, which nobody can beat but by chance."""
+    """Scores the planted model, which no other model can beat except by chance."""
     from scoring import score
 
     return score(clicks.read(0, samples).labels, clicks.chances(0, samples))
 
 
 def measure_phases(model: Dlrm, batches: Iterable[Samples], comm: Communicator) -> None:
-    """Rank 0 prints where the time of a step goes, on the mean over the ranks."""
+    """Prints, on rank 0, where the time of a step goes, averaged over the ranks."""
     samples = step_phases.awaited(batches)
 
     def step() -> None:
@@ -173,13 +173,13 @@ def measure_phases(model: Dlrm, batches: Iterable[Samples], comm: Communicator) 
     of_step = step_phases.mean_over_ranks(step_phases.trace(step, TRACED_STEPS), comm)
     if comm.rank == 0:
         print("\n" + "\n".join(step_phases.table(of_step, untraced)))
-        print(step_phases.__doc__.partition("So each phase has two figures:")[2].strip())
+        print(step_phases.__doc__.partition("Each phase therefore has two figures:")[2].strip())
 
 
 def write_profile(
     model: Dlrm, batches: Iterable[Samples], folder: Path, comm: Communicator
 ) -> None:
-    """Writes a trace of some steps of rank 0 for TensorBoard; all ranks make the steps."""
+    """Writes a trace of some steps of rank 0 for TensorBoard; all ranks run the steps."""
     profiler = tf.profiler.experimental
     if comm.rank == 0:
         profiler.start(str(folder))

@@ -72,7 +72,7 @@ class SyntheticClicks:
         return self._count
 
     def read(self, begin: int, end: int) -> Samples:
-        """The samples from `begin` up to `end`."""
+        """Returns the samples from `begin` up to `end`."""
         chunks = [
             self._make(np.arange(at, min(at + _CHUNK, end)))[0]
             for at in range(begin, max(end, begin + 1), _CHUNK)
