@@ -227,11 +227,11 @@ def run(options: argparse.Namespace) -> dict[str, float] | None:
         )
 
     ahead = model.look_ahead if options.look_ahead else iter
-    stretches: list[float] = []
+    step_seconds: list[float] = []
     measured: dict[str, float] | None = None
     for epoch in range(1, options.epochs + 1):
         loss, seconds = train_epoch(model, ahead(batches), options, comm)
-        stretches += seconds
+        step_seconds += seconds
         measured = test(model, evaluation, comm)
         if measured is not None:
             measured["loss"] = loss
@@ -247,8 +247,8 @@ def run(options: argparse.Namespace) -> dict[str, float] | None:
             print(f"planted model's own: AUC {best['auc']:.4f}, logloss {best['logloss']:.4f}")
         rows_held = ", ".join(f"{sum(of_rank):,}" for of_rank in held)
         print(f"rows in the tables of each rank: {rows_held}")
-        if stretches:
-            measured["samples_per_second"] = options.batch_size / statistics.median(stretches)
+        if step_seconds:
+            measured["samples_per_second"] = options.batch_size / statistics.median(step_seconds)
             print(f"median: {measured['samples_per_second']:,.0f} samples/s")
 
     if options.phases:
