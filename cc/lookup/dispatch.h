@@ -7,14 +7,14 @@
 
 namespace dynemb {
 
-// fn(HashTable<K, OneLane>&, const K* keys). `table` was made by Table::Create.
+// fn(HashTable<K>&, const K* keys). `table` was made by Table::Create.
 template <class Fn>
 auto DispatchKeys(Table* table, const void* keys, const Fn& fn) {
   if (table->options().key_type == KeyType::kInt32) {
-    return fn(*static_cast<HashTable<uint32_t, OneLane>*>(table),
+    return fn(*static_cast<HashTable<uint32_t>*>(table),
               static_cast<const uint32_t*>(keys));
   }
-  return fn(*static_cast<HashTable<uint64_t, OneLane>*>(table), static_cast<const uint64_t*>(keys));
+  return fn(*static_cast<HashTable<uint64_t>*>(table), static_cast<const uint64_t*>(keys));
 }
 
 }  // namespace dynemb

@@ -17,7 +17,7 @@ constexpr size_t kIdGrain = 4096;
 template <class K, int64_t kDim>
 class PoolVisitor {
  public:
-  PoolVisitor(const PoolTask& task, const HashTable<K, OneLane>& table, bool insert, size_t bag)
+  PoolVisitor(const PoolTask& task, const HashTable<K>& table, bool insert, size_t bag)
       : task_(task),
         table_(table),
         layout_(table.layout()),
@@ -49,7 +49,7 @@ class PoolVisitor {
 
  private:
   const PoolTask& task_;
-  const HashTable<K, OneLane>& table_;
+  const HashTable<K>& table_;
   const RowLayout layout_;
   const bool insert_;
   BagCombiner<kDim> bags_;
@@ -66,21 +66,18 @@ void Dispatch(const PoolTask& task, const Fn& fn) {
 
 // Finds and combines the bags [begin, end).
 template <class K, int64_t kDim>
-DYNEMB_CLONES void PoolBags(const PoolTask& task, const HashTable<K, OneLane>& table, const K* keys,
+DYNEMB_CLONES void PoolBags(const PoolTask& task, const HashTable<K>& table, const K* keys,
                             size_t begin, size_t end, Tick tick, bool insert,
                             std::vector<size_t>* put_aside) {
   PoolVisitor<K, kDim> visit(task, table, insert, begin);
-  OneLane lane;
   const Bags& bags = *task.bags;
   const size_t first = bags.begin(begin);
   const size_t last = bags.end(end - 1);
   if (bags.order() == nullptr) {
-    table.FindRange(
-        lane, [keys](size_t i) { return keys[i]; }, first, last, tick, visit);
+    table.FindRange([keys](size_t i) { return keys[i]; }, first, last, tick, visit);
   } else {
     const uint32_t* order = bags.order();
-    table.FindRange(
-        lane, [keys, order](size_t i) { return keys[order[i]]; }, first, last, tick, visit);
+    table.FindRange([keys, order](size_t i) { return keys[order[i]]; }, first, last, tick, visit);
   }
   visit.Finish(end);
   *put_aside = visit.put_aside();
@@ -135,8 +132,7 @@ Status InsertMissing(Exec& exec, const PoolTask& task, Tick tick, bool find_agai
       const auto key_at = [&missing, keys](size_t j) { return keys[missing[j]]; };
       exec.ParallelFor(missing.size(), kIdGrain, [&](size_t begin, size_t end) {
         FindAgain visit{missing.data(), task.rows};
-        OneLane lane;
-        table.FindRange(lane, key_at, begin, end, tick, visit);
+        table.FindRange(key_at, begin, end, tick, visit);
       });
     }
     return table.InsertInitial(exec, keys, n, tick, task.rows);

@@ -1,57 +1,51 @@
-// Exec: runs a function over a range of n items, by one thread or by several.
+// Exec: runs a function over a range of n items, on one thread or on several.
 //
 // Contract. ParallelFor(n, grain, fn) calls fn(begin, end) on disjoint ranges that cover [0, n),
-// each of about `grain` items (the last may be shorter), from any thread, in any order, and returns
-// when all calls have returned. The caller's thread takes part and needs no other thread's progress
-// to finish: helpers only take ranges nobody has started. So ParallelFor may be called while
-// holding a lock that the pool's other threads wait for.
+// from any thread and in any order, and returns when all calls have returned.
 //
-// Exceptions. If fn throws, on whichever thread, ranges that nobody has started are left out;
+// - Every range begins at a multiple of `grain` and has `grain` items, except the last, which may
+// be
+//   shorter. So n == 0 makes no call, and callers may derive a range's number from its begin.
+// - A grain of 0 counts as 1. A range should take some microseconds: taking a range costs an atomic
+//   increment and, the first time, a cache miss. Very long ranges leave threads idle at the end.
+// - The caller's thread takes part and needs no progress of other threads to finish: helpers only
+//   take ranges that no thread has started. ParallelFor may therefore be called while the caller
+//   holds a lock that other threads of the pool wait for.
+//
+// Exceptions. If fn throws, on any thread, ranges that no thread has started are skipped;
 // ParallelFor waits for the others and then throws the first exception to the caller. ParallelFor
-// itself never throws: without memory for helpers it runs on the caller's thread.
+// itself never throws: if there is no memory for helpers, it runs on the caller's thread.
 #ifndef DYNEMB_TABLE_EXEC_H_
 #define DYNEMB_TABLE_EXEC_H_
 
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <type_traits>
+#include <utility>
+
+#include "cc/table/function_ref.h"
 
 namespace dynemb {
 
-// A reference to a function object void(size_t begin, size_t end), which must outlive it. Unlike
-// std::function it allocates nothing.
-class RangeFn {
- public:
-  template <class Fn, class = std::enable_if_t<!std::is_same_v<std::decay_t<Fn>, RangeFn>>>
-  RangeFn(const Fn& fn)  // NOLINT(runtime/explicit): lambdas are passed as they are
-      : object_(&fn), call_([](const void* object, size_t begin, size_t end) {
-          (*static_cast<const Fn*>(object))(begin, end);
-        }) {}
-  void operator()(size_t begin, size_t end) const { call_(object_, begin, end); }
-
- private:
-  const void* object_;
-  void (*call_)(const void* object, size_t begin, size_t end);
-};
+using RangeFn = FunctionRef<void(size_t begin, size_t end)>;
 
 class Exec {
  public:
   virtual ~Exec() = default;
-  // How many threads can work at once; at least 1.
+  // The number of threads that can work at the same time; at least 1.
   virtual size_t parallelism() const = 0;
   virtual void ParallelFor(size_t n, size_t grain, const RangeFn& fn) = 0;
 };
 
-// Runs everything on the caller's thread.
+// Runs all ranges on the caller's thread.
 class SerialExec final : public Exec {
  public:
   size_t parallelism() const override { return 1; }
   void ParallelFor(size_t n, size_t grain, const RangeFn& fn) override;
 };
 
-// Runs on the caller's thread and up to `helpers` closures given to `schedule`, which must run each
-// of them once, eventually, on some other thread (a thread pool's Schedule).
+// Runs on the caller's thread and in up to `helpers` closures that it passes to `schedule`, which
+// must run each of them once, eventually, on another thread (the Schedule of a thread pool).
 class PoolExec final : public Exec {
  public:
   using Schedule = std::function<void(std::function<void()>)>;
@@ -64,7 +58,7 @@ class PoolExec final : public Exec {
   size_t helpers_;
 };
 
-// Owns `threads - 1` threads; for tests and benchmarks without TensorFlow.
+// Owns `threads - 1` threads. For tests and benchmarks without TensorFlow.
 class ThreadsExec final : public Exec {
  public:
   explicit ThreadsExec(size_t threads);

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "cc/table/bucket_ops.h"
+#include "cc/table/lanes.h"
 
 namespace dynemb {
 
@@ -29,9 +30,9 @@ constexpr size_t kPrefetchMost = 512;
 // where key = key_at(i). Hits are stamped with `now` unless it is 0. `row_bytes` is how much of a
 // row the visitor touches. Nothing may change the structure of the table meanwhile; stamping beside
 // other finds is fine.
-template <class K, class Lanes, class KeyAt, class Visitor>
-void FindPass(Lanes& lanes, const TableView<K>& view, size_t row_bytes, const KeyAt& key_at,
-              size_t begin, size_t end, Stamp now, Visitor& visit) {
+template <class K, class KeyAt, class Visitor>
+void FindPass(const TableView<K>& view, size_t row_bytes, const KeyAt& key_at, size_t begin,
+              size_t end, Stamp now, Visitor& visit) {
   constexpr size_t kBucketAhead = 24;
   constexpr size_t kRowAhead = 12;
   constexpr size_t kRing = 32;
@@ -59,7 +60,7 @@ void FindPass(Lanes& lanes, const TableView<K>& view, size_t row_bytes, const Ke
     f.candidate = {};
     for (uint32_t step = 0; step < kBucketsPerSegment; ++step) {
       Bucket* bucket = OnPath(f.segment, f.probe.home, step);
-      const uint32_t mask = lanes.Match(bucket->digest, f.probe.digest);
+      const uint32_t mask = OneLane::Match(bucket->digest, f.probe.digest);
       if (mask != 0) {
         const uint32_t slot = internal::LowestBit(mask);
         f.candidate = {bucket, slot, bucket->row[slot]};
@@ -73,7 +74,8 @@ void FindPass(Lanes& lanes, const TableView<K>& view, size_t row_bytes, const Ke
   const auto finish = [&](size_t i) {
     Flight& f = ring[i % kRing];
     if (f.candidate.bucket != nullptr && LoadUnaligned<K>(f.row_at) != f.key) {
-      f.candidate = Find(lanes, view, f.segment, f.probe, f.key);  // a digest shared by chance
+      OneLane lane;
+      f.candidate = Find(lane, view, f.segment, f.probe, f.key);  // a digest shared by chance
       if (f.candidate.bucket != nullptr) f.row_at = view.RowAt(f.candidate.row);
     }
     const SlotRef& at = f.candidate;
@@ -81,7 +83,7 @@ void FindPass(Lanes& lanes, const TableView<K>& view, size_t row_bytes, const Ke
       visit.Miss(i, f.key);
       return;
     }
-    if (now != 0 && lanes.rank() == 0) {
+    if (now != 0) {
       // Relaxed and only where it changes: other batches may stamp the same slot, and a store
       // dirties the line.
       Stamp* access = &at.bucket->access[at.slot];

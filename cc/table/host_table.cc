@@ -1,9 +1,10 @@
 #include "cc/table/host_table.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <utility>
+
+#include "cc/table/row_columns.h"
 
 namespace dynemb {
 
@@ -166,16 +167,11 @@ void HostTable::ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, 
                         float* state, CutTime* updates, CutTime* accesses) {
   Cut& cut = *changes_.cut();
   const RowLayout& l = layout();
+  const RowColumns columns{keys, vectors, state};
   exec.ParallelFor(plan.size(), 4096, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       const char* row = rows_.At(plan[i]);
-      if (keys != nullptr) memcpy(static_cast<char*>(keys) + i * l.key_size, row, l.key_size);
-      if (vectors != nullptr) {
-        memcpy(static_cast<char*>(vectors) + i * l.vector_bytes(), l.vector(row), l.vector_bytes());
-      }
-      if (state != nullptr && l.state_bytes() != 0) {
-        memcpy(state + i * static_cast<size_t>(l.state_width), l.state(row), l.state_bytes());
-      }
+      columns.Set(i, l, row);
       if (updates != nullptr) updates[i] = cut.Time(stamps_.Decode(*l.update(row)));
       cut.todo.Take(plan[i]);
     }
@@ -268,16 +264,11 @@ ExportPlan HostTable::PlanExport(Exec&, uint64_t cursor, uint64_t limit, Tick si
 void HostTable::Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
                        int64_t* updates) const {
   const RowLayout& l = layout();
+  const RowColumns columns{keys, vectors, state};
   exec.ParallelFor(plan.rows.size(), 4096, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       const char* row = rows_.At(plan.rows[i]);
-      if (keys != nullptr) memcpy(static_cast<char*>(keys) + i * l.key_size, row, l.key_size);
-      if (vectors != nullptr) {
-        memcpy(static_cast<char*>(vectors) + i * l.vector_bytes(), l.vector(row), l.vector_bytes());
-      }
-      if (state != nullptr && l.state_bytes() != 0) {
-        memcpy(state + i * static_cast<size_t>(l.state_width), l.state(row), l.state_bytes());
-      }
+      columns.Set(i, l, row);
       if (updates != nullptr) updates[i] = static_cast<int64_t>(stamps_.Decode(*l.update(row)));
     }
   });

@@ -1,15 +1,15 @@
-// InsertPlan: what pass 2 does for a batch: the distinct keys that need a row, where each belongs,
-// and which worker claims its slot; or the distinct keys that give theirs up. Scratch, to be used
-// again for the next batch. The work is linear in the batch for any keys.
+// InsertPlan: the work of pass 2 for a batch. It lists the distinct keys that need a row (or that
+// give theirs up), the segment of each, and the worker that claims its slot. A plan is working
+// memory, reused for the next batch. Building one is linear in the batch for any keys.
 //
-//   plan.Build(exec, keys, rows, n, index);           // distinct keys and their owners
-//   plan.rows, index.Grow(..., plan.segment_of.get()) // rows and room for them, by the caller
-//   plan.ForOwners(exec, ...)                         // claim slots
+//   plan.Build(exec, keys, rows, n, index);             // distinct keys and their workers
+//   plan.rows, index.Grow(..., plan.segment_of.get())   // rows and slots, by the caller
+//   plan.ForWorkers(exec, ...)                          // claims the slots
 //
-// Keys are numbered j = 0, 1, ... in the order of the batch. Ownership goes by the segment that a
-// key belongs to before the index grows: segments only split, so two keys of one segment have one
-// owner afterwards too, and its slots are claimed in the order of the batch, by any number of
-// workers.
+// Keys are numbered j = 0, 1, ... in the order of the batch. A key's worker depends on the segment
+// that the key belongs to before the index grows. Segments only split, so all keys of a segment
+// still have one worker afterwards, and its slots are claimed in the order of the batch, by any
+// number of workers.
 #ifndef DYNEMB_TABLE_INSERT_PLAN_H_
 #define DYNEMB_TABLE_INSERT_PLAN_H_
 
@@ -30,7 +30,7 @@ class InsertPlan {
  public:
   // Keys in a batch at most; positions are 32 bits.
   static constexpr size_t kMaxKeys = 0xFFFFFFFE;
-  // A position whose key a position before it names too.
+  // A position whose key has an earlier position too.
   struct Repeat {
     uint32_t position, first;
   };
@@ -49,25 +49,25 @@ class InsertPlan {
     for (size_t j = 0; j < size_; ++j) rows[j] = rows_found[positions[j]];
   }
 
-  // Allocates what plans of up to n keys need, so that making them cannot fail.
+  // Allocates the memory of plans of up to n keys, so that building them cannot fail.
   void Reserve(const Exec& exec, size_t n);
 
   // The number of distinct keys.
   size_t size() const { return size_; }
   const std::vector<Repeat>& repeats() const { return repeats_; }
-  // fn(j) for every j of [begin, end), by the owner of j, ascending. prefetch(j) comes some keys
-  // earlier.
+  // fn(j) for every j of [begin, end), ascending, by the worker of j. prefetch(j) is called a few
+  // keys earlier.
   template <class Prefetch, class Fn>
-  void ForOwners(Exec& exec, size_t begin, size_t end, const Prefetch& prefetch,
-                 const Fn& fn) const;
-  // Gives back what only a huge batch needs.
+  void ForWorkers(Exec& exec, size_t begin, size_t end, const Prefetch& prefetch,
+                  const Fn& fn) const;
+  // Frees the arrays that only a huge batch needs.
   void Shrink();
 
   // Of key j, below size():
   Buffer<uint32_t> positions;   // the first position in the batch that names it
   Buffer<uint64_t> hashes;      // of it
   Buffer<uint32_t> segment_of;  // where it belongs, before the index grows
-  Buffer<RowId> rows;           // room for the caller to deal row ids
+  Buffer<RowId> rows;           // for the caller: the row ids it allocates
 
  private:
   struct Worker {
@@ -81,10 +81,10 @@ class InsertPlan {
   void Select(const RowId* rows, size_t n, const Chosen& chosen);
   template <class K>
   void Arrange(Exec& exec, const K* keys, const Index& index);
-  // Makes each worker's list and parts off keys that repeat.
+  // Makes each worker's list, and separates repeated keys.
   void Assign(Exec& exec);
   bool FindRepeats(Worker* worker);
-  // False, and nothing is found, if the hashes meet in too few slots of a set of this mix of them.
+  // False, and nothing is found, if too many hashes collide in a set that uses this mix of them.
   bool TryFindRepeats(Worker* worker, size_t slots, uint64_t mix, bool* repeated);
   void RemoveRepeats();
 
@@ -122,8 +122,8 @@ void InsertPlan::Arrange(Exec& exec, const K* keys, const Index& index) {
 }
 
 template <class Prefetch, class Fn>
-void InsertPlan::ForOwners(Exec& exec, size_t begin, size_t end, const Prefetch& prefetch,
-                           const Fn& fn) const {
+void InsertPlan::ForWorkers(Exec& exec, size_t begin, size_t end, const Prefetch& prefetch,
+                            const Fn& fn) const {
   constexpr size_t kAhead = 16;
   exec.ParallelFor(num_workers_, 1, [&](size_t first, size_t last) {
     for (size_t w = first; w < last; ++w) {

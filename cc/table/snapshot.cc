@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <utility>
+
+#include "cc/table/row_columns.h"
 
 namespace dynemb {
 
@@ -77,18 +78,13 @@ Status Snapshot::Read(Exec& exec, Piece* piece, void* keys, void* vectors, float
     piece->lock.unlock();
     return table.Error();
   }
+  const RowColumns columns{keys, vectors, state};
   const RowLayout& l = info_[piece->table].layout;
   const auto accessed =
       static_cast<CutTime>(std::min<Tick>(watermark_ - info_[piece->table].base, 0xFFFFFFFFu));
   for (size_t i = 0; i < piece->n; ++i) {
     const char* row = piece->saved + i * l.stride;
-    if (keys != nullptr) memcpy(static_cast<char*>(keys) + i * l.key_size, row, l.key_size);
-    if (vectors != nullptr) {
-      memcpy(static_cast<char*>(vectors) + i * l.vector_bytes(), l.vector(row), l.vector_bytes());
-    }
-    if (state != nullptr && l.state_bytes() != 0) {
-      memcpy(state + i * static_cast<size_t>(l.state_width), l.state(row), l.state_bytes());
-    }
+    columns.Set(i, l, row);
     if (updates != nullptr) updates[i] = *l.update(row);
     if (accesses != nullptr) accesses[i] = accessed;
   }

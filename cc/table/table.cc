@@ -120,9 +120,8 @@ void Table::SwapStateSpecs(Table* other) {
 }
 
 Status Table::Create(const TableOptions& options, std::unique_ptr<Table>* table, Exec* exec) {
-  if (options.key_type == KeyType::kInt32)
-    return HashTable<uint32_t, OneLane>::Make(options, table, exec);
-  return HashTable<uint64_t, OneLane>::Make(options, table, exec);
+  if (options.key_type == KeyType::kInt32) return HashTable<uint32_t>::Make(options, table, exec);
+  return HashTable<uint64_t>::Make(options, table, exec);
 }
 
 Status Table::Full(uint64_t keys, uint64_t size, uint64_t capacity, const std::string& why) const {

@@ -88,7 +88,7 @@ void CheckOwners(Exec& exec, const InsertPlan& plan, size_t begin, size_t end) {
   std::map<uint32_t, std::vector<size_t>> by_segment;
   std::map<uint32_t, std::set<std::thread::id>> threads;
   std::set<size_t> announced;
-  plan.ForOwners(
+  plan.ForWorkers(
       exec, begin, end,
       [&](size_t j) {
         std::lock_guard<std::mutex> lock(mutex);

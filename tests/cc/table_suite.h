@@ -1,5 +1,6 @@
-// The contract suite of Table, typed by a TableConfig: key type, vector type and Lanes. The Exec is
-// a serial one, or as many threads as the environment's TABLE_TEST_THREADS says.
+// The contract suite of Table, typed by a TableConfig: key type and vector type, or those and a
+// device. The Exec is serial, or has as many threads as the environment variable TABLE_TEST_THREADS
+// says.
 //
 // A test body is written once against TableFixture, which hides the types behind plain uint64 keys
 // and float vectors; the typed shell that TABLE_TEST makes around it costs almost no compile time
@@ -273,8 +274,8 @@ class TableFixture : public ::testing::Test {
   }
   virtual KeyType key_type() const = 0;
   virtual DType dtype() const = 0;
-  // How many times slower than OneLane a key is: Scaled(n, least) is how many keys a test should
-  // use.
+  // How many times slower than on the host a key is. Scaled(n, least) is the number of keys that a
+  // test should use.
   virtual size_t slowness() const = 0;
   // The index is one ring (cc/device/flat_index.h), not segments that split.
   virtual bool flat() const { return false; }
@@ -319,43 +320,22 @@ class TableFixture : public ::testing::Test {
   }
 };
 
-// Lanes that the process creates by name are made by Table::Create, so that the factory is tested
-// too.
-template <class K, class Lanes>
-struct TableMaker {
-  static Status Make(const TableOptions& options, std::unique_ptr<Table>* table) {
-    return HashTable<K, Lanes>::Make(options, table);
-  }
-};
-template <class K>
-struct TableMaker<K, OneLane> {
-  static Status Make(const TableOptions& options, std::unique_ptr<Table>* table) {
-    return Table::Create(options, table);
-  }
-};
-
-template <class Lanes>
-constexpr size_t kSlowness = 25 * Lanes::width();
-template <>
-constexpr size_t kSlowness<OneLane> = 1;
-
 inline std::unique_ptr<Exec> MakeExec() {
   const char* threads = std::getenv("TABLE_TEST_THREADS");
   if (threads == nullptr) return std::make_unique<SerialExec>();
   return std::make_unique<ThreadsExec>(std::stoul(threads));
 }
 
-template <KeyType kKey, DType kDType, class Lanes = OneLane>
+template <KeyType kKey, DType kDType>
 struct TableConfig {
-  using K = std::conditional_t<SizeOf(kKey) == 4, uint32_t, uint64_t>;
   static constexpr KeyType key_type = kKey;
   static constexpr DType dtype = kDType;
-  static constexpr size_t slowness = kSlowness<Lanes>;
+  static constexpr size_t slowness = 1;
   static std::string Missing() { return ""; }
   static constexpr bool flat = false;
   static constexpr bool rows_move = false;
   static Status Make(const TableOptions& options, std::unique_ptr<Table>* table) {
-    return TableMaker<K, Lanes>::Make(options, table);
+    return Table::Create(options, table);
   }
 };
 

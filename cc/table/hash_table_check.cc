@@ -1,17 +1,14 @@
-// HashTable::CheckInvariants: walks the whole structure. Included by hash_table.h only.
-#ifndef DYNEMB_TABLE_HASH_TABLE_CHECK_H_
-#define DYNEMB_TABLE_HASH_TABLE_CHECK_H_
-
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
 
 #include "cc/table/hash_table.h"
+#include "cc/table/lanes.h"
 
 namespace dynemb {
 
-template <class K, class Lanes>
-void HashTable<K, Lanes>::CheckInvariants() const {
+template <class K>
+void HashTable<K>::CheckInvariants() const {
   const auto require = [](bool holds, const char* what, uint64_t where) {
     if (holds) return;
     std::fprintf(stderr, "invariant broken: %s (%llu)\n", what,
@@ -65,6 +62,7 @@ void HashTable<K, Lanes>::CheckInvariants() const {
   }
 }
 
-}  // namespace dynemb
+template void HashTable<uint64_t>::CheckInvariants() const;
+template void HashTable<uint32_t>::CheckInvariants() const;
 
-#endif  // DYNEMB_TABLE_HASH_TABLE_CHECK_H_
+}  // namespace dynemb
