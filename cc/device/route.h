@@ -117,7 +117,7 @@ Status Route(Session& session, const std::vector<RouteTask>& tasks, uint32_t ran
 
   Phase phase("write keys to send");
   std::vector<RouteSegment> segments(ids.num_segments);
-  ForEachSegment(key_types, sizes, self, words, own,
+  ForEachSection(key_types, sizes, self, words, own,
                  [&](size_t t, uint32_t rank, int32_t* header, int32_t* keys) {
                    segments[t * ranks + rank] = {header, keys};
                  });

@@ -64,7 +64,7 @@ void ForSegments(const WireLayout& layout, const Fn& fn) {
   for (size_t t = 0; t < layout.tables().size(); ++t) {
     if (layout.num_rows(t) == 0) continue;
     for (uint32_t rank = 0; rank < layout.ranks(); ++rank) {
-      const WireLayout::Segment& segment = layout.segment(t, rank);
+      const WireLayout::Section& segment = layout.section(t, rank);
       if (segment.rows != 0) fn(t, rank, segment);
     }
   }
@@ -88,7 +88,7 @@ Status Pack(Session& session, const WireLayout& layout, const std::vector<const 
   namespace internal = internal_wire;
   Phase phase("pack rows");
   internal::SegmentList list;
-  internal::ForSegments(layout, [&](size_t t, uint32_t rank, const WireLayout::Segment& s) {
+  internal::ForSegments(layout, [&](size_t t, uint32_t rank, const WireLayout::Section& s) {
     if (rank == layout.self() || rows[t] == nullptr) return;
     const WireTable& table = layout.tables()[t];
     const auto* const vectors = static_cast<const char*>(rows[t]);
@@ -99,7 +99,7 @@ Status Pack(Session& session, const WireLayout& layout, const std::vector<const 
   return internal::Launch<PackRows>(session, list);
 }
 
-// Back: words to rows[t]. own[t] are the rows of `self`, if there is one: [segment(t, self).rows,
+// Back: words to rows[t]. own[t] are the rows of `self`, if there is one: [section(t, self).rows,
 // dim].
 template <class Session>
 Status Unpack(Session& session, const WireLayout& layout, const int32_t* words,
@@ -107,7 +107,7 @@ Status Unpack(Session& session, const WireLayout& layout, const int32_t* words,
   namespace internal = internal_wire;
   Phase phase("unpack rows");
   internal::SegmentList list;
-  internal::ForSegments(layout, [&](size_t t, uint32_t rank, const WireLayout::Segment& s) {
+  internal::ForSegments(layout, [&](size_t t, uint32_t rank, const WireLayout::Section& s) {
     const WireTable& table = layout.tables()[t];
     const bool is_own = rank == layout.self();
     const void* const from = is_own ? own[t] : words + s.word;
@@ -138,14 +138,14 @@ Status ReceivedRows(Session& session, const WireLayout& layout, const int32_t* w
     if (addresses != nullptr) (*rows)[t] = addresses + begin;
     begin += layout.num_rows(t);
     size_t others = layout.num_rows(t);
-    if (layout.self() < layout.ranks()) others -= layout.segment(t, layout.self()).rows;
+    if (layout.self() < layout.ranks()) others -= layout.section(t, layout.self()).rows;
     if (others == 0 || WireLayout::AsTheyAre(table)) continue;
     converted[t] = session.template Take<char>(others * internal::VectorBytes(table));
   }
   DYNEMB_RETURN_IF_ERROR(session.status());
   internal::RowList<RowStretch> stretches;
   internal::SegmentList list;  // what is converted
-  internal::ForSegments(layout, [&](size_t t, uint32_t rank, const WireLayout::Segment& s) {
+  internal::ForSegments(layout, [&](size_t t, uint32_t rank, const WireLayout::Section& s) {
     const WireTable& table = layout.tables()[t];
     const bool is_own = rank == layout.self();
     const void* from = is_own ? own[t] : words + s.word;

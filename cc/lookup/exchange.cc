@@ -137,7 +137,7 @@ void Exchange::PlaceRows(const WireLayout& layout, size_t table, int32_t* words,
   task->n = layout.num_rows(table);
   task->dim = dim;
   for (uint32_t rank = 0; rank < layout.ranks(); ++rank) {
-    const WireLayout::Segment& s = layout.segment(table, rank);
+    const WireLayout::Section& s = layout.section(table, rank);
     float* const to = rank == layout.self() ? own
                       : sums == nullptr     ? reinterpret_cast<float*>(words + s.word)
                                             : sums + s.first_row * static_cast<size_t>(dim);

@@ -136,7 +136,7 @@ void Route::Write(Exec& exec, int32_t* words, int32_t* own) const {
   const size_t num_tables = key_types_.size(), ranks = sizes_.words.size();
   // Where the keys of each table for each rank begin.
   std::vector<int32_t*> begins(num_tables * ranks);
-  ForEachSegment(key_types_, sizes_, self_, words, own,
+  ForEachSection(key_types_, sizes_, self_, words, own,
                  [&](size_t t, uint32_t rank, int32_t* header, int32_t* keys) {
                    *header = static_cast<int32_t>(count(t, rank));
                    begins[t * ranks + rank] = keys;

@@ -71,7 +71,7 @@ constexpr size_t WordsPerKey(KeyType type) { return SizeOf(type) / sizeof(int32_
 // Where the number of keys of each table for each rank goes, and the keys: fn(table, rank, header,
 // keys).
 template <class Fn>
-void ForEachSegment(const std::vector<KeyType>& key_types, const RouteSizes& sizes, uint32_t self,
+void ForEachSection(const std::vector<KeyType>& key_types, const RouteSizes& sizes, uint32_t self,
                     int32_t* words, int32_t* own, const Fn& fn) {
   const size_t tables = key_types.size();
   const auto ranks = static_cast<uint32_t>(sizes.words.size());

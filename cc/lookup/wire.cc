@@ -21,14 +21,14 @@ constexpr size_t kMaxWords = std::numeric_limits<int32_t>::max();
 constexpr size_t kMaxRows = 0xFFFFFFFE;  // as many as a request has
 // Bytes of rows per piece of parallel work.
 constexpr size_t kGrainBytes = 64 << 10;
-// What the elements of a segment are, unless it is int8.
+// What the elements of a section are, unless it is int8.
 DType WireDType(const WireTable& t) {
   const bool narrow = SizeOf(t.dtype) == 2;
   if (t.wire == WireType::kSame || narrow) return t.dtype;
   return t.wire == WireType::kFloat16 ? DType::kFloat16 : DType::kBfloat16;
 }
 
-// Of one row in a segment.
+// Of one row in a section.
 size_t RowBytes(const WireTable& t) {
   const auto dim = static_cast<size_t>(t.dim);
   return t.wire == WireType::kInt8 ? sizeof(float) + dim : dim * SizeOf(WireDType(t));
@@ -51,7 +51,7 @@ DYNEMB_CLONES void UnpackInt8(const int8_t* q, float scale, int64_t dim, float* 
   for (int64_t c = 0; c < dim; ++c) x[c] = formulas::FromInt8(scale, q[c]);
 }
 
-// Rows [begin, end) of a segment of `rows`; `at` is the segment, `vectors` its rows.
+// Rows [begin, end) of a section of `rows`; `at` is the section, `vectors` its rows.
 void PackRows(const WireTable& t, const char* vectors, size_t rows, size_t begin, size_t end,
               char* at) {
   const size_t vector_bytes = static_cast<size_t>(t.dim) * SizeOf(t.dtype);
@@ -103,7 +103,7 @@ void UnpackRows(const WireTable& t, const char* at, size_t rows, size_t begin, s
   }
 }
 
-// fn(table, rank, begin, end) for all rows of all segments.
+// fn(table, rank, begin, end) for all rows of all sections.
 template <class Fn>
 void ForRows(Exec& exec, const WireLayout& layout, const Fn& fn) {
   std::vector<size_t> sizes, grains;
@@ -111,7 +111,7 @@ void ForRows(Exec& exec, const WireLayout& layout, const Fn& fn) {
     const WireTable& table = layout.tables()[t];
     const size_t bytes = std::max<size_t>(1, static_cast<size_t>(table.dim) * SizeOf(table.dtype));
     for (uint32_t rank = 0; rank < layout.ranks(); ++rank) {
-      sizes.push_back(layout.segment(t, rank).rows);
+      sizes.push_back(layout.section(t, rank).rows);
       grains.push_back(std::max<size_t>(1, kGrainBytes / bytes));
     }
   }
@@ -150,7 +150,7 @@ Status WireLayout::Init(const std::vector<WireTable>& tables, const int64_t* cou
   tables_ = tables;
   ranks_ = ranks;
   self_ = self;
-  segments_.resize(tables.size() * ranks);
+  sections_.resize(tables.size() * ranks);
   num_rows_.assign(tables.size(), 0);
   words_.assign(ranks + 1, 0);
   for (const WireTable& t : tables) {
@@ -168,7 +168,7 @@ Status WireLayout::Init(const std::vector<WireTable>& tables, const int64_t* cou
         return InvalidArgument("counts hold " + std::to_string(rows) + ", the most is " +
                                std::to_string(kMaxRows));
       }
-      segments_[t * ranks + rank] = {word, num_rows_[t], rows};
+      sections_[t * ranks + rank] = {word, num_rows_[t], rows};
       num_rows_[t] += rows;
       if (rank != self) word += Words(tables[t], rows);
     }
@@ -181,17 +181,17 @@ Status WireLayout::Init(const std::vector<WireTable>& tables, const int64_t* cou
 void Pack(Exec& exec, const WireLayout& layout, const std::vector<const void*>& rows,
           int32_t* words) {
   Phase phase("pack rows");
-  // The last word of a segment may be only partly used; what is sent must be defined.
+  // The last word of a section may be only partly used; what is sent must be defined.
   for (size_t t = 0; t < layout.tables().size(); ++t) {
     for (uint32_t rank = 0; rank < layout.ranks(); ++rank) {
-      const WireLayout::Segment& s = layout.segment(t, rank);
+      const WireLayout::Section& s = layout.section(t, rank);
       if (rank == layout.self() || rows[t] == nullptr || s.rows == 0) continue;
       words[s.word + WireLayout::Words(layout.tables()[t], s.rows) - 1] = 0;
     }
   }
   ForRows(exec, layout, [&](size_t t, uint32_t rank, size_t begin, size_t end) {
     if (rank == layout.self() || rows[t] == nullptr) return;
-    const WireLayout::Segment& s = layout.segment(t, rank);
+    const WireLayout::Section& s = layout.section(t, rank);
     const WireTable& table = layout.tables()[t];
     const size_t vector_bytes = static_cast<size_t>(table.dim) * SizeOf(table.dtype);
     PackRows(table, static_cast<const char*>(rows[t]) + s.first_row * vector_bytes, s.rows, begin,
@@ -203,7 +203,7 @@ void Unpack(Exec& exec, const WireLayout& layout, const int32_t* words,
             const std::vector<const void*>& own, const std::vector<void*>& rows) {
   Phase phase("unpack rows");
   ForRows(exec, layout, [&](size_t t, uint32_t rank, size_t begin, size_t end) {
-    const WireLayout::Segment& s = layout.segment(t, rank);
+    const WireLayout::Section& s = layout.section(t, rank);
     const WireTable& table = layout.tables()[t];
     const size_t vector_bytes = static_cast<size_t>(table.dim) * SizeOf(table.dtype);
     char* const to = static_cast<char*>(rows[t]) + s.first_row * vector_bytes;
@@ -229,7 +229,7 @@ void WireRows::Init(Exec& exec, const WireLayout& layout, const int32_t* words,
     if (!WireLayout::AsTheyAre(table)) tables_[t].converted.Resize(bytes);
   }
   ForRows(exec, layout, [&](size_t t, uint32_t rank, size_t begin, size_t end) {
-    const WireLayout::Segment& s = layout.segment(t, rank);
+    const WireLayout::Section& s = layout.section(t, rank);
     const WireTable& table = layout.tables()[t];
     const size_t vector_bytes = static_cast<size_t>(table.dim) * SizeOf(table.dtype);
     const char* from = reinterpret_cast<const char*>(words + s.word);

@@ -1,7 +1,7 @@
 // Wire: rows of many tables in one message to each rank.
 //
-// The message to (or from) a rank is, table after table, a *segment* of the rows that are for it,
-// in the order of the request (route.h); in 32-bit words, so segments begin at whole words:
+// The message to (or from) a rank is, table after table, a *section* of the rows that are for it,
+// in the order of the request (route.h); in 32-bit words, so sections begin at whole words:
 //
 //   as they are   rows × dim elements of the table's dtype
 //   float16, bfloat16   the same, rounded to nearest
@@ -11,7 +11,7 @@
 // one whose scale is below 2^-125, as zeros. A table whose own type is as narrow as the wire's
 // travels as it is. Rows of this rank for itself are in no message: they are copied, exactly.
 //
-// Contract. Two ranks agree on the segments between them by their counts of these rows. Pack,
+// Contract. Two ranks agree on the sections between them by their counts of these rows. Pack,
 // Unpack and WireRows use all threads.
 #ifndef DYNEMB_LOOKUP_WIRE_H_
 #define DYNEMB_LOOKUP_WIRE_H_
@@ -43,7 +43,7 @@ struct WireTable {
 
 class WireLayout {
  public:
-  struct Segment {
+  struct Section {
     size_t word;       // where it begins, among all messages; nowhere for `self`
     size_t first_row;  // among the table's rows
     size_t rows;
@@ -61,25 +61,25 @@ class WireLayout {
   // Of the message to a rank.
   size_t num_words(uint32_t rank) const { return words_[rank + 1] - words_[rank]; }
   size_t num_rows(size_t table) const { return num_rows_[table]; }
-  const Segment& segment(size_t table, uint32_t rank) const {
-    return segments_[table * ranks_ + rank];
+  const Section& section(size_t table, uint32_t rank) const {
+    return sections_[table * ranks_ + rank];
   }
-  // Words of a segment of so many rows.
+  // Words of a section of so many rows.
   static size_t Words(const WireTable& table, size_t rows);
-  // Whether rows travel in the table's own type: then a segment is an array of them.
+  // Whether rows travel in the table's own type: then a section is an array of them.
   static bool AsTheyAre(const WireTable& table);
 
  private:
   std::vector<WireTable> tables_;
   uint32_t ranks_ = 0;
   uint32_t self_ = kNoRank;
-  std::vector<Segment> segments_;  // [tables, ranks]
+  std::vector<Section> sections_;  // [tables, ranks]
   std::vector<size_t> words_;      // [ranks + 1]
   std::vector<size_t> num_rows_;   // [tables]
 };
 
 // rows[t]: [num_rows(t), dim] of the table's dtype, to words[num_words()] and back. own[t] are the
-// rows of `self`, if there is one: [segment(t, self).rows, dim]. Pack leaves out the tables whose
+// rows of `self`, if there is one: [section(t, self).rows, dim]. Pack leaves out the tables whose
 // rows[t] is null.
 void Pack(Exec& exec, const WireLayout& layout, const std::vector<const void*>& rows,
           int32_t* words);

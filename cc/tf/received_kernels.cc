@@ -146,7 +146,7 @@ class PoolRowsGradOp : public SparseOp {
     TF_RETURN_IF_ERROR(OutputWords(ctx, layout, &words));
     std::vector<float*> own(dims_.size());
     for (size_t t = 0; t < dims_.size(); ++t) {
-      const auto own_rows = static_cast<int64_t>(layout.segment(t, side_.rank()).rows);
+      const auto own_rows = static_cast<int64_t>(layout.section(t, side_.rank()).rows);
       TF_RETURN_IF_ERROR(Output(ctx, 2 + static_cast<int>(t), {own_rows, dims_[t]}, &own[t]));
     }
     Exchange* exchange;
@@ -303,7 +303,7 @@ class SumReceivedOp : public DynembOp {
     const tf::Tensor& rows = ctx->input(n + t);
     const auto count = static_cast<int64_t>(layout.num_rows(table));
     const int64_t dim = layout.tables()[table].dim;
-    const auto own_rows = static_cast<int64_t>(layout.segment(table, side_.rank()).rows);
+    const auto own_rows = static_cast<int64_t>(layout.section(table, side_.rank()).rows);
     TF_RETURN_IF_ERROR(CheckShape(keys, {count}, "keys"));
     TF_RETURN_IF_ERROR(CheckShape(ctx->input(2 * n + 1 + t), {own_rows, dim}, "own"));
     if (rows.NumElements() > 0) {

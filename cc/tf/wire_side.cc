@@ -66,10 +66,10 @@ absl::Status WireSide::FindOwn(const tf::Tensor& rows, const char* name, const t
     n += counts[rank];
   }
   TF_RETURN_IF_ERROR(CheckShape(rows, {n, table.dim}, absl::StrCat(name, "[", t, "]").c_str()));
-  if (static_cast<size_t>(counts[rank_]) != layout.segment(t, rank_).rows) {
+  if (static_cast<size_t>(counts[rank_]) != layout.section(t, rank_).rows) {
     return absl::InvalidArgumentError(absl::StrCat("this rank sends itself ", counts[rank_],
                                                    " rows of table ", t, ", but receives ",
-                                                   layout.segment(t, rank_).rows));
+                                                   layout.section(t, rank_).rows));
   }
   const size_t row_bytes = static_cast<size_t>(table.dim) * SizeOf(table.dtype);
   *own = static_cast<const char*>(rows.data()) + static_cast<size_t>(before) * row_bytes;
@@ -139,7 +139,7 @@ void CountBytes(const WireLayout& layout, std::atomic<int64_t> ExchangeCounters:
     size_t words = 0;
     for (uint32_t rank = 0; rank < layout.ranks(); ++rank) {
       if (rank == layout.self()) continue;
-      words += WireLayout::Words(layout.tables()[t], layout.segment(t, rank).rows);
+      words += WireLayout::Words(layout.tables()[t], layout.section(t, rank).rows);
     }
     (counters[t]->*counter)
         .fetch_add(static_cast<int64_t>(words * sizeof(int32_t)), std::memory_order_relaxed);

@@ -117,7 +117,7 @@ struct Placed {
       const size_t at = shift * SizeOf(of.tables[t].dtype);
       rows.emplace_back(of.vectors[t].data(), of.vectors[t].size(), at);
       if (of.self == kNoRank) continue;
-      std::vector<char> bytes(layout.segment(t, of.self).rows * RowBytes(of.tables[t]));
+      std::vector<char> bytes(layout.section(t, of.self).rows * RowBytes(of.tables[t]));
       for (char& byte : bytes) byte = static_cast<char>((*random)());
       own.emplace_back(bytes.data(), bytes.size(), at);
     }

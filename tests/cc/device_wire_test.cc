@@ -97,7 +97,7 @@ class DeviceWireTest : public testing::Test {
     const WireTable& table = layout.tables()[t];
     const size_t bytes = RowBytes(table);
     for (uint32_t rank = 0; rank < layout.ranks(); ++rank) {
-      const WireLayout::Segment& s = layout.segment(t, rank);
+      const WireLayout::Section& s = layout.section(t, rank);
       for (size_t r = 0; r < s.rows; ++r) {
         const size_t row = s.first_row + r;
         ASSERT_EQ(memcmp(received[row], expected.data() + row * bytes, bytes), 0)

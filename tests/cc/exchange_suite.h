@@ -363,7 +363,7 @@ class Member {
       tasks[features_[f].table].features.push_back(feature);
     }
     for (size_t t = 0; t < tasks.size(); ++t) {
-      const size_t rows = layout.segment(t, rank_).rows;
+      const size_t rows = layout.section(t, rank_).rows;
       own_sums_.push_back(
           arrays_.Up(std::vector<float>(rows * static_cast<size_t>(group_.tables[t].dim), 7)));
     }

@@ -70,7 +70,7 @@ inline void PackAndUnpack(const Rows& rows, std::vector<int32_t>* words,
     from.push_back(rows.vectors[t].data());
     if (rows.self == kNoRank) continue;
     const size_t row_bytes = static_cast<size_t>(rows.tables[t].dim) * SizeOf(rows.tables[t].dtype);
-    own.push_back(rows.vectors[t].data() + layout.segment(t, rows.self).first_row * row_bytes);
+    own.push_back(rows.vectors[t].data() + layout.section(t, rows.self).first_row * row_bytes);
   }
   std::vector<int32_t> first;
   ForEachExec([&](Exec& exec) {

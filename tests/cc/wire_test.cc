@@ -32,7 +32,7 @@ size_t ExpectedWords(const WireTable& t, size_t rows) {
   return (elements + 1) / 2;
 }
 
-TEST(WireTest, SegmentsFollowEachOtherTableByTableAndRankByRank) {
+TEST(WireTest, SectionsFollowEachOtherTableByTableAndRankByRank) {
   std::mt19937_64 random(1);
   WireLayout layout;  // one for all
   for (int round = 0; round < 300; ++round) {
@@ -46,7 +46,7 @@ TEST(WireTest, SegmentsFollowEachOtherTableByTableAndRankByRank) {
     for (uint32_t r = 0; r < rows.ranks; ++r) {
       const size_t begin = word;
       for (size_t t = 0; t < rows.tables.size(); ++t) {
-        const WireLayout::Segment& s = layout.segment(t, r);
+        const WireLayout::Section& s = layout.section(t, r);
         const auto count = static_cast<size_t>(rows.counts[t * rows.ranks + r]);
         ASSERT_EQ(s.word, word) << "table " << t << ", rank " << r;
         ASSERT_EQ(s.first_row, first_row[t]);
@@ -133,7 +133,7 @@ void CheckNearest(WireType wire) {
     std::vector<std::vector<char>> unpacked;
     ASSERT_NO_FATAL_FAILURE(PackAndUnpack(rows, &words, &unpacked));
     const auto* const arrived = reinterpret_cast<const uint32_t*>(unpacked[0].data());
-    // The second segment begins at a whole word.
+    // The second section begins at a whole word.
     const size_t first = static_cast<size_t>(5 * dim), second_word = (first + 1) / 2;
     for (size_t i = 0; i < n; ++i) {
       const uint16_t expected = HalfFormat<kType>::ToNearest(x[i]);
@@ -181,7 +181,7 @@ TEST(WireTest, PaddingIsZero) {
         ASSERT_TRUE(layout.Init(rows.tables, rows.counts.data(), rows.ranks).ok());
         for (size_t t = 0; t < 2; ++t) {
           for (uint32_t r = 0; r < rows.ranks; ++r) {
-            const WireLayout::Segment& s = layout.segment(t, r);
+            const WireLayout::Section& s = layout.section(t, r);
             const size_t elements = s.rows * static_cast<size_t>(dim);
             const size_t used = wire == WireType::kInt8 ? 4 * s.rows + elements
                                 : wire == WireType::kSame && dtype == DType::kFloat32
