@@ -1,11 +1,11 @@
 // The kernels of Route and ReceiveKeys (route.h). The ids of all features are numbered, table after
-// table and in a table feature after feature: an id's *position* is this number. A *segment* is the
+// table and in a table feature after feature: an id's *position* is this number. A *section* is the
 // keys of one table for one rank: that of table t and rank r is t × ranks + r. What is made of the
 // ids, in this order:
 //
 //   Elect                      the distinct keys of each table, by their first positions
-//   ListSegments, SortPairs    these positions, the ones of each segment together, in order
-//   FindBegins                 where each segment begins, and so how many keys it has
+//   ListSections, SortPairs    these positions, the ones of each section together, in order
+//   FindBegins                 where each section begins, and so how many keys it has
 //   WriteRequests              the messages, and each key's place in its table's request
 //   WriteIndex                 the same for each id
 #ifndef DYNEMB_DEVICE_KERNELS_ROUTE_H_
@@ -68,31 +68,31 @@ struct RouteKeys {
   }
 };
 
-// The segment of each key at its first position; at others num_segments.
-struct ListSegments {
+// The section of each key at its first position; at others num_sections.
+struct ListSections {
   RouteKeys keys;
   const uint32_t* places;
   const uint32_t* of;
   size_t ranks;
-  size_t num_segments;
-  uint64_t* segments;
+  size_t num_sections;
+  uint64_t* sections;
   uint32_t* positions;
 
   DYNEMB_HD void operator()(size_t i) const {
-    uint64_t segment = num_segments;
+    uint64_t section = num_sections;
     if (places[of[i]] == i) {
       const uint32_t f = keys.features.IndexOf(i);
       const RoutePart& part = keys.features[f];
-      segment = part.table * ranks + part.owners.Of(keys.KeyOf(f, i));
+      section = part.table * ranks + part.owners.Of(keys.KeyOf(f, i));
     }
-    segments[i] = segment;
+    sections[i] = section;
     positions[i] = static_cast<uint32_t>(i);
   }
 };
 
-// begins[s] = how many of the sorted segments are less than s.
+// begins[s] = how many of the sorted sections are less than s.
 struct FindBegins {
-  const uint64_t* segments;
+  const uint64_t* sections;
   size_t n;
   uint32_t* begins;
 
@@ -100,7 +100,7 @@ struct FindBegins {
     size_t low = 0, high = n;
     while (low < high) {
       const size_t middle = (low + high) / 2;
-      if (segments[middle] < s) {
+      if (sections[middle] < s) {
         low = middle + 1;
       } else {
         high = middle;
@@ -110,30 +110,30 @@ struct FindBegins {
   }
 };
 
-// Where a segment goes.
-struct RouteSegment {
+// Where a section goes.
+struct RouteSection {
   int32_t* header;  // how many keys it has
   int32_t* keys;
 };
 
-// Item i is segment i, if there is one, and the i-th key of all segments, likewise.
+// Item i is section i, if there is one, and the i-th key of all sections, likewise.
 struct WriteRequests {
   RouteKeys keys;
-  const uint64_t* segments;  // sorted
+  const uint64_t* sections;  // sorted
   const uint32_t* positions;
-  const uint32_t* begins;  // [num_segments + 1]
-  size_t num_segments;
-  const RouteSegment* to;  // [num_segments]
+  const uint32_t* begins;  // [num_sections + 1]
+  size_t num_sections;
+  const RouteSection* to;  // [num_sections]
   size_t ranks;
   uint32_t* requested;  // out, at a key's first position: where in its table's request it stands
 
   DYNEMB_HD void operator()(size_t i) const {
-    if (i < num_segments) *to[i].header = static_cast<int32_t>(begins[i + 1] - begins[i]);
-    if (i >= begins[num_segments]) return;
-    const uint64_t segment = segments[i];
+    if (i < num_sections) *to[i].header = static_cast<int32_t>(begins[i + 1] - begins[i]);
+    if (i >= begins[num_sections]) return;
+    const uint64_t section = sections[i];
     const uint32_t position = positions[i], f = keys.features.IndexOf(position);
     const RoutePart& part = keys.features[f];
-    StoreKeyWords(to[segment].keys, part.keys.key_size, i - begins[segment],
+    StoreKeyWords(to[section].keys, part.keys.key_size, i - begins[section],
                   keys.KeyOf(f, position));
     requested[position] = static_cast<uint32_t>(i) - begins[part.table * ranks];
   }
@@ -167,15 +167,15 @@ struct ReceivedTable {
 };
 
 struct CopyReceivedKeys {
-  Parts<const int32_t*> segments;  // where their keys are, which are the items of a part
+  Parts<const int32_t*> sections;  // where their keys are, which are the items of a part
   const ReceivedTable* tables;
   uint32_t ranks;
 
   DYNEMB_HD void operator()(size_t i) const {
-    const uint32_t s = segments.IndexOf(i), t = s / ranks;
+    const uint32_t s = sections.IndexOf(i), t = s / ranks;
     const size_t key_size = tables[t].key_size;
-    const uint64_t key = LoadKeyWords(segments[s], key_size, i - segments.begin(s));
-    StoreKey(tables[t].keys, key_size, i - segments.begin(t * ranks), key);
+    const uint64_t key = LoadKeyWords(sections[s], key_size, i - sections.begin(s));
+    StoreKey(tables[t].keys, key_size, i - sections.begin(t * ranks), key);
   }
 };
 

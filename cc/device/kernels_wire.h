@@ -1,5 +1,5 @@
-// The kernels of wire.h: bodies (kernels.h) for a launch over the rows of all segments that have
-// any, each segment being a part (parts.h). What they write has the bits that the host writes
+// The kernels of wire.h: bodies (kernels.h) for a launch over the rows of all sections that have
+// any, each section being a part (parts.h). What they write has the bits that the host writes
 // (cc/lookup/wire.h); as row_math.h, that needs code without contraction.
 //
 // A team has a row. It deals a row's columns by quads, or its bytes where it copies; all elements
@@ -21,7 +21,7 @@
 namespace dynemb::device {
 
 // The rows of one table for, or from, one rank.
-struct WireSegment {
+struct WireSection {
   const char* from = nullptr;  // the rows, or what is in the message
   char* to = nullptr;          // the other
   int64_t dim = 0;
@@ -42,17 +42,17 @@ struct WireSegment {
 
 namespace internal_kernels_wire {
 
-// The row of a segment that item i of a launch is.
+// The row of a section that item i of a launch is.
 struct RowOf {
-  WireSegment segment;  // in registers: the compiler cannot know that what is stored is not this
+  WireSection section;  // in registers: the compiler cannot know that what is stored is not this
   size_t row;
-  size_t rows;  // of the segment
+  size_t rows;  // of the section
 
-  DYNEMB_HD RowOf(const Parts<WireSegment>& segments, size_t i) {
-    const uint32_t s = segments.IndexOf(i);
-    segment = segments[s];
-    row = i - segments.begin(s);
-    rows = segments.begin(s + 1) - segments.begin(s);
+  DYNEMB_HD RowOf(const Parts<WireSection>& sections, size_t i) {
+    const uint32_t s = sections.IndexOf(i);
+    section = sections[s];
+    row = i - sections.begin(s);
+    rows = sections.begin(s + 1) - sections.begin(s);
   }
 };
 
@@ -83,44 +83,44 @@ DYNEMB_HD uint32_t LargestOfColumns(Lanes& lanes, DType dtype, const char* vecto
 
 }  // namespace internal_kernels_wire
 
-// ForRows. From rows to their segments.
+// ForRows. From rows to their sections.
 struct PackRows {
-  Parts<WireSegment> segments;
+  Parts<WireSection> sections;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
-    const internal_kernels_wire::RowOf at(segments, i);
-    const WireSegment& segment = at.segment;
-    const char* const from = segment.from + at.row * segment.vector_bytes();
-    const size_t scales = segment.wire == WireType::kInt8 ? at.rows * sizeof(float) : 0;
-    char* const to = segment.to + scales + at.row * segment.wire_bytes();
-    if (segment.wire == WireType::kSame) {
-      CopyBytes(lanes, to, from, segment.vector_bytes());
-    } else if (segment.wire == WireType::kInt8) {
-      PackInt8(lanes, segment, from, reinterpret_cast<float*>(segment.to) + at.row,
+    const internal_kernels_wire::RowOf at(sections, i);
+    const WireSection& section = at.section;
+    const char* const from = section.from + at.row * section.vector_bytes();
+    const size_t scales = section.wire == WireType::kInt8 ? at.rows * sizeof(float) : 0;
+    char* const to = section.to + scales + at.row * section.wire_bytes();
+    if (section.wire == WireType::kSame) {
+      CopyBytes(lanes, to, from, section.vector_bytes());
+    } else if (section.wire == WireType::kInt8) {
+      PackInt8(lanes, section, from, reinterpret_cast<float*>(section.to) + at.row,
                reinterpret_cast<int8_t*>(to));
     } else {
       const auto* const floats = reinterpret_cast<const float*>(from);
-      ForEachQuad(lanes, segment.dim, [&](int64_t first, int n) {
-        StoreColumns(segment.half(), LoadQuad(floats + first, n), first, n, Rounding{}, to);
+      ForEachQuad(lanes, section.dim, [&](int64_t first, int n) {
+        StoreColumns(section.half(), LoadQuad(floats + first, n), first, n, Rounding{}, to);
       });
     }
     if (at.row + 1 < at.rows || lanes.rank() != 0) return;
-    // The segment's last word may be only partly used; what is sent must be defined.
-    char* end = to + segment.wire_bytes();
+    // The section's last word may be only partly used; what is sent must be defined.
+    char* end = to + section.wire_bytes();
     while (reinterpret_cast<uintptr_t>(end) % sizeof(int32_t) != 0) *end++ = 0;
   }
 
  private:
   template <class Lanes>
-  static DYNEMB_HD void PackInt8(Lanes& lanes, const WireSegment& segment, const char* from,
+  static DYNEMB_HD void PackInt8(Lanes& lanes, const WireSection& section, const char* from,
                                  float* scale, int8_t* q) {
     const uint32_t mine =
-        internal_kernels_wire::LargestOfColumns(lanes, segment.dtype, from, segment.dim);
+        internal_kernels_wire::LargestOfColumns(lanes, section.dtype, from, section.dim);
     const formulas::Int8Scale of_row = formulas::ScaleOf(lanes.Max(mine));
     if (lanes.rank() == 0) *scale = of_row.scale;
-    ForEachQuad(lanes, segment.dim, [&](int64_t first, int n) {
-      const Quad<float> x = LoadColumns(segment.dtype, from, first, n);
+    ForEachQuad(lanes, section.dim, [&](int64_t first, int n) {
+      const Quad<float> x = LoadColumns(section.dtype, from, first, n);
       Quad<int8_t> quad;
       for (int j = 0; j < kQuad; ++j) quad.at[j] = formulas::ToInt8(of_row, x.at[j]);
       StoreQuad(quad, n, q + first);
@@ -128,32 +128,32 @@ struct PackRows {
   }
 };
 
-// ForRows. From segments to rows.
+// ForRows. From sections to rows.
 struct UnpackRows {
-  Parts<WireSegment> segments;
+  Parts<WireSection> sections;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
-    const internal_kernels_wire::RowOf at(segments, i);
-    const WireSegment& segment = at.segment;
-    const size_t scales = segment.wire == WireType::kInt8 ? at.rows * sizeof(float) : 0;
-    const char* const from = segment.from + scales + at.row * segment.wire_bytes();
-    char* const to = segment.to + at.row * segment.vector_bytes();
-    if (segment.wire == WireType::kSame) {
-      CopyBytes(lanes, to, from, segment.vector_bytes());
-    } else if (segment.wire == WireType::kInt8) {
-      const float scale = reinterpret_cast<const float*>(segment.from)[at.row];
+    const internal_kernels_wire::RowOf at(sections, i);
+    const WireSection& section = at.section;
+    const size_t scales = section.wire == WireType::kInt8 ? at.rows * sizeof(float) : 0;
+    const char* const from = section.from + scales + at.row * section.wire_bytes();
+    char* const to = section.to + at.row * section.vector_bytes();
+    if (section.wire == WireType::kSame) {
+      CopyBytes(lanes, to, from, section.vector_bytes());
+    } else if (section.wire == WireType::kInt8) {
+      const float scale = reinterpret_cast<const float*>(section.from)[at.row];
       const auto* const q = reinterpret_cast<const int8_t*>(from);
-      ForEachQuad(lanes, segment.dim, [&](int64_t first, int n) {
+      ForEachQuad(lanes, section.dim, [&](int64_t first, int n) {
         const Quad<int8_t> quad = LoadQuad(q + first, n);
         Quad<float> x;
         for (int j = 0; j < kQuad; ++j) x.at[j] = formulas::FromInt8(scale, quad.at[j]);
-        StoreColumns(segment.dtype, x, first, n, Rounding{}, to);
+        StoreColumns(section.dtype, x, first, n, Rounding{}, to);
       });
     } else {
       auto* const floats = reinterpret_cast<float*>(to);
-      ForEachQuad(lanes, segment.dim, [&](int64_t first, int n) {
-        StoreQuad(LoadColumns(segment.half(), from, first, n), n, floats + first);
+      ForEachQuad(lanes, section.dim, [&](int64_t first, int n) {
+        StoreQuad(LoadColumns(section.half(), from, first, n), n, floats + first);
       });
     }
   }

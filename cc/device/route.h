@@ -37,13 +37,13 @@ namespace internal_route {
 struct Ids {
   size_t n = 0;
   size_t ranks = 0;
-  size_t num_segments = 0;
+  size_t num_sections = 0;
   RouteKeys keys;
   const uint32_t* places = nullptr;
   uint32_t* of = nullptr;
-  uint64_t* segments = nullptr;   // [n], sorted
+  uint64_t* sections = nullptr;   // [n], sorted
   uint32_t* positions = nullptr;  // [n]
-  uint32_t* begins = nullptr;     // [num_segments + 1]
+  uint32_t* begins = nullptr;     // [num_sections + 1]
 };
 
 // Sorts the keys by table and owner. Waits.
@@ -51,18 +51,18 @@ template <class Session>
 Status SortKeys(Session& session, const std::vector<RoutePart>& parts,
                 const std::vector<uint32_t>& part_begins, Ids* ids, std::vector<int64_t>* counts) {
   ids->keys.features = ToDevice(session, parts, part_begins);
-  ids->segments = session.template Take<uint64_t>(ids->n);
+  ids->sections = session.template Take<uint64_t>(ids->n);
   ids->positions = session.template Take<uint32_t>(ids->n);
-  auto* const read_back = session.template Pinned<uint32_t>(ids->num_segments + 1);
+  auto* const read_back = session.template Pinned<uint32_t>(ids->num_sections + 1);
   Elect</*kLast=*/false>(session, ids->keys, /*rows=*/nullptr, ids->n, &ids->places, &ids->of);
   DYNEMB_RETURN_IF_ERROR(session.status());
-  session.ForEach(ids->n, ListSegments{ids->keys, ids->places, ids->of, ids->ranks,
-                                       ids->num_segments, ids->segments, ids->positions});
-  session.SortPairs(ids->segments, ids->positions, ids->n, BitsBelow(ids->num_segments + 1));
-  session.ForEach(ids->num_segments + 1, FindBegins{ids->segments, ids->n, ids->begins});
-  session.Copy(read_back, ids->begins, (ids->num_segments + 1) * sizeof(uint32_t));
+  session.ForEach(ids->n, ListSections{ids->keys, ids->places, ids->of, ids->ranks,
+                                       ids->num_sections, ids->sections, ids->positions});
+  session.SortPairs(ids->sections, ids->positions, ids->n, BitsBelow(ids->num_sections + 1));
+  session.ForEach(ids->num_sections + 1, FindBegins{ids->sections, ids->n, ids->begins});
+  session.Copy(read_back, ids->begins, (ids->num_sections + 1) * sizeof(uint32_t));
   DYNEMB_RETURN_IF_ERROR(session.Synchronize());
-  for (size_t s = 0; s < ids->num_segments; ++s) (*counts)[s] = read_back[s + 1] - read_back[s];
+  for (size_t s = 0; s < ids->num_sections; ++s) (*counts)[s] = read_back[s + 1] - read_back[s];
   return Status();
 }
 
@@ -98,15 +98,15 @@ Status Route(Session& session, const std::vector<RouteTask>& tasks, uint32_t ran
   internal_route::Ids ids;
   ids.n = n;
   ids.ranks = ranks;
-  ids.num_segments = tasks.size() * ranks;
-  ids.begins = session.template Take<uint32_t>(ids.num_segments + 1);
-  std::vector<int64_t> counts(ids.num_segments, 0);
+  ids.num_sections = tasks.size() * ranks;
+  ids.begins = session.template Take<uint32_t>(ids.num_sections + 1);
+  std::vector<int64_t> counts(ids.num_sections, 0);
   if (n != 0) {
     Phase phase("route ids");
     DYNEMB_RETURN_IF_ERROR(internal_route::SortKeys(session, parts, begins, &ids, &counts));
   } else {
     DYNEMB_RETURN_IF_ERROR(session.status());
-    session.Fill(ids.begins, 0, (ids.num_segments + 1) * sizeof(uint32_t));
+    session.Fill(ids.begins, 0, (ids.num_sections + 1) * sizeof(uint32_t));
   }
   const std::vector<KeyType> key_types = KeyTypesOf(tasks);
   RouteSizes sizes;
@@ -116,16 +116,16 @@ Status Route(Session& session, const std::vector<RouteTask>& tasks, uint32_t ran
   DYNEMB_RETURN_IF_ERROR(place(sizes, &words, &own));
 
   Phase phase("write keys to send");
-  std::vector<RouteSegment> segments(ids.num_segments);
+  std::vector<RouteSection> sections(ids.num_sections);
   ForEachSection(key_types, sizes, self, words, own,
                  [&](size_t t, uint32_t rank, int32_t* header, int32_t* keys) {
-                   segments[t * ranks + rank] = {header, keys};
+                   sections[t * ranks + rank] = {header, keys};
                  });
-  const RouteSegment* const to = ToDevice(session, segments.data(), segments.size());
+  const RouteSection* const to = ToDevice(session, sections.data(), sections.size());
   auto* const requested = session.template Take<uint32_t>(n);
   DYNEMB_RETURN_IF_ERROR(session.status());
-  session.ForEach(std::max(ids.num_segments, n),
-                  WriteRequests{ids.keys, ids.segments, ids.positions, ids.begins, ids.num_segments,
+  session.ForEach(std::max(ids.num_sections, n),
+                  WriteRequests{ids.keys, ids.sections, ids.positions, ids.begins, ids.num_sections,
                                 to, ids.ranks, requested});
   session.ForEach(n, WriteIndex{ids.keys.features, ids.places, ids.of, requested});
   return session.status();
@@ -154,14 +154,14 @@ Status ReceiveKeys(Session& session, const Requests::Received& received,
   }
   Requests requests;
   DYNEMB_RETURN_IF_ERROR(requests.Init(received, key_types, headers));
-  std::vector<const int32_t*> segments;
+  std::vector<const int32_t*> sections;
   std::vector<uint32_t> begins{0};
   size_t n = 0;
   for (size_t t = 0; t < tables; ++t) {
     for (uint32_t rank = 0; rank < received.ranks; ++rank) {
       n += static_cast<size_t>(requests.count(t, rank));
       DYNEMB_RETURN_IF_ERROR(CheckTotal(n, "keys"));
-      segments.push_back(requests.begin(t, rank));
+      sections.push_back(requests.begin(t, rank));
       begins.push_back(static_cast<uint32_t>(n));
     }
   }
@@ -171,7 +171,7 @@ Status ReceiveKeys(Session& session, const Requests::Received& received,
     DYNEMB_RETURN_IF_ERROR(place(t, requests.counts(t), &to[t].keys));
   }
   if (n == 0) return session.status();
-  const Parts<const int32_t*> from = ToDevice(session, segments, begins);
+  const Parts<const int32_t*> from = ToDevice(session, sections, begins);
   const ReceivedTable* const on_device = ToDevice(session, to.data(), to.size());
   DYNEMB_RETURN_IF_ERROR(session.status());
   session.ForEach(n, CopyReceivedKeys{from, on_device, received.ranks});

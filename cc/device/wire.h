@@ -42,14 +42,14 @@ struct RowList {
   }
 };
 
-struct SegmentList : RowList<WireSegment> {
+struct SectionList : RowList<WireSection> {
   size_t quads = 0;  // of the widest row
 
   void Add(const WireTable& table, bool converts, const char* from, char* to, size_t more) {
-    WireSegment segment{from, to, table.dim, table.dtype};
-    if (converts) segment.wire = table.wire;
-    quads = std::max(quads, converts ? QuadsOf(table.dim) : QuadsOfBytes(segment.vector_bytes()));
-    RowList::Add(segment, more);
+    WireSection section{from, to, table.dim, table.dtype};
+    if (converts) section.wire = table.wire;
+    quads = std::max(quads, converts ? QuadsOf(table.dim) : QuadsOfBytes(section.vector_bytes()));
+    RowList::Add(section, more);
   }
 };
 
@@ -57,21 +57,21 @@ inline size_t VectorBytes(const WireTable& table) {
   return static_cast<size_t>(table.dim) * SizeOf(table.dtype);
 }
 
-// fn(t, rank, segment) for all segments that have rows, table by table. Of those of 100 tables and
+// fn(t, rank, section) for all sections that have rows, table by table. Of those of 100 tables and
 // 4096 ranks, these may be few.
 template <class Fn>
-void ForSegments(const WireLayout& layout, const Fn& fn) {
+void ForSections(const WireLayout& layout, const Fn& fn) {
   for (size_t t = 0; t < layout.tables().size(); ++t) {
     if (layout.num_rows(t) == 0) continue;
     for (uint32_t rank = 0; rank < layout.ranks(); ++rank) {
-      const WireLayout::Section& segment = layout.section(t, rank);
-      if (segment.rows != 0) fn(t, rank, segment);
+      const WireLayout::Section& section = layout.section(t, rank);
+      if (section.rows != 0) fn(t, rank, section);
     }
   }
 }
 
 template <class Body, class Session>
-Status Launch(Session& session, const SegmentList& list) {
+Status Launch(Session& session, const SectionList& list) {
   DYNEMB_RETURN_IF_ERROR(CheckTotal(list.rows, "rows"));
   if (list.rows == 0) return session.status();
   session.ForRows(list.rows, list.quads, Body{ToDevice(session, list.parts, list.begins)});
@@ -87,8 +87,8 @@ Status Pack(Session& session, const WireLayout& layout, const std::vector<const 
             int32_t* words) {
   namespace internal = internal_wire;
   Phase phase("pack rows");
-  internal::SegmentList list;
-  internal::ForSegments(layout, [&](size_t t, uint32_t rank, const WireLayout::Section& s) {
+  internal::SectionList list;
+  internal::ForSections(layout, [&](size_t t, uint32_t rank, const WireLayout::Section& s) {
     if (rank == layout.self() || rows[t] == nullptr) return;
     const WireTable& table = layout.tables()[t];
     const auto* const vectors = static_cast<const char*>(rows[t]);
@@ -106,8 +106,8 @@ Status Unpack(Session& session, const WireLayout& layout, const int32_t* words,
               const std::vector<const void*>& own, const std::vector<void*>& rows) {
   namespace internal = internal_wire;
   Phase phase("unpack rows");
-  internal::SegmentList list;
-  internal::ForSegments(layout, [&](size_t t, uint32_t rank, const WireLayout::Section& s) {
+  internal::SectionList list;
+  internal::ForSections(layout, [&](size_t t, uint32_t rank, const WireLayout::Section& s) {
     const WireTable& table = layout.tables()[t];
     const bool is_own = rank == layout.self();
     const void* const from = is_own ? own[t] : words + s.word;
@@ -144,8 +144,8 @@ Status ReceivedRows(Session& session, const WireLayout& layout, const int32_t* w
   }
   DYNEMB_RETURN_IF_ERROR(session.status());
   internal::RowList<RowStretch> stretches;
-  internal::SegmentList list;  // what is converted
-  internal::ForSegments(layout, [&](size_t t, uint32_t rank, const WireLayout::Section& s) {
+  internal::SectionList list;  // what is converted
+  internal::ForSections(layout, [&](size_t t, uint32_t rank, const WireLayout::Section& s) {
     const WireTable& table = layout.tables()[t];
     const bool is_own = rank == layout.self();
     const void* from = is_own ? own[t] : words + s.word;

@@ -213,7 +213,7 @@ TYPED_TEST(DeviceWireTest, NothingToMove) {
   }
 }
 
-// Only a few of many segments have rows.
+// Only a few of many sections have rows.
 TYPED_TEST(DeviceWireTest, AsManyRanksAsThereMayBe) {
   Random random(6);
   constexpr uint32_t kRanks = Owners::kMaxRanks;
@@ -406,15 +406,15 @@ TEST(DeviceWireWorkTest, LaunchesDoNotDependOnHowManyTablesAndRanks) {
   EXPECT_EQ(WorkOf(MakeRows(own.tables, {0, 0}, &random)).launches, (std::vector<int>{0, 0, 0}));
 }
 
-// Of 12,288 segments, three that have rows.
-TEST(DeviceWireWorkTest, SegmentsWithoutRowsCostNothing) {
+// Of 12,288 sections, three that have rows.
+TEST(DeviceWireWorkTest, SectionsWithoutRowsCostNothing) {
   Random random(12);
   constexpr uint32_t kRanks = Owners::kMaxRanks;
   std::vector<int64_t> counts(3 * kRanks);
   counts[5] = counts[kRanks + 9] = counts[2 * kRanks] = 3;
   const WireTable table{DType::kFloat32, 2, WireType::kInt8};
   for (const size_t copied : WorkOf(MakeRows({table, table, table}, counts, &random)).copied) {
-    EXPECT_LE(copied, 3 * (sizeof(device::WireSegment) + sizeof(device::RowStretch)) + 32);
+    EXPECT_LE(copied, 3 * (sizeof(device::WireSection) + sizeof(device::RowStretch)) + 32);
   }
 }
 
