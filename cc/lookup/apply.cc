@@ -16,7 +16,8 @@ namespace {
 
 constexpr size_t kRowGrain = 1024;
 
-// What a task without rows gets: distinct keys, if they are not, and the rows.
+// The arrays of a task that has no rows: its rows and, if the keys may repeat, the distinct keys
+// and their gradients.
 struct Distinct {
   Backward backward;
   Buffer<uint64_t> keys;  // room for either key width
@@ -27,7 +28,7 @@ struct Distinct {
 struct ApplyScratch {
   std::deque<Distinct> tasks;  // only grows
   void Shrink() {
-    // The arrays of `backward` are as long.
+    // The arrays of `backward` have the same lengths.
     RenewLarge(&tasks,
                [](const Distinct& d) { return std::max(d.keys.bytes(), d.gradients.bytes()); });
   }
@@ -38,13 +39,13 @@ struct Round {
   TaskLoop loop;
 };
 
-void FindRows(Exec& exec, Tick tick, ApplyTask* task, Distinct* made) {
-  RowId* const rows = made->rows.Resize(task->n);
+void FindRows(Exec& exec, Tick tick, ApplyTask* task, Distinct* distinct) {
+  RowId* const rows = distinct->rows.Resize(task->n);
   task->table->Find(exec, task->keys, task->n, tick, rows);
   task->rows = rows;
 }
 
-Status MakeDistinct(Exec& exec, ApplyTask* task, Distinct* made) {
+Status MakeDistinct(Exec& exec, ApplyTask* task, Distinct* distinct) {
   const TableOptions& options = task->table->options();
   Bags bags;
   const auto n = static_cast<int64_t>(task->n);
@@ -55,12 +56,12 @@ Status MakeDistinct(Exec& exec, ApplyTask* task, Distinct* made) {
   sum.bags = &bags;
   sum.upstream = task->gradients;
   sum.dim = options.dim;
-  DYNEMB_RETURN_IF_ERROR(made->backward.Prepare(exec, &sum, 1));
-  task->n = made->backward.num_unique(0);
+  DYNEMB_RETURN_IF_ERROR(distinct->backward.Prepare(exec, &sum, 1));
+  task->n = distinct->backward.num_unique(0);
   BackwardOutput out;
-  out.keys = made->keys.Resize(task->n);
-  out.sums = made->gradients.Resize(task->n * static_cast<size_t>(options.dim));
-  made->backward.Write(exec, &out);
+  out.keys = distinct->keys.Resize(task->n);
+  out.sums = distinct->gradients.Resize(task->n * static_cast<size_t>(options.dim));
+  distinct->backward.Write(exec, &out);
   task->keys = out.keys;
   task->gradients = out.sums;
   return Status();
@@ -88,21 +89,21 @@ Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerSte
     optimizers.emplace_back(step.kind, step.flags, step.hyper, task.table->options().dim);
   }
   std::vector<ApplyTask> distinct = tasks;
-  const SharedScratch<ApplyScratch> made;
-  if (made->tasks.size() < tasks.size()) made->tasks.resize(tasks.size());
+  const SharedScratch<ApplyScratch> scratch;
+  if (scratch->tasks.size() < tasks.size()) scratch->tasks.resize(tasks.size());
   std::vector<size_t> sizes;
   for (size_t t = 0; t < tasks.size(); ++t) {
     distinct[t].table->BeginBatch(exec, tick, distinct[t].n);
     if (distinct[t].rows == nullptr) {
       if (!distinct[t].distinct) {
-        DYNEMB_RETURN_IF_ERROR(MakeDistinct(exec, &distinct[t], &made->tasks[t]));
+        DYNEMB_RETURN_IF_ERROR(MakeDistinct(exec, &distinct[t], &scratch->tasks[t]));
       }
-      FindRows(exec, tick, &distinct[t], &made->tasks[t]);
+      FindRows(exec, tick, &distinct[t], &scratch->tasks[t]);
     }
     sizes.push_back(distinct[t].n);
   }
-  // Two tasks may name one table, and then one row: tasks of one table run one after the other, in
-  // rounds. All rounds are made before the first changes a row.
+  // Two tasks may have the same table, and then the same row. The tasks of one table therefore run
+  // one after another, in rounds. All rounds are created before the first one changes a row.
   std::vector<Round> rounds;
   std::vector<bool> done(tasks.size());
   for (size_t left = tasks.size(); left > 0;) {
@@ -121,7 +122,7 @@ Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerSte
     rounds.push_back({std::move(round), TaskLoop(exec, round_sizes, grains)});
   }
   for (size_t number = 0; number < rounds.size(); ++number) {
-    // Each table's task of that number is in the round.
+    // Each task of this round has `number` earlier tasks for its table.
     const uint64_t rounding = RoundingStep(Update::kOptimizer, step.iteration, number);
     const std::vector<size_t>& round = rounds[number].tasks;
     Phase phase("update rows");

@@ -1,4 +1,4 @@
-// Apply: one optimizer step on the rows of many tables in one call.
+// Apply: one optimizer step on the rows of many tables, in one call.
 #ifndef DYNEMB_LOOKUP_APPLY_H_
 #define DYNEMB_LOOKUP_APPLY_H_
 
@@ -14,11 +14,15 @@ namespace dynemb {
 
 struct ApplyTask {
   Table* table = nullptr;
-  const void* keys = nullptr;        // [n], of the table's key type
-  const RowId* rows = nullptr;       // [n] from the lookup, keys then distinct; or null: found here
+  const void* keys = nullptr;  // [n], of the table's key type
+  // [n], the row ids that the lookup returned; the keys must then be distinct. If null, Apply looks
+  // the keys up.
+  const RowId* rows = nullptr;
   const float* gradients = nullptr;  // [n, dim]
   size_t n = 0;
-  bool distinct = false;  // without rows: the keys are; else gradients of repeated keys add up
+  // Read only if rows is null: whether the keys are distinct. If not, the gradients of repeated
+  // keys add up.
+  bool distinct = false;
 };
 
 // One step of one optimizer.
@@ -26,23 +30,23 @@ struct OptimizerStep {
   OptimizerKind kind = OptimizerKind::kSgd;
   OptimizerFlags flags{};
   Hyper hyper{};
-  // hyper.iteration, exact. 16-bit rows are rounded by it, and by how many tasks of the call are
-  // for the same table and come before.
+  // hyper.iteration as an exact integer. The rounding of 16-bit rows depends on it, and on the
+  // number of earlier tasks of the call for the same table.
   uint64_t iteration = 1;
-  // Its state, of the widths that kind and flags say, as it was attached: StateSpec's `optimizer`
-  // and `inits`, and the owner (Table::TakeState).
+  // The optimizer's state as it was attached: `optimizer` and `inits` of its StateSpec, and its
+  // owner (Table::TakeState). The kind and the flags determine the widths.
   std::string state{};
   std::vector<float> inits{};
   std::string owner{};
 };
 
 // FailedPrecondition if a table's state is not this optimizer's (Table::CheckState); then nothing
-// has changed. Otherwise state that had no owner is this one's.
+// has changed. Otherwise, this optimizer becomes the owner of any state that had none.
 Status TakeStates(const std::vector<ApplyTask>& tasks, const OptimizerStep& step);
 
-// Updates vectors and state. A gradient whose key has no row, or no longer the row it had in the
-// lookup, is dropped and counted. Begins with TakeStates: if that fails no table has changed. The
-// caller holds the locks of all tables exclusively.
+// Updates vectors and state. The gradient of a key that has no row, or no longer has the row that
+// the lookup found, is dropped and counted. Calls TakeStates first; if that fails, no table has
+// changed. The caller holds the locks of all tables exclusively.
 Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerStep& step, Tick tick);
 
 }  // namespace dynemb

@@ -11,7 +11,8 @@
 namespace dynemb {
 namespace {
 
-// Floats that a unit of Write adds up, at least: 10 to 20 us.
+// The least number of floats that a unit of Write adds up, except the last unit of a task: 10 to 20
+// us of work.
 constexpr size_t kUnitFloats = 65536;
 
 Status CheckTask(const BackwardTask& t) {
@@ -118,7 +119,8 @@ void Backward::WriteUnit(const Prepared& prepared, const Dedup<K>& dedup, const 
     const auto p = dedup.partition(i);
     std::copy(p.unique, p.unique + p.num_unique, static_cast<K*>(out.keys) + p.unique_begin);
     if (task.rows != nullptr) {
-      // Rewrites the next key's row until its first occurrence is there: no branch to mispredict.
+      // Overwrites the row of the next key until the first occurrence of that key is reached, so
+      // there is no branch to mispredict.
       RowId* const rows = out.rows + p.unique_begin;
       for (size_t e = 0, u = 0; u < p.num_unique; ++e) {
         rows[u] = task.rows[p.positions[e]];

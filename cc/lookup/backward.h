@@ -1,20 +1,22 @@
 // Backward: gradients of pooled vectors, summed per unique key, for many tables in one call.
 //
-// The gradient of a unique key is the sum of what its ids add (upstream.h), in the order of the
-// ids.
+// The gradient of a unique key is the sum of the terms that its ids add (upstream.h), in the order
+// of the ids.
 //
-// Each partition of the dedup has one owner, who walks its entries in order and adds: no atomics,
-// the same bits for any number of threads, and the sums of a partition stay in cache while they are
-// built. An element's first term is stored, not added to zero, so the output need not be cleared.
-// With one id per bag (Bags::InitUniform(1, n, n)) this is the plain sum of values per key.
+// One thread adds up the entries of a partition of the dedup, in order. This needs no atomics,
+// gives the same bits for any number of threads, and keeps the sums of a partition in cache while
+// they are computed. The first term of an element is stored, not added to zero, so the output need
+// not be cleared. With one id per bag (Bags::InitUniform(1, n, n)), the result is the plain sum of
+// the values per key.
 //
 //   Backward backward;
 //   DYNEMB_RETURN_IF_ERROR(backward.Prepare(exec, tasks, n));   // dedup
 //   ... allocate outputs of num_unique(t) rows ...
 //   backward.Write(exec, outputs);                              // sums
 //
-// Contract. Everything that a task points to must stay until Write returns. A Backward is reusable
-// scratch: a call of shapes seen before allocates nothing of their size. One call at a time.
+// Contract. Everything that a task points to must stay valid until Write returns. A Backward is
+// reusable scratch: a call with shapes that it has had before allocates nothing of their size. Only
+// one call at a time.
 #ifndef DYNEMB_LOOKUP_BACKWARD_H_
 #define DYNEMB_LOOKUP_BACKWARD_H_
 
@@ -34,35 +36,37 @@ namespace dynemb {
 struct BackwardTask : UpstreamTask {
   KeyType key_type = KeyType::kInt64;
   const void* keys = nullptr;   // [bags->nnz()]
-  const RowId* rows = nullptr;  // [nnz], or null: then outputs have no rows
+  const RowId* rows = nullptr;  // [nnz], or null: the outputs then have no rows
 };
 
 struct BackwardOutput {
-  void* keys = nullptr;   // [num_unique], of the task's key type
-  RowId* rows = nullptr;  // [num_unique], of each key's first occurrence; unused without task.rows
+  void* keys = nullptr;  // [num_unique], of the task's key type
+  // [num_unique], the row of each key's first occurrence. Not used if the task has no rows.
+  RowId* rows = nullptr;
   float* sums = nullptr;  // [num_unique, dim]
 };
 
 class Backward {
  public:
-  // InvalidArgument names the task and what is wrong with it.
+  // InvalidArgument if a task is not valid; the message names the task and the problem.
   static Status Check(const BackwardTask* tasks, size_t num_tasks);
-  // Fails as Check does.
+  // Fails only if Check does.
   Status Prepare(Exec& exec, const BackwardTask* tasks, size_t num_tasks);
   size_t num_unique(size_t task) const;
   // outputs[t] belongs to tasks[t] of Prepare.
   void Write(Exec& exec, const BackwardOutput* outputs) const;
-  // Gives back what only a huge batch needs, once it is written.
+  // Frees memory that only a huge batch needs. Call it after Write.
   void Shrink();
 
  private:
   struct Prepared {
     BackwardTask task;
-    Dedup<uint64_t> dedup64;  // the one of the key's width is used
+    // Only the one for the key's width is used.
+    Dedup<uint64_t> dedup64;
     Dedup<uint32_t> dedup32;
     Upstream upstream;
   };
-  // Consecutive partitions of all tasks together, of about equal work.
+  // Consecutive partitions of a task. The units of all tasks are about equal work.
   struct Unit {
     uint32_t task, partition_begin, partition_end;
   };

@@ -1,11 +1,11 @@
-// BagCombiner: combines the vectors of bags that come one after the other.
+// BagCombiner: combines the vectors of consecutive bags.
 //
 //   BagCombiner<kDim> combine(task, first_bag);
 //   for (size_t i = ...) combine.Add(i, vector);   // ids in bag order, from first_bag's on
 //   combine.Finish(last_bag);                      // every bag before last_bag is written
 //
-// kDim is the dim if it is one of the common ones, so that the loops over columns unroll; else 0.
-// A float32 bag is summed in the output itself.
+// kDim is the dim if it is one of the common ones, so that the loops over columns unroll; otherwise
+// 0. float32 vectors are summed directly in the output.
 #ifndef DYNEMB_LOOKUP_BAG_COMBINER_H_
 #define DYNEMB_LOOKUP_BAG_COMBINER_H_
 
@@ -24,14 +24,15 @@
 
 namespace dynemb {
 
-// Bags to combine, and where to.
+// The bags to combine, and the outputs.
 struct BagTask {
   const Bags* bags = nullptr;
   const float* weights = nullptr;  // [nnz], or null for none
   Combiner combiner = Combiner::kSum;
   void* pooled = nullptr;  // out [num_bags, dim] of the vectors' dtype; zeros for an empty bag
-  int32_t* argmax =
-      nullptr;  // out [num_bags, dim] for kMax: the position in nnz, the first of equals; -1: empty
+  // out [num_bags, dim], for kMax only: the position in nnz of the largest element, the first one
+  // if several are equal; -1 for an empty bag
+  int32_t* argmax = nullptr;
 };
 
 template <int64_t kDim>
@@ -48,7 +49,7 @@ class BagCombiner {
     StartBag();
   }
 
-  // The vector of the id at place i of the bag order.
+  // Adds the vector of the i-th id in bag order.
   void Add(size_t i, const char* vector) {
     while (i >= bag_end_) NextBag();
     if (incomplete_) return;
@@ -72,12 +73,12 @@ class BagCombiner {
     }
     ++count_;
   }
-  // The id at place i has no vector yet: its bag is put aside, and its output left undefined.
+  // The i-th id in bag order has no vector yet: puts its bag aside, with an undefined output.
   void PutAside(size_t i) {
     while (i >= bag_end_) NextBag();
     incomplete_ = true;
   }
-  // Ends every bag before last_bag.
+  // Completes every bag before last_bag.
   void Finish(size_t last_bag) {
     while (bag_ < last_bag) NextBag();
   }
@@ -118,7 +119,7 @@ class BagCombiner {
                               ? BagScale(task_.combiner, count_)
                               : BagScale(task_.combiner, *task_.bags, task_.weights, bag_);
       if (scale == 0.0f) {
-        for (int64_t c = 0; c < dim(); ++c) into_[c] = 0.0f;  // whatever the sum is, NaN too
+        for (int64_t c = 0; c < dim(); ++c) into_[c] = 0.0f;  // even if the sum is NaN
       } else {
         for (int64_t c = 0; c < dim(); ++c) into_[c] *= scale;
       }
@@ -150,7 +151,7 @@ class BagCombiner {
   std::vector<size_t> put_aside_;
 };
 
-// fn(integral_constant): the dim if it is a common one, or 0.
+// Calls fn with an integral_constant: dim if it is a common one, otherwise 0.
 template <class Fn>
 auto DispatchDim(int64_t dim, const Fn& fn) {
   switch (dim) {
@@ -171,7 +172,7 @@ auto DispatchDim(int64_t dim, const Fn& fn) {
   }
 }
 
-// Bags that are a piece of parallel work, of about 4096 ids.
+// The number of bags in a range of work: about 4096 ids.
 inline size_t BagGrain(const Bags& bags) {
   constexpr size_t kIds = 4096;
   if (bags.num_bags() == 0) return 1;

@@ -8,7 +8,7 @@
 namespace dynemb {
 namespace {
 
-// Items per range of the loops here: large against the cost of handing out a range.
+// Items per range of the loops here: enough to make the cost of handing out a range negligible.
 constexpr size_t kGrain = 16384;
 constexpr size_t kNone = ~size_t{0};
 
@@ -17,8 +17,8 @@ void GrowTo(std::vector<T>* v, size_t n) {
   if (v->size() < n) v->resize(n);
 }
 
-// Keeps the least of all positions that are reported, so that the message does not depend on who
-// came first. Relaxed: read after the loop has joined.
+// Keeps the smallest of the reported positions, so that the message does not depend on the order in
+// which threads report. Relaxed: the position is read after the loop has joined.
 class FirstBad {
  public:
   void Report(size_t position) {
@@ -56,7 +56,7 @@ Status Bags::Reset(int64_t nnz, int64_t num_bags) {
 Status Bags::InitUniform(int64_t hotness, int64_t nnz, int64_t num_bags) {
   DYNEMB_RETURN_IF_ERROR(Reset(nnz, num_bags));
   if (hotness < 0) return InvalidArgument("ids per bag must not be negative, got " + Str(hotness));
-  // In this order, so that the product does not overflow.
+  // Divides first, so that the product cannot overflow.
   const bool fits = num_bags == 0 || hotness <= nnz / num_bags;
   if (!fits || hotness * num_bags != nnz) {
     return InvalidArgument("the number of ids must be num_bags times ids per bag, got " + Str(nnz) +
@@ -99,23 +99,27 @@ Status Bags::InitSplits(Exec& exec, const int64_t* splits, int64_t num_splits, i
 Status Bags::InitIndices(Exec& exec, const int64_t* indices, int64_t stride, int64_t nnz,
                          int64_t num_bags) {
   DYNEMB_RETURN_IF_ERROR(Reset(nnz, num_bags));
-  if (stride < 1) return InvalidArgument("indices must have a column, got " + Str(stride));
+  if (stride < 1)
+    return InvalidArgument("indices must have at least one column, got " + Str(stride));
   stride_ = stride;
   GrowTo(&own_splits_, num_bags_ + 1);
   int64_t* const splits = own_splits_.data();
 
-  // One pass validates, finds out whether the bags ascend, and writes splits: where the bag changes
-  // from `last` to `bag` at position i, i is where each bag in (last, bag] begins. If they ascend,
-  // each element is written by one range. If they do not, ranges may write the same element, and
-  // the outcome is thrown away; atomic (relaxed, a plain store in the machine) only because a plain
-  // race would be undefined. A range stops at the first descent, and all others soon after, so that
-  // jumping up and down among many bags costs no more than num_bags per range in flight.
+  // One pass validates the bags, finds out whether they ascend, and writes splits: where the bag
+  // changes from `last` to `bag`, at position i, each bag in (last, bag] begins at i.
+  //
+  // If the bags ascend, each element of splits is written by one range. If they do not, several
+  // ranges may write the same element, and the result is discarded. The stores are atomic (relaxed:
+  // plain stores in machine code) only because a data race would be undefined behavior.
+  //
+  // A range stops writing at its first descent, and ranges that begin later write nothing. Bags
+  // that jump up and down therefore cost at most num_bags stores per range in flight.
   FirstBad bad;
   std::atomic<bool> ascends{true};
   exec.ParallelFor(nnz_, kGrain, [&](size_t begin, size_t end) {
     bool write = ascends.load(std::memory_order_relaxed);
     int64_t last = begin == 0 ? -1 : indices[(begin - 1) * stride];
-    // If the previous range ends with an invalid bag, it reports that.
+    // An invalid bag at the end of the previous range is reported by that range.
     if (last < -1 || last >= num_bags) write = false;
     for (size_t i = begin; i < end; ++i) {
       const int64_t bag = indices[i * stride];
@@ -149,7 +153,7 @@ Status Bags::InitIndices(Exec& exec, const int64_t* indices, int64_t stride, int
   return {};
 }
 
-// A stable counting sort. Not parallel: sparse tensors are almost always in order.
+// A stable counting sort. It is serial, because sparse tensors are almost always in order.
 void Bags::SortIndices() {
   GrowTo(&own_order_, nnz_);
   int64_t* const splits = own_splits_.data();
@@ -157,7 +161,7 @@ void Bags::SortIndices() {
   for (size_t i = 0; i < nnz_; ++i) ++splits[indices_[i * stride_]];
   int64_t at = 0;
   for (size_t b = 0; b < num_bags_; ++b) at += std::exchange(splits[b], at);
-  // splits[b] is the cursor of bag b, and ends where bag b + 1 begins.
+  // splits[b] is now the cursor of bag b. After the loop, it is where bag b + 1 begins.
   for (size_t i = 0; i < nnz_; ++i) {
     own_order_[splits[indices_[i * stride_]]++] = static_cast<uint32_t>(i);
   }
@@ -189,7 +193,7 @@ void Bags::BagOf(const uint32_t* positions, size_t n, uint32_t* bags) const {
     std::copy(positions, positions + n, bags);
   } else if (n > 0) {
     // x / d as the high half of x * ceil(2^64 / d): exact for 32-bit x and d > 1 (Lemire, Kaser,
-    // Kurz 2019), and a few times as fast as a division.
+    // Kurz 2019), and several times faster than a division.
     const uint64_t reciprocal = ~uint64_t{0} / hotness_ + 1;
     for (size_t i = 0; i < n; ++i) {
       bags[i] =

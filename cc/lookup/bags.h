@@ -1,19 +1,19 @@
-// Bags: which bag each of nnz ids belongs to. One view of the forms that a *bags* tensor may have:
+// Bags: the bag of each of nnz ids. One view of all forms that a *bags* tensor may have:
 //
 //   uniform   rank 0   ids per bag          bag b holds positions [b × hotness, (b + 1) × hotness)
 //   splits    rank 1   num_bags + 1 offsets bag b holds positions [splits[b], splits[b + 1])
-//   indices   rank 2   each id's bag        any order; splits are built here, and an `order` if
-//                                           the bags do not ascend
+//   indices   rank 2   the bag of each id   any order; Init builds splits, and an `order` if the
+//                                           bags do not ascend
 //
-// Forward walks bags (`begin`, `end`, `position`: ascending inside a bag), backward asks for the
-// bag of a position (`BagOf`):
+// The forward pass walks bags (`begin`, `end`, `position`: ascending inside a bag); the backward
+// pass needs the bag of a position (`BagOf`):
 //
 //   for (size_t i = bags.begin(b); i < bags.end(b); ++i) Use(ids[bags.position(i)]);
 //
-// Contract. Each Init validates everything, so that afterwards no access is out of bounds, and
-// returns InvalidArgument naming the first offending value; after a failure the object must be
-// initialised again before use. Uniform bags own no arrays. `splits` and `indices` are borrowed and
-// must outlive the use of the object. Scratch is reused by the next Init.
+// Contract. Each Init validates everything, so no later access is out of bounds, and returns
+// InvalidArgument naming the first invalid value. After a failure, the object must be initialized
+// again before use. Uniform bags own no arrays. `splits` and `indices` are borrowed, and must
+// outlive the use of the object. Scratch is reused by the next Init.
 #ifndef DYNEMB_LOOKUP_BAGS_H_
 #define DYNEMB_LOOKUP_BAGS_H_
 
@@ -28,11 +28,12 @@ namespace dynemb {
 
 class Bags {
  public:
-  // nnz and num_bags at most; positions and bags are kept in 32 bits.
+  // The largest nnz and num_bags: positions and bags are stored in 32 bits.
   static constexpr int64_t kMaxSize = 0xFFFFFFFE;
 
   Bags() = default;
-  // Views point into the object's own arrays, and moving a vector keeps them; copying would not.
+  // Move-only: pointers into the object's own arrays stay valid if a vector is moved, but not if it
+  // is copied.
   Bags(Bags&&) = default;
   Bags& operator=(Bags&&) = default;
 
@@ -46,24 +47,24 @@ class Bags {
   size_t nnz() const { return nnz_; }
   size_t num_bags() const { return num_bags_; }
 
-  // Ids of a bag are [begin, end) in bag order; position() turns a place in bag order into the id's
-  // position.
+  // The ids of a bag are [begin, end) in bag order; position() maps an index in bag order to the
+  // id's position.
   size_t begin(size_t bag) const {
     return splits_ != nullptr ? static_cast<size_t>(splits_[bag]) : bag * hotness_;
   }
   size_t end(size_t bag) const { return begin(bag + 1); }
   size_t position(size_t i) const { return order_ != nullptr ? order_[i] : i; }
 
-  // For loops that hoist the choice of form. Null: uniform (hotness() ids per bag), null: bag order
-  // is position order.
+  // For loops that hoist the choice of form. splits() is null if the bags are uniform (hotness()
+  // ids each). order() is null if bag order is the order of positions.
   const int64_t* splits() const { return splits_; }
   const uint32_t* order() const { return order_; }
   size_t hotness() const { return hotness_; }
 
-  // Makes bag_of constant-time for the splits form, by an array of nnz; nothing to do for the
-  // others. Idempotent.
+  // Makes bag_of constant-time for the splits form, with an array of nnz elements. Does nothing for
+  // the other forms. Idempotent.
   void BuildBagOf(Exec& exec);
-  // Needs BuildBagOf. `bags[i]` becomes the bag of `positions[i]`.
+  // Sets bags[i] to the bag of positions[i]. Requires BuildBagOf.
   void BagOf(const uint32_t* positions, size_t n, uint32_t* bags) const;
   size_t bag_of(size_t position) const {
     uint32_t p = static_cast<uint32_t>(position), bag;
@@ -83,7 +84,7 @@ class Bags {
   const int64_t* indices_ = nullptr;
   size_t stride_ = 0;
   bool has_bag_of_ = false;
-  // Scratch, sized by the largest use so far.
+  // Scratch, sized for the largest use so far.
   std::vector<int64_t> own_splits_;
   std::vector<uint32_t> own_order_;
   std::vector<uint32_t> own_bag_of_;

@@ -1,12 +1,12 @@
-// Combiner: how the vectors of a bag become one. With weights w_i (1 where none are given) and
-// vectors v_i:
+// Combiner: how the vectors v_i of a bag become one vector. w_i are the weights (1 if there are
+// none):
 //
 //   sum    Σ w_i v_i          mean   Σ w_i v_i / Σ w_i
 //   max    max_i w_i v_i      sqrtn  Σ w_i v_i / sqrt(Σ w_i²)
 //
-// as tf.nn.embedding_lookup_sparse does (it has no max): where a divisor is 0 the result is 0
-// (`div_no_nan`), also for infinite and NaN vectors, and so is the result of an empty bag. Weights
-// are accumulated in float32. The bits are the same in host and device code.
+// The results are those of tf.nn.embedding_lookup_sparse, which has no max. If a divisor is 0, the
+// result is 0 (`div_no_nan`), even for infinite and NaN vectors. The result of an empty bag is 0,
+// too. Weights are accumulated in float32. The bits are the same in host and device code.
 #ifndef DYNEMB_LOOKUP_COMBINER_H_
 #define DYNEMB_LOOKUP_COMBINER_H_
 
@@ -36,10 +36,10 @@ inline Status ParseCombiner(const std::string& name, Combiner* combiner) {
   return {};
 }
 
-// Whether a bag's sum is divided by something.
+// Whether the sum of a bag is divided.
 constexpr bool HasScale(Combiner c) { return c == Combiner::kMean || c == Combiner::kSqrtn; }
 
-// What the sum of a bag without weights and with `count` ids is multiplied by.
+// The factor for the sum of a bag that has `count` ids and no weights.
 DYNEMB_HD inline float BagScale(Combiner c, size_t count) {
   if (!HasScale(c)) return 1.0f;
   if (count == 0) return 0.0f;
@@ -47,8 +47,8 @@ DYNEMB_HD inline float BagScale(Combiner c, size_t count) {
   return 1.0f / (c == Combiner::kMean ? n : __builtin_sqrtf(n));
 }
 
-// What the weighted sum of `bag` is multiplied by; 0 means that the result is 0 whatever the sum
-// is. `weights` is [nnz], or null for none. AnyBags has begin, end and position, as Bags has.
+// The factor for the weighted sum of `bag`; 0 means that the result is 0, whatever the sum is.
+// `weights` is [nnz], or null for none. AnyBags has begin, end and position, like Bags.
 template <class AnyBags, class Index>
 DYNEMB_HD float BagScale(Combiner c, const AnyBags& bags, const float* weights, Index bag) {
   const auto begin = bags.begin(bag), end = bags.end(bag);
@@ -62,9 +62,10 @@ DYNEMB_HD float BagScale(Combiner c, const AnyBags& bags, const float* weights, 
   return norm == 0.0f ? 0.0f : 1.0f / norm;
 }
 
-// The derivative of a bag by one weight, along `upstream`. `dot` is the product of `upstream` and
-// the id's vector, for max of the columns that the id gave to the bag; `pooled_dot` that of
-// `upstream` and the bag's result. It is read, as `scale`, BagScale's result, only if HasScale.
+// The derivative of a bag's result with respect to one weight, along `upstream`. `dot` is the dot
+// product of `upstream` and the id's vector; for max, over the columns that the id won.
+// `pooled_dot` is the dot product of `upstream` and the bag's result, and `scale` is BagScale's
+// result; both are read only if HasScale.
 DYNEMB_HD inline float WeightDerivative(Combiner c, float dot, float pooled_dot, float weight,
                                         float scale) {
   switch (c) {

@@ -9,33 +9,34 @@
 namespace dynemb {
 namespace {
 
-// The largest average; the smallest is half of it. Keys, positions, locals and table of a partition
-// are then 64 KiB, well inside L2 and for the most part in L1. Half or twice as many measured the
-// same within 10 %.
+// The largest average number of keys in a partition; the smallest is half of it. The keys,
+// positions, locals and table of a partition then take 64 KiB, which fits L2 easily and L1 for the
+// most part. Half or twice this number measured the same within 10%.
 constexpr size_t kPartitionKeys = 2048;
-// A larger average costs less than more ways to scatter to would.
+// A larger average costs less than scattering to more partitions.
 constexpr size_t kMaxPartitions = Split<uint64_t>::kMaxPartitions;
 static_assert(Owners::kMaxRanks <= kMaxPartitions, "each rank has a partition");
+
 template <typename T>
 void GrowTo(std::vector<T>* v, size_t n) {
   if (v->size() < n) v->resize(n);
 }
 
-// The partition of a key: by the top bits of a hash, whose low bits place it in a partition's
-// table.
+// The partition of a key: the top bits of a hash, whose low bits select the key's slot in the table
+// of the partition.
 struct PartitionOf {
   size_t operator()(uint64_t key) const { return DistinctHash()(key) >> shift; }
-  int shift;  // < 64, as there are at least two
+  int shift;  // < 64: there are at least two partitions
 };
 
-// The same, inside the partitions of its owner.
+// The same, among the partitions of the key's owner.
 struct OwnedPartitionOf {
   size_t operator()(uint64_t key) const {
-    // Two shifts, as one by 64 is undefined.
+    // Two shifts, because one shift by 64 is undefined.
     return (size_t{owners.Of(key)} << log) + (DistinctHash()(key) >> 1 >> (63 - log));
   }
   Owners owners;
-  int log;  // of the partitions of one owner
+  int log;  // log2 of the partitions per owner
 };
 
 }  // namespace
@@ -87,10 +88,11 @@ void Dedup<K>::DedupPartitions(Exec& exec) {
   const size_t partitions = num_partitions_;
   const size_t workers = std::min(exec.parallelism(), partitions);
   GrowTo(&tables_, workers);
-  // Also of a worker that other workers leave no partition this time.
+  // Grows the tables of all workers, even of those that will get no partition this time: the next
+  // Run may need them, and must not allocate.
   for (size_t w = 0; w < workers; ++w) GrowTo(&tables_[w], Distinct<K>::TableSize(UsualKeys()));
-  // One range per worker, so that each has its own table; partitions, whose sizes may differ a lot,
-  // are then handed out one by one. Relaxed: a worker's partitions share nothing with another's.
+  // One range per worker, so that each worker has its own table. Partitions may differ a lot in
+  // size, so they are handed out one by one. Relaxed: the partitions of two workers share nothing.
   std::atomic<size_t> next{0};
   std::atomic<uint64_t> passed{0};
   exec.ParallelFor(workers, 1, [&](size_t begin, size_t end) {

@@ -1,26 +1,27 @@
-// Dedup: the distinct values among n keys, and which of them each position holds.
+// Dedup: the distinct values among n keys, and the one at each position.
 //
 // Keys are radix-partitioned by the top bits of a hash, so that one partition (1 to 2 thousand
-// keys) is deduplicated in L1/L2 by one owner:
+// keys) is deduplicated in L1/L2 by one thread:
 //
 //   keys        a b a c b d …          n, the caller's
 //   positions   0 2 5 │ 1 3 4 │ …      original positions; increasing inside a partition
-//   local       0 0 1 │ 0 1 0 │ …      which of its partition's distinct keys each of them holds
+//   local       0 0 1 │ 0 1 0 │ …      their keys' numbers among the partition's distinct keys
 //   unique      a d   │ b c   │ …      distinct keys of a partition, in order of first occurrence
 //
-// The unique index of an entry is its partition's `unique_begin` + `local`. So an entry is the
-// first occurrence of its key exactly if its `local` is one more than the largest before it: who
-// walks a partition's entries in order, and sums something per key, writes new sums front to back.
+// The unique index of an entry is the `unique_begin` of its partition plus its `local`. An entry is
+// the first occurrence of its key if and only if its `local` is one more than the largest before
+// it. A thread that walks the entries of a partition in order, and sums a value per key, therefore
+// writes new sums front to back.
 //
 // With `Owners`, keys are partitioned by owner first: the unique keys of rank 0 come first, then
-// those of rank 1, and so on, ready to be sent.
+// the unique keys of rank 1, and so on, ready to be sent.
 //
 // Contract. The result is a function of the keys alone: the number of partitions depends on n,
 // never on the number of threads. Every key value is legal. The work is linear in n for any skew
 // (equal keys, or all keys in one partition) and for any choice of keys (distinct.h). A Dedup is
-// reusable scratch: repeating a Run of a size seen before allocates no arrays, but for a partition
-// much larger than the average. One Run at a time; the const methods may be called from several
-// threads. Views stay valid until the next Run.
+// reusable scratch: repeating a Run of a size seen before allocates no arrays, except for a
+// partition much larger than the average. Only one Run at a time; the const methods may be called
+// from several threads. Views are valid until the next Run.
 #ifndef DYNEMB_LOOKUP_DEDUP_H_
 #define DYNEMB_LOOKUP_DEDUP_H_
 
@@ -48,12 +49,12 @@ class Dedup {
     const K* unique;            // [num_unique]
     size_t num_entries;
     size_t num_unique;
-    size_t unique_begin;  // of unique[0], among all unique keys
+    size_t unique_begin;  // the unique index of unique[0]
   };
 
-  // InvalidArgument: n > kMaxKeys, or more than Owners::kMaxRanks.
+  // InvalidArgument if there are more than kMaxKeys keys or Owners::kMaxRanks ranks.
   static Status Check(size_t n, const Owners& owners);
-  // Fails as Check does, and else not. Keeps no reference to `keys`.
+  // Fails only if Check does. Keeps no reference to `keys`.
   Status Run(Exec& exec, const K* keys, size_t n, const Owners& owners = Owners());
 
   size_t num_keys() const { return num_keys_; }
@@ -68,37 +69,37 @@ class Dedup {
             size_t{unique_begins_[p + 1]} - unique_begins_[p],
             unique_begins_[p]};
   }
-  // Unique keys [owner_begin(r), owner_begin(r + 1)) are rank r's; r is at most the number of
-  // ranks.
+  // The unique keys of rank r are [owner_begin(r), owner_begin(r + 1)). `rank` is at most the
+  // number of ranks.
   size_t owner_begin(uint32_t rank) const;
-  // The rank whose keys partition p holds.
+  // The owner of the keys in partition p.
   uint32_t owner(size_t p) const {
     return owners_.Spread() ? static_cast<uint32_t>(p >> log_partitions_) : owners_.one;
   }
 
-  // Slots of other keys that the last Run has looked at: less than one a key, unless the keys were
-  // chosen to meet; distinct.h has the bound.
+  // The number of slots of other keys that the probes of the last Run passed: less than one per
+  // key, unless the keys were chosen to collide. distinct.h gives the bound.
   uint64_t passed() const { return passed_; }
 
-  // unique[num_unique()]: all distinct keys, partition by partition.
+  // Writes unique[num_unique()]: all distinct keys, partition by partition.
   void WriteUnique(Exec& exec, K* unique) const;
-  // inverse[num_keys()]: the unique index of each position.
+  // Writes inverse[num_keys()]: the unique index of each position.
   void WriteInverse(Exec& exec, uint32_t* inverse) const;
 
  private:
   void DedupPartitions(Exec& exec);
-  // Keys of a partition, unless it is much larger than the average.
+  // The number of keys that the table of a partition has room for at first.
   size_t UsualKeys() const;
 
   size_t num_keys_ = 0;
   size_t num_partitions_ = 0;
   uint64_t passed_ = 0;
-  int log_partitions_ = 0;  // of an owner
+  int log_partitions_ = 0;  // log2 of the partitions per owner
   Owners owners_;
-  // Holds the keys of each partition; its owner among the threads then overwrites the front of them
-  // with the unique keys.
+  // Holds the keys of each partition. The thread that deduplicates a partition overwrites the front
+  // of its keys with the unique ones.
   Split<K> split_;
-  // Sized by the largest Run so far.
+  // Sized for the largest Run so far.
   std::vector<uint32_t> local_;
   std::vector<uint32_t> unique_begins_;        // [partitions + 1]
   std::vector<std::vector<uint32_t>> tables_;  // one per worker

@@ -1,5 +1,5 @@
-// From a Table to its implementation for the key width, for code that fuses its own work with the
-// table's passes.
+// DispatchKeys: from a Table to its implementation for a key width, for code that fuses its own
+// work with the table's passes.
 #ifndef DYNEMB_LOOKUP_DISPATCH_H_
 #define DYNEMB_LOOKUP_DISPATCH_H_
 
@@ -7,7 +7,7 @@
 
 namespace dynemb {
 
-// fn(HashTable<K>&, const K* keys). `table` was made by Table::Create.
+// Calls fn(HashTable<K>&, const K* keys). `table` was created by Table::Create.
 template <class Fn>
 auto DispatchKeys(Table* table, const void* keys, const Fn& fn) {
   if (table->options().key_type == KeyType::kInt32) {

@@ -1,12 +1,12 @@
 // Distinct: numbers the distinct keys of one partition of a Dedup in the order of their first
 // occurrence, in linear work for any keys.
 //
-// The table is open addressing with linear probing, which keys that meet in few slots make
-// quadratic: by chance with negligible probability, but an upstream system may have chosen the keys
-// by a hash of them, and an adversary may know ours. So probes that go past a slot are counted. A
-// table that has passed more than kMostPassed slots a key goes on with another bijective mix of the
-// hash, kMixes times at most; then what is left is sorted. The numbers do not depend on which mix
-// was the last.
+// The table uses open addressing with linear probing, which is quadratic for keys that collide in
+// few slots. By chance, the probability of this is negligible. However, an upstream system may have
+// chosen the keys by a hash of them, and an adversary may know our hash. The slots that probes pass
+// are therefore counted. A table that has passed more than kMostPassed slots per key continues with
+// another bijective mix of the hash, at most kMixes times; the keys that are left after that are
+// sorted. The numbers do not depend on which mix was used last.
 #ifndef DYNEMB_LOOKUP_DISTINCT_H_
 #define DYNEMB_LOOKUP_DISTINCT_H_
 
@@ -18,9 +18,12 @@
 
 namespace dynemb {
 
-// A bijection on 64 bits: Moremur (Evensen 2019; public domain) of the salted key. It is neither
-// the hash of a table (MixKey) nor that of Owners, since keys of one part of a table or of one rank
-// would meet; nor SplitMix64's or MurmurHash3's finalizer, by which upstream systems shard ids.
+// A bijection on 64 bits: Moremur (Evensen 2019; public domain) of the salted key. It is
+// independent of the following hashes, because keys that agree in bits of one of them must not
+// collide here:
+//   - the hashes of a table (MixKey) and of Owners: the keys of one part of a table, or of one
+//     rank, agree
+//   - the finalizers of SplitMix64 and MurmurHash3, by which upstream systems shard ids
 struct DistinctHash {
   static constexpr uint64_t kSalt = 0xDB4F0B9175AE2165ull;
   static constexpr uint64_t kStep = 0xD1B54A32D192ED03ull;  // odd
@@ -43,17 +46,17 @@ struct DistinctHash {
 template <class K, class Hash = DistinctHash>
 class Distinct {
  public:
-  // Slots that probes may pass for each key, before the hash counts as unfit. At the largest load,
-  // one half, a good hash passes 1.5 for a new key and 0.5 for a known one.
+  // The number of slots per key that probes may pass before another hash is tried. At the largest
+  // load, one half, a good hash passes 1.5 slots for a new key and 0.5 for a known one.
   static constexpr size_t kMostPassed = 8;
-  // How often a table goes on with another hash.
+  // The number of other hashes that are tried.
   static constexpr int kMixes = 8;
-  // Slots per key of a table to begin with: at 2, probes go wrong often enough that the
-  // mispredicted branches cost 2 ns a key.
+  // The initial number of slots per key. With 2 slots, probes collide often enough that the
+  // mispredicted branches cost 2 ns per key.
   static constexpr size_t kSlotsPerKey = 4;
   static constexpr size_t kMinTable = 64;
-  // Keys between two looks at how many slots were passed: at 16, or at each key, the look costs 5
-  // %.
+  // Keys between two checks of the number of slots passed. With 16 keys, or a check at each key,
+  // the checks cost 5%.
   static constexpr size_t kStretch = 64;
 
   // Slots of a table for n keys.
@@ -63,21 +66,21 @@ class Distinct {
     return size;
   }
 
-  // Numbers keys[n] into local[n], and overwrites the front of `keys` with the distinct ones. The
-  // table begins with room for `usual` keys, since more may be few keys many times. `slots` is
-  // scratch, which grows.
+  // Writes the numbers of keys[n] to local[n], and overwrites the front of `keys` with the distinct
+  // keys. The table begins with room for at most `usual` keys: if there are more, they may be a few
+  // keys many times. `slots` is scratch, which grows as needed.
   Distinct(K* keys, size_t n, size_t usual, uint32_t* local, std::vector<uint32_t>* slots)
       : keys_(keys), n_(n), size_(TableSize(std::min(n, usual))), local_(local), slots_(slots) {
     const Hash hash;
-    if (Go([hash](K key) { return hash(key); })) return;
+    if (Continue([hash](K key) { return hash(key); })) return;
     for (int attempt = 1; attempt <= kMixes; ++attempt) {
-      if (Go([hash, attempt](K key) { return hash.Again(key, attempt); })) return;
+      if (Continue([hash, attempt](K key) { return hash.Again(key, attempt); })) return;
     }
     Sort();
   }
 
   uint32_t num_unique() const { return num_unique_; }
-  // Slots that probes have passed: at most (kMostPassed + kStretch) n (kMixes + 1).
+  // The number of slots that probes passed: at most (kMostPassed + kStretch) * n * (kMixes + 1).
   uint64_t passed() const { return passed_; }
   bool sorted() const { return sorted_; }
 
@@ -88,10 +91,10 @@ class Distinct {
     return slots_->data();
   }
 
-  // Goes on after the keys that have numbers. False: too many slots were passed. A slot holds a
-  // key's number plus one; 0 is an empty slot, so that no key is reserved.
+  // Continues after the keys that already have numbers. Returns false if probes passed too many
+  // slots. A slot holds a key's number plus one; 0 marks an empty slot, so no key is reserved.
   template <class HashOf>
-  bool Go(const HashOf& hash_of) {
+  bool Continue(const HashOf& hash_of) {
     K* const keys = keys_;
     uint32_t* const local = local_;
     const size_t most = kMostPassed * n_;
@@ -107,13 +110,13 @@ class Distinct {
         slots[at] = u + 1;
       }
       while (i < n_ && passed <= most && num_unique < size_ / 2) {
-        // A stretch adds one distinct key for each of its keys at most: there is room for it.
+        // Each key of this range adds at most one distinct key, so the table has room for them.
         const size_t end = i + std::min({n_ - i, size_ / 2 - num_unique, kStretch});
         for (; i < end; ++i) {
           const K key = keys[i];
-          // Written before it is known to be new (num_unique <= i, so nothing unread is lost): an
-          // empty slot then stands for it, and "found" and "new" are one path without a branch that
-          // repeats make unpredictable.
+          // The key is written before it is known to be new; no unread key is lost, because
+          // num_unique <= i. An empty slot then represents this key, so "found" and "new" are one
+          // path, without a branch that repeated keys would make unpredictable.
           keys[num_unique] = key;
           size_t at = hash_of(key) & mask;
           uint32_t u;
@@ -135,7 +138,7 @@ class Distinct {
     return i == n_;
   }
 
-  // Numbers the keys from next_ on, by sorting them and the distinct ones before them.
+  // Numbers the keys from next_ on by sorting them, together with the distinct keys before them.
   void Sort() {
     sorted_ = true;
     const uint32_t known = num_unique_;
