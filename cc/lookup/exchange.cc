@@ -16,7 +16,7 @@ void OwnersOf(Exec& exec, const Owners& owners, const K* keys, size_t n, int32_t
   });
 }
 
-class ExchangeOfHost final : public Exchange {
+class HostExchangeImpl final : public Exchange {
  public:
   Status RequestKeys(Exec& exec, const std::vector<RouteTask>& tasks, uint32_t ranks, uint32_t self,
                      const PlaceRequest& place) override {
@@ -106,7 +106,7 @@ class ExchangeOfHost final : public Exchange {
  private:
   struct Sums {
     GatherGradient gradient;
-    std::vector<Buffer<float>> sums;  // of tables whose rows are converted to travel
+    std::vector<Buffer<float>> sums;  // of tables whose rows are converted
 
     void Shrink() {
       gradient.Shrink();
@@ -114,7 +114,7 @@ class ExchangeOfHost final : public Exchange {
     }
   };
 
-  // fn() while the features' rows are where they say.
+  // Sets the rows of the features, checks the indices and calls fn(). The rows are valid during it.
   template <class Feature, class Fn>
   static Status WithRows(Exec& exec, const Received& received, std::vector<Feature>* features,
                          const Fn& fn) {
@@ -146,7 +146,7 @@ void Exchange::PlaceRows(const WireLayout& layout, size_t table, int32_t* words,
 }
 
 Exchange& HostExchange() {
-  static Exchange* const exchange = new ExchangeOfHost;
+  static Exchange* const exchange = new HostExchangeImpl;
   return *exchange;
 }
 

@@ -1,12 +1,14 @@
-// Exchange: what a rank does with keys and rows before they travel to other ranks and when they
-// have come, wherever its arrays are. One implementation for the host (Route, Wire, Gather, ... of
-// this folder), one for a device (cc/device).
+// Exchange: the work of a rank on keys and rows, before they are sent to other ranks and after they
+// are received, wherever its arrays are. There is one implementation for the host (Route, Wire,
+// Gather, ... of this folder) and one for a device (cc/device).
 //
-// Keys, rows, words, weights and indices are where the exchange is; bags, splits and counts are
-// always the host's. `exec` is the host's threads, or stands for the device's stream.
+// Keys, rows, words, weights and indices are in the memory of the exchange: the host's or a
+// device's. Bags, splits and counts are always in host memory. `exec` is the host's threads, or
+// represents the device's stream.
 //
-// An index that is not below its number of rows: the host fails with InvalidArgument; a device,
-// which would have to be waited for, takes the vector for zeros and leaves its gradient out.
+// On the host, an index that is not below its number of rows is an InvalidArgument. A device does
+// not report it, because the host would have to wait for the device: the id's vector counts as
+// zeros, and its gradient is left out.
 #ifndef DYNEMB_LOOKUP_EXCHANGE_H_
 #define DYNEMB_LOOKUP_EXCHANGE_H_
 
@@ -31,21 +33,23 @@ class Exchange {
  public:
   virtual ~Exchange() = default;
 
-  // Says where the words go, once it is known how many there are. What it, or another that places
-  // outputs, fails with is the call's error. The calling thread calls it.
+  // Provides memory for the words, once their number is known. It is called by the calling thread.
+  // If it fails, or another function that provides memory for outputs does, the call returns its
+  // error.
   using PlaceRequest =
       std::function<Status(const RouteSizes& sizes, int32_t** words, int32_t** own)>;
-  // Which keys this rank asks which rank for: see Route.
+  // Finds the keys that this rank requests from each rank. See Route.
   virtual Status RequestKeys(Exec& exec, const std::vector<RouteTask>& tasks, uint32_t ranks,
                              uint32_t self, const PlaceRequest& place) = 0;
 
-  // Called for each table, in order; counts[r] of the keys are those that rank r asks for.
+  // Provides memory for the keys of a table. It is called for each table, in order. Rank r requests
+  // counts[r] of the keys.
   using PlaceKeys = std::function<Status(size_t table, const int64_t* counts, void** keys)>;
-  // The keys that this rank is asked for, rank after rank: see Requests.
+  // Reads the keys that are requested from this rank, rank after rank. See Requests.
   virtual Status ReceiveKeys(Exec& exec, const Requests::Received& received,
                              const std::vector<KeyType>& key_types, const PlaceKeys& place) = 0;
 
-  // Which rank holds each of n keys.
+  // Writes the owner of each of n keys to `to`.
   virtual Status FindOwners(Exec& exec, const Owners& owners, KeyType type, const void* keys,
                             size_t n, int32_t* to) = 0;
 
@@ -56,14 +60,15 @@ class Exchange {
                             const std::vector<const void*>& own,
                             const std::vector<void*>& rows) = 0;
 
-  // Rows where they came to lie: what UnpackRows would make arrays of.
+  // Received rows, not copied: the rows that UnpackRows would write to arrays.
   struct Received {
     const WireLayout* layout = nullptr;
     const int32_t* words = nullptr;
     std::vector<const void*> own;  // [tables]
   };
 
-  // A feature that reads received rows of a table. The call sets what the layout says of these.
+  // A feature that reads received rows of a table. The call sets the members that describe these
+  // rows.
   struct PoolFeature : GatherTask {
     size_t table = 0;
   };
@@ -76,19 +81,20 @@ class Exchange {
   virtual Status WeightGradient(Exec& exec, const Received& received,
                                 std::vector<WeightFeature> features) = 0;
 
-  // The gradients of a request's rows, float32, in the messages to their owners; those of this rank
-  // for itself in own[t]. tasks[t].features are those that read table t; the call sets the rest.
+  // Sums the gradients of a request's rows, in float32, and writes them to the messages to the
+  // rows' owners; the gradients of rows that this rank owns go to own[t]. tasks[t].features are the
+  // features that read table t; the call sets the other members.
   virtual Status SumRequested(Exec& exec, const WireLayout& layout,
                               std::vector<GatherGradient::Task> tasks, int32_t* words,
                               const std::vector<float*>& own) = 0;
 
-  // Sums received gradients per key, as Lookups::SumGradients: tasks[t].upstream_rows are the rows
-  // of table t.
+  // Sums received gradients per key, like Lookups::SumGradients. The call sets
+  // tasks[t].upstream_rows to the received rows of table t.
   virtual Status SumReceived(Exec& exec, const Received& received, std::vector<BackwardTask> tasks,
                              const Lookups::Allocate& allocate) = 0;
 
  protected:
-  // `rows` are those of the feature's table.
+  // Sets the members of a feature that describe the rows of its table; `rows` are their addresses.
   template <class Feature>
   static void SetTable(const Received& received, const void* const* rows, Feature* feature) {
     const WireTable& table = received.layout->tables()[feature->table];
@@ -97,13 +103,13 @@ class Exchange {
     feature->dtype = table.dtype;
     feature->dim = table.dim;
   }
-  // Where the sums of a table go: to the messages, or to `sums` for a table whose rows are then to
-  // be packed, if it is not null; those of `self` to `own`.
+  // Sets where the sums of a table go. The sums of `self` go to `own`. The others go to the
+  // messages if `sums` is null; otherwise they go to `sums`, and still have to be packed.
   static void PlaceRows(const WireLayout& layout, size_t table, int32_t* words, float* own,
                         float* sums, GatherGradient::Task* task);
 };
 
-// That of the host. Lives as long as the process.
+// The exchange of the host. It lives as long as the process.
 Exchange& HostExchange();
 
 }  // namespace dynemb

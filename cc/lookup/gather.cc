@@ -14,10 +14,10 @@ namespace dynemb {
 namespace {
 
 constexpr size_t kIndexGrain = 65536;
-// Ids whose vectors are asked for ahead.
+// Vectors are prefetched this many ids ahead.
 constexpr size_t kAhead = 16;
-// Floats of a stretch of sums: with what they are summed from, inside L2.
-constexpr size_t kStretchFloats = 32768;
+// Floats in a range of sums: the sums and their inputs fit L2.
+constexpr size_t kRangeFloats = 32768;
 
 template <class Task>
 DYNEMB_INLINE const char* VectorAt(const Task& task, size_t position, size_t vector_bytes) {
@@ -41,21 +41,22 @@ DYNEMB_CLONES void PoolBags(const GatherTask& task, size_t begin, size_t end) {
   combine.Finish(end);
 }
 
-// log2 of the rows of a stretch.
-int LogStretch(int64_t dim, size_t n) {
+// log2 of the number of rows in a range.
+int LogRangeRows(int64_t dim, size_t n) {
   int log = 6;
-  while ((size_t{2} << log) * static_cast<size_t>(dim) <= kStretchFloats ||
+  while ((size_t{2} << log) * static_cast<size_t>(dim) <= kRangeFloats ||
          n >> log > Split<uint32_t>::kMaxPartitions - 1) {
     ++log;
   }
   return log;
 }
 
-size_t Stretches(size_t n, int log) {
+size_t NumRanges(size_t n, int log) {
   return std::max<size_t>(1, (n + (size_t{1} << log) - 1) >> log);
 }
 
-Status OfTable(size_t t, const Status& status) {
+// Adds the number of the table to the message of an error.
+Status WithTable(size_t t, const Status& status) {
   if (status.ok()) return status;
   return Status(status.code(), "table " + std::to_string(t) + ": " + status.message());
 }
@@ -119,7 +120,7 @@ void GatherWeightGradient(Exec& exec, const std::vector<GatherWeightTask>& tasks
 
 Status GatherGradient::Check(const std::vector<Task>& tasks) {
   for (size_t t = 0; t < tasks.size(); ++t) {
-    DYNEMB_RETURN_IF_ERROR(OfTable(t, CheckTask(tasks[t])));
+    DYNEMB_RETURN_IF_ERROR(WithTable(t, CheckTask(tasks[t])));
   }
   return {};
 }
@@ -134,7 +135,7 @@ Status GatherGradient::Run(Exec& exec, const std::vector<Task>& tasks) {
     num_features += tasks[t].features.size();
     for (const Feature& feature : tasks[t].features) {
       DYNEMB_RETURN_IF_ERROR(
-          OfTable(t, CheckIndex(exec, feature.index, feature.bags->nnz(), tasks[t].n)));
+          WithTable(t, CheckIndex(exec, feature.index, feature.bags->nnz(), tasks[t].n)));
     }
   }
   if (prepared_.size() < num_features) prepared_.resize(num_features);
@@ -149,23 +150,23 @@ Status GatherGradient::Run(Exec& exec, const std::vector<Task>& tasks) {
   ForEachTask(exec, sizes, [&](Exec& e, size_t i) {
     const Task& task = tasks[task_of[i]];
     const Feature& feature = task.features[i - first_feature[task_of[i]]];
-    const int log = LogStretch(task.dim, task.n);
+    const int log = LogRangeRows(task.dim, task.n);
     prepared_[i].nnz = sizes[i];
     prepared_[i].upstream.Prepare(e, feature);
-    prepared_[i].split.Run(e, feature.index, sizes[i], Stretches(task.n, log),
+    prepared_[i].split.Run(e, feature.index, sizes[i], NumRanges(task.n, log),
                            [log](uint32_t index) { return index >> log; });
   });
 
-  std::vector<size_t> stretches;
+  std::vector<size_t> ranges;
   for (const Task& task : tasks) {
-    stretches.push_back(task.n == 0 ? 0 : Stretches(task.n, LogStretch(task.dim, task.n)));
+    ranges.push_back(task.n == 0 ? 0 : NumRanges(task.n, LogRangeRows(task.dim, task.n)));
   }
-  // Tasks are spread over deques' elements, which lie apart: pointers to each task's.
+  // Pointers, because the elements of a deque are not contiguous.
   std::vector<std::vector<const Prepared*>> of_task(tasks.size());
   for (size_t i = 0; i < num_features; ++i) of_task[task_of[i]].push_back(&prepared_[i]);
-  ParallelForTasks(exec, stretches, std::vector<size_t>(tasks.size(), 1),
+  ParallelForTasks(exec, ranges, std::vector<size_t>(tasks.size(), 1),
                    [&](size_t t, size_t begin, size_t end) {
-                     for (size_t s = begin; s < end; ++s) PlaceStretch(tasks[t], of_task[t], s);
+                     for (size_t s = begin; s < end; ++s) PlaceRange(tasks[t], of_task[t], s);
                    });
   return {};
 }
@@ -174,38 +175,38 @@ void GatherGradient::Shrink() {
   RenewLarge(&prepared_, [](const Prepared& p) { return p.nnz * sizeof(uint64_t); });
 }
 
-void GatherGradient::PlaceStretch(const Task& task, const std::vector<const Prepared*>& features,
-                                  size_t stretch) const {
-  const int log = LogStretch(task.dim, task.n);
+void GatherGradient::PlaceRange(const Task& task, const std::vector<const Prepared*>& features,
+                                size_t range) const {
+  const int log = LogRangeRows(task.dim, task.n);
   const auto dim = static_cast<size_t>(task.dim);
-  const size_t first = stretch << log;
+  const size_t first = range << log;
   const size_t last = std::min(first + (size_t{1} << log), task.n);
   if (task.pieces.empty()) {
-    SumRows(task, features, stretch, first, last, task.sums + first * dim);
+    SumRows(task, features, range, first, last, task.sums + first * dim);
     return;
   }
   size_t begin = 0;  // of the piece
   for (const Piece& piece : task.pieces) {
     const size_t from = std::max(begin, first), to = std::min(begin + piece.rows, last);
     if (from < to) {
-      SumRows(task, features, stretch, from, to, piece.sums + (from - begin) * dim);
+      SumRows(task, features, range, from, to, piece.sums + (from - begin) * dim);
     }
     begin += piece.rows;
   }
 }
 
 void GatherGradient::SumRows(const Task& task, const std::vector<const Prepared*>& features,
-                             size_t stretch, size_t begin, size_t end, float* sums) const {
-  const int log = LogStretch(task.dim, task.n);
-  const bool is_whole = begin == stretch << log && end == std::min((stretch + 1) << log, task.n);
+                             size_t range, size_t begin, size_t end, float* sums) const {
+  const int log = LogRangeRows(task.dim, task.n);
+  const bool is_whole = begin == range << log && end == std::min((range + 1) << log, task.n);
   std::vector<bool> has_term(end - begin);
   uint32_t local[Upstream::kChunk];
   uint32_t positions[Upstream::kChunk];
   bool is_first[Upstream::kChunk];
   for (const Prepared* feature : features) {
     const Split<uint32_t>& split = feature->split;
-    const size_t last = split.end(stretch);
-    for (size_t e = split.begin(stretch); e < last; e += Upstream::kChunk) {
+    const size_t last = split.end(range);
+    for (size_t e = split.begin(range); e < last; e += Upstream::kChunk) {
       const size_t num_ids = std::min(last - e, Upstream::kChunk);
       size_t n = 0;
       for (size_t j = 0; j < num_ids; ++j) {

@@ -5,7 +5,7 @@
 namespace dynemb {
 namespace {
 
-class LookupsOfHost final : public Lookups {
+class HostLookupsImpl final : public Lookups {
  public:
   Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool insert) override {
     return dynemb::Pool(exec, tasks, tick, insert);
@@ -37,7 +37,7 @@ class LookupsOfHost final : public Lookups {
 }  // namespace
 
 Lookups& HostLookups() {
-  static Lookups* const lookups = new LookupsOfHost;
+  static Lookups* const lookups = new HostLookupsImpl;
   return *lookups;
 }
 

@@ -1,8 +1,10 @@
-// Lookups: the calls over several tables, wherever the tables are. One implementation for tables of
-// the host (Pool, Backward, Apply, ... of this folder), one for tables of a device (cc/device).
+// Lookups: the calls over several tables, wherever the tables are. There is one implementation for
+// tables on the host (Pool, Backward, Apply, ... of this folder) and one for tables on a device
+// (cc/device).
 //
-// All arrays that tasks name are where the tables are, as those of Table are; but Bags are always
-// of the host. `exec` is the host's threads, or stands for the device's stream.
+// All arrays that tasks name are where the tables are, like the arrays of Table's calls, except
+// that Bags are always on the host. `exec` is the host's threads, or represents the device's
+// stream.
 #ifndef DYNEMB_LOOKUP_LOOKUPS_H_
 #define DYNEMB_LOOKUP_LOOKUPS_H_
 
@@ -29,11 +31,12 @@ class Lookups {
   // See pool.h.
   virtual Status WeightGradient(Exec& exec, const std::vector<WeightGradientTask>& tasks) = 0;
 
-  // Where the sums of a task go: gives room for so many keys. What it fails with is SumGradients'
-  // error.
+  // Provides memory for the sums of a task, which has num_unique keys. If it fails, SumGradients
+  // returns its error.
   using Allocate = std::function<Status(size_t task, size_t num_unique, BackwardOutput* output)>;
-  // See backward.h. `allocate` is called once for every task, in order, by the calling thread. A
-  // host has to know how many keys there are, so with tables of a device it waits for the device.
+  // See backward.h. `allocate` is called once for every task, in order, by the calling thread. The
+  // host has to know the numbers of keys, so the call waits for the device if the tables are on
+  // one.
   virtual Status SumGradients(Exec& exec, const std::vector<BackwardTask>& tasks,
                               const Allocate& allocate) = 0;
 
@@ -42,7 +45,7 @@ class Lookups {
                        Tick tick) = 0;
 };
 
-// Those of the host. Lives as long as the process.
+// The calls over tables on the host. The object lives as long as the process.
 Lookups& HostLookups();
 
 }  // namespace dynemb

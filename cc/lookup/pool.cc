@@ -10,10 +10,10 @@
 namespace dynemb {
 namespace {
 
-// Ids per piece of parallel work.
+// Ids per range of work.
 constexpr size_t kIdGrain = 4096;
 
-// Adds the rows that are found to their bags.
+// Adds the rows that FindRange finds to their bags.
 template <class K, int64_t kDim>
 class PoolVisitor {
  public:
@@ -42,7 +42,6 @@ class PoolVisitor {
     table_.InitialVector(key, initial_.data());
     bags_.Add(i, initial_.data());
   }
-  // Adds a row.
   void Add(size_t i, const char* at) { bags_.Add(i, layout_.vector(at)); }
   void Finish(size_t last_bag) { bags_.Finish(last_bag); }
   const std::vector<size_t>& put_aside() const { return bags_.put_aside(); }
@@ -56,7 +55,7 @@ class PoolVisitor {
   std::vector<char> initial_;
 };
 
-// fn(HashTable&, keys, integral_constant of the dim or 0)
+// Calls fn(HashTable&, keys, integral_constant of the dim or 0).
 template <class Fn>
 void Dispatch(const PoolTask& task, const Fn& fn) {
   DispatchKeys(task.table, task.keys, [&](auto& table, const auto* keys) {
@@ -64,7 +63,7 @@ void Dispatch(const PoolTask& task, const Fn& fn) {
   });
 }
 
-// Finds and combines the bags [begin, end).
+// Finds the rows of the bags [begin, end), and combines them.
 template <class K, int64_t kDim>
 DYNEMB_CLONES void PoolBags(const PoolTask& task, const HashTable<K>& table, const K* keys,
                             size_t begin, size_t end, Tick tick, bool insert,
@@ -92,7 +91,7 @@ void PoolRange(const PoolTask& task, size_t begin, size_t end, Tick tick, bool i
   });
 }
 
-// Combines whole bags from the rows remembered in task.rows.
+// Combines whole bags from the rows in task.rows.
 void PoolRemembered(const PoolTask& task, const size_t* bags, size_t n) {
   Dispatch(task, [&](auto& table, const auto* keys, auto dim) {
     using K = std::decay_t<decltype(*keys)>;
@@ -111,7 +110,7 @@ void PoolRemembered(const PoolTask& task, const size_t* bags, size_t n) {
   });
 }
 
-// Notes the rows of positions that had none; not a lookup that stats() counts.
+// Records the rows of positions that had none. stats() does not count this as a lookup.
 struct FindAgain {
   const size_t* positions;
   RowId* rows;
@@ -120,7 +119,8 @@ struct FindAgain {
   void Miss(size_t, K) {}
 };
 
-// Gives a row to every key of the task that has none.
+// Inserts the keys of the task that have no row. If `find_again`, some may have been inserted since
+// task.rows was filled.
 Status InsertMissing(Exec& exec, const PoolTask& task, Tick tick, bool find_again) {
   return DispatchKeys(task.table, task.keys, [&](auto& table, const auto* keys) {
     const size_t n = task.bags->nnz();
@@ -149,7 +149,7 @@ Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool inse
     sizes.push_back(task.bags->num_bags());
     grains.push_back(BagGrain(*task.bags));
   }
-  // A piece that puts bags aside is found again by where it starts.
+  // put_aside[t][begin / grains[t]]: the bags that a range of task t puts aside.
   std::vector<std::vector<std::vector<size_t>>> put_aside(tasks.size());
   for (size_t t = 0; t < tasks.size(); ++t) put_aside[t].resize(sizes[t] / grains[t] + 1);
   {
@@ -166,7 +166,7 @@ Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool inse
     std::vector<size_t> again;
     for (const auto& bags : put_aside[t]) again.insert(again.end(), bags.begin(), bags.end());
     if (again.empty()) continue;
-    // What an earlier task on the same table has inserted is not missing any more.
+    // An earlier task on the same table may have inserted some of the missing keys.
     const bool find_again = std::find(grown.begin(), grown.end(), task.table) != grown.end();
     DYNEMB_RETURN_IF_ERROR(InsertMissing(exec, task, tick, find_again));
     grown.push_back(task.table);

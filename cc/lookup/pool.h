@@ -1,9 +1,9 @@
 // Pool: finds the rows of many ids and combines each bag's vectors, for several tables in one call.
 //
-// Finding and combining are one pass: a row is added to its bag's sum, in the output, while it is
-// in the cache; there is no [ids, dim] array. A bag that meets an unknown key is put aside, and
-// done again from the remembered row ids once the key has a row. In steady state there are few of
-// those; and inserting costs far more than adding twice.
+// Finding and combining are one pass: a row is added to the sum of its bag, in the output, while it
+// is in cache. There is no [ids, dim] array. A bag with an unknown key is put aside; when its keys
+// have rows, it is pooled again from the row ids that were found. In steady state there are few
+// such bags, and inserting a key costs far more than adding its bag twice.
 #ifndef DYNEMB_LOOKUP_POOL_H_
 #define DYNEMB_LOOKUP_POOL_H_
 
@@ -21,19 +21,19 @@ namespace dynemb {
 struct PoolTask : BagTask {
   Table* table = nullptr;
   const void* keys = nullptr;  // [bags->nnz()], of the table's key type
-  RowId* rows = nullptr;       // out [nnz]: where each id's row is, kNoRow if it has none
+  RowId* rows = nullptr;       // out [nnz]: the row of each id's key, kNoRow if it has none
 };
 
-// The caller holds the locks of all tables: exclusively if `insert`, else shared. Without `insert`
-// a key that has no row counts with the vector it would start with. Several tasks may name one
-// table. On ResourceExhausted some tables may have new rows, with their initial vectors; no other
+// The caller holds the locks of all tables: exclusively if `insert`, otherwise shared. Without
+// `insert`, a key that has no row contributes its initial vector. Several tasks may have the same
+// table. On ResourceExhausted, some tables may have new rows, with their initial vectors; no other
 // row has changed.
 Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool insert);
 
 struct WeightGradientTask : BagWeightTask {
   Table* table = nullptr;
   const void* keys = nullptr;
-  const RowId* rows = nullptr;  // as Pool gave them
+  const RowId* rows = nullptr;  // as Pool returned them
 };
 
 // The caller holds the locks of all tables, at least shared.

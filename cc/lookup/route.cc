@@ -210,8 +210,9 @@ Status Requests::Init(const Received& received, const std::vector<KeyType>& key_
       fits = keys >= 0 && at <= size;
     }
     if (!fits || at != size || (is_own && split != 0)) {
-      return InvalidArgument("the message of rank " + std::to_string(rank) + " is not one of " +
-                             std::to_string(tables) + " tables: do all ranks make the same call?");
+      return InvalidArgument("the message of rank " + std::to_string(rank) +
+                             " is not a request for keys of " + std::to_string(tables) +
+                             " tables: do all ranks make the same call?");
     }
     begin += split;
   }

@@ -1,25 +1,26 @@
-// Route: which keys this rank asks which rank for.
+// Route: the keys that this rank requests from each rank.
 //
 // The ids of all features that read one table are made distinct together, and the distinct keys are
-// put in the order of their owners. That order is the table's *request*: whatever travels for these
-// keys later (rows to here, gradients to their owners) travels in it. `index` says for each id
-// where in the request its key stands.
+// put in the order of their owners. That order is the table's *request*. Everything that is sent
+// for these keys later (rows to this rank, gradients to their owners) is sent in this order.
+// `index` is the position of each id's key in the request.
 //
 //   ids of the features      7 3 7 │ 3 9           two features of one table, two ranks
 //   request                  9 7 │ 3               rank 0's, rank 1's
 //   index                    1 2 1 │ 2 0
 //   counts                   2, 1                  [tables, ranks]
 //
-// The message to a rank, in 32-bit words: for each table the number of keys, then table by table
-// the keys. The message of this rank to itself, `own`, stays apart from those that travel.
+// The message to a rank consists of 32-bit words: the number of keys of each table, then the keys,
+// table by table. `own` is the message of this rank to itself; it is separate from the messages
+// that are sent.
 //
 //   Route route;
 //   DYNEMB_RETURN_IF_ERROR(route.Prepare(exec, tasks, ranks, self));
 //   ... allocate num_words() and num_own_words() words ...
 //   route.Write(exec, words, own);
 //
-// Contract. As of Dedup: the result is a function of the ids; reusable scratch; one call at a time.
-// What tasks point to must stay until Write returns.
+// Contract. As for Dedup: the result is a function of the ids; a Route is reusable scratch; only
+// one call at a time. Everything that a task points to must stay valid until Write returns.
 #ifndef DYNEMB_LOOKUP_ROUTE_H_
 #define DYNEMB_LOOKUP_ROUTE_H_
 
@@ -50,26 +51,28 @@ struct RouteTask {
   std::vector<RouteIds> features;
 };
 
-// InvalidArgument where the owners of a task are not of so many `ranks`, or its ids are too many.
+// InvalidArgument if the owners of a task are not those of `ranks` ranks, or if it has too many
+// ids.
 Status CheckRoute(const std::vector<RouteTask>& tasks, uint32_t ranks);
 std::vector<KeyType> KeyTypesOf(const std::vector<RouteTask>& tasks);
 
-// What is known of a request before it is written.
+// The sizes of requests, known before they are written.
 struct RouteSizes {
-  std::vector<int64_t> counts;  // [tables, ranks]: keys of a table that a rank is asked for
-  std::vector<size_t> words;    // [ranks]: of the message to each, at most 2^31 - 1; 0 for `self`
-  size_t num_own_words = 0;     // of the message to `self`; 0 for kNoRank
+  std::vector<int64_t> counts;  // [tables, ranks]: keys of a table, requested from a rank
+  std::vector<size_t> words;    // [ranks]: the message to each, at most 2^31 - 1; 0 for `self`
+  size_t num_own_words = 0;     // the message to `self`; 0 if `self` is kNoRank
 };
 
-// The words that so many keys make. InvalidArgument where they are too many for one message.
+// Computes the sizes of requests from these counts. InvalidArgument if the keys are too many for
+// one message.
 Status SizesOf(const std::vector<KeyType>& key_types, std::vector<int64_t> counts, uint32_t ranks,
                uint32_t self, RouteSizes* sizes);
 
 // Words of a key in a message.
 constexpr size_t WordsPerKey(KeyType type) { return SizeOf(type) / sizeof(int32_t); }
 
-// Where the number of keys of each table for each rank goes, and the keys: fn(table, rank, header,
-// keys).
+// Calls fn(table, rank, header, keys) for each table and rank: `header` is where the number of keys
+// goes, and `keys` is where the keys go.
 template <class Fn>
 void ForEachSection(const std::vector<KeyType>& key_types, const RouteSizes& sizes, uint32_t self,
                     int32_t* words, int32_t* own, const Fn& fn) {
@@ -88,10 +91,10 @@ void ForEachSection(const std::vector<KeyType>& key_types, const RouteSizes& siz
 
 class Route {
  public:
-  // Fails as CheckRoute and SizesOf do. `self` may be kNoRank: then all travels.
+  // Fails only if CheckRoute or SizesOf does. If `self` is kNoRank, all keys are sent.
   Status Prepare(Exec& exec, const std::vector<RouteTask>& tasks, uint32_t ranks,
                  uint32_t self = kNoRank);
-  // Keys of a table that a rank is asked for.
+  // The number of keys of a table that are requested from a rank.
   size_t count(size_t table, uint32_t rank) const {
     return static_cast<size_t>(sizes_.counts[table * sizes_.words.size() + rank]);
   }
@@ -101,19 +104,21 @@ class Route {
   }
   size_t num_own_words() const { return sizes_.num_own_words; }
   const RouteSizes& sizes() const { return sizes_; }
-  // The messages, in the order of the ranks, and that to `self`.
+  // Writes the messages, in the order of the ranks, and the message to `self`.
   void Write(Exec& exec, int32_t* words, int32_t* own = nullptr) const;
-  // Gives back what only a huge batch needs, once it is written.
+  // Frees memory that only a huge batch needs. Call it after Write.
   void Shrink();
 
  private:
   struct Prepared {
     RouteTask task;
     size_t n = 0;
-    Dedup<uint64_t> dedup64;  // the one of the key's width is used
+    // Only the one for the key's width is used.
+    Dedup<uint64_t> dedup64;
     Dedup<uint32_t> dedup32;
-    std::vector<uint64_t> keys;   // of all features, where there are several; of either width
-    std::vector<uint32_t> index;  // the same
+    // Of all features, if there are several.
+    std::vector<uint64_t> keys;  // room for either key width
+    std::vector<uint32_t> index;
   };
 
   Status PrepareTask(Exec& exec, Prepared* prepared);
@@ -122,47 +127,47 @@ class Route {
 
   std::vector<KeyType> key_types_;  // [tables]
   uint32_t self_ = kNoRank;
-  std::deque<Prepared> prepared_;  // the first ones, one for each table, are in use
+  std::deque<Prepared> prepared_;  // the first ones, one per table, are in use
   RouteSizes sizes_;
 };
 
-// Reads the messages that `ranks` ranks sent: the reverse of Route::Write.
+// Reads the messages that the ranks sent: the reverse of Route::Write.
 //
-// InvalidArgument for words that no Route of as many tables has written.
+// Init returns InvalidArgument for words that no Route with the same number of tables has written.
 class Requests {
  public:
-  // Messages as they came.
+  // The messages as they were received.
   struct Received {
     const int32_t* words = nullptr;  // [num_words]: message after message
     int64_t num_words = 0;
-    const int32_t* splits = nullptr;  // [ranks]: the words of each
+    const int32_t* splits = nullptr;  // [ranks]: the words of each message
     uint32_t ranks = 0;
-    uint32_t self = kNoRank;  // whose message is not among them, but `own`
-    const int32_t* own = nullptr;
+    uint32_t self = kNoRank;       // this rank, whose message is `own`, not in `words`
+    const int32_t* own = nullptr;  // [num_own_words]
     int64_t num_own_words = 0;
   };
 
   Status Init(const Received& received, const std::vector<KeyType>& key_types);
-  // The same in two steps, where the words are in a device's memory. Of the ranks before the first
-  // that cannot have sent as many words: where the numbers of keys, [tables], lie. Then what was
-  // found there; nothing else is read.
+  // The same in two steps, for words in a device's memory. Headers returns where the numbers of
+  // keys, [tables], of each rank are, up to the first rank whose message cannot contain them. The
+  // second Init gets copies of these numbers, and reads nothing else.
   static std::vector<const int32_t*> Headers(const Received& received, size_t tables);
   Status Init(const Received& received, const std::vector<KeyType>& key_types,
               const std::vector<const int32_t*>& headers);
-  // Keys of a table that a rank asks for.
+  // The number of keys of a table that a rank requests.
   int64_t count(size_t table, uint32_t rank) const { return counts_[table * ranks_ + rank]; }
   const int64_t* counts(size_t table) const { return counts_.data() + table * ranks_; }
-  // Where they are.
+  // The address of these keys.
   const int32_t* begin(size_t table, uint32_t rank) const { return begins_[table * ranks_ + rank]; }
   int64_t num_keys(size_t table) const;
-  // keys[num_keys(table)], rank after rank.
+  // Writes keys[num_keys(table)], rank after rank.
   void CopyKeys(size_t table, void* keys) const;
 
  private:
   uint32_t ranks_ = 0;
   std::vector<KeyType> key_types_;
   std::vector<int64_t> counts_;         // [tables, ranks]
-  std::vector<const int32_t*> begins_;  // [tables, ranks]: of the keys
+  std::vector<const int32_t*> begins_;  // [tables, ranks]: where the keys begin
 };
 
 }  // namespace dynemb

@@ -2,12 +2,12 @@
 //
 //   keys        a b a c b d …          n, the caller's
 //   keys()      a a c │ b b d │ …      partition by partition
-//   positions() 0 2 3 │ 1 4 5 │ …      where each was; increasing inside a partition
+//   positions() 0 2 3 │ 1 4 5 │ …      their original positions; increasing inside a partition
 //
 // Contract. partition_of(key) is below `partitions`, which is at most kMaxPartitions; it is called
 // twice per key, from any thread. The result does not depend on the number of threads. A Split is
-// reusable scratch: repeating a Run of a size seen before allocates nothing. One Run at a time;
-// views stay valid until the next.
+// reusable scratch: repeating a Run of a size seen before allocates nothing. Only one Run at a
+// time. Views are valid until the next Run.
 #ifndef DYNEMB_LOOKUP_SPLIT_H_
 #define DYNEMB_LOOKUP_SPLIT_H_
 
@@ -35,22 +35,22 @@ class Split {
   size_t num_partitions() const { return num_partitions_; }
   size_t begin(size_t partition) const { return begins_[partition]; }
   size_t end(size_t partition) const { return begins_[partition + 1]; }
-  // The owner may overwrite keys that it has read.
+  // The thread that works on a partition may overwrite keys of it that it has read.
   K* keys() { return keys_.data(); }
   const K* keys() const { return keys_.data(); }
   const uint32_t* positions() const { return positions_.data(); }
 
  private:
-  // Keys per block of the scatter, at least.
+  // The least number of keys per block of the scatter, unless there is one block.
   static constexpr size_t kBlockKeys = 8192;
-  // How far ahead the scatter asks for memory: keys enough to cover a miss, and the next cache line
-  // of a partition. It reads one stream and writes two per partition, more than hardware
-  // prefetchers follow; without, a key cost twice as much.
+  // How far ahead the scatter prefetches: enough keys to cover a cache miss, and the next cache
+  // line of a partition. The scatter reads one stream and writes two per partition, which is more
+  // than hardware prefetchers follow. Without prefetching, a key costs twice as much.
   static constexpr size_t kPrefetchKeys = 128;
   static constexpr size_t kLine = 64;
 
-  // `bytes` beyond p, which may be past the end of its array; as an integer, since such a pointer
-  // must not be formed.
+  // Prefetches the memory `bytes` beyond p, which may be past the end of the array. The address is
+  // computed as an integer, because such a pointer must not be formed.
   template <int kWrite>
   static void PrefetchAhead(const void* p, size_t bytes) {
     __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + bytes),
@@ -62,15 +62,15 @@ class Split {
   }
 
   size_t num_partitions_ = 0;
-  // Sized by the largest Run so far.
+  // Sized for the largest Run so far.
   std::vector<K> keys_;
   std::vector<uint32_t> positions_;
   std::vector<uint32_t> begins_;   // [partitions + 1]
   std::vector<uint32_t> cursors_;  // [blocks][partitions]
 };
 
-// Each block of keys counts its keys per partition, and is then dealt its own part of each
-// partition, in the order of the blocks. So the result does not depend on the number of blocks.
+// Each block counts its keys per partition, and is then assigned a range of each partition, in the
+// order of the blocks. The result therefore does not depend on the number of blocks.
 template <typename K>
 template <class PartitionOf>
 void Split<K>::Run(Exec& exec, const K* keys, size_t n, size_t partitions,
@@ -91,10 +91,10 @@ void Split<K>::Run(Exec& exec, const K* keys, size_t n, size_t partitions,
       threads == 1 ? 1 : std::max<size_t>(1, std::min(n / kBlockKeys, 4 * threads));
   const size_t block_keys = (n + blocks - 1) / blocks;
   GrowTo(&cursors_, blocks * partitions);
-  if (n == 0) std::fill_n(cursors_.begin(), partitions, 0);  // no block counts
+  if (n == 0) std::fill_n(cursors_.begin(), partitions, 0);  // no block sets them
 
   exec.ParallelFor(n, block_keys, [&](size_t begin, size_t end) {
-    // On the stack, since neighbours in cursors_ share cache lines.
+    // On the stack, because the counters of neighboring blocks share cache lines in cursors_.
     uint32_t counts[kMaxPartitions];
     std::fill(counts, counts + partitions, 0);
     for (size_t i = begin; i < end; ++i) {

@@ -1,9 +1,10 @@
-// TaskLoop, ParallelForTasks: one parallel loop over several tasks of different sizes, so that a
-// hundred small tables and one large one are spread over the threads alike.
+// TaskLoop, ParallelForTasks: one parallel loop over several tasks of different sizes. It spreads a
+// hundred small tables over the threads as evenly as a large one.
 //
-// The work is laid out as one list, task after task, and each thread starts at a part of its own;
-// who is done takes pieces of others' parts. So two threads seldom work on one table at the same
-// time, and the rows that a table's ids share are in one core's cache.
+// The work is one list of ranges, task after task, and each thread starts in a different part of
+// the list. A thread that has finished its part takes ranges from the others. Two threads therefore
+// seldom work on one table at the same time, and the rows that a table's ids share stay in one
+// core's cache.
 #ifndef DYNEMB_LOOKUP_TASKS_H_
 #define DYNEMB_LOOKUP_TASKS_H_
 
@@ -16,17 +17,18 @@
 
 namespace dynemb {
 
-// Such a loop, made before it runs: running it allocates nothing. To be run once.
+// A loop that is prepared before it runs, so that Run allocates nothing. It can run only once.
 class TaskLoop {
  public:
-  // Ranges have `grains[task]` items (the last fewer) of the sizes[task] of their task.
+  // A task of sizes[task] items is divided into ranges of grains[task] items; the last range may be
+  // shorter.
   TaskLoop(const Exec& exec, const std::vector<size_t>& sizes, const std::vector<size_t>& grains) {
     size_t count = 0;
     for (size_t t = 0; t < sizes.size(); ++t) count += (sizes[t] + grains[t] - 1) / grains[t];
-    pieces_.reserve(count);
+    ranges_.reserve(count);
     for (size_t t = 0; t < sizes.size(); ++t) {
       for (size_t begin = 0; begin < sizes[t]; begin += grains[t]) {
-        pieces_.push_back({t, begin, std::min(begin + grains[t], sizes[t])});
+        ranges_.push_back({t, begin, std::min(begin + grains[t], sizes[t])});
       }
     }
     parts_ = std::vector<Part>(std::min(exec.parallelism(), count));
@@ -43,10 +45,10 @@ class TaskLoop {
       for (size_t own = first; own < last; ++own) {
         for (size_t offset = 0; offset < parts_.size(); ++offset) {
           Part& part = parts_[(own + offset) % parts_.size()];
-          // Relaxed: it only hands out each piece once.
+          // Relaxed: the counter only has to hand out each range once.
           size_t p;
           while ((p = part.next.fetch_add(1, std::memory_order_relaxed)) < part.end) {
-            fn(pieces_[p].task, pieces_[p].begin, pieces_[p].end);
+            fn(ranges_[p].task, ranges_[p].begin, ranges_[p].end);
           }
         }
       }
@@ -54,26 +56,27 @@ class TaskLoop {
   }
 
  private:
-  struct Piece {
+  struct Range {
     size_t task, begin, end;
   };
   struct alignas(64) Part {
     std::atomic<size_t> next;
     size_t end;
   };
-  std::vector<Piece> pieces_;
+  std::vector<Range> ranges_;
   std::vector<Part> parts_;
 };
 
-// Makes one and runs it.
+// Creates a TaskLoop and runs it.
 template <class Fn>
 void ParallelForTasks(Exec& exec, const std::vector<size_t>& sizes,
                       const std::vector<size_t>& grains, const Fn& fn) {
   TaskLoop(exec, sizes, grains).Run(exec, fn);
 }
 
-// Calls fn(exec, task) once for every task. A task that is a small part of the whole is done by one
-// thread, while it is in that thread's cache; others by all threads, one after the other.
+// Calls fn(exec, task) once for every task. A task that is a small part of the whole runs on one
+// thread, so that it stays in that thread's cache. The other tasks run one after another, each on
+// all threads.
 template <class Fn>
 void ForEachTask(Exec& exec, const std::vector<size_t>& sizes, const Fn& fn) {
   size_t total = 0;

@@ -11,15 +11,15 @@ namespace dynemb {
 namespace {
 
 constexpr size_t kChunk = Upstream::kChunk;
-// Upstream rows are asked for this many entries before they are added: enough to hide a miss of the
-// last-level cache, few enough to be still in L1 when their turn comes.
+// Upstream rows are prefetched this many entries before they are added: early enough to hide a miss
+// of the last-level cache, late enough that the rows are still in L1 when they are added.
 constexpr size_t kPrefetch = 16;
-// Rows of 16-bit values are converted in pieces of this many, on the stack.
-constexpr int64_t kPiece = 256;
+// Rows of 16-bit values are converted this many elements at a time, on the stack.
+constexpr int64_t kBuffer = 256;
 constexpr size_t kBagGrain = 4096;
 constexpr int64_t kBlock = 16;
 
-// Ids whose upstream rows are known.
+// Ids, with the addresses of their upstream rows.
 struct Chunk {
   size_t n;
   const uint32_t* positions;
@@ -34,12 +34,12 @@ inline void PrefetchRow(const char* row, size_t bytes) {
   for (size_t i = 0; i < std::min<size_t>(bytes, 512); i += 64) __builtin_prefetch(row + i);
 }
 
-// sum = [sum +] scale * x. The first term of a sum is stored: the memory is not initialised.
+// sum = [sum +] scale * x. The first term is stored, because the memory is not initialized.
 template <int kDim>
 DYNEMB_INLINE void AddRow(const float* __restrict x, float scale, bool first, int64_t dim,
                           float* __restrict sum) {
   if (kDim == 0) {
-    // Whole blocks first: only a loop of constant length becomes vector instructions at -O2.
+    // Whole blocks first: only loops of constant length are vectorized at -O2.
     for (; dim >= kBlock; dim -= kBlock, x += kBlock, sum += kBlock) {
       AddRow<kBlock>(x, scale, first, kBlock, sum);
     }
@@ -52,7 +52,7 @@ DYNEMB_INLINE void AddRow(const float* __restrict x, float scale, bool first, in
   }
 }
 
-// For max: keeps, and scales, the columns of the upstream row that this position won.
+// For max: scales the columns of the upstream row that this position won, and zeroes the others.
 template <int kDim>
 DYNEMB_INLINE void KeepWon(const int32_t* __restrict argmax, int32_t position, float scale,
                            int64_t dim, float* __restrict x) {
@@ -74,7 +74,7 @@ DYNEMB_CLONES void AddChunk(const Chunk& chunk, const UpstreamTask& task, float*
   const int64_t dim = kDim > 0 ? kDim : task.dim;
   const size_t element = SizeOf(task.dtype), row_bytes = dim * element;
   const bool max = task.combiner == Combiner::kMax;
-  float piece[kPiece];
+  float buffer[kBuffer];
   for (size_t i = 0; i < chunk.n; ++i) {
     if (i + kPrefetch < chunk.n) PrefetchRow(chunk.upstream[i + kPrefetch], row_bytes);
     const bool first = chunk.is_first[i];
@@ -84,15 +84,15 @@ DYNEMB_CLONES void AddChunk(const Chunk& chunk, const UpstreamTask& task, float*
                    sum);
       continue;
     }
-    for (int64_t c = 0; c < dim; c += kPiece) {
-      const int64_t n = std::min(dim - c, kPiece);
-      LoadVector(task.dtype, chunk.upstream[i] + c * element, n, piece);
+    for (int64_t c = 0; c < dim; c += kBuffer) {
+      const int64_t n = std::min(dim - c, kBuffer);
+      LoadVector(task.dtype, chunk.upstream[i] + c * element, n, buffer);
       float scale = chunk.scale[i];
       if (max) {
         const int32_t position = static_cast<int32_t>(chunk.positions[i]);
-        KeepWon<kDim>(chunk.argmax[i] + c, position, std::exchange(scale, 1.0f), n, piece);
+        KeepWon<kDim>(chunk.argmax[i] + c, position, std::exchange(scale, 1.0f), n, buffer);
       }
-      AddRow<kDim>(piece, scale, first, n, sum + c);
+      AddRow<kDim>(buffer, scale, first, n, sum + c);
     }
   }
 }

@@ -1,15 +1,15 @@
-// Upstream: what each id adds to the gradient of its key.
+// Upstream: the term that each id adds to the gradient of its key.
 //
-// With the gradient of the loss by the pooled vectors, `upstream` [num_bags, dim], the id at
-// position i of bag b adds
+// `upstream` [num_bags, dim] is the gradient of the loss with respect to the pooled vectors. The id
+// at position i, in bag b, adds
 //
 //   sum, mean, sqrtn   weight_i × scale[b] × upstream[b]          (combiner.h)
-//   max                in column c: weight_i × upstream[b, c] if argmax[b, c] == i, else 0
+//   max                in column c: weight_i × upstream[b, c] if argmax[b, c] == i, otherwise 0
 //
-// Who sums per key (Backward, Gather) calls Add for stretches of ids of the same few keys.
+// Classes that sum per key (Backward, GatherGradient) call Add for ranges of ids with few keys.
 //
-// Contract. Prepare once, by one thread; then Add from several, on sums apart from each other. What
-// the task points to must stay. Reusable scratch.
+// Contract. One thread calls Prepare; then several threads may call Add, each with its own sums.
+// Everything that the task points to must stay valid. An Upstream is reusable scratch.
 #ifndef DYNEMB_LOOKUP_UPSTREAM_H_
 #define DYNEMB_LOOKUP_UPSTREAM_H_
 
@@ -26,28 +26,29 @@
 namespace dynemb {
 
 struct UpstreamTask {
-  Bags* bags = nullptr;            // its BuildBagOf is called; not shared by tasks
+  Bags* bags = nullptr;            // Prepare calls BuildBagOf; tasks must not share it
   const float* weights = nullptr;  // [nnz], or null for none
   Combiner combiner = Combiner::kSum;
-  const int32_t* argmax = nullptr;  // [num_bags, dim], for max only: position in nnz, or -1
+  const int32_t* argmax = nullptr;  // [num_bags, dim], for max only: position in nnz, -1: none
   DType dtype = DType::kFloat32;    // of upstream
-  const void* upstream = nullptr;   // [num_bags, dim], or
+  // The gradient: upstream_rows if it is not null, otherwise `upstream`.
+  const void* upstream = nullptr;              // [num_bags, dim]
   const void* const* upstream_rows = nullptr;  // [num_bags]: the address of each row
   int64_t dim = 0;
 };
 
 class Upstream {
  public:
-  // Ids that are added at a time.
+  // The most ids per call of Add.
   static constexpr size_t kChunk = 256;
 
-  // What is missing or wrong.
+  // InvalidArgument if a member of the task is missing or not valid.
   static Status Check(const UpstreamTask& task);
-  // The task has passed the check.
+  // `task` must pass Check.
   void Prepare(Exec& exec, const UpstreamTask& task);
 
-  // For each j < n <= kChunk: the term of positions[j] is added to row local[j] of `sums`, or
-  // stored there if is_first[j]: the memory need not be initialised.
+  // For each j < n <= kChunk, adds the term of positions[j] to row local[j] of `sums`. If
+  // is_first[j], the term is stored there instead, so the memory need not be initialized.
   void Add(const uint32_t* positions, const uint32_t* local, const bool* is_first, size_t n,
            float* sums) const;
 
@@ -56,7 +57,7 @@ class Upstream {
   std::vector<float> scales_;  // [num_bags] if scale_by_bag_
   bool scale_by_bag_ = false;
   float scale_ = 1.0f;        // of every bag, otherwise
-  std::vector<float> zeros_;  // stands in for the upstream row of a bag whose divisor is 0
+  std::vector<float> zeros_;  // replaces the upstream row of a bag whose divisor is 0
 };
 
 }  // namespace dynemb

@@ -1,5 +1,5 @@
-// The gradient of the loss with respect to the weights of ids, by the derivative of combiner.h's
-// formulas; 0 where a bag's divisor is 0.
+// The gradient of the loss with respect to the weights of ids, from the derivatives of the formulas
+// in combiner.h. It is 0 if the divisor of the bag is 0.
 #ifndef DYNEMB_LOOKUP_WEIGHT_GRADIENT_H_
 #define DYNEMB_LOOKUP_WEIGHT_GRADIENT_H_
 
@@ -18,8 +18,8 @@ struct BagWeightTask {
   const float* weights = nullptr;  // [nnz]
   Combiner combiner = Combiner::kSum;
   const int32_t* argmax = nullptr;
-  const void* pooled = nullptr;    // [num_bags, dim] of the vectors' dtype: what BagTask gave
-  const void* upstream = nullptr;  // the same: the gradient of `pooled`
+  const void* pooled = nullptr;    // [num_bags, dim] of the vectors' dtype, as in BagTask
+  const void* upstream = nullptr;  // likewise: the gradient of the loss by `pooled`
   float* gradient = nullptr;       // out [nnz]
 };
 
@@ -67,7 +67,7 @@ void WeightGradientOfBags(const BagWeightTask& task, DType dtype, int64_t dim, s
   }
 }
 
-// fn(task, begin, end) for all bags of all tasks.
+// Calls fn(task, begin, end) on ranges that cover all bags of all tasks.
 template <class Task, class Fn>
 void WeightGradients(Exec& exec, const std::vector<Task>& tasks, const Fn& fn) {
   std::vector<size_t> sizes;

@@ -18,17 +18,18 @@ namespace {
 
 constexpr size_t kWord = sizeof(int32_t);
 constexpr size_t kMaxWords = std::numeric_limits<int32_t>::max();
-constexpr size_t kMaxRows = 0xFFFFFFFE;  // as many as a request has
-// Bytes of rows per piece of parallel work.
+constexpr size_t kMaxRows = 0xFFFFFFFE;  // the most rows that a request has
+// Bytes of rows per range of work.
 constexpr size_t kGrainBytes = 64 << 10;
-// What the elements of a section are, unless it is int8.
+
+// The type of the elements of a section, unless it is int8.
 DType WireDType(const WireTable& t) {
   const bool narrow = SizeOf(t.dtype) == 2;
   if (t.wire == WireType::kSame || narrow) return t.dtype;
   return t.wire == WireType::kFloat16 ? DType::kFloat16 : DType::kBfloat16;
 }
 
-// Of one row in a section.
+// The bytes of one row in a section.
 size_t RowBytes(const WireTable& t) {
   const auto dim = static_cast<size_t>(t.dim);
   return t.wire == WireType::kInt8 ? sizeof(float) + dim : dim * SizeOf(WireDType(t));
@@ -36,7 +37,7 @@ size_t RowBytes(const WireTable& t) {
 
 Status TooLarge(uint32_t rank) {
   return InvalidArgument("the rows for rank " + std::to_string(rank) +
-                         " are more than the 2^33 bytes of a message: use smaller batches");
+                         " exceed the 2^33 bytes of a message: use smaller batches");
 }
 
 DYNEMB_CLONES void PackInt8(const float* x, int64_t dim, float* scale, int8_t* q) {
@@ -51,7 +52,7 @@ DYNEMB_CLONES void UnpackInt8(const int8_t* q, float scale, int64_t dim, float* 
   for (int64_t c = 0; c < dim; ++c) x[c] = formulas::FromInt8(scale, q[c]);
 }
 
-// Rows [begin, end) of a section of `rows`; `at` is the section, `vectors` its rows.
+// Packs rows [begin, end) of a section of `rows` rows: `at` is the section, `vectors` its rows.
 void PackRows(const WireTable& t, const char* vectors, size_t rows, size_t begin, size_t end,
               char* at) {
   const size_t vector_bytes = static_cast<size_t>(t.dim) * SizeOf(t.dtype);
@@ -103,7 +104,7 @@ void UnpackRows(const WireTable& t, const char* at, size_t rows, size_t begin, s
   }
 }
 
-// fn(table, rank, begin, end) for all rows of all sections.
+// Calls fn(table, rank, begin, end) on ranges that cover all rows of all sections.
 template <class Fn>
 void ForRows(Exec& exec, const WireLayout& layout, const Fn& fn) {
   std::vector<size_t> sizes, grains;
@@ -162,10 +163,10 @@ Status WireLayout::Init(const std::vector<WireTable>& tables, const int64_t* cou
       const int64_t count = counts[t * ranks + rank];
       if (count < 0) return InvalidArgument("counts must not be negative");
       const auto rows = static_cast<size_t>(count);
-      // Before anything is multiplied, since counts may come from elsewhere.
+      // Checked before anything is multiplied, because the counts may come from another rank.
       if (rank != self && rows > kMaxWords * kWord / RowBytes(tables[t])) return TooLarge(rank);
       if (rows > kMaxRows) {
-        return InvalidArgument("counts hold " + std::to_string(rows) + ", the most is " +
+        return InvalidArgument("counts hold " + std::to_string(rows) + ", the maximum is " +
                                std::to_string(kMaxRows));
       }
       sections_[t * ranks + rank] = {word, num_rows_[t], rows};
@@ -181,7 +182,7 @@ Status WireLayout::Init(const std::vector<WireTable>& tables, const int64_t* cou
 void Pack(Exec& exec, const WireLayout& layout, const std::vector<const void*>& rows,
           int32_t* words) {
   Phase phase("pack rows");
-  // The last word of a section may be only partly used; what is sent must be defined.
+  // The last word of a section may be only partly used, but all of it is sent and must be defined.
   for (size_t t = 0; t < layout.tables().size(); ++t) {
     for (uint32_t rank = 0; rank < layout.ranks(); ++rank) {
       const WireLayout::Section& s = layout.section(t, rank);
@@ -246,7 +247,7 @@ void WireRows::Init(Exec& exec, const WireLayout& layout, const int32_t* words,
 }
 
 void WireRows::Shrink() {
-  for (OfTable& table : tables_) {
+  for (TableRows& table : tables_) {
     table.addresses.Shrink();
     table.converted.Shrink();
   }

@@ -1,7 +1,7 @@
-// How int8 stands for the elements of a row on the wire (wire.h); for host and device code.
+// The encoding of a row in int8 on the wire (wire.h), for host and device code.
 //
-// Contract. The same bits wherever it is computed without contraction, in any of the denormal modes
-// that TensorFlow sets in its threads.
+// Contract. The results have the same bits wherever they are computed without contraction, in any
+// of the denormal modes that TensorFlow sets in its threads.
 #ifndef DYNEMB_LOOKUP_WIRE_FORMULAS_H_
 #define DYNEMB_LOOKUP_WIRE_FORMULAS_H_
 
@@ -14,34 +14,34 @@
 
 namespace dynemb::formulas {
 
-// Of a row that int8 does not send as zeros. A denormal element is then at most half of it and
-// becomes 0, and nothing else is denormal.
+// The smallest scale of a row that is not sent as zeros. A denormal element is then at most half
+// the scale, and becomes 0; no other number is denormal.
 inline constexpr float kLeastScale = 0x1p-125f;
-// The scale of a row that is not finite: the NaN that a GPU's arithmetic makes of any, so its rows
-// arrive with the same bits everywhere.
+// The scale of a row that is not finite: the NaN that arithmetic on a GPU returns for any NaN, so
+// that such rows arrive with the same bits everywhere.
 inline constexpr uint32_t kNanScale = 0x7FFFFFFFu;
 
-// |x|, as bits: ordered as magnitudes are, with NaN behind infinity.
+// The bits of |x|. Their order is the order of magnitudes, with NaN above infinity.
 DYNEMB_HD DYNEMB_INLINE uint32_t Magnitude(float x) { return FloatBits(x) & 0x7FFFFFFFu; }
 
 struct Int8Scale {
   float scale;
-  float inverse;  // of the scale; 0: all elements are sent as 0
+  float inverse;  // about 1 / scale; 0: all elements are sent as 0
 };
 
-// Of a row with this largest Magnitude.
+// The scale of a row with this largest Magnitude.
 DYNEMB_HD DYNEMB_INLINE Int8Scale ScaleOf(uint32_t largest_magnitude) {
   constexpr uint32_t kInfinity = 0x7F800000u;
   if (largest_magnitude >= kInfinity) return {BitsToFloat(kNanScale), 0.0f};
   const float largest = BitsToFloat(largest_magnitude);
   float scale = largest / 127.0f;
-  // 127 times a scale that was rounded up may be infinite: then it is the next below.
+  // 127 times a scale that was rounded up may overflow; the next smaller scale does not.
   if (scale * 127.0f > std::numeric_limits<float>::max()) scale = BitsToFloat(FloatBits(scale) - 1);
   if (!(scale >= kLeastScale)) return {0.0f, 0.0f};
   return {scale, 127.0f / largest};
 }
 
-// To the nearest, ties to even.
+// Rounds to nearest, ties to even.
 DYNEMB_HD DYNEMB_INLINE int8_t ToInt8(const Int8Scale& scale, float x) {
   const float scaled = scale.inverse == 0.0f ? 0.0f : x * scale.inverse;
   return static_cast<int8_t>(std::nearbyint(scaled));

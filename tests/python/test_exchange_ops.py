@@ -394,13 +394,13 @@ def test_wrong_inputs_are_refused():
             lambda words=words, splits=splits: ops.dynemb_receive_keys(
                 words, splits, routed.own, Tkeys=[tf.int64], rank=0
             ),
-            "is not one of 1 tables",
+            "is not a request for keys of 1 tables",
         )
     invalid(
         lambda: ops.dynemb_receive_keys(
             routed.words, routed.splits, routed.own[1:], Tkeys=[tf.int64], rank=0
         ),
-        "message of rank 0 is not one of 1 tables",
+        "message of rank 0 is not a request for keys of 1 tables",
     )
     invalid(
         lambda: ops.dynemb_receive_keys(
