@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint32_t kPolynomial = 0x82F63B78u;  // 0x1EDC6F41 reflected
 
-// tables[k][b]: the register after byte b and k zero bytes, from a register of zero.
+// t[k][b]: the register after byte b and k zero bytes, starting from a register of zero.
 struct Tables {
   std::array<std::array<uint32_t, 256>, 8> t;
   Tables() {

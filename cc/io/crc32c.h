@@ -1,4 +1,4 @@
-// CRC32C (RFC 3720): the checksum of dumps. By the processor's instruction where it has one.
+// CRC32C (RFC 3720): the checksum of dumps. Uses the processor's CRC instruction if it has one.
 #ifndef DYNEMB_IO_CRC32C_H_
 #define DYNEMB_IO_CRC32C_H_
 
@@ -10,14 +10,15 @@
 
 namespace dynemb {
 
-// The checksum of what `crc` is the checksum of (0: nothing) followed by data[n].
+// Extends `crc`, the checksum of the preceding bytes (0 if there are none), by data[n].
 uint32_t Crc32c(uint32_t crc, const void* data, size_t n);
 
 // The same without the instruction; for tests.
 uint32_t Crc32cByTables(uint32_t crc, const void* data, size_t n);
 
-// Checksums of a file's blocks, for a stretch of it: of data[0, room) following what `initial` is
-// the checksum of, then of each `block` bytes, the last of which may be fewer.
+// The checksums of the blocks of a file, for data[n], a range of the file that may begin inside a
+// block. The first checksum is `initial`, the checksum of the bytes of that block before the range,
+// extended by data[0, room). Each other one is that of `block` bytes; the last block may be shorter.
 std::vector<uint32_t> Crc32cBlocks(Exec& exec, const void* data, size_t n, uint32_t initial,
                                    size_t room, size_t block);
 

@@ -13,7 +13,7 @@
 namespace dynemb {
 namespace {
 
-// False: probes have passed more than `most` slots.
+// Returns false if probes pass more than `most` slots.
 template <class K>
 bool Build(const char* keys, size_t n, uint64_t salt, size_t most, uint32_t log_slots,
            uint32_t* slots) {
@@ -47,7 +47,7 @@ uint64_t BuildWithSalt(const char* keys, size_t n, uint32_t log_slots, uint32_t*
   }
 }
 
-// A file in memory, whole.
+// A whole file, mapped to memory.
 class MappedFile {
  public:
   MappedFile() = default;
@@ -64,10 +64,10 @@ class MappedFile {
     if (fstat(file, &info) != 0) {
       status = Failed(path);
     } else if (static_cast<size_t>(info.st_size) < at_least) {
-      status = InvalidArgument(path + " has " + std::to_string(info.st_size) + " bytes, expected " +
-                               std::to_string(at_least) + " at least");
+      status = InvalidArgument(path + " has " + std::to_string(info.st_size) +
+                               " bytes, expected at least " + std::to_string(at_least));
     } else if (const int error = write ? posix_fallocate(file, 0, info.st_size) : 0) {
-      // A hole that the disk has no room for would kill the process when it is written.
+      // Writing to a hole in the file would kill the process if the disk has no room for it.
       errno = error;
       status = Failed(path);
     } else if (info.st_size != 0) {
@@ -107,7 +107,7 @@ uint64_t BuildKeyIndex(const void* keys, size_t n, size_t key_bytes, uint32_t lo
 Status BuildKeyIndexFile(const std::string& keys_path, size_t keys_offset, size_t n,
                          size_t key_bytes, const std::string& index_path, size_t index_offset,
                          uint32_t log_slots, uint64_t* salt) {
-  if (key_bytes != 8 && key_bytes != 4) return InvalidArgument("keys have 8 or 4 bytes");
+  if (key_bytes != 8 && key_bytes != 4) return InvalidArgument("key_bytes must be 8 or 4");
   if (log_slots < 1 || log_slots > 40 || n >= (uint64_t{1} << log_slots) || n >= 0xFFFFFFFFu) {
     return InvalidArgument("an index of 2^" + std::to_string(log_slots) + " slots cannot hold " +
                            std::to_string(n) + " keys");

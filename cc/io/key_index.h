@@ -1,4 +1,4 @@
-// The index column of a dump: where in the column of keys each key is (docs/file_format.md).
+// The index column of a dump: the position of each key in the column of keys (docs/file_format.md).
 #ifndef DYNEMB_IO_KEY_INDEX_H_
 #define DYNEMB_IO_KEY_INDEX_H_
 
@@ -10,12 +10,13 @@
 
 namespace dynemb {
 
-// Ids may have been sharded upstream by the very hash that places keys here; and keys may be
-// chosen. So the hash is salted, by the first of kIndexSalts salts under which probes pass no more
-// than kIndexPassed slots a key; the last is taken as it is. Keys that are bad under all of them
-// would each have to meet as many conditions, which hardly any of 2^64 keys does.
-// `tf_dynemb/storage` chooses the same salt, as what probes pass in all does not depend on the
-// order of the keys.
+// Ids may have been sharded upstream by the same hash that places keys here, and keys may be
+// chosen. The hash is therefore salted. The salt is the first of kIndexSalts salts under which
+// probes pass at most kIndexPassed slots per key; the last salt is used in any case. A key that is
+// bad under all salts has to meet one condition per salt, and hardly any of the 2^64 keys does.
+//
+// `tf_dynemb/storage` chooses the same salt, because the total number of slots passed does not
+// depend on the order of the keys.
 constexpr size_t kIndexPassed = 8;
 constexpr uint64_t kIndexSalts = 64;
 uint64_t IndexSalt(uint64_t number);
@@ -25,9 +26,9 @@ uint64_t IndexSalt(uint64_t number);
 uint64_t BuildKeyIndex(const void* keys, size_t n, size_t key_bytes, uint32_t log_slots,
                        uint32_t* slots);
 
-// The same from file to file, without memory of the tables' size: maps the keys at `keys_offset` of
-// one file and the slots at `index_offset` of another, which exists in full length. Offsets of
-// slots are multiples of 4.
+// The same from file to file, without allocating memory for the keys or the slots. Maps the keys at
+// `keys_offset` of one file, and the slots at `index_offset` of another, which must already have
+// its full length. `index_offset` must be a multiple of 4.
 Status BuildKeyIndexFile(const std::string& keys_path, size_t keys_offset, size_t n,
                          size_t key_bytes, const std::string& index_path, size_t index_offset,
                          uint32_t log_slots, uint64_t* salt);

@@ -1,13 +1,13 @@
-// Operators that need not run where the tables are that they name: otherwise TensorFlow would want
-// them to run where their handles come from.
+// Operators that may run on another device than their tables. Without an exemption, TensorFlow
+// places an operator on the device that its handles come from.
 #include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
 
 namespace tensorflow {
 
-// Cuts of tables are read, and tables change places, by calls on arrays of the host.
+// These read cuts of tables, and swap tables, by calls whose arrays are in host memory.
 REGISTER_INPUT_COLOCATION_EXEMPTION("DynembSnapshot");
 REGISTER_INPUT_COLOCATION_EXEMPTION("DynembAdopt");
-// Names its tables for the sake of its gradient only.
+// Uses the handles of its tables only in its gradient.
 REGISTER_INPUT_COLOCATION_EXEMPTION("DynembPoolRows");
 
 }  // namespace tensorflow

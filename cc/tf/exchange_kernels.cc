@@ -20,14 +20,15 @@ void Count(std::atomic<int64_t>* counter, size_t amount) {
 
 class RouteOp : public DynembOp {
  public:
-  // Attribute `owners`: -1, -2, or the rank that holds the table.
+  // Values of attribute `owners`. Any other value is the rank that holds the table.
   static constexpr int64_t kHash = -1, kModulo = -2;
 
   explicit RouteOp(tf::OpKernelConstruction* ctx) : DynembOp(ctx) {
     int64_t ranks;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_ranks", &ranks));
     OP_REQUIRES(ctx, ranks <= int64_t{Owners::kMaxRanks},
-                absl::InvalidArgumentError(absl::StrCat("num_ranks is ", ranks)));
+                absl::InvalidArgumentError(
+                    absl::StrCat("num_ranks is ", ranks, ", must be at most ", Owners::kMaxRanks)));
     ranks_ = static_cast<uint32_t>(ranks);
     OP_REQUIRES_OK(ctx, GetRank(ctx, &rank_));
     OP_REQUIRES(ctx, rank_ < ranks_,
@@ -54,7 +55,7 @@ class RouteOp : public DynembOp {
     for (size_t i = 0; i < table_of_.size(); ++i) {
       tf::DataType& type = key_type_of_table_[static_cast<size_t>(table_of_[i])];
       OP_REQUIRES(ctx, type == tf::DT_INVALID || type == key_types_[i],
-                  absl::InvalidArgumentError("keys of one table are of two types"));
+                  absl::InvalidArgumentError("features of one table have keys of different types"));
       type = key_types_[i];
     }
   }
@@ -77,7 +78,7 @@ class RouteOp : public DynembOp {
       tasks[static_cast<size_t>(table_of_[i])].features.push_back(ids);
     }
     Exchange* exchange;
-    TF_RETURN_IF_ERROR(ExchangeOfDevice(ctx, &exchange));
+    TF_RETURN_IF_ERROR(GetExchange(ctx, &exchange));
     Placing placing;
     return placing.Result(
         exchange->RequestKeys(*MakeExec(ctx), tasks, ranks_, rank_,
@@ -150,7 +151,7 @@ class ReceiveKeysOp : public DynembOp {
     int64_t* counts;
     TF_RETURN_IF_ERROR(Output(ctx, static_cast<int>(num_tables), {num_tables, ranks}, &counts));
     Exchange* exchange;
-    TF_RETURN_IF_ERROR(ExchangeOfDevice(ctx, &exchange));
+    TF_RETURN_IF_ERROR(GetExchange(ctx, &exchange));
     Placing placing;
     return placing.Result(exchange->ReceiveKeys(
         *MakeExec(ctx), received, key_types_,
@@ -195,13 +196,13 @@ class PackRowsOp : public DynembOp {
     for (size_t t = 0; t < num_tables; ++t) {
       const auto n = static_cast<int64_t>(layout.num_rows(t));
       TF_RETURN_IF_ERROR(CheckShape(ctx->input(static_cast<int>(t)), {n, dims[t]}, "rows"));
-      // Not to be taken for a table that is left out.
+      // PackRows would skip a table whose rows are null.
       if (rows[t] == nullptr) rows[t] = &layout;
     }
     int32_t* words;
     TF_RETURN_IF_ERROR(OutputWords(ctx, layout, &words));
     Exchange* exchange;
-    TF_RETURN_IF_ERROR(ExchangeOfDevice(ctx, &exchange));
+    TF_RETURN_IF_ERROR(GetExchange(ctx, &exchange));
     DYNEMB_RETURN_IF_LIBRARY_ERROR(exchange->PackRows(*MakeExec(ctx), layout, rows, words));
     CountBytes(layout, counter_, counters_);
     return absl::OkStatus();
@@ -241,7 +242,7 @@ class UnpackRowsOp : public DynembOp {
       TF_RETURN_IF_ERROR(Output(ctx, static_cast<int>(t), {n, dims_[t]}, &rows[t]));
     }
     Exchange* exchange;
-    TF_RETURN_IF_ERROR(ExchangeOfDevice(ctx, &exchange));
+    TF_RETURN_IF_ERROR(GetExchange(ctx, &exchange));
     return ToAbsl(exchange->UnpackRows(*MakeExec(ctx), layout, Data<int32_t>(words), own, rows));
   }
 
@@ -256,7 +257,8 @@ class OwnersOp : public DynembOp {
     int64_t ranks;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_ranks", &ranks));
     OP_REQUIRES(ctx, ranks <= int64_t{Owners::kMaxRanks},
-                absl::InvalidArgumentError(absl::StrCat("num_ranks is ", ranks)));
+                absl::InvalidArgumentError(
+                    absl::StrCat("num_ranks is ", ranks, ", must be at most ", Owners::kMaxRanks)));
     owners_.rule = Owners::Rule::kHash;
     owners_.ranks = static_cast<uint32_t>(ranks);
   }
@@ -267,7 +269,7 @@ class OwnersOp : public DynembOp {
     int32_t* ranks;
     TF_RETURN_IF_ERROR(Output(ctx, 0, keys.shape(), &ranks));
     Exchange* exchange;
-    TF_RETURN_IF_ERROR(ExchangeOfDevice(ctx, &exchange));
+    TF_RETURN_IF_ERROR(GetExchange(ctx, &exchange));
     return ToAbsl(exchange->FindOwners(*MakeExec(ctx), owners_, ToKeyType(keys.dtype()),
                                        keys.data(), static_cast<size_t>(keys.NumElements()),
                                        ranks));

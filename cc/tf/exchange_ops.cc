@@ -8,8 +8,8 @@
 namespace dynemb {
 namespace {
 
-// Stateful, though it is not: an operator on constant ids would be folded, and the collective that
-// sends its output with it.
+// Registered as stateful, although it has no state: otherwise TensorFlow would fold it for constant
+// ids, and with it the collective that sends its output.
 REGISTER_OP("DynembRoute")
     .Input("keys: Tkeys")
     .Output("words: int32")
@@ -95,8 +95,8 @@ REGISTER_OP("DynembPackRows")
       return absl::OkStatus();
     });
 
-// Input `own` is what this rank gave to DynembPackRows with the counts `sent`: what of it is for
-// itself has not travelled.
+// Input `own` holds the rows that this rank gave to DynembPackRows with the counts `sent`. The rows
+// for itself are in no message: they are taken from `own`.
 REGISTER_OP("DynembUnpackRows")
     .Input("words: int32")
     .Input("counts: int64")

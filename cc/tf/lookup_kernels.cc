@@ -137,7 +137,7 @@ class LookupSparseGradOp : public SparseOp {
       return Output(ctx, 2 * n_ + i, {unique}, &out->rows);
     };
     Lookups* lookups;
-    TF_RETURN_IF_ERROR(LookupsOfDevice(ctx, &lookups));
+    TF_RETURN_IF_ERROR(GetLookups(ctx, &lookups));
     const std::unique_ptr<Exec> exec = MakeExec(ctx);
     return SumGradients(lookups, *exec, tasks, allocate);
   }
@@ -264,7 +264,7 @@ class DedupSumOp : public DynembOp {
       return Output(ctx, 1, {unique, dim}, &out->sums);
     };
     Lookups* lookups;
-    TF_RETURN_IF_ERROR(LookupsOfDevice(ctx, &lookups));
+    TF_RETURN_IF_ERROR(GetLookups(ctx, &lookups));
     const std::unique_ptr<Exec> exec = MakeExec(ctx);
     return SumGradients(lookups, *exec, {task}, allocate);
   }

@@ -10,7 +10,7 @@
 namespace dynemb {
 namespace {
 
-// N, and whether the list attributes `names` and combiners have N entries each.
+// Gets N and combiners. Fails unless combiners and the list attributes `names` have N entries each.
 absl::Status GetN(InferenceContext* c, const std::vector<const char*>& names, int* n,
                   std::vector<std::string>* combiners) {
   TF_RETURN_IF_ERROR(c->GetAttr("N", n));

@@ -65,7 +65,7 @@ class ApplyGradientsOp : public DynembOp {
     TableLock lock(tables, TableLock::Mode::kExclusive);
     const Tick tick = ProcessClock().Next();
     DYNEMB_RETURN_IF_LIBRARY_ERROR(lookups->Apply(*exec, tasks, step, tick));
-    // The step ends: row ids that its lookups found are not needed any more.
+    // The step ends here: the row ids that its lookups found are no longer needed.
     for (Table* table : tables) DYNEMB_RETURN_IF_LIBRARY_ERROR(table->PromoteIfDue(*exec, tick));
     return absl::OkStatus();
   }
@@ -73,7 +73,7 @@ class ApplyGradientsOp : public DynembOp {
  private:
   int n_;
   bool distinct_;
-  OptimizerStep step_;  // of any step: without hyper and iteration
+  OptimizerStep step_;  // without hyper and iteration, which are inputs
 };
 
 REGISTER_KERNEL_BUILDER(Name("DynembApplyGradients").Device(tensorflow::DEVICE_CPU),

@@ -12,9 +12,10 @@ namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kKeepMost = size_t{512} << 20;
-constexpr size_t kKeepFraction = 16;  // of the machine's memory, if that is less
+constexpr size_t kKeepFraction = 16;  // at most 1/16 of the machine's memory is kept
 
-// So that calls of about the same size share blocks: at most an eighth is wasted.
+// Rounds `bytes` up, so that outputs of about the same size can use the same blocks. At most an
+// eighth is wasted.
 size_t SizeClass(size_t bytes) {
   size_t step = OutputAllocator::kSmallest / 8;
   while (step * 16 <= bytes) step *= 2;
@@ -31,7 +32,8 @@ OutputAllocator* OutputAllocator::Get() {
 OutputAllocator::OutputAllocator()
     : keep_most_(std::min(kKeepMost, PhysicalMemory() / kKeepFraction)) {}
 
-// The block of this size that was given back last, as it may still be in a cache.
+// The idle block of this size that was returned last, which may still be in a cache. Null if there
+// is none.
 void* OutputAllocator::TakeIdle(size_t bytes) {
   for (size_t i = idle_.size(); i-- > 0;) {
     if (idle_[i].bytes != bytes) continue;

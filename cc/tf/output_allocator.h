@@ -1,9 +1,9 @@
 // OutputAllocator: memory for the large outputs of kernels, kept for the next call.
 //
-// The system's allocator gives large blocks back to the system at once, so every call would fault
-// its outputs in anew, page by page (docs/performance_log.md, "outputs"). Here a block that its
-// last reader has let go of is kept, in huge pages where it is large enough. What is kept is
-// bounded, and the longest unused goes first.
+// The system's allocator returns large blocks to the system at once, so every call would fault its
+// outputs in again, page by page (docs/performance_log.md, "outputs"). This allocator keeps a block
+// when its last reader has released it; large blocks are in huge pages. The total size of idle
+// blocks is bounded, and the block that was idle for longest is freed first.
 #ifndef DYNEMB_TF_OUTPUT_ALLOCATOR_H_
 #define DYNEMB_TF_OUTPUT_ALLOCATOR_H_
 
@@ -18,10 +18,10 @@ namespace dynemb {
 
 class OutputAllocator : public tensorflow::Allocator {
  public:
-  // Outputs of at least so many bytes are worth it.
+  // Outputs of fewer bytes are not worth keeping.
   static constexpr size_t kSmallest = size_t{128} << 10;
 
-  // The process's one. It lives for ever: tensors may.
+  // The allocator of the process. It is never destroyed, because tensors that use it may not be.
   static OutputAllocator* Get();
 
   std::string Name() override { return "dynemb_output"; }
@@ -39,8 +39,8 @@ class OutputAllocator : public tensorflow::Allocator {
   void* TakeIdle(size_t bytes);
 
   const size_t keep_most_;   // bytes
-  std::mutex mutex_;         // guards what follows
-  std::vector<Block> idle_;  // in the order in which they were given back
+  std::mutex mutex_;         // guards the members below
+  std::vector<Block> idle_;  // in the order in which they were returned
   size_t idle_bytes_ = 0;
   std::unordered_map<void*, size_t> in_use_;
 };

@@ -28,8 +28,8 @@ bool DeviceIsSimulated() {
   return value != nullptr && std::strcmp(value, "1") == 0;
 }
 
-absl::Status MakeTableOfCpu(tf::OpKernelContext* ctx, const TableOptions& options,
-                            std::unique_ptr<Table>* table, Lookups** lookups) {
+absl::Status MakeCpuTable(tf::OpKernelContext* ctx, const TableOptions& options,
+                          std::unique_ptr<Table>* table, Lookups** lookups) {
   if (options.tier == Tier::kHost) {
     PoolExec exec = MakeHostExec(ctx);
     *lookups = &HostLookups();
@@ -37,8 +37,8 @@ absl::Status MakeTableOfCpu(tf::OpKernelContext* ctx, const TableOptions& option
   }
   if (!DeviceIsSimulated()) {
     return absl::FailedPreconditionError(absl::StrCat("table '", options.name,
-                                                      "' wants its rows in a GPU's memory, but ",
-                                                      ctx->device()->name(), " is no GPU"));
+                                                      "' has its rows in a GPU's memory, but ",
+                                                      ctx->device()->name(), " is not a GPU"));
   }
   *lookups = &SimulatedLookups();
   return ToAbsl(MakeSimulatedTable(options, table));
@@ -50,26 +50,26 @@ stream_executor::Stream* StreamOf(tf::OpKernelContext* ctx) {
 
 #if defined(DYNEMB_CUDA)
 
-// CUDA's number of the GPU.
+// The number that CUDA gives the GPU.
 int OrdinalOf(tf::OpKernelContext* ctx) { return StreamOf(ctx)->parent()->device_ordinal(); }
 
-absl::Status MakeTableOfGpu(tf::OpKernelContext* ctx, const TableOptions& options,
-                            std::unique_ptr<Table>* table, Lookups** lookups) {
+absl::Status MakeGpuTable(tf::OpKernelContext* ctx, const TableOptions& options,
+                          std::unique_ptr<Table>* table, Lookups** lookups) {
   if (options.tier == Tier::kHost) {
     return absl::InvalidArgumentError(absl::StrCat("table '", options.name,
-                                                   "' wants its rows in the host's memory, but ",
-                                                   ctx->device()->name(), " is no CPU"));
+                                                   "' has its rows in the host's memory, but ",
+                                                   ctx->device()->name(), " is not a CPU"));
   }
   const int ordinal = OrdinalOf(ctx);
   DYNEMB_RETURN_IF_LIBRARY_ERROR(CudaLookups(ordinal, lookups));
   return ToAbsl(MakeCudaTable(options, ordinal, table));
 }
 
-absl::Status LookupsOfGpu(tf::OpKernelContext* ctx, Lookups** lookups) {
+absl::Status GetGpuLookups(tf::OpKernelContext* ctx, Lookups** lookups) {
   return ToAbsl(CudaLookups(OrdinalOf(ctx), lookups));
 }
 
-absl::Status ExchangeOfGpu(tf::OpKernelContext* ctx, Exchange** exchange) {
+absl::Status GetGpuExchange(tf::OpKernelContext* ctx, Exchange** exchange) {
   return ToAbsl(CudaExchange(OrdinalOf(ctx), exchange));
 }
 
@@ -78,20 +78,20 @@ absl::Status ExchangeOfGpu(tf::OpKernelContext* ctx, Exchange** exchange) {
 // Not reached: no kernel is registered for a GPU.
 absl::Status WithoutCuda() { return absl::InternalError("this library was built without CUDA"); }
 
-absl::Status MakeTableOfGpu(tf::OpKernelContext*, const TableOptions&, std::unique_ptr<Table>*,
-                            Lookups**) {
+absl::Status MakeGpuTable(tf::OpKernelContext*, const TableOptions&, std::unique_ptr<Table>*,
+                          Lookups**) {
   return WithoutCuda();
 }
 
-absl::Status LookupsOfGpu(tf::OpKernelContext*, Lookups**) { return WithoutCuda(); }
+absl::Status GetGpuLookups(tf::OpKernelContext*, Lookups**) { return WithoutCuda(); }
 
-absl::Status ExchangeOfGpu(tf::OpKernelContext*, Exchange**) { return WithoutCuda(); }
+absl::Status GetGpuExchange(tf::OpKernelContext*, Exchange**) { return WithoutCuda(); }
 
 #endif
 
 }  // namespace
 
-// Only devices with such a context have streams.
+// Only devices with streams have accelerator information.
 bool OnGpu(tf::OpKernelContext* ctx) {
   return ctx->device()->tensorflow_accelerator_device_info() != nullptr;
 }
@@ -112,18 +112,18 @@ PoolExec MakeHostExec(tf::OpKernelContext* ctx) {
 
 absl::Status MakeTable(tf::OpKernelContext* ctx, const TableOptions& options,
                        std::unique_ptr<Table>* table, Lookups** lookups) {
-  return OnGpu(ctx) ? MakeTableOfGpu(ctx, options, table, lookups)
-                    : MakeTableOfCpu(ctx, options, table, lookups);
+  return OnGpu(ctx) ? MakeGpuTable(ctx, options, table, lookups)
+                    : MakeCpuTable(ctx, options, table, lookups);
 }
 
-absl::Status LookupsOfDevice(tf::OpKernelContext* ctx, Lookups** lookups) {
-  if (OnGpu(ctx)) return LookupsOfGpu(ctx, lookups);
+absl::Status GetLookups(tf::OpKernelContext* ctx, Lookups** lookups) {
+  if (OnGpu(ctx)) return GetGpuLookups(ctx, lookups);
   *lookups = DeviceIsSimulated() ? &SimulatedLookups() : &HostLookups();
   return absl::OkStatus();
 }
 
-absl::Status ExchangeOfDevice(tf::OpKernelContext* ctx, Exchange** exchange) {
-  if (OnGpu(ctx)) return ExchangeOfGpu(ctx, exchange);
+absl::Status GetExchange(tf::OpKernelContext* ctx, Exchange** exchange) {
+  if (OnGpu(ctx)) return GetGpuExchange(ctx, exchange);
   *exchange = DeviceIsSimulated() ? &SimulatedExchange() : &HostExchange();
   return absl::OkStatus();
 }

@@ -1,5 +1,5 @@
-// Where the tables of an operator are, by the device that the operator runs on: in the host's
-// memory for a CPU, in the GPU's for a GPU.
+// The place of an operator's tables, which depends on the device that the operator runs on: on a
+// CPU it is host memory, on a GPU the memory of the GPU.
 #ifndef DYNEMB_TF_PLACE_H_
 #define DYNEMB_TF_PLACE_H_
 
@@ -15,31 +15,34 @@ namespace dynemb {
 
 namespace tf = tensorflow;
 
-// Whether the operator runs on a GPU. Its tensors are in the GPU's memory then, but for those that
-// its registration names as the host's.
+// Whether the operator runs on a GPU. Its tensors are then in the GPU's memory, except those that
+// its registration puts in host memory.
 bool OnGpu(tf::OpKernelContext* ctx);
 
-// What calls on tables get: the stream of a GPU, or else TensorFlow's intra-op threads.
+// The executor for calls on tables: the stream of a GPU, or TensorFlow's intra-op threads on a CPU.
 std::unique_ptr<Exec> MakeExec(tf::OpKernelContext* ctx);
 // TensorFlow's intra-op threads, for work on the host's memory.
 PoolExec MakeHostExec(tf::OpKernelContext* ctx);
 
-// A table as options.tier says, and the calls over tables of its place. On a CPU there are tables
-// of Tier::kHost, and, if the environment says TF_DYNEMB_SIMULATED_DEVICE=1, the others on a device
-// that the host simulates, for tests; else they are FailedPrecondition. On a GPU there are the
-// others only.
+// Creates a table in the tier that `options` names, and returns the calls over tables in its place.
+// On a CPU:
+//   - Tier::kHost is always available.
+//   - The other tiers are FailedPrecondition, unless TF_DYNEMB_SIMULATED_DEVICE=1 is in the
+//     environment. Such tables are then on a device that the host simulates, for tests.
+//
+// On a GPU, only the other tiers are available.
 absl::Status MakeTable(tf::OpKernelContext* ctx, const TableOptions& options,
                        std::unique_ptr<Table>* table, Lookups** lookups);
 
 // For operators without a table: the calls over arrays that are where the operator's tensors are.
-absl::Status LookupsOfDevice(tf::OpKernelContext* ctx, Lookups** lookups);
-absl::Status ExchangeOfDevice(tf::OpKernelContext* ctx, Exchange** exchange);
+absl::Status GetLookups(tf::OpKernelContext* ctx, Lookups** lookups);
+absl::Status GetExchange(tf::OpKernelContext* ctx, Exchange** exchange);
 
-// Between an array of the operator's device and one of the host. Returns when it is done.
+// Copy between an array on the operator's device and one on the host. They return when it is done.
 absl::Status CopyToHost(tf::OpKernelContext* ctx, const void* from, size_t bytes, void* to);
 absl::Status CopyFromHost(tf::OpKernelContext* ctx, const void* from, size_t bytes, void* to);
 
-// An array on the operator's device, as long as `tensor`.
+// Allocates an array on the operator's device, which lives as long as `tensor`.
 template <class T>
 absl::Status Temporary(tf::OpKernelContext* ctx, int64_t elements, tf::Tensor* tensor, T** data) {
   TF_RETURN_IF_ERROR(
@@ -50,7 +53,7 @@ absl::Status Temporary(tf::OpKernelContext* ctx, int64_t elements, tf::Tensor* t
 
 }  // namespace dynemb
 
-// REGISTER_KERNEL_BUILDER for a GPU, where CUDA is built.
+// REGISTER_KERNEL_BUILDER for a GPU if CUDA is built, otherwise nothing.
 #if defined(DYNEMB_CUDA)
 #define DYNEMB_REGISTER_GPU_KERNEL(builder, kernel) REGISTER_KERNEL_BUILDER(builder, kernel)
 #else

@@ -12,10 +12,11 @@ namespace {
 // Keys whose vectors are to be sent again.
 struct ChangedKeys {
   std::vector<char> keys;       // of either width
-  std::vector<int32_t> places;  // of each, among the keys of the rank that asked for it
+  std::vector<int32_t> places;  // the index of each among the keys that its rank requested
 };
 
-// Of the keys that `ranks` ranks asked for, served[r] each; counts[r] becomes how many changed.
+// Selects the changed keys among the keys that `ranks` ranks requested, served[r] of them by rank
+// r. Sets counts[r] to the number of changed keys of rank r.
 ChangedKeys Select(const bool* changed, const char* keys, size_t key_size, const int64_t* served,
                    int64_t ranks, int64_t* counts) {
   ChangedKeys selected;
@@ -102,7 +103,7 @@ class ReadAgainOp : public DynembOp {
     bool* changed;
     TF_RETURN_IF_ERROR(Temporary(ctx, keys.NumElements(), &changed_tensor, &changed));
     table->Changed(exec, rows, Data<RowId>(ctx->input(2 * n_ + i)), n, since, tick, changed);
-    // Which keys these are is found out by the host.
+    // The host selects the changed keys.
     const std::unique_ptr<bool[]> host_changed(new bool[n]);
     std::vector<char> host_keys(n * SizeOf(table->options().key_type));
     TF_RETURN_IF_ERROR(CopyToHost(ctx, changed, n, host_changed.get()));

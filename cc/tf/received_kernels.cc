@@ -15,8 +15,8 @@
 namespace dynemb {
 namespace {
 
-// Operators that pool received rows, or have pooled them: which table each feature reads, and
-// where its rows are.
+// The base of operators that pool received rows, or have pooled them: the table that each feature
+// reads, and the addresses of the rows.
 class ReceivedOp : public SparseOp {
  public:
   explicit ReceivedOp(tf::OpKernelConstruction* ctx) : SparseOp(ctx) {
@@ -26,14 +26,15 @@ class ReceivedOp : public SparseOp {
     OP_REQUIRES(ctx, static_cast<int>(table_of_.size()) == n_,
                 absl::InvalidArgumentError(absl::StrCat("tables must have ", n_, " entries")));
     for (int i = 0; i < n_; ++i) {
-      OP_REQUIRES(
-          ctx, side_.dtype(TableOf(i)) == dtypes_[i],
-          absl::InvalidArgumentError(absl::StrCat(Named("dtypes", i), " is not that of the rows")));
+      OP_REQUIRES(ctx, side_.dtype(TableOf(i)) == dtypes_[i],
+                  absl::InvalidArgumentError(
+                      absl::StrCat(Named("dtypes", i), " differs from the dtype of the rows")));
     }
   }
 
  protected:
-  // From the inputs words (the `first`), held (one for each table), and came, sent (at `counts`).
+  // Finds received rows from the inputs words (at `first`), held (one for each table), and came and
+  // sent (at `counts`).
   absl::Status FindRows(tf::OpKernelContext* ctx, int first, int counts, WireLayout* layout,
                         Exchange::Received* received) const {
     const tf::Tensor& words = ctx->input(first);
@@ -75,10 +76,10 @@ class PoolRowsOp : public ReceivedOp {
  protected:
   absl::Status Run(tf::OpKernelContext* ctx) override {
     const int num_tables = static_cast<int>(side_.num_tables());
-    const int came = 5 * n_ + 1 + 3 * num_tables;
+    const int counts = 5 * n_ + 1 + 3 * num_tables;
     WireLayout layout;
     Exchange::Received received;
-    TF_RETURN_IF_ERROR(FindRows(ctx, n_, came, &layout, &received));
+    TF_RETURN_IF_ERROR(FindRows(ctx, n_, counts, &layout, &received));
     PoolExec host = MakeHostExec(ctx);
     const auto bags = bags_.Take();
     bags->resize(n_);
@@ -87,7 +88,7 @@ class PoolRowsOp : public ReceivedOp {
       TF_RETURN_IF_ERROR(MakeFeature(ctx, host, i, layout, &(*bags)[i], &features[i]));
     }
     Exchange* exchange;
-    TF_RETURN_IF_ERROR(ExchangeOfDevice(ctx, &exchange));
+    TF_RETURN_IF_ERROR(GetExchange(ctx, &exchange));
     return ToAbsl(exchange->PoolReceived(*MakeExec(ctx), received, std::move(features)));
   }
 
@@ -150,7 +151,7 @@ class PoolRowsGradOp : public SparseOp {
       TF_RETURN_IF_ERROR(Output(ctx, 2 + static_cast<int>(t), {own_rows, dims_[t]}, &own[t]));
     }
     Exchange* exchange;
-    TF_RETURN_IF_ERROR(ExchangeOfDevice(ctx, &exchange));
+    TF_RETURN_IF_ERROR(GetExchange(ctx, &exchange));
     DYNEMB_RETURN_IF_LIBRARY_ERROR(
         exchange->SumRequested(*MakeExec(ctx), layout, std::move(tasks), words, own));
     CountBytes(layout, &ExchangeCounters::gradient_bytes, counters_);
@@ -194,10 +195,10 @@ class PoolRowsWeightGradOp : public ReceivedOp {
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx) override {
-    const int came = 1 + static_cast<int>(side_.num_tables()) + 6 * n_;
+    const int counts = 1 + static_cast<int>(side_.num_tables()) + 6 * n_;
     WireLayout layout;
     Exchange::Received received;
-    TF_RETURN_IF_ERROR(FindRows(ctx, 0, came, &layout, &received));
+    TF_RETURN_IF_ERROR(FindRows(ctx, 0, counts, &layout, &received));
     PoolExec host = MakeHostExec(ctx);
     const auto bags = bags_.Take();
     bags->resize(n_);
@@ -206,7 +207,7 @@ class PoolRowsWeightGradOp : public ReceivedOp {
       TF_RETURN_IF_ERROR(MakeFeature(ctx, host, i, layout, &(*bags)[i], &features[i]));
     }
     Exchange* exchange;
-    TF_RETURN_IF_ERROR(ExchangeOfDevice(ctx, &exchange));
+    TF_RETURN_IF_ERROR(GetExchange(ctx, &exchange));
     return ToAbsl(exchange->WeightGradient(*MakeExec(ctx), received, std::move(features)));
   }
 
@@ -275,7 +276,7 @@ class SumReceivedOp : public DynembOp {
       has_rows.push_back(tasks[t].rows != nullptr);
     }
     Exchange* exchange;
-    TF_RETURN_IF_ERROR(ExchangeOfDevice(ctx, &exchange));
+    TF_RETURN_IF_ERROR(GetExchange(ctx, &exchange));
     Placing placing;
     return placing.Result(
         exchange->SumReceived(*MakeExec(ctx), received, std::move(tasks),

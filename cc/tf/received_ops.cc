@@ -8,8 +8,8 @@
 namespace dynemb {
 namespace {
 
-// The rows that words and held hold, as DynembUnpackRows has it: input `words`, then a matrix for
-// each table, and the counts [tables, ranks] came and sent, at `counts`.
+// Checks the inputs that contain received rows, as for DynembUnpackRows: input `words`, a matrix
+// for each table after it, and the counts came and sent, [tables, ranks], at `counts`.
 absl::Status ReceivedRows(InferenceContext* c, int words, int num_tables, int counts) {
   ShapeHandle unused;
   DimensionHandle ranks, same;
@@ -22,7 +22,7 @@ absl::Status ReceivedRows(InferenceContext* c, int words, int num_tables, int co
   return c->Merge(ranks, same, &ranks);
 }
 
-// Attribute `tables`: n numbers below `num_tables`.
+// Gets attribute `tables`. Fails unless it is n numbers below `num_tables`.
 absl::Status TableNumbers(InferenceContext* c, int n, int num_tables,
                           std::vector<int64_t>* tables) {
   TF_RETURN_IF_ERROR(c->GetAttr("tables", tables));
@@ -101,7 +101,7 @@ REGISTER_OP("DynembPoolRows")
       return CountsOfRanks(c, counts + 3, t, &ranks);
     });
 
-// Input `counts` says how many rows of each table's request are for each rank.
+// Input `counts` is the number of rows of each table's request that each rank holds.
 REGISTER_OP("DynembPoolRowsGrad")
     .Input("index: N * uint32")
     .Input("bags: N * int64")
@@ -157,7 +157,7 @@ REGISTER_OP("DynembPoolRowsGrad")
       return absl::OkStatus();
     });
 
-// Input `own` holds the rows of this rank for itself, which have not travelled.
+// Input `own` holds the rows of this rank for itself, which are in no message.
 REGISTER_OP("DynembSumReceived")
     .Input("keys: Tkeys")
     .Input("rows: T * uint32")

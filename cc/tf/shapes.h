@@ -18,27 +18,27 @@ using tf::shape_inference::ShapeHandle;
 // otherwise.
 DimensionHandle TableDim(InferenceContext* c, int index);
 
-// The table that input `index` names has vectors of this width, as far as is known.
+// Fails if the table that input `index` names is known to have vectors of another width.
 absl::Status HasDim(InferenceContext* c, int index, DimensionHandle dim);
-// Input `index` may have 0 elements, or as many as `size`: it is a vector that may be left out.
+// Fails unless input `index` is a vector of `size` elements, or of 0 elements if it is left out.
 absl::Status VectorOrEmpty(InferenceContext* c, int index, DimensionHandle size);
-// Input `bags` describes bags of the ids of input `keys` (docs/design.md); merges their number with
-// `num_bags`.
+// Checks input `bags`, which describes the bags of the ids in input `keys` (docs/design.md). Merges
+// the number of bags with `num_bags`.
 absl::Status BagsOfKeys(InferenceContext* c, int keys, int bags, DimensionHandle* num_bags);
 
-// Input `index` is a scalar.
+// Fails unless input `index` is a scalar.
 absl::Status Scalar(InferenceContext* c, int index);
-// Inputs [begin, begin + n) are scalars.
+// Fails unless inputs [begin, begin + n) are scalars.
 absl::Status Scalars(InferenceContext* c, int begin, int n);
-// The vector that input `values` holds for every key of input `keys` has this width; also checks
-// that their shapes agree.
+// Sets `dim` to the width of the vectors in input `values`, which has one for every key in input
+// `keys`. Fails if their shapes do not agree.
 absl::Status VectorsOfKeys(InferenceContext* c, int keys, int values, DimensionHandle* dim);
 
-// The length of a list attribute.
+// Gets the length of a list attribute.
 absl::Status AttrSize(InferenceContext* c, const char* attr, size_t* size);
-// These list attributes are of this length.
+// Fails unless these list attributes have this length.
 absl::Status HaveSize(InferenceContext* c, const std::vector<const char*>& attrs, size_t size);
-// Input `index` is [tables, ranks].
+// Fails unless input `index` is [tables, ranks]. Sets `ranks`.
 absl::Status CountsOfRanks(InferenceContext* c, int index, int64_t tables, DimensionHandle* ranks);
 
 // A shape function for operators whose inputs are a table handle and keys of any shape.

@@ -17,6 +17,7 @@
 namespace dynemb {
 namespace {
 
+// Gets a scalar input, which must be at least `least`.
 absl::Status Int64(tf::OpKernelContext* ctx, int input, const char* name, int64_t least,
                    int64_t* value) {
   TF_RETURN_IF_ERROR(CheckScalar(ctx->input(input), name));
@@ -25,7 +26,7 @@ absl::Status Int64(tf::OpKernelContext* ctx, int input, const char* name, int64_
   return absl::InvalidArgumentError(absl::StrCat(name, "=", *value, ": must be at least ", least));
 }
 
-// A number of a batch as it comes from outside: batches count on from it.
+// The largest tick that an input may be. The clock continues from it.
 constexpr int64_t kLastTick = int64_t{1} << 62;
 
 absl::Status TickInput(tf::OpKernelContext* ctx, int input, const char* name, int64_t least,
@@ -35,26 +36,26 @@ absl::Status TickInput(tf::OpKernelContext* ctx, int input, const char* name, in
   return absl::InvalidArgumentError(absl::StrCat(name, "=", *tick, ": must be at most 2^62"));
 }
 
-// Tables that a call names must differ.
+// Fails if a call names a table twice.
 absl::Status CheckDistinct(std::vector<Table*> tables) {
   std::sort(tables.begin(), tables.end(), std::less<Table*>());
   if (std::adjacent_find(tables.begin(), tables.end()) == tables.end()) return absl::OkStatus();
   return absl::InvalidArgumentError("a table is named twice");
 }
 
-// Snapshots and adoptions are of tables in any places.
-absl::Status GetTablesOfAnyDevice(tf::OpKernelContext* ctx, int n, std::vector<TableRef>* refs,
+// For snapshots and adoptions, whose tables may be in any place.
+absl::Status GetTablesOnAnyDevice(tf::OpKernelContext* ctx, int n, std::vector<TableRef>* refs,
                                   std::vector<Table*>* tables) {
   for (int i = 0; i < n; ++i) {
     TableRef ref;
-    TF_RETURN_IF_ERROR(GetTableOfAnyDevice(ctx, ctx->input(i), &ref));
+    TF_RETURN_IF_ERROR(GetTableOnAnyDevice(ctx, ctx->input(i), &ref));
     tables->push_back(&ref->table());
     refs->push_back(std::move(ref));
   }
   return absl::OkStatus();
 }
 
-// A running snapshot, with the tables that it reads. Calls on it come one at a time.
+// A running snapshot, with the tables that it reads. The caller of snapshot() or End holds `mutex`.
 class SnapshotResource : public tf::ResourceBase {
  public:
   SnapshotResource(std::vector<TableRef> tables, std::unique_ptr<Snapshot> snapshot)
@@ -62,7 +63,7 @@ class SnapshotResource : public tf::ResourceBase {
   ~SnapshotResource() override { snapshot_.reset(); }
   std::string DebugString() const override { return "snapshot of dynamic embedding tables"; }
   std::mutex& mutex() { return mutex_; }
-  Snapshot* snapshot() { return snapshot_.get(); }  // null: it was ended
+  Snapshot* snapshot() { return snapshot_.get(); }  // null after End
   Table& table(size_t t) { return tables_[t]->table(); }
   size_t num_tables() const { return tables_.size(); }
   void End() { snapshot_.reset(); }
@@ -84,7 +85,7 @@ class SnapshotOp : public DynembOp {
     const int n = ctx->num_inputs() - 1;
     std::vector<TableRef> refs;
     std::vector<Table*> tables;
-    TF_RETURN_IF_ERROR(GetTablesOfAnyDevice(ctx, n, &refs, &tables));
+    TF_RETURN_IF_ERROR(GetTablesOnAnyDevice(ctx, n, &refs, &tables));
     TF_RETURN_IF_ERROR(CheckShape(ctx->input(n), tf::TensorShape({n}), "since"));
     const auto* given = Data<int64_t>(ctx->input(n));
     std::vector<Tick> since;
@@ -127,7 +128,7 @@ class OneSnapshotOp : public DynembOp {
 
   static absl::Status Running(SnapshotResource* resource) {
     if (resource->snapshot() != nullptr) return absl::OkStatus();
-    return absl::FailedPreconditionError("the snapshot was ended");
+    return absl::FailedPreconditionError("the snapshot has ended");
   }
 };
 
@@ -199,7 +200,7 @@ class SnapshotNextOp : public OneSnapshotOp {
     TF_RETURN_IF_ERROR(Output(ctx, 4, {n}, &updates));
     TF_RETURN_IF_ERROR(Output(ctx, 5, {n}, &accesses));
     *table = n == 0 ? -1 : static_cast<int64_t>(piece.table);
-    SerialExec exec;  // it runs beside training, which the other threads are left to
+    SerialExec exec;  // leaves the other threads to training, which continues meanwhile
     return ToAbsl(s->Read(exec, &piece, keys, vectors, state, updates, accesses));
   }
 };
@@ -252,7 +253,7 @@ class LoadRowsOp : public DynembOp {
     rows.base = static_cast<Tick>(base);
     rows.n = static_cast<size_t>(n);
     std::vector<CutTime> now;
-    if (tick < 0) {  // as if they were updated now
+    if (tick < 0) {  // the rows get the current time
       tick = static_cast<int64_t>(ProcessClock().Next());
       now.assign(rows.n, 1);
       rows.updates = rows.accesses = now.data();
@@ -271,7 +272,7 @@ class AdoptOp : public DynembOp {
     const int n = (ctx->num_inputs() - 2) / 2;
     std::vector<TableRef> refs;
     std::vector<Table*> tables;
-    TF_RETURN_IF_ERROR(GetTablesOfAnyDevice(ctx, 2 * n, &refs, &tables));
+    TF_RETURN_IF_ERROR(GetTablesOnAnyDevice(ctx, 2 * n, &refs, &tables));
     int64_t tick, utc_ns;
     TF_RETURN_IF_ERROR(TickInput(ctx, 2 * n, "tick", 0, &tick));
     TF_RETURN_IF_ERROR(Int64(ctx, 2 * n + 1, "utc_ns", 0, &utc_ns));
@@ -283,7 +284,8 @@ class AdoptOp : public DynembOp {
           a.max_capacity != b.max_capacity || &refs[t]->lookups() != &refs[n + t]->lookups()) {
         return absl::InvalidArgumentError(
             absl::StrCat("table '", a.name,
-                         "' and its other differ in dim, dtype, key_type, max_capacity or place"));
+                         "' and the table to swap it with differ in dim, dtype, key_type, "
+                         "max_capacity or place"));
       }
     }
     TableLock lock(tables, TableLock::Mode::kExclusive);

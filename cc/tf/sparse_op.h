@@ -1,3 +1,4 @@
+// SparseOp: the base of the kernels over a list of lookups.
 #ifndef DYNEMB_TF_SPARSE_OP_H_
 #define DYNEMB_TF_SPARSE_OP_H_
 
@@ -11,8 +12,7 @@
 
 namespace dynemb {
 
-// What operators over a list of lookups have in common: N, combiners, and the description of input
-// i's bags.
+// Reads the attributes N, combiners and dtypes, and the inputs that describe the bags of lookup i.
 class SparseOp : public DynembOp {
  public:
   explicit SparseOp(tf::OpKernelConstruction* ctx) : DynembOp(ctx) {
@@ -32,7 +32,8 @@ class SparseOp : public DynembOp {
   }
 
  protected:
-  // Fails if the lists of inputs are not all N long (keys come as a list of types of their own).
+  // Fails unless all lists of inputs have N entries. TensorFlow does not ensure this, because the
+  // keys and some other lists have separate lists of types.
   absl::Status CheckInputs(tf::OpKernelContext* ctx, int lists) const {
     if (ctx->num_inputs() == lists * n_) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat("every list must have ", n_, " entries"));
@@ -59,7 +60,7 @@ class SparseOp : public DynembOp {
     return absl::InvalidArgumentError(absl::StrCat(Named("bags", i), ": ", status.message()));
   }
 
-  // Null for [0], which means no weights, unless there are no ids either.
+  // Sets `out` to the weights, or to null for [0], which means no weights.
   absl::Status GetWeights(int i, const tf::Tensor& keys, const tf::Tensor& weights,
                           const float** out) const {
     *out = nullptr;

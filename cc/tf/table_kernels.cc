@@ -59,7 +59,7 @@ absl::Status ReadOptions(tf::OpKernelConstruction* ctx, TableOptions* o) {
   o->key_type = ToKeyType(key_dtype);
   o->dtype = ToDType(dtype);
   o->seed = static_cast<uint64_t>(seed);
-  // 0.95 given as float is a little above 0.95 given as double.
+  // As a float, 0.95 is slightly larger than the largest value allowed, 0.95 as a double.
   o->max_load_factor = max_load_factor == 0.95f ? 0.95 : max_load_factor;
   o->evict_strategy = strategy == "none" ? EvictStrategy::kNone : EvictStrategy::kLru;
   return absl::OkStatus();
@@ -82,8 +82,8 @@ const char* Name(InitKind k) {
                                            : "constant";
 }
 
-// The options of a table that another operator asks for by its name must be those that it was made
-// with; all but init_capacity, which is a hint for when it is made.
+// Fails unless the options of an operator equal those of the existing table that it names.
+// init_capacity may differ, because it is only a hint for the table's creation.
 absl::Status CheckSame(const TableOptions& have, const TableOptions& want) {
   absl::Status status;
   const auto same = [&](const char* option, const auto& a, const auto& b) {
@@ -156,7 +156,7 @@ class TableOp : public DynembOp {
   TableOptions options_;
 };
 
-// An operator on the one table that input 0 names.
+// The base of operators on one table, which input 0 names.
 class OneTableOp : public DynembOp {
  public:
   using DynembOp::DynembOp;
@@ -168,11 +168,11 @@ class OneTableOp : public DynembOp {
     TF_RETURN_IF_ERROR(Run(ctx, ref->table()));
     return ToAbsl(ref->table().Error());
   }
-  // The table's Error is asked for afterwards.
+  // The caller then returns the table's Error.
   virtual absl::Status Run(tf::OpKernelContext* ctx, Table& table) = 0;
 };
 
-// The attributes that say which optimizer's state an operator means.
+// The attributes that identify an optimizer's state.
 struct StateAttributes {
   StateSpec spec;
   std::string owner;
@@ -323,7 +323,7 @@ class WriteRowsOp : public OneTableOp {
     DYNEMB_RETURN_IF_LIBRARY_ERROR(
         table.WriteRows(*exec, keys.data(), static_cast<size_t>(n), Data<float>(ctx->input(2)),
                         Data<float>(ctx->input(3)), insert_, RoundingStep(update_, step), tick));
-    // What optimizers that are none of ours end a step with.
+    // Optimizers other than ours end a step with this operator.
     return ToAbsl(table.PromoteIfDue(*exec, tick));
   }
 
@@ -455,7 +455,7 @@ class ExportOp : public OneTableOp {
     if (limit <= 0)
       return absl::InvalidArgumentError(absl::StrCat("limit=", limit, " is not positive"));
     if (ToTf(table.options().key_type) != key_type_) {
-      return absl::InvalidArgumentError("key_type is not that of the table");
+      return absl::InvalidArgumentError("key_type differs from the key_type of the table");
     }
     TF_RETURN_IF_ERROR(CheckDType(table, dtype_, "dtype"));
 
@@ -541,7 +541,7 @@ REGISTER("DynembExport", ExportOp);
 REGISTER("DynembStats", StatsOp);
 #undef REGISTER
 
-// On a GPU handles are in the host's memory, and so is what calls on tables deliver there.
+// On a GPU, handles are in host memory, and so are outputs that Table's calls write on the host.
 #define GPU(name) Name(name).Device(tensorflow::DEVICE_GPU).HostMemory("handle")
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembTable"), TableOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembAttachState").HostMemory("begins_anew"), AttachStateOp);

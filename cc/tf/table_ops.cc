@@ -1,4 +1,4 @@
-// Operators on one table: make it, read it, write it. docs/design.md, "Operators", is the contract.
+// Operators that create, read and write one table. docs/design.md, "Operators", is the contract.
 #include <string>
 
 #include "cc/tf/shapes.h"

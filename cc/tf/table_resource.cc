@@ -27,7 +27,7 @@ int64_t TableResource::MemoryUsed() const {
 }
 
 Clock& ProcessClock() {
-  static Clock* const clock = new Clock;  // lives as long as any table may
+  static Clock* const clock = new Clock;  // never destroyed: tables may live until exit
   return *clock;
 }
 
@@ -83,7 +83,7 @@ absl::Status GetTable(tf::OpKernelContext* ctx, const tf::Tensor& handle, TableR
   return tf::LookupResource(ctx, handle.scalar<tf::ResourceHandle>()(), table);
 }
 
-absl::Status GetTableOfAnyDevice(tf::OpKernelContext* ctx, const tf::Tensor& handle,
+absl::Status GetTableOnAnyDevice(tf::OpKernelContext* ctx, const tf::Tensor& handle,
                                  TableRef* table) {
   TF_RETURN_IF_ERROR(CheckScalar(handle, "handle"));
   const auto& resource = handle.scalar<tf::ResourceHandle>()();
@@ -96,7 +96,7 @@ absl::Status GetTableOfAnyDevice(tf::OpKernelContext* ctx, const tf::Tensor& han
     TF_ASSIGN_OR_RETURN(found, resource.GetResource<TableResource>());
     found->Ref();
   } else {
-    // Each device has resources of its own.
+    // Each device has its own resource manager.
     tf::Device* device = nullptr;
     TF_RETURN_IF_ERROR(
         ctx->function_library()->device_mgr()->LookupDevice(resource.device(), &device));

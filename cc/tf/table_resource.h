@@ -1,4 +1,4 @@
-// TableResource: a Table as a TensorFlow resource, and what every kernel needs to reach it.
+// TableResource: a Table as a TensorFlow resource, and the functions that all kernels share.
 #ifndef DYNEMB_TF_TABLE_RESOURCE_H_
 #define DYNEMB_TF_TABLE_RESOURCE_H_
 
@@ -22,7 +22,7 @@ class TableResource : public tf::ResourceBase {
   TableResource(std::unique_ptr<Table> table, Lookups* lookups)
       : table_(std::move(table)), lookups_(lookups) {}
   Table& table() { return *table_; }
-  // The calls over tables of this one's place.
+  // The calls over several tables in this table's place.
   Lookups& lookups() { return *lookups_; }
   std::string DebugString() const override;
   int64_t MemoryUsed() const override;
@@ -32,8 +32,7 @@ class TableResource : public tf::ResourceBase {
   Lookups* const lookups_;
 };
 
-// The clock that numbers the batches of this process. Take a tick while holding the locks of its
-// tables.
+// The clock of this process. A batch takes its tick while it holds the locks of its tables.
 Clock& ProcessClock();
 
 absl::Status ToAbsl(const Status& status);
@@ -48,7 +47,7 @@ DType ToDType(tf::DataType dtype);
 tf::DataType ToTf(KeyType type);
 tf::DataType ToTf(DType type);
 
-// An operator of this library. Run's error becomes the operator's; no exception leaves Compute.
+// The base of all kernels. The operator fails if Run does; no exception leaves Compute.
 class DynembOp : public tf::OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -60,19 +59,20 @@ class DynembOp : public tf::OpKernel {
 
 using TableRef = tf::core::RefCountPtr<TableResource>;
 
-// The table of the scalar resource `handle`, which must be of the operator's device.
+// Gets the table of the scalar resource `handle`, which must be on the operator's device.
 absl::Status GetTable(tf::OpKernelContext* ctx, const tf::Tensor& handle, TableRef* table);
-// The same for a table of any device: for operators whose arrays are all of the host.
-absl::Status GetTableOfAnyDevice(tf::OpKernelContext* ctx, const tf::Tensor& handle,
+// The same for a table on any device, for operators whose arrays are all on the host.
+absl::Status GetTableOnAnyDevice(tf::OpKernelContext* ctx, const tf::Tensor& handle,
                                  TableRef* table);
-// The tables of a list of handles, each of which must be of the operator's device.
+// Gets the tables of a list of handles, which must all be on the operator's device.
 absl::Status GetTables(tf::OpKernelContext* ctx, int first, int n, std::vector<TableRef>* refs,
                        std::vector<Table*>* tables);
-// The calls over these tables, at least one. InvalidArgument names two that are in different
-// places.
+// Gets the calls over these tables, of which there is at least one. InvalidArgument if they are in
+// different places; the message names two of them.
 absl::Status CommonLookups(const std::vector<TableRef>& tables, Lookups** lookups);
 
-// A call of the library that calls back for outputs, whose errors are to come out as they are:
+// For a call of the library that calls back for memory for its outputs: returns an error of the
+// callback unchanged.
 //
 //   Placing placing;
 //   return placing.Result(exchange->ReceiveKeys(exec, ..., [&](auto... args) {
@@ -92,26 +92,27 @@ class Placing {
   absl::Status status_;
 };
 
-// Lookups::SumGradients, with an `allocate` that fails as operators do.
+// Lookups::SumGradients, with an `allocate` that returns an absl::Status.
 absl::Status SumGradients(Lookups* lookups, Exec& exec, const std::vector<BackwardTask>& tasks,
                           const std::function<absl::Status(size_t task, int64_t unique,
                                                            BackwardOutput* output)>& allocate);
 
-// Checks with messages that name the argument, the expectation and what came.
+// Checks whose messages name the argument, the expected value and the actual value.
 absl::Status CheckKeys(const Table& table, const tf::Tensor& keys, const char* name);
 // `values` has the shape of `keys` with dim appended.
 absl::Status CheckVectors(const tf::Tensor& keys, const tf::Tensor& values, int64_t dim,
                           const char* name);
 absl::Status CheckDType(const Table& table, tf::DataType dtype, const char* name);
 absl::Status CheckShape(const tf::Tensor& tensor, const tf::TensorShape& shape, const char* name);
-// Any numbers may be given: unlike a TensorShape's, their product may overflow.
+// `dims` may be any numbers: unlike a TensorShape's, their product may overflow.
 absl::Status CheckShape(const tf::Tensor& tensor, std::initializer_list<int64_t> dims,
                         const char* name);
 absl::Status CheckScalar(const tf::Tensor& tensor, const char* name);
-// The width of vectors, taken from a tensor's shape, is one that a table may have.
+// Fails unless `width`, the width of vectors in a tensor, is one that a table may have.
 absl::Status CheckWidth(int64_t width, const char* name);
 
-// Allocates output `index`, where the kernel's registration says, and gives its elements' address.
+// Allocates output `index` in the memory that the kernel's registration names, and sets `data` to
+// the address of its elements.
 absl::Status AllocateOutput(tf::OpKernelContext* ctx, int index, const tf::TensorShape& shape,
                             void** data);
 template <class T>

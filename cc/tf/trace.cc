@@ -15,7 +15,7 @@ class ProfilerListener final : public PhaseListener {
 };
 
 const bool listening = [] {
-  Phase::Listen(new ProfilerListener);  // lives as long as any operator may run
+  Phase::Listen(new ProfilerListener);  // never destroyed: operators may run at exit
   return true;
 }();
 

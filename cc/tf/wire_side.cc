@@ -20,9 +20,9 @@ absl::Status WireSide::Init(tf::OpKernelConstruction* ctx,
   for (size_t t = 0; t < dtypes.size(); ++t) {
     WireType wire;
     TF_RETURN_IF_ERROR(ToAbsl(ParseWireType(wires[t], &wire)));
-    // As bits, int32 is float32.
+    // The bits of int32 are sent as float32, so they must not be converted.
     if (dtypes[t] == tf::DT_INT32 && wire != WireType::kSame) {
-      return absl::InvalidArgumentError(absl::StrCat("int32 cannot travel as ", wires[t]));
+      return absl::InvalidArgumentError(absl::StrCat("int32 cannot be sent as ", wires[t]));
     }
     wires_.push_back(wire);
   }
@@ -41,7 +41,8 @@ absl::Status WireSide::MakeLayout(const tf::Tensor& counts, const std::vector<in
   const int64_t ranks = counts.dims() == 2 ? counts.dim_size(1) : 0;
   TF_RETURN_IF_ERROR(CheckShape(counts, {tables, ranks}, "counts"));
   if (rank_ >= ranks || ranks > int64_t{Owners::kMaxRanks}) {
-    return absl::InvalidArgumentError(absl::StrCat("counts of ", ranks, " ranks, on rank ", rank_));
+    return absl::InvalidArgumentError(
+        absl::StrCat("counts are for ", ranks, " ranks, but this is rank ", rank_));
   }
   std::vector<WireTable> of_tables(num_tables());
   for (size_t t = 0; t < num_tables(); ++t) {

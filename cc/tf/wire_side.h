@@ -1,4 +1,4 @@
-// What operators that send and receive words have in common.
+// Code shared by the operators that send and receive words.
 #ifndef DYNEMB_TF_WIRE_SIDE_H_
 #define DYNEMB_TF_WIRE_SIDE_H_
 
@@ -11,24 +11,24 @@
 
 namespace dynemb {
 
-// The types of the tables' rows, how they travel, and which of the ranks is this one.
+// The types of the tables' rows, their wire types, and the number of this rank.
 class WireSide {
  public:
-  // From the attributes wire and rank.
+  // Reads the attributes wire and rank.
   absl::Status Init(tf::OpKernelConstruction* ctx, const std::vector<tf::DataType>& dtypes);
-  // The types too, from an attribute of this name.
+  // The same, with the types of the rows from the attribute of this name.
   absl::Status Init(tf::OpKernelConstruction* ctx, const char* dtypes);
 
   size_t num_tables() const { return dtypes_.size(); }
-  // Of the rows of table t.
+  // The type of the rows of table t.
   tf::DataType dtype(size_t t) const { return dtypes_[t]; }
   uint32_t rank() const { return rank_; }
 
-  // Of rows of these widths, of which counts [tables, ranks] travel.
+  // Makes the layout of rows of these widths; counts is [tables, ranks].
   absl::Status MakeLayout(const tf::Tensor& counts, const std::vector<int64_t>& dims,
                           WireLayout* layout) const;
-  // Finds the rows of this rank for itself among `rows`: all that it sends of table t, in the order
-  // of the ranks, with the counts `sent`.
+  // Finds the rows of this rank for itself among `rows`: all rows of table t that it sends, in the
+  // order of the ranks, with the counts `sent`.
   absl::Status FindOwn(const tf::Tensor& rows, const char* name, const tf::Tensor& sent,
                        const WireLayout& layout, size_t t, const void** own) const;
 
@@ -38,24 +38,24 @@ class WireSide {
   uint32_t rank_ = 0;
 };
 
-// Attribute `rank`.
+// Gets attribute `rank`.
 absl::Status GetRank(tf::OpKernelConstruction* ctx, uint32_t* rank);
-// Fails unless integer attribute `name` is `size`, or a list attribute has so many entries.
+// Fails unless attribute `name` is the integer `size`, or a list of `size` types.
 absl::Status HasLength(tf::OpKernelConstruction* ctx, const char* name, size_t size);
-// A list attribute, whose values must be in [least, most].
+// Gets a list attribute, whose values must be in [least, most].
 absl::Status GetInts(tf::OpKernelConstruction* ctx, const char* name, int64_t least, int64_t most,
                      std::vector<int64_t>* values);
-// Of the tables that attribute `names` lists.
+// Gets the counters of the tables that attribute `names` lists.
 absl::Status GetCounters(tf::OpKernelConstruction* ctx, std::vector<ExchangeCounters*>* counters);
 
-// Output `index`: the words for each rank.
+// Writes output `index`: the number of words for each rank.
 absl::Status OutputSplits(tf::OpKernelContext* ctx, int index, const std::vector<size_t>& words);
-// Outputs 0 and 1: the words of the messages, and their splits.
+// Allocates output 0, the words of the messages, and writes output 1, their splits.
 absl::Status OutputWords(tf::OpKernelContext* ctx, const WireLayout& layout, int32_t** words);
-// Adds to the counters of each table the bytes that leave this rank.
+// Adds the bytes that are sent to other ranks to the counters of each table.
 void CountBytes(const WireLayout& layout, std::atomic<int64_t> ExchangeCounters::*counter,
                 const std::vector<ExchangeCounters*>& counters);
-// The width of rows, a matrix.
+// Gets the width of `rows`, which must be a matrix.
 absl::Status WidthOf(const tf::Tensor& rows, const char* name, int64_t* dim);
 
 }  // namespace dynemb

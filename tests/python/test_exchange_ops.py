@@ -418,7 +418,7 @@ def test_wrong_inputs_are_refused():
     invalid(lambda: pack(counts=[[1, 1]]), "rows has shape")
     invalid(lambda: pack(counts=[[-1, 4]]), "negative")
     invalid(lambda: pack(counts=[[1, 2], [0, 0]]), "[Dd]imension|counts has shape")
-    invalid(lambda: pack(rows=tf.ones([3, 2], tf.int32), wire="int8"), "int32 cannot travel")
+    invalid(lambda: pack(rows=tf.ones([3, 2], tf.int32), wire="int8"), "int32 cannot be sent")
 
     def unpack(words, counts=((1, 1),), own=vectors[:, :2], sent=((1, 2),), rank=0):
         (rows,) = ops.dynemb_unpack_rows(
@@ -434,7 +434,7 @@ def test_wrong_inputs_are_refused():
     invalid(lambda: unpack(2, sent=[[1, 4, -2]]), "[Dd]imension|sent has shape")
     invalid(lambda: unpack(2, sent=[[-1, 4]]), "sent holds -1")
     invalid(lambda: unpack(2, sent=[[4, -1]], rank=1), "sent holds -1")
-    invalid(lambda: unpack(2, rank=2), "counts of 2 ranks, on rank 2")
+    invalid(lambda: unpack(2, rank=2), "counts are for 2 ranks, but this is rank 2")
 
 
 def counters(name):
