@@ -1,4 +1,4 @@
-"""Builds the operator library with Bazel into the package; pyproject.toml says the rest."""
+"""Builds the operator library with Bazel into the package; pyproject.toml specifies the rest."""
 
 import os
 import pathlib
@@ -15,7 +15,7 @@ from setuptools.errors import SetupError
 ROOT = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "bazel"))
 
-import find_tensorflow  # noqa: E402  (in bazel/, which the repository rule runs it from)
+import find_tensorflow  # noqa: E402  (in bazel/, where the repository rule needs it)
 
 NO_BAZEL = """tf_dynemb is built with Bazel 4.2.3, and there is no `bazel` on PATH. Install it with
   apt-get install bazel-bootstrap       (Debian 12), or
@@ -27,7 +27,7 @@ class BazelBuild(build_ext):
     """Runs `bazel build` in place of a C compiler."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        """The library is no Python module, so its name carries no Python version."""
+        """The library is not a Python module, so its name has no Python version."""
         return fullname.replace(".", "/") + ".so"
 
     def build_extension(self, ext: Extension) -> None:
@@ -42,8 +42,8 @@ class BazelBuild(build_ext):
         command = [bazel, "build", *flags, "//cc/tf:_dynemb_ops.so"]
         if subprocess.run(command, cwd=ROOT).returncode:
             raise SetupError(
-                f"`{shlex.join(command)}` failed; see above. If it only was warnings of a compiler "
-                "newer than ours, set DYNEMB_BAZEL_FLAGS=--config=no-werror."
+                f"`{shlex.join(command)}` failed; see above. If the only errors are warnings of a "
+                "compiler newer than ours, set DYNEMB_BAZEL_FLAGS=--config=no-werror."
             )
         built = ROOT / "bazel-bin" / "cc" / "tf" / "_dynemb_ops.so"
         target = pathlib.Path(self.get_ext_fullpath(ext.name))

@@ -1,11 +1,11 @@
-"""@local_cuda: nvcc and its toolkit, or why nothing is built for CUDA.
+"""@local_cuda: nvcc and its toolkit, or the reason why nothing is built for CUDA.
 
-CUDA is built where nvcc is found. From the environment, or by --repo_env=NAME=VALUE:
+CUDA is built if nvcc is found. The environment, or --repo_env=NAME=VALUE, sets:
 
-  TF_DYNEMB_CUDA                 0: never; 1 (as --config=cuda): without nvcc there is an error
-  TF_DYNEMB_CUDA_ARCHITECTURES   what to compile for, "80,90" by default; of the last there is PTX as well, which the
+  TF_DYNEMB_CUDA                 0: never build CUDA; 1 (as --config=cuda): fail if there is no nvcc
+  TF_DYNEMB_CUDA_ARCHITECTURES   the architectures, "80,90" by default; the last one is also compiled to PTX, which the
                                  driver compiles for newer GPUs
-  NVCC                           the compiler, if it is not on PATH nor where CUDA installs it
+  NVCC                           the compiler, if it is neither on PATH nor where CUDA installs it
 """
 
 _PLACES = ["/usr/local/cuda/bin/nvcc", "/usr/local/bin/nvcc"]
@@ -57,12 +57,12 @@ def _defs(ctx, nvcc, flags, summary):
 def _architecture_flags(names):
     for name in names:
         if not name.rstrip("af").isdigit():
-            fail("TF_DYNEMB_CUDA_ARCHITECTURES: %r is no architecture such as 90 in %s" % (name, names))
+            fail("TF_DYNEMB_CUDA_ARCHITECTURES: %r in %s is not an architecture such as 90" % (name, names))
     codes = [(name, "sm_" + name) for name in names[:-1]]
     codes.append((names[-1], "[sm_{0},compute_{0}]".format(names[-1])))
     return ["-gencode=arch=compute_%s,code=%s" % code for code in codes]
 
-# Folders from the words -I... or -L... of one line of `nvcc --dryrun`.
+# The folders in the words -I... or -L... of the line `name` of `nvcc --dryrun`.
 def _folders(lines, name, option):
     for line in lines:
         if line.startswith("#$ %s=" % name):
@@ -94,7 +94,7 @@ def _cuda_configure_impl(ctx):
     found = [place for place in places if place and ctx.path(place).exists]
     if not found:
         if wanted == "1":
-            fail("CUDA is asked for, and there is no nvcc (looked at $NVCC, PATH, %s)" % ", ".join(_PLACES))
+            fail("CUDA was requested, but there is no nvcc (looked at $NVCC, PATH, %s)" % ", ".join(_PLACES))
         return _off(ctx, "no nvcc (looked at $NVCC, PATH, %s)" % ", ".join(_PLACES))
 
     nvcc = found[0]

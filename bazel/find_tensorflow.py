@@ -17,7 +17,7 @@ _DISTRIBUTIONS = ("tensorflow-cpu", "tensorflow")
 
 
 class TensorFlowError(Exception):
-    """TensorFlow is missing or of another version; the message says what to install."""
+    """TensorFlow is missing or has another version; the message says what to install."""
 
 
 def wanted_version() -> str:
@@ -33,7 +33,7 @@ def find() -> tuple[pathlib.Path, str]:
     """The package's folder and version, without importing it.
 
     Raises:
-        TensorFlowError: there is none, or of another major.minor.
+        TensorFlowError: there is none, or it has another major.minor version.
     """
     wanted = wanted_version()
     install = (
@@ -44,13 +44,13 @@ def find() -> tuple[pathlib.Path, str]:
     if spec is None or spec.origin is None:
         raise TensorFlowError(
             f"tf_dynemb is built against TensorFlow {wanted}, "
-            f"and {sys.executable} has none: {install}"
+            f"but {sys.executable} has none: {install}"
         )
     version = next((v for v in map(_version_of, _DISTRIBUTIONS) if v), None)
     if version is None or version.split(".")[:2] != wanted.split("."):
         raise TensorFlowError(
-            f"tf_dynemb is built against TensorFlow {wanted}, and {sys.executable} has "
-            f"{version or 'one of unknown version'}: {install}"
+            f"tf_dynemb is built against TensorFlow {wanted}, but {sys.executable} has "
+            f"{version or 'an unknown version'}: {install}"
         )
     return pathlib.Path(spec.origin).parent, version
 

@@ -1,4 +1,4 @@
-"""How this project's own C++ and CUDA is compiled."""
+"""Rules and options that compile this project's C++ and CUDA."""
 
 load("@local_cuda//:defs.bzl", "ARCHITECTURE_FLAGS", "CUDA_SUMMARY", "NVCC")
 
@@ -12,7 +12,7 @@ COPTS = [
     "-fno-math-errno",
 ]
 
-# The same for nvcc, whose option for no contraction is --fmad=false.
+# The same for nvcc, whose option against contraction is --fmad=false.
 _NVCC_FLAGS = [
     "-std=c++17",
     "-O3",
@@ -74,7 +74,7 @@ _cuda_objects = rule(
 )
 
 def _objects(name, srcs, hdrs, deps, testonly):
-    """Returns the labels of what a cc_library takes in place of the .cu files."""
+    """Returns srcs with the label of their objects in place of the .cu files."""
     kernels = [src for src in srcs if src.endswith(".cu")]
     if not kernels:
         return srcs
@@ -99,27 +99,28 @@ def _report(name, srcs, built, testonly = False):
     )
 
 def cuda_check(name, srcs, hdrs):
-    """Compiles each source; `name`.txt says what was compiled and for what, or why nothing was.
+    """Compiles each source; `name`.txt lists the sources and the architectures, or says why nothing was compiled.
 
     Args:
       name: of the target.
       srcs: .cu files; headers of TensorFlow are not available to them.
-      hdrs: the headers they may include.
+      hdrs: the headers that they may include.
     """
     built = _objects(name, srcs, hdrs, [], False) if NVCC else []
     _report(name, srcs, built)
 
 def cuda_library(name, srcs, hdrs = [], deps = [], testonly = False):
-    """A cc_library with kernels; an empty one where CUDA is not built.
+    """A cc_library with kernels; an empty one if CUDA is not built.
 
-    Code that depends on it sees DYNEMB_CUDA=1 where it is built. Target `name`_check makes a text as cuda_check does.
+    Code that depends on it is compiled with DYNEMB_CUDA=1 if CUDA is built. Target `name`_check writes a text like that
+    of cuda_check.
 
     Args:
       name: of the target.
       srcs: .cu files, compiled by nvcc, and .cc files that include CUDA's headers.
       hdrs: headers.
       deps: libraries.
-      testonly: as everywhere.
+      testonly: as in Bazel's rules.
     """
     built = []
     if NVCC:
@@ -152,9 +153,9 @@ def _binary(rule_of, name, srcs, hdrs, deps, **kwargs):
     )
 
 def cuda_binary(name, srcs, deps, hdrs = [], linkshared = False):
-    """A program, or a shared library, with kernels, for tests and benchmarks. Nothing where CUDA is not built.
+    """A program, or a shared library, with kernels, for tests and benchmarks. Nothing if CUDA is not built.
 
-    A program needs no more than a driver and the C library where it runs.
+    To run, a program needs only a driver and the C library.
 
     Args:
       name: of the target.
@@ -168,11 +169,11 @@ def cuda_binary(name, srcs, deps, hdrs = [], linkshared = False):
         _binary(native.cc_binary, name, srcs, hdrs, deps, linkopts = linkopts, linkshared = linkshared)
 
 def cuda_test(name, srcs, deps, hdrs = [], **kwargs):
-    """A test with kernels. Where CUDA is not built, a test in its place that says so, and passes.
+    """A test with kernels. If CUDA is not built, a test in its place says so, and passes.
 
     Args:
       name: of the target.
-      srcs: .cu and .cc files. Without a GPU the test must pass, and say that it skips.
+      srcs: .cu and .cc files. Without a GPU the test must pass, and report that it was skipped.
       deps: libraries.
       hdrs: headers of these sources only.
       **kwargs: for cc_test.

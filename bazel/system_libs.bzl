@@ -1,7 +1,7 @@
 """@gtest and @benchmark from the distribution's packages.
 
-A missing package must not stop `pip install .`, which needs neither: the repository is made either way, and a target that
-uses it says what to install.
+A missing package must not stop `pip install .`, which needs neither: the repository is created either way, and a target
+that uses it says what to install.
 """
 
 _MISSING = """package(default_visibility = ["//visibility:public"])
@@ -62,7 +62,7 @@ def _benchmark_impl(ctx):
 system_gtest = repository_rule(
     implementation = _gtest_impl,
     attrs = {"package": attr.string(default = "libgtest-dev")},
-    doc = "GoogleTest from the sources that libgtest-dev brings along.",
+    doc = "GoogleTest from the sources that libgtest-dev installs.",
     local = True,
 )
 

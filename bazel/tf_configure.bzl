@@ -41,7 +41,7 @@ def _tf_configure_impl(ctx):
 
 tf_configure = repository_rule(
     implementation = _tf_configure_impl,
-    doc = "Runs PYTHON_BIN_PATH, else .venv/bin/python, else python3, and asks it for its TensorFlow.",
+    doc = "Runs PYTHON_BIN_PATH, .venv/bin/python or python3, the first one available, and asks it for its TensorFlow.",
     # Not local, because a local rule would import TensorFlow at each start of the Bazel server. DYNEMB_TENSORFLOW changes with
     # TensorFlow.
     environ = ["PYTHON_BIN_PATH", "DYNEMB_TENSORFLOW"],

@@ -18,7 +18,8 @@ uint32_t Crc32cByTables(uint32_t crc, const void* data, size_t n);
 
 // The checksums of the blocks of a file, for data[n], a range of the file that may begin inside a
 // block. The first checksum is `initial`, the checksum of the bytes of that block before the range,
-// extended by data[0, room). Each other one is that of `block` bytes; the last block may be shorter.
+// extended by data[0, room). Every other checksum covers `block` bytes; the last block may be
+// shorter.
 std::vector<uint32_t> Crc32cBlocks(Exec& exec, const void* data, size_t n, uint32_t initial,
                                    size_t room, size_t block);
 
