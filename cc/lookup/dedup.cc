@@ -88,8 +88,8 @@ void Dedup<K>::DedupPartitions(Exec& exec) {
   const size_t partitions = num_partitions_;
   const size_t workers = std::min(exec.parallelism(), partitions);
   GrowTo(&tables_, workers);
-  // Grows the tables of all workers, even of those that will get no partition this time: the next
-  // Run may need them, and must not allocate.
+  // Grows the tables of all workers, even of those that will get no partition this time: another
+  // Run of this size may need them, and must not allocate.
   for (size_t w = 0; w < workers; ++w) GrowTo(&tables_[w], Distinct<K>::TableSize(UsualKeys()));
   // One range per worker, so that each worker has its own table. Partitions may differ a lot in
   // size, so they are handed out one by one. Relaxed: the partitions of two workers share nothing.

@@ -18,9 +18,8 @@
 
 namespace dynemb {
 
-// A bijection on 64 bits: Moremur (Evensen 2019; public domain) of the salted key. It is
-// independent of the following hashes, because keys that agree in bits of one of them must not
-// collide here:
+// A bijection on 64 bits: Moremur (Evensen 2019; public domain) of the salted key. It differs from
+// the following hashes, because keys that agree in bits of one of them must not collide here:
 //   - the hashes of a table (MixKey) and of Owners: the keys of one part of a table, or of one
 //     rank, agree
 //   - the finalizers of SplitMix64 and MurmurHash3, by which upstream systems shard ids
@@ -55,8 +54,8 @@ class Distinct {
   // mispredicted branches cost 2 ns per key.
   static constexpr size_t kSlotsPerKey = 4;
   static constexpr size_t kMinTable = 64;
-  // Keys between two checks of the number of slots passed. With 16 keys, or a check at each key,
-  // the checks cost 5%.
+  // Keys between two checks of the number of slots passed. Checks after every 16 keys, or after
+  // every key, cost 5%.
   static constexpr size_t kStretch = 64;
 
   // Slots of a table for n keys.

@@ -33,17 +33,16 @@ class Exchange {
  public:
   virtual ~Exchange() = default;
 
-  // Provides memory for the words, once their number is known. It is called by the calling thread.
-  // If it fails, or another function that provides memory for outputs does, the call returns its
-  // error.
+  // Provides memory for the words, once their number is known. It runs on the calling thread. If it
+  // fails, or another function that provides memory for outputs does, the call returns its error.
   using PlaceRequest =
       std::function<Status(const RouteSizes& sizes, int32_t** words, int32_t** own)>;
   // Finds the keys that this rank requests from each rank. See Route.
   virtual Status RequestKeys(Exec& exec, const std::vector<RouteTask>& tasks, uint32_t ranks,
                              uint32_t self, const PlaceRequest& place) = 0;
 
-  // Provides memory for the keys of a table. It is called for each table, in order. Rank r requests
-  // counts[r] of the keys.
+  // Provides memory for the keys of a table. It is called for each table, in order. Rank r
+  // requests counts[r] of the keys.
   using PlaceKeys = std::function<Status(size_t table, const int64_t* counts, void** keys)>;
   // Reads the keys that are requested from this rank, rank after rank. See Requests.
   virtual Status ReceiveKeys(Exec& exec, const Requests::Received& received,

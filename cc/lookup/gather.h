@@ -37,7 +37,7 @@ Status CheckIndex(Exec& exec, const uint32_t* index, size_t nnz, size_t n);
 void GatherPool(Exec& exec, const std::vector<GatherTask>& tasks);
 
 struct GatherWeightTask : BagWeightTask {
-  const void* vectors = nullptr;  // or
+  const void* vectors = nullptr;  // vectors or rows, as in GatherTask
   const void* const* rows = nullptr;
   size_t n = 0;  // rows; not read on the host, where the indices have been checked
   const uint32_t* index = nullptr;

@@ -34,7 +34,7 @@ class Lookups {
   // Provides memory for the sums of a task, which has num_unique keys. If it fails, SumGradients
   // returns its error.
   using Allocate = std::function<Status(size_t task, size_t num_unique, BackwardOutput* output)>;
-  // See backward.h. `allocate` is called once for every task, in order, by the calling thread. The
+  // See backward.h. `allocate` is called once for every task, in order, on the calling thread. The
   // host has to know the numbers of keys, so the call waits for the device if the tables are on
   // one.
   virtual Status SumGradients(Exec& exec, const std::vector<BackwardTask>& tasks,

@@ -133,7 +133,8 @@ class Route {
 
 // Reads the messages that the ranks sent: the reverse of Route::Write.
 //
-// Init returns InvalidArgument for words that no Route with the same number of tables has written.
+// Init returns InvalidArgument for words that no Route with the same number of tables can have
+// written.
 class Requests {
  public:
   // The messages as they were received.

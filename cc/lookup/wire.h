@@ -11,8 +11,8 @@
 //
 // The error of int8 is at most half the scale. A row that is not finite arrives as NaN, so it does
 // not go unnoticed. A row whose scale is below 2^-125 arrives as zeros. If a table's own type is as
-// narrow as the wire type, its rows are sent unchanged. Rows of this rank for itself are in no
-// message: they are copied exactly.
+// narrow as the wire type, its rows are sent unchanged. Rows that a rank sends to itself are in
+// no message: they are copied exactly.
 //
 // Contract. Two ranks derive the sections of the messages between them from their counts of the
 // rows, which must agree. Pack, Unpack and WireRows use all threads.

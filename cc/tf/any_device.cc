@@ -4,7 +4,7 @@
 
 namespace tensorflow {
 
-// These read cuts of tables, and swap tables, by calls whose arrays are in host memory.
+// These operators read cuts of tables, or swap tables, with calls whose arrays are in host memory.
 REGISTER_INPUT_COLOCATION_EXEMPTION("DynembSnapshot");
 REGISTER_INPUT_COLOCATION_EXEMPTION("DynembAdopt");
 // Uses the handles of its tables only in its gradient.

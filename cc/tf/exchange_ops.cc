@@ -96,7 +96,7 @@ REGISTER_OP("DynembPackRows")
     });
 
 // Input `own` holds the rows that this rank gave to DynembPackRows with the counts `sent`. The rows
-// for itself are in no message: they are taken from `own`.
+// that it sends to itself are in no message: they are taken from `own`.
 REGISTER_OP("DynembUnpackRows")
     .Input("words: int32")
     .Input("counts: int64")

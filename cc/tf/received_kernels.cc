@@ -15,8 +15,8 @@
 namespace dynemb {
 namespace {
 
-// The base of operators that pool received rows, or have pooled them: the table that each feature
-// reads, and the addresses of the rows.
+// The base of DynembPoolRows and its weight gradient: the table that each feature reads, and the
+// addresses of the received rows.
 class ReceivedOp : public SparseOp {
  public:
   explicit ReceivedOp(tf::OpKernelConstruction* ctx) : SparseOp(ctx) {

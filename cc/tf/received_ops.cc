@@ -157,7 +157,7 @@ REGISTER_OP("DynembPoolRowsGrad")
       return absl::OkStatus();
     });
 
-// Input `own` holds the rows of this rank for itself, which are in no message.
+// Input `own` holds the rows that this rank sends to itself, which are in no message.
 REGISTER_OP("DynembSumReceived")
     .Input("keys: Tkeys")
     .Input("rows: T * uint32")

@@ -71,8 +71,8 @@ absl::Status GetTables(tf::OpKernelContext* ctx, int first, int n, std::vector<T
 // different places; the message names two of them.
 absl::Status CommonLookups(const std::vector<TableRef>& tables, Lookups** lookups);
 
-// For a call of the library that calls back for memory for its outputs: returns an error of the
-// callback unchanged.
+// For a call of the library that has a callback for allocating its outputs: preserves the error of
+// the callback, which is an absl::Status.
 //
 //   Placing placing;
 //   return placing.Result(exchange->ReceiveKeys(exec, ..., [&](auto... args) {

@@ -27,8 +27,8 @@ class WireSide {
   // Makes the layout of rows of these widths; counts is [tables, ranks].
   absl::Status MakeLayout(const tf::Tensor& counts, const std::vector<int64_t>& dims,
                           WireLayout* layout) const;
-  // Finds the rows of this rank for itself among `rows`: all rows of table t that it sends, in the
-  // order of the ranks, with the counts `sent`.
+  // Finds the rows that this rank sends to itself among `rows`: all rows of table t that it sends,
+  // in the order of the ranks, with the counts `sent`.
   absl::Status FindOwn(const tf::Tensor& rows, const char* name, const tf::Tensor& sent,
                        const WireLayout& layout, size_t t, const void** own) const;
 
