@@ -55,7 +55,7 @@ class RouteOp : public DynembOp {
     for (size_t i = 0; i < table_of_.size(); ++i) {
       tf::DataType& type = key_type_of_table_[static_cast<size_t>(table_of_[i])];
       OP_REQUIRES(ctx, type == tf::DT_INVALID || type == key_types_[i],
-                  absl::InvalidArgumentError("features of one table have keys of different types"));
+                  absl::InvalidArgumentError("features of one table have keys of two types"));
       type = key_types_[i];
     }
   }
