@@ -59,9 +59,6 @@ struct TieredRows {
   }
 };
 
-// Of the hashes that elect one position of a batch for each key: no hash that ids were sharded by.
-constexpr uint64_t kElectionSalt = 0x9FB21C651E98DF25ull;
-
 // Keys in an array, int32 or 64 bits wide, as bit patterns of 64. Their width is known when a
 // kernel runs, not when it is compiled: it is the same for all threads, and what a probe costs is
 // memory.
@@ -74,7 +71,7 @@ struct KeyArray {
                          : static_cast<const uint32_t*>(keys)[i];
   }
   // For ElectPositions (kernels.h).
-  DYNEMB_HD uint64_t Hash(size_t i) const { return HashKey((*this)[i], kElectionSalt); }
+  DYNEMB_HD uint64_t Hash(size_t i) const { return ElectionHash((*this)[i], 0); }
   DYNEMB_HD bool Same(size_t i, size_t j) const { return (*this)[i] == (*this)[j]; }
   // The keys from i on.
   KeyArray From(size_t i) const {

@@ -69,7 +69,7 @@ struct TaskKeys {
 
   DYNEMB_HD uint64_t Hash(size_t i) const {
     const uint32_t t = tasks.IndexOf(i);
-    return HashKey(KeyOf(t, i), MixKey(t + kElectionSalt));
+    return ElectionHash(KeyOf(t, i), t);
   }
   DYNEMB_HD bool Same(size_t i, size_t j) const {
     const uint32_t t = tasks.IndexOf(j);

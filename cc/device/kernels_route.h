@@ -54,7 +54,7 @@ struct RouteKeys {
 
   DYNEMB_HD uint64_t Hash(size_t i) const {
     const uint32_t f = features.IndexOf(i);
-    return HashKey(KeyOf(f, i), MixKey(features[f].table + kElectionSalt));
+    return ElectionHash(KeyOf(f, i), features[f].table);
   }
   DYNEMB_HD bool Same(size_t i, size_t j) const {
     const uint32_t f = features.IndexOf(j);

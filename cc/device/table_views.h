@@ -78,8 +78,7 @@ struct BatchKeys {
   TableViews tables;
 
   DYNEMB_HD uint64_t Hash(size_t i) const {
-    constexpr uint64_t kOdd = 0x9E3779B97F4A7C15u;
-    return HashKey(keys[i] + kOdd * tables.IndexOf(i), kElectionSalt);
+    return ElectionHash(keys[i], tables.IndexOf(i));
   }
   DYNEMB_HD bool Same(size_t i, size_t j) const {
     const uint32_t t = tables.IndexOf(j);

@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cc/table/key.h"
+#include "cc/table/hash.h"
 #include "cc/table/unaligned.h"
 
 namespace dynemb {
@@ -32,7 +32,7 @@ bool Build(const char* keys, size_t n, uint64_t salt, size_t most, uint32_t log_
     }
     if (j >= n) continue;
     const uint64_t key = LoadUnaligned<K>(keys + j * sizeof(K));
-    homes[j % kAhead] = MixKey(key ^ salt) >> (64 - log_slots);
+    homes[j % kAhead] = HashKey(key, salt) >> (64 - log_slots);
     __builtin_prefetch(&slots[homes[j % kAhead]], 1);
   }
   return true;
@@ -41,7 +41,7 @@ bool Build(const char* keys, size_t n, uint64_t salt, size_t most, uint32_t log_
 template <class K>
 uint64_t BuildWithSalt(const char* keys, size_t n, uint32_t log_slots, uint32_t* slots) {
   for (uint64_t number = 0;; ++number) {
-    const uint64_t salt = IndexSalt(number);
+    const uint64_t salt = KeyIndexSalt(number);
     const size_t most = number + 1 < kIndexSalts ? kIndexPassed * n : ~size_t{0};
     if (Build<K>(keys, n, salt, most, log_slots, slots)) return salt;
   }
@@ -95,7 +95,6 @@ class MappedFile {
 
 }  // namespace
 
-uint64_t IndexSalt(uint64_t number) { return MixKey(number); }
 
 uint64_t BuildKeyIndex(const void* keys, size_t n, size_t key_bytes, uint32_t log_slots,
                        uint32_t* slots) {

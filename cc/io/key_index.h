@@ -19,7 +19,6 @@ namespace dynemb {
 // depend on the order of the keys.
 constexpr size_t kIndexPassed = 8;
 constexpr uint64_t kIndexSalts = 64;
-uint64_t IndexSalt(uint64_t number);
 
 // Writes the 2^log_slots slots of an index of n distinct keys (of 8 or 4 bytes) into `slots`.
 // n < 2^log_slots. Returns the salt.

@@ -53,9 +53,7 @@ Status Backward::Prepare(Exec& exec, const BackwardTask* tasks, size_t num_tasks
 }
 
 void Backward::Shrink() {
-  RenewLarge(&prepared_, [](const Prepared& p) {
-    return std::max(p.dedup64.num_keys(), p.dedup32.num_keys()) * sizeof(uint64_t);
-  });
+  RenewLarge(&prepared_, [](const Prepared& p) { return p.dedup.num_keys() * sizeof(uint64_t); });
 }
 
 void Backward::PrepareTask(Exec& exec, Prepared* prepared) {
@@ -65,27 +63,23 @@ void Backward::PrepareTask(Exec& exec, Prepared* prepared) {
   static_assert(Bags::kMaxSize <= Dedup<uint64_t>::kMaxKeys, "");
   const Status status =
       SizeOf(task.key_type) == 8
-          ? prepared->dedup64.Run(exec, static_cast<const uint64_t*>(task.keys), nnz)
-          : prepared->dedup32.Run(exec, static_cast<const uint32_t*>(task.keys), nnz);
+          ? prepared->dedup.Run(exec, static_cast<const uint64_t*>(task.keys), nnz)
+          : prepared->dedup.Run(exec, static_cast<const uint32_t*>(task.keys), nnz);
   (void)status;
   prepared->upstream.Prepare(exec, task);
 }
 
-size_t Backward::num_unique(size_t t) const {
-  const Prepared& p = prepared_[t];
-  return SizeOf(p.task.key_type) == 8 ? p.dedup64.num_unique() : p.dedup32.num_unique();
-}
+size_t Backward::num_unique(size_t t) const { return prepared_[t].dedup.num_unique(); }
 
 void Backward::MakeUnits() {
   units_.clear();
   for (uint32_t t = 0; t < num_tasks_; ++t) {
     const Prepared& p = prepared_[t];
-    const bool wide = SizeOf(p.task.key_type) == 8;
-    const size_t partitions = wide ? p.dedup64.num_partitions() : p.dedup32.num_partitions();
+    const size_t partitions = p.dedup.num_partitions();
     size_t begin = 0, floats = 0;
     for (size_t i = 0; i < partitions; ++i) {
       const size_t entries =
-          wide ? p.dedup64.partition(i).num_entries : p.dedup32.partition(i).num_entries;
+          p.dedup.Visit([&](const auto& dedup) { return dedup.partition(i).num_entries; });
       floats += entries * p.task.dim;
       if (floats < kUnitFloats && i + 1 < partitions) continue;
       units_.push_back({t, static_cast<uint32_t>(begin), static_cast<uint32_t>(i + 1)});
@@ -101,11 +95,7 @@ void Backward::Write(Exec& exec, const BackwardOutput* outputs) const {
     for (size_t i = begin; i < end; ++i) {
       const Unit& unit = units_[i];
       const Prepared& p = prepared_[unit.task];
-      if (SizeOf(p.task.key_type) == 8) {
-        WriteUnit(p, p.dedup64, unit, outputs[unit.task]);
-      } else {
-        WriteUnit(p, p.dedup32, unit, outputs[unit.task]);
-      }
+      p.dedup.Visit([&](const auto& dedup) { WriteUnit(p, dedup, unit, outputs[unit.task]); });
     }
   });
 }

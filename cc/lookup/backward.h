@@ -61,9 +61,7 @@ class Backward {
  private:
   struct Prepared {
     BackwardTask task;
-    // Only the one for the key's width is used.
-    Dedup<uint64_t> dedup64;
-    Dedup<uint32_t> dedup32;
+    AnyDedup dedup;
     Upstream upstream;
   };
   // Consecutive partitions of a task. The units of all tasks are about equal work.

@@ -12,11 +12,6 @@ namespace {
 constexpr size_t kGrain = 16384;
 constexpr size_t kNone = ~size_t{0};
 
-template <typename T>
-void GrowTo(std::vector<T>* v, size_t n) {
-  if (v->size() < n) v->resize(n);
-}
-
 // Keeps the smallest of the reported positions, so that the message does not depend on the order in
 // which threads report. Relaxed: the position is read after the loop has joined.
 class FirstBad {
@@ -102,8 +97,8 @@ Status Bags::InitIndices(Exec& exec, const int64_t* indices, int64_t stride, int
   if (stride < 1)
     return InvalidArgument("indices must have at least one column, got " + Str(stride));
   stride_ = stride;
-  GrowTo(&own_splits_, num_bags_ + 1);
-  int64_t* const splits = own_splits_.data();
+  own_splits_.Resize(num_bags_ + 1);
+  int64_t* const splits = own_splits_.get();
 
   // One pass validates the bags, finds out whether they ascend, and writes splits: where the bag
   // changes from `last` to `bag`, at position i, each bag in (last, bag] begins at i.
@@ -155,8 +150,8 @@ Status Bags::InitIndices(Exec& exec, const int64_t* indices, int64_t stride, int
 
 // A stable counting sort. It is serial, because sparse tensors are almost always in order.
 void Bags::SortIndices() {
-  GrowTo(&own_order_, nnz_);
-  int64_t* const splits = own_splits_.data();
+  own_order_.Resize(nnz_);
+  int64_t* const splits = own_splits_.get();
   std::fill(splits, splits + num_bags_ + 1, 0);
   for (size_t i = 0; i < nnz_; ++i) ++splits[indices_[i * stride_]];
   int64_t at = 0;
@@ -167,14 +162,14 @@ void Bags::SortIndices() {
   }
   std::copy_backward(splits, splits + num_bags_, splits + num_bags_ + 1);
   splits[0] = 0;
-  order_ = own_order_.data();
+  order_ = own_order_.get();
 }
 
 void Bags::BuildBagOf(Exec& exec) {
   if (splits_ == nullptr || indices_ != nullptr || has_bag_of_) return;
-  GrowTo(&own_bag_of_, nnz_);
+  own_bag_of_.Resize(nnz_);
   exec.ParallelFor(num_bags_, kGrain / 8, [&](size_t begin, size_t end) {
-    uint32_t* const bag_of = own_bag_of_.data();
+    uint32_t* const bag_of = own_bag_of_.get();
     for (size_t b = begin; b < end; ++b) {
       std::fill(bag_of + splits_[b], bag_of + splits_[b + 1], static_cast<uint32_t>(b));
     }

@@ -19,9 +19,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "cc/table/exec.h"
+#include "cc/table/scratch.h"
 #include "cc/table/status.h"
 
 namespace dynemb {
@@ -85,9 +85,9 @@ class Bags {
   size_t stride_ = 0;
   bool has_bag_of_ = false;
   // Scratch, sized for the largest use so far.
-  std::vector<int64_t> own_splits_;
-  std::vector<uint32_t> own_order_;
-  std::vector<uint32_t> own_bag_of_;
+  Buffer<int64_t> own_splits_;
+  Buffer<uint32_t> own_order_;
+  Buffer<uint32_t> own_bag_of_;
 };
 
 }  // namespace dynemb

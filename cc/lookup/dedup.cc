@@ -17,11 +17,6 @@ constexpr size_t kPartitionKeys = 2048;
 constexpr size_t kMaxPartitions = Split<uint64_t>::kMaxPartitions;
 static_assert(Owners::kMaxRanks <= kMaxPartitions, "each rank has a partition");
 
-template <typename T>
-void GrowTo(std::vector<T>* v, size_t n) {
-  if (v->size() < n) v->resize(n);
-}
-
 // The partition of a key: the top bits of a hash, whose low bits select the key's slot in the table
 // of the partition.
 struct PartitionOf {
@@ -66,8 +61,8 @@ Status Dedup<K>::Run(Exec& exec, const K* keys, size_t n, const Owners& owners) 
     ++log_partitions_;
   }
   num_partitions_ = ranks << log_partitions_;
-  GrowTo(&local_, n);
-  GrowTo(&unique_begins_, num_partitions_ + 1);
+  local_.Resize(n);
+  unique_begins_.Resize(num_partitions_ + 1);
   if (owners.Spread()) {
     split_.Run(exec, keys, n, num_partitions_, OwnedPartitionOf{owners, log_partitions_});
   } else {
@@ -87,10 +82,10 @@ template <typename K>
 void Dedup<K>::DedupPartitions(Exec& exec) {
   const size_t partitions = num_partitions_;
   const size_t workers = std::min(exec.parallelism(), partitions);
-  GrowTo(&tables_, workers);
+  if (tables_.size() < workers) tables_.resize(workers);
   // Grows the tables of all workers, even of those that will get no partition this time: another
   // Run of this size may need them, and must not allocate.
-  for (size_t w = 0; w < workers; ++w) GrowTo(&tables_[w], Distinct<K>::TableSize(UsualKeys()));
+  for (size_t w = 0; w < workers; ++w) tables_[w].Resize(Distinct<K>::TableSize(UsualKeys()));
   // One range per worker, so that each worker has its own table. Partitions may differ a lot in
   // size, so they are handed out one by one. Relaxed: the partitions of two workers share nothing.
   std::atomic<size_t> next{0};
@@ -102,7 +97,7 @@ void Dedup<K>::DedupPartitions(Exec& exec) {
       while ((p = next.fetch_add(1, std::memory_order_relaxed)) < partitions) {
         const size_t at = split_.begin(p);
         const Distinct<K> distinct(split_.keys() + at, split_.end(p) - at, UsualKeys(),
-                                   local_.data() + at, &tables_[worker]);
+                                   local_.get() + at, &tables_[worker]);
         unique_begins_[p + 1] = distinct.num_unique();
         passed_here += distinct.passed();
       }

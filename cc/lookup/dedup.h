@@ -27,16 +27,19 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <variant>
 #include <vector>
 
 #include "cc/lookup/owners.h"
 #include "cc/lookup/split.h"
 #include "cc/table/exec.h"
+#include "cc/table/scratch.h"
 #include "cc/table/status.h"
 
 namespace dynemb {
 
-// K is uint64_t or uint32_t; signed keys are passed as their bit patterns.
+// K is uint64_t or uint32_t; signed keys are passed as their bit patterns. AnyDedup, below, is for
+// callers that know the width of their keys at run time.
 template <typename K>
 class Dedup {
  public:
@@ -58,12 +61,12 @@ class Dedup {
   Status Run(Exec& exec, const K* keys, size_t n, const Owners& owners = Owners());
 
   size_t num_keys() const { return num_keys_; }
-  size_t num_unique() const { return unique_begins_.empty() ? 0 : unique_begins_[num_partitions_]; }
+  size_t num_unique() const { return num_partitions_ == 0 ? 0 : unique_begins_[num_partitions_]; }
   size_t num_partitions() const { return num_partitions_; }
   Partition partition(size_t p) const {
     const size_t begin = split_.begin(p);
     return {split_.positions() + begin,
-            local_.data() + begin,
+            local_.get() + begin,
             split_.keys() + begin,
             split_.end(p) - begin,
             size_t{unique_begins_[p + 1]} - unique_begins_[p],
@@ -100,13 +103,46 @@ class Dedup {
   // of its keys with the unique ones.
   Split<K> split_;
   // Sized for the largest Run so far.
-  std::vector<uint32_t> local_;
-  std::vector<uint32_t> unique_begins_;        // [partitions + 1]
-  std::vector<std::vector<uint32_t>> tables_;  // one per worker
+  Buffer<uint32_t> local_;
+  Buffer<uint32_t> unique_begins_;        // [partitions + 1]
+  std::vector<Buffer<uint32_t>> tables_;  // one per worker
 };
 
 extern template class Dedup<uint64_t>;
 extern template class Dedup<uint32_t>;
+
+// A Dedup for keys of either width.
+class AnyDedup {
+ public:
+  template <typename K>
+  Status Run(Exec& exec, const K* keys, size_t n, const Owners& owners = Owners()) {
+    if (!std::holds_alternative<Dedup<K>>(dedup_)) dedup_.emplace<Dedup<K>>();
+    return std::get<Dedup<K>>(dedup_).Run(exec, keys, n, owners);
+  }
+  // fn(dedup), with the Dedup<K> of the last Run.
+  template <class Fn>
+  decltype(auto) Visit(const Fn& fn) const {
+    return std::visit(fn, dedup_);
+  }
+  size_t num_keys() const {
+    return Visit([](const auto& dedup) { return dedup.num_keys(); });
+  }
+  size_t num_unique() const {
+    return Visit([](const auto& dedup) { return dedup.num_unique(); });
+  }
+  size_t num_partitions() const {
+    return Visit([](const auto& dedup) { return dedup.num_partitions(); });
+  }
+  size_t owner_begin(uint32_t rank) const {
+    return Visit([&](const auto& dedup) { return dedup.owner_begin(rank); });
+  }
+  void WriteInverse(Exec& exec, uint32_t* inverse) const {
+    Visit([&](const auto& dedup) { dedup.WriteInverse(exec, inverse); });
+  }
+
+ private:
+  std::variant<Dedup<uint64_t>, Dedup<uint32_t>> dedup_;
+};
 
 }  // namespace dynemb
 

@@ -11,8 +11,7 @@ namespace dynemb {
 template <class Fn>
 auto DispatchKeys(Table* table, const void* keys, const Fn& fn) {
   if (table->options().key_type == KeyType::kInt32) {
-    return fn(*static_cast<HashTable<uint32_t>*>(table),
-              static_cast<const uint32_t*>(keys));
+    return fn(*static_cast<HashTable<uint32_t>*>(table), static_cast<const uint32_t*>(keys));
   }
   return fn(*static_cast<HashTable<uint64_t>*>(table), static_cast<const uint64_t*>(keys));
 }

@@ -14,30 +14,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <vector>
+
+#include "cc/table/hash.h"
+#include "cc/table/scratch.h"
 
 namespace dynemb {
 
-// A bijection on 64 bits: Moremur (Evensen 2019; public domain) of the salted key. It differs from
-// the following hashes, because keys that agree in bits of one of them must not collide here:
-//   - the hashes of a table (MixKey) and of Owners: the keys of one part of a table, or of one
-//     rank, agree
-//   - the finalizers of SplitMix64 and MurmurHash3, by which upstream systems shard ids
+// The hash of keys in a Distinct, and its n-th mix (hash.h).
 struct DistinctHash {
-  static constexpr uint64_t kSalt = 0xDB4F0B9175AE2165ull;
-  static constexpr uint64_t kStep = 0xD1B54A32D192ED03ull;  // odd
-
-  static uint64_t Mix(uint64_t x) {
-    x ^= x >> 27;
-    x *= 0x3C79AC492BA7B653ull;
-    x ^= x >> 33;
-    x *= 0x1C69B3F74AC4AE35ull;
-    return x ^ (x >> 27);
-  }
-  uint64_t operator()(uint64_t key) const { return Mix(key ^ kSalt); }
-  // The hash of attempt number `attempt` > 0.
-  uint64_t Again(uint64_t key, int attempt) const {
-    return Mix((*this)(key) + static_cast<uint64_t>(attempt) * kStep);
+  uint64_t operator()(uint64_t key) const { return MixMoremur(key ^ kDistinctSalt); }
+  uint64_t Again(uint64_t key, int n) const {
+    return MixMoremur((*this)(key) + RemixStep(static_cast<uint64_t>(n)));
   }
 };
 
@@ -68,7 +55,7 @@ class Distinct {
   // Writes the numbers of keys[n] to local[n], and overwrites the front of `keys` with the distinct
   // keys. The table begins with room for at most `usual` keys: if there are more, they may be a few
   // keys many times. `slots` is scratch, which grows as needed.
-  Distinct(K* keys, size_t n, size_t usual, uint32_t* local, std::vector<uint32_t>* slots)
+  Distinct(K* keys, size_t n, size_t usual, uint32_t* local, Buffer<uint32_t>* slots)
       : keys_(keys), n_(n), size_(TableSize(std::min(n, usual))), local_(local), slots_(slots) {
     const Hash hash;
     if (Continue([hash](K key) { return hash(key); })) return;
@@ -85,9 +72,9 @@ class Distinct {
 
  private:
   uint32_t* ClearSlots() {
-    if (slots_->size() < size_) slots_->resize(size_);
-    std::memset(slots_->data(), 0, size_ * sizeof(uint32_t));
-    return slots_->data();
+    uint32_t* const slots = slots_->Resize(size_);
+    std::memset(slots, 0, size_ * sizeof(uint32_t));
+    return slots;
   }
 
   // Continues after the keys that already have numbers. Returns false if probes passed too many
@@ -142,8 +129,7 @@ class Distinct {
     sorted_ = true;
     const uint32_t known = num_unique_;
     const size_t m = known + (n_ - next_);
-    if (slots_->size() < 2 * m) slots_->resize(2 * m);
-    uint32_t* const order = slots_->data();
+    uint32_t* const order = slots_->Resize(2 * m);
     uint32_t* const number = order + m;  // at first: the first entry with the same key
     const auto key_of = [&](uint32_t entry) {
       return entry < known ? keys_[entry] : keys_[next_ + (entry - known)];
@@ -173,7 +159,7 @@ class Distinct {
   const size_t n_;
   size_t size_;
   uint32_t* const local_;
-  std::vector<uint32_t>* const slots_;
+  Buffer<uint32_t>* const slots_;
   size_t next_ = 0;  // keys before it have numbers
   uint32_t num_unique_ = 0;
   uint64_t passed_ = 0;

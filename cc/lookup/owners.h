@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-#include "cc/table/key.h"
+#include "cc/table/hash.h"
 #include "cc/table/portability.h"
 
 namespace dynemb {
@@ -34,7 +34,7 @@ struct Owners {
     switch (rule) {
       case Rule::kHash:
         // The top 32 bits as a fraction of 1, times ranks.
-        return static_cast<uint32_t>(((MixKey(key ^ kSalt) >> 32) * ranks) >> 32);
+        return static_cast<uint32_t>(((HashKey(key, kOwnerSalt) >> 32) * ranks) >> 32);
       case Rule::kModulo:
         return static_cast<uint32_t>(key % ranks);
       case Rule::kOne:
@@ -45,9 +45,6 @@ struct Owners {
 
   // Whether keys may belong to several ranks.
   bool Spread() const { return rule != Rule::kOne && ranks > 1; }
-
- private:
-  static constexpr uint64_t kSalt = 0x5851F42D4C957F2Dull;
 };
 
 }  // namespace dynemb

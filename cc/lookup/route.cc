@@ -84,44 +84,41 @@ Status Route::Prepare(Exec& exec, const std::vector<RouteTask>& tasks, uint32_t 
   std::vector<int64_t> counts(num_tables * ranks);
   for (size_t t = 0; t < num_tables; ++t) {
     const Prepared& p = prepared_[t];
-    const auto begin = [&](uint32_t rank) {
-      return SizeOf(key_types_[t]) == 8 ? p.dedup64.owner_begin(rank) : p.dedup32.owner_begin(rank);
-    };
     for (uint32_t rank = 0; rank < ranks; ++rank) {
-      counts[t * ranks + rank] = static_cast<int64_t>(begin(rank + 1) - begin(rank));
+      counts[t * ranks + rank] =
+          static_cast<int64_t>(p.dedup.owner_begin(rank + 1) - p.dedup.owner_begin(rank));
     }
   }
   return SizesOf(key_types_, std::move(counts), ranks, self, &sizes_);
 }
 
 Status Route::PrepareTask(Exec& exec, Prepared* prepared) {
-  return SizeOf(prepared->task.key_type) == 8 ? PrepareKeys(exec, prepared, &prepared->dedup64)
-                                              : PrepareKeys(exec, prepared, &prepared->dedup32);
+  return SizeOf(prepared->task.key_type) == 8 ? PrepareKeys<uint64_t>(exec, prepared)
+                                              : PrepareKeys<uint32_t>(exec, prepared);
 }
 
 template <class K>
-Status Route::PrepareKeys(Exec& exec, Prepared* prepared, Dedup<K>* dedup) {
+Status Route::PrepareKeys(Exec& exec, Prepared* prepared) {
   const std::vector<RouteIds>& features = prepared->task.features;
   const Owners& owners = prepared->task.owners;
   if (features.size() == 1) {
     const auto* keys = static_cast<const K*>(features[0].keys);
-    DYNEMB_RETURN_IF_ERROR(dedup->Run(exec, keys, features[0].n, owners));
-    dedup->WriteInverse(exec, features[0].index);
+    DYNEMB_RETURN_IF_ERROR(prepared->dedup.Run(exec, keys, features[0].n, owners));
+    prepared->dedup.WriteInverse(exec, features[0].index);
     return {};
   }
-  if (prepared->keys.size() < prepared->n) prepared->keys.resize(prepared->n);
-  if (prepared->index.size() < prepared->n) prepared->index.resize(prepared->n);
-  K* const keys = reinterpret_cast<K*>(prepared->keys.data());
+  K* const keys = reinterpret_cast<K*>(prepared->keys.Resize(prepared->n));
+  uint32_t* const index = prepared->index.Resize(prepared->n);
   size_t at = 0;
   for (const RouteIds& ids : features) {
     if (ids.n > 0) memcpy(keys + at, ids.keys, ids.n * sizeof(K));
     at += ids.n;
   }
-  DYNEMB_RETURN_IF_ERROR(dedup->Run(exec, keys, prepared->n, owners));
-  dedup->WriteInverse(exec, prepared->index.data());
+  DYNEMB_RETURN_IF_ERROR(prepared->dedup.Run(exec, keys, prepared->n, owners));
+  prepared->dedup.WriteInverse(exec, index);
   at = 0;
   for (const RouteIds& ids : features) {
-    if (ids.n > 0) memcpy(ids.index, prepared->index.data() + at, ids.n * sizeof(uint32_t));
+    if (ids.n > 0) memcpy(ids.index, index + at, ids.n * sizeof(uint32_t));
     at += ids.n;
   }
   return {};
@@ -143,8 +140,7 @@ void Route::Write(Exec& exec, int32_t* words, int32_t* own) const {
                  });
   std::vector<size_t> sizes(num_tables);
   for (size_t t = 0; t < num_tables; ++t) {
-    const Prepared& p = prepared_[t];
-    sizes[t] = SizeOf(key_types_[t]) == 8 ? p.dedup64.num_partitions() : p.dedup32.num_partitions();
+    sizes[t] = prepared_[t].dedup.num_partitions();
   }
   const auto copy = [&](const auto& dedup, size_t t, size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
@@ -157,15 +153,11 @@ void Route::Write(Exec& exec, int32_t* words, int32_t* own) const {
              partition.num_unique * kKey);
     }
   };
-  ParallelForTasks(exec, sizes, std::vector<size_t>(num_tables, kPartitionGrain),
-                   [&](size_t t, size_t begin, size_t end) {
-                     const Prepared& p = prepared_[t];
-                     if (SizeOf(key_types_[t]) == 8) {
-                       copy(p.dedup64, t, begin, end);
-                     } else {
-                       copy(p.dedup32, t, begin, end);
-                     }
-                   });
+  ParallelForTasks(
+      exec, sizes, std::vector<size_t>(num_tables, kPartitionGrain),
+      [&](size_t t, size_t begin, size_t end) {
+        prepared_[t].dedup.Visit([&](const auto& dedup) { copy(dedup, t, begin, end); });
+      });
 }
 
 Status Requests::Init(const Received& received, const std::vector<KeyType>& key_types) {

@@ -113,17 +113,15 @@ class Route {
   struct Prepared {
     RouteTask task;
     size_t n = 0;
-    // Only the one for the key's width is used.
-    Dedup<uint64_t> dedup64;
-    Dedup<uint32_t> dedup32;
+    AnyDedup dedup;
     // Of all features, if there are several.
-    std::vector<uint64_t> keys;  // room for either key width
-    std::vector<uint32_t> index;
+    Buffer<uint64_t> keys;  // room for either key width
+    Buffer<uint32_t> index;
   };
 
   Status PrepareTask(Exec& exec, Prepared* prepared);
   template <class K>
-  Status PrepareKeys(Exec& exec, Prepared* prepared, Dedup<K>* dedup);
+  Status PrepareKeys(Exec& exec, Prepared* prepared);
 
   std::vector<KeyType> key_types_;  // [tables]
   uint32_t self_ = kNoRank;

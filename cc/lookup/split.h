@@ -16,9 +16,9 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
-#include <vector>
 
 #include "cc/table/exec.h"
+#include "cc/table/scratch.h"
 
 namespace dynemb {
 
@@ -36,9 +36,9 @@ class Split {
   size_t begin(size_t partition) const { return begins_[partition]; }
   size_t end(size_t partition) const { return begins_[partition + 1]; }
   // The thread that works on a partition may overwrite keys of it that it has read.
-  K* keys() { return keys_.data(); }
-  const K* keys() const { return keys_.data(); }
-  const uint32_t* positions() const { return positions_.data(); }
+  K* keys() { return keys_.get(); }
+  const K* keys() const { return keys_.get(); }
+  const uint32_t* positions() const { return positions_.get(); }
 
  private:
   // The least number of keys per block of the scatter, unless there is one block.
@@ -56,17 +56,13 @@ class Split {
     __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + bytes),
                        kWrite);
   }
-  template <typename T>
-  static void GrowTo(std::vector<T>* v, size_t n) {
-    if (v->size() < n) v->resize(n);
-  }
 
   size_t num_partitions_ = 0;
   // Sized for the largest Run so far.
-  std::vector<K> keys_;
-  std::vector<uint32_t> positions_;
-  std::vector<uint32_t> begins_;   // [partitions + 1]
-  std::vector<uint32_t> cursors_;  // [blocks][partitions]
+  Buffer<K> keys_;
+  Buffer<uint32_t> positions_;
+  Buffer<uint32_t> begins_;   // [partitions + 1]
+  Buffer<uint32_t> cursors_;  // [blocks][partitions]
 };
 
 // Each block counts its keys per partition, and is then assigned a range of each partition, in the
@@ -76,11 +72,11 @@ template <class PartitionOf>
 void Split<K>::Run(Exec& exec, const K* keys, size_t n, size_t partitions,
                    const PartitionOf& partition_of) {
   num_partitions_ = partitions;
-  GrowTo(&keys_, n);
-  GrowTo(&positions_, n);
-  GrowTo(&begins_, partitions + 1);
+  keys_.Resize(n);
+  positions_.Resize(n);
+  begins_.Resize(partitions + 1);
   if (partitions == 1) {
-    if (n > 0) std::memcpy(keys_.data(), keys, n * sizeof(K));
+    if (n > 0) std::memcpy(keys_.get(), keys, n * sizeof(K));
     for (size_t i = 0; i < n; ++i) positions_[i] = static_cast<uint32_t>(i);
     begins_[0] = 0;
     begins_[1] = static_cast<uint32_t>(n);
@@ -90,8 +86,8 @@ void Split<K>::Run(Exec& exec, const K* keys, size_t n, size_t partitions,
   const size_t blocks =
       threads == 1 ? 1 : std::max<size_t>(1, std::min(n / kBlockKeys, 4 * threads));
   const size_t block_keys = (n + blocks - 1) / blocks;
-  GrowTo(&cursors_, blocks * partitions);
-  if (n == 0) std::fill_n(cursors_.begin(), partitions, 0);  // no block sets them
+  cursors_.Resize(blocks * partitions);
+  if (n == 0) std::fill_n(cursors_.get(), partitions, 0);  // no block sets them
 
   exec.ParallelFor(n, block_keys, [&](size_t begin, size_t end) {
     // On the stack, because the counters of neighboring blocks share cache lines in cursors_.
@@ -101,7 +97,7 @@ void Split<K>::Run(Exec& exec, const K* keys, size_t n, size_t partitions,
       PrefetchAhead<0>(&keys[i], kPrefetchKeys * sizeof(K));
       ++counts[partition_of(keys[i])];
     }
-    std::copy(counts, counts + partitions, cursors_.data() + begin / block_keys * partitions);
+    std::copy(counts, counts + partitions, cursors_.get() + begin / block_keys * partitions);
   });
 
   uint32_t at = 0;
@@ -114,11 +110,11 @@ void Split<K>::Run(Exec& exec, const K* keys, size_t n, size_t partitions,
   begins_[partitions] = at;
 
   exec.ParallelFor(n, block_keys, [&](size_t begin, size_t end) {
-    const uint32_t* const from = cursors_.data() + begin / block_keys * partitions;
+    const uint32_t* const from = cursors_.get() + begin / block_keys * partitions;
     uint32_t cursors[kMaxPartitions];
     std::copy(from, from + partitions, cursors);
-    K* to_keys = keys_.data();
-    uint32_t* to_positions = positions_.data();
+    K* to_keys = keys_.get();
+    uint32_t* to_positions = positions_.get();
     for (size_t i = begin; i < end; ++i) {
       PrefetchAhead<0>(&keys[i], kPrefetchKeys * sizeof(K));
       const K key = keys[i];

@@ -6,16 +6,18 @@
 #include <cstdint>
 #include <cstring>
 
+#include "cc/table/hash.h"
 #include "cc/table/insert_plan.h"
 #include "cc/table/scratch.h"
 #include "cc/table/types.h"
 
 namespace dynemb {
 
-// A set of rows that threads add to, and that holds some others too: about one in eight at most.
+// An approximate set of rows, to which threads add concurrently. It may also report rows that are
+// not in it: about one in eight at most.
 class RowFilter {
  public:
-  // Empties it, for up to n rows.
+  // Makes the set empty, for up to n rows.
   void Reset(size_t n) {
     log_words_ = 0;
     while ((kBitsPerWord << log_words_) < 8 * n) ++log_words_;
@@ -34,16 +36,15 @@ class RowFilter {
  private:
   static constexpr size_t kBitsPerWord = 64;
   // The top bits of a product choose the word, the next six the bit.
-  static uint64_t Scatter(RowId row) { return row * 0x9E3779B97F4A7C15ull; }
-  size_t Word(RowId row) const { return Scatter(row) >> 1 >> (63 - log_words_); }
-  uint64_t Bit(RowId row) const { return uint64_t{1} << (Scatter(row) << log_words_ >> 58); }
+  size_t Word(RowId row) const { return ScatterInteger(row) >> 1 >> (63 - log_words_); }
+  uint64_t Bit(RowId row) const { return uint64_t{1} << (ScatterInteger(row) << log_words_ >> 58); }
 
   uint32_t log_words_ = 0;
   Buffer<uint64_t> words_;
   std::atomic<bool> empty_{true};
 };
 
-// What batches need beside their arguments; any table may use any of them.
+// The working memory of one batch, of any table.
 struct BatchScratch {
   Buffer<RowId> rows;
   Buffer<uint32_t> positions;

@@ -135,8 +135,8 @@ class HashTable final : public HostTable {
                        RowId* rows, const Fill& fill);
   // The keys from `fresh` on whose segments have no older row: they get older rows of other
   // segments.
-  void PlaceElsewhere(Exec& exec, const K* keys, const InsertPlan& plan, size_t fresh, Stamp now,
-                      RowId* rows, const Fill& fill);
+  void PlaceElsewhere(const K* keys, const InsertPlan& plan, size_t fresh, Stamp now, RowId* rows,
+                      const Fill& fill);
   // Whether `needed` rows were last accessed before `now`.
   bool Evictable(uint64_t needed, Stamp now) const;
   // The number of such rows in a segment.

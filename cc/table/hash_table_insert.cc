@@ -113,8 +113,8 @@ void HashTable<K>::PlaceByEviction(Exec& exec, const K* keys, const InsertPlan& 
 }
 
 template <class K>
-void HashTable<K>::PlaceElsewhere(Exec& exec, const K* keys, const InsertPlan& plan, size_t fresh,
-                                  Stamp now, RowId* rows, const Fill& fill) {
+void HashTable<K>::PlaceElsewhere(const K* keys, const InsertPlan& plan, size_t fresh, Stamp now,
+                                  RowId* rows, const Fill& fill) {
   OneLane lane;
   uint32_t victims = 0;  // the segment to search for the next victim
   for (size_t j = fresh; j < plan.size(); ++j) {
@@ -188,7 +188,7 @@ Status HashTable<K>::Insert(Exec& exec, const K* keys, size_t n, Stamp now, RowI
   // From here on nothing fails.
   PlaceFresh(exec, keys, *plan, fresh, now, rows, fill);
   PlaceByEviction(exec, keys, *plan, fresh, now, rows, fill);
-  PlaceElsewhere(exec, keys, *plan, fresh, now, rows, fill);
+  PlaceElsewhere(keys, *plan, fresh, now, rows, fill);
   for (const InsertPlan::Repeat& r : plan->repeats()) rows[r.position] = rows[r.first];
   if (fresh < m) changes_.TrimDeletions(size());
   counters_.inserts.fetch_add(m, std::memory_order_relaxed);

@@ -9,6 +9,8 @@ namespace dynemb {
 namespace {
 
 constexpr uint32_t kFree = 0xFFFFFFFFu;
+// The keys of a worker may agree in the mixes that directories use, which have lower numbers.
+constexpr uint64_t kFirstMix = 64;
 
 // Slots of a set of n keys: at most half of them are taken.
 size_t SetSlots(size_t n) {
@@ -57,8 +59,8 @@ void InsertPlan::Assign(Exec& exec) {
 bool InsertPlan::FindRepeats(Worker* worker) {
   const size_t slots = SetSlots(worker->num_owned);
   worker->seen.Resize(slots);
-  // Distinct hashes that meet in the slots of one mix do not meet in those of the next, but for a
-  // few: 64 bits cannot be alike in as many mixes as this tries.
+  // Distinct hashes that collide in one mix do not collide in the next, except for a few: 64 bits
+  // cannot collide in as many mixes as this tries.
   bool repeated = false;
   for (uint64_t mix = 0; !TryFindRepeats(worker, slots, mix, &repeated); ++mix) {
   }
@@ -66,7 +68,6 @@ bool InsertPlan::FindRepeats(Worker* worker) {
 }
 
 bool InsertPlan::TryFindRepeats(Worker* worker, size_t slots, uint64_t mix, bool* repeated) {
-  constexpr uint64_t kOdd = 0x8CB92BA72F3D8DD7ull;
   constexpr uint64_t kLastMix = 8;
   // At most half of the slots are taken: random hashes need less than one step more for each key.
   size_t steps_left = mix == kLastMix ? SIZE_MAX : 8 * worker->num_owned + 64;
@@ -77,7 +78,7 @@ bool InsertPlan::TryFindRepeats(Worker* worker, size_t slots, uint64_t mix, bool
     const uint32_t j = worker->owned[o];
     const uint64_t hash = hashes[j];
     size_t at = hash;
-    if (mix != 0) at = MixKey(hash + mix * kOdd);
+    if (mix != 0) at = Remix(hash, kFirstMix + mix);
     at &= slots - 1;
     while (seen[at] != kFree && hashes[seen[at]] != hash) {
       at = (at + 1) & (slots - 1);

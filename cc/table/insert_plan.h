@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "cc/table/exec.h"
+#include "cc/table/hash.h"
 #include "cc/table/index.h"
-#include "cc/table/key.h"
 #include "cc/table/scratch.h"
 #include "cc/table/types.h"
 #include "cc/table/workers.h"

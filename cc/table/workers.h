@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cc/table/exec.h"
+#include "cc/table/hash.h"
 
 namespace dynemb {
 
@@ -27,8 +28,7 @@ void ForWorkers(Exec& exec, size_t n, const Fn& fn) {
 
 // Whether a unit (32 bits) belongs to this worker.
 inline bool Owns(size_t worker, size_t workers, uint32_t unit) {
-  const uint32_t scattered = unit * 0x9E3779B1u;
-  return ((uint64_t{scattered} * workers) >> 32) == worker;
+  return (((ScatterInteger(unit) >> 32) * workers) >> 32) == worker;
 }
 
 // Puts the j of [0, n) whose unit(j) belongs to this worker into `owned`, which has room

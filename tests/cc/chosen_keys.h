@@ -88,7 +88,7 @@ inline uint64_t UnmixKey(uint64_t hash) {
   return Unshift(z, 30) - 0x9E3779B97F4A7C15ull;
 }
 
-// The key whose DistinctHash::Mix is `hash`.
+// The x whose MixMoremur is `hash`.
 inline uint64_t UnmixDistinct(uint64_t hash) {
   uint64_t x = Unshift(hash, 27) * Inverse(0x1C69B3F74AC4AE35ull);
   x = Unshift(x, 33) * Inverse(0x3C79AC492BA7B653ull);

@@ -350,7 +350,7 @@ std::vector<uint64_t> KeysWithLikeHashes(size_t n, int low_bits, int top_bits) {
   for (size_t i = 0; i < n; ++i) {
     const uint64_t varied = (i * 0x9E3779B97F4A7C15ull) & ((~uint64_t{0}) >> (64 - free_bits));
     const uint64_t hash = (varied << low_bits) | (low_bits > 0 ? 5 : 0);
-    keys[i] = testing_keys::UnmixDistinct(hash) ^ DistinctHash::kSalt;
+    keys[i] = testing_keys::UnmixDistinct(hash) ^ kDistinctSalt;
     EXPECT_EQ(DistinctHash()(keys[i]), hash);
   }
   return keys;
@@ -383,7 +383,8 @@ struct UselessHash {
 template <class Hash>
 void CheckDistinct(bool sorts, const std::vector<uint64_t>& keys) {
   std::vector<uint64_t> unique = keys, expected_unique;
-  std::vector<uint32_t> local(keys.size()), slots, expected;
+  std::vector<uint32_t> local(keys.size()), expected;
+  Buffer<uint32_t> slots;
   std::unordered_map<uint64_t, uint32_t> numbers;
   for (uint64_t key : keys) {
     const auto at = numbers.emplace(key, static_cast<uint32_t>(numbers.size()));

@@ -199,10 +199,10 @@ TEST(KeyIndex, EveryKeyIsFound) {
 TEST(KeyIndex, GoesRoundTheEnd) {
   std::vector<uint64_t> keys;
   for (uint64_t i = 0; i < 10; ++i) {
-    keys.push_back(testing_table::UnmixKey(~uint64_t{0} - i) ^ IndexSalt(0));
+    keys.push_back(testing_table::UnmixKey(~uint64_t{0} - i) ^ KeyIndexSalt(0));
   }
   std::vector<uint32_t> slots(16);
-  EXPECT_EQ(BuildKeyIndex(keys.data(), keys.size(), 8, 4, slots.data()), IndexSalt(0));
+  EXPECT_EQ(BuildKeyIndex(keys.data(), keys.size(), 8, 4, slots.data()), KeyIndexSalt(0));
   EXPECT_EQ(slots, (std::vector<uint32_t>{2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 0, 0, 0, 0, 0, 1}));
   // int32 keys are their bit patterns, zero-extended.
   const std::vector<uint32_t> narrow{0xFFFFFFFFu, 0x80000000u, 0, 7};
@@ -227,7 +227,7 @@ TEST(KeyIndex, IdsMayHaveBeenShardedByAnyHash) {
     for (int b : {1, 4, 8, 10}) {
       const auto keys = testing_keys::IdsOfShard(sharding, b, size_t{1} << (k - 1));
       const uint64_t salt = BuildKeyIndex(keys.data(), keys.size(), 8, k, slots.data());
-      EXPECT_EQ(salt, IndexSalt(0)) << sharding.name << ", " << b << " bits";
+      EXPECT_EQ(salt, KeyIndexSalt(0)) << sharding.name << ", " << b << " bits";
       EXPECT_LT(Passed(keys, k, slots.data(), salt), 1);
     }
   }
@@ -241,10 +241,10 @@ TEST(KeyIndex, ChosenKeysGetAnotherSalt) {
     for (size_t i = 0; i < keys.size(); ++i) {
       const uint64_t hash =
           (uint64_t{5} << (64 - like_bits)) | ((i * 0x9E3779B97F4A7C15ull) >> like_bits);
-      keys[i] = testing_table::UnmixKey(hash) ^ IndexSalt(0);
+      keys[i] = testing_table::UnmixKey(hash) ^ KeyIndexSalt(0);
     }
     const uint64_t salt = BuildKeyIndex(keys.data(), keys.size(), 8, k, slots.data());
-    EXPECT_EQ(salt, IndexSalt(1)) << like_bits;
+    EXPECT_EQ(salt, KeyIndexSalt(1)) << like_bits;
     EXPECT_LT(Passed(keys, k, slots.data(), salt), 1) << like_bits;
     ExpectIndex(keys, k, slots.data(), salt);
   }

@@ -1,0 +1,48 @@
+// TableCut: the calls of a table that snapshot.h uses to read it as it was at one moment, while it
+// is trained. changes.h explains cuts.
+#ifndef DYNEMB_TABLE_TABLE_CUT_H_
+#define DYNEMB_TABLE_TABLE_CUT_H_
+
+#include <cstddef>
+#include <vector>
+
+#include "cc/table/changes.h"
+#include "cc/table/exec.h"
+#include "cc/table/status.h"
+#include "cc/table/types.h"
+
+namespace dynemb {
+
+class TableCut {
+ public:
+  virtual ~TableCut() = default;
+
+  // Whether the table tracks changes. (exclusive) Track begins to, unless it does already; the
+  // table is as it was at `tick`.
+  virtual bool tracking() const = 0;
+  virtual void Track(Tick tick) = 0;
+
+  // (exclusive) Begins a cut of the rows updated after `since` (0: of all rows), and of the keys
+  // deleted after it, if `with_deleted`. Batches copy the rows that they overwrite to `saved`, as
+  // rows of table `number`. FailedPrecondition: a cut is running, or the table has forgotten some
+  // of the deleted keys.
+  virtual Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted,
+                          SavedRows* saved, size_t number) = 0;
+  // (exclusive) Ends the cut, if one is running.
+  virtual void EndCut() = 0;
+  // The running cut, or null.
+  virtual const Cut* cut() const = 0;
+  // (shared) The next rows of the cut to read, at most `limit`. A call examines at most a few times
+  // as many rows, and may find none of the cut among them.
+  virtual std::vector<RowId> PlanCut(size_t limit) = 0;
+  // (shared) Whether all rows of the cut have been examined.
+  virtual bool CutIsRead() const = 0;
+  // (shared, under the lock of PlanCut) Copies the planned rows to arrays in host memory; a null
+  // column is skipped.
+  virtual void ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, void* vectors,
+                       float* state, CutTime* updates, CutTime* accesses) = 0;
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_TABLE_TABLE_CUT_H_

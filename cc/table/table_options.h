@@ -1,0 +1,78 @@
+// The options of a table, the state that an optimizer keeps in its rows, and its statistics.
+#ifndef DYNEMB_TABLE_TABLE_OPTIONS_H_
+#define DYNEMB_TABLE_TABLE_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cc/table/initializer.h"
+#include "cc/table/types.h"
+
+namespace dynemb {
+
+// How a full table makes room for a new key.
+enum class EvictStrategy : uint8_t {
+  kLru,   // it evicts the least recently accessed row in the new key's neighborhood
+  kNone,  // it evicts nothing; the insert fails
+};
+
+// The memory of the rows.
+enum class Tier : uint8_t {
+  kHost,    // host memory; Table::Create
+  kHbm,     // device memory (cc/device), and so for kHybrid
+  kHybrid,  // device memory for the first max_hbm_bytes of rows, host memory for the rest
+};
+
+struct TableOptions {
+  std::string name;
+  KeyType key_type = KeyType::kInt64;
+  DType dtype = DType::kFloat32;
+  int64_t dim = 0;
+  int64_t init_capacity = 1024;  // rows whose memory is committed at once
+  int64_t max_capacity = 0;      // most rows; 0: limited by memory only
+  double max_load_factor = 0.85;
+  EvictStrategy evict_strategy = EvictStrategy::kLru;
+  Tier tier = Tier::kHost;
+  uint64_t max_hbm_bytes = 0;  // for kHybrid
+  uint64_t seed = 0;
+  bool stochastic_rounding = true;  // when 16-bit vectors are updated
+  std::vector<ColumnInit> initializer{ColumnInit{InitKind::kConstant, 0.0f, 0.0f}};
+};
+
+// The state that an optimizer keeps in every row: for each of its variables, widths[i] floats that
+// start at inits[i].
+struct StateSpec {
+  std::string optimizer;  // its name and its flags
+  std::vector<int64_t> widths;
+  std::vector<float> inits;
+
+  int64_t width() const;  // of all variables together
+  bool operator==(const StateSpec& o) const {
+    return optimizer == o.optimizer && widths == o.widths && inits == o.inits;
+  }
+};
+
+// Byte counts are of memory in use now. Event counts begin when the table is created.
+struct TableStats {
+  uint64_t size = 0;   // rows held
+  uint64_t slots = 0;  // size / slots is the load
+  uint64_t index_bytes = 0;
+  uint64_t row_bytes = 0;
+  uint64_t metadata_bytes = 0;  // index, keys and times: everything except vectors and state
+  uint64_t hits = 0;            // keys that were looked up and had a row
+  uint64_t device_hits = 0;     // hits in device memory
+  uint64_t misses = 0;          // keys that were looked up and had no row
+  uint64_t inserts = 0;
+  uint64_t evictions = 0;
+  uint64_t erased = 0;
+  uint64_t refused = 0;              // keys that a full table did not take
+  uint64_t dropped_gradients = 0;    // of keys without a row, or whose row was evicted since lookup
+  uint64_t nonfinite_gradients = 0;  // rows whose gradient had a NaN or Inf
+  uint64_t device_rows = 0;          // row places in use in device memory
+  uint64_t promotions = 0;           // rows moved to device memory
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_TABLE_TABLE_OPTIONS_H_
