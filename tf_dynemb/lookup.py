@@ -8,11 +8,12 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from tf_dynemb import _ops, bags, communicator, exchange, prefetch
+from tf_dynemb import _ops, communicator, exchange, prefetch
 from tf_dynemb import exchange_gradient as exchange_gradient  # registers it
 from tf_dynemb.admission import admit
 from tf_dynemb.bags import Bags
 from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.features import as_features, as_list
 from tf_dynemb.placement import by_placement
 from tf_dynemb.pool import pool
 from tf_dynemb.prefetch import Prefetched
@@ -66,7 +67,7 @@ def lookup_sparse(
             anything changes.
     """
     single = not isinstance(params, (list, tuple))
-    tables = [unwrap(table) for table in _as_list(params)]
+    tables = [unwrap(table) for table in as_list(params)]
     names = _combiner_names(combiners, len(tables))
     if not isinstance(insert, bool):
         raise TypeError(f"insert must be True or False, got {insert!r}.")
@@ -84,22 +85,6 @@ def lookup_sparse(
             features = admit(tables, features)
         outputs = lookup_bags(tables, features, names, insert)
     return outputs[0] if single else outputs
-
-
-def as_features(params: Any, sp_ids: Any, sp_weights: Any) -> list[Bags]:
-    """Checks the arguments of `lookup_sparse`, and makes bags of ids and weights."""
-    single = not isinstance(params, (list, tuple))
-    tables = [unwrap(table) for table in _as_list(params)]
-    if not tables:
-        raise ValueError("params is empty: at least one table is needed.")
-    for table in tables:
-        _check_table(table)
-    ids = _one_each("sp_ids", [sp_ids] if single else sp_ids, len(tables))
-    weights = _one_each("sp_weights", [sp_weights] if single else sp_weights, len(tables), True)
-    return [
-        bags.create(i, w, key_type_of(table), "sp_ids" if single else f"sp_ids[{n}]")
-        for n, (table, i, w) in enumerate(zip(tables, ids, weights, strict=True))
-    ]
 
 
 def lookup_bags(
@@ -120,11 +105,6 @@ def lookup_bags(
             insert,
         )
     return _with_dense(tables, features, combiners, places, pooled)
-
-
-def key_type_of(table: Any) -> Any:
-    """The dtype of the keys of a dynamic or static table."""
-    return table.key_type if isinstance(table, DynamicVariable) else tf.int64
 
 
 def _lookup_dynamic(
@@ -195,35 +175,6 @@ def _with_dense(
             outputs[i] = pool(tf.gather(table, feature.keys), feature, combiners[i])
             outputs[i].set_shape([feature.static_num_bags, table.shape[1]])
     return outputs
-
-
-def _check_table(table: Any) -> None:
-    if not resource_variable_ops.is_resource_variable(table):
-        raise TypeError(
-            f"params must be DynamicVariable, Variable or tf.Variable, got {table!r:.120}."
-        )
-    if table.shape.rank != 2 or not table.dtype.is_floating:
-        raise ValueError(
-            "params must be floating point [rows, dim], got a variable of the shape "
-            f"{table.shape} and {table.dtype.name}."
-        )
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _one_each(name: str, values: Any, count: int, may_be_none: bool = False) -> list[Any]:
-    if may_be_none and values is None:
-        return [None] * count
-    if not isinstance(values, (list, tuple)):
-        raise TypeError(f"{name} must be a list as params is, got a {type(values).__name__}.")
-    if len(values) != count:
-        raise ValueError(f"{name} has {len(values)} items, but params has {count}.")
-    for i, value in enumerate(values):
-        if value is None and not may_be_none:
-            raise TypeError(f"{name}[{i}] is None.")
-    return list(values)
 
 
 def _combiner_names(combiners: Any, count: int) -> list[str]:

@@ -24,6 +24,7 @@ from tensorflow.python.ops import resource_variable_ops
 from tf_dynemb import _ops, communicator, exchange
 from tf_dynemb.bags import Bags
 from tf_dynemb.exchange import Request, Spread
+from tf_dynemb.features import as_features, as_list
 from tf_dynemb.placement import by_placement
 from tf_dynemb.unwrap import unwrap
 
@@ -96,9 +97,7 @@ def prefetch_lookup(
         (batch, ahead): `ahead` takes the place of `sp_ids` in one call of `lookup_sparse` with the
         same `params`, also inside a `tf.function` that it is an argument of.
     """
-    from tf_dynemb.lookup import as_features  # which needs this module
-
-    tables = [unwrap(t) for t in (params if isinstance(params, (list, tuple)) else [params])]
+    tables = [unwrap(t) for t in as_list(params)]
 
     def features(batch: Any) -> list[Bags]:
         return as_features(params, ids(batch), None if weights is None else weights(batch))

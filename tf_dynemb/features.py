@@ -1,0 +1,64 @@
+"""Ids as `lookup_sparse` and `prefetch_lookup` take them, checked and made bags."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
+
+from tf_dynemb import bags
+from tf_dynemb.bags import Bags
+from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.unwrap import unwrap
+
+
+def as_features(params: Any, sp_ids: Any, sp_weights: Any) -> list[Bags]:
+    """Checks the arguments of `lookup_sparse`, and makes bags of ids and weights."""
+    single = not isinstance(params, (list, tuple))
+    tables = [unwrap(table) for table in as_list(params)]
+    if not tables:
+        raise ValueError("params is empty: at least one table is needed.")
+    for table in tables:
+        _check_table(table)
+    ids = _one_each("sp_ids", [sp_ids] if single else sp_ids, len(tables))
+    weights = _one_each("sp_weights", [sp_weights] if single else sp_weights, len(tables), True)
+    return [
+        bags.create(i, w, _key_type_of(table), "sp_ids" if single else f"sp_ids[{n}]")
+        for n, (table, i, w) in enumerate(zip(tables, ids, weights, strict=True))
+    ]
+
+
+def _key_type_of(table: Any) -> Any:
+    """The dtype of the keys of a dynamic or static table."""
+    return table.key_type if isinstance(table, DynamicVariable) else tf.int64
+
+
+def as_list(value: Any) -> list[Any]:
+    """The items of a list or tuple; anything else as the only one."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _check_table(table: Any) -> None:
+    if not resource_variable_ops.is_resource_variable(table):
+        raise TypeError(
+            f"params must be DynamicVariable, Variable or tf.Variable, got {table!r:.120}."
+        )
+    if table.shape.rank != 2 or not table.dtype.is_floating:
+        raise ValueError(
+            "params must be floating point [rows, dim], got a variable of the shape "
+            f"{table.shape} and {table.dtype.name}."
+        )
+
+
+def _one_each(name: str, values: Any, count: int, may_be_none: bool = False) -> list[Any]:
+    if may_be_none and values is None:
+        return [None] * count
+    if not isinstance(values, (list, tuple)):
+        raise TypeError(f"{name} must be a list as params is, got a {type(values).__name__}.")
+    if len(values) != count:
+        raise ValueError(f"{name} has {len(values)} items, but params has {count}.")
+    for i, value in enumerate(values):
+        if value is None and not may_be_none:
+            raise TypeError(f"{name}[{i}] is None.")
+    return list(values)
