@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops
+from tf_dynemb.batches import NO_STATE, slices, warn_of_evictions
 from tf_dynemb.cut import Cut, Rows, from_bits
-from tf_dynemb.dynamic_variable import DynamicVariable, StateSpec
-from tf_dynemb.rows_io import NO_STATE, slices, warn_of_evictions
 from tf_dynemb.snapshots import Snapshots
+from tf_dynemb.table import StateSpec, Table
 
 
 class Content(NamedTuple):
@@ -33,7 +33,7 @@ class Content(NamedTuple):
         return str(json.loads(self.info)["dtype"])
 
 
-def read_content(table: DynamicVariable) -> Content:
+def read_content(table: Table) -> Content:
     """All rows, as they are at one moment. Needs memory for them."""
     with Cut([table], [-1], with_deleted=False) as cut:
         _, base, spec, _ = cut.info(0)
@@ -51,7 +51,7 @@ def read_content(table: DynamicVariable) -> Content:
     return Content(rows, json.dumps(info))
 
 
-def write_content(table: DynamicVariable, content: Content, adopt_state: bool) -> None:
+def write_content(table: Table, content: Content, adopt_state: bool) -> None:
     """Makes a table hold just these rows, times and optimizer state included.
 
     Args:

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops
-from tf_dynemb.dynamic_variable import DynamicVariable, StateSpec
+from tf_dynemb.table import StateSpec, Table
 
 # What is read from a table at a time, under its lock: a batch may have to wait for that.
 _PIECE_BYTES = 2 << 20
@@ -55,9 +55,7 @@ class Cut:
             remember all deletions.
     """
 
-    def __init__(
-        self, tables: Sequence[DynamicVariable], since: Sequence[int], with_deleted: bool
-    ) -> None:
+    def __init__(self, tables: Sequence[Table], since: Sequence[int], with_deleted: bool) -> None:
         self._tables = list(tables)
         self._since = list(since)
         self._with_deleted = with_deleted

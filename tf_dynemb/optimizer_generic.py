@@ -18,8 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops
-from tf_dynemb.dynamic_variable import DynamicVariable, StateSpec
+from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.gradients import TableGradient
+from tf_dynemb.table import StateSpec
 
 
 @dataclasses.dataclass(frozen=True)

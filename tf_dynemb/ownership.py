@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,24 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
-from tf_dynemb.dynamic_variable import DynamicVariable
-from tf_dynemb.static_variable import owner_of_mode
+from tf_dynemb.exchange import BY_HASH
+
+
+def check_mode(mode: Any) -> None:
+    """Raises ValueError unless `mode` is None, "distributed" or "localized:RANK"."""
+    if mode is None or mode == "distributed":
+        return
+    match = re.fullmatch(r"localized:(\d+)", mode) if isinstance(mode, str) else None
+    if match is None:
+        raise ValueError(f"mode must be None, 'distributed' or 'localized:RANK', got {mode!r}.")
+    size = communicator.get().size
+    if int(match.group(1)) >= size:
+        raise ValueError(f"mode={mode!r} names rank {match.group(1)}, but there are {size} ranks.")
+
+
+def owner_of_mode(mode: str | None) -> int | None:
+    """The rank that a localized table is on; None for a distributed one."""
+    return int(mode.split(":")[1]) if mode is not None and ":" in mode else None
 
 
 def owned(variable: Any, keys: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None:
@@ -29,8 +46,9 @@ def owned(variable: Any, keys: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None
     rank = _only_rank(variable)
     if rank is not None:
         return None if rank == comm.rank else np.zeros(len(keys), np.bool_)
-    if isinstance(variable, DynamicVariable):
-        ranks = owners(tf.constant(keys, variable.key_type), comm.size)
+    spread = variable.spread
+    if spread.owner == BY_HASH:
+        ranks = owners(tf.constant(keys, spread.key_type), comm.size)
     else:
         ranks = keys % comm.size
     return np.asarray(ranks == comm.rank, np.bool_)

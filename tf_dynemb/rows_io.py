@@ -7,32 +7,28 @@ import concurrent.futures
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tqdm
 
-from tf_dynemb import _ops, communicator, ownership, storage
-from tf_dynemb._warn import warn
+from tf_dynemb import _ops, ownership, storage
+from tf_dynemb.batches import NO_STATE, own_rows
 from tf_dynemb.cut import Cut, Rows, from_bits
-from tf_dynemb.dynamic_variable import DynamicVariable, table_stats
 from tf_dynemb.storage import key_index
+from tf_dynemb.table import Table
 
 # Pieces that may wait for the disk.
 _PIECES_AHEAD = 3
-# Rows that are loaded at a time.
-_LOAD_BYTES = 16 << 20
 # A progress bar appears after so many seconds.
 _PATIENCE = 3.0
-
-NO_STATE = np.empty((0, 0), np.float32)
 
 
 def write_rows(
     part: storage.Part,
-    tables: Mapping[str, DynamicVariable],
+    tables: Mapping[str, Table],
     cut: Cut,
     with_state: bool,
     what: str,
@@ -122,7 +118,7 @@ def write_rows(
 def load_rows(
     snapshot: storage.Snapshot,
     name: str,
-    table: DynamicVariable,
+    table: Table,
     handle: Any,
     with_state: bool,
     at_tick: int,
@@ -165,62 +161,6 @@ def load_rows(
                 batches += 1
                 bar.update(len(keys))
     return batches
-
-
-def own_rows(
-    table: DynamicVariable, rows: int, state_width: int, read_keys: Callable[[slice], Any]
-) -> Iterator[tuple[Any, Any]]:
-    """Goes through rows that are to be loaded, and picks those that this rank owns.
-
-    Args:
-        table: to load into.
-        rows: how many there are.
-        state_width: floats of state in each.
-        read_keys: the keys of a stretch of them, of the table's key type.
-
-    Yields:
-        which ones to load at a time, as an index of the columns' arrays; and their keys.
-    """
-    step = _rows_at_a_time(table, state_width)
-    # Of the keys that are looked at together, about `step` are this rank's.
-    stretch = step * communicator.get().size
-    for begin in range(0, rows, stretch):
-        end = min(begin + stretch, rows)
-        keys = read_keys(slice(begin, end))
-        mine = ownership.owned(table, keys)
-        if mine is None or mine.all():
-            for start in range(begin, end, step):
-                some = slice(start, min(start + step, end))
-                yield some, keys[some.start - begin : some.stop - begin]
-        else:
-            places = np.flatnonzero(mine)
-            for start in range(0, len(places), step):
-                here = places[start : start + step]
-                yield begin + here, keys[here]
-
-
-def slices(table: DynamicVariable, rows: int, state_width: int) -> Iterator[slice]:
-    """Stretches of rows to load at a time."""
-    step = _rows_at_a_time(table, state_width)
-    return (slice(begin, begin + step) for begin in range(0, rows, step))
-
-
-def _rows_at_a_time(table: DynamicVariable, state_width: int) -> int:
-    step = max(1, _LOAD_BYTES // (table.dimension * 4 + state_width * 4 + 16))
-    if table.options.max_capacity is not None:
-        step = min(step, table.options.max_capacity)  # a batch must fit; what comes last stays
-    return step
-
-
-def warn_of_evictions(handle: Any, table: DynamicVariable, what: str) -> int:
-    """Warns if rows that were loaded evicted others; returns how many."""
-    evictions = table_stats(handle)["evictions"]
-    if evictions:
-        warn(
-            f"{evictions} of the rows of {what} had no place in {table.name!r}, whose max_capacity "
-            f"is {table.options.max_capacity}."
-        )
-    return evictions
 
 
 def erase(snapshot: storage.Snapshot, name: str, handle: Any, key_type: Any) -> int:
@@ -272,7 +212,7 @@ def progress(total: int, what: str, unit: str, quiet: bool | None) -> Any:
 
 
 def _columns(
-    part: storage.Part, number: int, table: DynamicVariable, state_width: int
+    part: storage.Part, number: int, table: Table, state_width: int
 ) -> dict[str, storage.ColumnWriter]:
     dtype = storage.manifest.DTYPES[table.dtype.name]
     columns = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from typing import Any
 
 import keras
@@ -15,6 +14,7 @@ from tf_dynemb import bags, communicator, exchange
 from tf_dynemb.config import check_exchange_dtype
 from tf_dynemb.exchange import BY_MODULO, Spread, exchange_stats
 from tf_dynemb.keys import as_keys
+from tf_dynemb.ownership import check_mode, owner_of_mode
 
 _numbers = itertools.count()
 
@@ -154,20 +154,3 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
                 f"be 1, got the shape {indices.shape}."
             )
         return self.sparse_read(tf.squeeze(indices, -1), name=name)
-
-
-def check_mode(mode: Any) -> None:
-    """Raises ValueError unless `mode` is None, "distributed" or "localized:RANK"."""
-    if mode is None or mode == "distributed":
-        return
-    match = re.fullmatch(r"localized:(\d+)", mode) if isinstance(mode, str) else None
-    if match is None:
-        raise ValueError(f"mode must be None, 'distributed' or 'localized:RANK', got {mode!r}.")
-    size = communicator.get().size
-    if int(match.group(1)) >= size:
-        raise ValueError(f"mode={mode!r} names rank {match.group(1)}, but there are {size} ranks.")
-
-
-def owner_of_mode(mode: str | None) -> int | None:
-    """The rank that a localized table is on; None for a distributed one."""
-    return int(mode.split(":")[1]) if mode is not None and ":" in mode else None

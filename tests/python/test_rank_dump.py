@@ -19,7 +19,16 @@ from rank_model import Rank, contents, run_on, unpublished, whole, whole_matrice
 from rank_threads import ranks_are_threads, run
 
 import tf_dynemb as de
-from tf_dynemb import cli, continuation, joint_publication, joint_reading, rows_io, serving, storage
+from tf_dynemb import (
+    batches,
+    cli,
+    continuation,
+    joint_publication,
+    joint_reading,
+    rows_io,
+    serving,
+    storage,
+)
 
 KEYS = np.arange(300)
 
@@ -327,7 +336,7 @@ class Watched:
 def test_what_is_not_its_own_a_rank_does_not_read(tmp_path, monkeypatch, capacity):
     """With as many ranks as wrote, of other shards the keys alone; a slice at a time."""
     ranks, _ = dump(tmp_path, 3)
-    monkeypatch.setattr(rows_io, "_LOAD_BYTES", 1400)
+    monkeypatch.setattr(batches, "_LOAD_BYTES", 1400)
     read = []
     column = storage.Snapshot.column
     here = threading.local()

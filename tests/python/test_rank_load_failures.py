@@ -13,7 +13,7 @@ from rank_threads import ranks_are_threads, run
 from test_sok_dump import KEY, STATE, WEIGHT, write
 
 import tf_dynemb as de
-from tf_dynemb import joint_reading, rows_io, storage
+from tf_dynemb import batches, joint_reading, rows_io, storage
 from tf_dynemb.agreement import OtherRankError
 
 KEYS = np.arange(120)
@@ -202,7 +202,7 @@ def test_a_dump_of_sok_is_spread_over_ranks(tmp_path, monkeypatch, size):
     keys = np.arange(-50, 50)
     vectors = (keys[:, None] * [1, 10, 100]).astype(np.float32)
     write_sok_dump(tmp_path / "sok", keys, vectors)
-    monkeypatch.setattr(rows_io, "_LOAD_BYTES", 1000)
+    monkeypatch.setattr(batches, "_LOAD_BYTES", 1000)
     grid = np.zeros((5, 2), np.float32)
     grid[[3, 0, 4, 1, 2]] = np.arange(10).reshape(5, 2)
 
