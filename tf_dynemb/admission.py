@@ -14,8 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dynemb import _ops, communicator, exchange, spread_keys
-from tf_dynemb.bags import Bags
 from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.ids.bags import Bags
 
 
 def admit(tables: Sequence[Any], features: Sequence[Bags]) -> list[Bags]:

@@ -7,9 +7,9 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from tf_dynemb import bags
-from tf_dynemb.bags import Bags
 from tf_dynemb.dynamic_variable import DynamicVariable
+from tf_dynemb.ids import bags
+from tf_dynemb.ids.bags import Bags
 from tf_dynemb.unwrap import unwrap
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
 from tf_dynemb.dynamic_variable import DynamicVariable
-from tf_dynemb.keys import as_keys
+from tf_dynemb.ids.keys import as_keys
 from tf_dynemb.static_variable import Variable
 from tf_dynemb.unwrap import unwrap
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dynemb.bags import Bags
+from tf_dynemb.ids.bags import Bags
 
 
 def pool(vectors: Any, bags: Bags, combiner: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dynemb import _ops, communicator, exchange
-from tf_dynemb.keys import as_keys
+from tf_dynemb.ids.keys import as_keys
 from tf_dynemb.static_variable import Variable
 from tf_dynemb.unwrap import dynamic, unwrap
 

@@ -10,12 +10,13 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-from tf_dynemb import bags, content, initializers
-from tf_dynemb.bags import Bags
+from tf_dynemb import content, initializers
 from tf_dynemb.config import TableOptions, check_dimension
 from tf_dynemb.cut import Rows
 from tf_dynemb.dynamic_variable import DynamicVariable
-from tf_dynemb.keys import cast_keys
+from tf_dynemb.ids import bags
+from tf_dynemb.ids.bags import Bags
+from tf_dynemb.ids.keys import cast_keys
 from tf_dynemb.layers.table_weight import TableWeight
 from tf_dynemb.lookup import lookup_bags
 

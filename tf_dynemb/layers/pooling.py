@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dynemb import bags
-from tf_dynemb.bags import Bags
+from tf_dynemb.ids import bags
+from tf_dynemb.ids.bags import Bags
 from tf_dynemb.lookup import COMBINERS, lookup_bags
 from tf_dynemb.pool import pool
 

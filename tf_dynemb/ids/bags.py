@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops
-from tf_dynemb.keys import as_keys, cast_keys
+from tf_dynemb.ids.keys import as_keys, cast_keys
 
 
 @dataclasses.dataclass(frozen=True)
