@@ -22,7 +22,8 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dynemb as de
-from tf_dynemb import _ops, communicator, exchange
+from tf_dynemb import _ops, communicator
+from tf_dynemb.parallel import exchange
 
 TABLES = 26
 ROWS = 1_000_000

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tf_dynemb import communicator, ownership
+from tf_dynemb import communicator
 from tf_dynemb._warn import warn
+from tf_dynemb.parallel import ownership
 from tf_dynemb.table import Table, table_stats
 
 # Of a batch.

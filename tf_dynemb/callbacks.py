@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_dynemb import communicator
 from tf_dynemb._warn import warn
-from tf_dynemb.agreement import Ranks
+from tf_dynemb.parallel.agreement import Ranks
 from tf_dynemb.rank_metrics import average_untrained, reduce_metrics, replace_logs
 from tf_dynemb.replicas import broadcast_variables
 from tf_dynemb.unwrap import filter_variables

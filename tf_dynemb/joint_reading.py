@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from tf_dynemb import rows_io, storage
-from tf_dynemb.agreement import Ranks
-from tf_dynemb.shared_path import wait_for
+from tf_dynemb.parallel.agreement import Ranks
+from tf_dynemb.parallel.shared_path import wait_for
 from tf_dynemb.storage import chain
 
 T = TypeVar("T")

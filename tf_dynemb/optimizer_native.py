@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_dynemb import _ops
 from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.gradients import TableGradient
-from tf_dynemb.placement import by_placement
+from tf_dynemb.parallel.placement import by_placement
 from tf_dynemb.rowwise_adagrad import RowwiseAdagrad
 from tf_dynemb.table import StateSpec
 

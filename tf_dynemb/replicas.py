@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from tf_dynemb.agreement import Ranks
+from tf_dynemb.parallel.agreement import Ranks
 from tf_dynemb.unwrap import filter_variables, unwrap
 
 # Variables travel together up to so many bytes, a larger one alone.

@@ -6,8 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dynemb import _ops, communicator, exchange
+from tf_dynemb import _ops, communicator
 from tf_dynemb.ids.keys import as_keys
+from tf_dynemb.parallel import exchange
 from tf_dynemb.static_variable import Variable
 from tf_dynemb.unwrap import dynamic, unwrap
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb import ownership, storage
+from tf_dynemb import storage
 from tf_dynemb.cut import bits, from_bits
+from tf_dynemb.parallel import ownership
 from tf_dynemb.rows_io import build_index
 
 

@@ -10,12 +10,13 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from tf_dynemb import communicator, exchange
+from tf_dynemb import communicator
 from tf_dynemb.config import check_exchange_dtype
-from tf_dynemb.exchange import BY_MODULO, Spread, exchange_stats
 from tf_dynemb.ids import bags
 from tf_dynemb.ids.keys import as_keys
-from tf_dynemb.ownership import check_mode, owner_of_mode
+from tf_dynemb.parallel import exchange
+from tf_dynemb.parallel.exchange import BY_MODULO, Spread, exchange_stats
+from tf_dynemb.parallel.ownership import check_mode, owner_of_mode
 
 _numbers = itertools.count()
 

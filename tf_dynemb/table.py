@@ -14,10 +14,10 @@ from tensorflow.python.eager import context
 
 from tf_dynemb import _ops, initializers
 from tf_dynemb.config import EVICT_STRATEGIES, TableOptions, check_dimension
-from tf_dynemb.exchange import BY_HASH, Spread, exchange_stats
 from tf_dynemb.ids.keys import KEY_TYPES
-from tf_dynemb.ownership import check_mode, owner_of_mode
-from tf_dynemb.placement import Placement, place
+from tf_dynemb.parallel.exchange import BY_HASH, Spread, exchange_stats
+from tf_dynemb.parallel.ownership import check_mode, owner_of_mode
+from tf_dynemb.parallel.placement import Placement, place
 from tf_dynemb.snapshots import Snapshots
 
 # (optimizer, floats per row of each of its states, what each begins with)

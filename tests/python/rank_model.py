@@ -13,8 +13,9 @@ from chain_reader import Rows, in_order
 from rank_threads import outcomes, run
 
 import tf_dynemb as de
-from tf_dynemb import _ops, ownership
-from tf_dynemb.agreement import OtherRankError
+from tf_dynemb import _ops
+from tf_dynemb.parallel import ownership
+from tf_dynemb.parallel.agreement import OtherRankError
 
 GRID = np.arange(22, dtype=np.float32).reshape(11, 2)
 HOME = np.arange(15, dtype=np.float32).reshape(5, 3) - 7

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from rank_threads import RankGoneError, outcomes, ranks_are_threads, run
 
-from tf_dynemb.agreement import OtherRankError, Ranks, check_alike
+from tf_dynemb.parallel.agreement import OtherRankError, Ranks, check_alike
 
 
 @pytest.fixture(autouse=True)

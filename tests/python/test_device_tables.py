@@ -16,8 +16,8 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels, op_def_registry
 
 import tf_dynemb as de
-from tf_dynemb import placement
-from tf_dynemb.placement import Placement
+from tf_dynemb.parallel import placement
+from tf_dynemb.parallel.placement import Placement
 
 CPU = "/device:CPU:0"
 GB = 2.0**-30

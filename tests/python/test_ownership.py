@@ -6,7 +6,7 @@ import tensorflow as tf
 from rank_threads import ranks_are_threads, run
 
 import tf_dynemb as de
-from tf_dynemb import ownership
+from tf_dynemb.parallel import ownership
 
 
 @pytest.fixture(autouse=True)

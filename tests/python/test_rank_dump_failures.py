@@ -17,7 +17,8 @@ from rank_model import Rank, check_failed, contents, ended, run_on, unpublished
 from rank_threads import RankGoneError, ranks_are_threads, run
 
 import tf_dynemb as de
-from tf_dynemb import shared_path, storage
+from tf_dynemb import storage
+from tf_dynemb.parallel import shared_path
 from tf_dynemb.snapshots import Snapshots
 from tf_dynemb.storage import column_writer, publication
 

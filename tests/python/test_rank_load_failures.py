@@ -14,7 +14,7 @@ from test_sok_dump import KEY, STATE, WEIGHT, write
 
 import tf_dynemb as de
 from tf_dynemb import batches, joint_reading, rows_io, storage
-from tf_dynemb.agreement import OtherRankError
+from tf_dynemb.parallel.agreement import OtherRankError
 
 KEYS = np.arange(120)
 

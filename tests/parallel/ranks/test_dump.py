@@ -18,7 +18,7 @@ from rank_model import GRID, HOME, Rank, whole, whole_matrices
 
 import tf_dynemb as de
 from tf_dynemb import cli, rows_io, serving, storage
-from tf_dynemb.agreement import OtherRankError
+from tf_dynemb.parallel.agreement import OtherRankError
 
 KEYS = np.arange(400)
 OTHER_SIZES = (1, 3, 8)

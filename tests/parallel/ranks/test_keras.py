@@ -14,7 +14,7 @@ import tensorflow as tf
 import tf_dynemb as de
 from parallel.ranks.gathered import of_all, one_rank, whole_table
 from tf_dynemb import communicator
-from tf_dynemb.agreement import OtherRankError
+from tf_dynemb.parallel.agreement import OtherRankError
 
 BATCH, STEPS, EPOCHS, FIELDS = 16, 4, 2, 3
 SEVERAL = pytest.mark.ranks(2, 4)

@@ -31,7 +31,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from tf_dynemb import _ops, communicator
 from tf_dynemb.ids.bags import Bags
-from tf_dynemb.placement import by_placement, common_device
+from tf_dynemb.parallel.placement import by_placement, common_device
 
 # Owners of a table's keys that are not one rank: as the attribute of DynembRoute.
 BY_HASH = -1

@@ -15,7 +15,7 @@ from tensorflow.python.eager import record
 from tensorflow.python.ops import resource_variable_ops
 
 from tf_dynemb import _ops, communicator
-from tf_dynemb.exchange import exchange_counts, send_gradients, send_rows
+from tf_dynemb.parallel.exchange import exchange_counts, send_gradients, send_rows
 
 
 class _Pooled:

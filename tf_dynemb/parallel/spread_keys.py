@@ -11,8 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dynemb import _ops, communicator, exchange
-from tf_dynemb.exchange import Spread
+from tf_dynemb import _ops, communicator
+from tf_dynemb.parallel import exchange
+from tf_dynemb.parallel.exchange import Spread
 
 
 def upsert(table: Spread, keys: Any, values: Any) -> Any:

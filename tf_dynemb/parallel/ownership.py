@@ -10,7 +10,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
-from tf_dynemb.exchange import BY_HASH
+from tf_dynemb.parallel.exchange import BY_HASH
 
 
 def check_mode(mode: Any) -> None:
