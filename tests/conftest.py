@@ -10,10 +10,10 @@ def small_device_tier():
     if not simulated.ON_DEVICE:
         yield
         return
-    from tf_dynemb import config
+    from tf_dynemb.tables import options
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(config, "_HBM_GB", simulated.HBM_BYTES / 2**30)
+        patch.setattr(options, "_HBM_GB", simulated.HBM_BYTES / 2**30)
         yield
 
 

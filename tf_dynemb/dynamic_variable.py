@@ -8,11 +8,12 @@ import tensorflow as tf
 from tensorflow.python.framework import ops, tensor_shape
 from tensorflow.python.ops import handle_data_util, resource_variable_ops
 
-from tf_dynemb import _ops, communicator, content, cut
+from tf_dynemb import _ops, communicator
 from tf_dynemb.ids import bags
 from tf_dynemb.ids.keys import as_keys
 from tf_dynemb.parallel import exchange, spread_keys
-from tf_dynemb.table import Table
+from tf_dynemb.tables import content, cut
+from tf_dynemb.tables.table import Table
 
 
 class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: ignore[misc]

@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import Any
 
 from tf_dynemb import rows_io, storage
-from tf_dynemb.cut import Cut, advance_clock, last_tick
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.parallel.shared_path import wait_for
 from tf_dynemb.storage.manifest import tables_from_json, tables_to_json
 from tf_dynemb.storage.publication import unpublished
+from tf_dynemb.tables.cut import Cut, advance_clock, last_tick
 from tf_dynemb.watermark import Watermark
 
 

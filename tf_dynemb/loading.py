@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_dynemb import _ops, batches, rows_io, static_rows, storage
+from tf_dynemb import _ops, rows_io, static_rows, storage
 from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.entry_check import check_entry, has_state, last_optimizer, takes_state
 from tf_dynemb.joint_reading import open_chain, read_chain, verify
@@ -17,8 +17,9 @@ from tf_dynemb.optimizer import OptimizerWrapper
 from tf_dynemb.optimizer_entry import check_optimizer, restore_optimizer
 from tf_dynemb.parallel import ownership
 from tf_dynemb.parallel.agreement import Ranks, check_alike
-from tf_dynemb.snapshots import Snapshots
-from tf_dynemb.table import StateSpec
+from tf_dynemb.tables import batches
+from tf_dynemb.tables.lineage import Snapshots
+from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.watermark import Watermark
 
 

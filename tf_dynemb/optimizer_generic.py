@@ -20,7 +20,7 @@ import tensorflow as tf
 from tf_dynemb import _ops
 from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.gradients import TableGradient
-from tf_dynemb.table import StateSpec
+from tf_dynemb.tables.table import StateSpec
 
 
 @dataclasses.dataclass(frozen=True)

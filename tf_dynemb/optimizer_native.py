@@ -14,7 +14,7 @@ from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.gradients import TableGradient
 from tf_dynemb.parallel.placement import by_placement
 from tf_dynemb.rowwise_adagrad import RowwiseAdagrad
-from tf_dynemb.table import StateSpec
+from tf_dynemb.tables.table import StateSpec
 
 
 @dataclasses.dataclass(frozen=True)

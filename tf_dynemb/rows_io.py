@@ -15,11 +15,11 @@ import tensorflow as tf
 import tqdm
 
 from tf_dynemb import _ops, storage
-from tf_dynemb.batches import NO_STATE, own_rows
-from tf_dynemb.cut import Cut, Rows, from_bits
 from tf_dynemb.parallel import ownership
 from tf_dynemb.storage import key_index
-from tf_dynemb.table import Table
+from tf_dynemb.tables.batches import NO_STATE, own_rows
+from tf_dynemb.tables.cut import Cut, Rows, from_bits
+from tf_dynemb.tables.table import Table
 
 # Pieces that may wait for the disk.
 _PIECES_AHEAD = 3

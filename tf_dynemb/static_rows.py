@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import storage
-from tf_dynemb.cut import bits, from_bits
 from tf_dynemb.parallel import ownership
 from tf_dynemb.rows_io import build_index
+from tf_dynemb.tables.cut import bits, from_bits
 
 
 def write_static(

@@ -11,12 +11,12 @@ import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
 from tf_dynemb import communicator
-from tf_dynemb.config import check_exchange_dtype
 from tf_dynemb.ids import bags
 from tf_dynemb.ids.keys import as_keys
 from tf_dynemb.parallel import exchange
 from tf_dynemb.parallel.exchange import BY_MODULO, Spread, exchange_stats
 from tf_dynemb.parallel.ownership import check_mode, owner_of_mode
+from tf_dynemb.tables.options import check_exchange_dtype
 
 _numbers = itertools.count()
 

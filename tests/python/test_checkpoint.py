@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dynemb as de
-from tf_dynemb.content import read_content
+from tf_dynemb.tables.content import read_content
 
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(-(2**40), 2**40, 500)

@@ -31,7 +31,8 @@ from hypothesis import stateful
 from hypothesis import strategies as st
 
 import tf_dynemb as de
-from tf_dynemb import cut, serving, storage
+from tf_dynemb import serving, storage
+from tf_dynemb.tables import cut
 
 TABLE = st.integers(0, 1)
 NUMBERS = st.lists(st.integers(0, 40), min_size=1, max_size=10, unique=True)

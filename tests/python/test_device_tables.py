@@ -18,6 +18,7 @@ from tensorflow.python.framework import kernels, op_def_registry
 import tf_dynemb as de
 from tf_dynemb.parallel import placement
 from tf_dynemb.parallel.placement import Placement
+from tf_dynemb.tables.options import TableOptions
 
 CPU = "/device:CPU:0"
 GB = 2.0**-30
@@ -126,7 +127,7 @@ class TestTiers:
         assert nothing.stats()["device_rows"] == 0
 
     def test_by_default_16_gb(self):
-        assert de.config.TableOptions().max_hbm_bytes in (16 << 30, simulated.HBM_BYTES)
+        assert TableOptions().max_hbm_bytes in (16 << 30, simulated.HBM_BYTES)
 
     def test_host_tables_have_no_device_rows(self):
         table = make(var_type="host")

@@ -16,7 +16,7 @@ from test_checkpoint import rows_of
 
 import tf_dynemb as de
 from tf_dynemb import rows_io, storage
-from tf_dynemb.cut import Cut
+from tf_dynemb.tables.cut import Cut
 
 UTC = datetime.timezone.utc
 

@@ -19,16 +19,8 @@ from rank_model import Rank, contents, run_on, unpublished, whole, whole_matrice
 from rank_threads import ranks_are_threads, run
 
 import tf_dynemb as de
-from tf_dynemb import (
-    batches,
-    cli,
-    continuation,
-    joint_publication,
-    joint_reading,
-    rows_io,
-    serving,
-    storage,
-)
+from tf_dynemb import cli, continuation, joint_publication, joint_reading, rows_io, serving, storage
+from tf_dynemb.tables import batches
 
 KEYS = np.arange(300)
 

@@ -13,8 +13,9 @@ from rank_threads import ranks_are_threads, run
 from test_sok_dump import KEY, STATE, WEIGHT, write
 
 import tf_dynemb as de
-from tf_dynemb import batches, joint_reading, rows_io, storage
+from tf_dynemb import joint_reading, rows_io, storage
 from tf_dynemb.parallel.agreement import OtherRankError
+from tf_dynemb.tables import batches
 
 KEYS = np.arange(120)
 

@@ -48,7 +48,7 @@ class Spread:
         dimension: of its vectors.
         owner: BY_HASH, BY_MODULO, or the rank that holds the table.
         name: for the counters of `stats()`; no other table of the process has it.
-        wire: how vectors and gradients travel: "same", or one of config.EXCHANGE_DTYPES.
+        wire: how vectors and gradients travel: "same", or one of options.EXCHANGE_DTYPES.
         is_dynamic: whether it is a hash table.
     """
 

@@ -10,7 +10,7 @@ import numpy as np
 from tf_dynemb import communicator
 from tf_dynemb._warn import warn
 from tf_dynemb.parallel import ownership
-from tf_dynemb.table import Table, table_stats
+from tf_dynemb.tables.table import Table, table_stats
 
 # Of a batch.
 _LOAD_BYTES = 16 << 20

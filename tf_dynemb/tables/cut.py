@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops
-from tf_dynemb.table import StateSpec, Table
+from tf_dynemb.tables.table import StateSpec, Table
 
 # What is read from a table at a time, under its lock: a batch may have to wait for that.
 _PIECE_BYTES = 2 << 20

@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops
-from tf_dynemb.batches import NO_STATE, slices, warn_of_evictions
-from tf_dynemb.cut import Cut, Rows, from_bits
-from tf_dynemb.snapshots import Snapshots
-from tf_dynemb.table import StateSpec, Table
+from tf_dynemb.tables.batches import NO_STATE, slices, warn_of_evictions
+from tf_dynemb.tables.cut import Cut, Rows, from_bits
+from tf_dynemb.tables.lineage import Snapshots
+from tf_dynemb.tables.table import StateSpec, Table
 
 
 class Content(NamedTuple):

@@ -12,13 +12,14 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from tf_dynemb import _ops, initializers
-from tf_dynemb.config import EVICT_STRATEGIES, TableOptions, check_dimension
+from tf_dynemb import _ops
 from tf_dynemb.ids.keys import KEY_TYPES
 from tf_dynemb.parallel.exchange import BY_HASH, Spread, exchange_stats
 from tf_dynemb.parallel.ownership import check_mode, owner_of_mode
 from tf_dynemb.parallel.placement import Placement, place
-from tf_dynemb.snapshots import Snapshots
+from tf_dynemb.tables import initializers
+from tf_dynemb.tables.lineage import Snapshots
+from tf_dynemb.tables.options import EVICT_STRATEGIES, TableOptions, check_dimension
 
 # (optimizer, floats per row of each of its states, what each begins with)
 StateSpec: TypeAlias = tuple[str, tuple[int, ...], tuple[float, ...]]
