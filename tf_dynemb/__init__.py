@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from tf_dynemb import callbacks, layers, serving, storage
     from tf_dynemb.applying import apply_delta
     from tf_dynemb.communicator import init
-    from tf_dynemb.dynamic_variable import DynamicVariable
     from tf_dynemb.loading import load
     from tf_dynemb.lookup import lookup_sparse
     from tf_dynemb.model_dump import incremental_model_dump
     from tf_dynemb.optimizer import OptimizerWrapper
     from tf_dynemb.prefetch import prefetch_lookup
-    from tf_dynemb.replicas import broadcast_variables
     from tf_dynemb.rowwise_adagrad import RowwiseAdagrad
     from tf_dynemb.snapshot import dump, incremental_dump
     from tf_dynemb.sok_load import load_sok_dump
     from tf_dynemb.sok_names import SGD, all2all_dense_embedding, sparse_read_and_evict
-    from tf_dynemb.static_variable import Variable
-    from tf_dynemb.transfer import assign, export
-    from tf_dynemb.unwrap import filter_variables
+    from tf_dynemb.variables.dynamic import DynamicVariable
+    from tf_dynemb.variables.replicas import broadcast_variables
+    from tf_dynemb.variables.static import Variable
+    from tf_dynemb.variables.transfer import assign, export
+    from tf_dynemb.variables.unwrap import filter_variables
     from tf_dynemb.watermark import Watermark
 
 __all__ = [
@@ -68,20 +68,20 @@ __all__ = [
 
 # Where each name is; None: it is a module.
 _HOMES = {
-    "DynamicVariable": "dynamic_variable",
+    "DynamicVariable": "variables.dynamic",
     "OptimizerWrapper": "optimizer",
     "RowwiseAdagrad": "rowwise_adagrad",
     "SGD": "sok_names",
-    "Variable": "static_variable",
+    "Variable": "variables.static",
     "Watermark": "watermark",
     "all2all_dense_embedding": "sok_names",
     "apply_delta": "applying",
-    "assign": "transfer",
-    "broadcast_variables": "replicas",
+    "assign": "variables.transfer",
+    "broadcast_variables": "variables.replicas",
     "callbacks": None,
     "dump": "snapshot",
-    "export": "transfer",
-    "filter_variables": "unwrap",
+    "export": "variables.transfer",
+    "filter_variables": "variables.unwrap",
     "incremental_dump": "snapshot",
     "incremental_model_dump": "model_dump",
     "init": "communicator",

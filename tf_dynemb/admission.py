@@ -14,9 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
-from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.ids.bags import Bags
 from tf_dynemb.parallel import exchange, spread_keys
+from tf_dynemb.variables.dynamic import DynamicVariable
 
 
 def admit(tables: Sequence[Any], features: Sequence[Bags]) -> list[Bags]:

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tf_dynemb import _ops, rows_io, storage
 from tf_dynemb.continuation import continuations
-from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.entry_check import check_entry, has_state, last_optimizer, takes_state
 from tf_dynemb.joint_reading import open_chain, read_chain, verify
 from tf_dynemb.naming import described, dynamic_only, named_variables
@@ -20,6 +19,7 @@ from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.tables.cut import Cut, last_tick
 from tf_dynemb.tables.lineage import Snapshots
 from tf_dynemb.tables.table import table_stats
+from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.watermark import Watermark
 
 

@@ -13,8 +13,8 @@ from tf_dynemb import communicator
 from tf_dynemb._warn import warn
 from tf_dynemb.parallel.agreement import Ranks
 from tf_dynemb.rank_metrics import average_untrained, reduce_metrics, replace_logs
-from tf_dynemb.replicas import broadcast_variables
-from tf_dynemb.unwrap import filter_variables
+from tf_dynemb.variables.replicas import broadcast_variables
+from tf_dynemb.variables.unwrap import filter_variables
 
 
 class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]

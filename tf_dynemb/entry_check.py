@@ -7,8 +7,8 @@ from typing import Any
 
 from tf_dynemb import storage
 from tf_dynemb._warn import warn
-from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.tables.table import StateSpec
+from tf_dynemb.variables.dynamic import DynamicVariable
 
 
 def check_entry(snapshot: storage.Snapshot, name: str, variable: Any, cast: bool) -> None:

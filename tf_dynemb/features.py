@@ -7,10 +7,10 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.ids import bags
 from tf_dynemb.ids.bags import Bags
-from tf_dynemb.unwrap import unwrap
+from tf_dynemb.variables.dynamic import DynamicVariable
+from tf_dynemb.variables.unwrap import unwrap
 
 
 def as_features(params: Any, sp_ids: Any, sp_weights: Any) -> list[Bags]:

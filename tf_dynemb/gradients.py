@@ -15,10 +15,10 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
-from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.ids.keys import as_keys
-from tf_dynemb.static_variable import Variable
-from tf_dynemb.unwrap import unwrap
+from tf_dynemb.variables.dynamic import DynamicVariable
+from tf_dynemb.variables.static import Variable
+from tf_dynemb.variables.unwrap import unwrap
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,6 @@ from tensorflow.python.ops import resource_variable_ops
 
 from tf_dynemb import _ops, communicator, prefetch
 from tf_dynemb.admission import admit
-from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.features import as_features, as_list
 from tf_dynemb.ids.bags import Bags
 from tf_dynemb.parallel import exchange
@@ -18,7 +17,8 @@ from tf_dynemb.parallel import exchange_gradient as exchange_gradient  # registe
 from tf_dynemb.parallel.placement import by_placement
 from tf_dynemb.pool import pool
 from tf_dynemb.prefetch import Prefetched
-from tf_dynemb.unwrap import unwrap
+from tf_dynemb.variables.dynamic import DynamicVariable
+from tf_dynemb.variables.unwrap import unwrap
 
 COMBINERS = ("sum", "mean", "sqrtn", "max")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tf_dynemb.dynamic_variable import DynamicVariable
-from tf_dynemb.static_variable import Variable
-from tf_dynemb.unwrap import unwrap
+from tf_dynemb.variables.dynamic import DynamicVariable
+from tf_dynemb.variables.static import Variable
+from tf_dynemb.variables.unwrap import unwrap
 
 
 def named_variables(variables: Any) -> dict[str, Any]:

@@ -11,11 +11,11 @@ import keras
 import tensorflow as tf
 
 from tf_dynemb import _ops, gradients, optimizer_native
-from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.gradients import TableGradient
 from tf_dynemb.optimizer_generic import RowsOptimizer, fresh_copy
 from tf_dynemb.tables.table import StateSpec
-from tf_dynemb.unwrap import unwrap
+from tf_dynemb.variables.dynamic import DynamicVariable
+from tf_dynemb.variables.unwrap import unwrap
 
 _numbers = itertools.count(1)
 

@@ -11,8 +11,8 @@ from typing import Any
 import keras
 
 from tf_dynemb._warn import warn
-from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.optimizer import OptimizerWrapper
+from tf_dynemb.variables.dynamic import DynamicVariable
 
 
 def check_optimizer(optimizer: Any) -> None:

@@ -10,11 +10,11 @@ import keras
 import tensorflow as tf
 
 from tf_dynemb import _ops
-from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.gradients import TableGradient
 from tf_dynemb.parallel.placement import by_placement
 from tf_dynemb.rowwise_adagrad import RowwiseAdagrad
 from tf_dynemb.tables.table import StateSpec
+from tf_dynemb.variables.dynamic import DynamicVariable
 
 
 @dataclasses.dataclass(frozen=True)

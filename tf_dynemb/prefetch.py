@@ -27,7 +27,7 @@ from tf_dynemb.ids.bags import Bags
 from tf_dynemb.parallel import exchange
 from tf_dynemb.parallel.exchange import Request, Spread
 from tf_dynemb.parallel.placement import by_placement
-from tf_dynemb.unwrap import unwrap
+from tf_dynemb.variables.unwrap import unwrap
 
 _Tensors = Tuple[tf.Tensor, ...]  # noqa: UP006
 

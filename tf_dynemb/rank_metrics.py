@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import communicator
-from tf_dynemb.unwrap import filter_variables
+from tf_dynemb.variables.unwrap import filter_variables
 
 
 def reduce_metrics(model: Any) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tf_dynemb import _ops
 from tf_dynemb._warn import warn
-from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.naming import described, named_variables
 from tf_dynemb.optimizer import OptimizerWrapper
 from tf_dynemb.optimizer_entry import check_optimizer
@@ -22,6 +21,7 @@ from tf_dynemb.tables.batches import NO_STATE, own_rows, warn_of_evictions
 from tf_dynemb.tables.cut import last_tick
 from tf_dynemb.tables.lineage import Snapshots
 from tf_dynemb.tables.table import StateSpec
+from tf_dynemb.variables.dynamic import DynamicVariable
 
 # For optimizers whose state means the same in SOK: what SOK calls them and, in the order of our
 # rows, their states. Momentum is not among them: Keras scales it by the learning rate.

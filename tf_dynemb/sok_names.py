@@ -9,8 +9,8 @@ import tensorflow as tf
 from tf_dynemb import _ops, communicator
 from tf_dynemb.ids.keys import as_keys
 from tf_dynemb.parallel import exchange
-from tf_dynemb.static_variable import Variable
-from tf_dynemb.unwrap import dynamic, unwrap
+from tf_dynemb.variables.static import Variable
+from tf_dynemb.variables.unwrap import dynamic, unwrap
 
 
 def all2all_dense_embedding(param: Any, indices: Any) -> Any:

@@ -256,7 +256,7 @@ def test_lookup_without_insert_reads_default_or_initial_vector():
 
 
 def test_export_of_more_rows_than_one_chunk(monkeypatch):
-    monkeypatch.setattr("tf_dynemb.transfer.CHUNK", 100)
+    monkeypatch.setattr("tf_dynemb.variables.transfer.CHUNK", 100)
     table = de.DynamicVariable(2, "zeros")
     keys = np.arange(-500, 500)
     de.assign(table, keys, np.stack([keys, 2 * keys], 1).astype(np.float32))
@@ -433,7 +433,7 @@ def test_filter_variables_and_static_variable():
 
 @pytest.mark.parametrize(
     "module",
-    ["callbacks", "dynamic_variable", "lookup", "optimizer", "replicas"]
+    ["callbacks", "lookup", "optimizer", "variables.dynamic", "variables.replicas"]
     + [f"layers.{name}" for name in ("embedding", "embedding_bag", "multi_table_embedding")],
 )
 def test_examples_in_docstrings(module):

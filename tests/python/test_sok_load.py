@@ -7,7 +7,7 @@ import tensorflow as tf
 from test_sok_dump import KEY, KEYS, VECTORS, WEIGHT, write, write_table
 
 import tf_dynemb as de
-from tf_dynemb.transfer import export_rows
+from tf_dynemb.variables.transfer import export_rows
 
 
 def rows_of(table):

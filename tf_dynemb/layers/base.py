@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.ids import bags
 from tf_dynemb.ids.bags import Bags
 from tf_dynemb.ids.keys import cast_keys
@@ -19,6 +18,7 @@ from tf_dynemb.lookup import lookup_bags
 from tf_dynemb.tables import content, initializers
 from tf_dynemb.tables.cut import Rows
 from tf_dynemb.tables.options import TableOptions, check_dimension
+from tf_dynemb.variables.dynamic import DynamicVariable
 
 # Every integer below this is one float, and no two are the same float.
 _EXACT_IN_FLOAT = {tf.float16: 2**11, tf.bfloat16: 2**8, tf.float32: 2**24, tf.float64: 2**53}

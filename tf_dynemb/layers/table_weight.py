@@ -8,9 +8,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb.dynamic_variable import DynamicVariable
 from tf_dynemb.tables.content import Content, read_content, write_content
 from tf_dynemb.tables.cut import bits, from_bits
+from tf_dynemb.variables.dynamic import DynamicVariable
 
 
 class RowsArray(np.ndarray):

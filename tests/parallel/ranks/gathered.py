@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_dynemb import _ops, communicator, transfer
+from tf_dynemb import _ops, communicator
+from tf_dynemb.variables import transfer
 
 
 @contextmanager

@@ -387,7 +387,7 @@ def test_broadcast_variables_of_any_type(comm):
 
 
 def test_broadcast_variables_in_groups(comm, monkeypatch):
-    monkeypatch.setattr("tf_dynemb.replicas._GROUP_BYTES", 100)
+    monkeypatch.setattr("tf_dynemb.variables.replicas._GROUP_BYTES", 100)
     rng = np.random.default_rng(comm.rank)
     variables = [tf.Variable(rng.normal(size=n)) for n in (3, 5, 100, 0, 1, 2, 9, 30)]
     de.broadcast_variables(variables)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dynemb as de
-from tf_dynemb import transfer
+from tf_dynemb.variables import transfer
 
 STEPS = 12
 BATCH = 16

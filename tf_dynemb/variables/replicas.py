@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
 from tf_dynemb.parallel.agreement import Ranks
-from tf_dynemb.unwrap import filter_variables, unwrap
+from tf_dynemb.variables.unwrap import filter_variables, unwrap
 
 # Variables travel together up to so many bytes, a larger one alone.
 _GROUP_BYTES = 64 << 20

@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from tf_dynemb.dynamic_variable import DynamicVariable
-from tf_dynemb.static_variable import Variable
+from tf_dynemb.variables.dynamic import DynamicVariable
+from tf_dynemb.variables.static import Variable
 
 
 def unwrap(variable: Any) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dynemb import _ops
-from tf_dynemb.dynamic_variable import DynamicVariable
-from tf_dynemb.unwrap import dynamic
+from tf_dynemb.variables.dynamic import DynamicVariable
+from tf_dynemb.variables.unwrap import dynamic
 
 # Rows that one operator call hands over; bounds what is held twice while the parts are joined.
 CHUNK = 1 << 18
