@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from tf_dynemb.applying import apply_delta
     from tf_dynemb.communicator import init
     from tf_dynemb.loading import load
-    from tf_dynemb.lookup import lookup_sparse
+    from tf_dynemb.lookup.lookup_sparse import lookup_sparse
+    from tf_dynemb.lookup.prefetch import prefetch_lookup
     from tf_dynemb.model_dump import incremental_model_dump
     from tf_dynemb.optimizer import OptimizerWrapper
-    from tf_dynemb.prefetch import prefetch_lookup
     from tf_dynemb.rowwise_adagrad import RowwiseAdagrad
     from tf_dynemb.snapshot import dump, incremental_dump
     from tf_dynemb.sok_load import load_sok_dump
@@ -88,8 +88,8 @@ _HOMES = {
     "layers": None,
     "load": "loading",
     "load_sok_dump": "sok_load",
-    "lookup_sparse": "lookup",
-    "prefetch_lookup": "prefetch",
+    "lookup_sparse": "lookup.lookup_sparse",
+    "prefetch_lookup": "lookup.prefetch",
     "serving": None,
     "sparse_read_and_evict": "sok_names",
     "storage": None,

@@ -14,7 +14,7 @@ from tf_dynemb.ids import bags
 from tf_dynemb.ids.bags import Bags
 from tf_dynemb.ids.keys import cast_keys
 from tf_dynemb.layers.table_weight import TableWeight
-from tf_dynemb.lookup import lookup_bags
+from tf_dynemb.lookup.lookup_sparse import lookup_bags
 from tf_dynemb.tables import content, initializers
 from tf_dynemb.tables.cut import Rows
 from tf_dynemb.tables.options import TableOptions, check_dimension

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tf_dynemb.ids import bags
 from tf_dynemb.ids.bags import Bags
-from tf_dynemb.lookup import COMBINERS, lookup_bags
-from tf_dynemb.pool import pool
+from tf_dynemb.lookup.lookup_sparse import COMBINERS, lookup_bags
+from tf_dynemb.lookup.pool import pool
 
 
 def check_combiner(combiner: Any, may_be_none: bool = False) -> str | None:

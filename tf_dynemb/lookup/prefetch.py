@@ -22,8 +22,8 @@ from tensorflow.python.eager import record
 from tensorflow.python.ops import resource_variable_ops
 
 from tf_dynemb import _ops, communicator
-from tf_dynemb.features import as_features, as_list
 from tf_dynemb.ids.bags import Bags
+from tf_dynemb.lookup.features import as_features, as_list
 from tf_dynemb.parallel import exchange
 from tf_dynemb.parallel.exchange import Request, Spread
 from tf_dynemb.parallel.placement import by_placement

@@ -8,15 +8,16 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from tf_dynemb import _ops, communicator, prefetch
-from tf_dynemb.admission import admit
-from tf_dynemb.features import as_features, as_list
+from tf_dynemb import _ops, communicator
 from tf_dynemb.ids.bags import Bags
+from tf_dynemb.lookup import prefetch
+from tf_dynemb.lookup.admission import admit
+from tf_dynemb.lookup.features import as_features, as_list
+from tf_dynemb.lookup.pool import pool
+from tf_dynemb.lookup.prefetch import Prefetched
 from tf_dynemb.parallel import exchange
 from tf_dynemb.parallel import exchange_gradient as exchange_gradient  # registers it
 from tf_dynemb.parallel.placement import by_placement
-from tf_dynemb.pool import pool
-from tf_dynemb.prefetch import Prefetched
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.unwrap import unwrap
 
@@ -53,7 +54,7 @@ def lookup_sparse(
             what `prefetch_lookup` yields.
         sp_weights: None, or for each table None or weights of the kind and shape of its ids.
         combiners: "sum", "mean", "sqrtn" or "max", one for all or one for each. Default: "mean".
-            Formulas: `tf_dynemb.pool.pool`.
+            Formulas: `tf_dynemb.lookup.pool.pool`.
         insert: give unknown keys a row. Otherwise they read as the vector that they would start
             with, and no row is made.
         use_low_frequency_filter: drop ids of keys without a row at random, all but the share that
