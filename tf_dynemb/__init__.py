@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from tf_dynemb.lookup.lookup_sparse import lookup_sparse
     from tf_dynemb.lookup.prefetch import prefetch_lookup
     from tf_dynemb.model_dump import incremental_model_dump
-    from tf_dynemb.optimizer import OptimizerWrapper
-    from tf_dynemb.rowwise_adagrad import RowwiseAdagrad
+    from tf_dynemb.optimizers.rowwise_adagrad import RowwiseAdagrad
+    from tf_dynemb.optimizers.wrapper import OptimizerWrapper
     from tf_dynemb.snapshot import dump, incremental_dump
     from tf_dynemb.sok_load import load_sok_dump
     from tf_dynemb.sok_names import SGD, all2all_dense_embedding, sparse_read_and_evict
@@ -69,8 +69,8 @@ __all__ = [
 # Where each name is; None: it is a module.
 _HOMES = {
     "DynamicVariable": "variables.dynamic",
-    "OptimizerWrapper": "optimizer",
-    "RowwiseAdagrad": "rowwise_adagrad",
+    "OptimizerWrapper": "optimizers.wrapper",
+    "RowwiseAdagrad": "optimizers.rowwise_adagrad",
     "SGD": "sok_names",
     "Variable": "variables.static",
     "Watermark": "watermark",

@@ -17,7 +17,11 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-_MODULES = ("tf_dynemb.layers", "tf_dynemb.optimizer", "tf_dynemb.rowwise_adagrad")
+_MODULES = (
+    "tf_dynemb.layers",
+    "tf_dynemb.optimizers.wrapper",
+    "tf_dynemb.optimizers.rowwise_adagrad",
+)
 
 
 def register() -> None:

@@ -12,8 +12,8 @@ from tf_dynemb import _ops, rows_io, static_rows, storage
 from tf_dynemb.entry_check import check_entry, has_state, last_optimizer, takes_state
 from tf_dynemb.joint_reading import open_chain, read_chain, verify
 from tf_dynemb.naming import described, named_variables
-from tf_dynemb.optimizer import OptimizerWrapper
 from tf_dynemb.optimizer_entry import check_optimizer, restore_optimizer
+from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel import ownership
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.tables import batches

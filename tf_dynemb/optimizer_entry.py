@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from tf_dynemb._warn import warn
-from tf_dynemb.optimizer import OptimizerWrapper
+from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.variables.dynamic import DynamicVariable
 
 

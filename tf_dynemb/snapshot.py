@@ -10,8 +10,8 @@ from tf_dynemb import rows_io, static_rows
 from tf_dynemb.continuation import delta_begin
 from tf_dynemb.joint_publication import JointPublication
 from tf_dynemb.naming import described, dynamic_only, named_variables
-from tf_dynemb.optimizer import OptimizerWrapper
 from tf_dynemb.optimizer_entry import check_optimizer, optimizer_entry
+from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel.agreement import Ranks
 from tf_dynemb.tables.cut import Cut
 from tf_dynemb.variables.dynamic import DynamicVariable

@@ -433,7 +433,13 @@ def test_filter_variables_and_static_variable():
 
 @pytest.mark.parametrize(
     "module",
-    ["callbacks", "lookup.lookup_sparse", "optimizer", "variables.dynamic", "variables.replicas"]
+    [
+        "callbacks",
+        "lookup.lookup_sparse",
+        "optimizers.wrapper",
+        "variables.dynamic",
+        "variables.replicas",
+    ]
     + [f"layers.{name}" for name in ("embedding", "embedding_bag", "multi_table_embedding")],
 )
 def test_examples_in_docstrings(module):

@@ -102,9 +102,10 @@ def test_unknown_names():
 
 
 def test_names_are_the_modules_own():
-    from tf_dynemb import OptimizerWrapper, layers, optimizer
+    from tf_dynemb import OptimizerWrapper, layers
+    from tf_dynemb.optimizers import wrapper
 
-    assert OptimizerWrapper is optimizer.OptimizerWrapper is de.OptimizerWrapper
+    assert OptimizerWrapper is wrapper.OptimizerWrapper is de.OptimizerWrapper
     assert de.layers is layers is sys.modules["tf_dynemb.layers"]
     assert vars(de)["OptimizerWrapper"] is OptimizerWrapper  # looked for once
 

@@ -205,7 +205,7 @@ def test_16_bit_rows_agree_within_their_rounding(name, dtype):
 
 
 def test_native_and_generic_optimizers_are_told_apart():
-    from tf_dynemb.optimizer_native import native_form
+    from tf_dynemb.optimizers.native import native_form
 
     for name, make in {**ROW_BY_ROW, **DECAYING}.items():
         assert (native_form(make()) is None) == (name in GENERIC), name

@@ -10,9 +10,9 @@ import keras
 import tensorflow as tf
 
 from tf_dynemb import _ops
-from tf_dynemb.gradients import TableGradient
+from tf_dynemb.optimizers.gradients import TableGradient
+from tf_dynemb.optimizers.rowwise_adagrad import RowwiseAdagrad
 from tf_dynemb.parallel.placement import by_placement
-from tf_dynemb.rowwise_adagrad import RowwiseAdagrad
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
 

@@ -10,9 +10,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dynemb import _ops, gradients, optimizer_native
-from tf_dynemb.gradients import TableGradient
-from tf_dynemb.optimizer_generic import RowsOptimizer, fresh_copy
+from tf_dynemb import _ops
+from tf_dynemb.optimizers import gradients, native
+from tf_dynemb.optimizers.generic import RowsOptimizer, fresh_copy
+from tf_dynemb.optimizers.gradients import TableGradient
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.unwrap import unwrap
@@ -31,7 +32,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
     SGD, Adagrad, Adam, AdamW, Adamax, RMSprop, Adadelta, Ftrl, Lion and `RowwiseAdagrad` run in the
     tables, all tables in one operator. Any other Keras optimizer, a user's subclass too, runs its
-    own code on the touched rows (`tf_dynemb.optimizer_generic`): slower, with the same result.
+    own code on the touched rows (`tf_dynemb.optimizers.generic`): slower, with the same result.
 
     `clipnorm`, `clipvalue`, `global_clipnorm` and `loss_scale_factor` of the wrapped optimizer work
     over tables and dense variables together; a table's gradient counts with the sum for each key.
@@ -102,7 +103,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         self._owner = (
             f"OptimizerWrapper {self.name!r} of {type(core).__name__} (number {next(_numbers)})"
         )
-        self._form = optimizer_native.native_form(core)
+        self._form = native.native_form(core)
         self._tables = _Tables(fresh_copy(core) if self._form is None else None)
 
     @property
@@ -145,7 +146,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         """
         self._check(table)
         if self._form is not None:
-            return optimizer_native.state_spec(table, self._form)
+            return native.state_spec(table, self._form)
         if id(table) in self._tables.generic:
             return self._tables.generic[id(table)].state_spec
         return RowsOptimizer(self._tables.template, table).state_spec
@@ -185,7 +186,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             return
         self._check(table)
         if self._form is not None:
-            optimizer_native.attach(table, self._form, self._owner)
+            native.attach(table, self._form, self._owner)
         else:
             rows = RowsOptimizer(self._tables.template, table)
             rows.attach(self._owner)
@@ -294,7 +295,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
     def _step_tables(self, grads: Sequence[TableGradient]) -> None:
         core = self.core
         step = core.iterations + 1
-        form = optimizer_native.native_form(core)
+        form = native.native_form(core)
         if form is None:
             for grad in grads:
                 self._tables.generic[id(grad.table)].update(
@@ -304,7 +305,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             for decays in (True, False):
                 group = [grad for grad in grads if self._decays(grad.table) == decays]
                 decay = core.weight_decay if decays else None
-                optimizer_native.update(form, group, core.learning_rate, decay, step, self._owner)
+                native.update(form, group, core.learning_rate, decay, step, self._owner)
         for grad in grads:
             if grad.table.constraint is not None:
                 gradients.constrain(grad, step)

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops
-from tf_dynemb.gradients import TableGradient
+from tf_dynemb.optimizers.gradients import TableGradient
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
 
