@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tf_dynemb.optimizers.rowwise_adagrad import RowwiseAdagrad
     from tf_dynemb.optimizers.wrapper import OptimizerWrapper
     from tf_dynemb.snapshot import dump, incremental_dump
+    from tf_dynemb.snapshots.watermark import Watermark
     from tf_dynemb.sok_load import load_sok_dump
     from tf_dynemb.sok_names import SGD, all2all_dense_embedding, sparse_read_and_evict
     from tf_dynemb.variables.dynamic import DynamicVariable
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from tf_dynemb.variables.static import Variable
     from tf_dynemb.variables.transfer import assign, export
     from tf_dynemb.variables.unwrap import filter_variables
-    from tf_dynemb.watermark import Watermark
 
 __all__ = [
     "SGD",
@@ -73,7 +73,7 @@ _HOMES = {
     "RowwiseAdagrad": "optimizers.rowwise_adagrad",
     "SGD": "sok_names",
     "Variable": "variables.static",
-    "Watermark": "watermark",
+    "Watermark": "snapshots.watermark",
     "all2all_dense_embedding": "sok_names",
     "apply_delta": "applying",
     "assign": "variables.transfer",

@@ -8,19 +8,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dynemb import _ops, rows_io, storage
+from tf_dynemb import _ops, storage
 from tf_dynemb.continuation import continuations
 from tf_dynemb.entry_check import check_entry, has_state, last_optimizer, takes_state
-from tf_dynemb.joint_reading import open_chain, read_chain, verify
 from tf_dynemb.naming import described, dynamic_only, named_variables
 from tf_dynemb.optimizer_entry import check_optimizer, restore_optimizer
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel.agreement import Ranks, check_alike
+from tf_dynemb.snapshots import columns
+from tf_dynemb.snapshots.joint_reading import open_chain, read_chain, verify
+from tf_dynemb.snapshots.watermark import Watermark
 from tf_dynemb.tables.cut import Cut, last_tick
 from tf_dynemb.tables.lineage import Snapshots
 from tf_dynemb.tables.table import table_stats
 from tf_dynemb.variables.dynamic import DynamicVariable
-from tf_dynemb.watermark import Watermark
 
 
 def apply_delta(
@@ -110,8 +111,8 @@ def _apply_one(
     evictions = table_stats(table.handle)["evictions"]
     unchanged_until = _unchanged_until(begin, table)
     takes = with_state and takes_state(snapshot, name, table, table.state_spec)
-    batches = rows_io.erase(snapshot, name, table.handle, table.key_type)
-    batches += rows_io.load_rows(snapshot, name, table, table.handle, takes, at_tick=-1)
+    batches = columns.erase(snapshot, name, table.handle, table.key_type)
+    batches += columns.load_rows(snapshot, name, table, table.handle, takes, at_tick=-1)
     after = last_tick()
     # If anything else has changed the table, the next delta tells of all of it once more.
     alone = after == unchanged_until + batches

@@ -8,19 +8,20 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_dynemb import _ops, rows_io, static_rows, storage
+from tf_dynemb import _ops, storage
 from tf_dynemb.entry_check import check_entry, has_state, last_optimizer, takes_state
-from tf_dynemb.joint_reading import open_chain, read_chain, verify
 from tf_dynemb.naming import described, named_variables
 from tf_dynemb.optimizer_entry import check_optimizer, restore_optimizer
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel import ownership
 from tf_dynemb.parallel.agreement import Ranks, check_alike
+from tf_dynemb.snapshots import columns, static_rows
+from tf_dynemb.snapshots.joint_reading import open_chain, read_chain, verify
+from tf_dynemb.snapshots.watermark import Watermark
 from tf_dynemb.tables import batches
 from tf_dynemb.tables.lineage import Snapshots
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
-from tf_dynemb.watermark import Watermark
 
 
 def load(
@@ -157,8 +158,8 @@ def _stage(
         for snapshot in chain.snapshots:
             takes = with_state and takes_state(snapshot, name, table, spec)
             complete = complete and (takes or not has_state(snapshot, name))
-            rows_io.erase(snapshot, name, handle, table.key_type)
-            rows_io.load_rows(snapshot, name, table, handle, takes, tick, quiet)
+            columns.erase(snapshot, name, handle, table.key_type)
+            columns.load_rows(snapshot, name, table, handle, takes, tick, quiet)
     except tf.errors.ResourceExhaustedError as error:
         raise tf.errors.ResourceExhaustedError(
             None, None, f"table {table.name!r} cannot take the rows of {name!r}: {error.message}"

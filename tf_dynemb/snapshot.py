@@ -6,16 +6,16 @@ import datetime
 import os
 from typing import Any
 
-from tf_dynemb import rows_io, static_rows
 from tf_dynemb.continuation import delta_begin
-from tf_dynemb.joint_publication import JointPublication
 from tf_dynemb.naming import described, dynamic_only, named_variables
 from tf_dynemb.optimizer_entry import check_optimizer, optimizer_entry
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel.agreement import Ranks
+from tf_dynemb.snapshots import columns, static_rows
+from tf_dynemb.snapshots.joint_publication import JointPublication
+from tf_dynemb.snapshots.watermark import Watermark
 from tf_dynemb.tables.cut import Cut
 from tf_dynemb.variables.dynamic import DynamicVariable
-from tf_dynemb.watermark import Watermark
 
 
 def dump(
@@ -129,7 +129,7 @@ def _publish(
                 if optimizer is not None and ranks.rank == 0:
                     settings = optimizer_entry(optimizer, dynamic)
                 values = {name: variable.read_value() for name, variable in static.items()}
-                entries = rows_io.write_rows(
+                entries = columns.write_rows(
                     part,
                     dynamic,
                     cut,

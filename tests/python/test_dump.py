@@ -15,7 +15,8 @@ import tensorflow as tf
 from test_checkpoint import rows_of
 
 import tf_dynemb as de
-from tf_dynemb import rows_io, storage
+from tf_dynemb import storage
+from tf_dynemb.snapshots import columns
 from tf_dynemb.tables.cut import Cut
 
 UTC = datetime.timezone.utc
@@ -497,7 +498,7 @@ def test_forget_wipes(tmp_path):
 
 
 def test_progress_is_quiet_where_there_is_no_terminal(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(rows_io, "_PATIENCE", 0)
+    monkeypatch.setattr(columns, "_PATIENCE", 0)
     table = make()
     table.lookup(tf.range(1000))
     de.dump(tmp_path, table)
@@ -584,14 +585,14 @@ def test_state_that_began_anew_during_a_dump_is_not_continued(tmp_path, monkeypa
     table = make()
     first, second = (de.OptimizerWrapper(keras.optimizers.Adam(0.1)) for _ in range(2))
     step(first, [table], [1, 2])
-    write = rows_io.write_rows
+    write = columns.write_rows
 
     def slow(*args):
         written = write(*args)
         step(second, [table], [1])
         return written
 
-    monkeypatch.setattr(rows_io, "write_rows", slow)
+    monkeypatch.setattr(columns, "write_rows", slow)
     de.dump(tmp_path, table, first)
     with pytest.raises(ValueError, match="never were"):
         de.incremental_dump(tmp_path, table, optimizer=second)
@@ -648,13 +649,13 @@ def test_the_latest_that_is_known_of_the_optimizer_counts(tmp_path):
 def test_dense_variables_are_of_the_moment_of_the_dump(tmp_path, monkeypatch):
     table, static = make(), de.Variable(tf.zeros([2, 2]), name="s")
     table.lookup([1])
-    write = rows_io.write_rows
+    write = columns.write_rows
 
     def slow(*args):
         static.assign(tf.ones([2, 2]))
         return write(*args)
 
-    monkeypatch.setattr(rows_io, "write_rows", slow)
+    monkeypatch.setattr(columns, "write_rows", slow)
     de.dump(tmp_path, [table, static])
     assert not storage.Chain.open(tmp_path).last.column("s", "vectors").any()
 

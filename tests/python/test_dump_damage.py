@@ -13,7 +13,7 @@ import tensorflow as tf
 from chain_reader import fold
 
 import tf_dynemb as de
-from tf_dynemb import rows_io
+from tf_dynemb.snapshots import columns
 from tf_dynemb.storage import Chain, DataLossError
 
 ERRORS = (DataLossError, ValueError, FileNotFoundError)
@@ -217,8 +217,8 @@ def test_tables_change_together_or_not_at_all(chain, monkeypatch, call):
     path, _, undamaged = chain
     follower = Follower()
     with monkeypatch.context() as patch:
-        load_rows = rows_io.load_rows
-        patch.setattr(rows_io, "load_rows", fail_on(load_rows, call))
+        load_rows = columns.load_rows
+        patch.setattr(columns, "load_rows", fail_on(load_rows, call))
         with pytest.raises(tf.errors.ResourceExhaustedError, match="no memory"):
             follower.load(path)
     assert follower.is_unchanged()
@@ -231,7 +231,7 @@ def test_a_failed_load_leaves_the_state_of_the_optimizer_before(chain, monkeypat
     follower = Follower()
     other = de.OptimizerWrapper(keras.optimizers.Adam())
     with monkeypatch.context() as patch:
-        patch.setattr(rows_io, "load_rows", fail_on(rows_io.load_rows, 0))
+        patch.setattr(columns, "load_rows", fail_on(columns.load_rows, 0))
         with pytest.raises(tf.errors.ResourceExhaustedError, match="no memory"):
             de.load(path, follower.tables, other, quiet=True)
     assert follower.is_unchanged()

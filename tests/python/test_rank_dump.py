@@ -19,7 +19,8 @@ from rank_model import Rank, contents, run_on, unpublished, whole, whole_matrice
 from rank_threads import ranks_are_threads, run
 
 import tf_dynemb as de
-from tf_dynemb import cli, continuation, joint_publication, joint_reading, rows_io, serving, storage
+from tf_dynemb import cli, continuation, serving, storage
+from tf_dynemb.snapshots import columns, joint_publication, joint_reading
 from tf_dynemb.tables import batches
 
 KEYS = np.arange(300)
@@ -213,7 +214,7 @@ def test_each_rank_knows_the_snapshot_by_its_own_clock(tmp_path, monkeypatch):
     """Between the cuts of two ranks a third is trained: that is in the next delta."""
     ranks, _ = dump(tmp_path, 3)
     ranks_cut = threading.Barrier(2)
-    write_rows = rows_io.write_rows
+    write_rows = columns.write_rows
     enter = joint_publication.JointPublication.writing
 
     def slow(part, *args):
@@ -229,7 +230,7 @@ def test_each_rank_knows_the_snapshot_by_its_own_clock(tmp_path, monkeypatch):
         return enter(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(rows_io, "write_rows", slow)
+        patch.setattr(columns, "write_rows", slow)
         patch.setattr(joint_publication.JointPublication, "writing", late)
         (mark, *_) = run_on(ranks, Rank.dump)
     assert [dict(r.tables[0].snapshots.items())[mark.id][0] for r in ranks] != [mark.tick] * 3
@@ -446,7 +447,7 @@ def test_how_often_ranks_meet(tmp_path):
 
 
 def test_only_rank_0_has_a_progress_bar(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(rows_io, "_PATIENCE", 0)
+    monkeypatch.setattr(columns, "_PATIENCE", 0)
 
     def work(comm):
         rank = Rank(comm, tmp_path)

@@ -13,8 +13,9 @@ from rank_threads import ranks_are_threads, run
 from test_sok_dump import KEY, STATE, WEIGHT, write
 
 import tf_dynemb as de
-from tf_dynemb import joint_reading, rows_io, storage
+from tf_dynemb import storage
 from tf_dynemb.parallel.agreement import OtherRankError
+from tf_dynemb.snapshots import columns, joint_reading
 from tf_dynemb.tables import batches
 
 KEYS = np.arange(120)
@@ -92,7 +93,7 @@ def test_damage_that_one_rank_finds(ranks, followers, tmp_path):
 @pytest.mark.parametrize("call", range(6))
 def test_a_rank_that_cannot_load(ranks, followers, monkeypatch, rank, call):
     before = states(followers)
-    load_rows = rows_io.load_rows
+    load_rows = columns.load_rows
     here = threading.local()
     counted = []
 
@@ -108,7 +109,7 @@ def test_a_rank_that_cannot_load(ranks, followers, monkeypatch, rank, call):
         return each.load()
 
     with monkeypatch.context() as patch:
-        patch.setattr(rows_io, "load_rows", fails)
+        patch.setattr(columns, "load_rows", fails)
         found = ended(followers, load)
     check_failed(found, [rank], tf.errors.ResourceExhaustedError, "cannot take the rows.*no memory")
     assert states(followers) == before
@@ -156,7 +157,7 @@ def test_a_rank_that_fell_behind_catches_up(ranks, followers, tmp_path, monkeypa
     base = next((tmp_path / "chain").glob("*-base-*"))
     run_on(followers, lambda each: de.load(base, each.variables, each.optimizer, quiet=True))
     here = threading.local()
-    load_rows = rows_io.load_rows
+    load_rows = columns.load_rows
 
     def fails(*args, **kwargs):
         if here.rank == rank:
@@ -168,7 +169,7 @@ def test_a_rank_that_fell_behind_catches_up(ranks, followers, tmp_path, monkeypa
         return each.apply()
 
     with monkeypatch.context() as patch:
-        patch.setattr(rows_io, "load_rows", fails)
+        patch.setattr(columns, "load_rows", fails)
         check_failed(ended(followers, apply), [rank], OSError, "gone")
     assert [int(each.optimizer.core.iterations) for each in followers] == [0, 0]
     ids = [set(dict(each.tables[-1].snapshots.items())) for each in followers]

@@ -17,8 +17,9 @@ from chain_reader import Rows, fold, in_order, read_snapshot
 from rank_model import GRID, HOME, Rank, whole, whole_matrices
 
 import tf_dynemb as de
-from tf_dynemb import cli, rows_io, serving, storage
+from tf_dynemb import cli, serving, storage
 from tf_dynemb.parallel.agreement import OtherRankError
+from tf_dynemb.snapshots import columns
 
 KEYS = np.arange(400)
 OTHER_SIZES = (1, 3, 8)
@@ -281,14 +282,14 @@ def test_damage_that_one_rank_finds(comm, shared_path, monkeypatch):
         if comm.rank == 0:
             file.write_bytes(content)
         comm.barrier()
-    load_rows = rows_io.load_rows
+    load_rows = columns.load_rows
 
     def fails(*args):
         raise MemoryError("no room")
 
     for failing in range(comm.size):
         with monkeypatch.context() as patch:
-            patch.setattr(rows_io, "load_rows", fails if comm.rank == failing else load_rows)
+            patch.setattr(columns, "load_rows", fails if comm.rank == failing else load_rows)
             with pytest.raises(MemoryError if comm.rank == failing else OtherRankError):
                 heir.load()
         assert heir.state() == before

@@ -7,9 +7,10 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from tf_dynemb import rows_io, storage
+from tf_dynemb import storage
 from tf_dynemb.parallel.agreement import Ranks
 from tf_dynemb.parallel.shared_path import wait_for
+from tf_dynemb.snapshots import columns
 from tf_dynemb.storage import chain
 
 T = TypeVar("T")
@@ -61,14 +62,14 @@ def open_chain(ranks: Ranks, path: str | os.PathLike[str], names: Sequence[str])
 def verify(ranks: Ranks, snapshots: Sequence[storage.Snapshot], quiet: bool | None) -> None:
     """Verifies this rank's share of the files of snapshots."""
     for snapshot in snapshots:
-        with rows_io.progress(0, "verify", "B", quiet) as bar:
+        with columns.progress(0, "verify", "B", quiet) as bar:
 
             def show(done: int, total: int, bar: Any = bar) -> None:
                 bar.total = total
                 bar.update(done - bar.n)
 
             files = _shares(snapshot, ranks.size)[ranks.rank]
-            snapshot.verify(rows_io.checksum, show, files)
+            snapshot.verify(columns.checksum, show, files)
 
 
 def _shares(snapshot: storage.Snapshot, size: int) -> list[list[storage.ColumnFile]]:

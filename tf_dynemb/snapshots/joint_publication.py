@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from tf_dynemb import rows_io, storage
+from tf_dynemb import storage
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.parallel.shared_path import wait_for
+from tf_dynemb.snapshots import columns
+from tf_dynemb.snapshots.watermark import Watermark
 from tf_dynemb.storage.manifest import tables_from_json, tables_to_json
 from tf_dynemb.storage.publication import unpublished
 from tf_dynemb.tables.cut import Cut, advance_clock, last_tick
-from tf_dynemb.watermark import Watermark
 
 
 class JointPublication:
@@ -75,7 +76,7 @@ class JointPublication:
             yield
             id_ = last = None
             if self._ranks.rank == 0:
-                publication = storage.Publication(self._path, self._kind, rows_io.checksum)
+                publication = storage.Publication(self._path, self._kind, columns.checksum)
                 self._publication = self._begun.enter_context(publication)
                 id_ = publication.id
                 if self._kind == "delta" and publication.last is not None:
@@ -163,4 +164,4 @@ class JointPublication:
     def _open_part(self) -> storage.Part:
         directory = unpublished(self._path, self._id)
         wait_for(directory, self._ranks.rank)
-        return storage.Part(directory, self._ranks.rank, rows_io.checksum)
+        return storage.Part(directory, self._ranks.rank, columns.checksum)
