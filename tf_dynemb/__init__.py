@@ -19,15 +19,15 @@ from tf_dynemb._version import __version__
 
 if TYPE_CHECKING:
     from tf_dynemb import callbacks, layers, serving, storage
-    from tf_dynemb.applying import apply_delta
     from tf_dynemb.communicator import init
-    from tf_dynemb.loading import load
     from tf_dynemb.lookup.lookup_sparse import lookup_sparse
     from tf_dynemb.lookup.prefetch import prefetch_lookup
-    from tf_dynemb.model_dump import incremental_model_dump
     from tf_dynemb.optimizers.rowwise_adagrad import RowwiseAdagrad
     from tf_dynemb.optimizers.wrapper import OptimizerWrapper
-    from tf_dynemb.snapshot import dump, incremental_dump
+    from tf_dynemb.persistence.apply_delta import apply_delta
+    from tf_dynemb.persistence.dump import dump, incremental_dump
+    from tf_dynemb.persistence.load import load
+    from tf_dynemb.persistence.model_dump import incremental_model_dump
     from tf_dynemb.snapshots.watermark import Watermark
     from tf_dynemb.sok_load import load_sok_dump
     from tf_dynemb.sok_names import SGD, all2all_dense_embedding, sparse_read_and_evict
@@ -75,18 +75,18 @@ _HOMES = {
     "Variable": "variables.static",
     "Watermark": "snapshots.watermark",
     "all2all_dense_embedding": "sok_names",
-    "apply_delta": "applying",
+    "apply_delta": "persistence.apply_delta",
     "assign": "variables.transfer",
     "broadcast_variables": "variables.replicas",
     "callbacks": None,
-    "dump": "snapshot",
+    "dump": "persistence.dump",
     "export": "variables.transfer",
     "filter_variables": "variables.unwrap",
-    "incremental_dump": "snapshot",
-    "incremental_model_dump": "model_dump",
+    "incremental_dump": "persistence.dump",
+    "incremental_model_dump": "persistence.model_dump",
     "init": "communicator",
     "layers": None,
-    "load": "loading",
+    "load": "persistence.load",
     "load_sok_dump": "sok_load",
     "lookup_sparse": "lookup.lookup_sparse",
     "prefetch_lookup": "lookup.prefetch",

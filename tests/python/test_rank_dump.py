@@ -19,7 +19,8 @@ from rank_model import Rank, contents, run_on, unpublished, whole, whole_matrice
 from rank_threads import ranks_are_threads, run
 
 import tf_dynemb as de
-from tf_dynemb import cli, continuation, serving, storage
+from tf_dynemb import cli, serving, storage
+from tf_dynemb.persistence import continuation
 from tf_dynemb.snapshots import columns, joint_publication, joint_reading
 from tf_dynemb.tables import batches
 
@@ -392,8 +393,8 @@ def test_a_base_that_comes_while_ranks_load(tmp_path, monkeypatch):
         joint_reading.verify(ranks, *args)
         verified.release()
 
-    monkeypatch.setattr("tf_dynemb.loading.open_chain", opening)
-    monkeypatch.setattr("tf_dynemb.loading.verify", verifying)
+    monkeypatch.setattr("tf_dynemb.persistence.load.open_chain", opening)
+    monkeypatch.setattr("tf_dynemb.persistence.load.verify", verifying)
     heirs, _ = load(tmp_path, 3)
     assert sorted(opened) == sorted(
         (rank, [name]) for name in (old.name, new.name) for rank in range(3)

@@ -19,6 +19,7 @@ from rank_threads import RankGoneError, ranks_are_threads, run
 import tf_dynemb as de
 from tf_dynemb import storage
 from tf_dynemb.parallel import shared_path
+from tf_dynemb.snapshots.joint_publication import JointPublication
 from tf_dynemb.storage import column_writer, publication
 from tf_dynemb.tables.lineage import Snapshots
 
@@ -287,7 +288,7 @@ def test_a_file_system_that_shows_things_late(ranks, tmp_path, monkeypatch):
 
 def test_files_that_rank_0_does_not_see(ranks, tmp_path, monkeypatch):
     """Another file system behind the directory of the snapshot, as after a failed mount."""
-    open_part = de.snapshot.JointPublication._open_part
+    open_part = JointPublication._open_part
 
     def other(self):
         part = open_part(self)
@@ -295,7 +296,7 @@ def test_files_that_rank_0_does_not_see(ranks, tmp_path, monkeypatch):
         part._directory.mkdir()
         return part
 
-    monkeypatch.setattr(de.snapshot.JointPublication, "_open_part", other)
+    monkeypatch.setattr(JointPublication, "_open_part", other)
     found = ended(ranks, Rank.dump)
     check_failed(found, [0], ValueError, r"has 0 bytes, but rank 1 has written .* must share")
 

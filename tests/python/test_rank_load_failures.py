@@ -181,7 +181,7 @@ def test_a_rank_that_fell_behind_catches_up(ranks, followers, tmp_path, monkeypa
         verified.append(len(snapshots))
         return verify(ranks, snapshots, quiet)
 
-    monkeypatch.setattr("tf_dynemb.applying.verify", verifying)
+    monkeypatch.setattr("tf_dynemb.persistence.apply_delta.verify", verifying)
     marks = run_on(followers, apply)
     assert verified == [1, 1]
     assert [int(each.optimizer.core.iterations) for each in followers] == [4, 4]

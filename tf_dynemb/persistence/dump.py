@@ -6,11 +6,11 @@ import datetime
 import os
 from typing import Any
 
-from tf_dynemb.continuation import delta_begin
-from tf_dynemb.naming import described, dynamic_only, named_variables
-from tf_dynemb.optimizer_entry import check_optimizer, optimizer_entry
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel.agreement import Ranks
+from tf_dynemb.persistence.continuation import delta_begin
+from tf_dynemb.persistence.naming import described, dynamic_only, named_variables
+from tf_dynemb.persistence.optimizer_entry import check_optimizer, optimizer_entry
 from tf_dynemb.snapshots import columns, static_rows
 from tf_dynemb.snapshots.joint_publication import JointPublication
 from tf_dynemb.snapshots.watermark import Watermark
