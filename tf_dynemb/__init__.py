@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from tf_dynemb.persistence.load import load
     from tf_dynemb.persistence.model_dump import incremental_model_dump
     from tf_dynemb.snapshots.watermark import Watermark
-    from tf_dynemb.sok_load import load_sok_dump
-    from tf_dynemb.sok_names import SGD, all2all_dense_embedding, sparse_read_and_evict
+    from tf_dynemb.sok.load import load_sok_dump
+    from tf_dynemb.sok.names import SGD, all2all_dense_embedding, sparse_read_and_evict
     from tf_dynemb.variables.dynamic import DynamicVariable
     from tf_dynemb.variables.replicas import broadcast_variables
     from tf_dynemb.variables.static import Variable
@@ -71,10 +71,10 @@ _HOMES = {
     "DynamicVariable": "variables.dynamic",
     "OptimizerWrapper": "optimizers.wrapper",
     "RowwiseAdagrad": "optimizers.rowwise_adagrad",
-    "SGD": "sok_names",
+    "SGD": "sok.names",
     "Variable": "variables.static",
     "Watermark": "snapshots.watermark",
-    "all2all_dense_embedding": "sok_names",
+    "all2all_dense_embedding": "sok.names",
     "apply_delta": "persistence.apply_delta",
     "assign": "variables.transfer",
     "broadcast_variables": "variables.replicas",
@@ -87,11 +87,11 @@ _HOMES = {
     "init": "communicator",
     "layers": None,
     "load": "persistence.load",
-    "load_sok_dump": "sok_load",
+    "load_sok_dump": "sok.load",
     "lookup_sparse": "lookup.lookup_sparse",
     "prefetch_lookup": "lookup.prefetch",
     "serving": None,
-    "sparse_read_and_evict": "sok_names",
+    "sparse_read_and_evict": "sok.names",
     "storage": None,
 }
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tf_dynemb import sok_dump
-from tf_dynemb.sok_dump import read_sok_dump
+from tf_dynemb.sok import dump
+from tf_dynemb.sok.dump import read_sok_dump
 
 NUMBERS = {
     "int32": 0, "int64": 1, "uint32": 2, "uint64": 3, "float16": 4, "float32": 5, "float64": 6,
@@ -132,7 +132,7 @@ def test_a_table_of_fixed_size_spread_over_gpus_is_in_the_order_of_its_keys_file
 
 
 def test_file_name_of_a_variable():
-    assert sok_dump.file_name_of("model/user-ids:0") == "model_user_ids_0"
+    assert dump.file_name_of("model/user-ids:0") == "model_user_ids_0"
 
 
 def replace(path: Path, begin: int, new: bytes) -> None:
@@ -235,7 +235,7 @@ def test_a_table_that_is_not_there_and_a_folder_without_tables(tmp_path):
 
 
 def test_the_module_needs_numpy_and_nothing_else():
-    tree = ast.parse(Path(sok_dump.__file__).read_text(encoding="utf-8"))
+    tree = ast.parse(Path(dump.__file__).read_text(encoding="utf-8"))
     modules = {
         name
         for node in ast.walk(tree)

@@ -16,7 +16,7 @@ from tf_dynemb.parallel import ownership
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.persistence.naming import described, named_variables
 from tf_dynemb.persistence.optimizer_entry import check_optimizer
-from tf_dynemb.sok_dump import SokTable, file_name_of, read_sok_dump
+from tf_dynemb.sok.dump import SokTable, file_name_of, read_sok_dump
 from tf_dynemb.tables.batches import NO_STATE, own_rows, warn_of_evictions
 from tf_dynemb.tables.cut import last_tick
 from tf_dynemb.tables.lineage import Snapshots
