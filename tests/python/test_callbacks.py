@@ -15,8 +15,8 @@ import tensorflow as tf
 from layer_helpers import FEATURES, functional, make_data
 
 import tf_dynemb as de
-from tf_dynemb import communicator, rank_metrics
-from tf_dynemb.callbacks import SynchronizeRanks
+from tf_dynemb import communicator
+from tf_dynemb.callbacks import SynchronizeRanks, rank_metrics
 
 
 def compiled(**options):

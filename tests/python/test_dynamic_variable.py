@@ -434,7 +434,7 @@ def test_filter_variables_and_static_variable():
 @pytest.mark.parametrize(
     "module",
     [
-        "callbacks",
+        "callbacks.synchronize_ranks",
         "lookup.lookup_sparse",
         "optimizers.wrapper",
         "variables.dynamic",

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tf_dynemb import communicator
 from tf_dynemb._warn import warn
+from tf_dynemb.callbacks.rank_metrics import average_untrained, reduce_metrics, replace_logs
 from tf_dynemb.parallel.agreement import Ranks
-from tf_dynemb.rank_metrics import average_untrained, reduce_metrics, replace_logs
 from tf_dynemb.variables.replicas import broadcast_variables
 from tf_dynemb.variables.unwrap import filter_variables
 

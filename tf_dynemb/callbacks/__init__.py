@@ -1,0 +1,8 @@
+"""Keras callbacks for training over several ranks.
+
+May import: `_warn`, `communicator`, `parallel`, `variables`.
+"""
+
+from tf_dynemb.callbacks.synchronize_ranks import SynchronizeRanks
+
+__all__ = ["SynchronizeRanks"]
