@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tf_dynemb import _registration
+from tf_dynemb import _moved, _registration
 from tf_dynemb._version import __version__
 
 if TYPE_CHECKING:
@@ -118,4 +118,5 @@ def __dir__() -> list[str]:
     return sorted(set(globals()) | set(__all__))
 
 
+_moved.register(__name__)
 _registration.register()

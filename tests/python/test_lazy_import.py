@@ -110,6 +110,27 @@ def test_names_are_the_modules_own():
     assert vars(de)["OptimizerWrapper"] is OptimizerWrapper  # looked for once
 
 
+def test_pickles_name_classes_by_the_modules_of_before_there_were_rooms():
+    out = python(
+        """
+        import pickle, sys
+
+        names = [("watermark", "Watermark"), ("config", "TableOptions"), ("sok_names", "SGD")]
+        names += [("optimizer", "OptimizerWrapper"), ("rowwise_adagrad", "RowwiseAdagrad")]
+        import tf_dynemb as de
+
+        for name, _ in names:
+            assert not hasattr(sys.modules[f"tf_dynemb.{name}"], "__file__")
+        print("tensorflow" in sys.modules)
+        for name, kind in names:
+            loaded = pickle.loads(f"ctf_dynemb.{name}\\n{kind}\\n.".encode())
+            assert loaded.__name__ == kind
+            assert loaded is getattr(de, kind, loaded)
+        """
+    )
+    assert out == "False\n"
+
+
 def test_star_import():
     names: dict[str, object] = {}
     exec("from tf_dynemb import *", names)

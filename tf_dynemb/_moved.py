@@ -1,0 +1,40 @@
+"""Modules of before there were rooms, by their names then, for pickles that name them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+# Modules with classes whose objects can be pickled, and where they are now.
+MOVED = {
+    "config": "tables.options",
+    "optimizer": "optimizers.wrapper",
+    "rowwise_adagrad": "optimizers.rowwise_adagrad",
+    "sok_names": "sok.names",
+    "watermark": "snapshots.watermark",
+}
+
+
+class _Moved(ModuleType):
+    """Imports the module that has taken its place when a name is asked of it."""
+
+    def __init__(self, name: str, home: str) -> None:
+        super().__init__(name, f"Now `{home}`.")
+        self._home = home
+
+    def __getattr__(self, name: str) -> Any:
+        # What goes through all modules, such as `inspect`, asks for __file__ and the like.
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        importlib.import_module("tensorflow")  # first, as in the package's own __getattr__
+        return getattr(importlib.import_module(self._home), name)
+
+
+def register(package: str) -> None:
+    """Lets the modules of the package be imported by those names; imports none of them."""
+    for name, home in MOVED.items():
+        sys.modules.setdefault(
+            f"{package}.{name}", _Moved(f"{package}.{name}", f"{package}.{home}")
+        )
