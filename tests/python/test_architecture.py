@@ -1,6 +1,7 @@
 """The rules of docs/design.md about who may use whom, and what an import may do."""
 
 import ast
+import graphlib
 import json
 import pathlib
 import re
@@ -126,6 +127,189 @@ def test_what_serves_dumps_needs_no_tensorflow():
         or (module.startswith("tf_dynemb.") and not module.startswith(allowed))
     ]
     assert not wrong
+
+
+# Modules beside the rooms that any room may name among what it imports. Nothing imports the others.
+FOR_ALL = {"_ops", "_version", "_warn", "communicator"}
+MOST_MODULES = 12  # in a folder, `__init__` among them
+MOST_LINES = 500
+
+
+def import_graph(package: pathlib.Path) -> dict[str, set[str]]:
+    """Which modules of a package each of them imports, by their names without the package's.
+
+    Imports inside functions and for type checking count, and so do the names of modules that stand
+    alone in a string, as for `import_module`. An import from another folder is one of that folder's
+    `__init__` too. The package's own `__init__` has the name "".
+    """
+    modules = {}
+    for path in package.rglob("*.py"):
+        parts = path.relative_to(package).with_suffix("").parts
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+
+    def resolve(name: str) -> str | None:
+        """The module that a dotted name is, or is in."""
+        first, *rest = name.split(".")
+        if first != package.name:
+            return None
+        while ".".join(rest) not in modules:
+            rest.pop()
+        return ".".join(rest)
+
+    graph: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        names = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {resolve(alias.name) for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path}: imports are absolute"
+                names |= {resolve(f"{node.module}.{alias.name}") for alias in node.names}
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                _, _, name = node.value.partition(f"{package.name}.")
+                if node.value == f"{package.name}.{name}" and name in modules:
+                    names.add(name)
+        own_folder = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        for name in list(names - {None, ""}):
+            folder = name.rpartition(".")[0]
+            if folder != own_folder:
+                names.add(folder or None)
+        graph[module] = names - {None, module}
+    return graph
+
+
+def room_of(module: str) -> str:
+    """The folder of a module; of a module beside the rooms its name."""
+    return module.split(".")[0]
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules each of which imports the one before it, the first one the last; or none."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def between_rooms(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    rooms: dict[str, set[str]] = {room_of(module): set() for module in graph}
+    for module, imported in graph.items():
+        rooms[room_of(module)] |= {room_of(name) for name in imported} - {room_of(module)}
+    return rooms
+
+
+@pytest.fixture(scope="module")
+def modules():
+    return import_graph(ROOT / "tf_dynemb")
+
+
+@pytest.fixture(scope="module")
+def rooms():
+    return sorted(path.parent.name for path in (ROOT / "tf_dynemb").glob("*/__init__.py"))
+
+
+@in_checkout
+def test_no_modules_import_each_other_in_a_circle(modules):
+    assert len(modules) > 90
+    assert circle(modules) == []
+
+
+@in_checkout
+def test_no_rooms_import_each_other_in_a_circle(modules):
+    assert circle(between_rooms(modules)) == []
+
+
+@in_checkout
+def test_each_room_imports_what_its_docstring_says(modules, rooms):
+    for room, imported in between_rooms(modules).items():
+        if room in rooms:
+            docstring = ast.get_docstring(
+                ast.parse((ROOT / "tf_dynemb" / room / "__init__.py").read_text(encoding="utf-8"))
+            )
+            *_, last = docstring.split("\n\n")
+            names = re.fullmatch(r"May import: ((?:`\w+`(?:,\s)?)+)\.", last)
+            assert names is not None, f"{room}: {last}"
+            allowed = set(re.findall(r"\w+", names[1]))
+            assert imported <= allowed <= {*rooms, *FOR_ALL}, room
+        elif room in FOR_ALL:
+            assert imported <= FOR_ALL, room
+
+
+@in_checkout
+def test_rooms_import_no_module_by_a_computed_name(rooms):
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for room in rooms
+        for path in (ROOT / "tf_dynemb" / room).glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        if ast.unparse(node.func).endswith(("import_module", "__import__"))
+        if not isinstance(node.args[0], ast.Constant)
+    ]
+    assert not wrong
+
+
+@in_checkout
+def test_the_design_has_the_rooms_in_their_order(modules, rooms):
+    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    table = design.split("| room | contents |\n", 1)[1].split("\n\n", 1)[0]
+    order = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert sorted(order) == rooms
+    below = set(FOR_ALL)
+    for room in order:
+        assert between_rooms(modules)[room] <= below, room
+        below.add(room)
+
+
+@in_checkout
+def test_rooms_and_modules_are_small():
+    files = package_files()
+    folders = [path.parent for path in files]
+    assert {f"{f}": n for f in folders if (n := folders.count(f)) > MOST_MODULES} == {}
+    lines = {f"{path}": len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    assert {path: n for path, n in lines.items() if n > MOST_LINES} == {}
+
+
+IMPORTS_OF_B = {
+    "at the top": "from package.room import b",
+    "of a name": "from package.room.b import name",
+    "as a whole": "import package.room.b",
+    "in a function": "def f():\n    from package.room import b",
+    "for type checking": "if TYPE_CHECKING:\n    from package.room.b import Name",
+    "by name": "MODULES = ('package.room.b',)",
+}
+
+
+@pytest.mark.parametrize("text", IMPORTS_OF_B.values(), ids=IMPORTS_OF_B)
+def test_a_circle_is_seen_wherever_the_import_is(tmp_path, text):
+    sources = {
+        "__init__": "from package import a",
+        "a": text,
+        "room/__init__": "",
+        "room/b": "from package.room.c import name",
+        "room/c": "import numpy, packages",
+    }
+    (tmp_path / "package" / "room").mkdir(parents=True)
+    for name, source in sources.items():
+        (tmp_path / "package" / f"{name}.py").write_text(source)
+    graph = import_graph(tmp_path / "package")
+    assert graph == {
+        "": {"a"},
+        "a": {"room", "room.b"},
+        "room": set(),
+        "room.b": {"room.c"},
+        "room.c": set(),
+    }
+    assert circle(graph) == []
+
+    (tmp_path / "package" / "room" / "c.py").write_text("import package.a")
+    graph = import_graph(tmp_path / "package")
+    assert set(circle(graph)) == {"a", "room.b", "room.c"}
+    assert set(circle(between_rooms(graph))) == {"a", "room"}
+
+    (tmp_path / "package" / "room" / "c.py").write_text("from package import name")
+    assert "" in circle(import_graph(tmp_path / "package"))
 
 
 @in_checkout

@@ -1,4 +1,7 @@
-"""The commands on dumps: `python -m tf_dynemb inspect | verify | diff | merge | export`."""
+"""The commands on dumps: `python -m tf_dynemb inspect | verify | diff | merge | export`.
+
+May import: `_version`, `serving`, `storage`.
+"""
 
 from __future__ import annotations
 

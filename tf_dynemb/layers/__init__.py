@@ -1,4 +1,7 @@
-"""Keras layers whose embedding tables are hash tables."""
+"""Keras layers whose embedding tables are hash tables.
+
+May import: `ids`, `lookup`, `tables`, `variables`.
+"""
 
 from tf_dynemb.layers.embedding import Embedding
 from tf_dynemb.layers.embedding_bag import EmbeddingBag

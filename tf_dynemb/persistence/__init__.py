@@ -1,4 +1,4 @@
-"""Dumps and deltas of tables and their optimizer: write, load, apply, and what continues what.
+"""Dumps and deltas of tables and their optimizer: written, loaded, applied, and continued.
 
 May import: `_ops`, `_warn`, `communicator`, `optimizers`, `parallel`, `snapshots`, `storage`,
 `tables`, `variables`.

@@ -5,6 +5,8 @@ from tf_dynemb.serving import Reader
 reader = Reader("/models/ctr/embeddings")
 vectors = reader.lookup([7, 2**40], table="user")  # float32 [2, dimension]
 reader.follow()  # from time to time, in any thread
+
+May import: `storage`.
 """
 
 from tf_dynemb.serving.reader import Reader

@@ -1,4 +1,4 @@
-"""For those who come from NVIDIA SOK: functions of its scripts, and its dumps.
+"""NVIDIA SOK: the functions that its scripts call beside ours, and the dumps that it wrote.
 
 May import: `_ops`, `_warn`, `communicator`, `ids`, `optimizers`, `parallel`, `persistence`,
 `tables`, `variables`.

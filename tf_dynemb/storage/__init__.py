@@ -1,6 +1,8 @@
 """Snapshots of tables on disk, as docs/file_format.md has them: numpy only, no TensorFlow.
 
 `Publication` writes one, of which other processes may write a `Part`; `Chain` and `Snapshot` read.
+
+May import: `_version`.
 """
 
 from tf_dynemb.storage.chain import Chain, Snapshot

@@ -29,10 +29,10 @@ _numbers = itertools.count()
 
 
 class Table:
-    """The hash table of a `DynamicVariable`: what it was made with, and what its rows hold.
+    """The hash table of a `DynamicVariable`: its options, and the state that its rows have.
 
-    Cuts, snapshots and checkpoints need this much of a variable and no more. The variable adds what
-    TensorFlow asks of it, its checkpoint among that.
+    Cuts, snapshots and checkpoints need this much of a variable and no more. The variable adds the
+    methods that TensorFlow calls, those for its checkpoint among them.
 
     Args:
         dimension: as of `DynamicVariable`; so the next six.

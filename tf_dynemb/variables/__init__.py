@@ -1,4 +1,4 @@
-"""Tables as variables of TensorFlow and Keras: `DynamicVariable`, `Variable`, and access to both.
+"""Tables as TensorFlow and Keras have them: `DynamicVariable`, `Variable`, functions on both.
 
 May import: `_ops`, `communicator`, `ids`, `parallel`, `tables`.
 """
