@@ -9,8 +9,9 @@
 // of the batch; then each worker claims slots in the segments assigned to it, in the order of the
 // batch. The result therefore does not depend on the number of threads.
 //
-// hash_table.cc defines the calls, hash_table_insert.cc pass 2 and Erase, hash_table_check.cc the
-// check of the invariants; each instantiates its members for both key widths.
+// hash_table.cc defines pass 1 and the calls that read or insert, hash_table_write.cc the calls
+// that write rows, hash_table_insert.cc pass 2 and Erase, hash_table_check.cc the check of the
+// invariants. Each instantiates its members for both key widths.
 #ifndef DYNEMB_TABLE_HASH_TABLE_H_
 #define DYNEMB_TABLE_HASH_TABLE_H_
 

@@ -18,7 +18,7 @@
 #include "cc/device/simulated_tables.h"
 #include "cc/device/sum_gradients.h"
 #include "tests/cc/backward_model.h"
-#include "tests/cc/device_gradient_model.h"
+#include "tests/cc/device_gradient_cases.h"
 #include "tests/cc/simulated_devices.h"
 
 namespace dynemb {
@@ -29,93 +29,6 @@ constexpr Combiner kCombiners[] = {Combiner::kSum, Combiner::kMean, Combiner::kS
                                    Combiner::kMax};
 constexpr Form kForms[] = {Form::kUniform, Form::kSplits, Form::kSorted, Form::kUnsorted};
 constexpr DType kDtypes[] = {DType::kFloat32, DType::kFloat16, DType::kBfloat16};
-
-using Cases = std::vector<std::unique_ptr<Case>>;
-
-std::vector<BackwardTask> TasksOf(const Cases& cases) {
-  std::vector<BackwardTask> tasks;
-  for (const auto& c : cases) tasks.push_back(c->task);
-  return tasks;
-}
-
-uint64_t KeyOf(const Case& c, size_t i) {
-  return c.task.key_type == KeyType::kInt32 ? c.keys32[i] : c.keys[i];
-}
-
-void SetKey(Case* c, size_t i, uint64_t key) {
-  c->keys[i] = key;
-  c->keys32[i] = static_cast<uint32_t>(key);
-}
-
-// Keys by their first ids.
-Result Expected(const Case& c) {
-  const BackwardTask& t = c.task;
-  const auto dim = static_cast<size_t>(t.dim);
-  Result result;
-  std::map<uint64_t, std::vector<size_t>> positions;
-  for (size_t i = 0; i < c.bags.nnz(); ++i) {
-    std::vector<size_t>& of = positions[KeyOf(c, i)];
-    if (of.empty()) {
-      result.keys.push_back(KeyOf(c, i));
-      if (t.rows != nullptr) result.rows.push_back(t.rows[i]);
-    }
-    of.push_back(i);
-  }
-  for (const uint64_t key : result.keys) {
-    for (size_t column = 0; column < dim; ++column) {
-      std::vector<float> terms;
-      for (const size_t i : positions[key]) terms.push_back(TermOf(c, i, column));
-      result.sums.push_back(SumInPieces(terms));
-    }
-  }
-  return result;
-}
-
-// Memory for what comes out, as nobody cleared it, with a guard behind each array.
-struct Outputs {
-  std::vector<Result> results;
-  std::vector<std::vector<uint32_t>> keys32;
-  std::vector<size_t> num_unique;  // of the tasks that were asked for, in order
-
-  explicit Outputs(const std::vector<BackwardTask>& tasks)
-      : results(tasks.size()), keys32(tasks.size()), tasks_(tasks) {}
-
-  Status operator()(size_t t, size_t n, BackwardOutput* output) {
-    EXPECT_EQ(t, num_unique.size());
-    num_unique.push_back(n);
-    results[t].keys.assign(n + 1, kGuard);
-    keys32[t].assign(n + 1, static_cast<uint32_t>(kGuard));
-    results[t].rows.assign(tasks_[t].rows == nullptr ? 0 : n + 1, static_cast<RowId>(kGuard));
-    results[t].sums.assign(n * static_cast<size_t>(tasks_[t].dim) + 1, kNan);
-    output->keys = tasks_[t].key_type == KeyType::kInt32
-                       ? static_cast<void*>(keys32[t].data())
-                       : static_cast<void*>(results[t].keys.data());
-    output->rows = tasks_[t].rows == nullptr ? nullptr : results[t].rows.data();
-    output->sums = results[t].sums.data();
-    return Status();
-  }
-
-  std::vector<Result> Take() {
-    EXPECT_EQ(num_unique.size(), results.size());
-    for (size_t t = 0; t < results.size(); ++t) {
-      Result& r = results[t];
-      if (tasks_[t].key_type == KeyType::kInt32) r.keys.assign(keys32[t].begin(), keys32[t].end());
-      EXPECT_EQ(static_cast<uint32_t>(r.keys.back()), static_cast<uint32_t>(kGuard));
-      r.keys.pop_back();
-      if (!r.rows.empty()) {
-        EXPECT_EQ(r.rows.back(), static_cast<RowId>(kGuard));
-        r.rows.pop_back();
-      }
-      EXPECT_TRUE(std::isnan(r.sums.back()));
-      r.sums.pop_back();
-    }
-    return std::move(results);
-  }
-
- private:
-  static constexpr uint64_t kGuard = 0xDEADBEEFDEADBEEFull;
-  const std::vector<BackwardTask>& tasks_;
-};
 
 template <class Device>
 class DeviceGradientTest : public testing::Test {
@@ -506,97 +419,6 @@ TYPED_TEST(DeviceGradientTest, NoWorkspace) {
   }
   EXPECT_GT(n, 20u);
   ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
-}
-
-TEST(DeviceGradientWorkTest, LaunchesDoNotDependOnHowManyTasks) {
-  std::mt19937_64 random(12);
-  ThreadsDevice device;
-  const auto launches = [&](size_t count) {
-    Cases cases;
-    for (size_t t = 0; t < count; ++t) {
-      Shape s{600, 600, 4, 1};
-      s.combiner = Combiner::kMean;
-      s.form = Form::kUnsorted;
-      cases.push_back(MakeCase(s, &random));
-    }
-    const std::vector<BackwardTask> tasks = TasksOf(cases);
-    Outputs outputs(tasks);
-    CountingSession session(device, nullptr);
-    EXPECT_TRUE(device::SumGradients(session, tasks, std::ref(outputs)).ok());
-    return session.launches;
-  };
-  const int one = launches(1);
-  EXPECT_EQ(one, 9);
-  EXPECT_EQ(launches(30), one);
-}
-
-TEST(DeviceGradientWorkTest, TeamsAreForTheWidestSums) {
-  std::mt19937_64 random(14);
-  ThreadsDevice device;
-  Cases cases;
-  for (int64_t dim : {4, 130, 1}) cases.push_back(MakeCase({1, 600, dim, 1}, &random));
-  const std::vector<BackwardTask> tasks = TasksOf(cases);
-  Outputs outputs(tasks);
-  CountingSession session(device, nullptr);
-  ASSERT_TRUE(device::SumGradients(session, tasks, std::ref(outputs)).ok());
-  EXPECT_EQ(session.quads, std::vector<size_t>(3, 33));
-}
-
-TEST(DeviceGradientWorkTest, SortsNoMoreBitsThanThereAreKeys) {
-  std::mt19937_64 random(13);
-  ThreadsDevice device;
-  for (const auto& [keys, bits] :
-       {std::pair(1, 0), std::pair(2, 1), std::pair(3, 2), std::pair(256, 8), std::pair(257, 9)}) {
-    Cases cases;
-    cases.push_back(MakeCase({600, 600, 1, 1}, &random));
-    for (size_t i = 0; i < 600; ++i) SetKey(cases[0].get(), i, i % static_cast<size_t>(keys));
-    const std::vector<BackwardTask> tasks = TasksOf(cases);
-    Outputs outputs(tasks);
-    CountingSession session(device, nullptr);
-    ASSERT_TRUE(device::SumGradients(session, tasks, std::ref(outputs)).ok());
-    EXPECT_EQ(session.sorted_bits, std::vector<int>{bits});
-  }
-}
-
-// Also where their keys lie behind each other, and places are few, so that all meet all.
-TEST(DeviceGradientWorkTest, TasksHaveKeysOfTheirOwn) {
-  constexpr uint32_t kTasks = 8, kIds = 100, kKeys = 50, kIdsInAll = kTasks * kIds;
-  constexpr uint32_t kLogPlaces = 9;
-  static_assert(kTasks * kKeys < 1u << kLogPlaces, "more places than keys");
-  std::vector<uint64_t> keys(kIdsInAll);
-  for (uint32_t i = 0; i < kIdsInAll; ++i) keys[i] = i % kKeys;
-  std::vector<device::GradientPart> parts(kTasks);
-  std::vector<uint32_t> begins(kTasks + 1);
-  for (uint32_t t = 0; t <= kTasks; ++t) begins[t] = t * kIds;
-  for (uint32_t t = 0; t < kTasks; ++t) parts[t].task.keys = keys.data() + begins[t];
-  for (bool descending : {false, true}) {
-    std::vector<uint32_t> places(size_t{1} << kLogPlaces, device::kNoPosition), of(kIdsInAll);
-    const device::ElectPositions</*kLast=*/false, device::TaskKeys> body{
-        {{parts.data(), begins.data(), kTasks}},
-        /*rows=*/nullptr,
-        places.data(),
-        kLogPlaces,
-        of.data()};
-    for (uint32_t i = 0; i < kIdsInAll; ++i) body(descending ? kIdsInAll - 1 - i : i);
-    for (uint32_t i = 0; i < kIdsInAll; ++i) {
-      ASSERT_EQ(places[of[i]], i / kIds * kIds + i % kKeys) << i;
-    }
-  }
-}
-
-// How much room there is for pieces is known before they are counted: it is never too little.
-TEST(DeviceGradientWorkTest, RoomForPieces) {
-  using device::internal_sum_gradients::MostPieces;
-  const auto pieces = [](size_t ids) { return ids > kPiece ? (ids + kPiece - 1) / kPiece : 0; };
-  for (size_t ids = 1; ids < 3000; ++ids) {
-    ASSERT_GE(MostPieces(ids, 1), pieces(ids)) << ids;
-    ASSERT_GE(MostPieces(3 * ids, 3), 3 * pieces(ids)) << ids;
-    ASSERT_GE(MostPieces(ids + 600 + 257, 3), pieces(ids) + pieces(600) + pieces(257)) << ids;
-    ASSERT_LE(MostPieces(ids, 1), 2 * ids / kPiece);
-  }
-  EXPECT_EQ(MostPieces(0, 0), 0u);
-  EXPECT_EQ(MostPieces(1000000, 1000000), 0u);
-  EXPECT_EQ(MostPieces(256, 1), 0u);
 }
 
 }  // namespace

@@ -1,0 +1,290 @@
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "cc/table/codec.h"
+#include "cc/table/copy_vector.h"
+#include "cc/table/hash_table.h"
+#include "cc/table/phase.h"
+#include "cc/table/rounding.h"
+#include "cc/table/vector_buffer.h"
+#include "cc/table/workers.h"
+
+namespace dynemb {
+
+template <class K>
+void HashTable<K>::StoreUpdated(const float* vector, K key, uint64_t step, char* row) const {
+  void* to = layout().vector(row);
+  if (options_.stochastic_rounding) {
+    StoreVectorStochastic(options_.dtype, vector, options_.dim, to, options_.seed, key, step);
+  } else {
+    StoreVector(options_.dtype, vector, options_.dim, to);
+  }
+}
+
+template <class K>
+const uint32_t* HashTable<K>::ListHeld(const RowId* rows, size_t n, uint64_t missing,
+                                       BatchScratch* scratch) {
+  if (missing == 0) return nullptr;
+  uint32_t* const held = scratch->positions.Resize(n - missing);
+  for (size_t i = 0, h = 0; h < n - missing; ++i) {
+    if (rows[i] != kNoRow) held[h++] = static_cast<uint32_t>(i);
+  }
+  return held;
+}
+
+template <class K>
+template <class Fn>
+void HashTable<K>::ForHeld(Exec& exec, const RowId* rows, const uint32_t* held, size_t num_held,
+                           size_t row_bytes, const Fn& fn) {
+  Phase phase("write rows");
+  row_bytes = std::min(row_bytes, kPrefetchMost);
+  exec.ParallelFor(num_held, kKeyGrain, [&](size_t begin, size_t end) {
+    constexpr size_t kAhead = 12;
+    const auto position = [held](size_t h) { return held != nullptr ? held[h] : h; };
+    for (size_t h = begin; h < end; ++h) {
+      if (h + kAhead < end) PrefetchBytes(rows_.At(rows[position(h + kAhead)]), row_bytes);
+      const size_t i = position(h);
+      fn(i, rows_.At(rows[i]));
+    }
+  });
+}
+
+template <class K>
+Status HashTable<K>::Upsert(Exec& exec, const void* keys, size_t n, const void* vectors,
+                            Tick tick) {
+  const K* k = static_cast<const K*>(keys);
+  const size_t bytes = layout().vector_bytes();
+  const auto* from = static_cast<const char*>(vectors);
+  DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
+  const Stamp now = BeginBatch(exec, tick, n);
+
+  const ScratchLease scratch;
+  RowId* const rows = scratch->rows.Resize(n);
+  RowFilter& again = scratch->again;
+  again.Reset(n);
+  // First all that may fail: keys without rows get theirs. Then rows that were there are written.
+  const uint64_t missing = FindRows(exec, k, n, now, Counts::kNothing, rows);
+  const uint32_t* const held = ListHeld(rows, n, missing, scratch.get());
+  if (missing != 0) {
+    const auto fill = [&](size_t i, K, char* row) {
+      CopyVector(layout().vector(row), from + i * bytes, bytes);
+    };
+    DYNEMB_RETURN_IF_ERROR(Insert(exec, k, n, now, rows, fill, &scratch->plan));
+    for (const InsertPlan::Repeat& r : scratch->plan.repeats()) again.Add(rows[r.position]);
+  }
+  // The first to mark a row as updated by this batch writes it, so no two threads write one row. If
+  // a second comes, the key repeats, and its row is written again below, in order.
+  ForHeld(exec, rows, held, n - missing, layout().vector_offset + bytes, [&](size_t i, char* row) {
+    const Stamp updated = __atomic_exchange_n(layout().update(row), now, __ATOMIC_RELAXED);
+    if (updated == now) {
+      again.Add(rows[i]);
+      return;
+    }
+    BeforeWrite(rows[i], updated);
+    CopyVector(layout().vector(row), from + i * bytes, bytes);
+  });
+  if (!again.empty()) {
+    Phase phase("write repeated keys");
+    ForWorkers(exec, n, [&](size_t worker, size_t workers) {
+      for (size_t i = 0; i < n; ++i) {
+        if (!again.MayHold(rows[i]) || !Owns(worker, workers, rows[i])) continue;
+        CopyVector(layout().vector(rows_.At(rows[i])), from + i * bytes, bytes);
+      }
+    });
+  }
+  return Status();
+}
+
+template <class K>
+Status HashTable<K>::Accumulate(Exec& exec, const void* keys, size_t n, const float* deltas,
+                                Tick tick) {
+  const K* k = static_cast<const K*>(keys);
+  const auto dim = static_cast<size_t>(options_.dim);
+  DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
+  const Stamp now = BeginBatch(exec, tick, n);
+  const uint64_t step = RoundingStep(Update::kAddition, additions_ + 1);
+  const auto add = [&](size_t i, K key, RowId row_id, float* loaded) {
+    char* row = rows_.At(row_id);
+    BeforeWrite(row_id, *layout().update(row));
+    const bool in_place = options_.dtype == DType::kFloat32;
+    auto* const sum = in_place ? reinterpret_cast<float*>(layout().vector(row)) : loaded;
+    if (!in_place) LoadVector(options_.dtype, layout().vector(row), options_.dim, sum);
+    for (size_t c = 0; c < dim; ++c) sum[c] += deltas[i * dim + c];
+    if (!in_place) StoreUpdated(sum, key, step, row);
+    *layout().update(row) = now;
+  };
+  const ScratchLease scratch;
+  RowId* const rows = scratch->rows.Resize(n);
+  if (FindRows(exec, k, n, now, Counts::kLookup, rows) != 0) {
+    DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, k, n, now, rows, &scratch->plan));
+  }
+  ++additions_;  // only now: a call that fails has changed nothing
+  const size_t row_bytes =
+      std::min(layout().vector_offset + layout().vector_bytes(), kPrefetchMost);
+  exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
+    VectorBuffers::Lease loaded(&buffers_);
+    for (size_t i = begin; i < end; ++i) {
+      if (i + 8 < end) PrefetchBytes(rows_.At(rows[i + 8]), row_bytes);
+      add(i, k[i], rows[i], loaded.get());
+    }
+  });
+  return Status();
+}
+
+template <class K>
+Status HashTable<K>::WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors,
+                               const float* state, bool insert, uint64_t step, Tick tick) {
+  const K* k = static_cast<const K*>(keys);
+  DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
+  const Stamp now = BeginBatch(exec, tick, n);
+  const ScratchLease scratch;
+  RowId* const rows = scratch->rows.Resize(n);
+  if (FindRows(exec, k, n, now, Counts::kLookup, rows) != 0 && insert) {
+    DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, k, n, now, rows, &scratch->plan));
+  }
+  exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      if (rows[i] == kNoRow) continue;
+      char* row = rows_.At(rows[i]);
+      BeforeWrite(rows[i], *layout().update(row));
+      StoreUpdated(vectors + i * static_cast<size_t>(options_.dim), k[i], step, row);
+      if (layout().state_width != 0) {
+        memcpy(layout().state(row), state + i * static_cast<size_t>(layout().state_width),
+               layout().state_bytes());
+      }
+      *layout().update(row) = now;
+    }
+  });
+  return Status();
+}
+
+template <class K>
+void HashTable<K>::ApplyRange(Exec&, const RowOptimizer& optimizer, const void* keys,
+                              const RowId* rows, const float* gradients, size_t begin, size_t end,
+                              uint64_t step, Tick tick) {
+  constexpr size_t kAhead = 8;
+  const K* k = static_cast<const K*>(keys);
+  const auto dim = static_cast<size_t>(options_.dim);
+  const Stamp now = stamps_.Encode(tick);
+  const size_t row_bytes = std::min(layout().stride, kPrefetchMost);
+  VectorBuffers::Lease vector(&buffers_);
+  uint64_t dropped = 0;
+  uint64_t nonfinite = 0;
+  for (size_t i = begin; i < end; ++i) {
+    if (i + kAhead < end && rows[i + kAhead] < rows_.high_water()) {
+      PrefetchBytes(rows_.At(rows[i + kAhead]), row_bytes);
+    }
+    if (!Holds(rows[i], k[i])) {
+      ++dropped;
+      continue;
+    }
+    char* row = rows_.At(rows[i]);
+    const float* gradient = gradients + i * dim;
+    nonfinite += !AllFinite(gradient, options_.dim);
+    BeforeWrite(rows[i], *layout().update(row));
+    if (options_.dtype == DType::kFloat32) {
+      optimizer.Apply(reinterpret_cast<float*>(layout().vector(row)), layout().state(row),
+                      gradient);
+    } else {
+      LoadVector(options_.dtype, layout().vector(row), options_.dim, vector.get());
+      optimizer.Apply(vector.get(), layout().state(row), gradient);
+      StoreUpdated(vector.get(), k[i], step, row);
+    }
+    *layout().update(row) = now;
+  }
+  if (dropped != 0) counters_.dropped_gradients.fetch_add(dropped, std::memory_order_relaxed);
+  if (nonfinite != 0) counters_.nonfinite_gradients.fetch_add(nonfinite, std::memory_order_relaxed);
+}
+
+template <class K>
+template <class Fn>
+void HashTable<K>::ForSlots(Exec& exec, const RowId* rows, size_t n, const Fn& fn) const {
+  const TableView<K> view = View();
+  exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
+    constexpr size_t kAhead = 16;
+    Bucket* segments[kAhead];
+    uint32_t homes[kAhead];
+    for (size_t j = begin; j < end + kAhead; ++j) {
+      if (j >= begin + kAhead) {
+        const size_t i = j - kAhead;
+        // By row id: no need to compare keys.
+        for (uint32_t step = 0; step < kBucketsPerSegment; ++step) {
+          Bucket* bucket = OnPath(segments[i % kAhead], homes[i % kAhead], step);
+          const RowId* at = std::find(bucket->row, bucket->row + kSlotsPerBucket, rows[i]);
+          if (at == bucket->row + kSlotsPerBucket) continue;
+          fn(i, &bucket->access[at - bucket->row]);
+          break;
+        }
+      }
+      if (j >= end) continue;
+      const uint64_t hash = view.HashOf(view.KeyAt(rows[j]));
+      const Probe probe = MakeProbe(hash);
+      segments[j % kAhead] = view.SegmentBuckets(view.SegmentOf(hash));
+      homes[j % kAhead] = probe.home;
+      __builtin_prefetch(segments[j % kAhead] + probe.home);
+    }
+  });
+}
+
+template <class K>
+void HashTable<K>::LastAccesses(Exec& exec, const RowId* rows, size_t n, Stamp* accesses) const {
+  // Finds may stamp meanwhile.
+  ForSlots(exec, rows, n, [accesses](size_t i, const Stamp* access) {
+    accesses[i] = __atomic_load_n(access, __ATOMIC_RELAXED);
+  });
+}
+
+template <class K>
+Status HashTable<K>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) {
+  const size_t n = loaded.n;
+  const K* k = static_cast<const K*>(loaded.keys);
+  const auto* vectors = static_cast<const char*>(loaded.vectors);
+  const size_t bytes = layout().vector_bytes();
+  DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
+  const Stamp now = BeginBatch(exec, tick, n);
+  const auto write = [&](size_t i, char* row) {
+    CopyVector(layout().vector(row), vectors + i * bytes, bytes);
+    if (layout().state_width != 0) {
+      memcpy(layout().state(row),
+             loaded.state != nullptr ? loaded.state + i * static_cast<size_t>(layout().state_width)
+                                     : initial_state_.data(),
+             layout().state_bytes());
+    }
+    *layout().update(row) = stamps_.Encode(loaded.base + loaded.updates[i]);
+  };
+  const ScratchLease scratch;
+  RowId* const rows = scratch->rows.Resize(n);
+  // Rows that are there are stamped, so that they cannot be evicted for the others; and written
+  // last, when nothing can fail any more.
+  const uint64_t missing = FindRows(exec, k, n, now, Counts::kNothing, rows);
+  const uint32_t* const held = ListHeld(rows, n, missing, scratch.get());
+  if (missing != 0) {
+    const auto fill = [&](size_t i, K, char* row) { write(i, row); };
+    DYNEMB_RETURN_IF_ERROR(Insert(exec, k, n, now, rows, fill, &scratch->plan));
+  }
+  ForHeld(exec, rows, held, n - missing, layout().stride, [&](size_t i, char* row) {
+    BeforeWrite(rows[i], *layout().update(row));
+    write(i, row);
+  });
+  ForSlots(exec, rows, n, [&](size_t i, Stamp* access) {
+    *access = stamps_.Encode(loaded.base + loaded.accesses[i]);
+  });
+  return Status();
+}
+
+// hash_table.cc instantiates the class without the members that only this file defines.
+#define DYNEMB_INSTANTIATE(K)                                                                     \
+  template Status HashTable<K>::Upsert(Exec&, const void*, size_t, const void*, Tick);            \
+  template Status HashTable<K>::Accumulate(Exec&, const void*, size_t, const float*, Tick);       \
+  template Status HashTable<K>::WriteRows(Exec&, const void*, size_t, const float*, const float*, \
+                                          bool, uint64_t, Tick);                                  \
+  template void HashTable<K>::ApplyRange(Exec&, const RowOptimizer&, const void*, const RowId*,   \
+                                         const float*, size_t, size_t, uint64_t, Tick);           \
+  template Status HashTable<K>::LoadRows(Exec&, const LoadedRows&, Tick);                         \
+  template void HashTable<K>::LastAccesses(Exec&, const RowId*, size_t, Stamp*) const
+DYNEMB_INSTANTIATE(uint64_t);
+DYNEMB_INSTANTIATE(uint32_t);
+#undef DYNEMB_INSTANTIATE
+
+}  // namespace dynemb

@@ -1,0 +1,109 @@
+// The work of SumGradients: launches, teams, sorted bits, and room for ranges of ids.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "cc/device/simulated_tables.h"
+#include "cc/device/sum_gradients.h"
+#include "tests/cc/device_gradient_cases.h"
+#include "tests/cc/simulated_devices.h"
+
+namespace dynemb {
+namespace {
+
+TEST(DeviceGradientWorkTest, LaunchesDoNotDependOnHowManyTasks) {
+  std::mt19937_64 random(12);
+  ThreadsDevice device;
+  const auto launches = [&](size_t count) {
+    Cases cases;
+    for (size_t t = 0; t < count; ++t) {
+      Shape s{600, 600, 4, 1};
+      s.combiner = Combiner::kMean;
+      s.form = Form::kUnsorted;
+      cases.push_back(MakeCase(s, &random));
+    }
+    const std::vector<BackwardTask> tasks = TasksOf(cases);
+    Outputs outputs(tasks);
+    CountingSession session(device, nullptr);
+    EXPECT_TRUE(device::SumGradients(session, tasks, std::ref(outputs)).ok());
+    return session.launches;
+  };
+  const int one = launches(1);
+  EXPECT_EQ(one, 9);
+  EXPECT_EQ(launches(30), one);
+}
+
+TEST(DeviceGradientWorkTest, TeamsAreForTheWidestSums) {
+  std::mt19937_64 random(14);
+  ThreadsDevice device;
+  Cases cases;
+  for (int64_t dim : {4, 130, 1}) cases.push_back(MakeCase({1, 600, dim, 1}, &random));
+  const std::vector<BackwardTask> tasks = TasksOf(cases);
+  Outputs outputs(tasks);
+  CountingSession session(device, nullptr);
+  ASSERT_TRUE(device::SumGradients(session, tasks, std::ref(outputs)).ok());
+  EXPECT_EQ(session.quads, std::vector<size_t>(3, 33));
+}
+
+TEST(DeviceGradientWorkTest, SortsNoMoreBitsThanThereAreKeys) {
+  std::mt19937_64 random(13);
+  ThreadsDevice device;
+  for (const auto& [keys, bits] :
+       {std::pair(1, 0), std::pair(2, 1), std::pair(3, 2), std::pair(256, 8), std::pair(257, 9)}) {
+    Cases cases;
+    cases.push_back(MakeCase({600, 600, 1, 1}, &random));
+    for (size_t i = 0; i < 600; ++i) SetKey(cases[0].get(), i, i % static_cast<size_t>(keys));
+    const std::vector<BackwardTask> tasks = TasksOf(cases);
+    Outputs outputs(tasks);
+    CountingSession session(device, nullptr);
+    ASSERT_TRUE(device::SumGradients(session, tasks, std::ref(outputs)).ok());
+    EXPECT_EQ(session.sorted_bits, std::vector<int>{bits});
+  }
+}
+
+// Also where their keys lie behind each other, and places are few, so that all meet all.
+TEST(DeviceGradientWorkTest, TasksHaveKeysOfTheirOwn) {
+  constexpr uint32_t kTasks = 8, kIds = 100, kKeys = 50, kIdsInAll = kTasks * kIds;
+  constexpr uint32_t kLogPlaces = 9;
+  static_assert(kTasks * kKeys < 1u << kLogPlaces, "more places than keys");
+  std::vector<uint64_t> keys(kIdsInAll);
+  for (uint32_t i = 0; i < kIdsInAll; ++i) keys[i] = i % kKeys;
+  std::vector<device::GradientPart> parts(kTasks);
+  std::vector<uint32_t> begins(kTasks + 1);
+  for (uint32_t t = 0; t <= kTasks; ++t) begins[t] = t * kIds;
+  for (uint32_t t = 0; t < kTasks; ++t) parts[t].task.keys = keys.data() + begins[t];
+  for (bool descending : {false, true}) {
+    std::vector<uint32_t> places(size_t{1} << kLogPlaces, device::kNoPosition), of(kIdsInAll);
+    const device::ElectPositions</*kLast=*/false, device::TaskKeys> body{
+        {{parts.data(), begins.data(), kTasks}},
+        /*rows=*/nullptr,
+        places.data(),
+        kLogPlaces,
+        of.data()};
+    for (uint32_t i = 0; i < kIdsInAll; ++i) body(descending ? kIdsInAll - 1 - i : i);
+    for (uint32_t i = 0; i < kIdsInAll; ++i) {
+      ASSERT_EQ(places[of[i]], i / kIds * kIds + i % kKeys) << i;
+    }
+  }
+}
+
+// How much room there is for pieces is known before they are counted: it is never too little.
+TEST(DeviceGradientWorkTest, RoomForPieces) {
+  using device::internal_sum_gradients::MostPieces;
+  const auto pieces = [](size_t ids) { return ids > kPiece ? (ids + kPiece - 1) / kPiece : 0; };
+  for (size_t ids = 1; ids < 3000; ++ids) {
+    ASSERT_GE(MostPieces(ids, 1), pieces(ids)) << ids;
+    ASSERT_GE(MostPieces(3 * ids, 3), 3 * pieces(ids)) << ids;
+    ASSERT_GE(MostPieces(ids + 600 + 257, 3), pieces(ids) + pieces(600) + pieces(257)) << ids;
+    ASSERT_LE(MostPieces(ids, 1), 2 * ids / kPiece);
+  }
+  EXPECT_EQ(MostPieces(0, 0), 0u);
+  EXPECT_EQ(MostPieces(1000000, 1000000), 0u);
+  EXPECT_EQ(MostPieces(256, 1), 0u);
+}
+
+}  // namespace
+}  // namespace dynemb
