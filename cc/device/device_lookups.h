@@ -201,7 +201,7 @@ Status DeviceLookups<Device>::Pool(Exec& exec, const std::vector<PoolTask>& task
     }
   }
   Phase phase("find and pool");
-  Work work(gathered.locked(), &exec, Work::Tells::kYes);
+  Work work(gathered.locked(), &exec, Work::Reports::kYes);
   Joined batch = Join(work, ids, gathered, std::move(now));
   DYNEMB_RETURN_IF_ERROR(work.status());
   DTable::FindRows(work, batch, true);
@@ -228,7 +228,7 @@ Status DeviceLookups<Device>::WeightGradient(Exec& exec,
   Gathered gathered;
   DYNEMB_RETURN_IF_ERROR(Gather(ids, &gathered));
   Phase phase("weight gradients");
-  Work work(gathered.locked(), &exec, Work::Tells::kYes);
+  Work work(gathered.locked(), &exec, Work::Reports::kYes);
   Joined batch = Join(work, ids, gathered, std::vector<Stamp>(gathered.tables.size()));
   const device::TableViews& tables = DTable::ViewsOf(work, batch);
   DYNEMB_RETURN_IF_ERROR(work.status());
@@ -312,7 +312,7 @@ Status DeviceLookups<Device>::Apply(Exec& exec, const std::vector<ApplyTask>& ta
   for (size_t t = 0; t < all.tables.size(); ++t) {
     DYNEMB_RETURN_IF_ERROR(all.tables[t]->Begin(exec, all.table_size(t), tick, &now[t]));
   }
-  Work work(all.locked(), &exec, Work::Tells::kYes);
+  Work work(all.locked(), &exec, Work::Reports::kYes);
   const auto now_of = [&](const Gathered& gathered) {
     std::vector<Stamp> of;
     for (DTable* table : gathered.tables) {

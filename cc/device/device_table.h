@@ -138,11 +138,11 @@ class DeviceTable final : public Table {
   class Work : public Device::Session {
    public:
     // Whether the call tells what fails; else the next one that can does.
-    enum class Tells { kNo, kYes };
-    Work(const DeviceTable& table, Exec* exec, Tells tells = Tells::kNo)
-        : Work(std::vector<const DeviceTable*>{&table}, exec, tells) {}
+    enum class Reports { kNo, kYes };
+    Work(const DeviceTable& table, Exec* exec, Reports reports = Reports::kNo)
+        : Work(std::vector<const DeviceTable*>{&table}, exec, reports) {}
     // Tables of one device, at least one.
-    Work(std::vector<const DeviceTable*> tables, Exec* exec, Tells tells);
+    Work(std::vector<const DeviceTable*> tables, Exec* exec, Reports reports);
     ~Work();
     // From here on the tables are in disorder if work fails, until they are in order again.
     void Changes() { changes_ = true; }
@@ -155,7 +155,7 @@ class DeviceTable final : public Table {
 
     const std::vector<const DeviceTable*> tables_;
     const Stream stream_;
-    const Tells tells_;
+    const Reports reports_;
     bool changes_ = false;
   };
   // The keys of a call. Those of tables[t], each of which is there once, are the positions

@@ -22,11 +22,11 @@ inline size_t SumItems(size_t n) { return (n + kSumEach - 1) / kSumEach; }
 }  // namespace device
 
 template <class Device>
-DeviceTable<Device>::Work::Work(std::vector<const DeviceTable*> tables, Exec* exec, Tells tells)
+DeviceTable<Device>::Work::Work(std::vector<const DeviceTable*> tables, Exec* exec, Reports reports)
     : Device::Session(*tables[0]->device_, StreamFor(exec)),
       tables_(std::move(tables)),
       stream_(StreamFor(exec)),
-      tells_(tells) {
+      reports_(reports) {
   for (const DeviceTable* table : tables_) {
     const Stream before = table->stream_.load();
     if (before != stream_) this->After(before);
@@ -36,7 +36,7 @@ DeviceTable<Device>::Work::Work(std::vector<const DeviceTable*> tables, Exec* ex
 template <class Device>
 DeviceTable<Device>::Work::~Work() {
   for (const DeviceTable* table : tables_) {
-    if (!this->status().ok() && (changes_ || tells_ == Tells::kNo)) {
+    if (!this->status().ok() && (changes_ || reports_ == Reports::kNo)) {
       table->Fail(this->status(), changes_);
     }
     // Calls that share the lock may have been under way on another stream meanwhile: whoever comes
@@ -212,7 +212,7 @@ Status DeviceTable<Device>::FindOrInsert(Exec& exec, const void* keys, size_t n,
                                          RowId* rows) {
   Stamp now;
   DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
-  Work work(*this, &exec, Work::Tells::kYes);
+  Work work(*this, &exec, Work::Reports::kYes);
   Batch batch = BatchOf(KeysAt(keys), n, now, rows);
   FindRows(work, batch, true);
   return Insert(work, batch, Keys::kMayRepeat, device::FillInitial{});
@@ -232,7 +232,7 @@ Status DeviceTable<Device>::LookupOrInsert(Exec& exec, const void* keys, size_t 
                                            void* vectors, RowId* rows) {
   Stamp now;
   DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
-  Work work(*this, &exec, Work::Tells::kYes);
+  Work work(*this, &exec, Work::Reports::kYes);
   Batch batch = BatchOf(KeysAt(keys), n, now, rows);
   FindRows(work, batch, true);
   DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kMayRepeat, device::FillInitial{}));
@@ -247,7 +247,7 @@ Status DeviceTable<Device>::Upsert(Exec& exec, const void* keys, size_t n, const
                                    Tick tick) {
   Stamp now;
   DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
-  Work work(*this, &exec, Work::Tells::kYes);
+  Work work(*this, &exec, Work::Reports::kYes);
   RowId* rows = work.template Take<RowId>(n);
   if (rows == nullptr) return work.status();
   Batch batch = BatchOf(KeysAt(keys), n, now, rows);
@@ -272,7 +272,7 @@ Status DeviceTable<Device>::Accumulate(Exec& exec, const void* keys, size_t n, c
   Stamp now;
   DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
   const uint64_t step = RoundingStep(Update::kAddition, ++additions_);
-  Work work(*this, &exec, Work::Tells::kYes);
+  Work work(*this, &exec, Work::Reports::kYes);
   RowId* rows = work.template Take<RowId>(n);
   if (rows == nullptr) return work.status();
   Batch batch = BatchOf(KeysAt(keys), n, now, rows);
@@ -291,7 +291,7 @@ Status DeviceTable<Device>::WriteRows(Exec& exec, const void* keys, size_t n, co
                                       const float* state, bool insert, uint64_t step, Tick tick) {
   Stamp now;
   DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
-  Work work(*this, &exec, Work::Tells::kYes);
+  Work work(*this, &exec, Work::Reports::kYes);
   RowId* rows = work.template Take<RowId>(n);
   if (rows == nullptr) return work.status();
   Batch batch = BatchOf(KeysAt(keys), n, now, rows);

@@ -102,7 +102,7 @@ Status DeviceTable<Device>::Init(const TableOptions& options) {
   DYNEMB_RETURN_IF_ERROR(mail_.Commit(sizeof(device::Mailbox)));
   *mailbox() = {};
   DYNEMB_RETURN_IF_ERROR(Reserve(LayoutOf(0), &store_));
-  Work work(*this, nullptr, Work::Tells::kYes);
+  Work work(*this, nullptr, Work::Reports::kYes);
   work.Fill(own_.data(), 0, sizeof(device::Counters) + sizeof(device::TierState));
   const std::vector<InitRun>& runs = initializer_.runs();
   DYNEMB_RETURN_IF_ERROR(runs_.Reserve(*device_, runs.size() * sizeof(InitRun)));
@@ -164,7 +164,7 @@ Status DeviceTable<Device>::ResetState(Exec& exec, const StateSpec& spec) {
   DYNEMB_RETURN_IF_ERROR(InitialState(spec, &initial));
   DYNEMB_RETURN_IF_ERROR(Error());
   WaitForReader();
-  Work work(*this, &exec, Work::Tells::kYes);
+  Work work(*this, &exec, Work::Reports::kYes);
   DYNEMB_RETURN_IF_ERROR(Refresh(work));
   SaveAll(work);
   DYNEMB_RETURN_IF_ERROR(work.status());
@@ -192,7 +192,7 @@ template <class Device>
 Status DeviceTable<Device>::Clear(Exec& exec, Tick tick) {
   DYNEMB_RETURN_IF_ERROR(Error());
   WaitForReader();
-  Work work(*this, &exec, Work::Tells::kYes);
+  Work work(*this, &exec, Work::Reports::kYes);
   DYNEMB_RETURN_IF_ERROR(Refresh(work));
   SaveAll(work);
   Store empty;
@@ -400,7 +400,7 @@ Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, boo
   cut->watermark = watermark;
   cut->since = since;
   cut->base = stamps_.base();
-  Work work(*this, &exec, Work::Tells::kYes);
+  Work work(*this, &exec, Work::Reports::kYes);
   if (with_deleted) {
     DYNEMB_RETURN_IF_ERROR(CheckDeletions(deletions_, since));
     DropHeld(work, deletions_.Since(since), &cut->deleted);
@@ -473,7 +473,7 @@ Status DeviceTable<Device>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick 
   const size_t n = loaded.n;
   Stamp now;
   DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
-  Work work(*this, &exec, Work::Tells::kYes);
+  Work work(*this, &exec, Work::Reports::kYes);
   const auto bring = [&](const void* from, size_t bytes) {
     char* to = from == nullptr ? nullptr : work.template Take<char>(n * bytes);
     if (to != nullptr) work.Copy(to, from, n * bytes);

@@ -16,7 +16,7 @@ Status DeviceTable<Device>::Promote(Exec& exec, Tick tick) {
   DYNEMB_RETURN_IF_ERROR(Error());
   if (bounds_.high_water <= store_.split || reads_.exchange(0) == 0) return Status();
   Phase phase("promote");
-  Work work(*this, &exec, Work::Tells::kYes);
+  Work work(*this, &exec, Work::Reports::kYes);
   const size_t noted_most = 2 * promote_most_;
   const size_t window =
       std::min<uint64_t>(store_.split, uint64_t{device::kPlacesEach} * promote_most_);

@@ -21,7 +21,7 @@
 #include "cc/device/kernels_gradient.h"
 #include "cc/device/parts.h"
 #include "cc/device/row_math.h"
-#include "cc/device/stretches.h"
+#include "cc/device/ranges.h"
 #include "cc/device/sum_gradients.h"
 #include "cc/lookup/backward.h"
 #include "cc/lookup/gather.h"
@@ -74,7 +74,7 @@ struct RowSums {
   DYNEMB_HD float* SumOf(uint32_t t, uint32_t row) const {
     const GatheredTable& table = tables[t];
     const uint32_t a =
-        table.first_array + StretchOf(arrays.begins + table.first_array, table.num_arrays, row);
+        table.first_array + RangeOf(arrays.begins + table.first_array, table.num_arrays, row);
     return arrays[a] + (row - arrays.begin(a)) * static_cast<size_t>(table.dim);
   }
   template <class Lanes>
@@ -103,7 +103,7 @@ struct RowSums {
   DYNEMB_HD uint32_t FeatureOf(uint32_t t, uint32_t position) const {
     const GatheredTable& table = tables[t];
     return table.first_feature +
-           StretchOf(terms.parts.begins + table.first_feature, table.num_features, position);
+           RangeOf(terms.parts.begins + table.first_feature, table.num_features, position);
   }
   // How many of the terms [first, first + n) are of feature f, as the first is.
   DYNEMB_HD uint32_t RunOf(uint32_t f, uint32_t first, uint32_t n) const {

@@ -4,7 +4,8 @@
 // each row was read last. A row of the host tier that is read is a candidate; its `reuse` is how
 // long ago it was read before. The places of the device tier are looked at in turns, a window at a
 // time; a place's `age` is how long ago its row was read. The candidates with the shortest reuse
-// meet the places with the greatest age, and change places with them if kCalm reuse < age: what is
+// meet the places with the greatest age, and change places with them if kHysteresis
+// reuse < age: what is
 // read more often than the other is likely to be read again first. So a scan over rows that are
 // read once moves nothing, where plain LRU would empty the cache; and a row that is only slightly
 // hotter is not worth the copies. docs/performance_log.md has what other rules came to.
@@ -32,7 +33,7 @@
 namespace dynemb::device {
 
 // A candidate must be this much more frequent than the row whose place it takes.
-constexpr uint32_t kCalm = 2;
+constexpr uint32_t kHysteresis = 2;
 // Places that are looked at for each candidate.
 constexpr uint32_t kPlacesEach = 4;
 
@@ -120,7 +121,7 @@ struct PairUp {
     const uint32_t age = ~static_cast<uint32_t>(victim);
     swap.host_row = OrderedRow(candidate);
     swap.device_row = OrderedRow(victim);
-    if (candidate != kNoPlace && victim != kNoPlace && uint64_t{kCalm} * reuse < age &&
+    if (candidate != kNoPlace && victim != kNoPlace && uint64_t{kHysteresis} * reuse < age &&
         elected[elected_of[p]] == p && !view.InDevice(swap.host_row) &&
         swap.host_row < counters->high_water &&
         *view.layout.update(view.RowAt(swap.host_row)) != 0) {

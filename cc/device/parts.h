@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "cc/device/stretches.h"
+#include "cc/device/ranges.h"
 #include "cc/lookup/bags.h"
 #include "cc/table/portability.h"
 #include "cc/table/status.h"
@@ -45,7 +45,7 @@ struct Parts {
   DYNEMB_HD const Part& operator[](uint32_t p) const { return parts[p]; }
   DYNEMB_HD uint32_t begin(uint32_t p) const { return begins[p]; }
   // The part that has item i.
-  DYNEMB_HD uint32_t IndexOf(size_t i) const { return StretchOf(begins, count, i); }
+  DYNEMB_HD uint32_t IndexOf(size_t i) const { return RangeOf(begins, count, i); }
 };
 
 // A copy in the device's memory, until the session ends; nulls if the session has failed.
@@ -87,7 +87,7 @@ struct BagsView {
   }
   // The bag of a place in bag order.
   DYNEMB_HD uint32_t BagOf(uint32_t place) const {
-    return splits == nullptr ? place / hotness : StretchOf(splits, num_bags, place);
+    return splits == nullptr ? place / hotness : RangeOf(splits, num_bags, place);
   }
 };
 

@@ -8,7 +8,7 @@
 
 #include "cc/device/flat_index.h"
 #include "cc/device/row_math.h"
-#include "cc/device/stretches.h"
+#include "cc/device/ranges.h"
 #include "cc/table/key.h"
 #include "cc/table/portability.h"
 #include "cc/table/types.h"
@@ -68,7 +68,7 @@ struct TableViews {
   DYNEMB_HD uint32_t begin(uint32_t t) const { return count == 1 ? 0 : begins[t]; }
   DYNEMB_HD uint32_t end(uint32_t t) const { return count == 1 ? items : begins[t + 1]; }
   // The table of item i.
-  DYNEMB_HD uint32_t IndexOf(size_t i) const { return StretchOf(begins, count, i); }
+  DYNEMB_HD uint32_t IndexOf(size_t i) const { return RangeOf(begins, count, i); }
   DYNEMB_HD const TableView& Of(size_t i) const { return (*this)[IndexOf(i)]; }
 };
 

@@ -58,7 +58,7 @@ Arena& Arena::operator=(Arena&& other) noexcept {
   reserved_ = std::exchange(other.reserved_, 0);
   committed_ = std::exchange(other.committed_, 0);
   advised_ = std::exchange(other.advised_, 0);
-  populated_ = std::exchange(other.populated_, 0);
+  prefaulted_ = std::exchange(other.prefaulted_, 0);
   return *this;
 }
 
@@ -161,9 +161,9 @@ void Arena::AdviseHugePages(size_t bytes) {
   advised_ = std::max(advised_, whole);
 }
 
-void Arena::Populate(Exec& exec, size_t bytes) {
+void Arena::Prefault(Exec& exec, size_t bytes) {
   const size_t end = std::min({RoundUp(bytes, kHugePage), advised_, committed_}) / kHugePage;
-  const size_t first = populated_ / kHugePage;
+  const size_t first = prefaulted_ / kHugePage;
   if (end <= first) return;
   exec.ParallelFor(end - first, 1, [&](size_t begin, size_t last) {
     char* const data = data_ + (first + begin) * kHugePage;
@@ -172,12 +172,12 @@ void Arena::Populate(Exec& exec, size_t bytes) {
       __atomic_fetch_or(data + b, char{0}, __ATOMIC_RELAXED);
     }
   });
-  populated_ = end * kHugePage;
+  prefaulted_ = end * kHugePage;
 }
 
 void Arena::Discard(size_t bytes) {
   const size_t from = std::min(RoundUp(bytes, kPage), committed_);
-  populated_ = std::min(populated_, from / kHugePage * kHugePage);
+  prefaulted_ = std::min(prefaulted_, from / kHugePage * kHugePage);
   if (bytes < from) std::memset(data_ + bytes, 0, from - bytes);
   if (from < committed_) (void)madvise(data_ + from, committed_ - from, MADV_DONTNEED);
 }

@@ -40,7 +40,7 @@ class Arena {
   // Faults in what of the first `bytes` (committed) has not been, each huge page by one thread.
   // Only for speed: threads that come upon a new huge page together all clear it, and all but one
   // in vain. Contents stay.
-  void Populate(Exec& exec, size_t bytes);
+  void Prefault(Exec& exec, size_t bytes);
 
   // Makes what is behind the first `bytes` read as zero again, and gives its memory back. What is
   // committed stays so.
@@ -66,7 +66,7 @@ class Arena {
   size_t reserved_ = 0;
   size_t committed_ = 0;
   size_t advised_ = 0;    // bytes from the front for which huge pages were asked
-  size_t populated_ = 0;  // of these, those that Populate has seen to
+  size_t prefaulted_ = 0;  // of these, those that Prefault has seen to
 };
 
 }  // namespace dynemb

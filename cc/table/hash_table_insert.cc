@@ -156,7 +156,7 @@ Status HashTable<K>::PrepareRows(Exec& exec, size_t fresh, Stamp now, InsertPlan
   } allocated{rows_, plan->rows.get(), fresh};
   {
     Phase faults("fault in memory");
-    rows_.Populate(exec);
+    rows_.Prefault(exec);
   }
   DYNEMB_RETURN_IF_ERROR(
       index_.Grow(exec, plan->hashes.get(), fresh, KeysOfRows<K>(View()), plan->segment_of.get()));

@@ -105,13 +105,13 @@ void Index::Name(const Segment& segment, uint32_t entry) {
               size_t{1} << (depth - segment.depth), entry);
 }
 
-Status Index::MakeDeeper(uint32_t s) {
+Status Index::DoubleDirectory(uint32_t s) {
   Segment& segment = segment_[s];
   Entries& directory = directories_[segment.directory];
   Directory& view = views_[segment.directory];
   if (segment.depth < view.depth) return Status();
   const size_t most = kEntriesAtLeast + kEntriesPerSegment * directory.segments;
-  if (view.depth == 32 || 2 * directory.entries.size() > most) return Nest(s);
+  if (view.depth == 32 || 2 * directory.entries.size() > most) return AddInnerDirectory(s);
   std::vector<uint32_t> twice(directory.entries.size() * 2);
   for (size_t i = 0; i < twice.size(); ++i) twice[i] = directory.entries[i / 2];
   directory.entries = std::move(twice);
@@ -120,7 +120,7 @@ Status Index::MakeDeeper(uint32_t s) {
   return Status();
 }
 
-Status Index::Nest(uint32_t s) {
+Status Index::AddInnerDirectory(uint32_t s) {
   Segment& segment = segment_[s];
   const uint32_t level = views_[segment.directory].level + 1;
   if (level >= kMostLevels) return Internal("the index has too many levels");
@@ -229,11 +229,11 @@ Status Index::SplitAll(Exec& exec, const std::vector<uint32_t>& overfull,
     }
   } added{&segment_, first};
   // A directory that is deeper than it need be is as good.
-  for (uint32_t s : overfull) DYNEMB_RETURN_IF_ERROR(MakeDeeper(s));
+  for (uint32_t s : overfull) DYNEMB_RETURN_IF_ERROR(DoubleDirectory(s));
   added.kept = true;
   {
     Phase phase("fault in memory");
-    arena_.Populate(exec, segments() * kSegmentBytes);
+    arena_.Prefault(exec, segments() * kSegmentBytes);
   }
 
   for (size_t j = 0; j < overfull.size(); ++j) {

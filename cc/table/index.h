@@ -121,8 +121,8 @@ class Index {
   void Name(const Segment& segment, uint32_t entry);
   // Makes its directory tell the keys of a segment apart by one bit more; or gives it a directory
   // of its own.
-  Status MakeDeeper(uint32_t segment);
-  Status Nest(uint32_t segment);
+  Status DoubleDirectory(uint32_t segment);
+  Status AddInnerDirectory(uint32_t segment);
   Status SplitAll(Exec& exec, const std::vector<uint32_t>& overfull, const RowHashes& row_hashes);
   void Redistribute(uint32_t from, uint32_t to, const RowHashes& row_hashes);
 

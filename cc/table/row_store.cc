@@ -16,7 +16,7 @@ void RowStore::Init(const RowLayout& layout, uint64_t max_rows) {
 void RowStore::Presize(Exec& exec, uint64_t rows) {
   presized_ = rows;
   const size_t bytes = std::min(rows, max_rows_) * layout_.stride;
-  if (bytes <= PhysicalMemory() / 2 && arena_.Commit(bytes).ok()) arena_.Populate(exec, bytes);
+  if (bytes <= PhysicalMemory() / 2 && arena_.Commit(bytes).ok()) arena_.Prefault(exec, bytes);
 }
 
 Status RowStore::Allocate(size_t n, RowId* ids) {

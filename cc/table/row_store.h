@@ -41,7 +41,7 @@ class RowStore {
   // of the memory the process may use, or refused. Only for speed.
   void Presize(Exec& exec, uint64_t rows);
   // Faults in the memory of the rows handed out, with all threads. Only for speed.
-  void Populate(Exec& exec) { arena_.Populate(exec, high_water_ * layout_.stride); }
+  void Prefault(Exec& exec) { arena_.Prefault(exec, high_water_ * layout_.stride); }
   // Takes back an id, for which ReserveFree has made room. Its row must no longer be live.
   void Free(RowId row) { free_.push_back(row); }
   void Clear();

@@ -38,7 +38,7 @@ TEST(Arena, ContentsStayAndTheRestIsZeroWhileItGrows) {
     for (size_t b = filled - filled % 509 + 509; b < arena.committed(); b += 509) {
       ASSERT_EQ(arena.data()[b], 0) << bytes;
     }
-    arena.Populate(exec, bytes);
+    arena.Prefault(exec, bytes);
     filled = bytes / 509 * 509 + 1;
     Fill(arena, 0, filled);
   }

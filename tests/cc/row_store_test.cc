@@ -200,9 +200,9 @@ TEST(RowStore, ChangeLayoutMovesManyRows) {
   }
 }
 
-// Presize and Populate are for speed only: ids, contents and counts are as without, also in another
+// Presize and Prefault are for speed only: ids, contents and counts are as without, also in another
 // layout.
-TEST(RowStore, PresizeAndPopulateChangeNothingButSpeed) {
+TEST(RowStore, PresizeAndPrefaultChangeNothingButSpeed) {
   SerialExec exec;
   const RowLayout layout(8, DType::kFloat32, 16, 0);
   const std::vector<float> state(4, 0.5f);
@@ -221,7 +221,7 @@ TEST(RowStore, PresizeAndPopulateChangeNothingButSpeed) {
       for (size_t b = 0; b < layout.stride; ++b) ASSERT_EQ(store.At(id)[b], 0) << id;
       memset(store.At(id), static_cast<int>(1 + id % 251), layout.stride);
     }
-    store.Populate(exec);  // finds rows that are filled already
+    store.Prefault(exec);  // finds rows that are filled already
     ASSERT_TRUE(store.ChangeLayout(exec, RowLayout(8, DType::kFloat32, 16, 4), state.data()).ok());
     for (RowId id : ids) {
       for (size_t b = 0; b < layout.stride; ++b) {

@@ -1,6 +1,6 @@
 // Arrays that lie one after the other, and whose items are numbered through: which one has item i.
-#ifndef DYNEMB_DEVICE_STRETCHES_H_
-#define DYNEMB_DEVICE_STRETCHES_H_
+#ifndef DYNEMB_DEVICE_RANGES_H_
+#define DYNEMB_DEVICE_RANGES_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace dynemb::device {
 
 // Stretch s has the items [begins[s], begins[s + 1]), s < count; i is less than begins[count].
-DYNEMB_HD inline uint32_t StretchOf(const uint32_t* begins, uint32_t count, size_t i) {
+DYNEMB_HD inline uint32_t RangeOf(const uint32_t* begins, uint32_t count, size_t i) {
   uint32_t low = 0, high = count - 1;
   while (low < high) {
     const uint32_t middle = (low + high) / 2;
@@ -25,4 +25,4 @@ DYNEMB_HD inline uint32_t StretchOf(const uint32_t* begins, uint32_t count, size
 
 }  // namespace dynemb::device
 
-#endif  // DYNEMB_DEVICE_STRETCHES_H_
+#endif  // DYNEMB_DEVICE_RANGES_H_
