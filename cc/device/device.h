@@ -1,61 +1,66 @@
-// Device: where a table lives that is not in the host's memory, and how work gets done there. A
-// concept, not a class: kernels are templates, compiled once for each device.
+// Device: the memory of a table that is not in the host's memory, and the execution of work there.
+// A Device is a concept, not a class: kernels are templates, compiled once per device.
 //
 //   CudaDevice        a GPU (cuda_device.cuh)
-//   SimulatedDevice   host memory and host threads in its place (simulated_device.h), so that
-//                     everything but the GPU itself is tested, and sanitised, where there is none
+//   SimulatedDevice   host memory and host threads in place of a GPU (simulated_device.h): tests
+//                     and sanitizers cover everything except the GPU itself on hosts without one
 //
-// A Device is shared by all tables on it and has
+// All tables on a device share one Device. It has
 //
-//   Device::Stream                      a place in line: work given to one stream is done in order
-//   static Stream StreamOf(Exec&)       the stream that an operator's Exec stands for
-//   Device::Range                       memory that grows in place, as an Arena: Reserve (what it
-//                                       gets may be less, see reserved), Commit, Clear, data,
-//                                       committed, reserved; of the device. Clear leaves it
-//                                       committed. A range ends, or is cleared, only when all work
-//                                       that uses it has been given; it waits for it.
-//   Device::HostRange                   the same in host memory that kernels reach
-//   Device::Session                     what follows
+//   Device::Stream                      a queue: work given to one stream is done in order
+//   static Stream StreamOf(Exec&)       the stream that an operator's Exec represents
+//   Device::Range                       device memory that grows in place, like an Arena: Reserve
+//                                       (may reserve less than requested, see reserved), Commit,
+//                                       Clear (memory stays committed), data, committed, reserved.
+//                                       Clear and the destructor must be called after all work that
+//                                       uses the range has been given; they wait for that work.
+//   Device::HostRange                   the same, in host memory that kernels can access
+//   Device::Session                     see below
 //
-// A Session is the only way to give a device work. It holds the workspace of its stream, so that
-// work of two tables does not mix, and its calls return at once unless they say otherwise:
+// A Session is the only way to give work to a device. It holds the workspace of its stream, so that
+// the work of two tables does not mix. Its calls return at once unless stated otherwise:
 //
-//   Session(Device&, Stream)            of a stream there is one at a time; others wait for its end
-//   void After(Stream other)            what follows waits until `other` has done what sessions
-//                                       have given it. A stream that is no more may be named, if
-//                                       the device has been told of its end.
-//   void ForEach(n, body)               body(i) for i in [0, n): one thread each
-//   void ForKeys(n, body)               body(lanes, i): a team of Session::KeyLanes, that works on
-//                                       buckets (bucket_ops.h)
-//   void ForRows(n, quads, body)        body(lanes, i): a team of RowWidth(quads) threads, that
-//                                       deals out a row by quads: four columns, or 16 bytes. No row
-//                                       should have more than `quads` of them: what bodies do is
-//                                       the same for any number, but takes longer.
-//   static uint32_t RowWidth(quads)     how many threads such a team has
-//   T* Take<T>(n)                       an array in device memory, until the session ends; null if
-//                                       there is no memory, status() then says so
-//   Scratch                             while one lives, what Take gives; its end takes it back
-//   T* Pinned<T>(n)                     as Take, in host memory, for small copies to and from it;
-//                                       until the session ends, whatever Scratch there is
-//   void Copy(to, from, bytes)          between any two memories, in line with the rest. Ordinary
-//                                       host memory makes it wait, perhaps for all work before it,
-//                                       and is free for other use when it returns. With any other
-//                                       it returns at once, and `from` must stay as it is until
-//                                       the work is done: Pinned does until the session ends.
-//   void Fill(p, byte, bytes)           p is in a range, or Taken
+//   Session(Device&, Stream)            A stream has one session at a time; the constructor waits
+//                                       until the stream's current session has ended.
+//   void After(Stream other)            Later work waits until `other` has finished the work that
+//                                       sessions have given it. `other` may be a destroyed stream
+//                                       if the device has been notified of its end.
+//   void ForEach(n, body)               body(i) for i in [0, n), one thread each
+//   void ForKeys(n, body)               body(lanes, i) by a team of Session::KeyLanes, which works
+//                                       on buckets (bucket_ops.h)
+//   void ForRows(n, quads, body)        body(lanes, i) by a team of RowWidth(quads) threads, which
+//                                       divides a row into quads: four columns, or 16 bytes. Rows
+//                                       should have at most `quads` quads; wider rows give the same
+//                                       result, but take longer.
+//   static uint32_t RowWidth(quads)     the number of threads in such a team
+//   T* Take<T>(n)                       an array in device memory, valid until the session ends;
+//                                       null if memory runs out, which status() then reports
+//   Scratch                             a scope: the arrays taken during its life are freed at its
+//                                       end
+//   T* Pinned<T>(n)                     like Take, but in host memory, for small copies to and from
+//                                       the device. Valid until the session ends, regardless of any
+//                                       Scratch.
+//   void Copy(to, from, bytes)          copies between any two memories, in order with other work.
+//                                       If either is ordinary host memory, the call waits, perhaps
+//                                       for all work before it; the memory may be reused when the
+//                                       call returns. Otherwise the call returns at once, and
+//                                       `from` must stay unchanged until the work is done; Pinned
+//                                       memory is valid that long.
+//   void Fill(p, byte, bytes)           p is in a range, or from Take
 //   void ExclusiveSum(values, n)        values[i] = the sum of values[0..i), for u32
 //   void SortPairs(keys, values, n, bits = 64)
-//                                       by the low `bits` bits of the key (u64), ascending, in
-//                                       place; values are u32. Equal ones stay in order. The fewer
-//                                       bits, the quicker.
-//   Status Synchronize()                waits for all work of the stream; its errors, and status()
-//   Status status()                     what has failed so far in giving out the work: the first
-//                                       failure, after which nothing more is given out
+//                                       sorts in place and stably by the low `bits` bits of the
+//                                       keys (u64), ascending; values are u32. Fewer bits take less
+//                                       time.
+//   Status Synchronize()                waits for all work of the stream; returns its errors, or
+//                                       status()
+//   Status status()                     the first failure to give work to the stream. After it, no
+//                                       more work is given.
 //
-// A body is a trivially copyable struct with `DYNEMB_HD operator() const` that holds values and
-// addresses of device memory. Bodies of one launch run in any order and beside each other; where
-// they meet on an address they use the functions below, or those of Lanes. The launch after it sees
-// everything. No body may wait for another.
+// A body is a trivially copyable struct with `DYNEMB_HD operator() const`. It holds values and
+// addresses of device memory. The bodies of one launch run in any order and concurrently. Where
+// several of them access the same address, they use the functions below, or those of Lanes. The
+// next launch sees all their writes. No body may wait for another.
 #ifndef DYNEMB_DEVICE_DEVICE_H_
 #define DYNEMB_DEVICE_DEVICE_H_
 
@@ -87,7 +92,7 @@ DYNEMB_HD inline void AtomicStore(T* p, T value) {
 }
 
 #if defined(__CUDA_ARCH__)
-// CUDA's atomics know unsigned long long, which is another type of the same size as uint64_t.
+// CUDA's atomics take unsigned long long, which is a different type of the same size as uint64_t.
 static_assert(sizeof(unsigned long long) == sizeof(uint64_t), "64 bits");
 #endif
 
@@ -115,7 +120,7 @@ DYNEMB_HD inline uint32_t AtomicExchange(uint32_t* p, uint32_t value) {
 #endif
 }
 
-// Returns what *p was.
+// Returns the previous value of *p.
 DYNEMB_HD inline uint32_t AtomicCompareExchange(uint32_t* p, uint32_t expected, uint32_t desired) {
 #if defined(__CUDA_ARCH__)
   return atomicCAS(p, expected, desired);

@@ -1,29 +1,34 @@
-// DeviceTable: a Table whose index is in a device's memory, and its rows there or, beyond the first
-// `max_hbm` bytes, in host memory that the device reaches (flat_index.h). Device is a device.h
-// device; with SimulatedDevice all of this runs, and is tested, on a CPU.
+// DeviceTable: a Table whose index is in a device's memory. Its first `max_hbm_bytes` of rows are
+// there too, and the others in host memory that the device can access (flat_index.h). Device is a
+// device as defined in device.h; with SimulatedDevice, all of this runs and is tested on a CPU.
 //
-// Arrays of keys, vectors, rows and so on that calls take and give are in the device's memory,
-// except where whole tables are read or written: those of Export, ReadCut and LoadRows, which are
-// in the host's. Exec gives the stream.
+// The arrays that calls take and fill (keys, vectors, rows, ...) are in the device's memory. The
+// exceptions are the calls that read or write whole tables, Export, ReadCut and LoadRows: their
+// arrays are in host memory. Exec gives the stream.
 //
-// Without waiting. Calls only give work to the stream; the host keeps upper bounds of what the
-// device's counters may have become (Bounds), enough to make room ahead of a batch. They follow the
-// counters that the device posts after each inserting batch (Mailbox), which are a batch or two
-// late. The host waits only where a bound reaches a limit and the exact number is needed, where a
-// call returns a number or delivers to the host, where a batch may have to be refused, and while a
-// cut is read.
+// Without waiting. Calls only give work to the stream. The host keeps upper bounds of the device's
+// counters (Bounds), which are enough to make room ahead of a batch. They follow the counters that
+// the device posts after each inserting batch (Mailbox), one or two batches late. The host waits
+// only
 //
-// Failure. What can fail is memory for the work of a call, and the GPU. Calls that return a Status
-// have then changed nothing, or say that the table is in disorder and refuse all that follows; what
-// failed in a call that returns nothing, the next one that can tells.
+// - where a bound reaches a limit and the exact number is needed,
+// - where a call returns a number, or delivers to the host,
+// - where a batch may have to be refused,
+// - while a cut is read.
 //
-// Inserting: kernels_insert.h. Rows are dealt in the order of the batch; which slot of a bucket a
-// key gets, and which of several equally old rows is evicted, depends on how the GPU's threads
-// meet.
+// Failure. A call fails if memory for its work runs out, or if the GPU fails. A call that returns a
+// Status has then changed nothing, or reports that the table is inconsistent; such a
+// table refuses all later calls. A failure in a call that returns no Status is reported by the next
+// call that returns one.
+//
+// Inserting: see kernels_insert.h. Row ids are allocated in the order of the batch. Two choices
+// depend on how the GPU's threads interleave: which slot of a bucket a key gets, and which of
+// several equally old rows is evicted.
 //
 // Growing. Memory is committed in place, ahead of the rows that a batch may need. The index is
-// built anew, kGrowth larger, when the keys that there may be pass max_load_factor of its slots: so
-// the load is between 0.6 and 0.85 by default, and metadata at most 32 bytes a row.
+// rebuilt, kGrowth times larger, when the bound on the number of keys exceeds max_load_factor of
+// its slots. With the default max_load_factor the load is between 0.6 and 0.85, and metadata is at
+// most 32 bytes per row.
 #ifndef DYNEMB_DEVICE_DEVICE_TABLE_H_
 #define DYNEMB_DEVICE_DEVICE_TABLE_H_
 
@@ -108,9 +113,9 @@ class DeviceTable final : public Table {
   void CheckInvariants() const override;
 
   bool PromotionIsDue() const override { return reads_ >= kPromoteEvery && tiered(); }
-  // (exclusive) Moves the rows of the host tier that were read since the last call, and that are
-  // read more often than the rows of the device tier they are compared with, to the device tier,
-  // and those to the host tier (kernels_tiers.h). Nothing to do where all rows are in one tier.
+  // (exclusive) Compares rows of the host tier that were read since the last call with rows of the
+  // device tier, and swaps each pair in which the row of the host tier is read more often
+  // (kernels_tiers.h). Does nothing if all rows are in one tier.
   Status Promote(Exec& exec, Tick tick) override;
 
  private:
@@ -120,7 +125,7 @@ class DeviceTable final : public Table {
   using HostRange = typename Device::HostRange;
   using Stream = typename Device::Stream;
 
-  // What the rows and the index of a table take.
+  // The memory of a table's rows and index.
   struct Store {
     RowLayout layout;
     uint64_t split = 0;
@@ -129,22 +134,22 @@ class DeviceTable final : public Table {
     HostRange host_rows;
     FlatRing ring;
   };
-  // At least what the device's counters are once the work given so far is done.
+  // Upper bounds of the device's counters after the work given so far.
   struct Bounds {
     uint64_t high_water = 0;
     uint64_t live = 0;
   };
-  // A session in line behind everything that its tables were used for before, on any stream.
+  // A session whose work follows all earlier work on its tables, on any stream.
   class Work : public Device::Session {
    public:
-    // Whether the call tells what fails; else the next one that can does.
+    // Whether this call returns a failure itself; otherwise the next call that can does.
     enum class Reports { kNo, kYes };
     Work(const DeviceTable& table, Exec* exec, Reports reports = Reports::kNo)
         : Work(std::vector<const DeviceTable*>{&table}, exec, reports) {}
-    // Tables of one device, at least one.
+    // At least one table; all on one device.
     Work(std::vector<const DeviceTable*> tables, Exec* exec, Reports reports);
     ~Work();
-    // From here on the tables are in disorder if work fails, until they are in order again.
+    // Between Changes and Settled, a failure leaves the tables inconsistent.
     void Changes() { changes_ = true; }
     void Settled() { changes_ = !this->status().ok(); }
 
@@ -158,30 +163,30 @@ class DeviceTable final : public Table {
     const Reports reports_;
     bool changes_ = false;
   };
-  // The keys of a call. Those of tables[t], each of which is there once, are the positions
-  // [begins[t], begins[t + 1]).
+  // The keys of a call. The keys of tables[t] are at the positions [begins[t], begins[t + 1]). Each
+  // table is listed once.
   struct Batch {
     std::vector<DeviceTable*> tables;
     std::vector<uint32_t> begins;
     std::vector<Stamp> now;
-    std::vector<const float*> gradients;  // of each table; none: empty
+    std::vector<const float*> gradients;  // per table; empty: the batch has none
     KeyArray keys;
     RowId* rows = nullptr;
-    uint64_t step = 0;  // that vectors are rounded by, if it brings gradients
-    // ViewsOf: of the tables as they are now, if they have been brought to the device.
+    uint64_t step = 0;  // for rounding vectors, if the batch has gradients
+    // From ViewsOf: current if `viewed`, and then in the device's memory.
     device::TableViews views{};
     bool viewed = false;
 
     size_t size() const { return begins.back(); }
     size_t size(size_t t) const { return begins[t + 1] - begins[t]; }
-    // For ForRows: of the widest vectors.
+    // For ForRows: the quads of the widest vectors.
     size_t quads() const {
       size_t most = 0;
       for (const DeviceTable* table : tables) most = std::max(most, QuadsOf(table->options_.dim));
       return most;
     }
   };
-  // How a batch inserts; addresses of the session's arrays.
+  // The session's arrays for an inserting batch.
   struct Inserting {
     const uint32_t* places = nullptr;
     uint32_t* of = nullptr;
@@ -193,19 +198,19 @@ class DeviceTable final : public Table {
   // Whether a call's keys may repeat.
   enum class Keys { kDistinct, kMayRepeat };
 
-  // What Error tells.
-  void Fail(const Status& status, bool disorder) const;
+  // Records the failure that Error returns.
+  void Fail(const Status& status, bool inconsistent) const;
 
   explicit DeviceTable(Device* device) : device_(device) {}
   Status Init(const TableOptions& options);
-  // Room for rows of this layout, at first for init_capacity of them.
+  // Reserves memory for rows of this layout, and commits it for init_capacity of them.
   Status Reserve(const RowLayout& layout, Store* store) const;
-  // An empty index for as many.
+  // An empty index for init_capacity keys.
   Status MakeIndex(Work& work, Store* store) const;
   Status SetInitialState(Work& work, const std::vector<float>& state);
   static Status CommitRows(Store* store, uint64_t rows);
   uint64_t capacity() const { return store_.capacity; }
-  uint64_t BucketLimit(uint64_t buckets) const;  // keys they may hold
+  uint64_t BucketLimit(uint64_t buckets) const;  // the keys that they may hold
   uint64_t SplitOf(const RowLayout& layout) const;
   RowLayout LayoutOf(int64_t state_width) const;
 
@@ -224,28 +229,29 @@ class DeviceTable final : public Table {
   uint64_t* noted() const { return reinterpret_cast<uint64_t*>(tier_state() + 1); }
   InitializerView initial() const;
   KeyArray KeysAt(const void* keys) const { return {keys, store_.layout.key_size}; }
-  // For ForRows: of a vector that is copied as it is.
+  // For ForRows: the quads of a vector that is copied without conversion.
   size_t vector_quads() const { return device::QuadsOfBytes(layout().vector_bytes()); }
   bool tiered() const { return store_.split < capacity(); }
   Rounding RoundingAt(uint64_t step) const {
     return {options_.stochastic_rounding, options_.seed, 0, step};
   }
 
-  // Waits, and reads the counters: zeros if work.status() says that something has failed.
+  // Waits, and returns the counters; zeros if work.status() has a failure.
   device::Counters Read(Work& work) const;
-  // The bounds become exact; waits.
+  // Waits, and makes the bounds exact.
   Status Refresh(Work& work);
-  // The bounds become as good as what the device has posted; does not wait.
+  // Tightens the bounds to the counters that the device has posted. Does not wait.
   void ReadMail();
-  // Room for the rows of a batch of n keys, of which *to - *from in the device's memory have none,
-  // and for their slots. Waits where bounds are not enough to tell.
+  // Makes room for the new rows and slots of a batch of n keys, of which *to - *from (in the
+  // device's memory) have no row. Waits if the bounds do not show that there is enough room.
   Status MakeRoom(Work& work, const uint32_t* from, const uint32_t* to, size_t n);
   Status GrowIndex(Work& work, uint64_t keys);
 
-  // This table, as a batch sees it.
+  // This table, for a batch.
   device::TableView ViewAt(Stamp now) const;
   device::TableViews ViewsAt(Stamp now, size_t n) const;
-  // The tables of a batch, as they are now. What changes one (GrowIndex) has `viewed` be false.
+  // The current views of a batch's tables. After a change to a table (GrowIndex), the caller sets
+  // `viewed` to false.
   static const device::TableViews& ViewsOf(Work& work, Batch& batch);
   Batch BatchOf(KeyArray keys, size_t n, Stamp now, RowId* rows) {
     Batch batch;
@@ -256,80 +262,81 @@ class DeviceTable final : public Table {
     batch.rows = rows;
     return batch;
   }
-  // What batches begin with, once: nothing else has failed, and they are not too large.
+  // Begins a batch: checks its size and Error(), and encodes its tick.
   Status Begin(Exec& exec, size_t n, Tick tick, Stamp* now);
 
-  // Finds the rows of a batch; `counts` in stats.
+  // Finds the rows of a batch; `counts`: whether stats() counts these finds.
   static void FindRows(Work& work, Batch& batch, bool counts);
-  // Rows for every key whose row is kNoRow; fill as in FillRows. ResourceExhausted: nothing has
-  // changed.
+  // Creates rows for the keys whose row is kNoRow; `fill` as in FillRows. If it returns
+  // ResourceExhausted, nothing has changed.
   template <class Fill>
   static Status Insert(Work& work, Batch& batch, Keys repeat, const Fill& fill);
   Status CheckCapacity(Work& work, const uint32_t* from, const uint32_t* to, Stamp now);
   Status Refuse(uint64_t keys, uint64_t size, const std::string& why);
-  // One step of an optimizer on a batch that brings gradients. Its rows are filled in: those that
-  // were found, or where they are by now. `nonfinite` is workspace for as many.
+  // One step of an optimizer on a batch with gradients. Sets batch.rows to the current rows of its
+  // keys; `found` has the rows that an earlier call found. `nonfinite` is workspace for one word
+  // per key.
   static void Apply(Work& work, Batch& batch, const RowId* found, uint32_t* nonfinite,
                     const RowOptimizer& optimizer);
   static Status CheckBatch(size_t n);
 
-  // Waits until the reader of the running cut has taken enough of what was saved. Before a batch
-  // has a session: whoever reads needs one too.
+  // Waits until the reader of the running cut has taken enough of the saved rows. Call it before
+  // the batch opens a session: the reader needs one too.
   void WaitForReader();
-  // To be called before rows[i] change, are freed or are given to other keys. What the running cut
-  // has of them is saved.
+  // Call before rows[i] change, are freed or are given to other keys. Saves the rows that belong to
+  // the running cut.
   void BeforeWrite(Work& work, const RowId* rows, size_t n);
-  // To be called before the keys of the n rows (none: kNoRow) are lost at `tick`.
+  // Call before the keys of the n rows (kNoRow: none) are lost at `tick`.
   void BeforeLoss(Work& work, const RowId* rows, size_t n, Tick tick);
-  // [n] of the host: an array of the device, once the work so far is done.
+  // Waits for the work so far, and returns a copy of a device array of n elements.
   template <class T>
   static std::vector<T> ToHost(Work& work, const T* array, size_t n);
-  // The rows among [begin, end) that are live and were updated after `after`, at most `most`; next
-  // is the position behind the last row that was looked at.
+  // The rows in [begin, end) that are live and were updated after `after`, at most `most` of them.
+  // *next is the position after the last row that was examined.
   std::vector<RowId> ListRows(Work& work, uint64_t begin, uint64_t end, UpdatedAfter after,
                               uint64_t most, uint64_t* next) const;
-  // fn(rows, n) for all live rows updated after `after`, some at a time; rows are in the device's
-  // memory.
+  // fn(rows, n) for chunks of all live rows; `rows` is in the device's memory.
   template <class Fn>
   void ForRowsInPieces(Work& work, const Fn& fn) const;
   // fn(row, bytes) for each row, with a copy of it.
   template <class Fn>
   void ForCopies(Work& work, const std::vector<RowId>& rows, const Fn& fn) const;
-  // BeforeWrite for all rows.
+  // BeforeWrite for all live rows.
   void SaveAll(Work& work);
-  // Delivers columns of rows to the host; null skips one.
+  // Copies columns of rows to the host; a null pointer skips a column.
   void ReadToHost(Work& work, const std::vector<RowId>& rows, void* keys, void* vectors,
                   float* state, Stamp* updates, Stamp* accesses) const;
-  // Those of `keys` (bit patterns) that have no row.
+  // The `keys` (bit patterns) that have no row.
   void DropHeld(Work& work, const std::vector<uint64_t>& keys,
                 std::vector<uint64_t>* not_held) const;
 
   static constexpr double kGrowth = 1.4;
-  // A table of this many batches' keys has room for a batch more than it needs.
+  // If a batch has at most one key per kFewBatches keys of the table, MakeRoom makes room for
+  // another such batch.
   static constexpr uint64_t kFewBatches = 16;
   static constexpr size_t kRowAlignment = 16;
-  // A step along the ring must not leave 32 bits.
+  // home + step (OnPath) must fit in 32 bits.
   static constexpr uint64_t kMostBuckets = uint64_t{1} << 31;
   static constexpr uint32_t kPromoteEvery = 8;  // batches that read
-  // Rows that Promote moves at most: an eighth of the device tier, but not too few or too many.
-  // Twice as many are noted for it.
+  // Promote moves at most an eighth of the device tier, clamped to these limits. It notes up to
+  // twice that number of candidates.
   static constexpr uint64_t kPromoteLeast = 1024;
   static constexpr uint64_t kPromoteMost = uint64_t{1} << 17;
 
   Device* const device_;
   Store store_;
   Initializer initializer_;
-  Range runs_;              // of the initializer
-  Range initial_state_of_;  // rows, as initial_state_
+  Range runs_;              // the initializer's
+  Range initial_state_of_;  // the memory of initial_state_
   const float* initial_state_ = nullptr;
   uint32_t promote_most_ = 0;
   std::atomic<uint32_t> reads_{0};  // batches that read rows since the last Promote
-  Range own_;  // Counters, TierState and, where there are two tiers, candidates for Promote
+  Range own_;  // Counters, TierState and, in a table of two tiers, candidates for Promote
   Bounds bounds_;
   HostRange mail_;           // a Mailbox
-  uint32_t batch_ = 0;       // of the last inserting batch
-  uint32_t first_mail_ = 1;  // posts of earlier batches are not of these rows
-  // Keys given by all inserting batches up to b: given_[b % kBatches].
+  uint32_t batch_ = 0;       // the number of the last inserting batch
+  uint32_t first_mail_ = 1;  // posts of earlier batches do not apply to the current rows
+  // given_[b % kBatches]: the number of keys in all inserting batches up to batch b.
   static constexpr uint32_t kBatches = 64;
   uint64_t given_[kBatches] = {};
   Stamps stamps_;
@@ -337,7 +344,7 @@ class DeviceTable final : public Table {
   std::atomic<uint64_t> refused_{0};
   mutable std::atomic<Stream> stream_{};
   mutable std::mutex error_mutex_;
-  mutable Status untold_, disorder_;
+  mutable Status unreported_, inconsistent_;
 
   bool tracking_ = false;
   DeletionLog deletions_;

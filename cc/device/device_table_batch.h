@@ -1,4 +1,4 @@
-// DeviceTable: looking up, and writing rows that are there. Included by device_table.h only.
+// DeviceTable: lookups, and writes to rows that exist. Included by device_table.h only.
 #ifndef DYNEMB_DEVICE_DEVICE_TABLE_BATCH_H_
 #define DYNEMB_DEVICE_DEVICE_TABLE_BATCH_H_
 
@@ -16,7 +16,7 @@
 namespace dynemb {
 
 namespace device {
-// Items of a kernel that sums over n things, and how many things each looks at.
+// The number of items of a kernel that sums over n things; each item examines kSumEach of them.
 constexpr size_t kSumEach = 64;
 inline size_t SumItems(size_t n) { return (n + kSumEach - 1) / kSumEach; }
 }  // namespace device
@@ -39,30 +39,30 @@ DeviceTable<Device>::Work::~Work() {
     if (!this->status().ok() && (changes_ || reports_ == Reports::kNo)) {
       table->Fail(this->status(), changes_);
     }
-    // Calls that share the lock may have been under way on another stream meanwhile: whoever comes
-    // next waits for this stream, and so for that one too.
+    // Calls that share the lock may have used another stream in the meantime. The next session
+    // waits for this stream; it therefore waits for the other one too.
     const Stream other = table->stream_.exchange(stream_);
     if (other != stream_) this->After(other);
   }
 }
 
 template <class Device>
-void DeviceTable<Device>::Fail(const Status& status, bool disorder) const {
+void DeviceTable<Device>::Fail(const Status& status, bool inconsistent) const {
   std::lock_guard<std::mutex> lock(error_mutex_);
-  if (!disorder) {
-    untold_ = status;
-  } else if (disorder_.ok()) {
-    disorder_ = Status(status.code(),
-                       "table '" + options_.name +
-                           "' is in disorder since an operation on it failed: " + status.message());
+  if (!inconsistent) {
+    unreported_ = status;
+  } else if (inconsistent_.ok()) {
+    inconsistent_ = Status(status.code(),
+                           "table '" + options_.name +
+                               "' is inconsistent: an operation on it failed: " + status.message());
   }
 }
 
 template <class Device>
 Status DeviceTable<Device>::Error() const {
   std::lock_guard<std::mutex> lock(error_mutex_);
-  if (!disorder_.ok()) return disorder_;
-  return std::exchange(untold_, Status());
+  if (!inconsistent_.ok()) return inconsistent_;
+  return std::exchange(unreported_, Status());
 }
 
 template <class Device>
@@ -78,7 +78,7 @@ Stamp DeviceTable<Device>::BeginBatch(Exec& exec, Tick tick, size_t n) {
   bool sweep = false;
   stamps.Follow(tick, &sweep);
   if (sweep) {
-    // All of it at once: a device has the bandwidth, and rows move between tiers.
+    // The whole table at once: a device has the bandwidth, and rows move between tiers.
     Work work(*this, &exec);
     work.Changes();
     if (!Refresh(work).ok()) return stamps_.batch();

@@ -1,4 +1,4 @@
-// DeviceTable::CheckInvariants: brings the whole structure to the host and walks it. Included by
+// DeviceTable::CheckInvariants: copies the whole structure to the host and checks it. Included by
 // device_table.h only.
 #ifndef DYNEMB_DEVICE_DEVICE_TABLE_CHECK_H_
 #define DYNEMB_DEVICE_DEVICE_TABLE_CHECK_H_
@@ -32,13 +32,13 @@ void DeviceTable<Device>::CheckInvariants() const {
   std::vector<uint64_t> packed(all.size());  // room for either width
   std::vector<Stamp> updates(all.size());
   ReadToHost(work, all, packed.data(), nullptr, nullptr, updates.data(), nullptr);
-  require(work.status().ok(), "the device answers", 0);
+  require(work.status().ok(), "the structure is copied to the host", 0);
   const KeyArray keys = KeysAt(packed.data());
   require(c.high_water <= store_.capacity, "no more rows than capacity", c.high_water);
   require(bounds_.high_water >= c.high_water && bounds_.live >= c.size(), "bounds hold", c.size());
 
   FlatRing ring = store_.ring;
-  ring.buckets = nullptr;  // only to count with
+  ring.buckets = nullptr;  // only for ProbeIn
   std::vector<bool> seen(all.size());
   std::vector<uint32_t> passes(ring.count);
   uint64_t held = 0;
@@ -48,7 +48,7 @@ void DeviceTable<Device>::CheckInvariants() const {
       require((row == kNoRow) == (buckets[b].digest[s] == 0), "empty iff no digest", b);
       if (row == kNoRow) continue;
       ++held;
-      require(row < c.high_water, "row id was handed out", row);
+      require(row < c.high_water, "the row id was allocated", row);
       require(!seen[row], "a row belongs to one slot", row);
       seen[row] = true;
       require(updates[row] != 0, "a held row is live", row);
@@ -61,14 +61,14 @@ void DeviceTable<Device>::CheckInvariants() const {
     require(buckets[b].overflow == kOverflowSticky || buckets[b].overflow == passes[b],
             "overflow counts the keys that passed", b);
   }
-  require(held == c.size(), "as many slots as live rows", held);
+  require(held == c.size(), "every live row has a slot", held);
   for (RowId row : free) {
     require(row < c.high_water && !seen[row] && updates[row] == 0, "a free row is free", row);
     seen[row] = true;
   }
   for (uint64_t r = 0; r < all.size(); ++r) require(seen[r], "a row is held or free", r);
 
-  // Every key is found, and where it was seen: no key is there twice.
+  // Every key is found, and no key has two rows.
   std::vector<uint64_t> held_keys, missing;
   for (uint64_t r = 0; r < all.size(); ++r) {
     if (updates[r] != 0) held_keys.push_back(keys[r]);

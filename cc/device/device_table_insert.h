@@ -1,4 +1,5 @@
-// DeviceTable: making rows, erasing them, and room for both. Included by device_table.h only.
+// DeviceTable: creating and erasing rows, and making room for them. Included by device_table.h
+// only.
 #ifndef DYNEMB_DEVICE_DEVICE_TABLE_INSERT_H_
 #define DYNEMB_DEVICE_DEVICE_TABLE_INSERT_H_
 
@@ -28,12 +29,12 @@ void DeviceTable<Device>::ReadMail() {
   const uint64_t high = device::AtomicLoad(&mailbox()->high_water);
   const uint64_t free = device::AtomicLoad(&mailbox()->free_count);
   const auto batch = static_cast<uint32_t>(high >> 32);
-  // Numbers of batches are modulo 2^32.
+  // Batch numbers are modulo 2^32.
   if (static_cast<int32_t>(batch - first_mail_) < 0 || batch_ - batch >= kBatches) return;
   const uint64_t since = given_[batch_ % kBatches] - given_[batch % kBatches];
   const uint64_t then = static_cast<uint32_t>(high);
   bounds_.high_water = std::min(bounds_.high_water, then + since);
-  // What has been freed since can only make it less.
+  // Rows freed since then can only lower the true count.
   const uint64_t freed = free >> 32 == batch ? static_cast<uint32_t>(free) : 0;
   bounds_.live = std::min(bounds_.live, then - freed + since);
 }
@@ -57,9 +58,9 @@ Status DeviceTable<Device>::MakeRoom(Work& work, const uint32_t* from, const uin
            after(bounds_.live) <= BucketLimit(store_.ring.count);
   };
   if (!enough()) {
-    // How many keys of the batch are new counts, not how many there are: it may be one, many times.
-    // But where batches are small for the table, room for the next one is made too, new or not:
-    // else every batch would come to wait here while the table is nearly as large as its room.
+    // The number of distinct new keys is what counts: a batch may repeat one key many times. If
+    // batches are small for the table, there is room for the next batch too, even if all its keys
+    // are new. Otherwise every batch would wait here while the table is almost full.
     const size_t given = n;
     n = ToHost(work, to, 1)[0] - ToHost(work, from, 1)[0];
     const device::Counters now = Read(work);
@@ -132,7 +133,7 @@ Status DeviceTable<Device>::Refuse(uint64_t keys, uint64_t size, const std::stri
 template <class Device>
 Status DeviceTable<Device>::CheckCapacity(Work& work, const uint32_t* from, const uint32_t* to,
                                           Stamp now) {
-  // Every named key has one row at most that is as fresh as this batch.
+  // At most batch_keys() rows have this batch's stamp: one per key of the batch.
   const bool evicts = options_.evict_strategy == EvictStrategy::kLru && options_.max_capacity != 0;
   if (evicts && capacity() >= stamps_.batch_keys()) return Status();
   const uint64_t keys = ToHost(work, to, 1)[0] - ToHost(work, from, 1)[0];
@@ -145,8 +146,8 @@ Status DeviceTable<Device>::CheckCapacity(Work& work, const uint32_t* from, cons
   }
   if (!evicts) {
     return Refuse(evictions, size,
-                  "the system gives no addresses for more, and a table without max_capacity evicts "
-                  "nothing");
+                  "the system has no addresses for more rows, and a table without max_capacity "
+                  "evicts nothing");
   }
   auto* older = work.template Take<uint64_t>(1);
   if (older == nullptr) return work.status();
@@ -177,20 +178,20 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
   work.ForEach(n + 1, device::FlagFirst{batch.rows, in.places, in.of, n, in.sums});
   work.ExclusiveSum(in.sums, n + 1);
 
-  // What can be refused is refused before anything changes.
-  bool may_evict = false, tell = false;
-  std::vector<bool> tells(num_tables);
+  // A batch is refused before anything changes.
+  bool may_evict = false, list_gone = false;
+  std::vector<bool> lists_gone(num_tables);
   for (size_t t = 0; t < num_tables; ++t) {
     DeviceTable& table = *batch.tables[t];
     table.ReadMail();
     if (batch.size(t) == 0 || table.bounds_.live + batch.size(t) <= table.capacity()) continue;
     may_evict = true;
-    tells[t] = table.tracking_ || table.evicted_ != nullptr;
-    tell = tell || tells[t];
+    lists_gone[t] = table.tracking_ || table.evicted_ != nullptr;
+    list_gone = list_gone || lists_gone[t];
     DYNEMB_RETURN_IF_ERROR(table.CheckCapacity(work, in.sums + batch.begins[t],
                                                in.sums + batch.begins[t + 1], batch.now[t]));
   }
-  RowId* gone = tell ? work.template Take<RowId>(n) : nullptr;
+  RowId* gone = list_gone ? work.template Take<RowId>(n) : nullptr;
   DYNEMB_RETURN_IF_ERROR(work.status());
   for (size_t t = 0; t < num_tables; ++t) {
     if (batch.size(t) == 0) continue;
@@ -200,7 +201,7 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
     if (batch.tables[t]->store_.ring.buckets != buckets) batch.viewed = false;
   }
   DYNEMB_RETURN_IF_ERROR(work.status());
-  const device::TableViews& tables = ViewsOf(work, batch);  // they know the batch by its number
+  const device::TableViews& tables = ViewsOf(work, batch);  // with this batch's number
   DYNEMB_RETURN_IF_ERROR(work.status());
   for (size_t t = 0; t < num_tables; ++t) {
     DeviceTable& table = *batch.tables[t];
@@ -216,12 +217,12 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
   work.ForKeys(n, device::ClaimSlots{added});
   if (may_evict) {
     work.ForKeys(n, device::EvictSlots{added});
-    if (tell) {
+    if (list_gone) {
       work.Fill(gone, 0xFF, n * sizeof(RowId));
       work.ForEach(n, device::ListEvicted{added, gone});
     }
     for (size_t t = 0; t < num_tables; ++t) {
-      if (!tells[t]) continue;
+      if (!lists_gone[t]) continue;
       DeviceTable& table = *batch.tables[t];
       const RowId* const gone_here = gone + batch.begins[t];
       table.BeforeWrite(work, gone_here, batch.size(t));
@@ -251,7 +252,7 @@ size_t DeviceTable<Device>::Erase(Exec& exec, const void* keys, size_t n, Tick t
   BeforeLoss(work, gone, n, tick);
   work.ForEach(n + 1, device::FlagRows{gone, n, sums});
   work.ExclusiveSum(sums, n + 1);
-  // But for wiping, one thread does it all.
+  // Without wiping, one thread per row is enough.
   const size_t quads = wipe ? device::QuadsOfBytes(layout().stride) : 1;
   work.ForRows(n, quads, device::FreeRows{View(), gone, sums, counters(), wipe});
   work.ForEach(1, device::CountFreed{sums, n, counters()});

@@ -1,14 +1,18 @@
-// The index of a table in device memory, and how kernels see the table.
+// The index of a table in device memory, and the view that kernels have of the table.
 //
-// Flat. The whole index is one ring of buckets (bucket_ops.h): a key's home is a fraction of the
-// ring, given by the top of its hash, and it may go on to any bucket behind it. So a probe is two
-// dependent reads, bucket and row, with no directory before them, and no key is without a place
-// while a slot is free. The ring grows by being built again, larger, from its own slots: on a GPU
-// that is cheap enough to be done at once (a read of all buckets and of all keys), where splitting
-// one segment after another would need the host in every batch.
+// Flat index. The whole index is one ring of buckets (bucket_ops.h). The top bits of a key's hash,
+// as a fraction of the ring, select its home bucket; its probe may continue to any later bucket.
+// Therefore
 //
-// Rows. Row ids below `split` are in device memory, the others in host memory that kernels reach:
-// the two tiers of a table. A row's id says where it is; a row is moved by giving it another id.
+// - a probe is two dependent reads, bucket and row, without a directory,
+// - every key finds a place while a slot is free,
+// - the ring grows by a rebuild from its own slots into a larger one. On a GPU this is cheap enough
+//   to do at once (a read of all buckets and all keys). Splitting single segments would need the
+//   host in every batch.
+//
+// Rows. A table has two tiers: the rows with ids below `split` are in device memory, the others in
+// host memory that kernels can access. A row's id therefore says where the row is, and a row that
+// moves gets another id.
 #ifndef DYNEMB_DEVICE_FLAT_INDEX_H_
 #define DYNEMB_DEVICE_FLAT_INDEX_H_
 
@@ -25,8 +29,8 @@ namespace dynemb {
 
 struct FlatRing {
   Bucket* buckets = nullptr;
-  uint32_t count = 0;  // of buckets, below 2^31
-  uint64_t salt = 0;   // of the hashes of the keys in it
+  uint32_t count = 0;  // number of buckets, below 2^31
+  uint64_t salt = 0;   // for the hashes of its keys
 };
 
 struct FlatProbe {
@@ -43,7 +47,7 @@ DYNEMB_HD inline FlatProbe ProbeIn(const FlatRing& ring, uint64_t hash) {
   return {static_cast<uint32_t>(((hash >> 32) * ring.count) >> 32), MakeProbe(hash).digest};
 }
 
-// Buckets for so many keys at this load.
+// The number of buckets for `keys` keys at this load.
 inline uint64_t BucketsFor(uint64_t keys, double max_load) {
   return static_cast<uint64_t>(static_cast<double>(keys) / (max_load * kSlotsPerBucket)) + 1;
 }
@@ -59,9 +63,9 @@ struct TieredRows {
   }
 };
 
-// Keys in an array, int32 or 64 bits wide, as bit patterns of 64. Their width is known when a
-// kernel runs, not when it is compiled: it is the same for all threads, and what a probe costs is
-// memory.
+// An array of keys of 32 or 64 bits, read as bit patterns of 64 bits. The width is a run-time
+// value, not a template parameter: it is the same for all threads, and the cost of a probe is
+// memory access.
 struct KeyArray {
   const void* keys = nullptr;
   size_t key_size = 8;
@@ -86,9 +90,9 @@ DYNEMB_HD inline void StoreKey(void* keys, size_t key_size, size_t i, uint64_t k
   }
 }
 
-// What kernels need of a table. Rows begin at multiples of 16 bytes, and so do their vectors:
-// behind key and last update there are four bytes that are nobody's. Those of the first rows are
-// the free list: its i-th entry is in row i, whichever key that row is.
+// The part of a table that kernels need. Rows and their vectors begin at multiples of 16 bytes, so
+// the four bytes before the vector are unused. They hold the free list: its i-th entry is in row i,
+// whatever key that row holds.
 struct DeviceView {
   FlatRing ring;
   TieredRows rows;
@@ -103,7 +107,7 @@ struct DeviceView {
   }
   static constexpr size_t kFreeOffset = 12;
   DYNEMB_HD bool InDevice(RowId row) const { return row < rows.split; }
-  // The slot of a key.
+  // The slot of a key; no bucket if it has none.
   template <class Lanes>
   DYNEMB_HD SlotRef Find(Lanes& lanes, uint64_t key) const {
     return dynemb::Find(lanes, *this, ring, ProbeIn(ring, HashOf(key)), key);

@@ -20,8 +20,8 @@
 
 #include "cc/device/kernels_gradient.h"
 #include "cc/device/parts.h"
-#include "cc/device/row_math.h"
 #include "cc/device/ranges.h"
+#include "cc/device/row_math.h"
 #include "cc/device/sum_gradients.h"
 #include "cc/lookup/backward.h"
 #include "cc/lookup/gather.h"

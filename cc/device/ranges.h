@@ -1,4 +1,4 @@
-// Arrays that lie one after the other, and whose items are numbered through: which one has item i.
+// RangeOf: for consecutive ranges of items, the range that contains item i.
 #ifndef DYNEMB_DEVICE_RANGES_H_
 #define DYNEMB_DEVICE_RANGES_H_
 
@@ -9,7 +9,7 @@
 
 namespace dynemb::device {
 
-// Stretch s has the items [begins[s], begins[s + 1]), s < count; i is less than begins[count].
+// Range r has the items [begins[r], begins[r + 1]), r < count. i is less than begins[count].
 DYNEMB_HD inline uint32_t RangeOf(const uint32_t* begins, uint32_t count, size_t i) {
   uint32_t low = 0, high = count - 1;
   while (low < high) {

@@ -1,24 +1,25 @@
-// The tables of a batch as kernels see them. A batch may have the keys of several tables, those of
-// one table in one stretch: item i of a launch is a key of the table that has it. Between launches
-// the host may change a table, and then makes the views anew (DeviceTable::ViewsOf).
+// The view that kernels have of the tables of a batch. A batch may have the keys of several tables;
+// the keys of a table are consecutive. Item i of a launch is a key of the table whose range
+// contains i. Between launches the host may change a table; it then creates new views
+// (DeviceTable::ViewsOf).
 #ifndef DYNEMB_DEVICE_TABLE_VIEWS_H_
 #define DYNEMB_DEVICE_TABLE_VIEWS_H_
 
 #include <cstdint>
 
 #include "cc/device/flat_index.h"
-#include "cc/device/row_math.h"
 #include "cc/device/ranges.h"
+#include "cc/device/row_math.h"
 #include "cc/table/key.h"
 #include "cc/table/portability.h"
 #include "cc/table/types.h"
 
 namespace dynemb::device {
 
-// What a table counts, in device memory.
+// A table's counters, in device memory.
 struct Counters {
-  uint32_t high_water;  // row ids handed out at least once are below it
-  uint32_t free_count;  // of these, that hold no row
+  uint32_t high_water;  // all row ids that were ever allocated are below it
+  uint32_t free_count;  // the number of these that are free
   uint64_t device_hits, host_hits, misses;
   uint64_t inserts, evictions, erased, refused;
   uint64_t dropped_gradients, nonfinite_gradients;
@@ -27,15 +28,15 @@ struct Counters {
   DYNEMB_HD uint64_t size() const { return high_water - free_count; }
 };
 
-// Rows of the host tier that a batch has read: what may be moved to the device tier after it.
+// Rows of the host tier that batches have read, and that may be promoted afterwards.
 struct Candidates {
-  uint32_t* count = nullptr;  // may pass `most`
-  uint64_t* order = nullptr;  // [most] row << 32 | ticks since the access before
+  uint32_t* count = nullptr;  // may exceed `most`
+  uint64_t* order = nullptr;  // [most] row << 32 | ticks since the previous access
   uint32_t most = 0;          // 0: none are noted
 };
 
-// What the host gets to know of a table without waiting: the counters after its inserting batch of
-// this number, in host memory that kernels reach. Each word is written at once.
+// The counters of a table after the inserting batch of this number, in host memory that kernels can
+// access: the host reads them without waiting. Each word is written atomically.
 struct Mailbox {
   uint64_t high_water;  // batch << 32 | the counter
   uint64_t free_count;
@@ -47,18 +48,18 @@ struct TableView : DeviceView {
   const float* initial_state = nullptr;  // [state_width]
   Counters* counters = nullptr;
   Candidates candidates{};
-  uint64_t capacity = 0;   // rows at most
+  uint64_t capacity = 0;   // the maximal number of rows
   bool rows_move = false;  // between tiers
-  Rounding rounding{};     // of what the batch writes; each key's own apart
+  Rounding rounding{};     // for the vectors that the batch writes; kernels set the key
 
-  Stamp now = 0;  // of the batch; 0: it is not an access
+  Stamp now = 0;  // the batch's; 0: it is not an access
   Mailbox* mailbox = nullptr;
-  uint32_t batch = 0;                // its number, if it inserts, for the mailbox
-  const float* gradients = nullptr;  // [keys of the share, dim], if it brings gradients
+  uint32_t batch = 0;                // the number of an inserting batch, for the mailbox
+  const float* gradients = nullptr;  // [keys of the share, dim], if the batch has gradients
 };
 
 struct TableViews {
-  TableView one;       // of a batch for a single table: then the rest is not used
+  TableView one;       // of a batch on a single table; `many` and `begins` are then not used
   uint32_t items = 0;  // of the batch
   uint32_t count = 1;
   const TableView* many = nullptr;   // [count]
@@ -72,7 +73,7 @@ struct TableViews {
   DYNEMB_HD const TableView& Of(size_t i) const { return (*this)[IndexOf(i)]; }
 };
 
-// The keys of a batch, for ElectPositions: one key of two tables is two keys.
+// The keys of a batch, for ElectPositions. Equal keys of different tables are distinct.
 struct BatchKeys {
   KeyArray keys;
   TableViews tables;
@@ -86,8 +87,8 @@ struct BatchKeys {
   }
 };
 
-// Kernels that count go over the items of a batch a block at a time: one item of theirs looks at
-// kTallyEach, kTallyStride apart, so that neighbours read neighbours.
+// A counting kernel examines kTallyEach items of a batch in each of its own items. They are
+// kTallyStride apart, so that neighboring threads read neighboring items.
 constexpr size_t kTallyEach = 64;
 constexpr size_t kTallyStride = 32;
 inline size_t TallyItems(size_t n) {
@@ -95,8 +96,9 @@ inline size_t TallyItems(size_t n) {
   return (n + kBlock - 1) / kBlock * kTallyStride;
 }
 
-// count(i, &tally) for the items that item t of such a kernel looks at; flush(tally, table) when
-// the next one is of another table, and at the end. table_of(i) is an item's table.
+// Calls count(i, &tally) for the items i < n that item t of a counting kernel examines, and
+// flush(tally, table) at the end and before an item of another table. table_of(i) is the table of
+// item i.
 template <class Tally, class TableOf, class Count, class Flush>
 DYNEMB_HD void ForTally(size_t t, size_t n, const TableOf& table_of, const Count& count,
                         const Flush& flush) {

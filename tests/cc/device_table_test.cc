@@ -284,7 +284,7 @@ TEST(DeviceFailures, OfASnapshotAreTold) {
 }
 
 // Every operation, with memory for its work running out at every point. What it says is true: it
-// has changed nothing, or the table is in disorder and refuses everything from then on.
+// has changed nothing, or the table is inconsistent and refuses everything from then on.
 TEST(DeviceFailures, AreTold) {
   using Operation = Status (*)(Subject&);
   const std::pair<const char*, Operation> operations[] = {
@@ -328,7 +328,7 @@ TEST(DeviceFailures, AreTold) {
        }},
       {"Clear", [](Subject& t) { return t.Clear(); }},
   };
-  size_t unchanged = 0, disorders = 0;
+  size_t unchanged = 0, inconsistencies = 0;
   for (const auto& [name, operation] : operations) {
     bool failed = true;
     for (uint64_t k = 0; failed; ++k) {
@@ -365,15 +365,15 @@ TEST(DeviceFailures, AreTold) {
         t.Check();
         EXPECT_TRUE(ByKey(t) == before);
       } else {
-        ++disorders;
-        EXPECT_NE(next.message().find("disorder"), std::string::npos) << next.message();
+        ++inconsistencies;
+        EXPECT_NE(next.message().find("inconsistent"), std::string::npos) << next.message();
         EXPECT_NE(next.message().find("failing"), std::string::npos) << next.message();
         EXPECT_FALSE(t.TryUpsert({1}, Floats(4, 1.0f)).ok());
       }
     }
   }
   EXPECT_GT(unchanged, 30u);
-  EXPECT_GT(disorders, 5u);
+  EXPECT_GT(inconsistencies, 5u);
 }
 
 }  // namespace
