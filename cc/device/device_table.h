@@ -17,9 +17,9 @@
 // - while a cut is read.
 //
 // Failure. A call fails if memory for its work runs out, or if the GPU fails. A call that returns a
-// Status has then changed nothing, or reports that the table is inconsistent; such a
-// table refuses all later calls. A failure in a call that returns no Status is reported by the next
-// call that returns one.
+// Status has then changed nothing, or reports that the table is inconsistent; such a table refuses
+// all later calls. A failure in a call that returns no Status is reported by the next call that
+// returns one.
 //
 // Inserting: see kernels_insert.h. Row ids are allocated in the order of the batch. Two choices
 // depend on how the GPU's threads interleave: which slot of a bucket a key gets, and which of

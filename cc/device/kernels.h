@@ -1,8 +1,8 @@
-// The kernels of a device table: bodies for Session's ForEach, ForKeys and ForRows (device.h). Each
-// is a struct of values and device addresses; what it does for item i is its operator().
+// The kernels of a device table: bodies for Session's ForEach, ForKeys and ForRows (device.h). A
+// kernel is a struct of values and device addresses; its operator() handles item i.
 //
-// A count that only the device knows is an address: bodies are launched for as many items as there
-// may be, and end at once for those beyond it.
+// A count that only the device knows is passed as an address. Such kernels are launched for the
+// maximal number of items, and return at once for items beyond the count.
 #ifndef DYNEMB_DEVICE_KERNELS_H_
 #define DYNEMB_DEVICE_KERNELS_H_
 
@@ -20,8 +20,8 @@
 
 namespace dynemb::device {
 
-// Copies `bytes` of a row, or to one, with the widest access that both addresses allow. Every team
-// that touches these bytes deals them alike.
+// Copies `bytes` from or to a row, with the widest access that both addresses and `bytes` allow.
+// All teams that access these bytes divide them among their lanes in the same way.
 template <class Lanes>
 DYNEMB_HD void CopyBytes(Lanes& lanes, void* to, const void* from, size_t bytes) {
   const uintptr_t low = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes;
@@ -42,15 +42,15 @@ DYNEMB_HD void CopyBytes(Lanes& lanes, void* to, const void* from, size_t bytes)
   }
 }
 
-// How many of CopyBytes's accesses that takes, if they are the widest.
+// The number of accesses that CopyBytes makes if they are the widest.
 constexpr size_t QuadsOfBytes(size_t bytes) {
   return (bytes + sizeof(Quad<float>) - 1) / sizeof(Quad<float>);
 }
 
 // --- Finding ---------------------------------------------------------------------------------
 
-// rows[i] = the row of keys[i], or kNoRow; null: not wanted. found[i] likewise. Stamps rows that
-// are there with their table's `now`, unless it is 0.
+// rows[i] = the row of keys[i], or kNoRow. found[i] = whether keys[i] has a row. Either array may
+// be null. Stamps the rows that are found with their table's `now`, unless that is 0.
 struct FindKeys {
   TableViews tables;
   KeyArray keys;
@@ -72,8 +72,9 @@ struct FindKeys {
     const Candidates& candidates = table.candidates;
     if (candidates.most == 0 || table.InDevice(at.row)) {
       AtomicStore(access, now);
-    } else if (AtomicExchange(access, now) != now) {  // the first of this batch to come here
-      if (AtomicLoad(candidates.count) >= candidates.most) return;  // one address for all
+    } else if (AtomicExchange(access, now) != now) {  // the batch's first access to this slot
+      // All threads would contend for this one address: read it before adding to it.
+      if (AtomicLoad(candidates.count) >= candidates.most) return;
       const uint32_t c = AtomicAdd(candidates.count, 1u);
       if (c < candidates.most) {
         candidates.order[c] =
@@ -83,7 +84,7 @@ struct FindKeys {
   }
 };
 
-// Adds to the counters what a lookup found; ForTally's items.
+// Adds a lookup's hits and misses to the counters. Items as in ForTally.
 struct CountFound {
   TableViews tables;
   const RowId* rows;
@@ -112,8 +113,8 @@ struct CountFound {
   }
 };
 
-// rows[i] stays where it still is keys[i]'s row (the generation check); else it becomes the row
-// that the key has now, if rows may move between tiers, or kNoRow.
+// resolved[i] = rows[i] if that is still the row of keys[i] (the generation check). Otherwise, it
+// is the key's current row if rows may move between tiers, or kNoRow.
 struct ResolveRows {
   TableViews tables;
   KeyArray keys;
@@ -134,8 +135,8 @@ struct ResolveRows {
 
 // --- Reading ---------------------------------------------------------------------------------
 
-// vectors[i] = the vector of rows[i]; where there is none, `otherwise`, or if that is null the
-// vector that keys[i] starts with, or if `initial` has no dim nothing.
+// vectors[i] = the vector of rows[i]. If rows[i] is kNoRow, it is `otherwise`; if that is null, the
+// initial vector of keys[i]. Nothing is written in the last case if initial.dim is 0.
 struct ReadVectors {
   DeviceView view;
   InitializerView initial;
@@ -158,8 +159,9 @@ struct ReadVectors {
   }
 };
 
-// A row's columns, as arrays; null skips one. float_vectors are converted, vectors copied. Rows
-// that are kNoRow are zeros.
+// The columns of rows, as arrays; a null pointer skips a column. `vectors` are copied,
+// `float_vectors` converted to float32. Where rows[i] is kNoRow, float_vectors and state are zeros,
+// and the other columns are not written.
 struct ReadColumns {
   DeviceView view;
   const RowId* rows;
@@ -202,7 +204,7 @@ struct ReadColumns {
   }
 };
 
-// copies[i] = rows[i], whole.
+// copies[i] = all bytes of rows[i].
 struct CopyRows {
   DeviceView view;
   const RowId* rows;
@@ -236,19 +238,20 @@ struct CompareUpdates {
 
 // --- Repeated keys ---------------------------------------------------------------------------
 
-// Which position stands for a key that a batch may repeat, its first or its last: a hash set of
-// positions, 2^log_places of them, more than there are keys, filled with kNoPosition before.
+// An election chooses one position for each key that a batch may repeat: its first or its last. It
+// is a hash set of positions with 2^log_places places, more than there are keys. The caller fills
+// the places with kNoPosition.
 constexpr uint32_t kNoPosition = 0xFFFFFFFFu;
 
-// Of n < 2^32 keys: half as many places again, if 32 bits can number them.
+// log_places for n < 2^32 keys: at least 1.5 n places, if 32 bits can number them.
 inline uint32_t LogPlaces(size_t n) {
   uint32_t log_places = 1;
   while (log_places < 32 && (size_t{1} << log_places) < n + n / 2) ++log_places;
   return log_places;
 }
 
-// of[i] is the place of keys[i]'s position. Only keys without a row in `rows` take part, if it is
-// given.
+// of[i] = the place that holds the elected position of keys[i]. If `rows` is not null, only keys
+// without a row take part.
 template <bool kLast, class Keys>
 struct ElectPositions {
   Keys keys;  // Hash(i), Same(i, j)
@@ -269,8 +272,8 @@ struct ElectPositions {
         if (there == kNoPosition) break;
       }
       if (!keys.Same(there, i)) continue;
-      // Once a place is a key's, it only goes from one of its positions to another.
-      // Many positions may have one key: only those that change something swap.
+      // From now on, the place only changes from one position of this key to another. Many
+      // positions may have the same key; only those that improve the result make an atomic update.
       if (kLast ? there > position : there < position) break;
       if (kLast) {
         AtomicMax(&places[p], position);
@@ -283,7 +286,7 @@ struct ElectPositions {
   }
 };
 
-// ElectPositions of n keys; nothing if there is no memory for it.
+// Runs ElectPositions on n keys. Does nothing if memory runs out; the session's status says so.
 template <bool kLast, class Session, class Keys>
 void Elect(Session& session, const Keys& keys, const RowId* rows, size_t n, const uint32_t** places,
            uint32_t** of) {
@@ -296,9 +299,10 @@ void Elect(Session& session, const Keys& keys, const RowId* rows, size_t n, cons
   *places = made;
 }
 
-// flags[i] = 1 where a key without a row stands first; flags has one more, 0, for the sum.
+// flags[i] = 1 if i is the elected position of a key without a row, otherwise 0. flags[n] = 0, for
+// the sum.
 struct FlagFirst {
-  const RowId* rows;       // null: none has one
+  const RowId* rows;       // null: no key has a row
   const uint32_t* places;  // null: keys are distinct
   const uint32_t* of;
   size_t n;
@@ -313,7 +317,8 @@ struct FlagFirst {
 
 // --- Exporting -------------------------------------------------------------------------------
 
-// flags[i] = whether row `begin` + i is live and was updated after some tick; flags[n] = 0.
+// flags[i] = whether row `begin` + i is live and was updated after the tick of `after`; flags[n] =
+// 0.
 struct FlagUpdated {
   DeviceView view;
   uint64_t begin;
@@ -327,7 +332,8 @@ struct FlagUpdated {
   }
 };
 
-// The items whose flag was set, in order: sums[i] < sums[i + 1].
+// Lists `begin` + i for the items i with sums[i] < sums[i + 1] (those whose flag was set), in
+// order, at most `most` of them.
 struct Compact {
   const uint32_t* sums;
   uint32_t begin;
@@ -342,7 +348,7 @@ struct Compact {
 
 // --- Times -----------------------------------------------------------------------------------
 
-// Sweeps: Stamps::Clamp of all last accesses, and of all last updates.
+// Sweeps: Stamps::Clamp on all last accesses, and on all last updates.
 struct ClampAccesses {
   Bucket* buckets;
   Stamps stamps;

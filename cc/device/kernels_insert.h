@@ -1,16 +1,16 @@
-// The kernels that make, write and remove rows (kernels.h says what a kernel is here).
+// The kernels that create, write and remove rows (kernels.h defines kernels).
 //
-// Making rows for the keys of a batch that have none, in all its tables at once:
+// Rows for the keys of a batch that have none are created in all tables of the batch at once:
 //
-//   ElectPositions, FlagFirst, a sum   number them j = 0, 1, ... in the order of the batch
-//   Deal                               how many get a row that is free, how many one by eviction
-//   ListNew                            position and row of each j
-//   ClaimSlots                         slots for those with a free row
-//   EvictSlots                         slots and rows for the others: after all claims, so that no
-//                                      victim is a slot that is just being claimed
-//   (rows that go are saved here, for who wants them)
-//   FillRows                           key, time, vector, state
-//   SpreadRows                         tells every position its row
+//   ElectPositions, FlagFirst, a sum   number the keys j = 0, 1, ... in the order of the batch
+//   Deal                               counts the keys that get a free row, and those that evict
+//   ListNew                            lists position and row of each j
+//   ClaimSlots                         claims slots for the keys with a free row
+//   EvictSlots                         takes slots and rows for the other keys. It runs after all
+//                                      claims, so that no victim is a slot that is being claimed.
+//   (evicted rows are saved here, for cuts and InsertAndEvict)
+//   FillRows                           sets key, last update, vector and state
+//   SpreadRows                         gives every position its row
 #ifndef DYNEMB_DEVICE_KERNELS_INSERT_H_
 #define DYNEMB_DEVICE_KERNELS_INSERT_H_
 
@@ -26,16 +26,17 @@
 
 namespace dynemb::device {
 
-// What a batch inserts into one table. New keys are numbered across the tables of the batch.
+// The row ids that a batch allocates in one table. New keys are numbered across the tables of the
+// batch.
 struct Dealt {
-  uint32_t first;      // number of the table's first new key
+  uint32_t first;      // the number of the table's first new key
   uint32_t keys;       // distinct keys without a row
-  uint32_t fresh;      // of these, that get a free row: the first ones
-  uint32_t from_free;  // of these, one of the free list: the first ones
+  uint32_t fresh;      // the first `fresh` of them get a free row; the others evict
+  uint32_t from_free;  // the first `from_free` of these get a row from the free list
   uint32_t free_before, high_before;
 };
 
-// Item t takes rows for the new keys of table t.
+// Item t allocates rows for the new keys of table t.
 struct Deal {
   TableViews tables;
   const uint32_t* sums;
@@ -95,7 +96,7 @@ struct NewKeys {
   DYNEMB_HD bool Has(size_t j) const { return j < sums[tables.items]; }
   DYNEMB_HD uint32_t TableOf(size_t j) const { return tables.IndexOf(positions[j]); }
   DYNEMB_HD uint64_t key(size_t j) const { return keys[positions[j]]; }
-  // Whether j's row is, or is to be, one that was another key's.
+  // Whether key j takes the row of an evicted key.
   DYNEMB_HD bool Evicts(size_t j, uint32_t table) const {
     return j - dealt[table].first >= dealt[table].fresh;
   }
@@ -130,8 +131,8 @@ struct EvictSlots {
   }
 };
 
-// gone[i] = the row that the key of position i takes from another key; kNoRow, which is there
-// before, for those that do not.
+// gone[i] = the row that the key of position i takes from an evicted key. The caller has set the
+// other entries to kNoRow.
 struct ListEvicted {
   NewKeys added;
   RowId* gone;
@@ -143,9 +144,9 @@ struct ListEvicted {
   }
 };
 
-// Sets vectors of new rows: fill(lanes, table, position, key, row).
+// FillRows calls fill(lanes, table, position, key, row) to set the vector of a new row.
 
-// The initial vector.
+// Fills in the initial vector.
 struct FillInitial {
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, const TableView& table, size_t, uint64_t key,
@@ -154,7 +155,7 @@ struct FillInitial {
   }
 };
 
-// Nothing: the caller writes the vectors.
+// Does nothing: the caller writes the vectors.
 struct FillNothing {
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes&, const TableView&, size_t, uint64_t, char*) const {}
@@ -181,7 +182,7 @@ struct FillRows {
   }
 };
 
-// Gives each position without a row that of its key.
+// Sets the row of each position without one to the new row of its key.
 struct SpreadRows {
   RowId* rows;
   const uint32_t* sums;
@@ -196,7 +197,7 @@ struct SpreadRows {
   }
 };
 
-// ForTally's items, over as many new keys as there may be.
+// Counts inserted, evicted and refused keys. Items as in ForTally, over the new keys.
 struct CountInserted {
   NewKeys added;
 
@@ -235,7 +236,8 @@ struct PostCounters {
   }
 };
 
-// How many slots hold a row last accessed before `now`: item t looks at buckets t, t + stride, ...
+// Counts the slots whose row was last accessed before `now`. Item t examines the buckets t, t +
+// stride, ...
 struct CountOlder {
   FlatRing ring;
   StampOrder order;
@@ -257,8 +259,8 @@ struct CountOlder {
 
 // --- Writing rows that are there ---------------------------------------------------------------
 
-// The vector of rows[i] becomes vectors[i], where position i stands for its key: every one if
-// `places` is null.
+// Sets the vector of rows[i] to vectors[i] if i is the elected position of its key. If `places` is
+// null, every position is.
 struct WriteVectors {
   DeviceView view;
   const RowId* rows;
@@ -277,8 +279,8 @@ struct WriteVectors {
   }
 };
 
-// Float32 vectors are added to those of rows[i] or take their place; state, unless it is null,
-// takes the place of theirs.
+// Adds float32 vectors to the vectors of rows[i], or replaces them. Replaces the state, unless
+// `state` is null.
 struct WriteFloats {
   DeviceView view;
   KeyArray keys;
@@ -286,7 +288,7 @@ struct WriteFloats {
   const float* vectors;
   const float* state;
   bool add;
-  Rounding rounding;  // its key apart
+  Rounding rounding;  // the key is set per row
   Stamp now;
 
   template <class Lanes>
@@ -312,14 +314,14 @@ struct WriteFloats {
   }
 };
 
-// One step of an optimizer on rows[i] of a batch that brings gradients.
+// One step of an optimizer on rows[i] of a batch with gradients.
 template <class Formula>
 struct ApplyGradients {
   TableViews tables;
   OptimizerCoefficients coefficients;
   KeyArray keys;
   const RowId* rows;
-  uint32_t* nonfinite;  // [items], zeros before: whether gradient i has a NaN or Inf
+  uint32_t* nonfinite;  // [items], zeros at first; 1: gradient i has a NaN or Inf
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
@@ -338,7 +340,7 @@ struct ApplyGradients {
   }
 };
 
-// ForTally's items.
+// Counts dropped and nonfinite gradients. Items as in ForTally.
 struct CountApplied {
   TableViews tables;
   const RowId* rows;
@@ -362,7 +364,7 @@ struct CountApplied {
   }
 };
 
-// The state of rows[i] becomes state[i], or if `state` is null what new rows have.
+// Sets the state of rows[i] to state[i]; if `state` is null, to the initial state.
 struct WriteStates {
   DeviceView view;
   const RowId* rows;
@@ -378,7 +380,7 @@ struct WriteStates {
   }
 };
 
-// The times of loaded rows, ticks less `base`.
+// Sets the times of loaded rows, which are given as ticks minus `base`.
 struct WriteTimes {
   DeviceView view;
   const RowId* rows;
@@ -399,7 +401,8 @@ struct WriteTimes {
 
 // --- Removing ----------------------------------------------------------------------------------
 
-// gone[i] = the row that keys[i] had, for one position of each key; kNoRow for the others.
+// Erases keys. gone[i] = the row that keys[i] had, for one position of each key; kNoRow for its
+// other positions.
 struct EraseKeys {
   DeviceView view;
   KeyArray keys;
@@ -414,7 +417,7 @@ struct EraseKeys {
   }
 };
 
-// flags[i] = whether there is a row in rows[i]; flags[n] = 0.
+// flags[i] = whether rows[i] is a row; flags[n] = 0.
 struct FlagRows {
   const RowId* rows;
   size_t n;
@@ -423,7 +426,8 @@ struct FlagRows {
   DYNEMB_HD void operator()(size_t i) const { flags[i] = i < n && rows[i] != kNoRow ? 1 : 0; }
 };
 
-// Frees the rows of `gone`, the k-th of which is sums[i] = k; `wipe` overwrites them with zeros.
+// Frees the rows in `gone`. Row gone[i] is number sums[i] of them. `wipe`: overwrites them with
+// zeros.
 struct FreeRows {
   DeviceView view;
   const RowId* gone;
@@ -436,7 +440,7 @@ struct FreeRows {
     if (gone[i] == kNoRow) return;
     char* row = view.RowAt(gone[i]);
     if (wipe) {
-      // But the four bytes that are nobody's.
+      // All bytes except the four that hold the free list.
       for (size_t w = lanes.rank(); w < view.layout.stride / 4; w += lanes.width()) {
         if (w != DeviceView::kFreeOffset / 4) reinterpret_cast<uint32_t*>(row)[w] = 0;
       }
@@ -472,7 +476,7 @@ struct ClearBuckets {
   DYNEMB_HD void operator()(size_t b) const { ClearBucket(&buckets[b]); }
 };
 
-// Moves the slots of bucket b of another ring into the view's.
+// Copies the slots of bucket b of another ring into the view's ring.
 struct MoveSlots {
   DeviceView view;
   FlatRing from;
@@ -489,7 +493,7 @@ struct MoveSlots {
   }
 };
 
-// Row r of one table's rows to where another keeps it; states start anew unless layouts agree.
+// Copies row r to its address in another layout. Its state becomes the initial state.
 struct MoveRows {
   TieredRows from;
   RowLayout from_layout;
