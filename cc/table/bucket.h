@@ -6,13 +6,15 @@
 //       │ 7×u8  │ │    7×u32    │    7×u32    │
 //       └───────┴─┴─────────────┴─────────────┘
 //
-// o is `overflow`: how many keys that hold a slot elsewhere passed over this bucket on their way
-// from their home bucket; saturates at 255 and is then sticky until the segment is rebuilt by a
-// split.
+// o is `overflow`: the number of keys that passed over this bucket from their home bucket to a slot
+// of a later one. It saturates at 255 and is then sticky, until the segment is rebuilt by a split.
 //
-// Invariants, for every slot: digest == 0 iff row == kNoRow (the slot is empty; access is then
-// meaningless). A key with home h in a slot of bucket b has counted once in overflow of every
-// bucket from h up to b (exclusive, cyclic).
+// Invariants:
+//
+// - For every slot, digest == 0 iff row == kNoRow. The slot is then empty, and its access is
+//   meaningless.
+// - A key with home h and a slot in bucket b is counted once in the overflow of every bucket from h
+//   up to b (exclusive, cyclic).
 #ifndef DYNEMB_TABLE_BUCKET_H_
 #define DYNEMB_TABLE_BUCKET_H_
 
@@ -47,12 +49,13 @@ DYNEMB_HD inline void ClearBucket(Bucket* b) {
   b->overflow = 0;
 }
 
-// Adds 1 or -1 to an overflow count that other threads may be changing, unless it is sticky.
+// Adds 1 or -1 to an overflow count that other threads may change concurrently, unless it is
+// sticky.
 DYNEMB_HD inline void ChangeOverflow(uint8_t* count, int by) {
 #if defined(__CUDA_ARCH__)
-  // CUDA has no atomics for bytes: the aligned word around it is swapped. A digest that another
-  // thread stores in the same word meanwhile makes the swap fail, or is seen by it, since both are
-  // single accesses to one address in L2.
+  // CUDA has no atomics for bytes, so this is a compare-and-swap of the aligned word that contains
+  // the byte. If another thread stores a digest in the same word at that time, the compare-and-swap
+  // either fails or sees the digest, because both are single accesses to one address in L2.
   const auto address = reinterpret_cast<uintptr_t>(count);
   auto* word = reinterpret_cast<uint32_t*>(address & ~uintptr_t{3});
   const uint32_t shift = static_cast<uint32_t>(address & 3) * 8;
@@ -75,8 +78,8 @@ DYNEMB_HD inline void ChangeOverflow(uint8_t* count, int by) {
 #endif
 }
 
-// An array of 2^depth entries, by the top bits of a prefix. An entry is a segment's number, or with
-// its top bit set (kInner) that of an inner directory of the next level (index.h).
+// An array of 2^depth entries, indexed by the top bits of a prefix. An entry is the number of a
+// segment or, if its top bit (kInner) is set, of an inner directory of the next level (index.h).
 struct Directory {
   const uint32_t* entries;
   uint32_t depth;  // 0..32
@@ -88,7 +91,7 @@ struct Directory {
   }
 };
 
-// The segment of a hash for which a directory has the entry of an inner one.
+// The segment of a hash, where `entry` is the entry of its outer directory.
 DYNEMB_HD inline uint32_t InnerSegmentOf(const Directory* inner, uint32_t entry, uint64_t hash) {
   while (entry >= Directory::kInner) {
     const Directory& d = inner[entry - Directory::kInner];
@@ -97,7 +100,8 @@ DYNEMB_HD inline uint32_t InnerSegmentOf(const Directory* inner, uint32_t entry,
   return entry;
 }
 
-// What the bucket algorithm needs of a table; trivially copyable, passed by value to kernels.
+// The part of a table that the bucket algorithm needs. Trivially copyable; passed by value to
+// kernels.
 template <class K>
 struct TableView {
   Bucket* buckets;         // segment s starts at buckets[s * kBucketsPerSegment]
@@ -117,7 +121,7 @@ struct TableView {
     return buckets + static_cast<uint64_t>(segment) * kBucketsPerSegment;
   }
   DYNEMB_HD char* RowAt(RowId row) const { return rows + row * stride; }
-  // Rows are only 4-byte aligned, so a 64-bit key may not be read as one aligned word.
+  // Rows are only 4-byte aligned, so a 64-bit key must not be read as one aligned word.
   DYNEMB_HD K KeyAt(RowId row) const { return LoadUnaligned<K>(RowAt(row)); }
 };
 

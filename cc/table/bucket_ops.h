@@ -1,13 +1,18 @@
-// Find, claim, evict and erase in a ring of buckets: the algorithm of the table, written
-// once over Lanes.
+// Find, claim, evict and erase in a ring of buckets: the table's algorithm, written once over Lanes
+// (lanes.h).
 //
-// A key's path is its home bucket, then the next buckets of its ring, cyclic. On the host a ring is
-// a segment, given by its first bucket; in device memory it is the whole index (flat_index.h). A
-// ring is a type with three functions: OnPath, PathLength, ProbeIn. Find may run beside anything
-// that only stamps. Claim and Evict run for keys that are not in the table and, where
-// Lanes::kShared, for distinct keys; teams may then work on the same bucket, and the
-// compare-and-swap on a slot's row id (claim) or last access (evict) decides who owns the slot.
-// Without kShared one thread owns the segment and the swaps are plain stores.
+// A key's path is its home bucket, followed by the next buckets of its ring in cyclic order. On the
+// host, a ring is a segment, given by its first bucket. In device memory, it is the whole index
+// (flat_index.h). A ring is a type with three functions: OnPath, PathLength, ProbeIn.
+//
+// Concurrency:
+//
+// - Find may run concurrently with anything that only stamps.
+// - Claim and Evict must be called for keys that are not in the table.
+// - With Lanes::kShared, several teams may work on the same bucket, for distinct keys. The
+//   compare-and-swap on a slot's row id (Claim) or last access (Evict) decides which team gets the
+//   slot.
+// - Without kShared, one thread owns the segment, and the swaps are plain stores.
 #ifndef DYNEMB_TABLE_BUCKET_OPS_H_
 #define DYNEMB_TABLE_BUCKET_OPS_H_
 
@@ -24,7 +29,8 @@ struct SlotRef {
   RowId row = kNoRow;
 };
 
-// The bucket `step` buckets behind the home, how many there are, and where a hash is looked for.
+// The ring functions of a segment: the bucket that is `step` buckets after the home bucket, the
+// number of buckets, and the home bucket and digest of a hash.
 DYNEMB_HD inline Bucket* OnPath(Bucket* segment, uint32_t home, uint32_t step) {
   return segment + ((home + step) & (kBucketsPerSegment - 1));
 }
@@ -49,7 +55,7 @@ DYNEMB_HD inline uint32_t CountBits(uint32_t mask) {
 #endif
 }
 
-// Takes a key with this home, which held a slot of `bucket`, off the overflow counts of its path.
+// Removes a key with this home bucket and a slot in `bucket` from the overflow counts of its path.
 template <class Lanes, class Ring>
 DYNEMB_HD void UncountPath(Lanes& lanes, Ring ring, uint32_t home, const Bucket* bucket) {
   if (lanes.rank() != 0) return;
@@ -60,7 +66,8 @@ DYNEMB_HD void UncountPath(Lanes& lanes, Ring ring, uint32_t home, const Bucket*
 
 }  // namespace internal
 
-// The slot of `key`, which has this home and digest. `view` is a TableView, or has its KeyAt.
+// The slot of `key`, whose home bucket and digest are in `probe`. `view` is a TableView, or has its
+// KeyAt.
 template <class Lanes, class View, class Ring, class Probe, class K>
 DYNEMB_HD SlotRef Find(Lanes& lanes, const View& view, Ring ring, Probe probe, K key) {
   for (uint32_t i = 0; i < PathLength(ring); ++i) {
@@ -77,10 +84,11 @@ DYNEMB_HD SlotRef Find(Lanes& lanes, const View& view, Ring ring, Probe probe, K
   return {};
 }
 
-// Gives the key an empty slot on its path and puts `row` there, last accessed at `now`. The row's
-// key must be written by the caller before anybody looks for it. Returns no bucket if the ring is
-// full (its overflow counts then stand as if the key had passed, which costs later probes a step
-// and is mended when the ring is rebuilt, as by a split).
+// Gives the key an empty slot on its path, and stores `row` there with last access `now`. The
+// caller must write the key into the row before any thread looks for it.
+//
+// Returns no bucket if the ring is full. The overflow counts then include the key, which costs
+// later probes a step; a rebuild of the ring, as by a split, corrects them.
 template <class Lanes, class Ring, class Probe>
 DYNEMB_HD SlotRef Claim(Lanes& lanes, Ring ring, Probe probe, RowId row, Stamp now) {
   for (uint32_t i = 0; i < PathLength(ring); ++i) {
@@ -91,7 +99,7 @@ DYNEMB_HD SlotRef Claim(Lanes& lanes, Ring ring, Probe probe, RowId row, Stamp n
       const uint32_t slot = internal::LowestBit(empty);
       uint32_t was = 0;
       if (lanes.rank() == 0) was = lanes.CompareExchange(&bucket->row[slot], kNoRow, row);
-      if (lanes.FromLeader(was) != kNoRow) continue;  // another team was quicker; look again
+      if (lanes.FromLeader(was) != kNoRow) continue;  // lost the slot to another team; retry
       if (lanes.rank() == 0) {
         lanes.Store(&bucket->access[slot], now);
         lanes.Store(&bucket->digest[slot], probe.digest);
@@ -103,15 +111,18 @@ DYNEMB_HD SlotRef Claim(Lanes& lanes, Ring ring, Probe probe, RowId row, Stamp n
   return {};
 }
 
-// How many rows on the new key's path are compared for a victim. So the victim is among the oldest
-// 4 % of the table on average, and a table of up to this many rows is exactly LRU.
+// The number of rows on the new key's path that are compared to choose a victim. On average the
+// victim is therefore among the oldest 4% of the table, and eviction from a table of up to this
+// many rows is exactly LRU.
 constexpr uint32_t kEvictRows = 28;
 
-// Takes the slot and the row of the least recently used key among the first kEvictRows or so on the
-// new key's path, of keys last accessed before `now`; if all of those are fresh, it goes on to the
-// first that is not. The slot then belongs to the new key; the returned row still carries the
-// evicted key and its vector, for the caller to overwrite. Returns no bucket if the ring holds no
-// key older than `now`.
+// Evicts a key that was last accessed before `now`, and gives its slot and row to the new key. The
+// victim is the least recently used of about the first kEvictRows keys on the new key's path. If
+// all of these were accessed at `now`, the search continues along the path until a bucket has an
+// older key.
+//
+// The returned row still has the evicted key and its vector; the caller overwrites them. Returns no
+// bucket if the ring has no key older than `now`.
 template <class Lanes, class View, class Ring, class Probe>
 DYNEMB_HD SlotRef Evict(Lanes& lanes, const View& view, Ring ring, Probe probe, Stamp now) {
   constexpr uint64_t kNone = ~0ull;
@@ -139,12 +150,13 @@ DYNEMB_HD SlotRef Evict(Lanes& lanes, const View& view, Ring ring, Probe probe, 
     const auto slot = static_cast<uint32_t>(oldest & 0xFF);
     const Stamp access = view.order.Ranked(static_cast<Stamp>(oldest >> 8));
     uint32_t was = 0;
-    // Winning this swap makes the slot fresh, so no other team can choose it again in this batch.
+    // The team that wins this swap has stamped the slot with `now`, so no other team can choose it
+    // again in this batch.
     if (lanes.rank() == 0) was = lanes.CompareExchange(&bucket->access[slot], access, now);
-    if (lanes.FromLeader(was) != access) continue;  // lost the slot to another team; look again
+    if (lanes.FromLeader(was) != access) continue;  // lost the slot to another team; retry
 
     const RowId row = bucket->row[slot];
-    if (lanes.rank() == 0) {  // alone with the old key: the leader's caller overwrites it next
+    if (lanes.rank() == 0) {  // before this caller overwrites the evicted key
       const uint32_t old_home = ProbeIn(ring, view.HashOf(view.KeyAt(row))).home;
       internal::UncountPath(lanes, ring, old_home, bucket);
       for (uint32_t i = 0; OnPath(ring, probe.home, i) != bucket; ++i) {

@@ -1,4 +1,4 @@
-// The device instantiation of the bucket algorithm: one tile of eight threads for each key. The
+// The device instantiation of the bucket algorithm, with a tile of eight threads per key. The
 // kernels are only loops that call bucket_ops.h; CI compiles them wherever nvcc is present.
 #include "cc/table/bucket_ops.h"
 #include "cc/table/lanes_cuda.cuh"
@@ -34,8 +34,9 @@ __global__ void FindKernel(TableView<K> view, const K* keys, size_t n, Stamp now
   });
 }
 
-// Places distinct keys that are not in the table: on a fresh row where rows[i] names one, else on
-// an evicted key's row. rows[i] becomes kNoRow where neither was possible.
+// Gives slots to distinct keys that are not in the table. If rows[i] is a row id, key i gets that
+// free row; if it is kNoRow, the row of an evicted key. rows[i] becomes the key's row, or kNoRow if
+// it could not get one.
 template <class K>
 __global__ void ClaimKernel(TableView<K> view, const K* keys, size_t n, Stamp now, RowId* rows) {
   ForEachKey(n, [&](Tile& lanes, size_t i) {
@@ -51,7 +52,7 @@ __global__ void ClaimKernel(TableView<K> view, const K* keys, size_t n, Stamp no
   });
 }
 
-// rows[i] = the row that distinct key i has given up, or kNoRow.
+// Erases distinct keys. rows[i] = the row that key i had, or kNoRow.
 template <class K>
 __global__ void EraseKernel(TableView<K> view, const K* keys, size_t n, RowId* rows) {
   ForEachKey(n, [&](Tile& lanes, size_t i) {
