@@ -15,8 +15,9 @@ namespace dynemb {
 namespace {
 
 constexpr size_t kSegmentBytes = sizeof(Bucket) * kBucketsPerSegment;
-// Entries that a directory has at most: segments of random keys differ in depth by two or three
-// (the spiral's factor of two, and chance), so that these are far more than they need.
+// The maximal number of entries in a directory: kEntriesAtLeast + kEntriesPerSegment * segments.
+// Segments of random keys differ in depth by two or three (the spiral's factor of two, and chance),
+// so they need far fewer.
 constexpr uint64_t kEntriesPerSegment = 64;
 constexpr uint64_t kEntriesAtLeast = 4096;
 
@@ -39,7 +40,7 @@ Status Index::Clear() {
   const uint64_t bytes = (expected_keys_ / limit_ + 1) * kSegmentBytes;
   if (bytes > PhysicalMemory()) {
     return ResourceExhausted("an index of " + std::to_string(expected_keys_) + " keys needs " +
-                             std::to_string(bytes) + " bytes, more than there is");
+                             std::to_string(bytes) + " bytes, more than the process may use");
   }
   std::vector<Segment> wanted;
   PresizeRange(0, 0, &wanted);
@@ -124,7 +125,7 @@ Status Index::AddInnerDirectory(uint32_t s) {
   Segment& segment = segment_[s];
   const uint32_t level = views_[segment.directory].level + 1;
   if (level >= kMostLevels) return Internal("the index has too many levels");
-  // One entry for all its keys, and room for the first split.
+  // Both entries name the segment, so it can be split without doubling this directory.
   Entries directory{std::vector<uint32_t>(2, s), 1};
   const auto number = static_cast<uint32_t>(directories_.size());
   directories_.reserve(number + 1);
@@ -162,7 +163,7 @@ Status Index::MakeSlots(Exec& exec, const uint64_t* hashes, size_t n, const RowH
 
 Status Index::SplitUntil(Exec& exec, const uint64_t* hashes, size_t n, const RowHashes& row_hashes,
                          uint32_t limit, const Leaving* leaving, uint32_t* segment_of) {
-  // Nothing stays pending if this fails.
+  // Resets `pending` if this fails.
   struct Pending {
     std::vector<Segment>& segment;
     const uint32_t* of;
@@ -179,7 +180,7 @@ Status Index::SplitUntil(Exec& exec, const uint64_t* hashes, size_t n, const Row
     ++segment.pending;
     const uint32_t keys = segment.count + uint32_t{segment.pending};
     if (keys <= limit) return;
-    // Once for each segment, also if it holds more than the limit already.
+    // Once per segment, even if it already holds more than the limit.
     if (keys == limit + 1 || segment.pending == 1) overfull.push_back(s);
   };
   const auto fits = [&](uint32_t s) {
@@ -190,7 +191,7 @@ Status Index::SplitUntil(Exec& exec, const uint64_t* hashes, size_t n, const Row
   };
   for (size_t i = 0; i < n; ++i) add_pending(i);
 
-  std::vector<size_t> displaced;  // the keys whose segments were split in the last round
+  std::vector<size_t> displaced;  // the keys whose segments were split in the previous round
   for (bool first_round = true;; first_round = false) {
     overfull.erase(std::remove_if(overfull.begin(), overfull.end(), fits), overfull.end());
     if (overfull.empty()) {
@@ -228,7 +229,7 @@ Status Index::SplitAll(Exec& exec, const std::vector<uint32_t>& overfull,
       if (!kept) segment->resize(had);
     }
   } added{&segment_, first};
-  // A directory that is deeper than it need be is as good.
+  // If a later one fails, a directory that is larger than necessary does no harm.
   for (uint32_t s : overfull) DYNEMB_RETURN_IF_ERROR(DoubleDirectory(s));
   added.kept = true;
   {
@@ -254,11 +255,12 @@ Status Index::SplitAll(Exec& exec, const std::vector<uint32_t>& overfull,
   return Status();
 }
 
-// Moves the keys of `from` that now belong to `to`, and rebuilds both.
+// Moves the keys of `from` that now belong to `to`, and rebuilds both segments.
 void Index::Redistribute(uint32_t from, uint32_t to, const RowHashes& row_hashes) {
   RowId rows[kSlotsPerSegment];
   Stamp access[kSlotsPerSegment];
-  // The keys are all over the memory; those of the next chunks come while one is placed.
+  // The keys are scattered in memory, so those of the next chunks are prefetched while one chunk is
+  // placed.
   constexpr size_t kChunk = 16;
   constexpr size_t kChunksAhead = 2;
   uint64_t hashes[kChunk];

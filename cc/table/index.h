@@ -1,25 +1,25 @@
-// Index: the directories and the segments of a table, and how they grow. Row ids go in and out;
-// rows themselves are the caller's, who supplies the hashes of their keys.
+// Index: the directories and segments of a table, and their growth. The index stores row ids. The
+// caller owns the rows, and supplies the hashes of their keys.
 //
-// A segment (64 buckets, 4 KiB) holds the keys whose prefix starts with a given bit string; the
+// A segment (64 buckets, 4 KiB) holds the keys whose prefix starts with a given bit string. The
 // directory maps the top `depth` bits of a prefix to the segment (extendible hashing). A segment
-// that would hold more than max_load of its slots is split in two on the next bit of the prefix; so
-// no insert ever pays for more than the segments it fills.
+// that would hold more than max_load of its slots is split in two by the next bit of the prefix, so
+// an insert pays only for the segments that it fills.
 //
-// Keys that agree in many bits. A directory has at most some 64 entries for each of its segments.
-// A segment that could only be split by a larger one gets a directory of its own instead, an inner
-// one, which tells its keys apart by the bits of another mix of their hashes (PrefixOf):
+// Keys that agree in many bits. A directory has at most about 64 entries per segment. If a split
+// would need a larger directory, the segment gets an inner directory instead, which separates its
+// keys by the bits of another mix of their hashes (PrefixOf):
 //
 //   level 0   │ 3 │ 0 │ inner 0 │ 7 │ ...
 //                          │
 //   level 1            │ 5 │ 5 │ 2 │ 6 │
 //
-// A hash is 64 bits of a bijection, so keys that agree in the bits that a level uses cannot agree
-// in those of the next as well, but for a few. So every key finds a place, whatever its hash, after
-// one directory in the usual case; kMostLevels is never reached.
+// The hash is a 64-bit bijection, so of the keys that agree in the bits of one level, only a few
+// can also agree in those of the next. Every key therefore finds a place, whatever its hash,
+// usually after one directory. kMostLevels is never reached.
 //
-// Not thread-safe: the table's lock covers it. Workers of one batch may change different segments
-// at the same time.
+// Not thread-safe: the table's lock protects it. Workers of one batch may change different segments
+// concurrently.
 #ifndef DYNEMB_TABLE_INDEX_H_
 #define DYNEMB_TABLE_INDEX_H_
 
@@ -36,11 +36,11 @@ namespace dynemb {
 
 class Index {
  public:
-  // Where the keys of rows are, for segments that split: their hashes are needed again.
+  // Gives the index the hashes of the keys in rows, which it needs to split segments.
   class RowHashes {
    public:
     virtual ~RowHashes() = default;
-    // hashes[i] = the hash of the key in row rows[i]. The rows were announced to Prefetch shortly
+    // hashes[i] = the hash of the key in row rows[i]. Prefetch was called for these rows shortly
     // before.
     virtual void Read(const RowId* rows, size_t n, uint64_t* hashes) const = 0;
     virtual void Prefetch(const RowId* rows, size_t n) const {
@@ -53,12 +53,12 @@ class Index {
   Status Init(uint64_t expected_keys, double max_load, uint64_t salt);
   static constexpr double kMaxLoad = 0.95;
 
-  // Addresses of buckets and directories are good until the next Grow or Clear.
+  // Addresses of buckets and directories are valid until the next Grow, MakeSlots or Clear.
   Bucket* buckets() const { return reinterpret_cast<Bucket*>(arena_.data()); }
   Bucket* SegmentBuckets(uint32_t segment) const {
     return buckets() + static_cast<size_t>(segment) * kBucketsPerSegment;
   }
-  // The index as the bucket algorithm sees it; the rest is the caller's.
+  // The view for the bucket algorithm; `rows`, `stride` and `order` are the caller's.
   template <class K>
   TableView<K> View(char* rows, uint64_t stride, StampOrder order = {}) const {
     return {buckets(), views_[0], views_.data() + 1, salt_, rows, stride, order};
@@ -71,66 +71,67 @@ class Index {
   uint32_t segments() const { return static_cast<uint32_t>(segment_.size()); }
   uint32_t count(uint32_t segment) const { return segment_[segment].count; }
   uint64_t slots() const { return static_cast<uint64_t>(segments()) * kSlotsPerSegment; }
-  // Directories inside others.
+  // The number of inner directories.
   size_t inner_directories() const { return views_.size() - 1; }
   size_t bytes() const;
 
-  // Makes room for n keys with these hashes, which the caller will claim slots for, and counts them
-  // as held. segment_of[i] is SegmentOf(hashes[i]) before and after. If it fails, or throws for
-  // want of memory, nothing is counted, and every key is still found.
+  // Makes room for n keys with these hashes, and counts them as held; the caller then claims their
+  // slots. segment_of[i] is SegmentOf(hashes[i]), before the call and after it. If the call fails,
+  // or throws std::bad_alloc, no key is counted, and every key is still found.
   Status Grow(Exec& exec, const uint64_t* hashes, size_t n, const RowHashes& row_hashes,
               uint32_t* segment_of);
-  // How many of the keys that a segment holds will give their slots up.
+  // The number of keys of a segment that will give up their slots.
   using Leaving = std::function<uint32_t(uint32_t segment)>;
-  // The same for keys that are not counted: afterwards each of their segments has slots for those
-  // of them that belong to it, beside the keys that it holds and that do not leave it.
+  // The same, but the keys are not counted. Afterwards, each segment has slots for all keys that it
+  // holds and that do not leave it, and for the new keys that belong to it.
   Status MakeSlots(Exec& exec, const uint64_t* hashes, size_t n, const RowHashes& row_hashes,
                    const Leaving& leaving, uint32_t* segment_of);
-  // A key gave its slot up. Atomic: teams may share a segment.
+  // A key has given up its slot. Atomic: teams may share a segment.
   void Uncount(uint32_t segment) {
     __atomic_fetch_sub(&segment_[segment].count, uint16_t{1}, __ATOMIC_RELAXED);
   }
-  // A key that Grow was not asked about gets one of the slots that are free.
+  // A key that was not passed to Grow gets a free slot.
   void Count(uint32_t segment) { ++segment_[segment].count; }
 
-  // Back to the state after Init. If it fails, or throws for want of memory, nothing has changed.
+  // Restores the state after Init. If it fails, or throws std::bad_alloc, nothing has changed.
   Status Clear();
 
  private:
   struct Segment {
-    uint32_t prefix = 0;     // the bits it stands for, at the top
-    uint32_t directory = 0;  // that names it: 0, or 1 + an inner one's number
-    uint16_t count = 0;      // keys it holds
-    uint16_t pending = 0;    // of the running Grow; saturates
-    uint8_t depth = 0;       // how many bits
+    uint32_t prefix = 0;     // the top `depth` bits are those of its keys; the others are 0
+    uint32_t directory = 0;  // its directory: 0, or 1 + the number of an inner one
+    uint16_t count = 0;      // keys that it holds
+    uint16_t pending = 0;    // keys of the running Grow; saturates
+    uint8_t depth = 0;
   };
   struct Entries {
     std::vector<uint32_t> entries;
-    uint32_t segments = 0;  // that it names
+    uint32_t segments = 0;  // the number of segments in it
   };
   static constexpr uint32_t kMostLevels = 16;
 
-  // Splits segments until each has at most `limit` keys: those that it holds and those of the n,
-  // less those that leave it (null: none). The n stay pending in their segments: the caller resets.
+  // Splits segments until each has at most `limit` keys, counting those that it holds and those of
+  // the n that belong to it, minus those that leave it (null: none). The n keys stay pending in
+  // their segments; the caller resets `pending`.
   Status SplitUntil(Exec& exec, const uint64_t* hashes, size_t n, const RowHashes& row_hashes,
                     uint32_t limit, const Leaving* leaving, uint32_t* segment_of);
   void PresizeRange(uint32_t prefix, uint8_t depth, std::vector<Segment>* out) const;
-  Status AddSegments(size_t n);  // whose buckets are still to be cleared
+  Status AddSegments(size_t n);  // does not clear their buckets
   void ClearSegment(uint32_t segment);
-  // Sets the entries that stand for the segment's bits.
+  // Sets the directory entries of the segment's prefix.
   void Name(const Segment& segment, uint32_t entry);
-  // Makes its directory tell the keys of a segment apart by one bit more; or gives it a directory
-  // of its own.
+  // Ensures that the segment has at least two entries in its directory, so that it can be split.
+  // Doubles the directory or, where that would be too large, gives the segment an inner directory.
   Status DoubleDirectory(uint32_t segment);
   Status AddInnerDirectory(uint32_t segment);
   Status SplitAll(Exec& exec, const std::vector<uint32_t>& overfull, const RowHashes& row_hashes);
   void Redistribute(uint32_t from, uint32_t to, const RowHashes& row_hashes);
 
   Arena arena_;
-  std::vector<Entries> directories_;  // [0] is that of level 0, then the inner ones
+  std::vector<Entries> directories_;  // [0] is the directory of level 0; inner ones follow
   std::vector<Directory> views_;      // of directories_
   std::vector<Segment> segment_;
-  uint32_t limit_ = 0;  // keys a segment may hold
+  uint32_t limit_ = 0;  // the keys that a segment may hold
   uint64_t expected_keys_ = 0;
   uint64_t salt_ = 0;
 };

@@ -1,4 +1,4 @@
-// Lanes: the threads that co-operate on one key, and how they look at a bucket together.
+// Lanes: the threads of a team, which co-operate on one key, and their operations on a bucket.
 //
 // The bucket algorithm (bucket_ops.h) is written once over this concept:
 //
@@ -11,14 +11,16 @@
 //   T FromLeader(value)                collective: the value of rank 0
 //   uint32_t Max(value)                collective: the greatest of the lanes' values
 //   T Load(const T*), Store(T*, T)     relaxed atomics where kShared, plain otherwise
-//   uint32_t CompareExchange(p, expected, desired) -> what *p was
-//   IncrementSaturating(p), DecrementUnlessSticky(p)   on an overflow count
-//   static Launch(exec, n, grain, body)   runs body(lanes, begin, end) over disjoint ranges of [0,
-//   n)
+//   uint32_t CompareExchange(p, expected, desired)     returns the previous value of *p
+//   IncrementSaturating(p), DecrementUnlessSticky(p)   change an overflow count
+//   static Launch(exec, n, grain, body)
+//                                      runs body(lanes, begin, end) over disjoint ranges of [0, n)
 //
-// All lanes of a team run the same code with the same control flow; whoever writes to memory checks
-// rank() == 0 or strides by width(). Here: one lane, for a host thread that owns the buckets it
-// changes. lanes_lockstep.h emulates a warp on host threads; lanes_cuda.cuh is the CUDA tile.
+// All lanes of a team run the same code with the same control flow. Code that writes to memory
+// checks rank() == 0, or strides by width().
+//
+// This header has OneLane, for a host thread that owns the buckets that it changes.
+// lanes_lockstep.h emulates a warp with host threads; lanes_cuda.cuh is the CUDA tile.
 #ifndef DYNEMB_TABLE_LANES_H_
 #define DYNEMB_TABLE_LANES_H_
 
@@ -47,8 +49,8 @@ class OneLane {
     const __m128i want = _mm_set1_epi8(static_cast<char>(digest));
     return static_cast<uint32_t>(_mm_movemask_epi8(_mm_cmpeq_epi8(have, want))) & kSlots;
 #else
-    // A byte of x is zero where the digests agree. The subtraction may also flag a byte above a
-    // true match, so the candidates are checked byte by byte; the common answer "none" takes no
+    // A byte of x is zero if the digests are equal. The subtraction may also flag a byte above a
+    // true match, so the candidates are checked byte by byte. The common result, no match, needs no
     // loop.
     uint64_t x;
     memcpy(&x, digests, sizeof(x));

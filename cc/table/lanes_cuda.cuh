@@ -1,9 +1,10 @@
-// The CUDA tile: W neighbouring threads of a warp work together, on a bucket or on a row. From
-// eight on each of them looks at one slot of a bucket at most; fewer stride over the slots.
+// CudaTile: W neighboring threads of a warp, which work together on a bucket or on a row. In tiles
+// of eight or more threads, each thread examines at most one slot of a bucket; in smaller tiles,
+// threads stride over the slots.
 //
 // Collectives are warp votes and reductions of cooperative groups; swaps are 32-bit atomics.
-// Overflow counts are bytes, which CUDA has no atomics for, so they are changed by a
-// compare-and-swap on the aligned word that holds them.
+// Overflow counts are bytes, for which CUDA has no atomics, so they are changed by a
+// compare-and-swap on the aligned word that contains them.
 #ifndef DYNEMB_TABLE_LANES_CUDA_CUH_
 #define DYNEMB_TABLE_LANES_CUDA_CUH_
 
@@ -33,7 +34,7 @@ class CudaTile {
   __device__ uint32_t Match(const uint8_t* digests, uint8_t digest) {
     return Mask([&](uint32_t s) { return Load(&digests[s]) == digest; });
   }
-  // By the row id, which a claim swaps first: the digest follows later.
+  // Tests the row id, which a claim swaps first; it stores the digest later.
   __device__ uint32_t Empty(const Bucket& bucket) {
     return Mask([&](uint32_t s) { return Load(&bucket.row[s]) == kNoRow; });
   }
@@ -57,7 +58,7 @@ class CudaTile {
     }
     return cooperative_groups::reduce(group_, mine, cooperative_groups::less<uint64_t>());
   }
-  // Any type of up to 32 bytes.
+  // T has at most 32 bytes.
   template <class T>
   __device__ T FromLeader(T value) {
     return group_.shfl(value, 0);

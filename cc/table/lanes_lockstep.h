@@ -1,9 +1,9 @@
-// A warp emulated by W host threads in lock-step, so that the device's many-lane path through
-// bucket_ops.h runs, and is sanitised, where there is no GPU. Slow; for tests.
+// LockstepLanes: a warp emulated by W host threads in lock-step. It runs the many-lane path of
+// bucket_ops.h, also under sanitizers, on hosts without a GPU. Slow; for tests.
 //
-// A collective writes this lane's word, meets the team at a barrier, and reads the others' words.
-// Two buffers alternate: a lane can overwrite a buffer only two collectives later, after every lane
-// has passed the barrier in between and so has read it.
+// A collective writes this lane's word, waits for the team at a barrier, and reads the words of the
+// other lanes. Two buffers alternate. A lane overwrites a buffer only two collectives later; by
+// then every lane has passed the barrier in between, and has therefore read the buffer.
 #ifndef DYNEMB_TABLE_LANES_LOCKSTEP_H_
 #define DYNEMB_TABLE_LANES_LOCKSTEP_H_
 
@@ -18,7 +18,7 @@
 
 namespace dynemb {
 
-// Teams of W threads; kTeams of them work at the same time, so that they compete for buckets.
+// A team has W threads. kTeams teams work concurrently, so that they contend for buckets.
 template <uint32_t W>
 class LockstepLanes {
  public:
@@ -31,7 +31,7 @@ class LockstepLanes {
   uint32_t Match(const uint8_t* digests, uint8_t digest) {
     return Mask([&](uint32_t s) { return Load(&digests[s]) == digest; });
   }
-  // By the row id, which a claim swaps first: the digest follows later.
+  // Tests the row id, which a claim swaps first; it stores the digest later.
   uint32_t Empty(const Bucket& bucket) {
     return Mask([&](uint32_t s) { return Load(&bucket.row[s]) == kNoRow; });
   }
@@ -122,7 +122,7 @@ class LockstepLanes {
     auto& buffer = team_->words[collective_ & 1];
     buffer[rank_].store(mine, std::memory_order_relaxed);
     ++collective_;
-    // acq_rel: everything a lane did before the barrier is visible to the team behind it.
+    // acq_rel: all writes of a lane before the barrier are visible to the team after it.
     team_->arrived.fetch_add(1, std::memory_order_acq_rel);
     while (team_->arrived.load(std::memory_order_acquire) < collective_ * W) {
       std::this_thread::yield();
