@@ -17,19 +17,19 @@ constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kPage = 4096;
 // Below this, huge pages would waste more than they save: many tables are small.
 constexpr size_t kHugePagesFrom = 2 * kHugePage;
-// One commit covers at least this share of what is committed, so that a growing table makes few
-// system calls.
+// A commit adds at least this fraction of the committed memory (up to kCommitMost), so that a
+// growing table makes few system calls.
 constexpr size_t kCommitFraction = 8;
 constexpr size_t kCommitMost = size_t{256} << 20;
 constexpr int kMapping = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 size_t RoundUp(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
-// The unit in which an arena of so many bytes grows.
+// The unit in which an arena of `bytes` bytes grows.
 size_t UnitOf(size_t bytes) { return bytes >= kHugePagesFrom ? kHugePage : kPage; }
 
-// Addresses for `bytes`; those of a large arena begin at a huge page's boundary. Null if the system
-// refuses.
+// An address range of `bytes` bytes; null if the system refuses. The range of a large arena begins
+// at the boundary of a huge page.
 char* Map(size_t bytes, int protection) {
   const size_t slack = UnitOf(bytes) == kHugePage ? kHugePage : 0;
   void* const p = mmap(nullptr, bytes + slack, protection, kMapping, -1, 0);
@@ -103,7 +103,7 @@ Status Arena::CommitTo(size_t target) {
   const size_t more = target - committed_;
   if (!ChargeMemory(more)) {
     return ResourceExhausted("there is no memory for " + std::to_string(more) +
-                             " bytes more: tables have " + std::to_string(ChargedMemory()) +
+                             " more bytes: tables have " + std::to_string(ChargedMemory()) +
                              " bytes, the process may use " + std::to_string(PhysicalMemory()));
   }
   Status status;
@@ -140,7 +140,8 @@ bool Arena::MoveTo(size_t bytes) {
     reserved_ = target == nullptr ? 0 : bytes;
     return target != nullptr;
   }
-  // Without addresses for both, the system finds the place itself; huge pages may then be split.
+  // If there are not enough addresses for both ranges, the system chooses the address itself; huge
+  // pages may then be split.
   void* const moved = target != nullptr
                           ? mremap(data_, reserved_, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, target)
                           : mremap(data_, reserved_, bytes, MREMAP_MAYMOVE);
@@ -156,7 +157,7 @@ bool Arena::MoveTo(size_t bytes) {
 void Arena::AdviseHugePages(size_t bytes) {
   if (bytes < kHugePagesFrom) return;
   const size_t whole = bytes / kHugePage * kHugePage;
-  // Only advice: without huge pages everything works, slower.
+  // Only advice: without huge pages everything works, but more slowly.
   if (whole > advised_) (void)madvise(data_ + advised_, whole - advised_, MADV_HUGEPAGE);
   advised_ = std::max(advised_, whole);
 }
@@ -167,7 +168,8 @@ void Arena::Prefault(Exec& exec, size_t bytes) {
   if (end <= first) return;
   exec.ParallelFor(end - first, 1, [&](size_t begin, size_t last) {
     char* const data = data_ + (first + begin) * kHugePage;
-    // Page by page, in case the system gives small ones. The smallest write that changes nothing.
+    // Page by page, in case the system gives small pages. Each is faulted in by a write that
+    // changes nothing.
     for (size_t b = 0; b < (last - begin) * kHugePage; b += kPage) {
       __atomic_fetch_or(data + b, char{0}, __ATOMIC_RELAXED);
     }

@@ -1,23 +1,28 @@
-// Changes: what a table remembers so that it can be written to disk while it trains: which rows
-// were updated and which keys deleted since the last cuts, and what rows held at the running cut.
+// Changes: a table's record of changes, with which it can be written to disk while it trains. It
+// records the rows updated and the keys deleted since the last cuts, and saves rows of the running
+// cut before batches overwrite them.
 //
-// Cut. The table as it was at a moment between two batches, the watermark. It is read row by row
-// under the table's shared lock, a stretch at a time, and batches that write go on in between. A
-// batch that is about to overwrite a row of the cut that was not read yet saves a copy of it first
-// (SavedRows); so each row of the cut is delivered exactly once, read or saved, as it was at the
-// watermark. `todo` holds the rows for which neither has happened.
+// Cut. The table at one moment between two batches, the watermark. It is read in ranges of rows
+// under the table's shared lock, and batches write in between. A batch that is about to overwrite a
+// row of the cut that has not been read saves a copy first (SavedRows). Each row of the cut is
+// therefore delivered exactly once, read or saved, with its contents at the watermark. `todo` has
+// the rows that were neither read nor saved.
 //
-// Since. From the first cut on, rows updated after a cut are noted in a set; the sets of the last
-// two cuts are kept. A cut of the rows updated since a tick looks at these rows alone if the sets
-// reach back so far, at all rows otherwise. The sets only say where to look: a row's own time of
-// last update decides.
+// Updated rows. From the first cut on, the rows that are updated after a cut are recorded in a set.
+// The sets of the last two cuts are kept. A cut of the rows updated since a tick examines only the
+// rows in these sets if they reach back to that tick, and all rows otherwise. The sets only select
+// the rows to examine; a row's last update decides.
 //
-// Without memory. Nothing here fails a batch half-way. The sets are only hints, so where there is
-// no memory for one it is given up, and the next cut looks at all rows (Start, Extend, AddAllRows);
-// a row that cannot be saved fails the cut (SavedRows), a deletion that cannot be noted is
-// forgotten (DeletionLog). BeginCut alone throws, before it has changed anything.
+// If memory runs out, no batch fails half-way:
 //
-// Not thread-safe but for BeforeWrite on different rows and Deleted; the table's lock covers it.
+// - A set without memory is given up, and the next cut examines all rows (Start, Extend,
+//   AddAllRows).
+// - A row that cannot be saved fails the cut (SavedRows).
+// - A deletion that cannot be recorded makes the log forget all earlier ones (DeletionLog).
+// - Only BeginCut throws, before it has changed anything.
+//
+// Not thread-safe, except Deleted, and BeforeWrite on different rows. The table's lock protects the
+// rest.
 #ifndef DYNEMB_TABLE_CHANGES_H_
 #define DYNEMB_TABLE_CHANGES_H_
 
@@ -39,19 +44,21 @@
 
 namespace dynemb {
 
-// A time of a cut as it is written: ticks since the base that the table had at the watermark, and
-// at most the watermark.
+// A time in a cut, as it is written: ticks since the base that the table had at the watermark. It
+// is at most the watermark.
 using CutTime = uint32_t;
 
-// Copies of rows, from batches to whoever reads the cuts. Bounded: a batch that would exceed the
-// bound waits until the reader has taken some, so the reader must never wait for a table's lock
-// without looking here meanwhile.
+// SavedRows: a queue of copies of rows, from batches to the reader of the cuts. It is bounded: a
+// batch that would exceed the bound waits until the reader has taken some rows. The reader must
+// therefore never wait for a table's lock without taking saved rows in the meantime.
 //
-// A batch must not fail half-way because it cannot save a row. Without memory for a copy the cuts
-// have failed: what is saved is dropped, who waits goes on, and Error tells the reader.
+// A batch must not fail half-way because it cannot save a row. If memory for a copy runs out, the
+// cuts fail instead: saved rows are dropped, waiting batches continue, and Error reports the
+// failure to the reader.
 //
-// Threads save into chunks of their own (up to kSlots of them), which the bound counts whole
-// until they are finished; so a row costs a lock that only the reader contends for.
+// Each thread saves rows into its own chunk (up to kSlots threads; further threads share). The
+// bound counts the full size of a chunk until the chunk is finished. Saving a row therefore takes
+// only a lock that no thread but the reader contends for.
 class SavedRows {
  public:
   struct Chunk {
@@ -69,17 +76,19 @@ class SavedRows {
   void Push(size_t table, const RowLayout& layout, const char* row, CutTime updated) noexcept {
     Save(table, layout, row, updated, true);
   }
-  // For who must not wait while it pushes: it waits before, and may then exceed the bound.
+  // For a caller that must not wait while it pushes: it calls WaitForRoom first; PushAtOnce does
+  // not wait, and may exceed the bound.
   void WaitForRoom(size_t bytes) noexcept;
   void PushAtOnce(size_t table, const RowLayout& layout, const char* row,
                   CutTime updated) noexcept {
     Save(table, layout, row, updated, false);
   }
-  // The oldest chunk of some thread; false if there is none.
+  // Takes the oldest full chunk or, if there is none, a thread's open chunk. False if there is
+  // none.
   bool Pop(Chunk* chunk) noexcept;
-  // Nobody reads any more: what comes is dropped, who waits goes on.
+  // Ends reading: later rows are dropped, and waiting batches continue.
   void Close() noexcept;
-  // ResourceExhausted: rows were lost. What a row saved after it would say is dropped.
+  // ResourceExhausted if rows were lost; rows saved after that are dropped.
   Status Error() const;
 
  private:
@@ -88,34 +97,35 @@ class SavedRows {
 
   struct Node {
     Chunk chunk;
-    size_t reserved = 0;  // of the bound
+    size_t reserved = 0;  // bytes that the bound counts for it
     std::unique_ptr<Node> next;
   };
   struct Slot {
-    std::mutex mutex;  // before mutex_
+    std::mutex mutex;  // locked before mutex_
     std::unique_ptr<Node> open;
-    char apart[64];  // so that threads do not write to one cache line
+    char apart[64];  // keeps threads from writing to the same cache line
   };
 
   void Save(size_t table, const RowLayout& layout, const char* row, CutTime updated,
             bool wait) noexcept;
-  // Bytes of a chunk: few enough that all slots' are a part of the bound.
+  // The size of a chunk: small enough that the chunks of all slots take only a fraction of the
+  // bound.
   size_t ChunkBytes(size_t stride) const;
-  // Takes room for `bytes`, if there is any.
+  // Reserves `bytes` of the bound; false if there is no room.
   bool Reserve(size_t bytes);
-  // The chunk of a slot is ready for the reader; what it does not need is given back.
+  // Passes the chunk of a slot to the reader, and gives back its unused room.
   void Finish(std::unique_ptr<Node> node) noexcept;
   void DropAll() noexcept;
   void Give(std::unique_ptr<Node> node, Chunk* chunk) noexcept;
 
   const size_t most_bytes_;
   std::atomic<size_t> bytes_{0};
-  std::atomic<bool> stopped_{false};  // nothing more is saved
+  std::atomic<bool> stopped_{false};  // no more rows are saved
   std::atomic<bool> failed_{false};
   Slot slots_[kSlots];
   std::mutex mutex_;
   std::condition_variable popped_;
-  // Full chunks, the oldest first: a list, as nodes are moved into it without memory.
+  // Full chunks, the oldest first. A list, because adding a node to it needs no memory.
   std::unique_ptr<Node> full_;
   Node* last_ = nullptr;
 };
@@ -125,12 +135,12 @@ struct Cut {
   size_t table = 0;  // its number in the snapshot
   RowLayout layout;  // at the watermark
   Tick watermark = 0;
-  Tick since = 0;  // rows updated after it belong to the cut; 0: all
+  Tick since = 0;  // rows updated after it belong to the cut; 0: all rows
   Tick base = 0;   // of the CutTimes
   RowBits todo;
-  uint64_t most_rows = 0;  // at least as many as will be delivered; exact for a cut of all rows
+  uint64_t most_rows = 0;  // an upper bound of the rows to deliver; exact for a cut of all rows
   uint64_t cursor = 0;     // no row below it is in todo
-  // Bit patterns of the keys that were deleted since `since`, and were not there at the watermark.
+  // Bit patterns of the keys that were deleted after `since` and had no row at the watermark.
   std::vector<uint64_t> deleted;
 
   CutTime Time(Tick tick) const {
@@ -142,14 +152,14 @@ struct Cut {
 class Changes {
  public:
   bool tracking() const { return tracking_; }
-  // Notes changes from now on, for a table of so many rows. The table is as it was at `tick`; keys
-  // deleted after known_since are known.
+  // Records changes from now on, for a table of `rows` rows. The table has not changed since
+  // `tick`, and no key was deleted after `known_since`.
   void Start(Tick tick, Tick known_since, uint64_t rows) noexcept;
 
-  // The row is about to change, or to be given to another key. `updated`: its last update, 0 if it
-  // is not held by a key.
+  // Call when a row is about to change, or to be given to another key. `updated`: its last update,
+  // 0 if no key holds it.
   void BeforeWrite(RowId row, const char* at, Tick updated) noexcept {
-    // A set that was given up has no rows.
+    // A set that was given up has room for no rows.
     if (updated <= recent_.since && row < recent_.rows.rows()) recent_.rows.Add(row);
     if (cut_ != nullptr && row < cut_->todo.rows() && cut_->todo.Take(row) &&
         updated > cut_->since) {
@@ -157,33 +167,34 @@ class Changes {
     }
   }
   void Deleted(Tick tick, uint64_t key) noexcept { deletions_.Add(tick, key); }
-  // Room for more rows.
+  // Makes room for rows [0, rows).
   void Extend(uint64_t rows) noexcept {
     if (tracking_ && recent_.known) recent_.OrGiveUp([&](RowBits* set) { set->Extend(rows); });
   }
-  // A table of so many rows remembers the deletion of as many keys, but of a million at least.
+  // Limits the log of a table of `rows` rows to about `rows` deletions, or kDeletionsAtLeast if
+  // that is more.
   void TrimDeletions(uint64_t rows) {
     if (tracking_) deletions_.Trim(std::max<uint64_t>(rows, kDeletionsAtLeast));
   }
   const DeletionLog& deletions() const { return deletions_; }
 
-  // Every row counts as updated: times of last update have lost their exactness.
+  // Records every row as updated, because last updates are no longer exact.
   void AddAllRows(uint64_t rows) noexcept {
     if (tracking_ && recent_.known) recent_.OrGiveUp([&](RowBits* set) { set->Reset(rows, true); });
   }
 
-  // What the cut is of, `todo` apart, is set already. Needs tracking. Throws std::bad_alloc before
-  // anything has changed.
+  // Begins a cut. The caller has set its members except `todo`. Requires tracking(). If it throws
+  // std::bad_alloc, nothing has changed.
   void BeginCut(std::unique_ptr<Cut> cut, uint64_t rows);
   void EndCut() { cut_.reset(); }
   Cut* cut() const { return cut_.get(); }
 
  private:
-  // A superset of the rows updated after `since`, up to the next one's.
+  // A superset of the rows updated after `since`, up to the `since` of the next set.
   struct Updated {
     Tick since = 0;
     RowBits rows;
-    bool known = true;  // or there was no memory, and any row may have been updated
+    bool known = true;  // false: memory ran out, and any row may have been updated
 
     template <class Fn>
     void OrGiveUp(const Fn& fn) noexcept {
