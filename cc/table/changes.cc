@@ -6,7 +6,7 @@
 namespace dynemb {
 namespace {
 
-// Numbers the threads that save rows, so that each has a slot of its own as long as they are few.
+// Numbers the threads that save rows, so that each of the first kSlots threads has its own slot.
 size_t ThisThread() {
   static std::atomic<size_t> threads{0};
   thread_local const size_t number = threads.fetch_add(1, std::memory_order_relaxed);
@@ -39,7 +39,7 @@ void SavedRows::Save(size_t table, const RowLayout& layout, const char* row, Cut
            slot.open->chunk.rows.size() + stride <= slot.open->reserved;
   };
   if (!fits()) {
-    // The reader may have to take this very chunk before there is room for another.
+    // There may be no room for another chunk until the reader has taken this one.
     if (slot.open != nullptr) Finish(std::move(slot.open));
     lock.unlock();
     const size_t bytes = ChunkBytes(stride);
@@ -63,12 +63,12 @@ void SavedRows::Save(size_t table, const RowLayout& layout, const char* row, Cut
     node->reserved = bytes;
     lock.lock();
     if (stopped_) return;
-    if (slot.open != nullptr) Finish(std::move(slot.open));  // of a thread that shares the slot
+    if (slot.open != nullptr) Finish(std::move(slot.open));  // from a thread that shares the slot
     slot.open = std::move(node);
   }
   Chunk& chunk = slot.open->chunk;
-  // In the room that is reserved. Around the last update: others of a batch's threads may be
-  // writing it (Upsert).
+  // These fit in the reserved room. The last update is not read from the row: other threads of the
+  // batch may be writing it (Upsert).
   chunk.rows.insert(chunk.rows.end(), row, row + layout.key_size);
   const auto* time = reinterpret_cast<const char*>(&updated);
   chunk.rows.insert(chunk.rows.end(), time, time + sizeof(updated));
@@ -103,7 +103,7 @@ void SavedRows::Finish(std::unique_ptr<Node> node) noexcept {
 void SavedRows::Give(std::unique_ptr<Node> node, Chunk* chunk) noexcept {
   *chunk = std::move(node->chunk);
   {
-    // With the lock, or who is about to wait would miss it.
+    // Under the lock; otherwise a thread that is about to wait would miss the notification.
     std::lock_guard<std::mutex> lock(mutex_);
     bytes_ -= node->reserved;
   }
@@ -137,7 +137,7 @@ void SavedRows::DropAll() noexcept {
   }
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    // One by one: a node that took the rest of a long list along would need as deep a stack.
+    // One by one: destroying a node together with the rest of a long list would recurse deeply.
     while (full_ != nullptr) full_ = std::move(full_->next);
     last_ = nullptr;
   }
@@ -163,7 +163,7 @@ void Changes::Start(Tick tick, Tick known_since, uint64_t rows) noexcept {
 }
 
 void Changes::BeginCut(std::unique_ptr<Cut> cut, uint64_t rows) {
-  // The sets may know rows that are gone since (Clear), and their memory too.
+  // The sets may contain rows that no longer exist (Clear), and whose memory is gone.
   const bool reaches_back =
       cut->since != 0 && recent_.known &&
       (cut->since >= recent_.since || (before_.known && cut->since >= before_.since));

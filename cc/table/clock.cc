@@ -14,7 +14,7 @@ Clock::Clock()
 
 Tick Clock::Next(int64_t* utc_ns) {
   std::lock_guard<std::mutex> lock(mutex_);
-  // The system's clock may be set back; records must not be.
+  // The system's clock may be set back, but the times of records must not decrease.
   int64_t now = now_();
   if (!records_.empty()) now = std::max(now, records_.back().utc_ns);
   if (utc_ns != nullptr) *utc_ns = now;
@@ -26,7 +26,7 @@ void Clock::Advance(Tick tick, int64_t utc_ns) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (tick <= last_) return;
   last_ = tick;
-  // A time too late only makes TickBefore answer with an older tick.
+  // A time that is too late only makes TickBefore return an older tick.
   utc_ns = std::min(utc_ns, now_());
   if (!records_.empty()) utc_ns = std::max(utc_ns, records_.back().utc_ns);
   Record({tick, utc_ns});

@@ -1,8 +1,8 @@
-// Clock: numbers batches and remembers when they were.
+// Clock: issues the ticks of batches, and records when each was issued.
 //
-// Next() is strictly increasing from 1. TickBefore(t) answers which batches are certainly older
-// than a moment in time: every tick above it was issued at t or later, or (because old records are
-// thinned) shortly before. So "rows updated since t" misses nothing. Thread-safe.
+// Next() is strictly increasing, from 1. TickBefore(t) is a tick that was certainly issued before
+// time t. Every later tick was issued at t or later, or (because old records are thinned) shortly
+// before t. Therefore "rows updated since t" misses no row. Thread-safe.
 #ifndef DYNEMB_TABLE_CLOCK_H_
 #define DYNEMB_TABLE_CLOCK_H_
 
@@ -20,17 +20,17 @@ class Clock {
   // Nanoseconds since 1970-01-01 UTC.
   using Now = std::function<int64_t()>;
 
-  Clock();  // the system's clock
+  Clock();  // reads the system's clock
   explicit Clock(Now now) : now_(std::move(now)) {}
 
   Tick Next() { return Next(nullptr); }
-  // Also gives the time of the tick.
+  // Also returns the time of the tick.
   Tick Next(int64_t* utc_ns);
   // The next tick will be greater than `tick`, which another process issued at `utc_ns`.
   void Advance(Tick tick, int64_t utc_ns);
   // The last tick issued; 0 before the first.
   Tick last() const;
-  // The greatest recorded tick issued before `utc_ns`; 0 if none was.
+  // The greatest recorded tick that was issued before `utc_ns`; 0 if there is none.
   Tick TickBefore(int64_t utc_ns) const;
 
  private:
@@ -39,7 +39,7 @@ class Clock {
     int64_t utc_ns;
   };
   void Record(const TickTime& record);
-  // Beyond this many records the older half keeps every second one.
+  // Beyond this number of records, every second record of the older half is dropped.
   static constexpr size_t kMostRecords = size_t{1} << 16;
 
   Now now_;

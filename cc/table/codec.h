@@ -1,10 +1,14 @@
-// The vector of a row as float32, whatever the row's element type.
+// Loads and stores the vector of a row as float32, whatever the row's element type.
 //
-// Contract. `row` is the packed vector, aligned to 2 bytes (float32 rows to 4, and any alignment
-// works); `vector` is dim float32 elsewhere: the two never overlap. Float32 is copied bit by bit.
-// Rounding is defined in half.h; the random bits of StoreVectorStochastic are words of Philox
-// (philox.h) named by (seed, key, step, column), so one step writes the same row on any thread,
-// rank or machine. Callers get `step` from rounding.h. Nothing here allocates, blocks or fails.
+// Contract. `row` is the packed vector, aligned to 2 bytes (float32 vectors have 4, but any
+// alignment works). `vector` is an array of dim float32 values. The two do not overlap.
+//
+// - float32 is copied bit by bit.
+// - Rounding is defined in half.h.
+// - The random bits of StoreVectorStochastic are words of Philox (philox.h), selected by (seed,
+//   key, step, column). One step therefore writes the same row on any thread, rank or machine.
+//   Callers get `step` from rounding.h.
+// - No function allocates, blocks or fails.
 #ifndef DYNEMB_TABLE_CODEC_H_
 #define DYNEMB_TABLE_CODEC_H_
 
@@ -17,7 +21,7 @@ namespace dynemb {
 
 namespace internal_codec {
 inline void Copy(const void* from, int64_t dim, void* to) {
-  // memcpy takes no null pointer, not even for nothing.
+  // memcpy must not get a null pointer, not even for 0 bytes.
   if (dim > 0) std::memcpy(to, from, static_cast<size_t>(dim) * sizeof(float));
 }
 void LoadHalf(DType type, const void* row, int64_t dim, float* vector);
@@ -43,8 +47,8 @@ inline void StoreVector(DType type, const float* vector, int64_t dim, void* row)
   }
 }
 
-// Rounds up or down at random, without bias: small updates to a 16-bit row add up instead of
-// getting lost.
+// Rounds up or down at random, without bias, so that small updates to a 16-bit row are not lost but
+// add up.
 inline void StoreVectorStochastic(DType type, const float* vector, int64_t dim, void* row,
                                   uint64_t seed, uint64_t key, uint64_t step) {
   if (type == DType::kFloat32) {

@@ -16,8 +16,8 @@ void DeletionLog::Add(Tick tick, uint64_t key) noexcept {
   try {
     Append(tick, key);
   } catch (const std::bad_alloc&) {
-    // A delta of before is refused then, rather than that it lacks a key. Deletions of this tick
-    // that come later are of no use, and do no harm.
+    // A delta since an earlier tick is then refused; otherwise it would lack a key. Later deletions
+    // with this tick are useless, but do no harm.
     Restart(std::max(known_since_, tick));
   }
 }

@@ -1,8 +1,8 @@
-// DeletionLog: which keys a table has lost, erased or evicted, since some tick.
+// DeletionLog: the keys that a table has lost, by erasing or eviction, since some tick.
 //
-// Keys stand in the order of their ticks. The log is bounded: Trim forgets the oldest, and Since
-// then refuses to answer for the time that was forgotten. Without memory for a key all are
-// forgotten.
+// Keys are in the order of their ticks. The log is bounded: Trim forgets the oldest keys, and Since
+// must then not be called for the forgotten time (known_since). If memory for a key runs out, all
+// keys are forgotten.
 #ifndef DYNEMB_TABLE_DELETION_LOG_H_
 #define DYNEMB_TABLE_DELETION_LOG_H_
 
@@ -16,21 +16,22 @@
 
 namespace dynemb {
 
-// What a log remembers however small its table is.
+// The number of deletions that the log of any table keeps, however small the table is.
 constexpr size_t kDeletionsAtLeast = size_t{1} << 20;
 
 class DeletionLog {
  public:
-  // Empty; deletions up to `known_since` are unknown.
+  // Empties the log. Deletions up to `known_since` are unknown.
   void Restart(Tick known_since);
-  // `key` is a bit pattern, zero-extended. Ticks must not decrease. Threads may add at once.
+  // `key` is a bit pattern, zero-extended. Ticks must not decrease. Several threads may add
+  // concurrently.
   void Add(Tick tick, uint64_t key) noexcept;
-  // Forgets the oldest keys until hardly more than `most` are left.
+  // Forgets the oldest keys, in whole chunks, as long as at least `most` keys are left.
   void Trim(size_t most);
 
   // The tick after which every deletion is known.
   Tick known_since() const { return known_since_; }
-  // The keys deleted after `since`, ascending, each once; needs since >= known_since().
+  // The keys deleted after `since`, ascending, each once. Requires since >= known_since().
   std::vector<uint64_t> Since(Tick since) const;
   size_t size() const { return size_; }
 
@@ -47,7 +48,7 @@ class DeletionLog {
 
   void Append(Tick tick, uint64_t key);
 
-  std::mutex mutex_;  // of Add
+  std::mutex mutex_;  // for Add
   Tick known_since_ = 0;
   size_t size_ = 0;
   std::deque<Chunk> chunks_;

@@ -1,4 +1,4 @@
-// EvictedRows: copies of the rows that a batch evicts, as they were.
+// EvictedRows: copies of the keys and vectors of the rows that a batch evicts.
 #ifndef DYNEMB_TABLE_EVICTED_ROWS_H_
 #define DYNEMB_TABLE_EVICTED_ROWS_H_
 
@@ -18,14 +18,14 @@ class EvictedRows {
  public:
   explicit EvictedRows(const RowLayout& layout) : layout_(layout) {}
 
-  // Room for n more rows, for which Add does not throw.
+  // Makes room for n more rows, so that adding them does not throw.
   void Reserve(size_t n) {
     keys_.reserve(keys_.size() + n);
     vectors_.reserve(vectors_.size() + n * layout_.vector_bytes());
   }
 
-  // Copies the key (as its bit pattern) and the vector of a row. From any thread. Without room it
-  // throws std::bad_alloc, and has added nothing.
+  // Adds a copy of the key (its bit pattern) and the vector of a row. Thread-safe. If memory runs
+  // out, it throws std::bad_alloc and adds nothing.
   void Add(uint64_t key, const char* row) {
     const char* vector = layout_.vector(row);
     std::lock_guard<std::mutex> lock(mutex_);
@@ -39,8 +39,8 @@ class EvictedRows {
   }
 
   size_t size() const { return keys_.size(); }
-  // keys[size()] of type K and vectors, by increasing bit pattern of the key: the same order for
-  // any number of threads.
+  // Copies the keys (of type K) and the vectors to arrays of size() rows, in ascending order of the
+  // keys' bit patterns. The order is therefore the same for any number of threads.
   template <class K>
   void Copy(K* keys, char* vectors) const {
     std::vector<size_t> order(size());

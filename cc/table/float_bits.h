@@ -1,4 +1,4 @@
-// The bit pattern of a float32, and a choice between two patterns that stays free of branches.
+// The bit pattern of a float32, and a branch-free choice between two patterns.
 #ifndef DYNEMB_TABLE_FLOAT_BITS_H_
 #define DYNEMB_TABLE_FLOAT_BITS_H_
 
@@ -12,8 +12,8 @@ namespace dynemb {
 DYNEMB_HD DYNEMB_INLINE uint32_t FloatBits(float f) { return LoadUnaligned<uint32_t>(&f); }
 DYNEMB_HD DYNEMB_INLINE float BitsToFloat(uint32_t u) { return LoadUnaligned<float>(&u); }
 
-// c ? a : b. A plain ?: of computed values gcc 12 turns into a branch, and then the loop is not
-// SIMD.
+// c ? a : b. gcc 12 compiles a plain ?: of computed values to a branch, and then does not vectorize
+// the loop.
 DYNEMB_HD DYNEMB_INLINE uint32_t Select(bool c, uint32_t a, uint32_t b) {
   const uint32_t mask = 0u - static_cast<uint32_t>(c);
   return (a & mask) | (b & ~mask);
