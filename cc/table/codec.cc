@@ -34,7 +34,7 @@ DYNEMB_CLONES void StoreStochastic(const float* vector, const uint32_t* bits, in
 }
 
 #if DYNEMB_HAS_CLONES
-// One instruction per eight elements instead of some twenty; every lookup in float16 rows pays it.
+// One instruction per eight elements instead of about twenty, in every lookup of float16 rows.
 __attribute__((target("avx,f16c"))) void LoadF16c(const void* row, int64_t dim, float* vector) {
   const auto* from = static_cast<const unsigned char*>(row);
   int64_t c = 0;
@@ -94,7 +94,7 @@ void StoreHalf(DType type, const float* vector, int64_t dim, void* row) {
 
 void StoreHalfStochastic(DType type, const float* vector, int64_t dim, void* row, uint64_t seed,
                          uint64_t key, uint64_t step) {
-  // Philox's counter holds the key and the column; the step goes into Philox's key. Both mixes are
+  // The key and the column are in Philox's counter, and the step is in Philox's key. Both mixes are
   // bijections, so for one seed no two steps share bits.
   const PhiloxSchedule schedule(MixKey(MixKey(seed) + step));
   constexpr int64_t kChunk = 64;

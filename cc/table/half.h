@@ -1,14 +1,18 @@
-// float16 (IEEE binary16) and bfloat16 to and from float32, on bit patterns.
+// Conversion of float16 (IEEE binary16) and bfloat16 to and from float32, on bit patterns.
 //
-// Contract. To float32 is exact. ToNearest rounds to the nearest, ties to even, and overflows to
-// infinity as IEEE does. Stochastic(value, bits) rounds up in magnitude with the probability of the
-// fraction cut off, so over uniform `bits` the expectation is the value itself: exactly so (within
-// 2^-24 of a unit in the last place for float16 below 2^-25), up to the largest finite number;
-// between it and the point where nearest rounding overflows the result is the largest finite
-// number. NaN stays NaN with its sign, and infinity stays infinity, in both; to 16 bits, the
-// leading bits of the payload are kept and the quiet bit is set.
+// Contract:
 //
-// All of it is branch-free, for SIMD, and does not depend on the denormal modes that TensorFlow
+// - ToFloat is exact.
+// - ToNearest rounds to nearest, ties to even, and overflows to infinity as IEEE requires.
+// - Stochastic(value, bits) rounds up in magnitude with a probability equal to the fraction that is
+//   cut off. Over uniform `bits`, the expectation is therefore the value itself, up to the largest
+//   finite number. This is exact (for float16 below 2^-25: within 2^-24 of a unit in the last
+//   place). Between the largest finite number and the point where rounding to nearest overflows,
+//   the result is the largest finite number.
+// - In both directions, NaN stays NaN with its sign, and infinity stays infinity. In conversions to
+//   16 bits, a NaN keeps the leading bits of its payload, and its quiet bit is set.
+//
+// All functions are branch-free, for SIMD. They do not depend on the denormal modes that TensorFlow
 // sets in its threads: no float operation has a denormal operand or result that matters.
 #ifndef DYNEMB_TABLE_HALF_H_
 #define DYNEMB_TABLE_HALF_H_
@@ -24,17 +28,17 @@ namespace dynemb {
 
 namespace internal_half {
 constexpr uint32_t kInfinity = 0x7F800000u;       // of float32
-constexpr uint32_t kQuiet = 0x00400000u;          // the bit that tells a quiet NaN, in float32
-constexpr uint32_t kSmallestNormal = 113u << 23;  // 2^-14, float16's, as float32
+constexpr uint32_t kQuiet = 0x00400000u;          // the bit of a quiet NaN, in float32
+constexpr uint32_t kSmallestNormal = 113u << 23;  // float16's smallest normal, 2^-14, as float32
 }  // namespace internal_half
 
-// How a 16-bit format is converted; HalfFormat<DType> has four static functions.
+// The conversions of a 16-bit format: ToFloat, ToNearest and Stochastic.
 template <DType kType>
 struct HalfFormat;
 
 template <>
 struct HalfFormat<DType::kBfloat16> {
-  static constexpr uint32_t kOverflow = 0x7F7F8000u;  // nearest rounding gives infinity from here
+  static constexpr uint32_t kOverflow = 0x7F7F8000u;  // from here on, ToNearest gives infinity
   static constexpr uint32_t kLargest = 0x7F7Fu;
 
   DYNEMB_HD static DYNEMB_INLINE float ToFloat(uint16_t h) {
@@ -49,8 +53,9 @@ struct HalfFormat<DType::kBfloat16> {
         Select((u & 0x7FFFFFFFu) > internal_half::kInfinity, nan, rounded));
   }
 
-  // The bits between two neighbours are equidistant in every binade, denormals included: adding 16
-  // random bits and truncating rounds up with exactly the wanted probability.
+  // The float32 patterns between two neighboring results are equidistant in every binade, also in
+  // that of denormals. Adding 16 random bits and truncating therefore rounds up with exactly the
+  // right probability.
   DYNEMB_HD static DYNEMB_INLINE uint16_t Stochastic(float f, uint32_t bits) {
     const uint32_t u = FloatBits(f);
     const uint32_t magnitude = u & 0x7FFFFFFFu;
@@ -83,8 +88,8 @@ struct HalfFormat<DType::kFloat16> {
     const uint32_t magnitude = u & 0x7FFFFFFFu;
     const bool tiny = magnitude < internal_half::kSmallestNormal;
     const uint32_t normal = (magnitude - (112u << 23) + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
-    // Adding 0.5 moves a multiple of 2^-24 to the last bit; the addition itself rounds to nearest
-    // even.
+    // Adding 0.5 moves 2^-24 to the last bit of the significand; the addition itself rounds to
+    // nearest even.
     const float small = BitsToFloat(Select(tiny, magnitude, 0u));
     const uint32_t subnormal = FloatBits(small + 0.5f) - FloatBits(0.5f);
     const uint32_t nan = 0x7E00u | ((u >> 13) & 0x3FFu);
@@ -99,8 +104,8 @@ struct HalfFormat<DType::kFloat16> {
     const uint32_t magnitude = u & 0x7FFFFFFFu;
     const bool tiny = magnitude < internal_half::kSmallestNormal;
     const uint32_t normal = (magnitude - (112u << 23) + (bits >> 19)) >> 13;
-    // A subnormal is a multiple of 2^-24, whatever the exponent of f: 13 bits added to the pattern
-    // would not do.
+    // A subnormal is a multiple of 2^-24, whatever the exponent of f, so adding 13 bits to the
+    // pattern would be wrong.
     const float small = BitsToFloat(Select(tiny, magnitude, 0u));
     const float scaled = small * 0x1p24f;
     const int32_t whole = static_cast<int32_t>(scaled);
@@ -114,7 +119,8 @@ struct HalfFormat<DType::kFloat16> {
   }
 };
 
-// Spans. The 16-bit side may have any alignment; `from` and `to` do not overlap.
+// Conversions of n elements. The 16-bit array may have any alignment. `from` and `to` do not
+// overlap.
 template <DType kType>
 DYNEMB_INLINE void HalfToFloat(const void* DYNEMB_RESTRICT from, int64_t n,
                                float* DYNEMB_RESTRICT to) {

@@ -15,7 +15,7 @@ DYNEMB_NO_CONTRACTION
 namespace dynemb {
 namespace {
 
-// Words drawn at a time, on the stack.
+// The number of words that are drawn at a time, on the stack.
 constexpr int64_t kChunk = 64;
 
 DYNEMB_CLONES void Uniform(const InitRun& run, const uint32_t* words, int64_t n,
@@ -89,7 +89,7 @@ Status Initializer::Create(std::vector<ColumnInit> columns, int64_t dim, uint64_
     InitRun run{init.kind, begin, begin + 1, init.a, init.b, init.a, init.a};
     if (init.kind == InitKind::kUniform) {
       run.scale = init.b - init.a;
-      // low + scale * u may round to high, which does not belong to the interval.
+      // a + scale * x may round to b, which is not in the interval.
       run.high = init.b > init.a ? std::nextafter(init.b, init.a) : init.a;
     } else if (init.kind == InitKind::kTruncatedNormal) {
       run.low = init.a - 2.0f * init.b;

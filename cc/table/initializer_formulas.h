@@ -1,8 +1,8 @@
-// The initial value of one column; for host and device code.
+// The initial value of one column, for host and device code.
 //
-// Contract. A function of the column's run and of its Philox word, the same to the bit wherever it
-// is computed without contraction. Uniform, Normal and TruncatedNormal are for runs of that kind;
-// InitialValue is for any.
+// Contract. The value is a function of the column's run and its Philox word. It has the same bits
+// wherever it is computed without contraction. Uniform, Normal and TruncatedNormal are for runs of
+// that kind; InitialValue is for all kinds.
 #ifndef DYNEMB_TABLE_INITIALIZER_FORMULAS_H_
 #define DYNEMB_TABLE_INITIALIZER_FORMULAS_H_
 
@@ -15,9 +15,9 @@
 
 namespace dynemb::formulas {
 
-// Natural logarithm for x in (0, 1], to about 1e-7 of max(1, |log x|): the polynomial of Cephes'
-// logf (S. L. Moshier). Not libm's: that differs between machines in the last bit, and does not
-// vectorize.
+// The natural logarithm of x in (0, 1], with an error of about 1e-7 of max(1, |log x|): the
+// polynomial of Cephes' logf (S. L. Moshier). libm's logf differs between machines in the last bit,
+// and is not vectorized.
 DYNEMB_HD DYNEMB_INLINE float Log(float x) {
   constexpr uint32_t kSqrtHalf = 0x3F3504F3u;
   const uint32_t u = FloatBits(x) - kSqrtHalf;
@@ -37,8 +37,8 @@ DYNEMB_HD DYNEMB_INLINE float Log(float x) {
 }
 
 // sqrt(2) erfinv(x), the inverse of P(|Z| < x) with the sign of x: M. Giles, "Approximating the
-// erfinv function", GPU Computing Gems (2010), single precision. `kTail` false leaves out |x| >
-// 0.9966, which a truncated normal never draws.
+// erfinv function", GPU Computing Gems (2010), single precision. With kTail = false, |x| must be at
+// most 0.9966; a truncated normal never draws more.
 template <bool kTail>
 DYNEMB_HD DYNEMB_INLINE float NormalQuantile(float x) {
   const float w = -Log((1.0f - x) * (1.0f + x));
@@ -68,8 +68,8 @@ DYNEMB_HD DYNEMB_INLINE float NormalQuantile(float x) {
   return 1.41421356f * (p * x);
 }
 
-// P(|Z| < 2): scales a uniform in (-1, 1) to the part of it that a normal cut at 2 standard
-// deviations keeps.
+// P(|Z| < 2). A uniform number in (-1, 1), multiplied by it, has the quantiles of a normal
+// distribution that is truncated at 2 standard deviations.
 inline constexpr float kWithinTwo = 0.954499736f;
 
 DYNEMB_HD DYNEMB_INLINE float Between(const InitRun& run, float value) {

@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kUnlimited = SIZE_MAX;
 
 std::atomic<size_t> charged{0};
-// A charge up to this one is granted without looking at the system.
+// Charges up to this total are granted without reading the system's limits.
 std::atomic<size_t> last_limit{0};
 std::atomic<bool (*)(size_t)> fault{nullptr};
 
@@ -38,8 +38,8 @@ size_t NumberIn(const std::string& path) {
   return file >> number ? number : kUnlimited;
 }
 
-// The least of the numbers in `file` of the group and of all groups around it. A group that is not
-// below `mount` is another namespace's; then what is mounted is the container's own.
+// The least of the numbers in `file` of the group and all its ancestors. A group that is not below
+// `mount` belongs to another namespace; `mount` itself is then the container's own group.
 size_t LeastAbove(const std::string& mount, std::string group, const std::string& file) {
   size_t least = NumberIn(mount + "/" + file);
   while (group.size() > 1) {
@@ -78,12 +78,12 @@ bool ChargeMemory(size_t bytes) {
   if (auto* may_charge = fault.load(std::memory_order_acquire)) {
     if (!may_charge(bytes)) return false;
   }
-  // Relaxed: the account only counts; memory itself is published otherwise.
+  // Relaxed: the account is only a count; it does not publish memory.
   size_t had = charged.load(std::memory_order_relaxed);
   do {
     if (bytes > kUnlimited - had) return false;
     if (had + bytes > last_limit.load(std::memory_order_relaxed)) {
-      // Limits change while a container runs.
+      // The limits of a container may change while it runs.
       last_limit.store(PhysicalMemory() + Swap(), std::memory_order_relaxed);
       if (had + bytes > last_limit.load(std::memory_order_relaxed)) return false;
     }

@@ -1,8 +1,9 @@
-// How much memory this process may use, and how much of it the tables have taken.
+// The memory that this process may use, and the account of the memory that its tables have
+// committed.
 //
-// A container's limit counts as the machine's memory: a process that goes beyond it is killed,
-// where an error would have left the tables as they were. So arenas charge what they commit to one
-// account of the process, and a charge that cannot fit into memory and swap is refused.
+// Arenas charge the memory that they commit to one account per process. A charge that exceeds
+// memory and swap together is refused; the tables are then unchanged, whereas the system would kill
+// a process that exceeds its limit. The limit of a container counts as the machine's memory.
 #ifndef DYNEMB_TABLE_MEMORY_LIMIT_H_
 #define DYNEMB_TABLE_MEMORY_LIMIT_H_
 
@@ -11,22 +12,23 @@
 
 namespace dynemb {
 
-// Bytes of memory that this process may use: those of the machine, or fewer where a control group
-// (version 1 or 2) that it is in says so.
+// The bytes of memory that this process may use: the machine's memory, or the limit of its control
+// group (version 1 or 2) if that is less.
 size_t PhysicalMemory();
 
-// The least of the limits of the control groups of this process and of those around them; SIZE_MAX
-// if there is none. `root` stands before /proc and /sys, for tests.
+// The least limit of the control groups of this process and their ancestors; SIZE_MAX if there is
+// none. `root` is a prefix of /proc and /sys, for tests.
 size_t ControlGroupLimit(const std::string& root = "");
 
-// Takes `bytes` from the account of the process; false, and nothing is taken, if they exceed
+// Charges `bytes` to the account. Returns false, and charges nothing, if the account would exceed
 // PhysicalMemory and swap together. Thread-safe.
 bool ChargeMemory(size_t bytes);
 void DischargeMemory(size_t bytes);
-// What is charged now.
+// The bytes that are charged now.
 size_t ChargedMemory();
 
-// For tests: while it is set, ChargeMemory asks `may_charge` first. Null removes it.
+// For tests: ChargeMemory calls `may_charge` first, and refuses the charge if that returns false.
+// Null removes it.
 void SetMemoryFault(bool (*may_charge)(size_t bytes));
 
 }  // namespace dynemb
