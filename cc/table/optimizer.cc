@@ -12,9 +12,10 @@ namespace {
 
 using C = OptimizerCoefficients;
 
-// One step of one row. The arrays of a row never overlap, and column i meets only column i: hence
-// ivdep, without which gcc tests every pair of arrays before the loop and gives up beyond ten. SIMD
-// needs -O3 -fno-math-errno: else sqrtf is a call for the sake of errno.
+// One step of one row. The arrays of a row never overlap, and column i depends only on column i, so
+// ivdep is correct. Without ivdep, gcc tests every pair of arrays for overlap before the loop, and
+// gives up beyond ten pairs. SIMD needs -O3 -fno-math-errno; otherwise sqrtf is a call that may set
+// errno.
 template <class Formula>
 DYNEMB_CLONES void Step(const C& c, int64_t dim, float* DYNEMB_RESTRICT vector,
                         float* DYNEMB_RESTRICT state, const float* DYNEMB_RESTRICT grad) {
@@ -38,7 +39,8 @@ DYNEMB_CLONES void RowwiseStep(const C& c, int64_t dim, float* DYNEMB_RESTRICT v
 }
 
 // The decimal number that was rounded to the float32 x. Keras computes 1 - beta in double from the
-// number the user wrote; 1 - 0.999 from float32 is off by 1.3e-5, which would show in every step.
+// number that the user wrote. Computed from float32, 1 - 0.999 would have a relative error of
+// 1.3e-5, which would be visible in every step.
 double Decimal(float x) {
   for (double scale = 1e3; scale < 1e10; scale *= 10.0) {
     const double decimal = std::round(static_cast<double>(x) * scale) / scale;
@@ -49,8 +51,8 @@ double Decimal(float x) {
 
 float OneMinus(float beta) { return static_cast<float>(1.0 - Decimal(beta)); }
 
-// 1 - beta^step, of float32 numbers and rounded where Keras rounds: there the first steps' error is
-// part of the result.
+// 1 - beta^step from float32 numbers, rounded where Keras rounds: the error of the first steps is
+// part of Keras's result.
 float BiasCorrection(float beta, float step) {
   return 1.0f - static_cast<float>(std::pow(static_cast<double>(beta), static_cast<double>(step)));
 }
@@ -63,7 +65,7 @@ C Prepare(OptimizerKind kind, const Hyper& h) {
   c.momentum = h.momentum;
   c.beta_1 = h.beta_1;
   c.beta_2 = h.beta_2;
-  // lion.py, alone, casts to float32 before it subtracts.
+  // Only lion.py casts to float32 before it subtracts.
   const bool lion = kind == OptimizerKind::kLion;
   c.one_minus_beta_1 = lion ? 1.0f - h.beta_1 : OneMinus(h.beta_1);
   c.one_minus_beta_2 = lion ? 1.0f - h.beta_2 : OneMinus(h.beta_2);
@@ -154,7 +156,7 @@ Status ParseOptimizer(const std::string& name, const std::vector<std::string>& f
 }
 
 std::vector<int64_t> StateWidths(OptimizerKind kind, OptimizerFlags flags, int64_t dim) {
-  // Any power: it does not change Ftrl's states.
+  // Any power will do: it does not change Ftrl's states.
   return WithFormula(kind, flags, /*power=*/0.5f, [dim](auto tag) -> std::vector<int64_t> {
     using Formula = typename decltype(tag)::Formula;
     if constexpr (formulas::kIsRowwise<Formula>) {

@@ -1,12 +1,16 @@
-// Optimizers that update one row in place: its vector and, behind it in the row, its state.
+// Optimizers that update one row in place: its vector, and the state that follows it.
 //
-// Contract. For a row that gets a gradient in every step, the float32 vector is what the Keras 3.15
-// optimizer of the same name makes of it (tests/cc/optimizer_test.cc compares 200 steps), weight
-// decay included; kRowwiseAdagrad is FBGEMM's. As with every sparse optimizer, a row without a
-// gradient in a step is not touched: no decay of its moments or weights. NaN and infinity in
-// gradients go through the formulas as in Keras. A 16-bit vector is loaded and stored by the caller
-// (codec.h). Built without contraction (-ffp-contract=off), the result is the same to the bit on
-// any machine, but for kFtrl with a learning_rate_power other than -0.5, which calls powf.
+// Contract:
+//
+// - The float32 vector of a row that gets a gradient in every step is the one that the Keras 3.15
+//   optimizer of the same name computes, including weight decay (tests/cc/optimizer_test.cc
+//   compares 200 steps). kRowwiseAdagrad is FBGEMM's.
+// - As in every sparse optimizer, a row without a gradient in a step is not changed: neither its
+//   moments nor its weights decay.
+// - NaN and infinity in gradients go through the formulas as in Keras.
+// - The caller loads and stores 16-bit vectors (codec.h).
+// - If it is built without contraction (-ffp-contract=off), the result has the same bits on any
+//   machine, except for kFtrl with a learning_rate_power other than -0.5, which calls powf.
 #ifndef DYNEMB_TABLE_OPTIMIZER_H_
 #define DYNEMB_TABLE_OPTIMIZER_H_
 
@@ -18,7 +22,7 @@
 
 namespace dynemb {
 
-// AdamW is kAdam: with the same hyper, Keras's two classes do the same.
+// AdamW is kAdam: with the same hyperparameters, Keras's two classes compute the same.
 enum class OptimizerKind : uint8_t {
   kSgd,
   kAdagrad,
@@ -45,12 +49,12 @@ struct Hyper {
   float ftrl_beta = 0.0f;
   float learning_rate_power = -0.5f;
   float weight_decay = 0.0f;
-  float iteration = 1.0f;  // the step that is applied, from 1
+  float iteration = 1.0f;  // the number of the step that is applied, from 1
 };
 constexpr int kHyperSize = 12;
 static_assert(sizeof(Hyper) == kHyperSize * sizeof(float), "Hyper is the operator's float[12]");
 
-// What changes the formula or the state, and so cannot change between steps.
+// Options that select the formula and the state. They cannot change between steps.
 struct OptimizerFlags {
   bool nesterov = false;  // kSgd; without `momentum` it has no effect, as in Keras
   bool amsgrad = false;   // kAdam
@@ -58,13 +62,13 @@ struct OptimizerFlags {
   bool momentum = false;  // kSgd, kRmsprop: keep a momentum per element
 };
 
-// Names are sgd, adagrad, adam, adamw, adamax, rmsprop, adadelta, ftrl, lion, rowwise_adagrad;
-// flags are the fields of OptimizerFlags. InvalidArgument, naming it, for an unknown name or flag
-// and for a flag that the optimizer does not have.
+// Names are sgd, adagrad, adam, adamw, adamax, rmsprop, adadelta, ftrl, lion, rowwise_adagrad.
+// Flags are the fields of OptimizerFlags. An unknown name or flag, or a flag that the optimizer
+// does not have, is an InvalidArgument that names it.
 Status ParseOptimizer(const std::string& name, const std::vector<std::string>& flags,
                       OptimizerKind* kind, OptimizerFlags* parsed);
 
-// Floats per row of each state, in the order in which they stand in the row (names are Keras's):
+// The number of floats per row of each state, in their order in the row (names are Keras's):
 //
 // - kSgd: momentum, only with flag momentum
 // - kAdagrad: accumulator
@@ -82,20 +86,20 @@ std::vector<int64_t> StateWidths(OptimizerKind kind, OptimizerFlags flags, int64
 // Whether none of g[0..dim) is NaN or infinite.
 bool AllFinite(const float* g, int64_t dim);
 
-// What a step's formula needs beside the row, computed once per step from Hyper.
+// The numbers that a step's formula needs besides the row, computed once per step from Hyper.
 struct OptimizerCoefficients {
   float learning_rate, decay, epsilon, momentum;
   float beta_1, one_minus_beta_1, beta_2, one_minus_beta_2;
   float alpha;      // kAdam: the bias-corrected learning rate; kAdamax: 1 - beta_1^iteration
-  float l1;         // kFtrl, as the next three
+  float l1;         // for kFtrl, like the next three
   float shrinkage;  // 2 l2_shrinkage
   float quadratic;  // 2 (l2 + ftrl_beta / (2 learning_rate))
   float power;      // -learning_rate_power
 };
 
-// One step of one optimizer, prepared: what is the same for all rows (bias corrections and so on)
-// is computed once, here. Immutable, cheap to copy; any number of threads may call Apply on
-// different rows.
+// One step of one optimizer. The constructor computes everything that is the same for all rows
+// (bias corrections and so on). Immutable and cheap to copy; any number of threads may call Apply
+// on different rows.
 class RowOptimizer {
  public:
   RowOptimizer(OptimizerKind kind, OptimizerFlags flags, const Hyper& hyper, int64_t dim);
@@ -106,7 +110,8 @@ class RowOptimizer {
     step_(coefficients_, dim_, vector, state, grad);
   }
 
-  // What the formula of one element needs (optimizer_formulas.h): for code that applies it itself.
+  // The inputs of the formula of one element (optimizer_formulas.h), for code that applies it
+  // itself.
   OptimizerKind kind() const { return kind_; }
   OptimizerFlags flags() const { return flags_; }
   const OptimizerCoefficients& coefficients() const { return coefficients_; }

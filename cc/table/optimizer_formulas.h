@@ -1,12 +1,13 @@
-// The optimizers' formulas, for one element of a row, and the choice among them; for host and
-// device code.
+// The formulas of the optimizers, for one element of a row, and the selection of a formula; for
+// host and device code.
 //
 // <Optimizer>::Update(c, v, g, s, stride) takes the weight v (after weight decay), its gradient g
-// and its state, whose k-th of kStates numbers is s[k * stride], in the order of StateWidths
-// (optimizer.h). It updates the state and returns the new weight. RowwiseAdagrad is apart.
+// and its state. The state has kStates numbers, in the order of StateWidths (optimizer.h); the k-th
+// is s[k * stride]. Update changes the state and returns the new weight. RowwiseAdagrad has other
+// functions.
 //
-// Each is transcribed from update_step of keras/src/optimizers/<name>.py, Keras 3.15, in its order
-// of float32 operations.
+// Each formula is transcribed from update_step in keras/src/optimizers/<name>.py of Keras 3.15,
+// with the same order of float32 operations.
 #ifndef DYNEMB_TABLE_OPTIMIZER_FORMULAS_H_
 #define DYNEMB_TABLE_OPTIMIZER_FORMULAS_H_
 
@@ -25,21 +26,22 @@ DYNEMB_HD DYNEMB_INLINE float Square(float x) { return x * x; }
 DYNEMB_HD DYNEMB_INLINE bool IsFinite(float x) {
   return (FloatBits(x) & 0x7F800000u) != 0x7F800000u;
 }
-// tf.maximum: NaN if either is.
+// tf.maximum: NaN if x or y is.
 DYNEMB_HD DYNEMB_INLINE float Max(float x, float y) { return x > y || x != x ? x : y; }
-// tf.sign: NaN stays NaN and zero zero.
+// tf.sign: NaN stays NaN, and zero stays zero.
 DYNEMB_HD DYNEMB_INLINE float Sign(float x) {
   const uint32_t one = FloatBits(1.0f) | (FloatBits(x) & 0x80000000u);
   return BitsToFloat(Select(__builtin_fabsf(x) > 0.0f, one, FloatBits(x)));
 }
-// tf.clip_by_value(x, -bound, bound): NaN stays.
+// tf.clip_by_value(x, -bound, bound): NaN stays NaN.
 DYNEMB_HD DYNEMB_INLINE float Clip(float x, float bound) {
   const float below = x > bound ? bound : x;
   return below < -bound ? -bound : below;
 }
 
-// BaseOptimizer._apply_weight_decay: before the update, for every optimizer, at the full learning
-// rate. Not for a decay of zero, which is none (Keras would turn an infinite weight into NaN).
+// BaseOptimizer._apply_weight_decay: applied before the update, in every optimizer, at the full
+// learning rate. Must not be called if the decay is zero, which means no decay; an infinite weight
+// would become NaN, as in Keras.
 DYNEMB_HD DYNEMB_INLINE float DecayedWeight(const OptimizerCoefficients& c, float v) {
   return v - v * c.decay * c.learning_rate;
 }
@@ -145,8 +147,8 @@ struct Adadelta {
   }
 };
 
-// ftrl.py. kSqrt is for learning_rate_power == -0.5, the usual: powf is many times slower and no
-// SIMD instruction.
+// ftrl.py. kSqrt is for learning_rate_power == -0.5, the usual value: powf is many times slower,
+// and is not a SIMD instruction.
 template <bool kSqrt>
 struct Ftrl {
   static constexpr int kStates = 2;
@@ -176,8 +178,8 @@ struct Lion {
   }
 };
 
-// The mean of the squares in partial sums whose order depends on dim alone: SIMD, and the same bits
-// with any vector length.
+// The mean of the squares. Partial sums are added in an order that depends on dim only, so the bits
+// are the same for any SIMD width.
 DYNEMB_HD DYNEMB_INLINE float MeanSquare(const float* g, int64_t dim) {
   constexpr int64_t kLanes = 16;
   float sum = 0.0f;
@@ -197,9 +199,9 @@ DYNEMB_HD DYNEMB_INLINE float MeanSquare(const float* g, int64_t dim) {
 }
 
 // EXACT_ROWWISE_ADAGRAD of FBGEMM (fbgemm_gpu, rowwise_adagrad in codegen/genscript/optimizers.py):
-// the row's one accumulator adds the mean of the squared gradients, and epsilon stands outside the
-// square root. Weight decay is Keras's instead. The one formula whose columns meet: in Multiplier,
-// which is for the whole row and updates its accumulator.
+// the mean of the squared gradients is added to the row's one accumulator, and epsilon is added
+// outside the square root. Weight decay is Keras's. It is the only formula that combines columns:
+// Multiplier is called once per row, and updates the accumulator.
 struct RowwiseAdagrad {
   DYNEMB_HD static DYNEMB_INLINE float Multiplier(const OptimizerCoefficients& c, const float* g,
                                                   int64_t dim, float* accumulator) {
@@ -224,8 +226,8 @@ struct FormulaTag {
   using Formula = T;
 };
 
-// fn(FormulaTag<Formula>{}) with the formula of an optimizer, so that code is compiled for each and
-// chosen when a step begins. `power` is that of OptimizerCoefficients.
+// Calls fn(FormulaTag<Formula>{}) with the formula of an optimizer, so that code is compiled for
+// each formula, and selected when a step begins. `power` is OptimizerCoefficients::power.
 template <class Fn>
 auto WithFormula(OptimizerKind kind, OptimizerFlags flags, float power, const Fn& fn) {
   switch (kind) {

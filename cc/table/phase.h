@@ -1,12 +1,12 @@
-// Phase: a named part of what a batch does, for profilers.
+// Phase: a named part of a call's work, for profilers.
 //
 //   Phase phase("sum gradients");     // until the end of the scope
 //
-// Phases are opened by the thread that runs the batch, one after the other or inside each other,
-// never by its helpers; so their times add up to the time of the call. Nobody listens by default,
-// and a phase then costs the load of a pointer; with the operators loaded, two virtual calls more.
-// The operators' phases appear in TensorFlow's
-// profiler (cc/tf/trace.cc); `python -m benchmarks.phases` adds them up for a training step.
+// Only the thread that runs the call opens phases, one after another or nested; its helpers do not.
+// Their times therefore add up to the time of the call. By default there is no listener, and a
+// phase costs the load of a pointer. When the operators are loaded, it costs two virtual calls
+// more. The operators' phases appear in TensorFlow's profiler (cc/tf/trace.cc); `python -m
+// benchmarks.phases` adds them up for a training step.
 #ifndef DYNEMB_TABLE_PHASE_H_
 #define DYNEMB_TABLE_PHASE_H_
 
@@ -15,12 +15,12 @@
 
 namespace dynemb {
 
-// Is told of every phase. May be called by several threads at once.
+// Is notified of every phase. Several threads may call it concurrently.
 class PhaseListener {
  public:
   virtual ~PhaseListener() = default;
-  // `name` is a literal. What it returns comes back with End, on the same thread. A phase that it
-  // throws for is not told of.
+  // `name` is a literal. The result is passed to End, on the same thread. If Begin throws, End is
+  // not called for the phase.
   virtual int64_t Begin(const char* name) = 0;
   virtual void End(int64_t id) = 0;
 };
@@ -31,7 +31,7 @@ class Phase {
     if (listener_ == nullptr) return;
     try {
       id_ = listener_->Begin(name);
-    } catch (...) {  // a batch does not fail because a profiler has no memory
+    } catch (...) {  // a batch must not fail because a profiler runs out of memory
       listener_ = nullptr;
     }
   }
@@ -41,8 +41,8 @@ class Phase {
   Phase(const Phase&) = delete;
   Phase& operator=(const Phase&) = delete;
 
-  // Replaces the listener of the process; null for none. It must outlive every phase that began
-  // under it.
+  // Replaces the listener of the process; null: none. A listener must outlive every phase that
+  // began while it was set.
   static void Listen(PhaseListener* listener) {
     Listener().store(listener, std::memory_order_release);
   }

@@ -7,14 +7,15 @@
 namespace dynemb {
 namespace {
 
-constexpr int64_t kGroup = 16;  // words made at once: four blocks
+constexpr int64_t kGroup = 16;  // words computed at once: four blocks
 
-// SIMD by hand, because gcc 12 makes of the portable loop code that is slower than no SIMD at all.
+// Written with intrinsics, because gcc 12 vectorizes the portable loop to code that is slower than
+// no SIMD.
 #if DYNEMB_HAS_CLONES
 #define DYNEMB_TARGET(name) __attribute__((target(name)))
 
 // Each 64-bit lane holds one word of one block in its low half. vpmuludq reads only low halves, so
-// the high halves may hold anything and the product is the next round's word without a shuffle.
+// the high halves may have any value, and the product is the next round's word without a shuffle.
 DYNEMB_TARGET("avx2")
 DYNEMB_INLINE void SimdGroups(const PhiloxSchedule& schedule, uint64_t id, uint32_t stream,
                               uint32_t block, int64_t groups, uint32_t* out) {
@@ -35,7 +36,7 @@ DYNEMB_INLINE void SimdGroups(const PhiloxSchedule& schedule, uint64_t id, uint3
       c1 = p1;
       c3 = p0;
     }
-    // From one word of four blocks per register to four words of one block.
+    // Transposes from one word of four blocks per register to four words of one block.
     const __m256i first = _mm256_blend_epi32(c0, _mm256_slli_epi64(c1, 32), 0xAA);
     const __m256i second = _mm256_blend_epi32(c2, _mm256_slli_epi64(c3, 32), 0xAA);
     const __m256i even = _mm256_unpacklo_epi64(first, second);
@@ -52,7 +53,7 @@ void Avx2Groups(const PhiloxSchedule& schedule, uint64_t id, uint32_t stream, ui
   SimdGroups(schedule, id, stream, block, groups, out);
 }
 
-// The same source: AVX-512 has the exclusive or of three, and gcc knows.
+// The same source: AVX-512 has a three-operand exclusive or, which gcc uses.
 DYNEMB_TARGET("avx512vl")
 void Avx512Groups(const PhiloxSchedule& schedule, uint64_t id, uint32_t stream, uint32_t block,
                   int64_t groups, uint32_t* out) {

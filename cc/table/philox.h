@@ -1,10 +1,10 @@
 // Philox 4x32-10: random bits as a function of a counter (Salmon, Moraes, Dror, Shaw: "Parallel
-// Random Numbers: As Easy as 1, 2, 3", SC 2011). No state, so any column of any row can be drawn by
-// any thread, rank or device, in any order.
+// Random Numbers: As Easy as 1, 2, 3", SC 2011). It has no state, so any thread, rank or device can
+// draw any column of any row, in any order.
 //
-// Contract. Word c of the sequence named by (seed, id, stream) is word c % 4 of the block with key
-// = seed and counter = (id, c / 4, stream), low halves first. PhiloxWords computes many at once and
-// returns exactly these words.
+// Contract. A sequence is identified by (seed, id, stream). Its word c is word c % 4 of the block
+// with key = seed and counter = (id, c / 4, stream), low halves first. PhiloxWords computes many
+// words at once, and returns exactly these.
 #ifndef DYNEMB_TABLE_PHILOX_H_
 #define DYNEMB_TABLE_PHILOX_H_
 
@@ -18,7 +18,7 @@ struct Philox4 {
   uint32_t word[4];
 };
 
-// Names what the bits are for, so that two uses never share bits by accident.
+// The purpose of the bits, so that two uses never share bits by accident.
 enum class PhiloxStream : uint32_t { kInitialVector = 0, kRounding = 1 };
 
 // The constants of the paper: multipliers and the Weyl increments of the key.
@@ -46,8 +46,8 @@ DYNEMB_HD DYNEMB_INLINE Philox4 PhiloxBlock(uint64_t seed, uint64_t id, PhiloxSt
                 static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
 }
 
-// The keys of the ten rounds of one seed, in the form that PhiloxWords reads them: worth keeping
-// for many calls.
+// The keys of the ten rounds for one seed, in the form that PhiloxWords reads. Keep it for many
+// calls.
 struct PhiloxSchedule {
   explicit PhiloxSchedule(uint64_t seed = 0) : seed(seed) {
     auto k0 = static_cast<uint32_t>(seed);
@@ -61,22 +61,22 @@ struct PhiloxSchedule {
   uint64_t key[2 * kPhiloxRounds];
 };
 
-// How many words a buffer for `columns` words must have: PhiloxWords writes whole groups of 16.
+// The number of words in a buffer for `columns` words: PhiloxWords writes whole groups of 16.
 constexpr int64_t PhiloxPadded(int64_t columns) { return (columns + 15) / 16 * 16; }
 
-// Writes the words [first, first + PhiloxPadded(columns)) of a sequence. `first` is a multiple
-// of 4. Host only; uses AVX2 or AVX-512 where there is.
+// Writes the words [first, first + PhiloxPadded(columns)) of a sequence. `first` is a multiple of
+// 4. Host only; uses AVX2 or AVX-512 if the CPU has it.
 void PhiloxWords(const PhiloxSchedule& schedule, uint64_t id, PhiloxStream stream, int64_t first,
                  int64_t columns, uint32_t* words);
 
-// 24 bits as a float32 in [0, 1), every multiple of 2^-24 alike. (The cast through int32_t is one
-// SIMD instruction.)
+// 24 bits as a float32 in [0, 1): all multiples of 2^-24 are equally likely. (The cast through
+// int32_t is one SIMD instruction.)
 DYNEMB_HD DYNEMB_INLINE float UnitClosedOpen(uint32_t bits) {
   return static_cast<float>(static_cast<int32_t>(bits >> 8)) * 0x1p-24f;
 }
 
-// 23 bits as a float32 in (0, 1): the odd multiples of 2^-24, so symmetric about 1/2 and never
-// rounded to an end.
+// 23 bits as a float32 in (0, 1): the odd multiples of 2^-24. They are symmetric about 1/2, and
+// never rounded to 0 or 1.
 DYNEMB_HD DYNEMB_INLINE float UnitOpen(uint32_t bits) {
   return static_cast<float>(static_cast<int32_t>((bits >> 8) | 1u)) * 0x1p-24f;
 }

@@ -1,5 +1,5 @@
-// What lets one source compile for the host and, under nvcc, for the device; and for any x86-64
-// from one wheel.
+// Macros with which one source compiles for the host and, under nvcc, for the device; and one wheel
+// serves all x86-64 CPUs.
 #ifndef DYNEMB_TABLE_PORTABILITY_H_
 #define DYNEMB_TABLE_PORTABILITY_H_
 
@@ -11,7 +11,8 @@
 #define DYNEMB_HD
 #endif
 
-// Inlined always: a loop over it must become one SIMD loop, in each clone of its caller.
+// Always inlined: a loop over such a function must become one SIMD loop, in each clone of its
+// caller.
 #if defined(__GNUC__)
 #define DYNEMB_INLINE inline __attribute__((always_inline))
 #define DYNEMB_RESTRICT __restrict__
@@ -20,7 +21,7 @@
 #define DYNEMB_RESTRICT
 #endif
 
-// Before a loop: its iterations do not depend on each other, whatever the pointers look like.
+// Before a loop: asserts that its iterations are independent, even if pointers might alias.
 #if defined(__clang__)
 #define DYNEMB_IVDEP _Pragma("clang loop vectorize(assume_safety)")
 #elif defined(__GNUC__) && !defined(__CUDACC__)
@@ -29,9 +30,9 @@
 #define DYNEMB_IVDEP
 #endif
 
-// After a file's includes: no fused multiply-add in what follows, whatever flags the file is built
-// with. Else the clones below would give different bits on different machines. nvcc knows no such
-// pragma: it needs --fmad=false.
+// After a file's includes: disables fused multiply-add in the rest of the file, whatever flags it
+// is built with. Otherwise the clones below would give different bits on different machines. nvcc
+// has no such pragma; it needs --fmad=false.
 #if defined(__clang__)
 #define DYNEMB_NO_CONTRACTION _Pragma("clang fp contract(off)")
 #elif defined(__GNUC__) && !defined(__CUDACC__)
@@ -40,10 +41,10 @@
 #define DYNEMB_NO_CONTRACTION
 #endif
 
-// Compiles a function once per instruction set and picks when the library is loaded. Not for
-// AVX-512: dim 4 took up to three times longer, and from dim 16 on a third less time was the best
-// case. Needs ifunc (glibc); the sanitizers' runtimes are not up yet when ifunc resolvers run, so
-// their builds use the portable code only.
+// Compiles a function once per instruction set; one of the clones is selected when the library is
+// loaded. There is no clone for AVX-512: dim 4 took up to three times longer, and from dim 16 on,
+// the best case took a third less time. Clones need ifunc (glibc). Sanitizer runtimes are not
+// initialized when ifunc resolvers run, so sanitizer builds use the portable code only.
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && defined(__x86_64__) && \
     defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define DYNEMB_HAS_CLONES 1

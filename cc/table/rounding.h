@@ -1,8 +1,8 @@
-// Which random bits an update of 16-bit vectors is rounded by (codec.h).
+// The number that selects the random bits for rounding an update of 16-bit vectors (codec.h).
 //
-// They go by what the update is: an optimizer's step, or how many additions the table has had. They
-// do not go by time, nor by the number of batches that the process has had, so that reads between
-// two updates change no bit of what is trained.
+// It depends on the update: on the step of an optimizer, or on the number of additions that the
+// table has had. It does not depend on ticks, nor on the number of batches in the process, so reads
+// between two updates change no bit of what is trained.
 #ifndef DYNEMB_TABLE_ROUNDING_H_
 #define DYNEMB_TABLE_ROUNDING_H_
 
@@ -12,12 +12,13 @@
 
 namespace dynemb {
 
-// The kinds of update that count their steps apart.
+// The kinds of update, each with its own count of steps.
 enum class Update : uint8_t { kOptimizer, kConstraint, kAddition };
 
-// The `step` that StoreVectorStochastic gets. Updates of a row that must not share random bits have
-// different ones: two steps, two kinds of update in a step, and two tasks that one step has for the
-// same table. The mixes are bijections: a collision takes other steps and other kinds or tasks.
+// The `step` argument of StoreVectorStochastic. It differs between updates of a row that must not
+// share random bits: between steps, between the kinds of update in a step, and between the tasks of
+// a step for the same table. The mixes are bijections, so two updates can only collide if both
+// their steps and their kinds or tasks differ.
 inline uint64_t RoundingStep(Update update, uint64_t step, uint64_t task = 0) {
   return MixKey(MixKey(step) + 4 * task + static_cast<uint64_t>(update));
 }

@@ -1,8 +1,8 @@
-// SharedMutex: a reader-writer lock in which a waiting writer goes before new readers, so that
-// lookups that follow each other without a gap (serving beside training) cannot hold training up
-// for ever. std::shared_mutex leaves the order to the platform, and glibc's prefers readers.
+// SharedMutex: a reader-writer lock in which a waiting writer goes before new readers. A continuous
+// stream of lookups (serving during training) therefore cannot starve training. std::shared_mutex
+// leaves the order to the platform, and glibc's prefers readers.
 //
-// As std::shared_mutex, it must not be locked twice by one thread.
+// Like std::shared_mutex, it must not be locked twice by one thread.
 #ifndef DYNEMB_TABLE_SHARED_MUTEX_H_
 #define DYNEMB_TABLE_SHARED_MUTEX_H_
 
@@ -20,7 +20,7 @@ class SharedMutex {
     pthread_rwlockattr_t attributes;
     pthread_rwlockattr_init(&attributes);
 #if defined(__GLIBC__)
-    // The one of glibc's kinds that does what its name says.
+    // The only kind of glibc's that really prefers writers.
     pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
 #endif
     pthread_rwlock_init(&lock_, &attributes);
@@ -35,7 +35,7 @@ class SharedMutex {
   void unlock() { pthread_rwlock_unlock(&lock_); }
   void lock_shared() { pthread_rwlock_rdlock(&lock_); }
   bool try_lock_shared() { return pthread_rwlock_tryrdlock(&lock_) == 0; }
-  // Waits at most so long; returns whether it got the lock.
+  // Waits for at most `most`; returns whether it got the lock.
   bool try_lock_shared_for(std::chrono::nanoseconds most) {
     timespec until;
     clock_gettime(CLOCK_REALTIME, &until);

@@ -1,6 +1,6 @@
-// Status: how every function of this library reports failure. Only std::bad_alloc is thrown, where
-// the heap is exhausted; a function that throws it leaves its object as one that returns an error
-// does. The operators turn it into an error.
+// Status: the result of every function of this library that can fail. The only exception is
+// std::bad_alloc, which is thrown when the heap is exhausted. A function that throws it leaves its
+// object in the same state as one that returns an error. The operators convert it to an error.
 #ifndef DYNEMB_TABLE_STATUS_H_
 #define DYNEMB_TABLE_STATUS_H_
 

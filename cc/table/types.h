@@ -1,4 +1,4 @@
-// The element types of keys and vectors, as the library sees them.
+// The element types of keys and vectors, row ids, ticks and stamps.
 #ifndef DYNEMB_TABLE_TYPES_H_
 #define DYNEMB_TABLE_TYPES_H_
 
@@ -9,18 +9,19 @@ namespace dynemb {
 
 // Keys are compared and hashed as bit patterns, so int64 and uint64 share one implementation.
 enum class KeyType : uint8_t { kInt64, kInt32, kUint64 };
-// Element type of the vector of a row. Optimizer state is float32 for all of them.
+// The element type of the vector of a row. Optimizer state is float32 for all of them.
 enum class DType : uint8_t { kFloat32, kFloat16, kBfloat16 };
 
 constexpr size_t SizeOf(KeyType t) { return t == KeyType::kInt32 ? 4 : 8; }
 constexpr size_t SizeOf(DType t) { return t == DType::kFloat32 ? 4 : 2; }
 
-// Where a row is. Stable from insert until erase or eviction; then it may be given to another key.
+// The number of a row. On the host it is stable from insertion until the row is erased or evicted;
+// then it may be given to another key. In a device's memory, promotion may change it too.
 using RowId = uint32_t;
 constexpr RowId kNoRow = 0xFFFFFFFFu;
-constexpr uint64_t kMostRows = kNoRow - 1;  // in a table
+constexpr uint64_t kMostRows = kNoRow - 1;  // the maximal number of rows in a table
 
-// A batch's number, strictly increasing within a process and at least 1; see clock.h.
+// The number of a batch, strictly increasing within a process and at least 1; see clock.h.
 using Tick = uint64_t;
 // A tick as a table stores it (stamps.h). 0 means "never", so a row whose last update is 0 is free.
 using Stamp = uint32_t;

@@ -1,4 +1,4 @@
-// Float32 buffers for one vector.
+// VectorBuffer and VectorBuffers: float32 buffers for one vector.
 #ifndef DYNEMB_TABLE_VECTOR_BUFFER_H_
 #define DYNEMB_TABLE_VECTOR_BUFFER_H_
 
@@ -10,7 +10,7 @@
 
 namespace dynemb {
 
-// A buffer of its own; on the stack up to dim 256.
+// One buffer: inside the object up to dim 256, otherwise on the heap.
 class VectorBuffer {
  public:
   explicit VectorBuffer(int64_t dim) {
@@ -25,14 +25,15 @@ class VectorBuffer {
   std::unique_ptr<float[]> heap_;
 };
 
-// The buffers of a table of 16-bit rows. A batch prepares them before it changes anything; its
-// threads then borrow them without allocating:
+// The buffers of a table of 16-bit rows. A batch prepares them before it changes anything. Its
+// threads then borrow them without allocating memory:
 //
 //   buffers.Prepare(exec.parallelism(), dim);   // may throw std::bad_alloc
 //   VectorBuffers::Lease vector(&buffers);      // on a thread of the batch, for its range
 class VectorBuffers {
  public:
-  // For up to `threads` threads at once. Buffers up to dim 256 are on the threads' stacks.
+  // Prepares buffers for up to `threads` concurrent threads. Buffers up to dim 256 are in the
+  // leases.
   void Prepare(size_t threads, int64_t dim) {
     if (static_cast<size_t>(dim) <= VectorBuffer::kInline || num_slots_ >= threads) return;
     std::unique_ptr<Slot[]> slots(new Slot[threads]);
@@ -51,10 +52,10 @@ class VectorBuffers {
   class Lease {
    public:
     explicit Lease(VectorBuffers* buffers) {
-      // As many threads as slots at most: one is free, or will be at once.
+      // There are at most as many threads as slots, so one is free, or will be immediately.
       for (size_t s = 0; buffers->num_slots_ != 0 && slot_ == nullptr;
            s = (s + 1) % buffers->num_slots_) {
-        // Acquire: the buffer is written after its last holder is done with it.
+        // Acquire: this thread writes to the buffer only after its last holder has released it.
         if (!buffers->slots_[s].taken.exchange(true, std::memory_order_acquire)) {
           slot_ = &buffers->slots_[s];
         }

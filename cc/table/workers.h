@@ -1,5 +1,5 @@
-// Work shared out by ownership: every unit (a segment, a row) has one owner among the workers, who
-// does all that concerns it, in order; so nothing needs an atomic and no order depends on timing.
+// Division of work by ownership. Every unit (a segment, a row) belongs to one worker, which does
+// all work on it, in order. Therefore no atomics are needed, and no order depends on timing.
 #ifndef DYNEMB_TABLE_WORKERS_H_
 #define DYNEMB_TABLE_WORKERS_H_
 
@@ -11,7 +11,7 @@
 
 namespace dynemb {
 
-// How many workers share an amount of work n: one alone if it is small.
+// The number of workers for n items of work: one if n is small.
 inline size_t NumWorkers(const Exec& exec, size_t n) {
   constexpr size_t kWorthSharing = 2048;
   return n < kWorthSharing ? 1 : exec.parallelism();
@@ -31,12 +31,12 @@ inline bool Owns(size_t worker, size_t workers, uint32_t unit) {
   return (((ScatterInteger(unit) >> 32) * workers) >> 32) == worker;
 }
 
-// Puts the j of [0, n) whose unit(j) belongs to this worker into `owned`, which has room
-// for n, ascending; returns how many there are.
+// Writes the j in [0, n) whose unit(j) belongs to this worker to `owned`, ascending, and returns
+// their number. `owned` has room for n entries.
 template <class Unit>
 size_t OwnedBy(size_t worker, size_t workers, size_t n, const Unit& unit, uint32_t* owned) {
   size_t count = 0;
-  for (size_t j = 0; j < n; ++j) {  // no branch: it could not be predicted
+  for (size_t j = 0; j < n; ++j) {  // without a branch, which would be unpredictable
     owned[count] = static_cast<uint32_t>(j);
     count += Owns(worker, workers, unit(j));
   }
