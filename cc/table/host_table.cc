@@ -58,7 +58,7 @@ Status HostTable::ResetState(Exec& exec, const StateSpec& spec) {
 
 Status HostTable::Clear(Exec&, Tick tick) {
   DYNEMB_RETURN_IF_ERROR(index_.Clear());
-  // From here on nothing fails.
+  // Nothing fails after this point.
   BeforeWriteAll();
   if (changes_.tracking()) {
     for (uint64_t r = 0; r < rows_.high_water(); ++r) {
@@ -177,7 +177,7 @@ void HostTable::ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, 
     }
   });
   if (accesses != nullptr) {
-    // A CutTime is as wide as a Stamp: converted in place.
+    // A CutTime has the same width as a Stamp, so the conversion is in place.
     LastAccesses(exec, plan.data(), plan.size(), accesses);
     for (size_t i = 0; i < plan.size(); ++i) accesses[i] = cut.Time(stamps_.Decode(accesses[i]));
   }
@@ -214,8 +214,9 @@ Stamp HostTable::BeginBatch(Exec& exec, Tick tick, size_t n) {
 
 void HostTable::Sweep(Exec& exec, double share) {
   constexpr size_t kGrain = 4096;
-  // What is added while a sweep runs is added at the end, fresh, or copied from behind or ahead of
-  // the cursor to ahead of it (a split).
+  // Rows and buckets that are added while a sweep runs need no special care. They are added at the
+  // end, either with new stamps, or (in a split) copied from either side of the cursor to a place
+  // that the sweep has not reached yet.
   const auto due = [share](uint64_t n) {
     return share >= 1 ? n : static_cast<uint64_t>(share * static_cast<double>(n));
   };

@@ -1,5 +1,5 @@
-// HostTable: what a table in the memory of the host keeps, and the operations of Table that need no
-// keys: times, state, exports, cuts. HashTable adds those that look keys up.
+// HostTable: the data of a table in host memory, and the operations of Table that do not depend on
+// the key width: times, state, exports, cuts. HashTable adds those that look up keys.
 #ifndef DYNEMB_TABLE_HOST_TABLE_H_
 #define DYNEMB_TABLE_HOST_TABLE_H_
 
@@ -50,37 +50,38 @@ class HostTable : public Table {
   HostTable() = default;
   Status Init(const TableOptions& options, Exec* exec);
 
-  // accesses[i] = the last access of rows[i], which are held.
+  // accesses[i] = the last access of rows[i]. All of them are live.
   virtual void LastAccesses(Exec& exec, const RowId* rows, size_t n, Stamp* accesses) const = 0;
 
-  // To be called before a row changes or gets another key. `updated` is its last update; the
-  // caller may have overwritten it in the row already.
+  // Call before a row changes or gets another key. `updated` is its last update, which the caller
+  // may already have overwritten in the row.
   void BeforeWrite(RowId row, Stamp updated) {
     if (!changes_.tracking()) return;
     changes_.BeforeWrite(row, rows_.At(row), updated == 0 ? 0 : stamps_.Decode(updated));
   }
-  // The same for all rows.
+  // BeforeWrite for all rows.
   void BeforeWriteAll();
-  // To be called before the row of `key` is given to another, or freed, to make room.
+  // Call before the row of `key` is given to another key, or freed, to make room.
   void BeforeEviction(uint64_t key, RowId row, Stamp now) {
     if (changes_.tracking()) changes_.Deleted(stamps_.Decode(now), key);
     if (evicted_ != nullptr) evicted_->Add(key, rows_.At(row));
   }
-  // Clamps this share of the rows and of the slots to the floor of the stamps.
+  // Continues the running sweep until `share` of the rows and slots are clamped to the floor of the
+  // stamps.
   void Sweep(Exec& exec, double share);
-  // Gives back a row that is in no slot any more.
+  // Frees a row that is no longer in a slot.
   void FreeRow(RowId row) {
     Stamp* updated = layout().update(rows_.At(row));
     BeforeWrite(row, *updated);
     *updated = 0;
     rows_.Free(row);
   }
-  // Those of `keys` (bit patterns) that have no row.
+  // The `keys` (bit patterns) that have no row.
   void DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
                 std::vector<uint64_t>* not_held) const;
   uint64_t KeyBits(RowId row) const;
 
-  // Rows the table may hold.
+  // The maximal number of rows.
   uint64_t capacity() const { return rows_.max_rows(); }
 
   std::vector<float> initial_state_;
@@ -88,13 +89,14 @@ class HostTable : public Table {
   Index index_;
   RowStore rows_;
   Changes changes_;
-  EvictedRows* evicted_ = nullptr;  // of the running batch, if it wants them
+  EvictedRows* evicted_ = nullptr;  // for the running batch, if it is InsertAndEvict
   Stamps stamps_;
+  // The progress of the running sweep: rows and buckets below these have been clamped.
   struct Swept {
-    uint64_t rows = 0;     // below it
-    uint64_t buckets = 0;  // below it
-  } swept_;                // of the running sweep
-  VectorBuffers buffers_;  // of the running batch; for 16-bit rows
+    uint64_t rows = 0;
+    uint64_t buckets = 0;
+  } swept_;
+  VectorBuffers buffers_;  // for the running batch on 16-bit rows
 
   struct Counters {
     std::atomic<uint64_t> hits{0}, misses{0}, inserts{0}, evictions{0}, erased{0}, refused{0},

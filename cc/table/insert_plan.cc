@@ -12,7 +12,7 @@ constexpr uint32_t kFree = 0xFFFFFFFFu;
 // The keys of a worker may agree in the mixes that directories use, which have lower numbers.
 constexpr uint64_t kFirstMix = 64;
 
-// Slots of a set of n keys: at most half of them are taken.
+// The number of slots of a set of n keys, at most half of which are taken.
 size_t SetSlots(size_t n) {
   size_t slots = 16;
   while (slots < 2 * n) slots *= 2;
@@ -55,12 +55,12 @@ void InsertPlan::Assign(Exec& exec) {
   if (repeated.load()) RemoveRepeats();
 }
 
-// Fills first_ for the worker's keys. Returns whether any repeats.
+// Fills first_ for the worker's keys. Returns whether any key repeats.
 bool InsertPlan::FindRepeats(Worker* worker) {
   const size_t slots = SetSlots(worker->num_owned);
   worker->seen.Resize(slots);
-  // Distinct hashes that collide in one mix do not collide in the next, except for a few: 64 bits
-  // cannot collide in as many mixes as this tries.
+  // Of the distinct hashes that collide in the slots of one mix, only a few also collide in those
+  // of the next: 64 bits cannot agree in as many mixes as this tries.
   bool repeated = false;
   for (uint64_t mix = 0; !TryFindRepeats(worker, slots, mix, &repeated); ++mix) {
   }
@@ -69,7 +69,7 @@ bool InsertPlan::FindRepeats(Worker* worker) {
 
 bool InsertPlan::TryFindRepeats(Worker* worker, size_t slots, uint64_t mix, bool* repeated) {
   constexpr uint64_t kLastMix = 8;
-  // At most half of the slots are taken: random hashes need less than one step more for each key.
+  // At most half of the slots are taken, so random hashes need less than one extra step per key.
   size_t steps_left = mix == kLastMix ? SIZE_MAX : 8 * worker->num_owned + 64;
   uint32_t* const seen = worker->seen.get();
   std::memset(seen, 0xFF, slots * sizeof(*seen));
@@ -93,7 +93,7 @@ bool InsertPlan::TryFindRepeats(Worker* worker, size_t slots, uint64_t mix, bool
 }
 
 void InsertPlan::RemoveRepeats() {
-  // Everything about distinct keys moves up; first_[j] becomes where j has gone to.
+  // Moves the data of distinct keys up. first_[j] becomes the new number of key j.
   size_t kept = 0;
   for (size_t j = 0; j < size_; ++j) {
     if (first_[j] != j) {

@@ -1,6 +1,6 @@
 // InsertPlan: the work of pass 2 for a batch. It lists the distinct keys that need a row (or that
-// give theirs up), the segment of each, and the worker that claims its slot. A plan is working
-// memory, reused for the next batch. Building one is linear in the batch for any keys.
+// are erased), the segment of each, and the worker that changes its slot. A plan is working memory,
+// reused for the next batch. Building one takes time linear in the batch, for any keys.
 //
 //   plan.Build(exec, keys, rows, n, index);             // distinct keys and their workers
 //   plan.rows, index.Grow(..., plan.segment_of.get())   // rows and slots, by the caller
@@ -28,9 +28,9 @@ namespace dynemb {
 
 class InsertPlan {
  public:
-  // Keys in a batch at most; positions are 32 bits.
+  // The maximal number of keys in a batch; positions have 32 bits.
   static constexpr size_t kMaxKeys = 0xFFFFFFFE;
-  // A position whose key has an earlier position too.
+  // A position whose key also has an earlier position, and the first of its positions.
   struct Repeat {
     uint32_t position, first;
   };
@@ -41,7 +41,7 @@ class InsertPlan {
     Select(rows, n, [](RowId row) { return row == kNoRow; });
     Arrange(exec, keys, index);
   }
-  // Plans for all others; `rows` are then theirs.
+  // Plans for the other keys[i], which have rows; copies their row ids to `rows`.
   template <class K>
   void BuildHeld(Exec& exec, const K* keys, const RowId* rows_found, size_t n, const Index& index) {
     Select(rows_found, n, [](RowId row) { return row != kNoRow; });
@@ -55,36 +55,37 @@ class InsertPlan {
   // The number of distinct keys.
   size_t size() const { return size_; }
   const std::vector<Repeat>& repeats() const { return repeats_; }
-  // fn(j) for every j of [begin, end), ascending, by the worker of j. prefetch(j) is called a few
-  // keys earlier.
+  // Calls fn(j) for every j in [begin, end), on the worker of j; a worker's calls are in ascending
+  // order. prefetch(j) is called a few keys earlier.
   template <class Prefetch, class Fn>
   void ForWorkers(Exec& exec, size_t begin, size_t end, const Prefetch& prefetch,
                   const Fn& fn) const;
   // Frees the arrays that only a huge batch needs.
   void Shrink();
 
-  // Of key j, below size():
-  Buffer<uint32_t> positions;   // the first position in the batch that names it
-  Buffer<uint64_t> hashes;      // of it
-  Buffer<uint32_t> segment_of;  // where it belongs, before the index grows
-  Buffer<RowId> rows;           // for the caller: the row ids it allocates
+  // Data of key j < size():
+  Buffer<uint32_t> positions;   // its first position in the batch
+  Buffer<uint64_t> hashes;      // its hash
+  Buffer<uint32_t> segment_of;  // its segment, before the index grows
+  Buffer<RowId> rows;           // for the caller: the row ids that it allocates
 
  private:
   struct Worker {
-    Buffer<uint32_t> owned;  // the j of this worker, ascending
+    Buffer<uint32_t> owned;  // this worker's j, ascending
     size_t num_owned = 0;
-    Buffer<uint32_t> seen;  // a hash set of j, by open addressing
+    Buffer<uint32_t> seen;  // a hash set of j, with open addressing
   };
 
-  // Makes `positions` those i < n for which chosen(rows[i]).
+  // Sets `positions` to the i < n for which chosen(rows[i]).
   template <class Chosen>
   void Select(const RowId* rows, size_t n, const Chosen& chosen);
   template <class K>
   void Arrange(Exec& exec, const K* keys, const Index& index);
-  // Makes each worker's list, and separates repeated keys.
+  // Builds each worker's list, and separates repeated keys.
   void Assign(Exec& exec);
   bool FindRepeats(Worker* worker);
-  // False, and nothing is found, if too many hashes collide in a set that uses this mix of them.
+  // Uses a hash set with this mix of the hashes. Returns false, without a result, if too many
+  // hashes collide in it.
   bool TryFindRepeats(Worker* worker, size_t slots, uint64_t mix, bool* repeated);
   void RemoveRepeats();
 
@@ -92,14 +93,14 @@ class InsertPlan {
   size_t num_workers_ = 0;
   std::vector<Worker> workers_;  // only grows; the first num_workers_ are in use
   std::vector<Repeat> repeats_;
-  Buffer<uint32_t> first_;  // [j] the first with the same hash, while keys may repeat
+  Buffer<uint32_t> first_;  // first_[j]: the first j with the same hash, while keys may repeat
 };
 
 template <class Chosen>
 void InsertPlan::Select(const RowId* rows_found, size_t n, const Chosen& chosen) {
   positions.Resize(n);
   size_t count = 0;
-  for (size_t i = 0; i < n; ++i) {  // no branch: it could not be predicted
+  for (size_t i = 0; i < n; ++i) {  // without a branch, which would be unpredictable
     positions[count] = static_cast<uint32_t>(i);
     count += chosen(rows_found[i]);
   }

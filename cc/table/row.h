@@ -1,4 +1,4 @@
-// RowLayout: what a row holds and where.
+// RowLayout: the fields of a row, and their offsets.
 //
 //   offset 0   key_size     vector_offset       state_offset            stride
 //          ┌─────┬─────────────┬──────────────────┬─────────────────────┐
@@ -6,9 +6,9 @@
 //          │ 8/4 │  Stamp u32  │                  │ state_width×float32 │
 //          └─────┴─────────────┴──────────────────┴─────────────────────┘
 //
-// Vector, state and the row itself begin at multiples of `align` bytes. On the host that is 4, so
-// rows waste at most two bytes (behind a 16-bit vector of odd dim); in device memory it is 16, the
-// widest access of a GPU's thread.
+// The row, its vector and its state begin at multiples of `align` bytes. On the host this is 4, so
+// a row wastes at most two bytes (after a 16-bit vector of odd dim). In device memory it is 16, the
+// widest access of a GPU thread.
 #ifndef DYNEMB_TABLE_ROW_H_
 #define DYNEMB_TABLE_ROW_H_
 

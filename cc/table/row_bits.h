@@ -1,5 +1,5 @@
-// RowBits: a set of row ids, one bit each. Threads may add and take rows at once; the rest is for
-// one thread.
+// RowBits: a set of row ids, one bit each. Add and Take are thread-safe; the other functions are
+// not.
 #ifndef DYNEMB_TABLE_ROW_BITS_H_
 #define DYNEMB_TABLE_ROW_BITS_H_
 
@@ -14,15 +14,15 @@ namespace dynemb {
 
 class RowBits {
  public:
-  // Reset and Extend throw std::bad_alloc before they have changed anything.
+  // If Reset or Extend throws std::bad_alloc, nothing has changed.
   //
-  // Rows [0, rows): all of them, or none.
+  // Sets the range of rows to [0, rows), with all of them in the set, or none.
   void Reset(uint64_t rows, bool all) {
     words_.assign((rows + 63) / 64, all ? ~uint64_t{0} : 0);
     rows_ = rows;
     if (all && rows % 64 != 0) words_.back() = (uint64_t{1} << rows % 64) - 1;
   }
-  // Room for more rows, not in the set.
+  // Extends the range of rows to [0, rows). The new rows are not in the set.
   void Extend(uint64_t rows) {
     if (rows <= rows_) return;
     words_.resize((rows + 63) / 64);
@@ -31,13 +31,13 @@ class RowBits {
   uint64_t rows() const { return rows_; }
 
   void Add(RowId row) { __atomic_fetch_or(&words_[row / 64], Bit(row), __ATOMIC_RELAXED); }
-  // Removes a row; returns whether it was there.
+  // Removes a row; returns whether it was in the set.
   bool Take(RowId row) {
     if ((__atomic_load_n(&words_[row / 64], __ATOMIC_RELAXED) & Bit(row)) == 0) return false;
     return (__atomic_fetch_and(&words_[row / 64], ~Bit(row), __ATOMIC_RELAXED) & Bit(row)) != 0;
   }
 
-  // Adds the rows below rows() that `other` holds.
+  // Adds the rows of `other` that are below rows().
   void AddAll(const RowBits& other) {
     for (size_t w = 0; w < std::min(words_.size(), other.words_.size()); ++w) {
       words_[w] |= other.words_[w];

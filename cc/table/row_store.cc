@@ -23,9 +23,8 @@ Status RowStore::Allocate(size_t n, RowId* ids) {
   const size_t reused = std::min(n, free_.size());
   const size_t fresh = n - reused;
   if (high_water_ + fresh > max_rows_) {
-    return ResourceExhausted("no room for " + std::to_string(n) + " more rows beside " +
-                             std::to_string(live()) + " (at most " + std::to_string(max_rows_) +
-                             ")");
+    return ResourceExhausted("no room for " + std::to_string(n) + " more rows: there are " +
+                             std::to_string(live()) + " of at most " + std::to_string(max_rows_));
   }
   DYNEMB_RETURN_IF_ERROR(arena_.Commit((high_water_ + fresh) * layout_.stride));
   for (size_t i = 0; i < reused; ++i) {
@@ -39,7 +38,7 @@ Status RowStore::Allocate(size_t n, RowId* ids) {
 
 void RowStore::Unallocate(size_t n, const RowId* ids) {
   high_water_ -= n - reused_;
-  // Into the room that they were taken from.
+  // The free list has room for them: they were taken from it.
   for (size_t i = reused_; i-- > 0;) free_.push_back(ids[i]);
   reused_ = 0;
 }
@@ -69,29 +68,30 @@ Status RowStore::ChangeLayout(Exec& exec, const RowLayout& layout, const float* 
       memcpy(to + layout.state_offset, initial_state, layout.state_bytes());
     }
   };
-  const auto move_at_once = [&](size_t first, size_t last) {
+  const auto move_in_parallel = [&](size_t first, size_t last) {
     exec.ParallelFor(last - first, kGrain, [&](size_t begin, size_t end) {
       for (size_t r = first + begin; r < first + end; ++r) move(r);
     });
   };
-  // Rows move at once if none of their new places is an old place of one that has not moved.
+  // Rows can move in parallel if none of their new addresses overlaps the old address of a row that
+  // has not moved.
   if (after > before) {
     for (size_t left = high_water_; left > 0;) {
-      const size_t apart = (left * before + after - 1) / after;
-      if (apart < left) {
-        move_at_once(apart, left);
-        left = apart;
+      const size_t bound = (left * before + after - 1) / after;
+      if (bound < left) {
+        move_in_parallel(bound, left);
+        left = bound;
       } else {
         move(--left);
       }
     }
   } else {
     for (size_t done = 0; done < high_water_;) {
-      const size_t apart =
+      const size_t bound =
           after == before ? high_water_ : std::min<size_t>(high_water_, done * before / after);
-      if (apart > done) {
-        move_at_once(done, apart);
-        done = apart;
+      if (bound > done) {
+        move_in_parallel(done, bound);
+        done = bound;
       } else {
         move(done++);
       }
