@@ -13,8 +13,8 @@ Status Snapshot::Begin(Exec& exec, std::vector<Table*> tables, const std::vector
                        size_t most_saved) {
   std::unique_ptr<Snapshot> made(new Snapshot(std::move(tables), most_saved));
   made->info_.reserve(made->tables_.size());
-  // Whatever fails or throws, the destructor of what was made ends the cuts that were begun, after
-  // this lock is gone.
+  // If anything fails or throws, the destructor of `made` ends the cuts that were begun. It runs
+  // after this lock is released.
   TableLock lock(made->tables_, TableLock::Mode::kExclusive);
   made->watermark_ = clock->Next(&made->watermark_utc_ns_);
   for (size_t t = 0; t < made->tables_.size(); ++t) {
@@ -30,14 +30,14 @@ Status Snapshot::Begin(Exec& exec, std::vector<Table*> tables, const std::vector
 }
 
 Snapshot::~Snapshot() {
-  saved_.Close();  // first: a batch that waits for the reader holds locks
+  saved_.Close();  // before locking: a batch that waits for the reader holds locks
   if (begun_ == 0) return;
   TableLock lock(std::move(to_lock_), TableLock::Mode::kExclusive);
   for (size_t t = 0; t < begun_; ++t) tables_[t]->EndCut();
 }
 
 Status Snapshot::Next(size_t limit, Piece* piece) {
-  // As long as a batch may wait for a lock before it sees what was saved.
+  // The longest time to wait for a table's lock before checking for saved rows again.
   constexpr std::chrono::milliseconds kWait{1};
   *piece = Piece();
   for (;;) {
@@ -46,7 +46,7 @@ Status Snapshot::Next(size_t limit, Piece* piece) {
       chunk_.n = chunk_read_ = 0;
       saved_.Pop(&chunk_);
     }
-    // After the search: at the end all batches that could fail to save a row are over.
+    // After Pop: once all tables are read, no batch can fail to save a row any more.
     DYNEMB_RETURN_IF_ERROR(saved_.Error());
     if (chunk_read_ < chunk_.n) {
       piece->table = chunk_.table;

@@ -1,4 +1,4 @@
-// Snapshot: reads cuts of several tables, all at one watermark, while batches go on changing them.
+// Snapshot: reads the cuts of several tables at one watermark, while batches change the tables.
 //
 //   std::unique_ptr<Snapshot> snapshot;
 //   DYNEMB_RETURN_IF_ERROR(Snapshot::Begin(exec, tables, since, false, &clock, &snapshot));
@@ -6,15 +6,19 @@
 //     Snapshot::Piece piece;
 //     DYNEMB_RETURN_IF_ERROR(snapshot->Next(limit, &piece));
 //     if (piece.n == 0) break;
-//     ... room for piece.n rows of table piece.table ...
+//     ... allocate arrays for piece.n rows of table piece.table ...
 //     DYNEMB_RETURN_IF_ERROR(snapshot->Read(exec, &piece, keys, vectors, ...));
 //   }
 //
-// Every row of the cuts is delivered exactly once, as it was at the watermark; only its times may
-// be later than they were then, though not than the watermark: that of last access if the row was
-// used meanwhile, that of last update if the table's base moved (Table::BeginBatch). Rows come in
-// no particular order. For one thread. A table can be in one snapshot at a time. As long as it
-// lives, it must be read on or destroyed: batches that overwrite many rows wait for its reader
+// Every row of the cuts is delivered exactly once, with its contents at the watermark. Rows come in
+// no particular order. Only the times of a row may be later than they were at the watermark, but
+// not later than the watermark itself:
+//
+// - the last access, if the row was used in the meantime,
+// - the last update, if a sweep has clamped it (Table::BeginBatch).
+//
+// A snapshot is used by one thread, and a table can be in one snapshot at a time. The owner must
+// keep reading the snapshot or destroy it: batches that overwrite many rows wait for its reader
 // (changes.h).
 #ifndef DYNEMB_TABLE_SNAPSHOT_H_
 #define DYNEMB_TABLE_SNAPSHOT_H_
@@ -34,19 +38,19 @@ namespace dynemb {
 
 class Snapshot {
  public:
-  // A stretch of rows of one table. Rows that are still in the table are locked in it (shared)
-  // until they are read or the piece is gone; it must go before the snapshot.
+  // Some rows of one table. If the rows are still in the table, the piece holds the table's lock
+  // (shared) until it is read or destroyed. It must be destroyed before the snapshot.
   struct Piece {
     size_t table = 0;
     size_t n = 0;
     std::vector<RowId> plan{};
-    const char* saved = nullptr;  // [n, stride], if they are not in the table any more
+    const char* saved = nullptr;  // [n, stride], if the rows are saved rows
     std::shared_lock<SharedMutex> lock;
   };
 
-  // Begins cuts of the rows updated after since[t] (0: all rows) of tables[t], with the keys
-  // deleted since then if they are wanted; takes the tables' locks. On failure no cut is left.
-  // Tables must outlive the snapshot. `most_saved`: bytes of saved rows that may wait for the
+  // Begins cuts of the rows updated after since[t] (0: all rows) of tables[t]. `with_deleted`: also
+  // of the keys deleted after since[t]. Takes the tables' locks. On failure no cut is left. The
+  // tables must outlive the snapshot. `most_saved`: the bytes of saved rows that may wait for the
   // reader.
   static Status Begin(Exec& exec, std::vector<Table*> tables, const std::vector<Tick>& since,
                       bool with_deleted, Clock* clock, std::unique_ptr<Snapshot>* snapshot,
@@ -55,23 +59,24 @@ class Snapshot {
   Snapshot(const Snapshot&) = delete;
   Snapshot& operator=(const Snapshot&) = delete;
 
-  // What changed with a tick up to this one is in the snapshot, later changes are not.
+  // The snapshot has all changes with ticks up to this one, and no later changes.
   Tick watermark() const { return watermark_; }
   int64_t watermark_utc_ns() const { return watermark_utc_ns_; }
-  // At least as many rows as will be delivered; exact for a cut of all rows.
+  // An upper bound of the number of rows to be delivered; exact for a cut of all rows.
   uint64_t most_rows(size_t table) const { return info_[table].most_rows; }
   Tick base(size_t table) const { return info_[table].base; }
-  // Of the rows as they are delivered.
+  // The layout of the delivered rows.
   const RowLayout& layout(size_t table) const { return info_[table].layout; }
   const StateSpec& state_spec(size_t table) const { return info_[table].state_spec; }
   const std::vector<uint64_t>& deleted(size_t table) const { return info_[table].deleted; }
 
-  // The next rows, at most `limit` > 0; none at the end. Rows of a piece that is not read come
-  // again. ResourceExhausted, from then on: rows of the cuts were lost, as there was no memory to
-  // save them. So only who has read until no rows come, without an error, has the cuts.
+  // Sets *piece to the next rows, at most `limit` > 0; piece->n == 0 at the end. Rows of a piece
+  // that is not read are returned again. ResourceExhausted, also from all later calls, if rows of
+  // the cuts were lost because memory to save them ran out. The cuts are complete only if all calls
+  // up to the end succeed.
   Status Next(size_t limit, Piece* piece);
-  // Delivers the rows of a piece, and unlocks; null skips a column. The error is Next's, or the
-  // table's (Table::Error): then nothing was delivered.
+  // Copies the rows of a piece to arrays, and unlocks the table; a null pointer skips a column.
+  // Fails like Next, or with the table's error (Table::Error); the arrays are then not valid.
   Status Read(Exec& exec, Piece* piece, void* keys, void* vectors, float* state, CutTime* updates,
               CutTime* accesses);
 
@@ -88,14 +93,14 @@ class Snapshot {
 
   std::vector<Table*> tables_;
   std::vector<Table*> to_lock_;  // the same; the destructor must not need memory
-  size_t begun_ = 0;             // tables that have a cut of this snapshot
+  size_t begun_ = 0;             // the number of tables with a cut of this snapshot
   SavedRows saved_;
   Tick watermark_ = 0;
   int64_t watermark_utc_ns_ = 0;
   std::vector<Info> info_;
-  size_t current_ = 0;  // the table that is read
+  size_t current_ = 0;  // the table that is being read
   SavedRows::Chunk chunk_;
-  size_t chunk_read_ = 0;  // rows of it
+  size_t chunk_read_ = 0;  // the number of its rows that have been read
 };
 
 }  // namespace dynemb
