@@ -1,4 +1,5 @@
-// DeviceTable: making one, and reading and writing it as a whole. Included by device_table.h only.
+// DeviceTable: creating a table, and reading and writing whole tables. Included by device_table.h
+// only.
 #ifndef DYNEMB_DEVICE_DEVICE_TABLE_STATE_H_
 #define DYNEMB_DEVICE_DEVICE_TABLE_STATE_H_
 
@@ -14,8 +15,8 @@
 namespace dynemb {
 
 namespace device {
-// Rows that one kernel lists, and bytes that one copy to the host brings, at most: what bounds the
-// workspace of calls that go over a whole table.
+// The maximal number of rows that one kernel lists, and of bytes in one copy to the host. They
+// bound the workspace of calls that process a whole table.
 constexpr uint64_t kListMost = uint64_t{1} << 22;
 constexpr size_t kCopyMost = size_t{64} << 20;
 }  // namespace device
@@ -29,9 +30,9 @@ Status DeviceTable<Device>::Make(const TableOptions& options, Device* device,
   return Status();
 }
 
-// Bytes of addresses that the host rows of a table without max_capacity reserve: more than the
-// machine has memory, since page-locked rows cannot move later. Sanitizers keep shadow for them, so
-// less there.
+// The maximal bytes of addresses that a table reserves for its host rows: more than the machine's
+// memory, because page-locked rows cannot move later. Sanitizers keep shadow memory for these
+// addresses, so their builds reserve less.
 inline size_t HostRowAddresses() {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   constexpr size_t kMost = size_t{1} << 30;
@@ -60,7 +61,7 @@ Status DeviceTable<Device>::Reserve(const RowLayout& layout, Store* store) const
   store->split = std::min(SplitOf(layout), most);
   DYNEMB_RETURN_IF_ERROR(
       store->device_rows.Reserve(*device_, std::max<size_t>(1, store->split * layout.stride)));
-  // A device may have less.
+  // A device may reserve less.
   store->split = std::min<uint64_t>(store->split, store->device_rows.reserved() / layout.stride);
   uint64_t in_host = options_.tier == Tier::kHbm ? 0 : most - store->split;
   DYNEMB_RETURN_IF_ERROR(store->host_rows.Reserve(
@@ -75,7 +76,7 @@ template <class Device>
 Status DeviceTable<Device>::MakeIndex(Work& work, Store* store) const {
   const uint64_t buckets =
       BucketsFor(static_cast<uint64_t>(options_.init_capacity), options_.max_load_factor);
-  if (buckets > kMostBuckets) return ResourceExhausted("the index cannot have so many buckets");
+  if (buckets > kMostBuckets) return ResourceExhausted("the index cannot have more buckets");
   DYNEMB_RETURN_IF_ERROR(store->index.Reserve(*device_, buckets * sizeof(Bucket)));
   DYNEMB_RETURN_IF_ERROR(store->index.Commit(buckets * sizeof(Bucket)));
   store->ring = {reinterpret_cast<Bucket*>(store->index.data()), static_cast<uint32_t>(buckets),
@@ -215,7 +216,7 @@ template <class T>
 std::vector<T> DeviceTable<Device>::ToHost(Work& work, const T* array, size_t n) {
   std::vector<T> host(n);
   work.Copy(host.data(), array, n * sizeof(T));
-  // What failed shows in status(), and the numbers are then zeros.
+  // After a failure, status() reports it, and the elements are zeros.
   (void)work.Synchronize();
   return host;
 }
@@ -382,7 +383,7 @@ void DeviceTable<Device>::Track(Tick tick) {
   if (tracking_) return;
   Work work(*this, nullptr);
   const device::Counters c = Read(work);
-  if (!work.status().ok()) return;  // the next call tells
+  if (!work.status().ok()) return;  // the next call that can reports the failure
   tracking_ = true;
   deletions_.Restart(c.erased == 0 && c.evictions == 0 ? 0 : tick);
 }
@@ -406,7 +407,7 @@ Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, boo
     DropHeld(work, deletions_.Since(since), &cut->deleted);
   }
   cut->todo.Reset(Read(work).high_water, false);
-  // Only rows that belong to the cut: unlike those of a host table, these bits are exact.
+  // Only the rows that belong to the cut: unlike in a host table, these bits are exact.
   uint64_t next = 0;
   while (next < cut->todo.rows()) {
     for (RowId row :
@@ -511,7 +512,7 @@ void DeviceTable<Device>::Adopt(Table* adopted, Tick tick) {
   other->SaveAll(work);
   device::Counters mine = Read(work);
   device::Counters theirs = ToHost(work, other->counters(), 1)[0];
-  if (!work.status().ok()) return;  // nothing has changed; the next call tells
+  if (!work.status().ok()) return;  // nothing has changed; the next call that can reports it
   work.Changes();
   std::swap(store_, other->store_);
   std::swap(initial_state_of_, other->initial_state_of_);
@@ -519,7 +520,7 @@ void DeviceTable<Device>::Adopt(Table* adopted, Tick tick) {
   std::swap(stamps_, other->stamps_);
   SwapStateSpecs(other);
   std::swap(bounds_, other->bounds_);
-  // What a table has counted stays with it; how many rows there are goes with the rows.
+  // Each table keeps its event counters; the numbers of rows move with the rows.
   std::swap(mine.high_water, theirs.high_water);
   std::swap(mine.free_count, theirs.free_count);
   work.Copy(counters(), &mine, sizeof(mine));

@@ -1,4 +1,4 @@
-// DeviceTable: which rows are in which tier. Included by device_table.h only.
+// DeviceTable: promotion of rows between tiers. Included by device_table.h only.
 #ifndef DYNEMB_DEVICE_DEVICE_TABLE_TIERS_H_
 #define DYNEMB_DEVICE_DEVICE_TABLE_TIERS_H_
 
@@ -11,7 +11,7 @@ namespace dynemb {
 
 template <class Device>
 Status DeviceTable<Device>::Promote(Exec& exec, Tick tick) {
-  // A cut knows its rows by their ids: while it is read, rows stay.
+  // A cut identifies its rows by id, so rows do not move while a cut is read.
   if (!tiered() || store_.split == 0 || cut_ != nullptr) return Status();
   DYNEMB_RETURN_IF_ERROR(Error());
   if (bounds_.high_water <= store_.split || reads_.exchange(0) == 0) return Status();
@@ -28,7 +28,7 @@ Status DeviceTable<Device>::Promote(Exec& exec, Tick tick) {
   auto* swaps = work.template Take<device::Swap>(pairs);
   DYNEMB_RETURN_IF_ERROR(work.status());
 
-  // Candidates beyond those noted are kNoPlace, and last.
+  // Unused entries are kNoPlace, and are sorted last.
   work.ForEach(noted_most, device::CopyCandidates{tier_state(), noted(), order});
   work.SortPairs(order, unused, noted_most, device::kOrderBits);
   work.ForKeys(window, device::LookAtPlaces{View(), store_.split, tier_state(), counters(),

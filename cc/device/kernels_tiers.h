@@ -1,25 +1,29 @@
-// The kernels that keep hot rows in the device tier (kernels.h says what a kernel is here).
+// The kernels of promotion, which keep hot rows in the device tier (kernels.h defines kernels).
 //
-// The device tier is a cache of the rows that are read most, with what the table knows anyway: when
-// each row was read last. A row of the host tier that is read is a candidate; its `reuse` is how
-// long ago it was read before. The places of the device tier are looked at in turns, a window at a
-// time; a place's `age` is how long ago its row was read. The candidates with the shortest reuse
-// meet the places with the greatest age, and change places with them if kHysteresis
-// reuse < age: what is
-// read more often than the other is likely to be read again first. So a scan over rows that are
-// read once moves nothing, where plain LRU would empty the cache; and a row that is only slightly
-// hotter is not worth the copies. docs/performance_log.md has what other rules came to.
+// The device tier is a cache of the rows that are read most often. Promotion uses only the last
+// accesses that the table records anyway:
 //
-//   FindKeys                notes candidates
-//   SortPairs               candidates by reuse
-//   LookAtPlaces, SortPairs the window's places by age
-//   ElectPositions          a row that was noted twice counts once
-//   PairUp                  which change places, and where their slots are
-//   SwapRows                contents and slots
+// - A row of the host tier that is read is a candidate. Its `reuse` is the time since its previous
+//   read.
+// - The places (row ids) of the device tier are examined in turns, a window at a time. The `age` of
+//   a place is the time since its row was read.
+// - The candidates with the shortest reuse are paired with the places with the greatest age. The
+//   rows of a pair change places if kHysteresis * reuse < age: the row that is read more often is
+//   likely to be read again first.
 //
-// A row is named by exactly one slot, before and after: that of its key. Two rows of different
-// tiers exchange contents, and their slots exchange ids; nothing is ever in both tiers, or in
-// neither.
+// A scan over rows that are read once therefore moves nothing, where plain LRU would empty the
+// cache. A row that is only slightly hotter is not worth the copies. docs/performance_log.md
+// compares other rules.
+//
+//   FindKeys                   notes candidates
+//   SortPairs                  sorts the candidates by reuse
+//   LookAtPlaces, SortPairs    sorts the places of the window by age
+//   ElectPositions             chooses one of the entries of a candidate that was noted twice
+//   PairUp                     determines the pairs that change places, and their slots
+//   SwapRows                   swaps contents and slots
+//
+// Before and after, exactly one slot names a row: the slot of its key. Two rows of different tiers
+// swap contents, and their slots swap ids, so every row is in exactly one tier at any time.
 #ifndef DYNEMB_DEVICE_KERNELS_TIERS_H_
 #define DYNEMB_DEVICE_KERNELS_TIERS_H_
 
@@ -32,25 +36,24 @@
 
 namespace dynemb::device {
 
-// A candidate must be this much more frequent than the row whose place it takes.
+// A candidate must be read this many times as often as the row whose place it takes.
 constexpr uint32_t kHysteresis = 2;
-// Places that are looked at for each candidate.
+// The number of places that are examined per candidate.
 constexpr uint32_t kPlacesEach = 4;
 
-// What is kept between two rounds.
+// The state that is kept between two promotions.
 struct TierState {
-  uint32_t candidates;  // noted; those beyond the room for them are forgotten
+  uint32_t candidates;  // the number noted; may exceed the room, and the excess is dropped
   uint32_t unused;
-  uint64_t hand;  // the place that is looked at next
+  uint64_t hand;  // the place that is examined next
 };
 
-// Rows with what they are sorted by, row << 32 | order. kNoPlace is none, and last.
+// A row with its sort key: row << 32 | order. kNoPlace means no row, and is sorted last.
 constexpr uint64_t kNoPlace = ~uint64_t{0};
 constexpr int kOrderBits = 32;
 DYNEMB_HD inline RowId OrderedRow(uint64_t ordered) { return static_cast<RowId>(ordered >> 32); }
 
-// order[c] = candidate c, or kNoPlace behind the last.
-
+// order[c] = candidate c, or kNoPlace after the last candidate.
 struct CopyCandidates {
   const TierState* state;
   const uint64_t* candidates;
@@ -61,7 +64,7 @@ struct CopyCandidates {
   }
 };
 
-// Rows of the candidates, as keys for ElectPositions.
+// Lists the rows of the candidates, as keys for ElectPositions.
 struct ListCandidates {
   const uint64_t* order;
   uint32_t* rows;
@@ -69,9 +72,8 @@ struct ListCandidates {
   DYNEMB_HD void operator()(size_t p) const { rows[p] = OrderedRow(order[p]); }
 };
 
-// The w-th place from the hand on, cyclic among `places`: order[w] sorts it by falling age, and is
-// kNoPlace if nothing is there to be moved.
-
+// Examines the w-th place from the hand on, cyclic among `places`. order[w] sorts the places by
+// decreasing age; it is kNoPlace if the place has no row that may move.
 struct LookAtPlaces {
   DeviceView view;
   uint64_t places;
@@ -96,19 +98,19 @@ struct LookAtPlaces {
 };
 
 struct Swap {
-  RowId* host_slot;    // of the key that comes to the device tier; null: nothing moves
-  RowId* device_slot;  // of the key that goes to the host tier
+  RowId* host_slot;    // the slot of the key that moves to the device tier; null: no move
+  RowId* device_slot;  // the slot of the key that moves to the host tier
   RowId host_row, device_row;
 };
 
-// Pair p: the candidate with the p-th shortest reuse and the place with the p-th greatest age. The
-// candidate's row may have been freed since, or be another key's, or (where a table's rows have got
-// a state, or another table's place) in the device tier by now.
+// Pair p: the candidate with the p-th shortest reuse, and the place with the p-th greatest age.
+// Since the candidate was noted, its row may have been freed or given to another key. After
+// ResetState or Adopt it may even be in the device tier.
 struct PairUp {
   DeviceView view;
   const uint64_t* candidates;
   const uint64_t* victims;
-  const uint32_t* elected;  // places and of, of ElectPositions over the candidates' rows
+  const uint32_t* elected;  // `places` and `of` of ElectPositions over the candidates' rows
   const uint32_t* elected_of;
   const Counters* counters;
   Swap* swaps;
@@ -146,7 +148,7 @@ struct SwapRows {
     auto* device = reinterpret_cast<Quad<float>*>(view.RowAt(swap.device_row));
     for (size_t w = lanes.rank(); w < view.layout.stride / sizeof(*host); w += lanes.width()) {
       Quad<float> from_host = host[w], from_device = device[w];
-      if (w == DeviceView::kFreeOffset / sizeof(*host)) {  // the free list stays
+      if (w == DeviceView::kFreeOffset / sizeof(*host)) {  // the free list does not move
         const float in_host = from_host.at[3];
         from_host.at[3] = from_device.at[3];
         from_device.at[3] = in_host;
@@ -160,7 +162,7 @@ struct SwapRows {
   }
 };
 
-// Begins the next round.
+// Resets the state for the next promotion.
 struct EndRound {
   uint64_t places, window;
   TierState* state;
