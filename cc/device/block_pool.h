@@ -1,9 +1,9 @@
-// BlockPool: small blocks of one growing range of memory, for ranges that would waste most of a
-// unit of 2 MiB. It deals out offsets and touches no memory.
+// BlockPool: allocates small blocks of one growing range of memory, for uses that would waste most
+// of a unit of 2 MiB. It allocates offsets, and does not access memory.
 //
-// Invariant: every byte of [0, end()) is in one block, taken or free; a block's size is a power of
-// two, and its offset a multiple of that. Free blocks are not joined again: tables that come after
-// others want the same sizes.
+// Invariant: every byte of [0, end()) is in exactly one block, which is taken or free. A block's
+// size is a power of two, and its offset a multiple of its size. Free blocks are not merged: later
+// tables need the same sizes as earlier ones.
 #ifndef DYNEMB_DEVICE_BLOCK_POOL_H_
 #define DYNEMB_DEVICE_BLOCK_POOL_H_
 
@@ -18,7 +18,7 @@ class BlockPool {
   static constexpr size_t kLeast = 256;
   static constexpr size_t kMost = size_t{1} << 20;
 
-  // What a block for `bytes` has; `bytes` is kMost at most.
+  // The size of a block for `bytes` bytes, which must be at most kMost.
   static constexpr size_t SizeOf(size_t bytes) {
     size_t size = kLeast;
     while (size < bytes) size *= 2;
@@ -34,7 +34,7 @@ class BlockPool {
       free.pop_back();
       return offset;
     }
-    // What lies before the next multiple of the size becomes free blocks.
+    // The bytes before the next multiple of the size become free blocks.
     while (end_ % size != 0) {
       const size_t gap = end_ & -end_;
       FreeOf(gap).push_back(end_);

@@ -1,7 +1,8 @@
-// DeviceExchange: the exchange of a device (cc/lookup/exchange.h). How many launches a call takes
-// depends neither on how many tables, features or ranks there are.
+// DeviceExchange: an Exchange (cc/lookup/exchange.h) on a device. The number of launches of a call
+// does not depend on the number of tables, features or ranks.
 //
-// What waits for the device is what delivers a number: RequestKeys, ReceiveKeys and SumReceived.
+// Only the calls that deliver numbers wait for the device: RequestKeys, ReceiveKeys and
+// SumReceived.
 #ifndef DYNEMB_DEVICE_DEVICE_EXCHANGE_H_
 #define DYNEMB_DEVICE_DEVICE_EXCHANGE_H_
 

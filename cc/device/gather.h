@@ -1,12 +1,15 @@
-// GatherPool and GatherWeightGradient (cc/lookup/gather.h) on a device: bags of vectors that lie in
-// arrays, by index.
+// GatherPool and GatherWeightGradient (cc/lookup/gather.h) on a device: bags of vectors in arrays,
+// selected by index.
 //
-// Contract. What tasks point to is in the device's memory, but for their bags; `rows` holds
-// addresses of the device. Vectors, and what is written, need no more alignment than their elements
-// have. Nothing waits: the results are there when the stream gets there. So an index is not refused
-// that is n or more: its id counts with a vector of zeros, as with TensorFlow's gather on a GPU.
-// All else has the host's bits, but for which NaN a NaN is. InvalidArgument, before any work is
-// given out: all tasks have more than 2^32 - 2 bags, or ids, together.
+// Contract:
+//
+// - The arrays of tasks are in the device's memory, except their bags. `rows` has device addresses.
+// - Vectors and outputs need only the alignment of their elements.
+// - No call waits; the work is queued on the stream. An index of n or more is therefore not an
+//   error. Its id counts as a vector of zeros, as in TensorFlow's gather on a GPU.
+// - All other results have the same bits as on the host, except for the bits of a NaN.
+// - InvalidArgument, before any work is given, if all tasks together have more than 2^32 - 2 bags
+//   or ids.
 #ifndef DYNEMB_DEVICE_GATHER_H_
 #define DYNEMB_DEVICE_GATHER_H_
 

@@ -1,16 +1,16 @@
 // GatherGradient (cc/lookup/gather.h) on a device: the gradient of each row of a request, for many
 // tables in one call.
 //
-// It is SumGradients (sum_gradients.h) with an id's index in place of its key: nothing is elected,
-// and nothing is waited for. The ids of a row are in order feature after feature, and so are its
-// terms. A row's sum has the bits of the host's (but for which NaN) if it has at most 256 ids; of
-// more, these are summed in pieces of 256, and then the pieces' sums are added from the first to
-// the last.
+// This is SumGradients (sum_gradients.h) with an id's index in place of its key, so no election is
+// needed, and no call waits. The ids of a row, and therefore its terms, are ordered feature after
+// feature. If a row has at most 256 ids, its sum has the same bits as on the host, except for the
+// bits of a NaN. If it has more, ranges of 256 ids are summed, and then the sums of the ranges are
+// added from the first to the last.
 //
-// An index that is not below the number of rows is one of no row: its gradient is left out, where
-// the host fails. Who wants to know must look before.
+// If an index is not below the number of rows, its gradient is ignored; the host returns an error.
+// A caller that needs the error must check the indices itself.
 //
-// How many launches there are does not depend on how many tasks, features or pieces there are.
+// The number of launches does not depend on the number of tasks, features or ranges.
 #ifndef DYNEMB_DEVICE_GATHER_GRADIENT_H_
 #define DYNEMB_DEVICE_GATHER_GRADIENT_H_
 
@@ -32,17 +32,17 @@
 
 namespace dynemb::device {
 
-// A part of the ids is a feature; its keys are its index. Rows of all tasks are numbered one task
-// after the other.
+// Each part (parts.h) of the ids is a feature, whose keys are its index. Rows are numbered across
+// all tasks, task after task.
 
-// The number of the row that an id means; that behind all if there is no such row.
+// The row number of an id; `no_row`, which follows all row numbers, if its index is not a row.
 struct RowNumbers {
   struct Rows {
     uint32_t begin;
     uint32_t n;
   };
   Parts<GradientPart> features;
-  const Rows* rows;  // [features] those of each one's task
+  const Rows* rows;  // [features] the rows of the feature's task
   uint32_t no_row;
 
   DYNEMB_HD uint32_t operator()(uint32_t f, uint32_t position) const {
@@ -51,7 +51,7 @@ struct RowNumbers {
   }
 };
 
-// What a task has of all features and of all arrays of sums.
+// The features and the arrays of sums that belong to a task.
 struct GatheredTable {
   uint32_t first_feature = 0;
   uint32_t num_features = 0;
@@ -62,12 +62,12 @@ struct GatheredTable {
 
 // Sums (kernels_gradient.h) of GatherGradient: a key is a row.
 struct RowSums {
-  // One less than KeySums has: the loop over features needs registers, too.
+  // One less than in KeySums: the loop over features needs registers too.
   static constexpr uint32_t kMaximaInFlight = kTermsInFlight - 1;
 
   SortedTerms terms;
   Parts<GatheredTable> tables;  // the items of a part are its rows
-  Parts<float*> arrays;         // of all tasks; the items of a part are the rows that go there
+  Parts<float*> arrays;         // of all tasks; the items of a part are the rows of the array
 
   DYNEMB_HD uint32_t TaskOf(uint32_t row) const { return tables.IndexOf(row); }
   DYNEMB_HD int64_t dim(uint32_t t) const { return tables[t].dim; }
@@ -80,7 +80,8 @@ struct RowSums {
   template <class Lanes>
   DYNEMB_HD void Begin(Lanes&, uint32_t, uint32_t, uint32_t) const {}
 
-  // In runs of one feature, whose terms are alike; zeros for a row that no id means.
+  // Sums the terms of one feature at a time, because they have the same form. Zeros for a row
+  // without ids.
   template <class Lanes>
   DYNEMB_HD DYNEMB_INLINE void Sum(Lanes& lanes, uint32_t t, uint32_t first, uint32_t n,
                                    float* sum) const {
@@ -105,7 +106,7 @@ struct RowSums {
     return table.first_feature +
            RangeOf(terms.parts.begins + table.first_feature, table.num_features, position);
   }
-  // How many of the terms [first, first + n) are of feature f, as the first is.
+  // The number of consecutive terms of feature f, in [first, first + n). The first is of feature f.
   DYNEMB_HD uint32_t RunOf(uint32_t f, uint32_t first, uint32_t n) const {
     const uint32_t* const positions = terms.positions + first;
     const uint32_t end = terms.parts.begin(f + 1);
@@ -174,7 +175,7 @@ inline Status Flatten(const std::vector<dynemb::GatherGradient::Task>& tasks, Fl
     table.num_arrays = static_cast<uint32_t>(flat->arrays.size()) - table.first_array;
     flat->tables.push_back(table);
     flat->row_begins.push_back(static_cast<uint32_t>(num_rows));
-    // At worst all ids are of one row.
+    // In the worst case all ids belong to one row.
     const size_t ids = num_ids - ids_before;
     flat->room.Add(ids, ids == 0 ? 0 : 1, task.dim);
   }
@@ -183,9 +184,9 @@ inline Status Flatten(const std::vector<dynemb::GatherGradient::Task>& tasks, Fl
 
 }  // namespace internal_gather_gradient
 
-// All that tasks point to is in the device's memory, but for bags. Fails as
-// dynemb::GatherGradient::Check does, and where all tasks have more than 2^32 - 2 ids, bags or rows
-// together, before any work is given out.
+// All arrays of tasks are in the device's memory, except bags. Fails like
+// dynemb::GatherGradient::Check, or if all tasks together have more than 2^32 - 2 ids, bags or
+// rows, before any work is given.
 template <class Session>
 Status GatherGradient(Session& session, const std::vector<dynemb::GatherGradient::Task>& tasks) {
   namespace internal = internal_sum_gradients;
@@ -201,7 +202,7 @@ Status GatherGradient(Session& session, const std::vector<dynemb::GatherGradient
                            static_cast<uint32_t>(num_rows)};
   session.ForEach(ids.n,
                   ListIds<RowNumbers>{ids.parts, numbers, ids.uniques, ids.positions, ids.bag_of});
-  // Ids of no row are sorted behind all others.
+  // Ids without a row are sorted after all others.
   const size_t num_ranges = num_rows + 1;
   auto* const ranges = session.template Take<TermRange>(num_ranges);
   session.Fill(ranges, 0, num_ranges * sizeof(TermRange));

@@ -1,6 +1,6 @@
-// One launch over several arrays of different lengths: their items are numbered one array after the
-// other, and whoever has an item finds out which array it is of. What kernels know of array p is
-// its *part*.
+// Parts: one launch over several arrays of different lengths. Their items are numbered array after
+// array, and each thread finds the array of its item. The data of array p that kernels need is its
+// *part*.
 //
 //   std::vector<MyPart> parts; std::vector<uint32_t> begins{0};   // begins: one more than parts
 //   const Parts<MyPart> view = ToDevice(session, parts, begins);
@@ -21,7 +21,8 @@
 
 namespace dynemb::device {
 
-// The items of all parts are numbered in 32 bits. `what` they are.
+// InvalidArgument if `total` items of all parts cannot be numbered in 32 bits. `what` is the name
+// of the items in the message.
 inline Status CheckTotal(size_t total, const char* what) {
   constexpr size_t kMost = Bags::kMaxSize;
   if (total <= kMost) return Status();
@@ -29,7 +30,7 @@ inline Status CheckTotal(size_t total, const char* what) {
                          " in a batch, got " + std::to_string(total));
 }
 
-// How many low bits of numbers below n are not 0 in all of them.
+// The number of bits of the numbers below n.
 inline int BitsBelow(size_t n) {
   int bits = 0;
   while ((size_t{1} << bits) < n) ++bits;
@@ -48,7 +49,8 @@ struct Parts {
   DYNEMB_HD uint32_t IndexOf(size_t i) const { return RangeOf(begins, count, i); }
 };
 
-// A copy in the device's memory, until the session ends; nulls if the session has failed.
+// Copies an array to the device's memory; valid until the session ends. Null if the session has
+// failed.
 template <class T, class Session, class From>
 T* ToDeviceAs(Session& session, const From* values, size_t n) {
   T* const to = session.template Take<T>(n);
@@ -70,11 +72,11 @@ Parts<Part> ToDevice(Session& session, const std::vector<Part>& parts,
   return {copies, copied_begins, static_cast<uint32_t>(parts.size())};
 }
 
-// Bags (cc/lookup/bags.h) as kernels see them: they are checked, and brought into this form, on the
-// host.
+// The view of Bags (cc/lookup/bags.h) for kernels. The host checks bags, and converts them to this
+// form.
 struct BagsView {
   const uint32_t* splits = nullptr;  // [num_bags + 1]; null: `hotness` ids in each bag
-  const uint32_t* order = nullptr;   // [nnz]: the ids' positions in bag order; null: as they come
+  const uint32_t* order = nullptr;   // [nnz]: the ids' positions in bag order; null: in order
   uint32_t hotness = 0;
   uint32_t num_bags = 0;
 

@@ -1,6 +1,6 @@
-// PieceMap: which pieces of host memory were given to the driver, each by one call. A copy that
-// reaches from one piece into the next is refused by drivers, so it is cut where a piece ends.
-// May be used by several threads at once.
+// PieceMap: the pieces of host memory that were registered with the driver, one call each. Drivers
+// refuse a copy that extends from one piece into the next, so copies are divided where a piece
+// ends. Thread-safe.
 #ifndef DYNEMB_DEVICE_PIECE_MAP_H_
 #define DYNEMB_DEVICE_PIECE_MAP_H_
 
@@ -27,7 +27,8 @@ class PieceMap {
     --size_;
   }
 
-  // How many of the `bytes` from p on are in the piece that has p; all of them if none has.
+  // The number of the `bytes` bytes from p on that are in the piece of p; all of them if p is in no
+  // piece.
   size_t Within(const void* p, size_t bytes) const {
     if (size_ == 0) return bytes;
     std::lock_guard<std::mutex> lock(mutex_);

@@ -1,9 +1,10 @@
-// The launches of kernels_pool.h, for tasks whose vectors lie wherever a source (vector_sources.h)
-// says. For all tasks together: one launch combines their bags, two take the gradients of weights.
+// The launches of kernels_pool.h, for tasks whose vectors come from a source (vector_sources.h).
+// For all tasks together, one launch combines their bags, and two launches compute the gradients of
+// weights.
 //
-// Contract. What tasks point to is in the device's memory, but for their bags. Task t's vectors are
-// those of parts[t]. Nothing waits. InvalidArgument, before any work is given out: all tasks have
-// more than 2^32 - 2 bags or ids together.
+// Contract. The arrays of tasks are in the device's memory, except their bags. parts[t] has the
+// vectors of task t. No call waits. InvalidArgument, before any work is given, if all tasks
+// together have more than 2^32 - 2 bags or ids.
 #ifndef DYNEMB_DEVICE_POOL_BAGS_H_
 #define DYNEMB_DEVICE_POOL_BAGS_H_
 
@@ -22,7 +23,8 @@ namespace dynemb::device {
 
 namespace internal_pool_bags {
 
-// Where each task's items begin, (bags.*count)() of them: one more than tasks.
+// The positions at which the items of each task begin, and the end of the last. A task has
+// (bags.*count)() items.
 template <class Task>
 Status NumberItems(const std::vector<const Task*>& tasks, size_t (Bags::*count)() const,
                    const char* what, std::vector<uint32_t>* begins) {
@@ -41,7 +43,7 @@ BagsPart<Source> BringBags(Session& session, const typename Source::Part& part, 
 
 }  // namespace internal_pool_bags
 
-// BagCombiner. `quads` are those of the widest vectors.
+// BagCombiner for all tasks. `quads` is the number of quads of the widest vectors.
 template <class Session, class Source>
 Status CombineBags(Session& session, const Source& source,
                    const std::vector<typename Source::Part>& parts,
@@ -60,7 +62,7 @@ Status CombineBags(Session& session, const Source& source,
   return session.status();
 }
 
-// WeightGradientOfBags.
+// WeightGradientOfBags for all tasks.
 template <class Session, class Source>
 Status DifferentiateWeights(Session& session, const Source& source,
                             const std::vector<typename Source::Part>& parts,

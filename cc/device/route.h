@@ -1,18 +1,18 @@
-// Route and Requests (cc/lookup/route.h) on a device: which keys this rank asks which rank for, and
-// what is read of the messages that ranks sent.
+// Route and Requests (cc/lookup/route.h) on a device: the keys that this rank requests from each
+// rank, and the keys in the messages that other ranks sent.
 //
-// The messages are the host's, but for the order of the keys: in a table's request, the keys of one
-// owner stand in the order of their first ids, features one after the other.
+// The messages are the same as on the host, except for the order of keys. In a table's request, the
+// keys of one owner are in the order of their first ids, feature after feature.
 //
 //   DYNEMB_RETURN_IF_ERROR(device::Route(
 //       session, tasks, ranks, self, [&](const RouteSizes& sizes, int32_t** words, int32_t** own) {
 //         ... allocate the words of all of sizes.words, and sizes.num_own_words ...
 //       }));
 //
-// Ids, words, own, index and keys are in the device's memory; splits and counts are the host's. How
-// many launches there are does not depend on how many tables, features or ranks there are. Route
-// and ReceiveKeys wait once, for the numbers of keys, unless there are no ids or no headers; the
-// rest is done when the stream gets there.
+// Ids, words, own, index and keys are in the device's memory; splits and counts are in host memory.
+// The number of launches does not depend on the number of tables, features or ranks. Route and
+// ReceiveKeys each wait once, for the numbers of keys, unless there are no ids or no headers. The
+// rest of their work is queued on the stream.
 #ifndef DYNEMB_DEVICE_ROUTE_H_
 #define DYNEMB_DEVICE_ROUTE_H_
 
@@ -68,11 +68,12 @@ Status SortKeys(Session& session, const std::vector<RoutePart>& parts,
 
 }  // namespace internal_route
 
-// place(const RouteSizes&, int32_t** words, int32_t** own) is called once, by the calling thread,
-// and says where the messages go, in the order of the ranks, and that to `self`; what it fails with
-// is returned. `self` may be kNoRank. Fails as Route::Prepare does, and where all tasks have more
-// than 2^32 - 2 ids together, before any work is given out; and before place is called where a
-// message would be too long.
+// place(const RouteSizes&, int32_t** words, int32_t** own) is called once, on the calling thread.
+// It sets the addresses of the messages, in the order of the ranks, and of the message to `self`.
+// If it fails, its error is returned. `self` may be kNoRank.
+//
+// Fails like Route::Prepare, or if all tasks together have more than 2^32 - 2 ids, before any work
+// is given. If a message would be too long, it fails before `place` is called.
 template <class Session, class Place>
 Status Route(Session& session, const std::vector<RouteTask>& tasks, uint32_t ranks, uint32_t self,
              const Place& place) {
@@ -131,10 +132,11 @@ Status Route(Session& session, const std::vector<RouteTask>& tasks, uint32_t ran
   return session.status();
 }
 
-// place(size_t table, const int64_t* counts, void** keys) is called once for each table, in order,
-// by the calling thread, with the numbers of keys, [ranks], that each rank asks for; it says where
-// they go, rank after rank. What it fails with is returned. Fails as Requests::Init does, and where
-// there are more than 2^32 - 2 keys, before place is called.
+// place(size_t table, const int64_t* counts, void** keys) is called once per table, in order, on
+// the calling thread. `counts`, [ranks], are the numbers of keys that each rank requests; `place`
+// sets the address to which they are written, rank after rank. If it fails, its error is returned.
+//
+// Fails like Requests::Init, or if there are more than 2^32 - 2 keys, before `place` is called.
 template <class Session, class Place>
 Status ReceiveKeys(Session& session, const Requests::Received& received,
                    const std::vector<KeyType>& key_types, const Place& place) {
@@ -178,7 +180,7 @@ Status ReceiveKeys(Session& session, const Requests::Received& received,
   return session.status();
 }
 
-// to[i] = which rank holds keys[i], for n keys.
+// to[i] = the rank that holds keys[i], for n keys.
 template <class Session>
 Status OwnersOf(Session& session, const Owners& owners, KeyType type, const void* keys, size_t n,
                 int32_t* to) {
