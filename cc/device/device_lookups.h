@@ -1,13 +1,14 @@
-// DeviceLookups: lookups over tables of one device (cc/lookup/lookups.h), with a number of launches
-// that does not grow with the number of tables.
+// DeviceLookups: Lookups (cc/lookup/lookups.h) over the tables of one device. The number of
+// launches does not grow with the number of tables.
 //
-// The ids of all tasks become one batch (kernels_lookup.h), in which those of one table lie in one
-// stretch: so a key that two tasks ask of one table is found, and made, once. A launch over the
-// batch, or over all bags, finds each item's table or task by where the item is (TableViews,
-// Parts). Two tasks' gradients for one table are applied one after the other.
+// The ids of all tasks become one batch (kernels_lookup.h), in which the ids of a table are
+// consecutive. A key that two tasks look up in the same table is therefore inserted once. A launch
+// over the batch, or over all bags, finds the table or task of each item from the item's number
+// (TableViews, Parts). The gradients of two tasks for the same table are applied one after the
+// other.
 //
-// Nothing here waits for the device but SumGradients, which delivers a number, and what
-// DeviceTable waits for.
+// Only SumGradients waits for the device, because it returns a number, and DeviceTable where it has
+// to (device_table.h).
 #ifndef DYNEMB_DEVICE_DEVICE_LOOKUPS_H_
 #define DYNEMB_DEVICE_DEVICE_LOOKUPS_H_
 
@@ -46,30 +47,30 @@ class DeviceLookups final : public Lookups {
   using Work = typename DTable::Work;
   using Batch = typename DTable::Batch;
 
-  // What a task brings to a batch.
+  // The ids of a task.
   struct Ids {
     Table* table;
     const void* keys;
-    const RowId* found;  // or null, for all tasks alike that have ids
-    RowId* rows;         // likewise
+    const RowId* found;  // rows that an earlier call found; null in all tasks with ids, or in none
+    RowId* rows;         // output; likewise
     size_t n;
     size_t num_bags;
   };
-  // The ids of several tasks, those of one table one after the other.
+  // The order of the ids of several tasks in a batch: the ids of a table are consecutive.
   struct Gathered {
     std::vector<DTable*> tables;
-    std::vector<uint32_t> table_begins;  // ids of tables[t]: one more than tables
-    std::vector<size_t> order;           // of the tasks in the batch
-    std::vector<uint32_t> begins;        // ids of task order[p]: one more than tasks
-    std::vector<uint32_t> table_of;      // of task order[p]
+    std::vector<uint32_t> table_begins;  // the ids of tables[t] begin here; one more than tables
+    std::vector<size_t> order;           // the tasks, in the order of the batch
+    std::vector<uint32_t> begins;        // the ids of task order[p] begin here; one more than tasks
+    std::vector<uint32_t> table_of;      // the table of task order[p]
 
-    // Where the vectors of each task's ids are.
+    // The source of the vectors of each task's ids.
     std::vector<device::TableVectors::Part> Vectors() const {
       std::vector<device::TableVectors::Part> parts;
       for (size_t p = 0; p < order.size(); ++p) parts.push_back({begins[p], table_of[p]});
       return parts;
     }
-    // The tasks in this order, as what they are derived from.
+    // The tasks in the order of the batch, as pointers to their base class.
     template <class Base, class Task>
     std::vector<const Base*> Ordered(const std::vector<Task>& tasks) const {
       std::vector<const Base*> ordered;
@@ -82,20 +83,20 @@ class DeviceLookups final : public Lookups {
     std::vector<const DTable*> locked() const { return {tables.begin(), tables.end()}; }
   };
 
-  // A batch with the ids of several tasks.
+  // A batch with the ids of one or several tasks.
   struct Joined : Batch {
-    const RowId* found = nullptr;           // where they were found, if the tasks know that
-    device::Parts<device::IdPart> parts{};  // of several tasks
+    const RowId* found = nullptr;  // the rows that an earlier call found, if tasks have them
+    device::Parts<device::IdPart> parts{};  // if there are several tasks
   };
 
-  // InvalidArgument: a table is elsewhere, or there are too many ids or bags.
+  // InvalidArgument if a table is not on this device, or there are too many ids or bags.
   Status Gather(const std::vector<Ids>& tasks, Gathered* gathered) const;
-  // The batch in the device's memory. One task's arrays are taken as they are.
+  // Creates the batch in the device's memory. With only one task, its arrays are used directly.
   static Joined Join(Work& work, const std::vector<Ids>& tasks, const Gathered& gathered,
                      std::vector<Stamp> now);
-  // Gives the tasks their rows.
+  // Writes the rows of the batch to the tasks' arrays.
   static void Deliver(Work& work, const Joined& batch);
-  // The tasks without rows get distinct keys, if they are not, and the rows.
+  // Makes the keys of tasks without rows distinct, if they may repeat, and finds their rows.
   // now_of(gathered): the stamps of its tables.
   template <class NowOf>
   Status MakeDistinct(Work& work, const NowOf& now_of, std::vector<ApplyTask>* tasks) const;
@@ -160,7 +161,7 @@ typename DeviceLookups<Device>::Joined DeviceLookups<Device>::Join(Work& work,
   }
   batch.parts = device::ToDevice(work, parts, gathered.begins);
   auto* const keys = work.template Take<uint64_t>(n);
-  // A task without ids may have no array either.
+  // A task without ids may have no arrays.
   const bool has_found =
       std::any_of(tasks.begin(), tasks.end(), [](const Ids& ids) { return ids.found != nullptr; });
   auto* const found = has_found ? work.template Take<RowId>(n) : nullptr;
@@ -192,7 +193,7 @@ Status DeviceLookups<Device>::Pool(Exec& exec, const std::vector<PoolTask>& task
   for (size_t t = 0; t < gathered.tables.size(); ++t) {
     DTable& table = *gathered.tables[t];
     if (insert) {
-      // Of what was read since, if no step has ended with one.
+      // Promotes the rows that were read since the last promotion, if no step has ended with one.
       DYNEMB_RETURN_IF_ERROR(table.PromoteIfDue(exec, tick));
       now.emplace_back();
       DYNEMB_RETURN_IF_ERROR(table.Begin(exec, gathered.table_size(t), tick, &now.back()));
@@ -323,8 +324,8 @@ Status DeviceLookups<Device>::Apply(Exec& exec, const std::vector<ApplyTask>& ta
   };
   std::vector<ApplyTask> distinct = tasks;
   DYNEMB_RETURN_IF_ERROR(MakeDistinct(work, now_of, &distinct));
-  // Two tasks may name one table, and then one row: tasks of one table run one after the other. All
-  // that can fail comes before the first of them.
+  // Two tasks may name the same table, and then the same row, so the tasks of a table run one after
+  // the other, in rounds. Everything that can fail comes before the first round.
   struct Round {
     Joined batch;
     uint32_t* nonfinite;
@@ -347,7 +348,7 @@ Status DeviceLookups<Device>::Apply(Exec& exec, const std::vector<ApplyTask>& ta
     Gathered gathered;
     DYNEMB_RETURN_IF_ERROR(Gather(round, &gathered));
     Joined batch = Join(work, round, gathered, now_of(gathered));
-    batch.gradients = std::move(gradients);  // a task for each table, in their order
+    batch.gradients = std::move(gradients);  // one task per table, in the order of the tables
     // The k-th task of a table is in round k, here and on the host.
     batch.step = RoundingStep(Update::kOptimizer, step.iteration, rounds.size());
     (void)DTable::ViewsOf(work, batch);

@@ -126,8 +126,8 @@ struct RowSums {
 
 namespace internal_gather_gradient {
 
-// The tasks as SumGradients's functions take them, and what is theirs alone. All begins are of the
-// host.
+// The tasks in the form that the functions of SumGradients take, and the data that only
+// GatherGradient needs. All `begins` are in host memory.
 struct Flat {
   std::vector<BackwardTask> features;
   std::vector<uint32_t> id_begins{0};  // of features

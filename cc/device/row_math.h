@@ -1,19 +1,19 @@
-// What a team of threads does to one row of a device table: the arithmetic of initializer.h,
-// optimizer.h and codec.h, for device code and for host code that emulates it.
+// Row math: the arithmetic of initializer.h, optimizer.h and codec.h, by a team of threads on one
+// row of a device table. For device code, and for host code that emulates it.
 //
-// Contract. `lanes` are the threads that co-operate on the row; of the concept in lanes.h they need
-// rank(), width() and, for RowwiseAdagrad alone, FromLeader(). All of a team call a function with
-// the same arguments. Columns are dealt in quads, four neighbours: thread r has quads r, r + width,
-// ... in every function here, and no other thread touches these columns of the row. So a team need
-// not synchronise between two calls.
+// Contract. `lanes` are the threads of the team. Of the concept in lanes.h they need rank(),
+// width() and, only for RowwiseAdagrad, FromLeader(). All threads of a team call a function with
+// the same arguments. Columns are divided into quads of four neighboring columns. In every
+// function, thread r has the quads r, r + width, ..., and no other thread accesses these columns of
+// the row. A team therefore need not synchronize between two calls.
 //
-// The bits are those of the host's functions, but for which NaN a NaN is. Device code must be built
-// with nvcc --fmad=false (its square roots, divisions and denormals are IEEE's by default). The
-// exception is powf, as between hosts: Ftrl<false>.
+// The results have the same bits as those of the host's functions, except for the bits of a NaN,
+// and for powf (Ftrl<false>), which also differs between hosts. Device code must be built with nvcc
+// --fmad=false (its square roots, divisions and denormals conform to IEEE by default).
 //
-// Pointers are aligned to their element type. A quad that is aligned to its own size is one access;
-// all are if the row's vector, its state and the gradients begin at multiples of 16 bytes and dim
-// is a multiple of 4.
+// Pointers are aligned to their element type. A quad that is aligned to its own size is one access.
+// This holds for all quads if the row's vector, its state and the gradients begin at multiples of
+// 16 bytes, and dim is a multiple of 4.
 #ifndef DYNEMB_DEVICE_ROW_MATH_H_
 #define DYNEMB_DEVICE_ROW_MATH_H_
 
@@ -34,19 +34,19 @@
 
 namespace dynemb {
 
-// Four neighbouring elements. At a row's end some may lie behind its last column: these are zero
-// when loaded and are not stored.
+// Four neighboring elements. Elements after the last column of a row are zero when loaded, and are
+// not stored.
 constexpr int kQuad = 4;
 template <class T>
 struct alignas(kQuad * sizeof(T)) Quad {
   T at[kQuad];
 };
 
-// Of a row of so many columns.
+// The number of quads of a row of `dim` columns.
 constexpr size_t QuadsOf(int64_t dim) { return (static_cast<size_t>(dim) + kQuad - 1) / kQuad; }
 
-// How a float32 becomes a 16-bit element: to the nearest, or at random by the words of Philox that
-// (seed, key, step, column) name, as in codec.h. float32 elements are never rounded.
+// The rounding of float32 to 16-bit elements: to nearest, or stochastic with the words of Philox
+// selected by (seed, key, step, column), as in codec.h. float32 elements are never rounded.
 struct Rounding {
   bool stochastic = false;
   uint64_t seed = 0;
@@ -54,7 +54,7 @@ struct Rounding {
   uint64_t step = 0;
 };
 
-// An Initializer as kernels see it; `runs` are in the kernel's memory.
+// The view of an Initializer for kernels. `runs` is in memory that kernels can access.
 struct InitializerView {
   uint64_t seed;
   int64_t dim;
@@ -70,7 +70,7 @@ DYNEMB_HD DYNEMB_INLINE bool IsWhole(const T* p, int n) {
   return n == kQuad && reinterpret_cast<uintptr_t>(p) % sizeof(Quad<T>) == 0;
 }
 
-// `dtype` is a 16-bit type in these three.
+// `dtype` is a 16-bit type in these three functions.
 DYNEMB_HD DYNEMB_INLINE float FromHalf(DType dtype, uint16_t half) {
   return dtype == DType::kFloat16 ? HalfFormat<DType::kFloat16>::ToFloat(half)
                                   : HalfFormat<DType::kBfloat16>::ToFloat(half);
@@ -86,13 +86,13 @@ DYNEMB_HD DYNEMB_INLINE uint16_t StochasticHalf(DType dtype, float value, uint32
                                   : HalfFormat<DType::kBfloat16>::Stochastic(value, bits);
 }
 
-// The random bits of the four columns of a quad.
+// The random bits for the four columns of a quad.
 DYNEMB_HD DYNEMB_INLINE Philox4 RoundingWords(const Rounding& rounding, int64_t first) {
   return PhiloxBlock(MixKey(MixKey(rounding.seed) + rounding.step), rounding.key,
                      PhiloxStream::kRounding, static_cast<uint32_t>(first / kQuad));
 }
 
-// The run that has `column`.
+// The run that contains `column`.
 DYNEMB_HD DYNEMB_INLINE const InitRun* FindRun(const InitializerView& init, int64_t column) {
   uint32_t low = 0, high = init.num_runs - 1;
   while (low < high) {
@@ -112,7 +112,7 @@ DYNEMB_HD DYNEMB_INLINE float Decayed(const OptimizerCoefficients& c, float v) {
 
 }  // namespace internal_row_math
 
-// One quad
+// --- One quad ---
 
 template <class T>
 DYNEMB_HD DYNEMB_INLINE Quad<T> LoadQuad(const T* from, int n) {
@@ -135,7 +135,7 @@ DYNEMB_HD DYNEMB_INLINE void StoreQuad(const Quad<T>& quad, int n, T* to) {
   }
 }
 
-// fn(first, n) for each quad of this thread: columns [first, first + n).
+// Calls fn(first, n) for each quad of this thread, columns [first, first + n).
 template <class Lanes, class Fn>
 DYNEMB_HD DYNEMB_INLINE void ForEachQuad(Lanes& lanes, int64_t dim, const Fn& fn) {
   const int64_t step = int64_t{kQuad} * lanes.width();
@@ -144,7 +144,7 @@ DYNEMB_HD DYNEMB_INLINE void ForEachQuad(Lanes& lanes, int64_t dim, const Fn& fn
   }
 }
 
-// Elements of a row as float32. `dtype` is that of the elements.
+// Converts elements of type `dtype` to float32.
 DYNEMB_HD DYNEMB_INLINE Quad<float> ToFloats(DType, const Quad<float>& quad) { return quad; }
 DYNEMB_HD DYNEMB_INLINE Quad<float> ToFloats(DType dtype, const Quad<uint16_t>& half) {
   Quad<float> quad;
@@ -177,7 +177,7 @@ DYNEMB_HD DYNEMB_INLINE void StoreColumns(DType dtype, const Quad<float>& quad, 
   StoreQuad(half, n, static_cast<uint16_t*>(vector) + first);
 }
 
-// The same columns of the vector that `key` starts with, Initializer::Fill.
+// Columns [first, first + n) of the initial vector of `key` (Initializer::Fill).
 DYNEMB_HD DYNEMB_INLINE Quad<float> InitialColumns(const InitializerView& init, uint64_t key,
                                                    int64_t first, int n) {
   const InitRun* at = internal_row_math::FindRun(init, first);
@@ -196,7 +196,7 @@ DYNEMB_HD DYNEMB_INLINE Quad<float> InitialColumns(const InitializerView& init, 
   return quad;
 }
 
-// As a row holds them: what LoadColumns gives once they are stored there to the nearest.
+// The same, rounded to nearest as they would be in a row of `dtype`.
 DYNEMB_HD DYNEMB_INLINE Quad<float> InitialColumns(const InitializerView& init, uint64_t key,
                                                    DType dtype, int64_t first, int n) {
   Quad<float> quad = InitialColumns(init, key, first, n);
@@ -208,9 +208,9 @@ DYNEMB_HD DYNEMB_INLINE Quad<float> InitialColumns(const InitializerView& init, 
   return quad;
 }
 
-// A whole row, by a team
+// --- A whole row, by a team ---
 
-// codec.h's: from a row's vector to float32.
+// LoadVector of codec.h: from a row's vector to float32.
 template <class Lanes>
 DYNEMB_HD void LoadVector(Lanes& lanes, DType dtype, const void* row, int64_t dim, float* vector) {
   ForEachQuad(lanes, dim, [&](int64_t first, int n) {
@@ -218,7 +218,7 @@ DYNEMB_HD void LoadVector(Lanes& lanes, DType dtype, const void* row, int64_t di
   });
 }
 
-// codec.h's StoreVector or, at random, StoreVectorStochastic.
+// StoreVector or StoreVectorStochastic of codec.h.
 template <class Lanes>
 DYNEMB_HD void StoreVector(Lanes& lanes, DType dtype, const float* vector, int64_t dim,
                            const Rounding& rounding, void* row) {
@@ -238,7 +238,7 @@ DYNEMB_HD bool ColumnsFinite(Lanes& lanes, const float* g, int64_t dim) {
   return finite;
 }
 
-// The vector that `key` starts with: Initializer::Fill, stored to the nearest.
+// Writes the initial vector of `key` (Initializer::FillAs).
 template <class Lanes>
 DYNEMB_HD void FillInitialVector(Lanes& lanes, const InitializerView& init, uint64_t key,
                                  DType dtype, void* vector) {
@@ -247,8 +247,8 @@ DYNEMB_HD void FillInitialVector(Lanes& lanes, const InitializerView& init, uint
   });
 }
 
-// Changes a row's vector as float32: fn(first, n, &quad) for each quad of this thread, as
-// LoadColumns gives it; what fn leaves there is stored.
+// Updates a row's vector in float32: loads each quad of this thread, calls fn(first, n, &quad), and
+// stores the result.
 template <class Lanes, class Fn>
 DYNEMB_HD DYNEMB_INLINE void UpdateVector(Lanes& lanes, DType dtype, int64_t dim, void* vector,
                                           const Rounding& rounding, const Fn& fn) {
@@ -259,9 +259,9 @@ DYNEMB_HD DYNEMB_INLINE void UpdateVector(Lanes& lanes, DType dtype, int64_t dim
   });
 }
 
-// One step of one row with the formula that WithFormula chose: RowOptimizer::Apply to the vector as
-// float32, which is rounded back, and to the state. Collective for RowwiseAdagrad, whose one
-// accumulator only the leader touches.
+// One step on one row with the formula that WithFormula selected: RowOptimizer::Apply to the state
+// and the vector in float32, which is then rounded. Collective for RowwiseAdagrad, whose
+// accumulator only the leader accesses.
 template <class Formula, class Lanes>
 DYNEMB_HD void ApplyToRow(Lanes& lanes, const OptimizerCoefficients& c, DType dtype, int64_t dim,
                           void* vector, float* state, const float* gradient,
@@ -281,7 +281,7 @@ DYNEMB_HD void ApplyToRow(Lanes& lanes, const OptimizerCoefficients& c, DType dt
     UpdateVector(lanes, dtype, dim, vector, rounding, [&](int64_t first, int n, Quad<float>* v) {
       const Quad<float> g = LoadQuad(gradient + first, n);
       // The formula of column j reads state k at s[k * kQuad + j].
-      float s[kQuad * (Formula::kStates + 1)];  // one more: no array is empty
+      float s[kQuad * (Formula::kStates + 1)];  // + 1, because an array must not be empty
       for (int k = 0; k < Formula::kStates; ++k) {
         const Quad<float> of = LoadQuad(state + k * dim + first, n);
         for (int j = 0; j < kQuad; ++j) s[k * kQuad + j] = of.at[j];

@@ -1,18 +1,18 @@
-// Where the vectors of ids lie, for kernels that combine them (kernels_pool.h). A *source* is held
-// by a body, for all parts of a launch:
+// Sources: the vectors of ids, for kernels that combine them (kernels_pool.h). A kernel has one
+// *source* for all parts of a launch:
 //
-//   Source::Part                       what it has to know of a part; vectors of a part are alike
-//   Source::Vectors(source, part)      those of a part:
+//   Source::Part                       the data of a part; its vectors have one dtype and dim
+//   Source::Vectors(source, part)      the vectors of a part:
 //     dtype(), dim(), vector_bytes()
-//     uint32_t Row(position)           the number of an id's row
-//     bool Has(row)                    whether there is such a row
-//     const char* Vector(row)          its vector, if there is; aligned to its elements
+//     uint32_t Row(position)           the row of an id
+//     bool Has(row)                    whether that row exists
+//     const char* Vector(row)          the vector of an existing row, aligned to its elements
 //     Quad<float> Columns(position, first, n)
-//                                      columns [first, first + n) of what an id without a row
-//                                      counts with, as a row would hold them
+//                                      columns [first, first + n) of the vector that replaces the
+//                                      missing row of an id, rounded as in a row
 //
-// Row and Vector may read memory. Who reads several vectors asks for all rows first, then for all
-// vectors, so that these accesses are under way together.
+// Row and Vector may read memory. To read several vectors, a kernel calls Row for all of them
+// first, and then Vector for all of them, so that these accesses overlap.
 #ifndef DYNEMB_DEVICE_VECTOR_SOURCES_H_
 #define DYNEMB_DEVICE_VECTOR_SOURCES_H_
 
@@ -27,13 +27,12 @@
 
 namespace dynemb::device {
 
-// Rows of tables. `keys` and `rows` are arrays of the whole batch: the id at position p of a part
-// is at first_id + p. A row is that of its key, or kNoRow: then the id counts with the vector that
-// its key starts with.
+// Rows of tables. `keys` and `rows` are arrays over the whole batch: the id at position p of a part
+// is at first_id + p. An id whose row is kNoRow counts as the initial vector of its key.
 struct TableVectors {
   struct Part {
     uint32_t first_id = 0;
-    uint32_t table = 0;  // in TableViews
+    uint32_t table = 0;  // index in TableViews
   };
   TableViews tables;
   KeyArray keys;
@@ -66,14 +65,14 @@ struct TableVectors {
   };
 };
 
-// Vectors in arrays, by index (cc/lookup/gather.h). An id whose index is no row's counts with
-// zeros.
+// Vectors in arrays, selected by index (cc/lookup/gather.h). An id whose index is not a row counts
+// as zeros.
 struct IndexedVectors {
   struct Part {
     const uint32_t* index = nullptr;    // [nnz]
     size_t n = 0;                       // rows
-    const void* vectors = nullptr;      // [n, dim], or
-    const void* const* rows = nullptr;  // [n]: addresses; null: vectors is an array
+    const void* vectors = nullptr;      // [n, dim]; not used if `rows` is not null
+    const void* const* rows = nullptr;  // [n] addresses
     DType dtype = DType::kFloat32;
     int64_t dim = 0;
   };
@@ -98,7 +97,7 @@ struct IndexedVectors {
 
    private:
     const Part& part_;
-    const void* const* const rows_;  // read once, not for each vector
+    const void* const* const rows_;  // read once, not per vector
   };
 };
 
