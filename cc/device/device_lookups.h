@@ -85,7 +85,7 @@ class DeviceLookups final : public Lookups {
 
   // A batch with the ids of one or several tasks.
   struct Joined : Batch {
-    const RowId* found = nullptr;  // the rows that an earlier call found, if tasks have them
+    const RowId* found = nullptr;           // from the tasks, if they have it
     device::Parts<device::IdPart> parts{};  // if there are several tasks
   };
 
@@ -113,7 +113,7 @@ Status DeviceLookups<Device>::Gather(const std::vector<Ids>& tasks, Gathered* ga
     auto* const table = dynamic_cast<DTable*>(ids.table);
     if (table == nullptr || table->device_ != device_) {
       return InvalidArgument("table '" + ids.table->options().name +
-                             "' is not where the others of this call are");
+                             "' is not on the device of the other tables of this call");
     }
     const auto at = std::find(g.tables.begin(), g.tables.end(), table);
     table_of.push_back(static_cast<uint32_t>(at - g.tables.begin()));

@@ -1,24 +1,24 @@
-// The kernels of SumGradients (sum_gradients.h), and those of them that GatherGradient
-// (gather_gradient.h) has too, where a key is a row, and a part of the ids a feature of a task. The
-// ids of all parts are numbered one part after the other: an id's *position* is this number, and in
-// its part it is the position less the part's begin. What is made of them, in this order:
+// The kernels of SumGradients (sum_gradients.h). GatherGradient (gather_gradient.h) uses some of
+// them too; there, a key is a row, and a part of the ids is a feature of a task. The ids of all
+// parts are numbered part after part. An id's *position* is this number; within its part, it is the
+// position minus the part's begin. The steps, in this order:
 //
-//   ScaleBags                     what the gradients of each bag are multiplied by
-//   Elect, FlagFirst, a sum       the unique keys of all tasks, numbered by their first ids
-//   ListIds, SortPairs            the ids of each key together, in order
-//   ReadBegins                    how many keys each task has, for the host
-//   ListTerms                     what each id adds
-//   SumKeys                       adds it up, but for keys of many ids
-//   SumPieces, AddPieces          these in pieces, by several teams
+//   ScaleBags                     computes the factor of the gradients of each bag
+//   Elect, FlagFirst, a sum       number the unique keys of all tasks by their first ids
+//   ListIds, SortPairs            bring the ids of each key together, in order
+//   ReadBegins                    counts the keys of each task, for the host
+//   ListTerms                     lists the term that each id adds
+//   SumKeys                       sums the terms of each key, except for keys of many ids
+//   SumPieces, AddPieces          sum those in pieces, by several teams
 //
-// The last three ask a `Sums` which terms a key has and where its sum goes: KeySums here, RowSums
-// there. It has
+// The last three use a `Sums`, which knows the terms of a key and the address of its sum: KeySums
+// in SumGradients, RowSums in GatherGradient. It has
 //
 //   SortedTerms terms
-//   uint32_t TaskOf(key)                 the task that has the key of this number
+//   uint32_t TaskOf(key)                 the task of the key with this number
 //   int64_t dim(task)
-//   float* SumOf(task, key)              where its sum goes
-//   void Begin(lanes, task, key, first)  called once for each key; its first term
+//   float* SumOf(task, key)              the address of the key's sum
+//   void Begin(lanes, task, key, first)  called once per key, with its first term
 //   void Sum(lanes, task, first, n, sum) sum = the terms [first, first + n) of one key, in order
 #ifndef DYNEMB_DEVICE_KERNELS_GRADIENT_H_
 #define DYNEMB_DEVICE_KERNELS_GRADIENT_H_
@@ -40,20 +40,21 @@
 
 namespace dynemb::device {
 
-// A key of more ids than this is summed in pieces of so many.
+// The maximal number of terms in a piece. A key of more ids is summed in pieces: ranges of
+// kPieceIds terms, of which the last may be shorter.
 constexpr uint32_t kPieceIds = 256;
 
 struct GradientPart {
-  BackwardTask task;  // but for its bags, which are the host's
+  BackwardTask task;  // task.bags is in host memory, and not used
   BagsView bags;
-  float* scales = nullptr;  // [num_bags]; null: `scale` is that of every bag
+  float* scales = nullptr;  // [num_bags]; null: all bags have `scale`
   float scale = 1.0f;
 
   DYNEMB_HD KeyArray keys() const { return {task.keys, SizeOf(task.key_type)}; }
 };
 
 struct ScaleBags {
-  Parts<GradientPart> parts;  // the items of a part are its bags that have `scales`
+  Parts<GradientPart> parts;  // the items of a part are its bags if it has `scales`
 
   DYNEMB_HD void operator()(size_t i) const {
     const uint32_t p = parts.IndexOf(i);
@@ -63,7 +64,7 @@ struct ScaleBags {
   }
 };
 
-// The keys of all tasks, for ElectPositions. The same key of two tasks is two keys.
+// The keys of all tasks, for ElectPositions. Equal keys of different tasks are distinct.
 struct TaskKeys {
   Parts<GradientPart> tasks;
 
@@ -80,7 +81,7 @@ struct TaskKeys {
   }
 };
 
-// The number of an id's key, once FlagFirst's flags are summed.
+// The number of an id's key, from the sums of FlagFirst's flags.
 struct ElectedNumbers {
   const uint32_t* places;
   const uint32_t* of;
@@ -91,8 +92,8 @@ struct ElectedNumbers {
   }
 };
 
-// Every id, in the order of positions: its key's number, which is numbers(part, position), and its
-// bag. Item i is a place in the part's bag order.
+// Lists for each position the number of its key, numbers(part, position), and its bag. Item i is a
+// place in the bag order of its part.
 template <class Numbers>
 struct ListIds {
   Parts<GradientPart> parts;
@@ -112,7 +113,7 @@ struct ListIds {
   }
 };
 
-// unique_begins[t] = how many keys there are before those of task t.
+// unique_begins[t] = the number of keys before those of task t.
 struct ReadBegins {
   const uint32_t* begins;
   const uint32_t* sums;
@@ -121,7 +122,7 @@ struct ReadBegins {
   DYNEMB_HD void operator()(size_t t) const { unique_begins[t] = sums[begins[t]]; }
 };
 
-// What an id adds: scale × the upstream row of its bag, or × 0 if that is kNoBag.
+// The term that an id adds: scale × the upstream row of its bag. With kNoBag, the row is zeros.
 struct alignas(8) Term {
   uint32_t bag;
   float scale;
@@ -137,14 +138,15 @@ struct alignas(8) TermRange {
   DYNEMB_HD uint32_t pieces() const { return (count() + kPieceIds - 1) / kPieceIds; }
 };
 
-// Ids that are sorted by their keys. Ranges of keys that have none stay as they are.
+// Lists the terms of ids that are sorted by key, and the range of each key's terms. Ranges of keys
+// without ids are not written.
 struct ListTerms {
   Parts<GradientPart> parts;
   const uint64_t* uniques;
   const uint32_t* positions;
   const uint32_t* bag_of;
   size_t n;
-  TermRange* ranges;  // of each key
+  TermRange* ranges;  // per key
   Term* terms;
 
   DYNEMB_HD void operator()(size_t i) const {
@@ -163,15 +165,15 @@ struct ListTerms {
   }
 };
 
-// Terms that are loaded before the first of them is added.
+// The number of terms that are loaded before the first of them is added.
 constexpr uint32_t kTermsInFlight = 4;
 
-// A sum of nothing yet: any number added to -0 is that number.
+// The initial value of a sum: adding any number to -0 gives that number.
 DYNEMB_HD DYNEMB_INLINE Quad<float> NoSum() { return {{-0.0f, -0.0f, -0.0f, -0.0f}}; }
 
-// `sum` and `count` quads more, from the left. Quad i is value(found, load(found)) of found =
-// find(i). Of kInFlight of them, all that is found is asked for before any of it is used, and so is
-// all that is loaded.
+// Adds `count` quads to `sum`, one after the other. Quad i is value(found, load(found)), where
+// found = find(i). In each group of kInFlight quads, all calls of find come first, then all of
+// load, then all of value, so that memory accesses overlap.
 template <uint32_t kInFlight, class Find, class Load, class Value>
 DYNEMB_HD DYNEMB_INLINE Quad<float> SumInOrder(Quad<float> sum, uint32_t count, const Find& find,
                                                const Load& load, const Value& value) {
@@ -193,15 +195,15 @@ DYNEMB_HD DYNEMB_INLINE Quad<float> SumInOrder(Quad<float> sum, uint32_t count, 
   return sum;
 }
 
-// The terms of all ids, those of a key together.
+// The terms of all ids. The terms of a key are consecutive.
 struct SortedTerms {
   Parts<GradientPart> parts;
   const uint32_t* positions;
-  const TermRange* ranges;  // as ListTerms makes them
+  const TermRange* ranges;  // from ListTerms
   const Term* terms;
 
-  // sum = the terms [first, first + n) of part p, in order; or what is in `sum` and these, if there
-  // are some before them. Terms of max, two quads each, may be fewer in flight.
+  // sum = the sum of the terms [first, first + n) of part p, in order. `some_before`: adds them to
+  // the value in `sum`. kMaximaInFlight applies to terms of max, which have two quads each.
   template <uint32_t kMaximaInFlight, class Lanes>
   DYNEMB_HD DYNEMB_INLINE void Sum(Lanes& lanes, uint32_t p, uint32_t first, uint32_t n,
                                    bool some_before, float* sum) const {
@@ -238,7 +240,7 @@ struct SortedTerms {
       Quad<Element> row;
       Quad<int32_t> argmax;  // for max
     };
-    // In registers: the compiler cannot know that what is stored is not these.
+    // Copied to registers: the compiler cannot know that stores do not change them.
     const auto dim = static_cast<size_t>(part.task.dim);
     const auto* const upstream = static_cast<const Element*>(part.task.upstream);
     const void* const* const upstream_rows = part.task.upstream_rows;
@@ -281,7 +283,8 @@ struct SortedTerms {
   }
 };
 
-// Sums of SumGradients: all terms of a key are of its task. Writes the keys, and their rows, too.
+// The `Sums` of SumGradients: all terms of a key belong to its task. Also writes the keys and their
+// rows.
 struct KeySums {
   SortedTerms terms;
   Parts<BackwardOutput> outputs;  // the items of a part are its unique keys
@@ -311,19 +314,19 @@ struct KeySums {
 
 struct Piece {
   uint32_t key;
-  uint32_t index;  // of the key's pieces, which are neighbours
+  uint32_t index;  // among the key's pieces, which are consecutive in the list
 };
 
-// Pieces of keys, those of one task together.
+// The list of pieces of keys. The pieces of a task are together.
 struct PieceList {
-  // Of each task: the sums of its pieces, [items of the part, dim]. These are as many as it may
-  // need.
+  // Per task, room for the sums of its pieces: [items of the part, dim]. The items are the maximal
+  // number of pieces.
   Parts<float*> room;
-  Piece* pieces;     // [of all room]
-  uint32_t* counts;  // [tasks] how many there are, 0 at first
+  Piece* pieces;     // [all items of `room`]
+  uint32_t* counts;  // [tasks] the number of pieces, 0 at first
 };
 
-// Writes all keys' sums, or lists their pieces.
+// Writes the sums of all keys, or lists their pieces.
 template <class Sums>
 struct SumKeys {
   Sums sums;
@@ -349,13 +352,13 @@ struct SumKeys {
   }
 };
 
-// Who works on pieces is launched for all of their room.
+// For kernels over pieces, which are launched for all items of `room`.
 template <class Sums>
 struct PieceWork {
   Sums sums;
   PieceList list;
 
-  // fn(t, in_task, piece) if there is a piece in this slot of the room, the in_task-th of task t.
+  // Calls fn(t, in_task, piece) if this item of `room` has a piece, the in_task-th of task t.
   template <class Fn>
   DYNEMB_HD DYNEMB_INLINE void WithPiece(size_t slot, const Fn& fn) const {
     const uint32_t t = list.room.IndexOf(slot);

@@ -1,5 +1,5 @@
-// The kernels that bring the ids of several lookups together and take their rows back (kernels.h
-// says what a kernel is here). Ids of all tasks lie one task after the other in a batch.
+// The kernels that collect the ids of several tasks in a batch, and deliver their rows (kernels.h
+// defines kernels). The ids of all tasks are in the batch task after task.
 #ifndef DYNEMB_DEVICE_KERNELS_LOOKUP_H_
 #define DYNEMB_DEVICE_KERNELS_LOOKUP_H_
 
@@ -15,11 +15,11 @@ namespace dynemb::device {
 // The ids of a task.
 struct IdPart {
   KeyArray keys;
-  const RowId* found = nullptr;  // of CollectIds: where they were found
-  RowId* rows = nullptr;         // of DeliverRows: where they are
+  const RowId* found = nullptr;  // input of CollectIds: the rows that an earlier call found
+  RowId* rows = nullptr;         // output of DeliverRows: the rows
 };
 
-// The keys of all tasks, 64 bits wide, and the rows where they were found, if that is asked for.
+// Copies the keys of all tasks as 64 bits, and the rows that were found, unless `found` is null.
 struct CollectIds {
   Parts<IdPart> parts;
   uint64_t* keys;
@@ -33,6 +33,7 @@ struct CollectIds {
   }
 };
 
+// Copies the rows of the batch to the tasks' arrays.
 struct DeliverRows {
   Parts<IdPart> parts;
   const RowId* rows;

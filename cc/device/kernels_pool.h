@@ -1,12 +1,12 @@
-// The kernels of a pooled lookup: bodies (kernels.h) that combine bags of vectors (combiner.h), and
-// the derivative by the weights of their ids. One launch serves all tasks of a batch; each is a
-// part of it (parts.h). Source says where the vectors lie (vector_sources.h).
+// The kernels of a pooled lookup, which combine bags of vectors (combiner.h), and of the gradient
+// of the ids' weights. One launch serves all tasks of a batch; each task is a part of it (parts.h).
+// Source supplies the vectors (vector_sources.h).
 //
-// The results are those of the host, bit by bit but for which NaN a NaN is: the float32 operations
-// of BagCombiner and of WeightGradientOfBags are done in the same order, whatever the team's width.
-// As row_math.h, this needs code without contraction.
+// The results have the same bits as on the host, except for the bits of a NaN: the float32
+// operations of BagCombiner and WeightGradientOfBags are done in the same order, whatever the width
+// of the teams. Like row_math.h, this needs code without contraction.
 //
-// Weights, argmax and gradients are arrays of one task.
+// Weights, argmax and gradients are arrays per task.
 #ifndef DYNEMB_DEVICE_KERNELS_POOL_H_
 #define DYNEMB_DEVICE_KERNELS_POOL_H_
 
@@ -35,13 +35,14 @@ struct BagsPart : Source::Part {
 template <class Source>
 struct PoolPart : BagsPart<Source> {
   void* pooled = nullptr;  // out [num_bags, dim] of the vectors' dtype; zeros for an empty bag
-  int32_t* argmax =
-      nullptr;  // out [num_bags, dim] for kMax: the position in nnz, the first of equals; -1: empty
+  // out [num_bags, dim] for kMax: the position of the maximum, the first of equal ones; -1: empty
+  // bag
+  int32_t* argmax = nullptr;
 };
 
-// Four columns of a bag while its ids are added, in bag order.
+// The sums or maxima of four columns of a bag, while its ids are added in bag order.
 struct ColumnSums {
-  // Any number added to -0 is that number.
+  // Adding any number to -0 gives that number.
   Quad<float> value{{-0.0f, -0.0f, -0.0f, -0.0f}};
 
   DYNEMB_HD DYNEMB_INLINE void Add(uint32_t, float weight, const Quad<float>& v) {
@@ -66,7 +67,7 @@ struct ColumnMaxima {
   }
 };
 
-// ForRows; item i is a bag: of part p those from parts.begin(p) on. Writes the bag's row of
+// For ForRows. Item i is a bag; the bags of part p begin at parts.begin(p). Writes the bag's row of
 // `pooled` and, for kMax, of `argmax`.
 template <class Source>
 struct PoolBags {
@@ -93,10 +94,11 @@ struct PoolBags {
   }
 
  private:
-  // Vectors that a thread reads at once: what a bag takes is the time that it waits for them.
+  // The number of vectors that a thread reads at once. The time of a bag is the latency of these
+  // reads.
   static constexpr uint32_t kInFlight = 4;
 
-  // Element is the vectors', or uint16_t for any of 16 bits.
+  // Element is float, or uint16_t for both 16-bit types.
   template <class Element, class Columns, class Lanes>
   DYNEMB_HD void Pool(Lanes& lanes, const Part& part, const Vectors& vectors, uint32_t bag) const {
     const size_t begin = part.bags.begin(bag), end = part.bags.end(bag);
@@ -106,7 +108,7 @@ struct PoolBags {
       for (size_t place = begin; place < end;) {
         place += AddIds<Element>(part, vectors, place, end, first, n, &columns);
       }
-      Quad<float> pooled{};  // for a scale of 0, whatever the sum is, NaN too
+      Quad<float> pooled{};  // zeros if the scale is 0, even if the sum is NaN
       if (scale != 0.0f) {
         for (int j = 0; j < kQuad; ++j) pooled.at[j] = columns.value.at[j] * scale;
       }
@@ -116,8 +118,8 @@ struct PoolBags {
     });
   }
 
-  // Adds columns [first, first + n) of the ids from `place` < end on: of those that have rows, as
-  // many as are read at once, or of a single one that has none. Returns how many ids that were.
+  // Adds columns [first, first + n) of some ids from `place` < end on: of up to kInFlight ids with
+  // rows, or of one id without a row. Returns the number of ids.
   template <class Element, class Columns>
   DYNEMB_HD DYNEMB_INLINE uint32_t AddIds(const Part& part, const Vectors& vectors, size_t place,
                                           size_t end, int64_t first, int n,
@@ -161,7 +163,7 @@ struct PoolBags {
 
 // --- The gradient of weights -----------------------------------------------------------------
 
-// What the ids of a bag share, for combiners that divide.
+// Values that the ids of a bag share, for combiners that divide.
 struct BagTerms {
   float scale;
   float pooled_dot;
@@ -169,15 +171,15 @@ struct BagTerms {
 
 template <class Source>
 struct WeightGradientPart : BagsPart<Source> {  // weights are not null
-  const int32_t* argmax = nullptr;              // as PoolBags gave it; for kMax
-  const void* pooled = nullptr;    // [num_bags, dim] of the vectors' dtype: what PoolBags gave
-  const void* upstream = nullptr;  // the same: the gradient of `pooled`
+  const int32_t* argmax = nullptr;              // from PoolBags; for kMax
+  const void* pooled = nullptr;    // [num_bags, dim] of the vectors' dtype, from PoolBags
+  const void* upstream = nullptr;  // [num_bags, dim] of the same dtype: the gradient of `pooled`
   BagTerms* terms = nullptr;       // [num_bags] workspace, if HasScale
   float* gradient = nullptr;       // out [nnz]
 };
 
-// ForEach; item i is a bag. Writes its `terms`, which BagWeightGradients reads: an id alone would
-// need all weights of its bag.
+// For ForEach. Item i is a bag. Writes its `terms` for BagWeightGradients; otherwise each id would
+// have to read all weights of its bag.
 template <class Source>
 struct PrepareWeightGradients {
   Source source;
@@ -197,15 +199,16 @@ struct PrepareWeightGradients {
       const size_t at = bag * vectors.vector_bytes();
       const Quad<float> u = LoadColumns(vectors.dtype(), upstream + at, first, n);
       const Quad<float> v = LoadColumns(vectors.dtype(), pooled + at, first, n);
-      // Behind the last column are zeros, which change no sum that begins with 0.
+      // Zeros follow the last column. They do not change a sum that begins with 0.
       for (int j = 0; j < kQuad; ++j) dot += u.at[j] * v.at[j];
     });
     part.terms[bag] = {BagScale(part.combiner, part.bags, part.weights, bag), dot};
   }
 };
 
-// ForEach, after PrepareWeightGradients; item i is a place in bag order, of one id: of part p those
-// from parts.begin(p) on. Writes the id's gradient. One thread adds up the columns, as on the host.
+// For ForEach, after PrepareWeightGradients. Item i is an id, by its place in bag order; the places
+// of part p begin at parts.begin(p). Writes the gradient of the id's weight. One thread adds up the
+// columns, as on the host.
 template <class Source>
 struct BagWeightGradients {
   Source source;

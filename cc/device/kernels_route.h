@@ -1,13 +1,13 @@
-// The kernels of Route and ReceiveKeys (route.h). The ids of all features are numbered, table after
-// table and in a table feature after feature: an id's *position* is this number. A *section* is the
-// keys of one table for one rank: that of table t and rank r is t × ranks + r. What is made of the
-// ids, in this order:
+// The kernels of Route and ReceiveKeys (route.h). The ids of all features are numbered table after
+// table, and within a table feature after feature; an id's *position* is this number. A *section*
+// is the keys of one table for one rank; the section of table t and rank r is number t × ranks + r.
+// The steps, in this order:
 //
-//   Elect                      the distinct keys of each table, by their first positions
-//   ListSections, SortPairs    these positions, the ones of each section together, in order
-//   FindBegins                 where each section begins, and so how many keys it has
-//   WriteRequests              the messages, and each key's place in its table's request
-//   WriteIndex                 the same for each id
+//   Elect                      finds the distinct keys of each table, by their first positions
+//   ListSections, SortPairs    bring these positions together by section, in order
+//   FindBegins                 finds the begin of each section, and thereby its number of keys
+//   WriteRequests              writes the messages, and each key's index in its table's request
+//   WriteIndex                 writes this index for each id
 #ifndef DYNEMB_DEVICE_KERNELS_ROUTE_H_
 #define DYNEMB_DEVICE_KERNELS_ROUTE_H_
 
@@ -22,7 +22,7 @@
 
 namespace dynemb::device {
 
-// Keys in a message are words: those of 64 bits need not lie at multiples of 8 bytes.
+// Keys in a message are words: 64-bit keys need not be at multiples of 8 bytes.
 DYNEMB_HD inline uint64_t LoadKeyWords(const int32_t* words, size_t key_size, size_t i) {
   const auto* const bits = reinterpret_cast<const uint32_t*>(words);
   if (key_size == 4) return bits[i];
@@ -48,7 +48,7 @@ struct RoutePart {
   uint32_t table_end = 0;
 };
 
-// The keys of all tables, for ElectPositions. The same key of two tables is two keys.
+// The keys of all tables, for ElectPositions. Equal keys of different tables are distinct.
 struct RouteKeys {
   Parts<RoutePart> features;
 
@@ -62,13 +62,13 @@ struct RouteKeys {
     return part.table_begin <= i && i < part.table_end &&
            KeyOf(features.IndexOf(i), i) == KeyOf(f, j);
   }
-  // Of the id at a position in feature f.
+  // The key of the id at position i, which is in feature f.
   DYNEMB_HD uint64_t KeyOf(uint32_t f, size_t i) const {
     return features[f].keys[i - features.begin(f)];
   }
 };
 
-// The section of each key at its first position; at others num_sections.
+// Lists the section of each key at its first position, and num_sections at all other positions.
 struct ListSections {
   RouteKeys keys;
   const uint32_t* places;
@@ -90,7 +90,7 @@ struct ListSections {
   }
 };
 
-// begins[s] = how many of the sorted sections are less than s.
+// begins[s] = the number of entries of the sorted `sections` that are less than s.
 struct FindBegins {
   const uint64_t* sections;
   size_t n;
@@ -110,13 +110,13 @@ struct FindBegins {
   }
 };
 
-// Where a section goes.
+// The addresses of a section in a message.
 struct RouteSection {
-  int32_t* header;  // how many keys it has
+  int32_t* header;  // its number of keys
   int32_t* keys;
 };
 
-// Item i is section i, if there is one, and the i-th key of all sections, likewise.
+// Item i handles section i, if it exists, and the i-th key of all sections, if it exists.
 struct WriteRequests {
   RouteKeys keys;
   const uint64_t* sections;  // sorted
@@ -125,7 +125,7 @@ struct WriteRequests {
   size_t num_sections;
   const RouteSection* to;  // [num_sections]
   size_t ranks;
-  uint32_t* requested;  // out, at a key's first position: where in its table's request it stands
+  uint32_t* requested;  // out, at a key's first position: its index in its table's request
 
   DYNEMB_HD void operator()(size_t i) const {
     if (i < num_sections) *to[i].header = static_cast<int32_t>(begins[i + 1] - begins[i]);
@@ -151,9 +151,9 @@ struct WriteIndex {
   }
 };
 
-// counts[i] = what the headers of all messages hold, one after the other.
+// Copies the headers of all messages to `counts`, message after message.
 struct ReadHeaders {
-  const int32_t* const* headers;  // each of so many tables
+  const int32_t* const* headers;  // each has `tables` counts
   size_t tables;
   int32_t* counts;
 
@@ -167,7 +167,7 @@ struct ReceivedTable {
 };
 
 struct CopyReceivedKeys {
-  Parts<const int32_t*> sections;  // where their keys are, which are the items of a part
+  Parts<const int32_t*> sections;  // the addresses of their keys, which are the items of a part
   const ReceivedTable* tables;
   uint32_t ranks;
 

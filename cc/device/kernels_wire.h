@@ -1,9 +1,9 @@
-// The kernels of wire.h: bodies (kernels.h) for a launch over the rows of all sections that have
-// any, each section being a part (parts.h). What they write has the bits that the host writes
-// (cc/lookup/wire.h); as row_math.h, that needs code without contraction.
+// The kernels of wire.h (kernels.h defines kernels). A launch is over the rows of all nonempty
+// sections; each section is a part (parts.h). The output has the same bits as on the host
+// (cc/lookup/wire.h); like row_math.h, this needs code without contraction.
 //
-// A team has a row. It deals a row's columns by quads, or its bytes where it copies; all elements
-// of a message may be at any address that their own size divides.
+// A team handles a row. It divides the row's columns into quads or, where it copies, the row's
+// bytes. All elements of a message need only the alignment of their own size.
 #ifndef DYNEMB_DEVICE_KERNELS_WIRE_H_
 #define DYNEMB_DEVICE_KERNELS_WIRE_H_
 
@@ -22,18 +22,18 @@ namespace dynemb::device {
 
 // The rows of one table for, or from, one rank.
 struct WireSection {
-  const char* from = nullptr;  // the rows, or what is in the message
-  char* to = nullptr;          // the other
+  const char* from = nullptr;  // the rows, or the section of the message
+  char* to = nullptr;          // the other of the two
   int64_t dim = 0;
   DType dtype = DType::kFloat32;    // of the table
-  WireType wire = WireType::kSame;  // kSame if the rows are copied, whatever the table's is
+  WireType wire = WireType::kSame;  // kSame if rows are copied, whatever the table's wire type is
 
   DYNEMB_HD size_t vector_bytes() const { return static_cast<size_t>(dim) * SizeOf(dtype); }
-  // The type on the wire of what is neither copied nor int8; `dtype` is then kFloat32.
+  // The wire type of rows that are neither copied nor int8; `dtype` is then kFloat32.
   DYNEMB_HD DType half() const {
     return wire == WireType::kFloat16 ? DType::kFloat16 : DType::kBfloat16;
   }
-  // Of all elements of a row in a message, but for the scale.
+  // The bytes of a row in a message, without the scale.
   DYNEMB_HD size_t wire_bytes() const {
     if (wire == WireType::kSame) return vector_bytes();
     return static_cast<size_t>(dim) * (wire == WireType::kInt8 ? 1 : SizeOf(half()));
@@ -42,9 +42,9 @@ struct WireSection {
 
 namespace internal_kernels_wire {
 
-// The row of a section that item i of a launch is.
+// The row that item i of a launch handles, and its section.
 struct RowOf {
-  WireSection section;  // in registers: the compiler cannot know that what is stored is not this
+  WireSection section;  // in registers: the compiler cannot know that stores do not change it
   size_t row;
   size_t rows;  // of the section
 
@@ -56,8 +56,8 @@ struct RowOf {
   }
 };
 
-// The greatest Magnitude of this thread's columns. Halves are compared as they are: they have the
-// order of what they stand for.
+// The greatest Magnitude of this thread's columns. 16-bit values are compared as bit patterns,
+// which have the order of the magnitudes.
 template <class Lanes>
 DYNEMB_HD uint32_t LargestOfColumns(Lanes& lanes, DType dtype, const char* vector, int64_t dim) {
   uint32_t largest = 0;
@@ -83,7 +83,7 @@ DYNEMB_HD uint32_t LargestOfColumns(Lanes& lanes, DType dtype, const char* vecto
 
 }  // namespace internal_kernels_wire
 
-// ForRows. From rows to their sections.
+// For ForRows. From rows to their sections.
 struct PackRows {
   Parts<WireSection> sections;
 
@@ -106,7 +106,7 @@ struct PackRows {
       });
     }
     if (at.row + 1 < at.rows || lanes.rank() != 0) return;
-    // The section's last word may be only partly used; what is sent must be defined.
+    // The section's last word may be used only partly; all bytes that are sent must be defined.
     char* end = to + section.wire_bytes();
     while (reinterpret_cast<uintptr_t>(end) % sizeof(int32_t) != 0) *end++ = 0;
   }
@@ -128,7 +128,7 @@ struct PackRows {
   }
 };
 
-// ForRows. From sections to rows.
+// For ForRows. From sections to rows.
 struct UnpackRows {
   Parts<WireSection> sections;
 
@@ -159,21 +159,21 @@ struct UnpackRows {
   }
 };
 
-// Rows that lie one after the other.
+// A range of contiguous rows.
 struct RowStretch {
   const char* rows = nullptr;
   size_t vector_bytes = 0;
 };
 
-// ForEach. addresses[i] = where the row of item i lies.
+// For ForEach. addresses[i] = the address of the row of item i.
 struct ListAddresses {
-  Parts<RowStretch> stretches;
+  Parts<RowStretch> ranges;
   const void** addresses;
 
   DYNEMB_HD void operator()(size_t i) const {
-    const uint32_t s = stretches.IndexOf(i);
-    const RowStretch stretch = stretches[s];
-    addresses[i] = stretch.rows + (i - stretches.begin(s)) * stretch.vector_bytes;
+    const uint32_t r = ranges.IndexOf(i);
+    const RowStretch range = ranges[r];
+    addresses[i] = range.rows + (i - ranges.begin(r)) * range.vector_bytes;
   }
 };
 

@@ -1,12 +1,16 @@
-// Rows on the wire, on a device: Pack, Unpack and WireRows of cc/lookup/wire.h, with the same bits.
-// (The NaN that a row of int8 arrives as has the bits of its scale; a scale that Pack did not write
-// may be another NaN, and then a device makes its own of it.)
+// Rows on the wire, on a device: Pack, Unpack and WireRows of cc/lookup/wire.h. The results have
+// the same bits, with one exception: if the scale of an int8 row is a NaN that Pack did not write,
+// the device may produce a different NaN. (Values of a row whose scale is a NaN have the bits of
+// the scale.)
 //
-// Contract. Rows, words and what is made of them are in the device's memory; layouts are the
-// host's. Rows begin at multiples of their elements' size, words at those of their own: whatever is
-// aligned better moves faster. A call is one launch, ReceivedRows two if rows are converted,
-// however many tables and ranks there are, and nothing waits. InvalidArgument, before any work is
-// given out, if a launch would have more than 2^32 - 2 rows.
+// Contract:
+//
+// - Rows, words and outputs are in the device's memory; layouts are in host memory.
+// - Rows need only the alignment of their elements, and words that of a word; better alignment is
+//   faster.
+// - A call is one launch (ReceivedRows: two, if rows are converted), for any number of tables and
+//   ranks. No call waits.
+// - InvalidArgument, before any work is given, if a launch would have more than 2^32 - 2 rows.
 #ifndef DYNEMB_DEVICE_WIRE_H_
 #define DYNEMB_DEVICE_WIRE_H_
 
@@ -28,7 +32,7 @@ namespace dynemb::device {
 
 namespace internal_wire {
 
-// Stretches of rows, one part each: the items of a launch.
+// Ranges of rows, one part each. The rows are the items of a launch.
 template <class Part>
 struct RowList {
   std::vector<Part> parts;
@@ -43,7 +47,7 @@ struct RowList {
 };
 
 struct SectionList : RowList<WireSection> {
-  size_t quads = 0;  // of the widest row
+  size_t quads = 0;  // the quads of the widest row
 
   void Add(const WireTable& table, bool converts, const char* from, char* to, size_t more) {
     WireSection section{from, to, table.dim, table.dtype};
@@ -57,8 +61,8 @@ inline size_t VectorBytes(const WireTable& table) {
   return static_cast<size_t>(table.dim) * SizeOf(table.dtype);
 }
 
-// fn(t, rank, section) for all sections that have rows, table by table. Of those of 100 tables and
-// 4096 ranks, these may be few.
+// Calls fn(t, rank, section) for all sections that have rows, table by table. With 100 tables and
+// 4096 ranks, most sections may be empty.
 template <class Fn>
 void ForSections(const WireLayout& layout, const Fn& fn) {
   for (size_t t = 0; t < layout.tables().size(); ++t) {
@@ -80,7 +84,7 @@ Status Launch(Session& session, const SectionList& list) {
 
 }  // namespace internal_wire
 
-// rows[t]: [num_rows(t), dim] of the table's dtype, to words[num_words()]. Leaves out the tables
+// Packs rows[t], [num_rows(t), dim] of the table's dtype, into words[num_words()]. Skips the tables
 // whose rows[t] is null.
 template <class Session>
 Status Pack(Session& session, const WireLayout& layout, const std::vector<const void*>& rows,
@@ -99,8 +103,8 @@ Status Pack(Session& session, const WireLayout& layout, const std::vector<const 
   return internal::Launch<PackRows>(session, list);
 }
 
-// Back: words to rows[t]. own[t] are the rows of `self`, if there is one: [section(t, self).rows,
-// dim].
+// The reverse: unpacks words to rows[t]. own[t] are the rows of `self`, if there is one:
+// [section(t, self).rows, dim].
 template <class Session>
 Status Unpack(Session& session, const WireLayout& layout, const int32_t* words,
               const std::vector<const void*>& own, const std::vector<void*>& rows) {
@@ -117,9 +121,10 @@ Status Unpack(Session& session, const WireLayout& layout, const int32_t* words,
   return internal::Launch<UnpackRows>(session, list);
 }
 
-// The rows that Unpack would write, by their addresses, in arrays of the session: (*rows)[t] has
-// [layout.num_rows(t)]. A row is where it came to lie or, if it had to be converted, in memory of
-// the session. Valid until the session ends, and as long as words and own are.
+// The addresses of the rows that Unpack would write, in arrays of the session: (*rows)[t] has
+// layout.num_rows(t) of them. A row is in `words` or `own` or, if it had to be converted, in memory
+// of the session. The addresses are valid until the session ends, and only as long as `words` and
+// `own` are.
 template <class Session>
 Status ReceivedRows(Session& session, const WireLayout& layout, const int32_t* words,
                     const std::vector<const void*>& own, std::vector<const void* const*>* rows) {
@@ -131,7 +136,7 @@ Status ReceivedRows(Session& session, const WireLayout& layout, const int32_t* w
   DYNEMB_RETURN_IF_ERROR(CheckTotal(n, "rows"));
   auto* const addresses = session.template Take<const void*>(n);
   rows->assign(num_tables, nullptr);
-  std::vector<char*> converted(num_tables);  // where the next rows of a table go
+  std::vector<char*> converted(num_tables);  // the address for the table's next converted rows
   size_t begin = 0;
   for (size_t t = 0; t < num_tables; ++t) {
     const WireTable& table = layout.tables()[t];
@@ -143,8 +148,8 @@ Status ReceivedRows(Session& session, const WireLayout& layout, const int32_t* w
     converted[t] = session.template Take<char>(others * internal::VectorBytes(table));
   }
   DYNEMB_RETURN_IF_ERROR(session.status());
-  internal::RowList<RowStretch> stretches;
-  internal::SectionList list;  // what is converted
+  internal::RowList<RowStretch> ranges;
+  internal::SectionList list;  // the sections that are converted
   internal::ForSections(layout, [&](size_t t, uint32_t rank, const WireLayout::Section& s) {
     const WireTable& table = layout.tables()[t];
     const bool is_own = rank == layout.self();
@@ -154,10 +159,10 @@ Status ReceivedRows(Session& session, const WireLayout& layout, const int32_t* w
       from = converted[t];
       converted[t] += s.rows * internal::VectorBytes(table);
     }
-    stretches.Add({static_cast<const char*>(from), internal::VectorBytes(table)}, s.rows);
+    ranges.Add({static_cast<const char*>(from), internal::VectorBytes(table)}, s.rows);
   });
   if (n != 0) {
-    const Parts<RowStretch> parts = ToDevice(session, stretches.parts, stretches.begins);
+    const Parts<RowStretch> parts = ToDevice(session, ranges.parts, ranges.begins);
     session.ForEach(n, ListAddresses{parts, addresses});
   }
   return internal::Launch<UnpackRows>(session, list);
