@@ -1,8 +1,8 @@
-// SimulatedDevice: a Device (device.h) made of host memory and host threads.
+// SimulatedDevice: a Device (device.h) of host memory and host threads.
 //
-// Work is done when it is given: by the threads of the operator's Exec, or by teams in lock-step
-// where Lanes are LockstepLanes. "Device" memory and "host" memory are two arenas, so that what
-// confuses them shows under the address sanitizer, or as a wrong row.
+// Work is done at once when it is given: by the threads of the operator's Exec or, if Lanes are
+// LockstepLanes, by teams in lock-step. "Device" memory and "host" memory are two arenas, so that
+// code that confuses them is found by the address sanitizer, or by a wrong row.
 #ifndef DYNEMB_DEVICE_SIMULATED_DEVICE_H_
 #define DYNEMB_DEVICE_SIMULATED_DEVICE_H_
 
@@ -27,11 +27,12 @@ namespace dynemb {
 template <class KeyLanesT, class RowLanesT>
 class SimulatedDevice {
  public:
-  // Null: the caller's thread alone.
+  // Null: only the calling thread.
   using Stream = Exec*;
   static Stream StreamOf(Exec& exec) { return &exec; }
 
-  // Memory that may run out: commits fail beyond `most` bytes in all ranges of a device.
+  // Memory that may run out: a commit fails if all ranges of the device together would exceed its
+  // memory.
   class Range {
    public:
     Status Reserve(SimulatedDevice& device, size_t bytes) {
@@ -40,14 +41,14 @@ class SimulatedDevice {
     }
     Status Commit(size_t bytes) {
       if (bytes <= committed_) return Status();
-      // An eighth more than is asked for, if there is as much.
+      // Commits an eighth more than before, if there is enough memory.
       const size_t ahead = std::min(committed_ + committed_ / 8, arena_.reserved());
       if (ahead > bytes && device_->used_ + ahead - committed_ <= device_->memory_) bytes = ahead;
       const size_t more = bytes - committed_;
       if (device_->used_ + more > device_->memory_) {
         return ResourceExhausted("the device has " +
                                  std::to_string(device_->memory_ - device_->used_) +
-                                 " bytes left, " + std::to_string(more) + " are needed");
+                                 " bytes left, and " + std::to_string(more) + " are needed");
       }
       DYNEMB_RETURN_IF_ERROR(arena_.Commit(bytes));
       device_->used_ += more;
@@ -77,7 +78,7 @@ class SimulatedDevice {
     }
     SimulatedDevice* device_ = nullptr;
     Arena arena_;
-    size_t committed_ = 0;  // what was asked for
+    size_t committed_ = 0;  // as requested; the arena may have more
   };
   class HostRange {
    public:
@@ -98,7 +99,8 @@ class SimulatedDevice {
    public:
     using KeyLanes = KeyLanesT;
     using RowLanes = RowLanesT;
-    // Always the same: devices of several widths show that bodies do not depend on it.
+    // Always the same. Tests use devices of several widths, to show that the results of bodies do
+    // not depend on it.
     static constexpr uint32_t RowWidth(size_t) { return RowLanes::width(); }
 
     Session(SimulatedDevice& device, Stream stream)
@@ -140,7 +142,7 @@ class SimulatedDevice {
     template <class T>
     T* Take(size_t n) {
       if (!Working()) return nullptr;
-      // Filled with rubbish: on a GPU an array is what the last session left there.
+      // Filled with garbage: on a GPU, an array has the contents that the last session left there.
       const size_t bytes = std::max<size_t>(n, 1) * sizeof(T);
       auto* p = static_cast<char*>(::operator new (bytes, std::align_val_t{kAlignment}));
       std::memset(p, 0xA5, bytes);
@@ -160,7 +162,7 @@ class SimulatedDevice {
     void Fill(void* p, uint8_t byte, size_t bytes) {
       if (bytes != 0 && status_.ok()) std::memset(p, byte, bytes);
     }
-    // These two take workspace as well.
+    // These two also take workspace.
     void ExclusiveSum(uint32_t* values, size_t n) {
       if (!Working()) return;
       uint32_t sum = 0;
@@ -195,7 +197,7 @@ class SimulatedDevice {
         ::operator delete (taken_.back(), std::align_val_t{kAlignment});
       }
     }
-    // Whether nothing has failed, nor is to fail now (FailTake).
+    // False if something has failed, or must fail now (FailTake).
     bool Working() {
       if (status_.ok() && device_.takes_ != kNever && device_.takes_-- == 0) {
         status_ = ResourceExhausted("no memory for the work of this call");
@@ -220,18 +222,18 @@ class SimulatedDevice {
     Status status_;
   };
 
-  // A device with so many bytes of memory for tables.
+  // A device with `memory` bytes of memory for tables.
   explicit SimulatedDevice(size_t memory = ~size_t{0} / 2) : memory_(memory) {}
   size_t used() const { return used_; }
-  // How often somebody has waited for it.
+  // The number of calls of Synchronize.
   uint64_t waits() const { return waits_; }
-  // Has the session fail that takes workspace for the n-th time from now, from 0 on, once; returns
-  // whether the last one that was to fail is still to come.
+  // Makes the n-th (from 0) request for workspace from now on fail, once. Returns whether the
+  // failure set by the last call is still pending.
   static constexpr uint64_t kNever = ~uint64_t{0};
   bool FailTake(uint64_t n) { return takes_.exchange(n) != kNever; }
 
  private:
-  // Of one range. Sanitizers keep shadow for all of it.
+  // The maximal addresses of a range: sanitizers keep shadow memory for all of them.
   static constexpr size_t kMostAddresses = size_t{1} << 30;
 
   const size_t memory_;

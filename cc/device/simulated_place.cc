@@ -8,7 +8,7 @@ namespace dynemb {
 namespace {
 
 ThreadsDevice* Device() {
-  static auto* const device = new ThreadsDevice;  // lives as long as any table may
+  static auto* const device = new ThreadsDevice;  // never destroyed: tables may outlive statics
   return device;
 }
 

@@ -1,5 +1,5 @@
-// The process's simulated device, so that what is built upon tables of a device runs where there is
-// no GPU. For tests.
+// The simulated device of the process. On it, code that uses device tables runs without a GPU. For
+// tests.
 #ifndef DYNEMB_DEVICE_SIMULATED_PLACE_H_
 #define DYNEMB_DEVICE_SIMULATED_PLACE_H_
 
@@ -12,13 +12,14 @@
 
 namespace dynemb {
 
-// A table as options.tier says, kHbm or kHybrid, on that device. Its arrays are of the host.
+// A table on that device, with options.tier kHbm or kHybrid. The arrays of its calls are in host
+// memory.
 Status MakeSimulatedTable(const TableOptions& options, std::unique_ptr<Table>* table);
 
-// Those of its tables. Lives as long as the process.
+// The Lookups of its tables. Lives as long as the process.
 Lookups& SimulatedLookups();
 
-// That of the device. Lives as long as the process.
+// The Exchange of the device. Lives as long as the process.
 Exchange& SimulatedExchange();
 
 }  // namespace dynemb

@@ -1,4 +1,4 @@
-// Tables on simulated devices, compiled once for all that test them.
+// Tables on simulated devices, compiled once for all tests.
 #ifndef DYNEMB_DEVICE_SIMULATED_TABLES_H_
 #define DYNEMB_DEVICE_SIMULATED_TABLES_H_
 
@@ -9,8 +9,8 @@
 
 namespace dynemb {
 
-// One thread for each key and each row; emulated teams of 8 for a key and 4 for a row, or of 4 and
-// 32.
+// ThreadsDevice has one thread per key and per row. NarrowTeamsDevice has emulated teams of 8
+// threads per key and 4 per row; WideTeamsDevice, of 4 and 32.
 using ThreadsDevice = SimulatedDevice<ThreadLane, ThreadLane>;
 using NarrowTeamsDevice = SimulatedDevice<LockstepLanes<8>, LockstepLanes<4>>;
 using WideTeamsDevice = SimulatedDevice<LockstepLanes<4>, LockstepLanes<32>>;

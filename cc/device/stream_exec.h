@@ -1,6 +1,6 @@
-// StreamExec: the Exec of an operator whose tensors are on a GPU. It stands for the operator's
-// stream, which CudaDevice::StreamOf takes out of it; what remains for the host runs on the calling
-// thread. Needs no header of CUDA.
+// StreamExec: the Exec of an operator whose tensors are on a GPU. It represents the operator's
+// stream, which CudaDevice::StreamOf returns. Host work runs on the calling thread. This header
+// needs no header of CUDA.
 #ifndef DYNEMB_DEVICE_STREAM_EXEC_H_
 #define DYNEMB_DEVICE_STREAM_EXEC_H_
 

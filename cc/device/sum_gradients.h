@@ -1,13 +1,13 @@
-// SumGradients: Backward (cc/lookup/backward.h) on a device. Gradients of pooled vectors, summed
-// per unique key, for many tables in one call.
+// SumGradients: Backward (cc/lookup/backward.h) on a device. It sums the gradients of pooled
+// vectors per unique key, for many tables in one call.
 //
-// A key's sum has the bits of the host's (but for which NaN) if the key has at most 256 ids. A key
-// of more would keep one team busy while all others are done: its ids, in their order, are summed
-// in pieces of 256, and then the pieces' sums are added from the first to the last. So the sums do
-// not depend on how the work is dealt out, nor on the device.
+// The sum of a key with at most 256 ids has the same bits as on the host, except for the bits of a
+// NaN. A key of more ids would keep one team busy after all others have finished. Its ids, in their
+// order, are therefore summed in pieces of 256, and then the sums of the pieces are added from the
+// first to the last. The sums depend neither on the division of the work nor on the device.
 //
-// How many launches there are does not depend on how many tasks there are. The call waits once, for
-// the numbers of unique keys; the sums themselves are done when the stream gets there.
+// The number of launches does not depend on the number of tasks. The call waits once, for the
+// numbers of unique keys. The sums are queued on the stream.
 #ifndef DYNEMB_DEVICE_SUM_GRADIENTS_H_
 #define DYNEMB_DEVICE_SUM_GRADIENTS_H_
 
@@ -29,28 +29,28 @@ namespace dynemb::device {
 
 namespace internal_sum_gradients {
 
-// How many pieces a task may need at most. A key that is summed in pieces has 256 ids besides its
-// first, or more: for each 256 of them that is two pieces at most.
+// An upper bound of the number of pieces of a task. A key that is summed in pieces has at least 256
+// ids besides its first, and at most two pieces per 256 of these.
 inline uint32_t MostPieces(size_t ids, size_t unique) {
   const size_t others = ids - unique;
   return others < kPieceIds ? 0 : static_cast<uint32_t>(others / (kPieceIds / 2));
 }
 
-// Every id of all tasks, at its position.
+// The ids of all tasks, in arrays by position.
 struct Ids {
   size_t n = 0;
   Parts<GradientPart> parts;
-  uint64_t* uniques = nullptr;    // the number of its key
-  uint32_t* positions = nullptr;  // its position
-  uint32_t* bag_of = nullptr;     // its bag
+  uint64_t* uniques = nullptr;    // the number of the id's key
+  uint32_t* positions = nullptr;  // the id's position
+  uint32_t* bag_of = nullptr;     // the id's bag
 };
 
-// Takes the arrays of `ids`, and brings all that terms are made of. `begins` are the tasks' first
-// positions.
+// Takes the arrays of `ids`, and copies the data for terms to the device. `begins` are the first
+// positions of the tasks.
 template <class Session>
 Status BringIds(Session& session, const std::vector<BackwardTask>& tasks,
                 const std::vector<uint32_t>& begins, Ids* ids) {
-  // Which bags have scales of their own, as in Upstream::Prepare.
+  // Whether each bag of a task has its own scale, as in Upstream::Prepare.
   const auto has_scales = [](const BackwardTask& task) {
     return task.bags->nnz() != 0 && HasScale(task.combiner) &&
            (task.bags->splits() != nullptr || task.weights != nullptr);
@@ -88,7 +88,7 @@ Status BringIds(Session& session, const std::vector<BackwardTask>& tasks,
   return session.status();
 }
 
-// Fills the arrays of `ids`; key_begins[t] = how many keys there are before those of task t. Waits.
+// Fills the arrays of `ids`. key_begins[t] = the number of keys before those of task t. Waits.
 template <class Session>
 Status NumberKeys(Session& session, const Ids& ids, std::vector<uint32_t>* key_begins) {
   const size_t n = ids.n, num_begins = key_begins->size();
@@ -111,8 +111,8 @@ Status NumberKeys(Session& session, const Ids& ids, std::vector<uint32_t>* key_b
   return Status();
 }
 
-// `ranges` are those of the keys of all numbers below `numbers`, and are written for those that
-// have ids. Leaves other contents in the arrays of `ids`.
+// Sorts the ids by key, and lists their terms. Key numbers are below `numbers`; ranges[key] is
+// written for each key that has ids. Overwrites the arrays of `ids`.
 template <class Session>
 Status SortTerms(Session& session, const Ids& ids, size_t numbers, TermRange* ranges,
                  SortedTerms* sorted) {
@@ -124,11 +124,11 @@ Status SortTerms(Session& session, const Ids& ids, size_t numbers, TermRange* ra
   return session.status();
 }
 
-// The most pieces that all tasks may have.
+// Room for the maximal number of pieces of all tasks.
 struct PieceRoom {
   std::vector<uint32_t> begins{0};
-  std::vector<size_t> floats{0};  // where those of each task's pieces begin
-  size_t quads = 0;               // of the widest sums
+  std::vector<size_t> floats{0};  // where the sums of each task's pieces begin
+  size_t quads = 0;               // the quads of the widest sums
 
   void Add(size_t ids, size_t unique, int64_t dim) {
     const uint32_t most = MostPieces(ids, unique);
@@ -139,7 +139,7 @@ struct PieceRoom {
   }
 };
 
-// Sums the terms of all keys, which are numbered from 0 on.
+// Sums the terms of the keys 0, ..., num_keys - 1.
 template <class Session, class Sums>
 Status AddTerms(Session& session, const Sums& sums, size_t num_keys, const PieceRoom& room) {
   const size_t tasks = room.begins.size() - 1, most = room.begins.back();
@@ -159,11 +159,12 @@ Status AddTerms(Session& session, const Sums& sums, size_t num_keys, const Piece
 
 }  // namespace internal_sum_gradients
 
-// All that tasks and outputs point to is in the device's memory, but for bags. Keys come out in the
-// order of their first ids. allocate(task, num_unique, BackwardOutput*) is called once for every
-// task, in order, and may take its arrays from the session; what it fails with is returned. Fails
-// as Backward::Check does, and where all tasks have more than 2^32 - 2 ids together, before any
-// work is given out.
+// All arrays of tasks and outputs are in the device's memory, except bags. The output keys are in
+// the order of their first ids. allocate(task, num_unique, BackwardOutput*) is called once per
+// task, in order, and may take its arrays from the session; if it fails, its error is returned.
+//
+// Fails like Backward::Check, or if all tasks together have more than 2^32 - 2 ids, before any work
+// is given.
 template <class Session, class Allocate>
 Status SumGradients(Session& session, const std::vector<BackwardTask>& tasks,
                     const Allocate& allocate) {

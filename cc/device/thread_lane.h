@@ -1,9 +1,9 @@
-// ThreadLane: one thread for each key, while other threads change the same buckets. On a GPU 32
-// keys of a warp are under way at once, where a tile of eight threads has four (lanes_cuda.cuh): a
-// probe reads little and waits long, so what counts is how many are under way. On the host it is
-// the quick way to play a device.
+// ThreadLane: one thread per key, while other threads change the same buckets. On a GPU, a warp
+// then has 32 probes in flight, whereas tiles of eight threads (lanes_cuda.cuh) have four. A probe
+// reads little and waits long, so the number of probes in flight is what counts. On the host, this
+// is the fastest way to simulate a device.
 //
-// Digests and overflow of a bucket are one word of eight bytes, read at once.
+// The digests and overflow of a bucket are one word of eight bytes, which is read at once.
 #ifndef DYNEMB_DEVICE_THREAD_LANE_H_
 #define DYNEMB_DEVICE_THREAD_LANE_H_
 
@@ -29,7 +29,7 @@ class ThreadLane {
     const uint32_t want = 0x01010101u * digest;
     const uint32_t low = __vcmpeq4(static_cast<uint32_t>(word), want) & 0x01010101u;
     const uint32_t high = __vcmpeq4(static_cast<uint32_t>(word >> 32), want) & 0x00010101u;
-    // Gathers the lowest bits of four bytes.
+    // The multiplication gathers the lowest bits of four bytes.
     mask = ((low * 0x01020408u) >> 24 & 0xFu) | ((high * 0x01020408u) >> 24 & 0xFu) << 4;
 #else
     for (uint32_t s = 0; s < kSlotsPerBucket; ++s, word >>= 8) {
@@ -38,7 +38,7 @@ class ThreadLane {
 #endif
     return mask;
   }
-  // By the row id, which a claim swaps first: the digest follows later.
+  // Tests the row id, which a claim swaps first; it stores the digest later.
   static DYNEMB_HD uint32_t Empty(const Bucket& bucket) {
     return Mask([&](uint32_t s) { return Load(&bucket.row[s]) == kNoRow; });
   }
