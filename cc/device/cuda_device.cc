@@ -15,15 +15,16 @@
 namespace dynemb {
 namespace {
 
-// A launch has at most so many blocks for each multiprocessor: four times as many as can be there
-// at once, so that those that finish early make room for others. More items are strided over.
+// The maximal number of blocks of a launch per multiprocessor: four times the number that fits at
+// once, so that blocks that finish early make room for others. With more items than threads,
+// threads stride over the items.
 constexpr size_t kBlocksPerMultiprocessor = 32;
 
 std::string Version(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-// How many GPUs there are, or why there are none.
+// The number of GPUs, or an error that says why there are none.
 Status CountDevices(int* count) {
   const cudaError_t error = cudaGetDeviceCount(count);
   if (error == cudaSuccess && *count > 0) return Status();
@@ -38,7 +39,7 @@ Status CountDevices(int* count) {
   }
   if (error == cudaSuccess || error == cudaErrorNoDevice) {
     return FailedPrecondition(
-        "no GPU: the NVIDIA driver is there, and sees none (is CUDA_VISIBLE_DEVICES set?)");
+        "no GPU: the NVIDIA driver is installed, but finds none (is CUDA_VISIBLE_DEVICES set?)");
   }
   return CudaError("cudaGetDeviceCount", error);
 }
@@ -56,7 +57,7 @@ CudaDevice::Stream CudaDevice::StreamOf(Exec& exec) {
 }
 
 Status CudaDevice::Get(int ordinal, CudaDevice** device) {
-  // Not destroyed: tables may outlive what is destroyed at the end of the process.
+  // Never destroyed: tables may outlive static objects.
   static auto* const mutex = new std::mutex;
   static auto* const devices = new std::map<int, CudaDevice*>;
   std::lock_guard<std::mutex> lock(*mutex);
@@ -73,8 +74,9 @@ Status CudaDevice::Get(int ordinal, CudaDevice** device) {
   }
   DYNEMB_RETURN_IF_ERROR(CudaDriver::Load());
   auto* const made = new CudaDevice(ordinal);
-  // cudaSetDevice is how the runtime library makes the context that it shares with others. It takes
-  // the place of what is pushed here, and is popped; without a context before, nothing is pushed.
+  // With cudaSetDevice, the runtime library creates the context that it shares with other
+  // libraries. That context replaces the one that is pushed here, and is then popped. If there was
+  // no context before, nothing is pushed.
   CUcontext before = nullptr;
   (void)CudaDriver::Get().ctx_get_current(&before);
   (void)CudaDriver::Get().ctx_push_current(before);
@@ -90,7 +92,7 @@ Status CudaDevice::Get(int ordinal, CudaDevice** device) {
 
 CudaDevice::CudaDevice(int ordinal) : ordinal_(ordinal) {}
 
-// Of one that Init has not finished.
+// Only called if Init fails.
 CudaDevice::~CudaDevice() {
   if (cleared_ != nullptr) (void)cudaEventDestroy(cleared_);
   if (own_stream_ != nullptr) (void)cudaStreamDestroy(own_stream_);
@@ -128,7 +130,7 @@ Status CudaDevice::Init() {
                               " cannot be mapped: tables could not grow in place");
   }
   if (registers == 0 || same_address == 0) {
-    return FailedPrecondition("the kernels" + of + " do not reach host memory at its own address");
+    return FailedPrecondition("the kernels" + of + " cannot access host memory at its own address");
   }
   const CUmemAllocationProp memory = MemoryOf(ordinal_);
   if (const CUresult error = driver.mem_get_allocation_granularity(
@@ -136,8 +138,8 @@ Status CudaDevice::Init() {
     return CudaError("cuMemGetAllocationGranularity", error);
   }
   if (const int error = FindCudaKernels()) {
-    return FailedPrecondition("this library was not compiled for the kind" + of +
-                              "; TF_DYNEMB_CUDA_ARCHITECTURES says for which it is (" +
+    return FailedPrecondition("this library was not compiled for the architecture" + of +
+                              ": set TF_DYNEMB_CUDA_ARCHITECTURES when building it (" +
                               CudaError("cudaFuncGetAttributes", error).message() + ")");
   }
 
@@ -190,7 +192,7 @@ void CudaDevice::Forget(Stream stream) {
   (void)cudaStreamSynchronize(known->stream);
   std::unique_ptr<StreamState> state;
   {
-    // Only now: a session must not take work for done that is still under way.
+    // Only now: until its work has finished, After must still find this stream.
     std::lock_guard<std::mutex> lock(streams_mutex_);
     state = std::move(streams_.extract(stream).mapped());
   }
@@ -216,12 +218,12 @@ Status CudaDevice::ClearMemory(void* p, size_t bytes) {
   if (const cudaError_t error = cudaEventRecord(cleared_, own_stream_)) {
     return CudaError("cudaEventRecord", error);
   }
-  // Whoever sees the number finds the event recorded.
+  // Release: a thread that reads this number sees the recorded event.
   times_cleared_.fetch_add(1, std::memory_order_release);
   return Status();
 }
 
-// A push and not cudaSetDevice: the thread may have no context, and gets none for good.
+// A push instead of cudaSetDevice: the thread may have no context, and must not keep one.
 void CudaDevice::MakeCurrent() const { (void)CudaDriver::Get().ctx_push_current(context_); }
 
 void CudaDevice::LeaveCurrent() {

@@ -1,6 +1,6 @@
-// The kernels of a CudaDevice's sessions: loops over bodies (device.h). Every source that gives a
-// body to a CudaDevice includes this and is compiled by nvcc; a body is one kernel, of ForRows one
-// for each width of its teams.
+// The CUDA kernels of CudaDevice's sessions: loops over bodies (device.h). Every source that gives
+// a body to a CudaDevice includes this header, and is compiled by nvcc. A body becomes one CUDA
+// kernel; a body of ForRows, one per width of its teams.
 #ifndef DYNEMB_DEVICE_CUDA_DEVICE_CUH_
 #define DYNEMB_DEVICE_CUDA_DEVICE_CUH_
 
@@ -42,8 +42,8 @@ __global__ void __launch_bounds__(kCudaThreadsPerBlock) RowsKernel(size_t n, Bod
 
 template <class Body>
 constexpr bool IsBody() {
-  static_assert(std::is_trivially_copyable_v<Body>, "a body travels as bytes");
-  static_assert(sizeof(Body) <= 4000, "a body travels with the launch, which has room for 4 KiB");
+  static_assert(std::is_trivially_copyable_v<Body>, "a body is copied as bytes");
+  static_assert(sizeof(Body) <= 4000, "a body is an argument of the launch, at most 4 KiB");
   return true;
 }
 

@@ -1,15 +1,19 @@
-// CudaDevice: a GPU, as device.h wants it. This header needs no header of CUDA; kernels are
-// launched where cuda_device.cuh is included, which needs nvcc.
+// CudaDevice: a GPU as a Device (device.h). This header needs no header of CUDA. Sources that
+// launch kernels include cuda_device.cuh, which needs nvcc.
 //
-// Memory of tables is physical memory that is mapped, piece by piece, into an address range that
-// was reserved at its greatest size (CUDA's virtual memory management): growing copies nothing and
-// moves nothing. New memory is cleared on the device's own stream, and every other stream waits for
-// that before its next work; the host does not.
+// The memory of tables is physical memory that is mapped, piece by piece, into an address range
+// that is reserved at its maximal size (CUDA's virtual memory management). Growth therefore neither
+// copies nor moves anything. New memory is cleared on the device's own stream. Every other stream
+// waits for that before its next work; the host does not wait.
 //
-// Nothing here waits for the GPU, allocates or frees, but: Synchronize; Copy, if ordinary host
-// memory takes part; Commit, which maps memory; Take, when a stream's workspace grows; Pinned,
-// while the GPU is eight such sessions of the stream behind; and destructors and Clear, which wait
-// for all work of the GPU.
+// Only the following wait for the GPU, or allocate or free memory:
+//
+// - Synchronize,
+// - Copy, if one side is ordinary host memory,
+// - Commit, which maps memory,
+// - Take, when the workspace of a stream grows,
+// - Pinned, while the GPU is eight sessions with pinned memory behind on the stream,
+// - destructors and Clear, which wait for all work of the GPU.
 #ifndef DYNEMB_DEVICE_CUDA_DEVICE_H_
 #define DYNEMB_DEVICE_CUDA_DEVICE_H_
 
@@ -39,34 +43,33 @@ namespace dynemb {
 
 class CudaDevice {
  public:
-  // Null is the device's own stream.
+  // Null: the device's own stream.
   using Stream = CUstream_st*;
-  // Of a StreamExec its stream, of any other null.
+  // The stream of a StreamExec; null for any other Exec.
   static Stream StreamOf(Exec& exec);
 
-  // The GPU of this number: made when it is first asked for, one per process, never destroyed.
-  // FailedPrecondition says what is missing: a driver, a driver as new as this library, a GPU, code
-  // for this GPU, or a property of it that ranges need.
+  // The GPU with this number. It is created by the first call, once per process, and never
+  // destroyed. FailedPrecondition says what is missing: a driver, a driver that is new enough for
+  // this library, a GPU, code for this GPU, or a property of the GPU that ranges need.
   static Status Get(int ordinal, CudaDevice** device);
 
   int ordinal() const { return ordinal_; }
   const std::string& name() const { return name_; }
-  // Bytes of its memory: all, and what ranges and workspaces have of it.
+  // The bytes of its memory, and the bytes that ranges and workspaces use.
   size_t memory() const { return memory_; }
   size_t used() const { return used_; }
-  // Bytes that nobody has, in any process.
+  // The bytes that no process uses.
   Status FreeMemory(size_t* bytes) const;
 
-  // For a stream that will be destroyed, once its last session has begun: waits for its work, and
-  // gives its workspace back. Session::After of it is nothing to wait for from now on, so tables
-  // that were used on it stay.
+  // Call before a stream is destroyed, after its last session has begun. Waits for its work, and
+  // frees its workspace. From then on, Session::After(stream) does not wait, so tables that were
+  // used on the stream remain usable.
   void Forget(Stream stream);
 
-  // Memory of the device. What is committed reads as zero at first. A range of more than a
-  // megabyte takes memory in units of 2 MiB and, once it is large, an eighth more than is asked for
-  // (256 MiB at most) if there is as much. Smaller ones share such units (block_pool.h). Commit's
-  // failure is ResourceExhausted, names the bytes and changes nothing. Not for several threads at
-  // once.
+  // Memory of the device. Committed memory reads as zero at first. Ranges of more than 1 MiB take
+  // memory in units of 2 MiB. When a large one grows, it grows by at least an eighth (at most 256
+  // MiB), if there is enough memory. Smaller ranges share units (block_pool.h). If memory runs out,
+  // Commit returns ResourceExhausted, which names the bytes, and changes nothing. Not thread-safe.
   class Range {
    public:
     Range() = default;
@@ -74,11 +77,12 @@ class CudaDevice {
     Range(Range&& other) noexcept { *this = std::move(other); }
     Range& operator=(Range&& other) noexcept;
 
-    // Addresses for `bytes`, or for as much as the device has if that is less; a power-of-two
-    // fraction of it if the process has no more, but at least 1 GiB. Call once.
+    // Reserves addresses for `bytes`, or for the device's memory if that is less. If the process
+    // does not have that many addresses, reserves a power-of-two fraction of them, but at least 1
+    // GiB. Call once.
     Status Reserve(CudaDevice& device, size_t bytes) { return Reserve(device, bytes, kTable); }
     Status Commit(size_t bytes);
-    // Waits for the GPU; everything committed reads as zero again, and stays committed.
+    // Waits for the GPU. Committed memory reads as zero again, and stays committed.
     void Clear();
 
     char* data() const { return data_; }
@@ -88,9 +92,9 @@ class CudaDevice {
    private:
     friend class CudaDevice;
     enum Use : uint8_t {
-      kTable,      // new memory reads as zero; small ones are blocks of the device's pool
-      kWorkspace,  // new memory reads as anything
-      kPool        // likewise, and its memory counts where its blocks are used
+      kTable,      // new memory reads as zero; small ranges are blocks of the device's pool
+      kWorkspace,  // new memory has any contents
+      kPool        // likewise; used() counts its blocks instead of its memory
     };
 
     Status Reserve(CudaDevice& device, size_t bytes, Use use);
@@ -103,14 +107,14 @@ class CudaDevice {
     size_t reserved_ = 0;
     size_t committed_ = 0;
     Use use_ = kTable;
-    bool block_ = false;          // of the device's pool
-    std::vector<size_t> pieces_;  // bytes that were mapped at once, from the front
+    bool block_ = false;          // it is a block of the device's pool
+    std::vector<size_t> pieces_;  // the bytes of each mapping, from the front
   };
 
-  // Host memory that kernels reach at the host's address. It is page-locked when it is committed,
-  // at some GB/s: in pieces of at least 1 MiB, so that the price of a call does not count, and of
-  // an eighth of what there is up to 64 MiB, so that a batch that has to wait for one does not wait
-  // for much more than it needs.
+  // Host memory that kernels access at the host's address. Commit page-locks it, at a few GB/s. It
+  // locks at least 1 MiB at a time, so that the cost of the call itself is negligible, and at least
+  // an eighth of the committed memory, up to 64 MiB. A batch that has to wait for it therefore does
+  // not wait for much more memory than it needs.
   class HostRange {
    public:
     HostRange() = default;
@@ -120,7 +124,7 @@ class CudaDevice {
 
     Status Reserve(CudaDevice& device, size_t bytes);
     Status Commit(size_t bytes);
-    // As Range's.
+    // Like Range::Clear.
     void Clear();
 
     char* data() const { return arena_.data(); }
@@ -134,20 +138,20 @@ class CudaDevice {
     CudaDevice* device_ = nullptr;
     Arena arena_;
     size_t committed_ = 0;
-    std::vector<size_t> pieces_;  // bytes that were registered at once, from the front
+    std::vector<size_t> pieces_;  // the bytes of each registration, from the front
   };
 
  private:
   struct StreamState;
 
  public:
-  // See device.h. Used and ended by the thread that made it. Once something has failed no more work
-  // is given out. A body may have 4 KiB.
+  // See device.h. A session is used and destroyed by the thread that created it. After a failure it
+  // gives no more work to the stream. A body may have up to 4000 bytes.
   class Session {
    public:
     using KeyLanes = ThreadLane;
-    // The fewest of 4, 8, 16 or 32 threads that are one for each quad, if so many are: what is left
-    // of a warp has other rows.
+    // The least of 4, 8, 16 and 32 threads with one thread per quad; 32 if there are more quads.
+    // The other threads of a warp have other rows.
     static constexpr uint32_t RowWidth(size_t quads) {
       return quads <= 4 ? 4 : quads <= 8 ? 8 : quads <= 16 ? 16 : 32;
     }
@@ -170,7 +174,7 @@ class CudaDevice {
     class Scratch {
      public:
       explicit Scratch(Session& session) : session_(session), before_(session.taken_) {}
-      // What is taken next is used by work that comes later in the stream.
+      // The memory is reused only by work that comes later in the stream.
       ~Scratch() { session_.taken_ = before_; }
       Scratch(const Scratch&) = delete;
       Scratch& operator=(const Scratch&) = delete;
@@ -180,7 +184,7 @@ class CudaDevice {
       const size_t before_;
     };
 
-    // From the stream's workspace, which only grows.
+    // Takes memory of the stream's workspace, which only grows.
     template <class T>
     T* Take(size_t n) {
       return static_cast<T*>(TakeBytes(n, sizeof(T)));
@@ -199,11 +203,11 @@ class CudaDevice {
    private:
     void* TakeBytes(size_t n, size_t size);
     void* PinnedBytes(size_t n, size_t size);
-    // Has at least one thread for each of `threads` items, if they are not too many, run a kernel.
+    // Launches a kernel with at least `threads` threads, or with most_threads_ if that is less.
     void Launch(const char* what, const void* kernel, size_t threads, void** arguments);
-    // Before work is given out. False if something has failed.
+    // Call before giving work. False if something has failed.
     bool Ready();
-    // Keeps the first `error`, a cudaError_t, that is one. False if it is one.
+    // Returns whether `error`, a cudaError_t, is success. Records the first failure.
     bool Check(const char* what, int error);
     bool Fail(Status status);
 
@@ -211,14 +215,14 @@ class CudaDevice {
     StreamState* const state_;
     const Stream stream_;
     std::unique_lock<std::mutex> lock_;
-    size_t taken_ = 0;   // bytes of the workspace
-    size_t pinned_ = 0;  // bytes of the pinned one
-    bool idle_ = false;  // nothing was given since the last Synchronize
+    size_t taken_ = 0;   // bytes of the workspace in use
+    size_t pinned_ = 0;  // bytes of the pinned memory in use
+    bool idle_ = false;  // no work was given since the last Synchronize
     Status status_;
   };
 
  private:
-  // Makes the GPU the calling thread's current one while it lives.
+  // Makes the GPU current for the calling thread, during the life of this object.
   class Current {
    public:
     explicit Current(const CudaDevice& device) { device.MakeCurrent(); }
@@ -236,9 +240,9 @@ class CudaDevice {
   void MakeCurrent() const;
   static void LeaveCurrent();
   StreamState* StateOf(Stream stream);
-  // Waits for all work of the GPU. Its errors are those of the sessions that gave it.
+  // Waits for all work of the GPU. Ignores its errors, which the sessions that gave it report.
   void WaitForAll() const;
-  // Has [p, p + bytes) read as zero for all work that is given from now on.
+  // Makes [p, p + bytes) read as zero for all work that is given from now on.
   Status ClearMemory(void* p, size_t bytes);
 
   const int ordinal_;
@@ -247,15 +251,16 @@ class CudaDevice {
   Stream own_stream_ = nullptr;
   size_t memory_ = 0;
   size_t granularity_ = 0;
-  size_t most_threads_ = 0;  // that a launch has
+  size_t most_threads_ = 0;  // the maximal number of threads of a launch
   std::atomic<size_t> used_{0};
 
-  // What a stream waits for before its next work: the last ClearMemory.
+  // The last ClearMemory. Every stream waits for it before its next work.
   std::mutex clear_mutex_;
   CUevent_st* cleared_ = nullptr;
   std::atomic<uint64_t> times_cleared_{0};
 
-  // Streams that have had sessions and are not forgotten: they exist while this is held.
+  // The streams that have had sessions and were not passed to Forget. They exist at least while
+  // this mutex is held.
   std::mutex streams_mutex_;
   std::unordered_map<Stream, std::unique_ptr<StreamState>> streams_;
 
