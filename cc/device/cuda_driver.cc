@@ -5,7 +5,7 @@
 namespace dynemb {
 namespace {
 
-// The functions as CUDA 12.0 had them, which every driver that runs this library knows.
+// The version of the functions: CUDA 12.0, which every driver that can run this library supports.
 constexpr unsigned int kInterface = 12000;
 
 CudaDriver loaded;
@@ -53,7 +53,7 @@ const CudaDriver& CudaDriver::Get() { return loaded; }
 
 Status CudaError(const std::string& what, int error) {
   const auto e = static_cast<cudaError_t>(error);
-  // An error of this call only must not be found by whoever asks the runtime library next.
+  // Clears the error, so that the next caller of the runtime library does not get it.
   (void)cudaGetLastError();
   return Status(e == cudaErrorMemoryAllocation ? Code::kResourceExhausted : Code::kInternal,
                 what + ": " + cudaGetErrorName(e) + ": " + cudaGetErrorString(e));

@@ -1,6 +1,6 @@
-// The functions of CUDA's driver that its runtime library has no counterpart of. They are asked of
-// the runtime library, so that nothing links to libcuda.so.1 and a program with this code starts
-// where there is no driver.
+// The functions of CUDA's driver that have no counterpart in its runtime library. Their addresses
+// come from the runtime library, so nothing links to libcuda.so.1, and programs with this code also
+// start on hosts without a driver.
 #ifndef DYNEMB_DEVICE_CUDA_DRIVER_H_
 #define DYNEMB_DEVICE_CUDA_DRIVER_H_
 
@@ -28,18 +28,18 @@ struct CudaDriver {
   decltype(&cuMemSetAccess) mem_set_access;
   decltype(&cuMemGetAllocationGranularity) mem_get_allocation_granularity;
 
-  // Once per process, before the other functions are used; FailedPrecondition names what the driver
-  // lacks. May be called again.
+  // Must be called before the functions are used; may be called again. FailedPrecondition names a
+  // function that the driver lacks.
   static Status Load();
-  // What has been loaded.
+  // The loaded functions.
   static const CudaDriver& Get();
 };
 
-// "<what>: <name of the error>: <its text>": ResourceExhausted if it is about memory, else
-// Internal. Numbers of the driver's errors are those of the runtime library.
+// The error "<what>: <name of the error>: <its text>": ResourceExhausted if memory ran out,
+// otherwise Internal. The driver's errors have the same numbers as those of the runtime library.
 Status CudaError(const std::string& what, int error);
 
-// Memory of GPU `ordinal`, as cuMemCreate wants it described.
+// The description of memory of GPU `ordinal` for cuMemCreate.
 CUmemAllocationProp MemoryOf(int ordinal);
 
 }  // namespace dynemb

@@ -7,8 +7,8 @@
 
 namespace dynemb {
 
-// That of the GPU of this number, made at the first call. Lives as long as the process.
-// FailedPrecondition: there is none, or it cannot be used (CudaDevice::Get).
+// The Exchange of the GPU with this number, created by the first call. Lives as long as the
+// process. FailedPrecondition if there is no GPU, or it cannot be used (CudaDevice::Get).
 Status CudaExchange(int ordinal, Exchange** exchange);
 
 }  // namespace dynemb

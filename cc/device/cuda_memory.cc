@@ -1,4 +1,4 @@
-// Ranges of CudaDevice.
+// CudaDevice::Range and CudaDevice::HostRange.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -15,12 +15,12 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kMiB = size_t{1} << 20;
-// A range that has much is given this share of it more than it asks for.
+// A range grows by at least this fraction of its committed memory, up to kCommitMost.
 constexpr size_t kCommitFraction = 8;
 constexpr size_t kCommitMost = 256 * kMiB;
 constexpr size_t kRegisterLeast = kMiB;
 constexpr size_t kRegisterMost = 64 * kMiB;
-// Fewer addresses than this are not worth having, if more were wanted.
+// If more addresses than this are requested, fewer than this are useless.
 constexpr size_t kReserveLeast = 1024 * kMiB;
 
 size_t RoundUp(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
@@ -32,7 +32,7 @@ Status BeyondReservation(size_t bytes, size_t reserved) {
 
 CUdeviceptr Address(const char* p) { return reinterpret_cast<CUdeviceptr>(p); }
 
-// Puts physical memory at [at, at + bytes), which is reserved and has none.
+// Maps physical memory at [at, at + bytes), which is reserved and has none.
 Status MapMemory(int ordinal, char* at, size_t bytes) {
   const CudaDriver& driver = CudaDriver::Get();
   const CUmemAllocationProp memory = MemoryOf(ordinal);
@@ -41,7 +41,7 @@ Status MapMemory(int ordinal, char* at, size_t bytes) {
     return CudaError("cuMemCreate", error);
   }
   const CUresult mapped = driver.mem_map(Address(at), bytes, 0, handle, 0);
-  // It lives on until it is unmapped.
+  // The memory exists until it is unmapped.
   (void)driver.mem_release(handle);
   if (mapped != CUDA_SUCCESS) return CudaError("cuMemMap", mapped);
   CUmemAccessDesc access = {};
@@ -116,7 +116,7 @@ Status CudaDevice::Range::Commit(size_t bytes) {
   return status.ok() || wanted == needed ? status : CommitPieces(needed);
 }
 
-// One piece, in fact: as large as there is physical memory at once.
+// Maps the new memory as one piece.
 Status CudaDevice::Range::CommitPieces(size_t bytes) {
   const size_t more = bytes - committed_;
   char* const at = data_ + committed_;
@@ -128,8 +128,8 @@ Status CudaDevice::Range::CommitPieces(size_t bytes) {
   if (!status.ok()) {
     size_t left = 0, total = 0;
     if (cudaMemGetInfo(&left, &total) != cudaSuccess) (void)cudaGetLastError();
-    return Status(status.code(), "the GPU has no " + std::to_string(more) +
-                                     " bytes of memory, with " + std::to_string(committed_) +
+    return Status(status.code(), "the GPU has no memory for " + std::to_string(more) +
+                                     " more bytes, with " + std::to_string(committed_) +
                                      " in use here, " + std::to_string(device_->used()) +
                                      " in all tables and " + std::to_string(left) +
                                      " free: " + status.message());
@@ -155,7 +155,7 @@ Status CudaDevice::Range::CommitBlock() {
 void CudaDevice::Range::Clear() {
   if (committed_ == 0) return;
   device_->WaitForAll();
-  // It fails only where all later work of the GPU does.
+  // If this fails, all later work of the GPU fails too.
   (void)device_->ClearMemory(data_, committed_);
 }
 
@@ -213,7 +213,7 @@ Status CudaDevice::HostRange::Register(size_t bytes) {
   if (const cudaError_t error =
           cudaHostRegister(at, more, cudaHostRegisterMapped | cudaHostRegisterPortable)) {
     const Status status = CudaError("cudaHostRegister", error);
-    return Status(status.code(), "the system would not lock " + std::to_string(more) +
+    return Status(status.code(), "the system refused to lock " + std::to_string(more) +
                                      " bytes of host memory for the GPU, with " +
                                      std::to_string(committed_) +
                                      " in use here: " + status.message());

@@ -1,4 +1,4 @@
-// What there is one of for each GPU.
+// OfGpu: objects of which there is one per GPU.
 #ifndef DYNEMB_DEVICE_CUDA_OF_GPU_CUH_
 #define DYNEMB_DEVICE_CUDA_OF_GPU_CUH_
 
@@ -10,8 +10,8 @@
 
 namespace dynemb {
 
-// The process's T of the GPU of this number, made of its CudaDevice at the first call. Lives as
-// long as the process. Fails as CudaDevice::Get does.
+// The process's T for the GPU with this number. The first call constructs it from the CudaDevice.
+// Lives as long as the process. Fails like CudaDevice::Get.
 template <class T>
 Status OfGpu(int ordinal, T** of_gpu) {
   CudaDevice* device = nullptr;

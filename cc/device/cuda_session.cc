@@ -15,12 +15,14 @@
 namespace dynemb {
 namespace {
 
-// Of arrays in workspaces.
+// The alignment of arrays in workspaces.
 constexpr size_t kAlignment = 256;
-// Addresses for the pinned memory of one session: descriptions of tables, and where bags begin.
+// The addresses reserved for the pinned memory of a session, which holds views of tables and the
+// begins of bags.
 constexpr size_t kPinnedMost = size_t{16} << 30;
 
-// bytes = RoundUp(n * size, kAlignment), at least one unit; false if there is no such number.
+// *bytes = n * size, rounded up to a multiple of kAlignment, at least kAlignment. False on
+// overflow.
 bool ArrayBytes(size_t n, size_t size, size_t* bytes) {
   if (n > (std::numeric_limits<size_t>::max() - kAlignment) / size) return false;
   *bytes = std::max((n * size + kAlignment - 1) / kAlignment, size_t{1}) * kAlignment;

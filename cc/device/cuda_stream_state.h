@@ -1,4 +1,5 @@
-// What a CudaDevice keeps for each stream; for the sources of CudaDevice only.
+// CudaDevice::StreamState: the data of a CudaDevice per stream. Only the sources of CudaDevice
+// include this header.
 #ifndef DYNEMB_DEVICE_CUDA_STREAM_STATE_H_
 #define DYNEMB_DEVICE_CUDA_STREAM_STATE_H_
 
@@ -13,27 +14,27 @@
 namespace dynemb {
 
 struct CudaDevice::StreamState {
-  // Held by a session as long as it lives; it guards everything here.
+  // Held by a session during its life; it protects all members.
   std::mutex mutex;
   Stream stream = nullptr;
-  // Whether making this worked.
+  // An error if creating this failed.
   Status status;
 
   Range workspace;
-  // The sessions that use pinned memory take these in turns, so that one need not wait for the work
-  // of the one before it: the host may be so many of them ahead.
+  // Sessions that use pinned memory take these in turns, so that a session need not wait for the
+  // work of the previous one: the host may be eight such sessions ahead.
   struct Pinned {
     HostRange memory;
-    cudaEvent_t done = nullptr;  // after the last work with it,
-    bool busy = false;           // if that may still be under way
+    cudaEvent_t done = nullptr;  // follows the last work that uses the memory
+    bool busy = false;           // whether that work may still be running
   };
   Pinned pinned[8];
   size_t next_pinned = 0;
 
-  // For After: recorded on the other stream. A wait for an event is for what it recorded last when
-  // the wait was given, so one event serves all.
+  // For After, which records it on the other stream. A wait for an event refers to its latest
+  // record at the time of the call, so one event is enough.
   cudaEvent_t other = nullptr;
-  // The ClearMemory that this stream waits for, or has waited for.
+  // The number of the last ClearMemory that this stream waits for, or has waited for.
   uint64_t times_cleared = 0;
 };
 

@@ -10,12 +10,12 @@
 
 namespace dynemb {
 
-// A table as options.tier says, kHbm or kHybrid, on the GPU of this number. FailedPrecondition:
-// there is none, or it cannot be used (CudaDevice::Get).
+// Creates a table with options.tier kHbm or kHybrid on the GPU with this number. FailedPrecondition
+// if there is no GPU, or it cannot be used (CudaDevice::Get).
 Status MakeCudaTable(const TableOptions& options, int ordinal, std::unique_ptr<Table>* table);
 
-// Those of the tables on that GPU, made at the first call. Lives as long as the process. Fails as
-// MakeCudaTable does.
+// The Lookups of the tables on that GPU, created by the first call. Lives as long as the process.
+// Fails like CudaDevice::Get.
 Status CudaLookups(int ordinal, Lookups** lookups);
 
 }  // namespace dynemb
