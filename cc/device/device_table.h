@@ -1,6 +1,7 @@
-// DeviceTable: a Table whose index is in a device's memory. Its first `max_hbm_bytes` of rows are
-// there too, and the others in host memory that the device can access (flat_index.h). Device is a
-// device as defined in device.h; with SimulatedDevice, all of this runs and is tested on a CPU.
+// DeviceTable: a Table whose index is in a device's memory. Its rows are there too (kHbm), or only
+// its first max_hbm_bytes of rows (kHybrid); the others are in host memory that the device can
+// access (flat_index.h). Device is a device of device.h; with SimulatedDevice, all of this runs and
+// is tested on a CPU.
 //
 // The arrays that calls take and fill (keys, vectors, rows, ...) are in the device's memory. The
 // exceptions are the calls that read or write whole tables, Export, ReadCut and LoadRows: their
@@ -173,7 +174,7 @@ class DeviceTable final : public Table {
     KeyArray keys;
     RowId* rows = nullptr;
     uint64_t step = 0;  // for rounding vectors, if the batch has gradients
-    // From ViewsOf: current if `viewed`, and then in the device's memory.
+    // From ViewsOf; current if `viewed`.
     device::TableViews views{};
     bool viewed = false;
 
@@ -262,7 +263,7 @@ class DeviceTable final : public Table {
     batch.rows = rows;
     return batch;
   }
-  // Begins a batch: checks its size and Error(), and encodes its tick.
+  // Begins a batch once: checks its size and Error(), calls BeginBatch, and sets *now.
   Status Begin(Exec& exec, size_t n, Tick tick, Stamp* now);
 
   // Finds the rows of a batch; `counts`: whether stats() counts these finds.

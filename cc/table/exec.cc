@@ -14,8 +14,9 @@
 namespace dynemb {
 namespace {
 
-// A helper's wake-up and the tail of a range take microseconds, a block and a wake-up tens; so wait
-// actively for about 5 us (a pause is 40 to 140 cycles) before blocking.
+// The wake-up of a helper and the rest of a range take microseconds, whereas blocking and being
+// woken takes tens of microseconds. A thread therefore spins for about 5 us (a pause is 40 to 140
+// cycles) before it blocks.
 constexpr int kSpins = 128;
 
 inline void Pause() {
@@ -28,22 +29,24 @@ inline void Pause() {
 
 size_t NumRanges(size_t n, size_t grain) { return n / grain + (n % grain != 0); }
 
-// One ParallelFor. Shared by the caller and its helpers, since a helper may start after ParallelFor
-// returned: it then finds no range left and never looks at `fn`, which is gone by then.
+// One call of ParallelFor. The caller and its helpers share ownership, because a helper may start
+// after ParallelFor has returned. It then finds no range left, and does not access `fn`, which no
+// longer exists.
 class Loop {
  public:
   Loop(size_t n, size_t grain, const RangeFn* fn)
       : n_(n), grain_(grain), num_ranges_(NumRanges(n, grain)), fn_(fn) {}
 
-  // Runs ranges until none is left; true if the last of all ranges to finish was one of them.
+  // Runs ranges until none is left. Returns true if one of them was the last of all ranges to
+  // finish.
   bool Work() {
     size_t worked = 0;
     for (;; ++worked) {
-      // Relaxed is enough to hand out each range once; what fn needs was published by the schedule,
-      // and what fn did is published by done_.
+      // Relaxed is enough to assign each range once. The inputs of fn were published when the
+      // helper was scheduled, and its results are published by done_.
       const size_t range = next_.fetch_add(1, std::memory_order_relaxed);
       if (range >= num_ranges_) break;
-      // Relaxed: a range more or less is run, all are counted.
+      // Relaxed: another range may or may not run, but all ranges are counted.
       if (failed_.load(std::memory_order_relaxed)) continue;
       const size_t begin = range * grain_;
       try {
@@ -54,12 +57,12 @@ class Loop {
         failed_.store(true, std::memory_order_relaxed);
       }
     }
-    // One release for all of this thread's ranges; fn_ is not used after it. Acquire as well, so
-    // that the thread that completes the count has seen all others' work.
+    // One release for all ranges of this thread, which does not use fn_ after it. It is also an
+    // acquire, so that the thread that completes the count sees the work of all others.
     return worked > 0 && done_.fetch_add(worked, std::memory_order_acq_rel) + worked == num_ranges_;
   }
 
-  // For helpers: Work, and wake the caller if it was waiting for this.
+  // For helpers: Work, and then wake the caller if it was waiting for this.
   void Help() {
     if (!Work()) return;
     // The lock orders this after the caller's check of done_, so that the wake-up is not lost.
@@ -67,7 +70,7 @@ class Loop {
     finished_.notify_one();
   }
 
-  // For the caller, after Work: returns when the ranges that helpers took have finished.
+  // For the caller, after Work: waits until the ranges of helpers have finished.
   void Wait() {
     for (int i = 0; i < kSpins; ++i) {
       if (Done()) return;
@@ -77,9 +80,9 @@ class Loop {
     finished_.wait(lock, [this] { return Done(); });
   }
 
-  // For the caller, at the end. What threads have thrown was published by done_.
+  // For the caller, at the end. Exceptions of other threads were published by done_.
   void RethrowError() {
-    // Taken out of the loop, which a late helper may be the last to hold.
+    // Moved out of the loop, because a late helper may be its last owner.
     if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
   }
 
@@ -90,11 +93,11 @@ class Loop {
   const size_t grain_;
   const size_t num_ranges_;
   const RangeFn* const fn_;
-  // Apart from the constants above and from each other's cache line.
+  // On separate cache lines, away from the constants above.
   alignas(64) std::atomic<size_t> next_{0};
   alignas(64) std::atomic<size_t> done_{0};
   std::atomic<bool> failed_{false};
-  std::exception_ptr error_;  // the first that fn threw; under mutex_
+  std::exception_ptr error_;  // the first exception of fn; protected by mutex_
   std::mutex mutex_;
   std::condition_variable finished_;
 };
@@ -122,7 +125,7 @@ void PoolExec::ParallelFor(size_t n, size_t grain, const RangeFn& fn) {
     const size_t helpers = std::min(helpers_, NumRanges(n, grain) - 1);
     for (size_t i = 0; i < helpers; ++i) schedule_([loop] { loop->Help(); });
   } catch (const std::bad_alloc&) {
-    // Those that were scheduled help.
+    // The helpers that were scheduled still take part.
     if (loop == nullptr) return RunSerially(n, grain, fn);
   }
   if (!loop->Work()) loop->Wait();
@@ -135,7 +138,7 @@ class ThreadsExec::Pool {
     for (size_t i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
   }
 
-  // Runs what is queued, then stops.
+  // Runs the queued closures, then stops.
   ~Pool() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -158,8 +161,7 @@ class ThreadsExec::Pool {
   }
 
  private:
-  // Loops come in bursts, so a thread that ran out of work looks for more for about 50 us before it
-  // sleeps.
+  // Loops come in bursts, so a thread without work spins for about 50 us before it sleeps.
   static constexpr int kIdleSpins = 1024;
 
   void Run() {
@@ -185,7 +187,8 @@ class ThreadsExec::Pool {
   std::deque<std::function<void()>> queue_;
   size_t sleepers_ = 0;
   bool stop_ = false;
-  // Size of the queue (plus one at the end), for looking without the lock. Only a hint, so relaxed.
+  // The size of the queue (plus one after stop_), to be read without the lock. Only a hint, so
+  // relaxed.
   std::atomic<size_t> pending_{0};
   std::vector<std::thread> threads_;
 };
