@@ -1,5 +1,5 @@
-// Device: the memory of a table that is not in the host's memory, and the execution of work there.
-// A Device is a concept, not a class: kernels are templates, compiled once per device.
+// Device: memory other than the host's that tables can be in, and the execution of work on it. A
+// Device is a concept, not a class: kernels are templates, compiled once per device.
 //
 //   CudaDevice        a GPU (cuda_device.cuh)
 //   SimulatedDevice   host memory and host threads in place of a GPU (simulated_device.h): tests
@@ -52,10 +52,10 @@
 //                                       sorts in place and stably by the low `bits` bits of the
 //                                       keys (u64), ascending; values are u32. Fewer bits take less
 //                                       time.
-//   Status Synchronize()                waits for all work of the stream; returns its errors, or
-//                                       status()
-//   Status status()                     the first failure to give work to the stream. After it, no
-//                                       more work is given.
+//   Status Synchronize()                waits for all work of the stream, and returns status(),
+//                                       which then includes the errors of that work
+//   Status status()                     the first failure so far. After a failure, no more work is
+//                                       given to the stream.
 //
 // A body is a trivially copyable struct with `DYNEMB_HD operator() const`. It holds values and
 // addresses of device memory. The bodies of one launch run in any order and concurrently. Where
