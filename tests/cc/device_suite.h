@@ -1,14 +1,14 @@
-// The contract suite of a device (device.h): what its topics share. DeviceSetup is
+// The contract suite of a device (device.h): the parts that its topics share. DeviceSetup is
 //
 //   using Device
-//   static Device* Get()               null where there is no such device; Missing() says why
+//   static Device* Get()               null if there is no such device; Missing() says why
 //   static std::string Missing()
-//   static Device::Stream StreamOf(int i)   of i = 0, 1, 2; 0 is the default stream
-//   static size_t FreeMemory()         bytes that ranges can still have
-//   static constexpr size_t kTeams     how many items a launch of teams may have: emulated ones are
-//                                      slow
+//   static Device::Stream StreamOf(int i)   a stream, for i = 0, 1, 2; 0 is the default stream
+//   static size_t FreeMemory()         the bytes that are left for ranges
+//   static constexpr size_t kTeams     the maximal number of items of a launch of teams: emulated
+//                                      teams are slow
 //
-// Bodies are at the scope of the namespace, where nvcc can make kernels of them.
+// Bodies are at namespace scope, as nvcc requires.
 #ifndef DYNEMB_TESTS_CC_DEVICE_SUITE_H_
 #define DYNEMB_TESTS_CC_DEVICE_SUITE_H_
 
@@ -42,7 +42,7 @@ class DeviceSuite : public ::testing::Test {
 
   static Device& device() { return *Setup::Get(); }
 
-  // n elements from wherever p is.
+  // Copies n elements from p, in any memory, to the host.
   template <class T>
   static std::vector<T> Read(Session& session, const T* p, size_t n) {
     std::vector<T> values(n);
@@ -66,7 +66,7 @@ struct Line {
   DYNEMB_HD void operator()(size_t i) const { to[i] = static_cast<uint32_t>(i) * factor + first; }
 };
 
-// Where Line's numbers, or zeros for factor = first = 0, are not what they should be.
+// Counts the elements that differ from Line's numbers (zeros if factor = first = 0).
 struct CountOtherThanLine {
   const uint32_t* of;
   uint32_t factor, first;
@@ -81,7 +81,7 @@ struct CountVisits {
   DYNEMB_HD void operator()(size_t i) const { device::AtomicAdd(&visits[i], uint32_t{1}); }
 };
 
-// to[i] = from[i + 1] + 1, in a ring of n: whoever comes next needs what others have written.
+// to[i] = from[i + 1] + 1, in a ring of n: the next launch needs what other threads have written.
 struct Turn {
   const uint32_t* from;
   uint32_t* to;
@@ -89,7 +89,7 @@ struct Turn {
   DYNEMB_HD void operator()(size_t i) const { to[i] = from[i + 1 < n ? i + 1 : 0] + 1; }
 };
 
-// Takes long, and ends with a number that no short cut leads to.
+// Takes long, and computes a number that the compiler cannot predict.
 struct Slow {
   static constexpr uint32_t kRounds = 1000000;
   uint32_t* to;
@@ -100,7 +100,7 @@ struct Slow {
   DYNEMB_HD void operator()(size_t i) const { to[i] = Result(static_cast<uint32_t>(i)); }
 };
 
-// What a team that works on buckets promises; `wrong` counts what is not so.
+// Checks the contract of a team that works on buckets; `wrong` counts violations.
 struct KeyTeam {
   uint32_t* visits;
   uint32_t* wrong;
@@ -123,7 +123,8 @@ struct KeyTeam {
   }
 };
 
-// How many of [p, p + n) are not Line(factor, first), by a launch in `session`.
+// The number of elements of [p, p + n) that differ from Line(factor, first), by a launch in
+// `session`.
 template <class Session>
 uint32_t OtherThanLine(Session& session, const uint32_t* p, size_t n, uint32_t factor,
                        uint32_t first) {

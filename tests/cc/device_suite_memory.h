@@ -19,7 +19,7 @@ class DeviceMemory : public DeviceSuite<Setup> {
  protected:
   using typename DeviceSuite<Setup>::Session;
 
-  // Grows a range and looks at all of it each time.
+  // Grows a range, and checks all of it each time.
   template <class Range>
   static void GrowInPlace(size_t reserved, const std::vector<size_t>& sizes) {
     Range range;
@@ -45,7 +45,7 @@ class DeviceMemory : public DeviceSuite<Setup> {
       EXPECT_EQ(OtherThanLine(session, words, committed, 7, 1), 0u);
       filled = committed;
     }
-    // Asking for less changes nothing.
+    // A smaller request changes nothing.
     const size_t committed = range.committed();
     EXPECT_EQ(range.Commit(1).message(), "");
     EXPECT_EQ(range.committed(), committed);
@@ -65,7 +65,7 @@ TYPED_TEST_P(DeviceMemory, RangesGrowInPlace) {
   TestFixture::template GrowInPlace<Range>(40 * kMiB, {1, kMiB, 3 * kMiB, 17 * kMiB, 40 * kMiB});
 }
 
-// What the last range left there is not seen by the next.
+// A new range does not have the contents that the previous range left.
 TYPED_TEST_P(DeviceMemory, NewMemoryIsZeroAfterOthersHadIt) {
   for (const size_t bytes : {size_t{4096}, 4 * kMiB}) {
     for (int round = 0; round < 3; ++round) {
@@ -91,7 +91,7 @@ TYPED_TEST_P(DeviceMemory, HostRangesGrowInPlaceAndBodiesReachThem) {
   EXPECT_EQ(OtherThanLine(session, words, 1000, 11, 2), 0u);
 }
 
-// A copy does not care how a range grew.
+// Copies do not depend on how a range grew.
 TYPED_TEST_P(DeviceMemory, CopiesCrossWhatWasCommittedAtOnce) {
   typename TestFixture::Range range;
   typename TestFixture::HostRange host;
@@ -129,7 +129,7 @@ TYPED_TEST_P(DeviceMemory, FailureOfCommitLeavesThingsAsTheyWere) {
     typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
     session.ForEach(n, Line{words, 1, 9});
   }
-  // So that all of the range is more than there is.
+  // Makes the whole range larger than the free memory.
   typename TestFixture::Range other;
   ASSERT_TRUE(other.Reserve(this->device(), 4 * kMiB).ok());
   ASSERT_TRUE(other.Commit(4 * kMiB).ok());
@@ -189,7 +189,8 @@ TYPED_TEST_P(DeviceMemory, RangesMove) {
   EXPECT_EQ(this->device().used(), used);
 }
 
-// As tables do that come and go; the work may still be under way when the ranges end.
+// Like tables that are created and destroyed; work may still be running when the ranges are
+// destroyed.
 TYPED_TEST_P(DeviceMemory, NothingIsLostInAThousandRounds) {
   size_t used = 0, left = 0;
   for (int round = 0; round < 1001; ++round) {
@@ -221,7 +222,7 @@ TYPED_TEST_P(DeviceMemory, NothingIsLostInAThousandRounds) {
     }
   }
   EXPECT_EQ(this->device().used(), used);
-  // What the driver keeps for itself may differ a little.
+  // The memory that the driver keeps may differ slightly.
   EXPECT_GE(TypeParam::FreeMemory() + 8 * kMiB, left);
 }
 

@@ -25,8 +25,8 @@ struct RowTeam {
   }
 };
 
-// ranks[i] has a bit for each thread of item i's teams; `wrong` counts those that come twice, or in
-// teams that are not so wide.
+// ranks[i] gets a bit for each thread of item i's team. `wrong` counts threads that appear twice,
+// or in teams of another width.
 struct TeamRanks {
   uint32_t width;
   uint32_t* ranks;
@@ -39,9 +39,9 @@ struct TeamRanks {
   }
 };
 
-// All bodies meet on the same words.
+// All bodies access the same words.
 struct Meet {
-  uint32_t* words;  // sum, least, greatest, and, or, who was first, exchanged
+  uint32_t* words;  // sum, least, greatest, and, or, first thread, exchanged
   uint64_t* sum;
   DYNEMB_HD void operator()(size_t i) const {
     const auto x = static_cast<uint32_t>(i);
@@ -54,7 +54,8 @@ struct Meet {
       device::AtomicAdd(&words[6], uint32_t{1});
     }
     device::AtomicAdd(sum, uint64_t{1} << 33);
-    // Each body puts one in and takes another out: what all took out, and what is left, are all.
+    // Each body puts one number in and takes another out. Together with the last one left, the
+    // numbers taken out are all numbers.
     device::AtomicAdd(&words[8], device::AtomicExchange(&words[7], x));
   }
 };
@@ -65,7 +66,7 @@ TYPED_TEST_SUITE_P(DeviceWork);
 
 TYPED_TEST_P(DeviceWork, ForEachVisitsEachOnce) {
   typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
-  // The last is more than a launch has threads.
+  // The last is more than the threads of a launch.
   for (const size_t n : {size_t{0}, size_t{1}, size_t{31}, size_t{257}, size_t{3000001}}) {
     typename TestFixture::Session::Scratch scratch(session);
     auto* const visits = session.template Take<uint32_t>(n + 1);
@@ -174,7 +175,7 @@ TYPED_TEST_P(DeviceWork, CopiesAreInLineWithTheRest) {
   auto* const a = session.template Take<uint32_t>(n);
   auto* const b = session.template Take<uint32_t>(n);
   session.Copy(a, here.data(), n * sizeof(uint32_t));
-  std::fill(here.begin(), here.end(), 77u);  // free for other use
+  std::fill(here.begin(), here.end(), 77u);  // the memory may be reused
   session.ForEach(n, Turn{a, b, n});
   session.Copy(a, b, n * sizeof(uint32_t));
   session.Fill(b, 0xFF, n * sizeof(uint32_t));
@@ -196,7 +197,7 @@ TYPED_TEST_P(DeviceWork, PinnedMemoryStaysUntilItWasCopied) {
   ASSERT_TRUE(range.Reserve(this->device(), 4 * n).ok());
   ASSERT_TRUE(range.Commit(4 * n).ok());
   auto* const words = reinterpret_cast<uint32_t*>(range.data());
-  // Sessions that do not wait, each with something slow before its copy.
+  // Sessions that do not wait, each with slow work before its copy.
   for (uint32_t i = 0; i < n; ++i) {
     typename TestFixture::Session session(this->device(), TypeParam::StreamOf(1));
     auto* const slow = session.template Take<uint32_t>(1);
@@ -249,7 +250,7 @@ TYPED_TEST_P(DeviceWork, SortPairsIsThatOfTheStandardLibrary) {
       } else {
         session.SortPairs(their_keys, their_values, n, bits);
       }
-      // Equal keys stay in order.
+      // Pairs with equal keys stay in order.
       const uint64_t low = bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1;
       std::stable_sort(values.begin(), values.end(),
                        [&](uint32_t a, uint32_t b) { return (keys[a] & low) < (keys[b] & low); });

@@ -1,12 +1,12 @@
-// The contract suite of Exchange on a device: what a group of ranks makes of its ids is, bit by
-// bit, what it is with the host's. All ranks are in one process, and their messages are carried
-// from one to the other. The order of a request is each exchange's own: so everything is compared
-// by id or by key. Typed by a Place:
+// The contract suite of Exchange on a device: the results of a group of ranks have the same bits as
+// with the host's Exchange. All ranks are in one process, and their messages are copied from one to
+// the other. Exchanges may order a request differently, so everything is compared by id or by key.
+// Typed by a Place:
 //
-//   static std::string Missing()      why there can be no such exchange here, or nothing
+//   static std::string Missing()      why there can be no such exchange here; empty if there can
 //   static Exchange& exchange()
 //   static Exec& exec()
-//   class Arrays                      arrays where the exchange is, until it ends:
+//   class Arrays                      arrays in the memory of the exchange, until it ends:
 //     T* Up(const std::vector<T>&), std::vector<T> Down(const T*, n)
 #ifndef DYNEMB_TESTS_CC_EXCHANGE_SUITE_H_
 #define DYNEMB_TESTS_CC_EXCHANGE_SUITE_H_
@@ -37,9 +37,9 @@ std::vector<char> BytesOf(const std::vector<T>& values) {
   return bytes;
 }
 
-// What became of it, by id or by key.
+// The results, by id or by key.
 struct Exchanged {
-  std::vector<int64_t> asked;                // keys of every table that every rank asks each for
+  std::vector<int64_t> asked;                // the number of keys per table, rank and owner
   std::vector<std::vector<int32_t>> owners;  // of the keys of every feature
   std::vector<std::vector<char>> rows;       // of the ids of every feature, as they came
   std::vector<std::vector<char>> pooled;     // of every feature
@@ -52,7 +52,7 @@ struct Exchanged {
 template <class Place>
 class Member {
  public:
-  using Words = std::vector<std::vector<int32_t>>;  // to or from each rank; own ones apart
+  using Words = std::vector<std::vector<int32_t>>;  // to or from each rank; own ones are separate
 
   Member(const Group& group, uint32_t rank, Exchanged* exchanged)
       : group_(group), rank_(rank), exchanged_(*exchanged), features_(group.features[rank]) {
@@ -105,7 +105,7 @@ class Member {
     return Split(arrays_.Down(words, num_words), sizes);
   }
 
-  // The vectors of the keys that came, to their askers.
+  // Sends the vectors of the received keys to the ranks that requested them.
   Words Answer(const Words& came) {
     std::vector<int32_t> splits, joined = Join(came, &splits);
     Requests::Received received;
@@ -136,7 +136,7 @@ class Member {
     return PackRows(Layout(served_, &SpreadTable::dtype), rows);
   }
 
-  // Pools the vectors that came; gradients of them, to the owners.
+  // Pools the received vectors, and sends their gradients to the owners.
   Words Pool(const Words& came) {
     const WireLayout layout = Layout(asked_, &SpreadTable::dtype);
     std::vector<int32_t> splits;
@@ -144,7 +144,7 @@ class Member {
     received.layout = &layout;
     received.words = arrays_.Up(Join(came, &splits));
     for (size_t t = 0; t < group_.tables.size(); ++t) {
-      // What this rank holds for itself, among what it holds for all.
+      // The rows that this rank requests of itself, among all rows that it sends.
       int64_t before = 0;
       for (uint32_t r = 0; r < rank_; ++r) before += served_[t * group_.ranks + r];
       received.own.push_back(held_[t] + before * static_cast<int64_t>(VectorBytes(t)));
@@ -154,7 +154,7 @@ class Member {
     return SumRequested();
   }
 
-  // Sums the gradients that came.
+  // Sums the received gradients.
   void Sum(const Words& came) {
     const WireLayout layout = Layout(served_, nullptr);
     std::vector<int32_t> splits;
@@ -222,7 +222,7 @@ class Member {
   }
   std::vector<uint64_t> KeysOfRank(size_t t) const { return Unpack(t, keys_[t], num_keys_[t]); }
 
-  // Any vectors, but of a key always the same.
+  // Arbitrary vectors, always the same for a key.
   std::vector<char> VectorsOf(size_t t, const std::vector<uint64_t>& keys) const {
     const auto dim = static_cast<size_t>(group_.tables[t].dim);
     std::vector<float> vectors;
@@ -237,7 +237,7 @@ class Member {
     return stored;
   }
 
-  // Of vectors, or of gradients, which are float32.
+  // The dtype of vectors, or of gradients, which are float32.
   WireLayout Layout(const std::vector<int64_t>& counts, DType SpreadTable::*dtype) const {
     std::vector<WireTable> tables;
     for (const SpreadTable& t : group_.tables) {
@@ -399,7 +399,8 @@ Exchanged RunGroup(const Group& group) {
   for (uint32_t r = 0; r < group.ranks; ++r) {
     members.push_back(std::make_unique<Of>(group, r, &exchanged));
   }
-  // fn(member, what came to it) for all, one after the other; then what each has sent to each.
+  // Calls fn(member, the messages to it) for all members in turn, then returns the messages of each
+  // member to each.
   const auto step = [&](const std::vector<typename Of::Words>& sent, const auto& fn) {
     std::vector<typename Of::Words> next;
     for (uint32_t r = 0; r < group.ranks; ++r) {

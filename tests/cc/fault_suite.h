@@ -1,11 +1,11 @@
-// A call whose k-th allocation fails, k = 1, 2, ... (in growing steps from 32 on) until it succeeds
-// without a failure: each time on tables made anew. What the contract of cc/table/table.h and
-// cc/lookup says of it:
+// Fault injection: the k-th allocation of a call fails, for k = 1, 2, ... (in growing steps from 32
+// on), until the call succeeds without a failure. Each time, the tables are new. By the contract of
+// cc/table/table.h and cc/lookup,
 //
-//   - it fails by a Status or by std::bad_alloc, never by the end of the process;
-//   - each table's invariants hold, and its rows are those of before the call or of after it;
-//   - a call that says it was done has done it;
-//   - made again, it succeeds, with the same outputs; and training goes on.
+//   - the call fails with a Status or std::bad_alloc, and never ends the process;
+//   - each table's invariants hold, and its rows are as before the call, or as after it;
+//   - a call that reports success has done its work;
+//   - when the call is repeated, it succeeds with the same outputs, and training continues.
 #ifndef DYNEMB_TESTS_CC_FAULT_SUITE_H_
 #define DYNEMB_TESTS_CC_FAULT_SUITE_H_
 
@@ -28,9 +28,9 @@
 namespace dynemb {
 namespace fault {
 
-// Charges for memory (memory_limit.h) that are still granted; negative: all.
+// The number of charges for memory (memory_limit.h) that are still granted; negative: all.
 inline std::atomic<int64_t> charges_left{-1};
-// From the k-th on, charges for the memory of tables are refused; 0: none is. Returns true.
+// Refuses charges for the memory of tables, from the k-th on; 0: refuses none. Returns true.
 inline bool FailNextMapping(int64_t k) {
   charges_left = k - 1;
   SetMemoryFault(k == 0 ? nullptr : +[](size_t) { return charges_left.fetch_sub(1) > 0; });
@@ -52,7 +52,7 @@ inline void PrintTo(const Setup& s, std::ostream* out) {
        << "x" << s.threads;
 }
 
-// Dims below and above the size of vectors that need no memory of their own.
+// Dims below and above the limit up to which a VectorBuffer needs no heap memory.
 inline std::vector<Setup> Setups() {
   std::vector<Setup> setups;
   for (Kind kind : {Kind::kGrows, Kind::kFull, Kind::kTracked, Kind::kCut}) {
@@ -76,7 +76,7 @@ struct Row {
 };
 using Content = std::map<uint64_t, Row>;
 
-// All rows, by Export; and ReadRows must say the same.
+// All rows, from Export; ReadRows must return the same.
 inline Content ContentOf(const Table& table, Exec& exec) {
   const RowLayout& l = table.layout();
   const ExportPlan plan = table.PlanExport(exec, 0, uint64_t{1} << 40, 0);
@@ -100,8 +100,8 @@ inline Content ContentOf(const Table& table, Exec& exec) {
   return content;
 }
 
-// Two tables with rows, and arrays for a batch of which some have rows; its new keys do not fit the
-// one segment that the index of a table has before.
+// Two tables with rows, and the arrays of a batch. Some keys of the batch have rows; the new ones
+// do not fit into the single segment that the index of a table has before.
 class World {
  public:
   static constexpr size_t kRows = 300, kBatch = 240, kDistinct = 200;
@@ -134,7 +134,7 @@ class World {
   void Check() const {
     for (const auto& each : tables) each->CheckInvariants();
   }
-  // A step of training on new keys and old ones.
+  // A training step on new and existing keys.
   void GoOn() {
     std::vector<uint64_t> next(100);
     for (size_t i = 0; i < next.size(); ++i) next[i] = (kRows + 100 + i) * kOdd;
@@ -172,7 +172,7 @@ class World {
     }
     return Status();
   }
-  // The running cut is complete, or says that it is not.
+  // The running cut is complete, or reports that it is not.
   void CheckCut() {
     for (bool end = false; !end;) {
       const Status status = ReadPiece(&end);
@@ -183,7 +183,7 @@ class World {
     }
     EXPECT_TRUE(got == at_cut) << "the cut has " << got.size() << " rows of " << at_cut.size();
   }
-  // What a call delivers, to be the same each time.
+  // Records the output of a call, which must be the same each time.
   void Deliver(const void* p, size_t n) {
     const failing::Suspended suspended;
     output.append(static_cast<const char*>(p), n);
@@ -193,10 +193,10 @@ class World {
   Exec& exec;
   const size_t dim;
   Clock clock;
-  Tick tick = 0;  // of the next call
+  Tick tick = 0;  // the tick of the next call
   std::vector<std::unique_ptr<Table>> tables;
   Table *table, *other;
-  // Of a batch; keys repeat from kDistinct on.
+  // The batch. Its keys repeat from kDistinct on.
   std::vector<uint64_t> keys;
   std::vector<RowId> rows;  // of both tables
   std::vector<float> floats, states;
@@ -205,7 +205,7 @@ class World {
   std::vector<CutTime> times;
   Content at_cut, got;
   std::unique_ptr<Snapshot> snapshot;
-  std::string output;  // what a call delivers
+  std::string output;  // the output of a call
 
  private:
   static constexpr uint64_t kOdd = 0x9E3779B97F4A7C15ull;
@@ -225,9 +225,9 @@ class World {
     std::vector<uint64_t> first(kRows);
     std::vector<RowId> places(kRows);
     for (size_t i = 0; i < kRows; ++i) first[i] = (i + static_cast<size_t>(number) * 50) * kOdd;
-    // The rows that the batch does not name are the older ones.
+    // The rows whose keys are not in the batch are older.
     EXPECT_TRUE(made->FindOrInsert(exec, first.data(), kRows, clock.Next(), places.data()).ok());
-    // No row has the vector and the state that it began with.
+    // No row has its initial vector and state.
     std::vector<float> trained(kRows * dim);
     std::vector<float> stepped(kRows * static_cast<size_t>(made->layout().state_width));
     for (size_t i = 0; i < trained.size(); ++i) trained[i] = static_cast<float>(i % 61) / 32;
@@ -256,7 +256,7 @@ inline void CheckFaults(const std::function<std::unique_ptr<World>()>& make, con
   }
   for (bool mapping : {false, true}) {
     if (mapping && !FailNextMapping(0)) continue;
-    // Where a call allocates for each of its rows, the later ones are much alike.
+    // If a call allocates per row, the later allocations are much the same.
     for (int64_t k = 1;; k += 1 + k / 32) {
       SCOPED_TRACE((mapping ? "mapping " : "allocation ") + std::to_string(k));
       ASSERT_LT(k, 20000);

@@ -1,12 +1,12 @@
-// The contract suite of Lookups on a device: what comes out is, bit by bit, what the host's
-// functions give for host tables. Typed by a Place:
+// The contract suite of Lookups on a device: the results have the same bits as those of the host's
+// functions on host tables. Typed by a Place:
 //
-//   static std::string Missing()      why there can be no tables here, or nothing
+//   static std::string Missing()      why there can be no tables here; empty if there can
 //   static Status Make(options, std::unique_ptr<Table>*)
 //   static Lookups& lookups()
 //   static Exec& exec()
-//   static constexpr Tick kSteps      that a test takes at most
-//   class Arrays                      arrays where the tables are, until it ends:
+//   static constexpr Tick kSteps      the maximal number of steps of a test
+//   class Arrays                      arrays in the memory of the tables, until it ends:
 //     T* Up(const std::vector<T>&), std::vector<T> Down(const T*, n)
 #ifndef DYNEMB_TESTS_CC_LOOKUPS_SUITE_H_
 #define DYNEMB_TESTS_CC_LOOKUPS_SUITE_H_
@@ -39,11 +39,11 @@ struct Ask {
   std::vector<int64_t> bag_of;
   int64_t num_bags;
   bool uniform;
-  Floats weights;  // or none
+  Floats weights;  // empty: none
   bool repeats;    // its gradients are applied without rows, each of them twice
 };
 
-// What a step of training gave, all of it as bits.
+// The results of a training step, as bits.
 struct Outcome {
   std::vector<std::vector<char>> pooled;
   std::vector<std::vector<int32_t>> argmax;
@@ -57,7 +57,7 @@ inline std::vector<uint32_t> Bits(const Floats& floats) {
   return bits;
 }
 
-// The host's functions, as a Place.
+// A Place with the host's functions.
 struct HostPlace {
   using Arrays = HostArrays;
   static std::string Missing() { return ""; }
@@ -81,7 +81,7 @@ class World {
     tables_.emplace_back();
     return Place::Make(options, &tables_.back());
   }
-  // With the state of Adagrad.
+  // Adds a table with the state of Adagrad.
   Status AddForAdagrad(const TableOptions& options) {
     DYNEMB_RETURN_IF_ERROR(Add(options));
     return tables_.back()->AttachState(Place::exec(), {"adagrad", {options.dim}, {0.1f}});
@@ -149,7 +149,7 @@ class World {
     return Status();
   }
 
-  // One step: looks up, sums the gradients `upstream` [bags, dim] of each lookup, applies them.
+  // One step: looks up, sums the gradients `upstream` [bags, dim] of each lookup, and applies them.
   Status Train(const std::vector<Ask>& asks, const std::vector<Floats>& upstream,
                OptimizerKind kind, Tick tick, Outcome* outcome) {
     Step step;
@@ -203,7 +203,7 @@ class World {
       ApplyTask apply;
       apply.table = &table(asks[a].table);
       apply.keys = out->keys;
-      apply.rows = asks[a].table == 1 ? nullptr : out->rows;  // one without rows
+      apply.rows = asks[a].table == 1 ? nullptr : out->rows;  // one task without rows
       apply.distinct = true;
       apply.gradients = out->sums;
       apply.n = n;
@@ -244,7 +244,7 @@ class World {
                                   {kind, {}, {}, tick, state.optimizer, state.inits}, tick + 1);
   }
 
-  // vectors and state of keys, in the table or not.
+  // The vectors and state of keys, with or without rows.
   std::pair<Floats, Floats> Rows(size_t t, const Keys& keys) const {
     typename Place::Arrays arrays;
     const RowLayout& l = table(t).layout();
@@ -348,8 +348,8 @@ class LookupsTest : public ::testing::Test {
 };
 TYPED_TEST_SUITE_P(LookupsTest);
 
-// Three optimizers, each many steps, with rows that move between the tiers: every output, every row
-// and every count is the host's.
+// Many steps of each of three optimizers, with rows that move between the tiers: all outputs, rows
+// and counts are the same as on the host.
 TYPED_TEST_P(LookupsTest, TrainsLikeTheHost) {
   for (const auto kind :
        {OptimizerKind::kAdagrad, OptimizerKind::kAdam, OptimizerKind::kRowwiseAdagrad}) {
@@ -405,7 +405,7 @@ TYPED_TEST_P(LookupsTest, TrainsLikeTheHost) {
   }
 }
 
-// Without `insert` a key without a row counts with the vector it would start with.
+// Without `insert`, a key without a row counts as its initial vector.
 TYPED_TEST_P(LookupsTest, ReadsWithoutInserting) {
   World<TypeParam> device;
   World<HostPlace> host;
@@ -423,7 +423,7 @@ TYPED_TEST_P(LookupsTest, ReadsWithoutInserting) {
     ASSERT_TRUE(device.Pool(asks, tick, insert, &step, &got).ok());
     ASSERT_TRUE(host.Pool(asks, tick, insert, &host_step, &want).ok());
     ExpectSame(got, want);
-    // A row id is the table's own affair, but there is one or there is not.
+    // Row ids may differ, but the same keys have rows.
     for (size_t a = 0; a < asks.size(); ++a) {
       const RowIds rows = step.arrays.Down(step.pools[a].rows, asks[a].keys.size());
       for (size_t i = 0; i < rows.size(); ++i) {
@@ -434,7 +434,7 @@ TYPED_TEST_P(LookupsTest, ReadsWithoutInserting) {
   }
 }
 
-// Full tables make room, each for itself, and tell who was there.
+// Full tables each evict their own rows, and record the evicted keys.
 TYPED_TEST_P(LookupsTest, FullTablesEvict) {
   World<TypeParam> device;
   World<HostPlace> host;
@@ -457,7 +457,7 @@ TYPED_TEST_P(LookupsTest, FullTablesEvict) {
     const Status status = device.Pool(asks, tick, true, &step, &got);
     ASSERT_TRUE(status.ok()) << status.message();
     ASSERT_TRUE(host.Pool(asks, tick, true, &host_step, &want).ok());
-    ExpectSame(got, want);  // no row was ever changed: each has the vector it began with
+    ExpectSame(got, want);  // no row was ever changed: each has its initial vector
   }
   for (size_t t = 0; t < 2; ++t) {
     const TableStats stats = device.table(t).stats();
@@ -465,7 +465,7 @@ TYPED_TEST_P(LookupsTest, FullTablesEvict) {
     EXPECT_GT(stats.evictions, 0u);
     EXPECT_EQ(stats.inserts, stats.size + stats.evictions);
     device.table(t).CheckInvariants();
-    // Every evicted key that did not come back is among the deleted.
+    // Every evicted key that was not inserted again is among the deleted keys.
     SavedRows saved(size_t{1} << 30);
     ASSERT_TRUE(device.table(t).BeginCut(TypeParam::exec(), 100, 1, true, &saved, 0).ok());
     EXPECT_GE(device.table(t).cut()->deleted.size() + stats.size, host.table(t).stats().inserts);
@@ -477,7 +477,7 @@ TYPED_TEST_P(LookupsTest, FullTablesEvict) {
   }
 }
 
-// What cannot be done is told, and nothing has changed in any table.
+// Calls that cannot succeed return an error, and change nothing in any table.
 TYPED_TEST_P(LookupsTest, Refuses) {
   World<TypeParam> device;
   World<HostPlace> host;
@@ -502,21 +502,21 @@ TYPED_TEST_P(LookupsTest, Refuses) {
     EXPECT_EQ(device.table(t).size(), 0u);
     device.table(t).CheckInvariants();
   }
-  // A table that is elsewhere.
+  // A table in another place.
   typename World<TypeParam>::Step mixed;
   device.Prepare(asks, &mixed);
   mixed.pools[1].table = &host.table(0);
   const Status elsewhere = TypeParam::lookups().Pool(TypeParam::exec(), mixed.pools, 2, true);
   EXPECT_EQ(elsewhere.code(), Code::kInvalidArgument);
   EXPECT_NE(elsewhere.message().find("'wide'"), std::string::npos) << elsewhere.message();
-  // A state that is not the optimizer's.
+  // A state of another optimizer.
   ApplyTask apply;
   apply.table = &device.table(1);
   const Status stateless =
       TypeParam::lookups().Apply(TypeParam::exec(), {apply}, {OptimizerKind::kAdam}, 3);
   EXPECT_EQ(stateless.code(), Code::kFailedPrecondition);
   EXPECT_NE(stateless.message().find("'narrow keys'"), std::string::npos) << stateless.message();
-  // One of the same widths, and one of another owner.
+  // A state of the same widths, and a state of another owner.
   bool begins_anew = false;
   ASSERT_TRUE(device.table(1)
                   .TakeState(TypeParam::exec(),
@@ -535,7 +535,7 @@ TYPED_TEST_P(LookupsTest, Refuses) {
   EXPECT_TRUE(TypeParam::lookups().Apply(TypeParam::exec(), {apply}, own, 5).ok());
 }
 
-// Nothing to look up, and no lookups.
+// Lookups without ids, and calls without lookups.
 TYPED_TEST_P(LookupsTest, TakesNothing) {
   World<TypeParam> device;
   for (const TableOptions& o : FourTables(24)) ASSERT_TRUE(device.Add(o).ok());
@@ -553,7 +553,7 @@ TYPED_TEST_P(LookupsTest, TakesNothing) {
   EXPECT_EQ(outcome.pooled[0], std::vector<char>(48, 0));
   EXPECT_TRUE(outcome.pooled[1].empty());
   EXPECT_TRUE(outcome.sums[0].empty());
-  // The first task of a call may be the one without ids, and then without arrays.
+  // The first task of a call may have no ids, and therefore no arrays.
   asks[1] = {0, Combiner::kSum, {5, 6}, {0, 2}, 3, false, {0.5f, 2.0f}, false};
   typename World<TypeParam>::Step step;
   ASSERT_TRUE(device.Pool(asks, 3, true, &step, &outcome).ok());

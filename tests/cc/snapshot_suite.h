@@ -1,6 +1,6 @@
-// Snapshots against what Export says at the watermark: random walks, chains of deltas, and threads
-// that overwrite everything meanwhile. A program that includes this defines
-// MakeTable and MissingTable.
+// Compares snapshots with an Export at the watermark: random walks, chains of deltas, and threads
+// that overwrite everything in the meantime. A program that includes this header defines MakeTable
+// and MissingTable.
 #ifndef DYNEMB_TESTS_CC_SNAPSHOT_SUITE_H_
 #define DYNEMB_TESTS_CC_SNAPSHOT_SUITE_H_
 
@@ -26,16 +26,16 @@
 namespace dynemb {
 namespace testing_table {
 
-// A table of the program's kind.
+// Creates a table of the program's kind.
 Status MakeTable(const TableOptions& options, std::unique_ptr<Table>* table);
-// Why there can be none here; empty if there can.
+// Why there can be no such tables here; empty if there can.
 std::string MissingTable();
 
 namespace {
 
 constexpr int64_t kDim = 3;
 
-// How much of what is random is left out; sanitizers take their time.
+// The factor by which random tests are shortened, because sanitizers are slow.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr size_t kFewer = 3;
 #else
@@ -85,8 +85,8 @@ Snapshot::Piece Next(Snapshot* snapshot, size_t limit) {
   return piece;
 }
 
-// Reads one piece into what was delivered so far, table by table; false at the end. Times are
-// ticks again.
+// Reads one piece, and adds it to the rows delivered so far, per table. Times are converted back to
+// ticks. Returns false at the end.
 bool ReadPiece(Snapshot* snapshot, Exec& exec, size_t limit, std::vector<Delivery>* to) {
   Snapshot::Piece piece = Next(snapshot, limit);
   if (piece.n == 0) return false;
@@ -121,7 +121,7 @@ std::vector<Delivery> ReadAll(Snapshot* snapshot, Exec& exec, size_t num_tables,
   return all;
 }
 
-// An exec whose pieces are small, so that threads share even a small table.
+// An exec with a small grain, so that threads share even a small table.
 class SmallPieces final : public Exec {
  public:
   explicit SmallPieces(size_t threads) : threads_(threads) {}
@@ -187,13 +187,13 @@ Subject MakeSubject(const Kind& kind, Exec* exec) {
   return Subject(std::move(table), exec);
 }
 
-// A table in random use, with what its user knows about it: times of access, and lost keys.
+// A table in random use, with a record of its times of access and its lost keys.
 class Trained {
  public:
-  // What may happen to it.
+  // The calls that may happen to it.
   enum class Uses {
     kAll,
-    kChain,  // not what deltas do not tell: another state, rows with old times
+    kChain,  // no changes that deltas do not contain: another state, rows with old times
   };
 
   Trained(const Kind& kind, Uses uses, Clock* clock, Exec* exec, uint64_t seed)
@@ -204,7 +204,7 @@ class Trained {
   const Subject& subject() const { return t_; }
   Table* table() const { return &t_.table(); }
   Image Now() const { return Rows(t_); }
-  // Whether the last steps have exchanged the rows of the table, which a delta cannot follow.
+  // Whether the last steps have swapped the rows of the table, after which no delta is possible.
   bool TakeAdopted() { return std::exchange(adopted_, false); }
 
   void Step() {
@@ -217,7 +217,7 @@ class Trained {
       touched_.insert(row.first);
     }
   }
-  // A lookup, which saves nothing.
+  // A lookup. It saves no rows.
   void Look() {
     const Keys keys = RandomKeys();
     Tick_();
@@ -225,7 +225,7 @@ class Trained {
     Accessed(keys, true);
   }
 
-  // A cut is begun, at a watermark, since a tick; whether that is possible.
+  // Records that a cut begins, with this watermark and since this tick. Returns whether it can.
   bool BeginCut(Tick watermark, Tick since, bool with_deleted) {
     if (!tracked_) known_since_ = deletions_.empty() ? 0 : watermark;
     tracked_ = true;
@@ -241,10 +241,10 @@ class Trained {
     return keys;
   }
 
-  // Between which ticks the last access of each key was.
+  // The first and last tick at which the last access of each key may have been.
   using Accesses = std::unordered_map<uint64_t, std::pair<Tick, Tick>>;
   const Accesses& accesses() const { return accesses_; }
-  // No batch has named the key, nor done anything to all, since the cut.
+  // Whether no batch since the cut had this key or changed all rows.
   bool Untouched(uint64_t key) const { return touched_.count(key) == 0; }
 
  private:
@@ -262,7 +262,8 @@ class Trained {
     }
   }
 
-  // Returns the tick of the keys that are lost by it; 0: they are not noted.
+  // Makes a random call. Returns the tick of the keys that are lost by it; 0: they are not
+  // recorded.
   Tick Do() {
     if (random_.Below(3) == 0) {
       EXPECT_TRUE(t_->Promote(t_.exec(), t_.tick()).ok());
@@ -368,7 +369,7 @@ class Trained {
   }
 
   Tick Load(Subject* to, const Keys& keys, Accesses* accesses) {
-    // Times up to here may have been given; one more, for a chain.
+    // The rows have times up to `recent`; in a chain, `recent` itself.
     const Tick recent = clock_->Next();
     const Tick tick = clock_->Next();
     Table::LoadedRows rows;
@@ -492,7 +493,7 @@ class Trained {
   Clock* const clock_;
   Random random_;
   Subject t_;
-  Keys found_keys_;  // distinct, and their rows when they were found
+  Keys found_keys_;  // distinct; with their rows when they were found
   RowIds found_rows_;
   Accesses accesses_;
   std::vector<std::pair<Tick, uint64_t>> deletions_;
@@ -501,7 +502,7 @@ class Trained {
   std::unordered_set<uint64_t> touched_;
 };
 
-// One running snapshot of some tables, with what must come of it.
+// A running snapshot of some tables, with its expected contents.
 class Expected {
  public:
   Expected(std::vector<Trained*> tables, std::vector<Tick> since, bool with_deleted, Clock* clock,
@@ -547,7 +548,7 @@ class Expected {
   }
 
   Snapshot* snapshot() const { return snapshot_.get(); }
-  // False at the end.
+  // Reads one piece. Returns false at the end.
   bool Read(size_t limit) { return ReadPiece(snapshot_.get(), *exec_, limit, &delivered_); }
   const Delivery& delivered(size_t t) const { return delivered_[t]; }
   const Image& image(size_t t) const { return images_[t]; }
@@ -593,7 +594,7 @@ class SnapshotWalk : public ::testing::TestWithParam<Kind> {
     if (!MissingTable().empty()) GTEST_SKIP() << MissingTable();
   }
   SnapshotWalk() : exec_(GetParam().threads) {}
-  // A tick to cut from: at, around and between the last watermarks.
+  // A tick since which to cut: at, near or between the last watermarks.
   static Tick Since(const std::vector<Tick>& watermarks, Clock& clock, Random& random) {
     if (watermarks.empty() || random.Below(4) == 0) {
       return random.Below(3) == 0 ? random.Below(clock.last() + 3) : 0;
@@ -622,7 +623,8 @@ TEST_P(SnapshotWalk, DeliversTheRowsOfTheWatermark) {
       std::vector<Tick> since;
       for (size_t t = 0; t < tables.size(); ++t) since.push_back(Since(watermarks, clock, random));
       bool with_deleted = random.Below(2) == 0;
-      if (with_deleted && random.Below(4) != 0) {  // mostly what is known
+      if (with_deleted &&
+          random.Below(4) != 0) {  // mostly since a tick after which all deletions are known
         for (size_t t = 0; t < tables.size(); ++t) {
           since[t] = std::max(since[t], tables[t]->known_since());
         }
@@ -651,7 +653,7 @@ TEST_P(SnapshotWalk, DeliversTheRowsOfTheWatermark) {
   }
 }
 
-// Whoever applies each delta to what he has, has the table as it was at the watermark.
+// A copy to which each delta is applied equals the table at the watermark.
 TEST_P(SnapshotWalk, DeltasReproduceTheTable) {
   const bool large = GetParam().batch > 1000;
   for (uint64_t seed = 1; seed <= (kFewer > 1 || large ? 1 : 2) && !HasFailure(); ++seed) {
@@ -674,7 +676,7 @@ TEST_P(SnapshotWalk, DeltasReproduceTheTable) {
         for (uint64_t n = random.Below(steps + 1); n > 0; --n) t.Step();
         more = running.Read(1 + random.Below(GetParam().key_space));
       }
-      if (pieces >= stop) continue;  // given up: the next delta continues the last whole one
+      if (pieces >= stop) continue;  // abandoned: the next delta continues the last complete one
       running.Check();
       if (!whole) follower.clear();
       for (uint64_t key : running.snapshot()->deleted(0)) follower.erase(key);
@@ -736,7 +738,7 @@ class SnapshotTest : public ::testing::Test {
                std::unique_ptr<Snapshot>* snapshot) {
     return Snapshot::Begin(exec_, tables, since, with_deleted, &clock_, snapshot);
   }
-  // A snapshot that nobody reads; returns its watermark.
+  // Begins and ends a snapshot without reading it; returns its watermark.
   Tick Cut(Subject* t) {
     std::unique_ptr<Snapshot> snapshot;
     EXPECT_TRUE(Begin({&t->table()}, {0}, false, &snapshot).ok());
@@ -765,7 +767,7 @@ TEST_F(SnapshotTest, LaterRowsAreNotInIt) {
   std::unique_ptr<Snapshot> snapshot;
   ASSERT_TRUE(Begin({&t.table()}, {0}, false, &snapshot).ok());
   Erase(&t, Progression(0, 5));
-  Fill(&t, Progression(100, 500), 2);  // some take the erased rows
+  Fill(&t, Progression(100, 500), 2);  // some get the erased rows
   Erase(&t, Progression(100, 500));
   const Delivery got = ReadAll(snapshot.get(), exec_, 1)[0];
   EXPECT_EQ(got.size(), 10u);
@@ -775,7 +777,7 @@ TEST_F(SnapshotTest, LaterRowsAreNotInIt) {
   }
 }
 
-// Rows that were saved for the reader come in no larger pieces than others.
+// Pieces of saved rows are no larger than other pieces.
 TEST_F(SnapshotTest, PiecesAreAtMostTheLimit) {
   Subject t = Make();
   Fill(&t, Progression(0, 1000), 1);
@@ -832,7 +834,7 @@ TEST_F(SnapshotTest, NullSkipsAColumn) {
   }
 }
 
-// A piece that is dropped unread unlocks the table, and its rows come again.
+// A piece that is destroyed unread unlocks the table, and its rows are returned again.
 TEST_F(SnapshotTest, PieceDroppedUnread) {
   Subject t = Make();
   Fill(&t, Progression(0, 100), 1);
@@ -863,7 +865,7 @@ TEST_F(SnapshotTest, ATableIsInOneSnapshotAtATime) {
     ASSERT_TRUE(t->table().mutex().try_lock());
     t->table().mutex().unlock();
   }
-  // The first is none the worse for it.
+  // The first snapshot is not affected.
   Fill(&b, Progression(0, 20), 2);
   const std::vector<Delivery> got = ReadAll(first.get(), exec_, 2);
   EXPECT_EQ(got[0].size(), 10u);
@@ -874,7 +876,7 @@ TEST_F(SnapshotTest, ATableIsInOneSnapshotAtATime) {
   ASSERT_TRUE(Begin({&c.table(), &b.table()}, {0, 0}, false, &second).ok());
   EXPECT_EQ(ReadAll(second.get(), exec_, 2)[1].size(), 20u);
   second.reset();
-  // Named twice.
+  // The same table twice.
   EXPECT_EQ(Begin({&a.table(), &a.table()}, {0, 0}, false, &second).code(),
             Code::kFailedPrecondition);
   EXPECT_EQ(a->cut(), nullptr);
@@ -884,7 +886,7 @@ TEST_F(SnapshotTest, ForgottenDeletions) {
   Subject a = Make(), b = Make();
   Fill(&a, Progression(0, 10), 1);
   Fill(&b, Progression(0, 10), 1);
-  EXPECT_EQ(Erase(&b, {3}), 1u);  // before changes were noted
+  EXPECT_EQ(Erase(&b, {3}), 1u);  // before changes were tracked
   const Tick erased = clock_.last();
   std::unique_ptr<Snapshot> snapshot;
   const Status status = Begin({&a.table(), &b.table()}, {0, erased - 1}, true, &snapshot);
@@ -892,7 +894,7 @@ TEST_F(SnapshotTest, ForgottenDeletions) {
   EXPECT_EQ(snapshot, nullptr);
   EXPECT_EQ(a->cut(), nullptr);
   EXPECT_EQ(b->cut(), nullptr);
-  // Without the deleted keys it can be had, and with those that are known.
+  // It succeeds without the deleted keys, and with those since a tick after which they are known.
   ASSERT_TRUE(Begin({&a.table(), &b.table()}, {0, 0}, false, &snapshot).ok());
   EXPECT_EQ(ReadAll(snapshot.get(), exec_, 2)[1].size(), 9u);
   const Tick watermark = snapshot->watermark();
@@ -905,7 +907,8 @@ TEST_F(SnapshotTest, ForgottenDeletions) {
   EXPECT_TRUE(snapshot->deleted(1).empty());
 }
 
-// A million deletions are remembered; of more, the oldest are forgotten, and that is told.
+// A million deletions are remembered. If there are more, the oldest are forgotten, and a cut that
+// needs them is refused.
 TEST_F(SnapshotTest, MoreDeletionsThanAreRemembered) {
   Kind kind = kPlain;
   kind.key_type = KeyType::kInt32;
@@ -931,7 +934,7 @@ TEST_F(SnapshotTest, MoreDeletionsThanAreRemembered) {
   EXPECT_EQ(Next(snapshot.get(), 1).n, 0u);
 }
 
-// A table that has lost its rows, and then the memory they were in, has nothing to read there.
+// A table that has lost its rows, and then their memory, has no rows to read.
 TEST_F(SnapshotTest, ClearedThenOtherState) {
   Subject t = Make();
   Fill(&t, Progression(0, 100000), 1);
@@ -945,7 +948,7 @@ TEST_F(SnapshotTest, ClearedThenOtherState) {
   EXPECT_EQ(Next(snapshot.get(), 1000).n, 0u);
 }
 
-// The same, while the cut runs and with rows that come from another table.
+// The same while the cut runs, with rows from another table.
 TEST_F(SnapshotTest, ClearedThenAdopting) {
   Subject t = Make(), other = Make();
   Fill(&t, Progression(0, 1000), 1);
@@ -977,7 +980,7 @@ TEST_F(SnapshotTest, LoadedWithoutStateStartsWithTheInitialState) {
   EXPECT_EQ(state, Floats(2 * kDim, 0.5f));
 }
 
-// A batch that crowds one segment takes rows from all of the table.
+// A batch with many keys of one segment evicts rows of the whole table.
 TEST_F(SnapshotTest, EvictedFromOtherSegments) {
   Kind kind = kPlain;
   kind.max_capacity = 4000;
@@ -1008,7 +1011,7 @@ TEST_F(SnapshotTest, EvictedFromOtherSegments) {
   EXPECT_EQ(ReadAll(second.get(), exec_, 1)[0].size(), 370u);
 }
 
-// Ticks of four billion batches: the base of stamps moves, between cuts and within one.
+// Ticks of four billion batches: the base of stamps moves, between cuts and during a cut.
 TEST_F(SnapshotTest, TicksThatDoNotFitAStamp) {
   Subject t = Make();
   Fill(&t, Progression(0, 100), 1);
@@ -1022,7 +1025,7 @@ TEST_F(SnapshotTest, TicksThatDoNotFitAStamp) {
     ASSERT_TRUE(Begin({&t.table()}, {since}, true, &snapshot).ok());
     EXPECT_EQ(snapshot->deleted(0), (std::vector<uint64_t>{static_cast<uint64_t>(50 + i)}));
     const Image image = Rows(t);
-    // Every other time the base moves while the cut is read; times may then be later.
+    // In every second round, the base moves while the cut is read; times may then be later.
     if (i % 2 != 0) {
       clock_.Advance(clock_.last() + 0xC0000000u, 0);
       Fill(&t, Progression(5, 10), 7);
@@ -1074,7 +1077,7 @@ class Watchdog {
   std::thread thread_;
 };
 
-// Two tables whose rows all have one version, in the vector and in the state.
+// Two tables whose rows all have the same version, in the vector and in the state.
 class Versions {
  public:
   static constexpr size_t kRows = 2500;
@@ -1127,7 +1130,7 @@ class Versions {
       }
     }
   }
-  // How many batches have begun.
+  // The number of batches that have begun.
   uint64_t begun() const { return version_; }
   void Look(Exec& exec) {
     TableLock lock(tables(), TableLock::Mode::kShared);
@@ -1166,7 +1169,7 @@ class Versions {
   const Keys keys_;
   std::vector<Subject> tables_;
   std::atomic<uint64_t> version_{0};
-  std::map<Tick, Batch> history_;  // guarded by the tables' locks
+  std::map<Tick, Batch> history_;  // protected by the tables' locks
 };
 
 struct Load {
@@ -1174,7 +1177,7 @@ struct Load {
   size_t trainers;
   size_t most_saved;  // bytes
   size_t limit;
-  int rounds;  // each fourth is given up
+  int rounds;  // every fourth is abandoned
 };
 
 class SnapshotThreads : public ::testing::TestWithParam<Load> {
@@ -1217,10 +1220,10 @@ TEST_P(SnapshotThreads, EveryRowHasTheVersionOfTheWatermark) {
     bool more = true;
     for (int pieces = 0; more; ++pieces) {
       more = ReadPiece(snapshot.get(), exec, GetParam().limit, &got);
-      if (round % 4 == 3 && pieces == 2) break;  // given up
+      if (round % 4 == 3 && pieces == 2) break;  // abandoned
       if (pieces != round % 4) continue;
-      // From here on rows are saved and read by turns. Not for ever: the batch may have begun
-      // already, and wait for the reader.
+      // From here on rows are saved and read in turns. The wait is limited, because the batch may
+      // already have begun, and may be waiting for the reader.
       for (int i = 0; i < 50 && versions.begun() == begun; ++i) {
         std::this_thread::sleep_for(std::chrono::microseconds(100));
       }
@@ -1235,7 +1238,7 @@ TEST_P(SnapshotThreads, EveryRowHasTheVersionOfTheWatermark) {
   for (Table* table : versions.tables()) table->CheckInvariants();
 }
 
-// Where the bound is a few rows, these come one poll of the reader after the other.
+// With a bound of a few rows, these are delivered at one poll of the reader after the other.
 INSTANTIATE_TEST_SUITE_P(Loads, SnapshotThreads,
                          ::testing::Values(Load{1, 1, size_t{64} << 20, 500, 40},
                                            Load{3, 1, size_t{64} << 20, 50, 40},
@@ -1249,7 +1252,7 @@ class SnapshotWaits : public ::testing::Test {
   }
 };
 
-// A batch that runs while the reader waits for the lock saves what he then does not find.
+// A batch that runs while the reader waits for the lock saves the rows that it overwrites.
 TEST_F(SnapshotWaits, AllIsSavedWhileTheReaderWaits) {
   const Watchdog watchdog;
   Clock clock;

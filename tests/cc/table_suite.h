@@ -1,6 +1,6 @@
-// The contract suite of Table, typed by a TableConfig: key type and vector type, or those and a
-// device. The Exec is serial, or has as many threads as the environment variable TABLE_TEST_THREADS
-// says.
+// The contract suite of Table, typed by a TableConfig: a key type and a vector type, or those and a
+// device. The Exec is serial, unless the environment variable TABLE_TEST_THREADS gives a number of
+// threads.
 //
 // A test body is written once against TableFixture, which hides the types behind plain uint64 keys
 // and float vectors; the typed shell that TABLE_TEST makes around it costs almost no compile time
@@ -131,7 +131,7 @@ class Subject {
                vectors.data());
     return vectors;
   }
-  // What `vectors` become when they are stored to nearest.
+  // `vectors`, rounded to nearest as in a row.
   Floats Rounded(const Floats& vectors) const { return Decode(Encode(vectors)); }
 
   RowIds Find(const Keys& keys) {
@@ -189,7 +189,7 @@ class Subject {
   Status TryAccumulate(const Keys& keys, const Floats& deltas) {
     return table_->Accumulate(*exec_, Pack(keys).data(), keys.size(), deltas.data(), ++tick_);
   }
-  // Every call is a step of its own, unless it says which (here and in Apply).
+  // Every call is a new step, unless it names one (here and in Apply).
   Status TryWriteRows(const Keys& keys, const Floats& vectors, const Floats& state, bool insert,
                       uint64_t step = 0) {
     const Tick tick = ++tick_;
@@ -264,22 +264,22 @@ class Subject {
   Tick tick_ = 0;
 };
 
-// Everything a test body sees of its config.
+// The parts of a config that test bodies use.
 class TableFixture : public ::testing::Test {
  public:
-  // Why there can be no such tables here; empty if there can.
+  // Why such tables cannot exist here; empty if they can.
   virtual std::string missing() const { return ""; }
   void SetUp() override {
     if (!missing().empty()) GTEST_SKIP() << missing();
   }
   virtual KeyType key_type() const = 0;
   virtual DType dtype() const = 0;
-  // How many times slower than on the host a key is. Scaled(n, least) is the number of keys that a
-  // test should use.
+  // How many times slower the work per key is than on the host. Scaled(n, least) is the number of
+  // keys that a test should use.
   virtual size_t slowness() const = 0;
   // The index is one ring (cc/device/flat_index.h), not segments that split.
   virtual bool flat() const { return false; }
-  // A row may get another id while it is held, so that ApplyRange looks keys up again.
+  // A live row may get another id, so ApplyRange looks up keys again.
   virtual bool rows_move() const { return false; }
   virtual Status Make(const TableOptions& options, std::unique_ptr<Table>* table) const = 0;
   virtual Exec& exec() = 0;
@@ -305,7 +305,7 @@ class TableFixture : public ::testing::Test {
   }
   Subject Create() { return Create(Options()); }
 
-  // The vectors that keys start with by the contract of Initializer, rounded to the table's type.
+  // The initial vectors of keys, by the contract of Initializer, rounded to the table's type.
   static Floats InitialVectors(const Subject& t, const Keys& keys) {
     const TableOptions& options = t->options();
     Initializer initializer;
@@ -360,7 +360,7 @@ class TableSuite : public TableFixture {
 }  // namespace testing_table
 }  // namespace dynemb
 
-// A test of a typed suite whose body, compiled once, sees its fixture as `f`:
+// A test of a typed suite. Its body is compiled once, and its fixture is `f`:
 //   TABLE_TEST(TableBasic, EmptyTable) { Subject t = f.Create(); ... }
 #define TABLE_TEST(suite, name)                     \
   inline void suite##name(TableFixture& f);         \

@@ -1,4 +1,4 @@
-// What every single operation does, on small tables and awkward keys.
+// The single operations, on small tables and unusual keys.
 #ifndef DYNEMB_TESTS_CC_TABLE_SUITE_BASIC_H_
 #define DYNEMB_TESTS_CC_TABLE_SUITE_BASIC_H_
 
@@ -38,7 +38,7 @@ TABLE_TEST(TableBasic, EmptyBatch) {
   t.Check();
 }
 
-// No key is reserved, whatever its bits: extremes, powers of two, their negatives, neighbours.
+// No key is reserved, whatever its bits: extremes, powers of two, their negatives, neighbors.
 TABLE_TEST(TableBasic, EveryKeyIsLegal) {
   Keys keys = {0, ~0ull, 1ull << 63, ~(1ull << 63), 0xFFFFFFFFu, 0x7FFFFFFFu, 0x80000000u};
   for (int bit = 0; bit<64; bit += f.slowness()> 1 ? 9 : 1) {
@@ -47,7 +47,7 @@ TABLE_TEST(TableBasic, EveryKeyIsLegal) {
       keys.push_back(0 - (1ull << bit) + static_cast<uint64_t>(off));
     }
   }
-  // Keys whose hash is all zeros or all ones, if the key is wide enough to be one.
+  // Keys whose hash is all zeros or all ones, if the key type is wide enough to have them.
   keys.push_back(0 - 0x9E3779B97F4A7C15ull);
   Subject t = f.Create();
   for (uint64_t& key : keys) key = t.Narrow(key);
@@ -66,7 +66,7 @@ TABLE_TEST(TableBasic, EveryKeyIsLegal) {
   EXPECT_EQ(t.size(), 0u);
 }
 
-// Regular keys must spread: progressions of any step, keys that agree in their low or high bits.
+// Regular keys must be spread: progressions of any step, keys that agree in their low or high bits.
 TABLE_TEST(TableBasic, AdversarialKeys) {
   const size_t n = f.Scaled(6000, 25);
   for (const uint64_t step : {1ull, 64ull, 1024ull, 1ull << 16, 1ull << 32, 1ull << 50, 0x10001ull,
@@ -125,7 +125,7 @@ TABLE_TEST(TableBasic, LookupOfUnknownKeys) {
   got = t.Lookup({2, 3});
   EXPECT_EQ(got, f.InitialVectors(t, {2, 3}));
   EXPECT_EQ(t.size(), 1u);
-  // A row that is made later starts as the lookup said.
+  // A row that is inserted later starts with the vector that the lookup returned.
   EXPECT_EQ(t.LookupOrInsert({2, 3}, &rows), got);
   EXPECT_EQ(t.Find({2, 3}), rows);
   EXPECT_EQ(t.size(), 3u);
@@ -136,7 +136,7 @@ TABLE_TEST(TableBasic, InitialVectorsDependOnSeedKeyAndColumnOnly) {
   Subject t = f.Create();
   const Floats first = t.LookupOrInsert(keys);
   EXPECT_EQ(first, f.InitialVectors(t, keys));
-  // Another table, the other order, in pieces.
+  // Another table, in reverse order, in several batches.
   Subject u = f.Create();
   Keys backwards(keys.rbegin(), keys.rend());
   for (size_t i = 0; i < backwards.size(); i += 1 + i / 2) {
@@ -145,7 +145,7 @@ TABLE_TEST(TableBasic, InitialVectorsDependOnSeedKeyAndColumnOnly) {
   }
   u.FindOrInsert(backwards);
   EXPECT_EQ(u.Read(keys), first);
-  // After erasing and coming back, changed in between.
+  // After an update and an erasure, the key starts again with its initial vector.
   t.Upsert(keys, Floats(first.size(), 3.0f));
   EXPECT_EQ(t.Erase(keys), keys.size());
   EXPECT_EQ(t.LookupOrInsert(keys), first);
@@ -163,7 +163,7 @@ TABLE_TEST(TableBasic, UpsertLastOfRepeatsWins) {
   Subject t = f.Create(f.Options(1));
   t.Upsert({1, 2, 1, 3, 2, 1}, {10, 20, 11, 30, 21, 12});  // all new
   EXPECT_EQ(t.Read({1, 2, 3}), (Floats{12, 21, 30}));
-  t.Upsert({1, 2, 1, 4, 4}, {13, 22, 14, 40, 41});  // some there
+  t.Upsert({1, 2, 1, 4, 4}, {13, 22, 14, 40, 41});  // some exist
   EXPECT_EQ(t.Read({1, 2, 3, 4}), (Floats{14, 22, 30, 41}));
   t.Check();
   // Long enough for several ranges and workers; the same key far apart.
@@ -209,7 +209,7 @@ TABLE_TEST(TableBasic, WriteRowsSetsVectorAndState) {
   ASSERT_TRUE(t.TryWriteRows({1, 2}, {11, 20}, {7, 8, 9, 4, 5, 6}, true).ok());
   EXPECT_EQ(t.Read({1, 2}, &state), (Floats{11, 20}));
   EXPECT_EQ(state, (Floats{7, 8, 9, 4, 5, 6}));
-  // An upsert keeps the state of a row that is there; a new one gets the initial state.
+  // An upsert keeps the state of an existing row. A new row gets the initial state.
   t.Upsert({1, 3}, {12, 30});
   EXPECT_EQ(t.Read({1, 3}, &state), (Floats{12, 30}));
   EXPECT_EQ(state, (Floats{7, 8, 9, 0.5f, -2.0f, -2.0f}));
@@ -244,13 +244,13 @@ TABLE_TEST(TableBasic, AttachStateKeepsVectorsAndRows) {
     }
   }
   EXPECT_EQ(t.Find({keys[0], keys[1], keys[2]}), (RowIds{rows[0], kNoRow, rows[2]}));
-  // The same again drops nothing.
+  // The same state again drops nothing.
   ASSERT_TRUE(t.TryWriteRows({keys[0]}, {1, 2, 3}, {4, 5, 6}, false).ok());
   ASSERT_TRUE(t->AttachState(t.exec(), {"d", {3}, {-1.0f}}).ok());
   Floats state;
   t.Read({keys[0]}, &state);
   EXPECT_EQ(state, (Floats{4, 5, 6}));
-  // The same name with another width, and the same width under another name, do.
+  // The same name with another width drops state, and so does the same width with another name.
   ASSERT_TRUE(t->AttachState(t.exec(), {"e", {3}, {-1.0f}}).ok());
   t.Read({keys[0]}, &state);
   EXPECT_EQ(state, (Floats{-1, -1, -1}));
@@ -265,14 +265,14 @@ TABLE_TEST(TableBasic, EraseAndReuse) {
   for (size_t i = 0; i < n; ++i) (i % 2 == 0 ? even : odd).push_back(keys[i]);
   Keys twice = odd;
   twice.insert(twice.end(), odd.begin(), odd.end());
-  EXPECT_EQ(t.Erase(twice), odd.size());  // a repeat is there only once
+  EXPECT_EQ(t.Erase(twice), odd.size());  // a repeated key exists only once
   t.Check();
   EXPECT_EQ(t.Erase(odd), 0u);
   EXPECT_EQ(t.CountContained(odd), 0u);
   EXPECT_EQ(t.CountContained(even), even.size());
   EXPECT_EQ(t.size(), even.size());
   EXPECT_EQ(t.stats().erased, odd.size());
-  // Freed rows are used again before fresh ones.
+  // Freed rows are used again before new ones.
   const uint64_t bytes = t.stats().row_bytes;
   const RowIds rows = t.FindOrInsert(Scattered(1000000, odd.size()));
   EXPECT_LT(*std::max_element(rows.begin(), rows.end()), n);

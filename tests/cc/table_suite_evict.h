@@ -1,4 +1,4 @@
-// Tables at max_capacity: who goes, who stays, and what is refused.
+// Tables at max_capacity: which rows are evicted, which stay, and which batches are refused.
 #ifndef DYNEMB_TESTS_CC_TABLE_SUITE_EVICT_H_
 #define DYNEMB_TESTS_CC_TABLE_SUITE_EVICT_H_
 
@@ -74,7 +74,7 @@ TABLE_TEST(TableEvict, VictimsAreOld) {
   EXPECT_LT(oldest, 0.8);
 }
 
-// What every kind of read and write touches stays, while a stream of other keys passes through.
+// Rows that any kind of read or write accesses stay, while a stream of other keys is inserted.
 TABLE_TEST(TableEvict, HotKeysSurvive) {
   const size_t capacity = f.Scaled(5000, 40);
   Subject t = f.Create(Bounded(f, capacity, 1));
@@ -114,7 +114,7 @@ TABLE_TEST(TableEvict, HotKeysSurvive) {
   t.Check();
 }
 
-// Contains, ReadRows and Export are not accesses: keys that are only looked at like this go first.
+// Contains, ReadRows and Export are not accesses: rows that only these read are evicted first.
 TABLE_TEST(TableEvict, LookingOnIsNoAccess) {
   Subject t = f.Create(Bounded(f, 20, 1));
   const Keys watched = Scattered(1, 10), used = Scattered(100, 10);
@@ -129,7 +129,7 @@ TABLE_TEST(TableEvict, LookingOnIsNoAccess) {
   EXPECT_EQ(t.CountContained(used), 10u);
 }
 
-// The state of the evicted key never goes to the key that gets its row.
+// A key that gets the row of an evicted key never gets its state.
 TABLE_TEST(TableEvict, RowsComeBackAsNew) {
   const size_t capacity = f.Scaled(600, 12);
   Subject t = f.Create(Bounded(f, capacity, 2));
@@ -153,7 +153,7 @@ TABLE_TEST(TableEvict, RowsComeBackAsNew) {
         t.TryWriteRows(keys, Floats(2 * capacity, 7.0f), Floats(3 * capacity, 8.0f), false).ok());
     t.Check();
   }
-  // Other ways to make a row of an evicted one.
+  // Other calls that reuse the row of an evicted key.
   t.Upsert(a, Floats(2 * capacity, 3.0f));
   Floats state;
   t.Read({a[0]}, &state);
@@ -169,7 +169,7 @@ TABLE_TEST(TableEvict, TooMuchIsRefusedWhole) {
     const Keys there = Scattered(1, held);
     t.FindOrInsert(there);
     const std::vector<Exported> before = t.Export();
-    Keys a_bit_too_many = Scattered(1000000, capacity - held + 1);  // beside all that are there
+    Keys a_bit_too_many = Scattered(1000000, capacity - held + 1);  // besides all existing keys
     a_bit_too_many.insert(a_bit_too_many.end(), there.begin(), there.end());
     const Keys far_too_many = Scattered(1000000, capacity + 1);
     for (const Keys& keys : {a_bit_too_many, far_too_many}) {
@@ -191,7 +191,7 @@ TABLE_TEST(TableEvict, TooMuchIsRefusedWhole) {
     }
     EXPECT_EQ(t.stats().evictions, 0u);
     EXPECT_GT(t.stats().refused, 0u);
-    // As much as there is room for still fits, repeated or not.
+    // The keys for which there is room still fit, repeated or not.
     Keys all = Scattered(1000000, capacity);
     all.insert(all.end(), all.begin(), all.end());
     t.FindOrInsert(all);
@@ -236,7 +236,7 @@ TABLE_TEST(TableEvict, StrategyNone) {
   EXPECT_EQ(t.TryFindOrInsert(Scattered(100, 21), &rows).code(), Code::kResourceExhausted);
   EXPECT_EQ(t.size(), 30u);
   t.FindOrInsert(keys);
-  t.FindOrInsert(keys);  // all there: fine
+  t.FindOrInsert(keys);  // all exist: not refused
   const std::vector<Exported> before = t.Export();
   EXPECT_EQ(t.TryFindOrInsert({keys[0], 12345}, &rows).code(), Code::kResourceExhausted);
   EXPECT_EQ(t.TryUpsert({keys[0], 12345}, {1, 2}).code(), Code::kResourceExhausted);
@@ -249,7 +249,7 @@ TABLE_TEST(TableEvict, StrategyNone) {
   t.Check();
 }
 
-// Keys of one segment need more victims than that segment holds.
+// Keys of one segment need more victims than that segment has.
 TABLE_TEST(TableEvict, OneSegmentTakesFromOthers) {
   if (f.key_type() == KeyType::kInt32) GTEST_SKIP() << "needs keys of 64 bits";
   if (f.slowness() > 200) GTEST_SKIP() << "too slow for a whole emulated warp";

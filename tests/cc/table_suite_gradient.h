@@ -41,7 +41,7 @@ TABLE_TEST(TableGradient, UpdatesVectorAndState) {
   EXPECT_EQ(t.stats().dropped_gradients, 0u);
 }
 
-// Only the part [begin, end) of a range is applied.
+// Only the range [begin, end) is applied.
 TABLE_TEST(TableGradient, RangeIsRespected) {
   Subject t = f.Create(f.Options(1));
   const Keys keys = Scattered(1, 40);
@@ -101,12 +101,12 @@ TABLE_TEST(TableGradient, GarbageRowIdsAreHarmless) {
   garbage[0] = kNoRow;
   garbage[1] = kNoRow - 1;
   garbage[2] = 0x80000000u;
-  garbage[3] = 64;       // just past the last
+  garbage[3] = 64;       // just past the last row
   garbage[4] = rows[5];  // another key's
   t.Apply(Sgd(1, 1), keys, garbage, Floats(64, 1.0f));
   t.Apply(Sgd(1, 1), {0xABCDEF}, {rows[0]}, {1});
   if (f.rows_move()) {
-    EXPECT_EQ(t.stats().dropped_gradients, 2u);  // the one that was not found, and the unknown key
+    EXPECT_EQ(t.stats().dropped_gradients, 2u);  // the row that was not found, and the unknown key
     const Floats initial = f.InitialVectors(t, keys), now = t.Read(keys);
     EXPECT_EQ(now[0], initial[0]);
     for (size_t i = 1; i < now.size(); ++i) ASSERT_NEAR(now[i], initial[i] - 1, 0.02) << i;
@@ -115,7 +115,7 @@ TABLE_TEST(TableGradient, GarbageRowIdsAreHarmless) {
     EXPECT_TRUE(t.Export() == before);
   }
   t.Check();
-  // In a table that never held a row, too.
+  // Also in a table that never had a row.
   Subject u = f.Create(f.Options(1));
   u.Apply(Sgd(1, 1), {0, 1, 2}, {0, kNoRow, 77}, {1, 1, 1});
   EXPECT_EQ(u.stats().dropped_gradients, 3u);
@@ -138,7 +138,7 @@ TABLE_TEST(TableGradient, NonfiniteIsAppliedAndCounted) {
   EXPECT_EQ(got[5], 0.0f);
   EXPECT_TRUE(std::isnan(got[6]));
   EXPECT_EQ(got[7], 1.0f);
-  // A dropped gradient is not looked at.
+  // A dropped gradient is not checked.
   t.Apply(Sgd(1, 2), {5}, {kNoRow}, {nan, nan});
   EXPECT_EQ(t.stats().nonfinite_gradients, 3u);
 }
@@ -147,8 +147,8 @@ inline float UlpOfOne(DType dtype) {
   return dtype == DType::kFloat32 ? 0x1p-23f : dtype == DType::kFloat16 ? 0x1p-10f : 0x1p-7f;
 }
 
-// Updates of a sixteenth of a unit in the last place add up on average, and are lost without
-// stochastic rounding.
+// Updates of a sixteenth of a unit in the last place add up on average. Without stochastic rounding
+// they are lost.
 TABLE_TEST(TableGradient, SmallUpdatesAddUp) {
   if (f.dtype() == DType::kFloat32) GTEST_SKIP() << "float32 is not rounded";
   const float ulp = UlpOfOne(f.dtype());
@@ -183,14 +183,14 @@ TABLE_TEST(TableGradient, SmallUpdatesAddUp) {
   }
 }
 
-// Reads, evictions elsewhere and other batches change the tick, and no bit of what is rounded.
+// Reads, evictions elsewhere and other batches change the tick, but no bit of any rounding.
 TABLE_TEST(TableGradient, RoundingGoesByTheStep) {
   if (f.dtype() == DType::kFloat32) GTEST_SKIP() << "float32 is not rounded";
   const float ulp = UlpOfOne(f.dtype());
   const size_t n = f.Scaled(64, 16);
   const Keys keys = Scattered(1, n);
   const Floats ones(4 * n, 1.0f), up(4 * n, ulp / 2), down(4 * n, -ulp / 2);
-  // What the rows are after each update of a table with `reads` in between.
+  // The rows after each update of a table, with `reads` in between.
   const auto train = [&](int reads, uint64_t first_step) {
     std::vector<Floats> seen;
     Subject t = f.Create(f.Options(4));
@@ -216,12 +216,12 @@ TABLE_TEST(TableGradient, RoundingGoesByTheStep) {
   const std::vector<Floats> plain = train(0, 1);
   EXPECT_EQ(train(1, 1), plain);
   EXPECT_EQ(train(3, 1), plain);
-  // Other steps have other bits, exactly: these differ beyond float32.
+  // Other steps have other bits, even if they differ only beyond float32.
   const uint64_t large = uint64_t{1} << 24;
   const Floats at = train(0, large)[0], after = train(0, large + 1)[0];
   EXPECT_NE(at, plain[0]);
   EXPECT_NE(at, after);
-  // Each addition has bits of its own.
+  // Each addition has different random bits.
   Subject t = f.Create(f.Options(4));
   std::vector<Floats> added;
   for (int i = 0; i < 2; ++i) {

@@ -1,4 +1,5 @@
-// Growth: contents, row ids, threads, load, memory; and keys chosen so that the table cannot grow.
+// Growth: contents, row ids, threads, load, memory; and keys that agree in many bits of their
+// hashes.
 #ifndef DYNEMB_TESTS_CC_TABLE_SUITE_GROW_H_
 #define DYNEMB_TESTS_CC_TABLE_SUITE_GROW_H_
 
@@ -57,7 +58,7 @@ TABLE_TEST(TableGrow, PresizingChangesNothingButTheCost) {
   EXPECT_EQ(presized.stats().slots, slots);
 }
 
-// The same calls give the same table, to the row id, whatever runs them.
+// The same calls give the same table, including row ids, on any Exec.
 TABLE_TEST(TableGrow, ExecDoesNotMatter) {
   if (f.slowness() > 1)
     GTEST_SKIP() << "teams of emulated warps compete: content is not determined";
@@ -98,7 +99,7 @@ TABLE_TEST(TableGrow, ExecDoesNotMatter) {
   EXPECT_EQ(t.stats().evictions, u.stats().evictions);
 }
 
-// Every key finds a place, whatever hashes have in common: here 32 bits, or nearly all.
+// Every key finds a place, whatever bits hashes have in common: here 32 bits, or almost all.
 TABLE_TEST(TableGrow, KeysOfOnePrefixAreTaken) {
   if (f.key_type() == KeyType::kInt32) GTEST_SKIP() << "needs keys of 64 bits";
   for (const bool crowded : {false, true}) {
@@ -117,7 +118,7 @@ TABLE_TEST(TableGrow, KeysOfOnePrefixAreTaken) {
     EXPECT_EQ(t.Find(flood), rows);
     EXPECT_EQ(t.Find(good), good_rows);
     EXPECT_EQ(t.Read(flood), f.InitialVectors(t, flood));
-    // Not more slots than any other keys have.
+    // No more slots than for any other keys.
     if (t.size() > 1000) {
       EXPECT_GT(4 * t.size(), t.stats().slots);
     }
@@ -134,7 +135,7 @@ TABLE_TEST(TableGrow, KeysOfOnePrefixAreTaken) {
   }
 }
 
-// A full table evicts for keys that all belong in one segment, too.
+// A full table also evicts if all new keys belong to one segment.
 TABLE_TEST(TableGrow, KeysOfOnePrefixEvict) {
   if (f.key_type() == KeyType::kInt32) GTEST_SKIP() << "needs keys of 64 bits";
   TableOptions options = f.Options(1);
@@ -144,7 +145,7 @@ TABLE_TEST(TableGrow, KeysOfOnePrefixEvict) {
   const auto most = static_cast<size_t>(options.max_capacity);
   t.FindOrInsert(Scattered(1, most));
   EXPECT_EQ(t.size(), most);
-  // As many as the table has rows, so that nearly all have to come from other segments.
+  // The number of rows of the table, so that almost all rows must come from other segments.
   const Keys flood = SamePrefix(t.salt(), 0x2468ACEu, most, false);
   const RowIds rows = t.FindOrInsert(flood);
   t.Check();
@@ -157,10 +158,10 @@ TABLE_TEST(TableGrow, KeysOfOnePrefixEvict) {
   EXPECT_EQ(t.CountContained(others), most);
 }
 
-// Average load and bytes of metadata a row, at many sizes.
+// Average load and bytes of metadata per row, at many sizes.
 TABLE_TEST(TableGrow, LoadAndMetadata) {
   if (f.slowness() > 2) GTEST_SKIP() << "too slow for the emulated warp";
-  Subject t = f.Create(f.Options(8));  // rows of 16 bytes and more waste nothing to alignment
+  Subject t = f.Create(f.Options(8));  // rows of at least 16 bytes waste nothing on alignment
   uint64_t next = 0;
   const size_t from = 30000;
   for (size_t size = from; size < 150000; size += size / 12) {
@@ -174,7 +175,7 @@ TABLE_TEST(TableGrow, LoadAndMetadata) {
   }
 }
 
-// A batch with one key many times over is one key. (Padding ids look like this.)
+// A batch that repeats one key many times has one key. (Padding ids look like this.)
 TABLE_TEST(TableGrow, RepeatsDoNotGrowTheIndex) {
   Subject t = f.Create(f.Options(1));
   const RowIds rows = t.FindOrInsert(Keys(f.Scaled(100000, 400), 7));
@@ -212,7 +213,7 @@ TABLE_TEST(TableGrow, CrowdedBucketOverflowsAndRecovers) {
   t.FindOrInsert(odd);
   t.Check();
   EXPECT_EQ(t.CountContained(keys), n);
-  t.FindOrInsert(Scattered(1, f.Scaled(5000, 100)));  // splits mend the sticky counts
+  t.FindOrInsert(Scattered(1, f.Scaled(5000, 100)));  // splits repair the sticky counts
   t.Check();
   EXPECT_EQ(t.CountContained(keys), n);
 }

@@ -14,9 +14,9 @@ TYPED_TEST_SUITE_P(TableRandom);
 struct Walk {
   uint64_t seed;
   size_t steps;
-  size_t batch;  // keys at most
+  size_t batch;  // the maximal number of keys
   uint64_t key_space;
-  int64_t max_capacity;  // 0: none; else at least `batch`, so that nothing is refused
+  int64_t max_capacity;  // 0: none; otherwise at least `batch`, so that nothing is refused
 };
 
 class RandomWalk {
@@ -118,7 +118,7 @@ class RandomWalk {
         const bool insert = random_.Below(2) == 0;
         const Floats vectors = RandomFloats(keys.size() * 3);
         Floats state = RandomFloats(keys.size() * static_cast<size_t>(t_.state_width()));
-        for (float& value : state) value *= value;  // what Adagrad accumulates is not negative
+        for (float& value : state) value *= value;  // Adagrad's accumulator is not negative
         EXPECT_TRUE(t_.TryWriteRows(keys, vectors, state, insert).ok());
         model_.Write(keys, vectors, state, insert);
         AfterInsert(keys);
@@ -159,7 +159,7 @@ class RandomWalk {
     Remember(keys, rows);
   }
 
-  // Gradients for rows that some earlier call found, which may have gone since.
+  // Gradients for rows that an earlier call found, and that may have been evicted or erased since.
   void Apply() {
     Keys keys;
     RowIds rows;
@@ -175,7 +175,7 @@ class RandomWalk {
     hyper.learning_rate = 0.5f;
     const RowOptimizer adagrad(OptimizerKind::kAdagrad, {}, hyper, 3);
     t_.Apply(adagrad, keys, rows, gradients);
-    // The model knows each row id only if some call has told it; ask about the rest first.
+    // The model knows a row id only if a call has returned it, so look up the others first.
     const Keys all = model_.AllKeys();
     ModelRows(all);
     dropped_ += model_.Apply(adagrad, keys, rows, gradients);
@@ -234,7 +234,7 @@ class RandomWalk {
 
   Keys RandomKeys() {
     Keys keys(random_.Below(walk_.batch + 1));
-    // Skewed, as ids are; some are extreme.
+    // Skewed, like real ids; some are extreme.
     for (uint64_t& key : keys) {
       key = random_.Below(1 + random_.Below(walk_.key_space));
       if (random_.Below(64) == 0) key = 0 - key;

@@ -1,4 +1,4 @@
-// Ticks: last access, last update, incremental export, and what happens when 32-bit stamps run out.
+// Ticks: last access, last update, incremental export, and the limits of 32-bit stamps.
 #ifndef DYNEMB_TESTS_CC_TABLE_SUITE_TIME_H_
 #define DYNEMB_TESTS_CC_TABLE_SUITE_TIME_H_
 
@@ -11,8 +11,8 @@ template <class Config>
 class TableTime : public TableSuite<Config> {};
 TYPED_TEST_SUITE_P(TableTime);
 
-// Every call that updates rows, and no other, enters an export since just before it; at the tick
-// itself it is over.
+// Rows that a call updates, and no others, are in an export since the tick before the call. An
+// export since the tick of the call does not have them.
 TABLE_TEST(TableTime, SinceIsExactlyWhatWasUpdatedAfter) {
   Subject t = f.Create(f.Options(1));
   const RowOptimizer sgd(OptimizerKind::kSgd, {}, Hyper(), 1);
@@ -65,7 +65,7 @@ TABLE_TEST(TableTime, ExportInChunksIsComplete) {
       EXPECT_TRUE(t.Export(since, limit) == whole) << limit;
     }
   }
-  // A cursor past the end, and one that erasing has left behind.
+  // A cursor past the end, as erasing may leave it.
   EXPECT_EQ(t->PlanExport(t.exec(), 1u << 30, 10, 0).next_cursor, -1);
   EXPECT_TRUE(t->PlanExport(t.exec(), 1u << 30, 10, 0).rows.empty());
   // Null outputs are skipped.
@@ -78,7 +78,7 @@ TABLE_TEST(TableTime, StampsRunOut) {
   for (const Tick start : {k32 - 70000, Tick{0}, k32 - 3, 3 * k32 + 17}) {
     if (f.slowness() > 1 && start != k32 - 70000) continue;
     TableOptions options = f.Options(1);
-    options.max_capacity = 21;  // so few that eviction is exactly LRU
+    options.max_capacity = 21;  // small enough that eviction is exactly LRU
     Subject t = f.Create(options);
     t.set_tick(start);
     const Keys a = Scattered(1, 7), b = Scattered(100, 7), c = Scattered(200, 7);
@@ -105,7 +105,7 @@ TABLE_TEST(TableTime, StampsRunOut) {
       const Keys got = t.ExportedKeys(first);
       if (jump < k32 / 2) {
         EXPECT_EQ(got, expected) << start << " +" << jump;
-      } else {  // so long ago that its stamp was saturated: more may come, none may be missed
+      } else {  // its stamp was clamped: there may be more rows, but none may be missing
         EXPECT_TRUE(std::includes(got.begin(), got.end(), expected.begin(), expected.end()));
       }
       EXPECT_EQ(t.size(), 21u);
@@ -113,13 +113,13 @@ TABLE_TEST(TableTime, StampsRunOut) {
         EXPECT_GT(static_cast<Tick>(row.update), first);
         EXPECT_LE(static_cast<Tick>(row.update), t.tick());
       }
-      // `a` is the oldest and goes; then everything of before that was not touched since.
+      // `a` is the oldest and is evicted first; then all earlier keys that were not accessed since.
       t.FindOrInsert(Scattered(300, 7));
       t.Check();
       EXPECT_EQ(t.CountContained(a), 0u) << start << " +" << jump;
       EXPECT_EQ(t.CountContained(b), 7u);
       EXPECT_EQ(t.CountContained(c), 7u);
-      t.FindOrInsert(a);  // the next round's old ones, in place of b
+      t.FindOrInsert(a);  // the old keys of the next round, instead of b
       EXPECT_EQ(t.CountContained(b), 0u) << start << " +" << jump;
       t.Erase(c);
       t.Erase(Scattered(300, 7));
@@ -127,8 +127,8 @@ TABLE_TEST(TableTime, StampsRunOut) {
   }
 }
 
-// Times a whole range apart: everything is equally old then, but nothing is forgotten or thought
-// new.
+// Times that are a whole window apart: all rows are then equally old, but none is lost or
+// considered new.
 TABLE_TEST(TableTime, FarJump) {
   TableOptions options = f.Options(1);
   options.max_capacity = 20;
@@ -141,7 +141,7 @@ TABLE_TEST(TableTime, FarJump) {
   t.Check();
   EXPECT_EQ(t.Export(before).size(), 10u);
   EXPECT_EQ(t.Export(0).size(), 20u);
-  EXPECT_EQ(t.Export(1).size(), 20u);  // updates of unknown time are given rather than missed
+  EXPECT_EQ(t.Export(1).size(), 20u);  // rows whose time is unknown are exported, not missed
   t.FindOrInsert(Scattered(200, 10));
   EXPECT_EQ(t.CountContained(a), 0u);
   EXPECT_EQ(t.CountContained(b), 10u);
@@ -151,7 +151,7 @@ TABLE_TEST(TableTime, FarJump) {
   EXPECT_EQ(t.size(), 20u);
 }
 
-// Reads sweep nothing; they may come when stamps have run out already.
+// Reads do not sweep. They may come when ticks have already left the window.
 TABLE_TEST(TableTime, ReadsPastTheLastStamp) {
   TableOptions options = f.Options(1);
   options.max_capacity = 20;
@@ -170,7 +170,7 @@ TABLE_TEST(TableTime, ReadsPastTheLastStamp) {
   EXPECT_EQ(t.Export(t.tick() - 1).size(), 10u);
 }
 
-// A sweep touches the times of every row that was ever handed out, but a freed one stays free.
+// A sweep clamps the times of every row that was ever allocated, but a freed row stays free.
 TABLE_TEST(TableTime, FreedRowsStayFree) {
   Subject t = f.Create(f.Options(1));
   const Keys keys = Scattered(1, 10);

@@ -1,6 +1,9 @@
-// The contract suite of tables with two tiers: which rows are where, what moves, and that nothing
-// else changes. Typed by a Maker: static Status Make(options, table); kSlowness, how many times
-// slower than simulated threads it is; and Missing(), why there can be no tables here, or nothing.
+// The contract suite of tables with two tiers: it checks which rows are in which tier, which rows
+// move, and that nothing else changes. Typed by a Maker, which has
+//
+//   static Status Make(options, table)
+//   kSlowness      how many times slower it is than simulated threads
+//   Missing()      why there can be no tables here; empty if there can
 #ifndef DYNEMB_TESTS_CC_TIERS_SUITE_H_
 #define DYNEMB_TESTS_CC_TIERS_SUITE_H_
 
@@ -69,7 +72,7 @@ class Zipf {
     const double u = static_cast<double>(random.Next() >> 11) * 0x1p-53 * sums_.back();
     return static_cast<size_t>(std::upper_bound(sums_.begin(), sums_.end(), u) - sums_.begin());
   }
-  // The share of the most frequent `n`.
+  // The total probability of the `n` most frequent ranks.
   double Share(size_t n) const { return sums_[n - 1] / sums_.back(); }
 
  private:
@@ -90,8 +93,8 @@ TYPED_TEST_P(Tiers, RowsFillTheDeviceFirst) {
   t.Check();
 }
 
-// The bytes of the device tier are a bound for rows with their state: when they get one, rows that
-// fit no longer are in the host tier afterwards.
+// The bytes of the device tier are a limit for rows with their state. When rows get a state, those
+// that no longer fit are in the host tier afterwards.
 TYPED_TEST_P(Tiers, StateTakesRoomOfTheDevice) {
   SerialExec exec;
   Subject t = this->Make(TierOptions(4), 100, &exec);
@@ -127,7 +130,7 @@ TYPED_TEST_P(Tiers, HotRowsComeToTheDevice) {
   }
   EXPECT_EQ(hits_of(hot), 50u);
   EXPECT_EQ(t.stats().promotions, 50u);
-  EXPECT_EQ(hits_of(cold), 50u);  // the others went to the host tier, and are there
+  EXPECT_EQ(hits_of(cold), 50u);  // the others were moved to the host tier
   EXPECT_EQ(t.size(), 150u);
   EXPECT_EQ(t.CountContained(cold), 100u);
 }
@@ -150,7 +153,7 @@ TYPED_TEST_P(Tiers, ScanMovesNothing) {
   EXPECT_EQ(t.stats().device_hits - before, 100u);
 }
 
-// A candidate that is erased, or gives its row to another key, before it is moved is not moved.
+// A candidate that is erased, or whose row is given to another key, is not promoted.
 TYPED_TEST_P(Tiers, CandidatesMayBeGone) {
   SerialExec exec;
   Subject t = this->Make(TierOptions(4), 10, &exec);
@@ -180,8 +183,8 @@ TYPED_TEST_P(Tiers, NothingInTheDevice) {
   t.Check();
 }
 
-// A table of four times its budget trains to the same bits as one that fits, and as one of the
-// host: lookups, gradients, upserts, erasures, and rows that move between any two of them.
+// A table of four times its device tier trains to the same bits as one that fits, and as a host
+// table: with lookups, gradients, upserts, erasures, and rows that move between any two of these.
 TYPED_TEST_P(Tiers, TrainsToTheSameBits) {
   const size_t steps = TypeParam::kSlowness > 1 ? 8 : 60;
   const size_t keys_each = TypeParam::kSlowness > 1 ? 60 : 2000;
@@ -214,7 +217,7 @@ TYPED_TEST_P(Tiers, TrainsToTheSameBits) {
     const RowOptimizer adam(OptimizerKind::kAdam, flags, hyper, 8);
     for (Subject* t : {&host, &fits, &hybrid}) {
       const RowIds rows = t->FindOrInsert(keys);
-      if (step % 3 != 0) Promote(*t);  // between forward and backward: rows found have moved
+      if (step % 3 != 0) Promote(*t);  // between forward and backward: found rows have moved
       t->Apply(adam, keys, rows, gradients);
       if (step % 3 != 1) Promote(*t);
       if (step % 4 == 0) t->Erase(gone);
@@ -238,7 +241,7 @@ TYPED_TEST_P(Tiers, TrainsToTheSameBits) {
   hybrid.Check();
 }
 
-// Ten million operations on keys, at random: every row is in one place, and holds what was last
+// Ten million random operations on keys: every row is in one tier, and has the vector that was last
 // written to its key.
 TYPED_TEST_P(Tiers, RandomStateMachine) {
   const size_t operations = TypeParam::kSlowness > 1 ? 20000 : kSanitized ? 200000 : 10000000;
@@ -287,8 +290,8 @@ TYPED_TEST_P(Tiers, RandomStateMachine) {
   EXPECT_GT(t.stats().promotions, operations / 2000);
 }
 
-// Under zipf(1.05), 85 % of the reads hit a device tier of a tenth of the rows; the ideal, the most
-// frequent rows there for ever, is 88.4 %.
+// Under zipf(1.05), 85% of the reads hit a device tier of a tenth of the rows. The ideal, with the
+// most frequent rows always in the device tier, is 88.4%.
 TYPED_TEST_P(Tiers, HitRateUnderZipf) {
   if (kSanitized || TypeParam::kSlowness > 1) GTEST_SKIP() << "slow, and the same elsewhere";
   constexpr size_t kRows = 1000000;
@@ -296,7 +299,7 @@ TYPED_TEST_P(Tiers, HitRateUnderZipf) {
   ThreadsExec exec(2);
   Subject t = this->Make(TierOptions(1), kRows / 10, &exec);
   const Zipf zipf(kRows, 1.05);
-  // How frequent a row is has nothing to do with when it came.
+  // The frequency of a row is independent of the time of its insertion.
   Keys ids = Progression(0, kRows);
   Random random(3);
   for (size_t i = kRows; i > 1; --i) std::swap(ids[i - 1], ids[random.Below(i)]);
