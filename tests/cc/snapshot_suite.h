@@ -623,8 +623,8 @@ TEST_P(SnapshotWalk, DeliversTheRowsOfTheWatermark) {
       std::vector<Tick> since;
       for (size_t t = 0; t < tables.size(); ++t) since.push_back(Since(watermarks, clock, random));
       bool with_deleted = random.Below(2) == 0;
-      if (with_deleted &&
-          random.Below(4) != 0) {  // mostly since a tick after which all deletions are known
+      // Mostly since a tick after which all deletions are known.
+      if (with_deleted && random.Below(4) != 0) {
         for (size_t t = 0; t < tables.size(); ++t) {
           since[t] = std::max(since[t], tables[t]->known_since());
         }
@@ -1142,7 +1142,7 @@ class Versions {
       for (float value : vectors) ASSERT_EQ(value, vectors[0]);
     }
   }
-  // Holds while no batch runs.
+  // Checks the delivered rows. Call while no batch runs.
   void Check(const Snapshot& snapshot, const std::vector<Delivery>& delivered) const {
     const auto at = std::prev(history_.lower_bound(snapshot.watermark()));
     for (size_t i = 0; i < 2; ++i) {
