@@ -4,13 +4,13 @@
 // This is SumGradients (sum_gradients.h) with an id's index in place of its key, so no election is
 // needed, and no call waits. The ids of a row, and therefore its terms, are ordered feature after
 // feature. If a row has at most 256 ids, its sum has the same bits as on the host, except for the
-// bits of a NaN. If it has more, ranges of 256 ids are summed, and then the sums of the ranges are
-// added from the first to the last.
+// bits of a NaN. If it has more, they are summed in pieces of 256, and then the sums of the pieces
+// are added from the first to the last.
 //
 // If an index is not below the number of rows, its gradient is ignored; the host returns an error.
 // A caller that needs the error must check the indices itself.
 //
-// The number of launches does not depend on the number of tasks, features or ranges.
+// The number of launches does not depend on the number of tasks, features or pieces.
 #ifndef DYNEMB_DEVICE_GATHER_GRADIENT_H_
 #define DYNEMB_DEVICE_GATHER_GRADIENT_H_
 

@@ -257,7 +257,7 @@ struct CountOlder {
   }
 };
 
-// --- Writing rows that are there ---------------------------------------------------------------
+// --- Writing existing rows ---------------------------------------------------------------------
 
 // Sets the vector of rows[i] to vectors[i] if i is the elected position of its key. If `places` is
 // null, every position is.
@@ -426,7 +426,7 @@ struct FlagRows {
   DYNEMB_HD void operator()(size_t i) const { flags[i] = i < n && rows[i] != kNoRow ? 1 : 0; }
 };
 
-// Frees the rows in `gone`. Row gone[i] is number sums[i] of them. `wipe`: overwrites them with
+// Frees the rows in `gone`. gone[i] is the sums[i]-th of them. `wipe`: overwrites them with
 // zeros.
 struct FreeRows {
   DeviceView view;
