@@ -35,8 +35,7 @@ struct BagsPart : Source::Part {
 template <class Source>
 struct PoolPart : BagsPart<Source> {
   void* pooled = nullptr;  // out [num_bags, dim] of the vectors' dtype; zeros for an empty bag
-  // out [num_bags, dim] for kMax: the position of the maximum, the first of equal ones; -1: empty
-  // bag
+  // out [num_bags, dim] for kMax: the position of the maximum (the first of equals); -1: empty bag
   int32_t* argmax = nullptr;
 };
 
