@@ -78,9 +78,7 @@ struct BatchKeys {
   KeyArray keys;
   TableViews tables;
 
-  DYNEMB_HD uint64_t Hash(size_t i) const {
-    return ElectionHash(keys[i], tables.IndexOf(i));
-  }
+  DYNEMB_HD uint64_t Hash(size_t i) const { return ElectionHash(keys[i], tables.IndexOf(i)); }
   DYNEMB_HD bool Same(size_t i, size_t j) const {
     const uint32_t t = tables.IndexOf(j);
     return keys[i] == keys[j] && tables.begin(t) <= i && i < tables.end(t);
