@@ -54,7 +54,7 @@ class Arena {
 
  private:
   void Release();
-  // Grows committed_ to at least `target`, and charges the memory.
+  // Grows committed_ to `target`, or to the reserved size if that is less, and charges the memory.
   Status CommitTo(size_t target);
   // Extends the address range to at least `bytes`.
   Status Extend(size_t bytes);
