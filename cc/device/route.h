@@ -6,7 +6,7 @@
 //
 //   DYNEMB_RETURN_IF_ERROR(device::Route(
 //       session, tasks, ranks, self, [&](const RouteSizes& sizes, int32_t** words, int32_t** own) {
-//         ... allocate the words of all of sizes.words, and sizes.num_own_words ...
+//         ... allocate sizes.words[r] words for each rank r, and sizes.num_own_words ...
 //       }));
 //
 // Ids, words, own, index and keys are in the device's memory; splits and counts are in host memory.

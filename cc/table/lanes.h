@@ -1,4 +1,4 @@
-// Lanes: the threads of a team, which co-operate on one key, and their operations on a bucket.
+// Lanes: the threads of a team, which cooperate on one key, and their operations on a bucket.
 //
 // The bucket algorithm (bucket_ops.h) is written once over this concept:
 //

@@ -283,8 +283,8 @@ TEST(DeviceFailures, OfASnapshotAreTold) {
   EXPECT_EQ(read, Progression(0, 100));
 }
 
-// Every operation, with memory for its work running out at every point. What it says is true: it
-// has changed nothing, or the table is inconsistent and refuses everything from then on.
+// Every operation, with memory for its work running out at every point. Its report is true: it has
+// changed nothing, or the table is inconsistent and refuses everything from then on.
 TEST(DeviceFailures, AreTold) {
   using Operation = Status (*)(Subject&);
   const std::pair<const char*, Operation> operations[] = {
@@ -356,7 +356,7 @@ TEST(DeviceFailures, AreTold) {
       Status status = operation(t);
       failed = !device.FailTake(ThreadsDevice::kNever);
       if (!failed) break;
-      // What a call could not tell comes with the next one.
+      // A failure that a call could not return is reported by the next one.
       if (status.ok()) status = t->Promote(exec, t.tick());
       EXPECT_FALSE(status.ok());
       const Status next = t->Promote(exec, t.tick());
