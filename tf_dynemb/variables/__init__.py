@@ -1,4 +1,4 @@
-"""Tables as TensorFlow and Keras have them: `DynamicVariable`, `Variable`, functions on both.
+"""Tables as TensorFlow and Keras variables: `DynamicVariable`, `Variable`, and their functions.
 
 May import: `_ops`, `communicator`, `ids`, `parallel`, `tables`.
 """

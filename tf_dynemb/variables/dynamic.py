@@ -22,13 +22,13 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
     It is a `tf.Variable`: `tf.nn.embedding_lookup` and its sparse forms, `sparse_read`,
     `scatter_add`, `scatter_sub`, `scatter_update`, `tape.gradient` (an `IndexedSlices` over unique
     keys, values float32), `tf.function` and `tf.Module` work as with any variable. Operations on
-    the whole dense value do not: there is none. A lookup gives every unknown key a row; see
-    `lookup_sparse(insert=False)` for the other way.
+    the whole dense value do not work, because a table has none. A lookup gives every unknown key a
+    row; `lookup_sparse(insert=False)` does not.
 
-    On several ranks every rank makes the same table, and each key is held by one of them. What
-    takes keys (lookups, `upsert`, `scatter_*`, `erase`, `forget`, `contains`) may be given any, and
-    is collective: all ranks call it, if only with no keys. `len`, `size`, `stats`, `clear` and
-    `de.export` are about the rows that this rank holds.
+    On several ranks, every rank creates the same table, and each key is held by one of them.
+    Methods that take keys (lookups, `upsert`, `scatter_*`, `erase`, `forget`, `contains`) accept
+    any keys and are collective: all ranks must call them, if only with no keys. `len`, `size`,
+    `stats`, `clear` and `de.export` concern only the rows that this rank holds.
 
     Example:
     >>> table = DynamicVariable(dimension=4, initializer="ones")
@@ -39,27 +39,30 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
 
     Args:
         dimension: width of the vectors, a positive integer.
-        initializer: of new vectors: a Keras initializer or its name, a number, a number as text, or
-            a list with one of these for each column. Default: "uniform", as in
+        initializer: the initializer of new vectors: a Keras initializer or its name, a number, a
+            number as text, or a list with one of these for each column. Default: "uniform", as in
             `keras.layers.Embedding`.
-        var_type: where rows live; see `TableOptions`. In GPU memory is on the GPU of the current
-            `tf.device`, else on the first that TensorFlow sees.
-        name: of the variable. Default: "dynamic_variable_<n>".
-        constraint: called by `OptimizerWrapper` with the vectors that a step has updated, a tensor
-            [touched rows, dimension]; returns what to store.
-        trainable: whether gradient tapes watch it.
+        var_type: where rows are stored; see `TableOptions`. If it is GPU memory, the GPU is that of
+            the current `tf.device`, or otherwise the first that TensorFlow sees.
+        name: the variable's name. Default: "dynamic_variable_<n>".
+        constraint: a function that `OptimizerWrapper` calls with the vectors that a step has
+            updated, a tensor [touched rows, dimension]. It returns the vectors to store.
+        trainable: whether gradient tapes watch the variable.
         key_type: tf.int64, tf.int32 or tf.uint64. Every value of the type is a legal key.
-        dtype: of the vectors: tf.float32, tf.float16 or tf.bfloat16.
-        mode: None or "distributed": each key is held by the rank that a hash of it says;
-            "localized:RANK": all are held by one. In one process they are the same.
+        dtype: the dtype of the vectors: tf.float32, tf.float16 or tf.bfloat16.
+        mode: how keys are assigned to ranks. None or "distributed": a hash of the key determines
+            the rank that holds it. "localized:RANK": one rank holds all keys. In one process they
+            are the same.
         **table_options: the fields of `TableOptions`.
 
     Attributes:
-        snapshots: which snapshots the table was dumped to or loaded from.
+        snapshots: the snapshots that the table was dumped to or loaded from.
 
     Raises:
-        ValueError, TypeError: an argument is wrong; it is named.
+        ValueError, TypeError: an argument is invalid; the message names it.
     """
+
+    # Otherwise tf.Variable's metaclass would treat the arguments as those of tf.Variable.
 
     # Where tf.Variable's metaclass would take the arguments for those of tf.Variable.
     _variable_call = None
@@ -86,7 +89,7 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
         with tf.init_scope():
             shape = tensor_shape.TensorShape([None, self._dim])
             handle._handle_data = handle_data_util.create_handle_data(shape, dtype)
-            # Not ResourceVariable.__init__, which would make a dense variable.
+            # Not ResourceVariable.__init__, which would create a dense variable.
             resource_variable_ops.BaseResourceVariable.__init__(
                 self,
                 trainable=bool(trainable),
@@ -100,14 +103,14 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
                 in_graph_mode=False,
             )
             self._no_default = tf.zeros([0], dtype)
-        # Destroys the table when this object goes, and when it is part of a reference cycle.
+        # Destroys the table when this object is destroyed, even in a reference cycle.
         self._handle_deleter = resource_variable_ops.EagerResourceDeleter(
             handle=handle, handle_device=handle.device
         )
 
     @property
     def _unique_id(self) -> NoReturn:
-        # What a Keras optimizer knows a variable by; OptimizerWrapper does not ask.
+        # Keras optimizers identify variables by this attribute; OptimizerWrapper does not use it.
         raise TypeError(
             f"{self._name} is a DynamicVariable, which only tf_dynemb.OptimizerWrapper can step. "
             "Wrap the optimizer, as the outermost one: tf_dynemb.OptimizerWrapper(optimizer)."
@@ -131,13 +134,13 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
 
         Args:
             ids: integers of any shape.
-            insert: give unknown keys a row. Otherwise they read as `default_value`.
-            default_value: a vector [dimension]; None: the vector that the key would start with.
+            insert: whether unknown keys get a row. Otherwise they read as `default_value`.
+            default_value: a vector [dimension]. None: the vector that the key would start with.
 
         Returns:
-            A tensor ids.shape + [dimension] of the table's dtype.
+            A tensor of shape ids.shape + [dimension] and the table's dtype.
         """
-        # Serving reads few keys at a time: nothing but the operator for what needs no preparing.
+        # Serving reads few keys at a time: where nothing needs preparing, call only the operator.
         if (
             default_value is None
             and insert is True
@@ -183,14 +186,14 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
         return tf.reshape(values, tf.concat([tf.shape(keys), [self._dim]], 0))
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
-        """Reads one vector for each id and gives unknown keys a row: what `tf.gather` calls."""
+        """Reads one vector for each id and gives unknown keys a row. `tf.gather` calls it."""
         if self._are_eager_keys(indices):
             return self.lookup(indices)
         with tf.name_scope(name or "Gather"):
             return self.lookup(indices)
 
     def gather_nd(self, indices: Any, name: str | None = None) -> Any:
-        """As `sparse_read` of indices[..., 0]; the last dimension of `indices` must be 1."""
+        """Same as `sparse_read(indices[..., 0])`; the last dimension of `indices` must be 1."""
         indices = as_keys(indices, self._key_type, "indices")
         if indices.shape.rank is None or indices.shape.rank < 1 or indices.shape[-1] != 1:
             raise ValueError(
@@ -201,11 +204,11 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
 
     @_ops.not_converted
     def upsert(self, keys: Any, values: Any) -> Any:
-        """Sets vectors; unknown keys get a row, and the last of repeated keys wins.
+        """Sets vectors. Unknown keys get a row; if keys repeat, the last one wins.
 
         Args:
             keys: integers of any shape.
-            values: keys.shape + [dimension].
+            values: vectors, of shape keys.shape + [dimension].
         """
         keys, values = self._keys_and_values(keys, values)
         if communicator.get().size > 1:
@@ -224,9 +227,9 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
     def scatter_add(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
     ) -> DynamicVariable:
-        """Adds `sparse_delta.values` to the vectors of `sparse_delta.indices`; repeats add up.
+        """Adds `sparse_delta.values` to the vectors of `sparse_delta.indices`.
 
-        An unknown key starts from its initial vector.
+        The values of repeated keys add up. An unknown key starts from its initial vector.
         """
         _check_slices(sparse_delta)
         keys, values = self._keys_and_values(sparse_delta.indices, sparse_delta.values)
@@ -240,21 +243,22 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
     def scatter_sub(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
     ) -> DynamicVariable:
-        """As `scatter_add` of the negative values."""
+        """Same as `scatter_add` with the values negated."""
         _check_slices(sparse_delta)
         negative = tf.negative(sparse_delta.values)
         return self.scatter_add(tf.IndexedSlices(negative, sparse_delta.indices))
 
     @_ops.not_converted
     def erase(self, keys: Any) -> Any:
-        """Removes rows; returns how many there were (on all ranks), an int64 tensor."""
+        """Removes rows and returns how many there were (on all ranks), an int64 tensor."""
         return self._erase(keys, wipe=False)
 
     @_ops.not_converted
     def forget(self, keys: Any) -> Any:
-        """As `erase`, and overwrites what the rows held with zeros in memory.
+        """Same as `erase`, and also overwrites the removed rows with zeros in memory.
 
-        No later dump holds anything of them; the next delta tells its followers to forget them too.
+        No later dump contains anything of them. The next delta tells its followers to forget them
+        too.
         """
         return self._erase(keys, wipe=True)
 
@@ -266,7 +270,7 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
 
     @_ops.not_converted
     def contains(self, keys: Any) -> Any:
-        """Which of `keys` have a row: a bool tensor of the shape of `keys`."""
+        """Returns which of `keys` have a row, as a bool tensor of the shape of `keys`."""
         keys = as_keys(keys, self._key_type, "keys")
         if communicator.get().size > 1:
             (found,) = spread_keys.contains([self.spread], [tf.reshape(keys, [-1])])
@@ -317,14 +321,14 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
         )
 
     def numpy(self) -> NoReturn:
-        """Not possible: use `export`."""
+        """Raises NotImplementedError: use `de.export`."""
         self._no_dense_value("converted to an array")
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
         self._no_dense_value("converted to an array")
 
     def _read_variable_op(self, no_copy: bool = False) -> NoReturn:
-        # read_value, value, __getitem__, arithmetic and conversion to a tensor all end here.
+        # read_value, value, __getitem__, arithmetic and conversion to a tensor all call this.
         self._no_dense_value("read as a tensor")
 
     def _dense_var_to_tensor(
@@ -333,11 +337,11 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
         self._no_dense_value("converted to a tensor")
 
     def is_initialized(self, name: str | None = None) -> Any:
-        """True: a table needs no initial value."""
+        """Returns True: a table needs no initial value."""
         return tf.constant(True)
 
     def assign(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not possible: use `scatter_update` or `de.assign`."""
+        """Raises NotImplementedError: use `scatter_update` or `de.assign`."""
         self._no_dense_value("assigned a tensor")
 
     assign_add = assign
@@ -354,10 +358,10 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
     scatter_nd_update = scatter_nd_max = scatter_nd_min = _scatter_not_supported
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        # What tf.train.Checkpoint writes. It holds all rows in memory; dump() does not.
+        # tf.train.Checkpoint writes this. It holds all rows in memory; dump() does not.
         if not tf.executing_eagerly():
             raise NotImplementedError(
-                f"{self._name}: a DynamicVariable can be saved eagerly only, not in a graph."
+                f"{self._name}: a DynamicVariable can only be saved eagerly, not in a graph."
             )
         saved = content.read_content(self)
         tensors = {part: tf.constant(array) for part, array in saved.rows._asdict().items()}
@@ -373,7 +377,7 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
     def _copy_trackable_to_cpu(self, object_map: Any) -> NoReturn:
         raise NotImplementedError(
             f"{self._name}: asynchronous checkpoints of a DynamicVariable are not supported; "
-            "tf_dynemb.dump does not stop training either."
+            "tf_dynemb.dump does not block training either."
         )
 
     def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Variables of which every rank has a copy: making the copies equal."""
+"""Dense variables, of which every rank has a copy: making the copies equal."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tensorflow.python.ops import resource_variable_ops
 from tf_dynemb.parallel.agreement import Ranks
 from tf_dynemb.variables.unwrap import filter_variables, unwrap
 
-# Variables travel together up to so many bytes, a larger one alone.
+# Variables are sent together up to this many bytes; a larger variable is sent alone.
 _GROUP_BYTES = 64 << 20
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
     """Gives dense variables the values that they have on one rank.
 
-    Gradients of dense variables are averaged over the ranks, so what differs in the beginning
-    differs for ever: call this before the first step, unless all ranks start from the same seed or
-    file. `tf_dynemb.callbacks.SynchronizeRanks` does it for `model.fit`. In one process nothing
-    happens.
+    Gradients of dense variables are averaged over the ranks, so variables that differ at the start
+    differ forever. Call this before the first step, unless all ranks start from the same seed or
+    file. `tf_dynemb.callbacks.SynchronizeRanks` does it for `model.fit`. In one process this
+    function does nothing.
 
     Example:
     >>> bias = tf.Variable(tf.random.normal([3]))
@@ -30,14 +30,14 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
 
     Args:
         variables: TensorFlow or Keras variables of any dtype that numpy knows, in the same order on
-            all ranks. Tables and `tf_dynemb.Variable`s are left out: ranks have parts of them.
-        root_rank: whose values they get.
+            all ranks. Tables and `tf_dynemb.Variable`s are skipped: each rank has a shard of them.
+        root_rank: the rank whose values all ranks get.
 
     Raises:
-        ValueError: `root_rank` is none of the ranks; or the ranks have different numbers, types or
-            shapes of variables.
-        TypeError: something is not a variable, or has no value yet.
-        RuntimeError: in a `tf.function`.
+        ValueError: `root_rank` is not one of the ranks; or the ranks have different numbers, types
+            or shapes of variables.
+        TypeError: an element is not a variable, or has no value yet.
+        RuntimeError: the function was called inside a `tf.function`.
     """
     ranks = Ranks("broadcast_variables")
     with ranks.stage() as stage:
@@ -58,7 +58,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
         for variable, value in zip(group, values, strict=True):
             part = joined[begin : begin + value.nbytes]
             begin += value.nbytes
-            # Keras variables too are assigned as TensorFlow's: no constraint, no change of type.
+            # Keras variables are also assigned as TensorFlow's: no constraint, no change of type.
             variable.assign(part.view(value.dtype).reshape(value.shape))
 
 
@@ -74,7 +74,7 @@ def _describe(variable: Any) -> str:
 
 
 def _groups(variables: Sequence[Any]) -> Iterator[list[Any]]:
-    """The variables that have elements, in groups that travel together."""
+    """The variables that have elements, in groups that are sent together."""
     group: list[Any] = []
     held = 0
     for variable in variables:

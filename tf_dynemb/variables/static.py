@@ -1,4 +1,4 @@
-"""Variable: a dense embedding matrix, next to which the dynamic ones live."""
+"""Variable: a dense embedding matrix, for use alongside dynamic variables."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ _numbers = itertools.count()
 class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
     """A `tf.Variable` [rows, dimension] for `lookup_sparse`, spread over ranks.
 
-    Every rank passes the same arguments, and keeps its part: with `mode=None` or "distributed" row
-    r is row r // ranks of rank r % ranks; with "localized:RANK" one rank has all rows. `shape` is
-    that of this rank's part (0 rows where it has none), `global_shape` that of the whole. Lookups
-    take row numbers of the whole matrix. In one process it holds the whole matrix in every mode.
+    Every rank passes the same arguments and keeps its shard. With `mode=None` or "distributed", row
+    r of the matrix is row r // ranks of rank r % ranks. With "localized:RANK", one rank has all
+    rows. `shape` is the shape of this rank's shard (0 rows if the rank has none), `global_shape`
+    the shape of the whole matrix. Lookups take row numbers of the whole matrix. In one process the
+    variable holds the whole matrix in every mode.
 
     Args:
-        *args: of `tf.Variable`: the initial value of the whole matrix, `trainable`, ...
+        *args: arguments of `tf.Variable`: the initial value of the whole matrix, `trainable`, ...
         mode: None, "distributed" or "localized:RANK".
-        exchange_dtype: how vectors and gradients travel between ranks, as in `TableOptions`.
-        shape: of the whole matrix, with `initializer` in place of an initial value, as in SOK.
-        initializer: called with `shape` and `dtype` of this rank's part.
-        **kwargs: of `tf.Variable`.
+        exchange_dtype: the wire type of vectors and gradients between ranks, as in `TableOptions`.
+        shape: the shape of the whole matrix; with `initializer` it replaces an initial value, as in
+            SOK.
+        initializer: called with the `shape` and `dtype` of this rank's shard.
+        **kwargs: arguments of `tf.Variable`.
 
     Raises:
-        ValueError: `mode` is not one of these, or names a rank that does not exist; or the matrix
-            has not two dimensions and there are several ranks.
+        ValueError: `mode` is none of these, or names a rank that does not exist; or there are
+            several ranks and the matrix does not have two dimensions.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
         self._global_shape: tuple[int, ...] | None = None
         if initializer is not None:
             if args or "initial_value" in kwargs:
-                raise ValueError("Either an initial value or an initializer, not both.")
+                raise ValueError("Pass either an initial value or an initializer, not both.")
             if shape is None or len(shape) != 2:
                 raise ValueError(f"initializer needs shape=(rows, dimension), got shape={shape!r}.")
             self._global_shape = tuple(int(n) for n in shape)
@@ -71,21 +73,21 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
         else:
             kwargs["shape"] = shape
             if comm.size > 1:
-                args, kwargs = self._part_of(args, kwargs)
+                args, kwargs = self._shard_of(args, kwargs)
         super().__init__(*args, **kwargs)
         if self._global_shape is None:
             self._global_shape = tuple(self.shape)
         self._exchange_name = f"{self.name}#{next(_numbers)}"
 
     def _rows_of(self, rows: int) -> range:
-        """Which rows of the whole this rank holds."""
+        """The rows of the whole matrix that this rank holds."""
         comm = communicator.get()
         owner = owner_of_mode(self._mode)
         if owner is None:
             return range(comm.rank, rows, comm.size)
         return range(rows if owner == comm.rank else 0)
 
-    def _part_of(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _shard_of(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The arguments of tf.Variable for this rank's rows."""
         kwargs = dict(kwargs)
         whole = args[0] if args else kwargs.pop("initial_value")
@@ -96,24 +98,24 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
             )
         self._global_shape = tuple(whole.shape)
         rows = self._rows_of(self._global_shape[0])
-        part = tf.gather(whole, np.array(rows, np.int64))
+        shard = tf.gather(whole, np.array(rows, np.int64))
         kwargs["shape"] = None
-        return (part, *args[1:]), kwargs
+        return (shard, *args[1:]), kwargs
 
     @property
     def mode(self) -> str | None:
-        """How the matrix is spread over ranks, as it was given."""
+        """How the matrix is spread over ranks: the argument of the constructor."""
         return self._mode
 
     @property
     def global_shape(self) -> tuple[int, ...]:
-        """Of the whole matrix; `shape` is of this rank's part."""
+        """The shape of the whole matrix; `shape` is that of this rank's shard."""
         assert self._global_shape is not None
         return self._global_shape
 
     @property
     def spread(self) -> Spread:
-        """The matrix as an exchange between ranks sees it."""
+        """The description of the matrix for an exchange between ranks."""
         owner = owner_of_mode(self._mode)
         return Spread(
             variable=self,
@@ -127,15 +129,15 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
 
     @property
     def size(self) -> Any:
-        """An int64 tensor with the shape of this rank's part."""
+        """The shape of this rank's shard, as an int64 tensor."""
         return tf.shape(self, out_type=tf.int64)
 
     def stats(self) -> dict[str, int]:
-        """What this rank has sent to others for the matrix, in keys and bytes."""
+        """The keys and bytes that this rank has sent to others for the matrix."""
         return exchange_stats(self._exchange_name)
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
-        """Reads rows of the whole matrix: what `tf.gather` and `tf.nn.embedding_lookup` call."""
+        """Reads rows of the whole matrix. `tf.gather` and `tf.nn.embedding_lookup` call it."""
         if communicator.get().size == 1:
             return super().sparse_read(indices, name=name)
         keys = as_keys(indices, tf.int64, "indices")
@@ -146,7 +148,7 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
         return rows
 
     def gather_nd(self, indices: Any, name: str | None = None) -> Any:
-        """As `tf.gather_nd`; over several ranks of whole rows only."""
+        """Same as `tf.gather_nd`; on several ranks it can only read whole rows."""
         if communicator.get().size == 1:
             return super().gather_nd(indices, name=name)
         indices = as_keys(indices, tf.int64, "indices")

@@ -1,4 +1,4 @@
-"""assign and export: keys and vectors into a table and out of it."""
+"""assign and export: writing keys and vectors to a table and reading them from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tf_dynemb import _ops
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.unwrap import dynamic
 
-# Rows that one operator call hands over; bounds what is held twice while the parts are joined.
+# Rows per operator call. It bounds the memory that is held twice while the chunks are joined.
 CHUNK = 1 << 18
 
 
@@ -19,14 +19,14 @@ def assign(var: Any, keys: Any, values: Any) -> None:
 
     Args:
         var: a DynamicVariable, or a Keras variable of one (`layer.table`).
-        keys: integers [n]; the last of repeated keys wins.
+        keys: integers [n]; if keys repeat, the last one wins.
         values: floating point [n, dimension].
     """
     dynamic(var).upsert(keys, values)
 
 
 def export(var: Any) -> tuple[Any, Any]:
-    """All keys and vectors that this rank holds, in no particular order.
+    """Returns all keys and vectors that this rank holds, in no particular order.
 
     Args:
         var: a DynamicVariable, or a Keras variable of one.
@@ -39,10 +39,10 @@ def export(var: Any) -> tuple[Any, Any]:
 
 
 def export_rows(table: DynamicVariable) -> tuple[Any, Any, Any]:
-    """As `export`, with the optimizer's state: a third tensor, float32 [n, floats per row]."""
+    """Same as `export`, with the optimizer's state: a third tensor, float32 [n, floats per row]."""
     if not tf.executing_eagerly():
         raise RuntimeError("export runs eagerly only: call it outside tf.function.")
-    parts = []
+    chunks = []
     cursor = 0
     while cursor >= 0:
         keys, values, state, _, cursor_tensor = _ops.library().dynemb_export(
@@ -53,7 +53,7 @@ def export_rows(table: DynamicVariable) -> tuple[Any, Any, Any]:
             key_type=table.key_type,
             dtype=table.dtype,
         )
-        parts.append((keys, values, state))
+        chunks.append((keys, values, state))
         cursor = int(cursor_tensor)
-    keys, values, state = (tf.concat(part, axis=0) for part in zip(*parts, strict=True))
+    keys, values, state = (tf.concat(column, axis=0) for column in zip(*chunks, strict=True))
     return keys, values, state

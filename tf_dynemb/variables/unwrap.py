@@ -11,14 +11,14 @@ from tf_dynemb.variables.static import Variable
 
 
 def unwrap(variable: Any) -> Any:
-    """The TensorFlow variable inside a Keras variable; anything else as it is."""
+    """Returns the TensorFlow variable inside a Keras variable; anything else unchanged."""
     if isinstance(variable, keras.Variable):
         return getattr(variable, "_value", variable)
     return variable
 
 
 def filter_variables(variables: Any) -> tuple[list[Any], list[Any]]:
-    """Divides variables into those of this package, dynamic and static, and all others.
+    """Separates the variables of this package, dynamic and static, from all others.
 
     Args:
         variables: an iterable of TensorFlow or Keras variables, such as
@@ -36,7 +36,11 @@ def filter_variables(variables: Any) -> tuple[list[Any], list[Any]]:
 
 
 def dynamic(variable: Any, name: str = "var") -> DynamicVariable:
-    """The DynamicVariable that `variable` is or wraps; otherwise a TypeError naming it."""
+    """Returns the DynamicVariable that `variable` is or wraps.
+
+    Raises:
+        TypeError: `variable` is neither; the message names it.
+    """
     table = unwrap(variable)
     if not isinstance(table, DynamicVariable):
         raise TypeError(f"{name} must be a DynamicVariable, got {variable!r:.120}.")
