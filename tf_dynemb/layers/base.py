@@ -1,4 +1,4 @@
-"""What the layers have in common: tables as weights, ids, saving."""
+"""The common base of the layers: tables as weights, ids, saving."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tf_dynemb.tables.cut import Rows
 from tf_dynemb.tables.options import TableOptions, check_dimension
 from tf_dynemb.variables.dynamic import DynamicVariable
 
-# Every integer below this is one float, and no two are the same float.
+# The integers below this limit are represented exactly, each by a different float.
 _EXACT_IN_FLOAT = {tf.float16: 2**11, tf.bfloat16: 2**8, tf.float32: 2**24, tf.float64: 2**53}
 
 
 class TableLayer(keras.layers.Layer):  # type: ignore[misc]
     """A layer that owns tables.
 
-    Rows are made when `training` is true (or, if nothing says so, under a gradient tape) and the
-    layer is trainable, and at no other time: a frozen layer reads what it has. XLA cannot compile a
-    hash table, so the layer does not support it, and `jit_compile="auto"` leaves the model
-    uncompiled.
+    Rows are created only when the layer is trainable and `training` is true (or, if `training` is
+    not given, under a gradient tape). A frozen layer only reads the rows that it has. XLA cannot
+    compile a hash table, so the layer does not support it, and `jit_compile="auto"` leaves the
+    model uncompiled.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         self._weights_of_tables: list[TableWeight] = []
 
     def _add_table(self, name: str, **options: Any) -> TableWeight:
-        """Makes a table and tracks it as a weight; `options` go before the layer's."""
+        """Creates a table and tracks it as a weight; `options` override the layer's."""
         merged = {"initializer": self.initializer, **self.table_options, **options}
         path = f"{self.name}/{name}"
         table = DynamicVariable(
@@ -82,21 +82,21 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         return weight
 
     def build(self, input_shape: Any = None) -> None:
-        """Nothing to do: tables do not depend on the input."""
+        """Only marks the layer as built: tables do not depend on the input."""
         self.built = True
 
     def _insert(self, training: Any) -> bool:
         """Whether unknown ids get a row.
 
-        Keras passes no `training` to a model whose `call` does not take it, not even in `fit`. Then
-        a tape that records says that it is training: without a row the gradient would be lost.
+        Keras passes no `training` to a model whose `call` does not take it, not even in `fit`. In
+        that case a recording tape means training: without a row the gradient would be lost.
         """
         if training is None:
             training = record.could_possibly_record()
         return bool(training) and self.trainable
 
     def _ids(self, inputs: Any) -> Any:
-        """Ids as a tensor of the key type (or a SparseTensor or RaggedTensor of it)."""
+        """The ids as a tensor of the key type (or a SparseTensor or RaggedTensor of it)."""
         if isinstance(inputs, tf.SparseTensor):
             sparse = tf.SparseTensor(inputs.indices, self._ids(inputs.values), inputs.dense_shape)
             return _with_static_shape(sparse, inputs.shape)
@@ -105,7 +105,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         inputs = tf.convert_to_tensor(inputs)
         if not inputs.dtype.is_floating:
             return cast_keys(inputs, self.key_type, f"The ids of layer {self.name}")
-        # `keras.Input` is float32 unless told otherwise; such ids work as far as they are exact.
+        # The default dtype of `keras.Input` is float32; such ids work where they are exact.
         limit = _EXACT_IN_FLOAT[inputs.dtype]
         message = (
             f"Layer {self.name} got ids as {inputs.dtype.name}, which holds integers exactly only "
@@ -122,7 +122,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
     def _vectors(self, tables: Sequence[Any], ids: Sequence[Any], training: Any) -> list[Any]:
         """Vectors of flat ids, `ids[i]` from `tables[i]`: [n, dim] of the compute dtype each.
 
-        Zero for the padding id; the default vector for unknown ids outside training.
+        The padding id reads as zeros. Outside training, unknown ids read as the default vector.
         """
         insert = self._insert(training)
         use_default = self.default_vector is not None and not insert
@@ -151,7 +151,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         return bags.at_positions(tf.boolean_mask(ids, keep), positions, count, ids.shape[0])
 
     def count_params(self) -> int:
-        """Rows held now times dim, over all tables."""
+        """The number of rows held now times dim, over all tables."""
         return sum(len(weight.value) for weight in self._weights_of_tables) * self.dim
 
     def save_own_variables(self, store: Any) -> None:
@@ -163,9 +163,9 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
             store[f"{i}_info"] = np.frombuffer(saved.info.encode(), dtype=np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
-        """Replaces the rows of each table by those that `save_own_variables` wrote.
+        """Replaces the rows of each table with those that `save_own_variables` wrote.
 
-        Their optimizer state comes along if the optimizer is built, as with the optimizer's own
+        Their optimizer state is loaded too if the optimizer is built, as with the optimizer's own
         variables in Keras.
         """
         parts = (*Rows._fields, "info")
@@ -191,7 +191,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
             content.write_content(table, saved, adopt_state=False)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         return {
             **super().get_config(),
             "dim": self.dim,
@@ -205,7 +205,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
 
 
 def check_table_options(options: dict[str, Any], dim: int, initializer: Any) -> None:
-    """Raises ValueError, naming it, for an option or initializer that no table takes."""
+    """Raises a ValueError that names an option or initializer that no table accepts."""
     options = dict(options)
     TableOptions.create(options.pop("var_type", "hybrid"), options)
     initializers.create(initializer, dim)

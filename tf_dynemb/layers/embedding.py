@@ -15,8 +15,8 @@ from tf_dynemb.layers.pooling import check_combiner, pool_ids, pooled_shape
 class Embedding(TableLayer):
     """Turns ids into vectors, as `keras.layers.Embedding` does, without a vocabulary.
 
-    Any integer is an id. In training an id that was never seen gets a row; otherwise it reads as
-    `default_vector`, or as the vector that it would start with. Train with
+    Any integer is an id. In training, an unknown id gets a row. Outside training, it reads as
+    `default_vector`, or by default as the vector that it would start with. Train with
     `tf_dynemb.OptimizerWrapper`. `layer.table` is the `DynamicVariable`.
 
     Example:
@@ -28,21 +28,21 @@ class Embedding(TableLayer):
 
     Args:
         dim: width of the vectors.
-        initializer: of new vectors; see `DynamicVariable`.
-        combiner: None: a vector for each id. "sum", "mean", "sqrtn" or "max": the vectors along the
-            last dimension of the ids are pooled to one.
+        initializer: the initializer of new vectors; see `DynamicVariable`.
+        combiner: None: the output has a vector for each id. "sum", "mean", "sqrtn" or "max": the
+            vectors along the last dimension of the ids are pooled into one.
         padding_id: an id that reads as zeros, has no gradient and gets no row.
-        default_vector: what unknown ids read as outside training: a number or `dim` numbers.
+        default_vector: the vector of unknown ids outside training: a number or `dim` numbers.
         mask_zero: as in Keras: a mask for the layers that follow, false where the id is 0.
-        key_type: of the table: "int64", "int32" or "uint64".
+        key_type: the key type of the table: "int64", "int32" or "uint64".
         embeddings_constraint: a Keras constraint, applied to the rows that a step has updated.
         **table_options: name, dtype and trainable of the layer; var_type and the fields of
-            `TableOptions` of the table.
+            `TableOptions` for the table.
 
     Input: integers of any shape, dense or ragged (with a combiner also sparse [batch, ids]). Floats
-    are taken if they are whole and small enough to be exact.
+    are accepted if they are whole and small enough to be exact.
 
-    Output: ids.shape + [dim]; with a combiner ids.shape[:-1] + [dim].
+    Output: ids.shape + [dim]; with a combiner, ids.shape[:-1] + [dim].
     """
 
     def __init__(
@@ -93,24 +93,24 @@ class Embedding(TableLayer):
         return output
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """False where the id is 0, if `mask_zero`."""
+        """Returns a mask that is False where the id is 0, or None without `mask_zero`."""
         if not self.mask_zero:
             return None
         return keras.ops.not_equal(inputs, 0)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The output's shape."""
+        """Returns the shape of the output."""
         if self.combiner is not None:
             return pooled_shape(input_shape, self.dim)
         return (*input_shape, self.dim)
 
     def compute_output_spec(self, inputs: Any, training: Any = None) -> Any:
-        """The output's shape and dtype."""
+        """Returns the shape and dtype of the output."""
         ragged = bool(getattr(inputs, "ragged", False)) and self.combiner is None
         return keras.KerasTensor(
             self.compute_output_shape(inputs.shape), dtype=self.compute_dtype, ragged=ragged
         )
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         return {**super().get_config(), "combiner": self.combiner, "mask_zero": self.mask_zero}

@@ -1,4 +1,4 @@
-"""EmbeddingBag: the vectors of a sample's ids, pooled to one."""
+"""EmbeddingBag: the vectors of a sample's ids, pooled into one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tf_dynemb.layers.pooling import check_combiner, pool_ids, pooled_shape
 
 @keras.saving.register_keras_serializable(package="tf_dynemb")
 class EmbeddingBag(TableLayer):
-    """Pools the vectors of the ids of each sample: multi-valued features of any length.
+    """Pools the vectors of the ids of each sample, for multi-valued features of any length.
 
     Example:
     >>> layer = EmbeddingBag(4, combiner="sum")
@@ -23,16 +23,16 @@ class EmbeddingBag(TableLayer):
     Args:
         dim: width of the vectors.
         combiner: "mean", "sum", "sqrtn" or "max".
-        initializer: of new vectors; see `DynamicVariable`.
+        initializer: the initializer of new vectors; see `DynamicVariable`.
         padding_id: an id that is left out of its bag and gets no row.
-        default_vector: what unknown ids read as outside training: a number or `dim` numbers.
-        key_type: of the table: "int64", "int32" or "uint64".
+        default_vector: the vector of unknown ids outside training: a number or `dim` numbers.
+        key_type: the key type of the table: "int64", "int32" or "uint64".
         embeddings_constraint: a Keras constraint, applied to the rows that a step has updated.
         **table_options: name, dtype and trainable of the layer; var_type and the fields of
-            `TableOptions` of the table.
+            `TableOptions` for the table.
 
-    Input: ids dense [..., H], ragged [batch, (ids)] or sparse [batch, ids]; optionally
-    `weights=...` of the same kind and shape, floating point, which have a gradient.
+    Input: ids: dense [..., H], ragged [batch, (ids)] or sparse [batch, ids]. Optionally
+    `weights=...` of the same kind and shape, floating point; the weights have a gradient.
 
     Output: [..., dim]; an empty bag gives zeros.
     """
@@ -74,13 +74,13 @@ class EmbeddingBag(TableLayer):
         return pool_ids(self, self._weight, ids, weights, str(self.combiner), training)
 
     def compute_output_shape(self, inputs_shape: Any, weights_shape: Any = None) -> Any:
-        """The output's shape."""
+        """Returns the shape of the output."""
         return pooled_shape(inputs_shape, self.dim)
 
     def compute_output_spec(self, inputs: Any, weights: Any = None, training: Any = None) -> Any:
-        """The output's shape and dtype."""
+        """Returns the shape and dtype of the output."""
         return keras.KerasTensor(pooled_shape(inputs.shape, self.dim), dtype=self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         return {**super().get_config(), "combiner": self.combiner}

@@ -1,4 +1,4 @@
-"""MultiTableEmbedding: many features, each with a table of its own or a shared one."""
+"""MultiTableEmbedding: many features, each with its own table or a shared one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tf_dynemb.layers.base import TableLayer, check_table_options
 class MultiTableEmbedding(TableLayer):
     """One vector for each feature of a sample, from several tables of one width, in one operator.
 
-    The same id in two tables is two rows. Features that share a table share rows.
+    The same id in two tables has two rows. Features that share a table share rows.
 
     Example:
     >>> layer = MultiTableEmbedding(4, tables=2, feature_tables=[0, 1, 1])
@@ -26,21 +26,21 @@ class MultiTableEmbedding(TableLayer):
 
     Args:
         dim: width of the vectors.
-        tables: how many tables, or a list with a dict of options for each: "initializer" and the
-            table options below, in place of the layer's.
+        tables: the number of tables, or a list with a dict of options for each: "initializer" and
+            the table options below, which override the layer's.
         feature_tables: the table of each feature (column of the ids). Default: one table each.
-        initializer: of new vectors; see `DynamicVariable`.
+        initializer: the initializer of new vectors; see `DynamicVariable`.
         padding_id: an id that reads as zeros, has no gradient and gets no row.
-        default_vector: what unknown ids read as outside training: a number or `dim` numbers.
-        key_type: of the tables: "int64", "int32" or "uint64".
+        default_vector: the vector of unknown ids outside training: a number or `dim` numbers.
+        key_type: the key type of the tables: "int64", "int32" or "uint64".
         embeddings_constraint: a Keras constraint, applied to the rows that a step has updated.
         **table_options: name, dtype and trainable of the layer; var_type and the fields of
-            `TableOptions` of all tables.
+            `TableOptions` for all tables.
 
     Input: ids [batch, features]; or ids of any shape and `table_ids=...`, integers of the same
-    shape that say which table each id belongs to.
+    shape that name the table of each id.
 
-    Output: [batch, features, dim]; with `table_ids` ids.shape + [dim].
+    Output: [batch, features, dim]; with `table_ids`, ids.shape + [dim].
     """
 
     def __init__(
@@ -132,15 +132,15 @@ class MultiTableEmbedding(TableLayer):
         return output
 
     def compute_output_shape(self, inputs_shape: Any, table_ids_shape: Any = None) -> Any:
-        """The output's shape."""
+        """Returns the shape of the output."""
         return (*inputs_shape, self.dim)
 
     def compute_output_spec(self, inputs: Any, table_ids: Any = None, training: Any = None) -> Any:
-        """The output's shape and dtype."""
+        """Returns the shape and dtype of the output."""
         return keras.KerasTensor((*inputs.shape, self.dim), dtype=self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         tables = self._tables_argument
         return {
             **super().get_config(),

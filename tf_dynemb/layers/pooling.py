@@ -14,7 +14,7 @@ from tf_dynemb.lookup.pool import pool
 
 
 def check_combiner(combiner: Any, may_be_none: bool = False) -> str | None:
-    """Returns the combiner, or raises ValueError naming it."""
+    """Returns the combiner, or raises a ValueError that names it."""
     if combiner is None and may_be_none:
         return None
     if combiner not in COMBINERS:
@@ -23,7 +23,7 @@ def check_combiner(combiner: Any, may_be_none: bool = False) -> str | None:
 
 
 def pooled_shape(ids_shape: Any, dim: int) -> tuple[Any, ...]:
-    """The shape of pooled vectors: ids.shape[:-1] + (dim,)."""
+    """Returns the shape of pooled vectors: ids.shape[:-1] + (dim,)."""
     if len(ids_shape) < 2:
         raise ValueError(f"A combiner needs ids of the shape [batch, ids], got {ids_shape}.")
     return (*ids_shape[:-1], dim)
@@ -34,14 +34,14 @@ def pool_ids(layer: Any, weight: Any, ids: Any, weights: Any, combiner: str, tra
 
     Args:
         layer: a TableLayer.
-        weight: its TableWeight.
-        ids: of the key type: dense [..., H], RaggedTensor [B, (H)] or SparseTensor [B, H].
-        weights: of the ids, in the same form, or None.
-        combiner: of the bags.
+        weight: the layer's TableWeight.
+        ids: ids of the key type: dense [..., H], RaggedTensor [B, (H)] or SparseTensor [B, H].
+        weights: the weights of the ids, in the same form, or None.
+        combiner: the combiner of the bags.
         training: whether unknown ids get a row.
 
     Returns:
-        [..., dim] of the layer's compute dtype.
+        A tensor [..., dim] of the layer's compute dtype.
     """
     leading = None
     if tf.is_tensor(ids) and not isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
@@ -70,7 +70,7 @@ def pool_ids(layer: Any, weight: Any, ids: Any, weights: Any, combiner: str, tra
 
 
 def _drop_padding(layer: Any, feature: Bags) -> Bags:
-    """Without the padding ids, which then count in no mean."""
+    """Removes the padding ids, so that they do not count in a mean."""
     if layer.padding_id is None:
         return feature
     keep = ~layer._is_padding(feature.keys)

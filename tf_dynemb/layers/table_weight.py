@@ -1,4 +1,4 @@
-"""TableWeight: a DynamicVariable as Keras sees it, a weight of a layer."""
+"""TableWeight: a DynamicVariable as a Keras weight of a layer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tf_dynemb.variables.dynamic import DynamicVariable
 
 
 class RowsArray(np.ndarray):
-    """The vectors of a table, float32 [rows, dim], that remember their keys and state.
+    """The vectors of a table, float32 [rows, dim], together with their keys and state.
 
-    What `layer.get_weights()` gives for a table and `layer.set_weights()` takes. An array computed
-    from one (a slice, a sum) remembers nothing and cannot be set.
+    `layer.get_weights()` returns it for a table, and `layer.set_weights()` accepts it. An array
+    that is computed from one (a slice, a sum) has no keys or state and cannot be set.
     """
 
     content: Content | None = None
@@ -27,7 +27,7 @@ class RowsArray(np.ndarray):
 
 
 class _TableShape(tf.TensorShape):  # type: ignore[misc]
-    """[rows, dim], equal to the shape of any number of rows: a table can take any."""
+    """[rows, dim], equal to the shape with any other number of rows: tables hold any number."""
 
     def __eq__(self, other: Any) -> bool:
         other = tf.TensorShape(other)
@@ -43,17 +43,17 @@ class _TableShape(tf.TensorShape):  # type: ignore[misc]
 class TableWeight(keras.Variable):  # type: ignore[misc]
     """A Keras variable around a `DynamicVariable`.
 
-    Keras tracks only its own variables as weights of a layer. This one stands for the table in
-    `model.trainable_weights`: `tape.gradient` takes it, `OptimizerWrapper` unwraps it, and
+    Keras only tracks its own variables as weights of a layer. This one represents the table in
+    `model.trainable_weights`: `tape.gradient` accepts it, `OptimizerWrapper` unwraps it, and
     `count_params` and `model.summary()` count the rows held at that moment.
 
     Args:
         table: the table.
-        path: of the variable in the model.
+        path: the path of the variable in the model.
     """
 
     def __init__(self, table: DynamicVariable, path: str) -> None:
-        # Not keras.Variable.__init__, which would make a dense variable from an initializer.
+        # Not keras.Variable.__init__, which would create a dense variable from an initializer.
         self._value = table
         self._name = path.rsplit("/", 1)[-1]
         self._path = path
@@ -96,7 +96,7 @@ class TableWeight(keras.Variable):  # type: ignore[misc]
         return self._value.constraint
 
     def numpy(self) -> RowsArray:
-        """All vectors held, with their keys and state: for `set_weights` only."""
+        """Returns all vectors held, with their keys and state: for `set_weights` only."""
         content = read_content(self._value)
         vectors = from_bits(content.rows.vectors, self._value.dtype.name)
         array: RowsArray = tf.cast(vectors, tf.float32).numpy().view(RowsArray)
@@ -104,14 +104,14 @@ class TableWeight(keras.Variable):  # type: ignore[misc]
         return array
 
     def assign(self, value: Any) -> Any:
-        """Replaces all rows by those of a `RowsArray`.
+        """Replaces all rows with those of a `RowsArray`.
 
         Raises:
-            TypeError: anything else: without keys there is nothing to assign to.
+            TypeError: `value` has no keys: it is not a `RowsArray`, or was computed from one.
         """
         if not isinstance(value, RowsArray) or value.content is None:
             raise TypeError(
-                f"{self._path} is a table and can only be set to what get_weights() gave for one. "
+                f"{self._path} is a table and can only be set to a result of its get_weights(). "
                 "Use tf_dynemb.assign(layer.table, keys, values)."
             )
         vectors = bits(tf.cast(np.asarray(value), value.content.dtype))
