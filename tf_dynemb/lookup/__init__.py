@@ -1,4 +1,4 @@
-"""Lookups of many features in many tables: ids let in, read, pooled, or read a batch ahead.
+"""Lookups of many features in many tables: admission, pooling, and prefetching.
 
 May import: `_ops`, `communicator`, `ids`, `parallel`, `variables`.
 """

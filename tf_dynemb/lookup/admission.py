@@ -1,9 +1,10 @@
-"""Which ids of unknown keys a lookup lets in: SOK's low frequency filter.
+"""Admission of the ids of unknown keys in a lookup: SOK's low frequency filter.
 
-Every id of a key without a row is let in with the probability `filter_ratio` of its table, whatever
-happened to other ids of the key: a key that comes n times gets a row with the probability
-1 - (1 - filter_ratio)^n, so most of those that come once never take one. An id that is not let in
-is as if it were not in the batch: it adds nothing to its bag, and does not count in a mean.
+Every id of a key without a row is admitted with probability `filter_ratio` of its table,
+independently of the key's other ids. A key that occurs n times therefore gets a row with
+probability 1 - (1 - filter_ratio)^n, and most keys that occur once never get one. An id that is not
+admitted is treated as absent from the batch: it adds nothing to its bag and does not count in a
+mean.
 """
 
 from __future__ import annotations
@@ -20,32 +21,32 @@ from tf_dynemb.variables.dynamic import DynamicVariable
 
 
 def admit(tables: Sequence[Any], features: Sequence[Bags]) -> list[Bags]:
-    """The features with the ids that are let in; `features[i]` is read from `tables[i]`.
+    """Returns the features with only the admitted ids; `features[i]` is read from `tables[i]`.
 
-    Those of static tables, and of tables with a filter_ratio of 1, are as they were. Collective.
+    Features of static tables, and of tables with a filter_ratio of 1, are unchanged. Collective.
     """
     admitted = list(features)
-    places = [
+    positions = [
         i
         for i, table in enumerate(tables)
         if isinstance(table, DynamicVariable) and table.options.filter_ratio < 1.0
     ]
-    if not places:
+    if not positions:
         return admitted
-    keys = [features[i].keys for i in places]
-    # Ranks with one global seed draw the same here: from it each makes draws of its own.
+    keys = [features[i].keys for i in positions]
+    # Ranks with the same global seed draw the same seed here; each rank derives its own from it.
     seed = tf.random.uniform([2], maxval=tf.int32.max, dtype=tf.int32)
-    known = _have_rows([tables[i] for i in places], keys)
-    for number, i in enumerate(places):
+    known = _have_rows([tables[i] for i in positions], keys)
+    for number, i in enumerate(positions):
         own = tf.add(seed, [number, communicator.get().rank])
         drawn = tf.random.stateless_uniform(tf.shape(keys[number]), own)
-        lucky = drawn < tables[i].options.filter_ratio
-        admitted[i] = features[i].of_ids(known[number] | lucky)
+        is_lucky = drawn < tables[i].options.filter_ratio
+        admitted[i] = features[i].of_ids(known[number] | is_lucky)
     return admitted
 
 
 def _have_rows(tables: Sequence[DynamicVariable], keys: Sequence[Any]) -> list[Any]:
-    """Which keys [n] of each feature have a row: bool [n]."""
+    """Returns which keys [n] of each feature have a row: bool [n]."""
     if communicator.get().size > 1:
         spread, table_of, _ = exchange.spread_tables(tables)
         return spread_keys.contains(spread, keys, table_of)

@@ -1,4 +1,4 @@
-"""Ids as `lookup_sparse` and `prefetch_lookup` take them, checked and made bags."""
+"""The ids that `lookup_sparse` and `prefetch_lookup` accept: checks and conversion to bags."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf_dynemb.variables.unwrap import unwrap
 
 
 def as_features(params: Any, sp_ids: Any, sp_weights: Any) -> list[Bags]:
-    """Checks the arguments of `lookup_sparse`, and makes bags of ids and weights."""
+    """Checks the arguments of `lookup_sparse`, and converts ids and weights to bags."""
     single = not isinstance(params, (list, tuple))
     tables = [unwrap(table) for table in as_list(params)]
     if not tables:
@@ -30,12 +30,12 @@ def as_features(params: Any, sp_ids: Any, sp_weights: Any) -> list[Bags]:
 
 
 def _key_type_of(table: Any) -> Any:
-    """The dtype of the keys of a dynamic or static table."""
+    """The key type of a dynamic or static table."""
     return table.key_type if isinstance(table, DynamicVariable) else tf.int64
 
 
 def as_list(value: Any) -> list[Any]:
-    """The items of a list or tuple; anything else as the only one."""
+    """Returns the items of a list or tuple; any other value as the only item."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
@@ -55,7 +55,7 @@ def _one_each(name: str, values: Any, count: int, may_be_none: bool = False) -> 
     if may_be_none and values is None:
         return [None] * count
     if not isinstance(values, (list, tuple)):
-        raise TypeError(f"{name} must be a list as params is, got a {type(values).__name__}.")
+        raise TypeError(f"{name} must be a list, as params is, got a {type(values).__name__}.")
     if len(values) != count:
         raise ValueError(f"{name} has {len(values)} items, but params has {count}.")
     for i, value in enumerate(values):

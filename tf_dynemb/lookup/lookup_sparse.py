@@ -35,8 +35,8 @@ def lookup_sparse(
 ) -> Any:
     """Looks up the ids of one or more features and pools the vectors of each sample.
 
-    All dynamic tables of a call are read by one operator, or one for each device that some are on.
-    The gradient reaches the tables (an IndexedSlices over unique keys) and the weights.
+    One operator reads all dynamic tables of a call, or one operator per device if the tables are on
+    several. Gradients reach the tables (an IndexedSlices over unique keys) and the weights.
 
     Example:
     >>> users = DynamicVariable(dimension=2, initializer="1")
@@ -46,27 +46,27 @@ def lookup_sparse(
 
     Args:
         params: a table, or a list of tables: `DynamicVariable`, `Variable`, `tf.Variable` [rows,
-            dim] or Keras variables of these, in any mix of widths and types. A table may stand in
-            the list several times.
-        sp_ids: for each table a SparseTensor of rank 2 (indices in any order; rows may be empty), a
-            RaggedTensor of two dimensions, or a dense tensor [B, H] or [B]. Integers; another type
-            than the table's keys is cast if that cannot lose anything. Or, for all tables together,
-            what `prefetch_lookup` yields.
-        sp_weights: None, or for each table None or weights of the kind and shape of its ids.
+            dim] or Keras variables of these, in any mix of widths and types. A table may be in the
+            list several times.
+        sp_ids: for each table, a SparseTensor of rank 2 (indices in any order; rows may be empty),
+            a RaggedTensor of two dimensions, or a dense tensor [B, H] or [B], of integers. Ids of a
+            type other than the table's key type are cast if the cast cannot lose anything. For all
+            tables together, the `ahead` that `prefetch_lookup` yields is also accepted.
+        sp_weights: None, or for each table either None or weights of the kind and shape of its ids.
         combiners: "sum", "mean", "sqrtn" or "max", one for all or one for each. Default: "mean".
             Formulas: `tf_dynemb.lookup.pool.pool`.
-        insert: give unknown keys a row. Otherwise they read as the vector that they would start
-            with, and no row is made.
-        use_low_frequency_filter: drop ids of keys without a row at random, all but the share that
-            is the table's option `filter_ratio`, so that rare keys do not fill it. What is dropped
-            is as if it were not in the batch.
+        insert: whether unknown keys get a row. Otherwise they read as the vector that they would
+            start with, and no row is created.
+        use_low_frequency_filter: whether to drop ids of keys without a row at random, so that rare
+            keys do not fill the table. The table's option `filter_ratio` is the share of ids that
+            is kept. Dropped ids are treated as absent from the batch.
 
     Returns:
-        [B, dim] of the table's dtype; for a list of tables a list of them.
+        [B, dim] of the table's dtype; for a list of tables, a list of such tensors.
 
     Raises:
-        ValueError, TypeError: lists of different lengths, a wrong dtype, rank or combiner; before
-            anything changes.
+        ValueError, TypeError: lists of different lengths, or a wrong dtype, rank or combiner.
+            Nothing has changed then.
     """
     single = not isinstance(params, (list, tuple))
     tables = [unwrap(table) for table in as_list(params)]
@@ -79,7 +79,7 @@ def lookup_sparse(
         )
     if isinstance(sp_ids, Prefetched):
         if use_low_frequency_filter:
-            raise ValueError("What prefetch_lookup yields has been looked up: it is not filtered.")
+            raise ValueError("use_low_frequency_filter cannot filter ids that are looked up ahead.")
         outputs = _lookup_prefetched(tables, sp_ids, sp_weights, names, insert)
     else:
         features = as_features(params, sp_ids, sp_weights)
@@ -92,7 +92,7 @@ def lookup_sparse(
 def lookup_bags(
     tables: Sequence[Any], features: Sequence[Bags], combiners: Sequence[str], insert: bool
 ) -> list[Any]:
-    """As `lookup_sparse`, for ids that are bags already; `features[i]` is read from `tables[i]`."""
+    """Same as `lookup_sparse`, for ids in bags; `features[i]` is read from `tables[i]`."""
     if communicator.get().size > 1:
         spread, table_of, places = exchange.spread_tables(tables)
         its_features = [features[i] for i in places]
@@ -150,12 +150,12 @@ def _lookup_prefetched(
             f"{len(features)} features were looked up ahead, but params has {len(tables)} items."
         )
     if sp_weights is not None:
-        raise ValueError("sp_weights must be given to prefetch_lookup, which looked up the ids.")
+        raise ValueError("sp_weights must be passed to prefetch_lookup, which looked up the ids.")
     if communicator.get().size == 1:
         return lookup_bags(tables, features, combiners, insert)
     spread, table_of, places = exchange.spread_tables(tables)
     if len(spread) != len(ahead.vectors):
-        raise ValueError("params are not those that prefetch_lookup was given.")
+        raise ValueError("params must be those that were passed to prefetch_lookup.")
     its_combiners = [combiners[i] for i in places]
     pooled = prefetch.finish(spread, table_of, places, ahead, its_combiners, insert)
     return _with_dense(tables, features, combiners, places, pooled)
@@ -168,7 +168,7 @@ def _with_dense(
     places: Sequence[int],
     pooled: Sequence[Any],
 ) -> list[Any]:
-    """The outputs of all features: `pooled` at `places`, the others from dense variables."""
+    """The outputs of all features: `pooled` at `places`, the others read from dense variables."""
     outputs: list[Any] = [None] * len(tables)
     for i, output in zip(places, pooled, strict=True):
         outputs[i] = output

@@ -1,4 +1,4 @@
-"""Pooling with TensorFlow's own operations, for vectors that are not read from a table's rows."""
+"""Pooling with TensorFlow's own operations, for vectors that do not come from a table's rows."""
 
 from __future__ import annotations
 
@@ -10,19 +10,25 @@ from tf_dynemb.ids.bags import Bags
 
 
 def pool(vectors: Any, bags: Bags, combiner: str) -> Any:
-    """Combines the vectors of each bag to one.
+    """Pools the vectors v of each bag into one.
 
-    With weights w (1 where none are given): sum Σ w v; mean Σ w v / Σ w; sqrtn Σ w v / sqrt(Σ w²);
-    max: max w v, all as in `cc/lookup/combiner.h` and, but for max, in
+    The weights w are 1 if none are given:
+
+    - sum: Σ w v
+    - mean: Σ w v / Σ w
+    - sqrtn: Σ w v / sqrt(Σ w²)
+    - max: max w v
+
+    These are the formulas of `cc/lookup/combiner.h` and, except for max, of
     `tf.nn.embedding_lookup_sparse`. Empty bags give zeros.
 
     Args:
         vectors: [nnz, dim], in the order of `bags.keys`.
-        bags: of these vectors.
+        bags: the bags of these vectors.
         combiner: sum, mean, sqrtn or max.
 
     Returns:
-        [num_bags, dim] of the dtype of `vectors`; computed in float32 where that is of 16 bits.
+        [num_bags, dim] of the dtype of `vectors`. 16-bit vectors are pooled in float32.
     """
     dtype = vectors.dtype
     if dtype.size < 4:
@@ -35,7 +41,7 @@ def pool(vectors: Any, bags: Bags, combiner: str) -> Any:
         weights = tf.ones_like(vectors[:, :1])
     if combiner == "max":
         pooled = tf.math.unsorted_segment_max(vectors, segments, count)
-        # The maximum of nothing is the lowest number there is.
+        # The maximum of an empty bag is the lowest number of the dtype.
         nonempty = tf.math.unsorted_segment_sum(tf.ones_like(segments), segments, count) > 0
         pooled = tf.where(nonempty[:, tf.newaxis], pooled, tf.zeros_like(pooled))
     else:

@@ -1,14 +1,14 @@
-"""prefetch_lookup: the exchange for the next batch while this one is trained on.
+"""prefetch_lookup: the exchange for the next batch while the current one is trained on.
 
-What is read ahead may be changed by the step that runs meanwhile. The rule: when a batch is used,
-the ranks that hold its rows look which of them have been updated, removed or replaced since they
-were read, and send those again, and no others. So a lookup that was prefetched gives what it would
-have given had it been made then; no vector is ever older than the last step. What it saves is the
-exchange of all keys and of the vectors that the last step did not change.
+The step that runs meanwhile may change rows that were read ahead. When a batch is used, the owners
+of its rows therefore check which rows have been updated, removed or replaced since they were read,
+and send only those again. A prefetched lookup thus gives the same result as a lookup at that time;
+no vector is ever older than the last step. Prefetching saves the exchange of all keys, and of the
+vectors that the last step did not change.
 
-Reading ahead makes no rows, and so evicts none that the running step needs: rows for unknown keys
-are made when the batch is used. It counts as an access: a full table evicts other rows than it
-would without, and none that the next batch is going to use.
+Reading ahead creates no rows, and so evicts none that the running step needs. Rows for unknown keys
+are created when the batch is used. Reading ahead counts as an access: a full table evicts other
+rows than it would without it, but none that the next batch is going to use.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _Tensors = Tuple[tf.Tensor, ...]  # noqa: UP006
 
 
 class Prefetched(tf.experimental.ExtensionType):  # type: ignore[misc]
-    """Ids that have been looked up ahead: what `lookup_sparse` takes in place of `sp_ids`.
+    """Ids that have been looked up ahead; `lookup_sparse` accepts them as `sp_ids`.
 
     Attributes:
-        keys: of each feature, as `bags.Bags` has them; so the next three.
-        bags: of each feature.
-        weights: of each feature.
-        num_bags: of each feature.
-        index: of the features in tables that are spread over ranks; as the next four of a
-            `exchange.Request`.
-        owned: keys of each of these tables.
-        asked: counts.
-        served: counts.
-        vectors: for each of these tables, as they were read.
-        rows: for each of these tables, row ids of `owned` as they were read.
-        tick: of a batch before they were read.
+        keys: the keys of each feature. This and the next three are the fields of `bags.Bags`.
+        bags: the bags of each feature.
+        weights: the weights of each feature.
+        num_bags: the number of bags of each feature.
+        index: for the features in tables that are spread over ranks. This and the next three are
+            the fields of an `exchange.Request`.
+        owned: the keys that this rank owns, for each of these tables.
+        asked: the numbers of keys that this rank asked of each rank.
+        served: the numbers of keys that each rank asked of this rank.
+        vectors: for each of these tables, the vectors that were read.
+        rows: for each of these tables, the row ids of `owned` when they were read.
+        tick: a tick before they were read.
     """
 
     keys: _Tensors
@@ -65,8 +65,8 @@ class Prefetched(tf.experimental.ExtensionType):  # type: ignore[misc]
     @property
     def features(self) -> list[Bags]:
         """The ids of each feature."""
-        parts = zip(self.keys, self.bags, self.weights, self.num_bags, strict=True)
-        return [Bags(*part, static_num_bags=None) for part in parts]
+        fields = zip(self.keys, self.bags, self.weights, self.num_bags, strict=True)
+        return [Bags(*values, static_num_bags=None) for values in fields]
 
 
 def prefetch_lookup(
@@ -75,10 +75,10 @@ def prefetch_lookup(
     ids: Callable[[Any], Any],
     weights: Callable[[Any], Any] | None = None,
 ) -> Iterator[tuple[Any, Prefetched]]:
-    """Goes through a dataset, and looks up the ids of each batch while the one before is in use.
+    """Iterates over a dataset, and looks up the ids of each batch while the one before is in use.
 
-    Over several ranks it is collective: each goes through as many batches. In one process nothing
-    is read ahead, as there is nothing to wait for.
+    On several ranks it is collective: every rank iterates over the same number of batches. In one
+    process nothing is read ahead, because there is nothing to wait for.
 
     Example:
     >>> users = DynamicVariable(dimension=2, initializer="1")
@@ -89,14 +89,14 @@ def prefetch_lookup(
     (2, 2)
 
     Args:
-        dataset: of batches: a `tf.data.Dataset`, or anything to iterate over.
+        dataset: an iterable of batches, such as a `tf.data.Dataset`.
         params: a table or a list of tables, as in `lookup_sparse`.
-        ids: gives the ids of a batch: `sp_ids` of `lookup_sparse`.
-        weights: gives their weights, as `sp_weights`.
+        ids: a function that returns the ids of a batch: `sp_ids` of `lookup_sparse`.
+        weights: a function that returns their weights: `sp_weights` of `lookup_sparse`.
 
     Yields:
-        (batch, ahead): `ahead` takes the place of `sp_ids` in one call of `lookup_sparse` with the
-        same `params`, also inside a `tf.function` that it is an argument of.
+        (batch, ahead): `ahead` replaces `sp_ids` in one call of `lookup_sparse` with the same
+        `params`. The call may be inside a `tf.function` that has `ahead` as an argument.
     """
     tables = [unwrap(t) for t in as_list(params)]
 
@@ -125,9 +125,9 @@ def prefetch_lookup(
 
 
 class _Task(threading.Thread):
-    """A call in a thread of its own, which nobody waits for who leaves.
+    """A call in its own thread, which the process does not wait for when it exits.
 
-    Threads of an executor are waited for at the end of the process. This one may be in an exchange
+    A process waits for the threads of an executor when it exits. This thread may be in an exchange
     with ranks that have failed.
     """
 
@@ -139,14 +139,14 @@ class _Task(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Calls the function."""
+        """Runs the function; `threading.Thread` calls it."""
         try:
             self._result = self._function()
-        except BaseException as error:  # for the thread that wants the result
+        except BaseException as error:  # raised again by result()
             self._error = error
 
     def result(self) -> Any:
-        """Waits for what the function returns; raises what it raised."""
+        """Waits for the function; returns its result, or raises its error."""
         self.join()
         if self._error is not None:
             raise self._error
@@ -169,7 +169,7 @@ def _prefetched(features: Sequence[Bags], *rest: Any) -> Prefetched:
 
 
 class _Reader:
-    """Reads the vectors of batches of the same tables, in a graph: operations there have names."""
+    """Reads the vectors of batches, always of the same tables, in a graph: its ops have names."""
 
     def __init__(self, tables: Sequence[Any]) -> None:
         spread, self._table_of, self._places = exchange.spread_tables(tables)
@@ -197,7 +197,7 @@ class _Reader:
     def _read_keys(self, keys: list[Any]) -> tuple[Any, ...]:
         with record.stop_recording():
             asked = exchange.request(self._tables, keys, self._table_of, name="dynemb_ahead_keys")
-            # Before the tables are read: what is updated after it is read again.
+            # Before the tables are read: rows updated after this tick are read again.
             with tf.control_dependencies(asked.keys):
                 tick = _ops.library().dynemb_tick_before(tf.constant(2**63 - 1, tf.int64))
             with tf.control_dependencies([tick]), _ops.on(asked.device):
@@ -215,14 +215,14 @@ def finish(
     combiners: Sequence[str],
     insert: bool,
 ) -> list[Any]:
-    """The pooled vectors of ids that were looked up ahead, as they are now.
+    """Returns the pooled vectors, as they are now, of ids that were looked up ahead.
 
     Args:
-        tables: that are spread over ranks.
-        table_of: of each feature that reads one.
-        places: of these features among all.
-        ahead: what was read.
-        combiners: of these features.
+        tables: the tables that are spread over ranks.
+        table_of: for each feature that reads one of them, the number of the table.
+        places: the positions of these features among all features.
+        ahead: the ids and vectors that were read ahead.
+        combiners: the combiners of these features.
         insert: whether unknown keys get rows.
     """
     if not tables:
@@ -245,7 +245,7 @@ def finish(
 
 
 def _read_again(asked: Request, ahead: Prefetched, insert: bool) -> tuple[list[Any], list[Any]]:
-    """Fetches again what has changed since it was read; (vectors, rows) as they are now."""
+    """Reads rows that have changed since `ahead` again; returns the current (vectors, rows)."""
     tables = asked.tables
     count = len(tables)
     rows: list[Any] = [tf.zeros([0], tf.uint32)] * count
@@ -271,7 +271,7 @@ def _read_again(asked: Request, ahead: Prefetched, insert: bool) -> tuple[list[A
             changed[t] = its_counts[i]
     static = [t for t in range(count) if not tables[t].is_dynamic]
     if static:
-        # A matrix does not know which of its rows were updated: all are read again.
+        # A matrix does not record which rows were updated, so all are read again.
         read, _ = exchange.read_owned(
             [tables[t] for t in static], [asked.keys[t] for t in static], insert=False
         )
@@ -297,7 +297,7 @@ def _read_again(asked: Request, ahead: Prefetched, insert: bool) -> tuple[list[A
     )
     vectors = []
     for t in range(count):
-        # Places count from the first key that was asked of the rank.
+        # The places count from the first key that was asked of each rank.
         with _ops.on_host():
             first = tf.repeat(tf.cumsum(asked.asked[t], exclusive=True), arriving[t])
             first = first[:, tf.newaxis]
