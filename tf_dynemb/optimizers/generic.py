@@ -1,10 +1,10 @@
-"""Any other Keras optimizer on a table: touched rows become a dense variable for one step.
+"""Any other Keras optimizer on a table: the touched rows become a dense variable for one step.
 
-The optimizer's own code runs on the touched rows and their state and is written back. So what an
-optimizer computes row by row or element by element (Nadam, ScheduleFreeAdamW, most of a user's own)
-is what Keras computes; what it computes over the whole matrix (Adafactor's column statistics and
-update clipping, Lamb's norms, Muon's orthogonalisation, if `exclude_embeddings=False`) is computed
-over the rows that the step touched.
+The optimizer's own code runs on the touched rows and their state, and the results are written back.
+An optimizer that computes row by row or element by element (Nadam, ScheduleFreeAdamW, most
+user-defined ones) therefore gives the same result as in Keras. A computation over the whole matrix
+(Adafactor's column statistics and update clipping, Lamb's norms, Muon's orthogonalization if
+`exclude_embeddings=False`) is done over the rows that the step touched.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tf_dynemb.variables.dynamic import DynamicVariable
 
 @dataclasses.dataclass(frozen=True)
 class _RowState:
-    """A state of the optimizer that has a part for each row.
+    """A state of the optimizer that has a slice for each row.
 
     Attributes:
-        index: among the optimizer's variables.
-        shape: of one row's part.
-        init: what it starts with; None: a copy of the row's vector.
+        index: its index among the optimizer's variables.
+        shape: the shape of one row's slice.
+        init: its initial value; None: a copy of the row's vector.
     """
 
     index: int
@@ -43,16 +43,17 @@ class _RowState:
 
 
 def fresh_copy(optimizer: Any) -> Any:
-    """An optimizer of the same class and settings, without variables.
+    """Returns an optimizer of the same class and settings, without variables.
 
-    It is not made with `from_config`, because a user's class may not list all its settings there.
-    It steps with no clipping, loss scale, averaging or gradient accumulation: those happen outside.
+    It is not created with `from_config` if the optimizer is not built, because a user's class may
+    not list all its settings there. The copy does no clipping, loss scaling, averaging or gradient
+    accumulation: these are done outside.
     """
     if optimizer.built:
         optimizer = type(optimizer).from_config(optimizer.get_config())
     copy = object.__new__(type(optimizer))
     for name, value in vars(optimizer).items():
-        if not name.startswith("_self_"):  # TensorFlow's bookkeeping of what tracks what
+        if not name.startswith("_self_"):  # TensorFlow's records of tracked objects
             copy.__dict__[name] = list(value) if isinstance(value, list) else value
     variables: list[Any] = []
     is_variable = {"variables": (lambda x: isinstance(x, keras.Variable), variables)}
@@ -77,10 +78,10 @@ class RowsOptimizer:
 
     Args:
         template: an optimizer that was never built; see `fresh_copy`.
-        table: the table. Its rows get room for the optimizer's state by `attach`.
+        table: the table. `attach` adds space for the optimizer's state to its rows.
 
     Raises:
-        NotImplementedError: the optimizer keeps state that cannot be cut into rows.
+        NotImplementedError: the optimizer keeps state that cannot be divided into rows.
     """
 
     def __init__(self, template: Any, table: DynamicVariable) -> None:
@@ -96,13 +97,13 @@ class RowsOptimizer:
         widths = [state.width for state in self._row_states]
         inits = [state.init or 0.0 for state in self._row_states]
         if self._copies_vector:
-            # One float more: whether the row has been stepped before.
+            # One additional float: whether the row has been stepped before.
             widths, inits = [*widths, 1], [*inits, 0.0]
         name = f"keras:{kind.__module__}.{kind.__qualname__}"
         self.state_spec: StateSpec = (name, tuple(widths), tuple(inits))
 
     def attach(self, owner: str) -> None:
-        """Makes room for the optimizer's state in the table's rows."""
+        """Adds space for the optimizer's state to the table's rows."""
         self._table.attach_state(*self.state_spec, owner)
 
     @property
@@ -116,22 +117,22 @@ class RowsOptimizer:
 
         Args:
             core: the user's optimizer, for the learning rate and the step.
-            grad: of this table.
+            grad: the gradient of this table.
             use_weight_decay: whether the optimizer's weight decay applies to the table.
-            owner: of the state: see `DynamicVariable.attach_state`.
+            owner: the owner of the state; see `DynamicVariable.attach_state`.
         """
         name, widths, inits = self.state_spec
-        # Both operators check it: another thread may give the table away between them.
+        # Both operators check the owner: another thread may attach a wrapper between them.
         spec = {"optimizer": name, "widths": list(widths), "inits": list(inits), "owner": owner}
         values, state, found = _ops.library().dynemb_read_rows(grad.table.handle, grad.keys, **spec)
         keys, sums, values, state = (
-            tf.boolean_mask(part, found) for part in (grad.keys, grad.sums, values, state)
+            tf.boolean_mask(column, found) for column in (grad.keys, grad.sums, values, state)
         )
-        # A mean over no rows is NaN, and would stay in the shared state; and a rank without rows
-        # must keep that in step with the others: a row of zeros stands in, and is not written.
+        # The mean over no rows is NaN, and would stay in the shared state. A rank without rows must
+        # also update the shared state as the others do. It steps a row of zeros, and writes none.
         count = tf.size(keys)
         pad = tf.cast(count == 0, tf.int32)
-        sums, values, state = (tf.pad(part, [[0, pad], [0, 0]]) for part in (sums, values, state))
+        sums, values, state = (tf.pad(rows, [[0, pad], [0, 0]]) for rows in (sums, values, state))
         self._optimizer.__dict__["_iterations"] = core._iterations
         self._optimizer.__dict__["_learning_rate"] = core._learning_rate
 
@@ -143,7 +144,7 @@ class RowsOptimizer:
             grad.table.handle,
             keys,
             self._vectors.value[:count],
-            # An optimizer without state leaves that of another as it is.
+            # An optimizer without state leaves the state of another unchanged.
             (self._stored_state() if widths else state)[:count],
             tf.cast(core.iterations + 1, tf.int64),
             insert=False,
@@ -155,25 +156,25 @@ class RowsOptimizer:
         begin = 0
         is_first = state[:, -1:] == 0 if self._copies_vector else None
         for variable, row_state in zip(self._states, self._row_states, strict=True):
-            part = state[:, begin : begin + row_state.width]
+            columns = state[:, begin : begin + row_state.width]
             begin += row_state.width
             if row_state.init is None:
-                part = tf.where(is_first, values, part)
-            variable.value.assign(tf.reshape(part, [-1, *row_state.shape]))
+                columns = tf.where(is_first, values, columns)
+            variable.value.assign(tf.reshape(columns, [-1, *row_state.shape]))
 
     def _stored_state(self) -> Any:
         rows = tf.shape(self._vectors.value)[0]
-        parts = [
+        columns = [
             tf.reshape(variable.value, [rows, row_state.width])
             for variable, row_state in zip(self._states, self._row_states, strict=True)
         ]
         if self._copies_vector:
-            parts.append(tf.ones([rows, 1]))
-        return tf.concat([tf.zeros([rows, 0]), *parts], axis=1)
+            columns.append(tf.ones([rows, 1]))
+        return tf.concat([tf.zeros([rows, 0]), *columns], axis=1)
 
 
 def _build(template: Any, table: DynamicVariable, rows: int) -> tuple[Any, Any]:
-    """Builds the optimizer for a dense variable [rows, dim] that may have other rows later."""
+    """Builds the optimizer for a dense variable [rows, dim] whose number of rows may change."""
     optimizer = fresh_copy(template)
     start = np.arange(1, rows * table.dimension + 1, dtype=np.float32) / 7
     vectors = keras.Variable(
@@ -189,12 +190,12 @@ def _build(template: Any, table: DynamicVariable, rows: int) -> tuple[Any, Any]:
 
 
 def _growable(variable: Any) -> Any:
-    """A variable with the same value whose first dimension may change."""
+    """Returns a variable with the same value whose first dimension may change."""
     return tf.Variable(variable, shape=[None, *variable.shape[1:]], trainable=False)
 
 
 def _find_row_states(template: Any, table: DynamicVariable) -> list[_RowState]:
-    """Which state has a part for each row: what grows by one row when the matrix does."""
+    """Finds the states that have a slice for each row: they grow by one row with the matrix."""
     (small, vectors), (large, _) = (_build(template, table, rows) for rows in (2, 3))
     found = []
     for index, (a, b) in enumerate(zip(small._variables, large._variables, strict=True)):
@@ -214,8 +215,8 @@ def _find_row_states(template: Any, table: DynamicVariable) -> list[_RowState]:
             init = None
         else:
             raise NotImplementedError(
-                f"{name} starts neither with one number nor with the vectors themselves: new rows "
-                "of a table cannot be given it."
+                f"{name} starts neither with one number nor with the vectors themselves: it cannot "
+                "be initialized for new rows of a table."
             )
         found.append(_RowState(index, shape_a[1:], init))
     return found

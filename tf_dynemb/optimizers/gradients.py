@@ -1,9 +1,12 @@
-"""Gradients on their way to the optimizer: unique keys, reduction over ranks, loss scale, clipping.
+"""Gradients before the optimizer: unique keys, reduction over ranks, loss scale, clipping.
 
-Over several ranks there are two kinds. Every rank has all of a dense variable, and a gradient of
-it from its own batch: they are reduced. Of a table, or a `tf_dynemb.Variable`, each rank has some
-rows, and the gradient that reaches them is the sum over all ranks already: only what depends on all
-rows (norms, whether all are finite) is agreed on.
+There are two kinds of gradients on several ranks:
+
+- Every rank has a copy of a dense variable, and a gradient of it from its own batch. These
+  gradients are reduced over the ranks.
+- Each rank has some rows of a table or a `tf_dynemb.Variable`, and the gradient that reaches them
+  is already the sum over all ranks. Ranks only agree on values that depend on all rows: norms, and
+  whether all gradients are finite.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ class TableGradient:
         table: the table.
         keys: [n], unique, of the table's key type.
         sums: float32 [n, dim]: the sum of the gradients of each key.
-        rows: uint32 [n] row ids of the keys, or [0]: to be found by key.
+        rows: uint32 [n], the row ids of the keys; or [0], if rows are to be found by key.
     """
 
     table: DynamicVariable
@@ -38,19 +41,19 @@ class TableGradient:
     rows: Any
 
     def with_sums(self, sums: Any) -> TableGradient:
-        """The same keys with other values."""
+        """Returns the gradient with the same keys and other sums."""
         return dataclasses.replace(self, sums=sums)
 
 
 def from_slices(table: DynamicVariable, grads: Sequence[Any]) -> TableGradient:
-    """Makes one gradient of what `tape.gradient` gave for a table.
+    """Creates one gradient from the results of `tape.gradient` for a table.
 
     Args:
         table: the table.
-        grads: one IndexedSlices; several are added.
+        grads: IndexedSlices; several are added up.
 
     Raises:
-        TypeError, ValueError: not an IndexedSlices, or of another width than the table.
+        TypeError, ValueError: a gradient is not an IndexedSlices, or its width is not the table's.
     """
     for grad in grads:
         if not isinstance(grad, tf.IndexedSlices):
@@ -75,13 +78,13 @@ def from_slices(table: DynamicVariable, grads: Sequence[Any]) -> TableGradient:
 def reduce_over_ranks(
     reduction: str, table_grads: list[TableGradient], dense_grads: list[Any], dense: Sequence[Any]
 ) -> tuple[list[TableGradient], list[Any]]:
-    """Reduces gradients of this rank's batch to those of the batches of all ranks.
+    """Reduces the gradients of this rank's batch over the batches of all ranks.
 
     Args:
-        reduction: "mean": divided by the number of ranks; "sum".
-        table_grads: of tables, sums over ranks.
-        dense_grads: of the variables `dense`.
-        dense: which are the same on every rank, unless they are `Variable`s of this package.
+        reduction: "mean" (the sum divided by the number of ranks) or "sum".
+        table_grads: gradients of tables, already sums over ranks.
+        dense_grads: gradients of the variables `dense`.
+        dense: dense variables. Every rank has a copy of each, except for this package's `Variable`s.
 
     Returns:
         (table gradients, dense gradients).
@@ -108,14 +111,14 @@ def reduce_over_ranks(
 
 
 def is_spread(variable: Any) -> bool:
-    """Whether each rank has some rows of a dense variable, where there are several ranks."""
+    """Whether there are several ranks and each has some rows of a dense variable."""
     return communicator.get().size > 1 and isinstance(unwrap(variable), Variable)
 
 
 def of_unique_rows(grad: Any, variable: Any) -> Any:
-    """The gradient of a `Variable` with the sum for each row; any other as it is.
+    """Returns the gradient of a `Variable` with one sum per row; any other gradient unchanged.
 
-    Keras squares what stands for one row several times before it adds it up.
+    If a row is repeated, Keras squares its values separately before it adds them.
     """
     if not isinstance(grad, tf.IndexedSlices) or not isinstance(unwrap(variable), Variable):
         return grad
@@ -124,19 +127,19 @@ def of_unique_rows(grad: Any, variable: Any) -> Any:
 
 
 def all_finite(table_grads: Sequence[TableGradient], dense_grads: Sequence[Any]) -> Any:
-    """Whether no gradient, on any rank, holds NaN or infinity: a bool tensor."""
+    """Whether no gradient on any rank contains NaN or infinity: a bool tensor."""
     values = [grad.sums for grad in table_grads] + [_values(grad) for grad in dense_grads]
     finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
     return _sum_over_ranks(tf.cast(~finite, tf.float32), "dynemb_not_finite") == 0
 
 
 def divide(grad: Any, divisor: Any) -> Any:
-    """A dense gradient or IndexedSlices, divided by a scalar."""
+    """Returns a dense gradient or IndexedSlices divided by a scalar."""
     return _with_values(grad, lambda values: values / tf.cast(divisor, values.dtype))
 
 
 def multiply(grad: Any, factor: Any) -> Any:
-    """A dense gradient or IndexedSlices, multiplied by a scalar."""
+    """Returns a dense gradient or IndexedSlices multiplied by a scalar."""
     return _with_values(grad, lambda values: values * tf.cast(factor, values.dtype))
 
 
@@ -146,7 +149,7 @@ def global_norm_scale(
     dense: Sequence[Any],
     clip_norm: float,
 ) -> Any:
-    """What Keras's `clip_by_global_norm` multiplies all gradients by.
+    """Returns the factor by which Keras's `clip_by_global_norm` multiplies all gradients.
 
     It is NaN if the norm is not finite.
     Formula: `keras/src/optimizers/base_optimizer.py`, `clip_by_global_norm`.
@@ -164,11 +167,10 @@ def global_norm_scale(
 def clip(
     optimizer: Any, table_grads: list[TableGradient], dense_grads: list[Any], dense: Sequence[Any]
 ) -> Any:
-    """Clips as the Keras optimizer's clipnorm, global_clipnorm or clipvalue says.
+    """Clips according to the Keras optimizer's clipnorm, global_clipnorm or clipvalue.
 
-    A table's gradient counts with the sum for each key, of the rows on all ranks. Dense gradients
-    are returned unchanged unless a norm needs more than the gradient itself: the others are clipped
-    by Keras itself.
+    A table's gradient counts with the sum for each key, over the rows on all ranks. Dense gradients
+    are returned unchanged, for Keras to clip, unless a norm depends on other gradients or ranks.
 
     Returns:
         (table gradients, dense gradients).
@@ -199,11 +201,11 @@ def constrain(grad: TableGradient, step: Any) -> None:
     """Applies the table's constraint to the rows that have a gradient.
 
     Args:
-        grad: of the table.
-        step: of the optimizer that has just updated the rows, scalar, from 1.
+        grad: the gradient of the table.
+        step: the step of the optimizer that has just updated the rows, scalar, from 1.
     """
     values, state, found = _ops.library().dynemb_read_rows(grad.table.handle, grad.keys)
-    keys, values, state = (tf.boolean_mask(part, found) for part in (grad.keys, values, state))
+    keys, values, state = (tf.boolean_mask(x, found) for x in (grad.keys, values, state))
     values = tf.cast(tf.convert_to_tensor(grad.table.constraint(values)), tf.float32)
     _ops.library().dynemb_write_rows(
         grad.table.handle,
@@ -217,12 +219,12 @@ def constrain(grad: TableGradient, step: Any) -> None:
 
 
 def _clip_by_norm(values: Any, most: float) -> Any:
-    """As tf.clip_by_norm, of rows that are on several ranks."""
+    """Same as tf.clip_by_norm, for rows that are spread over several ranks."""
     if communicator.get().size == 1:
         return tf.clip_by_norm(values, most)
     norm = tf.sqrt(_sum_over_ranks(_squares(values), "dynemb_norm"))
-    # In the order of tf.clip_by_norm, so that the bits do not depend on the number of ranks more
-    # than the norm does.
+    # In the order of tf.clip_by_norm, so that the bits depend on the number of ranks only through
+    # the norm.
     return tf.cast(tf.cast(values, tf.float32) * most / tf.maximum(norm, most), values.dtype)
 
 

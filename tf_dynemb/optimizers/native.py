@@ -1,4 +1,4 @@
-"""Optimizers that the operators know: one fused update of all tables, state in the rows."""
+"""Optimizers that the operators implement: one fused update of all tables, state in the rows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tf_dynemb.variables.dynamic import DynamicVariable
 
 @dataclasses.dataclass(frozen=True)
 class NativeForm:
-    """How the operators see one Keras optimizer.
+    """The operators' description of one Keras optimizer.
 
     Attributes:
-        name: of the operator's optimizer.
-        flags: of OptimizerFlags in `cc/table/optimizer.h`.
-        inits: what each state of a new row starts with.
-        hyper: the numbers that it uses, by their names in `_ops.HYPER`.
-        state_per_row: a state is one float per row, not one per element.
+        name: the name of the operator's optimizer.
+        flags: the names of its OptimizerFlags (`cc/table/optimizer.h`).
+        inits: the initial value of each state in a new row.
+        hyper: the hyperparameters, by their names in `_ops.HYPER`.
+        state_per_row: whether a state is one float per row instead of one per element.
     """
 
     name: str
@@ -37,19 +37,19 @@ class NativeForm:
 
 
 def native_form(optimizer: Any) -> NativeForm | None:
-    """The operators' form of a Keras optimizer; None if they do not know its class.
+    """Returns the operators' form of a Keras optimizer; None if they do not know its class.
 
-    Subclasses are not known: they may compute something else.
+    Subclasses are not known: they may compute something different.
     """
     describe = _NATIVE.get(type(optimizer))
     return None if describe is None else describe(optimizer)
 
 
 def state_spec(table: DynamicVariable, form: NativeForm) -> StateSpec:
-    """The state that the optimizer keeps in the table's rows.
+    """Returns the state that the optimizer keeps in the table's rows.
 
-    Its name has the flags that the state depends on: RMSprop's momentum must not be taken for its
-    mean gradient.
+    Its name contains the flags that the state depends on: RMSprop's momentum must not be mistaken
+    for its mean gradient.
     """
     width = 1 if form.state_per_row else table.dimension
     return _state_name(form), (width,) * len(form.inits), form.inits
@@ -60,7 +60,7 @@ def _state_name(form: NativeForm) -> str:
 
 
 def attach(table: DynamicVariable, form: NativeForm, owner: str) -> None:
-    """Makes room for the optimizer's state in the table's rows."""
+    """Adds space for the optimizer's state to the table's rows."""
     table.attach_state(*state_spec(table, form), owner)
 
 
@@ -72,15 +72,15 @@ def update(
     step: Any,
     owner: str,
 ) -> None:
-    """Applies one step to several tables, in one operator call for those in one place.
+    """Applies one step to several tables, with one operator call for each place.
 
     Args:
-        form: of the optimizer.
+        form: the form of the optimizer.
         grads: at most one for each table.
         learning_rate: scalar.
-        weight_decay: as in Keras: rows shrink by learning_rate * weight_decay first.
+        weight_decay: as in Keras: rows first shrink by learning_rate * weight_decay.
         step: scalar, from 1.
-        owner: of the state: see `DynamicVariable.attach_state`.
+        owner: the owner of the state; see `DynamicVariable.attach_state`.
     """
     if not grads:
         return

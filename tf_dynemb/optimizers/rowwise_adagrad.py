@@ -10,19 +10,19 @@ import tensorflow as tf
 
 @keras.saving.register_keras_serializable(package="tf_dynemb")
 class RowwiseAdagrad(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """Adagrad whose state is one float per row: for tables it costs 4 bytes a row.
+    """Adagrad whose state is one float per row; in a table it costs 4 bytes per row.
 
         accumulator += mean(gradient², over the row)
         variable -= learning_rate * gradient / (sqrt(accumulator) + epsilon)
 
     Formula: FBGEMM's EXACT_ROWWISE_ADAGRAD. A row of a dense variable is its last dimension; a
-    vector or a scalar is one row.
+    one-dimensional or scalar variable is one row.
 
     Args:
         learning_rate: a float, or a Keras schedule.
-        initial_accumulator_value: what the accumulator starts with, >= 0.
-        epsilon: added to the root.
-        **kwargs: of `keras.optimizers.Optimizer`.
+        initial_accumulator_value: the initial value of the accumulator, >= 0.
+        epsilon: added to the square root.
+        **kwargs: arguments of `keras.optimizers.Optimizer`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.epsilon = epsilon
 
     def build(self, variables: Any) -> None:
-        """Makes one accumulator for each row of each variable."""
+        """Creates one accumulator for each row of each variable."""
         if self.built:
             return
         super().build(variables)
@@ -78,7 +78,7 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):  # type: ignore[misc]
         variable.assign_sub(learning_rate * gradient / (tf.sqrt(accumulator) + epsilon))
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         return {
             **super().get_config(),
             "initial_accumulator_value": self.initial_accumulator_value,

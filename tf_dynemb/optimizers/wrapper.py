@@ -25,35 +25,41 @@ _numbers = itertools.count(1)
 class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc]
     """Makes a Keras optimizer train tables as well as dense variables.
 
-    Takes the place of the optimizer everywhere: `model.compile(optimizer=...)`, `apply_gradients`,
-    `minimize`; learning rate, schedules and callbacks reach the wrapped optimizer. Tables are
-    stepped on the rows that have a gradient, and no others: moments of an untouched row do not
-    decay, and `weight_decay` shrinks touched rows only.
+    It replaces the optimizer everywhere: `model.compile(optimizer=...)`, `apply_gradients`,
+    `minimize`. The learning rate, schedules and callbacks reach the wrapped optimizer. Only the
+    rows of a table that have a gradient are stepped: moments of an untouched row do not decay, and
+    `weight_decay` shrinks touched rows only.
 
-    SGD, Adagrad, Adam, AdamW, Adamax, RMSprop, Adadelta, Ftrl, Lion and `RowwiseAdagrad` run in the
-    tables, all tables in one operator. Any other Keras optimizer, a user's subclass too, runs its
-    own code on the touched rows (`tf_dynemb.optimizers.generic`): slower, with the same result.
+    SGD, Adagrad, Adam, AdamW, Adamax, RMSprop, Adadelta, Ftrl, Lion and `RowwiseAdagrad` run inside
+    the tables, with one operator for all tables. Any other Keras optimizer, including a user's
+    subclass, runs its own code on the touched rows (`tf_dynemb.optimizers.generic`); this is slower
+    and gives the same result.
 
-    `clipnorm`, `clipvalue`, `global_clipnorm` and `loss_scale_factor` of the wrapped optimizer work
-    over tables and dense variables together; a table's gradient counts with the sum for each key.
-    `use_ema` and `gradient_accumulation_steps` need a dense value and are refused for tables.
+    `clipnorm`, `clipvalue`, `global_clipnorm` and `loss_scale_factor` of the wrapped optimizer
+    apply to tables and dense variables together; a table's gradient counts with the sum for each
+    key. `use_ema` and `gradient_accumulation_steps` need a dense value, and raise an error for
+    tables.
 
-    A table is trained by one wrapper at a time, if that keeps state in the rows: the newest that
-    attaches to it, as a first step does, takes it over, with fresh state, as a model that is
-    compiled anew has in Keras. A wrapper that trained it before then gets a
-    `tf.errors.FailedPreconditionError` that names both when it steps the table, in a `tf.function`
-    traced before too, and the table stays as it is; `attach` takes the table back. State that was
-    restored, by `load` or a checkpoint, is continued by the first wrapper that would keep the same.
-    SGD without momentum and other optimizers without state may step any table.
+    If an optimizer keeps state in the rows of a table, one wrapper at a time trains the table:
 
-    Over several ranks (Horovod) `apply_gradients` is collective, and takes the gradients of this
-    rank's batch: it reduces those of dense variables over the ranks; those of tables come as sums
-    over them. With the mean of both, and a loss that is a mean over the rank's samples, ranks with
-    batches of one size train as one rank would on all of them together.
+    - The newest wrapper that attaches to a table takes it over, with fresh state, as a recompiled
+      model has in Keras. A wrapper's first step with a table attaches to it.
+    - A wrapper that trained the table before then gets a `tf.errors.FailedPreconditionError` that
+      names both wrappers when it steps the table, also in a `tf.function` that was traced before.
+      The table is unchanged. `attach` takes the table back.
+    - State that `load` or a checkpoint restored is continued by the first wrapper that would keep
+      the same state.
+    - SGD without momentum, and other optimizers without state, may step any table.
+
+    On several ranks (Horovod) `apply_gradients` is collective, and takes the gradients of this
+    rank's batch. It reduces the gradients of dense variables over the ranks; the gradients of
+    tables are already sums over the ranks. With "mean" for both, and a loss that is a mean over the
+    rank's samples, ranks with batches of equal size train as one rank would on all batches
+    together.
 
     float16: wrap a `keras.optimizers.LossScaleOptimizer` (not the other way round). If the global
-    dtype policy is "mixed_float16" that happens by itself, as in `model.compile`; that is why this
-    class is a LossScaleOptimizer for Keras, which then adds none of its own.
+    dtype policy is "mixed_float16", the wrapper does this automatically, as `model.compile` does.
+    For this reason the wrapper is a subclass of LossScaleOptimizer: Keras then adds none itself.
 
     Example:
     >>> table = DynamicVariable(dimension=2, initializer="1")
@@ -66,12 +72,13 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
     Args:
         keras_optimizer: the optimizer to wrap.
-        name: of the wrapper.
-        gradient_reduction: over ranks: "mean", or "sum", which is what SOK does to tables.
+        name: the name of the wrapper.
+        gradient_reduction: the reduction of gradients over ranks: "mean", or "sum", which SOK uses
+            for tables.
 
     Raises:
-        TypeError: not a Keras optimizer that can be wrapped.
-        ValueError: another `gradient_reduction`.
+        TypeError: `keras_optimizer` is not a Keras optimizer that can be wrapped.
+        ValueError: `gradient_reduction` has another value.
     """
 
     def __init__(
@@ -93,13 +100,13 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             raise TypeError(
                 f"keras_optimizer cannot be a {type(core).__name__}: wrap the optimizers inside it."
             )
-        # What LossScaleOptimizer's constructor does first; the rest of it is not for a wrapper.
+        # LossScaleOptimizer's constructor starts with this; the rest of it does not fit a wrapper.
         super(optimizers.LossScaleOptimizer, self).__init__(learning_rate=0.0, name=name)
         if core is keras_optimizer and keras.config.dtype_policy().name == "mixed_float16":
             keras_optimizer = optimizers.LossScaleOptimizer(core)
         self.inner_optimizer = keras_optimizer
         self.gradient_reduction = gradient_reduction
-        # Which of the process's wrappers it is, for the operators and in their messages.
+        # Identifies this wrapper within the process, for the operators and in their messages.
         self._owner = (
             f"OptimizerWrapper {self.name!r} of {type(core).__name__} (number {next(_numbers)})"
         )
@@ -108,7 +115,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
     @property
     def core(self) -> Any:
-        """The Keras optimizer that steps: without a LossScaleOptimizer around it."""
+        """The Keras optimizer that steps, without a LossScaleOptimizer around it."""
         inner = self.inner_optimizer
         return inner if self._scaler is None else inner.inner_optimizer
 
@@ -119,17 +126,17 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
     @property
     def variables(self) -> list[Any]:
-        """The wrapped optimizer's variables; state of tables is in the tables."""
+        """The wrapped optimizer's variables; the state of tables is in the tables."""
         shared = [v for rows in self._tables.generic.values() for v in rows.shared_variables]
         return list(self.inner_optimizer.variables) + shared
 
     def shared_variables(self, table: DynamicVariable) -> list[Any]:
-        """Variables that belong to no row, of a table that is stepped by Keras's own code."""
+        """For a table that Keras's own code steps: the variables that belong to no row."""
         rows = self._tables.generic.get(id(table))
         return [] if rows is None else rows.shared_variables
 
     def build(self, var_list: Any) -> None:
-        """Makes state for dense variables, and room for it in the rows of tables."""
+        """Creates state for dense variables, and adds space for state to the rows of tables."""
         tables, dense = _split(list(var_list))
         with tf.init_scope():
             self._build_dense(dense)
@@ -139,10 +146,10 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         self.built = True
 
     def state_spec(self, table: DynamicVariable) -> StateSpec:
-        """The state that this optimizer keeps in the table's rows, or would keep.
+        """The state that this optimizer keeps, or would keep, in the table's rows.
 
         Raises:
-            ValueError: it cannot step tables.
+            ValueError: the optimizer cannot step tables.
         """
         self._check(table)
         if self._form is not None:
@@ -152,18 +159,18 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         return RowsOptimizer(self._tables.template, table).state_spec
 
     def attach(self, tables: Sequence[DynamicVariable]) -> None:
-        """Makes room for state in the rows of tables, as the first step with them would.
+        """Adds space for state to the rows of tables, as the first step with them would.
 
-        A table that another wrapper has taken over is this one's again, with fresh state.
+        If another wrapper has taken a table over, this wrapper takes it back, with fresh state.
         """
         with tf.init_scope():
             for table in tables:
                 self._attach(table)
-                # Again if another has taken the table over since, or its state was restored.
+                # Again, because another wrapper may own the state, or it may have been restored.
                 table.attach_state(*self.state_spec(table), self._owner)
 
     def _build_dense(self, dense: list[Any]) -> None:
-        # Without a dense variable the optimizer is built by the first call that has one.
+        # Without dense variables, the first call that has one builds the optimizer.
         inner = self.inner_optimizer
         if not inner.built and (dense or self._scaler is not None):
             with keras.name_scope(inner.name, caller=inner):
@@ -190,7 +197,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         else:
             rows = RowsOptimizer(self._tables.template, table)
             rows.attach(self._owner)
-            # For tf.train.Checkpoint, which may have been asked for their values already.
+            # For tf.train.Checkpoint, which may already have been asked to restore their values.
             for i, variable in enumerate(rows.shared_variables):
                 self._track_trackable(variable, f"table_{len(self._tables.generic)}_{i}")
             self._tables.generic[id(table)] = rows
@@ -198,11 +205,11 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
     @_ops.not_converted
     def apply_gradients(self, grads_and_vars: Any) -> Any:
-        """Steps once.
+        """Applies one step.
 
         Args:
-            grads_and_vars: pairs of a gradient and its variable; gradients of tables are the
-                `tf.IndexedSlices` that `tape.gradient` gives.
+            grads_and_vars: pairs of a gradient and its variable. The gradients of tables are the
+                `tf.IndexedSlices` that `tape.gradient` returns.
 
         Returns:
             The number of steps so far, a variable.
@@ -214,7 +221,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
     @_ops.not_converted
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """As `apply_gradients`, with gradients and variables in two lists."""
+        """Same as `apply_gradients`, with gradients and variables in two lists."""
         grads = list(grads)
         if trainable_variables is None:
             if not self.built:
@@ -268,7 +275,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         dense: list[Any],
         table_scale: Any,
     ) -> None:
-        """One step of tables and dense variables; gradients of tables are divided by the scale."""
+        """Steps tables and dense variables once; divides the gradients of tables by the scale."""
         core = self.core
         if table_scale is not None:
             table_grads = [
@@ -287,7 +294,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         factor = self.core.loss_scale_factor
         if factor is None or not self.core.global_clipnorm:
             return gradients.clip(self.core, table_grads, dense_grads, dense)
-        # Keras takes the factor off the dense gradients itself, later.
+        # Keras itself divides the dense gradients by the factor later.
         dense_grads = [gradients.divide(grad, factor) for grad in dense_grads]
         table_grads, dense_grads = gradients.clip(self.core, table_grads, dense_grads, dense)
         return table_grads, [gradients.multiply(grad, factor) for grad in dense_grads]
@@ -318,7 +325,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         return id(table) not in self._tables.without_weight_decay
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """As in Keras; `var_list` may hold tables. Must come before the first step."""
+        """Same as in Keras; `var_list` may contain tables. Must be called before the first step."""
         if self.built:
             raise ValueError(
                 "exclude_from_weight_decay() must be called before the optimizer is built."
@@ -328,7 +335,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         self._tables.without_weight_decay = {id(table): table for table in tables}
 
     def scale_loss(self, loss: Any) -> Any:
-        """The loss, multiplied by the loss scale of the wrapped optimizer if it has one."""
+        """Returns the loss, multiplied by the loss scale of the wrapped optimizer if it has one."""
         return self.inner_optimizer.scale_loss(loss)
 
     def minimize(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
@@ -354,11 +361,11 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         return self.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True))
 
     def finalize_variable_values(self, var_list: Any) -> None:
-        """Keras's last act of a training: only dense variables have averages."""
+        """Writes averages to dense variables when Keras ends training; tables have no averages."""
         self.inner_optimizer.finalize_variable_values(_split(list(var_list))[1])
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, the optimizer serialised."""
+        """Returns the arguments of the constructor, with the optimizer serialized."""
         return {
             "keras_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
             "name": self.name,
@@ -367,7 +374,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> OptimizerWrapper:
-        """The reverse of `get_config`."""
+        """Creates a wrapper from the result of `get_config`."""
         inner = keras.saving.deserialize_keras_object(
             config["keras_optimizer"], custom_objects=custom_objects
         )
@@ -379,10 +386,10 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
 
 class _Tables:
-    """What the wrapper knows of each table, by id; it keeps the tables alive, so ids stay theirs.
+    """The wrapper's data about each table, by `id`; tables are kept alive, so that ids stay valid.
 
-    Keras looks through an optimizer's attributes for variables and other optimizers to track and
-    save. It does not look in here.
+    Keras searches an optimizer's attributes for variables and other optimizers to track and save.
+    It does not search inside this class.
     """
 
     def __init__(self, template: Any) -> None:
@@ -413,7 +420,7 @@ def _split(variables: Sequence[Any]) -> tuple[list[DynamicVariable], list[Any]]:
 def _by_kind(
     grads: Sequence[Any], variables: Sequence[Any]
 ) -> tuple[list[TableGradient], list[Any], list[Any]]:
-    """Gradients of tables (those of one table added), dense gradients, dense variables."""
+    """Returns gradients of tables (added up for each table), dense gradients, dense variables."""
     by_table: dict[int, tuple[DynamicVariable, list[Any]]] = {}
     dense_grads, dense = [], []
     for grad, variable in zip(grads, variables, strict=True):
@@ -428,7 +435,7 @@ def _by_kind(
 
 
 def _drop_missing(grads: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Leaves out variables without a gradient, with a warning; all of them is an error."""
+    """Drops variables without a gradient, with a warning; if none has one, raises ValueError."""
     missing = [v.name for g, v in zip(grads, variables, strict=True) if g is None]
     if len(missing) == len(grads):
         raise ValueError(f"No gradients provided for any variable: {missing}.")
