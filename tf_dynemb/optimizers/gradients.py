@@ -84,7 +84,7 @@ def reduce_over_ranks(
         reduction: "mean" (the sum divided by the number of ranks) or "sum".
         table_grads: gradients of tables, already sums over ranks.
         dense_grads: gradients of the variables `dense`.
-        dense: dense variables. Every rank has a copy of each, except for this package's `Variable`s.
+        dense: dense variables. Each rank has a copy of each, except for this package's `Variable`s.
 
     Returns:
         (table gradients, dense gradients).
