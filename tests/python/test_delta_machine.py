@@ -423,7 +423,7 @@ def test_deltas_alone_at_a_path(tmp_path):
     assert reader.follow(deltas) == 2
     check_reader(reader, trainer.contents())
     follower.path = deltas
-    with pytest.raises(ValueError, match="holds deltas but no dump"):
+    with pytest.raises(ValueError, match="contains deltas, but no dump"):
         follower.load()
     follower.check(trainer)
 

@@ -207,7 +207,7 @@ def test_a_smaller_table_keeps_what_was_used_last_and_says_so(tmp_path):
     fixed = make(init_capacity=4, max_capacity=20, evict_strategy="none")
     fixed.lookup([5])
     before = rows_of(fixed)
-    with pytest.raises(tf.errors.ResourceExhaustedError, match="cannot take the rows of 't'"):
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="cannot hold the rows of 't'"):
         de.load(tmp_path, fixed)
     assert rows_of(fixed) == before
 
@@ -373,7 +373,7 @@ def test_gaps_are_refused(tmp_path):
     assert vectors_of(table) == vectors_of(stranger)
     table.lookup([3])
     de.incremental_dump(tmp_path, table)
-    with pytest.raises(ValueError, match="do not continue what these tables hold"):
+    with pytest.raises(ValueError, match="do not continue the content of these tables"):
         de.apply_delta(tmp_path, make())
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".tmp")]
 

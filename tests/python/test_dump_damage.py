@@ -327,9 +327,9 @@ def test_golden_files():
         pairs = zip(rows.keys.tolist(), rows.updates.tolist(), strict=True)
         updates[name] = {key: tick for key, tick in pairs if tick >= 2**41}
     assert updates == GOLDEN_UPDATES
-    with pytest.raises(ValueError, match="holds deltas but no dump"):
+    with pytest.raises(ValueError, match="contains deltas, but no dump"):
         de.load(V1 / "deltas", tables, quiet=True)
-    with pytest.raises(ValueError, match="do not continue what these tables hold"):
+    with pytest.raises(ValueError, match="do not continue the content of these tables"):
         de.apply_delta(V1 / "deltas", golden_tables())
     assert as_dicts(tables) == GOLDEN
 

@@ -111,7 +111,7 @@ def test_a_rank_that_cannot_load(ranks, followers, monkeypatch, rank, call):
     with monkeypatch.context() as patch:
         patch.setattr(columns, "load_rows", fails)
         found = ended(followers, load)
-    check_failed(found, [rank], tf.errors.ResourceExhaustedError, "cannot take the rows.*no memory")
+    check_failed(found, [rank], tf.errors.ResourceExhaustedError, "cannot hold the rows.*no memory")
     assert states(followers) == before
     run_on(followers, Rank.load)
     assert table_reader.same(contents(followers), contents(ranks))

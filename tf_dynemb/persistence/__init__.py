@@ -1,4 +1,4 @@
-"""Dumps and deltas of tables and their optimizer: written, loaded, applied, and continued.
+"""Dumps and deltas of tables and their optimizer: writing, loading, applying and continuing them.
 
 May import: `_ops`, `_warn`, `communicator`, `optimizers`, `parallel`, `snapshots`, `storage`,
 `tables`, `variables`.

@@ -1,4 +1,4 @@
-"""Tables brought forward by deltas: apply_delta."""
+"""Updating tables with deltas: apply_delta."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ def apply_delta(
     *,
     cast: bool = False,
 ) -> Watermark:
-    """Brings tables forward by the deltas at `path` that continue what they hold.
+    """Updates tables with the deltas at `path` that continue their content.
 
-    Rows that a delta has are set, keys that it deleted are erased; other rows stay, also those that
-    were trained here. All deltas are verified before the first is applied. If it fails later, as
-    where a table is full, what was applied stays; it can be called again. With several ranks all
-    of them call this, as `load`.
+    Rows in a delta are set, and keys that it deleted are erased. All other rows remain, including
+    rows that were trained here. All deltas are verified before the first is applied. If applying
+    one fails later, for example because a table is full, the changes up to then remain, and
+    `apply_delta` can be called again. With several ranks all of them call this, as with `load`.
 
     Args:
-        path: of a chain, of a directory of deltas, or of one delta.
+        path: a chain, a directory of deltas, or one delta.
         variables: as in `load`.
-        optimizer: also take over the state of rows, if it is this optimizer's.
+        optimizer: if given, the state of rows is also loaded, if it is this optimizer's.
         cast: as in `load`.
 
     Returns:
-        The watermark of the last delta applied, or of the last one there if none was new.
+        The watermark of the last delta applied, or of the last one at `path` if none was new.
 
     Raises:
-        ValueError: no delta there continues what the tables hold.
+        ValueError: no delta at `path` continues the content of the tables.
         tf_dynemb.storage.DataLossError: as in `load`.
     """
     ranks = Ranks("apply_delta")
@@ -77,7 +77,7 @@ def _apply(
             for name, table in tables.items():
                 check_entry(snapshot, name, table, cast)
         stage.say([snapshot.manifest.id for snapshot in fresh])
-    # Ranks are not equally far if it failed on some of them before.
+    # Ranks may have applied different deltas if an earlier call failed on some of them.
     of_all = set().union(*stage.said)
     fresh_somewhere = [s for s in chain.snapshots if s.manifest.id in of_all]
     with ranks.stage():
@@ -105,8 +105,8 @@ def _apply_one(
     ids = (manifest.parent or "", *manifest.ids)
     at, id_ = next((s, id_) for s in (table.snapshots, known) for id_ in ids if id_ in s)
     begin = at.tick(id_)
-    # `known` is the table's own, but if an optimizer has attached that lets all state begin anew.
-    state_went_on = known is table.snapshots and at.has_state(id_)
+    # `known` is the table's own, unless an optimizer has attached that reset all state.
+    state_continued = known is table.snapshots and at.has_state(id_)
     _ops.library().dynemb_advance_clock(manifest.watermark, manifest.watermark_utc_ns)
     evictions = table_stats(table.handle)["evictions"]
     unchanged_until = _unchanged_until(begin, table)
@@ -114,15 +114,15 @@ def _apply_one(
     batches = columns.erase(snapshot, name, table.handle, table.key_type)
     batches += columns.load_rows(snapshot, name, table, table.handle, takes, at_tick=-1)
     after = last_tick()
-    # If anything else has changed the table, the next delta tells of all of it once more.
+    # If any other call has changed the table, the next delta repeats all of these changes.
     alone = after == unchanged_until + batches
     alone = alone and evictions == table_stats(table.handle)["evictions"]
-    complete = state_went_on and (takes or not has_state(snapshot, name))
+    complete = state_continued and (takes or not has_state(snapshot, name))
     table.snapshots.note(manifest.id, after if alone else begin, complete)
 
 
 def _unchanged_until(tick: int, table: DynamicVariable) -> int:
-    """The last batch, if none after `tick` has changed the table; -1 if one has, or may have."""
+    """The last batch if none after `tick` has changed the table; -1 if one did or may have."""
     try:
         with Cut([table], [tick], with_deleted=True) as cut:
             unchanged = not len(cut.info(0)[3]) and not any(True for _ in cut.pieces())

@@ -1,4 +1,4 @@
-"""How snapshots continue each other: where a delta begins, which deltas come next for tables."""
+"""How snapshots continue each other: where a delta begins, and which deltas come next."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ def delta_begin(
     path: Any,
     optimizer: OptimizerWrapper | None,
 ) -> tuple[str | None, int, list[int]]:
-    """Where a delta begins.
+    """Returns where a delta begins.
 
     Args:
         since: as in `incremental_dump`.
         last: the last snapshot at the path; its shards do not matter.
-        tables: that the delta is of.
-        path: for errors.
-        optimizer: whether its state is written too.
+        tables: the tables of the delta.
+        path: the path, for errors.
+        optimizer: the optimizer whose state is written too, or None.
 
     Returns:
-        (parent, since, ticks): of the delta; and the tick since which each table's rows belong to
-        it, which this process's clock has given.
+        (parent, since, ticks): the delta's parent and since, and for each table the tick after
+        which updated rows belong to the delta. The ticks are of this process's clock.
 
     Raises:
-        ValueError, TypeError: as `incremental_dump`.
+        ValueError, TypeError: as in `incremental_dump`.
     """
     ids = [table.snapshots for table in tables.values()]
-    # A merged base stands for what it was merged from.
+    # A merged base represents all the snapshots that it was merged from.
     known = common_id(last.ids, ids) if last else None
     if last is not None and known is None:
         raise ValueError(
             f"The last snapshot at {path} is {last.id}, which these tables never were: a delta "
-            "would leave a gap. Load it, or dump them there, or give another path."
+            "would leave a gap. Load it, or dump the tables there, or pass another path."
         )
     if last is not None:
         names = {entry.name for entry in last.tables}
@@ -56,14 +56,14 @@ def delta_begin(
     if known and optimizer is not None and not all(of.has_state(known) for of in ids):
         raise ValueError(
             f"The snapshots at {path} have optimizer state that these tables did not take over: "
-            "dump the tables anew, or leave the optimizer out."
+            "dump the tables again, or leave the optimizer out."
         )
     ends = [of_table.tick(known) for of_table in ids] if known else []
     if since is None:
         if last is None:
             raise ValueError(
-                f"There is no snapshot at {path} to continue: dump the tables there first, or say "
-                "since when."
+                f"There is no snapshot at {path} to continue: dump the tables there first, or pass "
+                "since."
             )
         return last.id, last.watermark, ends
     if isinstance(since, datetime.datetime):
@@ -91,7 +91,7 @@ def delta_begin(
 
 
 def check_schema(last: storage.Manifest, tables: Mapping[str, DynamicVariable], path: Any) -> None:
-    """Raises ValueError if tables cannot continue what is on disk."""
+    """Raises ValueError if tables cannot continue the snapshot on disk."""
     for name, table in tables.items():
         _, entry = last.table(name)
         there = (entry.dimension, entry.key_type, entry.dtype)
@@ -99,19 +99,19 @@ def check_schema(last: storage.Manifest, tables: Mapping[str, DynamicVariable], 
         if there != here:
             raise ValueError(
                 f"table {name!r} has dimension, key_type and dtype {there} at {path}, but "
-                f"{table.name!r} has {here}: dump it anew, or elsewhere."
+                f"{table.name!r} has {here}: dump it again, or to another path."
             )
 
 
 def common_id(ids: Sequence[str], known: Sequence[Snapshots]) -> str | None:
-    """The first id that all tables know."""
+    """Returns the first of `ids` that all tables know, or None."""
     return next((id_ for id_ in ids if all(id_ in of_table for of_table in known)), None)
 
 
 def continuations(
     chain: storage.Chain, tables: Mapping[str, DynamicVariable]
 ) -> list[storage.Snapshot]:
-    """The deltas of a chain that come after what all tables hold."""
+    """Returns the deltas of a chain that come after the content of all tables."""
     known = [table.snapshots for table in tables.values()]
     snapshots = chain.snapshots
     for place in reversed(range(len(snapshots))):
@@ -121,6 +121,6 @@ def continuations(
         if manifest.parent is not None and common_id([manifest.parent], known):
             return snapshots[place:]
     raise ValueError(
-        f"{chain.last.directory} and what is before it do not continue what these tables hold: "
-        "load the dump that they continue first."
+        f"{chain.last.directory} and the snapshots before it do not continue the content of these "
+        "tables: load the dump that they continue first."
     )

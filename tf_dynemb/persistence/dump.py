@@ -1,4 +1,4 @@
-"""Tables to disk: dump and incremental_dump. docs/file_format.md says what the files are."""
+"""Writing tables to disk: dump and incremental_dump. docs/file_format.md describes the files."""
 
 from __future__ import annotations
 
@@ -25,37 +25,40 @@ def dump(
     *,
     quiet: bool | None = None,
 ) -> Watermark:
-    """Writes all rows of tables, as they are at one moment: a new base of the chain at `path`.
+    """Writes all rows of tables, as they are at one moment, as a new base of the chain at `path`.
 
-    Training may go on in other threads meanwhile; what it does after that moment is not in the
-    dump. (Another dump or checkpoint of the same table waits until this one has ended.) The dump
-    appears whole, synced to disk, or not at all, and what was at `path` before stays until then.
-    Memory needed beside the tables: some 200 MB at most, and three bits a row.
+    - Training may continue in other threads meanwhile. Its changes after that moment are not in the
+      dump. Another dump or checkpoint of the same table waits until this one has ended.
+    - The dump becomes visible when it is complete and synced to disk, or not at all. Until then,
+      the contents of `path` remain.
+    - Memory needed in addition to the tables: at most about 200 MB, and three bits per row.
 
-    With several ranks all of them call this, with the same variables in the same order, and each
-    writes the rows that it owns; no two threads call this, `load` or the like at a time. Call it
-    between steps: then the dump is of that one moment. While other threads train, what each rank
-    wrote is of a moment of its own, close to the others'. If it fails on one rank, or a rank dies,
-    it fails on all; the others' error names the rank.
+    With several ranks, all of them call this, with the same variables in the same order, and each
+    writes the rows that it owns. Only one thread per rank may call this, `load` and similar
+    functions at a time. Call it between steps, so that the dump is of one moment on all ranks. If
+    other threads train meanwhile, each rank writes its rows as they are at a slightly different
+    moment. If the dump fails on one rank, or a rank dies, it fails on all; the error of the other
+    ranks names the rank.
 
     Args:
-        path: a directory; made if it is not there. All ranks must share its file system.
+        path: a directory, created if it does not exist. All ranks must share its file system.
         variables: `DynamicVariable`s and `de.Variable`s: one, a sequence (their names are the
             tables' names on disk and must differ), or a dict of names and variables.
-        optimizer: also write the state that it keeps in the rows, its settings and its number of
-            steps (rank 0's). A step that runs at that very moment in another thread may count or
-            not.
-        quiet: True: no progress bar; False: one even where stderr is no terminal. Default: a bar on
-            a terminal, of what takes more than some seconds. Only rank 0 has one, of its rows.
+        optimizer: if given, the dump includes the state that it keeps in the rows, its settings and
+            its number of steps (rank 0's). A step that runs in another thread at that moment may or
+            may not be counted.
+        quiet: True: no progress bar. False: a progress bar even if stderr is not a terminal.
+            Default: a bar on a terminal, if the work takes more than a few seconds. Only rank 0 has
+            a bar, for its own rows.
 
     Returns:
-        The watermark, the same on all ranks: pass it to `incremental_dump` as `since`.
+        The watermark, the same on all ranks. Pass it to `incremental_dump` as `since`.
 
     Raises:
-        OSError: from the file system, such as a full disk. The path is as it was, unless it was the
-            very last sync that failed.
-        RuntimeError: something else writes at the path, or this is called in a `tf.function`, or
-            it failed on another rank.
+        OSError: an error of the file system, such as a full disk. The contents of the path are
+            unchanged, unless it was the very last sync that failed.
+        RuntimeError: another writer uses the path, or this was called in a `tf.function`, or it
+            failed on another rank.
         ValueError: the ranks name different variables, or do not share the file system.
     """
     return _publish(path, "base", variables, None, optimizer, quiet)
@@ -69,18 +72,19 @@ def incremental_dump(
     *,
     quiet: bool | None = None,
 ) -> Watermark:
-    """Appends to the chain at `path` a delta: rows that were updated, keys that were deleted.
+    """Appends a delta to the chain at `path`: the rows that were updated, the keys deleted.
 
-    With a watermark, or with None, the delta holds exactly what changed after it: nothing is missed
-    and nothing sent again, also while training goes on in other threads. As `dump`, it appears
-    whole or not at all, and with several ranks all of them call it.
+    With a watermark or None as `since`, the delta contains exactly the changes after it, even while
+    training continues in other threads: none is missed, and none is sent twice. As with `dump`, the
+    delta appears as a whole or not at all, and with several ranks all of them call this.
 
     Args:
-        path: of a chain that ends with what these tables were dumped to or loaded from; or a
-            directory for deltas alone.
-        variables: as in `dump`, but `DynamicVariable`s only.
-        since: None: the last snapshot at `path`. A watermark: what `dump`, `incremental_dump`,
-            `load` or `apply_delta` returned. An aware datetime: at least what changed since then.
+        path: a chain that ends with a snapshot that these tables were dumped to or loaded from; or
+            a directory that contains only deltas.
+        variables: as in `dump`, but only `DynamicVariable`s.
+        since: None: the last snapshot at `path`. A watermark that `dump`, `incremental_dump`,
+            `load` or `apply_delta` returned: the snapshot of that watermark. An aware datetime: the
+            delta contains at least the changes since then.
         optimizer: as in `dump`.
         quiet: as in `dump`.
 
@@ -88,10 +92,11 @@ def incremental_dump(
         The delta's watermark.
 
     Raises:
-        ValueError: the delta would leave a gap in the chain at `path`; or the tables never were
-            what `since` says; or `since` is a datetime without time zone.
-        tf.errors.FailedPreconditionError: the table does not remember all deletions since then, as
-            it remembers only as many as it has rows, or a million: dump it anew.
+        ValueError: the delta would leave a gap in the chain at `path`; or the tables never were in
+            the state that `since` names; or `since` is a datetime without time zone.
+        tf.errors.FailedPreconditionError: the table does not remember all deletions since then. It
+            remembers at most as many as it has rows, or a million if that is more. Write a new base
+            with `dump`.
         OSError, RuntimeError: as in `dump`.
     """
     return _publish(path, "delta", variables, since, optimizer, quiet)
@@ -105,7 +110,7 @@ def _publish(
     optimizer: OptimizerWrapper | None,
     quiet: bool | None,
 ) -> Watermark:
-    """Writes a base or a delta of what the tables hold now."""
+    """Writes a base or a delta of the current content of the tables."""
     is_delta = kind == "delta"
     ranks = Ranks("incremental_dump" if is_delta else "dump")
     with JointPublication(ranks, path, kind) as publication:
@@ -140,7 +145,7 @@ def _publish(
             entries += static_rows.write_static(part, static, values, len(entries), cut.tick)
             publication.has(entries, cut, parent, since_tick)
         watermark = publication.publish(settings)
-    # Every rank knows the snapshot by the tick of its own clock.
+    # Each rank records the snapshot with the tick of its own clock.
     for snapshots in known:
         snapshots.note(watermark.id, cut.tick)
     return watermark

@@ -1,4 +1,4 @@
-"""Whether what a snapshot says of a table fits the variable that it is to be loaded into."""
+"""Checks that the entry of a table in a snapshot fits the variable that it is loaded into."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def check_entry(snapshot: storage.Snapshot, name: str, variable: Any, cast: bool
 
 
 def has_state(snapshot: storage.Snapshot, name: str) -> bool:
-    """Whether a snapshot has state of a table's rows."""
+    """Whether a snapshot contains the state of a table's rows."""
     return snapshot.manifest.table(name)[1].state_width > 0
 
 
 def takes_state(
     snapshot: storage.Snapshot, name: str, table: DynamicVariable, spec: StateSpec | None
 ) -> bool:
-    """Whether a snapshot's state goes into rows with this state; warns of what is dropped."""
+    """Whether a snapshot's state is loaded into rows with this state; warns if it is dropped."""
     _, entry = snapshot.manifest.table(name)
     ours = spec[0] if spec else "no optimizer"
     if entry.state and spec and spec[:2] == (entry.state.optimizer, tuple(entry.state.widths)):
@@ -62,17 +62,17 @@ def takes_state(
         warn(
             f"the state of {entry.state.optimizer!r} that table {name!r} has in "
             f"{snapshot.directory} is dropped: {table.name!r} is trained with {ours!r}. Its rows "
-            "begin with fresh state."
+            "start with fresh state."
         )
     elif spec and sum(spec[1]) and any(shard.rows for shard in entry.shards):
         warn(
-            f"table {name!r} has no optimizer state in {snapshot.directory}: rows that are in it "
-            f"begin with fresh state of {ours!r}."
+            f"table {name!r} has no optimizer state in {snapshot.directory}: the rows in it start "
+            f"with fresh state of {ours!r}."
         )
     return False
 
 
 def last_optimizer(snapshots: Sequence[storage.Snapshot]) -> Mapping[str, Any] | None:
-    """The latest that snapshots know of the optimizer."""
+    """Returns the last optimizer entry in the snapshots, or None."""
     entries = [snapshot.manifest.optimizer for snapshot in snapshots]
     return next((entry for entry in reversed(entries) if entry is not None), None)

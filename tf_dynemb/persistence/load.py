@@ -1,4 +1,4 @@
-"""Tables from disk: load."""
+"""Loading tables from disk: load."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ def load(
     cast: bool = False,
     quiet: bool | None = None,
 ) -> Watermark:
-    """Makes tables what the chain at `path` says: its base and every delta after it.
+    """Replaces the content of tables with the chain at `path`: its base and every delta after it.
 
-    Everything is checked and loaded beside the tables first; then all of them change at once. What
-    was in them before is gone. A load that fails changes nothing.
+    All files are checked first, and loaded into separate tables. Then all variables change at once;
+    their previous content is lost. A load that fails changes nothing.
 
     Args:
-        path: of the chain, or of one snapshot in it. All ranks must share its file system.
-        variables: the tables to load, as in `dump`; a dict says under which names they are on disk.
-            Other tables there are left alone.
-        optimizer: also load the state in the rows, the number of steps, and settings that are
-            variables, such as the learning rate. State of another optimizer is dropped, with a
-            warning; rows then begin with fresh state.
-        cast: whether vectors may be of another dtype on disk; they are rounded to nearest.
+        path: a chain, or one snapshot in it. All ranks must share its file system.
+        variables: the tables to load, as in `dump`. A dict gives their names on disk. Other tables
+            on disk are ignored.
+        optimizer: if given, its state in the rows, its number of steps and those of its settings
+            that are variables, such as the learning rate, are loaded too. State of another
+            optimizer is dropped, with a warning, and the rows start with fresh state.
+        cast: whether vectors may have another dtype on disk; they are rounded to nearest.
         quiet: as in `dump`.
 
     Returns:
-        The watermark that the tables are at.
+        The watermark of the loaded tables.
 
     Raises:
-        FileNotFoundError: there is no dump; on all ranks.
-        tf_dynemb.storage.DataLossError: a file is missing or damaged; it is named.
-        ValueError: a table is not there, or differs in dimension, key type or (without `cast`)
+        FileNotFoundError: there is no dump; raised on all ranks.
+        tf_dynemb.storage.DataLossError: a file is missing or damaged; the message names it.
+        ValueError: a table is not on disk, or differs in dimension, key type or (without `cast`)
             dtype; or the ranks name different variables.
-        RuntimeError: it failed on another rank, which the error names.
-        tf.errors.ResourceExhaustedError: a table cannot take the rows.
+        RuntimeError: the load failed on another rank, which the message names.
+        tf.errors.ResourceExhaustedError: a table cannot hold the rows.
     """
     ranks = Ranks("load")
     with ranks.stage() as stage:
@@ -84,8 +84,8 @@ def _load(
         chain = open_chain(ranks, path, names)
         if chain.base is None:
             raise ValueError(
-                f"{chain.last.directory.parent} holds deltas but no dump that they continue: load "
-                "that, then apply them with apply_delta."
+                f"{chain.last.directory.parent} contains deltas, but no dump that they continue: "
+                "load the dump first, then apply the deltas with apply_delta."
             )
         for name, variable in tables.items():
             for snapshot in chain.snapshots if name in dynamic else [chain.base]:
@@ -115,7 +115,7 @@ def _load(
         tables[name].assign(value)
     for table, spec, stage in zip(dynamic.values(), specs, staged, strict=True):
         table.snapshots = Snapshots()
-        if not stage.evictions:  # else the table lacks rows, and no delta would say so
+        if not stage.evictions:  # otherwise the table lacks rows, and no delta would report this
             for id_ in last.ids:
                 table.snapshots.note(id_, last.watermark, stage.has_state)
         if optimizer is not None:
@@ -127,12 +127,12 @@ def _load(
 
 
 class _Staged(NamedTuple):
-    """Rows of a chain in a table apart from the variable.
+    """The rows of a chain, in a table that no variable uses yet.
 
     Attributes:
-        handle: of that table.
-        evictions: rows that had no place.
-        has_state: whether no snapshot's state was left out.
+        handle: the handle of that table.
+        evictions: the number of rows for which there was no space.
+        has_state: whether the state of every snapshot was loaded.
     """
 
     handle: Any
@@ -162,12 +162,12 @@ def _stage(
             columns.load_rows(snapshot, name, table, handle, takes, tick, quiet)
     except tf.errors.ResourceExhaustedError as error:
         raise tf.errors.ResourceExhaustedError(
-            None, None, f"table {table.name!r} cannot take the rows of {name!r}: {error.message}"
+            None, None, f"table {table.name!r} cannot hold the rows of {name!r}: {error.message}"
         ) from error
     evictions = batches.warn_of_evictions(handle, table, f"table {name!r}")
     return _Staged(handle, evictions, complete)
 
 
 def _state_spec(table: DynamicVariable, optimizer: OptimizerWrapper | None) -> StateSpec | None:
-    """The state that rows are loaded for: the optimizer's, or what the table has."""
+    """The state that the loaded rows get: the optimizer's, or the state that the table has."""
     return table.state_spec if optimizer is None else optimizer.state_spec(table)

@@ -1,4 +1,4 @@
-"""incremental_model_dump: what changed in tables since a time, as arrays in memory."""
+"""incremental_model_dump: the changes in tables since a time, as arrays in memory."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from tf_dynemb.tables.cut import Cut, Rows
 def incremental_model_dump(
     variables: Any, utc_time: datetime.datetime | Sequence[datetime.datetime]
 ) -> tuple[list[Any], list[Any]]:
-    """The rows of tables that were updated since a moment, as arrays in memory (SOK's call).
+    """Returns the rows of tables that were updated since a moment, as arrays (SOK's function).
 
-    With several ranks all of them call this, and each gets the rows of all.
+    With several ranks all of them call this, and each gets the rows of all ranks.
 
     Args:
         variables: as in `incremental_dump`.
-        utc_time: an aware datetime; or a list of one for all tables, or of one for each.
+        utc_time: an aware datetime; or a list with one datetime for all tables, or one for each.
 
     Returns:
-        (keys, values): for each table an array [n] and an array [n, dimension], in no particular
-        order. Rows that were updated shortly before the moment may be among them; none is missing
-        that was updated by a batch that began after it.
+        (keys, values): for each table, an array [n] and an array [n, dimension], in no particular
+        order. They contain every row that was updated by a batch that began after the moment, and
+        may also contain rows that were updated shortly before it.
 
     Raises:
-        ValueError: a time has no time zone, or there are more or fewer than tables; or the ranks
-            name different variables.
-        RuntimeError: it failed on another rank.
+        ValueError: a time has no time zone, or the number of times does not fit the tables; or the
+            ranks name different variables.
+        RuntimeError: the call failed on another rank.
     """
     ranks = Ranks("incremental_model_dump")
     with ranks.stage() as stage:
         tables = list(dynamic_only(named := named_variables(variables)).values())
         stage.say(described(named))
         ticks = [tick_before(time, "utc_time") for time in _times(utc_time, len(tables))]
-        parts: list[list[Rows]] = [[] for _ in tables]
+        batches: list[list[Rows]] = [[] for _ in tables]
         with Cut(tables, ticks, with_deleted=False) as cut:
             for number, rows in cut.pieces():
-                parts[number].append(rows)
+                batches[number].append(rows)
             empty = [cut.no_rows(number) for number in range(len(tables))]
     check_alike(stage.said, "the variables")
     keys, values = [], []
-    for number, (table, some, none) in enumerate(zip(tables, parts, empty, strict=True)):
+    for number, (table, some, none) in enumerate(zip(tables, batches, empty, strict=True)):
         columns = (
             np.concatenate([none.keys, *(rows.keys for rows in some)]),
             np.concatenate([none.vectors, *(rows.vectors for rows in some)]),
@@ -64,7 +64,7 @@ def incremental_model_dump(
 
 
 def _times(utc_time: Any, tables: int) -> list[Any]:
-    """A time for each table."""
+    """Returns a time for each table."""
     times = list(utc_time) if isinstance(utc_time, (list, tuple)) else [utc_time]
     if len(times) not in (1, tables):
         raise ValueError(
@@ -76,18 +76,18 @@ def _times(utc_time: Any, tables: int) -> list[Any]:
 def _of_all_ranks(
     comm: Communicator, columns: Sequence[npt.NDArray[Any]], name: str
 ) -> list[npt.NDArray[Any]]:
-    """Each column's rows of all ranks, one rank's after another's."""
+    """Returns the rows of all ranks for each column, in the order of the ranks."""
     if comm.size == 1:
         return list(columns)
-    # As bytes, side by side: one operation, for every type.
+    # As bytes, side by side, so that one operation gathers columns of all types.
     widths = [column.itemsize * math.prod(column.shape[1:]) for column in columns]
-    parts = [
+    as_bytes = [
         np.ascontiguousarray(column).reshape(-1).view(np.uint8).reshape(len(column), width)
         for column, width in zip(columns, widths, strict=True)
     ]
-    gathered = comm.allgather(tf.constant(np.concatenate(parts, axis=1)), name).numpy()
+    gathered = comm.allgather(tf.constant(np.concatenate(as_bytes, axis=1)), name).numpy()
     found = np.split(gathered, np.cumsum(widths)[:-1], axis=1)
     return [
-        np.ascontiguousarray(part).view(column.dtype).reshape(-1, *column.shape[1:])
-        for part, column in zip(found, columns, strict=True)
+        np.ascontiguousarray(rows).view(column.dtype).reshape(-1, *column.shape[1:])
+        for rows, column in zip(found, columns, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Variables by the names that they have on disk."""
+"""Variables by their names on disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from tf_dynemb.variables.unwrap import unwrap
 
 
 def named_variables(variables: Any) -> dict[str, Any]:
-    """Names on disk and variables; raises TypeError or ValueError for what cannot be dumped."""
+    """Returns variables by their names on disk.
+
+    Raises:
+        TypeError, ValueError: a variable or its name cannot be dumped.
+    """
     if isinstance(variables, Mapping):
         pairs = [(name, unwrap(variable)) for name, variable in variables.items()]
     else:
@@ -25,7 +29,7 @@ def named_variables(variables: Any) -> dict[str, Any]:
                 f"variables must be DynamicVariables or tf_dynemb.Variables, got {variable!r:.120}."
             )
         if not isinstance(name, str) or not name:
-            raise TypeError(f"a table's name must be a string that is not empty, got {name!r}.")
+            raise TypeError(f"a table's name must be a non-empty string, got {name!r}.")
         if isinstance(variable, Variable) and variable.shape.rank != 2:
             raise ValueError(f"{name!r} has the shape {variable.shape}, expected two dimensions.")
         if name in named:
@@ -41,18 +45,18 @@ def named_variables(variables: Any) -> dict[str, Any]:
 
 
 def dynamic_only(tables: Mapping[str, Any]) -> dict[str, DynamicVariable]:
-    """The tables; raises TypeError if one is dense."""
+    """Returns the tables; raises TypeError if one of them is dense."""
     for name, variable in tables.items():
         if not isinstance(variable, DynamicVariable):
             raise TypeError(
-                f"{name!r} is a dense variable, which does not know which of its rows changed: "
-                "deltas are of DynamicVariables."
+                f"{name!r} is a dense variable, which does not record which of its rows changed: "
+                "deltas can only contain DynamicVariables."
             )
     return dict(tables)
 
 
 def described(tables: Mapping[str, Any]) -> list[str]:
-    """What ranks that name the same variables, in the same order, say alike."""
+    """Describes variables; ranks that name the same variables in the same order agree on it."""
     texts = []
     for name, variable in tables.items():
         if isinstance(variable, DynamicVariable):
@@ -64,6 +68,6 @@ def described(tables: Mapping[str, Any]) -> list[str]:
 
 
 def _name(variable: Any) -> Any:
-    """A variable's name as it was given: without TensorFlow's number of an output."""
+    """Returns a variable's name as it was given, without TensorFlow's output number."""
     name = getattr(variable, "name", None)
     return name.removesuffix(":0") if isinstance(name, str) else name

@@ -1,4 +1,4 @@
-"""What a dump says of the optimizer: its settings and how far it has come."""
+"""The entry of the optimizer in a dump: its settings and its progress."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf_dynemb.variables.dynamic import DynamicVariable
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raises TypeError unless it is one of ours, or None."""
+    """Raises TypeError unless `optimizer` is an OptimizerWrapper or None."""
     if optimizer is not None and not isinstance(optimizer, OptimizerWrapper):
         raise TypeError(f"optimizer must be an OptimizerWrapper, got {optimizer!r}.")
 
@@ -24,11 +24,11 @@ def check_optimizer(optimizer: Any) -> None:
 def optimizer_entry(
     optimizer: OptimizerWrapper, tables: Mapping[str, DynamicVariable]
 ) -> dict[str, Any]:
-    """The optimizer's member of a manifest: name, config, iterations, variables (scalars).
+    """Returns the optimizer's entry in a manifest: name, config, iterations, variables (scalars).
 
     Args:
-        optimizer: which may keep other variables for a table that are not in its rows.
-        tables: those that are written, by their names on disk.
+        optimizer: the optimizer. It may keep variables for a table that are not in its rows.
+        tables: the tables that are written, by their names on disk.
     """
     core = optimizer.core
     config = keras.saving.serialize_keras_object(core)["config"]
@@ -37,11 +37,11 @@ def optimizer_entry(
         if any(variable.shape != () for variable in optimizer.shared_variables(table)):
             warn(
                 f"{type(core).__name__} keeps state of the table {name!r} that is not in its rows, "
-                "such as statistics of columns; tf.train.Checkpoint has it, a dump does not."
+                "such as statistics of columns; tf.train.Checkpoint saves it, a dump does not."
             )
     return {
         "name": type(core).__name__,
-        # JSON has no infinities, and a user's class may keep anything there.
+        # JSON has no infinities, and a user's class may have any object in its config.
         "config": json.loads(json.dumps(config, default=repr), parse_constant=str),
         "iterations": int(core.iterations),
         "variables": {name: value for name, value in values.items() if math.isfinite(value)},
@@ -53,16 +53,14 @@ def restore_optimizer(
     tables: Mapping[str, DynamicVariable],
     entry: Mapping[str, Any] | None,
 ) -> None:
-    """Sets the steps taken and the scalars that a dump has of this optimizer.
+    """Sets the number of steps and the scalars that a dump contains for this optimizer.
 
-    Warns, and sets nothing, if the dump has none, or another's.
+    If the dump has no optimizer, or another one, the function warns and sets nothing.
     """
     kind = type(optimizer.core).__name__
     if entry is None or entry.get("name") != kind:
         what = "no optimizer" if entry is None else f"the optimizer {entry.get('name')}"
-        warn(
-            f"the dump was written with {what}: the settings and steps of {kind} stay as they are."
-        )
+        warn(f"the dump was written with {what}: the settings and steps of {kind} are unchanged.")
         return
     values = entry.get("variables", {})
     for name, variable in _scalars(optimizer, tables):
@@ -74,7 +72,7 @@ def restore_optimizer(
 def _scalars(
     optimizer: OptimizerWrapper, tables: Mapping[str, DynamicVariable]
 ) -> Iterator[tuple[str, Any]]:
-    """The optimizer's variables that are one number each, by names that are the same every time."""
+    """Returns the optimizer's scalar variables by names that are the same in every process."""
     groups = {"": optimizer.inner_optimizer.variables}
     for table_name, table in tables.items():
         groups[f"{table_name}: "] = optimizer.shared_variables(table)
@@ -82,7 +80,7 @@ def _scalars(
         seen: dict[str, int] = {}
         for variable in variables:
             if variable.shape == () and variable is not optimizer.core.iterations:
-                # Keras numbers what its caller has not named.
+                # Keras numbers variables that the optimizer has not named.
                 name = re.sub(r"_\d+$", "", variable.name)
                 count = seen[name] = seen.get(name, 0) + 1
                 yield f"{group}{name}" + (f" {count}" if count > 1 else ""), variable
