@@ -1,4 +1,4 @@
-"""Looks vectors up in dumps, and follows the deltas that training publishes; without TensorFlow.
+"""Looks up vectors in dumps, and follows the deltas that training publishes, without TensorFlow.
 
 from tf_dynemb.serving import Reader
 

@@ -1,4 +1,4 @@
-"""From what a user passes as keys to an array of a table's key type."""
+"""Conversion of the keys that a user passes to an array of a table's key type."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def as_keys(keys: npt.ArrayLike, key_type: np.dtype[Any], table: str) -> Keys:
     Args:
         keys: integers: an array of any integer type, or numbers in lists.
         key_type: int64, int32 or uint64.
-        table: name of the table, for errors.
+        table: the name of the table, for errors.
 
     Raises:
-        TypeError: not integers, or lists of no regular shape.
-        OverflowError: a key is none that the table could hold.
+        TypeError: the keys are not integers, or are lists without a regular shape.
+        OverflowError: a key is out of the range of the key type.
     """
     array = keys if isinstance(keys, (np.ndarray, np.generic)) else _array_of(keys, table)
     array = np.asarray(array)
@@ -38,7 +38,7 @@ def as_keys(keys: npt.ArrayLike, key_type: np.dtype[Any], table: str) -> Keys:
 
 
 def _array_of(keys: Any, table: str) -> npt.NDArray[Any]:
-    """Numbers in lists, exactly: np.asarray makes floats of some large integers."""
+    """Converts numbers in lists exactly: np.asarray converts some large integers to floats."""
     try:
         array = np.asarray(keys)
         if array.dtype.kind not in "iub":

@@ -1,8 +1,8 @@
-"""What deltas changed, in memory: levels that are merged as they grow.
+"""The changes of deltas, in memory: levels that are merged as they grow.
 
-A level is newer than all before it. A new one is merged with those before it that are not `GROWTH`
-times as large, so that a key is probed in few levels and copied few times, however many deltas come
-and however small they are.
+A level is newer than all before it. A new level is merged with the levels before it that are less
+than `GROWTH` times as large. A key is therefore probed in few levels and copied few times, for any
+number and size of deltas.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ GROWTH = 4
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Overlay:
-    """Rows by key, and keys that are gone.
+    """Rows by key, and deleted keys.
 
     Attributes:
-        keys: [n], distinct: those of `rows`, then those that were deleted.
+        keys: [n], distinct: the keys of `rows`, then the deleted keys.
         rows: [at most n, ...].
-        index: of `keys`.
-        salt: of the index.
+        index: the index of `keys`.
+        salt: the salt of the index.
     """
 
     keys: Keys
@@ -49,28 +49,28 @@ class Overlay:
 
     @property
     def deleted(self) -> Keys:
-        """The keys that are gone."""
+        """The deleted keys."""
         return self.keys[len(self.rows) :]
 
     def find(self, keys: Keys) -> npt.NDArray[np.int64]:
-        """Positions in `self.keys`, -1 if absent; from `len(rows)` on the key is gone."""
+        """Returns positions in `self.keys`, -1 if absent; from `len(rows)` the key is deleted."""
         return key_index.find(self.index, self.keys, keys, self.salt)
 
     def lacks(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Which keys it says nothing about."""
+        """Returns which keys are neither in `rows` nor deleted."""
         return self.find(keys) < 0
 
 
 def push(
     levels: tuple[Overlay, ...], level: Overlay, beneath: Callable[[Keys], npt.NDArray[np.bool_]]
 ) -> tuple[Overlay, ...]:
-    """The levels with a newer one on top, merged where they are too close in size.
+    """Returns the levels with a newer one on top, merged where sizes are too similar.
 
     Args:
-        levels: the oldest first.
-        level: what is newer.
-        beneath: which keys what lies beneath all levels has: the lowest level need not say of any
-            other key that it is gone.
+        levels: the levels, oldest first.
+        level: the newer level.
+        beneath: returns which keys are in the table beneath all levels. The lowest level needs to
+            record deletions of these keys only.
     """
     while levels and len(levels[-1].keys) < GROWTH * len(level.keys):
         level = _merge(levels[-1], level)

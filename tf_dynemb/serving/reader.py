@@ -17,22 +17,23 @@ from tf_dynemb.serving.table import Mask, Table, Vectors
 from tf_dynemb.storage import DataLossError, Snapshot
 from tf_dynemb.storage.chain import MANIFEST, Name, list_snapshots, since_last_base
 
-# How often following begins again, having lost files to a new base.
+# How often `follow` starts again if files were removed because a newer base superseded them.
 _ATTEMPTS = 5
 
 
 class Reader:
     """Vectors of dumped tables by key.
 
-    The base is mapped, not read: opening takes no longer for a larger one, and processes that open
-    the same files share the memory. What deltas changed is kept in memory. Any number of threads
-    may look up while one follows: each lookup sees all tables as of one snapshot.
+    The base is mapped, not read: opening takes the same time for a base of any size, and processes
+    that open the same files share the memory. The changes of deltas are kept in memory. Any number
+    of threads may look up keys while one thread follows; each lookup sees all tables as of one
+    snapshot.
 
     Args:
-        path: directory of a chain of snapshots, or of one base.
-        tables: names of those to open; None: all.
-        verify: check the checksums of the base too, which reads all of it. Deltas are always
-            checked before they are applied.
+        path: the directory of a chain of snapshots, or of one base.
+        tables: the names of the tables to open; None: all.
+        verify: whether to check the checksums of the base too, which reads all of it. Deltas are
+            always checked before they are applied.
 
     Raises:
         FileNotFoundError: there is no base at the path.
@@ -51,9 +52,9 @@ class Reader:
         self._path = pathlib.Path(path)
         self._wanted = None if tables is None else tuple(tables)
         self._verify = verify
-        # Held while the next state is made; readers take none.
+        # Held while the next state is created; lookups do not lock.
         self._following = threading.Lock()
-        # Ids of the snapshots that are in the state.
+        # The ids of the snapshots that are in the state.
         self._applied: set[str] = set()
         self._newest: State | None = None
         self._advance(self._path)
@@ -62,7 +63,7 @@ class Reader:
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Names of the tables, in the order of the dump."""
+        """The names of the tables, in the order of the dump."""
         return tuple(self._state.tables)
 
     @property
@@ -72,36 +73,37 @@ class Reader:
 
     @property
     def watermark(self) -> int:
-        """The tick up to which all changes are in."""
+        """The tick up to which all changes are in the state."""
         return self._state.last.watermark
 
     @property
     def watermark_utc(self) -> datetime.datetime:
-        """When the watermark was taken, to the microsecond."""
+        """The time at which the watermark was taken, to the microsecond."""
         epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
         return epoch + datetime.timedelta(microseconds=self._state.last.watermark_utc_ns // 1000)
 
     def dimension(self, table: str | None = None) -> int:
-        """Width of a table's vectors; raises KeyError for an unknown table."""
+        """Returns the width of a table's vectors; raises KeyError for an unknown table."""
         return _table(self._state, table).schema.dimension
 
     def key_type(self, table: str | None = None) -> str:
-        """int64, int32 or uint64; raises KeyError for an unknown table."""
+        """Returns int64, int32 or uint64; raises KeyError for an unknown table."""
         return _table(self._state, table).schema.key_type
 
     def size(self, table: str | None = None) -> int:
-        """How many keys a table holds; raises KeyError for an unknown table."""
+        """Returns the number of keys in a table; raises KeyError for an unknown table."""
         return _table(self._state, table).size
 
     def lookup(
         self, keys: npt.ArrayLike, table: str | None = None, default: npt.ArrayLike = 0.0
     ) -> Vectors:
-        """Vectors of keys.
+        """Returns the vectors of keys.
 
         Args:
             keys: integers in any shape, of any integer type.
-            table: name of the table; None if there is just one.
-            default: of keys that are not held: a number, or a vector [dimension].
+            table: the name of the table; may be None if there is only one.
+            default: the vector of keys that are not in the table: a number, or a vector
+                [dimension].
 
         Returns:
             float32, keys.shape + [dimension].
@@ -117,61 +119,62 @@ class Reader:
     def lookup_many(
         self, keys: Mapping[str, npt.ArrayLike], default: npt.ArrayLike = 0.0
     ) -> dict[str, Vectors]:
-        """As `lookup`, in several tables as of one snapshot.
+        """Same as `lookup`, for several tables as of one snapshot.
 
         Args:
-            keys: by name of the table.
-            default: of keys that are not held: a number, or a vector that fits all the tables.
+            keys: the keys for each table, by its name.
+            default: the vector of keys that are not in a table: a number, or a vector that fits all
+                the tables.
         """
         state = self._state
         return {name: _lookup(_table(state, name), ids, default) for name, ids in keys.items()}
 
     def contains(self, keys: npt.ArrayLike, table: str | None = None) -> Mask:
-        """Which keys are held: bool, of the shape of `keys`; raises as `lookup` does."""
+        """Returns which keys are in a table: bool, of the shape of `keys`; raises as `lookup`."""
         held = _table(self._state, table)
         array = as_keys(keys, held.schema.numpy_key_type, held.schema.name)
         return held.contains(array.ravel()).reshape(array.shape)
 
     def items(self, table: str | None = None, chunk: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
-        """All keys and vectors as of now, in no particular order.
+        """Returns all keys and vectors as of now, in no particular order.
 
         Args:
-            table: name of the table; None if there is just one.
-            chunk: rows at a time, at most.
+            table: the name of the table; may be None if there is only one.
+            chunk: the maximum number of rows at a time.
 
         Returns:
-            iterator over keys [n] and float32 vectors [n, dimension], n > 0; what is applied
-            meanwhile does not show.
+            An iterator over keys [n] and float32 vectors [n, dimension], n > 0. Snapshots that are
+            applied meanwhile do not change its results.
         """
         if chunk < 1:
             raise ValueError(f"chunk must be at least 1, got {chunk}.")
         return _table(self._state, table).items(chunk)
 
     def follow(self, path: str | os.PathLike[str] | None = None) -> int:
-        """Applies what has been published since.
+        """Applies the snapshots that have been published since.
 
-        Each snapshot shows in all tables at once. One that is damaged, or does not continue what
-        was applied, is not applied, nor is any after it, and the reader goes on with those before
-        it; to follow again begins there.
+        Each snapshot becomes visible in all tables at once. If a snapshot is damaged, or does not
+        continue the state, neither it nor any after it is applied. The reader stays at the snapshot
+        before it, and the next call continues from there.
 
         Args:
-            path: of the snapshots: another base, which replaces all, or deltas that continue what
-                was applied. None: the path that the reader was opened with.
+            path: the path of the snapshots: another base, which replaces the state, or deltas that
+                continue it. None: the path that the reader was opened with.
 
         Returns:
-            how many snapshots were applied.
+            The number of snapshots that were applied.
 
         Raises:
-            DataLossError: names the snapshot, and what is wrong with it.
+            DataLossError: a snapshot is damaged; the message names it and the problem.
             FileNotFoundError: `path` does not exist.
-            ValueError: a new base lacks one of the tables that were asked for, or is of a version
-                that this code does not read.
+            ValueError: a new base lacks one of the tables that were requested, or has a version
+                that this code cannot read.
         """
         return self._advance(self._path if path is None else pathlib.Path(path))
 
     @property
     def _state(self) -> State:
-        # Read once for each answer: all of it is as of one snapshot.
+        # Each method reads this once, so that all of its result is as of one snapshot.
         assert self._newest is not None
         return self._newest
 
@@ -187,13 +190,13 @@ class Reader:
                             count += self._apply(Snapshot(directory))
                     break
                 except (DataLossError, FileNotFoundError):
-                    # Files that a newer base superseded may be gone.
+                    # Files of snapshots that a newer base superseded may have been removed.
                     if attempt == _ATTEMPTS or _chain(path)[:1] == directories[:1]:
                         raise
             return count
 
     def _apply(self, snapshot: Snapshot) -> int:
-        """Makes the next state; returns how many snapshots that took, 0 for one that is in."""
+        """Applies a snapshot; returns 1, or 0 if its changes were already in the state."""
         manifest = snapshot.manifest
         if manifest.id in self._applied:
             return 0
@@ -225,7 +228,7 @@ def _table(state: State, name: str | None) -> Table:
     there = ", ".join(map(repr, state.tables)) or "none"
     if name is None:
         if len(state.tables) != 1:
-            raise ValueError(f"table must be one of {there}: there is not just one.")
+            raise ValueError(f"table is required: it must be one of {there}.")
         return next(iter(state.tables.values()))
     if name not in state.tables:
         raise KeyError(f"no table {name!r}: there is {there}.")

@@ -1,4 +1,4 @@
-"""The state of all tables as of one snapshot, and the next one made of it."""
+"""The state of all tables as of one snapshot, and the creation of the next state from it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tf_dynemb.storage import DataLossError, Manifest, Snapshot
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class State:
-    """Tables as of a snapshot; never changed.
+    """Tables as of a snapshot; immutable.
 
     Attributes:
-        last: manifest of the last snapshot that is in.
-        schemas: of every table of the base.
-        tables: those that were asked for.
+        last: the manifest of the last snapshot in the state.
+        schemas: the schema of every table of the base.
+        tables: the tables that were requested.
     """
 
     last: Manifest
@@ -29,11 +29,11 @@ class State:
 
         Args:
             snapshot: the base.
-            wanted: names of the tables to open; None: all.
+            wanted: the names of the tables to open; None: all.
 
         Raises:
-            DataLossError: a file is missing or of the wrong size or type.
-            ValueError: a wanted table is not there, or a table has no index.
+            DataLossError: a file is missing or has the wrong size or type.
+            ValueError: the base lacks a wanted table, or a table has no index.
         """
         entries = {entry.name: entry for entry in snapshot.manifest.tables}
         missing = [name for name in wanted or () if name not in entries]
@@ -51,29 +51,29 @@ class State:
         )
 
     def check_continued_by(self, snapshot: Snapshot, applied: Container[str]) -> None:
-        """Raises DataLossError unless a delta begins no later than this state ends.
+        """Raises DataLossError if a delta begins later than this state ends.
 
         Args:
             snapshot: the delta.
-            applied: ids of the snapshots that are in this state.
+            applied: the ids of the snapshots that are in this state.
         """
         manifest = snapshot.manifest
         if manifest.parent is not None and manifest.parent not in applied:
             raise DataLossError(
                 f"a gap before {snapshot.directory}: it continues snapshot {manifest.parent}, "
-                f"which was not applied; the last that was is {self.last.id}."
+                f"which was not applied; the last snapshot applied is {self.last.id}."
             )
         if manifest.since > self.last.watermark:
             raise DataLossError(
                 f"a gap before {snapshot.directory}: it has the changes since "
-                f"{manifest.since}, but those up to {self.last.watermark} were applied."
+                f"{manifest.since}, but only changes up to {self.last.watermark} were applied."
             )
 
     def with_delta(self, snapshot: Snapshot) -> State:
-        """The state after a delta, which is verified first.
+        """Verifies a delta, and returns the state after it.
 
         Raises:
-            DataLossError: the delta is damaged, or is not one of these tables.
+            DataLossError: the delta is damaged, or does not fit these tables.
         """
         snapshot.verify()
         tables = dict(self.tables)
@@ -87,7 +87,7 @@ class State:
                 )
             if schema != known:
                 raise DataLossError(
-                    f"{snapshot.directory} has {schema}, but what it continues has {known}."
+                    f"{snapshot.directory} has {schema}, but the snapshot before it has {known}."
                 )
             if entry.name in tables:
                 tables[entry.name] = tables[entry.name].with_delta(snapshot, entry)

@@ -1,7 +1,7 @@
 """The state of one table: shards of a base, mapped, and levels of changes over them.
 
-Nothing here changes once it is made, so that any thread may read while another makes the next
-state.
+Objects of this module do not change after they are created, so that any thread may read while
+another creates the next state.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Vectors = npt.NDArray[np.float32]
 Rows = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 
-# Keys worked on at a time: few enough that what is computed for them stays in the cache.
+# Keys per iteration: few enough that the intermediate results stay in the cache.
 _CHUNK = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """What all snapshots of a table must agree on; the fields are the manifest's."""
+    """The properties on which all snapshots of a table must agree; fields as in the manifest."""
 
     name: str
     dimension: int
@@ -37,16 +37,16 @@ class Schema:
 
     @classmethod
     def of(cls, entry: TableEntry) -> Schema:
-        """The schema of a manifest's table."""
+        """Returns the schema of a table in a manifest."""
         return cls(entry.name, entry.dimension, entry.key_type, entry.dtype)
 
     @property
     def numpy_key_type(self) -> np.dtype[Any]:
-        """The dtype of the keys."""
+        """The numpy dtype of the keys."""
         return KEY_TYPES[self.key_type]
 
     def widened(self, rows: Rows) -> Vectors:
-        """Vectors as they are stored -> float32; of bfloat16 the bits are stored."""
+        """Converts stored vectors to float32; bfloat16 vectors are stored as their bits."""
         if self.dtype == "bfloat16":
             return (rows.astype(np.uint32) << np.uint32(16)).view(np.float32)
         return rows.astype(np.float32, copy=False)
@@ -59,8 +59,8 @@ class Shard:
     Attributes:
         keys: [rows].
         rows: [rows, dimension], the vectors as they are stored.
-        index: of `keys`.
-        salt: of the index.
+        index: the index of `keys`.
+        salt: the salt of the index.
     """
 
     keys: Keys
@@ -69,7 +69,7 @@ class Shard:
     salt: int
 
     def find(self, keys: Keys) -> npt.NDArray[np.int64]:
-        """Positions in `rows`, -1 if absent."""
+        """Returns the positions of keys in `rows`, -1 if absent."""
         return key_index.find(self.index, self.keys, keys, self.salt)
 
 
@@ -78,10 +78,10 @@ class Table:
     """The state of a table.
 
     Attributes:
-        schema: its form.
-        shards: of the base; a key is in one of them at most.
-        levels: changes over the base, the oldest first.
-        size: keys held.
+        schema: the schema of the table.
+        shards: the shards of the base; a key is in at most one of them.
+        levels: the changes since the base, oldest first.
+        size: the number of keys.
     """
 
     schema: Schema
@@ -91,7 +91,7 @@ class Table:
 
     @classmethod
     def of_base(cls, snapshot: Snapshot, entry: TableEntry) -> Table:
-        """Maps a base's table.
+        """Maps a table of a base.
 
         Raises:
             ValueError: a shard is too large to have an index.
@@ -101,8 +101,8 @@ class Table:
             if "index" not in shard.files:
                 raise ValueError(
                     f"Table {entry.name!r} has {shard.rows} rows in the shard of rank {shard.rank} "
-                    "and therefore no index; it can be looked up only if it is dumped by more "
-                    "ranks."
+                    "and therefore no index; lookups are only possible if more ranks write the "
+                    "dump."
                 )
             keys, rows, index = (
                 snapshot.column(entry.name, column, shard.rank)
@@ -113,7 +113,7 @@ class Table:
         return cls(Schema.of(entry), tuple(shards), (), size)
 
     def with_delta(self, snapshot: Snapshot, entry: TableEntry) -> Table:
-        """The state after a delta, whose rows are copied into memory."""
+        """Returns the state after a delta, whose rows are copied into memory."""
         columns = {
             column: [snapshot.column(entry.name, column, shard.rank) for shard in entry.shards]
             for column in ("keys", "vectors", "deleted")
@@ -126,7 +126,7 @@ class Table:
         return dataclasses.replace(self, levels=levels, size=size)
 
     def lookup(self, keys: Keys, default: Vectors) -> Vectors:
-        """Vectors of keys: [n] -> float32 [n, dimension], `default` [dimension] if absent."""
+        """Returns float32 [n, dimension] for keys [n]; `default` [dimension] if absent."""
         out = np.empty((keys.size, self.schema.dimension), np.float32)
         for begin in range(0, keys.size, _CHUNK):
             rows = out[begin : begin + _CHUNK]
@@ -136,11 +136,11 @@ class Table:
         return out
 
     def contains(self, keys: Keys) -> Mask:
-        """Which keys [n] have a row."""
+        """Returns which keys [n] have a row."""
         return self._in_chunks(self._read, keys)
 
     def items(self, chunk: int) -> Iterator[tuple[Keys, Vectors]]:
-        """All keys and vectors, at most `chunk` at a time."""
+        """Returns all keys and vectors, at most `chunk` at a time."""
         sources: list[tuple[Keys, Rows]] = [(shard.keys, shard.rows) for shard in self.shards]
         newer = [self.levels] * len(sources)
         for i, level in enumerate(self.levels):
@@ -148,23 +148,23 @@ class Table:
             newer.append(self.levels[i + 1 :])
         for (keys, rows), levels in zip(sources, newer, strict=True):
             for begin in range(0, keys.size, chunk):
-                part = np.asarray(keys[begin : begin + chunk])
-                kept = np.ones(part.size, np.bool_)
+                some = np.asarray(keys[begin : begin + chunk])
+                kept = np.ones(some.size, np.bool_)
                 for level in levels:
-                    kept &= level.lacks(part)
+                    kept &= level.lacks(some)
                 if kept.any():
                     vectors = np.asarray(rows[begin : begin + chunk])[kept]
-                    yield part[kept], self.schema.widened(vectors)
+                    yield some[kept], self.schema.widened(vectors)
 
     def _base_contains(self, keys: Keys) -> Mask:
         return self._in_chunks(self._read_base, keys)
 
     def _in_chunks(self, read: Any, keys: Keys) -> Mask:
-        parts = [read(keys[i : i + _CHUNK], None) for i in range(0, keys.size, _CHUNK)]
-        return np.concatenate([np.zeros(0, np.bool_), *parts])
+        masks = [read(keys[i : i + _CHUNK], None) for i in range(0, keys.size, _CHUNK)]
+        return np.concatenate([np.zeros(0, np.bool_), *masks])
 
     def _read(self, keys: Keys, out: Vectors | None) -> Mask:
-        """Sets rows [n, dimension] of `out`, if any, where the result [n] says present."""
+        """Returns which keys [n] are present; sets their rows in `out` [n, dimension], if any."""
         present = self._read_base(keys, out)
         for level in self.levels:
             positions = level.find(keys)
@@ -198,7 +198,7 @@ class Table:
         return present
 
     def _take(self, rows: Rows, positions: npt.NDArray[np.int64], out: Vectors) -> None:
-        """Rows at positions -> `out`; any row where the position is none."""
+        """Copies rows at positions to `out`; where a position is -1, any row."""
         if rows.dtype == np.float32:
             np.take(rows, positions, axis=0, mode="clip", out=out)
         else:
