@@ -1,4 +1,4 @@
-"""Keras callbacks for training over several ranks.
+"""Keras callbacks for training on several ranks.
 
 May import: `_warn`, `communicator`, `parallel`, `variables`.
 """

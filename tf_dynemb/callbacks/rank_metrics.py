@@ -1,4 +1,4 @@
-"""What Keras says of a training, over all ranks: metrics, logs, and weights that are counted."""
+"""Results of a training, reduced over all ranks: metrics, logs, and statistics of layers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tf_dynemb.variables.unwrap import filter_variables
 
 
 def reduce_metrics(model: Any) -> dict[str, Any]:
-    """Reduces the states of a model's metrics over ranks, as the `aggregation` of each wants.
+    """Reduces the states of a model's metrics over ranks, by the `aggregation` of each.
 
     Returns:
-        what the metrics then say, by their names in logs.
+        The results of the metrics after that, by their names in logs.
     """
     variables = [
         variable
@@ -30,7 +30,7 @@ def reduce_metrics(model: Any) -> dict[str, Any]:
 
 
 def average_untrained(model: Any) -> None:
-    """Averages the dense weights that no optimizer trains: each rank may have changed its own."""
+    """Averages the dense weights that no optimizer trains; ranks may have changed them."""
     variables = [
         variable
         for variable in filter_variables(model.non_trainable_weights)[1]
@@ -40,11 +40,12 @@ def average_untrained(model: Any) -> None:
 
 
 def replace_logs(logs: dict[str, Any], values: dict[str, Any]) -> None:
-    """Changes logs in place to those of all ranks.
+    """Replaces logs in place with those of all ranks.
 
     Args:
-        logs: of this rank.
-        values: which it has for all ranks already. Numbers that are not there become their means.
+        logs: the logs of this rank.
+        values: the logs that are already reduced over all ranks. Other numbers are replaced with
+            their means.
 
     Raises:
         ValueError: the ranks have logs of different names.
@@ -55,18 +56,18 @@ def replace_logs(logs: dict[str, Any], values: dict[str, Any]) -> None:
         array = np.asarray(value)
         if name not in values and array.dtype.kind in "biuf":
             numbers[name] = array.astype(np.float64).tolist()
-    told = communicator.get().gather_objects(numbers, "dynemb/logs")
-    if any(its.keys() != numbers.keys() for its in told):
-        each = ", ".join(f"{sorted(its)} on rank {rank}" for rank, its in enumerate(told))
+    gathered = communicator.get().gather_objects(numbers, "dynemb/logs")
+    if any(its.keys() != numbers.keys() for its in gathered):
+        each = ", ".join(f"{sorted(its)} on rank {rank}" for rank, its in enumerate(gathered))
         raise ValueError(f"The logs must have the same names on all ranks, got {each}.")
     for name in numbers:
-        of_ranks = [its[name] for its in told]
+        of_ranks = [its[name] for its in gathered]
         if any(value != of_ranks[0] for value in of_ranks):
             logs[name] = np.mean(of_ranks, axis=0).tolist()
 
 
 def _reduce(variables: Sequence[Any], average: Sequence[bool]) -> None:
-    """Gives Keras variables their sums, or means, over the ranks."""
+    """Replaces Keras variables with their sums, or means, over the ranks."""
     if not variables:
         return
     comm = communicator.get()

@@ -1,4 +1,4 @@
-"""Keras callbacks for training over several ranks."""
+"""Keras callbacks for training on several ranks."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ from tf_dynemb.variables.unwrap import filter_variables
 
 
 class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
-    """Makes `model.fit` and `model.evaluate` of several ranks one training and one evaluation.
+    """Makes `model.fit` and `model.evaluate` on several ranks one training and one evaluation.
 
-    Every rank calls them with its own part of the data, this callback, and otherwise the same
+    Every rank calls them with its own share of the data, this callback, and otherwise the same
     arguments. The callback
 
-    - gives the dense weights, and in `fit` the optimizer's variables, their values of rank 0 before
-      the first step. Tables are one for all ranks anyway;
-    - makes metrics those of all ranks. States of Keras metrics are reduced over ranks as
-      `tf.distribute` would, by the `aggregation` of their variables: usually they are added up, so
-      that an accuracy or an AUC is that of all samples. Other logs become their mean over ranks;
-    - averages what dense layers count, such as the moving statistics of BatchNormalization, at the
-      end of an epoch's training;
-    - ends the training on all ranks after an epoch in which one of them has asked for that;
-    - leaves the progress bar, and other output that goes by `verbose`, to rank 0.
+    - gives the dense weights, and in `fit` the optimizer's variables, the values of rank 0 before
+      the first step. Tables are shared by all ranks anyway;
+    - reduces metrics over the ranks. States of Keras metrics are reduced as `tf.distribute` would,
+      by the `aggregation` of their variables: usually they are added up, so that an accuracy or an
+      AUC is computed over all samples. Other logs are replaced with their mean over the ranks;
+    - averages the statistics of dense layers, such as the moving averages of BatchNormalization, at
+      the end of an epoch's training;
+    - ends the training on all ranks after an epoch in which one of them has requested it;
+    - lets only rank 0 show the progress bar and other output that depends on `verbose`.
 
-    It must be the first of the callbacks: those after it, and the history, see the metrics of all
-    ranks in `logs` at the end of an epoch and of an evaluation, and so EarlyStopping decides alike
-    everywhere. Logs of single batches are the rank's own: do not end an epoch early by them. What
-    writes files, as ModelCheckpoint, needs a path of its own on each rank.
+    It must be the first of the callbacks. The callbacks after it, and the history, then see the
+    metrics of all ranks in `logs` at the end of an epoch and of an evaluation, so that
+    EarlyStopping makes the same decision on all ranks. Logs of single batches are the rank's own:
+    do not use them to end an epoch early. A callback that writes files, such as ModelCheckpoint,
+    needs a separate path on each rank.
 
-    All ranks must make as many steps, in the validation too: a step waits for all of them. Where
-    Keras knows their number beforehand it is compared; where it does not, `model.evaluate` returns
-    the rank's own metrics. Random seeds (dropout) stay the rank's own. In one process nothing
-    happens.
+    All ranks must run the same number of steps, in the validation too, because every step waits for
+    all of them. If Keras knows the number beforehand, the ranks compare it. If it does not,
+    `model.evaluate` returns the rank's own metrics. Each rank keeps its own random seeds (dropout).
+    In one process the callback does nothing.
 
     Example:
     >>> import tf_dynemb as de
@@ -51,8 +52,8 @@ class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
     >>> _ = model.fit(my_ids, my_labels, callbacks=[SynchronizeRanks()], verbose=0)
 
     Raises:
-        ValueError: in `fit`, `evaluate` or `predict`: the ranks make different numbers of steps or
-            epochs, or have different models.
+        ValueError: in `fit`, `evaluate` or `predict`: the ranks have different numbers of steps or
+            epochs, or different models.
     """
 
     def __init__(self) -> None:
@@ -61,22 +62,22 @@ class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _start(self, in_fit: bool) -> None:
         self._in_fit = in_fit
-        # The metrics of the epoch's training and of its validation; None before the end of it.
+        # The metrics of the epoch's training and of its validation; None until they are known.
         self._trained: dict[str, Any] | None = None
         self._validated: dict[str, Any] = {}
-        # Of an evaluation, until its metrics are those of all ranks; None: not known.
+        # The steps of an evaluation whose metrics are not yet reduced; None: not known.
         self._test_steps: int | None = None
         self._warned = False
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Notes the parameters, and takes the output away from all ranks but the first."""
+        """Stores the parameters, and disables the output of all ranks except the first."""
         super().set_params(params)
         self._start(in_fit=False)
         if params and communicator.get().rank != 0:
             params["verbose"] = 0  # in the dict that the progress bar gets after this callback
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Compares what the ranks are about to do, and makes the dense variables equal."""
+        """Compares the parameters of the ranks, and makes the dense variables equal."""
         self._start(in_fit=True)
         if not _several():
             return
@@ -87,11 +88,11 @@ class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
             _before_first_step(self.model, self._broadcast)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Forgets the last epoch's metrics."""
+        """Resets the last epoch's metrics."""
         self._trained, self._validated = None, {}
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Ends the epoch's training before a validation. Other evaluations begin as `fit` does."""
+        """Ends the epoch's training before a validation; other evaluations start as `fit` does."""
         if not _several():
             return
         if self._in_fit:
@@ -103,13 +104,13 @@ class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
         self._test_steps = self.params.get("steps")
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Makes an evaluation's metrics those of all ranks after its last batch."""
-        # What `model.evaluate` returns is computed before `on_test_end`.
+        """After the last batch of an evaluation, reduces its metrics over the ranks."""
+        # Keras computes the result of `model.evaluate` before `on_test_end`.
         if self._test_steps is not None and batch + 1 >= self._test_steps:
             self._validated = reduce_metrics(self.model)
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Makes the logs of an evaluation, in place, those of all ranks."""
+        """Replaces the logs of an evaluation, in place, with those of all ranks."""
         if not _several():
             return
         values = self._validated if self._test_steps is not None else reduce_metrics(self.model)
@@ -118,18 +119,18 @@ class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
         self._validated = {f"val_{name}": value for name, value in logs.items()}
 
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Compares the numbers of steps."""
+        """Compares the numbers of steps of the ranks."""
         if _several():
             self._compare("predict", ("steps",))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Makes the logs of an epoch, in place, those of all ranks; agrees on whether to stop."""
+        """Replaces the logs of an epoch, in place, with those of all ranks; agrees on stopping."""
         if not _several():
             return
         self._end_training_of_epoch()
         logs = {} if logs is None else logs
         trained = self._trained or {}
-        # A model that makes its own logs may have none, or some, of the metrics in them.
+        # A model with its own logs may have none, or only some, of the metrics in them.
         known = trained if trained.keys() <= logs.keys() else {}
         replace_logs(logs, known | self._validated)
         comm = communicator.get()
@@ -137,7 +138,7 @@ class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.stop_training = True
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """What follows is no validation."""
+        """Marks the end of `fit`: later evaluations are not validations."""
         self._in_fit = False
 
     def _compare(self, method: str, names: Sequence[str]) -> None:
@@ -149,7 +150,7 @@ class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
             if any(value != values[0] for value in values):
                 each = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
                 raise ValueError(
-                    f"model.{method} must make as many {name} on all ranks, got {each}."
+                    f"model.{method} must have the same number of {name} on all ranks, got {each}."
                 )
         if len({built for _, built in stage.said}) > 1:
             raise ValueError("The model is built on some ranks and not on others.")
@@ -172,8 +173,8 @@ class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._warned and not _weights_are_equal(self.model):
             self._warned = True
             warn(
-                "The dense weights are not the same on all ranks any more: are gradients reduced "
-                "over ranks, as tf_dynemb.OptimizerWrapper does?"
+                "The dense weights are not the same on all ranks: are gradients reduced over the "
+                "ranks, as tf_dynemb.OptimizerWrapper does?"
             )
 
 
@@ -182,16 +183,16 @@ def _several() -> bool:
 
 
 def _before_first_step(model: Any, action: Callable[[], None]) -> None:
-    """Builds a model when its first batch is there, and calls `action` before it is trained on.
+    """Builds a model when its first batch is available, and calls `action` before the first step.
 
-    Keras would build it within the first step, which is too late to make weights equal. It takes
-    the shapes of the data, which nobody but the function that makes a step gets to see.
+    Keras would build it within the first step, which is too late to make weights equal. Building
+    needs the shapes of the data, which are only passed to the function that runs a step.
     """
     step = model.train_function
 
     def first_step(iterator: Any) -> Any:
         model.train_function = step
-        # Tracing makes the variables, and runs nothing.
+        # Tracing creates the variables, and runs nothing.
         tf.function(model.train_step, autograph=False).get_concrete_function(iterator.element_spec)
         action()
         return step(iterator)
