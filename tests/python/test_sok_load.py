@@ -95,8 +95,8 @@ def test_other_types_are_converted(tmp_path):
     ("variable", "says"),
     [
         (lambda: de.DynamicVariable(4), "dimension 3, but .* has 4"),
-        (lambda: de.DynamicVariable(3, key_type=tf.int32), "int64 keys that are no int32"),
-        (lambda: de.DynamicVariable(3, key_type=tf.uint64), "int64 keys that are no uint64"),
+        (lambda: de.DynamicVariable(3, key_type=tf.int32), "int64 keys that do not fit int32"),
+        (lambda: de.DynamicVariable(3, key_type=tf.uint64), "int64 keys that do not fit uint64"),
         (lambda: de.Variable(tf.zeros([4, 3])), "4 rows that are not the 4 of"),
     ],
 )

@@ -1,4 +1,4 @@
-"""NVIDIA SOK: the functions that its scripts call beside ours, and the dumps that it wrote.
+"""NVIDIA SOK: additional functions that its scripts call, and a reader of its dumps.
 
 May import: `_ops`, `_warn`, `communicator`, `ids`, `optimizers`, `parallel`, `persistence`,
 `tables`, `variables`.

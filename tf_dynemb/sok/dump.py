@@ -11,11 +11,12 @@ mark replaced by "_" (`file_name_of`). Each file is a header of 296 bytes and th
        292      4  the type of the values: the position in `DTYPES`        big-endian
        296         the values, little-endian, row after row
 
-The files say neither how many rows there are nor how wide: there are as many rows as keys, and the
-vectors are divided among them. So whoever knows the width must compare it: keys that were cut where
-they still divide the vectors give fewer, wider rows, and vectors cut likewise, narrower ones. All
-files of a table hold its rows in the same order. Tables of fixed size are written in the same way,
-with row numbers as keys: 0, 1, 2, ... from one GPU, one GPU's rows after another's from several.
+The files contain neither the number of rows nor their width. There are as many rows as keys, and
+the vectors are divided among them. A caller that knows the width must therefore compare it. If the
+file of keys is cut where the number of keys still divides the vectors, there are fewer, wider rows;
+if the vectors are cut likewise, there are narrower ones. All files of a table contain its rows in
+the same order. Tables of fixed size are written in the same way, with row numbers as keys: 0, 1, 2,
+... from one GPU; from several GPUs, the rows of one GPU after those of another.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ class SokTable:
     """One table of a dump; the arrays are read-only maps of the files.
 
     Attributes:
-        name: as in the file names.
+        name: the name in the file names.
         keys: [n], int32, int64, uint32 or uint64.
         vectors: [n, dim], float16, float32 or float64.
         states: for each state of the optimizer, by SOK's name for it ("m", "accumulator", ...), an
             array [n, dim].
-        optimizer: as in the file names; None without states. SOK calls Adamax "Adam" too.
+        optimizer: the name in the file names; None without states. SOK also calls Adamax "Adam".
     """
 
     name: str
@@ -61,7 +62,7 @@ class SokTable:
 
 
 def file_name_of(variable_name: str) -> str:
-    """What a variable's files begin with."""
+    """Returns the prefix of a variable's file names."""
     return variable_name.translate(_UNDERSCORES)
 
 
@@ -71,15 +72,15 @@ def read_sok_dump(
     """Maps the tables of a dump into memory.
 
     Args:
-        directory: the folder that was given to `sok.dump`.
+        directory: the folder that was passed to `sok.dump`.
         tables: names of variables, or of tables as in the file names. None: all tables.
 
     Returns:
-        The tables by their names as in the file names.
+        The tables, by their names in the file names.
 
     Raises:
-        ValueError: there is no table, or a file is missing, cut short, or not what its name says;
-            the file is named.
+        ValueError: there is no table; or a file is missing, cut short, or its header does not match
+            its name. The message names the file.
         OSError: the folder or a file cannot be read.
     """
     folder = Path(directory)
@@ -115,8 +116,8 @@ def _read_table(folder: Path, name: str, files: Iterable[str]) -> SokTable:
         optimizers.add(optimizer)
         if len(optimizers) > 1:
             raise ValueError(
-                f"{folder / file}: the folder holds state of several optimizers of the table "
-                f"{name}: {', '.join(sorted(optimizers))}."
+                f"{folder / file}: the folder contains the state of several optimizers of the "
+                f"table {name}: {', '.join(sorted(optimizers))}."
             )
         values = _values(folder / file, name, STATE, state)
         if values.size != vectors.size:
@@ -129,7 +130,7 @@ def _read_table(folder: Path, name: str, files: Iterable[str]) -> SokTable:
 
 
 def _values(path: Path, table: str, kind: int, state: str = "") -> Array:
-    """The values of a file [count], once its header is what its name says."""
+    """Returns the values of a file, [count], if its header matches its name."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:
@@ -137,7 +138,7 @@ def _values(path: Path, table: str, kind: int, state: str = "") -> Array:
     with path.open("rb") as file:
         header = file.read(_HEADER.size)
     if len(header) < _HEADER.size:
-        raise ValueError(f"{path} is cut short: {size} bytes, a header has {_HEADER.size}.")
+            raise ValueError(f"{path} is cut short: {size} bytes; a header has {_HEADER.size}.")
     table_field, file_kind, state_field, type_number = _HEADER.unpack(header)
     table_says, state_says = _text(path, table_field), _text(path, state_field)
     if table_says and file_name_of(table_says) != table:

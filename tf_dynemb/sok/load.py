@@ -1,4 +1,4 @@
-"""Tables that NVIDIA SOK trained, from its own dumps."""
+"""Loading tables from the dumps of NVIDIA SOK."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tf_dynemb.tables.lineage import Snapshots
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
 
-# For optimizers whose state means the same in SOK: what SOK calls them and, in the order of our
-# rows, their states. Momentum is not among them: Keras scales it by the learning rate.
+# The optimizers whose state has the same meaning in SOK: SOK's name for each and, in the order of
+# our rows, for its states. Momentum is not included: Keras scales it by the learning rate.
 _SAME_STATE = {
     "adagrad": ("Adagrad", ("accumulator",)),
     "adam": ("Adam", ("m", "v")),
@@ -37,23 +37,25 @@ _SAME_STATE = {
 def load_sok_dump(
     directory: str | os.PathLike[str], variables: Any, optimizer: OptimizerWrapper | None = None
 ) -> None:
-    """Makes tables hold what `sok.dump` wrote, from any number of GPUs, and nothing else.
+    """Replaces the content of tables with a dump that `sok.dump` wrote, from any number of GPUs.
 
-    Every file is checked and loaded beside the tables first; a failure changes nothing. With
-    several ranks all of them call this, as `tf_dynemb.load`, and each loads the rows that it owns.
+    Every file is checked and loaded into separate tables first; a failure changes nothing. With
+    several ranks all of them call this, as with `tf_dynemb.load`, and each loads the rows that it
+    owns.
 
     Args:
-        directory: what `sok.dump` was given.
-        variables: `DynamicVariable`s and `tf_dynemb.Variable`s, as in `tf_dynemb.dump`; names are
-            those of SOK's variables.
-        optimizer: also load the state that SOK dumped, where it means the same as this optimizer's:
-            Adagrad, Adam, Adamax, Adadelta and Ftrl. Other state is dropped, with a warning. SOK
-            does not dump the number of steps: set `optimizer.core.iterations` for Adam and Adamax.
+        directory: the directory that was passed to `sok.dump`.
+        variables: `DynamicVariable`s and `tf_dynemb.Variable`s, as in `tf_dynemb.dump`. Their names
+            are those of SOK's variables.
+        optimizer: if given, the state in the dump is loaded too if it has the same meaning for this
+            optimizer: Adagrad, Adam, Adamax, Adadelta and Ftrl. Other state is dropped, with a
+            warning. SOK does not dump the number of steps: set `optimizer.core.iterations` for Adam
+            and Adamax.
 
     Raises:
         ValueError: a file is missing or damaged, or a table differs in dimension, or a key does not
             fit the table's key type.
-        tf.errors.ResourceExhaustedError: a table cannot take the rows.
+        tf.errors.ResourceExhaustedError: a table cannot hold the rows.
     """
     ranks = Ranks("load_sok_dump")
     with ranks.stage() as stage:
@@ -94,7 +96,7 @@ def load_sok_dump(
 
 
 def _file_name(directory: str, name: str) -> str:
-    """What a table's files begin with: SOK may have had TensorFlow's ":0" in the name."""
+    """Returns the prefix of a table's file names; SOK's name may end with TensorFlow's ":0"."""
     with_output = file_name_of(name + ":0")
     return with_output if os.path.exists(f"{directory}/{with_output}-key") else file_name_of(name)
 
@@ -111,7 +113,7 @@ def _check(sok: SokTable, name: str, variable: Any) -> None:
 def _stage(
     sok: SokTable, name: str, table: DynamicVariable, spec: StateSpec | None, with_state: bool
 ) -> Any:
-    """A table with SOK's rows, apart from the variable; its handle."""
+    """Creates a table with SOK's rows, separate from the variable; returns its handle."""
     handle = table.make_empty(ownership.share_of(table, len(sok.keys)), spec)
     states = _states(sok, name, table, spec) if with_state else []
     key_type = table.key_type.as_numpy_dtype
@@ -120,7 +122,7 @@ def _stage(
         return _as_key_type(sok.keys[some], key_type, name)
 
     for some, keys in own_rows(table, len(sok.keys), len(states) * table.dimension, read_keys):
-        state = [np.asarray(part[some], np.float32) for part in states]
+        state = [np.asarray(values[some], np.float32) for values in states]
         times = np.zeros(len(keys), np.uint32)
         _ops.library().dynemb_load_rows(
             handle,
@@ -137,7 +139,7 @@ def _stage(
 
 
 def _states(sok: SokTable, name: str, table: DynamicVariable, spec: StateSpec | None) -> list[Any]:
-    """SOK's states in the order of the table's; none if they mean something else."""
+    """Returns SOK's states in the order of the table's; none if their meaning differs."""
     ours = spec[0] if spec else "nothing"
     theirs, names = _SAME_STATE.get(ours, ("", ()))
     if theirs == sok.optimizer and set(names) == set(sok.states):
@@ -145,7 +147,7 @@ def _states(sok: SokTable, name: str, table: DynamicVariable, spec: StateSpec | 
     if sok.states:
         warn(
             f"the state of {sok.optimizer} that SOK's table {name!r} has is dropped: "
-            f"{table.name!r} is trained with {ours!r}. Its rows begin with fresh state."
+            f"{table.name!r} is trained with {ours!r}. Its rows start with fresh state."
         )
     return []
 
@@ -154,13 +156,13 @@ def _as_key_type(keys: Any, key_type: Any, name: str) -> Any:
     cast = keys.astype(key_type)
     if not (cast == keys).all():
         raise ValueError(
-            f"SOK's table {name!r} has {keys.dtype} keys that are no {np.dtype(key_type)}."
+            f"SOK's table {name!r} has {keys.dtype} keys that do not fit {np.dtype(key_type)}."
         )
     return cast
 
 
 def _dense(sok: SokTable, name: str, variable: Any) -> Any:
-    """The rows that this rank has of a dense variable."""
+    """Returns the rows of a dense variable that this rank holds."""
     rows = variable.global_shape[0]
     keys = sok.keys.astype(np.int64)
     if len(keys) != rows or not np.array_equal(np.sort(keys), np.arange(rows)):
@@ -168,7 +170,7 @@ def _dense(sok: SokTable, name: str, variable: Any) -> Any:
             f"SOK's table {name!r} has {len(keys)} rows that are not the {rows} of "
             f"{variable.name!r}."
         )
-    places = np.empty(rows, np.int64)
-    places[keys] = np.arange(rows)
-    value = sok.vectors[places[ownership.global_rows(variable)]]
+    positions = np.empty(rows, np.int64)
+    positions[keys] = np.arange(rows)
+    value = sok.vectors[positions[ownership.global_rows(variable)]]
     return tf.cast(tf.constant(value), variable.dtype)

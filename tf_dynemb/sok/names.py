@@ -1,4 +1,4 @@
-"""Functions that SOK scripts call, beside those that DESIGN shares with it."""
+"""Functions that SOK scripts call and that are not part of the shared API."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ def all2all_dense_embedding(param: Any, indices: Any) -> Any:
 
 @_ops.not_converted
 def sparse_read_and_evict(var: Any, indices: Any) -> tuple[Any, Any, Any]:
-    """Reads one vector for each id, and says which rows had to make room for new ones.
+    """Reads one vector for each id, and returns the rows that were evicted for new ones.
 
     Args:
         var: a `DynamicVariable` with a `max_capacity`. Unknown ids get a row.
         indices: integers of any shape, or a RaggedTensor of them.
 
     Returns:
-        (vectors, evicted keys, evicted vectors): indices.shape + [dimension], differentiable; [n]
-        and [n, dimension], the rows that this rank's table evicted for them, as they were.
+        (vectors, evicted keys, evicted vectors). The vectors are indices.shape + [dimension] and
+        differentiable. The rows that this rank's table evicted for them are [n] and [n, dimension],
+        with the values that they had before.
     """
     table = dynamic(var)
     if isinstance(indices, tf.RaggedTensor):
@@ -47,7 +48,7 @@ def sparse_read_and_evict(var: Any, indices: Any) -> tuple[Any, Any, Any]:
     if communicator.get().size > 1:
         owned = exchange.request([table.spread], [owned]).keys[0]
     evicted = _ops.library().dynemb_insert_and_evict(table.handle, owned, dtype=table.dtype)
-    # Also where nothing but the order of reading says that it comes after.
+    # The eviction must come first, even if nothing except the order of the code requires it.
     with tf.control_dependencies(list(evicted)):
         vectors = table.sparse_read(tf.identity(keys))
     return vectors, evicted[0], evicted[1]
@@ -56,13 +57,13 @@ def sparse_read_and_evict(var: Any, indices: Any) -> tuple[Any, Any, Any]:
 class SGD:
     """SOK's own optimizer: plain gradient descent on tables, without a Keras optimizer.
 
-    Over several ranks the gradients of all of them add up, as in SOK.
+    On several ranks the gradients of all ranks are added up, as in SOK.
 
     Args:
         lr: the learning rate.
 
     Attributes:
-        lr: a variable.
+        lr: the learning rate, a variable.
     """
 
     def __init__(self, lr: float) -> None:
@@ -88,7 +89,7 @@ class SGD:
             if isinstance(table, Variable):
                 table.scatter_add(tf.IndexedSlices(tf.cast(step, table.dtype), grad.indices))
             else:
-                # The keys of a gradient are this rank's.
+                # A gradient contains keys of this rank only.
                 table = dynamic(variable)
                 _ops.library().dynemb_accumulate(
                     table.handle,
