@@ -208,9 +208,9 @@ def test_verify_of_headers_and_manifests(capsys, path):
     damage(second.directory / "MANIFEST.json", 400)
     code, out = run(capsys, "verify", path)
     assert code == 1
-    assert "000.r0.keys.npy at byte offset 0: the header is not what" in out
+    assert "000.r0.keys.npy at byte offset 0: the header does not match" in out
     assert f"{second.directory / 'MANIFEST.json'}: " in out
-    assert "nothing before it can be read" in out
+    assert "the snapshot before it cannot be read" in out
 
 
 def test_verify_of_a_gap(capsys, path):
@@ -381,8 +381,8 @@ def test_diff(capsys, path, tmp_path):
     assert out.splitlines() == [
         "user: only in A: 1 keys: 1",
         "user: only in B: 1 keys: 8",
-        "user: other vectors: 1 keys: 2",
-        "user: other state: 2 keys: 4, 2",
+        "user: different vectors: 1 keys: 2",
+        "user: different state: 2 keys: 4, 2",
         "item/ü: same",
     ]
     assert run(capsys, "diff", path, merged, "--table", "item/ü") == (0, "item/ü: same\n")

@@ -14,18 +14,18 @@ from tf_dynemb._version import __version__
 from tf_dynemb.cli import diff, export, inspect, merge, verify
 from tf_dynemb.storage import DataLossError
 
-_EPILOG = """exit codes: 0: done, and clean or the same; 1: damage, or a difference; 2: it cannot be
-done. A PATH is the directory of a chain of snapshots, or of one snapshot."""
+_EPILOG = """exit codes: 0: success, no problems or differences found; 1: damage, or a difference;
+2: the command failed. A PATH is the directory of a chain of snapshots, or of one snapshot."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Args:
-        arguments: None: those of the process.
+        arguments: the command line; None: that of the process.
 
     Returns:
-        the exit code. argparse exits by itself with 2, for arguments that it does not know.
+        The exit code. For invalid arguments, argparse exits with 2.
     """
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = command(options)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has seen enough. Python flushes stdout once more when it exits.
+        # The reader closed the pipe. Python flushes stdout once more when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except DataLossError as error:

@@ -1,4 +1,4 @@
-"""`diff`: what is different between the states of two chains."""
+"""`diff`: the differences between the states of two chains."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tf_dynemb.cli.rows import TableRows, tables_of
 from tf_dynemb.serving.table import Schema
 from tf_dynemb.storage import Chain
 
-# Keys that are named of each kind of difference.
+# The number of keys that are named for each kind of difference.
 _NAMED = 10
 
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("a", metavar="A")
     parser.add_argument("b", metavar="B")
-    parser.add_argument("--table", metavar="T", help="of this table only")
+    parser.add_argument("--table", metavar="T", help="compare only this table")
     parser.add_argument("--json", action="store_true", help="JSON instead of text")
 
 
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Found:
-    """Keys with a kind of difference: how many there are, and the first few."""
+    """The keys with one kind of difference: their number, and the first few."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -78,7 +78,7 @@ def _compare(a: TableRows, b: TableRows) -> dict[str, Any]:
         for column, found in columns.items():
             ours = np.ascontiguousarray(piece.column(column)[shared])
             theirs = b.gather(keys, column)
-            # Bits: a NaN is the same as itself, and 0.0 is not -0.0.
+            # As bits: a NaN equals itself, and 0.0 does not equal -0.0.
             bits = f"u{ours.dtype.itemsize}"
             found.add(keys[(ours.view(bits) != theirs.view(bits)).any(axis=1)])
     for piece in b.pieces():
@@ -101,8 +101,8 @@ def _text(table: dict[str, Any]) -> str:
     said = {
         "only_a": "only in A",
         "only_b": "only in B",
-        "vectors": "other vectors",
-        "state": "other state",
+        "vectors": "different vectors",
+        "state": "different state",
     }
     lines = []
     for kind, found in _kinds(table):

@@ -1,4 +1,4 @@
-"""`export`: keys and vectors into a file of another format."""
+"""`export`: writes keys and vectors to a file of another format."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("path", metavar="PATH")
     parser.add_argument("--output", metavar="FILE", required=True)
-    parser.add_argument("--format", choices=FORMATS, help="default: FILE's ending, else npz")
-    parser.add_argument("--table", metavar="T", help="this table only")
+    parser.add_argument("--format", choices=FORMATS, help="default: the extension of FILE, or npz")
+    parser.add_argument("--table", metavar="T", help="export only this table")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the keys and float32 vectors of a chain's state into one file.
+    """Writes the keys and float32 vectors of a chain's state to one file.
 
-    npz: arrays `<table>/keys` and `<table>/vectors`. parquet: one table, as columns `key` and
+    npz: arrays `<table>/keys` and `<table>/vectors`. parquet: one table, with the columns `key` and
     `vector`, which is a list of fixed size.
     """
     output = pathlib.Path(options.output)
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _replaced(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A path beside another, which it takes the place of if all goes well."""
+    """Yields a path next to another, and renames it to the other if no error occurs."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         yield beside
@@ -79,13 +79,13 @@ def _write_npy(
     name: str,
     dtype: np.dtype[Any],
     shape: tuple[int, ...],
-    parts: Iterator[Any],
+    chunks: Iterator[Any],
 ) -> None:
     with archive.open(name, "w", force_zip64=True) as file:
         header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
-        for part in parts:
-            file.write(np.ascontiguousarray(part, dtype).data)
+        for chunk in chunks:
+            file.write(np.ascontiguousarray(chunk, dtype).data)
 
 
 def _write_parquet(reader: Reader, path: pathlib.Path) -> None:

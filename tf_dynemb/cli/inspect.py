@@ -1,4 +1,4 @@
-"""`inspect`: what a chain of snapshots holds."""
+"""`inspect`: shows the content of a chain of snapshots."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def aligned(lines: list[Any]) -> str:
-    """Text of a table: the first line is its head; numbers at the right of their columns."""
+    """Returns a table as text. The first line is its head; numbers are right-aligned."""
     widths = [max(len(str(cell)) for cell in column) for column in zip(*lines, strict=True)]
     numeric = [
         all(isinstance(cell, int) for cell in column[1:]) for column in zip(*lines, strict=True)
@@ -48,7 +48,7 @@ def aligned(lines: list[Any]) -> str:
 
 
 def utc(nanoseconds: int) -> str:
-    """ISO 8601 of a time since 1970, to the second."""
+    """Returns a time since 1970 as ISO 8601, to the second."""
     epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
     time = epoch + datetime.timedelta(seconds=nanoseconds // 10**9)
     return time.isoformat().replace("+00:00", "Z")

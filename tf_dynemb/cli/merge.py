@@ -1,4 +1,4 @@
-"""`merge`: base and deltas into one new base."""
+"""`merge`: merges a base and its deltas into one new base."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Folds base and deltas into one new base, bit by bit the same."""
+    """Merges a base and its deltas into one new base with the same bits."""
     snapshot = merge(options.path, options.path if options.out is None else options.out)
     if snapshot is None:
         print(f"{options.path} has no deltas: there is nothing to merge")
@@ -33,32 +33,33 @@ def run(options: argparse.Namespace) -> int:
 def merge(path: str, out: str) -> Snapshot | None:
     """Publishes the state of the chain at `path` as a base at `out`.
 
-    Deltas that continue the last snapshot continue the new base too. Memory: the deltas' keys.
+    Deltas that continue the last snapshot continue the new base too. The keys of the deltas are
+    kept in memory.
 
     Args:
-        path: of the chain; all of it is verified first.
-        out: of the new base: `path` itself, whose snapshots the new base then supersedes, or a
-            directory without snapshots.
+        path: the path of the chain; all of it is verified first.
+        out: the path of the new base: `path` itself, whose snapshots the new base then supersedes,
+            or a directory without snapshots.
 
     Returns:
-        the new base; None if `out` is `path` and there is nothing to fold.
+        The new base; None if `out` is `path` and there are no deltas.
 
     Raises:
         DataLossError: the chain is damaged.
-        ValueError: there is no base, or `out` holds other snapshots.
+        ValueError: there is no base, or `out` contains other snapshots.
         RuntimeError: another process is writing at `out`.
     """
     source, target = pathlib.Path(path), pathlib.Path(out)
     if (target / MANIFEST).exists():
-        raise ValueError(f"{target} is a snapshot, in which none can be published; give OUT.")
+        raise ValueError(f"{target} is a snapshot, so none can be published in it; pass OUT.")
     if not source.is_dir():
-        raise FileNotFoundError(f"{source} is no directory.")
+        raise FileNotFoundError(f"{source} is not a directory.")
     in_place = target.exists() and source.samefile(target)
     if not in_place and target.exists() and list_snapshots(target):
-        raise ValueError(f"{target} holds snapshots already, which a base would supersede.")
+        raise ValueError(f"{target} already contains snapshots, which a base would supersede.")
     if not in_place:
-        tables_of(Chain.open(source))  # before anything is made at OUT
-    # Where it is in place, nobody else publishes while the lock is held.
+        tables_of(Chain.open(source))  # before anything is created at OUT
+    # In place, no other process can publish while the lock is held.
     with Publication(target, "base") as publication:
         chain = Chain.open(source)
         if in_place and not chain.deltas:
@@ -82,7 +83,7 @@ def merge(path: str, out: str) -> Snapshot | None:
 
 
 def _write(publication: Publication, number: int, rows: TableRows) -> TableEntry:
-    """Writes a table's columns; each row stays in the shard that it was last written in."""
+    """Writes a table's columns; each row stays in the shard that it was last written to."""
     entry = rows.entry
     ranks = sorted({source.shard.rank for source in rows.sources})
     shards = tuple(_write_shard(publication, number, rows, rank) for rank in ranks)
@@ -111,11 +112,11 @@ def _write_shard(publication: Publication, number: int, rows: TableRows, rank: i
 
 
 def _ticks(piece: Piece, ticks: npt.NDArray[np.uint32], base_tick: int) -> npt.NDArray[np.uint32]:
-    """The same times, counted from another tick."""
+    """Returns the same times relative to another tick."""
     shift = piece.source.shard.base_tick - base_tick
     if shift + int(ticks.max()) >= 2**32:
         raise ValueError(
             f"{piece.source.snapshot.directory} has times 2**32 ticks or more after the oldest "
-            "ones of its base: one shard cannot hold both."
+            "times of its base: one shard cannot contain both."
         )
     return ticks + np.uint32(shift)

@@ -1,6 +1,6 @@
-"""The rows of a table after all snapshots of a chain, with every column, on disk where they are.
+"""The rows of a table after all snapshots of a chain, with every column; the columns stay on disk.
 
-Of the deltas the keys are in memory, and nothing else.
+Only the keys of deltas are kept in memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tf_dynemb.serving.overlay import Overlay, push
 from tf_dynemb.serving.table import Schema
 from tf_dynemb.storage import Chain, DataLossError, Shard, Snapshot, TableEntry, key_index
 
-# Rows worked on at a time.
+# Rows per iteration.
 CHUNK = 1 << 16
 
 _ABSENT = -1
@@ -28,7 +28,7 @@ Positions = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """A shard of a snapshot: columns, mapped when they are read."""
+    """A shard of a snapshot; its columns are mapped when they are read."""
 
     snapshot: Snapshot
     table: TableEntry
@@ -41,7 +41,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Piece:
-    """Some rows of one source, or of none."""
+    """Some rows of one source."""
 
     source: Source
     positions: Positions
@@ -53,11 +53,11 @@ class Piece:
 
 
 class TableRows:
-    """Where the rows of a table are.
+    """The places of the rows of a table.
 
     Attributes:
-        entry: the table, as the base has it.
-        sources: the shards that hold its rows, in order of publication.
+        entry: the table's entry in the base.
+        sources: the shards that contain its rows, in order of publication.
 
     Raises:
         ValueError: a delta has the table in another form than the base.
@@ -79,24 +79,24 @@ class TableRows:
                     self._add(delta, entry)
 
     def pieces(self, rank: int | None = None) -> Iterator[Piece]:
-        """All rows, or those in a rank's shards; at most `CHUNK` at a time, and at least one."""
+        """Yields all rows, or those in a rank's shards, at most `CHUNK` at a time, never none."""
         for number, source in enumerate(self.sources):
             if rank not in (None, source.shard.rank):
                 continue
             keys = source.column("keys")
             expected = number if number >= len(self._base) else _ABSENT
             for begin in range(0, keys.size, CHUNK):
-                part = np.asarray(keys[begin : begin + CHUNK])
-                kept = np.flatnonzero(self._changed(part)[:, 0] == expected)
+                some = np.asarray(keys[begin : begin + CHUNK])
+                kept = np.flatnonzero(self._changed(some)[:, 0] == expected)
                 if kept.size:
-                    yield Piece(source, begin + kept, part[kept])
+                    yield Piece(source, begin + kept, some[kept])
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Which keys [n] have a row."""
+        """Returns which keys [n] have a row."""
         return self._places(keys)[:, 0] >= 0
 
     def gather(self, keys: Keys, column: str) -> npt.NDArray[Any]:
-        """A column of the rows of keys, all of which have one."""
+        """Returns a column of the rows of keys, all of which must have one."""
         places = self._places(keys)
         dtype, shape = self.entry.column_type(column, self.sources[0].shard)
         values = np.empty((keys.size, *shape[1:]), dtype)
@@ -107,8 +107,8 @@ class TableRows:
 
     def _add(self, delta: Snapshot, entry: TableEntry) -> None:
         if (Schema.of(entry), entry.state) != (Schema.of(self.entry), self.entry.state):
-            # load() takes it where only the state differs, as it can begin anew; one table of all
-            # rows cannot have both.
+            # load() accepts it if only the state differs, because rows can start with fresh state.
+            # One table of all rows cannot contain both kinds of state.
             raise ValueError(
                 f"{delta.directory} has {Schema.of(entry)} with state {entry.state}, but its base "
                 f"has {Schema.of(self.entry)} with state {self.entry.state}."
@@ -128,7 +128,7 @@ class TableRows:
             self._levels = push(self._levels, level, lambda k: self._base_places(k)[:, 0] >= 0)
 
     def _places(self, keys: Keys) -> Positions:
-        """[n, 2]: number of the source, or below 0 if there is no row, and position in it."""
+        """Returns [n, 2]: the source's number, below 0 if there is no row, and the position."""
         changed = self._changed(keys)
         same = changed[:, 0] == _ABSENT
         changed[same] = self._base_places(keys[same])
@@ -144,7 +144,7 @@ class TableRows:
         return places
 
     def _changed(self, keys: Keys) -> Positions:
-        """As `_places`, of deltas alone."""
+        """Same as `_places`, for the deltas only."""
         places = np.full((keys.size, 2), _ABSENT, np.int64)
         for level in self._levels:
             positions = level.find(keys)
@@ -156,7 +156,7 @@ class TableRows:
 
 
 def tables_of(chain: Chain) -> tuple[str, ...]:
-    """Names of the tables of a chain's base; raises ValueError if there is none."""
+    """Returns the names of the tables of a chain's base; raises ValueError if it has no base."""
     if chain.base is None:
         raise ValueError(f"{chain.last.directory.parent} has deltas, but no base.")
     names = tuple(entry.name for entry in chain.base.manifest.tables)

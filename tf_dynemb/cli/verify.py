@@ -1,4 +1,4 @@
-"""`verify`: every byte of a chain, and what docs/file_format.md promises of its content."""
+"""`verify`: checks every byte of a chain, and the rules of docs/file_format.md on its content."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tf_dynemb.storage import (
 from tf_dynemb.storage.chain import MANIFEST, list_snapshots, since_last_base
 from tf_dynemb.storage.manifest import INDEX_ROWS
 
-# Keys worked on at a time, and problems of a kind that are named for a file.
+# Keys per iteration, and the number of problems of one kind that are named for a file.
 _CHUNK = 1 << 16
 _NAMED = 10
 
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """What is wrong, in which file or snapshot, and at which byte, if that is known."""
+    """A problem: its file or snapshot, its byte offset if it is known, and its description."""
 
     file: str
     offset: int | None
@@ -90,7 +90,7 @@ def _chain_problems(directories: list[pathlib.Path]) -> Iterator[Problem]:
 
 def _gap(before: Snapshot | None, after: Snapshot) -> Iterator[Problem]:
     if before is None:
-        yield Problem(str(after.directory), None, "nothing before it can be read")
+        yield Problem(str(after.directory), None, "the snapshot before it cannot be read")
     elif (
         after.manifest.parent not in before.manifest.ids
         or after.manifest.since > before.manifest.watermark
@@ -118,7 +118,7 @@ def _table_problems(snapshot: Snapshot, entry: TableEntry) -> Iterator[Problem]:
                 yield from columns[0].index_problems()
             if "deleted" in sound:
                 columns.append(_Keys(snapshot, entry, shard, "deleted"))
-            # No key is in two places, of all shards: it is held by one rank, or was deleted by one.
+            # A key is in one place only, in all shards: one rank holds it, or one deleted it.
             for keys in columns:
                 yield from keys.repeated(keys)
                 for other in checked:
@@ -140,7 +140,7 @@ def _file_problems(
     if column in entry.columns(snapshot.manifest.kind, shard):
         with path.open("rb") as opened:
             if opened.read(npy.HEADER_BYTES) != npy.header(*entry.column_type(column, shard)):
-                yield Problem(str(path), 0, "the header is not what the manifest says")
+                yield Problem(str(path), 0, "the header does not match the manifest")
     block_bytes = snapshot.manifest.block_bytes
     block = bad = 0
     for _, checksums in block_file.checksums(path, size, block_bytes, crc32c.blocks):
@@ -156,7 +156,7 @@ def _file_problems(
 
 
 class _Keys:
-    """A column of keys, and an index made for it."""
+    """A column of keys, and an index that is built for it."""
 
     def __init__(
         self, snapshot: Snapshot, entry: TableEntry, shard: Shard, column: str = "keys"
@@ -165,11 +165,11 @@ class _Keys:
         self._column = column
         self._path = snapshot.directory / shard.files[column].file
         self._keys: Keys = np.asarray(snapshot.column(entry.name, column, shard.rank))
-        # Not the snapshot's, which may be wrong.
+        # Not the snapshot's index, which may be wrong.
         self._index, self._salt = key_index.build(self._keys)
 
     def index_problems(self) -> Iterator[Problem]:
-        """What is wrong with the snapshot's own index of these keys."""
+        """The problems of the snapshot's own index of these keys."""
         path = str(self._snapshot.directory / self._shard.files["index"].file)
         index = self._snapshot.column(self._entry.name, "index", self._shard.rank)
         entries = np.count_nonzero(index)
@@ -177,12 +177,12 @@ class _Keys:
             yield Problem(path, None, f"{entries} entries for {self._keys.size} keys")
         lost = 0
         try:
-            for begin, part in self._parts():
+            for begin, some in self._chunks():
                 missing = np.flatnonzero(
-                    key_index.find(index, self._keys, part, self._shard.index_salt) < 0
+                    key_index.find(index, self._keys, some, self._shard.index_salt) < 0
                 )
                 for i in missing[: max(0, _NAMED - lost)]:
-                    yield Problem(path, None, f"key {part[i]} is not found (row {begin + i})")
+                    yield Problem(path, None, f"key {some[i]} is not found (row {begin + i})")
                 lost += missing.size
         except DataLossError as error:
             yield Problem(path, None, str(error))
@@ -190,25 +190,25 @@ class _Keys:
             yield Problem(path, None, f"{lost - _NAMED} more such keys")
 
     def repeated(self, other: _Keys) -> Iterator[Problem]:
-        """Keys that are in another column too, or in this one (`other` itself) before."""
+        """The keys that are also in another column, or earlier in this one (`other` is self)."""
         bad = 0
-        for begin, part in self._parts():
-            first = key_index.find(other._index, other._keys, part, other._salt)
+        for begin, some in self._chunks():
+            first = key_index.find(other._index, other._keys, some, other._salt)
             twice = first >= 0
             if other is self:
-                twice &= first != np.arange(begin, begin + part.size)
+                twice &= first != np.arange(begin, begin + some.size)
             for i in np.flatnonzero(twice)[: max(0, _NAMED - bad)]:
                 where = f"{other._path.name} at byte offset {other._offset(first[i])}"
                 yield Problem(
                     str(self._path),
                     self._offset(begin + i),
-                    f"key {part[i]} is in {where} too",
+                    f"key {some[i]} is in {where} too",
                 )
             bad += int(twice.sum())
         if bad > _NAMED:
             yield Problem(str(self._path), None, f"{bad - _NAMED} more such keys")
 
-    def _parts(self) -> Iterator[tuple[int, Keys]]:
+    def _chunks(self) -> Iterator[tuple[int, Keys]]:
         for begin in range(0, self._keys.size, _CHUNK):
             yield begin, self._keys[begin : begin + _CHUNK]
 

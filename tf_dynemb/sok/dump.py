@@ -138,7 +138,7 @@ def _values(path: Path, table: str, kind: int, state: str = "") -> Array:
     with path.open("rb") as file:
         header = file.read(_HEADER.size)
     if len(header) < _HEADER.size:
-            raise ValueError(f"{path} is cut short: {size} bytes; a header has {_HEADER.size}.")
+        raise ValueError(f"{path} is cut short: {size} bytes; a header has {_HEADER.size}.")
     table_field, file_kind, state_field, type_number = _HEADER.unpack(header)
     table_says, state_says = _text(path, table_field), _text(path, state_field)
     if table_says and file_name_of(table_says) != table:
