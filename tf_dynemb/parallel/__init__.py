@@ -1,4 +1,4 @@
-"""Where rows are: devices, and the ranks that hold and exchange them, agree and share files.
+"""The places of rows: devices, and the ranks that own rows; exchange, agreement, shared files.
 
 May import: `_ops`, `communicator`, `ids`.
 """

@@ -1,12 +1,13 @@
 """Agreement between ranks: each stage of a call succeeds on all of them, or fails on all of them.
 
-A rank that raised before a collective operation that others are in would leave them waiting. So the
-calls that all ranks make (dump, load, ...) are cut into stages. In a stage a rank works for itself;
-at its end every rank tells the others how it went, and what they need to know:
+If a rank raised an error before a collective operation that other ranks had entered, they would
+wait forever. The calls that all ranks make (dump, load, ...) are therefore divided into stages.
+Within a stage a rank works alone. At its end every rank reports to the others whether it succeeded,
+and a value that they need:
 
     ranks = Ranks("dump")
     with ranks.stage() as stage:
-        ...                        # what may fail
+        ...                        # work that may fail
         stage.say({"tick": 7})
     ticks = [said["tick"] for said in stage.said]
 
@@ -23,12 +24,12 @@ import tensorflow as tf
 
 from tf_dynemb import communicator
 
-# One name for all stages of all calls: ranks that call different things then learn so.
+# One name for all stages of all calls, so that ranks in different calls can detect it.
 _NAME = "dynemb/agreement"
 
 
 class Failure(NamedTuple):
-    """How a stage failed on a rank: the class of the error, its name without the module's."""
+    """The failure of a stage on a rank: the name of the error's class without its module."""
 
     rank: int
     kind: str
@@ -36,23 +37,23 @@ class Failure(NamedTuple):
 
 
 class OtherRankError(RuntimeError):
-    """A call failed on another rank, and therefore here."""
+    """A call failed on another rank, and therefore on this one."""
 
 
 class Ranks:
-    """The ranks, all of which make one call.
+    """The ranks that make a collective call.
 
     Args:
-        call: what they call; the same on all of them.
+        call: the name of the call; the same on all ranks.
 
     Attributes:
-        comm: how they talk.
-        rank: this one.
-        size: how many there are.
-        failures: of the last stage; the same on all ranks.
+        comm: the communicator.
+        rank: the number of this rank.
+        size: the number of ranks.
+        failures: the failures of the last stage; the same on all ranks.
 
     Raises:
-        RuntimeError: in a `tf.function`.
+        RuntimeError: inside a `tf.function`.
     """
 
     def __init__(self, call: str) -> None:
@@ -65,43 +66,46 @@ class Ranks:
         self.failures: tuple[Failure, ...] = ()
 
     def stage(self) -> Stage:
-        """The next stage; to be used in a `with`."""
+        """Returns the next stage, for a `with` statement."""
         self.failures = ()
         return Stage(self)
 
     def conclude(self, error: Exception | None, value: Any) -> list[Any]:
-        """Tells the others how a stage went, and gets to know how it went there.
+        """Reports how a stage ended on this rank, and learns how it ended on the others.
 
         Returns:
-            what each rank has to say, in their order.
+            The value of each rank, in the order of the ranks.
 
         Raises:
-            OtherRankError: it failed there, but not here.
-            RuntimeError: the ranks call different things.
+            OtherRankError: the stage failed on another rank, but not on this one.
+            RuntimeError: the ranks make different calls.
         """
         failure = None if error is None else [type(error).__name__, str(error)]
-        told = self.comm.gather_objects([self._call, failure, value], _NAME)
-        calls = [call for call, _, _ in told]
+        reports = self.comm.gather_objects([self._call, failure, value], _NAME)
+        calls = [call for call, _, _ in reports]
         if set(calls) != {self._call}:
-            raise RuntimeError(f"the ranks must all call the same, but they call {_list(calls)}.")
+            raise RuntimeError(
+                f"the ranks must all call the same function, but they call {_list(calls)}."
+            )
         self.failures = tuple(
-            Failure(rank, *failed) for rank, (_, failed, _) in enumerate(told) if failed
+            Failure(rank, *failed) for rank, (_, failed, _) in enumerate(reports) if failed
         )
         if self.failures and error is None:
             rank, kind, message = self.failures[0]
             raise OtherRankError(f"{self._call} failed on rank {rank}: {kind}: {message}")
-        return [value for _, _, value in told]
+        return [value for _, _, value in reports]
 
 
 class Stage:
-    """What a rank does for itself until all ranks know that all of them have succeeded.
+    """The work of one rank until all ranks know whether all of them have succeeded.
 
-    If it raises, so it does on all ranks when all have come to its end: where it failed what was
-    raised there, elsewhere OtherRankError. What is no `Exception`, such as KeyboardInterrupt, and
-    errors of the communication itself are not waited for.
+    If the work raises an error on any rank, the stage raises on all ranks when all have reached its
+    end: the rank's own error where it failed, and OtherRankError on the other ranks. Exceptions
+    that are not an `Exception`, such as KeyboardInterrupt, and errors of the communication itself
+    are raised at once.
 
     Attributes:
-        said: after the stage: what each rank has said, in their order.
+        said: after the stage: the value of each rank, in the order of the ranks.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -110,7 +114,7 @@ class Stage:
         self._value: Any = None
 
     def say(self, value: Any) -> None:
-        """Leaves something for all ranks; JSON must be able to say it."""
+        """Sets the value that all ranks get; it must be serializable as JSON."""
         self._value = value
 
     def __enter__(self) -> Stage:
@@ -127,7 +131,7 @@ class Stage:
 
 
 def check_alike(values: Sequence[Any], what: str) -> None:
-    """Raises ValueError, on all ranks, unless what the ranks have said is the same."""
+    """Raises ValueError, on all ranks, unless the values of all ranks are the same."""
     if any(value != values[0] for value in values):
         raise ValueError(f"{what} must be the same on all ranks, got {_list(values)}.")
 

@@ -1,21 +1,23 @@
 """Lookups in tables that are spread over ranks.
 
 A key is held by one rank, its owner. A lookup of several tables is one exchange of keys and one of
-vectors, whatever the number of tables; its gradient is one more exchange:
+vectors, for any number of tables. Its gradient is one more exchange:
 
     ids ─route─> words ─alltoall─> keys asked of this rank ─look up─> vectors
     pooled <─pool─ vectors asked for <─alltoall─ words <─pack────────────┘
 
-Each rank asks for a key once, in one list of all features that read the table (its *request*, in
-the order of the owners). Gradients are summed per key of the request before they travel, and per
-key over ranks where they arrive: what `tape.gradient` gives for a table is the sum over all ranks,
-for the rows that this rank holds. `docs/scaling.md` counts the bytes.
+Each rank asks for a key once, in one list for all features that read the table (its *request*, in
+the order of the owners). Gradients are summed for each key of the request before they are sent, and
+the owner sums them for each key over the ranks. The result of `tape.gradient` for a table is
+therefore the sum over all ranks, for the rows that this rank holds. `docs/scaling.md` counts the
+bytes.
 
-All of it is collective: every rank looks up the same tables in the same order, if only with no
+All functions are collective: every rank looks up the same tables in the same order, if only with no
 ids.
 
-What is before and after the alltoalls runs where the tables are: on the GPU that all of them are
-on, else on the CPU. The alltoalls themselves are Horovod's, on a GPU if it was built for that.
+The work before and after the alltoalls runs where the tables are: on a GPU if all of them are on
+it, otherwise on the CPU. The alltoalls themselves are Horovod's. They run on a GPU if Horovod was
+built for that.
 """
 
 from __future__ import annotations
@@ -33,22 +35,22 @@ from tf_dynemb import _ops, communicator
 from tf_dynemb.ids.bags import Bags
 from tf_dynemb.parallel.placement import by_placement, common_device
 
-# Owners of a table's keys that are not one rank: as the attribute of DynembRoute.
+# The owners of the keys of a distributed table, as in the attribute of DynembRoute.
 BY_HASH = -1
 BY_MODULO = -2
 
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """A table as the exchange sees it.
+    """The description of a table for an exchange.
 
     Attributes:
         variable: the DynamicVariable or Variable.
-        key_type: of its keys.
-        dimension: of its vectors.
+        key_type: the dtype of its keys.
+        dimension: the width of its vectors.
         owner: BY_HASH, BY_MODULO, or the rank that holds the table.
-        name: for the counters of `stats()`; no other table of the process has it.
-        wire: how vectors and gradients travel: "same", or one of options.EXCHANGE_DTYPES.
+        name: the name for the counters of `stats()`, unique in the process.
+        wire: the wire type of vectors and gradients: "same", or one of options.EXCHANGE_DTYPES.
         is_dynamic: whether it is a hash table.
     """
 
@@ -62,21 +64,21 @@ class Spread:
 
     @property
     def dtype(self) -> Any:
-        """Of the vectors."""
+        """The dtype of the vectors."""
         return self.variable.dtype
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The keys that this rank has asked of each rank, and those it was asked for.
+    """The keys that this rank asks of each rank, and the keys that it is asked for.
 
     Attributes:
-        tables: that were asked.
-        index: for each feature uint32 [nnz]: where in the request of its table each id's key is.
-        asked: int64 [tables, ranks]: keys that this rank asks each rank for.
-        keys: for each table the keys that this rank was asked for, rank after rank.
-        served: int64 [tables, ranks]: how many by each rank.
-        device: where keys and rows are.
+        tables: the tables that are asked.
+        index: for each feature, uint32 [nnz]: the position of each id's key in its table's request.
+        asked: int64 [tables, ranks]: the number of keys that this rank asks each rank for.
+        keys: for each table, the keys that this rank is asked for, in the order of the ranks.
+        served: int64 [tables, ranks]: the number of these keys for each rank.
+        device: the device that keys and rows are on.
     """
 
     tables: Sequence[Spread]
@@ -88,30 +90,30 @@ class Request:
 
     @property
     def names(self) -> list[str]:
-        """Of the tables."""
+        """The names of the tables."""
         return [table.name for table in self.tables]
 
     @property
     def wire(self) -> list[str]:
-        """How the rows of each table travel."""
+        """The wire type of each table."""
         return [table.wire for table in self.tables]
 
     def to_askers(self, rows: Sequence[Any], what: str, name: str | None = None) -> list[Any]:
-        """Rows for `keys`, [n, width] for each table, come as rows for the request."""
+        """Sends rows for `keys`, [n, width] for each table; returns rows for the request."""
         return self._exchange(rows, self.served, self.asked, what, name)
 
     def to_owners(self, rows: Sequence[Any], what: str) -> list[Any]:
-        """Rows for the request come as rows for `keys`."""
+        """Sends rows for the request; returns rows for `keys`."""
         return self._exchange(rows, self.asked, self.served, what, None)
 
     def words_to_askers(self, vectors: Sequence[Any]) -> Any:
-        """Vectors for `keys` travel; they stay as they come, beside those that this rank holds."""
+        """Sends vectors for `keys`; returns the messages as received, without this rank's own."""
         return send_words(
             self.names, self.wire, vectors, self.served, "vectors", device=self.device
         )
 
     def num_asked(self, table: int) -> Any:
-        """How many keys the request for a table has: int64 scalar."""
+        """Returns the number of keys in the request for a table: int64 scalar."""
         with _ops.on_host():
             return tf.reduce_sum(self.asked[table])
 
@@ -123,14 +125,15 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Received:
-    """Vectors for the request, where they came to lie.
+    """Vectors for the request, in the memory that received them.
 
     Attributes:
         words: the messages of other ranks.
-        held: for each table the vectors that this rank sent; those for itself are not in `words`.
-        came: int64 [tables, ranks]: how many are from each rank.
-        sent: int64 [tables, ranks]: to which ranks those in `held` are, in their order.
-        rank: of this one.
+        held: for each table, the vectors that this rank sent; its vectors for itself are not in
+            `words`.
+        came: int64 [tables, ranks]: the number of vectors from each rank.
+        sent: int64 [tables, ranks]: the number of vectors in `held` for each rank, in their order.
+        rank: the number of this rank.
     """
 
     words: Any
@@ -141,12 +144,12 @@ class Received:
 
     @staticmethod
     def from_ranks(asked: Request, words: Any, held: Sequence[Any]) -> Received:
-        """As `asked.words_to_askers(held)` gave them."""
+        """Creates it from the result of `asked.words_to_askers(held)`."""
         return Received(words, held, asked.asked, asked.served, communicator.get().rank)
 
     @staticmethod
     def in_order(vectors: Sequence[Any]) -> Received:
-        """Of each table [n, dimension] in the order of the request."""
+        """Creates it from [n, dimension] for each table, in the order of the request."""
         with _ops.on_host():
             counts = tf.stack([tf.shape(of_table, tf.int64)[:1] for of_table in vectors])
         return Received(tf.zeros([0], tf.int32), vectors, counts, counts, 0)
@@ -161,10 +164,10 @@ def request(
     """Asks the owners for keys.
 
     Args:
-        tables: to ask; each once.
-        keys: of each feature: [nnz] of its table's key type.
+        tables: the tables to ask, each once.
+        keys: the keys of each feature: [nnz] of its table's key type.
         table_of: the number of each feature's table. None: one feature for each table.
-        name: of the alltoall; see `Communicator.alltoall`.
+        name: the name of the alltoall; see `Communicator.alltoall`.
     """
     comm = communicator.get()
     library = _ops.library()
@@ -203,10 +206,10 @@ def lookup(
     """Looks up and pools the ids of features, `features[i]` in `tables[table_of[i]]`.
 
     Args:
-        tables: each once.
+        tables: the tables, each once.
         features: the ids, of the key types of their tables.
-        table_of: for each feature.
-        combiners: for each feature.
+        table_of: the number of each feature's table.
+        combiners: the combiner of each feature.
         insert: whether owners give unknown keys a row.
         default_value: a vector for unknown keys, if there is one table and `insert` is False.
     """
@@ -214,7 +217,7 @@ def lookup(
         return []
     for table in tables:
         resource_variable_ops.variable_accessed(table.variable)
-    # The gradient goes from the pooled vectors to the tables directly: see exchange_gradient.
+    # The gradient goes directly from the pooled vectors to the tables: see exchange_gradient.
     with record.stop_recording():
         asked = request(tables, [feature.keys for feature in features], table_of)
         held, rows = read_owned(tables, asked.keys, insert, default_value)
@@ -225,7 +228,7 @@ def lookup(
 def read_owned(
     tables: Sequence[Spread], keys: Sequence[Any], insert: bool, default_value: Any = None
 ) -> tuple[list[Any], list[Any]]:
-    """The vectors of keys that this rank holds, and the row ids of those of dynamic tables.
+    """Reads the vectors of keys that this rank holds, and their row ids in dynamic tables.
 
     Returns:
         (vectors, rows): for each table [n, dimension], and uint32 [n] or [0].
@@ -270,14 +273,14 @@ def pool(
     vectors: Received,
     rows: Sequence[Any],
 ) -> list[Any]:
-    """Pools the vectors that came; the gradient goes to the tables.
+    """Pools the vectors that this rank received; the gradient goes to the tables.
 
     Args:
-        asked: the request that they came for.
+        asked: the request that the vectors are for.
         features: the bags of each feature.
-        table_of: for each feature.
-        combiners: for each feature.
-        vectors: what came.
+        table_of: the number of each feature's table.
+        combiners: the combiner of each feature.
+        vectors: the received vectors.
         rows: for each table, the row ids of `asked.keys`.
     """
     tables = asked.tables
@@ -320,17 +323,17 @@ def send_rows(
     name: str | None = None,
     device: str = _ops.CPU,
 ) -> list[Any]:
-    """One alltoall of rows of tables. Those of this rank for itself are only copied.
+    """Sends rows of tables in one alltoall. The rows of this rank for itself are only copied.
 
     Args:
-        names: of the tables.
-        wire: of the tables.
-        rows: [n, width] of each.
-        sent: int64 [tables, ranks]: rows for each rank.
-        received: the same: rows that come from each.
-        what: "vectors", "gradients", or "other": what is no embedding travels as it is.
-        name: of the alltoall; None: made of `what`.
-        device: where the rows are, and come to be.
+        names: the names of the tables.
+        wire: the wire types of the tables.
+        rows: the rows of each table, [n, width].
+        sent: int64 [tables, ranks]: the number of rows for each rank.
+        received: int64 [tables, ranks]: the number of rows from each rank.
+        what: "vectors", "gradients" or "other"; other data is sent in its own type.
+        name: the name of the alltoall; None: a name derived from `what`.
+        device: the device that the rows are on, and that the result is on.
     """
     wire = list(wire) if what != "other" else ["same"] * len(names)
     words = send_words(names, wire, rows, sent, what, name, device)
@@ -357,7 +360,7 @@ def send_words(
     name: str | None = None,
     device: str = _ops.CPU,
 ) -> Any:
-    """The first half of `send_rows`: the words of the messages that come."""
+    """The first half of `send_rows`: returns the words of the received messages."""
     with _ops.on(device):
         words, splits = _ops.library().dynemb_pack_rows(
             rows=list(rows),
@@ -372,20 +375,20 @@ def send_words(
 
 
 def send_gradients(words: Any, splits: Any, device: str) -> Any:
-    """An alltoall of gradients that are packed already."""
+    """Sends gradients that are already packed, in one alltoall."""
     words, _ = _alltoall(words, splits, "dynemb_gradients", device)
     return words
 
 
 def _alltoall(words: Any, splits: Any, name: str, device: str) -> tuple[Any, Any]:
-    """An alltoall on the device where the words are, or on the CPU if it can only be there."""
+    """An alltoall on the device that the words are on, or on the CPU if it can only run there."""
     comm = communicator.get()
     with _ops.on(device if comm.alltoall_on_gpu else _ops.CPU):
         return comm.alltoall(words, splits, name)
 
 
 def exchange_counts(counts: Any, name: str) -> Any:
-    """How many rows come from each rank, where `counts` go to each: int64 [tables, ranks] both."""
+    """Returns the number of rows from each rank, given `counts` to each: int64 [tables, ranks]."""
     tables, ranks = counts.shape
     with _ops.on_host():
         received, _ = communicator.get().alltoall(
@@ -395,16 +398,16 @@ def exchange_counts(counts: Any, name: str) -> Any:
 
 
 def device_of(tables: Sequence[Spread]) -> str:
-    """The device of an exchange for these tables."""
+    """Returns the device of an exchange for these tables."""
     return common_device([table.variable for table in tables])
 
 
 def spread_tables(variables: Sequence[Any]) -> tuple[list[Spread], list[int], list[int]]:
-    """Which of the variables of a lookup are spread over ranks.
+    """Finds the variables of a lookup that are spread over ranks.
 
     Returns:
-        (tables, table_of, places): these, each once; and for each of their places among the
-        variables the number of its table.
+        (tables, table_of, places): these tables, each once; and for each position of one among the
+        variables, the number of its table and the position.
     """
     places = [i for i, variable in enumerate(variables) if hasattr(variable, "spread")]
     tables = list({id(variables[i]): variables[i].spread for i in places}.values())
@@ -413,7 +416,7 @@ def spread_tables(variables: Sequence[Any]) -> tuple[list[Spread], list[int], li
 
 
 def exchange_stats(name: str) -> dict[str, int]:
-    """What this rank has sent to others for the table of this name in the exchange."""
+    """Returns what this rank has sent to others for the table with this name in the exchange."""
     with tf.init_scope(), _ops.on_host():
         names, values = _ops.library().dynemb_exchange_stats(table=name)
     return {

@@ -1,7 +1,7 @@
 """The gradient of a lookup over ranks: from pooled vectors to the rows that this rank holds.
 
-It is the gradient of the operator that pools (DynembPoolRows), whose inputs carry what it needs of
-the exchange before it.
+It is the gradient of the operator that pools (DynembPoolRows). The operator's inputs include all
+that the gradient needs from the exchange before it.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class _Pooled:
         self.handles = take(n)
         (self.words,) = take(1)
         self.held = take(t)
-        self.first_weight = n + 1 + t + 2 * n  # of the inputs
+        self.first_weight = n + 1 + t + 2 * n  # its position among the inputs
         self.index, self.bags, self.weights, self.num_bags = (take(n) for _ in range(4))
         self.owned_keys, self.owned_rows = take(t), take(t)
         self.came, self.sent, self.asked, self.served = take(4)
         self.outputs, self.argmax = outputs[:n], outputs[n:]
-        # Of the operation; of its eager stand-in, which has none, that of what it made.
+        # The operation's device. Its eager stand-in has none, so that of its output is used.
         self.device = op.device if isinstance(op, tf.Operation) else outputs[0].device
         # The first feature that reads each table.
         self.first = [self.table_of.index(table) for table in range(t)]
         self.dims = [int(held.shape[1]) for held in self.held]
 
     def upstream(self, grads: Sequence[Any]) -> list[Any]:
-        """The gradients of the pooled vectors; zeros where there is none."""
+        """Returns the gradients of the pooled vectors; zeros for those that have none."""
         return [
             tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
             for output, grad in zip(self.outputs, grads[: self.num_features], strict=True)
@@ -68,7 +68,7 @@ def _pool_gradient(op: Any, *grads: Any) -> list[Any]:
     n = pooled.num_features
     with record.stop_recording():
         if pooled.in_order:
-            with _ops.on_host():  # but for what is added up
+            with _ops.on_host():  # except for the sums
                 keys, sums, rows = _gradient_in_order(pooled, upstream)
         else:
             keys, sums, rows = _gradient(pooled, upstream)
@@ -91,7 +91,7 @@ def _pool_gradient(op: Any, *grads: Any) -> list[Any]:
 
 
 def _gradient(pooled: _Pooled, upstream: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Sums per key of the request, sends them to the owners, and adds up what arrives there.
+    """Sums for each key of the request, sends the sums to the owners, and sums what they receive.
 
     Returns:
         (keys, sums, rows), each for every table.
@@ -130,21 +130,21 @@ def _gradient(pooled: _Pooled, upstream: Sequence[Any]) -> tuple[list[Any], list
 def _gradient_in_order(
     pooled: _Pooled, upstream: Sequence[Any]
 ) -> tuple[list[Any], list[Any], list[Any]]:
-    """As `_gradient`, with the bits that one rank would get for the batches of all ranks in a row.
+    """Same as `_gradient`, with the bits that one rank would get for the batches of all ranks.
 
-    Adding floats in another order gives other bits. So each id's part travels on its own, and the
-    owner adds them up as the operators of one process do: the ids of a feature in their order, rank
-    after rank; then feature after feature.
+    Adding floats in another order gives other bits. Each id's gradient is therefore sent
+    separately, and the owner adds gradients as the operators of one process do: the ids of a
+    feature in their order, rank after rank, and then feature after feature.
     """
     library = _ops.library()
     num_rows = [tf.size(index, out_type=tf.int64) for index in pooled.index]
-    _, _, parts = library.dynemb_pool_rows_grad(
+    _, _, gradients = library.dynemb_pool_rows_grad(
         index=[tf.cast(tf.range(n), tf.uint32) for n in num_rows],
         bags=pooled.bags,
         weights=pooled.weights,
         argmax=pooled.argmax,
         grads=list(upstream),
-        counts=tf.stack(num_rows)[:, tf.newaxis],  # as if for one rank, this one
+        counts=tf.stack(num_rows)[:, tf.newaxis],  # as if there were only this rank
         tables=list(range(pooled.num_features)),
         dims=[pooled.dims[table] for table in pooled.table_of],
         combiners=pooled.combiners,
@@ -153,9 +153,10 @@ def _gradient_in_order(
         rank=0,
         T=pooled.num_features,
     )
-    # Each id belongs to the owner of its key; `place` is the key's among those asked of the owner.
+    # Each id belongs to the owner of its key. `place` is the key's position among those asked of
+    # the owner.
     sent, places, ordered = [], [], []
-    for index, part, table in zip(pooled.index, parts, pooled.table_of, strict=True):
+    for index, gradient, table in zip(pooled.index, gradients, pooled.table_of, strict=True):
         ends = tf.cumsum(pooled.asked[table])
         begins = ends - pooled.asked[table]
         where = tf.cast(index, tf.int64)
@@ -164,7 +165,7 @@ def _gradient_in_order(
         place = where - tf.gather(begins, owner)
         sent.append(tf.math.bincount(owner, minlength=communicator.get().size, dtype=tf.int64))
         places.append(tf.cast(tf.gather(place, order), tf.int32)[:, tf.newaxis])
-        ordered.append(tf.gather(part, order))
+        ordered.append(tf.gather(gradient, order))
     counts = tf.ensure_shape(tf.stack(sent), [pooled.num_features, communicator.get().size])
     arrived_counts = exchange_counts(counts, "dynemb_counts")
     names = [pooled.names[table] for table in pooled.table_of]
@@ -197,40 +198,40 @@ def _join_features(
     sums: Sequence[Any],
     rows: Sequence[Any],
 ) -> tuple[list[Any], list[Any], list[Any]]:
-    """From gradients of features to those of tables, in the order of the features.
+    """Joins the gradients of features to gradients of tables, in the order of the features.
 
-    One process adds up the ids of each feature of a dynamic table, and then the features; of a
-    matrix all ids of all features at once.
+    For a dynamic table, one process adds up the ids of each feature, and then the features. For a
+    matrix it adds up all ids of all features at once.
     """
     of_tables: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
     for table in range(pooled.num_tables):
         its = [i for i, t in enumerate(pooled.table_of) if t == table]
         if len(its) == 1:
-            parts = (unique[its[0]], sums[its[0]], rows[its[0]])
+            joined = (unique[its[0]], sums[its[0]], rows[its[0]])
         else:
             added = (unique, sums) if pooled.dynamic[table] else (keys, values)
             with _ops.on(pooled.device):
-                parts = (
+                joined = (
                     *_ops.library().dynemb_dedup_sum(
-                        *(tf.concat([part[i] for i in its], 0) for part in added)
+                        *(tf.concat([of_features[i] for i in its], 0) for of_features in added)
                     ),
                     tf.zeros([0], tf.uint32),
                 )
-        for of_table, part in zip(of_tables, parts, strict=True):
-            of_table.append(part)
+        for of_table, values_of_table in zip(of_tables, joined, strict=True):
+            of_table.append(values_of_table)
     return of_tables
 
 
 def _sum_per_key(
     pooled: _Pooled, keys: Sequence[Any], rows: Sequence[Any], values: Sequence[Any]
 ) -> tuple[list[Any], list[Any], list[Any]]:
-    """Adds up the values of equal keys, in their order. `rows` of static tables may be missing."""
+    """Adds up the values of equal keys in their order; `rows` of static tables may be missing."""
     rows = [
         of_table if of_table.shape[0] != 0 else tf.zeros(tf.shape(its_keys), tf.uint32)
         for of_table, its_keys in zip(rows, keys, strict=True)
     ]
     count = len(keys)
-    with _ops.on(pooled.device):  # as one rank would add them up there
+    with _ops.on(pooled.device):  # where one rank would add them up
         summed = _ops.library().dynemb_lookup_sparse_grad(
             keys=list(keys),
             rows=rows,
@@ -244,11 +245,11 @@ def _sum_per_key(
 
 
 def _weight_gradients(pooled: _Pooled, upstream: Sequence[Any], op: Any) -> list[Any]:
-    """The gradients of the weights of each feature; None where nothing asks for it."""
+    """Returns the gradients of the weights of each feature; None for those not requested."""
     skipped = getattr(op, "skip_input_indices", None) or ()
     n, first = pooled.num_features, pooled.first_weight
-    # Zeros, not None, also where this rank has no ids: what the weights are made of has a gradient
-    # on other ranks, and all of them must reduce the same variables.
+    # Zeros instead of None, even if this rank has no ids: the inputs of the weights have a gradient
+    # on other ranks, and all ranks must reduce the same variables.
     weight_grads: list[Any] = [
         None if first + i in skipped else tf.zeros_like(weights)
         for i, weights in enumerate(pooled.weights)

@@ -1,4 +1,4 @@
-"""Which rank holds which rows: each key of a table, each row of a matrix, is on one rank."""
+"""The owner of each row: each key of a table, and each row of a matrix, is on one rank."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def check_mode(mode: Any) -> None:
 
 
 def owner_of_mode(mode: str | None) -> int | None:
-    """The rank that a localized table is on; None for a distributed one."""
+    """Returns the rank that holds a localized table; None for a distributed one."""
     return int(mode.split(":")[1]) if mode is not None and ":" in mode else None
 
 
 def owned(variable: Any, keys: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None:
-    """Which keys this rank holds.
+    """Returns which keys this rank holds.
 
     Args:
         variable: a DynamicVariable, or a Variable, whose keys are row numbers.
-        keys: [n], of its key type.
+        keys: [n], of the variable's key type.
 
     Returns:
-        bool [n]; None if this rank holds all there are.
+        bool [n]; None if this rank holds all keys.
     """
     comm = communicator.get()
     if comm.size == 1:
@@ -55,19 +55,19 @@ def owned(variable: Any, keys: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None
 
 
 def owners(keys: Any, num_ranks: int) -> npt.NDArray[np.int32]:
-    """The rank of each key [n] of a table that is spread over so many ranks: int32 [n]."""
+    """Returns the owner of each key [n] of a table that `num_ranks` ranks share: int32 [n]."""
     with _ops.on_host():
         return np.asarray(_ops.library().dynemb_owners(keys, num_ranks=num_ranks))
 
 
 def is_elsewhere(variable: Any) -> bool:
-    """Whether another rank holds all of a variable."""
+    """Whether another rank holds the whole variable."""
     comm = communicator.get()
     return comm.size > 1 and _only_rank(variable) not in (None, comm.rank)
 
 
 def share_of(variable: Any, rows: int) -> int:
-    """How many of a variable's rows this rank is likely to hold."""
+    """Returns about how many of a variable's rows this rank holds."""
     comm = communicator.get()
     rank = _only_rank(variable)
     if rank is None:
@@ -76,17 +76,17 @@ def share_of(variable: Any, rows: int) -> int:
 
 
 def global_rows(variable: Any) -> npt.NDArray[np.int64]:
-    """Where the rows of a Variable that this rank has are in the whole matrix: int64 [rows]."""
+    """Returns the numbers in the whole matrix of this rank's rows of a Variable: int64 [rows]."""
     comm = communicator.get()
     local = np.arange(variable.shape[0])
     return local if _only_rank(variable) is not None else local * comm.size + comm.rank
 
 
 def local_rows(variable: Any, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Where rows of the whole matrix that this rank has are in its part of it."""
+    """Converts numbers of rows of the whole matrix to numbers in this rank's shard."""
     return rows if _only_rank(variable) is not None else rows // communicator.get().size
 
 
 def _only_rank(variable: Any) -> int | None:
-    """The rank that holds all of a variable; None: it is spread over several."""
+    """Returns the rank that holds the whole variable; None if it is spread over several."""
     return 0 if communicator.get().size == 1 else owner_of_mode(variable.mode)

@@ -1,4 +1,4 @@
-"""Which device a table is made on, and in which of its memories the rows are."""
+"""The device that a table is created on, and the memory that holds its rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CPU = _ops.CPU
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where a table is.
+    """The place of a table.
 
     Attributes:
         device: TensorFlow's name of the device that the table's operators run on.
@@ -31,7 +31,7 @@ class Placement:
 
 
 def place(var_type: str) -> Placement:
-    """Where a table of this `var_type` is made now, under the current `tf.device`.
+    """Returns the place of a table of this `var_type`, created under the current `tf.device`.
 
     The environment variable TF_DYNEMB_SIMULATED_DEVICE=1 is for tests: tables behave as on a GPU,
     in the host's memory.
@@ -60,7 +60,7 @@ def place(var_type: str) -> Placement:
 
 
 def _short(name: str) -> str:
-    """The one name of a device: of this process without the process."""
+    """Returns the canonical name of a device; a device of this process is named without it."""
     device = tf.DeviceSpec.from_string(name)
     if device.job == "localhost":
         device = device.replace(job=None, replica=None, task=None)
@@ -76,7 +76,7 @@ def has_gpu_kernels() -> bool:
 
 
 def device_of(table: Any) -> str:
-    """The name of the device that ours run on for a DynamicVariable or a tf.Variable."""
+    """Returns the device that our operators for a DynamicVariable or a tf.Variable run on."""
     placement = getattr(table, "placement", None)
     if placement is not None:
         return str(placement.device)
@@ -84,7 +84,7 @@ def device_of(table: Any) -> str:
 
 
 def common_device(tables: Sequence[Any]) -> str:
-    """The device that all of the tables are on; the CPU if they are on several."""
+    """Returns the device that all of the tables are on; the CPU if they are on several."""
     if not context.num_gpus():
         return CPU
     devices = {device_of(table) for table in tables}
@@ -92,9 +92,9 @@ def common_device(tables: Sequence[Any]) -> str:
 
 
 def by_placement(tables: Sequence[Any]) -> list[list[int]]:
-    """The numbers of the tables that are in one place, for each place: an operator's tables are.
+    """Returns, for each place, the numbers of the tables in it: an operator needs one place.
 
-    Tables of one device are in one place, but for those in the host's memory.
+    Tables of one device are in one place, except for those in the host's memory.
     """
     groups: dict[tuple[str, bool], list[int]] = {}
     for i, table in enumerate(tables):

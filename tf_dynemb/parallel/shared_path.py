@@ -7,7 +7,7 @@ import os
 import pathlib
 import time
 
-# A network file system may remember for a while that something was not there.
+# A network file system may cache for a while that a file did not exist.
 _PATIENCE = 5.0
 
 
@@ -15,7 +15,7 @@ def wait_for(directory: pathlib.Path, rank: int) -> None:
     """Waits until this rank sees a directory that rank 0 sees.
 
     Raises:
-        FileNotFoundError: it does not, after some seconds.
+        FileNotFoundError: this rank does not see it after a few seconds.
     """
     deadline = time.monotonic() + _PATIENCE
     while not directory.is_dir():
@@ -26,4 +26,4 @@ def wait_for(directory: pathlib.Path, rank: int) -> None:
             )
         time.sleep(0.05)
         with contextlib.suppress(OSError):
-            os.listdir(directory.parent)  # asks the server anew
+            os.listdir(directory.parent)  # makes the client ask the server again

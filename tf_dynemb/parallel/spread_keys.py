@@ -1,7 +1,7 @@
-"""What a DynamicVariable does with given keys, when it is spread over ranks.
+"""Operations of a DynamicVariable on given keys, when it is spread over ranks.
 
-Each rank may name any keys, the same or others than the others name; what is done to a key is done
-by the rank that holds it. All of it is collective.
+Each rank may pass any keys, whether or not other ranks pass them too. The owner of a key performs
+the operation. All functions are collective.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tf_dynemb.parallel.exchange import Spread
 
 
 def upsert(table: Spread, keys: Any, values: Any) -> Any:
-    """Sets vectors: of a key that is named twice the last counts, and that of the highest rank.
+    """Sets vectors. If a key is repeated, the last vector of the highest rank wins.
 
     Args:
         table: the table.
@@ -33,7 +33,7 @@ def upsert(table: Spread, keys: Any, values: Any) -> Any:
 
 
 def accumulate(table: Spread, keys: Any, deltas: Any) -> Any:
-    """Adds to vectors; what the ranks add to one key adds up."""
+    """Adds to vectors; the values that the ranks pass for one key are added up."""
     asked = exchange.request([table], [keys])
     sums = tf.math.unsorted_segment_sum(
         tf.cast(deltas, tf.float32), tf.cast(asked.index[0], tf.int64), asked.num_asked(0)
@@ -45,7 +45,7 @@ def accumulate(table: Spread, keys: Any, deltas: Any) -> Any:
 
 
 def erase(table: Spread, keys: Any, wipe: bool) -> Any:
-    """Removes rows; returns how many there were on all ranks, int64."""
+    """Removes rows, and returns how many there were on all ranks, int64."""
     asked = exchange.request([table], [keys])
     erased = _ops.library().dynemb_erase(table.variable.handle, asked.keys[0], wipe=wipe)
     (total,) = communicator.get().allreduce([erased], average=False, name="dynemb_erased")
@@ -55,15 +55,15 @@ def erase(table: Spread, keys: Any, wipe: bool) -> Any:
 def contains(
     tables: Sequence[Spread], keys: Sequence[Any], table_of: Sequence[int] | None = None
 ) -> list[Any]:
-    """Which keys have a row.
+    """Returns which keys have a row.
 
     Args:
-        tables: each once.
-        keys: of each feature: [n].
+        tables: the tables, each once.
+        keys: the keys of each feature: [n].
         table_of: the number of each feature's table. None: one feature for each table.
 
     Returns:
-        For each feature bool [n].
+        For each feature, bool [n].
     """
     asked = exchange.request(tables, keys, table_of)
     held = [
