@@ -199,7 +199,7 @@ def test_a_smaller_table_keeps_what_was_used_last_and_says_so(tmp_path):
         table.lookup([i])
     de.dump(tmp_path, table)
     small = make(init_capacity=4, max_capacity=20)
-    with pytest.warns(UserWarning, match="40 of the rows of table 't' had no place"):
+    with pytest.warns(UserWarning, match="40 of the rows of table 't' did not fit"):
         de.load(tmp_path, small)
     assert len(small) == 20
     # 60 rows stand in a few buckets, so that "least recently used" is nearly exact.
@@ -552,7 +552,7 @@ def test_a_table_that_lacks_rows_of_the_chain_cannot_continue_it(tmp_path):
     table, small = make(), make(init_capacity=4, max_capacity=4)
     table.lookup(tf.range(8))
     de.dump(tmp_path, table)
-    with pytest.warns(UserWarning, match="4 of the rows of table 't' had no place"):
+    with pytest.warns(UserWarning, match="4 of the rows of table 't' did not fit"):
         de.load(tmp_path, small)
     with pytest.raises(ValueError, match="which these tables never were"):
         de.incremental_dump(tmp_path, small)

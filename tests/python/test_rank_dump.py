@@ -354,7 +354,7 @@ def test_what_is_not_its_own_a_rank_does_not_read(tmp_path, monkeypatch, capacit
             heir.load()
         return heir
 
-    warned = pytest.warns(UserWarning, match=r"rows of table 'user' had no place")
+    warned = pytest.warns(UserWarning, match=r"rows of table 'user' did not fit")
     with warned if capacity else contextlib.nullcontext():
         heirs = run(3, follow)
     assert {name for reader, writer, name, _ in read if reader != writer} == {"keys"}

@@ -1,4 +1,4 @@
-"""Rows on their way into a table: which of them are this rank's, and how many go at a time."""
+"""Loading of rows into a table: which rows are this rank's, and how many are loaded at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tf_dynemb._warn import warn
 from tf_dynemb.parallel import ownership
 from tf_dynemb.tables.table import Table, table_stats
 
-# Of a batch.
+# The bytes of a batch.
 _LOAD_BYTES = 16 << 20
 
 NO_STATE = np.empty((0, 0), np.float32)
@@ -21,22 +21,22 @@ NO_STATE = np.empty((0, 0), np.float32)
 def own_rows(
     table: Table, rows: int, state_width: int, read_keys: Callable[[slice], Any]
 ) -> Iterator[tuple[Any, Any]]:
-    """Goes through rows that are to be loaded, and picks those that this rank owns.
+    """Selects the rows that this rank owns from rows that are to be loaded.
 
     Args:
-        table: to load into.
-        rows: how many there are.
-        state_width: floats of state in each.
-        read_keys: the keys of a stretch of them, of the table's key type.
+        table: the table to load into.
+        rows: the number of rows.
+        state_width: the floats of state in each row.
+        read_keys: returns the keys of a range of rows, of the table's key type.
 
     Yields:
-        which ones to load at a time, as an index of the columns' arrays; and their keys.
+        The rows to load at a time, as an index into the columns' arrays, and their keys.
     """
     step = _rows_at_a_time(table, state_width)
-    # Of the keys that are looked at together, about `step` are this rank's.
-    stretch = step * communicator.get().size
-    for begin in range(0, rows, stretch):
-        end = min(begin + stretch, rows)
+    # Of the keys that are examined together, about `step` are this rank's.
+    range_size = step * communicator.get().size
+    for begin in range(0, rows, range_size):
+        end = min(begin + range_size, rows)
         keys = read_keys(slice(begin, end))
         mine = ownership.owned(table, keys)
         if mine is None or mine.all():
@@ -44,14 +44,14 @@ def own_rows(
                 some = slice(start, min(start + step, end))
                 yield some, keys[some.start - begin : some.stop - begin]
         else:
-            places = np.flatnonzero(mine)
-            for start in range(0, len(places), step):
-                here = places[start : start + step]
+            positions = np.flatnonzero(mine)
+            for start in range(0, len(positions), step):
+                here = positions[start : start + step]
                 yield begin + here, keys[here]
 
 
 def slices(table: Table, rows: int, state_width: int) -> Iterator[slice]:
-    """Stretches of rows to load at a time."""
+    """Returns the ranges of rows to load at a time."""
     step = _rows_at_a_time(table, state_width)
     return (slice(begin, begin + step) for begin in range(0, rows, step))
 
@@ -59,16 +59,16 @@ def slices(table: Table, rows: int, state_width: int) -> Iterator[slice]:
 def _rows_at_a_time(table: Table, state_width: int) -> int:
     step = max(1, _LOAD_BYTES // (table.dimension * 4 + state_width * 4 + 16))
     if table.options.max_capacity is not None:
-        step = min(step, table.options.max_capacity)  # a batch must fit; what comes last stays
+        step = min(step, table.options.max_capacity)  # a batch must fit; the last rows remain
     return step
 
 
 def warn_of_evictions(handle: Any, table: Table, what: str) -> int:
-    """Warns if rows that were loaded evicted others; returns how many."""
+    """Warns if loaded rows evicted others; returns how many."""
     evictions = table_stats(handle)["evictions"]
     if evictions:
         warn(
-            f"{evictions} of the rows of {what} had no place in {table.name!r}, whose max_capacity "
-            f"is {table.options.max_capacity}."
+            f"{evictions} of the rows of {what} did not fit into {table.name!r}, whose "
+            f"max_capacity is {table.options.max_capacity}."
         )
     return evictions

@@ -1,4 +1,4 @@
-"""All rows of a table in memory, for checkpoints that are made of tensors or arrays."""
+"""All rows of a table in memory, for checkpoints that consist of tensors or arrays."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tf_dynemb.tables.table import StateSpec, Table
 
 
 class Content(NamedTuple):
-    """What a table holds.
+    """The content of a table.
 
     Attributes:
-        rows: all of them; `cut.Rows` has the shapes.
+        rows: all rows; `cut.Rows` has the shapes.
         info: JSON: dtype, state_spec, base of the times, tick and utc_ns of the moment.
     """
 
@@ -29,18 +29,18 @@ class Content(NamedTuple):
 
     @property
     def dtype(self) -> str:
-        """Of the vectors."""
+        """The dtype of the vectors."""
         return str(json.loads(self.info)["dtype"])
 
 
 def read_content(table: Table) -> Content:
-    """All rows, as they are at one moment. Needs memory for them."""
+    """Reads all rows, as they are at one moment. Needs memory for all of them."""
     with Cut([table], [-1], with_deleted=False) as cut:
         _, base, spec, _ = cut.info(0)
         pieces = [rows for _, rows in cut.pieces()]
         none = cut.no_rows(0)
     none = none._replace(state=np.empty((0, sum(spec[1])), np.float32))
-    rows = Rows(*(np.concatenate(parts) for parts in zip(none, *pieces, strict=True)))
+    rows = Rows(*(np.concatenate(columns) for columns in zip(none, *pieces, strict=True)))
     info = {
         "dtype": table.dtype.name,
         "state_spec": table.state_spec and spec,
@@ -52,24 +52,24 @@ def read_content(table: Table) -> Content:
 
 
 def write_content(table: Table, content: Content, adopt_state: bool) -> None:
-    """Makes a table hold just these rows, times and optimizer state included.
+    """Replaces all rows of a table, with their times and optimizer state.
 
     Args:
-        table: of the same key type, dtype and dimension.
-        content: what `read_content` gave. Vectors of another dtype are converted.
+        table: a table of the same key type, dtype and dimension.
+        content: the result of `read_content`. Vectors of another dtype are converted.
         adopt_state: whether a table that no optimizer has attached to takes over the state, for an
-            optimizer that will. State of another optimizer than the table's is dropped with a
-            warning, and rows begin with fresh state.
+            optimizer that attaches later. State of an optimizer other than the table's is dropped
+            with a warning, and the rows start with fresh state.
 
     Raises:
-        ValueError: the dimension is another.
+        ValueError: the dimension differs.
     """
     rows = content.rows
     info = json.loads(content.info)
     spec = info["state_spec"] and _as_spec(info["state_spec"])
     if rows.vectors.shape[1:] != (table.dimension,):
         raise ValueError(
-            f"{table.name} has vectors of dimension {table.dimension}, but the checkpoint holds "
+            f"{table.name} has vectors of dimension {table.dimension}, but the checkpoint contains "
             f"vectors of {list(rows.vectors.shape[1:])} for it."
         )
     target = table.state_spec
@@ -79,7 +79,7 @@ def write_content(table: Table, content: Content, adopt_state: bool) -> None:
     if spec is not None and target is not None and not has_state:
         warnings.warn(
             f"the state of {spec[0]!r} in the checkpoint is dropped: {table.name!r} is trained "
-            f"with {target[0]!r}. Its rows begin with fresh state.",
+            f"with {target[0]!r}. Its rows start with fresh state.",
             stacklevel=3,
         )
     with tf.init_scope():
@@ -103,6 +103,6 @@ def write_content(table: Table, content: Content, adopt_state: bool) -> None:
 
 
 def _as_spec(spec: Any) -> StateSpec:
-    """From JSON, which knows no tuples."""
+    """Converts a spec from JSON, which has no tuples."""
     optimizer, widths, inits = spec
     return optimizer, tuple(widths), tuple(inits)

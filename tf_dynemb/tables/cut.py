@@ -1,4 +1,4 @@
-"""Tables as they are at one moment, read while they may be trained."""
+"""Cuts: tables as they are at one moment, read while they may be trained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tensorflow as tf
 from tf_dynemb import _ops
 from tf_dynemb.tables.table import StateSpec, Table
 
-# What is read from a table at a time, under its lock: a batch may have to wait for that.
+# The bytes that are read at a time under a table's lock; a batch may have to wait for them.
 _PIECE_BYTES = 2 << 20
 
 
@@ -23,10 +23,10 @@ class Rows(NamedTuple):
 
     Attributes:
         keys: [n], of the table's key type.
-        vectors: [n, dimension]; bfloat16 as the uint16 of its bits.
+        vectors: [n, dimension]; bfloat16 vectors as the uint16 of their bits.
         state: float32 [n, floats of state].
-        updates: uint32 [n], ticks of last update, less the cut's base.
-        accesses: uint32 [n], ticks of last access, less the cut's base.
+        updates: uint32 [n], ticks of last update, minus the cut's base.
+        accesses: uint32 [n], ticks of last access, minus the cut's base.
     """
 
     keys: Any
@@ -37,18 +37,18 @@ class Rows(NamedTuple):
 
 
 class Cut:
-    """Tables as they are at the moment of entering the `with`; they may be trained meanwhile.
+    """Tables as they are when the `with` statement is entered; they may be trained meanwhile.
 
     Entering waits until other threads' cuts of the tables have ended.
 
     Args:
-        tables: each once.
-        since: for each the tick after whose batches rows belong to the cut; -1: all rows.
-        with_deleted: also the keys that were deleted since then.
+        tables: the tables, each once.
+        since: for each table, the tick after which updated rows belong to the cut; -1: all rows.
+        with_deleted: whether the cut includes the keys that were deleted since then.
 
     Attributes:
-        tick: the moment, as the number of the last batch before it.
-        utc_ns: and as time, nanoseconds since 1970 UTC.
+        tick: the moment of the cut, as the number of the last batch before it.
+        utc_ns: the same moment as a time, in nanoseconds since 1970 UTC.
 
     Raises:
         tf.errors.FailedPreconditionError: a table is in another cut of this thread, or does not
@@ -72,7 +72,7 @@ class Cut:
             self.utc_ns = time.time_ns()
             return self
         with contextlib.ExitStack() as locks:
-            # In one order, so that nobody waits in a circle.
+            # All threads lock in this order, so that none waits in a circle.
             for table in sorted(self._tables, key=id):
                 locks.enter_context(table.cut_lock)
             handle, tick, utc_ns = _ops.library().dynemb_snapshot(
@@ -96,7 +96,7 @@ class Cut:
                 self._handle = None
 
     def info(self, number: int) -> tuple[int, int, StateSpec, Any]:
-        """Rows at most, base of times, state and deleted keys of a table."""
+        """Returns a table's maximum number of rows, base of times, state and deleted keys."""
         most, base, optimizer, widths, inits, deleted = _ops.library().dynemb_snapshot_info(
             self._handle, number
         )
@@ -110,7 +110,7 @@ class Cut:
         return int(most), int(base), spec, keys.view(key_type)
 
     def pieces(self) -> Iterator[tuple[int, Rows]]:
-        """All rows of the cut, some at a time, with the number of their table."""
+        """Yields all rows of the cut, some at a time, with the number of their table."""
         next_piece = _ops.library().dynemb_snapshot_next
         while self._handle is not None:
             table, *columns = next_piece(self._handle, _PIECE_BYTES)
@@ -121,7 +121,7 @@ class Cut:
             yield number, Rows(*self._typed(number, keys, vectors), state, updates, accesses)
 
     def no_rows(self, number: int) -> Rows:
-        """Rows of a table, none of them."""
+        """Returns an empty `Rows` of a table."""
         table = self._tables[number]
         key_bytes = table.key_type.size
         keys = np.empty((0, key_bytes), np.uint8)
@@ -137,21 +137,21 @@ class Cut:
 
 
 def last_tick() -> int:
-    """The number of this process's last batch."""
+    """Returns the number of this process's last batch."""
     return int(_ops.library().dynemb_tick_before(2**63 - 1))
 
 
 def advance_clock(tick: int) -> None:
-    """Lets this process's next batch have a number after this one."""
+    """Ensures that this process's next batch has a number above `tick`."""
     _ops.library().dynemb_advance_clock(tick, time.time_ns())
 
 
 def bits(tensor: Any) -> Any:
-    """The array of a tensor; of bfloat16 the uint16 of its bits."""
+    """Returns a tensor as an array; a bfloat16 tensor as the uint16 of its bits."""
     return (tf.bitcast(tensor, tf.uint16) if tensor.dtype == tf.bfloat16 else tensor).numpy()
 
 
 def from_bits(array: Any, dtype: str) -> Any:
-    """The reverse of `bits`."""
+    """The inverse of `bits`."""
     tensor = tf.constant(array)
     return tf.bitcast(tensor, tf.bfloat16) if dtype == "bfloat16" else tensor

@@ -1,4 +1,4 @@
-"""Initial vectors: from a Keras initializer, a string or a number to the operator's attributes."""
+"""Initial vectors: translates a Keras initializer, a string or a number to operator attributes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 import keras
 
-# keras.initializers.VarianceScaling: a normal cut off at two standard deviations has this one.
+# From keras.initializers.VarianceScaling: a normal cut off at two deviations has this deviation.
 _TRUNCATED_STDDEV = 0.87962566103423978
 
 
 @dataclasses.dataclass(frozen=True)
 class InitialVector:
-    """How a new row's vector is drawn.
+    """The distribution of a new row's vector.
 
     Attributes:
         kinds: "constant", "uniform", "normal" or "truncated_normal"; one for all columns, or one
             for each column.
         args: two floats for each kind: (value, 0), (low, high) or (mean, stddev).
-        seed: the Keras initializer's own seed, if it was given one.
+        seed: the Keras initializer's own seed, if it has one.
     """
 
     kinds: tuple[str, ...]
@@ -35,12 +35,12 @@ def create(initializer: Any, dim: int) -> InitialVector:
     Args:
         initializer: None ("uniform", as in `keras.layers.Embedding`), a number, a number as text, a
             Keras initializer or its name ("random" is "uniform"), or a list of these, one for each
-            of the `dim` columns. Variance scaling (glorot, he, lecun) takes `dim` for both fans: a
-            table has no fixed number of rows.
+            of the `dim` columns. Variance scaling (glorot, he, lecun) uses `dim` for both fans,
+            because a table has no fixed number of rows.
         dim: width of the vector.
 
     Raises:
-        ValueError: unknown, or not a distribution that draws each column on its own.
+        ValueError: the initializer is unknown, or does not draw each column independently.
     """
     if isinstance(initializer, (list, tuple)):
         return _per_column(initializer, dim)
@@ -111,8 +111,8 @@ def _from_keras(initializer: Any, dim: int) -> InitialVector:
             return _distribution("truncated_normal", 0.0, stddev, seed)
         return _distribution("normal", 0.0, math.sqrt(variance), seed)
     raise ValueError(
-        f"initializer {initializer!r} cannot be used: a table draws each column of a new row on "
-        "its own, from a constant, uniform, normal or truncated normal distribution."
+        f"initializer {initializer!r} cannot be used: a table draws each column of a new row "
+        "independently, from a constant, uniform, normal or truncated normal distribution."
     )
 
 

@@ -1,27 +1,28 @@
-"""Snapshots: which dumps a table went through."""
+"""Snapshots: the history of a table's dumps and loads."""
 
 from __future__ import annotations
 
-# A week of one a minute.
+# One per minute for a week.
 _MOST_SNAPSHOTS = 10_000
 
 
 class Snapshots:
-    """Which snapshots a table was dumped to or loaded from.
+    """The snapshots that a table was dumped to or loaded from.
 
-    What replaces the rows or their state puts another object in the place of the table's.
+    A call that replaces the rows or their state also replaces the table's `Snapshots` object.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, bool]] = {}
 
     def note(self, id_: str, tick: int, has_state: bool = True) -> None:
-        """Notes a snapshot.
+        """Records a snapshot.
 
         Args:
-            id_: of the snapshot.
-            tick: of a batch; whatever the table has that the snapshot has not was changed after it.
-            has_state: False if the snapshot has state that the table's rows did not take over.
+            id_: the id of the snapshot.
+            tick: the number of a batch. All changes of the table that are not in the snapshot were
+                made after it.
+            has_state: False if the snapshot has state that was not loaded into the table's rows.
         """
         self._known[id_] = (tick, has_state)
         if len(self._known) > _MOST_SNAPSHOTS:
@@ -31,13 +32,13 @@ class Snapshots:
         return id_ in self._known
 
     def items(self) -> list[tuple[str, tuple[int, bool]]]:
-        """(id, (tick, has_state)) of each, as they were noted."""
+        """Returns (id, (tick, has_state)) of each snapshot, in the order of recording."""
         return list(self._known.items())
 
     def tick(self, id_: str) -> int:
-        """The batch after which changes are not in a snapshot that was noted."""
+        """Returns the batch after which changes are not in a recorded snapshot."""
         return self._known[id_][0]
 
     def has_state(self, id_: str) -> bool:
-        """Whether the state in the rows went on from that of a snapshot that was noted."""
+        """Whether the state in the rows continues that of a recorded snapshot."""
         return self._known[id_][1]

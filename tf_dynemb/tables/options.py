@@ -6,13 +6,13 @@ import dataclasses
 from typing import Any
 
 VAR_TYPES = ("hbm", "hybrid", "host")
-# Ours, and the HKV spelling that SOK scripts pass.
+# Our names, and the HKV names that SOK scripts pass.
 EVICT_STRATEGIES = {"lru": "lru", "none": "none", "kLru": "lru"}
 EXCHANGE_DTYPES = ("float16", "bfloat16", "int8")
 _HBM_GB = 16  # max_hbm_for_vectors, unless it is given
 _NOT_YET = {
     "max_dram_for_vectors": "use max_capacity, in rows, to limit host memory",
-    "file_path": "rows live in host memory only",
+    "file_path": "rows are in host memory only",
     "ttl": "rows do not expire; use erase()",
     "admission": "there is filter_ratio, for lookup_sparse(use_low_frequency_filter=True)",
 }
@@ -20,37 +20,40 @@ _NOT_YET = {
 
 @dataclasses.dataclass(frozen=True)
 class TableOptions:
-    """How one table is laid out and grows.
+    """The layout and growth of one table.
 
     Attributes:
-        var_type: "hbm" (rows in GPU memory; without a GPU a ValueError), "hybrid" (the first
-            max_hbm_for_vectors of them there, and later those that are read often; the others in
-            host memory; without a GPU, or under `tf.device("CPU")`, as "host"), or "host".
-        init_capacity: rows that room is made for at the start, their memory included; any positive
-            integer.
-        max_capacity: rows at most, then the strategy evicts; None: no limit.
-        max_load_factor: share of the index slots in use when a part of the index splits, in (0, 1];
-            below 0.05 is as 0.05, above 0.95 as 0.95.
-        evict_strategy: "lru" (also "kLru"): the least recently used row goes when the table is
-            full; "none": a full table raises ResourceExhaustedError.
-        seed: of the initial vectors. None: the initializer's own seed, else one made of the table's
-            name and TensorFlow's global seed.
-        stochastic_rounding: round float16 and bfloat16 rows stochastically when they are updated.
-            The random bits go by seed, key and the optimizer's step: training is reproducible,
-            whatever is read meanwhile.
-        exchange_dtype: how vectors and gradients travel between ranks: "float16" or "bfloat16"
-            (rounded to nearest), "int8" (a scale for each vector; errs by at most 1/254 of its
-            largest element), or None: as they are. Tables of 16-bit vectors travel in their own
-            type unless it is "int8".
-        filter_ratio: share of the ids of unknown keys that a lookup with
-            `use_low_frequency_filter` lets in, in [0, 1].
-        max_hbm_for_vectors: GB (2^30 bytes) of GPU memory that the rows of a "hybrid" table may
-            take, vectors and optimizer state; taken as it is needed. 0: all rows are in host
-            memory, and the index in the GPU's. None: 16. Not used by the others.
-        max_dram_for_vectors: GB of host memory for vectors. Not in this build.
-        file_path: folder of the file tier. Not in this build.
-        ttl: lifetime of a row. Not in this build.
-        admission: which keys get a row. Not in this build.
+        var_type: where rows are stored.
+            "hbm": in GPU memory; without a GPU a ValueError.
+            "hybrid": the first rows, as far as max_hbm_for_vectors allows, in GPU memory, and later
+            the frequently read ones; all others in host memory. Without a GPU, or under
+            `tf.device("CPU")`, it is the same as "host".
+            "host": in host memory.
+        init_capacity: the number of rows for which space is allocated at the start, including their
+            memory; any positive integer.
+        max_capacity: the maximum number of rows, at which the strategy evicts; None: no limit.
+        max_load_factor: the share of the index slots in use at which a segment splits, in (0, 1].
+            Values below 0.05 act as 0.05, values above 0.95 as 0.95.
+        evict_strategy: "lru" (also "kLru"): a full table evicts the least recently used row.
+            "none": a full table raises ResourceExhaustedError.
+        seed: the seed of the initial vectors. None: the initializer's own seed, or otherwise one
+            derived from the table's name and TensorFlow's global seed.
+        stochastic_rounding: whether float16 and bfloat16 rows are rounded stochastically when they
+            are updated. The random bits depend on the seed, the key and the optimizer's step, so
+            training is reproducible, regardless of reads in between.
+        exchange_dtype: the wire type of vectors and gradients between ranks: "float16" or
+            "bfloat16" (rounded to nearest), "int8" (with a scale for each vector; the error is at
+            most 1/254 of its largest element), or None (unchanged). Tables of 16-bit vectors use
+            their own type unless it is "int8".
+        filter_ratio: the share of the ids of unknown keys, in [0, 1], that a lookup with
+            `use_low_frequency_filter` admits.
+        max_hbm_for_vectors: the GB (2^30 bytes) of GPU memory that the rows of a "hybrid" table may
+            occupy, vectors and optimizer state, allocated as needed. 0: all rows are in host
+            memory, and the index is in GPU memory. None: 16. Other types ignore it.
+        max_dram_for_vectors: the GB of host memory for vectors. Not supported by this build.
+        file_path: the folder of the file tier. Not supported by this build.
+        ttl: the lifetime of a row. Not supported by this build.
+        admission: which keys get a row. Not supported by this build.
     """
 
     var_type: str = "hybrid"
@@ -73,8 +76,8 @@ class TableOptions:
         """Checks `options` and returns them as one object.
 
         Raises:
-            ValueError: an unknown option, or a value out of range; both are named.
-            NotImplementedError: an option that this build cannot honour is set.
+            ValueError: an option is unknown, or a value is out of range; the message names both.
+            NotImplementedError: an option is set that this build does not support.
         """
         known = {field.name for field in dataclasses.fields(cls)} - {"var_type"}
         for name, value in options.items():
@@ -134,7 +137,7 @@ class TableOptions:
 
 
 def check_dimension(name: str, value: Any) -> int:
-    """Returns a vector's width as an int; raises unless it is a positive integer."""
+    """Returns the width of vectors as an int; raises unless it is a positive integer."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be a positive integer, got {value!r}.")
     _check_integer(name, value.__index__(), 1)
@@ -142,7 +145,7 @@ def check_dimension(name: str, value: Any) -> int:
 
 
 def check_exchange_dtype(value: Any) -> None:
-    """Raises ValueError unless it is None or one of EXCHANGE_DTYPES."""
+    """Raises ValueError unless `value` is None or one of EXCHANGE_DTYPES."""
     if value not in (None, *EXCHANGE_DTYPES):
         raise ValueError(
             f"exchange_dtype must be None or one of {', '.join(EXCHANGE_DTYPES)}, got {value!r}."

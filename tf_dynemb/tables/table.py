@@ -1,4 +1,4 @@
-"""Table: the hash table of a DynamicVariable, apart from being a TensorFlow variable."""
+"""Table: the hash table of a DynamicVariable, without the interface of a TensorFlow variable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tf_dynemb.tables import initializers
 from tf_dynemb.tables.lineage import Snapshots
 from tf_dynemb.tables.options import EVICT_STRATEGIES, TableOptions, check_dimension
 
-# (optimizer, floats per row of each of its states, what each begins with)
+# (optimizer, floats per row of each of its states, initial value of each state)
 StateSpec: TypeAlias = tuple[str, tuple[int, ...], tuple[float, ...]]
 
 VALUE_TYPES = (tf.float32, tf.float16, tf.bfloat16)
@@ -29,30 +29,30 @@ _numbers = itertools.count()
 
 
 class Table:
-    """The hash table of a `DynamicVariable`: its options, and the state that its rows have.
+    """The hash table of a `DynamicVariable`: its options, and the state in its rows.
 
-    Cuts, snapshots and checkpoints need this much of a variable and no more. The variable adds the
-    methods that TensorFlow calls, those for its checkpoint among them.
+    Cuts, snapshots and checkpoints only need this class. The variable adds the methods that
+    TensorFlow calls, including those for its checkpoints.
 
     Args:
-        dimension: as of `DynamicVariable`; so the next six.
-        initializer: of new vectors.
-        var_type: where rows live.
-        name: of the variable.
-        key_type: of the keys.
-        dtype: of the vectors.
+        dimension: as in `DynamicVariable`, like the next six.
+        initializer: the initializer of new vectors.
+        var_type: where rows are stored.
+        name: the name of the variable.
+        key_type: the dtype of the keys.
+        dtype: the dtype of the vectors.
         mode: how the table is spread over ranks.
         table_options: the fields of `TableOptions`.
 
     Attributes:
-        handle: of the resource, a tensor.
-        name: as TensorFlow has it.
-        dtype: of the vectors.
-        snapshots: which snapshots the table was dumped to or loaded from.
-        cut_lock: held while a cut of the table is read: a table can be in one at a time.
+        handle: the handle of the resource, a tensor.
+        name: the name in TensorFlow.
+        dtype: the dtype of the vectors.
+        snapshots: the snapshots that the table was dumped to or loaded from.
+        cut_lock: held while a cut of the table is read, because a table can be in one at a time.
     """
 
-    # TensorFlow's variable has these.
+    # Set by TensorFlow's variable.
     handle: Any
     name: Any
     dtype: Any
@@ -75,7 +75,7 @@ class Table:
         dtype = _one_of("dtype", dtype or tf.float32, VALUE_TYPES)
         check_mode(mode)
         if name is not None and (not isinstance(name, str) or not name):
-            raise TypeError(f"name must be a string that is not empty, got {name!r}.")
+            raise TypeError(f"name must be a non-empty string, got {name!r}.")
         number = next(_numbers)
         name = name or f"dynamic_variable_{number}"
         initial = initializers.create(initializer, dim)
@@ -114,7 +114,7 @@ class Table:
         self._exchange_name = f"{name}#{number}"
         self.snapshots = Snapshots()
         self.cut_lock = threading.RLock()
-        # Which state the rows have. Who steps it is known to the operators.
+        # The state that the rows have. The operators know the owner that may step it.
         self._state_spec: StateSpec | None = None
 
     @property
@@ -129,13 +129,14 @@ class Table:
 
     @property
     def mode(self) -> str | None:
-        """How the table is spread over ranks, as it was given."""
+        """How the table is spread over ranks: the argument of the constructor."""
         return self._mode
 
     @property
     def spread(self) -> Spread:
-        """The table as an exchange between ranks sees it."""
-        # Not an attribute, which would be a reference cycle: tables must go with their last user.
+        """The description of the table for an exchange between ranks."""
+        # Not an attribute: that would be a reference cycle, and tables must be destroyed with their
+        # last reference.
         owner = owner_of_mode(self._mode)
         return Spread(
             variable=self,
@@ -159,7 +160,7 @@ class Table:
 
     @property
     def size(self) -> Any:
-        """An int64 tensor [rows held, dimension]."""
+        """An int64 tensor [number of rows, dimension]."""
         rows = _ops.library().dynemb_size(self.handle)
         return tf.stack([rows, tf.constant(self._dim, tf.int64)])
 
@@ -168,12 +169,12 @@ class Table:
             return int(_ops.library().dynemb_size(self.handle))
 
     def stats(self) -> dict[str, int]:
-        """What the table counts: rows, index slots, bytes, inserts, evictions and so on.
+        """Returns the table's counters: rows, index slots, bytes, inserts, evictions and so on.
 
-        Of a table in GPU memory also the rows that are there (`device_rows`), how many lookups
-        found them there (`device_hits`), and rows moved there since they are read often
-        (`promotions`).
-        Also how many keys and bytes this rank has sent to others for it.
+        - For a table in GPU memory, also the rows that are there (`device_rows`), the lookups that
+          found their row there (`device_hits`), and the frequently read rows that were moved there
+          (`promotions`).
+        - The keys and bytes that this rank has sent to others for the table.
         """
         with tf.init_scope():
             return {**table_stats(self.handle), **exchange_stats(self._exchange_name)}
@@ -181,26 +182,26 @@ class Table:
     def attach_state(
         self, optimizer: str, widths: Sequence[int], inits: Sequence[float], owner: str
     ) -> None:
-        """Makes room for an optimizer's state in each row; every row starts fresh.
+        """Adds space for an optimizer's state to each row; every row starts with fresh state.
 
-        With the same arguments as before nothing happens, and state that was restored is the
-        owner's from now on. An optimizer without state leaves the rows as they are.
+        If the arguments are the same as before, nothing changes, except that restored state belongs
+        to the owner from now on. An optimizer without state leaves the rows unchanged.
 
         Args:
-            optimizer: its name.
+            optimizer: the name of the optimizer.
             widths: floats per row of each state.
-            inits: what each state of a row starts with.
-            owner: who steps the rows, a text that no other optimizer of the process has. State that
-                another owner left is not continued, as a model that is compiled anew starts with
-                fresh state in Keras; that owner cannot step the table any more.
+            inits: the initial value of each state.
+            owner: the optimizer that steps the rows, as a text that no other optimizer of the
+                process has. State that another owner left is not continued, just as a recompiled
+                model in Keras starts with fresh state; that owner can no longer step the table.
         """
         spec = (optimizer, tuple(widths), tuple(inits))
         if not spec[1] and self._state_spec is not None:
             return
         with tf.init_scope():
-            begins_anew = self._take_state(spec, owner if spec[1] else "")
-        if begins_anew and self._state_spec is not None:
-            # Every row begins anew, also those that no delta will tell of.
+            is_fresh = self._take_state(spec, owner if spec[1] else "")
+        if is_fresh and self._state_spec is not None:
+            # Every row has fresh state, including rows that no delta would contain.
             self.snapshots = Snapshots()
         self._state_spec = spec
 
@@ -223,18 +224,18 @@ class Table:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """What the DynembTable operator was called with, names apart."""
+        """The arguments of the DynembTable operator, without names."""
         return dict(self._attributes)
 
     def make_empty(self, rows: int, state_spec: StateSpec | None) -> Any:
-        """Another table like this one, for rows that are to take the place of its own.
+        """Creates another table like this one, for rows that are to replace its own.
 
         Args:
-            rows: how many they will be; room is made at once.
-            state_spec: of the state they have.
+            rows: the expected number of rows; space for them is allocated at once.
+            state_spec: the state of the rows.
 
         Returns:
-            the table's handle. The table goes with it.
+            The table's handle. The table is destroyed with it.
         """
         most = self._options.max_capacity or 2**32 - 2
         attributes = dict(self._attributes)
@@ -248,9 +249,9 @@ class Table:
         return handle
 
     def state_was_restored(self, state_spec: StateSpec | None) -> None:
-        """Notes which state the rows have after a restore.
+        """Records which state the rows have after a restore.
 
-        It belongs to whichever optimizer attaches next, if that keeps the same.
+        The state belongs to the next optimizer that attaches, if that keeps the same state.
         """
         self._state_spec = state_spec
         if state_spec is not None:
@@ -259,7 +260,7 @@ class Table:
 
 
 def table_stats(handle: Any) -> dict[str, int]:
-    """What the table of a handle counts; see `Table.stats`."""
+    """Returns the counters of the table with this handle; see `Table.stats`."""
     names, values = _ops.library().dynemb_stats(handle)
     return {
         name.decode(): int(value) for name, value in zip(names.numpy(), values.numpy(), strict=True)
@@ -272,7 +273,7 @@ def _make_table(placement: Placement, shared_name: str, attributes: dict[str, An
         try:
             return make(container="", shared_name=shared_name, **attributes)
         except tf.errors.ResourceExhaustedError:
-            gc.collect()  # Models are reference cycles: those of before may hold much.
+            gc.collect()  # Models are reference cycles: unused ones may still hold memory.
             return make(container="", shared_name=shared_name, **attributes)
 
 
@@ -288,5 +289,5 @@ def _one_of(name: str, value: Any, allowed: Sequence[Any]) -> Any:
 
 
 def _default_seed(name: str) -> int:
-    """A seed that is the same in every process that makes the same tables."""
+    """Returns a seed that is the same in every process that creates the same tables."""
     return zlib.crc32(name.encode()) ^ ((context.global_seed() or 0) & 0x7FFFFFFF) << 31
