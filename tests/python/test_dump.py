@@ -88,7 +88,7 @@ def test_subset_renamed_and_static(tmp_path):
     [
         ([0, 1, 3], "keys on disk that are no rows of 0 to 3"),
         ([0, 1, -1], "keys on disk that are no rows of 0 to 3"),
-        ([0, 1, 1], "has not all rows of 's"),
+        ([0, 1, 1], "lacks rows of 's"),
     ],
 )
 def test_a_matrix_whose_rows_are_not_all_there(tmp_path, keys, says):

@@ -1,4 +1,4 @@
-"""Rows between tables, arrays and the columns of snapshots."""
+"""Conversion of rows between tables, arrays and the columns of snapshots."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tf_dynemb.tables.batches import NO_STATE, own_rows
 from tf_dynemb.tables.cut import Cut, Rows, from_bits
 from tf_dynemb.tables.table import Table
 
-# Pieces that may wait for the disk.
+# The number of pieces that may wait for the disk.
 _PIECES_AHEAD = 3
-# A progress bar appears after so many seconds.
+# The seconds after which a progress bar appears.
 _PATIENCE = 3.0
 
 
@@ -35,15 +35,15 @@ def write_rows(
     what: str,
     quiet: bool | None,
 ) -> list[storage.TableEntry]:
-    """Writes the columns of a cut's tables, which get the numbers from 0; returns their entries.
+    """Writes the columns of a cut's tables, numbered from 0; returns the entries of the tables.
 
-    A table that is on another rank alone gets no shard, as long as it is empty here.
+    If another rank alone holds a table, the table gets no shard here, as long as it is empty.
 
     Args:
-        part: to write into.
-        tables: those of the cut, by their names on disk.
-        cut: which ends only after this.
-        with_state: also the optimizer's state.
+        part: the part to write to.
+        tables: the tables of the cut, by their names on disk.
+        cut: the cut, which must not end before this function.
+        with_state: whether to write the optimizer's state too.
         what: "dump", with indexes, or "delta", with the keys that were deleted.
         quiet: as in `dump`.
     """
@@ -58,7 +58,7 @@ def write_rows(
             key_type = table.key_type.as_numpy_dtype
             part.column(number, "deleted", key_type).append(deleted)
 
-    # One thread reads tables while another writes files; both give way to training.
+    # One thread reads tables while another writes files; both yield to training.
     waiting: collections.deque[concurrent.futures.Future[int]] = collections.deque()
     pieces = cut.pieces()
     with (
@@ -75,7 +75,7 @@ def write_rows(
                 bar.update(waiting.popleft().result())
         for done in waiting:
             bar.update(done.result())
-        # Syncing takes as long as the disk, and needs nobody else.
+        # Syncing takes as long as the disk needs, and depends on no other work.
         synced = [
             writer.submit(column.close)
             for columns in writers.values()
@@ -125,15 +125,16 @@ def load_rows(
     at_tick: int,
     quiet: bool | None = None,
 ) -> int:
-    """Sets the rows that a snapshot has of a table and this rank owns; returns in how many batches.
+    """Loads the rows of a snapshot's table that this rank owns; returns the number of batches.
 
     Args:
-        snapshot: verified.
-        name: of the table there.
-        table: whose dtypes the handle's table has.
-        handle: of the table to load into.
-        with_state: also the state of the rows.
-        at_tick: greater than every time in the snapshot; -1: times are now, not those on disk.
+        snapshot: a verified snapshot.
+        name: the name of the table in the snapshot.
+        table: a table with the dtypes of the handle's table.
+        handle: the handle of the table to load into.
+        with_state: whether to load the state of the rows too.
+        at_tick: a tick greater than every time in the snapshot; -1: the rows get the current time
+            instead of the times on disk.
         quiet: as in `dump`.
     """
     batches = 0
@@ -165,7 +166,7 @@ def load_rows(
 
 
 def erase(snapshot: storage.Snapshot, name: str, handle: Any, key_type: Any) -> int:
-    """Erases the keys that a delta has deleted; returns in how many batches."""
+    """Erases the keys that a delta has deleted; returns the number of batches."""
     batches = 0
     _, entry = snapshot.manifest.table(name)
     for shard in entry.shards:
@@ -177,7 +178,7 @@ def erase(snapshot: storage.Snapshot, name: str, handle: Any, key_type: Any) -> 
 
 
 def checksum(data: Any, initial: int, room: int, block_bytes: int) -> list[int]:
-    """As `tf_dynemb.storage.crc32c.blocks`, faster."""
+    """Same as `tf_dynemb.storage.crc32c.blocks`, but faster."""
     checksums = _ops.library().dynemb_crc32c(
         data, tf.constant(initial, tf.uint32), max(room, 0), block_bytes
     )
@@ -192,7 +193,7 @@ def build_index(
     index_path: str,
     index_data_offset: int,
 ) -> int:
-    """As `tf_dynemb.storage.part.build_index`, faster."""
+    """Same as `tf_dynemb.storage.part.build_index`, but faster."""
     log_slots = key_index.index_size(rows).bit_length() - 1
     salt = _ops.library().dynemb_build_key_index(
         keys_path, data_offset, rows, key_bytes, index_path, index_data_offset, log_slots
@@ -201,14 +202,14 @@ def build_index(
 
 
 class _Bar(tqdm.tqdm):  # type: ignore[misc]
-    """A progress bar whose lock is not shared with processes that are forked off."""
+    """A progress bar whose lock is not shared with forked processes."""
 
     _lock = threading.RLock()
 
 
 def progress(total: int, what: str, unit: str, quiet: bool | None) -> Any:
-    """A progress bar for what takes longer than some seconds."""
-    # tqdm takes None for: only on a terminal.
+    """A progress bar for work that takes longer than a few seconds."""
+    # For tqdm, None means a bar only on a terminal.
     return _Bar(total=total, desc=what, unit=unit, unit_scale=True, delay=_PATIENCE, disable=quiet)
 
 
@@ -228,9 +229,9 @@ def _columns(
 
 
 def _give_way() -> None:
-    """Lowers the priority of the calling thread, where it is higher."""
+    """Lowers the priority of the calling thread, unless it is low already."""
     thread = threading.get_native_id()
-    with contextlib.suppress(OSError):  # nothing but speed depends on it
+    with contextlib.suppress(OSError):  # this affects only speed
         os.setpriority(os.PRIO_PROCESS, thread, max(10, os.getpriority(os.PRIO_PROCESS, thread)))
 
 

@@ -1,4 +1,4 @@
-"""Snapshots that all ranks write together: each rank a part, and rank 0 publishes them at once."""
+"""Snapshots that all ranks write together: each rank writes a part, and rank 0 publishes all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tf_dynemb.tables.cut import Cut, advance_clock, last_tick
 
 
 class JointPublication:
-    """A snapshot being written by all ranks; leaving the `with` before `publish` drops it.
+    """A snapshot that all ranks write; leaving the `with` before `publish` discards it.
 
         with JointPublication(ranks, path, "base") as publication:
             with publication.beginning():
@@ -30,15 +30,16 @@ class JointPublication:
                 publication.has(entries, cut)
             publication.publish()
 
-    Each of the three is a stage of the ranks: where it fails on one, it does so on all.
+    `beginning`, `writing` and `publish` are stages of the ranks: if one fails on a rank, it fails
+    on all.
 
     Args:
-        ranks: all of which write.
-        path: of the chain; rank 0 locks it.
+        ranks: the ranks, all of which write.
+        path: the path of the chain; rank 0 locks it.
         kind: "base" or "delta".
 
     Attributes:
-        last: the manifest of the last snapshot at the path, without shards, for a delta.
+        last: for a delta, the manifest of the last snapshot at the path, without shards.
     """
 
     def __init__(self, ranks: Ranks, path: str | os.PathLike[str], kind: str) -> None:
@@ -50,7 +51,7 @@ class JointPublication:
         self._begun = contextlib.ExitStack()
         self._publication: storage.Publication | None = None  # on rank 0
         self._id = ""
-        self._tick = 0  # the last batch of any rank when the snapshot was begun
+        self._tick = 0  # the last batch of any rank when the snapshot began
         self._part: dict[str, Any] = {}
         self._parts: list[dict[str, Any]] = []  # of all ranks
 
@@ -66,12 +67,12 @@ class JointPublication:
         self._begun.close()
 
     def is_of(self, call: Sequence[str]) -> None:
-        """Tells what is written, which must be the same on all ranks."""
+        """Describes what is written; the description must be the same on all ranks."""
         self._call = list(call)
 
     @contextlib.contextmanager
     def beginning(self) -> Iterator[None]:
-        """Afterwards the path is locked, and the ranks have agreed on what they write."""
+        """A stage after which the path is locked, and the ranks have agreed on what they write."""
         with self._ranks.stage() as stage:
             yield
             id_ = last = None
@@ -91,10 +92,10 @@ class JointPublication:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[storage.Part]:
-        """What this rank writes into; afterwards every rank has written, and synced, its part.
+        """Yields this rank's part; afterwards every rank has written and synced its part.
 
-        A cut that is begun at once is of the same moment on all ranks, if they train in no other
-        thread, and of the same tick.
+        A cut that starts at once has the same tick on all ranks. If no other thread trains, it is
+        also of the same moment.
         """
         with self._ranks.stage() as stage:
             part = self._publication or self._open_part()
@@ -104,7 +105,7 @@ class JointPublication:
                 tables = part.with_files(self._part.pop("tables"))
                 stage.say({**self._part, "tables": tables_to_json(tables)})
             finally:
-                # Files that are still open could not be removed everywhere.
+                # Some file systems cannot remove files that are still open.
                 part.abandon()
         self._parts = stage.said
         check_alike([part["parent"] for part in self._parts], "the snapshot to continue")
@@ -116,13 +117,13 @@ class JointPublication:
         parent: str | None = None,
         since: int = 0,
     ) -> None:
-        """Tells what this rank has written.
+        """Sets what this rank has written.
 
         Args:
-            tables: the same on all ranks, but for their shards.
-            cut: of which it is.
-            parent: of a delta, as in the manifest; the same on all ranks.
-            since: of a delta: the tick after which rows are in it, at the latest.
+            tables: the entries of the tables; the same on all ranks, except for their shards.
+            cut: the cut whose rows were written.
+            parent: the parent of a delta, as in the manifest; the same on all ranks.
+            since: for a delta, the latest tick after which all updated rows are in it.
         """
         self._part = {
             "tables": tables,
@@ -136,10 +137,10 @@ class JointPublication:
         """Makes the snapshot visible.
 
         Args:
-            optimizer: its entry in the manifest; rank 0's counts.
+            optimizer: the optimizer's entry in the manifest; only rank 0's is used.
 
         Returns:
-            the snapshot's watermark: the latest of the ranks'.
+            The snapshot's watermark, the latest of all ranks.
         """
         tick, utc_ns, since = (
             max(part[name] for part in self._parts) for name in ("tick", "utc_ns", "since")

@@ -1,4 +1,4 @@
-"""Chains that all ranks read: the same snapshots on all of them, each file verified by one."""
+"""Chains that all ranks read: all ranks use the same snapshots, and each file is verified once."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ T = TypeVar("T")
 
 
 def read_chain(ranks: Ranks, path: str | os.PathLike[str], read: Callable[[list[str]], T]) -> T:
-    """What `read` makes of the chain at a path, as rank 0 sees it.
+    """Calls `read` with the chain at a path, as rank 0 sees it, and returns its result.
 
-    Where a new base has removed files meanwhile, `read` is called again, with the new chain.
+    If a new base has removed files meanwhile, `read` is called again, with the new chain.
 
     Args:
-        ranks: all of which call this.
-        path: of the chain.
-        read: gets the names of its directories; raises on all ranks or on none.
+        ranks: the ranks, all of which call this.
+        path: the path of the chain.
+        read: called with the names of the chain's directories; raises on all ranks or on none.
 
     Raises:
-        FileNotFoundError: there is no snapshot; on all ranks.
+        FileNotFoundError: there is no snapshot; raised on all ranks.
     """
     lost = {error.__name__ for error in chain.LOSSES}
     return chain.read_again(
@@ -43,7 +43,7 @@ def _names(ranks: Ranks, path: str | os.PathLike[str]) -> list[str]:
             try:
                 stage.say([storage.Chain.names(path), None])
             except FileNotFoundError as error:
-                # An answer, not a failure: whoever begins anew then does so on all ranks.
+                # An answer, not a failure, so that all ranks make the same next step.
                 stage.say([None, str(error)])
     names, missing = stage.said[0]
     if missing is not None:
@@ -52,7 +52,7 @@ def _names(ranks: Ranks, path: str | os.PathLike[str]) -> list[str]:
 
 
 def open_chain(ranks: Ranks, path: str | os.PathLike[str], names: Sequence[str]) -> storage.Chain:
-    """The chain of these directories; raises as `storage.Chain.open`, on this rank."""
+    """Opens the chain of these directories; raises as `storage.Chain.open`, on this rank only."""
     if ranks.rank:
         for name in names or [""]:
             wait_for(pathlib.Path(path) / name, ranks.rank)
@@ -73,9 +73,9 @@ def verify(ranks: Ranks, snapshots: Sequence[storage.Snapshot], quiet: bool | No
 
 
 def _shares(snapshot: storage.Snapshot, size: int) -> list[list[storage.ColumnFile]]:
-    """A snapshot's files for each rank: about as many bytes for each.
+    """Assigns a snapshot's files to ranks, so that each has about the same number of bytes.
 
-    A rank that wrote files gets them if it can: it is likely to read them anyway.
+    If possible, files are assigned to the rank that wrote them, which probably reads them anyway.
     """
     writer = {
         file.file: shard.rank % size

@@ -1,4 +1,4 @@
-"""Dense variables on disk: matrices as tables, whose keys are the numbers of their rows."""
+"""Dense variables on disk: matrices as tables whose keys are their row numbers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def write_static(
     first: int,
     base_tick: int,
 ) -> list[storage.TableEntry]:
-    """Writes the rows that this rank has of matrices, as tables with the numbers from `first` on.
+    """Writes this rank's rows of matrices, as tables numbered from `first`; returns their entries.
 
     Args:
-        part: to write into.
-        variables: by their names on disk.
-        values: of these variables, as they are to be written.
-        first: number of the first one among the snapshot's tables.
+        part: the part to write to.
+        variables: the matrices, by their names on disk.
+        values: the values of these variables that are written.
+        first: the number of the first matrix among the snapshot's tables.
         base_tick: the tick of all rows.
     """
     entries = []
@@ -63,7 +63,7 @@ def write_static(
 
 
 def read_static(snapshot: storage.Snapshot, name: str, variable: Any) -> Any:
-    """The rows that this rank has of a dense variable.
+    """Returns the rows of a dense variable that this rank holds.
 
     Raises:
         ValueError: the keys are not the numbers of its rows.
@@ -80,9 +80,9 @@ def read_static(snapshot: storage.Snapshot, name: str, variable: Any) -> Any:
         some = slice(None) if mine is None else np.flatnonzero(mine)
         if len(keys) and not (keys.min() >= 0 and keys.max() < rows):
             raise ValueError(f"table {name!r} has keys on disk that are no rows of 0 to {rows}.")
-        places = ownership.local_rows(variable, np.asarray(keys[some]))
-        value[places] = snapshot.column(name, "vectors", shard.rank)[some]
-        missing[places] = False
+        positions = ownership.local_rows(variable, np.asarray(keys[some]))
+        value[positions] = snapshot.column(name, "vectors", shard.rank)[some]
+        missing[positions] = False
     if missing.any():
-        raise ValueError(f"table {name!r} has not all rows of {variable.name!r} on disk.")
+        raise ValueError(f"table {name!r} lacks rows of {variable.name!r} on disk.")
     return tf.cast(from_bits(value, entry.dtype), variable.dtype)

@@ -1,4 +1,4 @@
-"""Watermarks: up to where a snapshot goes, and which batch a time stands for."""
+"""Watermarks: the end of a snapshot, and the conversion of times to batches."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tf_dynemb import _ops, storage
 
 
 class Watermark(NamedTuple):
-    """Up to where a snapshot holds what training did.
+    """The last batch whose changes a snapshot contains.
 
     Attributes:
-        id: of the snapshot.
-        tick: number of the last batch that is in it.
-        utc: when it was taken.
+        id: the id of the snapshot.
+        tick: the number of the last batch in the snapshot.
+        utc: the time at which the watermark was taken.
     """
 
     id: str
@@ -23,27 +23,27 @@ class Watermark(NamedTuple):
 
     @staticmethod
     def of(manifest: storage.Manifest) -> Watermark:
-        """A snapshot's."""
+        """Returns the watermark of a snapshot."""
         return Watermark.at(manifest.id, manifest.watermark, manifest.watermark_utc_ns)
 
     @staticmethod
     def at(id_: str, tick: int, utc_ns: int) -> Watermark:
-        """With the time in nanoseconds since 1970 UTC."""
+        """Creates a watermark from a time in nanoseconds since 1970 UTC."""
         seconds, rest = divmod(utc_ns, 10**9)
         utc = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
         return Watermark(id_, tick, utc.replace(microsecond=rest // 1000))
 
 
 def tick_before(time: Any, name: str) -> int:
-    """The last batch that certainly was before a moment.
+    """Returns the last batch that was certainly before a moment.
 
     Args:
         time: an aware datetime.
-        name: of the argument that it is, for errors.
+        name: the name of the argument, for errors.
 
     Raises:
-        TypeError: it is no datetime.
-        ValueError: it has no time zone.
+        TypeError: `time` is not a datetime.
+        ValueError: `time` has no time zone.
     """
     if not isinstance(time, datetime.datetime):
         raise TypeError(f"{name} must be a datetime, got {time!r}.")
