@@ -1,6 +1,7 @@
-"""Snapshots of tables on disk, as docs/file_format.md has them: numpy only, no TensorFlow.
+"""Snapshots of tables on disk, as defined in docs/file_format.md: numpy only, no TensorFlow.
 
-`Publication` writes one, of which other processes may write a `Part`; `Chain` and `Snapshot` read.
+`Publication` writes a snapshot; other processes may each write a `Part` of it. `Chain` and
+`Snapshot` read.
 
 May import: `_version`.
 """

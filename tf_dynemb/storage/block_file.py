@@ -1,4 +1,4 @@
-"""Checksums of the blocks of a file that is already there."""
+"""Checksums of the blocks of an existing file."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from tf_dynemb.storage.crc32c import Checksum
 from tf_dynemb.storage.errors import DataLossError
 
-# What is read at a time, at least.
+# The minimum number of bytes that are read at a time.
 _READ_BYTES = 1 << 22
 
 
 def checksums(
     path: pathlib.Path, size: int, block_bytes: int, checksum: Checksum
 ) -> Iterator[tuple[int, list[int]]]:
-    """Reads a file's first `size` bytes, some blocks at a time.
+    """Reads the first `size` bytes of a file, several blocks at a time.
 
     Yields:
-        the byte offset after these blocks, and their checksums.
+        The byte offset after these blocks, and their checksums.
 
     Raises:
         DataLossError: the file is shorter, or missing.
@@ -30,14 +30,14 @@ def checksums(
         with path.open("rb", buffering=0) as file:
             end = 0
             while end < size:
-                part = buffer[: size - end]
+                blocks = buffer[: size - end]
                 filled = 0
-                while filled < part.size:
-                    count = file.readinto(part[filled:].data)
+                while filled < blocks.size:
+                    count = file.readinto(blocks[filled:].data)
                     if not count:
                         raise DataLossError(f"{path} ends at byte offset {end + filled}.")
                     filled += count
-                end += part.size
-                yield end, checksum(part, 0, block_bytes, block_bytes)
+                end += blocks.size
+                yield end, checksum(blocks, 0, block_bytes, block_bytes)
     except FileNotFoundError as error:
         raise DataLossError(f"{path} is missing.") from error

@@ -1,4 +1,4 @@
-"""Reading snapshots, and the chain of them that a path holds."""
+"""Reading of snapshots, and of the chain of snapshots at a path."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ T = TypeVar("T")
 
 _DIRECTORY = re.compile(r"(\d{8,})-(base|delta)-([0-9a-f]{32})")
 
-# How often a reader begins again, having lost files to a new base.
+# How often a read starts again if files were removed because a newer base superseded them.
 _ATTEMPTS = 5
 
-# What is raised where a file is gone.
+# The errors that a missing file causes.
 LOSSES = (DataLossError, FileNotFoundError)
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Name:
-    """What a snapshot's directory is called: NUMBER-KIND-ID."""
+    """The name of a snapshot's directory: NUMBER-KIND-ID."""
 
     number: int
     kind: str
@@ -43,18 +43,18 @@ class Name:
 
     @staticmethod
     def parse(name: str) -> Name | None:
-        """None if that is not the name of a snapshot."""
+        """Parses the name of a directory; None if it is not the name of a snapshot."""
         match = _DIRECTORY.fullmatch(name)
         return Name(int(match[1]), match[2], match[3]) if match else None
 
 
 def list_snapshots(path: pathlib.Path) -> list[Name]:
-    """The snapshots at a path, superseded ones too, in order of publication."""
+    """Returns all snapshots at a path, including superseded ones, in order of publication."""
     return sorted(name for name in map(Name.parse, os.listdir(path)) if name)
 
 
 def since_last_base(names: list[Name]) -> list[Name]:
-    """The last base and what comes after it; everything if there is no base."""
+    """Returns the last base and the snapshots after it; all snapshots if there is no base."""
     bases = [i for i, name in enumerate(names) if name.kind == "base"]
     return names[bases[-1] :] if bases else names
 
@@ -63,12 +63,12 @@ class Snapshot:
     """A published snapshot, read-only; threads may share one.
 
     Attributes:
-        directory: where it is.
-        manifest: what it holds.
+        directory: its directory.
+        manifest: its manifest.
 
     Raises:
         DataLossError: MANIFEST.json is missing, damaged, or of another snapshot than the directory.
-        ValueError: it is of a version that this code does not read.
+        ValueError: the snapshot has a version that this code does not read.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -80,7 +80,7 @@ class Snapshot:
             raise DataLossError(f"{file} is missing.") from error
         except UnicodeDecodeError as error:
             raise DataLossError(
-                f"{file} is damaged: no UTF-8 at byte offset {error.start}."
+                f"{file} is damaged: invalid UTF-8 at byte offset {error.start}."
             ) from error
         self.manifest = Manifest.from_json(text, str(file))
         name = Name.parse(self.directory.name)
@@ -93,21 +93,22 @@ class Snapshot:
         return f"Snapshot({str(self.directory)!r})"
 
     def column(self, table: int | str, column: str, rank: int = 0) -> npt.NDArray[Any]:
-        """A column of a table's shard, mapped from its file.
+        """Returns a column of a table's shard, mapped from its file.
 
-        The file's header and size are checked here, its content only by `verify`.
+        This checks the header and the size of the file; only `verify` checks its content.
 
         Args:
-            table: number or name.
-            column: as in docs/file_format.md; "state" only of tables that have some.
-            rank: of the shard.
+            table: the number or name of the table.
+            column: the name of the column in docs/file_format.md; "state" only for tables that have
+                state.
+            rank: the rank of the shard.
 
         Returns:
-            read-only [rows, ...]; bfloat16 as the uint16 of its bits.
+            A read-only array [rows, ...]; bfloat16 vectors as the uint16 of their bits.
 
         Raises:
             KeyError: there is no such table, shard or column.
-            DataLossError: the file is missing, or is not what the manifest says.
+            DataLossError: the file is missing, or does not match the manifest.
         """
         number, entry = self.manifest.table(table)
         for shard in entry.shards:
@@ -121,7 +122,7 @@ class Snapshot:
 
     @property
     def files(self) -> list[ColumnFile]:
-        """All that it has besides its manifest."""
+        """All files of the snapshot, except its manifest."""
         return [
             file
             for table in self.manifest.tables
@@ -138,12 +139,13 @@ class Snapshot:
         """Reads files and compares them with their checksums.
 
         Args:
-            checksum: a faster function that does as `crc32c.blocks`.
-            progress: called with the bytes that are verified and those that are to be.
-            files: which ones; None: all.
+            checksum: a faster function that is equivalent to `crc32c.blocks`.
+            progress: called with the number of bytes verified so far and in total.
+            files: the files to verify; None: all.
 
         Raises:
-            DataLossError: names the first file that is missing or differs, and where it does.
+            DataLossError: a file is missing or differs; the message names the first such file, and
+                the offset.
         """
         files = self.files if files is None else files
         total = sum(file.bytes for file in files)
@@ -155,7 +157,7 @@ class Snapshot:
             done += file.bytes
 
     def _verify_file(self, file: ColumnFile, checksum: crc32c.Checksum) -> Iterator[int]:
-        """Compares a file with its checksums; yields up to where."""
+        """Compares a file with its checksums; yields the offset up to which it is verified."""
         path = self._checked(file)
         block_bytes = self.manifest.block_bytes
         block = 0
@@ -163,14 +165,14 @@ class Snapshot:
             for value in found:
                 if f"{value:08x}" != file.crc32c[8 * block : 8 * block + 8]:
                     raise DataLossError(
-                        f"{path} is damaged: its block of up to {block_bytes} bytes at byte offset "
-                        f"{block * block_bytes} has another CRC32C than when it was written."
+                        f"{path} is damaged: the CRC32C of its block of up to {block_bytes} bytes "
+                        f"at byte offset {block * block_bytes} differs from that in the manifest."
                     )
                 block += 1
             yield end
 
     def _checked(self, file: ColumnFile) -> pathlib.Path:
-        """The file's path, if it is of the manifest's size."""
+        """Returns the file's path if it has the size in the manifest."""
         path = self.directory / file.file
         try:
             size = path.stat().st_size
@@ -189,8 +191,8 @@ class Snapshot:
             with path.open("rb") as opened:
                 if opened.read(len(expected)) != expected:
                     raise DataLossError(
-                        f"{path} is damaged at byte offset 0: its header is not that of {dtype} "
-                        f"{list(shape)}."
+                        f"{path} is damaged at byte offset 0: its header is not the header of "
+                        f"{dtype} {list(shape)}."
                     )
                 if 0 not in shape:
                     return np.memmap(opened, dtype, "r", len(expected), shape)
@@ -203,14 +205,14 @@ class Snapshot:
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """The last base at a path and the deltas after it; deltas alone if there is no base."""
+    """The last base at a path and the deltas after it; only deltas if there is no base."""
 
     base: Snapshot | None
     deltas: list[Snapshot]
 
     @property
     def snapshots(self) -> list[Snapshot]:
-        """All of them, in order."""
+        """All snapshots, in order."""
         return [self.base, *self.deltas] if self.base else self.deltas
 
     @property
@@ -220,27 +222,27 @@ class Chain:
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> Chain:
-        """The chain at a path, or of the one snapshot whose directory is given.
+        """Opens the chain at a path, or the one snapshot whose directory is given.
 
-        Files of the chain are not opened yet, and a new base may remove them: `load` has to do
-        with that.
+        The files of the chain are not opened yet, and a new base may remove them; `load` handles
+        this.
 
         Raises:
             FileNotFoundError: there is no snapshot.
             DataLossError: a manifest is missing or damaged, or a snapshot does not continue the
                 one before it.
-            ValueError: a snapshot is of a version that this code does not read.
+            ValueError: a snapshot has a version that this code does not read.
         """
         return Chain.load(path, lambda chain: chain)
 
     @staticmethod
     def load(path: str | os.PathLike[str], read: Callable[[Chain], T]) -> T:
-        """What `read` makes of the chain at a path.
+        """Calls `read` with the chain at a path, and returns its result.
 
-        Where a new base has removed files meanwhile, `read` is called again, with the new chain.
+        If a new base has removed files meanwhile, `read` is called again, with the new chain.
 
         Raises:
-            as `open`, and what `read` raises.
+            the errors of `open` and of `read`.
         """
         return read_again(
             lambda: Chain.names(path),
@@ -250,7 +252,7 @@ class Chain:
 
     @staticmethod
     def names(path: str | os.PathLike[str]) -> list[str]:
-        """What the directories of a path's chain are called; none if it is itself a snapshot.
+        """Returns the names of the directories of a path's chain; none if it is a snapshot itself.
 
         Raises:
             FileNotFoundError: there is no snapshot.
@@ -271,7 +273,7 @@ class Chain:
 
     @staticmethod
     def of(path: str | os.PathLike[str], names: Sequence[str]) -> Chain:
-        """The chain of what `names` has told; raises as `open` does."""
+        """Opens the chain with the names that `names` returned; raises the errors of `open`."""
         path = pathlib.Path(path)
         snapshots = [Snapshot(path / name) for name in names] or [Snapshot(path)]
         for before, after in itertools.pairwise(snapshots):
@@ -290,15 +292,15 @@ def read_again(
     read: Callable[[list[str]], T],
     is_loss: Callable[[Exception], bool],
 ) -> T:
-    """What `read` makes of the names of a chain, read again where a new base has removed them.
+    """Calls `read` with the names of a chain; calls it again if a new base has removed them.
 
     Args:
-        list_names: as `Chain.names` of a path.
-        read: gets them.
-        is_loss: whether what `read` has raised may come from files that are gone.
+        list_names: returns the result of `Chain.names` for a path.
+        read: called with the names.
+        is_loss: returns whether missing files may have caused an error of `read`.
 
     Raises:
-        what `read` and `list_names` raise.
+        the errors of `read` and `list_names`.
     """
     names = list_names()
     for _ in range(_ATTEMPTS - 1):
@@ -308,7 +310,7 @@ def read_again(
             if not is_loss(error):
                 raise
             found = list_names()
-            if found[:1] == names[:1]:  # nothing has superseded what was read
+            if found[:1] == names[:1]:  # the snapshots that were read have not been superseded
                 raise
             names = found
     return read(names)

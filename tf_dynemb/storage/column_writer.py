@@ -1,4 +1,4 @@
-"""Writing one column's file, and its checksums with it."""
+"""Writes the file of one column, and computes its checksums."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class ColumnWriter:
     """Appends rows to a column; used by one thread at a time.
 
     Attributes:
-        path: of the file.
-        rows: how many there are so far.
+        path: the path of the file.
+        rows: the number of rows so far.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class ColumnWriter:
         self._row_shape = row_shape
         self._checksum = checksum
         self._block_bytes = block_bytes
-        # The first block's checksum is without the header, which says how many rows there are.
+        # The first block's checksum excludes the header, which contains the number of rows.
         self._checksums = [0]
         self._bytes = npy.HEADER_BYTES
         self._file: ColumnFile | None = None
@@ -44,13 +44,13 @@ class ColumnWriter:
         self._write(memoryview(bytes(npy.HEADER_BYTES)))
 
     def append(self, rows: npt.NDArray[Any]) -> None:
-        """Writes rows behind those that are there.
+        """Appends rows to the column.
 
         Args:
-            rows: of the column's dtype, [n, *row_shape].
+            rows: [n, *row_shape] of the column's dtype.
 
         Raises:
-            OSError: from the file system; the snapshot cannot be published any more.
+            OSError: an error of the file system; the snapshot can no longer be published.
         """
         if rows.dtype != self._dtype or rows.shape[1:] != self._row_shape or rows.ndim == 0:
             raise ValueError(
@@ -68,7 +68,7 @@ class ColumnWriter:
         self.rows += len(rows)
 
     def close(self) -> ColumnFile:
-        """Writes the header, syncs and closes the file; the second time, only says what it is."""
+        """Writes the header, syncs and closes the file, if it is open; returns its entry."""
         if self._file:
             return self._file
         if self._descriptor < 0:
@@ -87,13 +87,13 @@ class ColumnWriter:
         return self._file
 
     def abandon(self) -> None:
-        """Closes the file as it is."""
+        """Closes the file without completing it."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
 
     def _write(self, data: memoryview) -> None:
-        """Writes everything, in as many calls as the system needs for it."""
+        """Writes all of the data, in as many system calls as needed."""
         while data:
             try:
                 data = data[os.write(self._descriptor, data) :]

@@ -1,11 +1,11 @@
 """CRC32C (RFC 3720) in numpy, with no loop over bytes.
 
-A message is a polynomial over GF(2), the first byte's lowest bit its highest power, and its CRC is
-what is left of it modulo P. x^5685 = x^1362 + x^426 + 1 modulo P, so that a byte can be dropped if
-it is xored into the bytes 5685, 5685 - 426 and 5685 - 1362 after it: squaring the identity three
-times makes its powers count bytes, squaring it six times words of 64 bits. All bytes of a run of
-5685 - 1362 can be dropped at once, since none of them changes another. That leaves 5685 bytes,
-whose CRC is the xor of (x^i modulo P) over the powers i that they hold.
+A message is a polynomial over GF(2): the lowest bit of the first byte is the highest power. Its CRC
+is the remainder modulo P. x^5685 = x^1362 + x^426 + 1 modulo P, so a byte can be dropped if it is
+xored into the bytes 5685, 5685 - 426 and 5685 - 1362 after it: squaring the identity three times
+turns its powers into bytes, and squaring it six times into words of 64 bits. A run of 5685 - 1362
+bytes can be dropped at once, since none of them changes another. The remaining 5685 bytes have a
+CRC that is the xor of (x^i modulo P) over the powers i that they contain.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
-# As `blocks`, which other code may be put in the place of.
+# The type of `blocks` and of its replacements.
 Checksum: TypeAlias = Callable[[Bytes, int, int, int], list[int]]
 
 # 0x1EDC6F41, reflected: bit 31 - i is the coefficient of x^i; x^32 is implied.
@@ -31,16 +31,16 @@ _ONES = 0xFFFFFFFF
 _SPAN = 5685
 _TAPS = (1362, 426)
 
-# What is folded at a time: stays in the second-level cache with its copy.
+# The bytes that are folded at a time: they and their copy fit the second-level cache.
 _PIECE = 1 << 18
 
 
 def crc32c(data: bytes | bytearray | memoryview | npt.NDArray[np.generic], initial: int = 0) -> int:
-    """The CRC32C of bytes.
+    """Returns the CRC32C of bytes.
 
     Args:
-        data: anything whose bytes lie together.
-        initial: the CRC32C of what came before, of which `data` is the continuation.
+        data: any contiguous buffer.
+        initial: the CRC32C of the bytes before `data`, if `data` continues them.
     """
     array = np.frombuffer(data, np.uint8)
     register = initial ^ _ONES
@@ -50,16 +50,17 @@ def crc32c(data: bytes | bytearray | memoryview | npt.NDArray[np.generic], initi
 
 
 def blocks(data: Bytes, initial: int, room: int, block_bytes: int) -> list[int]:
-    """The CRC32C of each block that `data` fills or continues.
+    """Returns the CRC32C of each block that `data` fills or continues.
 
     Args:
         data: uint8 [n].
-        initial: checksum of the first block's bytes that came before `data`.
-        room: bytes of `data` that belong to that first block, at most.
-        block_bytes: bytes of each further block; the last one may be shorter.
+        initial: the checksum of the bytes of the first block that came before `data`.
+        room: the maximum number of bytes of `data` that belong to that first block.
+        block_bytes: the size of each further block; the last one may be shorter.
 
     Returns:
-        checksum of the first block so far (`initial` if `data` is empty), then of each further one.
+        The checksum of the first block so far (`initial` if `data` is empty), and that of each
+        further block.
     """
     checksums = [crc32c(data[:room], initial)]
     checksums += [crc32c(data[i : i + block_bytes]) for i in range(room, data.size, block_bytes)]
@@ -67,7 +68,7 @@ def blocks(data: Bytes, initial: int, room: int, block_bytes: int) -> list[int]:
 
 
 def combine(first: int, second: int, second_bytes: int) -> int:
-    """The CRC32C of two pieces in a row, of those of each and the second one's length."""
+    """Returns the CRC32C of two adjacent ranges, given the CRC32C of each and the second's size."""
     shifted = first
     power = 1 << 23
     remaining = second_bytes
@@ -80,7 +81,7 @@ def combine(first: int, second: int, second_bytes: int) -> int:
 
 
 def _advance(data: Bytes, register: int) -> int:
-    """The register after at least one and at most `_PIECE` bytes."""
+    """Returns the register after at least one and at most `_PIECE` bytes."""
     words = -(-data.size // 8)
     folded = np.zeros(8 * words, np.uint8)  # zeros in front change nothing
     start = folded.size - data.size
@@ -97,7 +98,7 @@ def _advance(data: Bytes, register: int) -> int:
 
 
 def _fold(digits: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.unsignedinteger]:
-    """The last `_SPAN` digits, into which those before them are folded. Changes `digits`."""
+    """Folds all digits into the last `_SPAN` digits, and returns these. Changes `digits`."""
     run = _SPAN - max(_TAPS)
     lags = (_SPAN, *(_SPAN - tap for tap in _TAPS))
     surplus = digits.size - _SPAN
@@ -111,9 +112,10 @@ def _fold(digits: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.unsignedint
 
 @functools.cache
 def _powers() -> npt.NDArray[np.uint32]:
-    """x^i modulo P for each bit of `_SPAN` bytes, in their order.
+    """Returns x^i modulo P for each bit of `_SPAN` bytes, in their order.
 
-    The last bit stands for x^32, since a CRC is what is left after 32 zeros behind the message.
+    The last bit represents x^32, because a CRC is the remainder of the message followed by 32
+    zeros.
     """
     powers = np.array([POLYNOMIAL], np.uint32)
     step = 1 << 30
@@ -124,7 +126,7 @@ def _powers() -> npt.NDArray[np.uint32]:
 
 
 def _multiply(value: int, factor: int) -> int:
-    """Their product modulo P; bit 31 - i of each is the coefficient of x^i."""
+    """Returns the product modulo P; bit 31 - i of each factor is the coefficient of x^i."""
     product = 0
     for i in range(32):
         if factor << i & 1 << 31:
@@ -134,7 +136,7 @@ def _multiply(value: int, factor: int) -> int:
 
 
 def _multiply_all(values: npt.NDArray[np.uint32], factor: int) -> npt.NDArray[np.uint32]:
-    """Each value times `factor`, modulo P."""
+    """Returns each value times `factor`, modulo P."""
     product = np.zeros_like(values)
     one = np.uint32(1)
     shifted = values

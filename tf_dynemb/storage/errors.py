@@ -1,4 +1,4 @@
-"""What is raised where a file on disk is not what was written."""
+"""Errors for files on disk that differ from what was written."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterator
 
 
 class DataLossError(ValueError):
-    """A file is missing, damaged or of another snapshot; the message names it.
+    """A file is missing, damaged or belongs to another snapshot; the message names it.
 
-    Where it is known, the message also says at which byte offset of the file.
+    If it is known, the message also contains the byte offset in the file.
     """
 
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Names a file in the OSErrors that do not, such as those of calls on descriptors."""
+    """Adds a file's name to OSErrors without one, such as those of calls on descriptors."""
     try:
         yield
     except OSError as error:

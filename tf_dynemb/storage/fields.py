@@ -1,4 +1,4 @@
-"""Members of a JSON object, checked as they are taken."""
+"""Members of a JSON object, checked when they are read."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """A JSON object whose members are checked as they are taken.
+    """A JSON object whose members are checked when they are read.
 
-    Every method raises DataLossError, naming the file and the member, if the member is missing, of
-    another type or out of range.
+    Every method raises DataLossError, naming the file and the member, if the member is missing, has
+    another type or is out of range.
 
     Attributes:
-        members: the object, as parsed.
-        where: file and place in it, for errors.
+        members: the parsed object.
+        where: the file and the place in it, for errors.
     """
 
     members: dict[str, Any]
@@ -30,35 +30,35 @@ class Fields:
 
     @staticmethod
     def of(value: Any, where: str) -> Fields:
-        """Of a value that must be an object."""
+        """Wraps a value, which must be an object."""
         if not isinstance(value, dict):
             raise DataLossError(f"{where} must be a JSON object, got {value!r:.80}.")
         return Fields(value, where)
 
     def require(self, condition: bool, name: str, problem: str) -> None:
-        """Raises unless the condition holds."""
+        """Raises DataLossError unless the condition holds."""
         if not condition:
             raise DataLossError(f"{self.where}: {name} {problem}.")
 
     def get(self, name: str) -> Any:
-        """A member of any type."""
+        """Returns a member of any type."""
         self.require(name in self.members, name, "is missing")
         return self.members[name]
 
     def optional(self, name: str, take: Callable[[], T]) -> T | None:
-        """None for null, else what `take` returns."""
+        """Returns None if the member is null, otherwise the result of `take`."""
         return None if self.get(name) is None else take()
 
     def integer(self, name: str, smallest: int, largest: int = 2**63 - 1) -> int:
-        """An integer in a range."""
+        """Returns an integer in a range."""
         return self._integer(name, self.get(name), smallest, largest)
 
     def integers(self, name: str, smallest: int, largest: int) -> tuple[int, ...]:
-        """A list of integers in a range."""
+        """Returns a list of integers in a range."""
         return tuple(self._integer(name, value, smallest, largest) for value in self._list(name))
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        """A list of finite numbers, as they are written: 1 stays an integer."""
+        """Returns a list of finite numbers, with their types in JSON: 1 stays an integer."""
         values = self._list(name)
         for value in values:
             finite = type(value) in (int, float) and abs(value) <= sys.float_info.max
@@ -66,7 +66,7 @@ class Fields:
         return tuple(values)
 
     def text(self, name: str, pattern: re.Pattern[str] | None = None) -> str:
-        """A string, all of which matches the pattern."""
+        """Returns a string that matches the whole pattern."""
         value = self.get(name)
         matches = isinstance(value, str) and (pattern is None or pattern.fullmatch(value))
         expected = f"a string that matches {pattern.pattern}" if pattern else "a string"
@@ -74,19 +74,19 @@ class Fields:
         return str(value)
 
     def choice(self, name: str, choices: Collection[str]) -> str:
-        """One of some strings."""
+        """Returns a string that is one of `choices`."""
         return self._choice(name, self.get(name), choices)
 
     def texts(self, name: str, choices: Collection[str]) -> tuple[str, ...]:
-        """A list of strings, each one of some."""
+        """Returns a list of strings, each one of `choices`."""
         return tuple(self._choice(name, value, choices) for value in self._list(name))
 
     def object(self, name: str) -> Fields:
-        """An object."""
+        """Returns an object."""
         return Fields.of(self.get(name), f"{self.where}: {name}")
 
     def objects(self, name: str) -> list[Fields]:
-        """A list of objects."""
+        """Returns a list of objects."""
         return [
             Fields.of(value, f"{self.where}: {name}[{i}]")
             for i, value in enumerate(self._list(name))

@@ -1,11 +1,11 @@
-"""Where each key of a shard is: the index column, a hash table with linear probing.
+"""The index column, which finds each key of a shard: a hash table with linear probing.
 
-`index[s]` is 0 or 1 + a position in keys. A key is in the first slot at or after its home, cyclic,
-that does not hold another key: every slot from its home to its own is taken. Homes are by a salted
-hash, as ids may have been sharded by the same hash, and keys may be chosen: a salt under which
-probes pass too many slots is given up for another (cc/io/key_index.h). Keys are worked on
-some ten thousand at a time, so that what is computed for them stays in the cache; what misses it
-are the index and the keys.
+`index[s]` is 0, or 1 + a position in keys. A key is in the first slot at or after its home, cyclic,
+that does not contain another key: every slot from its home to its own is occupied. Homes depend on
+a salted hash, because ids may have been sharded by the same hash, and keys may be chosen. If probes
+pass too many slots with one salt, another is used (cc/io/key_index.h). Keys are processed in chunks
+of about ten thousand, so that intermediate results stay in the cache, and only accesses to the
+index and the keys miss it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Integers: TypeAlias = npt.NDArray[np.integer[Any]]
 Index: TypeAlias = npt.NDArray[np.uint32]
 Positions: TypeAlias = npt.NDArray[np.int64]
 
-# Keys worked on at a time.
+# Keys per iteration.
 _CHUNK = 1 << 15
 
-# As cc/io/key_index.h: slots that probes may pass for each key, and salts that are tried.
+# As in cc/io/key_index.h: the slots that probes may pass per key, and the number of salts tried.
 _PASSED = 8
 _SALTS = 64
 
 
 def mix(keys: Integers, salt: int = 0) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finalizer of each key, salted; keys of 32 bits are zero-extended.
+    """Returns SplitMix64's finalizer of each key, salted; 32-bit keys are zero-extended.
 
     Args:
-        keys: any shape, of 4 or 8 bytes.
+        keys: integers of 4 or 8 bytes, of any shape.
         salt: below 2^64.
     """
     if keys.dtype.kind not in "iu" or keys.dtype.itemsize not in (4, 8):
@@ -53,21 +53,21 @@ def mix(keys: Integers, salt: int = 0) -> npt.NDArray[np.uint64]:
 
 
 def index_size(rows: int) -> int:
-    """Slots of the index of so many keys: a power of 2, at least 4 and twice the rows."""
+    """Returns the number of slots for `rows` keys: a power of 2, at least 4 and twice the rows."""
     return max(4, 1 << max(0, 2 * rows - 1).bit_length())
 
 
 def salt(number: int) -> int:
-    """The salts in the order in which they are tried."""
+    """Returns the salt that is tried at this position."""
     return int(mix(np.array([number]))[0])
 
 
 def build(keys: Integers, out: Index | None = None) -> tuple[Index, int]:
-    """The index of keys, and its salt.
+    """Builds the index of keys; returns it and its salt.
 
     Args:
         keys: [rows], distinct, fewer than 2^32 - 1.
-        out: zeros [index_size(rows)] to build it in, such as a mapped file.
+        out: zeros [index_size(rows)] to build the index in, such as a mapped file.
 
     Returns:
         `out` or a new array, and the salt.
@@ -82,7 +82,7 @@ def build(keys: Integers, out: Index | None = None) -> tuple[Index, int]:
 
 
 def _build(keys: Integers, index: Index, salt: int, most: int | None) -> bool:
-    """Fills in the zeros of `index`; False if probes pass more than `most` slots."""
+    """Fills `index`, which is all zeros; returns False if probes pass more than `most` slots."""
     passed = 0
     for begin in range(0, keys.size, _CHUNK):
         chunk = keys[begin : begin + _CHUNK]
@@ -90,7 +90,7 @@ def _build(keys: Integers, index: Index, salt: int, most: int | None) -> bool:
         slots = _homes(chunk, index.size, salt)
         while entries.size:
             free = index[slots] == 0
-            index[slots[free]] = entries[free]  # of several for one slot, one stays
+            index[slots[free]] = entries[free]  # if several entries have one slot, one remains
             losers = index[slots] != entries
             slots, entries = _following(slots[losers], index.size), entries[losers]
             passed += entries.size
@@ -100,22 +100,22 @@ def _build(keys: Integers, index: Index, salt: int, most: int | None) -> bool:
 
 
 def find(index: Index, keys: Integers, queries: Integers, salt: int) -> Positions:
-    """Positions of keys.
+    """Returns the positions of keys.
 
     Args:
-        index: [index_size(rows)], of `keys`.
+        index: [index_size(rows)], the index of `keys`.
         keys: [rows].
         queries: [n], of the keys' dtype.
-        salt: of the index.
+        salt: the salt of the index.
 
     Returns:
-        [n], -1 for a key that is not there.
+        [n], -1 for a key that is not in `keys`.
 
     Raises:
-        DataLossError: the index is not one of these keys.
+        DataLossError: the index is not an index of these keys.
     """
     if queries.dtype != keys.dtype:
-        raise TypeError(f"queries must be {keys.dtype} as the keys are, got {queries.dtype}.")
+        raise TypeError(f"queries must be {keys.dtype}, as the keys are, got {queries.dtype}.")
     if index.size != index_size(keys.size):
         raise DataLossError(
             f"{_name(index)} has {index.size} slots, but {keys.size} keys need "
@@ -136,7 +136,7 @@ def _find_chunk(
     slots_by_number, keys_by_position = np.asarray(index), np.asarray(keys)
     slots = _homes(queries, index.size, salt)
     pending = np.arange(queries.size)
-    # Each probe of a query meets another key, so more probes than keys are of no index.
+    # Each probe of a query finds another key, so more probes than keys mean a damaged index.
     for _ in range(keys.size + 1):
         positions = slots_by_number[slots].astype(np.int64) - 1
         if positions.max() >= keys.size:
@@ -156,7 +156,7 @@ def _find_chunk(
 
 
 def _homes(keys: Integers, slots: int, salt: int) -> Positions:
-    """The slot at which each key's probing begins."""
+    """Returns the home slot of each key."""
     hashes = mix(keys, salt)
     hashes >>= np.uint64(65 - slots.bit_length())
     return hashes.view(np.int64)
@@ -169,5 +169,5 @@ def _following(slots: Positions, count: int) -> Positions:
 
 
 def _name(index: Index) -> str:
-    """The mapped file's name, for errors."""
+    """Returns the name of the mapped file, for errors."""
     return str(getattr(index, "filename", None) or "the index")

@@ -1,6 +1,6 @@
-"""MANIFEST.json: what a snapshot is, and what its files must be.
+"""MANIFEST.json: the description of a snapshot and of its files.
 
-The classes have the members of the JSON objects of docs/file_format.md, by the same names.
+The classes have the members of the JSON objects in docs/file_format.md, with the same names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tf_dynemb.storage.key_index import index_size
 
 FORMAT = "tf_dynemb.snapshot"
 VERSION = 2
-# Version 1 has no salts of indexes.
+# Version 1 has no salts for indexes.
 VERSIONS = (1, 2)
 
 KINDS = ("base", "delta")
@@ -32,14 +32,14 @@ KEY_TYPES: dict[str, np.dtype[Any]] = {
 DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(np.uint16),  # its bits; numpy has no such type
+    "bfloat16": np.dtype(np.uint16),  # its bits; numpy has no bfloat16
 }
 INITIALIZERS = ("constant", "uniform", "normal", "truncated_normal")
 
-# From so many rows on, positions do not fit the index.
+# From this number of rows on, positions do not fit into the index.
 INDEX_ROWS = 2**32 - 1
 
-# Batches count on from it.
+# The largest tick in a manifest: batches continue to count from it.
 LAST_TICK = 2**62
 
 _ID = re.compile("[0-9a-f]{32}")
@@ -63,7 +63,7 @@ class ColumnFile:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """The rows of a table that one rank held; `files` is by column."""
+    """The rows of a table that one rank wrote; `files` maps columns to files."""
 
     rank: int
     rows: int
@@ -75,7 +75,7 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class StateEntry:
-    """What the optimizer keeps in a row: variables, how wide each is, and what each begins as."""
+    """The optimizer's state in a row: the width and the initial value of each state."""
 
     optimizer: str
     widths: tuple[int, ...]
@@ -84,7 +84,7 @@ class StateEntry:
 
 @dataclasses.dataclass(frozen=True)
 class InitializerEntry:
-    """What an unknown key's vector is: one kind or one per column, two numbers for each."""
+    """The initial vector of a new key: one kind, or one per column, with two numbers each."""
 
     kinds: tuple[str, ...]
     args: tuple[float, ...]
@@ -92,7 +92,7 @@ class InitializerEntry:
 
 @dataclasses.dataclass(frozen=True)
 class TableEntry:
-    """A table; `state` is None if none was written."""
+    """The entry of a table; `state` is None if no state was written."""
 
     name: str
     dimension: int
@@ -109,7 +109,7 @@ class TableEntry:
         return 0 if self.state is None else sum(self.state.widths)
 
     def column_type(self, column: str, shard: Shard) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        """The dtype and shape of a shard's column; raises KeyError for an unknown column."""
+        """Returns the dtype and shape of a shard's column; raises KeyError if it is unknown."""
         key_type = KEY_TYPES[self.key_type]
         types: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
             "keys": (key_type, (shard.rows,)),
@@ -123,7 +123,7 @@ class TableEntry:
         return types[column]
 
     def columns(self, kind: str, shard: Shard) -> tuple[str, ...]:
-        """The columns that a shard must have in a snapshot of a kind."""
+        """Returns the columns that a shard must have in a snapshot of this kind."""
         names = ["keys", "vectors", "updates", "accesses"]
         if self.state_width:
             names.append("state")
@@ -136,7 +136,7 @@ class TableEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """All of MANIFEST.json but its format, version and checksum."""
+    """The content of MANIFEST.json, except its format, version and checksum."""
 
     kind: str
     id: str
@@ -153,11 +153,11 @@ class Manifest:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Its id, and those of the snapshots whose state it has too."""
+        """The snapshot's id, and the ids of the snapshots whose state it also has."""
         return (self.id, *self.continues)
 
     def to_json(self) -> str:
-        """The file's text, with checksum; raises ValueError for what JSON cannot say."""
+        """Returns the file's text, with a checksum; raises ValueError if JSON cannot express it."""
         members = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
         members = json.loads(json.dumps(members, allow_nan=False))  # keys are strings from here on
         members["crc32c"] = f"{_checksum(members):08x}"
@@ -168,12 +168,12 @@ class Manifest:
         """Parses and checks a manifest.
 
         Args:
-            text: of the file.
-            file: its name, for errors.
+            text: the text of the file.
+            file: the name of the file, for errors.
 
         Raises:
-            DataLossError: the text is not what was written, or contradicts itself.
-            ValueError: it is of a version that this code does not read.
+            DataLossError: the text is damaged, or contradicts itself.
+            ValueError: the manifest has a version that this code does not read.
         """
         try:
             parsed = json.loads(text)
@@ -191,16 +191,16 @@ class Manifest:
         expected = members.text("crc32c")
         content = {name: value for name, value in parsed.items() if name != "crc32c"}
         if f"{_checksum(content):08x}" != expected:
-            raise DataLossError(f"{file} is damaged: its content has not the CRC32C {expected}.")
+            raise DataLossError(f"{file} is damaged: its CRC32C is not {expected}.")
         return _manifest(members, version)
 
     def without_shards(self) -> Manifest:
-        """Itself without its shards, which are most of it."""
+        """Returns a copy without shards, which are most of the manifest."""
         tables = (dataclasses.replace(table, shards=()) for table in self.tables)
         return dataclasses.replace(self, tables=tuple(tables))
 
     def table(self, table: int | str) -> tuple[int, TableEntry]:
-        """A table's number and entry, by number or name; raises KeyError if there is none."""
+        """Returns a table's number and entry, by number or name; raises KeyError if none has it."""
         for number, entry in enumerate(self.tables):
             if table in (number, entry.name):
                 return number, entry
@@ -209,17 +209,17 @@ class Manifest:
 
 
 def tables_to_json(tables: Sequence[TableEntry]) -> str:
-    """Entries of tables as text; raises ValueError for what JSON cannot say."""
+    """Returns entries of tables as text; raises ValueError if JSON cannot express them."""
     return json.dumps([dataclasses.asdict(table) for table in tables], allow_nan=False)
 
 
 def tables_from_json(text: str, where: str) -> tuple[TableEntry, ...]:
-    """The reverse of `tables_to_json`; errors name `where` the text is from."""
+    """The inverse of `tables_to_json`; errors name the origin of the text, `where`."""
     return tuple(_table(Fields.of(members, where)) for members in json.loads(text))
 
 
 def file_name(table: int, rank: int, column: str) -> str:
-    """Of a column's file, in the snapshot's directory."""
+    """Returns the name of a column's file in the snapshot's directory."""
     return f"{table:03d}.r{rank}.{column}.npy"
 
 
@@ -258,7 +258,7 @@ def _manifest(members: Fields, version: int) -> Manifest:
 
 
 def _continues(members: Fields, base: bool) -> tuple[str, ...]:
-    """The member `continues`, which may be missing."""
+    """Reads the member `continues`, which may be missing."""
     ids = members.members.get("continues", [])
     plain = isinstance(ids, list) and all(isinstance(i, str) and _ID.fullmatch(i) for i in ids)
     members.require(plain, "continues", f"must be a list of ids, got {ids!r:.80}")

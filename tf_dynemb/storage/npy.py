@@ -1,4 +1,4 @@
-"""The header of a column's `.npy` file: exactly what numpy.save writes, padded to 128 bytes."""
+"""The header of a column's `.npy` file, exactly as numpy.save writes it, padded to 128 bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HEADER_BYTES = 128
 
 
 def header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """The first 128 bytes of a column's file, after which its data begins.
+    """Returns the first 128 bytes of a column's file, which precede its data.
 
     Format version 1.0 of numpy.lib.format: magic, version, length of the text, the text.
     """

@@ -1,4 +1,4 @@
-"""The files that one process writes of a snapshot, and the tables that the parts make together."""
+"""The files of a snapshot that one process writes, and the tables that all parts form together."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from tf_dynemb.storage.column_writer import ColumnWriter
 from tf_dynemb.storage.errors import naming
 from tf_dynemb.storage.manifest import INDEX_ROWS, ColumnFile, TableEntry, file_name
 
-# (keys' file, its data's offset, rows, bytes of a key, index's file, its data's offset): fills in
-# the index, whose slots are zeros in a file that has its size already; returns its salt.
+# (file of the keys, offset of its data, rows, bytes per key, file of the index, offset of its
+# data): fills in the index, in a file that already has its size and whose slots are zeros; returns
+# the index's salt.
 BuildIndex: TypeAlias = Callable[[str, int, int, int, str, int], int]
 
-# What one checksum is of.
+# The bytes that one checksum covers.
 BLOCK_BYTES = 1 << 20
 
 
 class Part:
-    """Columns that one process writes into the directory of a snapshot before it is published.
+    """Columns that one process writes to the directory of a snapshot before it is published.
 
-    Belongs to one thread, except that each ColumnWriter may be used by another.
+    Only one thread may use it, except that each ColumnWriter may be used by another.
 
     Args:
-        directory: of the snapshot; must be there.
-        rank: of the shards that are written, where no other is given.
-        checksum: a faster function that does as `crc32c.blocks`.
-        block_bytes: as the publication's.
+        directory: the directory of the snapshot; must exist.
+        rank: the rank of the shards that are written, unless another is passed.
+        checksum: a faster function that is equivalent to `crc32c.blocks`.
+        block_bytes: the block_bytes of the publication.
 
     Attributes:
-        rank: as given.
+        rank: the `rank` of the constructor.
     """
 
     def __init__(
@@ -64,17 +65,17 @@ class Part:
         row_shape: tuple[int, ...] = (),
         rank: int | None = None,
     ) -> ColumnWriter:
-        """Begins a column.
+        """Starts a column.
 
         Args:
-            table: its number among the tables of the snapshot.
-            column: as in docs/file_format.md; for "index" see `write_index`.
-            dtype: of the column; uint16 for bfloat16.
-            row_shape: of a row: () or (width,).
-            rank: of the shard.
+            table: the number of the table in the snapshot.
+            column: the name of the column in docs/file_format.md; for "index" see `write_index`.
+            dtype: the dtype of the column; uint16 for bfloat16.
+            row_shape: the shape of a row: () or (width,).
+            rank: the rank of the shard.
 
         Raises:
-            OSError: from the file system, here and from the writer's methods.
+            OSError: an error of the file system; the writer's methods raise it too.
         """
         rank = self.rank if rank is None else rank
         path = self._directory / file_name(table, rank, column)
@@ -86,12 +87,12 @@ class Part:
     def write_index(
         self, table: int, rank: int | None = None, build: BuildIndex | None = None
     ) -> None:
-        """Writes the index of a shard whose keys are complete, if it can have one.
+        """Writes the index of a shard whose keys are complete, unless it is too large for one.
 
         Args:
-            table: number of the table.
-            rank: of the shard.
-            build: as `build_index`, but faster.
+            table: the number of the table.
+            rank: the rank of the shard.
+            build: a faster function that is equivalent to `build_index`.
         """
         rank = self.rank if rank is None else rank
         keys = self._columns[table, rank, "keys"]
@@ -105,7 +106,7 @@ class Part:
         with naming(path), path.open("x+b") as file:
             file.write(header)
             file.flush()
-            # Takes the blocks now: a full disk would kill a process that writes to a mapped file.
+            # Allocates the blocks now: a full disk would kill a process that writes to a map.
             os.posix_fallocate(file.fileno(), 0, size)
             if keys.rows:
                 key_bytes = (key_file.bytes - npy.HEADER_BYTES) // keys.rows
@@ -120,13 +121,13 @@ class Part:
         self._indexes[table, rank, "index"] = ColumnFile(path.name, size, digits)
 
     def with_files(self, tables: Sequence[TableEntry]) -> tuple[TableEntry, ...]:
-        """The entries of tables, with the files that were written for them; all are synced now.
+        """Syncs all files, and returns the entries of tables with the files written for them.
 
-        Shards that nothing was written for here keep the files that they have.
+        Shards for which no files were written here keep the files that they have.
 
         Raises:
             ValueError: files were written that belong to no shard of these tables.
-            OSError: from the file system.
+            OSError: an error of the file system.
         """
         files = {place: writer.close() for place, writer in self._columns.items()}
         files.update(self._indexes)
@@ -146,19 +147,19 @@ class Part:
         return tuple(entries)
 
     def abandon(self) -> None:
-        """Closes the files that are open, as they are."""
+        """Closes the open files without completing them."""
         for column in self._columns.values():
             column.abandon()
 
 
 def joined(parts: Sequence[Sequence[TableEntry]]) -> tuple[TableEntry, ...]:
-    """The tables whose shards several processes have written.
+    """Returns tables with the shards that several processes have written.
 
     Args:
-        parts: the entries that each process has for the same tables, with its own shards.
+        parts: the entries of each process for the same tables, with its own shards.
 
     Raises:
-        ValueError: they differ in more than shards.
+        ValueError: the entries differ in more than shards.
     """
     first = parts[0]
     for number, part in enumerate(parts):
@@ -183,15 +184,15 @@ def build_index(
     index_path: str,
     index_data_offset: int,
 ) -> int:
-    """Fills in the index of a file of keys, at least one.
+    """Builds the index of a file with at least one key.
 
     Args:
-        keys_path: the keys' file.
-        data_offset: where its keys begin.
-        rows: how many they are.
+        keys_path: the file of the keys.
+        data_offset: the offset of its data.
+        rows: the number of keys.
         key_bytes: 4 or 8.
         index_path: a file of the index's size, whose slots are 0.
-        index_data_offset: where its slots begin.
+        index_data_offset: the offset of its slots.
 
     Returns:
         The salt of the index.

@@ -1,4 +1,4 @@
-"""Writing a snapshot, so that it is there whole or not at all."""
+"""Writing of a snapshot, which becomes visible as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ _UNPUBLISHED = ".tmp-"
 
 
 class Publication(Part):
-    """A snapshot being written; leaving the `with` before `publish` drops it.
+    """A snapshot being written; leaving the `with` before `publish` discards it.
 
         with Publication(path, "base") as publication:
             keys = publication.column(0, "keys", np.int64)
             keys.append(...)
             publication.publish(...)
 
-    Other processes may write parts of it meanwhile: `Part(unpublished(path, id), rank)`. Of this
-    one, the publication itself is the part.
+    Other processes may write parts of it meanwhile: `Part(unpublished(path, id), rank)`. The
+    publication itself is the part of this process.
 
     Args:
-        path: of the chain; made if it is not there.
+        path: the path of the chain, created if it does not exist.
         kind: "base" or "delta".
-        checksum: a faster function that does as `crc32c.blocks`.
-        block_bytes: what one checksum is of, at least 128.
+        checksum: a faster function that is equivalent to `crc32c.blocks`.
+        block_bytes: the number of bytes that one checksum covers, at least 128.
 
     Attributes:
-        id: of the snapshot, 32 hexadecimal digits.
+        id: the id of the snapshot, 32 hexadecimal digits.
 
     Raises:
-        RuntimeError: another process writes at this path, on entering.
+        RuntimeError: another process writes at this path; raised on entering.
     """
 
     def __init__(
@@ -85,22 +85,22 @@ class Publication(Part):
         self.abandon()
         shutil.rmtree(self._directory, ignore_errors=True)
         if self._directory.exists():
-            # Others write into it, not knowing yet: they find nothing there any more.
+            # Other processes still write to it; after the rename, they find no directory there.
             dropped = self._directory.with_name(self._directory.name + "-dropped")
             with contextlib.suppress(OSError):
                 os.rename(self._directory, dropped)
             shutil.rmtree(dropped, ignore_errors=True)
-        # Not only closed: processes that were forked meanwhile have it open too.
+        # Closing it is not enough: processes that were forked meanwhile have it open too.
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_UN)
         os.close(self._lock)
 
     @functools.cached_property
     def last(self) -> Manifest | None:
-        """The manifest of the last snapshot at the path, which a delta is to continue.
+        """The manifest of the last snapshot at the path, which a delta must continue.
 
         Raises:
-            DataLossError: it is damaged.
+            DataLossError: the manifest is damaged.
         """
         names = list_snapshots(self._path)
         return Snapshot(self._path / str(names[-1])).manifest if names else None
@@ -117,24 +117,24 @@ class Publication(Part):
         world_size: int = 1,
         continues: Sequence[str] = (),
     ) -> Snapshot:
-        """Makes the snapshot visible: it survives what comes after this call.
+        """Makes the snapshot visible. From then on it survives crashes.
 
         Args:
             tables: as for `with_files`; shards that other processes wrote have their files.
-            since: of a delta: rows that were updated after this tick are in it.
-            watermark: every change up to this tick is in.
-            watermark_utc_ns: when the watermark was taken, nanoseconds since 1970 UTC.
-            parent: of a delta: id of the snapshot that it continues, which is the path's last one
-                if the path has any.
+            since: for a delta, the tick after which all updated rows are in it.
+            watermark: the tick up to which every change is in the snapshot.
+            watermark_utc_ns: the time of the watermark, in nanoseconds since 1970 UTC.
+            parent: for a delta, the id of the snapshot that it continues. If the path has
+                snapshots, it must be the last one.
             optimizer: the optimizer's entry in the manifest.
-            world_size: how many ranks wrote.
-            continues: of a base: ids of snapshots that have the same state.
+            world_size: the number of ranks that wrote.
+            continues: for a base, the ids of snapshots that have the same state.
 
         Raises:
-            ValueError: the entries and the files that were written are no snapshot together, or
-                the parent is not the path's last snapshot. Nothing is published.
-            OSError: from the file system. The snapshot is published only if it was the last sync
-                that failed.
+            ValueError: the entries and the files that were written do not form a snapshot, or the
+                parent is not the path's last snapshot. Nothing is published.
+            OSError: an error of the file system. The snapshot is published only if it was the last
+                sync that failed.
         """
         before = list_snapshots(self._path)
         if self._kind == "delta" and before and not self._is_continued(before[-1], parent):
@@ -162,7 +162,7 @@ class Publication(Part):
         try:
             Manifest.from_json(text, str(self._path))
         except DataLossError as error:
-            raise ValueError(f"no snapshot can be made of this: {error}") from error
+            raise ValueError(f"these entries do not form a snapshot: {error}") from error
         path = self._directory / MANIFEST
         with naming(path), path.open("xb") as file:
             file.write(text.encode())
@@ -179,13 +179,13 @@ class Publication(Part):
         return Snapshot(directory)
 
     def _is_continued(self, last: Name, parent: str | None) -> bool:
-        """Whether a delta of this parent continues the path's last snapshot."""
+        """Whether a delta with this parent continues the path's last snapshot."""
         if last.id == parent or last.kind == "delta":
             return last.id == parent
         return parent in Snapshot(self._path / str(last)).manifest.ids
 
     def _check_files(self, tables: Sequence[TableEntry]) -> None:
-        """Raises ValueError unless all that was written is to be seen here."""
+        """Raises ValueError unless this process sees all files that were written."""
         for table in tables:
             for shard in table.shards:
                 for file in shard.files.values():
@@ -199,12 +199,12 @@ class Publication(Part):
 
 
 def unpublished(path: str | os.PathLike[str], id_: str) -> pathlib.Path:
-    """The directory of a snapshot before it is published."""
+    """Returns the directory of a snapshot before it is published."""
     return pathlib.Path(path) / (_UNPUBLISHED + id_)
 
 
 def _take(lock: int, path: pathlib.Path) -> bool:
-    """Takes the lock without waiting; False where the file system has none."""
+    """Takes the lock without waiting; returns False if the file system has no locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -217,7 +217,7 @@ def _take(lock: int, path: pathlib.Path) -> bool:
 
 
 def _make_directory(path: pathlib.Path) -> None:
-    """Makes a directory and those above it, so that they survive a crash."""
+    """Creates a directory and its parents, so that they survive a crash."""
     if not path.is_dir():
         _make_directory(path.parent)
         path.mkdir(exist_ok=True)
@@ -225,7 +225,7 @@ def _make_directory(path: pathlib.Path) -> None:
 
 
 def _sync_directory(path: pathlib.Path) -> None:
-    """Syncs a directory's entries, where the file system can."""
+    """Syncs a directory's entries, if the file system can."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with naming(path):
