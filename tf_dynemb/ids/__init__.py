@@ -1,4 +1,4 @@
-"""Ids as a user passes them: `keys` of a table's type, and the `bags` that they come in.
+"""Ids as a user passes them: conversion to `keys` of a table's type, and to `bags`.
 
 May import: `_ops`.
 """

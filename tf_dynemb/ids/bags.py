@@ -1,4 +1,4 @@
-"""Bags: one form for the SparseTensor, RaggedTensor and dense ids that a lookup takes."""
+"""Bags: one form for the SparseTensor, RaggedTensor and dense ids that a lookup accepts."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from tf_dynemb.ids.keys import as_keys, cast_keys
 
 @dataclasses.dataclass(frozen=True)
 class Bags:
-    """The ids of one feature, grouped into bags that are pooled to one vector each.
+    """The ids of one feature, grouped into bags that are each pooled into one vector.
 
     Attributes:
         keys: [nnz], of the table's key type.
-        bags: which bag each key belongs to, int64, by its rank (docs/design.md): [nnz, >=1] with
-            the bag in the first column; [num_bags + 1] row splits; or scalar, keys per bag.
-        weights: float32 [nnz], or [0] for none.
+        bags: the bag of each key, int64, in a form that depends on its rank (docs/design.md):
+            [nnz, >=1] with the bag in the first column; [num_bags + 1] row splits; or a scalar, the
+            number of keys per bag.
+        weights: float32 [nnz], or [0] if there are none.
         num_bags: int64 scalar.
-        static_num_bags: the same where it is known when tracing, else None.
+        static_num_bags: the same if it is known when tracing, otherwise None.
     """
 
     keys: Any
@@ -37,7 +38,7 @@ class Bags:
         return self.weights.shape.rank is None or self.weights.shape[0] != 0
 
     def bag_of_key(self) -> Any:
-        """The bag of each key: int64 [nnz]."""
+        """Returns the bag of each key: int64 [nnz]."""
         if self.bags.shape.rank == 2:
             return self.bags[:, 0]
         if self.bags.shape.rank == 1:
@@ -45,7 +46,7 @@ class Bags:
         return tf.repeat(tf.range(self.num_bags), self.bags)
 
     def of_ids(self, mask: Any) -> Bags:
-        """The same bags with some of their ids: those where `mask`, bool [nnz], is true."""
+        """Returns the same bags with only the ids for which `mask`, bool [nnz], is true."""
         weights = tf.boolean_mask(self.weights, mask) if self.has_weights else self.weights
         bag_of_key = tf.boolean_mask(self.bag_of_key(), mask)
         return dataclasses.replace(
@@ -57,12 +58,12 @@ class Bags:
 
 
 def no_weights() -> Any:
-    """The tensor that stands for no weights."""
+    """Returns the tensor that represents the absence of weights."""
     return tf.zeros([0], tf.float32)
 
 
 def single(keys: Any) -> Bags:
-    """Bags of one key each: a lookup without pooling.
+    """Returns bags of one key each, for a lookup without pooling.
 
     Args:
         keys: [n].
@@ -77,29 +78,29 @@ def single(keys: Any) -> Bags:
 
 
 def at_positions(keys: Any, positions: Any, count: Any, static_count: int | None) -> Bags:
-    """Bags of one key or none: vectors at `positions`, zeros elsewhere.
+    """Returns bags of at most one key: vectors at `positions`, zeros elsewhere.
 
     Args:
         keys: [n].
         positions: int64 [n], in [0, count).
-        count: int64 scalar.
-        static_count: the same if known when tracing.
+        count: int64 scalar, the number of bags.
+        static_count: the same if known when tracing, otherwise None.
     """
     return Bags(keys, positions[:, tf.newaxis], no_weights(), count, static_count)
 
 
 def create(ids: Any, weights: Any, key_type: Any, name: str = "sp_ids") -> Bags:
-    """Makes bags of what a user passes.
+    """Creates bags from the ids and weights that a user passes.
 
     Args:
         ids: SparseTensor of rank 2 or more (the first dimension is the bag), RaggedTensor of two
             dimensions, or dense [B, H] or [B].
         weights: None, or of the kind and shape of `ids`, floating point.
-        key_type: of the table.
-        name: of the argument, for errors.
+        key_type: the key type of the table.
+        name: the name of the argument, for errors.
 
     Raises:
-        TypeError, ValueError: naming the argument.
+        TypeError, ValueError: the ids or weights are invalid; the message names the argument.
     """
     if isinstance(ids, tf.SparseTensor):
         return _from_sparse(ids, weights, key_type, name)
@@ -115,7 +116,7 @@ def _from_sparse(ids: Any, weights: Any, key_type: Any, name: str) -> Bags:
     if weights is not None:
         if not isinstance(weights, tf.SparseTensor):
             raise TypeError(
-                f"sp_weights must be a SparseTensor as {name} is, got a {type(weights).__name__}."
+                f"sp_weights must be a SparseTensor, as {name} is, got a {type(weights).__name__}."
             )
         _check_compatible(name, ids.shape, weights.shape)
         weights = _as_weights(weights.values, keys, name)
@@ -138,7 +139,7 @@ def _from_ragged(ids: Any, weights: Any, key_type: Any, name: str) -> Bags:
     if weights is not None:
         if not isinstance(weights, tf.RaggedTensor):
             raise TypeError(
-                f"sp_weights must be a RaggedTensor as {name} is, got a {type(weights).__name__}."
+                f"sp_weights must be a RaggedTensor, as {name} is, got a {type(weights).__name__}."
             )
         if weights.ragged_rank != 1 or weights.values.shape.rank != 1:
             raise ValueError(f"sp_weights must have the shape of {name}, got {weights.shape}.")
@@ -163,7 +164,7 @@ def _from_dense(ids: Any, weights: Any, key_type: Any, name: str) -> Bags:
     if weights is not None:
         if isinstance(weights, (tf.SparseTensor, tf.RaggedTensor)):
             raise TypeError(
-                f"sp_weights must be dense as {name} is, got a {type(weights).__name__}."
+                f"sp_weights must be dense, as {name} is, got a {type(weights).__name__}."
             )
         weights = tf.convert_to_tensor(weights)
         _check_compatible(name, ids.shape, weights.shape)
@@ -171,7 +172,7 @@ def _from_dense(ids: Any, weights: Any, key_type: Any, name: str) -> Bags:
             raise TypeError(f"sp_weights must be floating point, got {weights.dtype.name}.")
         weights = tf.reshape(tf.cast(weights, tf.float32), [-1])
     keys = tf.reshape(ids, [-1])
-    shape = tf.shape(ids, out_type=tf.int64)  # in the host's memory wherever the ids are
+    shape = tf.shape(ids, out_type=tf.int64)  # in the host's memory, wherever the ids are
     with _ops.on_host():
         hotness = _ops.one_each() if ids.shape.rank == 1 else shape[1]
         num_bags = shape[0]
@@ -204,6 +205,6 @@ def _check_compatible(name: str, ids: Any, weights: Any) -> None:
 
 
 def _static_all_equal(a: Any, b: Any) -> bool | None:
-    """Whether two tensors are equal; None where that is not known when tracing."""
+    """Returns whether two tensors are equal; None if that is not known when tracing."""
     a, b = tf.get_static_value(a), tf.get_static_value(b)
     return None if a is None or b is None else bool(np.array_equal(a, b))

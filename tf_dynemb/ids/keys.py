@@ -1,4 +1,4 @@
-"""From what a user passes as ids to a tensor of a table's key type."""
+"""Conversion of the ids that a user passes to a tensor of a table's key type."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def as_keys(ids: Any, key_type: Any, name: str) -> Any:
     """Converts ids to a dense tensor of `key_type`, if that loses nothing.
 
     Args:
-        ids: a tensor, an array, or numbers in lists. Of another integer type than `key_type`: cast
-            if every value of that type is one of `key_type` too.
+        ids: a tensor, an array, or numbers in lists. Ids of an integer type other than `key_type`
+            are cast if every value of their type is also a value of `key_type`.
         key_type: tf.int64, tf.int32 or tf.uint64.
-        name: of the argument, for errors.
+        name: the name of the argument, for errors.
 
     Raises:
-        TypeError: not integers, or a type that `key_type` cannot hold.
+        TypeError: the ids are not integers, or `key_type` cannot represent their type.
     """
     if isinstance(ids, (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)):
         raise TypeError(f"{name} must be a dense tensor, got a {type(ids).__name__}.")
@@ -42,7 +42,7 @@ def cast_keys(ids: Any, key_type: Any, name: str) -> Any:
     if dtype.min < key_type.min or dtype.max > key_type.max:
         raise TypeError(
             f"{name} are {dtype.name}, but the table's keys are {key_type.name}, which cannot hold "
-            f"every {dtype.name}. Cast them yourself if they all fit, or make the table with "
+            f"every {dtype.name}. Cast them yourself if they all fit, or create the table with "
             f"key_type=tf.{dtype.name}."
         )
     return tf.cast(ids, key_type)
@@ -53,11 +53,11 @@ def _holds_tensors(ids: Any) -> bool:
 
 
 def _array_of_integers(ids: Any, key_type: Any, name: str) -> Any:
-    """Python numbers as an array of `key_type`: exact, so that 2**63 works for uint64."""
+    """Returns Python numbers as an array of `key_type`: exact, so that 2**63 works for uint64."""
     array = np.array(ids, dtype=object)
     if not all(isinstance(i, (int, np.integer)) for i in array.flat):
         raise TypeError(f"{name} must be integers in a regular shape, got {ids!r:.80}.")
     for number in (array.min(), array.max()) if array.size else ():
         if not key_type.min <= number <= key_type.max:
-            raise ValueError(f"{name} hold {number}, which is not a {key_type.name}.")
+            raise ValueError(f"{name} contain {number}, which is not a {key_type.name}.")
     return array.astype(key_type.as_numpy_dtype)
