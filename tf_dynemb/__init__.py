@@ -5,8 +5,8 @@
     table = de.DynamicVariable(dimension=16)
     vectors = de.lookup_sparse(table, ids, combiners="mean")
 
-See `de.layers` for Keras layers, `de.OptimizerWrapper` for training, and `de.serving` to look
-vectors up in dumps, for which no TensorFlow is needed: names are imported when they are first used.
+See `de.layers` for Keras layers, `de.OptimizerWrapper` for training, and `de.serving` for looking
+up vectors in dumps. Names are imported when they are first used, so serving needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ __all__ = [
     "storage",
 ]
 
-# Where each name is; None: it is a module.
+# The module of each name; None: the name is a module itself.
 _HOMES = {
     "DynamicVariable": "variables.dynamic",
     "OptimizerWrapper": "optimizers.wrapper",
@@ -102,12 +102,12 @@ def __getattr__(name: str) -> Any:
     home = _HOMES[name]
     try:
         if name not in ("serving", "storage"):
-            # First, as what it lets _registration import needs modules that need it.
+            # First, because it lets _registration import modules, which need it themselves.
             importlib.import_module("tensorflow")
         module = importlib.import_module(f"{__name__}.{home or name}")
     except ModuleNotFoundError as error:
         if error.name in ("keras", "tensorflow"):
-            importlib.import_module(f"{__name__}._ops")  # whose error says what to install
+            importlib.import_module(f"{__name__}._ops")  # its error says what to install
         raise
     value = module if home is None else getattr(module, name)
     globals()[name] = value

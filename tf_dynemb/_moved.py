@@ -1,4 +1,4 @@
-"""Modules of before there were rooms, by their names then, for pickles that name them."""
+"""Former names of modules, for pickles that contain them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-# Modules with classes whose objects can be pickled, and where they are now.
+# Modules with picklable classes, by their former names, and their current names.
 MOVED = {
     "config": "tables.options",
     "optimizer": "optimizers.wrapper",
@@ -18,14 +18,14 @@ MOVED = {
 
 
 class _Moved(ModuleType):
-    """Imports the module that has taken its place when a name is asked of it."""
+    """A module that imports its replacement when one of its names is used."""
 
     def __init__(self, name: str, home: str) -> None:
         super().__init__(name, f"Now `{home}`.")
         self._home = home
 
     def __getattr__(self, name: str) -> Any:
-        # Functions that go through all modules, as in `inspect`, ask for __file__ and the like.
+        # Functions that inspect all modules, as in `inspect`, ask for __file__ and the like.
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         importlib.import_module("tensorflow")  # first, as in the package's own __getattr__
@@ -33,7 +33,7 @@ class _Moved(ModuleType):
 
 
 def register(package: str) -> None:
-    """Lets the modules of the package be imported by those names; imports none of them."""
+    """Makes the modules of the package importable by their former names; imports none of them."""
     for name, home in MOVED.items():
         sys.modules.setdefault(
             f"{package}.{name}", _Moved(f"{package}.{name}", f"{package}.{home}")

@@ -1,7 +1,7 @@
 """The operator library: loads it once, wraps each operator, registers the gradients.
 
-The library is loaded on first use, not on import. `docs/design.md` ("Operators") is the contract of
-what is called here.
+The library is loaded on first use, not on import. `docs/design.md` ("Operators") defines the
+operators that are called here.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tf_dynemb._version import TENSORFLOW_VERSION
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 LIBRARY_PATH = pathlib.Path(__file__).with_name("_dynemb_ops.so")
 
-# The order of the `hyper` input of DynembApplyGradients.
 # The device of the host's memory.
 CPU = "/device:CPU:0"
+# The order of the `hyper` input of DynembApplyGradients.
 HYPER = (
     "learning_rate",
     "beta_1",
@@ -57,16 +57,16 @@ def check_tensorflow_version(version: str) -> None:
 
 
 def not_converted(function: _Function) -> _Function:
-    """Decorates what a `tf.function` calls and AutoGraph, which takes its time, can leave out."""
+    """Excludes a function that a `tf.function` calls from AutoGraph, which would only cost time."""
     return cast(_Function, tf.autograph.experimental.do_not_convert(function))
 
 
 @functools.cache
 def library() -> Any:
-    """The operator library as TensorFlow's module of functions; loaded at the first call.
+    """Returns the operator library as TensorFlow's module of functions; loads it at the first call.
 
     Raises:
-        ImportError: another TensorFlow version, or the library was not built.
+        ImportError: TensorFlow has another version, or the library was not built.
     """
     check_tensorflow_version(tf.__version__)
     if not LIBRARY_PATH.exists():
@@ -78,7 +78,7 @@ def library() -> Any:
 
 
 def lookup_sparse_grad(op: Any, grads: Sequence[Any]) -> Any:
-    """Per-key sums of the gradients of a DynembLookupSparse operation (or its eager stand-in)."""
+    """Sums the gradients of a DynembLookupSparse operation (or its eager stand-in) for each key."""
     parts = _SparseParts(op)
     with beside(op):
         return library().dynemb_lookup_sparse_grad(
@@ -93,30 +93,30 @@ def lookup_sparse_grad(op: Any, grads: Sequence[Any]) -> Any:
 
 
 def on(device: str) -> Any:
-    """A context in which operators run on this device; nothing where there is but the CPU.
+    """Returns a context in which operators run on this device; it has no effect without a GPU.
 
-    For those without a handle, which TensorFlow would run on a GPU if there is one, wherever the
-    table is that they work for; and for those whose gradient is such a one.
+    It is for operators without a handle, which TensorFlow would otherwise run on a GPU if there is
+    one, even if their table is elsewhere; and for operators whose gradient is such an operator.
     """
     return tf.device(device) if device and context.num_gpus() else contextlib.nullcontext()
 
 
 def on_host() -> Any:
-    """A context for what operators read in the host's memory, also on a GPU: bags and hyper.
+    """Returns a context for tensors that operators read in the host's memory: bags and hyper.
 
-    Made on the GPU it would have to be copied back, behind all of the GPU's work.
+    On a GPU, they would have to be copied back after all of the GPU's work.
     """
     return on(CPU)
 
 
 def one_each() -> Any:
-    """The `bags` of ids that are bags of their own."""
+    """Returns the `bags` of ids that each form one bag."""
     with on_host():
         return tf.constant(1, tf.int64)
 
 
 def beside(op: Any) -> Any:
-    """`on` the device of an operation with a table (or its eager stand-in)."""
+    """Same as `on`, with the device of an operation with a table (or its eager stand-in)."""
     return on(op.device if isinstance(op, tf.Operation) else op.inputs[0].device)
 
 
@@ -136,7 +136,7 @@ class _SparseParts:
         ]
 
     def upstream(self, grads: Sequence[Any]) -> list[Any]:
-        """The gradients of `outputs`; zeros where there is none."""
+        """Returns the gradients of `outputs`; zeros for those that have none."""
         return [
             tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
             for output, grad in zip(self.outputs, grads[: self.count], strict=True)
@@ -144,18 +144,18 @@ class _SparseParts:
 
 
 def row_gradient(keys: Any, sums: Any, rows: Any) -> Any:
-    """The gradient of a table: IndexedSlices over unique keys, float32 values.
+    """Returns the gradient of a table: IndexedSlices over unique keys, float32 values.
 
-    The row ids of the keys ride along as the attribute `_dynemb_rows` of the indices. Where
-    TensorFlow builds other indices (it adds two gradients, or the gradient leaves a `tf.function`),
-    the attribute falls away, and the optimizer finds the rows by their keys.
+    The row ids of the keys are attached to the indices as the attribute `_dynemb_rows`. If
+    TensorFlow creates other indices (it adds two gradients, or the gradient leaves a
+    `tf.function`), the attribute is lost, and the optimizer finds the rows by their keys.
     """
     keys._dynemb_rows = rows
     return tf.IndexedSlices(values=sums, indices=keys, dense_shape=None)
 
 
 def rows_of_gradient(grad: Any) -> Any:
-    """The row ids of a gradient's keys; None if they did not come along: keys may repeat then."""
+    """Returns the row ids of a gradient's keys; None if they were lost: keys may repeat then."""
     return getattr(grad.indices, "_dynemb_rows", None)
 
 

@@ -1,10 +1,13 @@
-"""Makes the package's Keras classes known to Keras, without importing TensorFlow for it.
+"""Registers the package's Keras classes with Keras, without importing TensorFlow for it.
 
-Keras loads a saved model whose classes are registered, and never imports a module to find them. So
-that `import tf_dynemb` is enough for `keras.models.load_model`, whichever of the two was imported
-first, and a process that only serves vectors does without TensorFlow, the modules that register
-classes are imported as soon as Keras and TensorFlow have both been: at once, or by a finder that
-stays in `sys.meta_path` until then.
+Keras can load a saved model if its classes are registered; it never imports a module to find them.
+There are two requirements:
+
+- `import tf_dynemb` is enough for `keras.models.load_model`, in either order of the imports.
+- A process that only serves vectors does not import TensorFlow.
+
+The modules that register classes are therefore imported as soon as both Keras and TensorFlow have
+been imported: at once, or by a finder that stays in `sys.meta_path` until then.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ _MODULES = (
 
 
 def register() -> None:
-    """Imports what registers Keras classes, now or when Keras runs on TensorFlow."""
+    """Imports the modules that register classes, now or once Keras and TensorFlow are loaded."""
     if not any(isinstance(finder, _Watch) for finder in sys.meta_path):
         watch = _Watch()
         sys.meta_path.insert(0, watch)
@@ -33,9 +36,9 @@ def register() -> None:
 
 
 class _Watch:
-    """A finder that finds what the others find, and acts when one of `AWAITED` has been loaded.
+    """A finder that delegates to the others, and acts when a module of `AWAITED` has been loaded.
 
-    Either of the two imports the other while it loads, so only the end of the outermost counts.
+    Each of the two imports the other while it loads, so only the end of the outermost load counts.
     """
 
     AWAITED = ("keras", "tensorflow")
@@ -56,7 +59,7 @@ class _Watch:
             if spec is not None:
                 loader: Any = spec.loader
                 if hasattr(loader, "exec_module"):
-                    # On the instance, which is this spec's alone: the module keeps its own loader.
+                    # On the instance, which only this spec uses: the module keeps its own loader.
                     loader.exec_module = functools.partial(self._exec_module, loader)
                 return spec
         return None

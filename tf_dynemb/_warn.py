@@ -1,4 +1,4 @@
-"""Warnings that point to the caller's code, however deep in the package they come from."""
+"""Warnings that point to the caller's code, from any depth of the package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PACKAGE = os.path.dirname(__file__) + os.sep
 
 
 def warn(message: str) -> None:
-    """Warns, naming the line outside this package that led here."""
+    """Warns, and names the last line outside this package in the call stack."""
     level = 2
     frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:

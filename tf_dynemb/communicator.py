@@ -1,13 +1,13 @@
-"""The ranks that train together: the only place that knows of Horovod.
+"""The ranks that train together: the only module that uses Horovod.
 
-A `Communicator` is one of two: `LOCAL`, a group of one process, or the group that Horovod has been
-initialised with. `get()` says which; everything else in the package talks to what it returns and
-does not ask how.
+There are two kinds of `Communicator`: `LOCAL`, a group of one process, and the group that Horovod
+has been initialized with. `get()` returns the current one. The rest of the package uses it without
+knowing its kind.
 
 Every operation that involves other ranks is *collective*: all ranks call it, in the same order,
-with the same names. If a rank's process ends, the others' calls fail at once. If a rank only does
-not call, the others wait: for ever, or for HOROVOD_STALL_SHUTDOWN_TIME_SECONDS. Either way the
-error is tf.errors.UnknownError, "Horovod has been shut down".
+with the same names. If a rank's process ends, the calls of the other ranks fail at once. If a rank
+merely does not call, the others wait: forever, or for HOROVOD_STALL_SHUTDOWN_TIME_SECONDS. In both
+cases the error is tf.errors.UnknownError, "Horovod has been shut down".
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Communicator(abc.ABC):
     """A group of ranks. Tensors may be symbolic: operations work in a `tf.function`.
 
     Attributes:
-        rank: of this process, from 0.
-        size: how many ranks there are.
-        local_rank: of this process among those on its machine.
-        alltoall_on_gpu: whether an alltoall of what a GPU has is done there.
+        rank: the number of this process, from 0.
+        size: the number of ranks.
+        local_rank: the number of this process among the ranks on its machine.
+        alltoall_on_gpu: whether an alltoall of tensors on a GPU runs there.
     """
 
     rank: int
@@ -49,37 +49,37 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def alltoall(self, tensor: Any, splits: Any, name: str) -> tuple[Any, Any]:
-        """Sends a part of a tensor to each rank.
+        """Sends a slice of a tensor to each rank.
 
         Args:
-            tensor: [n, ...]: the parts, in the order of the ranks that they are for.
-            splits: int32 [size]: the length of each part along the first dimension.
-            name: of the operation; two that run at the same time must have different ones. In a
-                `tf.function` TensorFlow makes names differ, and adds those of the loops and of the
-                calls of other functions around, which must be the same on all ranks.
+            tensor: [n, ...]: the slices, in the order of their destination ranks.
+            splits: int32 [size]: the length of each slice along the first dimension.
+            name: the name of the operation; two operations that run at the same time must have
+                different names. In a `tf.function` TensorFlow makes names unique, and adds the
+                names of enclosing loops and function calls, which must be the same on all ranks.
 
         Returns:
-            (received, received splits): the parts that the ranks sent here, in their order.
+            (received, received splits): the slices that the ranks sent here, in their order.
         """
 
     @abc.abstractmethod
     def allreduce(self, tensors: Sequence[Any], average: bool, name: str) -> list[Any]:
-        """The sum, or the mean, over all ranks of each dense tensor or IndexedSlices.
+        """Returns the sum, or the mean, over all ranks of each dense tensor or IndexedSlices.
 
         Dense tensors have the same shapes on all ranks. IndexedSlices are gathered: an index that
-        several ranks have, or one has several times, remains so.
+        several ranks have, or that one has several times, stays repeated.
         """
 
     @abc.abstractmethod
     def allgather(self, tensor: Any, name: str) -> Any:
-        """The tensors of all ranks along the first dimension, which may be of any length."""
+        """Concatenates the tensors of all ranks along the first dimension, of any length."""
 
     @abc.abstractmethod
     def broadcast(self, tensor: Any, root: int, name: str) -> Any:
-        """The tensor of the rank `root`."""
+        """Returns the tensor of the rank `root`."""
 
     def gather_objects(self, value: Any, name: str) -> list[Any]:
-        """What each rank passes, in their order. Eager only; JSON must be able to say it."""
+        """Returns each rank's value, in rank order. Eager only; values must be valid JSON."""
         text = np.frombuffer(json.dumps(value).encode(), np.uint8)
         lengths = self.allgather(tf.constant([len(text)], tf.int64), f"{name}/lengths").numpy()
         texts = self.allgather(tf.constant(text), f"{name}/texts").numpy()
@@ -90,12 +90,12 @@ class Communicator(abc.ABC):
         ]
 
     def barrier(self, name: str = "barrier") -> None:
-        """Waits, eagerly, until all ranks have called it."""
+        """Waits until all ranks have called it. Eager only."""
         self.allgather(tf.zeros([1], tf.uint8), f"dynemb/{name}")
 
 
 class _Local(Communicator):
-    """One process: what is sent is received."""
+    """A group of one process, which receives what it sends."""
 
     rank = 0
     size = 1
@@ -118,7 +118,7 @@ class _Horovod(Communicator):
     """The ranks that horovodrun has started."""
 
     def __init__(self, horovod: Any) -> None:
-        # Otherwise TensorFlow may run an operation once only, or one in place of two.
+        # Otherwise TensorFlow may run an operation only once, or merge two operations.
         alltoall = op_def_registry.get("HorovodAlltoall")
         if alltoall is not None and not alltoall.is_stateful:
             raise RuntimeError(f"This Horovod was built from other sources. {INSTALL}")
@@ -135,7 +135,7 @@ class _Horovod(Communicator):
     @_ops.not_converted
     def alltoall(self, tensor: Any, splits: Any, name: str) -> tuple[Any, Any]:
         tensor = tf.convert_to_tensor(tensor)
-        # As an argument of a function, int32 would come from a GPU to the host.
+        # As an argument of a function, an int32 tensor would be copied from the GPU to the host.
         on_gpu = self.alltoall_on_gpu and tensor.dtype == tf.int32
         carried = _as(tensor, tf.float32) if on_gpu else _carried(tensor)
         carried, splits = self._run(self._horovod.alltoall, name, carried, splits)
@@ -191,16 +191,16 @@ class _Horovod(Communicator):
     def _run(self, operation: Callable[..., Any], name: str, *tensors: Any, **options: Any) -> Any:
         """Runs an operation of Horovod under a name.
 
-        Horovod matches what the ranks do by the names of TensorFlow's nodes, and all eager nodes of
-        a kind have the same, whatever name is given: so an eager call becomes one of a function.
+        Horovod matches the operations of ranks by the names of TensorFlow's nodes. All eager nodes
+        of a kind have the same name, so an eager call is run as a call of a function.
         """
         name = re.sub(r"^(?![A-Za-z0-9])", ".", re.sub(r"[^A-Za-z0-9_./-]", "_", name))
         given = [tf.convert_to_tensor(tensor) for tensor in tensors]
         if not tf.executing_eagerly():
-            # Outside all scopes: those of layers have other names where a rank made other models.
+            # Outside all scopes: layers have other scopes on a rank that created other models.
             with tf.compat.v1.get_default_graph().name_scope(None):
                 return operation(*given, name=name, **options)
-        # Of any shape: a function would otherwise be traced anew for each.
+        # For any shape; otherwise the function would be traced again for each shape.
         signature = [tf.TensorSpec([None] * t.shape.rank, t.dtype) for t in given]
         key = (name, operation.__name__, *options.values(), *signature)
         function = self._functions.get(key)
@@ -212,7 +212,7 @@ class _Horovod(Communicator):
         return function(*given)
 
 
-# Types that Horovod does not know, and those as which it can carry their bits.
+# Types that Horovod does not know, and the types that can carry their bits.
 _CARRIED_AS = {tf.bfloat16: tf.uint16, tf.uint32: tf.int32, tf.uint64: tf.int64}
 
 
@@ -221,7 +221,7 @@ def _carried(tensor: Any) -> Any:
 
 
 def _as(tensor: Any, dtype: Any) -> Any:
-    # A bitcast has no gradient, so there is none where it is not needed.
+    # A bitcast has no gradient, so it is only used where it is needed.
     return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
 
 
@@ -230,10 +230,10 @@ _horovod: _Horovod | None = None
 
 
 def get() -> Communicator:
-    """The communicator of this process: Horovod's if it is initialised, with more than one rank."""
+    """Returns this process's communicator: Horovod's if it is initialized with several ranks."""
     global _horovod
-    # Horovod can only be initialised where it is imported: looking costs nothing and imports
-    # nothing.
+    # Horovod can only be initialized if it is imported, so this looks for the module without
+    # importing it.
     horovod = sys.modules.get("horovod.tensorflow")
     if horovod is None or not horovod.is_initialized() or horovod.size() == 1:
         return LOCAL
@@ -243,17 +243,17 @@ def get() -> Communicator:
 
 
 def init(comm_tool: str | None = None, use_legacy_optimizer: bool = False) -> None:
-    """Prepares communication between ranks: imports and initialises Horovod.
+    """Prepares communication between ranks: imports and initializes Horovod.
 
-    Optional in one process, and where the script calls `hvd.init()` itself.
+    Optional in one process, and if the script calls `hvd.init()` itself.
 
     Args:
-        comm_tool: "horovod". None: Horovod if `horovodrun` has started this process, else nothing.
+        comm_tool: "horovod". None: Horovod if `horovodrun` started this process, otherwise nothing.
         use_legacy_optimizer: SOK's argument, without effect: Keras 3 has no legacy optimizers.
 
     Raises:
-        ValueError: another `comm_tool`.
-        ImportError: Horovod is wanted and not installed; the message says how to get it.
+        ValueError: `comm_tool` has another value.
+        ImportError: Horovod is required and not installed; the message says how to install it.
     """
     if comm_tool not in (None, "horovod"):
         raise ValueError(f"comm_tool must be 'horovod', got {comm_tool!r}.")
@@ -263,7 +263,7 @@ def init(comm_tool: str | None = None, use_legacy_optimizer: bool = False) -> No
         import horovod.tensorflow as horovod
     except ImportError as error:
         raise ImportError(
-            f"tf_dynemb.init() needs Horovod, which is not here. {INSTALL}"
+            f"tf_dynemb.init() needs Horovod, which is not installed. {INSTALL}"
         ) from error
     if not horovod.is_initialized():
         horovod.init()
