@@ -102,7 +102,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES[name]
     try:
         if name not in ("serving", "storage"):
-            # First, because it lets _registration import modules, which need it themselves.
+            # First: its import makes _registration import modules that need TensorFlow themselves.
             importlib.import_module("tensorflow")
         module = importlib.import_module(f"{__name__}.{home or name}")
     except ModuleNotFoundError as error:

@@ -25,7 +25,7 @@ class _Moved(ModuleType):
         self._home = home
 
     def __getattr__(self, name: str) -> Any:
-        # Functions that inspect all modules, as in `inspect`, ask for __file__ and the like.
+        # Functions that iterate over all modules, such as in `inspect`, read __file__ and the like.
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         importlib.import_module("tensorflow")  # first, as in the package's own __getattr__

@@ -20,7 +20,7 @@ from tf_dynemb.tables.cut import Rows
 from tf_dynemb.tables.options import TableOptions, check_dimension
 from tf_dynemb.variables.dynamic import DynamicVariable
 
-# The integers below this limit are represented exactly, each by a different float.
+# Integers below this limit are represented exactly, each by a different float.
 _EXACT_IN_FLOAT = {tf.float16: 2**11, tf.bfloat16: 2**8, tf.float32: 2**24, tf.float64: 2**53}
 
 

@@ -122,7 +122,7 @@ class RowsOptimizer:
             owner: the owner of the state; see `DynamicVariable.attach_state`.
         """
         name, widths, inits = self.state_spec
-        # Both operators check the owner: another thread may attach a wrapper between them.
+        # Both operators check the owner: another thread may attach another wrapper between them.
         spec = {"optimizer": name, "widths": list(widths), "inits": list(inits), "owner": owner}
         values, state, found = _ops.library().dynemb_read_rows(grad.table.handle, grad.keys, **spec)
         keys, sums, values, state = (

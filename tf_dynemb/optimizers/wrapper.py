@@ -32,8 +32,8 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
     SGD, Adagrad, Adam, AdamW, Adamax, RMSprop, Adadelta, Ftrl, Lion and `RowwiseAdagrad` run inside
     the tables, with one operator for all tables. Any other Keras optimizer, including a user's
-    subclass, runs its own code on the touched rows (`tf_dynemb.optimizers.generic`); this is slower
-    and gives the same result.
+    subclass, runs its own code on the touched rows. This is slower, and gives the same result for
+    every optimizer that computes row by row; see `tf_dynemb.optimizers.generic`.
 
     `clipnorm`, `clipvalue`, `global_clipnorm` and `loss_scale_factor` of the wrapped optimizer
     apply to tables and dense variables together; a table's gradient counts with the sum for each

@@ -218,7 +218,7 @@ class Reader:
 
 
 def _chain(path: pathlib.Path) -> list[pathlib.Path]:
-    """Directories of the snapshots of a path's chain, none of which is opened yet."""
+    """Returns the directories of the snapshots of a path's chain, without opening them."""
     if (path / MANIFEST).exists():
         return [path]
     return [path / str(name) for name in since_last_base(list_snapshots(path))]

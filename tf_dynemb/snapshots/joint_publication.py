@@ -28,7 +28,7 @@ class JointPublication:
             with publication.writing() as part:
                 ...                                   # write columns
                 publication.has(entries, cut)
-            publication.publish()
+            publication.publish(optimizer=None)
 
     `beginning`, `writing` and `publish` are stages of the ranks: if one fails on a rank, it fails
     on all.

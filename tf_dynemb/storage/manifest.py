@@ -291,7 +291,7 @@ def _initializer(members: Fields, dimension: int) -> InitializerEntry:
 def _state(members: Fields) -> StateEntry:
     widths = members.integers("widths", 0, 2**31)
     inits = members.numbers("inits")
-    members.require(len(inits) == len(widths), "inits", "must be as many as widths")
+    members.require(len(inits) == len(widths), "inits", "must have the same length as widths")
     return StateEntry(members.text("optimizer"), widths, inits)
 
 

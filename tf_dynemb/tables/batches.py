@@ -33,7 +33,7 @@ def own_rows(
         The rows to load at a time, as an index into the columns' arrays, and their keys.
     """
     step = _rows_at_a_time(table, state_width)
-    # Of the keys that are examined together, about `step` are this rank's.
+    # About `step` of the keys that are examined together are this rank's.
     range_size = step * communicator.get().size
     for begin in range(0, rows, range_size):
         end = min(begin + range_size, rows)
