@@ -79,7 +79,7 @@ class Communicator(abc.ABC):
         """Returns the tensor of the rank `root`."""
 
     def gather_objects(self, value: Any, name: str) -> list[Any]:
-        """Returns each rank's value, in rank order. Eager only; values must be serializable as JSON."""
+        """Returns each rank's value, in rank order. Eager only; values are sent as JSON."""
         text = np.frombuffer(json.dumps(value).encode(), np.uint8)
         lengths = self.allgather(tf.constant([len(text)], tf.int64), f"{name}/lengths").numpy()
         texts = self.allgather(tf.constant(text), f"{name}/texts").numpy()

@@ -189,7 +189,11 @@ def test_entries_that_do_not_fit_the_files(tmp_path):
         ([right, dataclasses.replace(right, name="item")], {}, "keys is missing"),
         ([right], {"index": False}, "index is missing"),
         ([right], {"watermark": -1}, "watermark must be an integer"),
-        ([dataclasses.replace(right, state=StateEntry("a", (2,), ()))], {}, "as many as widths"),
+        (
+            [dataclasses.replace(right, state=StateEntry("a", (2,), ()))],
+            {},
+            "same length as widths",
+        ),
         (
             [dataclasses.replace(right, initializer=InitializerEntry(("other",), (0, 0)))],
             {},
