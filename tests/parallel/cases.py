@@ -1,4 +1,4 @@
-"""A launch that runs cases, and what its ranks left of each."""
+"""A launch that runs cases, and the results that its ranks leave for each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parallel import launch
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 
-# In seconds, of one case; and of a launch, whose cases so end it earlier if they hang.
+# Limits in seconds: of one case, and of a launch, which ends its cases earlier if they hang.
 CASE_LIMIT = 300
 LAUNCH_LIMIT = 7200
 
@@ -24,13 +24,13 @@ PYTEST += ["-o", "faulthandler_exit_on_timeout=true", "--runxfail"]
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Of a case, over all ranks.
+    """The result of a case, over all ranks.
 
     Attributes:
         outcome: "passed", "skipped" or "failed".
-        text: why it was skipped, or how it failed on which rank.
-        sections: titles and texts of what the ranks wrote.
-        seconds: it took.
+    text: the reason for skipping it, or the failure and its rank.
+    sections: titles and texts of the output of the ranks.
+    seconds: the time that it took.
     """
 
     outcome: str
@@ -43,12 +43,12 @@ class Launch:
     """Runs cases.
 
     Args:
-        ranks: how many.
-        cases: pytest's ids of them, relative to `root`.
+    ranks: the number of ranks.
+    cases: pytest's ids of the cases, relative to `root`.
         root: pytest's rootdir.
-        case_limit: seconds that a case may take on a rank.
-        options: further ones for pytest.
-        environment: further variables for the ranks.
+    case_limit: the seconds that a case may take on a rank.
+    options: further options for pytest.
+    environment: further environment variables for the ranks.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Launch:
         )
 
     def result(self, case: str) -> Result:
-        """Of a case, over all ranks."""
+        """Combines the results of a case on all ranks."""
         said = {}
         for rank in range(self.ranks):
             path = self._folder / f"{self._number[case]}.{rank}.json"
@@ -107,7 +107,7 @@ class Launch:
         )
 
     def _failure(self, said: dict[int, dict]) -> str:
-        # The first to fail comes first: others may have failed because it did.
+        # The first failure comes first: others may be consequences of it.
         ranks_of: dict[str, list[int]] = {}
         for rank, result in sorted(said.items(), key=lambda pair: pair[1]["time"]):
             if result["outcome"] == "failed":

@@ -1,9 +1,10 @@
-"""What each rank of test_dump_death.py runs.
+"""The script that each rank of test_dump_death.py runs.
 
     python dump_and_die.py CHAIN REPORTS RANK WHERE
 
-Dumps a base if there is none. Else dumps another, while which the process of RANK is killed: at its
-third `append`, or before the `rename`; with WHERE "never" it is not. Survivors report how it ended.
+Dumps a base if there is none. Otherwise it dumps another, during which the process of RANK is
+killed: at its third `append`, or before the `rename`; never if WHERE is "never". Survivors report
+how the dump ended.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def killing(function, call):
 
     def killed(*args):
         if next(calls) == call:
-            time.sleep(2)  # the others wait for this rank by then
+            time.sleep(2)  # by then, the others wait for this rank
             os.kill(os.getpid(), signal.SIGKILL)
         return function(*args)
 
@@ -37,7 +38,7 @@ def main():
     chain, reports = map(pathlib.Path, sys.argv[1:3])
     dying, where = int(sys.argv[3]), sys.argv[4]
     de.init("horovod")
-    # horovodrun ends the others when a rank has died: not before they have said what that did.
+    # When a rank has died, horovodrun ends the others. They must write their reports first.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     comm = communicator.get()
     rank = Rank(comm, chain)

@@ -1,4 +1,4 @@
-"""Cases that go wrong, for test_failures.py: pytest does not find this file by itself."""
+"""Failing cases for test_failures.py; pytest does not collect this file itself."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Starts ranks with horovodrun, and sees to it that they end."""
+"""Starts ranks with horovodrun, and ensures that they end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 
 INSTALLED = importlib.util.find_spec("horovod") is not None
 
-# It would import TensorFlow, for 3 s, to ask Horovod whether it was built with Gloo.
+# It would import TensorFlow, which takes 3 s, to ask Horovod whether it was built with Gloo.
 HOROVODRUN = """
 import sys
 
@@ -23,7 +23,7 @@ launch.gloo_built = lambda verbose: True
 launch.run_commandline()
 """
 
-# Many processes on few cores; and a rank that others wait for must not make them wait for long.
+# Many processes share few cores, and a rank that others wait for must not wait for long.
 ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     "OMP_NUM_THREADS": "1",
@@ -38,14 +38,14 @@ ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a launch ended: horovodrun's exit status, or None if it was ended for taking too long."""
+    """The end of a launch: horovodrun's exit status, or None if the limit ended it."""
 
     status: int | None
     output: str
     seconds: float
 
     def tail(self) -> str:
-        """The end of the output, without the way that pytest took to a test."""
+        """The end of the output, without pytest's traceback above the test."""
         lines = self.output.splitlines()
         its = [line for line in lines if "/_pytest/" not in line and "/pluggy/" not in line]
         return "\n".join(its[-60:])
@@ -59,7 +59,7 @@ def horovodrun(
     cwd: pathlib.Path | None = None,
     **environment: str,
 ) -> Ended:
-    """Runs a command as several ranks, for `limit` seconds at most; its output goes to `log`."""
+    """Runs a command as several ranks, for at most `limit` seconds; writes its output to `log`."""
     start = time.monotonic()
     launcher = [sys.executable, "-c", HOROVODRUN, "--gloo", "--disable-cache"]
     with log.open("w") as output:
@@ -81,7 +81,7 @@ def horovodrun(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """It ends its ranks when it is told to end, and they end themselves when it is killed."""
+    """Ends horovodrun, which ends its ranks. If it is killed instead, the ranks end themselves."""
     process.terminate()
     try:
         process.wait(20)

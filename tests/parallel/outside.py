@@ -1,7 +1,7 @@
-"""The cases of ranks/ as tests of the pytest that a person starts.
+"""The cases of ranks/, as tests of the pytest that a user starts.
 
-One launch for each number of ranks runs those that are selected, when the first of them is due. All
-else that pytest does with a test happens in the ranks; here is only the result.
+One launch for each number of ranks runs the selected cases, when the first of them is due. The
+ranks do everything else that pytest does with a test; this process only reports the result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RESULT = pytest.StashKey[Result]()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A case has no fixtures here, and does nothing but report."""
+    """A case without fixtures, which only reports its result."""
     item.setup = lambda: None
     item.runtest = lambda: _run(item)
 
@@ -35,7 +35,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
 
 def _run(item: pytest.Item) -> None:
     if not launch.INSTALLED:
-        from tf_dynemb import communicator  # with TensorFlow, so not where conftest.py is read
+        from tf_dynemb import communicator  # it imports TensorFlow: not in conftest.py
 
         pytest.skip(communicator.INSTALL)
     item.stash[_RESULT] = result = _launch(item).result(item.nodeid)
@@ -48,7 +48,7 @@ def _run(item: pytest.Item) -> None:
 
 
 def _launch(item: pytest.Item) -> Launch:
-    """That of all selected cases with as many ranks."""
+    """The launch of all selected cases with this number of ranks."""
     ranks = item.callspec.params["ranks"]
     if ranks not in _launches:
         cases = [

@@ -1,7 +1,7 @@
-"""A training script for SOK v2, as its documentation writes them; one line of it is changed.
+"""A training script for SOK v2, in the style of its documentation; one line of it is changed.
 
-It trains two dynamic tables, a static one and a dense layer on parts of batches, and checks what it
-comes to against numpy: `horovodrun -np N python sok_script.py FOLDER`.
+It trains two dynamic tables, a static one and a dense layer on shares of batches, and compares the
+result with numpy: `horovodrun -np N python sok_script.py FOLDER`.
 """
 
 import json
@@ -15,7 +15,7 @@ import numpy as np
 import pytz
 import tensorflow as tf
 
-import tf_dynemb as sok  # the line: import sparse_operation_kit as sok
+import tf_dynemb as sok  # the changed line: import sparse_operation_kit as sok
 
 hvd.init()
 gpus = tf.config.experimental.list_physical_devices("GPU")
@@ -111,7 +111,7 @@ def of_all(rows):
 
 
 def held(variable):
-    """Keys and vectors on all ranks."""
+    """Returns the keys and vectors on all ranks."""
     keys, values = sok.export(variable)
     return dict(zip(of_all(keys).tolist(), of_all(values), strict=True))
 
@@ -149,7 +149,7 @@ v3_end = np.array([model.tables[2][row] for row in range(ROWS)])
 np.testing.assert_allclose(v3.numpy(), v3_end[hvd.rank() :: hvd.size()], rtol=1e-3, atol=1e-4)
 np.testing.assert_allclose(layer.kernel[:, 0], model.kernel, rtol=1e-3, atol=1e-4)
 
-# What was updated since the last steps began.
+# The rows that were updated since the last steps began.
 keys, values = sok.incremental_model_dump([v1, v2], moments[-2])
 for t in range(2):
     assert set(keys[t].tolist()) == seen[-1][t] | seen[-2][t]
@@ -173,7 +173,7 @@ for variable, rows in zip((v1, v2), before, strict=True):
     assert all((after[key] == rows[key]).all() for key in rows)
 np.testing.assert_array_equal(v3.numpy(), v3_value)
 
-# A step after a load is the step after the dump: with the moments, and the number of steps.
+# A step after a load equals the step after the dump: with the moments and the number of steps.
 adam_step = tf.function(train_step.python_function)
 adam_step(*batch, adam)
 sok.dump(path, sok_vars, adam)

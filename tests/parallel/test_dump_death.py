@@ -1,4 +1,4 @@
-"""Ranks that are killed while they dump: what was there stays, and the next dump succeeds."""
+"""Ranks that are killed while they dump: the chain is unchanged, and the next dump succeeds."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ from tf_dynemb import storage
 HERE = pathlib.Path(__file__).resolve().parent
 SIZE = 3
 
-# What its operators raise, eagerly or in a function.
+# The errors that Horovod's operators raise, eagerly or in a function.
 HOROVODS_ERRORS = {"UnknownError", "HorovodInternalError"}
 
 pytestmark = [
@@ -23,7 +23,7 @@ pytestmark = [
 
 
 def run(tmp_path, rank, where):
-    """Launches ranks, of which one is killed; returns what the others reported."""
+    """Launches ranks, one of which is killed; returns the reports of the others."""
     ended = launch.horovodrun(
         SIZE,
         [
@@ -43,7 +43,7 @@ def run(tmp_path, rank, where):
 
 
 def versions(path):
-    """Which version of the rows is there: the vectors say."""
+    """Returns the version of the rows on disk, according to their vectors."""
     rows = fold(storage.Chain.open(path))["user"]
     numbers = 4 * rows.vectors[:, 0] - rows.keys % 64
     assert len(rows.keys) == 500
@@ -64,12 +64,12 @@ def test_a_rank_that_is_killed(tmp_path):
         ended, reports = run(tmp_path, dying, where)
         assert ended.status not in (0, None), ended.tail()
         others = set(range(SIZE)) - {dying}
-        # horovodrun kills what has not ended after some seconds: on a busy machine that may be one.
+        # horovodrun kills ranks that do not end within seconds: on a busy machine that may be one.
         assert reports.keys() <= others
         assert reports, ended.tail()
         assert set(reports.values()) <= HOROVODS_ERRORS
         assert versions(chain) == {1}
-        # Rank 0 cleans up if it lives.
+        # Rank 0 removes its files if it lives.
         assert len(unpublished(chain)) == (dying == 0) or 0 not in reports
     (tmp_path / "never0.0").unlink()
     ended, reports = run(tmp_path, 0, "never")

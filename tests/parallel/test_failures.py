@@ -1,4 +1,4 @@
-"""What happens when a rank fails, does not call, or ends; and that the tests of ranks/ tell it."""
+"""A rank that fails, does not call, or ends; and the detection of this by the tests of ranks/."""
 
 import pathlib
 import re
@@ -18,7 +18,7 @@ CASES = re.findall(r"^def (test_\w+)", FAULTS.read_text("utf-8"), re.MULTILINE)
 
 @pytest.fixture(scope="module")
 def result_of(request):
-    """Runs all cases of faults.py at once; gives the result of one."""
+    """Runs all cases of faults.py at once; returns a function for the result of one."""
     root = request.config.rootpath
     prefix = f"{FAULTS.relative_to(root)}::"
     faults = Launch(

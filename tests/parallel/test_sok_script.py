@@ -1,4 +1,4 @@
-"""A script for SOK v2 runs with one line changed, and comes to the same on one rank and on two."""
+"""A script for SOK v2 runs with one line changed, with the same result on one rank and on two."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The cases of this folder run as several ranks together; CONTRIBUTING.md says how to write one.
+"""The cases of this folder run on several ranks together; see CONTRIBUTING.md.
 
 Each is one test for each number of ranks, with the same id outside and in the ranks.
 """

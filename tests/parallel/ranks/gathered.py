@@ -1,7 +1,7 @@
-"""What cases of several ranks share: batches and their parts, whole tables, one rank to compare.
+"""Helpers for cases of several ranks: batches and their shares, whole tables, one rank to compare.
 
-All randomness comes from generators with a seed, so every rank draws the same numbers: a batch of
-all ranks, of which each takes its part.
+All randomness comes from seeded generators, so every rank draws the same numbers: a batch of all
+ranks, of which each takes its share.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tf_dynemb.variables import transfer
 
 @contextmanager
 def one_rank():
-    """Inside, this rank is the only one: what it makes and trains is as in one process."""
+    """Inside, this rank is the only one: it creates and trains tables as one process does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(communicator, "get", lambda: communicator.LOCAL)
         yield
@@ -43,19 +43,19 @@ class Bags:
         return Bags(self.ids[part], self.lengths[begin:end], self.weights[part])
 
     def part(self, rank, size):
-        """The samples of one of `size` ranks, one rank's after another's."""
+        """Returns the samples of one of `size` ranks; all ranks in order have all samples."""
         share = len(self) // size
         assert share * size == len(self)
         return self[rank * share : (rank + 1) * share]
 
     def ragged(self, values=None, dtype=None):
-        """The ids, or other values in their order, as a RaggedTensor."""
+        """Returns the ids, or other values in their order, as a RaggedTensor."""
         values = tf.convert_to_tensor(self.ids if values is None else values, dtype)
         splits = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
         return tf.RaggedTensor.from_row_splits(values, splits, validate=False)
 
     def sparse(self, values=None, dtype=None):
-        """As `ragged`, as a SparseTensor."""
+        """Same as `ragged`, as a SparseTensor."""
         values = tf.convert_to_tensor(self.ids if values is None else values, dtype)
         rows = np.repeat(np.arange(len(self)), self.lengths)
         columns = np.arange(len(self.ids)) - np.repeat(
@@ -73,7 +73,7 @@ def draw(rng, rows, batch, most, least=1):
 
 
 def of_all(comm, array, name="of_all"):
-    """The arrays of all ranks, one rank's after another's, on every rank."""
+    """Returns, on every rank, the arrays of all ranks, concatenated in their order."""
     array = np.ascontiguousarray(array)
     width = array.itemsize * int(np.prod(array.shape[1:], dtype=int))
     flat = tf.constant(array.reshape(-1).view(np.uint8).reshape(len(array), width))
@@ -82,13 +82,13 @@ def of_all(comm, array, name="of_all"):
 
 
 def sum_of_all(comm, array):
-    """The sum of the ranks' arrays."""
+    """Returns the sum of the ranks' arrays."""
     return of_all(comm, np.asarray(array)[np.newaxis]).sum(0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Rows of a table in the order of their keys; vectors as float32, state as the row has it."""
+    """Rows of a table in the order of their keys; vectors as float32, state as in the row."""
 
     keys: np.ndarray
     vectors: np.ndarray
@@ -98,7 +98,7 @@ class Rows:
         return self.keys.tobytes(), self.vectors.tobytes(), self.state.tobytes()
 
     def at(self, keys):
-        """The vectors of some keys, all of which must have a row."""
+        """Returns the vectors of some keys, all of which must have a row."""
         found = np.searchsorted(self.keys, keys)
         np.testing.assert_array_equal(self.keys[found], keys)
         return self.vectors[found]
@@ -116,7 +116,7 @@ def in_order(keys, vectors, state):
 
 
 def whole_table(comm, table) -> Rows:
-    """The rows of a table on all ranks; each must be where it belongs."""
+    """Returns the rows of a table on all ranks; each must be on its owner."""
     here = rows_here(table)
     if table.mode is not None and table.mode.startswith("localized") and comm.size > 1:
         assert not len(here.keys) or comm.rank == int(table.mode.split(":")[1])
@@ -127,7 +127,7 @@ def whole_table(comm, table) -> Rows:
 
 
 def whole_matrix(comm, variable):
-    """The value of a `Variable` on all ranks, [rows, dimension]."""
+    """Returns the value of a `Variable` on all ranks, [rows, dimension]."""
     value = tf.cast(variable.value(), tf.float32).numpy()
     rows = np.arange(variable.global_shape[0])
     if variable.mode is None or variable.mode == "distributed":
@@ -149,13 +149,13 @@ def same_on_all(comm, value):
 
 
 def square_error(got, expected):
-    """Relative: what the behaviours of SOK's own tests are measured by."""
+    """The relative tolerance of SOK's own tests."""
     got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
     return np.square(got - expected).sum() / (np.square(got) + np.square(expected)).sum()
 
 
 def close(got, expected, relative=1e-5):
-    """Each number is as exact as the largest of its column."""
+    """Compares with a tolerance relative to the largest number of each column."""
     got, expected = np.asarray(got), np.asarray(expected)
     assert got.shape == expected.shape
     scale = np.maximum(np.abs(expected).max(0, initial=0), 1e-30)

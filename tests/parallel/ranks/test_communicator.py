@@ -1,6 +1,6 @@
-"""What tf_dynemb.communicator promises, for every number of ranks, eagerly and in a tf.function.
+"""The contract of tf_dynemb.communicator, for every number of ranks, eagerly and in a tf.function.
 
-A rank's data are a function of its number, so every rank can tell what the others send.
+A rank's data are a function of its number, so every rank knows what the others send.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ eager_and_graph = pytest.mark.parametrize(
 
 
 def part(sender, receiver, step=0):
-    """Rows that a rank sends another: none, one or several, and other ones in each step."""
+    """The rows that one rank sends another: none, one or several, and others in each step."""
     length = (3 * sender + 2 * receiver + step) % 4
     numbers = 100 * sender + 10 * receiver + step + np.arange(2 * length).reshape(length, 2)
     return numbers % 256
@@ -88,7 +88,7 @@ def test_values_arrive_as_they_are(comm, values):
 
 @eager_and_graph
 def test_words_keep_their_bits_where_they_are_carried_on_a_gpu(comm, wrap, monkeypatch):
-    """As floats: these would be some NaNs, zeros and denormals."""
+    """As floats, these bits would be NaNs, zeros and denormals."""
     monkeypatch.setattr(comm, "alltoall_on_gpu", True)
     words = [-1, 0x7F800001, 0x7FC00000, -(2**31), 1, 12345]
     ones = tf.ones([comm.size], tf.int32)
@@ -183,7 +183,7 @@ def test_loops_in_a_function(comm):
         for step in steps:
             total += exchange_sum(step)
         for step in tf.range(5, dtype=tf.int64):
-            if step < 4:  # both sides of a condition, and a loop's body, are graphs of their own
+            if step < 4:  # both branches of a condition, and a loop's body, are separate graphs
                 total += exchange_sum(step)
         return total
 
@@ -257,7 +257,7 @@ def test_what_is_equal_on_one_rank_is_sent_twice(comm):
 def test_allreduce(comm, wrap, average):
     slices = tf.IndexedSlices(
         tf.fill([comm.rank + 1, 2], 4.0 * comm.rank),
-        tf.constant([5, *range(comm.rank)], tf.int64),  # 5 is everyone's, 0 that of all but rank 0
+        tf.constant([5, *range(comm.rank)], tf.int64),  # all have 5; all but rank 0 have 0
         tf.constant([9, 2], tf.int64),
     )
     dense = [

@@ -51,7 +51,7 @@ def gathered(comm, rank):
 
 @contextlib.contextmanager
 def rank_0_alone(comm):
-    """What only rank 0 does, while the others wait; it fails on all if it fails."""
+    """Runs a function on rank 0 only, while the others wait; a failure fails all ranks."""
     error = None
     try:
         if comm.rank == 0:
@@ -90,7 +90,7 @@ def test_a_dump_loads_on_this_and_other_numbers_of_ranks(comm, shared_path, monk
     manifest = storage.Chain.open(shared_path).last.manifest
     assert manifest.world_size == comm.size
     assert de.Watermark.of(manifest) == mark
-    # Clocks are set alike: the cut of each is of one tick.
+    # The clocks are equal, so the cuts of all ranks have the same tick.
     assert comm.gather_objects(mark.tick, "ticks") == [mark.tick] * comm.size
     assert {dict(table.snapshots.items())[mark.id] for table in rank.tables} == {(mark.tick, True)}
 
@@ -136,7 +136,7 @@ def test_what_another_number_of_ranks_dumped(comm, shared_path, monkeypatch, siz
     tables = gathered(comm, rank)
     expected = {name: folded[name] for name in tables}
     assert table_reader.same(tables, expected, table_reader.ALL)
-    # And on with the chain.
+    # The chain continues.
     rank.write(KEYS[100:150], 7)
     rank.erase(KEYS[200:210])
     rank.dump_delta()
@@ -154,7 +154,7 @@ def test_deltas_are_followed(comm, shared_path):
     for version in range(3, 6):
         rank.write(KEYS[10 * version : 10 * version + 15], version)
         rank.erase(KEYS[100 + version : 102 + version])
-        # Ranks do not take equally many batches.
+        # The ranks run different numbers of batches.
         for _ in range(5 * comm.rank):
             rank.write([1], version)
         mark = rank.dump_delta(mark if version == 4 else None)
@@ -209,7 +209,7 @@ def test_training_goes_on_from_a_dump_with_the_same_bits(comm, shared_path):
     for number in range(4, 7):
         step(comm, variables, optimizer, number)
         step(comm, others, other_optimizer, number)
-    # Not those of the matrix: Keras keeps its state, which dumps do not have.
+    # Not the state of the matrix: Keras keeps it, and dumps do not contain it.
     assert values(others)[0] == values(variables)[0]
 
 
@@ -218,7 +218,7 @@ def test_incremental_model_dump(comm):
     rank.write(KEYS[:100], 1)
     time.sleep(0.01)
     now = datetime.datetime.now(datetime.timezone.utc)
-    # Clocks of processes of one machine agree.
+    # Clocks of processes on one machine agree.
     now = datetime.datetime.fromisoformat(max(comm.gather_objects(now.isoformat(), "now")))
     time.sleep(0.01)
     rank.write(KEYS[95:130], 2)

@@ -1,4 +1,4 @@
-"""What the exchange sends to other ranks: a key once, a row once; and how narrow types round it."""
+"""The bytes of the exchange: each key and row is sent once. The rounding of narrow wire types."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from parallel.ranks.gathered import Bags, close, one_rank, sum_of_all, whole_tab
 from tf_dynemb import _ops, communicator
 
 VOCABULARY, BATCH, HOTNESS = 20_000, 512, 10
-# Of an element, of the largest element of its vector: half a unit in the last place; half a step of
-# 127 to either side.
+# The rounding error of an element relative to it, half a unit in the last place; or relative to
+# the largest element of its vector, half a step of 127 to either side.
 ROUNDING = {
     None: (0.0, 0.0),
     "float16": (2.0**-11, 0.0),
@@ -24,7 +24,7 @@ several_ranks = pytest.mark.ranks(2, 4)
 
 
 def zipf_bags(rng, batch=BATCH):
-    """Ids of which the first come most often, with the exponent 1.05."""
+    """Ids with a Zipf distribution of exponent 1.05: the first are the most frequent."""
     share = np.arange(1, VOCABULARY + 1) ** -1.05
     ids = rng.choice(VOCABULARY, batch * HOTNESS, p=share / share.sum())
     scattered = ids * 7919 - 10**6
@@ -32,14 +32,14 @@ def zipf_bags(rng, batch=BATCH):
 
 
 def width_of(dim, dtype, exchange_dtype):
-    """Bytes of a row on its way."""
+    """The bytes of a row in a message."""
     if exchange_dtype == "int8":
         return dim + 4
     return dim * (2 if exchange_dtype in ("float16", "bfloat16") else dtype.size)
 
 
 def asked_of_others(keys_of_rank, owner_of):
-    """Keys that ranks ask others for, counted once for each pair."""
+    """The keys that ranks ask others for, counted once for each pair."""
     return sum(
         int((owner_of(np.unique(keys)) != rank).sum()) for rank, keys in enumerate(keys_of_rank)
     )
@@ -77,7 +77,7 @@ KINDS = {
 
 @several_ranks
 def test_bytes_of_a_step(comm):
-    """All tables in one call, two features on each, as a static and as a localized table too."""
+    """All tables in one call, with two features each, including a static and a localized one."""
     rng = np.random.default_rng(1)
     last = comm.size - 1
     tables, owners, widths, gradient_widths, key_widths = [], [], [], [], []
@@ -122,7 +122,7 @@ def test_bytes_of_a_step(comm):
             assert asked == expected > 0
             assert expected * key_widths[i] <= key_bytes <= 1.05 * expected * 8
             assert expected * widths[i] <= vector_bytes <= 1.05 * expected * widths[i], table.name
-            # Gradients are float32, and travel as such unless something else is asked for.
+            # Gradients are float32, and are sent as float32 unless the table has a wire type.
             if step:
                 least = expected * gradient_widths[i]
                 assert least <= gradient_bytes <= 1.05 * least, table.name
@@ -132,14 +132,14 @@ def test_bytes_of_a_step(comm):
 
 @several_ranks
 def test_what_a_rank_has_is_not_sent(comm):
-    """Keys of this rank's own; and a lookup that inserts nothing asks as any other."""
+    """Keys of this rank only; and a lookup without inserts asks like any other."""
     keys = np.arange(500)
     owner = by_hash(comm)(keys)
     table = de.DynamicVariable(8)
     de.lookup_sparse(table, keys[owner == comm.rank][:, None])
     asked, key_bytes, vector_bytes, _ = counters(comm, table)
     assert (asked, vector_bytes) == (0, 0)
-    assert key_bytes <= 16 * comm.size**2  # how many keys there are for each rank: none
+    assert key_bytes <= 16 * comm.size**2  # the number of keys for each rank, which is zero
     de.lookup_sparse(table, keys[owner != comm.rank][:, None], insert=False)
     asked, _, vector_bytes, _ = counters(comm, table)
     assert asked == 500 * (comm.size - 1)
@@ -176,7 +176,7 @@ def test_vectors_and_gradients_are_rounded_to_nearest(comm, exchange_dtype, dim)
     largest = np.abs(vectors).max(1, keepdims=True)
     allowed = 1.001 * (relative * np.abs(vectors) + of_largest * largest)
     if exchange_dtype == "float16":
-        allowed += 2.0**-25  # half the smallest number that it has
+        allowed += 2.0**-25  # half the smallest number of the type
     for f in found:
         assert (np.abs(f - vectors) <= allowed).all()
     if exchange_dtype is None:
@@ -194,7 +194,7 @@ def test_vectors_and_gradients_are_rounded_to_nearest(comm, exchange_dtype, dim)
 @pytest.mark.parametrize("exchange_dtype", ROUNDING)
 @pytest.mark.parametrize("what", [np.inf, -np.inf, np.nan, 1e30])
 def test_what_is_not_finite_stays_so(comm, exchange_dtype, what):
-    """An overflow reaches the owner of the row, wherever it happened."""
+    """An overflow reaches the owner of the row, on whichever rank it happened."""
     table = de.DynamicVariable(4, "1", exchange_dtype=exchange_dtype)
     keys = np.arange(20)
     factors = np.ones((20, 4), np.float32)
@@ -206,7 +206,7 @@ def test_what_is_not_finite_stays_so(comm, exchange_dtype, what):
     grad = tape.gradient(loss, table)
     finite = np.isfinite(grad.values.numpy()).all(1)
     if np.isfinite(what):
-        assert exchange_dtype == "float16" or finite.all()  # float16 has no such number
+        assert exchange_dtype == "float16" or finite.all()  # float16 cannot represent it
     else:
         np.testing.assert_array_equal(finite, grad.indices.numpy() % 2 == 1)
 
@@ -223,7 +223,7 @@ def test_training_comes_close(comm, exchange_dtype):
 
 
 def check_training(comm, exchange_dtype):
-    """To what one rank comes to, whose vectors and gradients do not travel."""
+    """The result of one rank, whose vectors and gradients are not sent."""
     tolerance = {None: 1e-5, "float16": 1e-3, "bfloat16": 1e-2, "int8": 2e-2}[exchange_dtype]
     rng = np.random.default_rng(3)
     table = de.DynamicVariable(8, "normal", seed=1, exchange_dtype=exchange_dtype)

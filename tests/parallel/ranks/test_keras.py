@@ -29,7 +29,7 @@ def data(steps=STEPS, seed=0):
 
 
 def part(comm, *arrays):
-    """This rank's part of every batch, batch after batch."""
+    """Returns this rank's share of every batch, in the order of the batches."""
     share = BATCH // comm.size
     mine = slice(comm.rank * share, (comm.rank + 1) * share)
     return [a.reshape(-1, BATCH, *a.shape[1:])[:, mine].reshape(-1, *a.shape[1:]) for a in arrays]
@@ -46,7 +46,7 @@ def layers(*others):
 
 
 def make_model(built="with an input", optimizer=None, others=(), **options):
-    """A model; its dense weights are those of Python's random state at this moment."""
+    """Creates a model; its dense weights depend on the state of Python's random generator."""
     inputs = [keras.Input((FIELDS,), dtype="int64")] if built == "with an input" else []
     model = keras.Sequential([*inputs, *layers(*others)])
     model.compile(
@@ -131,7 +131,7 @@ def whole_table_of_one(model):
 @SEVERAL
 @pytest.mark.parametrize("built", ["with an input", "by its data"])
 def test_the_same_bits_everywhere(comm, built):
-    """Also where layers count, and drop units by seeds of their own."""
+    """Also with layers that have statistics, and that drop units with their own seeds."""
     keras.utils.set_random_seed(100 + comm.rank)
     others = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
     model = make_model(built, others=others)
@@ -153,10 +153,10 @@ def test_the_same_bits_everywhere(comm, built):
 
 @SEVERAL
 def test_metrics_are_those_of_all_samples(comm):
-    """Parts of different sizes: the mean of the ranks' losses is not the loss of all."""
+    """Shares of different sizes: the mean of the ranks' losses is not the loss of all samples."""
     model = make_model()
     fit(comm, model, part(comm, *data()), epochs=1)
-    rows = 2 * BATCH - comm.rank  # in two steps, the last of them smaller on later ranks
+    rows = 2 * BATCH - comm.rank  # two steps, of which the last is smaller on later ranks
     rng = np.random.default_rng(comm.rank)
     ids, labels = rng.integers(0, 40, (rows, FIELDS)), rng.integers(0, 2, rows).astype(np.float32)
 
@@ -174,7 +174,7 @@ def test_metrics_are_those_of_all_samples(comm):
     auc = keras.metrics.AUC()
     auc.update_state(of_all(comm, labels), of_all(comm, predicted[:, 0]))
     assert got["auc"] == pytest.approx(float(auc.result()), abs=1e-6)
-    # In a fit too.
+    # Also in `fit`.
     history = fit(comm, model, part(comm, *data()), validation=(ids, labels), epochs=1)
     assert len({str(h) for h in comm.gather_objects(history, "test")}) == 1
     again = model.evaluate(ids, labels, **options)
@@ -182,7 +182,7 @@ def test_metrics_are_those_of_all_samples(comm):
 
 
 class Scripted(keras.Model):
-    """Its logs are what `script` says for the epoch, which differs between ranks."""
+    """Its logs are the values in `script` for the epoch, which differ between ranks."""
 
     def __init__(self, script):
         super().__init__()
@@ -218,7 +218,7 @@ def test_logs_that_are_no_metrics_become_their_mean(comm):
 
 @SEVERAL
 def test_early_stopping_on_all_ranks_in_the_same_epoch(comm):
-    """Alone, rank 0 would go on to the end, and rank 1 stop after the second epoch."""
+    """Alone, rank 0 would continue to the end, and rank 1 would stop after the second epoch."""
     scripts = [[9.0, 6.0, 5.0, 4.0, 3.0], [1.0, 1.5, 7.0, 8.0, 9.0], [0.0] * 5, [0.0] * 5]
     stopping = keras.callbacks.EarlyStopping("scripted", mode="min", patience=1)
     history = fit_script(scripts[comm.rank], [stopping])
@@ -261,7 +261,7 @@ def test_only_the_first_rank_writes(comm):
 
 @SEVERAL
 def test_the_optimizer_of_the_first_rank_counts(comm):
-    """As after a checkpoint that only the first rank has read."""
+    """As after a checkpoint that only the first rank has loaded."""
     keras.utils.set_random_seed(1)
     model = make_model()
     if comm.rank == 0:
@@ -350,7 +350,7 @@ def test_validation_of_a_length_that_keras_does_not_know(comm):
     assert history["val_loss"] == [pytest.approx(again[0], rel=1e-6)]
 
 
-# What no type of Horovod holds is among them.
+# They include types that no Horovod type can represent.
 VALUES = {
     "float32": [[0.5, 1.5], [2.5, 3.5]],
     "bfloat16": [0.5, 3.0],

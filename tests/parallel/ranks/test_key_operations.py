@@ -1,4 +1,4 @@
-"""What names keys, from several ranks at once, against a dict that they write one by one."""
+"""Operations on keys, from several ranks at once, against a dict that applies them in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DIM, START = 2, 0.25
 
 
 class Model:
-    """A table: each call takes what all ranks pass to the operation, in their order."""
+    """A table as a dict; each call gets the arguments of all ranks, in their order."""
 
     def __init__(self):
         self.rows: dict[int, np.ndarray] = {}
@@ -37,7 +37,7 @@ class Model:
 
 
 def operations(table):
-    """Each takes keys and values; what it returns is compared."""
+    """The operations: each takes keys and values, and its result is compared."""
     slices = lambda k, v: tf.IndexedSlices(v, k)  # noqa: E731
     return {
         "upsert": lambda k, v: table.upsert(k, v) and None,
@@ -112,7 +112,7 @@ def check_operations(comm, key_type, dtype, mode, functional):
         name = names[i] if i < len(names) else str(rng.choice(names))
         counts = rng.integers(0, 9, comm.size) * rng.integers(0, 2, comm.size)
         keys = [rng.choice(domain, n) for n in counts]
-        # Sums of these are exact in 16 bits.
+        # Sums of these numbers are exact in 16 bits.
         values = [rng.integers(-4, 5, (n, DIM)).astype(np.float32) / 4 for n in counts]
         got = named[name](
             tf.constant(keys[comm.rank]), tf.cast(tf.constant(values[comm.rank]), dtype)
@@ -130,7 +130,7 @@ def check_operations(comm, key_type, dtype, mode, functional):
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 def test_additions_to_16_bit_rows_are_rounded_as_in_one_process(comm, dtype):
-    """What is added to one key is added up in float32 before a row is written."""
+    """Values that are added to one key are summed in float32 before its row is written."""
     options = {"initializer": "1", "dtype": dtype, "stochastic_rounding": False}
     table = de.DynamicVariable(1, **options)
     small = 2.0 ** -(12 if dtype == tf.float16 else 9)
@@ -203,7 +203,7 @@ ERRORS = {
 
 @pytest.mark.parametrize("functional", [False, True], ids=["eager", "function"])
 def test_wrong_arguments_are_told_before_ranks_wait_for_each_other(comm, functional):
-    """On one rank alone: it gets the error, and what follows works on all of them."""
+    """An error on one rank only: that rank raises it, and later calls work on all ranks."""
     table = de.DynamicVariable(DIM, "1")
     static = de.Variable(np.ones((4, DIM), np.float32))
     for name, call in ERRORS.items():
@@ -212,7 +212,7 @@ def test_wrong_arguments_are_told_before_ranks_wait_for_each_other(comm, functio
             try:
                 call(table, static)
             except (ValueError, TypeError, tf.errors.InvalidArgumentError):
-                pass  # The last is TensorFlow's own, of a static table on one rank.
+                pass  # The last one is TensorFlow's own, for a static table on one rank.
             else:
                 pytest.fail(f"{name}: no error")
         pooled = de.lookup_sparse([table, static], [[[1, comm.rank]]] * 2, combiners="sum")

@@ -1,4 +1,4 @@
-"""prefetch_lookup gives what lookups without it give, whatever happens to the rows in between."""
+"""prefetch_lookup gives the results of lookups without it, whatever happens to rows in between."""
 
 import keras
 import numpy as np
@@ -39,7 +39,7 @@ def make_batches(comm, ids=40):
 class Trainer:
     def __init__(self, tables):
         self.tables = tables
-        # One table stands for two features.
+        # Two features read one table.
         self.params = [tables[0], tables[1], tables[2], tables[3], tables[0]]
         self.optimizer = de.OptimizerWrapper(keras.optimizers.Adagrad(0.5))
 

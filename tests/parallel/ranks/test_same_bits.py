@@ -1,7 +1,7 @@
-"""In deterministic mode N ranks come to the same bits as one: vectors and state of every row.
+"""In deterministic mode N ranks get the same bits as one rank: vectors and state of every row.
 
-The upstream gradient of a sample must have the same bits on one rank and on several, so there is no
-dense part in the model, and the batches are powers of two.
+The upstream gradient of a sample must have the same bits on one rank and on several. The model
+therefore has no dense layers, and the batch sizes are powers of two.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ def test_16_bit_rows_have_the_same_bits(comm):
     check(comm, MAKERS["adagrad"], dtype=tf.bfloat16)
 
 
-# Not float16: a gradient there may be so small that twice of it is not twice as exact, and the mean
-# over half a batch is twice that over the whole.
+# Not float16: a gradient may be so small that doubling it does not double its precision, and the
+# mean over half a batch is twice that over the whole batch.
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=lambda d: d.name)
 @pytest.mark.parametrize("name", MAKERS)
@@ -159,7 +159,7 @@ def test_in_several_calls_of_a_step(comm):
 
 
 def test_additions_from_several_ranks(comm):
-    """As of `scatter_add`, in the order of the ranks."""
+    """Like that of `scatter_add`, in the order of the ranks."""
     rng = np.random.default_rng(9)
     table = de.DynamicVariable(3, "normal", seed=1)
     with one_rank():
@@ -180,7 +180,7 @@ def test_additions_from_several_ranks(comm):
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda d: d.name)
 def test_additions_to_16_bit_rows_have_the_same_bits(comm, dtype):
-    """Of distinct keys: a sum over ranks is rounded on its way."""
+    """With distinct keys, because a sum over ranks is rounded when it is sent."""
     rng = np.random.default_rng(9)
     table = de.DynamicVariable(3, "normal", seed=1, dtype=dtype)
     with one_rank():
@@ -235,7 +235,7 @@ def test_a_matrix_that_two_features_read_has_the_same_bits(comm):
         alone = Matrix()
     share = slice(comm.rank * BATCH // comm.size, (comm.rank + 1) * BATCH // comm.size)
     for bags, targets in batches():
-        targets = [targets[0], targets[2]]  # both of dim 5
+        targets = [targets[0], targets[2]]  # both have dim 5
         matrix.step([b.part(comm.rank, comm.size) for b in bags[:2]], [t[share] for t in targets])
         with one_rank():
             alone.step(bags[:2], targets)

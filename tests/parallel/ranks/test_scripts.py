@@ -23,7 +23,7 @@ def example(monkeypatch):
 
 
 def run(module, *arguments):
-    """What a script measured, and what it printed."""
+    """The measurements of a script, and its output."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         measured = module.run(module.parse_options([*map(str, arguments)]))
     return measured, out.getvalue()

@@ -1,4 +1,4 @@
-"""What SOK's users call, over ranks: against TensorFlow on whole matrices, or counts by numpy."""
+"""The API that SOK scripts use, on ranks: against TensorFlow on whole matrices, or numpy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Feature:
         return getattr(bags, self.form)(values)
 
     def pooled(self, twin, weights):
-        """By TensorFlow, of the batches of all ranks."""
+        """The result of TensorFlow for the batches of all ranks."""
         w = self.bags.sparse(weights) if self.weighted else None
         if self.combiner == "max":
             rows = tf.gather(twin, self.bags.ids)
@@ -54,7 +54,7 @@ class Feature:
 
 
 def mixed_features(comm, batch):
-    """All kinds of tables, several features on some of them."""
+    """All kinds of tables, with several features for some of them."""
     rng = np.random.default_rng(11)
     last = f"localized:{comm.size - 1}"
     far = np.arange(VOCABULARY) * 104729
@@ -97,12 +97,12 @@ def mixed_features(comm, batch):
         table = de.DynamicVariable(dim, "zeros", key_type=key_type, dtype=dtype, mode=mode)
         add(table, key_maps[key_type], *uses)
     add(tf.Variable(zeros(3)), same, ("sum", False), ("sqrtn", True))
-    features.append(features.pop(0))  # the features of a table are not side by side
+    features.append(features.pop(0))  # the features of a table are not adjacent
     return features
 
 
 def whole_gradient(comm, feature, grad):
-    """What the ranks' gradients of a table add up to, a matrix like the twin."""
+    """The sum of the ranks' gradients of a table, as a matrix like the twin."""
     table, shape = feature.table, feature.twin.shape
     total = np.zeros(shape, np.float32)
     if not isinstance(table, (de.DynamicVariable, de.Variable)):
@@ -113,7 +113,7 @@ def whole_gradient(comm, feature, grad):
         keys = keys * comm.size + comm.rank
     keys, values = of_all(comm, keys), of_all(comm, values)
     if isinstance(table, de.DynamicVariable):
-        # On one rank a table that two features read has a gradient of each.
+        # On one rank, a table that two features read has one gradient for each.
         if comm.size > 1:
             assert len(np.unique(keys)) == len(keys), "two ranks have the gradient of one key"
         numbers = {int(key): i for i, key in enumerate(feature.key_of)}
@@ -186,7 +186,7 @@ def check_one_call(comm, functional):
 
 
 def test_assign_and_export(comm):
-    """SOK's has two million rows of 128, which four ranks on two cores have no time for."""
+    """SOK's test has two million rows of 128, which is too slow for four ranks on two cores."""
     rows, dim = 100_000, 16
     keys = np.random.default_rng(2).permutation(rows).astype(np.int64) * 31 - 10**6
     values = np.random.default_rng(3).random((rows, dim), np.float32)
@@ -241,14 +241,14 @@ def test_incremental_dump_holds_the_keys_of_the_batches_since_then(comm):
     tables, step = trained_tables(comm, de.OptimizerWrapper(keras.optimizers.SGD(1.0)))
     for _ in range(3):
         moment = datetime.datetime.now(pytz.utc)
-        # One clock for all ranks: the first of their times.
+        # All ranks use one clock: the earliest of their times.
         times = comm.gather_objects(moment.timestamp(), "test/moment")
         moment = datetime.datetime.fromtimestamp(max(times), pytz.utc)
         time.sleep(0.05)
         bags = [[draw(rng, 500, 32, 4, least=0) for _ in tables] for _ in range(2)]
         for batch in bags:
             step([b.part(comm.rank, comm.size) for b in batch])
-        # Reading updates nothing.
+        # Reading does not update rows.
         de.lookup_sparse(tables, [tf.constant([[1]], t.key_type) for t in tables], insert=False)
         keys, values = de.incremental_model_dump(tables, moment)
         for i, table in enumerate(tables):
@@ -302,7 +302,7 @@ def test_variables_are_told_apart(comm):
 
 
 def test_rows_of_a_matrix_go_round_the_ranks(comm):
-    """As SOK's documentation shows: v1 has a part of 15 rows everywhere, v2 all on one rank."""
+    """As in SOK's documentation: v1 has a shard of 15 rows on each rank, v2 is all on one rank."""
     value = np.arange(15 * 16).reshape(15, 16)
     v1 = de.Variable(value, dtype=tf.float32)
     v2 = de.Variable(value, dtype=tf.float32, mode=f"localized:{comm.size - 1}")
@@ -345,7 +345,7 @@ def test_all_to_all_dense_embedding(comm):
 
 @pytest.mark.parametrize("functional", [False, True], ids=["eager", "function"])
 def test_low_frequency_filter(comm, functional):
-    """Known keys are read wherever they are; unknown ones only where the ratio lets them in."""
+    """Known keys are read on their owners; unknown keys only as far as the ratio admits them."""
     known = np.arange(0, 200, 2)
     vectors = np.stack([known + 10.0, -known - 10.0], 1).astype(np.float32)
     modes = [None, "localized:0", None, None]
@@ -356,7 +356,7 @@ def test_low_frequency_filter(comm, functional):
     ]
     for table in tables:
         de.assign(table, known, vectors)
-    # The last rank of several asks for nothing.
+    # With several ranks, the last one asks for nothing.
     n = 0 if comm.rank == comm.size - 1 > 0 else 100 + comm.rank
     ids = np.random.default_rng(comm.rank).integers(0, 200, [n, 3])
 
@@ -377,7 +377,7 @@ def test_low_frequency_filter(comm, functional):
     np.testing.assert_array_equal(extra, np.round(extra))
     if n > 0:
         assert 0.2 < extra.sum() / (~even).sum() < 0.8
-    # The ranks' seeds are alike, their draws are not.
+    # The ranks have the same seed, but draw different numbers.
     alike = [tf.constant(np.arange(1, 401, 2)[:, None])]
     (drawn,) = de.lookup_sparse(
         tables[3:], alike, combiners="sum", insert=False, use_low_frequency_filter=True
@@ -421,7 +421,7 @@ def test_each_evicted_row_comes_once_with_its_trained_vector(comm, dtype):
     if not hasattr(de, "sparse_read_and_evict"):
         pytest.skip("sparse_read_and_evict is not there yet")
     batch, dim = 512, 4
-    # Room for some four batches, but not in every bucket.
+    # Space for about four batches, but not in every bucket.
     table = de.DynamicVariable(
         dim, "11", dtype=dtype, init_capacity=batch, max_capacity=4 * batch // comm.size
     )
@@ -429,7 +429,7 @@ def test_each_evicted_row_comes_once_with_its_trained_vector(comm, dtype):
     went: dict[int, list[float]] = {}
     for i in range(10):
         keys = np.arange(i * batch, (i + 1) * batch)
-        # Each rank has keys of its own, and all ranks, twice, the last eight and eight older ones.
+        # Each rank has its own keys; and all ranks have the last eight and eight older ones, twice.
         shared = np.concatenate([keys[-8:], keys[-8:], keys[:8] - batch if i else []])
         mine = np.concatenate([keys[:-8][comm.rank :: comm.size], shared]).astype(np.int64)
         counts = (mine % 7) * np.where(mine < keys[-8], np.where(mine < keys[0], 0, 1), 0)

@@ -1,4 +1,4 @@
-"""SOK's own comparisons: tables over ranks, and matrices that TensorFlow and Keras train alone.
+"""SOK's own comparisons: tables spread over ranks, and matrices that TensorFlow and Keras train.
 
 The matrices are trained by the first rank, with `tf.nn.embedding_lookup_sparse`, on the batches of
 all ranks.
@@ -35,14 +35,14 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """Of a training: samples of all ranks, steps, the share of the published rows."""
+    """The parameters of a training: samples, steps, and the share of the published rows."""
 
     batch: int
     steps: int
     rows: int = 1
 
 
-# The published form takes minutes where four ranks share two cores; the small one has its tables'
+# The published form takes minutes if four ranks share two cores. The small one has the same
 # widths, hotness, and ids per row and step.
 SMALL, PUBLISHED = Size(512, 12, 16), Size(8192, 100)
 
@@ -55,7 +55,7 @@ def distributed(size, combiners=("mean", "sum")):
 
 
 def localized(size, ranks):
-    """One table for each rank, at least two; the first half mean, the rest sum."""
+    """One table for each rank, at least two; the first half uses mean, the rest sum."""
     count = max(ranks, 2)
     return [
         Table(
@@ -70,7 +70,7 @@ def localized(size, ranks):
 
 
 class Batches:
-    """The batches of all steps, the same on every rank, and what each pooled number counts for."""
+    """The batches of all steps, the same on every rank, and the weight of each pooled number."""
 
     def __init__(self, tables, size, weighted):
         rng = np.random.default_rng(7)
@@ -83,7 +83,7 @@ class Batches:
         return [bags[begin : begin + self.size.batch] for bags in self._all]
 
     def ids(self):
-        """Which ids each table has seen."""
+        """Returns which ids each table has seen."""
         return [np.unique(bags.ids) for bags in self._all]
 
     def spec(self, dtype):
@@ -91,7 +91,7 @@ class Batches:
 
 
 class Dense:
-    """The same with TensorFlow alone, in this process, on the batches of all ranks."""
+    """The same with TensorFlow only, in this process, on the batches of all ranks."""
 
     def __init__(self, initial, batches):
         self.variables = [tf.Variable(value) for value in initial]
@@ -129,10 +129,10 @@ class Dense:
 
 
 def train(comm, variables, batches, optimizer, initial):
-    """Trains tables over ranks, and their twins on the first.
+    """Trains tables on all ranks, and their twins on the first.
 
     Returns:
-        the losses of all ranks together, and the twins, where this is the first.
+        The losses of all ranks together, and on the first rank the twins.
     """
     rank, ranks = comm.rank, comm.size
     upstream = [u[_share(rank, ranks, len(u))] for u in batches.upstream]
@@ -163,7 +163,7 @@ def check(got, losses, twins, batches):
     """Compares whole tables and losses with TensorFlow's; `got` are tables at `batches.ids()`."""
     if twins is None:
         return
-    # Weights from N(0, 1) may have a sum near 0, by which "mean" divides.
+    # Weights from N(0, 1) may have a sum near 0, and "mean" divides by it.
     tolerance = 1e-3 if batches.weighted else 1e-4
     for values, variable, ids in zip(got, twins.variables, batches.ids(), strict=True):
         expected = variable.numpy()[ids]
@@ -193,7 +193,7 @@ def check_static(comm, place, weighted, size):
     batches = Batches(tables, size, weighted)
     initial = random_matrices(tables)
     variables = [de.Variable(v, mode=t.mode) for v, t in zip(initial, tables, strict=True)]
-    # SOK's scripts step them with the Keras optimizer itself.
+    # SOK's scripts step these variables with the Keras optimizer itself.
     losses, twins = train(comm, variables, batches, keras.optimizers.SGD(1.0), initial)
     got = [whole_matrix(comm, v)[ids] for v, ids in zip(variables, batches.ids(), strict=True)]
     check(got, losses, twins, batches)
@@ -235,7 +235,7 @@ def test_the_published_size(comm, check_kind):
 
 
 def test_weights_get_gradients(comm):
-    """Against TensorFlow on this rank's part: a weight's gradient involves no other rank."""
+    """Against TensorFlow on this rank's share: a weight's gradient involves no other rank."""
     tables = [Table(300, 8, 6, "sum"), Table(200, 5, 4, "mean"), Table(100, 3, 5, "sqrtn")]
     batches = Batches(tables, Size(64, 1), weighted=True)
     initial = random_matrices(tables)
@@ -285,7 +285,7 @@ OPTIMIZERS = {
 
 
 class RowByRow:
-    """A Keras optimizer on a tf.Variable, of which a step changes only rows with a gradient."""
+    """A Keras optimizer on a tf.Variable, where a step changes only rows with a gradient."""
 
     def __init__(self, value, optimizer):
         self.variable = tf.Variable(value)
@@ -309,7 +309,7 @@ class RowByRow:
 
 
 class AdagradOnRows:
-    """Keras's Adagrad by its formula, in numpy: quick where few of many rows have a gradient."""
+    """Keras's Adagrad by its formula, in numpy: fast if few of many rows have a gradient."""
 
     def __init__(self, value):
         self._value = value.copy()
@@ -328,7 +328,7 @@ class AdagradOnRows:
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
 def test_a_table_and_a_variable_train_alike(comm, name):
-    """The published form has more of everything, and takes minutes for each optimizer."""
+    """The published form is larger in every respect, and takes minutes for each optimizer."""
     check_optimizer(comm, name, rows=1024, dim=6, most=512, steps=20)
 
 
@@ -358,7 +358,7 @@ def check_optimizer(comm, name, rows, dim, most, steps, make_reference=None):
 
     for i in range(steps):
         ids = rng.integers(0, rows, rng.integers(1, most + 1))
-        ids[: len(ids) // 3] = ids[-(len(ids) // 3) or len(ids) :]  # repeats, on several ranks
+        ids[: len(ids) // 3] = ids[-(len(ids) // 3) or len(ids) :]  # repeated ids, on several ranks
         upstream = rng.normal(size=(len(ids), dim)).astype(np.float32)
         mine = slice(comm.rank, None, comm.size)
         if i % 4:

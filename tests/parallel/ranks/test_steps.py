@@ -1,4 +1,4 @@
-"""Ways to write a step: functions, traces, tapes, several lookups; against one rank, eagerly."""
+"""Ways to write a step: functions, traces, tapes, several lookups; compared with one eager rank."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Model:
 
 
 def batches():
-    """Every id of each table is among the first."""
+    """Every id of each table is in the first batch."""
     rng = np.random.default_rng(2)
     for step in range(STEPS):
         bags = [draw(rng, ROWS, BATCH, 6) for _ in range(3)]
@@ -65,7 +65,7 @@ def batches():
 
 
 def alone():
-    """What one rank comes to, eagerly, with the batches of all."""
+    """The result of one eager rank, with the batches of all ranks."""
     with one_rank():
         from tf_dynemb.communicator import LOCAL
 
@@ -78,7 +78,7 @@ def alone():
 
 
 def check(comm, make_step, form=lambda bags, step: bags.ragged(), per_step=True):
-    """`make_step(model)` makes a step, or with per_step=False a function of all batches."""
+    """`make_step(model)` returns a step, or with per_step=False a function of all batches."""
     model = Model(name="spread")
     for table in model.tables[:2]:
         table.lookup(np.arange(ROWS).astype(table.key_type.as_numpy_dtype))
@@ -107,7 +107,7 @@ def test_a_function_that_is_traced_once(comm):
 
 
 def test_a_function_that_is_traced_anew_on_one_rank_only(comm):
-    """There in every step; elsewhere where shapes change, if at all."""
+    """That rank traces it in every step; the others only if shapes change."""
     anew = comm.rank == comm.size - 1
     traces = []
 
@@ -175,7 +175,7 @@ def test_a_persistent_tape_and_gradients_in_parts(comm):
                 part = 0.25 * loss
             whole = tape.gradient(loss, model.variables)
             quarter = tape.gradient(part, model.tables)
-            # In the order that all ranks have.
+            # In the order that all ranks use.
             for table, grad, less in zip(model.tables, whole, quarter, strict=False):
                 tf.debugging.assert_near(grad.values, 4.0 * less.values)
                 tf.debugging.assert_equal(grad.indices, less.indices, table.name)
@@ -189,7 +189,7 @@ def test_a_persistent_tape_and_gradients_in_parts(comm):
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("functional", [False, True], ids=["eager", "function"])
 def test_several_lookups_in_a_step(comm, functional):
-    """One call for each table, one of which is read twice, half of it each time."""
+    """One call for each table. One table is read twice, half of it each time."""
 
     def make_step(model):
         def step(ids):
@@ -252,7 +252,7 @@ def test_a_condition_that_is_the_same_on_all_ranks(comm):
 
 @pytest.mark.ranks(2)
 def test_scopes_whose_names_differ_between_ranks(comm):
-    """As those of Keras layers do, where one rank has made other models before."""
+    """As the scopes of Keras layers do, if one rank has created other models before."""
 
     def make_step(model):
         @tf.function
@@ -267,7 +267,7 @@ def test_scopes_whose_names_differ_between_ranks(comm):
 
 @pytest.mark.parametrize("functional", [False, True], ids=["eager", "function"])
 def test_what_weights_are_made_of_has_a_gradient_where_there_are_no_ids(comm, functional):
-    """Or else a rank without ids would leave a dense variable out that others reduce."""
+    """Otherwise a rank without ids would omit a dense variable that the others reduce."""
     table, static = de.DynamicVariable(2, "1"), de.Variable(np.ones((8, 2), np.float32))
     factor = tf.Variable(2.0)
     optimizer = de.OptimizerWrapper(K.SGD(1.0), gradient_reduction="sum")
@@ -291,7 +291,7 @@ def test_what_weights_are_made_of_has_a_gradient_where_there_are_no_ids(comm, fu
 
 @pytest.mark.parametrize("make", [K.SGD, K.Nadam])
 def test_rows_that_are_gone_are_not_stepped(comm, make):
-    """Erased after they were read, evicted, or never there."""
+    """Rows that were erased after they were read, evicted, or that never existed."""
     table = de.DynamicVariable(2, "1")
     optimizer = de.OptimizerWrapper(make(1.0), gradient_reduction="sum")
     every = np.arange(20)
@@ -301,7 +301,7 @@ def test_rows_that_are_gone_are_not_stepped(comm, make):
         loss = tf.reduce_sum(pooled)
     grad = tape.gradient(loss, table)
     table.erase(every[::2])
-    table.lookup(every[::2] + 100)  # these take the rows that are free
+    table.lookup(every[::2] + 100)  # these take the free rows
     optimizer.apply_gradients([(grad, table)])
     with tf.GradientTape() as tape:
         pooled = de.lookup_sparse(table, every[::2, None], insert=False)

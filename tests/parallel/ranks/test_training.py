@@ -1,4 +1,4 @@
-"""N ranks on the parts of a batch come to the model that one rank comes to on the whole of it."""
+"""N ranks on the shares of a batch train the same model as one rank on the whole batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ USERS, ITEMS, CITIES, BATCH = 80, 50, 64, 16
 
 
 class Model:
-    """Two dynamic tables, a static one, a variable that every rank has, a dense network."""
+    """Two dynamic tables, a static one, a variable that every rank copies, and a dense network."""
 
     def __init__(self, make, static="distributed"):
         rng = np.random.default_rng(1)
@@ -81,7 +81,7 @@ class Model:
 class Batch:
     def __init__(self, rng, few_users, repeat_cities):
         self.users = draw(rng, USERS, BATCH, 5)
-        if few_users is not None:  # all of one rank
+        if few_users is not None:  # one rank owns all of them
             self.users.ids[:] = rng.choice(few_users, len(self.users.ids))
         self.items = draw(rng, ITEMS, BATCH, 4, least=0)
         self.cities = rng.choice(CITIES if not repeat_cities else 3, BATCH, replace=repeat_cities)
@@ -100,7 +100,7 @@ class Batch:
 
 
 def train(comm, make, steps, relative, static="distributed", repeat_cities=False, overflows=()):
-    """Trains both, and compares all they hold; returns the model of all ranks, and the losses."""
+    """Trains both, and compares their content; returns the model of all ranks, and the losses."""
     model = Model(make, static)
     alone = None
     if comm.rank == 0:
@@ -165,14 +165,14 @@ def test_some_steps(comm, name):
 @pytest.mark.parametrize("name", MORE)
 def test_some_steps_of_other_optimizers(comm, name):
     static = {"clipnorm": "localized", "adamw": "localized"}.get(name, "distributed")
-    # Keras itself cannot take its loss_scale_factor off the IndexedSlices of a static table.
+    # Keras itself cannot divide the IndexedSlices of a static table by its loss_scale_factor.
     static = None if name == "factor" else static
     train(comm, MORE[name], steps=16, relative=1e-5, static=static)
 
 
 @pytest.mark.ranks(2)
 def test_repeated_ids_of_a_static_table(comm):
-    """Keras takes an IndexedSlices with repeated indices for rows of their own."""
+    """Keras treats repeated indices of an IndexedSlices as different rows."""
     train(comm, lambda: K.Adagrad(0.1), steps=8, relative=1e-5, repeat_cities=True)
 
 
@@ -183,7 +183,7 @@ def test_an_overflow_on_one_rank_only(comm):
         inner = K.Adagrad(0.1, global_clipnorm=0.1)
         return K.LossScaleOptimizer(inner, initial_scale=2.0**10, dynamic_growth_steps=3)
 
-    # The samples of the first rank, of the last, of some rank; two steps after each other.
+    # Samples of the first rank, of the last, and of any rank; two steps after each other.
     overflows = {2: 0, 5: BATCH - 1, 6: BATCH - 1, 9: BATCH // 2}
     model, alone = train(comm, make, steps=14, relative=1e-5, overflows=overflows)
     scale = float(model.optimizer.inner_optimizer.dynamic_scale)
@@ -195,7 +195,7 @@ def test_an_overflow_on_one_rank_only(comm):
 
 @pytest.mark.parametrize("make", [lambda: K.Adam(0.1), lambda: K.Nadam(0.1)], ids=["adam", "nadam"])
 def test_ranks_without_rows_step_with_the_others(comm, make):
-    """A rank that holds none of a step's rows, and one that has no samples."""
+    """A rank that owns none of a step's rows, and one that has no samples."""
     check_counts(comm, make, [3, 4, 5, 6, 7])
 
 
@@ -206,7 +206,7 @@ def test_steps_of_which_no_rank_has_rows(comm, make):
 
 
 def check_counts(comm, make, counts):
-    """So many rows in each step, all on one rank, and all asked for by one rank."""
+    """This number of rows in each step, all owned by one rank, and all asked for by one rank."""
     keys = np.arange(200, dtype=np.int64)
     owners = np.asarray(_ops.library().dynemb_owners(tf.constant(keys), num_ranks=comm.size))
     tables = [de.DynamicVariable(2, "1"), de.DynamicVariable(2, "1", mode="localized:0")]

@@ -1,4 +1,4 @@
-"""Ranks that ask for different things: nothing, more, in other forms, or of one rank only."""
+"""Ranks that ask for different things: nothing, more, other forms of ids, or one rank's keys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def owned_by(rank, ranks, count):
 
 
 def make(form, bags, values=None):
-    """Ids or weights in one of the forms; dense ones are of samples that have two ids each."""
+    """Ids or weights in one of the forms; dense ones belong to samples that have two ids each."""
     if form == "dense":
         return tf.reshape(bags.ids if values is None else values, [len(bags), 2])
     return getattr(bags, form)(values)
@@ -57,7 +57,7 @@ def pooled_by_tensorflow(matrix, bags, combiner, weights):
 
 
 class Tables:
-    """A table of each kind with the same vectors, and its matrix."""
+    """A table of each kind with the same vectors, and the matrix of these."""
 
     def __init__(self, comm, key_of=None):
         key_of = np.arange(ROWS) if key_of is None else key_of
@@ -78,7 +78,7 @@ class Tables:
         return self.key_of[ids] if isinstance(table, de.DynamicVariable) else ids
 
     def whole_gradient(self, table, grad):
-        if isinstance(grad, tf.Tensor):  # TensorFlow's own of a static table
+        if isinstance(grad, tf.Tensor):  # TensorFlow's own, of a static table
             assert self.comm.size == 1
             return grad.numpy()
         total = np.zeros((ROWS, 3), np.float32)
@@ -98,7 +98,7 @@ class Tables:
 
 
 def look_up_and_check(comm, tables, bags_of, combiners, forms, functional=False):
-    """One call, and a step; `bags_of[i][rank]` is what a rank asks of table i."""
+    """One call, and a step; `bags_of[i][rank]` are the bags that a rank looks up in table i."""
     weights = [tf.constant(bags[comm.rank].weights) for bags in bags_of]
     weighted = [i % 2 == 0 for i in range(len(bags_of))]
     rng = np.random.default_rng(2)
@@ -238,7 +238,7 @@ def test_all_keys_are_owned_by_one_rank(comm, owner):
 @pytest.mark.parametrize("key_type", [tf.int64, tf.int32, tf.uint64])
 @pytest.mark.parametrize("mode", ["distributed", "localized:0"])
 def test_keys_without_a_row_read_as_they_would_start(comm, key_type, mode):
-    """With insert=False, on every rank as in one process, and none of them gets a row."""
+    """With insert=False, every rank reads as one process does, and no rank creates a row."""
     options = {"key_type": key_type, "seed": 5, "initializer": "normal"}
     table = de.DynamicVariable(4, mode=mode, **options)
     low, high = key_type.min, key_type.max
