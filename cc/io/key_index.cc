@@ -95,7 +95,6 @@ class MappedFile {
 
 }  // namespace
 
-
 uint64_t BuildKeyIndex(const void* keys, size_t n, size_t key_bytes, uint32_t log_slots,
                        uint32_t* slots) {
   const auto* k = static_cast<const char*>(keys);
