@@ -44,6 +44,7 @@
 
 #include "cc/device/kernels.h"
 #include "cc/device/kernels_insert.h"
+#include "cc/device/kernels_rows.h"
 #include "cc/device/kernels_tiers.h"
 #include "cc/table/changes.h"
 #include "cc/table/deletion_log.h"
@@ -356,6 +357,7 @@ class DeviceTable final : public Table {
 
 #include "cc/device/device_table_batch.h"
 #include "cc/device/device_table_check.h"
+#include "cc/device/device_table_cut.h"
 #include "cc/device/device_table_insert.h"
 #include "cc/device/device_table_state.h"
 #include "cc/device/device_table_tiers.h"

@@ -1,0 +1,167 @@
+// DeviceTable: cuts, and the copies of rows that batches save before they overwrite or evict them.
+// Included by device_table.h only.
+#ifndef DYNEMB_DEVICE_DEVICE_TABLE_CUT_H_
+#define DYNEMB_DEVICE_DEVICE_TABLE_CUT_H_
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "cc/device/device_table.h"
+#include "cc/device/device_table_state.h"
+
+namespace dynemb {
+
+template <class Device>
+void DeviceTable<Device>::SaveAll(Work& work) {
+  if (cut_ == nullptr) return;
+  ForRowsInPieces(work, [&](const RowId* rows, size_t n) { BeforeWrite(work, rows, n); });
+}
+
+template <class Device>
+template <class Fn>
+void DeviceTable<Device>::ForCopies(Work& work, const std::vector<RowId>& rows,
+                                    const Fn& fn) const {
+  const size_t stride = store_.layout.stride;
+  const size_t piece = std::max<size_t>(1, device::kCopyMost / stride);
+  for (size_t begin = 0; begin < rows.size(); begin += piece) {
+    const size_t n = std::min(piece, rows.size() - begin);
+    typename Device::Session::Scratch scratch(work);
+    RowId* ids = work.template Take<RowId>(n);
+    char* copies = work.template Take<char>(n * stride);
+    if (ids == nullptr || copies == nullptr) return;
+    work.Copy(ids, rows.data() + begin, n * sizeof(RowId));
+    work.ForRows(n, device::QuadsOfBytes(stride), device::CopyRows{View(), ids, copies});
+    const std::vector<char> host = ToHost(work, copies, n * stride);
+    for (size_t i = 0; i < n; ++i) fn(rows[begin + i], host.data() + i * stride);
+  }
+}
+
+template <class Device>
+void DeviceTable<Device>::WaitForReader() {
+  if (cut_ != nullptr) cut_->saved->WaitForRoom(store_.layout.stride);
+}
+
+template <class Device>
+void DeviceTable<Device>::BeforeWrite(Work& work, const RowId* rows, size_t n) {
+  if (cut_ == nullptr) return;
+  std::vector<RowId> save;
+  for (RowId row : ToHost(work, rows, n)) {
+    if (work.status().ok() && row != kNoRow && row < cut_->todo.rows() && cut_->todo.Take(row)) {
+      save.push_back(row);
+    }
+  }
+  ForCopies(work, save, [&](RowId, const char* row) {
+    cut_->saved->PushAtOnce(cut_->table, cut_->layout, row,
+                            cut_->Time(stamps_.Decode(*store_.layout.update(row))));
+  });
+}
+
+template <class Device>
+void DeviceTable<Device>::BeforeLoss(Work& work, const RowId* rows, size_t n, Tick tick) {
+  if (!tracking_ && evicted_ == nullptr) return;
+  std::vector<RowId> lost = ToHost(work, rows, n);
+  lost.erase(std::remove(lost.begin(), lost.end(), kNoRow), lost.end());
+  ForCopies(work, lost, [&](RowId, const char* row) {
+    const uint64_t key = KeysAt(row)[0];
+    if (tracking_) deletions_.Add(tick, key);
+    if (evicted_ != nullptr) evicted_->Add(key, row);
+  });
+  if (tracking_) deletions_.Trim(std::max<uint64_t>(bounds_.live, kDeletionsAtLeast));
+}
+
+template <class Device>
+void DeviceTable<Device>::Track(Tick tick) {
+  if (tracking_) return;
+  Work work(*this, nullptr);
+  const device::Counters c = Read(work);
+  if (!work.status().ok()) return;  // the next call that can reports the failure
+  tracking_ = true;
+  deletions_.Restart(c.erased == 0 && c.evictions == 0 ? 0 : tick);
+}
+
+template <class Device>
+Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted,
+                                     SavedRows* saved, size_t number) {
+  DYNEMB_RETURN_IF_ERROR(CheckNoCut(cut_.get()));
+  Track(watermark);
+  DYNEMB_RETURN_IF_ERROR(Error());
+  auto cut = std::make_unique<Cut>();
+  cut->saved = saved;
+  cut->table = number;
+  cut->layout = store_.layout;
+  cut->watermark = watermark;
+  cut->since = since;
+  cut->base = stamps_.base();
+  Work work(*this, &exec, Work::Reports::kYes);
+  if (with_deleted) {
+    DYNEMB_RETURN_IF_ERROR(CheckDeletions(deletions_, since));
+    DropHeld(work, deletions_.Since(since), &cut->deleted);
+  }
+  cut->todo.Reset(Read(work).high_water, false);
+  // Only the rows that belong to the cut: unlike in a host table, these bits are exact.
+  uint64_t next = 0;
+  while (next < cut->todo.rows()) {
+    for (RowId row :
+         ListRows(work, next, cut->todo.rows(), stamps_.After(since), device::kListMost, &next)) {
+      cut->todo.Add(row);
+      ++cut->most_rows;
+    }
+    if (!work.status().ok()) return work.status();
+  }
+  DYNEMB_RETURN_IF_ERROR(work.status());
+  cut_ = std::move(cut);
+  return Status();
+}
+
+template <class Device>
+void DeviceTable<Device>::DropHeld(Work& work, const std::vector<uint64_t>& keys,
+                                   std::vector<uint64_t>* not_held) const {
+  typename Device::Session::Scratch scratch(work);
+  auto* on_device = work.template Take<uint64_t>(keys.size());
+  RowId* rows = work.template Take<RowId>(keys.size());
+  if (on_device == nullptr || rows == nullptr) return;
+  work.Copy(on_device, keys.data(), keys.size() * sizeof(uint64_t));
+  work.ForKeys(keys.size(),
+               device::FindKeys{ViewsAt(0, keys.size()), {on_device, 8}, rows, nullptr});
+  const std::vector<RowId> found = ToHost(work, rows, keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (found[i] == kNoRow) not_held->push_back(keys[i]);
+  }
+}
+
+template <class Device>
+std::vector<RowId> DeviceTable<Device>::PlanCut(size_t limit) {
+  std::vector<RowId> plan;
+  for (uint64_t r = cut_->todo.Next(cut_->cursor); r < cut_->todo.rows() && plan.size() < limit;
+       r = cut_->todo.Next(r + 1)) {
+    plan.push_back(static_cast<RowId>(r));
+  }
+  if (plan.empty()) cut_->cursor = cut_->todo.rows();
+  return plan;
+}
+
+template <class Device>
+bool DeviceTable<Device>::CutIsRead() const {
+  return cut_->todo.Next(cut_->cursor) >= cut_->todo.rows();
+}
+
+template <class Device>
+void DeviceTable<Device>::ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys,
+                                  void* vectors, float* state, CutTime* updates,
+                                  CutTime* accesses) {
+  Work work(*this, &exec);
+  ReadToHost(work, plan, keys, vectors, state, updates, accesses);
+  for (CutTime* times : {updates, accesses}) {
+    if (times == nullptr) continue;
+    for (size_t i = 0; i < plan.size(); ++i) times[i] = cut_->Time(stamps_.Decode(times[i]));
+  }
+  if (!work.status().ok()) return;
+  for (RowId row : plan) cut_->todo.Take(row);
+  if (!plan.empty()) cut_->cursor = plan.back() + uint64_t{1};
+}
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_DEVICE_DEVICE_TABLE_CUT_H_

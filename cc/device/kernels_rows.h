@@ -1,0 +1,275 @@
+// The kernels that write, remove and move existing rows (kernels.h defines kernels).
+#ifndef DYNEMB_DEVICE_KERNELS_ROWS_H_
+#define DYNEMB_DEVICE_KERNELS_ROWS_H_
+
+#include <cstdint>
+
+#include "cc/device/device.h"
+#include "cc/device/flat_index.h"
+#include "cc/device/kernels.h"
+#include "cc/device/row_math.h"
+#include "cc/device/table_views.h"
+#include "cc/table/bucket_ops.h"
+#include "cc/table/stamps.h"
+
+namespace dynemb::device {
+
+// --- Writing existing rows ---------------------------------------------------------------------
+
+// Sets the vector of rows[i] to vectors[i] if i is the elected position of its key. If `places` is
+// null, every position is.
+struct WriteVectors {
+  DeviceView view;
+  const RowId* rows;
+  const uint32_t* places;
+  const uint32_t* of;
+  const char* vectors;
+  Stamp now;
+
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    if (rows[i] == kNoRow || (places != nullptr && places[of[i]] != i)) return;
+    const RowLayout& l = view.layout;
+    char* row = view.RowAt(rows[i]);
+    CopyBytes(lanes, l.vector(row), vectors + i * l.vector_bytes(), l.vector_bytes());
+    if (lanes.rank() == 0) *l.update(row) = now;
+  }
+};
+
+// Adds float32 vectors to the vectors of rows[i], or replaces them. Replaces the state, unless
+// `state` is null.
+struct WriteFloats {
+  DeviceView view;
+  KeyArray keys;
+  const RowId* rows;
+  const float* vectors;
+  const float* state;
+  bool add;
+  Rounding rounding;  // the key is set per row
+  Stamp now;
+
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    if (rows[i] == kNoRow) return;
+    const RowLayout& l = view.layout;
+    char* row = view.RowAt(rows[i]);
+    Rounding of_key = rounding;
+    of_key.key = keys[i];
+    const float* from = vectors + i * static_cast<size_t>(l.dim);
+    UpdateVector(lanes, l.dtype, l.dim, l.vector(row), of_key,
+                 [&](int64_t first, int n, Quad<float>* v) {
+                   const Quad<float> given = LoadQuad(from + first, n);
+                   for (int c = 0; c < kQuad; ++c) {
+                     v->at[c] = add ? v->at[c] + given.at[c] : given.at[c];
+                   }
+                 });
+    if (state != nullptr) {
+      CopyBytes(lanes, l.state(row), state + i * static_cast<size_t>(l.state_width),
+                l.state_bytes());
+    }
+    if (lanes.rank() == 0) *l.update(row) = now;
+  }
+};
+
+// One step of an optimizer on rows[i] of a batch with gradients.
+template <class Formula>
+struct ApplyGradients {
+  TableViews tables;
+  OptimizerCoefficients coefficients;
+  KeyArray keys;
+  const RowId* rows;
+  uint32_t* nonfinite;  // [items], zeros at first; 1: gradient i has a NaN or Inf
+
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    if (rows[i] == kNoRow) return;
+    const uint32_t t = tables.IndexOf(i);
+    const TableView& table = tables[t];
+    const RowLayout& l = table.layout;
+    char* row = table.RowAt(rows[i]);
+    const float* gradient = table.gradients + (i - tables.begin(t)) * static_cast<size_t>(l.dim);
+    Rounding of_key = table.rounding;
+    of_key.key = keys[i];
+    if (!ColumnsFinite(lanes, gradient, l.dim)) AtomicStore(&nonfinite[i], 1u);
+    ApplyToRow<Formula>(lanes, coefficients, l.dtype, l.dim, l.vector(row), l.state(row), gradient,
+                        of_key);
+    if (lanes.rank() == 0) *l.update(row) = table.now;
+  }
+};
+
+// Counts dropped and nonfinite gradients. Items as in ForTally.
+struct CountApplied {
+  TableViews tables;
+  const RowId* rows;
+  const uint32_t* nonfinite;
+
+  struct Tally {
+    uint64_t dropped, bad;
+  };
+  DYNEMB_HD void operator()(size_t t) const {
+    ForTally<Tally>(
+        t, tables.items, [&](size_t i) { return tables.IndexOf(i); },
+        [&](size_t i, Tally* tally) {
+          tally->dropped += rows[i] == kNoRow;
+          tally->bad += nonfinite[i];
+        },
+        [&](const Tally& tally, uint32_t table) {
+          Counters* counters = tables[table].counters;
+          if (tally.dropped != 0) AtomicAdd(&counters->dropped_gradients, tally.dropped);
+          if (tally.bad != 0) AtomicAdd(&counters->nonfinite_gradients, tally.bad);
+        });
+  }
+};
+
+// Sets the state of rows[i] to state[i]; if `state` is null, to the initial state.
+struct WriteStates {
+  DeviceView view;
+  const RowId* rows;
+  const float* state;
+  const float* initial_state;
+
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    const RowLayout& l = view.layout;
+    CopyBytes(lanes, l.state(view.RowAt(rows[i])),
+              state != nullptr ? state + i * static_cast<size_t>(l.state_width) : initial_state,
+              l.state_bytes());
+  }
+};
+
+// Sets the times of loaded rows, which are given as ticks minus `base`.
+struct WriteTimes {
+  DeviceView view;
+  const RowId* rows;
+  const uint32_t* updates;
+  const uint32_t* accesses;
+  Tick base;
+  Stamps stamps;
+
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    const uint64_t key = view.KeyAt(rows[i]);
+    const SlotRef at = view.Find(lanes, key);
+    if (lanes.rank() != 0) return;
+    *view.layout.update(view.RowAt(rows[i])) = stamps.Encode(base + updates[i]);
+    AtomicStore(&at.bucket->access[at.slot], stamps.Encode(base + accesses[i]));
+  }
+};
+
+// --- Removing ----------------------------------------------------------------------------------
+
+// Erases keys. gone[i] = the row that keys[i] had, for one position of each key; kNoRow for its
+// other positions.
+struct EraseKeys {
+  DeviceView view;
+  KeyArray keys;
+  RowId* gone;
+
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    const FlatProbe probe = ProbeIn(view.ring, view.HashOf(keys[i]));
+    const SlotRef at = dynemb::Find(lanes, view, view.ring, probe, keys[i]);
+    const bool erased = at.bucket != nullptr && Erase(lanes, view.ring, probe, at);
+    if (lanes.rank() == 0) gone[i] = erased ? at.row : kNoRow;
+  }
+};
+
+// flags[i] = whether rows[i] is a row; flags[n] = 0.
+struct FlagRows {
+  const RowId* rows;
+  size_t n;
+  uint32_t* flags;
+
+  DYNEMB_HD void operator()(size_t i) const { flags[i] = i < n && rows[i] != kNoRow ? 1 : 0; }
+};
+
+// Frees the rows in `gone`. gone[i] is the sums[i]-th of them. `wipe`: overwrites them with
+// zeros.
+struct FreeRows {
+  DeviceView view;
+  const RowId* gone;
+  const uint32_t* sums;
+  const Counters* counters;
+  bool wipe;
+
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    if (gone[i] == kNoRow) return;
+    char* row = view.RowAt(gone[i]);
+    if (wipe) {
+      // All bytes except the four that hold the free list.
+      for (size_t w = lanes.rank(); w < view.layout.stride / 4; w += lanes.width()) {
+        if (w != DeviceView::kFreeOffset / 4) reinterpret_cast<uint32_t*>(row)[w] = 0;
+      }
+    }
+    if (lanes.rank() != 0) return;
+    *view.layout.update(row) = 0;
+    *view.FreeRow(counters->free_count + sums[i]) = gone[i];
+  }
+};
+
+struct ListFree {
+  DeviceView view;
+  RowId* rows;
+
+  DYNEMB_HD void operator()(size_t i) const { rows[i] = *view.FreeRow(i); }
+};
+
+struct CountFreed {
+  const uint32_t* sums;
+  size_t n;
+  Counters* counters;
+
+  DYNEMB_HD void operator()(size_t) const {
+    counters->free_count += sums[n];
+    counters->erased += sums[n];
+  }
+};
+
+// --- Growing -----------------------------------------------------------------------------------
+
+struct ClearBuckets {
+  Bucket* buckets;
+  DYNEMB_HD void operator()(size_t b) const { ClearBucket(&buckets[b]); }
+};
+
+// Copies the slots of bucket b of another ring into the view's ring.
+struct MoveSlots {
+  DeviceView view;
+  FlatRing from;
+
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, size_t b) const {
+    const Bucket& bucket = from.buckets[b];
+    for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
+      const RowId row = bucket.row[s];
+      if (row == kNoRow) continue;
+      const uint64_t hash = view.HashOf(view.KeyAt(row));
+      Claim(lanes, view.ring, ProbeIn(view.ring, hash), row, bucket.access[s]);
+    }
+  }
+};
+
+// Copies row r to its address in another layout. Its state becomes the initial state.
+struct MoveRows {
+  TieredRows from;
+  RowLayout from_layout;
+  TieredRows to;
+  RowLayout to_layout;
+  const float* initial_state;
+
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, size_t r) const {
+    const auto row = static_cast<RowId>(r);
+    const char* source = from.At(row);
+    char* target = to.At(row);
+    CopyBytes(lanes, target, source, from_layout.vector_offset);
+    CopyBytes(lanes, to_layout.vector(target), from_layout.vector(source),
+              from_layout.vector_bytes());
+    CopyBytes(lanes, to_layout.state(target), initial_state, to_layout.state_bytes());
+  }
+};
+
+}  // namespace dynemb::device
+
+#endif  // DYNEMB_DEVICE_KERNELS_ROWS_H_

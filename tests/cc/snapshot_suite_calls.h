@@ -1,0 +1,361 @@
+// The calls of Snapshot, one by one.
+#ifndef DYNEMB_TESTS_CC_SNAPSHOT_SUITE_CALLS_H_
+#define DYNEMB_TESTS_CC_SNAPSHOT_SUITE_CALLS_H_
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cc/table/snapshot.h"
+#include "tests/cc/snapshot_model.h"
+#include "tests/cc/table_suite.h"
+
+namespace dynemb {
+namespace testing_table {
+namespace {
+
+class SnapshotTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!MissingTable().empty()) GTEST_SKIP() << MissingTable();
+  }
+  Subject Make(Kind kind = kPlain) {
+    Subject t = MakeSubject(kind, &exec_);
+    EXPECT_TRUE(t->AttachState(exec_, SpecOf(kind.state)).ok());
+    return t;
+  }
+  // A batch with the clock's next tick.
+  Tick Fill(Subject* t, const Keys& keys, float value) {
+    t->set_tick(clock_.Next() - 1);
+    t->Upsert(keys, Floats(keys.size() * kDim, value));
+    return t->tick();
+  }
+  size_t Erase(Subject* t, const Keys& keys) {
+    t->set_tick(clock_.Next() - 1);
+    return t->Erase(keys);
+  }
+  Status Begin(const std::vector<Table*>& tables, const std::vector<Tick>& since, bool with_deleted,
+               std::unique_ptr<Snapshot>* snapshot) {
+    return Snapshot::Begin(exec_, tables, since, with_deleted, &clock_, snapshot);
+  }
+  // Begins and ends a snapshot without reading it; returns its watermark.
+  Tick Cut(Subject* t) {
+    std::unique_ptr<Snapshot> snapshot;
+    EXPECT_TRUE(Begin({&t->table()}, {0}, false, &snapshot).ok());
+    return snapshot == nullptr ? 0 : snapshot->watermark();
+  }
+  SerialExec exec_;
+  Clock clock_;
+};
+
+TEST_F(SnapshotTest, EmptyTableAndNoTable) {
+  Subject t = Make();
+  std::unique_ptr<Snapshot> snapshot;
+  ASSERT_TRUE(Begin({&t.table()}, {0}, true, &snapshot).ok());
+  EXPECT_EQ(snapshot->most_rows(0), 0u);
+  EXPECT_TRUE(snapshot->deleted(0).empty());
+  EXPECT_EQ(Next(snapshot.get(), 10).n, 0u);
+  EXPECT_EQ(Next(snapshot.get(), 10).n, 0u);
+  snapshot.reset();
+  ASSERT_TRUE(Begin({}, {}, true, &snapshot).ok());
+  EXPECT_EQ(Next(snapshot.get(), 10).n, 0u);
+}
+
+TEST_F(SnapshotTest, LaterRowsAreNotInIt) {
+  Subject t = Make();
+  Fill(&t, Progression(0, 10), 1);
+  std::unique_ptr<Snapshot> snapshot;
+  ASSERT_TRUE(Begin({&t.table()}, {0}, false, &snapshot).ok());
+  Erase(&t, Progression(0, 5));
+  Fill(&t, Progression(100, 500), 2);  // some get the erased rows
+  Erase(&t, Progression(100, 500));
+  const Delivery got = ReadAll(snapshot.get(), exec_, 1)[0];
+  EXPECT_EQ(got.size(), 10u);
+  for (uint64_t key = 0; key < 10; ++key) {
+    ASSERT_EQ(got.count(key), 1u);
+    EXPECT_EQ(got.at(key).held.vector.substr(0, 4), std::string("\0\0\x80\x3f", 4));
+  }
+}
+
+// Pieces of saved rows are no larger than other pieces.
+TEST_F(SnapshotTest, PiecesAreAtMostTheLimit) {
+  Subject t = Make();
+  Fill(&t, Progression(0, 1000), 1);
+  std::unique_ptr<Snapshot> snapshot;
+  ASSERT_TRUE(Begin({&t.table()}, {0}, false, &snapshot).ok());
+  size_t rows = 0, largest = 0;
+  for (size_t i = 0;; ++i) {
+    if (i == 3) Fill(&t, Progression(0, 1000), 2);
+    Snapshot::Piece piece = Next(snapshot.get(), 7);
+    if (piece.n == 0) break;
+    largest = std::max(largest, piece.n);
+    rows += piece.n;
+    ASSERT_TRUE(snapshot->Read(exec_, &piece, nullptr, nullptr, nullptr, nullptr, nullptr).ok());
+  }
+  EXPECT_EQ(rows, 1000u);
+  EXPECT_LE(largest, 7u);
+}
+
+TEST_F(SnapshotTest, NullSkipsAColumn) {
+  Subject t = Make();
+  Fill(&t, Progression(0, 100), 1);
+  for (int which = 0; which < 5; ++which) {
+    for (bool saved : {false, true}) {
+      std::unique_ptr<Snapshot> snapshot;
+      ASSERT_TRUE(Begin({&t.table()}, {0}, false, &snapshot).ok());
+      if (saved) Fill(&t, Progression(0, 100), 1);
+      size_t rows = 0;
+      for (;;) {
+        Snapshot::Piece piece = Next(snapshot.get(), 1000);
+        if (piece.n == 0) break;
+        Keys keys(piece.n);
+        Floats vectors(piece.n * kDim), state(piece.n * kDim);
+        std::vector<CutTime> updates(piece.n), accesses(piece.n);
+        ASSERT_TRUE(snapshot
+                        ->Read(exec_, &piece, which == 0 ? keys.data() : nullptr,
+                               which == 1 ? vectors.data() : nullptr,
+                               which == 2 ? state.data() : nullptr,
+                               which == 3 ? updates.data() : nullptr,
+                               which == 4 ? accesses.data() : nullptr)
+                        .ok());
+        for (size_t i = 0; i < piece.n; ++i) {
+          if (which == 0) {
+            EXPECT_LT(keys[i], 100u);
+          }
+          EXPECT_EQ(vectors[i * kDim], which == 1 ? 1.0f : 0.0f);
+          EXPECT_EQ(state[i * kDim], which == 2 ? 0.5f : 0.0f);
+          EXPECT_EQ(updates[i] != 0, which == 3);
+          EXPECT_EQ(accesses[i] != 0, which == 4);
+        }
+        rows += piece.n;
+      }
+      EXPECT_EQ(rows, 100u);
+    }
+  }
+}
+
+// A piece that is destroyed unread unlocks the table, and its rows are returned again.
+TEST_F(SnapshotTest, PieceDroppedUnread) {
+  Subject t = Make();
+  Fill(&t, Progression(0, 100), 1);
+  std::unique_ptr<Snapshot> snapshot;
+  ASSERT_TRUE(Begin({&t.table()}, {0}, false, &snapshot).ok());
+  {
+    const Snapshot::Piece piece = Next(snapshot.get(), 30);
+    EXPECT_EQ(piece.n, 30u);
+    EXPECT_FALSE(t->mutex().try_lock());
+  }
+  ASSERT_TRUE(t->mutex().try_lock());
+  t->mutex().unlock();
+  EXPECT_EQ(ReadAll(snapshot.get(), exec_, 1)[0].size(), 100u);
+}
+
+TEST_F(SnapshotTest, ATableIsInOneSnapshotAtATime) {
+  Subject a = Make(), b = Make(), c = Make();
+  for (Subject* t : {&a, &b, &c}) Fill(t, Progression(0, 10), 1);
+  std::unique_ptr<Snapshot> first, second;
+  ASSERT_TRUE(Begin({&a.table(), &b.table()}, {0, 0}, false, &first).ok());
+  const Status status = Begin({&c.table(), &b.table()}, {0, 0}, false, &second);
+  EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+  EXPECT_NE(status.message().find("plain"), std::string::npos) << status.message();
+  EXPECT_EQ(second, nullptr);
+  EXPECT_EQ(c->cut(), nullptr);
+  EXPECT_NE(b->cut(), nullptr);
+  for (Subject* t : {&a, &b, &c}) {
+    ASSERT_TRUE(t->table().mutex().try_lock());
+    t->table().mutex().unlock();
+  }
+  // The first snapshot is not affected.
+  Fill(&b, Progression(0, 20), 2);
+  const std::vector<Delivery> got = ReadAll(first.get(), exec_, 2);
+  EXPECT_EQ(got[0].size(), 10u);
+  EXPECT_EQ(got[1].size(), 10u);
+  first.reset();
+  EXPECT_EQ(a->cut(), nullptr);
+  EXPECT_EQ(b->cut(), nullptr);
+  ASSERT_TRUE(Begin({&c.table(), &b.table()}, {0, 0}, false, &second).ok());
+  EXPECT_EQ(ReadAll(second.get(), exec_, 2)[1].size(), 20u);
+  second.reset();
+  // The same table twice.
+  EXPECT_EQ(Begin({&a.table(), &a.table()}, {0, 0}, false, &second).code(),
+            Code::kFailedPrecondition);
+  EXPECT_EQ(a->cut(), nullptr);
+}
+
+TEST_F(SnapshotTest, ForgottenDeletions) {
+  Subject a = Make(), b = Make();
+  Fill(&a, Progression(0, 10), 1);
+  Fill(&b, Progression(0, 10), 1);
+  EXPECT_EQ(Erase(&b, {3}), 1u);  // before changes were tracked
+  const Tick erased = clock_.last();
+  std::unique_ptr<Snapshot> snapshot;
+  const Status status = Begin({&a.table(), &b.table()}, {0, erased - 1}, true, &snapshot);
+  EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+  EXPECT_EQ(snapshot, nullptr);
+  EXPECT_EQ(a->cut(), nullptr);
+  EXPECT_EQ(b->cut(), nullptr);
+  // It succeeds without the deleted keys, and with those since a tick after which they are known.
+  ASSERT_TRUE(Begin({&a.table(), &b.table()}, {0, 0}, false, &snapshot).ok());
+  EXPECT_EQ(ReadAll(snapshot.get(), exec_, 2)[1].size(), 9u);
+  const Tick watermark = snapshot->watermark();
+  snapshot.reset();
+  Erase(&b, {4, 4, 77});
+  Erase(&a, {5});
+  Fill(&a, {5}, 3);
+  ASSERT_TRUE(Begin({&b.table(), &a.table()}, {watermark, 0}, true, &snapshot).ok());
+  EXPECT_EQ(snapshot->deleted(0), (std::vector<uint64_t>{4}));
+  EXPECT_TRUE(snapshot->deleted(1).empty());
+}
+
+// A million deletions are remembered. If there are more, the oldest are forgotten, and a cut that
+// needs them is refused.
+TEST_F(SnapshotTest, MoreDeletionsThanAreRemembered) {
+  Kind kind = kPlain;
+  kind.key_type = KeyType::kInt32;
+  kind.dtype = DType::kFloat16;
+  kind.state = 0;
+  Subject t = Make(kind);
+  const Tick base = Cut(&t);
+  constexpr size_t kBatch = 100000;
+  std::vector<Tick> ticks;
+  for (size_t i = 0; i < 12; ++i) {
+    t.set_tick(clock_.Next() - 1);
+    t.FindOrInsert(Progression(i * kBatch, kBatch));
+    t.set_tick(clock_.Next() - 1);
+    EXPECT_EQ(t.Erase(Progression(i * kBatch, kBatch)), kBatch);
+    ticks.push_back(t.tick());
+  }
+  std::unique_ptr<Snapshot> snapshot;
+  EXPECT_EQ(Begin({&t.table()}, {base}, true, &snapshot).code(), Code::kFailedPrecondition);
+  EXPECT_EQ(t->cut(), nullptr);
+  ASSERT_TRUE(Begin({&t.table()}, {ticks[2]}, true, &snapshot).ok());
+  EXPECT_EQ(snapshot->deleted(0).size(), 9 * kBatch);
+  EXPECT_EQ(snapshot->deleted(0).front(), 3 * kBatch);
+  EXPECT_EQ(Next(snapshot.get(), 1).n, 0u);
+}
+
+// A table that has lost its rows, and then their memory, has no rows to read.
+TEST_F(SnapshotTest, ClearedThenOtherState) {
+  Subject t = Make();
+  Fill(&t, Progression(0, 100000), 1);
+  const Tick watermark = Cut(&t);
+  t.set_tick(clock_.Next() - 1);
+  ASSERT_TRUE(t.Clear().ok());
+  ASSERT_TRUE(t->AttachState(exec_, SpecOf(2)).ok());
+  std::unique_ptr<Snapshot> snapshot;
+  ASSERT_TRUE(Begin({&t.table()}, {watermark}, true, &snapshot).ok());
+  EXPECT_EQ(snapshot->deleted(0).size(), 100000u);
+  EXPECT_EQ(Next(snapshot.get(), 1000).n, 0u);
+}
+
+// The same while the cut runs, with rows from another table.
+TEST_F(SnapshotTest, ClearedThenAdopting) {
+  Subject t = Make(), other = Make();
+  Fill(&t, Progression(0, 1000), 1);
+  const Tick watermark = Cut(&t);
+  t.set_tick(clock_.Next() - 1);
+  ASSERT_TRUE(t.Clear().ok());
+  Fill(&other, Progression(5000, 1000), 2);
+  std::unique_ptr<Snapshot> snapshot;
+  ASSERT_TRUE(Begin({&t.table()}, {watermark}, true, &snapshot).ok());
+  t->Adopt(&other.table(), clock_.Next());
+  EXPECT_EQ(Next(snapshot.get(), 1000).n, 0u);
+}
+
+TEST_F(SnapshotTest, LoadedWithoutStateStartsWithTheInitialState) {
+  Subject t = Make();
+  t.set_tick(clock_.Next() - 1);
+  ASSERT_TRUE(t.TryWriteRows({1}, Floats(kDim, 2.0f), Floats(kDim, 9.0f), true).ok());
+  const Keys keys{1, 2};
+  const Floats vectors(2 * kDim, 4.0f);
+  const std::vector<CutTime> times{1, 1};
+  Table::LoadedRows rows;
+  rows.keys = keys.data();
+  rows.vectors = vectors.data();
+  rows.updates = rows.accesses = times.data();
+  rows.n = 2;
+  ASSERT_TRUE(t->LoadRows(exec_, rows, clock_.Next()).ok());
+  Floats state;
+  EXPECT_EQ(t.Read(keys, &state), vectors);
+  EXPECT_EQ(state, Floats(2 * kDim, 0.5f));
+}
+
+// A batch with many keys of one segment evicts rows of the whole table.
+TEST_F(SnapshotTest, EvictedFromOtherSegments) {
+  Kind kind = kPlain;
+  kind.max_capacity = 4000;
+  Subject t = Make(kind);
+  const Keys old = Scattered(1, 4000);
+  Fill(&t, old, 1);
+  std::unique_ptr<Snapshot> first, second;
+  ASSERT_TRUE(Begin({&t.table()}, {0}, true, &first).ok());
+  Fill(&t, SamePrefix(Table::SaltOf(t->options()), 0x12345678, 370, false), 2);
+  t.Check();
+  std::set<uint64_t> gone;
+  const std::vector<char> found = t.Contains(old);
+  for (size_t i = 0; i < old.size(); ++i) {
+    if (!found[i]) gone.insert(old[i]);
+  }
+  EXPECT_EQ(gone.size(), 370u);
+  const Delivery got = ReadAll(first.get(), exec_, 1)[0];
+  EXPECT_EQ(got.size(), 4000u);
+  for (uint64_t key : old) {
+    ASSERT_EQ(got.count(key), 1u);
+    EXPECT_EQ(got.at(key).held.vector.substr(0, 4), std::string("\0\0\x80\x3f", 4));
+  }
+  const Tick watermark = first->watermark();
+  first.reset();
+  ASSERT_TRUE(Begin({&t.table()}, {watermark}, true, &second).ok());
+  const std::vector<uint64_t>& deleted = second->deleted(0);
+  EXPECT_EQ(std::set<uint64_t>(deleted.begin(), deleted.end()), gone);
+  EXPECT_EQ(ReadAll(second.get(), exec_, 1)[0].size(), 370u);
+}
+
+// Ticks of four billion batches: the base of stamps moves, between cuts and during a cut.
+TEST_F(SnapshotTest, TicksThatDoNotFitAStamp) {
+  Subject t = Make();
+  Fill(&t, Progression(0, 100), 1);
+  Tick since = Cut(&t);
+  for (int i = 0; i < 6; ++i) {
+    SCOPED_TRACE(i);
+    clock_.Advance(clock_.last() + 0xB0000000u + static_cast<Tick>(i) * 0x10000000u, 0);
+    const Tick changed = Fill(&t, Progression(0, 10), 2);
+    Erase(&t, {static_cast<uint64_t>(50 + i)});
+    std::unique_ptr<Snapshot> snapshot;
+    ASSERT_TRUE(Begin({&t.table()}, {since}, true, &snapshot).ok());
+    EXPECT_EQ(snapshot->deleted(0), (std::vector<uint64_t>{static_cast<uint64_t>(50 + i)}));
+    const Image image = Rows(t);
+    // In every second round, the base moves while the cut is read; times may then be later.
+    if (i % 2 != 0) {
+      clock_.Advance(clock_.last() + 0xC0000000u, 0);
+      Fill(&t, Progression(5, 10), 7);
+    }
+    const Tick watermark = snapshot->watermark();
+    const Delivery got = ReadAll(snapshot.get(), exec_, 1)[0];
+    for (uint64_t key = 0; key < 10; ++key) ASSERT_EQ(got.count(key), 1u) << key;
+    for (const auto& row : got) {
+      const Held& want = image.at(row.first);
+      EXPECT_EQ(row.second.held.vector, want.vector);
+      EXPECT_EQ(row.second.held.state, want.state);
+      EXPECT_GE(row.second.held.update, want.update);
+      EXPECT_LE(row.second.held.update, watermark);
+      EXPECT_LE(row.second.access, watermark);
+      if (row.first < 5 && i % 2 == 0) {
+        EXPECT_EQ(row.second.held.update, changed);
+      }
+    }
+    since = watermark;
+  }
+}
+
+// ---- threads ----
+
+}  // namespace
+}  // namespace testing_table
+}  // namespace dynemb
+
+#endif  // DYNEMB_TESTS_CC_SNAPSHOT_SUITE_CALLS_H_
