@@ -1,4 +1,4 @@
-"""What a chain of snapshots says, read with numpy alone."""
+"""The content of a chain of snapshots, read with numpy alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def in_order(keys, *columns) -> Rows:
 
 
 def read_snapshot(snapshot, name) -> tuple[Rows, np.ndarray]:
-    """The rows that a snapshot has of a table, and the keys that it says are deleted."""
+    """Returns the rows of a table in a snapshot, and the keys that it deletes."""
     _, entry = snapshot.manifest.table(name)
     parts, deleted = [], []
     for shard in entry.shards:
@@ -62,7 +62,7 @@ def read_snapshot(snapshot, name) -> tuple[Rows, np.ndarray]:
 
 
 def fold(chain: Chain) -> dict[str, Rows]:
-    """The tables that a chain's base and deltas make together; all of its files are verified."""
+    """Returns the tables that a chain's base and deltas form; verifies all of its files."""
     tables: dict[str, Rows] = {}
     for snapshot in chain.snapshots:
         snapshot.verify()

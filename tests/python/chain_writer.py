@@ -1,4 +1,4 @@
-"""Writes chains of snapshots for tests, of tables that are dicts."""
+"""Writes chains of snapshots for tests, from tables that are dicts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """What a snapshot says of one table: rows, and keys that are gone."""
+    """The changes of one table in a snapshot: rows, and deleted keys."""
 
     rows: Mapping[int, Row]
     deleted: Iterable[int] = ()
@@ -39,7 +39,7 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What a table is like."""
+    """The properties of a table."""
 
     dimension: int = 3
     key_type: str = "int64"
@@ -61,7 +61,7 @@ def publish(
     """Publishes a snapshot and returns it; key k goes to the shard of rank k % ranks."""
     forms = forms or {}
     entries = []
-    # Tests outlive no power failure, and syncing is most of what a small snapshot costs.
+    # Tests do not survive power failures, and syncing is most of the cost of a small snapshot.
     with mock.patch("os.fsync"), Publication(path, kind, block_bytes=block_bytes) as publication:
         for number, (name, change) in enumerate(changes.items()):
             form = forms.get(name, Form())

@@ -1,4 +1,4 @@
-"""Training that goes on from a dump: python continue_training.py PATH prints what comes of it."""
+"""Training that continues from a dump: python continue_training.py PATH prints its result."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Model:
     def train(self, steps):
         for _ in range(steps):
             rng = np.random.default_rng(self.step)
-            # Later steps know keys that earlier ones did not.
+            # Later steps use keys that earlier ones did not.
             keys = rng.integers(0, 40 + 4 * self.step, 30)
             goals = rng.normal(size=(30, 5)).astype(np.float32)
             with tf.GradientTape() as tape:
@@ -51,7 +51,7 @@ class Model:
             self.step += 1
 
     def bits(self):
-        """Everything that decides how training goes on, for JSON."""
+        """Returns everything that determines how training continues, for JSON."""
         rows = table_reader.rows_of(self.table)
         variables = [
             np.asarray(variable).tolist()

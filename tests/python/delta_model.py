@@ -1,4 +1,4 @@
-"""Tables that are trained, with a model of which keys changed when, and those that follow them."""
+"""Tables that are trained, a model of which keys changed when, and tables that follow them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(0.1, amsgrad=True),
     "nadam": lambda: keras.optimizers.Nadam(0.1),
 }
-# Rows that "item" holds at most: more are evicted.
+# The maximum number of rows in "item": further rows evict others.
 CAPACITY = 24
 
 
@@ -45,7 +45,7 @@ def make_optimizer(kind, tables):
 
 
 def spread(table, numbers):
-    """Keys over the whole range of the table's type: 0 is 0, and different numbers differ."""
+    """Maps numbers to keys over the whole range of the table's type; 0 is 0, and others differ."""
     factor = np.uint64(0x9E3779B97F4A7C15)
     keys = np.array(numbers, np.uint64) * factor
     if table.key_type == tf.int32:
@@ -62,7 +62,7 @@ class History:
         self.lost: dict[int, int] = {}
 
     def write(self, now, keys, all_of_them=True):
-        """Keys were named by an operation: written, or only made where they were not there."""
+        """Records keys that an operation wrote, or only created if they did not exist."""
         for key in keys.tolist():
             if all_of_them or key not in self.written:
                 self.written[key] = now
@@ -93,7 +93,7 @@ class Trainer:
         self.optimizer = make_optimizer(kind, self.tables)
         self.histories = [History(table) for table in self.tables]
         self.now = 0
-        # What was published, and moments between operations, with their times.
+        # The snapshots that were published, and moments between operations, with their times.
         self.published: list[tuple[de.Watermark, int]] = []
         self.moments: list[tuple[datetime.datetime, int]] = []
 
@@ -101,7 +101,7 @@ class Trainer:
         return table_reader.contents(self.tables)
 
     def step(self, numbers):
-        """A step of training, on both tables."""
+        """One step of training, on both tables."""
         self.now += 1
         keys = [spread(table, some) for table, some in zip(self.tables, numbers, strict=True)]
         with tf.GradientTape() as tape:
@@ -161,7 +161,7 @@ class Trainer:
         assert table_reader.same(fold(chain), self.contents(), table_reader.ALL)
 
     def publish_delta(self, since, time, exactly=True):
-        """Publishes what changed since then, and compares the delta with the model."""
+        """Publishes the changes since then, and compares the delta with the model."""
         watermark = de.incremental_dump(self.path, self.tables, since, self.optimizer, quiet=True)
         self.published.append((watermark, self.now))
         snapshot = storage.Chain.open(self.path).last
@@ -190,7 +190,7 @@ class Trainer:
 
 
 class Follower:
-    """Tables that were loaded once and then take deltas."""
+    """Tables that were loaded once and then apply deltas."""
 
     def __init__(self, path, kind):
         self.path = path
@@ -211,7 +211,7 @@ class Follower:
 
 
 def reader_contents(reader):
-    """Keys and float32 vectors of a serving.Reader, by table, in the order of keys."""
+    """Returns the keys and float32 vectors of a serving.Reader, by table, in the order of keys."""
     found = {}
     for name in reader.tables:
         parts = list(reader.items(name, chunk=7))
@@ -238,11 +238,11 @@ def check_reader(reader: serving.Reader, contents):
 
 
 def check_loaded(path, trainer, scratch=None):
-    """A whole chain, loaded into fresh tables, is the trainer; with times."""
+    """Loads a whole chain into fresh tables, and compares them with the trainer, with times."""
     follower = Follower(path, trainer.kind)
     follower.check(trainer, table_reader.ALL)
     if scratch is not None:
-        # Times of last access: those of the chain, which need not be the trainer's.
+        # Times of last access are those of the chain, which may differ from the trainer's.
         de.dump(scratch, follower.tables, follower.optimizer, quiet=True)
         both = [fold(storage.Chain.open(place)) for place in (path, scratch)]
         assert table_reader.same(*both, (*table_reader.ALL, "accesses"))

@@ -1,4 +1,4 @@
-"""A process that forks others, which dump tables and are killed or run out of space.
+"""A process that forks others, which dump tables and are killed or run out of disk space.
 
 Run by test_dump_crash.py: python dump_zygote.py kill|limit PATH. Prints a JSON object.
 """
@@ -31,7 +31,7 @@ from tf_dynemb import _ops, storage
 
 TRIALS = 200
 ROWS = 3000
-# Of the other tables' rows, before they are loaded.
+# The rows of the other tables, before they are loaded.
 OTHER = 3
 
 
@@ -60,7 +60,7 @@ class Trainer:
             table.upsert(keys, np.zeros((ROWS, table.dimension), np.float32))
 
     def change(self, version, everywhere):
-        """Writes the version into vectors, steps some rows, erases some and makes some new."""
+        """Writes the version into vectors, steps some rows, erases some and creates some."""
         for table in self.tables:
             key_type = table.key_type.as_numpy_dtype
             held = table_reader.rows_of(table).keys
@@ -85,14 +85,14 @@ class Trainer:
         return de.incremental_dump(path, self.tables, optimizer=self.optimizer, quiet=True)
 
     def was_published(self, manifest):
-        """Takes over what a forked process did."""
+        """Applies the changes that a forked process made."""
         _ops.library().dynemb_advance_clock(manifest.watermark, manifest.watermark_utc_ns)
         for table in self.tables:
             table.snapshots.note(manifest.id, manifest.watermark)
 
 
 def fork(child) -> int:
-    """Runs a function in a forked process, which then ends with 0, or 1 if it raised."""
+    """Runs a function in a forked process, which exits with 0, or with 1 if the function raised."""
     pid = os.fork()
     if pid:
         return pid
@@ -105,7 +105,7 @@ def fork(child) -> int:
 
 
 def killed(child, delay, at_rename) -> bool:
-    """Kills a forked process after a delay, counted from its renaming; False: it was done."""
+    """Kills a forked process some time after its rename; returns False if it had finished."""
     read, write = os.pipe()
 
     def run():
@@ -144,14 +144,14 @@ def unpublished(path):
 
 
 def check_load(path, expected):
-    """Loads into tables that hold other rows."""
+    """Loads into tables that have other rows."""
     tables = make_tables()
     for table in tables:
         table.upsert(tf.range(-OTHER, 0, dtype=table.key_type), tf.ones([OTHER, table.dimension]))
     de.load(path, tables, make_optimizer(tables), quiet=True)
     found = table_reader.contents(tables)
     assert table_reader.same(found, expected, ("keys", "vectors", "updates"))
-    assert found["user"].same(expected["user"])  # "item" has got room for state
+    assert found["user"].same(expected["user"])  # "item" now has space for state
 
 
 def kill(path):
@@ -202,7 +202,7 @@ def kill(path):
             assert chain.last.manifest.kind == kind
             trainer.was_published(chain.last.manifest)
             before = after
-            # What another process had left was removed first.
+            # The files that another process had left were removed first.
             assert unpublished(path) == []
         elif len(stale) and not set(stale) & set(unpublished(path)):
             counts["left"] += 1
@@ -219,7 +219,7 @@ def kill(path):
 
 
 def limit(path):
-    """Dumps under RLIMIT_FSIZE; every size of the files is one too small for something."""
+    """Dumps under RLIMIT_FSIZE; each limit is one byte too small for some file."""
     trainer = Trainer()
     trainer.dump(path, "base")
     trainer.change(1, everywhere=False)
@@ -265,7 +265,7 @@ def limit(path):
 def main():
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    # tqdm's own lock is one for all forked processes: who is killed with it keeps it for good.
+    # Forked processes share tqdm's own lock: one that is killed while it holds it never frees it.
     tqdm.tqdm.set_lock(threading.RLock())
     path = pathlib.Path(sys.argv[2])
     print(json.dumps({"kill": kill, "limit": limit}[sys.argv[1]](path)))

@@ -1,4 +1,4 @@
-"""Runs the examples, each in a process of its own, and imports their modules."""
+"""Runs the examples, each in its own process, and imports their modules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def run_python(arguments: list[str], folder: Path) -> str:
-    """Runs Python in `folder` and returns what it printed; fails with its errors."""
+    """Runs Python in `folder` and returns its output; fails with its errors."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -30,7 +30,7 @@ def run_python(arguments: list[str], folder: Path) -> str:
 
 
 def examples_module(name: str) -> ModuleType:
-    """A module of the examples."""
+    """Imports a module of the examples."""
     sys.path.insert(0, str(EXAMPLES))
     try:
         return importlib.import_module(name)

@@ -1,7 +1,7 @@
-"""Calls every operator with malformed input. Run by test_ops_fuzz.py in a process of its own.
+"""Calls every operator with malformed input. test_ops_fuzz.py runs this in its own process.
 
-Each call starts from a right one; some of its arguments are then replaced by garbage. Whatever that
-is, the call must return or raise. Prints one line of JSON per operator: calls, and how many failed.
+Each call starts from a valid one, in which some arguments are replaced with garbage. In any case,
+the call must return or raise. Prints one line of JSON per operator: calls, and number of failures.
 """
 
 import collections
@@ -34,7 +34,7 @@ pathlib.Path(FILE).write_bytes(bytes(64))
 
 
 class Garbage:
-    """Random input that fits nowhere in particular."""
+    """Random input, not made for any argument."""
 
     def __init__(self, rng):
         self.rng = rng
@@ -92,7 +92,7 @@ class Garbage:
         return self.values(self.pick(TYPES), self.shape())
 
     def like(self, right):
-        """Garbage to stand in for `right`, often of its type or of its shape."""
+        """Returns garbage in place of `right`, often of its type or its shape."""
         if not isinstance(right, tf.Tensor):
             return self.tensor()
         if right.dtype == tf.resource:
@@ -143,7 +143,7 @@ class Garbage:
             words = ["sum", "mean", "max", "sqrtn", "min", "", "normal", "uniform", "constant",
                      "truncated_normal", "momentum", "nesterov", "amsgrad", "centered"]  # fmt: skip
             return [str(w) for w in self.rng.choice(words, self.rng.integers(0, 4))]
-        if name == "T":  # TensorFlow itself makes as many outputs
+        if name == "T":  # TensorFlow itself creates this many outputs
             return int(self.rng.integers(0, 4))
         if name in ("tables", "owners"):
             return [self.integer() for _ in range(self.rng.integers(0, 4))]
@@ -163,7 +163,7 @@ class Garbage:
 
 
 def right_calls(rng, table):
-    """Each operator's inputs and attributes, right in themselves."""
+    """The inputs and attributes of each operator, in a valid call."""
     i64, f32 = tf.int64, tf.float32
     keys = tf.constant(rng.integers(0, 50, IDS), i64)
     vectors = tf.constant(rng.normal(size=[IDS, DIM]), f32)
@@ -234,7 +234,7 @@ def right_calls_of_the_exchange(rng, table, keys, bags, weights, combiner):
         keys=[keys] * t, N=t, tables=list(range(t)), owners=[-1] * t, names=names, num_ranks=2,
         rank=0,
     )  # fmt: skip
-    # As if the other rank had asked for as much as this one.
+    # As if the other rank had asked for the same number of rows.
     n = int(tf.reduce_sum(routed.counts[0]))
     rows = [tf.constant(rng.normal(size=[n, DIM]), tf.float32) for _ in range(t)]
     packed = ops.dynemb_pack_rows(rows, routed.counts, names=names, what="other", **side)
@@ -320,8 +320,8 @@ def right_calls_of_snapshots(keys, vectors):
 def spoil(garbage, inputs, attributes):
     """Replaces one to three of the arguments, or only the contents of tensors.
 
-    The contents of rows and argmax, which only come from other operators, are trusted, but no more
-    than memory safety allows.
+    The contents of rows and argmax, which only come from other operators, are trusted, except that
+    they must not break memory safety.
     """
     inputs, attributes = dict(inputs), dict(attributes)
     if garbage.rng.random() < 0.3:
@@ -364,7 +364,7 @@ def run_in_graph(operator, inputs, attributes):
 def main(seed, calls, graph_calls):
     rng = np.random.default_rng(seed)
     garbage = Garbage(rng)
-    # Operators in turns, so that each meets tables in every state.
+    # The operators take turns, so that each is called with tables in every state.
     done, failed = collections.Counter(), collections.Counter()
     surprises = set()
     for call in range(calls + graph_calls):
@@ -372,7 +372,7 @@ def main(seed, calls, graph_calls):
         for name, (inputs, attributes) in right_calls(rng, table).items():
             inputs, attributes = spoil(garbage, inputs, attributes)
             operator = getattr(ops, name)
-            print(f"{name} {call}", file=sys.stderr)  # the last line tells who crashed
+            print(f"{name} {call}", file=sys.stderr)  # the last line names the call that crashed
             done[name] += 1
             try:
                 if call < calls:

@@ -1,4 +1,4 @@
-"""What the tests of the Keras layers share: data, and models around an embedding."""
+"""Helpers for the tests of the Keras layers: data, and models around an embedding."""
 
 import keras
 import numpy as np

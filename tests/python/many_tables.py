@@ -1,8 +1,8 @@
-"""Makes, trains, dumps and loads many tables in one process: what test_many_tables.py limits.
+"""Creates, trains, dumps and loads many tables in one process, within test_many_tables.py's limits.
 
     python many_tables.py FOLDER TABLES
 
-Prints, as JSON, resident and virtual bytes at the end.
+Prints the resident and virtual bytes at the end, as JSON.
 """
 
 from __future__ import annotations

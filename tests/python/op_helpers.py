@@ -1,4 +1,4 @@
-"""What the operator tests share: tables, lookups in every bag form, and a model of one table."""
+"""Helpers for the operator tests: tables, lookups in every bag form, and a model of one table."""
 
 import ml_dtypes
 import numpy as np
@@ -23,7 +23,7 @@ HYPER = np.array([0.5, 0.9, 0.999, 1e-7, 0.5, 0, 0, 0, 0, -0.5, 0, 1], np.float3
 
 
 def make_table(dim=4, key=tf.int64, dtype=tf.float32, initial=0.0, random=False, **options):
-    """A table that starts vectors with the constant(s) `initial`, or at random."""
+    """Creates a table that starts vectors with the constant(s) `initial`, or at random."""
     if random:
         kinds, args = ["uniform"], [-1.0, 1.0]
     else:
@@ -82,7 +82,7 @@ def apply_sgd(handles, keys, grads, rows=None, momentum=False, hyper=HYPER, step
 
 
 def export(handle, limit=2**31, since=0, key=tf.int64, dtype=tf.float32):
-    """All rows, following the cursor: keys, values, state, updates."""
+    """Returns all rows, following the cursor: keys, values, state, updates."""
     cursor, chunks = 0, []
     while cursor >= 0:
         *chunk, cursor = ops.dynemb_export(handle, cursor, limit, since, key_type=key, dtype=dtype)
@@ -102,7 +102,7 @@ def size(handle):
 
 
 def round_to(dtype, x):
-    """`x` as float32 after rounding to `dtype`, to nearest even."""
+    """Returns `x` as float32 after rounding to `dtype`, to nearest even."""
     if dtype == tf.float32:
         return np.asarray(x, np.float32)
     kind = np.float16 if dtype == tf.float16 else ml_dtypes.bfloat16
@@ -110,7 +110,7 @@ def round_to(dtype, x):
 
 
 def random_bags(rng, form, num_bags, nnz):
-    """A *bags* tensor, and the bag of every id. `uniform` makes nnz a multiple of num_bags."""
+    """Returns a *bags* tensor, and the bag of every id; if `uniform`, num_bags divides nnz."""
     if form == "uniform":
         hotness = nnz // num_bags
         return np.int64(hotness), np.repeat(np.arange(num_bags), hotness)
@@ -147,7 +147,7 @@ def pool(vectors, bag_of, num_bags, weights, combiner):
 
 
 class Model:
-    """A dict with the operators' meaning; vectors are float32, rounded to `dtype` when stored."""
+    """A dict with the operators' semantics; vectors are float32, rounded to `dtype` when stored."""
 
     def __init__(self, dtype, initial):
         self.dtype, self.initial = dtype, np.asarray(initial, np.float32)
@@ -201,12 +201,12 @@ def make(key=tf.int64, dtype=tf.float32, **options):
 
 
 def some_keys(rng, key):
-    """40 keys: the extremes of their type and others over its range."""
+    """Returns 40 keys: the extremes of their type and others over its range."""
     low, high = key.min, key.max
     others = [int(rng.integers(low, high, dtype=key.as_numpy_dtype)) for _ in range(35)]
     return np.array([*EXTREMES[key], *others], key.as_numpy_dtype)
 
 
 def quarters(rng, *shape):
-    """Numbers that every value type holds exactly, and small sums of them too."""
+    """Returns numbers that every value type represents exactly, as are small sums of them."""
     return (rng.integers(-16, 17, shape) / 4).astype(np.float32)

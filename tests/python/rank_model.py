@@ -1,4 +1,4 @@
-"""Variables spread over ranks whose rows say which version of which key they are."""
+"""Variables spread over ranks; the vector of each row encodes its key and version."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOME = np.arange(15, dtype=np.float32).reshape(5, 3) - 7
 
 
 class Rank:
-    """One rank's part of three tables and two matrices."""
+    """One rank's shards of three tables and two matrices."""
 
     def __init__(self, comm, path=None):
         self.comm = comm
@@ -47,13 +47,13 @@ class Rank:
         return [*self.tables, *self.matrices]
 
     def own(self, table, keys):
-        """Those of `keys` that are here, of the table's type."""
+        """Returns the keys that this rank holds, in the table's type."""
         keys = np.asarray(keys).astype(table.key_type.as_numpy_dtype)
         mine = ownership.owned(table, keys)
         return keys if mine is None else keys[mine]
 
     def write(self, keys, version):
-        """Sets the rows of keys, of all tables: what they hold follows from key and version."""
+        """Sets the rows of keys in all tables, to values that depend on key and version."""
         for table in self.tables:
             self.write_one(table, keys, version)
 
@@ -90,7 +90,7 @@ class Rank:
         return de.apply_delta(self.path, self.tables, self.optimizer)
 
     def contents(self):
-        """The rows that are here; each must be where it belongs."""
+        """Returns the rows on this rank; each must be on its owner."""
         found = table_reader.contents(self.tables)
         for table in self.tables:
             keys = found[table.name.removesuffix(":0")].keys
@@ -98,7 +98,7 @@ class Rank:
         return found
 
     def state(self):
-        """All that a load changes."""
+        """Returns everything that a load changes."""
         notes = [dict(table.snapshots.items()) for table in self.tables]
         matrices = [matrix.numpy().tolist() for matrix in self.matrices]
         rows = {
@@ -108,7 +108,7 @@ class Rank:
 
 
 def whole(parts) -> dict[str, Rows]:
-    """The tables whose rows ranks hold, `contents` of each."""
+    """Joins the tables of ranks, `contents` of each."""
     return {
         name: in_order(*(np.concatenate(column) for column in zip(*rows, strict=True)))
         for name in parts[0]
@@ -117,7 +117,7 @@ def whole(parts) -> dict[str, Rows]:
 
 
 def whole_matrices(ranks) -> list[np.ndarray]:
-    """The matrices whose rows ranks hold."""
+    """Joins the matrices of ranks."""
     found = []
     for matrices in zip(*(rank.matrices for rank in ranks), strict=True):
         value = np.full(matrices[0].global_shape, np.nan, np.float32)
@@ -131,7 +131,7 @@ def whole_matrices(ranks) -> list[np.ndarray]:
 
 
 def contents(ranks) -> dict[str, Rows]:
-    """The tables of ranks."""
+    """Returns the tables of all ranks."""
     return whole([rank.contents() for rank in ranks])
 
 
@@ -144,17 +144,17 @@ def _again(ranks, work):
 
 
 def run_on(ranks, work):
-    """What `work(rank)` returns on each of the ranks, which run again as threads."""
+    """Returns the result of `work(rank)` on each of the ranks, which run again as threads."""
     return run(len(ranks), _again(ranks, work))
 
 
 def ended(ranks, work):
-    """How `work(rank)` ends on each of the ranks, which run again as threads."""
+    """Returns how `work(rank)` ends on each of the ranks, which run again as threads."""
     return outcomes(len(ranks), _again(ranks, work))
 
 
 def check_failed(found, failing, kind, says):
-    """The failing ranks raised their own errors, the others one that names the first of them."""
+    """Checks that failing ranks raised their own errors, and others one that names the first."""
     for rank, outcome in enumerate(found):
         if rank in failing:
             assert type(outcome.error) is kind, repr(outcome.error)

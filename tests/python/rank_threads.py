@@ -1,7 +1,7 @@
-"""Ranks that are threads of one process: what they talk through, and how to run them.
+"""Ranks that are threads of one process: their communication, and functions to run them.
 
-They share TensorFlow, the operator library and its clock. A rank that ends while others wait for it
-makes them fail, as Horovod does.
+They share TensorFlow, the operator library and its clock. If a rank ends while others wait for it,
+they fail, as with Horovod.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import tensorflow as tf
 from tf_dynemb import communicator
 from tf_dynemb.communicator import Communicator
 
-# Longer than any rank works between two collective operations; a test that comes to it fails.
+# Longer than any rank works between two collective operations; exceeding it fails a test.
 PATIENCE = 120
 
 
 class RankGoneError(Exception):
-    """Another rank has ended, or waits for something else; Horovod has an error for that too."""
+    """Another rank has ended, or is in another operation; Horovod has an error for this too."""
 
 
 class _Meeting:
-    """Where the ranks meet, once after the other: each leaves something and takes what all left."""
+    """A barrier of all ranks, used repeatedly: each leaves a value and gets the values of all."""
 
     def __init__(self, size):
         self.size = size
         self._changed = threading.Condition()
-        self._met = [0] * size  # how often each rank has come
-        self._left: list[dict] = []  # for each meeting, by rank
+        self._met = [0] * size  # the number of times that each rank has come
+        self._left: list[dict] = []  # the values of each meeting, by rank
         self._gone: set[int] = set()
 
     def exchange(self, rank, name, value):
@@ -61,7 +61,7 @@ class _Meeting:
 
 
 class ThreadCommunicator(Communicator):
-    """One rank's end."""
+    """The communicator of one rank."""
 
     def __init__(self, meeting, rank):
         self.rank = self.local_rank = rank
@@ -92,7 +92,7 @@ class ThreadCommunicator(Communicator):
 
 
 class Outcome:
-    """What a rank returned, or the error that it ended with."""
+    """The result of a rank, or the error that it ended with."""
 
     def __init__(self):
         self.value = None
@@ -104,14 +104,14 @@ _here = threading.local()
 
 @contextmanager
 def ranks_are_threads(monkeypatch):
-    """Inside, `communicator.get` is of the calling thread."""
+    """Inside, `communicator.get` returns the communicator of the calling thread."""
     with monkeypatch.context() as patch:
         patch.setattr(communicator, "get", lambda: getattr(_here, "comm", communicator.LOCAL))
         yield
 
 
 def outcomes(size, work) -> list[Outcome]:
-    """Runs `work(comm)` on so many ranks; says how it ended on each."""
+    """Runs `work(comm)` on this number of ranks; returns how it ended on each."""
     meeting = _Meeting(size)
     found = [Outcome() for _ in range(size)]
 
@@ -137,10 +137,10 @@ def outcomes(size, work) -> list[Outcome]:
 
 
 def run(size, work) -> list:
-    """What `work(comm)` returns on each of so many ranks; raises the first error of one."""
+    """Returns the results of `work(comm)` on the ranks; raises the first error of a rank."""
     found = outcomes(size, work)
     errors = [outcome.error for outcome in found if outcome.error is not None]
-    # What was not just a consequence of another rank's end.
+    # An error that is not merely a consequence of another rank's end.
     errors.sort(key=lambda error: isinstance(error, RankGoneError))
     if errors:
         raise errors[0]

@@ -1,15 +1,15 @@
-"""Whether these tests run with tables of a device, a simulated one or a GPU."""
+"""Whether these tests run with tables on a device, a simulated one or a GPU."""
 
 import os
 
 ENVIRONMENT = "TF_DYNEMB_SIMULATED_DEVICE"
 ON = os.environ.get(ENVIRONMENT) == "1"
-# Whether tables are those of a device: a simulated one, or a GPU (tools/gpu_operators.sh).
+# Whether tables are on a device: a simulated one, or a GPU (tools/gpu_operators.sh).
 ON_DEVICE = ON or os.environ.get("DYNEMB_TEST_ON_GPU") == "1"
-# What a table may then have of its memory: few enough that most tests need both tiers.
+# The memory of the device that a table may use: so little that most tests need both tiers.
 HBM_BYTES = 4096
-# Modules whose tests run once more with tables of a device by default: what they say of tables
-# holds for any. Not those that are about the host's table itself, its sizes and its threads.
+# Modules whose tests run again with tables on a device by default, because they apply to any table.
+# Tests of the host's table itself, its sizes and its threads are not included.
 MODULES = [
     "test_dynamic_variable.py",
     "test_exchange_ops.py",

@@ -33,7 +33,7 @@ def table_entry(name="user", dimension=2, key_type="int64", dtype="float32", sta
 
 
 def shard_columns(table, kind, rows, deleted=0, seed=0):
-    """Random columns of a shard, by name, without the index."""
+    """Returns random columns of a shard, by name, without the index."""
     rng = np.random.default_rng(seed)
     shard = Shard(0, rows, deleted, 0)
     columns = {}
@@ -46,7 +46,7 @@ def shard_columns(table, kind, rows, deleted=0, seed=0):
 
 
 def write_shard(publication, number, columns, rank=0, pieces=1):
-    """Writes columns, each in some pieces, and the index if there are no deleted keys."""
+    """Writes columns in several chunks each, and the index if there are no deleted keys."""
     for column, values in columns.items():
         writer = publication.column(number, column, values.dtype, values.shape[1:], rank)
         for piece in np.array_split(values, pieces):
@@ -79,7 +79,7 @@ def publish_chain(path, deltas=1) -> list[Snapshot]:
 
 
 def content(snapshot):
-    """Everything that a snapshot says, verified, in comparable form."""
+    """Returns the whole content of a snapshot, verified, in comparable form."""
     snapshot.verify()
     columns = {}
     for table in snapshot.manifest.tables:
@@ -91,7 +91,7 @@ def content(snapshot):
 
 
 def refusal(directory):
-    """What the error says that reading a snapshot raises, or its content if none is raised."""
+    """Returns the message of the error that reading a snapshot raises, or its content if none."""
     try:
         return None, content(Snapshot(directory))
     except DataLossError as error:

@@ -1,4 +1,4 @@
-"""The rows of tables, as chain_reader has those of chains."""
+"""Reads the rows of tables, in the form in which chain_reader reads chains."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from chain_reader import Rows, in_order
 
 from tf_dynemb import _ops
 
-# What an operator tells of rows.
+# The columns that an operator returns for rows.
 ALL = ("keys", "vectors", "state", "updates")
 
 
 def rows_of(table) -> Rows:
-    """All rows of a table; their times of last access are 0, as no operator tells them."""
+    """Returns all rows of a table. Times of last access are 0, because no operator returns them."""
     parts = []
     cursor = 0
     while cursor >= 0:
@@ -35,7 +35,7 @@ def rows_of(table) -> Rows:
 
 
 def contents(tables) -> dict[str, Rows]:
-    """The rows of tables by their names on disk."""
+    """Returns the rows of tables by their names on disk."""
     return {table.name.removesuffix(":0"): rows_of(table) for table in tables}
 
 

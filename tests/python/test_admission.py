@@ -1,4 +1,4 @@
-"""use_low_frequency_filter: which ids of unknown keys a lookup lets in."""
+"""use_low_frequency_filter: the ids of unknown keys that a lookup admits."""
 
 import numpy as np
 import pytest
@@ -96,7 +96,7 @@ def test_the_share_that_is_let_in(ratio):
     assert len(table) == len(KNOWN) + let_in
     np.testing.assert_array_equal(pooled[:, 0] == 0, pooled[:, 0] != 1)
     assert abs(let_in - ratio * n) < 5 * np.sqrt(n * ratio * (1 - ratio))
-    # Those that are in stay in; each id of a key has its own chance.
+    # Keys with a row keep it; each id of another key is admitted independently.
     many = look_up(table, np.full([n, 1], 7))
     first = int(np.sum(many[:, 0] == 1))
     assert abs(first - ratio * n) < 5 * np.sqrt(n * ratio * (1 - ratio))

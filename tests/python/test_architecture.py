@@ -1,4 +1,4 @@
-"""The rules of docs/design.md about who may use whom, and what an import may do."""
+"""The rules of docs/design.md about dependencies, and about the effects of an import."""
 
 import ast
 import graphlib
@@ -17,7 +17,7 @@ in_checkout = pytest.mark.skipif(not IN_CHECKOUT, reason="no sources here: a whe
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
-# What the files of a folder may not include, by the beginning of its path.
+# The files that a folder may not include, by the beginning of their paths.
 FORBIDDEN_INCLUDES = {
     "cc/table": (
         "tensorflow/",
@@ -70,7 +70,7 @@ def test_cuda_sources_do_not_include_tensorflow():
 
 
 def imported_modules(path: pathlib.Path) -> set[str]:
-    """Every module that a file imports, wherever in the file it does."""
+    """Returns every module that a file imports, anywhere in the file."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -115,7 +115,7 @@ def test_layers_are_on_top():
 
 @in_checkout
 def test_what_serves_dumps_needs_no_tensorflow():
-    # Parts of the package that numpy suffices for, and what they may use of the rest of it.
+    # Parts of the package that only need numpy, and the rest of it that they may use.
     apart = ("storage", "serving", "cli", "sok.dump", "__main__")
     allowed = (*(f"tf_dynemb.{name}" for name in apart), "tf_dynemb._version")
     wrong = [
@@ -129,18 +129,18 @@ def test_what_serves_dumps_needs_no_tensorflow():
     assert not wrong
 
 
-# Modules beside the rooms that any room may name among what it imports. Nothing imports the others.
+# Modules beside the rooms that the docstring of any room may name. No room imports the others.
 FOR_ALL = {"_ops", "_version", "_warn", "communicator"}
-MOST_MODULES = 12  # in a folder, `__init__` among them
+MOST_MODULES = 12  # in a folder, including `__init__`
 MOST_LINES = 500
 
 
 def import_graph(package: pathlib.Path) -> dict[str, set[str]]:
-    """Which modules of a package each of them imports, by their names without the package's.
+    """Returns the modules that each module of a package imports, by their names inside the package.
 
-    Imports inside functions and for type checking count, and so do the names of modules that stand
-    alone in a string, as for `import_module`. An import from another folder is one of that folder's
-    `__init__` too. The package's own `__init__` has the name "".
+    Imports inside functions and for type checking count, and so do names of modules that are a
+    whole string, as for `import_module`. An import from another folder also imports that folder's
+    `__init__`. The package's own `__init__` has the name "".
     """
     modules = {}
     for path in package.rglob("*.py"):
@@ -148,7 +148,7 @@ def import_graph(package: pathlib.Path) -> dict[str, set[str]]:
         modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
 
     def resolve(name: str) -> str | None:
-        """The module that a dotted name is, or is in."""
+        """Returns the module that a dotted name is, or is in."""
         first, *rest = name.split(".")
         if first != package.name:
             return None
@@ -179,12 +179,12 @@ def import_graph(package: pathlib.Path) -> dict[str, set[str]]:
 
 
 def room_of(module: str) -> str:
-    """The folder of a module; of a module beside the rooms its name."""
+    """Returns the folder of a module; for a module beside the rooms, its name."""
     return module.split(".")[0]
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
-    """Modules each of which imports the one before it, the first one the last; or none."""
+    """Returns modules each of which imports the one before it, the first one the last; or none."""
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -321,8 +321,8 @@ def test_the_tensorflow_version_is_the_same_everywhere():
         assert set(pin.findall((ROOT / name).read_text("utf-8"))) == {TENSORFLOW_VERSION}, name
 
 
-# Imports the package into an interpreter that has TensorFlow and Keras already, and prints what
-# that did: values that it replaced, environment variables that its modules read.
+# Imports the package into an interpreter that has already imported TensorFlow and Keras, and prints
+# the effects: values that it replaced, environment variables that its modules read.
 IMPORT = """
 import json, os, sys, types
 

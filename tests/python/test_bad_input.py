@@ -1,4 +1,4 @@
-"""What bad input gets: an exception that names the argument, and nothing has changed."""
+"""Bad input raises an exception that names the argument, and changes nothing."""
 
 import os
 import pathlib
@@ -299,7 +299,7 @@ def values_that_make_no_sense(table, small):
 
 
 def malformed_calls(rng, table, small):
-    """A function for each public one, which calls it with nonsense."""
+    """Returns functions that each call a public function with invalid arguments."""
     nonsense = values_that_make_no_sense(table, small)
     wrapper = de.OptimizerWrapper(keras.optimizers.Adam(0.1))
     options = ["initializer", "var_type", "name", "constraint", "trainable", "key_type", "dtype"]

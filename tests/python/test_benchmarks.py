@@ -1,4 +1,4 @@
-"""The parts of benchmarks/ that compute something: phases of a step, ratios, merging."""
+"""The computations in benchmarks/: phases of a step, ratios, merging."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def test_every_instant_belongs_to_the_innermost_phase() -> None:
         Event(LOOKUP, 2, 20, 60),
         Event("dynemb: insert", 2, 30, 50),
         Event("dynemb: grow the index", 2, 35, 40),
-        Event("loss/Sum:Sum", 3, 55, 70),  # beside the lookup at first
-        Event("EagerLocalExecute: __inference_step_12", 1, 5, 95),  # no operator of the step
+        Event("loss/Sum:Sum", 3, 55, 70),  # at first during the lookup
+        Event("EagerLocalExecute: __inference_step_12", 1, 5, 95),  # not an operator of the step
     ]
     assert attribute(events, 0, 100) == {
         PYTHON: 10 + 10,

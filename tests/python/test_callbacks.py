@@ -1,6 +1,6 @@
-"""SynchronizeRanks and broadcast_variables in one process; tests/parallel has what they do to many.
+"""SynchronizeRanks and broadcast_variables in one process; tests/parallel has several ranks.
 
-They change nothing there, and say what is wrong where several ranks would.
+In one process they change nothing, and report the errors that several ranks would.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_a_model_that_is_not_built_yet():
 
 
 class TwoRanks(communicator.Communicator):
-    """The other rank has the same of everything, but for what a test says."""
+    """The other rank has the same values, except for those that a test sets."""
 
     rank, size, local_rank = 1, 2, 1
 
@@ -111,7 +111,7 @@ def test_a_reduced_metric_keeps_its_mean(two_ranks):
     wanted = model.evaluate(ids, labels, verbose=0, return_dict=True)
     got = rank_metrics.reduce_metrics(model)
     assert got == {name: pytest.approx(value, rel=1e-6) for name, value in wanted.items()}
-    # The two ranks' samples are counted.
+    # The samples of both ranks are counted.
     assert float(model.metrics[0].count) == 2 * len(ids)
 
 

@@ -1,4 +1,4 @@
-"""Eviction through the operators: max_capacity, victims, and what a refused batch leaves behind."""
+"""Eviction through the operators: max_capacity, victims, and the effects of a refused batch."""
 
 import numpy as np
 import op_helpers as h
@@ -41,9 +41,9 @@ def test_the_least_recently_used_go_first_in_a_small_table():
     handle = make(20)
     h.lookup(handle, np.arange(20))
     h.lookup(handle, np.arange(0, 20, 2))
-    h.lookup(handle, np.arange(10, 20), insert=False)  # a read is an access as well
+    h.lookup(handle, np.arange(10, 20), insert=False)  # a read is an access too
     h.lookup(handle, np.arange(100, 105))
-    # Only these have not been touched since the first batch.
+    # Only these have not been accessed since the first batch.
     assert np.flatnonzero(~contains(handle, np.arange(20))).tolist() == [1, 3, 5, 7, 9]
     h.lookup(handle, np.arange(110, 115))
     np.testing.assert_array_equal(contains(handle, np.arange(0, 10, 2)), [False] * 5)
@@ -146,7 +146,7 @@ def test_lookup_without_insert_evicts_nothing():
 
 
 def test_random_walk_under_eviction_keeps_what_it_says():
-    """What is present, and with which vector, follows from who was evicted: always consistent."""
+    """Which keys are present, with which vectors, is consistent with the evictions."""
     rng = np.random.default_rng(8)
     handle = make(200)
     initial = {}
@@ -157,7 +157,7 @@ def test_random_walk_under_eviction_keeps_what_it_says():
         assert h.size(handle) <= 200
         for key, value in zip(keys.tolist(), values, strict=True):
             first = initial.setdefault(key, value)
-            # Either it stayed since it was trained, or it was evicted and starts again.
+            # Either it stayed since it was trained, or it was evicted and started again.
             expected = trained.get(key, first)
             assert np.array_equal(value, expected) or np.array_equal(value, first), key
         values = rng.normal(size=[len(keys), DIM]).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Checkpoints of TensorFlow and of Keras carry tables, bit by bit."""
+"""Checkpoints of TensorFlow and of Keras contain tables, bit by bit."""
 
 import json
 
@@ -73,7 +73,7 @@ def test_restore_continues_with_the_same_bits(tmp_path, name):
     train(model)
     expected = rows_of(table_of(model)), weights_of(model), int(model.optimizer.iterations)
 
-    # Into the same model, and into a new one whose optimizer has no variables yet.
+    # Into the same model, and into another whose optimizer has no variables yet.
     checkpoint.restore(path).assert_consumed()
     assert rows_of(table_of(model)) == at_save
     fresh = make_model(OPTIMIZERS[name]())
@@ -158,7 +158,7 @@ def test_a_table_that_differs_is_refused_and_unchanged(tmp_path, other):
     different = de.DynamicVariable(**other)
     different.lookup([7])
     before = rows_of(different)
-    # Of another dtype TensorFlow says it.
+    # For another dtype, TensorFlow raises the error.
     says = r"vectors of dimension 3, but the checkpoint|expected dtype half"
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=says):
         tf.train.Checkpoint(table=different).restore(path)

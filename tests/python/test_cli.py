@@ -1,4 +1,4 @@
-"""The commands on dumps: what they print, write and return."""
+"""The commands on dumps: their output, files and exit codes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def changes(numbers: dict[int, int], deleted=(), tick: int = 100) -> dict[str, C
 
 
 def write_chain(path, ranks: int = 1):
-    """A base and two deltas, of which each table keeps 1 -> 1, 2 -> 20, 4 -> 40, 5 -> 50."""
+    """A base and two deltas, after which each table has 1 -> 1, 2 -> 20, 4 -> 40, 5 -> 50."""
     first = publish(
         path,
         "base",
@@ -86,7 +86,7 @@ def path(tmp_path):
 
 
 def run(capsys, *arguments) -> tuple[int, str]:
-    """Exit code and stdout of a command that says nothing on stderr."""
+    """Returns the exit code and stdout of a command that writes nothing to stderr."""
     code = cli.main([str(argument) for argument in arguments])
     out, err = capsys.readouterr()
     assert err == ""
@@ -94,7 +94,7 @@ def run(capsys, *arguments) -> tuple[int, str]:
 
 
 def fails(capsys, code: int, *arguments) -> str:
-    """The one line that a command says that cannot do what it should."""
+    """Returns the one line that a failing command writes."""
     assert cli.main([str(argument) for argument in arguments]) == code
     out, err = capsys.readouterr()
     assert out == ""
@@ -104,7 +104,7 @@ def fails(capsys, code: int, *arguments) -> str:
 
 
 def state_of(path, name: str) -> dict[int, tuple]:
-    """Key -> bits of vector and state, and both times in ticks."""
+    """Returns, for each key, the bits of vector and state, and both times in ticks."""
     table = cli_rows.TableRows(Chain.open(path), name)
     result = {}
     columns = ["vectors", "updates", "accesses"] + ["state"] * bool(FORMS[name].state_width)
@@ -222,10 +222,10 @@ def test_verify_of_a_gap(capsys, path):
 
 
 def test_verify_of_keys(capsys, tmp_path):
-    """Checksums are right: what is wrong was written so."""
+    """The checksums are right: the wrong content was written with them."""
 
     class Twice(dict):
-        """Holds key 5 twice."""
+        """It has key 5 twice."""
 
         def __iter__(self):
             yield from [5, 8, 5]
@@ -235,7 +235,7 @@ def test_verify_of_keys(capsys, tmp_path):
     publish(tmp_path, "base", {"t": Change(Twice({5: value, 8: value}))}, forms=form, watermark=1)
     code, out = run(capsys, "verify", tmp_path)
     assert code == 1
-    # The key's other place: whichever the index finds.
+    # The other position of the key: whichever the index finds.
     assert "r0.keys.npy at byte offset 1" in out
     assert "key 5 is in 000.r0.keys.npy at byte offset 1" in out
     assert len(out.splitlines()) == 2
@@ -284,7 +284,7 @@ def test_verify_of_a_key_in_two_shards(capsys, tmp_path, monkeypatch):
 
 
 def rewrite(snapshot, column: str, change_array) -> None:
-    """Changes a column, and its checksum with it."""
+    """Changes a column, and its checksum to match."""
     from tf_dynemb.storage import manifest as manifests
     from tf_dynemb.storage.crc32c import crc32c
 
@@ -471,7 +471,7 @@ def test_a_delta_of_before_the_merge_continues_it(capsys, path, tmp_path, parent
     last = Chain.open(path).last.manifest.id
     out, copy, deltas = tmp_path / "out", tmp_path / "copy", tmp_path / "deltas"
     run(capsys, "merge", path, out)
-    run(capsys, "merge", out, copy)  # of nothing but a base: the same again
+    run(capsys, "merge", out, copy)  # merging only a base gives the same
     merged = Chain.open(out).base.manifest.id
     readers = [Reader(out), Reader(copy)]
     for where in (out, copy, deltas):
@@ -572,7 +572,7 @@ def test_merge_of_anything(tmp_path_factory, steps):
 
 
 def test_pieces_of_large_tables(capsys, tmp_path, monkeypatch):
-    """More rows than are worked on at a time, in merge, diff and export."""
+    """More rows than one iteration handles, in merge, diff and export."""
     monkeypatch.setattr(cli_rows, "CHUNK", 7)
     held = {key: Row(np.full(3, key, np.float32), update=key) for key in range(100)}
     base = publish(tmp_path / "a", "base", {"t": Change(held)}, ranks=2, watermark=200)
@@ -639,7 +639,7 @@ def test_export_parquet_without_pyarrow(capsys, path, tmp_path, monkeypatch):
 
 
 def test_as_a_module(path):
-    """In a process of its own: no TensorFlow, no traceback, and a reader that goes away."""
+    """In a separate process: no TensorFlow, no traceback, and a reader that closes the pipe."""
     code = (
         "import sys, runpy; sys.modules['tensorflow'] = None; sys.modules['keras'] = None;"
         "sys.argv[0] = 'tf_dynemb'; runpy.run_module('tf_dynemb', run_name='__main__')"

@@ -15,14 +15,14 @@ from tf_dynemb import communicator
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    """No Horovod that has been imported, and not started by horovodrun."""
+    """No Horovod has been imported, and horovodrun has not started the process."""
     monkeypatch.delitem(sys.modules, "horovod.tensorflow", raising=False)
     monkeypatch.delitem(sys.modules, "horovod", raising=False)
     monkeypatch.delenv("HOROVOD_SIZE", raising=False)
 
 
 class Horovod(types.ModuleType):
-    """As much of horovod.tensorflow as tells who is there."""
+    """The functions of horovod.tensorflow that describe the ranks."""
 
     def __init__(self, rank, size):
         super().__init__("horovod.tensorflow")
@@ -38,7 +38,7 @@ class Horovod(types.ModuleType):
 
 @pytest.fixture
 def install(monkeypatch):
-    """Installs a Horovod."""
+    """Installs a stand-in for Horovod."""
 
     def install(rank, size):
         horovod = Horovod(rank, size)

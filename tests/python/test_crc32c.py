@@ -23,7 +23,7 @@ VECTORS = {
     ): 0xD9963A56,
 }
 
-# Around where the way to fold changes: bytes, then words of 64 bits, then pieces.
+# Sizes around those at which the algorithm changes: bytes, then words of 64 bits, then chunks.
 EDGES = [
     edge + offset
     for edge in (0, 8, 64, crc32c._SPAN, 8 * crc32c._SPAN, crc32c._PIECE)

@@ -152,7 +152,7 @@ TestDeltas = pytest.mark.slow(DeltaMachine.TestCase)
 
 
 class Steps:
-    """Training in a thread: after step s every row of both tables is s, and few others come."""
+    """Trains in a thread: after step s every row of both tables is s, and a few are inserted."""
 
     KEYS = 400
     KEPT = 3
@@ -163,7 +163,7 @@ class Steps:
     def __init__(self):
         self.tables = [
             de.DynamicVariable(4, "zeros", name="user"),
-            # Not float16, which holds whole numbers up to 2048 only: there may be more steps.
+            # Not float16, which represents whole numbers only up to 2048: there may be more steps.
             de.DynamicVariable(2, "zeros", name="item", key_type=tf.int32),
         ]
         self.optimizer = de.OptimizerWrapper(keras.optimizers.SGD(1.0, momentum=0.5))
@@ -179,11 +179,11 @@ class Steps:
         self.error = None
 
     def advance(self):
-        """Lookup and apply, as in training, of all rows; then a row comes and one goes."""
+        """Looks up and updates all rows, as in training; then inserts a row and erases one."""
         self.step += 1
         vectors = [t.lookup(k) for t, k in zip(self.tables, self.keys, strict=True)]
         grads = [
-            # Momentum makes of this the step: v = 0.5 v - g, x += v.
+            # With momentum, the step is v = 0.5 v - g, x += v.
             tf.IndexedSlices(tf.fill(v.shape, -1.0 if self.step == 1 else -0.5), k)
             for v, k in zip(vectors, self.keys, strict=True)
         ]
@@ -193,7 +193,7 @@ class Steps:
         user.erase([self.OTHERS + self.step - self.KEPT])
 
     def erase_one(self):
-        """One of many rows of "item" goes; a row of "user" tells beforehand how many that makes."""
+        """Erases one of many rows of "item"; a row of "user" first records how many that makes."""
         self.erased += 1
         user, item = self.tables
         user.upsert([self.COUNTER], [[float(self.erased)] * 4])
@@ -222,7 +222,7 @@ class Steps:
             thread.join()
 
     def check(self, contents):
-        """Whether rows are as between two operations; returns the step."""
+        """Checks that rows are in a state between two operations; returns the step."""
         (user, item) = (contents[name] for name in ("user", "item"))
         assert item.keys[: self.KEYS].tolist() == list(range(self.KEYS))
         assert user.keys[self.KEYS] == self.COUNTER
@@ -237,7 +237,7 @@ class Steps:
         assert len(values) == 1, f"a mixture of the steps {sorted(values)}"
         step = int(values.pop())
         extra = user.keys[self.KEYS + 1 :] - self.OTHERS
-        # Of steps below 1 there are none; the last may not have come, or the first not gone.
+        # No steps below 1 exist; the last row may not have been inserted, or the first not erased.
         first = max(1, step - self.KEPT + 1)
         allowed = [
             list(range(max(1, first - 1), step)),
@@ -252,7 +252,7 @@ class Steps:
 
 
 def test_deltas_while_a_thread_trains(tmp_path, monkeypatch):
-    # Small pieces, so that steps fall between them.
+    # Small pieces, so that steps run between them.
     monkeypatch.setattr(cut, "_PIECE_BYTES", 2048)
     trainer = Steps()
     path = tmp_path / "chain"
@@ -297,12 +297,12 @@ def test_state_that_begins_anew_reaches_who_loads(tmp_path):
     trainer = Trainer(tmp_path, "adagrad")
     trainer.step([[1, 2, 3], [1, 2]])
     trainer.publish_base()
-    # As where a model is compiled anew: every row's state is fresh.
+    # As if a model is recompiled: every row has fresh state.
     trainer.optimizer = make_optimizer("adagrad", trainer.tables)
     trainer.step([[1], [1]])
     try:
         de.incremental_dump(tmp_path, trainer.tables, optimizer=trainer.optimizer, quiet=True)
-    except ValueError:  # rows whose state alone changed are in no delta: a dump is asked for
+    except ValueError:  # rows of which only the state changed are in no delta: a dump is required
         trainer.publish_base()
     follower = Follower(tmp_path, "adagrad")
     follower.check(trainer)
@@ -352,7 +352,7 @@ def test_who_loaded_goes_on_with_the_chain(tmp_path):
     with pytest.raises(ValueError, match="would leave a gap"):
         de.incremental_dump(tmp_path, trainer.tables, quiet=True)
     check_loaded(tmp_path, heir, tmp_path / "again")
-    # What was before the load is not known any more.
+    # Snapshots from before the load are no longer known.
     first = trainer.published[0][0]
     with pytest.raises(ValueError, match="is no snapshot that these tables were"):
         de.incremental_dump(tmp_path, heir.tables, first, quiet=True)
@@ -456,7 +456,7 @@ def test_training_goes_on_with_the_same_bits_in_another_process(tmp_path):
     found = json.loads(done.stdout.splitlines()[-1])
     assert found.keys() == expected.keys()
     assert [case for case in CASES if found[case] != expected[case]] == []
-    # These bits tell steps, states and roundings apart.
+    # These bits distinguish steps, states and roundings.
     assert len({json.dumps(bits) for bits in expected.values()}) == len(CASES)
     other = Model("adam-bfloat16")
     de.load(tmp_path / "adam-bfloat16", [other.table], quiet=True)

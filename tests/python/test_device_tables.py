@@ -1,4 +1,4 @@
-"""Tables of a simulated device: var_type, tiers, errors, and other modules' tests with them."""
+"""Tables on a simulated device: var_type, tiers, errors, and other modules' tests with them."""
 
 import os
 import pathlib
@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def device(monkeypatch):
-    """Tables of a device can be made."""
+    """Tables on a device can be created."""
     monkeypatch.setenv(simulated.ENVIRONMENT, "1")
 
 
@@ -68,7 +68,7 @@ class TestPlace:
             assert make(var_type="hbm").placement.tier == "hbm"
 
     def test_the_device_of_several_tables(self, monkeypatch):
-        """It is that of all of them, by whichever name, or else the CPU."""
+        """It is the device of all of them, by any of its names, or otherwise the CPU."""
 
         def dynamic(device):
             return types.SimpleNamespace(placement=Placement(device, "hybrid"))
@@ -90,7 +90,7 @@ class TestPlace:
         assert placement.common_device(gpu) == CPU
 
     def test_gpus(self, monkeypatch):
-        """Which of the GPUs, as far as that can be told without one."""
+        """Which of the GPUs is used, as far as a test without one can check it."""
         monkeypatch.delenv(simulated.ENVIRONMENT, raising=False)
         gpus = [tf.config.LogicalDevice(f"/device:GPU:{i}", "GPU") for i in range(2)]
         monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: gpus)
@@ -140,7 +140,7 @@ class TestTiers:
         table = make(max_hbm_for_vectors=4096 * GB)
         optimizer = de.OptimizerWrapper(keras.optimizers.Adagrad(0.1))
         table.lookup(tf.range(2000, dtype=tf.int64))
-        often = tf.constant([1990, 1995, 1999], tf.int64)  # no room was left for them
+        often = tf.constant([1990, 1995, 1999], tf.int64)  # there was no space left for them
         random = np.random.default_rng(5)
         for _ in range(30):
             ids = tf.concat([often, random.integers(0, 1900, 20)], 0)
@@ -156,7 +156,7 @@ class TestTiers:
 
 
 def train(tables, steps=6):
-    """Vectors of all tables after some steps on the same random batches."""
+    """Returns the vectors of all tables after some steps on the same random batches."""
     optimizer = de.OptimizerWrapper(keras.optimizers.Adam(0.05))
     random = np.random.default_rng(11)
     for _ in range(steps):
@@ -241,7 +241,7 @@ def test_kernels_for_gpus_name_what_is_in_the_hosts_memory():
         for kernel in kernels.get_registered_kernels_for_op(name).kernel:
             if kernel.device_type == "GPU":
                 found[name] = set(kernel.host_memory_arg)
-    # These run on a CPU wherever their tables are.
+    # These run on a CPU, wherever their tables are.
     assert on_tables - found.keys() == {"DynembSnapshot", "DynembAdopt"}
     assert found.keys() - on_tables == {
         "DynembTable",
@@ -299,7 +299,7 @@ def test_ranks_with_tables_of_a_device():
 
 
 def passed(files, *options):
-    """How many tests of these files pass with tables of a device; all have to."""
+    """The number of tests in these files that pass with tables on a device; all must pass."""
     command = [sys.executable, "-m", "pytest", "-v", "-x", "-p", "no:cacheprovider", *options]
     run = subprocess.run(
         [*command, *files],

@@ -38,7 +38,7 @@ def clicks():
 
 
 def write(path, form, *columns):
-    """Samples one after another, packed by Python's struct."""
+    """Samples in order, packed by Python's struct."""
     rows = zip(*(np.reshape(column, (COUNT, -1)).tolist() for column in columns), strict=True)
     samples = [struct.pack("<" + form, *(n for part in row for n in part)) for row in rows]
     path.write_bytes(b"".join(samples))
@@ -180,7 +180,7 @@ def test_the_planted_model_knows_best():
 
 
 def reference_logits(model, dense, ids):
-    """DLRM with numpy, one sample at a time, from the weights of a model of mixed widths."""
+    """DLRM in numpy, one sample at a time, from the weights of a model of mixed widths."""
     dense_layers = [v.numpy() for v in model.dense.weights]
     names = [v.path for v in model.dense.weights]
     assert len([name for name in names if name.endswith("bias")]) == 5
@@ -244,7 +244,7 @@ def test_the_learning_rate_of_mlperf():
 
 
 def test_scores_of_all_ranks():
-    """Two ranks with parts of different sizes."""
+    """Two ranks with shares of different sizes."""
     rng = np.random.default_rng(0)
     labels, chances = rng.integers(0, 2, 50).astype(np.float32), rng.random(50).astype(np.float32)
     others = {"scoring/labels": labels[30:], "scoring/probabilities": chances[30:]}
@@ -284,9 +284,9 @@ def test_a_step_is_divided_among_its_phases():
     got = step_phases.shares(step_phases.spans_of(events), 0.0, 25e6)
     assert got.alone == {
         "input": 2,  # before 1, and from 15 to 16
-        "dense forward": 3,  # of 4: for two others ran too
+        "dense forward": 3,  # of 4: in two of them others ran too
         "route keys": 3,
-        "exchange keys": 6,  # 7 to 15, but for 2 in which the backward pass ran
+        "exchange keys": 6,  # 7 to 15, except 2 in which the backward pass ran
         "dense backward": 2,
         "update rows": 2,
         step_phases.EXECUTOR: 2,
@@ -295,7 +295,7 @@ def test_a_step_is_divided_among_its_phases():
     assert sum(got.alone.values()) == 25
     hidden = {"input": 5, "dense forward": 4, "route keys": 4, "exchange keys": 9}
     assert got.in_all == got.alone | hidden
-    # Only what is within the times counts.
+    # Only the work within the times counts.
     part = step_phases.shares(step_phases.spans_of(events), 8e6, 11e6)
     assert part.alone == {"exchange keys": 2, "dense backward": 1}
 

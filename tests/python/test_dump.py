@@ -1,4 +1,4 @@
-"""dump, load, incremental_dump and apply_delta: what they take, say and refuse."""
+"""dump, load, incremental_dump and apply_delta: arguments, results and errors."""
 
 import datetime
 import os
@@ -202,7 +202,7 @@ def test_a_smaller_table_keeps_what_was_used_last_and_says_so(tmp_path):
     with pytest.warns(UserWarning, match="40 of the rows of table 't' did not fit"):
         de.load(tmp_path, small)
     assert len(small) == 20
-    # 60 rows stand in a few buckets, so that "least recently used" is nearly exact.
+    # 60 rows are in a few buckets, so "least recently used" is nearly exact.
     assert min(vectors_of(small)) >= 30
     fixed = make(init_capacity=4, max_capacity=20, evict_strategy="none")
     fixed.lookup([5])
@@ -283,7 +283,7 @@ def test_incremental_model_dump_as_in_sok():
     time.sleep(0.01)
     begin = pytz.utc.localize(datetime.datetime.now(UTC).replace(tzinfo=None))
     time.sleep(0.01)
-    a.lookup([1], insert=False)  # reading is no update
+    a.lookup([1], insert=False)  # reading is not an update
     a.upsert([2, 9], [[1.0, 2.0], [3.0, 4.0]])
     b.upsert([], tf.zeros([0, 3]))
     keys, values = de.incremental_model_dump([a, b], begin)
@@ -315,7 +315,7 @@ def test_a_delta_holds_what_changed_and_nothing_else(tmp_path):
     table.upsert([2, 10], tf.ones([2, 2]))
     table.erase([3, 4])
     table.forget([5])
-    table.lookup([4, 11])  # back again, and a new one that goes at once
+    table.lookup([4, 11])  # inserted again, and a new key that is erased at once
     table.erase([11])
     de.incremental_dump(tmp_path, table)
     assert delta_of(tmp_path) == ([2, 4, 10], [3, 5, 11])
@@ -342,7 +342,7 @@ def test_since_a_watermark_and_since_a_time(tmp_path):
     assert delta_of(tmp_path / "b") == ([2, 3], [])
     de.incremental_dump(tmp_path / "c", table, since=now)
     assert delta_of(tmp_path / "c") == ([3], [])
-    # An older time than the chain's end: more than needed, and no gap.
+    # A time before the chain's end: more rows than needed, and no gap.
     de.incremental_dump(tmp_path / "chain", table, since=now - datetime.timedelta(days=1))
     assert delta_of(tmp_path / "chain") == ([1, 2, 3], [])
     other = make()
@@ -397,7 +397,7 @@ def test_deltas_shipped_apart(tmp_path):
 def test_deletions_that_are_forgotten_are_said_to_be(tmp_path):
     table = make(init_capacity=8, max_capacity=8)
     for i in range(20):
-        table.lookup([1000 + i])  # evicts before anything remembers deletions
+        table.lookup([1000 + i])  # evicts before the table tracks deletions
     with pytest.raises(tf.errors.FailedPreconditionError, match=r"'.*t'.* are not known"):
         de.incremental_dump(tmp_path, table, since=datetime.datetime(2000, 1, 1, tzinfo=UTC))
     assert not os.listdir(tmp_path) or os.listdir(tmp_path) == ["LOCK"]
@@ -444,7 +444,7 @@ def test_a_dump_waits_until_another_of_the_same_table_has_ended(tmp_path):
 
 
 def test_training_goes_on_during_dumps(tmp_path):
-    # Every step writes its number into all rows of two tables, so that a mixture would be seen.
+    # Every step writes its number into all rows of two tables, so that a mixture would be detected.
     tables = [make("a", 4), make("b", 8)]
     keys = tf.range(20_000, dtype=tf.int64)
     stop = threading.Event()
@@ -514,7 +514,7 @@ def test_progress_is_quiet_where_there_is_no_terminal(tmp_path, capfd, monkeypat
 
 
 def fold(path):
-    """What whoever loads the chain gets."""
+    """Returns the tables of a process that loads the chain."""
     table = make()
     de.load(path, table)
     return vectors_of(table)

@@ -1,4 +1,4 @@
-"""Dumps that are killed, or run out of space, leave the chain as it was before or whole."""
+"""Dumps that are killed, or run out of space: the chain is unchanged, or the dump is complete."""
 
 import contextlib
 import errno
@@ -22,7 +22,7 @@ ROWS = 600
 
 
 def run_zygote(what, path):
-    """What dump_zygote.py prints, which imports TensorFlow once for all its processes."""
+    """Returns the output of dump_zygote.py, which imports TensorFlow once for all its processes."""
     here = pathlib.Path(__file__).resolve().parent
     root = here.parents[1]
     paths = [str(root)] if (root / "tf_dynemb").is_dir() else []
@@ -47,12 +47,12 @@ def test_a_process_killed_at_any_moment(tmp_path):
     counts = run_zygote("kill", tmp_path / "chain")
     assert counts["old"] + counts["new"] == 200
     assert counts["loads"] == 10
-    # The kills fell before publication as well as after it, in dumps and in deltas.
+    # Processes were killed both before and after publication, in dumps and in deltas.
     assert min(counts["old"], counts["new"]) >= 20
     outcomes = [counts[f"{kind} {state}"] for kind in ("base", "delta") for state in ("old", "new")]
     assert min(outcomes) >= 10
     assert counts["killed after publication"] >= 3
-    # Leftovers of one process were removed by a later one that was killed in its turn.
+    # A later process, which was killed in turn, removed the leftovers of an earlier one.
     assert counts["left"] >= 3
 
 
@@ -96,7 +96,7 @@ def unpublished(path):
 
 
 def check_chain(path, expected):
-    """What is there is just this, and can be loaded."""
+    """Checks that the chain has just this content, and can be loaded."""
     assert unpublished(path) == []
     assert table_reader.same(fold(storage.Chain.open(path)), expected)
     fresh = Trainer(rows=3)
@@ -112,7 +112,7 @@ def check_error(error, numbers=(errno.ENOSPC,)):
 
 @contextlib.contextmanager
 def small_disk(path, options):
-    """A file system in memory; skips the test where none may be mounted."""
+    """Mounts a file system in memory; skips the test if that is not permitted."""
     path.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
     try:
@@ -263,7 +263,7 @@ def test_other_calls_that_fail(tmp_path, monkeypatch, kind, function):
             errors.append(error)
             found = fold(storage.Chain.open(tmp_path))
             if table_reader.same(found, trainer.contents()):
-                assert function == "fsync"  # of the directory, after the renaming
+                assert function == "fsync"  # of the directory, after the rename
                 break
             assert table_reader.same(found, before)
         else:

@@ -1,4 +1,4 @@
-"""Damaged dumps: an error that names the file, and tables as they were; never a wrong row."""
+"""Damaged dumps: an error names the file, and tables are unchanged; a wrong row is never loaded."""
 
 import functools
 import pathlib
@@ -52,7 +52,7 @@ def dumped(tmp_path_factory):
 
 
 class Follower:
-    """Tables that hold other rows than the dump."""
+    """Tables that have other rows than the dump."""
 
     def __init__(self):
         self.tables, self.optimizer = make_tables()
@@ -78,7 +78,7 @@ class Follower:
 
 @pytest.fixture
 def chain(dumped, tmp_path):
-    """A copy to damage, its files, and what it says undamaged."""
+    """A copy to damage, its files, and its undamaged content."""
     path = tmp_path / "chain"
     shutil.copytree(dumped, path)
     files = sorted(file for file in path.rglob("*") if file.is_file() and file.name != "LOCK")
@@ -89,7 +89,7 @@ def chain(dumped, tmp_path):
 
 
 def check_load(follower, path, file, undamaged, what) -> bool:
-    """Whether the damage was found: loads, and sees that tables hold the one state or the other."""
+    """Loads, and checks that tables have one state or the other; returns whether it failed."""
     error = None
     try:
         follower.load(path)
@@ -118,7 +118,7 @@ def test_every_truncation(chain):
             what = f"{file} of {size} instead of {len(content)} bytes"
             file.write_bytes(content[:size])
             if size == len(content) - 1 and file.name == "MANIFEST.json":
-                # The last line's end says nothing.
+                # The end of the last line has no meaning.
                 assert table_reader.same(fold(Chain.open(path)), folded)
                 assert not check_load(Follower(), path, file, undamaged, what)
                 continue
@@ -137,7 +137,7 @@ def test_random_flips(chain, seed):
     rng = np.random.default_rng(seed)
     follower = Follower()
     for _ in range(250):
-        # Manifests are longer than the other files, which are as many each.
+        # Manifests are longer than the other files, of which there are as many of each.
         file = files[rng.integers(len(files))]
         content = file.read_bytes()
         flipped = bytearray(content)
@@ -157,7 +157,7 @@ def test_flips_of_every_bit_of_a_manifest_line(chain):
     follower = Follower()
     file = next(file for file in files if file.name == "MANIFEST.json" and "delta" in str(file))
     content = file.read_bytes()
-    # The members that say what a delta is of; a wrong one may well be a valid one.
+    # The members that describe what a delta continues; a wrong value may be valid by itself.
     begin, end = content.index(b'"format"'), content.index(b'"writer"')
     for byte in range(begin, end):
         flipped = bytearray(content)
@@ -200,7 +200,7 @@ def test_a_missing_delta(chain):
 
 
 def fail_on(function, call):
-    """The function, failing in one call."""
+    """Replaces a function, so that one of its calls fails."""
     calls = iter(range(1000))
 
     @functools.wraps(function)
@@ -308,7 +308,7 @@ GOLDEN = {
     "item/ü": {-3: [16256, 49024, 0], 2**31 - 1: [16384, 32640, 1]},
     "page": {2**64 - 1: [1.5], 1: [-2]},
 }
-# Of the rows that the delta has; the others' are too long ago for a table to tell apart.
+# For the rows in the delta; those of other rows are too long ago for a table to distinguish.
 GOLDEN_UPDATES = {
     "user": {0: 2**41 + 3, 6: 2**41 + 2},
     "item/ü": {},

@@ -241,7 +241,7 @@ def test_scatter_operations():
     assert held[1].tolist() == [6.5, 8.0]
     assert held[9].tolist() == [3.0, 3.0]  # from its initial vector
     table.scatter_update(tf.IndexedSlices([[1.0, 1.0], [2.0, 2.0]], [4, 4]))
-    assert exported(table)[4].tolist() == [2.0, 2.0]  # the last wins
+    assert exported(table)[4].tolist() == [2.0, 2.0]  # the last one wins
     table.clear()
     assert len(table) == 0
 
@@ -307,7 +307,7 @@ def test_creation_inside_a_function_is_lifted():
 
 
 def test_table_is_destroyed_with_the_object():
-    """At once: what a table holds is too much to wait for the garbage collector."""
+    """At once: a table has too much memory to wait for the garbage collector."""
     table = de.DynamicVariable(2)
     gc.collect()
     gc.disable()
@@ -337,7 +337,7 @@ def test_garbage_is_collected_before_a_table_is_refused(monkeypatch):
     model = weakref.ref(Model())
 
     class Library:
-        """Has no room as long as the model is there."""
+        """Fails to allocate as long as the model exists."""
 
         def dynemb_table(self, **attributes):
             if model() is not None:
@@ -394,7 +394,7 @@ def test_dense_operations_say_what_to_use_instead(operation):
 
 
 def test_tensorflow_operations_on_the_dense_value_fail():
-    # Eager TensorFlow reads a variable's handle before any Python of ours is asked.
+    # Eager TensorFlow reads a variable's handle before it calls any of our Python code.
     table = de.DynamicVariable(2, name="users")
     with pytest.raises((NotImplementedError, tf.errors.FailedPreconditionError), match="users"):
         tf.reduce_sum(table)

@@ -1,4 +1,4 @@
-"""The examples and the README's code do what they say, each in a process of its own."""
+"""The examples and the code of the README do what their texts promise, each in its own process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_split_follows_the_protocol(adult):
     other = adult.load(seed=4)
     assert (other.test.labels == data.test.labels).all()
     assert (other.validation.ids != data.validation.ids).any()
-    # Nothing is lost or taken twice.
+    # No row is lost or used twice.
     assert data.train.labels.sum() + data.validation.labels.sum() == 7841
     assert data.test.labels.sum() == 3846
     # Numeric fields have at most 32 buckets.
@@ -123,9 +123,9 @@ def test_model_parallel_on_one_rank(adult, tmp_path):
 
 
 def write_ratings(path: Path, rows: int) -> None:
-    """Ratings of users and movies of which the second half of the time has many new ones."""
+    """Ratings of users and movies, with many new ones in the second half of the time."""
     rng = np.random.default_rng(0)
-    arrived = 30 + np.arange(rows) // 25  # ids in use by then
+    arrived = 30 + np.arange(rows) // 25  # the ids that are in use by then
     users, movies = (rng.integers(0, arrived) for _ in range(2))
     biases = rng.normal(size=(2, arrived[-1]))
     ratings = np.clip(np.rint(6 + biases[0, users] + biases[1, movies]), 0, 10).astype(int)
@@ -163,7 +163,7 @@ def test_incremental_export(tmp_path):
     with np.load(folder / "follower.npz") as saved:
         assert saved["following"].shape == (2000,)
         assert not saved["has_tensorflow"]
-    # Each row of the second half is predicted in the end: all ids but some of the last are held.
+    # In the end each row of the second half is predicted, and all ids but some of the last are held.
     assert 100 < base["new_ids"] < 240
     assert all(delta["new_ids"] > 0 for delta in deltas)
     assert 300 < base["new_ids"] + sum(delta["new_ids"] for delta in deltas) <= 380

@@ -1,4 +1,4 @@
-"""The operators of the exchange: ranks in one process, whose messages numpy carries."""
+"""The operators of the exchange: ranks in one process, whose messages numpy delivers."""
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ def test_every_key_reaches_its_owner_once(seed, ranks, n):
             counts = routed[rank].counts[table].numpy()
             by_owner = np.bincount(owner_of(asked, owners[table], ranks), minlength=ranks)
             np.testing.assert_array_equal(counts, by_owner)
-            # The request, put together from what its owners received.
+            # The request, assembled from the keys that its owners received.
             ends = [np.cumsum(held[o].counts[table].numpy()) for o in range(ranks)]
             request = np.concatenate(
                 [
@@ -120,7 +120,7 @@ def test_rows_travel(wire, dtype):
                 ]
             )
             got = tf.cast(came[t], tf.float32).numpy()
-            # What a rank sends itself is as it was.
+            # The vectors that a rank sends itself are unchanged.
             begin = counts[:rank, t, rank].sum()
             own = slice(begin, begin + counts[rank, t, rank])
             np.testing.assert_array_equal(got[own], expected[own])
@@ -164,7 +164,7 @@ def test_pooling_by_index():
 
 
 class Ranks:
-    """Three ranks with random rows of two tables for each other, and three features of them."""
+    """Three ranks with random rows of two tables for each other, and three features of these."""
 
     dims = (5, 8)
     table_of = (0, 1, 0)
@@ -174,7 +174,7 @@ class Ranks:
         random = np.random.default_rng(1)
         self.size = 3
         self.wire, self.dtype, self.combiners = list(wire), dtype, [combiner] * 3
-        # [from, table, to]: rows that a rank holds and others, or itself, have asked for.
+        # [from, table, to]: rows that one rank holds and others, or the rank itself, asked for.
         self.served = random.integers(0, 9, (3, 2, 3))
         self.held = [
             [
@@ -197,7 +197,7 @@ class Ranks:
         ]
 
     def travel(self, rows, counts, wire):
-        """The words that each rank receives."""
+        """Returns the words that each rank receives."""
         packed = [
             ops.dynemb_pack_rows(
                 rows=rows[r], counts=counts[r], wire=wire, what="other", rank=r, names=NAMES[:2]
@@ -207,7 +207,7 @@ class Ranks:
         return [words for words, _ in alltoall([(p.words, p.splits) for p in packed])]
 
     def feature(self, random, rank, table):
-        """(index, bags, weights, upstream) of a feature."""
+        """Returns (index, bags, weights, upstream) of a feature."""
         n = self.asked[rank][table].sum()
         index = random.integers(0, n, 20).astype(np.uint32)
         lengths = np.bincount(random.integers(0, self.num_bags, 20), minlength=self.num_bags)
@@ -216,7 +216,7 @@ class Ranks:
         return index, splits, random.normal(size=20).astype(np.float32), upstream
 
     def pool(self, rank, words, held, came, sent, at):
-        """Pooled vectors and argmax; `at` is the rank in came and sent."""
+        """Returns pooled vectors and argmax; `at` is the rank in came and sent."""
         index, bags, weights, _ = zip(*self.features[rank], strict=True)
         none = tf.zeros([2, 3], tf.int64)
         return ops.dynemb_pool_rows(
@@ -228,7 +228,7 @@ class Ranks:
         )  # fmt: skip
 
     def pool_here(self, rank):
-        """What `rank` pools of what came to it."""
+        """Returns the result of `rank` pooling the vectors that it received."""
         return self.pool(
             rank, self.words[rank], self.held[rank], self.asked[rank], self.served[rank], rank
         )
@@ -255,7 +255,7 @@ WIRES = [("same", "same"), ("int8", "same"), ("float16", "bfloat16"), ("same", "
 @pytest.mark.parametrize("wire", WIRES, ids="-".join)
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float16, tf.bfloat16], ids=lambda d: d.name)
 def test_rows_are_used_where_they_came_to_lie(dtype, wire, combiner):
-    """With the bits of rows that are unpacked first, and gradients of sums that are packed."""
+    """The same bits as with rows that are unpacked first, and gradients of sums that are packed."""
     ranks = Ranks(wire, dtype, combiner)
     no_words = tf.zeros([0], tf.int32)
     sums, packed = [], []

@@ -13,7 +13,7 @@ MASK = 2**64 - 1
 
 
 def mix(key, bits, salt=0):
-    """As docs/file_format.md has it, in Python's integers."""
+    """The formula of docs/file_format.md, in Python's integers."""
     z = ((key % 2**bits ^ salt) + 0x9E3779B97F4A7C15) & MASK
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK
     z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK
@@ -21,7 +21,7 @@ def mix(key, bits, salt=0):
 
 
 def unmix(hashed):
-    """The 64-bit key whose hash is given: each step of `mix` undone."""
+    """Returns the 64-bit key with the given hash: each step of `mix` inverted."""
 
     def unshift(z, bits):
         result = z
@@ -35,7 +35,7 @@ def unmix(hashed):
 
 
 def check_index(index, keys, salt):
-    """What the file format says of an index."""
+    """Checks the rules of the file format for an index."""
     assert index.dtype == np.uint32
     slots = index.size
     assert slots & (slots - 1) == 0
@@ -87,7 +87,7 @@ def test_against_a_dict(data, dtype, chunk):
 
 @pytest.mark.parametrize("home", [0, 0x7FF << 53, MASK])
 def test_keys_that_all_collide(home):
-    """All in one slot; from the last one, probing goes on at the first."""
+    """All keys have one home; from the last slot, probing continues at the first."""
     first = key_index.salt(0)
     keys = np.array([unmix(home ^ i) ^ first for i in range(500)], np.uint64)
     assert key_index.mix(keys, first).tolist() == [home ^ i for i in range(500)]
@@ -103,7 +103,7 @@ def test_keys_that_all_collide(home):
 
 
 def passed(index, keys, salt):
-    """Slots that the probes of all keys pass."""
+    """Returns the number of slots that the probes of all keys pass."""
     slots = np.flatnonzero(index)
     homes = key_index._homes(keys[index[slots].astype(np.int64) - 1], index.size, salt)
     return int(((slots - homes) % index.size).sum())
@@ -120,7 +120,7 @@ def test_ids_that_were_sharded_by_the_same_hash(bits):
 
 
 def test_keys_chosen_against_several_salts():
-    """The first salt under which probes pass few slots is taken."""
+    """The first salt under which probes pass few slots is used."""
     salts = [key_index.salt(number) for number in range(4)]
     assert len(set(salts)) == 4
     keys = np.random.default_rng(1).integers(0, 2**64, 3_000_000, np.uint64)

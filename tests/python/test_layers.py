@@ -1,4 +1,4 @@
-"""The Keras layers by themselves: padding, bags, several tables, shapes, configurations."""
+"""The Keras layers alone: padding, bags, several tables, shapes, configurations."""
 
 import keras
 import numpy as np

@@ -44,9 +44,9 @@ def test_fit_evaluate_predict(kind):
 
 
 # Keras 3.15 does not sum the gradients of repeated ids of its own Embedding before it squares them
-# (or, in RMSprop, fails), so batches without repeats are what the two layers can be compared on;
-# with repeats test_optimizer.py compares with the dense gradient. Optimizers whose state decays
-# move every row of a dense matrix in every step: there, every row is touched.
+# (or, for RMSprop, fails), so the two layers can only be compared on batches without repeats;
+# test_optimizer.py compares repeats with the dense gradient. Optimizers whose state decays change
+# every row of a dense matrix in every step: for these, the batches contain every row.
 OPTIMIZERS = {
     "sgd": (lambda: K.SGD(0.5), "random"),
     "sgd_clipvalue": (lambda: K.SGD(0.5, clipvalue=0.001), "distinct"),
@@ -205,7 +205,7 @@ def test_save_and_load_weights_with_state(tmp_path, trained_before):
     layer, other_layer = model.layers[1], other.layers[1]
     assert len(other_layer.table) == len(layer.table)
     np.testing.assert_array_equal(vectors_of(other_layer), vectors_of(layer))
-    # Both go on alike: the optimizer's state came along.
+    # Both continue alike: the optimizer's state was loaded too.
     for m in (model, other):
         m.fit(ids, labels, batch_size=64, shuffle=False, verbose=0)
     np.testing.assert_allclose(vectors_of(other_layer), vectors_of(layer), rtol=1e-6)

@@ -19,7 +19,7 @@ from tf_dynemb import _registration
 
 
 def python(code: str, *arguments: object, path: pathlib.Path | None = None) -> str:
-    """What a fresh Python prints that runs `code`; fails with its errors."""
+    """Runs `code` in a fresh Python and returns its output; fails with its errors."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
     if path is not None:
         environment["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, sys.path)])
@@ -79,7 +79,7 @@ def test_nothing_is_imported_that_is_not_needed():
 
 
 def type_checked_names() -> set[str]:
-    """What editors and mypy see."""
+    """The names that editors and mypy see."""
     tree = ast.parse(pathlib.Path(de.__file__).read_text(encoding="utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     assert ast.unparse(block.test) == "TYPE_CHECKING"
@@ -107,7 +107,7 @@ def test_names_are_the_modules_own():
 
     assert OptimizerWrapper is wrapper.OptimizerWrapper is de.OptimizerWrapper
     assert de.layers is layers is sys.modules["tf_dynemb.layers"]
-    assert vars(de)["OptimizerWrapper"] is OptimizerWrapper  # looked for once
+    assert vars(de)["OptimizerWrapper"] is OptimizerWrapper  # looked up once
 
 
 def test_pickles_name_classes_by_the_modules_of_before_there_were_rooms():
@@ -137,7 +137,7 @@ def test_star_import():
     assert set(de.__all__) <= set(names)
 
 
-# Stand-ins that import each other as Keras and TensorFlow do, and classes that need both whole.
+# Stand-ins that import each other as Keras and TensorFlow do, and classes that need both loaded.
 STAND_INS = {
     "tensorflow": "import sys\nimport {0}keras\nwhole = True\n",
     "keras": "import {0}tensorflow\nfrom types import SimpleNamespace as N\n"

@@ -106,7 +106,7 @@ def check(features, traced=False):
     )
     for i, f in enumerate(features):
         dim = f.vectors.shape[1]
-        # A sum of many terms is as exact as the terms, not as their sum.
+        # The error of a sum is relative to its terms, not to the sum.
         largest = np.abs(f.vectors).max() * max(f.max_hotness, 1)
         np.testing.assert_allclose(outputs[i], expected[i], rtol=1e-5, atol=1e-6 * largest)
         keys = grads[i].indices.numpy()
@@ -243,7 +243,7 @@ def test_dynamic_and_static_tables_in_one_call():
     np.testing.assert_allclose(outputs[0], outputs[1], rtol=1e-6)
     np.testing.assert_allclose(outputs[2], outputs[3], rtol=1e-6)
     assert outputs[0].numpy()[1].tolist() == [0, 0]
-    # The dynamic table stands in the list twice: both gradients reach it.
+    # The dynamic table is in the list twice: both gradients reach it.
     grad = tape.gradient(loss, dynamic)
     total = np.zeros((5, 2))
     np.add.at(total, grad.indices.numpy(), grad.values.numpy())

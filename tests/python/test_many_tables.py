@@ -1,4 +1,4 @@
-"""Thousands of tables in one process, whose addresses are limited."""
+"""Thousands of tables in one process with limited address space."""
 
 import json
 import pathlib
@@ -14,7 +14,7 @@ LIMIT = 64 << 30
 
 @pytest.mark.slow
 def test_two_thousand_tables_within_64_gib_of_addresses(tmp_path):
-    """`ulimit -v`: tables without max_capacity take addresses as they need them."""
+    """`ulimit -v`: tables without max_capacity reserve addresses only as they need them."""
     result = subprocess.run(
         [sys.executable, str(HERE / "many_tables.py"), str(tmp_path), "2000"],
         capture_output=True,

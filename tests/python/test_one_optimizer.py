@@ -1,4 +1,4 @@
-"""A table's state is stepped by one optimizer: the newest that has attached to it."""
+"""One optimizer steps a table's state: the newest that has attached to it."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ Refused = tf.errors.FailedPreconditionError
 
 
 class UserSGD(K.SGD):
-    """A user's class, so not one of the operators'."""
+    """A user's class, which is not one of the operators' optimizers."""
 
 
 MAKERS = {
@@ -53,7 +53,7 @@ def wrap(name, wrapper_name):
 
 
 class Stepper:
-    """Steps a table with one optimizer, eagerly or by a function that is traced once."""
+    """Steps a table with one optimizer, eagerly or in a function that is traced once."""
 
     def __init__(self, table, optimizer, in_function):
         self.table, self.optimizer, self.traces = table, optimizer, 0
@@ -101,8 +101,8 @@ def test_the_older_of_two_wrappers_is_refused(first, second, in_function):
         assert text in caught.value.message
     for stepper in (old, new):
         assert type(stepper.optimizer.core).__name__ in caught.value.message
-    assert old.traces == (traces if in_function else traces + 1)  # the operator has noticed
-    # The newer one goes on as if the older had not tried, from fresh state.
+    assert old.traces == (traces if in_function else traces + 1)  # the operator detected it
+    # The newer one continues as if the older had not tried, from fresh state.
     new()
     for stepper in (
         Stepper(alone, wrap(first, "a"), False),
@@ -151,7 +151,7 @@ def test_optimizers_without_state_step_any_table(name, stateless, in_function):
     trained = Stepper(table, wrap(name, "trained"), in_function)
     plain = Stepper(table, wrap(lambda: stateless(0.5), "plain"), in_function)
     other = Stepper(alone, wrap(name, "alone"), in_function)
-    plain()  # first of all, with nobody's state there
+    plain()  # the first step, when no optimizer has state there
     alone.scatter_sub(tf.IndexedSlices(tf.fill([ROWS, DIM], 0.5), tf.range(ROWS, dtype=tf.int64)))
     for _ in range(2):
         trained()
@@ -193,7 +193,7 @@ def test_a_model_that_is_compiled_anew_goes_on_with_fresh_state():
         steps.append(int(optimizer.iterations))
     assert steps == [4, 4, 4]
     assert layer.table.state_spec[0] == "adagrad"
-    # Back at the first one.
+    # Back to the first one.
     model.compile(wrap("nadam", "compiled_again"), "mse")
     model.fit(ids, labels, verbose=0, batch_size=8)
     assert layer.table.state_spec[0].startswith("keras:")
@@ -209,14 +209,14 @@ def test_restored_state_is_continued_by_the_first_that_steps(tmp_path, name):
     old()
     tf.train.Checkpoint(table=table).read(path).assert_consumed()
     assert_same(content(table), saved)
-    # One that attaches goes on with the state, and then the older one is refused.
+    # An optimizer that attaches continues with the state, and the older one is then refused.
     new = Stepper(table, wrap(name, "new"), True)
     new.optimizer.attach([table])
     assert_same(content(table), saved)
     with pytest.raises(Refused, match=r"'new'.*'old'"):
         old()
     assert_same(content(table), saved)
-    # One that has attached goes on too, if it comes first.
+    # One that has attached before also continues, if it comes first.
     tf.train.Checkpoint(table=table).read(path)
     old()
     with pytest.raises(Refused, match=r"'old'.*'new'"):
@@ -236,7 +236,7 @@ def test_load_gives_a_table_to_its_optimizer(tmp_path, name):
     with pytest.raises(Refused, match=r"'old'.*'new'"):
         new()
     old()
-    # Without an optimizer it stays with the one that trains it.
+    # Without an optimizer, the table stays with the one that trains it.
     de.load(tmp_path, [table], quiet=True)
     with pytest.raises(Refused):
         new()

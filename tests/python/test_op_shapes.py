@@ -11,7 +11,7 @@ TYPES = {"key_type": tf.int64, "dtype": tf.float32}
 
 
 def trace(fn, **specs):
-    """`fn` traced with placeholders; its outputs' static shapes as lists, None for an unknown."""
+    """Traces `fn` with placeholders; returns its outputs' static shapes as lists (None: unknown)."""
     signature = {
         name: tf.TensorSpec(shape, dtype, name=name) for name, (dtype, shape) in specs.items()
     }
@@ -30,13 +30,13 @@ def trace(fn, **specs):
 
 
 def table(dim=DIM, key=tf.int64):
-    """A table made in the graph that is being traced, so that its handle carries the dim."""
+    """Creates a table in the graph that is being traced, so that its handle carries the dim."""
     return h.make_table(dim, key)
 
 
 i64, i32, u32, f32, res = tf.int64, tf.int32, tf.uint32, tf.float32, tf.resource
 UNKNOWN = None
-H = (res, [])  # a table handle of which nothing is known
+H = (res, [])  # a table handle without shape information
 K, ROWS = (i64, [5]), (u32, [5])
 NO_WEIGHTS, SPLITS, ARGMAX = (f32, [0]), (i64, [4]), (i32, [3, DIM])
 GRADS = (f32, [3, DIM])
@@ -100,7 +100,7 @@ def adopt(table, other, tick, utc_ns):
 CRC = {"data": (tf.uint8, [5]), "initial": (u32, []), "room": (i64, []), "block_bytes": (i64, [])}
 
 # The operator, its inputs by name (type and shape), and the outputs' shapes. An input called
-# `table` with the spec TABLE is a table made in the graph.
+# `table` with the spec TABLE is a table created in the graph.
 TABLE = "made in the graph"
 RIGHT = [
     (lookup, {"table": TABLE, "keys": (i64, [2, 5])}, [[2, 5, DIM], [2, 5]]),
@@ -262,7 +262,7 @@ ONE_KEYS = {"handle": TABLE, "keys": K}
 ONE = {"handle": TABLE}
 VECTOR_HANDLE = (res, [1])
 
-# One wrong shape each, given a call that is right otherwise.
+# One wrong shape each, in an otherwise valid call.
 WRONG = [
     (fn, right, name, spec)
     for fn, right, wrongs in [
@@ -417,7 +417,7 @@ def test_dim_goes_with_the_handle_through_functions():
 
 
 def test_traced_shapes_equal_eager_shapes():
-    """What is inferred from fully known inputs is what comes out."""
+    """The shapes inferred from fully known inputs are those of the outputs."""
     handle = h.make_table(DIM, shared_name="shapes")
     ids, weights, splits = np.arange(5), np.ones(5, np.float32), np.array([0, 2, 2, 5])
 

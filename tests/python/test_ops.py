@@ -1,4 +1,4 @@
-"""The operators one by one: creation, state, nothing in, gradients, export, counts, bad input."""
+"""The operators one by one: creation, state, empty inputs, gradients, export, counts, bad input."""
 
 import gc
 
@@ -106,7 +106,7 @@ class TestCreation:
             assert h.stats(handle)["row_bytes"] > 60e6
             return handle
 
-        fill()  # whatever is kept once is kept by now
+        fill()  # by now, all memory that is kept is allocated
         gc.collect()
         before = resident()
         for _ in range(4):
@@ -161,7 +161,7 @@ class TestState:
 
 
 class TestEmpty:
-    """Nothing in, nothing out, and no table changes."""
+    """Empty inputs give empty outputs, and no table changes."""
 
     none = np.zeros(0, np.int64)
     vectors = np.zeros([0, DIM], np.float32)
@@ -278,7 +278,7 @@ class TestExport:
         h.lookup(handle, [1, 2, 3, 4])
         seen = int(h.export(handle)[3].max())
         assert len(h.export(handle, since=seen)[0]) == 0
-        h.lookup(handle, [1, 2], insert=False)  # reading is no update
+        h.lookup(handle, [1, 2], insert=False)  # reading is not an update
         h.lookup(handle, [2, 5])
         ops.dynemb_upsert(handle, tf.constant([3], tf.int64), [[9.0, 9.0, 9.0]])
         keys, _, _, updates = h.export(handle, since=seen)
@@ -350,12 +350,12 @@ def test_full_table_refuses_and_stays_as_it_was(insert):
     for had, has in zip(before, h.export(handle), strict=True):
         np.testing.assert_array_equal(has, had)
     assert h.stats(handle)["refused"] > 0
-    insert(handle, np.array([3, 20, 20, 21])[:2])  # what fits goes in
+    insert(handle, np.array([3, 20, 20, 21])[:2])  # the keys that fit are inserted
     assert h.size(handle) == 9
 
 
 class TestWrongInput:
-    """Eager calls skip shape inference: the kernels check by themselves, and say what was wrong."""
+    """Eager calls skip shape inference: the kernels check the inputs, and name the wrong one."""
 
     @pytest.mark.parametrize(
         ("call", "message"),

@@ -1,4 +1,4 @@
-"""No input, however wrong, may end the process: fuzz_ops.py runs in one of its own."""
+"""No input may end the process, however invalid: fuzz_ops.py runs in its own process."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def test_every_call_returned_or_raised(fuzzed):
 
 
 def test_calls_were_wrong_but_not_all_for_the_first_reason(fuzzed):
-    """Were all refused by Python's conversions, nothing would have been tested."""
+    """If Python's conversions refused all calls, the operators would not have been tested."""
     counts, _ = fuzzed
     for name, line in counts.items():
         assert line["failed"] > 0, name

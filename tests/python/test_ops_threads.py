@@ -1,6 +1,6 @@
-"""Operators at the same time: from Python threads, tf.functions and tf.data; and determinism.
+"""Concurrent operators, from Python threads, tf.functions and tf.data; and determinism.
 
-A deadlock ends the process with all stacks after TIMEOUT.
+On a deadlock, the process ends with all stacks after TIMEOUT.
 """
 
 import concurrent.futures
@@ -34,7 +34,7 @@ def _no_deadlock(capfd):
 
 
 def together(*jobs):
-    """Runs all jobs at once, each in a thread; gives their results."""
+    """Runs all jobs at once, each in a thread; returns their results."""
     barrier = threading.Barrier(len(jobs))
 
     def run(job):
@@ -119,13 +119,13 @@ def test_lookup_inside_a_parallel_map(insert):
 
 
 def test_sparse_lookup_and_gradients_inside_a_parallel_map():
-    """Scratch memory is shared by the calls of one operator: overlapping calls must not mix."""
+    """The calls of one operator share scratch memory: overlapping calls must not mix."""
     handle = h.make_table(4)
     keys = np.arange(1000)
     ops.dynemb_upsert(handle, keys, np.repeat(keys[:, None], 4, 1).astype(np.float32))
     rng = np.random.default_rng(2)
     ids = rng.integers(0, 1000, [80, 300])
-    bag_of = rng.integers(0, 40, [80, 300])  # in no order
+    bag_of = rng.integers(0, 40, [80, 300])  # unordered
 
     def step(ids, bag_of):
         outputs, rows, argmax = h.lookup_sparse(
@@ -148,7 +148,7 @@ def test_sparse_lookup_and_gradients_inside_a_parallel_map():
 
 
 def test_training_export_erase_and_reads_at_once():
-    """Every row is seen whole: all its columns and its state are always equal to one another."""
+    """Every read of a row is consistent: all its columns and its state are always equal."""
     dim, steps = 64, 60
     handle = h.make_table(dim, init_capacity=1)
     ops.dynemb_attach_state(handle, optimizer="adagrad", widths=[dim], inits=[0.0])
@@ -199,7 +199,7 @@ def test_training_export_erase_and_reads_at_once():
     assert h.size(handle) == len(trained)
     values, state, found = ops.dynemb_read_rows(handle, trained)
     assert found.numpy().all()
-    # Erasing frees rows while others train: none of their gradients may be lost.
+    # Erasing frees rows while other threads train: none of their gradients may be lost.
     np.testing.assert_array_equal(state, np.full([800, dim], steps))
     assert h.stats(handle)["dropped_gradients"] == 0
     np.testing.assert_array_equal(values, np.tile(values[:1], [800, 1]))

@@ -37,7 +37,7 @@ class Signum(K.Optimizer):
         self.assign_sub(variable, learning_rate * keras.ops.sign(slot))
 
 
-# Rows are stepped on their own: compared on rows with a gradient, repeated ids, random subsets.
+# Rows are stepped independently: compared on rows with a gradient, repeated ids, random subsets.
 ROW_BY_ROW = {
     "sgd": lambda: K.SGD(0.1),
     "sgd_decay": lambda: K.SGD(0.1, weight_decay=0.01),
@@ -52,7 +52,7 @@ ROW_BY_ROW = {
     "ftrl_power": lambda: K.Ftrl(0.1, learning_rate_power=-0.7),
     "rowwise": lambda: de.RowwiseAdagrad(0.1),
 }
-# State of these decays in every step: compared where every row is touched in every step.
+# Their state decays in every step: compared with every row touched in every step.
 DECAYING = {
     "momentum": lambda: K.SGD(0.05, momentum=0.9),
     "nesterov": lambda: K.SGD(0.05, momentum=0.9, nesterov=True),
@@ -88,7 +88,7 @@ def values_of(table, rows=ROWS):
 
 
 def close(got, expected, tolerance=1e-5):
-    """Relative to the size of the vectors: differences of rounding do not scale with an element."""
+    """Relative to the size of the vectors: rounding errors do not scale with the element."""
     scale = np.maximum(np.abs(expected), np.abs(expected).mean())
     np.testing.assert_array_less(np.abs(got - expected), tolerance * scale)
 
@@ -161,9 +161,9 @@ def test_agrees_eagerly(name, monkeypatch):
     ],
 )
 def test_an_untouched_row_does_not_decay(name):
-    """A row that is touched in some steps only is what Keras makes of it with its steps alone.
+    """A row that is touched in some steps gets the same result as Keras with these steps alone.
 
-    Bias corrections count all steps, so the reference is stepped with zero learning rate between.
+    Bias corrections count all steps, so the reference steps in between with learning rate zero.
     """
     make = DECAYING[name]
     table, _ = make_pair()
@@ -342,7 +342,7 @@ def test_a_new_row_starts_with_fresh_state():
 def test_a_new_optimizer_starts_with_fresh_state(make):
     table, dense = make_pair()
     rng = np.random.default_rng(0)
-    for _ in range(2):  # as two calls of model.compile
+    for _ in range(2):  # as in two calls of model.compile
         wrapped, plain = de.OptimizerWrapper(make(0.1)), make(0.1)
         for _ in range(3):
             grad = tf.constant(rng.normal(size=(ROWS, DIM)), tf.float32)

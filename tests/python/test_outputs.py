@@ -1,4 +1,4 @@
-"""Large outputs come from memory that is used again: never while somebody can still read them."""
+"""Large outputs use memory that is reused, but never while a reader can still access it."""
 
 import gc
 import resource
@@ -37,7 +37,7 @@ def test_an_output_keeps_its_value_while_it_is_held():
         for first in range(0, 16 * ROWS, ROWS):
             ids, expected = numbered(first)
             output = table.lookup(ids)
-            # As a tensor, as an array that shares its memory, as an output of another operator.
+            # As a tensor, as an array that shares its memory, as the output of another operator.
             kept = (output, output.numpy(), tf.identity(output))[(round_ + first // ROWS) % 3]
             held.append((kept, expected))
             del output, kept
@@ -54,7 +54,7 @@ def test_concurrent_steps_do_not_share_outputs():
 
     @tf.function
     def read_all(*ids):
-        return [table.lookup(part) for part in ids]  # independent, so they may run side by side
+        return [table.lookup(part) for part in ids]  # independent, so they may run concurrently
 
     for _ in range(10):
         for value, (_, expected) in zip(read_all(*(i for i, _ in parts)), parts, strict=True):
@@ -68,6 +68,6 @@ def test_memory_is_used_again_and_what_is_kept_is_bounded():
     addresses = {table.lookup(ids).numpy().ctypes.data for _ in range(20)}
     assert len(addresses) <= 3
     before = resident_bytes()
-    for step in range(30):  # 4 to 128 MiB, each an eighth more than the last: no two alike
+    for step in range(30):  # 4 to 128 MiB, each an eighth larger
         table.lookup(tf.tile(ids, [round(8 * 1.125**step)]))
     assert resident_bytes() - before < 800 << 20  # of 1.1 GiB

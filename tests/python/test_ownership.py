@@ -1,4 +1,4 @@
-"""Which rank holds which keys and rows."""
+"""The owners of keys and rows."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Dumps of several ranks, read by as many or others; the ranks are threads."""
+"""Dumps of several ranks, read by the same or another number of ranks; the ranks are threads."""
 
 import contextlib
 import datetime
@@ -62,7 +62,7 @@ def load(path, size):
 
 
 def check_chain(path, ranks, capsys):
-    """The chain is the ranks' tables, and sound."""
+    """Checks that the chain has the content of the ranks' tables, and is valid."""
     folded = fold(storage.Chain.open(path))
     expected = contents(ranks)
     tables = {name: folded[name] for name in expected}
@@ -114,7 +114,7 @@ def test_a_chain_goes_on_with_other_numbers_of_ranks(tmp_path, capsys):
             rank.write(KEYS[100 + version : 120], version)
             rank.write([1000 + version, 2**31 - version], version)
             rank.erase([2 * version, 1000 + version - 1, 120 + version, 5000])
-            rank.write([120 + version], version + 0.5)  # back again
+            rank.write([120 + version], version + 0.5)  # inserted again
             return rank.dump_delta()
 
         marks = run_on(ranks, train)
@@ -212,14 +212,14 @@ def test_a_time_is_another_tick_for_each_rank(tmp_path, monkeypatch):
 
 
 def test_each_rank_knows_the_snapshot_by_its_own_clock(tmp_path, monkeypatch):
-    """Between the cuts of two ranks a third is trained: that is in the next delta."""
+    """Between the cuts of two ranks a third is trained: its changes are in the next delta."""
     ranks, _ = dump(tmp_path, 3)
     ranks_cut = threading.Barrier(2)
     write_rows = columns.write_rows
     enter = joint_publication.JointPublication.writing
 
     def slow(part, *args):
-        if part.rank == 0:  # its cut is taken, that of rank 2 is not
+        if part.rank == 0:  # its cut exists; that of rank 2 does not
             with_path = ranks[0]
             with_path.write([700 + i for i in range(60)], 3)
             ranks_cut.wait(60)
@@ -306,7 +306,7 @@ def test_shares_of_unequal_files():
         found = joint_reading._shares(Snapshot(sizes, writers), size)
         return [sorted(int(file.file) for file in share) for share in found]
 
-    # Each has its own where that is fair; otherwise who has least gets it.
+    # Each rank has its own files if that is fair; otherwise the rank with the least gets a file.
     assert shares([10, 10], {0: [1], 1: [0]}, 2) == [[1], [0]]
     assert shares([10, 9, 5], {0: [0, 2], 1: [1]}, 2) == [[0, 2], [1]]
     assert shares([10, 10, 10, 1], {0: [0, 1, 2, 3]}, 3) == [[0, 3], [1], [2]]
@@ -315,7 +315,7 @@ def test_shares_of_unequal_files():
 
 
 class Watched:
-    """A column that notes which rows are read of it."""
+    """A column that records which of its rows are read."""
 
     def __init__(self, array, note):
         self.array, self.note = array, note
@@ -328,7 +328,7 @@ class Watched:
 
 @pytest.mark.parametrize("capacity", [None, 40])
 def test_what_is_not_its_own_a_rank_does_not_read(tmp_path, monkeypatch, capacity):
-    """With as many ranks as wrote, of other shards the keys alone; a slice at a time."""
+    """With the same number of ranks as wrote: only the keys of other shards are read, by slices."""
     ranks, _ = dump(tmp_path, 3)
     monkeypatch.setattr(batches, "_LOAD_BYTES", 1400)
     read = []
@@ -367,7 +367,7 @@ def test_what_is_not_its_own_a_rank_does_not_read(tmp_path, monkeypatch, capacit
 
 
 def test_a_base_that_comes_while_ranks_load(tmp_path, monkeypatch):
-    """What rank 0 has listed is gone when rank 1 opens it: all ranks begin again."""
+    """A snapshot that rank 0 has listed is gone when rank 1 opens it: all ranks start again."""
     ranks, _ = dump(tmp_path, 2)
     old = storage.Chain.open(tmp_path).last.directory
     kept = tmp_path / "kept"
@@ -383,7 +383,7 @@ def test_a_base_that_comes_while_ranks_load(tmp_path, monkeypatch):
     def opening(ranks, path, names):
         opened.append((ranks.rank, names))
         if ranks.rank == 1 and hidden.exists():
-            for _ in range(2):  # the others lose nothing
+            for _ in range(2):  # the others miss no file
                 assert verified.acquire(timeout=60)
             os.rename(hidden, new)
             shutil.rmtree(old)
@@ -403,7 +403,7 @@ def test_a_base_that_comes_while_ranks_load(tmp_path, monkeypatch):
 
 
 def test_all_ranks_read_what_rank_0_has_listed(tmp_path, monkeypatch):
-    """A delta that comes later is loaded by none of them."""
+    """A delta that is published later is loaded by none of them."""
     ranks, marks = dump(tmp_path, 2)
     before = contents(ranks)
     listed = []

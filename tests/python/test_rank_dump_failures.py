@@ -1,4 +1,4 @@
-"""Dumps that fail on one rank fail on all, and leave everything as it was, and nobody waiting."""
+"""Dumps that fail on one rank fail on all, change nothing, and leave no rank waiting."""
 
 import contextlib
 import errno
@@ -28,7 +28,7 @@ KEYS = np.arange(120)
 
 
 class DiedError(BaseException):
-    """Where the process of a rank is thought to end."""
+    """A simulated end of a rank's process."""
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def on_disk(path, ranks):
 
 
 def open_files(path):
-    """Files below a path that this process has open."""
+    """Returns the files below a path that this process has open."""
     found = []
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -67,7 +67,7 @@ def open_files(path):
 
 
 def writes(kind):
-    """What writes a base or a delta, at the rank's path or another."""
+    """Functions that write a base or a delta, at the rank's path or another."""
 
     def work(rank, path=None):
         return rank.dump(path) if kind == "base" else rank.dump_delta(path=path)
@@ -76,14 +76,14 @@ def writes(kind):
 
 
 def path_of(function, args):
-    """The file that a call is about."""
+    """Returns the file that a call uses."""
     if function in ("os.write", "os.pwrite", "os.fsync", "os.posix_fallocate"):
         return os.readlink(f"/proc/self/fd/{args[0]}")
     return str(args[0].path if function == "ColumnWriter.append" else args[0])
 
 
 def rank_of(path):
-    """The rank that writes a file; all that is not of a rank is rank 0's."""
+    """Returns the rank that writes a file; files of no rank belong to rank 0."""
     match = re.search(r"\.r(\d+)\.", path)
     return int(match[1]) if match else 0
 
@@ -97,7 +97,7 @@ HOMES = {
 
 @contextlib.contextmanager
 def failing(function, rank, call, error):
-    """Makes a rank's call of a function fail, counted from 0; counts the calls."""
+    """Makes one of a rank's calls of a function fail, counted from 0; counts the calls."""
     home, name = function.split(".")
     real = getattr(HOMES[home], name)
     counted = [0]
@@ -254,7 +254,7 @@ def test_ranks_that_call_different_things(ranks):
 
 @pytest.mark.parametrize("kind", ["base", "delta"])
 def test_ranks_that_see_different_file_systems(ranks, tmp_path, monkeypatch, kind):
-    """The same path, but rank 2 finds another directory there."""
+    """The same path, but rank 2 sees another directory there."""
     monkeypatch.setattr(shared_path, "_PATIENCE", 0.1)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -287,7 +287,7 @@ def test_a_file_system_that_shows_things_late(ranks, tmp_path, monkeypatch):
 
 
 def test_files_that_rank_0_does_not_see(ranks, tmp_path, monkeypatch):
-    """Another file system behind the directory of the snapshot, as after a failed mount."""
+    """Another file system at the directory of the snapshot, as after a failed mount."""
     open_part = JointPublication._open_part
 
     def other(self):

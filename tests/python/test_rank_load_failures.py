@@ -46,7 +46,7 @@ def ranks(tmp_path):
 
 @pytest.fixture
 def followers(ranks):
-    """Ranks, one fewer, that are to load that, and hold other rows."""
+    """One rank fewer than dumped, with other rows, which are to load the dump."""
 
     def begin(comm):
         rank = Rank(comm, ranks[0].path)
@@ -153,7 +153,7 @@ def test_deltas_are_verified_before_any_rank_applies_one(ranks, followers, tmp_p
 
 @pytest.mark.parametrize("rank", range(2))
 def test_a_rank_that_fell_behind_catches_up(ranks, followers, tmp_path, monkeypatch, rank):
-    """A delta that one rank could not apply is verified, and applied, when it is tried again."""
+    """A delta that one rank could not apply is verified and applied in the next attempt."""
     base = next((tmp_path / "chain").glob("*-base-*"))
     run_on(followers, lambda each: de.load(base, each.variables, each.optimizer, quiet=True))
     here = threading.local()

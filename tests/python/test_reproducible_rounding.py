@@ -1,4 +1,4 @@
-"""16-bit rows have the same bits whatever is read while they are trained."""
+"""16-bit rows have the same bits, whatever is read while they are trained."""
 
 import threading
 
@@ -52,7 +52,7 @@ class Trainer:
 
 
 class Serving:
-    """Threads that read tables without end while the `with` runs."""
+    """Threads that read tables continuously while the `with` block runs."""
 
     def __init__(self, *tables):
         self._tables, self._reading = tables, threading.Event()
@@ -144,7 +144,7 @@ def test_additions_do_not_depend_on_reads(dtype):
         change(tf.IndexedSlices(tf.constant(additions[number]), keys))
         if read:
             table.lookup(keys, insert=False)
-            # Steps of an optimizer are counted apart.
+            # The steps of each optimizer are counted separately.
             sgd.apply_gradients([(tf.IndexedSlices(tf.zeros([1, DIM]), [0]), table)])
 
     sgd = de.OptimizerWrapper(K.SGD(0.0))
@@ -158,13 +158,13 @@ def test_additions_do_not_depend_on_reads(dtype):
 
 
 def half_way(dtype, n):
-    """Gradients that bring 1 half way between two numbers of the type, at a learning rate of 1."""
+    """Gradients that move 1 to the middle of two numbers of the type, at a learning rate of 1."""
     return np.full([n, h.DIM], 2.0 ** (-12 if dtype == tf.float16 else -9), np.float32)
 
 
 @pytest.fixture(params=[tf.float16, tf.bfloat16], ids=lambda dtype: dtype.name)
 def sgd_step(request):
-    """One step from ones: of tables with these keys each, of a call with so many tasks."""
+    """One step from ones, of tables with these keys each, in a call with this number of tasks."""
     dtype = request.param
     hyper = h.HYPER.copy()
     hyper[0] = 1.0
@@ -188,14 +188,14 @@ def test_steps_are_exact(sgd_step):
     for step in (1, 2**24, 2**53):
         np.testing.assert_array_equal(sgd_step(step), sgd_step(step))
         assert not np.array_equal(sgd_step(step), sgd_step(step + 1))
-    # The step of the formula is not the one of the rounding.
+    # The step of the formula differs from the step of the rounding.
     np.testing.assert_array_equal(sgd_step(7, hyper_step=3.0), sgd_step(7, hyper_step=4.0))
 
 
 def test_tasks_of_one_table_do_not_share_random_bits(sgd_step):
     once, twice = sgd_step(1), sgd_step(1, tasks=2)
-    # Half of the elements go down in the first task, by one unit. In the second all are half way
-    # again: with the same random bits each would do as before, so none would have gone one down.
+    # The first task rounds half of the elements down, by one unit. In the second, all are half way
+    # again: with the same random bits, each would be rounded as before, and none one unit lower.
     unit = 1.0 - once.min()
     down = np.rint((1.0 - twice) / unit)
     assert 0.4 < np.mean(once < 1.0) < 0.6

@@ -1,4 +1,4 @@
-"""Reader: what it finds in chains of snapshots, how it follows them, and what it refuses."""
+"""Reader: its lookups in chains of snapshots, how it follows them, and its errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WIDEN = {
 
 
 def row(form: Form, number: int) -> Row:
-    """A row that no other number has; float16 and bfloat16 round it."""
+    """A row that is unique to its number; float16 and bfloat16 round it."""
     vector = np.float32(number) + np.arange(form.dimension, dtype=np.float32) / 4
     if form.dtype == "bfloat16":
         bits = (vector.view(np.uint32) >> 16).astype(np.uint16)
@@ -262,7 +262,7 @@ def test_deltas_from_another_directory(base, path):
     delta(elsewhere, plain([5], 30), first, 20, 30)
     assert reader.follow(elsewhere) == 2
     assert first_column(reader, [4, 5]) == [20, 30]
-    # The chain's own deltas have nothing that is not in.
+    # The chain's own deltas contain nothing new.
     delta(path, plain([4], 99), base, 10, 25)
     assert reader.follow() == 0
     assert first_column(reader, [4, 5]) == [20, 30]
@@ -298,7 +298,7 @@ def test_a_new_base_replaces_everything(base, path):
     assert reader.follow() == 2
     assert first_column(reader, [1, 2, 3, 4, 5, 6]) == [50, -1, -1, -1, 51, 60]
     assert reader.size() == 3
-    # What was begun before goes on in the old state, whose files are gone.
+    # An iteration that started before continues in the previous state, whose files are gone.
     assert sorted(int(key) for keys, _ in old for key in keys) == [1, 2, 3, 4]
 
 
@@ -347,7 +347,7 @@ def test_a_new_base_without_a_wanted_table_keeps_the_state(path):
 
 
 def flip(file, offset: int) -> bytes:
-    """Flips a bit, and returns what the file was."""
+    """Flips a bit, and returns the former content of the file."""
     content = file.read_bytes()
     changed = bytearray(content)
     changed[offset] ^= 0x10
@@ -487,7 +487,7 @@ def test_threads_see_whole_snapshots(tmp_path):
 
     def read():
         while not done.is_set():
-            # Keys wide apart, so that they are looked up in several pieces.
+            # Keys far apart, so that they are looked up in several chunks.
             found = reader.lookup_many({"a": np.tile(keys, 200), "b": keys})
             versions = {*np.unique(found["a"]), *np.unique(found["b"])}
             seen.update(versions)
@@ -547,7 +547,7 @@ def test_levels_stay_few():
     assert {k: v for k, v in held.items() if v is not None} == {
         k: v for k, v in model.items() if v is not None
     }
-    # What is gone and was never beneath is not kept for ever.
+    # Deletions of keys that are not in the base are not kept forever.
     assert all(
         level.deleted.size == 0 or level is not levels[0] or not (level.deleted % 2).any()
         for level in levels
@@ -560,7 +560,7 @@ CHANGES = st.tuples(st.dictionaries(KEYS, st.integers(0, 255), max_size=8), st.s
 
 @dataclasses.dataclass
 class Model:
-    """What a chain should hold: per table, key -> number of its row."""
+    """The expected content of a chain: per table, key -> number of its row."""
 
     tables: dict[str, dict[int, int]]
     snapshot: object = None

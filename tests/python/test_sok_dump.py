@@ -1,4 +1,4 @@
-"""SOK's own dumps, made byte by byte as its format is described, and read back."""
+"""SOK's own dumps, written byte by byte as their format is described, and read back."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def replace(path: Path, begin: int, new: bytes) -> None:
     path.write_bytes(whole)
 
 
-# What is done to a good dump, the file that the error names, and what it says.
+# The damage to a good dump, the file that the error names, and a fragment of its message.
 FAULTS = {
     "no key file": (lambda d: (d / "users-key").unlink(), "users-key", "missing"),
     "no weight file": (lambda d: (d / "users-weight").unlink(), "users-weight", "missing"),
@@ -207,7 +207,7 @@ def test_a_fault_is_named_with_its_file(tmp_path, fault):
 
 
 def test_a_file_that_is_cut_is_an_error(tmp_path):
-    """Wherever it is cut, but where the number of keys still divides that of the vectors."""
+    """Any cut is detected, unless the number of keys still divides the number of values."""
     write_table(tmp_path, m=VECTORS)
     undetectable = [("users-key", HEADER_BYTES + 8 * n) for n in (1, 2, 3)]
     for path in sorted(tmp_path.iterdir()):

@@ -40,7 +40,7 @@ def test_state_of_the_same_optimizer_and_then_training(tmp_path):
         zip(KEYS.tolist(), states.tolist(), strict=True)
     )
 
-    # A step goes on from that state, as Keras would from it.
+    # A step continues from that state, as it would in Keras.
     dense = tf.Variable(VECTORS)
     reference = keras.optimizers.Adam(0.1)
     reference.build([dense])

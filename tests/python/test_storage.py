@@ -1,4 +1,4 @@
-"""Snapshots on disk: what is written is read, and what is damaged is refused."""
+"""Snapshots on disk: written content is read back, and damaged content is refused."""
 
 import dataclasses
 import random

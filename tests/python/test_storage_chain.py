@@ -52,7 +52,7 @@ def test_a_gap_is_refused(tmp_path):
 
 
 def test_a_base_that_continues_others(tmp_path):
-    """A merged base: deltas of what it was made of may follow it."""
+    """A merged base, which deltas of the merged snapshots may follow."""
     merged = ["1" * 32, "2" * 32]
     base = helpers.publish(tmp_path, continues=merged)
     assert base.manifest.ids == (base.manifest.id, *merged)

@@ -1,4 +1,4 @@
-"""A process that ends anywhere in a publication leaves the chain before it, or after it."""
+"""A process that ends anywhere in a publication leaves the chain as before it, or as after it."""
 
 import dataclasses
 import errno
@@ -20,11 +20,11 @@ STEPS = ["os.write", "os.pwrite", "os.posix_fallocate", "os.fsync", "os.rename",
 
 
 class CrashError(BaseException):
-    """Where the process is thought to end."""
+    """A simulated end of the process."""
 
 
 def crash_before(patch, step, call):
-    """Makes a function raise from its given call on, counted from 0."""
+    """Makes a function raise from the given call on, counted from 0."""
     module, name = step.split(".")
     function = getattr(sys.modules[module], name)
     calls = iter(range(1 << 30))
@@ -38,10 +38,10 @@ def crash_before(patch, step, call):
 
 
 def publish_until_a_crash(path, kind, parent, step, call):
-    """Whether it crashed."""
+    """Returns whether it crashed."""
     with pytest.MonkeyPatch.context() as patch:
         crash_before(patch, step, call)
-        # The clean-up of the `with` is what a killed process does not come to.
+        # A killed process would not run the clean-up of the `with` statement.
         patch.setattr(Publication, "__exit__", lambda self, *_: os.close(self._lock))
         try:
             helpers.publish(path, kind, parent, rows=4, seed=9)

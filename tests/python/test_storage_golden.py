@@ -12,9 +12,9 @@ GOLDEN = pathlib.Path(__file__).parent / "golden"
 VERSIONS = (1, 2)
 UTC_NS = 1_800_000_000_123_456_789
 
-# Salts of indexes, which version 1 has not.
+# The salts of indexes, which version 1 lacks.
 SALTS = {1: [0, 0, 0, 0], 2: [0xE220A8397B1DCDAF, 0, 0xE220A8397B1DCDAF, 0xE220A8397B1DCDAF]}
-# Of version 2, where they differ.
+# The values of version 2, where they differ.
 INDEXES = {
     ("user", 0, "index"): np.array([0, 0, 2, 1, 0, 5, 0, 0, 0, 0, 4, 0, 0, 0, 0, 3], np.uint32),
     ("page", 1, "index"): np.array([0, 2, 3, 0, 1, 0, 0, 0], np.uint32),

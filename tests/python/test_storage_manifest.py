@@ -1,4 +1,4 @@
-"""MANIFEST.json: its members, and what is refused."""
+"""MANIFEST.json: its members, and the errors for invalid ones."""
 
 import json
 
@@ -9,7 +9,7 @@ from tf_dynemb.storage import DataLossError, Manifest, crc32c
 
 
 def rewrite(snapshot, change):
-    """The manifest's text with a change to its members, and the checksum that goes with it."""
+    """Returns the manifest's text with a change to its members, and the matching checksum."""
     members = json.loads((snapshot.directory / "MANIFEST.json").read_text())
     del members["crc32c"]
     change(members)
@@ -80,7 +80,7 @@ WRONG = [None, True, -1, 1.5, "", "x", [], [1], {}, {"x": 1}, 2**70, "/", ["x"],
 
 
 def places(value, at=()):
-    """Where every member of a JSON value is."""
+    """Returns the place of every member of a JSON value."""
     for name, member in value.items() if isinstance(value, dict) else enumerate(value):
         yield (*at, name)
         if isinstance(member, (dict, list)):
@@ -88,7 +88,7 @@ def places(value, at=()):
 
 
 def test_members_of_wrong_type_or_range_are_refused(tmp_path):
-    """With a right checksum: either a DataLossError that names the member, or it may be so."""
+    """With the right checksum: either a DataLossError names the member, or the value is valid."""
     snapshot = helpers.publish_chain(tmp_path)[1]
     members = json.loads(snapshot.manifest.to_json())
     del members["crc32c"]

@@ -1,4 +1,4 @@
-"""Snapshots that several processes write: each a part, which one of them publishes."""
+"""Snapshots that several processes write: each writes a part, and one of them publishes."""
 
 import dataclasses
 import shutil
@@ -15,7 +15,7 @@ TIMES = {"watermark": 9, "watermark_utc_ns": 1}
 
 
 def write_part(part, table, seed, rows=5):
-    """A rank's shard of a table, as the rank would tell others of it."""
+    """Returns a rank's shard of a table, as the rank would send it to others."""
     columns = helpers.shard_columns(table, "base", rows, seed=seed)
     for column, values in columns.items():
         part.column(0, column, values.dtype, values.shape[1:]).append(values)
@@ -99,7 +99,7 @@ def test_a_part_that_goes_on_writing_after_the_publication_was_dropped(tmp_path,
         part.column(0, "keys", np.int64)
 
         def racing(directory, **options):
-            """Removes what was there, but not what another process makes meanwhile."""
+            """Removes the existing files, but not those that another process creates meanwhile."""
             if directory.exists():
                 for file in directory.iterdir():
                     file.unlink()

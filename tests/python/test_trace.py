@@ -18,7 +18,7 @@ EAGER = "EagerLocalExecute: "  # around an operator that runs outside a tf.funct
 
 
 def trace(folder: Path, run: Callable[[], object]) -> list[Event]:
-    """What the profiler records while `run` runs."""
+    """Returns the profiler's events of `run`."""
     pytest.importorskip("tensorflow.tsl.profiler.protobuf.xplane_pb2")
     profiler = tf.profiler.experimental
     with profiler.Profile(str(folder), profiler.ProfilerOptions(2, 0, 0)):
@@ -33,12 +33,12 @@ def is_run_of_ours(event: Event) -> bool:
 
 
 def is_inside(event: Event, outer: Event) -> bool:
-    """Whether `event` is all of it in `outer`, on the same thread."""
+    """Whether `event` is entirely inside `outer`, on the same thread."""
     return event.thread == outer.thread and outer.start <= event.start <= event.end <= outer.end
 
 
 def outside_our_operators(events: Iterable[Event]) -> list[Event]:
-    """The phases that lie in no run of an operator of ours on their thread."""
+    """Returns the phases that are inside no run of an operator of ours on their thread."""
     events = list(events)
     runs = [event for event in events if is_run_of_ours(event)]
     return [
@@ -95,9 +95,9 @@ def test_helper_threads_open_no_phases(tmp_path):
     for attempt in range(8):
         events = trace(tmp_path / str(attempt), run)
         phases = [event for event in events if event.name.startswith(OURS_PREFIX)]
-        assert len(phases) > 20  # of a step and of a lookup
+        assert len(phases) > 20  # those of a step and of a lookup
         assert outside_our_operators(events) == []
-        # While a lookup outside a function runs, the pools of TensorFlow do nothing else.
+        # While a lookup outside a function runs, TensorFlow's thread pools do no other work.
         (lookup,) = [event for event in events if event.name == f"{EAGER}DynembLookup"]
         if any(
             event.thread != lookup.thread and lookup.start < event.start < lookup.end
@@ -109,7 +109,7 @@ def test_helper_threads_open_no_phases(tmp_path):
 
 
 def test_a_phase_outside_our_operators_is_found():
-    """That the check above can fail."""
+    """The check above can fail."""
     graph = Event("model/embed:DynembLookupSparse", 1, 10, 50)
     eager = Event("EagerLocalExecute: DynembLookup", 2, 20, 30)
     other = Event("dense/MatMul:MatMul", 3, 0, 100)

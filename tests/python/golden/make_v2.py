@@ -1,6 +1,6 @@
 """Writes the golden files of format version 2: `python tests/python/golden/make_v2.py DIRECTORY`.
 
-They have what those of version 1 have. They were written once and are never written again.
+Their content is that of version 1. They were written once and are never written again.
 """
 
 import pathlib
