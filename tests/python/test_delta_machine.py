@@ -354,7 +354,7 @@ def test_who_loaded_goes_on_with_the_chain(tmp_path):
     check_loaded(tmp_path, heir, tmp_path / "again")
     # Snapshots from before the load are no longer known.
     first = trainer.published[0][0]
-    with pytest.raises(ValueError, match="is no snapshot that these tables were"):
+    with pytest.raises(ValueError, match="is a snapshot that these tables were never dumped to"):
         de.incremental_dump(tmp_path, heir.tables, first, quiet=True)
     aware = datetime.datetime(2001, 1, 1, tzinfo=datetime.timezone.utc)
     with pytest.raises(tf.errors.FailedPreconditionError, match="not known any more"):

@@ -163,7 +163,7 @@ def test_incremental_export(tmp_path):
     with np.load(folder / "follower.npz") as saved:
         assert saved["following"].shape == (2000,)
         assert not saved["has_tensorflow"]
-    # In the end each row of the second half is predicted, and all ids but some of the last are held.
+    # In the end each row of the second half is predicted, and all ids but a few are held.
     assert 100 < base["new_ids"] < 240
     assert all(delta["new_ids"] > 0 for delta in deltas)
     assert 300 < base["new_ids"] + sum(delta["new_ids"] for delta in deltas) <= 380

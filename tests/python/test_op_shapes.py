@@ -11,7 +11,7 @@ TYPES = {"key_type": tf.int64, "dtype": tf.float32}
 
 
 def trace(fn, **specs):
-    """Traces `fn` with placeholders; returns its outputs' static shapes as lists (None: unknown)."""
+    """Traces `fn` with placeholders; returns its outputs' static shapes, with None for unknown."""
     signature = {
         name: tf.TensorSpec(shape, dtype, name=name) for name, (dtype, shape) in specs.items()
     }

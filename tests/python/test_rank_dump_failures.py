@@ -211,7 +211,9 @@ def test_a_rank_with_wrong_arguments(ranks, tmp_path, kind, rank):
 @pytest.mark.parametrize("rank", range(SIZE))
 def test_a_rank_whose_table_is_another(ranks, rank):
     ranks[rank].tables[1].snapshots = Snapshots()
-    check_failed(ended(ranks, Rank.dump_delta), [rank], ValueError, "these tables never were")
+    check_failed(
+        ended(ranks, Rank.dump_delta), [rank], ValueError, "were never dumped to or loaded"
+    )
     assert unpublished(ranks[0].path) == []
 
 

@@ -41,8 +41,9 @@ def delta_begin(
     known = common_id(last.ids, ids) if last else None
     if last is not None and known is None:
         raise ValueError(
-            f"The last snapshot at {path} is {last.id}, which these tables never were: a delta "
-            "would leave a gap. Load it, or dump the tables there, or pass another path."
+            f"These tables were never dumped to or loaded from the last snapshot at {path}, "
+            f"{last.id}: a delta would leave a gap. Load that snapshot, dump the tables there, or "
+            "pass another path."
         )
     if last is not None:
         names = {entry.name for entry in last.tables}
@@ -74,7 +75,8 @@ def delta_begin(
         missing = [name for name, t in tables.items() if since.id not in t.snapshots]
         if missing:
             raise ValueError(
-                f"since={since} is no snapshot that these tables were: {', '.join(missing)}."
+                f"since={since} is a snapshot that these tables were never dumped to or loaded "
+                f"from: {', '.join(missing)}."
             )
         begins = [of_table.tick(since.id) for of_table in ids]
         parent, since_tick = since.id, since.tick

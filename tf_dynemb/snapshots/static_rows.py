@@ -79,7 +79,9 @@ def read_static(snapshot: storage.Snapshot, name: str, variable: Any) -> Any:
             continue
         some = slice(None) if mine is None else np.flatnonzero(mine)
         if len(keys) and not (keys.min() >= 0 and keys.max() < rows):
-            raise ValueError(f"table {name!r} has keys on disk that are no rows of 0 to {rows}.")
+            raise ValueError(
+                f"table {name!r} has keys on disk that are not row numbers below {rows}."
+            )
         positions = ownership.local_rows(variable, np.asarray(keys[some]))
         value[positions] = snapshot.column(name, "vectors", shard.rank)[some]
         missing[positions] = False
