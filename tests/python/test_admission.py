@@ -140,5 +140,5 @@ def test_wrong_arguments():
     (_, ahead), *_ = de.prefetch_lookup(
         tf.data.Dataset.from_tensors([[1]]), table, ids=lambda batch: batch
     )
-    with pytest.raises(ValueError, match="not filtered"):
+    with pytest.raises(ValueError, match="cannot filter"):
         look_up(table, ahead)

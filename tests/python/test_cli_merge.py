@@ -75,7 +75,7 @@ def test_merge(capsys, tmp_path, ranks, in_place):
         assert reader.follow() == 1
     else:
         assert len(Chain.open(path).deltas) == 2
-        assert "holds snapshots" in fails(capsys, 2, "merge", path, out)
+        assert "already contains snapshots" in fails(capsys, 2, "merge", path, out)
         assert run(capsys, "verify", path)[0] == 0
 
 
