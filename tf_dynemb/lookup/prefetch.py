@@ -42,7 +42,7 @@ class Prefetched(tf.experimental.ExtensionType):  # type: ignore[misc]
         num_bags: the number of bags of each feature.
         index: for the features in tables that are spread over ranks. This and the next three are
             the fields of an `exchange.Request`.
-        owned: the keys that this rank owns, for each of these tables.
+        owned: for each of these tables, the keys that this rank is asked for (`Request.keys`).
         asked: the numbers of keys that this rank asked of each rank.
         served: the numbers of keys that each rank asked of this rank.
         vectors: for each of these tables, the vectors that were read.

@@ -2,10 +2,10 @@
 
 A message is a polynomial over GF(2): the lowest bit of the first byte is the highest power. Its CRC
 is the remainder modulo P. x^5685 = x^1362 + x^426 + 1 modulo P, so a byte can be dropped if it is
-xored into the bytes 5685, 5685 - 426 and 5685 - 1362 after it: squaring the identity three times
-turns its powers into bytes, and squaring it six times into words of 64 bits. A run of 5685 - 1362
-bytes can be dropped at once, since none of them changes another. The remaining 5685 bytes have a
-CRC that is the xor of (x^i modulo P) over the powers i that they contain.
+xored into the bytes 5685, 5685 - 426 and 5685 - 1362 after it: if the identity is squared three
+times, its powers count bytes, and if it is squared six times, words of 64 bits. A run of
+5685 - 1362 bytes can be dropped at once, since none of them changes another. The remaining 5685
+bytes have a CRC that is the xor of (x^i modulo P) over the powers i that they contain.
 """
 
 from __future__ import annotations

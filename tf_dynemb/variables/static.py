@@ -80,7 +80,7 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
         self._exchange_name = f"{self.name}#{next(_numbers)}"
 
     def _rows_of(self, rows: int) -> range:
-        """The rows of the whole matrix that this rank holds."""
+        """Returns the row numbers of the whole matrix that this rank holds."""
         comm = communicator.get()
         owner = owner_of_mode(self._mode)
         if owner is None:
@@ -88,7 +88,7 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
         return range(rows if owner == comm.rank else 0)
 
     def _shard_of(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The arguments of tf.Variable for this rank's rows."""
+        """Returns the arguments of tf.Variable for this rank's rows."""
         kwargs = dict(kwargs)
         whole = args[0] if args else kwargs.pop("initial_value")
         whole = tf.convert_to_tensor(whole() if callable(whole) else whole, kwargs.get("dtype"))
