@@ -13,7 +13,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 IN_CHECKOUT = (ROOT / "cc").is_dir() and (ROOT / "tf_dynemb").is_dir()
 
-in_checkout = pytest.mark.skipif(not IN_CHECKOUT, reason="no sources here: a wheel is tested")
+in_checkout = pytest.mark.skipif(not IN_CHECKOUT, reason="no sources: this tests a wheel")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 

@@ -286,14 +286,14 @@ def operators():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(simulated.ON, reason="this is such a run")
+@pytest.mark.skipif(simulated.ON, reason="this run already uses a device")
 def test_other_tests_with_tables_of_a_device():
     files = [str(pathlib.Path(__file__).with_name(name)) for name in simulated.MODULES]
     assert passed(files) > 200
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(simulated.ON, reason="this is such a run")
+@pytest.mark.skipif(simulated.ON, reason="this run already uses a device")
 def test_ranks_with_tables_of_a_device():
     assert passed([str(ROOT / "tests/parallel/ranks/test_training.py")], "-k", "np2") > 5
 

@@ -55,7 +55,7 @@ def invalid(function, message):
         function()
 
 
-@pytest.mark.skipif(simulated.ON_DEVICE, reason="a device does not say so: the next test")
+@pytest.mark.skipif(simulated.ON_DEVICE, reason="a device raises no error; see the next test")
 def test_an_index_past_the_rows_is_refused():
     one = tf.constant(1, tf.int64)
     index = tf.constant([0, 3], tf.uint32)
@@ -65,7 +65,7 @@ def test_an_index_past_the_rows_is_refused():
     invalid(lambda: ranks.gradient(1, ranks.pool_here(1), none, ["same"] * 2, 1), "0 rows")
 
 
-@pytest.mark.skipif(not simulated.ON_DEVICE, reason="the host refuses it: the test before")
+@pytest.mark.skipif(not simulated.ON_DEVICE, reason="the host raises an error; see the test before")
 def test_an_index_past_the_rows_means_zeros():
     one = tf.constant(1, tf.int64)
     index = tf.constant([0, 3], tf.uint32)

@@ -293,7 +293,7 @@ print([h.size(t) for t in tables], digest.hexdigest())
 """
 
 
-@pytest.mark.skipif(simulated.ON, reason="what a device's table evicts depends on its threads")
+@pytest.mark.skipif(simulated.ON, reason="evictions of a table on a device depend on its threads")
 def test_the_number_of_threads_does_not_change_a_bit():
     path = [str(HERE), str(HERE.parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     env = {

@@ -105,7 +105,7 @@ def test_helper_threads_open_no_phases(tmp_path):
             if event.name.startswith("ThreadpoolListener::StartRegion")
         ):
             return
-    pytest.skip("no helper got a core: what the test says of helpers, it has not seen")
+    pytest.skip("no helper got a core, so the test did not cover helpers")
 
 
 def test_a_phase_outside_our_operators_is_found():

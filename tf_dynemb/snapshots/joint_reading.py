@@ -43,7 +43,7 @@ def _names(ranks: Ranks, path: str | os.PathLike[str]) -> list[str]:
             try:
                 stage.say([storage.Chain.names(path), None])
             except FileNotFoundError as error:
-                # An answer, not a failure, so that all ranks make the same next step.
+                # An answer, not a failure: all ranks then raise the same error.
                 stage.say([None, str(error)])
     names, missing = stage.said[0]
     if missing is not None:

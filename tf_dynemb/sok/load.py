@@ -140,7 +140,7 @@ def _stage(
 
 def _states(sok: SokTable, name: str, table: DynamicVariable, spec: StateSpec | None) -> list[Any]:
     """Returns SOK's states in the order of the table's; none if their meaning differs."""
-    ours = spec[0] if spec else "nothing"
+    ours = spec[0] if spec else "no optimizer"
     theirs, names = _SAME_STATE.get(ours, ("", ()))
     if theirs == sok.optimizer and set(names) == set(sok.states):
         return [sok.states[state] for state in names]

@@ -29,8 +29,8 @@ class TableOptions:
             the frequently read ones; all others in host memory. Without a GPU, or under
             `tf.device("CPU")`, it is the same as "host".
             "host": in host memory.
-        init_capacity: the number of rows for which space is allocated at the start, including their
-            memory; any positive integer.
+        init_capacity: the number of rows for which index and memory are allocated at the start; any
+            positive integer.
         max_capacity: the maximum number of rows, at which the strategy evicts; None: no limit.
         max_load_factor: the share of the index slots in use at which a segment splits, in (0, 1].
             Values below 0.05 act as 0.05, values above 0.95 as 0.95.

@@ -315,7 +315,7 @@ def test_rows_of_a_matrix_go_round_the_ranks(comm):
 
 def test_all_to_all_dense_embedding(comm):
     if not hasattr(de, "all2all_dense_embedding"):
-        pytest.skip("all2all_dense_embedding is not there yet")
+        pytest.skip("all2all_dense_embedding is not implemented yet")
     rng = np.random.default_rng(8)
     rows, dim = 640, 12
     value = rng.random((rows, dim), np.float32)
@@ -389,7 +389,7 @@ def test_low_frequency_filter(comm, functional):
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
 def test_sgd_by_soks_name(comm, dtype):
     if not hasattr(de, "SGD"):
-        pytest.skip("SGD is not there yet")
+        pytest.skip("SGD is not implemented yet")
     value = np.ones((8, 2), np.float32)
     tables = [
         de.DynamicVariable(2, "3", dtype=dtype),
@@ -419,7 +419,7 @@ def test_sgd_by_soks_name(comm, dtype):
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
 def test_each_evicted_row_comes_once_with_its_trained_vector(comm, dtype):
     if not hasattr(de, "sparse_read_and_evict"):
-        pytest.skip("sparse_read_and_evict is not there yet")
+        pytest.skip("sparse_read_and_evict is not implemented yet")
     batch, dim = 512, 4
     # Space for about four batches, but not in every bucket.
     table = de.DynamicVariable(
