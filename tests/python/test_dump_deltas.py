@@ -81,7 +81,9 @@ def test_gaps_are_refused(tmp_path):
     mark = de.dump(tmp_path, table)
     with pytest.raises(ValueError, match="were never dumped to or loaded from the last"):
         de.incremental_dump(tmp_path, stranger)
-    with pytest.raises(ValueError, match="is a snapshot that these tables were never dumped to or loaded from: t"):
+    with pytest.raises(
+        ValueError, match="is a snapshot that these tables were never dumped to or loaded from: t"
+    ):
         de.incremental_dump(tmp_path / "other", stranger, since=mark)
     de.load(tmp_path, stranger)
     stranger.lookup([2])

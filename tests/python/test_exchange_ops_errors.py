@@ -65,7 +65,7 @@ def test_an_index_past_the_rows_is_refused():
     invalid(lambda: ranks.gradient(1, ranks.pool_here(1), none, ["same"] * 2, 1), "0 rows")
 
 
-@pytest.mark.skipif(not simulated.ON_DEVICE, reason="the host raises an error; see the test before")
+@pytest.mark.skipif(not simulated.ON_DEVICE, reason="the host raises an error: see above")
 def test_an_index_past_the_rows_means_zeros():
     one = tf.constant(1, tf.int64)
     index = tf.constant([0, 3], tf.uint32)
