@@ -138,6 +138,8 @@ struct Kind {
   size_t threads;
 };
 
+const Kind kPlain{"plain", KeyType::kInt64, DType::kFloat32, 1, 0, EvictStrategy::kLru, 0, 0, 1};
+
 void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
 
 std::string NameOf(const ::testing::TestParamInfo<Kind>& info) { return info.param.name; }

@@ -352,8 +352,6 @@ TEST_F(SnapshotTest, TicksThatDoNotFitAStamp) {
   }
 }
 
-// ---- threads ----
-
 }  // namespace
 }  // namespace testing_table
 }  // namespace dynemb

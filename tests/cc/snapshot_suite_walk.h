@@ -226,10 +226,6 @@ INSTANTIATE_TEST_SUITE_P(
              5000, 3}),
     NameOf);
 
-// ---- single cases ----
-
-const Kind kPlain{"plain", KeyType::kInt64, DType::kFloat32, 1, 0, EvictStrategy::kLru, 0, 0, 1};
-
 }  // namespace
 }  // namespace testing_table
 }  // namespace dynemb
