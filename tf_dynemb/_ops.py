@@ -1,6 +1,6 @@
 """The operator library: loads it once, wraps each operator, registers the gradients.
 
-The library is loaded on first use, not on import. `docs/design.md` ("Operators") defines the
+The library is loaded on first use, not on import. `docs/operators.md` defines the
 operators that are called here.
 """
 

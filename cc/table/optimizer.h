@@ -36,7 +36,7 @@ enum class OptimizerKind : uint8_t {
 };
 
 // The numbers that may change from step to step, in the order of the operator's `hyper` input
-// (docs/design.md).
+// (docs/operators.md).
 struct Hyper {
   float learning_rate = 0.001f;
   float beta_1 = 0.9f;  // rho of kAdadelta and kRmsprop

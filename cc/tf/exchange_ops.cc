@@ -1,4 +1,5 @@
-// Operators around the exchange between ranks. docs/design.md, "Many ranks" and "Operators".
+// Operators around the exchange between ranks. See docs/operators.md and docs/design.md, "Many
+// ranks".
 #include <string>
 #include <vector>
 

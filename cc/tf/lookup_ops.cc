@@ -1,5 +1,4 @@
-// Operators that look up vectors, pool them, and take gradients back to keys. docs/design.md,
-// "Operators".
+// Operators that look up vectors, pool them, and take gradients back to keys. docs/operators.md.
 #include <algorithm>
 #include <string>
 #include <vector>

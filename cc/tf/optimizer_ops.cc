@@ -1,4 +1,4 @@
-// The operator that applies an optimizer to the rows of tables. docs/design.md, "Operators".
+// The operator that applies an optimizer to the rows of tables. docs/operators.md.
 #include "cc/table/optimizer.h"
 #include "cc/tf/shapes.h"
 #include "tensorflow/core/framework/op.h"

@@ -1,4 +1,5 @@
-// Operators on rows that other ranks have sent. docs/design.md, "Many ranks" and "Operators".
+// Operators on rows that other ranks have sent. See docs/operators.md and docs/design.md, "Many
+// ranks".
 #include <string>
 #include <vector>
 

@@ -1,4 +1,4 @@
-// Operators that dump and load tables. docs/design.md, "Operators", is the contract.
+// Operators that dump and load tables. docs/operators.md is the contract.
 #include "cc/tf/shapes.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"

@@ -1,4 +1,4 @@
-// Operators that create, read and write one table. docs/design.md, "Operators", is the contract.
+// Operators that create, read and write one table. docs/operators.md is the contract.
 #include <string>
 
 #include "cc/tf/shapes.h"

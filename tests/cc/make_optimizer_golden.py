@@ -18,7 +18,7 @@ DIM = 5
 STEPS = 200
 INITIAL = [0.5, -0.25, 0.125, -1.0, 2.0]
 
-# Keras's defaults and names, in the order of the operator's `hyper` (docs/design.md) without the
+# Keras's defaults and names, in the order of the operator's `hyper` (docs/operators.md) without the
 # iteration.
 HYPER = {
     "learning_rate": 0.001,

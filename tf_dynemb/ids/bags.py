@@ -18,7 +18,7 @@ class Bags:
 
     Attributes:
         keys: [nnz], of the table's key type.
-        bags: the bag of each key, int64, in a form that depends on its rank (docs/design.md):
+        bags: the bag of each key, int64, in a form that depends on its rank (docs/operators.md):
             [nnz, >=1] with the bag in the first column; [num_bags + 1] row splits; or a scalar, the
             number of keys per bag.
         weights: float32 [nnz], or [0] if there are none.
