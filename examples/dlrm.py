@@ -4,8 +4,9 @@
     horovodrun -np 2 python examples/dlrm.py --phases        # two ranks, and where the time goes
     horovodrun -np 8 python examples/dlrm.py --preset mlperf --data /data/criteo --layout mlperf
 
-The 26 tables are dynamic: neither the number of ids nor their range must be known. criteo.py
-describes the layouts of the data, dlrm_model.py the model, step_phases.py the phases of a step.
+The 26 tables are dynamic: neither the number of ids nor their range needs to be known. criteo.py
+describes the layouts of the data, dlrm_model.py the model, and step_phases.py the phases of
+a step.
 """
 
 from __future__ import annotations

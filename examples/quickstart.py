@@ -2,7 +2,7 @@
 
 The model is plain Keras. With `--embedding dynamic` its embedding is `de.layers.Embedding`, which
 takes any 64-bit ids. With `--embedding keras` it is `keras.layers.Embedding`, which needs a
-vocabulary. Everything else is equal, so the two can be compared.
+vocabulary. The rest is the same, so the two can be compared.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """Where the time of a training step goes, from TensorFlow's profiler, on every rank.
 
-Each operator belongs to a phase, by its type and name. An exchange between ranks is no operator's
-time: it is in flight from the moment when it is handed to Horovod until TensorFlow learns that it
-is done. Other operators may run in between. Each phase therefore has two figures:
+Each operator belongs to a phase, by its type and name. The time of an exchange between ranks
+belongs to no operator: the exchange is in flight from the moment when it is handed to Horovod until
+TensorFlow learns that it is done. Other operators may run in between. Each phase therefore has two
+figures:
 
 - *alone*: these times add up to the step. An instant is divided equally among the phases whose
   operators run. If none runs, it belongs to the exchanges in flight; if none is in flight, to the
   input if a step waits for it; otherwise to TensorFlow's executor; otherwise to Python.
-- *in all*: how long the phase ran or was in flight, whatever else ran. The part of it that is not
-  alone is hidden.
+- *in all*: how long the phase ran or was in flight, whatever ran at the same time. The time beyond
+  *alone* is hidden behind other phases.
 
 An exchange lasts until the slowest rank has sent its part, so its time includes waiting for others.
 Work on a GPU is not visible: there the dense phases show the time to launch it.
