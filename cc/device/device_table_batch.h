@@ -271,13 +271,14 @@ Status DeviceTable<Device>::Accumulate(Exec& exec, const void* keys, size_t n, c
                                        Tick tick) {
   Stamp now;
   DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
-  const uint64_t step = RoundingStep(Update::kAddition, ++additions_);
+  const uint64_t step = RoundingStep(Update::kAddition, additions_ + 1);
   Work work(*this, &exec, Work::Reports::kYes);
   RowId* rows = work.template Take<RowId>(n);
   if (rows == nullptr) return work.status();
   Batch batch = BatchOf(KeysAt(keys), n, now, rows);
   FindRows(work, batch, true);
   DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kDistinct, device::FillInitial{}));
+  ++additions_;  // a call that was refused does not count
   work.Changes();
   BeforeWrite(work, rows, n);
   work.ForRows(

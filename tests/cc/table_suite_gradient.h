@@ -232,6 +232,28 @@ TABLE_TEST(TableGradient, RoundingGoesByTheStep) {
   EXPECT_NE(added[0], added[1]);
 }
 
+// Additions are rounded by their number, and a refused call is none.
+TABLE_TEST(TableGradient, RefusedAdditionsAreNotCounted) {
+  TableOptions options = f.Options(32);
+  options.max_capacity = 4;
+  options.evict_strategy = EvictStrategy::kNone;
+  const Keys keys = Scattered(1, 4);
+  const Floats third(4 * 32, 1.0f / 3);
+  Floats sums[2];
+  for (const bool refused : {false, true}) {
+    Subject t = f.Create(options);
+    t.FindOrInsert(keys);
+    for (int call = 0; call < 3; ++call) {
+      if (refused) {
+        EXPECT_FALSE(t.TryAccumulate({keys[0], 12345}, Floats(2 * 32, 1.0f)).ok());
+      }
+      EXPECT_TRUE(t.TryAccumulate(keys, third).ok());
+    }
+    sums[refused] = t.Read(keys);
+  }
+  EXPECT_EQ(sums[0], sums[1]);
+}
+
 TABLE_TEST(TableGradient, RoundingIsWithinOneUlp) {
   const float ulp = UlpOfOne(f.dtype());
   Subject t = f.Create(f.Options(4));
@@ -263,10 +285,10 @@ TABLE_TEST(TableGradient, RoundingIsWithinOneUlp) {
   }
 }
 
-REGISTER_TYPED_TEST_SUITE_P(TableGradient, UpdatesVectorAndState, RangeIsRespected,
-                            StaleRowsAreDroppedAndCounted, GarbageRowIdsAreHarmless,
-                            NonfiniteIsAppliedAndCounted, SmallUpdatesAddUp, RoundingGoesByTheStep,
-                            RoundingIsWithinOneUlp);
+REGISTER_TYPED_TEST_SUITE_P(TableGradient, RefusedAdditionsAreNotCounted, UpdatesVectorAndState,
+                            RangeIsRespected, StaleRowsAreDroppedAndCounted,
+                            GarbageRowIdsAreHarmless, NonfiniteIsAppliedAndCounted,
+                            SmallUpdatesAddUp, RoundingGoesByTheStep, RoundingIsWithinOneUlp);
 
 }  // namespace testing_table
 }  // namespace dynemb

@@ -39,8 +39,8 @@ class StagedTable final : public Table {
   const RowLayout& layout() const override { return t_->layout(); }
   uint64_t size() const override { return t_->size(); }
   TableStats stats() const override { return t_->stats(); }
-  Status AttachState(Exec& exec, const StateSpec& spec) override {
-    const Status status = t_->AttachState(exec, spec);
+  Status ResetState(Exec& exec, const StateSpec& spec) override {
+    const Status status = t_->ResetState(exec, spec);
     state_spec_ = t_->state_spec();
     return status;
   }
