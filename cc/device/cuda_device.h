@@ -1,7 +1,7 @@
 // CudaDevice: a GPU as a Device (device.h). This header needs no header of CUDA. Sources that
 // launch kernels include cuda_device.cuh, which needs nvcc.
 //
-// The memory of tables is physical memory that is mapped, piece by piece, into an address range
+// The memory of tables is physical memory that is mapped, as it is needed, into an address range
 // that is reserved at its maximal size (CUDA's virtual memory management). Growth therefore neither
 // copies nor moves anything. New memory is cleared on the device's own stream. Every other stream
 // waits for that before its next work; the host does not wait.

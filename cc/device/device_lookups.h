@@ -96,7 +96,7 @@ class DeviceLookups final : public Lookups {
                      std::vector<Stamp> now);
   // Writes the rows of the batch to the tasks' arrays.
   static void Deliver(Work& work, const Joined& batch);
-  // Makes the keys of tasks without rows distinct, if they may repeat, and finds their rows.
+  // For tasks without row ids: makes the keys distinct, if they may repeat, and finds their rows.
   // now_of(gathered): the stamps of its tables.
   template <class NowOf>
   Status MakeDistinct(Work& work, const NowOf& now_of, std::vector<ApplyTask>* tasks) const;
@@ -193,7 +193,7 @@ Status DeviceLookups<Device>::Pool(Exec& exec, const std::vector<PoolTask>& task
   for (size_t t = 0; t < gathered.tables.size(); ++t) {
     DTable& table = *gathered.tables[t];
     if (insert) {
-      // Promotes the rows that were read since the last promotion, if no step has ended with one.
+      // Usually the previous step has ended with a promotion, and none is due here.
       DYNEMB_RETURN_IF_ERROR(table.PromoteIfDue(exec, tick));
       now.emplace_back();
       DYNEMB_RETURN_IF_ERROR(table.Begin(exec, gathered.table_size(t), tick, &now.back()));

@@ -19,7 +19,7 @@
 //
 // Failure. A call fails if memory for its work runs out, or if the GPU fails. A call that returns a
 // Status has then changed nothing, or reports that the table is inconsistent; such a table refuses
-// all later calls. A failure in a call that returns no Status is reported by the next call that
+// every later change. A failure in a call that returns no Status is reported by the next call that
 // returns one.
 //
 // Inserting: see kernels_insert.h. Row ids are allocated in the order of the batch. Two choices
@@ -144,7 +144,8 @@ class DeviceTable final : public Table {
   // A session whose work follows all earlier work on its tables, on any stream.
   class Work : public Device::Session {
    public:
-    // Whether this call returns a failure itself; otherwise the next call that can does.
+    // Whether this call returns its failures itself. Otherwise the next call that returns a Status
+    // reports them.
     enum class Reports { kNo, kYes };
     Work(const DeviceTable& table, Exec* exec, Reports reports = Reports::kNo)
         : Work(std::vector<const DeviceTable*>{&table}, exec, reports) {}
@@ -207,7 +208,7 @@ class DeviceTable final : public Table {
   Status Init(const TableOptions& options);
   // Reserves memory for rows of this layout, and commits it for init_capacity of them.
   Status Reserve(const RowLayout& layout, Store* store) const;
-  // An empty index for init_capacity keys.
+  // Creates an empty index for init_capacity keys.
   Status MakeIndex(Work& work, Store* store) const;
   Status SetInitialState(Work& work, const std::vector<float>& state);
   static Status CommitRows(Store* store, uint64_t rows);
@@ -249,7 +250,7 @@ class DeviceTable final : public Table {
   Status MakeRoom(Work& work, const uint32_t* from, const uint32_t* to, size_t n);
   Status GrowIndex(Work& work, uint64_t keys);
 
-  // This table, for a batch.
+  // The view of this table for a batch.
   device::TableView ViewAt(Stamp now) const;
   device::TableViews ViewsAt(Stamp now, size_t n) const;
   // The current views of a batch's tables. After a change to a table (GrowIndex), the caller sets
@@ -297,10 +298,11 @@ class DeviceTable final : public Table {
   // *next is the position after the last row that was examined.
   std::vector<RowId> ListRows(Work& work, uint64_t begin, uint64_t end, UpdatedAfter after,
                               uint64_t most, uint64_t* next) const;
-  // fn(rows, n) for chunks of all live rows; `rows` is in the device's memory.
+  // Calls fn(rows, n) for the ids of all live rows, a range at a time. `rows` is in the device's
+  // memory.
   template <class Fn>
   void ForRowsInPieces(Work& work, const Fn& fn) const;
-  // fn(row, bytes) for each row, with a copy of it.
+  // Calls fn(row, bytes) for each row. `bytes` is a copy of the row in host memory.
   template <class Fn>
   void ForCopies(Work& work, const std::vector<RowId>& rows, const Fn& fn) const;
   // BeforeWrite for all live rows.
@@ -308,7 +310,7 @@ class DeviceTable final : public Table {
   // Copies columns of rows to the host; a null pointer skips a column.
   void ReadToHost(Work& work, const std::vector<RowId>& rows, void* keys, void* vectors,
                   float* state, Stamp* updates, Stamp* accesses) const;
-  // The `keys` (bit patterns) that have no row.
+  // Appends to *not_held those of `keys` (bit patterns) that have no row.
   void DropHeld(Work& work, const std::vector<uint64_t>& keys,
                 std::vector<uint64_t>* not_held) const;
 

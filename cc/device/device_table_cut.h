@@ -76,7 +76,7 @@ void DeviceTable<Device>::Track(Tick tick) {
   if (tracking_) return;
   Work work(*this, nullptr);
   const device::Counters c = Read(work);
-  if (!work.status().ok()) return;  // the next call that can reports the failure
+  if (!work.status().ok()) return;  // a later call reports the failure
   tracking_ = true;
   deletions_.Restart(c.erased == 0 && c.evictions == 0 ? 0 : tick);
 }

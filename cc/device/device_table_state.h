@@ -363,7 +363,7 @@ void DeviceTable<Device>::Adopt(Table* adopted, Tick tick) {
   other->SaveAll(work);
   device::Counters mine = Read(work);
   device::Counters theirs = ToHost(work, other->counters(), 1)[0];
-  if (!work.status().ok()) return;  // nothing has changed; the next call that can reports it
+  if (!work.status().ok()) return;  // nothing has changed; a later call reports the failure
   work.Changes();
   std::swap(store_, other->store_);
   std::swap(initial_state_of_, other->initial_state_of_);

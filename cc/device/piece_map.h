@@ -27,8 +27,8 @@ class PieceMap {
     --size_;
   }
 
-  // The number of the `bytes` bytes from p on that are in the piece of p; all of them if p is in no
-  // piece.
+  // The number of the `bytes` bytes from p on that are in the same piece as p. If p is in no piece,
+  // this is `bytes`.
   size_t Within(const void* p, size_t bytes) const {
     if (size_ == 0) return bytes;
     std::lock_guard<std::mutex> lock(mutex_);

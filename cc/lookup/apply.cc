@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kRowGrain = 1024;
 
-// The arrays of a task that has no rows: its rows and, if the keys may repeat, the distinct keys
+// The arrays of a task without row ids: the row ids and, if the keys may repeat, the distinct keys
 // and their gradients.
 struct Distinct {
   Backward backward;

@@ -10,15 +10,15 @@ namespace dynemb {
 namespace {
 
 // The largest average number of keys in a partition; the smallest is half of it. The keys,
-// positions, locals and table of a partition then take 64 KiB, which fits L2 easily and L1 for the
-// most part. Half or twice this number measured the same within 10%.
+// positions, locals and hash set of a partition then take 64 KiB, which fits L2 easily and L1 for
+// the most part. Half or twice this number measured the same within 10%.
 constexpr size_t kPartitionKeys = 2048;
 // A larger average costs less than scattering to more partitions.
 constexpr size_t kMaxPartitions = Split<uint64_t>::kMaxPartitions;
 static_assert(Owners::kMaxRanks <= kMaxPartitions, "each rank has a partition");
 
-// The partition of a key: the top bits of a hash, whose low bits select the key's slot in the table
-// of the partition.
+// The partition of a key: the top bits of a hash, whose low bits select the key's slot in the hash
+// set of the partition.
 struct PartitionOf {
   size_t operator()(uint64_t key) const { return DistinctHash()(key) >> shift; }
   int shift;  // < 64: there are at least two partitions
@@ -83,11 +83,11 @@ void Dedup<K>::DedupPartitions(Exec& exec) {
   const size_t partitions = num_partitions_;
   const size_t workers = std::min(exec.parallelism(), partitions);
   if (tables_.size() < workers) tables_.resize(workers);
-  // Grows the tables of all workers, even of those that will get no partition this time: another
+  // Grows the hash sets of all workers, even of those that will get no partition this time: another
   // Run of this size may need them, and must not allocate.
   for (size_t w = 0; w < workers; ++w) tables_[w].Resize(Distinct<K>::TableSize(UsualKeys()));
-  // One range per worker, so that each worker has its own table. Partitions may differ a lot in
-  // size, so they are handed out one by one. Relaxed: the partitions of two workers share nothing.
+  // One range per worker, so that each worker has its own hash set. Partitions may differ a lot in
+  // size, so workers take them one by one. Relaxed: the partitions of two workers share nothing.
   std::atomic<size_t> next{0};
   std::atomic<uint64_t> passed{0};
   exec.ParallelFor(workers, 1, [&](size_t begin, size_t end) {

@@ -91,7 +91,7 @@ class Dedup {
 
  private:
   void DedupPartitions(Exec& exec);
-  // The number of keys that the table of a partition has room for at first.
+  // The number of keys that the hash set of a partition has room for at first.
   size_t UsualKeys() const;
 
   size_t num_keys_ = 0;

@@ -1,12 +1,12 @@
 // Distinct: numbers the distinct keys of one partition of a Dedup in the order of their first
 // occurrence, in linear work for any keys.
 //
-// The table uses open addressing with linear probing, which is quadratic for keys that collide in
-// few slots. By chance, the probability of this is negligible. However, an upstream system may have
-// chosen the keys by a hash of them, and an adversary may know our hash. The slots that probes pass
-// are therefore counted. A table that has passed more than kMostPassed slots per key continues with
-// another bijective mix of the hash, at most kMixes times; the keys that are left after that are
-// sorted. The numbers do not depend on which mix was used last.
+// The keys are in a hash set with open addressing and linear probing, whose work is quadratic for
+// keys that collide in few slots. By chance, the probability of this is negligible. However, an
+// upstream system may have chosen the keys by a hash of them, and an adversary may know our hash.
+// The slots that probes pass are therefore counted. A set that has passed more than kMostPassed
+// slots per key continues with another bijective mix of the hash, at most kMixes times; the keys
+// that are left after that are sorted. The numbers do not depend on which mix was used last.
 #ifndef DYNEMB_LOOKUP_DISTINCT_H_
 #define DYNEMB_LOOKUP_DISTINCT_H_
 
@@ -41,11 +41,11 @@ class Distinct {
   // mispredicted branches cost 2 ns per key.
   static constexpr size_t kSlotsPerKey = 4;
   static constexpr size_t kMinTable = 64;
-  // Keys between two checks of the number of slots passed. Checks after every 16 keys, or after
-  // every key, cost 5%.
+  // The number of keys between two checks of the number of slots passed. Checks after every 16
+  // keys, or after every key, cost 5%.
   static constexpr size_t kStretch = 64;
 
-  // Slots of a table for n keys.
+  // The number of slots of a set for n keys.
   static size_t TableSize(size_t n) {
     size_t size = kMinTable;
     while (size < kSlotsPerKey * n) size *= 2;
@@ -53,8 +53,8 @@ class Distinct {
   }
 
   // Writes the numbers of keys[n] to local[n], and overwrites the front of `keys` with the distinct
-  // keys. The table begins with room for at most `usual` keys: if there are more, they may be a few
-  // keys many times. `slots` is scratch, which grows as needed.
+  // keys. The set begins with room for at most `usual` keys: a larger n may consist of a few keys,
+  // each repeated many times. `slots` is scratch, which grows as needed.
   Distinct(K* keys, size_t n, size_t usual, uint32_t* local, Buffer<uint32_t>* slots)
       : keys_(keys), n_(n), size_(TableSize(std::min(n, usual))), local_(local), slots_(slots) {
     const Hash hash;

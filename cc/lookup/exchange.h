@@ -33,8 +33,8 @@ class Exchange {
  public:
   virtual ~Exchange() = default;
 
-  // Provides memory for the words, once their number is known. It runs on the calling thread. If it
-  // fails, or another function that provides memory for outputs does, the call returns its error.
+  // Provides memory for the words, once their number is known. It runs on the calling thread. If
+  // this or another function that provides memory for outputs fails, the call returns its error.
   using PlaceRequest =
       std::function<Status(const RouteSizes& sizes, int32_t** words, int32_t** own)>;
   // Finds the keys that this rank requests from each rank. See Route.

@@ -56,7 +56,7 @@ class Upstream {
   UpstreamTask task_;
   std::vector<float> scales_;  // [num_bags] if scale_by_bag_
   bool scale_by_bag_ = false;
-  float scale_ = 1.0f;        // of every bag, otherwise
+  float scale_ = 1.0f;        // of every bag, if not scale_by_bag_
   std::vector<float> zeros_;  // replaces the upstream row of a bag whose divisor is 0
 };
 

@@ -70,7 +70,7 @@ class WireLayout {
   }
   // The number of words in a section of `rows` rows.
   static size_t Words(const WireTable& table, size_t rows);
-  // Whether rows are sent in the table's own type. A section is then an array of rows.
+  // Whether rows are sent in the table's own type. A section is then an array of vectors.
   static bool AsTheyAre(const WireTable& table);
 
  private:

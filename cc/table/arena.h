@@ -37,9 +37,10 @@ class Arena {
   // process may use (memory_limit.h), or refused by the system; the arena is then unchanged.
   Status Commit(size_t bytes);
 
-  // Faults in the committed pages of the first `bytes` bytes that have not been faulted in, each
-  // huge page by one thread. Contents are unchanged. This is only for speed: threads that touch a
-  // new huge page at the same time all clear it, and all but one in vain.
+  // Faults in the huge pages of the first `bytes` bytes that are committed and have not been
+  // faulted in, each by one thread. Does nothing for memory that is not in huge pages. Contents are
+  // unchanged. This is only for speed: threads that access a new huge page at the same time all
+  // clear it, and all except one do so in vain.
   void Prefault(Exec& exec, size_t bytes);
 
   // Makes the bytes after the first `bytes` read as zero again, and returns their memory to the

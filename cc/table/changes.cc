@@ -89,7 +89,7 @@ void SavedRows::Finish(std::unique_ptr<Node> node) noexcept {
   Node* const added = node.get();
   std::vector<char>& rows = node->chunk.rows;
   const size_t unused = node->reserved - rows.size();
-  if (unused > rows.size()) rows.shrink_to_fit();  // which fails quietly
+  if (unused > rows.size()) rows.shrink_to_fit();  // may fail, which does no harm
   {
     std::lock_guard<std::mutex> lock(mutex_);
     node->reserved -= unused;
@@ -163,7 +163,7 @@ void Changes::Start(Tick tick, Tick known_since, uint64_t rows) noexcept {
 }
 
 void Changes::BeginCut(std::unique_ptr<Cut> cut, uint64_t rows) {
-  // The sets may contain rows that no longer exist (Clear), and whose memory is gone.
+  // The sets may contain rows that no longer exist (Clear). AddAll drops them.
   const bool reaches_back =
       cut->since != 0 && recent_.known &&
       (cut->since >= recent_.since || (before_.known && cut->since >= before_.since));

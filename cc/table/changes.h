@@ -76,15 +76,15 @@ class SavedRows {
   void Push(size_t table, const RowLayout& layout, const char* row, CutTime updated) noexcept {
     Save(table, layout, row, updated, true);
   }
-  // For a caller that must not wait while it pushes: it calls WaitForRoom first; PushAtOnce does
-  // not wait, and may exceed the bound.
+  // For callers that must not wait while they push: they call WaitForRoom beforehand, and then
+  // PushAtOnce, which does not wait and may exceed the bound.
   void WaitForRoom(size_t bytes) noexcept;
   void PushAtOnce(size_t table, const RowLayout& layout, const char* row,
                   CutTime updated) noexcept {
     Save(table, layout, row, updated, false);
   }
-  // Takes the oldest full chunk or, if there is none, a thread's open chunk. False if there is
-  // none.
+  // Takes the oldest full chunk or, if there is none, a thread's open chunk. Returns false if there
+  // is no chunk at all.
   bool Pop(Chunk* chunk) noexcept;
   // Ends reading: later rows are dropped, and waiting batches continue.
   void Close() noexcept;

@@ -1,7 +1,7 @@
 // Loads and stores the vector of a row as float32, whatever the row's element type.
 //
-// Contract. `row` is the packed vector, aligned to 2 bytes (float32 vectors have 4, but any
-// alignment works). `vector` is an array of dim float32 values. The two do not overlap.
+// Contract. `row` is the packed vector, with any alignment. `vector` is an array of dim float32
+// values. The two do not overlap.
 //
 // - float32 is copied bit by bit.
 // - Rounding is defined in half.h.

@@ -4,17 +4,17 @@
 // from any thread and in any order, and returns when all calls have returned.
 //
 // - Every range begins at a multiple of `grain` and has `grain` items, except the last, which may
-// be
-//   shorter. So n == 0 makes no call, and callers may derive a range's number from its begin.
-// - A grain of 0 counts as 1. A range should take some microseconds: taking a range costs an atomic
-//   increment and, the first time, a cache miss. Very long ranges leave threads idle at the end.
+//   have fewer. If n is 0, fn is not called. Callers may derive a range's number from its begin.
+// - A grain of 0 counts as 1. A range should take a few microseconds: taking a range costs an
+//   atomic increment and, the first time, a cache miss. Very long ranges leave threads idle at the
+//   end.
 // - The caller's thread takes part and needs no progress of other threads to finish: helpers only
 //   take ranges that no thread has started. ParallelFor may therefore be called while the caller
 //   holds a lock that other threads of the pool wait for.
 //
 // Exceptions. If fn throws, on any thread, ranges that no thread has started are skipped;
-// ParallelFor waits for the others and then throws the first exception to the caller. ParallelFor
-// itself never throws: if there is no memory for helpers, it runs on the caller's thread.
+// ParallelFor waits for the others and then throws the first exception to the caller. It adds no
+// exceptions of its own: if there is no memory for helpers, it runs on the caller's thread.
 #ifndef DYNEMB_TABLE_EXEC_H_
 #define DYNEMB_TABLE_EXEC_H_
 

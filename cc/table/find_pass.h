@@ -1,9 +1,13 @@
 // FindPass: looks up a range of keys, software-pipelined, and hands each result to a visitor.
 //
-// A key goes through three stages, each some keys behind the one before: hash it and prefetch its
-// home bucket; look in the bucket and prefetch the row it points to; compare the row's key and
-// visit. So about kBucketAhead bucket lines and kRowAhead rows are under way at once, and a row's
-// bytes are in the cache when the visitor touches them.
+// A key passes through three stages. Each stage is several keys behind the previous one:
+//
+// 1. Hash the key, and prefetch its home bucket.
+// 2. Search the bucket, and prefetch the row that a matching slot names.
+// 3. Compare the row's key, and call the visitor.
+//
+// About 12 buckets and 12 rows are therefore being fetched at any time, and a row's bytes are in
+// the cache when the visitor reads them.
 #ifndef DYNEMB_TABLE_FIND_PASS_H_
 #define DYNEMB_TABLE_FIND_PASS_H_
 
@@ -16,20 +20,21 @@
 
 namespace dynemb {
 
-// Asks for the cache lines of [p, p + bytes), bytes > 0. The last may be asked for twice: how many
-// lines there are depends on where p is, which no branch could predict.
+// Prefetches the cache lines of [p, p + bytes), bytes > 0. It may prefetch the last line twice: the
+// number of lines depends on the alignment of p, so a branch on it would be unpredictable.
 inline void PrefetchBytes(const char* p, size_t bytes) {
   for (size_t b = 0; b < bytes; b += 64) __builtin_prefetch(p + b);
   __builtin_prefetch(p + bytes - 1);
 }
 
-// Long rows are prefetched up to this point; beyond it the hardware's streams take over.
+// The number of bytes of a long row that are prefetched. The hardware's stream prefetchers fetch
+// the rest.
 constexpr size_t kPrefetchMost = 512;
 
-// For every i of [begin, end), in order: visit.Hit(i, row, row_pointer) or visit.Miss(i, key),
-// where key = key_at(i). Hits are stamped with `now` unless it is 0. `row_bytes` is how much of a
-// row the visitor touches. Nothing may change the structure of the table meanwhile; stamping beside
-// other finds is fine.
+// Calls visit.Hit(i, row, address of the row) or visit.Miss(i, key) for every i in [begin, end), in
+// order, where key = key_at(i). Stamps hits with `now`, unless it is 0. `row_bytes` is the number
+// of bytes of a row that the visitor accesses. No other thread may change the structure of the
+// table during the call, but other finds may stamp at the same time.
 template <class K, class KeyAt, class Visitor>
 void FindPass(const TableView<K>& view, size_t row_bytes, const KeyAt& key_at, size_t begin,
               size_t end, Stamp now, Visitor& visit) {

@@ -53,7 +53,7 @@ DYNEMB_HD inline uint64_t MixMoremur(uint64_t x) {
 // The hash of a key in a use with this salt.
 DYNEMB_HD inline uint64_t HashKey(uint64_t key, uint64_t salt) { return MixKey(key ^ salt); }
 
-// What is added to a hash before it is mixed for the n-th time, n > 0.
+// The number that is added to a hash before its n-th mix, n > 0.
 DYNEMB_HD inline uint64_t RemixStep(uint64_t n) { return n * 0xD1B54A32D192ED03ull; }
 // The n-th mix of a hash.
 DYNEMB_HD inline uint64_t Remix(uint64_t hash, uint64_t n) { return MixKey(hash + RemixStep(n)); }

@@ -67,8 +67,8 @@ class HashTable final : public HostTable {
     FindPass(View(), layout().vector_offset + layout().vector_bytes(), key_at, begin, end,
              tick == 0 ? 0 : stamps_.Encode(tick), visit);
   }
-  // (exclusive) Pass 2 with initial vectors, for a batch that BeginBatch has announced. Every
-  // keys[i], i < n, with rows[i] == kNoRow gets a row, whose id goes to rows[i].
+  // (exclusive) Pass 2 with initial vectors, for a batch that was passed to BeginBatch. Each
+  // keys[i], i < n, with rows[i] == kNoRow gets a row, whose id is written to rows[i].
   Status InsertInitial(Exec& exec, const K* keys, size_t n, Tick tick, RowId* rows);
   // The vector that `key` starts with, in the table's dtype.
   void InitialVector(K key, void* vector) const {
@@ -106,9 +106,10 @@ class HashTable final : public HostTable {
   uint64_t FindRows(Exec& exec, const K* keys, size_t n, Stamp now, Counts counts,
                     RowId* rows) const;
 
-  // The positions i < n with rows[i] != kNoRow, of which there are n - missing; null: all.
+  // Lists the n - missing positions i < n with rows[i] != kNoRow. Null if these are all positions.
   const uint32_t* ListHeld(const RowId* rows, size_t n, uint64_t missing, BatchScratch* scratch);
-  // fn(i, row) for each such position. `row_bytes`: the part of a row that fn touches.
+  // Calls fn(i, row) for each position i that ListHeld lists. `row_bytes` is the number of bytes of
+  // a row that fn accesses.
   template <class Fn>
   void ForHeld(Exec& exec, const RowId* rows, const uint32_t* held, size_t num_held,
                size_t row_bytes, const Fn& fn);
@@ -120,38 +121,40 @@ class HashTable final : public HostTable {
   // to rows[i]. Afterwards `plan` has the positions that repeat a key.
   Status Insert(Exec& exec, const K* keys, size_t n, Stamp now, RowId* rows, const Fill& fill,
                 InsertPlan* plan);
-  // With initial vectors.
+  // Insert with initial vectors.
   Status InsertInitialAt(Exec& exec, const K* keys, size_t n, Stamp now, RowId* rows,
                          InsertPlan* plan);
-  // Everything that may fail before keys [0, fresh) of the plan get new rows and the other keys get
-  // the rows of evicted keys: row ids, slots, room in logs. On failure nothing has changed.
+  // Does everything that may fail (row ids, slots, room in logs), before keys [0, fresh) of the
+  // plan get new rows and the other keys get the rows of evicted keys. On failure nothing has
+  // changed.
   Status PrepareRows(Exec& exec, size_t fresh, Stamp now, InsertPlan* plan);
   void FillRow(size_t i, K key, RowId row, Stamp now, const Fill& fill);
   // Keys [0, fresh) of the plan: fills their rows in order, so that threads write far apart, then
   // claims their slots.
   void PlaceFresh(Exec& exec, const K* keys, const InsertPlan& plan, size_t fresh, Stamp now,
                   RowId* rows, const Fill& fill);
-  // The keys from `fresh` on: each takes the slot and the row of an older key on its path.
+  // Gives each key from `fresh` on the slot and the row of an older key on its path. Skips keys
+  // whose segment has no older row.
   void PlaceByEviction(Exec& exec, const K* keys, const InsertPlan& plan, size_t fresh, Stamp now,
                        RowId* rows, const Fill& fill);
-  // The keys from `fresh` on whose segments have no older row: they get older rows of other
-  // segments.
+  // Gives the keys that PlaceByEviction skipped rows that were evicted from any segment.
   void PlaceElsewhere(const K* keys, const InsertPlan& plan, size_t fresh, Stamp now, RowId* rows,
                       const Fill& fill);
   // Whether `needed` rows were last accessed before `now`.
   bool Evictable(uint64_t needed, Stamp now) const;
-  // The number of such rows in a segment.
+  // The number of rows of a segment that were last accessed before `now`.
   uint32_t OlderRows(uint32_t segment, Stamp now) const;
-  // Evicts such a row, from the first segment at or after *segment that has one.
+  // Evicts a row that was last accessed before `now`, from the first segment at or after *segment
+  // that has one.
   void EvictAnywhere(uint32_t* segment, Stamp now);
   Status Refuse(uint64_t keys, const std::string& why);
-  // fn(j) for each key j of [begin, end) of the plan, by the worker of its segment.
+  // Calls fn(j) for each key j in [begin, end) of the plan, on the worker of its segment.
   template <class Fn>
   void ForSegmentWorkers(Exec& exec, const InsertPlan& plan, size_t begin, size_t end,
                          const Fn& fn) const;
 
   void LastAccesses(Exec& exec, const RowId* rows, size_t n, Stamp* accesses) const override;
-  // fn(i, access) with the last access of each rows[i], all of which are held.
+  // Calls fn(i, access) with the address of the last access of each rows[i], all of which are live.
   template <class Fn>
   void ForSlots(Exec& exec, const RowId* rows, size_t n, const Fn& fn) const;
 

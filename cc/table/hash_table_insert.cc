@@ -36,8 +36,8 @@ Status HashTable<K>::Refuse(uint64_t keys, const std::string& why) {
 
 template <class K>
 bool HashTable<K>::Evictable(uint64_t needed, Stamp now) const {
-  // At most stamps_.batch_keys() rows carry this batch's stamp, which usually answers without a
-  // look.
+  // At most stamps_.batch_keys() rows have this batch's stamp. This bound is usually enough,
+  // without a scan of the index.
   if (size() >= stamps_.batch_keys() && size() - stamps_.batch_keys() >= needed) return true;
   uint64_t older = 0;
   for (uint32_t s = 0; s < index_.segments(); ++s) older += OlderRows(s, now);
@@ -121,7 +121,7 @@ void HashTable<K>::PlaceElsewhere(const K* keys, const InsertPlan& plan, size_t 
     const size_t i = plan.positions[j];
     if (rows[i] != kNoRow) continue;
     EvictAnywhere(&victims, now);
-    // The id that was just freed, and a slot that PrepareRows has made.
+    // Allocates the id that was just freed, and claims a slot that PrepareRows has made free.
     RowId row = kNoRow;
     if (!rows_.Allocate(1, &row).ok()) std::abort();
     FillRow(i, keys[i], row, now, fill);
@@ -139,8 +139,8 @@ Status HashTable<K>::PrepareRows(Exec& exec, size_t fresh, Stamp now, InsertPlan
   if (fresh < m) {
     if (evicted_ != nullptr) evicted_->Reserve(m - fresh);
     rows_.ReserveFree(1);
-    // Where a segment has too few older rows, keys take rows from elsewhere, and slots that are
-    // free here. Keys with rows of their own may need such slots, too.
+    // If a segment has too few older rows, its other new keys get rows of other segments, and need
+    // free slots in this one. Keys with fresh rows may need such slots, too.
     const auto leaving = [&](uint32_t s) { return fresh == 0 ? OlderRows(s, now) : 0; };
     DYNEMB_RETURN_IF_ERROR(index_.MakeSlots(exec, plan->hashes.get(), m, KeysOfRows<K>(View()),
                                             leaving, plan->segment_of.get()));
@@ -235,7 +235,8 @@ void HashTable<K>::EvictAnywhere(uint32_t* segment, Stamp now) {
 
 template <class K>
 size_t HashTable<K>::Erase(Exec& exec, const void* keys, size_t n, Tick tick, bool wipe) {
-  // Stretches, so that working memory has a bound. All of it is there before the first row goes.
+  // Erases a bounded number of keys at a time, to bound the working memory. All of this memory is
+  // allocated before the first row is erased.
   constexpr size_t kStretch = size_t{1} << 18;
   const ScratchLease scratch;
   InsertPlan& plan = scratch->plan;

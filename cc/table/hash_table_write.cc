@@ -63,7 +63,7 @@ Status HashTable<K>::Upsert(Exec& exec, const void* keys, size_t n, const void* 
   RowId* const rows = scratch->rows.Resize(n);
   RowFilter& again = scratch->again;
   again.Reset(n);
-  // First all that may fail: keys without rows get theirs. Then rows that were there are written.
+  // First everything that may fail: keys without rows get rows. Then existing rows are written.
   const uint64_t missing = FindRows(exec, k, n, now, Counts::kNothing, rows);
   const uint32_t* const held = ListHeld(rows, n, missing, scratch.get());
   if (missing != 0) {
@@ -73,8 +73,9 @@ Status HashTable<K>::Upsert(Exec& exec, const void* keys, size_t n, const void* 
     DYNEMB_RETURN_IF_ERROR(Insert(exec, k, n, now, rows, fill, &scratch->plan));
     for (const InsertPlan::Repeat& r : scratch->plan.repeats()) again.Add(rows[r.position]);
   }
-  // The first to mark a row as updated by this batch writes it, so no two threads write one row. If
-  // a second comes, the key repeats, and its row is written again below, in order.
+  // The first thread that marks a row as updated by this batch writes it, so no two threads write
+  // one row. If a row is marked twice, its key repeats; the row is then written again below, in the
+  // order of the batch.
   ForHeld(exec, rows, held, n - missing, layout().vector_offset + bytes, [&](size_t i, char* row) {
     const Stamp updated = __atomic_exchange_n(layout().update(row), now, __ATOMIC_RELAXED);
     if (updated == now) {
@@ -229,7 +230,7 @@ void HashTable<K>::ForSlots(Exec& exec, const RowId* rows, size_t n, const Fn& f
 
 template <class K>
 void HashTable<K>::LastAccesses(Exec& exec, const RowId* rows, size_t n, Stamp* accesses) const {
-  // Finds may stamp meanwhile.
+  // Other threads may be stamping at the same time (Find).
   ForSlots(exec, rows, n, [accesses](size_t i, const Stamp* access) {
     accesses[i] = __atomic_load_n(access, __ATOMIC_RELAXED);
   });
@@ -255,8 +256,8 @@ Status HashTable<K>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) {
   };
   const ScratchLease scratch;
   RowId* const rows = scratch->rows.Resize(n);
-  // Rows that are there are stamped, so that they cannot be evicted for the others; and written
-  // last, when nothing can fail any more.
+  // Existing rows are stamped, so that the new keys cannot evict them. They are written last, when
+  // nothing can fail anymore.
   const uint64_t missing = FindRows(exec, k, n, now, Counts::kNothing, rows);
   const uint32_t* const held = ListHeld(rows, n, missing, scratch.get());
   if (missing != 0) {

@@ -215,8 +215,8 @@ Stamp HostTable::BeginBatch(Exec& exec, Tick tick, size_t n) {
 void HostTable::Sweep(Exec& exec, double share) {
   constexpr size_t kGrain = 4096;
   // Rows and buckets that are added while a sweep runs need no special care. They are added at the
-  // end, either with new stamps, or (in a split) copied from either side of the cursor to a place
-  // that the sweep has not reached yet.
+  // end. New rows have new stamps. The slots that a split copies, from before or after the sweep's
+  // position, are copied to where the sweep has not been yet.
   const auto due = [share](uint64_t n) {
     return share >= 1 ? n : static_cast<uint64_t>(share * static_cast<double>(n));
   };

@@ -76,7 +76,7 @@ class HostTable : public Table {
     *updated = 0;
     rows_.Free(row);
   }
-  // The `keys` (bit patterns) that have no row.
+  // Sets *not_held to those of `keys` (bit patterns) that have no row.
   void DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
                 std::vector<uint64_t>* not_held) const;
   uint64_t KeyBits(RowId row) const;

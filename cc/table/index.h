@@ -15,8 +15,8 @@
 //   level 1            │ 5 │ 5 │ 2 │ 6 │
 //
 // The hash is a 64-bit bijection, so of the keys that agree in the bits of one level, only a few
-// can also agree in those of the next. Every key therefore finds a place, whatever its hash,
-// usually after one directory. kMostLevels is never reached.
+// also agree in those of the next. Every key therefore finds a place, whatever its hash, and one
+// level of inner directories is usually enough. kMostLevels is never reached.
 //
 // Not thread-safe: the table's lock protects it. Workers of one batch may change different segments
 // concurrently.

@@ -31,7 +31,7 @@ DYNEMB_HD inline uint32_t PrefixOf(uint64_t hash, uint32_t level = 0) {
   return Spiral(static_cast<uint32_t>(hash >> 32));
 }
 
-// Where a probe for a key begins in its segment, and what it compares.
+// The bucket at which the probe for a key begins in its segment, and the digest that it looks for.
 struct Probe {
   uint8_t home;    // first bucket
   uint8_t digest;  // 1..255

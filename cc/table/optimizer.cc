@@ -156,7 +156,7 @@ Status ParseOptimizer(const std::string& name, const std::vector<std::string>& f
 }
 
 std::vector<int64_t> StateWidths(OptimizerKind kind, OptimizerFlags flags, int64_t dim) {
-  // Any power will do: it does not change Ftrl's states.
+  // The power is arbitrary: it does not change Ftrl's states.
   return WithFormula(kind, flags, /*power=*/0.5f, [dim](auto tag) -> std::vector<int64_t> {
     using Formula = typename decltype(tag)::Formula;
     if constexpr (formulas::kIsRowwise<Formula>) {

@@ -70,11 +70,12 @@ Status ParseOptimizer(const std::string& name, const std::vector<std::string>& f
 
 // The number of floats per row of each state, in their order in the row (names are Keras's):
 //
-// - kSgd: momentum, only with flag momentum
+// - kSgd: momentum (only with flag `momentum`)
 // - kAdagrad: accumulator
-// - kAdam: momentum, velocity, and with flag amsgrad velocity_hat
+// - kAdam: momentum, velocity, velocity_hat (only with flag `amsgrad`)
 // - kAdamax: momentum, norm
-// - kRmsprop: velocity, with flag momentum momentum, with flag centered average_gradient
+// - kRmsprop: velocity, momentum (only with flag `momentum`), average_gradient (only with flag
+//   `centered`)
 // - kAdadelta: accumulated_grad, accumulated_delta_var
 // - kFtrl: accumulator, linear
 // - kLion: momentum

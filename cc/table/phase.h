@@ -3,10 +3,10 @@
 //   Phase phase("sum gradients");     // until the end of the scope
 //
 // Only the thread that runs the call opens phases, one after another or nested; its helpers do not.
-// Their times therefore add up to the time of the call. By default there is no listener, and a
-// phase costs the load of a pointer. When the operators are loaded, it costs two virtual calls
-// more. The operators' phases appear in TensorFlow's profiler (cc/tf/trace.cc); `python -m
-// benchmarks.phases` adds them up for a training step.
+// Two phases of a call therefore overlap in time only if one is inside the other. By default there
+// is no listener, and a phase costs the load of a pointer. When the operators are loaded, it also
+// costs two virtual calls. The operators' phases appear in TensorFlow's profiler (cc/tf/trace.cc);
+// `python -m benchmarks.phases` adds them up for a training step.
 #ifndef DYNEMB_TABLE_PHASE_H_
 #define DYNEMB_TABLE_PHASE_H_
 

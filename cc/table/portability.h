@@ -1,5 +1,5 @@
-// Macros with which one source compiles for the host and, under nvcc, for the device; and one wheel
-// serves all x86-64 CPUs.
+// Macros that let one source compile for the host and, under nvcc, for the device, and that let one
+// wheel serve all x86-64 CPUs.
 #ifndef DYNEMB_TABLE_PORTABILITY_H_
 #define DYNEMB_TABLE_PORTABILITY_H_
 
@@ -42,9 +42,9 @@
 #endif
 
 // Compiles a function once per instruction set; one of the clones is selected when the library is
-// loaded. There is no clone for AVX-512: dim 4 took up to three times longer, and from dim 16 on,
-// the best case took a third less time. Clones need ifunc (glibc). Sanitizer runtimes are not
-// initialized when ifunc resolvers run, so sanitizer builds use the portable code only.
+// loaded. There is no clone for AVX-512: with it, dim 4 took up to three times longer, and from dim
+// 16 on, the best case took a third less time. Clones need ifunc (glibc). Sanitizer runtimes are
+// not initialized when ifunc resolvers run, so sanitizer builds use the portable code only.
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && defined(__x86_64__) && \
     defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define DYNEMB_HAS_CLONES 1

@@ -33,14 +33,15 @@ class RowStore {
   // Allocates n ids, ids[0..n). Their order depends only on the history of calls. On failure
   // nothing changes.
   Status Allocate(size_t n, RowId* ids);
-  // Undoes the last Allocate, of which no id has been used. Never fails.
+  // Undoes the last Allocate, none of whose ids has been used. Never fails.
   void Unallocate(size_t n, const RowId* ids);
   // Makes room in the free list, so that n calls of Free do not allocate memory.
   void ReserveFree(size_t n);
   // Faults in the memory of the first `rows` rows ahead of their use. Does nothing if that is more
   // than half of the memory that the process may use, or if it is refused. Only for speed.
   void Presize(Exec& exec, uint64_t rows);
-  // Faults in the memory of all allocated rows, with all threads. Only for speed.
+  // Faults in the memory of all allocated rows, with all threads (Arena::Prefault). Only for
+  // speed.
   void Prefault(Exec& exec) { arena_.Prefault(exec, high_water_ * layout_.stride); }
   // Frees an id, for which ReserveFree has made room. Its row must no longer be live.
   void Free(RowId row) { free_.push_back(row); }

@@ -1,6 +1,9 @@
-// Working memory that is kept between calls, as the system would take it back at the end of each
-// and hand it out again page by page: Buffer, an array that only grows; ScratchPool, which keeps
-// objects made of such arrays, also when calls overlap; and SharedScratch, one of the process's.
+// Working memory that is kept between calls. Otherwise the system would take it back at the end of
+// each call, and return it page by page.
+//
+// - Buffer is an array that grows as needed.
+// - ScratchPool keeps objects that consist of such arrays. Calls that overlap get separate objects.
+// - SharedScratch is an object from a pool that the whole process shares.
 #ifndef DYNEMB_TABLE_SCRATCH_H_
 #define DYNEMB_TABLE_SCRATCH_H_
 
@@ -14,10 +17,11 @@
 
 namespace dynemb {
 
-// More than batches of millions of keys need is given back after the call.
+// Larger arrays are freed after the call: only huge batches need them.
 constexpr size_t kKeptBytes = size_t{16} << 20;
 
-// Makes anew those of `objects` that have arrays of more: bytes_of(object) is the largest's size.
+// Resets the `objects` that have an array of more than kKeptBytes. bytes_of(object) is the size of
+// its largest array.
 template <class Objects, class BytesOf>
 void RenewLarge(Objects* objects, const BytesOf& bytes_of) {
   for (auto& object : *objects) {
@@ -30,10 +34,11 @@ class Buffer {
   static_assert(std::is_trivial<T>::value, "elements are not initialised");
 
  public:
-  // Room for n elements of any value. What was there is gone if it has to grow.
+  // Makes room for n elements, whose values are undefined. If the array has to grow, its contents
+  // are lost.
   T* Resize(size_t n) {
     if (n > capacity_) {
-      Free();  // first, so that both are never held
+      Free();  // first, so that both arrays are never held at once
       data_.reset(new T[n]);
       capacity_ = n;
     }
@@ -59,7 +64,7 @@ class Buffer {
 template <class T>
 class ScratchPool {
  public:
-  // Gives its object back to the pool at the end of its life.
+  // Returns its object to the pool when it is destroyed.
   class Lease {
    public:
     Lease(ScratchPool* pool, std::unique_ptr<T> object) : pool_(pool), object_(std::move(object)) {}
@@ -70,7 +75,7 @@ class ScratchPool {
       try {
         pool_->idle_.push_back(std::move(object_));
       } catch (const std::bad_alloc&) {
-        // The object goes; the next call makes another.
+        // The object is freed; the next call creates another.
       }
     }
     T* operator->() const { return object_.get(); }
@@ -95,7 +100,8 @@ class ScratchPool {
   std::vector<std::unique_ptr<T>> idle_;
 };
 
-// A T of the process's pool of them. T::Shrink gives back what only a huge batch needs.
+// A T from the pool that the whole process shares. T::Shrink frees the arrays that only a huge
+// batch needs.
 template <class T>
 class SharedScratch {
  public:
@@ -106,7 +112,8 @@ class SharedScratch {
 
  private:
   static ScratchPool<T>& Pool() {
-    static auto* const pool = new ScratchPool<T>;  // lives as long as any table may
+    static auto* const pool =
+        new ScratchPool<T>;  // never destroyed: tables may be in use until exit
     return *pool;
   }
   typename ScratchPool<T>::Lease lease_;

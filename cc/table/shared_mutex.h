@@ -20,7 +20,7 @@ class SharedMutex {
     pthread_rwlockattr_t attributes;
     pthread_rwlockattr_init(&attributes);
 #if defined(__GLIBC__)
-    // The only kind of glibc's that really prefers writers.
+    // The only kind in glibc that really prefers writers.
     pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
 #endif
     pthread_rwlock_init(&lock_, &attributes);

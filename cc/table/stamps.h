@@ -1,17 +1,20 @@
-// Stamps: how a table stores ticks in 32 bits, and which batch it is in.
+// Stamps: the conversion between ticks and the 32-bit stamps that a table stores, and the stamp of
+// the table's current batch.
 //
-// A stamp stands for a tick of the table's window: the kWindow ticks from its base. It is the tick
-// modulo kWindow, plus 1, so that 0 can be "never" and stamps do not change when the base moves.
+// A stamp represents a tick in the table's window: the kWindow ticks from its base on. The stamp is
+// the tick modulo kWindow, plus 1. Therefore 0 can mean "never", and stamps do not change when the
+// base moves.
 //
 // The base follows the clock in steps of kStep. A step begins when the clock has passed three
-// quarters of the window: the floor moves up, and no new stamp is below it. Then the table is
-// swept: each batch that may write clamps as many rows and slots to the floor as the clock has
-// moved on since the batch before, so that no batch pays for the whole table. When all of it has
-// been swept, the base moves up to the floor.
+// quarters of the window. The floor then moves up, and no new stamp is below it. From then on, the
+// table is swept: each batch that may write clamps a share of the rows and slots to the floor. The
+// share is proportional to the ticks since the previous such batch, so no batch pays for the whole
+// table. When the whole table has been swept, the base moves up to the floor.
 //
-// Ticks are exact for the last 2^31 batches of the process at least. A clamped stamp is later than
-// the tick it was given for, never earlier: "updated since" then gives too many rows, and none is
-// missed. A table that no batch wrote to while the clock passed a whole window is swept at once.
+// Ticks are exact for at least the last 2^31 batches of the process. A clamped stamp is later than
+// its original tick, never earlier. "Updated since" may therefore return too many rows, but misses
+// none. If no batch writes to the table while it should be swept, the next one that does sweeps
+// everything that is left.
 #ifndef DYNEMB_TABLE_STAMPS_H_
 #define DYNEMB_TABLE_STAMPS_H_
 
@@ -48,12 +51,12 @@ struct UpdatedAfter {
 class Stamps {
  public:
   Tick base() const { return base_; }
-  // What a running sweep clamps to; otherwise the base.
+  // The tick to which a running sweep clamps stamps; the base if no sweep is running.
   Tick floor() const { return floor_; }
   DYNEMB_HD StampOrder order() const { return {Residue(base_)}; }
 
-  // The stamp of a tick; of the nearest tick from the floor to the end of the window, if it is
-  // outside.
+  // The stamp of a tick. A tick before the floor or after the end of the window gets the stamp of
+  // the floor or of the end.
   DYNEMB_HD Stamp Encode(Tick tick) const {
     const Tick first = floor_ != 0 ? floor_ : 1;
     const Tick last = base_ + kWindow - 1;
@@ -62,13 +65,14 @@ class Stamps {
   // The tick of a stamp other than "never".
   DYNEMB_HD Tick Decode(Stamp stamp) const { return base_ + order().Rank(stamp); }
   UpdatedAfter After(Tick since) const { return {order(), since < base_ ? 0 : since - base_ + 1}; }
-  // What a stamp becomes when it is swept.
+  // The stamp that replaces `stamp` in a sweep.
   DYNEMB_HD Stamp Clamp(Stamp stamp) const {
     return stamp != 0 && Decode(stamp) < floor_ ? Residue(floor_) : stamp;
   }
 
-  // To be called before a batch at `tick` that may write. Gives the share of the table that must be
-  // swept before it: 0 if no sweep is due, 1 if the whole is. `begins`: the sweep begins anew.
+  // Call before a batch at `tick` that may write. Returns the share of the table that must have
+  // been swept before the batch: 0 if no sweep is due, 1 for the whole table. *begins: whether a
+  // new sweep begins.
   double Follow(Tick tick, bool* begins) {
     *begins = false;
     if (tick < base_ + 3 * kStep) return 0;
@@ -84,7 +88,8 @@ class Stamps {
   // Ends a sweep: every stamp has been clamped.
   void EndSweep() { base_ = floor_; }
 
-  // A batch that names n keys; several times with one tick add up. Returns its stamp.
+  // Begins a batch that names n keys, and returns its stamp. The keys of several calls with one
+  // tick add up.
   Stamp BeginBatch(Tick tick, size_t n) {
     const Stamp now = Encode(tick);
     if (now != batch_) batch_keys_ = 0;
@@ -93,21 +98,21 @@ class Stamps {
     return now;
   }
   Stamp batch() const { return batch_; }
-  // Keys named under it: no more rows than this are as fresh.
+  // The number of keys that this batch has named. At most this number of rows have its stamp.
   uint64_t batch_keys() const { return batch_keys_; }
   void ForgetBatch() { batch_ = 0; }
 
  private:
   static constexpr Tick kWindow = 0xFFFFFFFFu;
   static constexpr Tick kStep = Tick{1} << 30;
-  // Ticks that a sweep takes. The rest of the window is for calls that only read, which may go on
-  // while no batch writes.
+  // The number of ticks that a sweep takes. The rest of the window is for calls that only read,
+  // which may continue while no batch writes.
   static constexpr Tick kSweep = kStep / 2;
 
   DYNEMB_HD static Stamp Residue(Tick tick) { return static_cast<Stamp>(tick % kWindow) + 1; }
 
   Tick base_ = 0;
-  Tick floor_ = 0;   // the base, or what it becomes when the sweep ends
+  Tick floor_ = 0;   // the base, or its next value while a sweep is running
   Stamp batch_ = 0;  // 0: none
   uint64_t batch_keys_ = 0;
 };

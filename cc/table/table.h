@@ -55,10 +55,10 @@ class Table : public TableBatches, public TableCut {
   virtual uint64_t size() const = 0;     // (shared)
   virtual TableStats stats() const = 0;  // (shared)
 
-  // (shared) The error of an earlier call that could not return one: the last such error, once. If
-  // an error has left the table inconsistent, that error, always; the table then refuses every
-  // change. Callers ask before they use the results of such a call. A table in host memory has no
-  // such errors.
+  // (shared) Returns the error of an earlier call that could not return one: the last such error,
+  // once. If an error has left the table inconsistent, returns that error, in every call; the table
+  // then refuses every change. Callers check Error before they use the results of calls that return
+  // no Status. A table in host memory has no such errors.
   virtual Status Error() const { return Status(); }
 
   // --- Optimizer state
@@ -76,8 +76,8 @@ class Table : public TableBatches, public TableCut {
   // an owner: a text that is unique to one optimizer in the process. Restored state has no owner
   // until an optimizer takes or steps it.
   const std::string& state_owner() const { return state_owner_; }
-  // (exclusive) AttachState, and makes `owner` the owner, or no one if it is empty. State of
-  // another owner is reset. `*begins_anew`: whether the state was reset.
+  // (exclusive) AttachState, and makes `owner` the owner; if `owner` is empty, the state has no
+  // owner afterwards. State of another owner is reset. `*begins_anew`: whether the state was reset.
   Status TakeState(Exec& exec, const StateSpec& spec, const std::string& owner, bool* begins_anew);
   // (shared) FailedPrecondition if the state is not `spec` or has another owner. The message names
   // the table, the optimizer whose state it has, and the one that tries to step it. An optimizer
@@ -93,21 +93,22 @@ class Table : public TableBatches, public TableCut {
   // (exclusive) Removes every row.
   virtual Status Clear(Exec& exec, Tick tick) = 0;
   // (shared) At most `limit` rows that were updated after `since` (0: all rows), from row `cursor`
-  // on. Following next_cursor from 0 to -1 yields each row that is neither erased nor evicted
-  // meanwhile exactly once, unless Promote is called meanwhile.
+  // on. Calls that follow next_cursor from 0 to -1 list each row exactly once, except rows that are
+  // erased or evicted in the meantime. Promote must not be called between them.
   virtual ExportPlan PlanExport(Exec& exec, uint64_t cursor, uint64_t limit, Tick since) const = 0;
   // (shared, under the lock of PlanExport) Copies keys and vectors (of the table's types), state,
   // and ticks of last update to arrays in host memory; a null column is skipped.
   virtual void Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
                       int64_t* updates) const = 0;
   // (exclusive on both tables) Swaps the rows and their state with another table of the same key
-  // type, dtype, dim and max_capacity. This table is then as it was at `tick`, and tracks changes
-  // from there on.
+  // type, dtype, dim and max_capacity. This table then counts as unchanged since `tick`, and tracks
+  // changes from then on.
   virtual void Adopt(Table* other, Tick tick) = 0;
 
   // --- Tiers
 
-  // (shared) Whether enough was read since the last Promote to make another worthwhile.
+  // (shared) Whether enough batches have read rows since the last Promote to make another one
+  // worthwhile.
   virtual bool PromotionIsDue() const { return false; }
   // (exclusive) Moves rows that are read often to the faster memory, if the table has two. Row ids
   // found before are invalid afterwards, except for ApplyRange, which finds moved rows again.
@@ -116,8 +117,8 @@ class Table : public TableBatches, public TableCut {
     (void)tick;
     return Status();
   }
-  // (exclusive) Promote, if it is due. If there is no memory for it, rows stay where they are; that
-  // is no error of the batch that it is called for.
+  // (exclusive) Promote, if it is due. If there is no memory for it, rows stay where they are, and
+  // the call succeeds.
   Status PromoteIfDue(Exec& exec, Tick tick);
 
   // (shared, or exclusive) For tests: aborts the process with a message if an invariant does not

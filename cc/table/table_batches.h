@@ -25,7 +25,7 @@ class TableBatches {
   virtual ~TableBatches() = default;
 
   // (exclusive) Announces a batch that writes and names n keys; repeated calls with one tick add
-  // up. Returns its stamp. The calls below announce themselves; code that runs passes of its own
+  // up. Returns its stamp. The calls below announce themselves; code that runs its own passes
   // (cc/lookup) calls this before its first pass. Sweeps a share of the old stamps (stamps.h).
   virtual Stamp BeginBatch(Exec& exec, Tick tick, size_t n) = 0;
 
@@ -35,7 +35,7 @@ class TableBatches {
   virtual void Find(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) = 0;
   // (shared) found[i] = whether keys[i] has a row. Does not count as an access.
   virtual void Contains(Exec& exec, const void* keys, size_t n, bool* found) const = 0;
-  // (shared) Find, and copies the vectors. A key without a row gets `default_vector` (dim
+  // (shared) Like Find, and also copies the vectors. A key without a row gets `default_vector` (dim
   // elements), or its initial vector if that is null.
   virtual void Lookup(Exec& exec, const void* keys, size_t n, Tick tick, const void* default_vector,
                       void* vectors, RowId* rows) = 0;
@@ -43,9 +43,11 @@ class TableBatches {
   // other keys. Does not count as an access.
   virtual void ReadRows(Exec& exec, const void* keys, size_t n, float* vectors, float* state,
                         bool* found) const = 0;
-  // (shared) For keys that an earlier call, after batch `since`, found in rows_before (kNoRow: not
-  // found) and a later call in rows: changed[i] = whether the vector may have changed in between. A
-  // row that batch `now` inserted still has the initial vector that was read for it before.
+  // (shared) Compares two reads of the same keys. The first was made after batch `since`, and
+  // found rows_before; the second found `rows`. (kNoRow: the key had no row.)
+  // changed[i] = whether the vector may have changed in between. It has not changed if batch `now`
+  // inserted the row, because the first read then returned the same initial vector. A key that has
+  // no row in `rows` counts as changed.
   virtual void Changed(Exec& exec, const RowId* rows, const RowId* rows_before, size_t n,
                        Tick since, Tick now, bool* changed) const = 0;
 
@@ -54,10 +56,10 @@ class TableBatches {
   // (exclusive) rows[i] = the row of keys[i]. A key without a row gets one, with its initial vector
   // and state.
   virtual Status FindOrInsert(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) = 0;
-  // (exclusive) FindOrInsert, and copies the rows that it evicts.
+  // (exclusive) Like FindOrInsert, and also copies the rows that it evicts.
   virtual Status InsertAndEvict(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows,
                                 EvictedRows* evicted) = 0;
-  // (exclusive) FindOrInsert, and copies the vectors.
+  // (exclusive) Like FindOrInsert, and also copies the vectors.
   virtual Status LookupOrInsert(Exec& exec, const void* keys, size_t n, Tick tick, void* vectors,
                                 RowId* rows) = 0;
 
@@ -77,9 +79,10 @@ class TableBatches {
   virtual Status WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors,
                            const float* state, bool insert, uint64_t step, Tick tick) = 0;
   // (exclusive) Applies the optimizer to the rows of distinct keys[begin..end). rows[i] is the row
-  // that an earlier call found for keys[i]; if it belongs to another key now, it is not touched,
-  // and a dropped gradient is counted. Ranges may run in parallel, after one BeginBatch. The
-  // table's state must be `optimizer`'s. `step` as in WriteRows.
+  // that an earlier call found for keys[i]. If it no longer belongs to keys[i], the gradient is
+  // dropped and counted; a table of two tiers first looks the key up again. Ranges may run in
+  // parallel, after one BeginBatch. The table's state must be `optimizer`'s. `step` as in
+  // WriteRows.
   virtual void ApplyRange(Exec& exec, const RowOptimizer& optimizer, const void* keys,
                           const RowId* rows, const float* gradients, size_t begin, size_t end,
                           uint64_t step, Tick tick) = 0;
@@ -87,7 +90,7 @@ class TableBatches {
   // the rows with zeros.
   virtual size_t Erase(Exec& exec, const void* keys, size_t n, Tick tick, bool wipe = false) = 0;
 
-  // The rows of a dump, in host memory. Times are ticks less `base`.
+  // The rows of a dump, in host memory. Times are ticks minus `base`.
   struct LoadedRows {
     const void* keys = nullptr;         // [n], distinct
     const void* vectors = nullptr;      // [n, dim], of the table's dtype

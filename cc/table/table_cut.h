@@ -1,5 +1,5 @@
-// TableCut: the calls of a table that snapshot.h uses to read it as it was at one moment, while it
-// is trained. changes.h explains cuts.
+// TableCut: the calls of a table with which snapshot.h reads the table's state at one moment, while
+// the table is trained. changes.h explains cuts.
 #ifndef DYNEMB_TABLE_TABLE_CUT_H_
 #define DYNEMB_TABLE_TABLE_CUT_H_
 
@@ -17,8 +17,9 @@ class TableCut {
  public:
   virtual ~TableCut() = default;
 
-  // Whether the table tracks changes. (exclusive) Track begins to, unless it does already; the
-  // table is as it was at `tick`.
+  // Whether the table tracks changes.
+  // (exclusive) Track begins tracking, unless the table tracks changes already. The table has not
+  // changed since `tick`.
   virtual bool tracking() const = 0;
   virtual void Track(Tick tick) = 0;
 

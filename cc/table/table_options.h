@@ -13,14 +13,14 @@ namespace dynemb {
 
 // How a full table makes room for a new key.
 enum class EvictStrategy : uint8_t {
-  kLru,   // it evicts the least recently accessed row in the new key's neighborhood
+  kLru,   // it evicts the least recently accessed of the rows near the new key's slot
   kNone,  // it evicts nothing; the insert fails
 };
 
-// The memory of the rows.
+// The memory of the rows. cc/device implements the device tiers, kHbm and kHybrid.
 enum class Tier : uint8_t {
   kHost,    // host memory; Table::Create
-  kHbm,     // device memory (cc/device), and so for kHybrid
+  kHbm,     // device memory
   kHybrid,  // device memory for the first max_hbm_bytes of rows, host memory for the rest
 };
 
@@ -53,7 +53,7 @@ struct StateSpec {
   }
 };
 
-// Byte counts are of memory in use now. Event counts begin when the table is created.
+// Byte counts are for the memory in use now. Event counts begin when the table is created.
 struct TableStats {
   uint64_t size = 0;   // rows held
   uint64_t slots = 0;  // size / slots is the load

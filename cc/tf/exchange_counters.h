@@ -1,4 +1,5 @@
-// Counters of what this process has sent to other ranks, per table. stats() reads them.
+// Counters of the keys and bytes that this process has sent to other ranks, per table. stats()
+// reads them.
 #ifndef DYNEMB_TF_EXCHANGE_COUNTERS_H_
 #define DYNEMB_TF_EXCHANGE_COUNTERS_H_
 

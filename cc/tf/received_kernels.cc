@@ -33,8 +33,8 @@ class ReceivedOp : public SparseOp {
   }
 
  protected:
-  // Finds received rows from the inputs words (at `first`), held (one for each table), and came and
-  // sent (at `counts`).
+  // Finds the received rows. The inputs are words (at `first`), held (one per table, after words),
+  // and came and sent (at `counts`).
   absl::Status FindRows(tf::OpKernelContext* ctx, int first, int counts, WireLayout* layout,
                         Exchange::Received* received) const {
     const tf::Tensor& words = ctx->input(first);

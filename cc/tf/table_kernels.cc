@@ -24,7 +24,7 @@ class OneTableOp : public DynembOp {
     TF_RETURN_IF_ERROR(Run(ctx, ref->table()));
     return ToAbsl(ref->table().Error());
   }
-  // The caller then returns the table's Error.
+  // If this succeeds, the caller returns the table's Error.
   virtual absl::Status Run(tf::OpKernelContext* ctx, Table& table) = 0;
 };
 
@@ -179,7 +179,7 @@ class WriteRowsOp : public OneTableOp {
     DYNEMB_RETURN_IF_LIBRARY_ERROR(
         table.WriteRows(*exec, keys.data(), static_cast<size_t>(n), Data<float>(ctx->input(2)),
                         Data<float>(ctx->input(3)), insert_, RoundingStep(update_, step), tick));
-    // Optimizers other than ours end a step with this operator.
+    // This operator ends the steps of optimizers that DynembApplyGradients does not implement.
     return ToAbsl(table.PromoteIfDue(*exec, tick));
   }
 

@@ -24,11 +24,11 @@ class WireSide {
   tf::DataType dtype(size_t t) const { return dtypes_[t]; }
   uint32_t rank() const { return rank_; }
 
-  // Makes the layout of rows of these widths; counts is [tables, ranks].
+  // Sets *layout for rows of these widths; counts is [tables, ranks].
   absl::Status MakeLayout(const tf::Tensor& counts, const std::vector<int64_t>& dims,
                           WireLayout* layout) const;
-  // Finds the rows that this rank sends to itself among `rows`: all rows of table t that it sends,
-  // in the order of the ranks, with the counts `sent`.
+  // Finds the rows of table t that this rank sends to itself. `rows` has all rows of the table that
+  // this rank sends, in the order of the ranks; `sent` has their numbers.
   absl::Status FindOwn(const tf::Tensor& rows, const char* name, const tf::Tensor& sent,
                        const WireLayout& layout, size_t t, const void** own) const;
 
