@@ -58,7 +58,7 @@ Status DeviceTable<Device>::MakeRoom(Work& work, const uint32_t* from, const uin
            after(bounds_.live) <= BucketLimit(store_.ring.count);
   };
   if (!enough()) {
-    // The number of distinct new keys is what counts: a batch may repeat one key many times. If
+    // Only the number of distinct new keys matters: a batch may repeat one key many times. If
     // batches are small for the table, there is room for the next batch too, even if all its keys
     // are new. Otherwise every batch would wait here while the table is almost full.
     const size_t given = n;

@@ -1,7 +1,7 @@
 // ThreadLane: one thread per key, while other threads change the same buckets. On a GPU, a warp
 // then has 32 probes in flight, whereas tiles of eight threads (lanes_cuda.cuh) have four. A probe
-// reads little and waits long, so the number of probes in flight is what counts. On the host, this
-// is the fastest way to simulate a device.
+// reads little and waits long, so the number of probes in flight determines the speed. On the host,
+// this is the fastest way to simulate a device.
 //
 // The digests and overflow of a bucket are one word of eight bytes, which is read at once.
 #ifndef DYNEMB_DEVICE_THREAD_LANE_H_

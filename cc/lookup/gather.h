@@ -31,7 +31,7 @@ struct GatherTask : BagTask {
   int64_t dim = 0;
 };
 
-// InvalidArgument if an index is n or more. To be called before anything is written.
+// InvalidArgument if an index is n or more. Call before anything is written.
 Status CheckIndex(Exec& exec, const uint32_t* index, size_t nnz, size_t n);
 // The caller has checked the indices.
 void GatherPool(Exec& exec, const std::vector<GatherTask>& tasks);

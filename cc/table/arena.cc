@@ -168,7 +168,7 @@ void Arena::Prefault(Exec& exec, size_t bytes) {
   if (end <= first) return;
   exec.ParallelFor(end - first, 1, [&](size_t begin, size_t last) {
     char* const data = data_ + (first + begin) * kHugePage;
-    // Page by page, in case the system gives small pages. Each is faulted in by a write that
+    // Page by page, in case the system has mapped small pages. Each is faulted in by a write that
     // changes nothing.
     for (size_t b = 0; b < (last - begin) * kHugePage; b += kPage) {
       __atomic_fetch_or(data + b, char{0}, __ATOMIC_RELAXED);

@@ -7,7 +7,8 @@
 //       └───────┴─┴─────────────┴─────────────┘
 //
 // o is `overflow`: the number of keys that passed over this bucket from their home bucket to a slot
-// of a later one. It saturates at 255 and is then sticky, until the segment is rebuilt by a split.
+// of a later one. It saturates at 255 and is then sticky, until the ring is rebuilt: a segment by a
+// split, the index of a device when it grows.
 //
 // Invariants:
 //

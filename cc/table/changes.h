@@ -58,7 +58,7 @@ using CutTime = uint32_t;
 //
 // Each thread saves rows into its own chunk (up to kSlots threads; further threads share). The
 // bound counts the full size of a chunk until the chunk is finished. Saving a row therefore takes
-// only a lock that no thread but the reader contends for.
+// only a lock for which, as a rule, only the reader contends.
 class SavedRows {
  public:
   struct Chunk {

@@ -6,8 +6,8 @@
 // 2. Search the bucket, and prefetch the row that a matching slot names.
 // 3. Compare the row's key, and call the visitor.
 //
-// About 12 buckets and 12 rows are therefore being fetched at any time, and a row's bytes are in
-// the cache when the visitor reads them.
+// At any time, about kBucketAhead - kRowAhead buckets and kRowAhead rows are therefore being
+// fetched, and a row's bytes are in the cache when the visitor reads them.
 #ifndef DYNEMB_TABLE_FIND_PASS_H_
 #define DYNEMB_TABLE_FIND_PASS_H_
 

@@ -10,7 +10,7 @@
 //     (cc/lookup/distinct.h)
 //   distinct keys of a batch on a device  SplitMix   kElectionSalt                 nothing
 //     (cc/device/kernels.h)
-//   repeated keys in pass 2               Remix of the slot's hash                 nothing
+//   repeated keys in pass 2               the slot's hash, or Remix of it          nothing
 //     (insert_plan.h)
 //   small integers over workers, filters  ScatterInteger                           nothing
 //

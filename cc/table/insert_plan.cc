@@ -60,7 +60,7 @@ bool InsertPlan::FindRepeats(Worker* worker) {
   const size_t slots = SetSlots(worker->num_owned);
   worker->seen.Resize(slots);
   // Of the distinct hashes that collide in the slots of one mix, only a few also collide in those
-  // of the next: 64 bits cannot agree in as many mixes as this tries.
+  // of the next. Two 64-bit hashes that differ cannot agree in all mixes that this tries.
   bool repeated = false;
   for (uint64_t mix = 0; !TryFindRepeats(worker, slots, mix, &repeated); ++mix) {
   }

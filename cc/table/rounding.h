@@ -2,7 +2,7 @@
 //
 // It depends on the update: on the step of an optimizer, or on the number of additions that the
 // table has had. It does not depend on ticks, nor on the number of batches in the process, so reads
-// between two updates change no bit of what is trained.
+// between two updates do not change any bit of the result of training.
 #ifndef DYNEMB_TABLE_ROUNDING_H_
 #define DYNEMB_TABLE_ROUNDING_H_
 

@@ -112,8 +112,7 @@ class SharedScratch {
 
  private:
   static ScratchPool<T>& Pool() {
-    static auto* const pool =
-        new ScratchPool<T>;  // never destroyed: tables may be in use until exit
+    static auto* const pool = new ScratchPool<T>;  // never destroyed: tables may live until exit
     return *pool;
   }
   typename ScratchPool<T>::Lease lease_;

@@ -46,7 +46,7 @@ Status Snapshot::Next(size_t limit, Piece* piece) {
       chunk_.n = chunk_read_ = 0;
       saved_.Pop(&chunk_);
     }
-    // After Pop: once all tables are read, no batch can fail to save a row any more.
+    // After Pop: once all tables are read, no batch can fail to save a row anymore.
     DYNEMB_RETURN_IF_ERROR(saved_.Error());
     if (chunk_read_ < chunk_.n) {
       piece->table = chunk_.table;

@@ -14,7 +14,7 @@
 // Ticks are exact for at least the last 2^31 batches of the process. A clamped stamp is later than
 // its original tick, never earlier. "Updated since" may therefore return too many rows, but misses
 // none. If no batch writes to the table while it should be swept, the next one that does sweeps
-// everything that is left.
+// everything that is left. A table on a device is always swept as a whole.
 #ifndef DYNEMB_TABLE_STAMPS_H_
 #define DYNEMB_TABLE_STAMPS_H_
 
