@@ -193,7 +193,7 @@ Status DeviceLookups<Device>::Pool(Exec& exec, const std::vector<PoolTask>& task
   for (size_t t = 0; t < gathered.tables.size(); ++t) {
     DTable& table = *gathered.tables[t];
     if (insert) {
-      // Usually the previous step has ended with a promotion, and none is due here.
+      // Usually no promotion is due here, because training steps end with PromoteIfDue.
       DYNEMB_RETURN_IF_ERROR(table.PromoteIfDue(exec, tick));
       now.emplace_back();
       DYNEMB_RETURN_IF_ERROR(table.Begin(exec, gathered.table_size(t), tick, &now.back()));

@@ -286,8 +286,8 @@ struct ElectPositions {
   }
 };
 
-// Runs ElectPositions on n keys. If memory runs out, it does nothing, and the session's
-// status reports this.
+// Runs ElectPositions on n keys. If memory runs out, it does nothing, and the session's status
+// reports this.
 template <bool kLast, class Session, class Keys>
 void Elect(Session& session, const Keys& keys, const RowId* rows, size_t n, const uint32_t** places,
            uint32_t** of) {

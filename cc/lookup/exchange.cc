@@ -114,8 +114,8 @@ class HostExchangeImpl final : public Exchange {
     }
   };
 
-  // Sets the rows of the features, checks the indices and calls fn(). The rows are valid
-  // during that call.
+  // Sets the rows of the features, checks the indices and calls fn(). The rows are valid during
+  // that call.
   template <class Feature, class Fn>
   static Status WithRows(Exec& exec, const Received& received, std::vector<Feature>* features,
                          const Fn& fn) {
