@@ -151,7 +151,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         return bags.at_positions(tf.boolean_mask(ids, keep), positions, count, ids.shape[0])
 
     def count_params(self) -> int:
-        """The number of rows held now times dim, over all tables."""
+        """Returns dim times the number of rows that all tables hold now."""
         return sum(len(weight.value) for weight in self._weights_of_tables) * self.dim
 
     def save_own_variables(self, store: Any) -> None:
@@ -167,6 +167,9 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
 
         Their optimizer state is loaded too if the optimizer is built, as with the optimizer's own
         variables in Keras.
+
+        Raises:
+            ValueError: the number of tables or the width of the vectors differs.
         """
         parts = (*Rows._fields, "info")
         count = len(self._weights_of_tables)

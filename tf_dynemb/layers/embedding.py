@@ -36,13 +36,17 @@ class Embedding(TableLayer):
         mask_zero: as in Keras: a mask for the layers that follow, false where the id is 0.
         key_type: the key type of the table: "int64", "int32" or "uint64".
         embeddings_constraint: a Keras constraint, applied to the rows that a step has updated.
-        **table_options: name, dtype and trainable of the layer; var_type and the fields of
-            `TableOptions` for the table.
+        **table_options: name, dtype, trainable and activity_regularizer of the layer; var_type and
+            the fields of `TableOptions` for the table.
 
     Input: integers of any shape, dense or ragged (with a combiner also sparse [batch, ids]). Floats
     are accepted if they are whole and small enough to be exact.
 
     Output: ids.shape + [dim]; with a combiner, ids.shape[:-1] + [dim].
+
+    Raises:
+        ValueError, TypeError: an argument is invalid, or the ids have an unsuitable shape or type;
+            the message names it.
     """
 
     def __init__(

@@ -28,13 +28,17 @@ class EmbeddingBag(TableLayer):
         default_vector: the vector of unknown ids outside training: a number or `dim` numbers.
         key_type: the key type of the table: "int64", "int32" or "uint64".
         embeddings_constraint: a Keras constraint, applied to the rows that a step has updated.
-        **table_options: name, dtype and trainable of the layer; var_type and the fields of
-            `TableOptions` for the table.
+        **table_options: name, dtype, trainable and activity_regularizer of the layer; var_type and
+            the fields of `TableOptions` for the table.
 
-    Input: ids: dense [..., H], ragged [batch, (ids)] or sparse [batch, ids]. Optionally
-    `weights=...` of the same kind and shape, floating point; the weights have a gradient.
+    Input: ids, dense [..., H], ragged [batch, (ids)] or sparse [batch, ids]. `weights=...` is
+    optional: floating point, of the same kind and shape as the ids. The weights have a gradient.
 
     Output: [..., dim]; an empty bag gives zeros.
+
+    Raises:
+        ValueError, TypeError: an argument is invalid, or the ids have an unsuitable shape or type;
+            the message names it.
     """
 
     def __init__(

@@ -34,13 +34,17 @@ class MultiTableEmbedding(TableLayer):
         default_vector: the vector of unknown ids outside training: a number or `dim` numbers.
         key_type: the key type of the tables: "int64", "int32" or "uint64".
         embeddings_constraint: a Keras constraint, applied to the rows that a step has updated.
-        **table_options: name, dtype and trainable of the layer; var_type and the fields of
-            `TableOptions` for all tables.
+        **table_options: name, dtype, trainable and activity_regularizer of the layer; var_type and
+            the fields of `TableOptions` for all tables.
 
     Input: ids [batch, features]; or ids of any shape and `table_ids=...`, integers of the same
     shape that name the table of each id.
 
     Output: [batch, features, dim]; with `table_ids`, ids.shape + [dim].
+
+    Raises:
+        ValueError, TypeError: an argument is invalid, or the ids have an unsuitable shape or type;
+            the message names it.
     """
 
     def __init__(

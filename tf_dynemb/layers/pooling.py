@@ -70,7 +70,7 @@ def pool_ids(layer: Any, weight: Any, ids: Any, weights: Any, combiner: str, tra
 
 
 def _drop_padding(layer: Any, feature: Bags) -> Bags:
-    """Removes the padding ids, so that they do not count in a mean."""
+    """Removes the padding ids, so that they do not affect the combiner."""
     if layer.padding_id is None:
         return feature
     keep = ~layer._is_padding(feature.keys)

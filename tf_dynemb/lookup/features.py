@@ -14,7 +14,7 @@ from tf_dynemb.variables.unwrap import unwrap
 
 
 def as_features(params: Any, sp_ids: Any, sp_weights: Any) -> list[Bags]:
-    """Checks the arguments of `lookup_sparse`, and converts ids and weights to bags."""
+    """Checks the arguments of `lookup_sparse`; returns the bags of each feature."""
     single = not isinstance(params, (list, tuple))
     tables = [unwrap(table) for table in as_list(params)]
     if not tables:

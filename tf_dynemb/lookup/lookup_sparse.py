@@ -50,23 +50,23 @@ def lookup_sparse(
             list several times.
         sp_ids: for each table, a SparseTensor of rank 2 (indices in any order; rows may be empty),
             a RaggedTensor of two dimensions, or a dense tensor [B, H] or [B], of integers. Ids of a
-            type other than the table's key type are cast if the cast cannot lose anything. For all
-            tables together, the `ahead` that `prefetch_lookup` yields is also accepted.
+            type other than the table's key type are cast if the cast cannot lose anything. Instead
+            of all of these, the `ahead` that `prefetch_lookup` yields is accepted.
         sp_weights: None, or for each table either None or weights of the kind and shape of its ids.
         combiners: "sum", "mean", "sqrtn" or "max", one for all or one for each. Default: "mean".
             Formulas: `tf_dynemb.lookup.pool.pool`.
         insert: whether unknown keys get a row. Otherwise they read as the vector that they would
             start with, and no row is created.
-        use_low_frequency_filter: whether to drop ids of keys without a row at random, so that rare
-            keys do not fill the table. The table's option `filter_ratio` is the share of ids that
-            is kept. Dropped ids are treated as absent from the batch.
+        use_low_frequency_filter: whether to drop some of the ids whose keys have no row, at random,
+            so that rare keys do not fill the table. The table's option `filter_ratio` is the
+            probability that such an id is kept. Dropped ids are treated as absent from the batch.
 
     Returns:
         [B, dim] of the table's dtype; for a list of tables, a list of such tensors.
 
     Raises:
-        ValueError, TypeError: lists of different lengths, or a wrong dtype, rank or combiner.
-            Nothing has changed then.
+        ValueError, TypeError: lists of different lengths, or a wrong dtype, rank or combiner. In
+            this case the tables are unchanged.
     """
     single = not isinstance(params, (list, tuple))
     tables = [unwrap(table) for table in as_list(params)]

@@ -1,4 +1,4 @@
-"""Pooling with TensorFlow's own operations, for vectors that do not come from a table's rows."""
+"""Pooling with TensorFlow's own operations, for vectors that our operators do not pool."""
 
 from __future__ import annotations
 

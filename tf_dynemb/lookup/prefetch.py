@@ -40,14 +40,14 @@ class Prefetched(tf.experimental.ExtensionType):  # type: ignore[misc]
         bags: the bags of each feature.
         weights: the weights of each feature.
         num_bags: the number of bags of each feature.
-        index: for the features in tables that are spread over ranks. This and the next three are
-            the fields of an `exchange.Request`.
+        index: for each feature in a table that is spread over ranks, the positions of its keys in
+            the request. This and the next three are the fields of an `exchange.Request`.
         owned: for each of these tables, the keys that this rank is asked for (`Request.keys`).
-        asked: the numbers of keys that this rank asked of each rank.
-        served: the numbers of keys that each rank asked of this rank.
+        asked: the number of keys that this rank asks each rank for.
+        served: the number of keys that each rank asks this rank for.
         vectors: for each of these tables, the vectors that were read.
         rows: for each of these tables, the row ids of `owned` when they were read.
-        tick: a tick before they were read.
+        tick: a tick before the vectors were read.
     """
 
     keys: _Tensors
@@ -97,6 +97,10 @@ def prefetch_lookup(
     Yields:
         (batch, ahead): `ahead` replaces `sp_ids` in one call of `lookup_sparse` with the same
         `params`. The call may be inside a `tf.function` that has `ahead` as an argument.
+
+    Raises:
+        ValueError, TypeError: the ids or weights of a batch are invalid, as in `lookup_sparse`;
+            raised by the iteration.
     """
     tables = [unwrap(t) for t in as_list(params)]
 
@@ -127,8 +131,8 @@ def prefetch_lookup(
 class _Task(threading.Thread):
     """A call in its own thread, which the process does not wait for when it exits.
 
-    A process waits for the threads of an executor when it exits. This thread may be in an exchange
-    with ranks that have failed.
+    It is not run by an executor, because a process waits for an executor's threads when it exits,
+    and this thread may be in an exchange with ranks that have failed.
     """
 
     def __init__(self, function: Callable[[], Any]) -> None:
@@ -169,7 +173,10 @@ def _prefetched(features: Sequence[Bags], *rest: Any) -> Prefetched:
 
 
 class _Reader:
-    """Reads the vectors of batches, always of the same tables, in a graph: its ops have names."""
+    """Reads the vectors of batches from the same tables every time.
+
+    It reads in a graph, whose operations have names. The ranks match their exchanges by these.
+    """
 
     def __init__(self, tables: Sequence[Any]) -> None:
         spread, self._table_of, self._places = exchange.spread_tables(tables)
@@ -224,6 +231,9 @@ def finish(
         ahead: the ids and vectors that were read ahead.
         combiners: the combiners of these features.
         insert: whether unknown keys get rows.
+
+    Returns:
+        For each of these features, [num_bags, dimension] of its table's dtype.
     """
     if not tables:
         return []

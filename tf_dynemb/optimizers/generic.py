@@ -45,9 +45,9 @@ class _RowState:
 def fresh_copy(optimizer: Any) -> Any:
     """Returns an optimizer of the same class and settings, without variables.
 
-    It is not created with `from_config` if the optimizer is not built, because a user's class may
-    not list all its settings there. The copy does no clipping, loss scaling, averaging or gradient
-    accumulation: these are done outside.
+    If the optimizer is not built, its attributes are copied instead of calling `from_config`,
+    because the config of a user's class might not contain all its settings. The copy does no
+    clipping, loss scaling, averaging or gradient accumulation: these are done outside.
     """
     if optimizer.built:
         optimizer = type(optimizer).from_config(optimizer.get_config())

@@ -32,7 +32,7 @@ class TableGradient:
         table: the table.
         keys: [n], unique, of the table's key type.
         sums: float32 [n, dim]: the sum of the gradients of each key.
-        rows: uint32 [n], the row ids of the keys; or [0], if rows are to be found by key.
+        rows: uint32 [n], the row ids of the keys; or [0], if the operator finds rows by key.
     """
 
     table: DynamicVariable

@@ -37,9 +37,9 @@ class NativeForm:
 
 
 def native_form(optimizer: Any) -> NativeForm | None:
-    """Returns the operators' form of a Keras optimizer; None if they do not know its class.
+    """Returns the operators' form of a Keras optimizer; None if they do not implement its class.
 
-    Subclasses are not known: they may compute something different.
+    Subclasses get None, because they may compute something different.
     """
     describe = _NATIVE.get(type(optimizer))
     return None if describe is None else describe(optimizer)

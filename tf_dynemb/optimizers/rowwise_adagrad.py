@@ -23,6 +23,9 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):  # type: ignore[misc]
         initial_accumulator_value: the initial value of the accumulator, >= 0.
         epsilon: added to the square root.
         **kwargs: arguments of `keras.optimizers.Optimizer`.
+
+    Raises:
+        ValueError: `initial_accumulator_value` is negative.
     """
 
     def __init__(

@@ -44,9 +44,9 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
     - The newest wrapper that attaches to a table takes it over, with fresh state, as a recompiled
       model has in Keras. A wrapper's first step with a table attaches to it.
-    - A wrapper that trained the table before then gets a `tf.errors.FailedPreconditionError` that
-      names both wrappers when it steps the table, also in a `tf.function` that was traced before.
-      The table is unchanged. `attach` takes the table back.
+    - If the previous wrapper then steps the table, even in a `tf.function` that was traced before,
+      it raises a `tf.errors.FailedPreconditionError` that names both wrappers. The table is
+      unchanged. The previous wrapper's `attach` takes the table back.
     - State that `load` or a checkpoint restored is continued by the first wrapper that would keep
       the same state.
     - SGD without momentum, and other optimizers without state, may step any table.
@@ -213,6 +213,11 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
         Returns:
             The number of steps so far, a variable.
+
+        Raises:
+            ValueError: no variable has a gradient, or the optimizer cannot step tables.
+            TypeError: the gradient of a table is not a `tf.IndexedSlices`.
+            tf.errors.FailedPreconditionError: another wrapper has taken over the state of a table.
         """
         pairs = list(grads_and_vars)
         if pairs:
@@ -348,6 +353,9 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
         Returns:
             The number of steps so far, a variable.
+
+        Raises:
+            ValueError: `loss` is a tensor and `tape` is None; other errors as in `apply_gradients`.
         """
         if callable(loss):
             with tf.GradientTape() as tape:

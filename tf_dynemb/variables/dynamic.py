@@ -20,10 +20,10 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
     """A table of vectors by integer key that grows as keys are looked up.
 
     It is a `tf.Variable`: `tf.nn.embedding_lookup` and its sparse forms, `sparse_read`,
-    `scatter_add`, `scatter_sub`, `scatter_update`, `tape.gradient` (an `IndexedSlices` over unique
-    keys, values float32), `tf.function` and `tf.Module` work as with any variable. Operations on
-    the whole dense value do not work, because a table has none. A lookup gives every unknown key a
-    row; `lookup_sparse(insert=False)` does not.
+    `scatter_add`, `scatter_sub`, `scatter_update`, `tf.function` and `tf.Module` work as with any
+    variable. `tape.gradient` returns an `IndexedSlices` over unique keys, with float32 values.
+    Operations on the whole dense value do not work, because a table has none. A lookup gives every
+    unknown key a row, unless it is called with `insert=False`.
 
     On several ranks, every rank creates the same table, and each key is held by one of them.
     Methods that take keys (lookups, `upsert`, `scatter_*`, `erase`, `forget`, `contains`) accept
@@ -51,8 +51,8 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
         key_type: tf.int64, tf.int32 or tf.uint64. Every value of the type is a legal key.
         dtype: the dtype of the vectors: tf.float32, tf.float16 or tf.bfloat16.
         mode: how keys are assigned to ranks. None or "distributed": a hash of the key determines
-            the rank that holds it. "localized:RANK": one rank holds all keys. In one process they
-            are the same.
+            the rank that holds it. "localized:RANK": one rank holds all keys. In one process all
+            modes are the same.
         **table_options: the fields of `TableOptions`.
 
     Attributes:
@@ -63,8 +63,6 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
     """
 
     # Otherwise tf.Variable's metaclass would treat the arguments as those of tf.Variable.
-
-    # Where tf.Variable's metaclass would take the arguments for those of tf.Variable.
     _variable_call = None
 
     def __init__(
@@ -139,6 +137,10 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
 
         Returns:
             A tensor of shape ids.shape + [dimension] and the table's dtype.
+
+        Raises:
+            TypeError: the ids are not integers, or their type cannot be cast to the key type.
+            ValueError: `default_value` has another shape.
         """
         # Serving reads few keys at a time: where nothing needs preparing, call only the operator.
         if (
@@ -208,7 +210,11 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
 
         Args:
             keys: integers of any shape.
-            values: vectors, of shape keys.shape + [dimension].
+            values: vectors, floating point, of shape keys.shape + [dimension].
+
+        Raises:
+            TypeError: the keys are not integers, or the values are not floating point.
+            ValueError: the values have another shape.
         """
         keys, values = self._keys_and_values(keys, values)
         if communicator.get().size > 1:
@@ -250,15 +256,21 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
 
     @_ops.not_converted
     def erase(self, keys: Any) -> Any:
-        """Removes rows and returns how many there were (on all ranks), an int64 tensor."""
+        """Removes the rows of keys.
+
+        Args:
+            keys: integers of any shape. Keys without a row are ignored.
+
+        Returns:
+            The number of rows that were removed, on all ranks together: an int64 scalar.
+        """
         return self._erase(keys, wipe=False)
 
     @_ops.not_converted
     def forget(self, keys: Any) -> Any:
         """Same as `erase`, and also overwrites the removed rows with zeros in memory.
 
-        No later dump contains anything of them. The next delta tells its followers to forget them
-        too.
+        No later dump contains any of their data. The next delta lists the keys as deleted.
         """
         return self._erase(keys, wipe=True)
 
@@ -278,7 +290,7 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
         return _ops.library().dynemb_contains(self.handle, keys)
 
     def clear(self) -> Any:
-        """Removes all rows."""
+        """Removes all rows that this rank holds."""
         return _ops.library().dynemb_clear(self.handle)
 
     def _keys_and_values(self, keys: Any, values: Any) -> tuple[Any, Any]:
@@ -358,7 +370,7 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
     scatter_nd_update = scatter_nd_max = scatter_nd_min = _scatter_not_supported
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        # tf.train.Checkpoint writes this. It holds all rows in memory; dump() does not.
+        # tf.train.Checkpoint writes these tensors. They hold all rows in memory; dump() does not.
         if not tf.executing_eagerly():
             raise NotImplementedError(
                 f"{self._name}: a DynamicVariable can only be saved eagerly, not in a graph."

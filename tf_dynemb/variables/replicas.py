@@ -37,7 +37,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
         ValueError: `root_rank` is not one of the ranks; or the ranks have different numbers, types
             or shapes of variables.
         TypeError: an element is not a variable, or has no value yet.
-        RuntimeError: the function was called inside a `tf.function`.
+        RuntimeError: the function was called inside a `tf.function`, or failed on another rank.
     """
     ranks = Ranks("broadcast_variables")
     with ranks.stage() as stage:
@@ -58,7 +58,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
         for variable, value in zip(group, values, strict=True):
             part = joined[begin : begin + value.nbytes]
             begin += value.nbytes
-            # Keras variables are also assigned as TensorFlow's: no constraint, no change of type.
+            # Keras variables are unwrapped too: no constraint is applied, and no type is changed.
             variable.assign(part.view(value.dtype).reshape(value.shape))
 
 

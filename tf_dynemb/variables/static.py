@@ -26,9 +26,9 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
 
     Every rank passes the same arguments and keeps its shard. With `mode=None` or "distributed", row
     r of the matrix is row r // ranks of rank r % ranks. With "localized:RANK", one rank has all
-    rows. `shape` is the shape of this rank's shard (0 rows if the rank has none), `global_shape`
-    the shape of the whole matrix. Lookups take row numbers of the whole matrix. In one process the
-    variable holds the whole matrix in every mode.
+    rows. `shape` is the shape of this rank's shard (0 rows if the rank has none), and
+    `global_shape` is the shape of the whole matrix. Lookups take row numbers of the whole matrix.
+    In one process the variable holds the whole matrix in every mode.
 
     Args:
         *args: arguments of `tf.Variable`: the initial value of the whole matrix, `trainable`, ...
@@ -36,12 +36,14 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
         exchange_dtype: the wire type of vectors and gradients between ranks, as in `TableOptions`.
         shape: the shape of the whole matrix; with `initializer` it replaces an initial value, as in
             SOK.
-        initializer: called with the `shape` and `dtype` of this rank's shard.
+        initializer: a Keras initializer or its name, called with the `shape` and `dtype` of this
+            rank's shard.
         **kwargs: arguments of `tf.Variable`.
 
     Raises:
-        ValueError: `mode` is none of these, or names a rank that does not exist; or there are
-            several ranks and the matrix does not have two dimensions.
+        ValueError: `mode` or `exchange_dtype` has another value; or `mode` names a rank that does
+            not exist; or there is both an initial value and an initializer, or an initializer
+            without a shape; or there are several ranks and the matrix does not have two dimensions.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
 
     @property
     def global_shape(self) -> tuple[int, ...]:
-        """The shape of the whole matrix; `shape` is that of this rank's shard."""
+        """The shape of the whole matrix; `shape` is the shape of this rank's shard."""
         assert self._global_shape is not None
         return self._global_shape
 

@@ -21,6 +21,9 @@ def assign(var: Any, keys: Any, values: Any) -> None:
         var: a DynamicVariable, or a Keras variable of one (`layer.table`).
         keys: integers [n]; if keys repeat, the last one wins.
         values: floating point [n, dimension].
+
+    Raises:
+        TypeError, ValueError: `var` is not a table, or as in `DynamicVariable.upsert`.
     """
     dynamic(var).upsert(keys, values)
 
@@ -33,6 +36,10 @@ def export(var: Any) -> tuple[Any, Any]:
 
     Returns:
         (keys, values): tensors [n] of the table's key type and [n, dimension] of its dtype.
+
+    Raises:
+        TypeError: `var` is not a table.
+        RuntimeError: the function was called inside a `tf.function`.
     """
     keys, values, _ = export_rows(dynamic(var))
     return keys, values
