@@ -1,7 +1,7 @@
 """The operator library: loads it once, wraps each operator, registers the gradients.
 
-The library is loaded on first use, not on import. `docs/operators.md` defines the
-operators that are called here.
+The library is loaded on first use, not on import. `docs/operators.md` defines the operators that
+are called here.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def on(device: str) -> Any:
 def on_host() -> Any:
     """Returns a context for tensors that operators read in the host's memory: bags and hyper.
 
-    On a GPU, they would have to be copied back after all of the GPU's work.
+    If they were on a GPU, copying them back would have to wait for all of the GPU's work.
     """
     return on(CPU)
 
@@ -155,7 +155,7 @@ def row_gradient(keys: Any, sums: Any, rows: Any) -> Any:
 
 
 def rows_of_gradient(grad: Any) -> Any:
-    """Returns the row ids of a gradient's keys; None if they were lost: keys may repeat then."""
+    """Returns the row ids of a gradient's keys; None if they were lost, and keys may repeat."""
     return getattr(grad.indices, "_dynemb_rows", None)
 
 

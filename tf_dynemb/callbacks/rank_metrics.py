@@ -1,4 +1,4 @@
-"""Results of a training, reduced over all ranks: metrics, logs, and statistics of layers."""
+"""Results of training, reduced over all ranks: metrics, logs, and statistics of layers."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def average_untrained(model: Any) -> None:
 
 
 def replace_logs(logs: dict[str, Any], values: dict[str, Any]) -> None:
-    """Replaces logs in place with those of all ranks.
+    """Replaces the logs of this rank, in place, with the logs of all ranks.
 
     Args:
         logs: the logs of this rank.
         values: the logs that are already reduced over all ranks. Other numbers are replaced with
-            their means.
+            their means over the ranks.
 
     Raises:
         ValueError: the ranks have logs of different names.

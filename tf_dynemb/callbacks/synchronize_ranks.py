@@ -18,13 +18,13 @@ from tf_dynemb.variables.unwrap import filter_variables
 
 
 class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
-    """Makes `model.fit` and `model.evaluate` on several ranks one training and one evaluation.
+    """Joins the `model.fit` or `model.evaluate` calls of all ranks into one run.
 
     Every rank calls them with its own share of the data, this callback, and otherwise the same
     arguments. The callback
 
     - gives the dense weights, and in `fit` the optimizer's variables, the values of rank 0 before
-      the first step. Tables are shared by all ranks anyway;
+      the first step. (Tables need no copying: each row is on one rank only);
     - reduces metrics over the ranks. States of Keras metrics are reduced as `tf.distribute` would,
       by the `aggregation` of their variables: usually they are added up, so that an accuracy or an
       AUC is computed over all samples. Other logs are replaced with their mean over the ranks;
@@ -53,7 +53,7 @@ class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
 
     Raises:
         ValueError: in `fit`, `evaluate` or `predict`: the ranks have different numbers of steps or
-            epochs, or different models.
+            epochs, or different models, or logs of different names.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Args:
-        arguments: the command line; None: that of the process.
+        arguments: the command line; None: the command line of the process.
 
     Returns:
         The exit code. For invalid arguments, argparse exits with 2.

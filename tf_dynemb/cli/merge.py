@@ -46,7 +46,9 @@ def merge(path: str, out: str) -> Snapshot | None:
 
     Raises:
         DataLossError: the chain is damaged.
-        ValueError: there is no base, or `out` contains other snapshots.
+        FileNotFoundError: `path` is not a directory, or there is no snapshot.
+        ValueError: there is no base, or `out` contains other snapshots or is itself a snapshot; or
+            a delta has a table in another form than the base.
         RuntimeError: another process is writing at `out`.
     """
     source, target = pathlib.Path(path), pathlib.Path(out)

@@ -53,14 +53,15 @@ class Piece:
 
 
 class TableRows:
-    """The places of the rows of a table.
+    """The rows of a table: for each key, the shard that its row is in, and the position there.
 
     Attributes:
         entry: the table's entry in the base.
         sources: the shards that contain its rows, in order of publication.
 
     Raises:
-        ValueError: a delta has the table in another form than the base.
+        ValueError: there is no base; or a delta has the table in another form than the base; or a
+            shard is too large for an index.
     """
 
     def __init__(self, chain: Chain, name: str) -> None:
@@ -79,7 +80,7 @@ class TableRows:
                     self._add(delta, entry)
 
     def pieces(self, rank: int | None = None) -> Iterator[Piece]:
-        """Yields all rows, or those in a rank's shards, at most `CHUNK` at a time, never none."""
+        """Yields all rows, or the rows in a rank's shards, from 1 to `CHUNK` at a time."""
         for number, source in enumerate(self.sources):
             if rank not in (None, source.shard.rank):
                 continue
@@ -156,7 +157,12 @@ class TableRows:
 
 
 def tables_of(chain: Chain) -> tuple[str, ...]:
-    """Returns the names of the tables of a chain's base; raises ValueError if it has no base."""
+    """Returns the names of the tables of a chain's base.
+
+    Raises:
+        ValueError: the chain has no base.
+        DataLossError: a delta has a table that the base does not have.
+    """
     if chain.base is None:
         raise ValueError(f"{chain.last.directory.parent} has deltas, but no base.")
     names = tuple(entry.name for entry in chain.base.manifest.tables)

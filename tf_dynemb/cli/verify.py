@@ -118,7 +118,7 @@ def _table_problems(snapshot: Snapshot, entry: TableEntry) -> Iterator[Problem]:
                 yield from columns[0].index_problems()
             if "deleted" in sound:
                 columns.append(_Keys(snapshot, entry, shard, "deleted"))
-            # A key is in one place only, in all shards: one rank holds it, or one deleted it.
+            # A key occurs once in all shards together: one rank holds it, or one has deleted it.
             for keys in columns:
                 yield from keys.repeated(keys)
                 for other in checked:

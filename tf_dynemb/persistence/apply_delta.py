@@ -33,23 +33,27 @@ def apply_delta(
 ) -> Watermark:
     """Updates tables with the deltas at `path` that continue their content.
 
-    Rows in a delta are set, and keys that it deleted are erased. All other rows remain, including
-    rows that were trained here. All deltas are verified before the first is applied. If applying
-    one fails later, for example because a table is full, the changes up to then remain, and
-    `apply_delta` can be called again. With several ranks all of them call this, as with `load`.
+    The rows in a delta are set, and the keys that it names as deleted are erased. All other rows
+    remain, including rows that were trained here. All deltas are verified before the first is
+    applied. If applying one fails later, for example because a table is full, the changes up to
+    then remain, and `apply_delta` can be called again. With several ranks all of them call this, as
+    with `load`.
 
     Args:
         path: a chain, a directory of deltas, or one delta.
         variables: as in `load`.
-        optimizer: if given, the state of rows is also loaded, if it is this optimizer's.
+        optimizer: if given, the state of the rows, the number of steps and the scalar variables are
+            also loaded if they are this optimizer's.
         cast: as in `load`.
 
     Returns:
         The watermark of the last delta applied, or of the last one at `path` if none was new.
 
     Raises:
-        ValueError: no delta at `path` continues the content of the tables.
-        tf_dynemb.storage.DataLossError: as in `load`.
+        ValueError: no snapshot at `path` continues the content of the tables; or a table differs,
+            as in `load`.
+        TypeError: a variable is not a `DynamicVariable`, or `optimizer` has another type.
+        FileNotFoundError, tf_dynemb.storage.DataLossError, RuntimeError: as in `load`.
     """
     ranks = Ranks("apply_delta")
     with ranks.stage() as stage:
@@ -122,7 +126,10 @@ def _apply_one(
 
 
 def _unchanged_until(tick: int, table: DynamicVariable) -> int:
-    """The last batch if none after `tick` has changed the table; -1 if one did or may have."""
+    """Returns the last tick if no batch after `tick` has changed the table, otherwise -1.
+
+    It also returns -1 if the table no longer remembers this.
+    """
     try:
         with Cut([table], [tick], with_deleted=True) as cut:
             unchanged = not len(cut.info(0)[3]) and not any(True for _ in cut.pieces())

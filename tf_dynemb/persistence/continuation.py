@@ -24,7 +24,7 @@ def delta_begin(
 
     Args:
         since: as in `incremental_dump`.
-        last: the last snapshot at the path; its shards do not matter.
+        last: the manifest of the last snapshot at the path, or None; its shards are not used.
         tables: the tables of the delta.
         path: the path, for errors.
         optimizer: the optimizer whose state is written too, or None.
@@ -113,7 +113,11 @@ def common_id(ids: Sequence[str], known: Sequence[Snapshots]) -> str | None:
 def continuations(
     chain: storage.Chain, tables: Mapping[str, DynamicVariable]
 ) -> list[storage.Snapshot]:
-    """Returns the deltas of a chain that come after the content of all tables."""
+    """Returns the deltas of a chain that come after the content of all tables.
+
+    Raises:
+        ValueError: no snapshot of the chain continues the content of all tables.
+    """
     known = [table.snapshots for table in tables.values()]
     snapshots = chain.snapshots
     for place in reversed(range(len(snapshots))):

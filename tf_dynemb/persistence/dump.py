@@ -42,8 +42,8 @@ def dump(
 
     Args:
         path: a directory, created if it does not exist. All ranks must share its file system.
-        variables: `DynamicVariable`s and `de.Variable`s: one, a sequence (their names are the
-            tables' names on disk and must differ), or a dict of names and variables.
+        variables: one `DynamicVariable` or `tf_dynemb.Variable`, a sequence of them (their names
+            are the tables' names on disk and must differ), or a dict of names and variables.
         optimizer: if given, the dump includes the state that it keeps in the rows, its settings and
             its number of steps (rank 0's). A step that runs in another thread at that moment may or
             may not be counted.
@@ -57,9 +57,11 @@ def dump(
     Raises:
         OSError: an error of the file system, such as a full disk. The contents of the path are
             unchanged, unless it was the very last sync that failed.
-        RuntimeError: another writer uses the path, or this was called in a `tf.function`, or it
-            failed on another rank.
-        ValueError: the ranks name different variables, or do not share the file system.
+        RuntimeError: another writer uses the path; or the function was called inside a
+            `tf.function`, or failed on another rank.
+        TypeError: an element of `variables`, or `optimizer`, has another type.
+        ValueError: two variables have one name; or the ranks name different variables, or do not
+            share the file system.
     """
     return _publish(path, "base", variables, None, optimizer, quiet)
 
@@ -72,19 +74,21 @@ def incremental_dump(
     *,
     quiet: bool | None = None,
 ) -> Watermark:
-    """Appends a delta to the chain at `path`: the rows that were updated, the keys deleted.
+    """Appends a delta to the chain at `path`: the updated rows and the deleted keys.
 
-    With a watermark or None as `since`, the delta contains exactly the changes after it, even while
-    training continues in other threads: none is missed, and none is sent twice. As with `dump`, the
-    delta appears as a whole or not at all, and with several ranks all of them call this.
+    With a watermark or None as `since`, the delta contains exactly the changes after that snapshot,
+    even while training continues in other threads: none is missed, and none is repeated. (After an
+    `apply_delta` to a table that was also trained, the next delta may repeat the applied changes.)
+    As with `dump`, the delta appears as a whole or not at all, and with several ranks all of them
+    call this.
 
     Args:
         path: a chain that ends with a snapshot that these tables were dumped to or loaded from; or
             a directory that contains only deltas.
         variables: as in `dump`, but only `DynamicVariable`s.
-        since: None: the last snapshot at `path`. A watermark that `dump`, `incremental_dump`,
-            `load` or `apply_delta` returned: the snapshot of that watermark. An aware datetime: the
-            delta contains at least the changes since then.
+        since: where the delta begins. None: at the last snapshot at `path`. A watermark that
+            `dump`, `incremental_dump`, `load` or `apply_delta` returned: at the snapshot of that
+            watermark. An aware datetime: the delta contains at least the changes since then.
         optimizer: as in `dump`.
         quiet: as in `dump`.
 
@@ -92,11 +96,14 @@ def incremental_dump(
         The delta's watermark.
 
     Raises:
-        ValueError: the delta would leave a gap in the chain at `path`; or the tables never were in
-            the state that `since` names; or `since` is a datetime without time zone.
-        tf.errors.FailedPreconditionError: the table does not remember all deletions since then. It
-            remembers at most as many as it has rows, or a million if that is more. Write a new base
-            with `dump`.
+        ValueError: the delta would leave a gap in the chain at `path`; or the tables were never
+            dumped to or loaded from the snapshot of `since`; or `since` is a datetime without time
+            zone; or as in `dump`.
+        TypeError: a variable is not a `DynamicVariable`, or `since` or `optimizer` has another
+            type.
+        tf.errors.FailedPreconditionError: a table does not remember all deletions since then. The
+            limit is the number of its rows, or a million if that is more. Write a new base with
+            `dump`.
         OSError, RuntimeError: as in `dump`.
     """
     return _publish(path, "delta", variables, since, optimizer, quiet)

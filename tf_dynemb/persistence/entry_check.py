@@ -53,7 +53,10 @@ def has_state(snapshot: storage.Snapshot, name: str) -> bool:
 def takes_state(
     snapshot: storage.Snapshot, name: str, table: DynamicVariable, spec: StateSpec | None
 ) -> bool:
-    """Whether a snapshot's state is loaded into rows with this state; warns if it is dropped."""
+    """Whether a snapshot's state fits rows with the state `spec`; warns if it is dropped or absent.
+
+    If it does not fit, the rows start with fresh state.
+    """
     _, entry = snapshot.manifest.table(name)
     ours = spec[0] if spec else "no optimizer"
     if entry.state and spec and spec[:2] == (entry.state.optimizer, tuple(entry.state.widths)):

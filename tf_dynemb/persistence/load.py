@@ -38,12 +38,13 @@ def load(
     their previous content is lost. A load that fails changes nothing.
 
     Args:
-        path: a chain, or one snapshot in it. All ranks must share its file system.
+        path: a chain, or one base. All ranks must share its file system.
         variables: the tables to load, as in `dump`. A dict gives their names on disk. Other tables
             on disk are ignored.
-        optimizer: if given, its state in the rows, its number of steps and those of its settings
-            that are variables, such as the learning rate, are loaded too. State of another
-            optimizer is dropped, with a warning, and the rows start with fresh state.
+        optimizer: if given, its state in the rows, its number of steps and its scalar variables,
+            such as the learning rate, are loaded too. State of another optimizer is dropped, with a
+            warning, and the rows start with fresh state. If None, the rows also start with fresh
+            state.
         cast: whether vectors may have another dtype on disk; they are rounded to nearest.
         quiet: as in `dump`.
 
@@ -51,11 +52,13 @@ def load(
         The watermark of the loaded tables.
 
     Raises:
-        FileNotFoundError: there is no dump; raised on all ranks.
+        FileNotFoundError: there is no snapshot at `path`; raised on all ranks.
         tf_dynemb.storage.DataLossError: a file is missing or damaged; the message names it.
-        ValueError: a table is not on disk, or differs in dimension, key type or (without `cast`)
-            dtype; or the ranks name different variables.
-        RuntimeError: the load failed on another rank, which the message names.
+        TypeError: an element of `variables`, or `optimizer`, has another type.
+        ValueError: there are only deltas at `path`; or a table is not on disk, or differs in
+            dimension, key type or (without `cast`) dtype; or the ranks name different variables.
+        RuntimeError: the function was called inside a `tf.function`, or failed on another rank,
+            which the message names.
         tf.errors.ResourceExhaustedError: a table cannot hold the rows.
     """
     ranks = Ranks("load")

@@ -35,9 +35,10 @@ def incremental_model_dump(
         may also contain rows that were updated shortly before it.
 
     Raises:
-        ValueError: a time has no time zone, or the number of times does not fit the tables; or the
-            ranks name different variables.
-        RuntimeError: the call failed on another rank.
+        ValueError: a time has no time zone, or the number of times does not match the tables; or
+            the ranks name different variables.
+        TypeError: a variable is not a `DynamicVariable`, or a time is not a datetime.
+        RuntimeError: the function was called inside a `tf.function`, or failed on another rank.
     """
     ranks = Ranks("incremental_model_dump")
     with ranks.stage() as stage:

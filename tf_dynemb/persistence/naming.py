@@ -56,7 +56,7 @@ def dynamic_only(tables: Mapping[str, Any]) -> dict[str, DynamicVariable]:
 
 
 def described(tables: Mapping[str, Any]) -> list[str]:
-    """Describes variables; ranks that name the same variables in the same order agree on it."""
+    """Returns a description of each variable, for a comparison between ranks."""
     texts = []
     for name, variable in tables.items():
         if isinstance(variable, DynamicVariable):

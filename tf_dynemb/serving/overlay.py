@@ -53,7 +53,7 @@ class Overlay:
         return self.keys[len(self.rows) :]
 
     def find(self, keys: Keys) -> npt.NDArray[np.int64]:
-        """Returns positions in `self.keys`, -1 if absent; from `len(rows)` the key is deleted."""
+        """Returns positions in `self.keys`, -1 if absent; from `len(rows)` on, keys are deleted."""
         return key_index.find(self.index, self.keys, keys, self.salt)
 
     def lacks(self, keys: Keys) -> npt.NDArray[np.bool_]:
@@ -64,7 +64,7 @@ class Overlay:
 def push(
     levels: tuple[Overlay, ...], level: Overlay, beneath: Callable[[Keys], npt.NDArray[np.bool_]]
 ) -> tuple[Overlay, ...]:
-    """Returns the levels with a newer one on top, merged where sizes are too similar.
+    """Returns the levels with a newer one on top; levels of similar size are merged.
 
     Args:
         levels: the levels, oldest first.

@@ -17,7 +17,7 @@ from tf_dynemb.serving.table import Mask, Table, Vectors
 from tf_dynemb.storage import DataLossError, Snapshot
 from tf_dynemb.storage.chain import MANIFEST, Name, list_snapshots, since_last_base
 
-# How often `follow` starts again if files were removed because a newer base superseded them.
+# The maximum number of attempts, if files were removed because a newer base superseded them.
 _ATTEMPTS = 5
 
 
@@ -38,7 +38,9 @@ class Reader:
     Raises:
         FileNotFoundError: there is no base at the path.
         DataLossError: a snapshot is damaged, or one between two others is missing.
-        ValueError: the base lacks one of `tables`.
+        TypeError: `tables` is a string.
+        ValueError: the base lacks one of `tables`, or has a table without an index, or has a
+            version that this code cannot read.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class Reader:
             KeyError: there is no such table.
             TypeError: `keys` are not integers.
             OverflowError: a key is out of the range of the table's key type.
-            ValueError: `default` has another shape.
+            ValueError: `default` has another shape, or `table` is None and there are several.
         """
         return _lookup(_table(self._state, table), keys, default)
 
@@ -125,18 +127,24 @@ class Reader:
             keys: the keys for each table, by its name.
             default: the vector of keys that are not in a table: a number, or a vector that fits all
                 the tables.
+
+        Returns:
+            For each table, by its name, float32, keys.shape + [dimension].
+
+        Raises:
+            KeyError, TypeError, OverflowError, ValueError: as in `lookup`.
         """
         state = self._state
         return {name: _lookup(_table(state, name), ids, default) for name, ids in keys.items()}
 
     def contains(self, keys: npt.ArrayLike, table: str | None = None) -> Mask:
-        """Returns which keys are in a table: bool, of the shape of `keys`; raises as `lookup`."""
+        """Returns which keys are in a table: bool, of the shape of `keys`. Errors: see `lookup`."""
         held = _table(self._state, table)
         array = as_keys(keys, held.schema.numpy_key_type, held.schema.name)
         return held.contains(array.ravel()).reshape(array.shape)
 
     def items(self, table: str | None = None, chunk: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
-        """Returns all keys and vectors as of now, in no particular order.
+        """Returns all keys and vectors of the current state, in no particular order.
 
         Args:
             table: the name of the table; may be None if there is only one.
@@ -145,13 +153,17 @@ class Reader:
         Returns:
             An iterator over keys [n] and float32 vectors [n, dimension], n > 0. Snapshots that are
             applied meanwhile do not change its results.
+
+        Raises:
+            KeyError: there is no such table.
+            ValueError: `chunk` is below 1, or `table` is None and there are several.
         """
         if chunk < 1:
             raise ValueError(f"chunk must be at least 1, got {chunk}.")
         return _table(self._state, table).items(chunk)
 
     def follow(self, path: str | os.PathLike[str] | None = None) -> int:
-        """Applies the snapshots that have been published since.
+        """Applies the snapshots that have been published since the last one applied.
 
         Each snapshot becomes visible in all tables at once. If a snapshot is damaged, or does not
         continue the state, neither it nor any after it is applied. The reader stays at the snapshot
@@ -167,8 +179,8 @@ class Reader:
         Raises:
             DataLossError: a snapshot is damaged; the message names it and the problem.
             FileNotFoundError: `path` does not exist.
-            ValueError: a new base lacks one of the tables that were requested, or has a version
-                that this code cannot read.
+            ValueError: a new base lacks one of the tables that were requested; or a snapshot has a
+                version that this code cannot read.
         """
         return self._advance(self._path if path is None else pathlib.Path(path))
 

@@ -126,7 +126,7 @@ class Table:
         return dataclasses.replace(self, levels=levels, size=size)
 
     def lookup(self, keys: Keys, default: Vectors) -> Vectors:
-        """Returns float32 [n, dimension] for keys [n]; `default` [dimension] if absent."""
+        """Returns float32 [n, dimension] for keys [n]; `default`, [] or [dimension], if absent."""
         out = np.empty((keys.size, self.schema.dimension), np.float32)
         for begin in range(0, keys.size, _CHUNK):
             rows = out[begin : begin + _CHUNK]

@@ -11,12 +11,13 @@ mark replaced by "_" (`file_name_of`). Each file is a header of 296 bytes and th
        292      4  the type of the values: the position in `DTYPES`        big-endian
        296         the values, little-endian, row after row
 
-The files contain neither the number of rows nor their width. There are as many rows as keys, and
-the vectors are divided among them. A caller that knows the width must therefore compare it. If the
-file of keys is cut where the number of keys still divides the vectors, there are fewer, wider rows;
-if the vectors are cut likewise, there are narrower ones. All files of a table contain its rows in
-the same order. Tables of fixed size are written in the same way, with row numbers as keys: 0, 1, 2,
-... from one GPU; from several GPUs, the rows of one GPU after those of another.
+The files contain neither the number of rows nor their width. The number of rows is the number of
+keys, and the width is the number of values in the file of vectors, divided by it. If a file of keys
+is cut short and its number of keys still divides the number of values, the rows seem fewer and
+wider; if a file of vectors is cut short in this way, they seem narrower. A caller that knows the
+width must therefore compare it. All files of a table contain its rows in the same order. Tables of
+fixed size are written in the same way, with row numbers as keys: 0, 1, 2, ... from one GPU; from
+several GPUs, the rows of one GPU after the rows of another.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ def read_sok_dump(
         The tables, by their names in the file names.
 
     Raises:
-        ValueError: there is no table; or a file is missing, cut short, or its header does not match
-            its name. The message names the file.
+        ValueError: there is no table; or a file is missing or cut short, or its header does not
+            match its name. The message names the file.
         OSError: the folder or a file cannot be read.
     """
     folder = Path(directory)

@@ -45,16 +45,19 @@ def load_sok_dump(
 
     Args:
         directory: the directory that was passed to `sok.dump`.
-        variables: `DynamicVariable`s and `tf_dynemb.Variable`s, as in `tf_dynemb.dump`. Their names
-            are those of SOK's variables.
+        variables: `DynamicVariable`s and `tf_dynemb.Variable`s, as in `tf_dynemb.dump`. They must
+            have the names of SOK's variables.
         optimizer: if given, the state in the dump is loaded too if it has the same meaning for this
             optimizer: Adagrad, Adam, Adamax, Adadelta and Ftrl. Other state is dropped, with a
             warning. SOK does not dump the number of steps: set `optimizer.core.iterations` for Adam
             and Adamax.
 
     Raises:
+        OSError: the directory or a file cannot be read.
+        TypeError: an element of `variables`, or `optimizer`, has another type.
         ValueError: a file is missing or damaged, or a table differs in dimension, or a key does not
-            fit the table's key type.
+            fit the table's key type; or the ranks name different variables.
+        RuntimeError: the function was called inside a `tf.function`, or failed on another rank.
         tf.errors.ResourceExhaustedError: a table cannot hold the rows.
     """
     ranks = Ranks("load_sok_dump")

@@ -38,6 +38,9 @@ def sparse_read_and_evict(var: Any, indices: Any) -> tuple[Any, Any, Any]:
         (vectors, evicted keys, evicted vectors). The vectors are indices.shape + [dimension] and
         differentiable. The rows that this rank's table evicted for them are [n] and [n, dimension],
         with the values that they had before.
+
+    Raises:
+        TypeError: `var` is not a table, or the indices are not integers.
     """
     table = dynamic(var)
     if isinstance(indices, tf.RaggedTensor):
@@ -76,6 +79,9 @@ class SGD:
         Args:
             grads_and_vars: pairs of a `tf.IndexedSlices` (None: skipped) and a `DynamicVariable` or
                 `Variable`.
+
+        Raises:
+            TypeError: a gradient or a variable has another type.
         """
         for grad, variable in grads_and_vars:
             if grad is None:
