@@ -25,7 +25,7 @@ class _Moved(ModuleType):
         self._home = home
 
     def __getattr__(self, name: str) -> Any:
-        # Functions that iterate over all modules, such as those of `inspect`, read __file__ etc.
+        # Functions that iterate over all modules, such as in `inspect`, read __file__ and so on.
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         importlib.import_module("tensorflow")  # first, as in the package's own __getattr__

@@ -6,8 +6,8 @@ knowing its kind.
 
 Every operation that involves other ranks is *collective*: all ranks call it, in the same order,
 with the same names. If a rank's process ends, the calls of the other ranks fail at once. If a rank
-merely does not call, the others wait: forever, or for HOROVOD_STALL_SHUTDOWN_TIME_SECONDS. In both
-cases the error is tf.errors.UnknownError, "Horovod has been shut down".
+merely does not call, the others wait forever, or fail after HOROVOD_STALL_SHUTDOWN_TIME_SECONDS if
+that is set. In both cases the error is tf.errors.UnknownError, "Horovod has been shut down".
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def allgather(self, tensor: Any, name: str) -> Any:
-        """Concatenates the tensors of all ranks along the first dimension, of any length."""
+        """Concatenates the tensors of all ranks along the first dimension, which may differ."""
 
     @abc.abstractmethod
     def broadcast(self, tensor: Any, root: int, name: str) -> Any:
@@ -245,7 +245,7 @@ def get() -> Communicator:
 def init(comm_tool: str | None = None, use_legacy_optimizer: bool = False) -> None:
     """Prepares communication between ranks: imports and initializes Horovod.
 
-    Optional in one process, and if the script calls `hvd.init()` itself.
+    The call is optional in one process, and if the script calls `hvd.init()` itself.
 
     Args:
         comm_tool: "horovod". None: Horovod if `horovodrun` started this process, otherwise nothing.

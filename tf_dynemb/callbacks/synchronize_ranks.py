@@ -110,7 +110,7 @@ class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
             self._validated = reduce_metrics(self.model)
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Replaces the logs of an evaluation, in place, with those of all ranks."""
+        """Replaces the logs of an evaluation, in place, with the logs of all ranks."""
         if not _several():
             return
         values = self._validated if self._test_steps is not None else reduce_metrics(self.model)
@@ -124,7 +124,10 @@ class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
             self._compare("predict", ("steps",))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Replaces the logs of an epoch, in place, with those of all ranks; agrees on stopping."""
+        """Replaces the logs of an epoch, in place, with the logs of all ranks.
+
+        If a rank has requested the end of the training, it ends on all ranks.
+        """
         if not _several():
             return
         self._end_training_of_epoch()

@@ -23,7 +23,7 @@ class Bags:
             number of keys per bag.
         weights: float32 [nnz], or [0] if there are none.
         num_bags: int64 scalar.
-        static_num_bags: the same if it is known when tracing, otherwise None.
+        static_num_bags: `num_bags` as an int if it is known when tracing, otherwise None.
     """
 
     keys: Any
@@ -84,7 +84,7 @@ def at_positions(keys: Any, positions: Any, count: Any, static_count: int | None
         keys: [n].
         positions: int64 [n], in [0, count).
         count: int64 scalar, the number of bags.
-        static_count: the same if known when tracing, otherwise None.
+        static_count: `count` as an int if it is known when tracing, otherwise None.
     """
     return Bags(keys, positions[:, tf.newaxis], no_weights(), count, static_count)
 

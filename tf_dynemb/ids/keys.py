@@ -21,6 +21,7 @@ def as_keys(ids: Any, key_type: Any, name: str) -> Any:
 
     Raises:
         TypeError: the ids are not integers, or `key_type` cannot represent their type.
+        ValueError: a number in a list is not a value of `key_type`.
     """
     if isinstance(ids, (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)):
         raise TypeError(f"{name} must be a dense tensor, got a {type(ids).__name__}.")

@@ -47,6 +47,7 @@ class Embedding(TableLayer):
     Raises:
         ValueError, TypeError: an argument is invalid, or the ids have an unsuitable shape or type;
             the message names it.
+        tf.errors.InvalidArgumentError: an id is a float that is not exact.
     """
 
     def __init__(

@@ -45,6 +45,8 @@ class MultiTableEmbedding(TableLayer):
     Raises:
         ValueError, TypeError: an argument is invalid, or the ids have an unsuitable shape or type;
             the message names it.
+        tf.errors.InvalidArgumentError: an id is a float that is not exact, or a table id is not the
+            number of a table.
     """
 
     def __init__(

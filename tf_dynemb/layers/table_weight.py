@@ -104,7 +104,7 @@ class TableWeight(keras.Variable):  # type: ignore[misc]
         return array
 
     def assign(self, value: Any) -> Any:
-        """Replaces all rows with those of a `RowsArray`.
+        """Replaces all rows with the rows of a `RowsArray`.
 
         Raises:
             TypeError: `value` has no keys: it is not a `RowsArray`, or was computed from one.

@@ -53,7 +53,7 @@ class Ranks:
         failures: the failures of the last stage; the same on all ranks.
 
     Raises:
-        RuntimeError: inside a `tf.function`.
+        RuntimeError: this is inside a `tf.function`.
     """
 
     def __init__(self, call: str) -> None:
@@ -71,7 +71,7 @@ class Ranks:
         return Stage(self)
 
     def conclude(self, error: Exception | None, value: Any) -> list[Any]:
-        """Reports how a stage ended on this rank, and learns how it ended on the others.
+        """Reports the end of a stage on this rank, and receives the reports of the others.
 
         Returns:
             The value of each rank, in the order of the ranks.

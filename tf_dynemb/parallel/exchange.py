@@ -212,6 +212,9 @@ def lookup(
         combiners: the combiner of each feature.
         insert: whether owners give unknown keys a row.
         default_value: a vector for unknown keys, if there is one table and `insert` is False.
+
+    Returns:
+        For each feature, [num_bags, dimension] of its table's dtype.
     """
     if not tables:
         return []
@@ -282,6 +285,9 @@ def pool(
         combiners: the combiner of each feature.
         vectors: the received vectors.
         rows: for each table, the row ids of `asked.keys`.
+
+    Returns:
+        For each feature, [num_bags, dimension] of its table's dtype.
     """
     tables = asked.tables
     with _ops.on(asked.device):
@@ -334,6 +340,9 @@ def send_rows(
         what: "vectors", "gradients" or "other"; other data is sent in its own type.
         name: the name of the alltoall; None: a name derived from `what`.
         device: the device that the rows are on, and that the result is on.
+
+    Returns:
+        For each table, the received rows, [n, width], in the order of the ranks.
     """
     wire = list(wire) if what != "other" else ["same"] * len(names)
     words = send_words(names, wire, rows, sent, what, name, device)
@@ -406,8 +415,8 @@ def spread_tables(variables: Sequence[Any]) -> tuple[list[Spread], list[int], li
     """Finds the variables of a lookup that are spread over ranks.
 
     Returns:
-        (tables, table_of, places): these tables, each once; and for each position of one among the
-        variables, the number of its table and the position.
+        (tables, table_of, places): these tables, each once; the number of the table of each such
+        variable; and the position of each such variable in `variables`.
     """
     places = [i for i, variable in enumerate(variables) if hasattr(variable, "spread")]
     tables = list({id(variables[i]): variables[i].spread for i in places}.values())
@@ -416,7 +425,7 @@ def spread_tables(variables: Sequence[Any]) -> tuple[list[Spread], list[int], li
 
 
 def exchange_stats(name: str) -> dict[str, int]:
-    """Returns what this rank has sent to others for the table with this name in the exchange."""
+    """Returns the keys and bytes that this rank has sent for a table, by its `Spread.name`."""
     with tf.init_scope(), _ops.on_host():
         names, values = _ops.library().dynemb_exchange_stats(table=name)
     return {

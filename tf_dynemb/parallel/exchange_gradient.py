@@ -47,7 +47,7 @@ class _Pooled:
         self.owned_keys, self.owned_rows = take(t), take(t)
         self.came, self.sent, self.asked, self.served = take(4)
         self.outputs, self.argmax = outputs[:n], outputs[n:]
-        # The operation's device. Its eager stand-in has none, so that of its output is used.
+        # The operation's device. Its eager stand-in has none; its output has one.
         self.device = op.device if isinstance(op, tf.Operation) else outputs[0].device
         # The first feature that reads each table.
         self.first = [self.table_of.index(table) for table in range(t)]

@@ -14,7 +14,7 @@ from tf_dynemb.parallel.exchange import BY_HASH
 
 
 def check_mode(mode: Any) -> None:
-    """Raises ValueError unless `mode` is None, "distributed" or "localized:RANK"."""
+    """Raises ValueError unless `mode` is None, "distributed" or "localized:RANK" of a rank."""
     if mode is None or mode == "distributed":
         return
     match = re.fullmatch(r"localized:(\d+)", mode) if isinstance(mode, str) else None
@@ -67,7 +67,7 @@ def is_elsewhere(variable: Any) -> bool:
 
 
 def share_of(variable: Any, rows: int) -> int:
-    """Returns about how many of a variable's rows this rank holds."""
+    """Returns the approximate number of a variable's rows that this rank holds."""
     comm = communicator.get()
     rank = _only_rank(variable)
     if rank is None:

@@ -45,7 +45,7 @@ def accumulate(table: Spread, keys: Any, deltas: Any) -> Any:
 
 
 def erase(table: Spread, keys: Any, wipe: bool) -> Any:
-    """Removes rows, and returns how many there were on all ranks, int64."""
+    """Removes rows; returns the number of rows that were removed on all ranks, an int64 scalar."""
     asked = exchange.request([table], [keys])
     erased = _ops.library().dynemb_erase(table.variable.handle, asked.keys[0], wipe=wipe)
     (total,) = communicator.get().allreduce([erased], average=False, name="dynemb_erased")

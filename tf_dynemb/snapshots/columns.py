@@ -37,7 +37,7 @@ def write_rows(
 ) -> list[storage.TableEntry]:
     """Writes the columns of a cut's tables, numbered from 0; returns the entries of the tables.
 
-    If another rank alone holds a table, the table gets no shard here, as long as it is empty.
+    A localized table of another rank gets no shard on this rank, if it is empty here.
 
     Args:
         part: the part to write to.

@@ -117,7 +117,7 @@ class JointPublication:
         parent: str | None = None,
         since: int = 0,
     ) -> None:
-        """Sets what this rank has written.
+        """Describes the tables that this rank has written.
 
         Args:
             tables: the entries of the tables; the same on all ranks, except for their shards.

@@ -1,4 +1,4 @@
-"""Watermarks: the end of a snapshot, and the conversion of times to batches."""
+"""Watermarks: the last tick of a snapshot, and the conversion of times to ticks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Watermark(NamedTuple):
 
 
 def tick_before(time: Any, name: str) -> int:
-    """Returns the last batch that was certainly before a moment.
+    """Returns the tick of the last batch that was certainly before a moment.
 
     Args:
         time: an aware datetime.

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _DIRECTORY = re.compile(r"(\d{8,})-(base|delta)-([0-9a-f]{32})")
 
-# How often a read starts again if files were removed because a newer base superseded them.
+# The maximum number of attempts, if files were removed because a newer base superseded them.
 _ATTEMPTS = 5
 
 # The errors that a missing file causes.
@@ -67,7 +67,7 @@ class Snapshot:
         manifest: its manifest.
 
     Raises:
-        DataLossError: MANIFEST.json is missing, damaged, or of another snapshot than the directory.
+        DataLossError: MANIFEST.json is missing or damaged, or belongs to another snapshot.
         ValueError: the snapshot has a version that this code does not read.
     """
 
@@ -292,7 +292,7 @@ def read_again(
     read: Callable[[list[str]], T],
     is_loss: Callable[[Exception], bool],
 ) -> T:
-    """Calls `read` with the names of a chain; calls it again if a new base has removed them.
+    """Calls `read` with the names of a chain; calls it again if a new base has superseded them.
 
     Args:
         list_names: returns the result of `Chain.names` for a path.

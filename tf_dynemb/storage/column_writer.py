@@ -51,6 +51,7 @@ class ColumnWriter:
 
         Raises:
             OSError: an error of the file system; the snapshot can no longer be published.
+            ValueError: the rows have another dtype or shape, or the file is closed.
         """
         if rows.dtype != self._dtype or rows.shape[1:] != self._row_shape or rows.ndim == 0:
             raise ValueError(
@@ -68,7 +69,12 @@ class ColumnWriter:
         self.rows += len(rows)
 
     def close(self) -> ColumnFile:
-        """Writes the header, syncs and closes the file, if it is open; returns its entry."""
+        """Writes the header, syncs and closes the file, if it is open; returns its entry.
+
+        Raises:
+            OSError: an error of the file system.
+            ValueError: an earlier write has failed, or the file was abandoned.
+        """
         if self._file:
             return self._file
         if self._descriptor < 0:
@@ -93,7 +99,7 @@ class ColumnWriter:
             os.close(descriptor)
 
     def _write(self, data: memoryview) -> None:
-        """Writes all of the data, in as many system calls as needed."""
+        """Writes all of the data, in one or more system calls."""
         while data:
             try:
                 data = data[os.write(self._descriptor, data) :]

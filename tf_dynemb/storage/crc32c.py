@@ -59,8 +59,8 @@ def blocks(data: Bytes, initial: int, room: int, block_bytes: int) -> list[int]:
         block_bytes: the size of each further block; the last one may be shorter.
 
     Returns:
-        The checksum of the first block so far (`initial` if `data` is empty), and that of each
-        further block.
+        The checksum of the first block so far (`initial` if `data` is empty), and the checksum of
+        each further block.
     """
     checksums = [crc32c(data[:room], initial)]
     checksums += [crc32c(data[i : i + block_bytes]) for i in range(room, data.size, block_bytes)]

@@ -16,7 +16,7 @@ class DataLossError(ValueError):
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Adds a file's name to OSErrors without one, such as those of calls on descriptors."""
+    """Adds a file's name to OSErrors without one, such as errors of calls on descriptors."""
     try:
         yield
     except OSError as error:

@@ -54,11 +54,11 @@ class Fields:
         return self._integer(name, self.get(name), smallest, largest)
 
     def integers(self, name: str, smallest: int, largest: int) -> tuple[int, ...]:
-        """Returns a list of integers in a range."""
+        """Returns the elements of a list, which must be integers in a range."""
         return tuple(self._integer(name, value, smallest, largest) for value in self._list(name))
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        """Returns a list of finite numbers, with their types in JSON: 1 stays an integer."""
+        """Returns the elements of a list, which must be finite numbers; 1 stays an integer."""
         values = self._list(name)
         for value in values:
             finite = type(value) in (int, float) and abs(value) <= sys.float_info.max
@@ -78,7 +78,7 @@ class Fields:
         return self._choice(name, self.get(name), choices)
 
     def texts(self, name: str, choices: Collection[str]) -> tuple[str, ...]:
-        """Returns a list of strings, each one of `choices`."""
+        """Returns the elements of a list, each of which must be one of `choices`."""
         return tuple(self._choice(name, value, choices) for value in self._list(name))
 
     def object(self, name: str) -> Fields:

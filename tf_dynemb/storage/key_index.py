@@ -1,11 +1,11 @@
 """The index column, which finds each key of a shard: a hash table with linear probing.
 
-`index[s]` is 0, or 1 + a position in keys. A key is in the first slot at or after its home, cyclic,
-that does not contain another key: every slot from its home to its own is occupied. Homes depend on
-a salted hash, because ids may have been sharded by the same hash, and keys may be chosen. If probes
-pass too many slots with one salt, another is used (cc/io/key_index.h). Keys are processed in chunks
-of about ten thousand, so that intermediate results stay in the cache, and only accesses to the
-index and the keys miss it.
+`index[s]` is 0, or 1 + a position in keys. A key is in the first slot at or after its home, in
+cyclic order, that does not contain another key: every slot from its home to its own is occupied.
+Homes depend on a salted hash, because ids may have been sharded by the same hash, and an attacker
+may choose keys. If probes pass too many slots with one salt, another is used (cc/io/key_index.h).
+Keys are processed in chunks of `_CHUNK`, so that intermediate results stay in the cache, and only
+accesses to the index and the keys miss it.
 """
 
 from __future__ import annotations

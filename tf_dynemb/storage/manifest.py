@@ -39,7 +39,7 @@ INITIALIZERS = ("constant", "uniform", "normal", "truncated_normal")
 # From this number of rows on, positions do not fit into the index.
 INDEX_ROWS = 2**32 - 1
 
-# The largest tick in a manifest: batches continue to count from it.
+# The largest tick that a manifest may contain: a load continues the clock from its watermark.
 LAST_TICK = 2**62
 
 _ID = re.compile("[0-9a-f]{32}")

@@ -34,7 +34,7 @@ class Part:
         directory: the directory of the snapshot; must exist.
         rank: the rank of the shards that are written, unless another is passed.
         checksum: a faster function that is equivalent to `crc32c.blocks`.
-        block_bytes: the block_bytes of the publication.
+        block_bytes: the number of bytes that one checksum covers, as in the `Publication`.
 
     Attributes:
         rank: the `rank` of the constructor.
@@ -93,6 +93,9 @@ class Part:
             table: the number of the table.
             rank: the rank of the shard.
             build: a faster function that is equivalent to `build_index`.
+
+        Raises:
+            OSError: an error of the file system.
         """
         rank = self.rank if rank is None else rank
         keys = self._columns[table, rank, "keys"]

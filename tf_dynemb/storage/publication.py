@@ -45,7 +45,9 @@ class Publication(Part):
         id: the id of the snapshot, 32 hexadecimal digits.
 
     Raises:
+        ValueError: `kind` has another value, or `block_bytes` is below 128.
         RuntimeError: another process writes at this path; raised on entering.
+        OSError: an error of the file system; raised on entering.
     """
 
     def __init__(
@@ -129,6 +131,9 @@ class Publication(Part):
             optimizer: the optimizer's entry in the manifest.
             world_size: the number of ranks that wrote.
             continues: for a base, the ids of snapshots that have the same state.
+
+        Returns:
+            The published snapshot.
 
         Raises:
             ValueError: the entries and the files that were written do not form a snapshot, or the

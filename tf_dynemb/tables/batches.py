@@ -1,4 +1,4 @@
-"""Loading of rows into a table: which rows are this rank's, and how many are loaded at a time."""
+"""Loading of rows into a table: the selection of this rank's rows, and the size of batches."""
 
 from __future__ import annotations
 
@@ -59,12 +59,13 @@ def slices(table: Table, rows: int, state_width: int) -> Iterator[slice]:
 def _rows_at_a_time(table: Table, state_width: int) -> int:
     step = max(1, _LOAD_BYTES // (table.dimension * 4 + state_width * 4 + 16))
     if table.options.max_capacity is not None:
-        step = min(step, table.options.max_capacity)  # a batch must fit; the last rows remain
+        # A batch must fit into the table; if not all rows fit, the last ones remain.
+        step = min(step, table.options.max_capacity)
     return step
 
 
 def warn_of_evictions(handle: Any, table: Table, what: str) -> int:
-    """Warns if loaded rows evicted others; returns how many."""
+    """Warns if loaded rows evicted others; returns the number of evictions."""
     evictions = table_stats(handle)["evictions"]
     if evictions:
         warn(

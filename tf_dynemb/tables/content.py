@@ -21,7 +21,8 @@ class Content(NamedTuple):
 
     Attributes:
         rows: all rows; `cut.Rows` has the shapes.
-        info: JSON: dtype, state_spec, base of the times, tick and utc_ns of the moment.
+        info: a JSON object: dtype, state_spec, base (of the times), and the tick and utc_ns of the
+            moment.
     """
 
     rows: Rows
@@ -55,11 +56,12 @@ def write_content(table: Table, content: Content, adopt_state: bool) -> None:
     """Replaces all rows of a table, with their times and optimizer state.
 
     Args:
-        table: a table of the same key type, dtype and dimension.
-        content: the result of `read_content`. Vectors of another dtype are converted.
+        table: a table of the same key type and dimension.
+        content: the result of `read_content`. Vectors of another dtype are converted. State of an
+            optimizer other than the table's is dropped with a warning, and the rows start with
+            fresh state.
         adopt_state: whether a table that no optimizer has attached to takes over the state, for an
-            optimizer that attaches later. State of an optimizer other than the table's is dropped
-            with a warning, and the rows start with fresh state.
+            optimizer that attaches later.
 
     Raises:
         ValueError: the dimension differs.

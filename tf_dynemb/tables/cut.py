@@ -51,8 +51,9 @@ class Cut:
         utc_ns: the same moment as a time, in nanoseconds since 1970 UTC.
 
     Raises:
-        tf.errors.FailedPreconditionError: a table is in another cut of this thread, or does not
-            remember all deletions.
+        tf.errors.FailedPreconditionError: on entering: a table is in another cut of this thread, or
+            does not remember all deletions.
+        RuntimeError: on entering: this is inside a `tf.function`.
     """
 
     def __init__(self, tables: Sequence[Table], since: Sequence[int], with_deleted: bool) -> None:
@@ -96,7 +97,7 @@ class Cut:
                 self._handle = None
 
     def info(self, number: int) -> tuple[int, int, StateSpec, Any]:
-        """Returns a table's maximum number of rows, base of times, state and deleted keys."""
+        """Returns (maximum number of rows, base of the times, state, deleted keys) of a table."""
         most, base, optimizer, widths, inits, deleted = _ops.library().dynemb_snapshot_info(
             self._handle, number
         )

@@ -35,8 +35,8 @@ def create(initializer: Any, dim: int) -> InitialVector:
     Args:
         initializer: None ("uniform", as in `keras.layers.Embedding`), a number, a number as text, a
             Keras initializer or its name ("random" is "uniform"), or a list of these, one for each
-            of the `dim` columns. Variance scaling (glorot, he, lecun) uses `dim` for both fans,
-            because a table has no fixed number of rows.
+            of the `dim` columns. Variance scaling (glorot, he, lecun) uses `dim` as both fan-in and
+            fan-out, because a table has no fixed number of rows.
         dim: width of the vector.
 
     Raises:

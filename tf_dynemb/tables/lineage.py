@@ -20,8 +20,7 @@ class Snapshots:
 
         Args:
             id_: the id of the snapshot.
-            tick: the number of a batch. All changes of the table that are not in the snapshot were
-                made after it.
+            tick: a tick. All changes of the table that are not in the snapshot were made after it.
             has_state: False if the snapshot has state that was not loaded into the table's rows.
         """
         self._known[id_] = (tick, has_state)
@@ -36,9 +35,9 @@ class Snapshots:
         return list(self._known.items())
 
     def tick(self, id_: str) -> int:
-        """Returns the batch after which changes are not in a recorded snapshot."""
+        """Returns the tick after which changes are not in a recorded snapshot."""
         return self._known[id_][0]
 
     def has_state(self, id_: str) -> bool:
-        """Whether the state in the rows continues that of a recorded snapshot."""
+        """Whether the state in the rows continues the state in a recorded snapshot."""
         return self._known[id_][1]

@@ -24,18 +24,20 @@ class TableOptions:
 
     Attributes:
         var_type: where rows are stored.
-            "hbm": in GPU memory; without a GPU a ValueError.
+            "hbm": in GPU memory. Without a GPU, creating the table raises ValueError.
             "hybrid": the first rows, as far as max_hbm_for_vectors allows, in GPU memory, and later
             the frequently read ones; all others in host memory. Without a GPU, or under
             `tf.device("CPU")`, it is the same as "host".
             "host": in host memory.
         init_capacity: the number of rows for which index and memory are allocated at the start; any
             positive integer.
-        max_capacity: the maximum number of rows, at which the strategy evicts; None: no limit.
+        max_capacity: the maximum number of rows; None: no limit. `evict_strategy` determines the
+            behavior of a table that is full.
         max_load_factor: the share of the index slots in use at which a segment splits, in (0, 1].
             Values below 0.05 act as 0.05, values above 0.95 as 0.95.
-        evict_strategy: "lru" (also "kLru"): a full table evicts the least recently used row.
-            "none": a full table raises ResourceExhaustedError.
+        evict_strategy: "lru" (also "kLru"): to insert a key, a full table evicts the least recently
+            used of some rows. "none": inserting into a full table raises
+            tf.errors.ResourceExhaustedError.
         seed: the seed of the initial vectors. None: the initializer's own seed, or otherwise one
             derived from the table's name and TensorFlow's global seed.
         stochastic_rounding: whether float16 and bfloat16 rows are rounded stochastically when they
@@ -45,8 +47,8 @@ class TableOptions:
             "bfloat16" (rounded to nearest), "int8" (with a scale for each vector; the error is at
             most 1/254 of its largest element), or None (unchanged). Tables of 16-bit vectors use
             their own type unless it is "int8".
-        filter_ratio: the share of the ids of unknown keys, in [0, 1], that a lookup with
-            `use_low_frequency_filter` admits.
+        filter_ratio: the probability, in [0, 1], that a lookup with `use_low_frequency_filter`
+            admits an id whose key has no row.
         max_hbm_for_vectors: the GB (2^30 bytes) of GPU memory that the rows of a "hybrid" table may
             occupy, vectors and optimizer state, allocated as needed. 0: all rows are in host
             memory, and the index is in GPU memory. None: 16. Other types ignore it.

@@ -160,7 +160,7 @@ class Table:
 
     @property
     def size(self) -> Any:
-        """An int64 tensor [number of rows, dimension]."""
+        """An int64 tensor with two elements: the number of rows, and the dimension."""
         rows = _ops.library().dynemb_size(self.handle)
         return tf.stack([rows, tf.constant(self._dim, tf.int64)])
 
@@ -169,8 +169,9 @@ class Table:
             return int(_ops.library().dynemb_size(self.handle))
 
     def stats(self) -> dict[str, int]:
-        """Returns the table's counters: rows, index slots, bytes, inserts, evictions and so on.
+        """Returns the counters of the table on this rank, by name.
 
+        - Rows, index slots, bytes, inserts, evictions and so on.
         - For a table in GPU memory, also the rows that are there (`device_rows`), the lookups that
           found their row there (`device_hits`), and the frequently read rows that were moved there
           (`promotions`).
@@ -251,7 +252,8 @@ class Table:
     def state_was_restored(self, state_spec: StateSpec | None) -> None:
         """Records which state the rows have after a restore.
 
-        The state belongs to the next optimizer that attaches, if that keeps the same state.
+        The state belongs to the next optimizer that attaches, if that optimizer keeps the same
+        state.
         """
         self._state_spec = state_spec
         if state_spec is not None:

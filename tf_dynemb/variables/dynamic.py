@@ -42,8 +42,9 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
         initializer: the initializer of new vectors: a Keras initializer or its name, a number, a
             number as text, or a list with one of these for each column. Default: "uniform", as in
             `keras.layers.Embedding`.
-        var_type: where rows are stored; see `TableOptions`. If it is GPU memory, the GPU is that of
-            the current `tf.device`, or otherwise the first that TensorFlow sees.
+        var_type: where rows are stored: "hbm", "hybrid" or "host"; see `TableOptions`. For GPU
+            memory, it is the GPU of the current `tf.device`, or otherwise the first GPU that
+            TensorFlow sees.
         name: the variable's name. Default: "dynamic_variable_<n>".
         constraint: a function that `OptimizerWrapper` calls with the vectors that a step has
             updated, a tensor [touched rows, dimension]. It returns the vectors to store.
@@ -60,6 +61,7 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
 
     Raises:
         ValueError, TypeError: an argument is invalid; the message names it.
+        NotImplementedError: an option is set that this build does not support.
     """
 
     # Otherwise tf.Variable's metaclass would treat the arguments as those of tf.Variable.
@@ -140,7 +142,8 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
 
         Raises:
             TypeError: the ids are not integers, or their type cannot be cast to the key type.
-            ValueError: `default_value` has another shape.
+            ValueError: `default_value` has another shape, or a number in a list is out of the range
+                of the key type.
         """
         # Serving reads few keys at a time: where nothing needs preparing, call only the operator.
         if (

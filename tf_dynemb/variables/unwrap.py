@@ -11,7 +11,7 @@ from tf_dynemb.variables.static import Variable
 
 
 def unwrap(variable: Any) -> Any:
-    """Returns the TensorFlow variable inside a Keras variable; anything else unchanged."""
+    """Returns the TensorFlow variable inside a Keras variable; any other object unchanged."""
     if isinstance(variable, keras.Variable):
         return getattr(variable, "_value", variable)
     return variable
