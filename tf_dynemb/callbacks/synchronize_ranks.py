@@ -24,7 +24,7 @@ class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
     arguments. The callback
 
     - gives the dense weights, and in `fit` the optimizer's variables, the values of rank 0 before
-      the first step. (Tables need no copying: each row is on one rank only);
+      the first step. Tables need no copying, because each row is on one rank only;
     - reduces metrics over the ranks. States of Keras metrics are reduced as `tf.distribute` would,
       by the `aggregation` of their variables: usually they are added up, so that an accuracy or an
       AUC is computed over all samples. Other logs are replaced with their mean over the ranks;

@@ -12,8 +12,8 @@ the owner sums them for each key over the ranks. The result of `tape.gradient` f
 therefore the sum over all ranks, for the rows that this rank holds. `docs/scaling.md` counts the
 bytes.
 
-All functions are collective: every rank looks up the same tables in the same order, if only with no
-ids.
+All functions are collective: every rank looks up the same tables in the same order, even if it has
+no ids.
 
 The work before and after the alltoalls runs where the tables are: on a GPU if all of them are on
 it, otherwise on the CPU. The alltoalls themselves are Horovod's. They run on a GPU if Horovod was

@@ -27,8 +27,8 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
 
     On several ranks, every rank creates the same table, and each key is held by one of them.
     Methods that take keys (lookups, `upsert`, `scatter_*`, `erase`, `forget`, `contains`) accept
-    any keys and are collective: all ranks must call them, if only with no keys. `len`, `size`,
-    `stats`, `clear` and `de.export` concern only the rows that this rank holds.
+    any keys and are collective: all ranks must call them, even a rank that has no keys to pass.
+    `len`, `size`, `stats`, `clear` and `de.export` concern only the rows that this rank holds.
 
     Example:
     >>> table = DynamicVariable(dimension=4, initializer="ones")

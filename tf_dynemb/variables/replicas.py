@@ -19,10 +19,10 @@ _GROUP_BYTES = 64 << 20
 def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
     """Gives dense variables the values that they have on one rank.
 
-    Gradients of dense variables are averaged over the ranks, so variables that differ at the start
-    differ forever. Call this before the first step, unless all ranks start from the same seed or
-    file. `tf_dynemb.callbacks.SynchronizeRanks` does it for `model.fit`. In one process this
-    function does nothing.
+    The gradients of dense variables are reduced over the ranks, so variables that differ at the
+    start remain different. Call this before the first step, unless all ranks start from the same
+    seed or file. For `model.fit`, `tf_dynemb.callbacks.SynchronizeRanks` calls it. In one process
+    this function only checks its arguments.
 
     Example:
     >>> bias = tf.Variable(tf.random.normal([3]))
