@@ -22,8 +22,8 @@ DimensionHandle TableDim(InferenceContext* c, int index);
 absl::Status HasDim(InferenceContext* c, int index, DimensionHandle dim);
 // Fails unless input `index` is a vector of `size` elements, or of 0 elements if it is left out.
 absl::Status VectorOrEmpty(InferenceContext* c, int index, DimensionHandle size);
-// Checks input `bags`, which describes the bags of the ids in input `keys` (docs/operators.md). Merges
-// the number of bags with `num_bags`.
+// Checks input `bags`, which describes the bags of the ids in input `keys` (docs/operators.md).
+// Merges the number of bags with `num_bags`.
 absl::Status BagsOfKeys(InferenceContext* c, int keys, int bags, DimensionHandle* num_bags);
 
 // Fails unless input `index` is a scalar.
