@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from tf_dynemb import storage
@@ -58,12 +57,7 @@ class JointPublication:
     def __enter__(self) -> JointPublication:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._begun.close()
 
     def is_of(self, call: Sequence[str]) -> None:

@@ -11,7 +11,6 @@ import pathlib
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from tf_dynemb._version import __version__
@@ -78,12 +77,7 @@ class Publication(Part):
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abandon()
         shutil.rmtree(self._directory, ignore_errors=True)
         if self._directory.exists():

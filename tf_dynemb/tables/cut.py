@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,12 +84,7 @@ class Cut:
         self._handle, self.tick, self.utc_ns = handle, int(tick), int(utc_ns)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._locks:
             if self._handle is not None:
                 _ops.library().dynemb_snapshot_end(self._handle)
