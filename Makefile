@@ -9,6 +9,9 @@ BAZEL ?= $(shell command -v bazel || command -v bazelisk || echo bazel)
 CPP = $(shell find cc tests/cc tests/cuda benchmarks/cc benchmarks/cuda -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 # Extra arguments for train, test and bench: make test ARGS="-k lookup".
 ARGS ?=
+# The number of processes that run Python tests. Most tests keep one core busy. All tests that start ranks stay in one process
+# (tests/conftest.py).
+JOBS ?= 2
 
 build: ## sets up everything that importing tf_dynemb and the other targets need
 	@tools/setup.sh
@@ -16,8 +19,10 @@ build: ## sets up everything that importing tf_dynemb and the other targets need
 train: build ## runs the quickstart: a CTR model on the Adult data
 	$(PYTHON) examples/quickstart.py $(ARGS)
 
-test: test-cc ## runs the C++ tests, then the Python tests
-	$(PYTHON) -m pytest $(ARGS)
+test: ## runs the C++ tests, then the Python tests
+	@echo "make test: $(TEST_TIME)"
+	@$(MAKE) --no-print-directory test-cc
+	$(PYTHON) -m pytest -n $(JOBS) $(ARGS)
 
 test-cc: build
 	$(BAZEL) build //benchmarks/cc:all

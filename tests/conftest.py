@@ -1,4 +1,4 @@
-"""How tests are divided among the processes of `pytest -n`; tests with tables of a device."""
+"""The split of tests among the processes of `pytest -n`, and the size of device tiers in tests."""
 
 import pytest
 import simulated
@@ -6,7 +6,7 @@ import simulated
 
 @pytest.fixture(autouse=True, scope="session")
 def small_device_tier():
-    """Tables of a device are soon larger than what they may have of its memory."""
+    """Device tables get a device tier that is smaller than most tests' tables."""
     if not simulated.ON_DEVICE:
         yield
         return
@@ -19,7 +19,7 @@ def small_device_tier():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """By file; but all that starts ranks in one process, since one launch runs many tests."""
+    """Splits by file. Tests that start ranks stay in one process: a launch runs many of them."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):

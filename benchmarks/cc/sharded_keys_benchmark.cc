@@ -45,10 +45,10 @@ void DumpAll(Exec& exec, Table* table, Clock* clock) {
   Require(Snapshot::Begin(exec, {table}, {0}, false, clock, &snapshot));
   std::vector<uint64_t> keys(65536);
   for (;;) {
-    Snapshot::Piece piece;
-    Require(snapshot->Next(keys.size(), &piece));
-    if (piece.n == 0) return;
-    Require(snapshot->Read(exec, &piece, keys.data(), nullptr, nullptr, nullptr, nullptr));
+    Snapshot::Block block;
+    Require(snapshot->Next(keys.size(), &block));
+    if (block.n == 0) return;
+    Require(snapshot->Read(exec, &block, keys.data(), nullptr, nullptr, nullptr, nullptr));
   }
 }
 
@@ -67,13 +67,15 @@ Seconds TimeAll(const std::vector<uint64_t>& keys) {
   };
   Seconds seconds;
   seconds["insert"] = for_batches([&](const uint64_t* k, size_t n) {
-    Require(table->FindOrInsert(exec, k, n, clock.Next(), rows.data()));
+    Require(table->FindOrInsert(exec, {k, n}, clock.Next(), rows.data()));
   });
-  seconds["find"] = for_batches(
-      [&](const uint64_t* k, size_t n) { table->Find(exec, k, n, clock.Next(), rows.data()); });
+  seconds["find"] = for_batches([&](const uint64_t* k, size_t n) {
+    table->Find(exec, {k, n}, clock.Next(), rows.data());
+  });
   seconds["dump"] = Time([&] { DumpAll(exec, table.get(), &clock); });
-  seconds["erase"] =
-      for_batches([&](const uint64_t* k, size_t n) { table->Erase(exec, k, n, clock.Next()); });
+  seconds["erase"] = for_batches([&](const uint64_t* k, size_t n) {
+    table->Erase(exec, {k, n}, clock.Next());
+  });
   Dedup<uint64_t> dedup;
   seconds["dedup"] =
       for_batches([&](const uint64_t* k, size_t n) { Require(dedup.Run(exec, k, n)); });

@@ -28,7 +28,7 @@ constexpr size_t kBatches = 32;
 void InsertAll(Exec& exec, Table* table, const std::vector<uint64_t>& keys, Tick* tick) {
   const std::vector<float> vectors(kBatch * static_cast<size_t>(table->options().dim), 1.0f);
   for (size_t first = 0; first < kRows; first += kBatch) {
-    Require(table->Upsert(exec, &keys[first], kBatch, vectors.data(), ++*tick));
+    Require(table->Upsert(exec, {&keys[first], kBatch}, vectors.data(), ++*tick));
   }
 }
 
@@ -83,30 +83,31 @@ void RunBatches(benchmark::State& state, const Call& call) {
 
 void Find(benchmark::State& state) {
   RunBatches(state, [](Filled& f, Exec& exec, const uint64_t* keys) {
-    f.table->Find(exec, keys, kBatch, ++f.tick, f.rows.data());
+    f.table->Find(exec, {keys, kBatch}, ++f.tick, f.rows.data());
   });
 }
 void Lookup(benchmark::State& state) {
   RunBatches(state, [](Filled& f, Exec& exec, const uint64_t* keys) {
-    f.table->Lookup(exec, keys, kBatch, ++f.tick, nullptr, f.vectors.data(), f.rows.data());
+    f.table->Lookup(exec, {keys, kBatch}, ++f.tick, nullptr, f.vectors.data(), f.rows.data());
   });
 }
 void LookupOrInsert(benchmark::State& state) {
   RunBatches(state, [](Filled& f, Exec& exec, const uint64_t* keys) {
-    Require(f.table->LookupOrInsert(exec, keys, kBatch, ++f.tick, f.vectors.data(), f.rows.data()));
+    Require(
+        f.table->LookupOrInsert(exec, {keys, kBatch}, ++f.tick, f.vectors.data(), f.rows.data()));
   });
 }
 // A new output each time, as in an operator: its pages are faulted in every time.
 void LookupIntoNewMemory(benchmark::State& state) {
   RunBatches(state, [](Filled& f, Exec& exec, const uint64_t* keys) {
     void* vectors = std::malloc(f.vectors.size() * sizeof(float));
-    Require(f.table->LookupOrInsert(exec, keys, kBatch, ++f.tick, vectors, f.rows.data()));
+    Require(f.table->LookupOrInsert(exec, {keys, kBatch}, ++f.tick, vectors, f.rows.data()));
     std::free(vectors);
   });
 }
 void UpsertPresent(benchmark::State& state) {
   RunBatches(state, [](Filled& f, Exec& exec, const uint64_t* keys) {
-    Require(f.table->Upsert(exec, keys, kBatch, f.vectors.data(), ++f.tick));
+    Require(f.table->Upsert(exec, {keys, kBatch}, f.vectors.data(), ++f.tick));
   });
 }
 

@@ -62,7 +62,7 @@ Model::Model(const Shape& shape, OptimizerKind optimizer) : shape_(shape), optim
     Require(tables_[t]->AttachState(exec, state));
     for (size_t first = 0; first < all.size(); first += kFill) {
       const size_t n = std::min(kFill, all.size() - first);
-      Require(tables_[t]->FindOrInsert(exec, &all[first], n, NextTick(), rows.data()));
+      Require(tables_[t]->FindOrInsert(exec, {&all[first], n}, NextTick(), rows.data()));
     }
   }
   for (size_t step = 0; step < kSteps; ++step) {

@@ -29,7 +29,7 @@
 
 #include "cc/device/block_pool.h"
 #include "cc/device/device.h"
-#include "cc/device/piece_map.h"
+#include "cc/device/registered_memory.h"
 #include "cc/device/stream_exec.h"
 #include "cc/device/thread_lane.h"
 #include "cc/table/arena.h"
@@ -99,7 +99,7 @@ class CudaDevice {
 
     Status Reserve(CudaDevice& device, size_t bytes, Use use);
     Status CommitBlock();
-    Status CommitPieces(size_t bytes);
+    Status CommitMapping(size_t bytes);
     void Release();
 
     CudaDevice* device_ = nullptr;
@@ -107,8 +107,8 @@ class CudaDevice {
     size_t reserved_ = 0;
     size_t committed_ = 0;
     Use use_ = kTable;
-    bool block_ = false;          // it is a block of the device's pool
-    std::vector<size_t> pieces_;  // the bytes of each mapping, from the front
+    bool block_ = false;            // it is a block of the device's pool
+    std::vector<size_t> mappings_;  // the bytes of each mapping, from the front
   };
 
   // Host memory that kernels access at the host's address. Commit page-locks it, at a few GB/s. It
@@ -138,7 +138,7 @@ class CudaDevice {
     CudaDevice* device_ = nullptr;
     Arena arena_;
     size_t committed_ = 0;
-    std::vector<size_t> pieces_;  // the bytes of each registration, from the front
+    std::vector<size_t> registrations_;  // the bytes of each registration, from the front
   };
 
  private:
@@ -267,7 +267,7 @@ class CudaDevice {
   std::mutex pool_mutex_;
   Range pool_memory_;
   BlockPool pool_;
-  PieceMap host_pieces_;
+  RegisteredMemory registered_;
 };
 
 }  // namespace dynemb

@@ -65,7 +65,7 @@ CudaDevice::Range& CudaDevice::Range::operator=(Range&& other) noexcept {
   committed_ = std::exchange(other.committed_, 0);
   use_ = other.use_;
   block_ = std::exchange(other.block_, false);
-  pieces_ = std::exchange(other.pieces_, {});
+  mappings_ = std::exchange(other.mappings_, {});
   return *this;
 }
 
@@ -112,12 +112,12 @@ Status CudaDevice::Range::Commit(size_t bytes) {
   const size_t ahead = committed_ + std::min(committed_ / kCommitFraction, kCommitMost);
   const size_t wanted = std::min(std::max(needed, RoundUp(ahead, unit)), reserved_);
   Current current(*device_);
-  const Status status = CommitPieces(wanted);
-  return status.ok() || wanted == needed ? status : CommitPieces(needed);
+  const Status status = CommitMapping(wanted);
+  return status.ok() || wanted == needed ? status : CommitMapping(needed);
 }
 
-// Maps the new memory as one piece.
-Status CudaDevice::Range::CommitPieces(size_t bytes) {
+// Maps the new memory in one mapping.
+Status CudaDevice::Range::CommitMapping(size_t bytes) {
   const size_t more = bytes - committed_;
   char* const at = data_ + committed_;
   Status status = MapMemory(device_->ordinal_, at, more);
@@ -134,7 +134,7 @@ Status CudaDevice::Range::CommitPieces(size_t bytes) {
                                      " in all tables and " + std::to_string(left) +
                                      " free: " + status.message());
   }
-  pieces_.push_back(more);
+  mappings_.push_back(more);
   committed_ = bytes;
   if (use_ != kPool) device_->used_ += more;
   return Status();
@@ -169,9 +169,9 @@ void CudaDevice::Range::Release() {
     Current current(*device_);
     const CudaDriver& driver = CudaDriver::Get();
     char* at = data_;
-    for (const size_t piece : pieces_) {
-      (void)driver.mem_unmap(Address(at), piece);
-      at += piece;
+    for (const size_t bytes : mappings_) {
+      (void)driver.mem_unmap(Address(at), bytes);
+      at += bytes;
     }
     (void)driver.mem_address_free(Address(data_), reserved_);
   }
@@ -185,7 +185,7 @@ CudaDevice::HostRange& CudaDevice::HostRange::operator=(HostRange&& other) noexc
   device_ = std::exchange(other.device_, nullptr);
   arena_ = std::move(other.arena_);
   committed_ = std::exchange(other.committed_, 0);
-  pieces_ = std::exchange(other.pieces_, {});
+  registrations_ = std::exchange(other.registrations_, {});
   return *this;
 }
 
@@ -198,9 +198,9 @@ Status CudaDevice::HostRange::Commit(size_t bytes) {
   if (bytes <= committed_) return Status();
   if (bytes > reserved()) return BeyondReservation(bytes, reserved());
   const size_t needed = RoundUp(bytes, kPage);
-  const size_t piece =
+  const size_t ahead =
       std::max(kRegisterLeast, std::min(committed_ / kCommitFraction, kRegisterMost));
-  const size_t wanted = std::min(std::max(needed, RoundUp(committed_ + piece, kPage)), reserved());
+  const size_t wanted = std::min(std::max(needed, RoundUp(committed_ + ahead, kPage)), reserved());
   const Status status = Register(wanted);
   return status.ok() || wanted == needed ? status : Register(needed);
 }
@@ -218,8 +218,8 @@ Status CudaDevice::HostRange::Register(size_t bytes) {
                                      std::to_string(committed_) +
                                      " in use here: " + status.message());
   }
-  device_->host_pieces_.Add(at, more);
-  pieces_.push_back(more);
+  device_->registered_.Add(at, more);
+  registrations_.push_back(more);
   committed_ = bytes;
   return Status();
 }
@@ -231,16 +231,16 @@ void CudaDevice::HostRange::Clear() {
 }
 
 void CudaDevice::HostRange::Release() {
-  if (!pieces_.empty()) {
+  if (!registrations_.empty()) {
     device_->WaitForAll();
     Current current(*device_);
     char* at = data();
-    for (const size_t piece : pieces_) {
-      device_->host_pieces_.Remove(at);
+    for (const size_t bytes : registrations_) {
+      device_->registered_.Remove(at);
       if (cudaHostUnregister(at) != cudaSuccess) (void)cudaGetLastError();
-      at += piece;
+      at += bytes;
     }
-    pieces_.clear();
+    registrations_.clear();
   }
   committed_ = 0;
 }

@@ -142,9 +142,9 @@ void CudaDevice::Session::Copy(void* to, const void* from, size_t bytes) {
   if (bytes == 0 || !Ready()) return;
   auto* t = static_cast<char*>(to);
   const auto* f = static_cast<const char*>(from);
-  const PieceMap& pieces = device_.host_pieces_;
+  const RegisteredMemory& registered = device_.registered_;
   while (bytes > 0) {
-    const size_t n = pieces.Within(f, pieces.Within(t, bytes));
+    const size_t n = registered.Within(f, registered.Within(t, bytes));
     if (!Check("cudaMemcpyAsync", cudaMemcpyAsync(t, f, n, cudaMemcpyDefault, stream_))) return;
     t += n;
     f += n;
@@ -156,7 +156,7 @@ void CudaDevice::Session::Fill(void* p, uint8_t byte, size_t bytes) {
   if (bytes == 0 || !Ready()) return;
   auto* at = static_cast<char*>(p);
   while (bytes > 0) {
-    const size_t n = device_.host_pieces_.Within(at, bytes);
+    const size_t n = device_.registered_.Within(at, bytes);
     if (!Check("cudaMemsetAsync", cudaMemsetAsync(at, byte, n, stream_))) return;
     at += n;
     bytes -= n;

@@ -74,26 +74,23 @@ class DeviceTable final : public Table {
   Status Clear(Exec& exec, Tick tick) override;
   Stamp BeginBatch(Exec& exec, Tick tick, size_t n) override;
 
-  void Find(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) override;
-  void Contains(Exec& exec, const void* keys, size_t n, bool* found) const override;
-  void Lookup(Exec& exec, const void* keys, size_t n, Tick tick, const void* default_vector,
-              void* vectors, RowId* rows) override;
-  void ReadRows(Exec& exec, const void* keys, size_t n, float* vectors, float* state,
-                bool* found) const override;
+  void Find(Exec& exec, KeySpan keys, Tick tick, RowId* rows) override;
+  void Contains(Exec& exec, KeySpan keys, bool* found) const override;
+  void Lookup(Exec& exec, KeySpan keys, Tick tick, const void* default_vector, void* vectors,
+              RowId* rows) override;
+  void ReadRows(Exec& exec, KeySpan keys, float* vectors, float* state, bool* found) const override;
   void Changed(Exec& exec, const RowId* rows, const RowId* rows_before, size_t n, Tick since,
                Tick now, bool* changed) const override;
-  Status FindOrInsert(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) override;
-  Status InsertAndEvict(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows,
+  Status FindOrInsert(Exec& exec, KeySpan keys, Tick tick, RowId* rows) override;
+  Status InsertAndEvict(Exec& exec, KeySpan keys, Tick tick, RowId* rows,
                         EvictedRows* evicted) override;
-  Status LookupOrInsert(Exec& exec, const void* keys, size_t n, Tick tick, void* vectors,
-                        RowId* rows) override;
-  Status Upsert(Exec& exec, const void* keys, size_t n, const void* vectors, Tick tick) override;
-  Status Accumulate(Exec& exec, const void* keys, size_t n, const float* deltas,
-                    Tick tick) override;
-  Status WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors, const float* state,
-                   bool insert, uint64_t step, Tick tick) override;
-  size_t Erase(Exec& exec, const void* keys, size_t n, Tick tick, bool wipe) override;
-  void ApplyRange(Exec& exec, const RowOptimizer& optimizer, const void* keys, const RowId* rows,
+  Status LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, void* vectors, RowId* rows) override;
+  Status Upsert(Exec& exec, KeySpan keys, const void* vectors, Tick tick) override;
+  Status Accumulate(Exec& exec, KeySpan keys, const float* deltas, Tick tick) override;
+  Status WriteRows(Exec& exec, KeySpan keys, const float* vectors, const float* state, bool insert,
+                   uint64_t step, Tick tick) override;
+  size_t Erase(Exec& exec, KeySpan keys, Tick tick, bool wipe) override;
+  void ApplyRange(Exec& exec, const RowOptimizer& optimizer, KeySpan keys, const RowId* rows,
                   const float* gradients, size_t begin, size_t end, uint64_t step,
                   Tick tick) override;
 
@@ -111,7 +108,7 @@ class DeviceTable final : public Table {
   bool tracking() const override { return tracking_; }
   void Track(Tick tick) override;
   Status LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) override;
-  void Adopt(Table* other, Tick tick) override;
+  void SwapRows(Table* other, Tick tick) override;
   void CheckInvariants() const override;
 
   bool PromotionIsDue() const override { return reads_ >= kPromoteEvery && tiered(); }
@@ -194,7 +191,7 @@ class DeviceTable final : public Table {
     const uint32_t* places = nullptr;
     uint32_t* of = nullptr;
     uint32_t* sums = nullptr;
-    device::Dealt* dealt = nullptr;
+    device::RowGrant* grants = nullptr;
     uint32_t* positions = nullptr;
     RowId* new_rows = nullptr;
   };
@@ -232,6 +229,10 @@ class DeviceTable final : public Table {
   uint64_t* noted() const { return reinterpret_cast<uint64_t*>(tier_state() + 1); }
   InitializerView initial() const;
   KeyArray KeysAt(const void* keys) const { return {keys, store_.layout.key_size}; }
+  KeyArray KeysAt(KeySpan keys) const {
+    keys.CheckWidth(store_.layout.key_size);
+    return KeysAt(keys.data());
+  }
   // For ForRows: the quads of a vector that is copied without conversion.
   size_t vector_quads() const { return device::QuadsOfBytes(layout().vector_bytes()); }
   bool tiered() const { return store_.split < capacity(); }
@@ -301,7 +302,7 @@ class DeviceTable final : public Table {
   // Calls fn(rows, n) for the ids of all live rows, a range at a time. `rows` is in the device's
   // memory.
   template <class Fn>
-  void ForRowsInPieces(Work& work, const Fn& fn) const;
+  void ForRowsInChunks(Work& work, const Fn& fn) const;
   // Calls fn(row, bytes) for each row. `bytes` is a copy of the row in host memory.
   template <class Fn>
   void ForCopies(Work& work, const std::vector<RowId>& rows, const Fn& fn) const;

@@ -148,21 +148,24 @@ void DeviceTable<Device>::FindRows(Work& work, Batch& batch, bool counts) {
 }
 
 template <class Device>
-void DeviceTable<Device>::Find(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) {
+void DeviceTable<Device>::Find(Exec& exec, KeySpan keys, Tick tick, RowId* rows) {
+  const size_t n = keys.size();
   Work work(*this, &exec);
   Batch batch = BatchOf(KeysAt(keys), n, stamps_.Encode(tick), rows);
   FindRows(work, batch, true);
 }
 
 template <class Device>
-void DeviceTable<Device>::Contains(Exec& exec, const void* keys, size_t n, bool* found) const {
+void DeviceTable<Device>::Contains(Exec& exec, KeySpan keys, bool* found) const {
+  const size_t n = keys.size();
   Work work(*this, &exec);
   work.ForKeys(n, device::FindKeys{ViewsAt(0, n), KeysAt(keys), nullptr, found});
 }
 
 template <class Device>
-void DeviceTable<Device>::Lookup(Exec& exec, const void* keys, size_t n, Tick tick,
-                                 const void* default_vector, void* vectors, RowId* rows) {
+void DeviceTable<Device>::Lookup(Exec& exec, KeySpan keys, Tick tick, const void* default_vector,
+                                 void* vectors, RowId* rows) {
+  const size_t n = keys.size();
   Work work(*this, &exec);
   const KeyArray k = KeysAt(keys);
   Batch batch = BatchOf(k, n, stamps_.Encode(tick), rows);
@@ -173,8 +176,9 @@ void DeviceTable<Device>::Lookup(Exec& exec, const void* keys, size_t n, Tick ti
 }
 
 template <class Device>
-void DeviceTable<Device>::ReadRows(Exec& exec, const void* keys, size_t n, float* vectors,
-                                   float* state, bool* found) const {
+void DeviceTable<Device>::ReadRows(Exec& exec, KeySpan keys, float* vectors, float* state,
+                                   bool* found) const {
+  const size_t n = keys.size();
   Work work(*this, &exec);
   RowId* rows = work.template Take<RowId>(n);
   if (rows == nullptr) return;
@@ -208,8 +212,8 @@ Status DeviceTable<Device>::Begin(Exec& exec, size_t n, Tick tick, Stamp* now) {
 }
 
 template <class Device>
-Status DeviceTable<Device>::FindOrInsert(Exec& exec, const void* keys, size_t n, Tick tick,
-                                         RowId* rows) {
+Status DeviceTable<Device>::FindOrInsert(Exec& exec, KeySpan keys, Tick tick, RowId* rows) {
+  const size_t n = keys.size();
   Stamp now;
   DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
   Work work(*this, &exec, Work::Reports::kYes);
@@ -219,17 +223,18 @@ Status DeviceTable<Device>::FindOrInsert(Exec& exec, const void* keys, size_t n,
 }
 
 template <class Device>
-Status DeviceTable<Device>::InsertAndEvict(Exec& exec, const void* keys, size_t n, Tick tick,
-                                           RowId* rows, EvictedRows* evicted) {
+Status DeviceTable<Device>::InsertAndEvict(Exec& exec, KeySpan keys, Tick tick, RowId* rows,
+                                           EvictedRows* evicted) {
   evicted_ = evicted;
-  const Status status = FindOrInsert(exec, keys, n, tick, rows);
+  const Status status = FindOrInsert(exec, keys, tick, rows);
   evicted_ = nullptr;
   return status;
 }
 
 template <class Device>
-Status DeviceTable<Device>::LookupOrInsert(Exec& exec, const void* keys, size_t n, Tick tick,
-                                           void* vectors, RowId* rows) {
+Status DeviceTable<Device>::LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, void* vectors,
+                                           RowId* rows) {
+  const size_t n = keys.size();
   Stamp now;
   DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
   Work work(*this, &exec, Work::Reports::kYes);
@@ -243,8 +248,8 @@ Status DeviceTable<Device>::LookupOrInsert(Exec& exec, const void* keys, size_t 
 }
 
 template <class Device>
-Status DeviceTable<Device>::Upsert(Exec& exec, const void* keys, size_t n, const void* vectors,
-                                   Tick tick) {
+Status DeviceTable<Device>::Upsert(Exec& exec, KeySpan keys, const void* vectors, Tick tick) {
+  const size_t n = keys.size();
   Stamp now;
   DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
   Work work(*this, &exec, Work::Reports::kYes);
@@ -267,8 +272,8 @@ Status DeviceTable<Device>::Upsert(Exec& exec, const void* keys, size_t n, const
 }
 
 template <class Device>
-Status DeviceTable<Device>::Accumulate(Exec& exec, const void* keys, size_t n, const float* deltas,
-                                       Tick tick) {
+Status DeviceTable<Device>::Accumulate(Exec& exec, KeySpan keys, const float* deltas, Tick tick) {
+  const size_t n = keys.size();
   Stamp now;
   DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
   const uint64_t step = RoundingStep(Update::kAddition, additions_ + 1);
@@ -288,8 +293,9 @@ Status DeviceTable<Device>::Accumulate(Exec& exec, const void* keys, size_t n, c
 }
 
 template <class Device>
-Status DeviceTable<Device>::WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors,
+Status DeviceTable<Device>::WriteRows(Exec& exec, KeySpan keys, const float* vectors,
                                       const float* state, bool insert, uint64_t step, Tick tick) {
+  const size_t n = keys.size();
   Stamp now;
   DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
   Work work(*this, &exec, Work::Reports::kYes);
@@ -310,7 +316,7 @@ Status DeviceTable<Device>::WriteRows(Exec& exec, const void* keys, size_t n, co
 }
 
 template <class Device>
-void DeviceTable<Device>::ApplyRange(Exec& exec, const RowOptimizer& optimizer, const void* keys,
+void DeviceTable<Device>::ApplyRange(Exec& exec, const RowOptimizer& optimizer, KeySpan keys,
                                      const RowId* rows, const float* gradients, size_t begin,
                                      size_t end, uint64_t step, Tick tick) {
   const size_t n = end - begin;

@@ -16,7 +16,7 @@ namespace dynemb {
 template <class Device>
 void DeviceTable<Device>::SaveAll(Work& work) {
   if (cut_ == nullptr) return;
-  ForRowsInPieces(work, [&](const RowId* rows, size_t n) { BeforeWrite(work, rows, n); });
+  ForRowsInChunks(work, [&](const RowId* rows, size_t n) { BeforeWrite(work, rows, n); });
 }
 
 template <class Device>
@@ -24,9 +24,9 @@ template <class Fn>
 void DeviceTable<Device>::ForCopies(Work& work, const std::vector<RowId>& rows,
                                     const Fn& fn) const {
   const size_t stride = store_.layout.stride;
-  const size_t piece = std::max<size_t>(1, device::kCopyMost / stride);
-  for (size_t begin = 0; begin < rows.size(); begin += piece) {
-    const size_t n = std::min(piece, rows.size() - begin);
+  const size_t chunk = std::max<size_t>(1, device::kCopyMost / stride);
+  for (size_t begin = 0; begin < rows.size(); begin += chunk) {
+    const size_t n = std::min(chunk, rows.size() - begin);
     typename Device::Session::Scratch scratch(work);
     RowId* ids = work.template Take<RowId>(n);
     char* copies = work.template Take<char>(n * stride);

@@ -171,7 +171,7 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
     device::Elect<false>(work, keys, batch.rows, n, &in.places, &in.of);
   }
   in.sums = work.template Take<uint32_t>(n + 1);
-  in.dealt = work.template Take<device::Dealt>(num_tables);
+  in.grants = work.template Take<device::RowGrant>(num_tables);
   in.positions = work.template Take<uint32_t>(n);
   in.new_rows = work.template Take<RowId>(n);
   DYNEMB_RETURN_IF_ERROR(work.status());
@@ -211,9 +211,9 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
   }
 
   work.Changes();
-  const device::NewKeys added{tables, batch.keys, in.sums, in.dealt, in.positions, in.new_rows};
-  work.ForEach(num_tables, device::Deal{tables, in.sums, in.dealt});
-  work.ForEach(n, device::ListNew{tables, in.sums, in.dealt, in.positions, in.new_rows});
+  const device::NewKeys added{tables, batch.keys, in.sums, in.grants, in.positions, in.new_rows};
+  work.ForEach(num_tables, device::GrantRows{tables, in.sums, in.grants});
+  work.ForEach(n, device::ListNew{tables, in.sums, in.grants, in.positions, in.new_rows});
   work.ForKeys(n, device::ClaimSlots{added});
   if (may_evict) {
     work.ForKeys(n, device::EvictSlots{added});
@@ -238,7 +238,8 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
 }
 
 template <class Device>
-size_t DeviceTable<Device>::Erase(Exec& exec, const void* keys, size_t n, Tick tick, bool wipe) {
+size_t DeviceTable<Device>::Erase(Exec& exec, KeySpan keys, Tick tick, bool wipe) {
+  const size_t n = keys.size();
   if (n == 0) return 0;
   WaitForReader();
   Work work(*this, &exec);

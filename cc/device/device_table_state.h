@@ -199,7 +199,7 @@ Status DeviceTable<Device>::Clear(Exec& exec, Tick tick) {
   Store empty;
   DYNEMB_RETURN_IF_ERROR(Reserve(store_.layout, &empty));
   DYNEMB_RETURN_IF_ERROR(MakeIndex(work, &empty));
-  ForRowsInPieces(work, [&](const RowId* rows, size_t n) { BeforeLoss(work, rows, n, tick); });
+  ForRowsInChunks(work, [&](const RowId* rows, size_t n) { BeforeLoss(work, rows, n, tick); });
   device::Counters c = Read(work);
   DYNEMB_RETURN_IF_ERROR(work.status());
   work.Changes();
@@ -240,8 +240,8 @@ std::vector<RowId> DeviceTable<Device>::ListRows(Work& work, uint64_t begin, uin
     const auto limit = static_cast<uint32_t>(std::min(want, n));
     work.ForEach(n, device::Compact{sums, static_cast<uint32_t>(from), limit, found});
     const uint32_t count = std::min(ToHost(work, sums + n, 1)[0], limit);
-    const std::vector<RowId> piece = ToHost(work, found, count);
-    rows.insert(rows.end(), piece.begin(), piece.end());
+    const std::vector<RowId> chunk = ToHost(work, found, count);
+    rows.insert(rows.end(), chunk.begin(), chunk.end());
     *next = rows.size() == most ? rows.back() + uint64_t{1} : from + n;
   }
   return rows;
@@ -249,7 +249,7 @@ std::vector<RowId> DeviceTable<Device>::ListRows(Work& work, uint64_t begin, uin
 
 template <class Device>
 template <class Fn>
-void DeviceTable<Device>::ForRowsInPieces(Work& work, const Fn& fn) const {
+void DeviceTable<Device>::ForRowsInChunks(Work& work, const Fn& fn) const {
   const uint64_t end = Read(work).high_water;
   for (uint64_t next = 0; next < end;) {
     const std::vector<RowId> rows =
@@ -279,9 +279,9 @@ void DeviceTable<Device>::ReadToHost(Work& work, const std::vector<RowId>& rows,
                                      void* vectors, float* state, Stamp* updates,
                                      Stamp* accesses) const {
   const RowLayout& l = store_.layout;
-  const size_t piece = std::max<size_t>(1, device::kCopyMost / l.stride);
-  for (size_t begin = 0; begin < rows.size(); begin += piece) {
-    const size_t n = std::min(piece, rows.size() - begin);
+  const size_t chunk = std::max<size_t>(1, device::kCopyMost / l.stride);
+  for (size_t begin = 0; begin < rows.size(); begin += chunk) {
+    const size_t n = std::min(chunk, rows.size() - begin);
     typename Device::Session::Scratch scratch(work);
     RowId* ids = work.template Take<RowId>(n);
     const auto column = [&](const void* wanted, size_t bytes) {
@@ -322,7 +322,8 @@ void DeviceTable<Device>::Export(Exec& exec, const ExportPlan& plan, void* keys,
 
 template <class Device>
 Status DeviceTable<Device>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) {
-  const size_t n = loaded.n;
+  const size_t n = loaded.keys.size();
+  loaded.keys.CheckWidth(store_.layout.key_size);
   Stamp now;
   DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
   Work work(*this, &exec, Work::Reports::kYes);
@@ -332,7 +333,7 @@ Status DeviceTable<Device>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick 
     return to;
   };
   const RowLayout& l = store_.layout;
-  const KeyArray keys = KeysAt(bring(loaded.keys, l.key_size));
+  const KeyArray keys = KeysAt(bring(loaded.keys.data(), l.key_size));
   const char* vectors = bring(loaded.vectors, l.vector_bytes());
   const auto* state = reinterpret_cast<const float*>(bring(loaded.state, l.state_bytes()));
   const auto* updates = reinterpret_cast<const CutTime*>(bring(loaded.updates, sizeof(CutTime)));
@@ -353,7 +354,7 @@ Status DeviceTable<Device>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick 
 }
 
 template <class Device>
-void DeviceTable<Device>::Adopt(Table* adopted, Tick tick) {
+void DeviceTable<Device>::SwapRows(Table* adopted, Tick tick) {
   auto* other = static_cast<DeviceTable*>(adopted);
   WaitForReader();
   other->WaitForReader();

@@ -4,13 +4,13 @@
 // This is SumGradients (sum_gradients.h) with an id's index in place of its key, so no election is
 // needed, and no call waits. The ids of a row, and therefore its terms, are ordered feature after
 // feature. If a row has at most 256 ids, its sum has the same bits as on the host, except for the
-// bits of a NaN. If it has more, they are summed in pieces of 256, and then the sums of the pieces
+// bits of a NaN. If it has more, they are summed in chunks of 256, and then the sums of the chunks
 // are added from the first to the last.
 //
 // If an index is not below the number of rows, its gradient is ignored; the host returns an error.
 // A caller that needs the error must check the indices itself.
 //
-// The number of launches does not depend on the number of tasks, features or pieces.
+// The number of launches does not depend on the number of tasks, features or chunks.
 #ifndef DYNEMB_DEVICE_GATHER_GRADIENT_H_
 #define DYNEMB_DEVICE_GATHER_GRADIENT_H_
 
@@ -136,7 +136,7 @@ struct Flat {
   std::vector<uint32_t> row_begins{0};  // of tables
   std::vector<float*> arrays;
   std::vector<uint32_t> array_begins{0};
-  internal_sum_gradients::PieceRoom room;
+  internal_sum_gradients::ChunkRoom room;
 
   size_t num_rows() const { return row_begins.back(); }
 };
@@ -168,9 +168,9 @@ inline Status Flatten(const std::vector<dynemb::GatherGradient::Task>& tasks, Fl
       flat->arrays.push_back(sums);
       flat->array_begins.push_back(flat->array_begins.back() + static_cast<uint32_t>(rows));
     };
-    if (task.pieces.empty()) add_array(task.n, task.sums);
-    for (const dynemb::GatherGradient::Piece& piece : task.pieces) {
-      add_array(piece.rows, piece.sums);
+    if (task.outputs.empty()) add_array(task.n, task.sums);
+    for (const dynemb::GatherGradient::Output& output : task.outputs) {
+      add_array(output.rows, output.sums);
     }
     table.num_arrays = static_cast<uint32_t>(flat->arrays.size()) - table.first_array;
     flat->tables.push_back(table);

@@ -9,7 +9,7 @@
 //   ReadBegins                    counts the keys of each task, for the host
 //   ListTerms                     lists the term that each id adds
 //   SumKeys                       sums the terms of each key, except for keys of many ids
-//   SumPieces, AddPieces          sum those in pieces, by several teams
+//   SumChunks, AddChunks          sum those in chunks, by several teams
 //
 // The last three use a `Sums`, which knows the terms of a key and the address of its sum: KeySums
 // in SumGradients, RowSums in GatherGradient. It has
@@ -40,9 +40,9 @@
 
 namespace dynemb::device {
 
-// The maximal number of terms in a piece. A key of more ids is summed in pieces: ranges of
-// kPieceIds terms, of which the last may be shorter.
-constexpr uint32_t kPieceIds = 256;
+// The maximal number of terms in a chunk. A key of more ids is summed in chunks: ranges of
+// kChunkIds terms, of which the last may be shorter.
+constexpr uint32_t kChunkIds = 256;
 
 struct GradientPart {
   BackwardTask task;  // task.bags is in host memory, and not used
@@ -135,7 +135,7 @@ struct alignas(8) TermRange {
   uint32_t end;
 
   DYNEMB_HD uint32_t count() const { return end - begin; }
-  DYNEMB_HD uint32_t pieces() const { return (count() + kPieceIds - 1) / kPieceIds; }
+  DYNEMB_HD uint32_t chunks() const { return (count() + kChunkIds - 1) / kChunkIds; }
 };
 
 // Lists the terms of ids that are sorted by key, and the range of each key's terms. Ranges of keys
@@ -312,25 +312,25 @@ struct KeySums {
   }
 };
 
-struct Piece {
+struct Chunk {
   uint32_t key;
-  uint32_t index;  // among the key's pieces, which are consecutive in the list
+  uint32_t index;  // among the key's chunks, which are consecutive in the list
 };
 
-// The list of pieces of keys. The pieces of a task are together.
-struct PieceList {
-  // Per task, room for the sums of its pieces: [items of the part, dim]. The items are the maximal
-  // number of pieces.
+// The list of chunks of keys. The chunks of a task are together.
+struct ChunkList {
+  // Per task, room for the sums of its chunks: [items of the part, dim]. The items are the maximal
+  // number of chunks.
   Parts<float*> room;
-  Piece* pieces;     // [all items of `room`]
-  uint32_t* counts;  // [tasks] the number of pieces, 0 at first
+  Chunk* chunks;     // [all items of `room`]
+  uint32_t* counts;  // [tasks] the number of chunks, 0 at first
 };
 
-// Writes the sums of all keys, or lists their pieces.
+// Writes the sums of all keys, or lists their chunks.
 template <class Sums>
 struct SumKeys {
   Sums sums;
-  PieceList list;
+  ChunkList list;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
@@ -338,71 +338,71 @@ struct SumKeys {
     const uint32_t t = sums.TaskOf(key);
     const TermRange range = sums.terms.ranges[key];
     sums.Begin(lanes, t, key, range.begin);
-    if (range.count() <= kPieceIds) {
+    if (range.count() <= kChunkIds) {
       sums.Sum(lanes, t, range.begin, range.count(), sums.SumOf(t, key));
       return;
     }
-    const uint32_t pieces = range.pieces();
+    const uint32_t chunks = range.chunks();
     uint32_t slot = 0;
-    if (lanes.rank() == 0) slot = list.room.begin(t) + AtomicAdd(&list.counts[t], pieces);
+    if (lanes.rank() == 0) slot = list.room.begin(t) + AtomicAdd(&list.counts[t], chunks);
     slot = lanes.FromLeader(slot);
-    for (uint32_t p = lanes.rank(); p < pieces; p += lanes.width()) {
-      list.pieces[slot + p] = {key, p};
+    for (uint32_t p = lanes.rank(); p < chunks; p += lanes.width()) {
+      list.chunks[slot + p] = {key, p};
     }
   }
 };
 
-// For kernels over pieces, which are launched for all items of `room`.
+// For kernels over chunks, which are launched for all items of `room`.
 template <class Sums>
-struct PieceWork {
+struct ChunkWork {
   Sums sums;
-  PieceList list;
+  ChunkList list;
 
-  // Calls fn(t, in_task, piece) if this item of `room` has a piece, the in_task-th of task t.
+  // Calls fn(t, in_task, chunk) if this item of `room` has a chunk, the in_task-th of task t.
   template <class Fn>
-  DYNEMB_HD DYNEMB_INLINE void WithPiece(size_t slot, const Fn& fn) const {
+  DYNEMB_HD DYNEMB_INLINE void WithChunk(size_t slot, const Fn& fn) const {
     const uint32_t t = list.room.IndexOf(slot);
     const uint32_t in_task = static_cast<uint32_t>(slot) - list.room.begin(t);
-    if (in_task < list.counts[t]) fn(t, in_task, list.pieces[slot]);
+    if (in_task < list.counts[t]) fn(t, in_task, list.chunks[slot]);
   }
-  // The sum of the in_task-th piece of task t.
+  // The sum of the in_task-th chunk of task t.
   DYNEMB_HD float* SumOf(uint32_t t, uint32_t in_task) const {
     return list.room[t] + in_task * static_cast<size_t>(sums.dim(t));
   }
 };
 
 template <class Sums>
-struct SumPieces {
-  PieceWork<Sums> work;
+struct SumChunks {
+  ChunkWork<Sums> work;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
-    work.WithPiece(i, [&](uint32_t t, uint32_t in_task, const Piece& piece) {
-      const TermRange range = work.sums.terms.ranges[piece.key];
-      const uint32_t skipped = piece.index * kPieceIds, left = range.count() - skipped;
-      work.sums.Sum(lanes, t, range.begin + skipped, left < kPieceIds ? left : kPieceIds,
+    work.WithChunk(i, [&](uint32_t t, uint32_t in_task, const Chunk& chunk) {
+      const TermRange range = work.sums.terms.ranges[chunk.key];
+      const uint32_t skipped = chunk.index * kChunkIds, left = range.count() - skipped;
+      work.sums.Sum(lanes, t, range.begin + skipped, left < kChunkIds ? left : kChunkIds,
                     work.SumOf(t, in_task));
     });
   }
 };
 
 template <class Sums>
-struct AddPieces {
-  PieceWork<Sums> work;
+struct AddChunks {
+  ChunkWork<Sums> work;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
-    work.WithPiece(i, [&](uint32_t t, uint32_t in_task, const Piece& piece) {
-      if (piece.index != 0) return;
+    work.WithChunk(i, [&](uint32_t t, uint32_t in_task, const Chunk& chunk) {
+      if (chunk.index != 0) return;
       const int64_t dim = work.sums.dim(t);
-      float* const sum = work.sums.SumOf(t, piece.key);
+      float* const sum = work.sums.SumOf(t, chunk.key);
       const float* const sums = work.SumOf(t, in_task);
-      const uint32_t pieces = work.sums.terms.ranges[piece.key].pieces();
+      const uint32_t chunks = work.sums.terms.ranges[chunk.key].chunks();
       ForEachQuad(lanes, dim, [&](int64_t column, int width) {
         const auto find = [&](uint32_t p) { return sums + p * static_cast<size_t>(dim) + column; };
         const auto load = [&](const float* columns) { return LoadQuad(columns, width); };
         const auto value = [](const float*, const Quad<float>& quad) { return quad; };
-        StoreQuad(SumInOrder<kTermsInFlight>(NoSum(), pieces, find, load, value), width,
+        StoreQuad(SumInOrder<kTermsInFlight>(NoSum(), chunks, find, load, value), width,
                   sum + column);
       });
     });

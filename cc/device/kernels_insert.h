@@ -3,7 +3,7 @@
 // Rows for the keys of a batch that have none are created in all tables of the batch at once:
 //
 //   ElectPositions, FlagFirst, a sum   number the keys j = 0, 1, ... in the order of the batch
-//   Deal                               counts the keys that get a free row, and those that evict
+//   GrantRows                          counts the keys that get a free row, and those that evict
 //   ListNew                            lists position and row of each j
 //   ClaimSlots                         claims slots for the keys with a free row
 //   EvictSlots                         takes slots and rows for the other keys. It runs after all
@@ -28,7 +28,7 @@ namespace dynemb::device {
 
 // The row ids that a batch allocates in one table. New keys are numbered across the tables of the
 // batch.
-struct Dealt {
+struct RowGrant {
   uint32_t first;      // the number of the table's first new key
   uint32_t keys;       // distinct keys without a row
   uint32_t fresh;      // the first `fresh` of them get a free row; the others evict
@@ -37,33 +37,33 @@ struct Dealt {
 };
 
 // Item t allocates rows for the new keys of table t.
-struct Deal {
+struct GrantRows {
   TableViews tables;
   const uint32_t* sums;
-  Dealt* dealt;
+  RowGrant* grants;
 
   DYNEMB_HD void operator()(size_t t) const {
     const auto index = static_cast<uint32_t>(t);
     const TableView& table = tables[index];
     Counters* const counters = table.counters;
-    Dealt d;
-    d.first = sums[tables.begin(index)];
-    d.keys = sums[tables.end(index)] - d.first;
-    d.free_before = counters->free_count;
-    d.high_before = counters->high_water;
+    RowGrant g;
+    g.first = sums[tables.begin(index)];
+    g.keys = sums[tables.end(index)] - g.first;
+    g.free_before = counters->free_count;
+    g.high_before = counters->high_water;
     const uint64_t room = table.capacity - counters->size();
-    d.fresh = d.keys < room ? d.keys : static_cast<uint32_t>(room);
-    d.from_free = d.fresh < d.free_before ? d.fresh : d.free_before;
-    counters->free_count -= d.from_free;
-    counters->high_water += d.fresh - d.from_free;
-    dealt[t] = d;
+    g.fresh = g.keys < room ? g.keys : static_cast<uint32_t>(room);
+    g.from_free = g.fresh < g.free_before ? g.fresh : g.free_before;
+    counters->free_count -= g.from_free;
+    counters->high_water += g.fresh - g.from_free;
+    grants[t] = g;
   }
 };
 
 struct ListNew {
   TableViews tables;
   const uint32_t* sums;
-  const Dealt* dealt;
+  const RowGrant* grants;
   uint32_t* positions;
   RowId* new_rows;
 
@@ -72,13 +72,13 @@ struct ListNew {
     if (j == sums[i + 1]) return;
     positions[j] = static_cast<uint32_t>(i);
     const uint32_t t = tables.IndexOf(i);
-    const Dealt& d = dealt[t];
-    const uint32_t k = j - d.first;
+    const RowGrant& g = grants[t];
+    const uint32_t k = j - g.first;
     RowId row = kNoRow;
-    if (k < d.from_free) {
-      row = *tables[t].FreeRow(d.free_before - 1 - k);
-    } else if (k < d.fresh) {
-      row = d.high_before + (k - d.from_free);
+    if (k < g.from_free) {
+      row = *tables[t].FreeRow(g.free_before - 1 - k);
+    } else if (k < g.fresh) {
+      row = g.high_before + (k - g.from_free);
     }
     new_rows[j] = row;
   }
@@ -89,7 +89,7 @@ struct NewKeys {
   TableViews tables;
   KeyArray keys;
   const uint32_t* sums;
-  const Dealt* dealt;
+  const RowGrant* grants;
   const uint32_t* positions;
   RowId* new_rows;
 
@@ -98,7 +98,7 @@ struct NewKeys {
   DYNEMB_HD uint64_t key(size_t j) const { return keys[positions[j]]; }
   // Whether key j takes the row of an evicted key.
   DYNEMB_HD bool Evicts(size_t j, uint32_t table) const {
-    return j - dealt[table].first >= dealt[table].fresh;
+    return j - grants[table].first >= grants[table].fresh;
   }
 };
 

@@ -105,7 +105,7 @@ struct Swap {
 
 // Pair p: the candidate with the p-th shortest reuse, and the place with the p-th greatest age.
 // Since the candidate was noted, its row may have been freed or given to another key. After
-// ResetState or Adopt it may even be in the device tier.
+// ResetState or SwapRows it may even be in the device tier.
 struct PairUp {
   DeviceView view;
   const uint64_t* candidates;

@@ -160,19 +160,19 @@ struct UnpackRows {
 };
 
 // A range of contiguous rows.
-struct RowStretch {
+struct RowRange {
   const char* rows = nullptr;
   size_t vector_bytes = 0;
 };
 
 // For ForEach. addresses[i] = the address of the row of item i.
 struct ListAddresses {
-  Parts<RowStretch> ranges;
+  Parts<RowRange> ranges;
   const void** addresses;
 
   DYNEMB_HD void operator()(size_t i) const {
     const uint32_t r = ranges.IndexOf(i);
-    const RowStretch range = ranges[r];
+    const RowRange range = ranges[r];
     addresses[i] = range.rows + (i - ranges.begin(r)) * range.vector_bytes;
   }
 };

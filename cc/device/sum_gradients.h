@@ -3,7 +3,7 @@
 //
 // The sum of a key with at most 256 ids has the same bits as on the host, except for the bits of a
 // NaN. A key of more ids would keep one team busy after all others have finished. Its ids, in their
-// order, are therefore summed in pieces of 256, and then the sums of the pieces are added from the
+// order, are therefore summed in chunks of 256, and then the sums of the chunks are added from the
 // first to the last. The sums depend neither on the division of the work nor on the device.
 //
 // The number of launches does not depend on the number of tasks. The call waits once, for the
@@ -29,11 +29,11 @@ namespace dynemb::device {
 
 namespace internal_sum_gradients {
 
-// An upper bound of the number of pieces of a task. A key that is summed in pieces has at least 256
-// ids besides its first, and at most two pieces per 256 of these.
-inline uint32_t MostPieces(size_t ids, size_t unique) {
+// An upper bound of the number of chunks of a task. A key that is summed in chunks has at least 256
+// ids besides its first, and at most two chunks per 256 of these.
+inline uint32_t MostChunks(size_t ids, size_t unique) {
   const size_t others = ids - unique;
-  return others < kPieceIds ? 0 : static_cast<uint32_t>(others / (kPieceIds / 2));
+  return others < kChunkIds ? 0 : static_cast<uint32_t>(others / (kChunkIds / 2));
 }
 
 // The ids of all tasks, in arrays by position.
@@ -124,14 +124,14 @@ Status SortTerms(Session& session, const Ids& ids, size_t numbers, TermRange* ra
   return session.status();
 }
 
-// Room for the maximal number of pieces of all tasks.
-struct PieceRoom {
+// Room for the maximal number of chunks of all tasks.
+struct ChunkRoom {
   std::vector<uint32_t> begins{0};
-  std::vector<size_t> floats{0};  // where the sums of each task's pieces begin
+  std::vector<size_t> floats{0};  // where the sums of each task's chunks begin
   size_t quads = 0;               // the quads of the widest sums
 
   void Add(size_t ids, size_t unique, int64_t dim) {
-    const uint32_t most = MostPieces(ids, unique);
+    const uint32_t most = MostChunks(ids, unique);
     begins.push_back(begins.back() + most);
     const size_t end = floats.back() + most * static_cast<size_t>(dim);
     floats.push_back((end + kQuad - 1) / kQuad * kQuad);
@@ -141,19 +141,19 @@ struct PieceRoom {
 
 // Sums the terms of the keys 0, ..., num_keys - 1.
 template <class Session, class Sums>
-Status AddTerms(Session& session, const Sums& sums, size_t num_keys, const PieceRoom& room) {
+Status AddTerms(Session& session, const Sums& sums, size_t num_keys, const ChunkRoom& room) {
   const size_t tasks = room.begins.size() - 1, most = room.begins.back();
-  auto* const pieces = session.template Take<Piece>(most);
+  auto* const chunks = session.template Take<Chunk>(most);
   auto* const counts = session.template Take<uint32_t>(tasks);
-  auto* const piece_sums = session.template Take<float>(room.floats.back());
+  auto* const chunk_sums = session.template Take<float>(room.floats.back());
   DYNEMB_RETURN_IF_ERROR(session.status());
   std::vector<float*> of_task;
-  for (size_t t = 0; t < tasks; ++t) of_task.push_back(piece_sums + room.floats[t]);
-  const PieceList list{ToDevice(session, of_task, room.begins), pieces, counts};
+  for (size_t t = 0; t < tasks; ++t) of_task.push_back(chunk_sums + room.floats[t]);
+  const ChunkList list{ToDevice(session, of_task, room.begins), chunks, counts};
   session.Fill(counts, 0, tasks * sizeof(uint32_t));
   session.ForRows(num_keys, room.quads, SumKeys<Sums>{sums, list});
-  session.ForRows(most, room.quads, SumPieces<Sums>{{sums, list}});
-  session.ForRows(most, room.quads, AddPieces<Sums>{{sums, list}});
+  session.ForRows(most, room.quads, SumChunks<Sums>{{sums, list}});
+  session.ForRows(most, room.quads, AddChunks<Sums>{{sums, list}});
   return session.status();
 }
 
@@ -185,7 +185,7 @@ Status SumGradients(Session& session, const std::vector<BackwardTask>& tasks,
     DYNEMB_RETURN_IF_ERROR(internal::NumberKeys(session, ids, &key_begins));
   }
   std::vector<BackwardOutput> outputs(tasks.size());
-  internal::PieceRoom room;
+  internal::ChunkRoom room;
   for (size_t t = 0; t < tasks.size(); ++t) {
     const size_t num_unique = key_begins[t + 1] - key_begins[t];
     DYNEMB_RETURN_IF_ERROR(allocate(t, num_unique, &outputs[t]));

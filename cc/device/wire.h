@@ -148,7 +148,7 @@ Status ReceivedRows(Session& session, const WireLayout& layout, const int32_t* w
     converted[t] = session.template Take<char>(others * internal::VectorBytes(table));
   }
   DYNEMB_RETURN_IF_ERROR(session.status());
-  internal::RowList<RowStretch> ranges;
+  internal::RowList<RowRange> ranges;
   internal::SectionList list;  // the sections that are converted
   internal::ForSections(layout, [&](size_t t, uint32_t rank, const WireLayout::Section& s) {
     const WireTable& table = layout.tables()[t];
@@ -162,7 +162,7 @@ Status ReceivedRows(Session& session, const WireLayout& layout, const int32_t* w
     ranges.Add({static_cast<const char*>(from), internal::VectorBytes(table)}, s.rows);
   });
   if (n != 0) {
-    const Parts<RowStretch> parts = ToDevice(session, ranges.parts, ranges.begins);
+    const Parts<RowRange> parts = ToDevice(session, ranges.parts, ranges.begins);
     session.ForEach(n, ListAddresses{parts, addresses});
   }
   return internal::Launch<UnpackRows>(session, list);

@@ -41,7 +41,7 @@ struct Round {
 
 void FindRows(Exec& exec, Tick tick, ApplyTask* task, Distinct* distinct) {
   RowId* const rows = distinct->rows.Resize(task->n);
-  task->table->Find(exec, task->keys, task->n, tick, rows);
+  task->table->Find(exec, {task->table->options().key_type, task->keys, task->n}, tick, rows);
   task->rows = rows;
 }
 
@@ -128,8 +128,9 @@ Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerSte
     Phase phase("update rows");
     rounds[number].loop.Run(exec, [&](size_t r, size_t begin, size_t end) {
       const ApplyTask& task = distinct[round[r]];
-      task.table->ApplyRange(exec, optimizers[round[r]], task.keys, task.rows, task.gradients,
-                             begin, end, rounding, tick);
+      const KeySpan keys(task.table->options().key_type, task.keys, task.n);
+      task.table->ApplyRange(exec, optimizers[round[r]], keys, task.rows, task.gradients, begin,
+                             end, rounding, tick);
     });
   }
   return Status();

@@ -89,22 +89,22 @@ void Dedup<K>::DedupPartitions(Exec& exec) {
   // One range per worker, so that each worker has its own hash set. Partitions may differ a lot in
   // size, so workers take them one by one. Relaxed: the partitions of two workers share nothing.
   std::atomic<size_t> next{0};
-  std::atomic<uint64_t> passed{0};
+  std::atomic<uint64_t> steps{0};
   exec.ParallelFor(workers, 1, [&](size_t begin, size_t end) {
     for (size_t worker = begin; worker < end; ++worker) {
-      uint64_t passed_here = 0;
+      uint64_t steps_here = 0;
       size_t p;
       while ((p = next.fetch_add(1, std::memory_order_relaxed)) < partitions) {
         const size_t at = split_.begin(p);
         const Distinct<K> distinct(split_.keys() + at, split_.end(p) - at, UsualKeys(),
                                    local_.get() + at, &tables_[worker]);
         unique_begins_[p + 1] = distinct.num_unique();
-        passed_here += distinct.passed();
+        steps_here += distinct.probe_steps();
       }
-      passed.fetch_add(passed_here, std::memory_order_relaxed);
+      steps.fetch_add(steps_here, std::memory_order_relaxed);
     }
   });
-  passed_ = passed;
+  probe_steps_ = steps;
   unique_begins_[0] = 0;
   for (size_t p = 0; p < partitions; ++p) unique_begins_[p + 1] += unique_begins_[p];
 }

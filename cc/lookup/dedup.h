@@ -82,7 +82,7 @@ class Dedup {
 
   // The number of slots of other keys that the probes of the last Run passed: less than one per
   // key, unless the keys were chosen to collide. distinct.h gives the bound.
-  uint64_t passed() const { return passed_; }
+  uint64_t probe_steps() const { return probe_steps_; }
 
   // Writes unique[num_unique()]: all distinct keys, partition by partition.
   void WriteUnique(Exec& exec, K* unique) const;
@@ -96,7 +96,7 @@ class Dedup {
 
   size_t num_keys_ = 0;
   size_t num_partitions_ = 0;
-  uint64_t passed_ = 0;
+  uint64_t probe_steps_ = 0;
   int log_partitions_ = 0;  // log2 of the partitions per owner
   Owners owners_;
   // Holds the keys of each partition. The thread that deduplicates a partition overwrites the front

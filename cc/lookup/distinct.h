@@ -4,9 +4,10 @@
 // The keys are in a hash set with open addressing and linear probing, whose work is quadratic for
 // keys that collide in few slots. By chance, the probability of this is negligible. However, an
 // upstream system may have chosen the keys by a hash of them, and an adversary may know our hash.
-// The slots that probes pass are therefore counted. A set that has passed more than kMostPassed
-// slots per key continues with another bijective mix of the hash, at most kMixes times; the keys
-// that are left after that are sorted. The numbers do not depend on which mix was used last.
+// The slots that probes pass are therefore counted. A set whose probes have passed more than
+// kMaxSteps slots per key continues with another bijective mix of the hash, at most kMixes times;
+// the keys that are left after that are sorted. The numbers do not depend on which mix was used
+// last.
 #ifndef DYNEMB_LOOKUP_DISTINCT_H_
 #define DYNEMB_LOOKUP_DISTINCT_H_
 
@@ -34,16 +35,16 @@ class Distinct {
  public:
   // The number of slots per key that probes may pass before another hash is tried. At the largest
   // load, one half, a good hash passes 1.5 slots for a new key and 0.5 for a known one.
-  static constexpr size_t kMostPassed = 8;
+  static constexpr size_t kMaxSteps = 8;
   // The number of other hashes that are tried.
   static constexpr int kMixes = 8;
   // The initial number of slots per key. With 2 slots, probes collide often enough that the
   // mispredicted branches cost 2 ns per key.
   static constexpr size_t kSlotsPerKey = 4;
   static constexpr size_t kMinTable = 64;
-  // The number of keys between two checks of the number of slots passed. Checks after every 16
-  // keys, or after every key, cost 5%.
-  static constexpr size_t kStretch = 64;
+  // The number of keys between two checks of the probe steps. Checks after every 16 keys, or after
+  // every key, cost 5%.
+  static constexpr size_t kRange = 64;
 
   // The number of slots of a set for n keys.
   static size_t TableSize(size_t n) {
@@ -66,8 +67,8 @@ class Distinct {
   }
 
   uint32_t num_unique() const { return num_unique_; }
-  // The number of slots that probes passed: at most (kMostPassed + kStretch) * n * (kMixes + 1).
-  uint64_t passed() const { return passed_; }
+  // The number of slots that probes have passed: at most (kMaxSteps + kRange) * n * (kMixes + 1).
+  uint64_t probe_steps() const { return steps_; }
   bool sorted() const { return sorted_; }
 
  private:
@@ -83,21 +84,21 @@ class Distinct {
   bool Continue(const HashOf& hash_of) {
     K* const keys = keys_;
     uint32_t* const local = local_;
-    const size_t most = kMostPassed * n_;
-    size_t passed = 0, i = next_;
+    const size_t most = kMaxSteps * n_;
+    size_t steps = 0, i = next_;
     uint32_t num_unique = num_unique_;
     for (bool grow = false;; grow = true) {
       if (grow) size_ *= kSlotsPerKey;
       uint32_t* const slots = ClearSlots();
       const size_t mask = size_ - 1;
-      for (uint32_t u = 0; u < num_unique && passed <= most; ++u) {
+      for (uint32_t u = 0; u < num_unique && steps <= most; ++u) {
         size_t at = hash_of(keys[u]) & mask;
-        for (; slots[at] != 0; at = (at + 1) & mask) ++passed;
+        for (; slots[at] != 0; at = (at + 1) & mask) ++steps;
         slots[at] = u + 1;
       }
-      while (i < n_ && passed <= most && num_unique < size_ / 2) {
+      while (i < n_ && steps <= most && num_unique < size_ / 2) {
         // Each key of this range adds at most one distinct key, so the table has room for them.
-        const size_t end = i + std::min({n_ - i, size_ / 2 - num_unique, kStretch});
+        const size_t end = i + std::min({n_ - i, size_ / 2 - num_unique, kRange});
         for (; i < end; ++i) {
           const K key = keys[i];
           // The key is written before it is known to be new; no unread key is lost, because
@@ -106,7 +107,7 @@ class Distinct {
           keys[num_unique] = key;
           size_t at = hash_of(key) & mask;
           uint32_t u;
-          for (;; at = (at + 1) & mask, ++passed) {
+          for (;; at = (at + 1) & mask, ++steps) {
             const uint32_t slot = slots[at];
             u = slot == 0 ? num_unique : slot - 1;
             if (keys[u] == key) break;
@@ -116,11 +117,11 @@ class Distinct {
           num_unique += u == num_unique;
         }
       }
-      if (i == n_ || passed > most) break;
+      if (i == n_ || steps > most) break;
     }
     next_ = i;
     num_unique_ = num_unique;
-    passed_ += passed;
+    steps_ += steps;
     return i == n_;
   }
 
@@ -162,7 +163,7 @@ class Distinct {
   Buffer<uint32_t>* const slots_;
   size_t next_ = 0;  // keys before it have numbers
   uint32_t num_unique_ = 0;
-  uint64_t passed_ = 0;
+  uint64_t steps_ = 0;
   bool sorted_ = false;
 };
 

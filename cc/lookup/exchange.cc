@@ -142,7 +142,7 @@ void Exchange::PlaceRows(const WireLayout& layout, size_t table, int32_t* words,
     float* const to = rank == layout.self() ? own
                       : sums == nullptr     ? reinterpret_cast<float*>(words + s.word)
                                             : sums + s.first_row * static_cast<size_t>(dim);
-    task->pieces.push_back({s.rows, to});
+    task->outputs.push_back({s.rows, to});
   }
 }
 

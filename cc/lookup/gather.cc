@@ -70,11 +70,11 @@ Status CheckTask(const GatherGradient::Task& task) {
     }
     if (feature.index == nullptr && feature.bags->nnz() > 0) return InvalidArgument("no index");
   }
-  if (task.pieces.empty()) return {};
+  if (task.outputs.empty()) return {};
   size_t rows = 0;
-  for (const GatherGradient::Piece& piece : task.pieces) rows += piece.rows;
+  for (const GatherGradient::Output& output : task.outputs) rows += output.rows;
   if (rows == task.n) return {};
-  return InvalidArgument("the pieces have " + std::to_string(rows) + " rows, expected " +
+  return InvalidArgument("the outputs have " + std::to_string(rows) + " rows, expected " +
                          std::to_string(task.n));
 }
 
@@ -181,17 +181,17 @@ void GatherGradient::PlaceRange(const Task& task, const std::vector<const Prepar
   const auto dim = static_cast<size_t>(task.dim);
   const size_t first = range << log;
   const size_t last = std::min(first + (size_t{1} << log), task.n);
-  if (task.pieces.empty()) {
+  if (task.outputs.empty()) {
     SumRows(task, features, range, first, last, task.sums + first * dim);
     return;
   }
-  size_t begin = 0;  // of the piece
-  for (const Piece& piece : task.pieces) {
-    const size_t from = std::max(begin, first), to = std::min(begin + piece.rows, last);
+  size_t begin = 0;  // of the output
+  for (const Output& output : task.outputs) {
+    const size_t from = std::max(begin, first), to = std::min(begin + output.rows, last);
     if (from < to) {
-      SumRows(task, features, range, from, to, piece.sums + (from - begin) * dim);
+      SumRows(task, features, range, from, to, output.sums + (from - begin) * dim);
     }
-    begin += piece.rows;
+    begin += output.rows;
   }
 }
 

@@ -56,7 +56,7 @@ class GatherGradient {
     const uint32_t* index = nullptr;
   };
   // The sums of some consecutive rows.
-  struct Piece {
+  struct Output {
     size_t rows;
     float* sums;
   };
@@ -67,7 +67,7 @@ class GatherGradient {
     float* sums = nullptr;  // out [n, dim]; zeros for a row without ids
     // The outputs if they are not one array: for the first rows, the next rows, and so on, n rows
     // in all. `sums` is then not used.
-    std::vector<Piece> pieces{};
+    std::vector<Output> outputs{};
   };
 
   // InvalidArgument if a task is not valid; the message names the task and the problem. Does not

@@ -62,19 +62,19 @@ uint64_t HashTable<K>::FindRows(Exec& exec, const K* keys, size_t n, Stamp now, 
 }
 
 template <class K>
-void HashTable<K>::Find(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) {
-  FindRows(exec, static_cast<const K*>(keys), n, stamps_.Encode(tick), Counts::kLookup, rows);
+void HashTable<K>::Find(Exec& exec, KeySpan keys, Tick tick, RowId* rows) {
+  FindRows(exec, keys.As<K>(), keys.size(), stamps_.Encode(tick), Counts::kLookup, rows);
 }
 
 template <class K>
-void HashTable<K>::Contains(Exec& exec, const void* keys, size_t n, bool* found) const {
+void HashTable<K>::Contains(Exec& exec, KeySpan keys, bool* found) const {
   struct Visitor {
     bool* found;
     uint64_t hits = 0, misses = 0;
     void Hit(size_t i, RowId, const char*) { found[i] = true; }
     void Miss(size_t i, K) { found[i] = false; }
   };
-  FindBatch(exec, static_cast<const K*>(keys), n, 0, layout().key_size, Counts::kNothing,
+  FindBatch(exec, keys.As<K>(), keys.size(), 0, layout().key_size, Counts::kNothing,
             Visitor{found});
 }
 
@@ -106,8 +106,8 @@ CopyVisitor(const RowLayout&, char*, RowId*, const OnMiss&) -> CopyVisitor<OnMis
 }  // namespace
 
 template <class K>
-void HashTable<K>::Lookup(Exec& exec, const void* keys, size_t n, Tick tick,
-                          const void* default_vector, void* vectors, RowId* rows) {
+void HashTable<K>::Lookup(Exec& exec, KeySpan keys, Tick tick, const void* default_vector,
+                          void* vectors, RowId* rows) {
   const size_t bytes = layout().vector_bytes();
   auto* out = static_cast<char*>(vectors);
   const auto miss = [&](size_t i, K key) {
@@ -117,13 +117,12 @@ void HashTable<K>::Lookup(Exec& exec, const void* keys, size_t n, Tick tick,
       InitialVector(key, out + i * bytes);
     }
   };
-  FindBatch(exec, static_cast<const K*>(keys), n, stamps_.Encode(tick),
-            layout().vector_offset + bytes, Counts::kLookup,
-            CopyVisitor{layout(), out, rows, miss});
+  FindBatch(exec, keys.As<K>(), keys.size(), stamps_.Encode(tick), layout().vector_offset + bytes,
+            Counts::kLookup, CopyVisitor{layout(), out, rows, miss});
 }
 
 template <class K>
-void HashTable<K>::ReadRows(Exec& exec, const void* keys, size_t n, float* vectors, float* state,
+void HashTable<K>::ReadRows(Exec& exec, KeySpan keys, float* vectors, float* state,
                             bool* found) const {
   struct Visitor {
     const RowLayout& layout;
@@ -149,7 +148,7 @@ void HashTable<K>::ReadRows(Exec& exec, const void* keys, size_t n, float* vecto
       }
     }
   };
-  FindBatch(exec, static_cast<const K*>(keys), n, 0, layout().stride, Counts::kNothing,
+  FindBatch(exec, keys.As<K>(), keys.size(), 0, layout().stride, Counts::kNothing,
             Visitor{layout(), vectors, state, found});
 }
 
@@ -174,8 +173,9 @@ Status HashTable<K>::InsertInitial(Exec& exec, const K* keys, size_t n, Tick tic
 }
 
 template <class K>
-Status HashTable<K>::FindOrInsert(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) {
-  const K* k = static_cast<const K*>(keys);
+Status HashTable<K>::FindOrInsert(Exec& exec, KeySpan keys, Tick tick, RowId* rows) {
+  const K* const k = keys.As<K>();
+  const size_t n = keys.size();
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   const Stamp now = BeginBatch(exec, tick, n);
   if (FindRows(exec, k, n, now, Counts::kLookup, rows) == 0) return Status();
@@ -183,9 +183,10 @@ Status HashTable<K>::FindOrInsert(Exec& exec, const void* keys, size_t n, Tick t
 }
 
 template <class K>
-Status HashTable<K>::LookupOrInsert(Exec& exec, const void* keys, size_t n, Tick tick,
-                                    void* vectors, RowId* rows) {
-  const K* k = static_cast<const K*>(keys);
+Status HashTable<K>::LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, void* vectors,
+                                    RowId* rows) {
+  const K* const k = keys.As<K>();
+  const size_t n = keys.size();
   const size_t bytes = layout().vector_bytes();
   auto* out = static_cast<char*>(vectors);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));

@@ -37,23 +37,20 @@ class HashTable final : public HostTable {
   static Status Make(const TableOptions& options, std::unique_ptr<Table>* table,
                      Exec* exec = nullptr);
 
-  void Find(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) override;
-  void Contains(Exec& exec, const void* keys, size_t n, bool* found) const override;
-  void Lookup(Exec& exec, const void* keys, size_t n, Tick tick, const void* default_vector,
-              void* vectors, RowId* rows) override;
-  void ReadRows(Exec& exec, const void* keys, size_t n, float* vectors, float* state,
-                bool* found) const override;
-  Status FindOrInsert(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) override;
-  Status LookupOrInsert(Exec& exec, const void* keys, size_t n, Tick tick, void* vectors,
-                        RowId* rows) override;
-  Status Upsert(Exec& exec, const void* keys, size_t n, const void* vectors, Tick tick) override;
-  Status Accumulate(Exec& exec, const void* keys, size_t n, const float* deltas,
-                    Tick tick) override;
-  Status WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors, const float* state,
-                   bool insert, uint64_t step, Tick tick) override;
-  size_t Erase(Exec& exec, const void* keys, size_t n, Tick tick, bool wipe) override;
+  void Find(Exec& exec, KeySpan keys, Tick tick, RowId* rows) override;
+  void Contains(Exec& exec, KeySpan keys, bool* found) const override;
+  void Lookup(Exec& exec, KeySpan keys, Tick tick, const void* default_vector, void* vectors,
+              RowId* rows) override;
+  void ReadRows(Exec& exec, KeySpan keys, float* vectors, float* state, bool* found) const override;
+  Status FindOrInsert(Exec& exec, KeySpan keys, Tick tick, RowId* rows) override;
+  Status LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, void* vectors, RowId* rows) override;
+  Status Upsert(Exec& exec, KeySpan keys, const void* vectors, Tick tick) override;
+  Status Accumulate(Exec& exec, KeySpan keys, const float* deltas, Tick tick) override;
+  Status WriteRows(Exec& exec, KeySpan keys, const float* vectors, const float* state, bool insert,
+                   uint64_t step, Tick tick) override;
+  size_t Erase(Exec& exec, KeySpan keys, Tick tick, bool wipe) override;
   Status LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) override;
-  void ApplyRange(Exec& exec, const RowOptimizer& optimizer, const void* keys, const RowId* rows,
+  void ApplyRange(Exec& exec, const RowOptimizer& optimizer, KeySpan keys, const RowId* rows,
                   const float* gradients, size_t begin, size_t end, uint64_t step,
                   Tick tick) override;
   void CheckInvariants() const override;

@@ -234,20 +234,21 @@ void HashTable<K>::EvictAnywhere(uint32_t* segment, Stamp now) {
 }
 
 template <class K>
-size_t HashTable<K>::Erase(Exec& exec, const void* keys, size_t n, Tick tick, bool wipe) {
+size_t HashTable<K>::Erase(Exec& exec, KeySpan keys, Tick tick, bool wipe) {
   // Erases a bounded number of keys at a time, to bound the working memory. All of this memory is
   // allocated before the first row is erased.
-  constexpr size_t kStretch = size_t{1} << 18;
+  constexpr size_t kRange = size_t{1} << 18;
+  const size_t n = keys.size();
   const ScratchLease scratch;
   InsertPlan& plan = scratch->plan;
-  RowId* const found = scratch->rows.Resize(std::min(n, kStretch));
-  plan.Reserve(exec, std::min(n, kStretch));
+  RowId* const found = scratch->rows.Resize(std::min(n, kRange));
+  plan.Reserve(exec, std::min(n, kRange));
   rows_.ReserveFree(std::min<uint64_t>(n, size()));
   const TableView<K> view = View();
   size_t erased = 0;
-  for (size_t begin = 0; begin < n; begin += kStretch) {
-    const K* const k = static_cast<const K*>(keys) + begin;
-    const size_t size = std::min(n - begin, kStretch);
+  for (size_t begin = 0; begin < n; begin += kRange) {
+    const K* const k = keys.As<K>() + begin;
+    const size_t size = std::min(n - begin, kRange);
     FindRows(exec, k, size, 0, Counts::kNothing, found);
     plan.BuildHeld(exec, k, found, size, index_);
     ForSegmentWorkers(exec, plan, 0, plan.size(), [&](size_t j) {
@@ -274,7 +275,7 @@ size_t HashTable<K>::Erase(Exec& exec, const void* keys, size_t n, Tick tick, bo
 #define DYNEMB_INSTANTIATE(K)                                                               \
   template Status HashTable<K>::Insert(Exec&, const K*, size_t, Stamp, RowId*, const Fill&, \
                                        InsertPlan*);                                        \
-  template size_t HashTable<K>::Erase(Exec&, const void*, size_t, Tick, bool)
+  template size_t HashTable<K>::Erase(Exec&, KeySpan, Tick, bool)
 DYNEMB_INSTANTIATE(uint64_t);
 DYNEMB_INSTANTIATE(uint32_t);
 #undef DYNEMB_INSTANTIATE

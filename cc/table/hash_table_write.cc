@@ -51,9 +51,9 @@ void HashTable<K>::ForHeld(Exec& exec, const RowId* rows, const uint32_t* held, 
 }
 
 template <class K>
-Status HashTable<K>::Upsert(Exec& exec, const void* keys, size_t n, const void* vectors,
-                            Tick tick) {
-  const K* k = static_cast<const K*>(keys);
+Status HashTable<K>::Upsert(Exec& exec, KeySpan keys, const void* vectors, Tick tick) {
+  const K* const k = keys.As<K>();
+  const size_t n = keys.size();
   const size_t bytes = layout().vector_bytes();
   const auto* from = static_cast<const char*>(vectors);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
@@ -98,9 +98,9 @@ Status HashTable<K>::Upsert(Exec& exec, const void* keys, size_t n, const void* 
 }
 
 template <class K>
-Status HashTable<K>::Accumulate(Exec& exec, const void* keys, size_t n, const float* deltas,
-                                Tick tick) {
-  const K* k = static_cast<const K*>(keys);
+Status HashTable<K>::Accumulate(Exec& exec, KeySpan keys, const float* deltas, Tick tick) {
+  const K* const k = keys.As<K>();
+  const size_t n = keys.size();
   const auto dim = static_cast<size_t>(options_.dim);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   const Stamp now = BeginBatch(exec, tick, n);
@@ -134,9 +134,10 @@ Status HashTable<K>::Accumulate(Exec& exec, const void* keys, size_t n, const fl
 }
 
 template <class K>
-Status HashTable<K>::WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors,
-                               const float* state, bool insert, uint64_t step, Tick tick) {
-  const K* k = static_cast<const K*>(keys);
+Status HashTable<K>::WriteRows(Exec& exec, KeySpan keys, const float* vectors, const float* state,
+                               bool insert, uint64_t step, Tick tick) {
+  const K* const k = keys.As<K>();
+  const size_t n = keys.size();
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   const Stamp now = BeginBatch(exec, tick, n);
   const ScratchLease scratch;
@@ -161,11 +162,11 @@ Status HashTable<K>::WriteRows(Exec& exec, const void* keys, size_t n, const flo
 }
 
 template <class K>
-void HashTable<K>::ApplyRange(Exec&, const RowOptimizer& optimizer, const void* keys,
-                              const RowId* rows, const float* gradients, size_t begin, size_t end,
-                              uint64_t step, Tick tick) {
+void HashTable<K>::ApplyRange(Exec&, const RowOptimizer& optimizer, KeySpan keys, const RowId* rows,
+                              const float* gradients, size_t begin, size_t end, uint64_t step,
+                              Tick tick) {
   constexpr size_t kAhead = 8;
-  const K* k = static_cast<const K*>(keys);
+  const K* const k = keys.As<K>();
   const auto dim = static_cast<size_t>(options_.dim);
   const Stamp now = stamps_.Encode(tick);
   const size_t row_bytes = std::min(layout().stride, kPrefetchMost);
@@ -238,8 +239,8 @@ void HashTable<K>::LastAccesses(Exec& exec, const RowId* rows, size_t n, Stamp* 
 
 template <class K>
 Status HashTable<K>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) {
-  const size_t n = loaded.n;
-  const K* k = static_cast<const K*>(loaded.keys);
+  const K* const k = loaded.keys.As<K>();
+  const size_t n = loaded.keys.size();
   const auto* vectors = static_cast<const char*>(loaded.vectors);
   const size_t bytes = layout().vector_bytes();
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
@@ -275,14 +276,14 @@ Status HashTable<K>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) {
 }
 
 // hash_table.cc instantiates the class without the members that only this file defines.
-#define DYNEMB_INSTANTIATE(K)                                                                     \
-  template Status HashTable<K>::Upsert(Exec&, const void*, size_t, const void*, Tick);            \
-  template Status HashTable<K>::Accumulate(Exec&, const void*, size_t, const float*, Tick);       \
-  template Status HashTable<K>::WriteRows(Exec&, const void*, size_t, const float*, const float*, \
-                                          bool, uint64_t, Tick);                                  \
-  template void HashTable<K>::ApplyRange(Exec&, const RowOptimizer&, const void*, const RowId*,   \
-                                         const float*, size_t, size_t, uint64_t, Tick);           \
-  template Status HashTable<K>::LoadRows(Exec&, const LoadedRows&, Tick);                         \
+#define DYNEMB_INSTANTIATE(K)                                                               \
+  template Status HashTable<K>::Upsert(Exec&, KeySpan, const void*, Tick);                  \
+  template Status HashTable<K>::Accumulate(Exec&, KeySpan, const float*, Tick);             \
+  template Status HashTable<K>::WriteRows(Exec&, KeySpan, const float*, const float*, bool, \
+                                          uint64_t, Tick);                                  \
+  template void HashTable<K>::ApplyRange(Exec&, const RowOptimizer&, KeySpan, const RowId*, \
+                                         const float*, size_t, size_t, uint64_t, Tick);     \
+  template Status HashTable<K>::LoadRows(Exec&, const LoadedRows&, Tick);                   \
   template void HashTable<K>::LastAccesses(Exec&, const RowId*, size_t, Stamp*) const
 DYNEMB_INSTANTIATE(uint64_t);
 DYNEMB_INSTANTIATE(uint32_t);

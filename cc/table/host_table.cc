@@ -132,10 +132,10 @@ void HostTable::DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
                          std::vector<uint64_t>* not_held) const {
   std::unique_ptr<bool[]> held(new bool[keys.size()]);
   if (layout().key_size == 8) {
-    Contains(exec, keys.data(), keys.size(), held.get());
+    Contains(exec, {keys.data(), keys.size()}, held.get());
   } else {
     const std::vector<uint32_t> narrow(keys.begin(), keys.end());
-    Contains(exec, narrow.data(), narrow.size(), held.get());
+    Contains(exec, {narrow.data(), narrow.size()}, held.get());
   }
   for (size_t i = 0; i < keys.size(); ++i) {
     if (!held[i]) not_held->push_back(keys[i]);
@@ -184,7 +184,7 @@ void HostTable::ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, 
   if (!plan.empty()) cut.cursor = plan.back() + uint64_t{1};
 }
 
-void HostTable::Adopt(Table* adopted, Tick tick) {
+void HostTable::SwapRows(Table* adopted, Tick tick) {
   auto* other = static_cast<HostTable*>(adopted);
   BeforeWriteAll();
   other->BeforeWriteAll();
@@ -239,14 +239,14 @@ void HostTable::Sweep(Exec& exec, double share) {
   if (share >= 1) stamps_.EndSweep();
 }
 
-Status HostTable::InsertAndEvict(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows,
+Status HostTable::InsertAndEvict(Exec& exec, KeySpan keys, Tick tick, RowId* rows,
                                  EvictedRows* evicted) {
   struct Wanted {
     EvictedRows** slot;
     ~Wanted() { *slot = nullptr; }
   } wanted{&evicted_};
   evicted_ = evicted;
-  return FindOrInsert(exec, keys, n, tick, rows);
+  return FindOrInsert(exec, keys, tick, rows);
 }
 
 ExportPlan HostTable::PlanExport(Exec&, uint64_t cursor, uint64_t limit, Tick since) const {

@@ -29,7 +29,7 @@ class HostTable : public Table {
   Stamp BeginBatch(Exec& exec, Tick tick, size_t n) final;
   void Changed(Exec& exec, const RowId* rows, const RowId* rows_before, size_t n, Tick since,
                Tick now, bool* changed) const final;
-  Status InsertAndEvict(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows,
+  Status InsertAndEvict(Exec& exec, KeySpan keys, Tick tick, RowId* rows,
                         EvictedRows* evicted) final;
   ExportPlan PlanExport(Exec& exec, uint64_t cursor, uint64_t limit, Tick since) const final;
   void Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
@@ -44,7 +44,7 @@ class HostTable : public Table {
                CutTime* updates, CutTime* accesses) final;
   bool tracking() const final { return changes_.tracking(); }
   void Track(Tick tick) final;
-  void Adopt(Table* other, Tick tick) final;
+  void SwapRows(Table* other, Tick tick) final;
 
  protected:
   HostTable() = default;

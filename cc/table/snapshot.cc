@@ -36,10 +36,10 @@ Snapshot::~Snapshot() {
   for (size_t t = 0; t < begun_; ++t) tables_[t]->EndCut();
 }
 
-Status Snapshot::Next(size_t limit, Piece* piece) {
+Status Snapshot::Next(size_t limit, Block* block) {
   // The longest time to wait for a table's lock before checking for saved rows again.
   constexpr std::chrono::milliseconds kWait{1};
-  *piece = Piece();
+  *block = Block();
   for (;;) {
     const bool all_read = current_ == tables_.size();
     if (chunk_read_ == chunk_.n) {
@@ -49,46 +49,46 @@ Status Snapshot::Next(size_t limit, Piece* piece) {
     // After Pop: once all tables are read, no batch can fail to save a row anymore.
     DYNEMB_RETURN_IF_ERROR(saved_.Error());
     if (chunk_read_ < chunk_.n) {
-      piece->table = chunk_.table;
-      piece->n = std::min(limit, chunk_.n - chunk_read_);
-      piece->saved = chunk_.rows.data() + chunk_read_ * chunk_.stride;
+      block->table = chunk_.table;
+      block->n = std::min(limit, chunk_.n - chunk_read_);
+      block->saved = chunk_.rows.data() + chunk_read_ * chunk_.stride;
       return Status();
     }
     if (all_read) return Status();
     Table& table = *tables_[current_];
     if (!table.mutex().try_lock_shared_for(kWait)) continue;
     std::shared_lock<SharedMutex> lock(table.mutex(), std::adopt_lock);
-    piece->plan = table.PlanCut(limit);
-    if (!piece->plan.empty()) {
-      piece->table = current_;
-      piece->n = piece->plan.size();
-      piece->lock = std::move(lock);
+    block->plan = table.PlanCut(limit);
+    if (!block->plan.empty()) {
+      block->table = current_;
+      block->n = block->plan.size();
+      block->lock = std::move(lock);
       return Status();
     }
     if (table.CutIsRead()) ++current_;
   }
 }
 
-Status Snapshot::Read(Exec& exec, Piece* piece, void* keys, void* vectors, float* state,
+Status Snapshot::Read(Exec& exec, Block* block, void* keys, void* vectors, float* state,
                       CutTime* updates, CutTime* accesses) {
   DYNEMB_RETURN_IF_ERROR(saved_.Error());
-  if (piece->lock.owns_lock()) {
-    Table& table = *tables_[piece->table];
-    table.ReadCut(exec, piece->plan, keys, vectors, state, updates, accesses);
-    piece->lock.unlock();
+  if (block->lock.owns_lock()) {
+    Table& table = *tables_[block->table];
+    table.ReadCut(exec, block->plan, keys, vectors, state, updates, accesses);
+    block->lock.unlock();
     return table.Error();
   }
   const RowColumns columns{keys, vectors, state};
-  const RowLayout& l = info_[piece->table].layout;
+  const RowLayout& l = info_[block->table].layout;
   const auto accessed =
-      static_cast<CutTime>(std::min<Tick>(watermark_ - info_[piece->table].base, 0xFFFFFFFFu));
-  for (size_t i = 0; i < piece->n; ++i) {
-    const char* row = piece->saved + i * l.stride;
+      static_cast<CutTime>(std::min<Tick>(watermark_ - info_[block->table].base, 0xFFFFFFFFu));
+  for (size_t i = 0; i < block->n; ++i) {
+    const char* row = block->saved + i * l.stride;
     columns.Set(i, l, row);
     if (updates != nullptr) updates[i] = *l.update(row);
     if (accesses != nullptr) accesses[i] = accessed;
   }
-  if (piece->saved != nullptr) chunk_read_ += piece->n;
+  if (block->saved != nullptr) chunk_read_ += block->n;
   return Status();
 }
 

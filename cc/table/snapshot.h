@@ -3,11 +3,11 @@
 //   std::unique_ptr<Snapshot> snapshot;
 //   DYNEMB_RETURN_IF_ERROR(Snapshot::Begin(exec, tables, since, false, &clock, &snapshot));
 //   for (;;) {
-//     Snapshot::Piece piece;
-//     DYNEMB_RETURN_IF_ERROR(snapshot->Next(limit, &piece));
-//     if (piece.n == 0) break;
-//     ... allocate arrays for piece.n rows of table piece.table ...
-//     DYNEMB_RETURN_IF_ERROR(snapshot->Read(exec, &piece, keys, vectors, ...));
+//     Snapshot::Block block;
+//     DYNEMB_RETURN_IF_ERROR(snapshot->Next(limit, &block));
+//     if (block.n == 0) break;
+//     ... allocate arrays for block.n rows of table block.table ...
+//     DYNEMB_RETURN_IF_ERROR(snapshot->Read(exec, &block, keys, vectors, ...));
 //   }
 //
 // Every row of the cuts is delivered exactly once, with its contents at the watermark. Rows come in
@@ -38,9 +38,9 @@ namespace dynemb {
 
 class Snapshot {
  public:
-  // Some rows of one table. If the rows are still in the table, the piece holds the table's lock
+  // Some rows of one table. If the rows are still in the table, the block holds the table's lock
   // (shared) until it is read or destroyed. It must be destroyed before the snapshot.
-  struct Piece {
+  struct Block {
     size_t table = 0;
     size_t n = 0;
     std::vector<RowId> plan{};
@@ -70,14 +70,14 @@ class Snapshot {
   const StateSpec& state_spec(size_t table) const { return info_[table].state_spec; }
   const std::vector<uint64_t>& deleted(size_t table) const { return info_[table].deleted; }
 
-  // Sets *piece to the next rows, at most `limit` > 0; piece->n == 0 at the end. Rows of a piece
+  // Sets *block to the next rows, at most `limit` > 0; block->n == 0 at the end. Rows of a block
   // that is not read are returned again. ResourceExhausted, also from all later calls, if rows of
   // the cuts were lost because memory to save them ran out. The cuts are complete only if all calls
   // up to the end succeed.
-  Status Next(size_t limit, Piece* piece);
-  // Copies the rows of a piece to arrays, and unlocks the table; a null pointer skips a column.
+  Status Next(size_t limit, Block* block);
+  // Copies the rows of a block to arrays, and unlocks the table; a null pointer skips a column.
   // Fails like Next, or with the table's error (Table::Error); the arrays are then not valid.
-  Status Read(Exec& exec, Piece* piece, void* keys, void* vectors, float* state, CutTime* updates,
+  Status Read(Exec& exec, Block* block, void* keys, void* vectors, float* state, CutTime* updates,
               CutTime* accesses);
 
  private:

@@ -86,11 +86,11 @@ Status Table::InitialState(const StateSpec& spec, std::vector<float>* initial) {
 }
 
 Status Table::TakeState(Exec& exec, const StateSpec& spec, const std::string& owner,
-                        bool* begins_anew) {
+                        bool* was_reset) {
   const bool of_another = !owner.empty() && !state_owner_.empty() && owner != state_owner_;
-  *begins_anew = of_another || !(spec == state_spec_);
+  *was_reset = of_another || !(spec == state_spec_);
   std::string next = owner;  // nothing is allocated after the change
-  if (*begins_anew) DYNEMB_RETURN_IF_ERROR(ResetState(exec, spec));
+  if (*was_reset) DYNEMB_RETURN_IF_ERROR(ResetState(exec, spec));
   state_owner_ = std::move(next);
   return Status();
 }

@@ -77,8 +77,8 @@ class Table : public TableBatches, public TableCut {
   // until an optimizer takes or steps it.
   const std::string& state_owner() const { return state_owner_; }
   // (exclusive) AttachState, and makes `owner` the owner; if `owner` is empty, the state has no
-  // owner afterwards. State of another owner is reset. `*begins_anew`: whether the state was reset.
-  Status TakeState(Exec& exec, const StateSpec& spec, const std::string& owner, bool* begins_anew);
+  // owner afterwards. State of another owner is reset. `*was_reset`: whether the state was reset.
+  Status TakeState(Exec& exec, const StateSpec& spec, const std::string& owner, bool* was_reset);
   // (shared) FailedPrecondition if the state is not `spec` or has another owner. The message names
   // the table, the optimizer whose state it has, and the one that tries to step it. An optimizer
   // without state may step any table. An empty owner may step any state that is equal to `spec`.
@@ -103,7 +103,7 @@ class Table : public TableBatches, public TableCut {
   // (exclusive on both tables) Swaps the rows and their state with another table of the same key
   // type, dtype, dim and max_capacity. This table then counts as unchanged since `tick`, and tracks
   // changes from then on.
-  virtual void Adopt(Table* other, Tick tick) = 0;
+  virtual void SwapRows(Table* other, Tick tick) = 0;
 
   // --- Tiers
 
@@ -137,7 +137,7 @@ class Table : public TableBatches, public TableCut {
   Status CheckDeletions(const DeletionLog& log, Tick since) const;
   // The state of a new row. InvalidArgument names the fault of the spec.
   static Status InitialState(const StateSpec& spec, std::vector<float>* initial);
-  // For Adopt. A table's owner stays the same if the adopted state is equal; otherwise the state
+  // For SwapRows. A table's owner stays the same if the adopted state is equal; otherwise the state
   // has no owner.
   void SwapStateSpecs(Table* other);
 

@@ -1,6 +1,7 @@
 // TableBatches: the calls of a table that work on a batch of keys.
 //
-// Keys are an array of the table's key type; position i of every other array belongs to keys[i].
+// Keys are a KeySpan of the table's key type, of n keys; position i of every other array belongs to
+// keys[i].
 // Keys may repeat within a batch unless a call says otherwise. `tick` is the batch's number from a
 // Clock. It must be greater than every tick that the table has seen, so it is taken while the
 // caller holds the lock. table.h says which memory arrays are in, what (shared) and (exclusive)
@@ -14,6 +15,7 @@
 #include "cc/table/changes.h"
 #include "cc/table/evicted_rows.h"
 #include "cc/table/exec.h"
+#include "cc/table/key_span.h"
 #include "cc/table/optimizer.h"
 #include "cc/table/status.h"
 #include "cc/table/types.h"
@@ -32,16 +34,16 @@ class TableBatches {
   // --- Reading
 
   // (shared) rows[i] = the row of keys[i], or kNoRow. Counts as an access.
-  virtual void Find(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) = 0;
+  virtual void Find(Exec& exec, KeySpan keys, Tick tick, RowId* rows) = 0;
   // (shared) found[i] = whether keys[i] has a row. Does not count as an access.
-  virtual void Contains(Exec& exec, const void* keys, size_t n, bool* found) const = 0;
+  virtual void Contains(Exec& exec, KeySpan keys, bool* found) const = 0;
   // (shared) Like Find, and also copies the vectors. A key without a row gets `default_vector` (dim
   // elements), or its initial vector if that is null.
-  virtual void Lookup(Exec& exec, const void* keys, size_t n, Tick tick, const void* default_vector,
+  virtual void Lookup(Exec& exec, KeySpan keys, Tick tick, const void* default_vector,
                       void* vectors, RowId* rows) = 0;
   // (shared) Copies the vectors, as float32, and the state of the keys that have rows; zeros for
   // other keys. Does not count as an access.
-  virtual void ReadRows(Exec& exec, const void* keys, size_t n, float* vectors, float* state,
+  virtual void ReadRows(Exec& exec, KeySpan keys, float* vectors, float* state,
                         bool* found) const = 0;
   // (shared) Compares two reads of the same keys. The first was made after batch `since`, and
   // found rows_before; the second found `rows`. (kNoRow: the key had no row.)
@@ -55,50 +57,48 @@ class TableBatches {
 
   // (exclusive) rows[i] = the row of keys[i]. A key without a row gets one, with its initial vector
   // and state.
-  virtual Status FindOrInsert(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) = 0;
+  virtual Status FindOrInsert(Exec& exec, KeySpan keys, Tick tick, RowId* rows) = 0;
   // (exclusive) Like FindOrInsert, and also copies the rows that it evicts.
-  virtual Status InsertAndEvict(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows,
+  virtual Status InsertAndEvict(Exec& exec, KeySpan keys, Tick tick, RowId* rows,
                                 EvictedRows* evicted) = 0;
   // (exclusive) Like FindOrInsert, and also copies the vectors.
-  virtual Status LookupOrInsert(Exec& exec, const void* keys, size_t n, Tick tick, void* vectors,
+  virtual Status LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, void* vectors,
                                 RowId* rows) = 0;
 
   // --- Writing
 
   // (exclusive) Sets vectors, which have the table's dtype. The last of repeated keys wins. New
   // rows get their initial state.
-  virtual Status Upsert(Exec& exec, const void* keys, size_t n, const void* vectors, Tick tick) = 0;
+  virtual Status Upsert(Exec& exec, KeySpan keys, const void* vectors, Tick tick) = 0;
   // (exclusive) Adds float32 deltas to the vectors of distinct keys. A new row starts from its
   // initial vector. The number of such calls that the table has had determines how 16-bit vectors
   // are rounded.
-  virtual Status Accumulate(Exec& exec, const void* keys, size_t n, const float* deltas,
-                            Tick tick) = 0;
+  virtual Status Accumulate(Exec& exec, KeySpan keys, const float* deltas, Tick tick) = 0;
   // (exclusive) Sets the vectors, given as float32, and the state of distinct keys. `insert`: keys
   // without a row get one; otherwise they are skipped. `step` (rounding.h) determines how 16-bit
   // vectors are rounded.
-  virtual Status WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors,
-                           const float* state, bool insert, uint64_t step, Tick tick) = 0;
+  virtual Status WriteRows(Exec& exec, KeySpan keys, const float* vectors, const float* state,
+                           bool insert, uint64_t step, Tick tick) = 0;
   // (exclusive) Applies the optimizer to the rows of distinct keys[begin..end). rows[i] is the row
   // that an earlier call found for keys[i]. If it no longer belongs to keys[i], the gradient is
   // dropped and counted; a table of two tiers first looks the key up again. Ranges may run in
   // parallel, after one BeginBatch. The table's state must be `optimizer`'s. `step` as in
   // WriteRows.
-  virtual void ApplyRange(Exec& exec, const RowOptimizer& optimizer, const void* keys,
+  virtual void ApplyRange(Exec& exec, const RowOptimizer& optimizer, KeySpan keys,
                           const RowId* rows, const float* gradients, size_t begin, size_t end,
                           uint64_t step, Tick tick) = 0;
   // (exclusive) Removes the keys that have rows, and returns their number. `wipe` also overwrites
   // the rows with zeros.
-  virtual size_t Erase(Exec& exec, const void* keys, size_t n, Tick tick, bool wipe = false) = 0;
+  virtual size_t Erase(Exec& exec, KeySpan keys, Tick tick, bool wipe = false) = 0;
 
   // The rows of a dump, in host memory. Times are ticks minus `base`.
   struct LoadedRows {
-    const void* keys = nullptr;         // [n], distinct
+    KeySpan keys;                       // [n], distinct
     const void* vectors = nullptr;      // [n, dim], of the table's dtype
     const float* state = nullptr;       // [n, state width]; null: initial state
     const CutTime* updates = nullptr;   // [n]
     const CutTime* accesses = nullptr;  // [n]
     Tick base = 0;
-    size_t n = 0;
   };
   // (exclusive) Sets rows with their times, all of which are before `tick`.
   virtual Status LoadRows(Exec& exec, const LoadedRows& rows, Tick tick) = 0;

@@ -6,7 +6,7 @@ namespace tensorflow {
 
 // These operators read cuts of tables, or swap tables, with calls whose arrays are in host memory.
 REGISTER_INPUT_COLOCATION_EXEMPTION("DynembSnapshot");
-REGISTER_INPUT_COLOCATION_EXEMPTION("DynembAdopt");
+REGISTER_INPUT_COLOCATION_EXEMPTION("DynembSwapRows");
 // Uses the handles of its tables only in its gradient.
 REGISTER_INPUT_COLOCATION_EXEMPTION("DynembPoolRows");
 

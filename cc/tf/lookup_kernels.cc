@@ -13,18 +13,15 @@
 namespace dynemb {
 namespace {
 
-class LookupOp : public DynembOp {
+class LookupOp : public OneTableOp {
  public:
-  explicit LookupOp(tf::OpKernelConstruction* ctx) : DynembOp(ctx) {
+  explicit LookupOp(tf::OpKernelConstruction* ctx) : OneTableOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("insert", &insert_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &dtype_));
   }
 
  protected:
-  absl::Status Run(tf::OpKernelContext* ctx) override {
-    TableRef ref;
-    TF_RETURN_IF_ERROR(GetTable(ctx, ctx->input(0), &ref));
-    Table& table = ref->table();
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
     const tf::Tensor& keys = ctx->input(1);
     const tf::Tensor& default_value = ctx->input(2);
     TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
@@ -40,16 +37,14 @@ class LookupOp : public DynembOp {
     TF_RETURN_IF_ERROR(Output(ctx, 0, values_shape, &values));
     TF_RETURN_IF_ERROR(Output(ctx, 1, keys.shape(), &rows));
     const std::unique_ptr<Exec> exec = MakeExec(ctx);
-    const auto n = static_cast<size_t>(keys.NumElements());
     if (insert_) {
       TableLock lock({&table}, TableLock::Mode::kExclusive);
-      return ToAbsl(
-          table.LookupOrInsert(*exec, keys.data(), n, ProcessClock().Next(), values, rows));
+      return ToAbsl(table.LookupOrInsert(*exec, KeysOf(keys), ProcessClock().Next(), values, rows));
     }
     TableLock lock({&table}, TableLock::Mode::kShared);
-    table.Lookup(*exec, keys.data(), n, ProcessClock().Next(),
+    table.Lookup(*exec, KeysOf(keys), ProcessClock().Next(),
                  default_value.NumElements() != 0 ? default_value.data() : nullptr, values, rows);
-    return ToAbsl(table.Error());
+    return absl::OkStatus();
   }
 
  private:
@@ -57,24 +52,22 @@ class LookupOp : public DynembOp {
   tf::DataType dtype_;
 };
 
-class LookupSparseOp : public SparseOp {
+// The base of operators over lists of lookups in tables, which the first list of inputs names.
+// `Task` describes a lookup to the library.
+template <class Task>
+class TablesOp : public SparseOp {
  public:
-  explicit LookupSparseOp(tf::OpKernelConstruction* ctx) : SparseOp(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("insert", &insert_));
-    OP_REQUIRES(ctx, static_cast<int>(dims_.size()) == n_,
-                absl::InvalidArgumentError(absl::StrCat("dims must have ", n_, " entries")));
-  }
+  TablesOp(tf::OpKernelConstruction* ctx, int lists) : SparseOp(ctx), lists_(lists) {}
 
  protected:
-  absl::Status Run(tf::OpKernelContext* ctx) override {
-    TF_RETURN_IF_ERROR(CheckInputs(ctx, 5));
+  absl::Status Run(tf::OpKernelContext* ctx) final {
+    TF_RETURN_IF_ERROR(CheckInputs(ctx, lists_));
     PoolExec host = MakeHostExec(ctx);
     auto bags = bags_.Take();
     bags->resize(n_);
     std::vector<TableRef> refs;
     std::vector<Table*> tables;
-    std::vector<PoolTask> tasks(n_);
+    std::vector<Task> tasks(n_);
     Lookups* lookups;
     TF_RETURN_IF_ERROR(GetTables(ctx, 0, n_, &refs, &tables));
     TF_RETURN_IF_ERROR(CommonLookups(refs, &lookups));
@@ -82,13 +75,36 @@ class LookupSparseOp : public SparseOp {
       TF_RETURN_IF_ERROR(MakeTask(ctx, host, i, tables[i], &(*bags)[i], &tasks[i]));
     }
     const std::unique_ptr<Exec> exec = MakeExec(ctx);
-    TableLock lock(tables, insert_ ? TableLock::Mode::kExclusive : TableLock::Mode::kShared);
-    return ToAbsl(lookups->Pool(*exec, tasks, ProcessClock().Next(), insert_));
+    return ToAbsl(Call(lookups, *exec, tables, tasks));
   }
+  // Checks the inputs of lookup i, allocates its outputs, and describes it.
+  virtual absl::Status MakeTask(tf::OpKernelContext* ctx, Exec& exec, int i, Table* table,
+                                Bags* bags, Task* task) const = 0;
+  virtual Status Call(Lookups* lookups, Exec& exec, const std::vector<Table*>& tables,
+                      const std::vector<Task>& tasks) = 0;
 
  private:
+  int lists_;
+  ScratchPool<std::vector<Bags>> bags_;
+};
+
+class LookupSparseOp : public TablesOp<PoolTask> {
+ public:
+  explicit LookupSparseOp(tf::OpKernelConstruction* ctx) : TablesOp(ctx, 5) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("insert", &insert_));
+    OP_REQUIRES(ctx, static_cast<int>(dims_.size()) == n_,
+                absl::InvalidArgumentError(absl::StrCat("dims must have ", n_, " entries")));
+  }
+
+ protected:
+  Status Call(Lookups* lookups, Exec& exec, const std::vector<Table*>& tables,
+              const std::vector<PoolTask>& tasks) override {
+    TableLock lock(tables, insert_ ? TableLock::Mode::kExclusive : TableLock::Mode::kShared);
+    return lookups->Pool(exec, tasks, ProcessClock().Next(), insert_);
+  }
   absl::Status MakeTask(tf::OpKernelContext* ctx, Exec& exec, int i, Table* table, Bags* bags,
-                        PoolTask* task) const {
+                        PoolTask* task) const override {
     const tf::Tensor& keys = ctx->input(n_ + i);
     const tf::Tensor& num_bags_tensor = ctx->input(4 * n_ + i);
     TF_RETURN_IF_ERROR(CheckKeys(*table, keys, Named("keys", i).c_str()));
@@ -111,9 +127,9 @@ class LookupSparseOp : public SparseOp {
     return Output(ctx, 2 * n_ + i, {argmax_bags, dims_[i]}, &task->argmax);
   }
 
+ private:
   std::vector<int64_t> dims_;
   bool insert_;
-  ScratchPool<std::vector<Bags>> bags_;
 };
 
 class LookupSparseGradOp : public SparseOp {
@@ -176,33 +192,18 @@ class LookupSparseGradOp : public SparseOp {
   ScratchPool<std::vector<Bags>> bags_;
 };
 
-class LookupSparseWeightGradOp : public SparseOp {
+class LookupSparseWeightGradOp : public TablesOp<WeightGradientTask> {
  public:
-  using SparseOp::SparseOp;
+  explicit LookupSparseWeightGradOp(tf::OpKernelConstruction* ctx) : TablesOp(ctx, 8) {}
 
  protected:
-  absl::Status Run(tf::OpKernelContext* ctx) override {
-    TF_RETURN_IF_ERROR(CheckInputs(ctx, 8));
-    PoolExec host = MakeHostExec(ctx);
-    auto bags = bags_.Take();
-    bags->resize(n_);
-    std::vector<TableRef> refs;
-    std::vector<Table*> tables;
-    std::vector<WeightGradientTask> tasks(n_);
-    Lookups* lookups;
-    TF_RETURN_IF_ERROR(GetTables(ctx, 0, n_, &refs, &tables));
-    TF_RETURN_IF_ERROR(CommonLookups(refs, &lookups));
-    for (int i = 0; i < n_; ++i) {
-      TF_RETURN_IF_ERROR(MakeTask(ctx, host, i, tables[i], &(*bags)[i], &tasks[i]));
-    }
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+  Status Call(Lookups* lookups, Exec& exec, const std::vector<Table*>& tables,
+              const std::vector<WeightGradientTask>& tasks) override {
     TableLock lock(tables, TableLock::Mode::kShared);
-    return ToAbsl(lookups->WeightGradient(*exec, tasks));
+    return lookups->WeightGradient(exec, tasks);
   }
-
- private:
   absl::Status MakeTask(tf::OpKernelContext* ctx, Exec& exec, int i, Table* table, Bags* bags,
-                        WeightGradientTask* task) const {
+                        WeightGradientTask* task) const override {
     const auto input = [&](int list) -> const tf::Tensor& { return ctx->input(list * n_ + i); };
     const tf::Tensor& keys = input(1);
     const tf::Tensor& grads = input(7);
@@ -229,8 +230,6 @@ class LookupSparseWeightGradOp : public SparseOp {
     task->upstream = grads.data();
     return Output(ctx, i, keys.shape(), &task->gradient);
   }
-
-  ScratchPool<std::vector<Bags>> bags_;
 };
 
 class DedupSumOp : public DynembOp {

@@ -95,9 +95,9 @@ class ReadAgainOp : public DynembOp {
     RowId* rows;
     TF_RETURN_IF_ERROR(Output(ctx, i, keys.shape(), &rows));
     if (insert_) {
-      DYNEMB_RETURN_IF_LIBRARY_ERROR(table->FindOrInsert(exec, keys.data(), n, tick, rows));
+      DYNEMB_RETURN_IF_LIBRARY_ERROR(table->FindOrInsert(exec, KeysOf(keys), tick, rows));
     } else {
-      table->Find(exec, keys.data(), n, tick, rows);
+      table->Find(exec, KeysOf(keys), tick, rows);
     }
     tf::Tensor changed_tensor;
     bool* changed;
@@ -125,7 +125,8 @@ class ReadAgainOp : public DynembOp {
     TF_RETURN_IF_ERROR(Temporary(ctx, key_bytes, &keys_tensor, &selected_keys));
     TF_RETURN_IF_ERROR(
         CopyFromHost(ctx, selected.keys.data(), selected.keys.size(), selected_keys));
-    table->Lookup(exec, selected_keys, static_cast<size_t>(size), tick, nullptr, vectors, found);
+    table->Lookup(exec, {table->options().key_type, selected_keys, static_cast<size_t>(size)}, tick,
+                  nullptr, vectors, found);
     return ToAbsl(table->Error());
   }
 

@@ -34,11 +34,11 @@ class ReceivedOp : public SparseOp {
 
  protected:
   // Finds the received rows. The inputs are words (at `first`), held (one per table, after words),
-  // and came and sent (at `counts`).
+  // and received and sent (at `counts`).
   absl::Status FindRows(tf::OpKernelContext* ctx, int first, int counts, WireLayout* layout,
                         Exchange::Received* received) const {
     const tf::Tensor& words = ctx->input(first);
-    const tf::Tensor& came = ctx->input(counts);
+    const tf::Tensor& received_counts = ctx->input(counts);
     const tf::Tensor& sent = ctx->input(counts + 1);
     const size_t num_tables = side_.num_tables();
     std::vector<int64_t> dims(num_tables);
@@ -46,8 +46,8 @@ class ReceivedOp : public SparseOp {
       const tf::Tensor& held = ctx->input(first + 1 + static_cast<int>(t));
       TF_RETURN_IF_ERROR(WidthOf(held, "held", &dims[t]));
     }
-    TF_RETURN_IF_ERROR(side_.MakeLayout(came, dims, layout));
-    TF_RETURN_IF_ERROR(CheckShape(sent, came.shape(), "sent"));
+    TF_RETURN_IF_ERROR(side_.MakeLayout(received_counts, dims, layout));
+    TF_RETURN_IF_ERROR(CheckShape(sent, received_counts.shape(), "sent"));
     TF_RETURN_IF_ERROR(CheckShape(words, {static_cast<int64_t>(layout->num_words())}, "words"));
     received->layout = layout;
     received->words = Data<int32_t>(words);
@@ -337,7 +337,7 @@ DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembPoolRows")
                                .HostMemory("handles")
                                .HostMemory("bags")
                                .HostMemory("num_bags")
-                               .HostMemory("came")
+                               .HostMemory("received")
                                .HostMemory("sent")
                                .HostMemory("asked")
                                .HostMemory("served"),
@@ -346,7 +346,7 @@ DYNEMB_REGISTER_GPU_KERNEL(
     GPU("DynembPoolRowsGrad").HostMemory("bags").HostMemory("counts").HostMemory("splits"),
     PoolRowsGradOp);
 DYNEMB_REGISTER_GPU_KERNEL(
-    GPU("DynembPoolRowsWeightGrad").HostMemory("bags").HostMemory("came").HostMemory("sent"),
+    GPU("DynembPoolRowsWeightGrad").HostMemory("bags").HostMemory("received").HostMemory("sent"),
     PoolRowsWeightGradOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembSumReceived").HostMemory("counts"), SumReceivedOp);
 #undef GPU

@@ -10,7 +10,7 @@ namespace dynemb {
 namespace {
 
 // Checks the inputs that contain received rows, as for DynembUnpackRows: input `words`, a matrix
-// for each table after it, and the counts came and sent, [tables, ranks], at `counts`.
+// for each table after it, and the counts received and sent, [tables, ranks], at `counts`.
 absl::Status ReceivedRows(InferenceContext* c, int words, int num_tables, int counts) {
   ShapeHandle unused;
   DimensionHandle ranks, same;
@@ -47,7 +47,7 @@ REGISTER_OP("DynembPoolRows")
     .Input("num_bags: N * int64")
     .Input("owned_keys: Tkeys")
     .Input("owned_rows: T * uint32")
-    .Input("came: int64")
+    .Input("received: int64")
     .Input("sent: int64")
     .Input("asked: int64")
     .Input("served: int64")
@@ -201,7 +201,7 @@ REGISTER_OP("DynembPoolRowsWeightGrad")
     .Input("argmax: N * int32")
     .Input("outputs: dtypes")
     .Input("grads: dtypes")
-    .Input("came: int64")
+    .Input("received: int64")
     .Input("sent: int64")
     .Output("weight_grads: N * float")
     .Attr("N: int >= 1")

@@ -59,6 +59,13 @@ absl::Status VectorsOfKeys(InferenceContext* c, int keys, int values, DimensionH
 
 absl::Status TableAndKeys(InferenceContext* c) { return Scalar(c, 0); }
 
+absl::Status TableKeysAndVectors(InferenceContext* c) {
+  DimensionHandle dim;
+  TF_RETURN_IF_ERROR(Scalar(c, 0));
+  TF_RETURN_IF_ERROR(VectorsOfKeys(c, 1, 2, &dim));
+  return HasDim(c, 0, dim);
+}
+
 absl::Status AttrSize(InferenceContext* c, const char* attr, size_t* size) {
   const tf::AttrValue* value = c->GetAttr(attr);
   if (value == nullptr) return absl::InvalidArgumentError(std::string("no attribute ") + attr);

@@ -43,6 +43,9 @@ absl::Status CountsOfRanks(InferenceContext* c, int index, int64_t tables, Dimen
 
 // A shape function for operators whose inputs are a table handle and keys of any shape.
 absl::Status TableAndKeys(InferenceContext* c);
+// The same with vectors: inputs are a table handle, keys, and a vector of the table's width per
+// key.
+absl::Status TableKeysAndVectors(InferenceContext* c);
 
 }  // namespace dynemb
 

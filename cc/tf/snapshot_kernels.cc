@@ -43,7 +43,7 @@ absl::Status CheckDistinct(std::vector<Table*> tables) {
   return absl::InvalidArgumentError("a table is named twice");
 }
 
-// For snapshots and adoptions, whose tables may be in any place.
+// For DynembSnapshot and DynembSwapRows, whose tables may be in any place.
 absl::Status GetTablesOnAnyDevice(tf::OpKernelContext* ctx, int n, std::vector<TableRef>* refs,
                                   std::vector<Table*>* tables) {
   for (int i = 0; i < n; ++i) {
@@ -184,11 +184,11 @@ class SnapshotNextOp : public OneSnapshotOp {
     for (size_t t = 0; t < resource->num_tables(); ++t) {
       stride = std::max(stride, s->layout(t).stride);
     }
-    Snapshot::Piece piece;
+    Snapshot::Block block;
     DYNEMB_RETURN_IF_LIBRARY_ERROR(
-        s->Next(std::max<size_t>(1, static_cast<size_t>(limit_bytes) / stride), &piece));
-    const auto n = static_cast<int64_t>(piece.n);
-    const RowLayout& l = s->layout(piece.table);
+        s->Next(std::max<size_t>(1, static_cast<size_t>(limit_bytes) / stride), &block));
+    const auto n = static_cast<int64_t>(block.n);
+    const RowLayout& l = s->layout(block.table);
     int64_t* table;
     void *keys, *vectors;
     float* state;
@@ -199,9 +199,9 @@ class SnapshotNextOp : public OneSnapshotOp {
     TF_RETURN_IF_ERROR(Output(ctx, 3, {n, l.state_width}, &state));
     TF_RETURN_IF_ERROR(Output(ctx, 4, {n}, &updates));
     TF_RETURN_IF_ERROR(Output(ctx, 5, {n}, &accesses));
-    *table = n == 0 ? -1 : static_cast<int64_t>(piece.table);
+    *table = n == 0 ? -1 : static_cast<int64_t>(block.table);
     SerialExec exec;  // leaves the other threads to training, which continues meanwhile
-    return ToAbsl(s->Read(exec, &piece, keys, vectors, state, updates, accesses));
+    return ToAbsl(s->Read(exec, &block, keys, vectors, state, updates, accesses));
   }
 };
 
@@ -216,15 +216,12 @@ class SnapshotEndOp : public OneSnapshotOp {
   }
 };
 
-class LoadRowsOp : public DynembOp {
+class LoadRowsOp : public OneTableOp {
  public:
-  using DynembOp::DynembOp;
+  using OneTableOp::OneTableOp;
 
  protected:
-  absl::Status Run(tf::OpKernelContext* ctx) override {
-    TableRef ref;
-    TF_RETURN_IF_ERROR(GetTable(ctx, ctx->input(0), &ref));
-    Table& table = ref->table();
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
     const tf::Tensor& keys = ctx->input(1);
     const tf::Tensor& vectors = ctx->input(2);
     const tf::Tensor& state = ctx->input(3);
@@ -245,17 +242,16 @@ class LoadRowsOp : public DynembOp {
       TF_RETURN_IF_ERROR(CheckShape(state, {n, table.layout().state_width}, "state"));
     }
     Table::LoadedRows rows;
-    rows.keys = keys.data();
+    rows.keys = KeysOf(keys);
     rows.vectors = vectors.data();
     rows.state = has_state ? Data<float>(state) : nullptr;
     rows.updates = Data<uint32_t>(ctx->input(4));
     rows.accesses = Data<uint32_t>(ctx->input(5));
     rows.base = static_cast<Tick>(base);
-    rows.n = static_cast<size_t>(n);
     std::vector<CutTime> now;
     if (tick < 0) {  // the rows get the current time
       tick = static_cast<int64_t>(ProcessClock().Next());
-      now.assign(rows.n, 1);
+      now.assign(rows.keys.size(), 1);
       rows.updates = rows.accesses = now.data();
       rows.base = static_cast<Tick>(tick) - 1;
     }
@@ -263,7 +259,7 @@ class LoadRowsOp : public DynembOp {
   }
 };
 
-class AdoptOp : public DynembOp {
+class SwapRowsOp : public DynembOp {
  public:
   using DynembOp::DynembOp;
 
@@ -290,7 +286,7 @@ class AdoptOp : public DynembOp {
     }
     TableLock lock(tables, TableLock::Mode::kExclusive);
     ProcessClock().Advance(static_cast<Tick>(tick), utc_ns);
-    for (int t = 0; t < n; ++t) tables[t]->Adopt(tables[n + t], static_cast<Tick>(tick));
+    for (int t = 0; t < n; ++t) tables[t]->SwapRows(tables[n + t], static_cast<Tick>(tick));
     for (const Table* table : tables) DYNEMB_RETURN_IF_LIBRARY_ERROR(table->Error());
     return absl::OkStatus();
   }
@@ -376,7 +372,7 @@ REGISTER("DynembSnapshotInfo", SnapshotInfoOp);
 REGISTER("DynembSnapshotNext", SnapshotNextOp);
 REGISTER("DynembSnapshotEnd", SnapshotEndOp);
 REGISTER("DynembLoadRows", LoadRowsOp);
-REGISTER("DynembAdopt", AdoptOp);
+REGISTER("DynembSwapRows", SwapRowsOp);
 REGISTER("DynembAdvanceClock", AdvanceClockOp);
 REGISTER("DynembTickBefore", TickBeforeOp);
 REGISTER("DynembCrc32c", Crc32cOp);

@@ -87,7 +87,7 @@ REGISTER_OP("DynembLoadRows")
       return Scalars(c, 6, 2);
     });
 
-REGISTER_OP("DynembAdopt")
+REGISTER_OP("DynembSwapRows")
     .Input("handles: N * resource")
     .Input("others: N * resource")
     .Input("tick: int64")

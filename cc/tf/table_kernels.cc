@@ -12,22 +12,6 @@
 namespace dynemb {
 namespace {
 
-// The base of operators on one table, which input 0 names.
-class OneTableOp : public DynembOp {
- public:
-  using DynembOp::DynembOp;
-
- protected:
-  absl::Status Run(tf::OpKernelContext* ctx) final {
-    TableRef ref;
-    TF_RETURN_IF_ERROR(GetTable(ctx, ctx->input(0), &ref));
-    TF_RETURN_IF_ERROR(Run(ctx, ref->table()));
-    return ToAbsl(ref->table().Error());
-  }
-  // If this succeeds, the caller returns the table's Error.
-  virtual absl::Status Run(tf::OpKernelContext* ctx, Table& table) = 0;
-};
-
 // The attributes that identify an optimizer's state.
 struct StateAttributes {
   StateSpec spec;
@@ -49,11 +33,11 @@ class AttachStateOp : public OneTableOp {
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
-    bool* begins_anew;
-    TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &begins_anew));
+    bool* was_reset;
+    TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &was_reset));
     const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kExclusive);
-    return ToAbsl(table.TakeState(*exec, state_.spec, state_.owner, begins_anew));
+    return ToAbsl(table.TakeState(*exec, state_.spec, state_.owner, was_reset));
   }
 
  private:
@@ -73,8 +57,7 @@ class UpsertOp : public OneTableOp {
     TF_RETURN_IF_ERROR(CheckVectors(keys, values, table.options().dim, "values"));
     const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kExclusive);
-    return ToAbsl(table.Upsert(*exec, keys.data(), static_cast<size_t>(keys.NumElements()),
-                               values.data(), ProcessClock().Next()));
+    return ToAbsl(table.Upsert(*exec, KeysOf(keys), values.data(), ProcessClock().Next()));
   }
 };
 
@@ -118,7 +101,7 @@ class AccumulateOp : public DynembOp {
     const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TF_RETURN_IF_ERROR(SumGradients(&ref->lookups(), *exec, {sum}, allocate));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
-    return ToAbsl(table.Accumulate(*exec, unique_keys.data(), unique, sums, ProcessClock().Next()));
+    return ToAbsl(table.Accumulate(*exec, KeysOf(unique_keys), sums, ProcessClock().Next()));
   }
 };
 
@@ -143,7 +126,7 @@ class ReadRowsOp : public OneTableOp {
     TF_RETURN_IF_ERROR(Output(ctx, 0, {n, table.options().dim}, &values));
     TF_RETURN_IF_ERROR(Output(ctx, 1, {n, table.layout().state_width}, &state));
     TF_RETURN_IF_ERROR(Output(ctx, 2, {n}, &found));
-    table.ReadRows(*exec, keys.data(), static_cast<size_t>(n), values, state, found);
+    table.ReadRows(*exec, KeysOf(keys), values, state, found);
     return absl::OkStatus();
   }
 
@@ -176,9 +159,9 @@ class WriteRowsOp : public OneTableOp {
     TF_RETURN_IF_ERROR(CheckShape(ctx->input(3), {n, table.layout().state_width}, "state"));
     table.OwnState(wanted_.spec, wanted_.owner);
     const Tick tick = ProcessClock().Next();
-    DYNEMB_RETURN_IF_LIBRARY_ERROR(
-        table.WriteRows(*exec, keys.data(), static_cast<size_t>(n), Data<float>(ctx->input(2)),
-                        Data<float>(ctx->input(3)), insert_, RoundingStep(update_, step), tick));
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(table.WriteRows(*exec, KeysOf(keys), Data<float>(ctx->input(2)),
+                                                   Data<float>(ctx->input(3)), insert_,
+                                                   RoundingStep(update_, step), tick));
     // This operator ends the steps of optimizers that DynembApplyGradients does not implement.
     return ToAbsl(table.PromoteIfDue(*exec, tick));
   }
@@ -203,8 +186,7 @@ class EraseOp : public OneTableOp {
     TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &erased));
     const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kExclusive);
-    *erased = static_cast<int64_t>(table.Erase(
-        *exec, keys.data(), static_cast<size_t>(keys.NumElements()), ProcessClock().Next(), wipe_));
+    *erased = static_cast<int64_t>(table.Erase(*exec, KeysOf(keys), ProcessClock().Next(), wipe_));
     return absl::OkStatus();
   }
 
@@ -224,7 +206,7 @@ class ContainsOp : public OneTableOp {
     TF_RETURN_IF_ERROR(Output(ctx, 0, keys.shape(), &found));
     const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kShared);
-    table.Contains(*exec, keys.data(), static_cast<size_t>(keys.NumElements()), found);
+    table.Contains(*exec, KeysOf(keys), found);
     return absl::OkStatus();
   }
 };
@@ -247,8 +229,8 @@ class InsertAndEvictOp : public OneTableOp {
     const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     EvictedRows evicted(table.layout());
-    DYNEMB_RETURN_IF_LIBRARY_ERROR(table.InsertAndEvict(*exec, keys.data(), static_cast<size_t>(n),
-                                                        ProcessClock().Next(), rows, &evicted));
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(
+        table.InsertAndEvict(*exec, KeysOf(keys), ProcessClock().Next(), rows, &evicted));
     const auto size = static_cast<int64_t>(evicted.size());
     void* evicted_keys;
     char* values;
@@ -398,7 +380,7 @@ REGISTER("DynembStats", StatsOp);
 
 // On a GPU, handles are in host memory, and so are outputs that Table's calls write on the host.
 #define GPU(name) Name(name).Device(tensorflow::DEVICE_GPU).HostMemory("handle")
-DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembAttachState").HostMemory("begins_anew"), AttachStateOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembAttachState").HostMemory("was_reset"), AttachStateOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembUpsert"), UpsertOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembAccumulate"), AccumulateOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembReadRows"), ReadRowsOp);

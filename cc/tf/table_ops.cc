@@ -44,7 +44,7 @@ REGISTER_OP("DynembTable")
 
 REGISTER_OP("DynembAttachState")
     .Input("handle: resource")
-    .Output("begins_anew: bool")
+    .Output("was_reset: bool")
     .Attr("optimizer: string")
     .Attr("widths: list(int)")
     .Attr("inits: list(float)")
@@ -63,12 +63,7 @@ REGISTER_OP("DynembUpsert")
     .Attr("key_type: {int64, int32, uint64}")
     .Attr("dtype: {float, half, bfloat16}")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      DimensionHandle dim;
-      TF_RETURN_IF_ERROR(Scalar(c, 0));
-      TF_RETURN_IF_ERROR(VectorsOfKeys(c, 1, 2, &dim));
-      return c->Merge(dim, TableDim(c, 0), &dim);
-    });
+    .SetShapeFn(TableKeysAndVectors);
 
 REGISTER_OP("DynembAccumulate")
     .Input("handle: resource")
@@ -77,12 +72,7 @@ REGISTER_OP("DynembAccumulate")
     .Attr("key_type: {int64, int32, uint64}")
     .Attr("dtype: {float, half, bfloat16}")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      DimensionHandle dim;
-      TF_RETURN_IF_ERROR(Scalar(c, 0));
-      TF_RETURN_IF_ERROR(VectorsOfKeys(c, 1, 2, &dim));
-      return c->Merge(dim, TableDim(c, 0), &dim);
-    });
+    .SetShapeFn(TableKeysAndVectors);
 
 REGISTER_OP("DynembReadRows")
     .Input("handle: resource")
@@ -123,11 +113,9 @@ REGISTER_OP("DynembWriteRows")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle keys, matrix;
-      DimensionHandle dim, n;
-      TF_RETURN_IF_ERROR(Scalar(c, 0));
+      DimensionHandle n;
+      TF_RETURN_IF_ERROR(TableKeysAndVectors(c));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &keys));
-      TF_RETURN_IF_ERROR(VectorsOfKeys(c, 1, 2, &dim));
-      TF_RETURN_IF_ERROR(c->Merge(dim, TableDim(c, 0), &dim));
       TF_RETURN_IF_ERROR(Scalar(c, 4));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 2, &matrix));
       return c->Merge(c->Dim(matrix, 0), c->Dim(keys, 0), &n);

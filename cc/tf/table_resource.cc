@@ -139,12 +139,23 @@ absl::Status SumGradients(Lookups* lookups, Exec& exec, const std::vector<Backwa
       }));
 }
 
+absl::Status OneTableOp::Run(tf::OpKernelContext* ctx) {
+  TableRef ref;
+  TF_RETURN_IF_ERROR(GetTable(ctx, ctx->input(0), &ref));
+  TF_RETURN_IF_ERROR(Run(ctx, ref->table()));
+  return ToAbsl(ref->table().Error());
+}
+
 absl::Status CheckKeys(const Table& table, const tf::Tensor& keys, const char* name) {
   const tf::DataType want = ToTf(table.options().key_type);
   if (keys.dtype() == want) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       name, " has dtype ", tf::DataTypeString(keys.dtype()), ", but the keys of table '",
       table.options().name, "' are ", tf::DataTypeString(want)));
+}
+
+KeySpan KeysOf(const tf::Tensor& keys) {
+  return {ToKeyType(keys.dtype()), keys.data(), static_cast<size_t>(keys.NumElements())};
 }
 
 absl::Status CheckVectors(const tf::Tensor& keys, const tf::Tensor& values, int64_t dim,

@@ -67,6 +67,17 @@ absl::Status GetTableOnAnyDevice(tf::OpKernelContext* ctx, const tf::Tensor& han
 // Gets the tables of a list of handles, which must all be on the operator's device.
 absl::Status GetTables(tf::OpKernelContext* ctx, int first, int n, std::vector<TableRef>* refs,
                        std::vector<Table*>* tables);
+// The base of operators on one table, which input 0 names.
+class OneTableOp : public DynembOp {
+ public:
+  using DynembOp::DynembOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx) final;
+  // If this succeeds, the caller returns the table's Error.
+  virtual absl::Status Run(tf::OpKernelContext* ctx, Table& table) = 0;
+};
+
 // Gets the calls over these tables, of which there is at least one. InvalidArgument if they are in
 // different places; the message names two of them.
 absl::Status CommonLookups(const std::vector<TableRef>& tables, Lookups** lookups);
@@ -99,6 +110,8 @@ absl::Status SumGradients(Lookups* lookups, Exec& exec, const std::vector<Backwa
 
 // Checks whose messages name the argument, the expected value and the actual value.
 absl::Status CheckKeys(const Table& table, const tf::Tensor& keys, const char* name);
+// The keys of a tensor that passed CheckKeys, flattened.
+KeySpan KeysOf(const tf::Tensor& keys);
 // `values` has the shape of `keys` with dim appended.
 absl::Status CheckVectors(const tf::Tensor& keys, const tf::Tensor& values, int64_t dim,
                           const char* name);

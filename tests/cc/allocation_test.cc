@@ -1,4 +1,5 @@
-// In steady state no call allocates memory of the size of its batch: it has kept what it needs.
+// In steady state no call allocates memory in proportion to its batch, because it keeps its scratch
+// memory.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -52,11 +53,11 @@ void operator delete[](void* p, size_t, std::align_val_t) noexcept { std::free(p
 namespace dynemb {
 namespace {
 
-constexpr size_t kBatch = 65536;  // its smallest array, one byte a key, is 64 KiB
+constexpr size_t kBatch = 65536;  // the smallest array, one byte per key, is 64 KiB
 constexpr size_t kSmall = 16384;
 constexpr int64_t kDim = 8;
 
-// The largest allocation of a call, after it has been made twice.
+// The largest allocation of the third of three calls.
 template <class Call>
 size_t LargestOf(const Call& call) {
   call();
@@ -77,7 +78,7 @@ class AllocationTest : public ::testing::TestWithParam<size_t> {
     StateSpec state{"adagrad", {kDim}, {0.1f}};
     EXPECT_TRUE(table_->AttachState(exec_, state).ok());
     for (size_t i = 0; i < kBatch; ++i) keys_[i] = (i / 3) * 0x9E3779B97F4A7C15ull;  // repeats
-    EXPECT_TRUE(table_->FindOrInsert(exec_, keys_.data(), kBatch, ++tick_, rows_.data()).ok());
+    EXPECT_TRUE(table_->FindOrInsert(exec_, {keys_.data(), kBatch}, ++tick_, rows_.data()).ok());
   }
 
   ThreadsExec exec_;
@@ -88,44 +89,44 @@ class AllocationTest : public ::testing::TestWithParam<size_t> {
   std::vector<float> vectors_;
 };
 
-TEST_P(AllocationTest, TheCounterSees) {
+TEST_P(AllocationTest, SeesLargeAllocations) {
   EXPECT_GE(LargestOf([] { std::vector<char> v(kBatch); }), kBatch);
 }
 
 TEST_P(AllocationTest, BatchesOfPresentKeys) {
   EXPECT_LT(LargestOf([&] {
-              table_->Lookup(exec_, keys_.data(), kBatch, ++tick_, nullptr, vectors_.data(),
+              table_->Lookup(exec_, {keys_.data(), kBatch}, ++tick_, nullptr, vectors_.data(),
                              rows_.data());
             }),
             kSmall);
   EXPECT_LT(LargestOf([&] {
               ASSERT_TRUE(table_
-                              ->LookupOrInsert(exec_, keys_.data(), kBatch, ++tick_,
+                              ->LookupOrInsert(exec_, {keys_.data(), kBatch}, ++tick_,
                                                vectors_.data(), rows_.data())
                               .ok());
             }),
             kSmall);
   EXPECT_LT(
       LargestOf([&] {
-        ASSERT_TRUE(table_->Upsert(exec_, keys_.data(), kBatch, vectors_.data(), ++tick_).ok());
+        ASSERT_TRUE(table_->Upsert(exec_, {keys_.data(), kBatch}, vectors_.data(), ++tick_).ok());
       }),
       kSmall);
 }
 
-// All keys new, in a table that has room for them: erased in between.
+// All keys are new, in a table that has room for them because each batch is erased after it.
 TEST_P(AllocationTest, BatchesOfNewKeys) {
   std::vector<uint64_t> fresh(kBatch);
   uint64_t next = 1;
   const auto call = [&] {
     for (uint64_t& key : fresh) key = next++ / 2;
-    ASSERT_TRUE(table_->Upsert(exec_, fresh.data(), kBatch, vectors_.data(), ++tick_).ok());
+    ASSERT_TRUE(table_->Upsert(exec_, {fresh.data(), kBatch}, vectors_.data(), ++tick_).ok());
   };
   size_t most = 0;
   for (int i = 0; i < 4; ++i) {
     largest.store(0);
     call();
     if (i >= 2) most = std::max(most, largest.load());
-    table_->Erase(exec_, fresh.data(), kBatch, ++tick_);
+    table_->Erase(exec_, {fresh.data(), kBatch}, ++tick_);
   }
   EXPECT_LT(most, kSmall);
 }
@@ -169,8 +170,9 @@ TEST_P(AllocationTest, TrainingSteps) {
   }
 }
 
-// What a rank does besides: it asks others for the rows of two features, and sends back gradients.
-TEST_P(AllocationTest, StepsOfAnExchange) {
+// The exchange of a step: a rank requests the rows of two features, pools them, and sums their
+// gradients.
+TEST_P(AllocationTest, ExchangeSteps) {
   constexpr uint32_t kRanks = 3;
   constexpr size_t kIds = kBatch / 2;
   std::vector<uint32_t> index(kBatch);
@@ -209,12 +211,12 @@ TEST_P(AllocationTest, StepsOfAnExchange) {
           splits.push_back(static_cast<int32_t>(route.num_words(rank)));
           counts.push_back(static_cast<int64_t>(route.count(0, rank)));
         }
-        Requests::Received came;
-        came.words = words.data();
-        came.num_words = static_cast<int64_t>(route.num_words());
-        came.splits = splits.data();
-        came.ranks = kRanks;
-        ASSERT_TRUE(requests.Init(came, {KeyType::kInt64}).ok());
+        Requests::Received received_words;
+        received_words.words = words.data();
+        received_words.num_words = static_cast<int64_t>(route.num_words());
+        received_words.splits = splits.data();
+        received_words.ranks = kRanks;
+        ASSERT_TRUE(requests.Init(received_words, {KeyType::kInt64}).ok());
         const auto n = static_cast<size_t>(requests.num_keys(0));
         requests.CopyKeys(0, received.data());
         WireLayout layout;
@@ -229,9 +231,9 @@ TEST_P(AllocationTest, StepsOfAnExchange) {
       kSmall);
 }
 
-// Otherwise a huge batch is kept, too, until Shrink.
+// The scratch memory of a huge batch, too, is kept until Shrink.
 template <class Call, class Scratch>
-void ExpectGivenBack(const Call& call, Scratch* scratch) {
+void ExpectShrinkFrees(const Call& call, Scratch* scratch) {
   EXPECT_LT(LargestOf(call), kSmall);
   scratch->Shrink();
   largest.store(0);
@@ -239,7 +241,7 @@ void ExpectGivenBack(const Call& call, Scratch* scratch) {
   EXPECT_GT(largest.load(), kKeptBytes / 2);
 }
 
-TEST_P(AllocationTest, HugeBatchesAreGivenBack) {
+TEST_P(AllocationTest, ShrinkFreesHugeBatches) {
   constexpr size_t kHuge = kKeptBytes / sizeof(uint64_t) + 1;
   std::vector<uint64_t> keys(kHuge);
   std::vector<uint32_t> index(kHuge);
@@ -251,7 +253,7 @@ TEST_P(AllocationTest, HugeBatchesAreGivenBack) {
   ask.features = {{keys.data(), kHuge, index.data()}};
   const std::vector<RouteTask> asks = {ask};
   Route route;
-  ExpectGivenBack([&] { ASSERT_TRUE(route.Prepare(exec_, asks, 1).ok()); }, &route);
+  ExpectShrinkFrees([&] { ASSERT_TRUE(route.Prepare(exec_, asks, 1).ok()); }, &route);
 
   BackwardTask task;
   task.bags = &bags;
@@ -259,14 +261,14 @@ TEST_P(AllocationTest, HugeBatchesAreGivenBack) {
   task.upstream = upstream.data();
   task.dim = 1;
   Backward backward;
-  ExpectGivenBack([&] { ASSERT_TRUE(backward.Prepare(exec_, &task, 1).ok()); }, &backward);
+  ExpectShrinkFrees([&] { ASSERT_TRUE(backward.Prepare(exec_, &task, 1).ok()); }, &backward);
 
   GatherGradient::Feature feature;
   static_cast<UpstreamTask&>(feature) = task;
   feature.index = index.data();
   const std::vector<GatherGradient::Task> gathered = {{{feature}, kHuge, 1, sums.data()}};
   GatherGradient gradient;
-  ExpectGivenBack([&] { ASSERT_TRUE(gradient.Run(exec_, gathered).ok()); }, &gradient);
+  ExpectShrinkFrees([&] { ASSERT_TRUE(gradient.Run(exec_, gathered).ok()); }, &gradient);
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, AllocationTest, ::testing::Values(1, 3),

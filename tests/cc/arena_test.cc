@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
 
-// The byte that stands at b.
+// The expected byte at b.
 char At(size_t b) { return static_cast<char>(b * 31 + b / 4096); }
 
 void Fill(const Arena& arena, size_t begin, size_t end) {
@@ -27,7 +27,7 @@ void Fill(const Arena& arena, size_t begin, size_t end) {
   return ::testing::AssertionSuccess();
 }
 
-TEST(Arena, ContentsStayAndTheRestIsZeroWhileItGrows) {
+TEST(Arena, GrowthKeepsContentsAndAddsZeros) {
   ThreadsExec exec(2);
   Arena arena;
   size_t filled = 0;
@@ -44,8 +44,8 @@ TEST(Arena, ContentsStayAndTheRestIsZeroWhileItGrows) {
   }
 }
 
-// Twice of what it commits, and the least that the system gives.
-TEST(Arena, TakesFewAddresses) {
+// An arena reserves about twice the committed size plus a constant, and one page for a single byte.
+TEST(Arena, ReservesFewAddresses) {
   for (const size_t bytes : {size_t{1}, size_t{5000}, 3 * kMiB, 5 * kMiB, 70 * kMiB}) {
     Arena arena;
     for (size_t b = 1; b < bytes; b += b / 8 + 1) ASSERT_TRUE(arena.Commit(b).ok());
@@ -69,7 +69,7 @@ TEST(Arena, DiscardedBytesAreZero) {
   }
 }
 
-TEST(Arena, OneThatWasReservedNeverMoves) {
+TEST(Arena, ReservedArenaNeverMoves) {
   Arena arena;
   ASSERT_TRUE(arena.Reserve(64 * kMiB, 1).ok());
   const char* const at = arena.data();
@@ -85,8 +85,8 @@ TEST(Arena, OneThatWasReservedNeverMoves) {
 size_t charges_left = 0;
 bool MayCharge(size_t) { return charges_left != 0 && charges_left-- != 0; }
 
-// Without memory it is as it was; and the account is even in the end.
-TEST(Arena, RefusedMemoryChangesNothing) {
+// A refused Commit leaves the arena unchanged. A freed arena has returned all charges.
+TEST(Arena, FailedCommitChangesNothing) {
   const size_t before = ChargedMemory();
   for (const bool reserved : {false, true}) {
     Arena arena;
@@ -113,8 +113,8 @@ TEST(Arena, RefusedMemoryChangesNothing) {
   }
 }
 
-// More than the process may use is refused, whatever the system would promise.
-TEST(Arena, MoreThanThereIsIsRefused) {
+// Commit refuses more memory than the process may use, even if the system would grant it.
+TEST(Arena, CommitBeyondTheProcessLimitFails) {
   Arena arena;
   ASSERT_TRUE(arena.Commit(1000).ok());
   Fill(arena, 0, 1000);

@@ -58,8 +58,8 @@ inline std::unique_ptr<Case> MakeCase(const Shape& s, std::mt19937_64* random) {
     c->keys.push_back(key);
     c->keys32.push_back(static_cast<uint32_t>(key));
     c->rows.push_back((*random)());
-    // Of either sign, but for the mean, whose divisor would then be mostly rounding error; some are
-    // 0.
+    // Some weights are 0. They have either sign, except for the mean, whose divisor would otherwise
+    // be mostly rounding error.
     const float weight = (*random)() % 8 == 0 ? 0.0f : normal(*random);
     c->weights.push_back(s.combiner == Combiner::kMean ? std::abs(weight) : weight);
     c->bag_of.push_back(s.form == Form::kUniform ? i / hotness : (*random)() % s.num_bags);
@@ -80,7 +80,7 @@ inline std::unique_ptr<Case> MakeCase(const Shape& s, std::mt19937_64* random) {
   }
   EXPECT_TRUE(status.ok()) << status.message();
 
-  // Starts at an odd element, as a slice of a tensor may.
+  // The array starts at an odd element, as a slice of a tensor may.
   const size_t n = s.num_bags * s.dim, element = SizeOf(s.dtype);
   c->raw.resize((n + 1) * element);
   c->upstream.resize(n);
@@ -90,7 +90,7 @@ inline std::unique_ptr<Case> MakeCase(const Shape& s, std::mt19937_64* random) {
     LoadVector(s.dtype, c->raw.data() + element, n, c->upstream.data());
   }
 
-  // Any position of the bag may have won; its first and last id are as good as others.
+  // Any position of the bag may be the maximum, including the first and the last.
   c->argmax.assign(n, -1);
   for (size_t i = 0; i < nnz; ++i) {
     for (int64_t col = 0; col < s.dim; ++col) {
@@ -135,9 +135,8 @@ inline std::vector<Result> RunBackward(Exec& exec, const std::vector<BackwardTas
     results[t].keys.resize(unique);
     keys32[t].resize(unique);
     results[t].rows.resize(tasks[t].rows == nullptr ? 0 : unique);
-    results[t].sums.assign(
-        unique * tasks[t].dim,
-        std::numeric_limits<float>::quiet_NaN());  // as memory that nobody cleared
+    results[t].sums.assign(unique * tasks[t].dim,
+                           std::numeric_limits<float>::quiet_NaN());  // like uninitialized memory
     outputs[t].keys = tasks[t].key_type == KeyType::kInt32
                           ? static_cast<void*>(keys32[t].data())
                           : static_cast<void*>(results[t].keys.data());

@@ -17,7 +17,7 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// By every Exec, with the same bits.
+// Checks the results of one thread against the definition. Other Execs must give the same bits.
 void CheckAll(const std::vector<Shape>& shapes, uint64_t seed, Backward* backward) {
   std::mt19937_64 random(seed);
   std::vector<std::unique_ptr<Case>> cases;
@@ -38,7 +38,7 @@ void CheckAll(const std::vector<Shape>& shapes, uint64_t seed, Backward* backwar
     for (size_t t = 0; t < tasks.size(); ++t)
       ASSERT_TRUE(results[t] == expected[t]) << "task " << t;
   }
-  // The same from upstream rows that lie anywhere.
+  // Upstream rows at arbitrary addresses give the same bits.
   std::vector<std::vector<char>> copies(tasks.size());
   std::vector<std::vector<const void*>> rows(tasks.size());
   for (size_t t = 0; t < tasks.size(); ++t) {
@@ -55,7 +55,7 @@ void CheckAll(const std::vector<Shape>& shapes, uint64_t seed, Backward* backwar
   }
   const std::vector<Result> results = RunBackward(serial, tasks, backward);
   for (size_t t = 0; t < tasks.size(); ++t) {
-    ASSERT_TRUE(results[t] == expected[t]) << "task " << t << ", rows apart";
+    ASSERT_TRUE(results[t] == expected[t]) << "task " << t << ", scattered rows";
   }
 }
 
@@ -134,16 +134,15 @@ TEST(BackwardTest, ManyTablesOfAllKinds) {
       s.dtype = static_cast<DType>(random() % 3);
       s.key_type = static_cast<KeyType>(random() % 3);
       s.rows = random() % 2;
-      if (t == 3) s.nnz = s.num_bags * 400;  // one large among small ones
+      if (t == 3) s.nnz = s.num_bags * 400;  // one large task among small ones
       shapes.push_back(s);
     }
     ASSERT_NO_FATAL_FAILURE(CheckAll(shapes, 300 + tables, &backward)) << tables << " tables";
   }
 }
 
-// The plain sum of values per key.
-TEST(BackwardTest, TermsAreAddedInTheOrderOfPositions) {
-  // In float32 the order decides: (1e8 + 1) - 1e8 = 0, but (1e8 - 1e8) + 1 = 1.
+TEST(BackwardTest, AddsTermsInTheOrderOfPositions) {
+  // In float32 the order matters: (1e8 + 1) - 1e8 = 0, but (1e8 - 1e8) + 1 = 1.
   const std::vector<uint64_t> keys = {5, 6, 5, 5, 6, 6};
   const std::vector<float> values = {1e8f, 1e8f, 1, -1e8f, -1e8f, 1};
   Bags bags;
@@ -160,8 +159,8 @@ TEST(BackwardTest, TermsAreAddedInTheOrderOfPositions) {
   EXPECT_EQ(result.sums, (std::vector<float>{0, 1}));
 }
 
-// div_no_nan: where the divisor is 0 the gradient is 0, also for NaN and infinity.
-TEST(BackwardTest, BagsWithoutWeightHaveNoGradient) {
+// div_no_nan: if the divisor is 0, the gradient is 0, even for NaN and infinity.
+TEST(BackwardTest, BagsOfZeroWeightHaveZeroGradients) {
   const std::vector<uint64_t> keys = {1, 2, 3, 4};
   const std::vector<float> weights = {1, -1, 0, 2};
   const std::vector<float> upstream = {kNan, HUGE_VALF, 3};
@@ -181,8 +180,8 @@ TEST(BackwardTest, BagsWithoutWeightHaveNoGradient) {
   EXPECT_EQ(result.sums, (std::vector<float>{0, 0, 0, 3}));
 }
 
-// A NaN weight or gradient reaches the columns that its id won, and no others.
-TEST(BackwardTest, MaxLeavesOtherColumnsAlone) {
+// With max, a NaN weight reaches only the columns in which its id is the maximum.
+TEST(BackwardTest, MaxDoesNotChangeOtherColumns) {
   const std::vector<uint64_t> keys = {1, 2};
   const std::vector<float> weights = {kNan, 2}, upstream = {5, 7};
   const std::vector<int32_t> argmax = {0, 1};

@@ -61,7 +61,7 @@ TEST_P(BagsTest, Uniform) {
   }
 }
 
-// The division by a reciprocal, where it is closest to going wrong.
+// Positions at which the division by a reciprocal is closest to a wrong quotient.
 TEST(BagsUniformTest, BagOfLargePositions) {
   for (int64_t hotness : {2, 3, 641, 65535, 65536, 65537, 0x7FFFFFFF}) {
     Bags bags;
@@ -75,14 +75,14 @@ TEST(BagsUniformTest, BagOfLargePositions) {
 }
 
 TEST_P(BagsTest, SplitsAndIndicesInAnyOrder) {
-  Bags bags;  // one for all, so that sizes grow and shrink and forms change
+  Bags bags;  // reused, so that its size grows and shrinks and its form changes
   for (size_t num_bags : {1, 3, 100, 40000}) {
     for (size_t nnz : {0, 1, 10, 1000, 100000}) {
       for (int64_t stride : {1, 2, 3}) {
         for (bool sorted : {true, false}) {
           SCOPED_TRACE(testing::Message() << num_bags << " bags, " << nnz << " ids, stride "
                                           << stride << ", sorted " << sorted);
-          // Some bags are empty, among them runs at the beginning and the end.
+          // Some bags are empty, including ranges of bags at the beginning and the end.
           const size_t first = num_bags / 10, last = num_bags - 1 - num_bags / 10;
           std::vector<int64_t> of(nnz);
           for (int64_t& b : of) b = first + random_() % (last - first + 1);
@@ -111,8 +111,8 @@ TEST_P(BagsTest, SplitsAndIndicesInAnyOrder) {
   }
 }
 
-// One id out of order, wherever it is: at the ends, and where ranges of the parallel loop meet.
-TEST_P(BagsTest, OneDescent) {
+// One index is out of order: at either end, or where two ranges of the parallel loop touch.
+TEST_P(BagsTest, OneIndexOutOfOrder) {
   const size_t nnz = 50000, num_bags = 60000;
   for (size_t at : {1, 2, 16383, 16384, 16385, 32767, 32768, 32769, 49999}) {
     std::vector<int64_t> indices(nnz);
@@ -135,7 +135,7 @@ void ExpectError(const Status& status, const std::vector<std::string>& parts) {
   }
 }
 
-TEST_P(BagsTest, ErrorsNameTheFirstOffender) {
+TEST_P(BagsTest, ErrorsNameTheFirstInvalidValue) {
   Bags bags;
   constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
@@ -183,7 +183,7 @@ TEST_P(BagsTest, ErrorsNameTheFirstOffender) {
     for (size_t at : {0, 1, 16383, 16384, 40000, 99999}) {
       const int64_t good = indices[2 * at];
       indices[2 * at] = bad;
-      if (at < 90000) indices[2 * 95000] = -7;  // a later one does not matter
+      if (at < 90000) indices[2 * 95000] = -7;  // a later error is not reported
       ExpectError(init_indices(100000), {std::to_string(bad), "position " + std::to_string(at)});
       indices[2 * at] = good;
       indices[2 * 95000] = 95000;
@@ -206,7 +206,8 @@ TEST(CombinerTest, Parse) {
   ExpectError(ParseCombiner("", &c), {"''"});
 }
 
-// The divisors of tf.nn.embedding_lookup_sparse, by hand; div_no_nan for those that are 0.
+// The divisors of tf.nn.embedding_lookup_sparse, computed by hand. A divisor of 0 gives a scale of
+// 0, as in div_no_nan.
 TEST(CombinerTest, Scale) {
   SerialExec exec;
   const std::vector<int64_t> of = {2, 0, 2, 3, 3, 5};  // bags 1 and 4 are empty

@@ -10,7 +10,7 @@
 namespace dynemb {
 namespace {
 
-// One segment and rows that are nothing but their keys.
+// One segment, and rows that consist of their keys only.
 class BucketOps : public ::testing::Test {
  protected:
   BucketOps() : segment_(kBucketsPerSegment), keys_(1000) {
@@ -18,7 +18,7 @@ class BucketOps : public ::testing::Test {
     view_ = {segment_.data(), {&zero_, 0, 0}, nullptr, 0, reinterpret_cast<char*>(keys_.data()),
              sizeof(uint64_t)};
   }
-  // The `n`th key with this home bucket (and any digest).
+  // The n-th key with this home bucket (and any digest), from 0.
   uint64_t KeyAtHome(uint32_t home, uint32_t n) {
     for (uint64_t key = 0;; ++key) {
       if (MakeProbe(MixKey(key)).home == home && n-- == 0) return key;
@@ -45,7 +45,7 @@ class BucketOps : public ::testing::Test {
   OneLane lane_;
 };
 
-TEST_F(BucketOps, ClaimFillsHomeThenTheNext) {
+TEST_F(BucketOps, ClaimFillsTheHomeBucketFirst) {
   for (uint32_t i = 0; i < 16; ++i) {
     const SlotRef at = Put(KeyAtHome(62, i), i, 5);
     EXPECT_EQ(at.bucket, &segment_[(62 + i / 7) % 64]);
@@ -59,20 +59,20 @@ TEST_F(BucketOps, ClaimFillsHomeThenTheNext) {
   EXPECT_EQ(Get(KeyAtHome(62, 16)).bucket, nullptr);
 }
 
-TEST_F(BucketOps, EraseUncountsThePath) {
+TEST_F(BucketOps, EraseDecrementsOverflowOnThePath) {
   for (uint32_t i = 0; i < 16; ++i) Put(KeyAtHome(62, i), i, 1);
   EXPECT_TRUE(Remove(KeyAtHome(62, 15)));
   EXPECT_EQ(Overflow(62), 8u);
   EXPECT_EQ(Overflow(63), 1u);
-  EXPECT_TRUE(Remove(KeyAtHome(62, 0)));  // at home: passed nothing
+  EXPECT_TRUE(Remove(KeyAtHome(62, 0)));  // in its home bucket: passed over no bucket
   EXPECT_EQ(Overflow(62), 8u);
   for (uint32_t i = 1; i < 15; ++i) EXPECT_EQ(Get(KeyAtHome(62, i)).row, i);
-  // The hole at home is used next, and not counted.
+  // The next claim takes the empty slot of the home bucket, and counts no overflow.
   EXPECT_EQ(Put(KeyAtHome(62, 16), 16, 1).bucket, &segment_[62]);
   EXPECT_EQ(Overflow(62), 8u);
 }
 
-TEST_F(BucketOps, EraseTwiceIsRefused) {
+TEST_F(BucketOps, SecondEraseFails) {
   Put(KeyAtHome(3, 0), 0, 1);
   const SlotRef at = Get(KeyAtHome(3, 0));
   const Probe probe = ProbeOf(KeyAtHome(3, 0));
@@ -82,8 +82,8 @@ TEST_F(BucketOps, EraseTwiceIsRefused) {
   EXPECT_EQ(segment_[3].row[at.slot], kNoRow);
 }
 
-TEST_F(BucketOps, OverflowSaturatesAndSticks) {
-  // 300 keys of one home: 293 pass it.
+TEST_F(BucketOps, SaturatedOverflowIsSticky) {
+  // Of 300 keys with one home bucket, 293 pass over it.
   for (uint32_t i = 0; i < 300; ++i) Put(KeyAtHome(10, i), i, 1);
   EXPECT_EQ(Overflow(10), 255u);
   EXPECT_EQ(Overflow(11), 255u);
@@ -95,17 +95,17 @@ TEST_F(BucketOps, OverflowSaturatesAndSticks) {
   EXPECT_EQ(Get(KeyAtHome(10, 0)).row, 0u);
 }
 
-TEST_F(BucketOps, FullSegmentRefusesAClaim) {
+TEST_F(BucketOps, ClaimInAFullSegmentFails) {
   uint32_t n = 0;
   for (uint64_t key = 0; n < kSlotsPerSegment; ++key) {
     ASSERT_NE(Put(key, n++, 1).bucket, nullptr);
   }
   EXPECT_EQ(Put(12345678, 999, 1).bucket, nullptr);
   for (uint64_t key = 0; key < kSlotsPerSegment; ++key) ASSERT_EQ(Get(key).row, key);
-  EXPECT_EQ(Get(12345678).bucket, nullptr);  // a full circle ends
+  EXPECT_EQ(Get(12345678).bucket, nullptr);  // a probe ends after the whole ring
 }
 
-TEST_F(BucketOps, EvictTakesTheOldestNearby) {
+TEST_F(BucketOps, EvictTakesTheOldestNearbyRow) {
   for (uint32_t i = 0; i < 7; ++i) Put(KeyAtHome(20, i), i, 10 + (i + 4) % 7);  // oldest: i = 3
   const uint64_t fresh = KeyAtHome(20, 7);
   const SlotRef at = Evict(lane_, view_, segment_.data(), ProbeOf(fresh), 100);
@@ -117,8 +117,9 @@ TEST_F(BucketOps, EvictTakesTheOldestNearby) {
   EXPECT_EQ(Get(fresh).row, 3u);
 }
 
-TEST_F(BucketOps, EvictMovesTheCounts) {
-  // 8 keys of home 30, the last in bucket 31 and the oldest; a new key of home 29 takes its slot.
+TEST_F(BucketOps, EvictUpdatesOverflow) {
+  // Of 8 keys with home bucket 30, the last is in bucket 31 and is the oldest. A new key with home
+  // bucket 29 takes its slot.
   for (uint32_t i = 0; i < 8; ++i) Put(KeyAtHome(30, i), i, i == 7 ? 1 : 50);
   EXPECT_EQ(Overflow(30), 1u);
   const uint64_t fresh = KeyAtHome(29, 0);
@@ -131,11 +132,11 @@ TEST_F(BucketOps, EvictMovesTheCounts) {
   EXPECT_EQ(Get(fresh).row, 7u);
 }
 
-TEST_F(BucketOps, EvictSparesWhatIsFresh) {
+TEST_F(BucketOps, EvictSparesRecentRows) {
   for (uint32_t i = 0; i < 5; ++i) Put(KeyAtHome(40, i), i, 100);
   EXPECT_EQ(Evict(lane_, view_, segment_.data(), ProbeOf(KeyAtHome(40, 9)), 100).bucket, nullptr);
   EXPECT_EQ(Evict(lane_, view_, segment_.data(), ProbeOf(KeyAtHome(40, 9)), 99).bucket, nullptr);
-  // One old key far away on the path is found in the end.
+  // An older key farther along the path is evicted.
   Put(KeyAtHome(39, 0), 7, 99);
   EXPECT_EQ(Evict(lane_, view_, segment_.data(), ProbeOf(KeyAtHome(40, 9)), 100).row, 7u);
   EXPECT_EQ(Evict(lane_, view_, segment_.data(), ProbeOf(KeyAtHome(40, 9)), 100).bucket, nullptr);
@@ -145,7 +146,7 @@ TEST_F(BucketOps, EvictFromAnEmptySegment) {
   EXPECT_EQ(Evict(lane_, view_, segment_.data(), ProbeOf(1), 100).bucket, nullptr);
 }
 
-TEST_F(BucketOps, MatchSeesEverySlotAndOnlySlots) {
+TEST_F(BucketOps, MatchComparesOnlySlots) {
   alignas(64) Bucket bucket;
   ClearBucket(&bucket);
   bucket.overflow = 9;
@@ -154,7 +155,7 @@ TEST_F(BucketOps, MatchSeesEverySlotAndOnlySlots) {
     EXPECT_EQ(OneLane::Match(bucket.digest, 9), 1u << s);
     bucket.digest[s] = static_cast<uint8_t>(200 + s);
   }
-  EXPECT_EQ(OneLane::Match(bucket.digest, 9), 0u);  // the overflow count is no digest
+  EXPECT_EQ(OneLane::Match(bucket.digest, 9), 0u);  // the overflow count is not a digest
   for (uint8_t& digest : bucket.digest) digest = 255;
   EXPECT_EQ(OneLane::Match(bucket.digest, 255), 127u);
   EXPECT_EQ(OneLane::Match(bucket.digest, 0), 0u);

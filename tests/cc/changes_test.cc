@@ -17,7 +17,7 @@ namespace {
 
 using failing::WithAllocations;
 
-TEST(Cut, TimesAreOfTheBaseAndUpToTheWatermark) {
+TEST(Cut, TimesAreRelativeToTheBaseAndEndAtTheWatermark) {
   Cut cut;
   cut.base = 100;
   cut.watermark = 200;
@@ -28,7 +28,8 @@ TEST(Cut, TimesAreOfTheBaseAndUpToTheWatermark) {
   EXPECT_EQ(cut.Time(201), 100u);
 }
 
-// Rows that a cut looks at are those updated since, and not all if the sets reach back so far.
+// Todo returns the rows that a cut examines: if the sets reach back to `since`, the updated rows;
+// otherwise all rows.
 class ChangesTest : public ::testing::Test {
  protected:
   static constexpr uint64_t kRows = 100;
@@ -70,15 +71,15 @@ TEST_F(ChangesTest, SetsReachBackTwoCuts) {
   EXPECT_EQ(Todo(30, 10), (Set{3, 4, 5}));  // since the cut before the last
   Write(6, 31);
   EXPECT_EQ(Todo(40, 30), (Set{6}));
-  EXPECT_EQ(Todo(50, 35), (Set{6}));      // since a tick between two
-  EXPECT_EQ(Todo(60, 29).size(), kRows);  // further back than they reach
+  EXPECT_EQ(Todo(50, 35), (Set{6}));      // since a tick between two cuts
+  EXPECT_EQ(Todo(60, 29).size(), kRows);  // before the time that the sets cover
   EXPECT_EQ(Todo(70, 0).size(), kRows);
   EXPECT_EQ(Todo(80, 70), Set{});
   changes_.AddAllRows(kRows);
   EXPECT_EQ(Todo(90, 80).size(), kRows);
 }
 
-TEST_F(ChangesTest, SavesWhatACutStillNeedsOnce) {
+TEST_F(ChangesTest, SavesEachNeededRowOnce) {
   for (RowId row = 0; row < 10; ++row) Write(row, 5);
   auto cut = std::make_unique<Cut>();
   cut->saved = &saved_;
@@ -105,8 +106,9 @@ TEST_F(ChangesTest, SavesWhatACutStillNeedsOnce) {
   EXPECT_FALSE(saved_.Pop(&chunk));
 }
 
-// A set that there is no memory for is given up: cuts look at all rows until there are sets again.
-TEST_F(ChangesTest, WithoutMemoryForASetAllRowsAreLookedAt) {
+// If memory for a set runs out, the set is given up. Cuts then examine all rows until new sets
+// reach back far enough.
+TEST_F(ChangesTest, ExaminesAllRowsIfASetIsGivenUp) {
   using Set = std::set<uint64_t>;
   Write(3, 5);
   EXPECT_EQ(Todo(10, 1), (Set{3}));
@@ -119,7 +121,7 @@ TEST_F(ChangesTest, WithoutMemoryForASetAllRowsAreLookedAt) {
   EXPECT_EQ(Todo(40, 30), (Set{5}));
   WithAllocations(0, [&] { changes_.AddAllRows(1000 * kRows); });
   EXPECT_EQ(Todo(50, 40).size(), kRows);
-  EXPECT_EQ(Todo(60, 40).size(), kRows);  // the set before the last is the one that was given up
+  EXPECT_EQ(Todo(60, 40).size(), kRows);  // the set before the last was given up
   EXPECT_EQ(Todo(70, 60), Set{});
   Changes other;
   WithAllocations(0, [&] { other.Start(1, 0, kRows); });
@@ -127,7 +129,7 @@ TEST_F(ChangesTest, WithoutMemoryForASetAllRowsAreLookedAt) {
   other.BeforeWrite(7, RowOf(layout_, 7).data(), 1);
 }
 
-TEST_F(ChangesTest, ACutBeginsWholeOrNotAtAll) {
+TEST_F(ChangesTest, FailedBeginCutChangesNothing) {
   Write(3, 5);
   EXPECT_EQ(Todo(10, 1), (std::set<uint64_t>{3}));
   Write(4, 11);

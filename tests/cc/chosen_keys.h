@@ -1,5 +1,5 @@
-// Keys that are chosen by a hash of them: the ids of one shard of an upstream system, and keys
-// whose hashes in this library are given.
+// Keys chosen by their hashes: the ids of one shard of an upstream system, and keys with given
+// hashes in this library.
 #ifndef DYNEMB_TESTS_CC_CHOSEN_KEYS_H_
 #define DYNEMB_TESTS_CC_CHOSEN_KEYS_H_
 
@@ -24,7 +24,7 @@ inline uint64_t Murmur3(uint64_t id) {
   return id ^ (id >> 33);
 }
 
-// CRC-32 (of zlib) of the eight bytes, in the upper half and again in the lower one.
+// The CRC-32 (as in zlib) of the eight bytes, in both halves of the result.
 inline uint64_t Crc32(uint64_t id) {
   static const auto table = [] {
     std::array<uint32_t, 256> t{};
@@ -44,7 +44,7 @@ inline uint64_t Identity(uint64_t id) { return id; }
 struct Sharding {
   const char* name;
   uint64_t (*hash)(uint64_t id);
-  bool top;  // the shard is the top bits of the hash, not the low ones
+  bool top;  // the shard is the top bits of the hash; otherwise the low bits
 };
 constexpr Sharding kShardings[] = {
     {"SplitMix64_top", SplitMix64, true}, {"SplitMix64_low", SplitMix64, false},
@@ -53,7 +53,7 @@ constexpr Sharding kShardings[] = {
     {"modulo", Identity, false},
 };
 
-// The first n consecutive ids from 1 of one of 2^bits shards, that of id 1.
+// The first n ids, from 1 on, in the same one of 2^bits shards as id 1.
 template <class K = uint64_t>
 std::vector<K> IdsOfShard(const Sharding& sharding, int bits, size_t n) {
   const auto shard = [&](uint64_t id) {
@@ -68,7 +68,7 @@ std::vector<K> IdsOfShard(const Sharding& sharding, int bits, size_t n) {
   return ids;
 }
 
-// x, of x ^ (x >> shift).
+// The x for which x ^ (x >> shift) is y.
 inline uint64_t Unshift(uint64_t y, int shift) {
   for (int done = shift; done < 64; done *= 2) y ^= y >> done;
   return y;
@@ -76,27 +76,28 @@ inline uint64_t Unshift(uint64_t y, int shift) {
 
 // The x with odd * x == 1.
 inline uint64_t Inverse(uint64_t odd) {
-  uint64_t x = odd;  // right in the 3 lowest bits; each step of Newton's method doubles them
+  // The 3 lowest bits are correct. Each step of Newton's method doubles their number.
+  uint64_t x = odd;
   for (int i = 0; i < 5; ++i) x *= 2 - odd * x;
   return x;
 }
 
-// The key whose MixKey is `hash`.
+// The key for which MixKey is `hash`.
 inline uint64_t UnmixKey(uint64_t hash) {
   uint64_t z = Unshift(hash, 31) * Inverse(0x94D049BB133111EBull);
   z = Unshift(z, 27) * Inverse(0xBF58476D1CE4E5B9ull);
   return Unshift(z, 30) - 0x9E3779B97F4A7C15ull;
 }
 
-// The x whose MixMoremur is `hash`.
+// The x for which MixMoremur is `hash`.
 inline uint64_t UnmixDistinct(uint64_t hash) {
   uint64_t x = Unshift(hash, 27) * Inverse(0x1C69B3F74AC4AE35ull);
   x = Unshift(x, 33) * Inverse(0x3C79AC492BA7B653ull);
   return Unshift(x, 27);
 }
 
-// Keys of 64 bits whose hashes with this salt have these upper 32 bits; with `crowded`, also one
-// home bucket and one digest.
+// 64-bit keys whose hashes with this salt have these upper 32 bits. If `crowded`, they also have
+// the same home bucket and the same digest.
 inline std::vector<uint64_t> SamePrefix(uint64_t salt, uint32_t upper, size_t n, bool crowded) {
   std::vector<uint64_t> keys(n);
   for (size_t i = 0; i < n; ++i) {

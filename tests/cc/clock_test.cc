@@ -22,8 +22,8 @@ struct Issued {
   size_t next = 0;
   Clock clock;
 
-  // "Rows updated since t" are those of ticks above TickBefore(t): no tick issued at t or later may
-  // be missed.
+  // "Rows updated since t" are the rows of ticks after TickBefore(t). Every tick issued at t or
+  // later must be among these.
   void ExpectNothingMissed(int64_t t) const {
     const Tick before = clock.TickBefore(t);
     for (size_t i = 0; i < at.size(); ++i) {
@@ -46,7 +46,7 @@ TEST(Clock, CountsFromOne) {
   EXPECT_EQ(clock.TickBefore(INT64_MIN), 0u);
 }
 
-TEST(Clock, TickBeforeIsExactWhileRecordsAreFew) {
+TEST(Clock, TickBeforeIsExactForFewRecords) {
   const Issued issued({10, 20, 20, 30, 50});
   EXPECT_EQ(issued.clock.TickBefore(10), 0u);
   EXPECT_EQ(issued.clock.TickBefore(11), 1u);
@@ -58,12 +58,12 @@ TEST(Clock, TickBeforeIsExactWhileRecordsAreFew) {
 }
 
 // The system's time may jump back, even far, and forward again.
-TEST(Clock, SetBack) {
+TEST(Clock, SystemTimeIsSetBack) {
   const Issued issued({100, 200, 50, 60, 210, 5, 5, 300, 299, 301});
   for (int64_t t = 0; t < 310; ++t) issued.ExpectNothingMissed(t);
 }
 
-TEST(Clock, ThinnedRecordsMissNothing) {
+TEST(Clock, ThinnedRecordsMissNoTick) {
   std::vector<int64_t> at;
   for (int64_t i = 0; i < 300000; ++i) at.push_back(i * 7 + (i % 1000 == 0 ? -3000 : 0));
   const Issued issued(at);
@@ -72,8 +72,8 @@ TEST(Clock, ThinnedRecordsMissNothing) {
     const Tick before = issued.clock.TickBefore(t);
     EXPECT_GE(before, last);
     last = before;
-    // Ticks are 7 ns apart: what is reported too much must be "shortly before", most of all near
-    // the end.
+    // Ticks are 7 ns apart. The ticks that are reported in excess were issued shortly before t,
+    // especially near the end.
     const auto exact = static_cast<Tick>(t / 7);
     EXPECT_LE(before, exact + 1);
     if (t > 200000 * 7) {
@@ -83,13 +83,13 @@ TEST(Clock, ThinnedRecordsMissNothing) {
   for (int64_t t = 0; t < 300000 * 7; t += 399989) issued.ExpectNothingMissed(t);
 }
 
-TEST(Clock, NextGivesItsTime) {
+TEST(Clock, NextReturnsTheTimeOfTheTick) {
   int64_t now = 100;
   Clock clock([&now] { return now; });
   int64_t at = 0;
   EXPECT_EQ(clock.Next(&at), 1u);
   EXPECT_EQ(at, 100);
-  now = 90;  // set back: times do not decrease
+  now = 90;  // the time is set back; recorded times do not decrease
   EXPECT_EQ(clock.Next(&at), 2u);
   EXPECT_EQ(at, 100);
   now = 130;
@@ -98,7 +98,7 @@ TEST(Clock, NextGivesItsTime) {
   EXPECT_EQ(clock.Next(nullptr), 4u);
 }
 
-// Ticks of another process come before those that follow, and "since t" misses none of either.
+// Ticks of another process precede all later ticks, and "since t" misses no tick of either process.
 TEST(Clock, Advance) {
   int64_t now = 100;
   Clock clock([&now] { return now; });
@@ -110,13 +110,13 @@ TEST(Clock, Advance) {
   EXPECT_EQ(clock.TickBefore(100), 1000u);
   EXPECT_EQ(clock.TickBefore(101), 1001u);
 
-  clock.Advance(1001, 100);  // not greater than what was issued: nothing happens
+  clock.Advance(1001, 100);  // not greater than the last tick: no effect
   clock.Advance(3, 100);
   clock.Advance(0, 0);
   EXPECT_EQ(clock.last(), 1001u);
   EXPECT_EQ(clock.Next(), 1002u);
 
-  // An older time than the last known: nothing that was issued since is missed.
+  // The time is before the last recorded time: ticks issued since then are not missed.
   now = 200;
   EXPECT_EQ(clock.Next(), 1003u);
   clock.Advance(2000, 150);
@@ -124,7 +124,8 @@ TEST(Clock, Advance) {
   EXPECT_EQ(clock.TickBefore(150), 1002u);
   EXPECT_EQ(clock.TickBefore(201), 2000u);
 
-  // A time to come (another machine's clock) is taken for now, so that later ticks have theirs.
+  // A time in the future (another machine's clock) is recorded as now, so that later ticks keep
+  // their own times.
   now = 300;
   clock.Advance(3000, 1000000);
   EXPECT_EQ(clock.TickBefore(300), 2000u);
@@ -136,12 +137,12 @@ TEST(Clock, Advance) {
   EXPECT_EQ(clock.TickBefore(350), 3000u);
 }
 
-TEST(Clock, AdvanceAtRandom) {
+TEST(Clock, RandomAdvances) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     std::mt19937_64 random(seed);
     int64_t now = 1000;
     Clock clock([&now] { return now; });
-    std::vector<std::pair<Tick, int64_t>> issued;  // and at what time, truly
+    std::vector<std::pair<Tick, int64_t>> issued;  // and the true time
     for (int step = 0; step < 100; ++step) {
       now += static_cast<int64_t>(random() % 20);
       if (random() % 5 == 0) {

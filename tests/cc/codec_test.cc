@@ -21,7 +21,7 @@ constexpr uint64_t kSeed = 11, kKey = 0x123456789ABCDEFu;
 constexpr uint64_t kStep = 77;
 constexpr unsigned char kGuard = 0xA5;
 
-// A row of dim elements at some alignment, between bytes that must not change.
+// A row of dim elements at a given alignment, between guard bytes that must not change.
 class GuardedRow {
  public:
   GuardedRow(DType type, int64_t dim, size_t offset)
@@ -58,7 +58,7 @@ float ToFloat(DType type, uint16_t h) {
                                  : HalfFormat<DType::kBfloat16>::ToFloat(h);
 }
 
-// Ordinary values, and the special ones at places that move with the dim.
+// Ordinary values, with special values at columns that depend on the dim.
 std::vector<float> Vector(int64_t dim) {
   std::vector<float> v;
   for (int64_t c = 0; c < dim; ++c) {
@@ -129,8 +129,8 @@ TEST_P(CodecTest, RoundingDependsOnSeedKeyAndStep) {
   EXPECT_EQ(seen.size(), 10u);
 }
 
-// Whatever must not share random bits has a step of its own.
-TEST(RoundingStepTest, NoTwoAreEqual) {
+// Updates that must not share random bits have distinct steps.
+TEST(RoundingStepTest, StepsAreDistinct) {
   std::set<uint64_t> seen;
   size_t count = 0;
   for (const uint64_t base :
@@ -147,7 +147,7 @@ TEST(RoundingStepTest, NoTwoAreEqual) {
   EXPECT_EQ(RoundingStep(Update::kOptimizer, 7), RoundingStep(Update::kOptimizer, 7, 0));
 }
 
-// What stochastic rounding is for: updates far below half a unit in the last place must add up.
+// The purpose of stochastic rounding: updates far below half a unit in the last place must add up.
 TEST_P(CodecTest, SmallUpdatesAddUp) {
   const DType type = GetParam();
   constexpr int64_t kDim = 256;
@@ -164,8 +164,8 @@ TEST_P(CodecTest, SmallUpdatesAddUp) {
   }
   double mean = 0;
   for (const float x : v) mean += x / kDim;
-  // A step adds one unit of 2^-7 (bfloat16) with probability p = 0.0128: deviation of the mean 2^-7
-  // sqrt(1000 p / 256).
+  // In bfloat16, a step adds a unit of 2^-7 with probability p = 0.0128. The standard deviation of
+  // the mean is 2^-7 sqrt(1000 p / 256).
   EXPECT_NEAR(mean, 1.0 + kSteps * kUpdate, 4 * 0x1p-7 * std::sqrt(kSteps * 0.0128 / kDim));
 }
 

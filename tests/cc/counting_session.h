@@ -1,5 +1,5 @@
-// What tests of device functions that travel between ranks look at: memory of exactly the size, and
-// how much work is given out. For device_route_test and device_requests_test.
+// Exact: memory of exactly the required size. CountingSession: counts the work that is given to a
+// device. For device_route_test and device_requests_test.
 #ifndef DYNEMB_TESTS_CC_COUNTING_SESSION_H_
 #define DYNEMB_TESTS_CC_COUNTING_SESSION_H_
 
@@ -16,7 +16,8 @@
 
 namespace dynemb {
 
-// An array that is as large as it must be, for the address sanitizer, and filled with rubbish.
+// An array without spare room, so that the address sanitizer detects accesses beyond its end. It is
+// filled with garbage.
 template <class T>
 struct Exact {
   explicit Exact(size_t size) : n(size), p(new T[size]) {
@@ -30,7 +31,7 @@ struct Exact {
   std::unique_ptr<T[]> p;
 };
 
-// Counts what is given out.
+// Counts launches, copies, fills and sorts.
 template <class Device>
 class CountingSession : public Device::Session {
  public:
@@ -51,14 +52,14 @@ class CountingSession : public Device::Session {
   }
   void SortPairs(uint64_t* keys, uint32_t* values, size_t n, int bits) {
     ++work;
-    for (size_t i = 0; i < n; ++i) EXPECT_LT(keys[i], uint64_t{1} << bits) << "not sorted by all";
+    for (size_t i = 0; i < n; ++i) EXPECT_LT(keys[i], uint64_t{1} << bits) << "bits are ignored";
     EXPECT_LE(bits, 40);
     Base::SortPairs(keys, values, n, bits);
   }
   size_t work = 0;
 };
 
-// Under thread sanitizer emulated warps starve all else.
+// Under thread sanitizer, emulated warps starve all other threads.
 #if defined(__SANITIZE_THREAD__)
 using CountedDevices = testing::Types<ThreadsDevice>;
 #else

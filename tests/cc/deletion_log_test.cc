@@ -30,7 +30,7 @@ class LogModel {
     log_.Add(tick, key);
     keys_.emplace_back(tick, key);
   }
-  // What is left may be a little more than asked for, and begins after known_since.
+  // Slightly more than `most` keys may be left, all after known_since.
   void Trim(size_t most) {
     const Tick before = log_.known_since();
     const size_t had = log_.size();
@@ -100,7 +100,7 @@ TEST(DeletionLog, TrimAll) {
   model.Check(10);
 }
 
-TEST(DeletionLog, ThreadsAdd) {
+TEST(DeletionLog, ConcurrentAdds) {
   DeletionLog log;
   std::vector<std::thread> threads;
   for (uint64_t id = 0; id < 4; ++id) {
@@ -116,8 +116,8 @@ TEST(DeletionLog, ThreadsAdd) {
   EXPECT_TRUE(log.Since(3).empty());
 }
 
-// A log without memory forgets, rather than to lose a key.
-TEST(DeletionLog, WithoutMemoryItForgets) {
+// If allocation fails, the log forgets all keys instead of losing one.
+TEST(DeletionLog, ForgetsAllKeysIfAllocationFails) {
   for (size_t allocations : {0, 1, 2, 3, 4}) {
     SCOPED_TRACE(allocations);
     DeletionLog log;

@@ -1,5 +1,5 @@
-// GatherGradient on simulated devices: the host's, bit for bit, and for rows of many ids the rule
-// of gather_gradient.h.
+// GatherGradient on simulated devices: the same bits as on the host or, for rows of many ids, as by
+// the rule of gather_gradient.h.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -36,7 +36,7 @@ class DeviceGatherGradientTest : public testing::Test {
     return status;
   }
 
-  // Against the rule, and against the host where that has the same.
+  // Checks the sums against the rule and, for rows of at most 256 ids, against the host.
   void CheckAll(const Cases& cases, bool host_too = true) {
     std::vector<std::vector<float>> on_host;
     if (host_too) {
@@ -44,9 +44,9 @@ class DeviceGatherGradientTest : public testing::Test {
       SerialExec serial;
       on_host = RunGradient(serial, cases, &gradient);
     }
-    for (bool in_pieces : {false, true}) {
-      SCOPED_TRACE(testing::Message() << "in pieces: " << in_pieces);
-      const Outputs outputs(cases, in_pieces);
+    for (bool several_outputs : {false, true}) {
+      SCOPED_TRACE(testing::Message() << "several outputs: " << several_outputs);
+      const Outputs outputs(cases, several_outputs);
       const Status status = TryRun(outputs.tasks);
       ASSERT_TRUE(status.ok()) << status.message();
       for (size_t t = 0; t < cases.size(); ++t) {
@@ -58,7 +58,7 @@ class DeviceGatherGradientTest : public testing::Test {
         for (size_t row = 0; row < counts.size(); ++row) {
           const size_t at = row * dim;
           ASSERT_TRUE(SameBits(&sums[at], &expected[at], dim)) << "row " << row;
-          if (!host_too || counts[row] > kPiece) continue;
+          if (!host_too || counts[row] > kChunk) continue;
           ASSERT_TRUE(SameBits(&sums[at], &on_host[t][at], dim)) << "row " << row;
         }
       }
@@ -89,7 +89,7 @@ TYPED_TEST(DeviceGatherGradientTest, EveryCombinerFormAndWeight) {
   ASSERT_NO_FATAL_FAILURE(this->CheckAll(Alone(MakeTable(all, 400, &random))));
 }
 
-// Features of one table are of every dtype.
+// Each table has features of every dtype.
 TYPED_TEST(DeviceGatherGradientTest, EveryDimAndDtype) {
   std::mt19937_64 random(2);
   Cases cases;
@@ -134,8 +134,9 @@ TYPED_TEST(DeviceGatherGradientTest, RowsOfManyIds) {
   ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
 }
 
-// Rows of so many ids, among each other, of one or more features: around what a piece has.
-TYPED_TEST(DeviceGatherGradientTest, PiecesAreOf256Ids) {
+// Rows whose numbers of ids are close to multiples of 256, in random order, from one or more
+// features.
+TYPED_TEST(DeviceGatherGradientTest, ChunksAreOf256Ids) {
   std::mt19937_64 random(4);
   Cases cases;
   for (const std::vector<size_t>& counts :
@@ -161,7 +162,7 @@ TYPED_TEST(DeviceGatherGradientTest, PiecesAreOf256Ids) {
   ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
 }
 
-// Where one feature's terms of a row end and another's begin, with some between that have none.
+// The terms of a row come from several features, and some features in between have none.
 TYPED_TEST(DeviceGatherGradientTest, RunsOfFeatures) {
   std::mt19937_64 random(5);
   Cases cases;
@@ -192,7 +193,7 @@ TYPED_TEST(DeviceGatherGradientTest, ManyTasksAndFeaturesOfAllKinds) {
       for (size_t f = random() % 4; f > 0; --f) {
         Shape s{1 + random() % 100, random() % 500, cases[t].dim, std::max<size_t>(1, cases[t].n)};
         if (cases[t].n == 0 || random() % 5 == 0) s.nnz = 0;
-        if (t == 3) s.nnz = s.num_bags * 30;  // a large one among small ones
+        if (t == 3) s.nnz = s.num_bags * 30;  // one large task among small ones
         s.combiner = kCombiners[random() % 4];
         s.form = kForms[random() % 4];
         s.weighted = random() % 2;
@@ -211,7 +212,7 @@ TYPED_TEST(DeviceGatherGradientTest, NothingToSum) {
   ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
   cases.push_back(MakeTable({{0, 0, 4, 10}, {10, 0, 4, 10}}, 0, &random));
   ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
-  // Rows are zeros without ids, too.
+  // Rows without ids have zero sums, too.
   cases.push_back({5, 3, {}});
   cases.push_back(MakeTable({{10, 0, 7, 10}}, 6, &random));
   UpstreamTask& bare = cases.back().features[0].ids->task;
@@ -223,12 +224,12 @@ TYPED_TEST(DeviceGatherGradientTest, NothingToSum) {
   ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
 }
 
-TYPED_TEST(DeviceGatherGradientTest, TermsAreAddedFeatureByFeatureInTheOrderOfIds) {
+TYPED_TEST(DeviceGatherGradientTest, AddsTermsInTheOrderOfFeaturesAndIds) {
   ExpectTermsInOrder(
       [&](const std::vector<GatherGradient::Task>& tasks) { return this->TryRun(tasks); });
 }
 
-// The zero that a single term may be keeps its sign, as on the host.
+// A sum of negative zeros keeps the sign, as on the host.
 TYPED_TEST(DeviceGatherGradientTest, NegativeZeros) {
   const std::vector<uint32_t> index = {0, 1, 1, 2, 2};
   const std::vector<float> upstream = {-0.0f, -0.0f, -0.0f, -0.0f, 0.0f};
@@ -247,20 +248,20 @@ TYPED_TEST(DeviceGatherGradientTest, NegativeZeros) {
   EXPECT_TRUE(SameBits(sums.data(), on_host.data(), 3));
 }
 
-// As where thousands of ranks ask for rows of few tables.
-TYPED_TEST(DeviceGatherGradientTest, ThousandsOfPieces) {
+// As if thousands of ranks requested rows of few tables.
+TYPED_TEST(DeviceGatherGradientTest, ThousandsOfOutputs) {
   std::mt19937_64 random(8);
   Cases cases;
   for (int t = 0; t < 3; ++t) cases.push_back(MakeTable({{500, 6000, 3, 4000}}, 4000, &random));
-  Outputs outputs(cases, /*in_pieces=*/false);
+  Outputs outputs(cases, /*several_outputs=*/false);
   for (GatherGradient::Task& task : outputs.tasks) {
     for (size_t begin = 0; begin < task.n;) {
       const size_t rows = std::min<size_t>(random() % 3, task.n - begin);
-      // An empty one points nowhere.
-      task.pieces.push_back({rows, rows == 0 ? nullptr : task.sums + begin * 3});
+      // An empty output is null.
+      task.outputs.push_back({rows, rows == 0 ? nullptr : task.sums + begin * 3});
       begin += rows;
     }
-    EXPECT_GT(task.pieces.size(), 3000u);
+    EXPECT_GT(task.outputs.size(), 3000u);
     task.sums = nullptr;
   }
   ASSERT_TRUE(this->TryRun(outputs.tasks).ok());
@@ -272,8 +273,8 @@ TYPED_TEST(DeviceGatherGradientTest, ThousandsOfPieces) {
   }
 }
 
-// Such an id adds to no row, of its table or the next.
-TYPED_TEST(DeviceGatherGradientTest, IndicesThatAreOfNoRow) {
+// An id whose index is out of range adds to no row, neither of its table nor of the next.
+TYPED_TEST(DeviceGatherGradientTest, IndicesOutOfRange) {
   std::mt19937_64 random(9);
   for (uint32_t beyond : {0u, 1u, 250u, 0x7FFFFFFFu, 0xFFFFFFFFu - 200u}) {
     Cases cases;
@@ -284,7 +285,7 @@ TYPED_TEST(DeviceGatherGradientTest, IndicesThatAreOfNoRow) {
       cases.push_back(MakeTable(shapes, 200, &random));
       for (GatherCase& c : cases.back().features) {
         for (uint32_t& index : c.index) {
-          // The third has no others.
+          // In the third table, all indices are out of range.
           if (t == 2 || random() % 4 == 0) index = 200 + beyond;
         }
       }
@@ -295,7 +296,7 @@ TYPED_TEST(DeviceGatherGradientTest, IndicesThatAreOfNoRow) {
   }
 }
 
-TYPED_TEST(DeviceGatherGradientTest, IdsButNoRows) {
+TYPED_TEST(DeviceGatherGradientTest, IdsWithoutRows) {
   std::mt19937_64 random(10);
   Cases cases;
   cases.push_back({0, 5, {}});
@@ -303,8 +304,8 @@ TYPED_TEST(DeviceGatherGradientTest, IdsButNoRows) {
   ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases, /*host_too=*/false));
 }
 
-// At any multiple of four bytes, as what was received lies.
-TYPED_TEST(DeviceGatherGradientTest, UpstreamRowsApart) {
+// Each row is at any multiple of four bytes, like received rows.
+TYPED_TEST(DeviceGatherGradientTest, ScatteredUpstreamRows) {
   std::mt19937_64 random(11);
   Cases cases;
   for (int64_t dim : {8, 9}) {
@@ -327,7 +328,7 @@ TYPED_TEST(DeviceGatherGradientTest, UpstreamRowsApart) {
       UpstreamTask& task = c.ids->task;
       const size_t n = task.bags->num_bags();
       const size_t bytes = static_cast<size_t>(task.dim) * SizeOf(task.dtype);
-      const size_t words = (bytes + 3) / 4 / 2 * 2 + 3;  // odd: every alignment comes
+      const size_t words = (bytes + 3) / 4 / 2 * 2 + 3;  // odd, so that every alignment occurs
       copies.emplace_back(n * words, kNan);
       rows.emplace_back();
       for (size_t row = 0; row < n; ++row) {
@@ -342,18 +343,18 @@ TYPED_TEST(DeviceGatherGradientTest, UpstreamRowsApart) {
   ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
 }
 
-TYPED_TEST(DeviceGatherGradientTest, NanReachesOnlyTheRowsThatItBelongsTo) {
+TYPED_TEST(DeviceGatherGradientTest, NanReachesOnlyItsRows) {
   ExpectNanWhereItBelongs(
       [&](const std::vector<GatherGradient::Task>& tasks) { return this->TryRun(tasks); });
 }
 
-TYPED_TEST(DeviceGatherGradientTest, ErrorsAreTheHostsAndNothingIsWritten) {
+TYPED_TEST(DeviceGatherGradientTest, ErrorsMatchTheHostAndNothingIsWritten) {
   std::mt19937_64 random(12);
   Shape shape{10, 20, 4, 10};
   shape.combiner = Combiner::kMax;
   Cases cases;
   for (int t = 0; t < 2; ++t) cases.push_back(MakeTable({shape}, 10, &random));
-  const Outputs outputs(cases, /*in_pieces=*/false);
+  const Outputs outputs(cases, /*several_outputs=*/false);
   const GatherGradient::Task good = outputs.tasks[0], intact = outputs.tasks[1];
   GatherGradient::Task bad = intact;
   const auto expect = [&](const std::string& part) {
@@ -380,15 +381,15 @@ TYPED_TEST(DeviceGatherGradientTest, ErrorsAreTheHostsAndNothingIsWritten) {
   expect("got 0");
   bad.features[0].dim = 5;
   expect("5, expected 4");
-  bad.pieces = {{4, bad.sums}, {5, bad.sums + 16}};
+  bad.outputs = {{4, bad.sums}, {5, bad.sums + 16}};
   expect("9 rows, expected 10");
-  bad.pieces = {{11, bad.sums}};
+  bad.outputs = {{11, bad.sums}};
   expect("11 rows, expected 10");
   EXPECT_TRUE(this->TryRun({good, bad}).ok());
 }
 
-// More than 32 bits can number: nothing is even tried.
-TYPED_TEST(DeviceGatherGradientTest, TooMany) {
+// More ids or rows than 32 bits can number: the call fails before it takes memory.
+TYPED_TEST(DeviceGatherGradientTest, TooManyIdsOrRows) {
   const float something = 0;
   const uint32_t index = 0;
   Bags large, small;
@@ -418,7 +419,7 @@ TYPED_TEST(DeviceGatherGradientTest, TooMany) {
   expect({one, tall}, "rows");
 }
 
-TYPED_TEST(DeviceGatherGradientTest, NoWorkspace) {
+TYPED_TEST(DeviceGatherGradientTest, WorkspaceAllocationFails) {
   std::mt19937_64 random(13);
   Cases cases;
   for (Form form : kForms) {
@@ -430,7 +431,7 @@ TYPED_TEST(DeviceGatherGradientTest, NoWorkspace) {
   }
   uint64_t n = 0;
   for (;; ++n) {
-    const Outputs outputs(cases, /*in_pieces=*/true);
+    const Outputs outputs(cases, /*several_outputs=*/true);
     this->device_.FailTake(n);
     const Status status = this->TryRun(outputs.tasks);
     if (this->device_.FailTake(TypeParam::kNever)) {

@@ -1,4 +1,4 @@
-// What GatherGradient gives a device to do: how much, and that it reads nothing unwritten.
+// The work that GatherGradient gives a device: its amount, and that it reads no unwritten memory.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,8 +17,8 @@ using Cases = GradientCases;
 using Outputs = GatherOutputs;
 using Tasks = GatherGradientTasks;
 
-// What it takes is full of numbers that differ from each other.
-class RubbishSession : public ThreadsDevice::Session {
+// A session whose arrays are initially full of different numbers.
+class GarbageSession : public ThreadsDevice::Session {
  public:
   using Base = ThreadsDevice::Session;
   using Base::Base;
@@ -43,8 +43,8 @@ TEST(DeviceGatherGradientWorkTest, WorkspaceIsNotReadBeforeItIsWritten) {
     s.weighted = true;
     cases.push_back(MakeTable({s, s}, 100, &random));
   }
-  const Outputs outputs(cases, /*in_pieces=*/false);
-  RubbishSession session(device, nullptr);
+  const Outputs outputs(cases, /*several_outputs=*/false);
+  GarbageSession session(device, nullptr);
   ASSERT_TRUE(device::GatherGradient(session, outputs.tasks).ok());
   for (size_t t = 0; t < cases.size(); ++t) {
     std::vector<size_t> counts;
@@ -55,10 +55,10 @@ TEST(DeviceGatherGradientWorkTest, WorkspaceIsNotReadBeforeItIsWritten) {
   }
 }
 
-TEST(DeviceGatherGradientWorkTest, LaunchesDoNotDependOnHowManyTasksOrFeatures) {
+TEST(DeviceGatherGradientWorkTest, LaunchesDoNotDependOnTheNumberOfTasksOrFeatures) {
   std::mt19937_64 random(14);
   ThreadsDevice device;
-  const auto launches = [&](size_t tables, size_t features, bool in_pieces) {
+  const auto launches = [&](size_t tables, size_t features, bool several_outputs) {
     Cases cases;
     for (size_t t = 0; t < tables; ++t) {
       Shape s{600, 600, 4, 1};
@@ -66,7 +66,7 @@ TEST(DeviceGatherGradientWorkTest, LaunchesDoNotDependOnHowManyTasksOrFeatures) 
       s.form = Form::kUnsorted;
       cases.push_back(MakeTable(std::vector<Shape>(features, s), 50, &random));
     }
-    const Outputs outputs(cases, in_pieces);
+    const Outputs outputs(cases, several_outputs);
     CountingSession session(device, nullptr);
     EXPECT_TRUE(device::GatherGradient(session, outputs.tasks).ok());
     EXPECT_EQ(session.sorted_bits.size(), 1u);
@@ -78,24 +78,24 @@ TEST(DeviceGatherGradientWorkTest, LaunchesDoNotDependOnHowManyTasksOrFeatures) 
   EXPECT_EQ(device.waits(), 0u);
 }
 
-TEST(DeviceGatherGradientWorkTest, TeamsAreForTheWidestSums) {
+TEST(DeviceGatherGradientWorkTest, TeamWidthFitsTheWidestSums) {
   std::mt19937_64 random(17);
   ThreadsDevice device;
   Cases cases;
   for (int64_t dim : {4, 130, 1}) cases.push_back(MakeTable({{1, 600, dim, 1}}, 50, &random));
-  const Outputs outputs(cases, /*in_pieces=*/false);
+  const Outputs outputs(cases, /*several_outputs=*/false);
   CountingSession session(device, nullptr);
   ASSERT_TRUE(device::GatherGradient(session, outputs.tasks).ok());
   EXPECT_EQ(session.quads, std::vector<size_t>(3, 33));
 }
 
-TEST(DeviceGatherGradientWorkTest, NoRowsNoWork) {
+TEST(DeviceGatherGradientWorkTest, NoWorkWithoutRows) {
   std::mt19937_64 random(18);
   ThreadsDevice device;
   Cases cases;
   cases.push_back({0, 1, {}});
   cases[0].features.push_back(OneEach({0, 0, 7}, 1, &random));
-  const Outputs outputs(cases, /*in_pieces=*/false);
+  const Outputs outputs(cases, /*several_outputs=*/false);
   CountingSession session(device, nullptr);
   EXPECT_TRUE(device::GatherGradient(session, outputs.tasks).ok());
   EXPECT_TRUE(device::GatherGradient(session, Tasks{}).ok());
@@ -103,16 +103,16 @@ TEST(DeviceGatherGradientWorkTest, NoRowsNoWork) {
   EXPECT_TRUE(session.sorted_bits.empty());
 }
 
-TEST(DeviceGatherGradientWorkTest, SortsNoMoreBitsThanThereAreRows) {
+TEST(DeviceGatherGradientWorkTest, SortsOnlyTheBitsOfRowNumbers) {
   std::mt19937_64 random(15);
   ThreadsDevice device;
-  // One more for what is of no row.
+  // There is one more number, for ids without a row.
   for (const auto& [rows, bits] :
        {std::pair(1, 1), std::pair(2, 2), std::pair(3, 2), std::pair(255, 8), std::pair(256, 9)}) {
     Cases cases;
     cases.push_back({static_cast<size_t>(rows), 1, {}});
     cases[0].features.push_back(OneEach({0, 0, 7}, 1, &random));
-    const Outputs outputs(cases, /*in_pieces=*/false);
+    const Outputs outputs(cases, /*several_outputs=*/false);
     CountingSession session(device, nullptr);
     ASSERT_TRUE(device::GatherGradient(session, outputs.tasks).ok());
     EXPECT_EQ(session.sorted_bits, std::vector<int>{bits});

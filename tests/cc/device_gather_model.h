@@ -1,4 +1,4 @@
-// Tables of GatherGradient and their expected sums, bit by bit, for the tests of it on devices.
+// Tables for tests of GatherGradient on devices, and the exact bits of their expected sums.
 #ifndef DYNEMB_TESTS_CC_DEVICE_GATHER_MODEL_H_
 #define DYNEMB_TESTS_CC_DEVICE_GATHER_MODEL_H_
 
@@ -41,7 +41,7 @@ inline GradientCases Alone(GradientCase c) {
   return cases;
 }
 
-// One id in each bag, of these indices.
+// One id per bag, with these indices.
 inline GatherCase OneEach(const std::vector<uint32_t>& index, int64_t dim,
                           std::mt19937_64* random) {
   GatherCase c;
@@ -50,7 +50,8 @@ inline GatherCase OneEach(const std::vector<uint32_t>& index, int64_t dim,
   return c;
 }
 
-// By the rule; ids of no row are left out. Also, how many ids each row has.
+// The sums by the rule of gather_gradient.h, without the ids that have no row. `counts` gets the
+// number of ids of each row.
 inline std::vector<float> Expected(const GradientCase& c, std::vector<size_t>* counts) {
   const auto dim = static_cast<size_t>(c.dim);
   std::vector<std::vector<std::pair<const Case*, size_t>>> ids(c.n);
@@ -65,22 +66,22 @@ inline std::vector<float> Expected(const GradientCase& c, std::vector<size_t>* c
     for (size_t column = 0; column < dim; ++column) {
       std::vector<float> terms;
       for (const auto& [of, i] : of_row) terms.push_back(TermOf(*of, i, column));
-      sums.push_back(SumInPieces(terms));
+      sums.push_back(SumInChunks(terms));
     }
   }
   return sums;
 }
 
-// The tasks, and memory for their sums that nobody cleared: each in one array or cut into pieces,
-// with a guard behind each.
+// The tasks, and uninitialized memory for their sums: for each task one array or several outputs,
+// each followed by a guard.
 struct GatherOutputs {
-  GatherOutputs(const GradientCases& cases, bool in_pieces) : tasks(cases.size()) {
+  GatherOutputs(const GradientCases& cases, bool several_outputs) : tasks(cases.size()) {
     std::mt19937_64 random(99);
     for (size_t t = 0; t < cases.size(); ++t) {
       tasks[t].n = cases[t].n;
       tasks[t].dim = cases[t].dim;
       for (const GatherCase& c : cases[t].features) tasks[t].features.push_back(FeatureOf(c));
-      if (!in_pieces) {
+      if (!several_outputs) {
         tasks[t].sums = Add(t, cases[t].n);
         continue;
       }
@@ -88,13 +89,13 @@ struct GatherOutputs {
       do {
         const size_t rows =
             std::min<size_t>(left, random() % 3 == 0 ? random() % 3 : random() % (left + 1));
-        tasks[t].pieces.push_back({rows, Add(t, rows)});
+        tasks[t].outputs.push_back({rows, Add(t, rows)});
         left -= rows;
       } while (left > 0);
     }
   }
 
-  // In the order of rows.
+  // The sums of task t, in the order of the rows.
   std::vector<float> Take(size_t t) const {
     std::vector<float> sums;
     for (const Array& array : arrays_) {

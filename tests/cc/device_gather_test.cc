@@ -1,5 +1,5 @@
-// GatherPool and GatherWeightGradient on simulated devices: the host's bits, wherever vectors lie,
-// and zeros for an index that is no row's.
+// GatherPool and GatherWeightGradient on simulated devices: the same bits as on the host, for
+// vectors at any address, and zeros for an index out of range.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -16,7 +16,7 @@ namespace {
 
 using Random = std::mt19937_64;
 
-// What the host gives.
+// The results of the host.
 std::vector<Outputs> OnHost(const std::vector<Feature>& features, size_t before) {
   SerialExec exec;
   std::vector<Outputs> outputs;
@@ -35,23 +35,23 @@ std::vector<Outputs> OnHost(const std::vector<Feature>& features, size_t before)
 template <class Device>
 class DeviceGatherTest : public testing::Test {
  protected:
-  // All features in one call, and as the host has them.
+  // All features in one call. The results must be the host's.
   void Check(const std::vector<Feature>& features) {
-    for (const Lie lie : kLies) {
-      SCOPED_TRACE(testing::Message() << "lie " << static_cast<int>(lie));
-      const size_t before = lie == Lie::kArray ? 0 : 1;
+    for (const Placement placement : kPlacements) {
+      SCOPED_TRACE(testing::Message() << "placement " << static_cast<int>(placement));
+      const size_t before = placement == Placement::kArray ? 0 : 1;
       const std::vector<Outputs> expected = OnHost(features, before);
-      std::vector<Lying> lying;
+      std::vector<PlacedVectors> placed;
       std::vector<Outputs> got;
       std::vector<GatherTask> pool;
       std::vector<GatherWeightTask> weights;
       for (const Feature& f : features) {
-        lying.emplace_back(f, lie);
+        placed.emplace_back(f, placement);
         got.emplace_back(f, before);
         pool.push_back(PoolTaskOf(f, f.c.index, &got.back()));
-        lying.back().Set(&pool.back());
+        placed.back().Set(&pool.back());
         weights.push_back(WeightTaskOf(f, f.c.index, got.back(), &got.back()));
-        lying.back().Set(&weights.back());
+        placed.back().Set(&weights.back());
       }
       {
         typename Device::Session session(device_, &exec_);
@@ -101,7 +101,7 @@ void AddAllKinds(Shape shape, size_t n, Random* random, Numbers numbers,
   }
 }
 
-TYPED_TEST(DeviceGatherTest, TheBitsAreTheHosts) {
+TYPED_TEST(DeviceGatherTest, SameBitsAsOnTheHost) {
   Random random(1);
   for (const bool special : {false, true}) {
     for (const size_t beyond : {0, 5, 1}) {
@@ -112,7 +112,7 @@ TYPED_TEST(DeviceGatherTest, TheBitsAreTheHosts) {
         s.dtype = dtype;
         AddAllKinds(s, 31, &random, {beyond, special}, &features);
         s.dim = 16;
-        s.nnz = 24;  // with bags that are empty
+        s.nnz = 24;  // some bags are empty
         AddAllKinds(s, 30, &random, {beyond, special}, &features);
       }
       ASSERT_NO_FATAL_FAILURE(this->Check(features));
@@ -138,8 +138,9 @@ TYPED_TEST(DeviceGatherTest, EveryDim) {
   }
 }
 
-// However many ids a bag has behind the last that are read at once, and whichever have no row.
-TYPED_TEST(DeviceGatherTest, BagsOfAnySizeMayMissAnyRow) {
+// Vectors are read several at a time: any number of ids may be left over, and any of them may have
+// no row.
+TYPED_TEST(DeviceGatherTest, BagsOfAnySizeWithMissingRows) {
   Random random(3);
   std::vector<Feature> features;
   for (size_t size = 0; size <= 9; ++size) {
@@ -160,7 +161,7 @@ TYPED_TEST(DeviceGatherTest, ManyTasksOfAllKinds) {
     std::vector<Feature> features;
     for (size_t t = 0; t < tasks; ++t) {
       Shape s{random() % 20, 0, int64_t(1 + random() % 40), 1 + random() % 50};
-      // Bags without ids; no bags at all; ids without rows.
+      // Some tasks have bags without ids, no bags, or ids without rows.
       if (s.num_bags > 0 && t % 5 != 4) s.nnz = random() % 80;
       s.combiner = kCombiners[random() % 4];
       s.form = kForms[random() % 4];
@@ -173,7 +174,7 @@ TYPED_TEST(DeviceGatherTest, ManyTasksOfAllKinds) {
   }
 }
 
-TYPED_TEST(DeviceGatherTest, OneIdOrOneBag) {
+TYPED_TEST(DeviceGatherTest, OneBagOfFewIds) {
   Random random(9);
   for (const size_t nnz : {0, 1, 2}) {
     for (const Combiner combiner : kCombiners) {
@@ -198,7 +199,7 @@ TYPED_TEST(DeviceGatherTest, WithoutRows) {
   ASSERT_NO_FATAL_FAILURE(this->Check(features));
 }
 
-// By the definition of combiner.h.
+// Compares with the definition in combiner.h.
 TYPED_TEST(DeviceGatherTest, AgreesWithTheModel) {
   Random random(6);
   for (const Combiner combiner : kCombiners) {
@@ -217,7 +218,7 @@ TYPED_TEST(DeviceGatherTest, AgreesWithTheModel) {
   }
 }
 
-TYPED_TEST(DeviceGatherTest, AnIndexThatIsNoRowsByHand) {
+TYPED_TEST(DeviceGatherTest, IndexOutOfRangeByHand) {
   const std::vector<float> vectors = {-1, -2, -3, -4}, weights = {2, 3, 1, 1};
   const std::vector<uint32_t> index = {1, 2, 0xFFFFFFFF, 0};
   const std::vector<float> upstream = {1, 10, 100, 1000};
@@ -269,7 +270,7 @@ TYPED_TEST(DeviceGatherTest, TooManyBagsOrIds) {
     weights[0].bags = &large;
     weights[1].bags = &small;
     typename TypeParam::Session session(this->device_, &this->exec_);
-    this->device_.FailTake(0);  // nothing is even tried
+    this->device_.FailTake(0);  // the call fails before it takes memory
     if (pool_message != nullptr) {
       const Status status = device::GatherPool(session, pool);
       EXPECT_EQ(status.code(), Code::kInvalidArgument);
@@ -287,24 +288,24 @@ TYPED_TEST(DeviceGatherTest, TooManyBagsOrIds) {
          "all tables together may have at most 2^32 - 2 ids in a batch, got 4294967295");
 }
 
-TYPED_TEST(DeviceGatherTest, NoWorkspace) {
+TYPED_TEST(DeviceGatherTest, WorkspaceAllocationFails) {
   Random random(7);
   std::vector<Feature> features;
   Shape s{10, 60, 6, 20};
   AddAllKinds(s, 20, &random, {}, &features);
   const auto run = [&](uint64_t failing, bool pools) {
-    std::vector<Lying> lying;
+    std::vector<PlacedVectors> placed;
     std::vector<Outputs> outputs = OnHost(features, 0), written;
     std::vector<GatherTask> pool;
     std::vector<GatherWeightTask> weights;
     for (size_t t = 0; t < features.size(); ++t) {
       const Feature& f = features[t];
-      lying.emplace_back(f, Lie::kRows);
+      placed.emplace_back(f, Placement::kRows);
       written.emplace_back(f, 0);
       pool.push_back(PoolTaskOf(f, f.c.index, &written.back()));
-      lying.back().Set(&pool.back());
+      placed.back().Set(&pool.back());
       weights.push_back(WeightTaskOf(f, f.c.index, outputs[t], &written.back()));
-      lying.back().Set(&weights.back());
+      placed.back().Set(&weights.back());
     }
     typename TypeParam::Session session(this->device_, &this->exec_);
     this->device_.FailTake(failing);
@@ -322,7 +323,7 @@ TYPED_TEST(DeviceGatherTest, NoWorkspace) {
   ASSERT_NO_FATAL_FAILURE(this->Check(features));
 }
 
-// Counts what is given to the device.
+// Counts the work that is given to the device.
 class CountingSession : public ThreadsDevice::Session {
  public:
   using Base = ThreadsDevice::Session;
@@ -343,30 +344,30 @@ class CountingSession : public ThreadsDevice::Session {
   }
 };
 
-TEST(DeviceGatherWorkTest, LaunchesDoNotDependOnHowManyTasks) {
+TEST(DeviceGatherWorkTest, LaunchesDoNotDependOnTheNumberOfTasks) {
   ThreadsDevice device;
   for (const size_t count : {0, 1, 30}) {
     Random random(8);
     std::vector<Feature> features;
     for (size_t t = 0; t < count; ++t) {
-      // The widest is neither the first nor the last of many.
+      // Of many tasks, the widest is neither the first nor the last.
       Shape s{10, 60, t % 20 == 0 ? 37 : 9, 20};
       if (t == 7) s.dim = 70;
       s.combiner = kCombiners[t % 4];
       s.weighted = true;
       features.push_back(MakeFeature(s, 20, &random));
     }
-    std::vector<Lying> lying;
+    std::vector<PlacedVectors> placed;
     std::vector<Outputs> outputs;
     std::vector<GatherTask> pool;
     std::vector<GatherWeightTask> weights;
     for (const Feature& f : features) {
-      lying.emplace_back(f, Lie::kArray);
+      placed.emplace_back(f, Placement::kArray);
       outputs.emplace_back(f, 0);
       pool.push_back(PoolTaskOf(f, f.c.index, &outputs.back()));
-      lying.back().Set(&pool.back());
+      placed.back().Set(&pool.back());
       weights.push_back(WeightTaskOf(f, f.c.index, outputs.back(), &outputs.back()));
-      lying.back().Set(&weights.back());
+      placed.back().Set(&weights.back());
     }
     CountingSession session(device, nullptr);
     ASSERT_TRUE(device::GatherPool(session, pool).ok());

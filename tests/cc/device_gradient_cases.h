@@ -36,7 +36,7 @@ inline void SetKey(Case* c, size_t i, uint64_t key) {
   c->keys32[i] = static_cast<uint32_t>(key);
 }
 
-// Keys by their first ids.
+// The unique keys are in the order of their first ids.
 inline Result Expected(const Case& c) {
   const BackwardTask& t = c.task;
   const auto dim = static_cast<size_t>(t.dim);
@@ -54,17 +54,17 @@ inline Result Expected(const Case& c) {
     for (size_t column = 0; column < dim; ++column) {
       std::vector<float> terms;
       for (const size_t i : positions[key]) terms.push_back(TermOf(c, i, column));
-      result.sums.push_back(SumInPieces(terms));
+      result.sums.push_back(SumInChunks(terms));
     }
   }
   return result;
 }
 
-// Memory for what comes out, not cleared, with a guard behind each array.
+// Uninitialized memory for the outputs, with a guard after each array.
 struct Outputs {
   std::vector<Result> results;
   std::vector<std::vector<uint32_t>> keys32;
-  std::vector<size_t> num_unique;  // of the tasks that were asked for, in order
+  std::vector<size_t> num_unique;  // as passed for each task, in order
 
   explicit Outputs(const std::vector<BackwardTask>& tasks)
       : results(tasks.size()), keys32(tasks.size()), tasks_(tasks) {}

@@ -1,5 +1,5 @@
-// What SumGradients and GatherGradient of cc/device must give, bit by bit: their rule for the order
-// of a sum's terms. And a session that counts what is given to the device.
+// The rule of SumGradients and GatherGradient (cc/device) for the order of a sum's terms, which
+// determines its bits; and a session that counts the work given to the device.
 #ifndef DYNEMB_TESTS_CC_DEVICE_GRADIENT_MODEL_H_
 #define DYNEMB_TESTS_CC_DEVICE_GRADIENT_MODEL_H_
 
@@ -12,13 +12,13 @@
 
 namespace dynemb {
 
-constexpr size_t kPiece = 256;
+constexpr size_t kChunk = 256;
 
 inline bool SameBits(const float* a, const float* b, size_t n) {
   return n == 0 || std::memcmp(a, b, n * sizeof(float)) == 0;
 }
 
-// What the id at position i adds.
+// The term that the id at position i adds.
 inline float TermOf(const Case& c, size_t i, size_t column) {
   const UpstreamTask& t = c.task;
   const size_t bag = c.bag_of[i], at = bag * static_cast<size_t>(t.dim) + column;
@@ -30,13 +30,13 @@ inline float TermOf(const Case& c, size_t i, size_t column) {
   return scale * x;
 }
 
-// The rule: terms in order in pieces of 256, then the pieces in order.
-inline float SumInPieces(const std::vector<float>& terms) {
+// The rule: sums of 256 consecutive terms, which are then added in order.
+inline float SumInChunks(const std::vector<float>& terms) {
   float sum = 0.0f;
-  for (size_t begin = 0; begin < terms.size(); begin += kPiece) {
-    float piece = terms[begin];
-    for (size_t i = begin + 1; i < std::min(begin + kPiece, terms.size()); ++i) piece += terms[i];
-    sum = begin == 0 ? piece : sum + piece;
+  for (size_t begin = 0; begin < terms.size(); begin += kChunk) {
+    float chunk = terms[begin];
+    for (size_t i = begin + 1; i < std::min(begin + kChunk, terms.size()); ++i) chunk += terms[i];
+    sum = begin == 0 ? chunk : sum + chunk;
   }
   return sum;
 }

@@ -1,5 +1,5 @@
-// SumGradients on simulated devices: the host's Backward, bit for bit, and for keys of many ids the
-// rule of sum_gradients.h.
+// SumGradients on simulated devices: the same bits as the host's Backward or, for keys of many ids,
+// as by the rule of sum_gradients.h.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -49,7 +49,7 @@ class DeviceGradientTest : public testing::Test {
     return outputs.Take();
   }
 
-  // Against the rule, and against the host where that has the same.
+  // Checks the sums against the rule and, for keys of at most 256 ids, against the host.
   void CheckAll(const Cases& cases) {
     const std::vector<BackwardTask> tasks = TasksOf(cases);
     const std::vector<Result> results = Sum(tasks);
@@ -87,7 +87,7 @@ class DeviceGradientTest : public testing::Test {
       if (c.task.rows != nullptr) {
         ASSERT_EQ(result.rows[at[key]], on_host.rows[u]);
       }
-      if (ids[key] > kPiece) continue;
+      if (ids[key] > kChunk) continue;
       ASSERT_TRUE(SameBits(&result.sums[at[key] * dim], &on_host.sums[u * dim], dim));
     }
   }
@@ -101,7 +101,7 @@ TYPED_TEST(DeviceGradientTest, EveryCombinerFormAndWeight) {
   for (Combiner combiner : kCombiners) {
     for (Form form : kForms) {
       for (bool weighted : {false, true}) {
-        // All have the same keys.
+        // All tasks have the same keys.
         Shape s{100, 1000, 5, 300};
         s.combiner = combiner;
         s.form = form;
@@ -156,8 +156,8 @@ TYPED_TEST(DeviceGradientTest, KeysOfManyIds) {
   ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
 }
 
-// Keys of so many ids, among each other: around what a piece has.
-TYPED_TEST(DeviceGradientTest, PiecesAreOf256Ids) {
+// Keys whose numbers of ids are close to multiples of 256, in random order.
+TYPED_TEST(DeviceGradientTest, ChunksAreOf256Ids) {
   std::mt19937_64 random(4);
   Cases cases;
   for (const std::vector<size_t>& counts :
@@ -193,7 +193,7 @@ TYPED_TEST(DeviceGradientTest, ManyTasksOfAllKinds) {
       s.rows = random() % 2;
       if (t % 5 == 1) s.nnz = 0;
       if (t % 7 == 2) s.vocabulary = 1;
-      if (t == 3) s.nnz = s.num_bags * 30;  // a large one among small ones
+      if (t == 3) s.nnz = s.num_bags * 30;  // one large task among small ones
       cases.push_back(MakeCase(s, &random));
     }
     ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
@@ -205,7 +205,7 @@ TYPED_TEST(DeviceGradientTest, NothingToSum) {
   Cases cases;
   cases.push_back(MakeCase({0, 0, 4, 10}, &random));
   cases.push_back(MakeCase({10, 0, 4, 10}, &random));
-  // A task without ids need not point to anything.
+  // A task without ids may have null arrays.
   BackwardTask& bare = cases.back()->task;
   bare.keys = bare.upstream = nullptr;
   ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
@@ -234,8 +234,8 @@ TYPED_TEST(DeviceGradientTest, BagsInDescendingOrder) {
   }
 }
 
-// As rows that were received lie: where they begin is a multiple of four bytes, no more.
-TYPED_TEST(DeviceGradientTest, UpstreamRowsApart) {
+// Each row is at any multiple of four bytes, like received rows.
+TYPED_TEST(DeviceGradientTest, ScatteredUpstreamRows) {
   std::mt19937_64 random(8);
   Cases cases;
   for (Combiner combiner : {Combiner::kMean, Combiner::kMax}) {
@@ -255,7 +255,7 @@ TYPED_TEST(DeviceGradientTest, UpstreamRowsApart) {
     BackwardTask& task = cases[t]->task;
     const size_t n = task.bags->num_bags();
     const size_t bytes = static_cast<size_t>(task.dim) * SizeOf(task.dtype);
-    const size_t words = (bytes + 3) / 4 / 2 * 2 + 3;  // odd: every alignment comes
+    const size_t words = (bytes + 3) / 4 / 2 * 2 + 3;  // odd, so that every alignment occurs
     copies[t].resize(n * words, kNan);
     for (size_t row = 0; row < n; ++row) {
       float* const copy = &copies[t][(n - 1 - row) * words];
@@ -268,8 +268,8 @@ TYPED_TEST(DeviceGradientTest, UpstreamRowsApart) {
   ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
 }
 
-// div_no_nan: where the divisor is 0 the gradient is 0, also for NaN and infinity.
-TYPED_TEST(DeviceGradientTest, BagsWithoutWeightHaveNoGradient) {
+// div_no_nan: if the divisor is 0, the gradient is 0, even for NaN and infinity.
+TYPED_TEST(DeviceGradientTest, BagsOfZeroWeightHaveZeroGradients) {
   for (Combiner combiner : {Combiner::kMean, Combiner::kSqrtn}) {
     for (DType dtype : kDtypes) {
       const std::vector<uint64_t> keys = {1, 2, 3, 4};
@@ -296,8 +296,8 @@ TYPED_TEST(DeviceGradientTest, BagsWithoutWeightHaveNoGradient) {
   }
 }
 
-// A NaN weight or gradient reaches the columns that its id won, and no others.
-TYPED_TEST(DeviceGradientTest, MaxLeavesOtherColumnsAlone) {
+// With max, a NaN weight reaches only the columns in which its id is the maximum.
+TYPED_TEST(DeviceGradientTest, MaxDoesNotChangeOtherColumns) {
   const std::vector<uint64_t> keys = {1, 2};
   const std::vector<float> weights = {kNan, 2}, upstream = {5, 7};
   const std::vector<int32_t> argmax = {0, 1};
@@ -359,7 +359,7 @@ TYPED_TEST(DeviceGradientTest, TooManyIds) {
   tasks[0].bags = &large;
   tasks[1].bags = &small;
   Outputs outputs(tasks);
-  this->device_.FailTake(0);  // nothing is even tried
+  this->device_.FailTake(0);  // the call fails before it takes memory
   const Status status = this->TrySum(tasks, &outputs);
   EXPECT_TRUE(this->device_.FailTake(TypeParam::kNever));
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
@@ -391,7 +391,7 @@ TYPED_TEST(DeviceGradientTest, AllocateFails) {
   ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
 }
 
-TYPED_TEST(DeviceGradientTest, NoWorkspace) {
+TYPED_TEST(DeviceGradientTest, WorkspaceAllocationFails) {
   std::mt19937_64 random(11);
   Cases cases;
   for (Form form : kForms) {
@@ -412,7 +412,7 @@ TYPED_TEST(DeviceGradientTest, NoWorkspace) {
       break;
     }
     EXPECT_EQ(status.code(), Code::kResourceExhausted) << "take " << n;
-    // Nobody was told a wrong number of keys.
+    // `allocate` was not called with a wrong number of keys.
     if (!outputs.num_unique.empty()) {
       EXPECT_EQ(outputs.num_unique, std::vector<size_t>(4, 2));
     }

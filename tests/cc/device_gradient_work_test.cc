@@ -14,7 +14,7 @@
 namespace dynemb {
 namespace {
 
-TEST(DeviceGradientWorkTest, LaunchesDoNotDependOnHowManyTasks) {
+TEST(DeviceGradientWorkTest, LaunchesDoNotDependOnTheNumberOfTasks) {
   std::mt19937_64 random(12);
   ThreadsDevice device;
   const auto launches = [&](size_t count) {
@@ -36,7 +36,7 @@ TEST(DeviceGradientWorkTest, LaunchesDoNotDependOnHowManyTasks) {
   EXPECT_EQ(launches(30), one);
 }
 
-TEST(DeviceGradientWorkTest, TeamsAreForTheWidestSums) {
+TEST(DeviceGradientWorkTest, TeamWidthFitsTheWidestSums) {
   std::mt19937_64 random(14);
   ThreadsDevice device;
   Cases cases;
@@ -48,7 +48,7 @@ TEST(DeviceGradientWorkTest, TeamsAreForTheWidestSums) {
   EXPECT_EQ(session.quads, std::vector<size_t>(3, 33));
 }
 
-TEST(DeviceGradientWorkTest, SortsNoMoreBitsThanThereAreKeys) {
+TEST(DeviceGradientWorkTest, SortsOnlyTheBitsOfKeyNumbers) {
   std::mt19937_64 random(13);
   ThreadsDevice device;
   for (const auto& [keys, bits] :
@@ -64,8 +64,9 @@ TEST(DeviceGradientWorkTest, SortsNoMoreBitsThanThereAreKeys) {
   }
 }
 
-// Also where their keys lie behind each other, and places are few, so that all meet all.
-TEST(DeviceGradientWorkTest, TasksHaveKeysOfTheirOwn) {
+// The keys of the tasks are adjacent in memory, and there are so few places that keys of all tasks
+// collide.
+TEST(DeviceGradientWorkTest, TasksDoNotShareKeys) {
   constexpr uint32_t kTasks = 8, kIds = 100, kKeys = 50, kIdsInAll = kTasks * kIds;
   constexpr uint32_t kLogPlaces = 9;
   static_assert(kTasks * kKeys < 1u << kLogPlaces, "more places than keys");
@@ -90,19 +91,19 @@ TEST(DeviceGradientWorkTest, TasksHaveKeysOfTheirOwn) {
   }
 }
 
-// How much room there is for pieces is known before they are counted: it is never too little.
-TEST(DeviceGradientWorkTest, RoomForPieces) {
-  using device::internal_sum_gradients::MostPieces;
-  const auto pieces = [](size_t ids) { return ids > kPiece ? (ids + kPiece - 1) / kPiece : 0; };
+// Room for chunks is allocated before they are counted, so it must suffice for any counts.
+TEST(DeviceGradientWorkTest, RoomForChunks) {
+  using device::internal_sum_gradients::MostChunks;
+  const auto chunks = [](size_t ids) { return ids > kChunk ? (ids + kChunk - 1) / kChunk : 0; };
   for (size_t ids = 1; ids < 3000; ++ids) {
-    ASSERT_GE(MostPieces(ids, 1), pieces(ids)) << ids;
-    ASSERT_GE(MostPieces(3 * ids, 3), 3 * pieces(ids)) << ids;
-    ASSERT_GE(MostPieces(ids + 600 + 257, 3), pieces(ids) + pieces(600) + pieces(257)) << ids;
-    ASSERT_LE(MostPieces(ids, 1), 2 * ids / kPiece);
+    ASSERT_GE(MostChunks(ids, 1), chunks(ids)) << ids;
+    ASSERT_GE(MostChunks(3 * ids, 3), 3 * chunks(ids)) << ids;
+    ASSERT_GE(MostChunks(ids + 600 + 257, 3), chunks(ids) + chunks(600) + chunks(257)) << ids;
+    ASSERT_LE(MostChunks(ids, 1), 2 * ids / kChunk);
   }
-  EXPECT_EQ(MostPieces(0, 0), 0u);
-  EXPECT_EQ(MostPieces(1000000, 1000000), 0u);
-  EXPECT_EQ(MostPieces(256, 1), 0u);
+  EXPECT_EQ(MostChunks(0, 0), 0u);
+  EXPECT_EQ(MostChunks(1000000, 1000000), 0u);
+  EXPECT_EQ(MostChunks(256, 1), 0u);
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ struct Simulated {
 
 INSTANTIATE_TYPED_TEST_SUITE_P(Simulated, LookupsTest, ForSimulatedDevices<Simulated>);
 
-// A step waits once, for the number of unique keys, and else for nothing.
+// A step waits only once, for the number of unique keys.
 TEST(DeviceLookups, StepsDoNotWait) {
   using Place = Simulated<ThreadsDevice>;
   World<Place> world;
@@ -64,8 +64,8 @@ TEST(DeviceLookups, StepsDoNotWait) {
   }
 }
 
-// Lookups that no optimizer follows have their rows moved all the same, every few batches.
-TEST(DeviceLookups, HotRowsMoveWithoutTraining) {
+// Lookups without an optimizer step also promote rows, every few batches.
+TEST(DeviceLookups, PromotesHotRowsWithoutTraining) {
   using Place = Simulated<ThreadsDevice>;
   World<Place> world;
   for (const TableOptions& o : FourTables(24)) ASSERT_TRUE(world.Add(o).ok());
@@ -74,7 +74,8 @@ TEST(DeviceLookups, HotRowsMoveWithoutTraining) {
   for (Tick tick = 1; tick < 60; ++tick) {
     Outcome outcome;
     World<Place>::Step step;
-    // All keys come; later only some of those that the device tier had no room for.
+    // The first batches fill the device tier. Later ones have only a few new keys, for which it has
+    // no room.
     std::vector<Ask> asks = SevenAsks(random, 60);
     for (Ask& ask : asks) {
       for (uint64_t& key : ask.keys) key = tick < 15 ? key : 100000 + key % 10;
@@ -89,8 +90,8 @@ TEST(DeviceLookups, HotRowsMoveWithoutTraining) {
   EXPECT_EQ(world.table(1).stats().promotions, 0u);
 }
 
-// Ten thousand steps, in which full tables evict and rows move between tiers, take no memory.
-TEST(DeviceLookups, StepsTakeNoMemory) {
+// Ten thousand steps, in which full tables evict and rows move between tiers, allocate no memory.
+TEST(DeviceLookups, StepsAllocateNoMemory) {
   using Place = Simulated<ThreadsDevice>;
   World<Place> world;
   std::vector<TableOptions> options = FourTables(24);
@@ -118,16 +119,17 @@ TEST(DeviceLookups, StepsTakeNoMemory) {
   }
   EXPECT_EQ(Place::device().used(), device_before);
   if (!kSanitized) {
-    // What threads keep of freed memory counts as used; 64 bytes a step would be twice as much.
+    // Freed memory that threads keep counts as used. A leak of 64 bytes per step would be twice as
+    // much as this limit.
     EXPECT_LE(host_bytes(), host_before + (512 << 10));
   }
   EXPECT_GT(world.table(0).stats().evictions, 1000u);
   EXPECT_GT(world.table(0).stats().promotions, 100u);
 }
 
-// Memory for the work runs out at every point of a step. It is told, and no table is the worse for
-// it.
-TEST(DeviceLookups, FailuresAreTold) {
+// Memory for the work runs out at every point of a step. The step reports it, and all tables remain
+// usable.
+TEST(DeviceLookups, ReportsFailures) {
   using Place = Simulated<ThreadsDevice>;
   bool failed = true;
   uint64_t k = 0;
@@ -150,7 +152,8 @@ TEST(DeviceLookups, FailuresAreTold) {
     for (size_t t = 0; t < options.size(); ++t) {
       Table& table = world.table(t);
       RowId row;
-      const Status next = table.FindOrInsert(Place::exec(), world.Pack(t, {1}).data(), 1, 3, &row);
+      const Status next = table.FindOrInsert(
+          Place::exec(), {table.options().key_type, world.Pack(t, {1}).data(), 1}, 3, &row);
       EXPECT_EQ(next.message(), "");
       table.CheckInvariants();
     }

@@ -32,7 +32,7 @@ constexpr size_t kGuards = 32;
 
 using Random = std::mt19937_64;
 
-// Ordinary numbers; `special`: one in four is not.
+// Ordinary numbers. If `special`, a quarter of them are special values.
 inline float Number(Random* random, bool special) {
   using Limits = std::numeric_limits<float>;
   const float specials[] = {Limits::quiet_NaN(),
@@ -48,7 +48,7 @@ inline float Number(Random* random, bool special) {
   return std::normal_distribution<float>()(*random);
 }
 
-// Rows in two arrays, as two tiers. Those from kFirstSpecial on hold numbers of any kind.
+// Rows in two arrays, which represent two tiers. Rows from kFirstSpecial on have special values.
 class Rows {
  public:
   static constexpr RowId kCount = 40, kSplit = 27, kFirstSpecial = 20;
@@ -86,7 +86,7 @@ class Rows {
   }
   const RowLayout& layout() const { return layout_; }
 
-  // The vector of an id, as the host has it.
+  // The vector that the host reads for an id.
   std::vector<char> Vector(RowId row, uint64_t key) {
     std::vector<char> vector(layout_.vector_bytes());
     if (row != kNoRow) {
@@ -105,7 +105,7 @@ class Rows {
   Initializer initializer_;
 };
 
-// An array that kernels write to, rubbish at first, with guards behind it.
+// An array that kernels write to. It initially holds garbage, and is followed by guards.
 template <class T>
 struct Output {
   explicit Output(size_t n) : bytes(n * sizeof(T) + kGuards, kGuard) {}
@@ -113,7 +113,7 @@ struct Output {
   std::vector<unsigned char> bytes;
 };
 
-// Which NaN a NaN is, is not compared.
+// Replaces all NaNs by the same one, because the bits of a NaN are not compared.
 inline std::vector<unsigned char> OneNan(DType dtype, std::vector<unsigned char> bytes) {
   std::vector<float> values((bytes.size() - kGuards) / SizeOf(dtype));
   LoadVector(dtype, bytes.data(), static_cast<int64_t>(values.size()), values.data());
@@ -149,7 +149,7 @@ class Batch {
     }
   }
 
-  // `special`: rows and weights of any kind. One id in six has no row.
+  // `special`: rows and weights may have special values. One id in six has no row.
   void AddTask(uint32_t table, Combiner combiner, bool weighted, Form form, bool special) {
     auto task = std::make_unique<Task>();
     task->table = table;
@@ -188,7 +188,7 @@ class Batch {
           static_cast<RowId>(random_() % (special ? Rows::kCount : Rows::kFirstSpecial));
       task->rows.push_back(missing ? kNoRow : row);
       if (!weighted) continue;
-      // In some bags nothing counts, or weights of an even number of ids add up to 0.
+      // In some bags all weights are 0, or the weights of an even number of ids add up to 0.
       float weight = Number(&random_, special);
       if (bag_of[i] % 4 == 1) weight = 0.0f;
       if (bag_of[i] % 4 == 2) weight = i % 2 == 0 ? 1.5f : -1.5f;
@@ -196,7 +196,7 @@ class Batch {
     }
     tasks_.push_back(std::move(task));
   }
-  // A task whose every id has this row.
+  // A task of one bag with these rows. All ids have the same key.
   Task& AddBag(uint32_t table, Combiner combiner, std::vector<RowId> rows,
                std::vector<float> weights = {}) {
     auto task = std::make_unique<Task>();
@@ -221,7 +221,7 @@ class Batch {
     return {&task.bags, task.weights_or_null(), task.combiner, pooled, argmax};
   }
 
-  // Keys and rows of all tasks; between them are ids that are nobody's.
+  // The keys and rows of all tasks, separated by ids that belong to no task.
   struct Ids {
     std::vector<uint64_t> keys;
     std::vector<uint32_t> small_keys;

@@ -1,6 +1,6 @@
-// The kernels of a pooled lookup give the bits of BagCombiner and of WeightGradientOfBags: whatever
-// the team's width, the dim, the element type and the form of the bags, for many tasks and tables
-// in one launch.
+// The kernels of a pooled lookup give the same bits as BagCombiner and WeightGradientOfBags, for
+// every width of teams, dim, element type and form of bags, and for many tasks and tables in one
+// launch.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -45,7 +45,7 @@ struct Pooled {
   Output<int32_t> argmax;
 };
 
-// What PoolBags gives, for each task.
+// The results of PoolBags, for each task.
 template <class Device>
 std::vector<Pooled> PoolOnDevice(Batch* batch) {
   Device device;
@@ -109,7 +109,7 @@ void ExpectPooledAsOnHost(Batch* batch) {
   }
 }
 
-// What BagWeightGradients gives against WeightGradientOfBags, both from what the host has pooled.
+// Compares BagWeightGradients with WeightGradientOfBags, both given the pooled vectors of the host.
 template <class Device>
 void ExpectWeightGradientsAsOnHost(Batch* batch, bool special) {
   Device device;
@@ -134,7 +134,7 @@ void ExpectWeightGradientsAsOnHost(Batch* batch, bool special) {
     gradients.emplace_back(task->bags.nnz());
     WeightGradientPart<TableVectors> part;
     SetIds(session, *task, &part);
-    // Without guards: address sanitizer sees what is read behind an end.
+    // A copy without guards, so that the address sanitizer detects reads beyond its end.
     int32_t* const argmax = pooled.back().argmax_or_null();
     if (argmax != nullptr) argmaxes.emplace_back(argmax, argmax + numbers.size());
     part.argmax = argmax == nullptr ? nullptr : argmaxes.back().data();
@@ -178,7 +178,7 @@ void ExpectWeightGradientsAsOnHost(Batch* batch, bool special) {
   }
 }
 
-// Every element type and dim, a table for each, with every combiner and form of bags.
+// A table for each element type and dim, and a task for each table, combiner and form of bags.
 std::unique_ptr<Batch> AllTasks(size_t key_size, bool special, bool only_weighted) {
   std::vector<std::pair<DType, int64_t>> tables;
   for (const DType dtype : kDTypes) {
@@ -200,7 +200,7 @@ template <class Device>
 class DevicePoolKernels : public testing::Test {};
 TYPED_TEST_SUITE(DevicePoolKernels, SimulatedDevices);
 
-TYPED_TEST(DevicePoolKernels, BagsAreCombinedAsOnTheHost) {
+TYPED_TEST(DevicePoolKernels, PooledVectorsMatchTheHost) {
   for (const size_t key_size : {size_t{4}, size_t{8}}) {
     for (const bool special : {false, true}) {
       ExpectPooledAsOnHost<TypeParam>(AllTasks(key_size, special, false).get());
@@ -208,7 +208,7 @@ TYPED_TEST(DevicePoolKernels, BagsAreCombinedAsOnTheHost) {
   }
 }
 
-TYPED_TEST(DevicePoolKernels, WeightGradientsAreThoseOfTheHost) {
+TYPED_TEST(DevicePoolKernels, WeightGradientsMatchTheHost) {
   for (const size_t key_size : {size_t{4}, size_t{8}}) {
     for (const bool special : {false, true}) {
       ExpectWeightGradientsAsOnHost<TypeParam>(AllTasks(key_size, special, true).get(), special);
@@ -216,7 +216,7 @@ TYPED_TEST(DevicePoolKernels, WeightGradientsAreThoseOfTheHost) {
   }
 }
 
-TYPED_TEST(DevicePoolKernels, ABatchMayHaveOneTable) {
+TYPED_TEST(DevicePoolKernels, BatchOfOneTable) {
   Batch batch(8, {{DType::kFloat16, 33}}, 9);
   for (const Combiner combiner : kCombiners) {
     for (const Form form : kForms) batch.AddTask(0, combiner, true, form, false);
@@ -225,8 +225,9 @@ TYPED_TEST(DevicePoolKernels, ABatchMayHaveOneTable) {
   ExpectWeightGradientsAsOnHost<TypeParam>(&batch, false);
 }
 
-// However many ids a bag has behind the last that are read at once, and wherever rows are missing.
-TYPED_TEST(DevicePoolKernels, BagsOfAnySizeMayMissAnyRow) {
+// Vectors are read several at a time: any number of ids may be left over, and any of them may have
+// no row.
+TYPED_TEST(DevicePoolKernels, BagsOfAnySizeWithMissingRows) {
   Batch batch(8, {{DType::kFloat32, 5}, {DType::kBfloat16, 8}}, 10);
   for (uint32_t size = 0; size <= 9; ++size) {
     for (uint32_t missing = 0; missing < 1u << std::min(size, 6u); ++missing) {

@@ -1,4 +1,4 @@
-// ReceiveKeys on simulated devices: what the host's Requests reads, and refuses.
+// ReceiveKeys on simulated devices: the keys and the errors of the host's Requests.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace dynemb {
 namespace {
 
-// Messages as received: all words, and the words of each.
+// Received messages: all words, and the number of words of each message.
 struct Messages {
   std::vector<KeyType> key_types;
   std::vector<int32_t> words, splits;
@@ -23,7 +23,7 @@ struct Messages {
   std::vector<int32_t> own{};
 };
 
-// What was read of them, or why not.
+// The received keys, or the error.
 struct Keys {
   std::string error;
   std::vector<std::vector<int64_t>> counts;  // [tables]
@@ -33,7 +33,7 @@ struct Keys {
   }
 };
 
-// fn(received): with messages in memory of their size.
+// Calls fn(received) with messages in memory of their exact size.
 template <class Fn>
 void WithReceived(const Messages& messages, const Fn& fn) {
   const Exact<int32_t> words(messages.words), splits(messages.splits), own(messages.own);
@@ -112,12 +112,12 @@ class DeviceRequestsTest : public testing::Test {
 
   Device device_;
   ThreadsExec exec_{3};
-  size_t work_ = 0;  // that the last call gave out
+  size_t work_ = 0;  // the work that the last call gave to the device
 };
 
 TYPED_TEST_SUITE(DeviceRequestsTest, CountedDevices);
 
-// Messages of random keys; of `self` apart, if it is a rank.
+// Messages of random keys. If `self` is a rank, its message is separate.
 Messages RandomMessages(uint32_t ranks, size_t tables, uint32_t self, uint64_t most,
                         std::mt19937_64* random) {
   Messages messages;
@@ -141,7 +141,7 @@ Messages RandomMessages(uint32_t ranks, size_t tables, uint32_t self, uint64_t m
   return messages;
 }
 
-TYPED_TEST(DeviceRequestsTest, ReceivesWhatTheHostReceives) {
+TYPED_TEST(DeviceRequestsTest, MatchesTheHost) {
   std::mt19937_64 random(4);
   size_t work = 0;
   for (const auto& [ranks, tables] : {std::pair<uint32_t, size_t>{1, 1},
@@ -174,8 +174,9 @@ TYPED_TEST(DeviceRequestsTest, ReceivesWhatTheHostReceives) {
   EXPECT_EQ(this->Read({{}, {}, {0, 0}}).error, "");
 }
 
-// As the host refuses it, and nothing outside is looked at: the address sanitizer sees it if it is.
-TYPED_TEST(DeviceRequestsTest, DamagedMessagesAreRefused) {
+// The errors are the same as on the host. Nothing outside the messages is read, which the address
+// sanitizer checks.
+TYPED_TEST(DeviceRequestsTest, RejectsDamagedMessages) {
   constexpr int32_t kLeast = std::numeric_limits<int32_t>::min();
   constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
   std::mt19937_64 random(5);
@@ -189,7 +190,7 @@ TYPED_TEST(DeviceRequestsTest, DamagedMessagesAreRefused) {
         std::vector<int32_t>& words = *arrays[random() % 3];
         if (words.empty()) continue;
         int32_t& word = words[random() % std::min<size_t>(words.size(), 12)];
-        // Wraps around, as a damaged word would.
+        // Wraps around, like a damaged word.
         const auto plus = [&](uint32_t d) { return static_cast<int32_t>(uint32_t(word) + d); };
         const int32_t near[] = {plus(1), plus(3), plus(~0u), plus(~2u)};
         const int32_t far[] = {0, -1, kLeast, kMost, 1 << 30, static_cast<int32_t>(random())};
@@ -212,8 +213,8 @@ TYPED_TEST(DeviceRequestsTest, DamagedMessagesAreRefused) {
   EXPECT_LT(refused, rounds);
 }
 
-// A message that is only said to be as long: nothing is read of it but the numbers of keys.
-TYPED_TEST(DeviceRequestsTest, KeysAreNumberedIn32Bits) {
+// The message is shorter than its stated length: only its numbers of keys are read.
+TYPED_TEST(DeviceRequestsTest, TooManyKeys) {
   constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
   const std::vector<int32_t> numbers = {kMost, kMost, 1};
   const int32_t split = 0;
@@ -233,7 +234,7 @@ TYPED_TEST(DeviceRequestsTest, KeysAreNumberedIn32Bits) {
   EXPECT_NE(status.message().find("2^32 - 2 keys"), std::string::npos) << status.message();
 }
 
-TYPED_TEST(DeviceRequestsTest, FailuresOfReceivingAreReturned) {
+TYPED_TEST(DeviceRequestsTest, ReturnsFailures) {
   std::mt19937_64 random(6);
   Messages messages = RandomMessages(3, 2, 1, 50, &random);
   std::vector<uint64_t> keys(1000);

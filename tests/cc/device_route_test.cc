@@ -1,5 +1,5 @@
-// Route and OwnersOf on simulated devices: the host's messages, counts and errors, and the order of
-// keys that device/route.h gives.
+// Route and OwnersOf on simulated devices: the host's messages, counts and errors, with keys in the
+// order that device/route.h specifies.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ constexpr int32_t kGuard = -123456789;
 Routed Expected(const Call& call) {
   const size_t tables = call.key_types.size();
   std::vector<std::vector<std::vector<uint64_t>>> requests(tables);  // [tables][ranks]
-  std::vector<std::map<uint64_t, uint32_t>> places(tables);          // among those of its owner
+  std::vector<std::map<uint64_t, uint32_t>> places(tables);          // among the keys of its owner
   Routed routed;
   routed.index.resize(call.features.size());
   for (size_t t = 0; t < tables; ++t) {
@@ -85,7 +85,7 @@ struct Tasks {
         keys64_.emplace_back(feature.keys);
         ids.keys = keys64_.back().p.get();
       }
-      // Where there are no ids there need not be an array.
+      // A feature without ids need not have an array.
       if (ids.n != 0) ids.index = index.back().p.get();
       tasks[feature.table].features.push_back(ids);
     }
@@ -117,7 +117,7 @@ class DeviceRouteTest : public testing::Test {
                           sizes = of;
                           size_t num_words = 0;
                           for (size_t n : of.words) num_words += n;
-                          // One word off: keys need not lie at multiples of 8 bytes.
+                          // Offset by one word: keys need not be at multiples of 8 bytes.
                           words = Exact<int32_t>(num_words + 2);
                           own = Exact<int32_t>(of.num_own_words + 2);
                           for (Exact<int32_t>* a : {&words, &own}) {
@@ -158,7 +158,8 @@ class DeviceRouteTest : public testing::Test {
     return routed;
   }
 
-  // Against the rule, what the host promises, and what it gives for all but the order.
+  // Checks the result against the host's contract, the rule of device/route.h, and the host's
+  // counts.
   void Check(const Call& call, Routed* result = nullptr) {
     const Routed routed = Run(call);
     ASSERT_NO_FATAL_FAILURE(CheckRouted(call, routed));
@@ -174,7 +175,7 @@ class DeviceRouteTest : public testing::Test {
 
   Device device_;
   ThreadsExec exec_{3};
-  size_t work_ = 0;  // that the last call gave out
+  size_t work_ = 0;  // the work that the last call gave to the device
 };
 
 TYPED_TEST_SUITE(DeviceRouteTest, CountedDevices);
@@ -189,7 +190,7 @@ TYPED_TEST(DeviceRouteTest, RandomTablesAndFeatures) {
   }
 }
 
-TYPED_TEST(DeviceRouteTest, TheLayoutOfMessages) {
+TYPED_TEST(DeviceRouteTest, MessageLayout) {
   Call call;
   call.ranks = 2;
   AddTable(&call, KeyType::kInt64, Owners::Rule::kModulo);
@@ -207,8 +208,8 @@ TYPED_TEST(DeviceRouteTest, TheLayoutOfMessages) {
   }
 }
 
-// Also of positions that meet in the election only as threads race.
-TEST(RouteKeysTest, TheSameKeyOfOneTable) {
+// Covers pairs of positions that the election compares only if threads race.
+TEST(RouteKeysTest, SameComparesTableAndKey) {
   const std::vector<uint64_t> keys = {5, 5, 6};
   const std::vector<uint32_t> keys32 = {5, 6};
   const std::vector<device::RoutePart> parts = {{{keys.data(), 8}, nullptr, {}, 0, 0, 4},
@@ -229,7 +230,7 @@ TEST(RouteKeysTest, TheSameKeyOfOneTable) {
   }
 }
 
-// Keys of one table are no other's, whatever their type.
+// Equal keys of different tables are distinct, for every key type.
 TYPED_TEST(DeviceRouteTest, TablesWithTheSameKeys) {
   std::mt19937_64 random(2);
   std::vector<uint64_t> keys(3000);
@@ -247,7 +248,7 @@ TYPED_TEST(DeviceRouteTest, TablesWithTheSameKeys) {
   for (size_t t : {1, 2, 3, 7}) EXPECT_EQ(routed.index[t], routed.index[0]);
 }
 
-TYPED_TEST(DeviceRouteTest, NobodyAsks) {
+TYPED_TEST(DeviceRouteTest, NoIds) {
   Routed routed;
   Call call;
   call.ranks = 3;
@@ -268,7 +269,7 @@ TYPED_TEST(DeviceRouteTest, NobodyAsks) {
   }
 }
 
-TYPED_TEST(DeviceRouteTest, AllKeysMayGoToOneRank) {
+TYPED_TEST(DeviceRouteTest, OneRankMayOwnAllKeys) {
   for (uint32_t one : {0u, 2u, 6u}) {
     for (Owners::Rule rule : {Owners::Rule::kModulo, Owners::Rule::kOne}) {
       Call call;
@@ -286,7 +287,7 @@ TYPED_TEST(DeviceRouteTest, AllKeysMayGoToOneRank) {
   }
 }
 
-// What is given out does not grow with them.
+// The amount of work given to the device does not grow with them.
 TYPED_TEST(DeviceRouteTest, ManyRanksAndTables) {
   std::mt19937_64 random(3);
   size_t work = 0;
@@ -309,7 +310,7 @@ TYPED_TEST(DeviceRouteTest, ManyRanksAndTables) {
   }
 }
 
-TYPED_TEST(DeviceRouteTest, ErrorsAreTheHosts) {
+TYPED_TEST(DeviceRouteTest, ErrorsMatchTheHost) {
   const uint64_t key = 1;
   uint32_t index = 77;
   RouteTask good;
@@ -341,8 +342,8 @@ TYPED_TEST(DeviceRouteTest, ErrorsAreTheHosts) {
   EXPECT_EQ(index, 77u);
 }
 
-// Each table may have as many ids, but not all together.
-TYPED_TEST(DeviceRouteTest, IdsAreNumberedIn32Bits) {
+// Each table has a legal number of ids, but all tables together have too many.
+TYPED_TEST(DeviceRouteTest, TooManyIds) {
   const uint64_t key = 1;
   uint32_t index = 77;
   std::vector<RouteTask> tasks(2);
@@ -357,8 +358,8 @@ TYPED_TEST(DeviceRouteTest, IdsAreNumberedIn32Bits) {
   EXPECT_EQ(index, 77u);
 }
 
-// No memory for any of its arrays, or none for what comes out.
-TYPED_TEST(DeviceRouteTest, FailuresAreReturned) {
+// Memory runs out for each of its arrays in turn, or for the messages.
+TYPED_TEST(DeviceRouteTest, ReturnsFailures) {
   Call call;
   call.ranks = 3;
   AddTable(&call, KeyType::kInt64, Owners::Rule::kHash);

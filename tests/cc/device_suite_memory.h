@@ -66,7 +66,7 @@ TYPED_TEST_P(DeviceMemory, RangesGrowInPlace) {
 }
 
 // A new range does not have the contents that the previous range left.
-TYPED_TEST_P(DeviceMemory, NewMemoryIsZeroAfterOthersHadIt) {
+TYPED_TEST_P(DeviceMemory, ReusedMemoryIsZero) {
   for (const size_t bytes : {size_t{4096}, 4 * kMiB}) {
     for (int round = 0; round < 3; ++round) {
       SCOPED_TRACE(bytes);
@@ -75,7 +75,7 @@ TYPED_TEST_P(DeviceMemory, NewMemoryIsZeroAfterOthersHadIt) {
   }
 }
 
-TYPED_TEST_P(DeviceMemory, HostRangesGrowInPlaceAndBodiesReachThem) {
+TYPED_TEST_P(DeviceMemory, HostRangesGrowInPlaceAndBodiesAccessThem) {
   using HostRange = typename TestFixture::HostRange;
   TestFixture::template GrowInPlace<HostRange>(40 * kMiB, {1, kMiB, 3 * kMiB, 17 * kMiB});
 
@@ -92,7 +92,7 @@ TYPED_TEST_P(DeviceMemory, HostRangesGrowInPlaceAndBodiesReachThem) {
 }
 
 // Copies do not depend on how a range grew.
-TYPED_TEST_P(DeviceMemory, CopiesCrossWhatWasCommittedAtOnce) {
+TYPED_TEST_P(DeviceMemory, CopiesCrossCommitBoundaries) {
   typename TestFixture::Range range;
   typename TestFixture::HostRange host;
   const size_t bytes = 9 * kMiB, n = bytes / sizeof(uint32_t);
@@ -102,24 +102,24 @@ TYPED_TEST_P(DeviceMemory, CopiesCrossWhatWasCommittedAtOnce) {
     ASSERT_TRUE(range.Commit(b).ok());
     ASSERT_TRUE(host.Commit(b).ok());
   }
-  auto* const here = reinterpret_cast<uint32_t*>(host.data());
-  auto* const there = reinterpret_cast<uint32_t*>(range.data());
+  auto* const on_host = reinterpret_cast<uint32_t*>(host.data());
+  auto* const on_device = reinterpret_cast<uint32_t*>(range.data());
   typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
-  session.ForEach(n, Line{here, 9, 4});
-  session.Copy(there, here, bytes);
-  EXPECT_EQ(OtherThanLine(session, there, n, 9, 4), 0u);
-  session.Fill(here, 0, bytes);
-  EXPECT_EQ(OtherThanLine(session, here, n, 0, 0), 0u);
-  session.Copy(here + 1, there, bytes - sizeof(uint32_t));
-  EXPECT_EQ(OtherThanLine(session, here + 1, n - 1, 9, 4), 0u);
-  std::vector<uint32_t> values = TestFixture::Read(session, here, n);
+  session.ForEach(n, Line{on_host, 9, 4});
+  session.Copy(on_device, on_host, bytes);
+  EXPECT_EQ(OtherThanLine(session, on_device, n, 9, 4), 0u);
+  session.Fill(on_host, 0, bytes);
+  EXPECT_EQ(OtherThanLine(session, on_host, n, 0, 0), 0u);
+  session.Copy(on_host + 1, on_device, bytes - sizeof(uint32_t));
+  EXPECT_EQ(OtherThanLine(session, on_host + 1, n - 1, 9, 4), 0u);
+  std::vector<uint32_t> values = TestFixture::Read(session, on_host, n);
   EXPECT_EQ(values[n - 1], (n - 2) * 9 + 4);
   std::fill(values.begin(), values.end(), 8u);
-  session.Copy(here, values.data(), bytes);
-  EXPECT_EQ(OtherThanLine(session, here, n, 0, 8), 0u);
+  session.Copy(on_host, values.data(), bytes);
+  EXPECT_EQ(OtherThanLine(session, on_host, n, 0, 8), 0u);
 }
 
-TYPED_TEST_P(DeviceMemory, FailureOfCommitLeavesThingsAsTheyWere) {
+TYPED_TEST_P(DeviceMemory, FailedCommitChangesNothing) {
   typename TestFixture::Range range;
   ASSERT_TRUE(range.Reserve(this->device(), TypeParam::FreeMemory() + 2 * kMiB).ok());
   ASSERT_TRUE(range.Commit(3 * kMiB).ok());
@@ -179,19 +179,19 @@ TYPED_TEST_P(DeviceMemory, RangesMove) {
     typename TestFixture::HostRange h, i;
     ASSERT_TRUE(h.Reserve(this->device(), kMiB).ok());
     ASSERT_TRUE(h.Commit(4096).ok());
-    auto* const here = reinterpret_cast<uint32_t*>(h.data());
+    auto* const on_host = reinterpret_cast<uint32_t*>(h.data());
     i = std::move(h);
-    EXPECT_EQ(i.data(), reinterpret_cast<char*>(here));
+    EXPECT_EQ(i.data(), reinterpret_cast<char*>(on_host));
     EXPECT_EQ(h.committed(), 0u);
-    session.ForEach(1024, Line{here, 5, 5});
-    EXPECT_EQ(OtherThanLine(session, here, 1024, 5, 5), 0u);
+    session.ForEach(1024, Line{on_host, 5, 5});
+    EXPECT_EQ(OtherThanLine(session, on_host, 1024, 5, 5), 0u);
   }
   EXPECT_EQ(this->device().used(), used);
 }
 
 // Like tables that are created and destroyed; work may still be running when the ranges are
 // destroyed.
-TYPED_TEST_P(DeviceMemory, NothingIsLostInAThousandRounds) {
+TYPED_TEST_P(DeviceMemory, ThousandRoundsLeakNoMemory) {
   size_t used = 0, left = 0;
   for (int round = 0; round < 1001; ++round) {
     {
@@ -226,7 +226,7 @@ TYPED_TEST_P(DeviceMemory, NothingIsLostInAThousandRounds) {
   EXPECT_GE(TypeParam::FreeMemory() + 8 * kMiB, left);
 }
 
-TYPED_TEST_P(DeviceMemory, TakenArraysAreApartAndAligned) {
+TYPED_TEST_P(DeviceMemory, TakenArraysAreDisjointAndAligned) {
   typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
   std::vector<uint32_t*> arrays;
   const std::vector<size_t> sizes = {1, 0, 63, 64, 65, 1000, 300000};
@@ -241,7 +241,7 @@ TYPED_TEST_P(DeviceMemory, TakenArraysAreApartAndAligned) {
   }
 }
 
-TYPED_TEST_P(DeviceMemory, ScratchGivesBackWhatItsScopeTook) {
+TYPED_TEST_P(DeviceMemory, ScratchFreesTheArraysOfItsScope) {
   typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
   auto* const kept = session.template Take<uint32_t>(1000);
   session.ForEach(1000, Line{kept, 1, 2});
@@ -256,7 +256,7 @@ TYPED_TEST_P(DeviceMemory, ScratchGivesBackWhatItsScopeTook) {
   EXPECT_EQ(OtherThanLine(session, kept, 1000, 1, 2), 0u);
 }
 
-TYPED_TEST_P(DeviceMemory, TheSecondRoundTakesNothingMore) {
+TYPED_TEST_P(DeviceMemory, SecondRoundAllocatesNothing) {
   size_t used = 0, left = 0;
   for (int round = 0; round < 3; ++round) {
     {
@@ -279,12 +279,11 @@ TYPED_TEST_P(DeviceMemory, TheSecondRoundTakesNothingMore) {
   EXPECT_EQ(TypeParam::FreeMemory(), left);
 }
 
-REGISTER_TYPED_TEST_SUITE_P(DeviceMemory, RangesGrowInPlace, NewMemoryIsZeroAfterOthersHadIt,
-                            HostRangesGrowInPlaceAndBodiesReachThem,
-                            CopiesCrossWhatWasCommittedAtOnce,
-                            FailureOfCommitLeavesThingsAsTheyWere, RangesMove,
-                            NothingIsLostInAThousandRounds, TakenArraysAreApartAndAligned,
-                            ScratchGivesBackWhatItsScopeTook, TheSecondRoundTakesNothingMore);
+REGISTER_TYPED_TEST_SUITE_P(DeviceMemory, RangesGrowInPlace, ReusedMemoryIsZero,
+                            HostRangesGrowInPlaceAndBodiesAccessThem, CopiesCrossCommitBoundaries,
+                            FailedCommitChangesNothing, RangesMove, ThousandRoundsLeakNoMemory,
+                            TakenArraysAreDisjointAndAligned, ScratchFreesTheArraysOfItsScope,
+                            SecondRoundAllocatesNothing);
 
 }  // namespace testing_device
 }  // namespace dynemb

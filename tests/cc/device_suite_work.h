@@ -40,7 +40,7 @@ struct TeamRanks {
 };
 
 // All bodies access the same words.
-struct Meet {
+struct Contend {
   uint32_t* words;  // sum, least, greatest, and, or, first thread, exchanged
   uint64_t* sum;
   DYNEMB_HD void operator()(size_t i) const {
@@ -73,7 +73,7 @@ TYPED_TEST_P(DeviceWork, ForEachVisitsEachOnce) {
     session.Fill(visits, 0, (n + 1) * sizeof(*visits));
     session.ForEach(n, CountVisits{visits});
     EXPECT_EQ(OtherThanLine(session, visits, n, 0, 1), 0u);
-    EXPECT_EQ(TestFixture::Read(session, visits + n, 1)[0], 0u) << "behind the last of " << n;
+    EXPECT_EQ(TestFixture::Read(session, visits + n, 1)[0], 0u) << "after the last of " << n;
   }
 }
 
@@ -89,7 +89,7 @@ TYPED_TEST_P(DeviceWork, TeamsForKeysAgree) {
   }
 }
 
-TYPED_TEST_P(DeviceWork, EachRowHasOneTeamOfTheWidthForItsLength) {
+TYPED_TEST_P(DeviceWork, EachRowHasOneTeamOfRowWidth) {
   using Session = typename TestFixture::Session;
   Session session(this->device(), TypeParam::StreamOf(0));
   const size_t n = TypeParam::kTeams;
@@ -103,7 +103,7 @@ TYPED_TEST_P(DeviceWork, EachRowHasOneTeamOfTheWidthForItsLength) {
     session.ForRows(n, quads, TeamRanks{width, ranks, ranks + n + 1});
     EXPECT_EQ(OtherThanLine(session, ranks, n, 0, ~0u >> (32 - width)), 0u);
     EXPECT_EQ(TestFixture::Read(session, ranks + n, 2), std::vector<uint32_t>(2, 0))
-        << "behind the last, and wrong";
+        << "after the last, and wrong";
   }
 }
 
@@ -132,7 +132,7 @@ TYPED_TEST_P(DeviceWork, TeamsForRowsAgreeAndShareTheBytes) {
   }
 }
 
-TYPED_TEST_P(DeviceWork, BodiesMeetOnAnAddress) {
+TYPED_TEST_P(DeviceWork, AtomicsOnOneAddress) {
   typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
   const uint32_t n = 100000;
   auto* const words = session.template Take<uint32_t>(9);
@@ -140,7 +140,7 @@ TYPED_TEST_P(DeviceWork, BodiesMeetOnAnAddress) {
   const std::vector<uint32_t> start = {0, ~0u, 0, ~0u, 0, 0, 0, 0, 0};
   session.Copy(words, start.data(), start.size() * sizeof(start[0]));
   session.Fill(sum, 0, sizeof(*sum));
-  session.ForEach(n, Meet{words, sum});
+  session.ForEach(n, Contend{words, sum});
   const std::vector<uint32_t> all = TestFixture::Read(session, words, 9);
   const uint32_t total = static_cast<uint32_t>(uint64_t{n} * (n - 1) / 2);
   EXPECT_EQ(all[0], total);
@@ -154,7 +154,7 @@ TYPED_TEST_P(DeviceWork, BodiesMeetOnAnAddress) {
   EXPECT_EQ(TestFixture::Read(session, sum, 1)[0], uint64_t{n} << 33);
 }
 
-TYPED_TEST_P(DeviceWork, ALaunchSeesAllOfTheOnesBefore) {
+TYPED_TEST_P(DeviceWork, LaunchesSeeEarlierWrites) {
   typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
   const uint32_t n = 70000, rounds = 40;
   auto* from = session.template Take<uint32_t>(n);
@@ -167,7 +167,7 @@ TYPED_TEST_P(DeviceWork, ALaunchSeesAllOfTheOnesBefore) {
   for (uint32_t i = 0; i < n; ++i) ASSERT_EQ(all[i], (i + rounds) % n + rounds) << i;
 }
 
-TYPED_TEST_P(DeviceWork, CopiesAreInLineWithTheRest) {
+TYPED_TEST_P(DeviceWork, CopiesAreInOrderWithLaunches) {
   typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
   const uint32_t n = 50000;
   std::vector<uint32_t> here(n), back(n), first(n);
@@ -191,7 +191,7 @@ TYPED_TEST_P(DeviceWork, CopiesAreInLineWithTheRest) {
   }
 }
 
-TYPED_TEST_P(DeviceWork, PinnedMemoryStaysUntilItWasCopied) {
+TYPED_TEST_P(DeviceWork, PinnedMemoryIsValidUntilCopied) {
   const uint32_t n = 200;
   typename TestFixture::Range range;
   ASSERT_TRUE(range.Reserve(this->device(), 4 * n).ok());
@@ -216,7 +216,7 @@ TYPED_TEST_P(DeviceWork, PinnedMemoryStaysUntilItWasCopied) {
   for (uint32_t i = 0; i < n; ++i) ASSERT_EQ(all[i], i * 3);
 }
 
-TYPED_TEST_P(DeviceWork, ExclusiveSumIsThatOfTheStandardLibrary) {
+TYPED_TEST_P(DeviceWork, ExclusiveSumMatchesTheStandardLibrary) {
   typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
   for (const size_t n : {size_t{0}, size_t{1}, size_t{2}, size_t{1023}, size_t{1500001}}) {
     std::vector<uint32_t> values(n), expected(n);
@@ -230,7 +230,7 @@ TYPED_TEST_P(DeviceWork, ExclusiveSumIsThatOfTheStandardLibrary) {
   }
 }
 
-TYPED_TEST_P(DeviceWork, SortPairsIsThatOfTheStandardLibrary) {
+TYPED_TEST_P(DeviceWork, SortPairsMatchesTheStandardLibrary) {
   typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
   for (const size_t n : {size_t{0}, size_t{1}, size_t{2}, size_t{1023}, size_t{300001}}) {
     for (const auto& [different, bits] :
@@ -241,22 +241,22 @@ TYPED_TEST_P(DeviceWork, SortPairsIsThatOfTheStandardLibrary) {
       for (size_t i = 0; i < n; ++i) keys[i] = MixKey(i) % different;
       std::iota(values.begin(), values.end(), 0u);
       typename TestFixture::Session::Scratch scratch(session);
-      auto* const their_keys = session.template Take<uint64_t>(n);
-      auto* const their_values = session.template Take<uint32_t>(n);
-      session.Copy(their_keys, keys.data(), n * sizeof(uint64_t));
-      session.Copy(their_values, values.data(), n * sizeof(uint32_t));
+      auto* const device_keys = session.template Take<uint64_t>(n);
+      auto* const device_values = session.template Take<uint32_t>(n);
+      session.Copy(device_keys, keys.data(), n * sizeof(uint64_t));
+      session.Copy(device_values, values.data(), n * sizeof(uint32_t));
       if (bits == 64) {
-        session.SortPairs(their_keys, their_values, n);
+        session.SortPairs(device_keys, device_values, n);
       } else {
-        session.SortPairs(their_keys, their_values, n, bits);
+        session.SortPairs(device_keys, device_values, n, bits);
       }
       // Pairs with equal keys stay in order.
       const uint64_t low = bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1;
       std::stable_sort(values.begin(), values.end(),
                        [&](uint32_t a, uint32_t b) { return (keys[a] & low) < (keys[b] & low); });
       for (size_t i = 0; i < n; ++i) expected_keys[i] = keys[values[i]];
-      EXPECT_TRUE(TestFixture::Read(session, their_keys, n) == expected_keys) << n << ", " << bits;
-      EXPECT_TRUE(TestFixture::Read(session, their_values, n) == values) << n << ", " << bits;
+      EXPECT_TRUE(TestFixture::Read(session, device_keys, n) == expected_keys) << n << ", " << bits;
+      EXPECT_TRUE(TestFixture::Read(session, device_values, n) == values) << n << ", " << bits;
     }
   }
 }
@@ -282,7 +282,7 @@ TYPED_TEST_P(DeviceWork, AfterWaitsForAnotherStream) {
   }
 }
 
-TYPED_TEST_P(DeviceWork, ThreadsOnStreamsOfTheirOwnDoNotMix) {
+TYPED_TEST_P(DeviceWork, ConcurrentSessionsDoNotInterfere) {
   std::vector<std::thread> threads;
   for (uint32_t t = 0; t < 3; ++t) {
     // Two of them share a stream.
@@ -305,13 +305,12 @@ TYPED_TEST_P(DeviceWork, ThreadsOnStreamsOfTheirOwnDoNotMix) {
 }
 
 REGISTER_TYPED_TEST_SUITE_P(DeviceWork, ForEachVisitsEachOnce, TeamsForKeysAgree,
-                            EachRowHasOneTeamOfTheWidthForItsLength,
-                            TeamsForRowsAgreeAndShareTheBytes, BodiesMeetOnAnAddress,
-                            ALaunchSeesAllOfTheOnesBefore, CopiesAreInLineWithTheRest,
-                            PinnedMemoryStaysUntilItWasCopied,
-                            ExclusiveSumIsThatOfTheStandardLibrary,
-                            SortPairsIsThatOfTheStandardLibrary, AfterWaitsForAnotherStream,
-                            ThreadsOnStreamsOfTheirOwnDoNotMix);
+                            EachRowHasOneTeamOfRowWidth, TeamsForRowsAgreeAndShareTheBytes,
+                            AtomicsOnOneAddress, LaunchesSeeEarlierWrites,
+                            CopiesAreInOrderWithLaunches, PinnedMemoryIsValidUntilCopied,
+                            ExclusiveSumMatchesTheStandardLibrary,
+                            SortPairsMatchesTheStandardLibrary, AfterWaitsForAnotherStream,
+                            ConcurrentSessionsDoNotInterfere);
 
 }  // namespace testing_device
 }  // namespace dynemb

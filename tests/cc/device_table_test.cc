@@ -18,7 +18,7 @@ namespace dynemb {
 namespace testing_table {
 namespace {
 
-// `kHbmRows`: how many rows of the least stride the device tier holds; -1: all.
+// `kHbmRows`: the number of rows of the smallest stride that fit in the device tier; -1: all rows.
 template <KeyType kKey, DType kDType, class Device, int kHbmRows, size_t kSlowness>
 struct DeviceConfig {
   static constexpr KeyType key_type = kKey;
@@ -48,7 +48,7 @@ using DeviceTables = ::testing::Types<
     Quick<KeyType::kInt32, DType::kBfloat16, 100>>;
 INSTANTIATE_TABLE_SUITES(Device, DeviceTables);
 
-// Under sanitizers, teams of 32 say no more than teams of 8, and take minutes.
+// Under sanitizers, teams of 32 find nothing that teams of 8 do not, and take minutes.
 using WarpTables =
     ::testing::Types<DeviceConfig<KeyType::kInt64, DType::kFloat32, NarrowTeamsDevice, -1, 25 * 8>
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
@@ -58,12 +58,12 @@ using WarpTables =
                      >;
 INSTANTIATE_TABLE_SUITES(DeviceWarp, WarpTables);
 
-// A training step gives work and does not wait for it: in tables that have room, that are full and
-// evict, with one tier and with two. (A table that grows waits once in a while.)
+// A training step does not wait for the work that it gives to the device. The tables have room, or
+// are full and evict, with one tier or two. (A growing table waits occasionally.)
 TEST(DeviceSteps, DoNotWait) {
   struct Case {
     int64_t max_capacity;
-    uint64_t keys;  // drawn from so many
+    uint64_t keys;  // the number of keys to draw from
     int hbm_rows;
   };
   for (const Case c :
@@ -103,7 +103,8 @@ TEST(DeviceSteps, DoNotWait) {
   }
 }
 
-// New keys get rows in the order in which a batch names them first, however threads meet.
+// New keys get rows in the order of their first positions in the batch, for any schedule of
+// threads.
 TEST(DeviceInserts, RowIdsDoNotDependOnThreads) {
   ThreadsDevice device;
   SerialExec serial;
@@ -120,18 +121,18 @@ TEST(DeviceInserts, RowIdsDoNotDependOnThreads) {
     ASSERT_TRUE(DeviceTable<ThreadsDevice>::Make(options, &device, &four).ok());
     Subject t(std::move(one), &serial), u(std::move(four), &threads);
     for (int batch = 0; batch < 3; ++batch) {
-      // Each key comes about eight times, all over the batch.
+      // Each key occurs about eight times, at random positions.
       for (uint64_t& key : keys) key = random.Below(2500) + 2000 * static_cast<uint64_t>(batch);
       const RowIds rows = t.FindOrInsert(keys);
       ASSERT_EQ(u.FindOrInsert(keys), rows);
-      RowId next = 0;  // ids below were given before, in order
+      RowId next = 0;  // row ids below `next` have been assigned already, in order
       for (RowId row : rows) next = std::max(next, row);
       EXPECT_EQ(t.size(), next + 1u);
     }
   }
 }
 
-// A device that posts its counters a batch late, as a GPU may.
+// A device that posts its counters one batch late, as a GPU may.
 class LateDevice : public ThreadsDevice {
  public:
   class Session : public ThreadsDevice::Session {
@@ -160,8 +161,8 @@ class LateDevice : public ThreadsDevice {
   device::Mailbox* to_ = nullptr;
 };
 
-// Check() looks whether the bounds hold.
-TEST(DeviceInserts, LatePostsAreBoundsToo) {
+// Check() verifies the bounds.
+TEST(DeviceInserts, LateCountersAreBounds) {
   for (const int64_t init_capacity : {20000, 16}) {  // the index never grows, or often
     SCOPED_TRACE(init_capacity);
     LateDevice device;
@@ -184,7 +185,7 @@ TEST(DeviceInserts, LatePostsAreBoundsToo) {
   }
 }
 
-// What a table holds, wherever it does.
+// The contents of a table, without row ids.
 std::vector<Exported> ByKey(const Subject& t) {
   std::vector<Exported> rows = t.Export();
   std::sort(rows.begin(), rows.end(),
@@ -193,8 +194,8 @@ std::vector<Exported> ByKey(const Subject& t) {
   return rows;
 }
 
-// Room for the next batch too is made only if there is memory for it.
-TEST(DeviceMemory, OfOthersWhileTheIndexIsNearlyFull) {
+// The index grows ahead for the next batch only if there is memory for that.
+TEST(DeviceTableMemory, NearlyFullIndexCannotGrow) {
   constexpr size_t kMemory = size_t{1} << 20;
   SerialExec exec;
   ThreadsDevice device(kMemory);
@@ -224,7 +225,7 @@ TEST(DeviceMemory, OfOthersWhileTheIndexIsNearlyFull) {
   EXPECT_EQ(t.size(), 1000u);
 }
 
-TEST(DeviceMemory, OfATableOfTheDeviceOnly) {
+TEST(DeviceTableMemory, DeviceTierRunsOut) {
   SerialExec exec;
   ThreadsDevice device(size_t{64} << 10);
   TableOptions options;
@@ -243,8 +244,8 @@ TEST(DeviceMemory, OfATableOfTheDeviceOnly) {
   EXPECT_EQ(status.code(), Code::kResourceExhausted) << status.message();
 }
 
-// The reader of a snapshot is told that rows could not be read, and finds them again.
-TEST(DeviceFailures, OfASnapshotAreTold) {
+// A failed read of a snapshot returns an error, and its rows can be read again.
+TEST(DeviceFailures, SnapshotReadsReportFailures) {
   ThreadsDevice device;
   SerialExec exec;
   TableOptions options;
@@ -263,12 +264,12 @@ TEST(DeviceFailures, OfASnapshotAreTold) {
   Keys read;
   for (;;) {
     device.FailTake(failed);
-    Snapshot::Piece piece;
-    ASSERT_TRUE(snapshot->Next(1000, &piece).ok());
-    if (piece.n == 0) break;
-    Keys keys(piece.n);
+    Snapshot::Block block;
+    ASSERT_TRUE(snapshot->Next(1000, &block).ok());
+    if (block.n == 0) break;
+    Keys keys(block.n);
     const Status status =
-        snapshot->Read(exec, &piece, keys.data(), nullptr, nullptr, nullptr, nullptr);
+        snapshot->Read(exec, &block, keys.data(), nullptr, nullptr, nullptr, nullptr);
     if (device.FailTake(ThreadsDevice::kNever)) {
       ASSERT_TRUE(status.ok()) << status.message();
       read.insert(read.end(), keys.begin(), keys.end());
@@ -283,9 +284,9 @@ TEST(DeviceFailures, OfASnapshotAreTold) {
   EXPECT_EQ(read, Progression(0, 100));
 }
 
-// Every operation, with memory for its work running out at every point. Its report is true: it has
-// changed nothing, or the table is inconsistent and refuses everything from then on.
-TEST(DeviceFailures, AreTold) {
+// Memory runs out at every point of every operation. A failed operation either has changed nothing,
+// or reports that the table is inconsistent; the table then refuses all later operations.
+TEST(DeviceFailures, OperationsReportFailures) {
   using Operation = Status (*)(Subject&);
   const std::pair<const char*, Operation> operations[] = {
       {"FindOrInsert",
@@ -299,8 +300,8 @@ TEST(DeviceFailures, AreTold) {
          EvictedRows evicted(t->layout());
          const Tick tick = t.tick() + 1;
          t.set_tick(tick);
-         return t->InsertAndEvict(t.exec(), t.Pack(Progression(20, 35)).data(), 35, tick,
-                                  rows.data(), &evicted);
+         return t->InsertAndEvict(t.exec(), t.Pack(Progression(20, 35)), tick, rows.data(),
+                                  &evicted);
        }},
       {"Upsert", [](Subject& t) { return t.TryUpsert(Progression(20, 35), Floats(140, 7.0f)); }},
       {"Accumulate",
@@ -348,7 +349,7 @@ TEST(DeviceFailures, AreTold) {
       Subject t(std::move(made), &exec);
       ASSERT_TRUE(t->AttachState(exec, {"adagrad", {4}, {0.5f}}).ok());
       t->Track(1);
-      t.Upsert(Progression(0, 40), Floats(160, 3.0f));  // the index is as large as it gets
+      t.Upsert(Progression(0, 40), Floats(160, 3.0f));  // the index has its final size
       t.Erase(Progression(0, 10));
       for (int i = 0; i < 6; ++i) t.Find(Progression(15, 15));
       const std::vector<Exported> before = ByKey(t);

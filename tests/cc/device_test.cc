@@ -1,9 +1,9 @@
-// The contract suite of a device on simulated ones; tests/cuda has a GPU's. Also what devices are
-// made of and needs no GPU.
+// The contract suite of a device, on simulated devices; tests/cuda runs it on a GPU. Also tests the
+// components of devices that need no GPU.
 #include <string>
 
 #include "cc/device/block_pool.h"
-#include "cc/device/piece_map.h"
+#include "cc/device/registered_memory.h"
 #include "cc/device/simulated_device.h"
 #include "cc/device/stream_exec.h"
 #include "cc/device/thread_lane.h"
@@ -36,7 +36,7 @@ struct Simulated {
 
 using Threads = Simulated<ThreadLane, ThreadLane, 20000>;
 using Warps = Simulated<LockstepLanes<8>, LockstepLanes<4>, 200>;
-// Under thread sanitizer the suites of tables have warps enough.
+// Under thread sanitizer, only the suites of tables run emulated warps.
 #if defined(__SANITIZE_THREAD__)
 using Devices = ::testing::Types<Threads>;
 #else
@@ -45,7 +45,7 @@ using Devices = ::testing::Types<Threads, Warps>;
 INSTANTIATE_TYPED_TEST_SUITE_P(Simulated, DeviceMemory, Devices);
 INSTANTIATE_TYPED_TEST_SUITE_P(Simulated, DeviceWork, Devices);
 
-TEST(BlockPoolTest, BlocksAreAlignedToTheirSizeAndApart) {
+TEST(BlockPoolTest, BlocksAreAlignedAndDisjoint) {
   BlockPool pool;
   std::vector<std::pair<size_t, size_t>> taken;  // offset, bytes
   std::vector<bool> used;
@@ -75,7 +75,7 @@ TEST(BlockPoolTest, BlocksAreAlignedToTheirSizeAndApart) {
   }
 }
 
-TEST(BlockPoolTest, WhatIsGivenBackIsTakenAgain) {
+TEST(BlockPoolTest, FreedBlocksAreReused) {
   BlockPool pool;
   std::vector<size_t> offsets;
   for (size_t bytes = 1; bytes <= BlockPool::kMost; bytes = bytes * 3 + 1) {
@@ -95,9 +95,9 @@ TEST(BlockPoolTest, WhatIsGivenBackIsTakenAgain) {
   EXPECT_EQ(pool.end(), end);
 }
 
-TEST(PieceMapTest, CopiesAreCutWherePiecesEnd) {
+TEST(RegisteredMemoryTest, WithinStopsWhereRangesEnd) {
   char memory[1000];
-  PieceMap map;
+  RegisteredMemory map;
   EXPECT_EQ(map.Within(memory, 1000), 1000u);
   map.Add(memory + 100, 100);
   map.Add(memory + 200, 50);

@@ -25,8 +25,8 @@ inline size_t RowBytes(const WireTable& table) {
   return static_cast<size_t>(table.dim) * SizeOf(table.dtype);
 }
 
-// Bytes that begin so far behind a multiple of 16 and end, for sanitizers, where their memory does.
-// Null if there are none.
+// Bytes that begin `shift` bytes after a multiple of 16. They end where their memory ends, so that
+// sanitizers detect reads beyond. Null if there are none.
 class Input {
  public:
   Input(const void* bytes, size_t n, size_t shift) : shift_(shift) {
@@ -41,32 +41,33 @@ class Input {
   std::unique_ptr<char[]> memory_;
 };
 
-// The same to be written to: rubbish at first, between guards.
+// Bytes to write to, `shift` bytes after a multiple of 16. They initially hold garbage, and have
+// guards on both sides.
 class Output {
  public:
   Output(size_t n, size_t shift)
-      : n_(n), begin_(16 + shift), bytes_(begin_ + n + kGuards, kRubbish) {}
+      : n_(n), begin_(16 + shift), bytes_(begin_ + n + kGuards, kGarbage) {}
   char* get() { return n_ == 0 ? nullptr : bytes_.data() + begin_; }
-  // What was written, if the guards are whole.
+  // The written bytes. Checks the guards.
   std::vector<char> Take() const {
     const auto begin = bytes_.begin() + static_cast<ptrdiff_t>(begin_);
     const auto end = begin + static_cast<ptrdiff_t>(n_);
-    const auto is_guard = [](char byte) { return byte == kRubbish; };
+    const auto is_guard = [](char byte) { return byte == kGarbage; };
     EXPECT_TRUE(std::all_of(bytes_.begin(), begin, is_guard)) << "written before the array";
-    EXPECT_TRUE(std::all_of(end, bytes_.end(), is_guard)) << "written behind the array";
+    EXPECT_TRUE(std::all_of(end, bytes_.end(), is_guard)) << "written after the array";
     return {begin, end};
   }
 
  private:
-  static constexpr char kRubbish = '\xA5';
+  static constexpr char kGarbage = '\xA5';
   static constexpr size_t kGuards = 32;
 
   size_t n_, begin_;
   std::vector<char> bytes_;
 };
 
-// Numbers of the table's type instead of random bits: usual ones; among them ones that are not; or
-// rows of any magnitude.
+// Replaces random bits by numbers of the table's type. Kind 0: ordinary numbers; 1: also special
+// values; 2: rows of any magnitude.
 inline void FillNumbers(const WireTable& table, size_t kind, Random* random,
                         std::vector<char>* vectors) {
   using Limits = std::numeric_limits<float>;
@@ -103,14 +104,14 @@ inline void FillNumbers(Random* random, Rows* rows) {
   }
 }
 
-// Rows and messages in memory: rows are `shift` of their elements off a multiple of 16 bytes,
-// messages so many words.
+// Rows and messages in memory. Rows begin `shift` elements after a multiple of 16 bytes, and
+// messages `shift` words.
 struct Placed {
   WireLayout layout;
   std::vector<Input> rows, own;
   size_t shift;
 
-  // What this rank has for itself is not what it packs, so that nobody confuses them.
+  // The rows in `own` differ from the packed ones, so that a mix-up is detected.
   Placed(const Rows& of, size_t shift, Random* random) : shift(shift) {
     EXPECT_TRUE(layout.Init(of.tables, of.counts.data(), of.ranks, of.self).ok());
     for (size_t t = 0; t < of.tables.size(); ++t) {

@@ -1,6 +1,6 @@
-// Pack, Unpack and ReceivedRows on simulated devices: the host's bits, for rows of any numbers and
-// at any address, of many tables and ranks in one launch. The host's are tested in wire_test and
-// wire_int8_test.
+// Pack, Unpack and ReceivedRows on simulated devices: the same bits as on the host, for rows of any
+// numbers at any address, of many tables and ranks in one launch. The tests of the host's functions
+// are wire_test and wire_int8_test.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -30,8 +30,8 @@ class DeviceWireTest : public testing::Test {
   // Emulated teams are slow.
   static constexpr bool kThreads = std::is_same_v<Device, ThreadsDevice>;
 
-  // All three against the host's. The tables in `left_out` are not packed, and keep on the wire
-  // what is in memory before.
+  // Compares all three functions with the host's. The tables in `left_out` are not packed; their
+  // words in the message stay unchanged.
   void Check(const Rows& rows, size_t shift = 0, const std::vector<size_t>& left_out = {}) {
     const Placed placed(rows, shift, &random_);
     const uint64_t waits = device_.waits();
@@ -78,7 +78,7 @@ class DeviceWireTest : public testing::Test {
       ASSERT_TRUE(status.ok()) << status.message();
     }
     typename Device::Session session(device_, &exec_);
-    std::vector<const void* const*> received(7, own.data());  // rubbish
+    std::vector<const void* const*> received(7, own.data());  // garbage
     const Status status = device::ReceivedRows(session, layout, words, own, &received);
     ASSERT_TRUE(status.ok()) << status.message();
     ASSERT_EQ(received.size(), layout.tables().size());
@@ -90,7 +90,7 @@ class DeviceWireTest : public testing::Test {
     }
   }
 
-  // What need not be converted is found where it came to lie.
+  // Rows that need no conversion must be found in place.
   static void CheckReceived(const WireLayout& layout, size_t t, const int32_t* words,
                             const std::vector<const void*>& own, const void* const* received,
                             const std::vector<char>& expected) {
@@ -116,7 +116,7 @@ class DeviceWireTest : public testing::Test {
 
 TYPED_TEST_SUITE(DeviceWireTest, SimulatedDevices);
 
-// Of every type, dim and wire type, with numbers of every kind, in one launch.
+// Rows of every dtype, dim and wire type in one launch, with numbers of every kind.
 TYPED_TEST(DeviceWireTest, EveryTypeDimAndAddress) {
   Random random(1);
   std::vector<WireTable> tables;
@@ -136,7 +136,7 @@ TYPED_TEST(DeviceWireTest, EveryTypeDimAndAddress) {
     for (size_t t = 0; t < tables.size() && kind < 3; ++t) {
       FillNumbers(tables[t], kind, &random, &rows.vectors[t]);
     }
-    // The kinds meet all addresses where teams are not slow.
+    // All kinds are tested at all addresses, except with emulated teams.
     for (size_t shift = 0; shift < 8; ++shift) {
       if (!this->kThreads && shift % 4 != kind) continue;
       SCOPED_TRACE(testing::Message() << "shift " << shift);
@@ -160,7 +160,7 @@ TYPED_TEST(DeviceWireTest, ManyTablesAndRanks) {
   }
 }
 
-// Rows that are longer than a team is wide, and more of them than one piece of a launch has.
+// Rows longer than the width of a team, and more rows than one wave of a launch has.
 TYPED_TEST(DeviceWireTest, LongRows) {
   Random random(3);
   const int64_t most = this->kThreads ? 700 : 70;
@@ -174,8 +174,8 @@ TYPED_TEST(DeviceWireTest, LongRows) {
   }
 }
 
-// Wherever in a row its largest element is, or the one that is not finite.
-TYPED_TEST(DeviceWireTest, TheScaleIsOfAllColumns) {
+// The largest element of a row, or an element that is not finite, may be in any column.
+TYPED_TEST(DeviceWireTest, ScaleDependsOnAllColumns) {
   Random random(4);
   for (DType dtype : kDTypes) {
     constexpr size_t kDim = 70;
@@ -191,7 +191,7 @@ TYPED_TEST(DeviceWireTest, TheScaleIsOfAllColumns) {
   }
 }
 
-TYPED_TEST(DeviceWireTest, NothingToMove) {
+TYPED_TEST(DeviceWireTest, FewOrNoRows) {
   Random random(5);
   Rows rows;
   rows.ranks = 4;
@@ -206,7 +206,7 @@ TYPED_TEST(DeviceWireTest, NothingToMove) {
     empty.self = self;
     ASSERT_NO_FATAL_FAILURE(this->Check(empty));  // all pointers are null
     Rows first = MakeRows(tables, {2, 0, 0, 3, 0, 0, 1, 0, 0}, &random);
-    first.self = self;  // if that is 0, nothing travels
+    first.self = self;  // if that is 0, nothing is sent
     ASSERT_NO_FATAL_FAILURE(this->Check(first));
     ASSERT_NO_FATAL_FAILURE(this->Check(first, 0, {0, 1, 2}));
     ASSERT_NO_FATAL_FAILURE(this->Check(first, 0, {0, 2}));
@@ -214,7 +214,7 @@ TYPED_TEST(DeviceWireTest, NothingToMove) {
 }
 
 // Only a few of many sections have rows.
-TYPED_TEST(DeviceWireTest, AsManyRanksAsThereMayBe) {
+TYPED_TEST(DeviceWireTest, MaximalNumberOfRanks) {
   Random random(6);
   constexpr uint32_t kRanks = Owners::kMaxRanks;
   std::vector<int64_t> counts(3 * kRanks);
@@ -232,7 +232,7 @@ TYPED_TEST(DeviceWireTest, AsManyRanksAsThereMayBe) {
   ASSERT_NO_FATAL_FAILURE(this->Check(rows, 1));
 }
 
-// Whatever NaN they are: rows that are copied are not touched as numbers.
+// Rows that are only copied keep the bits of their NaNs.
 TYPED_TEST(DeviceWireTest, CopiesKeepEveryBit) {
   Random random(7);
   for (DType dtype : kDTypes) {
@@ -253,7 +253,7 @@ TYPED_TEST(DeviceWireTest, CopiesKeepEveryBit) {
   }
 }
 
-// Before anything is given out, or an address looked at.
+// The calls fail before any work is given, and before they read an address.
 TYPED_TEST(DeviceWireTest, TooManyRows) {
   const int64_t most = Bags::kMaxSize;
   int32_t word = 0;
@@ -279,7 +279,7 @@ TYPED_TEST(DeviceWireTest, TooManyRows) {
   }
 }
 
-TYPED_TEST(DeviceWireTest, NoWorkspace) {
+TYPED_TEST(DeviceWireTest, WorkspaceAllocationFails) {
   Random random(8);
   Rows rows = MakeRows({{DType::kFloat32, 5, WireType::kInt8},
                         {DType::kFloat16, 3, WireType::kSame},
@@ -287,7 +287,7 @@ TYPED_TEST(DeviceWireTest, NoWorkspace) {
                        {1, 2, 0, 3, 1, 2}, &random);
   const Placed placed(rows, 0, &random);
   const std::vector<const void*> from = Placed::Pointers(placed.rows);
-  // Returns how many arrays `call` takes, each of which is not to be had once.
+  // Returns the number of arrays that `call` takes. The allocation of each of them fails once.
   const auto takes = [&](const auto& call) {
     for (uint64_t n = 0;; ++n) {
       Output words = placed.Words();
@@ -321,7 +321,7 @@ TYPED_TEST(DeviceWireTest, NoWorkspace) {
   ASSERT_NO_FATAL_FAILURE(this->Check(rows));
 }
 
-// Counts what is given to the device.
+// Counts the work that is given to the device.
 class CountingSession : public ThreadsDevice::Session {
  public:
   using Base = ThreadsDevice::Session;
@@ -382,7 +382,7 @@ Work WorkOf(const Rows& rows) {
   return work;
 }
 
-TEST(DeviceWireWorkTest, LaunchesDoNotDependOnHowManyTablesAndRanks) {
+TEST(DeviceWireWorkTest, LaunchesDoNotDependOnTheNumberOfTablesAndRanks) {
   Random random(10);
   for (const size_t tables : {1u, 30u}) {
     for (const size_t ranks : {2u, 9u}) {
@@ -406,27 +406,28 @@ TEST(DeviceWireWorkTest, LaunchesDoNotDependOnHowManyTablesAndRanks) {
   EXPECT_EQ(WorkOf(MakeRows(own.tables, {0, 0}, &random)).launches, (std::vector<int>{0, 0, 0}));
 }
 
-// Of 12,288 sections, three that have rows.
-TEST(DeviceWireWorkTest, SectionsWithoutRowsCostNothing) {
+// Three of 12,288 sections have rows.
+TEST(DeviceWireWorkTest, EmptySectionsAreNotCopied) {
   Random random(12);
   constexpr uint32_t kRanks = Owners::kMaxRanks;
   std::vector<int64_t> counts(3 * kRanks);
   counts[5] = counts[kRanks + 9] = counts[2 * kRanks] = 3;
   const WireTable table{DType::kFloat32, 2, WireType::kInt8};
   for (const size_t copied : WorkOf(MakeRows({table, table, table}, counts, &random)).copied) {
-    EXPECT_LE(copied, 3 * (sizeof(device::WireSection) + sizeof(device::RowStretch)) + 32);
+    EXPECT_LE(copied, 3 * (sizeof(device::WireSection) + sizeof(device::RowRange)) + 32);
   }
 }
 
-TEST(DeviceWireWorkTest, RowsOfALaunch) {
+TEST(DeviceWireWorkTest, CheckTotalLimitsTheRowsOfALaunch) {
   EXPECT_TRUE(device::CheckTotal(0, "rows").ok());
   EXPECT_TRUE(device::CheckTotal(0xFFFFFFFEu, "rows").ok());
   EXPECT_FALSE(device::CheckTotal(0xFFFFFFFFu, "rows").ok());
   EXPECT_FALSE(device::CheckTotal(size_t{1} << 40, "rows").ok());
 }
 
-// Of 16 bytes of a row that is copied, of four columns of one that is not; of the widest.
-TEST(DeviceWireWorkTest, TeamsAreAsWideAsTheWidestRow) {
+// A quad is 16 bytes of a row that is copied, and four columns of a row that is converted. The
+// widest row determines the width.
+TEST(DeviceWireWorkTest, TeamWidthFitsTheWidestRow) {
   Random random(11);
   const auto quads = [&](const std::vector<WireTable>& tables, size_t self_rows) {
     std::vector<int64_t> counts;

@@ -13,7 +13,7 @@ namespace {
 
 using failing::WithAllocations;
 
-TEST(EvictedRows, ThereIsRoomForWhatWasReserved) {
+TEST(EvictedRows, ReservedRowsNeedNoAllocation) {
   const RowLayout layout(8, DType::kFloat32, 5, 2);
   const std::vector<char> row(layout.stride, 7);
   EvictedRows rows(layout);
@@ -22,7 +22,7 @@ TEST(EvictedRows, ThereIsRoomForWhatWasReserved) {
   ASSERT_NO_THROW(WithAllocations(0, [&] {
     for (uint64_t i = 1; i <= 100; ++i) rows.Add(i, row.data());
   }));
-  // Further ones are added whole, or not at all.
+  // Rows beyond the reserved room are added completely or not at all.
   size_t added = 101;
   for (size_t allocations : {0, 1, 1, 1, 2, 2}) {
     try {

@@ -1,4 +1,4 @@
-// A group of ranks, and what they look up: the cases of exchange_suite.h.
+// Groups of ranks and their lookups: the cases of exchange_suite.h.
 #ifndef DYNEMB_TESTS_CC_EXCHANGE_GROUP_H_
 #define DYNEMB_TESTS_CC_EXCHANGE_GROUP_H_
 
@@ -24,14 +24,14 @@ struct SpreadTable {
   WireType wire;
 };
 
-// What one rank looks up in one table.
+// The lookup of one rank in one table.
 struct Feature {
   size_t table;
   Combiner combiner;
   int64_t num_bags;
-  std::vector<uint64_t> keys;  // 32-bit ones widened with zeros
+  std::vector<uint64_t> keys;  // 32-bit keys are zero-extended
   std::vector<int64_t> bag_of;
-  std::vector<float> weights;   // or none
+  std::vector<float> weights;   // empty: none
   std::vector<float> upstream;  // [num_bags, dim]
 };
 
@@ -41,7 +41,8 @@ struct Group {
   std::vector<std::vector<Feature>> features;  // [ranks]
 };
 
-// Any tables, owners and combiners; features without ids, ranks without features' keys.
+// A group with random tables, owners and combiners. About a quarter of the features of each rank
+// have no ids.
 inline Group RandomGroup(uint32_t ranks, size_t ids, std::mt19937_64* random) {
   const auto below = [&](size_t n) { return static_cast<size_t>((*random)() % n); };
   Group group;

@@ -3,7 +3,7 @@
 // the other. Exchanges may order a request differently, so everything is compared by id or by key.
 // Typed by a Place:
 //
-//   static std::string Missing()      why there can be no such exchange here; empty if there can
+//   static std::string Missing()      the reason why there is no such exchange; empty if there is
 //   static Exchange& exchange()
 //   static Exec& exec()
 //   class Arrays                      arrays in the memory of the exchange, until it ends:
@@ -41,7 +41,7 @@ std::vector<char> BytesOf(const std::vector<T>& values) {
 struct Exchanged {
   std::vector<int64_t> asked;                // the number of keys per table, rank and owner
   std::vector<std::vector<int32_t>> owners;  // of the keys of every feature
-  std::vector<std::vector<char>> rows;       // of the ids of every feature, as they came
+  std::vector<std::vector<char>> rows;       // of the ids of every feature, as received
   std::vector<std::vector<char>> pooled;     // of every feature
   std::vector<std::vector<int32_t>> argmax;  // the same
   std::vector<std::vector<char>> weight_gradients;
@@ -52,7 +52,7 @@ struct Exchanged {
 template <class Place>
 class Member {
  public:
-  using Words = std::vector<std::vector<int32_t>>;  // to or from each rank; own ones are separate
+  using Words = std::vector<std::vector<int32_t>>;  // to or from each rank, without its own
 
   Member(const Group& group, uint32_t rank, Exchanged* exchanged)
       : group_(group), rank_(rank), exchanged_(*exchanged), features_(group.features[rank]) {
@@ -106,8 +106,8 @@ class Member {
   }
 
   // Sends the vectors of the received keys to the ranks that requested them.
-  Words Answer(const Words& came) {
-    std::vector<int32_t> splits, joined = Join(came, &splits);
+  Words Answer(const Words& messages) {
+    std::vector<int32_t> splits, joined = Join(messages, &splits);
     Requests::Received received;
     received.words = arrays_.Up(joined);
     received.num_words = static_cast<int64_t>(joined.size());
@@ -137,12 +137,12 @@ class Member {
   }
 
   // Pools the received vectors, and sends their gradients to the owners.
-  Words Pool(const Words& came) {
+  Words Pool(const Words& messages) {
     const WireLayout layout = Layout(asked_, &SpreadTable::dtype);
     std::vector<int32_t> splits;
     Exchange::Received received;
     received.layout = &layout;
-    received.words = arrays_.Up(Join(came, &splits));
+    received.words = arrays_.Up(Join(messages, &splits));
     for (size_t t = 0; t < group_.tables.size(); ++t) {
       // The rows that this rank requests of itself, among all rows that it sends.
       int64_t before = 0;
@@ -155,12 +155,12 @@ class Member {
   }
 
   // Sums the received gradients.
-  void Sum(const Words& came) {
+  void Sum(const Words& messages) {
     const WireLayout layout = Layout(served_, nullptr);
     std::vector<int32_t> splits;
     Exchange::Received received;
     received.layout = &layout;
-    received.words = arrays_.Up(Join(came, &splits));
+    received.words = arrays_.Up(Join(messages, &splits));
     received.own.assign(own_sums_.begin(), own_sums_.end());
     std::vector<BackwardTask> tasks(group_.tables.size());
     std::vector<Bags> bags(tasks.size());
@@ -399,24 +399,25 @@ Exchanged RunGroup(const Group& group) {
   for (uint32_t r = 0; r < group.ranks; ++r) {
     members.push_back(std::make_unique<Of>(group, r, &exchanged));
   }
-  // Calls fn(member, the messages to it) for all members in turn, then returns the messages of each
+  // Calls fn(member, messages to it) for all members in turn, then returns the messages of each
   // member to each.
   const auto step = [&](const std::vector<typename Of::Words>& sent, const auto& fn) {
     std::vector<typename Of::Words> next;
     for (uint32_t r = 0; r < group.ranks; ++r) {
-      typename Of::Words came;
-      for (uint32_t from = 0; from < sent.size(); ++from) came.push_back(sent[from][r]);
-      next.push_back(fn(members[r].get(), came));
+      typename Of::Words messages;
+      for (uint32_t from = 0; from < sent.size(); ++from) messages.push_back(sent[from][r]);
+      next.push_back(fn(members[r].get(), messages));
     }
     return next;
   };
   const auto asked = step({}, [](Of* m, const auto&) { return m->RequestKeys(); });
-  const auto answers = step(asked, [](Of* m, const auto& came) { return m->Answer(came); });
-  const auto gradients = step(answers, [](Of* m, const auto& came) { return m->Pool(came); });
+  const auto answers = step(asked, [](Of* m, const auto& messages) { return m->Answer(messages); });
+  const auto gradients =
+      step(answers, [](Of* m, const auto& messages) { return m->Pool(messages); });
   for (uint32_t r = 0; r < group.ranks; ++r) {
-    typename Of::Words came;
-    for (uint32_t from = 0; from < group.ranks; ++from) came.push_back(gradients[from][r]);
-    members[r]->Sum(came);
+    typename Of::Words messages;
+    for (uint32_t from = 0; from < group.ranks; ++from) messages.push_back(gradients[from][r]);
+    members[r]->Sum(messages);
   }
   return exchanged;
 }
@@ -437,7 +438,7 @@ class ExchangeTest : public ::testing::Test {
     if (!Place::Missing().empty()) GTEST_SKIP() << Place::Missing();
   }
 
-  static void ExpectTheHosts(const Group& group) {
+  static void ExpectSameAsHost(const Group& group) {
     const Exchanged got = RunGroup<Place>(group), want = RunGroup<HostPlace>(group);
     EXPECT_EQ(got.asked, want.asked);
     EXPECT_EQ(got.owners, want.owners);
@@ -450,12 +451,12 @@ class ExchangeTest : public ::testing::Test {
 };
 TYPED_TEST_SUITE_P(ExchangeTest);
 
-TYPED_TEST_P(ExchangeTest, DoesWhatTheHostDoes) {
+TYPED_TEST_P(ExchangeTest, MatchesTheHost) {
   std::mt19937_64 random(11);
   for (int i = 0; i < 40; ++i) {
     SCOPED_TRACE(i);
     const auto ranks = static_cast<uint32_t>(1 + random() % 5);
-    this->ExpectTheHosts(RandomGroup(ranks, i % 2 == 0 ? 20 : 600, &random));
+    this->ExpectSameAsHost(RandomGroup(ranks, i % 2 == 0 ? 20 : 600, &random));
     if (this->HasFailure()) return;
   }
 }
@@ -470,15 +471,15 @@ TYPED_TEST_P(ExchangeTest, NoIds) {
       feature.weights.clear();
     }
   }
-  this->ExpectTheHosts(group);
+  this->ExpectSameAsHost(group);
 }
 
 TYPED_TEST_P(ExchangeTest, ManyRanks) {
   std::mt19937_64 random(13);
-  this->ExpectTheHosts(RandomGroup(40, 100, &random));
+  this->ExpectSameAsHost(RandomGroup(40, 100, &random));
 }
 
-REGISTER_TYPED_TEST_SUITE_P(ExchangeTest, DoesWhatTheHostDoes, NoIds, ManyRanks);
+REGISTER_TYPED_TEST_SUITE_P(ExchangeTest, MatchesTheHost, NoIds, ManyRanks);
 
 }  // namespace testing_exchange
 }  // namespace dynemb

@@ -10,8 +10,8 @@
 
 namespace dynemb {
 
-// fn(exec): first by one thread, then by two and by four; not further once a check has failed.
-// Sanitizers learn nothing from two that four do not show.
+// Calls fn(exec) with one thread, then two, then four, until a check fails. Sanitizers skip two
+// threads, which show nothing that four do not.
 template <class Fn>
 void ForEachExec(const Fn& fn) {
   SerialExec serial;

@@ -1,5 +1,5 @@
-// Replaces the operators new of a test's binary, so that allocations can fail. One source file of a
-// binary may include it.
+// Replaces operator new in a test's binary, so that allocations can fail. Only one source file of a
+// binary may include this header.
 #ifndef DYNEMB_TESTS_CC_FAILING_ALLOCATIONS_H_
 #define DYNEMB_TESTS_CC_FAILING_ALLOCATIONS_H_
 
@@ -14,9 +14,10 @@ namespace failing {
 
 constexpr size_t kNever = ~size_t{0};
 
-// Allocations of this thread that still succeed; all later ones fail.
+// The number of allocations of this thread that still succeed; later ones fail.
 inline thread_local size_t left = kNever;
-// Allocations of all threads until one fails: at 1 the next, at 0 or below none.
+// At 1 the next allocation of any thread fails; each allocation counts it down. At 0 or below,
+// none fails.
 inline std::atomic<int64_t> until{0};
 
 inline void* Allocate(size_t bytes, size_t alignment) {
@@ -32,7 +33,7 @@ inline void* Allocate(size_t bytes, size_t alignment) {
   throw std::bad_alloc();
 }
 
-// fn() of a thread whose allocations fail after the first n.
+// Calls fn. The calling thread's allocations fail after the first n.
 template <class Fn>
 void WithAllocations(size_t n, const Fn& fn) {
   struct Restore {
@@ -42,8 +43,8 @@ void WithAllocations(size_t n, const Fn& fn) {
   fn();
 }
 
-// fn() with the k-th allocation of any thread failing, k >= 1; returns whether there was one. An
-// exception goes on to the caller, with *failed set.
+// Calls fn. The k-th allocation of any thread fails, k >= 1. *failed: whether there was a k-th
+// allocation; also set if fn throws.
 template <class Fn>
 void WithFailure(int64_t k, bool* failed, const Fn& fn) {
   struct Restore {
@@ -54,7 +55,8 @@ void WithFailure(int64_t k, bool* failed, const Fn& fn) {
   fn();
 }
 
-// Nothing fails meanwhile, nor counts: of what a test does inside of a call.
+// While it exists, allocations neither fail nor count for WithFailure. For a test's own work inside
+// the call under test.
 class Suspended {
  public:
   Suspended() : until_(until.exchange(0)) {}

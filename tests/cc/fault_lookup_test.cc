@@ -1,4 +1,4 @@
-// The fused calls of cc/lookup when memory is refused: fault_suite.h.
+// Fault injection into the fused calls of cc/lookup (fault_suite.h).
 #include "cc/lookup/exchange.h"
 #include "tests/cc/fault_suite.h"
 
@@ -8,7 +8,7 @@ namespace {
 
 class LookupFaultTest : public FaultTest {};
 
-// Bags of two ids each, over the batch of both tables.
+// Bags of two ids each, over the keys of the batch, for both tables.
 struct BagsOfTwo {
   explicit BagsOfTwo(const World& w)
       : splits(w.keys.size() / 2 + 1),
@@ -32,13 +32,13 @@ struct BagsOfTwo {
 };
 
 template <class Fn>
-auto Quietly(const Fn& fn) {
+auto WithoutFaults(const Fn& fn) {
   const failing::Suspended suspended;
   return fn();
 }
 
 Status PoolBoth(World& w, bool insert) {
-  BagsOfTwo two = Quietly([&] { return BagsOfTwo(w); });
+  BagsOfTwo two = WithoutFaults([&] { return BagsOfTwo(w); });
   Bags bags;
   DYNEMB_RETURN_IF_ERROR(two.Init(w, &bags));
   std::vector<PoolTask> tasks(2);
@@ -67,7 +67,7 @@ TEST_P(LookupFaultTest, PoolWithoutInserting) {
 
 TEST_P(LookupFaultTest, SumGradients) {
   Faults([](World& w) {
-    BagsOfTwo two = Quietly([&] { return BagsOfTwo(w); });
+    BagsOfTwo two = WithoutFaults([&] { return BagsOfTwo(w); });
     Bags bags;
     DYNEMB_RETURN_IF_ERROR(two.Init(w, &bags));
     BackwardTask task;
@@ -95,9 +95,9 @@ TEST_P(LookupFaultTest, SumGradients) {
 
 TEST_P(LookupFaultTest, WeightGradient) {
   Faults([](World& w) {
-    BagsOfTwo two = Quietly([&] { return BagsOfTwo(w); });
-    Quietly([&] {
-      w.table->Find(w.exec, w.keys.data(), w.keys.size(), w.tick, w.rows.data());
+    BagsOfTwo two = WithoutFaults([&] { return BagsOfTwo(w); });
+    WithoutFaults([&] {
+      w.table->Find(w.exec, {w.keys.data(), w.keys.size()}, w.tick, w.rows.data());
       return 0;
     });
     Bags bags;
@@ -135,7 +135,7 @@ TEST_P(LookupFaultTest, Apply) {
                                                    {"rowwise_adagrad", {}}}) {
     OptimizerKind kind;
     OptimizerFlags flags;
-    // What differs between optimizers does not depend on the kind of table.
+    // The differences between optimizers do not depend on the kind of table.
     if (GetParam().kind != Kind::kGrows && std::string(o.name) != "adagrad") continue;
     ASSERT_TRUE(ParseOptimizer(o.name, o.flags, &kind, &flags).ok());
     StateSpec spec{o.name, StateWidths(kind, flags, GetParam().dim), {}};
@@ -146,7 +146,7 @@ TEST_P(LookupFaultTest, Apply) {
       ASSERT_NO_FATAL_FAILURE(CheckFaults(
           [&] {
             auto w = std::make_unique<World>(GetParam(), &spec);
-            w->other->Find(w->exec, w->keys.data(), World::kDistinct, w->tick, w->rows.data());
+            w->other->Find(w->exec, {w->keys.data(), World::kDistinct}, w->tick, w->rows.data());
             w->tick = w->clock.Next();
             return w;
           },
@@ -161,8 +161,8 @@ TEST_P(LookupFaultTest, Apply) {
   }
 }
 
-// What a rank of three asks for, is asked for and is sent; the messages to all ranks are taken for
-// those that came.
+// The messages of one rank of three. The messages that it sends to all ranks also serve as the
+// messages that it receives.
 class Messages {
  public:
   static constexpr uint32_t kRanks = 3;
@@ -171,7 +171,7 @@ class Messages {
     route.owners.rule = Owners::Rule::kHash;
     route.owners.ranks = kRanks;
     route.features = {{w.keys.data(), w.keys.size(), index.data()}};
-    EXPECT_TRUE(Ask(w).ok());
+    EXPECT_TRUE(RequestKeys(w).ok());
     EXPECT_TRUE(two.Init(w, &bags).ok());
     const WireTable table{w.setup.dtype, w.setup.dim, WireType::kInt8};
     const WireTable gradients{DType::kFloat32, w.setup.dim, WireType::kFloat16};
@@ -180,7 +180,7 @@ class Messages {
     packed.resize(layout.num_words());
     sums.resize(gradient_layout.num_words());
   }
-  Status Ask(World& w) {
+  Status RequestKeys(World& w) {
     return HostExchange().RequestKeys(w.exec, {route}, kRanks, kNoRank,
                                       [&](const RouteSizes& s, int32_t** to, int32_t**) {
                                         sizes = s;
@@ -188,7 +188,7 @@ class Messages {
                                         return Status();
                                       });
   }
-  Exchange::Received Came() const { return {&layout, packed.data(), {nullptr}}; }
+  Exchange::Received AsReceived() const { return {&layout, packed.data(), {nullptr}}; }
 
   BagsOfTwo two;
   Bags bags;
@@ -205,7 +205,7 @@ class ExchangeFaultTest : public FaultTest {
  protected:
   void FaultsOf(const Step& step) const {
     Faults([&](World& w) {
-      Messages m = Quietly([&] { return Messages(w); });
+      Messages m = WithoutFaults([&] { return Messages(w); });
       return step(w, m);
     });
   }
@@ -213,7 +213,7 @@ class ExchangeFaultTest : public FaultTest {
 
 TEST_P(ExchangeFaultTest, RequestKeys) {
   FaultsOf([](World& w, Messages& m) {
-    DYNEMB_RETURN_IF_ERROR(m.Ask(w));
+    DYNEMB_RETURN_IF_ERROR(m.RequestKeys(w));
     w.Deliver(m.index.data(), m.index.size() * sizeof(uint32_t));
     return Status();
   });
@@ -222,13 +222,13 @@ TEST_P(ExchangeFaultTest, RequestKeys) {
 TEST_P(ExchangeFaultTest, ReceiveKeys) {
   FaultsOf([](World& w, Messages& m) {
     std::vector<int32_t> splits(m.sizes.words.begin(), m.sizes.words.end());
-    Requests::Received came;
-    came.words = m.words.data();
-    for (int32_t n : splits) came.num_words += n;
-    came.splits = splits.data();
-    came.ranks = Messages::kRanks;
+    Requests::Received received;
+    received.words = m.words.data();
+    for (int32_t n : splits) received.num_words += n;
+    received.splits = splits.data();
+    received.ranks = Messages::kRanks;
     std::vector<uint64_t> keys(w.keys.size());
-    DYNEMB_RETURN_IF_ERROR(HostExchange().ReceiveKeys(w.exec, came, {KeyType::kInt64},
+    DYNEMB_RETURN_IF_ERROR(HostExchange().ReceiveKeys(w.exec, received, {KeyType::kInt64},
                                                       [&](size_t, const int64_t*, void** to) {
                                                         *to = keys.data();
                                                         return Status();
@@ -262,7 +262,7 @@ TEST_P(ExchangeFaultTest, PoolReceived) {
     features[0].bags = &m.bags;
     features[0].index = m.index.data();
     features[0].pooled = m.two.pooled.data();
-    DYNEMB_RETURN_IF_ERROR(HostExchange().PoolReceived(w.exec, m.Came(), features));
+    DYNEMB_RETURN_IF_ERROR(HostExchange().PoolReceived(w.exec, m.AsReceived(), features));
     w.Deliver(m.two.pooled.data(), m.two.pooled.size() * sizeof(float));
     return Status();
   });
@@ -279,7 +279,7 @@ TEST_P(ExchangeFaultTest, WeightGradient) {
                                                 m.two.upstream.data(),
                                                 m.two.gradient.data()};
     features[0].index = m.index.data();
-    DYNEMB_RETURN_IF_ERROR(HostExchange().WeightGradient(w.exec, m.Came(), features));
+    DYNEMB_RETURN_IF_ERROR(HostExchange().WeightGradient(w.exec, m.AsReceived(), features));
     w.Deliver(m.two.gradient.data(), m.two.gradient.size() * sizeof(float));
     return Status();
   });
@@ -318,7 +318,7 @@ TEST_P(ExchangeFaultTest, SumRequestedAndReceived) {
 
 INSTANTIATE_TEST_SUITE_P(Setups, LookupFaultTest, ::testing::ValuesIn(Setups()),
                          ::testing::PrintToStringParamName());
-// No table takes part in these but for its dim and dtype.
+// Of the table, these calls use only the dim and dtype.
 INSTANTIATE_TEST_SUITE_P(Setups, ExchangeFaultTest,
                          ::testing::Values(Setup{Kind::kGrows, 4, DType::kFloat32, 1},
                                            Setup{Kind::kGrows, 300, DType::kBfloat16, 1},

@@ -1,11 +1,13 @@
-// Fault injection: the k-th allocation of a call fails, for k = 1, 2, ... (in growing steps from 32
-// on), until the call succeeds without a failure. Each time, the tables are new. By the contract of
-// cc/table/table.h and cc/lookup,
+// Fault injection: the k-th allocation of a call fails, for each k, until the call succeeds without
+// a failure (under a sanitizer, for a sample of growing k). Then the charges for memory from the
+// k-th on are refused (memory_limit.h), in the same way. Each run has new tables. By the contract
+// of cc/table/table.h and cc/lookup,
 //
 //   - the call fails with a Status or std::bad_alloc, and never ends the process;
-//   - each table's invariants hold, and its rows are as before the call, or as after it;
+//   - each table's invariants hold, and its rows are those from before the call, or those that a
+//     successful call leaves;
 //   - a call that reports success has done its work;
-//   - when the call is repeated, it succeeds with the same outputs, and training continues.
+//   - the repeated call succeeds with the same outputs, and training continues.
 #ifndef DYNEMB_TESTS_CC_FAULT_SUITE_H_
 #define DYNEMB_TESTS_CC_FAULT_SUITE_H_
 
@@ -24,13 +26,14 @@
 #include "cc/table/snapshot.h"
 #include "cc/table/table.h"
 #include "tests/cc/failing_allocations.h"
+#include "tests/cc/sanitized.h"
 
 namespace dynemb {
 namespace fault {
 
-// The number of charges for memory (memory_limit.h) that are still granted; negative: all.
+// The number of charges that are still granted after FailNextMapping(k), k >= 1.
 inline std::atomic<int64_t> charges_left{-1};
-// Refuses charges for the memory of tables, from the k-th on; 0: refuses none. Returns true.
+// Refuses charges for memory, from the k-th on; 0: refuses none. Returns true.
 inline bool FailNextMapping(int64_t k) {
   charges_left = k - 1;
   SetMemoryFault(k == 0 ? nullptr : +[](size_t) { return charges_left.fetch_sub(1) > 0; });
@@ -87,7 +90,7 @@ inline Content ContentOf(const Table& table, Exec& exec) {
                nullptr);
   std::vector<float> read(n * dim), read_state(n * static_cast<size_t>(l.state_width));
   const std::unique_ptr<bool[]> found(new bool[n + 1]);
-  table.ReadRows(exec, keys.data(), n, read.data(), read_state.data(), found.get());
+  table.ReadRows(exec, {keys.data(), n}, read.data(), read_state.data(), found.get());
   Content content;
   for (size_t i = 0; i < n; ++i) {
     content[keys[i]] = {vectors.substr(i * l.vector_bytes(), l.vector_bytes()),
@@ -95,13 +98,13 @@ inline Content ContentOf(const Table& table, Exec& exec) {
     EXPECT_TRUE(found[i]);
   }
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(read_state.data()), state.size()), state);
-  EXPECT_EQ(content.size(), n) << "a key twice";
+  EXPECT_EQ(content.size(), n) << "a key appears twice";
   EXPECT_EQ(table.size(), n);
   return content;
 }
 
-// Two tables with rows, and the arrays of a batch. Some keys of the batch have rows; the new ones
-// do not fit into the single segment that the index of a table has before.
+// Two tables with rows, and the arrays of a batch. Some keys of the batch have rows. The others do
+// not fit into the one segment that a table's index has before the call.
 class World {
  public:
   static constexpr size_t kRows = 300, kBatch = 240, kDistinct = 200;
@@ -135,34 +138,34 @@ class World {
     for (const auto& each : tables) each->CheckInvariants();
   }
   // A training step on new and existing keys.
-  void GoOn() {
+  void ContinueTraining() {
     std::vector<uint64_t> next(100);
     for (size_t i = 0; i < next.size(); ++i) next[i] = (kRows + 100 + i) * kOdd;
     std::vector<float> read(next.size() * dim), state(next.size() * 4 * dim);
     for (const auto& each : tables) {
       ASSERT_TRUE(
-          each->FindOrInsert(exec, next.data(), next.size(), clock.Next(), rows.data()).ok());
-      each->ReadRows(exec, next.data(), next.size(), read.data(), state.data(), found.get());
+          each->FindOrInsert(exec, {next.data(), next.size()}, clock.Next(), rows.data()).ok());
+      each->ReadRows(exec, {next.data(), next.size()}, read.data(), state.data(), found.get());
       for (float& x : read) x = 0.25f;
-      ASSERT_TRUE(each->WriteRows(exec, next.data(), next.size(), read.data(), state.data(), false,
-                                  1, clock.Next())
+      ASSERT_TRUE(each->WriteRows(exec, {next.data(), next.size()}, read.data(), state.data(),
+                                  false, 1, clock.Next())
                       .ok());
       each->CheckInvariants();
     }
     if (snapshot != nullptr) CheckCut();
   }
-  // Reads the next piece of the running cut; *end if there is none.
-  Status ReadPiece(bool* end) {
-    Snapshot::Piece piece;
-    DYNEMB_RETURN_IF_ERROR(snapshot->Next(64, &piece));
+  // Reads the next block of the running cut; *end if there is none.
+  Status ReadBlock(bool* end) {
+    Snapshot::Block block;
+    DYNEMB_RETURN_IF_ERROR(snapshot->Next(64, &block));
     const failing::Suspended suspended;
-    *end = piece.n == 0;
+    *end = block.n == 0;
     const RowLayout& l = snapshot->layout(0);
-    const size_t n = piece.n;
+    const size_t n = block.n;
     std::vector<uint64_t> read(n);
     std::string bytes(n * l.vector_bytes(), '\0'), state(n * l.state_bytes(), '\0');
     if (n == 0) return Status();
-    DYNEMB_RETURN_IF_ERROR(snapshot->Read(exec, &piece, read.data(), bytes.data(),
+    DYNEMB_RETURN_IF_ERROR(snapshot->Read(exec, &block, read.data(), bytes.data(),
                                           reinterpret_cast<float*>(state.data()), nullptr,
                                           nullptr));
     for (size_t i = 0; i < n; ++i) {
@@ -172,16 +175,16 @@ class World {
     }
     return Status();
   }
-  // The running cut is complete, or reports that it is not.
+  // Checks that the running cut is complete, or reports that it is not.
   void CheckCut() {
     for (bool end = false; !end;) {
-      const Status status = ReadPiece(&end);
+      const Status status = ReadBlock(&end);
       if (!status.ok()) {
         ASSERT_EQ(status.code(), Code::kResourceExhausted) << status.message();
         return;
       }
     }
-    EXPECT_TRUE(got == at_cut) << "the cut has " << got.size() << " rows of " << at_cut.size();
+    EXPECT_TRUE(got == at_cut) << got.size() << " of " << at_cut.size() << " rows of the cut";
   }
   // Records the output of a call, which must be the same each time.
   void Deliver(const void* p, size_t n) {
@@ -219,24 +222,25 @@ class World {
     options.init_capacity = setup.kind == Kind::kFull ? kRows : 16;
     options.max_capacity = setup.kind == Kind::kFull ? kRows : 0;
     options.initializer = {{InitKind::kUniform, -1.0f, 1.0f}};
-    std::unique_ptr<Table> made;
-    EXPECT_TRUE(Table::Create(options, &made).ok());
-    EXPECT_TRUE(made->AttachState(exec, state).ok());
+    std::unique_ptr<Table> created;
+    EXPECT_TRUE(Table::Create(options, &created).ok());
+    EXPECT_TRUE(created->AttachState(exec, state).ok());
     std::vector<uint64_t> first(kRows);
     std::vector<RowId> places(kRows);
     for (size_t i = 0; i < kRows; ++i) first[i] = (i + static_cast<size_t>(number) * 50) * kOdd;
-    // The rows whose keys are not in the batch are older.
-    EXPECT_TRUE(made->FindOrInsert(exec, first.data(), kRows, clock.Next(), places.data()).ok());
-    // No row has its initial vector and state.
+    EXPECT_TRUE(
+        created->FindOrInsert(exec, {first.data(), kRows}, clock.Next(), places.data()).ok());
+    // No row keeps its initial vector and state.
     std::vector<float> trained(kRows * dim);
-    std::vector<float> stepped(kRows * static_cast<size_t>(made->layout().state_width));
+    std::vector<float> stepped(kRows * static_cast<size_t>(created->layout().state_width));
     for (size_t i = 0; i < trained.size(); ++i) trained[i] = static_cast<float>(i % 61) / 32;
     for (size_t i = 0; i < stepped.size(); ++i) stepped[i] = static_cast<float>(i % 59) / 16 + 1;
-    EXPECT_TRUE(made->WriteRows(exec, first.data(), kRows, trained.data(), stepped.data(), false, 1,
-                                clock.Next())
+    EXPECT_TRUE(created
+                    ->WriteRows(exec, {first.data(), kRows}, trained.data(), stepped.data(), false,
+                                1, clock.Next())
                     .ok());
-    made->OwnState(made->state_spec(), "first");
-    return made;
+    created->OwnState(created->state_spec(), "first");
+    return created;
   }
 };
 
@@ -252,11 +256,11 @@ inline void CheckFaults(const std::function<std::unique_ptr<World>()>& make, con
     ASSERT_TRUE(status.ok()) << status.message();
     after = w->Read();
     output = w->output;
-    ASSERT_NO_FATAL_FAILURE(w->GoOn());
+    ASSERT_NO_FATAL_FAILURE(w->ContinueTraining());
   }
   for (bool mapping : {false, true}) {
     if (mapping && !FailNextMapping(0)) continue;
-    for (int64_t k = 1;; ++k) {
+    for (int64_t k = 1;; k += kSanitized ? 1 + k / 3 : 1) {
       SCOPED_TRACE((mapping ? "mapping " : "allocation ") + std::to_string(k));
       ASSERT_LT(k, 20000);
       const auto w = make();
@@ -280,25 +284,25 @@ inline void CheckFaults(const std::function<std::unique_ptr<World>()>& make, con
       for (size_t t = 0; t < now.size(); ++t) {
         const bool is_after = now[t] == after[t];
         ASSERT_TRUE(is_after || (!done && now[t] == before[t]))
-            << w->tables[t]->options().name << " has neither the rows of before nor of after";
+            << w->tables[t]->options().name << " has neither the old rows nor the new ones";
         changed |= is_after && !(now[t] == before[t]);
       }
       if (!done) {
-        ASSERT_TRUE(failed) << "an error without a failure: " << status.message();
+        ASSERT_TRUE(failed) << "an error without an injected failure: " << status.message();
         w->tick = w->clock.Next();
         w->output.clear();
         status = call(*w);
-        ASSERT_TRUE(status.ok()) << "again: " << status.message();
+        ASSERT_TRUE(status.ok()) << "the repeated call: " << status.message();
         w->Check();
         if (!changed) {
           now = w->Read();
-          ASSERT_TRUE(now == after) << "the second time it did something else";
+          ASSERT_TRUE(now == after) << "the repeated call had another effect";
           ASSERT_EQ(w->output, output);
         }
       } else {
         ASSERT_EQ(w->output, output);
       }
-      ASSERT_NO_FATAL_FAILURE(w->GoOn());
+      ASSERT_NO_FATAL_FAILURE(w->ContinueTraining());
       if (!failed) break;
     }
   }

@@ -1,4 +1,4 @@
-// Calls of Table and Snapshot when memory is refused: fault_suite.h.
+// Fault injection into the calls of Table and Snapshot (fault_suite.h).
 #include "tests/cc/fault_suite.h"
 
 namespace dynemb {
@@ -36,13 +36,13 @@ TEST_P(TableFaultTest, AttachState) {
   Faults([&](World& w) { return w.table->AttachState(w.exec, adam); });
 }
 
-// State that is equal, but another owner's: it begins anew, or stays as it was.
+// Equal state of another owner: it is reset or, if the call fails, unchanged.
 TEST_P(TableFaultTest, TakeState) {
   Faults([](World& w) {
-    bool begins_anew = false;
+    bool was_reset = false;
     const StateSpec spec = w.table->state_spec();
     return w.table->TakeState(w.exec, spec, "a second optimizer, whose name is on the heap",
-                              &begins_anew);
+                              &was_reset);
   });
 }
 
@@ -52,14 +52,14 @@ TEST_P(TableFaultTest, Clear) {
 
 TEST_P(TableFaultTest, Find) {
   Faults([](World& w) {
-    w.table->Find(w.exec, w.keys.data(), w.keys.size(), w.tick, w.rows.data());
+    w.table->Find(w.exec, {w.keys.data(), w.keys.size()}, w.tick, w.rows.data());
     return Done();
   });
 }
 
 TEST_P(TableFaultTest, Contains) {
   Faults([](World& w) {
-    w.table->Contains(w.exec, w.keys.data(), w.keys.size(), w.found.get());
+    w.table->Contains(w.exec, {w.keys.data(), w.keys.size()}, w.found.get());
     w.Deliver(w.found.get(), w.keys.size());
     return Done();
   });
@@ -67,7 +67,7 @@ TEST_P(TableFaultTest, Contains) {
 
 TEST_P(TableFaultTest, Lookup) {
   Faults([](World& w) {
-    w.table->Lookup(w.exec, w.keys.data(), w.keys.size(), w.tick, nullptr, w.vectors.data(),
+    w.table->Lookup(w.exec, {w.keys.data(), w.keys.size()}, w.tick, nullptr, w.vectors.data(),
                     w.rows.data());
     w.Deliver(w.vectors.data(), w.vectors.size());
     return Done();
@@ -76,7 +76,7 @@ TEST_P(TableFaultTest, Lookup) {
 
 TEST_P(TableFaultTest, ReadRows) {
   Faults([](World& w) {
-    w.table->ReadRows(w.exec, w.keys.data(), w.keys.size(), w.floats.data(), w.states.data(),
+    w.table->ReadRows(w.exec, {w.keys.data(), w.keys.size()}, w.floats.data(), w.states.data(),
                       w.found.get());
     w.Deliver(w.floats.data(), w.floats.size() * sizeof(float));
     return Done();
@@ -85,21 +85,21 @@ TEST_P(TableFaultTest, ReadRows) {
 
 TEST_P(TableFaultTest, FindOrInsert) {
   Faults([](World& w) {
-    return w.table->FindOrInsert(w.exec, w.keys.data(), w.keys.size(), w.tick, w.rows.data());
+    return w.table->FindOrInsert(w.exec, {w.keys.data(), w.keys.size()}, w.tick, w.rows.data());
   });
 }
 
 TEST_P(TableFaultTest, InsertAndEvict) {
   Faults([](World& w) {
     EvictedRows evicted(w.table->layout());
-    return w.table->InsertAndEvict(w.exec, w.keys.data(), w.keys.size(), w.tick, w.rows.data(),
+    return w.table->InsertAndEvict(w.exec, {w.keys.data(), w.keys.size()}, w.tick, w.rows.data(),
                                    &evicted);
   });
 }
 
 TEST_P(TableFaultTest, LookupOrInsert) {
   Faults([](World& w) {
-    DYNEMB_RETURN_IF_ERROR(w.table->LookupOrInsert(w.exec, w.keys.data(), w.keys.size(), w.tick,
+    DYNEMB_RETURN_IF_ERROR(w.table->LookupOrInsert(w.exec, {w.keys.data(), w.keys.size()}, w.tick,
                                                    w.vectors.data(), w.rows.data()));
     w.Deliver(w.vectors.data(), w.vectors.size());
     return Done();
@@ -108,26 +108,26 @@ TEST_P(TableFaultTest, LookupOrInsert) {
 
 TEST_P(TableFaultTest, Upsert) {
   Faults([](World& w) {
-    return w.table->Upsert(w.exec, w.keys.data(), w.keys.size(), w.floats.data(), w.tick);
+    return w.table->Upsert(w.exec, {w.keys.data(), w.keys.size()}, w.floats.data(), w.tick);
   });
 }
 
 TEST_P(TableFaultTest, Accumulate) {
   Faults([](World& w) {
-    return w.table->Accumulate(w.exec, w.keys.data(), World::kDistinct, w.floats.data(), w.tick);
+    return w.table->Accumulate(w.exec, {w.keys.data(), World::kDistinct}, w.floats.data(), w.tick);
   });
 }
 
 TEST_P(TableFaultTest, WriteRows) {
   Faults([](World& w) {
-    return w.table->WriteRows(w.exec, w.keys.data(), World::kDistinct, w.floats.data(),
+    return w.table->WriteRows(w.exec, {w.keys.data(), World::kDistinct}, w.floats.data(),
                               w.states.data(), true, 1, w.tick);
   });
 }
 
 TEST_P(TableFaultTest, Erase) {
   Faults([](World& w) {
-    const size_t n = w.table->Erase(w.exec, w.keys.data(), w.keys.size(), w.tick, true);
+    const size_t n = w.table->Erase(w.exec, {w.keys.data(), w.keys.size()}, w.tick, true);
     w.Deliver(&n, sizeof(n));
     return Done();
   });
@@ -136,18 +136,17 @@ TEST_P(TableFaultTest, Erase) {
 TEST_P(TableFaultTest, LoadRows) {
   Faults([](World& w) {
     Table::LoadedRows rows;
-    rows.keys = w.keys.data();
+    rows.keys = {w.keys.data(), World::kDistinct};
     rows.vectors = w.floats.data();
     rows.state = w.states.data();
     rows.updates = rows.accesses = w.times.data();
-    rows.n = World::kDistinct;
     return w.table->LoadRows(w.exec, rows, w.tick);
   });
 }
 
-TEST_P(TableFaultTest, Adopt) {
+TEST_P(TableFaultTest, SwapRows) {
   Faults([](World& w) {
-    w.table->Adopt(w.other, w.tick);
+    w.table->SwapRows(w.other, w.tick);
     return Done();
   });
 }
@@ -169,26 +168,26 @@ TEST_P(TableFaultTest, Track) {
 }
 
 TEST_P(TableFaultTest, SnapshotBegin) {
-  if (GetParam().kind == Kind::kCut) GTEST_SKIP() << "one is running";
+  if (GetParam().kind == Kind::kCut) GTEST_SKIP() << "a cut is running";
   Faults([](World& w) {
-    for (const auto& table : w.tables) EXPECT_EQ(table->cut(), nullptr) << "a cut was left";
+    for (const auto& table : w.tables) EXPECT_EQ(table->cut(), nullptr) << "a cut is left";
     std::unique_ptr<Snapshot> snapshot;
     return Snapshot::Begin(w.exec, {w.table, w.other}, {0, 0}, true, &w.clock, &snapshot);
   });
 }
 
-// Of a cut that batches have saved rows for; a failed call delivers nothing, and goes on later.
+// A batch saves rows for the cut. A failed call delivers nothing, and a later one continues.
 TEST_P(TableFaultTest, SnapshotNextAndRead) {
-  if (GetParam().kind != Kind::kCut) GTEST_SKIP() << "none is running";
+  if (GetParam().kind != Kind::kCut) GTEST_SKIP() << "no cut is running";
   Faults([](World& w) {
     if (w.got.empty()) {
       const failing::Suspended suspended;
       const int64_t charges = charges_left.exchange(1000);
       EXPECT_TRUE(
-          w.table->Upsert(w.exec, w.keys.data(), w.keys.size(), w.floats.data(), w.tick).ok());
+          w.table->Upsert(w.exec, {w.keys.data(), w.keys.size()}, w.floats.data(), w.tick).ok());
       charges_left = charges;
     }
-    for (bool end = false; !end;) DYNEMB_RETURN_IF_ERROR(w.ReadPiece(&end));
+    for (bool end = false; !end;) DYNEMB_RETURN_IF_ERROR(w.ReadBlock(&end));
     return Done();
   });
 }

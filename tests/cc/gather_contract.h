@@ -1,4 +1,4 @@
-// What a GatherGradient must do, wherever it runs: run(tasks) runs one.
+// The contract of a GatherGradient, on the host or on a device: run(tasks) runs one.
 #ifndef DYNEMB_TESTS_CC_GATHER_CONTRACT_H_
 #define DYNEMB_TESTS_CC_GATHER_CONTRACT_H_
 
@@ -12,8 +12,8 @@
 
 namespace dynemb {
 
-// Terms are added feature by feature, in the order of the ids. In float32 the order decides: (1e8 +
-// 1) - 1e8 = 0, but (1e8 - 1e8) + 1 = 1.
+// Terms are added feature by feature, in the order of the ids. In float32 the order matters:
+// (1e8 + 1) - 1e8 = 0, but (1e8 - 1e8) + 1 = 1.
 template <class Run>
 void ExpectTermsInOrder(const Run& run) {
   const std::vector<uint32_t> first = {0, 1, 0, 2, 2, 2}, second = {1, 1, 0};
@@ -33,11 +33,11 @@ void ExpectTermsInOrder(const Run& run) {
   std::vector<float> sums(4, std::numeric_limits<float>::quiet_NaN());
   ASSERT_TRUE(run({{{a, b}, 4, 1, sums.data()}}).ok());
   EXPECT_EQ(sums, (std::vector<float>{0, 1, 1, 0}));
-  EXPECT_FALSE(std::signbit(sums[3])) << "the zero of a row that no id means";
+  EXPECT_FALSE(std::signbit(sums[3])) << "the zero of a row without ids";
 }
 
-// The divisor of the first bag is 0: its gradient is too, also for NaN. A row that NaN does reach
-// does not spoil others.
+// The divisor of the first bag is 0, so its gradient is 0, even for an upstream NaN. The NaN of
+// another bag reaches the row of its id, and no other row.
 template <class Run>
 void ExpectNanWhereItBelongs(const Run& run) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();

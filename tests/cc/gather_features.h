@@ -1,5 +1,5 @@
-// Features whose received vectors are pooled on a device, in memory as a device may have it, and
-// the tasks over them: for device_gather_test.
+// Features whose received vectors are pooled on a device, the placements of their arrays in memory,
+// and the tasks over them. For device_gather_test.
 #ifndef DYNEMB_TESTS_CC_GATHER_FEATURES_H_
 #define DYNEMB_TESTS_CC_GATHER_FEATURES_H_
 
@@ -21,10 +21,10 @@ namespace dynemb {
 constexpr unsigned char kGuard = 0xA5;
 constexpr size_t kGuards = 32;
 
-// Where vectors lie, and results: in one array that is aligned as memory is, or only as its
-// elements; or each vector for itself, aligned as its elements.
-enum class Lie { kArray, kOddArray, kRows };
-constexpr Lie kLies[] = {Lie::kArray, Lie::kOddArray, Lie::kRows};
+// The placement of vectors and results: one array that is aligned like an allocation, one array
+// that is aligned only to its elements, or one array per vector, aligned only to its elements.
+enum class Placement { kArray, kOddArray, kRows };
+constexpr Placement kPlacements[] = {Placement::kArray, Placement::kOddArray, Placement::kRows};
 
 inline float Special(std::mt19937_64* random) {
   using Limits = std::numeric_limits<float>;
@@ -34,7 +34,8 @@ inline float Special(std::mt19937_64* random) {
   return specials[(*random)() % std::size(specials)];
 }
 
-// One feature. On the host, ids whose index is no row's mean one more row, of zeros.
+// One feature. On a device, an index may be n or more. On the host, the ids with such an index read
+// one more row, of zeros.
 struct Feature {
   GatherCase c;  // with the device's indices
   std::vector<uint32_t> host_index;
@@ -49,8 +50,8 @@ struct Feature {
 };
 
 struct Numbers {
-  size_t beyond = 0;     // one id in so many has an index that is no row's
-  bool special = false;  // one number in four is
+  size_t beyond = 0;     // one id in `beyond` has an index of n or more; 0: none
+  bool special = false;  // some vector elements and weights are NaN, infinite, and so on
 };
 
 inline Feature MakeFeature(Shape shape, size_t n, std::mt19937_64* random, Numbers numbers = {}) {
@@ -77,8 +78,8 @@ inline Feature MakeFeature(Shape shape, size_t n, std::mt19937_64* random, Numbe
   return {std::move(c), std::move(host_index), n, std::move(vectors)};
 }
 
-// Memory of exactly so many bytes, rubbish at first; the address sanitizer sees what is accessed
-// behind its end. `odd`: it begins where an element of so many bytes may.
+// An allocation that ends after exactly `bytes` bytes, so that the address sanitizer reports an
+// access past its end. Filled with garbage. It begins `odd` bytes after an aligned address.
 class Block {
  public:
   Block(size_t bytes, size_t odd, const void* contents = nullptr)
@@ -87,7 +88,7 @@ class Block {
     if (contents != nullptr && bytes != 0) std::memcpy(data(), contents, bytes);
   }
   char* data() const { return memory_.get() + odd_; }
-  // All of it, from `odd` bytes before.
+  // All bytes, including the `odd` bytes in front.
   std::vector<char> Bytes() const { return {memory_.get(), memory_.get() + odd_ + bytes_}; }
 
  private:
@@ -100,12 +101,12 @@ T* OrNull(const Block& block, size_t n) {
   return n == 0 ? nullptr : reinterpret_cast<T*>(block.data());
 }
 
-// A feature's vectors as they lie on the device. Arrays without elements are null.
-class Lying {
+// A feature's vectors in one of the placements. Arrays without elements are null.
+class PlacedVectors {
  public:
-  Lying(const Feature& f, Lie lie) : n_(f.n) {
-    const size_t odd = lie == Lie::kArray ? 0 : SizeOf(f.vectors.dtype);
-    if (lie != Lie::kRows) {
+  PlacedVectors(const Feature& f, Placement placement) : n_(f.n) {
+    const size_t odd = placement == Placement::kArray ? 0 : SizeOf(f.vectors.dtype);
+    if (placement != Placement::kRows) {
       blocks_.emplace_back(f.n * f.vector_bytes(), odd, f.vectors.raw.data());
       return;
     }
@@ -127,7 +128,7 @@ class Lying {
   std::vector<const void*> rows_;
 };
 
-// What is written, between guards.
+// The outputs, between guard bytes.
 struct Outputs {
   Outputs(const Feature& f, size_t before)
       : odd(before * SizeOf(f.vectors.dtype)),
@@ -142,7 +143,7 @@ struct Outputs {
   Block pooled, argmax, gradient;
 };
 
-// Which NaN a NaN is, is not compared.
+// Replaces every NaN by one, because the bits of NaNs may differ.
 inline std::vector<char> OneNan(DType dtype, size_t odd, std::vector<char> bytes) {
   std::vector<float> values((bytes.size() - odd - kGuards) / SizeOf(dtype));
   LoadVector(dtype, bytes.data() + odd, static_cast<int64_t>(values.size()), values.data());
@@ -152,7 +153,7 @@ inline std::vector<char> OneNan(DType dtype, size_t odd, std::vector<char> bytes
   return bytes;
 }
 
-// Tasks over a feature's ids; the vectors are still to be set.
+// Tasks over a feature's ids. PlacedVectors::Set then sets their vectors.
 inline GatherTask PoolTaskOf(const Feature& f, const std::vector<uint32_t>& index, Outputs* out) {
   GatherTask task;
   task.bags = &f.ids().bags;

@@ -21,7 +21,7 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// By every Exec, with the same bits.
+// Checks the sums of the cases, which must have the same bits for every Exec.
 void CheckAll(const std::vector<GradientCase>& cases, GatherGradient* gradient) {
   std::vector<std::vector<float>> first;
   ForEachExec([&](Exec& exec) {
@@ -88,8 +88,8 @@ TEST(GatherGradientTest, EveryDimAndDtype) {
   }
 }
 
-// A stretch of rows is 16,384 at dim 1, and 64 at the widest.
-TEST(GatherGradientTest, RowsOfManyStretches) {
+// A range has 32,768 rows at dim 1, 2,048 at dim 16, and 64 at large dims.
+TEST(GatherGradientTest, RowsOfManyRanges) {
   GatherGradient gradient;
   std::mt19937_64 random(3);
   for (const auto& [dim, n] : {std::pair<int64_t, size_t>{1, 100000},
@@ -113,8 +113,8 @@ TEST(GatherGradientTest, RowsOfManyStretches) {
   }
 }
 
-// More rows than there can be stretches of the usual size.
-TEST(GatherGradientTest, ARequestOfManyMillionFloats) {
+// More rows than the maximal number of ranges (Split::kMaxPartitions) of the usual length hold.
+TEST(GatherGradientTest, RequestOfManyMillionFloats) {
   constexpr size_t kRows = 4096 * 64 + 1, kDim = 257;
   constexpr uint32_t kLast = kRows - 1;
   const std::vector<uint32_t> index = {kLast, 0, 4095 * 64, kLast, 12345};
@@ -140,13 +140,13 @@ TEST(GatherGradientTest, ARequestOfManyMillionFloats) {
   }
   for (uint32_t row : index) std::memset(&sums[row * kDim], 0, 4 * kDim);
   const char* const bytes = reinterpret_cast<const char*>(sums.get());
-  // All zeros: the first byte is, and each is as the one before it.
+  // All bytes are 0: the first one is, and each equals the one before it.
   EXPECT_EQ(bytes[0], 0);
   EXPECT_EQ(std::memcmp(bytes, bytes + 1, 4 * kRows * kDim - 1), 0);
 }
 
 TEST(GatherGradientTest, ManyTasksAndFeaturesOfAllKinds) {
-  GatherGradient gradient;  // one for all, so that features grow and shrink in number and size
+  GatherGradient gradient;  // reused, so that features grow and shrink in number and size
   std::mt19937_64 random(4);
   for (size_t tasks : {0, 1, 7, 60, 3}) {
     std::vector<GradientCase> cases(tasks);
@@ -156,7 +156,7 @@ TEST(GatherGradientTest, ManyTasksAndFeaturesOfAllKinds) {
       for (size_t f = random() % 4; f > 0; --f) {
         Shape s{1 + random() % 100, random() % 500, cases[t].dim, std::max<size_t>(1, cases[t].n)};
         if (cases[t].n == 0) s.nnz = 0;
-        if (t == 3) s.nnz = s.num_bags * 400;  // one large among small ones
+        if (t == 3) s.nnz = s.num_bags * 400;  // one large task among small ones
         s.combiner = kCombiners[random() % 4];
         s.form = kForms[random() % 4];
         s.weighted = random() % 2;
@@ -176,8 +176,8 @@ TEST(GatherGradientTest, TermsAreAddedFeatureByFeatureInTheOrderOfIds) {
   });
 }
 
-// Rows that are the ids' own: what each position adds.
-TEST(GatherGradientTest, AnIdentityIndexGivesTheTermOfEachPosition) {
+// With one row per id, each sum is the term of one position.
+TEST(GatherGradientTest, IdentityIndexGivesTheTermOfEachPosition) {
   std::mt19937_64 random(5);
   GatherGradient gradient;
   for (Combiner combiner : kCombiners) {
@@ -195,7 +195,7 @@ TEST(GatherGradientTest, AnIdentityIndexGivesTheTermOfEachPosition) {
   }
 }
 
-TEST(GatherGradientTest, NanReachesOnlyTheRowsThatItBelongsTo) {
+TEST(GatherGradientTest, NanReachesOnlyItsRows) {
   SerialExec exec;
   ExpectNanWhereItBelongs([&](const std::vector<GatherGradient::Task>& tasks) {
     return GatherGradient().Run(exec, tasks);
@@ -239,7 +239,7 @@ TEST(GatherGradientTest, ErrorsNameTheTableAndWriteNothing) {
   expect("got 0");
   bad.features[0].dim = 5;
   expect("5, expected 4");
-  bad.pieces = {{4, sums[1].data()}, {5, sums[1].data() + 16}};
+  bad.outputs = {{4, sums[1].data()}, {5, sums[1].data() + 16}};
   expect("9 rows, expected 10");
   std::vector<uint32_t> index = other.index;
   index[19] = 10;

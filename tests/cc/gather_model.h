@@ -1,5 +1,5 @@
-// What GatherPool and GatherGradient must give, by the formulas of combiner.h and upstream.h in
-// double, and random cases. For the tests of gather.h.
+// The expected results of GatherPool and GatherGradient, by the formulas of combiner.h and
+// upstream.h in double, and random cases. For the tests of gather.h.
 #ifndef DYNEMB_TESTS_CC_GATHER_MODEL_H_
 #define DYNEMB_TESTS_CC_GATHER_MODEL_H_
 
@@ -26,8 +26,8 @@ constexpr Combiner kCombiners[] = {Combiner::kSum, Combiner::kMean, Combiner::kS
 constexpr Form kForms[] = {Form::kUniform, Form::kSplits, Form::kSorted, Form::kUnsorted};
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBfloat16};
 
-// The ids of one feature, and which of n rows each means: rows in random order, for each key of
-// the case its own. So as many rows as there are other keys are meant by no id.
+// The ids of one feature, and the row of each id. Every distinct key has one of the n rows, in
+// random order; the other rows have no ids.
 struct GatherCase {
   std::unique_ptr<Case> ids;
   std::vector<uint32_t> index;
@@ -58,14 +58,14 @@ inline std::vector<double> Norms(const Case& c) {
   return norms;
 }
 
-// What a bag's sum is multiplied by.
+// The factor by which a bag's sum is multiplied.
 inline double ScaleOf(Combiner combiner, double norm) {
   if (!HasScale(combiner)) return 1;
   if (norm == 0) return 0;
   return 1 / (combiner == Combiner::kMean ? norm : std::sqrt(norm));
 }
 
-// Vectors of `dtype`, and what they are as float32.
+// Vectors of `dtype`, and the same vectors as float32.
 struct Vectors {
   Vectors(size_t n, int64_t dim, DType type, std::mt19937_64* random)
       : dtype(type), values(n * static_cast<size_t>(dim)), raw(values.size() * SizeOf(type)) {
@@ -81,7 +81,7 @@ struct Vectors {
   std::vector<char> raw;
 };
 
-// Outputs of GatherPool, in memory that nobody cleared.
+// Outputs of GatherPool, filled with garbage at first.
 struct Pooled {
   Pooled(size_t bags, int64_t dim, DType type, Combiner combiner)
       : dtype(type),
@@ -139,7 +139,7 @@ inline void CheckPooled(const GatherCase& c, const Vectors& vectors, const Poole
   if (combiner == Combiner::kMax) {
     ASSERT_EQ(pooled.argmax, argmax);
   }
-  // Of the sum in float32, and of its rounding to the output's type.
+  // The relative errors of the sum in float32, and of its rounding to the output's type.
   const double sums = 2e-6, last = pooled.dtype == DType::kFloat32   ? 1e-7
                                    : pooled.dtype == DType::kFloat16 ? std::ldexp(1, -11)
                                                                      : std::ldexp(1, -8);
@@ -162,7 +162,7 @@ struct GradientCase {
   std::vector<GatherCase> features;
 };
 
-// `sums` of each task, in memory that nobody cleared; the same if they are put in pieces.
+// Returns the sums of each task. Also checks that a second run, to several outputs, gives the same.
 inline std::vector<std::vector<float>> RunGradient(Exec& exec,
                                                    const std::vector<GradientCase>& cases,
                                                    GatherGradient* gradient) {
@@ -184,16 +184,17 @@ inline std::vector<std::vector<float>> RunGradient(Exec& exec,
   }
   Status status = gradient->Run(exec, tasks);
   EXPECT_TRUE(status.ok()) << status.message();
-  // Each piece in memory of its own, so that nothing next to it is right by accident.
-  std::vector<std::vector<std::unique_ptr<float[]>>> pieces(cases.size());
+  // Each output is a separate allocation. In one array, sums past the end of an output would be
+  // right by accident.
+  std::vector<std::vector<std::unique_ptr<float[]>>> outputs(cases.size());
   std::mt19937_64 random(7);
   for (size_t t = 0; t < cases.size(); ++t) {
     const auto dim = static_cast<size_t>(cases[t].dim);
     for (size_t left = cases[t].n; left > 0;) {
       const size_t rows =
           std::min<size_t>(left, random() % 3 == 0 ? random() % 5 : random() % left + 1);
-      pieces[t].emplace_back(new float[rows * dim]);
-      tasks[t].pieces.push_back({rows, pieces[t].back().get()});
+      outputs[t].emplace_back(new float[rows * dim]);
+      tasks[t].outputs.push_back({rows, outputs[t].back().get()});
       left -= rows;
     }
     tasks[t].sums = nullptr;
@@ -202,10 +203,10 @@ inline std::vector<std::vector<float>> RunGradient(Exec& exec,
   EXPECT_TRUE(status.ok()) << status.message();
   for (size_t t = 0; t < cases.size(); ++t) {
     size_t at = 0;
-    for (const GatherGradient::Piece& piece : tasks[t].pieces) {
-      const size_t floats = piece.rows * static_cast<size_t>(cases[t].dim);
+    for (const GatherGradient::Output& output : tasks[t].outputs) {
+      const size_t floats = output.rows * static_cast<size_t>(cases[t].dim);
       if (floats == 0) continue;
-      EXPECT_EQ(std::memcmp(piece.sums, &sums[t][at], 4 * floats), 0) << "in pieces";
+      EXPECT_EQ(std::memcmp(output.sums, &sums[t][at], 4 * floats), 0) << "several outputs";
       at += floats;
     }
   }

@@ -21,7 +21,7 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// By every Exec, with the same bits.
+// Checks the pooled vectors of the cases, which must have the same bits for every Exec.
 void CheckAll(const std::vector<GatherCase>& cases, const std::vector<Vectors>& vectors) {
   std::vector<Pooled> first;
   ForEachExec([&](Exec& exec) {
@@ -37,7 +37,7 @@ void CheckAll(const std::vector<GatherCase>& cases, const std::vector<Vectors>& 
     }
     GatherPool(exec, tasks);
     if (exec.parallelism() == 1) first = pooled;
-    // The same from rows that lie anywhere.
+    // The same vectors at scattered addresses give the same results.
     const std::vector<Pooled> of_array = pooled;
     std::vector<std::vector<const void*>> rows(cases.size());
     std::vector<std::vector<char>> copies(cases.size());
@@ -83,7 +83,7 @@ TEST(GatherPoolTest, EveryCombinerFormWeightAndDtype) {
           std::vector<GatherCase> cases;
           cases.push_back(MakeGatherCase(s, 400, &random));
           s.num_bags = 3000;
-          s.nnz = 30000;  // several pieces of work
+          s.nnz = 30000;  // several ranges of work
           cases.push_back(MakeGatherCase(s, 300, &random));
           ASSERT_NO_FATAL_FAILURE(
               CheckAll(cases, {Vectors(400, 5, dtype, &random), Vectors(300, 5, dtype, &random)}));
@@ -131,7 +131,7 @@ TEST(GatherPoolTest, ManyTasksOfAllKinds) {
   }
 }
 
-// div_no_nan: a divisor of 0 hides even NaN and infinity; and nothing else does.
+// div_no_nan: a divisor of 0 hides even NaN and infinity. Another divisor does not.
 TEST(GatherPoolTest, BagsWithoutWeightAreZeros) {
   const std::vector<float> vectors = {kNan, HUGE_VALF, 3}, weights = {1, -1, 0, 2, 1};
   const std::vector<uint32_t> index = {0, 0, 1, 2, 0};
@@ -155,7 +155,7 @@ TEST(GatherPoolTest, BagsWithoutWeightAreZeros) {
   EXPECT_TRUE(std::isnan(pooled[4]));
 }
 
-TEST(GatherPoolTest, AnIndexBeyondTheRowsIsRefused) {
+TEST(GatherPoolTest, IndexBeyondTheRowsIsRefused) {
   ForEachExec([](Exec& exec) {
     std::vector<uint32_t> index(200000, 6);
     EXPECT_TRUE(CheckIndex(exec, index.data(), index.size(), 7).ok());
@@ -168,7 +168,7 @@ TEST(GatherPoolTest, AnIndexBeyondTheRowsIsRefused) {
         for (const std::string& part : {std::to_string(bad), std::string("7 rows")}) {
           EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
         }
-        EXPECT_TRUE(CheckIndex(exec, index.data(), at, 7).ok()) << "only what is asked for";
+        EXPECT_TRUE(CheckIndex(exec, index.data(), at, 7).ok()) << "later indices are not checked";
       }
       index[at] = 6;
     }
@@ -178,8 +178,8 @@ TEST(GatherPoolTest, AnIndexBeyondTheRowsIsRefused) {
   });
 }
 
-// One rank that holds everything gives the same with and without an exchange.
-TEST(GatherPoolTest, TheBitsAreThoseOfPoolAndWeightGradient) {
+// A single rank therefore gets the same results with and without an exchange.
+TEST(GatherPoolTest, SameBitsAsPoolAndWeightGradient) {
   std::mt19937_64 random(4);
   for (int round = 0; round < 48; ++round) {
     const int64_t dims[] = {3, 16, 33, 257};
@@ -199,7 +199,7 @@ TEST(GatherPoolTest, TheBitsAreThoseOfPoolAndWeightGradient) {
     ThreadsExec exec(2);
     std::vector<uint64_t> keys;
     for (uint32_t row = 0; row < 200; ++row) keys.push_back(row * 0x9E3779B97F4A7C15ull);
-    ASSERT_TRUE(table->Upsert(exec, keys.data(), 200, vectors.raw.data(), 1).ok());
+    ASSERT_TRUE(table->Upsert(exec, {keys.data(), 200}, vectors.raw.data(), 1).ok());
     std::vector<uint64_t> id_keys;
     for (uint32_t row : c.index) id_keys.push_back(keys[row]);
 
@@ -246,7 +246,7 @@ TEST(GatherPoolTest, TheBitsAreThoseOfPoolAndWeightGradient) {
   }
 }
 
-// The derivative of sum(upstream * pooled), pooled by GatherPool itself.
+// The derivative of sum(upstream * pooled), by finite differences of GatherPool.
 TEST(GatherWeightGradientTest, IsTheDerivative) {
   std::mt19937_64 random(5);
   for (Combiner combiner : kCombiners) {
@@ -257,7 +257,7 @@ TEST(GatherWeightGradientTest, IsTheDerivative) {
       s.form = form;
       s.weighted = true;
       const GatherCase c = MakeGatherCase(s, 30, &random);
-      // Away from a divisor of 0.
+      // Keeps divisors away from 0.
       for (float& w : c.ids->weights) w = 0.5f + std::abs(w);
       const Vectors vectors(30, 5, DType::kFloat32, &random);
       Pooled pooled(20, 5, DType::kFloat32, combiner);
@@ -279,7 +279,8 @@ TEST(GatherWeightGradientTest, IsTheDerivative) {
       for (size_t i = 0; i < c.index.size(); ++i) {
         const double up = loss(i, 1e-2f), down = loss(i, -1e-2f);
         expected.push_back((up - down) / 2e-2);
-        // Max has a kink where another id of the bag is about as large; its two sides show it.
+        // Max has a kink where two ids of a bag are about equally large. There, the two one-sided
+        // differences disagree.
         kink.push_back(combiner == Combiner::kMax ? std::abs(up + down - 2 * loss(i, 0)) : 0);
       }
       std::vector<float> first;

@@ -17,7 +17,7 @@
 namespace dynemb {
 namespace {
 
-// What defines each format, for a second, slow implementation of the conversions.
+// The parameters of each format, for a second, slow implementation of the conversions.
 template <DType kType>
 struct Shape;
 template <>
@@ -39,7 +39,7 @@ struct Format : HalfFormat<kType>, Shape<kType> {
 
   static bool IsNan(uint16_t h) { return (h & 0x7FFF) > kInfinity; }
 
-  // By the definition of the format; NaN excluded.
+  // The value by the definition of the format. Not for NaN.
   static double Value(uint16_t h) {
     const int mantissa = h & ((1 << S::kMantissa) - 1);
     const int exponent = (h & 0x7FFF) >> S::kMantissa;
@@ -50,7 +50,7 @@ struct Format : HalfFormat<kType>, Shape<kType> {
     return h & 0x8000 ? -v : v;
   }
 
-  // The finite number next below |v|; |v| is finite.
+  // The largest finite number that is at most |v|; |v| is finite.
   static uint16_t Floor(double v) {
     uint16_t low = 0, high = kInfinity;
     while (high - low > 1) {
@@ -64,8 +64,7 @@ struct Format : HalfFormat<kType>, Shape<kType> {
     const uint16_t sign = std::signbit(f) ? 0x8000 : 0;
     if (std::isinf(f)) return sign | kInfinity;
     const uint16_t floor = Floor(f);
-    // Where overflow begins: one step beyond the largest finite number, as if there were one more
-    // exponent.
+    // The number above the largest finite one is one step away, as if there were one more exponent.
     const double next = floor + 1 == kInfinity
                             ? 2 * Value(floor) - Value(static_cast<uint16_t>(floor - 1))
                             : Value(static_cast<uint16_t>(floor + 1));
@@ -141,7 +140,7 @@ TYPED_TEST(HalfTest, NearestAgreesWithTheDefinition) {
   }
 }
 
-TYPED_TEST(HalfTest, StochasticIsOneOfTheTwoNeighbours) {
+TYPED_TEST(HalfTest, StochasticIsOneOfTheTwoNeighbors) {
   for (const float f : ManyFloats()) {
     for (const uint32_t bits : {0u, 0x5A5A5A5Au, 0xFFFFFFFFu}) {
       const uint16_t got = TypeParam::Stochastic(f, bits);
@@ -158,8 +157,7 @@ TYPED_TEST(HalfTest, StochasticIsOneOfTheTwoNeighbours) {
       const uint16_t magnitude = got & 0x7FFF, floor = TypeParam::Floor(f);
       ASSERT_NE(magnitude, TypeParam::kInfinity) << f;
       ASSERT_TRUE(magnitude == floor || magnitude == floor + 1) << f << " " << got;
-      // The smallest bits must not round down a number that is a neighbour itself, nor the largest
-      // round it up.
+      // A number that the format can represent is not rounded, for any bits.
       if (TypeParam::Value(floor) == std::fabs(f)) {
         ASSERT_EQ(magnitude, floor) << f;
       }
@@ -167,8 +165,8 @@ TYPED_TEST(HalfTest, StochasticIsOneOfTheTwoNeighbours) {
   }
 }
 
-// Over bits that are spread evenly, the mean is the value: in each binade, below the smallest
-// normal and subnormal number, and up to the largest.
+// Over evenly spread bits, the mean is the value: in each binade, below the smallest normal and
+// subnormal number, and up to the largest number.
 TYPED_TEST(HalfTest, StochasticIsUnbiased) {
   constexpr uint32_t kDraws = 1u << 16;
   std::vector<double> values;
@@ -204,8 +202,8 @@ TYPED_TEST(HalfTest, StochasticNearOverflow) {
 }
 
 #if defined(__SSE2__)
-// TensorFlow's threads flush denormals to zero; a row must not depend on which thread wrote it.
-TYPED_TEST(HalfTest, DenormalModesDoNotMatter) {
+// TensorFlow's threads flush denormals to zero. A row must not depend on the thread that wrote it.
+TYPED_TEST(HalfTest, ResultsDoNotDependOnDenormalModes) {
   std::vector<uint32_t> expected, flushed;
   const std::vector<float> floats = ManyFloats();
   const auto convert = [&floats](std::vector<uint32_t>* to) {

@@ -1,5 +1,5 @@
-// Arrays of the host for the suites that are typed by a Place: copies, so that nothing reads what
-// it was not given.
+// Arrays on the host, for the suites that are typed by a Place. Each is a separate copy, so that
+// the address sanitizer reports an access past its end.
 #ifndef DYNEMB_TESTS_CC_HOST_ARRAYS_H_
 #define DYNEMB_TESTS_CC_HOST_ARRAYS_H_
 
@@ -13,7 +13,7 @@ class HostArrays {
  public:
   template <class T>
   T* Up(const std::vector<T>& values) {
-    if (values.empty()) return nullptr;  // as tensors without elements are
+    if (values.empty()) return nullptr;  // like the data of a tensor without elements
     arrays_.emplace_back(values.size() * sizeof(T));
     std::memcpy(arrays_.back().data(), values.data(), values.size() * sizeof(T));
     return reinterpret_cast<T*>(arrays_.back().data());

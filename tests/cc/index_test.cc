@@ -15,7 +15,7 @@ namespace {
 
 using testing_table::Random;
 
-// An index whose row r has the key r, and the counts that a table would keep.
+// An index in which row r has key r.
 class IndexTest : public ::testing::Test {
  protected:
   void Init(uint64_t expected, double max_load = 0.85) {
@@ -40,7 +40,7 @@ class IndexTest : public ::testing::Test {
     next_ += n;
     return status;
   }
-  // Every row is where its key belongs, and counted.
+  // Checks that every row is in its key's segment, once, and counted.
   void Check() const {
     std::vector<bool> seen(next_);
     for (uint32_t s = 0; s < index_.segments(); ++s) {
@@ -87,7 +87,7 @@ TEST_F(IndexTest, DirectoryCoversEverySegmentOnce) {
     ASSERT_LT(s, index_.segments());
     ++entries[s];
     if (s != last && last != ~0u) closed[last] = true;
-    ASSERT_FALSE(closed[s]) << "a segment's entries are one run";
+    ASSERT_FALSE(closed[s]) << "the entries of segment " << s << " are not consecutive";
     last = s;
   }
   for (uint32_t n : entries) {
@@ -96,7 +96,7 @@ TEST_F(IndexTest, DirectoryCoversEverySegmentOnce) {
   }
 }
 
-TEST_F(IndexTest, PresizeMatchesWhatGrowthWouldMake) {
+TEST_F(IndexTest, PresizeMatchesGrowth) {
   for (const uint64_t n : {100u, 1000u, 20000u, 300000u}) {
     Index presized;
     ASSERT_TRUE(presized.Init(n, 0.85, /*salt=*/0).ok());
@@ -114,7 +114,7 @@ TEST_F(IndexTest, PresizeMatchesWhatGrowthWouldMake) {
   }
 }
 
-// The point of the spiral: load is steady and growth is spread evenly, whatever the size.
+// The purpose of the spiral: at any size, the load is steady and growth is spread evenly.
 TEST_F(IndexTest, LoadIsSteadyAndGrowthIsSmooth) {
   Init(1);
   ASSERT_TRUE(Add(60000).ok());
@@ -151,7 +151,7 @@ TEST_F(IndexTest, LoadFactorIsKept) {
   }
 }
 
-// Rows whose keys have given hashes.
+// Rows whose keys have the given hashes.
 class GivenHashes final : public Index::RowHashes {
  public:
   explicit GivenHashes(const std::vector<uint64_t>& hashes) : hashes_(hashes) {}
@@ -163,7 +163,7 @@ class GivenHashes final : public Index::RowHashes {
   const std::vector<uint64_t>& hashes_;
 };
 
-// Adds keys with these hashes in batches, and sees that each is in its segment, once, and counted.
+// Adds keys with these hashes in batches. Checks that each is in its segment, once, and counted.
 void AddHashes(Index* index, const std::vector<uint64_t>& hashes, size_t batch) {
   SerialExec exec;
   OneLane lane;
@@ -196,7 +196,7 @@ void AddHashes(Index* index, const std::vector<uint64_t>& hashes, size_t batch) 
   EXPECT_EQ(seen, std::vector<int>(hashes.size(), 1));
 }
 
-TEST_F(IndexTest, KeysOfOnePrefixGetADirectoryOfTheirOwn) {
+TEST_F(IndexTest, KeysOfOnePrefixGetAnInnerDirectory) {
   std::vector<uint64_t> hashes;
   for (uint64_t i = 0; i < 200000; ++i) hashes.push_back(0x2468ACEull << 32 | i * 20000);
   for (const size_t batch : {size_t{300}, size_t{5000}, hashes.size()}) {
@@ -212,7 +212,7 @@ TEST_F(IndexTest, KeysOfOnePrefixGetADirectoryOfTheirOwn) {
   EXPECT_EQ(index_.inner_directories(), 0u);
 }
 
-// Keys that agree at two levels, as only somebody who looks for them finds them.
+// Keys that agree at two levels. Only a search for such keys finds them.
 TEST_F(IndexTest, KeysOfOnePrefixAtTwoLevels) {
   std::vector<uint64_t> hashes;
   for (uint64_t low = 0; hashes.size() < 3000; ++low) {
@@ -225,8 +225,8 @@ TEST_F(IndexTest, KeysOfOnePrefixAtTwoLevels) {
   EXPECT_LT(index_.bytes(), size_t{1} << 20);
 }
 
-// Keys that several batches crowd into one segment fit beside those that they cannot evict.
-TEST_F(IndexTest, MakeSlotsLeavesSlotsForKeysThatAreNotCounted) {
+// The new keys fit into their segments, beside the held keys that do not leave.
+TEST_F(IndexTest, MakeSlotsForKeysThatAreNotCounted) {
   Init(1);
   ASSERT_TRUE(Add(5000).ok());
   std::vector<uint64_t> hashes;
@@ -252,7 +252,7 @@ TEST_F(IndexTest, MakeSlotsLeavesSlotsForKeysThatAreNotCounted) {
   }
 }
 
-TEST_F(IndexTest, ClearIsLikeNew) {
+TEST_F(IndexTest, ClearRestoresTheInitialState) {
   Init(5000);
   const uint32_t segments = index_.segments();
   ASSERT_TRUE(Add(50000).ok());

@@ -15,10 +15,10 @@ namespace {
 constexpr uint64_t kSeed = 2024;
 
 Initializer Make(std::vector<ColumnInit> columns, int64_t dim, uint64_t seed = kSeed) {
-  Initializer made;
-  const Status status = Initializer::Create(std::move(columns), dim, seed, &made);
+  Initializer created;
+  const Status status = Initializer::Create(std::move(columns), dim, seed, &created);
   EXPECT_TRUE(status.ok()) << status.message();
-  return made;
+  return created;
 }
 
 std::vector<float> Fill(const Initializer& init, uint64_t key) {
@@ -41,7 +41,7 @@ std::vector<float> Sample(const ColumnInit& column, int64_t dim, uint64_t keys) 
 
 double Phi(double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); }
 
-// Compares moments and the whole distribution (Kolmogorov-Smirnov) with what they should be.
+// Compares the moments and the whole distribution (Kolmogorov-Smirnov) with the expected ones.
 template <class Cdf>
 void ExpectDistribution(std::vector<float> sample, double mean, double stddev, Cdf cdf) {
   const auto n = static_cast<double>(sample.size());
@@ -82,7 +82,7 @@ TEST(InitializerTest, UniformDistribution) {
 }
 
 TEST(InitializerTest, UniformNeverRoundsUpToHigh) {
-  // Of this interval float32 knows 8 numbers; one draw in 16 would be rounded to its end.
+  // float32 has 8 numbers in this interval; one draw in 16 would be rounded to its end.
   const float low = 1e6f, high = 1e6f + 0.5f;
   std::set<float> seen;
   for (const float x : Sample({InitKind::kUniform, low, high}, 16, 1000)) seen.insert(x);
@@ -116,22 +116,21 @@ TEST(InitializerTest, TruncatedNormalDistribution) {
     ASSERT_LE(x, 0.0f);
   }
   const double kept = Phi(2) - Phi(-2);
-  // 1 - 4 phi(2) / kept: the variance of a standard normal cut at 2.
+  // 1 - 4 phi(2) / kept: the variance of a standard normal distribution truncated at 2.
   const double variance = 1 - 4 * std::exp(-2.0) / std::sqrt(2 * M_PI) / kept;
   ExpectDistribution(sample, -1.0, 0.5 * std::sqrt(variance),
                      [kept](double x) { return (Phi((x + 1.0) / 0.5) - Phi(-2)) / kept; });
 }
 
-TEST(InitializerTest, DegenerateWidthsGiveTheCentre) {
+TEST(InitializerTest, ZeroWidthGivesTheCenter) {
   for (const InitKind kind : {InitKind::kNormal, InitKind::kTruncatedNormal}) {
     for (const float x : Fill(Make({{kind, 3.0f, 0.0f}}, 20), 1)) EXPECT_EQ(x, 3.0f);
   }
   for (const float x : Fill(Make({{InitKind::kUniform, 3.0f, 3.0f}}, 20), 1)) EXPECT_EQ(x, 3.0f);
 }
 
-TEST(InitializerTest, EachColumnHasItsDistributionAndItsOwnBits) {
-  // The value of a column does not depend on the other columns: neither on their kind nor on their
-  // number.
+TEST(InitializerTest, ColumnsAreIndependent) {
+  // The value of a column depends neither on the kind of the other columns nor on their number.
   const ColumnInit kinds[] = {{InitKind::kConstant, 7.0f, 0.0f},
                               {InitKind::kUniform, -1.0f, 1.0f},
                               {InitKind::kUniform, 5.0f, 6.0f},
@@ -152,7 +151,7 @@ TEST(InitializerTest, EachColumnHasItsDistributionAndItsOwnBits) {
   }
 }
 
-TEST(InitializerTest, SeedsKeysAndColumnsAllDiffer) {
+TEST(InitializerTest, SeedsKeysAndColumnsGiveDifferentValues) {
   constexpr int64_t kDim = 32;
   std::set<float> seen;
   const ColumnInit uniform{InitKind::kUniform, 0.0f, 1.0f};
@@ -163,11 +162,11 @@ TEST(InitializerTest, SeedsKeysAndColumnsAllDiffer) {
     add(x, 7);
     add(9, x);
   }
-  // 256 draws out of 2^24: that two are equal has probability 0.002, and the seed is fixed.
+  // 256 draws out of 2^24: two are equal with probability 0.002, and the seeds are fixed.
   EXPECT_EQ(seen.size(), 8u * kDim);
 }
 
-TEST(InitializerTest, OrderDoesNotMatter) {
+TEST(InitializerTest, VectorsDoNotDependOnTheOrderOfCalls) {
   const Initializer init = Make({{InitKind::kNormal, 0.0f, 1.0f}}, 33);
   std::vector<std::vector<float>> forward, backward;
   for (uint64_t key = 0; key < 50; ++key) forward.push_back(Fill(init, key));
@@ -176,9 +175,9 @@ TEST(InitializerTest, OrderDoesNotMatter) {
   EXPECT_EQ(forward, backward);
 }
 
-// Never regenerate: a change here makes other vectors of old seeds. The uniform ones were computed
-// by a second Philox, in Python; the others agree with Python's statistics.NormalDist().inv_cdf to
-// 5e-7.
+// Never regenerate: other values would mean that old seeds give other vectors. The uniform values
+// were computed by a second Philox, in Python. The others agree with Python's
+// statistics.NormalDist().inv_cdf to 5e-7.
 struct Golden {
   ColumnInit column;
   uint64_t key;
@@ -234,7 +233,7 @@ TEST(InitializerTest, GoldenValues) {
   }
 }
 
-TEST(InitializerTest, BadArgumentsAreNamed) {
+TEST(InitializerTest, ErrorsNameTheBadArgument) {
   const float inf = std::numeric_limits<float>::infinity(), max = std::numeric_limits<float>::max();
   struct Bad {
     std::vector<ColumnInit> columns;

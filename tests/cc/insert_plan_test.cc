@@ -1,4 +1,4 @@
-// The plan of pass 2 against a model of it: std::map over the batch.
+// InsertPlan, compared with a model: a std::map over the batch.
 #include "cc/table/insert_plan.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ Batch RandomBatch(size_t n, uint64_t distinct, double missing, uint64_t seed) {
   for (size_t i = 0; i < n; ++i) {
     const uint64_t key = 1'000'000 + random() % distinct;
     batch.keys.push_back(key);
-    // A key has a row or has none, wherever it stands.
+    // Whether a key has a row is the same at all its positions.
     const bool none = static_cast<double>(MixKey(key * 31) % 1000) < missing * 1000;
     batch.rows.push_back(none ? kNoRow : static_cast<RowId>(i));
   }
@@ -82,7 +82,8 @@ void Check(const InsertPlan& plan, const Batch& batch, const Index& index) {
   }
 }
 
-// Every key of [begin, end) comes once; those of a segment in order, by one thread.
+// Every key of [begin, end) is passed once. The keys of a segment are passed in order, by one
+// thread.
 void CheckOwners(Exec& exec, const InsertPlan& plan, size_t begin, size_t end) {
   std::mutex mutex;
   std::map<uint32_t, std::vector<size_t>> by_segment;
@@ -113,11 +114,11 @@ void CheckOwners(Exec& exec, const InsertPlan& plan, size_t begin, size_t end) {
   for (size_t j : announced) EXPECT_LT(j, plan.size());
 }
 
-TEST(InsertPlanTest, AgreesWithAModelForAnyThreadsAndRepeats) {
+TEST(InsertPlanTest, AgreesWithTheModel) {
   Index index;
   Fill(&index, 20000);
   ASSERT_GT(index.segments(), 20u);
-  InsertPlan plan;  // one for all: nothing of a batch may show in the next
+  InsertPlan plan;  // reused: a batch must not affect the next one
   uint64_t seed = 0;
   for (size_t threads : {1, 2, 3, 5}) {
     ThreadsExec exec(threads);
@@ -137,7 +138,7 @@ TEST(InsertPlanTest, AgreesWithAModelForAnyThreadsAndRepeats) {
   }
 }
 
-// Hashes that agree in their low bits, where the set of a worker looks first.
+// Hashes that agree in their low bits, which determine the first slot in the set of a worker.
 TEST(InsertPlanTest, RepeatsAmongHashesThatAgreeInLowBits) {
   Index index;
   Fill(&index, 3000);
@@ -154,7 +155,7 @@ TEST(InsertPlanTest, RepeatsAmongHashesThatAgreeInLowBits) {
   Check(plan, batch, index);
 }
 
-TEST(InsertPlanTest, HeldKeysAreTheOthers) {
+TEST(InsertPlanTest, BuildHeldPlansForTheOtherKeys) {
   Index index;
   Fill(&index, 3000);
   ThreadsExec exec(2);
@@ -170,7 +171,7 @@ TEST(InsertPlanTest, HeldKeysAreTheOthers) {
   }
 }
 
-TEST(InsertPlanTest, MemoryIsGivenBack) {
+TEST(InsertPlanTest, ShrinkFreesLargeArrays) {
   Index index;
   Fill(&index, 3000);
   ThreadsExec exec(2);
@@ -186,19 +187,19 @@ TEST(InsertPlanTest, MemoryIsGivenBack) {
   Check(plan, batch, index);
 }
 
-TEST(InsertPlanTest, BatchesTooLargeToNumberAreRefusedBeforeAnythingHappens) {
+TEST(InsertPlanTest, BatchesOfTooManyKeysAreRefused) {
   constexpr size_t kTooMany = InsertPlan::kMaxKeys + 1;
   TableOptions options;
   options.dim = 4;
   std::unique_ptr<Table> table;
   ASSERT_TRUE(Table::Create(options, &table).ok());
   SerialExec exec;
+  const KeySpan keys(KeyType::kInt64, nullptr, kTooMany);
   for (const Status& status :
-       {table->FindOrInsert(exec, nullptr, kTooMany, 1, nullptr),
-        table->LookupOrInsert(exec, nullptr, kTooMany, 1, nullptr, nullptr),
-        table->Upsert(exec, nullptr, kTooMany, nullptr, 1),
-        table->Accumulate(exec, nullptr, kTooMany, nullptr, 1),
-        table->WriteRows(exec, nullptr, kTooMany, nullptr, nullptr, true, 1, 1)}) {
+       {table->FindOrInsert(exec, keys, 1, nullptr),
+        table->LookupOrInsert(exec, keys, 1, nullptr, nullptr),
+        table->Upsert(exec, keys, nullptr, 1), table->Accumulate(exec, keys, nullptr, 1),
+        table->WriteRows(exec, keys, nullptr, nullptr, true, 1, 1)}) {
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
   }
   EXPECT_EQ(table->size(), 0u);

@@ -24,8 +24,7 @@ TEST(MixKey, IsABijection) {
     EXPECT_EQ(UnmixKey(MixKey(x)), x);
 }
 
-// The value fixes which keys collide in saved tables' row order; SplitMix64's published first
-// output for seed 0.
+// The published first output of SplitMix64 for seed 0. The index column of dumps depends on it.
 TEST(MixKey, IsSplitMix) { EXPECT_EQ(MixKey(0), 0xE220A8397B1DCDAFull); }
 
 TEST(Spiral, IsMonotone) {
@@ -43,7 +42,7 @@ TEST(Spiral, IsMonotone) {
     EXPECT_LE(Spiral(x), Spiral(x + 1));
 }
 
-// Close to 2^x - 1; the keys are denser at the low end, by a factor of two in all.
+// Close to 2^x - 1. Keys are twice as dense at the low end as at the high end.
 TEST(Spiral, FollowsTwoToTheX) {
   double worst = 0;
   for (uint32_t i = 0; i < 4096; ++i) {
@@ -61,7 +60,7 @@ TEST(Spiral, FollowsTwoToTheX) {
   }
 }
 
-// chi-square of `counts` against equal chances.
+// The chi-square of `counts` against equal probabilities.
 double ChiSquare(const std::vector<uint64_t>& counts) {
   double total = 0, chi = 0;
   for (uint64_t c : counts) total += static_cast<double>(c);

@@ -1,5 +1,5 @@
-// The emulated warp: its collectives answer as one lane does, and teams that compete for the same
-// few buckets give every key a slot of its own.
+// LockstepLanes: its collectives return the same results as one lane's, and teams that contend for
+// a few buckets give every key a separate slot.
 #include "cc/table/lanes_lockstep.h"
 
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ TYPED_TEST(LanesLockstep, CollectivesAgreeWithOneLane) {
     wrong += lanes.Min(value) != OneLane::Min(value);
     wrong += lanes.Empty(bucket) != OneLane::Mask(no_row);
     wrong += lanes.FromLeader(lanes.rank() + 7) != 7;
-    // The greatest is now one lane's, now another's, and beyond 2^31.
+    // The maximum is in another lane each time, and exceeds 2^31.
     const auto greatest = static_cast<uint32_t>(begin % Lanes::width());
     wrong += lanes.Max(~((lanes.rank() - greatest) % Lanes::width())) != ~0u;
     ++calls;
@@ -56,7 +56,7 @@ TYPED_TEST(LanesLockstep, CollectivesAgreeWithOneLane) {
   EXPECT_EQ(calls, buckets.size() * Lanes::width()) << "every lane runs every range";
 }
 
-// A segment and rows that are nothing but their keys, all with the same home bucket.
+// A segment, and rows that consist of keys only. All keys have the same home bucket.
 class Crowd {
  public:
   static constexpr uint32_t kHome = 8;
@@ -74,8 +74,8 @@ class Crowd {
 
   static Probe ProbeOf(uint64_t key) { return MakeProbe(MixKey(key)); }
 
-  // Each held row is found at its slot, and the overflow counts are what the held keys make them.
-  // Returns how many rows are held.
+  // Checks that each held row is found at its slot, and that the overflow counts are those of the
+  // held keys. Returns the number of held rows.
   uint32_t Check() {
     OneLane lane;
     std::vector<uint32_t> passed(kBucketsPerSegment);
@@ -98,13 +98,13 @@ class Crowd {
   }
 
   const uint32_t zero_ = 0;
-  std::vector<uint64_t> keys_;  // the first kKeys, and as many to take their places
+  std::vector<uint64_t> keys_;  // kKeys keys, and kKeys more that replace them
   std::vector<Bucket> segment_;
   std::vector<uint64_t> key_of_row_;
   TableView<uint64_t> view_;
 };
 
-TYPED_TEST(LanesLockstep, TeamsCompete) {
+TYPED_TEST(LanesLockstep, TeamsContend) {
   using Team = TypeParam;
   constexpr RowId kKeys = Crowd::kKeys;
   const int rounds = Team::width() > 4 ? 2 : 10;
@@ -130,7 +130,7 @@ TYPED_TEST(LanesLockstep, TeamsCompete) {
     std::sort(evicted.begin(), evicted.end());
     std::vector<RowId> every(kKeys);
     std::iota(every.begin(), every.end(), RowId{0});
-    EXPECT_EQ(evicted, every) << "each old row goes once";
+    EXPECT_EQ(evicted, every) << "each old row is evicted once";
     EXPECT_EQ(crowd.Check(), kKeys) << "evicted";
 
     std::atomic<uint32_t> erased{0};

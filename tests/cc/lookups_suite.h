@@ -1,12 +1,12 @@
 // The contract suite of Lookups on a device: the results have the same bits as those of the host's
 // functions on host tables. Typed by a Place:
 //
-//   static std::string Missing()      why there can be no tables here; empty if there can
+//   static std::string Missing()      the reason why tables cannot be here; empty if they can
 //   static Status Make(options, std::unique_ptr<Table>*)
 //   static Lookups& lookups()
 //   static Exec& exec()
 //   static constexpr Tick kSteps      the maximal number of steps of a test
-//   class Arrays                      arrays in the memory of the tables, until it ends:
+//   class Arrays                      arrays in the memory of the tables; it owns them:
 //     T* Up(const std::vector<T>&), std::vector<T> Down(const T*, n)
 #ifndef DYNEMB_TESTS_CC_LOOKUPS_SUITE_H_
 #define DYNEMB_TESTS_CC_LOOKUPS_SUITE_H_
@@ -37,8 +37,8 @@ class LookupsTest : public ::testing::Test {
 };
 TYPED_TEST_SUITE_P(LookupsTest);
 
-// Many steps of each of three optimizers, with rows that move between the tiers: all outputs, rows
-// and counts are the same as on the host.
+// Many steps of each of three optimizers, while rows move between the tiers. All outputs, rows and
+// counts are the same as on the host.
 TYPED_TEST_P(LookupsTest, TrainsLikeTheHost) {
   for (const auto kind :
        {OptimizerKind::kAdagrad, OptimizerKind::kAdam, OptimizerKind::kRowwiseAdagrad}) {
@@ -94,7 +94,7 @@ TYPED_TEST_P(LookupsTest, TrainsLikeTheHost) {
   }
 }
 
-// Without `insert`, a key without a row counts as its initial vector.
+// Without `insert`, a key without a row reads as its initial vector.
 TYPED_TEST_P(LookupsTest, ReadsWithoutInserting) {
   World<TypeParam> device;
   World<HostPlace> host;
@@ -123,7 +123,7 @@ TYPED_TEST_P(LookupsTest, ReadsWithoutInserting) {
   }
 }
 
-// Full tables each evict their own rows, and record the evicted keys.
+// Each full table evicts rows, and records the evicted keys.
 TYPED_TEST_P(LookupsTest, FullTablesEvict) {
   World<TypeParam> device;
   World<HostPlace> host;
@@ -146,7 +146,7 @@ TYPED_TEST_P(LookupsTest, FullTablesEvict) {
     const Status status = device.Pool(asks, tick, true, &step, &got);
     ASSERT_TRUE(status.ok()) << status.message();
     ASSERT_TRUE(host.Pool(asks, tick, true, &host_step, &want).ok());
-    ExpectSame(got, want);  // no row was ever changed: each has its initial vector
+    ExpectSame(got, want);  // no row is ever updated: each has its initial vector
   }
   for (size_t t = 0; t < 2; ++t) {
     const TableStats stats = device.table(t).stats();
@@ -167,7 +167,7 @@ TYPED_TEST_P(LookupsTest, FullTablesEvict) {
 }
 
 // Calls that cannot succeed return an error, and change nothing in any table.
-TYPED_TEST_P(LookupsTest, Refuses) {
+TYPED_TEST_P(LookupsTest, Errors) {
   World<TypeParam> device;
   World<HostPlace> host;
   std::vector<TableOptions> options = FourTables(24);
@@ -198,19 +198,19 @@ TYPED_TEST_P(LookupsTest, Refuses) {
   const Status elsewhere = TypeParam::lookups().Pool(TypeParam::exec(), mixed.pools, 2, true);
   EXPECT_EQ(elsewhere.code(), Code::kInvalidArgument);
   EXPECT_NE(elsewhere.message().find("'wide'"), std::string::npos) << elsewhere.message();
-  // A state of another optimizer.
+  // The state of another optimizer.
   ApplyTask apply;
   apply.table = &device.table(1);
   const Status stateless =
       TypeParam::lookups().Apply(TypeParam::exec(), {apply}, {OptimizerKind::kAdam}, 3);
   EXPECT_EQ(stateless.code(), Code::kFailedPrecondition);
   EXPECT_NE(stateless.message().find("'narrow keys'"), std::string::npos) << stateless.message();
-  // A state of the same widths, and a state of another owner.
-  bool begins_anew = false;
+  // Other state of the same widths, and state of another owner.
+  bool was_reset = false;
   ASSERT_TRUE(device.table(1)
                   .TakeState(TypeParam::exec(),
                              {"adagrad", {device.table(1).options().dim}, {0.1f}}, "the owner",
-                             &begins_anew)
+                             &was_reset)
                   .ok());
   for (const OptimizerStep& step :
        {OptimizerStep{OptimizerKind::kLion, {}, {}, 1, "lion", {0.1f}},
@@ -225,7 +225,7 @@ TYPED_TEST_P(LookupsTest, Refuses) {
 }
 
 // Lookups without ids, and calls without lookups.
-TYPED_TEST_P(LookupsTest, TakesNothing) {
+TYPED_TEST_P(LookupsTest, EmptyCalls) {
   World<TypeParam> device;
   for (const TableOptions& o : FourTables(24)) ASSERT_TRUE(device.Add(o).ok());
   std::vector<Ask> asks(2);
@@ -277,7 +277,7 @@ TYPED_TEST_P(LookupsTest, TakesNothing) {
 }
 
 REGISTER_TYPED_TEST_SUITE_P(LookupsTest, TrainsLikeTheHost, ReadsWithoutInserting, FullTablesEvict,
-                            Refuses, TakesNothing);
+                            Errors, EmptyCalls);
 
 }  // namespace testing_table
 }  // namespace dynemb

@@ -29,7 +29,7 @@ struct TwoTasks {
   std::vector<BackwardTask> tasks;
 };
 
-TEST(HostLookupsTest, SumsGoWhereEachTaskIsGivenRoom) {
+TEST(HostLookupsTest, SumsAreWrittenToTheArraysOfEachTask) {
   TwoTasks given;
   SerialExec exec;
   std::vector<std::pair<size_t, size_t>> asked;
@@ -52,7 +52,7 @@ TEST(HostLookupsTest, SumsGoWhereEachTaskIsGivenRoom) {
   }
 }
 
-TEST(HostLookupsTest, ARefusalOfRoomIsTheError) {
+TEST(HostLookupsTest, ErrorOfTheAllocationIsReturned) {
   TwoTasks given;
   SerialExec exec;
   size_t asked = 0;

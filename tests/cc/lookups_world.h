@@ -32,7 +32,7 @@ struct Ask {
   int64_t num_bags;
   bool uniform;
   Floats weights;  // empty: none
-  bool repeats;    // its gradients are applied without rows, each of them twice
+  bool repeats;    // its gradients are applied twice, without row ids
 };
 
 // The results of a training step, as bits.
@@ -65,7 +65,7 @@ struct HostPlace {
   }
 };
 
-// Tables in a place, and steps of training on them.
+// Tables in a place, and training steps on them.
 template <class Place>
 class World {
  public:
@@ -103,10 +103,10 @@ class World {
       const auto nnz = static_cast<int64_t>(ask.keys.size());
       SerialExec serial;
       Bags& bags = step->bags[a];
-      const Status made = ask.uniform
-                              ? bags.InitUniform(nnz / ask.num_bags, nnz, ask.num_bags)
-                              : bags.InitIndices(serial, ask.bag_of.data(), 1, nnz, ask.num_bags);
-      ASSERT_TRUE(made.ok()) << made.message();
+      const Status status = ask.uniform
+                                ? bags.InitUniform(nnz / ask.num_bags, nnz, ask.num_bags)
+                                : bags.InitIndices(serial, ask.bag_of.data(), 1, nnz, ask.num_bags);
+      ASSERT_TRUE(status.ok()) << status.message();
       const auto num_bags = static_cast<size_t>(ask.num_bags);
       PoolTask task;
       task.table = &table(ask.table);
@@ -243,7 +243,9 @@ class World {
     float* const vectors = arrays.Up(Floats(keys.size() * static_cast<size_t>(l.dim)));
     float* const state = arrays.Up(Floats(keys.size() * static_cast<size_t>(l.state_width)));
     auto* const found = reinterpret_cast<bool*>(arrays.Up(std::vector<char>(keys.size())));
-    table(t).ReadRows(Place::exec(), arrays.Up(Pack(t, keys)), keys.size(), vectors, state, found);
+    table(t).ReadRows(Place::exec(),
+                      {table(t).options().key_type, arrays.Up(Pack(t, keys)), keys.size()}, vectors,
+                      state, found);
     return {arrays.Down(vectors, keys.size() * static_cast<size_t>(l.dim)),
             arrays.Down(state, keys.size() * static_cast<size_t>(l.state_width))};
   }
@@ -274,7 +276,7 @@ inline std::vector<TableOptions> FourTables(uint64_t device_rows) {
   return all;
 }
 
-// Lookups: three of them of one table, and two of another.
+// Seven lookups: three of table 0, and two of table 2.
 inline std::vector<Ask> SevenAsks(Random& random, uint64_t keys) {
   std::vector<Ask> asks;
   const auto add = [&](size_t table, Combiner combiner, bool uniform, bool weighted, bool repeats) {

@@ -1,8 +1,8 @@
-"""Writes optimizer_golden.inc: what 200 steps of Keras's optimizers make of one row.
+"""Writes optimizer_golden.inc: the results of 200 steps of Keras's optimizers on one row.
 
-Run once, with Keras 3.15 on TensorFlow, its output redirected to optimizer_golden.inc.
-optimizer_test.cc runs the same steps. The file is a reference, not a snapshot of our results: if
-the two disagree, the library is wrong.
+Run once, with Keras 3.15 on TensorFlow; the output was redirected to optimizer_golden.inc.
+optimizer_test.cc runs the same steps. The file is a reference, not a record of this library's
+results: if the two disagree, the library is wrong.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ HYPER = {
 
 
 def gradients(step: int, poison: bool) -> np.ndarray:
-    """The gradient of step 0, 1, ...: exact in float32, so that C++ makes the same."""
+    """The gradient of step 0, 1, ...: exact in float32, so that C++ computes the same."""
     column = np.arange(DIM)
     g = ((step * 37 + column * 101 + step * column * 13) % 201 - 100).astype(np.float32) / 64
     if poison and step == 100:
@@ -47,7 +47,7 @@ def gradients(step: int, poison: bool) -> np.ndarray:
 
 
 class RowwiseAdagrad(keras.optimizers.Optimizer):
-    """rowwise_adagrad of fbgemm_gpu/codegen/genscript/optimizers.py, as Keras would run it."""
+    """rowwise_adagrad of fbgemm_gpu/codegen/genscript/optimizers.py, as a Keras optimizer."""
 
     def __init__(self, learning_rate=0.001, epsilon=1e-7, initial_accumulator_value=0.0, **kwargs):
         super().__init__(learning_rate=learning_rate, **kwargs)
@@ -137,7 +137,7 @@ def cases() -> list[Case]:
             inits=(0.5,),
         ),
     ]
-    # One of each kind with NaN and infinity among the gradients.
+    # One case of each optimizer and set of flags, with NaN and infinity among the gradients.
     seen = {}
     for case in found:
         seen.setdefault((case.name, case.flags), dataclasses.replace(case, poison=True))

@@ -11,7 +11,7 @@
 namespace dynemb {
 namespace {
 
-// A tree like / with what a test puts there.
+// A substitute for /, with the files that a test writes.
 class ControlGroups : public ::testing::Test {
  protected:
   ControlGroups() {
@@ -44,7 +44,7 @@ TEST_F(ControlGroups, Version2OfAContainer) {
   EXPECT_EQ(Limit(), size_t{24} << 30);
 }
 
-TEST_F(ControlGroups, Version2TheLeastOfAllAround) {
+TEST_F(ControlGroups, Version2LeastLimitOfAllAncestors) {
   Write("/proc/self/cgroup", "0::/kubepods/pod7/box\n");
   Write("/sys/fs/cgroup/kubepods/memory.max", "5000\n");
   Write("/sys/fs/cgroup/kubepods/pod7/memory.max", "3000\n");
@@ -61,14 +61,14 @@ TEST_F(ControlGroups, Version1) {
   EXPECT_EQ(Limit(), 7000u);
 }
 
-// Docker without a namespace for groups: the path is the host's, what is mounted the container's.
+// Docker without a cgroup namespace: the path is the host's, but the mount is the container's.
 TEST_F(ControlGroups, Version1WithThePathOfTheHost) {
   Write("/proc/self/cgroup", "5:hugetlb,memory:/docker/x\n");
   Write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "8000\n");
   EXPECT_EQ(Limit(), 8000u);
 }
 
-TEST(MemoryLimit, AChargeIsGrantedWhileItFits) {
+TEST(MemoryLimit, ChargesThatDoNotFitAreRefused) {
   const size_t before = ChargedMemory();
   ASSERT_TRUE(ChargeMemory(1000));
   EXPECT_EQ(ChargedMemory(), before + 1000);
@@ -79,7 +79,7 @@ TEST(MemoryLimit, AChargeIsGrantedWhileItFits) {
   EXPECT_EQ(ChargedMemory(), before);
 }
 
-TEST(MemoryLimit, PhysicalMemoryIsNotMoreThanTheGroupAllows) {
+TEST(MemoryLimit, PhysicalMemoryIsAtMostTheGroupLimit) {
   EXPECT_GT(PhysicalMemory(), size_t{1} << 20);
   EXPECT_LE(PhysicalMemory(), ControlGroupLimit());
 }

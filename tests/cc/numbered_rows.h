@@ -1,4 +1,4 @@
-// Rows whose key is a number, for tests of saved rows.
+// Rows that are identified by a number: their key and contents. For tests of saved rows.
 #ifndef DYNEMB_TESTS_CC_NUMBERED_ROWS_H_
 #define DYNEMB_TESTS_CC_NUMBERED_ROWS_H_
 

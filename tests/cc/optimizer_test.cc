@@ -16,14 +16,14 @@ constexpr int64_t kDim = 5;
 constexpr int kSteps = 200;
 constexpr float kInitial[kDim] = {0.5f, -0.25f, 0.125f, -1.0f, 2.0f};
 
-// As `gradients` in make_optimizer_golden.py; exact in float32.
+// The same as `gradients` in make_optimizer_golden.py; exact in float32.
 float Gradient(int step, int64_t column, bool poison) {
   if (poison && step == 100 && column == 2) return std::numeric_limits<float>::quiet_NaN();
   if (poison && step == 120 && column == 3) return std::numeric_limits<float>::infinity();
   return static_cast<float>((step * 37 + column * 101 + step * column * 13) % 201 - 100) / 64.0f;
 }
 
-// What Keras made of the row; see make_optimizer_golden.py.
+// A case of make_optimizer_golden.py, and the row after Keras's steps.
 struct Golden {
   std::string name;
   std::vector<std::string> flags;
@@ -41,7 +41,7 @@ const std::vector<Golden>& Goldens() {
   return *goldens;
 }
 
-// An optimizer and its flags as the operator gets them.
+// The results of ParseOptimizer.
 struct Parsed {
   OptimizerKind kind;
   OptimizerFlags flags;
@@ -54,11 +54,11 @@ Parsed Parse(const std::string& name, const std::vector<std::string>& flags) {
   return p;
 }
 
-// Every optimizer with every legal set of flags.
+// One case of each optimizer and set of flags.
 std::vector<Golden> Variants() {
   std::vector<Golden> found;
   for (const Golden& g : Goldens()) {
-    if (g.poison) found.push_back(g);  // one for each
+    if (g.poison) found.push_back(g);  // there is one of each
   }
   return found;
 }
@@ -107,8 +107,8 @@ TEST(OptimizerTest, AgreesWithKerasOver200Steps) {
   }
 }
 
-// Columns only meet in rowwise_adagrad. So a vector of any width must be, to the bit, its columns
-// one by one: whatever part of it went through SIMD and whatever through the rest of the loop.
+// Only rowwise_adagrad combines columns. With any other optimizer, a vector of any width must have
+// the same bits as its columns one by one, whether SIMD or the rest of the loop computes them.
 TEST(OptimizerTest, ColumnsAreIndependent) {
   for (const Golden& g : Variants()) {
     if (g.name == "rowwise_adagrad") continue;
@@ -165,7 +165,7 @@ TEST(OptimizerTest, RowwiseAdagradOfAnyWidth) {
   }
 }
 
-TEST(OptimizerTest, EveryOptimizerWalksToTheMinimum) {
+TEST(OptimizerTest, EveryOptimizerConverges) {
   for (const Golden& g : Variants()) {
     const Parsed p = Parse(g.name, g.flags);
     Hyper hyper = g.hyper;
@@ -223,7 +223,7 @@ TEST(OptimizerTest, StateWidths) {
   EXPECT_EQ(widths("rowwise_adagrad", {}), Widths{1});
 }
 
-TEST(OptimizerTest, UnknownNamesAndFlagsAreNamed) {
+TEST(OptimizerTest, ErrorsNameUnknownNamesAndFlags) {
   struct Bad {
     std::string name;
     std::vector<std::string> flags;

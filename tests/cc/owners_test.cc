@@ -15,8 +15,8 @@
 namespace dynemb {
 namespace {
 
-// How far counts are from all being the same, in standard deviations of the chi-square that
-// independent uniform draws would give.
+// The deviation of counts from equal counts, in standard deviations of the chi-square of
+// independent uniform draws.
 double Unevenness(const std::vector<size_t>& counts) {
   double total = 0, chi_square = 0;
   for (size_t count : counts) total += static_cast<double>(count);
@@ -28,9 +28,9 @@ double Unevenness(const std::vector<size_t>& counts) {
   const double freedom = static_cast<double>(counts.size() - 1);
   return (chi_square - freedom) / std::sqrt(2 * freedom);
 }
-// Some thousand seeded comparisons are made; for one degree of freedom this is a probability of
-// 1e-5.
-constexpr double kMost = 13;
+// There are about 1000 comparisons, with fixed seeds. With one degree of freedom, a larger value
+// has a probability of 1e-5.
+constexpr double kMaxUnevenness = 13;
 
 Owners ByHash(uint32_t ranks) {
   Owners owners;
@@ -39,7 +39,7 @@ Owners ByHash(uint32_t ranks) {
   return owners;
 }
 
-// What ids look like: row numbers, ids of a few bits, ids that were made by hashing.
+// Kinds of ids: row numbers, ids of a few bits, ids that are hashes.
 std::vector<std::pair<std::string, std::function<uint64_t(uint64_t)>>> KeyKinds(
     std::mt19937_64* random) {
   return {
@@ -57,7 +57,7 @@ std::vector<std::pair<std::string, std::function<uint64_t(uint64_t)>>> KeyKinds(
   };
 }
 
-TEST(OwnersTest, AHashSpreadsKeysEvenly) {
+TEST(OwnersTest, HashSpreadsKeysEvenly) {
   std::mt19937_64 random(1);
   for (const auto& [name, key] : KeyKinds(&random)) {
     for (uint32_t ranks = 2; ranks <= 64; ++ranks) {
@@ -68,32 +68,32 @@ TEST(OwnersTest, AHashSpreadsKeysEvenly) {
         ASSERT_LT(owner, ranks);
         ++counts[owner];
       }
-      EXPECT_LT(Unevenness(counts), kMost) << name << " keys, " << ranks << " ranks";
+      EXPECT_LT(Unevenness(counts), kMaxUnevenness) << name << " keys, " << ranks << " ranks";
     }
   }
 }
 
-TEST(OwnersTest, AHashSpreadsOverAsManyRanksAsThereMayBe) {
+TEST(OwnersTest, HashSpreadsKeysOverManyRanks) {
   std::mt19937_64 random(2);
   for (const auto& [name, key] : KeyKinds(&random)) {
     for (uint32_t ranks : {1000u, Owners::kMaxRanks}) {
       const Owners owners = ByHash(ranks);
       std::vector<size_t> counts(ranks);
       for (uint64_t i = 0; i < 200000; ++i) ++counts[owners.Of(key(i))];
-      EXPECT_LT(Unevenness(counts), kMost) << name << " keys, " << ranks << " ranks";
+      EXPECT_LT(Unevenness(counts), kMaxUnevenness) << name << " keys, " << ranks << " ranks";
     }
   }
 }
 
-// Else a rank's table would use a part of its directory, of its segments' buckets or of the digests
-// only.
-TEST(OwnersTest, TheOwnerSaysNothingAboutWhereTheTablePutsAKey) {
+// Otherwise a rank's table would use only some of its directory entries, buckets or digests.
+TEST(OwnersTest, OwnerIsIndependentOfTheHashOfTables) {
   std::mt19937_64 random(3);
   constexpr uint64_t kKeys = 100000;
   for (const auto& [name, key] : KeyKinds(&random)) {
     for (uint32_t ranks : {2u, 3u, 7u, 8u, 64u}) {
       const Owners owners = ByHash(ranks);
-      // [rank, cell]; the top and the low 5 bits of the table's hash, and bits of the digest.
+      // [rank, cell]: the top and the low 5 bits of the table's hash (of salt 0), and bits of the
+      // digest.
       std::vector<size_t> top(ranks * 32), low(ranks * 32), digest(ranks * 32);
       for (uint64_t i = 0; i < kKeys; ++i) {
         const uint64_t k = key(i), hash = MixKey(k), row = owners.Of(k) * 32;
@@ -101,16 +101,17 @@ TEST(OwnersTest, TheOwnerSaysNothingAboutWhereTheTablePutsAKey) {
         ++low[row + (hash & 31)];
         ++digest[row + (hash >> 25 & 31)];
       }
-      // Together: a rank with all of a cell, or none, would stand out.
-      EXPECT_LT(Unevenness(top), kMost) << name << " keys, " << ranks << " ranks";
-      EXPECT_LT(Unevenness(low), kMost) << name << " keys, " << ranks << " ranks";
-      EXPECT_LT(Unevenness(digest), kMost) << name << " keys, " << ranks << " ranks";
+      // Over all ranks: a rank that has all keys of a cell, or none, would stand out.
+      EXPECT_LT(Unevenness(top), kMaxUnevenness) << name << " keys, " << ranks << " ranks";
+      EXPECT_LT(Unevenness(low), kMaxUnevenness) << name << " keys, " << ranks << " ranks";
+      EXPECT_LT(Unevenness(digest), kMaxUnevenness) << name << " keys, " << ranks << " ranks";
     }
   }
 }
 
-// Dedup divides what one rank has received, and the keys of one owner inside what is sent.
-TEST(OwnersTest, TheOwnerSaysNothingAboutDedupsPartitions) {
+// Dedup partitions the keys that a rank has received and, before keys are sent, the keys of each
+// owner.
+TEST(OwnersTest, OwnerIsIndependentOfDedupsPartitions) {
   std::mt19937_64 random(4);
   SerialExec exec;
   Dedup<uint64_t> dedup;
@@ -129,7 +130,7 @@ TEST(OwnersTest, TheOwnerSaysNothingAboutDedupsPartitions) {
       for (size_t p = 0; p < dedup.num_partitions(); ++p) {
         sizes.push_back(dedup.partition(p).num_entries);
       }
-      EXPECT_LT(Unevenness(sizes), kMost) << name << " keys, one of " << ranks << " ranks";
+      EXPECT_LT(Unevenness(sizes), kMaxUnevenness) << name << " keys, one of " << ranks << " ranks";
 
       ASSERT_TRUE(dedup.Run(exec, all.data(), all.size(), owners).ok());
       ASSERT_GT(dedup.num_partitions(), 8 * ranks);
@@ -137,7 +138,7 @@ TEST(OwnersTest, TheOwnerSaysNothingAboutDedupsPartitions) {
       for (size_t p = 0; p < dedup.num_partitions(); ++p) {
         sizes.push_back(dedup.partition(p).num_entries);
       }
-      EXPECT_LT(Unevenness(sizes), kMost) << name << " keys for " << ranks << " ranks";
+      EXPECT_LT(Unevenness(sizes), kMaxUnevenness) << name << " keys for " << ranks << " ranks";
     }
   }
 }
@@ -147,7 +148,7 @@ TEST(OwnersTest, ModuloTakesKeysAsRowNumbers) {
   owners.rule = Owners::Rule::kModulo;
   for (uint32_t ranks : {1u, 2u, 3u, 5u, 64u, Owners::kMaxRanks}) {
     owners.ranks = ranks;
-    // The rank goes round and round.
+    // Consecutive rows are on consecutive ranks, cyclically.
     uint32_t expected = 0;
     for (uint64_t row = 0; row < 3 * ranks; ++row) {
       ASSERT_EQ(owners.Of(row), expected) << row << ", " << ranks << " ranks";
@@ -163,13 +164,13 @@ TEST(OwnersTest, ModuloTakesKeysAsRowNumbers) {
 TEST(OwnersTest, OneRankHoldsEverything) {
   std::mt19937_64 random(5);
   Owners owners;
-  EXPECT_EQ(owners.Of(random()), 0u) << "by default the only rank";
+  EXPECT_EQ(owners.Of(random()), 0u) << "by default, there is one rank";
   owners.ranks = 8;
   owners.one = 3;
   for (int i = 0; i < 1000; ++i) ASSERT_EQ(owners.Of(random()), 3u);
 }
 
-TEST(OwnersTest, OneRankIsNotASpread) {
+TEST(OwnersTest, SpreadNeedsSeveralRanks) {
   for (Owners::Rule rule : {Owners::Rule::kHash, Owners::Rule::kModulo, Owners::Rule::kOne}) {
     Owners owners;
     owners.rule = rule;

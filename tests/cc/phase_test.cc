@@ -30,7 +30,7 @@ class Recorder final : public PhaseListener {
   size_t depth_ = 0;
 };
 
-TEST(PhaseTest, NestsAndGivesIdsBack) {
+TEST(PhaseTest, EndGetsTheIdOfBeginInNestedPhases) {
   Recorder recorder;
   {
     Phase outer("outer");
@@ -41,13 +41,13 @@ TEST(PhaseTest, NestsAndGivesIdsBack) {
   EXPECT_EQ(recorder.ended, (std::vector<int64_t>{2, 3, 1}));
 }
 
-TEST(PhaseTest, NobodyListens) {
+TEST(PhaseTest, WithoutAListener) {
   { Recorder recorder; }
   Phase phase("unheard");
 }
 
-// A listener that goes while a phase is open still hears its end, and not of phases after it.
-TEST(PhaseTest, EndsWhereItBegan) {
+// A listener that is removed while a phase is open is notified of its end, but not of later phases.
+TEST(PhaseTest, RemovedListenerIsNotifiedOfTheEnd) {
   Recorder recorder;
   {
     Phase phase("heard");
@@ -58,7 +58,7 @@ TEST(PhaseTest, EndsWhereItBegan) {
   EXPECT_EQ(recorder.ended, std::vector<int64_t>{1});
 }
 
-TEST(PhaseTest, BatchesNameWhatTheyDo) {
+TEST(PhaseTest, PhasesOfABatch) {
   TableOptions options;
   options.dim = 4;
   std::unique_ptr<Table> table;
@@ -69,7 +69,7 @@ TEST(PhaseTest, BatchesNameWhatTheyDo) {
   SerialExec exec;
   {
     TableLock lock({table.get()}, TableLock::Mode::kExclusive);
-    ASSERT_TRUE(table->FindOrInsert(exec, keys.data(), 3, 1, rows.data()).ok());
+    ASSERT_TRUE(table->FindOrInsert(exec, {keys.data(), 3}, 1, rows.data()).ok());
   }
   EXPECT_EQ(recorder.log,
             (std::vector<std::string>{"wait for locks", "find", "insert", " find repeated keys",

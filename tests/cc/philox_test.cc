@@ -33,13 +33,13 @@ TEST(PhiloxTest, KnownAnswers) {
   }
 }
 
-TEST(PhiloxTest, BlockPlacesSeedIdBlockAndStream) {
+TEST(PhiloxTest, BlockSetsCounterAndKey) {
   const Philox4 a = PhiloxBlock(0x299F31D0A4093822u, 0x85A308D3243F6A88u,
                                 static_cast<PhiloxStream>(0x03707344u), 0x13198A2Eu);
   for (int w = 0; w < 4; ++w) EXPECT_EQ(a.word[w], kKnownAnswers[2].words.word[w]);
 }
 
-TEST(PhiloxTest, WordsAreTheBlocks) {
+TEST(PhiloxTest, WordsEqualTheBlocks) {
   for (const int64_t first : {int64_t{0}, int64_t{4}, int64_t{64}, int64_t{4} * 0xFFFFFFFE}) {
     for (int64_t columns = 0; columns <= 70; ++columns) {
       std::vector<uint32_t> words(static_cast<size_t>(PhiloxPadded(columns)), 0);
@@ -63,7 +63,7 @@ TEST(PhiloxTest, PaddingIsNeverExceeded) {
   }
 }
 
-TEST(UnitTest, EndsAreAsPromised) {
+TEST(UnitTest, EndsOfTheIntervals) {
   EXPECT_EQ(UnitClosedOpen(0), 0.0f);
   EXPECT_EQ(UnitClosedOpen(0xFFFFFFFFu), 1.0f - 0x1p-24f);
   EXPECT_EQ(UnitOpen(0), 0x1p-24f);

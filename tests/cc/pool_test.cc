@@ -1,4 +1,4 @@
-// Pool, WeightGradient and Apply against the same sums written plainly, in double.
+// Pool, WeightGradient and Apply, compared with plain sums in double.
 #include "cc/lookup/pool.h"
 
 #include <gtest/gtest.h>
@@ -54,15 +54,15 @@ std::vector<float> AsFloats(const Table& table, const std::vector<char>& vectors
   return floats;
 }
 
-// The vectors of `keys` as the table holds them, or would start them.
+// The vectors of `keys`; for a key without a row, its initial vector.
 std::vector<float> Vectors(Exec& exec, Table& table, const std::vector<int64_t>& keys, Tick tick) {
   std::vector<char> vectors(keys.size() * table.layout().vector_bytes());
   std::vector<RowId> rows(keys.size());
-  table.Lookup(exec, keys.data(), keys.size(), tick, nullptr, vectors.data(), rows.data());
+  table.Lookup(exec, {keys.data(), keys.size()}, tick, nullptr, vectors.data(), rows.data());
   return AsFloats(table, vectors);
 }
 
-// Random bags, some empty, ids in random order of bags if `shuffled`.
+// Random bags, some of them empty. `shuffled`: the ids are in random order of their bags.
 Feature MakeFeature(Exec& exec, std::mt19937_64& random, int64_t dim, DType dtype,
                     Combiner combiner, bool weighted, bool shuffled) {
   Feature f;
@@ -78,7 +78,7 @@ Feature MakeFeature(Exec& exec, std::mt19937_64& random, int64_t dim, DType dtyp
   std::normal_distribution<float> normal;
   for (size_t i = 0; i < f.bag_of.size(); ++i) {
     f.keys.push_back(static_cast<int64_t>(random() % 50) - 25);
-    // A sum of weights of both signs may come near 0, where a mean has no precision to compare.
+    // A sum of weights of both signs may be close to 0; a mean is then too inexact to compare.
     const float w = normal(random);
     if (weighted) f.weights.push_back(combiner == Combiner::kMean ? 0.1f + std::abs(w) : w);
   }
@@ -104,7 +104,7 @@ PoolTask TaskOf(Feature& f) {
   return task;
 }
 
-// combiner.h's formulas.
+// The pooled vectors, by combiner.h's formulas.
 std::vector<double> Expected(const Feature& f, const std::vector<float>& vectors, int64_t dim) {
   std::vector<double> pooled(f.num_bags * static_cast<size_t>(dim), 0.0);
   for (size_t b = 0; b < f.num_bags; ++b) {
@@ -132,7 +132,7 @@ std::vector<double> Expected(const Feature& f, const std::vector<float>& vectors
 
 class PoolTest : public testing::TestWithParam<int> {};
 
-TEST_P(PoolTest, AgreesWithThePlainSums) {
+TEST_P(PoolTest, AgreesWithPlainSums) {
   ThreadsExec exec(static_cast<size_t>(GetParam()));
   std::mt19937_64 random(7);
   const DType dtypes[] = {DType::kFloat32, DType::kFloat16, DType::kBfloat16};
@@ -199,11 +199,11 @@ TEST_P(PoolTest, TwoFeaturesOfOneTableShareItsRows) {
   table->CheckInvariants();
   EXPECT_EQ(pooled[0], pooled[1]);
   EXPECT_EQ(rows[0], rows[1]);
-  EXPECT_EQ(table->stats().misses, 6000u);  // all came before any row was there
+  EXPECT_EQ(table->stats().misses, 6000u);  // the find pass is before the insert pass
   EXPECT_EQ(table->stats().hits, 0u);
 }
 
-TEST_P(PoolTest, TheBitsDoNotDependOnThreads) {
+TEST_P(PoolTest, BitsDoNotDependOnThreads) {
   std::vector<std::vector<char>> results;
   for (size_t threads : {size_t{1}, static_cast<size_t>(GetParam()), size_t{4}}) {
     ThreadsExec exec(threads);
@@ -231,7 +231,7 @@ TEST_P(PoolTest, TheBitsDoNotDependOnThreads) {
   EXPECT_EQ(results[0], results[2]);
 }
 
-TEST_P(PoolTest, AFullTableIsRefusedAndNamesItself) {
+TEST_P(PoolTest, ErrorNamesTheFullTable) {
   ThreadsExec exec(static_cast<size_t>(GetParam()));
   auto table = MakeTable(4, DType::kFloat32, 10);
   std::vector<int64_t> keys(11);
@@ -262,7 +262,7 @@ TEST_P(PoolTest, WeightGradientIsTheDerivative) {
   for (Combiner combiner : {Combiner::kSum, Combiner::kMean, Combiner::kSqrtn, Combiner::kMax}) {
     for (bool insert : {true, false}) {
       Feature f = MakeFeature(exec, random, 5, DType::kFloat32, combiner, true, true);
-      for (float& w : f.weights) w = 0.5f + std::abs(w);  // away from a divisor of 0
+      for (float& w : f.weights) w = 0.5f + std::abs(w);  // keeps divisors away from 0
       ASSERT_TRUE(Pool(exec, {TaskOf(f)}, ++tick, insert).ok());
       const std::vector<float> vectors = Vectors(exec, *f.table, f.keys, ++tick);
       std::vector<float> upstream(f.num_bags * 5);
@@ -294,7 +294,8 @@ TEST_P(PoolTest, WeightGradientIsTheDerivative) {
         f.weights[i] = w - 1e-3f;
         const double down = loss();
         f.weights[i] = w;
-        // Max has a kink where another id of the bag is about as large; its two sides show it.
+        // Max has a kink where two ids of a bag are about equally large. There, the two one-sided
+        // differences disagree.
         const double here = loss();
         if (combiner == Combiner::kMax && std::abs(up + down - 2 * here) > 1e-6) continue;
         ++compared;
@@ -310,7 +311,7 @@ TEST_P(PoolTest, ApplyAddsUpRepeatedKeysAndDropsUnknownOnes) {
   auto table = MakeTable(2, DType::kFloat32);
   const std::vector<int64_t> keys = {1, 2};
   const std::vector<float> start = {1, 2, 3, 4};
-  ASSERT_TRUE(table->Upsert(exec, keys.data(), 2, start.data(), 1).ok());
+  ASSERT_TRUE(table->Upsert(exec, {keys.data(), 2}, start.data(), 1).ok());
   const std::vector<int64_t> touched = {1, 2, 1, 99};
   const std::vector<float> gradients = {1, 1, 10, 20, 2, 3, 5, 5};
   Hyper hyper;
@@ -324,7 +325,7 @@ TEST_P(PoolTest, ApplyAddsUpRepeatedKeysAndDropsUnknownOnes) {
   EXPECT_EQ(Vectors(exec, *table, keys, 3), (std::vector<float>{-0.5f, 0.0f, -2.0f, -6.0f}));
   EXPECT_EQ(table->stats().dropped_gradients, 1u);
   EXPECT_EQ(table->size(), 2u);
-  // Twice in one call: one after the other.
+  // Two tasks of one table in a call are applied one after the other.
   ASSERT_TRUE(Apply(exec, {task, task}, {OptimizerKind::kSgd, {}, hyper}, 4).ok());
   EXPECT_EQ(Vectors(exec, *table, keys, 5), (std::vector<float>{-3.5f, -4.0f, -12.0f, -26.0f}));
 }
@@ -335,7 +336,7 @@ TEST_P(PoolTest, ApplyRefusesTheStateOfAnotherOptimizer) {
   ASSERT_TRUE(table->AttachState(exec, {"adagrad", {2}, {0.1f}}).ok());
   const std::vector<int64_t> keys = {1, 2};
   const std::vector<float> vectors = {1, 2, 3, 4};
-  ASSERT_TRUE(table->Upsert(exec, keys.data(), 2, vectors.data(), 1).ok());
+  ASSERT_TRUE(table->Upsert(exec, {keys.data(), 2}, vectors.data(), 1).ok());
   auto other = MakeTable(2, DType::kFloat32);
   ApplyTask task;
   task.table = table.get();
@@ -349,7 +350,7 @@ TEST_P(PoolTest, ApplyRefusesTheStateOfAnotherOptimizer) {
     OptimizerStep step;
     const char* named;
   };
-  // Of other widths, of the same widths and another name, and of other initial values.
+  // State of other widths, of the same widths and another name, and of other initial values.
   for (const Case& c :
        {Case{{OptimizerKind::kAdam, {}, {}, 1, "adam", {0.0f, 0.0f}}, "'adam' (2 floats from 0, 2"},
         Case{{OptimizerKind::kLion, {}, {}, 1, "lion", {0.1f}}, "'lion'"},
@@ -371,18 +372,18 @@ TEST_P(PoolTest, ApplyRefusesTheStateOfAnotherOptimizer) {
     EXPECT_EQ(Vectors(exec, *table, keys, 3), vectors);
   }
   EXPECT_TRUE(Apply(exec, {task}, {OptimizerKind::kAdagrad, {}, {}, 1, "adagrad", {0.1f}}, 4).ok());
-  // Without state it may step any table.
+  // An optimizer without state may step any table.
   EXPECT_TRUE(Apply(exec, {task}, {OptimizerKind::kSgd, {}, {}, 1, "sgd", {}, "sgd 9"}, 5).ok());
 }
 
-TEST_P(PoolTest, AnotherOwnersStateIsNotStepped) {
+TEST_P(PoolTest, StateOfAnotherOwnerIsNotStepped) {
   ThreadsExec exec(static_cast<size_t>(GetParam()));
   auto table = MakeTable(2, DType::kFloat32);
   const StateSpec adagrad{"adagrad", {2}, {0.1f}};
   const std::vector<int64_t> keys = {1, 2};
   const std::vector<float> ones(4, 1.0f);
   Tick tick = 0;
-  ASSERT_TRUE(table->Upsert(exec, keys.data(), 2, ones.data(), ++tick).ok());
+  ASSERT_TRUE(table->Upsert(exec, {keys.data(), 2}, ones.data(), ++tick).ok());
   ApplyTask task;
   task.table = table.get();
   task.keys = keys.data();
@@ -396,19 +397,19 @@ TEST_P(PoolTest, AnotherOwnersStateIsNotStepped) {
   const auto state = [&] {
     std::vector<float> vectors(4), states(4);
     bool found[2];
-    table->ReadRows(exec, keys.data(), 2, vectors.data(), states.data(), found);
+    table->ReadRows(exec, {keys.data(), 2}, vectors.data(), states.data(), found);
     return states[3];
   };
-  bool begins_anew = false;
-  ASSERT_TRUE(table->TakeState(exec, adagrad, "first", &begins_anew).ok());
-  EXPECT_TRUE(begins_anew);
+  bool was_reset = false;
+  ASSERT_TRUE(table->TakeState(exec, adagrad, "first", &was_reset).ok());
+  EXPECT_TRUE(was_reset);
   ASSERT_TRUE(step("first").ok());
-  ASSERT_TRUE(table->TakeState(exec, adagrad, "first", &begins_anew).ok());
-  EXPECT_FALSE(begins_anew);
+  ASSERT_TRUE(table->TakeState(exec, adagrad, "first", &was_reset).ok());
+  EXPECT_FALSE(was_reset);
   EXPECT_FLOAT_EQ(state(), 1.1f);
-  // An equal state, but of another.
-  ASSERT_TRUE(table->TakeState(exec, adagrad, "second", &begins_anew).ok());
-  EXPECT_TRUE(begins_anew);
+  // Equal state of another owner.
+  ASSERT_TRUE(table->TakeState(exec, adagrad, "second", &was_reset).ok());
+  EXPECT_TRUE(was_reset);
   EXPECT_FLOAT_EQ(state(), 0.1f);
   const Status refused = step("first");
   EXPECT_EQ(refused.code(), Code::kFailedPrecondition);
@@ -417,21 +418,21 @@ TEST_P(PoolTest, AnotherOwnersStateIsNotStepped) {
   }
   EXPECT_FLOAT_EQ(state(), 0.1f);
   ASSERT_TRUE(step("second").ok());
-  // State of nobody goes on with whoever steps it first.
-  ASSERT_TRUE(table->TakeState(exec, adagrad, "", &begins_anew).ok());
-  EXPECT_FALSE(begins_anew);
+  // State without an owner gets the first optimizer that steps it as its owner.
+  ASSERT_TRUE(table->TakeState(exec, adagrad, "", &was_reset).ok());
+  EXPECT_FALSE(was_reset);
   ASSERT_TRUE(step("first").ok());
   EXPECT_FLOAT_EQ(state(), 2.1f);
   EXPECT_FALSE(step("second").ok());
-  // Rows that are adopted go on with who steps the table, if their state is the same.
+  // After a swap of rows, the table keeps its owner if the state is equal; otherwise it has none.
   auto other = MakeTable(2, DType::kFloat32);
   ASSERT_TRUE(other->AttachState(exec, adagrad).ok());
-  table->Adopt(other.get(), ++tick);
+  table->SwapRows(other.get(), ++tick);
   EXPECT_FALSE(step("second").ok());
   EXPECT_TRUE(step("first").ok());
   auto lion = MakeTable(2, DType::kFloat32);
   ASSERT_TRUE(lion->AttachState(exec, {"lion", {2}, {0.0f}}).ok());
-  table->Adopt(lion.get(), ++tick);
+  table->SwapRows(lion.get(), ++tick);
   EXPECT_EQ(table->state_owner(), "");
 }
 

@@ -1,5 +1,5 @@
-// Requests reads what came over a network: messages that are damaged are refused, or give counts
-// that lie within the message; it never looks outside. (The sanitizers' builds see it if it does.)
+// Requests reads messages that were sent over a network. A damaged message is refused, or gives
+// counts that fit the message. Reads never leave the message; builds with sanitizers check this.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,19 +16,19 @@
 namespace dynemb {
 namespace {
 
-constexpr int32_t kLeast = std::numeric_limits<int32_t>::min();
-constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
+constexpr int32_t kMin = std::numeric_limits<int32_t>::min();
+constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
 
-// Messages as received: all words, and the words of each.
+// Messages as received: all words, and the number of words of each.
 struct Received {
   std::vector<KeyType> key_types;
   std::vector<int32_t> words, splits;
-  // The message of `self` apart from those that came.
+  // The message of `self`, separate from the received messages.
   uint32_t self = kNoRank;
   std::vector<int32_t> own{};
 };
 
-// What three ranks might send of three tables.
+// Messages of three ranks for three tables.
 Received MakeReceived(std::mt19937_64* random) {
   Received received;
   received.key_types = {KeyType::kInt64, KeyType::kInt32, KeyType::kUint64};
@@ -44,7 +44,7 @@ Received MakeReceived(std::mt19937_64* random) {
   return received;
 }
 
-// Reads from, and copies to, memory that ends where it must. `keys_of_tables` may be null.
+// Reads from and copies to arrays of the exact sizes. `keys_of_tables` may be null.
 Status Read(const Received& received, Requests* requests,
             std::vector<std::vector<char>>* keys_of_tables = nullptr) {
   const auto exact = [](const std::vector<int32_t>& v) {
@@ -85,17 +85,17 @@ Status Read(const Received& received, Requests* requests,
     requests->CopyKeys(t, copy.get());
     if (keys_of_tables != nullptr) keys_of_tables->emplace_back(copy.get(), copy.get() + bytes);
   }
-  EXPECT_EQ(total, num_words) << "words that no table has";
+  EXPECT_EQ(total, num_words) << "words that belong to no table";
   return status;
 }
 
-// What a word may become.
+// Values that may replace a word.
 std::vector<int32_t> Hostile(int32_t word, std::mt19937_64* random) {
-  // Wraps around, as a damaged word would.
+  // Wraps around.
   const auto plus = [word](uint32_t d) { return static_cast<int32_t>(uint32_t(word) + d); };
   std::vector<int32_t> words = {
-      0,       1,       -1,        2,     3,     kLeast,    kMost,   1 << 29,       1 << 30,
-      plus(1), plus(2), plus(~0u), ~word, -1000, kMost / 2, 1 << 16, plus(1u << 31)};
+      0,       1,       -1,        2,     3,     kMin,     kMax,    1 << 29,       1 << 30,
+      plus(1), plus(2), plus(~0u), ~word, -1000, kMax / 2, 1 << 16, plus(1u << 31)};
   for (int bit = 0; bit < 32; ++bit) words.push_back(plus(1u << bit));
   for (int i = 0; i < 10; ++i) words.push_back(static_cast<int32_t>((*random)()));
   return words;
@@ -112,7 +112,7 @@ TEST(RequestsTest, UndamagedMessagesAreRead) {
   EXPECT_EQ(requests.num_keys(0), 3);
 }
 
-TEST(RequestsTest, NoDamagedWordLeadsOutOfBounds) {
+TEST(RequestsTest, DamagedWordsDoNotLeadOutOfBounds) {
   std::mt19937_64 random(2);
   const Received intact = MakeReceived(&random);
   Requests requests;
@@ -124,7 +124,7 @@ TEST(RequestsTest, NoDamagedWordLeadsOutOfBounds) {
       refused += !Read(damaged, &requests).ok();
     }
   }
-  EXPECT_GT(refused, 9u * 50) << "almost every count";
+  EXPECT_GT(refused, 9u * 50) << "almost every damaged count is refused";
   for (size_t i = 0; i < intact.splits.size(); ++i) {
     for (int32_t word : Hostile(intact.splits[i], &random)) {
       Received damaged = intact;
@@ -134,8 +134,8 @@ TEST(RequestsTest, NoDamagedWordLeadsOutOfBounds) {
   }
 }
 
-// The keys of two tables may add up although neither count is right: only a negative one tells.
-TEST(RequestsTest, CountsThatMakeUpForEachOther) {
+// Two wrong counts may have the right total. Only a negative count shows the damage.
+TEST(RequestsTest, CountsThatCompensateForEachOther) {
   std::mt19937_64 random(3);
   const Received intact = MakeReceived(&random);
   Requests requests;
@@ -149,7 +149,7 @@ TEST(RequestsTest, CountsThatMakeUpForEachOther) {
           int32_t& up = damaged.words[message + more];
           int32_t& down = damaged.words[message + less];
           const int64_t counts[] = {up + moved / key_words[more], down - moved / key_words[less]};
-          if (more == less || counts[0] > kMost || counts[1] < kLeast) continue;
+          if (more == less || counts[0] > kMax || counts[1] < kMin) continue;
           up = static_cast<int32_t>(counts[0]);
           down = static_cast<int32_t>(counts[1]);
           ASSERT_EQ(Read(damaged, &requests).ok(), down >= 0) << up << " and " << down;
@@ -160,8 +160,7 @@ TEST(RequestsTest, CountsThatMakeUpForEachOther) {
   }
 }
 
-// So may any other words.
-TEST(RequestsTest, NoPairOfDamagedWordsLeadsOutOfBounds) {
+TEST(RequestsTest, PairsOfDamagedWordsDoNotLeadOutOfBounds) {
   std::mt19937_64 random(6);
   const Received intact = MakeReceived(&random);
   Requests requests;
@@ -197,7 +196,7 @@ TEST(RequestsTest, MessagesOfOtherLengthsAreRefused) {
   EXPECT_FALSE(Read(more_ranks, &requests).ok());
 }
 
-// Ranks that make different calls do not read each other's ids as something else.
+// Ranks that make different calls get an error, instead of reading ids as those of another table.
 TEST(RequestsTest, MessagesOfOtherTablesAreRefused) {
   std::mt19937_64 random(5);
   const Received intact = MakeReceived(&random);
@@ -216,7 +215,7 @@ TEST(RequestsTest, MessagesOfOtherTablesAreRefused) {
   }
 }
 
-TEST(RequestsTest, TheOwnMessageIsNotAmongThoseThatCame) {
+TEST(RequestsTest, OwnMessageIsSeparate) {
   std::mt19937_64 random(6);
   Requests requests;
   const Received all = MakeReceived(&random);
@@ -236,7 +235,7 @@ TEST(RequestsTest, TheOwnMessageIsNotAmongThoseThatCame) {
     Received damaged = received;
     damaged.splits[self] = 1;
     damaged.words.insert(damaged.words.begin() + (begin - received.words.begin()), 7);
-    EXPECT_FALSE(Read(damaged, &requests).ok()) << "one that came too";
+    EXPECT_FALSE(Read(damaged, &requests).ok()) << "a rank must not send a message to itself";
     damaged = received;
     damaged.own.pop_back();
     EXPECT_FALSE(Read(damaged, &requests).ok());
@@ -245,7 +244,7 @@ TEST(RequestsTest, TheOwnMessageIsNotAmongThoseThatCame) {
   }
 }
 
-TEST(RequestsTest, NothingIsAlsoAMessage) {
+TEST(RequestsTest, EmptyMessages) {
   Requests requests;
   EXPECT_TRUE(Read({{}, {}, {}}, &requests).ok());
   EXPECT_TRUE(Read({{}, {}, {0, 0}}, &requests).ok());

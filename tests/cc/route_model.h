@@ -1,5 +1,4 @@
-// What ranks ask each other for, random cases of it, and what Route's result must be. For
-// route_test and requests_test.
+// A rank's call of Route, random calls, and the checks of the result. For the tests of route.h.
 #ifndef DYNEMB_TESTS_CC_ROUTE_MODEL_H_
 #define DYNEMB_TESTS_CC_ROUTE_MODEL_H_
 
@@ -18,7 +17,7 @@ namespace dynemb {
 struct Call {
   struct Feature {
     size_t table;
-    std::vector<uint64_t> keys;  // 32-bit ones widened with zeros
+    std::vector<uint64_t> keys;  // 32-bit keys are zero-extended
   };
   uint32_t ranks = 1;
   uint32_t self = kNoRank;
@@ -27,7 +26,7 @@ struct Call {
   std::vector<Feature> features;
 };
 
-// What Route made of it.
+// The result of Route.
 struct Routed {
   std::vector<std::vector<uint32_t>> index;    // [features]
   std::vector<std::vector<size_t>> counts;     // [tables][ranks]
@@ -45,13 +44,13 @@ inline Owners MakeOwners(Owners::Rule rule, uint32_t ranks, uint32_t one = 0) {
   return owners;
 }
 
-// A table of `call`, which is of as many ranks.
+// Adds a table on the ranks of `call`.
 inline void AddTable(Call* call, KeyType key_type, Owners::Rule rule, uint32_t one = 0) {
   call->key_types.push_back(key_type);
   call->owners.push_back(MakeOwners(rule, call->ranks, one));
 }
 
-// Tables that no feature reads, features without ids, few and many keys.
+// A call with random tables and features, whose ids FillKeys sets. Some tables have no feature.
 inline Call RandomTables(uint32_t ranks, std::mt19937_64* random) {
   Call call;
   call.ranks = ranks;
@@ -68,6 +67,7 @@ inline Call RandomTables(uint32_t ranks, std::mt19937_64* random) {
   return call;
 }
 
+// Gives each feature no, few or many ids.
 inline void FillKeys(Call* call, std::mt19937_64* random) {
   for (Call::Feature& feature : call->features) {
     const size_t sizes[] = {0, 1, 30, 3000, 40000}, n = sizes[(*random)() % 5];
@@ -107,7 +107,7 @@ inline Routed RunRoute(Exec& exec, const Call& call, Route* route) {
     routed.counts.emplace_back();
     for (uint32_t r = 0; r < call.ranks; ++r) routed.counts[t].push_back(route->count(t, r));
   }
-  // Every word is written, and no other.
+  // Write writes every word, and nothing else.
   constexpr int32_t kGuard = -123456789;
   std::vector<int32_t> words(route->num_words() + 2, kGuard), again(words.size(), 0);
   std::vector<int32_t> own(route->num_own_words() + 2, kGuard), own_again(own.size(), 0);
@@ -134,8 +134,8 @@ inline Routed RunRoute(Exec& exec, const Call& call, Route* route) {
   return routed;
 }
 
-// The keys that a message asks for, table by table, by the layout that route.h gives; empty if it
-// is none.
+// The keys that a message requests, table by table, by the layout in route.h; empty if the message
+// is not valid.
 inline std::vector<std::vector<uint64_t>> ReadMessage(const std::vector<int32_t>& message,
                                                       const std::vector<KeyType>& key_types) {
   std::vector<std::vector<uint64_t>> keys(key_types.size());
@@ -154,7 +154,7 @@ inline std::vector<std::vector<uint64_t>> ReadMessage(const std::vector<int32_t>
   return keys;
 }
 
-// Everything that route.h promises about one rank's call.
+// Checks the contract of route.h for one rank's call.
 inline void CheckRouted(const Call& call, const Routed& routed) {
   const size_t tables = call.key_types.size();
   std::vector<std::vector<uint64_t>> request(tables);
@@ -178,7 +178,7 @@ inline void CheckRouted(const Call& call, const Routed& routed) {
     }
   }
   for (size_t t = 0; t < tables; ++t) {
-    // Each key once, and no other.
+    // Each key is requested once, and no other key.
     ASSERT_EQ(request[t].size(), distinct[t].size()) << "table " << t;
     ASSERT_EQ(std::set<uint64_t>(request[t].begin(), request[t].end()), distinct[t]);
   }

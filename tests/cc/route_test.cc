@@ -12,7 +12,7 @@
 namespace dynemb {
 namespace {
 
-// By every Exec, with the same bits.
+// Checks the result of `call`, which must have the same bits for every Exec.
 void CheckAll(const Call& call, Route* route, Routed* result = nullptr) {
   Routed expected;
   ForEachExec([&](Exec& exec) {
@@ -28,7 +28,7 @@ void CheckAll(const Call& call, Route* route, Routed* result = nullptr) {
 
 TEST(RouteTest, RandomTablesAndFeatures) {
   std::mt19937_64 random(1);
-  Route route;  // one for all, so that tables and sizes grow and shrink
+  Route route;  // reused, so that tables and sizes grow and shrink
   for (int round = 0; round < 40; ++round) {
     Call call = RandomTables(1 + static_cast<uint32_t>(random() % 9), &random);
     FillKeys(&call, &random);
@@ -37,8 +37,8 @@ TEST(RouteTest, RandomTablesAndFeatures) {
   }
 }
 
-// Every rank asks, and every owner reads what it is asked for.
-TEST(RouteTest, OwnersReadWhatRanksAskFor) {
+// Every owner reads the keys that the ranks request from it.
+TEST(RouteTest, OwnersReadTheRequestedKeys) {
   std::mt19937_64 random(2);
   Requests requests;
   for (uint32_t ranks : {1u, 2u, 3u, 8u, 2u}) {
@@ -58,7 +58,7 @@ TEST(RouteTest, OwnersReadWhatRanksAskFor) {
         std::vector<std::vector<uint64_t>> expected(call.key_types.size());
         for (uint32_t r = 0; r < ranks; ++r) {
           const std::vector<int32_t>& message = of_rank[r].messages[owner];
-          // Its own message does not travel.
+          // The owner's own message is not sent.
           if (r != owner) words.insert(words.end(), message.begin(), message.end());
           splits.push_back(r == owner ? 0 : static_cast<int32_t>(message.size()));
           const auto keys = ReadMessage(message, call.key_types);
@@ -96,7 +96,7 @@ TEST(RouteTest, OwnersReadWhatRanksAskFor) {
   }
 }
 
-TEST(RouteTest, TheLayoutOfMessages) {
+TEST(RouteTest, LayoutOfMessages) {
   Call call;
   call.ranks = 2;
   AddTable(&call, KeyType::kInt64, Owners::Rule::kModulo);
@@ -129,7 +129,7 @@ TEST(RouteTest, FeaturesOfOneTableShareRequests) {
   for (uint32_t r = 0; r < 4; ++r) EXPECT_EQ(twice.counts[0][r], alone.counts[0][r]);
 }
 
-TEST(RouteTest, NobodyAsks) {
+TEST(RouteTest, EmptyRequests) {
   Route route;
   Routed routed;
   Call call;
@@ -147,7 +147,7 @@ TEST(RouteTest, NobodyAsks) {
   EXPECT_EQ(routed.messages, none) << "features without ids";
 }
 
-TEST(RouteTest, AllKeysMayGoToOneRank) {
+TEST(RouteTest, AllKeysBelongToOneRank) {
   Route route;
   for (uint32_t one : {0u, 2u, 6u}) {
     for (KeyType type : {KeyType::kInt64, KeyType::kInt32}) {
@@ -169,7 +169,7 @@ TEST(RouteTest, AllKeysMayGoToOneRank) {
   }
 }
 
-TEST(RouteTest, AsManyRanksAsThereMayBe) {
+TEST(RouteTest, ManyRanks) {
   std::mt19937_64 random(4);
   Route route;
   for (uint32_t ranks : {Owners::kMaxRanks, 1000u}) {
@@ -186,8 +186,8 @@ TEST(RouteTest, AsManyRanksAsThereMayBe) {
   }
 }
 
-// For `self` as for those that travel.
-TEST(RouteTest, AMessageHas2To31WordsAtMost) {
+// Also for the message of `self`, which is not sent.
+TEST(RouteTest, MessagesHaveLessThan2To31Words) {
   constexpr int64_t kMostWords = (int64_t{1} << 31) - 1;
   const std::vector<KeyType> types = {KeyType::kInt64, KeyType::kInt32};
   for (uint32_t self : {kNoRank, 0u, 1u}) {
@@ -233,7 +233,7 @@ TEST(RouteTest, ErrorsNameTheTable) {
   bad = good;
   bad.owners = MakeOwners(Owners::Rule::kHash, Owners::kMaxRanks + 1);
   expect(bad, "4097");
-  // And is as good as new.
+  // The Route is still usable.
   EXPECT_TRUE(route.Prepare(exec, {good, good}, 2).ok());
   EXPECT_EQ(index, 0u);
   EXPECT_EQ(route.num_words(), 2u * 2 + 2 * 2);

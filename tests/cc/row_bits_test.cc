@@ -86,8 +86,8 @@ TEST(RowBits, RandomOperations) {
   }
 }
 
-// Rows of the other set that are out of range are left out, be they of the last word.
-TEST(RowBits, AddAllTakesWhatIsInRange) {
+// Rows of the other set that are out of range are not added, even if they are in the last word.
+TEST(RowBits, AddAllAddsTheRowsInRange) {
   Random random(1);
   for (uint64_t n : {0, 1, 10, 63, 64, 65, 130}) {
     for (uint64_t m : {0, 1, 10, 63, 64, 65, 130, 300}) {

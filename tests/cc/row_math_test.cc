@@ -1,5 +1,5 @@
-// A team's arithmetic on a row gives the bits of the host's: whatever the team's width, the row's
-// alignment, the dim and the element type.
+// A team's arithmetic on a row gives the same bits as the host's, for any width of the team,
+// alignment of the row, dim and element type.
 #include "cc/device/row_math.h"
 
 #include <gtest/gtest.h>
@@ -23,10 +23,11 @@ constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBfloat16}
 constexpr int64_t kDims[] = {1, 3, 4, 7, 8, 16, 33, 128};
 constexpr uint32_t kWidths[] = {1, 4, 8, 32};
 constexpr unsigned char kGuard = 0xA5;
-// Off the alignment of a device row: 0, and as rows of the host and odd gradients may lie.
+// Offsets from the alignment of a device row: 0, and one that rows of the host and gradients may
+// have.
 constexpr size_t kShifts[] = {0, 4};
 
-// One of a team whose members run one after another: no collectives.
+// A lane of a team whose lanes run one after another, and therefore have no collectives.
 class Member {
  public:
   Member(uint32_t rank, uint32_t width) : rank_(rank), width_(width) {}
@@ -58,7 +59,7 @@ class Row {
   void* vector() { return bytes() + vector_offset_; }
   float* state() { return reinterpret_cast<float*>(bytes() + state_offset_); }
 
-  // Every byte, guards and all; NaNs, which may differ, are one.
+  // All bytes, with the guards. Every NaN is replaced by one, because their bits may differ.
   std::vector<unsigned char> Bytes() {
     std::vector<unsigned char> all(bytes(), bytes() + quads_.size() * sizeof(quads_[0]));
     for (size_t c = 0; c < dim_; ++c) {
@@ -80,7 +81,7 @@ class Row {
   std::vector<Quad<float>> quads_;
 };
 
-// Ordinary numbers; `special`: one in four is not.
+// Normally distributed numbers. `special`: one in four is an edge case.
 std::vector<float> Numbers(std::mt19937* random, size_t n, bool special) {
   using Limits = std::numeric_limits<float>;
   const float specials[] = {Limits::quiet_NaN(),
@@ -126,7 +127,7 @@ void StoreOnHost(DType dtype, const float* vector, int64_t dim, const Rounding& 
   }
 }
 
-// fn(dtype, dim, shift, rounding) for all combinations.
+// Calls fn(dtype, dim, shift, rounding) for all combinations.
 template <class Fn>
 void ForEachRow(const Fn& fn) {
   uint64_t key = ~uint64_t{0} - 100;
@@ -166,7 +167,7 @@ TEST(RowMathTest, VectorsAreLoadedAndStoredAsOnTheHost) {
   });
 }
 
-// By what each member alone has written: all ones is no finite number.
+// Each member writes to a separate array of NaNs, which shows the columns that it writes.
 TEST(RowMathTest, EveryColumnHasOneThread) {
   Initializer initializer;
   for (const DType dtype : kDTypes) {
@@ -206,14 +207,14 @@ TEST(RowMathTest, EveryColumnHasOneThread) {
   }
 }
 
-TEST(RowMathTest, TheLargestNumberIsFinite) {
+TEST(RowMathTest, LargestNumberIsFinite) {
   OneLane lane;
   const float max = std::numeric_limits<float>::max();
   const float largest[] = {max, -max, std::numeric_limits<float>::denorm_min(), 0.0f, -max};
   EXPECT_TRUE(ColumnsFinite(lane, largest, 5));
 }
 
-// One distribution, one for every column, and runs that begin and end anywhere in a quad.
+// One distribution for all columns, one per column, and runs that begin and end anywhere in a quad.
 std::vector<std::vector<ColumnInit>> ColumnInits(int64_t dim) {
   const ColumnInit kinds[] = {{InitKind::kNormal, 0.5f, 2.0f},
                               {InitKind::kConstant, 7.0f, 0.0f},
@@ -232,11 +233,11 @@ std::vector<std::vector<ColumnInit>> ColumnInits(int64_t dim) {
 TEST(RowMathTest, RunsCoverTheColumns) {
   for (const int64_t dim : kDims) {
     for (const std::vector<ColumnInit>& columns : ColumnInits(dim)) {
-      Initializer made;
-      ASSERT_TRUE(Initializer::Create(columns, dim, 5, &made).ok());
-      EXPECT_EQ(made.seed(), 5u);
+      Initializer created;
+      ASSERT_TRUE(Initializer::Create(columns, dim, 5, &created).ok());
+      EXPECT_EQ(created.seed(), 5u);
       int64_t next = 0;
-      for (const InitRun& run : made.runs()) {
+      for (const InitRun& run : created.runs()) {
         EXPECT_EQ(run.begin, next);
         EXPECT_GT(run.end, run.begin);
         next = run.end;
@@ -246,17 +247,17 @@ TEST(RowMathTest, RunsCoverTheColumns) {
   }
 }
 
-TEST(RowMathTest, InitialVectorsAreTheInitializers) {
+TEST(RowMathTest, InitialVectorsMatchTheInitializer) {
   for (const int64_t dim : kDims) {
     for (const std::vector<ColumnInit>& columns : ColumnInits(dim)) {
       for (const uint64_t key : {0ull, 1ull, 0x8000000000000001ull, ~0ull}) {
         const uint64_t seed = 0xFEDCBA9876543210u + key;
-        Initializer made;
-        ASSERT_TRUE(Initializer::Create(columns, dim, seed, &made).ok());
-        const InitializerView view{made.seed(), made.dim(), made.runs().data(),
-                                   static_cast<uint32_t>(made.runs().size())};
+        Initializer created;
+        ASSERT_TRUE(Initializer::Create(columns, dim, seed, &created).ok());
+        const InitializerView view{created.seed(), created.dim(), created.runs().data(),
+                                   static_cast<uint32_t>(created.runs().size())};
         std::vector<float> vector(static_cast<size_t>(dim));
-        made.Fill(key, vector.data());
+        created.Fill(key, vector.data());
         for (const DType dtype : kDTypes) {
           for (const size_t shift : kShifts) {
             Row expected(dtype, dim, 0, shift);
@@ -311,7 +312,7 @@ std::vector<Variant> Variants() {
   return found;
 }
 
-// One row as the host updates it and as a team does.
+// A row that the host updates, and a copy that a team updates.
 struct Pair {
   DType dtype;
   int64_t dim;
@@ -351,7 +352,7 @@ class RowMathOptimizer : public ::testing::Test {
 using Teams = ::testing::Types<OneLane, LockstepLanes<4>, LockstepLanes<8>, LockstepLanes<32>>;
 TYPED_TEST_SUITE(RowMathOptimizer, Teams);
 
-TYPED_TEST(RowMathOptimizer, RowsAreThoseOfTheHost) {
+TYPED_TEST(RowMathOptimizer, RowsMatchTheHost) {
   using Lanes = TypeParam;
   constexpr int kSteps = 3;
   ASSERT_EQ(Variants().size(), 17u);

@@ -50,7 +50,7 @@ TEST(RowStore, HandsOutFreedRowsFirst) {
   ASSERT_TRUE(store.Allocate(0, nullptr).ok());
 }
 
-TEST(RowStore, FreshRowsAreZeroAndApart) {
+TEST(RowStore, FreshRowsAreZeroAndDisjoint) {
   RowStore store;
   const RowLayout layout(4, DType::kBfloat16, 3, 1);
   store.Init(layout, 50000);
@@ -70,7 +70,7 @@ TEST(RowStore, FreshRowsAreZeroAndApart) {
   for (RowId id : ids) ASSERT_EQ(memcmp(store.At(id), zero.data(), layout.stride), 0);
 }
 
-TEST(RowStore, FullIsRefusedWhole) {
+TEST(RowStore, RefusedAllocationTakesNoRows) {
   RowStore store;
   store.Init(RowLayout(8, DType::kFloat32, 1, 0), 10);
   EXPECT_EQ(store.max_rows(), 10u);
@@ -86,7 +86,7 @@ TEST(RowStore, FullIsRefusedWhole) {
   EXPECT_FALSE(store.Allocate(1, ids.data()).ok());
 }
 
-TEST(RowStore, ContentsStayWhileItGrows) {
+TEST(RowStore, GrowthKeepsContents) {
   RowStore store;
   const RowLayout layout(8, DType::kFloat32, 4, 0);
   store.Init(layout, 3000000);
@@ -103,7 +103,7 @@ TEST(RowStore, ContentsStayWhileItGrows) {
   }
 }
 
-TEST(RowStore, UnallocateIsAsIfNothingHadBeenAllocated) {
+TEST(RowStore, UnallocateUndoesAllocate) {
   RowStore store, other;
   for (RowStore* s : {&store, &other}) {
     s->Init(RowLayout(8, DType::kFloat32, 2, 0), 100);
@@ -163,7 +163,7 @@ TEST(RowStore, ChangeLayoutKeepsKeyTimeAndVector) {
   EXPECT_EQ(reused, 5u);
 }
 
-// Rows move inside the arena, from any width to any other, by several threads.
+// Several threads move the rows inside the arena, from any width to any other.
 TEST(RowStore, ChangeLayoutMovesManyRows) {
   ThreadsExec exec(4);
   for (const uint64_t rows : {uint64_t{1}, uint64_t{2}, uint64_t{30000}, uint64_t{100001}}) {
@@ -193,20 +193,19 @@ TEST(RowStore, ChangeLayoutMovesManyRows) {
         for (int64_t c = 0; c < width; ++c) ASSERT_EQ(layout.state(row)[c], initial[0]);
       }
     }
-    // What wider rows had used is zero for the next rows.
+    // Memory that wider rows used is zero in new rows.
     ASSERT_TRUE(store.Allocate(rows, ids.data()).ok());
     const std::vector<char> zero(layout.stride);
     for (RowId id : ids) ASSERT_EQ(memcmp(store.At(id), zero.data(), layout.stride), 0);
   }
 }
 
-// Presize and Prefault are for speed only: ids, contents and counts are as without, also in another
-// layout.
-TEST(RowStore, PresizeAndPrefaultChangeNothingButSpeed) {
+// Presize and Prefault do not affect ids, contents or counts, nor a change of the layout.
+TEST(RowStore, PresizeAndPrefaultAffectOnlySpeed) {
   SerialExec exec;
   const RowLayout layout(8, DType::kFloat32, 16, 0);
   const std::vector<float> state(4, 0.5f);
-  // Not at all, less than is used, all there is, and far more than there is.
+  // No rows, fewer than are used, all rows, and far more than there can be.
   for (const uint64_t presized :
        {uint64_t{0}, uint64_t{200000}, uint64_t{300000}, uint64_t{1} << 50}) {
     SCOPED_TRACE(presized);
@@ -221,7 +220,7 @@ TEST(RowStore, PresizeAndPrefaultChangeNothingButSpeed) {
       for (size_t b = 0; b < layout.stride; ++b) ASSERT_EQ(store.At(id)[b], 0) << id;
       memset(store.At(id), static_cast<int>(1 + id % 251), layout.stride);
     }
-    store.Prefault(exec);  // finds rows that are filled already
+    store.Prefault(exec);  // the rows are filled already
     ASSERT_TRUE(store.ChangeLayout(exec, RowLayout(8, DType::kFloat32, 16, 4), state.data()).ok());
     for (RowId id : ids) {
       for (size_t b = 0; b < layout.stride; ++b) {

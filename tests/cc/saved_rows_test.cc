@@ -20,7 +20,7 @@ namespace {
 using failing::WithAllocations;
 using testing_table::Random;
 
-TEST(SavedRows, ComeInOrderAsTheyWere) {
+TEST(SavedRows, PopReturnsRowsInOrder) {
   const RowLayout layouts[2] = {RowLayout(8, DType::kFloat32, 5, 2),
                                 RowLayout(4, DType::kBfloat16, 3, 0)};
   SavedRows saved(size_t{64} << 20);
@@ -51,7 +51,7 @@ TEST(SavedRows, ComeInOrderAsTheyWere) {
   EXPECT_EQ(at, pushed.size());
 }
 
-// Never more rows than fit the bound wait, but one always may.
+// At most the rows that fit the bound wait, but one row always may.
 TEST(SavedRows, Bound) {
   const RowLayout layout(8, DType::kFloat32, 4, 0);
   for (size_t most_rows : {0, 1, 3, 10}) {
@@ -89,7 +89,7 @@ TEST(SavedRows, Bound) {
   }
 }
 
-// Three threads that save rows into SavedRows which have no room, so that they wait.
+// Three threads that wait, because they push rows to SavedRows without room for them.
 class Waiting {
  public:
   explicit Waiting(SavedRows* saved) {
@@ -124,14 +124,14 @@ TEST(SavedRows, CloseWakesWaitingThreads) {
   EXPECT_FALSE(saved.Pop(&chunk));
 }
 
-TEST(SavedRows, WithoutMemoryTheCutFails) {
+TEST(SavedRows, CutFailsIfMemoryRunsOut) {
   const RowLayout layout(8, DType::kFloat32, 4, 0);
   for (size_t allocations : {0, 1}) {
     SavedRows saved(size_t{1} << 20);
     for (uint64_t i = 0; i < 100; ++i) saved.Push(0, layout, RowOf(layout, i).data(), 1);
     EXPECT_TRUE(saved.Error().ok());
     const std::vector<char> row = RowOf(layout, 100);
-    // Also of a thread that is past the bound: it goes on.
+    // The rows exceed the bound, but after the failure the thread does not wait.
     WithAllocations(allocations, [&] {
       for (uint64_t i = 0; i < 100000; ++i) saved.Push(1, layout, row.data(), 1);
     });
@@ -145,7 +145,7 @@ TEST(SavedRows, WithoutMemoryTheCutFails) {
   }
 }
 
-TEST(SavedRows, WaitingThreadsGoOnWhenTheCutFails) {
+TEST(SavedRows, WaitingThreadsContinueIfTheCutFails) {
   const RowLayout layout(8, DType::kFloat32, 4, 0);
   SavedRows saved(layout.stride);
   Waiting waiting(&saved);

@@ -9,8 +9,9 @@
 namespace dynemb {
 namespace {
 
-// An object that the pool has no memory to keep goes, without an exception from a destructor.
-TEST(ScratchPool, GivesUpWhatItCannotKeep) {
+// If memory to keep an object runs out, the object is freed, and the lease's destructor does not
+// throw.
+TEST(ScratchPool, FreesObjectsThatItCannotKeep) {
   ScratchPool<int> pool;
   {
     const auto lease = pool.Take();
@@ -23,7 +24,7 @@ TEST(ScratchPool, GivesUpWhatItCannotKeep) {
   EXPECT_EQ(*pool.Take(), 8);
 }
 
-TEST(ScratchPool, TakesNothingWithoutMemory) {
+TEST(ScratchPool, TakeThrowsIfMemoryRunsOut) {
   ScratchPool<int> pool;
   EXPECT_THROW(failing::WithAllocations(0, [&] { pool.Take(); }), std::bad_alloc);
   EXPECT_EQ(*pool.Take(), 0);

@@ -1,4 +1,4 @@
-// Ids that a system upstream has sharded by a hash are as good as any others, in every call.
+// Ids that an upstream system has sharded by a hash are as good as any others, in every call.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,18 +20,18 @@ using testing_keys::Sharding;
 
 class ShardedKeys : public ::testing::TestWithParam<std::tuple<Sharding, int>> {};
 
-// Every key, once, in a dump of the table.
+// Checks that a dump of the table has every key once.
 void ExpectDumped(Table* table, Clock* clock, std::vector<uint64_t> keys) {
   SerialExec exec;
   std::unique_ptr<Snapshot> snapshot;
   ASSERT_TRUE(Snapshot::Begin(exec, {table}, {0}, false, clock, &snapshot).ok());
   std::vector<uint64_t> dumped;
   for (;;) {
-    Snapshot::Piece piece;
-    ASSERT_TRUE(snapshot->Next(10000, &piece).ok());
-    if (piece.n == 0) break;
-    std::vector<uint64_t> read(piece.n);
-    ASSERT_TRUE(snapshot->Read(exec, &piece, read.data(), nullptr, nullptr, nullptr, nullptr).ok());
+    Snapshot::Block block;
+    ASSERT_TRUE(snapshot->Next(10000, &block).ok());
+    if (block.n == 0) break;
+    std::vector<uint64_t> read(block.n);
+    ASSERT_TRUE(snapshot->Read(exec, &block, read.data(), nullptr, nullptr, nullptr, nullptr).ok());
     dumped.insert(dumped.end(), read.begin(), read.end());
   }
   std::sort(dumped.begin(), dumped.end());
@@ -39,7 +39,7 @@ void ExpectDumped(Table* table, Clock* clock, std::vector<uint64_t> keys) {
   EXPECT_EQ(dumped, keys);
 }
 
-void TakeAll(const TableOptions& options, const std::vector<uint64_t>& keys) {
+void CheckCalls(const TableOptions& options, const std::vector<uint64_t>& keys) {
   ThreadsExec exec(2);
   Clock clock;
   std::unique_ptr<Table> table;
@@ -49,30 +49,30 @@ void TakeAll(const TableOptions& options, const std::vector<uint64_t>& keys) {
   for (size_t begin = 0; begin < keys.size(); begin += kBatch) {
     const size_t n = std::min(kBatch, keys.size() - begin);
     const Status status =
-        table->FindOrInsert(exec, &keys[begin], n, clock.Next(), rows.data() + begin);
+        table->FindOrInsert(exec, {&keys[begin], n}, clock.Next(), rows.data() + begin);
     ASSERT_TRUE(status.ok()) << status.message();
   }
   table->CheckInvariants();
   EXPECT_EQ(table->size(), keys.size());
-  table->Find(exec, keys.data(), keys.size(), clock.Next(), found.data());
+  table->Find(exec, {keys.data(), keys.size()}, clock.Next(), found.data());
   EXPECT_EQ(found, rows);
-  // As many slots for a row as random keys have, within what chance explains.
+  // The number of slots per row is that of random keys, within the range of chance.
   const TableStats stats = table->stats();
   EXPECT_GT(static_cast<double>(stats.size), 0.4 * static_cast<double>(stats.slots));
   EXPECT_LT(static_cast<double>(stats.index_bytes), 32.0 * static_cast<double>(stats.size));
   ExpectDumped(table.get(), &clock, keys);
-  EXPECT_EQ(table->Erase(exec, keys.data(), keys.size() / 2, clock.Next()), keys.size() / 2);
+  EXPECT_EQ(table->Erase(exec, {keys.data(), keys.size() / 2}, clock.Next()), keys.size() / 2);
   table->CheckInvariants();
   ExpectDumped(table.get(), &clock,
                {keys.begin() + static_cast<int64_t>(keys.size() / 2), keys.end()});
 }
 
-TEST_P(ShardedKeys, AreTaken) {
+TEST_P(ShardedKeys, InsertFindDumpErase) {
   const auto [sharding, bits] = GetParam();
   TableOptions options;
   options.name = "t";
   options.dim = 1;
-  TakeAll(options, IdsOfShard(sharding, bits, bits <= 10 ? 40000 : bits <= 13 ? 4000 : 1000));
+  CheckCalls(options, IdsOfShard(sharding, bits, bits <= 10 ? 40000 : bits <= 13 ? 4000 : 1000));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ShardedKeys,
@@ -83,12 +83,12 @@ INSTANTIATE_TEST_SUITE_P(All, ShardedKeys,
                                   std::to_string(std::get<1>(info.param)) + "_bits";
                          });
 
-// The worst that whoever knows the table's own hash can do.
-TEST(OnePrefix, AMillionKeysAreTaken) {
+// The worst case: keys of one prefix, chosen with knowledge of the table's salt.
+TEST(OnePrefix, InsertFindDumpEraseAMillionKeys) {
   TableOptions options;
   options.name = "t";
   options.dim = 1;
-  TakeAll(options, testing_keys::SamePrefix(Table::SaltOf(options), 0xDEADBEEF, 1000000, false));
+  CheckCalls(options, testing_keys::SamePrefix(Table::SaltOf(options), 0xDEADBEEF, 1000000, false));
 }
 
 }  // namespace

@@ -11,9 +11,9 @@
 namespace dynemb {
 namespace {
 
-TEST(SharedMutex, ReadersShareAndAWriterIsAlone) {
+TEST(SharedMutex, ReadersShareAndWritersExclude) {
   SharedMutex mutex;
-  int64_t value = 0;  // guarded by mutex; ThreadSanitizer watches it
+  int64_t value = 0;  // guarded by mutex; ThreadSanitizer checks it
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -43,7 +43,7 @@ TEST(SharedMutex, ReadersShareAndAWriterIsAlone) {
   EXPECT_TRUE(entered);
 }
 
-// Readers that hold the lock most of the time, and never all let go at the same time for long.
+// The readers hold the lock most of the time, and are never all without it for long.
 TEST(SharedMutex, ReadersDoNotStarveAWriter) {
   SharedMutex mutex;
   std::atomic<bool> waiting{false}, written{false};
@@ -70,7 +70,7 @@ TEST(SharedMutex, ReadersDoNotStarveAWriter) {
   EXPECT_LE(reads_while_waiting, 2000);
 }
 
-// Waits for a writer, but no longer than told.
+// Waits for a writer, but no longer than the given time.
 TEST(SharedMutex, TryLockSharedFor) {
   using std::chrono::milliseconds;
   using std::chrono::steady_clock;
@@ -92,7 +92,7 @@ TEST(SharedMutex, TryLockSharedFor) {
     }
   }).join();
   mutex.unlock();
-  EXPECT_TRUE(mutex.try_lock());  // nothing is left behind by those that gave up
+  EXPECT_TRUE(mutex.try_lock());  // the readers that gave up left nothing behind
 
   std::atomic<bool> got{false};
   std::thread waiting([&] {

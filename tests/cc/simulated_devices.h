@@ -1,4 +1,4 @@
-// The simulated devices that tests of what runs on any device are typed by.
+// The simulated devices by which the tests of device-independent code are typed.
 #ifndef DYNEMB_TESTS_CC_SIMULATED_DEVICES_H_
 #define DYNEMB_TESTS_CC_SIMULATED_DEVICES_H_
 
@@ -8,7 +8,7 @@
 
 namespace dynemb {
 
-// Each as OfDevice<Device>. Emulated teams starve all else: under thread sanitizer there are none,
+// OfDevice<Device> for each device. Emulated teams are slow: under thread sanitizer there are none,
 // and under address sanitizer none of 32.
 #if defined(__SANITIZE_THREAD__)
 template <template <class> class OfDevice>

@@ -1,4 +1,5 @@
-// What snapshot tests compare: the rows of a table as bytes, and the rows that a snapshot delivers.
+// The data that snapshot tests compare: the rows of a table as bytes, and the rows that a snapshot
+// delivers.
 #ifndef DYNEMB_TESTS_CC_SNAPSHOT_MODEL_H_
 #define DYNEMB_TESTS_CC_SNAPSHOT_MODEL_H_
 
@@ -21,7 +22,7 @@ namespace testing_table {
 
 // Creates a table of the program's kind.
 Status MakeTable(const TableOptions& options, std::unique_ptr<Table>* table);
-// Why there can be no such tables here; empty if there can.
+// The reason why there can be no such tables here; empty if there can.
 std::string MissingTable();
 namespace {
 
@@ -70,28 +71,28 @@ struct Delivered {
 };
 using Delivery = std::unordered_map<uint64_t, Delivered>;
 
-Snapshot::Piece Next(Snapshot* snapshot, size_t limit) {
-  Snapshot::Piece piece;
-  const Status status = snapshot->Next(limit, &piece);
+Snapshot::Block Next(Snapshot* snapshot, size_t limit) {
+  Snapshot::Block block;
+  const Status status = snapshot->Next(limit, &block);
   EXPECT_TRUE(status.ok()) << status.message();
-  return piece;
+  return block;
 }
 
-// Reads one piece, and adds it to the rows delivered so far, per table. Times are converted back to
+// Reads one block, and adds it to the rows delivered so far, per table. Times are converted back to
 // ticks. Returns false at the end.
-bool ReadPiece(Snapshot* snapshot, Exec& exec, size_t limit, std::vector<Delivery>* to) {
-  Snapshot::Piece piece = Next(snapshot, limit);
-  if (piece.n == 0) return false;
-  const size_t n = piece.n, t = piece.table;
+bool ReadBlock(Snapshot* snapshot, Exec& exec, size_t limit, std::vector<Delivery>* to) {
+  Snapshot::Block block = Next(snapshot, limit);
+  if (block.n == 0) return false;
+  const size_t n = block.n, t = block.table;
   const RowLayout& l = snapshot->layout(t);
   std::vector<char> keys(n * l.key_size), vectors(n * l.vector_bytes());
   std::vector<char> state(n * l.state_bytes() + 1);
   std::vector<CutTime> updates(n), accesses(n);
   const Status read =
-      snapshot->Read(exec, &piece, keys.data(), vectors.data(),
+      snapshot->Read(exec, &block, keys.data(), vectors.data(),
                      reinterpret_cast<float*>(state.data()), updates.data(), accesses.data());
   EXPECT_TRUE(read.ok()) << read.message();
-  EXPECT_FALSE(piece.lock.owns_lock());
+  EXPECT_FALSE(block.lock.owns_lock());
   for (size_t i = 0; i < n; ++i) {
     uint64_t key = 0;
     std::memcpy(&key, keys.data() + i * l.key_size, l.key_size);
@@ -108,15 +109,15 @@ bool ReadPiece(Snapshot* snapshot, Exec& exec, size_t limit, std::vector<Deliver
 std::vector<Delivery> ReadAll(Snapshot* snapshot, Exec& exec, size_t num_tables,
                               size_t limit = 1000) {
   std::vector<Delivery> all(num_tables);
-  while (ReadPiece(snapshot, exec, limit, &all)) {
+  while (ReadBlock(snapshot, exec, limit, &all)) {
   }
   return all;
 }
 
 // An exec with a small grain, so that threads share even a small table.
-class SmallPieces final : public Exec {
+class SmallRanges final : public Exec {
  public:
-  explicit SmallPieces(size_t threads) : threads_(threads) {}
+  explicit SmallRanges(size_t threads) : threads_(threads) {}
   size_t parallelism() const override { return threads_.parallelism(); }
   void ParallelFor(size_t n, size_t grain, const RangeFn& fn) override {
     threads_.ParallelFor(n, std::min<size_t>(grain, 16), fn);

@@ -65,13 +65,13 @@ TEST_F(SnapshotTest, EmptyTableAndNoTable) {
   EXPECT_EQ(Next(snapshot.get(), 10).n, 0u);
 }
 
-TEST_F(SnapshotTest, LaterRowsAreNotInIt) {
+TEST_F(SnapshotTest, LaterRowsAreNotInTheCut) {
   Subject t = Make();
   Fill(&t, Progression(0, 10), 1);
   std::unique_ptr<Snapshot> snapshot;
   ASSERT_TRUE(Begin({&t.table()}, {0}, false, &snapshot).ok());
   Erase(&t, Progression(0, 5));
-  Fill(&t, Progression(100, 500), 2);  // some get the erased rows
+  Fill(&t, Progression(100, 500), 2);  // some reuse the erased rows
   Erase(&t, Progression(100, 500));
   const Delivery got = ReadAll(snapshot.get(), exec_, 1)[0];
   EXPECT_EQ(got.size(), 10u);
@@ -81,8 +81,8 @@ TEST_F(SnapshotTest, LaterRowsAreNotInIt) {
   }
 }
 
-// Pieces of saved rows are no larger than other pieces.
-TEST_F(SnapshotTest, PiecesAreAtMostTheLimit) {
+// Blocks of saved rows are no larger than other blocks.
+TEST_F(SnapshotTest, BlocksAreAtMostTheLimit) {
   Subject t = Make();
   Fill(&t, Progression(0, 1000), 1);
   std::unique_ptr<Snapshot> snapshot;
@@ -90,11 +90,11 @@ TEST_F(SnapshotTest, PiecesAreAtMostTheLimit) {
   size_t rows = 0, largest = 0;
   for (size_t i = 0;; ++i) {
     if (i == 3) Fill(&t, Progression(0, 1000), 2);
-    Snapshot::Piece piece = Next(snapshot.get(), 7);
-    if (piece.n == 0) break;
-    largest = std::max(largest, piece.n);
-    rows += piece.n;
-    ASSERT_TRUE(snapshot->Read(exec_, &piece, nullptr, nullptr, nullptr, nullptr, nullptr).ok());
+    Snapshot::Block block = Next(snapshot.get(), 7);
+    if (block.n == 0) break;
+    largest = std::max(largest, block.n);
+    rows += block.n;
+    ASSERT_TRUE(snapshot->Read(exec_, &block, nullptr, nullptr, nullptr, nullptr, nullptr).ok());
   }
   EXPECT_EQ(rows, 1000u);
   EXPECT_LE(largest, 7u);
@@ -110,19 +110,19 @@ TEST_F(SnapshotTest, NullSkipsAColumn) {
       if (saved) Fill(&t, Progression(0, 100), 1);
       size_t rows = 0;
       for (;;) {
-        Snapshot::Piece piece = Next(snapshot.get(), 1000);
-        if (piece.n == 0) break;
-        Keys keys(piece.n);
-        Floats vectors(piece.n * kDim), state(piece.n * kDim);
-        std::vector<CutTime> updates(piece.n), accesses(piece.n);
+        Snapshot::Block block = Next(snapshot.get(), 1000);
+        if (block.n == 0) break;
+        Keys keys(block.n);
+        Floats vectors(block.n * kDim), state(block.n * kDim);
+        std::vector<CutTime> updates(block.n), accesses(block.n);
         ASSERT_TRUE(snapshot
-                        ->Read(exec_, &piece, which == 0 ? keys.data() : nullptr,
+                        ->Read(exec_, &block, which == 0 ? keys.data() : nullptr,
                                which == 1 ? vectors.data() : nullptr,
                                which == 2 ? state.data() : nullptr,
                                which == 3 ? updates.data() : nullptr,
                                which == 4 ? accesses.data() : nullptr)
                         .ok());
-        for (size_t i = 0; i < piece.n; ++i) {
+        for (size_t i = 0; i < block.n; ++i) {
           if (which == 0) {
             EXPECT_LT(keys[i], 100u);
           }
@@ -131,22 +131,22 @@ TEST_F(SnapshotTest, NullSkipsAColumn) {
           EXPECT_EQ(updates[i] != 0, which == 3);
           EXPECT_EQ(accesses[i] != 0, which == 4);
         }
-        rows += piece.n;
+        rows += block.n;
       }
       EXPECT_EQ(rows, 100u);
     }
   }
 }
 
-// A piece that is destroyed unread unlocks the table, and its rows are returned again.
-TEST_F(SnapshotTest, PieceDroppedUnread) {
+// A block that is destroyed unread unlocks the table, and its rows are returned again.
+TEST_F(SnapshotTest, BlockDroppedUnread) {
   Subject t = Make();
   Fill(&t, Progression(0, 100), 1);
   std::unique_ptr<Snapshot> snapshot;
   ASSERT_TRUE(Begin({&t.table()}, {0}, false, &snapshot).ok());
   {
-    const Snapshot::Piece piece = Next(snapshot.get(), 30);
-    EXPECT_EQ(piece.n, 30u);
+    const Snapshot::Block block = Next(snapshot.get(), 30);
+    EXPECT_EQ(block.n, 30u);
     EXPECT_FALSE(t->mutex().try_lock());
   }
   ASSERT_TRUE(t->mutex().try_lock());
@@ -154,7 +154,7 @@ TEST_F(SnapshotTest, PieceDroppedUnread) {
   EXPECT_EQ(ReadAll(snapshot.get(), exec_, 1)[0].size(), 100u);
 }
 
-TEST_F(SnapshotTest, ATableIsInOneSnapshotAtATime) {
+TEST_F(SnapshotTest, TableIsInOneSnapshotAtATime) {
   Subject a = Make(), b = Make(), c = Make();
   for (Subject* t : {&a, &b, &c}) Fill(t, Progression(0, 10), 1);
   std::unique_ptr<Snapshot> first, second;
@@ -198,7 +198,8 @@ TEST_F(SnapshotTest, ForgottenDeletions) {
   EXPECT_EQ(snapshot, nullptr);
   EXPECT_EQ(a->cut(), nullptr);
   EXPECT_EQ(b->cut(), nullptr);
-  // It succeeds without the deleted keys, and with those since a tick after which they are known.
+  // It succeeds without deleted keys, and with the deleted keys since a tick after which they are
+  // known.
   ASSERT_TRUE(Begin({&a.table(), &b.table()}, {0, 0}, false, &snapshot).ok());
   EXPECT_EQ(ReadAll(snapshot.get(), exec_, 2)[1].size(), 9u);
   const Tick watermark = snapshot->watermark();
@@ -238,7 +239,7 @@ TEST_F(SnapshotTest, MoreDeletionsThanAreRemembered) {
   EXPECT_EQ(Next(snapshot.get(), 1).n, 0u);
 }
 
-// A table that has lost its rows, and then their memory, has no rows to read.
+// A table that was cleared, and then freed the memory of its rows, has no rows to read.
 TEST_F(SnapshotTest, ClearedThenOtherState) {
   Subject t = Make();
   Fill(&t, Progression(0, 100000), 1);
@@ -252,8 +253,8 @@ TEST_F(SnapshotTest, ClearedThenOtherState) {
   EXPECT_EQ(Next(snapshot.get(), 1000).n, 0u);
 }
 
-// The same while the cut runs, with rows from another table.
-TEST_F(SnapshotTest, ClearedThenAdopting) {
+// The same, if rows of another table are swapped in while the cut runs.
+TEST_F(SnapshotTest, ClearedThenSwapped) {
   Subject t = Make(), other = Make();
   Fill(&t, Progression(0, 1000), 1);
   const Tick watermark = Cut(&t);
@@ -262,7 +263,7 @@ TEST_F(SnapshotTest, ClearedThenAdopting) {
   Fill(&other, Progression(5000, 1000), 2);
   std::unique_ptr<Snapshot> snapshot;
   ASSERT_TRUE(Begin({&t.table()}, {watermark}, true, &snapshot).ok());
-  t->Adopt(&other.table(), clock_.Next());
+  t->SwapRows(&other.table(), clock_.Next());
   EXPECT_EQ(Next(snapshot.get(), 1000).n, 0u);
 }
 
@@ -274,10 +275,9 @@ TEST_F(SnapshotTest, LoadedWithoutStateStartsWithTheInitialState) {
   const Floats vectors(2 * kDim, 4.0f);
   const std::vector<CutTime> times{1, 1};
   Table::LoadedRows rows;
-  rows.keys = keys.data();
+  rows.keys = {keys.data(), keys.size()};
   rows.vectors = vectors.data();
   rows.updates = rows.accesses = times.data();
-  rows.n = 2;
   ASSERT_TRUE(t->LoadRows(exec_, rows, clock_.Next()).ok());
   Floats state;
   EXPECT_EQ(t.Read(keys, &state), vectors);
@@ -315,7 +315,8 @@ TEST_F(SnapshotTest, EvictedFromOtherSegments) {
   EXPECT_EQ(ReadAll(second.get(), exec_, 1)[0].size(), 370u);
 }
 
-// Ticks of four billion batches: the base of stamps moves, between cuts and during a cut.
+// Ticks that are billions of batches apart: the base of stamps moves, between cuts and during a
+// cut.
 TEST_F(SnapshotTest, TicksThatDoNotFitAStamp) {
   Subject t = Make();
   Fill(&t, Progression(0, 100), 1);

@@ -29,7 +29,7 @@ class Watchdog {
       : thread_([this] {
           std::unique_lock<std::mutex> lock(mutex_);
           if (!ended_.wait_for(lock, std::chrono::seconds(120), [this] { return done_; })) {
-            fprintf(stderr, "hangs\n");
+            fprintf(stderr, "the test hangs\n");
             std::abort();
           }
         }) {}
@@ -73,31 +73,30 @@ class Versions {
     const Floats vectors(kRows * kDim, static_cast<float>(version));
     const Floats ones(kRows * kDim, 1.0f);
     for (Subject& t : tables_) {
-      const std::vector<char> keys = t.Pack(keys_);
+      const PackedKeys keys = t.Pack(keys_);
       switch (how % 4) {
         case 0: {
           RowIds rows(kRows);
-          t->Find(exec, keys.data(), kRows, first, rows.data());
+          t->Find(exec, keys, first, rows.data());
           Hyper hyper;
           hyper.learning_rate = -1.0f;  // vectors grow by 1
           const RowOptimizer sgd(OptimizerKind::kSgd, {}, hyper, kDim);
           t->BeginBatch(exec, tick, kRows);
           exec.ParallelFor(kRows, 100, [&](size_t begin, size_t end) {
-            t->ApplyRange(exec, sgd, keys.data(), rows.data(), ones.data(), begin, end, tick, tick);
+            t->ApplyRange(exec, sgd, keys, rows.data(), ones.data(), begin, end, tick, tick);
           });
           break;
         }
         case 1:
-          EXPECT_TRUE(t->Accumulate(exec, keys.data(), kRows, ones.data(), tick).ok());
+          EXPECT_TRUE(t->Accumulate(exec, keys, ones.data(), tick).ok());
           break;
         case 2:
-          EXPECT_TRUE(t->Upsert(exec, keys.data(), kRows, vectors.data(), tick).ok());
+          EXPECT_TRUE(t->Upsert(exec, keys, vectors.data(), tick).ok());
           break;
         case 3:
-          EXPECT_EQ(t->Erase(exec, keys.data(), kRows, first, version % 2 == 0), kRows);
-          EXPECT_TRUE(t->WriteRows(exec, keys.data(), kRows, vectors.data(), vectors.data(), true,
-                                   tick, tick)
-                          .ok());
+          EXPECT_EQ(t->Erase(exec, keys, first, version % 2 == 0), kRows);
+          EXPECT_TRUE(
+              t->WriteRows(exec, keys, vectors.data(), vectors.data(), true, tick, tick).ok());
           break;
       }
     }
@@ -110,7 +109,7 @@ class Versions {
     for (Subject& t : tables_) {
       RowIds rows(kRows);
       Floats vectors(kRows * kDim);
-      t->Lookup(exec, t.Pack(keys_).data(), kRows, tick, nullptr, vectors.data(), rows.data());
+      t->Lookup(exec, t.Pack(keys_), tick, nullptr, vectors.data(), rows.data());
       for (float value : vectors) ASSERT_EQ(value, vectors[0]);
     }
   }
@@ -167,7 +166,7 @@ TEST_P(SnapshotThreads, EveryRowHasTheVersionOfTheWatermark) {
   std::vector<std::thread> threads;
   for (uint64_t id = 0; id < GetParam().trainers; ++id) {
     threads.emplace_back([&, id] {
-      SmallPieces exec(GetParam().threads);
+      SmallRanges exec(GetParam().threads);
       for (uint64_t i = id; !stop; ++i) {
         versions.Write(exec, i);
         std::this_thread::sleep_for(std::chrono::microseconds(200));
@@ -175,13 +174,13 @@ TEST_P(SnapshotThreads, EveryRowHasTheVersionOfTheWatermark) {
     });
   }
   threads.emplace_back([&] {
-    SmallPieces exec(GetParam().threads);
+    SmallRanges exec(GetParam().threads);
     while (!stop) {
       versions.Look(exec);
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
   });
-  SmallPieces exec(GetParam().threads);
+  SmallRanges exec(GetParam().threads);
   for (int round = 0; round < std::max(1, GetParam().rounds / static_cast<int>(kFewer)); ++round) {
     std::unique_ptr<Snapshot> snapshot;
     const Status status = Snapshot::Begin(exec, versions.tables(), {0, 0}, false, &clock, &snapshot,
@@ -190,10 +189,10 @@ TEST_P(SnapshotThreads, EveryRowHasTheVersionOfTheWatermark) {
     std::vector<Delivery> got(2);
     const uint64_t begun = versions.begun();
     bool more = true;
-    for (int pieces = 0; more; ++pieces) {
-      more = ReadPiece(snapshot.get(), exec, GetParam().limit, &got);
-      if (round % 4 == 3 && pieces == 2) break;  // abandoned
-      if (pieces != round % 4) continue;
+    for (int blocks = 0; more; ++blocks) {
+      more = ReadBlock(snapshot.get(), exec, GetParam().limit, &got);
+      if (round % 4 == 3 && blocks == 2) break;  // abandoned
+      if (blocks != round % 4) continue;
       // From here on rows are saved and read in turns. The wait is limited, because the batch may
       // already have begun, and may be waiting for the reader.
       for (int i = 0; i < 50 && versions.begun() == begun; ++i) {
@@ -210,7 +209,7 @@ TEST_P(SnapshotThreads, EveryRowHasTheVersionOfTheWatermark) {
   for (Table* table : versions.tables()) table->CheckInvariants();
 }
 
-// With a bound of a few rows, these are delivered at one poll of the reader after the other.
+// With a bound of a few rows, each poll of the reader delivers only a few rows.
 INSTANTIATE_TEST_SUITE_P(Loads, SnapshotThreads,
                          ::testing::Values(Load{1, 1, size_t{64} << 20, 500, 40},
                                            Load{3, 1, size_t{64} << 20, 50, 40},
@@ -225,7 +224,7 @@ class SnapshotWaits : public ::testing::Test {
 };
 
 // A batch that runs while the reader waits for the lock saves the rows that it overwrites.
-TEST_F(SnapshotWaits, AllIsSavedWhileTheReaderWaits) {
+TEST_F(SnapshotWaits, BatchSavesRowsWhileTheReaderWaits) {
   const Watchdog watchdog;
   Clock clock;
   SerialExec serial;
@@ -268,7 +267,7 @@ TEST_F(SnapshotWaits, DestroyedWhileABatchWaits) {
         Snapshot::Begin(serial, versions.tables(), {0, 0}, false, &clock, &snapshot, 200).ok());
     std::atomic<bool> done{false};
     std::thread trainer([&] {
-      SmallPieces exec(num_threads);
+      SmallRanges exec(num_threads);
       versions.Write(exec, 2);
       versions.Write(exec, 3);
       done = true;

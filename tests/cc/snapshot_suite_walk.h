@@ -1,4 +1,4 @@
-// Random walks: snapshots and chains of deltas of tables that are trained meanwhile.
+// Random walks: snapshots and chains of deltas of tables that are trained in the meantime.
 #ifndef DYNEMB_TESTS_CC_SNAPSHOT_SUITE_WALK_H_
 #define DYNEMB_TESTS_CC_SNAPSHOT_SUITE_WALK_H_
 
@@ -64,8 +64,8 @@ class Expected {
   }
 
   Snapshot* snapshot() const { return snapshot_.get(); }
-  // Reads one piece. Returns false at the end.
-  bool Read(size_t limit) { return ReadPiece(snapshot_.get(), *exec_, limit, &delivered_); }
+  // Reads one block. Returns false at the end.
+  bool Read(size_t limit) { return ReadBlock(snapshot_.get(), *exec_, limit, &delivered_); }
   const Delivery& delivered(size_t t) const { return delivered_[t]; }
   const Image& image(size_t t) const { return images_[t]; }
 
@@ -110,7 +110,7 @@ class SnapshotWalk : public ::testing::TestWithParam<Kind> {
     if (!MissingTable().empty()) GTEST_SKIP() << MissingTable();
   }
   SnapshotWalk() : exec_(GetParam().threads) {}
-  // A tick since which to cut: at, near or between the last watermarks.
+  // The `since` of a cut: 0, at or near one of the last watermarks, or any tick.
   static Tick Since(const std::vector<Tick>& watermarks, Clock& clock, Random& random) {
     if (watermarks.empty() || random.Below(4) == 0) {
       return random.Below(3) == 0 ? random.Below(clock.last() + 3) : 0;
@@ -119,7 +119,7 @@ class SnapshotWalk : public ::testing::TestWithParam<Kind> {
     const Tick since = watermarks[watermarks.size() - back];
     return random.Below(3) == 0 ? since - 1 + random.Below(3) : since;
   }
-  SmallPieces exec_;
+  SmallRanges exec_;
   Clock clock_;
 };
 
@@ -151,15 +151,15 @@ TEST_P(SnapshotWalk, DeliversTheRowsOfTheWatermark) {
       const size_t limit = 1 + random.Below(GetParam().key_space / 2);
       const uint64_t steps = random.Below(3) * random.Below(4);
       const uint64_t stop = random.Below(4) == 0 ? random.Below(10) : ~uint64_t{0};
-      uint64_t pieces = 0;
-      for (bool more = true; more && pieces < stop && !HasFailure(); ++pieces) {
+      uint64_t blocks = 0;
+      for (bool more = true; more && blocks < stop && !HasFailure(); ++blocks) {
         for (uint64_t n = random.Below(steps + 1); n > 0; --n) {
           Trained& t = random.Below(2) == 0 ? a : b;
           random.Below(5) == 0 ? t.Look() : t.Step();
         }
         more = running.Read(limit);
       }
-      if (pieces < stop) {
+      if (blocks < stop) {
         running.Check();
         EXPECT_FALSE(running.Read(limit));  // still the end
       }
@@ -182,17 +182,17 @@ TEST_P(SnapshotWalk, DeltasReproduceTheTable) {
     for (size_t round = 0; round < (large ? 15 / kFewer : 80) && !HasFailure(); ++round) {
       SCOPED_TRACE("seed " + std::to_string(seed) + " round " + std::to_string(round));
       for (uint64_t n = random.Below(6); n > 0; --n) t.Step();
-      if (t.TakeAdopted()) whole = false;
+      if (t.TakeSwapped()) whole = false;
       Expected running({&t}, {whole ? last : 0}, whole, &clock, &exec_);
       ASSERT_NE(running.snapshot(), nullptr);
       const uint64_t steps = random.Below(4);
       const uint64_t stop = random.Below(3) == 0 ? random.Below(6) : ~uint64_t{0};
-      uint64_t pieces = 0;
-      for (bool more = true; more && pieces < stop; ++pieces) {
+      uint64_t blocks = 0;
+      for (bool more = true; more && blocks < stop; ++blocks) {
         for (uint64_t n = random.Below(steps + 1); n > 0; --n) t.Step();
         more = running.Read(1 + random.Below(GetParam().key_space));
       }
-      if (pieces >= stop) continue;  // abandoned: the next delta continues the last complete one
+      if (blocks >= stop) continue;  // abandoned: the next delta continues the last complete one
       running.Check();
       if (!whole) follower.clear();
       for (uint64_t key : running.snapshot()->deleted(0)) follower.erase(key);
@@ -200,7 +200,7 @@ TEST_P(SnapshotWalk, DeltasReproduceTheTable) {
       ASSERT_TRUE(follower == running.image(0));
       last = running.snapshot()->watermark();
       whole = true;
-      if (t.TakeAdopted()) whole = false;
+      if (t.TakeSwapped()) whole = false;
     }
   }
 }

@@ -13,13 +13,14 @@ std::string MissingTable() { return ""; }
 
 namespace {
 
-// Where few of many rows belong to a cut, the lock is given back between stretches of them.
-TEST_F(SnapshotTest, ACallLooksAtFewRows) {
+// If only a few of many rows belong to a cut, a call examines only a range of them, so that the
+// lock is not held for long.
+TEST_F(SnapshotTest, PlanCutExaminesFewRows) {
   Subject t = Make();
   Fill(&t, Progression(0, 5000), 1);
   const Tick since = clock_.last();
   Fill(&t, Progression(4990, 2), 2);
-  for (int i = 0; i < 3; ++i) Cut(&t);  // the sets of updated rows do not reach back so far
+  for (int i = 0; i < 3; ++i) Cut(&t);  // the sets of updated rows do not reach back that far
   std::unique_ptr<Snapshot> snapshot;
   ASSERT_TRUE(Begin({&t.table()}, {since}, false, &snapshot).ok());
   EXPECT_EQ(snapshot->most_rows(0), 5000u);
@@ -34,7 +35,7 @@ TEST_F(SnapshotTest, WipedRowsAreZeros) {
   Subject t = Make();
   Fill(&t, Progression(1, 10), 3);
   const RowIds rows = t.Find({4, 5});
-  t->Erase(exec_, t.Pack({4}).data(), 1, clock_.Next(), true);
+  t->Erase(exec_, t.Pack({4}), clock_.Next(), true);
   const auto& table = static_cast<HashTable<uint64_t>&>(t.table());
   const size_t stride = t->layout().stride;
   EXPECT_EQ(std::string(table.RowAt(rows[0]), stride), std::string(stride, '\0'));
@@ -43,9 +44,9 @@ TEST_F(SnapshotTest, WipedRowsAreZeros) {
   t.Check();
 }
 
-// Whether or not there was memory to save what a batch overwrites: what is read without an error
-// is the whole cut.
-TEST_F(SnapshotTest, ACutThatLostRowsIsNeverComplete) {
+// Whether or not memory to save overwritten rows runs out, the rows that are read without an error
+// are the whole cut.
+TEST_F(SnapshotTest, CutThatLostRowsIsNeverComplete) {
   size_t refused = 0;
   bool failed = true;
   for (int64_t k = 1; failed; ++k) {
@@ -54,37 +55,37 @@ TEST_F(SnapshotTest, ACutThatLostRowsIsNeverComplete) {
     Fill(&t, Progression(0, 1000), 1);
     std::unique_ptr<Snapshot> snapshot;
     ASSERT_TRUE(Begin({&t.table()}, {0}, false, &snapshot).ok());
-    const Snapshot::Piece first = Next(snapshot.get(), 10);
+    const Snapshot::Block first = Next(snapshot.get(), 10);
     EXPECT_EQ(first.n, 10u);
-    const_cast<Snapshot::Piece&>(first).lock.unlock();
+    const_cast<Snapshot::Block&>(first).lock.unlock();
     const Keys keys = Progression(0, 1000);
     const Floats vectors(1000 * kDim, 2.0f);
     const Tick tick = clock_.Next();
     try {
       failing::WithFailure(k, &failed, [&] {
-        EXPECT_TRUE(t->Upsert(exec_, keys.data(), keys.size(), vectors.data(), tick).ok());
+        EXPECT_TRUE(t->Upsert(exec_, {keys.data(), keys.size()}, vectors.data(), tick).ok());
       });
     } catch (const std::bad_alloc&) {
     }
     size_t rows = 0;
     for (;;) {
-      Snapshot::Piece piece;
-      const Status status = snapshot->Next(300, &piece);
+      Snapshot::Block block;
+      const Status status = snapshot->Next(300, &block);
       if (!status.ok()) {
         EXPECT_EQ(status.code(), Code::kResourceExhausted);
-        EXPECT_FALSE(snapshot->Next(300, &piece).ok()) << "and so for ever";
-        EXPECT_EQ(piece.n, 0u);
+        EXPECT_FALSE(snapshot->Next(300, &block).ok()) << "a later call";
+        EXPECT_EQ(block.n, 0u);
         ++refused;
         break;
       }
-      if (piece.n == 0) {
+      if (block.n == 0) {
         EXPECT_EQ(rows, 1000u) << "incomplete";
         break;
       }
-      rows += piece.n;
-      Floats read(piece.n * kDim);
+      rows += block.n;
+      Floats read(block.n * kDim);
       ASSERT_TRUE(
-          snapshot->Read(exec_, &piece, nullptr, read.data(), nullptr, nullptr, nullptr).ok());
+          snapshot->Read(exec_, &block, nullptr, read.data(), nullptr, nullptr, nullptr).ok());
       ASSERT_EQ(read, Floats(read.size(), 1.0f));
     }
     snapshot.reset();
@@ -94,8 +95,8 @@ TEST_F(SnapshotTest, ACutThatLostRowsIsNeverComplete) {
   EXPECT_GE(refused, 2u);
 }
 
-// No cut is left of a snapshot that did not begin, and no other's is ended.
-TEST_F(SnapshotTest, WithoutMemoryNoCutIsLeft) {
+// A snapshot that fails to begin leaves no cut, and does not end the cut of another snapshot.
+TEST_F(SnapshotTest, FailedBeginLeavesNoCut) {
   Subject a = Make(), b = Make(), c = Make();
   for (Subject* t : {&a, &b, &c}) Fill(t, Progression(0, 100), 1);
   std::unique_ptr<Snapshot> snapshot, other;
@@ -110,7 +111,7 @@ TEST_F(SnapshotTest, WithoutMemoryNoCutIsLeft) {
     } catch (const std::bad_alloc&) {
     }
     if (!failed) break;
-    if (snapshot != nullptr) snapshot.reset();  // it began all the same
+    if (snapshot != nullptr) snapshot.reset();  // it began despite the failure
     for (Table* table : tables) {
       ASSERT_EQ(table->cut(), nullptr) << failures;
       ASSERT_TRUE(table->mutex().try_lock());
@@ -128,8 +129,8 @@ TEST_F(SnapshotTest, WithoutMemoryNoCutIsLeft) {
   EXPECT_EQ(ReadAll(other.get(), exec_, 1)[0].size(), 100u);
 }
 
-// Also of a piece of saved rows.
-TEST_F(SnapshotTest, APieceOfSavedRowsComesAgainUnlessItIsRead) {
+// As BlockDroppedUnread, for blocks of saved rows.
+TEST_F(SnapshotTest, BlockOfSavedRowsDroppedUnread) {
   Subject t = Make();
   Fill(&t, Progression(0, 100), 1);
   std::unique_ptr<Snapshot> snapshot;

@@ -19,7 +19,7 @@ namespace dynemb {
 namespace testing_table {
 namespace {
 
-// A table in random use, with a record of its times of access and its lost keys.
+// A table in random use, with a record of its last accesses and deleted keys.
 class Trained {
  public:
   // The calls that may happen to it.
@@ -37,7 +37,7 @@ class Trained {
   Table* table() const { return &t_.table(); }
   Image Now() const { return Rows(t_); }
   // Whether the last steps have swapped the rows of the table, after which no delta is possible.
-  bool TakeAdopted() { return std::exchange(adopted_, false); }
+  bool TakeSwapped() { return std::exchange(swapped_, false); }
 
   void Step() {
     const Image before = Now();
@@ -94,7 +94,7 @@ class Trained {
     }
   }
 
-  // Makes a random call. Returns the tick of the keys that are lost by it; 0: they are not
+  // Makes a random call. Returns the tick at which the call deletes keys; 0: deletions are not
   // recorded.
   Tick Do() {
     if (random_.Below(3) == 0) {
@@ -117,8 +117,7 @@ class Trained {
         const Keys keys = RandomKeys();
         const std::vector<char> vectors = RandomBytes(keys.size() * t_.vector_bytes());
         const Tick tick = Tick_();
-        const Status status =
-            t_->Upsert(t_.exec(), t_.Pack(keys).data(), keys.size(), vectors.data(), tick);
+        const Status status = t_->Upsert(t_.exec(), t_.Pack(keys), vectors.data(), tick);
         t_.set_tick(tick);
         Accessed(keys, status.ok());
         return tick;
@@ -156,7 +155,7 @@ class Trained {
       case 14: {
         const Keys keys = RandomKeys();
         const Tick tick = Tick_();
-        t_->Erase(t_.exec(), t_.Pack(keys).data(), keys.size(), tick, random_.Below(2) == 0);
+        t_->Erase(t_.exec(), t_.Pack(keys), tick, random_.Below(2) == 0);
         return tick;
       }
       case 15:
@@ -165,8 +164,8 @@ class Trained {
         RowIds rows(keys.size());
         std::vector<char> vectors(keys.size() * t_.vector_bytes());
         const Tick tick = Tick_();
-        const Status status = t_->LookupOrInsert(t_.exec(), t_.Pack(keys).data(), keys.size(), tick,
-                                                 vectors.data(), rows.data());
+        const Status status =
+            t_->LookupOrInsert(t_.exec(), t_.Pack(keys), tick, vectors.data(), rows.data());
         t_.set_tick(tick);
         Accessed(keys, status.ok());
         if (status.ok()) Remember(keys, rows);
@@ -185,7 +184,7 @@ class Trained {
         return t_.tick();
       case 21:
         if (random_.Below(6) != 0) return clock_->Next();
-        return Adopt();
+        return SwapRows();
       case 22:
         Look();
         return t_.tick();
@@ -211,16 +210,15 @@ class Trained {
       updates[i] = static_cast<CutTime>(1 + random_.Below(recent - rows.base));
       accessed[i] = static_cast<CutTime>(1 + random_.Below(recent - rows.base));
     }
-    const std::vector<char> packed = to->Pack(keys);
+    const PackedKeys packed = to->Pack(keys);
     const std::vector<char> vectors = RandomBytes(keys.size() * to->vector_bytes());
     Floats state = RandomFloats(keys.size() * static_cast<size_t>(to->state_width()));
     for (float& value : state) value *= value;
-    rows.keys = packed.data();
+    rows.keys = packed;
     rows.vectors = vectors.data();
     rows.state = random_.Below(2) == 0 ? nullptr : state.data();
     rows.updates = updates.data();
     rows.accesses = accessed.data();
-    rows.n = keys.size();
     const bool done = (*to)->LoadRows(to->exec(), rows, tick).ok();
     for (size_t i = 0; i < keys.size(); ++i) {
       const uint64_t key = to->Narrow(keys[i]);
@@ -254,7 +252,7 @@ class Trained {
     return tick;
   }
 
-  Tick Adopt() {
+  Tick SwapRows() {
     Subject other = MakeSubject(kind_, &t_.exec());
     EXPECT_TRUE(other
                     ->AttachState(other.exec(), uses_ == Uses::kChain ? t_->state_spec()
@@ -269,7 +267,7 @@ class Trained {
     const Image loaded = Rows(other);
     const StateSpec spec = other->state_spec();
     const Tick tick = clock_->Next();
-    t_->Adopt(&other.table(), tick);
+    t_->SwapRows(&other.table(), tick);
     EXPECT_EQ(Now(), loaded);
     EXPECT_EQ(Rows(other), before);
     EXPECT_TRUE(t_->state_spec() == spec);
@@ -280,7 +278,7 @@ class Trained {
     deletions_.clear();
     tracked_ = true;
     known_since_ = tick;
-    adopted_ = true;
+    swapped_ = true;
     return 0;
   }
 
@@ -329,7 +327,7 @@ class Trained {
   RowIds found_rows_;
   Accesses accesses_;
   std::vector<std::pair<Tick, uint64_t>> deletions_;
-  bool tracked_ = false, adopted_ = false;
+  bool tracked_ = false, swapped_ = false;
   Tick known_since_ = 0;
   std::unordered_set<uint64_t> touched_;
 };

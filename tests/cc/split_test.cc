@@ -13,7 +13,7 @@
 
 #include "tests/cc/execs.h"
 
-// Counts allocations of arrays, for the promise that a repeated Run makes none. (Closures, and the
+// Counts allocations of arrays, because a repeated Run must not make any. (Closures, and the
 // blocks of a deque of closures, are small and allowed.) Not inlined, since the compiler would see
 // malloc's pointer freed by delete and warn.
 static std::atomic<size_t> arrays_allocated{0};
@@ -58,7 +58,7 @@ template <typename K, class PartitionOf>
 void Check(const std::vector<K>& keys, size_t partitions, const PartitionOf& partition_of,
            Split<K>* split) {
   const auto model = Model(keys, partitions, partition_of);
-  // No more than n keys may be read: a copy that ends where its memory does.
+  // A copy of the exact size, so that the address sanitizer reports a read past the end.
   std::unique_ptr<K[]> exact(new K[keys.size()]);
   std::copy(keys.begin(), keys.end(), exact.get());
   ForEachExec([&](Exec& exec) {
@@ -81,8 +81,8 @@ void Check(const std::vector<K>& keys, size_t partitions, const PartitionOf& par
 }
 
 TYPED_TEST(SplitTest, IsAStableSortForAnyNumberOfThreads) {
-  Split<TypeParam> split;  // one for all, so that sizes grow and shrink
-  // 8192 keys are the least that a thread takes: with more, blocks of several threads meet.
+  Split<TypeParam> split;  // reused, so that sizes grow and shrink
+  // A thread takes at least 8192 keys. With more keys, the results of several threads adjoin.
   for (size_t n : {1, 2, 100, 8191, 8192, 16384, 16385, 50001, 7, 140000, 300}) {
     const std::vector<TypeParam> keys = this->Keys(n);
     for (size_t partitions : {1, 2, 3, 64, 1000, 4096}) {
@@ -93,7 +93,7 @@ TYPED_TEST(SplitTest, IsAStableSortForAnyNumberOfThreads) {
   }
 }
 
-TYPED_TEST(SplitTest, NoKeysLeaveEveryPartitionEmpty) {
+TYPED_TEST(SplitTest, NoKeys) {
   Split<TypeParam> split;
   for (int round = 0; round < 2; ++round) {
     for (size_t partitions : {1, 2, 5, 4096}) {
@@ -130,7 +130,7 @@ TYPED_TEST(SplitTest, MorePartitionsThanKeys) {
       keys, 4096, [](TypeParam key) { return static_cast<size_t>(key); }, &split));
 }
 
-TYPED_TEST(SplitTest, ItsKeysMayBeOverwritten) {
+TYPED_TEST(SplitTest, KeysMayBeOverwritten) {
   Split<TypeParam> split;
   const std::vector<TypeParam> keys = this->Keys(20000);
   const auto partition_of = [](TypeParam key) { return key % 7; };
@@ -140,7 +140,7 @@ TYPED_TEST(SplitTest, ItsKeysMayBeOverwritten) {
   ASSERT_NO_FATAL_FAILURE(Check(keys, 7, partition_of, &split));
 }
 
-TYPED_TEST(SplitTest, ARepeatedRunAllocatesNoArrays) {
+TYPED_TEST(SplitTest, RepeatedRunAllocatesNoArrays) {
   ThreadsExec exec(4);
   Split<TypeParam> split;
   const std::vector<TypeParam> large = this->Keys(100000), small = this->Keys(99);

@@ -1,4 +1,4 @@
-// Stamps against ticks of 64 bits, and how a host table is swept as the clock moves on.
+// Stamps, compared with 64-bit ticks, and the sweep of a host table as the clock advances.
 #include "cc/table/stamps.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ using testing_table::Subject;
 constexpr Tick kStep = Tick{1} << 30;
 constexpr Tick kExact = Tick{1} << 31;
 
-TEST(Stamps, EveryTickOfTheWindowHasAStampOfItsOwn) {
+TEST(Stamps, TicksOfTheWindowHaveDistinctStamps) {
   Stamps stamps;
   bool begins = false;
   for (Tick at : {Tick{0}, 3 * kStep, 9 * kStep + 12345, (Tick{1} << 40) + 7}) {
@@ -36,7 +36,7 @@ TEST(Stamps, EveryTickOfTheWindowHasAStampOfItsOwn) {
       EXPECT_EQ(stamps.order().Ranked(stamps.order().Rank(stamp)), stamp);
       EXPECT_EQ(stamps.order().Rank(stamp), tick - base);
     }
-    // Every multiple of 2^32 - 1 and of 2^32, and what is beside them.
+    // The next multiples of 2^32 - 1 and of 2^32, and the ticks around them.
     for (Tick near : {Tick{0xFFFFFFFFu}, Tick{1} << 32}) {
       for (Tick tick = base / near * near + near - 2; tick <= base / near * near + near + 2;
            ++tick) {
@@ -49,7 +49,7 @@ TEST(Stamps, EveryTickOfTheWindowHasAStampOfItsOwn) {
   }
 }
 
-TEST(Stamps, TicksOutsideTheWindowAreItsEnds) {
+TEST(Stamps, TicksOutsideTheWindowGetTheStampsOfItsEnds) {
   Stamps stamps;
   EXPECT_EQ(stamps.Decode(stamps.Encode(0)), 1u);  // no batch has tick 0
   EXPECT_EQ(stamps.Decode(stamps.Encode(Tick{1} << 33)), Tick{0xFFFFFFFEu});
@@ -59,13 +59,13 @@ TEST(Stamps, TicksOutsideTheWindowAreItsEnds) {
   EXPECT_TRUE(begins);
   EXPECT_EQ(stamps.floor(), kStep);
   EXPECT_EQ(stamps.base(), 0u);
-  EXPECT_EQ(stamps.Decode(stamps.Encode(5)), kStep);  // so that nothing new is below the floor
+  EXPECT_EQ(stamps.Decode(stamps.Encode(5)), kStep);  // no new stamp is below the floor
   EXPECT_EQ(stamps.Clamp(0), 0u);
 }
 
-// Random ticks, some steps apart: a stamp means its tick as long as 2^31 ticks have not passed, and
-// never an earlier one.
-TEST(Stamps, AgreeWithTicksWhileTheClockGoesOn) {
+// Random ticks, up to several steps apart: a stamp represents its tick until 2^31 ticks have
+// passed, and never an earlier tick.
+TEST(Stamps, AgreeWithTicksAsTheClockAdvances) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     Random random(seed);
     Stamps stamps;
@@ -98,8 +98,8 @@ TEST(Stamps, AgreeWithTicksWhileTheClockGoesOn) {
   }
 }
 
-// A batch sweeps its share of the table and no more, while rows come, go and move.
-TEST(Stamps, ATableIsSweptAsTheClockMovesOn) {
+// A batch sweeps its share of the table and no more, while rows are inserted, erased and moved.
+TEST(Stamps, TableIsSweptAsTheClockAdvances) {
   TableOptions options;
   options.dim = 1;
   std::unique_ptr<Table> table;
@@ -125,7 +125,7 @@ TEST(Stamps, ATableIsSweptAsTheClockMovesOn) {
     t.FindOrInsert({7});
     EXPECT_NEAR(clamped(), std::min(1.0, share * static_cast<double>(t.size()) / kRows), 0.01);
     t.Check();
-    // Segments split while the sweep runs; none of the old rows are lost for it.
+    // Segments split while the sweep runs; it misses none of the old rows.
     t.FindOrInsert(Scattered(next, 5000));
     next += 5000;
     t.Check();
@@ -136,7 +136,7 @@ TEST(Stamps, ATableIsSweptAsTheClockMovesOn) {
   t.Check();
   for (const Exported& row : t.Export()) EXPECT_GE(row.update, static_cast<int64_t>(kStep));
   EXPECT_EQ(t.size(), kRows + 1 + 20000 - 1000);
-  // The deltas that training asks for know nothing of it.
+  // The sweep does not affect later deltas.
   const Tick before = t.tick();
   t.Upsert({7, 8}, {1, 2});
   EXPECT_EQ(t.ExportedKeys(before), (Keys{7, 8}));

@@ -1,4 +1,5 @@
-// Calls from several threads under TableLock, for the thread sanitizer and for deadlocks.
+// Calls from several threads under TableLock, to find deadlocks, torn rows and, under the thread
+// sanitizer, data races.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -34,7 +35,7 @@ Keys RandomKeys(Random& random, size_t n) {
   return keys;
 }
 
-// Any vector is constant over its columns, whoever wrote it: a torn row is seen.
+// All threads write vectors whose elements are equal, so that a torn row is visible.
 void ExpectWhole(const Floats& vectors) {
   for (size_t i = 0; i < vectors.size(); i += kDim) {
     for (size_t c = 1; c < kDim; ++c) ASSERT_EQ(vectors[i], vectors[i + c]);
@@ -48,10 +49,10 @@ void Read(Table& table, Exec& exec, Clock& clock, Random& random) {
   const Tick tick = clock.Next();
   switch (random.Below(5)) {
     case 0:
-      table.Find(exec, keys.data(), keys.size(), tick, rows.data());
+      table.Find(exec, {keys.data(), keys.size()}, tick, rows.data());
       break;
     case 1:
-      table.Lookup(exec, keys.data(), keys.size(), tick, nullptr, vectors.data(), rows.data());
+      table.Lookup(exec, {keys.data(), keys.size()}, tick, nullptr, vectors.data(), rows.data());
       ExpectWhole(vectors);
       break;
     case 2: {
@@ -63,8 +64,8 @@ void Read(Table& table, Exec& exec, Clock& clock, Random& random) {
     }
     case 3: {
       const std::unique_ptr<bool[]> found(new bool[keys.size()]);
-      table.Contains(exec, keys.data(), keys.size(), found.get());
-      table.ReadRows(exec, keys.data(), keys.size(), vectors.data(), nullptr, found.get());
+      table.Contains(exec, {keys.data(), keys.size()}, found.get());
+      table.ReadRows(exec, {keys.data(), keys.size()}, vectors.data(), nullptr, found.get());
       ExpectWhole(vectors);
       break;
     }
@@ -81,39 +82,39 @@ void Write(Table& table, Exec& exec, Clock& clock, Random& random) {
   switch (random.Below(5)) {
     case 0:
     case 1: {
-      const Status status = table.FindOrInsert(exec, keys.data(), keys.size(), tick, rows.data());
+      const Status status = table.FindOrInsert(exec, {keys.data(), keys.size()}, tick, rows.data());
       EXPECT_TRUE(status.ok()) << status.message();
       break;
     }
     case 2: {
       Floats vectors(keys.size() * kDim);
       for (size_t i = 0; i < vectors.size(); ++i) vectors[i] = static_cast<float>(i / kDim);
-      const Status status = table.Upsert(exec, keys.data(), keys.size(), vectors.data(), tick);
+      const Status status = table.Upsert(exec, {keys.data(), keys.size()}, vectors.data(), tick);
       EXPECT_TRUE(status.ok()) << status.message();
       break;
     }
     case 3:
-      table.Erase(exec, keys.data(), 50, tick);
+      table.Erase(exec, {keys.data(), 50}, tick);
       break;
     case 4: {
       Keys distinct = keys;
       std::sort(distinct.begin(), distinct.end());
       distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
-      table.Find(exec, distinct.data(), distinct.size(), tick, rows.data());
+      table.Find(exec, {distinct.data(), distinct.size()}, tick, rows.data());
       const RowOptimizer sgd(OptimizerKind::kSgd, {}, Hyper(), kDim);
       const Tick apply_tick = clock.Next();
       table.BeginBatch(exec, apply_tick, distinct.size());
       const Floats gradients(distinct.size() * kDim, 0.5f);
       exec.ParallelFor(distinct.size(), 32, [&](size_t begin, size_t end) {
-        table.ApplyRange(exec, sgd, distinct.data(), rows.data(), gradients.data(), begin, end,
-                         apply_tick, apply_tick);
+        table.ApplyRange(exec, sgd, {distinct.data(), distinct.size()}, rows.data(),
+                         gradients.data(), begin, end, apply_tick, apply_tick);
       });
       break;
     }
   }
 }
 
-// A random sequence of table numbers, with repeats, in any order.
+// Random tables, in any order, with repeats.
 std::vector<Table*> Pick(const std::vector<std::unique_ptr<Table>>& tables, Random& random) {
   std::vector<Table*> picked;
   for (size_t i = 0; i <= random.Below(4); ++i) {
@@ -154,8 +155,8 @@ TEST(TableConcurrency, ReadersAndWritersOfOverlappingSets) {
   EXPECT_LE(tables[3]->size(), 500u);
 }
 
-// Shared holders stamp the same slots at the same time.
-TEST(TableConcurrency, ReadersStampTogether) {
+// Threads that hold the lock (shared) stamp the same slots at the same time.
+TEST(TableConcurrency, ReadersStampTheSameSlots) {
   std::vector<std::unique_ptr<Table>> tables;
   tables.push_back(MakeTable(0));
   Table& table = *tables[0];
@@ -163,7 +164,8 @@ TEST(TableConcurrency, ReadersStampTogether) {
   Clock clock;
   const Keys keys = Progression(0, 2000);
   RowIds rows(keys.size());
-  ASSERT_TRUE(table.FindOrInsert(serial, keys.data(), keys.size(), clock.Next(), rows.data()).ok());
+  ASSERT_TRUE(
+      table.FindOrInsert(serial, {keys.data(), keys.size()}, clock.Next(), rows.data()).ok());
   std::vector<std::thread> threads;
   for (int id = 0; id < 4; ++id) {
     threads.emplace_back([&] {
@@ -171,7 +173,7 @@ TEST(TableConcurrency, ReadersStampTogether) {
       for (int step = 0; step < 30; ++step) {
         TableLock lock({&table, &table}, TableLock::Mode::kShared);
         RowIds got(keys.size());
-        table.Find(own, keys.data(), keys.size(), clock.Next(), got.data());
+        table.Find(own, {keys.data(), keys.size()}, clock.Next(), got.data());
         ASSERT_EQ(got, rows);
       }
     });
@@ -181,7 +183,7 @@ TEST(TableConcurrency, ReadersStampTogether) {
   EXPECT_EQ(table.stats().hits, 4u * 30u * keys.size());
 }
 
-// Locks are taken in one order whatever the order of the arguments, and released all.
+// Locks are taken in one order for any order of the arguments, and all are released.
 TEST(TableConcurrency, LockExcludes) {
   std::vector<std::unique_ptr<Table>> tables;
   for (int i = 0; i < 3; ++i) tables.push_back(MakeTable(0));
@@ -190,7 +192,7 @@ TEST(TableConcurrency, LockExcludes) {
     forwards.push_back(table.get());
     backwards.insert(backwards.begin(), table.get());
   }
-  int64_t counter = 0;  // not atomic: the lock must do
+  int64_t counter = 0;  // not atomic: only the lock protects it
   std::vector<std::thread> threads;
   for (int id = 0; id < 4; ++id) {
     threads.emplace_back([&, id] {

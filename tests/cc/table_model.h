@@ -1,4 +1,4 @@
-// The obvious table: what Table promises, as an unordered_map.
+// Model: the contract of Table, implemented with an unordered_map.
 #ifndef DYNEMB_TESTS_CC_TABLE_MODEL_H_
 #define DYNEMB_TESTS_CC_TABLE_MODEL_H_
 
@@ -7,7 +7,7 @@
 namespace dynemb {
 namespace testing_table {
 
-// Follows a Subject operation by operation. Vectors are kept as the float32 value of what the row
+// Makes the same changes as a Subject, call by call. Its vectors are the values that the table
 // stores, rounded to nearest, so the subject's table must not round stochastically.
 class Model {
  public:
@@ -16,7 +16,7 @@ class Model {
     Floats state;
     Tick update = 0;
     Tick access = 0;
-    RowId row = kNoRow;  // as the table told when it was last asked
+    RowId row = kNoRow;  // as the table last returned it; kNoRow: not known
   };
 
   explicit Model(const Subject* subject) : subject_(subject) {}
@@ -27,7 +27,7 @@ class Model {
       if (at != rows_.end()) at->second.access = subject_->tick();
     }
   }
-  // Counts one access and, for a key that had no row, one update.
+  // Sets the last access and, for a key without a row, which gets one, the last update.
   void Insert(const Keys& keys) {
     for (uint64_t wide : keys) {
       const uint64_t key = subject_->Narrow(wide);
@@ -67,7 +67,7 @@ class Model {
     for (uint64_t key : keys) n += rows_.erase(subject_->Narrow(key));
     return n;
   }
-  // Returns how many gradients are dropped, for rows that are not their key's.
+  // Returns the number of gradients that are dropped because rows[i] is not the row of keys[i].
   size_t Apply(const RowOptimizer& optimizer, const Keys& keys, const RowIds& rows,
                const Floats& gradients) {
     size_t dropped = 0;
@@ -89,8 +89,8 @@ class Model {
   }
   void Clear() { rows_.clear(); }
 
-  // Drops the keys that the table has evicted in a batch that named `keys`; fails the test if it
-  // may not have.
+  // Removes the keys that the table evicted in a batch that named `keys`. Fails the test if the
+  // table must not evict one of them, or evicted the wrong number.
   void DropEvicted(const Keys& keys, uint64_t max_capacity) {
     std::unordered_set<uint64_t> named;
     for (uint64_t key : keys) named.insert(subject_->Narrow(key));
@@ -110,7 +110,8 @@ class Model {
   }
   uint64_t evicted() const { return evicted_; }
 
-  // Takes over the row ids of the table's answer; a row id that is known may not have changed.
+  // Records the row ids that the table returned. Keys without a row have kNoRow, and a known row id
+  // does not change.
   void Rows(const Keys& keys, const RowIds& rows) {
     for (size_t i = 0; i < keys.size(); ++i) {
       if (!Has(keys[i])) {
@@ -136,7 +137,7 @@ class Model {
     return keys;
   }
 
-  // What Export(since) must give, in any order; compared key by key.
+  // Compares the result of Export(since), in any order, with the rows of the model.
   void Compare(const std::vector<Exported>& got, Tick since) {
     size_t expected = 0;
     for (const auto& entry : rows_) expected += entry.second.update > since;
@@ -152,7 +153,7 @@ class Model {
       if (want.row != kNoRow) {
         ASSERT_EQ(row.row, want.row) << row.key;
       }
-      ASSERT_TRUE(ids.insert(row.row).second) << "a row came twice: " << row.row;
+      ASSERT_TRUE(ids.insert(row.row).second) << "a row was exported twice: " << row.row;
     }
   }
 

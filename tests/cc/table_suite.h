@@ -1,11 +1,11 @@
-// The contract suite of Table, typed by a TableConfig: a key type and a vector type, or those and a
-// device. The Exec is serial, unless the environment variable TABLE_TEST_THREADS gives a number of
-// threads.
+// The contract suite of Table, typed by a TableConfig: a key type, a vector type and, for tables on
+// a device, the device. The Exec is serial, unless the environment variable TABLE_TEST_THREADS
+// gives a number of threads.
 //
-// A test body is written once against TableFixture, which hides the types behind plain uint64 keys
-// and float vectors; the typed shell that TABLE_TEST makes around it costs almost no compile time
-// per config. table_suite_*.h hold the tests by topic, table_suites.h instantiates all of them for
-// a list of configs, one line each.
+// A test body uses TableFixture, which hides the types behind uint64 keys and float vectors. The
+// body is compiled once. The typed test that TABLE_TEST puts around it takes almost no compile time
+// per config. table_suite_*.h have the tests by topic. table_suites.h instantiates all of them for
+// a list of configs.
 #ifndef DYNEMB_TESTS_CC_TABLE_SUITE_H_
 #define DYNEMB_TESTS_CC_TABLE_SUITE_H_
 
@@ -43,7 +43,7 @@ class Random {
     return z ^ (z >> 31);
   }
   uint64_t Below(uint64_t n) { return Next() % n; }
-  // An integer of [-8, 8], exact in every vector type.
+  // An integer in [-8, 8], which is exact in every vector type.
   float Value() { return static_cast<float>(static_cast<int>(Below(17)) - 8); }
 
  private:
@@ -54,7 +54,7 @@ using Keys = std::vector<uint64_t>;
 using Floats = std::vector<float>;
 using RowIds = std::vector<RowId>;
 
-// first, first + step, ...: n keys.
+// The n keys first, first + step, and so on.
 inline Keys Progression(uint64_t first, size_t n, uint64_t step = 1) {
   Keys keys(n);
   for (size_t i = 0; i < n; ++i) keys[i] = first + i * step;
@@ -87,8 +87,17 @@ struct Exported {
   }
 };
 
-// A Table with its exec and tick; keys are the low bits of uint64, vectors float32 that the type
-// must be able to hold.
+// Keys as an array of a table's key type.
+struct PackedKeys {
+  std::vector<char> bytes;
+  KeyType type;
+  size_t size() const { return bytes.size() / SizeOf(type); }
+  char* data() { return bytes.data(); }
+  operator KeySpan() const { return {type, bytes.data(), size()}; }
+};
+
+// A Table with its Exec and its tick. Keys are uint64, of which a table of 32-bit keys gets the low
+// bits. Vectors are float32, and are rounded to nearest on their way into the table.
 class Subject {
  public:
   Subject(std::unique_ptr<Table> table, Exec* exec) : table_(std::move(table)), exec_(exec) {}
@@ -107,8 +116,8 @@ class Subject {
   void set_tick(Tick tick) { tick_ = tick; }  // the next batch gets tick + 1
 
   uint64_t Narrow(uint64_t key) const { return key_size() == 4 ? static_cast<uint32_t>(key) : key; }
-  std::vector<char> Pack(const Keys& keys) const {
-    std::vector<char> packed(keys.size() * key_size());
+  PackedKeys Pack(const Keys& keys) const {
+    PackedKeys packed{std::vector<char>(keys.size() * key_size()), table_->options().key_type};
     for (size_t i = 0; i < keys.size(); ++i) {
       std::memcpy(packed.data() + i * key_size(), &keys[i], key_size());  // little-endian
     }
@@ -136,12 +145,12 @@ class Subject {
 
   RowIds Find(const Keys& keys) {
     RowIds rows(keys.size(), 12345);
-    table_->Find(*exec_, Pack(keys).data(), keys.size(), ++tick_, rows.data());
+    table_->Find(*exec_, Pack(keys), ++tick_, rows.data());
     return rows;
   }
   std::vector<char> Contains(const Keys& keys) const {
     const std::unique_ptr<bool[]> found(new bool[keys.size() + 1]);
-    table_->Contains(*exec_, Pack(keys).data(), keys.size(), found.get());
+    table_->Contains(*exec_, Pack(keys), found.get());
     return std::vector<char>(found.get(), found.get() + keys.size());
   }
   size_t CountContained(const Keys& keys) const {
@@ -149,20 +158,19 @@ class Subject {
     for (char found : Contains(keys)) n += found;
     return n;
   }
-  // `default_vector` empty: the initial vector.
+  // If `default_vector` is empty, unknown keys get their initial vectors.
   Floats Lookup(const Keys& keys, const Floats& default_vector = {}, RowIds* rows_out = nullptr) {
     std::vector<char> encoded(keys.size() * vector_bytes());
     const std::vector<char> otherwise = Encode(default_vector);
     RowIds rows(keys.size(), 12345);
-    table_->Lookup(*exec_, Pack(keys).data(), keys.size(), ++tick_,
-                   default_vector.empty() ? nullptr : otherwise.data(), encoded.data(),
-                   rows.data());
+    table_->Lookup(*exec_, Pack(keys), ++tick_, default_vector.empty() ? nullptr : otherwise.data(),
+                   encoded.data(), rows.data());
     if (rows_out != nullptr) *rows_out = rows;
     return Decode(encoded);
   }
   Status TryFindOrInsert(const Keys& keys, RowIds* rows) {
     rows->assign(keys.size(), 12345);
-    return table_->FindOrInsert(*exec_, Pack(keys).data(), keys.size(), ++tick_, rows->data());
+    return table_->FindOrInsert(*exec_, Pack(keys), ++tick_, rows->data());
   }
   RowIds FindOrInsert(const Keys& keys) {
     RowIds rows;
@@ -173,51 +181,48 @@ class Subject {
   Floats LookupOrInsert(const Keys& keys, RowIds* rows_out = nullptr) {
     std::vector<char> encoded(keys.size() * vector_bytes());
     RowIds rows(keys.size(), 12345);
-    const Status status = table_->LookupOrInsert(*exec_, Pack(keys).data(), keys.size(), ++tick_,
-                                                 encoded.data(), rows.data());
+    const Status status =
+        table_->LookupOrInsert(*exec_, Pack(keys), ++tick_, encoded.data(), rows.data());
     EXPECT_TRUE(status.ok()) << status.message();
     if (rows_out != nullptr) *rows_out = rows;
     return Decode(encoded);
   }
   Status TryUpsert(const Keys& keys, const Floats& vectors) {
-    return table_->Upsert(*exec_, Pack(keys).data(), keys.size(), Encode(vectors).data(), ++tick_);
+    return table_->Upsert(*exec_, Pack(keys), Encode(vectors).data(), ++tick_);
   }
   void Upsert(const Keys& keys, const Floats& vectors) {
     const Status status = TryUpsert(keys, vectors);
     EXPECT_TRUE(status.ok()) << status.message();
   }
   Status TryAccumulate(const Keys& keys, const Floats& deltas) {
-    return table_->Accumulate(*exec_, Pack(keys).data(), keys.size(), deltas.data(), ++tick_);
+    return table_->Accumulate(*exec_, Pack(keys), deltas.data(), ++tick_);
   }
-  // Every call is a new step, unless it names one (here and in Apply).
+  // If `step` is 0, every call is a new step (here and in Apply).
   Status TryWriteRows(const Keys& keys, const Floats& vectors, const Floats& state, bool insert,
                       uint64_t step = 0) {
     const Tick tick = ++tick_;
-    return table_->WriteRows(*exec_, Pack(keys).data(), keys.size(), vectors.data(), state.data(),
-                             insert, step != 0 ? step : tick, tick);
+    return table_->WriteRows(*exec_, Pack(keys), vectors.data(), state.data(), insert,
+                             step != 0 ? step : tick, tick);
   }
   uint64_t salt() const { return Table::SaltOf(table_->options()); }
   Status Clear() { return table_->Clear(*exec_, ++tick_); }
-  size_t Erase(const Keys& keys) {
-    return table_->Erase(*exec_, Pack(keys).data(), keys.size(), ++tick_);
-  }
+  size_t Erase(const Keys& keys) { return table_->Erase(*exec_, Pack(keys), ++tick_); }
   void Apply(const RowOptimizer& optimizer, const Keys& keys, const RowIds& rows,
              const Floats& gradients, uint64_t step = 0) {
-    const std::vector<char> packed = Pack(keys);
+    const PackedKeys packed = Pack(keys);
     const Tick tick = ++tick_;
     table_->BeginBatch(*exec_, tick, keys.size());
     exec_->ParallelFor(keys.size(), 64, [&](size_t begin, size_t end) {
-      table_->ApplyRange(*exec_, optimizer, packed.data(), rows.data(), gradients.data(), begin,
-                         end, step != 0 ? step : tick, tick);
+      table_->ApplyRange(*exec_, optimizer, packed, rows.data(), gradients.data(), begin, end,
+                         step != 0 ? step : tick, tick);
     });
   }
-  // The vectors of keys, zeros for those without a row; not an access.
+  // The vectors of keys; zeros for keys without a row. Not an access.
   Floats Read(const Keys& keys, Floats* state_out = nullptr) const {
     Floats vectors(keys.size() * static_cast<size_t>(dim()), -77.0f);
     Floats state(keys.size() * static_cast<size_t>(state_width()) + 1, -77.0f);
     const std::unique_ptr<bool[]> found(new bool[keys.size() + 1]);
-    table_->ReadRows(*exec_, Pack(keys).data(), keys.size(), vectors.data(), state.data(),
-                     found.get());
+    table_->ReadRows(*exec_, Pack(keys), vectors.data(), state.data(), found.get());
     state.pop_back();
     if (state_out != nullptr) *state_out = state;
     return vectors;
@@ -264,22 +269,22 @@ class Subject {
   Tick tick_ = 0;
 };
 
-// The parts of a config that test bodies use.
+// The properties of a config that test bodies use.
 class TableFixture : public ::testing::Test {
  public:
-  // Why such tables cannot exist here; empty if they can.
+  // The reason why this machine cannot have such tables; empty if it can.
   virtual std::string missing() const { return ""; }
   void SetUp() override {
     if (!missing().empty()) GTEST_SKIP() << missing();
   }
   virtual KeyType key_type() const = 0;
   virtual DType dtype() const = 0;
-  // How many times slower the work per key is than on the host. Scaled(n, least) is the number of
-  // keys that a test should use.
+  // The time per key, as a multiple of the time on the host. Tests use Scaled(n, least) keys, where
+  // n is enough on the host.
   virtual size_t slowness() const = 0;
-  // The index is one ring (cc/device/flat_index.h), not segments that split.
+  // Whether the index is one ring (cc/device/flat_index.h) instead of segments that split.
   virtual bool flat() const { return false; }
-  // A live row may get another id, so ApplyRange looks up keys again.
+  // Whether a live row may get another id. ApplyRange then looks up keys again.
   virtual bool rows_move() const { return false; }
   virtual Status Make(const TableOptions& options, std::unique_ptr<Table>* table) const = 0;
   virtual Exec& exec() = 0;

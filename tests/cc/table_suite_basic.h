@@ -1,4 +1,4 @@
-// The single operations, on small tables and unusual keys.
+// Each operation alone, on small tables and unusual keys.
 #ifndef DYNEMB_TESTS_CC_TABLE_SUITE_BASIC_H_
 #define DYNEMB_TESTS_CC_TABLE_SUITE_BASIC_H_
 
@@ -38,7 +38,7 @@ TABLE_TEST(TableBasic, EmptyBatch) {
   t.Check();
 }
 
-// No key is reserved, whatever its bits: extremes, powers of two, their negatives, neighbors.
+// No key is reserved: extremes, powers of two, their negatives, and the neighbors of these.
 TABLE_TEST(TableBasic, EveryKeyIsLegal) {
   Keys keys = {0, ~0ull, 1ull << 63, ~(1ull << 63), 0xFFFFFFFFu, 0x7FFFFFFFu, 0x80000000u};
   for (int bit = 0; bit<64; bit += f.slowness()> 1 ? 9 : 1) {
@@ -47,7 +47,7 @@ TABLE_TEST(TableBasic, EveryKeyIsLegal) {
       keys.push_back(0 - (1ull << bit) + static_cast<uint64_t>(off));
     }
   }
-  // Keys whose hash is all zeros or all ones, if the key type is wide enough to have them.
+  // The key whose MixKey is 0, if the key type is wide enough to have it.
   keys.push_back(0 - 0x9E3779B97F4A7C15ull);
   Subject t = f.Create();
   for (uint64_t& key : keys) key = t.Narrow(key);
@@ -66,7 +66,8 @@ TABLE_TEST(TableBasic, EveryKeyIsLegal) {
   EXPECT_EQ(t.size(), 0u);
 }
 
-// Regular keys must be spread: progressions of any step, keys that agree in their low or high bits.
+// Regular keys are spread, too: progressions of various steps, and keys that agree in their low or
+// high bits.
 TABLE_TEST(TableBasic, AdversarialKeys) {
   const size_t n = f.Scaled(6000, 25);
   for (const uint64_t step : {1ull, 64ull, 1024ull, 1ull << 16, 1ull << 32, 1ull << 50, 0x10001ull,
@@ -136,7 +137,7 @@ TABLE_TEST(TableBasic, InitialVectorsDependOnSeedKeyAndColumnOnly) {
   Subject t = f.Create();
   const Floats first = t.LookupOrInsert(keys);
   EXPECT_EQ(first, f.InitialVectors(t, keys));
-  // Another table, in reverse order, in several batches.
+  // The keys in reverse order and in several batches, in another table.
   Subject u = f.Create();
   Keys backwards(keys.rbegin(), keys.rend());
   for (size_t i = 0; i < backwards.size(); i += 1 + i / 2) {
@@ -145,7 +146,7 @@ TABLE_TEST(TableBasic, InitialVectorsDependOnSeedKeyAndColumnOnly) {
   }
   u.FindOrInsert(backwards);
   EXPECT_EQ(u.Read(keys), first);
-  // After an update and an erasure, the key starts again with its initial vector.
+  // After an update and an erasure, a key gets its initial vector again.
   t.Upsert(keys, Floats(first.size(), 3.0f));
   EXPECT_EQ(t.Erase(keys), keys.size());
   EXPECT_EQ(t.LookupOrInsert(keys), first);
@@ -154,7 +155,7 @@ TABLE_TEST(TableBasic, InitialVectorsDependOnSeedKeyAndColumnOnly) {
   options.seed = 43;
   Subject v = f.Create(options);
   EXPECT_NE(v.LookupOrInsert(keys), first);
-  // Columns and keys differ.
+  // The values of columns and keys differ.
   EXPECT_GT(std::unordered_set<float>(first.begin(), first.end()).size(),
             std::min<size_t>(first.size() * 6 / 10, 150));
 }
@@ -166,7 +167,7 @@ TABLE_TEST(TableBasic, UpsertLastOfRepeatsWins) {
   t.Upsert({1, 2, 1, 4, 4}, {13, 22, 14, 40, 41});  // some exist
   EXPECT_EQ(t.Read({1, 2, 3, 4}), (Floats{14, 22, 30, 41}));
   t.Check();
-  // Long enough for several ranges and workers; the same key far apart.
+  // Long enough for several ranges of work and workers; repeats of a key are far apart.
   const size_t n = f.Scaled(30000, 100);
   Keys keys;
   Floats values;
@@ -250,7 +251,7 @@ TABLE_TEST(TableBasic, AttachStateKeepsVectorsAndRows) {
   Floats state;
   t.Read({keys[0]}, &state);
   EXPECT_EQ(state, (Floats{4, 5, 6}));
-  // The same name with another width drops state, and so does the same width with another name.
+  // State of another name is dropped, even if its width is the same.
   ASSERT_TRUE(t->AttachState(t.exec(), {"e", {3}, {-1.0f}}).ok());
   t.Read({keys[0]}, &state);
   EXPECT_EQ(state, (Floats{-1, -1, -1}));
@@ -265,14 +266,14 @@ TABLE_TEST(TableBasic, EraseAndReuse) {
   for (size_t i = 0; i < n; ++i) (i % 2 == 0 ? even : odd).push_back(keys[i]);
   Keys twice = odd;
   twice.insert(twice.end(), odd.begin(), odd.end());
-  EXPECT_EQ(t.Erase(twice), odd.size());  // a repeated key exists only once
+  EXPECT_EQ(t.Erase(twice), odd.size());  // a repeated key counts once
   t.Check();
   EXPECT_EQ(t.Erase(odd), 0u);
   EXPECT_EQ(t.CountContained(odd), 0u);
   EXPECT_EQ(t.CountContained(even), even.size());
   EXPECT_EQ(t.size(), even.size());
   EXPECT_EQ(t.stats().erased, odd.size());
-  // Freed rows are used again before new ones.
+  // Freed rows are reused before new ones.
   const uint64_t bytes = t.stats().row_bytes;
   const RowIds rows = t.FindOrInsert(Scattered(1000000, odd.size()));
   EXPECT_LT(*std::max_element(rows.begin(), rows.end()), n);

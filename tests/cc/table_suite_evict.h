@@ -22,7 +22,7 @@ inline Keys Part(const Keys& keys, size_t begin, size_t n) {
               keys.begin() + static_cast<int64_t>(std::min(keys.size(), begin + n)));
 }
 
-// Batches of every size up to the capacity, in tables of every small size.
+// Batches of random sizes up to the capacity, in tables of several capacities.
 TABLE_TEST(TableEvict, BatchAlwaysFits) {
   for (const size_t capacity : {size_t{1}, size_t{2}, size_t{7}, size_t{8}, f.Scaled(100, 12),
                                 f.Scaled(449, 9), f.Scaled(2000, 10)}) {
@@ -59,22 +59,22 @@ TABLE_TEST(TableEvict, VictimsAreOld) {
   t.FindOrInsert(Scattered(10000000, n));
   t.Check();
   const std::vector<char> found = t.Contains(keys);
-  double rank = 0;
-  double oldest = 0;
+  double sum = 0;
+  double newest = 0;
   size_t gone = 0;
   for (size_t i = 0; i < keys.size(); ++i) {
     if (found[i]) continue;
     ++gone;
-    rank += static_cast<double>(i) / static_cast<double>(capacity);
-    oldest = std::max(oldest, static_cast<double>(i) / static_cast<double>(capacity));
+    sum += static_cast<double>(i) / static_cast<double>(capacity);
+    newest = std::max(newest, static_cast<double>(i) / static_cast<double>(capacity));
   }
   ASSERT_EQ(gone, n);
-  // True LRU: a mean of 0.05 and a maximum of 0.1; random victims: 0.5 and 1.
-  EXPECT_LT(rank / static_cast<double>(gone), 0.12);
-  EXPECT_LT(oldest, 0.8);
+  // Exact LRU has a mean of 0.05 and a maximum of 0.1; random victims have 0.5 and 1.
+  EXPECT_LT(sum / static_cast<double>(gone), 0.12);
+  EXPECT_LT(newest, 0.8);
 }
 
-// Rows that any kind of read or write accesses stay, while a stream of other keys is inserted.
+// Rows that are read or written, by any call, stay while a stream of other keys is inserted.
 TABLE_TEST(TableEvict, HotKeysSurvive) {
   const size_t capacity = f.Scaled(5000, 40);
   Subject t = f.Create(Bounded(f, capacity, 1));
@@ -115,7 +115,7 @@ TABLE_TEST(TableEvict, HotKeysSurvive) {
 }
 
 // Contains, ReadRows and Export are not accesses: rows that only these read are evicted first.
-TABLE_TEST(TableEvict, LookingOnIsNoAccess) {
+TABLE_TEST(TableEvict, InspectionIsNoAccess) {
   Subject t = f.Create(Bounded(f, 20, 1));
   const Keys watched = Scattered(1, 10), used = Scattered(100, 10);
   t.FindOrInsert(watched);
@@ -129,8 +129,8 @@ TABLE_TEST(TableEvict, LookingOnIsNoAccess) {
   EXPECT_EQ(t.CountContained(used), 10u);
 }
 
-// A key that gets the row of an evicted key never gets its state.
-TABLE_TEST(TableEvict, RowsComeBackAsNew) {
+// A key that gets the row of an evicted key gets initial values, not the old ones.
+TABLE_TEST(TableEvict, ReusedRowsAreInitialized) {
   const size_t capacity = f.Scaled(600, 12);
   Subject t = f.Create(Bounded(f, capacity, 2));
   ASSERT_TRUE(t->AttachState(t.exec(), {"s", {2, 1}, {0.25f, 4.0f}}).ok());
@@ -147,13 +147,13 @@ TABLE_TEST(TableEvict, RowsComeBackAsNew) {
           << round;
     }
     for (const Exported& row : t.Export()) {
-      ASSERT_EQ(static_cast<Tick>(row.update), t.tick());  // inserting is the first update
+      ASSERT_EQ(static_cast<Tick>(row.update), t.tick());  // the insertion is the first update
     }
     ASSERT_TRUE(
         t.TryWriteRows(keys, Floats(2 * capacity, 7.0f), Floats(3 * capacity, 8.0f), false).ok());
     t.Check();
   }
-  // Other calls that reuse the row of an evicted key.
+  // An upsert that reuses the rows of evicted keys.
   t.Upsert(a, Floats(2 * capacity, 3.0f));
   Floats state;
   t.Read({a[0]}, &state);
@@ -161,7 +161,7 @@ TABLE_TEST(TableEvict, RowsComeBackAsNew) {
   EXPECT_EQ(t.stats().evictions, 4 * capacity);
 }
 
-TABLE_TEST(TableEvict, TooMuchIsRefusedWhole) {
+TABLE_TEST(TableEvict, OversizedBatchChangesNothing) {
   const size_t capacity = f.Scaled(1000, 20);
   for (const bool full : {true, false}) {
     Subject t = f.Create(Bounded(f, capacity, 1));
@@ -169,7 +169,7 @@ TABLE_TEST(TableEvict, TooMuchIsRefusedWhole) {
     const Keys there = Scattered(1, held);
     t.FindOrInsert(there);
     const std::vector<Exported> before = t.Export();
-    Keys a_bit_too_many = Scattered(1000000, capacity - held + 1);  // besides all existing keys
+    Keys a_bit_too_many = Scattered(1000000, capacity - held + 1);  // and all existing keys
     a_bit_too_many.insert(a_bit_too_many.end(), there.begin(), there.end());
     const Keys far_too_many = Scattered(1000000, capacity + 1);
     for (const Keys& keys : {a_bit_too_many, far_too_many}) {
@@ -191,7 +191,7 @@ TABLE_TEST(TableEvict, TooMuchIsRefusedWhole) {
     }
     EXPECT_EQ(t.stats().evictions, 0u);
     EXPECT_GT(t.stats().refused, 0u);
-    // The keys for which there is room still fit, repeated or not.
+    // A batch of `capacity` distinct keys still fits, even with repeats.
     Keys all = Scattered(1000000, capacity);
     all.insert(all.end(), all.begin(), all.end());
     t.FindOrInsert(all);
@@ -250,7 +250,7 @@ TABLE_TEST(TableEvict, StrategyNone) {
 }
 
 // Keys of one segment need more victims than that segment has.
-TABLE_TEST(TableEvict, OneSegmentTakesFromOthers) {
+TABLE_TEST(TableEvict, OneSegmentEvictsFromOthers) {
   if (f.key_type() == KeyType::kInt32) GTEST_SKIP() << "needs keys of 64 bits";
   if (f.slowness() > 200) GTEST_SKIP() << "too slow for a whole emulated warp";
   for (const bool crowded : {false, true}) {
@@ -269,8 +269,9 @@ TABLE_TEST(TableEvict, OneSegmentTakesFromOthers) {
 }
 
 REGISTER_TYPED_TEST_SUITE_P(TableEvict, BatchAlwaysFits, VictimsAreOld, HotKeysSurvive,
-                            LookingOnIsNoAccess, RowsComeBackAsNew, TooMuchIsRefusedWhole,
-                            RepeatsAtCapacity, StrategyNone, OneSegmentTakesFromOthers);
+                            InspectionIsNoAccess, ReusedRowsAreInitialized,
+                            OversizedBatchChangesNothing, RepeatsAtCapacity, StrategyNone,
+                            OneSegmentEvictsFromOthers);
 
 }  // namespace testing_table
 }  // namespace dynemb

@@ -41,14 +41,14 @@ TABLE_TEST(TableGradient, UpdatesVectorAndState) {
   EXPECT_EQ(t.stats().dropped_gradients, 0u);
 }
 
-// Only the range [begin, end) is applied.
+// Only the gradients [begin, end) are applied.
 TABLE_TEST(TableGradient, RangeIsRespected) {
   Subject t = f.Create(f.Options(1));
   const Keys keys = Scattered(1, 40);
   t.Upsert(keys, Floats(40, 0.0f));
   const RowIds rows = t.Find(keys);
   const Floats gradients(40, -1.0f);
-  t->ApplyRange(t.exec(), Sgd(1, 1), t.Pack(keys).data(), rows.data(), gradients.data(), 10, 25, 1,
+  t->ApplyRange(t.exec(), Sgd(1, 1), t.Pack(keys), rows.data(), gradients.data(), 10, 25, 1,
                 t.tick() + 1);
   const Floats got = t.Read(keys);
   for (size_t i = 0; i < 40; ++i) EXPECT_EQ(got[i], i >= 10 && i < 25 ? 1.0f : 0.0f) << i;
@@ -106,7 +106,7 @@ TABLE_TEST(TableGradient, GarbageRowIdsAreHarmless) {
   t.Apply(Sgd(1, 1), keys, garbage, Floats(64, 1.0f));
   t.Apply(Sgd(1, 1), {0xABCDEF}, {rows[0]}, {1});
   if (f.rows_move()) {
-    EXPECT_EQ(t.stats().dropped_gradients, 2u);  // the row that was not found, and the unknown key
+    EXPECT_EQ(t.stats().dropped_gradients, 2u);  // the key with kNoRow, and the unknown key
     const Floats initial = f.InitialVectors(t, keys), now = t.Read(keys);
     EXPECT_EQ(now[0], initial[0]);
     for (size_t i = 1; i < now.size(); ++i) ASSERT_NEAR(now[i], initial[i] - 1, 0.02) << i;
@@ -129,7 +129,7 @@ TABLE_TEST(TableGradient, NonfiniteIsAppliedAndCounted) {
   const float inf = std::numeric_limits<float>::infinity();
   const float nan = std::numeric_limits<float>::quiet_NaN();
   t.Apply(Sgd(1, 2), {1, 2, 3, 4}, rows, {nan, nan, 1, -inf, 1, 1, nan, 0});
-  EXPECT_EQ(t.stats().nonfinite_gradients, 3u);  // rows, not numbers
+  EXPECT_EQ(t.stats().nonfinite_gradients, 3u);  // rows, not elements
   const Floats got = t.Read({1, 2, 3, 4});
   EXPECT_TRUE(std::isnan(got[0]) && std::isnan(got[1]));
   EXPECT_EQ(got[2], 0.0f);
@@ -174,23 +174,23 @@ TABLE_TEST(TableGradient, SmallUpdatesAddUp) {
     double sum = 0;
     for (float value : got) sum += (value - 1.0f) / ulp;
     const double cells = static_cast<double>(got.size());
-    // Two steps up a round with probability 1/16 in each cell: five standard deviations of the
-    // mean.
+    // Each round has two updates, which each round an element up with probability 1/16. The
+    // tolerance is five standard deviations of the mean.
     const double deviation = std::sqrt(2.0 * rounds * (1 / 16.0) * (15 / 16.0) / cells);
     EXPECT_NEAR(sum / cells, rounds / 8.0, 5 * deviation);
     EXPECT_GT(std::unordered_set<float>(got.begin(), got.end()).size(),
-              4u);  // cells are independent
+              4u);  // elements are rounded independently
   }
 }
 
-// Reads, evictions elsewhere and other batches change the tick, but no bit of any rounding.
-TABLE_TEST(TableGradient, RoundingGoesByTheStep) {
+// Rounding depends on the step, not on the tick: batches that only read change no bit of it.
+TABLE_TEST(TableGradient, RoundingDependsOnTheStep) {
   if (f.dtype() == DType::kFloat32) GTEST_SKIP() << "float32 is not rounded";
   const float ulp = UlpOfOne(f.dtype());
   const size_t n = f.Scaled(64, 16);
   const Keys keys = Scattered(1, n);
   const Floats ones(4 * n, 1.0f), up(4 * n, ulp / 2), down(4 * n, -ulp / 2);
-  // The rows after each update of a table, with `reads` in between.
+  // The vectors after each update of a table, with `reads` lookups before each update.
   const auto train = [&](int reads, uint64_t first_step) {
     std::vector<Floats> seen;
     Subject t = f.Create(f.Options(4));
@@ -216,12 +216,12 @@ TABLE_TEST(TableGradient, RoundingGoesByTheStep) {
   const std::vector<Floats> plain = train(0, 1);
   EXPECT_EQ(train(1, 1), plain);
   EXPECT_EQ(train(3, 1), plain);
-  // Other steps have other bits, even if they differ only beyond float32.
+  // Other steps have other random bits, even steps that are equal as float32.
   const uint64_t large = uint64_t{1} << 24;
   const Floats at = train(0, large)[0], after = train(0, large + 1)[0];
   EXPECT_NE(at, plain[0]);
   EXPECT_NE(at, after);
-  // Each addition has different random bits.
+  // Each call of Accumulate has other random bits.
   Subject t = f.Create(f.Options(4));
   std::vector<Floats> added;
   for (int i = 0; i < 2; ++i) {
@@ -232,7 +232,7 @@ TABLE_TEST(TableGradient, RoundingGoesByTheStep) {
   EXPECT_NE(added[0], added[1]);
 }
 
-// Additions are rounded by their number, and a refused call is none.
+// The number of earlier calls of Accumulate determines the rounding. Refused calls do not count.
 TABLE_TEST(TableGradient, RefusedAdditionsAreNotCounted) {
   TableOptions options = f.Options(32);
   options.max_capacity = 4;
@@ -288,7 +288,7 @@ TABLE_TEST(TableGradient, RoundingIsWithinOneUlp) {
 REGISTER_TYPED_TEST_SUITE_P(TableGradient, RefusedAdditionsAreNotCounted, UpdatesVectorAndState,
                             RangeIsRespected, StaleRowsAreDroppedAndCounted,
                             GarbageRowIdsAreHarmless, NonfiniteIsAppliedAndCounted,
-                            SmallUpdatesAddUp, RoundingGoesByTheStep, RoundingIsWithinOneUlp);
+                            SmallUpdatesAddUp, RoundingDependsOnTheStep, RoundingIsWithinOneUlp);
 
 }  // namespace testing_table
 }  // namespace dynemb

@@ -22,8 +22,8 @@ TABLE_TEST(TableGrow, RowIdsAndVectorsStay) {
     const size_t end = std::min(n, rows.size() + size);
     const Keys batch(keys.begin() + static_cast<int64_t>(rows.size()),
                      keys.begin() + static_cast<int64_t>(end));
-    const RowIds made = t.FindOrInsert(batch);
-    rows.insert(rows.end(), made.begin(), made.end());
+    const RowIds added = t.FindOrInsert(batch);
+    rows.insert(rows.end(), added.begin(), added.end());
     t.Check();
     ASSERT_EQ(t.size(), rows.size());
     const Keys so_far(keys.begin(), keys.begin() + static_cast<int64_t>(rows.size()));
@@ -36,7 +36,7 @@ TABLE_TEST(TableGrow, RowIdsAndVectorsStay) {
   EXPECT_EQ(t.Read(keys), f.InitialVectors(t, keys));
 }
 
-TABLE_TEST(TableGrow, PresizingChangesNothingButTheCost) {
+TABLE_TEST(TableGrow, PresizingChangesOnlyTheCost) {
   const size_t n = f.Scaled(100000, f.slowness() > 200 ? 100 : 450);
   Subject small = f.Create(f.Options(1));
   TableOptions options = f.Options(1);
@@ -61,7 +61,7 @@ TABLE_TEST(TableGrow, PresizingChangesNothingButTheCost) {
 // The same calls give the same table, including row ids, on any Exec.
 TABLE_TEST(TableGrow, ExecDoesNotMatter) {
   if (f.slowness() > 1)
-    GTEST_SKIP() << "teams of emulated warps compete: content is not determined";
+    GTEST_SKIP() << "teams of emulated warps race, so the contents of the table vary";
   SerialExec serial;
   TableOptions options = f.Options(2);
   options.max_capacity = static_cast<int64_t>(f.Scaled(20000, 300));
@@ -99,8 +99,8 @@ TABLE_TEST(TableGrow, ExecDoesNotMatter) {
   EXPECT_EQ(t.stats().evictions, u.stats().evictions);
 }
 
-// Every key finds a place, whatever bits hashes have in common: here 32 bits, or almost all.
-TABLE_TEST(TableGrow, KeysOfOnePrefixAreTaken) {
+// Every key gets a slot, even if all hashes agree in 32 bits, or in almost all bits.
+TABLE_TEST(TableGrow, KeysOfOnePrefixAreInserted) {
   if (f.key_type() == KeyType::kInt32) GTEST_SKIP() << "needs keys of 64 bits";
   for (const bool crowded : {false, true}) {
     Subject t = f.Create(f.Options(1));
@@ -118,7 +118,7 @@ TABLE_TEST(TableGrow, KeysOfOnePrefixAreTaken) {
     EXPECT_EQ(t.Find(flood), rows);
     EXPECT_EQ(t.Find(good), good_rows);
     EXPECT_EQ(t.Read(flood), f.InitialVectors(t, flood));
-    // No more slots than for any other keys.
+    // Such keys do not make the index large: the load is above 1/4.
     if (t.size() > 1000) {
       EXPECT_GT(4 * t.size(), t.stats().slots);
     }
@@ -145,7 +145,7 @@ TABLE_TEST(TableGrow, KeysOfOnePrefixEvict) {
   const auto most = static_cast<size_t>(options.max_capacity);
   t.FindOrInsert(Scattered(1, most));
   EXPECT_EQ(t.size(), most);
-  // The number of rows of the table, so that almost all rows must come from other segments.
+  // max_capacity keys, so that almost all rows must come from other segments.
   const Keys flood = SamePrefix(t.salt(), 0x2468ACEu, most, false);
   const RowIds rows = t.FindOrInsert(flood);
   t.Check();
@@ -158,7 +158,7 @@ TABLE_TEST(TableGrow, KeysOfOnePrefixEvict) {
   EXPECT_EQ(t.CountContained(others), most);
 }
 
-// Average load and bytes of metadata per row, at many sizes.
+// Load and bytes of metadata per row, at many sizes.
 TABLE_TEST(TableGrow, LoadAndMetadata) {
   if (f.slowness() > 2) GTEST_SKIP() << "too slow for the emulated warp";
   Subject t = f.Create(f.Options(8));  // rows of at least 16 bytes waste nothing on alignment
@@ -175,7 +175,7 @@ TABLE_TEST(TableGrow, LoadAndMetadata) {
   }
 }
 
-// A batch that repeats one key many times has one key. (Padding ids look like this.)
+// A batch that repeats one key, as padding ids do, needs space for one key.
 TABLE_TEST(TableGrow, RepeatsDoNotGrowTheIndex) {
   Subject t = f.Create(f.Options(1));
   const RowIds rows = t.FindOrInsert(Keys(f.Scaled(100000, 400), 7));
@@ -213,14 +213,14 @@ TABLE_TEST(TableGrow, CrowdedBucketOverflowsAndRecovers) {
   t.FindOrInsert(odd);
   t.Check();
   EXPECT_EQ(t.CountContained(keys), n);
-  t.FindOrInsert(Scattered(1, f.Scaled(5000, 100)));  // splits repair the sticky counts
+  t.FindOrInsert(Scattered(1, f.Scaled(5000, 100)));  // splits repair sticky overflow counts
   t.Check();
   EXPECT_EQ(t.CountContained(keys), n);
 }
 
-REGISTER_TYPED_TEST_SUITE_P(TableGrow, RowIdsAndVectorsStay, PresizingChangesNothingButTheCost,
+REGISTER_TYPED_TEST_SUITE_P(TableGrow, RowIdsAndVectorsStay, PresizingChangesOnlyTheCost,
                             ExecDoesNotMatter, LoadAndMetadata, RepeatsDoNotGrowTheIndex,
-                            CrowdedBucketOverflowsAndRecovers, KeysOfOnePrefixAreTaken,
+                            CrowdedBucketOverflowsAndRecovers, KeysOfOnePrefixAreInserted,
                             KeysOfOnePrefixEvict);
 
 }  // namespace testing_table

@@ -1,4 +1,4 @@
-// Random sequences of all operations, compared with Model after every step.
+// Random sequences of all operations, compared with Model.
 #ifndef DYNEMB_TESTS_CC_TABLE_SUITE_RANDOM_H_
 #define DYNEMB_TESTS_CC_TABLE_SUITE_RANDOM_H_
 
@@ -278,7 +278,7 @@ TABLE_TEST(TableRandom, AtMaxCapacity) {
         .Run();
   }
 }
-// Batches of one to three keys in a table of three rows.
+// Batches of at most three keys in a table of three rows.
 TABLE_TEST(TableRandom, Tiny) {
   for (uint64_t seed = 1; seed <= f.Scaled(3); ++seed) {
     RandomWalk(f, {seed, f.Scaled(400, 20), 3, 9, 3}).Run();

@@ -11,9 +11,9 @@ template <class Config>
 class TableTime : public TableSuite<Config> {};
 TYPED_TEST_SUITE_P(TableTime);
 
-// Rows that a call updates, and no others, are in an export since the tick before the call. An
-// export since the tick of the call does not have them.
-TABLE_TEST(TableTime, SinceIsExactlyWhatWasUpdatedAfter) {
+// An export since the tick before a call has exactly the rows that the call updates. An export
+// since the tick of the call has none.
+TABLE_TEST(TableTime, ExportHasExactlyTheUpdatedRows) {
   Subject t = f.Create(f.Options(1));
   const RowOptimizer sgd(OptimizerKind::kSgd, {}, Hyper(), 1);
   const auto updated = [&](const Keys& want, const char* call) {
@@ -51,7 +51,7 @@ TABLE_TEST(TableTime, SinceIsExactlyWhatWasUpdatedAfter) {
   t.Check();
 }
 
-TABLE_TEST(TableTime, ExportInChunksIsComplete) {
+TABLE_TEST(TableTime, ExportWithALimitIsComplete) {
   Subject t = f.Create(f.Options(1));
   const Keys keys = Scattered(1, f.Scaled(2000, 40));
   t.FindOrInsert(keys);
@@ -65,15 +65,15 @@ TABLE_TEST(TableTime, ExportInChunksIsComplete) {
       EXPECT_TRUE(t.Export(since, limit) == whole) << limit;
     }
   }
-  // A cursor past the end, as erasing may leave it.
+  // A cursor past the end.
   EXPECT_EQ(t->PlanExport(t.exec(), 1u << 30, 10, 0).next_cursor, -1);
   EXPECT_TRUE(t->PlanExport(t.exec(), 1u << 30, 10, 0).rows.empty());
   // Null outputs are skipped.
   t->Export(t.exec(), t->PlanExport(t.exec(), 0, 10, 0), nullptr, nullptr, nullptr, nullptr);
 }
 
-// Ticks pass 2^32 in steps; the order of times must survive each sweep.
-TABLE_TEST(TableTime, StampsRunOut) {
+// Ticks pass 2^32 in jumps. Each sweep must keep the order of times.
+TABLE_TEST(TableTime, SweepsKeepTheOrderOfTimes) {
   constexpr Tick k32 = Tick{1} << 32;
   for (const Tick start : {k32 - 70000, Tick{0}, k32 - 3, 3 * k32 + 17}) {
     if (f.slowness() > 1 && start != k32 - 70000) continue;
@@ -105,7 +105,7 @@ TABLE_TEST(TableTime, StampsRunOut) {
       const Keys got = t.ExportedKeys(first);
       if (jump < k32 / 2) {
         EXPECT_EQ(got, expected) << start << " +" << jump;
-      } else {  // its stamp was clamped: there may be more rows, but none may be missing
+      } else {  // `first` is not exact: there may be more rows, but none is missing
         EXPECT_TRUE(std::includes(got.begin(), got.end(), expected.begin(), expected.end()));
       }
       EXPECT_EQ(t.size(), 21u);
@@ -113,13 +113,13 @@ TABLE_TEST(TableTime, StampsRunOut) {
         EXPECT_GT(static_cast<Tick>(row.update), first);
         EXPECT_LE(static_cast<Tick>(row.update), t.tick());
       }
-      // `a` is the oldest and is evicted first; then all earlier keys that were not accessed since.
+      // The keys of `a` are the oldest, and are evicted.
       t.FindOrInsert(Scattered(300, 7));
       t.Check();
       EXPECT_EQ(t.CountContained(a), 0u) << start << " +" << jump;
       EXPECT_EQ(t.CountContained(b), 7u);
       EXPECT_EQ(t.CountContained(c), 7u);
-      t.FindOrInsert(a);  // the old keys of the next round, instead of b
+      t.FindOrInsert(a);  // evicts b; these are the old keys of the next round
       EXPECT_EQ(t.CountContained(b), 0u) << start << " +" << jump;
       t.Erase(c);
       t.Erase(Scattered(300, 7));
@@ -127,8 +127,8 @@ TABLE_TEST(TableTime, StampsRunOut) {
   }
 }
 
-// Times that are a whole window apart: all rows are then equally old, but none is lost or
-// considered new.
+// The tick jumps by more than a window. All earlier rows are then equally old, but no row is lost
+// or counts as new.
 TABLE_TEST(TableTime, FarJump) {
   TableOptions options = f.Options(1);
   options.max_capacity = 20;
@@ -151,8 +151,8 @@ TABLE_TEST(TableTime, FarJump) {
   EXPECT_EQ(t.size(), 20u);
 }
 
-// Reads do not sweep. They may come when ticks have already left the window.
-TABLE_TEST(TableTime, ReadsPastTheLastStamp) {
+// Reads do not sweep. They may run when ticks have already left the window.
+TABLE_TEST(TableTime, ReadsPastTheWindow) {
   TableOptions options = f.Options(1);
   options.max_capacity = 20;
   Subject t = f.Create(options);
@@ -183,9 +183,9 @@ TABLE_TEST(TableTime, FreedRowsStayFree) {
   EXPECT_EQ(t.CountContained(keys), 4u);
 }
 
-// Random calls with random pauses, against ticks of 64 bits: an export since a tick has every row
-// that was updated after it, and no other if the tick is among the last 2^31.
-TABLE_TEST(TableTime, ExportsAreExactWhileTheClockGoesOn) {
+// Random calls with random jumps of the tick, compared with 64-bit ticks. An export since a tick
+// has every row that was updated after it, and no other row if the tick is among the last 2^31.
+TABLE_TEST(TableTime, ExportsAreExactAtAnyTick) {
   Subject t = f.Create(f.Options(1));
   Random random(17);
   std::unordered_map<uint64_t, Tick> updated;
@@ -232,9 +232,9 @@ TABLE_TEST(TableTime, ExportsAreExactWhileTheClockGoesOn) {
   }
 }
 
-REGISTER_TYPED_TEST_SUITE_P(TableTime, SinceIsExactlyWhatWasUpdatedAfter, ExportInChunksIsComplete,
-                            StampsRunOut, FarJump, ReadsPastTheLastStamp, FreedRowsStayFree,
-                            ExportsAreExactWhileTheClockGoesOn);
+REGISTER_TYPED_TEST_SUITE_P(TableTime, ExportHasExactlyTheUpdatedRows, ExportWithALimitIsComplete,
+                            SweepsKeepTheOrderOfTimes, FarJump, ReadsPastTheWindow,
+                            FreedRowsStayFree, ExportsAreExactAtAnyTick);
 
 }  // namespace testing_table
 }  // namespace dynemb

@@ -41,7 +41,7 @@ void ExpectRefused(const TableOptions& options, const std::string& name, const s
   EXPECT_EQ(table, nullptr);
 }
 
-TEST(TableOptions, BadOnesAreNamed) {
+TEST(TableOptions, InvalidOptionsAreNamed) {
   const auto change = [](auto field, auto value) {
     TableOptions options = GoodOptions();
     options.*field = value;
@@ -68,7 +68,7 @@ TEST(TableOptions, BadOnesAreNamed) {
                 "stddev", "-2");
 }
 
-TEST(TableOptions, GoodOnesAreKept) {
+TEST(TableOptions, ValidOptionsAreKept) {
   TableOptions options = GoodOptions();
   options.max_load_factor = 0.95;
   options.max_capacity = options.init_capacity = 1;
@@ -83,8 +83,7 @@ TEST(TableOptions, GoodOnesAreKept) {
   EXPECT_EQ(table->layout().state_width, 0);
 }
 
-// The promise of design.md: at most 32 bytes a row beside vector and state, here at sizes up to a
-// million.
+// The bound of design.md: at most 32 bytes of metadata per row, at sizes up to a million rows.
 TEST(TableMemory, MetadataOfAMillionRows) {
   TableOptions options = GoodOptions();
   options.init_capacity = 1;

@@ -12,7 +12,7 @@
 namespace dynemb {
 namespace {
 
-TEST(TasksTest, RangesCoverEveryTaskOnceAndAreOfItsGrain) {
+TEST(TasksTest, RangesCoverEachTaskOnceInItsGrain) {
   std::mt19937_64 random(1);
   for (int round = 0; round < 200; ++round) {
     std::vector<size_t> sizes(random() % 20), grains(sizes.size());
@@ -38,7 +38,7 @@ TEST(TasksTest, RangesCoverEveryTaskOnceAndAreOfItsGrain) {
   }
 }
 
-TEST(TasksTest, EachTaskIsDoneOnce) {
+TEST(TasksTest, EachTaskRunsOnce) {
   std::mt19937_64 random(2);
   for (size_t tasks : {0, 1, 2, 5, 100}) {
     for (bool empty : {true, false}) {
@@ -57,16 +57,16 @@ TEST(TasksTest, EachTaskIsDoneOnce) {
   }
 }
 
-// So that a small table's arrays stay in one core's cache, and a large one does not wait for one
+// A small table's arrays then stay in one core's cache, and a large table does not wait for one
 // core.
-TEST(TasksTest, LargeTasksAreDoneByAllThreadsAndSmallOnesByOne) {
+TEST(TasksTest, LargeTasksUseAllThreadsAndSmallOnesUseOne) {
   ThreadsExec exec(4);
   std::vector<size_t> sizes(100, 10);
   sizes[7] = sizes[50] = 100000;
   std::vector<size_t> threads(sizes.size());
   ForEachTask(exec, sizes, [&](Exec& e, size_t t) { threads[t] = e.parallelism(); });
   for (size_t t = 0; t < sizes.size(); ++t) EXPECT_EQ(threads[t], sizes[t] == 10 ? 1u : 4u) << t;
-  // One task alone is never small.
+  // A single task is never small.
   ForEachTask(exec, {3}, [&](Exec& e, size_t) { threads[0] = e.parallelism(); });
   EXPECT_EQ(threads[0], 4u);
 }

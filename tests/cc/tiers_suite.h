@@ -1,9 +1,9 @@
-// The contract suite of tables with two tiers: it checks which rows are in which tier, which rows
-// move, and that nothing else changes. Typed by a Maker, which has
+// The contract suite of tables with two tiers: the tier of each row, the rows that move, and that
+// nothing else changes. Typed by a Maker, which has
 //
 //   static Status Make(options, table)
-//   kSlowness      how many times slower it is than simulated threads
-//   Missing()      why there can be no tables here; empty if there can
+//   kSlowness      the time per key, as a multiple of the time on simulated threads
+//   Missing()      the reason why this machine cannot have such tables; empty if it can
 #ifndef DYNEMB_TESTS_CC_TIERS_SUITE_H_
 #define DYNEMB_TESTS_CC_TIERS_SUITE_H_
 
@@ -58,7 +58,7 @@ inline void Promote(Subject& t) {
   EXPECT_TRUE(status.ok()) << status.message();
 }
 
-// Draws ranks with probability proportional to rank^-exponent, by inverting their cumulative sum.
+// Draws ranks with probability proportional to rank^-exponent, by inverting the cumulative sum.
 class Zipf {
  public:
   Zipf(size_t n, double exponent) : sums_(n) {
@@ -79,7 +79,7 @@ class Zipf {
   std::vector<double> sums_;
 };
 
-TYPED_TEST_P(Tiers, RowsFillTheDeviceFirst) {
+TYPED_TEST_P(Tiers, RowsFillTheDeviceTierFirst) {
   SerialExec exec;
   Subject t = this->Make(TierOptions(4), 100, &exec);
   t.FindOrInsert(Progression(0, 60));
@@ -93,9 +93,9 @@ TYPED_TEST_P(Tiers, RowsFillTheDeviceFirst) {
   t.Check();
 }
 
-// The bytes of the device tier are a limit for rows with their state. When rows get a state, those
-// that no longer fit are in the host tier afterwards.
-TYPED_TEST_P(Tiers, StateTakesRoomOfTheDevice) {
+// The bytes of the device tier limit its rows with their state. When rows get state, the rows that
+// no longer fit move to the host tier.
+TYPED_TEST_P(Tiers, StateUsesRoomOfTheDeviceTier) {
   SerialExec exec;
   Subject t = this->Make(TierOptions(4), 100, &exec);
   const Keys keys = Progression(0, 150);
@@ -112,7 +112,7 @@ TYPED_TEST_P(Tiers, StateTakesRoomOfTheDevice) {
   t.Check();
 }
 
-TYPED_TEST_P(Tiers, HotRowsComeToTheDevice) {
+TYPED_TEST_P(Tiers, HotRowsArePromoted) {
   SerialExec exec;
   Subject t = this->Make(TierOptions(4), 100, &exec);
   const Keys cold = Progression(0, 100), hot = Progression(1000, 50);
@@ -135,8 +135,8 @@ TYPED_TEST_P(Tiers, HotRowsComeToTheDevice) {
   EXPECT_EQ(t.CountContained(cold), 100u);
 }
 
-// Reading rows once each, as a scan or an export for serving does, moves nothing.
-TYPED_TEST_P(Tiers, ScanMovesNothing) {
+// A scan that reads each row once, such as an export for serving, moves no row.
+TYPED_TEST_P(Tiers, ScanMovesNoRow) {
   SerialExec exec;
   Subject t = this->Make(TierOptions(4), 100, &exec);
   const Keys hot = Progression(0, 100);
@@ -154,7 +154,7 @@ TYPED_TEST_P(Tiers, ScanMovesNothing) {
 }
 
 // A candidate that is erased, or whose row is given to another key, is not promoted.
-TYPED_TEST_P(Tiers, CandidatesMayBeGone) {
+TYPED_TEST_P(Tiers, ErasedCandidatesAreNotPromoted) {
   SerialExec exec;
   Subject t = this->Make(TierOptions(4), 10, &exec);
   t.FindOrInsert(Progression(0, 10));
@@ -172,7 +172,7 @@ TYPED_TEST_P(Tiers, CandidatesMayBeGone) {
   EXPECT_GT(t.stats().promotions, 0u);
 }
 
-TYPED_TEST_P(Tiers, NothingInTheDevice) {
+TYPED_TEST_P(Tiers, DeviceTierOfNoRows) {
   SerialExec exec;
   Subject t = this->Make(TierOptions(4), 0, &exec);
   t.FindOrInsert(Progression(0, 50));
@@ -183,8 +183,8 @@ TYPED_TEST_P(Tiers, NothingInTheDevice) {
   t.Check();
 }
 
-// A table of four times its device tier trains to the same bits as one that fits, and as a host
-// table: with lookups, gradients, upserts, erasures, and rows that move between any two of these.
+// A table four times as large as its device tier trains to the same bits as a table that fits, and
+// as a host table. Rows move between lookups, gradients and erasures.
 TYPED_TEST_P(Tiers, TrainsToTheSameBits) {
   const size_t steps = TypeParam::kSlowness > 1 ? 8 : 60;
   const size_t keys_each = TypeParam::kSlowness > 1 ? 60 : 2000;
@@ -217,7 +217,7 @@ TYPED_TEST_P(Tiers, TrainsToTheSameBits) {
     const RowOptimizer adam(OptimizerKind::kAdam, flags, hyper, 8);
     for (Subject* t : {&host, &fits, &hybrid}) {
       const RowIds rows = t->FindOrInsert(keys);
-      if (step % 3 != 0) Promote(*t);  // between forward and backward: found rows have moved
+      if (step % 3 != 0) Promote(*t);  // between forward and backward: moves rows that were found
       t->Apply(adam, keys, rows, gradients);
       if (step % 3 != 1) Promote(*t);
       if (step % 4 == 0) t->Erase(gone);
@@ -241,8 +241,8 @@ TYPED_TEST_P(Tiers, TrainsToTheSameBits) {
   hybrid.Check();
 }
 
-// Ten million random operations on keys: every row is in one tier, and has the vector that was last
-// written to its key.
+// Random batches with ten million keys in all, fewer where that would be slow. Each key has a row
+// in one tier, with the vector that was last written to it.
 TYPED_TEST_P(Tiers, RandomStateMachine) {
   const size_t operations = TypeParam::kSlowness > 1 ? 20000 : kSanitized ? 200000 : 10000000;
   constexpr size_t kBatch = TypeParam::kSlowness > 1 ? 100 : 1000;
@@ -290,10 +290,11 @@ TYPED_TEST_P(Tiers, RandomStateMachine) {
   EXPECT_GT(t.stats().promotions, operations / 2000);
 }
 
-// Under zipf(1.05), 85% of the reads hit a device tier of a tenth of the rows. The ideal, with the
-// most frequent rows always in the device tier, is 88.4%.
+// Under zipf(1.05), at least 85% of the reads hit a device tier of a tenth of the rows. The ideal,
+// with the most frequent rows always in the device tier, is 88.4%.
 TYPED_TEST_P(Tiers, HitRateUnderZipf) {
-  if (kSanitized || TypeParam::kSlowness > 1) GTEST_SKIP() << "slow, and the same elsewhere";
+  if (kSanitized || TypeParam::kSlowness > 1)
+    GTEST_SKIP() << "slow, and the hit rate is the same on simulated threads";
   constexpr size_t kRows = 1000000;
   constexpr size_t kBatch = 65536;
   ThreadsExec exec(2);
@@ -326,9 +327,9 @@ TYPED_TEST_P(Tiers, HitRateUnderZipf) {
   t.Check();
 }
 
-REGISTER_TYPED_TEST_SUITE_P(Tiers, RowsFillTheDeviceFirst, StateTakesRoomOfTheDevice,
-                            HotRowsComeToTheDevice, ScanMovesNothing, CandidatesMayBeGone,
-                            NothingInTheDevice, TrainsToTheSameBits, RandomStateMachine,
+REGISTER_TYPED_TEST_SUITE_P(Tiers, RowsFillTheDeviceTierFirst, StateUsesRoomOfTheDeviceTier,
+                            HotRowsArePromoted, ScanMovesNoRow, ErasedCandidatesAreNotPromoted,
+                            DeviceTierOfNoRows, TrainsToTheSameBits, RandomStateMachine,
                             HitRateUnderZipf);
 
 }  // namespace testing_table

@@ -21,14 +21,14 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kMax = std::numeric_limits<float>::max();
-constexpr float kMin = std::numeric_limits<float>::min();  // the least normal one
+constexpr float kMin = std::numeric_limits<float>::min();  // the least normal number
 constexpr float kTiny = std::numeric_limits<float>::denorm_min();
-// A row whose largest element is smaller arrives as zeros.
+// A row whose largest magnitude is smaller arrives as zeros.
 constexpr double kUnderflow = 127 * 0x1p-125;
 
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBfloat16};
 
-// One table's rows of `dim`, through the wire as int8, with what was on it.
+// The rows of one table, sent as int8: their values before and after, and the message.
 struct Sent {
   std::vector<float> sent, arrived;
   std::vector<float> scales;  // [rows]
@@ -56,9 +56,9 @@ Sent Send(DType dtype, int64_t dim, const std::vector<float>& x) {
   return result;
 }
 
-// What wire.h promises for rows that are finite.
+// Checks the bound of wire.h for finite rows.
 void CheckBound(DType dtype, int64_t dim, const Sent& s) {
-  // What rounding to the table's own type, at the end, may add.
+  // The error that the final rounding to the table's type may add.
   const double relative = dtype == DType::kFloat32   ? 0
                           : dtype == DType::kFloat16 ? std::ldexp(1, -11)
                                                      : std::ldexp(1, -8);
@@ -79,7 +79,7 @@ void CheckBound(DType dtype, int64_t dim, const Sent& s) {
     for (size_t i = row * d; i < (row + 1) * d; ++i) {
       ASSERT_GE(s.q[i], -127);
       const double x = s.sent[i];
-      // The quotient is rounded, so what is half-way may go either side: 2^-16 of a scale.
+      // The quotient x / scale is rounded first, which may add an error of 2^-16 of the scale.
       ASSERT_NEAR(double{s.scales[row]} * s.q[i], x, scale * (0.5 + std::ldexp(1, -16)));
       ASSERT_NEAR(s.arrived[i], x,
                   scale * (0.5 + std::ldexp(1, -16)) + std::abs(x) * relative * 1.01 + absolute)
@@ -91,14 +91,14 @@ void CheckBound(DType dtype, int64_t dim, const Sent& s) {
   }
 }
 
-TEST(WireInt8Test, ErrsByHalfAScaleAtMost) {
+TEST(WireInt8Test, ErrorIsAtMostHalfTheScale) {
   std::mt19937_64 random(2);
   std::normal_distribution<float> normal;
   for (DType dtype : kDTypes) {
     for (int64_t dim : {1, 2, 3, 4, 5, 8, 16, 17, 33, 64, 100, 128, 257, 300, 1000}) {
       std::vector<float> x;
       for (int row = 0; row < 40; ++row) {
-        // Of any size that the types can hold, large and small elements in one row too.
+        // Rows of many magnitudes, with large and small elements in one row.
         const float size = std::ldexp(1.0f, static_cast<int>(random() % 20) - 10);
         for (int64_t c = 0; c < dim; ++c) {
           x.push_back(size * normal(random) * (random() % 4 == 0 ? 1e-2f : 1.0f));
@@ -110,7 +110,7 @@ TEST(WireInt8Test, ErrsByHalfAScaleAtMost) {
   }
 }
 
-// Over all exponents: no quotient, scale or product overflows on its own.
+// All exponents: no quotient, scale or product overflows.
 TEST(WireInt8Test, AnyMagnitude) {
   std::mt19937_64 random(3);
   std::vector<float> x;
@@ -126,7 +126,7 @@ TEST(WireInt8Test, AnyMagnitude) {
   ASSERT_NO_FATAL_FAILURE(CheckBound(DType::kFloat32, 5, Send(DType::kFloat32, 5, x)));
 }
 
-TEST(WireInt8Test, TheLargestFloatsStayFinite) {
+TEST(WireInt8Test, LargestFloatsStayFinite) {
   std::vector<float> x;
   float largest = kMax;
   for (int i = 0; i < 1000; ++i) {
@@ -154,9 +154,9 @@ TEST(WireInt8Test, ZerosAndDenormals) {
                                 -0.0f,  0.0f,   -0.0f,      // of either sign
                                 kTiny,  -kTiny, 0.0f,       // denormals
                                 kMin,   kTiny,  -kMin / 2,  // and the least normal
-                                below,  0.0f,   -below,     // just arrives as zeros
+                                below,  0.0f,   -below,     // the largest row that arrives as zeros
                                 1.0f,   kTiny,  -kMin,      // small beside large
-                                -least, kTiny,  least / 2,  // the least that does not
+                                -least, kTiny,  least / 2,  // the least row that does not
                                 least,  kMin,   -kTiny};
   const Sent s = Send(DType::kFloat32, 3, x);
   ASSERT_NO_FATAL_FAILURE(CheckBound(DType::kFloat32, 3, s));
@@ -165,13 +165,13 @@ TEST(WireInt8Test, ZerosAndDenormals) {
 }
 
 #if defined(__SSE2__)
-// TensorFlow's threads treat denormals as zeros, the caller's may not.
-TEST(WireInt8Test, TheBitsDoNotDependOnTheDenormalMode) {
+// TensorFlow's threads treat denormals as zeros. The caller's thread may not.
+TEST(WireInt8Test, BitsDoNotDependOnTheDenormalMode) {
   std::mt19937_64 random(5);
   Rows rows = MakeRows({{DType::kFloat32, 6, WireType::kInt8}}, {20000}, &random);
   auto* const x = reinterpret_cast<float*>(rows.vectors[0].data());
   for (size_t i = 0; i < 120000; ++i) {
-    // Where elements, scales or what is multiplied by them may be denormal.
+    // Magnitudes at which elements, scales or products may be denormal.
     const double mantissa = static_cast<double>(random() >> 12) * 0x1p-51 - 1;
     x[i] = static_cast<float>(std::ldexp(mantissa, static_cast<int>(random() % 30) - 140));
   }
@@ -194,8 +194,8 @@ TEST(WireInt8Test, TheBitsDoNotDependOnTheDenormalMode) {
 }
 #endif
 
-// So that training sees that something is wrong, as it does without a narrow wire.
-TEST(WireInt8Test, RowsThatAreNotFiniteArriveAsNan) {
+// Rows that are not finite are visible to training, as they are without a narrow wire type.
+TEST(WireInt8Test, NonfiniteRowsArriveAsNan) {
   std::mt19937_64 random(4);
   std::normal_distribution<float> normal;
   const float bad[] = {kNan, -kNan, HUGE_VALF, -HUGE_VALF};
@@ -206,7 +206,7 @@ TEST(WireInt8Test, RowsThatAreNotFiniteArriveAsNan) {
       for (size_t row = 0; row < 40; ++row) {
         for (size_t c = 0; c < d; ++c) x.push_back(normal(random));
         if (row % 2 == 0) x[row * d + random() % d] = bad[row / 2 % 4];
-        // Together with each other, and in a row of zeros.
+        // Also two in one row, and one in a row of zeros.
         if (row % 8 == 4) x[row * d + random() % d] = bad[random() % 4];
         if (row % 16 == 6) {
           std::fill_n(x.begin() + static_cast<ptrdiff_t>(row * d), d, 0.0f);
@@ -218,7 +218,7 @@ TEST(WireInt8Test, RowsThatAreNotFiniteArriveAsNan) {
         bool all_finite = true;
         for (size_t c = 0; c < d; ++c) all_finite &= std::isfinite(s.sent[row * d + c]);
         ASSERT_EQ(all_finite, row % 2 == 1);
-        // The same NaN, whichever ones there were.
+        // The NaN is the same for all inputs.
         ASSERT_TRUE(all_finite || FloatBits(s.scales[row]) == 0x7FFFFFFFu);
         for (size_t c = 0; c < d; ++c) {
           ASSERT_EQ(std::isnan(s.arrived[row * d + c]), !all_finite)
@@ -238,7 +238,7 @@ TEST(WireInt8Test, TiesGoToEven) {
   EXPECT_EQ(s.q, (std::vector<int8_t>{127, 0, 2, 2, 4, 126, 0, -2, -2, -4, -126}));
 }
 
-TEST(WireInt8Test, RowsDoNotDependOnEachOther) {
+TEST(WireInt8Test, RowsAreIndependent) {
   const std::vector<float> x = {1, -127, 1e30f, -1e28f, 0, 0, kNan, 1, 1e-20f, 5e-21f, 254, 3};
   const Sent together = Send(DType::kFloat32, 2, x);
   for (size_t row = 0; row < 6; ++row) {

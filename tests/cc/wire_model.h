@@ -1,4 +1,4 @@
-// Random rows of several tables, and their way through the wire. For wire_test and wire_int8_test.
+// Random rows of several tables, packed and unpacked. For the tests of the wire.
 #ifndef DYNEMB_TESTS_CC_WIRE_MODEL_H_
 #define DYNEMB_TESTS_CC_WIRE_MODEL_H_
 
@@ -23,7 +23,7 @@ struct Rows {
   std::vector<std::vector<char>> vectors;  // of each table
 };
 
-// Of random bits.
+// Rows of random bits.
 inline Rows MakeRows(const std::vector<WireTable>& tables, const std::vector<int64_t>& counts,
                      std::mt19937_64* random) {
   Rows rows;
@@ -57,8 +57,9 @@ inline Rows RandomRows(size_t tables, uint32_t ranks, uint64_t most, std::mt1993
   return rows;
 }
 
-// By every Exec, with the same bits; neither side writes or reads outside its memory, and every
-// word and element is written. `words` may be null.
+// Packs and unpacks the rows with every Exec. All must give the same bits, and write every word and
+// element. The arrays have no spare room, so sanitizers detect accesses outside them. `words` may
+// be null.
 inline void PackAndUnpack(const Rows& rows, std::vector<int32_t>* words,
                           std::vector<std::vector<char>>* unpacked) {
   WireLayout layout;
@@ -74,7 +75,7 @@ inline void PackAndUnpack(const Rows& rows, std::vector<int32_t>* words,
   }
   std::vector<int32_t> first;
   ForEachExec([&](Exec& exec) {
-    // What was there before differs from run to run.
+    // The previous contents of the memory differ between Execs.
     const size_t threads = exec.parallelism();
     const auto fill = static_cast<char>(0xA0 + threads);
     const size_t n = layout.num_words();

@@ -24,7 +24,7 @@ constexpr WireType kWires[] = {WireType::kSame, WireType::kFloat16, WireType::kB
                                WireType::kInt8};
 constexpr int64_t kDims[] = {1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64, 65, 127, 128, 257, 300};
 
-// Words by the table in wire.h.
+// The number of words, by the table in wire.h.
 size_t ExpectedWords(const WireTable& t, size_t rows) {
   const size_t elements = rows * static_cast<size_t>(t.dim);
   if (t.wire == WireType::kInt8) return rows + (elements + 3) / 4;
@@ -32,9 +32,9 @@ size_t ExpectedWords(const WireTable& t, size_t rows) {
   return (elements + 1) / 2;
 }
 
-TEST(WireTest, SectionsFollowEachOtherTableByTableAndRankByRank) {
+TEST(WireTest, SectionsAreOrderedByRankAndTable) {
   std::mt19937_64 random(1);
-  WireLayout layout;  // one for all
+  WireLayout layout;  // reused in all rounds
   for (int round = 0; round < 300; ++round) {
     const Rows rows = RandomRows(random() % 6, 1 + random() % 5, 30, &random);
     ASSERT_TRUE(layout.Init(rows.tables, rows.counts.data(), rows.ranks, rows.self).ok());
@@ -67,7 +67,7 @@ TEST(WireTest, SameKeepsEveryBit) {
   for (int64_t dim : kDims) {
     for (DType dtype : kDTypes) {
       SCOPED_TRACE(testing::Message() << "dim " << dim << ", dtype " << int(dtype));
-      // Every pattern may occur, NaNs with any payload too.
+      // All bit patterns may occur, including NaNs with any payload.
       Rows rows = MakeRows({{dtype, dim, WireType::kSame}}, {0, 7, 1, 0, 300}, &random);
       std::vector<std::vector<char>> unpacked;
       ASSERT_NO_FATAL_FAILURE(PackAndUnpack(rows, nullptr, &unpacked));
@@ -76,7 +76,7 @@ TEST(WireTest, SameKeepsEveryBit) {
   }
 }
 
-// Not even rounded.
+// Rows that a rank sends to itself are not rounded.
 TEST(WireTest, OwnRowsKeepEveryBit) {
   std::mt19937_64 random(7);
   for (WireType wire : kWires) {
@@ -90,8 +90,8 @@ TEST(WireTest, OwnRowsKeepEveryBit) {
   }
 }
 
-// As it is, a 16-bit vector is no longer than as the other 16-bit type, and exact.
-TEST(WireTest, NarrowTablesTravelAsTheyAre) {
+// In its own type, a 16-bit vector is exact, and not longer than in the other 16-bit type.
+TEST(WireTest, NarrowTablesAreSentUnchanged) {
   std::mt19937_64 random(3);
   for (DType dtype : {DType::kFloat16, DType::kBfloat16}) {
     for (WireType wire : {WireType::kFloat16, WireType::kBfloat16}) {
@@ -116,7 +116,7 @@ void CheckNearest(WireType wire) {
     Rows rows = MakeRows({{DType::kFloat32, dim, wire}}, {5, 0, 200}, &random);
     auto* const x = reinterpret_cast<float*>(rows.vectors[0].data());
     const auto n = static_cast<size_t>(205 * dim);
-    // Besides any patterns: usual values, ties, and what each format cannot hold.
+    // Besides random patterns: usual values, ties, and values that a format cannot hold.
     std::normal_distribution<float> normal;
     const float special[] = {0.0f,       -0.0f,
                              1.0f,       HUGE_VALF,
@@ -149,12 +149,12 @@ void CheckNearest(WireType wire) {
 TEST(WireTest, Float16RoundsToNearest) { CheckNearest<DType::kFloat16>(WireType::kFloat16); }
 TEST(WireTest, Bfloat16RoundsToNearest) { CheckNearest<DType::kBfloat16>(WireType::kBfloat16); }
 
-// PackAndUnpack checks the words' edges and that threads give the same bits.
+// PackAndUnpack checks that all words are written, and that all Execs give the same bits.
 TEST(WireTest, ManyTablesOfAllKinds) {
   std::mt19937_64 random(5);
   for (int round = 0; round < 60; ++round) {
     SCOPED_TRACE(testing::Message() << "round " << round);
-    // Some of more rows than a piece of work has.
+    // Some tables have more rows than one range of work.
     const Rows rows =
         RandomRows(random() % 7, 1 + random() % 6, round % 4 == 0 ? 4000 : 40, &random);
     std::vector<std::vector<char>> unpacked;
@@ -167,7 +167,7 @@ TEST(WireTest, ManyTablesOfAllKinds) {
   }
 }
 
-// What is sent must be defined, and not what lay in the memory before.
+// Every byte of a message is defined, not left from earlier contents of the memory.
 TEST(WireTest, PaddingIsZero) {
   std::mt19937_64 random(6);
   for (DType dtype : kDTypes) {
@@ -216,7 +216,7 @@ TEST(WireTest, TypesHaveNames) {
   }
 }
 
-TEST(WireTest, CountsThatNoMessageHasAreRefused) {
+TEST(WireTest, ImpossibleCountsAreRefused) {
   WireLayout layout;
   const auto init = [&](const WireTable& table, const std::vector<int64_t>& counts) {
     return layout.Init({table}, counts.data(), static_cast<uint32_t>(counts.size()));
@@ -232,7 +232,7 @@ TEST(WireTest, CountsThatNoMessageHasAreRefused) {
   const Status status = init(floats, {1, int64_t{1} << 29});
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
-  // Sizes in bytes that wrap around to something small.
+  // Counts whose sizes in bytes would wrap around to small numbers.
   for (WireType wire : kWires) {
     for (DType dtype : kDTypes) {
       for (int64_t dim : {int64_t{1}, int64_t{4}, int64_t{3}, int64_t{1} << 20}) {

@@ -1,5 +1,5 @@
-// What CudaDevice promises beyond device.h: what it says where there is no GPU, that giving work
-// does not wait, what failures leave behind, and how it treats threads and streams of others.
+// The contract of CudaDevice beyond device.h: its errors without a GPU, calls that do not wait, the
+// state after failures, and its treatment of other threads and streams.
 #include <cuda.h>
 
 #include <algorithm>
@@ -30,14 +30,14 @@ class CudaDeviceTest : public DeviceSuite<CudaSetup> {};
 
 // Without a GPU
 
-TEST(CudaDeviceGetTest, AnErrorSaysWhatIsMissing) {
+TEST(CudaDeviceGetTest, ErrorNamesWhatIsMissing) {
   CudaDevice* device = nullptr;
   const Status status = CudaDevice::Get(0, &device);
   if (status.ok()) GTEST_SKIP() << "there is a GPU";
   EXPECT_EQ(status.code(), Code::kFailedPrecondition);
   EXPECT_EQ(device, nullptr);
   EXPECT_NE(status.message().find("NVIDIA driver"), std::string::npos) << status.message();
-  // Nothing was made: asking again gives the same answer.
+  // No device was created: a second call returns the same error.
   EXPECT_EQ(CudaDevice::Get(0, &device).message(), status.message());
 }
 
@@ -49,7 +49,7 @@ TEST(CudaDeviceGetTest, StreamOfAnExec) {
   EXPECT_EQ(CudaDevice::StreamOf(serial), nullptr);
 }
 
-TEST(CudaDeviceSessionTest, ATeamHasAThreadForEachQuad) {
+TEST(CudaDeviceSessionTest, TeamHasOneThreadPerQuad) {
   const auto width = [](size_t quads) { return CudaDevice::Session::RowWidth(quads); };
   for (const size_t quads : {0, 1, 4}) EXPECT_EQ(width(quads), 4u) << quads;
   for (const size_t quads : {5, 8}) EXPECT_EQ(width(quads), 8u) << quads;
@@ -57,9 +57,9 @@ TEST(CudaDeviceSessionTest, ATeamHasAThreadForEachQuad) {
   for (const size_t quads : {17, 32, 33, 1000}) EXPECT_EQ(width(quads), 32u) << quads;
 }
 
-// With one
+// With a GPU
 
-TEST_F(CudaDeviceTest, OneForEachGpu) {
+TEST_F(CudaDeviceTest, OneDevicePerGpu) {
   CudaDevice* again = nullptr;
   ASSERT_TRUE(CudaDevice::Get(0, &again).ok());
   EXPECT_EQ(again, &device());
@@ -73,7 +73,7 @@ TEST_F(CudaDeviceTest, OneForEachGpu) {
   }
 }
 
-TEST_F(CudaDeviceTest, AnArrayThatIsTooLargeFailsAndTheFailureStays) {
+TEST_F(CudaDeviceTest, TooLargeTakeFailsTheSession) {
   for (const size_t n : {device().memory() / 8 + 1, std::numeric_limits<size_t>::max() / 8,
                          std::numeric_limits<size_t>::max()}) {
     const size_t used = device().used();
@@ -82,7 +82,7 @@ TEST_F(CudaDeviceTest, AnArrayThatIsTooLargeFailsAndTheFailureStays) {
       EXPECT_EQ(session.Take<uint64_t>(n), nullptr);
       const Status status = session.status();
       EXPECT_EQ(status.code(), Code::kResourceExhausted);
-      // Nothing is given out any more, not even with addresses that are none.
+      // No more work is given, so invalid addresses are not used.
       session.ForEach(1000, Line{nullptr, 1, 1});
       session.Fill(nullptr, 0, 1000);
       session.ExclusiveSum(nullptr, 1000);
@@ -99,7 +99,7 @@ TEST_F(CudaDeviceTest, AnArrayThatIsTooLargeFailsAndTheFailureStays) {
   }
 }
 
-TEST_F(CudaDeviceTest, TheFirstErrorOfACallStays) {
+TEST_F(CudaDeviceTest, FirstErrorPersists) {
   {
     Session session(device(), CudaSetup::StreamOf(0));
     session.Fill(nullptr, 0, 1000);
@@ -114,10 +114,10 @@ TEST_F(CudaDeviceTest, TheFirstErrorOfACallStays) {
   EXPECT_EQ(next.Synchronize().message(), "");
 }
 
-// A fault in a kernel is the end of the process's GPU, so another process has it.
-TEST_F(CudaDeviceTest, AFaultInAKernelIsFoundBySynchronize) {
+// After a fault in a kernel, the process cannot use the GPU, so the fault is in a child process.
+TEST_F(CudaDeviceTest, SynchronizeReportsKernelFaults) {
   if (std::getenv("DYNEMB_SANITIZE") != nullptr) {
-    GTEST_SKIP() << "a planted fault is not for compute-sanitizer";
+    GTEST_SKIP() << "compute-sanitizer would report the intended fault";
   }
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto fault = [] {
@@ -134,7 +134,7 @@ TEST_F(CudaDeviceTest, GivingWorkDoesNotWait) {
   Range range;
   ASSERT_TRUE(range.Reserve(device(), 256 * kMiB).ok());
   ASSERT_TRUE(range.Commit(4 * kMiB).ok());
-  // The first round loads the kernels and takes the memory.
+  // The first round loads the kernels and allocates the memory.
   for (int round = 0; round < 2; ++round) {
     const CudaDevice::Stream stream = CudaSetup::StreamOf(1);
     Session session(device(), stream);
@@ -162,7 +162,7 @@ TEST_F(CudaDeviceTest, GivingWorkDoesNotWait) {
   }
 }
 
-// Whether the driver waits when memory is mapped is for it to say, so this is apart.
+// Whether mapping memory waits depends on the driver, so this is a separate test.
 TEST_F(CudaDeviceTest, CommitDoesNotWait) {
   Range range;
   ASSERT_TRUE(range.Reserve(device(), 1024 * kMiB).ok());
@@ -178,7 +178,7 @@ TEST_F(CudaDeviceTest, CommitDoesNotWait) {
 }
 
 // New memory is cleared on the device's own stream, which is busy here.
-TEST_F(CudaDeviceTest, OtherStreamsWaitUntilNewMemoryIsClear) {
+TEST_F(CudaDeviceTest, OtherStreamsWaitUntilNewMemoryIsCleared) {
   const size_t words = 2 * kMiB;
   for (int round = 0; round < 5; ++round) {
     {
@@ -206,8 +206,8 @@ TEST_F(CudaDeviceTest, OtherStreamsWaitUntilNewMemoryIsClear) {
   }
 }
 
-// A range that has much asks for more than it needs, and does without where there is less.
-TEST_F(CudaDeviceTest, TheLastMemoryIsGivenToWhoNeedsIt) {
+// A large range commits more memory than is requested, unless too little is left.
+TEST_F(CudaDeviceTest, CommitsAheadOnlyIfThereIsMemory) {
   Range range, other;
   const size_t left = CudaSetup::FreeMemory();
   ASSERT_TRUE(range.Reserve(device(), left).ok());
@@ -238,8 +238,8 @@ TEST_F(CudaDeviceTest, SmallRangesShareMemory) {
   }
 }
 
-TEST_F(CudaDeviceTest, AThreadKeepsTheContextItHad) {
-  (void)CudaSetup::StreamOf(1);  // made here
+TEST_F(CudaDeviceTest, RestoresTheContextOfTheThread) {
+  (void)CudaSetup::StreamOf(1);  // creates the streams on this thread
   std::thread([] {
     const auto current = [] {
       CUcontext context = nullptr;
@@ -261,7 +261,7 @@ TEST_F(CudaDeviceTest, AThreadKeepsTheContextItHad) {
   }).join();
 }
 
-TEST_F(CudaDeviceTest, AForgottenStreamGivesItsWorkspaceBack) {
+TEST_F(CudaDeviceTest, ForgetFreesTheWorkspace) {
   const size_t used = device().used();
   for (int round = 0; round < 20; ++round) {
     cudaStream_t stream = nullptr;
@@ -279,8 +279,8 @@ TEST_F(CudaDeviceTest, AForgottenStreamGivesItsWorkspaceBack) {
   }
 }
 
-// As if it were no more: what is on it by now is somebody else's.
-TEST_F(CudaDeviceTest, NothingIsToWaitForOnAForgottenStream) {
+// A forgotten stream counts as destroyed: later work on it is not waited for.
+TEST_F(CudaDeviceTest, AfterDoesNotWaitForAForgottenStream) {
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
   for (int round = 0; round < 2; ++round) {
@@ -290,7 +290,7 @@ TEST_F(CudaDeviceTest, NothingIsToWaitForOnAForgottenStream) {
       ASSERT_EQ(session.status().message(), "");
     }
     device().Forget(stream);
-    EXPECT_EQ(cudaStreamQuery(stream), cudaSuccess) << "Forget has not waited";
+    EXPECT_EQ(cudaStreamQuery(stream), cudaSuccess) << "Forget did not wait";
     Session session(device(), CudaSetup::StreamOf(1));
     auto* const slow = session.Take<uint32_t>(40);
     ASSERT_EQ(session.Synchronize().message(), "");
@@ -299,7 +299,7 @@ TEST_F(CudaDeviceTest, NothingIsToWaitForOnAForgottenStream) {
     }
     session.After(stream);
     EXPECT_EQ(session.Synchronize().message(), "");
-    EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady) << "After has waited";
+    EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady) << "After waited";
     (void)cudaGetLastError();
     EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
   }

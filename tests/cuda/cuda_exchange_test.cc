@@ -1,4 +1,4 @@
-// The exchange of a GPU.
+// The contract suite of Exchange on a GPU.
 #include "cc/device/cuda_exchange.h"
 
 #include <cstdlib>

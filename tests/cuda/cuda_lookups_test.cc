@@ -32,8 +32,8 @@ struct Cuda : CudaPlace {
 
 INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, LookupsTest, Cuda);
 
-// While the GPU is busy the host gives it step after step: but for the number of unique keys, which
-// it has to wait for, a step of lookups and updates comes back before its work is done.
+// A step of lookups and updates returns before its work is done, even while the GPU is busy. (The
+// test leaves out SumGradients, which waits for the number of unique keys.)
 TEST(CudaLookupsTest, StepsDoNotWait) {
   if (!Cuda::Missing().empty()) GTEST_SKIP() << Cuda::Missing();
   World<Cuda> world;
@@ -66,11 +66,11 @@ TEST(CudaLookupsTest, StepsDoNotWait) {
                            {OptimizerKind::kAdagrad, {}, {}, 1, "adagrad", {0.1f}}, ++tick)
                     .ok());
   };
-  for (int i = 0; i < 8; ++i) run();  // takes the memory that the others use
+  for (int i = 0; i < 8; ++i) run();  // allocates the memory that later steps use
   Succeeds(cudaStreamSynchronize(stream));
   cudaEvent_t begun = nullptr;
   Succeeds(cudaEventCreate(&begun));
-  // Copies that take the GPU far longer than giving out the steps takes the host.
+  // Copies that keep the GPU busy for much longer than the host takes to give it the steps.
   const size_t bytes = size_t{1} << 30;
   char* busy = nullptr;
   Succeeds(cudaMalloc(reinterpret_cast<void**>(&busy), 2 * bytes));
@@ -85,8 +85,8 @@ TEST(CudaLookupsTest, StepsDoNotWait) {
   Succeeds(cudaEventDestroy(begun));
 }
 
-// A table waits for the stream that it was used on last, even if that is no more.
-TEST(CudaLookupsTest, TablesOutliveTheStreamsTheyWereUsedOn) {
+// A table waits for the stream of its last use, even if that has been destroyed.
+TEST(CudaLookupsTest, TablesOutliveTheirStreams) {
   if (!Cuda::Missing().empty()) GTEST_SKIP() << Cuda::Missing();
   CudaDevice* gpu = nullptr;
   ASSERT_TRUE(CudaDevice::Get(0, &gpu).ok());
@@ -100,7 +100,7 @@ TEST(CudaLookupsTest, TablesOutliveTheStreamsTheyWereUsedOn) {
     StreamExec exec(stream);
     Cuda::Arrays arrays;
     RowId* const rows = arrays.Up(std::vector<RowId>(keys.size()));
-    ASSERT_EQ(table->FindOrInsert(exec, arrays.Up(keys), keys.size(), tick, rows).message(), "");
+    ASSERT_EQ(table->FindOrInsert(exec, {arrays.Up(keys), keys.size()}, tick, rows).message(), "");
     gpu->Forget(stream);
     Succeeds(cudaStreamDestroy(stream));
     EXPECT_EQ(table->size(), tick * keys.size());

@@ -29,7 +29,7 @@ struct CudaPlace {
     }
     template <class T>
     T* Up(const std::vector<T>& values) {
-      if (values.empty()) return nullptr;  // as tensors without elements are
+      if (values.empty()) return nullptr;  // like a tensor without elements
       const size_t bytes = values.size() * sizeof(T);
       void* array = nullptr;
       Succeeds(cudaMalloc(&array, bytes));
@@ -49,7 +49,7 @@ struct CudaPlace {
     std::vector<void*> arrays_;
   };
 
-  // Why there is no such place here; empty if there is.
+  // The reason why GPU 0 cannot be used; empty if it can.
   static std::string Missing() {
     CudaDevice* device = nullptr;
     const Status status = CudaDevice::Get(0, &device);

@@ -1,4 +1,4 @@
-// GPU 0 for the contract suite of devices (tests/cc/device_suite.h), and for tests of their own.
+// GPU 0 for the contract suite of devices (tests/cc/device_suite.h), and for other tests.
 #ifndef DYNEMB_TESTS_CUDA_CUDA_SETUP_H_
 #define DYNEMB_TESTS_CUDA_CUDA_SETUP_H_
 
@@ -26,7 +26,7 @@ struct CudaSetup {
     return "no GPU here: " + CudaDevice::Get(0, &device).message();
   }
   static Device::Stream StreamOf(int i) {
-    // Never destroyed, as those of TensorFlow.
+    // Never destroyed, like TensorFlow's streams.
     static const std::array<Device::Stream, 3> streams = [] {
       std::array<Device::Stream, 3> made{};
       for (size_t s = 1; s < made.size(); ++s) {

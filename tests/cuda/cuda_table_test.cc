@@ -10,7 +10,7 @@ namespace dynemb {
 namespace testing_table {
 namespace {
 
-// `kHbmRows`: how many rows without state the device tier holds; -1: all.
+// `kHbmRows`: the number of rows without state that fit in the device tier; -1: all rows.
 template <KeyType kKey, DType kDType, int kHbmRows>
 struct CudaConfig {
   static constexpr KeyType key_type = kKey;

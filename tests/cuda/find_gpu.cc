@@ -1,4 +1,4 @@
-// Prints one line about GPU 0; ends with 77, and says why, if there is none that can be used.
+// Prints one line about GPU 0. Exits with 77, and prints the reason, if it cannot be used.
 #include <cstdio>
 
 #include "cc/device/cuda_device.h"

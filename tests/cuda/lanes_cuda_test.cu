@@ -1,4 +1,4 @@
-// CudaTile at every width, by the kernel that ForRows launches.
+// CudaTile at every width, in the kernel that ForRows launches.
 #include "cc/table/lanes_cuda.cuh"
 #include "tests/cc/device_suite.h"
 #include "tests/cuda/cuda_setup.h"
@@ -6,7 +6,7 @@
 namespace dynemb {
 namespace testing_device {
 
-// A float and a row of 12 bytes come from the leader as well.
+// FromLeader also broadcasts floats and structs of 12 bytes.
 struct LeaderTeam {
   uint32_t* wrong;
   struct Three {

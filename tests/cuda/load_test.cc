@@ -1,5 +1,5 @@
-// A library that links //cc/device:cuda loads where there is no driver, and says so when it is
-// used; with one it runs its kernels.
+// A library that links //cc/device:cuda loads without a driver, and reports the missing driver when
+// it is used. With a driver, it runs its kernels.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 
 namespace {
 
-TEST(LoadTest, ALibraryWithKernelsLoadsWithoutADriver) {
+TEST(LoadTest, LibraryWithKernelsLoadsWithoutADriver) {
   const std::vector<std::string> arguments = ::testing::internal::GetArgvs();
   ASSERT_EQ(arguments.size(), 2u);
   void* const library = dlopen(arguments[1].c_str(), RTLD_NOW | RTLD_LOCAL);

@@ -1,4 +1,4 @@
-// A library with kernels, as the operators' library is one; load_test.cc opens it.
+// A library with kernels, like the library of the operators. load_test.cc loads it.
 #include <cstdint>
 #include <cstdio>
 
@@ -13,7 +13,7 @@ struct Zero {
 
 }  // namespace dynemb
 
-// Launches a kernel on GPU 0. Writes why not into `message`, or nothing.
+// Launches a kernel on GPU 0. Writes the error to `message`, or an empty string.
 extern "C" void DynembRunKernel(char* message, size_t bytes) {
   dynemb::CudaDevice* device = nullptr;
   dynemb::Status status = dynemb::CudaDevice::Get(0, &device);

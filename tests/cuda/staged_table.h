@@ -1,5 +1,5 @@
-// StagedTable: a table in a GPU's memory, for tests that keep their arrays in the host's. Each call
-// copies what it is given to the GPU, waits, and copies back what comes.
+// StagedTable: a table in a GPU's memory, for tests whose arrays are in host memory. Each call
+// copies its arrays to memory that the GPU accesses, waits, and copies the outputs back.
 #ifndef DYNEMB_TESTS_CUDA_STAGED_TABLE_H_
 #define DYNEMB_TESTS_CUDA_STAGED_TABLE_H_
 
@@ -29,7 +29,7 @@ class StagedTable final : public Table {
     return Status();
   }
 
-  // Why there can be no such table here; empty if there can.
+  // The reason why there can be no such table; empty if there can be one.
   static std::string Missing() {
     CudaDevice* device = nullptr;
     const Status status = CudaDevice::Get(0, &device);
@@ -49,75 +49,83 @@ class StagedTable final : public Table {
     return t_->BeginBatch(exec, tick, n);
   }
 
-  void Find(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) override {
+  void Find(Exec& exec, KeySpan keys, Tick tick, RowId* rows) override {
     Staging s;
-    t_->Find(exec, Keys(s, keys, n), n, tick, s.InOut(rows, n));
+    const size_t n = keys.size();
+    t_->Find(exec, Keys(s, keys), tick, s.InOut(rows, n));
   }
-  void Contains(Exec& exec, const void* keys, size_t n, bool* found) const override {
+  void Contains(Exec& exec, KeySpan keys, bool* found) const override {
     Staging s;
-    t_->Contains(exec, Keys(s, keys, n), n, s.InOut(found, n));
+    const size_t n = keys.size();
+    t_->Contains(exec, Keys(s, keys), s.InOut(found, n));
   }
-  void Lookup(Exec& exec, const void* keys, size_t n, Tick tick, const void* default_vector,
-              void* vectors, RowId* rows) override {
+  void Lookup(Exec& exec, KeySpan keys, Tick tick, const void* default_vector, void* vectors,
+              RowId* rows) override {
     Staging s;
+    const size_t n = keys.size();
     const size_t bytes = layout().vector_bytes();
-    t_->Lookup(exec, Keys(s, keys, n), n, tick, s.In(default_vector, bytes),
-               s.InOut(vectors, n * bytes), s.InOut(rows, n));
+    t_->Lookup(exec, Keys(s, keys), tick, s.In(default_vector, bytes), s.InOut(vectors, n * bytes),
+               s.InOut(rows, n));
   }
-  void ReadRows(Exec& exec, const void* keys, size_t n, float* vectors, float* state,
+  void ReadRows(Exec& exec, KeySpan keys, float* vectors, float* state,
                 bool* found) const override {
     Staging s;
-    t_->ReadRows(exec, Keys(s, keys, n), n, s.InOut(vectors, n * Dim()),
-                 s.InOut(state, n * StateWidth()), s.InOut(found, n));
+    const size_t n = keys.size();
+    t_->ReadRows(exec, Keys(s, keys), s.InOut(vectors, n * Dim()), s.InOut(state, n * StateWidth()),
+                 s.InOut(found, n));
   }
   void Changed(Exec& exec, const RowId* rows, const RowId* rows_before, size_t n, Tick since,
                Tick now, bool* changed) const override {
     Staging s;
     t_->Changed(exec, s.In(rows, n), s.In(rows_before, n), n, since, now, s.InOut(changed, n));
   }
-  Status FindOrInsert(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows) override {
+  Status FindOrInsert(Exec& exec, KeySpan keys, Tick tick, RowId* rows) override {
     Staging s;
-    return t_->FindOrInsert(exec, Keys(s, keys, n), n, tick, s.InOut(rows, n));
+    const size_t n = keys.size();
+    return t_->FindOrInsert(exec, Keys(s, keys), tick, s.InOut(rows, n));
   }
-  Status InsertAndEvict(Exec& exec, const void* keys, size_t n, Tick tick, RowId* rows,
+  Status InsertAndEvict(Exec& exec, KeySpan keys, Tick tick, RowId* rows,
                         EvictedRows* evicted) override {
     Staging s;
-    return t_->InsertAndEvict(exec, Keys(s, keys, n), n, tick, s.InOut(rows, n), evicted);
+    const size_t n = keys.size();
+    return t_->InsertAndEvict(exec, Keys(s, keys), tick, s.InOut(rows, n), evicted);
   }
-  Status LookupOrInsert(Exec& exec, const void* keys, size_t n, Tick tick, void* vectors,
-                        RowId* rows) override {
+  Status LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, void* vectors, RowId* rows) override {
     Staging s;
-    return t_->LookupOrInsert(exec, Keys(s, keys, n), n, tick,
+    const size_t n = keys.size();
+    return t_->LookupOrInsert(exec, Keys(s, keys), tick,
                               s.InOut(vectors, n * layout().vector_bytes()), s.InOut(rows, n));
   }
-  Status Upsert(Exec& exec, const void* keys, size_t n, const void* vectors, Tick tick) override {
+  Status Upsert(Exec& exec, KeySpan keys, const void* vectors, Tick tick) override {
     Staging s;
-    return t_->Upsert(exec, Keys(s, keys, n), n, s.In(vectors, n * layout().vector_bytes()), tick);
+    const size_t n = keys.size();
+    return t_->Upsert(exec, Keys(s, keys), s.In(vectors, n * layout().vector_bytes()), tick);
   }
-  Status Accumulate(Exec& exec, const void* keys, size_t n, const float* deltas,
-                    Tick tick) override {
+  Status Accumulate(Exec& exec, KeySpan keys, const float* deltas, Tick tick) override {
     Staging s;
-    return t_->Accumulate(exec, Keys(s, keys, n), n, s.In(deltas, n * Dim()), tick);
+    const size_t n = keys.size();
+    return t_->Accumulate(exec, Keys(s, keys), s.In(deltas, n * Dim()), tick);
   }
-  Status WriteRows(Exec& exec, const void* keys, size_t n, const float* vectors, const float* state,
-                   bool insert, uint64_t step, Tick tick) override {
+  Status WriteRows(Exec& exec, KeySpan keys, const float* vectors, const float* state, bool insert,
+                   uint64_t step, Tick tick) override {
     Staging s;
-    return t_->WriteRows(exec, Keys(s, keys, n), n, s.In(vectors, n * Dim()),
+    const size_t n = keys.size();
+    return t_->WriteRows(exec, Keys(s, keys), s.In(vectors, n * Dim()),
                          s.In(state, n * StateWidth()), insert, step, tick);
   }
-  size_t Erase(Exec& exec, const void* keys, size_t n, Tick tick, bool wipe) override {
+  size_t Erase(Exec& exec, KeySpan keys, Tick tick, bool wipe) override {
     Staging s;
-    return t_->Erase(exec, Keys(s, keys, n), n, tick, wipe);
+    return t_->Erase(exec, Keys(s, keys), tick, wipe);
   }
-  void ApplyRange(Exec& exec, const RowOptimizer& optimizer, const void* keys, const RowId* rows,
+  void ApplyRange(Exec& exec, const RowOptimizer& optimizer, KeySpan keys, const RowId* rows,
                   const float* gradients, size_t begin, size_t end, uint64_t step,
                   Tick tick) override {
     Staging s;
-    t_->ApplyRange(exec, optimizer, Keys(s, keys, end), s.In(rows, end),
-                   s.In(gradients, end * Dim()), begin, end, step, tick);
+    t_->ApplyRange(exec, optimizer, Keys(s, keys), s.In(rows, end), s.In(gradients, end * Dim()),
+                   begin, end, step, tick);
   }
 
-  // These give and take arrays of the host anyway.
+  // The arrays of these calls are in host memory in any case.
   ExportPlan PlanExport(Exec& exec, uint64_t cursor, uint64_t limit, Tick since) const override {
     return t_->PlanExport(exec, cursor, limit, since);
   }
@@ -142,15 +150,15 @@ class StagedTable final : public Table {
   Status LoadRows(Exec& exec, const LoadedRows& rows, Tick tick) override {
     return t_->LoadRows(exec, rows, tick);
   }
-  void Adopt(Table* other, Tick tick) override {
-    t_->Adopt(static_cast<StagedTable*>(other)->t_.get(), tick);
+  void SwapRows(Table* other, Tick tick) override {
+    t_->SwapRows(static_cast<StagedTable*>(other)->t_.get(), tick);
   }
   Status Promote(Exec& exec, Tick tick) override { return t_->Promote(exec, tick); }
   void CheckInvariants() const override { t_->CheckInvariants(); }
 
  private:
-  // Copies of a call's arrays in memory that both sides reach. When it ends, the GPU's work is
-  // waited for, and what was InOut is copied back.
+  // Copies of a call's arrays in memory that both the host and the GPU access. The destructor waits
+  // for the GPU's work, and copies the InOut arrays back.
   class Staging {
    public:
     Staging() = default;
@@ -208,8 +216,8 @@ class StagedTable final : public Table {
     options_ = t_->options();
     state_spec_ = t_->state_spec();
   }
-  const void* Keys(Staging& s, const void* keys, size_t n) const {
-    return s.In(keys, n * layout().key_size);
+  static KeySpan Keys(Staging& s, KeySpan keys) {
+    return {keys.type(), s.In(keys.data(), keys.size() * SizeOf(keys.type())), keys.size()};
   }
   size_t Dim() const { return static_cast<size_t>(layout().dim); }
   size_t StateWidth() const { return static_cast<size_t>(layout().state_width); }

@@ -14,7 +14,7 @@ from parallel import launch
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 
-# Limits in seconds: of one case, and of a launch, which ends its cases earlier if they hang.
+# Limits in seconds for a case and for a launch. A case that hangs is ended by its own limit.
 CASE_LIMIT = 300
 LAUNCH_LIMIT = 7200
 
@@ -28,9 +28,9 @@ class Result:
 
     Attributes:
         outcome: "passed", "skipped" or "failed".
-    text: the reason for skipping it, or the failure and its rank.
-    sections: titles and texts of the output of the ranks.
-    seconds: the time that it took.
+        text: the reason for skipping the case, or the failure and its rank.
+        sections: titles and texts of the output of the ranks.
+        seconds: the duration of the case.
     """
 
     outcome: str
@@ -43,12 +43,12 @@ class Launch:
     """Runs cases.
 
     Args:
-    ranks: the number of ranks.
-    cases: pytest's ids of the cases, relative to `root`.
+        ranks: the number of ranks.
+        cases: pytest's ids of the cases, relative to `root`.
         root: pytest's rootdir.
-    case_limit: the seconds that a case may take on a rank.
-    options: further options for pytest.
-    environment: further environment variables for the ranks.
+        case_limit: the seconds that a case may take on a rank.
+        options: further options for pytest.
+        environment: further environment variables for the ranks.
     """
 
     def __init__(
@@ -84,44 +84,44 @@ class Launch:
 
     def result(self, case: str) -> Result:
         """Combines the results of a case on all ranks."""
-        said = {}
+        reports = {}
         for rank in range(self.ranks):
             path = self._folder / f"{self._number[case]}.{rank}.json"
             if path.exists():
-                said[rank] = json.loads(path.read_text())
-        outcomes = {result["outcome"] for result in said.values()}
-        if len(said) < self.ranks or outcomes not in ({"passed"}, {"skipped"}):
-            outcome, text = "failed", self._failure(said)
+                reports[rank] = json.loads(path.read_text())
+        outcomes = {result["outcome"] for result in reports.values()}
+        if len(reports) < self.ranks or outcomes not in ({"passed"}, {"skipped"}):
+            outcome, text = "failed", self._failure(reports)
         else:
             (outcome,) = outcomes
-            text = said[0]["text"]
+            text = reports[0]["text"]
         return Result(
             outcome,
             text,
             [
                 (f"{title.removeprefix('Captured ')} on rank {rank}", written)
-                for rank, result in said.items()
+                for rank, result in reports.items()
                 for title, written in result["sections"]
             ],
-            max((result["seconds"] for result in said.values()), default=0),
+            max((result["seconds"] for result in reports.values()), default=0),
         )
 
-    def _failure(self, said: dict[int, dict]) -> str:
-        # The first failure comes first: others may be consequences of it.
+    def _failure(self, reports: dict[int, dict]) -> str:
+        # In the order of time: later failures may be consequences of the first.
         ranks_of: dict[str, list[int]] = {}
-        for rank, result in sorted(said.items(), key=lambda pair: pair[1]["time"]):
+        for rank, result in sorted(reports.items(), key=lambda pair: pair[1]["time"]):
             if result["outcome"] == "failed":
                 ranks_of.setdefault(result["text"], []).append(rank)
-        parts = [f"{self._line('failed', who)}\n{text}" for text, who in ranks_of.items()]
-        missing = [rank for rank in range(self.ranks) if rank not in said]
+        parts = [f"{self._line('failed', ranks)}\n{text}" for text, ranks in ranks_of.items()]
+        missing = [rank for rank in range(self.ranks) if rank not in reports]
         if missing:
-            status = "none, it was ended" if self.ended.status is None else self.ended.status
+            status = "none, it took too long" if self.ended.status is None else self.ended.status
             parts.append(
                 f"{self._line('no result', missing)}\nThe launch took {self.ended.seconds:.0f} s; "
                 f"its exit status: {status}; the end of its output:\n{self.ended.tail()}"
             )
         if not parts:
-            outcomes = {rank: result["outcome"] for rank, result in said.items()}
+            outcomes = {rank: result["outcome"] for rank, result in reports.items()}
             parts.append(f"The outcomes of the ranks differ: {outcomes}")
         return "\n".join(parts)
 

@@ -2,9 +2,9 @@
 
     python dump_and_die.py CHAIN REPORTS RANK WHERE
 
-Dumps a base if there is none. Otherwise it dumps another, during which the process of RANK is
-killed: at its third `append`, or before the `rename`; never if WHERE is "never". Survivors report
-how the dump ended.
+Dumps a base. If WHERE is "append" or "rename", the process of RANK is killed at its fourth
+`append`, or before its first `rename`; if WHERE is "never", no process is killed. Each other rank
+writes a report of how the dump ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def killing(function, call):
 
     def killed(*args):
         if next(calls) == call:
-            time.sleep(2)  # by then, the others wait for this rank
+            time.sleep(2)  # until the others wait for this rank
             os.kill(os.getpid(), signal.SIGKILL)
         return function(*args)
 
@@ -38,7 +38,7 @@ def main():
     chain, reports = map(pathlib.Path, sys.argv[1:3])
     dying, where = int(sys.argv[3]), sys.argv[4]
     de.init("horovod")
-    # When a rank has died, horovodrun ends the others. They must write their reports first.
+    # When a rank dies, horovodrun ends the others, which must write their reports first.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     comm = communicator.get()
     rank = Rank(comm, chain)

@@ -1,8 +1,9 @@
 """A plugin for pytest in each rank: runs the cases in the same order, and keeps the ranks in step.
 
-After each case a rank writes a file with its result, and waits for the files of the others; files,
-because Horovod is under test. A rank whose case failed leaves Horovod first, which releases the
-ranks that wait for it in a collective operation. After a failure all ranks restart Horovod.
+After each case a rank writes a file with its result, and waits for the files of the others. Ranks
+use files because Horovod is under test. A rank whose case failed leaves Horovod first, which
+releases the ranks that wait for it in a collective operation. After a failure all ranks restart
+Horovod.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FOLDER = pathlib.Path(os.environ["DYNEMB_LAUNCH"])
 RANK = int(os.environ["HOROVOD_RANK"])
 SIZE = int(os.environ["HOROVOD_SIZE"])
 
-# For the results of the others, in seconds; pytest ends a rank whose case takes so long.
+# The longest wait for the results of the others, in seconds; pytest ends a hanging rank earlier.
 PATIENCE = 1.1 * float(os.environ["DYNEMB_CASE_LIMIT"])
 
 _REPORTS = pytest.StashKey[list[pytest.TestReport]]()
@@ -94,7 +95,7 @@ def pytest_runtest_protocol(item: pytest.Item):
     partial.rename(partial.with_suffix(".json"))
     if "failed" in [_wait_for(number, rank) for rank in range(SIZE)]:
         _leave()
-        # A fresh key: horovodrun may still give ranks of this host the old addresses.
+        # A new key, because horovodrun may still give ranks of this host the old addresses.
         os.environ["HOROVOD_HOSTNAME"] = f"after_case_{number}"
         de.init("horovod")
     return done

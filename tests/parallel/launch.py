@@ -12,7 +12,7 @@ import time
 
 INSTALLED = importlib.util.find_spec("horovod") is not None
 
-# It would import TensorFlow, which takes 3 s, to ask Horovod whether it was built with Gloo.
+# `gloo_built` would import TensorFlow, which takes 3 s, to find out whether Horovod has Gloo.
 HOROVODRUN = """
 import sys
 
@@ -45,10 +45,10 @@ class Ended:
     seconds: float
 
     def tail(self) -> str:
-        """The end of the output, without pytest's traceback above the test."""
+        """Returns the end of the output, without the lines of pytest's own frames."""
         lines = self.output.splitlines()
-        its = [line for line in lines if "/_pytest/" not in line and "/pluggy/" not in line]
-        return "\n".join(its[-60:])
+        kept = [line for line in lines if "/_pytest/" not in line and "/pluggy/" not in line]
+        return "\n".join(kept[-60:])
 
 
 def horovodrun(

@@ -20,7 +20,7 @@ _RESULT = pytest.StashKey[Result]()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A case without fixtures, which only reports its result."""
+    """Replaces the work of a case, and omits its fixtures: the case only reports its result."""
     item.setup = lambda: None
     item.runtest = lambda: _run(item)
 
@@ -35,7 +35,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
 
 def _run(item: pytest.Item) -> None:
     if not launch.INSTALLED:
-        from tf_dynemb import communicator  # it imports TensorFlow: not in conftest.py
+        from tf_dynemb import communicator  # here, because conftest.py must not import TensorFlow
 
         pytest.skip(communicator.INSTALL)
     item.stash[_RESULT] = result = _launch(item).result(item.nodeid)

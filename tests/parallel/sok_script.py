@@ -74,7 +74,7 @@ def train_step(indices, labels, sok_optimizer):
 
 
 class Model:
-    """The same with numpy, on the batches of all ranks."""
+    """The same model in numpy, trained on the batches of all ranks."""
 
     def __init__(self, start):
         self.tables = [dict(start), {}, dict(enumerate(v3_start))]
@@ -173,7 +173,7 @@ for variable, rows in zip((v1, v2), before, strict=True):
     assert all((after[key] == rows[key]).all() for key in rows)
 np.testing.assert_array_equal(v3.numpy(), v3_value)
 
-# A step after a load equals the step after the dump: with the moments and the number of steps.
+# A step after a load equals the step after the dump: moments and number of steps are loaded.
 adam_step = tf.function(train_step.python_function)
 adam_step(*batch, adam)
 sok.dump(path, sok_vars, adam)

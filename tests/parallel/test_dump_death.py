@@ -43,7 +43,7 @@ def run(tmp_path, rank, where):
 
 
 def versions(path):
-    """Returns the version of the rows on disk, according to their vectors."""
+    """Returns the versions of the rows on disk, decoded from their vectors."""
     rows = fold(storage.Chain.open(path))["user"]
     numbers = 4 * rows.vectors[:, 0] - rows.keys % 64
     assert len(rows.keys) == 500
@@ -64,12 +64,12 @@ def test_a_rank_that_is_killed(tmp_path):
         ended, reports = run(tmp_path, dying, where)
         assert ended.status not in (0, None), ended.tail()
         others = set(range(SIZE)) - {dying}
-        # horovodrun kills ranks that do not end within seconds: on a busy machine that may be one.
+        # horovodrun kills ranks after some seconds; on a busy machine, one may not have reported.
         assert reports.keys() <= others
         assert reports, ended.tail()
         assert set(reports.values()) <= HOROVODS_ERRORS
         assert versions(chain) == {1}
-        # Rank 0 removes its files if it lives.
+        # Rank 0 removes the unpublished files if it survives.
         assert len(unpublished(chain)) == (dying == 0) or 0 not in reports
     (tmp_path / "never0.0").unlink()
     ended, reports = run(tmp_path, 0, "never")

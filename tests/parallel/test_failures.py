@@ -1,4 +1,4 @@
-"""A rank that fails, does not call, or ends; and the detection of this by the tests of ranks/."""
+"""Ranks that fail, do not call, or end; and the reports of this by the tests of ranks/."""
 
 import pathlib
 import re
@@ -32,13 +32,13 @@ def result_of(request):
     return lambda name: faults.result(prefix + name)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if "nothing_is_wrong" in name])
-def test_other_cases_are_as_if_nothing_had_happened(result_of, name):
+@pytest.mark.parametrize("name", [name for name in CASES if "passes" in name])
+def test_other_cases_pass(result_of, name):
     result = result_of(name)
     assert (result.outcome, result.text) == ("passed", "")
 
 
-def test_a_failure_on_one_rank_is_told_first_and_ends_the_waiting_of_the_others(result_of):
+def test_the_first_failure_is_reported_first_and_releases_the_other_rank(result_of):
     result = result_of("test_rank_1_fails_while_rank_0_waits")
     assert result.outcome == "failed"
     first, second = result.text.split("----- failed: rank ")[1:]
@@ -49,7 +49,7 @@ def test_a_failure_on_one_rank_is_told_first_and_ends_the_waiting_of_the_others(
     assert result.seconds < 30
 
 
-def test_a_rank_that_does_not_call_makes_the_others_fail(result_of):
+def test_a_rank_that_does_not_call_fails_the_others(result_of):
     result = result_of("test_rank_1_does_not_call")
     assert result.outcome == "failed"
     assert result.text.startswith("----- failed: rank 0 of 2")
@@ -68,13 +68,13 @@ def test_skipping(result_of):
     assert "{0: 'passed', 1: 'skipped'}" in result.text
 
 
-def test_a_rank_that_ends_makes_the_others_fail(result_of):
+def test_a_rank_that_ends_fails_the_others(result_of):
     result = result_of("test_rank_1_ends_while_rank_0_waits")
     assert result.outcome == "failed"
     assert result.text.startswith("----- no result: rank 1 of 2")  # and rank 0 passed
     assert "rank 0: rank 1 has ended" in result.text
     assert result.seconds < 30
 
-    result = result_of("test_what_comes_later")
+    result = result_of("test_after_the_end_of_rank_1")
     assert result.outcome == "failed"
     assert "no result: rank 0, 1 of 2" in result.text

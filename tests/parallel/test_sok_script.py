@@ -27,8 +27,8 @@ def test_a_script_for_sok(tmp_path):
             PYTHONPATH=os.pathsep.join([str(HERE.parents[1])]),
         )
         assert ended.status == 0, ended.tail()
-        said = [json.loads((folder / f"result.{rank}.json").read_text()) for rank in range(ranks)]
-        assert said == said[:1] * ranks
-        results.append(said[0])
+        found = [json.loads((folder / f"result.{rank}.json").read_text()) for rank in range(ranks)]
+        assert found == found[:1] * ranks
+        results.append(found[0])
     assert results[0]["rows"] == results[1]["rows"]
     assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-4)

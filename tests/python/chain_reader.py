@@ -19,7 +19,7 @@ class Rows(NamedTuple):
     accesses: np.ndarray
 
     def same(self, other: Rows, columns=("keys", "vectors", "state")) -> bool:
-        """Whether they are equal, bit by bit."""
+        """Returns whether both are equal, bit by bit."""
         pairs = [(getattr(self, column), getattr(other, column)) for column in columns]
         return all(
             a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()

@@ -61,7 +61,7 @@ def publish(
     """Publishes a snapshot and returns it; key k goes to the shard of rank k % ranks."""
     forms = forms or {}
     entries = []
-    # Tests do not survive power failures, and syncing is most of the cost of a small snapshot.
+    # Tests need not survive a power failure, and syncing is most of the cost of a small snapshot.
     with mock.patch("os.fsync"), Publication(path, kind, block_bytes=block_bytes) as publication:
         for number, (name, change) in enumerate(changes.items()):
             form = forms.get(name, Form())

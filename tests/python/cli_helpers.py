@@ -31,7 +31,7 @@ def changes(numbers: dict[int, int], deleted=(), tick: int = 100) -> dict[str, C
 
 
 def write_chain(path, ranks: int = 1):
-    """A base and two deltas, after which each table has 1 -> 1, 2 -> 20, 4 -> 40, 5 -> 50."""
+    """Writes a base and two deltas, after which each table has the rows of NUMBERS."""
     first = publish(
         path,
         "base",
@@ -93,10 +93,10 @@ def state_of(path, name: str) -> dict[int, tuple]:
     table = cli_rows.TableRows(Chain.open(path), name)
     result = {}
     columns = ["vectors", "updates", "accesses"] + ["state"] * bool(FORMS[name].state_width)
-    for piece in table.pieces():
-        values = {column: piece.column(column) for column in columns}
-        tick = piece.source.shard.base_tick
-        for i, key in enumerate(piece.keys.tolist()):
+    for block in table.blocks():
+        values = {column: block.column(column) for column in columns}
+        tick = block.source.shard.base_tick
+        for i, key in enumerate(block.keys.tolist()):
             assert key not in result
             result[key] = (
                 values["vectors"][i].tobytes(),

@@ -28,7 +28,7 @@ CASES = [f"{optimizer}-{dtype}" for optimizer in _OPTIMIZERS for dtype in _DTYPE
 
 
 class Model:
-    """A table that is trained on batches that depend on the number of the step."""
+    """Trains a table; each batch is a function of the number of the step."""
 
     def __init__(self, case):
         optimizer, dtype = case.split("-")
@@ -41,7 +41,7 @@ class Model:
     def train(self, steps):
         for _ in range(steps):
             rng = np.random.default_rng(self.step)
-            # Later steps use keys that earlier ones did not.
+            # Later steps use new keys.
             keys = rng.integers(0, 40 + 4 * self.step, 30)
             goals = rng.normal(size=(30, 5)).astype(np.float32)
             with tf.GradientTape() as tape:

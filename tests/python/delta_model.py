@@ -1,4 +1,4 @@
-"""Tables that are trained, a model of which keys changed when, and tables that follow them."""
+"""A trainer of tables, a model of the changes in its deltas, and followers of its chain."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(0.1, amsgrad=True),
     "nadam": lambda: keras.optimizers.Nadam(0.1),
 }
-# The maximum number of rows in "item": further rows evict others.
+# The maximum number of rows of "item", which evicts.
 CAPACITY = 24
 
 
@@ -45,7 +45,7 @@ def make_optimizer(kind, tables):
 
 
 def spread(table, numbers):
-    """Maps numbers to keys over the whole range of the table's type; 0 is 0, and others differ."""
+    """Maps numbers to distinct keys over the whole range of the table's type, and 0 to 0."""
     factor = np.uint64(0x9E3779B97F4A7C15)
     keys = np.array(numbers, np.uint64) * factor
     if table.key_type == tf.int32:
@@ -54,7 +54,7 @@ def spread(table, numbers):
 
 
 class History:
-    """When each key of a table was last written, and last lost; times count operations."""
+    """The times at which each key of a table was last written and last lost, in operations."""
 
     def __init__(self, table):
         self.table = table
@@ -62,7 +62,7 @@ class History:
         self.lost: dict[int, int] = {}
 
     def write(self, now, keys, all_of_them=True):
-        """Records keys that an operation wrote, or only created if they did not exist."""
+        """Records an operation that wrote all keys, or only those that had no row."""
         for key in keys.tolist():
             if all_of_them or key not in self.written:
                 self.written[key] = now
@@ -93,7 +93,7 @@ class Trainer:
         self.optimizer = make_optimizer(kind, self.tables)
         self.histories = [History(table) for table in self.tables]
         self.now = 0
-        # The snapshots that were published, and moments between operations, with their times.
+        # The published snapshots, and moments between operations, with their times.
         self.published: list[tuple[de.Watermark, int]] = []
         self.moments: list[tuple[datetime.datetime, int]] = []
 
@@ -161,7 +161,7 @@ class Trainer:
         assert table_reader.same(fold(chain), self.contents(), table_reader.ALL)
 
     def publish_delta(self, since, time, exactly=True):
-        """Publishes the changes since then, and compares the delta with the model."""
+        """Publishes the changes since `since`, which is `time` in the model, and compares both."""
         watermark = de.incremental_dump(self.path, self.tables, since, self.optimizer, quiet=True)
         self.published.append((watermark, self.now))
         snapshot = storage.Chain.open(self.path).last
@@ -190,7 +190,7 @@ class Trainer:
 
 
 class Follower:
-    """Tables that were loaded once and then apply deltas."""
+    """Tables that are loaded once and then apply deltas."""
 
     def __init__(self, path, kind):
         self.path = path
@@ -238,11 +238,11 @@ def check_reader(reader: serving.Reader, contents):
 
 
 def check_loaded(path, trainer, scratch=None):
-    """Loads a whole chain into fresh tables, and compares them with the trainer, with times."""
+    """Loads a whole chain into fresh tables, and compares their rows with the trainer's."""
     follower = Follower(path, trainer.kind)
     follower.check(trainer, table_reader.ALL)
     if scratch is not None:
-        # Times of last access are those of the chain, which may differ from the trainer's.
+        # The chain's times of last access may differ from the trainer's.
         de.dump(scratch, follower.tables, follower.optimizer, quiet=True)
         both = [fold(storage.Chain.open(place)) for place in (path, scratch)]
         assert table_reader.same(*both, (*table_reader.ALL, "accesses"))

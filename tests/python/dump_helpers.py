@@ -1,6 +1,11 @@
 """Tables and steps for tests of dumps."""
 
 import datetime
+import json
+import os
+import pathlib
+import subprocess
+import sys
 
 import tensorflow as tf
 
@@ -23,3 +28,24 @@ def step(optimizer, tables, ids):
     with tf.GradientTape() as tape:
         loss = sum(tf.reduce_sum(tf.nn.embedding_lookup(t, ids) ** 2) for t in tables)
     optimizer.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
+
+
+def run_script(name, *arguments):
+    """Runs a script of this folder in another process. Returns the JSON of its last line."""
+    here = pathlib.Path(__file__).resolve().parent
+    root = here.parents[1]
+    paths = [str(root)] if (root / "tf_dynemb").is_dir() else []
+    done = subprocess.run(
+        [sys.executable, here / name, *arguments],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""A process that forks others, which dump tables and are killed or run out of disk space.
+"""Forks processes that dump tables, and are killed or exceed a limit on the size of files.
 
 Run by test_dump_crash.py: python dump_zygote.py kill|limit PATH. Prints a JSON object.
 """
@@ -31,7 +31,7 @@ from tf_dynemb import _ops, storage
 
 TRIALS = 200
 ROWS = 3000
-# The rows of the other tables, before they are loaded.
+# The rows of tables before a load.
 OTHER = 3
 
 
@@ -85,7 +85,7 @@ class Trainer:
         return de.incremental_dump(path, self.tables, optimizer=self.optimizer, quiet=True)
 
     def was_published(self, manifest):
-        """Applies the changes that a forked process made."""
+        """Records the snapshot that a forked process published."""
         _ops.library().dynemb_advance_clock(manifest.watermark, manifest.watermark_utc_ns)
         for table in self.tables:
             table.snapshots.note(manifest.id, manifest.watermark)
@@ -105,7 +105,10 @@ def fork(child) -> int:
 
 
 def killed(child, delay, at_rename) -> bool:
-    """Kills a forked process some time after its rename; returns False if it had finished."""
+    """Kills a forked process `delay` seconds after its start, or after its rename begins.
+
+    Returns False if the process had finished.
+    """
     read, write = os.pipe()
 
     def run():
@@ -191,7 +194,7 @@ def kill(path):
         found = fold(chain)
         is_old = table_reader.same(found, before)
         is_new = table_reader.same(found, after)
-        assert is_old != is_new, f"trial {trial}: neither the state before nor the one after"
+        assert is_old != is_new, f"trial {trial}: neither the state before the dump nor after it"
         assert is_old == (chain.last.manifest.id == last.id)
         assert is_new or was_killed
         state = "new" if is_new else "old"
@@ -202,7 +205,7 @@ def kill(path):
             assert chain.last.manifest.kind == kind
             trainer.was_published(chain.last.manifest)
             before = after
-            # The files that another process had left were removed first.
+            # The dump first removed the files that killed processes had left.
             assert unpublished(path) == []
         elif len(stale) and not set(stale) & set(unpublished(path)):
             counts["left"] += 1
@@ -219,7 +222,7 @@ def kill(path):
 
 
 def limit(path):
-    """Dumps under RLIMIT_FSIZE; each limit is one byte too small for some file."""
+    """Dumps under RLIMIT_FSIZE; each limit is too small for some file, often by one byte."""
     trainer = Trainer()
     trainer.dump(path, "base")
     trainer.change(1, everywhere=False)
@@ -265,7 +268,8 @@ def limit(path):
 def main():
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    # Forked processes share tqdm's own lock: one that is killed while it holds it never frees it.
+    # Forked processes share tqdm's lock. A process that is killed while it holds the lock never
+    # releases it.
     tqdm.tqdm.set_lock(threading.RLock())
     path = pathlib.Path(sys.argv[2])
     print(json.dumps({"kill": kill, "limit": limit}[sys.argv[1]](path)))

@@ -1,4 +1,4 @@
-"""Runs the examples, each in its own process, and imports their modules."""
+"""Runs the examples, each in a separate process, and imports their modules."""
 
 from __future__ import annotations
 

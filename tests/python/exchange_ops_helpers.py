@@ -1,4 +1,4 @@
-"""Calls of the operators of the exchange, for their tests."""
+"""Helpers for the tests of the exchange operators."""
 
 import numpy as np
 import tensorflow as tf
@@ -12,7 +12,7 @@ NAMES = ["exchange_test/a", "exchange_test/b", "exchange_test/c"]
 
 
 def alltoall(messages):
-    """messages[r] = (words, splits) of rank r -> (words, splits) that each rank receives."""
+    """Delivers messages[r] = (words, splits) of rank r; returns (words, splits) by receiver."""
     parts = [
         np.split(np.asarray(words), np.cumsum(np.asarray(splits))[:-1])
         for words, splits in messages
@@ -37,10 +37,10 @@ def route(keys, tables, owners, ranks, rank):
 TABLE = tf.Variable(tf.zeros([1, 1]))
 
 
-def pool_rows(vectors, index, bags, num_bags, words=(), came=None, sent=None, **attributes):
+def pool_rows(vectors, index, bags, num_bags, words=(), received=None, sent=None, **attributes):
     keys = tf.zeros([0], tf.int64)
     none = tf.zeros([1, 2], tf.int64)
-    # All in order, as if there were one rank.
+    # The rows are in order, as with one rank.
     all_own = tf.shape(vectors, tf.int64)[tf.newaxis, :1]
     options = {
         "dtypes": [vectors.dtype], "tables": [0], "names": NAMES[:1], "combiners": ["sum"],
@@ -49,13 +49,13 @@ def pool_rows(vectors, index, bags, num_bags, words=(), came=None, sent=None, **
     return ops.dynemb_pool_rows(
         [TABLE.handle], tf.constant(words, tf.int32), [vectors], [index], [bags], [tf.zeros([0])],
         [tf.constant(num_bags, tf.int64)], [keys], [tf.zeros([0], tf.uint32)],
-        all_own if came is None else came, all_own if sent is None else sent, none, none,
+        all_own if received is None else received, all_own if sent is None else sent, none, none,
         **options,
     )  # fmt: skip
 
 
 class Ranks:
-    """Three ranks with random rows of two tables for each other, and three features of these."""
+    """Three ranks that send each other random rows of two tables, for three features."""
 
     dims = (5, 8)
     table_of = (0, 1, 0)
@@ -65,7 +65,7 @@ class Ranks:
         random = np.random.default_rng(1)
         self.size = 3
         self.wire, self.dtype, self.combiners = list(wire), dtype, [combiner] * 3
-        # [from, table, to]: rows that one rank holds and others, or the rank itself, asked for.
+        # [owner, table, rank]: the number of rows that a rank asked an owner, perhaps itself, for.
         self.served = random.integers(0, 9, (3, 2, 3))
         self.held = [
             [
@@ -75,8 +75,8 @@ class Ranks:
             for r in range(3)
         ]
         self.asked = [self.served[:, :, r].T for r in range(3)]
-        self.words = self.travel(self.held, self.served, self.wire)
-        self.came = [
+        self.words = self.send(self.held, self.served, self.wire)
+        self.received = [
             ops.dynemb_unpack_rows(
                 self.words[r], self.asked[r], self.held[r], self.served[r], dims=self.dims,
                 wire=self.wire, rank=r,
@@ -87,8 +87,8 @@ class Ranks:
             [self.feature(random, rank, t) for t in self.table_of] for rank in range(3)
         ]
 
-    def travel(self, rows, counts, wire):
-        """Returns the words that each rank receives."""
+    def send(self, rows, counts, wire):
+        """Sends rows between the ranks; returns the words that each rank receives."""
         packed = [
             ops.dynemb_pack_rows(
                 rows=rows[r], counts=counts[r], wire=wire, what="other", rank=r, names=NAMES[:2]
@@ -106,29 +106,29 @@ class Ranks:
         upstream = tf.cast(random.normal(size=(self.num_bags, self.dims[table])), self.dtype)
         return index, splits, random.normal(size=20).astype(np.float32), upstream
 
-    def pool(self, rank, words, held, came, sent, at):
-        """Returns pooled vectors and argmax; `at` is the rank in came and sent."""
+    def pool(self, rank, words, held, received, sent, at):
+        """Returns pooled vectors and argmax; `at` is the rank's column of `received` and `sent`."""
         index, bags, weights, _ = zip(*self.features[rank], strict=True)
         none = tf.zeros([2, 3], tf.int64)
         return ops.dynemb_pool_rows(
             [TABLE.handle] * 3, words, held, index, bags, weights,
             [tf.constant(self.num_bags, tf.int64)] * 3, [tf.zeros([0], tf.int64)] * 2,
-            [tf.zeros([0], tf.uint32)] * 2, came, sent, none, none, dtypes=[self.dtype] * 3,
+            [tf.zeros([0], tf.uint32)] * 2, received, sent, none, none, dtypes=[self.dtype] * 3,
             tables=self.table_of, names=NAMES[:2], combiners=self.combiners, wire=self.wire,
             rank=at, dynamic=[False] * 2, in_order=False,
         )  # fmt: skip
 
-    def pool_here(self, rank):
-        """Returns the result of `rank` pooling the vectors that it received."""
+    def pool_received(self, rank):
+        """Pools the vectors that `rank` received."""
         return self.pool(
             rank, self.words[rank], self.held[rank], self.asked[rank], self.served[rank], rank
         )
 
-    def weight_gradients(self, rank, pooled, words, held, came, sent, at):
+    def weight_gradients(self, rank, pooled, words, held, received, sent, at):
         index, bags, weights, upstream = zip(*self.features[rank], strict=True)
         return ops.dynemb_pool_rows_weight_grad(
-            words, held, index, bags, weights, pooled.argmax, pooled.outputs, upstream, came, sent,
-            tables=self.table_of, combiners=self.combiners, wire=self.wire, rank=at,
+            words, held, index, bags, weights, pooled.argmax, pooled.outputs, upstream,
+            received, sent, tables=self.table_of, combiners=self.combiners, wire=self.wire, rank=at,
         )  # fmt: skip
 
     def gradient(self, rank, pooled, counts, wire, at):

@@ -1,7 +1,7 @@
-"""Calls every operator with malformed input. test_ops_fuzz.py runs this in its own process.
+"""Calls every operator with malformed input. test_ops_fuzz.py runs this in a separate process.
 
-Each call starts from a valid one, in which some arguments are replaced with garbage. In any case,
-the call must return or raise. Prints one line of JSON per operator: calls, and number of failures.
+Each call is a valid call with some arguments replaced by garbage; it must return or raise. Prints a
+line of JSON per operator, with the numbers of calls and failures, and a line of internal errors.
 """
 
 import collections
@@ -21,7 +21,7 @@ faulthandler.enable()
 DIM, BAGS, IDS = 4, 3, 6
 HUGE = (2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**62, 2**63 - 1)
 NEGATIVE = (-1, -2, -(2**31), -(2**40), -(2**63))
-# Sizes that are allowed but take minutes or much memory to use are left out on purpose.
+# Excludes legal sizes that take minutes or much memory.
 CAPACITIES = (0, 1, 7, 1000, 2**40, 2**62, 2**63 - 1, *NEGATIVE)
 FLOATS = (float("nan"), float("inf"), -float("inf"), -1.0, 0.0, 1e-45, 3e38, -3e38, 2.0)
 TYPES = (tf.int64, tf.int32, tf.uint64, tf.float32, tf.float16, tf.bfloat16, tf.uint32, tf.bool,
@@ -34,7 +34,7 @@ pathlib.Path(FILE).write_bytes(bytes(64))
 
 
 class Garbage:
-    """Random input, not made for any argument."""
+    """Random input that fits no particular argument."""
 
     def __init__(self, rng):
         self.rng = rng
@@ -51,9 +51,9 @@ class Garbage:
             tf.stack([h.make_table(DIM)] * 2),
             tf.stack([self.variable.handle])[:0],
         ]
-        gone = h.make_table(DIM, shared_name="gone")
-        tf.raw_ops.DestroyResourceOp(resource=gone)
-        self.others.append(gone)
+        destroyed = h.make_table(DIM, shared_name="destroyed")
+        tf.raw_ops.DestroyResourceOp(resource=destroyed)
+        self.others.append(destroyed)
 
     def pick(self, choices):
         return choices[self.rng.integers(len(choices))]
@@ -92,7 +92,7 @@ class Garbage:
         return self.values(self.pick(TYPES), self.shape())
 
     def like(self, right):
-        """Returns garbage in place of `right`, often of its type or its shape."""
+        """Returns garbage to replace `right`, often with the same type or shape."""
         if not isinstance(right, tf.Tensor):
             return self.tensor()
         if right.dtype == tf.resource:
@@ -143,7 +143,7 @@ class Garbage:
             words = ["sum", "mean", "max", "sqrtn", "min", "", "normal", "uniform", "constant",
                      "truncated_normal", "momentum", "nesterov", "amsgrad", "centered"]  # fmt: skip
             return [str(w) for w in self.rng.choice(words, self.rng.integers(0, 4))]
-        if name == "T":  # TensorFlow itself creates this many outputs
+        if name == "T":  # small: TensorFlow creates this number of outputs
             return int(self.rng.integers(0, 4))
         if name in ("tables", "owners"):
             return [self.integer() for _ in range(self.rng.integers(0, 4))]
@@ -163,7 +163,7 @@ class Garbage:
 
 
 def right_calls(rng, table):
-    """The inputs and attributes of each operator, in a valid call."""
+    """Returns the inputs and attributes of a valid call of each operator."""
     i64, f32 = tf.int64, tf.float32
     keys = tf.constant(rng.integers(0, 50, IDS), i64)
     vectors = tf.constant(rng.normal(size=[IDS, DIM]), f32)
@@ -218,13 +218,13 @@ def right_calls(rng, table):
             {**handle, "cursor": tf.constant(0, i64), "limit": tf.constant(100, i64),
              "since": tf.constant(0, i64)}, types),
         "dynemb_stats": (handle, {}),
-        **right_calls_of_snapshots(keys, vectors),
-        **right_calls_of_the_exchange(rng, table, keys, bags, weights, combiner),
+        **right_snapshot_calls(keys, vectors),
+        **right_exchange_calls(rng, table, keys, bags, weights, combiner),
     }  # fmt: skip
 
 
-def right_calls_of_the_exchange(rng, table, keys, bags, weights, combiner):
-    """On rank 0 of two, with one or two tables, which have the same keys and requests."""
+def right_exchange_calls(rng, table, keys, bags, weights, combiner):
+    """Calls on rank 0 of two, with one or two tables that have the same keys and requests."""
     i64 = tf.int64
     t = int(rng.integers(1, 3))
     wire = str(rng.choice(["same", "float16", "bfloat16", "int8"]))
@@ -238,7 +238,12 @@ def right_calls_of_the_exchange(rng, table, keys, bags, weights, combiner):
     n = int(tf.reduce_sum(routed.counts[0]))
     rows = [tf.constant(rng.normal(size=[n, DIM]), tf.float32) for _ in range(t)]
     packed = ops.dynemb_pack_rows(rows, routed.counts, names=names, what="other", **side)
-    received = {"words": packed.words, "held": rows, "came": routed.counts, "sent": routed.counts}
+    received = {
+        "words": packed.words,
+        "held": rows,
+        "received": routed.counts,
+        "sent": routed.counts,
+    }
     features = {"index": routed.index, "bags": [bags] * t, "weights": [weights] * t}
     tables, combiners, dtypes = list(range(t)), [combiner] * t, [tf.float32] * t
     pooled = [tf.constant(rng.normal(size=[BAGS, DIM]), tf.float32) for _ in range(t)]
@@ -285,7 +290,7 @@ def right_calls_of_the_exchange(rng, table, keys, bags, weights, combiner):
     }  # fmt: skip
 
 
-def right_calls_of_snapshots(keys, vectors):
+def right_snapshot_calls(keys, vectors):
     i64 = tf.int64
     table, other = h.make_table(DIM), h.make_table(DIM)
     ops.dynemb_upsert(table, keys, vectors)
@@ -303,7 +308,7 @@ def right_calls_of_snapshots(keys, vectors):
             {"handle": other, "keys": tf.range(IDS, dtype=i64), "vectors": vectors,
              "state": tf.zeros([0, 0]), "updates": times, "accesses": times, "base": zero,
              "tick": tf.constant(-1, i64)}, {}),
-        "dynemb_adopt": (
+        "dynemb_swap_rows": (
             {"handles": [idle], "others": [other], "tick": tick, "utc_ns": utc_ns}, {}),
         "dynemb_advance_clock": ({"tick": one, "utc_ns": one}, {}),
         "dynemb_tick_before": ({"utc_ns": one}, {}),
@@ -320,8 +325,8 @@ def right_calls_of_snapshots(keys, vectors):
 def spoil(garbage, inputs, attributes):
     """Replaces one to three of the arguments, or only the contents of tensors.
 
-    The contents of rows and argmax, which only come from other operators, are trusted, except that
-    they must not break memory safety.
+    Wrong `rows` and `argmax`, which other operators produce, may give wrong results, but must not
+    break memory safety.
     """
     inputs, attributes = dict(inputs), dict(attributes)
     if garbage.rng.random() < 0.3:
@@ -352,7 +357,7 @@ def touch(result):
 
 
 def run_in_graph(operator, inputs, attributes):
-    """Placeholders of unknown rank or constants: through shape inference and function runs."""
+    """Calls the operator in a tf.function, and so also its shape inference."""
 
     @tf.function
     def traced():
@@ -364,9 +369,9 @@ def run_in_graph(operator, inputs, attributes):
 def main(seed, calls, graph_calls):
     rng = np.random.default_rng(seed)
     garbage = Garbage(rng)
-    # The operators take turns, so that each is called with tables in every state.
+    # All operators of a round share a table, which each finds as the operators before left it.
     done, failed = collections.Counter(), collections.Counter()
-    surprises = set()
+    internal_errors = set()
     for call in range(calls + graph_calls):
         table = h.make_table(DIM, init_capacity=1)
         for name, (inputs, attributes) in right_calls(rng, table).items():
@@ -382,11 +387,11 @@ def main(seed, calls, graph_calls):
             except Exception as e:
                 failed[name] += 1
                 if isinstance(e, tf.errors.InternalError):
-                    surprises.add(f"{name}: {e}"[:300])
+                    internal_errors.add(f"{name}: {e}"[:300])
         touch(ops.dynemb_stats(table))
     for name in done:
         print(json.dumps({"op": name, "calls": done[name], "failed": failed[name]}))
-    print(json.dumps({"internal_errors": sorted(surprises)}))
+    print(json.dumps({"internal_errors": sorted(internal_errors)}))
 
 
 if __name__ == "__main__":

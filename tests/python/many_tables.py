@@ -1,4 +1,4 @@
-"""Creates, trains, dumps and loads many tables in one process, within test_many_tables.py's limits.
+"""Creates, trains, dumps and loads many tables in one process; test_many_tables.py sets its limits.
 
     python many_tables.py FOLDER TABLES
 

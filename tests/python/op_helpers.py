@@ -23,7 +23,7 @@ HYPER = np.array([0.5, 0.9, 0.999, 1e-7, 0.5, 0, 0, 0, 0, -0.5, 0, 1], np.float3
 
 
 def make_table(dim=4, key=tf.int64, dtype=tf.float32, initial=0.0, random=False, **options):
-    """Creates a table that starts vectors with the constant(s) `initial`, or at random."""
+    """Creates a table whose initial vectors are the constant(s) `initial`, or random."""
     if random:
         kinds, args = ["uniform"], [-1.0, 1.0]
     else:
@@ -82,7 +82,7 @@ def apply_sgd(handles, keys, grads, rows=None, momentum=False, hyper=HYPER, step
 
 
 def export(handle, limit=2**31, since=0, key=tf.int64, dtype=tf.float32):
-    """Returns all rows, following the cursor: keys, values, state, updates."""
+    """Reads all rows, at most `limit` at a time; returns keys, values, state, updates."""
     cursor, chunks = 0, []
     while cursor >= 0:
         *chunk, cursor = ops.dynemb_export(handle, cursor, limit, since, key_type=key, dtype=dtype)
@@ -110,7 +110,7 @@ def round_to(dtype, x):
 
 
 def random_bags(rng, form, num_bags, nnz):
-    """Returns a *bags* tensor, and the bag of every id; if `uniform`, num_bags divides nnz."""
+    """Returns a *bags* tensor and the bag of every id; `uniform` may use fewer than nnz ids."""
     if form == "uniform":
         hotness = nnz // num_bags
         return np.int64(hotness), np.repeat(np.arange(num_bags), hotness)
@@ -128,7 +128,7 @@ FORMS = ("uniform", "splits", "indices", "unsorted", "one", "wide")
 
 
 def pool(vectors, bag_of, num_bags, weights, combiner):
-    """The model of lookup_sparse: pooled vectors and argmax."""
+    """Returns the pooled vectors and the argmax that lookup_sparse must return."""
     pooled = np.zeros([num_bags, vectors.shape[1]], np.float32)
     argmax = np.full(pooled.shape, -1, np.int32)
     for b in range(num_bags):
@@ -201,12 +201,12 @@ def make(key=tf.int64, dtype=tf.float32, **options):
 
 
 def some_keys(rng, key):
-    """Returns 40 keys: the extremes of their type and others over its range."""
+    """Returns 40 keys: the extremes of the type, and random keys over its range."""
     low, high = key.min, key.max
     others = [int(rng.integers(low, high, dtype=key.as_numpy_dtype)) for _ in range(35)]
     return np.array([*EXTREMES[key], *others], key.as_numpy_dtype)
 
 
 def quarters(rng, *shape):
-    """Returns numbers that every value type represents exactly, as are small sums of them."""
+    """Returns numbers that, like small sums of them, every value type represents exactly."""
     return (rng.integers(-16, 17, shape) / 4).astype(np.float32)

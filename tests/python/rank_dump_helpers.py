@@ -9,7 +9,7 @@ KEYS = np.arange(300)
 
 
 def dump(path, size, steps=2):
-    """Ranks that were trained and dumped, with their watermarks."""
+    """Returns ranks that wrote rows and dumped them, and their watermarks."""
 
     def train(comm):
         rank = Rank(comm, path)
@@ -22,8 +22,23 @@ def dump(path, size, steps=2):
     return zip(*run(size, train), strict=True)
 
 
+def dump_and_change(path, size, end=lambda rank: None):
+    """Returns ranks that dumped rows and then changed some. `end(rank)` is called last."""
+
+    def train(comm):
+        rank = Rank(comm, path)
+        rank.write(KEYS[:120], 1)
+        rank.dump()
+        rank.write(KEYS[60:120] + 40, 2)
+        rank.erase(KEYS[:20])
+        end(rank)
+        return rank
+
+    return run(size, train)
+
+
 def load(path, size):
-    """Ranks that had other rows before they loaded."""
+    """Returns ranks that had other rows and then loaded, and their watermarks."""
 
     def follow(comm):
         rank = Rank(comm, path)

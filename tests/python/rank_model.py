@@ -1,4 +1,4 @@
-"""Variables spread over ranks; the vector of each row encodes its key and version."""
+"""Variables that are spread over ranks; the content of a row depends on its key and a version."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Rank:
         return keys if mine is None else keys[mine]
 
     def write(self, keys, version):
-        """Sets the rows of keys in all tables, to values that depend on key and version."""
+        """Sets the rows of keys in all tables to values that depend on key and version."""
         for table in self.tables:
             self.write_one(table, keys, version)
 
@@ -90,7 +90,7 @@ class Rank:
         return de.apply_delta(self.path, self.tables, self.optimizer)
 
     def contents(self):
-        """Returns the rows on this rank; each must be on its owner."""
+        """Returns the rows on this rank; checks that this rank owns them."""
         found = table_reader.contents(self.tables)
         for table in self.tables:
             keys = found[table.name.removesuffix(":0")].keys
@@ -108,7 +108,7 @@ class Rank:
 
 
 def whole(parts) -> dict[str, Rows]:
-    """Joins the tables of ranks, `contents` of each."""
+    """Joins the tables of ranks, given the `contents` of each."""
     return {
         name: in_order(*(np.concatenate(column) for column in zip(*rows, strict=True)))
         for name in parts[0]
@@ -135,7 +135,7 @@ def contents(ranks) -> dict[str, Rows]:
     return whole([rank.contents() for rank in ranks])
 
 
-def _again(ranks, work):
+def _on_its_rank(ranks, work):
     def call(comm):
         ranks[comm.rank].comm = comm
         return work(ranks[comm.rank])
@@ -144,17 +144,17 @@ def _again(ranks, work):
 
 
 def run_on(ranks, work):
-    """Returns the result of `work(rank)` on each of the ranks, which run again as threads."""
-    return run(len(ranks), _again(ranks, work))
+    """Runs `work(rank)` on each of the ranks, in new threads; returns the results."""
+    return run(len(ranks), _on_its_rank(ranks, work))
 
 
-def ended(ranks, work):
-    """Returns how `work(rank)` ends on each of the ranks, which run again as threads."""
-    return outcomes(len(ranks), _again(ranks, work))
+def outcomes_on(ranks, work):
+    """Runs `work(rank)` on each of the ranks, in new threads; returns the outcomes."""
+    return outcomes(len(ranks), _on_its_rank(ranks, work))
 
 
 def check_failed(found, failing, kind, says):
-    """Checks that failing ranks raised their own errors, and others one that names the first."""
+    """Checks that the failing ranks raised `kind`, and the others an error that names the first."""
     for rank, outcome in enumerate(found):
         if rank in failing:
             assert type(outcome.error) is kind, repr(outcome.error)

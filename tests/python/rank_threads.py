@@ -1,7 +1,7 @@
-"""Ranks that are threads of one process: their communication, and functions to run them.
+"""Ranks that are threads of one process: their communicator, and functions that run them.
 
-They share TensorFlow, the operator library and its clock. If a rank ends while others wait for it,
-they fail, as with Horovod.
+The ranks share TensorFlow, the operator library and its clock. If a rank ends while others wait for
+it, the others fail, as with Horovod.
 """
 
 from __future__ import annotations
@@ -15,63 +15,63 @@ import tensorflow as tf
 from tf_dynemb import communicator
 from tf_dynemb.communicator import Communicator
 
-# Longer than any rank works between two collective operations; exceeding it fails a test.
+# In seconds: longer than a rank works between two collective calls. A longer wait fails the test.
 PATIENCE = 120
 
 
 class RankGoneError(Exception):
-    """Another rank has ended, or is in another operation; Horovod has an error for this too."""
+    """Another rank has ended, or makes another collective call; Horovod also raises an error."""
 
 
-class _Meeting:
-    """A barrier of all ranks, used repeatedly: each leaves a value and gets the values of all."""
+class _Collective:
+    """The collective calls of the ranks: each rank gives a value and gets the values of all."""
 
     def __init__(self, size):
         self.size = size
         self._changed = threading.Condition()
-        self._met = [0] * size  # the number of times that each rank has come
-        self._left: list[dict] = []  # the values of each meeting, by rank
-        self._gone: set[int] = set()
+        self._calls = [0] * size  # the number of calls of each rank
+        self._given: list[dict] = []  # the names and values of each call, by rank
+        self._ended: set[int] = set()
 
     def exchange(self, rank, name, value):
         with self._changed:
-            number = self._met[rank]
-            self._met[rank] += 1
-            if number == len(self._left):
-                self._left.append({})
-            left = self._left[number]
-            left[rank] = (name, value)
+            number = self._calls[rank]
+            self._calls[rank] += 1
+            if number == len(self._given):
+                self._given.append({})
+            given = self._given[number]
+            given[rank] = (name, value)
             self._changed.notify_all()
-            come = self._changed.wait_for(
-                lambda: len(left) == self.size or self._gone - left.keys(), PATIENCE
+            concluded = self._changed.wait_for(
+                lambda: len(given) == self.size or self._ended - given.keys(), PATIENCE
             )
-            if not come:
-                raise RankGoneError(f"of the ranks only {sorted(left)} came to {name}")
-            if len(left) < self.size:
-                raise RankGoneError(f"rank {self._gone - left.keys()} has ended")
-        names = [left[r][0] for r in range(self.size)]
+            if not concluded:
+                raise RankGoneError(f"only the ranks {sorted(given)} called {name}")
+            if len(given) < self.size:
+                raise RankGoneError(f"rank {self._ended - given.keys()} has ended")
+        names = [given[r][0] for r in range(self.size)]
         if names != [name] * self.size:
-            raise RankGoneError(f"the ranks are at {names}")
-        return [left[r][1] for r in range(self.size)]
+            raise RankGoneError(f"the ranks make different calls: {names}")
+        return [given[r][1] for r in range(self.size)]
 
-    def leave(self, rank):
+    def end(self, rank):
         with self._changed:
-            self._gone.add(rank)
+            self._ended.add(rank)
             self._changed.notify_all()
 
 
 class ThreadCommunicator(Communicator):
     """The communicator of one rank."""
 
-    def __init__(self, meeting, rank):
+    def __init__(self, collective, rank):
         self.rank = self.local_rank = rank
-        self.size = meeting.size
-        self._meeting = meeting
+        self.size = collective.size
+        self._collective = collective
         self.calls: list[str] = []
 
     def _exchange(self, name, value):
         self.calls.append(name)
-        return self._meeting.exchange(self.rank, name, value)
+        return self._collective.exchange(self.rank, name, value)
 
     def alltoall(self, tensor, splits, name):
         ends = np.cumsum(splits)
@@ -92,7 +92,7 @@ class ThreadCommunicator(Communicator):
 
 
 class Outcome:
-    """The result of a rank, or the error that it ended with."""
+    """The result of a rank, or its error."""
 
     def __init__(self):
         self.value = None
@@ -104,25 +104,25 @@ _here = threading.local()
 
 @contextmanager
 def ranks_are_threads(monkeypatch):
-    """Inside, `communicator.get` returns the communicator of the calling thread."""
+    """Lets `communicator.get` return the communicator of the calling thread."""
     with monkeypatch.context() as patch:
         patch.setattr(communicator, "get", lambda: getattr(_here, "comm", communicator.LOCAL))
         yield
 
 
 def outcomes(size, work) -> list[Outcome]:
-    """Runs `work(comm)` on this number of ranks; returns how it ended on each."""
-    meeting = _Meeting(size)
+    """Runs `work(comm)` on `size` ranks; returns their outcomes."""
+    collective = _Collective(size)
     found = [Outcome() for _ in range(size)]
 
     def run(rank):
-        _here.comm = ThreadCommunicator(meeting, rank)
+        _here.comm = ThreadCommunicator(collective, rank)
         try:
             found[rank].value = work(_here.comm)
         except BaseException as error:
             found[rank].error = error
         finally:
-            meeting.leave(rank)
+            collective.end(rank)
 
     threads = [
         threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True)
@@ -132,15 +132,15 @@ def outcomes(size, work) -> list[Outcome]:
         thread.start()
     for thread in threads:
         thread.join(2 * PATIENCE)
-        assert not thread.is_alive(), "a rank waits for ever"
+        assert not thread.is_alive(), "a rank does not end"
     return found
 
 
 def run(size, work) -> list:
-    """Returns the results of `work(comm)` on the ranks; raises the first error of a rank."""
+    """Runs `work(comm)` on `size` ranks; returns the results, or raises the first error."""
     found = outcomes(size, work)
     errors = [outcome.error for outcome in found if outcome.error is not None]
-    # An error that is not merely a consequence of another rank's end.
+    # Errors that only follow from another rank's end come last.
     errors.sort(key=lambda error: isinstance(error, RankGoneError))
     if errors:
         raise errors[0]

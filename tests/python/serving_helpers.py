@@ -22,7 +22,7 @@ WIDEN = {
 
 
 def row(form: Form, number: int) -> Row:
-    """A row that is unique to its number; float16 and bfloat16 round it."""
+    """Returns a row that depends on `number`; float16 rounds it, and bfloat16 truncates it."""
     vector = np.float32(number) + np.arange(form.dimension, dtype=np.float32) / 4
     if form.dtype == "bfloat16":
         bits = (vector.view(np.uint32) >> 16).astype(np.uint16)

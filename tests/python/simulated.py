@@ -1,4 +1,4 @@
-"""Whether these tests run with tables on a device, a simulated one or a GPU."""
+"""Whether the tests run with tables on a device: a simulated one or a GPU."""
 
 import os
 
@@ -6,10 +6,10 @@ ENVIRONMENT = "TF_DYNEMB_SIMULATED_DEVICE"
 ON = os.environ.get(ENVIRONMENT) == "1"
 # Whether tables are on a device: a simulated one, or a GPU (tools/gpu_operators.sh).
 ON_DEVICE = ON or os.environ.get("DYNEMB_TEST_ON_GPU") == "1"
-# The memory of the device that a table may use: so little that most tests need both tiers.
+# The device memory of a table: so little that most tests use both tiers.
 HBM_BYTES = 4096
-# Modules whose tests run again with tables on a device by default, because they apply to any table.
-# Tests of the host's table itself, its sizes and its threads are not included.
+# Modules that run a second time with tables on a device by default, because they test any table.
+# Tests of the host's table, its sizes and its threads are not included.
 MODULES = [
     "test_dynamic_variable.py",
     "test_exchange_ops.py",

@@ -1,4 +1,4 @@
-"""Small snapshots to write and to compare."""
+"""Functions that write and compare small snapshots."""
 
 import dataclasses
 import pathlib
@@ -45,18 +45,18 @@ def shard_columns(table, kind, rows, deleted=0, seed=0):
     return columns
 
 
-def write_shard(publication, number, columns, rank=0, pieces=1):
+def write_shard(publication, number, columns, rank=0, blocks=1):
     """Writes columns in several chunks each, and the index if there are no deleted keys."""
     for column, values in columns.items():
         writer = publication.column(number, column, values.dtype, values.shape[1:], rank)
-        for piece in np.array_split(values, pieces):
-            writer.append(piece)
+        for block in np.array_split(values, blocks):
+            writer.append(block)
     if "deleted" not in columns:
         publication.write_index(number, rank)
 
 
 def publish(path, kind="base", parent=None, rows=5, seed=0, watermark=7, continues=()) -> Snapshot:
-    """A snapshot of one table of one shard."""
+    """Publishes a snapshot of one table with one shard."""
     table = table_entry()
     deleted = 3 if kind == "delta" else 0
     columns = shard_columns(table, kind, rows, deleted, seed)
@@ -79,7 +79,7 @@ def publish_chain(path, deltas=1) -> list[Snapshot]:
 
 
 def content(snapshot):
-    """Returns the whole content of a snapshot, verified, in comparable form."""
+    """Verifies a snapshot and returns its whole content, in comparable form."""
     snapshot.verify()
     columns = {}
     for table in snapshot.manifest.tables:
@@ -91,7 +91,7 @@ def content(snapshot):
 
 
 def refusal(directory):
-    """Returns the message of the error that reading a snapshot raises, or its content if none."""
+    """Reads a snapshot; returns the error's message and None, or None and the content."""
     try:
         return None, content(Snapshot(directory))
     except DataLossError as error:

@@ -13,7 +13,7 @@ ALL = ("keys", "vectors", "state", "updates")
 
 
 def rows_of(table) -> Rows:
-    """Returns all rows of a table. Times of last access are 0, because no operator returns them."""
+    """Returns all rows of a table. Last accesses are 0, because no operator returns them."""
     parts = []
     cursor = 0
     while cursor >= 0:
@@ -40,7 +40,7 @@ def contents(tables) -> dict[str, Rows]:
 
 
 def same(found, expected, columns=("keys", "vectors", "state")) -> bool:
-    """Whether tables are equal by name, bit by bit."""
+    """Whether tables of the same names have the same bits in these columns."""
     return found.keys() == expected.keys() and all(
         found[name].same(expected[name], columns) for name in expected
     )

@@ -36,10 +36,10 @@ FORMS = {
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn", "max"])
-def test_what_is_dropped_is_as_if_it_were_not_there(combiner, form, weighted, functional):
+def test_dropped_ids_count_as_absent(combiner, form, weighted, functional):
     table = make(0.0)
     known = [[i for i in row if i % 2 == 0] for row in IDS]
-    their_weights = [
+    known_weights = [
         [w for i, w in zip(row, of_row, strict=True) if i % 2 == 0]
         for row, of_row in zip(IDS, WEIGHTS, strict=True)
     ]
@@ -52,7 +52,7 @@ def test_what_is_dropped_is_as_if_it_were_not_there(combiner, form, weighted, fu
             loss = tf.reduce_sum(pooled * tf.constant([[1.0], [2.0], [3.0], [4.0]]))
         return pooled, tape.gradient(loss, table)
 
-    def ask(rows, weights, filtered):
+    def outputs(rows, weights, filtered):
         ids = FORMS[form](rows, tf.int64)
         weights = FORMS[form](weights, tf.float32) if weighted else None
         call = tf.function(run) if functional else run
@@ -60,8 +60,8 @@ def test_what_is_dropped_is_as_if_it_were_not_there(combiner, form, weighted, fu
         order = np.argsort(grad.indices)
         return pooled.numpy(), grad.indices.numpy()[order], grad.values.numpy()[order]
 
-    filtered = ask(IDS, WEIGHTS, True)
-    for got, expected in zip(filtered, ask(known, their_weights, False), strict=True):
+    filtered = outputs(IDS, WEIGHTS, True)
+    for got, expected in zip(filtered, outputs(known, known_weights, False), strict=True):
         np.testing.assert_array_equal(got, expected)
     assert len(table) == len(KNOWN)
 
@@ -74,28 +74,28 @@ def test_dense_ids():
     np.testing.assert_array_equal(look_up(table, [2, 3]), [[12, -12], [0, 0]])
 
 
-def test_a_ratio_of_one_lets_all_in():
+def test_a_ratio_of_one_admits_all_ids():
     table = make(1.0)
     np.testing.assert_array_equal(look_up(table, [[3], [2]]), [[1, 1], [12, -12]])
     assert len(table) == len(KNOWN) + 1
 
 
-def test_without_the_filter_the_ratio_does_not_count():
+def test_the_ratio_is_ignored_without_the_filter():
     table = make(0.0)
     np.testing.assert_array_equal(de.lookup_sparse(table, [[3]]), [[1, 1]])
     assert len(table) == len(KNOWN) + 1
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
-def test_the_share_that_is_let_in(ratio):
+def test_the_share_of_admitted_ids(ratio):
     tf.random.set_seed(5)
     table = make(ratio)
     n = 20_000
     pooled = look_up(table, np.arange(1001, 1001 + 2 * n, 2)[:, None])
-    let_in = int(np.sum(pooled[:, 0] == 1))
-    assert len(table) == len(KNOWN) + let_in
+    admitted_ids = int(np.sum(pooled[:, 0] == 1))
+    assert len(table) == len(KNOWN) + admitted_ids
     np.testing.assert_array_equal(pooled[:, 0] == 0, pooled[:, 0] != 1)
-    assert abs(let_in - ratio * n) < 5 * np.sqrt(n * ratio * (1 - ratio))
+    assert abs(admitted_ids - ratio * n) < 5 * np.sqrt(n * ratio * (1 - ratio))
     # Keys with a row keep it; each id of another key is admitted independently.
     many = look_up(table, np.full([n, 1], 7))
     first = int(np.sum(many[:, 0] == 1))
@@ -103,7 +103,7 @@ def test_the_share_that_is_let_in(ratio):
     assert np.all(look_up(table, np.full([100, 1], 7))[:, 0] == 1)
 
 
-def test_draws_differ_from_call_to_call():
+def test_draws_differ_between_calls():
     tf.random.set_seed(6)
     table = make(0.5)
     step = tf.function(lambda ids: look_up(table, ids, insert=False))
@@ -112,15 +112,15 @@ def test_draws_differ_from_call_to_call():
     assert len(table) == len(KNOWN), "insert=False"
 
 
-def test_tables_in_one_call_have_their_own_ratios():
+def test_tables_of_one_call_with_different_ratios():
     static = de.Variable(np.full([10, 3], 5.0, np.float32))
-    none, all_of_them = make(0.0), make(1.0)
-    a, b, c, d = look_up([none, static, all_of_them, none], [[[3]], [[3]], [[3]], [[4]]])
+    none, every = make(0.0), make(1.0)
+    a, b, c, d = look_up([none, static, every, none], [[[3]], [[3]], [[3]], [[4]]])
     assert (a[0, 0], b[0, 0], c[0, 0], d[0, 0]) == (0, 5, 1, 14)
 
 
 @pytest.mark.parametrize("key_type", [tf.int32, tf.uint64])
-def test_other_keys(key_type):
+def test_other_key_types(key_type):
     table = make(0.0, key_type=key_type)
     np.testing.assert_array_equal(
         look_up(table, tf.constant([[2], [3]], key_type)), [[12, -12], [0, 0]]
@@ -128,7 +128,7 @@ def test_other_keys(key_type):
 
 
 @pytest.mark.parametrize("ratio", [-0.1, 1.1, "0.5", None, True, float("nan")])
-def test_a_ratio_that_is_none(ratio):
+def test_invalid_ratios(ratio):
     with pytest.raises(ValueError, match="filter_ratio"):
         de.DynamicVariable(2, filter_ratio=ratio)
 

@@ -1,4 +1,4 @@
-"""Stages of calls that ranks make together, with ranks that are threads."""
+"""Stages of collective calls, with ranks that are threads."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def threads(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_what_ranks_say_is_known_to_all(size):
+def test_every_rank_gets_the_values_of_all(size):
     def call(comm):
         ranks = Ranks("call")
         assert (ranks.rank, ranks.size) == (comm.rank, size)
@@ -41,7 +41,7 @@ def test_a_stage_is_one_collective_operation():
 
 
 @pytest.mark.parametrize("failing", [[0], [2], [1, 2], [0, 1, 2]])
-def test_what_fails_on_one_rank_fails_on_all(failing):
+def test_a_failure_on_some_ranks_fails_all(failing):
     passed = set()
 
     def call(comm):
@@ -56,7 +56,7 @@ def test_what_fails_on_one_rank_fails_on_all(failing):
         finally:
             assert [f.rank for f in ranks.failures] == failing
             assert {f.kind for f in ranks.failures} == {"KeyError"}
-        raise AssertionError("it must not come here")
+        raise AssertionError("the stage raised no error")
 
     for rank, outcome in enumerate(outcomes(3, call)):
         if rank in failing:
@@ -70,7 +70,7 @@ def test_what_fails_on_one_rank_fails_on_all(failing):
     assert passed == {0, 1, 2}
 
 
-def test_after_a_failure_the_ranks_can_go_on():
+def test_stages_after_a_failure():
     def call(comm):
         for failing in (0, 1, 0):
             ranks = Ranks("call")
@@ -85,7 +85,7 @@ def test_after_a_failure_the_ranks_can_go_on():
     run(2, call)
 
 
-def test_a_rank_that_ends_is_not_waited_for():
+def test_the_end_of_a_rank_releases_the_others():
     def call(comm):
         ranks = Ranks("call")
         with ranks.stage():
@@ -96,7 +96,7 @@ def test_a_rank_that_ends_is_not_waited_for():
     assert errors == [RankGoneError, KeyboardInterrupt, RankGoneError]
 
 
-def test_an_error_that_the_ranks_cannot_tell_of_is_not_lost():
+def test_an_error_that_cannot_be_reported_is_chained():
     def call(comm):
         ranks = Ranks("call")
         with ranks.stage():
@@ -107,7 +107,7 @@ def test_an_error_that_the_ranks_cannot_tell_of_is_not_lost():
     assert type(found[0].error.__context__) is ValueError
 
 
-def test_different_calls_are_told_apart():
+def test_different_calls_are_an_error():
     def call(comm):
         with Ranks("dump" if comm.rank < 2 else "load").stage():
             if comm.rank == 1:
@@ -135,7 +135,7 @@ def test_messages_of_any_text():
     assert second.error.errno == 28
 
 
-def test_not_in_a_function():
+def test_calls_in_a_function_are_refused():
     @tf.function
     def traced():
         Ranks("load")
@@ -144,7 +144,7 @@ def test_not_in_a_function():
         traced()
 
 
-def test_the_ranks_of_these_tests_exchange_as_horovod_does():
+def test_the_communicator_of_threads():
     def call(comm):
         parts = [np.full([r + comm.rank, 2], 10 * comm.rank + r, np.int32) for r in range(3)]
         splits = [len(part) for part in parts]

@@ -58,7 +58,7 @@ def test_cc_layers_include_only_downwards(folder):
 
 
 @in_checkout
-def test_the_include_pattern_sees_tensorflow_where_it_is_allowed():
+def test_the_include_pattern_finds_tensorflow():
     names = [name for source in (ROOT / "cc/tf").glob("*") for name in includes(source)]
     assert any(name.startswith("tensorflow/") for name in names)
 
@@ -114,14 +114,14 @@ def test_layers_are_on_top():
 
 
 @in_checkout
-def test_what_serves_dumps_needs_no_tensorflow():
-    # Parts of the package that only need numpy, and the rest of it that they may use.
-    apart = ("storage", "serving", "cli", "sok.dump", "__main__")
-    allowed = (*(f"tf_dynemb.{name}" for name in apart), "tf_dynemb._version")
+def test_serving_needs_no_tensorflow():
+    # The modules that need only numpy. They may use each other and `_version`.
+    numpy_only = ("storage", "serving", "cli", "sok.dump", "__main__")
+    allowed = (*(f"tf_dynemb.{name}" for name in numpy_only), "tf_dynemb._version")
     wrong = [
         f"{path.relative_to(ROOT)} imports {module}"
         for path in package_files()
-        if f"{module_name(path)}.".startswith(tuple(f"tf_dynemb.{name}." for name in apart))
+        if f"{module_name(path)}.".startswith(tuple(f"tf_dynemb.{name}." for name in numpy_only))
         for module in imported_modules(path)
         if module.split(".")[0] in ("tensorflow", "keras", "horovod", "tqdm")
         or (module.startswith("tf_dynemb.") and not module.startswith(allowed))
@@ -129,7 +129,7 @@ def test_what_serves_dumps_needs_no_tensorflow():
     assert not wrong
 
 
-# Modules beside the rooms that the docstring of any room may name. No room imports the others.
+# The modules outside the rooms that the docstring of any room may name. No room imports others.
 FOR_ALL = {"_ops", "_version", "_warn", "communicator"}
 MOST_MODULES = 12  # in a folder, including `__init__`
 MOST_LINES = 500
@@ -138,9 +138,9 @@ MOST_LINES = 500
 def import_graph(package: pathlib.Path) -> dict[str, set[str]]:
     """Returns the modules that each module of a package imports, by their names inside the package.
 
-    Imports inside functions and for type checking count, and so do names of modules that are a
-    whole string, as for `import_module`. An import from another folder also imports that folder's
-    `__init__`. The package's own `__init__` has the name "".
+    Imports inside functions and for type checking count, and so do strings that are the name of a
+    module, as for `import_module`. An import from another folder also imports the `__init__` of
+    that folder. The name of the package's `__init__` is "".
     """
     modules = {}
     for path in package.rglob("*.py"):
@@ -148,7 +148,7 @@ def import_graph(package: pathlib.Path) -> dict[str, set[str]]:
         modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
 
     def resolve(name: str) -> str | None:
-        """Returns the module that a dotted name is, or is in."""
+        """Returns the module that a dotted name denotes or is defined in."""
         first, *rest = name.split(".")
         if first != package.name:
             return None
@@ -179,12 +179,12 @@ def import_graph(package: pathlib.Path) -> dict[str, set[str]]:
 
 
 def room_of(module: str) -> str:
-    """Returns the folder of a module; for a module beside the rooms, its name."""
+    """Returns the folder of a module; for a module outside the rooms, its name."""
     return module.split(".")[0]
 
 
-def circle(graph: dict[str, set[str]]) -> list[str]:
-    """Returns modules each of which imports the one before it, the first one the last; or none."""
+def cycle(graph: dict[str, set[str]]) -> list[str]:
+    """Returns the modules of a cycle, each of which imports the one before it; [] if none."""
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -210,18 +210,18 @@ def rooms():
 
 
 @in_checkout
-def test_no_modules_import_each_other_in_a_circle(modules):
+def test_modules_have_no_import_cycle(modules):
     assert len(modules) > 90
-    assert circle(modules) == []
+    assert cycle(modules) == []
 
 
 @in_checkout
-def test_no_rooms_import_each_other_in_a_circle(modules):
-    assert circle(between_rooms(modules)) == []
+def test_rooms_have_no_import_cycle(modules):
+    assert cycle(between_rooms(modules)) == []
 
 
 @in_checkout
-def test_each_room_imports_what_its_docstring_says(modules, rooms):
+def test_rooms_import_only_what_their_docstrings_name(modules, rooms):
     for room, imported in between_rooms(modules).items():
         if room in rooms:
             docstring = ast.get_docstring(
@@ -251,7 +251,7 @@ def test_rooms_import_no_module_by_a_computed_name(rooms):
 
 
 @in_checkout
-def test_the_design_has_the_rooms_in_their_order(modules, rooms):
+def test_the_table_of_rooms_in_the_design_is_in_order(modules, rooms):
     design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     table = design.split("| room | contents |\n", 1)[1].split("\n\n", 1)[0]
     order = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
@@ -295,7 +295,7 @@ IMPORTS_OF_B = {
 
 
 @pytest.mark.parametrize("text", IMPORTS_OF_B.values(), ids=IMPORTS_OF_B)
-def test_a_circle_is_seen_wherever_the_import_is(tmp_path, text):
+def test_every_form_of_import_counts_in_a_cycle(tmp_path, text):
     sources = {
         "__init__": "from package import a",
         "a": text,
@@ -314,15 +314,15 @@ def test_a_circle_is_seen_wherever_the_import_is(tmp_path, text):
         "room.b": {"room.c"},
         "room.c": set(),
     }
-    assert circle(graph) == []
+    assert cycle(graph) == []
 
     (tmp_path / "package" / "room" / "c.py").write_text("import package.a")
     graph = import_graph(tmp_path / "package")
-    assert set(circle(graph)) == {"a", "room.b", "room.c"}
-    assert set(circle(between_rooms(graph))) == {"a", "room"}
+    assert set(cycle(graph)) == {"a", "room.b", "room.c"}
+    assert set(cycle(between_rooms(graph))) == {"a", "room"}
 
     (tmp_path / "package" / "room" / "c.py").write_text("from package import name")
-    assert "" in circle(import_graph(tmp_path / "package"))
+    assert "" in cycle(import_graph(tmp_path / "package"))
 
 
 @in_checkout
@@ -335,7 +335,7 @@ def test_the_tensorflow_version_is_the_same_everywhere():
 
 
 # Imports the package into an interpreter that has already imported TensorFlow and Keras, and prints
-# the effects: values that it replaced, environment variables that its modules read.
+# the effects: the values that were replaced, and the environment variables that were read.
 IMPORT = """
 import json, os, sys, types
 
@@ -350,7 +350,7 @@ def attributes():
         if getattr(module, "__name__", "").split(".")[0] not in ("tensorflow", "keras"):
             continue
         for name, value in list(vars(module).items()):
-            # A lazily imported module takes the place of its stand-in.
+            # A lazily imported module replaces its placeholder.
             if not isinstance(value, types.ModuleType):
                 yield (module.__name__, name), value
             if isinstance(value, type) and value.__module__ == module.__name__:

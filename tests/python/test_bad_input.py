@@ -1,4 +1,4 @@
-"""Bad input raises an exception that names the argument, and changes nothing."""
+"""Invalid input raises an exception that names the argument, and changes nothing."""
 
 import os
 import pathlib
@@ -73,7 +73,7 @@ def table(**options):
         ({"admission": "bloom"}, NotImplementedError, "admission"),
     ],
 )
-def test_arguments_of_a_table(arguments, error, names):
+def test_invalid_arguments_of_a_table(arguments, error, names):
     with pytest.raises(error, match=names):
         de.DynamicVariable(**{"dimension": 2, **arguments})
 
@@ -196,7 +196,7 @@ def test_every_load_factor_up_to_1_is_accepted(load):
         (lambda t: de.layers.MultiTableEmbedding(2, 3)(IDS), ValueError, r"\[batch, 3\]"),
     ],
 )
-def test_calls(call, error, names):
+def test_invalid_calls(call, error, names):
     victim = table()
     before = de.export(victim)
     with pytest.raises(error, match=names):
@@ -208,7 +208,7 @@ def wrapped(**options):
     return de.OptimizerWrapper(keras.optimizers.SGD(0.1, **options))
 
 
-def test_bad_ids_are_found_when_tracing():
+def test_invalid_ids_fail_while_tracing():
     small = de.DynamicVariable(2, key_type=tf.int32)
     with pytest.raises(TypeError, match=r"int64.*int32"):
         tf.function(lambda ids: de.lookup_sparse(small, ids)).get_concrete_function(
@@ -216,7 +216,7 @@ def test_bad_ids_are_found_when_tracing():
         )
 
 
-def test_lengths_that_only_show_when_running():
+def test_inconsistent_lengths_fail_at_run_time():
     small = table()
 
     @tf.function(
@@ -236,7 +236,7 @@ def test_lengths_that_only_show_when_running():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_gradients_that_are_not_finite_are_applied_and_counted(value):
+def test_non_finite_gradients_are_applied_and_counted(value):
     small = table()
     grad = tf.IndexedSlices(tf.constant([[value, 1.0]]), [1])
     wrapped().apply_gradients([(grad, small)])
@@ -273,7 +273,7 @@ assert all(hasattr(tf_dynemb, name) for name in tf_dynemb.__all__)
     assert done.stdout == ""
 
 
-def values_that_make_no_sense(table, small):
+def invalid_values(table, small):
     sparse = tf.SparseTensor
     ragged = tf.RaggedTensor.from_row_splits
     one = tf.constant([1], tf.int64)
@@ -300,7 +300,7 @@ def values_that_make_no_sense(table, small):
 
 def malformed_calls(rng, table, small):
     """Returns functions that each call a public function with invalid arguments."""
-    nonsense = values_that_make_no_sense(table, small)
+    nonsense = invalid_values(table, small)
     wrapper = de.OptimizerWrapper(keras.optimizers.Adam(0.1))
     options = ["initializer", "var_type", "name", "constraint", "trainable", "key_type", "dtype"]
     options += ["mode", "max_capacity", "init_capacity", "seed", "evict_strategy", "what"]

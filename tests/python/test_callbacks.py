@@ -34,7 +34,7 @@ def fit(model, callbacks, **options):
     return model.fit(ids, labels, callbacks=callbacks, validation_data=validation, **options)
 
 
-def test_a_training_is_as_without_it():
+def test_fit_is_unchanged():
     plain, watched = compiled(), compiled()
     wanted, got = fit(plain, []), fit(watched, [SynchronizeRanks()])
     assert wanted.history == got.history
@@ -43,7 +43,7 @@ def test_a_training_is_as_without_it():
         np.testing.assert_array_equal(mine.numpy(), other.numpy())
 
 
-def test_an_evaluation_is_as_without_it():
+def test_evaluate_and_predict_are_unchanged():
     model = compiled()
     ids, labels = make_data(64)
     options = {"batch_size": 16, "verbose": 0}
@@ -53,14 +53,14 @@ def test_an_evaluation_is_as_without_it():
     np.testing.assert_array_equal(predicted, model.predict(ids, **options))
 
 
-def test_the_bar_is_written():
+def test_the_progress_is_printed():
     with contextlib.redirect_stdout(io.StringIO()) as out:
         history = fit(compiled(), [SynchronizeRanks()], verbose=2)
     assert out.getvalue().count("val_loss") == 2
     assert history.params["verbose"] == 2
 
 
-def test_a_model_that_is_not_built_yet():
+def test_an_unbuilt_model():
     model = keras.Sequential(
         [de.layers.Embedding(4), keras.layers.Flatten(), keras.layers.Dense(1)]
     )
@@ -69,7 +69,7 @@ def test_a_model_that_is_not_built_yet():
 
 
 class TwoRanks(communicator.Communicator):
-    """The other rank has the same values, except for those that a test sets."""
+    """This is rank 1. Rank 0 has the same values, except those that a test sets in `other`."""
 
     rank, size, local_rank = 1, 2, 1
 
@@ -105,7 +105,7 @@ def dense_model():
     return model
 
 
-def test_a_reduced_metric_keeps_its_mean(two_ranks):
+def test_reduced_metrics_keep_their_means(two_ranks):
     model = dense_model()
     ids, labels = make_data(32)
     wanted = model.evaluate(ids, labels, verbose=0, return_dict=True)
@@ -115,7 +115,7 @@ def test_a_reduced_metric_keeps_its_mean(two_ranks):
     assert float(model.metrics[0].count) == 2 * len(ids)
 
 
-def test_metrics_that_are_means_are_averaged(two_ranks):
+def test_variables_of_metrics_that_are_means_are_averaged(two_ranks):
     class Latest(keras.metrics.Metric):
         def __init__(self):
             super().__init__(name="latest")
@@ -135,7 +135,7 @@ def test_metrics_that_are_means_are_averaged(two_ranks):
     assert rank_metrics.reduce_metrics(model)["latest"] == 8.0
 
 
-def test_logs_of_other_kinds(two_ranks):
+def test_logs_that_are_not_metrics(two_ranks):
     two_ranks.other["dynemb/logs"] = {"number": 3, "array": [1.0, 5.0], "flag": 0.0, "nan": 1.0}
     logs = {
         "number": 1,
@@ -151,7 +151,7 @@ def test_logs_of_other_kinds(two_ranks):
     assert logs == {"number": 2.0, "array": [1.0, 3.5], "flag": 0.5, "metric": 8.0, **text}
 
 
-def test_logs_of_other_names(two_ranks):
+def test_logs_with_different_names(two_ranks):
     two_ranks.other["dynemb/logs"] = {"a": 1.0}
     with pytest.raises(
         ValueError, match=r"same names on all ranks, got \['a'\] on rank 0, \['b'\]"

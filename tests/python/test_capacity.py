@@ -37,7 +37,7 @@ def test_never_holds_more_than_max_capacity(capacity):
     assert got["inserts"] - got["evictions"] == got["size"] == min(capacity, 8 * len(keys))
 
 
-def test_the_least_recently_used_go_first_in_a_small_table():
+def test_a_small_table_evicts_the_least_recently_used():
     handle = make(20)
     h.lookup(handle, np.arange(20))
     h.lookup(handle, np.arange(0, 20, 2))
@@ -50,7 +50,7 @@ def test_the_least_recently_used_go_first_in_a_small_table():
     assert contains(handle, np.arange(10, 20)).all()
 
 
-def test_victims_of_a_large_table_are_among_the_oldest():
+def test_a_large_table_evicts_old_rows():
     handle = make(10_000)
     for begin in range(0, 10_000, 1000):
         h.lookup(handle, np.arange(begin, begin + 1000))
@@ -61,7 +61,7 @@ def test_victims_of_a_large_table_are_among_the_oldest():
     assert evicted.max() < 8000
 
 
-def test_contains_export_and_read_rows_are_no_access():
+def test_contains_export_and_read_rows_are_not_accesses():
     handle = make(10)
     h.lookup(handle, np.arange(10))
     for key in range(10):
@@ -73,7 +73,7 @@ def test_contains_export_and_read_rows_are_no_access():
     np.testing.assert_array_equal(contains(handle, np.arange(10)), np.arange(10) > 0)
 
 
-def test_an_evicted_key_comes_back_with_its_initial_vector_and_state():
+def test_an_evicted_key_has_its_initial_vector_and_state_again():
     handle = make(10)
     ops.dynemb_attach_state(handle, optimizer="sgd", widths=[DIM], inits=[0.5])
     keys = np.arange(10)
@@ -123,7 +123,7 @@ def test_a_batch_larger_than_the_table_changes_nothing(name, strategy):
 
 
 @pytest.mark.parametrize("name", INSERTS)
-def test_a_batch_as_large_as_the_table_takes_all_of_it(name):
+def test_a_batch_as_large_as_the_table_fills_it(name):
     handle = make(50)
     h.lookup(handle, np.arange(30))
     INSERTS[name](handle, np.arange(25, 75))
@@ -145,8 +145,8 @@ def test_lookup_without_insert_evicts_nothing():
     assert contains(handle, np.arange(5)).all()
 
 
-def test_random_walk_under_eviction_keeps_what_it_says():
-    """Which keys are present, with which vectors, is consistent with the evictions."""
+def test_random_batches_under_eviction():
+    """Each row has its last vector or, after an eviction, its initial vector."""
     rng = np.random.default_rng(8)
     handle = make(200)
     initial = {}
@@ -157,7 +157,7 @@ def test_random_walk_under_eviction_keeps_what_it_says():
         assert h.size(handle) <= 200
         for key, value in zip(keys.tolist(), values, strict=True):
             first = initial.setdefault(key, value)
-            # Either it stayed since it was trained, or it was evicted and started again.
+            # The row either was not evicted, or started again from its initial vector.
             expected = trained.get(key, first)
             assert np.array_equal(value, expected) or np.array_equal(value, first), key
         values = rng.normal(size=[len(keys), DIM]).astype(np.float32)

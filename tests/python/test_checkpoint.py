@@ -40,7 +40,7 @@ def table_of(model):
 
 
 def rows_of(table):
-    """{key: (vector, state, update, access) as bytes}, times as ticks."""
+    """Returns {key: (bits of the vector, bits of the state, update, access)}, times in ticks."""
     saved = read_content(table)
     base = json.loads(saved.info)["base"]
     rows = saved.rows
@@ -81,11 +81,11 @@ def test_restore_continues_with_the_same_bits(tmp_path, name):
     assert rows_of(table_of(fresh)) == at_save
     for restored in (model, fresh):
         train(restored)
-        ticks_apart = [
+        without_times = [
             {key: row[:2] for key, row in rows.items()}
             for rows in (rows_of(table_of(restored)), expected[0])
         ]
-        assert ticks_apart[0] == ticks_apart[1]
+        assert without_times[0] == without_times[1]
         assert weights_of(restored) == expected[1]
         assert int(restored.optimizer.iterations) == expected[2]
     status.assert_existing_objects_matched()
@@ -151,7 +151,7 @@ def test_state_of_another_optimizer_is_dropped_with_a_warning(tmp_path):
 
 
 @pytest.mark.parametrize("other", [{"dimension": 3}, {"dimension": 2, "dtype": tf.float16}])
-def test_a_table_that_differs_is_refused_and_unchanged(tmp_path, other):
+def test_a_different_table_is_refused_and_unchanged(tmp_path, other):
     table = de.DynamicVariable(2)
     table.lookup([1, 2, 3])
     path = tf.train.Checkpoint(table=table).save(tmp_path / "ck")
@@ -214,7 +214,7 @@ def test_weights_of_another_dtype_are_converted(tmp_path):
     np.testing.assert_array_equal(tf.cast(exact, rounded.dtype).numpy(), rounded.numpy())
 
 
-def test_a_small_table_keeps_what_was_used_last(tmp_path):
+def test_a_small_table_keeps_some_rows(tmp_path):
     table = de.DynamicVariable(2)
     for i in range(100):
         table.lookup([i])
@@ -225,7 +225,7 @@ def test_a_small_table_keeps_what_was_used_last(tmp_path):
     assert set(rows_of(small).items()) <= set(rows_of(table).items())
 
 
-def test_not_in_a_graph():
+def test_calls_in_a_graph_are_refused():
     table = de.DynamicVariable(2)
 
     @tf.function

@@ -58,7 +58,7 @@ def test_inspect_json(capsys, path):
     assert third["bytes"] == sum(file.stat().st_size for file in files)
 
 
-def test_verify_of_a_sound_chain(capsys, path, tmp_path):
+def test_verify_of_an_undamaged_chain(capsys, path, tmp_path):
     assert run(capsys, "verify", path) == (0, "snapshots: 3, problems: 0\n")
     assert json.loads(run(capsys, "verify", path, "--json")[1]) == {"problems": []}
     write_chain(tmp_path / "sharded", ranks=3)
@@ -121,11 +121,11 @@ def test_verify_of_a_gap(capsys, path):
     assert out.splitlines()[0].startswith(f"{third.directory}: a gap")
 
 
-def test_verify_of_keys(capsys, tmp_path):
-    """The checksums are right: the wrong content was written with them."""
+def test_verify_of_repeated_keys(capsys, tmp_path):
+    """The checksums are right, because they were computed from the wrong content."""
 
     class Twice(dict):
-        """It has key 5 twice."""
+        """A dict that iterates over key 5 twice."""
 
         def __iter__(self):
             yield from [5, 8, 5]
@@ -135,7 +135,7 @@ def test_verify_of_keys(capsys, tmp_path):
     publish(tmp_path, "base", {"t": Change(Twice({5: value, 8: value}))}, forms=form, watermark=1)
     code, out = run(capsys, "verify", tmp_path)
     assert code == 1
-    # The other position of the key: whichever the index finds.
+    # At 128 or 136: the index finds one of the two positions of the key.
     assert "r0.keys.npy at byte offset 1" in out
     assert "key 5 is in 000.r0.keys.npy at byte offset 1" in out
     assert len(out.splitlines()) == 2
@@ -184,7 +184,7 @@ def test_verify_of_a_key_in_two_shards(capsys, tmp_path, monkeypatch):
 
 
 def rewrite(snapshot, column: str, change_array) -> None:
-    """Changes a column, and its checksum to match."""
+    """Changes a column, and updates its checksum."""
     from tf_dynemb.storage import manifest as manifests
     from tf_dynemb.storage.crc32c import crc32c
 
@@ -312,7 +312,7 @@ def test_diff_of_forms_and_bits(capsys, tmp_path):
     assert run(capsys, "diff", zero, other) == (1, "t: only in A\ns: only in B\n")
 
 
-def test_diff_names_the_first_few(capsys, tmp_path):
+def test_diff_names_the_first_keys(capsys, tmp_path):
     held = {key: Row(np.zeros(3, np.float32)) for key in range(100)}
     a = publish(tmp_path / "a", "base", {"t": Change(held)}, watermark=1).directory
     b = publish(tmp_path / "b", "base", {"t": Change({})}, watermark=1).directory

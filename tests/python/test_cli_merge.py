@@ -1,4 +1,4 @@
-"""The commands merge and export, and pieces of large tables."""
+"""The commands merge and export, and blocks of large tables."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ def test_merge(capsys, tmp_path, ranks, in_place):
 
 
 @pytest.mark.parametrize("parent_is_merged", [False, True])
-def test_a_delta_of_before_the_merge_continues_it(capsys, path, tmp_path, parent_is_merged):
+def test_deltas_continue_a_merged_base(capsys, path, tmp_path, parent_is_merged):
     last = Chain.open(path).last.manifest.id
     out, copy, deltas = tmp_path / "out", tmp_path / "copy", tmp_path / "deltas"
     run(capsys, "merge", path, out)
-    run(capsys, "merge", out, copy)  # merging only a base gives the same
+    run(capsys, "merge", out, copy)  # a merge of a lone base continues it
     merged = Chain.open(out).base.manifest.id
     readers = [Reader(out), Reader(copy)]
     for where in (out, copy, deltas):
@@ -107,7 +107,7 @@ def test_a_delta_of_before_the_merge_continues_it(capsys, path, tmp_path, parent
         assert run(capsys, "verify", where)[0] == 0
 
 
-def test_a_delta_of_an_older_one_does_not_continue_a_merge(capsys, path, tmp_path):
+def test_a_delta_of_an_older_snapshot_does_not_continue_a_merge(capsys, path, tmp_path):
     second = Chain.open(path).deltas[0].manifest.id
     run(capsys, "merge", path, tmp_path / "out")
     with pytest.raises(ValueError, match="gap"):
@@ -116,7 +116,7 @@ def test_a_delta_of_an_older_one_does_not_continue_a_merge(capsys, path, tmp_pat
         )
 
 
-def test_merge_reads_no_damage_into_a_sound_file(capsys, path, tmp_path):
+def test_merge_refuses_damaged_files(capsys, path, tmp_path):
     damage(Chain.open(path).base.directory / "000.r0.state.npy", 140)
     assert "state" in fails(capsys, 1, "merge", path)
     assert len(Chain.open(path).deltas) == 2
@@ -152,8 +152,8 @@ STEPS = st.lists(
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(steps=STEPS)
-def test_merge_of_anything(tmp_path_factory, steps):
-    """Snapshots written by different numbers of ranks: a key may move between shards."""
+def test_merge_of_random_chains(tmp_path_factory, steps):
+    """Different numbers of ranks write the snapshots, so a key may move between shards."""
     path = tmp_path_factory.mktemp("chain")
     model, parent = {}, None
     for number, (updates, deleted, ranks) in enumerate(steps):
@@ -186,8 +186,8 @@ def test_merge_of_anything(tmp_path_factory, steps):
     assert cli.main(["diff", str(path), str(path / "out")]) == 0
 
 
-def test_pieces_of_large_tables(capsys, tmp_path, monkeypatch):
-    """More rows than one iteration handles, in merge, diff and export."""
+def test_blocks_of_large_tables(capsys, tmp_path, monkeypatch):
+    """More rows than one iteration handles, in merge and diff."""
     monkeypatch.setattr(cli_rows, "CHUNK", 7)
     held = {key: Row(np.full(3, key, np.float32), update=key) for key in range(100)}
     base = publish(tmp_path / "a", "base", {"t": Change(held)}, ranks=2, watermark=200)
@@ -254,7 +254,7 @@ def test_export_parquet_without_pyarrow(capsys, path, tmp_path, monkeypatch):
 
 
 def test_as_a_module(path):
-    """In a separate process: no TensorFlow, no traceback, and a reader that closes the pipe."""
+    """In a separate process: without TensorFlow, and without a traceback."""
     code = (
         "import sys, runpy; sys.modules['tensorflow'] = None; sys.modules['keras'] = None;"
         "sys.argv[0] = 'tf_dynemb'; runpy.run_module('tf_dynemb', run_name='__main__')"

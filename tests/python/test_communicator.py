@@ -38,7 +38,7 @@ class Horovod(types.ModuleType):
 
 @pytest.fixture
 def install(monkeypatch):
-    """Installs a stand-in for Horovod."""
+    """Installs a fake Horovod."""
 
     def install(rank, size):
         horovod = Horovod(rank, size)
@@ -51,14 +51,14 @@ def install(monkeypatch):
     return install
 
 
-def test_one_process_is_a_group(capfd):
+def test_one_process_uses_the_local_communicator(capfd):
     de.init()
     assert communicator.get() is communicator.LOCAL
     assert "horovod" not in sys.modules
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_one_process_sends_it_receives():
+def test_one_process_receives_its_own_messages():
     comm = communicator.get()
     assert (comm.rank, comm.size, comm.local_rank) == (0, 1, 0)
     tensor, splits = tf.constant([[1, 2], [3, 4]]), tf.constant([2], tf.int32)
@@ -72,7 +72,7 @@ def test_what_one_process_sends_it_receives():
 
 
 @pytest.mark.parametrize("started_by_horovodrun", [False, True])
-def test_without_horovod_the_error_says_how_to_get_it(monkeypatch, started_by_horovodrun):
+def test_the_error_without_horovod_names_the_installer(monkeypatch, started_by_horovodrun):
     monkeypatch.setitem(sys.modules, "horovod", None)
     if started_by_horovodrun:
         monkeypatch.setenv("HOROVOD_SIZE", "2")
@@ -81,25 +81,25 @@ def test_without_horovod_the_error_says_how_to_get_it(monkeypatch, started_by_ho
 
 
 @pytest.mark.parametrize("tool", ["mpi", "", "Horovod"])
-def test_other_tools_are_not_known(tool):
+def test_other_tools_are_refused(tool):
     with pytest.raises(ValueError, match=f"comm_tool must be 'horovod', got '{tool}'"):
         de.init(tool)
 
 
-def test_init_takes_what_sok_scripts_pass(install):
+def test_init_accepts_the_arguments_of_sok_scripts(install):
     horovod = install(0, 1)
     de.init(comm_tool="horovod", use_legacy_optimizer=True)
     assert horovod.initialized == 1
 
 
-def test_init_leaves_a_horovod_alone_that_is_initialised(install):
+def test_init_keeps_an_initialized_horovod(install):
     horovod = install(0, 1)
     horovod.init()
     de.init("horovod")
     assert horovod.initialized == 1
 
 
-def test_horovodrun_is_enough_to_initialise_horovod(install, monkeypatch):
+def test_init_under_horovodrun_initializes_horovod(install, monkeypatch):
     horovod = install(1, 2)
     monkeypatch.setenv("HOROVOD_SIZE", "2")
     de.init()
@@ -107,7 +107,7 @@ def test_horovodrun_is_enough_to_initialise_horovod(install, monkeypatch):
     assert communicator.get().size == 2
 
 
-def test_the_ranks_are_those_of_horovod_if_it_is_initialised(install):
+def test_an_initialized_horovod_defines_the_ranks(install):
     horovod = install(1, 2)
     assert communicator.get() is communicator.LOCAL
     horovod.init()
@@ -120,7 +120,7 @@ def test_the_ranks_are_those_of_horovod_if_it_is_initialised(install):
     assert communicator.get() is communicator.LOCAL
 
 
-def test_a_horovod_that_was_built_otherwise_is_refused(install, monkeypatch):
+def test_a_horovod_from_other_sources_is_refused(install, monkeypatch):
     library = types.SimpleNamespace(get=lambda name: types.SimpleNamespace(is_stateful=False))
     monkeypatch.setattr(communicator, "op_def_registry", library)
     install(0, 2).init()

@@ -26,7 +26,7 @@ VECTORS = {
 # Sizes around those at which the algorithm changes: bytes, then words of 64 bits, then chunks.
 EDGES = [
     edge + offset
-    for edge in (0, 8, 64, crc32c._SPAN, 8 * crc32c._SPAN, crc32c._PIECE)
+    for edge in (0, 8, 64, crc32c._SPAN, 8 * crc32c._SPAN, crc32c._CHUNK)
     for offset in (-9, -8, -7, -1, 0, 1, 7, 8, 9)
     if edge + offset >= 0
 ]
@@ -61,7 +61,7 @@ def test_any_size_and_initial(size, initial, seed):
 
 
 @pytest.mark.parametrize("size", EDGES)
-def test_sizes_where_the_way_changes(size):
+def test_sizes_at_which_the_algorithm_changes(size):
     data = random_bytes(size, size)
     assert crc32c.crc32c(data, 77) == reference(data, 77)
 
@@ -100,7 +100,7 @@ def test_combine(first, second):
     assert combined == reference(first + second)
 
 
-def test_the_identity_that_folding_rests_on():
+def test_the_identity_behind_folding():
     power = 1 << 31  # x^0
     powers = [power]
     for _ in range(crc32c._SPAN):

@@ -1,12 +1,9 @@
-"""Deltas against a model of what changed, and followers against the tables that were trained."""
+"""Deltas compared with a model of the changes, and followers with the trained tables."""
 
 import datetime
 import json
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 
@@ -27,6 +24,7 @@ from delta_model import (
     make_optimizer,
     make_tables,
 )
+from dump_helpers import run_script
 from hypothesis import stateful
 from hypothesis import strategies as st
 
@@ -152,7 +150,7 @@ TestDeltas = pytest.mark.slow(DeltaMachine.TestCase)
 
 
 class Steps:
-    """Trains in a thread: after step s every row of both tables is s, and a few are inserted."""
+    """Trains in a thread: after step s, `KEYS` rows of both tables are s. Another thread erases."""
 
     KEYS = 400
     KEPT = 3
@@ -163,7 +161,7 @@ class Steps:
     def __init__(self):
         self.tables = [
             de.DynamicVariable(4, "zeros", name="user"),
-            # Not float16, which represents whole numbers only up to 2048: there may be more steps.
+            # Not float16: there may be more than 2048 steps, and it skips odd numbers above that.
             de.DynamicVariable(2, "zeros", name="item", key_type=tf.int32),
         ]
         self.optimizer = de.OptimizerWrapper(keras.optimizers.SGD(1.0, momentum=0.5))
@@ -193,7 +191,7 @@ class Steps:
         user.erase([self.OTHERS + self.step - self.KEPT])
 
     def erase_one(self):
-        """Erases one of many rows of "item"; a row of "user" first records how many that makes."""
+        """Erases a row of "item", after a row of "user" has recorded the number of erasures."""
         self.erased += 1
         user, item = self.tables
         user.upsert([self.COUNTER], [[float(self.erased)] * 4])
@@ -237,7 +235,7 @@ class Steps:
         assert len(values) == 1, f"a mixture of the steps {sorted(values)}"
         step = int(values.pop())
         extra = user.keys[self.KEYS + 1 :] - self.OTHERS
-        # No steps below 1 exist; the last row may not have been inserted, or the first not erased.
+        # Steps start at 1. The last row may not be inserted yet, or the first not erased yet.
         first = max(1, step - self.KEPT + 1)
         allowed = [
             list(range(max(1, first - 1), step)),
@@ -252,8 +250,8 @@ class Steps:
 
 
 def test_deltas_while_a_thread_trains(tmp_path, monkeypatch):
-    # Small pieces, so that steps run between them.
-    monkeypatch.setattr(cut, "_PIECE_BYTES", 2048)
+    # Small blocks, so that steps run between them.
+    monkeypatch.setattr(cut, "_BLOCK_BYTES", 2048)
     trainer = Steps()
     path = tmp_path / "chain"
     trainer.start()
@@ -293,11 +291,11 @@ def test_deltas_while_a_thread_trains(tmp_path, monkeypatch):
     assert table_reader.same(table_reader.contents(follower.tables), trainer_contents)
 
 
-def test_state_that_begins_anew_reaches_who_loads(tmp_path):
+def test_reset_state_is_loaded(tmp_path):
     trainer = Trainer(tmp_path, "adagrad")
     trainer.step([[1, 2, 3], [1, 2]])
     trainer.publish_base()
-    # As if a model is recompiled: every row has fresh state.
+    # As when a model is recompiled: every row gets fresh state.
     trainer.optimizer = make_optimizer("adagrad", trainer.tables)
     trainer.step([[1], [1]])
     try:
@@ -336,7 +334,7 @@ def test_a_base_without_state_before_deltas_with_it(tmp_path):
     Follower(tmp_path, "adam").check(trainer)
 
 
-def test_who_loaded_goes_on_with_the_chain(tmp_path):
+def test_loaded_tables_continue_the_chain(tmp_path):
     trainer = Trainer(tmp_path, "adam")
     trainer.step([[1, 2, 3], [1, 2]])
     trainer.publish_base()
@@ -363,7 +361,7 @@ def test_who_loaded_goes_on_with_the_chain(tmp_path):
     check_loaded(tmp_path, heir)
 
 
-def test_who_applied_deltas_goes_on_with_the_chain(tmp_path):
+def test_tables_that_applied_deltas_continue_the_chain(tmp_path):
     trainer = Trainer(tmp_path, "adagrad")
     trainer.step([[1, 2, 3], [1, 2]])
     trainer.publish_base()
@@ -381,7 +379,7 @@ def test_who_applied_deltas_goes_on_with_the_chain(tmp_path):
     assert table_reader.same(found, expected)
 
 
-def test_a_relay_publishes_what_it_applied(tmp_path):
+def test_a_relay_publishes_the_deltas_that_it_applied(tmp_path):
     trainer = Trainer(tmp_path / "chain", "adagrad")
     trainer.step([[1, 2, 3], [1, 2]])
     trainer.publish_base()
@@ -405,7 +403,7 @@ def test_a_relay_publishes_what_it_applied(tmp_path):
     again.check(trainer)
 
 
-def test_deltas_alone_at_a_path(tmp_path):
+def test_deltas_at_a_separate_path(tmp_path):
     trainer = Trainer(tmp_path / "chain", "adagrad")
     trainer.step([[1, 2, 3], [1, 2]])
     trainer.publish_base()
@@ -429,7 +427,7 @@ def test_deltas_alone_at_a_path(tmp_path):
 
 
 @pytest.mark.slow
-def test_training_goes_on_with_the_same_bits_in_another_process(tmp_path):
+def test_training_continues_with_the_same_bits_in_another_process(tmp_path):
     expected = {}
     for case in CASES:
         model = Model(case)
@@ -437,26 +435,10 @@ def test_training_goes_on_with_the_same_bits_in_another_process(tmp_path):
         de.dump(tmp_path / case, [model.table], model.optimizer, quiet=True)
         model.train(20)
         expected[case] = model.bits()
-    here = pathlib.Path(__file__).resolve().parent
-    root = here.parents[1]
-    paths = [str(root)] if (root / "tf_dynemb").is_dir() else []
-    done = subprocess.run(
-        [sys.executable, here / "continue_training.py", tmp_path],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = run_script("continue_training.py", tmp_path)
     assert found.keys() == expected.keys()
     assert [case for case in CASES if found[case] != expected[case]] == []
-    # These bits distinguish steps, states and roundings.
+    # The bits of all cases differ, and so do those of a load without state.
     assert len({json.dumps(bits) for bits in expected.values()}) == len(CASES)
     other = Model("adam-bfloat16")
     de.load(tmp_path / "adam-bfloat16", [other.table], quiet=True)

@@ -1,4 +1,4 @@
-"""Tables on a simulated device: var_type, tiers, errors, and other modules' tests with them."""
+"""Tables on a simulated device: var_type, tiers, errors; and the tests of other modules."""
 
 import os
 import pathlib
@@ -44,16 +44,16 @@ def make(**options):
 
 
 class TestPlace:
-    def test_without_a_gpu_hybrid_is_the_hosts_memory(self, no_device):
+    def test_hybrid_without_a_gpu_is_host_memory(self, no_device):
         for var_type in ("hybrid", "host", None):
             assert make(var_type=var_type).placement == Placement(CPU, "host")
 
-    def test_without_a_gpu_hbm_is_an_error(self, no_device):
+    def test_hbm_without_a_gpu_is_an_error(self, no_device):
         with pytest.raises(ValueError, match=r"var_type='hbm'.*needs a GPU"):
             make(var_type="hbm")
 
     @pytest.mark.parametrize("tier", ["hbm", "hybrid"])
-    def test_without_a_gpu_the_operator_says_so(self, no_device, tier):
+    def test_a_device_tier_without_a_gpu_is_an_error(self, no_device, tier):
         with pytest.raises(tf.errors.FailedPreconditionError, match="GPU"):
             h.make_table(tier=tier)
 
@@ -62,13 +62,13 @@ class TestPlace:
         assert make(var_type="hbm").placement == Placement(CPU, "hbm")
         assert make(var_type="host").placement == Placement(CPU, "host")
 
-    def test_hybrid_on_a_cpu_is_the_hosts_memory(self, device):
+    def test_hybrid_on_a_cpu_is_host_memory(self, device):
         with tf.device("CPU"):
             assert make().placement.tier == "host"
             assert make(var_type="hbm").placement.tier == "hbm"
 
     def test_the_device_of_several_tables(self, monkeypatch):
-        """It is the device of all of them, by any of its names, or otherwise the CPU."""
+        """The device that all tables share, by any of its names; otherwise the CPU."""
 
         def dynamic(device):
             return types.SimpleNamespace(placement=Placement(device, "hybrid"))
@@ -90,7 +90,7 @@ class TestPlace:
         assert placement.common_device(gpu) == CPU
 
     def test_gpus(self, monkeypatch):
-        """Which of the GPUs is used, as far as a test without one can check it."""
+        """The choice of a GPU, with fake GPUs."""
         monkeypatch.delenv(simulated.ENVIRONMENT, raising=False)
         gpus = [tf.config.LogicalDevice(f"/device:GPU:{i}", "GPU") for i in range(2)]
         monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: gpus)
@@ -111,7 +111,7 @@ class TestPlace:
 
 
 class TestTiers:
-    def test_rows_fill_the_devices_memory_first(self, device):
+    def test_rows_fill_the_device_tier_first(self, device):
         row = make(var_type="hbm").stats()
         assert row["device_rows"] == 0
         table = make(max_hbm_for_vectors=4096 * GB)
@@ -126,7 +126,7 @@ class TestTiers:
         nothing.lookup(tf.range(1000, dtype=tf.int64))
         assert nothing.stats()["device_rows"] == 0
 
-    def test_by_default_16_gb(self):
+    def test_the_default_device_tier_has_16_gib(self):
         assert TableOptions().max_hbm_bytes in (16 << 30, simulated.HBM_BYTES)
 
     def test_host_tables_have_no_device_rows(self):
@@ -136,11 +136,11 @@ class TestTiers:
         stats = table.stats()
         assert (stats["device_rows"], stats["device_hits"], stats["promotions"]) == (0, 0, 0)
 
-    def test_training_moves_what_is_read_often(self, device):
+    def test_training_promotes_frequently_read_rows(self, device):
         table = make(max_hbm_for_vectors=4096 * GB)
         optimizer = de.OptimizerWrapper(keras.optimizers.Adagrad(0.1))
         table.lookup(tf.range(2000, dtype=tf.int64))
-        often = tf.constant([1990, 1995, 1999], tf.int64)  # there was no space left for them
+        often = tf.constant([1990, 1995, 1999], tf.int64)  # there is no space for them
         random = np.random.default_rng(5)
         for _ in range(30):
             ids = tf.concat([often, random.integers(0, 1900, 20)], 0)
@@ -174,20 +174,20 @@ def train(tables, steps=6):
 
 
 class TestTogether:
-    def test_training_gives_what_host_tables_give(self, device):
+    def test_training_matches_host_tables(self, device):
         expected, weight_gradients = train([make(var_type="host", name=n) for n in "abc"])
         for var_types in (["hbm"] * 3, ["hybrid"] * 3, ["host", "hybrid", "hbm"]):
             tables = [
                 make(var_type=kind, name=n, max_hbm_for_vectors=4096 * GB)
                 for kind, n in zip(var_types, "abc", strict=True)
             ]
-            got, its_gradients = train(tables)
+            got, got_gradients = train(tables)
             for a, b in zip(expected, got, strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-            for a, b in zip(weight_gradients, its_gradients, strict=True):
+            for a, b in zip(weight_gradients, got_gradients, strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
-    def test_an_operators_tables_are_in_one_place(self, device):
+    def test_an_operator_refuses_tables_in_several_places(self, device):
         host = h.make_table(tier="host", shared_name="mixed_host")
         hbm = h.make_table(tier="hbm", shared_name="mixed_hbm")
         keys, bags = tf.constant([1], tf.int64), tf.constant(1, tf.int64)
@@ -197,15 +197,15 @@ class TestTogether:
         with pytest.raises(tf.errors.InvalidArgumentError, match=both):
             h.apply_sgd([host, hbm], [keys, keys], [np.ones([1, 4], np.float32)] * 2)
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"mixed_host.*place"):
-            h.ops.dynemb_adopt([host], [hbm], 0, 0)
+            h.ops.dynemb_swap_rows([host], [hbm], 0, 0)
         assert h.size(host) == h.size(hbm) == 0
 
-    def test_a_name_means_one_tier(self, device):
+    def test_a_shared_name_has_one_tier(self, device):
         h.make_table(tier="host", shared_name="tier_of_name")
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"tier_of_name.*tier"):
             h.make_table(tier="hbm", shared_name="tier_of_name")
 
-    def test_dumps_know_no_tiers(self, device, tmp_path):
+    def test_dumps_do_not_depend_on_tiers(self, device, tmp_path):
         host, hybrid = (
             make(var_type="host", name="t"),
             make(name="t", max_hbm_for_vectors=1024 * GB),
@@ -221,7 +221,7 @@ class TestTogether:
         np.testing.assert_array_equal(hbm.lookup(keys, insert=False), values)
         assert hbm.stats()["device_rows"] == 500
 
-    def test_one_dump_of_tables_in_many_places(self, device, tmp_path):
+    def test_one_dump_of_tables_in_several_places(self, device, tmp_path):
         tables = [make(var_type=kind, name=kind) for kind in ("host", "hybrid", "hbm")]
         for i, table in enumerate(tables):
             de.assign(table, [i, 7], np.full([2, DIM], i, np.float32))
@@ -233,7 +233,7 @@ class TestTogether:
 
 
 @pytest.mark.skipif(not placement.has_gpu_kernels(), reason="a build without CUDA")
-def test_kernels_for_gpus_name_what_is_in_the_hosts_memory():
+def test_gpu_kernels_declare_their_arguments_in_host_memory():
     found, on_tables = {}, set()
     for name, operator in operators():
         if any(argument.name in ("handle", "handles") for argument in operator.input_arg):
@@ -241,8 +241,8 @@ def test_kernels_for_gpus_name_what_is_in_the_hosts_memory():
         for kernel in kernels.get_registered_kernels_for_op(name).kernel:
             if kernel.device_type == "GPU":
                 found[name] = set(kernel.host_memory_arg)
-    # These run on a CPU, wherever their tables are.
-    assert on_tables - found.keys() == {"DynembSnapshot", "DynembAdopt"}
+    # These operators run on a CPU, wherever their tables are.
+    assert on_tables - found.keys() == {"DynembSnapshot", "DynembSwapRows"}
     assert found.keys() - on_tables == {
         "DynembTable",
         "DynembLookupSparseGrad",
@@ -264,20 +264,20 @@ def test_kernels_for_gpus_name_what_is_in_the_hosts_memory():
     assert found["DynembLookupSparseGrad"] == {"bags"}
     assert found["DynembApplyGradients"] == {"handles", "hyper", "step"}
     assert found["DynembWriteRows"] == {"handle", "step"}
-    assert found["DynembAttachState"] == {"handle", "begins_anew"}
+    assert found["DynembAttachState"] == {"handle", "was_reset"}
     assert found["DynembRoute"] == {"splits", "counts"}
     assert found["DynembReceiveKeys"] == {"splits", "counts"}
     assert found["DynembPackRows"] == {"splits", "counts"}
     assert found["DynembUnpackRows"] == {"counts", "sent"}
-    counts = {"came", "sent", "asked", "served"}
+    counts = {"received", "sent", "asked", "served"}
     assert found["DynembPoolRows"] == {"handles", "bags", "num_bags"} | counts
     assert found["DynembPoolRowsGrad"] == {"bags", "counts", "splits"}
-    assert found["DynembPoolRowsWeightGrad"] == {"bags", "came", "sent"}
+    assert found["DynembPoolRowsWeightGrad"] == {"bags", "received", "sent"}
     assert found["DynembSumReceived"] == {"counts"}
 
 
 def operators():
-    """(name, OpDef) of each operator."""
+    """Yields (name, OpDef) of each operator."""
     for function in dir(h.ops):
         name = "".join(part.title() for part in function.split("_"))
         operator = op_def_registry.get(name)
@@ -287,19 +287,19 @@ def operators():
 
 @pytest.mark.slow
 @pytest.mark.skipif(simulated.ON, reason="this run already uses a device")
-def test_other_tests_with_tables_of_a_device():
+def test_other_modules_with_device_tables():
     files = [str(pathlib.Path(__file__).with_name(name)) for name in simulated.MODULES]
     assert passed(files) > 200
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(simulated.ON, reason="this run already uses a device")
-def test_ranks_with_tables_of_a_device():
+def test_ranks_with_device_tables():
     assert passed([str(ROOT / "tests/parallel/ranks/test_training.py")], "-k", "np2") > 5
 
 
 def passed(files, *options):
-    """The number of tests in these files that pass with tables on a device; all must pass."""
+    """Runs the tests in files with tables on a device; returns their number. All must pass."""
     command = [sys.executable, "-m", "pytest", "-v", "-x", "-p", "no:cacheprovider", *options]
     run = subprocess.run(
         [*command, *files],

@@ -1,4 +1,4 @@
-"""The parts of examples/dlrm.py: Criteo's layouts, made-up clicks, the model, phases of a step."""
+"""The modules of examples/dlrm.py: Criteo's layouts, synthetic clicks, the model, the phases."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOTNESS = criteo.HOTNESS
 
 @pytest.fixture
 def clicks():
-    """Labels, dense counts (some negative, as a few of Criteo's), multi-hot ids, one-hot ids."""
+    """Labels, dense counts (some negative, as in Criteo's data), multi-hot ids, one-hot ids."""
     rng = np.random.default_rng(0)
     return SimpleNamespace(
         labels=rng.integers(0, 2, COUNT),
@@ -38,7 +38,7 @@ def clicks():
 
 
 def write(path, form, *columns):
-    """Samples in order, packed by Python's struct."""
+    """Writes samples, packed by Python's struct."""
     rows = zip(*(np.reshape(column, (COUNT, -1)).tolist() for column in columns), strict=True)
     samples = [struct.pack("<" + form, *(n for part in row for n in part)) for row in rows]
     path.write_bytes(b"".join(samples))
@@ -123,11 +123,11 @@ def made(count=3000, first=0, seed=5, exponent=1.1, rows=500):
     return synthetic.SyntheticClicks(count, *shape, first=first)
 
 
-def test_made_up_samples_are_functions_of_their_number():
+def test_synthetic_samples_are_functions_of_their_number():
     whole = made().read(0, 3000)
     for begin, end in [(0, 1), (17, 2500), (2999, 3000), (40, 40)]:
-        for mine, all_of_them in zip(made().read(begin, end), whole, strict=True):
-            np.testing.assert_array_equal(mine, all_of_them[begin:end])
+        for mine, every in zip(made().read(begin, end), whole, strict=True):
+            np.testing.assert_array_equal(mine, every[begin:end])
     np.testing.assert_array_equal(made(first=100).read(0, 50).ids, whole.ids[100:150])
     assert (made(seed=6).read(0, 10).ids != whole.ids[:10]).mean() > 0.5
 
@@ -152,7 +152,7 @@ def test_batches_are_divided_among_ranks(ranks, whole):
     assert (len(few), few.samples) == (2, 60)
 
 
-def test_made_up_ids_follow_a_power_law():
+def test_synthetic_ids_follow_a_power_law():
     ids = made(count=20000, exponent=1.2, rows=10**6).read(0, 20000).ids
     for column in (0, 30, 200):  # of features with a million ids
         counts = np.sort(np.unique(ids[:, column], return_counts=True)[1])[::-1]
@@ -168,7 +168,7 @@ def test_made_up_ids_follow_a_power_law():
     assert 120 < counts.min() < counts.max() < 290
 
 
-def test_the_planted_model_knows_best():
+def test_the_planted_model_is_calibrated():
     labels = made().read(0, 3000).labels
     chances = made().chances(0, 3000)
     assert 0.75 < scoring.score(labels, chances)["auc"] < 0.95
@@ -194,13 +194,13 @@ def reference_logits(model, dense, ids):
     assert len(dense_layers) == 2 * len(mlp) + len(project)
     weights = [(layer.kernel.numpy(), layer.bias.numpy()) for layer in mlp]
     logits = []
-    for sample, its_ids in zip(dense, ids, strict=True):
+    for sample, sample_ids in zip(dense, ids, strict=True):
         x = sample
         for kernel, bias in weights[:2]:
             x = np.maximum(x @ kernel + bias, 0)
         vectors, at = [x], 0
         for i, (table, hotness) in enumerate(zip(model.tables, model.sizes.hotness, strict=True)):
-            bag = its_ids[at : at + hotness]
+            bag = sample_ids[at : at + hotness]
             at += hotness
             vector = sum(table.lookup([key], insert=False).numpy()[0] for key in bag)
             vectors.append(vector @ project.get(f"pooled_{i}", np.eye(len(vector))))
@@ -284,7 +284,7 @@ def test_a_step_is_divided_among_its_phases():
     got = step_phases.shares(step_phases.spans_of(events), 0.0, 25e6)
     assert got.alone == {
         "input": 2,  # before 1, and from 15 to 16
-        "dense forward": 3,  # of 4: in two of them others ran too
+        "dense forward": 3,  # of 4, of which 2 are shared with "route keys"
         "route keys": 3,
         "exchange keys": 6,  # 7 to 15, except 2 in which the backward pass ran
         "dense backward": 2,
@@ -300,7 +300,7 @@ def test_a_step_is_divided_among_its_phases():
     assert part.alone == {"exchange keys": 2, "dense backward": 1}
 
 
-def test_operators_within_operators():
+def test_nested_operators():
     events = [
         event("forward/call:PartitionedCall", 1, 0, 10),
         event("forward/DynembRoute:DynembRoute", 1, 2, 4),
@@ -335,7 +335,7 @@ def test_phases_by_name():
 SMALL = ["--rows-at-most", "200", "--dim", "4", "--bottom", "8", "--top", "16"]
 
 
-def test_dlrm_on_clicks_that_it_makes_up(tmp_path):
+def test_dlrm_on_synthetic_clicks(tmp_path):
     few = ["--samples", "4096", "--test-samples", "1001", "--batch-size", "256"]
     few += ["--hotness", *"32121111111111111111111111"]
     more = ["--phases", "--profile", "profile", "--dump", "tables", "--key-type", "int32"]
@@ -365,7 +365,7 @@ def test_dlrm_on_clicks_that_it_makes_up(tmp_path):
     assert reader.key_type("feature_0") == "int32"
 
 
-def test_dlrm_on_criteos_clicks(tmp_path, clicks):
+def test_dlrm_on_files_of_clicks(tmp_path, clicks):
     write(tmp_path / "train_data.bin", "40i", clicks.labels, clicks.counts, clicks.single)
     write(tmp_path / "test_data.bin", "40i", clicks.labels, clicks.counts, clicks.single)
     data = ["--data", ".", "--layout", "reference", "--batch-size", "16"]

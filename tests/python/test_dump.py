@@ -35,7 +35,7 @@ def test_an_empty_table(tmp_path):
     assert len(other) == 0
 
 
-def test_a_keras_model_its_variables_and_its_layers_table(tmp_path):
+def test_the_table_of_a_keras_layer(tmp_path):
     model = keras.Sequential([keras.Input((1,), dtype="int64"), de.layers.Embedding(2)])
     model.layers[0](tf.constant([[1], [2]]), training=True)
     ours, others = de.filter_variables(model.trainable_variables)
@@ -46,7 +46,7 @@ def test_a_keras_model_its_variables_and_its_layers_table(tmp_path):
     assert vectors_of(other) == vectors_of(model.layers[0].table)
 
 
-def test_subset_renamed_and_static(tmp_path):
+def test_subsets_renamed_tables_and_static_variables(tmp_path):
     a, b = make("a"), make("b", 3)
     s = de.Variable(np.arange(12.0, dtype=np.float32).reshape(4, 3), name="s")
     a.lookup([1, 2])
@@ -68,7 +68,7 @@ def test_subset_renamed_and_static(tmp_path):
         ([0, 1, 1], "lacks rows of 's"),
     ],
 )
-def test_a_matrix_whose_rows_are_not_all_there(tmp_path, keys, says):
+def test_an_incomplete_matrix_is_refused(tmp_path, keys, says):
     static = de.Variable(tf.zeros([3, 2]), name="s")
     columns = {
         "keys": np.array(keys),
@@ -96,7 +96,7 @@ def test_a_matrix_whose_rows_are_not_all_there(tmp_path, keys, says):
     assert not static.numpy().any()
 
 
-def test_optimizer_comes_along_and_training_goes_on(tmp_path):
+def test_training_continues_with_the_loaded_optimizer(tmp_path):
     def new():
         return [make("a"), make("b", 3)], de.OptimizerWrapper(keras.optimizers.Adam(0.1))
 
@@ -131,7 +131,7 @@ def test_state_of_another_optimizer_is_dropped_and_named(tmp_path):
     de.dump(tmp_path, table, adam)
     with pytest.warns(UserWarning, match="Adam|adam") as caught:
         de.load(tmp_path, other, adagrad)
-    # They point to this file, not into the package.
+    # The warnings point to this file, not into the package.
     assert {warning.filename for warning in caught} == {__file__}
     said = " ".join(str(w.message) for w in caught)
     assert "state of 'adam' that table 't'" in said
@@ -141,7 +141,7 @@ def test_state_of_another_optimizer_is_dropped_and_named(tmp_path):
     step(adagrad, [other], [1])
 
 
-def test_without_the_optimizer_rows_begin_with_fresh_state(tmp_path):
+def test_a_load_without_the_optimizer_gives_fresh_state(tmp_path):
     table, other = make(), make()
     optimizers = [de.OptimizerWrapper(keras.optimizers.Adagrad(0.1, 0.5)) for _ in range(2)]
     step(optimizers[0], [table], [1, 2])
@@ -153,7 +153,7 @@ def test_without_the_optimizer_rows_begin_with_fresh_state(tmp_path):
     assert state == {np.full(2, 0.5, np.float32).tobytes()}
 
 
-def test_other_dtypes_only_when_asked(tmp_path):
+def test_other_dtypes_require_cast(tmp_path):
     table = make()
     table.lookup(tf.range(100))
     de.dump(tmp_path, table)
@@ -170,7 +170,7 @@ def test_other_dtypes_only_when_asked(tmp_path):
     assert vectors_of(back) == vectors_of(other)
 
 
-def test_a_smaller_table_keeps_what_was_used_last_and_says_so(tmp_path):
+def test_a_smaller_table_keeps_recently_used_rows_and_warns(tmp_path):
     table = make()
     for i in range(60):
         table.lookup([i])
@@ -179,7 +179,7 @@ def test_a_smaller_table_keeps_what_was_used_last_and_says_so(tmp_path):
     with pytest.warns(UserWarning, match="40 of the rows of table 't' did not fit"):
         de.load(tmp_path, small)
     assert len(small) == 20
-    # 60 rows are in a few buckets, so "least recently used" is nearly exact.
+    # 60 rows are in a few buckets, so nearly all evicted rows are the least recently used.
     assert min(vectors_of(small)) >= 30
     fixed = make(init_capacity=4, max_capacity=20, evict_strategy="none")
     fixed.lookup([5])
@@ -198,7 +198,7 @@ def test_a_smaller_table_keeps_what_was_used_last_and_says_so(tmp_path):
         (lambda: de.Variable(tf.zeros([5, 2]), name="t"), "3 rows on disk, but .* has 5"),
     ],
 )
-def test_a_load_that_fails_changes_nothing(tmp_path, other, says):
+def test_a_failed_load_changes_nothing(tmp_path, other, says):
     good, table = make("a"), make()
     good.lookup([1])
     table.lookup([1, 2, 3])
@@ -241,7 +241,7 @@ def test_bad_arguments(tmp_path):
     assert len(storage.Chain.open(tmp_path).snapshots) == 1
 
 
-def test_times_without_a_zone_are_refused():
+def test_times_without_a_time_zone_are_refused():
     table = make()
     for call in (
         lambda t: de.incremental_model_dump([table], t),

@@ -2,11 +2,9 @@
 
 import contextlib
 import errno
-import json
 import os
 import pathlib
 import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -14,6 +12,7 @@ import pytest
 import table_reader
 import tensorflow as tf
 from chain_reader import fold
+from dump_helpers import run_script
 
 import tf_dynemb as de
 from tf_dynemb import storage
@@ -23,23 +22,7 @@ ROWS = 600
 
 def run_zygote(what, path):
     """Returns the output of dump_zygote.py, which imports TensorFlow once for all its processes."""
-    here = pathlib.Path(__file__).resolve().parent
-    root = here.parents[1]
-    paths = [str(root)] if (root / "tf_dynemb").is_dir() else []
-    done = subprocess.run(
-        [sys.executable, here / "dump_zygote.py", what, path],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_script("dump_zygote.py", what, path)
 
 
 @pytest.mark.slow
@@ -57,7 +40,7 @@ def test_a_process_killed_at_any_moment(tmp_path):
 
 
 @pytest.mark.slow
-def test_files_of_limited_size(tmp_path):
+def test_a_limit_on_the_size_of_files(tmp_path):
     counts = run_zygote("limit", tmp_path / "chain")
     assert counts["failed"] >= 20
     assert counts["problems"] == []
@@ -96,7 +79,7 @@ def unpublished(path):
 
 
 def check_chain(path, expected):
-    """Checks that the chain has just this content, and can be loaded."""
+    """Checks that the chain has exactly this content, and can be loaded."""
     assert unpublished(path) == []
     assert table_reader.same(fold(storage.Chain.open(path)), expected)
     fresh = Trainer(rows=3)
@@ -128,7 +111,7 @@ def small_disk(path, options):
 
 
 @pytest.mark.parametrize("kind", ["base", "delta"])
-def test_a_disk_with_each_number_of_free_pages(tmp_path, kind):
+def test_a_disk_with_every_number_of_free_pages(tmp_path, kind):
     trainer = Trainer()
     with small_disk(tmp_path / "disk", "size=1m") as disk:
         path = disk / "chain"
@@ -238,7 +221,7 @@ def test_writes_that_fail_after_some_bytes(tmp_path, monkeypatch, kind):
 
 @pytest.mark.parametrize("function", ["pwrite", "posix_fallocate", "fsync", "rename"])
 @pytest.mark.parametrize("kind", ["base", "delta"])
-def test_other_calls_that_fail(tmp_path, monkeypatch, kind, function):
+def test_other_system_calls_that_fail(tmp_path, monkeypatch, kind, function):
     trainer = Trainer(rows=20)
     trainer.dump(tmp_path, "base")
     before = trainer.contents()
@@ -269,7 +252,7 @@ def test_other_calls_that_fail(tmp_path, monkeypatch, kind, function):
         else:
             break
     else:
-        raise AssertionError("it fails always")
+        raise AssertionError("every dump fails")
     check_chain(tmp_path, trainer.contents())
     least = {"pwrite": 10, "fsync": 14, "rename": 1, "posix_fallocate": 2 * (kind == "base")}
     assert len(errors) >= least[function]

@@ -36,7 +36,7 @@ def step(optimizer, table, keys):
 
 @pytest.fixture(scope="module")
 def dumped(tmp_path_factory):
-    """A base and a delta that changes and deletes rows of it."""
+    """A base, and a delta that changes and deletes some of its rows."""
     path = tmp_path_factory.mktemp("dumped")
     (user, item), optimizer = make_tables()
     step(optimizer, user, [1, -5, 2**40])
@@ -89,7 +89,7 @@ def chain(dumped, tmp_path):
 
 
 def check_load(follower, path, file, undamaged, what) -> bool:
-    """Loads, and checks that tables have one state or the other; returns whether it failed."""
+    """Returns whether a load failed. Checks that the tables are then unchanged, otherwise right."""
     error = None
     try:
         follower.load(path)
@@ -99,7 +99,7 @@ def check_load(follower, path, file, undamaged, what) -> bool:
         assert str(file) in str(error), f"{what}: {error!r} names another file, or none"
         assert follower.is_unchanged(), f"{what}: {error!r}, but the tables changed"
         return True
-    assert file.name == "MANIFEST.json", f"{what} went unseen"
+    assert file.name == "MANIFEST.json", f"{what} was not detected"
     columns = ("keys", "vectors", "state", "updates")
     rows = table_reader.contents(follower.tables)
     assert table_reader.same(rows, undamaged, columns), f"{what} gave wrong rows"
@@ -118,7 +118,7 @@ def test_every_truncation(chain):
             what = f"{file} of {size} instead of {len(content)} bytes"
             file.write_bytes(content[:size])
             if size == len(content) - 1 and file.name == "MANIFEST.json":
-                # The end of the last line has no meaning.
+                # Only the final newline is missing, which has no meaning.
                 assert table_reader.same(fold(Chain.open(path)), folded)
                 assert not check_load(Follower(), path, file, undamaged, what)
                 continue
@@ -137,7 +137,7 @@ def test_random_flips(chain, seed):
     rng = np.random.default_rng(seed)
     follower = Follower()
     for _ in range(250):
-        # Manifests are longer than the other files, of which there are as many of each.
+        # A file is drawn first, because manifests are longer than the other files.
         file = files[rng.integers(len(files))]
         content = file.read_bytes()
         flipped = bytearray(content)
@@ -152,12 +152,12 @@ def test_random_flips(chain, seed):
     assert table_reader.same(table_reader.contents(follower.tables), undamaged)
 
 
-def test_flips_of_every_bit_of_a_manifest_line(chain):
+def test_flips_in_the_first_members_of_a_manifest(chain):
     path, files, undamaged = chain
     follower = Follower()
     file = next(file for file in files if file.name == "MANIFEST.json" and "delta" in str(file))
     content = file.read_bytes()
-    # The members that describe what a delta continues; a wrong value may be valid by itself.
+    # The members that describe the snapshot that the delta continues. A wrong value may be valid.
     begin, end = content.index(b'"format"'), content.index(b'"writer"')
     for byte in range(begin, end):
         flipped = bytearray(content)
@@ -168,7 +168,7 @@ def test_flips_of_every_bit_of_a_manifest_line(chain):
             follower = Follower()
 
 
-def test_missing_and_foreign_files(chain):
+def test_missing_and_replaced_files(chain):
     path, files, undamaged = chain
     follower = Follower()
     for file in files:
@@ -200,7 +200,7 @@ def test_a_missing_delta(chain):
 
 
 def fail_on(function, call):
-    """Replaces a function, so that one of its calls fails."""
+    """Wraps a function so that one of its calls fails."""
     calls = iter(range(1000))
 
     @functools.wraps(function)
@@ -226,7 +226,7 @@ def test_tables_change_together_or_not_at_all(chain, monkeypatch, call):
     assert table_reader.same(table_reader.contents(follower.tables), undamaged)
 
 
-def test_a_failed_load_leaves_the_state_of_the_optimizer_before(chain, monkeypatch):
+def test_a_failed_load_keeps_the_state_of_the_optimizer(chain, monkeypatch):
     path, _, _ = chain
     follower = Follower()
     other = de.OptimizerWrapper(keras.optimizers.Adam())
@@ -237,7 +237,7 @@ def test_a_failed_load_leaves_the_state_of_the_optimizer_before(chain, monkeypat
     assert follower.is_unchanged()
 
 
-def test_a_table_that_cannot_take_the_rows(chain):
+def test_a_table_that_cannot_hold_the_rows(chain):
     path, _, _ = chain
     (user, _), optimizer = make_tables()
     small = de.DynamicVariable(
@@ -261,7 +261,7 @@ def test_apply_delta_verifies_before_it_changes_anything(chain):
     follower = Follower()
     de.load(base, follower.tables, follower.optimizer, quiet=True)
     follower.before = follower.state()
-    # Of the last of two deltas: the first must not be applied either.
+    # The last of two deltas is damaged; the first must not be applied either.
     last = Chain.open(path).last.directory
     for file in sorted(last.iterdir()):
         content = file.read_bytes()
@@ -308,7 +308,7 @@ GOLDEN = {
     "item/ü": {-3: [16256, 49024, 0], 2**31 - 1: [16384, 32640, 1]},
     "page": {2**64 - 1: [1.5], 1: [-2]},
 }
-# For the rows in the delta; those of other rows are too long ago for a table to distinguish.
+# The updates of the rows in the delta; older updates are outside a table's window of ticks.
 GOLDEN_UPDATES = {
     "user": {0: 2**41 + 3, 6: 2**41 + 2},
     "item/ü": {},
@@ -344,7 +344,7 @@ def test_golden_files_with_an_optimizer():
     assert not table_reader.rows_of(user).state.any()
 
 
-def test_golden_deltas_for_tables_that_they_continue():
+def test_golden_deltas_continue_loaded_tables():
     tables = golden_tables()
     base = sorted((V1 / "chain").glob("*-base-*"))[0]
     de.load(base, tables, quiet=True)

@@ -1,4 +1,4 @@
-"""Deltas: what they hold, how they continue each other, and dumps while training goes on."""
+"""Deltas: their content, chains of deltas, and dumps during training."""
 
 import datetime
 import os
@@ -26,7 +26,7 @@ def delta_of(path):
     return sorted(keys), sorted(snapshot.column(0, "deleted").tolist())
 
 
-def test_a_delta_holds_what_changed_and_nothing_else(tmp_path):
+def test_a_delta_contains_exactly_the_changes(tmp_path):
     table = make()
     table.lookup([1, 2, 3, 4, 5, 6])
     de.dump(tmp_path, table)
@@ -99,7 +99,7 @@ def test_gaps_are_refused(tmp_path):
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".tmp")]
 
 
-def test_deltas_shipped_apart(tmp_path):
+def test_deltas_shipped_separately(tmp_path):
     table, replica = make(), make()
     table.lookup([1, 2])
     mark = de.dump(tmp_path / "base", table)
@@ -115,7 +115,7 @@ def test_deltas_shipped_apart(tmp_path):
     assert de.apply_delta(tmp_path / "deltas", replica).id == mark.id  # nothing new
 
 
-def test_deletions_that_are_forgotten_are_said_to_be(tmp_path):
+def test_forgotten_deletions_are_an_error(tmp_path):
     table = make(init_capacity=8, max_capacity=8)
     for i in range(20):
         table.lookup([1000 + i])  # evicts before the table tracks deletions
@@ -130,7 +130,7 @@ def test_deletions_that_are_forgotten_are_said_to_be(tmp_path):
     assert len(deleted) == 1
 
 
-def test_two_dumps_of_one_table_do_not_mix(tmp_path):
+def test_nested_dumps_are_refused(tmp_path):
     table = make()
     table.lookup([1])
     says = pytest.raises(RuntimeError, match="another process writes")
@@ -142,7 +142,7 @@ def test_two_dumps_of_one_table_do_not_mix(tmp_path):
     de.dump(tmp_path, table)
 
 
-def test_a_dump_waits_until_another_of_the_same_table_has_ended(tmp_path):
+def test_a_dump_waits_for_another_of_the_same_table(tmp_path):
     tables = [make("a"), make("b")]
     for table in tables:
         table.lookup([1])
@@ -164,8 +164,8 @@ def test_a_dump_waits_until_another_of_the_same_table_has_ended(tmp_path):
     de.dump(tmp_path / "chain", tables[::-1])
 
 
-def test_training_goes_on_during_dumps(tmp_path):
-    # Every step writes its number into all rows of two tables, so that a mixture would be detected.
+def test_training_during_dumps(tmp_path):
+    # Every step writes its number into all rows of two tables, so a mixture of steps is detected.
     tables = [make("a", 4), make("b", 8)]
     keys = tf.range(20_000, dtype=tf.int64)
     stop = threading.Event()
@@ -218,7 +218,7 @@ def test_forget_wipes(tmp_path):
         assert np.float32(secret[0]).tobytes() not in path.read_bytes()
 
 
-def test_progress_is_quiet_where_there_is_no_terminal(tmp_path, capfd, monkeypatch):
+def test_progress_without_a_terminal_is_quiet_by_default(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(columns, "_PATIENCE", 0)
     table = make()
     table.lookup(tf.range(1000))
@@ -235,13 +235,13 @@ def test_progress_is_quiet_where_there_is_no_terminal(tmp_path, capfd, monkeypat
 
 
 def fold(path):
-    """Returns the tables of a process that loads the chain."""
+    """Returns the vectors of a table that loads the chain."""
     table = make()
     de.load(path, table)
     return vectors_of(table)
 
 
-def test_what_was_trained_here_before_apply_delta_is_in_the_next_delta(tmp_path):
+def test_changes_before_apply_delta_are_in_the_next_delta(tmp_path):
     table, replica = make(), make()
     table.lookup([1, 2, 3])
     de.dump(tmp_path, table)
@@ -256,7 +256,7 @@ def test_what_was_trained_here_before_apply_delta_is_in_the_next_delta(tmp_path)
     assert fold(tmp_path) == vectors_of(replica)
 
 
-def test_rows_that_applying_a_delta_evicts_are_in_the_next_one(tmp_path):
+def test_evictions_by_apply_delta_are_in_the_next_delta(tmp_path):
     table, small = make(), make(init_capacity=4, max_capacity=4)
     table.lookup([1, 2, 3, 4])
     de.dump(tmp_path, table)
@@ -289,7 +289,7 @@ def test_a_delta_of_another_dtype_is_refused(tmp_path):
         de.incremental_dump(tmp_path, half)
 
 
-def test_state_that_was_not_taken_over_is_not_continued(tmp_path):
+def test_state_that_was_not_loaded_is_not_continued(tmp_path):
     table, other = make(), make()
     optimizers = [de.OptimizerWrapper(keras.optimizers.Adam(0.1)) for _ in range(2)]
     step(optimizers[0], [table], [1, 2])
@@ -302,7 +302,7 @@ def test_state_that_was_not_taken_over_is_not_continued(tmp_path):
     assert fold(tmp_path) == vectors_of(other)
 
 
-def test_state_that_began_anew_during_a_dump_is_not_continued(tmp_path, monkeypatch):
+def test_state_that_was_reset_during_a_dump_is_not_continued(tmp_path, monkeypatch):
     table = make()
     first, second = (de.OptimizerWrapper(keras.optimizers.Adam(0.1)) for _ in range(2))
     step(first, [table], [1, 2])
@@ -329,7 +329,7 @@ def test_an_optimizer_that_cannot_step_tables_changes_nothing(tmp_path):
     assert set(vectors_of(table)) == {1, 2}
 
 
-def test_states_of_different_meaning_are_told_apart(tmp_path):
+def test_states_of_different_options_are_distinguished(tmp_path):
     table, other = make(), make()
     momentum, centered = (
         de.OptimizerWrapper(keras.optimizers.RMSprop(0.1, **kwargs))
@@ -341,7 +341,7 @@ def test_states_of_different_meaning_are_told_apart(tmp_path):
         de.load(tmp_path, other, centered)
 
 
-def test_shared_state_goes_to_the_table_of_its_name(tmp_path):
+def test_shared_state_is_matched_by_the_name_of_the_table(tmp_path):
     tables = [make("a"), make("b")]
     nadam, other = (de.OptimizerWrapper(keras.optimizers.Nadam(0.1)) for _ in range(2))
     step(nadam, tables, [1])
@@ -355,7 +355,7 @@ def test_shared_state_goes_to_the_table_of_its_name(tmp_path):
     assert products[0] == products[1] != [float(v) for v in nadam.shared_variables(tables[0])]
 
 
-def test_the_latest_that_is_known_of_the_optimizer_counts(tmp_path):
+def test_the_last_saved_optimizer_is_loaded(tmp_path):
     table, other = make(), make()
     optimizer, fresh = (de.OptimizerWrapper(keras.optimizers.SGD(0.1)) for _ in range(2))
     step(optimizer, [table], [1])
@@ -367,7 +367,7 @@ def test_the_latest_that_is_known_of_the_optimizer_counts(tmp_path):
     assert int(fresh.iterations) == 2
 
 
-def test_dense_variables_are_of_the_moment_of_the_dump(tmp_path, monkeypatch):
+def test_static_variables_are_read_at_the_cut(tmp_path, monkeypatch):
     table, static = make(), de.Variable(tf.zeros([2, 2]), name="s")
     table.lookup([1])
     write = columns.write_rows
@@ -381,7 +381,7 @@ def test_dense_variables_are_of_the_moment_of_the_dump(tmp_path, monkeypatch):
     assert not storage.Chain.open(tmp_path).last.column("s", "vectors").any()
 
 
-def test_priority_that_cannot_be_lowered_is_no_error(tmp_path, monkeypatch):
+def test_a_priority_that_cannot_be_lowered_is_ignored(tmp_path, monkeypatch):
     def refuse(*_):
         raise PermissionError
 
@@ -391,7 +391,7 @@ def test_priority_that_cannot_be_lowered_is_no_error(tmp_path, monkeypatch):
     de.dump(tmp_path, table)
 
 
-def test_forked_processes_do_not_keep_the_lock(tmp_path):
+def test_forked_processes_do_not_hold_the_lock(tmp_path):
     table = make()
     table.lookup([1])
     with storage.Publication(tmp_path, "base"):
@@ -406,7 +406,7 @@ def test_forked_processes_do_not_keep_the_lock(tmp_path):
         os.waitpid(child, 0)
 
 
-def test_state_that_a_base_had_is_missing_after_its_deltas_too(tmp_path):
+def test_state_that_was_not_loaded_is_still_missing_after_deltas(tmp_path):
     table, other = make(), make()
     optimizers = [de.OptimizerWrapper(keras.optimizers.Adam(0.1)) for _ in range(2)]
     step(optimizers[0], [table], [1, 2])

@@ -107,7 +107,7 @@ def _summed(grad):
     return sums, keys
 
 
-def test_initial_vectors_come_from_seed_and_key_only():
+def test_initial_vectors_depend_only_on_seed_and_key():
     a = de.DynamicVariable(4, "uniform", seed=3)
     b = de.DynamicVariable(4, "uniform", seed=3)
     c = de.DynamicVariable(4, "uniform", seed=4)
@@ -224,7 +224,7 @@ def test_gradients_of_two_lookups_add_up():
     np.testing.assert_array_equal(values, [[1], [11], [10]])
 
 
-def test_not_trainable_is_not_watched():
+def test_untrainable_tables_are_not_watched():
     table = de.DynamicVariable(1, "ones", trainable=False)
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(table.lookup([1]))
@@ -267,7 +267,7 @@ def test_export_of_more_rows_than_one_chunk(monkeypatch):
     assert (empty_keys.shape, empty_values.shape) == ((0,), (0, 2))
 
 
-def test_module_tracks_it():
+def test_modules_track_tables():
     class Model(tf.Module):
         def __init__(self):
             super().__init__()
@@ -280,7 +280,7 @@ def test_module_tracks_it():
     assert len(model.variables) == 3
 
 
-def test_function_takes_it_as_an_argument_and_captures_it():
+def test_tables_are_arguments_of_functions():
     a, b = de.DynamicVariable(1, "1"), de.DynamicVariable(1, "2")
 
     @tf.function
@@ -306,8 +306,8 @@ def test_creation_inside_a_function_is_lifted():
     assert len(made[0]) == 2
 
 
-def test_table_is_destroyed_with_the_object():
-    """At once: a table has too much memory to wait for the garbage collector."""
+def test_a_table_is_destroyed_with_the_object():
+    """Immediately: a table has too much memory to wait for the garbage collector."""
     table = de.DynamicVariable(2)
     gc.collect()
     gc.disable()
@@ -352,15 +352,15 @@ def test_garbage_is_collected_before_a_table_is_refused(monkeypatch):
         assert model() is not None
         monkeypatch.setattr(_ops, "library", Library)
         assert len(de.DynamicVariable(2)) == 0
-        model = weakref.ref(keeps := Model())
+        model = weakref.ref(kept := Model())
         with pytest.raises(tf.errors.ResourceExhaustedError, match="no room"):
             de.DynamicVariable(2)
-        assert keeps.itself is keeps
+        assert kept.itself is kept
     finally:
         gc.enable()
 
 
-def test_two_tables_of_one_name_are_two_tables():
+def test_tables_of_one_name_are_separate():
     a, b = de.DynamicVariable(1, name="t"), de.DynamicVariable(1, name="t")
     a.lookup([1])
     assert (len(a), len(b)) == (1, 0)
@@ -385,7 +385,7 @@ def test_two_tables_of_one_name_are_two_tables():
         pickle.dumps,
     ],
 )
-def test_dense_operations_say_what_to_use_instead(operation):
+def test_dense_operations_are_refused(operation):
     table = de.DynamicVariable(2, name="users")
     table.lookup([1])
     with pytest.raises(NotImplementedError, match="users"):
@@ -394,13 +394,13 @@ def test_dense_operations_say_what_to_use_instead(operation):
 
 
 def test_tensorflow_operations_on_the_dense_value_fail():
-    # Eager TensorFlow reads a variable's handle before it calls any of our Python code.
+    # Eager TensorFlow reads a variable's handle before it calls any Python code of the variable.
     table = de.DynamicVariable(2, name="users")
     with pytest.raises((NotImplementedError, tf.errors.FailedPreconditionError), match="users"):
         tf.reduce_sum(table)
 
 
-def test_full_table_evicts_the_least_recently_used():
+def test_a_full_table_evicts_the_least_recently_used():
     table = de.DynamicVariable(1, "zeros", init_capacity=64, max_capacity=64)
     for start in range(0, 640, 32):
         table.lookup(np.arange(start, start + 32))
@@ -408,7 +408,7 @@ def test_full_table_evicts_the_least_recently_used():
     assert table.contains(np.arange(608, 640)).numpy().all()
 
 
-def test_full_table_that_may_not_evict_says_so_and_is_unchanged():
+def test_a_full_table_without_eviction_refuses_rows_and_is_unchanged():
     table = de.DynamicVariable(
         1, "zeros", name="small", init_capacity=8, max_capacity=8, evict_strategy="none"
     )

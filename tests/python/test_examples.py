@@ -1,4 +1,4 @@
-"""The examples and the code of the README do what their texts promise, each in its own process."""
+"""Runs the examples and the code of the README, each in a separate process."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def test_split_follows_the_protocol(adult):
     data = adult.load(seed=3)
     assert [len(part) for part in (data.test, data.validation, data.train)] == [16281, 6513, 26048]
     assert len(data.fields) == data.train.ids.shape[1] == FIELDS
-    # A field's number is in the upper half, so ids of different fields differ.
+    # The upper 32 bits of an id are its field's number, so ids of different fields differ.
     assert (data.train.ids >> 32 == np.arange(FIELDS)).all()
-    # Test rows and their order do not depend on the seed; the held-out rows do.
+    # The test rows and their order do not depend on the seed; the validation rows do.
     other = adult.load(seed=4)
     assert (other.test.labels == data.test.labels).all()
     assert (other.validation.ids != data.validation.ids).any()
@@ -40,7 +40,7 @@ def test_split_follows_the_protocol(adult):
     assert 25 <= len(np.unique(data.train.ids[:, age])) <= 32
 
 
-def test_row_numbers_are_a_vocabulary(adult):
+def test_row_numbers_of_a_vocabulary(adult):
     vocabulary = adult.vocabulary_of(np.array([[30, 10], [20, 10]]))
     assert vocabulary.tolist() == [10, 20, 30]
     assert adult.row_numbers(np.array([10, 30, 5, 99]), vocabulary).tolist() == [1, 3, 0, 0]
@@ -53,7 +53,7 @@ def test_score_is_exact(adult):
     assert scored["accuracy"] == 0.75
     expected = -np.mean(np.log([0.9, 0.6, 0.35, 0.8]))
     assert scored["logloss"] == pytest.approx(expected, rel=1e-6)
-    # Equal scores count half.
+    # A pair of equal scores counts half.
     assert adult.score(labels, np.full(4, 0.5, np.float32))["auc"] == 0.5
 
 
@@ -67,7 +67,7 @@ def test_quickstart(adult, tmp_path, embedding):
     assert (folder / "training.png").read_bytes().startswith(b"\x89PNG")
 
     figures = json.loads((folder / "metrics.json").read_text())
-    assert 0.90 < figures["auc"] < 0.93, "one epoch gives about .91; above .93 something leaks"
+    assert 0.90 < figures["auc"] < 0.93, "one epoch gives about 0.91; more than 0.93 means a leak"
     assert f"{figures['auc']:.4f}" in printed
     assert "FT-Transformer (published)" in printed
 
@@ -77,7 +77,7 @@ def test_quickstart(adult, tmp_path, embedding):
     assert sorted(keys.tolist()) == trained_ids.tolist()
     assert vectors.shape == (len(keys), 8)
     assert np.isfinite(vectors).all()
-    assert np.std(vectors) > 0.01, "the vectors have not moved from N(0, 0.01)"
+    assert np.std(vectors) > 0.01, "training has not changed the initial N(0, 0.01)"
     key = adult.category_id(adult.load().fields, "education", "Bachelors")
     vector = vectors[keys == key][0]
     assert np.array2string(vector, precision=4) in printed
@@ -88,7 +88,7 @@ def test_quickstart(adult, tmp_path, embedding):
         assert int(kinds[1][1]) > 0
 
 
-def test_quickstart_repeats_itself(tmp_path):
+def test_quickstart_is_reproducible(tmp_path):
     pytest.importorskip("pyarrow")
     runs = []
     for name in ("first", "second"):
@@ -123,9 +123,9 @@ def test_model_parallel_on_one_rank(adult, tmp_path):
 
 
 def write_ratings(path: Path, rows: int) -> None:
-    """Ratings of users and movies, with many new ones in the second half of the time."""
+    """Writes ratings; many users and movies first occur in the second half."""
     rng = np.random.default_rng(0)
-    arrived = 30 + np.arange(rows) // 25  # the ids that are in use by then
+    arrived = 30 + np.arange(rows) // 25  # the numbers of users and of movies so far
     users, movies = (rng.integers(0, arrived) for _ in range(2))
     biases = rng.normal(size=(2, arrived[-1]))
     ratings = np.clip(np.rint(6 + biases[0, users] + biases[1, movies]), 0, 10).astype(int)
@@ -163,7 +163,7 @@ def test_incremental_export(tmp_path):
     with np.load(folder / "follower.npz") as saved:
         assert saved["following"].shape == (2000,)
         assert not saved["has_tensorflow"]
-    # In the end each row of the second half is predicted, and all ids but a few are held.
+    # The follower predicted each row of the second half, and has rows for almost all ids.
     assert 100 < base["new_ids"] < 240
     assert all(delta["new_ids"] > 0 for delta in deltas)
     assert 300 < base["new_ids"] + sum(delta["new_ids"] for delta in deltas) <= 380
@@ -173,7 +173,7 @@ def test_incremental_export(tmp_path):
 SCRIPTS = [path.name for path in EXAMPLES.glob("*.py") if "__main__" in path.read_text()]
 
 
-def test_the_scripts_are_known():
+def test_scripts_are_found():
     assert {"dlrm.py", "follower.py", "model_parallel.py", "quickstart.py"} < set(SCRIPTS)
 
 
@@ -189,7 +189,7 @@ def test_help_explains_every_option(tmp_path, script):
 
 
 def readme_blocks() -> list[str]:
-    """The Python code in the README."""
+    """Returns the blocks of Python code in the README."""
     return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
 
 
@@ -198,7 +198,7 @@ def test_readme_code_runs(tmp_path, number):
     run_python(["-c", readme_blocks()[number]], tmp_path)
 
 
-def test_readme_has_its_examples():
+def test_readme_has_five_examples():
     blocks = readme_blocks()
     assert len(blocks) == 5
     assert "de.layers.Embedding" in blocks[0]

@@ -1,4 +1,4 @@
-"""The operators of the exchange: ranks in one process, whose messages numpy delivers."""
+"""The exchange operators, with ranks in one process; NumPy delivers the messages."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_every_key_reaches_its_owner_once(seed, ranks, n):
             counts = routed[rank].counts[table].numpy()
             by_owner = np.bincount(owner_of(asked, owners[table], ranks), minlength=ranks)
             np.testing.assert_array_equal(counts, by_owner)
-            # The request, assembled from the keys that its owners received.
+            # The request, joined from the keys that the owners received.
             ends = [np.cumsum(held[o].counts[table].numpy()) for o in range(ranks)]
             request = np.concatenate(
                 [
@@ -61,7 +61,7 @@ def test_every_key_reaches_its_owner_once(seed, ranks, n):
 
 @pytest.mark.parametrize("wire", ["same", "float16", "bfloat16", "int8"])
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float16, tf.bfloat16])
-def test_rows_travel(wire, dtype):
+def test_pack_and_unpack_rows(wire, dtype):
     ranks, dims = 3, [5, 16, 1]
     random = np.random.default_rng(1)
     counts = random.integers(0, 9, (ranks, 3, ranks))  # [from, table, to]
@@ -75,10 +75,10 @@ def test_rows_travel(wire, dtype):
         )
         for r in range(ranks)
     ]
-    received = alltoall([(p.words, p.splits) for p in packed])
+    messages = alltoall([(p.words, p.splits) for p in packed])
     for rank in range(ranks):
-        came = ops.dynemb_unpack_rows(
-            received[rank][0], counts[:, :, rank].T, rows[rank], counts[rank], dims=dims,
+        received = ops.dynemb_unpack_rows(
+            messages[rank][0], counts[:, :, rank].T, rows[rank], counts[rank], dims=dims,
             wire=[wire] * 3, rank=rank,
         )  # fmt: skip
         for t in range(3):
@@ -91,7 +91,7 @@ def test_rows_travel(wire, dtype):
                     for r in range(ranks)
                 ]
             )
-            got = tf.cast(came[t], tf.float32).numpy()
+            got = tf.cast(received[t], tf.float32).numpy()
             # The vectors that a rank sends itself are unchanged.
             begin = counts[:rank, t, rank].sum()
             own = slice(begin, begin + counts[rank, t, rank])
@@ -121,15 +121,15 @@ WIRES = [("same", "same"), ("int8", "same"), ("float16", "bfloat16"), ("same", "
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn", "max"])
 @pytest.mark.parametrize("wire", WIRES, ids="-".join)
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float16, tf.bfloat16], ids=lambda d: d.name)
-def test_rows_are_used_where_they_came_to_lie(dtype, wire, combiner):
-    """The same bits as with rows that are unpacked first, and gradients of sums that are packed."""
+def test_operators_on_messages(dtype, wire, combiner):
+    """Operators that read and write messages give the same bits as separate packing operators."""
     ranks = Ranks(wire, dtype, combiner)
     no_words = tf.zeros([0], tf.int32)
     sums, packed = [], []
     for rank in range(ranks.size):
         totals = ranks.asked[rank].sum(1, keepdims=True)
         where = (ranks.words[rank], ranks.held[rank], ranks.asked[rank], ranks.served[rank], rank)
-        in_order = (no_words, ranks.came[rank], totals, totals, 0)
+        in_order = (no_words, ranks.received[rank], totals, totals, 0)
         pooled, expected = ranks.pool(rank, *where), ranks.pool(rank, *in_order)
         for feature in range(3):
             np.testing.assert_array_equal(pooled.outputs[feature], expected.outputs[feature])
@@ -143,7 +143,7 @@ def test_rows_are_used_where_they_came_to_lie(dtype, wire, combiner):
         assert packed[rank].splits[rank] == 0
 
     words = [w for w, _ in alltoall([(p.words, p.splits) for p in packed])]
-    expected_words = ranks.travel(sums, np.stack(ranks.asked), ranks.wire)
+    expected_words = ranks.send(sums, np.stack(ranks.asked), ranks.wire)
     for rank in range(ranks.size):
         np.testing.assert_array_equal(words[rank], expected_words[rank])
         arrived = ops.dynemb_unpack_rows(

@@ -1,4 +1,4 @@
-"""Operators of the exchange: wrong inputs, counters, and shapes."""
+"""The exchange operators: wrong inputs, counters, and inferred shapes."""
 
 import numpy as np
 import pytest
@@ -9,27 +9,34 @@ from exchange_ops_helpers import NAMES, Ranks, ops, pool_rows, route
 
 def test_wrong_rows_are_refused():
     ranks = Ranks(["same"] * 2, tf.float32, "sum")
-    words, held, came, sent = ranks.words[1], ranks.held[1], ranks.asked[1], ranks.served[1]
+    words, held, received, sent = ranks.words[1], ranks.held[1], ranks.asked[1], ranks.served[1]
 
     def pool(**changed):
-        given = {"words": words, "held": held, "came": came, "sent": sent, "at": 1, **changed}
+        given = {
+            "words": words,
+            "held": held,
+            "received": received,
+            "sent": sent,
+            "at": 1,
+            **changed,
+        }
         return ranks.pool(1, **given)
 
     pool()
-    more = came + np.eye(2, 3, dtype=np.int64)
+    more = received + np.eye(2, 3, dtype=np.int64)
     invalid(lambda: pool(words=words[1:]), "words has shape")
-    invalid(lambda: pool(came=more), "words has shape")
+    invalid(lambda: pool(received=more), "words has shape")
     invalid(lambda: pool(held=[held[0][1:], held[1]]), r"held\[0\] has shape")
     invalid(lambda: pool(held=[held[1], held[0]]), "held|words has shape")
     invalid(lambda: pool(sent=np.add(sent, [-1, 1, 0])), "sends itself|sent holds -1")
     invalid(lambda: pool(sent=-sent), "sent holds -")
     invalid(lambda: pool(sent=sent[:, :2]), "[Dd]imension|sent has shape")
     invalid(lambda: pool(at=3), "this is rank 3")
-    invalid(lambda: pool(came=came[:1]), "[Dd]imension|counts has shape")
+    invalid(lambda: pool(received=received[:1]), "[Dd]imension|counts has shape")
     pooled = pool()
-    invalid(lambda: ranks.gradient(1, pooled, came, ["same"] * 2, 3), "this is rank 3")
-    invalid(lambda: ranks.gradient(1, pooled, came[:, :0], ["same"] * 2, 0), "0 ranks")
-    packed = ranks.gradient(1, pooled, came, ["same"] * 2, 1)
+    invalid(lambda: ranks.gradient(1, pooled, received, ["same"] * 2, 3), "this is rank 3")
+    invalid(lambda: ranks.gradient(1, pooled, received[:, :0], ["same"] * 2, 0), "0 ranks")
+    packed = ranks.gradient(1, pooled, received, ["same"] * 2, 1)
     arrived = [tf.zeros([n], tf.int64) for n in sent.sum(1)]
 
     def add(**changed):
@@ -56,24 +63,24 @@ def invalid(function, message):
 
 
 @pytest.mark.skipif(simulated.ON_DEVICE, reason="a device raises no error; see the next test")
-def test_an_index_past_the_rows_is_refused():
+def test_index_past_the_rows_is_refused():
     one = tf.constant(1, tf.int64)
     index = tf.constant([0, 3], tf.uint32)
     invalid(lambda: pool_rows(tf.ones([3, 2]), index, one, 2), "holds 3, but there are 3 rows")
     ranks = Ranks(["same"] * 2, tf.float32, "sum")
     none = np.zeros_like(ranks.asked[1])
-    invalid(lambda: ranks.gradient(1, ranks.pool_here(1), none, ["same"] * 2, 1), "0 rows")
+    invalid(lambda: ranks.gradient(1, ranks.pool_received(1), none, ["same"] * 2, 1), "0 rows")
 
 
-@pytest.mark.skipif(not simulated.ON_DEVICE, reason="the host raises an error: see above")
-def test_an_index_past_the_rows_means_zeros():
+@pytest.mark.skipif(not simulated.ON_DEVICE, reason="the host raises an error; see the test before")
+def test_index_past_the_rows_gives_zeros():
     one = tf.constant(1, tf.int64)
     index = tf.constant([0, 3], tf.uint32)
     outputs, _ = pool_rows(tf.ones([3, 2]), index, one, 2)
     np.testing.assert_array_equal(outputs[0], [[1, 1], [0, 0]])
     ranks = Ranks(["same"] * 2, tf.float32, "sum")
     none = np.zeros_like(ranks.asked[1])
-    gradient = ranks.gradient(1, ranks.pool_here(1), none, ["same"] * 2, 1)
+    gradient = ranks.gradient(1, ranks.pool_received(1), none, ["same"] * 2, 1)
     assert len(gradient.words) == 0
     assert [len(own) for own in gradient.own] == [0, 0]
 

@@ -1,4 +1,4 @@
-"""The index of keys: against a dict, with keys that collide, and damaged."""
+"""The key index: against a dict, with keys that collide, and with damage."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -13,7 +13,7 @@ MASK = 2**64 - 1
 
 
 def mix(key, bits, salt=0):
-    """The formula of docs/file_format.md, in Python's integers."""
+    """Returns the hash by the formula of docs/file_format.md, in Python's integers."""
     z = ((key % 2**bits ^ salt) + 0x9E3779B97F4A7C15) & MASK
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK
     z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK
@@ -21,7 +21,7 @@ def mix(key, bits, salt=0):
 
 
 def unmix(hashed):
-    """Returns the 64-bit key with the given hash: each step of `mix` inverted."""
+    """Returns the 64-bit key with the given hash: the inverse of `mix`."""
 
     def unshift(z, bits):
         result = z
@@ -66,7 +66,7 @@ def test_mix_takes_integers_only():
 
 @hypothesis.given(st.data(), st.sampled_from(DTYPES), st.sampled_from([3, 16, 1 << 15]))
 @SETTINGS
-def test_against_a_dict(data, dtype, chunk):
+def test_find_agrees_with_a_dict(data, dtype, chunk):
     extremes = np.iinfo(dtype)
     key = st.one_of(
         st.integers(int(extremes.min), int(extremes.max)),
@@ -87,7 +87,7 @@ def test_against_a_dict(data, dtype, chunk):
 
 @pytest.mark.parametrize("home", [0, 0x7FF << 53, MASK])
 def test_keys_that_all_collide(home):
-    """All keys have one home; from the last slot, probing continues at the first."""
+    """All keys have the same home slot; probing continues from the last slot to the first."""
     first = key_index.salt(0)
     keys = np.array([unmix(home ^ i) ^ first for i in range(500)], np.uint64)
     assert key_index.mix(keys, first).tolist() == [home ^ i for i in range(500)]
@@ -110,8 +110,8 @@ def passed(index, keys, salt):
 
 
 @pytest.mark.parametrize("bits", [1, 4, 8])
-def test_ids_that_were_sharded_by_the_same_hash(bits):
-    """Without a salt all homes are in 1/2^bits of the slots."""
+def test_keys_sharded_by_the_same_hash(bits):
+    """Without a salt, all home slots are in 1/2^bits of the index."""
     ids = np.arange(40_000 << bits)
     keys = ids[key_index.mix(ids) >> np.uint64(64 - bits) == 0]
     index, salt = key_index.build(keys)
@@ -119,7 +119,7 @@ def test_ids_that_were_sharded_by_the_same_hash(bits):
     assert passed(index, keys, salt) < keys.size
 
 
-def test_keys_chosen_against_several_salts():
+def test_keys_that_are_bad_under_several_salts():
     """The first salt under which probes pass few slots is used."""
     salts = [key_index.salt(number) for number in range(4)]
     assert len(set(salts)) == 4
@@ -139,7 +139,7 @@ def test_keys_that_are_bad_under_every_salt(monkeypatch):
     check_index(index, keys, salt)
 
 
-def test_many_rows_built_in_a_given_array():
+def test_build_in_a_given_array():
     keys = np.random.default_rng(3).permutation(200_000).astype(np.int64) - 50_000
     out = np.zeros(key_index.index_size(keys.size), np.uint32)
     index, salt = key_index.build(keys, out)
@@ -151,7 +151,7 @@ def test_many_rows_built_in_a_given_array():
     np.testing.assert_array_equal(keys[found[there]], queries[there])
 
 
-def test_nothing():
+def test_no_keys():
     none = np.empty(0, np.int64)
     index, salt = key_index.build(none)
     assert index.tolist() == [0, 0, 0, 0]
@@ -168,7 +168,7 @@ def test_index_size(rows, slots):
     assert key_index.index_size(rows) == slots
 
 
-def test_a_position_out_of_range_is_data_loss():
+def test_position_out_of_range_is_data_loss():
     keys = np.arange(5)
     index, salt = key_index.build(keys)
     index[index == 5] = 6
@@ -176,14 +176,14 @@ def test_a_position_out_of_range_is_data_loss():
         key_index.find(index, keys, keys, salt)
 
 
-def test_an_index_without_an_empty_slot_is_data_loss():
+def test_index_without_an_empty_slot_is_data_loss():
     keys = np.arange(5)
     index = np.ones(16, np.uint32)
     with pytest.raises(DataLossError, match="no empty slot"):
         key_index.find(index, keys, np.array([77]), 0)
 
 
-def test_any_damage_ends():
+def test_find_in_a_damaged_index_terminates():
     keys = np.arange(40)
     index, salt = key_index.build(keys)
     rng = np.random.default_rng(5)
@@ -198,7 +198,7 @@ def test_any_damage_ends():
         np.testing.assert_array_equal(keys[found[there]], np.arange(-5, 60)[there])
 
 
-def test_another_size_and_another_dtype_are_refused():
+def test_wrong_size_and_dtype_are_refused():
     keys = np.arange(5)
     with pytest.raises(DataLossError, match="has 8 slots, but 5 keys need 16"):
         key_index.find(np.zeros(8, np.uint32), keys, keys, 0)

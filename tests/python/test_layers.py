@@ -1,4 +1,4 @@
-"""The Keras layers alone: padding, bags, several tables, shapes, configurations."""
+"""The Keras layers: padding, bags, several tables, shapes, configurations."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ import tf_dynemb as de
 K = keras.optimizers
 
 
-def test_rows_are_made_under_a_tape_if_nothing_says_whether_it_is_training():
+def test_tape_inserts_rows_without_a_training_argument():
     layer = de.layers.Embedding(DIM)
     layer(np.array([1]))
     assert len(layer.table) == 0
@@ -21,7 +21,7 @@ def test_rows_are_made_under_a_tape_if_nothing_says_whether_it_is_training():
     assert de.export(layer.table)[0].numpy().tolist() == [1]
 
 
-def test_padding_id_reads_zeros_and_gets_no_row_and_no_gradient():
+def test_padding_id_has_zeros_no_row_and_no_gradient():
     layer = de.layers.Embedding(2, "ones", padding_id=-1)
     with tf.GradientTape() as tape:
         out = layer(tf.constant([[1, -1], [-1, -1], [2, 1]], tf.int64), training=True)
@@ -31,7 +31,7 @@ def test_padding_id_reads_zeros_and_gets_no_row_and_no_gradient():
 
 
 @pytest.mark.parametrize("form", ["dense", "ragged", "sparse"])
-def test_bag_without_padding(form):
+def test_bags_ignore_padding(form):
     layer = de.layers.EmbeddingBag(1, "mean", "zeros", padding_id=0)
     de.assign(layer.table, [1, 2, 3], [[1.0], [2.0], [6.0]])
     ids = tf.constant([[1, 3, 0], [0, 0, 0], [2, 0, 2]], tf.int64)
@@ -111,7 +111,7 @@ def test_bag_weights_have_a_gradient():
     assert tape.gradient(out, weights).numpy().tolist() == [[1.0, 5.0]]
 
 
-def test_multi_table_same_id_is_two_rows_and_shared_tables_share():
+def test_features_share_rows_only_within_a_table():
     layer = de.layers.MultiTableEmbedding(
         2,
         tables=[{"initializer": "1"}, {"initializer": 2.0, "max_capacity": 100}],
@@ -125,7 +125,7 @@ def test_multi_table_same_id_is_two_rows_and_shared_tables_share():
     assert layer.tables[1].options.max_capacity == 100
 
 
-def test_multi_table_agrees_with_single_tables_and_trains():
+def test_multi_table_agrees_with_single_tables():
     rng = np.random.default_rng(0)
     ids = rng.integers(-5, 5, (16, 4))
     layer = de.layers.MultiTableEmbedding(3, tables=3, feature_tables=[2, 0, 0, 1], padding_id=-5)
@@ -207,7 +207,7 @@ def test_config_round_trip(layer):
     )
 
 
-def test_float_ids_work_as_far_as_they_are_exact():
+def test_float_ids_must_be_exact():
     layer = de.layers.Embedding(2)
     model = keras.Sequential([layer, keras.layers.Flatten()])  # its implicit Input is float32
     assert model(np.array([[1, 2**24 - 1]])).shape == (1, 4)
@@ -219,7 +219,7 @@ def test_float_ids_work_as_far_as_they_are_exact():
             layer(np.array(ids, np.float32))
 
 
-def test_a_layer_is_a_weight_for_keras_and_a_table_for_tensorflow():
+def test_keras_weight_holds_the_table():
     layer = de.layers.Embedding(DIM, name="users")
     (weight,) = layer.trainable_weights
     assert isinstance(weight, keras.Variable)

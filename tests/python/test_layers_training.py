@@ -43,10 +43,10 @@ def test_fit_evaluate_predict(kind):
     model.summary(print_fn=lambda *args, **kwargs: None)
 
 
-# Keras 3.15 does not sum the gradients of repeated ids of its own Embedding before it squares them
-# (or, for RMSprop, fails), so the two layers can only be compared on batches without repeats;
-# test_optimizer.py compares repeats with the dense gradient. Optimizers whose state decays change
-# every row of a dense matrix in every step: for these, the batches contain every row.
+# With its own Embedding, Keras 3.15 squares the gradients of repeated ids before it sums them, and
+# RMSprop fails. So only plain SGD is compared on batches with repeats here; test_optimizer.py
+# compares repeats with the dense gradient. Optimizers whose state decays change every row of a
+# dense matrix in every step, so their batches contain every row.
 OPTIMIZERS = {
     "sgd": (lambda: K.SGD(0.5), "random"),
     "sgd_clipvalue": (lambda: K.SGD(0.5, clipvalue=0.001), "distinct"),
@@ -67,7 +67,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_losses_are_those_of_the_keras_embedding(name):
+def test_losses_equal_the_keras_embedding(name):
     make, batches = OPTIMIZERS[name]
     ids, labels = make_data(n=1600, batches=batches)
     rows = ids.max() + 1
@@ -87,7 +87,7 @@ def test_losses_are_those_of_the_keras_embedding(name):
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
 
 
-def test_a_plain_optimizer_says_that_it_must_be_wrapped():
+def test_plain_optimizer_is_refused():
     ids, labels = make_data()
     model = functional(de.layers.Embedding(DIM))
     model.compile("adam", BCE)
@@ -129,7 +129,7 @@ def test_callbacks_and_learning_rate(tmp_path):
     assert float(model.optimizer.learning_rate) == pytest.approx(0.00625 / 4)
 
 
-def test_early_stopping_restores_the_best_rows():
+def test_set_weights_restores_rows():
     ids, labels = make_data()
     layer = de.layers.Embedding(DIM)
     model = functional(layer)
@@ -172,7 +172,7 @@ def test_dtype_policies(policy):
     assert set(keys.numpy().tolist()) == set(ids.ravel().tolist())
 
 
-def test_compiled_with_jit_auto_and_schedule():
+def test_jit_auto_and_learning_rate_schedule():
     ids, labels = make_data()
     layer = de.layers.Embedding(DIM)
     model = functional(layer)
@@ -205,7 +205,7 @@ def test_save_and_load_weights_with_state(tmp_path, trained_before):
     layer, other_layer = model.layers[1], other.layers[1]
     assert len(other_layer.table) == len(layer.table)
     np.testing.assert_array_equal(vectors_of(other_layer), vectors_of(layer))
-    # Both continue alike: the optimizer's state was loaded too.
+    # Both models continue alike, so the optimizer's state was loaded too.
     for m in (model, other):
         m.fit(ids, labels, batch_size=64, shuffle=False, verbose=0)
     np.testing.assert_allclose(vectors_of(other_layer), vectors_of(layer), rtol=1e-6)
@@ -220,7 +220,7 @@ def test_save_and_load_a_whole_model(tmp_path):
     assert type(loaded.optimizer) is de.OptimizerWrapper
 
 
-def test_a_frozen_layer_reads_and_does_not_change():
+def test_frozen_layer_does_not_change():
     ids, labels = make_data()
     layer = de.layers.Embedding(DIM)
     model = functional(layer)

@@ -1,4 +1,4 @@
-"""`import tf_dynemb` imports TensorFlow when it is needed, and no earlier."""
+"""`import tf_dynemb` imports TensorFlow only when it is needed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_serving_needs_no_tensorflow(tmp_path):
     assert out == "[[[1.0, 2.0, 3.0]]]\n"
 
 
-def test_nothing_is_imported_that_is_not_needed():
+def test_import_loads_no_heavy_module():
     out = python(
         """
         import sys
@@ -79,14 +79,14 @@ def test_nothing_is_imported_that_is_not_needed():
 
 
 def type_checked_names() -> set[str]:
-    """The names that editors and mypy see."""
+    """Returns the names that editors and mypy see."""
     tree = ast.parse(pathlib.Path(de.__file__).read_text(encoding="utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     assert ast.unparse(block.test) == "TYPE_CHECKING"
     return {alias.name for node in block.body for alias in node.names}
 
 
-def test_the_names_are_the_same_everywhere():
+def test_lists_of_names_agree():
     assert type_checked_names() == set(de._HOMES)
     assert set(de.__all__) == {*de._HOMES, "__version__"}
     assert set(de.__all__) <= set(dir(de))
@@ -101,16 +101,16 @@ def test_unknown_names():
         from tf_dynemb import frob  # noqa: F401
 
 
-def test_names_are_the_modules_own():
+def test_names_are_objects_of_their_modules():
     from tf_dynemb import OptimizerWrapper, layers
     from tf_dynemb.optimizers import wrapper
 
     assert OptimizerWrapper is wrapper.OptimizerWrapper is de.OptimizerWrapper
     assert de.layers is layers is sys.modules["tf_dynemb.layers"]
-    assert vars(de)["OptimizerWrapper"] is OptimizerWrapper  # looked up once
+    assert vars(de)["OptimizerWrapper"] is OptimizerWrapper  # cached
 
 
-def test_pickles_name_classes_by_the_modules_of_before_there_were_rooms():
+def test_pickles_with_old_module_names_load():
     out = python(
         """
         import pickle, sys
@@ -158,7 +158,7 @@ def stand_ins(path: pathlib.Path, backend: str = "tensorflow") -> pathlib.Path:
 @pytest.mark.parametrize(
     "order", [*itertools.permutations(["tf_dynemb", "keras", "tensorflow"])], ids="-".join
 )
-def test_classes_are_registered_when_keras_and_tensorflow_are_whole(tmp_path, order):
+def test_classes_are_registered_when_keras_and_tensorflow_are_loaded(tmp_path, order):
     lines = [f"import {name}; print({name!r})" for name in order]
     code = f"""
 import importlib, sys
@@ -173,18 +173,18 @@ print(type(keras.__loader__).__name__, vars(keras.__loader__).keys() == {{"name"
 """
     out = python(code, path=stand_ins(tmp_path)).splitlines()
     assert out.count("known") == 1
-    # Importing either of the two imports the other.
+    # Keras and TensorFlow import each other.
     last = max(order.index("tf_dynemb"), min(order.index("keras"), order.index("tensorflow")))
     assert out[: last + 2] == [*order[:last], "known", order[last]]
     assert out[-2:] == ["True", "SourceFileLoader True"]
 
 
-def test_keras_of_another_backend_is_left_alone(tmp_path):
+def test_keras_with_another_backend_registers_nothing(tmp_path):
     code = "import tf_dynemb, keras, tensorflow, sys; print('tf_dynemb.layers' in sys.modules)"
     assert python(code, path=stand_ins(tmp_path, "jax")) == "False\n"
 
 
-def test_an_import_that_fails_leaves_everything_as_it_was(tmp_path):
+def test_failed_import_changes_nothing(tmp_path):
     (tmp_path / "keras.py").write_text("raise ImportError('no keras today')")
     code = """
     import tf_dynemb
@@ -232,7 +232,7 @@ def saved_model(tmp_path_factory):
         pytest.param("import tensorflow; keras = tensorflow.keras", marks=pytest.mark.slow),
     ],
 )
-def test_a_saved_model_is_loaded_after_import_alone(saved_model, first):
+def test_saved_model_loads_after_import(saved_model, first):
     path, expected = saved_model
     code = f"""
     import sys

@@ -18,7 +18,7 @@ SETTINGS = hypothesis.settings(
 
 
 class Feature:
-    """Bags of ids in every form, and a table with its dense twin."""
+    """Random bags in one form, a table, and a dense variable with the same vectors."""
 
     def __init__(self, rng, batch, max_hotness, dim, combiner, weighted, form, dtype=tf.float32):
         self.combiner, self.form, self.weighted = combiner, form, weighted
@@ -47,7 +47,7 @@ class Feature:
         return tf.SparseTensor(indices[order], values, [self.batch, max(self.max_hotness, 1)])
 
     def make(self, values, order=None):
-        """`values`, a tensor in the order of `ids`, in the feature's form."""
+        """Returns `values`, a tensor in the order of `ids`, in the feature's form."""
         if self.form == "dense":
             return tf.reshape(values, [self.batch, self.max_hotness])
         if self.form == "ragged":
@@ -55,7 +55,7 @@ class Feature:
         return self._sparse(tf.gather(values, self.order), self.order)
 
     def expected(self, tape_weights):
-        """Pooled vectors with TensorFlow's own lookup; empty rows are zeros."""
+        """Returns the vectors as TensorFlow's lookup pools them, with zeros for empty bags."""
         order = np.arange(len(self.ids))
         weights = self._sparse(tape_weights, order) if self.weighted else None
         out = tf.nn.embedding_lookup_sparse(
@@ -243,7 +243,7 @@ def test_dynamic_and_static_tables_in_one_call():
     np.testing.assert_allclose(outputs[0], outputs[1], rtol=1e-6)
     np.testing.assert_allclose(outputs[2], outputs[3], rtol=1e-6)
     assert outputs[0].numpy()[1].tolist() == [0, 0]
-    # The dynamic table is in the list twice: both gradients reach it.
+    # The dynamic table is in the list twice; its gradient is the sum over both features.
     grad = tape.gradient(loss, dynamic)
     total = np.zeros((5, 2))
     np.add.at(total, grad.indices.numpy(), grad.values.numpy())
@@ -253,7 +253,7 @@ def test_dynamic_and_static_tables_in_one_call():
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn", "max"])
 @pytest.mark.parametrize("form", ["sparse", "unsorted", "ragged", "dense"])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_static_tables_pool_as_dynamic_ones(combiner, form, weighted):
+def test_static_and_dynamic_tables_agree(combiner, form, weighted):
     f = Feature(np.random.default_rng(8), 5, 4, 3, combiner, weighted, form)
     results = []
     for table in (f.table, f.dense):
@@ -273,21 +273,21 @@ def test_static_tables_pool_as_dynamic_ones(combiner, form, weighted):
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_ids_are_cast_if_that_loses_nothing(static):
+def test_ids_are_cast_without_loss(static):
     table = tf.Variable(tf.ones([9, 1])) if static else de.DynamicVariable(1, "ones")
     for dtype in (np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32, np.int64):
         out = de.lookup_sparse(table, np.array([[1, 2]], dtype), combiners="sum")
         assert out.numpy().tolist() == [[2.0]]
 
 
-def test_insert_false_makes_no_row_and_reads_initial_vectors():
+def test_lookup_without_insert_reads_initial_vectors():
     table = de.DynamicVariable(2, "uniform", seed=1)
     ids = tf.constant([[1, 2], [3, 4]])
     read = de.lookup_sparse(table, ids, combiners="sum", insert=False)
     assert len(table) == 0
-    made = de.lookup_sparse(table, ids, combiners="sum")
+    inserted = de.lookup_sparse(table, ids, combiners="sum")
     assert len(table) == 4
-    np.testing.assert_array_equal(read, made)
+    np.testing.assert_array_equal(read, inserted)
 
 
 def test_default_combiner_and_return_types():

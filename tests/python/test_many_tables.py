@@ -14,7 +14,7 @@ LIMIT = 64 << 30
 
 @pytest.mark.slow
 def test_two_thousand_tables_within_64_gib_of_addresses(tmp_path):
-    """`ulimit -v`: tables without max_capacity reserve addresses only as they need them."""
+    """Tables without max_capacity reserve addresses only as they need them (`ulimit -v`)."""
     result = subprocess.run(
         [sys.executable, str(HERE / "many_tables.py"), str(tmp_path), "2000"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""One optimizer steps a table's state: the newest that has attached to it."""
+"""Only one optimizer steps a table's state: the last that attached to the table."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ Refused = tf.errors.FailedPreconditionError
 
 
 class UserSGD(K.SGD):
-    """A user's class, which is not one of the operators' optimizers."""
+    """A user's subclass, which takes generic steps."""
 
 
 MAKERS = {
@@ -81,7 +81,7 @@ def assert_same(got, want):
 
 @pytest.mark.parametrize("in_function", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_the_older_of_two_wrappers_is_refused(first, second, in_function):
+def test_older_of_two_wrappers_is_refused(first, second, in_function):
     table, alone = make_table(), make_table()
     old = Stepper(table, wrap(first, "the_old"), in_function)
     new = Stepper(table, wrap(second, "the_new"), in_function)
@@ -101,8 +101,9 @@ def test_the_older_of_two_wrappers_is_refused(first, second, in_function):
         assert text in caught.value.message
     for stepper in (old, new):
         assert type(stepper.optimizer.core).__name__ in caught.value.message
-    assert old.traces == (traces if in_function else traces + 1)  # the operator detected it
-    # The newer one continues as if the older had not tried, from fresh state.
+    # The operator raised the error: a function was not traced again.
+    assert old.traces == (traces if in_function else traces + 1)
+    # The newer wrapper continues from its state, as if the older wrapper had not been called.
     new()
     for stepper in (
         Stepper(alone, wrap(first, "a"), False),
@@ -113,7 +114,7 @@ def test_the_older_of_two_wrappers_is_refused(first, second, in_function):
     assert_same(content(table), content(alone))
 
 
-def test_wrappers_of_one_name_are_told_apart():
+def test_wrappers_with_the_same_name_are_distinct():
     table = make_table()
     old, new = (Stepper(table, wrap("adagrad", "same"), False) for _ in range(2))
     old()
@@ -123,7 +124,7 @@ def test_wrappers_of_one_name_are_told_apart():
 
 
 @pytest.mark.parametrize("name", ["adagrad", "nadam"])
-def test_attach_takes_a_table_back_with_fresh_state(name):
+def test_attaching_again_resets_the_state(name):
     table = make_table()
     old, new = (Stepper(table, wrap(name, n), True) for n in ("old", "new"))
     old(2.0)
@@ -151,7 +152,7 @@ def test_optimizers_without_state_step_any_table(name, stateless, in_function):
     trained = Stepper(table, wrap(name, "trained"), in_function)
     plain = Stepper(table, wrap(lambda: stateless(0.5), "plain"), in_function)
     other = Stepper(alone, wrap(name, "alone"), in_function)
-    plain()  # the first step, when no optimizer has state there
+    plain()  # a step before the rows have state
     alone.scatter_sub(tf.IndexedSlices(tf.fill([ROWS, DIM], 0.5), tf.range(ROWS, dtype=tf.int64)))
     for _ in range(2):
         trained()
@@ -167,7 +168,7 @@ def test_optimizers_without_state_step_any_table(name, stateless, in_function):
     assert spec[0] != "sgd"
 
 
-def test_a_dump_after_sgd_has_the_state_of_the_other(tmp_path):
+def test_dump_after_sgd_has_the_attached_state(tmp_path):
     table = make_table(name="after_sgd")
     trained = Stepper(table, wrap("adagrad", "trained"), False)
     trained()
@@ -181,7 +182,7 @@ def test_a_dump_after_sgd_has_the_state_of_the_other(tmp_path):
     assert_same(content(again), before)
 
 
-def test_a_model_that_is_compiled_anew_goes_on_with_fresh_state():
+def test_recompiled_model_continues_with_fresh_state():
     ids, labels = np.arange(32)[:, None] % ROWS, np.arange(32) % 2
     layer = de.layers.Embedding(DIM)
     model = keras.Sequential([layer, keras.layers.Flatten(), keras.layers.Dense(1)])
@@ -193,14 +194,14 @@ def test_a_model_that_is_compiled_anew_goes_on_with_fresh_state():
         steps.append(int(optimizer.iterations))
     assert steps == [4, 4, 4]
     assert layer.table.state_spec[0] == "adagrad"
-    # Back to the first one.
+    # A generic optimizer may follow.
     model.compile(wrap("nadam", "compiled_again"), "mse")
     model.fit(ids, labels, verbose=0, batch_size=8)
     assert layer.table.state_spec[0].startswith("keras:")
 
 
 @pytest.mark.parametrize("name", ["adagrad", "nadam"])
-def test_restored_state_is_continued_by_the_first_that_steps(tmp_path, name):
+def test_first_optimizer_to_step_continues_restored_state(tmp_path, name):
     table = make_table()
     old = Stepper(table, wrap(name, "old"), True)
     old()
@@ -216,7 +217,7 @@ def test_restored_state_is_continued_by_the_first_that_steps(tmp_path, name):
     with pytest.raises(Refused, match=r"'new'.*'old'"):
         old()
     assert_same(content(table), saved)
-    # One that has attached before also continues, if it comes first.
+    # An optimizer that attached earlier also continues, if it steps first.
     tf.train.Checkpoint(table=table).read(path)
     old()
     with pytest.raises(Refused, match=r"'old'.*'new'"):
@@ -224,7 +225,7 @@ def test_restored_state_is_continued_by_the_first_that_steps(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["adagrad", "nadam"])
-def test_load_gives_a_table_to_its_optimizer(tmp_path, name):
+def test_load_attaches_its_optimizer(tmp_path, name):
     table = make_table(name="loaded")
     old, new = (Stepper(table, wrap(name, n), True) for n in ("old", "new"))
     old()
@@ -236,7 +237,7 @@ def test_load_gives_a_table_to_its_optimizer(tmp_path, name):
     with pytest.raises(Refused, match=r"'old'.*'new'"):
         new()
     old()
-    # Without an optimizer, the table stays with the one that trains it.
+    # A load without an optimizer keeps the optimizer of the table.
     de.load(tmp_path, [table], quiet=True)
     with pytest.raises(Refused):
         new()
@@ -244,7 +245,7 @@ def test_load_gives_a_table_to_its_optimizer(tmp_path, name):
 
 
 STATES = {
-    # operator's optimizer, flags, name of the state, inits
+    # optimizer and flags of the operator, name of the state, inits
     "adagrad": ("adagrad", [], "adagrad", [0.1]),
     "lion": ("lion", [], "lion", [0.1]),
     "rmsprop": ("rmsprop", [], "rmsprop", [0.1]),
@@ -257,7 +258,7 @@ STATES = {
 
 @pytest.mark.parametrize("tries", STATES)
 @pytest.mark.parametrize("has", STATES)
-def test_operators_step_their_own_state_only(has, tries):
+def test_operators_refuse_another_state(has, tries):
     handle = h.make()
     keys = np.arange(3)
     h.lookup(handle, keys)
@@ -282,7 +283,7 @@ def test_operators_step_their_own_state_only(has, tries):
 
 
 @pytest.mark.parametrize("operator", ["read", "write"])
-def test_rows_of_another_state_or_owner_are_neither_read_nor_written(operator):
+def test_rows_of_another_state_or_owner_are_refused(operator):
     handle = h.make()
     keys = np.arange(3)
     h.lookup(handle, keys)

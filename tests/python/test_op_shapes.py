@@ -1,4 +1,4 @@
-"""Shape functions: known, partly known and unknown shapes; wrong ones fail while tracing."""
+"""Shape functions: known, partly known and unknown shapes; wrong shapes fail while tracing."""
 
 import numpy as np
 import op_helpers as h
@@ -93,15 +93,15 @@ def load_rows(table, **inputs):
     return ops.dynemb_load_rows(table, **inputs)
 
 
-def adopt(table, other, tick, utc_ns):
-    return ops.dynemb_adopt([table], [other], tick, utc_ns)
+def swap_rows(table, other, tick, utc_ns):
+    return ops.dynemb_swap_rows([table], [other], tick, utc_ns)
 
 
 CRC = {"data": (tf.uint8, [5]), "initial": (u32, []), "room": (i64, []), "block_bytes": (i64, [])}
 
-# The operator, its inputs by name (type and shape), and the outputs' shapes. An input called
-# `table` with the spec TABLE is a table created in the graph.
-TABLE = "made in the graph"
+# The operator, its inputs by name (type and shape), and the outputs' shapes. An input with the spec
+# TABLE is a table that is created in the graph.
+TABLE = "created in the graph"
 RIGHT = [
     (lookup, {"table": TABLE, "keys": (i64, [2, 5])}, [[2, 5, DIM], [2, 5]]),
     (lookup, {"table": TABLE, "keys": (i64, [])}, [[DIM], []]),
@@ -216,7 +216,7 @@ RIGHT = [
     (load_rows, {name: (t, UNKNOWN) for name, t in
                  (("table", res), ("keys", i64), ("vectors", f32), ("state", f32),
                   ("updates", u32), ("accesses", u32), ("base", i64), ("tick", i64))}, []),
-    (adopt, {"table": TABLE, "other": TABLE, "tick": (i64, []), "utc_ns": (i64, [])}, []),
+    (swap_rows, {"table": TABLE, "other": TABLE, "tick": (i64, []), "utc_ns": (i64, [])}, []),
     (ops.dynemb_advance_clock, {"tick": (i64, []), "utc_ns": (i64, [])}, []),
     (ops.dynemb_tick_before, {"utc_ns": (i64, [])}, [[]]),
     (ops.dynemb_crc32c, CRC, [[None]]),
@@ -224,10 +224,10 @@ RIGHT = [
 
 
 def traced_shapes(fn, inputs):
-    made = [name for name, spec in inputs.items() if spec is TABLE]
+    created = [name for name, spec in inputs.items() if spec is TABLE]
 
     def call(**given):
-        return fn(**{name: table() for name in made}, **given)
+        return fn(**{name: table() for name in created}, **given)
 
     return trace(call, **{name: spec for name, spec in inputs.items() if spec is not TABLE})
 
@@ -320,7 +320,7 @@ WRONG = [
                            ("state", (f32, [0])), ("updates", (u32, [4])),
                            ("accesses", (u32, [5, 1])), ("base", (i64, [1])),
                            ("tick", (i64, [1]))]),
-        (adopt, {"table": TABLE, "other": TABLE, "tick": (i64, []), "utc_ns": (i64, [])},
+        (swap_rows, {"table": TABLE, "other": TABLE, "tick": (i64, []), "utc_ns": (i64, [])},
          [("table", VECTOR_HANDLE), ("other", VECTOR_HANDLE), ("tick", (i64, [1])),
           ("utc_ns", (i64, [1]))]),
         (ops.dynemb_advance_clock, {"tick": (i64, []), "utc_ns": (i64, [])},
@@ -343,7 +343,7 @@ def test_wrong_shape_fails_while_tracing(fn, right, name, spec):
 @pytest.mark.parametrize(
     ("fn", "right"), {id(right): (fn, right) for fn, right, _, _ in WRONG}.values()
 )
-def test_the_call_that_was_made_wrong_is_right(fn, right):
+def test_call_without_the_wrong_shape_is_valid(fn, right):
     traced_shapes(fn, right)
 
 
@@ -387,7 +387,7 @@ class TestAttributes:
             )  # fmt: skip
 
 
-def test_several_lookups_have_shapes_of_their_own():
+def test_shapes_of_several_lookups():
     def call(keys, more):
         return ops.dynemb_lookup_sparse(
             [table(2), table(3, tf.int32)],
@@ -403,7 +403,7 @@ def test_several_lookups_have_shapes_of_their_own():
     ]  # fmt: skip
 
 
-def test_dim_goes_with_the_handle_through_functions():
+def test_handle_carries_the_dim_through_functions():
     @tf.function
     def inner(handle, keys):
         values = lookup(handle, keys).values
@@ -417,15 +417,15 @@ def test_dim_goes_with_the_handle_through_functions():
 
 
 def test_traced_shapes_equal_eager_shapes():
-    """The shapes inferred from fully known inputs are those of the outputs."""
+    """Shapes inferred from fully known inputs are compatible with the outputs' shapes."""
     handle = h.make_table(DIM, shared_name="shapes")
     ids, weights, splits = np.arange(5), np.ones(5, np.float32), np.array([0, 2, 2, 5])
 
     def everything():
-        made = h.make_table(DIM, shared_name="shapes")
-        first = lookup(made, tf.constant(ids))
+        created = h.make_table(DIM, shared_name="shapes")
+        first = lookup(created, tf.constant(ids))
         pooled = [
-            sparse(made, tf.constant(ids), tf.constant(splits), tf.constant(weights),
+            sparse(created, tf.constant(ids), tf.constant(splits), tf.constant(weights),
                    tf.constant(3, i64), combiner)
             for combiner in ("sum", "max")
         ]  # fmt: skip
@@ -435,19 +435,19 @@ def test_traced_shapes_equal_eager_shapes():
             for p, c in zip(pooled, ("sum", "max"), strict=True)
         ]  # fmt: skip
         more = [
-            weight_grad(made, tf.constant(ids), p.rows[0], tf.constant(splits),
+            weight_grad(created, tf.constant(ids), p.rows[0], tf.constant(splits),
                         tf.constant(weights), p.argmax[0], p.outputs[0], p.outputs[0], c)
             for p, c in zip(pooled, ("sum", "max"), strict=True)
         ]  # fmt: skip
         return tf.nest.flatten([
             first, pooled, grads, more,
             ops.dynemb_dedup_sum(tf.constant(ids), tf.ones([5, 2])),
-            ops.dynemb_read_rows(made, tf.constant(ids)),
-            ops.dynemb_contains(made, tf.constant(ids)),
-            ops.dynemb_erase(made, tf.constant([99], i64)),
-            ops.dynemb_size(made),
-            export(made, 0, 3, 0),
-            ops.dynemb_stats(made),
+            ops.dynemb_read_rows(created, tf.constant(ids)),
+            ops.dynemb_contains(created, tf.constant(ids)),
+            ops.dynemb_erase(created, tf.constant([99], i64)),
+            ops.dynemb_size(created),
+            export(created, 0, 3, 0),
+            ops.dynemb_stats(created),
         ])  # fmt: skip
 
     static = []

@@ -94,7 +94,7 @@ class TestCreation:
         with pytest.raises((ValueError, tf.errors.OpError), match=message):
             h.make_table(**options)
 
-    def test_memory_goes_back_with_the_handle(self):
+    def test_memory_is_freed_with_the_handle(self):
         def resident():
             with open("/proc/self/statm") as f:
                 return int(f.read().split()[1]) * 4096
@@ -106,7 +106,7 @@ class TestCreation:
             assert h.stats(handle)["row_bytes"] > 60e6
             return handle
 
-        fill()  # by now, all memory that is kept is allocated
+        fill()  # allocates all memory that the process keeps
         gc.collect()
         before = resident()
         for _ in range(4):
@@ -127,7 +127,7 @@ class TestState:
         state = ops.dynemb_read_rows(handle, tf.constant([1, 2, 3, 4], tf.int64)).state
         np.testing.assert_array_equal(state, [[0.5, 0.5, 7]] * 3 + [[0, 0, 0]])
 
-    def test_same_again_keeps_state_and_other_resets_it(self):
+    def test_attach_keeps_the_same_state_and_resets_another(self):
         handle = make()
         one, vector = tf.constant([1], tf.int64), tf.constant([[1.0, 2, 3]])
         ops.dynemb_attach_state(handle, optimizer="x", widths=[2], inits=[0.0])
@@ -228,14 +228,14 @@ class TestApply:
         values, _, found = ops.dynemb_read_rows(handle, keys)
         assert found.numpy().tolist() == [True, False, True]
         np.testing.assert_array_equal(values[0], np.array(INITIAL) - 0.5)
-        # Another key in the row of the erased one must not get its gradient either.
+        # Another key that got the erased row must not get the gradient either.
         taken = h.lookup(handle, [9]).rows
         assert taken.numpy()[0] == rows.numpy()[1]
         h.apply_sgd([handle], [keys[1:2]], [grads[1:2]], [rows[1:2]])
         assert h.stats(handle)["dropped_gradients"] == 2
         np.testing.assert_array_equal(h.lookup(handle, [9], False).values, [INITIAL])
 
-    def test_probing_adds_up_repeated_keys_before_the_step(self):
+    def test_gradients_of_repeated_keys_are_summed_before_the_step(self):
         handle = make()
         ops.dynemb_attach_state(handle, optimizer="adagrad", widths=[DIM], inits=[0.0])
         h.lookup(handle, [4])
@@ -286,7 +286,7 @@ class TestExport:
         assert (updates > seen).all()
         assert updates[keys.tolist().index(3)] > updates[keys.tolist().index(5)]
 
-    def test_chunks_cover_all_rows_once_with_holes(self):
+    def test_chunks_cover_all_rows_once_after_erase(self):
         handle = make()
         h.lookup(handle, np.arange(1000))
         ops.dynemb_erase(handle, np.arange(0, 1000, 3))
@@ -338,7 +338,7 @@ def test_stats_names_and_counts():
     ],
     ids=["lookup", "lookup_sparse", "upsert", "accumulate", "write_rows"],
 )
-def test_full_table_refuses_and_stays_as_it_was(insert):
+def test_full_table_refuses_and_is_unchanged(insert):
     handle = make(
         init_capacity=10, max_capacity=10, evict_strategy="none", shared_name="full_table"
     )
@@ -355,7 +355,7 @@ def test_full_table_refuses_and_stays_as_it_was(insert):
 
 
 class TestWrongInput:
-    """Eager calls skip shape inference: the kernels check the inputs, and name the wrong one."""
+    """Eager calls skip shape inference: the kernels check the inputs and name the wrong input."""
 
     @pytest.mark.parametrize(
         ("call", "message"),

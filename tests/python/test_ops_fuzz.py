@@ -1,4 +1,4 @@
-"""No input may end the process, however invalid: fuzz_ops.py runs in its own process."""
+"""Invalid input must not end the process: fuzz_ops.py runs in a separate process."""
 
 import json
 import os
@@ -33,19 +33,19 @@ def fuzzed():
     return {line["op"]: line for line in lines}, last["internal_errors"]
 
 
-def test_every_call_returned_or_raised(fuzzed):
+def test_every_call_returns_or_raises(fuzzed):
     counts, _ = fuzzed
     assert len(counts) == OPERATORS
     assert {line["calls"] for line in counts.values()} == {CALLS + GRAPH_CALLS}
 
 
-def test_calls_were_wrong_but_not_all_for_the_first_reason(fuzzed):
-    """If Python's conversions refused all calls, the operators would not have been tested."""
+def test_each_operator_fails_and_succeeds(fuzzed):
+    """If Python's conversions refused all calls, the operators would not be tested."""
     counts, _ = fuzzed
     for name, line in counts.items():
         assert line["failed"] > 0, name
     assert sum(line["failed"] < line["calls"] for line in counts.values()) == OPERATORS
 
 
-def test_bad_input_is_no_internal_error(fuzzed):
+def test_bad_input_gives_no_internal_error(fuzzed):
     assert fuzzed[1] == []

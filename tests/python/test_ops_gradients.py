@@ -10,7 +10,7 @@ from op_helpers import ALL_TYPES, DIM, INITIAL, make, ops, quarters, some_keys, 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn", "max"])
 @pytest.mark.parametrize("form", h.FORMS)
-def test_gradients_equal_tensorflows(form, combiner, weighted):
+def test_gradients_equal_tensorflow(form, combiner, weighted):
     """Both gradient operators against tf.GradientTape over a gather and segment reductions."""
     rng = np.random.default_rng(17)
     num_bags, nnz, dim = 7, 42, 5
@@ -78,7 +78,7 @@ def test_bag_whose_weights_sum_to_zero_is_zero(combiner):
     np.testing.assert_array_equal(sums[0], [[0, 0, 0], [0, 0, 0], INITIAL])
 
 
-def test_max_keeps_the_first_of_equal_products_and_negative_ones():
+def test_max_keeps_the_first_of_equal_negative_products():
     handle = h.make_table(1)
     ops.dynemb_upsert(handle, tf.constant([1, 2, 3], tf.int64), [[-1.0], [-1.0], [-2.0]])
     outputs, _, argmax = h.lookup_sparse(
@@ -98,24 +98,24 @@ def test_many_tables_of_mixed_types_in_one_call():
     handles = [
         h.make_table(d, k, v, np.arange(d) / 4) for d, (k, v) in zip(dims, ALL_TYPES, strict=True)
     ]
-    made = [h.random_bags(rng, f, b, 4 * b) for f, b in zip(forms, num_bags, strict=True)]
+    drawn = [h.random_bags(rng, f, b, 4 * b) for f, b in zip(forms, num_bags, strict=True)]
     keys = [
-        rng.choice(some_keys(rng, k), len(m[1])) for (k, _), m in zip(ALL_TYPES, made, strict=True)
+        rng.choice(some_keys(rng, k), len(m[1])) for (k, _), m in zip(ALL_TYPES, drawn, strict=True)
     ]
     outputs, rows, argmax = h.lookup_sparse(
-        handles, keys, [m[0] for m in made], num_bags, dims,
+        handles, keys, [m[0] for m in drawn], num_bags, dims,
         combiners=combiners, dtypes=[v for _, v in ALL_TYPES],
     )  # fmt: skip
     for i in range(n):
         vectors = np.tile(np.arange(dims[i], dtype=np.float32) / 4, [len(keys[i]), 1])
-        pooled, expected = h.pool(vectors, made[i][1], num_bags[i], None, combiners[i])
+        pooled, expected = h.pool(vectors, drawn[i][1], num_bags[i], None, combiners[i])
         np.testing.assert_allclose(tf.cast(outputs[i], tf.float32), pooled, rtol=1e-2)
         assert outputs[i].dtype == ALL_TYPES[i][1]
         assert h.size(handles[i]) == len(np.unique(keys[i]))
         if combiners[i] == "max":
             np.testing.assert_array_equal(argmax[i], expected)
     got = ops.dynemb_lookup_sparse_grad(
-        keys, rows, [m[0] for m in made], [h.NO_WEIGHTS] * n, argmax, outputs, combiners=combiners
+        keys, rows, [m[0] for m in drawn], [h.NO_WEIGHTS] * n, argmax, outputs, combiners=combiners
     )
     for i in range(n):
         assert set(got.unique_keys[i].numpy().tolist()) == set(keys[i].tolist())

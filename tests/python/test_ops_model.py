@@ -8,7 +8,7 @@ from op_helpers import ALL_TYPES, DIM, INITIAL, make, ops, quarters, some_keys, 
 
 
 class Walk:
-    """One table and its model; each method is an operator with random arguments."""
+    """One table and its model; each method calls an operator with random arguments."""
 
     def __init__(self, rng, key, dtype):
         self.rng, self.key, self.dtype = rng, key, dtype

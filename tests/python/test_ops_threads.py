@@ -1,6 +1,6 @@
 """Concurrent operators, from Python threads, tf.functions and tf.data; and determinism.
 
-On a deadlock, the process ends with all stacks after TIMEOUT.
+A deadlock ends the process after TIMEOUT seconds, and all stacks are printed.
 """
 
 import concurrent.futures
@@ -26,7 +26,7 @@ THREADS = 4
 @pytest.fixture(autouse=True)
 def _no_deadlock(capfd):
     with capfd.disabled():
-        stderr = os.dup(2)  # pytest's own, which shows the stacks
+        stderr = os.dup(2)  # pytest's stderr, which shows the stacks
     faulthandler.dump_traceback_later(TIMEOUT, exit=True, file=stderr)
     yield
     faulthandler.cancel_dump_traceback_later()
@@ -66,7 +66,7 @@ def test_accumulated_sums_are_exact():
     assert sorted(h.export(handle)[0].tolist()) == keys.tolist()
 
 
-def test_functions_insert_the_same_keys_at_once():
+def test_functions_insert_the_same_keys_concurrently():
     handle = h.make_table(8, random=True, seed=1, init_capacity=1)
     keys = np.arange(30_000)
     expected = h.lookup(h.make_table(8, random=True, seed=1), keys).values.numpy()
@@ -119,7 +119,7 @@ def test_lookup_inside_a_parallel_map(insert):
 
 
 def test_sparse_lookup_and_gradients_inside_a_parallel_map():
-    """The calls of one operator share scratch memory: overlapping calls must not mix."""
+    """Calls of one operator reuse scratch memory; overlapping calls must not share it."""
     handle = h.make_table(4)
     keys = np.arange(1000)
     ops.dynemb_upsert(handle, keys, np.repeat(keys[:, None], 4, 1).astype(np.float32))
@@ -147,8 +147,8 @@ def test_sparse_lookup_and_gradients_inside_a_parallel_map():
         np.testing.assert_array_equal(sums[order], np.tile(counts[:, None], 4))
 
 
-def test_training_export_erase_and_reads_at_once():
-    """Every read of a row is consistent: all its columns and its state are always equal."""
+def test_concurrent_training_export_erase_and_reads():
+    """Every read of a row is consistent: its vector and its state each have equal elements."""
     dim, steps = 64, 60
     handle = h.make_table(dim, init_capacity=1)
     ops.dynemb_attach_state(handle, optimizer="adagrad", widths=[dim], inits=[0.0])
@@ -229,18 +229,18 @@ def test_tables_in_opposite_order_do_not_deadlock():
         return run
 
     together(*[job(order, seed) for seed, order in enumerate(orders)])
-    # Every id subtracted 0.5 once: sums over a table are exact.
+    # Every id has subtracted 0.5 once, and sums over a table are exact.
     for i, handle in enumerate(tables):
         ids = sum(order.count(i) for order in orders) * calls * batch
         values = h.export(handle)[1]
         assert values.astype(np.float64).sum() == -0.5 * 4 * ids
 
 
-def test_tables_are_made_and_dropped_at_once():
+def test_tables_are_created_and_dropped_concurrently():
     def job(seed):
         def run():
             for i in range(40):
-                handle = h.make_table(8, shared_name="made_at_once" if i % 2 else "")
+                handle = h.make_table(8, shared_name="created_concurrently" if i % 2 else "")
                 h.lookup(handle, np.arange(seed * 1000 + i * 10, seed * 1000 + i * 10 + 10))
                 if not i % 2:
                     assert h.size(handle) == 10
@@ -249,7 +249,7 @@ def test_tables_are_made_and_dropped_at_once():
         return run
 
     assert together(*[job(seed) for seed in range(THREADS)]) == [True] * THREADS
-    assert h.size(h.make_table(8, shared_name="made_at_once")) == THREADS * 20 * 10
+    assert h.size(h.make_table(8, shared_name="created_concurrently")) == THREADS * 20 * 10
 
 
 TRAINING = """
@@ -294,7 +294,7 @@ print([h.size(t) for t in tables], digest.hexdigest())
 
 
 @pytest.mark.skipif(simulated.ON, reason="evictions of a table on a device depend on its threads")
-def test_the_number_of_threads_does_not_change_a_bit():
+def test_bits_do_not_depend_on_the_number_of_threads():
     path = [str(HERE), str(HERE.parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     env = {
         **os.environ,

@@ -12,32 +12,34 @@ DIM, ROWS, STEPS = 4, 12, 200
 
 
 class UserAdam(K.Adam):
-    """A user's subclass: the operators do not know what it computes."""
+    """A user's subclass: the operators do not know its computation."""
 
     def update_step(self, gradient, variable, learning_rate):
         super().update_step(2.0 * tf.convert_to_tensor(gradient), variable, learning_rate)
 
 
 class Signum(K.Optimizer):
-    """A user's own optimizer; its settings are not in its config."""
+    """A user's optimizer, whose settings are not in its config."""
 
     def __init__(self, decay, **kwargs):
         super().__init__(**kwargs)
         self.decay = decay
-        self.slots = []
+        self.averages = []
 
     def build(self, variables):
         super().build(variables)
         for variable in variables:
-            self.slots.append(self.add_variable_from_reference(variable, "slot", "ones"))
+            average = self.add_variable_from_reference(variable, "average", "ones")
+            self.averages.append(average)
 
     def update_step(self, gradient, variable, learning_rate):
-        slot = self.slots[self._get_variable_index(variable)]
-        self.assign(slot, slot * self.decay + gradient)
-        self.assign_sub(variable, learning_rate * keras.ops.sign(slot))
+        average = self.averages[self._get_variable_index(variable)]
+        self.assign(average, average * self.decay + gradient)
+        self.assign_sub(variable, learning_rate * keras.ops.sign(average))
 
 
-# Rows are stepped independently: compared on rows with a gradient, repeated ids, random subsets.
+# Optimizers whose state does not decay: compared on random ids, with repeats. SGD with weight decay
+# and Ftrl also change rows without a gradient in Keras, so they are compared on every row.
 ROW_BY_ROW = {
     "sgd": lambda: K.SGD(0.1),
     "sgd_decay": lambda: K.SGD(0.1, weight_decay=0.01),
@@ -52,7 +54,7 @@ ROW_BY_ROW = {
     "ftrl_power": lambda: K.Ftrl(0.1, learning_rate_power=-0.7),
     "rowwise": lambda: de.RowwiseAdagrad(0.1),
 }
-# Their state decays in every step: compared with every row touched in every step.
+# Optimizers whose state decays in every step: compared with a gradient for every row in every step.
 DECAYING = {
     "momentum": lambda: K.SGD(0.05, momentum=0.9),
     "nesterov": lambda: K.SGD(0.05, momentum=0.9, nesterov=True),
@@ -88,7 +90,7 @@ def values_of(table, rows=ROWS):
 
 
 def close(got, expected, tolerance=1e-5):
-    """Relative to the size of the vectors: rounding errors do not scale with the element."""
+    """The tolerance is relative to at least the mean: errors do not scale with the element."""
     scale = np.maximum(np.abs(expected), np.abs(expected).mean())
     np.testing.assert_array_less(np.abs(got - expected), tolerance * scale)
 
@@ -132,17 +134,17 @@ def run_pair(make, every_row, dtype=tf.float32, in_function=True):
 
 
 @pytest.mark.parametrize("name", ROW_BY_ROW)
-def test_untouched_rows_stay_and_touched_rows_agree(name):
+def test_agrees_with_keras_on_random_ids(name):
     close(*run_pair(ROW_BY_ROW[name], every_row=name in ("sgd_decay", "ftrl", "ftrl_power")))
 
 
 @pytest.mark.parametrize("name", DECAYING)
-def test_agrees_with_keras_where_every_row_is_touched(name):
+def test_agrees_with_keras_on_every_row(name):
     close(*run_pair(DECAYING[name], every_row=True))
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd_decay", "nadam", "schedule_free_adamw", "adafactor"])
-def test_agrees_eagerly(name, monkeypatch):
+def test_agrees_with_keras_eagerly(name, monkeypatch):
     monkeypatch.setattr("test_optimizer.STEPS", 20)
     close(*run_pair({**ROW_BY_ROW, **DECAYING}[name], every_row=True, in_function=False))
 
@@ -160,10 +162,11 @@ def test_agrees_eagerly(name, monkeypatch):
         "schedule_free_adamw",
     ],
 )
-def test_an_untouched_row_does_not_decay(name):
-    """A row that is touched in some steps gets the same result as Keras with these steps alone.
+def test_row_without_gradient_does_not_decay(name):
+    """A row with gradients in only some steps gets the result of Keras after only these steps.
 
-    Bias corrections count all steps, so the reference steps in between with learning rate zero.
+    Bias corrections count all steps, so the reference also takes the other steps, but its row and
+    state are then restored.
     """
     make = DECAYING[name]
     table, _ = make_pair()
@@ -204,7 +207,7 @@ def test_16_bit_rows_agree_within_their_rounding(name, dtype):
     assert abs(((got - expected) / np.maximum(np.abs(expected), 1.0)).mean()) < unit * 2
 
 
-def test_native_and_generic_optimizers_are_told_apart():
+def test_optimizers_with_generic_steps():
     from tf_dynemb.optimizers.native import native_form
 
     for name, make in {**ROW_BY_ROW, **DECAYING}.items():
@@ -221,7 +224,7 @@ def test_native_and_generic_optimizers_are_told_apart():
 )
 @pytest.mark.parametrize("scale", [None, 8.0])
 @pytest.mark.parametrize("make", [K.SGD, K.Nadam])
-def test_clipping_and_loss_scale_over_tables_and_dense_together(clip, scale, make):
+def test_clipping_and_loss_scale_of_tables_and_dense_variables(clip, scale, make):
     table, dense = make_pair()
     weight, plain_weight = keras.Variable(np.ones(3)), keras.Variable(np.ones(3))
     wrapped = de.OptimizerWrapper(make(0.1, loss_scale_factor=scale, **clip))
@@ -300,7 +303,7 @@ def test_repeated_keys_and_two_gradients_of_one_table_are_summed():
 
 
 @pytest.mark.parametrize("make", [K.SGD, K.Nadam])
-def test_unknown_and_evicted_keys_get_no_row(make):
+def test_unknown_and_erased_keys_get_no_row(make):
     table, _ = make_pair()
     wrapped = de.OptimizerWrapper(make(1.0))
     with tf.GradientTape() as tape:
@@ -388,7 +391,7 @@ def test_minimize():
     np.testing.assert_allclose(values_of(table)[3], before[3] - 2, rtol=1e-5)
 
 
-def test_constraint_holds_for_touched_rows():
+def test_constraint_applies_to_stepped_rows():
     table = de.DynamicVariable(DIM, "1", constraint=keras.constraints.UnitNorm(axis=1))
     wrapped = de.OptimizerWrapper(K.Adam(0.1))
     table.lookup([1, 2])
@@ -438,7 +441,7 @@ def test_config_round_trip():
     assert (float(copy.learning_rate), copy.inner_optimizer.beta_1) == (0.25, 0.5)
 
 
-def test_plain_keras_optimizers_say_that_a_table_needs_the_wrapper():
+def test_plain_keras_optimizers_are_refused():
     table, _ = make_pair()
     grad = tf.IndexedSlices(tf.ones([1, DIM]), [1])
     for optimizer in (

@@ -48,7 +48,7 @@ def test_each_key_of_a_table_has_one_owner(size, key_type, mode):
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("kind", ["table", "matrix"])
-def test_a_localized_variable_is_on_its_rank(size, kind):
+def test_localized_variable_is_on_its_rank(size, kind):
     def look(comm):
         if kind == "table":
             variable = de.DynamicVariable(1, mode="localized:1")
@@ -67,7 +67,7 @@ def test_a_localized_variable_is_on_its_rank(size, kind):
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 10])
-def test_rows_of_a_matrix_go_round(rows):
+def test_matrix_rows_are_assigned_round_robin(rows):
     def look(comm):
         matrix = de.Variable(tf.zeros([rows, 2]))
         mine = ownership.global_rows(matrix)

@@ -38,7 +38,7 @@ def check_chain(path, ranks, capsys):
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_what_many_ranks_dump_any_number_loads(tmp_path, capsys, size):
+def test_dump_loads_on_any_number_of_ranks(tmp_path, capsys, size):
     ranks, marks = dump(tmp_path, size)
     expected = contents(ranks)
     assert set(marks) == {marks[0]}
@@ -57,17 +57,17 @@ def test_what_many_ranks_dump_any_number_loads(tmp_path, capsys, size):
         "home": last,
     }
     for other in (1, 2, 3, 8):
-        heirs, marks_there = load(tmp_path, other)
+        loaded, marks_there = load(tmp_path, other)
         assert set(marks_there) == {marks[0]}
-        assert table_reader.same(contents(heirs), expected, table_reader.ALL)
+        assert table_reader.same(contents(loaded), expected, table_reader.ALL)
         for matrix, value in zip(
-            whole_matrices(heirs), [rank_model.GRID, rank_model.HOME], strict=True
+            whole_matrices(loaded), [rank_model.GRID, rank_model.HOME], strict=True
         ):
             np.testing.assert_array_equal(matrix, value)
-        assert {int(heir.optimizer.core.iterations) for heir in heirs} == {2}
+        assert {int(rank.optimizer.core.iterations) for rank in loaded} == {2}
 
 
-def test_a_chain_goes_on_with_other_numbers_of_ranks(tmp_path, capsys):
+def test_chain_continues_with_other_numbers_of_ranks(tmp_path, capsys):
     path = tmp_path / "chain"
     ranks, _ = dump(path, 4)
     reader, follower = serving.Reader(path), load(path, 3)
@@ -96,16 +96,16 @@ def test_a_chain_goes_on_with_other_numbers_of_ranks(tmp_path, capsys):
             assert set(deleted.tolist()) == gone & set(before[name].keys.tolist())
             assert len(deleted) >= 1
         assert reader.follow() == 1
-        for heirs, of_all in ((followers, run_on(followers, Rank.apply)), load(path, 3)):
+        for loaded, of_all in ((followers, run_on(followers, Rank.apply)), load(path, 3)):
             assert set(of_all) == {marks[0]}
-            assert table_reader.same(contents(heirs), contents(ranks))
+            assert table_reader.same(contents(loaded), contents(ranks))
     for name, rows in contents(ranks).items():
         assert (np.sort(np.concatenate([k for k, _ in reader.items(name)])) == rows.keys).all()
     of_dynamic = serving.Reader(path, tables=["user", "item", "page"])
     check_reader(of_dynamic, contents(ranks))
 
 
-def test_the_commands_read_what_ranks_wrote(tmp_path, capsys):
+def test_commands_read_dumps_of_ranks(tmp_path, capsys):
     path = tmp_path / "chain"
     dump(path, 4)
     ranks, _ = load(path, 2)
@@ -113,24 +113,24 @@ def test_the_commands_read_what_ranks_wrote(tmp_path, capsys):
     check_chain(path, ranks, capsys)
     capsys.readouterr()
     assert cli.main(["inspect", "--json", str(path)]) == 0
-    told = json.loads(capsys.readouterr().out)["snapshots"]
-    assert [snapshot["world_size"] for snapshot in told] == [4, 2]
-    assert [table["ranks"] for table in told[0]["tables"]] == [4, 4, 1, 4, 1]
-    assert [table["ranks"] for table in told[1]["tables"]] == [2, 2, 1]
+    inspected = json.loads(capsys.readouterr().out)["snapshots"]
+    assert [snapshot["world_size"] for snapshot in inspected] == [4, 2]
+    assert [table["ranks"] for table in inspected[0]["tables"]] == [4, 4, 1, 4, 1]
+    assert [table["ranks"] for table in inspected[1]["tables"]] == [2, 2, 1]
     before = fold(storage.Chain.open(path))
     assert cli.main(["merge", str(path), str(tmp_path / "merged")]) == 0
     merged = storage.Chain.open(tmp_path / "merged")
     assert merged.deltas == []
     assert table_reader.same(fold(merged), before, (*table_reader.ALL, "accesses"))
     assert cli.main(["verify", str(tmp_path / "merged")]) == 0, capsys.readouterr().out
-    heirs, _ = load(tmp_path / "merged", 3)
-    assert table_reader.same(contents(heirs), contents(ranks), table_reader.ALL)
-    # The ranks' own tables continue the merged base.
+    loaded, _ = load(tmp_path / "merged", 3)
+    assert table_reader.same(contents(loaded), contents(ranks), table_reader.ALL)
+    # The ranks' tables can continue the merged base.
     run_on(ranks, lambda rank: (rank.write([2], 6), rank.dump_delta(path=tmp_path / "merged")))
     check_chain(tmp_path / "merged", ranks, capsys)
 
 
-def test_watermarks_and_times_are_where_deltas_begin(tmp_path):
+def test_deltas_since_watermarks_and_times(tmp_path):
     ranks, marks = dump(tmp_path / "chain", 3)
     run_on(ranks, lambda rank: rank.write([500], 5))
     second = run_on(ranks, Rank.dump_delta)
@@ -162,7 +162,7 @@ def test_watermarks_and_times_are_where_deltas_begin(tmp_path):
     assert reader.size() == len(contents(ranks)["user"].keys)
 
 
-def test_a_time_is_another_tick_for_each_rank(tmp_path, monkeypatch):
+def test_delta_since_a_time_begins_at_the_latest_tick_of_the_ranks(tmp_path, monkeypatch):
     ranks, marks = dump(tmp_path / "chain", 3)
     here = threading.local()
     ticks = [marks[0].tick + after for after in (1, 4, 2)]
@@ -177,17 +177,16 @@ def test_a_time_is_another_tick_for_each_rank(tmp_path, monkeypatch):
     assert (manifest.parent, manifest.since) == (None, max(ticks))
 
 
-def test_each_rank_knows_the_snapshot_by_its_own_clock(tmp_path, monkeypatch):
-    """Between the cuts of two ranks a third is trained: its changes are in the next delta."""
+def test_training_between_the_cuts_of_ranks(tmp_path, monkeypatch):
+    """Rank 0 is trained between its cut and rank 2's cut: the changes are in the next delta."""
     ranks, _ = dump(tmp_path, 3)
     ranks_cut = threading.Barrier(2)
     write_rows = columns.write_rows
     enter = joint_publication.JointPublication.writing
 
     def slow(part, *args):
-        if part.rank == 0:  # its cut exists; that of rank 2 does not
-            with_path = ranks[0]
-            with_path.write([700 + i for i in range(60)], 3)
+        if part.rank == 0:  # rank 0 has its cut, rank 2 does not
+            ranks[0].write([700 + i for i in range(60)], 3)
             ranks_cut.wait(60)
         return write_rows(part, *args)
 

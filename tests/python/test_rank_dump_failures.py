@@ -1,4 +1,4 @@
-"""Dumps that fail on one rank fail on all, change nothing, and leave no rank waiting."""
+"""A dump that fails on one rank fails on all, changes nothing, and leaves no rank waiting."""
 
 import contextlib
 import errno
@@ -13,8 +13,9 @@ import pytest
 import table_reader
 import tensorflow as tf
 from chain_reader import fold
-from rank_model import Rank, check_failed, contents, ended, run_on, unpublished
-from rank_threads import RankGoneError, ranks_are_threads, run
+from rank_dump_helpers import dump_and_change
+from rank_model import Rank, check_failed, contents, outcomes_on, run_on, unpublished
+from rank_threads import RankGoneError, ranks_are_threads
 
 import tf_dynemb as de
 from tf_dynemb import storage
@@ -39,17 +40,8 @@ def threads(monkeypatch):
 
 @pytest.fixture
 def ranks(tmp_path):
-    """Ranks that have dumped a base, and changed since."""
-
-    def begin(comm):
-        rank = Rank(comm, tmp_path / "chain")
-        rank.write(KEYS, 1)
-        rank.dump()
-        rank.write(KEYS[60:] + 40, 2)
-        rank.erase(KEYS[:20])
-        return rank
-
-    return run(SIZE, begin)
+    """Returns ranks that dumped a base and then changed rows."""
+    return dump_and_change(tmp_path / "chain", SIZE)
 
 
 def on_disk(path, ranks):
@@ -67,7 +59,7 @@ def open_files(path):
 
 
 def writes(kind):
-    """Functions that write a base or a delta, at the rank's path or another."""
+    """Returns a function that writes a base or a delta, at the rank's path or another."""
 
     def work(rank, path=None):
         return rank.dump(path) if kind == "base" else rank.dump_delta(path=path)
@@ -83,7 +75,7 @@ def path_of(function, args):
 
 
 def rank_of(path):
-    """Returns the rank that writes a file; files of no rank belong to rank 0."""
+    """Returns the rank that writes a file: the rank in its name, otherwise rank 0."""
     match = re.search(r"\.r(\d+)\.", path)
     return int(match[1]) if match else 0
 
@@ -97,7 +89,7 @@ HOMES = {
 
 @contextlib.contextmanager
 def failing(function, rank, call, error):
-    """Makes one of a rank's calls of a function fail, counted from 0; counts the calls."""
+    """Counts a rank's calls of a function, from 0, and makes number `call` fail."""
     home, name = function.split(".")
     real = getattr(HOMES[home], name)
     counted = [0]
@@ -132,7 +124,7 @@ FUNCTIONS = [
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("rank", range(SIZE))
 @pytest.mark.parametrize("kind", ["base", "delta"])
-def test_a_rank_that_cannot_write(ranks, tmp_path, kind, rank, function):
+def test_failed_write_on_one_rank(ranks, tmp_path, kind, rank, function):
     chain = tmp_path / "chain"
     before = on_disk(chain, ranks)
     copied = tmp_path / "copied-chain"
@@ -148,7 +140,7 @@ def test_a_rank_that_cannot_write(ranks, tmp_path, kind, rank, function):
     for call in sorted({0, total // 2, total - 1} if total else ()):
         error = OSError(errno.EIO, os.strerror(errno.EIO), f"call {call}")
         with failing(function, rank, call, error):
-            found = ended(ranks, writes(kind))
+            found = outcomes_on(ranks, writes(kind))
         check_failed(found, [rank], OSError, "Input/output error")
         assert unpublished(chain) == []
         assert open_files(chain) == []
@@ -158,7 +150,7 @@ def test_a_rank_that_cannot_write(ranks, tmp_path, kind, rank, function):
 
 
 @pytest.mark.parametrize("kind", ["base", "delta"])
-def test_publication_that_fails(ranks, tmp_path, monkeypatch, kind):
+def test_failed_publication(ranks, tmp_path, monkeypatch, kind):
     chain = tmp_path / "chain"
     before = on_disk(chain, ranks)
     for function in ("rename", "scandir"):
@@ -171,7 +163,7 @@ def test_publication_that_fails(ranks, tmp_path, monkeypatch, kind):
                 patch.setattr(os, "rename", fails)
             else:
                 patch.setattr(publication, "list_snapshots", fails)
-            found = ended(ranks, writes(kind))
+            found = outcomes_on(ranks, writes(kind))
         check_failed(found, [0], PermissionError, "denied: .*" + function)
         assert unpublished(chain) == []
         assert table_reader.same(on_disk(chain, ranks), before)
@@ -180,16 +172,16 @@ def test_publication_that_fails(ranks, tmp_path, monkeypatch, kind):
 
 
 @pytest.mark.parametrize("kind", ["base", "delta"])
-def test_another_process_writes_there(ranks, tmp_path, kind):
+def test_another_writer_at_the_path(ranks, tmp_path, kind):
     with storage.Publication(tmp_path / "chain", "base"):
-        found = ended(ranks, writes(kind))
+        found = outcomes_on(ranks, writes(kind))
     check_failed(found, [0], RuntimeError, "another process writes at")
     run_on(ranks, writes(kind))
 
 
 @pytest.mark.parametrize("kind", ["base", "delta"])
 @pytest.mark.parametrize("rank", range(SIZE))
-def test_a_rank_with_wrong_arguments(ranks, tmp_path, kind, rank):
+def test_wrong_arguments_on_one_rank(ranks, tmp_path, kind, rank):
     def call(each):
         tables = each.tables if each.comm.rank != rank else [*each.tables, tf.Variable([1.0])]
         if kind == "base":
@@ -197,27 +189,27 @@ def test_a_rank_with_wrong_arguments(ranks, tmp_path, kind, rank):
         else:
             de.incremental_dump(each.path, tables, quiet=True)
 
-    check_failed(ended(ranks, call), [rank], TypeError, "variables must be DynamicVariables")
+    check_failed(outcomes_on(ranks, call), [rank], TypeError, "variables must be DynamicVariables")
 
-    def none_there(each):
+    def bad_since(each):
         since = "yesterday" if each.comm.rank == rank else None
         de.incremental_dump(each.path, each.tables, since, quiet=True)
 
-    check_failed(ended(ranks, none_there), [rank], TypeError, "since must be a Watermark")
+    check_failed(outcomes_on(ranks, bad_since), [rank], TypeError, "since must be a Watermark")
     assert unpublished(tmp_path / "chain") == []
     assert len(storage.Chain.open(tmp_path / "chain").snapshots) == 1
 
 
 @pytest.mark.parametrize("rank", range(SIZE))
-def test_a_rank_whose_table_is_another(ranks, rank):
+def test_table_without_snapshots_on_one_rank(ranks, rank):
     ranks[rank].tables[1].snapshots = Snapshots()
     check_failed(
-        ended(ranks, Rank.dump_delta), [rank], ValueError, "were never dumped to or loaded"
+        outcomes_on(ranks, Rank.dump_delta), [rank], ValueError, "were never dumped to or loaded"
     )
     assert unpublished(ranks[0].path) == []
 
 
-def test_ranks_that_name_different_variables(ranks, tmp_path):
+def test_different_variables_on_ranks(ranks, tmp_path):
     chain = tmp_path / "chain"
     before = on_disk(chain, ranks)
 
@@ -237,17 +229,17 @@ def test_ranks_that_name_different_variables(ranks, tmp_path):
             ),
         }
 
-    for what in mixed(ranks[0]):
-        for outcome in ended(ranks, lambda each, what=what: mixed(each)[what]()):
-            assert type(outcome.error) is ValueError, what
+    for case in mixed(ranks[0]):
+        for outcome in outcomes_on(ranks, lambda each, case=case: mixed(each)[case]()):
+            assert type(outcome.error) is ValueError, case
             assert "the variables must be the same on all ranks" in str(outcome.error)
             assert "rank 2" in str(outcome.error)
     assert table_reader.same(on_disk(chain, ranks), before)
 
 
-def test_ranks_that_call_different_things(ranks):
+def test_different_functions_on_ranks(ranks):
     calls = [Rank.dump, Rank.load, Rank.dump_delta]
-    for outcome in ended(ranks, lambda each: calls[each.comm.rank](each)):
+    for outcome in outcomes_on(ranks, lambda each: calls[each.comm.rank](each)):
         assert type(outcome.error) is RuntimeError
         assert "dump on rank 0, load on rank 1, incremental_dump on rank 2" in str(outcome.error)
     assert unpublished(ranks[0].path) == []
@@ -255,8 +247,8 @@ def test_ranks_that_call_different_things(ranks):
 
 
 @pytest.mark.parametrize("kind", ["base", "delta"])
-def test_ranks_that_see_different_file_systems(ranks, tmp_path, monkeypatch, kind):
-    """The same path, but rank 2 sees another directory there."""
+def test_different_file_systems_on_ranks(ranks, tmp_path, monkeypatch, kind):
+    """Rank 2 sees another directory at the same path."""
     monkeypatch.setattr(shared_path, "_PATIENCE", 0.1)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -265,13 +257,13 @@ def test_ranks_that_see_different_file_systems(ranks, tmp_path, monkeypatch, kin
         each.path = elsewhere if each.comm.rank == 2 else tmp_path / "chain"
         return writes(kind)(each)
 
-    check_failed(ended(ranks, call), [2], FileNotFoundError, "must share the file system")
-    found = ended(ranks, Rank.load)
+    check_failed(outcomes_on(ranks, call), [2], FileNotFoundError, "must share the file system")
+    found = outcomes_on(ranks, Rank.load)
     check_failed(found, [2], FileNotFoundError, "rank 2 does not see .*must share the file system")
     assert unpublished(tmp_path / "chain") == []
 
 
-def test_a_file_system_that_shows_things_late(ranks, tmp_path, monkeypatch):
+def test_file_system_that_shows_directories_late(ranks, tmp_path, monkeypatch):
     is_dir = pathlib.Path.is_dir
     late = {}
 
@@ -289,7 +281,7 @@ def test_a_file_system_that_shows_things_late(ranks, tmp_path, monkeypatch):
 
 
 def test_files_that_rank_0_does_not_see(ranks, tmp_path, monkeypatch):
-    """Another file system at the directory of the snapshot, as after a failed mount."""
+    """The other ranks write into other directories, as after a failed mount."""
     open_part = JointPublication._open_part
 
     def other(self):
@@ -299,13 +291,13 @@ def test_files_that_rank_0_does_not_see(ranks, tmp_path, monkeypatch):
         return part
 
     monkeypatch.setattr(JointPublication, "_open_part", other)
-    found = ended(ranks, Rank.dump)
+    found = outcomes_on(ranks, Rank.dump)
     check_failed(found, [0], ValueError, r"has 0 bytes, but rank 1 has written .* must share")
 
 
 @pytest.mark.parametrize("rank", range(SIZE))
 @pytest.mark.parametrize("kind", ["base", "delta"])
-def test_a_rank_that_dies(ranks, tmp_path, monkeypatch, kind, rank):
+def test_death_of_a_rank(ranks, tmp_path, monkeypatch, kind, rank):
     chain = tmp_path / "chain"
     before = on_disk(chain, ranks)
     exit_ = publication.Publication.__exit__
@@ -316,7 +308,7 @@ def test_a_rank_that_dies(ranks, tmp_path, monkeypatch, kind, rank):
                 patch.setattr(
                     publication.Publication, "__exit__", lambda self, *_: os.close(self._lock)
                 )
-            found = ended(ranks, writes(kind))
+            found = outcomes_on(ranks, writes(kind))
         for each, outcome in enumerate(found):
             assert type(outcome.error) is (DiedError if each == rank else RankGoneError)
         assert len(unpublished(chain)) == (rank == 0)

@@ -1,4 +1,4 @@
-"""Ranks read chains: each file is verified once, and all ranks read the same snapshots."""
+"""Ranks that read a chain verify each file once, and all read the same snapshots."""
 
 import contextlib
 import datetime
@@ -28,7 +28,7 @@ def threads(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_files_are_verified_once_by_some_rank(tmp_path, monkeypatch, size):
+def test_each_file_is_verified_by_one_rank(tmp_path, monkeypatch, size):
     ranks, _ = dump(tmp_path, 4)
     run_on(ranks, lambda rank: (rank.write([1], 5), rank.dump_delta()))
     seen = [[] for _ in range(size)]
@@ -72,7 +72,7 @@ def test_shares_of_unequal_files():
         found = joint_reading._shares(Snapshot(sizes, writers), size)
         return [sorted(int(file.file) for file in share) for share in found]
 
-    # Each rank has its own files if that is fair; otherwise the rank with the least gets a file.
+    # A rank gets the files that it wrote if that is fair; the rank with the least gets the others.
     assert shares([10, 10], {0: [1], 1: [0]}, 2) == [[1], [0]]
     assert shares([10, 9, 5], {0: [0, 2], 1: [1]}, 2) == [[0, 2], [1]]
     assert shares([10, 10, 10, 1], {0: [0, 1, 2, 3]}, 3) == [[0, 3], [1], [2]]
@@ -81,7 +81,7 @@ def test_shares_of_unequal_files():
 
 
 class Watched:
-    """A column that records which of its rows are read."""
+    """A column that reports the number of rows of each read."""
 
     def __init__(self, array, note):
         self.array, self.note = array, note
@@ -93,8 +93,8 @@ class Watched:
 
 
 @pytest.mark.parametrize("capacity", [None, 40])
-def test_what_is_not_its_own_a_rank_does_not_read(tmp_path, monkeypatch, capacity):
-    """With the same number of ranks as wrote: only the keys of other shards are read, by slices."""
+def test_ranks_read_only_the_keys_of_other_shards(tmp_path, monkeypatch, capacity):
+    """With the dump's number of ranks, a rank reads no column of other shards except the keys."""
     ranks, _ = dump(tmp_path, 3)
     monkeypatch.setattr(batches, "_LOAD_BYTES", 1400)
     read = []
@@ -111,29 +111,29 @@ def test_what_is_not_its_own_a_rank_does_not_read(tmp_path, monkeypatch, capacit
 
     def follow(comm):
         here.rank = comm.rank
-        heir = Rank(comm, tmp_path)
+        rank = Rank(comm, tmp_path)
         if capacity:
             small = de.DynamicVariable(3, name="user", init_capacity=8, max_capacity=capacity)
             de.load(tmp_path, small, quiet=True)
             assert len(small) == capacity
         else:
-            heir.load()
-        return heir
+            rank.load()
+        return rank
 
     warned = pytest.warns(UserWarning, match=r"rows of table 'user' did not fit")
     with warned if capacity else contextlib.nullcontext():
-        heirs = run(3, follow)
+        loaded = run(3, follow)
     assert {name for reader, writer, name, _ in read if reader != writer} == {"keys"}
     assert max(n for *_, name, n in read if name == "vectors") <= 50
     if not capacity:
-        assert table_reader.same(contents(heirs), contents(ranks), table_reader.ALL)
+        assert table_reader.same(contents(loaded), contents(ranks), table_reader.ALL)
         for reader in range(3):
             rows = sum(n for r, _, name, n in read if (r, name) == (reader, "vectors"))
-            assert rows == sum(len(table) for table in heirs[reader].tables)
+            assert rows == sum(len(table) for table in loaded[reader].tables)
 
 
-def test_a_base_that_comes_while_ranks_load(tmp_path, monkeypatch):
-    """A snapshot that rank 0 has listed is gone when rank 1 opens it: all ranks start again."""
+def test_base_published_during_a_load(tmp_path, monkeypatch):
+    """A snapshot that rank 0 has listed is gone when rank 1 opens it: all ranks restart."""
     ranks, _ = dump(tmp_path, 2)
     old = storage.Chain.open(tmp_path).last.directory
     kept = tmp_path / "kept"
@@ -149,7 +149,7 @@ def test_a_base_that_comes_while_ranks_load(tmp_path, monkeypatch):
     def opening(ranks, path, names):
         opened.append((ranks.rank, names))
         if ranks.rank == 1 and hidden.exists():
-            for _ in range(2):  # the others miss no file
+            for _ in range(2):  # ranks 0 and 2 find all files
                 assert verified.acquire(timeout=60)
             os.rename(hidden, new)
             shutil.rmtree(old)
@@ -161,15 +161,15 @@ def test_a_base_that_comes_while_ranks_load(tmp_path, monkeypatch):
 
     monkeypatch.setattr("tf_dynemb.persistence.load.open_chain", opening)
     monkeypatch.setattr("tf_dynemb.persistence.load.verify", verifying)
-    heirs, _ = load(tmp_path, 3)
+    loaded, _ = load(tmp_path, 3)
     assert sorted(opened) == sorted(
         (rank, [name]) for name in (old.name, new.name) for rank in range(3)
     )
-    assert table_reader.same(contents(heirs), contents(ranks), table_reader.ALL)
+    assert table_reader.same(contents(loaded), contents(ranks), table_reader.ALL)
 
 
-def test_all_ranks_read_what_rank_0_has_listed(tmp_path, monkeypatch):
-    """A delta that is published later is loaded by none of them."""
+def test_all_ranks_read_the_snapshots_that_rank_0_lists(tmp_path, monkeypatch):
+    """No rank loads a delta that is published later."""
     ranks, marks = dump(tmp_path, 2)
     before = contents(ranks)
     listed = []
@@ -185,13 +185,13 @@ def test_all_ranks_read_what_rank_0_has_listed(tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(storage.Chain, "names", listing)
-    heirs, found = load(tmp_path, 3)
+    loaded, found = load(tmp_path, 3)
     assert set(listed) == {"rank 0"}
     assert set(found) == set(marks)
-    assert table_reader.same(contents(heirs), before, table_reader.ALL)
+    assert table_reader.same(contents(loaded), before, table_reader.ALL)
 
 
-def test_nothing_to_load(tmp_path):
+def test_load_without_a_snapshot(tmp_path):
     def follow(comm):
         for call in (Rank.load, Rank.apply):
             with pytest.raises(FileNotFoundError, match=r"holds no snapshot"):
@@ -200,17 +200,17 @@ def test_nothing_to_load(tmp_path):
     run(3, follow)
 
 
-def test_how_often_ranks_meet(tmp_path):
-    def meetings(rank, work):
+def test_number_of_stages(tmp_path):
+    def stages(rank, work):
         before = len(rank.comm.calls)
         work(rank)
-        return (len(rank.comm.calls) - before) / 2  # lengths and texts
+        return (len(rank.comm.calls) - before) / 2  # a stage gathers lengths, then texts
 
     ranks, _ = dump(tmp_path, 2)
-    assert run_on(ranks, lambda rank: meetings(rank, Rank.dump)) == [3, 3]
-    assert run_on(ranks, lambda rank: meetings(rank, Rank.dump_delta)) == [3, 3]
-    assert run_on(ranks, lambda rank: meetings(rank, Rank.load)) == [4, 4]
-    assert run_on(ranks, lambda rank: meetings(rank, Rank.apply)) == [5, 5]
+    assert run_on(ranks, lambda rank: stages(rank, Rank.dump)) == [3, 3]
+    assert run_on(ranks, lambda rank: stages(rank, Rank.dump_delta)) == [3, 3]
+    assert run_on(ranks, lambda rank: stages(rank, Rank.load)) == [4, 4]
+    assert run_on(ranks, lambda rank: stages(rank, Rank.apply)) == [5, 5]
 
 
 def test_only_rank_0_has_a_progress_bar(tmp_path, capfd, monkeypatch):
@@ -223,16 +223,16 @@ def test_only_rank_0_has_a_progress_bar(tmp_path, capfd, monkeypatch):
         de.load(tmp_path, rank.variables, quiet=False)
 
     run(3, work)
-    told = capfd.readouterr().err
+    printed = capfd.readouterr().err
     for bar in ("dump: 100%", "verify: 100%"):
-        assert told.count(bar) == 1, told
+        assert printed.count(bar) == 1, printed
     for name in ("user", "item", "page"):
-        assert f"load {name}: " in told
+        assert f"load {name}: " in printed
     # One line for each bar.
-    assert told.count("\n") == 5, told
+    assert printed.count("\n") == 5, printed
 
 
-def test_incremental_model_dump_gives_all_ranks_everything():
+def test_incremental_model_dump_returns_all_rows_on_all_ranks():
     def work(comm):
         rank = Rank(comm)
         rank.write(KEYS[:100], 1)
@@ -276,7 +276,7 @@ def test_incremental_model_dump_gives_all_ranks_everything():
             np.testing.assert_array_equal(one, two)
 
 
-def test_times_that_do_not_fit_the_tables():
+def test_invalid_times():
     table = de.DynamicVariable(2)
     now = datetime.datetime.now(datetime.timezone.utc)
     with pytest.raises(ValueError, match=r"one for each of the 1 tables, got 2"):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import table_reader
 import tensorflow as tf
-from rank_model import Rank, check_failed, contents, ended, run_on, whole
+from rank_dump_helpers import dump_and_change
+from rank_model import Rank, check_failed, contents, outcomes_on, run_on, whole
 from rank_threads import ranks_are_threads, run
 from test_sok_dump import KEY, STATE, WEIGHT, write
 
@@ -29,24 +30,18 @@ def threads(monkeypatch):
 
 @pytest.fixture
 def ranks(tmp_path):
-    """Ranks that have dumped a base and a delta."""
+    """Returns ranks that dumped a base and a delta."""
 
-    def begin(comm):
-        rank = Rank(comm, tmp_path / "chain")
-        rank.write(KEYS, 1)
-        rank.dump()
-        rank.write(KEYS[60:] + 40, 2)
-        rank.erase(KEYS[:20])
+    def dump_delta(rank):
         rank.optimizer.core.iterations.assign(4)
         rank.dump_delta()
-        return rank
 
-    return run(3, begin)
+    return dump_and_change(tmp_path / "chain", 3, dump_delta)
 
 
 @pytest.fixture
 def followers(ranks):
-    """One rank fewer than dumped, with other rows, which are to load the dump."""
+    """Returns two ranks with other rows, to load the dump of three ranks."""
 
     def begin(comm):
         rank = Rank(comm, ranks[0].path)
@@ -60,7 +55,7 @@ def states(ranks):
     return [rank.state() for rank in ranks]
 
 
-def test_damage_that_one_rank_finds(ranks, followers, tmp_path):
+def test_damaged_files(ranks, followers, tmp_path):
     before = states(followers)
     finders = set()
     for file in sorted((tmp_path / "chain").rglob("*.npy")):
@@ -68,12 +63,12 @@ def test_damage_that_one_rank_finds(ranks, followers, tmp_path):
         flipped = bytearray(content)
         flipped[len(content) // 2] ^= 4
         file.write_bytes(flipped)
-        found = ended(followers, Rank.load)
+        found = outcomes_on(followers, Rank.load)
         (finder,) = (r for r in range(2) if type(found[r].error) is not OtherRankError)
         finders.add(finder)
         check_failed(found, [finder], storage.DataLossError, re.escape(str(file)))
         file.write_bytes(content[:-1])
-        for outcome in ended(followers, Rank.load):
+        for outcome in outcomes_on(followers, Rank.load):
             assert re.search(
                 f"{re.escape(str(file))} has|{re.escape(str(file))} ends", str(outcome.error)
             )
@@ -82,7 +77,7 @@ def test_damage_that_one_rank_finds(ranks, followers, tmp_path):
     for manifest in (tmp_path / "chain").rglob("MANIFEST.json"):
         content = manifest.read_bytes()
         manifest.write_bytes(content.replace(b'"rows": ', b'"rows": 1', 1))
-        check_failed(ended(followers, Rank.load), [0, 1], storage.DataLossError, "CRC32C")
+        check_failed(outcomes_on(followers, Rank.load), [0, 1], storage.DataLossError, "CRC32C")
         manifest.write_bytes(content)
     assert states(followers) == before
     run_on(followers, Rank.load)
@@ -91,7 +86,7 @@ def test_damage_that_one_rank_finds(ranks, followers, tmp_path):
 
 @pytest.mark.parametrize("rank", range(2))
 @pytest.mark.parametrize("call", range(6))
-def test_a_rank_that_cannot_load(ranks, followers, monkeypatch, rank, call):
+def test_failed_load_on_one_rank(ranks, followers, monkeypatch, rank, call):
     before = states(followers)
     load_rows = columns.load_rows
     here = threading.local()
@@ -110,26 +105,26 @@ def test_a_rank_that_cannot_load(ranks, followers, monkeypatch, rank, call):
 
     with monkeypatch.context() as patch:
         patch.setattr(columns, "load_rows", fails)
-        found = ended(followers, load)
+        found = outcomes_on(followers, load)
     check_failed(found, [rank], tf.errors.ResourceExhaustedError, "cannot hold the rows.*no memory")
     assert states(followers) == before
     run_on(followers, Rank.load)
     assert table_reader.same(contents(followers), contents(ranks))
 
 
-def test_a_rank_whose_variable_differs(followers):
+def test_different_variables_on_ranks(followers):
     def load(each):
-        name = "user" if each.comm.rank == 0 else "nobody"
+        name = "user" if each.comm.rank == 0 else "absent"
         return de.load(each.path, {name: each.tables[0]}, quiet=True)
 
     before = states(followers)
-    for outcome in ended(followers, load):
+    for outcome in outcomes_on(followers, load):
         assert type(outcome.error) is ValueError
         assert "must be the same on all ranks" in str(outcome.error)
-    check = ended(followers, lambda each: de.load(each.path, {"nobody": each.tables[0]}))
+    check = outcomes_on(followers, lambda each: de.load(each.path, {"absent": each.tables[0]}))
     for outcome in check:
         assert type(outcome.error) is ValueError
-        assert "has no table 'nobody'" in str(outcome.error)
+        assert "has no table 'absent'" in str(outcome.error)
     assert states(followers) == before
 
 
@@ -142,7 +137,7 @@ def test_deltas_are_verified_before_any_rank_applies_one(ranks, followers, tmp_p
     for file in sorted(deltas[1].glob("*.npy")):
         content = file.read_bytes()
         file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        found = ended(followers, Rank.apply)
+        found = outcomes_on(followers, Rank.apply)
         (finder,) = (r for r in range(2) if type(found[r].error) is not OtherRankError)
         check_failed(found, [finder], storage.DataLossError, re.escape(str(file)))
         file.write_bytes(content)
@@ -152,7 +147,7 @@ def test_deltas_are_verified_before_any_rank_applies_one(ranks, followers, tmp_p
 
 
 @pytest.mark.parametrize("rank", range(2))
-def test_a_rank_that_fell_behind_catches_up(ranks, followers, tmp_path, monkeypatch, rank):
+def test_rank_that_fell_behind_catches_up(ranks, followers, tmp_path, monkeypatch, rank):
     """A delta that one rank could not apply is verified and applied in the next attempt."""
     base = next((tmp_path / "chain").glob("*-base-*"))
     run_on(followers, lambda each: de.load(base, each.variables, each.optimizer, quiet=True))
@@ -170,7 +165,7 @@ def test_a_rank_that_fell_behind_catches_up(ranks, followers, tmp_path, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(columns, "load_rows", fails)
-        check_failed(ended(followers, apply), [rank], OSError, "gone")
+        check_failed(outcomes_on(followers, apply), [rank], OSError, "gone")
     assert [int(each.optimizer.core.iterations) for each in followers] == [0, 0]
     ids = [set(dict(each.tables[-1].snapshots.items())) for each in followers]
     assert ids[rank] < ids[1 - rank]
@@ -200,7 +195,7 @@ def write_sok_dump(folder, keys, vectors):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_dump_of_sok_is_spread_over_ranks(tmp_path, monkeypatch, size):
+def test_sok_dump_is_spread_over_ranks(tmp_path, monkeypatch, size):
     keys = np.arange(-50, 50)
     vectors = (keys[:, None] * [1, 10, 100]).astype(np.float32)
     write_sok_dump(tmp_path / "sok", keys, vectors)

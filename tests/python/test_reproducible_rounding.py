@@ -1,4 +1,4 @@
-"""16-bit rows have the same bits, whatever is read while they are trained."""
+"""The bits of 16-bit rows do not depend on the reads during training."""
 
 import threading
 
@@ -144,7 +144,7 @@ def test_additions_do_not_depend_on_reads(dtype):
         change(tf.IndexedSlices(tf.constant(additions[number]), keys))
         if read:
             table.lookup(keys, insert=False)
-            # The steps of each optimizer are counted separately.
+            # The rounding of additions does not count the steps of an optimizer.
             sgd.apply_gradients([(tf.IndexedSlices(tf.zeros([1, DIM]), [0]), table)])
 
     sgd = de.OptimizerWrapper(K.SGD(0.0))
@@ -158,13 +158,13 @@ def test_additions_do_not_depend_on_reads(dtype):
 
 
 def half_way(dtype, n):
-    """Gradients that move 1 to the middle of two numbers of the type, at a learning rate of 1."""
+    """Returns gradients that, at a learning rate of 1, move 1 halfway to the next number below."""
     return np.full([n, h.DIM], 2.0 ** (-12 if dtype == tf.float16 else -9), np.float32)
 
 
 @pytest.fixture(params=[tf.float16, tf.bfloat16], ids=lambda dtype: dtype.name)
 def sgd_step(request):
-    """One step from ones, of tables with these keys each, in a call with this number of tasks."""
+    """Returns a function that steps a table of ones, in a call with `tasks` tasks of the table."""
     dtype = request.param
     hyper = h.HYPER.copy()
     hyper[0] = 1.0
@@ -183,26 +183,26 @@ def sgd_step(request):
     return run
 
 
-def test_steps_are_exact(sgd_step):
-    """Beyond the integers of float32."""
+def test_step_numbers_are_exact(sgd_step):
+    """Also beyond the integers that float32 represents."""
     for step in (1, 2**24, 2**53):
         np.testing.assert_array_equal(sgd_step(step), sgd_step(step))
         assert not np.array_equal(sgd_step(step), sgd_step(step + 1))
-    # The step of the formula differs from the step of the rounding.
+    # The step in the optimizer's formula does not affect the rounding.
     np.testing.assert_array_equal(sgd_step(7, hyper_step=3.0), sgd_step(7, hyper_step=4.0))
 
 
 def test_tasks_of_one_table_do_not_share_random_bits(sgd_step):
     once, twice = sgd_step(1), sgd_step(1, tasks=2)
-    # The first task rounds half of the elements down, by one unit. In the second, all are half way
-    # again: with the same random bits, each would be rounded as before, and none one unit lower.
+    # The first task rounds half of the elements down by one unit. In the second, all are halfway
+    # again. With the same random bits, each would be rounded as before, and none lower by one unit.
     unit = 1.0 - once.min()
     down = np.rint((1.0 - twice) / unit)
     assert 0.4 < np.mean(once < 1.0) < 0.6
     assert 0.4 < np.mean(down == 1) < 0.6
 
 
-def test_a_constraint_is_rounded_apart_from_its_step():
+def test_constraint_and_step_are_rounded_separately():
     handle = h.make_table(h.DIM, dtype=tf.bfloat16, initial=1.0, stochastic_rounding=True, seed=4)
     keys = np.arange(200)
     values, state = 1.0 - half_way(tf.bfloat16, 200), np.zeros([200, 0], np.float32)

@@ -1,4 +1,4 @@
-"""Reader: its lookups in chains of snapshots, how it follows them, and its errors."""
+"""Reader: lookups in chains of snapshots, following them, and errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf_dynemb.storage import DataLossError
 
 @pytest.fixture
 def base(tmp_path):
-    """Keys 1, 2, 3 -> 0, 1, 2 as of tick 10."""
+    """Publishes rows 0, 1, 2 with keys 1, 2, 3 at tick 10."""
     return publish(tmp_path / "chain", "base", plain([1, 2, 3]), watermark=10)
 
 
@@ -38,7 +38,7 @@ def test_lookup(path):
     assert reader.contains([[1, 9], [3, 2]]).tolist() == [[True, False], [True, True]]
 
 
-def test_what_a_reader_says_of_itself(base, path):
+def test_properties(base, path):
     reader = Reader(path)
     assert reader.tables == ("plain",)
     assert (reader.dimension("plain"), reader.size("plain")) == (3, 3)
@@ -91,7 +91,7 @@ def test_many_keys(tmp_path, size):
         ([1, 2**63], OverflowError),
     ],
 )
-def test_keys_that_are_none(path, keys, error):
+def test_invalid_keys(path, keys, error):
     with pytest.raises(error, match="plain"):
         Reader(path).lookup(keys)
 
@@ -165,7 +165,7 @@ def test_wrong_default(path):
         Reader(path).lookup([1], default=[1, 2])
 
 
-def test_nothing_to_open(tmp_path):
+def test_path_without_a_base(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         Reader(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="no snapshot"):
@@ -196,7 +196,7 @@ def test_deltas(base, path):
     assert reader.follow() == 0
 
 
-def test_a_snapshot_s_directory_is_a_chain_of_one(base, path):
+def test_snapshot_directory_is_a_chain_of_one(base, path):
     first = delta(path, plain([4], 20), base, 10, 20)
     reader = Reader(base.directory)
     assert first_column(reader, [4]) == [-1]
@@ -222,7 +222,7 @@ def test_deltas_from_another_directory(base, path):
     assert first_column(reader, [4, 5]) == [20, 30]
 
 
-def test_a_delta_without_a_parent_is_taken_if_nothing_is_between(base, path):
+def test_delta_without_a_parent_is_applied_if_there_is_no_gap(base, path):
     reader = Reader(path)
     delta(path.parent / "a", plain([4], 20), None, 10, 20)
     delta(path.parent / "b", plain([5], 30), None, 15, 30)
@@ -234,7 +234,7 @@ def test_a_delta_without_a_parent_is_taken_if_nothing_is_between(base, path):
     assert first_column(reader, [4, 5, 6]) == [20, 30, -1]
 
 
-def test_a_delta_of_nothing_keeps_the_chain_whole(base, path):
+def test_empty_delta(base, path):
     reader = Reader(path)
     idle = delta(path, plain([]), base, 10, 10)
     delta(path, plain([4], 20), idle, 10, 20)
@@ -242,7 +242,7 @@ def test_a_delta_of_nothing_keeps_the_chain_whole(base, path):
     assert first_column(reader, [4]) == [20]
 
 
-def test_a_new_base_replaces_everything(base, path):
+def test_new_base_replaces_all_rows(base, path):
     reader = Reader(path)
     delta(path, plain([4], 20), base, 10, 20)
     reader.follow()
@@ -252,11 +252,11 @@ def test_a_new_base_replaces_everything(base, path):
     assert reader.follow() == 2
     assert first_column(reader, [1, 2, 3, 4, 5, 6]) == [50, -1, -1, -1, 51, 60]
     assert reader.size() == 3
-    # An iteration that started before continues in the previous state, whose files are gone.
+    # An iteration that began earlier continues in the previous state, whose files are deleted.
     assert sorted(int(key) for keys, _ in old for key in keys) == [1, 2, 3, 4]
 
 
-def test_a_gap_keeps_the_state(base, path):
+def test_gap_keeps_the_state(base, path):
     reader = Reader(path)
     first = delta(path, plain([1], 20), base, 10, 20)
     second = delta(path, plain([2], 30), first, 20, 30)
@@ -275,7 +275,7 @@ def test_a_gap_keeps_the_state(base, path):
     assert first_column(reader, [1, 2, 3]) == [20, 30, 40]
 
 
-def test_a_gap_in_time_is_one_though_the_parent_is_known(base, path):
+def test_gap_in_time_after_a_known_parent(base, path):
     reader = Reader(path)
     delta(path, plain([1], 20), base, 11, 20)
     with pytest.raises(DataLossError, match=r"gap.*since 11.*up to 10"):
@@ -283,16 +283,16 @@ def test_a_gap_in_time_is_one_though_the_parent_is_known(base, path):
     assert reader.watermark == 10
 
 
-def test_a_delta_of_another_chain_is_a_gap(base, path):
+def test_delta_of_another_chain_is_a_gap(base, path):
     reader = Reader(path)
-    stranger = publish(path.parent / "other", "base", plain([1], 5), watermark=10)
-    delta(path.parent / "deltas", plain([1], 20), stranger, 10, 20)
-    with pytest.raises(DataLossError, match=f"gap.*{stranger.manifest.id}.*{base.manifest.id}"):
+    other = publish(path.parent / "other", "base", plain([1], 5), watermark=10)
+    delta(path.parent / "deltas", plain([1], 20), other, 10, 20)
+    with pytest.raises(DataLossError, match=f"gap.*{other.manifest.id}.*{base.manifest.id}"):
         reader.follow(path.parent / "deltas")
     assert (first_column(reader, [1]), reader.watermark) == ([0], 10)
 
 
-def test_a_new_base_without_a_wanted_table_keeps_the_state(path):
+def test_new_base_without_a_wanted_table_keeps_the_state(path):
     reader = Reader(path, tables=["plain"])
     publish(path, "base", {"half": Change({})}, forms=FORMS, watermark=20)
     with pytest.raises(ValueError, match=r"'plain'.*'half'"):

@@ -1,4 +1,4 @@
-"""Readers of damaged or strange chains, readers in threads, and any sequence of snapshots."""
+"""Reader with damaged or invalid chains, in threads, and with random sequences of snapshots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tf_dynemb.storage import DataLossError
 
 @pytest.fixture
 def base(tmp_path):
-    """Keys 1, 2, 3 -> 0, 1, 2 as of tick 10."""
+    """Publishes rows 0, 1, 2 with keys 1, 2, 3 at tick 10."""
     return publish(tmp_path / "chain", "base", plain([1, 2, 3]), watermark=10)
 
 
@@ -30,7 +30,7 @@ def path(base):
 
 
 def flip(file, offset: int) -> bytes:
-    """Flips a bit, and returns the former content of the file."""
+    """Flips a bit of a file, and returns its previous content."""
     content = file.read_bytes()
     changed = bytearray(content)
     changed[offset] ^= 0x10
@@ -43,7 +43,7 @@ COLUMNS = ["keys", "vectors", "updates", "accesses", "deleted"]
 
 @pytest.mark.parametrize("column", [*COLUMNS, "MANIFEST"])
 @pytest.mark.parametrize("damage", ["first", "last", "truncated", "removed"])
-def test_a_damaged_delta_keeps_the_state(base, path, column, damage):
+def test_damaged_delta_keeps_the_state(base, path, column, damage):
     reader = Reader(path)
     second_table = {**plain([1], 20, deleted=[2])}
     broken = delta(path, second_table, base, 10, 20)
@@ -70,7 +70,7 @@ def test_a_damaged_delta_keeps_the_state(base, path, column, damage):
     assert first_column(reader, [1, 2, 3]) == [20, -1, 30]
 
 
-def test_what_is_good_before_the_damage_is_applied(base, path):
+def test_deltas_before_a_damaged_one_are_applied(base, path):
     reader = Reader(path)
     first = delta(path, plain([1], 20), base, 10, 20)
     broken = delta(path, plain([2], 30), first, 20, 30)
@@ -86,7 +86,7 @@ def test_what_is_good_before_the_damage_is_applied(base, path):
 
 
 @pytest.mark.parametrize("form", [Form(4), Form(3, "int32"), Form(3, "int64", "float16")])
-def test_a_delta_of_another_form(base, path, form):
+def test_delta_with_another_schema(base, path, form):
     reader = Reader(path)
     change = {"plain": Change(rows([1], 20, form))}
     publish(
@@ -103,7 +103,7 @@ def test_a_delta_of_another_form(base, path, form):
     assert first_column(reader, [1]) == [0]
 
 
-def test_a_delta_of_an_unknown_table(base, path):
+def test_delta_with_an_unknown_table(base, path):
     reader = Reader(path)
     other = {"half": Change(rows([1], 20, FORMS["half"]))}
     snapshot = delta(path, {**plain([1], 20), **other}, base, 10, 20)
@@ -112,7 +112,7 @@ def test_a_delta_of_an_unknown_table(base, path):
     assert first_column(reader, [1]) == [0]
 
 
-def test_the_base_is_verified_if_asked(base, path):
+def test_base_is_verified_on_request(base, path):
     file = base.directory / "000.r0.vectors.npy"
     flip(file, file.stat().st_size - 1)
     assert Reader(path).size() == 3
@@ -125,7 +125,7 @@ def test_the_base_is_verified_if_asked(base, path):
     assert first_column(reader, [1]) == [5]
 
 
-def test_an_index_that_points_outside_is_refused(base, path):
+def test_index_out_of_range_is_refused(base, path):
     file = base.directory / "000.r0.index.npy"
     index = np.lib.format.open_memmap(file, "r+")
     index[index != 0] = 1000
@@ -135,8 +135,8 @@ def test_an_index_that_points_outside_is_refused(base, path):
         reader.lookup([1, 2, 3])
 
 
-def test_files_that_a_new_base_removes_meanwhile(base, path, monkeypatch):
-    """The delta disappears between being listed and being read."""
+def test_new_base_removes_a_listed_delta(base, path, monkeypatch):
+    """The delta disappears after the reader has listed it, and before it is read."""
     reader = Reader(path)
     delta(path, plain([1], 20), base, 10, 20)
     whole = Reader._apply
@@ -153,7 +153,7 @@ def test_files_that_a_new_base_removes_meanwhile(base, path, monkeypatch):
 
 
 def test_threads_see_whole_snapshots(tmp_path):
-    """Each version is written into every table; no lookup may see two."""
+    """Each snapshot writes its version into all tables; no lookup may see two versions."""
     form = {"a": Form(4), "b": Form(2)}
     keys = np.arange(200)
 
@@ -207,7 +207,7 @@ def test_threads_see_whole_snapshots(tmp_path):
 
 
 def test_levels_stay_few():
-    """Thousands of deltas: few levels, each at least GROWTH times as large as the next."""
+    """2000 deltas give few levels, each at least GROWTH times as large as the next."""
     rng = np.random.default_rng(3)
     levels, model, copied = (), {}, 0
     for number in range(2000):
@@ -230,7 +230,7 @@ def test_levels_stay_few():
     assert {k: v for k, v in held.items() if v is not None} == {
         k: v for k, v in model.items() if v is not None
     }
-    # Deletions of keys that are not in the base are not kept forever.
+    # The largest level keeps no deletions of keys that are not in the base.
     assert all(
         level.deleted.size == 0 or level is not levels[0] or not (level.deleted % 2).any()
         for level in levels
@@ -245,7 +245,7 @@ CHANGES = st.tuples(st.dictionaries(KEYS, st.integers(0, 255), max_size=8), st.s
 
 @dataclasses.dataclass
 class Model:
-    """The expected content of a chain: per table, key -> number of its row."""
+    """The expected content of a chain: for each table, the number of the row of each key."""
 
     tables: dict[str, dict[int, int]]
     snapshot: object = None
@@ -264,7 +264,7 @@ def steps(draw):
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(steps=steps(), ranks=st.integers(1, 2))
-def test_any_sequence_of_snapshots(tmp_path_factory, steps, ranks):
+def test_random_sequences_of_snapshots(tmp_path_factory, steps, ranks):
     path = tmp_path_factory.mktemp("chain")
     model: dict[str, dict[int, int]] = {"plain": {}, "half": {}}
     everything = {name: set() for name in model}

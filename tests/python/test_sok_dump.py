@@ -1,4 +1,4 @@
-"""SOK's own dumps, written byte by byte as their format is described, and read back."""
+"""Dumps of SOK: written byte by byte according to their format, and read."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ VECTORS = np.arange(12, dtype=np.float32).reshape(4, 3) / 8
 
 
 def write_table(folder: Path, name: str = "users", header_name: str = "", **states) -> None:
-    """A table of four rows of three, with Adam's states if given."""
+    """Writes a table of four vectors of dimension 3, with Adam's states if given."""
     write(folder / f"{name}-key", KEY, KEYS, header_name)
     write(folder / f"{name}-weight", WEIGHT, VECTORS, header_name)
     for state, values in states.items():
@@ -61,7 +61,7 @@ def write_table(folder: Path, name: str = "users", header_name: str = "", **stat
 
 
 @pytest.mark.parametrize("header_name", ["", "users", "users:0"])
-def test_a_table_comes_back_with_its_states(tmp_path, header_name):
+def test_table_with_states(tmp_path, header_name):
     name = "users_0" if ":" in header_name else "users"
     m, v = VECTORS * 2, (VECTORS - 1).astype(np.float64)
     write_table(tmp_path, name, header_name, m=m, v=v)
@@ -105,7 +105,7 @@ def test_vectors_and_states_of_every_type(tmp_path, vector, state):
     assert table.optimizer == "Adagrad"
 
 
-def test_a_dump_of_several_tables_can_be_read_in_part(tmp_path):
+def test_some_tables_of_a_dump(tmp_path):
     for name in ("a", "a_b", "ab"):
         write_table(tmp_path, name, m=VECTORS + len(name))
     write(tmp_path / "ab-key", KEY, KEYS[::-1])
@@ -120,10 +120,10 @@ def test_a_dump_of_several_tables_can_be_read_in_part(tmp_path):
     assert read_sok_dump(tmp_path, iter(["ab"])).keys() == {"ab"}
 
 
-def test_a_table_of_fixed_size_spread_over_gpus_is_in_the_order_of_its_keys_file(tmp_path):
+def test_static_table_of_two_gpus_has_the_order_of_its_key_file(tmp_path):
     rows = np.concatenate(
         [np.arange(0, 10, 2), np.arange(1, 10, 2)]
-    )  # the first GPU's, the second's
+    )  # the rows of the first GPU, then of the second
     write(tmp_path / "static-key", KEY, rows)
     write(tmp_path / "static-weight", WEIGHT, np.stack([rows, -rows], 1).astype(np.float32))
     table = read_sok_dump(tmp_path)["static"]
@@ -141,7 +141,7 @@ def replace(path: Path, begin: int, new: bytes) -> None:
     path.write_bytes(whole)
 
 
-# The damage to a good dump, the file that the error names, and a fragment of its message.
+# The damage to a valid dump, the file that the error names, and a fragment of the message.
 FAULTS = {
     "no key file": (lambda d: (d / "users-key").unlink(), "users-key", "missing"),
     "no weight file": (lambda d: (d / "users-weight").unlink(), "users-weight", "missing"),
@@ -149,7 +149,7 @@ FAULTS = {
         lambda d: replace(d / "users-weight", 251, b"movie"), "users-weight", "'movie'"),
     "another table's state": (
         lambda d: replace(d / "users-Adam-m", 251, b"movie"), "users-Adam-m", "'movie'"),
-    "a name that is no text": (
+    "a name that is not text": (
         lambda d: replace(d / "users-key", 0, b"\xff\xfe"), "users-key", "header of SOK"),
     "vectors as keys": (
         lambda d: write(d / "users-key", WEIGHT, VECTORS), "users-key", "vectors"),
@@ -174,16 +174,16 @@ FAULTS = {
         lambda d: replace(d / "users-weight", 295, b"\x00"), "users-weight", "int32"),
     "integer state": (
         lambda d: replace(d / "users-Adam-m", 295, b"\x01"), "users-Adam-m", "int64"),
-    "a vector too few": (
+    "a missing vector": (
         lambda d: write(d / "users-weight", WEIGHT, VECTORS[:3]), "users-weight", "4 keys"),
     "five keys": (
         lambda d: write(d / "users-key", KEY, np.arange(5)), "users-weight", "12 values"),
     "fewer values than keys": (
         lambda d: write(d / "users-weight", WEIGHT, VECTORS[0]), "users-weight", "3 values"),
-    "a state's vector too few": (
+    "a missing vector of state": (
         lambda d: write(d / "users-Adam-m", STATE, VECTORS[:3], state="m"),
         "users-Adam-m", "9 values.*12"),
-    "one number of state for a row": (
+    "one number of state per row": (
         lambda d: write(d / "users-Adam-m", STATE, VECTORS[:, 0], state="m"),
         "users-Adam-m", "4 values.*12"),
     "two optimizers": (
@@ -197,7 +197,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_named_with_its_file(tmp_path, fault):
+def test_error_names_the_fault_and_its_file(tmp_path, fault):
     spoil, file, says = FAULTS[fault]
     write_table(tmp_path, m=VECTORS)
     read_sok_dump(tmp_path)
@@ -206,8 +206,8 @@ def test_a_fault_is_named_with_its_file(tmp_path, fault):
         read_sok_dump(tmp_path)
 
 
-def test_a_file_that_is_cut_is_an_error(tmp_path):
-    """Any cut is detected, unless the number of keys still divides the number of values."""
+def test_truncated_file_is_an_error(tmp_path):
+    """Truncation is detected, unless the number of keys still divides the number of values."""
     write_table(tmp_path, m=VECTORS)
     undetectable = [("users-key", HEADER_BYTES + 8 * n) for n in (1, 2, 3)]
     for path in sorted(tmp_path.iterdir()):
@@ -224,7 +224,7 @@ def test_a_file_that_is_cut_is_an_error(tmp_path):
     np.testing.assert_array_equal(read_sok_dump(tmp_path)["users"].vectors, VECTORS)
 
 
-def test_a_table_that_is_not_there_and_a_folder_without_tables(tmp_path):
+def test_missing_table_and_empty_folder(tmp_path):
     with pytest.raises(ValueError, match=f"{tmp_path} holds no dump"):
         read_sok_dump(tmp_path)
     write_table(tmp_path)
@@ -234,7 +234,7 @@ def test_a_table_that_is_not_there_and_a_folder_without_tables(tmp_path):
         read_sok_dump(tmp_path / "elsewhere")
 
 
-def test_the_module_needs_numpy_and_nothing_else():
+def test_module_needs_only_numpy():
     tree = ast.parse(Path(dump.__file__).read_text(encoding="utf-8"))
     modules = {
         name

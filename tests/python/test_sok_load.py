@@ -1,4 +1,4 @@
-"""Tables that SOK dumped, loaded into ours."""
+"""Loads dumps of SOK into variables."""
 
 import keras
 import numpy as np
@@ -44,9 +44,9 @@ def test_state_of_the_same_optimizer_and_then_training(tmp_path):
     dense = tf.Variable(VECTORS)
     reference = keras.optimizers.Adam(0.1)
     reference.build([dense])
-    slots = [v for v in reference.variables if v.shape == dense.shape]
-    for slot, value in zip(slots, (VECTORS * 2, VECTORS + 1), strict=True):
-        slot.assign(value)
+    moments = [v for v in reference.variables if v.shape == dense.shape]
+    for moment, value in zip(moments, (VECTORS * 2, VECTORS + 1), strict=True):
+        moment.assign(value)
     for optimizer_, variable, ids in ((optimizer, table, KEYS), (reference, dense, np.arange(4))):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.nn.embedding_lookup(variable, ids) ** 2)
@@ -59,7 +59,7 @@ def test_state_of_the_same_optimizer_and_then_training(tmp_path):
     np.testing.assert_allclose(table.lookup(KEYS).numpy(), dense.numpy(), rtol=1e-6)
 
 
-def test_state_that_means_something_else_is_dropped_with_a_warning(tmp_path):
+def test_state_of_another_optimizer_is_dropped_with_a_warning(tmp_path):
     write_table(tmp_path, m=VECTORS, v=VECTORS)
     table = de.DynamicVariable(3, name="users")
     optimizer = de.OptimizerWrapper(keras.optimizers.Adagrad(0.1, initial_accumulator_value=0.25))
@@ -75,7 +75,7 @@ def test_without_an_optimizer_no_state_is_loaded(tmp_path):
     assert {tuple(row[1]) for row in rows_of(table).values()} == {()}
 
 
-def test_a_dense_table_in_the_order_of_its_keys(tmp_path):
+def test_dense_table_in_the_order_of_its_keys(tmp_path):
     write(tmp_path / "d-key", KEY, np.array([2, 0, 3, 1]))
     write(tmp_path / "d-weight", WEIGHT, VECTORS)
     variable = de.Variable(tf.zeros([4, 3]), name="d")
@@ -100,7 +100,7 @@ def test_other_types_are_converted(tmp_path):
         (lambda: de.Variable(tf.zeros([4, 3])), "4 rows that are not the 4 of"),
     ],
 )
-def test_what_does_not_fit_changes_nothing(tmp_path, variable, says):
+def test_mismatch_changes_nothing(tmp_path, variable, says):
     write_table(tmp_path)
     bad = variable()
     good = de.DynamicVariable(3)
@@ -111,5 +111,5 @@ def test_what_does_not_fit_changes_nothing(tmp_path, variable, says):
         de.load_sok_dump(tmp_path, {"good": good, "users": bad})
     assert rows_of(good) == before
     with pytest.raises(ValueError, match="missing"):
-        de.load_sok_dump(tmp_path, {"good": good, "nobody": de.DynamicVariable(3)})
+        de.load_sok_dump(tmp_path, {"good": good, "absent": de.DynamicVariable(3)})
     assert rows_of(good) == before

@@ -1,4 +1,4 @@
-"""Snapshots on disk: written content is read back, and damaged content is refused."""
+"""Snapshots on disk: written content is read, and damaged content is refused."""
 
 import dataclasses
 import random
@@ -22,9 +22,9 @@ from tf_dynemb.storage import (
 
 
 @pytest.mark.parametrize("kind", ["base", "delta"])
-@pytest.mark.parametrize("pieces", [1, 3, 40])
+@pytest.mark.parametrize("blocks", [1, 3, 40])
 @pytest.mark.parametrize("block_bytes", [128, 129, 1000, 1 << 20])
-def test_round_trip(tmp_path, kind, pieces, block_bytes):
+def test_round_trip(tmp_path, kind, blocks, block_bytes):
     tables, columns = [], []
     types = [
         ("int64", "float32", 2, True, 33),
@@ -39,7 +39,7 @@ def test_round_trip(tmp_path, kind, pieces, block_bytes):
     with Publication(tmp_path / "a" / "b", kind, block_bytes=block_bytes) as publication:
         assert publication.last is None
         for number, values in enumerate(columns):
-            helpers.write_shard(publication, number, values, pieces=pieces)
+            helpers.write_shard(publication, number, values, blocks=blocks)
         published = publication.publish(tables, watermark=5, watermark_utc_ns=6)
     snapshot = Chain.open(tmp_path / "a" / "b").last
     snapshot.verify()
@@ -58,7 +58,7 @@ def test_round_trip(tmp_path, kind, pieces, block_bytes):
             assert on_disk[: npy.HEADER_BYTES] == npy.header(written.dtype, written.shape)
 
 
-def test_progress_and_another_checksum(tmp_path):
+def test_verify_with_progress_and_another_checksum(tmp_path):
     snapshot = helpers.publish(tmp_path, rows=100)
     calls, steps = [], []
 
@@ -73,7 +73,7 @@ def test_progress_and_another_checksum(tmp_path):
     assert steps == sorted(steps)
 
 
-def test_verify_reads_a_file_in_parts(tmp_path, monkeypatch):
+def test_verify_reads_a_file_in_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr("tf_dynemb.storage.block_file._READ_BYTES", 3 * helpers.BLOCK_BYTES)
     snapshot = helpers.publish(tmp_path, rows=300)
     snapshot.verify()
@@ -100,7 +100,7 @@ def test_append_refuses_another_dtype_or_shape(tmp_path):
         assert written.tolist() == [1, 4, 13, 16]
 
 
-def test_every_truncation_is_noticed(tmp_path):
+def test_every_truncation_is_detected(tmp_path):
     snapshot = helpers.publish(tmp_path)
     before = helpers.content(snapshot)
     for file in sorted(snapshot.directory.iterdir()):
@@ -123,12 +123,12 @@ def test_every_truncation_is_noticed(tmp_path):
     assert helpers.content(Snapshot(snapshot.directory)) == before
 
 
-def test_every_flipped_bit_is_noticed(tmp_path):
+def test_flipped_bits_are_detected(tmp_path):
     snapshot = helpers.publish(tmp_path)
     before = helpers.content(snapshot)
     files = sorted(snapshot.directory.iterdir())
     draw = random.Random(11)
-    noticed = 0
+    detected = 0
     for _ in range(1000):
         file = draw.choice(files)
         content = file.read_bytes()
@@ -138,15 +138,15 @@ def test_every_flipped_bit_is_noticed(tmp_path):
         problem, after = helpers.refusal(snapshot.directory)
         if problem:
             assert file.name in problem
-            noticed += 1
+            detected += 1
         else:
             assert file.name == "MANIFEST.json"
             assert after == before
         file.write_bytes(content)
-    assert noticed > 850
+    assert detected > 850
 
 
-def test_column_notices_a_header_and_a_size_by_itself(tmp_path):
+def test_column_checks_header_and_size(tmp_path):
     snapshot = helpers.publish(tmp_path)
     file = snapshot.directory / "000.r0.keys.npy"
     content = file.read_bytes()
@@ -171,7 +171,7 @@ def test_unknown_names_are_key_errors(tmp_path):
         snapshot.column("user", "keys", 1)
 
 
-def test_entries_that_do_not_fit_the_files(tmp_path):
+def test_entries_that_contradict_the_files(tmp_path):
     table = helpers.table_entry(shards=(Shard(0, 4, 0, 0),))
     columns = helpers.shard_columns(table, "base", 5)
 

@@ -8,7 +8,7 @@ import storage_helpers as helpers
 from tf_dynemb.storage import Chain, DataLossError, chain
 
 
-def test_a_chain(tmp_path):
+def test_chain(tmp_path):
     snapshots = helpers.publish_chain(tmp_path, deltas=3)
     read = Chain.open(str(tmp_path))
     assert [s.directory for s in read.snapshots] == [s.directory for s in snapshots]
@@ -37,7 +37,7 @@ def test_numbers_with_more_digits_come_later(tmp_path):
     assert third.directory.name.startswith("100000001-delta-")
 
 
-def test_a_gap_is_refused(tmp_path):
+def test_gap_is_refused(tmp_path):
     snapshots = helpers.publish_chain(tmp_path, deltas=2)
     shutil.rmtree(snapshots[1].directory)
     with pytest.raises(DataLossError, match="a gap before") as caught:
@@ -51,8 +51,8 @@ def test_a_gap_is_refused(tmp_path):
         assert str(part) in str(caught.value)
 
 
-def test_a_base_that_continues_others(tmp_path):
-    """A merged base, which deltas of the merged snapshots may follow."""
+def test_base_that_continues_other_snapshots(tmp_path):
+    """A delta of the merged snapshots may follow a merged base."""
     merged = ["1" * 32, "2" * 32]
     base = helpers.publish(tmp_path, continues=merged)
     assert base.manifest.ids == (base.manifest.id, *merged)
@@ -66,14 +66,14 @@ def test_a_base_that_continues_others(tmp_path):
     assert found == [base.manifest.id, first.manifest.id, second.manifest.id]
 
 
-def test_a_manifest_of_another_snapshot_is_refused(tmp_path):
+def test_manifest_of_another_snapshot_is_refused(tmp_path):
     snapshots = helpers.publish_chain(tmp_path, deltas=2)
     shutil.copy(snapshots[1].directory / "MANIFEST.json", snapshots[2].directory)
     with pytest.raises(DataLossError, match="of another snapshot"):
         Chain.open(tmp_path)
 
 
-def test_nothing_to_read(tmp_path):
+def test_path_without_snapshots(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         Chain.open(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="in it: nothing"):
@@ -86,7 +86,7 @@ def test_nothing_to_read(tmp_path):
         Chain.open(tmp_path / "notes")
 
 
-def test_a_reader_that_loses_files_to_a_base_begins_again(tmp_path):
+def test_reader_that_loses_files_to_a_base_restarts(tmp_path):
     helpers.publish_chain(tmp_path, deltas=1)
     seen = []
 
@@ -100,7 +100,7 @@ def test_a_reader_that_loses_files_to_a_base_begins_again(tmp_path):
     assert len(set(seen)) == 3
 
 
-def test_a_listing_that_a_base_makes_stale(tmp_path, monkeypatch):
+def test_stale_listing(tmp_path, monkeypatch):
     helpers.publish_chain(tmp_path, deltas=1)
     stale = chain.list_snapshots(tmp_path)
     helpers.publish(tmp_path)

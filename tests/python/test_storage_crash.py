@@ -1,4 +1,4 @@
-"""A process that ends anywhere in a publication leaves the chain as before it, or as after it."""
+"""A crash at any point of a publication leaves the chain as before, or as after it."""
 
 import dataclasses
 import errno
@@ -24,7 +24,7 @@ class CrashError(BaseException):
 
 
 def crash_before(patch, step, call):
-    """Makes a function raise from the given call on, counted from 0."""
+    """Makes a function raise from call number `call` on, counted from 0."""
     module, name = step.split(".")
     function = getattr(sys.modules[module], name)
     calls = iter(range(1 << 30))
@@ -52,7 +52,7 @@ def publish_until_a_crash(path, kind, parent, step, call):
 
 @pytest.mark.parametrize("kind", ["base", "delta"])
 @pytest.mark.parametrize("step", STEPS)
-def test_a_crash_before_each_step(tmp_path, kind, step):
+def test_crash_before_each_step(tmp_path, kind, step):
     crashes = 0
     for call in range(100):
         path = tmp_path / str(call)
@@ -109,7 +109,7 @@ def test_everything_is_synced_before_and_after_the_rename(tmp_path, monkeypatch,
     assert events == ["renamed", str(tmp_path / "path"), *superseded]
 
 
-def test_a_process_that_is_killed(tmp_path):
+def test_killed_process(tmp_path):
     before = helpers.publish(tmp_path)
     script = (
         "import sys, time, numpy as np\n"
@@ -147,15 +147,15 @@ def test_two_writers(tmp_path):
     helpers.publish(tmp_path)
 
 
-def test_a_file_system_without_locks(tmp_path, monkeypatch):
+def test_file_system_without_locks(tmp_path, monkeypatch):
     def flock(*_):
         raise OSError(errno.ENOTSUP, "no locks")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    (tmp_path / ".tmp-of-somebody").mkdir()
+    (tmp_path / ".tmp-of-another").mkdir()
     helpers.publish_chain(tmp_path)
     assert len(Chain.open(tmp_path).snapshots) == 2
-    assert helpers.unpublished(tmp_path) == [".tmp-of-somebody"]
+    assert helpers.unpublished(tmp_path) == [".tmp-of-another"]
 
 
 def test_leaving_without_publishing(tmp_path):
@@ -171,7 +171,7 @@ def test_leaving_without_publishing(tmp_path):
 
 
 @pytest.mark.parametrize("function", ["write", "pwrite", "posix_fallocate", "fsync"])
-def test_a_full_disk(tmp_path, monkeypatch, function):
+def test_full_disk(tmp_path, monkeypatch, function):
     helpers.publish_chain(tmp_path)
     before = helpers.chain_content(tmp_path)
     real = getattr(os, function)
@@ -207,13 +207,13 @@ def test_nothing_is_published_after_a_failed_write(tmp_path, monkeypatch):
             publication.publish([], watermark=1, watermark_utc_ns=1)
 
 
-def test_short_writes_go_on(tmp_path, monkeypatch):
+def test_short_writes_are_continued(tmp_path, monkeypatch):
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:7]))
     helpers.content(helpers.publish(tmp_path))
 
 
-def test_a_delta_that_would_leave_a_gap(tmp_path):
+def test_delta_that_would_leave_a_gap(tmp_path):
     snapshots = helpers.publish_chain(tmp_path)
     for parent in (None, "0" * 32, snapshots[0].manifest.id):
         with pytest.raises(ValueError, match="would have a gap"):
@@ -221,13 +221,13 @@ def test_a_delta_that_would_leave_a_gap(tmp_path):
     assert len(Chain.open(tmp_path).snapshots) == 2
 
 
-def test_last_is_what_a_delta_continues(tmp_path):
+def test_last_is_the_end_of_the_chain(tmp_path):
     snapshots = helpers.publish_chain(tmp_path, deltas=2)
     with Publication(tmp_path, "delta") as publication:
         assert publication.last == snapshots[-1].manifest
 
 
-def test_a_base_supersedes_a_damaged_chain(tmp_path):
+def test_base_supersedes_a_damaged_chain(tmp_path):
     snapshots = helpers.publish_chain(tmp_path, deltas=2)
     (snapshots[2].directory / "MANIFEST.json").write_text("{")
     shutil.rmtree(snapshots[1].directory)
@@ -269,7 +269,7 @@ def test_another_builder_of_the_index(tmp_path):
         assert entry.shards[0].index_salt == 12345
 
 
-def test_arguments(tmp_path):
+def test_invalid_arguments(tmp_path):
     with pytest.raises(ValueError, match="kind must be one of base, delta"):
         Publication(tmp_path, "full")
     with pytest.raises(ValueError, match="block_bytes must be at least 128"):

@@ -1,4 +1,4 @@
-"""The golden files of every format version, read value for value."""
+"""The golden files of every format version: all values are compared."""
 
 import pathlib
 
@@ -14,7 +14,7 @@ UTC_NS = 1_800_000_000_123_456_789
 
 # The salts of indexes, which version 1 lacks.
 SALTS = {1: [0, 0, 0, 0], 2: [0xE220A8397B1DCDAF, 0, 0xE220A8397B1DCDAF, 0xE220A8397B1DCDAF]}
-# The values of version 2, where they differ.
+# The columns of version 2 that differ from version 1.
 INDEXES = {
     ("user", 0, "index"): np.array([0, 0, 2, 1, 0, 5, 0, 0, 0, 0, 4, 0, 0, 0, 0, 3], np.uint32),
     ("page", 1, "index"): np.array([0, 2, 3, 0, 1, 0, 0, 0], np.uint32),

@@ -1,4 +1,4 @@
-"""MANIFEST.json: its members, and the errors for invalid ones."""
+"""MANIFEST.json: its members, and the errors for invalid members."""
 
 import json
 
@@ -17,7 +17,7 @@ def rewrite(snapshot, change):
     return json.dumps({**members, "crc32c": f"{crc32c.crc32c(canonical):08x}"})
 
 
-def test_the_manifest_is_as_documented(tmp_path):
+def test_manifest_is_as_documented(tmp_path):
     snapshot = helpers.publish_chain(tmp_path)[1]
     text = (snapshot.directory / "MANIFEST.json").read_text()
     members = json.loads(text)
@@ -54,14 +54,14 @@ def test_continues_may_be_missing(tmp_path):
     assert Manifest.from_json(text, "") == snapshot.manifest
 
 
-def test_a_delta_continues_its_parent_only(tmp_path):
+def test_delta_continues_only_its_parent(tmp_path):
     snapshot = helpers.publish_chain(tmp_path)[1]
     text = rewrite(snapshot, lambda members: members.update(continues=["0" * 32]))
     with pytest.raises(DataLossError, match="continues must be empty in a delta"):
         Manifest.from_json(text, "F")
 
 
-def test_another_version_is_refused_as_such(tmp_path):
+def test_unknown_version_is_refused(tmp_path):
     snapshot = helpers.publish(tmp_path)
     text = rewrite(snapshot, lambda members: members.update(version=3))
     with pytest.raises(ValueError, match=r"F is of version 3; .* reads versions 1 to 2") as caught:
@@ -88,7 +88,7 @@ def places(value, at=()):
 
 
 def test_members_of_wrong_type_or_range_are_refused(tmp_path):
-    """With the right checksum: either a DataLossError names the member, or the value is valid."""
+    """With a valid checksum: an error names the file, or the value is valid for the member."""
     snapshot = helpers.publish_chain(tmp_path)[1]
     members = json.loads(snapshot.manifest.to_json())
     del members["crc32c"]
@@ -136,7 +136,7 @@ def test_members_of_wrong_type_or_range_are_refused(tmp_path):
         ),
     ],
 )
-def test_manifests_that_contradict_themselves(tmp_path, change, problem):
+def test_contradictory_manifests(tmp_path, change, problem):
     text = rewrite(helpers.publish(tmp_path), change)
     with pytest.raises(DataLossError, match=problem):
         Manifest.from_json(text, "F")

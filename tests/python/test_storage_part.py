@@ -15,7 +15,7 @@ TIMES = {"watermark": 9, "watermark_utc_ns": 1}
 
 
 def write_part(part, table, seed, rows=5):
-    """Returns a rank's shard of a table, as the rank would send it to others."""
+    """Writes a rank's shard; returns its columns, and the entry as sent to other ranks."""
     columns = helpers.shard_columns(table, "base", rows, seed=seed)
     for column, values in columns.items():
         part.column(0, column, values.dtype, values.shape[1:]).append(values)
@@ -50,7 +50,7 @@ def test_parts_are_published_together(tmp_path):
             np.testing.assert_array_equal(found, values, strict=True)
 
 
-def test_what_the_others_wrote_must_be_there(tmp_path):
+def test_files_of_other_ranks_are_checked(tmp_path):
     table = helpers.table_entry()
     for spoil in ("remove", "cut"):
         with Publication(tmp_path, "base") as publication:
@@ -66,7 +66,7 @@ def test_what_the_others_wrote_must_be_there(tmp_path):
         assert list(tmp_path.glob("0*")) == helpers.unpublished(tmp_path) == []
 
 
-def test_parts_that_do_not_belong_together():
+def test_contradictory_parts():
     table = helpers.table_entry(shards=(Shard(0, 1, 0, 0),))
     for other in (
         dataclasses.replace(table, name="item"),
@@ -79,7 +79,7 @@ def test_parts_that_do_not_belong_together():
         joined([[table], []])
 
 
-def test_files_that_are_open_are_closed_when_a_part_is_abandoned(tmp_path):
+def test_abandoned_part_closes_its_files(tmp_path):
     part = Part(tmp_path, 3)
     writer = part.column(0, "keys", np.int64)
     writer.append(np.arange(3))
@@ -91,7 +91,7 @@ def test_files_that_are_open_are_closed_when_a_part_is_abandoned(tmp_path):
         part.with_files([])
 
 
-def test_a_part_that_goes_on_writing_after_the_publication_was_dropped(tmp_path, monkeypatch):
+def test_part_that_writes_after_the_publication_was_dropped(tmp_path, monkeypatch):
     rmtree = shutil.rmtree
 
     with Publication(tmp_path, "base") as publication:
@@ -99,7 +99,7 @@ def test_a_part_that_goes_on_writing_after_the_publication_was_dropped(tmp_path,
         part.column(0, "keys", np.int64)
 
         def racing(directory, **options):
-            """Removes the existing files, but not those that another process creates meanwhile."""
+            """Removes the existing files, but no file that the part creates during the removal."""
             if directory.exists():
                 for file in directory.iterdir():
                     file.unlink()

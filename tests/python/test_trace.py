@@ -1,4 +1,4 @@
-"""The phases of our operators in TensorFlow's profiler."""
+"""The phases of the operators in TensorFlow's profiler."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def is_inside(event: Event, outer: Event) -> bool:
 
 
 def outside_our_operators(events: Iterable[Event]) -> list[Event]:
-    """Returns the phases that are inside no run of an operator of ours on their thread."""
+    """Returns the phases that no run of this library's operators contains on their thread."""
     events = list(events)
     runs = [event for event in events if is_run_of_ours(event)]
     return [
@@ -48,7 +48,7 @@ def outside_our_operators(events: Iterable[Event]) -> list[Event]:
     ]
 
 
-def test_a_training_step_names_its_phases_inside_its_operators(tmp_path):
+def test_phases_of_a_training_step_are_inside_its_operators(tmp_path):
     table = de.DynamicVariable(dimension=4)
     optimizer = de.OptimizerWrapper(keras.optimizers.Adagrad(0.1))
 
@@ -95,7 +95,7 @@ def test_helper_threads_open_no_phases(tmp_path):
     for attempt in range(8):
         events = trace(tmp_path / str(attempt), run)
         phases = [event for event in events if event.name.startswith(OURS_PREFIX)]
-        assert len(phases) > 20  # those of a step and of a lookup
+        assert len(phases) > 20  # the phases of a step and of a lookup
         assert outside_our_operators(events) == []
         # While a lookup outside a function runs, TensorFlow's thread pools do no other work.
         (lookup,) = [event for event in events if event.name == f"{EAGER}DynembLookup"]
@@ -108,8 +108,8 @@ def test_helper_threads_open_no_phases(tmp_path):
     pytest.skip("no helper got a core, so the test did not cover helpers")
 
 
-def test_a_phase_outside_our_operators_is_found():
-    """The check above can fail."""
+def test_phase_outside_the_operators_is_found():
+    """The check of the previous test can fail."""
     graph = Event("model/embed:DynembLookupSparse", 1, 10, 50)
     eager = Event("EagerLocalExecute: DynembLookup", 2, 20, 30)
     other = Event("dense/MatMul:MatMul", 3, 0, 100)

@@ -71,18 +71,18 @@ def _compare(a: TableRows, b: TableRows) -> dict[str, Any]:
         result["form"] = f"A has state {a.entry.state}, B has state {b.entry.state}"
     elif a.entry.state_width:
         columns["state"] = states
-    for piece in a.pieces():
-        shared = b.contains(piece.keys)
-        only_a.add(piece.keys[~shared])
-        keys = piece.keys[shared]
+    for block in a.blocks():
+        shared = b.contains(block.keys)
+        only_a.add(block.keys[~shared])
+        keys = block.keys[shared]
         for column, found in columns.items():
-            ours = np.ascontiguousarray(piece.column(column)[shared])
+            ours = np.ascontiguousarray(block.column(column)[shared])
             theirs = b.gather(keys, column)
             # As bits: a NaN equals itself, and 0.0 does not equal -0.0.
             bits = f"u{ours.dtype.itemsize}"
             found.add(keys[(ours.view(bits) != theirs.view(bits)).any(axis=1)])
-    for piece in b.pieces():
-        only_b.add(piece.keys[~a.contains(piece.keys)])
+    for block in b.blocks():
+        only_b.add(block.keys[~a.contains(block.keys)])
     kinds = {"only_a": only_a, "only_b": only_b, "vectors": vectors, "state": states}
     for kind, found in kinds.items():
         result[kind] = {"count": found.count, "first": found.first}

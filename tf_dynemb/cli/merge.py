@@ -9,7 +9,7 @@ import pathlib
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb.cli.rows import Piece, TableRows, tables_of
+from tf_dynemb.cli.rows import Block, TableRows, tables_of
 from tf_dynemb.storage import Chain, Publication, Shard, Snapshot, TableEntry
 from tf_dynemb.storage.chain import MANIFEST, list_snapshots
 
@@ -102,23 +102,23 @@ def _write_shard(publication: Publication, number: int, rows: TableRows, rank: i
         dtype, shape = rows.entry.column_type(name, model.shard)
         writers[name] = publication.column(number, name, dtype, shape[1:], rank)
     count = 0
-    for piece in rows.pieces(rank):
-        count += piece.keys.size
+    for block in rows.blocks(rank):
+        count += block.keys.size
         for name, writer in writers.items():
-            values = piece.column(name)
+            values = block.column(name)
             if name in ("updates", "accesses"):
-                values = _ticks(piece, values, base_tick)
+                values = _ticks(block, values, base_tick)
             writer.append(values)
     publication.write_index(number, rank)
     return Shard(rank, count, 0, base_tick)
 
 
-def _ticks(piece: Piece, ticks: npt.NDArray[np.uint32], base_tick: int) -> npt.NDArray[np.uint32]:
+def _ticks(block: Block, ticks: npt.NDArray[np.uint32], base_tick: int) -> npt.NDArray[np.uint32]:
     """Returns the same times relative to another tick."""
-    shift = piece.source.shard.base_tick - base_tick
+    shift = block.source.shard.base_tick - base_tick
     if shift + int(ticks.max()) >= 2**32:
         raise ValueError(
-            f"{piece.source.snapshot.directory} has times 2**32 ticks or more after the oldest "
+            f"{block.source.snapshot.directory} has times 2**32 ticks or more after the oldest "
             "times of its base: one shard cannot contain both."
         )
     return ticks + np.uint32(shift)

@@ -40,7 +40,7 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Piece:
+class Block:
     """Some rows of one source."""
 
     source: Source
@@ -79,7 +79,7 @@ class TableRows:
                 if entry.name == name:
                     self._add(delta, entry)
 
-    def pieces(self, rank: int | None = None) -> Iterator[Piece]:
+    def blocks(self, rank: int | None = None) -> Iterator[Block]:
         """Yields all rows, or the rows in a rank's shards, from 1 to `CHUNK` at a time."""
         for number, source in enumerate(self.sources):
             if rank not in (None, source.shard.rank):
@@ -90,7 +90,7 @@ class TableRows:
                 some = np.asarray(keys[begin : begin + CHUNK])
                 kept = np.flatnonzero(self._changed(some)[:, 0] == expected)
                 if kept.size:
-                    yield Piece(source, begin + kept, some[kept])
+                    yield Block(source, begin + kept, some[kept])
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Returns which keys [n] have a row."""

@@ -295,7 +295,7 @@ def _read_again(asked: Request, ahead: Prefetched, insert: bool) -> tuple[list[A
         counts = tf.stack(changed)
         arriving = exchange.exchange_counts(counts, "dynemb_changed")
         sent_twice, arriving_twice = tf.tile(counts, [2, 1]), tf.tile(arriving, [2, 1])
-    came = exchange.send_rows(
+    received = exchange.send_rows(
         [table.name for table in tables] * 2,
         ["same"] * count + [table.wire for table in tables],
         places + values,
@@ -312,6 +312,8 @@ def _read_again(asked: Request, ahead: Prefetched, insert: bool) -> tuple[list[A
             first = tf.repeat(tf.cumsum(asked.asked[t], exclusive=True), arriving[t])
             first = first[:, tf.newaxis]
         with _ops.on(asked.device):
-            where = tf.cast(came[t], tf.int64) + first
-            vectors.append(tf.tensor_scatter_nd_update(ahead.vectors[t], where, came[count + t]))
+            where = tf.cast(received[t], tf.int64) + first
+            vectors.append(
+                tf.tensor_scatter_nd_update(ahead.vectors[t], where, received[count + t])
+            )
     return vectors, rows

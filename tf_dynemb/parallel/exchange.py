@@ -131,14 +131,14 @@ class Received:
         words: the messages of other ranks.
         held: for each table, the vectors that this rank sent; its vectors for itself are not in
             `words`.
-        came: int64 [tables, ranks]: the number of vectors from each rank.
+        received: int64 [tables, ranks]: the number of vectors from each rank.
         sent: int64 [tables, ranks]: the number of vectors in `held` for each rank, in their order.
         rank: the number of this rank.
     """
 
     words: Any
     held: Sequence[Any]
-    came: Any
+    received: Any
     sent: Any
     rank: int
 
@@ -301,7 +301,7 @@ def pool(
             num_bags=[feature.num_bags for feature in features],
             owned_keys=asked.keys,
             owned_rows=list(rows),
-            came=vectors.came,
+            received=vectors.received,
             sent=vectors.sent,
             asked=asked.asked,
             served=asked.served,

@@ -45,7 +45,7 @@ class _Pooled:
         self.first_weight = n + 1 + t + 2 * n  # its position among the inputs
         self.index, self.bags, self.weights, self.num_bags = (take(n) for _ in range(4))
         self.owned_keys, self.owned_rows = take(t), take(t)
-        self.came, self.sent, self.asked, self.served = take(4)
+        self.received, self.sent, self.asked, self.served = take(4)
         self.outputs, self.argmax = outputs[:n], outputs[n:]
         # The operation's device. Its eager stand-in has none; its output has one.
         self.device = op.device if isinstance(op, tf.Operation) else outputs[0].device
@@ -275,7 +275,7 @@ def _weight_gradients(pooled: _Pooled, upstream: Sequence[Any], op: Any) -> list
                 argmax=pick(pooled.argmax),
                 outputs=pick(pooled.outputs),
                 grads=pick(upstream),
-                came=pooled.came,
+                received=pooled.received,
                 sent=pooled.sent,
                 tables=pick(pooled.table_of),
                 combiners=pick(pooled.combiners),

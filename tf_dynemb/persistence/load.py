@@ -108,7 +108,7 @@ def _load(
             if name not in dynamic
         }
     if dynamic:
-        _ops.library().dynemb_adopt(
+        _ops.library().dynemb_swap_rows(
             [table.handle for table in dynamic.values()],
             [stage.handle for stage in staged],
             last.watermark,

@@ -47,7 +47,7 @@ def incremental_model_dump(
         ticks = [tick_before(time, "utc_time") for time in _times(utc_time, len(tables))]
         batches: list[list[Rows]] = [[] for _ in tables]
         with Cut(tables, ticks, with_deleted=False) as cut:
-            for number, rows in cut.pieces():
+            for number, rows in cut.blocks():
                 batches[number].append(rows)
             empty = [cut.no_rows(number) for number in range(len(tables))]
     check_alike(stage.said, "the variables")

@@ -21,8 +21,8 @@ from tf_dynemb.tables.batches import NO_STATE, own_rows
 from tf_dynemb.tables.cut import Cut, Rows, from_bits
 from tf_dynemb.tables.table import Table
 
-# The number of pieces that may wait for the disk.
-_PIECES_AHEAD = 3
+# The number of blocks that may wait for the disk.
+_CHUNKS_AHEAD = 3
 # The seconds after which a progress bar appears.
 _PATIENCE = 3.0
 
@@ -60,18 +60,18 @@ def write_rows(
 
     # One thread reads tables while another writes files; both yield to training.
     waiting: collections.deque[concurrent.futures.Future[int]] = collections.deque()
-    pieces = cut.pieces()
+    blocks = cut.blocks()
     with (
         concurrent.futures.ThreadPoolExecutor(1, initializer=_give_way) as reader,
         concurrent.futures.ThreadPoolExecutor(1, initializer=_give_way) as writer,
         progress(sum(info[0] for info in infos), what, "rows", quiet) as bar,
     ):
-        piece = reader.submit(next, pieces, None)
-        while (read := piece.result()) is not None:
-            piece = reader.submit(next, pieces, None)
+        block = reader.submit(next, blocks, None)
+        while (read := block.result()) is not None:
+            block = reader.submit(next, blocks, None)
             number, rows = read
             waiting.append(writer.submit(_append, writers[number], rows))
-            while len(waiting) > _PIECES_AHEAD:
+            while len(waiting) > _CHUNKS_AHEAD:
                 bar.update(waiting.popleft().result())
         for done in waiting:
             bar.update(done.result())

@@ -87,7 +87,7 @@ def load_sok_dump(
     check_alike(stage.said, "the variables")
     if dynamic:
         mine = [table.handle for table in dynamic.values()]
-        _ops.library().dynemb_adopt(mine, handles, last_tick(), time.time_ns())
+        _ops.library().dynemb_swap_rows(mine, handles, last_tick(), time.time_ns())
     for name, value in values.items():
         tables[name].assign(value)
     for name, table in dynamic.items():

@@ -1,11 +1,25 @@
 """CRC32C (RFC 3720) in numpy, with no loop over bytes.
 
-A message is a polynomial over GF(2): the lowest bit of the first byte is the highest power. Its CRC
-is the remainder modulo P. x^5685 = x^1362 + x^426 + 1 modulo P, so a byte can be dropped if it is
-xored into the bytes 5685, 5685 - 426 and 5685 - 1362 after it: if the identity is squared three
-times, its powers count bytes, and if it is squared six times, words of 64 bits. A run of
-5685 - 1362 bytes can be dropped at once, since none of them changes another. The remaining 5685
-bytes have a CRC that is the xor of (x^i modulo P) over the powers i that they contain.
+The bits of a message are the coefficients of a polynomial. Its first bit, the lowest bit of the
+first byte, belongs to the highest power of x. Polynomials are added by xor, so equal terms cancel.
+Apart from inversions at the start and the end, the CRC is the remainder of the message, followed by
+32 zeros, in a division by a polynomial P. The remainder of a sum is the sum of the remainders. The
+CRC is therefore the xor of (x^i modulo P) over the powers i whose bits are set. `_powers` has these
+remainders for the bits of 5685 bytes.
+
+`_fold` shortens a longer message to 5685 bytes with the same remainder, by the identity
+x^5685 = x^1362 + x^426 + 1 modulo P:
+
+- A set bit can be cleared if the bits 5685, 5685 - 426 and 5685 - 1362 places after it are flipped.
+- The square of a sum is the sum of the squares, because the mixed terms cancel. The square of the
+  identity therefore has doubled powers, and is also true. Squared three times, it has the powers
+  times 8, so the rule holds for bytes: a byte can be cleared if it is xored into the bytes 5685,
+  5685 - 426 and 5685 - 1362 places after it. Squared six times, it gives the rule for words of 64
+  bits.
+- A run of 5685 - 1362 bytes or words can be cleared at once, because each is xored only into ones
+  after the run.
+
+Words are folded first, and then the bytes of the words that remain.
 """
 
 from __future__ import annotations
@@ -32,7 +46,7 @@ _SPAN = 5685
 _TAPS = (1362, 426)
 
 # The bytes that are folded at a time: they and their copy fit the second-level cache.
-_PIECE = 1 << 18
+_CHUNK = 1 << 18
 
 
 def crc32c(data: bytes | bytearray | memoryview | npt.NDArray[np.generic], initial: int = 0) -> int:
@@ -44,8 +58,8 @@ def crc32c(data: bytes | bytearray | memoryview | npt.NDArray[np.generic], initi
     """
     array = np.frombuffer(data, np.uint8)
     register = initial ^ _ONES
-    for begin in range(0, array.size, _PIECE):
-        register = _advance(array[begin : begin + _PIECE], register)
+    for begin in range(0, array.size, _CHUNK):
+        register = _advance(array[begin : begin + _CHUNK], register)
     return register ^ _ONES
 
 
@@ -81,7 +95,7 @@ def combine(first: int, second: int, second_bytes: int) -> int:
 
 
 def _advance(data: Bytes, register: int) -> int:
-    """Returns the register after at least one and at most `_PIECE` bytes."""
+    """Returns the register after at least one and at most `_CHUNK` bytes."""
     words = -(-data.size // 8)
     folded = np.zeros(8 * words, np.uint8)  # zeros in front change nothing
     start = folded.size - data.size

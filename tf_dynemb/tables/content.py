@@ -38,10 +38,10 @@ def read_content(table: Table) -> Content:
     """Reads all rows, as they are at one moment. Needs memory for all of them."""
     with Cut([table], [-1], with_deleted=False) as cut:
         _, base, spec, _ = cut.info(0)
-        pieces = [rows for _, rows in cut.pieces()]
+        blocks = [rows for _, rows in cut.blocks()]
         none = cut.no_rows(0)
     none = none._replace(state=np.empty((0, sum(spec[1])), np.float32))
-    rows = Rows(*(np.concatenate(columns) for columns in zip(none, *pieces, strict=True)))
+    rows = Rows(*(np.concatenate(columns) for columns in zip(none, *blocks, strict=True)))
     info = {
         "dtype": table.dtype.name,
         "state_spec": table.state_spec and spec,
@@ -98,7 +98,7 @@ def write_content(table: Table, content: Content, adopt_state: bool) -> None:
                 info["tick"] + 1,
             )
         warn_of_evictions(handle, table, "the checkpoint")
-        _ops.library().dynemb_adopt([table.handle], [handle], info["tick"], info["utc_ns"])
+        _ops.library().dynemb_swap_rows([table.handle], [handle], info["tick"], info["utc_ns"])
     table.snapshots = Snapshots()
     if adopt_state:
         table.state_was_restored(target)

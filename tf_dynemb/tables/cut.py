@@ -14,7 +14,7 @@ from tf_dynemb import _ops
 from tf_dynemb.tables.table import StateSpec, Table
 
 # The bytes that are read at a time under a table's lock; a batch may have to wait for them.
-_PIECE_BYTES = 2 << 20
+_BLOCK_BYTES = 2 << 20
 
 
 class Rows(NamedTuple):
@@ -104,11 +104,11 @@ class Cut:
         keys = deleted.numpy().astype(np.uint32 if key_type == np.int32 else np.uint64)
         return int(most), int(base), spec, keys.view(key_type)
 
-    def pieces(self) -> Iterator[tuple[int, Rows]]:
+    def blocks(self) -> Iterator[tuple[int, Rows]]:
         """Yields all rows of the cut, some at a time, with the number of their table."""
-        next_piece = _ops.library().dynemb_snapshot_next
+        next_block = _ops.library().dynemb_snapshot_next
         while self._handle is not None:
-            table, *columns = next_piece(self._handle, _PIECE_BYTES)
+            table, *columns = next_block(self._handle, _BLOCK_BYTES)
             number = int(table)
             if number < 0:
                 return

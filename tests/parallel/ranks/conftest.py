@@ -1,6 +1,6 @@
 """The cases of this folder run on several ranks together; see CONTRIBUTING.md.
 
-Each is one test for each number of ranks, with the same id outside and in the ranks.
+Each case is one test for each number of ranks, with the same id outside the ranks and inside.
 """
 
 import os

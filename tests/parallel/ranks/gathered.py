@@ -1,7 +1,6 @@
-"""Helpers for cases of several ranks: batches and their shares, whole tables, one rank to compare.
+"""Helpers for cases of several ranks: batches, their parts, whole tables, one rank to compare.
 
-All randomness comes from seeded generators, so every rank draws the same numbers: a batch of all
-ranks, of which each takes its share.
+All randomness comes from seeded generators, so every rank draws the same batch, and takes its part.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tf_dynemb.variables import transfer
 
 @contextmanager
 def one_rank():
-    """Inside, this rank is the only one: it creates and trains tables as one process does."""
+    """Inside, this rank creates and trains tables as if it were the only one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(communicator, "get", lambda: communicator.LOCAL)
         yield
@@ -149,7 +148,7 @@ def same_on_all(comm, value):
 
 
 def square_error(got, expected):
-    """The relative tolerance of SOK's own tests."""
+    """Returns the relative error that SOK's tests limit."""
     got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
     return np.square(got - expected).sum() / (np.square(got) + np.square(expected)).sum()
 

@@ -32,7 +32,7 @@ eager_and_graph = pytest.mark.parametrize(
 
 
 def part(sender, receiver, step=0):
-    """The rows that one rank sends another: none, one or several, and others in each step."""
+    """The rows that one rank sends another: none, one or several, different in each step."""
     length = (3 * sender + 2 * receiver + step) % 4
     numbers = 100 * sender + 10 * receiver + step + np.arange(2 * length).reshape(length, 2)
     return numbers % 256
@@ -52,7 +52,7 @@ def check_received(comm, received, splits, step=0):
     np.testing.assert_array_equal(received, expected)
 
 
-def test_who_we_are(comm, ranks):
+def test_the_group(comm, ranks):
     assert (comm.size, comm.local_rank) == (ranks, comm.rank)
     assert comm is communicator.get()
     assert (comm is communicator.LOCAL) == (ranks == 1)
@@ -78,7 +78,7 @@ def test_alltoall(comm, wrap, dtype):
     ],
     ids=lambda values: values.dtype.name,
 )
-def test_values_arrive_as_they_are(comm, values):
+def test_values_arrive_unchanged(comm, values):
     ones = tf.ones([comm.size], tf.int32)
     received, _ = comm.alltoall(tf.repeat(values[:1], comm.size), ones, "exchange")
     np.testing.assert_array_equal(received, tf.repeat(values[:1], comm.size))
@@ -87,7 +87,7 @@ def test_values_arrive_as_they_are(comm, values):
 
 
 @eager_and_graph
-def test_words_keep_their_bits_where_they_are_carried_on_a_gpu(comm, wrap, monkeypatch):
+def test_words_that_are_sent_on_a_gpu_keep_their_bits(comm, wrap, monkeypatch):
     """As floats, these bits would be NaNs, zeros and denormals."""
     monkeypatch.setattr(comm, "alltoall_on_gpu", True)
     words = [-1, 0x7F800001, 0x7FC00000, -(2**31), 1, 12345]
@@ -100,7 +100,7 @@ def test_words_keep_their_bits_where_they_are_carried_on_a_gpu(comm, wrap, monke
 
 
 @eager_and_graph
-def test_alltoall_where_only_one_rank_sends_or_nobody(comm, wrap):
+def test_alltoall_with_one_or_no_sender(comm, wrap):
     exchange = wrap(lambda *given: comm.alltoall(*given, name="exchange"))
     for sender in (comm.size - 1, None):
         lengths = np.arange(comm.size) * (comm.rank == sender)
@@ -113,14 +113,14 @@ def test_alltoall_where_only_one_rank_sends_or_nobody(comm, wrap):
 
 
 @eager_and_graph
-def test_alltoall_of_other_rows_each_time(comm, wrap):
+def test_alltoall_of_different_rows_in_each_step(comm, wrap):
     exchange = wrap(lambda *given: comm.alltoall(*given, name="exchange"))
     for step in range(20):
         check_received(comm, *exchange(*sent(comm, step)), step)
 
 
 @eager_and_graph
-def test_alltoall_of_other_splits_of_as_many_rows(comm, wrap):
+def test_alltoall_of_different_splits_of_the_same_number_of_rows(comm, wrap):
     exchange = wrap(lambda *given: comm.alltoall(*given, name="exchange"))
     for step in range(10):
         receiver = (comm.rank + step) % comm.size
@@ -131,7 +131,7 @@ def test_alltoall_of_other_splits_of_as_many_rows(comm, wrap):
         assert received_splits[sender] == 5
 
 
-def test_shapes_that_are_known_before_the_call(comm):
+def test_static_shapes(comm):
     @tf.function(input_signature=[tf.TensorSpec([None, 2]), tf.TensorSpec([comm.size], tf.int32)])
     def exchange(tensor, splits):
         received, received_splits = comm.alltoall(tensor, splits, "exchange")
@@ -144,7 +144,7 @@ def test_shapes_that_are_known_before_the_call(comm):
     exchange.get_concrete_function()
 
 
-def test_several_in_one_function(comm):
+def test_several_operations_in_one_function(comm):
     @tf.function
     def there_and_back(tensor, splits):
         there, received_splits = comm.alltoall(tensor, splits, "exchange")
@@ -221,7 +221,7 @@ def test_retracing_on_one_rank_only(comm):
     assert traces == (5 if comm.rank == 0 else 1)
 
 
-def test_what_is_constant_on_one_rank_is_sent_each_time(comm):
+def test_constants_on_one_rank_are_sent_in_each_step(comm):
     @tf.function
     def exchange(step):
         if comm.rank == 0:
@@ -240,7 +240,7 @@ def test_what_is_constant_on_one_rank_is_sent_each_time(comm):
         assert broadcast.numpy().tolist() == [7, 7]
 
 
-def test_what_is_equal_on_one_rank_is_sent_twice(comm):
+def test_equal_tensors_on_one_rank_are_sent_twice(comm):
     @tf.function
     def gather(first, second):
         second = first if comm.rank == 0 else second
@@ -257,7 +257,7 @@ def test_what_is_equal_on_one_rank_is_sent_twice(comm):
 def test_allreduce(comm, wrap, average):
     slices = tf.IndexedSlices(
         tf.fill([comm.rank + 1, 2], 4.0 * comm.rank),
-        tf.constant([5, *range(comm.rank)], tf.int64),  # all have 5; all but rank 0 have 0
+        tf.constant([5, *range(comm.rank)], tf.int64),  # all have 5; all except rank 0 have 0
         tf.constant([9, 2], tf.int64),
     )
     dense = [
@@ -295,7 +295,7 @@ def test_sums_of_numbers(comm, wrap, dtype):
     assert total == comm.size * (comm.size + 1) // 2
 
 
-def test_allreduce_of_nothing(comm):
+def test_allreduce_of_no_tensors(comm):
     assert comm.allreduce([], True, "nothing") == []
 
 
@@ -329,12 +329,12 @@ def test_gather_objects(comm):
         assert comm.gather_objects(of(comm.rank), "objects") == [of(r) for r in range(comm.size)]
 
 
-def test_what_json_cannot_say_is_an_error_for_any_number_of_ranks(comm):
+def test_objects_that_json_cannot_represent_are_an_error(comm):
     with pytest.raises(TypeError):
         comm.gather_objects({1, 2}, "objects")
 
 
-def test_names_that_are_no_names_of_nodes(comm):
+def test_names_that_are_invalid_for_nodes(comm):
     for name in ("my table: 0", "_x", "ünï"):
         assert comm.gather_objects(1, name) == [1] * comm.size
 
@@ -347,8 +347,8 @@ def test_barrier(comm, shared_path):
         comm.barrier("second")
 
 
-def test_threads_whose_names_differ(comm):
-    """Eager operations are matched by the names that they are given, not by their kind."""
+def test_threads_with_different_names(comm):
+    """Eager operations are matched by their given names, not by their kind."""
     wrong = []
 
     def gather(name, value):
@@ -366,7 +366,7 @@ def test_threads_whose_names_differ(comm):
     assert not wrong
 
 
-def test_gradients_take_the_way_back(comm):
+def test_gradients_are_sent_back(comm):
     @tf.function
     def gradient(tensor, splits):
         with tf.GradientTape() as tape:

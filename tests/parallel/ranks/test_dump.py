@@ -1,4 +1,4 @@
-"""Dumps that real ranks write and load; tests/python has the same with ranks that are threads."""
+"""Dumps of ranks that are processes; tests/python has dumps of ranks that are threads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OTHER_SIZES = (1, 3, 8)
 
 
 def gathered(comm, rank):
-    """The tables of all ranks: the same on each."""
+    """Returns the tables of all ranks, the same on each of them."""
     mine = {
         name: [(column.dtype.str, column.tolist()) for column in rows]
         for name, rows in rank.contents().items()
@@ -51,7 +51,7 @@ def gathered(comm, rank):
 
 @contextlib.contextmanager
 def rank_0_alone(comm):
-    """Runs a function on rank 0 only, while the others wait; a failure fails all ranks."""
+    """Yields True on rank 0 only, for which the others then wait; its failure fails all ranks."""
     error = None
     try:
         if comm.rank == 0:
@@ -82,7 +82,7 @@ def check_chain(path, tables):
     assert [name for name in os.listdir(path) if name.startswith(".tmp")] == []
 
 
-def test_a_dump_loads_on_this_and_other_numbers_of_ranks(comm, shared_path, monkeypatch):
+def test_a_dump_loads_on_the_same_and_other_numbers_of_ranks(comm, shared_path, monkeypatch):
     rank = trained(comm, shared_path)
     mark = rank.dump()
     tables = gathered(comm, rank)
@@ -125,7 +125,7 @@ def test_a_dump_loads_on_this_and_other_numbers_of_ranks(comm, shared_path, monk
 
 
 @pytest.mark.parametrize("size", OTHER_SIZES)
-def test_what_another_number_of_ranks_dumped(comm, shared_path, monkeypatch, size):
+def test_dumps_of_other_numbers_of_ranks(comm, shared_path, monkeypatch, size):
     with rank_0_alone(comm) as alone:
         if alone:
             with rank_threads.ranks_are_threads(monkeypatch):
@@ -144,7 +144,7 @@ def test_what_another_number_of_ranks_dumped(comm, shared_path, monkeypatch, siz
     assert len(storage.Chain.open(shared_path).deltas) == 1
 
 
-def test_deltas_are_followed(comm, shared_path):
+def test_followers_apply_deltas(comm, shared_path):
     rank = trained(comm, shared_path)
     mark = rank.dump()
     follower = Rank(comm, shared_path)
@@ -191,7 +191,7 @@ def step(comm, variables, optimizer, number):
     optimizer.apply_gradients(zip(grads, variables, strict=True))
 
 
-def test_training_goes_on_from_a_dump_with_the_same_bits(comm, shared_path):
+def test_training_continues_from_a_dump_with_the_same_bits(comm, shared_path):
     def values(variables):
         rows = table_reader.rows_of(variables[0])
         return [rows.keys.tolist(), rows.vectors.tolist(), rows.state.tolist()], (
@@ -209,7 +209,7 @@ def test_training_goes_on_from_a_dump_with_the_same_bits(comm, shared_path):
     for number in range(4, 7):
         step(comm, variables, optimizer, number)
         step(comm, others, other_optimizer, number)
-    # Not the state of the matrix: Keras keeps it, and dumps do not contain it.
+    # Not the matrix: Keras keeps its state, so dumps do not contain it.
     assert values(others)[0] == values(variables)[0]
 
 
@@ -233,7 +233,7 @@ def test_incremental_model_dump(comm):
 
 
 @pytest.mark.ranks(2, 4)
-def test_what_fails_on_one_rank_fails_on_all(comm, shared_path, monkeypatch):
+def test_a_failure_on_one_rank_fails_all(comm, shared_path, monkeypatch):
     rank = trained(comm, shared_path)
     rank.dump()
     before = gathered(comm, rank)
@@ -262,7 +262,7 @@ def test_what_fails_on_one_rank_fails_on_all(comm, shared_path, monkeypatch):
 
 
 @pytest.mark.ranks(2, 4)
-def test_damage_that_one_rank_finds(comm, shared_path, monkeypatch):
+def test_damage_that_one_rank_detects(comm, shared_path, monkeypatch):
     rank = trained(comm, shared_path)
     rank.dump()
     heir = Rank(comm, shared_path)
@@ -298,7 +298,7 @@ def test_damage_that_one_rank_finds(comm, shared_path, monkeypatch):
 
 
 @pytest.mark.ranks(2, 4)
-def test_a_path_that_is_not_there_and_ranks_that_differ(comm, shared_path):
+def test_missing_paths_and_ranks_that_differ(comm, shared_path):
     rank = Rank(comm, shared_path)
     with pytest.raises(FileNotFoundError, match="holds no snapshot"):
         rank.load()

@@ -12,8 +12,8 @@ from parallel.ranks.gathered import Bags, close, one_rank, sum_of_all, whole_tab
 from tf_dynemb import _ops, communicator
 
 VOCABULARY, BATCH, HOTNESS = 20_000, 512, 10
-# The rounding error of an element relative to it, half a unit in the last place; or relative to
-# the largest element of its vector, half a step of 127 to either side.
+# The largest rounding error of an element: relative to the element (half a unit in the last place),
+# and relative to the largest element of its vector (half of 1/127).
 ROUNDING = {
     None: (0.0, 0.0),
     "float16": (2.0**-11, 0.0),
@@ -39,7 +39,7 @@ def width_of(dim, dtype, exchange_dtype):
 
 
 def asked_of_others(keys_of_rank, owner_of):
-    """The keys that ranks ask others for, counted once for each pair."""
+    """Returns the number of distinct keys that the ranks request from others, each per rank."""
     return sum(
         int((owner_of(np.unique(keys)) != rank).sum()) for rank, keys in enumerate(keys_of_rank)
     )
@@ -131,8 +131,8 @@ def test_bytes_of_a_step(comm):
 
 
 @several_ranks
-def test_what_a_rank_has_is_not_sent(comm):
-    """Keys of this rank only; and a lookup without inserts asks like any other."""
+def test_keys_that_a_rank_owns_are_not_sent(comm):
+    """A lookup without inserts requests the keys of other ranks like any other lookup."""
     keys = np.arange(500)
     owner = by_hash(comm)(keys)
     table = de.DynamicVariable(8)
@@ -192,38 +192,38 @@ def test_vectors_and_gradients_are_rounded_to_nearest(comm, exchange_dtype, dim)
 
 
 @pytest.mark.parametrize("exchange_dtype", ROUNDING)
-@pytest.mark.parametrize("what", [np.inf, -np.inf, np.nan, 1e30])
-def test_what_is_not_finite_stays_so(comm, exchange_dtype, what):
-    """An overflow reaches the owner of the row, on whichever rank it happened."""
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1e30])
+def test_non_finite_gradients_stay_non_finite(comm, exchange_dtype, value):
+    """An overflow on any rank reaches the owner of the row."""
     table = de.DynamicVariable(4, "1", exchange_dtype=exchange_dtype)
     keys = np.arange(20)
     factors = np.ones((20, 4), np.float32)
     if comm.rank == comm.size - 1:
-        factors[::2, 1] = what
+        factors[::2, 1] = value
     with tf.GradientTape() as tape:
         pooled = de.lookup_sparse(table, keys[:, None], combiners="sum")
         loss = tf.reduce_sum(pooled * factors)
     grad = tape.gradient(loss, table)
     finite = np.isfinite(grad.values.numpy()).all(1)
-    if np.isfinite(what):
+    if np.isfinite(value):
         assert exchange_dtype == "float16" or finite.all()  # float16 cannot represent it
     else:
         np.testing.assert_array_equal(finite, grad.indices.numpy() % 2 == 1)
 
 
 @several_ranks
-def test_training_with_int8_comes_close(comm):
+def test_training_with_int8_is_close_to_one_rank(comm):
     check_training(comm, "int8")
 
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("exchange_dtype", [None, "float16", "bfloat16"])
-def test_training_comes_close(comm, exchange_dtype):
+def test_training_is_close_to_one_rank(comm, exchange_dtype):
     check_training(comm, exchange_dtype)
 
 
 def check_training(comm, exchange_dtype):
-    """The result of one rank, whose vectors and gradients are not sent."""
+    """Compares with one rank, which sends no vectors and gradients."""
     tolerance = {None: 1e-5, "float16": 1e-3, "bfloat16": 1e-2, "int8": 2e-2}[exchange_dtype]
     rng = np.random.default_rng(3)
     table = de.DynamicVariable(8, "normal", seed=1, exchange_dtype=exchange_dtype)

@@ -95,7 +95,7 @@ def bits(arrays):
         ("eager", "SGD"),
     ],
 )
-def test_ranks_train_as_one_process_does(comm, built, optimizer):
+def test_training_matches_one_process(comm, built, optimizer):
     def make(seed):
         keras.utils.set_random_seed(seed)
         return make_model(built, getattr(keras.optimizers, optimizer)(0.05))
@@ -130,8 +130,8 @@ def whole_table_of_one(model):
 
 @SEVERAL
 @pytest.mark.parametrize("built", ["with an input", "by its data"])
-def test_the_same_bits_everywhere(comm, built):
-    """Also with layers that have statistics, and that drop units with their own seeds."""
+def test_all_ranks_have_the_same_bits(comm, built):
+    """Also with layers that have statistics, or that drop units with a seed of each rank."""
     keras.utils.set_random_seed(100 + comm.rank)
     others = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
     model = make_model(built, others=others)
@@ -141,18 +141,18 @@ def test_the_same_bits_everywhere(comm, built):
         history = fit(comm, model, part(comm, *data()), validation=part(comm, *data(2)))
     assert not [w for w in caught if "not the same" in str(w.message)]
 
-    told = comm.gather_objects([bits(dense_weights(model)), history, initial], "test")
-    assert all(weights == told[0][0] for weights, _, _ in told)
-    assert all(its_history == told[0][1] for _, its_history, _ in told)
+    gathered = comm.gather_objects([bits(dense_weights(model)), history, initial], "test")
+    assert all(weights == gathered[0][0] for weights, _, _ in gathered)
+    assert all(other == gathered[0][1] for _, other, _ in gathered)
     assert model.weights[4].shape == (8,)
     if built == "with an input":
-        assert told[0][2] != told[1][2], "the ranks started with different weights"
+        assert gathered[0][2] != gathered[1][2], "the ranks started with different weights"
     seeds = comm.gather_objects(bits([v.numpy() for v in model.layers[4].variables]), "test")
     assert len({str(seed) for seed in seeds}) == comm.size
 
 
 @SEVERAL
-def test_metrics_are_those_of_all_samples(comm):
+def test_metrics_cover_the_samples_of_all_ranks(comm):
     """Shares of different sizes: the mean of the ranks' losses is not the loss of all samples."""
     model = make_model()
     fit(comm, model, part(comm, *data()), epochs=1)
@@ -165,8 +165,8 @@ def test_metrics_are_those_of_all_samples(comm):
     options = {"batch_size": BATCH, "verbose": 0, "callbacks": callbacks}
     got = model.evaluate(ids, labels, return_dict=True, **options)
     for name, weights in [("loss", rows), ("accuracy", rows)]:
-        told = comm.gather_objects([local[name], weights], "test")
-        values, counts = zip(*told, strict=True)
+        gathered = comm.gather_objects([local[name], weights], "test")
+        values, counts = zip(*gathered, strict=True)
         assert len(set(values)) > 1
         assert got[name] == pytest.approx(np.average(values, weights=counts), rel=1e-5)
 
@@ -182,7 +182,7 @@ def test_metrics_are_those_of_all_samples(comm):
 
 
 class Scripted(keras.Model):
-    """Its logs are the values in `script` for the epoch, which differ between ranks."""
+    """A model whose log in each epoch is a value of `script`, which differs between ranks."""
 
     def __init__(self, script):
         super().__init__()
@@ -211,7 +211,7 @@ def fit_script(script, callbacks, first=True):
 
 
 @SEVERAL
-def test_logs_that_are_no_metrics_become_their_mean(comm):
+def test_logs_that_are_not_metrics_are_averaged(comm):
     script = [1.0 + comm.rank, 5.0]
     assert fit_script(script, []) == {"scripted": [pytest.approx((1 + comm.size) / 2), 5.0]}
 
@@ -228,7 +228,7 @@ def test_early_stopping_on_all_ranks_in_the_same_epoch(comm):
 
 
 @SEVERAL
-def test_one_rank_that_wants_to_stop_stops_all(comm):
+def test_a_stop_on_one_rank_stops_all(comm):
     def stop(epoch, logs):
         if epoch == 1 and comm.rank == 1:
             stopper.model.stop_training = True
@@ -238,7 +238,7 @@ def test_one_rank_that_wants_to_stop_stops_all(comm):
 
 
 @SEVERAL
-def test_only_the_first_rank_writes(comm):
+def test_only_the_first_rank_prints(comm):
     model = make_model()
     written = {}
     for verbose in ("auto", 2):
@@ -260,7 +260,7 @@ def test_only_the_first_rank_writes(comm):
 
 
 @SEVERAL
-def test_the_optimizer_of_the_first_rank_counts(comm):
+def test_all_ranks_get_the_optimizer_of_the_first(comm):
     """As after a checkpoint that only the first rank has loaded."""
     keras.utils.set_random_seed(1)
     model = make_model()
@@ -272,8 +272,8 @@ def test_the_optimizer_of_the_first_rank_counts(comm):
     fit(comm, model, part(comm, *data(1)), epochs=1)
     assert int(model.optimizer.iterations) == STEPS + 1
     assert float(model.optimizer.learning_rate) == 0.125
-    told = comm.gather_objects(bits([v.numpy() for v in model.optimizer.variables]), "test")
-    assert all(its == told[0] for its in told)
+    gathered = comm.gather_objects(bits([v.numpy() for v in model.optimizer.variables]), "test")
+    assert all(other == gathered[0] for other in gathered)
     if comm.rank == 0:
         assert len(state) == len(model.optimizer.variables) > 2
 
@@ -312,7 +312,7 @@ def test_different_models_are_refused(comm):
 
 
 @SEVERAL
-def test_weights_that_part_are_noticed(comm):
+def test_weights_that_differ_cause_a_warning(comm):
     """An optimizer that does not reduce gradients over ranks."""
     model = keras.Sequential([keras.Input((FIELDS,)), keras.layers.Dense(1)])
     model.compile(optimizer=keras.optimizers.SGD(0.01), loss="mse")
@@ -322,7 +322,7 @@ def test_weights_that_part_are_noticed(comm):
 
 
 @SEVERAL
-def test_validation_of_a_length_that_keras_does_not_know(comm):
+def test_validation_data_of_unknown_length(comm):
     model = make_model()
     mine = part(comm, *data(2))
 
@@ -350,7 +350,7 @@ def test_validation_of_a_length_that_keras_does_not_know(comm):
     assert history["val_loss"] == [pytest.approx(again[0], rel=1e-6)]
 
 
-# They include types that no Horovod type can represent.
+# Horovod has no type for some of these.
 VALUES = {
     "float32": [[0.5, 1.5], [2.5, 3.5]],
     "bfloat16": [0.5, 3.0],
@@ -397,7 +397,7 @@ def test_broadcast_variables_in_groups(comm, monkeypatch):
 
 
 @SEVERAL
-def test_broadcast_variables_refuses_what_cannot_work(comm):
+def test_broadcast_variables_refuses_invalid_arguments(comm):
     two = [tf.Variable(1.0), tf.Variable(2.0)]
     other = comm.rank == 1
     with pytest.raises(ValueError, match="2 dense variables on rank 0, but 1 on rank 1"):

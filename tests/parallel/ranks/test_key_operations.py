@@ -1,4 +1,4 @@
-"""Operations on keys, from several ranks at once, against a dict that applies them in order."""
+"""Operations on keys by several ranks at once, compared with a dict that applies them in order."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_keys_of_any_shape(comm):
     )
 
 
-def test_clear_is_of_this_rank(comm):
+def test_clear_affects_only_this_rank(comm):
     table = de.DynamicVariable(DIM, "zeros")
     table.lookup(np.arange(100))
     here = len(table)
@@ -202,7 +202,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("functional", [False, True], ids=["eager", "function"])
-def test_wrong_arguments_are_told_before_ranks_wait_for_each_other(comm, functional):
+def test_wrong_arguments_fail_before_any_collective_operation(comm, functional):
     """An error on one rank only: that rank raises it, and later calls work on all ranks."""
     table = de.DynamicVariable(DIM, "1")
     static = de.Variable(np.ones((4, DIM), np.float32))
@@ -212,7 +212,7 @@ def test_wrong_arguments_are_told_before_ranks_wait_for_each_other(comm, functio
             try:
                 call(table, static)
             except (ValueError, TypeError, tf.errors.InvalidArgumentError):
-                pass  # The last one is TensorFlow's own, for a static table on one rank.
+                pass  # TensorFlow raises InvalidArgumentError for a static table on one rank.
             else:
                 pytest.fail(f"{name}: no error")
         pooled = de.lookup_sparse([table, static], [[[1, comm.rank]]] * 2, combiners="sum")

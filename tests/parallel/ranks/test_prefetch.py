@@ -1,4 +1,4 @@
-"""prefetch_lookup gives the results of lookups without it, whatever happens to rows in between."""
+"""prefetch_lookup gives the results of plain lookups, however rows change in between."""
 
 import keras
 import numpy as np
@@ -90,7 +90,7 @@ def test_training_with_prefetch_has_the_same_bits(comm):
 
 
 @pytest.mark.parametrize("change", ["erase", "upsert", "scatter_add", "clear"])
-def test_rows_that_others_change_between_reading_and_use(comm, change):
+def test_rows_that_change_between_prefetch_and_lookup(comm, change):
     def alter(trainer, number):
         a = trainer.tables[0]
         keys = tf.range(number % 7, 40, 3, dtype=tf.int64)
@@ -128,7 +128,7 @@ def test_a_full_table_evicts_no_row_of_the_running_batch(comm):
     assert [of_table.get("dropped_gradients", 0) for of_table in stats] == [0] * 4
 
 
-def test_reading_ahead_makes_no_rows(comm):
+def test_prefetch_creates_no_rows(comm):
     table = de.DynamicVariable(dimension=2, initializer="normal", name="inference", seed=1)
     table.upsert([1, 2], tf.ones([2, 2]))
     batches = [np.array([[1, 100 + comm.rank]]), np.array([[2, 200]])]
@@ -160,7 +160,7 @@ def test_weights_and_their_gradient(comm):
     assert got[1] == expected[1]
 
 
-def test_a_dataset_and_an_error_in_it(comm):
+def test_a_dataset_and_an_error_in_an_iterator(comm):
     table = de.DynamicVariable(dimension=2, initializer="1", name="dataset")
     dataset = tf.data.Dataset.from_tensor_slices(np.arange(8).reshape(4, 2, 1))
     seen = [batch.numpy() for batch, _ in de.prefetch_lookup(dataset, table, ids=lambda b: b)]

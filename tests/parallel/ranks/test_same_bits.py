@@ -27,7 +27,7 @@ def _deterministic():
     tf_config.disable_op_determinism()
 
 
-# Table, combiner, whether there are weights.
+# The table, the combiner, and whether there are weights.
 FEATURES = [
     (0, "sum", False),
     (1, "sqrtn", True),
@@ -154,12 +154,12 @@ def test_in_a_function(comm):
 
 
 @pytest.mark.ranks(2)
-def test_in_several_calls_of_a_step(comm):
+def test_several_lookups_in_a_step(comm):
     check(comm, MAKERS["adagrad"], calls=([0, 1], [2, 3, 4], [5]))
 
 
 def test_additions_from_several_ranks(comm):
-    """Like that of `scatter_add`, in the order of the ranks."""
+    """Only close: each rank first adds up the values that it passes for a key."""
     rng = np.random.default_rng(9)
     table = de.DynamicVariable(3, "normal", seed=1)
     with one_rank():
@@ -180,7 +180,7 @@ def test_additions_from_several_ranks(comm):
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda d: d.name)
 def test_additions_to_16_bit_rows_have_the_same_bits(comm, dtype):
-    """With distinct keys, because a sum over ranks is rounded when it is sent."""
+    """With distinct keys, because the sum for a repeated key is rounded before it is added."""
     rng = np.random.default_rng(9)
     table = de.DynamicVariable(3, "normal", seed=1, dtype=dtype)
     with one_rank():

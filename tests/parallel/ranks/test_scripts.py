@@ -23,7 +23,7 @@ def example(monkeypatch):
 
 
 def run(module, *arguments):
-    """The measurements of a script, and its output."""
+    """Returns the measurements of a script, and its output."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         measured = module.run(module.parse_options([*map(str, arguments)]))
     return measured, out.getvalue()
@@ -62,7 +62,7 @@ def test_dlrm(comm, example, shared_path):
 
 
 @pytest.mark.ranks(2)
-def test_dlrm_with_short_vectors_on_the_way(comm, example):
+def test_dlrm_with_narrow_wire_types(comm, example):
     dlrm = example("dlrm")
     options = ["--samples", 512, "--test-samples", 256, "--batch-size", 64, "--bottom", 8]
     options += ["--rows-at-most", 300, "--dim", 4, "--top", 16, "--exchange-dtype"]
@@ -73,7 +73,7 @@ def test_dlrm_with_short_vectors_on_the_way(comm, example):
 
 
 @pytest.mark.ranks(2)
-def test_dlrm_that_looks_ahead(comm, example):
+def test_dlrm_with_look_ahead(comm, example):
     options = ["--samples", 512, "--test-samples", 256, "--batch-size", 64, "--bottom", 8]
     options += ["--rows-at-most", 300, "--dim", 4, "--top", 16]
     (plain, _), (ahead, printed) = [

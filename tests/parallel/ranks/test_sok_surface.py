@@ -1,4 +1,4 @@
-"""The API that SOK scripts use, on ranks: against TensorFlow on whole matrices, or numpy."""
+"""The API that SOK scripts use, compared with TensorFlow on whole matrices or with numpy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Feature:
         return getattr(bags, self.form)(values)
 
     def pooled(self, twin, weights):
-        """The result of TensorFlow for the batches of all ranks."""
+        """Returns the result of TensorFlow for the batches of all ranks."""
         w = self.bags.sparse(weights) if self.weighted else None
         if self.combiner == "max":
             rows = tf.gather(twin, self.bags.ids)
@@ -102,7 +102,7 @@ def mixed_features(comm, batch):
 
 
 def whole_gradient(comm, feature, grad):
-    """The sum of the ranks' gradients of a table, as a matrix like the twin."""
+    """Returns the sum of the ranks' gradients of a table, as a matrix like the twin."""
     table, shape = feature.table, feature.twin.shape
     total = np.zeros(shape, np.float32)
     if not isinstance(table, (de.DynamicVariable, de.Variable)):
@@ -186,7 +186,7 @@ def check_one_call(comm, functional):
 
 
 def test_assign_and_export(comm):
-    """SOK's test has two million rows of 128, which is too slow for four ranks on two cores."""
+    """SOK's test has two million rows of 128 elements, too many for four ranks on two cores."""
     rows, dim = 100_000, 16
     keys = np.random.default_rng(2).permutation(rows).astype(np.int64) * 31 - 10**6
     values = np.random.default_rng(3).random((rows, dim), np.float32)
@@ -204,7 +204,7 @@ def test_assign_and_export(comm):
     )
 
 
-def test_of_keys_that_several_ranks_assign_the_last_of_the_highest_rank_counts(comm):
+def test_assign_keeps_the_last_vector_of_the_highest_rank(comm):
     table = de.DynamicVariable(2, "zeros")
     keys = np.array([5, -7, 5, 100 + comm.rank])
     values = 10.0 * comm.rank + np.arange(8, dtype=np.float32).reshape(4, 2)
@@ -236,12 +236,12 @@ def trained_tables(comm, optimizer, key_types=(tf.int64, tf.uint64)):
     return tables, step
 
 
-def test_incremental_dump_holds_the_keys_of_the_batches_since_then(comm):
+def test_incremental_model_dump_returns_the_keys_of_the_last_batches(comm):
     rng = np.random.default_rng(4)
     tables, step = trained_tables(comm, de.OptimizerWrapper(keras.optimizers.SGD(1.0)))
     for _ in range(3):
         moment = datetime.datetime.now(pytz.utc)
-        # All ranks use one clock: the earliest of their times.
+        # The latest of the ranks' times, which are of one machine's clock.
         times = comm.gather_objects(moment.timestamp(), "test/moment")
         moment = datetime.datetime.fromtimestamp(max(times), pytz.utc)
         time.sleep(0.05)
@@ -263,7 +263,7 @@ def test_incremental_dump_holds_the_keys_of_the_batches_since_then(comm):
         time.sleep(0.05)
 
 
-def test_dump_zero_load_gives_the_same_bits(comm, shared_path):
+def test_load_after_zeroing_restores_the_same_bits(comm, shared_path):
     rng = np.random.default_rng(6)
     optimizer = de.OptimizerWrapper(keras.optimizers.Nadam(0.1))
     tables, step = trained_tables(comm, optimizer)
@@ -292,7 +292,7 @@ def test_dump_zero_load_gives_the_same_bits(comm, shared_path):
     assert int(optimizer.iterations) == 3
 
 
-def test_variables_are_told_apart(comm):
+def test_filter_variables(comm):
     dense = tf.Variable([1.0])
     kernel = keras.Variable([1.0])
     ours = [de.Variable(np.eye(3, dtype=np.float32)), de.DynamicVariable(2)]
@@ -301,8 +301,8 @@ def test_variables_are_told_apart(comm):
     assert [id(v) for v in others] == [id(dense), id(kernel)]
 
 
-def test_rows_of_a_matrix_go_round_the_ranks(comm):
-    """As in SOK's documentation: v1 has a shard of 15 rows on each rank, v2 is all on one rank."""
+def test_rows_of_a_matrix_are_spread_over_ranks_in_turn(comm):
+    """As in SOK's documentation: each rank has a shard of v1, and one rank has all rows of v2."""
     value = np.arange(15 * 16).reshape(15, 16)
     v1 = de.Variable(value, dtype=tf.float32)
     v2 = de.Variable(value, dtype=tf.float32, mode=f"localized:{comm.size - 1}")
@@ -345,7 +345,7 @@ def test_all_to_all_dense_embedding(comm):
 
 @pytest.mark.parametrize("functional", [False, True], ids=["eager", "function"])
 def test_low_frequency_filter(comm, functional):
-    """Known keys are read on their owners; unknown keys only as far as the ratio admits them."""
+    """Known keys are read on their owners; unknown keys are read if they are admitted."""
     known = np.arange(0, 200, 2)
     vectors = np.stack([known + 10.0, -known - 10.0], 1).astype(np.float32)
     modes = [None, "localized:0", None, None]
@@ -356,7 +356,7 @@ def test_low_frequency_filter(comm, functional):
     ]
     for table in tables:
         de.assign(table, known, vectors)
-    # With several ranks, the last one asks for nothing.
+    # With several ranks, the last one requests no keys.
     n = 0 if comm.rank == comm.size - 1 > 0 else 100 + comm.rank
     ids = np.random.default_rng(comm.rank).integers(0, 200, [n, 3])
 
@@ -387,7 +387,7 @@ def test_low_frequency_filter(comm, functional):
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
-def test_sgd_by_soks_name(comm, dtype):
+def test_sok_sgd(comm, dtype):
     if not hasattr(de, "SGD"):
         pytest.skip("SGD is not implemented yet")
     value = np.ones((8, 2), np.float32)
@@ -417,7 +417,7 @@ def test_sgd_by_soks_name(comm, dtype):
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
-def test_each_evicted_row_comes_once_with_its_trained_vector(comm, dtype):
+def test_each_evicted_row_is_returned_once_with_its_trained_vector(comm, dtype):
     if not hasattr(de, "sparse_read_and_evict"):
         pytest.skip("sparse_read_and_evict is not implemented yet")
     batch, dim = 512, 4
@@ -426,10 +426,10 @@ def test_each_evicted_row_comes_once_with_its_trained_vector(comm, dtype):
         dim, "11", dtype=dtype, init_capacity=batch, max_capacity=4 * batch // comm.size
     )
     optimizer = de.OptimizerWrapper(keras.optimizers.SGD(1.0), gradient_reduction="sum")
-    went: dict[int, list[float]] = {}
+    evicted: dict[int, list[float]] = {}
     for i in range(10):
         keys = np.arange(i * batch, (i + 1) * batch)
-        # Each rank has its own keys; and all ranks have the last eight and eight older ones, twice.
+        # All ranks have the last eight keys (twice) and eight older ones; each other key is on one.
         shared = np.concatenate([keys[-8:], keys[-8:], keys[:8] - batch if i else []])
         mine = np.concatenate([keys[:-8][comm.rank :: comm.size], shared]).astype(np.int64)
         counts = (mine % 7) * np.where(mine < keys[-8], np.where(mine < keys[0], 0, 1), 0)
@@ -443,10 +443,10 @@ def test_each_evicted_row_comes_once_with_its_trained_vector(comm, dtype):
         assert vectors.dtype == dtype
         gone, vectors = of_all(comm, gone), of_all(comm, tf.cast(vectors, tf.float32))
         for key, vector in zip(gone.tolist(), vectors.tolist(), strict=True):
-            assert key not in went, f"{key} came twice"
-            assert key < keys[0], f"{key} is of the batch that evicts"
-            went[key] = vector
-    assert went == {key: [11.0 - key % 7 * (key % batch < batch - 8)] * dim for key in went}
+            assert key not in evicted, f"{key} was evicted twice"
+            assert key < keys[0], f"{key} belongs to the batch that evicts"
+            evicted[key] = vector
+    assert evicted == {key: [11.0 - key % 7 * (key % batch < batch - 8)] * dim for key in evicted}
     rows = whole_table(comm, table)
-    assert len(went) + len(rows.keys) == 10 * batch
-    assert set(went) | set(rows.keys.tolist()) == set(range(10 * batch))
+    assert len(evicted) + len(rows.keys) == 10 * batch
+    assert set(evicted) | set(rows.keys.tolist()) == set(range(10 * batch))

@@ -35,7 +35,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """The parameters of a training: samples, steps, and the share of the published rows."""
+    """The size of a training: samples per step, steps, and the divisor of the published rows."""
 
     batch: int
     steps: int
@@ -83,7 +83,7 @@ class Batches:
         return [bags[begin : begin + self.size.batch] for bags in self._all]
 
     def ids(self):
-        """Returns which ids each table has seen."""
+        """Returns the distinct ids of each table in all steps."""
         return [np.unique(bags.ids) for bags in self._all]
 
     def spec(self, dtype):
@@ -91,7 +91,7 @@ class Batches:
 
 
 class Dense:
-    """The same with TensorFlow only, in this process, on the batches of all ranks."""
+    """The same training with TensorFlow only, in this process, on the batches of all ranks."""
 
     def __init__(self, initial, batches):
         self.variables = [tf.Variable(value) for value in initial]
@@ -160,7 +160,7 @@ def train(comm, variables, batches, optimizer, initial):
 
 
 def check(got, losses, twins, batches):
-    """Compares whole tables and losses with TensorFlow's; `got` are tables at `batches.ids()`."""
+    """Compares tables and losses with TensorFlow's; `got` has the vectors of `batches.ids()`."""
     if twins is None:
         return
     # Weights from N(0, 1) may have a sum near 0, and "mean" divides by it.
@@ -230,11 +230,11 @@ def check_dynamic(comm, place, weighted, size):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("check_kind", [check_static, check_dynamic], ids=["static", "dynamic"])
-def test_the_published_size(comm, check_kind):
+def test_tables_of_the_published_size(comm, check_kind):
     check_kind(comm, "distributed", weighted=False, size=PUBLISHED)
 
 
-def test_weights_get_gradients(comm):
+def test_gradients_of_weights(comm):
     """Against TensorFlow on this rank's share: a weight's gradient involves no other rank."""
     tables = [Table(300, 8, 6, "sum"), Table(200, 5, 4, "mean"), Table(100, 3, 5, "sqrtn")]
     batches = Batches(tables, Size(64, 1), weighted=True)
@@ -327,14 +327,14 @@ class AdagradOnRows:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
-def test_a_table_and_a_variable_train_alike(comm, name):
+def test_tables_train_like_variables(comm, name):
     """The published form is larger in every respect, and takes minutes for each optimizer."""
     check_optimizer(comm, name, rows=1024, dim=6, most=512, steps=20)
 
 
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - {"sgd", "adagrad", "adam"}))
-def test_a_table_and_a_variable_train_alike_with_other_optimizers(comm, name):
+def test_tables_train_like_variables_with_other_optimizers(comm, name):
     check_optimizer(comm, name, rows=1024, dim=6, most=512, steps=20)
 
 
@@ -377,5 +377,5 @@ def check_optimizer(comm, name, rows, dim, most, steps, make_reference=None):
 
 
 @pytest.mark.slow
-def test_a_table_and_a_variable_of_the_published_size_train_alike(comm):
+def test_tables_of_the_published_size_train_like_variables(comm):
     check_optimizer(comm, "adagrad", 131072, 128, 8192, 200, make_reference=AdagradOnRows)

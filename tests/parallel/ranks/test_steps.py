@@ -54,7 +54,7 @@ class Model:
 
 
 def batches():
-    """Every id of each table is in the first batch."""
+    """Yields the bags of each step, for each table; the ids of the first step are spread evenly."""
     rng = np.random.default_rng(2)
     for step in range(STEPS):
         bags = [draw(rng, ROWS, BATCH, 6) for _ in range(3)]
@@ -65,7 +65,7 @@ def batches():
 
 
 def alone():
-    """The result of one eager rank, with the batches of all ranks."""
+    """Returns the result of one eager rank on the batches of all ranks."""
     with one_rank():
         from tf_dynemb.communicator import LOCAL
 
@@ -106,9 +106,9 @@ def test_a_function_that_is_traced_once(comm):
     check(comm, lambda model: tf.function(model.step, input_signature=[[spec] * 3]))
 
 
-def test_a_function_that_is_traced_anew_on_one_rank_only(comm):
+def test_a_function_that_is_retraced_on_one_rank_only(comm):
     """That rank traces it in every step; the others only if shapes change."""
-    anew = comm.rank == comm.size - 1
+    retraces = comm.rank == comm.size - 1
     traces = []
 
     def make_step(model):
@@ -118,12 +118,12 @@ def test_a_function_that_is_traced_anew_on_one_rank_only(comm):
             model.step(ids)
 
         def call(ids):
-            step(ids, int(model.optimizer.iterations) if anew else 0)
+            step(ids, int(model.optimizer.iterations) if retraces else 0)
 
         return call
 
     check(comm, make_step)
-    assert set(traces) == (set(range(STEPS)) if anew else {0})
+    assert set(traces) == (set(range(STEPS)) if retraces else {0})
 
 
 @pytest.mark.ranks(2)
@@ -175,7 +175,6 @@ def test_a_persistent_tape_and_gradients_in_parts(comm):
                 part = 0.25 * loss
             whole = tape.gradient(loss, model.variables)
             quarter = tape.gradient(part, model.tables)
-            # In the order that all ranks use.
             for table, grad, less in zip(model.tables, whole, quarter, strict=False):
                 tf.debugging.assert_near(grad.values, 4.0 * less.values)
                 tf.debugging.assert_equal(grad.indices, less.indices, table.name)
@@ -189,7 +188,7 @@ def test_a_persistent_tape_and_gradients_in_parts(comm):
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("functional", [False, True], ids=["eager", "function"])
 def test_several_lookups_in_a_step(comm, functional):
-    """One call for each table. One table is read twice, half of it each time."""
+    """One call for each table. One table is read twice, and each result is halved."""
 
     def make_step(model):
         def step(ids):
@@ -252,7 +251,7 @@ def test_a_condition_that_is_the_same_on_all_ranks(comm):
 
 @pytest.mark.ranks(2)
 def test_scopes_whose_names_differ_between_ranks(comm):
-    """As the scopes of Keras layers do, if one rank has created other models before."""
+    """The scopes of Keras layers differ if one rank has created other models before."""
 
     def make_step(model):
         @tf.function
@@ -266,7 +265,7 @@ def test_scopes_whose_names_differ_between_ranks(comm):
 
 
 @pytest.mark.parametrize("functional", [False, True], ids=["eager", "function"])
-def test_what_weights_are_made_of_has_a_gradient_where_there_are_no_ids(comm, functional):
+def test_variables_that_weights_depend_on_have_gradients_without_ids(comm, functional):
     """Otherwise a rank without ids would omit a dense variable that the others reduce."""
     table, static = de.DynamicVariable(2, "1"), de.Variable(np.ones((8, 2), np.float32))
     factor = tf.Variable(2.0)
@@ -290,7 +289,7 @@ def test_what_weights_are_made_of_has_a_gradient_where_there_are_no_ids(comm, fu
 
 
 @pytest.mark.parametrize("make", [K.SGD, K.Nadam])
-def test_rows_that_are_gone_are_not_stepped(comm, make):
+def test_missing_rows_are_not_stepped(comm, make):
     """Rows that were erased after they were read, evicted, or that never existed."""
     table = de.DynamicVariable(2, "1")
     optimizer = de.OptimizerWrapper(make(1.0), gradient_reduction="sum")
@@ -315,7 +314,7 @@ def test_rows_that_are_gone_are_not_stepped(comm, make):
     np.testing.assert_array_equal(rows.vectors[10:], np.ones((10, 2)))
 
 
-def test_part_of_the_outputs_is_used(comm):
+def test_unused_outputs(comm):
     tables = [de.DynamicVariable(2, "1"), de.DynamicVariable(2, "2")]
     tables.append(de.Variable(np.ones((4, 2), np.float32)))
     ids = tf.constant([[1], [2]])
@@ -330,7 +329,7 @@ def test_part_of_the_outputs_is_used(comm):
     np.testing.assert_array_equal(whole_matrix(comm, tables[2]), 1)
 
 
-def test_tables_that_are_not_trained(comm):
+def test_untrained_tables(comm):
     table, static = (
         de.DynamicVariable(2, "1", trainable=False),
         de.Variable(np.ones((4, 2), np.float32)),

@@ -100,7 +100,7 @@ class Batch:
 
 
 def train(comm, make, steps, relative, static="distributed", repeat_cities=False, overflows=()):
-    """Trains both, and compares their content; returns the model of all ranks, and the losses."""
+    """Compares training on all ranks with one. Returns both models, the second only on rank 0."""
     model = Model(make, static)
     alone = None
     if comm.rank == 0:
@@ -152,18 +152,18 @@ MORE = {
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_200_steps(comm, name):
+def test_long_training(comm, name):
     train(comm, LONG[name], steps=200, relative=1e-5)
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_some_steps(comm, name):
+def test_short_training(comm, name):
     train(comm, SHORT[name], steps=16, relative=1e-5)
 
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", MORE)
-def test_some_steps_of_other_optimizers(comm, name):
+def test_short_training_with_other_optimizers(comm, name):
     static = {"clipnorm": "localized", "adamw": "localized"}.get(name, "distributed")
     # Keras itself cannot divide the IndexedSlices of a static table by its loss_scale_factor.
     static = None if name == "factor" else static
@@ -183,7 +183,7 @@ def test_an_overflow_on_one_rank_only(comm):
         inner = K.Adagrad(0.1, global_clipnorm=0.1)
         return K.LossScaleOptimizer(inner, initial_scale=2.0**10, dynamic_growth_steps=3)
 
-    # Samples of the first rank, of the last, and of any rank; two steps after each other.
+    # Samples of the first rank, of the last, and in the middle; steps 5 and 6 are consecutive.
     overflows = {2: 0, 5: BATCH - 1, 6: BATCH - 1, 9: BATCH // 2}
     model, alone = train(comm, make, steps=14, relative=1e-5, overflows=overflows)
     scale = float(model.optimizer.inner_optimizer.dynamic_scale)
@@ -201,12 +201,12 @@ def test_ranks_without_rows_step_with_the_others(comm, make):
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("make", [lambda: K.Adam(0.1), lambda: K.Nadam(0.1)], ids=["adam", "nadam"])
-def test_steps_of_which_no_rank_has_rows(comm, make):
+def test_steps_without_rows_on_any_rank(comm, make):
     check_counts(comm, make, [3, 0, 5, 0, 0, 6])
 
 
 def check_counts(comm, make, counts):
-    """This number of rows in each step, all owned by one rank, and all asked for by one rank."""
+    """In each step, one rank requests a number of rows (`counts`) that one rank owns."""
     keys = np.arange(200, dtype=np.int64)
     owners = np.asarray(_ops.library().dynemb_owners(tf.constant(keys), num_ranks=comm.size))
     tables = [de.DynamicVariable(2, "1"), de.DynamicVariable(2, "1", mode="localized:0")]
@@ -222,9 +222,9 @@ def check_counts(comm, make, counts):
         optimizer.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
 
     for i, count in enumerate(counts):
-        owner, asker = i % comm.size, (i // 2) % comm.size
+        owner, requester = i % comm.size, (i // 2) % comm.size
         ids = keys[owners == owner][:count, None]
-        step(tables, optimizer, ids if comm.rank == asker else ids[:0])
+        step(tables, optimizer, ids if comm.rank == requester else ids[:0])
         with one_rank():
             step(lone, lone_optimizer, ids)
     for table, alone in zip(tables, lone, strict=True):

@@ -1,4 +1,4 @@
-"""Ranks that ask for different things: nothing, more, other forms of ids, or one rank's keys."""
+"""Ranks with different requests: none, more, other forms of ids, or the keys of one rank."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ COMBINERS = ("sum", "mean", "sqrtn", "max")
 
 
 def owned_by(rank, ranks, count):
-    """Keys that one rank owns."""
+    """Returns keys that one rank owns."""
     keys = np.arange(100 * count, dtype=np.int64)
     owners = np.asarray(_ops.library().dynemb_owners(tf.constant(keys), num_ranks=ranks))
     return keys[owners == rank][:count]
 
 
 def make(form, bags, values=None):
-    """Ids or weights in one of the forms; dense ones belong to samples that have two ids each."""
+    """Returns ids or weights in one of the forms. Dense ones require two ids per sample."""
     if form == "dense":
         return tf.reshape(bags.ids if values is None else values, [len(bags), 2])
     return getattr(bags, form)(values)
@@ -57,7 +57,7 @@ def pooled_by_tensorflow(matrix, bags, combiner, weights):
 
 
 class Tables:
-    """A table of each kind with the same vectors, and the matrix of these."""
+    """A table of each kind with the same vectors, and the matrix of these vectors."""
 
     def __init__(self, comm, key_of=None):
         key_of = np.arange(ROWS) if key_of is None else key_of
@@ -151,25 +151,25 @@ def look_up_and_check(comm, tables, bags_of, combiners, forms, functional=False)
         np.testing.assert_allclose(after[i], (tables.matrix - expected), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("who", ["all but the last", "none", "some"])
-def test_ranks_without_samples(comm, who):
-    check_without_samples(comm, who, False)
+@pytest.mark.parametrize("with_samples", ["all except the last", "none", "some"])
+def test_ranks_without_samples(comm, with_samples):
+    check_without_samples(comm, with_samples, False)
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("who", ["all but the last", "only the last", "none"])
-def test_ranks_without_samples_in_a_function(comm, who):
-    check_without_samples(comm, who, True)
+@pytest.mark.parametrize("with_samples", ["all except the last", "only the last", "none"])
+def test_ranks_without_samples_in_a_function(comm, with_samples):
+    check_without_samples(comm, with_samples, True)
 
 
-def check_without_samples(comm, who, functional):
+def check_without_samples(comm, with_samples, functional):
     rng = np.random.default_rng(3)
     batch = {
-        "all but the last": lambda rank: 0 if rank == comm.size - 1 else 4,
+        "all except the last": lambda rank: 0 if rank == comm.size - 1 else 4,
         "only the last": lambda rank: 4 if rank == comm.size - 1 else 0,
         "none": lambda rank: 0,
         "some": lambda rank: [3, 0, 1, 7][rank % 4],
-    }[who]
+    }[with_samples]
     tables = Tables(comm)
     bags_of = [[draw(rng, ROWS, batch(r), 2, least=2) for r in range(comm.size)] for _ in range(4)]
     forms = ["ragged", "sparse", "dense", "ragged"]
@@ -182,7 +182,7 @@ def test_random_batches_of_different_sizes_and_forms(comm, seed):
     tables = Tables(comm, rng.permutation(10**6)[:ROWS] - 500_000)
     bags_of, forms = [], []
     for _ in range(4):
-        rows = int(rng.choice([1, 3, ROWS]))  # few ids: all ranks ask for the same
+        rows = int(rng.choice([1, 3, ROWS]))  # few ids: all ranks request the same
         form = [str(rng.choice(["ragged", "sparse", "dense"])) for _ in range(comm.size)]
         bags_of.append(
             [
@@ -203,7 +203,7 @@ def test_samples_without_ids(comm):
             look_up_and_check(comm, Tables(comm), [bags] * 4, COMBINERS, [form] * 4)
 
 
-def test_a_table_that_no_rank_asks_for(comm):
+def test_a_table_without_requests(comm):
     tables = [
         de.DynamicVariable(2, "1"),
         de.DynamicVariable(3, "1"),
@@ -237,8 +237,8 @@ def test_all_keys_are_owned_by_one_rank(comm, owner):
 
 @pytest.mark.parametrize("key_type", [tf.int64, tf.int32, tf.uint64])
 @pytest.mark.parametrize("mode", ["distributed", "localized:0"])
-def test_keys_without_a_row_read_as_they_would_start(comm, key_type, mode):
-    """With insert=False, every rank reads as one process does, and no rank creates a row."""
+def test_keys_without_a_row_return_their_initial_vectors(comm, key_type, mode):
+    """With insert=False, every rank reads the vectors of one process, and creates no row."""
     options = {"key_type": key_type, "seed": 5, "initializer": "normal"}
     table = de.DynamicVariable(4, mode=mode, **options)
     low, high = key_type.min, key_type.max
@@ -291,7 +291,7 @@ def test_tensorflows_own_lookups_in_a_function(comm):
 
 
 def check_tensorflows_own_lookups(comm, functional):
-    """Shapes differ between ranks; the last rank asks for nothing."""
+    """Shapes differ between ranks; the last rank requests no vectors by `ids`."""
     tables = Tables(comm)
     rng = np.random.default_rng(6)
     shape = [(2, 3), (5,), (1, 1, 4), (0,)][comm.rank if comm.size > 1 else 0]

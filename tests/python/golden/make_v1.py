@@ -1,7 +1,7 @@
 """Writes the golden files of format version 1: `python tests/python/golden/make_v1.py DIRECTORY`.
 
-They were written once, by the tf_dynemb of that version, and are never written again; this file
-shows how. One path contains a base by two ranks and a delta, the other only deltas.
+The tf_dynemb of that version wrote them once, and they are never written again; this file shows
+how. One path holds a base of two ranks and a delta, the other path only a delta.
 """
 
 import pathlib

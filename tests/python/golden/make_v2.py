@@ -1,6 +1,6 @@
 """Writes the golden files of format version 2: `python tests/python/golden/make_v2.py DIRECTORY`.
 
-Their content is that of version 1. They were written once and are never written again.
+They hold the same rows as version 1. They were written once and are never written again.
 """
 
 import pathlib
