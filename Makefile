@@ -20,7 +20,7 @@ train: build ## runs the quickstart: a CTR model on the Adult data
 	$(PYTHON) examples/quickstart.py $(ARGS)
 
 test: ## runs the C++ tests, then the Python tests
-	@echo "make test: $(TEST_TIME)"
+	@echo "make test: on two cores, about 8 minutes for C++ after a change of headers, and 15 for Python"
 	@$(MAKE) --no-print-directory test-cc
 	$(PYTHON) -m pytest -n $(JOBS) $(ARGS)
 

@@ -36,12 +36,14 @@ def register() -> None:
 
 
 class _Watch:
-    """A finder that delegates to the others, and acts when a module of `AWAITED` has been loaded.
+    """A finder that delegates to the others, and acts once the modules of `AWAITED` are loaded.
 
-    Each of the two imports the other while it loads, so only the end of the outermost load counts.
+    Each of the two imports the other while it loads, and a module of this package may be the first
+    to import them. So only the end of the outermost load counts.
     """
 
     AWAITED = ("keras", "tensorflow")
+    OWN = __package__ + "."
 
     def __init__(self) -> None:
         self._loading = 0
@@ -49,7 +51,7 @@ class _Watch:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in self.AWAITED:
+        if name not in self.AWAITED and not name.startswith(self.OWN):
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)

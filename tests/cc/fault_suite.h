@@ -31,13 +31,17 @@
 namespace dynemb {
 namespace fault {
 
-// The number of charges that are still granted after FailNextMapping(k), k >= 1.
-inline std::atomic<int64_t> charges_left{-1};
-// Refuses charges for memory, from the k-th on; 0: refuses none. Returns true.
-inline bool FailNextMapping(int64_t k) {
+// The number of charges that are still granted; negative once one was refused.
+inline std::atomic<int64_t> charges_left{0};
+// Refuses charges for memory, from the k-th on.
+inline void RefuseCharges(int64_t k) {
   charges_left = k - 1;
-  SetMemoryFault(k == 0 ? nullptr : +[](size_t) { return charges_left.fetch_sub(1) > 0; });
-  return true;
+  SetMemoryFault([](size_t) { return charges_left.fetch_sub(1) > 0; });
+}
+// Ends RefuseCharges, and returns whether a charge was refused.
+inline bool GrantCharges() {
+  SetMemoryFault(nullptr);
+  return charges_left < 0;
 }
 
 enum class Kind { kGrows, kFull, kTracked, kCut };
@@ -258,17 +262,16 @@ inline void CheckFaults(const std::function<std::unique_ptr<World>()>& make, con
     output = w->output;
     ASSERT_NO_FATAL_FAILURE(w->ContinueTraining());
   }
-  for (bool mapping : {false, true}) {
-    if (mapping && !FailNextMapping(0)) continue;
+  for (bool charges : {false, true}) {
     for (int64_t k = 1;; k += kSanitized ? 1 + k / 3 : 1) {
-      SCOPED_TRACE((mapping ? "mapping " : "allocation ") + std::to_string(k));
+      SCOPED_TRACE((charges ? "charge " : "allocation ") + std::to_string(k));
       ASSERT_LT(k, 20000);
       const auto w = make();
       bool failed = false, threw = false;
       Status status;
       try {
-        if (mapping) {
-          FailNextMapping(k);
+        if (charges) {
+          RefuseCharges(k);
           status = call(*w);
         } else {
           failing::WithFailure(k, &failed, [&] { status = call(*w); });
@@ -276,7 +279,7 @@ inline void CheckFaults(const std::function<std::unique_ptr<World>()>& make, con
       } catch (const std::bad_alloc&) {
         threw = true;
       }
-      if (mapping) failed = FailNextMapping(0) && (threw || !status.ok());
+      if (charges) failed = GrantCharges();
       w->Check();
       std::vector<Content> now = w->Read();
       const bool done = !threw && status.ok();

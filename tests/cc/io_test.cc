@@ -100,7 +100,7 @@ TEST(Crc32c, BlocksOfARange) {
   }
 }
 
-// As a writer uses it: a block that is incomplete at the end of a range continues in the next.
+// The calls of a writer: a block that is incomplete at the end of a range continues in the next.
 TEST(Crc32c, BlocksOfAFile) {
   const std::vector<unsigned char> file = RandomBytes(20000, 5);
   SerialExec exec;

@@ -1,4 +1,4 @@
-// Whether this is compiled for a sanitizer, which makes it many times slower.
+// Whether this is compiled for a sanitizer, under which everything is many times slower.
 #ifndef DYNEMB_TESTS_CC_SANITIZED_H_
 #define DYNEMB_TESTS_CC_SANITIZED_H_
 

@@ -209,7 +209,7 @@ TEST_P(SnapshotThreads, EveryRowHasTheVersionOfTheWatermark) {
   for (Table* table : versions.tables()) table->CheckInvariants();
 }
 
-// With a bound of a few rows, each poll of the reader delivers only a few rows.
+// With a bound of a few rows, each poll of the reader delivers no more than these.
 INSTANTIATE_TEST_SUITE_P(Loads, SnapshotThreads,
                          ::testing::Values(Load{1, 1, size_t{64} << 20, 500, 40},
                                            Load{3, 1, size_t{64} << 20, 50, 40},

@@ -3,6 +3,7 @@
 #ifndef DYNEMB_TESTS_CC_TABLE_SUITE_GROW_H_
 #define DYNEMB_TESTS_CC_TABLE_SUITE_GROW_H_
 
+#include "tests/cc/sanitized.h"
 #include "tests/cc/table_suite.h"
 
 namespace dynemb {
@@ -106,8 +107,12 @@ TABLE_TEST(TableGrow, KeysOfOnePrefixAreInserted) {
     Subject t = f.Create(f.Options(1));
     const Keys good = Scattered(1, f.Scaled(3000, 60));
     const RowIds good_rows = t.FindOrInsert(good);
-    const Keys flood =
-        SamePrefix(t.salt(), 0x2468ACEu, f.Scaled(crowded ? 1500 : 20000, 40), crowded);
+    const Keys flood = SamePrefix(t.salt(), 0x2468ACEu,
+                                  f.Scaled(crowded      ? 1500
+                                           : kSanitized ? 5000
+                                                        : 20000,
+                                           40),
+                                  crowded);
     const size_t half = flood.size() / 2;
     t.FindOrInsert(Keys(flood.begin(), flood.begin() + static_cast<int64_t>(half)));
     t.Check();

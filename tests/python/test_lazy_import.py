@@ -230,6 +230,7 @@ def saved_model(tmp_path_factory):
     [
         "import keras",
         pytest.param("import tensorflow; keras = tensorflow.keras", marks=pytest.mark.slow),
+        pytest.param("import tf_dynemb._ops, keras", marks=pytest.mark.slow),
     ],
 )
 def test_saved_model_loads_after_import(saved_model, first):
