@@ -22,7 +22,7 @@ def test_tape_inserts_rows_without_a_training_argument():
 
 
 def test_padding_id_has_zeros_no_row_and_no_gradient():
-    layer = de.layers.Embedding(2, "ones", padding_id=-1)
+    layer = de.layers.Embedding(2, initializer="ones", padding_id=-1)
     with tf.GradientTape() as tape:
         out = layer(tf.constant([[1, -1], [-1, -1], [2, 1]], tf.int64), training=True)
     assert out.numpy()[..., 0].tolist() == [[1, 0], [0, 0], [1, 1]]
@@ -49,7 +49,7 @@ def test_bags_ignore_padding(form):
 
 
 def test_default_vector_outside_training():
-    layer = de.layers.Embedding(2, "ones", default_vector=[7.0, 8.0], padding_id=9)
+    layer = de.layers.Embedding(2, initializer="ones", default_vector=[7.0, 8.0], padding_id=9)
     bag = de.layers.EmbeddingBag(2, "sum", "ones", default_vector=0.5)
     layer(tf.constant([1]), training=True)
     bag(tf.constant([[1]]), training=True)
@@ -61,7 +61,7 @@ def test_default_vector_outside_training():
 
 def test_combiner_and_shapes():
     ids = tf.constant([[[1, 2], [2, 2]]], tf.int64)
-    layer = de.layers.Embedding(3, "ones", combiner="sum")
+    layer = de.layers.Embedding(3, initializer="ones", combiner="sum")
     assert layer(ids).shape == (1, 2, 3)
     assert float(layer(ids)[0, 0, 0]) == 2.0
     assert layer.compute_output_shape((None, 5, 2)) == (None, 5, 3)
@@ -179,7 +179,7 @@ def test_multi_table_in_a_model(tmp_path):
     [
         lambda: de.layers.Embedding(
             3,
-            keras.initializers.RandomNormal(0.0, 2.0, seed=5),
+            initializer=keras.initializers.RandomNormal(0.0, 2.0, seed=5),
             combiner="max",
             padding_id=0,
             default_vector=1.5,

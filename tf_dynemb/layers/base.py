@@ -41,6 +41,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         key_type: Any,
         padding_id: int | None,
         default_vector: Any,
+        embeddings_regularizer: Any,
         embeddings_constraint: Any,
         table_options: dict[str, Any],
         **kwargs: Any,
@@ -60,6 +61,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         self.key_type = tf.as_dtype(key_type)
         self.padding_id = _check_padding(padding_id, self.key_type)
         self.default_vector = _check_default(default_vector, dim)
+        self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
         self.embeddings_constraint = keras.constraints.get(embeddings_constraint)
         self.table_options = table_options
         self._weights_of_tables: list[TableWeight] = []
@@ -125,6 +127,8 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         The padding id reads as zeros. Outside training, unknown ids read as the default vector.
         """
         insert = self._insert(training)
+        for table, keys in zip(tables, ids, strict=True):
+            self._regularize(table, keys, insert)
         use_default = self.default_vector is not None and not insert
         if use_default:
             outputs = [
@@ -141,6 +145,16 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
             variables = [table.value for table in tables]
             outputs = lookup_bags(variables, features, ["sum"] * len(features), insert)
         return [tf.cast(output, self.compute_dtype) for output in outputs]
+
+    def _regularize(self, weight: TableWeight, keys: Any, insert: bool) -> None:
+        """Adds the regularization loss of the rows of flat keys, each distinct row once."""
+        if self.embeddings_regularizer is None:
+            return
+        if self.padding_id is not None:
+            keys = tf.boolean_mask(keys, ~self._is_padding(keys))
+        default = None if insert else self.default_vector
+        rows = weight.value.lookup(tf.unique(keys)[0], insert=insert, default_value=default)
+        self.add_loss(self.embeddings_regularizer(tf.cast(rows, tf.float32)))
 
     def _without_padding(self, ids: Any) -> Bags:
         if self.padding_id is None:
@@ -202,9 +216,17 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
             "key_type": self.key_type.name,
             "padding_id": self.padding_id,
             "default_vector": self.default_vector,
+            "embeddings_regularizer": keras.regularizers.serialize(self.embeddings_regularizer),
             "embeddings_constraint": keras.constraints.serialize(self.embeddings_constraint),
             **self.table_options,
         }
+
+
+def one_of(name: str, value: Any, alias: str, alias_value: Any) -> Any:
+    """Returns the argument that is not None. Raises a TypeError if both are given."""
+    if value is not None and alias_value is not None:
+        raise TypeError(f"{name}={value!r} and {alias}={alias_value!r} are the same argument.")
+    return value if alias_value is None else alias_value
 
 
 def check_table_options(options: dict[str, Any], dim: int, initializer: Any) -> None:

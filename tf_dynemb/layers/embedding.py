@@ -7,8 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dynemb.layers.base import TableLayer
+from tf_dynemb.layers.base import TableLayer, one_of
 from tf_dynemb.layers.pooling import check_combiner, pool_ids, pooled_shape
+from tf_dynemb.tables.options import check_dimension
 
 
 @keras.saving.register_keras_serializable(package="tf_dynemb")
@@ -27,7 +28,8 @@ class Embedding(TableLayer):
     3
 
     Args:
-        dim: width of the vectors.
+        dim: width of the vectors. It is the only positional argument: `Embedding(1000, 16)`, which
+            in Keras means 1000 rows, is an error.
         initializer: the initializer of new vectors; see `DynamicVariable`.
         combiner: None: the output has a vector for each id. "sum", "mean", "sqrtn" or "max": the
             vectors along the last dimension of the ids are pooled into one.
@@ -35,7 +37,11 @@ class Embedding(TableLayer):
         default_vector: the vector of unknown ids outside training: a number or `dim` numbers.
         mask_zero: as in Keras: a mask for the layers that follow, false where the id is 0.
         key_type: the key type of the table: "int64", "int32" or "uint64".
+        embeddings_regularizer: a Keras regularizer. A call adds its loss for the rows of the batch,
+            each distinct row once; rows outside the batch do not count.
         embeddings_constraint: a Keras constraint, applied to the rows that a step has updated.
+        input_dim: accepted because Keras requires it, and has no effect: any integer is an id.
+        output_dim, embeddings_initializer: the names of dim and initializer in Keras.
         **table_options: name, dtype, trainable and activity_regularizer of the layer; var_type and
             the fields of `TableOptions` for the table.
 
@@ -52,23 +58,37 @@ class Embedding(TableLayer):
 
     def __init__(
         self,
-        dim: int,
+        dim: int | None = None,
+        *args: Any,
         initializer: Any = None,
         combiner: str | None = None,
-        *,
         padding_id: int | None = None,
         default_vector: Any = None,
         mask_zero: bool = False,
         key_type: Any = "int64",
+        embeddings_regularizer: Any = None,
         embeddings_constraint: Any = None,
+        input_dim: int | None = None,
+        output_dim: int | None = None,
+        embeddings_initializer: Any = None,
         **table_options: Any,
     ) -> None:
+        if args:
+            raise TypeError(_positional(dim, args[0]))
+        if input_dim is not None:
+            check_dimension("input_dim", input_dim)
+        dim = one_of("dim", dim, "output_dim", output_dim)
+        if dim is None:
+            raise TypeError("Embedding needs the width of the vectors: Embedding(16).")
         super().__init__(
             dim,
-            initializer=initializer,
+            initializer=one_of(
+                "initializer", initializer, "embeddings_initializer", embeddings_initializer
+            ),
             key_type=key_type,
             padding_id=padding_id,
             default_vector=default_vector,
+            embeddings_regularizer=embeddings_regularizer,
             embeddings_constraint=embeddings_constraint,
             table_options=table_options,
         )
@@ -119,3 +139,16 @@ class Embedding(TableLayer):
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
         return {**super().get_config(), "combiner": self.combiner, "mask_zero": self.mask_zero}
+
+
+def _positional(first: Any, second: Any) -> str:
+    """The message for a second positional argument, which Keras reads in another way."""
+    if isinstance(second, int):
+        right = f"Embedding({second}), or Embedding(input_dim={first!r}, output_dim={second})"
+    else:
+        second = repr(second) if isinstance(second, str) else "..."
+        right = f"Embedding({first!r}, initializer={second})"
+    return (
+        f"Embedding({first!r}, {second}): the only positional argument is the width of the "
+        f"vectors, because a table has no fixed number of rows. Write {right}."
+    )

@@ -33,6 +33,8 @@ class MultiTableEmbedding(TableLayer):
         padding_id: an id that reads as zeros, has no gradient and gets no row.
         default_vector: the vector of unknown ids outside training: a number or `dim` numbers.
         key_type: the key type of the tables: "int64", "int32" or "uint64".
+        embeddings_regularizer: a Keras regularizer. A call adds its loss for the rows of the batch,
+            each distinct row once; rows outside the batch do not count.
         embeddings_constraint: a Keras constraint, applied to the rows that a step has updated.
         **table_options: name, dtype, trainable and activity_regularizer of the layer; var_type and
             the fields of `TableOptions` for all tables.
@@ -59,6 +61,7 @@ class MultiTableEmbedding(TableLayer):
         padding_id: int | None = None,
         default_vector: Any = None,
         key_type: Any = "int64",
+        embeddings_regularizer: Any = None,
         embeddings_constraint: Any = None,
         **table_options: Any,
     ) -> None:
@@ -70,6 +73,7 @@ class MultiTableEmbedding(TableLayer):
             key_type=key_type,
             padding_id=padding_id,
             default_vector=default_vector,
+            embeddings_regularizer=embeddings_regularizer,
             embeddings_constraint=embeddings_constraint,
             table_options=table_options,
         )

@@ -55,6 +55,7 @@ def pool_ids(layer: Any, weight: Any, ids: Any, weights: Any, combiner: str, tra
     feature = bags.create(ids, weights, layer.key_type, f"The ids of layer {layer.name}")
     feature = _drop_padding(layer, feature)
     insert = layer._insert(training)
+    layer._regularize(weight, feature.keys, insert)
     if layer.default_vector is not None and not insert:
         vectors = weight.value.lookup(
             feature.keys, insert=False, default_value=layer.default_vector
