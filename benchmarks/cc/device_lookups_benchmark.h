@@ -121,7 +121,8 @@ class LookupsBenchmark {
       for (uint64_t first = 0; first < num_keys_; first += most_ids_) {
         const size_t n = std::min<uint64_t>(most_ids_, num_keys_ - first);
         bench_.ForEach(n, MakeKeys{first, batches_[0].keys});
-        Require(table->FindOrInsert(exec_, {batches_[0].keys, n}, ++tick_, batches_[0].rows));
+        Require(
+            table->FindOrInsert(exec_, KeySpan(batches_[0].keys, n), ++tick_, batches_[0].rows));
       }
       tables_.push_back(std::move(table));
     }

@@ -80,7 +80,7 @@ class Benchmark {
     uint64_t next = 0;  // number of the next new key
     for (; next < fill; next += n_) {
       bench_.ForEach(n_, MakeKeys{next, keys_});
-      Require(table->Upsert(exec_, {keys_, n_}, vectors_, ++tick_));
+      Require(table->Upsert(exec_, KeySpan(keys_, n_), vectors_, ++tick_));
     }
     bench_.Wait();
 
@@ -100,25 +100,25 @@ class Benchmark {
     };
     // Drawing keys is not measured. Few keys are enough to miss every cache.
     draw(0);
-    measure("find*", kProbe + 4, [&](int) { table->Find(exec_, {keys_, n_}, ++tick_, rows_); });
+    measure("find*", kProbe + 4,
+            [&](int) { table->Find(exec_, KeySpan(keys_, n_), ++tick_, rows_); });
     measure("find", kProbe + 4 + 2 * vector, [&](int) {
-      table->Lookup(exec_, {keys_, n_}, ++tick_, nullptr, vectors_, rows_);
+      table->Lookup(exec_, KeySpan(keys_, n_), ++tick_, nullptr, vectors_, rows_);
     });
     measure("contains", kProbe + 1, [&](int) {
-      table->Contains(exec_, {keys_, n_}, reinterpret_cast<bool*>(rows_));
+      table->Contains(exec_, KeySpan(keys_, n_), reinterpret_cast<bool*>(rows_));
     });
-    measure("assign", kProbe + 4 + 2 * vector, [&](int) {
-      Require(table->Upsert(exec_, {keys_, n_}, vectors_, ++tick_));
-    });
+    measure("assign", kProbe + 4 + 2 * vector,
+            [&](int) { Require(table->Upsert(exec_, KeySpan(keys_, n_), vectors_, ++tick_)); });
     measure("find_or_insert", kProbe + 4 + 2.1 * vector, [&](int) {
       bench_.ForEach(n_, ReplaceSome{next, 10, keys_});
       next += n_;
-      Require(table->LookupOrInsert(exec_, {keys_, n_}, ++tick_, vectors_, rows_));
+      Require(table->LookupOrInsert(exec_, KeySpan(keys_, n_), ++tick_, vectors_, rows_));
     });
     measure("insert_or_assign", kProbe + 4 + 2 * vector, [&](int) {
       bench_.ForEach(n_, MakeKeys{next, keys_});
       next += n_;
-      Require(table->Upsert(exec_, {keys_, n_}, vectors_, ++tick_));
+      Require(table->Upsert(exec_, KeySpan(keys_, n_), vectors_, ++tick_));
     });
     if (hbm_share < 1.0) {
       RunZipf(table.get(), fill, [&](const std::function<void(int)>& fn) {
@@ -136,13 +136,13 @@ class Benchmark {
     int rounds = 0;
     for (; rounds * n_ < ranks + ranks / 2; ++rounds) {
       draw(rounds);
-      table->Find(exec_, {keys_, n_}, ++tick_, rows_);
+      table->Find(exec_, KeySpan(keys_, n_), ++tick_, rows_);
       Require(table->Promote(exec_, tick_));
     }
     const TableStats before = table->stats();
     measure([&](int r) {
       draw(rounds + r);
-      table->Lookup(exec_, {keys_, n_}, ++tick_, nullptr, vectors_, rows_);
+      table->Lookup(exec_, KeySpan(keys_, n_), ++tick_, nullptr, vectors_, rows_);
     });
     const TableStats after = table->stats();
     std::printf("      %.1f %% of these reads hit the device tier; %llu rows had moved there\n",

@@ -2,6 +2,8 @@
 //
 //   table->Find(exec, {keys.data(), keys.size()}, tick, rows);            // K* of a key type
 //   table->Find(exec, {table->options().key_type, data, n}, tick, rows);  // type known at run time
+//
+// Code that nvcc compiles writes KeySpan(...) instead of {...}, which nvcc loses in templates.
 #ifndef DYNEMB_TABLE_KEY_SPAN_H_
 #define DYNEMB_TABLE_KEY_SPAN_H_
 
