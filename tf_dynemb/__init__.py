@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tf_dynemb.snapshots.watermark import Watermark
     from tf_dynemb.sok.load import load_sok_dump
     from tf_dynemb.sok.names import SGD, all2all_dense_embedding, sparse_read_and_evict
+    from tf_dynemb.tables.options import TableOptions
     from tf_dynemb.variables.dynamic import DynamicVariable
     from tf_dynemb.variables.replicas import broadcast_variables
     from tf_dynemb.variables.static import Variable
@@ -42,6 +43,7 @@ __all__ = [
     "DynamicVariable",
     "OptimizerWrapper",
     "RowwiseAdagrad",
+    "TableOptions",
     "Variable",
     "Watermark",
     "__version__",
@@ -72,6 +74,7 @@ _HOMES = {
     "OptimizerWrapper": "optimizers.wrapper",
     "RowwiseAdagrad": "optimizers.rowwise_adagrad",
     "SGD": "sok.names",
+    "TableOptions": "tables.options",
     "Variable": "variables.static",
     "Watermark": "snapshots.watermark",
     "all2all_dense_embedding": "sok.names",

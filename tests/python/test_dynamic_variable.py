@@ -461,3 +461,16 @@ def test_concurrent_lookups_from_threads():
     )
     assert [float(x) for x in dataset] == [400.0] * 64
     assert len(table) == 730
+
+
+def test_a_table_equals_only_itself():
+    a, b = de.DynamicVariable(2, name="a"), de.DynamicVariable(2, name="b")
+    assert (a == a, a == b, a != b, a != a, a == 1) == (True, False, True, False, False)
+    assert [b, a].index(a) == 1
+    assert {a: 1, b: 2}[b] == 2
+
+    @tf.function
+    def compare():
+        return a == b
+
+    assert not compare()

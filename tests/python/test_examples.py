@@ -188,14 +188,25 @@ def test_help_explains_every_option(tmp_path, script):
         assert re.search(r"\S {2,}\S", line[2:]), f"no explanation: {line}"
 
 
+def code_blocks(page: Path) -> list[str]:
+    """Returns the blocks of Python code in a Markdown file."""
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M)
+
+
 def readme_blocks() -> list[str]:
     """Returns the blocks of Python code in the README."""
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
+    return code_blocks(ROOT / "README.md")
 
 
 @pytest.mark.parametrize("number", range(len(readme_blocks())))
 def test_readme_code_runs(tmp_path, number):
     run_python(["-c", readme_blocks()[number]], tmp_path)
+
+
+@pytest.mark.slow
+def test_code_for_keras_users_runs(tmp_path):
+    (block,) = code_blocks(ROOT / "docs" / "from_keras_embedding.md")
+    assert "5 rows" in run_python(["-c", block], tmp_path)
 
 
 def test_readme_has_five_examples():

@@ -319,6 +319,17 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
             f"dtype={self.dtype.name}{rows}>"
         )
 
+    # A table has no elements to compare, so it equals only itself, and can be in sets and dicts.
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    def __hash__(self) -> int:
+        return id(self)
+
     def __bool__(self) -> bool:
         return True
 
