@@ -17,6 +17,7 @@ from tf_dynemb.lookup.pool import pool
 from tf_dynemb.lookup.prefetch import Prefetched
 from tf_dynemb.parallel import exchange
 from tf_dynemb.parallel import exchange_gradient as exchange_gradient  # registers it
+from tf_dynemb.parallel.distribution import check_one_replica
 from tf_dynemb.parallel.placement import by_placement
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.unwrap import unwrap
@@ -93,6 +94,7 @@ def lookup_bags(
     tables: Sequence[Any], features: Sequence[Bags], combiners: Sequence[str], insert: bool
 ) -> list[Any]:
     """Same as `lookup_sparse`, for ids in bags; `features[i]` is read from `tables[i]`."""
+    check_one_replica("A lookup in tables")
     if communicator.get().size > 1:
         spread, table_of, places = exchange.spread_tables(tables)
         its_features = [features[i] for i in places]

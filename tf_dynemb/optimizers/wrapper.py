@@ -14,6 +14,7 @@ from tf_dynemb import _ops
 from tf_dynemb.optimizers import gradients, native
 from tf_dynemb.optimizers.generic import RowsOptimizer, fresh_copy
 from tf_dynemb.optimizers.gradients import TableGradient
+from tf_dynemb.parallel.distribution import check_one_replica
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.unwrap import unwrap
@@ -217,6 +218,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         Raises:
             ValueError: no variable has a gradient, or the optimizer cannot step tables.
             TypeError: the gradient of a table is not a `tf.IndexedSlices`.
+            RuntimeError: a `tf.distribute` strategy with several replicas is active.
             tf.errors.FailedPreconditionError: another wrapper has taken over the state of a table.
         """
         pairs = list(grads_and_vars)
@@ -227,6 +229,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
     @_ops.not_converted
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Same as `apply_gradients`, with gradients and variables in two lists."""
+        check_one_replica("OptimizerWrapper")
         grads = list(grads)
         if trainable_variables is None:
             if not self.built:

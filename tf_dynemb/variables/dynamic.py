@@ -12,6 +12,7 @@ from tf_dynemb import _ops, communicator
 from tf_dynemb.ids import bags
 from tf_dynemb.ids.keys import as_keys
 from tf_dynemb.parallel import exchange, spread_keys
+from tf_dynemb.parallel.distribution import check_one_replica
 from tf_dynemb.tables import content, cut
 from tf_dynemb.tables.table import Table
 
@@ -61,6 +62,7 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
 
     Raises:
         ValueError, TypeError: an argument is invalid; the message names it.
+        RuntimeError: a `tf.distribute` strategy with several replicas is active.
         NotImplementedError: an option is set that this build does not support.
     """
 
@@ -80,6 +82,7 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
         mode: str | None = None,
         **table_options: Any,
     ) -> None:
+        check_one_replica("DynamicVariable")
         if constraint is not None and not callable(constraint):
             raise TypeError(f"constraint must be callable, got {constraint!r}.")
         Table.__init__(
@@ -161,6 +164,7 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
 
     @_ops.not_converted
     def _lookup(self, ids: Any, insert: bool, default_value: Any) -> Any:
+        check_one_replica("A lookup in a DynamicVariable")
         keys = as_keys(ids, self._key_type, "ids")
         if default_value is None:
             default = self._no_default
