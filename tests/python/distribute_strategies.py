@@ -1,4 +1,4 @@
-"""Uses tables under tf.distribute on two logical CPUs, in a process of its own (test_distribute.py).
+"""Uses tables under tf.distribute on two logical CPUs, in a separate process (test_distribute.py).
 
 Prints a JSON object: the error of each call, or null.
 """
