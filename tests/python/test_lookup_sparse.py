@@ -331,3 +331,16 @@ def test_empty_batch():
         assert not out.numpy().any()
         assert tape.gradient(out, table).values.shape == (0, 2)
     assert len(table) == 0
+
+
+def test_other_names_of_arguments():
+    table = de.DynamicVariable(dim=2, initializer="ones")
+    assert table.dimension == 2
+    ids = tf.constant([[3, 4]], tf.int64)
+    np.testing.assert_array_equal(de.lookup_sparse(table, ids, combiner="sum"), [[2, 2]])
+    with pytest.raises(TypeError, match="combiners='sum' and combiner='mean' are the same"):
+        de.lookup_sparse(table, ids, combiners="sum", combiner="mean")
+    with pytest.raises(TypeError, match="dimension=2 and dim=3 are the same"):
+        de.DynamicVariable(2, dim=3)
+    with pytest.raises(TypeError, match=r"width of its vectors: DynamicVariable\(16\)"):
+        de.DynamicVariable(initializer="ones")

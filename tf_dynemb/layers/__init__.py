@@ -1,6 +1,6 @@
 """Keras layers whose embedding tables are hash tables.
 
-May import: `ids`, `lookup`, `tables`, `variables`.
+May import: `_aliases`, `ids`, `lookup`, `tables`, `variables`.
 """
 
 from tf_dynemb.layers.embedding import Embedding

@@ -222,13 +222,6 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         }
 
 
-def one_of(name: str, value: Any, alias: str, alias_value: Any) -> Any:
-    """Returns the argument that is not None. Raises a TypeError if both are given."""
-    if value is not None and alias_value is not None:
-        raise TypeError(f"{name}={value!r} and {alias}={alias_value!r} are the same argument.")
-    return value if alias_value is None else alias_value
-
-
 def check_table_options(options: dict[str, Any], dim: int, initializer: Any) -> None:
     """Raises a ValueError that names an option or initializer that no table accepts."""
     options = dict(options)

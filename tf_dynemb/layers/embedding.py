@@ -7,7 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dynemb.layers.base import TableLayer, one_of
+from tf_dynemb._aliases import one_of
+from tf_dynemb.layers.base import TableLayer
 from tf_dynemb.layers.pooling import check_combiner, pool_ids, pooled_shape
 from tf_dynemb.tables.options import check_dimension
 

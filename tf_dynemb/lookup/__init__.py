@@ -1,4 +1,4 @@
 """Lookups of many features in many tables: admission, pooling, and prefetching.
 
-May import: `_ops`, `communicator`, `ids`, `parallel`, `variables`.
+May import: `_aliases`, `_ops`, `communicator`, `ids`, `parallel`, `variables`.
 """

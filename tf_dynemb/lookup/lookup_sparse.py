@@ -9,6 +9,7 @@ import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
 from tf_dynemb import _ops, communicator
+from tf_dynemb._aliases import one_of
 from tf_dynemb.ids.bags import Bags
 from tf_dynemb.lookup import prefetch
 from tf_dynemb.lookup.admission import admit
@@ -33,6 +34,8 @@ def lookup_sparse(
     combiners: Any = None,
     insert: bool = True,
     use_low_frequency_filter: bool = False,
+    *,
+    combiner: Any = None,
 ) -> Any:
     """Looks up the ids of one or more features and pools the vectors of each sample.
 
@@ -61,6 +64,7 @@ def lookup_sparse(
         use_low_frequency_filter: whether to drop some of the ids whose keys have no row, at random,
             so that rare keys do not fill the table. The table's option `filter_ratio` is the
             probability that such an id is kept. Dropped ids are treated as absent from the batch.
+        combiner: another name of `combiners`.
 
     Returns:
         [B, dim] of the table's dtype; for a list of tables, a list of such tensors.
@@ -71,6 +75,7 @@ def lookup_sparse(
     """
     single = not isinstance(params, (list, tuple))
     tables = [unwrap(table) for table in as_list(params)]
+    combiners = one_of("combiners", combiners, "combiner", combiner)
     names = _combiner_names(combiners, len(tables))
     if not isinstance(insert, bool):
         raise TypeError(f"insert must be True or False, got {insert!r}.")

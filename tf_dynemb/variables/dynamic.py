@@ -9,6 +9,7 @@ from tensorflow.python.framework import ops, tensor_shape
 from tensorflow.python.ops import handle_data_util, resource_variable_ops
 
 from tf_dynemb import _ops, communicator
+from tf_dynemb._aliases import one_of
 from tf_dynemb.ids import bags
 from tf_dynemb.ids.keys import as_keys
 from tf_dynemb.parallel import exchange, spread_keys
@@ -55,6 +56,7 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
         mode: how keys are assigned to ranks. None or "distributed": a hash of the key determines
             the rank that holds it. "localized:RANK": one rank holds all keys. In one process all
             modes are the same.
+        dim: another name of `dimension`.
         **table_options: the fields of `TableOptions`.
 
     Attributes:
@@ -71,7 +73,7 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
 
     def __init__(
         self,
-        dimension: int,
+        dimension: int | None = None,
         initializer: Any = None,
         var_type: str = "hybrid",
         name: str | None = None,
@@ -80,9 +82,13 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
         key_type: Any = tf.int64,
         dtype: Any = tf.float32,
         mode: str | None = None,
+        dim: int | None = None,
         **table_options: Any,
     ) -> None:
         check_one_replica("DynamicVariable")
+        dimension = one_of("dimension", dimension, "dim", dim)
+        if dimension is None:
+            raise TypeError("DynamicVariable needs the width of its vectors: DynamicVariable(16).")
         if constraint is not None and not callable(constraint):
             raise TypeError(f"constraint must be callable, got {constraint!r}.")
         Table.__init__(
