@@ -96,7 +96,7 @@ TEST(BlockPoolTest, FreedBlocksAreReused) {
 }
 
 TEST(RegisteredMemoryTest, WithinStopsWhereRangesEnd) {
-  char memory[1000];
+  const char memory[1000] = {};
   RegisteredMemory map;
   EXPECT_EQ(map.Within(memory, 1000), 1000u);
   map.Add(memory + 100, 100);

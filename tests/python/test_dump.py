@@ -1,6 +1,8 @@
 """dump, load, incremental_dump and apply_delta: arguments, results and errors."""
 
 import datetime
+import subprocess
+import sys
 import time
 
 import keras
@@ -276,3 +278,19 @@ def test_incremental_model_dump_as_in_sok():
     assert sorted(again[0]) == [2, 9]
     everything, _ = de.incremental_model_dump([a], datetime.datetime(2000, 1, 1, tzinfo=UTC))
     assert sorted(everything[0]) == [1, 2, 3, 9]
+
+
+def test_variables_without_names(tmp_path):
+    matrices = [de.Variable(np.full((3, 2), i, np.float32)) for i in range(3)]
+    names = [matrix.name.split(":")[0] for matrix in matrices]
+    assert len(set(names)) == 3
+    de.dump(tmp_path / "chain", matrices)
+    for matrix in matrices:
+        matrix.assign(-tf.ones([3, 2]))
+    de.load(tmp_path / "chain", matrices)
+    for i, matrix in enumerate(matrices):
+        np.testing.assert_array_equal(matrix, np.full((3, 2), i))
+    # The names depend only on the order of creation in the process.
+    code = "import tf_dynemb as de; print([de.Variable([[1.0]]).name for _ in range(3)])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "['Variable:0', 'Variable_1:0', 'Variable_2:0']"

@@ -19,6 +19,13 @@ from tf_dynemb.parallel.ownership import check_mode, owner_of_mode
 from tf_dynemb.tables.options import check_exchange_dtype
 
 _numbers = itertools.count()
+_unnamed = itertools.count()
+_NAME = 5  # the position of `name` among the arguments of tf.Variable
+
+
+def _unused_name() -> str:
+    number = next(_unnamed)
+    return f"Variable_{number}" if number else "Variable"
 
 
 class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
@@ -38,7 +45,9 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
             SOK.
         initializer: a Keras initializer or its name, called with the `shape` and `dtype` of this
             rank's shard.
-        **kwargs: arguments of `tf.Variable`.
+        **kwargs: arguments of `tf.Variable`. Without a `name`, the variables of a process are named
+            "Variable", "Variable_1", and so on: ranks and runs that create them in the same order
+            give them the same names, by which dumps know them.
 
     Raises:
         ValueError: `mode` or `exchange_dtype` has another value; or `mode` names a rank that does
@@ -76,6 +85,8 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
             kwargs["shape"] = shape
             if comm.size > 1:
                 args, kwargs = self._shard_of(args, kwargs)
+        if len(args) < _NAME and kwargs.get("name") is None:
+            kwargs["name"] = _unused_name()
         super().__init__(*args, **kwargs)
         if self._global_shape is None:
             self._global_shape = tuple(self.shape)
