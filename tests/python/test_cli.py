@@ -226,8 +226,8 @@ def test_verify_of_the_index(capsys, tmp_path):
 
 def test_errors_are_one_line(capsys, path, tmp_path):
     assert "nowhere" in fails(capsys, 2, "inspect", tmp_path / "nowhere")
-    for command in ("inspect", "verify", "merge"):
-        assert "snapshot" in fails(capsys, 2, command, tmp_path)
+    for command in (["inspect"], ["verify"], ["merge", "--in-place"]):
+        assert "snapshot" in fails(capsys, 2, *command, tmp_path)
     deltas = tmp_path / "deltas"
     publish(deltas, "delta", changes({1: 1}), forms=FORMS, since=1, watermark=2)
     assert "no base" in fails(capsys, 2, "merge", deltas, tmp_path / "out")
@@ -236,12 +236,12 @@ def test_errors_are_one_line(capsys, path, tmp_path):
     assert "'x'" in fails(capsys, 2, "export", path, "--table", "x", "--output", tmp_path / "f")
     damage(Chain.open(path).last.directory / "MANIFEST.json", 300)
     assert "MANIFEST" in fails(capsys, 1, "inspect", path)
-    assert "MANIFEST" in fails(capsys, 1, "merge", path)
+    assert "MANIFEST" in fails(capsys, 1, "merge", path, "--in-place")
     assert "MANIFEST" in fails(capsys, 2, "diff", path, path)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("arguments", [[], ["frob"], ["inspect"], ["export", "x"], ["diff", "a"]])
+@pytest.mark.parametrize("arguments", [[], ["frob"], ["inspect"], ["export"], ["diff", "a"]])
 def test_usage(capsys, arguments):
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)

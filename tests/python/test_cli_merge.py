@@ -48,7 +48,7 @@ def test_merge(capsys, tmp_path, ranks, in_place):
     }
     reader = Reader(path)
     out = path if in_place else tmp_path / "out"
-    code, printed = run(capsys, "merge", path, *([] if in_place else [out]))
+    code, printed = run(capsys, "merge", path, "--in-place" if in_place else out)
     assert code == 0
     merged = Chain.open(out)
     assert printed == f"{merged.base.directory}\n"
@@ -70,7 +70,7 @@ def test_merge(capsys, tmp_path, ranks, in_place):
     assert run(capsys, "verify", out)[0] == 0
     if in_place:
         assert len([d for d in path.iterdir() if d.is_dir()]) == 1
-        assert run(capsys, "merge", path)[0] == 0
+        assert run(capsys, "merge", path, "--in-place")[0] == 0
         assert Chain.open(path).base.manifest.id == manifest.id
         assert reader.follow() == 1
     else:
@@ -118,7 +118,7 @@ def test_a_delta_of_an_older_snapshot_does_not_continue_a_merge(capsys, path, tm
 
 def test_merge_refuses_damaged_files(capsys, path, tmp_path):
     damage(Chain.open(path).base.directory / "000.r0.state.npy", 140)
-    assert "state" in fails(capsys, 1, "merge", path)
+    assert "state" in fails(capsys, 1, "merge", path, "--in-place")
     assert len(Chain.open(path).deltas) == 2
     assert "state" in fails(capsys, 1, "merge", path, tmp_path / "out")
 
@@ -136,7 +136,7 @@ def test_merge_refuses_times_that_do_not_fit(capsys, tmp_path):
         since=5,
         watermark=2**33,
     )
-    assert "ticks" in fails(capsys, 2, "merge", tmp_path)
+    assert "ticks" in fails(capsys, 2, "merge", tmp_path, "--in-place")
     assert len(Chain.open(tmp_path).deltas) == 1
 
 
@@ -221,7 +221,8 @@ def test_export_npz(capsys, path, tmp_path):
             assert vectors.dtype == np.float32
             assert vectors.shape == (4, form.dimension)
             assert dict(zip(keys.tolist(), vectors[:, -1].tolist(), strict=True)) == NUMBERS
-    run(capsys, "export", path, "--output", file, "--table", "user")
+    assert "--force" in fails(capsys, 2, "export", path, file, "--table", "user")
+    run(capsys, "export", path, file, "--table", "user", "--force")
     with np.load(file) as arrays:
         assert set(arrays) == {"user/keys", "user/vectors"}
     assert [f.name for f in tmp_path.iterdir() if f.is_file()] == [file.name]
@@ -233,7 +234,7 @@ def test_export_parquet(capsys, path, tmp_path):
     file = tmp_path / "vectors.parquet"
     assert "--table" in fails(capsys, 2, "export", path, "--output", file)
     for name, form in FORMS.items():
-        assert run(capsys, "export", path, "--output", file, "--table", name)[0] == 0
+        assert run(capsys, "export", path, file, "--table", name, "--force")[0] == 0
         table = parquet.read_table(file)
         assert table.column_names == ["key", "vector"]
         assert str(table.schema.field("key").type) == form.key_type
@@ -278,3 +279,16 @@ def test_as_a_module(path):
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_nothing_is_replaced_without_being_asked(capsys, path, tmp_path):
+    before = sorted(path.rglob("*"))
+    assert "--in-place" in fails(capsys, 2, "merge", path)
+    assert "--in-place" in fails(capsys, 2, "merge", path, tmp_path / "out", "--in-place")
+    assert "already contains snapshots" in fails(capsys, 2, "merge", path, path)
+    assert "needs OUT" in fails(capsys, 2, "export", path)
+    assert "needs OUT" in fails(
+        capsys, 2, "export", path, tmp_path / "a", "--output", tmp_path / "b"
+    )
+    assert sorted(path.rglob("*")) == before
+    assert [file for file in tmp_path.iterdir() if file.is_file()] == []

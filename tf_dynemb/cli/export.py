@@ -23,8 +23,10 @@ FORMATS = ("npz", "parquet")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("path", metavar="PATH")
-    parser.add_argument("--output", metavar="FILE", required=True)
-    parser.add_argument("--format", choices=FORMATS, help="default: the extension of FILE, or npz")
+    parser.add_argument("out", metavar="OUT", nargs="?", help="the file to write")
+    parser.add_argument("--output", metavar="OUT", help="another way to pass OUT")
+    parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    parser.add_argument("--format", choices=FORMATS, help="default: the extension of OUT, or npz")
     parser.add_argument("--table", metavar="T", help="export only this table")
 
 
@@ -34,7 +36,11 @@ def run(options: argparse.Namespace) -> int:
     npz: arrays `<table>/keys` and `<table>/vectors`. parquet: one table, with the columns `key` and
     `vector`, which is a list of fixed size.
     """
-    output = pathlib.Path(options.output)
+    if (options.out is None) == (options.output is None):
+        raise ValueError("export needs OUT, the file to write, once.")
+    output = pathlib.Path(options.out or options.output)
+    if output.exists() and not options.force:
+        raise ValueError(f"{output} exists; --force replaces it.")
     ending = output.suffix[1:]
     form = options.format or (ending if ending in FORMATS else "npz")
     reader = Reader(options.path, None if options.table is None else [options.table])

@@ -17,12 +17,20 @@ from tf_dynemb.storage.chain import MANIFEST, list_snapshots
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("path", metavar="PATH")
-    parser.add_argument("out", metavar="OUT", nargs="?", help="default: PATH itself")
+    parser.add_argument("out", metavar="OUT", nargs="?", help="a directory without snapshots")
+    parser.add_argument(
+        "--in-place", action="store_true", help="instead of OUT: replace the chain at PATH"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Merges a base and its deltas into one new base with the same bits."""
-    snapshot = merge(options.path, options.path if options.out is None else options.out)
+    if (options.out is None) != options.in_place:
+        raise ValueError(
+            "merge needs OUT, the directory of the new base, or --in-place, which replaces the "
+            "chain at PATH by the new base."
+        )
+    snapshot = merge(options.path, options.out)
     if snapshot is None:
         print(f"{options.path} has no deltas: there is nothing to merge")
     else:
@@ -30,19 +38,19 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def merge(path: str, out: str) -> Snapshot | None:
-    """Publishes the state of the chain at `path` as a base at `out`.
+def merge(path: str, out: str | None = None) -> Snapshot | None:
+    """Publishes the state of the chain at `path` as a base.
 
     Deltas that continue the last snapshot continue the new base too. The keys of the deltas are
     kept in memory.
 
     Args:
         path: the path of the chain; all of it is verified first.
-        out: the path of the new base: `path` itself, whose snapshots the new base then supersedes,
-            or a directory without snapshots.
+        out: the path of the new base, a directory without snapshots. None: `path` itself, whose
+            snapshots the new base then supersedes.
 
     Returns:
-        The new base; None if `out` is `path` and there are no deltas.
+        The new base; None if `out` is None and there are no deltas.
 
     Raises:
         DataLossError: the chain is damaged.
@@ -51,12 +59,13 @@ def merge(path: str, out: str) -> Snapshot | None:
             a delta has a table in another form than the base.
         RuntimeError: another process is writing at `out`.
     """
-    source, target = pathlib.Path(path), pathlib.Path(out)
+    in_place = out is None
+    source = pathlib.Path(path)
+    target = source if out is None else pathlib.Path(out)
     if (target / MANIFEST).exists():
         raise ValueError(f"{target} is a snapshot, so none can be published in it; pass OUT.")
     if not source.is_dir():
         raise FileNotFoundError(f"{source} is not a directory.")
-    in_place = target.exists() and source.samefile(target)
     if not in_place and target.exists() and list_snapshots(target):
         raise ValueError(f"{target} already contains snapshots, which a base would supersede.")
     if not in_place:
