@@ -88,7 +88,7 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
         check_one_replica("DynamicVariable")
         dimension = one_of("dimension", dimension, "dim", dim)
         if dimension is None:
-            raise TypeError("DynamicVariable needs the width of its vectors: DynamicVariable(16).")
+            raise TypeError("DynamicVariable needs dimension, the width of its vectors.")
         if constraint is not None and not callable(constraint):
             raise TypeError(f"constraint must be callable, got {constraint!r}.")
         Table.__init__(
