@@ -354,7 +354,7 @@ TEST(DedupOfChosenKeys, IsLinear) {
   for (const auto& bits :
        std::vector<std::pair<int, int>>{{20, 0}, {32, 0}, {0, 20}, {0, 32}, {20, 20}, {32, 12}}) {
     SCOPED_TRACE(testing::Message() << bits.first << " low, " << bits.second << " top bits");
-    constexpr size_t n = kSanitized ? 40000 : 200000;
+    constexpr size_t n = 200000;
     std::vector<uint64_t> keys = KeysWithSimilarHashes(n, bits.first, bits.second);
     keys.resize(n + n / 4);
     std::copy(keys.begin(), keys.begin() + n / 4, keys.begin() + n);
