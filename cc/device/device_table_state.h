@@ -354,8 +354,8 @@ Status DeviceTable<Device>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick 
 }
 
 template <class Device>
-void DeviceTable<Device>::SwapRows(Table* adopted, Tick tick) {
-  auto* other = static_cast<DeviceTable*>(adopted);
+void DeviceTable<Device>::SwapRows(Table* with, Tick tick) {
+  auto* other = static_cast<DeviceTable*>(with);
   WaitForReader();
   other->WaitForReader();
   Work work(*this, nullptr);

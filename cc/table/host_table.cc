@@ -184,8 +184,8 @@ void HostTable::ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, 
   if (!plan.empty()) cut.cursor = plan.back() + uint64_t{1};
 }
 
-void HostTable::SwapRows(Table* adopted, Tick tick) {
-  auto* other = static_cast<HostTable*>(adopted);
+void HostTable::SwapRows(Table* with, Tick tick) {
+  auto* other = static_cast<HostTable*>(with);
   BeforeWriteAll();
   other->BeforeWriteAll();
   std::swap(index_, other->index_);

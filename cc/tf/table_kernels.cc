@@ -87,10 +87,8 @@ class AccumulateOp : public DynembOp {
     sum.upstream = deltas.data();
     sum.dim = dim;
     tf::Tensor unique_keys, unique_sums;
-    size_t unique = 0;
     float* sums = nullptr;
     const auto allocate = [&](size_t, int64_t num_unique, BackwardOutput* out) -> absl::Status {
-      unique = static_cast<size_t>(num_unique);
       TF_RETURN_IF_ERROR(
           ctx->allocate_temp(keys.dtype(), tf::TensorShape({num_unique}), &unique_keys));
       TF_RETURN_IF_ERROR(Temporary(ctx, num_unique * dim, &unique_sums, &sums));

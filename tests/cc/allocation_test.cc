@@ -17,47 +17,22 @@
 #include "cc/lookup/wire.h"
 #include "cc/table/scratch.h"
 #include "cc/table/table.h"
+#include "tests/cc/replaced_new.h"
 
 namespace {
 
 std::atomic<size_t> largest{0};
 
-void* Allocate(size_t bytes, size_t alignment) {
+}  // namespace
+
+static void* AllocateForTest(size_t bytes, size_t alignment) {
   size_t seen = largest.load();
   while (bytes > seen && !largest.compare_exchange_weak(seen, bytes)) {
   }
+  alignment = std::max(alignment, alignof(std::max_align_t));
   void* p = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
   if (p == nullptr) throw std::bad_alloc();
   return p;
-}
-
-}  // namespace
-
-__attribute__((noinline)) void* operator new(size_t bytes) {
-  return Allocate(bytes, alignof(std::max_align_t));
-}
-__attribute__((noinline)) void* operator new[](size_t bytes) {
-  return Allocate(bytes, alignof(std::max_align_t));
-}
-__attribute__((noinline)) void* operator new(size_t bytes, std::align_val_t alignment) {
-  return Allocate(bytes, static_cast<size_t>(alignment));
-}
-__attribute__((noinline)) void* operator new[](size_t bytes, std::align_val_t alignment) {
-  return Allocate(bytes, static_cast<size_t>(alignment));
-}
-__attribute__((noinline)) void operator delete(void* p) noexcept { std::free(p); }
-__attribute__((noinline)) void operator delete[](void* p) noexcept { std::free(p); }
-__attribute__((noinline)) void operator delete(void* p, size_t) noexcept { std::free(p); }
-__attribute__((noinline)) void operator delete[](void* p, size_t) noexcept { std::free(p); }
-__attribute__((noinline)) void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
-__attribute__((noinline)) void operator delete[](void* p, std::align_val_t) noexcept {
-  std::free(p);
-}
-__attribute__((noinline)) void operator delete(void* p, size_t, std::align_val_t) noexcept {
-  std::free(p);
-}
-__attribute__((noinline)) void operator delete[](void* p, size_t, std::align_val_t) noexcept {
-  std::free(p);
 }
 
 namespace dynemb {

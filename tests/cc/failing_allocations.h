@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <new>
 
+#include "tests/cc/replaced_new.h"
+
 namespace dynemb {
 namespace failing {
 
@@ -71,32 +73,8 @@ class Suspended {
 }  // namespace failing
 }  // namespace dynemb
 
-// Not inlined, since the compiler would see malloc's pointer freed by delete and warn.
-__attribute__((noinline)) void* operator new(size_t bytes) {
-  return dynemb::failing::Allocate(bytes, 1);
-}
-__attribute__((noinline)) void* operator new[](size_t bytes) {
-  return dynemb::failing::Allocate(bytes, 1);
-}
-__attribute__((noinline)) void* operator new(size_t bytes, std::align_val_t alignment) {
-  return dynemb::failing::Allocate(bytes, static_cast<size_t>(alignment));
-}
-__attribute__((noinline)) void* operator new[](size_t bytes, std::align_val_t alignment) {
-  return dynemb::failing::Allocate(bytes, static_cast<size_t>(alignment));
-}
-__attribute__((noinline)) void operator delete(void* p) noexcept { std::free(p); }
-__attribute__((noinline)) void operator delete[](void* p) noexcept { std::free(p); }
-__attribute__((noinline)) void operator delete(void* p, size_t) noexcept { std::free(p); }
-__attribute__((noinline)) void operator delete[](void* p, size_t) noexcept { std::free(p); }
-__attribute__((noinline)) void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
-__attribute__((noinline)) void operator delete[](void* p, std::align_val_t) noexcept {
-  std::free(p);
-}
-__attribute__((noinline)) void operator delete(void* p, size_t, std::align_val_t) noexcept {
-  std::free(p);
-}
-__attribute__((noinline)) void operator delete[](void* p, size_t, std::align_val_t) noexcept {
-  std::free(p);
+static void* AllocateForTest(size_t bytes, size_t alignment) {
+  return dynemb::failing::Allocate(bytes, alignment);
 }
 
 #endif  // DYNEMB_TESTS_CC_FAILING_ALLOCATIONS_H_

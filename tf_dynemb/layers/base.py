@@ -127,8 +127,9 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         The padding id reads as zeros. Outside training, unknown ids read as the default vector.
         """
         insert = self._insert(training)
-        for table, keys in zip(tables, ids, strict=True):
-            self._regularize(table, keys, insert)
+        if self.embeddings_regularizer is not None:
+            for table, i in zip(tables, ids, strict=True):
+                self._regularize(table, self._without_padding(i).keys, insert)
         use_default = self.default_vector is not None and not insert
         if use_default:
             outputs = [
@@ -147,11 +148,9 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         return [tf.cast(output, self.compute_dtype) for output in outputs]
 
     def _regularize(self, weight: TableWeight, keys: Any, insert: bool) -> None:
-        """Adds the regularization loss of the rows of flat keys, each distinct row once."""
+        """Adds the loss of the rows of flat keys without padding, each distinct row once."""
         if self.embeddings_regularizer is None:
             return
-        if self.padding_id is not None:
-            keys = tf.boolean_mask(keys, ~self._is_padding(keys))
         default = None if insert else self.default_vector
         rows = weight.value.lookup(tf.unique(keys)[0], insert=insert, default_value=default)
         self.add_loss(self.embeddings_regularizer(tf.cast(rows, tf.float32)))

@@ -229,7 +229,6 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
     @_ops.not_converted
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Same as `apply_gradients`, with gradients and variables in two lists."""
-        check_one_replica("OptimizerWrapper")
         grads = list(grads)
         if trainable_variables is None:
             if not self.built:
@@ -238,9 +237,11 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         variables = list(trainable_variables)
         if len(grads) != len(variables):
             raise ValueError(f"There are {len(grads)} gradients for {len(variables)} variables.")
+        tables, dense = _split(variables)
+        if tables:
+            check_one_replica("OptimizerWrapper")
         if not self.built:
             self.build(variables)
-        tables, dense = _split(variables)
         with tf.init_scope():
             self._build_dense(dense)
             for table in tables:

@@ -22,7 +22,7 @@ from tf_dynemb.tables.cut import Cut, Rows, from_bits
 from tf_dynemb.tables.table import Table
 
 # The number of blocks that may wait for the disk.
-_CHUNKS_AHEAD = 3
+_BLOCKS_AHEAD = 3
 # The seconds after which a progress bar appears.
 _PATIENCE = 3.0
 
@@ -71,7 +71,7 @@ def write_rows(
             block = reader.submit(next, blocks, None)
             number, rows = read
             waiting.append(writer.submit(_append, writers[number], rows))
-            while len(waiting) > _CHUNKS_AHEAD:
+            while len(waiting) > _BLOCKS_AHEAD:
                 bar.update(waiting.popleft().result())
         for done in waiting:
             bar.update(done.result())
