@@ -209,13 +209,11 @@ def test_config_round_trip(layer):
 
 def test_float_ids_must_be_exact():
     layer = de.layers.Embedding(2)
-    model = keras.Sequential([layer, keras.layers.Flatten()])  # its implicit Input is float32
-    assert model(np.array([[1, 2**24 - 1]])).shape == (1, 4)
     mixed = de.layers.Embedding(2, dtype="mixed_bfloat16")
     mixed(np.array([[1001.0]], np.float32), training=True)  # ids are not cast to the compute dtype
     assert de.export(mixed.table)[0].numpy().tolist() == [1001]
     for ids in ([[2.0**24]], [[1.5]], [[np.nan]]):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="dtype='int64'"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="Pass integers"):
             layer(np.array(ids, np.float32))
 
 

@@ -27,7 +27,7 @@ def path(base):
 
 def test_lookup(path):
     reader = Reader(path)
-    vectors = reader.lookup([[1, 9], [3, 2]])
+    vectors = reader.lookup([[1, 9], [3, 2]], default=0)
     assert vectors.dtype == np.float32
     assert vectors.tolist() == [[[0, 0.25, 0.5], [0, 0, 0]], [[2, 2.25, 2.5], [1, 1.25, 1.5]]]
     assert reader.lookup(3).tolist() == [2, 2.25, 2.5]

@@ -8,17 +8,17 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import record
 
 from tf_dynemb.ids import bags
 from tf_dynemb.ids.bags import Bags
 from tf_dynemb.ids.keys import cast_keys
-from tf_dynemb.layers.table_weight import TableWeight
 from tf_dynemb.lookup.lookup_sparse import lookup_bags
 from tf_dynemb.tables import content, initializers
 from tf_dynemb.tables.cut import Rows
 from tf_dynemb.tables.options import TableOptions, check_dimension
 from tf_dynemb.variables.dynamic import DynamicVariable
+from tf_dynemb.variables.keras_call import is_training
+from tf_dynemb.variables.keras_weight import TableWeight
 
 # Integers below this limit are represented exactly, each by a different float.
 _EXACT_IN_FLOAT = {tf.float16: 2**11, tf.bfloat16: 2**8, tf.float32: 2**24, tf.float64: 2**53}
@@ -78,6 +78,8 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
             constraint=self.embeddings_constraint,
             **merged,
         )
+        table.default_vector = self.default_vector
+        table.padding_id = self.padding_id
         weight = TableWeight(table, path)
         self._track_variable(weight)
         self._weights_of_tables.append(weight)
@@ -88,14 +90,8 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         self.built = True
 
     def _insert(self, training: Any) -> bool:
-        """Whether unknown ids get a row.
-
-        Keras passes no `training` to a model whose `call` does not take it, not even in `fit`. In
-        that case a recording tape means training: without a row the gradient would be lost.
-        """
-        if training is None:
-            training = record.could_possibly_record()
-        return bool(training) and self.trainable
+        """Whether unknown ids get a row."""
+        return is_training(training) and self.trainable
 
     def _ids(self, inputs: Any) -> Any:
         """The ids as a tensor of the key type (or a SparseTensor or RaggedTensor of it)."""
@@ -107,11 +103,11 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         inputs = tf.convert_to_tensor(inputs)
         if not inputs.dtype.is_floating:
             return cast_keys(inputs, self.key_type, f"The ids of layer {self.name}")
-        # The default dtype of `keras.Input` is float32; such ids work where they are exact.
+        # Ids that were read as floats work where they are exact.
         limit = _EXACT_IN_FLOAT[inputs.dtype]
         message = (
             f"Layer {self.name} got ids as {inputs.dtype.name}, which holds integers exactly only "
-            f"below {limit}. Declare the input as keras.Input(..., dtype='int64')."
+            f"below {limit}. Pass integers."
         )
         exact = (tf.abs(inputs) < limit) & (tf.round(inputs) == inputs)
         check = tf.debugging.Assert(tf.reduce_all(exact), [message])
@@ -130,29 +126,16 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         if self.embeddings_regularizer is not None:
             for table, i in zip(tables, ids, strict=True):
                 self._regularize(table, self._without_padding(i).keys, insert)
-        use_default = self.default_vector is not None and not insert
-        if use_default:
-            outputs = [
-                table.value.lookup(i, insert=False, default_value=self.default_vector)
-                for table, i in zip(tables, ids, strict=True)
-            ]
-            if self.padding_id is not None:
-                outputs = [
-                    tf.where(self._is_padding(i)[:, tf.newaxis], tf.zeros_like(output), output)
-                    for output, i in zip(outputs, ids, strict=True)
-                ]
-        else:
-            features = [self._without_padding(i) for i in ids]
-            variables = [table.value for table in tables]
-            outputs = lookup_bags(variables, features, ["sum"] * len(features), insert)
+        features = [self._without_padding(i) for i in ids]
+        variables = [table.value for table in tables]
+        outputs = lookup_bags(variables, features, ["sum"] * len(features), insert)
         return [tf.cast(output, self.compute_dtype) for output in outputs]
 
     def _regularize(self, weight: TableWeight, keys: Any, insert: bool) -> None:
         """Adds the loss of the rows of flat keys without padding, each distinct row once."""
         if self.embeddings_regularizer is None:
             return
-        default = None if insert else self.default_vector
-        rows = weight.value.lookup(tf.unique(keys)[0], insert=insert, default_value=default)
+        rows = weight.value.lookup(tf.unique(keys)[0], insert=insert)
         self.add_loss(self.embeddings_regularizer(tf.cast(rows, tf.float32)))
 
     def _without_padding(self, ids: Any) -> Bags:

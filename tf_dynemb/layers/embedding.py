@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_dynemb._aliases import one_of
 from tf_dynemb.layers.base import TableLayer
+from tf_dynemb.layers.input_dtype import check_input_dtype
 from tf_dynemb.layers.pooling import check_combiner, pool_ids, pooled_shape
 from tf_dynemb.tables.options import check_dimension
 
@@ -132,6 +133,7 @@ class Embedding(TableLayer):
 
     def compute_output_spec(self, inputs: Any, training: Any = None) -> Any:
         """Returns the shape and dtype of the output."""
+        check_input_dtype(self, inputs)
         ragged = bool(getattr(inputs, "ragged", False)) and self.combiner is None
         return keras.KerasTensor(
             self.compute_output_shape(inputs.shape), dtype=self.compute_dtype, ragged=ragged

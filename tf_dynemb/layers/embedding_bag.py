@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_dynemb.layers.base import TableLayer
+from tf_dynemb.layers.input_dtype import check_input_dtype
 from tf_dynemb.layers.pooling import check_combiner, pool_ids, pooled_shape
 
 
@@ -88,6 +89,7 @@ class EmbeddingBag(TableLayer):
 
     def compute_output_spec(self, inputs: Any, weights: Any = None, training: Any = None) -> Any:
         """Returns the shape and dtype of the output."""
+        check_input_dtype(self, inputs)
         return keras.KerasTensor(pooled_shape(inputs.shape, self.dim), dtype=self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:

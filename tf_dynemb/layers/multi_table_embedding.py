@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_dynemb.layers.base import TableLayer, check_table_options
+from tf_dynemb.layers.input_dtype import check_input_dtype
 
 
 @keras.saving.register_keras_serializable(package="tf_dynemb")
@@ -147,6 +148,7 @@ class MultiTableEmbedding(TableLayer):
 
     def compute_output_spec(self, inputs: Any, table_ids: Any = None, training: Any = None) -> Any:
         """Returns the shape and dtype of the output."""
+        check_input_dtype(self, inputs)
         return keras.KerasTensor((*inputs.shape, self.dim), dtype=self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:

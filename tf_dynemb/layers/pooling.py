@@ -10,7 +10,6 @@ import tensorflow as tf
 from tf_dynemb.ids import bags
 from tf_dynemb.ids.bags import Bags
 from tf_dynemb.lookup.lookup_sparse import COMBINERS, lookup_bags
-from tf_dynemb.lookup.pool import pool
 
 
 def check_combiner(combiner: Any, may_be_none: bool = False) -> str | None:
@@ -56,14 +55,7 @@ def pool_ids(layer: Any, weight: Any, ids: Any, weights: Any, combiner: str, tra
     feature = _drop_padding(layer, feature)
     insert = layer._insert(training)
     layer._regularize(weight, feature.keys, insert)
-    if layer.default_vector is not None and not insert:
-        vectors = weight.value.lookup(
-            feature.keys, insert=False, default_value=layer.default_vector
-        )
-        pooled = pool(vectors, feature, combiner)
-        pooled.set_shape([feature.static_num_bags, layer.dim])
-    else:
-        pooled = lookup_bags([weight.value], [feature], [combiner], insert)[0]
+    pooled = lookup_bags([weight.value], [feature], [combiner], insert)[0]
     if leading is not None:
         pooled = tf.reshape(pooled, tf.concat([leading[0], [layer.dim]], 0))
         pooled.set_shape(leading[1].concatenate([layer.dim]))

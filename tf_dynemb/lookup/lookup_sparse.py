@@ -20,7 +20,9 @@ from tf_dynemb.parallel import exchange
 from tf_dynemb.parallel import exchange_gradient as exchange_gradient  # registers it
 from tf_dynemb.parallel.distribution import check_one_replica
 from tf_dynemb.parallel.placement import by_placement
+from tf_dynemb.variables import keras_call
 from tf_dynemb.variables.dynamic import DynamicVariable
+from tf_dynemb.variables.static import Variable
 from tf_dynemb.variables.unwrap import unwrap
 
 COMBINERS = ("sum", "mean", "sqrtn", "max")
@@ -32,7 +34,7 @@ def lookup_sparse(
     sp_ids: Any,
     sp_weights: Any = None,
     combiners: Any = None,
-    insert: bool = True,
+    insert: bool | None = None,
     use_low_frequency_filter: bool = False,
     *,
     combiner: Any = None,
@@ -60,7 +62,8 @@ def lookup_sparse(
         combiners: "sum", "mean", "sqrtn" or "max", one for all or one for each. Default: "mean".
             Formulas: `tf_dynemb.lookup.pool.pool`.
         insert: whether unknown keys get a row. Otherwise they read as the vector that they would
-            start with, and no row is created.
+            start with, and no row is created. None: they do; inside the call of a Keras layer, only
+            in training.
         use_low_frequency_filter: whether to drop some of the ids whose keys have no row, at random,
             so that rare keys do not fill the table. The table's option `filter_ratio` is the
             probability that such an id is kept. Dropped ids are treated as absent from the batch.
@@ -77,22 +80,48 @@ def lookup_sparse(
     tables = [unwrap(table) for table in as_list(params)]
     combiners = one_of("combiners", combiners, "combiner", combiner)
     names = _combiner_names(combiners, len(tables))
-    if not isinstance(insert, bool):
-        raise TypeError(f"insert must be True or False, got {insert!r}.")
+    if insert is not None and not isinstance(insert, bool):
+        raise TypeError(f"insert must be True, False or None, got {insert!r}.")
     if not isinstance(use_low_frequency_filter, bool):
         raise TypeError(
             f"use_low_frequency_filter must be True or False, got {use_low_frequency_filter!r}."
         )
+    inserts = _inserts(tables, insert)
     if isinstance(sp_ids, Prefetched):
         if use_low_frequency_filter:
             raise ValueError("use_low_frequency_filter cannot filter ids that are looked up ahead.")
-        outputs = _lookup_prefetched(tables, sp_ids, sp_weights, names, insert)
+        outputs = _lookup_prefetched(tables, sp_ids, sp_weights, names, all(inserts))
     else:
         features = as_features(params, sp_ids, sp_weights)
         if use_low_frequency_filter:
             features = admit(tables, features)
-        outputs = lookup_bags(tables, features, names, insert)
+        outputs = [None] * len(tables)
+        for its_insert in sorted(set(inserts)):
+            places = [i for i, each in enumerate(inserts) if each is its_insert]
+            its = lookup_bags(
+                _at(places, tables), _at(places, features), _at(places, names), its_insert
+            )
+            for i, output in zip(places, its, strict=True):
+                outputs[i] = output
     return outputs[0] if single else outputs
+
+
+def _inserts(tables: Sequence[Any], insert: bool | None) -> list[bool]:
+    """Returns for each table whether unknown keys get a row; tracks the tables in Keras layers."""
+    if not keras_call.is_active():
+        return [insert is not False] * len(tables)
+    for table in tables:
+        if isinstance(table, (DynamicVariable, Variable)):
+            keras_call.track(table)
+    ours = [keras_call.inserts(t, insert) for t in tables if isinstance(t, DynamicVariable)]
+    # Static tables have no rows to insert: they go with the others.
+    rest = all(ours)
+    of_ours = iter(ours)
+    return [next(of_ours) if isinstance(t, DynamicVariable) else rest for t in tables]
+
+
+def _at(places: Sequence[int], items: Sequence[Any]) -> list[Any]:
+    return [items[i] for i in places]
 
 
 def lookup_bags(
@@ -100,6 +129,10 @@ def lookup_bags(
 ) -> list[Any]:
     """Same as `lookup_sparse`, for ids in bags; `features[i]` is read from `tables[i]`."""
     check_one_replica("A lookup in tables")
+    if not insert:
+        own = [i for i, table in enumerate(tables) if _has_default(table)]
+        if own:
+            return _lookup_with_defaults(tables, features, combiners, own)
     if communicator.get().size > 1:
         spread, table_of, places = exchange.spread_tables(tables)
         its_features = [features[i] for i in places]
@@ -114,6 +147,27 @@ def lookup_bags(
             insert,
         )
     return _with_dense(tables, features, combiners, places, pooled)
+
+
+def _has_default(table: Any) -> bool:
+    return isinstance(table, DynamicVariable) and table.default_vector is not None
+
+
+def _lookup_with_defaults(
+    tables: Sequence[Any], features: Sequence[Bags], combiners: Sequence[str], own: Sequence[int]
+) -> list[Any]:
+    """`lookup_bags` without inserts; the tables at `own` have default vectors."""
+    outputs: list[Any] = [None] * len(tables)
+    for i in own:
+        vectors = tables[i].lookup(features[i].keys, insert=False)
+        outputs[i] = pool(vectors, features[i], combiners[i])
+        outputs[i].set_shape([features[i].static_num_bags, tables[i].dimension])
+    rest = [i for i in range(len(tables)) if i not in own]
+    if rest:
+        its = lookup_bags(_at(rest, tables), _at(rest, features), _at(rest, combiners), False)
+        for i, output in zip(rest, its, strict=True):
+            outputs[i] = output
+    return outputs
 
 
 def _lookup_dynamic(

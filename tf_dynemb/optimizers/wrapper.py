@@ -17,6 +17,7 @@ from tf_dynemb.optimizers.gradients import TableGradient
 from tf_dynemb.parallel.distribution import check_one_replica
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
+from tf_dynemb.variables.static import Variable
 from tf_dynemb.variables.unwrap import unwrap
 
 _numbers = itertools.count(1)
@@ -138,7 +139,8 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
     def build(self, var_list: Any) -> None:
         """Creates state for dense variables, and adds space for state to the rows of tables."""
-        tables, dense = _split(list(var_list))
+        _, variables = _distinct([None] * len(var_list), var_list)
+        tables, dense = _split(variables)
         with tf.init_scope():
             self._build_dense(dense)
             for table in tables:
@@ -237,6 +239,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         variables = list(trainable_variables)
         if len(grads) != len(variables):
             raise ValueError(f"There are {len(grads)} gradients for {len(variables)} variables.")
+        grads, variables = _distinct(grads, variables)
         tables, dense = _split(variables)
         if tables:
             check_one_replica("OptimizerWrapper")
@@ -416,6 +419,25 @@ class _Tables:
 
     def add(self, table: DynamicVariable) -> None:
         self._known[id(table)] = table
+
+
+def _distinct(grads: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Unwraps variables of this package, and drops those that come twice with one gradient.
+
+    `[*model.trainable_variables, model.table]` has the table twice: as a weight of Keras and as
+    itself. `tape.gradient` returns the same object for both.
+    """
+    seen = set()
+    distinct = []
+    for grad, variable in zip(grads, variables, strict=True):
+        unwrapped = unwrap(variable)
+        if isinstance(unwrapped, (DynamicVariable, Variable)):
+            if (id(unwrapped), id(grad)) in seen:
+                continue
+            seen.add((id(unwrapped), id(grad)))
+            variable = unwrapped
+        distinct.append((grad, variable))
+    return [grad for grad, _ in distinct], [variable for _, variable in distinct]
 
 
 def _split(variables: Sequence[Any]) -> tuple[list[DynamicVariable], list[Any]]:

@@ -43,7 +43,9 @@ def dump(
     Args:
         path: a directory, created if it does not exist. All ranks must share its file system.
         variables: one `DynamicVariable` or `tf_dynemb.Variable`, a sequence of them (their names
-            are the tables' names on disk and must differ), or a dict of names and variables.
+            are the tables' names on disk and must differ), or a dict of names and variables. A
+            Keras layer or model stands for its tables; its dense weights are not dumped
+            (`model.save_weights` saves them).
         optimizer: if given, the dump includes the state that it keeps in the rows, its settings and
             its number of steps (rank 0's). A step that runs in another thread at that moment may or
             may not be counted.

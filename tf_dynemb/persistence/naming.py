@@ -5,23 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import keras
+
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.static import Variable
-from tf_dynemb.variables.unwrap import unwrap
+from tf_dynemb.variables.unwrap import tables_of, unwrap
 
 
 def named_variables(variables: Any) -> dict[str, Any]:
     """Returns variables by their names on disk.
 
+    Args:
+        variables: a variable of this package, a Keras variable of one, a Keras layer or model,
+            which stands for all of its tables, a sequence of these, or a dict of names and
+            variables or layers of one table.
+
     Raises:
         TypeError, ValueError: a variable or its name cannot be dumped.
     """
     if isinstance(variables, Mapping):
-        pairs = [(name, unwrap(variable)) for name, variable in variables.items()]
+        pairs = [(name, _only(variable)) for name, variable in variables.items()]
     else:
         if not isinstance(variables, Sequence) and not isinstance(variables, Iterator):
             variables = [variables]
-        pairs = [(_name(variable), variable) for variable in map(unwrap, variables)]
+        expanded: list[Any] = []
+        for variable in variables:
+            is_layer = isinstance(variable, keras.layers.Layer)
+            expanded += tables_of(variable) if is_layer else [unwrap(variable)]
+        pairs = [(_name(variable), variable) for variable in expanded]
     named: dict[str, Any] = {}
     for name, variable in pairs:
         if not isinstance(variable, (DynamicVariable, Variable)):
@@ -65,6 +76,16 @@ def described(tables: Mapping[str, Any]) -> list[str]:
             what = f"{list(variable.global_shape)} x {variable.dtype.name}"
         texts.append(f"{name!r}: {what}, {variable.mode or 'distributed'}")
     return texts
+
+
+def _only(variable: Any) -> Any:
+    """Returns the variable inside a Keras variable, or a layer's only table."""
+    if isinstance(variable, keras.layers.Layer):
+        tables = tables_of(variable)
+        if len(tables) > 1:
+            raise ValueError(f"{variable.name} has {len(tables)} tables; a name is for one.")
+        return tables[0]
+    return unwrap(variable)
 
 
 def _name(variable: Any) -> Any:

@@ -97,7 +97,7 @@ class Reader:
         return _table(self._state, table).size
 
     def lookup(
-        self, keys: npt.ArrayLike, table: str | None = None, default: npt.ArrayLike = 0.0
+        self, keys: npt.ArrayLike, table: str | None = None, default: npt.ArrayLike | None = None
     ) -> Vectors:
         """Returns the vectors of keys.
 
@@ -105,7 +105,7 @@ class Reader:
             keys: integers in any shape, of any integer type.
             table: the name of the table; may be None if there is only one.
             default: the vector of keys that are not in the table: a number, or a vector
-                [dimension].
+                [dimension]. None: the vector that the model reads for them outside training.
 
         Returns:
             float32, keys.shape + [dimension].
@@ -119,14 +119,14 @@ class Reader:
         return _lookup(_table(self._state, table), keys, default)
 
     def lookup_many(
-        self, keys: Mapping[str, npt.ArrayLike], default: npt.ArrayLike = 0.0
+        self, keys: Mapping[str, npt.ArrayLike], default: npt.ArrayLike | None = None
     ) -> dict[str, Vectors]:
         """Same as `lookup`, for several tables as of one snapshot.
 
         Args:
             keys: the keys for each table, by its name.
             default: the vector of keys that are not in a table: a number, or a vector that fits all
-                the tables.
+                the tables. None: as in `lookup`.
 
         Returns:
             For each table, by its name, float32, keys.shape + [dimension].
@@ -247,11 +247,11 @@ def _table(state: State, name: str | None) -> Table:
     return state.tables[name]
 
 
-def _lookup(table: Table, keys: npt.ArrayLike, default: npt.ArrayLike) -> Vectors:
+def _lookup(table: Table, keys: npt.ArrayLike, default: npt.ArrayLike | None) -> Vectors:
     dimension = table.schema.dimension
     array = as_keys(keys, table.schema.numpy_key_type, table.schema.name)
-    fill = np.asarray(default, np.float32)
-    if fill.shape not in ((), (dimension,)):
+    fill = None if default is None else np.asarray(default, np.float32)
+    if fill is not None and fill.shape not in ((), (dimension,)):
         raise ValueError(
             f"default must be a number or a vector [{dimension}] for table {table.schema.name!r}, "
             f"got shape {list(fill.shape)}."

@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from tf_dynemb.serving.keys import Keys
 from tf_dynemb.serving.overlay import Overlay, push
+from tf_dynemb.serving.unknown_keys import UnknownKeys
 from tf_dynemb.storage import Snapshot, TableEntry, key_index
-from tf_dynemb.storage.manifest import KEY_TYPES
+from tf_dynemb.storage.manifest import DTYPES, KEY_TYPES
 
 Vectors = npt.NDArray[np.float32]
 Rows = npt.NDArray[Any]
@@ -51,6 +52,14 @@ class Schema:
             return (rows.astype(np.uint32) << np.uint32(16)).view(np.float32)
         return rows.astype(np.float32, copy=False)
 
+    def rounded(self, vectors: Vectors) -> Rows:
+        """Rounds float32 to the stored dtype, to nearest even; the inverse of `widened`."""
+        if self.dtype != "bfloat16":
+            return vectors.astype(DTYPES[self.dtype], copy=False)
+        bits = vectors.view(np.uint32)
+        odd = (bits >> np.uint32(16)) & np.uint32(1)
+        return ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(np.uint16)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shard:
@@ -82,12 +91,14 @@ class Table:
         shards: the shards of the base; a key is in at most one of them.
         levels: the changes since the base, oldest first.
         size: the number of keys.
+        unknown: the rule for keys that the table does not have.
     """
 
     schema: Schema
     shards: tuple[Shard, ...]
     levels: tuple[Overlay, ...]
     size: int
+    unknown: UnknownKeys
 
     @classmethod
     def of_base(cls, snapshot: Snapshot, entry: TableEntry) -> Table:
@@ -110,7 +121,7 @@ class Table:
             )
             shards.append(Shard(keys, np.asarray(rows), index, shard.index_salt))
         size = sum(shard.rows for shard in entry.shards)
-        return cls(Schema.of(entry), tuple(shards), (), size)
+        return cls(Schema.of(entry), tuple(shards), (), size, UnknownKeys.of(entry))
 
     def with_delta(self, snapshot: Snapshot, entry: TableEntry) -> Table:
         """Returns the state after a delta, whose rows are copied into memory."""
@@ -118,22 +129,33 @@ class Table:
             column: [snapshot.column(entry.name, column, shard.rank) for shard in entry.shards]
             for column in ("keys", "vectors", "deleted")
         }
+        unknown = UnknownKeys.of(entry)
         if not entry.shards:
-            return self
+            return dataclasses.replace(self, unknown=unknown)
         keys, rows, deleted = (np.asarray(np.concatenate(c)) for c in columns.values())
         size = self.size + int((~self.contains(keys)).sum()) - int(self.contains(deleted).sum())
         levels = push(self.levels, Overlay.of(keys, rows, deleted), self._base_contains)
-        return dataclasses.replace(self, levels=levels, size=size)
+        return dataclasses.replace(self, levels=levels, size=size, unknown=unknown)
 
-    def lookup(self, keys: Keys, default: Vectors) -> Vectors:
-        """Returns float32 [n, dimension] for keys [n]; `default`, [] or [dimension], if absent."""
+    def lookup(self, keys: Keys, default: Vectors | None) -> Vectors:
+        """Returns float32 [n, dimension] for keys [n].
+
+        Keys without a row have the vector `default`, [] or [dimension]; None: as in the model.
+        """
         out = np.empty((keys.size, self.schema.dimension), np.float32)
         for begin in range(0, keys.size, _CHUNK):
             rows = out[begin : begin + _CHUNK]
             present = self._read(keys[begin : begin + _CHUNK], rows)
             if not present.all():
-                rows[~present] = default
+                rows[~present] = (
+                    self._unknown_vectors(keys[begin : begin + _CHUNK][~present])
+                    if default is None
+                    else default
+                )
         return out
+
+    def _unknown_vectors(self, keys: Keys) -> Vectors:
+        return self.schema.widened(self.schema.rounded(self.unknown.vectors(keys)))
 
     def contains(self, keys: Keys) -> Mask:
         """Returns which keys [n] have a row."""

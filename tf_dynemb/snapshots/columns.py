@@ -111,6 +111,8 @@ def write_rows(
                 initializer=initializer,
                 state=storage.StateEntry(optimizer, widths, inits) if has_state else None,
                 shards=tuple(shards),
+                default_vector=table.default_vector,
+                padding_id=table.padding_id,
             )
         )
     return entries

@@ -92,7 +92,11 @@ class InitializerEntry:
 
 @dataclasses.dataclass(frozen=True)
 class TableEntry:
-    """The entry of a table; `state` is None if no state was written."""
+    """The entry of a table.
+
+    `state` is None if no state was written. `default_vector` and `padding_id` may be missing in the
+    file.
+    """
 
     name: str
     dimension: int
@@ -102,6 +106,8 @@ class TableEntry:
     initializer: InitializerEntry
     state: StateEntry | None
     shards: tuple[Shard, ...]
+    default_vector: tuple[float, ...] | None = None
+    padding_id: int | None = None
 
     @property
     def state_width(self) -> int:
@@ -277,7 +283,24 @@ def _table(members: Fields, version: int = VERSION) -> TableEntry:
         initializer=_initializer(members.object("initializer"), dimension),
         state=members.optional("state", lambda: _state(members.object("state"))),
         shards=tuple(_shard(shard, version) for shard in members.objects("shards")),
+        default_vector=_default_vector(members, dimension),
+        padding_id=_padding_id(members),
     )
+
+
+def _default_vector(members: Fields, dimension: int) -> tuple[float, ...] | None:
+    if members.members.get("default_vector") is None:
+        return None
+    values = members.numbers("default_vector")
+    members.require(len(values) == dimension, "default_vector", f"must have {dimension} numbers")
+    return values
+
+
+def _padding_id(members: Fields) -> int | None:
+    if members.members.get("padding_id") is None:
+        return None
+    limits = np.iinfo(KEY_TYPES[members.choice("key_type", KEY_TYPES)])
+    return members.integer("padding_id", int(limits.min), int(limits.max))
 
 
 def _initializer(members: Fields, dimension: int) -> InitializerEntry:

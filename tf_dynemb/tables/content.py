@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import warnings
 from typing import Any, NamedTuple
@@ -102,6 +103,19 @@ def write_content(table: Table, content: Content, adopt_state: bool) -> None:
     table.snapshots = Snapshots()
     if adopt_state:
         table.state_was_restored(target)
+
+
+def to_bytes(content: Content) -> Any:
+    """Returns the content as one array, uint8 [n]: the bytes of an .npz file of its arrays."""
+    file = io.BytesIO()
+    np.savez(file, info=np.array(content.info), **content.rows._asdict())
+    return np.frombuffer(file.getvalue(), np.uint8)
+
+
+def from_bytes(array: Any) -> Content:
+    """The inverse of `to_bytes`."""
+    with np.load(io.BytesIO(array.tobytes()), allow_pickle=False) as file:
+        return Content(Rows(*(file[name] for name in Rows._fields)), str(file["info"]))
 
 
 def _as_spec(spec: Any) -> StateSpec:

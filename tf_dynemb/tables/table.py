@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
@@ -112,6 +113,8 @@ class Table:
         self._attributes = attributes
         self._placement = placement
         self._exchange_name = f"{name}#{number}"
+        self._default_vector: tuple[float, ...] | None = None
+        self.padding_id: int | None = None
         self.snapshots = Snapshots()
         self.cut_lock = threading.RLock()
         # The state that the rows have. The operators know the owner that may step it.
@@ -131,6 +134,28 @@ class Table:
     def mode(self) -> str | None:
         """How the table is spread over ranks: the argument of the constructor."""
         return self._mode
+
+    @property
+    def default_vector(self) -> tuple[float, ...] | None:
+        """The vector of keys without a row, in lookups that do not insert; can be set.
+
+        None: the vector that the key would start with. It may be set to a number or a vector
+        [dimension]. Dumps record it, and readers of the dumps use it too.
+        """
+        return self._default_vector
+
+    @default_vector.setter
+    def default_vector(self, value: Any) -> None:
+        if value is None:
+            self._default_vector = None
+            return
+        vector = np.asarray(value, np.float64)
+        if vector.shape not in ((), (self._dim,)) or not np.isfinite(vector).all():
+            raise ValueError(
+                f"default_vector must be a finite number or {self._dim} finite numbers, got "
+                f"{value!r:.80}."
+            )
+        self._default_vector = tuple(np.broadcast_to(vector, self._dim).tolist())
 
     @property
     def spread(self) -> Spread:
@@ -169,13 +194,33 @@ class Table:
             return int(_ops.library().dynemb_size(self.handle))
 
     def stats(self) -> dict[str, int]:
-        """Returns the counters of the table on this rank, by name.
+        """Returns numbers about the table on this rank, by name.
 
-        - Rows, index slots, bytes, inserts, evictions and so on.
-        - For a table in GPU memory, also the rows that are there (`device_rows`), the lookups that
-          found their row there (`device_hits`), and the frequently read rows that were moved there
-          (`promotions`).
-        - The keys and bytes that this rank has sent to others for the table.
+        The state now:
+
+        - `size`: rows held.
+        - `slots`: places for rows in the index; size / slots is the load.
+        - `row_bytes`: bytes of all rows: keys, times, vectors and optimizer state.
+        - `index_bytes`: bytes of the index.
+        - `metadata_bytes`: bytes of index, keys and times: all except vectors and state.
+        - `device_rows`: row places in use in GPU memory.
+
+        Counts since the table was created:
+
+        - `hits`, `misses`: ids that were looked up and had a row, or had none. Repeated ids count
+          each time; with several ranks, a rank asks for each distinct id of its batch once.
+        - `device_hits`: hits whose row was in GPU memory.
+        - `promotions`: frequently read rows that were moved to GPU memory.
+        - `inserts`, `evictions`, `erased`: rows that were created, evicted by a full table, and
+          removed by `erase` and `forget`.
+        - `refused`: keys that a full table did not take.
+        - `dropped_gradients`: gradients of keys that had no row when the optimizer stepped.
+        - `nonfinite_gradients`: rows whose gradient had a NaN or an infinity.
+
+        What this rank has sent to others for the table:
+
+        - `keys_asked_of_other_ranks`: keys that were looked up and belong to another rank.
+        - `key_bytes_sent`, `vector_bytes_sent`, `gradient_bytes_sent`, `other_bytes_sent`: bytes.
         """
         with tf.init_scope():
             return {**table_stats(self.handle), **exchange_stats(self._exchange_name)}

@@ -16,6 +16,7 @@ from tf_dynemb.parallel import exchange, spread_keys
 from tf_dynemb.parallel.distribution import check_one_replica
 from tf_dynemb.tables import content, cut
 from tf_dynemb.tables.table import Table
+from tf_dynemb.variables import keras_call
 
 
 class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: ignore[misc]
@@ -138,28 +139,44 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
     def trainable(self, value: bool) -> None:
         self._trainable = bool(value)
 
-    def lookup(self, ids: Any, insert: bool = True, default_value: Any = None) -> Any:
+    def lookup(
+        self,
+        ids: Any,
+        insert: bool | None = None,
+        default_value: Any = None,
+        return_exists: bool = False,
+    ) -> Any:
         """Reads one vector for each id.
 
         Args:
             ids: integers of any shape.
-            insert: whether unknown keys get a row. Otherwise they read as `default_value`.
-            default_value: a vector [dimension]. None: the vector that the key would start with.
+            insert: whether unknown keys get a row. Otherwise they read as `default_value`. None:
+                they do; inside the call of a Keras layer, only in training.
+            default_value: a vector [dimension]. None: the table's `default_vector`, which is the
+                vector that the key would start with unless it is set.
+
+            return_exists: whether to return also which keys had a row before the call.
 
         Returns:
-            A tensor of shape ids.shape + [dimension] and the table's dtype.
+            A tensor of shape ids.shape + [dimension] and the table's dtype. With `return_exists`, a
+            tuple of it and a bool tensor of the shape of the ids.
 
         Raises:
             TypeError: the ids are not integers, or their type cannot be cast to the key type.
             ValueError: `default_value` has another shape, or a number in a list is out of the range
                 of the key type.
         """
+        if return_exists:
+            exists = self.contains(ids)
+            with tf.control_dependencies([exists]):
+                return self._lookup(ids, insert, default_value), exists
         # Serving reads few keys at a time: where nothing needs preparing, call only the operator.
         if (
             default_value is None
-            and insert is True
+            and insert is not False
             and self._are_eager_keys(ids)
             and communicator.get().size == 1
+            and not keras_call.is_active()
         ):
             resource_variable_ops.variable_accessed(self)
             return _ops.library().dynemb_lookup(self._handle, ids, self._no_default, insert=True)[0]
@@ -169,8 +186,12 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
         return isinstance(ids, ops.EagerTensor) and ids.dtype is self._key_type
 
     @_ops.not_converted
-    def _lookup(self, ids: Any, insert: bool, default_value: Any) -> Any:
+    def _lookup(self, ids: Any, insert: bool | None, default_value: Any) -> Any:
         check_one_replica("A lookup in a DynamicVariable")
+        keras_call.track(self)
+        insert = keras_call.inserts(self, insert)
+        if default_value is None and not insert:
+            default_value = self.default_vector
         keys = as_keys(ids, self._key_type, "ids")
         if default_value is None:
             default = self._no_default
@@ -185,9 +206,7 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
         else:
             resource_variable_ops.variable_accessed(self)
             with _ops.on(self._placement.device):
-                values, _ = _ops.library().dynemb_lookup(
-                    self.handle, keys, default, insert=bool(insert)
-                )
+                values, _ = _ops.library().dynemb_lookup(self.handle, keys, default, insert=insert)
         values.set_shape(keys.shape.concatenate([self._dim]))
         return values
 
@@ -195,13 +214,11 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
         if insert:
             default_value = None
         flat = bags.single(tf.reshape(keys, [-1]))
-        (values,) = exchange.lookup(
-            [self.spread], [flat], [0], ["sum"], bool(insert), default_value
-        )
+        (values,) = exchange.lookup([self.spread], [flat], [0], ["sum"], insert, default_value)
         return tf.reshape(values, tf.concat([tf.shape(keys), [self._dim]], 0))
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
-        """Reads one vector for each id and gives unknown keys a row. `tf.gather` calls it."""
+        """Same as `lookup(indices)`. `tf.gather` and `tf.nn.embedding_lookup` call it."""
         if self._are_eager_keys(indices):
             return self.lookup(indices)
         with tf.name_scope(name or "Gather"):

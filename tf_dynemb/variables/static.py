@@ -17,6 +17,7 @@ from tf_dynemb.parallel import exchange
 from tf_dynemb.parallel.exchange import BY_MODULO, Spread, exchange_stats
 from tf_dynemb.parallel.ownership import check_mode, owner_of_mode
 from tf_dynemb.tables.options import check_exchange_dtype
+from tf_dynemb.variables import keras_call
 
 _numbers = itertools.count()
 _unnamed = itertools.count()
@@ -145,12 +146,17 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
         """The shape of this rank's shard, as an int64 tensor."""
         return tf.shape(self, out_type=tf.int64)
 
+    def _read_variable_op(self, no_copy: bool = False) -> Any:
+        keras_call.track(self)
+        return super()._read_variable_op(no_copy)
+
     def stats(self) -> dict[str, int]:
         """The keys and bytes that this rank has sent to others for the matrix."""
         return exchange_stats(self._exchange_name)
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
         """Reads rows of the whole matrix. `tf.gather` and `tf.nn.embedding_lookup` call it."""
+        keras_call.track(self)
         if communicator.get().size == 1:
             return super().sparse_read(indices, name=name)
         keys = as_keys(indices, tf.int64, "indices")
@@ -162,6 +168,7 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
 
     def gather_nd(self, indices: Any, name: str | None = None) -> Any:
         """Same as `tf.gather_nd`; on several ranks it can only read whole rows."""
+        keras_call.track(self)
         if communicator.get().size == 1:
             return super().gather_nd(indices, name=name)
         indices = as_keys(indices, tf.int64, "indices")

@@ -18,7 +18,7 @@ def assign(var: Any, keys: Any, values: Any) -> None:
     """Sets the vectors of keys; unknown keys get a row.
 
     Args:
-        var: a DynamicVariable, or a Keras variable of one (`layer.table`).
+        var: a DynamicVariable, a Keras variable of one, or a Keras layer with one table.
         keys: integers [n]; if keys repeat, the last one wins.
         values: floating point [n, dimension].
 
@@ -32,7 +32,7 @@ def export(var: Any) -> tuple[Any, Any]:
     """Returns all keys and vectors that this rank holds, in no particular order.
 
     Args:
-        var: a DynamicVariable, or a Keras variable of one.
+        var: a DynamicVariable, a Keras variable of one, or a Keras layer with one table.
 
     Returns:
         (keys, values): tensors [n] of the table's key type and [n, dimension] of its dtype.

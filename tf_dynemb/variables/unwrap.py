@@ -35,12 +35,34 @@ def filter_variables(variables: Any) -> tuple[list[Any], list[Any]]:
     return ours, others
 
 
-def dynamic(variable: Any, name: str = "var") -> DynamicVariable:
-    """Returns the DynamicVariable that `variable` is or wraps.
+def tables_of(layer: keras.layers.Layer) -> list[Any]:
+    """Returns the variables of this package among the weights of a Keras layer or model.
 
     Raises:
-        TypeError: `variable` is neither; the message names it.
+        ValueError: the layer has none, or has not been called yet and therefore not made them.
     """
+    ours, _ = filter_variables(layer.variables)
+    if not ours:
+        raise ValueError(
+            f"{layer.name} has no tables among its weights. If they are attributes of a layer that "
+            "has not been called yet, call it once."
+        )
+    return [unwrap(variable) for variable in ours]
+
+
+def dynamic(variable: Any, name: str = "var") -> DynamicVariable:
+    """Returns the DynamicVariable that `variable` is or wraps, or that is a layer's only table.
+
+    Raises:
+        TypeError: `variable` is none of these; the message names it.
+        ValueError: `variable` is a layer or model that has no table, or several.
+    """
+    if isinstance(variable, keras.layers.Layer):
+        tables = tables_of(variable)
+        if len(tables) > 1:
+            names = ", ".join(repr(table.name.removesuffix(":0")) for table in tables)
+            raise ValueError(f"{variable.name} has several tables: {names:.200}. Pass one of them.")
+        variable = tables[0]
     table = unwrap(variable)
     if not isinstance(table, DynamicVariable):
         raise TypeError(f"{name} must be a DynamicVariable, got {variable!r:.120}.")
