@@ -100,11 +100,15 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "tf_version":  # SOK's: the numbers of TensorFlow's version
+        version = importlib.import_module("tensorflow").__version__
+        return [int(number) for number in version.split("-")[0].split(".")]
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES[name]
     try:
         if name not in ("serving", "storage"):
+            _registration.check_keras_backend()
             # First: its import makes _registration import modules that need TensorFlow themselves.
             importlib.import_module("tensorflow")
         module = importlib.import_module(f"{__name__}.{home or name}")

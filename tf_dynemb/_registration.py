@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -25,6 +26,20 @@ _MODULES = (
     "tf_dynemb.optimizers.wrapper",
     "tf_dynemb.optimizers.rowwise_adagrad",
 )
+
+
+def check_keras_backend() -> None:
+    """Raises RuntimeError if Keras runs, or would run, on another backend than TensorFlow."""
+    keras: Any = sys.modules.get("keras")
+    if hasattr(keras, "config"):
+        backend = keras.config.backend()
+    else:
+        backend = os.environ.get("KERAS_BACKEND") or "tensorflow"
+    if backend != "tensorflow":
+        raise RuntimeError(
+            f"tf_dynemb needs the TensorFlow backend of Keras, but the backend is {backend!r}. Set "
+            "the environment variable KERAS_BACKEND=tensorflow before Keras is imported."
+        )
 
 
 def register() -> None:

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -249,14 +250,20 @@ def init(comm_tool: str | None = None, use_legacy_optimizer: bool = False) -> No
 
     Args:
         comm_tool: "horovod". None: Horovod if `horovodrun` started this process, otherwise nothing.
+            Any other name sets up no communication, as in SOK, and is warned of.
         use_legacy_optimizer: SOK's argument, without effect: Keras 3 has no legacy optimizers.
 
     Raises:
-        ValueError: `comm_tool` has another value.
+        TypeError: `comm_tool` is not a string.
         ImportError: Horovod is required and not installed; the message says how to install it.
     """
+    if comm_tool is not None and not isinstance(comm_tool, str):
+        raise TypeError(f"comm_tool must be a string, got {comm_tool!r}.")
     if comm_tool not in (None, "horovod"):
-        raise ValueError(f"comm_tool must be 'horovod', got {comm_tool!r}.")
+        warnings.warn(
+            f"comm_tool={comm_tool!r} sets up no communication; 'horovod' does.", stacklevel=2
+        )
+        return
     if comm_tool is None and "HOROVOD_SIZE" not in os.environ:
         return
     try:

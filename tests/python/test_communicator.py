@@ -81,9 +81,16 @@ def test_the_error_without_horovod_names_the_installer(monkeypatch, started_by_h
 
 
 @pytest.mark.parametrize("tool", ["mpi", "", "Horovod"])
-def test_other_tools_are_refused(tool):
-    with pytest.raises(ValueError, match=f"comm_tool must be 'horovod', got '{tool}'"):
+def test_other_tools_set_up_nothing(tool, install):
+    horovod = install(0, 2)
+    with pytest.warns(UserWarning, match=f"comm_tool='{tool}' sets up no communication"):
         de.init(tool)
+    assert horovod.initialized == 0
+
+
+def test_version_of_tensorflow_as_in_sok():
+    assert de.tf_version == [int(number) for number in tf.__version__.split("-")[0].split(".")]
+    assert de.tf_version[0] == 2
 
 
 def test_init_accepts_the_arguments_of_sok_scripts(install):

@@ -251,3 +251,39 @@ def test_saved_model_loads_after_import(saved_model, first):
     model.fit(np.array([[1, 2]]), np.zeros((1, 1)), verbose=0)
     """
     assert float(python(code, path)) == pytest.approx(float(expected[0, 0]), abs=1e-6)
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_other_backends_of_keras(imported):
+    code = """
+        import os, sys, types
+
+        if sys.argv[1] == "True":
+            keras = types.ModuleType("keras")
+            keras.config = types.SimpleNamespace(backend=lambda: "torch")
+            sys.modules["keras"] = keras
+        else:
+            os.environ["KERAS_BACKEND"] = "torch"
+        import tf_dynemb as de
+
+        assert de.serving.Reader
+        for name in ("DynamicVariable", "layers", "lookup_sparse"):
+            try:
+                getattr(de, name)
+            except RuntimeError as error:
+                assert "the backend is 'torch'. Set the environment variable" in str(error)
+                assert len(str(error)) <= 400
+            else:
+                raise AssertionError(name)
+        assert "tensorflow" not in sys.modules
+        """
+    python(code, imported)
+
+
+def test_legacy_keras_is_named(monkeypatch):
+    legacy = type("Adam", (), {"__module__": "tf_keras.src.optimizers.adam"})
+    with pytest.raises(TypeError, match=r"tf_keras is Keras 2; use keras\.optimizers"):
+        de.OptimizerWrapper(legacy())
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    with pytest.warns(UserWarning, match="put it into models of `import keras`"):
+        de.layers.Embedding(2)

@@ -1,6 +1,6 @@
 """Keras layers whose embedding tables are hash tables.
 
-May import: `_aliases`, `ids`, `lookup`, `tables`, `variables`.
+May import: `_aliases`, `_warn`, `ids`, `lookup`, `tables`, `variables`.
 """
 
 from tf_dynemb.layers.embedding import Embedding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_dynemb._warn import warn
 from tf_dynemb.ids import bags
 from tf_dynemb.ids.bags import Bags
 from tf_dynemb.ids.keys import cast_keys
@@ -52,6 +54,11 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
             if name in table_options
         }
         dim = check_dimension("dim", dim)
+        if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+            warn(
+                "TF_USE_LEGACY_KERAS is set, so tf.keras is Keras 2 (tf_keras). This is a layer of "
+                "Keras 3: put it into models of `import keras`."
+            )
         super().__init__(**layer_options, **kwargs)
         self.dim = dim
         # A model's dtype policy casts vectors, never ids or bag weights.

@@ -97,7 +97,11 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         if type(core) is optimizers.LossScaleOptimizer:
             core = core.inner_optimizer
         if not isinstance(core, optimizers.Optimizer):
-            raise TypeError(f"keras_optimizer must be a Keras optimizer, got {keras_optimizer!r}.")
+            legacy = type(core).__module__.startswith("tf_keras")
+            hint = " tf_keras is Keras 2; use keras.optimizers, of Keras 3." if legacy else ""
+            raise TypeError(
+                f"keras_optimizer must be a Keras optimizer, got {keras_optimizer!r:.100}.{hint}"
+            )
         if isinstance(core, (optimizers.LossScaleOptimizer, optimizers.MultiOptimizer)):
             raise TypeError(
                 f"keras_optimizer cannot be a {type(core).__name__}: wrap the optimizers inside it."

@@ -9,7 +9,6 @@ first call, as those of any layer that Keras builds at its first call.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +17,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from tensorflow.python.eager import record
 
+from tf_dynemb._warn import warn
 from tf_dynemb.variables.keras_weight import keras_weight
 
 
@@ -46,11 +46,10 @@ def track(variable: Any) -> None:
     if not owners and getattr(entry, "compiled", False):
         weight = keras_weight(variable, name)
         if not any(other is weight for other in entry.variables):
-            warnings.warn(
+            warn(
                 f"{name} is looked up in a call of {entry.name!r}, but no layer has it as an "
                 "attribute. `fit` does not train it: assign it to an attribute of the layer that "
-                "uses it.",
-                stacklevel=4,
+                "uses it."
             )
 
 
