@@ -9,7 +9,7 @@ BAZEL ?= $(shell command -v bazel || command -v bazelisk || echo bazel)
 CPP = $(shell find cc tests/cc tests/cuda benchmarks/cc benchmarks/cuda -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 # Extra arguments for train, test and bench: make test ARGS="-k lookup".
 ARGS ?=
-# The number of processes that run Python tests. Most tests keep one core busy. All tests that start ranks stay in one process
+# The number of processes that run Python tests. Most tests keep one core busy. The cases that run on ranks stay in one process
 # (tests/conftest.py).
 JOBS ?= 2
 

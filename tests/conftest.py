@@ -19,12 +19,12 @@ def small_device_tier():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Splits by file. Tests that start ranks stay in one process: a launch runs many of them."""
+    """Splits by file. The cases of ranks/ stay in one process: a launch runs many of them."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             path = nodeid.partition("::")[0]
-            return "tests/parallel" if path.startswith("tests/parallel/") else path
+            return "ranks" if path.startswith("tests/parallel/ranks/") else path
 
     return ByFile(config, log)

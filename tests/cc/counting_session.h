@@ -62,6 +62,8 @@ class CountingSession : public Device::Session {
 // Under thread sanitizer, emulated warps starve all other threads.
 #if defined(__SANITIZE_THREAD__)
 using CountedDevices = testing::Types<ThreadsDevice>;
+#elif defined(__SANITIZE_ADDRESS__)
+using CountedDevices = testing::Types<NarrowTeamsDevice>;
 #else
 using CountedDevices = testing::Types<ThreadsDevice, NarrowTeamsDevice, WideTeamsDevice>;
 #endif

@@ -12,6 +12,7 @@
 #include "cc/device/route.h"
 #include "tests/cc/counting_session.h"
 #include "tests/cc/route_model.h"
+#include "tests/cc/sanitized.h"
 
 namespace dynemb {
 namespace {
@@ -182,7 +183,7 @@ TYPED_TEST_SUITE(DeviceRouteTest, CountedDevices);
 
 TYPED_TEST(DeviceRouteTest, RandomTablesAndFeatures) {
   std::mt19937_64 random(1);
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < (kSanitized ? 15 : 40); ++round) {
     Call call = RandomTables(1 + static_cast<uint32_t>(random() % 9), &random);
     FillKeys(&call, &random);
     SCOPED_TRACE(testing::Message() << "round " << round);

@@ -39,6 +39,8 @@ using Warps = Simulated<LockstepLanes<8>, LockstepLanes<4>, 200>;
 // Under thread sanitizer, only the suites of tables run emulated warps.
 #if defined(__SANITIZE_THREAD__)
 using Devices = ::testing::Types<Threads>;
+#elif defined(__SANITIZE_ADDRESS__)
+using Devices = ::testing::Types<Warps>;
 #else
 using Devices = ::testing::Types<Threads, Warps>;
 #endif

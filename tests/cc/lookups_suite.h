@@ -23,6 +23,7 @@
 
 #include "cc/lookup/lookups.h"
 #include "tests/cc/lookups_world.h"
+#include "tests/cc/sanitized.h"
 #include "tests/cc/table_suite.h"
 
 namespace dynemb {
@@ -138,7 +139,7 @@ TYPED_TEST_P(LookupsTest, FullTablesEvict) {
     ASSERT_TRUE(host.Add(unlimited).ok());
   }
   Random random(7);
-  for (Tick tick = 1; tick < 20 + TypeParam::kSteps; ++tick) {
+  for (Tick tick = 1; tick < (kSanitized ? 8 : 20) + TypeParam::kSteps; ++tick) {
     const std::vector<Ask> asks = SevenAsks(random, 100000);
     Outcome got, want;
     typename World<TypeParam>::Step step;

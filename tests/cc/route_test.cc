@@ -8,6 +8,7 @@
 
 #include "tests/cc/execs.h"
 #include "tests/cc/route_model.h"
+#include "tests/cc/sanitized.h"
 
 namespace dynemb {
 namespace {
@@ -29,7 +30,7 @@ void CheckAll(const Call& call, Route* route, Routed* result = nullptr) {
 TEST(RouteTest, RandomTablesAndFeatures) {
   std::mt19937_64 random(1);
   Route route;  // reused, so that tables and sizes grow and shrink
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < (kSanitized ? 15 : 40); ++round) {
     Call call = RandomTables(1 + static_cast<uint32_t>(random() % 9), &random);
     FillKeys(&call, &random);
     SCOPED_TRACE(testing::Message() << "round " << round);

@@ -15,7 +15,7 @@ template <template <class> class OfDevice>
 using ForSimulatedDevices = testing::Types<OfDevice<ThreadsDevice>>;
 #elif defined(__SANITIZE_ADDRESS__)
 template <template <class> class OfDevice>
-using ForSimulatedDevices = testing::Types<OfDevice<ThreadsDevice>, OfDevice<NarrowTeamsDevice>>;
+using ForSimulatedDevices = testing::Types<OfDevice<NarrowTeamsDevice>>;
 #else
 template <template <class> class OfDevice>
 using ForSimulatedDevices =

@@ -29,7 +29,7 @@ from chain_reader import fold
 import tf_dynemb as de
 from tf_dynemb import _ops, storage
 
-TRIALS = 200
+TRIALS = 100
 ROWS = 3000
 # The rows of tables before a load.
 OTHER = 3

@@ -19,7 +19,5 @@ MODULES = [
     "test_ops_model.py",
     "test_capacity.py",
     "test_checkpoint.py",
-    "test_layers.py",
-    "test_one_optimizer.py",
     "test_reproducible_rounding.py",
 ]

@@ -139,7 +139,7 @@ class DeltaMachine(stateful.RuleBasedStateMachine):
 
 
 DeltaMachine.TestCase.settings = hypothesis.settings(
-    max_examples=30,
+    max_examples=12,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

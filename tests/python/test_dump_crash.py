@@ -28,21 +28,21 @@ def run_zygote(what, path):
 @pytest.mark.slow
 def test_a_process_killed_at_any_moment(tmp_path):
     counts = run_zygote("kill", tmp_path / "chain")
-    assert counts["old"] + counts["new"] == 200
-    assert counts["loads"] == 10
+    assert counts["old"] + counts["new"] == 100
+    assert counts["loads"] == 5
     # Processes were killed both before and after publication, in dumps and in deltas.
-    assert min(counts["old"], counts["new"]) >= 20
+    assert min(counts["old"], counts["new"]) >= 10
     outcomes = [counts[f"{kind} {state}"] for kind in ("base", "delta") for state in ("old", "new")]
-    assert min(outcomes) >= 10
-    assert counts["killed after publication"] >= 3
+    assert min(outcomes) >= 4
+    assert counts["killed after publication"] >= 1
     # A later process, which was killed in turn, removed the leftovers of an earlier one.
-    assert counts["left"] >= 3
+    assert counts["left"] >= 1
 
 
 @pytest.mark.slow
 def test_a_limit_on_the_size_of_files(tmp_path):
     counts = run_zygote("limit", tmp_path / "chain")
-    assert counts["failed"] >= 20
+    assert counts["failed"] >= 10
     assert counts["problems"] == []
 
 

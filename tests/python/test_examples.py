@@ -57,12 +57,25 @@ def test_score_is_exact(adult):
     assert adult.score(labels, np.full(4, 0.5, np.float32))["auc"] == 0.5
 
 
+def run_quickstart(folder, embedding):
+    script = [str(EXAMPLES / "quickstart.py"), "--embedding", embedding]
+    return run_python([*script, "--epochs", "1", "--quiet", "--seed", "5"], folder)
+
+
+@pytest.fixture(scope="module")
+def dynamic_run(tmp_path_factory):
+    """A run with tables: its folder, and the text that it printed."""
+    pytest.importorskip("pyarrow")
+    folder = tmp_path_factory.mktemp("quickstart")
+    return folder, run_quickstart(folder, "dynamic")
+
+
 @pytest.mark.parametrize("embedding", ["dynamic", "keras"])
-def test_quickstart(adult, tmp_path, embedding):
-    printed = run_python(
-        [str(EXAMPLES / "quickstart.py"), "--embedding", embedding, "--epochs", "1", "--quiet"],
-        tmp_path,
-    )
+def test_quickstart(adult, tmp_path, embedding, request):
+    if embedding == "dynamic":
+        tmp_path, printed = request.getfixturevalue("dynamic_run")
+    else:
+        printed = run_quickstart(tmp_path, embedding)
     folder = tmp_path / "outputs" / "quickstart"
     assert (folder / "training.png").read_bytes().startswith(b"\x89PNG")
 
@@ -73,7 +86,7 @@ def test_quickstart(adult, tmp_path, embedding):
 
     with np.load(folder / "embedding.npz") as table:
         keys, vectors = table["keys"], table["vectors"]
-    trained_ids = np.unique(adult.load(seed=0).train.ids)
+    trained_ids = np.unique(adult.load(seed=5).train.ids)
     assert sorted(keys.tolist()) == trained_ids.tolist()
     assert vectors.shape == (len(keys), 8)
     assert np.isfinite(vectors).all()
@@ -88,13 +101,11 @@ def test_quickstart(adult, tmp_path, embedding):
         assert int(kinds[1][1]) > 0
 
 
-def test_quickstart_is_reproducible(tmp_path):
-    pytest.importorskip("pyarrow")
+def test_quickstart_is_reproducible(dynamic_run, tmp_path):
     runs = []
-    for name in ("first", "second"):
-        script = [str(EXAMPLES / "quickstart.py"), "--epochs", "1", "--quiet", "--seed", "5"]
-        run_python([*script, "--output-dir", name], tmp_path)
-        with np.load(tmp_path / name / "embedding.npz") as table:
+    run_quickstart(tmp_path, "dynamic")
+    for folder in (dynamic_run[0], tmp_path):
+        with np.load(folder / "outputs" / "quickstart" / "embedding.npz") as table:
             order = np.argsort(table["keys"])
             runs.append(table["vectors"][order])
     np.testing.assert_allclose(runs[0], runs[1], rtol=1e-3, atol=1e-4)
@@ -117,7 +128,7 @@ def test_model_parallel_on_one_rank(adult, tmp_path):
     auc = float(re.search(r"this run \(1 rank\)\s+([0-9.]+)", printed).group(1))
     assert 0.90 < auc < 0.93
     reader = de.serving.Reader(tmp_path / "out" / "tables")
-    assert reader.contains(np.unique(adult.load(seed=0).train.ids)).all()
+    assert reader.contains(np.unique(adult.load(seed=5).train.ids)).all()
     key = adult.category_id(adult.load().fields, "education", "Bachelors")
     assert np.array2string(reader.lookup(key), precision=4) in printed
 
@@ -177,11 +188,31 @@ def test_scripts_are_found():
     assert {"dlrm.py", "follower.py", "model_parallel.py", "quickstart.py"} < set(SCRIPTS)
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_help_explains_every_option(tmp_path, script):
+HELP = """
+import contextlib, io, json, runpy, sys
+
+sys.path.insert(0, sys.argv[1])
+texts = {}
+for script in sys.argv[2:]:
+    sys.argv = [script, "--help"]
+    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
+        runpy.run_path(f"{sys.path[0]}/{script}", run_name="__main__")
+    texts[script] = text.getvalue()
+print(json.dumps(texts))
+"""
+
+
+@pytest.fixture(scope="module")
+def helps(tmp_path_factory):
+    """The output of each script for --help; one process imports TensorFlow for all of them."""
     pytest.importorskip("pyarrow")
-    printed = run_python([str(EXAMPLES / script), "--help"], tmp_path)
-    described = re.sub(r"\n {10,}", "  ", printed.partition("options:")[2])
+    printed = run_python(["-c", HELP, str(EXAMPLES), *SCRIPTS], tmp_path_factory.mktemp("help"))
+    return json.loads(printed.splitlines()[-1])
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_explains_every_option(helps, script):
+    described = re.sub(r"\n {10,}", "  ", helps[script].partition("options:")[2])
     options = [line for line in described.splitlines() if line.startswith("  -")]
     assert len(options) >= 6
     for line in options:
@@ -205,8 +236,8 @@ def test_readme_code_runs(tmp_path, number):
 
 @pytest.mark.slow
 def test_code_for_keras_users_runs(tmp_path):
-    (block,) = code_blocks(ROOT / "docs" / "from_keras_embedding.md")
-    assert "5 rows" in run_python(["-c", block], tmp_path)
+    blocks = code_blocks(ROOT / "docs" / "from_keras_embedding.md")
+    assert "5 rows" in run_python(["-c", "\n".join(blocks)], tmp_path)
 
 
 def test_readme_has_five_examples():

@@ -26,7 +26,9 @@ def test_manifest_is_as_documented(tmp_path):
         "writer block_bytes optimizer tables continues crc32c"
     )
     (table,) = members["tables"]
-    assert " ".join(table) == "name dimension key_type dtype seed initializer state shards"
+    assert " ".join(table) == (
+        "name dimension key_type dtype seed initializer state shards default_vector padding_id"
+    )
     (shard,) = table["shards"]
     assert list(shard) == ["rank", "rows", "deleted", "base_tick", "files", "index_salt"]
     assert set(shard["files"]) == {"keys", "vectors", "state", "updates", "accesses", "deleted"}

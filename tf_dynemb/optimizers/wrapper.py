@@ -431,14 +431,13 @@ def _distinct(grads: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any]
     `[*model.trainable_variables, model.table]` has the table twice: as a weight of Keras and as
     itself. `tape.gradient` returns the same object for both.
     """
-    seen = set()
+    seen: dict[tuple[int, int], Any] = {}
     distinct = []
     for grad, variable in zip(grads, variables, strict=True):
         unwrapped = unwrap(variable)
         if isinstance(unwrapped, (DynamicVariable, Variable)):
-            if (id(unwrapped), id(grad)) in seen:
+            if seen.setdefault((id(unwrapped), id(grad)), variable) is not variable:
                 continue
-            seen.add((id(unwrapped), id(grad)))
             variable = unwrapped
         distinct.append((grad, variable))
     return [grad for grad, _ in distinct], [variable for _, variable in distinct]

@@ -182,7 +182,7 @@ ERRORS = {
         t, tf.ragged.constant([[1]], dtype=tf.int64), tf.constant([[1.0]])
     ),
     "type of weights": lambda t, s: de.lookup_sparse(t, [[1]], tf.constant([[1]])),
-    "insert": lambda t, s: de.lookup_sparse(t, [[1]], insert=None),
+    "insert": lambda t, s: de.lookup_sparse(t, [[1]], insert="yes"),
     "no table": lambda t, s: de.lookup_sparse([], []),
     "no variable": lambda t, s: de.lookup_sparse([tf.zeros([2, 2])], [[[1]]]),
     "uint64 ids": lambda t, s: de.lookup_sparse([s, t], [tf.constant([[1]], tf.uint64)] * 2),

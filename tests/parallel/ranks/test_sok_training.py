@@ -44,7 +44,7 @@ class Size:
 
 # The published form takes minutes if four ranks share two cores. The small one has the same
 # widths, hotness, and ids per row and step.
-SMALL, PUBLISHED = Size(512, 12, 16), Size(8192, 100)
+SMALL, PUBLISHED = Size(512, 12, 16), Size(8192, 20)
 
 
 def distributed(size, combiners=("mean", "sum")):
@@ -378,4 +378,4 @@ def check_optimizer(comm, name, rows, dim, most, steps, make_reference=None):
 
 @pytest.mark.slow
 def test_tables_of_the_published_size_train_like_variables(comm):
-    check_optimizer(comm, "adagrad", 131072, 128, 8192, 200, make_reference=AdagradOnRows)
+    check_optimizer(comm, "adagrad", 131072, 128, 8192, 40, make_reference=AdagradOnRows)
