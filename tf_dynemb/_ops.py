@@ -159,8 +159,23 @@ def rows_of_gradient(grad: Any) -> Any:
     return getattr(grad.indices, "_dynemb_rows", None)
 
 
+def check_gradient_graph() -> None:
+    """Raises NotImplementedError inside the gradient of a loop or a condition.
+
+    TensorFlow adds up the gradients of iterations, and replaces those of a branch that did not run,
+    as dense tensors. A table has none.
+    """
+    kind = type(tf.compat.v1.get_default_graph()).__name__
+    if kind in ("_WhileBodyGradFuncGraph", "_CondGradFuncGraph"):
+        raise NotImplementedError(
+            "A gradient cannot reach a table through tf.while_loop, tf.map_fn, tf.scan or tf.cond. "
+            "Look up the ids before it, and use the vectors inside it."
+        )
+
+
 @tf.RegisterGradient("DynembLookup")  # type: ignore[untyped-decorator]
 def _dynemb_lookup_gradient(op: Any, grad: Any, _rows_grad: Any) -> list[Any]:
+    check_gradient_graph()
     handle_grad = None
     if grad is not None:
         keys = tf.reshape(op.inputs[1], [-1])
@@ -181,6 +196,7 @@ def _dynemb_lookup_gradient(op: Any, grad: Any, _rows_grad: Any) -> list[Any]:
 
 @tf.RegisterGradient("DynembLookupSparse")  # type: ignore[untyped-decorator]
 def _dynemb_lookup_sparse_gradient(op: Any, *grads: Any) -> list[Any]:
+    check_gradient_graph()
     parts = _SparseParts(op)
     n = parts.count
     keys, sums, rows = lookup_sparse_grad(op, grads)

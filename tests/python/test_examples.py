@@ -219,32 +219,45 @@ def test_help_explains_every_option(helps, script):
         assert re.search(r"\S {2,}\S", line[2:]), f"no explanation: {line}"
 
 
-def code_blocks(page: Path) -> list[str]:
-    """Returns the blocks of Python code in a Markdown file."""
-    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M)
+def code_blocks(page: str) -> list[str]:
+    """Returns the blocks of Python code in a Markdown file; [] in a run without the documents."""
+    path = ROOT / page
+    text = path.read_text() if path.exists() else ""
+    return re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
 
 
-def readme_blocks() -> list[str]:
-    """Returns the blocks of Python code in the README."""
-    return code_blocks(ROOT / "README.md")
+def numbered_blocks(page):
+    return [pytest.param(page, i, id=f"{page}-{i}") for i in range(len(code_blocks(page)))]
 
 
-@pytest.mark.parametrize("number", range(len(readme_blocks())))
-def test_readme_code_runs(tmp_path, number):
-    run_python(["-c", readme_blocks()[number]], tmp_path)
+@pytest.mark.parametrize(
+    ("page", "number"), [*numbered_blocks("README.md"), *numbered_blocks("docs/guide.md")]
+)
+def test_code_of_the_documents_runs(tmp_path, page, number):
+    run_python(["-c", code_blocks(page)[number]], tmp_path)
 
 
 @pytest.mark.slow
 def test_code_for_keras_users_runs(tmp_path):
-    blocks = code_blocks(ROOT / "docs" / "from_keras_embedding.md")
+    blocks = code_blocks("docs/from_keras_embedding.md")
     assert "5 rows" in run_python(["-c", "\n".join(blocks)], tmp_path)
 
 
-def test_readme_has_five_examples():
-    blocks = readme_blocks()
-    assert len(blocks) == 5
-    assert "de.layers.Embedding" in blocks[0]
-    assert "de.lookup_sparse" in blocks[1]
-    assert "Reader" in blocks[2]
-    assert "SynchronizeRanks" in blocks[3]
-    assert "profiler" in blocks[4]
+@pytest.mark.slow
+def test_the_documents_have_all_examples():
+    (first,) = code_blocks("README.md")
+    assert "de.layers.Embedding" in first
+    assert "Reader" in first
+    loop, disk, ranks, profiler = code_blocks("docs/guide.md")
+    assert "de.lookup_sparse" in loop
+    assert "follow" in disk
+    assert "SynchronizeRanks" in ranks
+    assert "profiler" in profiler
+
+
+@pytest.mark.slow
+def test_figures_of_the_readme_are_current(tmp_path):
+    run_python(["-m", "benchmarks.readme_figures", "--folder", str(tmp_path)], ROOT)
+    for name in ("life.svg", "speed.svg"):
+        assert (tmp_path / name).read_bytes() == (ROOT / "docs/figures" / name).read_bytes()
+        assert f"docs/figures/{name}" in (ROOT / "README.md").read_text()

@@ -76,16 +76,22 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
     def _add_table(self, name: str, **options: Any) -> TableWeight:
         """Creates a table and tracks it as a weight; `options` override the layer's."""
         merged = {"initializer": self.initializer, **self.table_options, **options}
+        dim = merged.pop("dim", self.dim)
         path = f"{self.name}/{name}"
         table = DynamicVariable(
-            self.dim,
+            dim,
             key_type=self.key_type,
             dtype=self.variable_dtype,
             name=path,
             constraint=self.embeddings_constraint,
             **merged,
         )
-        table.default_vector = self.default_vector
+        if self.default_vector is not None and dim != self.dim:
+            if len(set(self.default_vector)) > 1:
+                raise ValueError("Tables of several widths need one number as default_vector.")
+            table.default_vector = self.default_vector[0]
+        else:
+            table.default_vector = self.default_vector
         table.padding_id = self.padding_id
         weight = TableWeight(table, path)
         self._track_variable(weight)
@@ -154,8 +160,9 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         return bags.at_positions(tf.boolean_mask(ids, keep), positions, count, ids.shape[0])
 
     def count_params(self) -> int:
-        """Returns dim times the number of rows that all tables hold now."""
-        return sum(len(weight.value) for weight in self._weights_of_tables) * self.dim
+        """Returns the number of floats in the vectors that all tables hold now."""
+        tables = [weight.value for weight in self._weights_of_tables]
+        return sum(len(table) * table.dimension for table in tables)
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the rows of each table, with optimizer state, for `model.save_weights`."""
@@ -185,9 +192,10 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         for i, weight in enumerate(self._weights_of_tables):
             *arrays, info = (np.asarray(store[f"{i}_{part}"]) for part in parts)
             rows = Rows(*arrays)
-            if rows.vectors.shape[1:] != (self.dim,):
+            dim = weight.value.dimension
+            if rows.vectors.shape[1:] != (dim,):
                 raise ValueError(
-                    f"Layer {self.name} has dim {self.dim}, but the file holds vectors of "
+                    f"Layer {self.name} has dim {dim}, but the file holds vectors of "
                     f"{rows.vectors.shape[1:]}."
                 )
             keys = cast_keys(tf.convert_to_tensor(rows.keys), self.key_type, "keys in the file")

@@ -35,7 +35,8 @@ class Embedding(TableLayer):
         initializer: the initializer of new vectors; see `DynamicVariable`.
         combiner: None: the output has a vector for each id. "sum", "mean", "sqrtn" or "max": the
             vectors along the last dimension of the ids are pooled into one.
-        padding_id: an id that reads as zeros, has no gradient and gets no row.
+        padding_id: an id that reads as zeros, has no gradient and gets no row. Layers that follow
+            get a mask, false where the id is this one.
         default_vector: the vector of unknown ids outside training: a number or `dim` numbers.
         mask_zero: as in Keras: a mask for the layers that follow, false where the id is 0.
         key_type: the key type of the table: "int64", "int32" or "uint64".
@@ -96,7 +97,7 @@ class Embedding(TableLayer):
         )
         self.combiner = check_combiner(combiner, may_be_none=True)
         self.mask_zero = bool(mask_zero)
-        self.supports_masking = self.mask_zero
+        self.supports_masking = self.mask_zero or padding_id is not None
         self._weight = self._add_table("embeddings")
 
     @property
@@ -120,10 +121,17 @@ class Embedding(TableLayer):
         return output
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Returns a mask that is False where the id is 0, or None without `mask_zero`."""
-        if not self.mask_zero:
+        """Returns a mask that is False where the id is padding, or None if no id is.
+
+        Padding is the `padding_id`, and 0 with `mask_zero`.
+        """
+        if self.combiner is not None:
             return None
-        return keras.ops.not_equal(inputs, 0)
+        mask = None
+        for number in {self.padding_id, 0 if self.mask_zero else None} - {None}:
+            part = keras.ops.not_equal(inputs, number)
+            mask = part if mask is None else keras.ops.logical_and(mask, part)
+        return mask
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shape of the output."""

@@ -34,10 +34,10 @@ class EmbeddingBag(TableLayer):
         **table_options: name, dtype, trainable and activity_regularizer of the layer; var_type and
             the fields of `TableOptions` for the table.
 
-    Input: ids, dense [..., H], ragged [batch, (ids)] or sparse [batch, ids]. `weights=...` is
+    Input: ids, dense [..., H], ragged [..., (ids)] or sparse [batch, ids]. `weights=...` is
     optional: floating point, of the same kind and shape as the ids. The weights have a gradient.
 
-    Output: [..., dim]; an empty bag gives zeros.
+    Output: [..., dim], ragged for ragged ids of rank 3; an empty bag gives zeros.
 
     Raises:
         ValueError, TypeError: an argument is invalid, or the ids have an unsuitable shape or type;

@@ -10,11 +10,12 @@ import tensorflow as tf
 
 from tf_dynemb.layers.base import TableLayer, check_table_options
 from tf_dynemb.layers.input_dtype import check_input_dtype
+from tf_dynemb.tables.options import check_dimension
 
 
 @keras.saving.register_keras_serializable(package="tf_dynemb")
 class MultiTableEmbedding(TableLayer):
-    """One vector for each feature of a sample, from several tables of one width, in one operator.
+    """One vector for each feature of a sample, from several tables, in one operator.
 
     The same id in two tables has two rows. Features that share a table share rows.
 
@@ -27,9 +28,10 @@ class MultiTableEmbedding(TableLayer):
 
     Args:
         dim: width of the vectors.
-        tables: the number of tables, or a list with a dict of options for each: "initializer" and
-            the table options below, which override the layer's.
-        feature_tables: the table of each feature (column of the ids). Default: one table each.
+        tables: the number of tables, or a list with a dict of options for each: "dim",
+            "initializer" and the table options below, which override the layer's.
+        feature_tables: the table of each feature (column of the ids, or item of a list), or a dict
+            with the table of each feature by its name. Default: one table each.
         initializer: the initializer of new vectors; see `DynamicVariable`.
         padding_id: an id that reads as zeros, has no gradient and gets no row.
         default_vector: the vector of unknown ids outside training: a number or `dim` numbers.
@@ -40,10 +42,12 @@ class MultiTableEmbedding(TableLayer):
         **table_options: name, dtype, trainable and activity_regularizer of the layer; var_type and
             the fields of `TableOptions` for all tables.
 
-    Input: ids [batch, features]; or ids of any shape and `table_ids=...`, integers of the same
-    shape that name the table of each id.
+    Input: ids [batch, features]; or a list, or a dict by the names of `feature_tables`, with one
+    dense or ragged tensor of ids for each feature; or ids of any shape and `table_ids=...`,
+    integers of the same shape that name the table of each id.
 
-    Output: [batch, features, dim]; with `table_ids`, ids.shape + [dim].
+    Output: [batch, features, dim]; for a list or dict, the same structure with ids.shape + [dim of
+    the feature's table]; with `table_ids`, ids.shape + [dim].
 
     Raises:
         ValueError, TypeError: an argument is invalid, or the ids have an unsuitable shape or type;
@@ -56,7 +60,7 @@ class MultiTableEmbedding(TableLayer):
         self,
         dim: int,
         tables: int | Sequence[dict[str, Any]],
-        feature_tables: Sequence[int] | None = None,
+        feature_tables: Sequence[int] | dict[str, int] | None = None,
         initializer: Any = None,
         *,
         padding_id: int | None = None,
@@ -67,6 +71,9 @@ class MultiTableEmbedding(TableLayer):
         **table_options: Any,
     ) -> None:
         options = _options_of_tables(tables)
+        names = list(feature_tables) if isinstance(feature_tables, dict) else []
+        if isinstance(feature_tables, dict):
+            feature_tables = list(feature_tables.values())
         self_features = _check_features(feature_tables, len(options))
         super().__init__(
             dim,
@@ -80,9 +87,11 @@ class MultiTableEmbedding(TableLayer):
         )
         self._tables_argument = tables
         self.feature_tables = self_features
+        self._feature_names = names
         for one in options:
             merged = {**self.table_options, **one}
-            check_table_options(merged, dim, merged.pop("initializer", initializer))
+            its_dim = check_dimension("dim", merged.pop("dim", dim))
+            check_table_options(merged, its_dim, merged.pop("initializer", initializer))
         self._weights = [self._add_table(f"table_{i}", **one) for i, one in enumerate(options)]
 
     @property
@@ -92,9 +101,17 @@ class MultiTableEmbedding(TableLayer):
 
     def call(self, inputs: Any, table_ids: Any = None, training: Any = None) -> Any:
         """Looks up ids; see the class for shapes."""
+        if isinstance(inputs, (list, tuple, dict)):
+            if table_ids is not None:
+                raise ValueError(f"Layer {self.name} takes table_ids only with one tensor of ids.")
+            return self._by_feature(inputs, training)
         ids = self._ids(inputs)
         if isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
-            raise TypeError(f"Layer {self.name} needs dense ids, got a {type(ids).__name__}.")
+            raise TypeError(
+                f"Layer {self.name} needs dense ids, or a list or dict with a tensor for each "
+                f"feature, got a {type(ids).__name__}."
+            )
+        self._check_one_width("one tensor of ids")
         if table_ids is not None:
             return self._by_table_ids(ids, tf.convert_to_tensor(table_ids), training)
         features = len(self.feature_tables)
@@ -103,20 +120,80 @@ class MultiTableEmbedding(TableLayer):
                 f"Layer {self.name} needs ids of the shape [batch, {features}], got {ids.shape}."
             )
         columns = tf.unstack(tf.ensure_shape(ids, [None, features]), axis=1)
+        output = tf.stack(self._flat_vectors(columns, training), axis=1)
+        output.set_shape([ids.shape[0], features, self.dim])
+        return output
+
+    def _by_feature(self, inputs: Any, training: Any) -> Any:
+        """Vectors of a list or dict of features, each dense or ragged, in the same structure."""
+        features = [self._ids(ids) for ids in self._in_order(inputs)]
+        flat = []
+        for ids in features:
+            if isinstance(ids, tf.SparseTensor):
+                raise TypeError(f"Layer {self.name} needs dense or ragged ids, got a SparseTensor.")
+            values = ids.flat_values if isinstance(ids, tf.RaggedTensor) else ids
+            flat.append(tf.reshape(values, [-1]))
+        outputs = []
+        for f, (ids, vectors) in enumerate(
+            zip(features, self._flat_vectors(flat, training), strict=True)
+        ):
+            if isinstance(ids, tf.RaggedTensor):
+                outputs.append(ids.with_flat_values(vectors))
+            else:
+                dim = self._dim_of(f)
+                output = tf.reshape(vectors, tf.concat([tf.shape(ids), [dim]], 0))
+                output.set_shape(ids.shape.concatenate([dim]))
+                outputs.append(output)
+        if isinstance(inputs, dict):
+            return dict(zip(self._feature_names, outputs, strict=True))
+        return outputs
+
+    def _flat_vectors(self, flat: Sequence[Any], training: Any) -> list[Any]:
+        """Vectors [n, dim] of the flat ids [n] of each feature, in one lookup."""
         used = sorted(set(self.feature_tables))
         groups = [[f for f, t in enumerate(self.feature_tables) if t == table] for table in used]
         vectors = self._vectors(
             [self._weights[table] for table in used],
-            [tf.concat([columns[f] for f in group], 0) for group in groups],
+            [tf.concat([flat[f] for f in group], 0) for group in groups],
             training,
         )
-        by_feature: list[Any] = [None] * features
+        by_feature: list[Any] = [None] * len(flat)
         for group, values in zip(groups, vectors, strict=True):
-            for f, part in zip(group, tf.split(values, len(group)), strict=True):
+            sizes = tf.stack([tf.size(flat[f]) for f in group])
+            for f, part in zip(group, tf.split(values, sizes, num=len(group)), strict=True):
                 by_feature[f] = part
-        output = tf.stack(by_feature, axis=1)
-        output.set_shape([ids.shape[0], features, self.dim])
-        return output
+        return by_feature
+
+    def _in_order(self, inputs: Any) -> list[Any]:
+        """The features of a list, or those of a dict by `feature_tables`."""
+        if isinstance(inputs, dict):
+            if not self._feature_names:
+                raise ValueError(
+                    f"Layer {self.name} got a dict of features, so feature_tables must be a dict "
+                    "with the table of each."
+                )
+            if set(inputs) != set(self._feature_names):
+                raise ValueError(
+                    f"Layer {self.name} needs the features {self._feature_names}, got "
+                    f"{list(inputs)}."
+                )
+            return [inputs[name] for name in self._feature_names]
+        if len(inputs) != len(self.feature_tables):
+            raise ValueError(
+                f"Layer {self.name} has {len(self.feature_tables)} features, got {len(inputs)}."
+            )
+        return list(inputs)
+
+    def _dim_of(self, feature: int) -> int:
+        return int(self._weights[self.feature_tables[feature]].value.dimension)
+
+    def _check_one_width(self, what: str) -> None:
+        widths = sorted({weight.value.dimension for weight in self._weights})
+        if len(widths) > 1:
+            raise ValueError(
+                f"Layer {self.name} has tables of the widths {widths}. Pass a list or dict with a "
+                f"tensor for each feature, not {what}."
+            )
 
     def _by_table_ids(self, ids: Any, table_ids: Any, training: Any) -> Any:
         if not table_ids.dtype.is_integer:
@@ -144,11 +221,30 @@ class MultiTableEmbedding(TableLayer):
 
     def compute_output_shape(self, inputs_shape: Any, table_ids_shape: Any = None) -> Any:
         """Returns the shape of the output."""
+        if isinstance(inputs_shape, dict):
+            return {
+                name: (*inputs_shape[name], self._dim_of(f))
+                for f, name in enumerate(self._feature_names)
+            }
+        if isinstance(inputs_shape, list) and inputs_shape and _is_shape(inputs_shape[0]):
+            return [(*shape, self._dim_of(f)) for f, shape in enumerate(inputs_shape)]
         return (*inputs_shape, self.dim)
 
     def compute_output_spec(self, inputs: Any, table_ids: Any = None, training: Any = None) -> Any:
         """Returns the shape and dtype of the output."""
         check_input_dtype(self, inputs)
+        if isinstance(inputs, (list, tuple, dict)):
+            specs = [
+                keras.KerasTensor(
+                    (*ids.shape, self._dim_of(f)),
+                    dtype=self.compute_dtype,
+                    ragged=bool(getattr(ids, "ragged", False)),
+                )
+                for f, ids in enumerate(self._in_order(inputs))
+            ]
+            is_dict = isinstance(inputs, dict)
+            return dict(zip(self._feature_names, specs, strict=True)) if is_dict else specs
+        self._check_one_width("one tensor of ids")
         return keras.KerasTensor((*inputs.shape, self.dim), dtype=self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
@@ -157,8 +253,14 @@ class MultiTableEmbedding(TableLayer):
         return {
             **super().get_config(),
             "tables": tables if isinstance(tables, int) else [dict(one) for one in tables],
-            "feature_tables": list(self.feature_tables),
+            "feature_tables": dict(zip(self._feature_names, self.feature_tables, strict=True))
+            if self._feature_names
+            else list(self.feature_tables),
         }
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
 
 
 def _options_of_tables(tables: Any) -> list[dict[str, Any]]:

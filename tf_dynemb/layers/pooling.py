@@ -34,15 +34,19 @@ def pool_ids(layer: Any, weight: Any, ids: Any, weights: Any, combiner: str, tra
     Args:
         layer: a TableLayer.
         weight: the layer's TableWeight.
-        ids: ids of the key type: dense [..., H], RaggedTensor [B, (H)] or SparseTensor [B, H].
+        ids: ids of the key type: dense [..., H], RaggedTensor [..., (H)] or SparseTensor [B, H].
         weights: the weights of the ids, in the same form, or None.
         combiner: the combiner of the bags.
         training: whether unknown ids get a row.
 
     Returns:
-        A tensor [..., dim] of the layer's compute dtype.
+        A tensor [..., dim] of the layer's compute dtype; a RaggedTensor for ragged ids of rank 3.
     """
     leading = None
+    if isinstance(ids, tf.RaggedTensor) and ids.ragged_rank > 1:
+        its_weights = getattr(weights, "values", weights)
+        inner = pool_ids(layer, weight, ids.values, its_weights, combiner, training)
+        return ids.with_values(inner)
     if tf.is_tensor(ids) and not isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
         if ids.shape.rank is None or ids.shape.rank < 2:
             raise ValueError(f"A combiner needs ids of the shape [batch, ids], got {ids.shape}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -10,6 +11,7 @@ from tensorflow.python.ops import handle_data_util, resource_variable_ops
 
 from tf_dynemb import _ops, communicator
 from tf_dynemb._aliases import one_of
+from tf_dynemb._warn import warn
 from tf_dynemb.ids import bags
 from tf_dynemb.ids.keys import as_keys
 from tf_dynemb.parallel import exchange, spread_keys
@@ -113,6 +115,9 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
                 in_graph_mode=False,
             )
             self._no_default = tf.zeros([0], dtype)
+        if not tf.executing_eagerly():
+            graph = weakref.ref(tf.compat.v1.get_default_graph())
+            weakref.finalize(self, _warn_of_destroyed, graph, self._name).atexit = False
         # Destroys the table when this object is destroyed, even in a reference cycle.
         self._handle_deleter = resource_variable_ops.EagerResourceDeleter(
             handle=handle, handle_device=handle.device
@@ -437,6 +442,15 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
         raise NotImplementedError(
             f"{self._name}: SavedModel of a DynamicVariable is not supported yet; serve dumps with "
             "tf_dynemb.serving, or use model.save_weights."
+        )
+
+
+def _warn_of_destroyed(graph: Any, name: str) -> None:
+    """Called when a table is destroyed that was made while a function was traced."""
+    if graph() is tf.compat.v1.get_default_graph():  # still being traced
+        warn(
+            f"The table {name!r} was made inside a tf.function and is destroyed now, so the "
+            "function cannot read it. Make tables outside, or keep them in an attribute."
         )
 
 

@@ -29,11 +29,14 @@ class RowsArray(np.ndarray):
 
 
 class _TableShape(tf.TensorShape):  # type: ignore[misc]
-    """[rows, dim], equal to the shape with any other number of rows: tables hold any number."""
+    """[rows, dim]. It equals every shape of a value that `TableWeight.assign` may accept.
+
+    These are [any number of rows, dim], and [n] for the encoding that `np.array` returns.
+    """
 
     def __eq__(self, other: Any) -> bool:
         other = tf.TensorShape(other)
-        return bool(other.rank == 2 and other[1] == self[1])
+        return bool(other.rank == 1 or (other.rank == 2 and other[1] == self[1]))
 
     def __ne__(self, other: Any) -> bool:
         return not self == other
