@@ -278,3 +278,18 @@ def test_layers_of_this_package_warn_of_nothing():
         warnings.simplefilter("error")
         fit(model)
     assert len(model.trainable_variables) == 3
+
+
+def test_an_attribute_that_is_set_after_the_first_call():
+    class Late(keras.layers.Layer):
+        def call(self, ids):
+            return tf.nn.embedding_lookup(table, ids)
+
+    table = dynamic()
+    layer = Late()
+    model = keras.Sequential([IDS, layer, keras.layers.Dense(1, kernel_initializer="ones")])
+    assert len(model.trainable_variables) == 2
+    layer.rows = table
+    history = fit(model)
+    assert len(model.trainable_variables) == 3
+    np.testing.assert_allclose(history.history["loss"], losses_of_keras(), rtol=1e-4)

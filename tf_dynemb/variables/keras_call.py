@@ -34,23 +34,26 @@ def track(variable: Any) -> None:
     entry = call.entry_layer
     if not hasattr(variable, "_keras_models"):
         variable._keras_models = weakref.WeakSet()
+        variable._is_warned_of = False
     if entry in variable._keras_models:
         return
-    variable._keras_models.add(entry)
     name = variable.name.split(":")[0]
-    layers = list(entry._flatten_layers())
-    owners = [layer for layer in layers if any(v is variable for v in _attributes(layer))]
+    owners = [
+        layer
+        for layer in entry._flatten_layers()
+        if any(value is variable for value in _attributes(layer))
+    ]
     for layer in owners:
-        weight = keras_weight(variable, f"{layer.path}/{name}")
-        _add_weight(layer, weight)
-    if not owners and getattr(entry, "compiled", False):
-        weight = keras_weight(variable, name)
-        if not any(other is weight for other in entry.variables):
-            warn(
-                f"{name} is looked up in a call of {entry.name!r}, but no layer has it as an "
-                "attribute. `fit` does not train it: assign it to an attribute of the layer that "
-                "uses it."
-            )
+        _add_weight(layer, keras_weight(variable, f"{layer.path}/{name}"))
+    if owners or any(w._value is variable for w in entry.variables):
+        variable._keras_models.add(entry)
+    elif getattr(entry, "compiled", False) and not variable._is_warned_of:
+        variable._is_warned_of = True
+        warn(
+            f"{name} is looked up in a call of {entry.name!r}, but no layer has it as an "
+            "attribute. `fit` does not train it: assign it to an attribute of the layer that "
+            "uses it."
+        )
 
 
 def inserts(variable: Any, insert: bool | None) -> bool:
