@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,14 +10,13 @@ import keras
 import tensorflow as tf
 
 from tf_dynemb import _ops
-from tf_dynemb.optimizers import gradients, native
+from tf_dynemb.optimizers import gradients, native, pairs
 from tf_dynemb.optimizers.generic import RowsOptimizer, fresh_copy
 from tf_dynemb.optimizers.gradients import TableGradient
+from tf_dynemb.optimizers.parts import Parts
 from tf_dynemb.parallel.distribution import check_one_replica
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
-from tf_dynemb.variables.static import Variable
-from tf_dynemb.variables.unwrap import unwrap
 
 _numbers = itertools.count(1)
 
@@ -58,6 +56,10 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
     tables are already sums over the ranks. With "mean" for both, and a loss that is a mean over the
     rank's samples, ranks with batches of equal size train as one rank would on all batches
     together.
+
+    Several optimizers in one model (Wide & Deep): wrap a `keras.optimizers.MultiOptimizer`, whose
+    map chooses an optimizer by the path of a variable: "layer/embeddings" for the table of a layer,
+    and the name of a table that belongs to no layer.
 
     float16: wrap a `keras.optimizers.LossScaleOptimizer` (not the other way round). If the global
     dtype policy is "mixed_float16", the wrapper does this automatically, as `model.compile` does.
@@ -102,13 +104,17 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             raise TypeError(
                 f"keras_optimizer must be a Keras optimizer, got {keras_optimizer!r:.100}.{hint}"
             )
-        if isinstance(core, (optimizers.LossScaleOptimizer, optimizers.MultiOptimizer)):
+        if isinstance(core, optimizers.LossScaleOptimizer):
             raise TypeError(
-                f"keras_optimizer cannot be a {type(core).__name__}: wrap the optimizers inside it."
+                f"keras_optimizer cannot be a {type(core).__name__}: wrap the optimizer inside it."
             )
+        is_multi = isinstance(core, optimizers.MultiOptimizer)
+        mixed = keras.config.dtype_policy().name == "mixed_float16"
+        if is_multi and (mixed or core is not keras_optimizer):
+            raise TypeError("A MultiOptimizer cannot be combined with loss scaling (float16).")
         # LossScaleOptimizer's constructor starts with this; the rest of it does not fit a wrapper.
         super(optimizers.LossScaleOptimizer, self).__init__(learning_rate=0.0, name=name)
-        if core is keras_optimizer and keras.config.dtype_policy().name == "mixed_float16":
+        if core is keras_optimizer and mixed:
             keras_optimizer = optimizers.LossScaleOptimizer(core)
         self.inner_optimizer = keras_optimizer
         self.gradient_reduction = gradient_reduction
@@ -117,7 +123,12 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             f"OptimizerWrapper {self.name!r} of {type(core).__name__} (number {next(_numbers)})"
         )
         self._form = native.native_form(core)
-        self._tables = _Tables(fresh_copy(core) if self._form is None else None)
+        generic = self._form is None and not is_multi
+        self._tables = _Tables(fresh_copy(core) if generic else None)
+        if is_multi:
+            self._tables.parts = Parts(
+                core, lambda one: type(self)(one, gradient_reduction=gradient_reduction)
+            )
 
     @property
     def core(self) -> Any:
@@ -134,17 +145,26 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
     def variables(self) -> list[Any]:
         """The wrapped optimizer's variables; the state of tables is in the tables."""
         shared = [v for rows in self._tables.generic.values() for v in rows.shared_variables]
+        if self._tables.parts is not None:
+            shared = self._tables.parts.shared_variables()
         return list(self.inner_optimizer.variables) + shared
 
     def shared_variables(self, table: DynamicVariable) -> list[Any]:
         """For a table that Keras's own code steps: the variables that belong to no row."""
+        if self._tables.parts is not None:
+            return list(self._tables.parts.of(table).shared_variables(table))
         rows = self._tables.generic.get(id(table))
         return [] if rows is None else rows.shared_variables
 
     def build(self, var_list: Any) -> None:
         """Creates state for dense variables, and adds space for state to the rows of tables."""
-        _, variables = _distinct([None] * len(var_list), var_list)
-        tables, dense = _split(variables)
+        if self._tables.parts is not None:
+            self._tables.parts.build(list(var_list))
+            self._tables.trained_variables = list(var_list)
+            self.built = True
+            return
+        _, variables = pairs.distinct([None] * len(var_list), var_list)
+        tables, dense = pairs.split(variables)
         with tf.init_scope():
             self._build_dense(dense)
             for table in tables:
@@ -158,6 +178,9 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         Raises:
             ValueError: the optimizer cannot step tables.
         """
+        if self._tables.parts is not None:
+            spec: StateSpec = self._tables.parts.of(table).state_spec(table)
+            return spec
         self._check(table)
         if self._form is not None:
             return native.state_spec(table, self._form)
@@ -170,6 +193,10 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
         If another wrapper has taken a table over, this wrapper takes it back, with fresh state.
         """
+        if self._tables.parts is not None:
+            for table in tables:
+                self._tables.parts.of(table).attach([table])
+            return
         with tf.init_scope():
             for table in tables:
                 self._attach(table)
@@ -227,9 +254,9 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             RuntimeError: a `tf.distribute` strategy with several replicas is active.
             tf.errors.FailedPreconditionError: another wrapper has taken over the state of a table.
         """
-        pairs = list(grads_and_vars)
-        if pairs:
-            self.apply([grad for grad, _ in pairs], [variable for _, variable in pairs])
+        both = list(grads_and_vars)
+        if both:
+            self.apply([grad for grad, _ in both], [variable for _, variable in both])
         return self.core._iterations
 
     @_ops.not_converted
@@ -243,8 +270,13 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         variables = list(trainable_variables)
         if len(grads) != len(variables):
             raise ValueError(f"There are {len(grads)} gradients for {len(variables)} variables.")
-        grads, variables = _distinct(grads, variables)
-        tables, dense = _split(variables)
+        if self._tables.parts is not None:
+            if not self.built:
+                self.build(variables)
+            self._tables.parts.apply(grads, variables)
+            return
+        grads, variables = pairs.distinct(grads, variables)
+        tables, dense = pairs.split(variables)
         if tables:
             check_one_replica("OptimizerWrapper")
         if not self.built:
@@ -254,8 +286,8 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             for table in tables:
                 self._attach(table)
 
-        grads, variables = _drop_missing(grads, variables)
-        table_grads, dense_grads, dense = _by_kind(grads, variables)
+        grads, variables = pairs.drop_missing(grads, variables)
+        table_grads, dense_grads, dense = pairs.by_kind(grads, variables)
         dense_grads = [
             gradients.of_unique_rows(grad, variable)
             for grad, variable in zip(dense_grads, dense, strict=True)
@@ -346,7 +378,10 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             raise ValueError(
                 "exclude_from_weight_decay() must be called before the optimizer is built."
             )
-        tables, dense = _split(list(var_list or []))
+        if self._tables.parts is not None:
+            self._tables.parts.exclude_from_weight_decay(list(var_list or []), var_names)
+            return
+        tables, dense = pairs.split(list(var_list or []))
         self.core.exclude_from_weight_decay(dense, var_names)
         self._tables.without_weight_decay = {id(table): table for table in tables}
 
@@ -381,7 +416,10 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
     def finalize_variable_values(self, var_list: Any) -> None:
         """Writes averages to dense variables when Keras ends training; tables have no averages."""
-        self.inner_optimizer.finalize_variable_values(_split(list(var_list))[1])
+        if self._tables.parts is not None:
+            self._tables.parts.finalize_variable_values(list(var_list))
+            return
+        self.inner_optimizer.finalize_variable_values(pairs.split(list(var_list))[1])
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor, with the optimizer serialized."""
@@ -413,6 +451,7 @@ class _Tables:
 
     def __init__(self, template: Any) -> None:
         self.template = template
+        self.parts: Parts | None = None
         self.trained_variables: list[Any] = []
         self._known: dict[int, DynamicVariable] = {}
         self.generic: dict[int, RowsOptimizer] = {}
@@ -423,63 +462,6 @@ class _Tables:
 
     def add(self, table: DynamicVariable) -> None:
         self._known[id(table)] = table
-
-
-def _distinct(grads: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Unwraps variables of this package, and drops those that come twice with one gradient.
-
-    `[*model.trainable_variables, model.table]` has the table twice: as a weight of Keras and as
-    itself. `tape.gradient` returns the same object for both.
-    """
-    seen: dict[tuple[int, int], Any] = {}
-    distinct = []
-    for grad, variable in zip(grads, variables, strict=True):
-        unwrapped = unwrap(variable)
-        if isinstance(unwrapped, (DynamicVariable, Variable)):
-            if seen.setdefault((id(unwrapped), id(grad)), variable) is not variable:
-                continue
-            variable = unwrapped
-        distinct.append((grad, variable))
-    return [grad for grad, _ in distinct], [variable for _, variable in distinct]
-
-
-def _split(variables: Sequence[Any]) -> tuple[list[DynamicVariable], list[Any]]:
-    tables, dense = [], []
-    for variable in variables:
-        table = unwrap(variable)
-        if isinstance(table, DynamicVariable):
-            tables.append(table)
-        else:
-            dense.append(variable)
-    return tables, dense
-
-
-def _by_kind(
-    grads: Sequence[Any], variables: Sequence[Any]
-) -> tuple[list[TableGradient], list[Any], list[Any]]:
-    """Returns gradients of tables (added up for each table), dense gradients, dense variables."""
-    by_table: dict[int, tuple[DynamicVariable, list[Any]]] = {}
-    dense_grads, dense = [], []
-    for grad, variable in zip(grads, variables, strict=True):
-        table = unwrap(variable)
-        if isinstance(table, DynamicVariable):
-            by_table.setdefault(id(table), (table, []))[1].append(grad)
-        else:
-            dense_grads.append(grad)
-            dense.append(variable)
-    table_grads = [gradients.from_slices(table, slices) for table, slices in by_table.values()]
-    return table_grads, dense_grads, dense
-
-
-def _drop_missing(grads: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Drops variables without a gradient, with a warning; if none has one, raises ValueError."""
-    missing = [v.name for g, v in zip(grads, variables, strict=True) if g is None]
-    if len(missing) == len(grads):
-        raise ValueError(f"No gradients provided for any variable: {missing}.")
-    if missing:
-        warnings.warn(f"There are no gradients for the variables {missing}.", stacklevel=4)
-    present = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
-    return [g for g, _ in present], [v for _, v in present]
 
 
 def _double(scaler: Any) -> None:
