@@ -135,6 +135,8 @@ class RowsOptimizer:
         sums, values, state = (tf.pad(rows, [[0, pad], [0, 0]]) for rows in (sums, values, state))
         self._optimizer.__dict__["_iterations"] = core._iterations
         self._optimizer.__dict__["_learning_rate"] = core._learning_rate
+        # The number of updates is the number of calls divided by this.
+        self._optimizer.__dict__["gradient_accumulation_steps"] = core.gradient_accumulation_steps
 
         self._load(values, state)
         if use_weight_decay:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_dynemb import _ops
 from tf_dynemb.optimizers import gradients, native, pairs
+from tf_dynemb.optimizers.accumulator import Accumulator
 from tf_dynemb.optimizers.generic import RowsOptimizer, fresh_copy
 from tf_dynemb.optimizers.gradients import TableGradient
 from tf_dynemb.optimizers.parts import Parts
@@ -37,8 +38,9 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
     `clipnorm`, `clipvalue`, `global_clipnorm` and `loss_scale_factor` of the wrapped optimizer
     apply to tables and dense variables together; a table's gradient counts with the sum for each
-    key. `use_ema` and `gradient_accumulation_steps` need a dense value, and raise an error for
-    tables.
+    key. With `gradient_accumulation_steps`, the gradients of tables are summed until the last of
+    these steps too; they are not saved before it. `use_ema` needs a dense value, and raises an
+    error for tables.
 
     If an optimizer keeps state in the rows of a table, one wrapper at a time trains the table:
 
@@ -216,10 +218,10 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             raise ValueError(
                 f"use_ema=True cannot average the table {table.name}, which has no dense value."
             )
-        if self.core.gradient_accumulation_steps:
+        if self.core.gradient_accumulation_steps and self.core.global_clipnorm:
             raise ValueError(
-                "gradient_accumulation_steps cannot accumulate gradients of the table "
-                f"{table.name}, which has no dense value."
+                "global_clipnorm cannot be combined with gradient_accumulation_steps for the table "
+                f"{table.name}: Keras clips the dense gradients alone. Use clipnorm."
             )
 
     def _attach(self, table: DynamicVariable) -> None:
@@ -235,6 +237,8 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             for i, variable in enumerate(rows.shared_variables):
                 self._track_trackable(variable, f"table_{len(self._tables.generic)}_{i}")
             self._tables.generic[id(table)] = rows
+        if self.core.gradient_accumulation_steps:
+            self._tables.accumulators[id(table)] = Accumulator(table)
         self._tables.add(table)
 
     @_ops.not_converted
@@ -329,12 +333,29 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             table_grads = [
                 grad.with_sums(grad.sums / tf.cast(table_scale, tf.float32)) for grad in table_grads
             ]
-        table_grads, dense_grads = self._clip(table_grads, dense_grads, dense)
-        self._step_tables(table_grads)
+        if core.gradient_accumulation_steps:
+            # Keras accumulates and clips the dense gradients itself.
+            self._accumulate(table_grads)
+        else:
+            table_grads, dense_grads = self._clip(table_grads, dense_grads, dense)
+            self._step_tables(table_grads)
         if dense:
             core.apply(dense_grads, dense)
         else:
             core._iterations.assign_add(1)
+
+    def _accumulate(self, grads: Sequence[TableGradient]) -> None:
+        """Adds up gradients, and steps with their mean in every gradient_accumulation_steps-th."""
+        core, accumulators = self.core, self._tables.accumulators
+        for grad in grads:
+            accumulators[id(grad.table)].add(grad)
+
+        def update() -> None:
+            means = [a.take(core.gradient_accumulation_steps) for a in accumulators.values()]
+            self._step_tables(gradients.clip(core, means, [], [])[0])
+
+        is_last = (core._iterations + 1) % core.gradient_accumulation_steps == 0
+        keras.ops.cond(is_last, update, lambda: None)
 
     def _clip(
         self, table_grads: list[TableGradient], dense_grads: list[Any], dense: list[Any]
@@ -455,6 +476,7 @@ class _Tables:
         self.trained_variables: list[Any] = []
         self._known: dict[int, DynamicVariable] = {}
         self.generic: dict[int, RowsOptimizer] = {}
+        self.accumulators: dict[int, Accumulator] = {}
         self.without_weight_decay: dict[int, DynamicVariable] = {}
 
     def has(self, table: DynamicVariable) -> bool:
