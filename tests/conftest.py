@@ -19,7 +19,10 @@ def small_device_tier():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Splits by file. The cases of ranks/ stay in one process: a launch runs many of them."""
+    """Splits by file. The cases of ranks/ stay in one process: a launch runs many of them.
+
+    The files run in their order, so that the longest, those of tests/parallel, begin first.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -27,4 +30,5 @@ def pytest_xdist_make_scheduler(config, log):
             path = nodeid.partition("::")[0]
             return "ranks" if path.startswith("tests/parallel/ranks/") else path
 
+    config.option.loadscopereorder = False
     return ByFile(config, log)
