@@ -20,7 +20,7 @@ train: build ## runs the quickstart: a CTR model on the Adult data
 	$(PYTHON) examples/quickstart.py $(ARGS)
 
 test: ## runs the C++ tests, then the Python tests
-	@echo "make test: on two cores, minutes: about 7 for C++ from nothing, then 13 for the Python tests of .ci/run and longer for all"
+	@echo "make test: on two cores, minutes: about 6 for C++ from nothing, then 11 for the Python tests of .ci/run and longer for all"
 	@$(MAKE) --no-print-directory test-cc
 	$(PYTHON) -m pytest -n $(JOBS) $(ARGS)
 

@@ -17,11 +17,17 @@ def small_device_tier():
         yield
 
 
+def pytest_collection_modifyitems(items):
+    """Puts the tests that start ranks first: they take longest, and wait much of the time."""
+    first = ("tests/parallel/ranks/", "tests/parallel/")
+    items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in first])
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Splits by file. The cases of ranks/ stay in one process: a launch runs many of them.
 
-    The files run in their order, so that the longest, those of tests/parallel, begin first.
+    The files begin in the order of the items.
     """
     from xdist.scheduler import LoadScopeScheduling
 
