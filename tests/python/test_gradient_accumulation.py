@@ -45,11 +45,10 @@ def fit(embedding, optimizer, eagerly=False):
     return history.history["loss"]
 
 
-@pytest.mark.parametrize("eagerly", [False, True])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "eagerly"), [*((name, False) for name in OPTIMIZERS), ("sgd", True), ("nadam", True)]
+)
 def test_same_rows_as_keras(name, eagerly):
-    if eagerly and name not in ("sgd", "nadam"):
-        pytest.skip("the others take the same way eagerly")
     mine, theirs = de.layers.Embedding(DIM), keras.layers.Embedding(ROWS, DIM)
     options = {"gradient_accumulation_steps": STEPS}
     optimizer = de.OptimizerWrapper(OPTIMIZERS[name](**options))
