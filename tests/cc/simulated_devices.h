@@ -8,8 +8,8 @@
 
 namespace dynemb {
 
-// OfDevice<Device> for each device. Emulated teams are slow: under thread sanitizer there are none,
-// and under address sanitizer none of 32.
+// OfDevice<Device> for each device. Emulated teams are slow: under thread sanitizer there are none.
+// Under address sanitizer there are only those of 4.
 #if defined(__SANITIZE_THREAD__)
 template <template <class> class OfDevice>
 using ForSimulatedDevices = testing::Types<OfDevice<ThreadsDevice>>;

@@ -128,3 +128,16 @@ def test_dump_has_the_state_of_both(tmp_path):
 def test_loss_scaling_is_refused():
     with pytest.raises(TypeError, match="cannot be combined with loss scaling"):
         de.OptimizerWrapper(K.LossScaleOptimizer(multi()))
+
+
+def test_a_function_that_creates_optimizers():
+    """As in Keras's own example: each variable keeps the optimizer of the first call."""
+
+    def make(variable):
+        return K.Adam(0.02) if "deep" in variable.path else K.Adagrad(0.05)
+
+    mine, reference = ours(), theirs()
+    optimizer = de.OptimizerWrapper(K.MultiOptimizer(make))
+    expected = losses(reference, K.MultiOptimizer(make))
+    np.testing.assert_allclose(losses(mine, optimizer), expected, rtol=1e-4)
+    assert len(optimizer.inner_optimizer.optimizers) == len(mine.trainable_variables)

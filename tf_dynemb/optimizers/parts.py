@@ -8,6 +8,7 @@ from typing import Any
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.keras_weight import keras_weight
 from tf_dynemb.variables.static import Variable
+from tf_dynemb.variables.unwrap import unwrap
 
 
 class Parts:
@@ -22,15 +23,24 @@ class Parts:
         self._multi = multi
         self._make = make
         self._wrappers: dict[int, Any] = {}
+        # By the variable's id; the variable is kept alive, so that its id stays valid.
+        self._chosen: dict[int, tuple[Any, Any]] = {}
         for optimizer in multi.optimizers:
             self._wrapper(optimizer)
 
     def of(self, variable: Any) -> Any:
-        """Returns the wrapper that steps a variable."""
-        if isinstance(variable, (DynamicVariable, Variable)):
-            # Only variables of Keras have a path, which the map needs.
-            variable = keras_weight(variable, variable.name.split(":")[0])
-        return self._wrapper(self._multi._optimizer_map(variable))
+        """Returns the wrapper that steps a variable: always the one that was chosen first.
+
+        The map may be a function that creates an optimizer in each call.
+        """
+        held = unwrap(variable)
+        if id(held) not in self._chosen:
+            if isinstance(variable, (DynamicVariable, Variable)):
+                # Only variables of Keras have a path, which the map needs.
+                variable = keras_weight(variable, variable.name.split(":")[0])
+            wrapper = self._wrapper(self._multi._optimizer_map(variable))
+            self._chosen[id(held)] = (held, wrapper)
+        return self._chosen[id(held)][1]
 
     def shared_variables(self) -> list[Any]:
         """The variables of all wrappers that are not the optimizers' own, and belong to no row."""

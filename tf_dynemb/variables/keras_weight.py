@@ -63,7 +63,6 @@ class _Weight(keras.Variable):  # type: ignore[misc]
         self._initializer = None
         self._regularizer = None
         self._constraint = None
-        self._trainable = variable.trainable
         self._autocast = False
         self._aggregation = "none"
         self._synchronization = "auto"
@@ -74,11 +73,10 @@ class _Weight(keras.Variable):  # type: ignore[misc]
     @property
     def trainable(self) -> bool:
         """Whether the variable is trained; can be set."""
-        return bool(self._trainable)
+        return bool(self._value.trainable)
 
     @trainable.setter
     def trainable(self, value: bool) -> None:
-        self._trainable = bool(value)
         self._value._trainable = bool(value)
 
     @property
