@@ -27,8 +27,12 @@ class BazelBuild(build_ext):
     """Runs `bazel build` in place of a C compiler."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        """The library is not a Python module, so its name has no Python version."""
-        return fullname.replace(".", "/") + ".so"
+        """The library is not a Python module: its name has TensorFlow's version, not Python's."""
+        try:
+            version = ".".join(find_tensorflow.find()[1].split(".")[:2])
+        except find_tensorflow.TensorFlowError as error:
+            raise SetupError(str(error)) from None
+        return fullname.replace(".", "/") + f"_tf{version}.so"
 
     def build_extension(self, ext: Extension) -> None:
         bazel = shutil.which("bazel") or shutil.which("bazelisk")

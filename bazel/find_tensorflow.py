@@ -20,22 +20,26 @@ class TensorFlowError(Exception):
     """TensorFlow is missing or has another version; the message says what to install."""
 
 
-def wanted_version() -> str:
-    """The major.minor that this source supports, from tf_dynemb/_version.py."""
+def versions() -> tuple[str, list[str]]:
+    """The major.minor of the development set-up, and all that this source supports.
+
+    They are read from tf_dynemb/_version.py.
+    """
     text = (_ROOT / "tf_dynemb" / "_version.py").read_text(encoding="utf-8")
-    match = re.search(r'^TENSORFLOW_VERSION = "([0-9]+\.[0-9]+)"', text, re.MULTILINE)
-    if not match:
-        raise TensorFlowError("tf_dynemb/_version.py does not set TENSORFLOW_VERSION")
-    return match.group(1)
+    usual = re.search(r'^TENSORFLOW_VERSION = "([0-9]+\.[0-9]+)"', text, re.MULTILINE)
+    supported = re.search(r"^TENSORFLOW_VERSIONS = \((.*)\)", text, re.MULTILINE)
+    if not usual or not supported:
+        raise TensorFlowError("tf_dynemb/_version.py does not set the versions of TensorFlow")
+    return usual[1], re.findall(r"[0-9]+\.[0-9]+", supported[1])
 
 
 def find() -> tuple[pathlib.Path, str]:
     """The package's folder and version, without importing it.
 
     Raises:
-        TensorFlowError: there is none, or it has another major.minor version.
+        TensorFlowError: there is none, or its version is not supported.
     """
-    wanted = wanted_version()
+    wanted, supported = versions()
     install = (
         f"install it with `{sys.executable} -m pip install 'tensorflow-cpu=={wanted}.*'` "
         f"(or `'tensorflow=={wanted}.*'` for GPUs)"
@@ -47,10 +51,10 @@ def find() -> tuple[pathlib.Path, str]:
             f"but {sys.executable} has none: {install}"
         )
     version = next((v for v in map(_version_of, _DISTRIBUTIONS) if v), None)
-    if version is None or version.split(".")[:2] != wanted.split("."):
+    if version is None or ".".join(version.split(".")[:2]) not in supported:
         raise TensorFlowError(
-            f"tf_dynemb is built against TensorFlow {wanted}, but {sys.executable} has "
-            f"{version or 'an unknown version'}: {install}"
+            f"tf_dynemb is built against TensorFlow {', '.join(supported)}, but {sys.executable} "
+            f"has {version or 'an unknown version'}: {install}"
         )
     return pathlib.Path(spec.origin).parent, version
 

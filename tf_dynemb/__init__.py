@@ -18,7 +18,7 @@ from tf_dynemb import _moved, _registration
 from tf_dynemb._version import __version__
 
 if TYPE_CHECKING:
-    from tf_dynemb import callbacks, layers, serving, storage
+    from tf_dynemb import callbacks, layers, serving, storage, tfra
     from tf_dynemb.communicator import init
     from tf_dynemb.lookup.lookup_sparse import lookup_sparse
     from tf_dynemb.lookup.prefetch import prefetch_lookup
@@ -66,6 +66,7 @@ __all__ = [
     "serving",
     "sparse_read_and_evict",
     "storage",
+    "tfra",
 ]
 
 # The module of each name; None: the name is a module itself.
@@ -96,6 +97,7 @@ _HOMES = {
     "serving": None,
     "sparse_read_and_evict": "sok.names",
     "storage": None,
+    "tfra": None,
 }
 
 

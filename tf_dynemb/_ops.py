@@ -16,16 +16,16 @@ try:
     import tensorflow as tf
 except ImportError as error:  # pragma: no cover - needs an environment without TensorFlow
     raise ImportError(
-        "tf_dynemb needs TensorFlow 2.21: install `tensorflow-cpu==2.21.*` (CPU only, small) or "
-        "`tensorflow==2.21.*`."
+        "tf_dynemb needs TensorFlow, 2.18 to 2.21: install `tensorflow-cpu==2.21.*` (CPU only, "
+        "small) or `tensorflow==2.21.*`."
     ) from error
 
 from tensorflow.python.eager import context
 
-from tf_dynemb._version import TENSORFLOW_VERSION
+from tf_dynemb._version import TENSORFLOW_VERSIONS
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-LIBRARY_PATH = pathlib.Path(__file__).with_name("_dynemb_ops.so")
+FOLDER = pathlib.Path(__file__).parent
 
 # The device of the host's memory.
 CPU = "/device:CPU:0"
@@ -46,14 +46,30 @@ HYPER = (
 )
 
 
-def check_tensorflow_version(version: str) -> None:
-    """Raises ImportError if `version` is not the TensorFlow that the operators are built for."""
-    if ".".join(version.split(".")[:2]) != TENSORFLOW_VERSION:
+def library_path(version: str) -> pathlib.Path:
+    """Returns the operator library that was built for a version of TensorFlow.
+
+    Raises:
+        ImportError: there is none; the message says which versions there are libraries for.
+    """
+    minor = ".".join(version.split(".")[:2])
+    path = FOLDER / f"_dynemb_ops_tf{minor}.so"
+    if minor not in TENSORFLOW_VERSIONS:
         raise ImportError(
-            f"tf_dynemb's operators are built for TensorFlow {TENSORFLOW_VERSION}, but version "
-            f"{version} is installed: install `tensorflow-cpu=={TENSORFLOW_VERSION}.*` or "
-            f"`tensorflow=={TENSORFLOW_VERSION}.*` (one of the two)."
+            f"tf_dynemb supports TensorFlow {', '.join(TENSORFLOW_VERSIONS)}, but version "
+            f"{version} is installed: install `tensorflow-cpu=={TENSORFLOW_VERSIONS[-1]}.*` or "
+            f"`tensorflow=={TENSORFLOW_VERSIONS[-1]}.*` (one of the two)."
         )
+    if not path.exists():
+        built = [p.stem.removeprefix("_dynemb_ops_tf") for p in FOLDER.glob("_dynemb_ops_tf*.so")]
+        has = (
+            f"has operators for TensorFlow {', '.join(sorted(built))}" if built else "is not built"
+        )
+        raise ImportError(
+            f"TensorFlow {version} is installed, but this tf_dynemb {has}: install the wheel, or "
+            "build it in a checkout with `make`."
+        )
+    return path
 
 
 def not_converted(function: _Function) -> _Function:
@@ -66,15 +82,9 @@ def library() -> Any:
     """Returns the operator library as TensorFlow's module of functions; loads it at the first call.
 
     Raises:
-        ImportError: TensorFlow has another version, or the library was not built.
+        ImportError: there is no library for this version of TensorFlow.
     """
-    check_tensorflow_version(tf.__version__)
-    if not LIBRARY_PATH.exists():
-        raise ImportError(
-            f"tf_dynemb's operator library {LIBRARY_PATH} does not exist: build it with `make` in "
-            "a checkout, or install the wheel."
-        )
-    return tf.load_op_library(str(LIBRARY_PATH))
+    return tf.load_op_library(str(library_path(tf.__version__)))
 
 
 def lookup_sparse_grad(op: Any, grads: Sequence[Any]) -> Any:

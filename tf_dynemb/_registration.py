@@ -25,6 +25,7 @@ _MODULES = (
     "tf_dynemb.layers",
     "tf_dynemb.optimizers.wrapper",
     "tf_dynemb.optimizers.rowwise_adagrad",
+    "tf_dynemb.tfra",
 )
 
 

@@ -2,5 +2,8 @@
 
 __version__ = "0.1.0"
 
-# The only TensorFlow (major.minor) whose C++ interface the operator library is built for.
+# The TensorFlow (major.minor) of the development set-up.
 TENSORFLOW_VERSION = "2.21"
+
+# All that operator libraries can be built for, one library for each: C++ interfaces differ.
+TENSORFLOW_VERSIONS = ("2.18", "2.19", "2.20", "2.21")

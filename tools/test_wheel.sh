@@ -29,7 +29,7 @@ import sys
 import tf_dynemb
 
 found = pathlib.Path(tf_dynemb.__file__).parent
-if pathlib.Path(sys.argv[1]) not in found.parents or not (found / "_dynemb_ops.so").exists():
+if pathlib.Path(sys.argv[1]) not in found.parents or not list(found.glob("_dynemb_ops_tf*.so")):
     sys.exit(f"the tests would not use the installed wheel: {found}")
 for module in pkgutil.walk_packages(tf_dynemb.__path__, "tf_dynemb."):
     if not module.name.endswith(("__main__", "_dynemb_ops")):

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cc/table/hash.h"
@@ -59,19 +58,20 @@ class MappedFile {
   Status Open(const std::string& path, bool write, size_t at_least) {
     const int file = open(path.c_str(), (write ? O_RDWR : O_RDONLY) | O_CLOEXEC);
     if (file < 0) return Failed(path);
-    struct stat info;
+    // Not fstat, which older versions of the C library do not export.
+    const off_t size = lseek(file, 0, SEEK_END);
     Status status;
-    if (fstat(file, &info) != 0) {
+    if (size < 0) {
       status = Failed(path);
-    } else if (static_cast<size_t>(info.st_size) < at_least) {
-      status = InvalidArgument(path + " has " + std::to_string(info.st_size) +
+    } else if (static_cast<size_t>(size) < at_least) {
+      status = InvalidArgument(path + " has " + std::to_string(size) +
                                " bytes, expected at least " + std::to_string(at_least));
-    } else if (const int error = write ? posix_fallocate(file, 0, info.st_size) : 0) {
+    } else if (const int error = write ? posix_fallocate(file, 0, size) : 0) {
       // Writing to a hole in the file would kill the process if the disk has no room for it.
       errno = error;
       status = Failed(path);
-    } else if (info.st_size != 0) {
-      bytes_ = static_cast<size_t>(info.st_size);
+    } else if (size != 0) {
+      bytes_ = static_cast<size_t>(size);
       void* data =
           mmap(nullptr, bytes_, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, file, 0);
       if (data == MAP_FAILED) {

@@ -247,10 +247,19 @@ def test_non_finite_gradients_are_applied_and_counted(value):
 
 
 def test_tensorflow_version_is_checked():
-    _ops.check_tensorflow_version("2.21.3")
-    for version in ("2.20.0", "3.21.0"):
-        with pytest.raises(ImportError, match=r"tensorflow-cpu.*tensorflow"):
-            _ops.check_tensorflow_version(version)
+    assert _ops.library_path(tf.__version__).exists()
+    for version in ("2.17.0", "3.21.0"):
+        with pytest.raises(ImportError, match=rf"{version} is installed: .*tensorflow-cpu"):
+            _ops.library_path(version)
+
+
+def test_a_library_for_another_tensorflow_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(_ops, "FOLDER", tmp_path)
+    with pytest.raises(ImportError, match=r"TensorFlow 2\.20\.0 is installed.* is not built"):
+        _ops.library_path("2.20.0")
+    (tmp_path / "_dynemb_ops_tf2.21.so").touch()
+    with pytest.raises(ImportError, match=r"has operators for TensorFlow 2\.21: install"):
+        _ops.library_path("2.20.0")
 
 
 def test_import_changes_nothing():

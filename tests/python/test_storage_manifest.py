@@ -27,7 +27,8 @@ def test_manifest_is_as_documented(tmp_path):
     )
     (table,) = members["tables"]
     assert " ".join(table) == (
-        "name dimension key_type dtype seed initializer state shards default_vector padding_id"
+        "name dimension key_type dtype seed initializer state shards default_vector padding_id "
+        "string_hash"
     )
     (shard,) = table["shards"]
     assert list(shard) == ["rank", "rows", "deleted", "base_tick", "files", "index_salt"]

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb._warn import warn
-from tf_dynemb.ids import bags
+from tf_dynemb.ids import bags, strings
 from tf_dynemb.ids.bags import Bags
 from tf_dynemb.ids.keys import cast_keys
 from tf_dynemb.lookup.lookup_sparse import lookup_bags
@@ -41,11 +41,12 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         *,
         initializer: Any,
         key_type: Any,
-        padding_id: int | None,
+        padding_id: int | str | None,
         default_vector: Any,
         embeddings_regularizer: Any,
         embeddings_constraint: Any,
         table_options: dict[str, Any],
+        hash_strings: bool = False,
         **kwargs: Any,
     ) -> None:
         layer_options = {
@@ -66,6 +67,12 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         self.supports_jit = False
         self.initializer = initializer
         self.key_type = tf.as_dtype(key_type)
+        self.hash_strings = bool(hash_strings)
+        if self.hash_strings and self.key_type == tf.int32:
+            raise ValueError("hash_strings=True needs keys of 64 bits: key_type='int64'.")
+        self._padding_argument = padding_id
+        if self.hash_strings and isinstance(padding_id, str):
+            padding_id = strings.id_of_string(padding_id)
         self.padding_id = _check_padding(padding_id, self.key_type)
         self.default_vector = _check_default(default_vector, dim)
         self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
@@ -78,14 +85,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         merged = {"initializer": self.initializer, **self.table_options, **options}
         dim = merged.pop("dim", self.dim)
         path = f"{self.name}/{name}"
-        table = DynamicVariable(
-            dim,
-            key_type=self.key_type,
-            dtype=self.variable_dtype,
-            name=path,
-            constraint=self.embeddings_constraint,
-            **merged,
-        )
+        table = self._make_table(path, dim, merged)
         if self.default_vector is not None and dim != self.dim:
             if len(set(self.default_vector)) > 1:
                 raise ValueError("Tables of several widths need one number as default_vector.")
@@ -93,10 +93,22 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         else:
             table.default_vector = self.default_vector
         table.padding_id = self.padding_id
+        table.string_hash = strings.HASH if self.hash_strings else None
         weight = TableWeight(table, path)
         self._track_variable(weight)
         self._weights_of_tables.append(weight)
         return weight
+
+    def _make_table(self, name: str, dim: int, options: dict[str, Any]) -> DynamicVariable:
+        """Creates the variable of a table; `options` has the initializer and table options."""
+        return DynamicVariable(
+            dim,
+            key_type=self.key_type,
+            dtype=self.variable_dtype,
+            name=name,
+            constraint=self.embeddings_constraint,
+            **options,
+        )
 
     def build(self, input_shape: Any = None) -> None:
         """Only marks the layer as built: tables do not depend on the input."""
@@ -114,6 +126,13 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         if isinstance(inputs, tf.RaggedTensor):
             return inputs.with_flat_values(self._ids(inputs.flat_values))
         inputs = tf.convert_to_tensor(inputs)
+        if (inputs.dtype == tf.string) != self.hash_strings:
+            raise TypeError(
+                f"Layer {self.name} has hash_strings={self.hash_strings}, but got ids as "
+                f"{inputs.dtype.name}."
+            )
+        if self.hash_strings:
+            return tf.cast(strings.ids_of_strings(inputs), self.key_type)
         if not inputs.dtype.is_floating:
             return cast_keys(inputs, self.key_type, f"The ids of layer {self.name}")
         # Ids that were read as floats work where they are exact.
@@ -211,7 +230,8 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
             "dim": self.dim,
             "initializer": _serialize_initializer(self.initializer),
             "key_type": self.key_type.name,
-            "padding_id": self.padding_id,
+            "padding_id": self._padding_argument,
+            "hash_strings": self.hash_strings,
             "default_vector": self.default_vector,
             "embeddings_regularizer": keras.regularizers.serialize(self.embeddings_regularizer),
             "embeddings_constraint": keras.constraints.serialize(self.embeddings_constraint),
@@ -238,7 +258,10 @@ def _check_padding(padding_id: Any, key_type: Any) -> int | None:
     if padding_id is None:
         return None
     if isinstance(padding_id, bool) or not hasattr(padding_id, "__index__"):
-        raise TypeError(f"padding_id must be an integer or None, got {padding_id!r}.")
+        raise TypeError(
+            "padding_id must be an integer or None, or a string with hash_strings=True, got "
+            f"{padding_id!r}."
+        )
     number = int(padding_id)
     if not key_type.min <= number <= key_type.max:
         raise ValueError(f"padding_id={number} is not a {key_type.name}.")

@@ -40,6 +40,8 @@ class Embedding(TableLayer):
         default_vector: the vector of unknown ids outside training: a number or `dim` numbers.
         mask_zero: as in Keras: a mask for the layers that follow, false where the id is 0.
         key_type: the key type of the table: "int64", "int32" or "uint64".
+        hash_strings: whether ids are strings, whose keys are their hashes, by
+            `tf.strings.to_hash_bucket_fast(ids, 2**63 - 1)`. Readers of dumps accept strings too.
         embeddings_regularizer: a Keras regularizer. A call adds its loss for the rows of the batch,
             each distinct row once; rows outside the batch do not count.
         embeddings_constraint: a Keras constraint, applied to the rows that a step has updated.
@@ -65,10 +67,11 @@ class Embedding(TableLayer):
         *args: Any,
         initializer: Any = None,
         combiner: str | None = None,
-        padding_id: int | None = None,
+        padding_id: int | str | None = None,
         default_vector: Any = None,
         mask_zero: bool = False,
         key_type: Any = "int64",
+        hash_strings: bool = False,
         embeddings_regularizer: Any = None,
         embeddings_constraint: Any = None,
         input_dim: int | None = None,
@@ -89,6 +92,7 @@ class Embedding(TableLayer):
                 "initializer", initializer, "embeddings_initializer", embeddings_initializer
             ),
             key_type=key_type,
+            hash_strings=hash_strings,
             padding_id=padding_id,
             default_vector=default_vector,
             embeddings_regularizer=embeddings_regularizer,
@@ -128,8 +132,12 @@ class Embedding(TableLayer):
         if self.combiner is not None:
             return None
         mask = None
-        for number in {self.padding_id, 0 if self.mask_zero else None} - {None}:
-            part = keras.ops.not_equal(inputs, number)
+        padding = {self._padding_argument, 0 if self.mask_zero else None} - {None}
+        # Keras compares strings only when it builds a model.
+        of_strings = self.hash_strings and not isinstance(inputs, keras.KerasTensor)
+        not_equal = tf.not_equal if of_strings else keras.ops.not_equal
+        for one in padding:
+            part = not_equal(inputs, one)
             mask = part if mask is None else keras.ops.logical_and(mask, part)
         return mask
 

@@ -47,6 +47,18 @@ def check_input_dtype(layer: Any, ids: Any) -> None:
         if not isinstance(source, keras.layers.InputLayer):
             continue
         dtype = tf.as_dtype(tensor.dtype)
+        if layer.hash_strings:
+            if dtype != tf.string:
+                raise TypeError(
+                    f"Layer {layer.name} has hash_strings=True, but keras.Input {source.name!r} "
+                    f"has the dtype {dtype.name}. Declare dtype='string' there."
+                )
+            continue
+        if dtype == tf.string:
+            raise TypeError(
+                f"keras.Input {source.name!r} has the dtype string: layer {layer.name} needs "
+                "hash_strings=True."
+            )
         cuts = dtype.is_floating or (dtype.is_integer and dtype.size < key_type.size)
         model = _sequential_around(source)
         if model is not None:

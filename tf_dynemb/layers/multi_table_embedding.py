@@ -36,6 +36,8 @@ class MultiTableEmbedding(TableLayer):
         padding_id: an id that reads as zeros, has no gradient and gets no row.
         default_vector: the vector of unknown ids outside training: a number or `dim` numbers.
         key_type: the key type of the tables: "int64", "int32" or "uint64".
+        hash_strings: whether ids are strings, whose keys are their hashes, by
+            `tf.strings.to_hash_bucket_fast(ids, 2**63 - 1)`. Readers of dumps accept strings too.
         embeddings_regularizer: a Keras regularizer. A call adds its loss for the rows of the batch,
             each distinct row once; rows outside the batch do not count.
         embeddings_constraint: a Keras constraint, applied to the rows that a step has updated.
@@ -63,9 +65,10 @@ class MultiTableEmbedding(TableLayer):
         feature_tables: Sequence[int] | dict[str, int] | None = None,
         initializer: Any = None,
         *,
-        padding_id: int | None = None,
+        padding_id: int | str | None = None,
         default_vector: Any = None,
         key_type: Any = "int64",
+        hash_strings: bool = False,
         embeddings_regularizer: Any = None,
         embeddings_constraint: Any = None,
         **table_options: Any,
@@ -79,6 +82,7 @@ class MultiTableEmbedding(TableLayer):
             dim,
             initializer=initializer,
             key_type=key_type,
+            hash_strings=hash_strings,
             padding_id=padding_id,
             default_vector=default_vector,
             embeddings_regularizer=embeddings_regularizer,

@@ -14,7 +14,7 @@ from tf_dynemb.ids.bags import Bags
 from tf_dynemb.lookup import prefetch
 from tf_dynemb.lookup.admission import admit
 from tf_dynemb.lookup.features import as_features, as_list
-from tf_dynemb.lookup.pool import pool
+from tf_dynemb.lookup.pool import clip_norms, pool
 from tf_dynemb.lookup.prefetch import Prefetched
 from tf_dynemb.parallel import exchange
 from tf_dynemb.parallel import exchange_gradient as exchange_gradient  # registers it
@@ -38,6 +38,7 @@ def lookup_sparse(
     use_low_frequency_filter: bool = False,
     *,
     combiner: Any = None,
+    max_norm: Any = None,
 ) -> Any:
     """Looks up the ids of one or more features and pools the vectors of each sample.
 
@@ -68,6 +69,9 @@ def lookup_sparse(
             so that rare keys do not fill the table. The table's option `filter_ratio` is the
             probability that such an id is kept. Dropped ids are treated as absent from the batch.
         combiner: another name of `combiners`.
+        max_norm: vectors whose L2 norm is larger are scaled to this norm before they are pooled, as
+            in `tf.nn.embedding_lookup_sparse`: one number for all tables, or a list with a number
+            or None for each. The rows themselves do not change. It is slower than a lookup without.
 
     Returns:
         [B, dim] of the table's dtype; for a list of tables, a list of such tensors.
@@ -80,6 +84,7 @@ def lookup_sparse(
     tables = [unwrap(table) for table in as_list(params)]
     combiners = one_of("combiners", combiners, "combiner", combiner)
     names = _combiner_names(combiners, len(tables))
+    max_norms = _max_norms(max_norm, len(tables))
     if insert is not None and not isinstance(insert, bool):
         raise TypeError(f"insert must be True, False or None, got {insert!r}.")
     if not isinstance(use_low_frequency_filter, bool):
@@ -90,6 +95,8 @@ def lookup_sparse(
     if isinstance(sp_ids, Prefetched):
         if use_low_frequency_filter:
             raise ValueError("use_low_frequency_filter cannot filter ids that are looked up ahead.")
+        if any(norm is not None for norm in max_norms):
+            raise ValueError("max_norm cannot be applied to ids that are looked up ahead.")
         outputs = _lookup_prefetched(tables, sp_ids, sp_weights, names, all(inserts))
     else:
         features = as_features(params, sp_ids, sp_weights)
@@ -99,7 +106,11 @@ def lookup_sparse(
         for its_insert in sorted(set(inserts)):
             places = [i for i, each in enumerate(inserts) if each is its_insert]
             its = lookup_bags(
-                _at(places, tables), _at(places, features), _at(places, names), its_insert
+                _at(places, tables),
+                _at(places, features),
+                _at(places, names),
+                its_insert,
+                _at(places, max_norms),
             )
             for i, output in zip(places, its, strict=True):
                 outputs[i] = output
@@ -125,14 +136,22 @@ def _at(places: Sequence[int], items: Sequence[Any]) -> list[Any]:
 
 
 def lookup_bags(
-    tables: Sequence[Any], features: Sequence[Bags], combiners: Sequence[str], insert: bool
+    tables: Sequence[Any],
+    features: Sequence[Bags],
+    combiners: Sequence[str],
+    insert: bool,
+    max_norms: Sequence[float | None] | None = None,
 ) -> list[Any]:
     """Same as `lookup_sparse`, for ids in bags; `features[i]` is read from `tables[i]`."""
     check_one_replica("A lookup in tables")
-    if not insert:
-        own = [i for i, table in enumerate(tables) if _has_default(table)]
-        if own:
-            return _lookup_with_defaults(tables, features, combiners, own)
+    norms = max_norms or [None] * len(tables)
+    apart = [
+        i
+        for i, table in enumerate(tables)
+        if norms[i] is not None or (not insert and _has_default(table))
+    ]
+    if apart:
+        return _lookup_apart(tables, features, combiners, insert, norms, apart)
     if communicator.get().size > 1:
         spread, table_of, places = exchange.spread_tables(tables)
         its_features = [features[i] for i in places]
@@ -153,18 +172,26 @@ def _has_default(table: Any) -> bool:
     return isinstance(table, DynamicVariable) and table.default_vector is not None
 
 
-def _lookup_with_defaults(
-    tables: Sequence[Any], features: Sequence[Bags], combiners: Sequence[str], own: Sequence[int]
+def _lookup_apart(
+    tables: Sequence[Any],
+    features: Sequence[Bags],
+    combiners: Sequence[str],
+    insert: bool,
+    max_norms: Sequence[float | None],
+    apart: Sequence[int],
 ) -> list[Any]:
-    """`lookup_bags` without inserts; the tables at `own` have default vectors."""
+    """`lookup_bags`; the vectors of the tables at `apart` are read first and pooled afterwards."""
     outputs: list[Any] = [None] * len(tables)
-    for i in own:
-        vectors = tables[i].lookup(features[i].keys, insert=False)
-        outputs[i] = pool(vectors, features[i], combiners[i])
-        outputs[i].set_shape([features[i].static_num_bags, tables[i].dimension])
-    rest = [i for i in range(len(tables)) if i not in own]
+    for i in apart:
+        if isinstance(tables[i], DynamicVariable):
+            vectors = tables[i].lookup(features[i].keys, insert=insert)
+        else:
+            vectors = tf.gather(tables[i], features[i].keys)
+        outputs[i] = pool(clip_norms(vectors, max_norms[i]), features[i], combiners[i])
+        outputs[i].set_shape([features[i].static_num_bags, tables[i].shape[1]])
+    rest = [i for i in range(len(tables)) if i not in apart]
     if rest:
-        its = lookup_bags(_at(rest, tables), _at(rest, features), _at(rest, combiners), False)
+        its = lookup_bags(_at(rest, tables), _at(rest, features), _at(rest, combiners), insert)
         for i, output in zip(rest, its, strict=True):
             outputs[i] = output
     return outputs
@@ -253,3 +280,14 @@ def _combiner_names(combiners: Any, count: int) -> list[str]:
         if combiner not in COMBINERS:
             raise ValueError(f"combiner must be one of {', '.join(COMBINERS)}, got {combiner!r}.")
     return list(combiners)
+
+
+def _max_norms(max_norm: Any, count: int) -> list[float | None]:
+    norms = list(max_norm) if isinstance(max_norm, (list, tuple)) else [max_norm] * count
+    if len(norms) != count:
+        raise ValueError(f"max_norm has {len(norms)} items, but params has {count}.")
+    for norm in norms:
+        is_number = isinstance(norm, (int, float)) and not isinstance(norm, bool)
+        if norm is not None and not (is_number and norm > 0):
+            raise ValueError(f"max_norm must be a positive number or None, got {norm!r}.")
+    return norms

@@ -53,3 +53,15 @@ def pool(vectors: Any, bags: Bags, combiner: str) -> Any:
             norm = tf.sqrt(tf.math.unsorted_segment_sum(weights * weights, segments, count))
             pooled = tf.math.divide_no_nan(pooled, norm)
     return tf.cast(pooled, dtype)
+
+
+def clip_norms(vectors: Any, max_norm: float | None) -> Any:
+    """Scales vectors [n, dim] whose L2 norm is above `max_norm` to that norm; None: no limit.
+
+    The formula is that of `tf.clip_by_norm`, v · max_norm / max(‖v‖, max_norm), and so is the
+    gradient. 16-bit vectors are scaled in float32.
+    """
+    if max_norm is None:
+        return vectors
+    wide = tf.cast(vectors, tf.float32) if vectors.dtype.size < 4 else vectors
+    return tf.cast(tf.clip_by_norm(wide, max_norm, axes=[-1]), vectors.dtype)

@@ -72,6 +72,10 @@ def from_slices(table: DynamicVariable, grads: Sequence[Any]) -> TableGradient:
         with _ops.on(table.placement.device):
             keys, sums = _ops.library().dynemb_dedup_sum(keys, sums)
         rows = tf.zeros([0], tf.uint32)
+    if table.inserts_in_steps:
+        with _ops.on(table.placement.device):
+            no_default = tf.zeros([0], table.dtype)
+            _, rows = _ops.library().dynemb_lookup(table.handle, keys, no_default, insert=True)
     return TableGradient(table, keys, sums, rows)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb.serving.keys import Keys, as_keys
+from tf_dynemb.serving.keys import Keys
 from tf_dynemb.serving.state import State
 from tf_dynemb.serving.table import Mask, Table, Vectors
 from tf_dynemb.storage import DataLossError, Snapshot
@@ -102,7 +102,8 @@ class Reader:
         """Returns the vectors of keys.
 
         Args:
-            keys: integers in any shape, of any integer type.
+            keys: integers in any shape, of any integer type. For the table of a layer with
+                `hash_strings=True` also strings, in lists or arrays of str or bytes.
             table: the name of the table; may be None if there is only one.
             default: the vector of keys that are not in the table: a number, or a vector
                 [dimension]. None: the vector that the model reads for them outside training.
@@ -140,7 +141,7 @@ class Reader:
     def contains(self, keys: npt.ArrayLike, table: str | None = None) -> Mask:
         """Returns which keys are in a table: bool, of the shape of `keys`. Errors: see `lookup`."""
         held = _table(self._state, table)
-        array = as_keys(keys, held.schema.numpy_key_type, held.schema.name)
+        array = held.as_keys(keys)
         return held.contains(array.ravel()).reshape(array.shape)
 
     def items(self, table: str | None = None, chunk: int = 65536) -> Iterator[tuple[Keys, Vectors]]:
@@ -242,6 +243,8 @@ def _table(state: State, name: str | None) -> Table:
         if len(state.tables) != 1:
             raise ValueError(f"table is required: it must be one of {there}.")
         return next(iter(state.tables.values()))
+    if not isinstance(name, str):
+        raise TypeError(f"table must be a name, one of {there}, got {name!r:.80}: keys come first.")
     if name not in state.tables:
         raise KeyError(f"no table {name!r}: there is {there}.")
     return state.tables[name]
@@ -249,7 +252,7 @@ def _table(state: State, name: str | None) -> Table:
 
 def _lookup(table: Table, keys: npt.ArrayLike, default: npt.ArrayLike | None) -> Vectors:
     dimension = table.schema.dimension
-    array = as_keys(keys, table.schema.numpy_key_type, table.schema.name)
+    array = table.as_keys(keys)
     fill = None if default is None else np.asarray(default, np.float32)
     if fill is not None and fill.shape not in ((), (dimension,)):
         raise ValueError(

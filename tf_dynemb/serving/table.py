@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb.serving.keys import Keys
+from tf_dynemb.serving.keys import Keys, as_keys
 from tf_dynemb.serving.overlay import Overlay, push
 from tf_dynemb.serving.unknown_keys import UnknownKeys
 from tf_dynemb.storage import Snapshot, TableEntry, key_index
@@ -92,6 +92,7 @@ class Table:
         levels: the changes since the base, oldest first.
         size: the number of keys.
         unknown: the rule for keys that the table does not have.
+        string_hash: the hash that makes a key of a string; None: keys are integers.
     """
 
     schema: Schema
@@ -99,6 +100,7 @@ class Table:
     levels: tuple[Overlay, ...]
     size: int
     unknown: UnknownKeys
+    string_hash: str | None
 
     @classmethod
     def of_base(cls, snapshot: Snapshot, entry: TableEntry) -> Table:
@@ -121,7 +123,8 @@ class Table:
             )
             shards.append(Shard(keys, np.asarray(rows), index, shard.index_salt))
         size = sum(shard.rows for shard in entry.shards)
-        return cls(Schema.of(entry), tuple(shards), (), size, UnknownKeys.of(entry))
+        unknown = UnknownKeys.of(entry)
+        return cls(Schema.of(entry), tuple(shards), (), size, unknown, entry.string_hash)
 
     def with_delta(self, snapshot: Snapshot, entry: TableEntry) -> Table:
         """Returns the state after a delta, whose rows are copied into memory."""
@@ -129,13 +132,19 @@ class Table:
             column: [snapshot.column(entry.name, column, shard.rank) for shard in entry.shards]
             for column in ("keys", "vectors", "deleted")
         }
-        unknown = UnknownKeys.of(entry)
+        changed = dataclasses.replace(
+            self, unknown=UnknownKeys.of(entry), string_hash=entry.string_hash
+        )
         if not entry.shards:
-            return dataclasses.replace(self, unknown=unknown)
+            return changed
         keys, rows, deleted = (np.asarray(np.concatenate(c)) for c in columns.values())
         size = self.size + int((~self.contains(keys)).sum()) - int(self.contains(deleted).sum())
         levels = push(self.levels, Overlay.of(keys, rows, deleted), self._base_contains)
-        return dataclasses.replace(self, levels=levels, size=size, unknown=unknown)
+        return dataclasses.replace(changed, levels=levels, size=size)
+
+    def as_keys(self, keys: npt.ArrayLike) -> Keys:
+        """Converts what a user passes to an array of the key type; see `keys.as_keys`."""
+        return as_keys(keys, self.schema.numpy_key_type, self.schema.name, self.string_hash)
 
     def lookup(self, keys: Keys, default: Vectors | None) -> Vectors:
         """Returns float32 [n, dimension] for keys [n].

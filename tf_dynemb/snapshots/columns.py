@@ -113,6 +113,7 @@ def write_rows(
                 shards=tuple(shards),
                 default_vector=table.default_vector,
                 padding_id=table.padding_id,
+                string_hash=table.string_hash,
             )
         )
     return entries

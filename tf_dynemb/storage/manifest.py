@@ -34,6 +34,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(np.uint16),  # its bits; numpy has no bfloat16
 }
+STRING_HASHES = ("farmhash64",)
 INITIALIZERS = ("constant", "uniform", "normal", "truncated_normal")
 
 # From this number of rows on, positions do not fit into the index.
@@ -94,8 +95,8 @@ class InitializerEntry:
 class TableEntry:
     """The entry of a table.
 
-    `state` is None if no state was written. `default_vector` and `padding_id` may be missing in the
-    file.
+    `state` is None if no state was written. `default_vector`, `padding_id` and `string_hash` may be
+    missing in the file.
     """
 
     name: str
@@ -108,6 +109,7 @@ class TableEntry:
     shards: tuple[Shard, ...]
     default_vector: tuple[float, ...] | None = None
     padding_id: int | None = None
+    string_hash: str | None = None
 
     @property
     def state_width(self) -> int:
@@ -285,6 +287,7 @@ def _table(members: Fields, version: int = VERSION) -> TableEntry:
         shards=tuple(_shard(shard, version) for shard in members.objects("shards")),
         default_vector=_default_vector(members, dimension),
         padding_id=_padding_id(members),
+        string_hash=_string_hash(members),
     )
 
 
@@ -301,6 +304,12 @@ def _padding_id(members: Fields) -> int | None:
         return None
     limits = np.iinfo(KEY_TYPES[members.choice("key_type", KEY_TYPES)])
     return members.integer("padding_id", int(limits.min), int(limits.max))
+
+
+def _string_hash(members: Fields) -> str | None:
+    if members.members.get("string_hash") is None:
+        return None
+    return members.choice("string_hash", STRING_HASHES)
 
 
 def _initializer(members: Fields, dimension: int) -> InitializerEntry:

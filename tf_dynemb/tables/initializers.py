@@ -35,8 +35,9 @@ def create(initializer: Any, dim: int) -> InitialVector:
     Args:
         initializer: None ("uniform", as in `keras.layers.Embedding`), a number, a number as text, a
             Keras initializer or its name ("random" is "uniform"), or a list of these, one for each
-            of the `dim` columns. Variance scaling (glorot, he, lecun) uses `dim` as both fan-in and
-            fan-out, because a table has no fixed number of rows.
+            of the `dim` columns. Initializers of TensorFlow (`tf.random_normal_initializer`) and
+            tf_keras are accepted where Keras has the same. Variance scaling (glorot, he, lecun)
+            uses `dim` as both fan-in and fan-out, because a table has no fixed number of rows.
         dim: width of the vector.
 
     Raises:
@@ -57,7 +58,7 @@ def create(initializer: Any, dim: int) -> InitialVector:
         initializer = keras.initializers.get(initializer)
     if isinstance(initializer, type) and issubclass(initializer, keras.initializers.Initializer):
         initializer = initializer()
-    return _from_keras(initializer, dim)
+    return _from_keras(_as_keras(initializer), dim)
 
 
 def _per_column(initializers: Sequence[Any], dim: int) -> InitialVector:
@@ -82,6 +83,16 @@ def _by_name(name: str) -> Any:
         return keras.initializers.get("uniform" if name == "random" else name)
     except ValueError:
         raise ValueError(f"Unknown initializer {name!r}.") from None
+
+
+def _as_keras(initializer: Any) -> Any:
+    """Converts an initializer of TensorFlow or tf_keras, whose classes have Keras's names."""
+    module = type(initializer).__module__.split(".")[0]
+    same = getattr(keras.initializers, type(initializer).__name__, None)
+    if module not in ("tensorflow", "tf_keras") or same is None:
+        return initializer
+    config = {name: value for name, value in initializer.get_config().items() if name != "dtype"}
+    return same(**config)
 
 
 def _from_keras(initializer: Any, dim: int) -> InitialVector:

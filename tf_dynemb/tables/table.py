@@ -115,6 +115,8 @@ class Table:
         self._exchange_name = f"{name}#{number}"
         self._default_vector: tuple[float, ...] | None = None
         self.padding_id: int | None = None
+        # The hash that makes a key of a string, for readers of dumps; None: keys are integers.
+        self.string_hash: str | None = None
         self.snapshots = Snapshots()
         self.cut_lock = threading.RLock()
         # The state that the rows have. The operators know the owner that may step it.

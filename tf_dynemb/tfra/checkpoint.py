@@ -1,0 +1,210 @@
+"""Loading tables from what TFRA has saved: checkpoints, SavedModels, and files of rows."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb._warn import warn
+from tf_dynemb.optimizers.wrapper import OptimizerWrapper
+from tf_dynemb.persistence.foreign import ForeignRows, System, load_foreign
+from tf_dynemb.tfra import kv_files
+
+# TFRA keeps each state of an optimizer in a table of its own, named after the state. The names
+# that Keras gives a state have changed over time.
+_STATES = {
+    "adagrad": ("accumulator",),
+    "adam": ("m", "v"),
+    "adamax": ("m", "v|u"),
+    "adadelta": ("accum_grad|accumulated_grad", "accum_var|accumulated_delta_var"),
+    "ftrl": ("accumulator", "linear"),
+}
+_OPTIMIZER = "the optimizer"
+_TFRA = System(
+    "TFRA",
+    "tfra.load_checkpoint",
+    {ours: (_OPTIMIZER, states) for ours, states in _STATES.items()},
+)
+# Beside the TensorFlow checkpoint of a SavedModel or of a FileSystemSaver.
+_FOLDER = "TFRADynamicEmbedding"
+
+# The shards of a table by the table's name: functions that read (keys, vectors).
+Shards = Mapping[str, list[Callable[[Any], tuple[Any, Any]]]]
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str],
+    variables: Any,
+    optimizer: OptimizerWrapper | None = None,
+    value_dtype: Any = None,
+) -> None:
+    """Replaces the content of tables with what TFRA has saved, on any number of devices and ranks.
+
+    All rows are read into separate tables first; a failure changes nothing. With several ranks all
+    of them call this, and each loads the rows that it owns.
+
+    Args:
+        path: one of these:
+            a folder of files of `save_to_file_system` or of a `FileSystemSaver`;
+            a TensorFlow checkpoint, as for `tf.train.load_checkpoint`;
+            a SavedModel, or a model that Keras 2 saved as one.
+        variables: tables as in `tf_dynemb.dump`; or a dict of TFRA's names and tables. The name
+            of a table in a TFRA layer is that of the layer followed by "-parameter".
+        optimizer: if given, its state is loaded too, where it has the same meaning: Adagrad, Adam,
+            Adamax, Adadelta and Ftrl. Set `optimizer.core.iterations` yourself for Adam and
+            Adamax.
+        value_dtype: the dtype of the vectors in files of rows, which do not contain it. None: that
+            of each table. Keys must have the key type of the table.
+
+    Raises:
+        FileNotFoundError: there is nothing of TFRA at `path`, or no table of a name; the message
+            lists the names that there are.
+        TypeError: an element of `variables`, or `optimizer`, has another type.
+        ValueError: a table differs in dimension, a key does not fit the table's key type, or files
+            are incomplete.
+        RuntimeError: the function was called inside a `tf.function`, or failed on another rank.
+    """
+
+    def read(tables: Mapping[str, Any]) -> dict[str, list[ForeignRows]]:
+        shards, flat = _find(os.fspath(path))
+        found = {}
+        for name, table in tables.items():
+            wide = table.dtype if value_dtype is None else tf.as_dtype(value_dtype)
+            layout = (table.key_type, wide, table.shape[1])
+            states: dict[str, str] = {}
+            if optimizer is not None:
+                states = _names_of_states(shards, _saved(name, flat), optimizer, table)
+            found[name] = _rows(shards, _saved(name, flat), states, layout)
+        return found
+
+    load_foreign(_TFRA, variables, optimizer, read)
+
+
+def _saved(name: str, flat: bool) -> str:
+    """Returns a table's name as it is saved: names of files have no "/"."""
+    return name.replace("/", "_") if flat else name
+
+
+def _rows(
+    shards: Shards, name: str, states: Mapping[str, str], layout: tuple[Any, Any, int]
+) -> list[ForeignRows]:
+    """Reads the shards of a table; `states` has the name of the table of each state."""
+    if name not in shards:
+        raise FileNotFoundError(
+            f"TFRA has saved no table {name!r}, but {', '.join(map(repr, shards)) or 'none'}."
+        )
+    of_state = {}
+    for state, its_table in states.items():
+        pairs = [read(layout) for read in shards[its_table]]
+        keys, vectors = (np.concatenate(column) for column in zip(*pairs, strict=True))
+        order = np.argsort(keys, kind="stable")
+        of_state[state] = (keys[order], vectors, order)
+    rows = []
+    for read in shards[name]:
+        keys, vectors = read(layout)
+        its_states, has_all = {}, np.ones(len(keys), bool)
+        for state, columns in of_state.items():
+            its_states[state], has = _at_keys(keys, *columns)
+            has_all &= has
+        rows.append(ForeignRows(keys, vectors, its_states, _OPTIMIZER if states else None, has_all))
+    return rows
+
+
+def _at_keys(keys: Any, sorted_keys: Any, vectors: Any, order: Any) -> tuple[Any, Any]:
+    """Returns the vectors of keys, zeros for a key that has none, and which keys have one."""
+    found = np.zeros((len(keys), vectors.shape[1]), np.float32)
+    has = np.zeros(len(keys), bool)
+    if len(sorted_keys):
+        place = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)
+        has = sorted_keys[place] == keys
+        found[has] = vectors[order[place[has]]]
+    return found, has
+
+
+def _names_of_states(
+    shards: Shards, name: str, optimizer: OptimizerWrapper, table: Any
+) -> dict[str, str]:
+    """Returns the name of the table of each state of an optimizer, in the order of our rows."""
+    ours = optimizer.state_spec(table)[0] if hasattr(table, "state_spec") else ""
+    wanted = _STATES.get(ours)
+    if wanted is None:
+        return {}
+    # <name>/<name of the optimizer's variable>/<state>, or <name>/<state>
+    complete = []
+    for first in shards:
+        match = re.fullmatch(rf"({re.escape(name)}[/_](?:.*[/_])?)(?:{wanted[0]})", first)
+        if match:
+            others = [
+                next((match[1] + one for one in state.split("|") if match[1] + one in shards), "")
+                for state in wanted
+            ]
+            if all(others):
+                complete.append(dict(zip(wanted, others, strict=True)))
+    if len(complete) != 1:
+        what = "no state of" if not complete else f"{len(complete)} states of"
+        warn(
+            f"TFRA has saved {what} {ours!r} for the table {name!r}: its rows start with fresh "
+            "state."
+        )
+        return {}
+    return complete[0]
+
+
+def _find(path: str) -> tuple[dict[str, list[Any]], bool]:
+    """Returns the shards at a path, and whether their names have "_" for "/"."""
+    folders = [path, os.path.join(path, _FOLDER), os.path.join(path, "variables", _FOLDER)]
+    folders.append(os.path.join(os.path.dirname(path), _FOLDER))
+    for folder in folders:
+        names = kv_files.names_in(folder)
+        if names:
+            return {name: _in_files(folder, name) for name in names}, True
+    for prefix in (path, os.path.join(path, "variables", "variables")):
+        if tf.train.latest_checkpoint(prefix) or os.path.exists(f"{prefix}.index"):
+            found = _in_checkpoint(prefix)
+            if found:
+                return found, all("/" not in name for name in found)
+    raise FileNotFoundError(f"{path} has neither files nor a checkpoint of TFRA's tables.")
+
+
+def _in_files(folder: str, name: str) -> list[Any]:
+    def reader(shard: str) -> Any:
+        def read(layout: tuple[Any, Any, int]) -> tuple[Any, Any]:
+            key_type, dtype, dim = layout
+            return kv_files.read(shard, key_type.as_numpy_dtype, dtype.as_numpy_dtype, dim)
+
+        return read
+
+    return [reader(shard) for shard in kv_files.find(folder, name)]
+
+
+def _in_checkpoint(prefix: str) -> dict[str, list[Any]]:
+    checkpoint = tf.train.load_checkpoint(prefix)
+    keys = sorted(checkpoint.get_variable_to_shape_map())
+
+    def reader(entry: str) -> Any:
+        def read(_: Any) -> tuple[Any, Any]:
+            vectors = checkpoint.get_tensor(f"{entry}-values")
+            return checkpoint.get_tensor(f"{entry}-keys"), vectors
+
+        return read
+
+    found: dict[str, list[Any]] = {}
+    for key in keys:
+        entry = key.removesuffix("-keys")
+        if entry != key and f"{entry}-values" in keys:
+            found.setdefault(_name_in_checkpoint(entry), []).append(reader(entry))
+    return found
+
+
+def _name_in_checkpoint(entry: str) -> str:
+    """Returns the name of the table that an entry of a checkpoint is a shard of."""
+    in_object = re.search(r"(?:^|/)tables_of_([^/]+)/\d+/\.ATTRIBUTES/", entry)
+    if in_object:
+        # TensorFlow's escapes in the names of edges.
+        return in_object[1].replace(".S", "/").replace("..", ".")
+    return re.sub(r"_mht_\d+of\d+$", "", entry)

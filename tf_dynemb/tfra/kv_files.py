@@ -1,0 +1,153 @@
+"""The files of TFRA's `save_to_file_system` and `FileSystemSaver`: a pair for each shard.
+
+    <name>_mht_<i>of<n>_rank<r>_size<s>-keys      the keys, little-endian, without a header
+    <name>_mht_<i>of<n>_rank<r>_size<s>-values    the vectors in the same order, row after row
+
+<name> is the variable's name with "_" for every "/". Shard i of n is on device i of rank r of s; i
+counts from 1, r from 0. The files do not contain the types or the width, so a reader must know
+them: a file of int64 keys can be read as twice as many int32 keys. What a reader can check is that
+both files contain the same number of whole rows.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb import _ops, communicator
+from tf_dynemb.tables.batches import own_rows
+from tf_dynemb.tables.table import Table
+
+_SHARD = re.compile(r"_mht_\d+of\d+_rank\d+_size(\d+)-keys")
+# TFRA's own name of a shard, without ranks, as in file_name_list or an older version.
+_PLAIN_SHARD = re.compile(r"_mht_\d+of\d+-keys")
+
+
+def file_name(name: str, rank: int | None = None, size: int | None = None) -> str:
+    """Returns the common beginning of this rank's pair of files.
+
+    Args:
+        name: the variable's name.
+        rank: the rank. None: this process's.
+        size: the number of ranks. None: that of this run.
+    """
+    ranks = communicator.get()
+    rank = ranks.rank if rank is None else rank
+    size = ranks.size if size is None else size
+    return f"{_flat(name)}_mht_1of1_rank{rank}_size{size}"
+
+
+def find(folder: str, name: str, size: int | None = None) -> list[str]:
+    """Returns the paths of a variable's shards, without "-keys".
+
+    Args:
+        folder: the folder.
+        name: the variable's name.
+        size: the number of ranks that wrote them. None: any.
+
+    Raises:
+        FileNotFoundError: there are none; the message lists the names that there are.
+    """
+    found = []
+    beginning = os.path.join(folder, _flat(name))
+    for path in sorted(glob.glob(f"{glob.escape(beginning)}_mht_*-keys")):
+        end = path[len(beginning) :]
+        shard = _SHARD.fullmatch(end)
+        if (shard and size in (None, int(shard[1]))) or (size is None and _PLAIN_SHARD.match(end)):
+            found.append(path.removesuffix("-keys"))
+    if not found:
+        raise FileNotFoundError(
+            f"{folder} has no files of the variable {name!r}"
+            + ("" if size is None else f" from {size} ranks")
+            + f"; its variables: {', '.join(names_in(folder)) or 'none'}."
+        )
+    return found
+
+
+def names_in(folder: str) -> list[str]:
+    """Returns the names of the variables that a folder has files of, with "_" for "/"."""
+    paths = glob.glob(os.path.join(glob.escape(folder), "*_mht_*-keys"))
+    return sorted({os.path.basename(path).rpartition("_mht_")[0] for path in paths})
+
+
+def read(path: str, key_dtype: Any, value_dtype: Any, dim: int) -> tuple[Any, Any]:
+    """Maps a shard into memory.
+
+    Args:
+        path: the common beginning of the two files' paths.
+        key_dtype: the numpy type of the keys.
+        value_dtype: the numpy type of the vectors.
+        dim: the width of the vectors.
+
+    Returns:
+        (keys, vectors): arrays [n] and [n, dim].
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: the files do not contain the same number of whole rows.
+    """
+    keys = _map(f"{path}-keys", key_dtype, 1)
+    values = _map(f"{path}-values", value_dtype, dim)
+    if len(keys) != len(values):
+        raise ValueError(
+            f"{path}-keys has {len(keys)} keys of {np.dtype(key_dtype)}, but {path}-values has "
+            f"{len(values)} vectors of {dim} x {np.dtype(value_dtype)}: types or dim differ, or a "
+            "file is incomplete."
+        )
+    return keys[:, 0], values
+
+
+def write(path: str, keys: Any, values: Any, append: bool = False) -> None:
+    """Writes a shard; the folder is created. Existing files are replaced, or appended to.
+
+    Args:
+        path: the common beginning of the two files' paths.
+        keys: an array [n].
+        values: an array [n, dim].
+        append: whether to append to existing files.
+    """
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    for end, array in (("-keys", keys), ("-values", values)):
+        target = path + end
+        partial = target if append else f"{target}.tmp"
+        with open(partial, "ab" if append else "wb") as file:
+            file.write(np.ascontiguousarray(array).tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        if not append:
+            os.replace(partial, target)
+
+
+def upsert_own(table: Table, keys: Any, values: Any) -> None:
+    """Upserts the rows that this rank owns, without communication.
+
+    Args:
+        table: the table.
+        keys: an array [n] of the table's key type.
+        values: an array [n, dim] of the table's dtype.
+    """
+    for some, its_keys in own_rows(table, len(keys), 0, lambda part: np.array(keys[part])):
+        vectors = tf.constant(values[some])
+        _ops.library().dynemb_upsert(table.handle, tf.constant(its_keys), vectors)
+
+
+def _flat(name: str) -> str:
+    return name.replace("/", "_")
+
+
+def _map(path: str, dtype: Any, width: int) -> Any:
+    row_bytes = np.dtype(dtype).itemsize * width
+    size = os.stat(path).st_size
+    if size % row_bytes:
+        raise ValueError(
+            f"{path} has {size} bytes, which is no multiple of the {row_bytes} bytes of "
+            f"{width} x {np.dtype(dtype)}."
+        )
+    if size == 0:  # an empty file cannot be mapped
+        return np.empty((0, width), dtype)
+    return np.memmap(path, dtype, mode="r", shape=(size // row_bytes, width))
