@@ -157,9 +157,7 @@ def _names_of_states(
 
 def _find(path: str) -> tuple[dict[str, list[Any]], bool]:
     """Returns the shards at a path, and whether their names have "_" for "/"."""
-    folders = [path, os.path.join(path, _FOLDER), os.path.join(path, "variables", _FOLDER)]
-    folders.append(os.path.join(os.path.dirname(path), _FOLDER))
-    for folder in folders:
+    for folder in _folders(path):
         names = kv_files.names_in(folder)
         if names:
             return {name: _in_files(folder, name) for name in names}, True
@@ -169,6 +167,19 @@ def _find(path: str) -> tuple[dict[str, list[Any]], bool]:
             if found:
                 return found, all("/" not in name for name in found)
     raise FileNotFoundError(f"{path} has neither files nor a checkpoint of TFRA's tables.")
+
+
+def _folders(path: str) -> list[str]:
+    """Returns the folders in which files of rows may be, the most specific first."""
+    beside = os.path.dirname(path)
+    folders = [path, os.path.join(path, _FOLDER), os.path.join(path, "variables", _FOLDER)]
+    step = re.search(r"-(\d+)$", path)
+    if step:  # tf.compat.v1.train.Saver
+        numbers = (step[1], f"{int(step[1]):08d}")
+        folders += [os.path.join(beside, f"{_FOLDER}-{number}") for number in numbers]
+    if os.path.exists(f"{path}.index"):
+        folders.append(os.path.join(beside, _FOLDER))
+    return folders
 
 
 def _in_files(folder: str, name: str) -> list[Any]:
@@ -205,6 +216,6 @@ def _name_in_checkpoint(entry: str) -> str:
     """Returns the name of the table that an entry of a checkpoint is a shard of."""
     in_object = re.search(r"(?:^|/)tables_of_([^/]+)/\d+/\.ATTRIBUTES/", entry)
     if in_object:
-        # TensorFlow's escapes in the names of edges.
-        return in_object[1].replace(".S", "/").replace("..", ".")
+        # TensorFlow's escapes in the names of edges: ".S" and "..".
+        return re.sub(r"\.([S.])", lambda escape: "/" if escape[1] == "S" else ".", in_object[1])
     return re.sub(r"_mht_\d+of\d+$", "", entry)
