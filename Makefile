@@ -1,6 +1,6 @@
 # Each target first runs tools/setup.sh, which sets up whatever is missing.
 .DEFAULT_GOAL := build
-.PHONY: build train test test-cc test-wheel lint format bench bench-cc bench-peers wheel sanitize \
+.PHONY: build train test test-cc test-wheel test-wheels lint format bench bench-cc bench-peers wheel wheels sanitize \
 	cuda-check gpu-test gpu-bundle clean
 .NOTPARALLEL:
 
@@ -52,7 +52,13 @@ bench-cc: build ## runs the C++ benchmarks, and measures the limits of this mach
 bench-peers: build ## as bench, compared with TFRA, which gets its own venv
 	tools/bench_peers.sh $(ARGS)
 
-wheel: build ## builds dist/*.whl
+wheels: ## builds dist/*.whl for upload: manylinux, with operators for every supported TensorFlow
+	tools/wheels.sh
+
+test-wheels: ## runs the quickstart from that wheel with each Python and TensorFlow, in fresh venvs, and prints a table
+	tools/wheels.sh test
+
+wheel: build ## builds dist/*.whl for the TensorFlow of .venv
 	@rm -rf dist build/lib  # otherwise setuptools would pack deleted modules
 	$(PYTHON) -m pip wheel -q --no-build-isolation --no-deps -w dist .
 	@ls dist/*.whl

@@ -76,7 +76,7 @@ def bazel_flags() -> list[str]:
 
 
 def _details() -> dict[str, object]:
-    find()
+    _, version = find()
     import tensorflow as tf
 
     flags = tf.sysconfig.get_compile_flags()
@@ -84,7 +84,10 @@ def _details() -> dict[str, object]:
     return {
         "include": tf.sysconfig.get_include(),
         "framework": str(pathlib.Path(tf.sysconfig.get_lib()) / framework),
-        "defines": [f[len("-D") :] for f in flags if f.startswith("-D")],
+        "defines": [
+            *(f[len("-D") :] for f in flags if f.startswith("-D")),
+            f"DYNEMB_TENSORFLOW_MINOR={version.split('.')[1]}",
+        ],
     }
 
 

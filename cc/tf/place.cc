@@ -13,7 +13,10 @@
 #include "cc/tf/table_resource.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 #include "xla/stream_executor/stream.h"
+
+#if DYNEMB_TENSORFLOW_MINOR != 19  // whose headers lack a file that this one includes
 #include "xla/stream_executor/stream_executor.h"
+#endif
 
 #if defined(DYNEMB_CUDA)
 #include "cc/device/cuda_exchange.h"
@@ -22,6 +25,12 @@
 
 namespace dynemb {
 namespace {
+
+#if DYNEMB_TENSORFLOW_MINOR >= 21
+using DeviceAddress = stream_executor::DeviceAddressBase;
+#else
+using DeviceAddress = stream_executor::DeviceMemoryBase;
+#endif
 
 bool DeviceIsSimulated() {
   const char* const value = std::getenv("TF_DYNEMB_SIMULATED_DEVICE");
@@ -51,7 +60,13 @@ stream_executor::Stream* StreamOf(tf::OpKernelContext* ctx) {
 #if defined(DYNEMB_CUDA)
 
 // The number that CUDA gives the GPU.
-int OrdinalOf(tf::OpKernelContext* ctx) { return StreamOf(ctx)->parent()->device_ordinal(); }
+int OrdinalOf(tf::OpKernelContext* ctx) {
+#if DYNEMB_TENSORFLOW_MINOR == 19
+  return ctx->device()->tensorflow_accelerator_device_info()->gpu_id;
+#else
+  return StreamOf(ctx)->parent()->device_ordinal();
+#endif
+}
 
 absl::Status MakeGpuTable(tf::OpKernelContext* ctx, const TableOptions& options,
                           std::unique_ptr<Table>* table, Lookups** lookups) {
@@ -134,7 +149,7 @@ absl::Status CopyToHost(tf::OpKernelContext* ctx, const void* from, size_t bytes
     std::memcpy(to, from, bytes);
     return absl::OkStatus();
   }
-  const stream_executor::DeviceAddressBase device(const_cast<void*>(from), bytes);
+  const DeviceAddress device(const_cast<void*>(from), bytes);
   TF_RETURN_IF_ERROR(StreamOf(ctx)->Memcpy(to, device, bytes));
   return StreamOf(ctx)->BlockHostUntilDone();
 }
@@ -145,7 +160,7 @@ absl::Status CopyFromHost(tf::OpKernelContext* ctx, const void* from, size_t byt
     std::memcpy(to, from, bytes);
     return absl::OkStatus();
   }
-  stream_executor::DeviceAddressBase device(to, bytes);
+  DeviceAddress device(to, bytes);
   TF_RETURN_IF_ERROR(StreamOf(ctx)->Memcpy(&device, from, bytes));
   return StreamOf(ctx)->BlockHostUntilDone();
 }

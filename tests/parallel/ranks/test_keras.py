@@ -90,7 +90,6 @@ def bits(arrays):
     ("built", "optimizer"),
     [
         ("with an input", "Adam"),
-        ("with an input", "SGD"),
         ("by its data", "Adam"),
         ("eager", "SGD"),
     ],

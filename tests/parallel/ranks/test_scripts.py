@@ -62,24 +62,16 @@ def test_dlrm(comm, example, shared_path):
 
 
 @pytest.mark.ranks(2)
-def test_dlrm_with_narrow_wire_types(comm, example):
-    dlrm = example("dlrm")
-    options = ["--samples", 512, "--test-samples", 256, "--batch-size", 64, "--bottom", 8]
-    options += ["--rows-at-most", 300, "--dim", 4, "--top", 16, "--exchange-dtype"]
-    runs = [run(dlrm, *options, dtype)[0] for dtype in ("float16", "int8")]
-    if comm.rank == 0:
-        assert runs[0]["loss"] == pytest.approx(runs[1]["loss"], rel=0.02)
-        assert runs[0]["loss"] != runs[1]["loss"]
-
-
-@pytest.mark.ranks(2)
-def test_dlrm_with_look_ahead(comm, example):
+def test_dlrm_with_a_narrow_wire_type_and_with_look_ahead(comm, example):
     options = ["--samples", 512, "--test-samples", 256, "--batch-size", 64, "--bottom", 8]
     options += ["--rows-at-most", 300, "--dim", 4, "--top", 16]
-    (plain, _), (ahead, printed) = [
-        run(example("dlrm"), *options, *more) for more in ([], ["--look-ahead", "--phases"])
+    (plain, _), (narrow, _), (ahead, printed) = [
+        run(example("dlrm"), *options, *more)
+        for more in ([], ["--exchange-dtype", "int8"], ["--look-ahead", "--phases"])
     ]
     if comm.rank == 0:
+        assert narrow["loss"] == pytest.approx(plain["loss"], rel=0.02)
+        assert narrow["loss"] != plain["loss"]
         assert ahead["loss"] == pytest.approx(plain["loss"], rel=1e-4)
         assert "exchange what changed since" in printed
 

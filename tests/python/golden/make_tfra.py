@@ -1,4 +1,6 @@
-"""Writes golden/tfra: a small training of TFRA, as its users save it. Run with TFRA's own venv:
+"""Writes golden/tfra, a small training of TFRA as its users save it.
+
+TFRA needs its own venv:
 
     pip install tensorflow-cpu==2.16.2 tf-keras==2.16.0 tensorflow-recommenders-addons==0.8.1
     TF_USE_LEGACY_KERAS=1 python make_tfra.py OUT
@@ -29,7 +31,7 @@ def train(optimizer, saver, devices=None):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(layer(tf.constant(IDS[: step + 1])) ** 2)
         grads = tape.gradient(loss, layer.trainable_variables)
-        optimizer.apply_gradients(zip(grads, layer.trainable_variables))
+        optimizer.apply_gradients(zip(grads, layer.trainable_variables, strict=True))
     layer.params.upsert(tf.constant([99], tf.int64), tf.ones([1, 4]))  # a row without state
     return layer, optimizer
 
