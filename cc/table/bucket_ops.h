@@ -111,9 +111,9 @@ DYNEMB_HD SlotRef Claim(Lanes& lanes, Ring ring, Probe probe, RowId row, Stamp n
   return {};
 }
 
-// The number of rows on the new key's path that are compared to choose a victim. On average the
-// victim is therefore among the oldest 4% of the table, and eviction from a table of up to this
-// many rows is exactly LRU.
+// The number of rows on the new key's path that are compared to choose a victim. Eviction from a
+// table of up to this many rows is exactly LRU. In a larger table the victim is on average among
+// the oldest 9% of the rows (docs/design.md, "Two passes").
 constexpr uint32_t kEvictRows = 28;
 
 // Evicts a key that was last accessed before `now`, and gives its slot and row to the new key. The

@@ -61,6 +61,36 @@ def test_a_large_table_evicts_old_rows():
     assert evicted.max() < 8000
 
 
+@pytest.mark.parametrize("capacity", [4096, 65_536])
+def test_eviction_is_as_exact_as_the_design_says(capacity):
+    # Half of the rows are used again, and then as many new keys come as there are other rows.
+    handle, half = make(capacity), capacity // 2
+    keys = np.random.default_rng(0).permutation(3 * capacity) + 10**9
+    h.lookup(handle, keys[:capacity])
+    h.lookup(handle, keys[half:capacity])
+    for new in np.split(keys[capacity : capacity + half], 16):
+        h.lookup(handle, new)
+    assert 0.08 < contains(handle, keys[:half]).mean() < 0.13
+
+    # Blocks of new keys again and again: the place of each victim in the order of age.
+    block = capacity // 32
+    order = list(keys[capacity + half :]) + list(range(2 * capacity))
+    held, places = np.array([], np.int64), []
+    for start in range(0, len(order) - block + 1, block):
+        h.lookup(handle, order[start : start + block])
+        before = held
+        held = before[contains(handle, before)] if len(before) else before
+        gone = np.flatnonzero(~np.isin(before, held))
+        if start >= 2 * capacity:
+            places.append(gone / len(before))
+        held = np.concatenate([held, order[start : start + block]])
+    places = np.concatenate(places)
+    assert len(places) > capacity // 2
+    assert 0.07 < places.mean() < 0.11
+    assert np.median(places) < 0.09
+    assert np.quantile(places, 0.99) < 0.36
+
+
 def test_contains_export_and_read_rows_are_not_accesses():
     handle = make(10)
     h.lookup(handle, np.arange(10))
