@@ -37,5 +37,5 @@ for module in pkgutil.walk_packages(tf_dynemb.__path__, "tf_dynemb."):
 EOF
 # A wheel can lack a module, which was imported above, or the library, which these tests use. (The in-place run tests
 # everything.)
-readonly TESTS=(checkpoint cli layers lazy_import serving)
+readonly TESTS=(cli layers lazy_import serving)
 exec "$INSTALLED" -m pytest -p no:cacheprovider -n 2 "$@" $(printf "tests/python/test_%s.py " "${TESTS[@]}")

@@ -34,7 +34,7 @@ build() {
       touch "$PLACE/tf$version/installed"
     fi
     say "building the operators for TensorFlow $version"
-    DYNEMB_BAZEL_FLAGS="${DYNEMB_BAZEL_FLAGS:-} --linkopt=-L$PLACE/stubs" \
+    DYNEMB_BAZEL_FLAGS="${DYNEMB_BAZEL_FLAGS:-} --linkopt=-L$PLACE/stubs --disk_cache=$PLACE/cache" \
       "$python" -B setup.py -q build_ext --build-lib "$PLACE/libraries"
   done
   # The package itself, with the library of the last version, and then the other libraries.

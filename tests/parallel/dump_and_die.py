@@ -2,9 +2,9 @@
 
     python dump_and_die.py CHAIN REPORTS RANK WHERE
 
-Dumps a base. If WHERE is "append" or "rename", the process of RANK is killed at its fourth
-`append`, or before its first `rename`; if WHERE is "never", no process is killed. Each other rank
-writes a report of how the dump ended.
+Dumps a base, before another one if there is none yet. If WHERE is "append" or "rename", the process
+of RANK is killed at its fourth `append`, or before its first `rename`; if WHERE is "never", no
+process is killed. Each other rank writes a report of how the dump ended.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def main():
     rank = Rank(comm, chain)
     is_first = not chain.exists()
     comm.barrier()
-    rank.write(np.arange(500), 1 if is_first else 2)
+    if is_first:
+        rank.write(np.arange(500), 1)
+        rank.dump()
+    rank.write(np.arange(500), 2)
     if comm.rank == dying and where == "append":
         storage.ColumnWriter.append = killing(storage.ColumnWriter.append, 3)
     elif comm.rank == dying and where == "rename":

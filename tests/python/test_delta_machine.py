@@ -139,7 +139,7 @@ class DeltaMachine(stateful.RuleBasedStateMachine):
 
 
 DeltaMachine.TestCase.settings = hypothesis.settings(
-    max_examples=12,
+    max_examples=8,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

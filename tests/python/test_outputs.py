@@ -43,9 +43,9 @@ def test_output_keeps_its_value_while_it_is_held():
             del output, kept
             if len(held) > 7:
                 del held[:5]
-            gc.collect()
             for value, right in held:
                 np.testing.assert_array_equal(value, right)
+        gc.collect()
 
 
 def test_concurrent_steps_do_not_share_outputs():

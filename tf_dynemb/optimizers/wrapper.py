@@ -110,7 +110,8 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             raise TypeError(
                 f"keras_optimizer cannot be a {type(core).__name__}: wrap the optimizer inside it."
             )
-        is_multi = isinstance(core, optimizers.MultiOptimizer)
+        # Keras has it from 3.14 on.
+        is_multi = isinstance(core, getattr(optimizers, "MultiOptimizer", ()))
         mixed = keras.config.dtype_policy().name == "mixed_float16"
         if is_multi and (mixed or core is not keras_optimizer):
             raise TypeError("A MultiOptimizer cannot be combined with loss scaling (float16).")

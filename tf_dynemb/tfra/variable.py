@@ -361,7 +361,7 @@ def get_variable(name: str, *args: Any, **kwargs: Any) -> Variable:
         **kwargs: the same, by name.
 
     Raises:
-        ValueError: a variable has the name, and another dim or dtype; or the scope has reuse=False.
+        ValueError: a variable has the name, and another dim or dtype.
     """
     arguments = dict(zip(_AFTER_NAME, args, strict=False))
     if len(args) > len(_AFTER_NAME):
@@ -381,8 +381,6 @@ def get_variable(name: str, *args: Any, **kwargs: Any) -> Variable:
     if full_name not in known:
         known[full_name] = Variable(name=full_name, **arguments)
         return known[full_name]
-    if scope.reuse is False:
-        raise ValueError(f"Variable {full_name} already exists, and the scope has reuse=False.")
     found = known[full_name]
     for attribute in ("key_dtype", "value_dtype", "dim"):
         has, wanted = getattr(found, attribute), arguments.get(attribute)
