@@ -65,7 +65,13 @@ try() {
   (
     cd "$venv"
     if venv/bin/python examples/quickstart.py >out.txt 2>&1; then
-      echo "| $(venv/bin/python -c 'import sys, tensorflow, keras, numpy; print(" | ".join([sys.version.split()[0], tensorflow.__version__, keras.__version__, numpy.__version__]))' 2>/dev/null) | $(grep -o "test AUC [0-9.]*" out.txt | tail -1) |"
+      venv/bin/python - 2>/dev/null <<'EOF'
+import json, sys
+import keras, numpy, tensorflow
+auc = json.load(open("outputs/quickstart/metrics.json"))["auc"]
+versions = [sys.version.split()[0], tensorflow.__version__, keras.__version__, numpy.__version__]
+print("| " + " | ".join([*versions, f"test AUC {auc:.4f}"]) + " |")
+EOF
     else
       echo "| $python | $version | failed: $(tail -1 out.txt) |"
       return 1

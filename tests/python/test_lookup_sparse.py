@@ -344,3 +344,41 @@ def test_other_names_of_arguments():
         de.DynamicVariable(2, dim=3)
     with pytest.raises(TypeError, match="needs dimension, the width of its vectors"):
         de.DynamicVariable(initializer="ones")
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_max_norm_is_that_of_tensorflow(combiner):
+    rng = np.random.default_rng(8)
+    vectors = rng.normal(size=[6, 3]).astype(np.float32)
+    table = de.DynamicVariable(3)
+    table.upsert(np.arange(6), vectors)
+    static, dense = de.Variable(vectors), tf.Variable(vectors)
+    ids = tf.sparse.from_dense(tf.constant([[1, 2, 1], [5, 0, 3], [4, 4, 0]], tf.int64))
+    weights = ids.with_values(tf.constant(rng.uniform(0.5, 2, 7).astype(np.float32)))
+    with tf.GradientTape(persistent=True) as tape:
+        expected = tf.nn.embedding_lookup_sparse(
+            dense, ids, weights, combiner=combiner, max_norm=1.2
+        )
+        *clipped, free = de.lookup_sparse(
+            [table, static, table],
+            [ids] * 3,
+            [weights] * 3,
+            combiners=combiner,
+            max_norm=[1.2, 1.2, None],
+        )
+        losses = [tf.reduce_sum(output**2) for output in (expected, clipped[0])]
+    for output in clipped:
+        np.testing.assert_allclose(output, expected, rtol=1e-5)
+    assert np.abs(free - expected).max() > 0.1
+    full = tf.convert_to_tensor(tape.gradient(losses[0], dense)).numpy()
+    gradient = tape.gradient(losses[1], table)
+    np.testing.assert_allclose(gradient.values, full[gradient.indices.numpy()], 1e-4, 1e-5)
+    np.testing.assert_array_equal(table.lookup(np.arange(6)), vectors)
+
+
+@pytest.mark.parametrize("max_norm", [0, -1.0, True, "1", [1.0, 2.0]])
+def test_bad_max_norm(max_norm):
+    table = de.DynamicVariable(3)
+    with pytest.raises(ValueError, match="max_norm"):
+        de.lookup_sparse(table, tf.constant([[1]], tf.int64), max_norm=max_norm)
+    assert len(table) == 0

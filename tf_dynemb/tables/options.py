@@ -36,8 +36,8 @@ class TableOptions:
         max_load_factor: the share of the index slots in use at which a segment splits, in (0, 1].
             Values below 0.05 act as 0.05, values above 0.95 as 0.95.
         evict_strategy: "lru" (also "kLru"): to insert a key, a full table evicts the least recently
-            used of about 28 rows, on average one of the oldest 9% of the table. "none": inserting into a full table raises
-            tf.errors.ResourceExhaustedError.
+            used of about 28 rows, on average one of the oldest 9% of the table. "none": inserting
+            into a full table raises tf.errors.ResourceExhaustedError.
         seed: the seed of the initial vectors. None: the initializer's own seed, or otherwise one
             derived from the table's name and TensorFlow's global seed.
         stochastic_rounding: whether float16 and bfloat16 rows are rounded stochastically when they

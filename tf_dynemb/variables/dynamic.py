@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from typing import Any, NoReturn
 
@@ -19,6 +20,7 @@ from tf_dynemb.parallel.distribution import check_one_replica
 from tf_dynemb.tables import content, cut
 from tf_dynemb.tables.table import Table
 from tf_dynemb.variables import keras_call
+from tf_dynemb.variables import second_gradient as second_gradient  # registers it
 
 
 class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: ignore[misc]
@@ -396,6 +398,12 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
     def _dense_var_to_tensor(
         self, dtype: Any = None, name: str | None = None, as_ref: bool = False
     ) -> NoReturn:
+        if any(frame.filename.endswith("custom_gradient.py") for frame in inspect.stack(0)):
+            raise NotImplementedError(
+                f"tf.custom_gradient and tf.recompute_grad cannot capture the table {self._name}: "
+                "they pass variables on as dense tensors. Look up the ids before, and pass the "
+                "vectors as an argument."
+            )
         self._no_dense_value("converted to a tensor")
 
     def is_initialized(self, name: str | None = None) -> Any:

@@ -1,0 +1,91 @@
+"""tf_dynemb.tfra with several ranks: one table over all of them, with TFRA's methods."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from parallel.ranks.gathered import whole_table
+from tf_dynemb import tfra
+
+pytestmark = pytest.mark.ranks(2, 4)
+
+
+def train(comm, variable, steps):
+    """Steps with ids of each rank; returns the ids of all ranks."""
+    optimizer = tfra.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.5), gradient_reduction="sum")
+    everyone = []
+    for step in range(steps):
+        of_rank = [np.arange(20) + 7 * rank + 10 * step for rank in range(comm.size)]
+        with tf.GradientTape() as tape:
+            vectors = tfra.embedding_lookup(variable, tf.constant(of_rank[comm.rank]), name="x")
+            loss = tf.reduce_sum(vectors)
+        optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+        everyone.append(np.concatenate(of_rank))
+    return everyone
+
+
+def test_steps_create_rows_on_their_owners(comm):
+    variable = tfra.Variable(dim=2, name="steps", initializer=1.0)
+    everyone = train(comm, variable, 3)
+    rows = whole_table(comm, variable)
+    keys, counts = np.unique(np.concatenate(everyone), return_counts=True)
+    np.testing.assert_array_equal(rows.keys, keys)
+    expected = np.repeat(1.0 - 0.5 * counts[:, np.newaxis], 2, axis=1)
+    np.testing.assert_allclose(rows.vectors, expected)
+    assert 0 < int(variable.size()) < len(keys)
+
+
+def test_methods_take_any_keys(comm):
+    variable = tfra.Variable(dim=2, name="methods")
+    mine = np.arange(10) + 100 * comm.rank
+    variable.upsert(mine, tf.fill([10, 2], float(comm.rank)))
+    every = np.concatenate([np.arange(10) + 100 * rank for rank in range(comm.size)])
+    values, exists = variable.lookup(np.append(every, 7777), return_exists=True)
+    np.testing.assert_array_equal(values[:-1, 0], np.repeat(np.arange(comm.size), 10))
+    assert exists.numpy().tolist() == [True] * len(every) + [False]
+    old, exists = variable.lookup(mine, return_exists=True)
+    variable.accum(mine, old, old + 1.0, exists)
+    variable.remove(mine[:5])
+    rows = whole_table(comm, variable)
+    kept = np.concatenate([np.arange(5, 10) + 100 * rank for rank in range(comm.size)])
+    np.testing.assert_array_equal(rows.keys, kept)
+    np.testing.assert_array_equal(rows.vectors[:, 0], np.repeat(np.arange(comm.size), 5) + 1)
+
+
+@pytest.mark.parametrize("policy", ["TimestampRestrictPolicy", "FrequencyRestrictPolicy"])
+def test_each_rank_restricts_its_rows(comm, policy):
+    variable = tfra.Variable(
+        dim=2, name=f"restricted_{policy}", restrict_policy=getattr(tfra, policy)
+    )
+    everyone = train(comm, variable, 3)
+    before = variable.export()[0].numpy()
+    assert variable.restrict(5) == len(before) - 5
+    after = variable.export()[0].numpy()
+    assert len(after) == 5
+    last = np.isin(before, everyone[-1])
+    if policy == "TimestampRestrictPolicy" and last.sum() >= 5:
+        assert np.isin(after, everyone[-1]).all()
+    if policy == "FrequencyRestrictPolicy":
+        # Each rank's step counts the rows that it holds, once.
+        steps = sum(np.isin(before, ids).astype(int) for ids in everyone)
+        left = steps[np.isin(before, after)]
+        assert left.min() >= np.sort(steps)[-5]
+
+
+def test_files_load_on_any_number_of_ranks(comm, shared_path):
+    variable = tfra.Variable(dim=2, name="files", initializer=1.0)
+    train(comm, variable, 2)
+    variable.save_to_file_system(str(shared_path))
+    comm.barrier()
+    assert len(list(shared_path.glob("files_mht_1of1_rank*-keys"))) == comm.size
+    other = tfra.Variable(dim=2, name="files", initializer=1.0)
+    other.load_from_file_system(str(shared_path))
+    checked = tfra.Variable(dim=2, name="files")
+    tfra.load_checkpoint(shared_path, checked)
+    expected = whole_table(comm, variable)
+    for loaded in (other, checked):
+        rows = whole_table(comm, loaded)
+        np.testing.assert_array_equal(rows.keys, expected.keys)
+        np.testing.assert_array_equal(rows.vectors, expected.vectors)
+        assert int(loaded.size()) == int(variable.size())
