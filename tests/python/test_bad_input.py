@@ -171,7 +171,6 @@ def test_every_load_factor_up_to_1_is_accepted(load):
         ),
         (lambda t: wrapped().apply_gradients([(None, t)]), ValueError, "No gradients"),
         (lambda t: wrapped().apply([None], [t, t]), ValueError, "1 gradients for 2"),
-        (lambda t: wrapped(use_ema=True).build([t]), ValueError, "use_ema"),
         (
             lambda t: wrapped(gradient_accumulation_steps=2, global_clipnorm=1.0).build([t]),
             ValueError,

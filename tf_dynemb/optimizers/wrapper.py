@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf_dynemb import _ops
 from tf_dynemb.optimizers import gradients, native, pairs
 from tf_dynemb.optimizers.accumulator import Accumulator
+from tf_dynemb.optimizers.averages import Averages
 from tf_dynemb.optimizers.generic import RowsOptimizer, fresh_copy
 from tf_dynemb.optimizers.gradients import TableGradient
 from tf_dynemb.optimizers.parts import Parts
@@ -39,8 +40,8 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
     `clipnorm`, `clipvalue`, `global_clipnorm` and `loss_scale_factor` of the wrapped optimizer
     apply to tables and dense variables together; a table's gradient counts with the sum for each
     key. With `gradient_accumulation_steps`, the gradients of tables are summed until the last of
-    these steps too; they are not saved before it. `use_ema` needs a dense value, and raises an
-    error for tables.
+    these steps too; they are not saved before it. With `use_ema`, each row that was stepped has an
+    average, as in Keras; averages are not saved.
 
     If an optimizer keeps state in the rows of a table, one wrapper at a time trains the table:
 
@@ -63,9 +64,8 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
     map chooses an optimizer by the path of a variable: "layer/embeddings" for the table of a layer,
     and the name of a table that belongs to no layer.
 
-    float16: wrap a `keras.optimizers.LossScaleOptimizer` (not the other way round). If the global
-    dtype policy is "mixed_float16", the wrapper does this automatically, as `model.compile` does.
-    For this reason the wrapper is a subclass of LossScaleOptimizer: Keras then adds none itself.
+    float16: wrap a `keras.optimizers.LossScaleOptimizer` (not the other way round). Under the
+    policy "mixed_float16" the wrapper does this automatically, as `model.compile` does.
 
     Example:
     >>> table = DynamicVariable(dimension=2, initializer="1")
@@ -115,7 +115,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         mixed = keras.config.dtype_policy().name == "mixed_float16"
         if is_multi and (mixed or core is not keras_optimizer):
             raise TypeError("A MultiOptimizer cannot be combined with loss scaling (float16).")
-        # LossScaleOptimizer's constructor starts with this; the rest of it does not fit a wrapper.
+        # A LossScaleOptimizer, so that Keras adds none; the rest of its constructor does not fit.
         super(optimizers.LossScaleOptimizer, self).__init__(learning_rate=0.0, name=name)
         if core is keras_optimizer and mixed:
             keras_optimizer = optimizers.LossScaleOptimizer(core)
@@ -215,10 +215,6 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             inner.built = True
 
     def _check(self, table: DynamicVariable) -> None:
-        if self.core.use_ema:
-            raise ValueError(
-                f"use_ema=True cannot average the table {table.name}, which has no dense value."
-            )
         if self.core.gradient_accumulation_steps and self.core.global_clipnorm:
             raise ValueError(
                 "global_clipnorm cannot be combined with gradient_accumulation_steps for the table "
@@ -240,6 +236,8 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             self._tables.generic[id(table)] = rows
         if self.core.gradient_accumulation_steps:
             self._tables.accumulators[id(table)] = Accumulator(table)
+        if self.core.use_ema:
+            self._tables.averages.add(table)
         self._tables.add(table)
 
     @_ops.not_converted
@@ -340,6 +338,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         else:
             table_grads, dense_grads = self._clip(table_grads, dense_grads, dense)
             self._step_tables(table_grads)
+        self._tables.averages.overwrite_if_due(core)
         if dense:
             core.apply(dense_grads, dense)
         else:
@@ -372,6 +371,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
     def _step_tables(self, grads: Sequence[TableGradient]) -> None:
         core = self.core
         step = core.iterations + 1
+        before = self._tables.averages.read(grads)
         form = native.native_form(core)
         if form is None:
             for grad in grads:
@@ -386,6 +386,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         for grad in grads:
             if grad.table.constraint is not None:
                 gradients.constrain(grad, step)
+        self._tables.averages.update(before, core)
 
     def _decays(self, table: DynamicVariable) -> bool:
         """Whether weight decay applies to a table, as in Keras's `_use_weight_decay`."""
@@ -437,11 +438,13 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         return self.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True))
 
     def finalize_variable_values(self, var_list: Any) -> None:
-        """Writes averages to dense variables when Keras ends training; tables have no averages."""
+        """With `use_ema`, replaces values by their averages; Keras calls it when `fit` ends."""
         if self._tables.parts is not None:
             self._tables.parts.finalize_variable_values(list(var_list))
             return
-        self.inner_optimizer.finalize_variable_values(pairs.split(list(var_list))[1])
+        self._tables.averages.overwrite(self.core, self.core._iterations)
+        if dense := pairs.split(list(var_list))[1]:
+            self.inner_optimizer.finalize_variable_values(dense)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor, with the optimizer serialized."""
@@ -478,6 +481,7 @@ class _Tables:
         self._known: dict[int, DynamicVariable] = {}
         self.generic: dict[int, RowsOptimizer] = {}
         self.accumulators: dict[int, Accumulator] = {}
+        self.averages = Averages()
         self.without_weight_decay: dict[int, DynamicVariable] = {}
 
     def has(self, table: DynamicVariable) -> bool:

@@ -1,0 +1,137 @@
+"""Averages: the moving averages of rows, for Keras optimizers with `use_ema=True`.
+
+Keras keeps an average of each variable. After each step, with the momentum m (0 in the first one),
+
+    average = m · average + (1 - m) · value
+
+and it replaces the values by their averages every `ema_overwrite_frequency` steps and at the end of
+`fit`. A row that a step does not change has the same value x before and after it, and so after k
+such steps its average is x + m^k · (average - x). An average is therefore computed when its row is
+stepped, and when it replaces the value. Before the first step of a row, its average is its value.
+
+With `gradient_accumulation_steps`, the calls of `apply` are the steps of this formula.
+
+The averages are in a table of their own in host memory, with one row for each row that was stepped:
+the average, and the number of the step that it is as of, in float32 (exact up to 2^24 steps).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dynemb import _ops
+from tf_dynemb.optimizers.gradients import TableGradient
+from tf_dynemb.variables.dynamic import DynamicVariable
+from tf_dynemb.variables.transfer import CHUNK, export
+
+
+class Averages:
+    """The averages of the tables of an optimizer; without tables, its methods do nothing.
+
+    They are not saved: after a restart, they begin with the values of the rows.
+    """
+
+    def __init__(self) -> None:
+        # The table of averages for each table, by the table's id.
+        self._tables: dict[int, tuple[DynamicVariable, DynamicVariable]] = {}
+
+    def add(self, table: DynamicVariable) -> None:
+        """Begins to average the rows of a table."""
+        with tf.init_scope():
+            averages = DynamicVariable(
+                table.dimension + 1,
+                0.0,
+                "host",
+                name=f"{str(table.name).removesuffix(':0')}/average",
+                trainable=False,
+                key_type=table.key_type,
+            )
+        self._tables[id(table)] = (table, averages)
+
+    def read(self, grads: Sequence[TableGradient]) -> list[tuple[TableGradient, Any]]:
+        """Returns the gradients with the values of their rows; must be called before a step."""
+        return [(grad, _values(grad.table, grad.keys)) for grad in grads if self._tables]
+
+    def update(self, before: Sequence[tuple[TableGradient, Any]], core: Any) -> None:
+        """Averages the rows of a step after it.
+
+        Args:
+            before: what `read` returned before the step.
+            core: the Keras optimizer.
+        """
+        now = tf.cast(core._iterations + 1, tf.float32)
+        # `iterations` counts the steps with accumulated gradients, `_iterations` all.
+        momentum = tf.where(tf.equal(core.iterations, 0), 0.0, core.ema_momentum)
+        for grad, old in before:
+            averages = self._tables[id(grad.table)][1]
+            # A row that was evicted after its lookup has not been stepped.
+            held = _contains(grad.table, grad.keys)
+            keys, old = tf.boolean_mask(grad.keys, held), tf.boolean_mask(old, held)
+            known = _contains(averages, keys)[:, tf.newaxis]
+            average, last = tf.split(_values(averages, keys), [old.shape[1], 1], axis=1)
+            average = old + (average - old) * core.ema_momentum ** (now - 1 - last)
+            average = tf.where(known, average, old)
+            average = momentum * average + (1 - momentum) * _values(grad.table, keys)
+            _set(averages, keys, average, now)
+
+    def overwrite_if_due(self, core: Any) -> None:
+        """Replaces values by averages if `ema_overwrite_frequency` says so for this step."""
+        if not self._tables or not core.ema_overwrite_frequency:
+            return
+        calls = core._iterations + 1
+
+        def overwrite() -> None:
+            # Eagerly, because the number of rows is only known then. The sizes make TensorFlow run
+            # it in order with the operators of the tables.
+            tables = [table for both in self._tables.values() for table in both]
+            sizes = [_ops.library().dynemb_size(table.handle) for table in tables]
+            tf.py_function(lambda now, *_: self.overwrite(core, now), [calls, *sizes], [])
+
+        is_due = tf.equal((core.iterations + 1) % core.ema_overwrite_frequency, 0)
+        keras.ops.cond(is_due, overwrite, lambda: None)
+
+    def overwrite(self, core: Any, calls: Any) -> None:
+        """Replaces the values of all rows that were ever stepped by their averages. Eager only.
+
+        Args:
+            core: the Keras optimizer.
+            calls: the number of calls of `apply` that have stepped the tables.
+        """
+        now = tf.cast(calls, tf.float32)
+        for table, averages in self._tables.values():
+            keys = export(averages)[0].numpy()
+            for start in range(0, len(keys), CHUNK):
+                some = tf.constant(keys[start : start + CHUNK])
+                held = _contains(table, some)
+                _ops.library().dynemb_erase(averages.handle, tf.boolean_mask(some, ~held))
+                some = tf.boolean_mask(some, held)
+                value = _values(table, some)
+                average, last = tf.split(_values(averages, some), [value.shape[1], 1], axis=1)
+                value += (average - value) * core.ema_momentum ** (now - last)
+                _ops.library().dynemb_upsert(table.handle, some, tf.cast(value, table.dtype))
+                _set(averages, some, value, now)
+
+
+# The operators of this rank's rows: the keys of a gradient are this rank's.
+
+
+def _values(table: DynamicVariable, keys: Any) -> Any:
+    with _ops.on(table.placement.device):
+        values, _ = _ops.library().dynemb_lookup(
+            table.handle, keys, tf.zeros([0], table.dtype), insert=False
+        )
+    values.set_shape([None, table.dimension])
+    return tf.cast(values, tf.float32)
+
+
+def _contains(table: DynamicVariable, keys: Any) -> Any:
+    return _ops.library().dynemb_contains(table.handle, keys)
+
+
+def _set(averages: DynamicVariable, keys: Any, average: Any, step: Any) -> None:
+    steps = tf.fill([tf.shape(average)[0], 1], step)
+    _ops.library().dynemb_upsert(averages.handle, keys, tf.concat([average, steps], 1))
