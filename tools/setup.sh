@@ -37,13 +37,6 @@ system_packages() {
   bazel shutdown >/dev/null 2>&1 || true
 }
 
-# The parts of the library that do not need TensorFlow can be compiled while pip downloads it. Errors are not reported here:
-# the step `library` reports them.
-early_library() {
-  [ ! -e "$VENV/requirements.installed" ] || return 0
-  "$(command -v bazel || command -v bazelisk)" build //cc/table //cc/lookup //cc/io //cc/device //cc/device:cuda >build/early.log 2>&1 &
-}
-
 virtual_environment() {
   if [ ! -x "$VENV/bin/python" ]; then
     "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
@@ -81,7 +74,6 @@ package() {
 
 mkdir -p build
 system_packages
-early_library
 virtual_environment
 tools/horovod.sh install
 bazel_settings

@@ -119,6 +119,16 @@ def test_damaged_files_change_nothing(tmp_path):
     assert len(table) == 0
 
 
+def test_files_of_several_saves_are_refused(tmp_path):
+    table = tfra.Variable(dim=2, name="t")
+    table.upsert([1], [[1.0, 2.0]])
+    table.save_to_file_system(str(tmp_path), proc_size=1, proc_rank=0)
+    table.save_to_file_system(str(tmp_path), proc_size=2, proc_rank=0)
+    with pytest.raises(ValueError, match="files of 't' from 1 and from 2 ranks"):
+        tfra.load_checkpoint(tmp_path, table)
+    assert len(table) == 1
+
+
 def test_files_of_another_dtype(tmp_path):
     table = tfra.Variable(dim=2, name="a/b", value_dtype=tf.float16)
     table.upsert([1, 2], [[1.0, 2.0], [3.0, 4.0]])

@@ -75,7 +75,8 @@ def load_checkpoint(
         found = {}
         for name, table in tables.items():
             wide = table.dtype if value_dtype is None else tf.as_dtype(value_dtype)
-            layout = (table.key_type, wide, table.shape[1])
+            key_type = getattr(table, "key_type", tf.int64)  # the row numbers of a static Variable
+            layout = (key_type, wide, table.shape[1])
             states: dict[str, str] = {}
             if optimizer is not None:
                 states = _names_of_states(shards, _saved(name, flat), optimizer, table)
@@ -190,7 +191,14 @@ def _in_files(folder: str, name: str) -> list[Any]:
 
         return read
 
-    return [reader(shard) for shard in kv_files.find(folder, name)]
+    shards = kv_files.find(folder, name)
+    sizes = kv_files.numbers_of_ranks(shards)
+    if len(sizes) > 1:
+        raise ValueError(
+            f"{folder} has files of {name!r} from {' and from '.join(map(str, sizes))} ranks, and "
+            "so from several saves: move all except one save away."
+        )
+    return [reader(shard) for shard in shards]
 
 
 def _in_checkpoint(prefix: str) -> dict[str, list[Any]]:

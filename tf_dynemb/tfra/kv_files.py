@@ -14,6 +14,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,12 @@ def find(folder: str, name: str, size: int | None = None) -> list[str]:
             + f"; its variables: {', '.join(names_in(folder)) or 'none'}."
         )
     return found
+
+
+def numbers_of_ranks(paths: Iterable[str]) -> list[int]:
+    """Returns the numbers of ranks in the names of shards, each once."""
+    sizes = (re.search(r"_size(\d+)$", path) for path in paths)
+    return sorted({int(size[1]) for size in sizes if size})
 
 
 def names_in(folder: str) -> list[str]:
