@@ -59,7 +59,7 @@ test-wheels: ## runs the quickstart from that wheel with each Python and TensorF
 	tools/wheels.sh test
 
 wheel: build ## builds dist/*.whl for the TensorFlow of .venv
-	@rm -rf dist build/lib  # otherwise setuptools would pack deleted modules
+	@rm -rf dist build/lib*  # otherwise setuptools would pack deleted modules
 	$(PYTHON) -m pip wheel -q --no-build-isolation --no-deps -w dist .
 	@ls dist/*.whl
 

@@ -53,7 +53,7 @@ def find() -> tuple[pathlib.Path, str]:
     version = next((v for v in map(_version_of, _DISTRIBUTIONS) if v), None)
     if version is None or ".".join(version.split(".")[:2]) not in supported:
         raise TensorFlowError(
-            f"tf_dynemb is built against TensorFlow {', '.join(supported)}, but {sys.executable} "
+            f"tf_dynemb supports TensorFlow {', '.join(supported)}, but {sys.executable} "
             f"has {version or 'an unknown version'}: {install}"
         )
     return pathlib.Path(spec.origin).parent, version

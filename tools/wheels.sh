@@ -38,7 +38,7 @@ build() {
       "$python" -B setup.py -q build_ext --build-lib "$PLACE/libraries"
   done
   # The package itself, with the library of the last version, and then the other libraries.
-  rm -rf dist build/lib "$PLACE/plain" "$PLACE/unpacked"
+  rm -rf dist build/lib* "$PLACE/plain" "$PLACE/unpacked"
   "$python" -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w "$PLACE/plain" .
   "$tools/wheel" unpack -d "$PLACE/unpacked" "$PLACE"/plain/*.whl
   for library in "$PLACE"/libraries/tf_dynemb/_dynemb_ops_tf*.so; do

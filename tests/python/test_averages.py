@@ -88,6 +88,47 @@ def test_rows_that_are_created_erased_and_created_again():
     np.testing.assert_allclose(table.lookup([0]), np.full([1, DIM], 0.5 * 1.0 + 0.5 * 0.9))
 
 
+def test_a_row_that_something_else_changed_begins_again():
+    table = de.DynamicVariable(DIM, 1.0)
+    optimizer = de.OptimizerWrapper(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5))
+
+    def step(key):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(table.sparse_read([key]))
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    for _ in range(4):
+        step(0)
+        step(1)
+        step(2)
+    table.erase([0])
+    table.upsert([1], [[5.0] * DIM])
+    for key in range(3):
+        step(key)
+    optimizer.finalize_variable_values([table])
+    # After k further steps of other rows, an average is half as far from the value k times.
+    expected = [0.9 + 0.05 / 4, 4.9 + 0.05 / 2]
+    np.testing.assert_allclose(table.lookup([0, 1]).numpy()[:, 0], expected, rtol=1e-6)
+
+
+def test_steps_that_are_repeated_begin_again():
+    """As if an earlier state had been restored: numbers of steps come a second time."""
+    table = de.DynamicVariable(DIM, 1.0)
+    table.lookup([2])
+    optimizer = de.OptimizerWrapper(keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5))
+
+    def step(gradient):
+        slices = tf.IndexedSlices(tf.fill([1, DIM], gradient), tf.constant([2], tf.int64))
+        optimizer.apply_gradients([(slices, table)])
+
+    for _ in range(30):
+        step(0.0)
+    optimizer.core.iterations.assign(3)
+    step(1.0)
+    optimizer.finalize_variable_values([table])
+    np.testing.assert_allclose(table.lookup([2]).numpy(), np.full([1, DIM], 0.75))
+
+
 def test_fit_ends_with_the_averages():
     def fit(layer, optimizer, ids):
         keras.utils.set_random_seed(3)

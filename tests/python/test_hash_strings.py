@@ -106,6 +106,10 @@ def test_strings_where_none_are_expected(tmp_path):
         de.layers.Embedding(2, hash_strings=True, key_type="int32")
     with pytest.raises(TypeError, match="padding_id must be an integer or None, or a string with"):
         de.layers.Embedding(2, padding_id="")
+    with pytest.raises(TypeError, match=r"padding_id must be a string .*, got 0"):
+        de.layers.EmbeddingBag(2, hash_strings=True, padding_id=0)
+    with pytest.raises(ValueError, match="mask_zero=True is for integers"):
+        de.layers.Embedding(2, hash_strings=True, mask_zero=True)
     plain(tf.constant([1], tf.int64), training=True)
     de.dump(tmp_path, plain.table)
     with pytest.raises(TypeError, match="must be integers"):

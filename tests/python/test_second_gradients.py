@@ -85,6 +85,25 @@ def test_pooled_lookups_and_their_weights(combiner, form, weighted):
         np.testing.assert_allclose(found[1], expected[1], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("combiner", ["sum", "max"])
+def test_a_batch_without_ids_and_eagerly(combiner):
+    table, dense, ids = both()
+    no_ids = tf.ragged.constant([[], []], dtype=tf.int64)
+    for batch, places in ((no_ids, None), (ids, PLACES)):
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                pooled = de.lookup_sparse(table, batch, combiners=combiner)
+                loss = tf.reduce_sum(pooled**3)
+            value = penalty(inner.gradient(loss, table), table)
+        ours = outer.gradient(value, table)
+        if places is None:
+            assert ours is None or len(ours.indices) == 0
+            continue
+        reduce = tf.reduce_max if combiner == "max" else tf.reduce_sum
+        (expected,) = second(dense, lambda v: reduce(tf.gather(v, PLACES), 1))  # noqa: B023
+        compare(ours, expected)
+
+
 def test_several_tables_of_which_one_has_a_second_derivative():
     table, dense, ids = both()
     other = de.DynamicVariable(2, "ones", dtype=tf.float16)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_dynemb as de
 from tf_dynemb import tfra
 from tf_dynemb.variables.transfer import export_rows
 
@@ -72,6 +73,8 @@ def test_accum_adds_to_rows_that_existed_and_creates_the_others():
         (tf.constant([[4.0, 5.0]]), [4.0, 5.0]),
         (lambda shape: tf.fill(shape, 6.0), [6.0, 6.0]),
         (lambda: 7.0, [7.0, 7.0]),
+        (lambda dims: tf.ones(dims), [1.0, 1.0]),
+        (np.float32(0.5), [0.5, 0.5]),
         (tf.zeros_initializer(), [0.0, 0.0]),
         (tf.constant_initializer(8.0), [8.0, 8.0]),
         (keras.initializers.Ones(), [1.0, 1.0]),
@@ -121,6 +124,7 @@ def test_get_variable_returns_the_variable_of_a_name():
         ({"initializer": np.ones(5)}, ValueError, "one number or 2 numbers, got 5"),
         ({"kv_creator": object()}, TypeError, "kv_creator must be"),
         ({"dim": 0}, ValueError, "dimension"),
+        ({"restrict_policy": "oldest"}, TypeError, "restrict_policy must be a subclass"),
     ],
 )
 def test_bad_arguments(options, error, message):
@@ -319,6 +323,40 @@ def test_sparse_gradients_reach_the_rows(filled):
     assert content(filled) == {7: [-1.0, 0.0], -2: [2.0, 3.0], 9: [4.0, 5.0], 4: [7.0, 8.0]}
 
 
+def test_only_variables_of_tfra_are_looked_up():
+    # A table of tf_dynemb would never get rows: its steps do not create any.
+    with pytest.raises(TypeError, match=r"params must be a Variable of tf_dynemb\.tfra, got plain"):
+        tfra.embedding_lookup(de.DynamicVariable(2, name="plain"), [1])
+
+
+def test_lookup_sparse_of_tf_dynemb_creates_no_row_either():
+    v = variable(initializer=1.0)
+    ids = tf.constant([[1, 2]], tf.int64)
+    assert de.lookup_sparse(v, ids, combiners="sum").numpy().tolist() == [[2.0, 2.0]]
+    assert v.lookup([1], insert=None).shape == [1, 2]
+    assert int(v.size()) == 0
+    de.lookup_sparse(v, ids, combiners="sum", insert=True)
+    assert int(v.size()) == 2
+
+
+def test_a_skipped_step_creates_no_row():
+    v = variable(initializer=1.0)
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    optimizer = tfra.DynamicEmbeddingOptimizer(scaled)
+    for value, rows in ((np.inf, 0), (1.0, 1)):
+        gradient = tf.IndexedSlices(tf.constant([[value, 1.0]]), tf.constant([5], tf.int64))
+        optimizer.apply_gradients([(gradient, v)])
+        assert int(v.size()) == rows
+
+
+@pytest.mark.parametrize("max_norm", [-1.0, 0])
+def test_bad_max_norm(max_norm):
+    with pytest.raises(ValueError, match="max_norm must be a positive number"):
+        tfra.embedding_lookup(variable(), [1], max_norm=max_norm)
+    with pytest.raises(ValueError, match="max_norm must be a positive number"):
+        tfra.keras.layers.Embedding(2, max_norm=max_norm)
+
+
 def test_bad_sparse_arguments(filled):
     with pytest.raises(ValueError, match="combiner must be one of mean, sqrtn, sum, got 'max'"):
         tfra.embedding_lookup_sparse(filled, SPARSE, None, combiner="max")
@@ -402,75 +440,3 @@ def test_a_policy_of_the_user_learns_of_each_step():
     train(v, [3, 1, 3], tfra.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.1)), steps=2)
     assert seen == [[1, 3], [1, 3]]
     assert v.restrict_policy.var is v
-
-
-# Saving
-
-
-def test_a_checkpoint_restores_rows_and_counts(tmp_path):
-    def make():
-        v = variable(restrict_policy=tfra.FrequencyRestrictPolicy)
-        optimizer = tfra.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
-        return v, optimizer, tf.train.Checkpoint(v=v, optimizer=optimizer)
-
-    v, optimizer, checkpoint = make()
-    train(v, [1, 2], optimizer)
-    path = checkpoint.write(str(tmp_path / "checkpoint"))
-    other, its_optimizer, its_checkpoint = make()
-    its_checkpoint.restore(path)
-    assert content(other) == content(v)
-    assert len(other.restrict_policy.status) == 2
-    train(v, [1, 2], optimizer)
-    train(other, [1, 2], its_optimizer)
-    assert content(other) == content(v)
-
-
-def test_a_variable_may_stay_out_of_checkpoints(tmp_path):
-    v = variable(checkpoint=False)
-    v.upsert([1], [[1.0, 1.0]])
-    path = tf.train.Checkpoint(v=v).write(str(tmp_path / "checkpoint"))
-    other = variable(checkpoint=False)
-    other.upsert([2], [[2.0, 2.0]])
-    tf.train.Checkpoint(v=other).restore(path)
-    assert content(other) == {2: [2.0, 2.0]}
-
-
-@pytest.mark.parametrize("dtype", [tf.float32, tf.float16, tf.bfloat16])
-@pytest.mark.parametrize("key_dtype", [tf.int64, tf.int32])
-def test_files_of_rows(tmp_path, dtype, key_dtype):
-    v = variable("a/b", 3, key_dtype=key_dtype, value_dtype=dtype)
-    keys = [5, -6, 2**31 - 1]
-    values = tf.cast(tf.reshape(tf.range(9), [3, 3]), dtype)
-    v.upsert(tf.constant(keys, key_dtype), values)
-    v.save_to_file_system(str(tmp_path / "new"), proc_size=2, proc_rank=1)
-    beginning = tmp_path / "new" / "a_b_mht_1of1_rank1_size2"
-    order = np.fromfile(f"{beginning}-keys", key_dtype.as_numpy_dtype)
-    assert sorted(order) == sorted(keys)
-    written = np.fromfile(f"{beginning}-values", dtype.as_numpy_dtype).reshape(3, 3)
-    np.testing.assert_array_equal(written, v.lookup(order).numpy())
-
-    other = variable("a/b", 3, key_dtype=key_dtype, value_dtype=dtype)
-    other.upsert(tf.constant([5, 1], key_dtype), tf.cast([[9.0] * 3, [8.0] * 3], dtype))
-    other.load_from_file_system(str(tmp_path / "new"), proc_size=2)
-    assert content(other) == {**content(v), 1: [8.0] * 3}
-    with pytest.raises(FileNotFoundError, match=r"no files of .*'a/b' from 4 ranks.*: a_b"):
-        other.load_from_file_system(str(tmp_path / "new"), proc_size=4)
-    with pytest.raises(FileNotFoundError, match=r"'c'; its variables: a_b"):
-        variable("c", 3).load_from_file_system(str(tmp_path / "new"))
-
-
-def test_files_are_appended_to_and_found_by_name_and_environment(tmp_path, monkeypatch):
-    v = variable()
-    v.upsert([1], [[1.0, 1.0]])
-    monkeypatch.setenv("TFRA_SAVED_KV", str(tmp_path))
-    v.save_to_file_system("/nonexistent", file_name_list=["mine"])
-    v.clear()
-    v.upsert([2], [[2.0, 2.0]])
-    v.save_to_file_system("/nonexistent", file_name_list=["mine"], append_to_file=True)
-    other = variable()
-    other.load_from_file_system("/nonexistent", file_name_list=["mine"])
-    assert content(other) == {1: [1.0, 1.0], 2: [2.0, 2.0]}
-    with pytest.raises(ValueError, match=r"2 keys of int64.* 1 vectors of 4 x float32"):
-        variable("v", 4).load_from_file_system("", file_name_list=["mine"])
-    with pytest.raises(ValueError, match="no multiple of the 12 bytes of 3 x float32"):
-        variable("v", 3).load_from_file_system("", file_name_list=["mine"])

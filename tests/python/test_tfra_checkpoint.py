@@ -119,14 +119,69 @@ def test_damaged_files_change_nothing(tmp_path):
     assert len(table) == 0
 
 
-def test_files_of_several_saves_are_refused(tmp_path):
-    table = tfra.Variable(dim=2, name="t")
+def save(tmp_path, *places, name="t"):
+    table = tfra.Variable(dim=2, name=name)
     table.upsert([1], [[1.0, 2.0]])
-    table.save_to_file_system(str(tmp_path), proc_size=1, proc_rank=0)
-    table.save_to_file_system(str(tmp_path), proc_size=2, proc_rank=0)
-    with pytest.raises(ValueError, match="files of 't' from 1 and from 2 ranks"):
-        tfra.load_checkpoint(tmp_path, table)
+    for rank, size in places:
+        table.save_to_file_system(str(tmp_path), proc_size=size, proc_rank=rank)
+    return table
+
+
+def test_files_of_several_saves_are_refused(tmp_path):
+    table = save(tmp_path, (0, 1), (0, 2), (1, 2))
+    save(tmp_path, (0, 1), name="other")
+    for load in (tfra.load_checkpoint, lambda path, table: table.load_from_file_system(str(path))):
+        with pytest.raises(ValueError, match="from 1 and from 2 ranks"):
+            load(tmp_path, table)
     assert len(table) == 1
+    tfra.load_checkpoint(tmp_path, tfra.Variable(dim=2, name="other"))
+    table.load_from_file_system(str(tmp_path), proc_size=2)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    table = save(tmp_path, (0, 2))
+    with pytest.raises(ValueError, match="incomplete: 1of1 of rank 1 of 2 is missing"):
+        tfra.load_checkpoint(tmp_path, table)
+    (tmp_path / "t_mht_1of1_rank0_size2-values").unlink()
+    with pytest.raises(ValueError, match="incomplete"):
+        table.load_from_file_system(str(tmp_path))
+    assert len(table) == 1
+
+
+def test_the_state_of_a_table_with_a_longer_name_is_not_loaded(tmp_path):
+    for name, value in (
+        ("user", 1.0),
+        ("user_id", 2.0),
+        ("user_id_x_m", 3.0),
+        ("user_id_x_v", 4.0),
+    ):
+        table = tfra.Variable(dim=2, name=name)
+        table.upsert([1], [[float(value)] * 2])
+        table.save_to_file_system(str(tmp_path))
+    short, long = (tfra.Variable(dim=2, name=name) for name in ("user", "user_id"))
+    optimizer = tfra.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+    with pytest.warns(UserWarning, match="no state of 'adam' for the table 'user'"):
+        tfra.load_checkpoint(tmp_path, [short, long], optimizer)
+    assert rows_of(short)[2].tolist() == [[0.0] * 4]
+    assert rows_of(long)[2].tolist() == [[3.0, 3.0, 4.0, 4.0]]
+    other = tfra.DynamicEmbeddingOptimizer(keras.optimizers.RMSprop(0.1))
+    with pytest.warns(UserWarning, match="the state of 'rmsprop' is not loaded"):
+        tfra.load_checkpoint(tmp_path, long, other)
+
+
+def test_string_keys_are_hashed_by_a_layer_of_strings(tmp_path):
+    prefix = str(tmp_path / "strings")
+    tf.raw_ops.SaveV2(
+        prefix=prefix,
+        tensor_names=["s_mht_1of1-keys", "s_mht_1of1-values"],
+        shape_and_slices=["", ""],
+        tensors=[tf.constant(["a", "b"]), tf.constant([[1.0, 2.0], [3.0, 4.0]])],
+    )
+    layer = tfra.keras.layers.Embedding(2, key_dtype=tf.string)
+    tfra.load_checkpoint(prefix, {"s": layer})
+    assert layer(tf.constant(["b", "a"])).numpy().tolist() == [[3.0, 4.0], [1.0, 2.0]]
+    with pytest.raises(TypeError, match=r"TFRA's table 's' has .* keys: load it into a layer"):
+        tfra.load_checkpoint(prefix, {"s": tfra.Variable(dim=2, name="s")})
 
 
 def test_files_of_another_dtype(tmp_path):

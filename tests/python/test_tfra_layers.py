@@ -98,6 +98,13 @@ def test_the_config_has_the_policy_by_name():
     layer = tfra.keras.layers.Embedding(
         2, tf.int32, max_norm=1.0, restrict_policy=tfra.FrequencyRestrictPolicy, max_capacity=7
     )
+    with pytest.raises(ValueError, match="restrict_policy must be a class or one of Timestamp"):
+        tfra.keras.layers.Embedding(2, restrict_policy="timestamp")
+    creator = tfra.HkvHashTableCreator(tfra.HkvHashTableConfig(max_capacity=9))
+    limited = tfra.keras.layers.Embedding(2, kv_creator=creator, checkpoint=False)
+    loaded = tfra.keras.layers.Embedding.from_config(limited.get_config())
+    assert loaded.params.options.max_capacity == 9
+    assert loaded.params._serialize_to_tensors() == {}
     config = layer.get_config()
     assert config["restrict_policy"] == "FrequencyRestrictPolicy"
     other = tfra.keras.layers.Embedding.from_config(config)

@@ -70,6 +70,10 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         self.hash_strings = bool(hash_strings)
         if self.hash_strings and self.key_type == tf.int32:
             raise ValueError("hash_strings=True needs keys of 64 bits: key_type='int64'.")
+        if self.hash_strings and padding_id is not None and not isinstance(padding_id, str):
+            raise TypeError(
+                f"padding_id must be a string with hash_strings=True, got {padding_id!r}."
+            )
         self._padding_argument = padding_id
         if self.hash_strings and isinstance(padding_id, str):
             padding_id = strings.id_of_string(padding_id)

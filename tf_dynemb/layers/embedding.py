@@ -101,6 +101,10 @@ class Embedding(TableLayer):
         )
         self.combiner = check_combiner(combiner, may_be_none=True)
         self.mask_zero = bool(mask_zero)
+        if self.mask_zero and self.hash_strings:
+            raise ValueError(
+                "mask_zero=True is for integers; with hash_strings=True: padding_id=''."
+            )
         self.supports_masking = self.mask_zero or padding_id is not None
         self._weight = self._add_table("embeddings")
 
@@ -133,7 +137,7 @@ class Embedding(TableLayer):
             return None
         mask = None
         padding = {self._padding_argument, 0 if self.mask_zero else None} - {None}
-        # Keras compares strings only when it builds a model.
+        # Keras compares strings only while it builds a model.
         of_strings = self.hash_strings and not isinstance(inputs, keras.KerasTensor)
         not_equal = tf.not_equal if of_strings else keras.ops.not_equal
         for one in padding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
@@ -120,7 +121,10 @@ def lookup_sparse(
 def _inserts(tables: Sequence[Any], insert: bool | None) -> list[bool]:
     """Returns for each table whether unknown keys get a row; tracks the tables in Keras layers."""
     if not keras_call.is_active():
-        return [insert is not False] * len(tables)
+        return [
+            not getattr(table, "inserts_in_steps", False) if insert is None else insert
+            for table in tables
+        ]
     for table in tables:
         if isinstance(table, (DynamicVariable, Variable)):
             keras_call.track(table)
@@ -286,8 +290,14 @@ def _max_norms(max_norm: Any, count: int) -> list[float | None]:
     norms = list(max_norm) if isinstance(max_norm, (list, tuple)) else [max_norm] * count
     if len(norms) != count:
         raise ValueError(f"max_norm has {len(norms)} items, but params has {count}.")
-    for norm in norms:
-        is_number = isinstance(norm, (int, float)) and not isinstance(norm, bool)
-        if norm is not None and not (is_number and norm > 0):
-            raise ValueError(f"max_norm must be a positive number or None, got {norm!r}.")
-    return norms
+    return [check_max_norm(norm) for norm in norms]
+
+
+def check_max_norm(max_norm: Any) -> float | None:
+    """Returns a `max_norm` as a float, or raises ValueError unless it is positive or None."""
+    if max_norm is None:
+        return None
+    is_number = isinstance(max_norm, (int, float, np.number)) and not isinstance(max_norm, bool)
+    if not is_number or not max_norm > 0:
+        raise ValueError(f"max_norm must be a positive number or None, got {max_norm!r}.")
+    return float(max_norm)

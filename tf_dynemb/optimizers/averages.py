@@ -12,7 +12,9 @@ stepped, and when it replaces the value. Before the first step of a row, its ave
 With `gradient_accumulation_steps`, the calls of `apply` are the steps of this formula.
 
 The averages are in a table of their own in host memory, with one row for each row that was stepped:
-the average, and the number of the step that it is as of, in float32 (exact up to 2^24 steps).
+the average, the value that the step left, and the number of the step, all in float32 (numbers up to
+2^24 are exact). If a row has another value than the last step left, or was stepped later than now,
+something else has changed it: it was erased, evicted, assigned or loaded. Its average begins again.
 """
 
 from __future__ import annotations
@@ -43,12 +45,13 @@ class Averages:
         """Begins to average the rows of a table."""
         with tf.init_scope():
             averages = DynamicVariable(
-                table.dimension + 1,
+                2 * table.dimension + 1,
                 0.0,
                 "host",
                 name=f"{str(table.name).removesuffix(':0')}/average",
                 trainable=False,
                 key_type=table.key_type,
+                max_capacity=table.options.max_capacity,
             )
         self._tables[id(table)] = (table, averages)
 
@@ -71,12 +74,12 @@ class Averages:
             # A row that was evicted after its lookup has not been stepped.
             held = _contains(grad.table, grad.keys)
             keys, old = tf.boolean_mask(grad.keys, held), tf.boolean_mask(old, held)
-            known = _contains(averages, keys)[:, tf.newaxis]
-            average, last = tf.split(_values(averages, keys), [old.shape[1], 1], axis=1)
+            average, is_known, last = _read(averages, keys, old, now)
             average = old + (average - old) * core.ema_momentum ** (now - 1 - last)
-            average = tf.where(known, average, old)
-            average = momentum * average + (1 - momentum) * _values(grad.table, keys)
-            _set(averages, keys, average, now)
+            average = tf.where(is_known, average, old)
+            value = _values(grad.table, keys)
+            average = momentum * average + (1 - momentum) * value
+            _set(averages, keys, average, value, now)
 
     def overwrite_if_due(self, core: Any) -> None:
         """Replaces values by averages if `ema_overwrite_frequency` says so for this step."""
@@ -110,10 +113,11 @@ class Averages:
                 _ops.library().dynemb_erase(averages.handle, tf.boolean_mask(some, ~held))
                 some = tf.boolean_mask(some, held)
                 value = _values(table, some)
-                average, last = tf.split(_values(averages, some), [value.shape[1], 1], axis=1)
-                value += (average - value) * core.ema_momentum ** (now - last)
-                _ops.library().dynemb_upsert(table.handle, some, tf.cast(value, table.dtype))
-                _set(averages, some, value, now)
+                average, is_known, last = _read(averages, some, value, now + 1)
+                average = value + (average - value) * core.ema_momentum ** (now - last)
+                average = tf.where(is_known, average, value)
+                _ops.library().dynemb_upsert(table.handle, some, tf.cast(average, table.dtype))
+                _set(averages, some, average, _values(table, some), now)
 
 
 # The operators of this rank's rows: the keys of a gradient are this rank's.
@@ -132,6 +136,23 @@ def _contains(table: DynamicVariable, keys: Any) -> Any:
     return _ops.library().dynemb_contains(table.handle, keys)
 
 
-def _set(averages: DynamicVariable, keys: Any, average: Any, step: Any) -> None:
+def _read(averages: DynamicVariable, keys: Any, values: Any, now: Any) -> tuple[Any, Any, Any]:
+    """Returns the averages of keys, whether each has one, and the step of each.
+
+    Args:
+        averages: the table of averages.
+        keys: [n].
+        values: [n, dim], the values of the rows; an average of another value does not count.
+        now: the number of the step; an average of this step or a later one does not count.
+    """
+    dim = values.shape[1]
+    average, value, last = tf.split(_values(averages, keys), [dim, dim, 1], axis=1)
+    is_same = tf.reduce_all(tf.equal(value, values), axis=1, keepdims=True)
+    is_known = _contains(averages, keys)[:, tf.newaxis] & is_same & (last < now)
+    return average, is_known, tf.where(is_known, last, now - 1)
+
+
+def _set(averages: DynamicVariable, keys: Any, average: Any, values: Any, step: Any) -> None:
     steps = tf.fill([tf.shape(average)[0], 1], step)
-    _ops.library().dynemb_upsert(averages.handle, keys, tf.concat([average, steps], 1))
+    rows = tf.concat([average, values, steps], 1)
+    _ops.library().dynemb_upsert(averages.handle, keys, rows)

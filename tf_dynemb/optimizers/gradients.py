@@ -72,11 +72,18 @@ def from_slices(table: DynamicVariable, grads: Sequence[Any]) -> TableGradient:
         with _ops.on(table.placement.device):
             keys, sums = _ops.library().dynemb_dedup_sum(keys, sums)
         rows = tf.zeros([0], tf.uint32)
-    if table.inserts_in_steps:
-        with _ops.on(table.placement.device):
-            no_default = tf.zeros([0], table.dtype)
-            _, rows = _ops.library().dynemb_lookup(table.handle, keys, no_default, insert=True)
     return TableGradient(table, keys, sums, rows)
+
+
+def with_rows(grad: TableGradient) -> TableGradient:
+    """Gives the keys of a gradient rows, in a table with `inserts_in_steps`."""
+    table = grad.table
+    if not table.inserts_in_steps:
+        return grad
+    with _ops.on(table.placement.device):
+        no_default = tf.zeros([0], table.dtype)
+        _, rows = _ops.library().dynemb_lookup(table.handle, grad.keys, no_default, insert=True)
+    return dataclasses.replace(grad, rows=rows)
 
 
 def reduce_over_ranks(

@@ -333,8 +333,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
                 grad.with_sums(grad.sums / tf.cast(table_scale, tf.float32)) for grad in table_grads
             ]
         if core.gradient_accumulation_steps:
-            # Keras accumulates and clips the dense gradients itself.
-            self._accumulate(table_grads)
+            self._accumulate(table_grads)  # Keras accumulates and clips the dense gradients itself
         else:
             table_grads, dense_grads = self._clip(table_grads, dense_grads, dense)
             self._step_tables(table_grads)
@@ -371,6 +370,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
     def _step_tables(self, grads: Sequence[TableGradient]) -> None:
         core = self.core
         step = core.iterations + 1
+        grads = [gradients.with_rows(grad) for grad in grads]
         before = self._tables.averages.read(grads)
         form = native.native_form(core)
         if form is None:

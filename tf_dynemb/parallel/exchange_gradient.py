@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 from tensorflow.python.eager import record
@@ -73,6 +73,7 @@ def _pool_gradient(op: Any, *grads: Any) -> list[Any]:
         else:
             keys, sums, rows = _gradient(pooled, upstream)
         weight_grads = _weight_gradients(pooled, upstream, op)
+    sums = [_without_gradient(total, upstream) for total in sums]
     handle_grads: list[Any] = [None] * n
     for table, i in enumerate(pooled.first):
         if pooled.dynamic[table]:
@@ -88,6 +89,22 @@ def _pool_gradient(op: Any, *grads: Any) -> list[Any]:
     before = pooled.first_weight - n
     after = len(op.inputs) - pooled.first_weight - n
     return handle_grads + none * before + weight_grads + none * after
+
+
+def _without_gradient(sums: Any, upstream: Sequence[Any]) -> Any:
+    """Returns sums whose gradient is an error; without it, a second derivative would be missing."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def identity(sums: Any, *_: Any) -> Any:
+        def refuse(*_: Any) -> NoReturn:
+            raise NotImplementedError(
+                "With several ranks there is no second derivative with respect to a table. Derive "
+                "with respect to the vectors that a lookup returns."
+            )
+
+        return tf.identity(sums), refuse
+
+    return identity(sums, *upstream)
 
 
 def _gradient(pooled: _Pooled, upstream: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:

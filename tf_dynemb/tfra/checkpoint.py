@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from tf_dynemb._warn import warn
+from tf_dynemb.ids.strings import ids_of_strings
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.persistence.foreign import ForeignRows, System, load_foreign
 from tf_dynemb.tfra import kv_files
@@ -33,8 +36,10 @@ _TFRA = System(
 # Beside the TensorFlow checkpoint of a SavedModel or of a FileSystemSaver.
 _FOLDER = "TFRADynamicEmbedding"
 
-# The shards of a table by the table's name: functions that read (keys, vectors).
-Shards = Mapping[str, list[Callable[[Any], tuple[Any, Any]]]]
+# Reads the (keys, vectors) of a shard, given the key type, the dtype of vectors, and their width.
+Shard: TypeAlias = Callable[[tuple[Any, Any, int]], tuple[Any, Any]]
+# By the name of each table, a function that returns its shards.
+Shards: TypeAlias = Mapping[str, Callable[[], list[Shard]]]
 
 
 def load_checkpoint(
@@ -79,8 +84,11 @@ def load_checkpoint(
             layout = (key_type, wide, table.shape[1])
             states: dict[str, str] = {}
             if optimizer is not None:
-                states = _names_of_states(shards, _saved(name, flat), optimizer, table)
-            found[name] = _rows(shards, _saved(name, flat), states, layout)
+                states = _names_of_states(shards, _saved(name, flat), flat, optimizer, table)
+            found[name] = [
+                dataclasses.replace(rows, keys=_as_numbers(rows.keys, name, table))
+                for rows in _rows(shards, _saved(name, flat), states, layout)
+            ]
         return found
 
     load_foreign(_TFRA, variables, optimizer, read)
@@ -89,6 +97,18 @@ def load_checkpoint(
 def _saved(name: str, flat: bool) -> str:
     """Returns a table's name as it is saved: names of files have no "/"."""
     return name.replace("/", "_") if flat else name
+
+
+def _as_numbers(keys: Any, name: str, table: Any) -> Any:
+    """Returns the keys as integers; strings are hashed for the table of a layer that does so."""
+    if keys.dtype.kind in "iu":
+        return keys
+    if getattr(table, "string_hash", None) is None:
+        raise TypeError(
+            f"TFRA's table {name!r} has {keys.dtype} keys: load it into a layer with "
+            "key_dtype=tf.string or hash_strings=True."
+        )
+    return ids_of_strings(tf.constant(keys)).numpy()
 
 
 def _rows(
@@ -101,12 +121,12 @@ def _rows(
         )
     of_state = {}
     for state, its_table in states.items():
-        pairs = [read(layout) for read in shards[its_table]]
+        pairs = [read(layout) for read in shards[its_table]()]
         keys, vectors = (np.concatenate(column) for column in zip(*pairs, strict=True))
         order = np.argsort(keys, kind="stable")
         of_state[state] = (keys[order], vectors, order)
     rows = []
-    for read in shards[name]:
+    for read in shards[name]():
         keys, vectors = read(layout)
         its_states, has_all = {}, np.ones(len(keys), bool)
         for state, columns in of_state.items():
@@ -128,18 +148,29 @@ def _at_keys(keys: Any, sorted_keys: Any, vectors: Any, order: Any) -> tuple[Any
 
 
 def _names_of_states(
-    shards: Shards, name: str, optimizer: OptimizerWrapper, table: Any
+    shards: Shards, name: str, flat: bool, optimizer: OptimizerWrapper, table: Any
 ) -> dict[str, str]:
-    """Returns the name of the table of each state of an optimizer, in the order of our rows."""
-    ours = optimizer.state_spec(table)[0] if hasattr(table, "state_spec") else ""
+    """Returns the name of the table of each state of an optimizer, in the order of our rows.
+
+    TFRA saves the names of states, not of optimizers.
+    """
+    ours, widths, _ = optimizer.state_spec(table) if hasattr(table, "state_spec") else ("", (), ())
     wanted = _STATES.get(ours)
     if wanted is None:
+        if widths:
+            warn(
+                f"the state of {ours!r} is not loaded: the rows of {name!r} start with fresh state."
+            )
         return {}
     # <name>/<name of the optimizer's variable>/<state>, or <name>/<state>
+    separator = "_" if flat else "/"
+    beginning = re.escape(name + separator)
+    longer = [other for other in shards if other.startswith(name + separator)]
     complete = []
-    for first in shards:
-        match = re.fullmatch(rf"({re.escape(name)}[/_](?:.*[/_])?)(?:{wanted[0]})", first)
-        if match:
+    for first in longer:
+        match = re.fullmatch(rf"({beginning}(?:.*{separator})?)(?:{wanted[0]})", first)
+        # With "_", "user_id_m" may be a state of "user_id".
+        if match and not any(first.startswith(other + separator) for other in longer):
             others = [
                 next((match[1] + one for one in state.split("|") if match[1] + one in shards), "")
                 for state in wanted
@@ -156,12 +187,12 @@ def _names_of_states(
     return complete[0]
 
 
-def _find(path: str) -> tuple[dict[str, list[Any]], bool]:
+def _find(path: str) -> tuple[Shards, bool]:
     """Returns the shards at a path, and whether their names have "_" for "/"."""
     for folder in _folders(path):
         names = kv_files.names_in(folder)
         if names:
-            return {name: _in_files(folder, name) for name in names}, True
+            return {name: functools.partial(_in_files, folder, name) for name in names}, True
     for prefix in (path, os.path.join(path, "variables", "variables")):
         if tf.train.latest_checkpoint(prefix) or os.path.exists(f"{prefix}.index"):
             found = _in_checkpoint(prefix)
@@ -183,41 +214,40 @@ def _folders(path: str) -> list[str]:
     return folders
 
 
-def _in_files(folder: str, name: str) -> list[Any]:
-    def reader(shard: str) -> Any:
+def _in_files(folder: str, name: str) -> list[Shard]:
+    shards = kv_files.find(folder, name)
+    kv_files.check_one_save(shards)
+
+    def reader(shard: str) -> Shard:
         def read(layout: tuple[Any, Any, int]) -> tuple[Any, Any]:
             key_type, dtype, dim = layout
             return kv_files.read(shard, key_type.as_numpy_dtype, dtype.as_numpy_dtype, dim)
 
         return read
 
-    shards = kv_files.find(folder, name)
-    sizes = kv_files.numbers_of_ranks(shards)
-    if len(sizes) > 1:
-        raise ValueError(
-            f"{folder} has files of {name!r} from {' and from '.join(map(str, sizes))} ranks, and "
-            "so from several saves: move all except one save away."
-        )
     return [reader(shard) for shard in shards]
 
 
-def _in_checkpoint(prefix: str) -> dict[str, list[Any]]:
+def _in_checkpoint(prefix: str) -> Shards:
     checkpoint = tf.train.load_checkpoint(prefix)
     keys = sorted(checkpoint.get_variable_to_shape_map())
+    entries: dict[str, list[str]] = {}
+    for key in keys:
+        entry = key.removesuffix("-keys")
+        if entry != key and f"{entry}-values" in keys:
+            entries.setdefault(_name_in_checkpoint(entry), []).append(entry)
 
-    def reader(entry: str) -> Any:
+    def reader(entry: str) -> Shard:
         def read(_: Any) -> tuple[Any, Any]:
             vectors = checkpoint.get_tensor(f"{entry}-values")
             return checkpoint.get_tensor(f"{entry}-keys"), vectors
 
         return read
 
-    found: dict[str, list[Any]] = {}
-    for key in keys:
-        entry = key.removesuffix("-keys")
-        if entry != key and f"{entry}-values" in keys:
-            found.setdefault(_name_in_checkpoint(entry), []).append(reader(entry))
-    return found
+    def shards(name: str) -> list[Shard]:
+        return [reader(entry) for entry in entries[name]]
+
+    return {name: functools.partial(shards, name) for name in entries}
 
 
 def _name_in_checkpoint(entry: str) -> str:

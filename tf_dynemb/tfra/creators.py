@@ -113,6 +113,16 @@ class KVCreator:
         return {}
 
 
+def table_options_of(creator: Any) -> dict[str, Any]:
+    """Returns the fields of `TableOptions` that a creator sets; raises TypeError for others."""
+    if not isinstance(creator, KVCreator):
+        raise TypeError(
+            "kv_creator must be a CuckooHashTableCreator or an HkvHashTableCreator of "
+            f"tf_dynemb.tfra, got {creator!r:.80}."
+        )
+    return creator.table_options()
+
+
 class CuckooHashTableCreator(KVCreator):
     """A table in host memory, or on a GPU if `devices` says so, without a limit."""
 

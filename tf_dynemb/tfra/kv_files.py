@@ -11,6 +11,7 @@ both files contain the same number of whole rows.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -70,10 +71,31 @@ def find(folder: str, name: str, size: int | None = None) -> list[str]:
     return found
 
 
-def numbers_of_ranks(paths: Iterable[str]) -> list[int]:
-    """Returns the numbers of ranks in the names of shards, each once."""
-    sizes = (re.search(r"_size(\d+)$", path) for path in paths)
-    return sorted({int(size[1]) for size in sizes if size})
+def check_one_save(paths: Iterable[str]) -> None:
+    """Raises ValueError unless shards, as `find` returns them, are all those of one save.
+
+    Names without ranks, as in older versions, are not checked.
+    """
+    saves: dict[tuple[int, int], set[tuple[int, int]]] = {}
+    for path in paths:
+        shard = re.search(r"_mht_(\d+)of(\d+)_rank(\d+)_size(\d+)$", path)
+        if shard:
+            number, count, rank, size = map(int, shard.groups())
+            saves.setdefault((count, size), set()).add((number, rank))
+    if len(saves) > 1:
+        sizes = " and from ".join(str(size) for _, size in sorted(saves))
+        raise ValueError(
+            f"{path} and the files beside it are from {sizes} ranks or other devices, and so from "
+            "several saves: move all except one save away."
+        )
+    for (count, size), there in saves.items():
+        missing = {(i + 1, r) for i in range(count) for r in range(size)} - there
+        if missing:
+            number, rank = min(missing)
+            raise ValueError(
+                f"the files beside {path} are incomplete: {number}of{count} of rank {rank} of "
+                f"{size} is missing."
+            )
 
 
 def names_in(folder: str) -> list[str]:
@@ -119,15 +141,21 @@ def write(path: str, keys: Any, values: Any, append: bool = False) -> None:
         append: whether to append to existing files.
     """
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    for end, array in (("-keys", keys), ("-values", values)):
-        target = path + end
-        partial = target if append else f"{target}.tmp"
-        with open(partial, "ab" if append else "wb") as file:
+    ends = {"-keys": keys, "-values": values}
+    for end, array in ends.items():
+        with open(
+            f"{path}{end}" if append else f"{path}{end}.tmp", "ab" if append else "wb"
+        ) as file:
             file.write(np.ascontiguousarray(array).tobytes())
             file.flush()
             os.fsync(file.fileno())
-        if not append:
-            os.replace(partial, target)
+    if append:
+        return
+    # Without its keys, a pair is an error: new values never come with old keys.
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(f"{path}-keys")
+    for end in ("-values", "-keys"):
+        os.replace(f"{path}{end}.tmp", path + end)
 
 
 def upsert_own(table: Table, keys: Any, values: Any) -> None:

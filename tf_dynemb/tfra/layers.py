@@ -11,8 +11,9 @@ import tensorflow as tf
 from tf_dynemb.ids.bags import Bags, no_weights
 from tf_dynemb.layers.base import TableLayer
 from tf_dynemb.layers.input_dtype import check_input_dtype
-from tf_dynemb.lookup.lookup_sparse import lookup_bags
+from tf_dynemb.lookup.lookup_sparse import check_max_norm, lookup_bags
 from tf_dynemb.lookup.pool import clip_norms
+from tf_dynemb.tfra.creators import table_options_of
 from tf_dynemb.tfra.modes import is_inference
 from tf_dynemb.tfra.restrict import POLICIES
 from tf_dynemb.tfra.variable import Variable
@@ -60,18 +61,25 @@ class Embedding(TableLayer):
     ) -> None:
         for unused in ("bp_v2", "partitioner", "distribute_strategy", "keep_distribution"):
             kwargs.pop(unused, None)
-        self._variable_options: dict[str, Any] = {
-            key: kwargs.pop(key)
-            for key in ("restrict_policy", "kv_creator", "checkpoint")
-            if key in kwargs
-        }
-        self._variable_options["devices"] = devices
-        policy = self._variable_options.get("restrict_policy")
+        policy = kwargs.pop("restrict_policy", None)
         if isinstance(policy, str):
-            self._variable_options["restrict_policy"] = POLICIES[policy]
+            if policy not in POLICIES:
+                raise ValueError(
+                    f"restrict_policy must be a class or one of {', '.join(POLICIES)}, got "
+                    f"{policy!r}."
+                )
+            policy = POLICIES[policy]
+        self._variable_options: dict[str, Any] = {
+            "restrict_policy": policy,
+            "checkpoint": kwargs.pop("checkpoint", True),
+            "devices": devices,
+        }
+        creator = kwargs.pop("kv_creator", None)
+        if creator is not None:
+            kwargs = {**table_options_of(creator), **kwargs}
         if kwargs.get("init_capacity", 1) == 0:  # TFRA's default
             del kwargs["init_capacity"]
-        max_norm = kwargs.pop("max_norm", None)
+        max_norm = check_max_norm(kwargs.pop("max_norm", None))
         of_strings = tf.as_dtype(key_dtype) == tf.string
         if value_dtype is not None:
             kwargs["dtype"] = tf.as_dtype(value_dtype).name
@@ -140,16 +148,17 @@ class Embedding(TableLayer):
         return keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor, without kv_creator and devices."""
+        """Returns the arguments of the constructor; kv_creator as table options, no devices."""
         config = super().get_config()
         ours = ("dim", "padding_id", "default_vector", "hash_strings", "key_type")
         for name in (*ours, "embeddings_regularizer", "embeddings_constraint"):
             del config[name]
         config["key_dtype"] = "string" if self.hash_strings else self.key_type.name
-        policy = self._variable_options.get("restrict_policy")
+        policy = self._variable_options["restrict_policy"]
         if policy is not None:
             is_ours = POLICIES.get(policy.__name__) is policy
             config["restrict_policy"] = policy.__name__ if is_ours else policy
+        config["checkpoint"] = self._variable_options["checkpoint"]
         return {
             **config,
             "embedding_size": self.embedding_size,
@@ -285,7 +294,7 @@ class FieldWiseEmbedding(Embedding):
         return (input_shape[0], self.nslots, self.embedding_size)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor, without kv_creator and devices."""
+        """Returns the arguments of the constructor, as `Embedding` does."""
         return {**super().get_config(), "nslots": self.nslots, "slot_map_fn": self.slot_map_fn}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dynemb import _ops
-from tf_dynemb.lookup.lookup_sparse import lookup_sparse
+from tf_dynemb.lookup.lookup_sparse import check_max_norm, lookup_sparse
 from tf_dynemb.lookup.pool import clip_norms
 from tf_dynemb.tfra.modes import is_inference
 from tf_dynemb.variables.dynamic import DynamicVariable
@@ -36,7 +36,7 @@ def embedding_lookup(
         validate_indices: unused.
         max_norm: vectors of a larger L2 norm are scaled to this norm, as in
             `tf.nn.embedding_lookup`; None: they are not.
-        return_trainable: whether to return also the object to differentiate with respect to: the
+        return_trainable: whether to also return the object to differentiate with respect to: the
             variable itself, in `tf.function` too.
 
     Returns:
@@ -47,7 +47,7 @@ def embedding_lookup(
         ValueError: `params` has several elements.
     """
     table = _single(params)
-    read = clip_norms(table.lookup(ids, insert=False), max_norm)
+    read = clip_norms(table.lookup(ids, insert=False), check_max_norm(max_norm))
     return (_by_mode(read), table) if return_trainable else _by_mode(read)
 
 
@@ -147,7 +147,13 @@ def _single(params: Any) -> DynamicVariable:
         if len(params) != 1:
             raise ValueError(f"params must be one Variable, got a list of {len(params)}.")
         params = params[0]
-    return dynamic(params, "params")
+    table = dynamic(params, "params")
+    if not table.inserts_in_steps:
+        raise TypeError(
+            f"params must be a Variable of tf_dynemb.tfra, got {table.name}, whose rows are "
+            "created by the lookups of tf_dynemb itself."
+        )
+    return table
 
 
 def _check_sparse(ids: Any, weights: Any, combiner: Any) -> None:

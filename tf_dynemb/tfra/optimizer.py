@@ -20,13 +20,14 @@ class DynamicEmbeddingOptimizer(OptimizerWrapper):
         keras_optimizer: the optimizer to wrap, of Keras 3.
         bp_v2: unused: steps add to rows, also on several ranks.
         synchronous: unused: on several ranks, the gradients of dense variables are always reduced.
-        **kwargs: further arguments of `OptimizerWrapper`.
+        **kwargs: further arguments of `OptimizerWrapper`. Over ranks, gradients are added up by
+            default, as in TFRA; gradient_reduction="mean" is the default of `OptimizerWrapper`.
     """
 
     def __init__(
         self, keras_optimizer: Any, bp_v2: bool = False, synchronous: bool = False, **kwargs: Any
     ) -> None:
-        super().__init__(keras_optimizer, **kwargs)
+        super().__init__(keras_optimizer, **{"gradient_reduction": "sum", **kwargs})
 
     @_ops.not_converted
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:

@@ -73,7 +73,7 @@ class TimestampRestrictPolicy(RestrictPolicy):
 
     @_ops.not_converted
     def apply_update(self, ids: Any) -> Any:
-        """Makes the rows of ids the last updated ones. Ids without a row are ignored."""
+        """Sets the time of the last update of the rows to now. Ids without a row are ignored."""
         keys = tf.reshape(as_keys(ids, self.var.key_type, "ids"), [-1])
         keys = tf.boolean_mask(keys, self.var.contains(keys))
         zeros = tf.zeros([tf.size(keys), self.var.dimension], self.var.dtype)
@@ -123,7 +123,7 @@ class FrequencyRestrictPolicy(RestrictPolicy):
 
     @_ops.not_converted
     def apply_update(self, ids: Any) -> Any:
-        """Adds 1 to the count of each distinct id. With several ranks, of each rank."""
+        """Adds 1 to the count of each distinct id. The call of each rank counts separately."""
         keys = tf.reshape(as_keys(ids, self._status.key_type, "ids"), [-1])
         keys = tf.unique(keys)[0]
         return self._status.scatter_add(tf.IndexedSlices(tf.ones([tf.size(keys), 1]), keys))

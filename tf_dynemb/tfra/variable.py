@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb import _ops
+from tf_dynemb import _ops, communicator
 from tf_dynemb.ids.keys import KEY_TYPES
 from tf_dynemb.tables.table import VALUE_TYPES
 from tf_dynemb.tfra import kv_files
-from tf_dynemb.tfra.creators import KVCreator
+from tf_dynemb.tfra.creators import table_options_of
+from tf_dynemb.tfra.restrict import RestrictPolicy
 from tf_dynemb.variables import transfer
 from tf_dynemb.variables.dynamic import DynamicVariable
 
@@ -83,12 +85,14 @@ class Variable(DynamicVariable):
         _check_type("value_dtype", value_dtype, VALUE_TYPES, "")
         device, options = _placement(devices)
         if kv_creator is not None:
-            if not isinstance(kv_creator, KVCreator):
-                raise TypeError(
-                    "kv_creator must be a CuckooHashTableCreator or an HkvHashTableCreator of "
-                    f"tf_dynemb.tfra, got {kv_creator!r:.80}."
-                )
-            options.update(kv_creator.table_options())
+            options.update(table_options_of(kv_creator))
+        if restrict_policy is not None and not (
+            isinstance(restrict_policy, type) and issubclass(restrict_policy, RestrictPolicy)
+        ):
+            raise TypeError(
+                "restrict_policy must be a subclass of RestrictPolicy, got "
+                f"{restrict_policy!r:.80}."
+            )
         if init_size:
             options["init_capacity"] = int(init_size)
         options.update(table_options)
@@ -163,7 +167,7 @@ class Variable(DynamicVariable):
 
         Args:
             keys: integers of any shape.
-            return_exists: whether to return also which keys have a row.
+            return_exists: whether to also return which keys have a row.
             name: unused.
             insert: whether unknown keys get a row.
             default_value: as in `DynamicVariable.lookup`.
@@ -191,8 +195,8 @@ class Variable(DynamicVariable):
             keys: distinct integers [n].
             old_values: [n, dim], the vectors that the caller has read.
             new_values: [n, dim].
-            exists: bool [n], whether the key had a row when it was read. A key is skipped if it has
-                got a row, or lost it, since then.
+            exists: bool [n], whether the key had a row when it was read. A key is skipped if its
+                row was created or removed since then.
             name: unused.
         """
         keys = tf.reshape(tf.convert_to_tensor(keys), [-1])
@@ -276,12 +280,17 @@ class Variable(DynamicVariable):
             buffer_size: unused.
             name: unused.
         """
-        keys, values = (part.numpy() for part in self.export())
         folder = os.environ.get(dirpath_env) or dirpath
         if file_name_list is None:
             file_name = kv_files.file_name(self._plain_name(), proc_rank, proc_size)
+        elif len(file_name_list) == 1 and communicator.get().size == 1:
+            file_name = file_name_list[0]
         else:
-            (file_name,) = file_name_list
+            raise ValueError(
+                f"file_name_list={list(file_name_list)!r} must be one name, and None with several "
+                "ranks: each rank writes one pair of files."
+            )
+        keys, values = (part.numpy() for part in self.export())
         kv_files.write(os.path.join(folder, file_name), keys, values, append_to_file)
 
     def load_from_file_system(
@@ -306,18 +315,22 @@ class Variable(DynamicVariable):
             proc_rank: unused.
             file_name_list: file names without "-keys" or "-values", instead of TFRA's.
             dirpath_env: see dirpath.
-            load_entire_dir: whether to read the files of any number of ranks.
+            load_entire_dir: whether to read all files of the variable, also of several saves, in
+                the order of their names.
             buffer_size: unused.
             name: unused.
 
         Raises:
             FileNotFoundError: the folder has no files of the variable.
-            ValueError: the sizes of a pair of files do not match.
+            ValueError: the sizes of a pair of files do not match; or files are missing, or from
+                several saves, unless `load_entire_dir` is true.
         """
         folder = os.environ.get(dirpath_env) or dirpath
         if file_name_list is None:
             only = None if load_entire_dir else proc_size
             prefixes = kv_files.find(folder, self._plain_name(), only)
+            if not load_entire_dir:
+                kv_files.check_one_save(prefixes)
         else:
             prefixes = [os.path.join(folder, file_name) for file_name in file_name_list]
         pairs = [
@@ -449,11 +462,9 @@ def _initializer(initializer: Any, dim: int) -> Any:
     if initializer is None:
         return 0.0
     if callable(initializer) and not hasattr(initializer, "get_config"):
-        try:
-            initializer = initializer(shape=[dim])
-        except TypeError:  # a function without arguments, which TFRA accepts too
-            initializer = initializer()
-    if not isinstance(initializer, (np.ndarray, tf.Tensor, list, tuple)):
+        takes_shape = bool(inspect.signature(initializer).parameters)
+        initializer = initializer([dim]) if takes_shape else initializer()
+    if not isinstance(initializer, (np.ndarray, np.generic, tf.Tensor, list, tuple)):
         return initializer
     numbers = np.asarray(initializer, np.float64).reshape(-1).tolist()
     if len(numbers) not in (1, dim):

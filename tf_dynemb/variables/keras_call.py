@@ -63,9 +63,9 @@ def inserts(variable: Any, insert: bool | None) -> bool:
         variable: a DynamicVariable.
         insert: the argument of the lookup. None: yes; inside the call of a Keras layer, only if
             the variable is trainable and the layer is called for training, as layers of this
-            package do.
+            package do; never if the steps of optimizers insert.
     """
-    if insert is not None:
+    if insert is not None or variable.inserts_in_steps:
         return bool(insert)
     call = _call()
     if call is None:

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.ranks(2, 4)
 
 def train(comm, variable, steps):
     """Steps with ids of each rank; returns the ids of all ranks."""
-    optimizer = tfra.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.5), gradient_reduction="sum")
+    optimizer = tfra.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.5))
     everyone = []
     for step in range(steps):
         of_rank = [np.arange(20) + 7 * rank + 10 * step for rank in range(comm.size)]
@@ -89,3 +89,23 @@ def test_files_load_on_any_number_of_ranks(comm, shared_path):
         np.testing.assert_array_equal(rows.keys, expected.keys)
         np.testing.assert_array_equal(rows.vectors, expected.vectors)
         assert int(loaded.size()) == int(variable.size())
+
+
+def test_there_is_no_second_derivative_with_respect_to_a_table(comm):
+    variable = tfra.Variable(dim=2, name="second", initializer=1.0)
+
+    def penalty(target):
+        with tf.GradientTape() as inner:
+            vectors = tfra.embedding_lookup(variable, tf.constant([comm.rank]))
+            loss = tf.reduce_sum(vectors**3)
+        gradient = inner.gradient(loss, variable if target is None else vectors)
+        return tf.reduce_sum((gradient.values if target is None else gradient) ** 2)
+
+    with tf.GradientTape() as outer:
+        value = penalty(None)
+    with pytest.raises(NotImplementedError, match="there is no second derivative"):
+        outer.gradient(value, variable)
+    with tf.GradientTape() as outer:
+        value = penalty("vectors")
+    values = outer.gradient(value, variable).values
+    np.testing.assert_allclose(values, np.full(values.shape, 36.0))
