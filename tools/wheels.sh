@@ -43,6 +43,9 @@ build() {
   "$tools/wheel" unpack -d "$PLACE/unpacked" "$PLACE"/plain/*.whl
   for library in "$PLACE"/libraries/tf_dynemb/_dynemb_ops_tf*.so; do
     cp "$library" "$PLACE"/unpacked/*/tf_dynemb/
+    # Before glibc 2.34 some symbols are in these libraries, which not every TensorFlow loads; newer ones still have the files.
+    PATH=$tools:$PATH "$tools/patchelf" --add-needed librt.so.1 --add-needed libpthread.so.0 --add-needed libdl.so.2 \
+      "$PLACE"/unpacked/*/tf_dynemb/"$(basename "$library")"
   done
   rm "$PLACE"/plain/*.whl
   "$tools/wheel" pack -d "$PLACE/plain" "$PLACE"/unpacked/*
