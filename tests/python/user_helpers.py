@@ -10,7 +10,6 @@ import keras
 import numpy as np
 
 ROWS = 40
-RANDOM = np.random.default_rng(17)
 
 
 def raw(numbers):

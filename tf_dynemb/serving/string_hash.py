@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 Words = npt.NDArray[np.uint64]
 
-# The name of the hash in manifests.
-NAME = "farmhash64"
 BUCKETS = 2**63 - 1
 
 _K0, _K1, _K2 = (np.uint64(k) for k in (0xC3A5C85C97CB3127, 0xB492B66FBE98F273, 0x9AE16A3B2F90404F))

@@ -25,9 +25,9 @@ from tf_dynemb import _ops, communicator
 from tf_dynemb.tables.batches import own_rows
 from tf_dynemb.tables.table import Table
 
-_SHARD = re.compile(r"_mht_\d+of\d+_rank\d+_size(\d+)-keys")
+_SHARD = re.compile(r"_mht_(\d+)of(\d+)_rank(\d+)_size(\d+)$")
 # TFRA's own name of a shard, without ranks, as in file_name_list or an older version.
-_PLAIN_SHARD = re.compile(r"_mht_\d+of\d+-keys")
+_PLAIN_SHARD = re.compile(r"_mht_\d+of\d+$")
 
 
 def file_name(name: str, rank: int | None = None, size: int | None = None) -> str:
@@ -58,10 +58,10 @@ def find(folder: str, name: str, size: int | None = None) -> list[str]:
     found = []
     beginning = os.path.join(folder, _flat(name))
     for path in sorted(glob.glob(f"{glob.escape(beginning)}_mht_*-keys")):
-        end = path[len(beginning) :]
-        shard = _SHARD.fullmatch(end)
-        if (shard and size in (None, int(shard[1]))) or (size is None and _PLAIN_SHARD.match(end)):
-            found.append(path.removesuffix("-keys"))
+        end = path[len(beginning) :].removesuffix("-keys")
+        shard = _SHARD.match(end)
+        if (shard and size in (None, int(shard[4]))) or (size is None and _PLAIN_SHARD.match(end)):
+            found.append(beginning + end)
     if not found:
         raise FileNotFoundError(
             f"{folder} has no files of the variable {name!r}"
@@ -78,7 +78,7 @@ def check_one_save(paths: Iterable[str]) -> None:
     """
     saves: dict[tuple[int, int], set[tuple[int, int]]] = {}
     for path in paths:
-        shard = re.search(r"_mht_(\d+)of(\d+)_rank(\d+)_size(\d+)$", path)
+        shard = _SHARD.search(path)
         if shard:
             number, count, rank, size = map(int, shard.groups())
             saves.setdefault((count, size), set()).add((number, rank))

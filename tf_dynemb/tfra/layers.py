@@ -213,14 +213,8 @@ class FieldWiseEmbedding(Embedding):
         nslots: the number of fields.
         slot_map_fn: a function of a tensor of ids, which returns the field of each: integers in
             [0, nslots), of the shape of the ids.
-        key_dtype: as in `Embedding`, like the following ones.
-        value_dtype: the dtype of the vectors.
-        combiner: "sum", "mean" or "sqrt_n".
-        initializer: the initializer of new vectors.
-        devices: the device of the table.
-        name: the name of the layer.
-        with_unique: unused.
-        **kwargs: further arguments of `Embedding`.
+        *args: the further arguments of `Embedding`; its combiner is "sum", "mean" or "sqrt_n".
+        **kwargs: the same, by name.
 
     Input: integers [batch, ids]. Output: [batch, nslots, embedding_size], zeros for a field without
     ids.
@@ -234,30 +228,14 @@ class FieldWiseEmbedding(Embedding):
         embedding_size: int,
         nslots: int,
         slot_map_fn: Callable[[Any], Any] | None = None,
-        key_dtype: Any = tf.int64,
-        value_dtype: Any = None,
-        combiner: str = "sum",
-        initializer: Any = None,
-        devices: Any = None,
-        name: str | None = None,
-        with_unique: bool = True,
+        *args: Any,
         **kwargs: Any,
     ) -> None:
         if not callable(slot_map_fn):
             raise ValueError(f"slot_map_fn must be callable, got {slot_map_fn!r}.")
-        if combiner not in _FIELD_COMBINERS:
-            raise ValueError(f"combiner must be sum, mean or sqrt_n, got {combiner!r}.")
-        super().__init__(
-            embedding_size,
-            key_dtype=key_dtype,
-            value_dtype=value_dtype,
-            combiner=combiner,
-            initializer=initializer,
-            devices=devices,
-            name=name,
-            with_unique=with_unique,
-            **kwargs,
-        )
+        super().__init__(embedding_size, *args, **kwargs)
+        if self.combiner not in _FIELD_COMBINERS:
+            raise ValueError(f"combiner must be sum, mean or sqrt_n, got {self.combiner!r}.")
         self.nslots = int(nslots)
         self.slot_map_fn = slot_map_fn
 

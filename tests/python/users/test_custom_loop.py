@@ -38,8 +38,6 @@ def test_the_losses_are_those_of_a_dense_variable():
     vectors = initial_vectors(4)
     expected = train(tf.Variable(vectors), lambda optimizer: optimizer, IDS)
 
-    # The table is empty: each row gets its vector in its first lookup, from the initializer, and
-    # so the reference starts from these.
     table = de.DynamicVariable(4, name="users")
     table.upsert(raw(np.arange(40)), vectors)
     check_same_losses(train(table, de.OptimizerWrapper, raw(IDS)), expected)

@@ -14,6 +14,7 @@ COMBINERS = ["mean", "sum"]
 
 
 def sparse(ids):
+    """The ids without zeros, which pad, as in SOK's scripts."""
     return tf.sparse.from_dense(tf.constant(ids, tf.int64))
 
 
@@ -51,7 +52,6 @@ def test_the_losses_are_those_of_tensorflow_and_a_load_continues(tmp_path):
         reference.apply_gradients(zip(gradients, [*dense, weights], strict=True))
         return loss
 
-    # sparse.from_dense drops zeros, as ids of SOK scripts that pad with 0.
     expected = train(reference_step)
 
     sok.init()
