@@ -196,7 +196,7 @@ Status DeviceLookups<Device>::Pool(Exec& exec, const std::vector<PoolTask>& task
       // Usually no promotion is due here, because training steps end with PromoteIfDue.
       DYNEMB_RETURN_IF_ERROR(table.PromoteIfDue(exec, tick));
       now.emplace_back();
-      DYNEMB_RETURN_IF_ERROR(table.Begin(exec, gathered.table_size(t), tick, &now.back()));
+      DYNEMB_RETURN_IF_ERROR(table.Begin(exec, gathered.table_size(t), tick, &now.back(), true));
     } else {
       now.push_back(table.stamps_.Encode(tick));
     }
@@ -204,6 +204,7 @@ Status DeviceLookups<Device>::Pool(Exec& exec, const std::vector<PoolTask>& task
   Phase phase("find and pool");
   Work work(gathered.locked(), &exec, Work::Reports::kYes);
   Joined batch = Join(work, ids, gathered, std::move(now));
+  batch.inserts = insert;
   DYNEMB_RETURN_IF_ERROR(work.status());
   DTable::FindRows(work, batch, true);
   if (insert) {

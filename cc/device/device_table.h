@@ -51,6 +51,7 @@
 #include "cc/table/evicted_rows.h"
 #include "cc/table/initializer.h"
 #include "cc/table/row_store.h"
+#include "cc/table/score.h"
 #include "cc/table/stamps.h"
 #include "cc/table/table.h"
 
@@ -73,9 +74,14 @@ class DeviceTable final : public Table {
   Status ResetState(Exec& exec, const StateSpec& spec) override;
   Status Clear(Exec& exec, Tick tick) override;
   Stamp BeginBatch(Exec& exec, Tick tick, size_t n) override;
+  Stamp BeginLookup(Exec& exec, Tick tick, size_t n) override;
+  Status AdvanceEpoch(Exec& exec) override;
 
   void Find(Exec& exec, KeySpan keys, Tick tick, RowId* rows) override;
   void Contains(Exec& exec, KeySpan keys, bool* found) const override;
+  void Scores(Exec& exec, KeySpan keys, int64_t* scores) const override;
+  Status SetScores(Exec& exec, KeySpan keys, const Score* scores) override;
+  Status AddCounts(Exec& exec, KeySpan keys, const uint32_t* counts) override;
   void Lookup(Exec& exec, KeySpan keys, Tick tick, const void* default_vector, void* vectors,
               RowId* rows) override;
   void ReadRows(Exec& exec, KeySpan keys, float* vectors, float* state, bool* found) const override;
@@ -89,14 +95,15 @@ class DeviceTable final : public Table {
   Status Accumulate(Exec& exec, KeySpan keys, const float* deltas, Tick tick) override;
   Status WriteRows(Exec& exec, KeySpan keys, const float* vectors, const float* state, bool insert,
                    uint64_t step, Tick tick) override;
-  size_t Erase(Exec& exec, KeySpan keys, Tick tick, bool wipe) override;
+  size_t Erase(Exec& exec, KeySpan keys, Tick tick, Removal how) override;
   void ApplyRange(Exec& exec, const RowOptimizer& optimizer, KeySpan keys, const RowId* rows,
                   const float* gradients, size_t begin, size_t end, uint64_t step,
                   Tick tick) override;
 
-  ExportPlan PlanExport(Exec& exec, uint64_t cursor, uint64_t limit, Tick since) const override;
+  ExportPlan SelectRows(Exec& exec, uint64_t cursor, uint64_t limit,
+                        const RowPredicate& where) const override;
   void Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
-              int64_t* updates) const override;
+              int64_t* updates, int64_t* scores) const override;
   Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted, SavedRows* saved,
                   size_t number) override;
   void EndCut() override { cut_.reset(); }
@@ -104,7 +111,7 @@ class DeviceTable final : public Table {
   std::vector<RowId> PlanCut(size_t limit) override;
   bool CutIsRead() const override;
   void ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, void* vectors, float* state,
-               CutTime* updates, CutTime* accesses) override;
+               CutTime* updates, CutTime* scores) override;
   bool tracking() const override { return tracking_; }
   void Track(Tick tick) override;
   Status LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) override;
@@ -116,6 +123,9 @@ class DeviceTable final : public Table {
   // device tier, and swaps each pair in which the row of the host tier is read more often
   // (kernels_tiers.h). Does nothing if all rows are in one tier.
   Status Promote(Exec& exec, Tick tick) override;
+
+ protected:
+  Status EvictKeys(Exec& exec, KeySpan keys, Tick tick, uint64_t* evicted) override;
 
  private:
   friend class DeviceLookups<Device>;
@@ -172,7 +182,8 @@ class DeviceTable final : public Table {
     std::vector<const float*> gradients;  // per table; empty: the batch has none
     KeyArray keys;
     RowId* rows = nullptr;
-    uint64_t step = 0;  // for rounding vectors, if the batch has gradients
+    uint64_t step = 0;     // for rounding vectors, if the batch has gradients
+    bool inserts = false;  // it is an inserting lookup
     // From ViewsOf; current if `viewed`.
     device::TableViews views{};
     bool viewed = false;
@@ -218,8 +229,7 @@ class DeviceTable final : public Table {
     return {
         store_.ring,
         {store_.device_rows.data(), store_.host_rows.data(), store_.split, store_.layout.stride},
-        store_.layout,
-        stamps_.order()};
+        store_.layout};
   }
   device::Counters* counters() const { return reinterpret_cast<device::Counters*>(own_.data()); }
   device::TierState* tier_state() const {
@@ -252,7 +262,7 @@ class DeviceTable final : public Table {
   Status GrowIndex(Work& work, uint64_t keys);
 
   // The view of this table for a batch.
-  device::TableView ViewAt(Stamp now) const;
+  device::TableView ViewAt(Stamp now, bool inserts = false) const;
   device::TableViews ViewsAt(Stamp now, size_t n) const;
   // The current views of a batch's tables. After a change to a table (GrowIndex), the caller sets
   // `viewed` to false.
@@ -266,8 +276,9 @@ class DeviceTable final : public Table {
     batch.rows = rows;
     return batch;
   }
-  // Begins a batch once: checks its size and Error(), calls BeginBatch, and sets *now.
-  Status Begin(Exec& exec, size_t n, Tick tick, Stamp* now);
+  // Begins a batch once: checks its size and Error(), calls BeginBatch or, for an inserting lookup,
+  // BeginLookup, and sets *now.
+  Status Begin(Exec& exec, size_t n, Tick tick, Stamp* now, bool inserts = false);
 
   // Finds the rows of a batch; `counts`: whether stats() counts these finds.
   static void FindRows(Work& work, Batch& batch, bool counts);
@@ -276,6 +287,9 @@ class DeviceTable final : public Table {
   template <class Fill>
   static Status Insert(Work& work, Batch& batch, Keys repeat, const Fill& fill);
   Status CheckCapacity(Work& work, const uint32_t* from, const uint32_t* to, Stamp now);
+  // Pins the rows that a batch has found, in its tables that may have to evict rows and whose
+  // scores are not stamps. `evicts`: the tables of the batch that may have to evict rows.
+  static Status PinFound(Work& work, Batch& batch, const std::vector<bool>& evicts);
   Status Refuse(uint64_t keys, uint64_t size, const std::string& why);
   // One step of an optimizer on a batch with gradients. Sets batch.rows to the current rows of its
   // keys; `found` has the rows that an earlier call found. `nonfinite` is workspace for one word
@@ -283,22 +297,34 @@ class DeviceTable final : public Table {
   static void Apply(Work& work, Batch& batch, const RowId* found, uint32_t* nonfinite,
                     const RowOptimizer& optimizer);
   static Status CheckBatch(size_t n);
+  // Erase, of keys in the device's memory.
+  size_t Remove(Work& work, KeyArray keys, size_t n, Tick tick, Removal how);
 
   // Waits until the reader of the running cut has taken enough of the saved rows. Call it before
   // the batch opens a session: the reader needs one too.
   void WaitForReader();
   // Call before rows[i] change, are freed or are given to other keys. Saves the rows that belong to
-  // the running cut.
-  void BeforeWrite(Work& work, const RowId* rows, size_t n);
-  // Call before the keys of the n rows (kNoRow: none) are lost at `tick`.
-  void BeforeLoss(Work& work, const RowId* rows, size_t n, Tick tick);
+  // the running cut. `scores` are their scores; null: the scores in their slots.
+  void BeforeWrite(Work& work, const RowId* rows, size_t n, const Score* scores = nullptr);
+  // Call before the keys of the n rows (kNoRow: none), which had these scores (null: unknown), are
+  // lost at `tick`.
+  void BeforeLoss(Work& work, const RowId* rows, const Score* scores, size_t n, Tick tick);
+  // A score as Scores returns it.
+  int64_t PublicScore(Score score) const {
+    return scoring_.by_time() ? static_cast<int64_t>(stamps_.Decode(score)) : int64_t{score};
+  }
   // Waits for the work so far, and returns a copy of a device array of n elements.
   template <class T>
   static std::vector<T> ToHost(Work& work, const T* array, size_t n);
-  // The rows in [begin, end) that are live and were updated after `after`, at most `most` of them.
-  // *next is the position after the last row that was examined.
-  std::vector<RowId> ListRows(Work& work, uint64_t begin, uint64_t end, UpdatedAfter after,
+  // The live rows in [begin, end) that satisfy the predicate, at most `most` of them. *next is the
+  // position after the last row that was examined.
+  std::vector<RowId> ListRows(Work& work, uint64_t begin, uint64_t end, const RowPredicate& where,
                               uint64_t most, uint64_t* next) const;
+  static RowPredicate UpdatedSince(Tick since) {
+    RowPredicate where;
+    where.updated_after = since;
+    return where;
+  }
   // Calls fn(rows, n) for the ids of all live rows, a range at a time. `rows` is in the device's
   // memory.
   template <class Fn>
@@ -310,7 +336,7 @@ class DeviceTable final : public Table {
   void SaveAll(Work& work);
   // Copies columns of rows to the host; a null pointer skips a column.
   void ReadToHost(Work& work, const std::vector<RowId>& rows, void* keys, void* vectors,
-                  float* state, Stamp* updates, Stamp* accesses) const;
+                  float* state, Stamp* updates, Score* scores) const;
   // Appends to *not_held those of `keys` (bit patterns) that have no row.
   void DropHeld(Work& work, const std::vector<uint64_t>& keys,
                 std::vector<uint64_t>* not_held) const;
@@ -345,6 +371,10 @@ class DeviceTable final : public Table {
   static constexpr uint32_t kBatches = 64;
   uint64_t given_[kBatches] = {};
   Stamps stamps_;
+  Scoring scoring_;
+  // For the running batch, if it has to pin rows.
+  uint32_t* pins_ = nullptr;
+  uint64_t* num_pinned_ = nullptr;
   EvictedRows* evicted_ = nullptr;
   std::atomic<uint64_t> refused_{0};
   mutable std::atomic<Stream> stream_{};

@@ -82,7 +82,9 @@ Stamp DeviceTable<Device>::BeginBatch(Exec& exec, Tick tick, size_t n) {
     Work work(*this, &exec);
     work.Changes();
     if (!Refresh(work).ok()) return stamps_.batch();
-    work.ForEach(store_.ring.count, device::ClampAccesses{store_.ring.buckets, stamps});
+    if (scoring_.by_time()) {
+      work.ForEach(store_.ring.count, device::ClampScores{store_.ring.buckets, stamps});
+    }
     work.ForEach(bounds_.high_water, device::ClampUpdates{View(), stamps});
     stamps.EndSweep();
     stamps_ = stamps;
@@ -91,7 +93,21 @@ Stamp DeviceTable<Device>::BeginBatch(Exec& exec, Tick tick, size_t n) {
 }
 
 template <class Device>
-device::TableView DeviceTable<Device>::ViewAt(Stamp now) const {
+Stamp DeviceTable<Device>::BeginLookup(Exec& exec, Tick tick, size_t n) {
+  if (scoring_.Step(tick)) Fail(AdvanceEpoch(exec), false);
+  return BeginBatch(exec, tick, n);
+}
+
+template <class Device>
+Status DeviceTable<Device>::AdvanceEpoch(Exec& exec) {
+  if (!scoring_.has_epochs() || !scoring_.Advance()) return Status();
+  Work work(*this, &exec, Work::Reports::kYes);
+  work.ForEach(store_.ring.count, device::RebaseScores{store_.ring.buckets});
+  return work.status();
+}
+
+template <class Device>
+device::TableView DeviceTable<Device>::ViewAt(Stamp now, bool inserts) const {
   device::TableView view;
   static_cast<DeviceView&>(view) = View();
   view.initial = initial();
@@ -103,6 +119,11 @@ device::TableView DeviceTable<Device>::ViewAt(Stamp now) const {
   view.capacity = capacity();
   view.rows_move = tiered();
   view.now = now;
+  view.stamps = stamps_.order();
+  if (now != 0) view.touch = scoring_.Lookup(now, inserts);
+  view.new_score = scoring_.New(now);
+  view.evictable = {scoring_.Order(stamps_), stamps_.order().Rank(now), pins_};
+  view.num_pinned = num_pinned_;
   view.mailbox = mailbox();
   view.batch = batch_ + 1;
   return view;
@@ -121,7 +142,7 @@ const device::TableViews& DeviceTable<Device>::ViewsOf(Work& work, Batch& batch)
   if (batch.viewed) return batch.views;
   std::vector<device::TableView> each;
   for (size_t t = 0; t < batch.tables.size(); ++t) {
-    each.push_back(batch.tables[t]->ViewAt(batch.now[t]));
+    each.push_back(batch.tables[t]->ViewAt(batch.now[t], batch.inserts));
     each[t].rounding = batch.tables[t]->RoundingAt(batch.step);
     if (!batch.gradients.empty()) each[t].gradients = batch.gradients[t];
   }
@@ -160,6 +181,63 @@ void DeviceTable<Device>::Contains(Exec& exec, KeySpan keys, bool* found) const 
   const size_t n = keys.size();
   Work work(*this, &exec);
   work.ForKeys(n, device::FindKeys{ViewsAt(0, n), KeysAt(keys), nullptr, found});
+}
+
+template <class Device>
+void DeviceTable<Device>::Scores(Exec& exec, KeySpan keys, int64_t* scores) const {
+  const size_t n = keys.size();
+  Work work(*this, &exec);
+  std::fill_n(scores, n, -1);
+  RowId* rows = work.template Take<RowId>(n);
+  Score* found = work.template Take<Score>(n);
+  if (rows == nullptr || found == nullptr) return;
+  work.ForKeys(n, device::FindKeys{ViewsAt(0, n), KeysAt(keys), rows, nullptr});
+  work.ForRows(
+      n, 1, device::ReadColumns{View(), rows, nullptr, nullptr, nullptr, nullptr, nullptr, found});
+  const std::vector<RowId> host_rows = ToHost(work, rows, n);
+  const std::vector<Score> host_scores = ToHost(work, found, n);
+  for (size_t i = 0; work.status().ok() && i < n; ++i) {
+    if (host_rows[i] != kNoRow) scores[i] = PublicScore(host_scores[i]);
+  }
+}
+
+template <class Device>
+Status DeviceTable<Device>::SetScores(Exec& exec, KeySpan keys, const Score* scores) {
+  const size_t n = keys.size();
+  DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
+  DYNEMB_RETURN_IF_ERROR(CheckScores(scoring_, scores, n));
+  DYNEMB_RETURN_IF_ERROR(Error());
+  Work work(*this, &exec, Work::Reports::kYes);
+  RowId* rows = work.template Take<RowId>(n);
+  Score* on_device = work.template Take<Score>(n);
+  DYNEMB_RETURN_IF_ERROR(work.status());
+  work.Copy(on_device, scores, n * sizeof(Score));
+  const KeyArray k = KeysAt(keys);
+  // The last position of each key sets its score.
+  const uint32_t* places = nullptr;
+  uint32_t* of = nullptr;
+  device::Elect<true>(work, k, nullptr, n, &places, &of);
+  DYNEMB_RETURN_IF_ERROR(work.status());
+  work.ForKeys(n, device::FindKeys{ViewsAt(0, n), k, rows, nullptr});
+  work.ForKeys(n, device::WriteScores{View(), rows, on_device, places, of});
+  return work.Synchronize();
+}
+
+template <class Device>
+Status DeviceTable<Device>::AddCounts(Exec& exec, KeySpan keys, const uint32_t* counts) {
+  const size_t n = keys.size();
+  DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
+  DYNEMB_RETURN_IF_ERROR(Error());
+  const Touch touch = scoring_.Lookup(0, true);
+  if (touch.kind != Touch::Kind::kCount) return Status();
+  Work work(*this, &exec, Work::Reports::kYes);
+  RowId* rows = work.template Take<RowId>(n);
+  auto* on_device = work.template Take<uint32_t>(n);
+  DYNEMB_RETURN_IF_ERROR(work.status());
+  work.Copy(on_device, counts, n * sizeof(*counts));
+  work.ForKeys(n, device::FindKeys{ViewsAt(0, n), KeysAt(keys), rows, nullptr});
+  work.ForKeys(n, device::AddCounts{View(), touch, rows, on_device});
+  return work.Synchronize();
 }
 
 template <class Device>
@@ -204,10 +282,10 @@ Status DeviceTable<Device>::CheckBatch(size_t n) {
 }
 
 template <class Device>
-Status DeviceTable<Device>::Begin(Exec& exec, size_t n, Tick tick, Stamp* now) {
+Status DeviceTable<Device>::Begin(Exec& exec, size_t n, Tick tick, Stamp* now, bool inserts) {
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   DYNEMB_RETURN_IF_ERROR(Error());
-  *now = BeginBatch(exec, tick, n);
+  *now = inserts ? BeginLookup(exec, tick, n) : BeginBatch(exec, tick, n);
   return Status();
 }
 
@@ -215,9 +293,10 @@ template <class Device>
 Status DeviceTable<Device>::FindOrInsert(Exec& exec, KeySpan keys, Tick tick, RowId* rows) {
   const size_t n = keys.size();
   Stamp now;
-  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
+  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now, true));
   Work work(*this, &exec, Work::Reports::kYes);
   Batch batch = BatchOf(KeysAt(keys), n, now, rows);
+  batch.inserts = true;
   FindRows(work, batch, true);
   return Insert(work, batch, Keys::kMayRepeat, device::FillInitial{});
 }
@@ -236,9 +315,10 @@ Status DeviceTable<Device>::LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, 
                                            RowId* rows) {
   const size_t n = keys.size();
   Stamp now;
-  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
+  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now, true));
   Work work(*this, &exec, Work::Reports::kYes);
   Batch batch = BatchOf(KeysAt(keys), n, now, rows);
+  batch.inserts = true;
   FindRows(work, batch, true);
   DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kMayRepeat, device::FillInitial{}));
   work.ForRows(n, vector_quads(),

@@ -44,29 +44,54 @@ void DeviceTable<Device>::WaitForReader() {
 }
 
 template <class Device>
-void DeviceTable<Device>::BeforeWrite(Work& work, const RowId* rows, size_t n) {
+void DeviceTable<Device>::BeforeWrite(Work& work, const RowId* rows, size_t n,
+                                      const Score* scores) {
   if (cut_ == nullptr) return;
+  const std::vector<RowId> all = ToHost(work, rows, n);
+  std::vector<Score> all_scores;
+  if (scores != nullptr) all_scores = ToHost(work, scores, n);
+  if (!work.status().ok()) return;
   std::vector<RowId> save;
-  for (RowId row : ToHost(work, rows, n)) {
-    if (work.status().ok() && row != kNoRow && row < cut_->todo.rows() && cut_->todo.Take(row)) {
-      save.push_back(row);
-    }
+  std::vector<Score> saved_scores;
+  for (size_t i = 0; i < n; ++i) {
+    if (all[i] == kNoRow || all[i] >= cut_->todo.rows() || !cut_->todo.Take(all[i])) continue;
+    save.push_back(all[i]);
+    if (scores != nullptr) saved_scores.push_back(all_scores[i]);
   }
+  if (scores == nullptr && !scoring_.by_time()) {
+    saved_scores.resize(save.size());
+    ReadToHost(work, save, nullptr, nullptr, nullptr, nullptr, saved_scores.data());
+  }
+  size_t next = 0;
   ForCopies(work, save, [&](RowId, const char* row) {
+    const CutTime score =
+        scoring_.by_time() ? cut_->Time(cut_->watermark) : CutTime{saved_scores[next]};
+    ++next;
     cut_->saved->PushAtOnce(cut_->table, cut_->layout, row,
-                            cut_->Time(stamps_.Decode(*store_.layout.update(row))));
+                            cut_->Time(stamps_.Decode(*store_.layout.update(row))), score);
   });
 }
 
 template <class Device>
-void DeviceTable<Device>::BeforeLoss(Work& work, const RowId* rows, size_t n, Tick tick) {
+void DeviceTable<Device>::BeforeLoss(Work& work, const RowId* rows, const Score* scores, size_t n,
+                                     Tick tick) {
   if (!tracking_ && evicted_ == nullptr) return;
   std::vector<RowId> lost = ToHost(work, rows, n);
-  lost.erase(std::remove(lost.begin(), lost.end(), kNoRow), lost.end());
+  std::vector<Score> lost_scores(n);
+  if (scores != nullptr) lost_scores = ToHost(work, scores, n);
+  size_t kept = 0;
+  for (size_t i = 0; i < n; ++i) {
+    if (lost[i] == kNoRow) continue;
+    lost[kept] = lost[i];
+    lost_scores[kept++] = lost_scores[i];
+  }
+  lost.resize(kept);
+  size_t next = 0;
   ForCopies(work, lost, [&](RowId, const char* row) {
     const uint64_t key = KeysAt(row)[0];
     if (tracking_) deletions_.Add(tick, key);
-    if (evicted_ != nullptr) evicted_->Add(key, row);
+    if (evicted_ != nullptr) evicted_->Add(key, row, PublicScore(lost_scores[next]));
+    ++next;
   });
   if (tracking_) deletions_.Trim(std::max<uint64_t>(bounds_.live, kDeletionsAtLeast));
 }
@@ -104,7 +129,7 @@ Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, boo
   uint64_t next = 0;
   while (next < cut->todo.rows()) {
     for (RowId row :
-         ListRows(work, next, cut->todo.rows(), stamps_.After(since), device::kListMost, &next)) {
+         ListRows(work, next, cut->todo.rows(), UpdatedSince(since), device::kListMost, &next)) {
       cut->todo.Add(row);
       ++cut->most_rows;
     }
@@ -149,11 +174,10 @@ bool DeviceTable<Device>::CutIsRead() const {
 
 template <class Device>
 void DeviceTable<Device>::ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys,
-                                  void* vectors, float* state, CutTime* updates,
-                                  CutTime* accesses) {
+                                  void* vectors, float* state, CutTime* updates, CutTime* scores) {
   Work work(*this, &exec);
-  ReadToHost(work, plan, keys, vectors, state, updates, accesses);
-  for (CutTime* times : {updates, accesses}) {
+  ReadToHost(work, plan, keys, vectors, state, updates, scores);
+  for (CutTime* times : {updates, scoring_.by_time() ? scores : nullptr}) {
     if (times == nullptr) continue;
     for (size_t i = 0; i < plan.size(); ++i) times[i] = cut_->Time(stamps_.Decode(times[i]));
   }

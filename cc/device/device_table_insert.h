@@ -133,8 +133,8 @@ Status DeviceTable<Device>::Refuse(uint64_t keys, uint64_t size, const std::stri
 template <class Device>
 Status DeviceTable<Device>::CheckCapacity(Work& work, const uint32_t* from, const uint32_t* to,
                                           Stamp now) {
-  // At most batch_keys() rows have this batch's stamp: one per key of the batch.
-  const bool evicts = options_.evict_strategy == EvictStrategy::kLru && options_.max_capacity != 0;
+  // The batch uses at most batch_keys() rows: one per key.
+  const bool evicts = options_.evict_strategy != EvictStrategy::kNone && options_.max_capacity != 0;
   if (evicts && capacity() >= stamps_.batch_keys()) return Status();
   const uint64_t keys = ToHost(work, to, 1)[0] - ToHost(work, from, 1)[0];
   const uint64_t size = Read(work).size();
@@ -149,13 +149,37 @@ Status DeviceTable<Device>::CheckCapacity(Work& work, const uint32_t* from, cons
                   "the system has no addresses for more rows, and a table without max_capacity "
                   "evicts nothing");
   }
-  auto* older = work.template Take<uint64_t>(1);
-  if (older == nullptr) return work.status();
-  work.Fill(older, 0, sizeof(*older));
-  const size_t items = device::SumItems(store_.ring.count);
-  work.ForEach(items, device::CountOlder{store_.ring, stamps_.order(), now, items, older});
-  if (ToHost(work, older, 1)[0] >= evictions) return Status();
+  if (num_pinned_ != nullptr) {
+    if (size - ToHost(work, num_pinned_, 1)[0] >= evictions) return work.status();
+  } else {
+    auto* older = work.template Take<uint64_t>(1);
+    if (older == nullptr) return work.status();
+    work.Fill(older, 0, sizeof(*older));
+    const size_t items = device::SumItems(store_.ring.count);
+    work.ForEach(items, device::CountOlder{store_.ring, ViewAt(now).evictable, items, older});
+    if (ToHost(work, older, 1)[0] >= evictions) return work.status();
+  }
   return Refuse(evictions, size, "every row that could be evicted is in use by this batch");
+}
+
+template <class Device>
+Status DeviceTable<Device>::PinFound(Work& work, Batch& batch, const std::vector<bool>& evicts) {
+  bool any = false;
+  for (size_t t = 0; t < batch.tables.size(); ++t) {
+    DeviceTable& table = *batch.tables[t];
+    if (!evicts[t] || table.scoring_.by_time()) continue;
+    const size_t words = (table.capacity() + 31) / 32;
+    table.pins_ = work.template Take<uint32_t>(words);
+    table.num_pinned_ = work.template Take<uint64_t>(1);
+    DYNEMB_RETURN_IF_ERROR(work.status());
+    work.Fill(table.pins_, 0, words * sizeof(uint32_t));
+    work.Fill(table.num_pinned_, 0, sizeof(uint64_t));
+    any = true;
+  }
+  if (!any) return Status();
+  batch.viewed = false;
+  work.ForKeys(batch.size(), device::PinRows{ViewsOf(work, batch), batch.rows});
+  return work.status();
 }
 
 template <class Device>
@@ -180,18 +204,35 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
 
   // A batch is refused before anything changes.
   bool may_evict = false, list_gone = false;
-  std::vector<bool> lists_gone(num_tables);
+  std::vector<bool> lists_gone(num_tables), evicts(num_tables);
   for (size_t t = 0; t < num_tables; ++t) {
     DeviceTable& table = *batch.tables[t];
     table.ReadMail();
     if (batch.size(t) == 0 || table.bounds_.live + batch.size(t) <= table.capacity()) continue;
-    may_evict = true;
+    may_evict = evicts[t] = true;
     lists_gone[t] = table.tracking_ || table.evicted_ != nullptr;
     list_gone = list_gone || lists_gone[t];
+  }
+  struct Unpinned {
+    Batch& batch;
+    ~Unpinned() {
+      for (DeviceTable* table : batch.tables) {
+        if (table->pins_ != nullptr) batch.viewed = false;
+        table->pins_ = nullptr;
+        table->num_pinned_ = nullptr;
+      }
+    }
+  } unpinned{batch};
+  DYNEMB_RETURN_IF_ERROR(PinFound(work, batch, evicts));
+  for (size_t t = 0; t < num_tables; ++t) {
+    DeviceTable& table = *batch.tables[t];
+    if (!evicts[t]) continue;
     DYNEMB_RETURN_IF_ERROR(table.CheckCapacity(work, in.sums + batch.begins[t],
                                                in.sums + batch.begins[t + 1], batch.now[t]));
   }
   RowId* gone = list_gone ? work.template Take<RowId>(n) : nullptr;
+  Score* evicted_scores = list_gone ? work.template Take<Score>(n) : nullptr;
+  Score* gone_scores = list_gone ? work.template Take<Score>(n) : nullptr;
   DYNEMB_RETURN_IF_ERROR(work.status());
   for (size_t t = 0; t < num_tables; ++t) {
     if (batch.size(t) == 0) continue;
@@ -216,20 +257,29 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
   work.ForEach(n, device::ListNew{tables, in.sums, in.grants, in.positions, in.new_rows});
   work.ForKeys(n, device::ClaimSlots{added});
   if (may_evict) {
-    work.ForKeys(n, device::EvictSlots{added});
+    work.ForKeys(n, device::EvictSlots{added, evicted_scores});
     if (list_gone) {
       work.Fill(gone, 0xFF, n * sizeof(RowId));
-      work.ForEach(n, device::ListEvicted{added, gone});
+      work.ForEach(n, device::ListEvicted{added, evicted_scores, gone, gone_scores});
     }
     for (size_t t = 0; t < num_tables; ++t) {
       if (!lists_gone[t]) continue;
       DeviceTable& table = *batch.tables[t];
       const RowId* const gone_here = gone + batch.begins[t];
-      table.BeforeWrite(work, gone_here, batch.size(t));
-      table.BeforeLoss(work, gone_here, batch.size(t), table.stamps_.Decode(batch.now[t]));
+      const Score* const scores_here = gone_scores + batch.begins[t];
+      table.BeforeWrite(work, gone_here, batch.size(t), scores_here);
+      table.BeforeLoss(work, gone_here, scores_here, batch.size(t),
+                       table.stamps_.Decode(batch.now[t]));
     }
   }
   work.ForRows(n, batch.quads(), device::FillRows<Fill>{added, fill});
+  const auto counts = [](const DeviceTable* table) {
+    return table->scoring_.Lookup(1, true).kind == Touch::Kind::kCount;
+  };
+  if (batch.inserts && in.places != nullptr &&
+      std::any_of(batch.tables.begin(), batch.tables.end(), counts)) {
+    work.ForKeys(n, device::CountRepeats{tables, batch.keys, batch.rows, in.places, in.of});
+  }
   work.ForEach(n, device::SpreadRows{batch.rows, in.sums, in.places, in.of, in.new_rows});
   work.ForEach(device::TallyItems(n), device::CountInserted{added});
   work.ForEach(num_tables, device::PostCounters{tables});
@@ -238,25 +288,42 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
 }
 
 template <class Device>
-size_t DeviceTable<Device>::Erase(Exec& exec, KeySpan keys, Tick tick, bool wipe) {
-  const size_t n = keys.size();
-  if (n == 0) return 0;
+size_t DeviceTable<Device>::Erase(Exec& exec, KeySpan keys, Tick tick, Removal how) {
+  if (keys.size() == 0) return 0;
   WaitForReader();
   Work work(*this, &exec);
-  const KeyArray k = KeysAt(keys);
+  return Remove(work, KeysAt(keys), keys.size(), tick, how);
+}
+
+template <class Device>
+Status DeviceTable<Device>::EvictKeys(Exec& exec, KeySpan keys, Tick tick, uint64_t* evicted) {
+  WaitForReader();
+  Work work(*this, &exec, Work::Reports::kYes);
+  const size_t bytes = keys.size() * store_.layout.key_size;
+  char* on_device = work.template Take<char>(bytes);
+  if (on_device == nullptr) return work.status();
+  work.Copy(on_device, keys.data(), bytes);
+  *evicted += Remove(work, KeysAt(on_device), keys.size(), tick, Removal::kEvict);
+  return work.status();
+}
+
+template <class Device>
+size_t DeviceTable<Device>::Remove(Work& work, KeyArray keys, size_t n, Tick tick, Removal how) {
   RowId* gone = work.template Take<RowId>(n);
+  Score* scores = work.template Take<Score>(n);
   uint32_t* sums = work.template Take<uint32_t>(n + 1);
-  if (gone == nullptr || sums == nullptr) return 0;
+  if (gone == nullptr || scores == nullptr || sums == nullptr) return 0;
   work.Changes();
-  work.ForKeys(n, device::EraseKeys{View(), k, gone});
-  BeforeWrite(work, gone, n);
-  BeforeLoss(work, gone, n, tick);
+  work.ForKeys(n, device::EraseKeys{View(), keys, gone, scores});
+  BeforeWrite(work, gone, n, scores);
+  BeforeLoss(work, gone, scores, n, tick);
   work.ForEach(n + 1, device::FlagRows{gone, n, sums});
   work.ExclusiveSum(sums, n + 1);
   // Without wiping, one thread per row is enough.
+  const bool wipe = how == Removal::kWipe;
   const size_t quads = wipe ? device::QuadsOfBytes(layout().stride) : 1;
   work.ForRows(n, quads, device::FreeRows{View(), gone, sums, counters(), wipe});
-  work.ForEach(1, device::CountFreed{sums, n, counters()});
+  work.ForEach(1, device::CountFreed{sums, n, how == Removal::kEvict, counters()});
   return ToHost(work, sums + n, 1)[0];
 }
 

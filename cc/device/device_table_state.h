@@ -89,6 +89,7 @@ template <class Device>
 Status DeviceTable<Device>::Init(const TableOptions& options) {
   DYNEMB_RETURN_IF_ERROR(CheckOptions(options));
   options_ = options;
+  scoring_ = Scoring(options.evict_strategy, static_cast<uint64_t>(options.epoch_steps));
   DYNEMB_RETURN_IF_ERROR(
       Initializer::Create(options.initializer, options.dim, options.seed, &initializer_));
   if (options.tier == Tier::kHybrid) {
@@ -199,7 +200,8 @@ Status DeviceTable<Device>::Clear(Exec& exec, Tick tick) {
   Store empty;
   DYNEMB_RETURN_IF_ERROR(Reserve(store_.layout, &empty));
   DYNEMB_RETURN_IF_ERROR(MakeIndex(work, &empty));
-  ForRowsInChunks(work, [&](const RowId* rows, size_t n) { BeforeLoss(work, rows, n, tick); });
+  ForRowsInChunks(work,
+                  [&](const RowId* rows, size_t n) { BeforeLoss(work, rows, nullptr, n, tick); });
   device::Counters c = Read(work);
   DYNEMB_RETURN_IF_ERROR(work.status());
   work.Changes();
@@ -223,7 +225,7 @@ std::vector<T> DeviceTable<Device>::ToHost(Work& work, const T* array, size_t n)
 
 template <class Device>
 std::vector<RowId> DeviceTable<Device>::ListRows(Work& work, uint64_t begin, uint64_t end,
-                                                 UpdatedAfter after, uint64_t most,
+                                                 const RowPredicate& where, uint64_t most,
                                                  uint64_t* next) const {
   std::vector<RowId> rows;
   for (*next = begin; *next < end && rows.size() < most;) {
@@ -235,7 +237,9 @@ std::vector<RowId> DeviceTable<Device>::ListRows(Work& work, uint64_t begin, uin
     uint32_t* sums = work.template Take<uint32_t>(n + 1);
     RowId* found = work.template Take<RowId>(n);
     if (sums == nullptr || found == nullptr) return rows;
-    work.ForEach(n + 1, device::FlagUpdated{View(), from, n, after, sums});
+    work.ForKeys(n + 1, device::FlagSelected{View(), options_.key_type, stamps_,
+                                             stamps_.After(where.updated_after), where,
+                                             scoring_.by_time(), from, n, sums});
     work.ExclusiveSum(sums, n + 1);
     const auto limit = static_cast<uint32_t>(std::min(want, n));
     work.ForEach(n, device::Compact{sums, static_cast<uint32_t>(from), limit, found});
@@ -253,7 +257,7 @@ void DeviceTable<Device>::ForRowsInChunks(Work& work, const Fn& fn) const {
   const uint64_t end = Read(work).high_water;
   for (uint64_t next = 0; next < end;) {
     const std::vector<RowId> rows =
-        ListRows(work, next, end, stamps_.After(0), device::kListMost, &next);
+        ListRows(work, next, end, RowPredicate(), device::kListMost, &next);
     typename Device::Session::Scratch scratch(work);
     RowId* on_device = work.template Take<RowId>(rows.size());
     if (on_device == nullptr) return;
@@ -263,13 +267,13 @@ void DeviceTable<Device>::ForRowsInChunks(Work& work, const Fn& fn) const {
 }
 
 template <class Device>
-ExportPlan DeviceTable<Device>::PlanExport(Exec& exec, uint64_t cursor, uint64_t limit,
-                                           Tick since) const {
+ExportPlan DeviceTable<Device>::SelectRows(Exec& exec, uint64_t cursor, uint64_t limit,
+                                           const RowPredicate& where) const {
   Work work(*this, &exec);
   const uint64_t end = Read(work).high_water;
   ExportPlan plan;
   uint64_t next = 0;
-  plan.rows = ListRows(work, cursor, end, stamps_.After(since), limit, &next);
+  plan.rows = ListRows(work, cursor, end, where, limit, &next);
   plan.next_cursor = next < end ? static_cast<int64_t>(next) : -1;
   return plan;
 }
@@ -277,7 +281,7 @@ ExportPlan DeviceTable<Device>::PlanExport(Exec& exec, uint64_t cursor, uint64_t
 template <class Device>
 void DeviceTable<Device>::ReadToHost(Work& work, const std::vector<RowId>& rows, void* keys,
                                      void* vectors, float* state, Stamp* updates,
-                                     Stamp* accesses) const {
+                                     Score* scores) const {
   const RowLayout& l = store_.layout;
   const size_t chunk = std::max<size_t>(1, device::kCopyMost / l.stride);
   for (size_t begin = 0; begin < rows.size(); begin += chunk) {
@@ -291,12 +295,12 @@ void DeviceTable<Device>::ReadToHost(Work& work, const std::vector<RowId>& rows,
     char* v = column(vectors, l.vector_bytes());
     char* s = column(state, l.state_bytes());
     char* u = column(updates, sizeof(Stamp));
-    char* a = column(accesses, sizeof(Stamp));
+    char* sc = column(scores, sizeof(Score));
     if (!work.status().ok()) return;
     work.Copy(ids, rows.data() + begin, n * sizeof(RowId));
     work.ForRows(n, vector_quads(),
                  device::ReadColumns{View(), ids, k, v, nullptr, reinterpret_cast<float*>(s),
-                                     reinterpret_cast<Stamp*>(u), reinterpret_cast<Stamp*>(a)});
+                                     reinterpret_cast<Stamp*>(u), reinterpret_cast<Score*>(sc)});
     const auto deliver = [&](void* to, const char* from, size_t bytes) {
       if (to != nullptr) work.Copy(static_cast<char*>(to) + begin * bytes, from, n * bytes);
     };
@@ -304,20 +308,24 @@ void DeviceTable<Device>::ReadToHost(Work& work, const std::vector<RowId>& rows,
     deliver(vectors, v, l.vector_bytes());
     deliver(state, s, l.state_bytes());
     deliver(updates, u, sizeof(Stamp));
-    deliver(accesses, a, sizeof(Stamp));
+    deliver(scores, sc, sizeof(Score));
     if (!work.Synchronize().ok()) return;
   }
 }
 
 template <class Device>
 void DeviceTable<Device>::Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors,
-                                 float* state, int64_t* updates) const {
+                                 float* state, int64_t* updates, int64_t* scores) const {
   Work work(*this, &exec);
-  std::vector<Stamp> stamps(updates == nullptr ? 0 : plan.rows.size());
+  const size_t n = plan.rows.size();
+  std::vector<Stamp> stamps(updates == nullptr ? 0 : n);
+  std::vector<Score> raw(scores == nullptr ? 0 : n);
   ReadToHost(work, plan.rows, keys, vectors, state, updates == nullptr ? nullptr : stamps.data(),
-             nullptr);
-  for (size_t i = 0; i < stamps.size(); ++i)
+             scores == nullptr ? nullptr : raw.data());
+  for (size_t i = 0; i < stamps.size(); ++i) {
     updates[i] = static_cast<int64_t>(stamps_.Decode(stamps[i]));
+  }
+  for (size_t i = 0; i < raw.size(); ++i) scores[i] = PublicScore(raw[i]);
 }
 
 template <class Device>
@@ -337,7 +345,7 @@ Status DeviceTable<Device>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick 
   const char* vectors = bring(loaded.vectors, l.vector_bytes());
   const auto* state = reinterpret_cast<const float*>(bring(loaded.state, l.state_bytes()));
   const auto* updates = reinterpret_cast<const CutTime*>(bring(loaded.updates, sizeof(CutTime)));
-  const auto* accesses = reinterpret_cast<const CutTime*>(bring(loaded.accesses, sizeof(CutTime)));
+  const auto* scores = reinterpret_cast<const CutTime*>(bring(loaded.scores, sizeof(CutTime)));
   RowId* rows = work.template Take<RowId>(n);
   DYNEMB_RETURN_IF_ERROR(work.status());
   Batch batch = BatchOf(keys, n, now, rows);
@@ -349,7 +357,11 @@ Status DeviceTable<Device>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick 
                device::WriteVectors{View(), rows, nullptr, nullptr, vectors, now});
   work.ForRows(n, device::QuadsOfBytes(l.state_bytes()),
                device::WriteStates{View(), rows, state, initial_state_});
-  work.ForKeys(n, device::WriteTimes{View(), rows, updates, accesses, loaded.base, stamps_});
+  if (loaded.scores != nullptr && scoring_.has_epochs()) {
+    for (size_t i = 0; i < n; ++i) scoring_.Adopt(loaded.scores[i]);
+  }
+  work.ForKeys(n, device::WriteTimes{View(), rows, updates, scores, loaded.base, stamps_,
+                                     scoring_.by_time(), scoring_.New(now)});
   return work.Synchronize();
 }
 
@@ -370,6 +382,7 @@ void DeviceTable<Device>::SwapRows(Table* with, Tick tick) {
   std::swap(initial_state_of_, other->initial_state_of_);
   std::swap(initial_state_, other->initial_state_);
   std::swap(stamps_, other->stamps_);
+  std::swap(scoring_, other->scoring_);
   SwapStateSpecs(other);
   std::swap(bounds_, other->bounds_);
   // Each table keeps its event counters; the numbers of rows move with the rows.

@@ -32,6 +32,7 @@ Status DeviceTable<Device>::Promote(Exec& exec, Tick tick) {
   work.ForEach(noted_most, device::CopyCandidates{tier_state(), noted(), order});
   work.SortPairs(order, unused, noted_most, device::kOrderBits);
   work.ForKeys(window, device::LookAtPlaces{View(), store_.split, tier_state(), counters(),
+                                            scoring_.by_time(), stamps_.order(),
                                             stamps_.Encode(tick), victims});
   work.SortPairs(victims, unused, window, device::kOrderBits);
   work.ForEach(pairs, device::ListCandidates{order, rows});
@@ -40,7 +41,8 @@ Status DeviceTable<Device>::Promote(Exec& exec, Tick tick) {
   device::Elect<false>(work, KeyArray{rows, sizeof(RowId)}, nullptr, pairs, &places, &of);
   DYNEMB_RETURN_IF_ERROR(work.status());
   work.Changes();
-  work.ForKeys(pairs, device::PairUp{View(), order, victims, places, of, counters(), swaps});
+  work.ForKeys(pairs, device::PairUp{View(), scoring_.strategy(), order, victims, places, of,
+                                     counters(), swaps});
   work.ForRows(pairs, device::QuadsOfBytes(layout().stride), device::SwapRows{View(), swaps});
   const size_t items = device::SumItems(pairs);
   work.ForEach(items, device::CountSwaps{swaps, pairs, items, counters()});

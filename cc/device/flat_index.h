@@ -97,7 +97,6 @@ struct DeviceView {
   FlatRing ring;
   TieredRows rows;
   RowLayout layout;
-  StampOrder order{};
 
   DYNEMB_HD char* RowAt(RowId row) const { return rows.At(row); }
   DYNEMB_HD uint64_t KeyAt(RowId row) const { return KeyArray{rows.At(row), layout.key_size}[0]; }

@@ -15,6 +15,7 @@
 #include "cc/table/bucket_ops.h"
 #include "cc/table/key.h"
 #include "cc/table/portability.h"
+#include "cc/table/row_predicate.h"
 #include "cc/table/stamps.h"
 #include "cc/table/types.h"
 
@@ -50,7 +51,8 @@ constexpr size_t QuadsOfBytes(size_t bytes) {
 // --- Finding ---------------------------------------------------------------------------------
 
 // rows[i] = the row of keys[i], or kNoRow. found[i] = whether keys[i] has a row. Either array may
-// be null. Stamps the rows that are found with their table's `now`, unless that is 0.
+// be null. Touches the rows that are found, and notes those of the host tier as candidates for
+// Promote (kernels_tiers.h), once for each batch if scores are stamps.
 struct FindKeys {
   TableViews tables;
   KeyArray keys;
@@ -64,23 +66,41 @@ struct FindKeys {
     if (lanes.rank() != 0) return;
     if (rows != nullptr) rows[i] = at.row;
     if (found != nullptr) found[i] = at.bucket != nullptr;
-    const Stamp now = table.now;
-    if (now == 0 || at.bucket == nullptr) return;
-    Stamp* access = &at.bucket->access[at.slot];
-    const Stamp was = AtomicLoad(access);
-    if (was == now) return;
-    const Candidates& candidates = table.candidates;
-    if (candidates.most == 0 || table.InDevice(at.row)) {
-      AtomicStore(access, now);
-    } else if (AtomicExchange(access, now) != now) {  // the batch's first access to this slot
-      // All threads would contend for this one address: read it before adding to it.
-      if (AtomicLoad(candidates.count) >= candidates.most) return;
-      const uint32_t c = AtomicAdd(candidates.count, 1u);
-      if (c < candidates.most) {
-        candidates.order[c] =
-            static_cast<uint64_t>(at.row) << 32 | (table.order.Rank(now) - table.order.Rank(was));
+    if (table.now == 0 || at.bucket == nullptr) return;
+    const bool is_candidate = table.candidates.most != 0 && !table.InDevice(at.row);
+    Score* const score = &at.bucket->score[at.slot];
+    const Score was = AtomicLoad(score);
+    if (table.touch.kind == Touch::Kind::kSet) {
+      const Stamp now = table.touch.value;
+      if (was == now) return;
+      if (!is_candidate) {
+        AtomicStore(score, now);
+      } else if (AtomicExchange(score, now) != now) {  // the batch's first access to this slot
+        Note(table.candidates, at.row, table.stamps.Rank(now) - table.stamps.Rank(was));
       }
+      return;
     }
+    const Score is =
+        table.touch.kind == Touch::Kind::kCount ? Count(table.touch, 1, score, was) : was;
+    if (is_candidate) Note(table.candidates, at.row, ~is);
+  }
+
+  // Counts n finds of a slot whose score was `was` a moment ago; returns the new score.
+  DYNEMB_HD static Score Count(const Touch& touch, uint32_t n, Score* score, Score was) {
+    for (;;) {
+      const Score next = touch.Counted(was, n);
+      const Score now = AtomicCompareExchange(score, was, next);
+      if (now == was) return next;
+      was = now;
+    }
+  }
+
+ private:
+  DYNEMB_HD static void Note(const Candidates& candidates, RowId row, uint32_t order) {
+    // All threads would contend for this one address: read it before adding to it.
+    if (AtomicLoad(candidates.count) >= candidates.most) return;
+    const uint32_t c = AtomicAdd(candidates.count, 1u);
+    if (c < candidates.most) candidates.order[c] = static_cast<uint64_t>(row) << 32 | order;
   }
 };
 
@@ -170,7 +190,7 @@ struct ReadColumns {
   float* float_vectors;
   float* state;
   Stamp* updates;
-  Stamp* accesses;
+  Score* scores;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
@@ -181,9 +201,9 @@ struct ReadColumns {
       if (keys != nullptr) StoreKey(keys, l.key_size, i, view.KeyAt(row));
       if (updates != nullptr) updates[i] = *l.update(at);
     }
-    if (accesses != nullptr && at != nullptr) {
+    if (scores != nullptr && at != nullptr) {
       const SlotRef slot = view.Find(lanes, view.KeyAt(row));
-      if (lanes.rank() == 0) accesses[i] = AtomicLoad(&slot.bucket->access[slot.slot]);
+      if (lanes.rank() == 0) scores[i] = AtomicLoad(&slot.bucket->score[slot.slot]);
     }
     if (vectors != nullptr && at != nullptr) {
       CopyBytes(lanes, vectors + i * l.vector_bytes(), l.vector(at), l.vector_bytes());
@@ -318,18 +338,47 @@ struct FlagFirst {
 
 // --- Exporting -------------------------------------------------------------------------------
 
-// flags[i] = whether row `begin` + i is live and was updated after the tick of `after`; flags[n] =
-// 0.
-struct FlagUpdated {
+// flags[i] = whether row `begin` + i is live and satisfies a predicate; flags[n] = 0.
+struct FlagSelected {
   DeviceView view;
+  KeyType key_type;
+  Stamps stamps;
+  UpdatedAfter after;
+  RowPredicate where;
+  bool by_time;  // whether scores are stamps
   uint64_t begin;
   size_t n;
-  UpdatedAfter after;
   uint32_t* flags;
 
-  DYNEMB_HD void operator()(size_t i) const {
-    flags[i] =
-        i < n && after(*view.layout.update(view.RowAt(static_cast<RowId>(begin + i)))) ? 1 : 0;
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    const bool selected = i < n && IsSelected(lanes, static_cast<RowId>(begin + i));
+    if (lanes.rank() == 0) flags[i] = selected ? 1 : 0;
+  }
+
+ private:
+  template <class Lanes>
+  DYNEMB_HD bool IsSelected(Lanes& lanes, RowId row) const {
+    const char* at = view.RowAt(row);
+    const Stamp updated = *view.layout.update(at);
+    if (!after(updated) || stamps.Decode(updated) > where.updated_until) return false;
+    const uint64_t key = view.KeyAt(row);
+    if (!where.AllowsKey(key_type, key)) return false;
+    if (where.has_scores()) {
+      const SlotRef slot = view.Find(lanes, key);
+      const Score score = AtomicLoad(&slot.bucket->score[slot.slot]);
+      const int64_t shown = by_time ? static_cast<int64_t>(stamps.Decode(score)) : int64_t{score};
+      if (!where.AllowsScore(shown)) return false;
+    }
+    if (!where.has_norms) return true;
+    double square = 0;
+    const int64_t dim = view.layout.dim;
+    for (int64_t first = 0; first < dim; first += kQuad) {
+      const int count = static_cast<int>(dim - first < kQuad ? dim - first : kQuad);
+      const Quad<float> quad = LoadColumns(view.layout.dtype, view.layout.vector(at), first, count);
+      for (int c = 0; c < count; ++c) square += static_cast<double>(quad.at[c]) * quad.at[c];
+    }
+    return where.AllowsSquare(square);
   }
 };
 
@@ -349,12 +398,20 @@ struct Compact {
 
 // --- Times -----------------------------------------------------------------------------------
 
-// Sweeps: Stamps::Clamp on all last accesses, and on all last updates.
-struct ClampAccesses {
+// Sweeps: Stamps::Clamp on all scores that are stamps, and on all last updates.
+struct ClampScores {
   Bucket* buckets;
   Stamps stamps;
   DYNEMB_HD void operator()(size_t b) const {
-    for (Stamp& access : buckets[b].access) access = stamps.Clamp(access);
+    for (Score& score : buckets[b].score) score = stamps.Clamp(score);
+  }
+};
+
+// Scoring::Rebased on all scores.
+struct RebaseScores {
+  Bucket* buckets;
+  DYNEMB_HD void operator()(size_t b) const {
+    for (Score& score : buckets[b].score) score = Scoring::Rebased(score);
   }
 };
 

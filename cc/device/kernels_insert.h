@@ -2,6 +2,9 @@
 //
 // Rows for the keys of a batch that have none are created in all tables of the batch at once:
 //
+//   PinRows                            pins the rows that the batch has found, if a table may have
+//   to
+//                                      evict rows and its scores are not stamps (Evictable)
 //   ElectPositions, FlagFirst, a sum   number the keys j = 0, 1, ... in the order of the batch
 //   GrantRows                          counts the keys that get a free row, and those that evict
 //   ListNew                            lists position and row of each j
@@ -10,7 +13,8 @@
 //                                      claims, so that no victim is a slot that is being claimed.
 //   (evicted rows are saved here, for cuts and InsertAndEvict)
 //   FillRows                           sets key, last update, vector and state
-//   SpreadRows                         gives every position its row
+//   CountRepeats                       counts the other positions of a key, if the table counts
+//   keys SpreadRows                         gives every position its row
 #ifndef DYNEMB_DEVICE_KERNELS_INSERT_H_
 #define DYNEMB_DEVICE_KERNELS_INSERT_H_
 
@@ -112,12 +116,30 @@ struct ClaimSlots {
     if (added.Evicts(j, t)) return;
     const TableView& table = added.tables[t];
     const uint64_t hash = table.HashOf(added.key(j));
-    Claim(lanes, table.ring, ProbeIn(table.ring, hash), added.new_rows[j], table.now);
+    Claim(lanes, table.ring, ProbeIn(table.ring, hash), added.new_rows[j], table.new_score);
+    uint32_t* const pins = table.evictable.pins;
+    if (lanes.rank() == 0 && pins != nullptr) Evictable::Pin(lanes, pins, added.new_rows[j]);
+  }
+};
+
+// Pins the rows that the batch has found.
+struct PinRows {
+  TableViews tables;
+  const RowId* rows;
+
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    const TableView& table = tables.Of(i);
+    if (lanes.rank() != 0 || table.evictable.pins == nullptr || rows[i] == kNoRow) return;
+    if (Evictable::Pin(lanes, table.evictable.pins, rows[i])) {
+      AtomicAdd(table.num_pinned, uint64_t{1});
+    }
   }
 };
 
 struct EvictSlots {
   NewKeys added;
+  Score* scores;  // [j] the score of the evicted key; null: not wanted
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t j) const {
@@ -126,20 +148,26 @@ struct EvictSlots {
     if (!added.Evicts(j, t)) return;
     const TableView& table = added.tables[t];
     const uint64_t hash = table.HashOf(added.key(j));
-    const SlotRef at = Evict(lanes, table, table.ring, ProbeIn(table.ring, hash), table.now);
-    if (lanes.rank() == 0) added.new_rows[j] = at.row;
+    const EvictedSlot at = Evict(lanes, table, table.ring, ProbeIn(table.ring, hash),
+                                 table.evictable, table.new_score);
+    if (lanes.rank() != 0) return;
+    added.new_rows[j] = at.row;
+    if (scores != nullptr) scores[j] = at.score;
   }
 };
 
-// gone[i] = the row that the key of position i takes from an evicted key. The caller has set the
-// other entries to kNoRow.
+// gone[i] = the row that the key of position i takes from an evicted key, and gone_scores[i] the
+// score of the evicted key. The caller has set the other entries of `gone` to kNoRow.
 struct ListEvicted {
   NewKeys added;
+  const Score* scores;  // of EvictSlots
   RowId* gone;
+  Score* gone_scores;
 
   DYNEMB_HD void operator()(size_t j) const {
     if (added.Has(j) && added.Evicts(j, added.TableOf(j))) {
       gone[added.positions[j]] = added.new_rows[j];
+      gone_scores[added.positions[j]] = scores[j];
     }
   }
 };
@@ -179,6 +207,26 @@ struct FillRows {
     }
     CopyBytes(lanes, l.state(row), table.initial_state, l.state_bytes());
     fill(lanes, table, added.positions[j], key, row);
+  }
+};
+
+// Counts the positions of new keys that are not the first ones of their keys.
+struct CountRepeats {
+  TableViews tables;
+  KeyArray keys;
+  const RowId* rows;
+  const uint32_t* places;
+  const uint32_t* of;
+
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    if (rows[i] != kNoRow || places[of[i]] == i) return;
+    const TableView& table = tables.Of(i);
+    if (table.touch.kind != Touch::Kind::kCount) return;
+    const SlotRef at = table.Find(lanes, keys[i]);
+    if (lanes.rank() != 0 || at.bucket == nullptr) return;
+    Score* const score = &at.bucket->score[at.slot];
+    FindKeys::Count(table.touch, 1, score, AtomicLoad(score));
   }
 };
 
@@ -236,12 +284,11 @@ struct PostCounters {
   }
 };
 
-// Counts the slots whose row was last accessed before `now`. Item t examines the buckets t, t +
+// Counts the rows that may be evicted if scores are stamps. Item t examines the buckets t, t +
 // stride, ...
 struct CountOlder {
   FlatRing ring;
-  StampOrder order;
-  Stamp now;
+  Evictable evictable;
   size_t stride;
   uint64_t* older;
 
@@ -250,7 +297,8 @@ struct CountOlder {
     for (size_t b = t; b < ring.count; b += stride) {
       const Bucket& bucket = ring.buckets[b];
       for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
-        count += bucket.row[s] != kNoRow && order.Rank(bucket.access[s]) < order.Rank(now);
+        count +=
+            bucket.row[s] != kNoRow && evictable.order.Rank(bucket.score[s]) < evictable.rank_now;
       }
     }
     if (count != 0) AtomicAdd(older, count);

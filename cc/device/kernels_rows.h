@@ -137,14 +137,16 @@ struct WriteStates {
   }
 };
 
-// Sets the times of loaded rows, which are given as ticks minus `base`.
+// Sets the times of loaded rows, which are given as ticks minus `base`, and their scores.
 struct WriteTimes {
   DeviceView view;
   const RowId* rows;
   const uint32_t* updates;
-  const uint32_t* accesses;
+  const uint32_t* scores;  // null: they are new_score
   Tick base;
   Stamps stamps;
+  bool by_time;  // whether scores are stamps
+  Score new_score;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
@@ -152,23 +154,62 @@ struct WriteTimes {
     const SlotRef at = view.Find(lanes, key);
     if (lanes.rank() != 0) return;
     *view.layout.update(view.RowAt(rows[i])) = stamps.Encode(base + updates[i]);
-    AtomicStore(&at.bucket->access[at.slot], stamps.Encode(base + accesses[i]));
+    Score score = new_score;
+    if (scores != nullptr) score = by_time ? stamps.Encode(base + scores[i]) : scores[i];
+    AtomicStore(&at.bucket->score[at.slot], score);
+  }
+};
+
+// Adds counts to the scores of rows, as FindKeys does.
+struct AddCounts {
+  DeviceView view;
+  Touch touch;
+  const RowId* rows;
+  const uint32_t* counts;
+
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    if (rows[i] == kNoRow) return;
+    const SlotRef at = view.Find(lanes, view.KeyAt(rows[i]));
+    if (lanes.rank() != 0) return;
+    Score* const score = &at.bucket->score[at.slot];
+    FindKeys::Count(touch, counts[i], score, AtomicLoad(score));
+  }
+};
+
+// Sets the scores of rows. Of the positions of a key, the elected one sets it.
+struct WriteScores {
+  DeviceView view;
+  const RowId* rows;
+  const Score* scores;
+  const uint32_t* places;  // of ElectPositions
+  const uint32_t* of;
+
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    if (rows[i] == kNoRow || places[of[i]] != i) return;
+    const SlotRef at = view.Find(lanes, view.KeyAt(rows[i]));
+    if (lanes.rank() == 0) AtomicStore(&at.bucket->score[at.slot], scores[i]);
   }
 };
 
 // --- Removing ----------------------------------------------------------------------------------
 
-// Erases keys. gone[i] = the row that keys[i] had, for one position of each key; kNoRow for its
-// other positions.
+// Erases keys. gone[i] = the row that keys[i] had, and scores[i] its score, for one position of
+// each key; gone[i] = kNoRow for its other positions.
 struct EraseKeys {
   DeviceView view;
   KeyArray keys;
   RowId* gone;
+  Score* scores;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
     const FlatProbe probe = ProbeIn(view.ring, view.HashOf(keys[i]));
     const SlotRef at = dynemb::Find(lanes, view, view.ring, probe, keys[i]);
+    if (lanes.rank() == 0 && at.bucket != nullptr) {
+      scores[i] = AtomicLoad(&at.bucket->score[at.slot]);
+    }
     const bool erased = at.bucket != nullptr && Erase(lanes, view.ring, probe, at);
     if (lanes.rank() == 0) gone[i] = erased ? at.row : kNoRow;
   }
@@ -218,11 +259,12 @@ struct ListFree {
 struct CountFreed {
   const uint32_t* sums;
   size_t n;
+  bool evicted;  // whether stats() counts them as evicted
   Counters* counters;
 
   DYNEMB_HD void operator()(size_t) const {
     counters->free_count += sums[n];
-    counters->erased += sums[n];
+    (evicted ? counters->evictions : counters->erased) += sums[n];
   }
 };
 
@@ -245,7 +287,7 @@ struct MoveSlots {
       const RowId row = bucket.row[s];
       if (row == kNoRow) continue;
       const uint64_t hash = view.HashOf(view.KeyAt(row));
-      Claim(lanes, view.ring, ProbeIn(view.ring, hash), row, bucket.access[s]);
+      Claim(lanes, view.ring, ProbeIn(view.ring, hash), row, bucket.score[s]);
     }
   }
 };

@@ -1,7 +1,7 @@
 // The kernels of promotion, which keep hot rows in the device tier (kernels.h defines kernels).
 //
-// The device tier is a cache of the rows that are read most often. Promotion uses only the last
-// accesses that the table records anyway:
+// The device tier is a cache of the rows that are read most often. Promotion uses only the scores
+// that the table has anyway (score.h). If they are last accesses:
 //
 // - A row of the host tier that is read is a candidate. Its `reuse` is the time since its previous
 //   read.
@@ -10,6 +10,10 @@
 // - The candidates with the shortest reuse are paired with the places with the greatest age. The
 //   rows of a pair change places if kHysteresis * reuse < age: the row that is read more often is
 //   likely to be read again first.
+//
+// If scores are counts or the caller's, the candidates with the greatest scores are paired with the
+// places with the lowest scores. The rows of a pair change places if the candidate's score is
+// greater; a count must be greater than kHysteresis times the other.
 //
 // A scan over rows that are read once therefore moves nothing, where plain LRU would empty the
 // cache. A row that is only slightly hotter is not worth the copies. docs/performance_log.md
@@ -48,7 +52,8 @@ struct TierState {
   uint64_t hand;  // the place that is examined next
 };
 
-// A row with its sort key: row << 32 | order. kNoPlace means no row, and is sorted last.
+// A row with its sort key: row << 32 | order. The order of a candidate is its reuse or ~score, that
+// of a place ~age or its score. kNoPlace means no row, and is sorted last.
 constexpr uint64_t kNoPlace = ~uint64_t{0};
 constexpr int kOrderBits = 32;
 DYNEMB_HD inline RowId OrderedRow(uint64_t ordered) { return static_cast<RowId>(ordered >> 32); }
@@ -72,13 +77,15 @@ struct ListCandidates {
   DYNEMB_HD void operator()(size_t p) const { rows[p] = OrderedRow(order[p]); }
 };
 
-// Examines the w-th place from the hand on, cyclic among `places`. order[w] sorts the places by
-// decreasing age; it is kNoPlace if the place has no row that may move.
+// Examines the w-th place from the hand on, cyclic among `places`. order[w] is kNoPlace if the
+// place has no row that may move.
 struct LookAtPlaces {
   DeviceView view;
   uint64_t places;
   const TierState* state;
   const Counters* counters;
+  bool by_time;  // whether scores are stamps
+  StampOrder stamps;
   Stamp now;
   uint64_t* order;
 
@@ -89,9 +96,13 @@ struct LookAtPlaces {
     if (w / kPlacesEach < state->candidates && row < counters->high_water &&
         *view.layout.update(view.RowAt(row)) != 0) {
       const SlotRef at = view.Find(lanes, view.KeyAt(row));
-      const Stamp rank = view.order.Rank(AtomicLoad(&at.bucket->access[at.slot]));
-      const Stamp rank_now = view.order.Rank(now);
-      if (rank < rank_now) sorted = static_cast<uint64_t>(row) << 32 | ~(rank_now - rank);
+      const Score score = AtomicLoad(&at.bucket->score[at.slot]);
+      const Stamp rank_now = stamps.Rank(now);
+      if (!by_time) {
+        sorted = static_cast<uint64_t>(row) << 32 | score;
+      } else if (stamps.Rank(score) < rank_now) {
+        sorted = static_cast<uint64_t>(row) << 32 | ~(rank_now - stamps.Rank(score));
+      }
     }
     if (lanes.rank() == 0) order[w] = sorted;
   }
@@ -103,11 +114,12 @@ struct Swap {
   RowId host_row, device_row;
 };
 
-// Pair p: the candidate with the p-th shortest reuse, and the place with the p-th greatest age.
-// Since the candidate was noted, its row may have been freed or given to another key. After
-// ResetState or SwapRows it may even be in the device tier.
+// Pair p: the p-th candidate and the p-th place, both in their orders. Since the candidate was
+// noted, its row may have been freed or given to another key. After ResetState or SwapRows it may
+// even be in the device tier.
 struct PairUp {
   DeviceView view;
+  EvictStrategy strategy;
   const uint64_t* candidates;
   const uint64_t* victims;
   const uint32_t* elected;  // `places` and `of` of ElectPositions over the candidates' rows
@@ -119,11 +131,10 @@ struct PairUp {
   DYNEMB_HD void operator()(Lanes& lanes, size_t p) const {
     Swap swap{};
     const uint64_t candidate = candidates[p], victim = victims[p];
-    const auto reuse = static_cast<uint32_t>(candidate);
-    const uint32_t age = ~static_cast<uint32_t>(victim);
     swap.host_row = OrderedRow(candidate);
     swap.device_row = OrderedRow(victim);
-    if (candidate != kNoPlace && victim != kNoPlace && uint64_t{kHysteresis} * reuse < age &&
+    if (candidate != kNoPlace && victim != kNoPlace &&
+        IsHotter(static_cast<uint32_t>(candidate), static_cast<uint32_t>(victim)) &&
         elected[elected_of[p]] == p && !view.InDevice(swap.host_row) &&
         swap.host_row < counters->high_water &&
         *view.layout.update(view.RowAt(swap.host_row)) != 0) {
@@ -133,6 +144,26 @@ struct PairUp {
       swap.device_slot = &device.bucket->row[device.slot];
     }
     if (lanes.rank() == 0) swaps[p] = swap;
+  }
+
+ private:
+  // Whether a candidate with this order should take a place with this order.
+  DYNEMB_HD bool IsHotter(uint32_t candidate, uint32_t place) const {
+    switch (strategy) {
+      case EvictStrategy::kLfu:
+        return ~candidate > uint64_t{kHysteresis} * place;
+      case EvictStrategy::kEpochLfu: {
+        const uint32_t mask = (1u << Scoring::kCountBits) - 1;
+        const uint32_t epoch = ~candidate >> Scoring::kCountBits;
+        const uint32_t epoch_there = place >> Scoring::kCountBits;
+        if (epoch != epoch_there) return epoch > epoch_there;
+        return (~candidate & mask) > kHysteresis * (place & mask);
+      }
+      case EvictStrategy::kScore:
+        return ~candidate > place;
+      default:
+        return uint64_t{kHysteresis} * candidate < ~place;  // reuse and age
+    }
   }
 };
 

@@ -10,8 +10,10 @@
 #include "cc/device/flat_index.h"
 #include "cc/device/ranges.h"
 #include "cc/device/row_math.h"
+#include "cc/table/bucket_ops.h"
 #include "cc/table/key.h"
 #include "cc/table/portability.h"
+#include "cc/table/score.h"
 #include "cc/table/types.h"
 
 namespace dynemb::device {
@@ -31,7 +33,7 @@ struct Counters {
 // Rows of the host tier that batches have read, and that may be promoted afterwards.
 struct Candidates {
   uint32_t* count = nullptr;  // may exceed `most`
-  uint64_t* order = nullptr;  // [most] row << 32 | ticks since the previous access
+  uint64_t* order = nullptr;  // [most] row << 32 | order (kernels_tiers.h)
   uint32_t most = 0;          // 0: none are noted
 };
 
@@ -52,7 +54,12 @@ struct TableView : DeviceView {
   bool rows_move = false;  // between tiers
   Rounding rounding{};     // for the vectors that the batch writes; kernels set the key
 
-  Stamp now = 0;  // the batch's; 0: it is not an access
+  Stamp now = 0;        // the batch's; 0: it is not an access
+  StampOrder stamps{};  // the order of the table's stamps
+  Touch touch{};        // of the rows that the batch finds
+  Score new_score = 0;  // of the rows that the batch creates
+  Evictable evictable{};
+  uint64_t* num_pinned = nullptr;  // the number of rows that are pinned, if scores are not stamps
   Mailbox* mailbox = nullptr;
   uint32_t batch = 0;                // the number of an inserting batch, for the mailbox
   const float* gradients = nullptr;  // [keys of the share, dim], if the batch has gradients

@@ -73,10 +73,11 @@ DYNEMB_CLONES void PoolBags(const PoolTask& task, const HashTable<K>& table, con
   const size_t first = bags.begin(begin);
   const size_t last = bags.end(end - 1);
   if (bags.order() == nullptr) {
-    table.FindRange([keys](size_t i) { return keys[i]; }, first, last, tick, visit);
+    table.FindRange([keys](size_t i) { return keys[i]; }, first, last, tick, insert, visit);
   } else {
     const uint32_t* order = bags.order();
-    table.FindRange([keys, order](size_t i) { return keys[order[i]]; }, first, last, tick, visit);
+    table.FindRange([keys, order](size_t i) { return keys[order[i]]; }, first, last, tick, insert,
+                    visit);
   }
   visit.Finish(end);
   *put_aside = visit.put_aside();
@@ -119,10 +120,18 @@ struct FindAgain {
   void Miss(size_t, K) {}
 };
 
-// Inserts the keys of the task that have no row. If `find_again`, some may have been inserted since
-// task.rows was filled.
-Status InsertMissing(Exec& exec, const PoolTask& task, Tick tick, bool find_again) {
+// Inserts the keys of tasks[t] that have no row. If `find_again`, some may have been inserted since
+// the task's rows were filled.
+Status InsertMissing(Exec& exec, const std::vector<PoolTask>& tasks, size_t t, Tick tick,
+                     bool find_again) {
+  const PoolTask& task = tasks[t];
   return DispatchKeys(task.table, task.keys, [&](auto& table, const auto* keys) {
+    using FoundRows = typename std::decay_t<decltype(table)>::FoundRows;
+    std::vector<FoundRows> others;
+    for (const PoolTask& other : tasks) {
+      if (other.table != task.table || &other == &task) continue;
+      others.push_back({other.rows, other.bags->nnz()});
+    }
     const size_t n = task.bags->nnz();
     if (find_again) {
       std::vector<size_t> missing;
@@ -132,10 +141,10 @@ Status InsertMissing(Exec& exec, const PoolTask& task, Tick tick, bool find_agai
       const auto key_at = [&missing, keys](size_t j) { return keys[missing[j]]; };
       exec.ParallelFor(missing.size(), kIdGrain, [&](size_t begin, size_t end) {
         FindAgain visit{missing.data(), task.rows};
-        table.FindRange(key_at, begin, end, tick, visit);
+        table.FindRange(key_at, begin, end, tick, true, visit);
       });
     }
-    return table.InsertInitial(exec, keys, n, tick, task.rows);
+    return table.InsertInitial(exec, keys, n, tick, task.rows, others);
   });
 }
 
@@ -145,7 +154,7 @@ Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool inse
   std::vector<size_t> sizes;
   std::vector<size_t> grains;
   for (const PoolTask& task : tasks) {
-    if (insert) task.table->BeginBatch(exec, tick, task.bags->nnz());
+    if (insert) task.table->BeginLookup(exec, tick, task.bags->nnz());
     sizes.push_back(task.bags->num_bags());
     grains.push_back(BagGrain(*task.bags));
   }
@@ -168,7 +177,7 @@ Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool inse
     if (again.empty()) continue;
     // An earlier task on the same table may have inserted some of the missing keys.
     const bool find_again = std::find(grown.begin(), grown.end(), task.table) != grown.end();
-    DYNEMB_RETURN_IF_ERROR(InsertMissing(exec, task, tick, find_again));
+    DYNEMB_RETURN_IF_ERROR(InsertMissing(exec, tasks, t, tick, find_again));
     grown.push_back(task.table);
     Phase phase("pool again");
     exec.ParallelFor(again.size(), grains[t], [&](size_t begin, size_t end) {

@@ -44,17 +44,37 @@ class RowFilter {
   std::atomic<bool> empty_{true};
 };
 
+// A bit for each row id of a table, all of them 0 between batches (Evictable in bucket_ops.h).
+class PinnedRows {
+ public:
+  // Makes room for row ids below `rows`.
+  uint32_t* Reserve(uint64_t rows) {
+    const size_t words = (rows + 31) / 32;
+    const size_t had = words_.bytes();
+    words_.Resize(words);
+    if (words_.bytes() != had) memset(words_.get(), 0, words_.bytes());
+    return words_.get();
+  }
+  void Unpin(RowId row) { words_[row / 32] = 0; }
+  void Shrink() { words_.Shrink(); }
+
+ private:
+  Buffer<uint32_t> words_;
+};
+
 // The working memory of one batch, of any table.
 struct BatchScratch {
   Buffer<RowId> rows;
   Buffer<uint32_t> positions;
   RowFilter again;
   InsertPlan plan;
+  PinnedRows pinned;
   void Shrink() {
     rows.Shrink();
     positions.Shrink();
     again.Shrink();
     plan.Shrink();
+    pinned.Shrink();
   }
 };
 using ScratchLease = SharedScratch<BatchScratch>;

@@ -2,7 +2,7 @@
 //
 //   byte 0      7 8            36            64
 //       ┌───────┬─┬─────────────┬─────────────┐
-//       │digests│o│ last access │   row ids   │
+//       │digests│o│   scores    │   row ids   │
 //       │ 7×u8  │ │    7×u32    │    7×u32    │
 //       └───────┴─┴─────────────┴─────────────┘
 //
@@ -12,7 +12,7 @@
 //
 // Invariants:
 //
-// - For every slot, digest == 0 iff row == kNoRow. The slot is then empty, and its access is
+// - For every slot, digest == 0 iff row == kNoRow. The slot is then empty, and its score is
 //   meaningless.
 // - A key with home h and a slot in bucket b is counted once in the overflow of every bucket from h
 //   up to b (exclusive, cyclic).
@@ -23,7 +23,6 @@
 
 #include "cc/table/key.h"
 #include "cc/table/portability.h"
-#include "cc/table/stamps.h"
 #include "cc/table/types.h"
 #include "cc/table/unaligned.h"
 
@@ -36,7 +35,7 @@ constexpr uint8_t kOverflowSticky = 255;
 struct alignas(64) Bucket {
   uint8_t digest[kSlotsPerBucket];
   uint8_t overflow;
-  Stamp access[kSlotsPerBucket];
+  Score score[kSlotsPerBucket];  // score.h
   RowId row[kSlotsPerBucket];
 };
 static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
@@ -44,7 +43,7 @@ static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
 DYNEMB_HD inline void ClearBucket(Bucket* b) {
   for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
     b->digest[s] = 0;
-    b->access[s] = 0;
+    b->score[s] = 0;
     b->row[s] = kNoRow;
   }
   b->overflow = 0;
@@ -111,7 +110,6 @@ struct TableView {
   uint64_t salt;
   char* rows;  // row r starts at rows + r * stride, with its key
   uint64_t stride;
-  StampOrder order{};
 
   DYNEMB_HD uint64_t HashOf(K key) const { return HashKey(key, salt); }
   DYNEMB_HD uint32_t SegmentOf(uint64_t hash) const {

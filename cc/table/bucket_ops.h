@@ -10,8 +10,8 @@
 // - Find may run concurrently with anything that only stamps.
 // - Claim and Evict must be called for keys that are not in the table.
 // - With Lanes::kShared, several teams may work on the same bucket, for distinct keys. The
-//   compare-and-swap on a slot's row id (Claim) or last access (Evict) decides which team gets the
-//   slot.
+//   compare-and-swap on a slot's row id (Claim), or on its score or a pin (Evict), decides which
+//   team gets the slot.
 // - Without kShared, one thread owns the segment, and the swaps are plain stores.
 #ifndef DYNEMB_TABLE_BUCKET_OPS_H_
 #define DYNEMB_TABLE_BUCKET_OPS_H_
@@ -19,6 +19,7 @@
 #include "cc/table/bucket.h"
 #include "cc/table/key.h"
 #include "cc/table/portability.h"
+#include "cc/table/stamps.h"
 #include "cc/table/types.h"
 
 namespace dynemb {
@@ -84,13 +85,13 @@ DYNEMB_HD SlotRef Find(Lanes& lanes, const View& view, Ring ring, Probe probe, K
   return {};
 }
 
-// Gives the key an empty slot on its path, and stores `row` there with last access `now`. The
-// caller must write the key into the row before any thread looks for it.
+// Gives the key an empty slot on its path, and stores `row` there with this score. The caller must
+// write the key into the row before any thread looks for it.
 //
 // Returns no bucket if the ring is full. The overflow counts then include the key, which costs
 // later probes a step; a rebuild of the ring, as by a split, corrects them.
 template <class Lanes, class Ring, class Probe>
-DYNEMB_HD SlotRef Claim(Lanes& lanes, Ring ring, Probe probe, RowId row, Stamp now) {
+DYNEMB_HD SlotRef Claim(Lanes& lanes, Ring ring, Probe probe, RowId row, Score score) {
   for (uint32_t i = 0; i < PathLength(ring); ++i) {
     Bucket* bucket = OnPath(ring, probe.home, i);
     for (;;) {
@@ -101,7 +102,7 @@ DYNEMB_HD SlotRef Claim(Lanes& lanes, Ring ring, Probe probe, RowId row, Stamp n
       if (lanes.rank() == 0) was = lanes.CompareExchange(&bucket->row[slot], kNoRow, row);
       if (lanes.FromLeader(was) != kNoRow) continue;  // lost the slot to another team; retry
       if (lanes.rank() == 0) {
-        lanes.Store(&bucket->access[slot], now);
+        lanes.Store(&bucket->score[slot], score);
         lanes.Store(&bucket->digest[slot], probe.digest);
       }
       return {bucket, slot, row};
@@ -112,50 +113,105 @@ DYNEMB_HD SlotRef Claim(Lanes& lanes, Ring ring, Probe probe, RowId row, Stamp n
 }
 
 // The number of rows on the new key's path that are compared to choose a victim. Eviction from a
-// table of up to this many rows is exactly LRU. In a larger table the victim is on average among
-// the oldest 9% of the rows (docs/design.md, "Two passes").
+// table of up to this many rows is exact. In a larger table the victim is on average among the
+// lowest 9% of the scores (docs/design.md, "Two passes").
 constexpr uint32_t kEvictRows = 28;
 
-// Evicts a key that was last accessed before `now`, and gives its slot and row to the new key. The
-// victim is the least recently used of about the first kEvictRows keys on the new key's path. If
-// all of these were accessed at `now`, the search continues along the path until a bucket has an
-// older key.
+// The rows that a batch may evict: all except those that it uses itself.
+//
+// If scores are stamps, the rows that it uses have its own stamp, the latest one. Otherwise they
+// are *pinned*: their bits are set before the first eviction.
+struct Evictable {
+  StampOrder order;          // of the scores
+  Score rank_now = 0;        // the rank of the batch's stamp, if scores are stamps
+  uint32_t* pins = nullptr;  // otherwise: a bit for each row id
+
+  template <class Lanes>
+  DYNEMB_HD bool Allows(Lanes& lanes, Score rank, RowId row) const {
+    if (pins == nullptr) return rank < rank_now;
+    return (lanes.Load(&pins[row / 32]) >> row % 32 & 1) == 0;
+  }
+  // The order of rows with equal scores, below 2^24. Stamps need none. Counts are often equal, so
+  // that the order has to differ from new key to new key: otherwise the victim would always be the
+  // row in the first slot, which is the one that came last.
+  DYNEMB_HD uint64_t Tie(RowId row, uint8_t digest) const {
+    if (pins == nullptr) return 0;
+    return (row ^ (digest * 0x85EBCA6Bu)) * 0x9E3779B97F4A7C15ull >> 40;
+  }
+  // Takes a row that Allows, whose score was `seen`, for the key that gets it, with the score
+  // `next`. Returns false if another team has taken it. By one lane.
+  template <class Lanes>
+  DYNEMB_HD bool Take(Lanes& lanes, Bucket* bucket, uint32_t slot, RowId row, Score seen,
+                      Score next) const {
+    if (pins == nullptr) {
+      // With this score, no other team can take the row again in this batch.
+      return lanes.CompareExchange(&bucket->score[slot], seen, next) == seen;
+    }
+    if (!Pin(lanes, pins, row)) return false;
+    lanes.Store(&bucket->score[slot], next);
+    return true;
+  }
+  // Pins a row; returns false if it is pinned already.
+  template <class Lanes>
+  DYNEMB_HD static bool Pin(Lanes& lanes, uint32_t* pins, RowId row) {
+    const uint32_t bit = 1u << row % 32;
+    uint32_t was = lanes.Load(&pins[row / 32]);
+    for (;;) {
+      if ((was & bit) != 0) return false;
+      const uint32_t now = lanes.CompareExchange(&pins[row / 32], was, was | bit);
+      if (now == was) return true;
+      was = now;
+    }
+  }
+};
+
+// The slot of an evicted key, which is now the slot of the new key.
+struct EvictedSlot : SlotRef {
+  Score score = 0;  // of the evicted key
+};
+
+// Evicts a key that `evictable` allows, and gives its slot and row to the new key, with the score
+// `next`. The victim has the lowest score of about the first kEvictRows keys on the new key's path.
+// If the batch uses all of these, the search continues along the path until a bucket has another
+// key.
 //
 // The returned row still has the evicted key and its vector; the caller overwrites them. Returns no
-// bucket if the ring has no key older than `now`.
+// bucket if the ring has no key that may be evicted.
 template <class Lanes, class View, class Ring, class Probe>
-DYNEMB_HD SlotRef Evict(Lanes& lanes, const View& view, Ring ring, Probe probe, Stamp now) {
+DYNEMB_HD EvictedSlot Evict(Lanes& lanes, const View& view, Ring ring, Probe probe,
+                            const Evictable& evictable, Score next) {
   constexpr uint64_t kNone = ~0ull;
-  const Stamp rank_now = view.order.Rank(now);
   for (;;) {
-    uint64_t oldest = kNone;
+    uint64_t lowest = kNone;
     Bucket* bucket = nullptr;
     uint32_t compared = 0;
     for (uint32_t i = 0; i < PathLength(ring); ++i) {
-      if (compared >= kEvictRows && oldest != kNone) break;
+      if (compared >= kEvictRows && lowest != kNone) break;
       Bucket* b = OnPath(ring, probe.home, i);
       const uint32_t held = ~lanes.Empty(*b) & ((1u << kSlotsPerBucket) - 1);
       const uint64_t least = lanes.Min([&](uint32_t s) {
-        const Stamp rank = view.order.Rank(lanes.Load(&b->access[s]));
-        return ((held >> s) & 1) != 0 && rank < rank_now ? (static_cast<uint64_t>(rank) << 8) | s
-                                                         : kNone;
+        if (((held >> s) & 1) == 0) return kNone;
+        const Score rank = evictable.order.Rank(lanes.Load(&b->score[s]));
+        const RowId row = lanes.Load(&b->row[s]);
+        const uint64_t ordered =
+            static_cast<uint64_t>(rank) << 32 | evictable.Tie(row, probe.digest) << 8 | s;
+        // Pins are read only for a row that would be the victim.
+        return ordered < lowest && evictable.Allows(lanes, rank, row) ? ordered : kNone;
       });
       compared += internal::CountBits(held);
-      if (least < oldest) {
-        oldest = least;
+      if (least < lowest) {
+        lowest = least;
         bucket = b;
       }
     }
-    if (oldest == kNone) return {};
-    const auto slot = static_cast<uint32_t>(oldest & 0xFF);
-    const Stamp access = view.order.Ranked(static_cast<Stamp>(oldest >> 8));
-    uint32_t was = 0;
-    // The team that wins this swap has stamped the slot with `now`, so no other team can choose it
-    // again in this batch.
-    if (lanes.rank() == 0) was = lanes.CompareExchange(&bucket->access[slot], access, now);
-    if (lanes.FromLeader(was) != access) continue;  // lost the slot to another team; retry
-
+    if (lowest == kNone) return {};
+    const auto slot = static_cast<uint32_t>(lowest & 0xFF);
+    const Score score = evictable.order.Ranked(static_cast<Score>(lowest >> 32));
     const RowId row = bucket->row[slot];
+    uint32_t taken = 0;
+    if (lanes.rank() == 0) taken = evictable.Take(lanes, bucket, slot, row, score, next);
+    if (lanes.FromLeader(taken) == 0) continue;  // lost the row to another team; retry
+
     if (lanes.rank() == 0) {  // before this caller overwrites the evicted key
       const uint32_t old_home = ProbeIn(ring, view.HashOf(view.KeyAt(row))).home;
       internal::UncountPath(lanes, ring, old_home, bucket);
@@ -164,7 +220,7 @@ DYNEMB_HD SlotRef Evict(Lanes& lanes, const View& view, Ring ring, Probe probe, 
       }
       lanes.Store(&bucket->digest[slot], probe.digest);
     }
-    return {bucket, slot, row};
+    return {{bucket, slot, row}, score};
   }
 }
 

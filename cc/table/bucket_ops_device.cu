@@ -20,7 +20,7 @@ __device__ void ForEachKey(size_t n, Body body) {
 
 }  // namespace
 
-// rows[i] = the row of keys[i], stamped with `now`, or kNoRow.
+// rows[i] = the row of keys[i], with the score `now`, or kNoRow.
 template <class K>
 __global__ void FindKernel(TableView<K> view, const K* keys, size_t n, Stamp now, RowId* rows) {
   ForEachKey(n, [&](Tile& lanes, size_t i) {
@@ -30,7 +30,7 @@ __global__ void FindKernel(TableView<K> view, const K* keys, size_t n, Stamp now
     const SlotRef at = Find(lanes, view, segment, probe, keys[i]);
     if (lanes.rank() != 0) return;
     rows[i] = at.row;
-    if (at.bucket != nullptr) Tile::Store(&at.bucket->access[at.slot], now);
+    if (at.bucket != nullptr) Tile::Store(&at.bucket->score[at.slot], now);
   });
 }
 
@@ -38,14 +38,15 @@ __global__ void FindKernel(TableView<K> view, const K* keys, size_t n, Stamp now
 // free row; if it is kNoRow, the row of an evicted key. rows[i] becomes the key's row, or kNoRow if
 // it could not get one.
 template <class K>
-__global__ void ClaimKernel(TableView<K> view, const K* keys, size_t n, Stamp now, RowId* rows) {
+__global__ void ClaimKernel(TableView<K> view, const K* keys, size_t n, Stamp now,
+                            Evictable evictable, RowId* rows) {
   ForEachKey(n, [&](Tile& lanes, size_t i) {
     const uint64_t hash = view.HashOf(keys[i]);
     const Probe probe = MakeProbe(hash);
     Bucket* segment = view.SegmentBuckets(view.SegmentOf(hash));
     const RowId fresh = rows[i];
     const SlotRef at = fresh != kNoRow ? Claim(lanes, segment, probe, fresh, now)
-                                       : Evict(lanes, view, segment, probe, now);
+                                       : Evict(lanes, view, segment, probe, evictable, now);
     if (lanes.rank() != 0) return;
     rows[i] = at.row;
     if (at.bucket != nullptr) StoreUnaligned<K>(view.RowAt(at.row), keys[i]);
@@ -67,8 +68,10 @@ __global__ void EraseKernel(TableView<K> view, const K* keys, size_t n, RowId* r
 
 template __global__ void FindKernel(TableView<uint64_t>, const uint64_t*, size_t, Stamp, RowId*);
 template __global__ void FindKernel(TableView<uint32_t>, const uint32_t*, size_t, Stamp, RowId*);
-template __global__ void ClaimKernel(TableView<uint64_t>, const uint64_t*, size_t, Stamp, RowId*);
-template __global__ void ClaimKernel(TableView<uint32_t>, const uint32_t*, size_t, Stamp, RowId*);
+template __global__ void ClaimKernel(TableView<uint64_t>, const uint64_t*, size_t, Stamp, Evictable,
+                                     RowId*);
+template __global__ void ClaimKernel(TableView<uint32_t>, const uint32_t*, size_t, Stamp, Evictable,
+                                     RowId*);
 template __global__ void EraseKernel(TableView<uint64_t>, const uint64_t*, size_t, RowId*);
 template __global__ void EraseKernel(TableView<uint32_t>, const uint32_t*, size_t, RowId*);
 

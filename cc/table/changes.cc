@@ -29,8 +29,8 @@ bool SavedRows::Reserve(size_t bytes) {
 }
 
 void SavedRows::Save(size_t table, const RowLayout& layout, const char* row, CutTime updated,
-                     bool wait) noexcept {
-  const size_t stride = layout.stride;
+                     CutTime score, bool wait) noexcept {
+  const size_t stride = Stride(layout);
   Slot& slot = slots_[ThisThread() % kSlots];
   std::unique_lock<std::mutex> lock(slot.mutex);
   if (stopped_) return;
@@ -70,10 +70,14 @@ void SavedRows::Save(size_t table, const RowLayout& layout, const char* row, Cut
   // These fit in the reserved room. The last update is not read from the row: other threads of the
   // batch may be writing it (Upsert).
   chunk.rows.insert(chunk.rows.end(), row, row + layout.key_size);
-  const auto* time = reinterpret_cast<const char*>(&updated);
-  chunk.rows.insert(chunk.rows.end(), time, time + sizeof(updated));
+  const auto append = [&chunk](CutTime value) {
+    const auto* bytes = reinterpret_cast<const char*>(&value);
+    chunk.rows.insert(chunk.rows.end(), bytes, bytes + sizeof(value));
+  };
+  append(updated);
   chunk.rows.resize(chunk.rows.size() + layout.vector_offset - layout.key_size - sizeof(updated));
-  chunk.rows.insert(chunk.rows.end(), row + layout.vector_offset, row + stride);
+  chunk.rows.insert(chunk.rows.end(), row + layout.vector_offset, row + layout.stride);
+  append(score);
   ++chunk.n;
 }
 

@@ -65,7 +65,8 @@ class SavedRows {
     size_t table = 0;
     size_t n = 0;
     size_t stride = 0;
-    std::vector<char> rows;  // [n, stride]; CutTime in place of the last update
+    std::vector<char>
+        rows;  // [n, stride]: a row, with CutTime in place of the last update; its score
   };
 
   explicit SavedRows(size_t most_bytes) : most_bytes_(most_bytes) {}
@@ -73,15 +74,20 @@ class SavedRows {
   SavedRows(const SavedRows&) = delete;
   SavedRows& operator=(const SavedRows&) = delete;
 
-  void Push(size_t table, const RowLayout& layout, const char* row, CutTime updated) noexcept {
-    Save(table, layout, row, updated, true);
+  // The size of a saved row of this layout.
+  static size_t Stride(const RowLayout& layout) { return layout.stride + sizeof(CutTime); }
+
+  // `score` is as in ReadCut.
+  void Push(size_t table, const RowLayout& layout, const char* row, CutTime updated,
+            CutTime score) noexcept {
+    Save(table, layout, row, updated, score, true);
   }
   // For callers that must not wait while they push: they call WaitForRoom beforehand, and then
   // PushAtOnce, which does not wait and may exceed the bound.
   void WaitForRoom(size_t bytes) noexcept;
-  void PushAtOnce(size_t table, const RowLayout& layout, const char* row,
-                  CutTime updated) noexcept {
-    Save(table, layout, row, updated, false);
+  void PushAtOnce(size_t table, const RowLayout& layout, const char* row, CutTime updated,
+                  CutTime score) noexcept {
+    Save(table, layout, row, updated, score, false);
   }
   // Takes the oldest full chunk or, if there is none, a thread's open chunk. Returns false if there
   // is no chunk at all.
@@ -106,7 +112,7 @@ class SavedRows {
     char apart[64];  // keeps threads from writing to the same cache line
   };
 
-  void Save(size_t table, const RowLayout& layout, const char* row, CutTime updated,
+  void Save(size_t table, const RowLayout& layout, const char* row, CutTime updated, CutTime score,
             bool wait) noexcept;
   // The size of a chunk: small enough that the chunks of all slots take only a fraction of the
   // bound.
@@ -157,13 +163,15 @@ class Changes {
   void Start(Tick tick, Tick known_since, uint64_t rows) noexcept;
 
   // Call when a row is about to change, or to be given to another key. `updated`: its last update,
-  // 0 if no key holds it.
-  void BeforeWrite(RowId row, const char* at, Tick updated) noexcept {
+  // 0 if no key holds it. score_of(cut) is its score, as in ReadCut; it is called if the row is
+  // saved.
+  template <class ScoreOf>
+  void BeforeWrite(RowId row, const char* at, Tick updated, const ScoreOf& score_of) noexcept {
     // A set that was given up has room for no rows.
     if (updated <= recent_.since && row < recent_.rows.rows()) recent_.rows.Add(row);
     if (cut_ != nullptr && row < cut_->todo.rows() && cut_->todo.Take(row) &&
         updated > cut_->since) {
-      cut_->saved->Push(cut_->table, cut_->layout, at, cut_->Time(updated));
+      cut_->saved->Push(cut_->table, cut_->layout, at, cut_->Time(updated), score_of(*cut_));
     }
   }
   void Deleted(Tick tick, uint64_t key) noexcept { deletions_.Add(tick, key); }

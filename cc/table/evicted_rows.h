@@ -1,4 +1,4 @@
-// EvictedRows: copies of the keys and vectors of the rows that a batch evicts.
+// EvictedRows: copies of the rows that a batch evicts, with their scores.
 #ifndef DYNEMB_TABLE_EVICTED_ROWS_H_
 #define DYNEMB_TABLE_EVICTED_ROWS_H_
 
@@ -21,43 +21,62 @@ class EvictedRows {
   // Makes room for n more rows, so that adding them does not throw.
   void Reserve(size_t n) {
     keys_.reserve(keys_.size() + n);
-    vectors_.reserve(vectors_.size() + n * layout_.vector_bytes());
+    scores_.reserve(scores_.size() + n);
+    contents_.reserve(contents_.size() + n * ContentBytes());
   }
 
-  // Adds a copy of the key (its bit pattern) and the vector of a row. Thread-safe. If memory runs
-  // out, it throws std::bad_alloc and adds nothing.
-  void Add(uint64_t key, const char* row) {
+  // Adds a copy of the key (its bit pattern), the vector and the state of a row, and its score, as
+  // Table::Scores returns it. Thread-safe. If memory runs out, it throws std::bad_alloc and adds
+  // nothing.
+  void Add(uint64_t key, const char* row, int64_t score) {
     const char* vector = layout_.vector(row);
+    const auto* state = reinterpret_cast<const char*>(layout_.state(row));
     std::lock_guard<std::mutex> lock(mutex_);
-    vectors_.insert(vectors_.end(), vector, vector + layout_.vector_bytes());
+    const size_t n = keys_.size();
     try {
       keys_.push_back(key);
+      scores_.push_back(score);
+      const size_t needed = (n + 1) * ContentBytes();
+      if (needed > contents_.capacity()) contents_.reserve(2 * needed);
     } catch (...) {
-      vectors_.resize(vectors_.size() - layout_.vector_bytes());
+      keys_.resize(n);
+      scores_.resize(n);
       throw;
     }
+    contents_.insert(contents_.end(), vector, vector + layout_.vector_bytes());
+    contents_.insert(contents_.end(), state, state + layout_.state_bytes());
   }
 
   size_t size() const { return keys_.size(); }
-  // Copies the keys (of type K) and the vectors to arrays of size() rows, in ascending order of the
-  // keys' bit patterns. The order is therefore the same for any number of threads.
+  int64_t state_width() const { return layout_.state_width; }
+  // Copies the keys (of type K), vectors, state and scores to arrays of size() rows, in ascending
+  // order of the keys' bit patterns. The order is therefore the same for any number of threads.
   template <class K>
-  void Copy(K* keys, char* vectors) const {
+  void Copy(K* keys, char* vectors, float* state, int64_t* scores) const {
     std::vector<size_t> order(size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return keys_[a] < keys_[b]; });
     const size_t bytes = layout_.vector_bytes();
     for (size_t i = 0; i < order.size(); ++i) {
+      const char* content = contents_.data() + order[i] * ContentBytes();
       keys[i] = static_cast<K>(keys_[order[i]]);
-      memcpy(vectors + i * bytes, vectors_.data() + order[i] * bytes, bytes);
+      memcpy(vectors + i * bytes, content, bytes);
+      if (layout_.state_width != 0) {
+        memcpy(state + i * static_cast<size_t>(layout_.state_width), content + bytes,
+               layout_.state_bytes());
+      }
+      scores[i] = scores_[order[i]];
     }
   }
 
  private:
+  size_t ContentBytes() const { return layout_.vector_bytes() + layout_.state_bytes(); }
+
   const RowLayout layout_;
   std::mutex mutex_;
   std::vector<uint64_t> keys_;
-  std::vector<char> vectors_;
+  std::vector<int64_t> scores_;
+  std::vector<char> contents_;  // of each row: its vector, then its state
 };
 
 }  // namespace dynemb

@@ -17,6 +17,7 @@
 
 #include "cc/table/bucket_ops.h"
 #include "cc/table/lanes.h"
+#include "cc/table/score.h"
 
 namespace dynemb {
 
@@ -31,13 +32,33 @@ inline void PrefetchBytes(const char* p, size_t bytes) {
 // the rest.
 constexpr size_t kPrefetchMost = 512;
 
+// Counts n finds of a slot. Other threads may do the same at the same time.
+inline void CountSlot(const Touch& touch, uint32_t n, Score* score) {
+  Score was = __atomic_load_n(score, __ATOMIC_RELAXED);
+  while (!__atomic_compare_exchange_n(score, &was, touch.Counted(was, n), /*weak=*/true,
+                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+
+// Changes the score of a slot that is found. Other threads may do the same at the same time.
+inline void TouchSlot(const Touch& touch, Score* score) {
+  if (touch.kind == Touch::Kind::kSet) {
+    // Only where it changes: a store dirties the line.
+    if (__atomic_load_n(score, __ATOMIC_RELAXED) != touch.value) {
+      __atomic_store_n(score, touch.value, __ATOMIC_RELAXED);
+    }
+  } else if (touch.kind == Touch::Kind::kCount) {
+    CountSlot(touch, 1, score);
+  }
+}
+
 // Calls visit.Hit(i, row, address of the row) or visit.Miss(i, key) for every i in [begin, end), in
-// order, where key = key_at(i). Stamps hits with `now`, unless it is 0. `row_bytes` is the number
-// of bytes of a row that the visitor accesses. No other thread may change the structure of the
-// table during the call, but other finds may stamp at the same time.
+// order, where key = key_at(i). Touches the slots of hits. `row_bytes` is the number of bytes of a
+// row that the visitor accesses. No other thread may change the structure of the table during the
+// call, but other finds may touch slots at the same time.
 template <class K, class KeyAt, class Visitor>
 void FindPass(const TableView<K>& view, size_t row_bytes, const KeyAt& key_at, size_t begin,
-              size_t end, Stamp now, Visitor& visit) {
+              size_t end, const Touch& touch, Visitor& visit) {
   constexpr size_t kBucketAhead = 24;
   constexpr size_t kRowAhead = 12;
   constexpr size_t kRing = 32;
@@ -88,14 +109,7 @@ void FindPass(const TableView<K>& view, size_t row_bytes, const KeyAt& key_at, s
       visit.Miss(i, f.key);
       return;
     }
-    if (now != 0) {
-      // Relaxed and only where it changes: other batches may stamp the same slot, and a store
-      // dirties the line.
-      Stamp* access = &at.bucket->access[at.slot];
-      if (__atomic_load_n(access, __ATOMIC_RELAXED) != now) {
-        __atomic_store_n(access, now, __ATOMIC_RELAXED);
-      }
-    }
+    TouchSlot(touch, &at.bucket->score[at.slot]);
     visit.Hit(i, at.row, f.row_at);
   };
 

@@ -40,15 +40,15 @@ Status HashTable<K>::Make(const TableOptions& options, std::unique_ptr<Table>* t
 
 template <class K>
 template <class Visitor>
-uint64_t HashTable<K>::FindBatch(Exec& exec, const K* keys, size_t n, Stamp now, size_t row_bytes,
-                                 Counts counts, const Visitor& visitor) const {
+uint64_t HashTable<K>::FindBatch(Exec& exec, const K* keys, size_t n, const Touch& touch,
+                                 size_t row_bytes, Counts counts, const Visitor& visitor) const {
   Phase phase("find");
   const TableView<K> view = View();
   std::atomic<uint64_t> missing{0};
   exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
     Visitor visit = visitor;
     FindPass(
-        view, row_bytes, [keys](size_t i) { return keys[i]; }, begin, end, now, visit);
+        view, row_bytes, [keys](size_t i) { return keys[i]; }, begin, end, touch, visit);
     if (visit.misses != 0) missing.fetch_add(visit.misses, std::memory_order_relaxed);
     if (counts == Counts::kLookup) CountFinds(visit.hits, visit.misses);
   });
@@ -56,14 +56,15 @@ uint64_t HashTable<K>::FindBatch(Exec& exec, const K* keys, size_t n, Stamp now,
 }
 
 template <class K>
-uint64_t HashTable<K>::FindRows(Exec& exec, const K* keys, size_t n, Stamp now, Counts counts,
-                                RowId* rows) const {
-  return FindBatch(exec, keys, n, now, layout().key_size, counts, RowVisitor{rows});
+uint64_t HashTable<K>::FindRows(Exec& exec, const K* keys, size_t n, const Touch& touch,
+                                Counts counts, RowId* rows) const {
+  return FindBatch(exec, keys, n, touch, layout().key_size, counts, RowVisitor{rows});
 }
 
 template <class K>
 void HashTable<K>::Find(Exec& exec, KeySpan keys, Tick tick, RowId* rows) {
-  FindRows(exec, keys.As<K>(), keys.size(), stamps_.Encode(tick), Counts::kLookup, rows);
+  FindRows(exec, keys.As<K>(), keys.size(), scoring_.Lookup(stamps_.Encode(tick), false),
+           Counts::kLookup, rows);
 }
 
 template <class K>
@@ -74,7 +75,7 @@ void HashTable<K>::Contains(Exec& exec, KeySpan keys, bool* found) const {
     void Hit(size_t i, RowId, const char*) { found[i] = true; }
     void Miss(size_t i, K) { found[i] = false; }
   };
-  FindBatch(exec, keys.As<K>(), keys.size(), 0, layout().key_size, Counts::kNothing,
+  FindBatch(exec, keys.As<K>(), keys.size(), Touch{}, layout().key_size, Counts::kNothing,
             Visitor{found});
 }
 
@@ -117,8 +118,9 @@ void HashTable<K>::Lookup(Exec& exec, KeySpan keys, Tick tick, const void* defau
       InitialVector(key, out + i * bytes);
     }
   };
-  FindBatch(exec, keys.As<K>(), keys.size(), stamps_.Encode(tick), layout().vector_offset + bytes,
-            Counts::kLookup, CopyVisitor{layout(), out, rows, miss});
+  FindBatch(exec, keys.As<K>(), keys.size(), scoring_.Lookup(stamps_.Encode(tick), false),
+            layout().vector_offset + bytes, Counts::kLookup,
+            CopyVisitor{layout(), out, rows, miss});
 }
 
 template <class K>
@@ -148,7 +150,7 @@ void HashTable<K>::ReadRows(Exec& exec, KeySpan keys, float* vectors, float* sta
       }
     }
   };
-  FindBatch(exec, keys.As<K>(), keys.size(), 0, layout().stride, Counts::kNothing,
+  FindBatch(exec, keys.As<K>(), keys.size(), Touch{}, layout().stride, Counts::kNothing,
             Visitor{layout(), vectors, state, found});
 }
 
@@ -160,16 +162,18 @@ Status HashTable<K>::CheckBatch(size_t n) {
 }
 
 template <class K>
-Status HashTable<K>::InsertInitialAt(Exec& exec, const K* keys, size_t n, Stamp now, RowId* rows,
-                                     InsertPlan* plan) {
+Status HashTable<K>::InsertInitialAt(Exec& exec, const Batch& batch, BatchScratch* scratch) {
   const auto fill = [this](size_t, K key, char* row) { InitialVector(key, layout().vector(row)); };
-  return Insert(exec, keys, n, now, rows, fill, plan);
+  return Insert(exec, batch, fill, scratch);
 }
 
 template <class K>
-Status HashTable<K>::InsertInitial(Exec& exec, const K* keys, size_t n, Tick tick, RowId* rows) {
+Status HashTable<K>::InsertInitial(Exec& exec, const K* keys, size_t n, Tick tick, RowId* rows,
+                                   const std::vector<FoundRows>& others) {
   const ScratchLease scratch;
-  return InsertInitialAt(exec, keys, n, stamps_.Encode(tick), rows, &scratch->plan);
+  const Stamp now = stamps_.Encode(tick);
+  return InsertInitialAt(exec, {keys, n, rows, now, scoring_.Lookup(now, true), others},
+                         scratch.get());
 }
 
 template <class K>
@@ -177,8 +181,8 @@ Status HashTable<K>::FindOrInsert(Exec& exec, KeySpan keys, Tick tick, RowId* ro
   const K* const k = keys.As<K>();
   const size_t n = keys.size();
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
-  const Stamp now = BeginBatch(exec, tick, n);
-  if (FindRows(exec, k, n, now, Counts::kLookup, rows) == 0) return Status();
+  const Touch touch = scoring_.Lookup(BeginLookup(exec, tick, n), true);
+  if (FindRows(exec, k, n, touch, Counts::kLookup, rows) == 0) return Status();
   return InsertInitial(exec, k, n, tick, rows);
 }
 
@@ -190,15 +194,16 @@ Status HashTable<K>::LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, void* v
   const size_t bytes = layout().vector_bytes();
   auto* out = static_cast<char*>(vectors);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
-  const Stamp now = BeginBatch(exec, tick, n);
+  const Stamp now = BeginLookup(exec, tick, n);
+  const Touch touch = scoring_.Lookup(now, true);
   const auto later = [](size_t, K) {};
   const CopyVisitor visitor{layout(), out, rows, later};
-  if (FindBatch(exec, k, n, now, layout().vector_offset + bytes, Counts::kLookup, visitor) == 0) {
+  if (FindBatch(exec, k, n, touch, layout().vector_offset + bytes, Counts::kLookup, visitor) == 0) {
     return Status();
   }
   const ScratchLease scratch;
-  InsertPlan& plan = scratch->plan;
-  DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, k, n, now, rows, &plan));
+  DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, {k, n, rows, now, touch}, scratch.get()));
+  const InsertPlan& plan = scratch->plan;
   Phase phase("copy new rows");
   const auto copy = [&](size_t i) {
     CopyVector(out + i * bytes, layout().vector(rows_.At(rows[i])), bytes);

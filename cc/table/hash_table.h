@@ -10,13 +10,15 @@
 // batch. The result therefore does not depend on the number of threads.
 //
 // hash_table.cc defines pass 1 and the calls that read or insert, hash_table_write.cc the calls
-// that write rows, hash_table_insert.cc pass 2 and Erase, hash_table_check.cc the check of the
-// invariants. Each instantiates its members for both key widths.
+// that write rows, hash_table_insert.cc pass 2 and Erase, hash_table_scores.cc the calls on scores,
+// hash_table_check.cc the check of the invariants. Each instantiates its members for both key
+// widths.
 #ifndef DYNEMB_TABLE_HASH_TABLE_H_
 #define DYNEMB_TABLE_HASH_TABLE_H_
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cc/table/batch_scratch.h"
 #include "cc/table/bucket_ops.h"
@@ -38,6 +40,7 @@ class HashTable final : public HostTable {
                      Exec* exec = nullptr);
 
   void Find(Exec& exec, KeySpan keys, Tick tick, RowId* rows) override;
+  void Scores(Exec& exec, KeySpan keys, int64_t* scores) const override;
   void Contains(Exec& exec, KeySpan keys, bool* found) const override;
   void Lookup(Exec& exec, KeySpan keys, Tick tick, const void* default_vector, void* vectors,
               RowId* rows) override;
@@ -48,7 +51,9 @@ class HashTable final : public HostTable {
   Status Accumulate(Exec& exec, KeySpan keys, const float* deltas, Tick tick) override;
   Status WriteRows(Exec& exec, KeySpan keys, const float* vectors, const float* state, bool insert,
                    uint64_t step, Tick tick) override;
-  size_t Erase(Exec& exec, KeySpan keys, Tick tick, bool wipe) override;
+  size_t Erase(Exec& exec, KeySpan keys, Tick tick, Removal how) override;
+  Status SetScores(Exec& exec, KeySpan keys, const Score* scores) override;
+  Status AddCounts(Exec& exec, KeySpan keys, const uint32_t* counts) override;
   Status LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) override;
   void ApplyRange(Exec& exec, const RowOptimizer& optimizer, KeySpan keys, const RowId* rows,
                   const float* gradients, size_t begin, size_t end, uint64_t step,
@@ -57,16 +62,24 @@ class HashTable final : public HostTable {
 
   // For code that fuses its own work with pass 1 (cc/lookup).
   //
-  // (shared) The find pass over positions [begin, end) of `key_at`, for a visitor that reads
-  // vectors.
+  // (shared) The find pass over positions [begin, end) of `key_at` of a lookup at `tick`, for a
+  // visitor that reads vectors.
   template <class KeyAt, class Visitor>
-  void FindRange(const KeyAt& key_at, size_t begin, size_t end, Tick tick, Visitor& visit) const {
+  void FindRange(const KeyAt& key_at, size_t begin, size_t end, Tick tick, bool inserts,
+                 Visitor& visit) const {
     FindPass(View(), layout().vector_offset + layout().vector_bytes(), key_at, begin, end,
-             tick == 0 ? 0 : stamps_.Encode(tick), visit);
+             scoring_.Lookup(stamps_.Encode(tick), inserts), visit);
   }
-  // (exclusive) Pass 2 with initial vectors, for a batch that was passed to BeginBatch. Each
-  // keys[i], i < n, with rows[i] == kNoRow gets a row, whose id is written to rows[i].
-  Status InsertInitial(Exec& exec, const K* keys, size_t n, Tick tick, RowId* rows);
+  // Row ids that a batch has found, or kNoRow.
+  struct FoundRows {
+    const RowId* rows;
+    size_t n;
+  };
+  // (exclusive) Pass 2 of a lookup with initial vectors, for a batch that was passed to
+  // BeginLookup. Each keys[i], i < n, with rows[i] == kNoRow gets a row, whose id is written to
+  // rows[i]. `others` are the other rows of this table that the batch uses.
+  Status InsertInitial(Exec& exec, const K* keys, size_t n, Tick tick, RowId* rows,
+                       const std::vector<FoundRows>& others = {});
   // The vector that `key` starts with, in the table's dtype.
   void InitialVector(K key, void* vector) const {
     initializer_.FillAs(options_.dtype, key, vector);
@@ -86,9 +99,7 @@ class HashTable final : public HostTable {
  private:
   HashTable() = default;
 
-  TableView<K> View() const {
-    return index_.template View<K>(rows_.base(), layout().stride, stamps_.order());
-  }
+  TableView<K> View() const { return index_.template View<K>(rows_.base(), layout().stride); }
   // InvalidArgument if a batch has more keys than its plan can number.
   static Status CheckBatch(size_t n);
 
@@ -97,10 +108,10 @@ class HashTable final : public HostTable {
   // without a row.
   enum class Counts { kLookup, kNothing };
   template <class Visitor>
-  uint64_t FindBatch(Exec& exec, const K* keys, size_t n, Stamp now, size_t row_bytes,
+  uint64_t FindBatch(Exec& exec, const K* keys, size_t n, const Touch& touch, size_t row_bytes,
                      Counts counts, const Visitor& visitor) const;
   // Pass 1 that only notes rows.
-  uint64_t FindRows(Exec& exec, const K* keys, size_t n, Stamp now, Counts counts,
+  uint64_t FindRows(Exec& exec, const K* keys, size_t n, const Touch& touch, Counts counts,
                     RowId* rows) const;
 
   // Lists the n - missing positions i < n with rows[i] != kNoRow. Null if these are all positions.
@@ -114,44 +125,57 @@ class HashTable final : public HostTable {
   // Sets the vector of the new row of `key`, which has its key and its initial state already. `i`
   // is the first position of the key in the batch.
   using Fill = FunctionRef<void(size_t i, K key, char* row)>;
-  // Pass 2: creates rows for keys[i], for every i < n with rows[i] == kNoRow, and writes their ids
-  // to rows[i]. Afterwards `plan` has the positions that repeat a key.
-  Status Insert(Exec& exec, const K* keys, size_t n, Stamp now, RowId* rows, const Fill& fill,
-                InsertPlan* plan);
+  // The batch of a call that inserts.
+  struct Batch {
+    const K* keys;
+    size_t n;
+    RowId* rows;  // [n] the rows that pass 1 found, or kNoRow
+    Stamp now;
+    // Of each occurrence of a new key after the first one.
+    Touch touch;
+    std::vector<FoundRows> others{};
+  };
+  // Pass 2: creates rows for the keys with rows[i] == kNoRow, and writes their ids to rows[i].
+  // Afterwards the scratch's plan has the positions that repeat a key.
+  Status Insert(Exec& exec, const Batch& batch, const Fill& fill, BatchScratch* scratch);
   // Insert with initial vectors.
-  Status InsertInitialAt(Exec& exec, const K* keys, size_t n, Stamp now, RowId* rows,
-                         InsertPlan* plan);
+  Status InsertInitialAt(Exec& exec, const Batch& batch, BatchScratch* scratch);
   // Does everything that may fail (row ids, slots, room in logs), before keys [0, fresh) of the
   // plan get new rows and the other keys get the rows of evicted keys. On failure nothing has
   // changed.
-  Status PrepareRows(Exec& exec, size_t fresh, Stamp now, InsertPlan* plan);
+  Status PrepareRows(Exec& exec, size_t fresh, const Evictable& evictable, InsertPlan* plan);
   void FillRow(size_t i, K key, RowId row, Stamp now, const Fill& fill);
   // Keys [0, fresh) of the plan: fills their rows in order, so that threads write far apart, then
   // claims their slots.
-  void PlaceFresh(Exec& exec, const K* keys, const InsertPlan& plan, size_t fresh, Stamp now,
-                  RowId* rows, const Fill& fill);
-  // Gives each key from `fresh` on the slot and the row of an older key on its path. Skips keys
-  // whose segment has no older row.
-  void PlaceByEviction(Exec& exec, const K* keys, const InsertPlan& plan, size_t fresh, Stamp now,
-                       RowId* rows, const Fill& fill);
+  void PlaceFresh(Exec& exec, const Batch& batch, const InsertPlan& plan, size_t fresh,
+                  const Evictable& evictable, const Fill& fill);
+  // Gives each key from `fresh` on the slot and the row of another key on its path. Skips keys
+  // whose segment has no row that may be evicted.
+  void PlaceByEviction(Exec& exec, const Batch& batch, const InsertPlan& plan, size_t fresh,
+                       const Evictable& evictable, const Fill& fill);
   // Gives the keys that PlaceByEviction skipped rows that were evicted from any segment.
-  void PlaceElsewhere(const K* keys, const InsertPlan& plan, size_t fresh, Stamp now, RowId* rows,
-                      const Fill& fill);
-  // Whether `needed` rows were last accessed before `now`.
-  bool Evictable(uint64_t needed, Stamp now) const;
-  // The number of rows of a segment that were last accessed before `now`.
-  uint32_t OlderRows(uint32_t segment, Stamp now) const;
-  // Evicts a row that was last accessed before `now`, from the first segment at or after *segment
-  // that has one.
-  void EvictAnywhere(uint32_t* segment, Stamp now);
+  void PlaceElsewhere(const Batch& batch, const InsertPlan& plan, size_t fresh,
+                      const Evictable& evictable, const Fill& fill);
+  // Whether a batch may evict `needed` rows. `num_pinned`: the number of rows that are pinned.
+  bool CanEvict(uint64_t needed, const Evictable& evictable, uint64_t num_pinned) const;
+  // The number of rows of a segment that may be evicted.
+  uint32_t EvictableRows(uint32_t segment, const Evictable& evictable) const;
+  // Evicts a row from the first segment at or after *segment that has one that may be evicted.
+  void EvictAnywhere(uint32_t* segment, Stamp now, const Evictable& evictable);
   Status Refuse(uint64_t keys, const std::string& why);
   // Calls fn(j) for each key j in [begin, end) of the plan, on the worker of its segment.
   template <class Fn>
   void ForSegmentWorkers(Exec& exec, const InsertPlan& plan, size_t begin, size_t end,
                          const Fn& fn) const;
 
-  void LastAccesses(Exec& exec, const RowId* rows, size_t n, Stamp* accesses) const override;
-  // Calls fn(i, access) with the address of the last access of each rows[i], all of which are live.
+  void ReadScores(Exec& exec, const RowId* rows, size_t n, Score* scores) const override;
+  Score ScoreOf(RowId row) const override;
+  // Sets the score of each rows[i], all of which are live, to score(i).
+  void WriteScores(Exec& exec, const RowId* rows, size_t n, FunctionRef<Score(size_t i)> score);
+  // Finds the rows of the keys that have one. The scratch then has these rows, and their positions
+  // in `keys`. Returns their number.
+  size_t FindHeld(Exec& exec, KeySpan keys, BatchScratch* scratch) const;
+  // Calls fn(i, score) with the address of the score of each rows[i], all of which are live.
   template <class Fn>
   void ForSlots(Exec& exec, const RowId* rows, size_t n, const Fn& fn) const;
 

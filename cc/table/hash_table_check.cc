@@ -29,8 +29,11 @@ void HashTable<K>::CheckInvariants() const {
         if (row == kNoRow) continue;
         ++count;
         const uint64_t number = uint64_t{segment} * kBucketsPerSegment + b;
-        require(number >= swept_.buckets || stamps_.Decode(buckets[b].access[s]) >= stamps_.floor(),
+        const Score score = buckets[b].score[s];
+        require(!scoring_.by_time() || number >= swept_.buckets ||
+                    stamps_.Decode(score) >= stamps_.floor(),
                 "a slot that was swept is not below the floor", row);
+        require(scoring_.by_time() || score <= scoring_.Last(), "a score is possible", row);
         require(row < rows_.high_water(), "row id was handed out", row);
         require(!seen[row], "a row belongs to one slot", row);
         seen[row] = true;

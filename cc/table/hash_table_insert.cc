@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cc/table/hash_table.h"
@@ -26,6 +27,56 @@ class KeysOfRows final : public Index::RowHashes {
   const TableView<K> view_;
 };
 
+// A OneLane whose words other workers may change too: the bits of pinned rows. Its buckets belong
+// to the worker.
+struct WorkerLane : OneLane {
+  template <class T>
+  static T Load(const T* p) {
+    return __atomic_load_n(p, __ATOMIC_RELAXED);
+  }
+  static uint32_t CompareExchange(uint32_t* p, uint32_t expected, uint32_t desired) {
+    __atomic_compare_exchange_n(p, &expected, desired, /*weak=*/false, __ATOMIC_RELAXED,
+                                __ATOMIC_RELAXED);
+    return expected;
+  }
+};
+
+// Pins rows, and unpins them when it is destroyed.
+class Pins {
+ public:
+  explicit Pins(PinnedRows* set) : set_(set) {}
+  ~Pins() {
+    for (const auto& [rows, n] : used_) {
+      for (size_t i = 0; i < n; ++i) {
+        if (rows[i] != kNoRow) set_->Unpin(rows[i]);
+      }
+    }
+  }
+  Pins(const Pins&) = delete;
+  Pins& operator=(const Pins&) = delete;
+  // Pins the rows of these arrays. Until the destruction, only rows that are pinned then may be
+  // added to the arrays. `capacity`: row ids are below it.
+  template <class FoundRows>
+  uint32_t* Pin(uint64_t capacity, const std::vector<FoundRows>& used) {
+    OneLane lane;
+    uint32_t* const pins = set_->Reserve(capacity);
+    used_.reserve(used.size());
+    for (const auto& [rows, n] : used) {
+      used_.push_back({rows, n});
+      for (size_t i = 0; i < n; ++i) {
+        if (rows[i] != kNoRow) size_ += Evictable::Pin(lane, pins, rows[i]);
+      }
+    }
+    return pins;
+  }
+  uint64_t size() const { return size_; }
+
+ private:
+  PinnedRows* const set_;
+  std::vector<std::pair<const RowId*, size_t>> used_;
+  uint64_t size_ = 0;
+};
+
 }  // namespace
 
 template <class K>
@@ -35,13 +86,15 @@ Status HashTable<K>::Refuse(uint64_t keys, const std::string& why) {
 }
 
 template <class K>
-bool HashTable<K>::Evictable(uint64_t needed, Stamp now) const {
+bool HashTable<K>::CanEvict(uint64_t needed, const Evictable& evictable,
+                            uint64_t num_pinned) const {
+  if (evictable.pins != nullptr) return size() - num_pinned >= needed;
   // At most stamps_.batch_keys() rows have this batch's stamp. This bound is usually enough,
   // without a scan of the index.
   if (size() >= stamps_.batch_keys() && size() - stamps_.batch_keys() >= needed) return true;
-  uint64_t older = 0;
-  for (uint32_t s = 0; s < index_.segments(); ++s) older += OlderRows(s, now);
-  return older >= needed;
+  uint64_t rows = 0;
+  for (uint32_t s = 0; s < index_.segments(); ++s) rows += EvictableRows(s, evictable);
+  return rows >= needed;
 }
 
 template <class K>
@@ -71,8 +124,8 @@ void HashTable<K>::ForSegmentWorkers(Exec& exec, const InsertPlan& plan, size_t 
 }
 
 template <class K>
-void HashTable<K>::PlaceFresh(Exec& exec, const K* keys, const InsertPlan& plan, size_t fresh,
-                              Stamp now, RowId* rows, const Fill& fill) {
+void HashTable<K>::PlaceFresh(Exec& exec, const Batch& batch, const InsertPlan& plan, size_t fresh,
+                              const Evictable& evictable, const Fill& fill) {
   const TableView<K> view = View();
   {
     Phase phase("fill rows");
@@ -81,67 +134,73 @@ void HashTable<K>::PlaceFresh(Exec& exec, const K* keys, const InsertPlan& plan,
       for (size_t j = begin; j < end; ++j) {
         if (j + kAhead < end) __builtin_prefetch(view.RowAt(plan.rows[j + kAhead]), 1);
         const size_t i = plan.positions[j];
-        rows[i] = plan.rows[j];
-        FillRow(i, keys[i], plan.rows[j], now, fill);
+        batch.rows[i] = plan.rows[j];
+        FillRow(i, batch.keys[i], plan.rows[j], batch.now, fill);
       }
     });
   }
   Phase phase("claim slots");
+  const Score score = scoring_.New(batch.now);
   ForSegmentWorkers(exec, plan, 0, fresh, [&](size_t j) {
-    OneLane lane;
+    WorkerLane lane;
+    if (evictable.pins != nullptr) Evictable::Pin(lane, evictable.pins, plan.rows[j]);
     Claim(lane, view.SegmentBuckets(plan.segment_of[j]), MakeProbe(plan.hashes[j]), plan.rows[j],
-          now);
+          score);
   });
 }
 
 template <class K>
-void HashTable<K>::PlaceByEviction(Exec& exec, const K* keys, const InsertPlan& plan, size_t fresh,
-                                   Stamp now, RowId* rows, const Fill& fill) {
+void HashTable<K>::PlaceByEviction(Exec& exec, const Batch& batch, const InsertPlan& plan,
+                                   size_t fresh, const Evictable& evictable, const Fill& fill) {
   if (fresh == plan.size()) return;
   Phase phase("evict");
   const TableView<K> view = View();
+  const Score score = scoring_.New(batch.now);
   ForSegmentWorkers(exec, plan, fresh, plan.size(), [&](size_t j) {
-    OneLane lane;
+    WorkerLane lane;
     const size_t i = plan.positions[j];
-    const SlotRef at =
-        Evict(lane, view, view.SegmentBuckets(plan.segment_of[j]), MakeProbe(plan.hashes[j]), now);
-    rows[i] = at.row;
+    const EvictedSlot at = Evict(lane, view, view.SegmentBuckets(plan.segment_of[j]),
+                                 MakeProbe(plan.hashes[j]), evictable, score);
+    batch.rows[i] = at.row;
     if (at.bucket == nullptr) return;  // PlaceElsewhere
-    BeforeEviction(view.KeyAt(at.row), at.row, now);
-    FillRow(i, keys[i], at.row, now, fill);
+    BeforeEviction(view.KeyAt(at.row), at.row, at.score, batch.now);
+    FillRow(i, batch.keys[i], at.row, batch.now, fill);
   });
 }
 
 template <class K>
-void HashTable<K>::PlaceElsewhere(const K* keys, const InsertPlan& plan, size_t fresh, Stamp now,
-                                  RowId* rows, const Fill& fill) {
+void HashTable<K>::PlaceElsewhere(const Batch& batch, const InsertPlan& plan, size_t fresh,
+                                  const Evictable& evictable, const Fill& fill) {
   OneLane lane;
   uint32_t victims = 0;  // the segment to search for the next victim
   for (size_t j = fresh; j < plan.size(); ++j) {
     const size_t i = plan.positions[j];
-    if (rows[i] != kNoRow) continue;
-    EvictAnywhere(&victims, now);
+    if (batch.rows[i] != kNoRow) continue;
+    EvictAnywhere(&victims, batch.now, evictable);
     // Allocates the id that was just freed, and claims a slot that PrepareRows has made free.
     RowId row = kNoRow;
     if (!rows_.Allocate(1, &row).ok()) std::abort();
-    FillRow(i, keys[i], row, now, fill);
+    if (evictable.pins != nullptr) Evictable::Pin(lane, evictable.pins, row);
+    FillRow(i, batch.keys[i], row, batch.now, fill);
     const uint32_t segment = index_.SegmentOf(plan.hashes[j]);
-    Claim(lane, index_.SegmentBuckets(segment), MakeProbe(plan.hashes[j]), row, now);
+    Claim(lane, index_.SegmentBuckets(segment), MakeProbe(plan.hashes[j]), row,
+          scoring_.New(batch.now));
     index_.Count(segment);
-    rows[i] = row;
+    batch.rows[i] = row;
   }
 }
 
 template <class K>
-Status HashTable<K>::PrepareRows(Exec& exec, size_t fresh, Stamp now, InsertPlan* plan) {
+Status HashTable<K>::PrepareRows(Exec& exec, size_t fresh, const Evictable& evictable,
+                                 InsertPlan* plan) {
   const size_t m = plan->size();
   changes_.Extend(std::min<uint64_t>(rows_.high_water() + fresh, capacity()));
   if (fresh < m) {
     if (evicted_ != nullptr) evicted_->Reserve(m - fresh);
     rows_.ReserveFree(1);
-    // If a segment has too few older rows, its other new keys get rows of other segments, and need
-    // free slots in this one. Keys with fresh rows may need such slots, too.
-    const auto leaving = [&](uint32_t s) { return fresh == 0 ? OlderRows(s, now) : 0; };
+    // If a segment has too few rows that may be evicted, its other new keys get rows of other
+    // segments, and need free slots in this one. Keys with fresh rows may need such slots, too.
+    const auto leaving = [&](uint32_t s) { return fresh == 0 ? EvictableRows(s, evictable) : 0; };
     DYNEMB_RETURN_IF_ERROR(index_.MakeSlots(exec, plan->hashes.get(), m, KeysOfRows<K>(View()),
                                             leaving, plan->segment_of.get()));
   }
@@ -166,30 +225,51 @@ Status HashTable<K>::PrepareRows(Exec& exec, size_t fresh, Stamp now, InsertPlan
 }
 
 template <class K>
-Status HashTable<K>::Insert(Exec& exec, const K* keys, size_t n, Stamp now, RowId* rows,
-                            const Fill& fill, InsertPlan* plan) {
+Status HashTable<K>::Insert(Exec& exec, const Batch& batch, const Fill& fill,
+                            BatchScratch* scratch) {
   Phase phase("insert");
-  plan->Build(exec, keys, rows, n, index_);
+  InsertPlan* const plan = &scratch->plan;
+  plan->Build(exec, batch.keys, batch.rows, batch.n, index_);
   const size_t m = plan->size();
   if (m == 0) return Status();
   const size_t fresh = std::min<uint64_t>(m, capacity() - size());
+  Evictable evictable{scoring_.Order(stamps_), stamps_.order().Rank(batch.now), nullptr};
+  Pins pins(&scratch->pinned);
   if (fresh < m) {
     if (options_.max_capacity == 0) return Refuse(m - fresh, "row ids have 32 bits");
     if (options_.evict_strategy == EvictStrategy::kNone) {
       return Refuse(m - fresh, "evict_strategy is none");
     }
-    if (!Evictable(m - fresh, now)) {
+    if (!scoring_.by_time()) {
+      std::vector<FoundRows> used = batch.others;
+      used.push_back({batch.rows, batch.n});
+      evictable.pins = pins.Pin(capacity(), used);
+    }
+    if (!CanEvict(m - fresh, evictable, pins.size())) {
       return Refuse(m - fresh, "every row that could be evicted is in use by this batch");
     }
   }
-  const Status status = PrepareRows(exec, fresh, now, plan);
+  const Status status = PrepareRows(exec, fresh, evictable, plan);
   if (!status.ok()) return Refuse(m, status.message());
 
   // From here on nothing fails.
-  PlaceFresh(exec, keys, *plan, fresh, now, rows, fill);
-  PlaceByEviction(exec, keys, *plan, fresh, now, rows, fill);
-  PlaceElsewhere(keys, *plan, fresh, now, rows, fill);
-  for (const InsertPlan::Repeat& r : plan->repeats()) rows[r.position] = rows[r.first];
+  PlaceFresh(exec, batch, *plan, fresh, evictable, fill);
+  PlaceByEviction(exec, batch, *plan, fresh, evictable, fill);
+  PlaceElsewhere(batch, *plan, fresh, evictable, fill);
+  const std::vector<InsertPlan::Repeat>& repeats = plan->repeats();
+  for (const InsertPlan::Repeat& r : repeats) batch.rows[r.position] = batch.rows[r.first];
+  if (batch.touch.kind == Touch::Kind::kCount && !repeats.empty()) {
+    Phase count("count repeated keys");
+    exec.ParallelFor(repeats.size(), kKeyGrain, [&](size_t begin, size_t end) {
+      struct Ignore {
+        void Hit(size_t, RowId, const char*) {}
+        void Miss(size_t, K) {}
+      } visit;
+      FindPass(
+          View(), layout().key_size, [&](size_t r) { return batch.keys[repeats[r].position]; },
+          begin, end, batch.touch, visit);
+    });
+  }
   if (fresh < m) changes_.TrimDeletions(size());
   counters_.inserts.fetch_add(m, std::memory_order_relaxed);
   counters_.evictions.fetch_add(m - fresh, std::memory_order_relaxed);
@@ -197,35 +277,36 @@ Status HashTable<K>::Insert(Exec& exec, const K* keys, size_t n, Stamp now, RowI
 }
 
 template <class K>
-uint32_t HashTable<K>::OlderRows(uint32_t segment, Stamp now) const {
-  uint32_t older = 0;
-  const StampOrder order = stamps_.order();
-  const Stamp rank_now = order.Rank(now);
+uint32_t HashTable<K>::EvictableRows(uint32_t segment, const Evictable& evictable) const {
+  uint32_t rows = 0;
+  OneLane lane;
   const Bucket* const buckets = index_.SegmentBuckets(segment);
   for (uint32_t b = 0; b < kBucketsPerSegment; ++b) {
     for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
-      older += buckets[b].row[s] != kNoRow && order.Rank(buckets[b].access[s]) < rank_now;
+      const RowId row = buckets[b].row[s];
+      rows +=
+          row != kNoRow && evictable.Allows(lane, evictable.order.Rank(buckets[b].score[s]), row);
     }
   }
-  return older;
+  return rows;
 }
 
 template <class K>
-void HashTable<K>::EvictAnywhere(uint32_t* segment, Stamp now) {
+void HashTable<K>::EvictAnywhere(uint32_t* segment, Stamp now, const Evictable& evictable) {
   OneLane lane;
   const TableView<K> view = View();
-  const Stamp rank_now = view.order.Rank(now);
   for (;; ++*segment) {
-    if (*segment == index_.segments()) std::abort();  // Evictable has counted them
+    if (*segment == index_.segments()) std::abort();  // CanEvict has counted them
     Bucket* buckets = index_.SegmentBuckets(*segment);
     for (uint32_t b = 0; b < kBucketsPerSegment; ++b) {
       for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
         const RowId row = buckets[b].row[s];
-        if (row == kNoRow || view.order.Rank(buckets[b].access[s]) >= rank_now) continue;
+        const Score score = buckets[b].score[s];
+        if (row == kNoRow || !evictable.Allows(lane, evictable.order.Rank(score), row)) continue;
         const K key = view.KeyAt(row);
         dynemb::Erase(lane, buckets, MakeProbe(view.HashOf(key)), SlotRef{&buckets[b], s, row});
         index_.Uncount(*segment);
-        BeforeEviction(key, row, now);
+        BeforeEviction(key, row, score, now);
         FreeRow(row);
         return;
       }
@@ -234,7 +315,7 @@ void HashTable<K>::EvictAnywhere(uint32_t* segment, Stamp now) {
 }
 
 template <class K>
-size_t HashTable<K>::Erase(Exec& exec, KeySpan keys, Tick tick, bool wipe) {
+size_t HashTable<K>::Erase(Exec& exec, KeySpan keys, Tick tick, Removal how) {
   // Erases a bounded number of keys at a time, to bound the working memory. All of this memory is
   // allocated before the first row is erased.
   constexpr size_t kRange = size_t{1} << 18;
@@ -249,33 +330,34 @@ size_t HashTable<K>::Erase(Exec& exec, KeySpan keys, Tick tick, bool wipe) {
   for (size_t begin = 0; begin < n; begin += kRange) {
     const K* const k = keys.As<K>() + begin;
     const size_t size = std::min(n - begin, kRange);
-    FindRows(exec, k, size, 0, Counts::kNothing, found);
+    FindRows(exec, k, size, Touch{}, Counts::kNothing, found);
     plan.BuildHeld(exec, k, found, size, index_);
     ForSegmentWorkers(exec, plan, 0, plan.size(), [&](size_t j) {
       OneLane lane;
       const Probe probe = MakeProbe(plan.hashes[j]);
       Bucket* buckets = view.SegmentBuckets(plan.segment_of[j]);
       const SlotRef at = dynemb::Find(lane, view, buckets, probe, k[plan.positions[j]]);
+      BeforeLoss(at.row, at.bucket->score[at.slot]);
       if (dynemb::Erase(lane, buckets, probe, at)) index_.Uncount(plan.segment_of[j]);
     });
     for (size_t j = 0; j < plan.size(); ++j) {
       const RowId row = plan.rows[j];
       if (changes_.tracking()) changes_.Deleted(tick, KeyBits(row));
       FreeRow(row);
-      if (wipe) memset(rows_.At(row), 0, layout().stride);
+      if (how == Removal::kWipe) memset(rows_.At(row), 0, layout().stride);
     }
     erased += plan.size();
   }
   changes_.TrimDeletions(this->size());
-  counters_.erased.fetch_add(erased, std::memory_order_relaxed);
+  auto& counter = how == Removal::kEvict ? counters_.evictions : counters_.erased;
+  counter.fetch_add(erased, std::memory_order_relaxed);
   return erased;
 }
 
 // hash_table.cc instantiates the class without the members that only this file defines.
-#define DYNEMB_INSTANTIATE(K)                                                               \
-  template Status HashTable<K>::Insert(Exec&, const K*, size_t, Stamp, RowId*, const Fill&, \
-                                       InsertPlan*);                                        \
-  template size_t HashTable<K>::Erase(Exec&, KeySpan, Tick, bool)
+#define DYNEMB_INSTANTIATE(K)                                                            \
+  template Status HashTable<K>::Insert(Exec&, const Batch&, const Fill&, BatchScratch*); \
+  template size_t HashTable<K>::Erase(Exec&, KeySpan, Tick, Removal)
 DYNEMB_INSTANTIATE(uint64_t);
 DYNEMB_INSTANTIATE(uint32_t);
 #undef DYNEMB_INSTANTIATE

@@ -64,13 +64,14 @@ Status HashTable<K>::Upsert(Exec& exec, KeySpan keys, const void* vectors, Tick 
   RowFilter& again = scratch->again;
   again.Reset(n);
   // First everything that may fail: keys without rows get rows. Then existing rows are written.
-  const uint64_t missing = FindRows(exec, k, n, now, Counts::kNothing, rows);
+  const Touch touch = scoring_.Write(now);
+  const uint64_t missing = FindRows(exec, k, n, touch, Counts::kNothing, rows);
   const uint32_t* const held = ListHeld(rows, n, missing, scratch.get());
   if (missing != 0) {
     const auto fill = [&](size_t i, K, char* row) {
       CopyVector(layout().vector(row), from + i * bytes, bytes);
     };
-    DYNEMB_RETURN_IF_ERROR(Insert(exec, k, n, now, rows, fill, &scratch->plan));
+    DYNEMB_RETURN_IF_ERROR(Insert(exec, {k, n, rows, now, touch}, fill, scratch.get()));
     for (const InsertPlan::Repeat& r : scratch->plan.repeats()) again.Add(rows[r.position]);
   }
   // The first thread that marks a row as updated by this batch writes it, so no two threads write
@@ -117,8 +118,9 @@ Status HashTable<K>::Accumulate(Exec& exec, KeySpan keys, const float* deltas, T
   };
   const ScratchLease scratch;
   RowId* const rows = scratch->rows.Resize(n);
-  if (FindRows(exec, k, n, now, Counts::kLookup, rows) != 0) {
-    DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, k, n, now, rows, &scratch->plan));
+  const Touch touch = scoring_.Write(now);
+  if (FindRows(exec, k, n, touch, Counts::kLookup, rows) != 0) {
+    DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, {k, n, rows, now, touch}, scratch.get()));
   }
   ++additions_;  // only now: a call that fails has changed nothing
   const size_t row_bytes =
@@ -142,8 +144,9 @@ Status HashTable<K>::WriteRows(Exec& exec, KeySpan keys, const float* vectors, c
   const Stamp now = BeginBatch(exec, tick, n);
   const ScratchLease scratch;
   RowId* const rows = scratch->rows.Resize(n);
-  if (FindRows(exec, k, n, now, Counts::kLookup, rows) != 0 && insert) {
-    DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, k, n, now, rows, &scratch->plan));
+  const Touch touch = scoring_.Write(now);
+  if (FindRows(exec, k, n, touch, Counts::kLookup, rows) != 0 && insert) {
+    DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, {k, n, rows, now, touch}, scratch.get()));
   }
   exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
@@ -200,44 +203,6 @@ void HashTable<K>::ApplyRange(Exec&, const RowOptimizer& optimizer, KeySpan keys
 }
 
 template <class K>
-template <class Fn>
-void HashTable<K>::ForSlots(Exec& exec, const RowId* rows, size_t n, const Fn& fn) const {
-  const TableView<K> view = View();
-  exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
-    constexpr size_t kAhead = 16;
-    Bucket* segments[kAhead];
-    uint32_t homes[kAhead];
-    for (size_t j = begin; j < end + kAhead; ++j) {
-      if (j >= begin + kAhead) {
-        const size_t i = j - kAhead;
-        // By row id: no need to compare keys.
-        for (uint32_t step = 0; step < kBucketsPerSegment; ++step) {
-          Bucket* bucket = OnPath(segments[i % kAhead], homes[i % kAhead], step);
-          const RowId* at = std::find(bucket->row, bucket->row + kSlotsPerBucket, rows[i]);
-          if (at == bucket->row + kSlotsPerBucket) continue;
-          fn(i, &bucket->access[at - bucket->row]);
-          break;
-        }
-      }
-      if (j >= end) continue;
-      const uint64_t hash = view.HashOf(view.KeyAt(rows[j]));
-      const Probe probe = MakeProbe(hash);
-      segments[j % kAhead] = view.SegmentBuckets(view.SegmentOf(hash));
-      homes[j % kAhead] = probe.home;
-      __builtin_prefetch(segments[j % kAhead] + probe.home);
-    }
-  });
-}
-
-template <class K>
-void HashTable<K>::LastAccesses(Exec& exec, const RowId* rows, size_t n, Stamp* accesses) const {
-  // Other threads may be stamping at the same time (Find).
-  ForSlots(exec, rows, n, [accesses](size_t i, const Stamp* access) {
-    accesses[i] = __atomic_load_n(access, __ATOMIC_RELAXED);
-  });
-}
-
-template <class K>
 Status HashTable<K>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) {
   const K* const k = loaded.keys.As<K>();
   const size_t n = loaded.keys.size();
@@ -257,20 +222,26 @@ Status HashTable<K>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) {
   };
   const ScratchLease scratch;
   RowId* const rows = scratch->rows.Resize(n);
-  // Existing rows are stamped, so that the new keys cannot evict them. They are written last, when
-  // nothing can fail anymore.
-  const uint64_t missing = FindRows(exec, k, n, now, Counts::kNothing, rows);
+  // The new keys do not evict existing rows of the batch. These are written last, when nothing can
+  // fail anymore.
+  const Touch touch = scoring_.Write(now);
+  const uint64_t missing = FindRows(exec, k, n, touch, Counts::kNothing, rows);
   const uint32_t* const held = ListHeld(rows, n, missing, scratch.get());
   if (missing != 0) {
     const auto fill = [&](size_t i, K, char* row) { write(i, row); };
-    DYNEMB_RETURN_IF_ERROR(Insert(exec, k, n, now, rows, fill, &scratch->plan));
+    DYNEMB_RETURN_IF_ERROR(Insert(exec, {k, n, rows, now, touch}, fill, scratch.get()));
   }
   ForHeld(exec, rows, held, n - missing, layout().stride, [&](size_t i, char* row) {
     BeforeWrite(rows[i], *layout().update(row));
     write(i, row);
   });
-  ForSlots(exec, rows, n, [&](size_t i, Stamp* access) {
-    *access = stamps_.Encode(loaded.base + loaded.accesses[i]);
+  if (scoring_.has_epochs() && loaded.scores != nullptr) {
+    for (size_t i = 0; i < n; ++i) scoring_.Adopt(loaded.scores[i]);
+  }
+  WriteScores(exec, rows, n, [&](size_t i) {
+    if (loaded.scores == nullptr) return scoring_.New(now);
+    if (scoring_.by_time()) return stamps_.Encode(loaded.base + loaded.scores[i]);
+    return loaded.scores[i];
   });
   return Status();
 }
@@ -283,8 +254,7 @@ Status HashTable<K>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) {
                                           uint64_t, Tick);                                  \
   template void HashTable<K>::ApplyRange(Exec&, const RowOptimizer&, KeySpan, const RowId*, \
                                          const float*, size_t, size_t, uint64_t, Tick);     \
-  template Status HashTable<K>::LoadRows(Exec&, const LoadedRows&, Tick);                   \
-  template void HashTable<K>::LastAccesses(Exec&, const RowId*, size_t, Stamp*) const
+  template Status HashTable<K>::LoadRows(Exec&, const LoadedRows&, Tick)
 DYNEMB_INSTANTIATE(uint64_t);
 DYNEMB_INSTANTIATE(uint32_t);
 #undef DYNEMB_INSTANTIATE

@@ -1,9 +1,11 @@
 #include "cc/table/host_table.h"
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
 
+#include "cc/table/codec.h"
 #include "cc/table/row_columns.h"
 
 namespace dynemb {
@@ -11,6 +13,7 @@ namespace dynemb {
 Status HostTable::Init(const TableOptions& options, Exec* exec) {
   DYNEMB_RETURN_IF_ERROR(CheckOptions(options));
   options_ = options;
+  scoring_ = Scoring(options.evict_strategy, static_cast<uint64_t>(options.epoch_steps));
   DYNEMB_RETURN_IF_ERROR(
       Initializer::Create(options.initializer, options.dim, options.seed, &initializer_));
   const uint64_t most =
@@ -57,9 +60,9 @@ Status HostTable::ResetState(Exec& exec, const StateSpec& spec) {
 }
 
 Status HostTable::Clear(Exec&, Tick tick) {
-  DYNEMB_RETURN_IF_ERROR(index_.Clear());
+  // BeforeWriteAll needs the scores in the index.
+  DYNEMB_RETURN_IF_ERROR(index_.Clear([this] { BeforeWriteAll(); }));
   // Nothing fails after this point.
-  BeforeWriteAll();
   if (changes_.tracking()) {
     for (uint64_t r = 0; r < rows_.high_water(); ++r) {
       const auto row = static_cast<RowId>(r);
@@ -164,7 +167,7 @@ bool HostTable::CutIsRead() const {
 }
 
 void HostTable::ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, void* vectors,
-                        float* state, CutTime* updates, CutTime* accesses) {
+                        float* state, CutTime* updates, CutTime* scores) {
   Cut& cut = *changes_.cut();
   const RowLayout& l = layout();
   const RowColumns columns{keys, vectors, state};
@@ -176,10 +179,12 @@ void HostTable::ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, 
       cut.todo.Take(plan[i]);
     }
   });
-  if (accesses != nullptr) {
-    // A CutTime has the same width as a Stamp, so the conversion is in place.
-    LastAccesses(exec, plan.data(), plan.size(), accesses);
-    for (size_t i = 0; i < plan.size(); ++i) accesses[i] = cut.Time(stamps_.Decode(accesses[i]));
+  if (scores != nullptr) {
+    // A CutTime has the same width as a score, so the conversion is in place.
+    ReadScores(exec, plan.data(), plan.size(), scores);
+    for (size_t i = 0; scoring_.by_time() && i < plan.size(); ++i) {
+      scores[i] = cut.Time(stamps_.Decode(scores[i]));
+    }
   }
   if (!plan.empty()) cut.cursor = plan.back() + uint64_t{1};
 }
@@ -191,6 +196,7 @@ void HostTable::SwapRows(Table* with, Tick tick) {
   std::swap(index_, other->index_);
   std::swap(rows_, other->rows_);
   std::swap(stamps_, other->stamps_);
+  std::swap(scoring_, other->scoring_);
   std::swap(swept_, other->swept_);
   SwapStateSpecs(other);
   std::swap(initial_state_, other->initial_state_);
@@ -212,6 +218,23 @@ Stamp HostTable::BeginBatch(Exec& exec, Tick tick, size_t n) {
   return stamps_.BeginBatch(tick, n);
 }
 
+Stamp HostTable::BeginLookup(Exec& exec, Tick tick, size_t n) {
+  if (scoring_.Step(tick)) (void)AdvanceEpoch(exec);  // does not fail
+  return BeginBatch(exec, tick, n);
+}
+
+Status HostTable::AdvanceEpoch(Exec& exec) {
+  if (!scoring_.has_epochs() || !scoring_.Advance()) return Status();
+  Bucket* const buckets = index_.buckets();
+  exec.ParallelFor(uint64_t{index_.segments()} * kBucketsPerSegment, 4096,
+                   [buckets](size_t begin, size_t end) {
+                     for (size_t b = begin; b < end; ++b) {
+                       for (Score& score : buckets[b].score) score = Scoring::Rebased(score);
+                     }
+                   });
+  return Status();
+}
+
 void HostTable::Sweep(Exec& exec, double share) {
   constexpr size_t kGrain = 4096;
   // Rows and buckets that are added while a sweep runs need no special care. They are added at the
@@ -229,8 +252,10 @@ void HostTable::Sweep(Exec& exec, double share) {
     *swept = to;
   };
   Bucket* const buckets = index_.buckets();
-  advance(&swept_.buckets, due(uint64_t{index_.segments()} * kBucketsPerSegment), [&](uint64_t b) {
-    for (Stamp& access : buckets[b].access) access = stamps_.Clamp(access);
+  const uint64_t num_buckets =
+      scoring_.by_time() ? uint64_t{index_.segments()} * kBucketsPerSegment : 0;
+  advance(&swept_.buckets, due(num_buckets), [&](uint64_t b) {
+    for (Score& score : buckets[b].score) score = stamps_.Clamp(score);
   });
   advance(&swept_.rows, due(rows_.high_water()), [&](uint64_t r) {
     Stamp* update = layout().update(rows_.At(static_cast<RowId>(r)));
@@ -249,21 +274,65 @@ Status HostTable::InsertAndEvict(Exec& exec, KeySpan keys, Tick tick, RowId* row
   return FindOrInsert(exec, keys, tick, rows);
 }
 
-ExportPlan HostTable::PlanExport(Exec&, uint64_t cursor, uint64_t limit, Tick since) const {
-  const UpdatedAfter after = stamps_.After(since);
+bool HostTable::Satisfies(RowId row, const RowPredicate& where, const UpdatedAfter& after,
+                          std::vector<float>* vector) const {
+  const RowLayout& l = layout();
+  const char* at = rows_.At(row);
+  const Stamp updated = *l.update(at);
+  if (!after(updated) || stamps_.Decode(updated) > where.updated_until) return false;
+  if (where.has_keys && !where.AllowsKey(options_.key_type, KeyBits(row))) return false;
+  if (!where.has_norms) return true;
+  vector->resize(static_cast<size_t>(l.dim));
+  LoadVector(l.dtype, l.vector(at), l.dim, vector->data());
+  double square = 0;
+  for (const float x : *vector) square += static_cast<double>(x) * x;
+  return where.AllowsSquare(square);
+}
+
+ExportPlan HostTable::SelectRows(Exec& exec, uint64_t cursor, uint64_t limit,
+                                 const RowPredicate& where) const {
+  constexpr uint64_t kMost = 65536, kLeast = 4096, kGrain = 1024;
+  const UpdatedAfter after = stamps_.After(where.updated_after);
+  const uint64_t end = rows_.high_water();
   ExportPlan plan;
-  uint64_t r = cursor;
-  for (; r < rows_.high_water() && plan.rows.size() < limit; ++r) {
-    if (after(*layout().update(rows_.At(static_cast<RowId>(r))))) {
-      plan.rows.push_back(static_cast<RowId>(r));
+  uint64_t next = cursor;
+  while (next < end && plan.rows.size() < limit) {
+    const uint64_t from = next;
+    const uint64_t want = limit - plan.rows.size();
+    const uint64_t n = std::min(end - from, std::clamp(want, kLeast, kMost));
+    std::unique_ptr<bool[]> chosen(new bool[n]);
+    exec.ParallelFor(n, kGrain, [&](size_t begin, size_t last) {
+      std::vector<float> vector;
+      for (size_t i = begin; i < last; ++i) {
+        chosen[i] = Satisfies(static_cast<RowId>(from + i), where, after, &vector);
+      }
+    });
+    std::vector<RowId> rows;
+    for (uint64_t i = 0; i < n; ++i) {
+      if (chosen[i]) rows.push_back(static_cast<RowId>(from + i));
     }
+    if (where.has_scores()) {
+      std::vector<Score> scores(rows.size());
+      ReadScores(exec, rows.data(), rows.size(), scores.data());
+      size_t kept = 0;
+      for (size_t i = 0; i < rows.size(); ++i) {
+        if (where.AllowsScore(PublicScore(scores[i]))) rows[kept++] = rows[i];
+      }
+      rows.resize(kept);
+    }
+    next = from + n;
+    if (rows.size() > want) {
+      next = rows[want];
+      rows.resize(want);
+    }
+    plan.rows.insert(plan.rows.end(), rows.begin(), rows.end());
   }
-  plan.next_cursor = r < rows_.high_water() ? static_cast<int64_t>(r) : -1;
+  plan.next_cursor = next < end ? static_cast<int64_t>(next) : -1;
   return plan;
 }
 
 void HostTable::Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
-                       int64_t* updates) const {
+                       int64_t* updates, int64_t* scores) const {
   const RowLayout& l = layout();
   const RowColumns columns{keys, vectors, state};
   exec.ParallelFor(plan.rows.size(), 4096, [&](size_t begin, size_t end) {
@@ -273,6 +342,10 @@ void HostTable::Export(Exec& exec, const ExportPlan& plan, void* keys, void* vec
       if (updates != nullptr) updates[i] = static_cast<int64_t>(stamps_.Decode(*l.update(row)));
     }
   });
+  if (scores == nullptr) return;
+  std::vector<Score> raw(plan.rows.size());
+  ReadScores(exec, plan.rows.data(), plan.rows.size(), raw.data());
+  for (size_t i = 0; i < raw.size(); ++i) scores[i] = PublicScore(raw[i]);
 }
 
 }  // namespace dynemb

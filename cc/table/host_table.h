@@ -13,6 +13,7 @@
 #include "cc/table/index.h"
 #include "cc/table/initializer.h"
 #include "cc/table/row_store.h"
+#include "cc/table/score.h"
 #include "cc/table/stamps.h"
 #include "cc/table/table.h"
 #include "cc/table/vector_buffer.h"
@@ -27,13 +28,16 @@ class HostTable : public Table {
   Status ResetState(Exec& exec, const StateSpec& spec) final;
   Status Clear(Exec& exec, Tick tick) final;
   Stamp BeginBatch(Exec& exec, Tick tick, size_t n) final;
+  Stamp BeginLookup(Exec& exec, Tick tick, size_t n) final;
+  Status AdvanceEpoch(Exec& exec) final;
   void Changed(Exec& exec, const RowId* rows, const RowId* rows_before, size_t n, Tick since,
                Tick now, bool* changed) const final;
   Status InsertAndEvict(Exec& exec, KeySpan keys, Tick tick, RowId* rows,
                         EvictedRows* evicted) final;
-  ExportPlan PlanExport(Exec& exec, uint64_t cursor, uint64_t limit, Tick since) const final;
+  ExportPlan SelectRows(Exec& exec, uint64_t cursor, uint64_t limit,
+                        const RowPredicate& where) const final;
   void Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
-              int64_t* updates) const final;
+              int64_t* updates, int64_t* scores) const final;
   Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted, SavedRows* saved,
                   size_t number) final;
   void EndCut() final { changes_.EndCut(); }
@@ -41,7 +45,7 @@ class HostTable : public Table {
   std::vector<RowId> PlanCut(size_t limit) final;
   bool CutIsRead() const final;
   void ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, void* vectors, float* state,
-               CutTime* updates, CutTime* accesses) final;
+               CutTime* updates, CutTime* scores) final;
   bool tracking() const final { return changes_.tracking(); }
   void Track(Tick tick) final;
   void SwapRows(Table* other, Tick tick) final;
@@ -50,22 +54,42 @@ class HostTable : public Table {
   HostTable() = default;
   Status Init(const TableOptions& options, Exec* exec);
 
-  // accesses[i] = the last access of rows[i]. All of them are live.
-  virtual void LastAccesses(Exec& exec, const RowId* rows, size_t n, Stamp* accesses) const = 0;
+  // scores[i] = the score of rows[i]. All of them are live.
+  virtual void ReadScores(Exec& exec, const RowId* rows, size_t n, Score* scores) const = 0;
+  // The score of a live row.
+  virtual Score ScoreOf(RowId row) const = 0;
 
   // Call before a row changes or gets another key. `updated` is its last update, which the caller
   // may already have overwritten in the row.
   void BeforeWrite(RowId row, Stamp updated) {
     if (!changes_.tracking()) return;
-    changes_.BeforeWrite(row, rows_.At(row), updated == 0 ? 0 : stamps_.Decode(updated));
+    changes_.BeforeWrite(row, rows_.At(row), TickOf(updated), [&](const Cut& cut) {
+      return scoring_.by_time() ? cut.Time(cut.watermark) : ScoreOf(row);
+    });
+  }
+  // The same for a row whose slot the caller has given to another key, or is about to. `score` was
+  // its score.
+  void BeforeLoss(RowId row, Score score) {
+    if (!changes_.tracking()) return;
+    changes_.BeforeWrite(
+        row, rows_.At(row), TickOf(*layout().update(rows_.At(row))),
+        [&](const Cut& cut) { return scoring_.by_time() ? cut.Time(cut.watermark) : score; });
   }
   // BeforeWrite for all rows.
   void BeforeWriteAll();
-  // Call before the row of `key` is given to another key, or freed, to make room.
-  void BeforeEviction(uint64_t key, RowId row, Stamp now) {
+  // Call before the row of `key`, which had this score, is given to another key, or freed, to make
+  // room.
+  void BeforeEviction(uint64_t key, RowId row, Score score, Stamp now) {
+    BeforeLoss(row, score);
     if (changes_.tracking()) changes_.Deleted(stamps_.Decode(now), key);
-    if (evicted_ != nullptr) evicted_->Add(key, rows_.At(row));
+    if (evicted_ != nullptr) evicted_->Add(key, rows_.At(row), PublicScore(score));
   }
+  // A score as Scores returns it.
+  int64_t PublicScore(Score score) const {
+    return scoring_.by_time() ? static_cast<int64_t>(stamps_.Decode(score)) : int64_t{score};
+  }
+  // The tick of a last update; 0 for "never".
+  Tick TickOf(Stamp updated) const { return updated == 0 ? 0 : stamps_.Decode(updated); }
   // Continues the running sweep until `share` of the rows and slots are clamped to the floor of the
   // stamps.
   void Sweep(Exec& exec, double share);
@@ -80,6 +104,9 @@ class HostTable : public Table {
   void DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
                 std::vector<uint64_t>* not_held) const;
   uint64_t KeyBits(RowId row) const;
+  // Whether a row satisfies the conditions on everything except its score.
+  bool Satisfies(RowId row, const RowPredicate& where, const UpdatedAfter& after,
+                 std::vector<float>* vector) const;
 
   // The maximal number of rows.
   uint64_t capacity() const { return rows_.max_rows(); }
@@ -91,6 +118,7 @@ class HostTable : public Table {
   Changes changes_;
   EvictedRows* evicted_ = nullptr;  // for the running batch, if it is InsertAndEvict
   Stamps stamps_;
+  Scoring scoring_;
   // The progress of the running sweep: rows and buckets below these have been clamped.
   struct Swept {
     uint64_t rows = 0;

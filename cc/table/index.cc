@@ -33,10 +33,10 @@ Status Index::Init(uint64_t expected_keys, double max_load, uint64_t salt) {
   limit_ = std::max(1u, static_cast<uint32_t>(max_load * kSlotsPerSegment));
   expected_keys_ = expected_keys;
   salt_ = salt;
-  return Clear();
+  return Clear([] {});
 }
 
-Status Index::Clear() {
+Status Index::Clear(FunctionRef<void()> before) {
   const uint64_t bytes = (expected_keys_ / limit_ + 1) * kSegmentBytes;
   if (bytes > PhysicalMemory()) {
     return ResourceExhausted("an index of " + std::to_string(expected_keys_) + " keys needs " +
@@ -52,6 +52,7 @@ Status Index::Clear() {
   std::vector<Directory> views{{directories[0].entries.data(), depth, 0}};
   DYNEMB_RETURN_IF_ERROR(arena_.Commit(wanted.size() * kSegmentBytes));
 
+  before();
   arena_.Clear();
   segment_ = std::move(wanted);
   directories_ = std::move(directories);
@@ -258,7 +259,7 @@ Status Index::SplitAll(Exec& exec, const std::vector<uint32_t>& overfull,
 // Moves the keys of `from` that now belong to `to`, and rebuilds both segments.
 void Index::Redistribute(uint32_t from, uint32_t to, const RowHashes& row_hashes) {
   RowId rows[kSlotsPerSegment];
-  Stamp access[kSlotsPerSegment];
+  Score scores[kSlotsPerSegment];
   // The keys are scattered in memory, so those of the next chunks are prefetched while one chunk is
   // placed.
   constexpr size_t kChunk = 16;
@@ -272,7 +273,7 @@ void Index::Redistribute(uint32_t from, uint32_t to, const RowHashes& row_hashes
     for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
       if (stay[b].row[s] == kNoRow) continue;
       rows[n] = stay[b].row[s];
-      access[n] = stay[b].access[s];
+      scores[n] = stay[b].score[s];
       ++n;
     }
     ClearBucket(&stay[b]);
@@ -292,7 +293,7 @@ void Index::Redistribute(uint32_t from, uint32_t to, const RowHashes& row_hashes
     for (size_t c = 0; c < m; ++c) {
       const bool goes = (PrefixOf(hashes[c], level) & bit) != 0;
       moved += goes;
-      Claim(lane, goes ? go : stay, MakeProbe(hashes[c]), rows[i + c], access[i + c]);
+      Claim(lane, goes ? go : stay, MakeProbe(hashes[c]), rows[i + c], scores[i + c]);
     }
   }
   segment_[to].count = moved;

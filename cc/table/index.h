@@ -30,6 +30,7 @@
 #include "cc/table/arena.h"
 #include "cc/table/bucket.h"
 #include "cc/table/exec.h"
+#include "cc/table/function_ref.h"
 #include "cc/table/status.h"
 
 namespace dynemb {
@@ -58,10 +59,10 @@ class Index {
   Bucket* SegmentBuckets(uint32_t segment) const {
     return buckets() + static_cast<size_t>(segment) * kBucketsPerSegment;
   }
-  // The view for the bucket algorithm; `rows`, `stride` and `order` are the caller's.
+  // The view for the bucket algorithm; `rows` and `stride` are the caller's.
   template <class K>
-  TableView<K> View(char* rows, uint64_t stride, StampOrder order = {}) const {
-    return {buckets(), views_[0], views_.data() + 1, salt_, rows, stride, order};
+  TableView<K> View(char* rows, uint64_t stride) const {
+    return {buckets(), views_[0], views_.data() + 1, salt_, rows, stride};
   }
   uint64_t HashOf(uint64_t key) const { return HashKey(key, salt_); }
   uint32_t SegmentOf(uint64_t hash) const {
@@ -94,7 +95,8 @@ class Index {
   void Count(uint32_t segment) { ++segment_[segment].count; }
 
   // Restores the state after Init. If it fails, or throws std::bad_alloc, nothing has changed.
-  Status Clear();
+  // `before` is called when nothing can fail anymore, and before anything changes.
+  Status Clear(FunctionRef<void()> before);
 
  private:
   struct Segment {

@@ -70,23 +70,21 @@ Status Snapshot::Next(size_t limit, Block* block) {
 }
 
 Status Snapshot::Read(Exec& exec, Block* block, void* keys, void* vectors, float* state,
-                      CutTime* updates, CutTime* accesses) {
+                      CutTime* updates, CutTime* scores) {
   DYNEMB_RETURN_IF_ERROR(saved_.Error());
   if (block->lock.owns_lock()) {
     Table& table = *tables_[block->table];
-    table.ReadCut(exec, block->plan, keys, vectors, state, updates, accesses);
+    table.ReadCut(exec, block->plan, keys, vectors, state, updates, scores);
     block->lock.unlock();
     return table.Error();
   }
   const RowColumns columns{keys, vectors, state};
   const RowLayout& l = info_[block->table].layout;
-  const auto accessed =
-      static_cast<CutTime>(std::min<Tick>(watermark_ - info_[block->table].base, 0xFFFFFFFFu));
   for (size_t i = 0; i < block->n; ++i) {
-    const char* row = block->saved + i * l.stride;
+    const char* row = block->saved + i * SavedRows::Stride(l);
     columns.Set(i, l, row);
     if (updates != nullptr) updates[i] = *l.update(row);
-    if (accesses != nullptr) accesses[i] = accessed;
+    if (scores != nullptr) memcpy(&scores[i], row + l.stride, sizeof(CutTime));
   }
   if (block->saved != nullptr) chunk_read_ += block->n;
   return Status();

@@ -11,11 +11,13 @@
 //   }
 //
 // Every row of the cuts is delivered exactly once, with its contents at the watermark. Rows come in
-// no particular order. Only the times of a row may be later than they were at the watermark, but
-// not later than the watermark itself:
+// no particular order. Only the score of a row and its last update may be later than they were at
+// the watermark:
 //
-// - the last access, if the row was used in the meantime,
-// - the last update, if a sweep has clamped it (Table::BeginBatch).
+// - the score, if the row was used in the meantime. A last access is not later than the watermark
+//   itself, though.
+// - the last update, if a sweep has clamped it (Table::BeginBatch), but not later than the
+// watermark.
 //
 // A snapshot is used by one thread, and a table can be in one snapshot at a time. The owner must
 // keep reading the snapshot or destroy it: batches that overwrite many rows wait for its reader
@@ -44,7 +46,7 @@ class Snapshot {
     size_t table = 0;
     size_t n = 0;
     std::vector<RowId> plan{};
-    const char* saved = nullptr;  // [n, stride], if the rows are saved rows
+    const char* saved = nullptr;  // the rows, if they are saved rows (changes.h)
     std::shared_lock<SharedMutex> lock;
   };
 
@@ -78,7 +80,7 @@ class Snapshot {
   // Copies the rows of a block to arrays, and unlocks the table; a null pointer skips a column.
   // Fails like Next, or with the table's error (Table::Error); the arrays are then not valid.
   Status Read(Exec& exec, Block* block, void* keys, void* vectors, float* state, CutTime* updates,
-              CutTime* accesses);
+              CutTime* scores);
 
  private:
   struct Info {

@@ -60,6 +60,7 @@ Status Table::CheckOptions(const TableOptions& o) {
   if (!(o.max_load_factor > 0 && o.max_load_factor <= Index::kMaxLoad)) {
     return bad("max_load_factor", o.max_load_factor, "must be in (0, 0.95]");
   }
+  if (o.epoch_steps < 0) return bad("epoch_steps", o.epoch_steps, "must not be negative");
   return Status();
 }
 
@@ -142,6 +143,107 @@ Status Table::CheckDeletions(const DeletionLog& log, Tick since) const {
                             std::to_string(since) +
                             " are not known any more, only those since tick " +
                             std::to_string(known) + ": publish a new dump, and deltas since it");
+}
+
+namespace {
+
+// Rows per step of EvictTo.
+constexpr uint64_t kEvictStep = uint64_t{1} << 18;
+constexpr size_t kBins = size_t{1} << 16;
+
+// Calls fn(plan, scores) for all rows, some at a time.
+template <class Fn>
+void ForScores(Exec& exec, const Table& table, const Fn& fn) {
+  int64_t cursor = 0;
+  while (cursor >= 0) {
+    const ExportPlan plan =
+        table.SelectRows(exec, static_cast<uint64_t>(cursor), kEvictStep, RowPredicate());
+    std::vector<int64_t> scores(plan.rows.size());
+    table.Export(exec, plan, nullptr, nullptr, nullptr, nullptr, scores.data());
+    fn(plan, scores);
+    cursor = plan.next_cursor;
+  }
+}
+
+// The lowest scores of a table: all below `below`, and `ties` rows that have this score.
+struct LowestScores {
+  int64_t below = 0;
+  uint64_t ties = 0;
+};
+
+// The n lowest scores, 0 < n <= the number of rows. Each pass over the rows divides the range that
+// the n-th score is in by kBins.
+LowestScores FindLowest(Exec& exec, const Table& table, uint64_t n) {
+  int64_t low = std::numeric_limits<int64_t>::max(), high = std::numeric_limits<int64_t>::min();
+  ForScores(exec, table, [&](const ExportPlan&, const std::vector<int64_t>& scores) {
+    for (const int64_t score : scores) {
+      low = std::min(low, score);
+      high = std::max(high, score);
+    }
+  });
+  // n counts the rows whose scores are `low` or more.
+  while (low < high) {
+    const int64_t width = (high - low) / static_cast<int64_t>(kBins) + 1;
+    std::vector<uint64_t> bins(kBins);
+    ForScores(exec, table, [&](const ExportPlan&, const std::vector<int64_t>& scores) {
+      for (const int64_t score : scores) {
+        if (low <= score && score <= high) ++bins[static_cast<size_t>((score - low) / width)];
+      }
+    });
+    size_t bin = 0;
+    while (bins[bin] < n) n -= bins[bin++];
+    low += static_cast<int64_t>(bin) * width;
+    high = std::min(high, low + width - 1);
+  }
+  return {low, n};
+}
+
+}  // namespace
+
+Status Table::EvictTo(Exec& exec, uint64_t rows, Tick tick, uint64_t* evicted) {
+  *evicted = 0;
+  DYNEMB_RETURN_IF_ERROR(Error());
+  const uint64_t held = size();
+  if (held <= rows) return Error();
+  LowestScores lowest{std::numeric_limits<int64_t>::max(), 0};
+  if (rows != 0) lowest = FindLowest(exec, *this, held - rows);
+  DYNEMB_RETURN_IF_ERROR(Error());
+  const size_t key_size = layout().key_size;
+  Status status;
+  ForScores(exec, *this, [&](const ExportPlan& plan, const std::vector<int64_t>& scores) {
+    ExportPlan leaving;
+    for (size_t i = 0; i < scores.size(); ++i) {
+      if (scores[i] < lowest.below || (scores[i] == lowest.below && lowest.ties != 0)) {
+        lowest.ties -= scores[i] == lowest.below;
+        leaving.rows.push_back(plan.rows[i]);
+      }
+    }
+    if (leaving.rows.empty() || !status.ok()) return;
+    std::vector<char> keys(leaving.rows.size() * key_size);
+    Export(exec, leaving, keys.data(), nullptr, nullptr, nullptr);
+    status = EvictKeys(exec, {options_.key_type, keys.data(), leaving.rows.size()}, tick, evicted);
+  });
+  return status.ok() ? Error() : status;
+}
+
+Status Table::EvictKeys(Exec& exec, KeySpan keys, Tick tick, uint64_t* evicted) {
+  *evicted += Erase(exec, keys, tick, Removal::kEvict);
+  return Status();
+}
+
+Status Table::CheckScores(const Scoring& scoring, const Score* scores, size_t n) const {
+  if (scoring.by_time()) {
+    return InvalidArgument("table '" + options_.name +
+                           "' has no scores to set: its strategy evicts by the time of the last "
+                           "access");
+  }
+  for (size_t i = 0; i < n; ++i) {
+    if (scores[i] <= scoring.Last()) continue;
+    return InvalidArgument("score " + std::to_string(scores[i]) + " has epoch " +
+                           std::to_string(scores[i] >> Scoring::kCountBits) + ", but table '" +
+                           options_.name + "' is in epoch " + std::to_string(scoring.epoch()));
+  }
+  return Status();
 }
 
 TableLock::TableLock(std::vector<Table*> tables, Mode mode)

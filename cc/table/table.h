@@ -6,7 +6,8 @@
 //
 // Memory. Arrays are in the table's memory: host memory for a table of Table::Create, device memory
 // for a table of cc/device, whose Exec is a stream. Calls that process whole tables (Export,
-// ReadCut and LoadRows) always use arrays in host memory.
+// ReadCut and LoadRows) always use arrays in host memory, and scores and counts are
+// always in host memory.
 //
 // Locking. Calls marked (shared) may run concurrently with each other. Calls marked (exclusive) may
 // not run concurrently with any other. The caller holds mutex() accordingly; for several tables it
@@ -24,6 +25,8 @@
 #include <vector>
 
 #include "cc/table/row.h"
+#include "cc/table/row_predicate.h"
+#include "cc/table/score.h"
 #include "cc/table/shared_mutex.h"
 #include "cc/table/table_batches.h"
 #include "cc/table/table_cut.h"
@@ -88,18 +91,33 @@ class Table : public TableBatches, public TableCut {
     if (state_owner_.empty() && !spec.widths.empty()) state_owner_ = owner;
   }
 
+  // (exclusive) Begins the next epoch of a table whose strategy has epochs; otherwise does nothing.
+  virtual Status AdvanceEpoch(Exec& exec) = 0;
+
   // --- All rows
 
   // (exclusive) Removes every row.
   virtual Status Clear(Exec& exec, Tick tick) = 0;
-  // (shared) At most `limit` rows that were updated after `since` (0: all rows), from row `cursor`
-  // on. Calls that follow next_cursor from 0 to -1 list each row exactly once, except rows that are
-  // erased or evicted in the meantime. Promote must not be called between them.
-  virtual ExportPlan PlanExport(Exec& exec, uint64_t cursor, uint64_t limit, Tick since) const = 0;
-  // (shared, under the lock of PlanExport) Copies keys and vectors (of the table's types), state,
-  // and ticks of last update to arrays in host memory; a null column is skipped.
+  // (shared) At most `limit` rows that satisfy the predicate, from row `cursor` on. Calls that
+  // follow next_cursor from 0 to -1 list each such row exactly once, except rows that are erased or
+  // evicted in the meantime. Promote must not be called between them.
+  virtual ExportPlan SelectRows(Exec& exec, uint64_t cursor, uint64_t limit,
+                                const RowPredicate& where) const = 0;
+  // (shared) SelectRows, of the rows that were updated after `since` (0: all rows).
+  ExportPlan PlanExport(Exec& exec, uint64_t cursor, uint64_t limit, Tick since) const {
+    RowPredicate where;
+    where.updated_after = since;
+    return SelectRows(exec, cursor, limit, where);
+  }
+  // (shared, under the lock of SelectRows) Copies keys and vectors (of the table's types), state,
+  // ticks of last update, and scores, as Scores returns them, to arrays in host memory; a null
+  // column is skipped.
   virtual void Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
-                      int64_t* updates) const = 0;
+                      int64_t* updates, int64_t* scores = nullptr) const = 0;
+  // (exclusive) Evicts rows until at most `rows` are left, those with the lowest scores; sets
+  // *evicted to their number. A table that holds fewer rows does not change. If memory runs out,
+  // some of the rows have been evicted.
+  Status EvictTo(Exec& exec, uint64_t rows, Tick tick, uint64_t* evicted);
   // (exclusive on both tables) Swaps the rows and their state with another table of the same key
   // type, dtype, dim and max_capacity. This table then counts as unchanged since `tick`, and tracks
   // changes from then on.
@@ -135,6 +153,10 @@ class Table : public TableBatches, public TableCut {
   // deleted after `since`.
   Status CheckNoCut(const Cut* running) const;
   Status CheckDeletions(const DeletionLog& log, Tick since) const;
+  // Evicts keys, which are in host memory, and adds their number to *evicted.
+  virtual Status EvictKeys(Exec& exec, KeySpan keys, Tick tick, uint64_t* evicted);
+  // InvalidArgument unless rows may have these scores.
+  Status CheckScores(const Scoring& scoring, const Score* scores, size_t n) const;
   // The state of a new row. InvalidArgument names the fault of the spec.
   static Status InitialState(const StateSpec& spec, std::vector<float>* initial);
   // For SwapRows. A table's owner stays the same if the adopted state is equal; otherwise the state

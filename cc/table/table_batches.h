@@ -22,6 +22,13 @@
 
 namespace dynemb {
 
+// How the rows of keys are removed.
+enum class Removal : uint8_t {
+  kErase,
+  kWipe,   // their memory is also overwritten with zeros
+  kEvict,  // stats() counts them as evicted
+};
+
 class TableBatches {
  public:
   virtual ~TableBatches() = default;
@@ -30,10 +37,13 @@ class TableBatches {
   // up. Returns its stamp. The calls below announce themselves; code that runs its own passes
   // (cc/lookup) calls this before its first pass. Sweeps a share of the old stamps (stamps.h).
   virtual Stamp BeginBatch(Exec& exec, Tick tick, size_t n) = 0;
+  // (exclusive) The same for an inserting lookup. Lookups with one tick are one step of the table
+  // (TableOptions::epoch_steps).
+  virtual Stamp BeginLookup(Exec& exec, Tick tick, size_t n) = 0;
 
   // --- Reading
 
-  // (shared) rows[i] = the row of keys[i], or kNoRow. Counts as an access.
+  // (shared) rows[i] = the row of keys[i], or kNoRow. Counts as an access (score.h).
   virtual void Find(Exec& exec, KeySpan keys, Tick tick, RowId* rows) = 0;
   // (shared) found[i] = whether keys[i] has a row. Does not count as an access.
   virtual void Contains(Exec& exec, KeySpan keys, bool* found) const = 0;
@@ -45,6 +55,9 @@ class TableBatches {
   // other keys. Does not count as an access.
   virtual void ReadRows(Exec& exec, KeySpan keys, float* vectors, float* state,
                         bool* found) const = 0;
+  // (shared) scores[i] = the score of the row of keys[i] (score.h), as the tick of the last access
+  // if it is a stamp; -1 if the key has no row. Does not count as an access.
+  virtual void Scores(Exec& exec, KeySpan keys, int64_t* scores) const = 0;
   // (shared) Compares two reads of the same keys. The first was made after batch `since`, and
   // found rows_before; the second found `rows`. (kNoRow: the key had no row.)
   // changed[i] = whether the vector may have changed in between. It has not changed if batch `now`
@@ -55,6 +68,9 @@ class TableBatches {
 
   // --- Inserting
 
+  // The first three are inserting lookups: they count the keys of the batch, each time that they
+  // occur, if the strategy counts keys (score.h).
+  //
   // (exclusive) rows[i] = the row of keys[i]. A key without a row gets one, with its initial vector
   // and state.
   virtual Status FindOrInsert(Exec& exec, KeySpan keys, Tick tick, RowId* rows) = 0;
@@ -87,20 +103,30 @@ class TableBatches {
   virtual void ApplyRange(Exec& exec, const RowOptimizer& optimizer, KeySpan keys,
                           const RowId* rows, const float* gradients, size_t begin, size_t end,
                           uint64_t step, Tick tick) = 0;
-  // (exclusive) Removes the keys that have rows, and returns their number. `wipe` also overwrites
-  // the rows with zeros.
-  virtual size_t Erase(Exec& exec, KeySpan keys, Tick tick, bool wipe = false) = 0;
+  // (exclusive) Removes the keys that have rows, and returns their number.
+  virtual size_t Erase(Exec& exec, KeySpan keys, Tick tick, Removal how = Removal::kErase) = 0;
+
+  // (exclusive) Sets the scores of the keys that have rows; the last of repeated keys wins.
+  // InvalidArgument if the strategy's scores are stamps, or a score is greater than the strategy
+  // allows (Scoring::Last).
+  virtual Status SetScores(Exec& exec, KeySpan keys, const Score* scores) = 0;
+
+  // (exclusive) If the strategy counts keys, adds counts[i] to the count of keys[i], as if an
+  // inserting lookup had found it this number of times more. Counts of repeated keys add up; keys
+  // without a row are skipped.
+  virtual Status AddCounts(Exec& exec, KeySpan keys, const uint32_t* counts) = 0;
 
   // The rows of a dump, in host memory. Times are ticks minus `base`.
   struct LoadedRows {
-    KeySpan keys;                       // [n], distinct
-    const void* vectors = nullptr;      // [n, dim], of the table's dtype
-    const float* state = nullptr;       // [n, state width]; null: initial state
-    const CutTime* updates = nullptr;   // [n]
-    const CutTime* accesses = nullptr;  // [n]
+    KeySpan keys;                      // [n], distinct
+    const void* vectors = nullptr;     // [n, dim], of the table's dtype
+    const float* state = nullptr;      // [n, state width]; null: initial state
+    const CutTime* updates = nullptr;  // [n]
+    // [n] as ReadCut returned them for a table with the same strategy; null: scores of new rows.
+    const CutTime* scores = nullptr;
     Tick base = 0;
   };
-  // (exclusive) Sets rows with their times, all of which are before `tick`.
+  // (exclusive) Sets rows with their times, all of which are before `tick`, and their scores.
   virtual Status LoadRows(Exec& exec, const LoadedRows& rows, Tick tick) = 0;
 };
 

@@ -11,10 +11,15 @@
 
 namespace dynemb {
 
-// How a full table makes room for a new key.
+// Which row a full table evicts to make room for a new key, of the rows near the key's slot;
+// score.h has the details.
 enum class EvictStrategy : uint8_t {
-  kLru,   // it evicts the least recently accessed of the rows near the new key's slot
-  kNone,  // it evicts nothing; the insert fails
+  kLru,       // the least recently accessed one
+  kLfu,       // the one that was looked up least often
+  kEpochLru,  // the least recently accessed one, too
+  kEpochLfu,  // of those that were not looked up for most epochs, the one looked up least often
+  kScore,     // the one with the lowest score, which the caller sets
+  kNone,      // it evicts nothing; the insert fails
 };
 
 // The memory of the rows. cc/device implements the device tiers, kHbm and kHybrid.
@@ -33,6 +38,7 @@ struct TableOptions {
   int64_t max_capacity = 0;      // most rows; 0: limited by memory only
   double max_load_factor = 0.85;
   EvictStrategy evict_strategy = EvictStrategy::kLru;
+  int64_t epoch_steps = 0;  // inserting lookups per epoch; 0: only AdvanceEpoch begins epochs
   Tier tier = Tier::kHost;
   uint64_t max_hbm_bytes = 0;  // for kHybrid
   uint64_t seed = 0;

@@ -25,6 +25,8 @@ constexpr uint64_t kMostRows = kNoRow - 1;  // the maximal number of rows in a t
 using Tick = uint64_t;
 // A tick as a table stores it (stamps.h). 0 means "never", so a row whose last update is 0 is free.
 using Stamp = uint32_t;
+// The order in which a full table evicts rows; score.h.
+using Score = uint32_t;
 
 }  // namespace dynemb
 

@@ -10,6 +10,42 @@
 namespace dynemb {
 namespace {
 
+const char* Name(KeyType t) {
+  return t == KeyType::kInt32 ? "int32" : t == KeyType::kUint64 ? "uint64" : "int64";
+}
+const char* Name(DType t) {
+  return t == DType::kFloat16 ? "float16" : t == DType::kBfloat16 ? "bfloat16" : "float32";
+}
+constexpr EvictStrategy kEvictStrategies[] = {EvictStrategy::kLru,      EvictStrategy::kLfu,
+                                              EvictStrategy::kEpochLru, EvictStrategy::kEpochLfu,
+                                              EvictStrategy::kScore,    EvictStrategy::kNone};
+const char* Name(EvictStrategy s) {
+  switch (s) {
+    case EvictStrategy::kLru:
+      return "lru";
+    case EvictStrategy::kLfu:
+      return "lfu";
+    case EvictStrategy::kEpochLru:
+      return "epoch_lru";
+    case EvictStrategy::kEpochLfu:
+      return "epoch_lfu";
+    case EvictStrategy::kScore:
+      return "score";
+    case EvictStrategy::kNone:
+      return "none";
+  }
+  return "";
+}
+const char* Name(Tier t) {
+  return t == Tier::kHbm ? "hbm" : t == Tier::kHybrid ? "hybrid" : "host";
+}
+const char* Name(InitKind k) {
+  return k == InitKind::kUniform           ? "uniform"
+         : k == InitKind::kNormal          ? "normal"
+         : k == InitKind::kTruncatedNormal ? "truncated_normal"
+                                           : "constant";
+}
+
 absl::Status ReadInitializer(tf::OpKernelConstruction* ctx, std::vector<ColumnInit>* columns) {
   std::vector<std::string> kinds;
   std::vector<float> args;
@@ -59,25 +95,11 @@ absl::Status ReadOptions(tf::OpKernelConstruction* ctx, TableOptions* o) {
   o->seed = static_cast<uint64_t>(seed);
   // As a float, 0.95 is slightly larger than the largest value allowed, 0.95 as a double.
   o->max_load_factor = max_load_factor == 0.95f ? 0.95 : max_load_factor;
-  o->evict_strategy = strategy == "none" ? EvictStrategy::kNone : EvictStrategy::kLru;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("epoch_steps", &o->epoch_steps));
+  for (const EvictStrategy s : kEvictStrategies) {
+    if (strategy == Name(s)) o->evict_strategy = s;
+  }
   return absl::OkStatus();
-}
-
-const char* Name(KeyType t) {
-  return t == KeyType::kInt32 ? "int32" : t == KeyType::kUint64 ? "uint64" : "int64";
-}
-const char* Name(DType t) {
-  return t == DType::kFloat16 ? "float16" : t == DType::kBfloat16 ? "bfloat16" : "float32";
-}
-const char* Name(EvictStrategy s) { return s == EvictStrategy::kNone ? "none" : "lru"; }
-const char* Name(Tier t) {
-  return t == Tier::kHbm ? "hbm" : t == Tier::kHybrid ? "hybrid" : "host";
-}
-const char* Name(InitKind k) {
-  return k == InitKind::kUniform           ? "uniform"
-         : k == InitKind::kNormal          ? "normal"
-         : k == InitKind::kTruncatedNormal ? "truncated_normal"
-                                           : "constant";
 }
 
 // Fails unless the options of an operator equal those of the existing table that it names.
@@ -96,6 +118,7 @@ absl::Status CheckSame(const TableOptions& have, const TableOptions& want) {
   same("max_capacity", have.max_capacity, want.max_capacity);
   same("max_load_factor", have.max_load_factor, want.max_load_factor);
   same("evict_strategy", name(have.evict_strategy), name(want.evict_strategy));
+  same("epoch_steps", have.epoch_steps, want.epoch_steps);
   same("tier", name(have.tier), name(want.tier));
   same("max_hbm_bytes", have.max_hbm_bytes, want.max_hbm_bytes);
   same("seed", static_cast<int64_t>(have.seed), static_cast<int64_t>(want.seed));

@@ -192,16 +192,16 @@ class SnapshotNextOp : public OneSnapshotOp {
     int64_t* table;
     void *keys, *vectors;
     float* state;
-    uint32_t *updates, *accesses;
+    uint32_t *updates, *scores;
     TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &table));
     TF_RETURN_IF_ERROR(Output(ctx, 1, {n, static_cast<int64_t>(l.key_size)}, &keys));
     TF_RETURN_IF_ERROR(Output(ctx, 2, {n, static_cast<int64_t>(l.vector_bytes())}, &vectors));
     TF_RETURN_IF_ERROR(Output(ctx, 3, {n, l.state_width}, &state));
     TF_RETURN_IF_ERROR(Output(ctx, 4, {n}, &updates));
-    TF_RETURN_IF_ERROR(Output(ctx, 5, {n}, &accesses));
+    TF_RETURN_IF_ERROR(Output(ctx, 5, {n}, &scores));
     *table = n == 0 ? -1 : static_cast<int64_t>(block.table);
     SerialExec exec;  // leaves the other threads to training, which continues meanwhile
-    return ToAbsl(s->Read(exec, &block, keys, vectors, state, updates, accesses));
+    return ToAbsl(s->Read(exec, &block, keys, vectors, state, updates, scores));
   }
 };
 
@@ -231,7 +231,9 @@ class LoadRowsOp : public OneTableOp {
     TF_RETURN_IF_ERROR(CheckDType(table, vectors.dtype(), "vectors"));
     TF_RETURN_IF_ERROR(CheckVectors(keys, vectors, table.options().dim, "vectors"));
     TF_RETURN_IF_ERROR(CheckShape(ctx->input(4), tf::TensorShape({n}), "updates"));
-    TF_RETURN_IF_ERROR(CheckShape(ctx->input(5), tf::TensorShape({n}), "accesses"));
+    // No scores: they are those of new rows.
+    const bool has_scores = ctx->input(5).NumElements() != 0;
+    if (has_scores) TF_RETURN_IF_ERROR(CheckShape(ctx->input(5), tf::TensorShape({n}), "accesses"));
     int64_t base, tick;
     TF_RETURN_IF_ERROR(TickInput(ctx, 6, "base", 0, &base));
     TF_RETURN_IF_ERROR(TickInput(ctx, 7, "tick", -1, &tick));
@@ -246,13 +248,14 @@ class LoadRowsOp : public OneTableOp {
     rows.vectors = vectors.data();
     rows.state = has_state ? Data<float>(state) : nullptr;
     rows.updates = Data<uint32_t>(ctx->input(4));
-    rows.accesses = Data<uint32_t>(ctx->input(5));
+    rows.scores = has_scores ? Data<uint32_t>(ctx->input(5)) : nullptr;
     rows.base = static_cast<Tick>(base);
     std::vector<CutTime> now;
     if (tick < 0) {  // the rows get the current time
       tick = static_cast<int64_t>(ProcessClock().Next());
       now.assign(rows.keys.size(), 1);
-      rows.updates = rows.accesses = now.data();
+      rows.updates = now.data();
+      if (Scoring(table.options().evict_strategy, 0).by_time()) rows.scores = nullptr;
       rows.base = static_cast<Tick>(tick) - 1;
     }
     return ToAbsl(table.LoadRows(*exec, rows, static_cast<Tick>(tick)));

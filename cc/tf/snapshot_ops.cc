@@ -83,7 +83,8 @@ REGISTER_OP("DynembLoadRows")
       TF_RETURN_IF_ERROR(VectorsOfKeys(c, 1, 2, &dim));
       TF_RETURN_IF_ERROR(c->Merge(dim, TableDim(c, 0), &dim));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 2, &keys));
-      for (int i : {4, 5}) TF_RETURN_IF_ERROR(c->Merge(c->input(1), c->input(i), &keys));
+      TF_RETURN_IF_ERROR(c->Merge(c->input(1), c->input(4), &keys));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(5), 1, &keys));  // it may be empty
       return Scalars(c, 6, 2);
     });
 

@@ -184,7 +184,8 @@ class EraseOp : public OneTableOp {
     TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &erased));
     const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kExclusive);
-    *erased = static_cast<int64_t>(table.Erase(*exec, KeysOf(keys), ProcessClock().Next(), wipe_));
+    *erased = static_cast<int64_t>(table.Erase(*exec, KeysOf(keys), ProcessClock().Next(),
+                                               wipe_ ? Removal::kWipe : Removal::kErase));
     return absl::OkStatus();
   }
 
@@ -234,10 +235,14 @@ class InsertAndEvictOp : public OneTableOp {
     char* values;
     TF_RETURN_IF_ERROR(Output(ctx, 0, {size}, &evicted_keys));
     TF_RETURN_IF_ERROR(Output(ctx, 1, {size, table.options().dim}, &values));
+    float* state;
+    int64_t* scores;
+    TF_RETURN_IF_ERROR(Output(ctx, 2, {size, evicted.state_width()}, &state));
+    TF_RETURN_IF_ERROR(Output(ctx, 3, {size}, &scores));
     if (SizeOf(table.options().key_type) == 8) {
-      evicted.Copy(static_cast<uint64_t*>(evicted_keys), values);
+      evicted.Copy(static_cast<uint64_t*>(evicted_keys), values, state, scores);
     } else {
-      evicted.Copy(static_cast<uint32_t*>(evicted_keys), values);
+      evicted.Copy(static_cast<uint32_t*>(evicted_keys), values, state, scores);
     }
     return absl::OkStatus();
   }
@@ -385,9 +390,12 @@ DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembReadRows"), ReadRowsOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembWriteRows").HostMemory("step"), WriteRowsOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembErase").HostMemory("erased"), EraseOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembContains"), ContainsOp);
-DYNEMB_REGISTER_GPU_KERNEL(
-    GPU("DynembInsertAndEvict").HostMemory("evicted_keys").HostMemory("evicted_values"),
-    InsertAndEvictOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembInsertAndEvict")
+                               .HostMemory("evicted_keys")
+                               .HostMemory("evicted_values")
+                               .HostMemory("evicted_state")
+                               .HostMemory("evicted_scores"),
+                           InsertAndEvictOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembSize").HostMemory("size"), SizeOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembClear"), ClearOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembExport")

@@ -20,7 +20,8 @@ REGISTER_OP("DynembTable")
     .Attr("init_capacity: int = 1024")
     .Attr("max_capacity: int = 0")
     .Attr("max_load_factor: float = 0.85")
-    .Attr("evict_strategy: {'lru', 'none'} = 'lru'")
+    .Attr("evict_strategy: {'lru', 'lfu', 'epoch_lru', 'epoch_lfu', 'score', 'none'} = 'lru'")
+    .Attr("epoch_steps: int = 0")
     .Attr("tier: {'host', 'hbm', 'hybrid'} = 'host'")
     .Attr("max_hbm_bytes: int = 0")
     .Attr("seed: int = 0")
@@ -139,6 +140,8 @@ REGISTER_OP("DynembInsertAndEvict")
     .Input("keys: key_type")
     .Output("evicted_keys: key_type")
     .Output("evicted_values: dtype")
+    .Output("evicted_state: float")
+    .Output("evicted_scores: int64")
     .Attr("key_type: {int64, int32, uint64}")
     .Attr("dtype: {float, half, bfloat16}")
     .SetIsStateful()
@@ -147,8 +150,51 @@ REGISTER_OP("DynembInsertAndEvict")
       const DimensionHandle evicted = c->UnknownDim();
       c->set_output(0, c->Vector(evicted));
       c->set_output(1, c->Matrix(evicted, TableDim(c, 0)));
+      c->set_output(2, c->Matrix(evicted, c->UnknownDim()));
+      c->set_output(3, c->Vector(evicted));
       return absl::OkStatus();
     });
+
+REGISTER_OP("DynembScores")
+    .Input("handle: resource")
+    .Input("keys: key_type")
+    .Output("scores: int64")
+    .Attr("key_type: {int64, int32, uint64}")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(TableAndKeys(c));
+      c->set_output(0, c->input(1));
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("DynembSetScores")
+    .Input("handle: resource")
+    .Input("keys: key_type")
+    .Input("scores: int64")
+    .Attr("key_type: {int64, int32, uint64}")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(TableAndKeys(c));
+      return c->Merge(c->input(1), c->input(2), &unused);
+    });
+
+REGISTER_OP("DynembAddCounts")
+    .Input("handle: resource")
+    .Input("keys: key_type")
+    .Input("counts: int32")
+    .Attr("key_type: {int64, int32, uint64}")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(TableAndKeys(c));
+      return c->Merge(c->input(1), c->input(2), &unused);
+    });
+
+REGISTER_OP("DynembAdvanceEpoch")
+    .Input("handle: resource")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return Scalar(c, 0); });
 
 REGISTER_OP("DynembContains")
     .Input("handle: resource")
@@ -198,6 +244,48 @@ REGISTER_OP("DynembExport")
       c->set_output(2, c->Matrix(n, c->UnknownDim()));
       c->set_output(3, c->Vector(n));
       c->set_output(4, c->Scalar());
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("DynembExportIf")
+    .Input("handle: resource")
+    .Input("cursor: int64")
+    .Input("limit: int64")
+    .Input("ranges: int64")
+    .Input("norms: double")
+    .Output("keys: key_type")
+    .Output("values: dtype")
+    .Output("state: float")
+    .Output("updates: int64")
+    .Output("scores: int64")
+    .Output("next_cursor: int64")
+    .Attr("key_type: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16}")
+    .Attr("keys_only: bool = false")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(Scalars(c, 0, 3));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 1, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(4), 1, &unused));
+      const DimensionHandle n = c->UnknownDim();
+      c->set_output(0, c->Vector(n));
+      c->set_output(1, c->Matrix(c->UnknownDim(), TableDim(c, 0)));
+      c->set_output(2, c->Matrix(c->UnknownDim(), c->UnknownDim()));
+      c->set_output(3, c->Vector(c->UnknownDim()));
+      c->set_output(4, c->Vector(c->UnknownDim()));
+      c->set_output(5, c->Scalar());
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("DynembEvict")
+    .Input("handle: resource")
+    .Input("to_rows: int64")
+    .Output("evicted: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(Scalars(c, 0, 2));
+      c->set_output(0, c->Scalar());
       return absl::OkStatus();
     });
 

@@ -30,6 +30,12 @@ class BucketOps : public ::testing::Test {
     return Claim(lane_, segment_.data(), ProbeOf(key), row, now);
   }
   SlotRef Get(uint64_t key) { return Find(lane_, view_, segment_.data(), ProbeOf(key), key); }
+  // Evicts a row with an older stamp than `now` for the key.
+  EvictedSlot EvictBefore(uint64_t key, Stamp now) {
+    const StampOrder order;
+    return Evict(lane_, view_, segment_.data(), ProbeOf(key), Evictable{order, order.Rank(now)},
+                 now);
+  }
   bool Remove(uint64_t key) {
     const SlotRef at = Get(key);
     return at.bucket != nullptr && Erase(lane_, segment_.data(), ProbeOf(key), at);
@@ -50,7 +56,7 @@ TEST_F(BucketOps, ClaimFillsTheHomeBucketFirst) {
     const SlotRef at = Put(KeyAtHome(62, i), i, 5);
     EXPECT_EQ(at.bucket, &segment_[(62 + i / 7) % 64]);
     EXPECT_EQ(at.row, i);
-    EXPECT_EQ(at.bucket->access[at.slot], 5u);
+    EXPECT_EQ(at.bucket->score[at.slot], 5u);
   }
   EXPECT_EQ(Overflow(62), 9u);  // 7 in the next bucket and 2 in the one after, cyclic
   EXPECT_EQ(Overflow(63), 2u);
@@ -108,10 +114,10 @@ TEST_F(BucketOps, ClaimInAFullSegmentFails) {
 TEST_F(BucketOps, EvictTakesTheOldestNearbyRow) {
   for (uint32_t i = 0; i < 7; ++i) Put(KeyAtHome(20, i), i, 10 + (i + 4) % 7);  // oldest: i = 3
   const uint64_t fresh = KeyAtHome(20, 7);
-  const SlotRef at = Evict(lane_, view_, segment_.data(), ProbeOf(fresh), 100);
+  const SlotRef at = EvictBefore(fresh, 100);
   ASSERT_NE(at.bucket, nullptr);
   EXPECT_EQ(at.row, 3u);
-  EXPECT_EQ(at.bucket->access[at.slot], 100u);
+  EXPECT_EQ(at.bucket->score[at.slot], 100u);
   EXPECT_EQ(at.bucket->digest[at.slot], ProbeOf(fresh).digest);
   keys_[3] = fresh;
   EXPECT_EQ(Get(fresh).row, 3u);
@@ -123,7 +129,7 @@ TEST_F(BucketOps, EvictUpdatesOverflow) {
   for (uint32_t i = 0; i < 8; ++i) Put(KeyAtHome(30, i), i, i == 7 ? 1 : 50);
   EXPECT_EQ(Overflow(30), 1u);
   const uint64_t fresh = KeyAtHome(29, 0);
-  const SlotRef at = Evict(lane_, view_, segment_.data(), ProbeOf(fresh), 60);
+  const SlotRef at = EvictBefore(fresh, 60);
   ASSERT_EQ(at.row, 7u);
   keys_[7] = fresh;
   EXPECT_EQ(Overflow(29), 1u);
@@ -134,17 +140,15 @@ TEST_F(BucketOps, EvictUpdatesOverflow) {
 
 TEST_F(BucketOps, EvictSparesRecentRows) {
   for (uint32_t i = 0; i < 5; ++i) Put(KeyAtHome(40, i), i, 100);
-  EXPECT_EQ(Evict(lane_, view_, segment_.data(), ProbeOf(KeyAtHome(40, 9)), 100).bucket, nullptr);
-  EXPECT_EQ(Evict(lane_, view_, segment_.data(), ProbeOf(KeyAtHome(40, 9)), 99).bucket, nullptr);
+  EXPECT_EQ(EvictBefore(KeyAtHome(40, 9), 100).bucket, nullptr);
+  EXPECT_EQ(EvictBefore(KeyAtHome(40, 9), 99).bucket, nullptr);
   // An older key farther along the path is evicted.
   Put(KeyAtHome(39, 0), 7, 99);
-  EXPECT_EQ(Evict(lane_, view_, segment_.data(), ProbeOf(KeyAtHome(40, 9)), 100).row, 7u);
-  EXPECT_EQ(Evict(lane_, view_, segment_.data(), ProbeOf(KeyAtHome(40, 9)), 100).bucket, nullptr);
+  EXPECT_EQ(EvictBefore(KeyAtHome(40, 9), 100).row, 7u);
+  EXPECT_EQ(EvictBefore(KeyAtHome(40, 9), 100).bucket, nullptr);
 }
 
-TEST_F(BucketOps, EvictFromAnEmptySegment) {
-  EXPECT_EQ(Evict(lane_, view_, segment_.data(), ProbeOf(1), 100).bucket, nullptr);
-}
+TEST_F(BucketOps, EvictFromAnEmptySegment) { EXPECT_EQ(EvictBefore(1, 100).bucket, nullptr); }
 
 TEST_F(BucketOps, MatchComparesOnlySlots) {
   alignas(64) Bucket bucket;

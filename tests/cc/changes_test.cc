@@ -15,6 +15,9 @@
 namespace dynemb {
 namespace {
 
+// The score of a row for which it does not matter.
+CutTime NoScore(const Cut&) { return 0; }
+
 using failing::WithAllocations;
 
 TEST(Cut, TimesAreRelativeToTheBaseAndEndAtTheWatermark) {
@@ -37,7 +40,7 @@ class ChangesTest : public ::testing::Test {
     changes_.Start(1, 0, kRows);
   }
   void Write(RowId row, Tick tick) {
-    changes_.BeforeWrite(row, RowOf(layout_, row).data(), updated_[row]);
+    changes_.BeforeWrite(row, RowOf(layout_, row).data(), updated_[row], NoScore);
     updated_[row] = tick;
   }
   std::set<uint64_t> Todo(Tick watermark, Tick since) {
@@ -92,9 +95,9 @@ TEST_F(ChangesTest, SavesEachNeededRowOnce) {
   changes_.Extend(kRows + 50);
   Write(3, 10);
   Write(3, 11);
-  Write(20, 12);                                             // updated before `since`
-  changes_.BeforeWrite(7, RowOf(layout_, 7).data(), 0);      // free
-  changes_.BeforeWrite(130, RowOf(layout_, 130).data(), 0);  // did not exist
+  Write(20, 12);                                                      // updated before `since`
+  changes_.BeforeWrite(7, RowOf(layout_, 7).data(), 0, NoScore);      // free
+  changes_.BeforeWrite(130, RowOf(layout_, 130).data(), 0, NoScore);  // did not exist
   SavedRows::Chunk chunk;
   ASSERT_TRUE(saved_.Pop(&chunk));
   EXPECT_EQ(chunk.n, 1u);
@@ -115,7 +118,7 @@ TEST_F(ChangesTest, ExaminesAllRowsIfASetIsGivenUp) {
   EXPECT_EQ(Todo(20, 10), Set{});
   WithAllocations(0, [&] { changes_.Extend(100 * kRows); });
   Write(4, 21);
-  changes_.BeforeWrite(50 * kRows, RowOf(layout_, 1).data(), 0);  // not in the set
+  changes_.BeforeWrite(50 * kRows, RowOf(layout_, 1).data(), 0, NoScore);  // not in the set
   EXPECT_EQ(Todo(30, 20).size(), kRows);
   Write(5, 31);
   EXPECT_EQ(Todo(40, 30), (Set{5}));
@@ -126,7 +129,7 @@ TEST_F(ChangesTest, ExaminesAllRowsIfASetIsGivenUp) {
   Changes other;
   WithAllocations(0, [&] { other.Start(1, 0, kRows); });
   EXPECT_TRUE(other.tracking());
-  other.BeforeWrite(7, RowOf(layout_, 7).data(), 1);
+  other.BeforeWrite(7, RowOf(layout_, 7).data(), 1, NoScore);
 }
 
 TEST_F(ChangesTest, FailedBeginCutChangesNothing) {

@@ -127,7 +127,7 @@ TEST_P(TableFaultTest, WriteRows) {
 
 TEST_P(TableFaultTest, Erase) {
   Faults([](World& w) {
-    const size_t n = w.table->Erase(w.exec, {w.keys.data(), w.keys.size()}, w.tick, true);
+    const size_t n = w.table->Erase(w.exec, {w.keys.data(), w.keys.size()}, w.tick, Removal::kWipe);
     w.Deliver(&n, sizeof(n));
     return Done();
   });
@@ -139,7 +139,7 @@ TEST_P(TableFaultTest, LoadRows) {
     rows.keys = {w.keys.data(), World::kDistinct};
     rows.vectors = w.floats.data();
     rows.state = w.states.data();
-    rows.updates = rows.accesses = w.times.data();
+    rows.updates = rows.scores = w.times.data();
     return w.table->LoadRows(w.exec, rows, w.tick);
   });
 }

@@ -208,7 +208,7 @@ TEST_F(IndexTest, KeysOfOnePrefixGetAnInnerDirectory) {
     EXPECT_GT(static_cast<double>(hashes.size()), 0.5 * static_cast<double>(index_.slots()));
     EXPECT_LT(index_.bytes(), 24 * hashes.size());
   }
-  ASSERT_TRUE(index_.Clear().ok());
+  ASSERT_TRUE(index_.Clear([] {}).ok());
   EXPECT_EQ(index_.inner_directories(), 0u);
 }
 
@@ -256,7 +256,7 @@ TEST_F(IndexTest, ClearRestoresTheInitialState) {
   Init(5000);
   const uint32_t segments = index_.segments();
   ASSERT_TRUE(Add(50000).ok());
-  ASSERT_TRUE(index_.Clear().ok());
+  ASSERT_TRUE(index_.Clear([] {}).ok());
   next_ = 0;
   EXPECT_EQ(index_.segments(), segments);
   Check();

@@ -31,7 +31,7 @@ TYPED_TEST(LanesLockstep, CollectivesAgreeWithOneLane) {
   for (Bucket& bucket : buckets) {
     for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
       bucket.digest[s] = static_cast<uint8_t>(random() % 3);
-      bucket.access[s] = random() % 1000;
+      bucket.score[s] = random() % 1000;
       bucket.row[s] = random() % 2 == 0 ? kNoRow : s;
     }
   }
@@ -39,8 +39,8 @@ TYPED_TEST(LanesLockstep, CollectivesAgreeWithOneLane) {
   std::atomic<uint32_t> calls{0};
   Lanes::Launch(this->exec_, buckets.size(), 1, [&](Lanes& lanes, size_t begin, size_t) {
     const Bucket& bucket = buckets[begin];
-    const auto old = [&](uint32_t s) { return bucket.access[s] < 500; };
-    const auto value = [&](uint32_t s) { return uint64_t{bucket.access[s]} << 8 | s; };
+    const auto old = [&](uint32_t s) { return bucket.score[s] < 500; };
+    const auto value = [&](uint32_t s) { return uint64_t{bucket.score[s]} << 8 | s; };
     const auto no_row = [&](uint32_t s) { return bucket.row[s] == kNoRow; };
     wrong += lanes.Match(bucket.digest, 1) != OneLane::Match(bucket.digest, 1);
     wrong += lanes.Mask(old) != OneLane::Mask(old);
@@ -120,8 +120,8 @@ TYPED_TEST(LanesLockstep, TeamsContend) {
     std::vector<RowId> evicted(kKeys, kNoRow);
     Team::Launch(this->exec_, kKeys, 1, [&](Team& team, size_t i, size_t) {
       const uint64_t key = crowd.keys_[kKeys + i];
-      const SlotRef at =
-          Evict(team, crowd.view_, crowd.segment_.data(), crowd.ProbeOf(key), /*now=*/2);
+      const SlotRef at = Evict(team, crowd.view_, crowd.segment_.data(), crowd.ProbeOf(key),
+                               Evictable{StampOrder(), StampOrder().Rank(2)}, /*next=*/2);
       if (team.rank() == 0 && at.bucket != nullptr) {
         evicted[i] = at.row;
         crowd.key_of_row_[at.row] = key;

@@ -30,14 +30,15 @@ TEST(SavedRows, PopReturnsRowsInOrder) {
   std::vector<std::pair<size_t, uint64_t>> pushed;
   for (uint64_t i = 0; i < 40000; ++i) {
     const size_t table = i < 30000 ? 0 : random.Below(2);
-    saved.Push(table, layouts[table], RowOf(layouts[table], i).data(), static_cast<CutTime>(~i));
+    saved.Push(table, layouts[table], RowOf(layouts[table], i).data(), static_cast<CutTime>(~i),
+               static_cast<CutTime>(3 * i));
     pushed.emplace_back(table, i);
   }
   size_t at = 0;
   while (saved.Pop(&chunk)) {
     ASSERT_GT(chunk.n, 0u);
     const RowLayout& layout = layouts[chunk.table];
-    ASSERT_EQ(chunk.stride, layout.stride);
+    ASSERT_EQ(chunk.stride, SavedRows::Stride(layout));
     ASSERT_EQ(chunk.rows.size(), chunk.n * chunk.stride);
     for (size_t i = 0; i < chunk.n; ++i, ++at) {
       ASSERT_LT(at, pushed.size());
@@ -45,6 +46,10 @@ TEST(SavedRows, PopReturnsRowsInOrder) {
       std::vector<char> row = RowOf(layout, pushed[at].second);
       const auto updated = static_cast<CutTime>(~pushed[at].second);
       std::memcpy(row.data() + layout.key_size, &updated, sizeof(updated));
+      const auto score = static_cast<CutTime>(3 * pushed[at].second);
+      const auto* bytes = reinterpret_cast<const char*>(&score);
+      row.insert(row.end(), bytes, bytes + sizeof(score));
+      ASSERT_EQ(row.size(), chunk.stride);
       ASSERT_EQ(std::memcmp(row.data(), chunk.rows.data() + i * chunk.stride, row.size()), 0);
     }
   }
@@ -56,7 +61,7 @@ TEST(SavedRows, Bound) {
   const RowLayout layout(8, DType::kFloat32, 4, 0);
   for (size_t most_rows : {0, 1, 3, 10}) {
     SCOPED_TRACE(most_rows);
-    SavedRows saved(most_rows * layout.stride + layout.stride / 2);
+    SavedRows saved(most_rows * SavedRows::Stride(layout) + layout.stride / 2);
     const uint64_t fit = std::max<size_t>(1, most_rows);
     constexpr uint64_t kRows = 100;
     std::atomic<uint64_t> pushed{0};
@@ -64,7 +69,7 @@ TEST(SavedRows, Bound) {
     for (uint64_t id = 0; id < 2; ++id) {
       threads.emplace_back([&, id] {
         for (uint64_t i = id; i < kRows; i += 2) {
-          saved.Push(0, layout, RowOf(layout, i).data(), 1);
+          saved.Push(0, layout, RowOf(layout, i).data(), 1, 1);
           ++pushed;
         }
       });
@@ -95,7 +100,7 @@ class Waiting {
   explicit Waiting(SavedRows* saved) {
     for (uint64_t id = 0; id < 3; ++id) {
       threads_.emplace_back([this, saved, id] {
-        for (uint64_t i = 0; i < 100; ++i) saved->Push(id, layout_, RowOf(layout_, i).data(), 1);
+        for (uint64_t i = 0; i < 100; ++i) saved->Push(id, layout_, RowOf(layout_, i).data(), 1, 1);
         ++done_;
       });
     }
@@ -114,13 +119,13 @@ class Waiting {
 
 TEST(SavedRows, CloseWakesWaitingThreads) {
   const RowLayout layout(8, DType::kFloat32, 4, 0);
-  SavedRows saved(layout.stride);
+  SavedRows saved(SavedRows::Stride(layout));
   Waiting waiting(&saved);
   saved.Close();
   waiting.Join();
   SavedRows::Chunk chunk;
   EXPECT_FALSE(saved.Pop(&chunk));
-  saved.Push(0, layout, RowOf(layout, 1).data(), 1);
+  saved.Push(0, layout, RowOf(layout, 1).data(), 1, 1);
   EXPECT_FALSE(saved.Pop(&chunk));
 }
 
@@ -128,18 +133,18 @@ TEST(SavedRows, CutFailsIfMemoryRunsOut) {
   const RowLayout layout(8, DType::kFloat32, 4, 0);
   for (size_t allocations : {0, 1}) {
     SavedRows saved(size_t{1} << 20);
-    for (uint64_t i = 0; i < 100; ++i) saved.Push(0, layout, RowOf(layout, i).data(), 1);
+    for (uint64_t i = 0; i < 100; ++i) saved.Push(0, layout, RowOf(layout, i).data(), 1, 1);
     EXPECT_TRUE(saved.Error().ok());
     const std::vector<char> row = RowOf(layout, 100);
     // The rows exceed the bound, but after the failure the thread does not wait.
     WithAllocations(allocations, [&] {
-      for (uint64_t i = 0; i < 100000; ++i) saved.Push(1, layout, row.data(), 1);
+      for (uint64_t i = 0; i < 100000; ++i) saved.Push(1, layout, row.data(), 1, 1);
     });
     EXPECT_EQ(saved.Error().code(), Code::kResourceExhausted);
     SavedRows::Chunk chunk;
     EXPECT_FALSE(saved.Pop(&chunk));
     saved.WaitForRoom(size_t{1} << 30);
-    saved.PushAtOnce(0, layout, row.data(), 1);
+    saved.PushAtOnce(0, layout, row.data(), 1, 1);
     EXPECT_FALSE(saved.Pop(&chunk));
     EXPECT_EQ(saved.Error().code(), Code::kResourceExhausted);
   }
@@ -147,10 +152,10 @@ TEST(SavedRows, CutFailsIfMemoryRunsOut) {
 
 TEST(SavedRows, WaitingThreadsContinueIfTheCutFails) {
   const RowLayout layout(8, DType::kFloat32, 4, 0);
-  SavedRows saved(layout.stride);
+  SavedRows saved(SavedRows::Stride(layout));
   Waiting waiting(&saved);
   const std::vector<char> row = RowOf(layout, 1);
-  WithAllocations(0, [&] { saved.PushAtOnce(0, layout, row.data(), 1); });
+  WithAllocations(0, [&] { saved.PushAtOnce(0, layout, row.data(), 1, 1); });
   waiting.Join();
   EXPECT_FALSE(saved.Error().ok());
 }

@@ -277,7 +277,7 @@ TEST_F(SnapshotTest, LoadedWithoutStateStartsWithTheInitialState) {
   Table::LoadedRows rows;
   rows.keys = {keys.data(), keys.size()};
   rows.vectors = vectors.data();
-  rows.updates = rows.accesses = times.data();
+  rows.updates = rows.scores = times.data();
   ASSERT_TRUE(t->LoadRows(exec_, rows, clock_.Next()).ok());
   Floats state;
   EXPECT_EQ(t.Read(keys, &state), vectors);

@@ -94,7 +94,9 @@ class Versions {
           EXPECT_TRUE(t->Upsert(exec, keys, vectors.data(), tick).ok());
           break;
         case 3:
-          EXPECT_EQ(t->Erase(exec, keys, first, version % 2 == 0), kRows);
+          EXPECT_EQ(
+              t->Erase(exec, keys, first, version % 2 == 0 ? Removal::kWipe : Removal::kErase),
+              kRows);
           EXPECT_TRUE(
               t->WriteRows(exec, keys, vectors.data(), vectors.data(), true, tick, tick).ok());
           break;

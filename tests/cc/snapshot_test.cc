@@ -35,7 +35,7 @@ TEST_F(SnapshotTest, WipedRowsAreZeros) {
   Subject t = Make();
   Fill(&t, Progression(1, 10), 3);
   const RowIds rows = t.Find({4, 5});
-  t->Erase(exec_, t.Pack({4}), clock_.Next(), true);
+  t->Erase(exec_, t.Pack({4}), clock_.Next(), Removal::kWipe);
   const auto& table = static_cast<HashTable<uint64_t>&>(t.table());
   const size_t stride = t->layout().stride;
   EXPECT_EQ(std::string(table.RowAt(rows[0]), stride), std::string(stride, '\0'));

@@ -155,7 +155,8 @@ class Trained {
       case 14: {
         const Keys keys = RandomKeys();
         const Tick tick = Tick_();
-        t_->Erase(t_.exec(), t_.Pack(keys), tick, random_.Below(2) == 0);
+        t_->Erase(t_.exec(), t_.Pack(keys), tick,
+                  random_.Below(2) == 0 ? Removal::kWipe : Removal::kErase);
         return tick;
       }
       case 15:
@@ -218,7 +219,7 @@ class Trained {
     rows.vectors = vectors.data();
     rows.state = random_.Below(2) == 0 ? nullptr : state.data();
     rows.updates = updates.data();
-    rows.accesses = accessed.data();
+    rows.scores = accessed.data();
     const bool done = (*to)->LoadRows(to->exec(), rows, tick).ok();
     for (size_t i = 0; i < keys.size(); ++i) {
       const uint64_t key = to->Narrow(keys[i]);

@@ -261,6 +261,17 @@ class Subject {
     std::sort(keys.begin(), keys.end());
     return keys;
   }
+  std::vector<int64_t> Scores(const Keys& keys) const {
+    std::vector<int64_t> scores(keys.size(), -77);
+    table_->Scores(*exec_, Pack(keys), scores.data());
+    return scores;
+  }
+  Status SetScores(const Keys& keys, const std::vector<Score>& scores) {
+    return table_->SetScores(*exec_, Pack(keys), scores.data());
+  }
+  Status AddCounts(const Keys& keys, const std::vector<uint32_t>& counts) {
+    return table_->AddCounts(*exec_, Pack(keys), counts.data());
+  }
   void Check() const { table_->CheckInvariants(); }
 
  private:

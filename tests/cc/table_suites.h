@@ -7,6 +7,8 @@
 #include "tests/cc/table_suite_gradient.h"
 #include "tests/cc/table_suite_grow.h"
 #include "tests/cc/table_suite_random.h"
+#include "tests/cc/table_suite_scores.h"
+#include "tests/cc/table_suite_select.h"
 #include "tests/cc/table_suite_time.h"
 
 // Runs every topic for every TableConfig in `types`.
@@ -16,6 +18,8 @@
   INSTANTIATE_TYPED_TEST_SUITE_P(prefix, TableGradient, types); \
   INSTANTIATE_TYPED_TEST_SUITE_P(prefix, TableGrow, types);     \
   INSTANTIATE_TYPED_TEST_SUITE_P(prefix, TableRandom, types);   \
+  INSTANTIATE_TYPED_TEST_SUITE_P(prefix, TableScores, types);   \
+  INSTANTIATE_TYPED_TEST_SUITE_P(prefix, TableSelect, types);   \
   INSTANTIATE_TYPED_TEST_SUITE_P(prefix, TableTime, types)
 
 #endif  // DYNEMB_TESTS_CC_TABLE_SUITES_H_

@@ -135,6 +135,40 @@ TYPED_TEST_P(Tiers, HotRowsArePromoted) {
   EXPECT_EQ(t.CountContained(cold), 100u);
 }
 
+// In a table whose scores are not times, rows with high scores are promoted, and keep their scores.
+TYPED_TEST_P(Tiers, RowsWithHighScoresArePromoted) {
+  for (const EvictStrategy strategy :
+       {EvictStrategy::kLfu, EvictStrategy::kEpochLfu, EvictStrategy::kScore}) {
+    SerialExec exec;
+    TableOptions options = TierOptions(4);
+    options.evict_strategy = strategy;
+    Subject t = this->Make(options, 100, &exec);
+    const Keys cold = Progression(0, 100), hot = Progression(1000, 50);
+    t.FindOrInsert(cold);
+    t.FindOrInsert(hot);  // in the host tier
+    for (int round = 0; round < 10; ++round) {
+      t.FindOrInsert(hot);
+      if (strategy == EvictStrategy::kScore) {
+        ASSERT_TRUE(t.SetScores(hot, std::vector<Score>(50, 5)).ok());
+      }
+      Promote(t);
+      t.Check();
+    }
+    const uint64_t before = t.stats().device_hits;
+    t.Find(hot);
+    EXPECT_EQ(t.stats().device_hits - before, 50u);
+    EXPECT_EQ(t.stats().promotions, 50u);
+    const int64_t score = strategy == EvictStrategy::kScore ? 5 : 11;
+    EXPECT_EQ(t.Scores(hot), std::vector<int64_t>(50, score));
+    const int64_t least = strategy == EvictStrategy::kScore ? 0 : 1;
+    EXPECT_EQ(t.Scores(cold), std::vector<int64_t>(100, least));
+    // Rows with equal scores stay where they are.
+    t.Find(cold);
+    Promote(t);
+    EXPECT_EQ(t.stats().promotions, 50u);
+  }
+}
+
 // A scan that reads each row once, such as an export for serving, moves no row.
 TYPED_TEST_P(Tiers, ScanMovesNoRow) {
   SerialExec exec;
@@ -328,9 +362,9 @@ TYPED_TEST_P(Tiers, HitRateUnderZipf) {
 }
 
 REGISTER_TYPED_TEST_SUITE_P(Tiers, RowsFillTheDeviceTierFirst, StateUsesRoomOfTheDeviceTier,
-                            HotRowsArePromoted, ScanMovesNoRow, ErasedCandidatesAreNotPromoted,
-                            DeviceTierOfNoRows, TrainsToTheSameBits, RandomStateMachine,
-                            HitRateUnderZipf);
+                            HotRowsArePromoted, RowsWithHighScoresArePromoted, ScanMovesNoRow,
+                            ErasedCandidatesAreNotPromoted, DeviceTierOfNoRows, TrainsToTheSameBits,
+                            RandomStateMachine, HitRateUnderZipf);
 
 }  // namespace testing_table
 }  // namespace dynemb

@@ -48,6 +48,22 @@ class StagedTable final : public Table {
   Stamp BeginBatch(Exec& exec, Tick tick, size_t n) override {
     return t_->BeginBatch(exec, tick, n);
   }
+  Stamp BeginLookup(Exec& exec, Tick tick, size_t n) override {
+    return t_->BeginLookup(exec, tick, n);
+  }
+  Status AdvanceEpoch(Exec& exec) override { return t_->AdvanceEpoch(exec); }
+  void Scores(Exec& exec, KeySpan keys, int64_t* scores) const override {
+    Staging s;
+    t_->Scores(exec, Keys(s, keys), scores);
+  }
+  Status AddCounts(Exec& exec, KeySpan keys, const uint32_t* counts) override {
+    Staging s;
+    return t_->AddCounts(exec, Keys(s, keys), counts);
+  }
+  Status SetScores(Exec& exec, KeySpan keys, const Score* scores) override {
+    Staging s;
+    return t_->SetScores(exec, Keys(s, keys), scores);
+  }
 
   void Find(Exec& exec, KeySpan keys, Tick tick, RowId* rows) override {
     Staging s;
@@ -113,9 +129,9 @@ class StagedTable final : public Table {
     return t_->WriteRows(exec, Keys(s, keys), s.In(vectors, n * Dim()),
                          s.In(state, n * StateWidth()), insert, step, tick);
   }
-  size_t Erase(Exec& exec, KeySpan keys, Tick tick, bool wipe) override {
+  size_t Erase(Exec& exec, KeySpan keys, Tick tick, Removal how) override {
     Staging s;
-    return t_->Erase(exec, Keys(s, keys), tick, wipe);
+    return t_->Erase(exec, Keys(s, keys), tick, how);
   }
   void ApplyRange(Exec& exec, const RowOptimizer& optimizer, KeySpan keys, const RowId* rows,
                   const float* gradients, size_t begin, size_t end, uint64_t step,
@@ -126,12 +142,13 @@ class StagedTable final : public Table {
   }
 
   // The arrays of these calls are in host memory in any case.
-  ExportPlan PlanExport(Exec& exec, uint64_t cursor, uint64_t limit, Tick since) const override {
-    return t_->PlanExport(exec, cursor, limit, since);
+  ExportPlan SelectRows(Exec& exec, uint64_t cursor, uint64_t limit,
+                        const RowPredicate& where) const override {
+    return t_->SelectRows(exec, cursor, limit, where);
   }
   void Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
-              int64_t* updates) const override {
-    t_->Export(exec, plan, keys, vectors, state, updates);
+              int64_t* updates, int64_t* scores) const override {
+    t_->Export(exec, plan, keys, vectors, state, updates, scores);
   }
   Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted, SavedRows* saved,
                   size_t number) override {
@@ -142,8 +159,8 @@ class StagedTable final : public Table {
   std::vector<RowId> PlanCut(size_t limit) override { return t_->PlanCut(limit); }
   bool CutIsRead() const override { return t_->CutIsRead(); }
   void ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, void* vectors, float* state,
-               CutTime* updates, CutTime* accesses) override {
-    t_->ReadCut(exec, plan, keys, vectors, state, updates, accesses);
+               CutTime* updates, CutTime* scores) override {
+    t_->ReadCut(exec, plan, keys, vectors, state, updates, scores);
   }
   bool tracking() const override { return t_->tracking(); }
   void Track(Tick tick) override { t_->Track(tick); }

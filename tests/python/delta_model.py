@@ -22,7 +22,7 @@ OPTIMIZERS = {
 CAPACITY = 24
 
 
-def make_tables():
+def make_tables(strategy="lru"):
     return [
         de.DynamicVariable(3, "uniform", name="user", seed=1, init_capacity=1),
         de.DynamicVariable(
@@ -34,6 +34,7 @@ def make_tables():
             dtype=tf.bfloat16,
             init_capacity=1,
             max_capacity=CAPACITY,
+            evict_strategy=strategy,
         ),
     ]
 
@@ -86,10 +87,11 @@ class History:
 
 
 class Trainer:
-    def __init__(self, path, kind):
+    def __init__(self, path, kind, strategy="lru"):
         self.path = path
         self.kind = kind
-        self.tables = make_tables()
+        self.strategy = strategy
+        self.tables = make_tables(strategy)
         self.optimizer = make_optimizer(kind, self.tables)
         self.histories = [History(table) for table in self.tables]
         self.now = 0
@@ -150,6 +152,34 @@ class Trainer:
         table.clear()
         history.lose(self.now, list(history.written))
 
+    def evict(self, to_rows):
+        table, history = self.each(1)
+        before = dict(zip(*self._scores(), strict=True))
+        evicted = int(table.evict(to_rows))
+        assert evicted == max(0, len(before) - to_rows)
+        kept = dict(zip(*self._scores(), strict=True))
+        gone = before.keys() - kept.keys()
+        assert max((before[key] for key in gone), default=-1) <= min(kept.values(), default=2**63)
+        history.lose(self.now, gone)
+
+    def erase_if(self, key_from):
+        table, history = self.each(1)
+        gone = [key for key in history.written if key >= key_from]
+        assert table.erase_if(key_from=key_from) == len(gone)
+        history.lose(self.now, gone)
+
+    def score(self, numbers):
+        """Sets scores, or begins an epoch, where the strategy has that."""
+        table, _ = self.each(1)
+        if self.strategy == "epoch_lfu":
+            table.advance_epoch()
+        elif self.strategy != "lru":
+            table.set_scores(spread(table, numbers), np.array(numbers) % 7)
+
+    def _scores(self):
+        keys = table_reader.rows_of(self.tables[1]).keys
+        return keys.tolist(), self.tables[1].scores(keys).numpy().tolist()
+
     def note_moment(self):
         self.moments.append((datetime.datetime.now(datetime.timezone.utc), self.now))
 
@@ -182,7 +212,8 @@ class Trainer:
             kept = np.isin(contents[name].keys, rows.keys)
             held = type(rows)(*(column[kept] for column in contents[name]))
             assert rows.same(held, table_reader.ALL)
-            assert (rows.accesses <= watermark.tick).all()
+            scored = name == "item" and self.strategy != "lru"
+            assert scored or (rows.accesses <= watermark.tick).all()
 
     @property
     def last_time(self):
@@ -192,9 +223,9 @@ class Trainer:
 class Follower:
     """Tables that are loaded once and then apply deltas."""
 
-    def __init__(self, path, kind):
+    def __init__(self, path, kind, strategy="lru"):
         self.path = path
-        self.tables = make_tables()
+        self.tables = make_tables(strategy)
         self.optimizer = make_optimizer(kind, self.tables)
         self.load()
 
@@ -239,10 +270,10 @@ def check_reader(reader: serving.Reader, contents):
 
 def check_loaded(path, trainer, scratch=None):
     """Loads a whole chain into fresh tables, and compares their rows with the trainer's."""
-    follower = Follower(path, trainer.kind)
+    follower = Follower(path, trainer.kind, trainer.strategy)
     follower.check(trainer, table_reader.ALL)
     if scratch is not None:
-        # The chain's times of last access may differ from the trainer's.
+        # The chain's times of last access and scores may differ from the trainer's.
         de.dump(scratch, follower.tables, follower.optimizer, quiet=True)
         both = [fold(storage.Chain.open(place)) for place in (path, scratch)]
         assert table_reader.same(*both, (*table_reader.ALL, "accesses"))

@@ -40,13 +40,17 @@ MANY = st.lists(st.integers(0, 200), min_size=CAPACITY - 8, max_size=CAPACITY, u
 class DeltaMachine(stateful.RuleBasedStateMachine):
     """Trains, publishes and follows in any order."""
 
-    @stateful.initialize(kind=st.sampled_from(["adagrad", "adam"]), numbers=NUMBERS)
-    def begin(self, kind, numbers):
+    @stateful.initialize(
+        kind=st.sampled_from(["adagrad", "adam"]),
+        strategy=st.sampled_from(["lru", "lfu", "epoch_lfu", "score"]),
+        numbers=NUMBERS,
+    )
+    def begin(self, kind, strategy, numbers):
         self.place = pathlib.Path(tempfile.mkdtemp(prefix="delta_machine"))
-        self.trainer = Trainer(self.place / "chain", kind)
+        self.trainer = Trainer(self.place / "chain", kind, strategy)
         self.trainer.step([numbers, numbers])
         self.trainer.publish_base()
-        self.follower = Follower(self.trainer.path, kind)
+        self.follower = Follower(self.trainer.path, kind, strategy)
         self.reader = serving.Reader(self.trainer.path)
         self.is_new_base = False
 
@@ -84,6 +88,18 @@ class DeltaMachine(stateful.RuleBasedStateMachine):
             self.trainer.read(1, numbers, insert=True, pooled=False)
         else:
             self.trainer.upsert(1, numbers)
+
+    @stateful.rule(to_rows=st.integers(0, CAPACITY))
+    def evict_to(self, to_rows):
+        self.trainer.evict(to_rows)
+
+    @stateful.rule(key_from=st.integers(-(2**31), 2**31 - 1))
+    def erase_if(self, key_from):
+        self.trainer.erase_if(key_from)
+
+    @stateful.rule(numbers=NUMBERS)
+    def score(self, numbers):
+        self.trainer.score(numbers)
 
     @stateful.rule()
     def moment(self):

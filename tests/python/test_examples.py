@@ -244,6 +244,20 @@ def test_code_for_keras_users_runs(tmp_path):
 
 
 @pytest.mark.slow
+def test_code_of_choosing_what_stays_runs(tmp_path):
+    fit = """
+import keras
+model = keras.Sequential([keras.Input([1], dtype="int64"), layer, keras.layers.Flatten()])
+model.compile(de.OptimizerWrapper("adam"), "mse")
+data = tf.data.Dataset.from_tensor_slices(([[[1], [2]]], [tf.zeros([2, 16])]))
+"""
+    *blocks, watching = code_blocks("docs/choosing_what_stays.md")
+    program = "\n".join(["import tensorflow as tf", *blocks, fit, watching])
+    assert "[40 30 20 -1]" in run_python(["-c", program], tmp_path)
+    assert list((tmp_path / "logs").glob("events*"))
+
+
+@pytest.mark.slow
 def test_the_documents_have_all_examples():
     (first,) = code_blocks("README.md")
     assert "de.layers.Embedding" in first

@@ -149,8 +149,30 @@ def test_creators_give_the_size():
     assert v.options.max_hbm_for_vectors == 1.0
     for creator in (tfra.HkvHashTableCreator(), tfra.CuckooHashTableCreator()):
         assert variable(kv_creator=creator).options.max_capacity is None
-    with pytest.raises(NotImplementedError, match="LFU is not supported"):
-        tfra.HkvHashTableConfig(evict_strategy=tfra.HkvEvictStrategy.LFU)
+    with pytest.raises(NotImplementedError, match="gen_scores_fn is not supported"):
+        tfra.HkvHashTableConfig(gen_scores_fn=lambda keys: keys)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ours"),
+    [("LRU", "lru"), ("LFU", "lfu"), ("EPOCHLRU", "epoch_lru"), ("CUSTOMIZED", "score")],
+)
+def test_creators_give_the_strategy(strategy, ours):
+    config = tfra.HkvHashTableConfig(4, 4, evict_strategy=tfra.HkvEvictStrategy[strategy])
+    v = variable(kv_creator=tfra.HkvHashTableCreator(config))
+    assert v.options.strategy == ours
+
+
+def test_an_epoch_lfu_table_counts_steps_and_epochs():
+    strategy = tfra.HkvEvictStrategy.EPOCHLFU
+    config = tfra.HkvHashTableConfig(8, 8, evict_strategy=strategy, step_per_epoch=2)
+    v = variable(kv_creator=tfra.HkvHashTableCreator(config))
+    optimizer = tfra.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.1))
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tfra.embedding_lookup(v, tf.constant([1, 1, 2], tf.int64)))
+        optimizer.apply_gradients([(tape.gradient(loss, v), v)])
+    assert v.scores([1, 2, 3]).numpy().tolist() == [1 << 20 | 3, 1 << 20 | 3, -1]
 
 
 def test_names_without_an_equivalent_say_what_to_use():

@@ -115,7 +115,7 @@ def _write_shard(publication: Publication, number: int, rows: TableRows, rank: i
         count += block.keys.size
         for name, writer in writers.items():
             values = block.column(name)
-            if name in ("updates", "accesses"):
+            if name == "updates" or (name == "accesses" and rows.entry.accesses_are_times):
                 values = _ticks(block, values, base_tick)
             writer.append(values)
     publication.write_index(number, rank)

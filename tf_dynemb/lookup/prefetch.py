@@ -250,6 +250,8 @@ def finish(
     )
     with record.stop_recording():
         vectors, rows = _read_again(asked, ahead, insert)
+        if insert:
+            exchange.count_repeats(asked, table_of)
     received = exchange.Received.in_order(vectors)
     return exchange.pool(asked, [features[i] for i in places], table_of, combiners, received, rows)
 

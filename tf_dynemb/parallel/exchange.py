@@ -225,6 +225,8 @@ def lookup(
         asked = request(tables, [feature.keys for feature in features], table_of)
         held, rows = read_owned(tables, asked.keys, insert, default_value)
         words = asked.words_to_askers(held)
+        if insert:
+            count_repeats(asked, table_of)
     return pool(asked, features, table_of, combiners, Received.from_ranks(asked, words, held), rows)
 
 
@@ -266,6 +268,48 @@ def read_owned(
                 table.variable.handle, keys[t], dtype=table.dtype
             )
     return vectors, rows
+
+
+def count_repeats(asked: Request, table_of: Sequence[int]) -> None:
+    """Tells owners how often ids repeat, after a lookup that inserts, for tables that count keys.
+
+    The lookup has counted each key of the request once.
+
+    Args:
+        asked: the request of the lookup.
+        table_of: the number of each feature's table.
+    """
+    tables = asked.tables
+    numbers = [
+        t
+        for t, table in enumerate(tables)
+        if table.is_dynamic and table.variable.options.counts_keys
+    ]
+    if not numbers:
+        return
+    repeats = []
+    for t in numbers:
+        with _ops.on(asked.device):
+            index = [asked.index[i] for i, table in enumerate(table_of) if table == t]
+            index = tf.cast(tf.concat(index, 0), tf.int64)
+            ones = tf.ones_like(index, tf.int32)
+            counts = tf.math.unsorted_segment_sum(ones, index, asked.num_asked(t))
+            repeats.append(counts[:, tf.newaxis] - 1)
+    with _ops.on_host():
+        sent, received = tf.gather(asked.asked, numbers), tf.gather(asked.served, numbers)
+    names = [asked.names[t] for t in numbers]
+    arrived = send_rows(
+        names,
+        ["same"] * len(names),
+        repeats,
+        sent,
+        received,
+        "other",
+        "dynemb_counts",
+        asked.device,
+    )
+    for t, counts in zip(numbers, arrived, strict=True):
+        _ops.library().dynemb_add_counts(tables[t].variable.handle, asked.keys[t], counts[:, 0])
 
 
 def pool(

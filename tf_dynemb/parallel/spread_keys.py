@@ -32,6 +32,27 @@ def upsert(table: Spread, keys: Any, values: Any) -> Any:
     return _ops.library().dynemb_upsert(table.variable.handle, asked.keys[0], values)
 
 
+def scores(table: Spread, keys: Any) -> Any:
+    """Returns the scores of keys [n], -1 for keys without a row: int64 [n]."""
+    asked = exchange.request([table], [keys])
+    held = _ops.library().dynemb_scores(table.variable.handle, asked.keys[0])
+    (found,) = asked.to_askers([tf.reshape(tf.bitcast(held, tf.int32), [-1, 2])], "other")
+    return tf.gather(tf.bitcast(found, tf.int64), tf.cast(asked.index[0], tf.int64))
+
+
+def set_scores(table: Spread, keys: Any, values: Any) -> Any:
+    """Sets scores, int64 [n]. If a key is repeated, the last score of the highest rank wins."""
+    asked = exchange.request([table], [keys])
+    last = tf.math.unsorted_segment_max(
+        tf.range(tf.size(keys)), tf.cast(asked.index[0], tf.int64), asked.num_asked(0)
+    )
+    sent = tf.reshape(tf.bitcast(tf.gather(values, last), tf.int32), [-1, 2])
+    (arrived,) = asked.to_owners([sent], "other")
+    return _ops.library().dynemb_set_scores(
+        table.variable.handle, asked.keys[0], tf.bitcast(arrived, tf.int64)
+    )
+
+
 def accumulate(table: Spread, keys: Any, deltas: Any) -> Any:
     """Adds to vectors; the values that the ranks pass for one key are added up."""
     asked = exchange.request([table], [keys])

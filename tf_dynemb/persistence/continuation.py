@@ -8,8 +8,9 @@ from typing import Any
 
 from tf_dynemb import storage
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
-from tf_dynemb.snapshots.watermark import Watermark, tick_before
+from tf_dynemb.snapshots.watermark import Watermark
 from tf_dynemb.tables.lineage import Snapshots
+from tf_dynemb.tables.times import tick_before
 from tf_dynemb.variables.dynamic import DynamicVariable
 
 

@@ -17,7 +17,7 @@ from tf_dynemb.parallel import ownership
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.persistence.naming import described, named_variables
 from tf_dynemb.persistence.optimizer_entry import check_optimizer
-from tf_dynemb.tables.batches import NO_STATE, own_rows, warn_of_evictions
+from tf_dynemb.tables.batches import NEW_SCORES, NO_STATE, own_rows, warn_of_evictions
 from tf_dynemb.tables.cut import last_tick
 from tf_dynemb.tables.lineage import Snapshots
 from tf_dynemb.tables.table import StateSpec
@@ -169,7 +169,7 @@ def _stage_shard(
             tf.cast(tf.constant(rows.vectors[some]), table.dtype),
             np.concatenate(state, axis=1) if state else NO_STATE,
             times,
-            times,
+            NEW_SCORES,
             0,
             -1,
         )

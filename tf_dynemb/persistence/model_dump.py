@@ -14,8 +14,8 @@ import tensorflow as tf
 from tf_dynemb.communicator import Communicator
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.persistence.naming import described, dynamic_only, named_variables
-from tf_dynemb.snapshots.watermark import tick_before
 from tf_dynemb.tables.cut import Cut, Rows
+from tf_dynemb.tables.times import tick_before
 
 
 def incremental_model_dump(

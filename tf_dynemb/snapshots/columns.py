@@ -17,7 +17,7 @@ import tqdm
 from tf_dynemb import _ops, storage
 from tf_dynemb.parallel import ownership
 from tf_dynemb.storage import key_index
-from tf_dynemb.tables.batches import NO_STATE, own_rows
+from tf_dynemb.tables.batches import NEW_SCORES, NO_STATE, own_rows, takes_scores
 from tf_dynemb.tables.cut import Cut, Rows, from_bits
 from tf_dynemb.tables.table import Table
 
@@ -114,6 +114,7 @@ def write_rows(
                 default_vector=table.default_vector,
                 padding_id=table.padding_id,
                 string_hash=table.string_hash,
+                evict_strategy=table.options.strategy,
             )
         )
     return entries
@@ -137,12 +138,13 @@ def load_rows(
         handle: the handle of the table to load into.
         with_state: whether to load the state of the rows too.
         at_tick: a tick greater than every time in the snapshot; -1: the rows get the current time
-            instead of the times on disk.
+            instead of the times on disk. Scores that are not times are loaded in both cases.
         quiet: as in `dump`.
     """
     batches = 0
     _, entry = snapshot.manifest.table(name)
     rows = ownership.share_of(table, sum(shard.rows for shard in entry.shards))
+    keeps_scores = takes_scores(entry.evict_strategy, table, f"table {name!r} on disk")
     with progress(rows, f"load {name}", "rows", quiet) as bar:
         for shard in entry.shards:
             read_keys = snapshot.column(name, "keys", shard.rank).__getitem__
@@ -159,7 +161,7 @@ def load_rows(
                     tf.cast(from_bits(vectors, entry.dtype), table.dtype),
                     NO_STATE if state is None else state[some],
                     updates,
-                    accesses,
+                    accesses if keeps_scores else NEW_SCORES,
                     shard.base_tick,
                     at_tick,
                 )

@@ -6,9 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dynemb import _ops, communicator
+from tf_dynemb import _ops
 from tf_dynemb.ids.keys import as_keys
-from tf_dynemb.parallel import exchange
 from tf_dynemb.variables.static import Variable
 from tf_dynemb.variables.unwrap import dynamic, unwrap
 
@@ -44,17 +43,14 @@ def sparse_read_and_evict(var: Any, indices: Any) -> tuple[Any, Any, Any]:
     """
     table = dynamic(var)
     if isinstance(indices, tf.RaggedTensor):
-        flat, *evicted = sparse_read_and_evict(table, indices.flat_values)
-        return indices.with_flat_values(flat), *evicted
+        flat, *gone = sparse_read_and_evict(table, indices.flat_values)
+        return indices.with_flat_values(flat), *gone
     keys = as_keys(indices, table.key_type, "indices")
-    owned = tf.reshape(keys, [-1])
-    if communicator.get().size > 1:
-        owned = exchange.request([table.spread], [owned]).keys[0]
-    evicted = _ops.library().dynemb_insert_and_evict(table.handle, owned, dtype=table.dtype)
+    evicted = table.insert_and_evict(keys)
     # The eviction must come first, even if nothing except the order of the code requires it.
     with tf.control_dependencies(list(evicted)):
-        vectors = table.sparse_read(tf.identity(keys))
-    return vectors, evicted[0], evicted[1]
+        vectors = table.lookup(tf.identity(keys), insert=False)
+    return vectors, evicted.keys, evicted.vectors
 
 
 class SGD:

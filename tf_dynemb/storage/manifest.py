@@ -35,6 +35,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(np.uint16),  # its bits; numpy has no bfloat16
 }
 STRING_HASHES = ("farmhash64",)
+EVICT_STRATEGIES = ("lru", "lfu", "epoch_lru", "epoch_lfu", "score", "none")
+# The strategies of tables whose column `accesses` has scores that are not times.
+SCORED_STRATEGIES = ("lfu", "epoch_lfu", "score")
 INITIALIZERS = ("constant", "uniform", "normal", "truncated_normal")
 
 # From this number of rows on, positions do not fit into the index.
@@ -95,7 +98,7 @@ class InitializerEntry:
 class TableEntry:
     """The entry of a table.
 
-    `state` is None if no state was written. `default_vector`, `padding_id` and `string_hash` may be
+    `state` is None if no state was written. `default_vector` and the members after it may be
     missing in the file.
     """
 
@@ -110,6 +113,12 @@ class TableEntry:
     default_vector: tuple[float, ...] | None = None
     padding_id: int | None = None
     string_hash: str | None = None
+    evict_strategy: str | None = None
+
+    @property
+    def accesses_are_times(self) -> bool:
+        """Whether the column `accesses` has times of last access, not scores."""
+        return self.evict_strategy not in SCORED_STRATEGIES
 
     @property
     def state_width(self) -> int:
@@ -288,6 +297,7 @@ def _table(members: Fields, version: int = VERSION) -> TableEntry:
         default_vector=_default_vector(members, dimension),
         padding_id=_padding_id(members),
         string_hash=_string_hash(members),
+        evict_strategy=_evict_strategy(members),
     )
 
 
@@ -310,6 +320,12 @@ def _string_hash(members: Fields) -> str | None:
     if members.members.get("string_hash") is None:
         return None
     return members.choice("string_hash", STRING_HASHES)
+
+
+def _evict_strategy(members: Fields) -> str | None:
+    if members.members.get("evict_strategy") is None:
+        return None
+    return members.choice("evict_strategy", EVICT_STRATEGIES)
 
 
 def _initializer(members: Fields, dimension: int) -> InitializerEntry:

@@ -10,12 +10,15 @@ import numpy as np
 from tf_dynemb import communicator
 from tf_dynemb._warn import warn
 from tf_dynemb.parallel import ownership
+from tf_dynemb.tables.options import has_scores
 from tf_dynemb.tables.table import Table, table_stats
 
 # The bytes of a batch.
 _LOAD_BYTES = 16 << 20
 
 NO_STATE = np.empty((0, 0), np.float32)
+# In place of scores, for rows that get the scores of new rows.
+NEW_SCORES = np.empty([0], np.uint32)
 
 
 def own_rows(
@@ -62,6 +65,26 @@ def _rows_at_a_time(table: Table, state_width: int) -> int:
         # A batch must fit into the table; if not all rows fit, the last ones remain.
         step = min(step, table.options.max_capacity)
     return step
+
+
+def takes_scores(strategy: str | None, table: Table, what: str) -> bool:
+    """Whether rows that a table with another strategy wrote keep their scores; warns if not.
+
+    Last accesses are kept only by tables whose strategy uses them, like scores of other kinds.
+
+    Args:
+        strategy: the strategy of the table that wrote the rows; None: "lru".
+        table: the table to load into.
+        what: the source of the rows, for the warning.
+    """
+    there, here = strategy or "lru", table.options.strategy
+    if there == here or not (has_scores(there) or has_scores(here)):
+        return True
+    warn(
+        f"{what} was written with evict_strategy={there!r}, but {table.name!r} has {here!r}: the "
+        "scores of its rows start anew."
+    )
+    return False
 
 
 def warn_of_evictions(handle: Any, table: Table, what: str) -> int:

@@ -11,7 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops
-from tf_dynemb.tables.batches import NO_STATE, slices, warn_of_evictions
+from tf_dynemb.tables.batches import (
+    NEW_SCORES,
+    NO_STATE,
+    slices,
+    takes_scores,
+    warn_of_evictions,
+)
 from tf_dynemb.tables.cut import Cut, Rows, from_bits
 from tf_dynemb.tables.lineage import Snapshots
 from tf_dynemb.tables.table import StateSpec, Table
@@ -22,8 +28,8 @@ class Content(NamedTuple):
 
     Attributes:
         rows: all rows; `cut.Rows` has the shapes.
-        info: a JSON object: dtype, state_spec, base (of the times), and the tick and utc_ns of the
-            moment.
+        info: a JSON object: dtype, state_spec, base (of the times), the tick and utc_ns of the
+            moment, and evict_strategy (which older ones lack).
     """
 
     rows: Rows
@@ -49,6 +55,7 @@ def read_content(table: Table) -> Content:
         "base": base,
         "tick": cut.tick,
         "utc_ns": cut.utc_ns,
+        "evict_strategy": table.options.strategy,
     }
     return Content(rows, json.dumps(info))
 
@@ -85,6 +92,7 @@ def write_content(table: Table, content: Content, adopt_state: bool) -> None:
             f"with {target[0]!r}. Its rows start with fresh state.",
             stacklevel=3,
         )
+    keeps_scores = takes_scores(info.get("evict_strategy"), table, "the checkpoint")
     with tf.init_scope():
         handle = table.make_empty(len(rows.keys), target)
         for some in slices(table, len(rows.keys), rows.state.shape[1]):
@@ -94,7 +102,7 @@ def write_content(table: Table, content: Content, adopt_state: bool) -> None:
                 tf.cast(from_bits(rows.vectors[some], info["dtype"]), table.dtype),
                 rows.state[some] if has_state else NO_STATE,
                 rows.updates[some],
-                rows.accesses[some],
+                rows.accesses[some] if keeps_scores else NEW_SCORES,
                 info["base"],
                 info["tick"] + 1,
             )

@@ -25,7 +25,8 @@ class Rows(NamedTuple):
         vectors: [n, dimension]; bfloat16 vectors as the uint16 of their bits.
         state: float32 [n, floats of state].
         updates: uint32 [n], ticks of last update, minus the cut's base.
-        accesses: uint32 [n], ticks of last access, minus the cut's base.
+        accesses: uint32 [n], ticks of last access, minus the cut's base; the scores of the rows if
+            the table has scores (`TableOptions.has_scores`).
     """
 
     keys: Any

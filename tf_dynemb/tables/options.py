@@ -6,8 +6,20 @@ import dataclasses
 from typing import Any
 
 VAR_TYPES = ("hbm", "hybrid", "host")
-# Our names, and the HKV names that SOK scripts pass.
-EVICT_STRATEGIES = {"lru": "lru", "none": "none", "kLru": "lru"}
+# Our names, and the names of HierarchicalKV, which SOK scripts pass.
+EVICT_STRATEGIES = {
+    "lru": "lru",
+    "lfu": "lfu",
+    "epoch_lru": "epoch_lru",
+    "epoch_lfu": "epoch_lfu",
+    "score": "score",
+    "none": "none",
+    "kLru": "lru",
+    "kLfu": "lfu",
+    "kEpochLru": "epoch_lru",
+    "kEpochLfu": "epoch_lfu",
+    "kCustomized": "score",
+}
 EXCHANGE_DTYPES = ("float16", "bfloat16", "int8")
 _HBM_GB = 16  # max_hbm_for_vectors, unless it is given
 _NOT_YET = {
@@ -35,9 +47,22 @@ class TableOptions:
             behavior of a table that is full.
         max_load_factor: the share of the index slots in use at which a segment splits, in (0, 1].
             Values below 0.05 act as 0.05, values above 0.95 as 0.95.
-        evict_strategy: "lru" (also "kLru"): to insert a key, a full table evicts the least recently
-            used of about 28 rows, on average one of the oldest 9% of the table. "none": inserting
-            into a full table raises tf.errors.ResourceExhaustedError.
+        evict_strategy: which row a full table evicts to insert a key, of about 28 rows that it
+            compares. Rows of the running batch are never evicted. docs/choosing_what_stays.md
+            compares the strategies.
+            "lru" (also "kLru"): the least recently used one, on average one of the oldest 9% of the
+            table.
+            "lfu" ("kLfu"): the one whose key lookups that insert have asked for least often. A
+            repeated id counts each time; evaluation and serving do not count.
+            "epoch_lru" ("kEpochLru"): the same as "lru", because epochs are in the order of time.
+            "epoch_lfu" ("kEpochLfu"): of the rows that were not looked up for most epochs, the one
+            with the lowest count. See `epoch_steps`.
+            "score" ("kCustomized"): the one with the lowest score. The caller sets the scores
+            (`set_scores`); a new row has the score 0.
+            "none": none; the call raises tf.errors.ResourceExhaustedError.
+        epoch_steps: the number of steps in an epoch of "epoch_lru" or "epoch_lfu". A step is a
+            lookup that may insert; the tables of one `lookup_sparse` have one step each. None:
+            epochs begin with `advance_epoch()` only.
         seed: the seed of the initial vectors. None: the initializer's own seed, or otherwise one
             derived from the table's name and TensorFlow's global seed.
         stochastic_rounding: whether float16 and bfloat16 rows are rounded stochastically when they
@@ -63,6 +88,7 @@ class TableOptions:
     max_capacity: int | None = None
     max_load_factor: float = 0.85
     evict_strategy: str = "lru"
+    epoch_steps: int | None = None
     seed: int | None = None
     stochastic_rounding: bool = True
     exchange_dtype: str | None = None
@@ -118,6 +144,13 @@ class TableOptions:
                 f"evict_strategy must be one of {', '.join(EVICT_STRATEGIES)}, "
                 f"got {self.evict_strategy!r}."
             )
+        if self.epoch_steps is not None:
+            _check_integer("epoch_steps", self.epoch_steps, 1)
+            if self.strategy not in ("epoch_lru", "epoch_lfu"):
+                raise ValueError(
+                    f"epoch_steps={self.epoch_steps} needs evict_strategy 'epoch_lru' or "
+                    f"'epoch_lfu', got {self.evict_strategy!r}."
+                )
         if not isinstance(self.stochastic_rounding, bool):
             raise ValueError(
                 f"stochastic_rounding must be True or False, got {self.stochastic_rounding!r}."
@@ -132,10 +165,30 @@ class TableOptions:
             )
 
     @property
+    def strategy(self) -> str:
+        """`evict_strategy`, by our name."""
+        return EVICT_STRATEGIES[self.evict_strategy]
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether a row has a score other than the time of its last access."""
+        return has_scores(self.strategy)
+
+    @property
+    def counts_keys(self) -> bool:
+        """Whether the table counts how often lookups that insert have asked for a key."""
+        return self.strategy in ("lfu", "epoch_lfu")
+
+    @property
     def max_hbm_bytes(self) -> int:
         """`max_hbm_for_vectors` in bytes."""
         limit = self.max_hbm_for_vectors
         return int((_HBM_GB if limit is None else limit) * 2**30)
+
+
+def has_scores(strategy: str) -> bool:
+    """Whether the rows of a table with this strategy have scores that are not times."""
+    return strategy in ("lfu", "epoch_lfu", "score")
 
 
 def check_dimension(name: str, value: Any) -> int:

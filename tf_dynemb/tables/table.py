@@ -20,7 +20,7 @@ from tf_dynemb.parallel.ownership import check_mode, owner_of_mode
 from tf_dynemb.parallel.placement import Placement, place
 from tf_dynemb.tables import initializers
 from tf_dynemb.tables.lineage import Snapshots
-from tf_dynemb.tables.options import EVICT_STRATEGIES, TableOptions, check_dimension
+from tf_dynemb.tables.options import TableOptions, check_dimension
 
 # (optimizer, floats per row of each of its states, initial value of each state)
 StateSpec: TypeAlias = tuple[str, tuple[int, ...], tuple[float, ...]]
@@ -97,7 +97,8 @@ class Table:
                 "init_capacity": options.init_capacity,
                 "max_capacity": options.max_capacity or 0,
                 "max_load_factor": min(max(options.max_load_factor, 0.05), 0.95),
-                "evict_strategy": EVICT_STRATEGIES[options.evict_strategy],
+                "evict_strategy": options.strategy,
+                "epoch_steps": options.epoch_steps or 0,
                 "seed": seed,
                 "stochastic_rounding": options.stochastic_rounding,
                 "initializers": list(initial.kinds),

@@ -7,13 +7,22 @@ from typing import Any
 
 
 class HkvEvictStrategy(enum.IntEnum):
-    """The eviction strategies of HierarchicalKV; LRU is supported."""
+    """The eviction strategies of HierarchicalKV."""
 
     LRU = 0
     LFU = 1
     EPOCHLRU = 2
     EPOCHLFU = 3
     CUSTOMIZED = 4
+
+
+_STRATEGIES = {
+    HkvEvictStrategy.LRU: "lru",
+    HkvEvictStrategy.LFU: "lfu",
+    HkvEvictStrategy.EPOCHLRU: "epoch_lru",
+    HkvEvictStrategy.EPOCHLFU: "epoch_lfu",
+    HkvEvictStrategy.CUSTOMIZED: "score",
+}
 
 
 class FileSystemSaver:
@@ -51,16 +60,18 @@ class HkvHashTableConfig:
 
     Args:
         init_capacity: the number of rows to allocate at the start.
-        max_capacity: the maximum number of rows; the least recently used rows are evicted. None: no
-            limit. (TFRA's default is 2^20.)
+        max_capacity: the maximum number of rows; a full table evicts rows, by `evict_strategy`.
+            None: no limit. (TFRA's default is 2^20.)
         max_hbm_for_values: the bytes of GPU memory for rows. None: as in `TableOptions`.
-        evict_strategy: `HkvEvictStrategy.LRU`.
-        step_per_epoch: not supported: 0.
-        gen_scores_fn: not supported: None.
+        evict_strategy: which rows a full table evicts. `TableOptions.evict_strategy` describes the
+            strategies; CUSTOMIZED is "score".
+        step_per_epoch: the number of training steps in an epoch of EPOCHLRU or EPOCHLFU. 0: epochs
+            begin with `advance_epoch()` of the table only.
+        gen_scores_fn: not supported: None. Set scores with `set_scores` of the table.
         reserved_key_start_bit: unused: every key is legal.
 
     Raises:
-        NotImplementedError: another strategy, `step_per_epoch` or `gen_scores_fn` is given.
+        NotImplementedError: `gen_scores_fn` is given.
     """
 
     def __init__(
@@ -74,11 +85,12 @@ class HkvHashTableConfig:
         reserved_key_start_bit: int = 0,
     ) -> None:
         strategy = HkvEvictStrategy(evict_strategy)
-        if strategy is not HkvEvictStrategy.LRU or step_per_epoch or gen_scores_fn is not None:
+        if gen_scores_fn is not None:
             raise NotImplementedError(
-                f"evict_strategy={strategy.name} is not supported: a full table evicts the least "
-                "recently used rows (LRU), without step_per_epoch and gen_scores_fn."
+                "gen_scores_fn is not supported: pass scores to insert_or_assign, or set them with "
+                "set_scores."
             )
+        self.step_per_epoch = step_per_epoch
         self.init_capacity = init_capacity
         self.max_capacity = max_capacity
         self.max_hbm_for_values = max_hbm_for_values
@@ -86,7 +98,9 @@ class HkvHashTableConfig:
 
     def table_options(self) -> dict[str, Any]:
         """Returns the configuration as fields of `TableOptions`."""
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"evict_strategy": _STRATEGIES[self.evict_strategy]}
+        if self.step_per_epoch:
+            options["epoch_steps"] = self.step_per_epoch
         if self.init_capacity:
             options["init_capacity"] = self.init_capacity
         if self.max_capacity is not None:

@@ -18,12 +18,12 @@ from tf_dynemb.ids.keys import as_keys
 from tf_dynemb.parallel import exchange, spread_keys
 from tf_dynemb.parallel.distribution import check_one_replica
 from tf_dynemb.tables import content, cut
-from tf_dynemb.tables.table import Table
 from tf_dynemb.variables import keras_call
 from tf_dynemb.variables import second_gradient as second_gradient  # registers it
+from tf_dynemb.variables.retention import Retention
 
 
-class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: ignore[misc]
+class DynamicVariable(Retention, resource_variable_ops.ResourceVariable):  # type: ignore[misc]
     """A table of vectors by integer key that grows as keys are looked up.
 
     It is a `tf.Variable`: `tf.nn.embedding_lookup` and its sparse forms, `sparse_read`,
@@ -100,7 +100,7 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
             raise TypeError("DynamicVariable needs dimension, the width of its vectors.")
         if constraint is not None and not callable(constraint):
             raise TypeError(f"constraint must be callable, got {constraint!r}.")
-        Table.__init__(
+        Retention.__init__(
             self, dimension, initializer, var_type, name, key_type, dtype, mode, table_options
         )
         handle, dtype = self._handle, self._attributes["dtype"]
@@ -156,6 +156,7 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
         insert: bool | None = None,
         default_value: Any = None,
         return_exists: bool = False,
+        scores: Any = None,
     ) -> Any:
         """Reads one vector for each id.
 
@@ -165,8 +166,8 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
                 they do; inside the call of a Keras layer, only in training.
             default_value: a vector [dimension]. None: the table's `default_vector`, which is the
                 vector that the key would start with unless it is set.
-
             return_exists: whether to return also which keys had a row before the call.
+            scores: the scores that the rows get, as in `set_scores`. None: unchanged.
 
         Returns:
             A tensor of shape ids.shape + [dimension] and the table's dtype. With `return_exists`, a
@@ -174,9 +175,15 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
 
         Raises:
             TypeError: the ids are not integers, or their type cannot be cast to the key type.
-            ValueError: `default_value` has another shape, or a number in a list is out of the range
-                of the key type.
+            ValueError: `default_value` has another shape, a number in a list is out of the range of
+                the key type, or the table's strategy has no scores.
         """
+        if scores is not None:
+            given = self.as_scores(scores)
+            result = self.lookup(ids, insert, default_value, return_exists)
+            with tf.control_dependencies([result[0] if return_exists else result]):
+                self._set_scores(as_keys(ids, self._key_type, "ids"), given)
+            return result
         if return_exists:
             exists = self.contains(ids)
             with tf.control_dependencies([exists]):
@@ -246,21 +253,26 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
         return self.sparse_read(tf.squeeze(indices, -1), name=name)
 
     @_ops.not_converted
-    def upsert(self, keys: Any, values: Any) -> Any:
+    def upsert(self, keys: Any, values: Any, scores: Any = None) -> Any:
         """Sets vectors. Unknown keys get a row; if keys repeat, the last one wins.
 
         Args:
             keys: integers of any shape.
             values: vectors, floating point, of shape keys.shape + [dimension].
+            scores: the scores that the rows get, as in `set_scores`. None: those of existing rows
+                are unchanged.
 
         Raises:
             TypeError: the keys are not integers, or the values are not floating point.
-            ValueError: the values have another shape.
+            ValueError: the values have another shape, or the table's strategy has no scores.
         """
         keys, values = self._keys_and_values(keys, values)
+        given = None if scores is None else self.as_scores(scores)
         if communicator.get().size > 1:
-            return spread_keys.upsert(self.spread, *self._flat(keys, values))
-        return _ops.library().dynemb_upsert(self.handle, keys, values)
+            done = spread_keys.upsert(self.spread, *self._flat(keys, values))
+        else:
+            done = _ops.library().dynemb_upsert(self.handle, keys, values)
+        return done if given is None else self._set_scores(keys, given)
 
     def scatter_update(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
@@ -410,12 +422,27 @@ class DynamicVariable(Table, resource_variable_ops.ResourceVariable):  # type: i
         """Returns True: a table needs no initial value."""
         return tf.constant(True)
 
-    def assign(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises NotImplementedError: use `scatter_update` or `de.assign`."""
+    def assign(self, keys: Any, values: Any = None, **kwargs: Any) -> Any:
+        """Sets the vectors of the keys that have a row; the name in HierarchicalKV.
+
+        Args:
+            keys: integers of any shape. Keys without a row are skipped.
+            values: vectors, floating point, of shape keys.shape + [dimension].
+            **kwargs: not supported.
+
+        Raises:
+            NotImplementedError: it is called with one tensor, as for a dense variable. Use
+                `scatter_update` or `de.assign`.
+        """
+        if values is None or kwargs:
+            self._no_dense_value("assigned a tensor")
+        return self.assign_rows(keys, values)
+
+    def _no_addition(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._no_dense_value("assigned a tensor")
 
-    assign_add = assign
-    assign_sub = assign
+    assign_add = _no_addition
+    assign_sub = _no_addition
 
     def _scatter_not_supported(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(

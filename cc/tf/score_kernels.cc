@@ -1,0 +1,207 @@
+// Kernels of the operators of table_ops.cc that decide which rows stay: scores, predicates,
+// eviction.
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cc/tf/table_resource.h"
+
+namespace dynemb {
+namespace {
+
+class ScoresOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    const tf::Tensor& keys = ctx->input(1);
+    TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
+    int64_t* scores;
+    TF_RETURN_IF_ERROR(Output(ctx, 0, keys.shape(), &scores));
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    TableLock lock({&table}, TableLock::Mode::kShared);
+    table.Scores(*exec, KeysOf(keys), scores);
+    return ToAbsl(table.Error());
+  }
+};
+
+class SetScoresOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    const tf::Tensor& keys = ctx->input(1);
+    const tf::Tensor& given = ctx->input(2);
+    TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
+    TF_RETURN_IF_ERROR(CheckShape(given, keys.shape(), "scores"));
+    const auto* wide = Data<int64_t>(given);
+    std::vector<Score> scores(static_cast<size_t>(given.NumElements()));
+    for (size_t i = 0; i < scores.size(); ++i) {
+      if (wide[i] < 0 || wide[i] > int64_t{0xFFFFFFFF}) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("scores has ", wide[i], ", expected numbers in [0, 2^32)"));
+      }
+      scores[i] = static_cast<Score>(wide[i]);
+    }
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    TableLock lock({&table}, TableLock::Mode::kExclusive);
+    return ToAbsl(table.SetScores(*exec, KeysOf(keys), scores.data()));
+  }
+};
+
+class AddCountsOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    const tf::Tensor& keys = ctx->input(1);
+    const tf::Tensor& counts = ctx->input(2);
+    TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
+    TF_RETURN_IF_ERROR(CheckShape(counts, keys.shape(), "counts"));
+    const auto* data = Data<int32_t>(counts);
+    const int32_t* const end = data + counts.NumElements();
+    if (std::any_of(data, end, [](int32_t count) { return count < 0; })) {
+      return absl::InvalidArgumentError("counts has a negative number");
+    }
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    TableLock lock({&table}, TableLock::Mode::kExclusive);
+    return ToAbsl(table.AddCounts(*exec, KeysOf(keys), reinterpret_cast<const uint32_t*>(data)));
+  }
+};
+
+class AdvanceEpochOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    TableLock lock({&table}, TableLock::Mode::kExclusive);
+    return ToAbsl(table.AdvanceEpoch(*exec));
+  }
+};
+
+class ExportIfOp : public OneTableOp {
+ public:
+  explicit ExportIfOp(tf::OpKernelConstruction* ctx) : OneTableOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("key_type", &key_type_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &dtype_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("keys_only", &keys_only_));
+  }
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(1), "cursor"));
+    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(2), "limit"));
+    const int64_t cursor = ctx->input(1).scalar<int64_t>()();
+    const int64_t limit = ctx->input(2).scalar<int64_t>()();
+    if (cursor < 0 || limit <= 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("cursor=", cursor, ", limit=", limit, ": out of range"));
+    }
+    if (ToTf(table.options().key_type) != key_type_) {
+      return absl::InvalidArgumentError("key_type differs from the key_type of the table");
+    }
+    TF_RETURN_IF_ERROR(CheckDType(table, dtype_, "dtype"));
+    RowPredicate where;
+    TF_RETURN_IF_ERROR(Read(ctx->input(3), ctx->input(4), &where));
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    TableLock lock({&table}, TableLock::Mode::kShared);
+    const ExportPlan plan =
+        table.SelectRows(*exec, static_cast<uint64_t>(cursor), static_cast<uint64_t>(limit), where);
+    const auto n = static_cast<int64_t>(plan.rows.size());
+    const int64_t rest = keys_only_ ? 0 : n;
+    void *keys, *values;
+    float* state;
+    int64_t *updates, *scores, *next;
+    TF_RETURN_IF_ERROR(Output(ctx, 0, {n}, &keys));
+    TF_RETURN_IF_ERROR(Output(ctx, 1, {rest, table.options().dim}, &values));
+    TF_RETURN_IF_ERROR(Output(ctx, 2, {rest, table.layout().state_width}, &state));
+    TF_RETURN_IF_ERROR(Output(ctx, 3, {rest}, &updates));
+    TF_RETURN_IF_ERROR(Output(ctx, 4, {rest}, &scores));
+    TF_RETURN_IF_ERROR(Output(ctx, 5, {}, &next));
+    *next = plan.next_cursor;
+    if (keys_only_) {
+      table.Export(*exec, plan, keys, nullptr, nullptr, nullptr);
+    } else {
+      table.Export(*exec, plan, keys, values, state, updates, scores);
+    }
+    return ToAbsl(table.Error());
+  }
+
+ private:
+  static absl::Status Read(const tf::Tensor& ranges, const tf::Tensor& norms, RowPredicate* where) {
+    TF_RETURN_IF_ERROR(CheckShape(ranges, {7}, "ranges"));
+    TF_RETURN_IF_ERROR(CheckShape(norms, {2}, "norms"));
+    const auto* r = Data<int64_t>(ranges);
+    if (r[0] < 0 || r[1] < 0) return absl::InvalidArgumentError("ranges has a negative tick");
+    where->updated_after = static_cast<Tick>(r[0]);
+    where->updated_until = static_cast<Tick>(r[1]);
+    where->score_from = r[2];
+    where->score_to = r[3];
+    where->has_keys = r[4] != 0;
+    where->key_from = static_cast<uint64_t>(r[5]);
+    where->key_to = static_cast<uint64_t>(r[6]);
+    where->norm_from = Data<double>(norms)[0];
+    where->norm_below = Data<double>(norms)[1];
+    const RowPredicate any;
+    where->has_norms = where->norm_from != any.norm_from || where->norm_below != any.norm_below;
+    return absl::OkStatus();
+  }
+
+  tf::DataType key_type_, dtype_;
+  bool keys_only_;
+};
+
+class EvictOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(1), "to_rows"));
+    const int64_t to_rows = ctx->input(1).scalar<int64_t>()();
+    if (to_rows < 0) {
+      return absl::InvalidArgumentError(absl::StrCat("to_rows=", to_rows, " is negative"));
+    }
+    int64_t* evicted;
+    TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &evicted));
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    TableLock lock({&table}, TableLock::Mode::kExclusive);
+    uint64_t count = 0;
+    const Status status =
+        table.EvictTo(*exec, static_cast<uint64_t>(to_rows), ProcessClock().Next(), &count);
+    *evicted = static_cast<int64_t>(count);
+    return ToAbsl(status);
+  }
+};
+
+#define REGISTER(name, Kernel, ...)                                           \
+  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), Kernel); \
+  DYNEMB_REGISTER_GPU_KERNEL(                                                 \
+      Name(name).Device(tensorflow::DEVICE_GPU).HostMemory("handle") __VA_ARGS__, Kernel)
+REGISTER("DynembScores", ScoresOp, .HostMemory("scores"));
+REGISTER("DynembSetScores", SetScoresOp, .HostMemory("scores"));
+REGISTER("DynembAddCounts", AddCountsOp, .HostMemory("counts"));
+REGISTER("DynembAdvanceEpoch", AdvanceEpochOp);
+REGISTER("DynembExportIf", ExportIfOp,
+         .HostMemory("cursor")
+             .HostMemory("limit")
+             .HostMemory("ranges")
+             .HostMemory("norms")
+             .HostMemory("keys")
+             .HostMemory("values")
+             .HostMemory("state")
+             .HostMemory("updates")
+             .HostMemory("scores")
+             .HostMemory("next_cursor"));
+REGISTER("DynembEvict", EvictOp, .HostMemory("to_rows").HostMemory("evicted"));
+#undef REGISTER
+
+}  // namespace
+}  // namespace dynemb

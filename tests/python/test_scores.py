@@ -1,0 +1,454 @@
+"""Eviction strategies: what counts, which rows stay, how scores are read, set, saved and loaded."""
+
+import collections
+import datetime
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dynemb as de
+from tf_dynemb import cli
+
+STRATEGIES = ["lru", "lfu", "epoch_lru", "epoch_lfu", "score"]
+
+
+def make(strategy, capacity=None, dimension=2, **options):
+    return de.DynamicVariable(
+        dimension, evict_strategy=strategy, max_capacity=capacity, name="items", **options
+    )
+
+
+def held(table, keys):
+    keys = np.asarray(keys)
+    return keys[table.contains(tf.constant(keys, tf.int64)).numpy()].tolist()
+
+
+def scores(table, keys):
+    return table.scores(tf.constant(keys, tf.int64)).numpy().tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        ("kLru", "lru"),
+        ("kLfu", "lfu"),
+        ("kEpochLru", "epoch_lru"),
+        ("kEpochLfu", "epoch_lfu"),
+        ("kCustomized", "score"),
+    ],
+)
+def test_names_of_hierarchical_kv(name, strategy):
+    table = make(name, 10)
+    assert table.options.strategy == strategy
+    assert table.attributes["evict_strategy"] == strategy
+
+
+def test_lfu_keeps_what_is_asked_for_most_often():
+    table = make("lfu", 3)
+    table.lookup([1, 1, 1, 2, 2, 3])
+    assert scores(table, [1, 2, 3, 4]) == [3, 2, 1, -1]
+    table.lookup([4])  # evicts 3
+    assert held(table, [1, 2, 3, 4]) == [1, 2, 4]
+    table.lookup([5, 5, 5, 5])  # evicts 4, which was asked for once
+    assert held(table, [1, 2, 3, 4, 5]) == [1, 2, 5]
+
+
+def test_lru_keeps_what_was_used_last():
+    table = make("lru", 3)
+    for key in [1, 1, 1, 2, 3, 4]:
+        table.lookup([key])
+    assert held(table, [1, 2, 3, 4]) == [2, 3, 4]
+    ticks = scores(table, [2, 3, 4])
+    assert ticks == sorted(ticks)
+    assert len(set(ticks)) == 3
+
+
+def test_evaluation_and_writing_do_not_count():
+    table = make("lfu", 10)
+    table.lookup([1, 2])
+    table.lookup([1, 1, 1], insert=False)
+    table.upsert([1], [[1.0, 2.0]])
+    table.scatter_add(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1], tf.int64)))
+    table.contains([1])
+    de.export(table)
+    assert scores(table, [1, 2]) == [1, 1]
+
+
+def test_a_training_step_counts_each_id_once():
+    table = make("lfu", 100)
+    optimizer = de.OptimizerWrapper(keras.optimizers.Adam(0.1))
+    with tf.GradientTape() as tape:
+        features = [tf.constant([[1, 2], [1, 3]]), tf.constant([[1, 9], [9, 9]])]
+        pooled = de.lookup_sparse([table, table], features, combiners=["sum", "mean"])
+        loss = tf.add_n([tf.reduce_sum(p) for p in pooled])
+    optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    assert scores(table, [1, 2, 3, 9]) == [3, 1, 1, 3]
+
+
+def test_features_of_one_lookup_protect_each_others_rows():
+    # Each batch names as many keys as there are rows: both features must keep all of theirs.
+    table = make("lfu", 40)
+    table.lookup(np.repeat(np.arange(1000, 1040), 5))
+    for step in range(20):
+        first = np.arange(20) + 20 * step
+        second = np.arange(20) + 20 * step + 5000
+        ids = [tf.constant(first[:, None]), tf.constant(second[:, None])]
+        pooled = de.lookup_sparse([table, table], ids, combiners=["sum", "sum"])
+        wanted = [*first, *second]
+        assert held(table, wanted) == wanted
+        read = table.lookup(wanted, insert=False)
+        np.testing.assert_array_equal(tf.concat(pooled, 0), read)
+
+
+def test_epochs_are_stronger_than_counts():
+    table = make("epoch_lfu", 3)
+    table.lookup([1] * 50 + [2] * 40)
+    table.advance_epoch()
+    table.lookup([3])
+    assert scores(table, [1, 2, 3]) == [50, 40, 1 << 20 | 1]
+    table.lookup([2])
+    assert scores(table, [2]) == [1 << 20 | 41]
+    table.lookup([4])
+    assert held(table, [1, 2, 3, 4]) == [2, 3, 4]
+
+
+def test_epoch_steps_count_lookups_that_insert():
+    table = make("epoch_lfu", 10, epoch_steps=3)
+    epochs = []
+    for step in range(8):
+        table.lookup([step])
+        table.lookup([step], insert=False)
+        table.upsert([100], [[0.0, 0.0]])
+        epochs.append(scores(table, [step])[0] >> 20)
+    assert epochs == [0, 0, 0, 1, 1, 1, 2, 2]
+    # The features of one lookup_sparse are one step of their table.
+    table = make("epoch_lfu", 10, epoch_steps=1)
+    for step in range(3):
+        de.lookup_sparse([table, table], [tf.constant([[1]]), tf.constant([[2]])], combiners="sum")
+        assert scores(table, [1, 2]) == [step << 20 | (step + 1)] * 2
+
+
+def test_the_caller_sets_scores():
+    table = make("score", 4)
+    table.lookup([1, 2, 3, 4], scores=[10, 40, 30, 20])
+    assert scores(table, [1, 2, 3, 4]) == [10, 40, 30, 20]
+    table.upsert([5], tf.ones([1, 2]), scores=25)
+    assert held(table, range(1, 6)) == [2, 3, 4, 5]
+    table.set_scores([2, 2, 77], [3, 5, 9])  # the last one wins; unknown keys are skipped
+    assert scores(table, [2, 77]) == [5, -1]
+    table.lookup([6])
+    assert held(table, range(1, 7)) == [3, 4, 5, 6]
+    assert scores(table, [6]) == [0]
+    table.lookup([7], scores=tf.constant([2**32 - 1], tf.int64))
+    assert scores(table, [7]) == [2**32 - 1]
+    assert held(table, [6]) == []
+
+
+def test_insert_and_evict_returns_what_left():
+    table = make("score", 3)
+    optimizer = de.OptimizerWrapper(keras.optimizers.SGD(0.1, momentum=0.9))
+    table.upsert([1, 2, 3], [[1.0, 1], [2, 2], [3, 3]], scores=[7, 5, 6])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(table.lookup([2]))
+    optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    gone = table.insert_and_evict([4, 5], [[4.0, 4], [5, 5]], scores=[8, 9])
+    assert gone.keys.numpy().tolist() == [2, 3]
+    np.testing.assert_allclose(gone.vectors, [[1.9, 1.9], [3, 3]])
+    np.testing.assert_allclose(gone.state, [[-0.1, -0.1], [0, 0]])
+    assert gone.scores.numpy().tolist() == [5, 6]
+    assert held(table, range(6)) == [1, 4, 5]
+    assert scores(table, [1, 4, 5]) == [7, 8, 9]
+    np.testing.assert_array_equal(table.lookup([4, 5]), [[4, 4], [5, 5]])
+    assert table.insert_and_evict([4]).keys.shape == (0,)
+
+
+def test_calls_of_hierarchical_kv():
+    table = make("lfu", 100)
+    initial = table.find_or_insert([1, 2])
+    table.insert_or_assign([3], [[3.0, 3.0]], scores=[9])
+    assert scores(table, [1, 2, 3]) == [1, 1, 9]
+    table.assign([1, 77], [[5.0, 5.0], [7.0, 7.0]])
+    assert held(table, [1, 2, 3, 77]) == [1, 2, 3]
+    np.testing.assert_array_equal(table.lookup([1], insert=False), [[5, 5]])
+    # 2 and 3 are there, 4 and 5 are not; the caller is wrong about 3 and 5.
+    deltas = [[1.0, 1.0]] * 4
+    table.accum_or_assign([2, 3, 4, 5], deltas, accum=[True, False, False, True])
+    assert held(table, range(6)) == [1, 2, 3, 4]
+    read = table.lookup([2, 3, 4], insert=False)
+    np.testing.assert_allclose(read, [initial[1] + 1, [3.0, 3.0], [1.0, 1.0]])
+    with pytest.raises(NotImplementedError, match="dense"):
+        table.assign(tf.ones([2, 2]))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_dumps_checkpoints_and_deltas_keep_scores(tmp_path, strategy):
+    def new():
+        return make(strategy, 50, seed=1)
+
+    table = new()
+    table.lookup([1, 1, 1, 2, 2, 3])
+    if strategy == "epoch_lfu":
+        table.advance_epoch()
+    table.lookup([3, 4])
+    if strategy == "score":
+        table.set_scores([1, 2, 3, 4], [9, 2**32 - 1, 7, 8])
+    keys = [1, 2, 3, 4, 5]
+    wanted = scores(table, keys)
+    chain, checkpoint = tmp_path / "chain", str(tmp_path / "checkpoint")
+    since = de.dump(chain, table)
+
+    copy = new()
+    de.load(chain, copy)
+    assert scores(copy, keys) == wanted
+    tf.train.Checkpoint(table=table).write(checkpoint)
+    copy = new()
+    tf.train.Checkpoint(table=copy).read(checkpoint).assert_consumed()
+    assert scores(copy, keys) == wanted
+    if strategy == "epoch_lfu":  # the epoch continues, too
+        copy.lookup([9])
+        assert scores(copy, [9]) == [1 << 20 | 1]
+
+    follower = new()
+    de.load(chain, follower)
+    table.lookup([5, 5, 1])
+    table.upsert([1, 5], tf.ones([2, 2]))
+    if strategy == "score":
+        table.set_scores([1, 5], [11, 12])
+    de.incremental_dump(chain, table, since=since)
+    de.apply_delta(chain, follower)
+    if strategy not in ("lru", "epoch_lru"):
+        assert scores(follower, keys) == scores(table, keys)
+    merged = new()
+    de.load(chain, merged)
+    assert scores(merged, keys) == scores(table, keys)
+    assert cli.main(["merge", str(chain), str(tmp_path / "merged")]) == 0
+    merged = new()
+    de.load(tmp_path / "merged", merged)
+    assert scores(merged, keys) == scores(table, keys)
+
+
+def test_a_strategy_that_changed_is_said(tmp_path):
+    table = make("lfu", 50)
+    table.lookup([1, 1, 1, 2])
+    chain, checkpoint = tmp_path / "chain", str(tmp_path / "checkpoint")
+    de.dump(chain, table)
+    tf.train.Checkpoint(table=table).write(checkpoint)
+    for strategy, fresh in [("score", 0), ("epoch_lfu", 1)]:
+        other = make(strategy, 50)
+        with pytest.warns(UserWarning, match=f"'lfu'.*'{strategy}'.*start anew"):
+            de.load(chain, other)
+        assert scores(other, [1, 2]) == [fresh, fresh]
+        with pytest.warns(UserWarning, match="start anew"):
+            tf.train.Checkpoint(table=other).read(checkpoint)
+        assert scores(other, [1, 2]) == [fresh, fresh]
+    other = make("lru", 50)
+    with pytest.warns(UserWarning, match="start anew"):
+        de.load(chain, other)
+    other.lookup([7])
+    assert scores(other, [1])[0] < scores(other, [7])[0]
+    copy = make("kLfu", 50)
+    de.load(chain, copy)
+    assert scores(copy, [1, 2]) == [3, 1]
+
+
+def test_layers_take_the_options():
+    layer = de.layers.Embedding(4, max_capacity=8, evict_strategy="lfu")
+    model = keras.Sequential([keras.Input([3], dtype="int64"), layer, keras.layers.Flatten()])
+    model.compile(de.OptimizerWrapper("sgd"), "mse")
+    ids = np.array([[1, 1, 2], [1, 3, 3]])
+    model.fit(ids, np.zeros([2, 12]), batch_size=2, epochs=3, verbose=0)
+    model.predict(ids, verbose=0)
+    assert scores(layer.table, [1, 2, 3]) == [9, 3, 6]
+
+
+def test_conditions_select_rows():
+    table = make("score", 100)
+    table.upsert([-5, 0, 3, 8], [[0.0, 0], [3, 4], [6, 8], [0, 1]], scores=[10, 20, 30, 40])
+    time.sleep(0.002)
+    middle = datetime.datetime.now(datetime.timezone.utc)
+    time.sleep(0.002)
+    table.upsert([3, 9], [[6.0, 8], [1, 0]], scores=[30, 2**32 - 1])
+
+    def keys(**conditions):
+        rows = table.export_if(**conditions)
+        assert table.size_if(**conditions) == len(rows.keys)
+        np.testing.assert_array_equal(rows.vectors, table.lookup(rows.keys, insert=False))
+        assert rows.scores.numpy().tolist() == scores(table, rows.keys)
+        return sorted(rows.keys.numpy().tolist())
+
+    assert keys() == [-5, 0, 3, 8, 9]
+    assert keys(key_from=0, key_below=8) == [0, 3]
+    assert keys(key_from=5, key_below=5) == keys(key_from=2**64) == keys(key_below=-100) == []
+    assert keys(key_below=None, score_from=20, score_below=40) == [0, 3]
+    assert keys(score_from=41) == [9]
+    assert keys(l2_below=1) == [-5]
+    assert keys(l2_from=1, l2_below=10) == [0, 8, 9]
+    assert keys(l2_from=5, score_below=25) == [0]
+    assert keys(updated_since=middle) == [3, 9]
+    assert keys(updated_before=middle) == [-5, 0, 8]
+    assert keys(updated_before=middle, updated_since=middle) == []
+
+    since = table.stats()
+    assert table.erase_if(l2_below=2, score_below=100) == 2
+    assert keys() == [0, 3, 9]
+    assert table.stats()["erased"] - since["erased"] == 2
+    assert table.erase_if(key_from=1000) == 0
+    assert table.evict(2) == 1
+    assert keys() == [3, 9]
+    assert table.stats()["evictions"] - since["evictions"] == 1
+    assert table.evict(to_rows=0) == 2
+    assert keys() == []
+
+
+@pytest.mark.parametrize("key_type", [tf.int32, tf.uint64])
+def test_conditions_on_keys_of_other_types(key_type):
+    table = de.DynamicVariable(2, key_type=key_type, name="items")
+    if key_type == tf.int32:
+        table.lookup(tf.constant([-(2**31), -1, 0, 2**31 - 1]))
+        assert table.size_if(key_below=0) == 2
+        assert table.size_if(key_from=2**31 - 1) == 1
+        assert table.size_if(key_from=-(2**40), key_below=2**40) == 4
+    else:
+        table.lookup(tf.constant([0, 5, 2**63, 2**64 - 1], tf.uint64))
+        assert table.size_if(key_from=6) == 2
+        assert table.size_if(key_from=2**63 + 1) == 1
+        assert table.size_if(key_below=2**64) == 4
+
+
+def test_conditions_on_times_of_accesses():
+    table = make("lru", 100)
+    table.lookup([1, 2, 3])
+    time.sleep(0.002)
+    middle = datetime.datetime.now(datetime.timezone.utc)
+    time.sleep(0.002)
+    table.lookup([2], insert=False)
+    assert table.export_if(accessed_since=middle).keys.numpy().tolist() == [2]
+    assert table.size_if(accessed_before=middle) == 2
+    assert table.size_if(updated_before=middle) == 3
+    assert table.evict(1) == 2
+    assert held(table, [1, 2, 3]) == [2]
+
+
+def test_evicted_and_erased_keys_are_deletions(tmp_path):
+    table = make("lfu", 100)
+    table.lookup(np.repeat(np.arange(10), np.arange(1, 11)))
+    de.dump(tmp_path, table)
+    follower = make("lfu", 100)
+    de.load(tmp_path, follower)
+    table.evict(6)
+    table.erase_if(key_from=8)
+    table.lookup([50])
+    de.incremental_dump(tmp_path, table)
+    de.apply_delta(tmp_path, follower)
+    assert sorted(follower.export_if().keys.numpy().tolist()) == [4, 5, 6, 7, 50]
+    reader = de.serving.Reader(tmp_path)
+    assert np.flatnonzero(reader.contains(np.arange(100))).tolist() == [4, 5, 6, 7, 50]
+
+
+def test_bad_conditions():
+    table, timed = make("score"), make("lru")
+    now = datetime.datetime.now(datetime.timezone.utc)
+    for conditions, error, match in [
+        ({"norm": 3}, TypeError, "norm=3.*l2_below"),
+        ({"key_from": 1.5}, TypeError, "key_from.*1.5"),
+        ({"key_from": 2**70}, ValueError, "key_from"),
+        ({"score_from": "a"}, TypeError, "score_from"),
+        ({"l2_below": "a"}, TypeError, "l2_below"),
+        ({"l2_below": float("nan")}, ValueError, "l2_below"),
+        ({"updated_before": datetime.datetime.now()}, ValueError, "updated_before.*time zone"),
+        ({"updated_since": 5}, TypeError, "updated_since"),
+        ({"accessed_since": now}, ValueError, "accessed_since.*'score'.*score_from"),
+    ]:
+        with pytest.raises(error, match=match):
+            table.size_if(**conditions)
+    with pytest.raises(ValueError, match=r"score_below.*'lru'.*accessed_before"):
+        timed.size_if(score_below=3)
+    with pytest.raises(ValueError, match="erase_if needs a condition"):
+        table.erase_if()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="to_rows=-1"):
+        table.evict(-1)
+    with pytest.raises(RuntimeError, match=r"outside tf\.function"):
+        tf.function(lambda: table.size_if())()
+
+
+def test_bad_options_and_scores():
+    with pytest.raises(ValueError, match=r"evict_strategy must be one of.*kCustomized.*'fifo'"):
+        make("fifo")
+    with pytest.raises(ValueError, match=r"epoch_steps=5.*'lfu'"):
+        make("lfu", epoch_steps=5)
+    with pytest.raises(ValueError, match="epoch_steps must be an integer of 1"):
+        make("epoch_lfu", epoch_steps=0)
+    for strategy in ["lru", "epoch_lru", "none"]:
+        table = make(strategy, 10)
+        table.lookup([1])
+        for call in [
+            lambda t: t.set_scores([1], [1]),
+            lambda t: t.upsert([1], [[1.0, 1.0]], scores=[1]),
+            lambda t: t.lookup([1], scores=[1]),
+            lambda t: t.insert_and_evict([1], scores=[1]),
+        ]:
+            with pytest.raises(ValueError, match=f"evict_strategy 'score'.*{strategy!r}"):
+                call(table)
+    with pytest.raises(ValueError, match=r"advance_epoch.*'lru'"):
+        make("lru").advance_epoch()
+    table = make("score", 10)
+    table.lookup([1, 2])
+    for bad in [[-1, 1], [2**32, 1]]:
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[0, 2\^32\)"):
+            table.set_scores([1, 2], bad)
+    with pytest.raises(ValueError, match="shape of the keys"):
+        table.set_scores([1, 2], [1, 2, 3])
+    with pytest.raises(TypeError, match="integers"):
+        table.set_scores([1, 2], [0.5, 1.0])
+    table = make("epoch_lfu", 10)
+    table.lookup([1])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"epoch 1.*in epoch 0"):
+        table.set_scores([1], [1 << 20])
+    assert scores(table, [1]) == [1]
+
+
+def test_in_a_graph():
+    table = make("score", 4)
+
+    @tf.function
+    def step(ids, values):
+        vectors = table.lookup(ids, scores=values)
+        gone = table.insert_and_evict(ids + 100, scores=values + 1)
+        return vectors, gone.keys, table.scores(ids + 100)
+
+    _, gone, read = step(tf.constant([1, 2], tf.int64), tf.constant([5, 6], tf.int64))
+    assert gone.shape == (0,)
+    assert read.numpy().tolist() == [6, 7]
+    _, gone, read = step(tf.constant([3, 4], tf.int64), tf.constant([8, 9], tf.int64))
+    assert sorted(gone.numpy().tolist()) == [3, 4] or len(gone) == 2
+    assert read.numpy().tolist() == [9, 10]
+
+
+@pytest.mark.parametrize("strategy", ["lru", "lfu"])
+def test_hit_rate_is_that_of_an_exact_cache(strategy):
+    rng = np.random.default_rng(0)
+    weights = 1 / np.arange(1, 20_001) ** 1.05
+    ids = rng.choice(20_000, 300_000, p=weights / weights.sum())
+    capacity, batch = 2000, 100
+    table = make(strategy, capacity, dimension=1)
+    before = table.stats()["misses"]
+    exact, misses = collections.OrderedDict(), 0
+    for start in range(0, len(ids), batch):
+        some = ids[start : start + batch]
+        table.lookup(some)
+        # The exact cache: a batch first counts what it finds, then evicts for its new keys.
+        misses += sum(key not in exact for key in some.tolist())
+        for key in some.tolist():
+            exact[key] = exact.get(key, 0) + 1
+            exact.move_to_end(key)
+        order = iter(list(exact) if strategy == "lru" else sorted(exact, key=exact.get))
+        fresh = set(some.tolist())
+        while len(exact) > capacity:
+            key = next(order)
+            if key not in fresh:
+                del exact[key]
+    ours = (table.stats()["misses"] - before) / len(ids)
+    assert abs(ours - misses / len(ids)) < 0.01

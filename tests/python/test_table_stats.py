@@ -1,0 +1,88 @@
+"""TableStats: its numbers in the logs and in TensorBoard's files."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dynemb as de
+from tf_dynemb.callbacks import TableStats
+
+
+def fit(ids, callbacks, epochs=2, **options):
+    items = de.layers.Embedding(4, name="items", **options)
+    model = keras.Sequential(
+        [keras.Input([1], dtype="int64"), items, keras.layers.Flatten(), keras.layers.Dense(1)]
+    )
+    model.compile(de.OptimizerWrapper("sgd"), loss="mse")
+    history = model.fit(
+        np.asarray(ids)[:, None],
+        np.zeros([len(ids), 1]),
+        batch_size=4,
+        epochs=epochs,
+        shuffle=False,
+        callbacks=callbacks,
+        verbose=0,
+    )
+    return history.history, items.table
+
+
+def of_items(history):
+    prefix = "items/embeddings/"
+    return {
+        name.removeprefix(prefix): values
+        for name, values in history.items()
+        if name.startswith(prefix)
+    }
+
+
+def test_logs_have_the_numbers_of_each_epoch():
+    seen = []
+    spy = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(dict(logs)))
+    history, table = fit(range(12), [TableStats(), spy], max_capacity=8)
+    numbers = of_items(history)
+    assert numbers["size"] == [8, 8]
+    # 12 keys one after the other, in a table of 8: none is there when it is asked for again.
+    assert numbers["inserts"] == [12, 12]
+    assert numbers["evictions"] == [4, 12]
+    assert numbers["hit_rate"] == [0.0, 0.0]
+    assert numbers["load"] == [8 / table.stats()["slots"]] * 2
+    assert numbers["refused"] == numbers["dropped_gradients"] == numbers["erased"] == [0, 0]
+    assert [logs["items/embeddings/size"] for logs in seen] == [8, 8]
+
+    numbers = of_items(fit([1, 2, 1, 2, 1, 2, 1, 2], [TableStats()])[0])
+    assert numbers["hit_rate"] == [0.5, 1.0]
+    assert numbers["inserts"] == [2, 0]
+
+
+def test_counts_begin_with_the_training():
+    table = de.DynamicVariable(2, name="apart")
+    table.lookup([1, 2, 3])
+    history, _ = fit(range(4), [TableStats([table])], epochs=1)
+    assert history["apart/inserts"] == [0]
+    assert history["apart/size"] == [3]
+    assert "apart/hit_rate" not in history
+    assert not of_items(history)
+
+
+def test_tensorboard_gets_the_numbers(tmp_path):
+    fit(range(12), [TableStats(log_dir=tmp_path, update_freq=2)], max_capacity=8)
+    points = {}
+    for path in tmp_path.glob("events.out.tfevents.*"):
+        for record in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in record.summary.value:
+                point = record.step, value.simple_value
+                points.setdefault(value.tag.removeprefix("items/embeddings/"), []).append(point)
+    assert points["size"] == [(2, 8.0), (4, 8.0), (6, 8.0)]
+    assert points["inserts"] == [(2, 8.0), (4, 8.0), (6, 8.0)]
+    assert points["evictions"] == [(2, 0.0), (4, 8.0), (6, 8.0)]
+
+
+def test_bad_arguments(tmp_path):
+    with pytest.raises(TypeError, match="tables must be DynamicVariables"):
+        TableStats([tf.Variable(1.0)])
+    for bad in ["batch", 0, 1.5, True]:
+        with pytest.raises(ValueError, match="update_freq"):
+            TableStats(log_dir=tmp_path, update_freq=bad)
+    with pytest.raises(ValueError, match="needs log_dir"):
+        TableStats(update_freq=5)

@@ -1,0 +1,268 @@
+"""Which rows of a table stay: scores, eviction, and calls under HierarchicalKV's names."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_dynemb import _ops, communicator
+from tf_dynemb.ids.keys import as_keys
+from tf_dynemb.parallel import exchange, spread_keys
+from tf_dynemb.tables import selection
+from tf_dynemb.tables.table import Table
+
+
+class TableRows(NamedTuple):
+    """Rows of a table.
+
+    Attributes:
+        keys: [n], of the table's key type.
+        vectors: [n, dimension], of the table's dtype.
+        state: float32 [n, floats of state]: the optimizer's.
+        scores: int64 [n]: as `scores()` returns them.
+    """
+
+    keys: Any
+    vectors: Any
+    state: Any
+    scores: Any
+
+
+class Retention(Table):
+    """The methods of a `DynamicVariable` that decide which rows a full table keeps.
+
+    Methods with keys are collective: on several ranks, all ranks call them, with any keys. Methods
+    that select rows by conditions work on the rows that this rank holds.
+    """
+
+    @_ops.not_converted
+    def scores(self, keys: Any) -> Any:
+        """Returns the scores by which a full table chooses the rows to evict.
+
+        The score of a row depends on the table's `evict_strategy`:
+
+        - "lru", "epoch_lru", "none": the number of the batch that last used the row. Batches are
+          numbered across all tables of the process.
+        - "lfu": the number of times that lookups that insert have asked for the key, at most
+          2^32 - 1.
+        - "epoch_lfu": epoch * 2^20 + count; the epoch is that of the last such lookup, the count as
+          above, at most 2^20 - 1. Epochs have numbers from 0 to 4095: when the next number would be
+          4096, all epochs are moved down by 2048, those below it to 0.
+        - "score": the score that was set; 0 for a new row.
+
+        Reading scores is not an access.
+
+        Args:
+            keys: integers of any shape.
+
+        Returns:
+            int64 of the shape of `keys`; -1 for a key without a row.
+        """
+        keys = as_keys(keys, self._key_type, "keys")
+        if communicator.get().size > 1:
+            found = spread_keys.scores(self.spread, tf.reshape(keys, [-1]))
+            return tf.reshape(found, tf.shape(keys))
+        return _ops.library().dynemb_scores(self.handle, keys)
+
+    @_ops.not_converted
+    def set_scores(self, keys: Any, scores: Any) -> Any:
+        """Sets the scores of the keys that have rows; if keys repeat, the last one wins.
+
+        The table's strategy must be "score" or, to set counts, "lfu" or "epoch_lfu".
+
+        Args:
+            keys: integers of any shape.
+            scores: integers in [0, 2^32), of the shape of `keys` or a scalar. An epoch must not be
+                later than the table's.
+
+        Raises:
+            ValueError: the strategy has no scores, or the shapes differ.
+            tf.errors.InvalidArgumentError: a score is out of range.
+        """
+        return self._set_scores(as_keys(keys, self._key_type, "keys"), self.as_scores(scores))
+
+    def as_scores(self, scores: Any) -> Any:
+        """Returns scores as an int64 tensor; raises as `set_scores` does."""
+        if not self._options.has_scores:
+            raise ValueError(
+                f"scores need evict_strategy 'score', 'lfu' or 'epoch_lfu'; {self.name!r} has "
+                f"{self._options.strategy!r}, which evicts by the time of the last access."
+            )
+        scores = tf.convert_to_tensor(scores)
+        if not scores.dtype.is_integer:
+            raise TypeError(f"scores must be integers, got {scores.dtype.name}.")
+        return tf.cast(scores, tf.int64)
+
+    def _set_scores(self, keys: Any, scores: Any) -> Any:
+        if scores.shape.rank == 0:
+            scores = tf.fill(tf.shape(keys), scores)
+        if not scores.shape.is_compatible_with(keys.shape):
+            raise ValueError(
+                f"scores must have the shape of the keys, {keys.shape}, or be one number; got "
+                f"{scores.shape}."
+            )
+        if communicator.get().size > 1:
+            flat = tf.reshape(keys, [-1]), tf.reshape(scores, [-1])
+            return spread_keys.set_scores(self.spread, *flat)
+        return _ops.library().dynemb_set_scores(self.handle, keys, scores)
+
+    def advance_epoch(self) -> Any:
+        """Begins the next epoch of an "epoch_lru" or "epoch_lfu" table.
+
+        Raises:
+            ValueError: the table has another strategy.
+        """
+        if self._options.strategy not in ("epoch_lru", "epoch_lfu"):
+            raise ValueError(
+                f"advance_epoch needs evict_strategy 'epoch_lru' or 'epoch_lfu'; {self.name!r} has "
+                f"{self._options.strategy!r}."
+            )
+        return _ops.library().dynemb_advance_epoch(self.handle)
+
+    @_ops.not_converted
+    def insert_and_evict(self, keys: Any, values: Any = None, scores: Any = None) -> TableRows:
+        """Gives unknown keys a row, and returns the rows that a full table evicted for them.
+
+        Args:
+            keys: integers of any shape.
+            values: vectors to set, of shape keys.shape + [dimension]. None: new rows get their
+                initial vectors, and other rows do not change.
+            scores: scores to set, as in `set_scores`. None: as after a lookup.
+
+        Returns:
+            The rows that this rank's table has evicted, in the order of the bits of their keys.
+
+        Raises:
+            ValueError, TypeError: as in `upsert` and `set_scores`.
+        """
+        keys = as_keys(keys, self._key_type, "keys")
+        given = None if scores is None else self.as_scores(scores)
+        owned = tf.reshape(keys, [-1])
+        if communicator.get().size > 1:
+            asked = exchange.request([self.spread], [owned])
+            owned = asked.keys[0]
+        evicted = TableRows(
+            *_ops.library().dynemb_insert_and_evict(self.handle, owned, dtype=self.dtype)
+        )
+        if communicator.get().size > 1:
+            exchange.count_repeats(asked, [0])
+        with tf.control_dependencies(list(evicted)):
+            if values is not None:
+                self.insert_or_assign(keys, values)
+            if given is not None:
+                self._set_scores(keys, given)
+        return evicted
+
+    def size_if(self, **conditions: Any) -> int:
+        """Returns the number of rows that satisfy all conditions.
+
+        Intervals include their beginning and exclude their end. Batches train while a call examines
+        the table; a row that changes meanwhile is selected by its old or its new contents.
+
+        Args:
+            **conditions: one or several of
+
+                - `key_from`, `key_below`: keys, as integers.
+                - `score_from`, `score_below`: scores, in a table that has scores that are not times
+                  (`scores` explains them).
+                - `updated_since`, `updated_before`: aware datetimes, for the last update of a row:
+                  its insertion, a step of an optimizer, `upsert`, ...
+                - `accessed_since`, `accessed_before`: aware datetimes, for the last use of a row,
+                  lookups included. In a table whose scores are times.
+                - `l2_from`, `l2_below`: Euclidean norms of vectors.
+
+                Times are those of batches: "before" may leave out the rows of batches shortly
+                before the time, and "since" may include them.
+
+        Raises:
+            TypeError: a condition is unknown, or its value has the wrong type.
+            ValueError: a time has no time zone, or the table does not record what is needed.
+            RuntimeError: the call is inside a `tf.function`.
+        """
+        return sum(len(columns[0]) for columns in selection.select(self, conditions, True))
+
+    def export_if(self, **conditions: Any) -> TableRows:
+        """Returns the rows that satisfy all conditions, in no particular order.
+
+        Args:
+            **conditions: as in `size_if`, like the errors.
+        """
+        chunks = list(selection.select(self, conditions, False))
+        columns = [tf.concat(column, 0) for column in zip(*chunks, strict=True)]
+        keys, vectors, state, _, scores = columns
+        return TableRows(keys, vectors, state, scores)
+
+    def erase_if(self, **conditions: Any) -> int:
+        """Removes the rows that satisfy all conditions; returns their number.
+
+        The removed keys are deletions in the next delta, as with `erase`.
+
+        Args:
+            **conditions: as in `size_if`, like the errors. At least one: `clear` removes all rows.
+        """
+        if all(value is None for value in conditions.values()):
+            raise ValueError("erase_if needs a condition; clear() removes all rows.")
+        erase = _ops.library().dynemb_erase
+        return sum(
+            int(erase(self.handle, columns[0]))
+            for columns in selection.select(self, conditions, True)
+        )
+
+    def evict(self, to_rows: int) -> Any:
+        """Evicts rows until at most `to_rows` are left: those with the lowest scores.
+
+        Unlike a full table that makes room for a key, this compares all rows. The evicted keys are
+        deletions in the next delta.
+
+        Args:
+            to_rows: the number of rows to keep, 0 or more.
+
+        Returns:
+            The number of rows that were evicted, an int64 scalar.
+        """
+        return _ops.library().dynemb_evict(self.handle, tf.cast(to_rows, tf.int64))
+
+    def find_or_insert(self, keys: Any) -> Any:
+        """Same as `lookup(keys, insert=True)`; the name in HierarchicalKV."""
+        return self.lookup(keys, insert=True)  # type: ignore[attr-defined]
+
+    def insert_or_assign(self, keys: Any, values: Any, scores: Any = None) -> Any:
+        """Same as `upsert`; the name in HierarchicalKV."""
+        return self.upsert(keys, values, scores)  # type: ignore[attr-defined]
+
+    @_ops.not_converted
+    def accum_or_assign(self, keys: Any, values_or_deltas: Any, accum: Any) -> Any:
+        """Adds to vectors of keys that have a row, or sets vectors of keys that have none.
+
+        It is HierarchicalKV's function for a caller that has looked up the keys before, and knows
+        which ones had a row. A key that has gained or lost its row since then is left alone.
+
+        Args:
+            keys: distinct integers of any shape.
+            values_or_deltas: floating point, of shape keys.shape + [dimension].
+            accum: bool of the shape of `keys`: True where the row of the key gets a delta added,
+                False where the key gets a row with the value.
+        """
+        keys = tf.reshape(as_keys(keys, self._key_type, "keys"), [-1])
+        values = tf.reshape(tf.cast(values_or_deltas, self.dtype), [-1, self._dim])
+        accum = tf.reshape(tf.cast(accum, tf.bool), [-1])
+        exists = self.contains(keys)  # type: ignore[attr-defined]
+        add, new = accum & exists, ~accum & ~exists
+        deltas = tf.IndexedSlices(tf.boolean_mask(values, add), tf.boolean_mask(keys, add))
+        self.scatter_add(deltas)  # type: ignore[attr-defined]
+        return self.insert_or_assign(tf.boolean_mask(keys, new), tf.boolean_mask(values, new))
+
+    @_ops.not_converted
+    def assign_rows(self, keys: Any, values: Any) -> Any:
+        """Sets the vectors of the keys that have a row; `assign(keys, values)` calls it.
+
+        Args:
+            keys: integers of any shape. Keys without a row are skipped; if keys repeat, the last
+                one wins.
+            values: vectors, floating point, of shape keys.shape + [dimension].
+        """
+        keys = tf.reshape(as_keys(keys, self._key_type, "keys"), [-1])
+        values = tf.reshape(tf.cast(values, self.dtype), [-1, self._dim])
+        exists = self.contains(keys)  # type: ignore[attr-defined]
+        return self.insert_or_assign(tf.boolean_mask(keys, exists), tf.boolean_mask(values, exists))
