@@ -80,6 +80,7 @@ class DeviceTable final : public Table {
   void Find(Exec& exec, KeySpan keys, Tick tick, RowId* rows) override;
   void Contains(Exec& exec, KeySpan keys, bool* found) const override;
   void Scores(Exec& exec, KeySpan keys, int64_t* scores) const override;
+  void Explain(Exec& exec, KeySpan keys, KeyState* states) const override;
   Status SetScores(Exec& exec, KeySpan keys, const Score* scores) override;
   Status AddCounts(Exec& exec, KeySpan keys, const uint32_t* counts) override;
   void Lookup(Exec& exec, KeySpan keys, Tick tick, const void* default_vector, void* vectors,
@@ -308,7 +309,8 @@ class DeviceTable final : public Table {
   void BeforeWrite(Work& work, const RowId* rows, size_t n, const Score* scores = nullptr);
   // Call before the keys of the n rows (kNoRow: none), which had these scores (null: unknown), are
   // lost at `tick`.
-  void BeforeLoss(Work& work, const RowId* rows, const Score* scores, size_t n, Tick tick);
+  void BeforeLoss(Work& work, const RowId* rows, const Score* scores, size_t n, Tick tick,
+                  Removal how);
   // A score as Scores returns it.
   int64_t PublicScore(Score score) const {
     return scoring_.by_time() ? static_cast<int64_t>(stamps_.Decode(score)) : int64_t{score};

@@ -102,7 +102,9 @@ template <class Device>
 Status DeviceTable<Device>::AdvanceEpoch(Exec& exec) {
   if (!scoring_.has_epochs() || !scoring_.Advance()) return Status();
   Work work(*this, &exec, Work::Reports::kYes);
+  work.Changes();
   work.ForEach(store_.ring.count, device::RebaseScores{store_.ring.buckets});
+  work.Settled();
   return work.status();
 }
 
@@ -199,6 +201,38 @@ void DeviceTable<Device>::Scores(Exec& exec, KeySpan keys, int64_t* scores) cons
   for (size_t i = 0; work.status().ok() && i < n; ++i) {
     if (host_rows[i] != kNoRow) scores[i] = PublicScore(host_scores[i]);
   }
+}
+
+template <class Device>
+void DeviceTable<Device>::Explain(Exec& exec, KeySpan keys, KeyState* states) const {
+  const size_t n = keys.size();
+  Work work(*this, &exec);
+  std::fill_n(states, n, KeyState());
+  RowId* found = work.template Take<RowId>(n);
+  if (found == nullptr) return;
+  work.ForKeys(n, device::FindKeys{ViewsAt(0, n), KeysAt(keys), found, nullptr});
+  const std::vector<RowId> rows = ToHost(work, found, n);
+  std::vector<RowId> held;
+  std::vector<size_t> positions;
+  for (size_t i = 0; i < n; ++i) {
+    if (rows[i] == kNoRow) continue;
+    held.push_back(rows[i]);
+    positions.push_back(i);
+  }
+  std::vector<Stamp> updates(held.size());
+  std::vector<Score> scores(held.size());
+  ReadToHost(work, held, nullptr, nullptr, nullptr, updates.data(), scores.data());
+  const std::vector<char> on_host =
+      ToHost(work, static_cast<const char*>(keys.data()), n * store_.layout.key_size);
+  if (!work.status().ok()) return;
+  for (size_t h = 0; h < held.size(); ++h) {
+    KeyState& state = states[positions[h]];
+    state.has_row = true;
+    state.in_device = held[h] < store_.split;
+    state.updated = stamps_.Decode(updates[h]);
+    state.score = PublicScore(scores[h]);
+  }
+  SetLosses(deletions_, {options_.key_type, on_host.data(), n}, states);
 }
 
 template <class Device>

@@ -74,7 +74,7 @@ void DeviceTable<Device>::BeforeWrite(Work& work, const RowId* rows, size_t n,
 
 template <class Device>
 void DeviceTable<Device>::BeforeLoss(Work& work, const RowId* rows, const Score* scores, size_t n,
-                                     Tick tick) {
+                                     Tick tick, Removal how) {
   if (!tracking_ && evicted_ == nullptr) return;
   std::vector<RowId> lost = ToHost(work, rows, n);
   std::vector<Score> lost_scores(n);
@@ -89,7 +89,7 @@ void DeviceTable<Device>::BeforeLoss(Work& work, const RowId* rows, const Score*
   size_t next = 0;
   ForCopies(work, lost, [&](RowId, const char* row) {
     const uint64_t key = KeysAt(row)[0];
-    if (tracking_) deletions_.Add(tick, key);
+    if (tracking_) deletions_.Add(tick, key, how);
     if (evicted_ != nullptr) evicted_->Add(key, row, PublicScore(lost_scores[next]));
     ++next;
   });

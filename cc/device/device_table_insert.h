@@ -269,7 +269,7 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
       const Score* const scores_here = gone_scores + batch.begins[t];
       table.BeforeWrite(work, gone_here, batch.size(t), scores_here);
       table.BeforeLoss(work, gone_here, scores_here, batch.size(t),
-                       table.stamps_.Decode(batch.now[t]));
+                       table.stamps_.Decode(batch.now[t]), Removal::kEvict);
     }
   }
   work.ForRows(n, batch.quads(), device::FillRows<Fill>{added, fill});
@@ -316,7 +316,7 @@ size_t DeviceTable<Device>::Remove(Work& work, KeyArray keys, size_t n, Tick tic
   work.Changes();
   work.ForKeys(n, device::EraseKeys{View(), keys, gone, scores});
   BeforeWrite(work, gone, n, scores);
-  BeforeLoss(work, gone, scores, n, tick);
+  BeforeLoss(work, gone, scores, n, tick, how);
   work.ForEach(n + 1, device::FlagRows{gone, n, sums});
   work.ExclusiveSum(sums, n + 1);
   // Without wiping, one thread per row is enough.

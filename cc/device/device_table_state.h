@@ -200,8 +200,9 @@ Status DeviceTable<Device>::Clear(Exec& exec, Tick tick) {
   Store empty;
   DYNEMB_RETURN_IF_ERROR(Reserve(store_.layout, &empty));
   DYNEMB_RETURN_IF_ERROR(MakeIndex(work, &empty));
-  ForRowsInChunks(work,
-                  [&](const RowId* rows, size_t n) { BeforeLoss(work, rows, nullptr, n, tick); });
+  ForRowsInChunks(work, [&](const RowId* rows, size_t n) {
+    BeforeLoss(work, rows, nullptr, n, tick, Removal::kErase);
+  });
   device::Counters c = Read(work);
   DYNEMB_RETURN_IF_ERROR(work.status());
   work.Changes();

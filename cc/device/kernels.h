@@ -87,6 +87,14 @@ struct FindKeys {
 
   // Counts n finds of a slot whose score was `was` a moment ago; returns the new score.
   DYNEMB_HD static Score Count(const Touch& touch, uint32_t n, Score* score, Score was) {
+    // An addition cannot fail, unlike a compare-and-swap, which thousands of threads would repeat
+    // for a frequent key. It must change nothing but the count, and not saturate, whatever the
+    // threads that are running now add. A GPU runs fewer than kMostThreads at a time.
+    constexpr Score kMostThreads = 1u << 19;
+    if (n == 1 && (was & ~touch.count_mask) == touch.value &&
+        (was & touch.count_mask) < touch.count_mask - kMostThreads) {
+      return AtomicAdd(score, 1u) + 1;
+    }
     for (;;) {
       const Score next = touch.Counted(was, n);
       const Score now = AtomicCompareExchange(score, was, next);

@@ -2,9 +2,9 @@
 //
 // Rows for the keys of a batch that have none are created in all tables of the batch at once:
 //
-//   PinRows                            pins the rows that the batch has found, if a table may have
-//   to
-//                                      evict rows and its scores are not stamps (Evictable)
+//   PinRows                            pins the rows that the batch has found (Evictable), in
+//   tables
+//                                      that may have to evict rows and whose scores are not stamps
 //   ElectPositions, FlagFirst, a sum   number the keys j = 0, 1, ... in the order of the batch
 //   GrantRows                          counts the keys that get a free row, and those that evict
 //   ListNew                            lists position and row of each j
@@ -13,8 +13,8 @@
 //                                      claims, so that no victim is a slot that is being claimed.
 //   (evicted rows are saved here, for cuts and InsertAndEvict)
 //   FillRows                           sets key, last update, vector and state
-//   CountRepeats                       counts the other positions of a key, if the table counts
-//   keys SpreadRows                         gives every position its row
+//   CountRepeats                       counts the other positions of each key, in tables that count
+//   SpreadRows                         gives every position its row
 #ifndef DYNEMB_DEVICE_KERNELS_INSERT_H_
 #define DYNEMB_DEVICE_KERNELS_INSERT_H_
 

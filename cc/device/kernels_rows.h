@@ -142,7 +142,7 @@ struct WriteTimes {
   DeviceView view;
   const RowId* rows;
   const uint32_t* updates;
-  const uint32_t* scores;  // null: they are new_score
+  const uint32_t* scores;  // null: they are the last updates, or new_score
   Tick base;
   Stamps stamps;
   bool by_time;  // whether scores are stamps
@@ -154,8 +154,8 @@ struct WriteTimes {
     const SlotRef at = view.Find(lanes, key);
     if (lanes.rank() != 0) return;
     *view.layout.update(view.RowAt(rows[i])) = stamps.Encode(base + updates[i]);
-    Score score = new_score;
-    if (scores != nullptr) score = by_time ? stamps.Encode(base + scores[i]) : scores[i];
+    Score score = scores != nullptr ? scores[i] : new_score;
+    if (by_time) score = stamps.Encode(base + (scores != nullptr ? scores : updates)[i]);
     AtomicStore(&at.bucket->score[at.slot], score);
   }
 };

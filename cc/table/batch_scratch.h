@@ -44,7 +44,9 @@ class RowFilter {
   std::atomic<bool> empty_{true};
 };
 
-// A bit for each row id of a table, all of them 0 between batches (Evictable in bucket_ops.h).
+// A bit for each row id of a table, all of them 0 between batches (Evictable in bucket_ops.h). They
+// are kept for the next batch, whatever their number, because to clear all of them would take too
+// long. The rows need hundreds of times their memory.
 class PinnedRows {
  public:
   // Makes room for row ids below `rows`.
@@ -56,7 +58,6 @@ class PinnedRows {
     return words_.get();
   }
   void Unpin(RowId row) { words_[row / 32] = 0; }
-  void Shrink() { words_.Shrink(); }
 
  private:
   Buffer<uint32_t> words_;
@@ -74,7 +75,6 @@ struct BatchScratch {
     positions.Shrink();
     again.Shrink();
     plan.Shrink();
-    pinned.Shrink();
   }
 };
 using ScratchLease = SharedScratch<BatchScratch>;

@@ -174,7 +174,7 @@ class Changes {
       cut_->saved->Push(cut_->table, cut_->layout, at, cut_->Time(updated), score_of(*cut_));
     }
   }
-  void Deleted(Tick tick, uint64_t key) noexcept { deletions_.Add(tick, key); }
+  void Deleted(Tick tick, uint64_t key, Removal how) noexcept { deletions_.Add(tick, key, how); }
   // Makes room for rows [0, rows).
   void Extend(uint64_t rows) noexcept {
     if (tracking_ && recent_.known) recent_.OrGiveUp([&](RowBits* set) { set->Extend(rows); });

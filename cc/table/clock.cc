@@ -49,6 +49,13 @@ Tick Clock::last() const {
   return last_;
 }
 
+int64_t Clock::TimeOf(Tick tick) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto at = std::upper_bound(records_.begin(), records_.end(), tick,
+                                   [](Tick t, const TickTime& r) { return t < r.tick; });
+  return at == records_.begin() ? 0 : std::prev(at)->utc_ns;
+}
+
 Tick Clock::TickBefore(int64_t utc_ns) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto at = std::lower_bound(records_.begin(), records_.end(), utc_ns,

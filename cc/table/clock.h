@@ -28,6 +28,9 @@ class Clock {
   Tick Next(int64_t* utc_ns);
   // The next tick will be greater than `tick`, which another process issued at `utc_ns`.
   void Advance(Tick tick, int64_t utc_ns);
+  // The time at which a tick was issued, or shortly before, because old records are thinned;
+  // nanoseconds since 1970 UTC. 0 if it is not known.
+  int64_t TimeOf(Tick tick) const;
   // The last tick issued; 0 before the first.
   Tick last() const;
   // The greatest recorded tick that was issued before `utc_ns`; 0 if there is none.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <unordered_map>
 
 namespace dynemb {
 
@@ -11,10 +12,10 @@ void DeletionLog::Restart(Tick known_since) {
   known_since_ = known_since;
 }
 
-void DeletionLog::Add(Tick tick, uint64_t key) noexcept {
+void DeletionLog::Add(Tick tick, uint64_t key, Removal how) noexcept {
   std::lock_guard<std::mutex> lock(mutex_);
   try {
-    Append(tick, key);
+    Append(tick, key, how);
   } catch (const std::bad_alloc&) {
     // A delta since an earlier tick is then refused; otherwise it would lack a key. Later deletions
     // with this tick are useless, but do no harm.
@@ -22,14 +23,14 @@ void DeletionLog::Add(Tick tick, uint64_t key) noexcept {
   }
 }
 
-void DeletionLog::Append(Tick tick, uint64_t key) {
+void DeletionLog::Append(Tick tick, uint64_t key, Removal how) {
   if (chunks_.empty() || chunks_.back().keys.size() == kChunkKeys) {
     chunks_.emplace_back();
     chunks_.back().keys.reserve(kChunkKeys);
   }
   Chunk& chunk = chunks_.back();
-  if (chunk.runs.empty() || chunk.runs.back().tick != tick) {
-    chunk.runs.push_back({tick, chunk.keys.size()});
+  if (chunk.runs.empty() || chunk.runs.back().tick != tick || chunk.runs.back().how != how) {
+    chunk.runs.push_back({tick, how, chunk.keys.size()});
   }
   chunk.keys.push_back(key);
   ++size_;
@@ -55,6 +56,22 @@ std::vector<uint64_t> DeletionLog::Since(Tick since) const {
   std::sort(keys.begin(), keys.end());
   keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
   return keys;
+}
+
+void DeletionLog::FindLast(const std::vector<uint64_t>& keys, Deletion* last) const {
+  std::unordered_map<uint64_t, Deletion> found;
+  for (const uint64_t key : keys) found[key];
+  for (const Chunk& chunk : chunks_) {
+    for (size_t r = 0; r < chunk.runs.size(); ++r) {
+      const Run& run = chunk.runs[r];
+      const size_t end = r + 1 < chunk.runs.size() ? chunk.runs[r + 1].begin : chunk.keys.size();
+      for (size_t k = run.begin; k < end; ++k) {
+        const auto at = found.find(chunk.keys[k]);
+        if (at != found.end()) at->second = {run.tick, run.how};
+      }
+    }
+  }
+  for (size_t i = 0; i < keys.size(); ++i) last[i] = found[keys[i]];
 }
 
 }  // namespace dynemb

@@ -168,6 +168,7 @@ class HashTable final : public HostTable {
   void ForSegmentWorkers(Exec& exec, const InsertPlan& plan, size_t begin, size_t end,
                          const Fn& fn) const;
 
+  void FindQuietly(Exec& exec, KeySpan keys, RowId* rows) const override;
   void ReadScores(Exec& exec, const RowId* rows, size_t n, Score* scores) const override;
   Score ScoreOf(RowId row) const override;
   // Sets the score of each rows[i], all of which are live, to score(i).

@@ -342,7 +342,7 @@ size_t HashTable<K>::Erase(Exec& exec, KeySpan keys, Tick tick, Removal how) {
     });
     for (size_t j = 0; j < plan.size(); ++j) {
       const RowId row = plan.rows[j];
-      if (changes_.tracking()) changes_.Deleted(tick, KeyBits(row));
+      if (changes_.tracking()) changes_.Deleted(tick, KeyBits(row), how);
       FreeRow(row);
       if (how == Removal::kWipe) memset(rows_.At(row), 0, layout().stride);
     }

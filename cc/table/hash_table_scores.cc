@@ -58,10 +58,15 @@ void HashTable<K>::WriteScores(Exec& exec, const RowId* rows, size_t n,
 }
 
 template <class K>
+void HashTable<K>::FindQuietly(Exec& exec, KeySpan keys, RowId* rows) const {
+  FindRows(exec, keys.As<K>(), keys.size(), Touch{}, Counts::kNothing, rows);
+}
+
+template <class K>
 size_t HashTable<K>::FindHeld(Exec& exec, KeySpan keys, BatchScratch* scratch) const {
   const size_t n = keys.size();
   RowId* const rows = scratch->rows.Resize(n);
-  FindRows(exec, keys.As<K>(), n, Touch{}, Counts::kNothing, rows);
+  FindQuietly(exec, keys, rows);
   uint32_t* const positions = scratch->positions.Resize(n);
   size_t held = 0;
   for (size_t i = 0; i < n; ++i) {
@@ -114,6 +119,7 @@ Status HashTable<K>::AddCounts(Exec& exec, KeySpan keys, const uint32_t* counts)
   template Status HashTable<K>::SetScores(Exec&, KeySpan, const Score*);             \
   template Status HashTable<K>::AddCounts(Exec&, KeySpan, const uint32_t*);          \
   template void HashTable<K>::ReadScores(Exec&, const RowId*, size_t, Score*) const; \
+  template void HashTable<K>::FindQuietly(Exec&, KeySpan, RowId*) const;             \
   template Score HashTable<K>::ScoreOf(RowId) const;                                 \
   template void HashTable<K>::WriteScores(Exec&, const RowId*, size_t, FunctionRef<Score(size_t)>)
 DYNEMB_INSTANTIATE(uint64_t);

@@ -239,9 +239,13 @@ Status HashTable<K>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) {
     for (size_t i = 0; i < n; ++i) scoring_.Adopt(loaded.scores[i]);
   }
   WriteScores(exec, rows, n, [&](size_t i) {
-    if (loaded.scores == nullptr) return scoring_.New(now);
-    if (scoring_.by_time()) return stamps_.Encode(loaded.base + loaded.scores[i]);
-    return loaded.scores[i];
+    if (scoring_.by_time()) {
+      // Without scores, the last update stands for the last access. The batch's own stamp would
+      // keep the rows from eviction, and the next batch may have the same tick (SwapRows).
+      const CutTime* const times = loaded.scores != nullptr ? loaded.scores : loaded.updates;
+      return stamps_.Encode(loaded.base + times[i]);
+    }
+    return loaded.scores != nullptr ? loaded.scores[i] : scoring_.New(now);
   });
   return Status();
 }

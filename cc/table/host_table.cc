@@ -66,7 +66,8 @@ Status HostTable::Clear(Exec&, Tick tick) {
   if (changes_.tracking()) {
     for (uint64_t r = 0; r < rows_.high_water(); ++r) {
       const auto row = static_cast<RowId>(r);
-      if (*layout().update(rows_.At(row)) != 0) changes_.Deleted(tick, KeyBits(row));
+      if (*layout().update(rows_.At(row)) != 0)
+        changes_.Deleted(tick, KeyBits(row), Removal::kErase);
     }
     changes_.TrimDeletions(0);
   }
@@ -187,6 +188,22 @@ void HostTable::ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, 
     }
   }
   if (!plan.empty()) cut.cursor = plan.back() + uint64_t{1};
+}
+
+void HostTable::Explain(Exec& exec, KeySpan keys, KeyState* states) const {
+  const size_t n = keys.size();
+  std::vector<RowId> rows(n);
+  std::vector<int64_t> scores(n);
+  FindQuietly(exec, keys, rows.data());
+  Scores(exec, keys, scores.data());
+  for (size_t i = 0; i < n; ++i) {
+    states[i] = KeyState();
+    states[i].has_row = rows[i] != kNoRow;
+    if (!states[i].has_row) continue;
+    states[i].updated = stamps_.Decode(*layout().update(rows_.At(rows[i])));
+    states[i].score = scores[i];
+  }
+  SetLosses(changes_.deletions(), keys, states);
 }
 
 void HostTable::SwapRows(Table* with, Tick tick) {

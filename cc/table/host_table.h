@@ -48,12 +48,15 @@ class HostTable : public Table {
                CutTime* updates, CutTime* scores) final;
   bool tracking() const final { return changes_.tracking(); }
   void Track(Tick tick) final;
+  void Explain(Exec& exec, KeySpan keys, KeyState* states) const final;
   void SwapRows(Table* other, Tick tick) final;
 
  protected:
   HostTable() = default;
   Status Init(const TableOptions& options, Exec* exec);
 
+  // rows[i] = the row of keys[i], or kNoRow. Not an access.
+  virtual void FindQuietly(Exec& exec, KeySpan keys, RowId* rows) const = 0;
   // scores[i] = the score of rows[i]. All of them are live.
   virtual void ReadScores(Exec& exec, const RowId* rows, size_t n, Score* scores) const = 0;
   // The score of a live row.
@@ -81,7 +84,7 @@ class HostTable : public Table {
   // room.
   void BeforeEviction(uint64_t key, RowId row, Score score, Stamp now) {
     BeforeLoss(row, score);
-    if (changes_.tracking()) changes_.Deleted(stamps_.Decode(now), key);
+    if (changes_.tracking()) changes_.Deleted(stamps_.Decode(now), key, Removal::kEvict);
     if (evicted_ != nullptr) evicted_->Add(key, rows_.At(row), PublicScore(score));
   }
   // A score as Scores returns it.

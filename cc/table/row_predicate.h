@@ -21,8 +21,8 @@ struct RowPredicate {
   // bits; those of 32-bit keys are sign-extended.
   uint64_t key_from = 0, key_to = 0;
   bool has_keys = false;  // false: any key
-  // The Euclidean norm of its vector is in [norm_from, norm_below). A norm that is not a number is
-  // in no other interval than the default one.
+  // The Euclidean norm of its vector is in [norm_from, norm_below). If norm_below is infinity, an
+  // infinite norm is below it. A norm that is not a number is in no interval.
   double norm_from = -1, norm_below = std::numeric_limits<double>::infinity();
   bool has_norms = false;  // false: any norm
 
@@ -45,7 +45,10 @@ struct RowPredicate {
   DYNEMB_HD bool AllowsSquare(double square_of_norm) const {
     if (!has_norms) return true;
     const bool enough = norm_from <= 0 || square_of_norm >= norm_from * norm_from;
-    return enough && square_of_norm < norm_below * norm_below;
+    const bool below = norm_below == std::numeric_limits<double>::infinity()
+                           ? square_of_norm == square_of_norm
+                           : square_of_norm < norm_below * norm_below;
+    return enough && below;
   }
 };
 

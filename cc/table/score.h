@@ -17,7 +17,8 @@
 //
 // Epochs have numbers from 0 to 4095. When the number would exceed this, 2048 is subtracted from
 // the table's epoch and from the epochs of all rows, or as much as there is: rows whose epochs are
-// more than 2047 epochs old become equally old.
+// more than 2047 epochs old become equally old. A snapshot that is read meanwhile has rows of
+// both numberings, and rows of a delta may rank below rows of its base that were used earlier.
 #ifndef DYNEMB_TABLE_SCORE_H_
 #define DYNEMB_TABLE_SCORE_H_
 

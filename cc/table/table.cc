@@ -151,18 +151,21 @@ namespace {
 constexpr uint64_t kEvictStep = uint64_t{1} << 18;
 constexpr size_t kBins = size_t{1} << 16;
 
-// Calls fn(plan, scores) for all rows, some at a time.
+// Calls fn(plan, scores) for all rows, some at a time, until it fails.
 template <class Fn>
-void ForScores(Exec& exec, const Table& table, const Fn& fn) {
+Status ForScores(Exec& exec, const Table& table, const Fn& fn) {
   int64_t cursor = 0;
   while (cursor >= 0) {
     const ExportPlan plan =
         table.SelectRows(exec, static_cast<uint64_t>(cursor), kEvictStep, RowPredicate());
+    DYNEMB_RETURN_IF_ERROR(table.Error());
     std::vector<int64_t> scores(plan.rows.size());
     table.Export(exec, plan, nullptr, nullptr, nullptr, nullptr, scores.data());
-    fn(plan, scores);
+    DYNEMB_RETURN_IF_ERROR(table.Error());
+    DYNEMB_RETURN_IF_ERROR(fn(plan, scores));
     cursor = plan.next_cursor;
   }
+  return Status();
 }
 
 // The lowest scores of a table: all below `below`, and `ties` rows that have this score.
@@ -173,29 +176,34 @@ struct LowestScores {
 
 // The n lowest scores, 0 < n <= the number of rows. Each pass over the rows divides the range that
 // the n-th score is in by kBins.
-LowestScores FindLowest(Exec& exec, const Table& table, uint64_t n) {
+Status FindLowest(Exec& exec, const Table& table, uint64_t n, LowestScores* lowest) {
   int64_t low = std::numeric_limits<int64_t>::max(), high = std::numeric_limits<int64_t>::min();
-  ForScores(exec, table, [&](const ExportPlan&, const std::vector<int64_t>& scores) {
-    for (const int64_t score : scores) {
-      low = std::min(low, score);
-      high = std::max(high, score);
-    }
-  });
+  DYNEMB_RETURN_IF_ERROR(
+      ForScores(exec, table, [&](const ExportPlan&, const std::vector<int64_t>& scores) {
+        for (const int64_t score : scores) {
+          low = std::min(low, score);
+          high = std::max(high, score);
+        }
+        return Status();
+      }));
   // n counts the rows whose scores are `low` or more.
   while (low < high) {
     const int64_t width = (high - low) / static_cast<int64_t>(kBins) + 1;
     std::vector<uint64_t> bins(kBins);
-    ForScores(exec, table, [&](const ExportPlan&, const std::vector<int64_t>& scores) {
-      for (const int64_t score : scores) {
-        if (low <= score && score <= high) ++bins[static_cast<size_t>((score - low) / width)];
-      }
-    });
+    DYNEMB_RETURN_IF_ERROR(
+        ForScores(exec, table, [&](const ExportPlan&, const std::vector<int64_t>& scores) {
+          for (const int64_t score : scores) {
+            if (low <= score && score <= high) ++bins[static_cast<size_t>((score - low) / width)];
+          }
+          return Status();
+        }));
     size_t bin = 0;
-    while (bins[bin] < n) n -= bins[bin++];
+    while (bin + 1 < kBins && bins[bin] < n) n -= bins[bin++];
     low += static_cast<int64_t>(bin) * width;
     high = std::min(high, low + width - 1);
   }
-  return {low, n};
+  *lowest = {low, n};
+  return Status();
 }
 
 }  // namespace
@@ -204,13 +212,12 @@ Status Table::EvictTo(Exec& exec, uint64_t rows, Tick tick, uint64_t* evicted) {
   *evicted = 0;
   DYNEMB_RETURN_IF_ERROR(Error());
   const uint64_t held = size();
-  if (held <= rows) return Error();
-  LowestScores lowest{std::numeric_limits<int64_t>::max(), 0};
-  if (rows != 0) lowest = FindLowest(exec, *this, held - rows);
   DYNEMB_RETURN_IF_ERROR(Error());
+  if (held <= rows) return Status();
+  LowestScores lowest{std::numeric_limits<int64_t>::max(), 0};
+  if (rows != 0) DYNEMB_RETURN_IF_ERROR(FindLowest(exec, *this, held - rows, &lowest));
   const size_t key_size = layout().key_size;
-  Status status;
-  ForScores(exec, *this, [&](const ExportPlan& plan, const std::vector<int64_t>& scores) {
+  return ForScores(exec, *this, [&](const ExportPlan& plan, const std::vector<int64_t>& scores) {
     ExportPlan leaving;
     for (size_t i = 0; i < scores.size(); ++i) {
       if (scores[i] < lowest.below || (scores[i] == lowest.below && lowest.ties != 0)) {
@@ -218,12 +225,26 @@ Status Table::EvictTo(Exec& exec, uint64_t rows, Tick tick, uint64_t* evicted) {
         leaving.rows.push_back(plan.rows[i]);
       }
     }
-    if (leaving.rows.empty() || !status.ok()) return;
+    if (leaving.rows.empty()) return Status();
     std::vector<char> keys(leaving.rows.size() * key_size);
     Export(exec, leaving, keys.data(), nullptr, nullptr, nullptr);
-    status = EvictKeys(exec, {options_.key_type, keys.data(), leaving.rows.size()}, tick, evicted);
+    DYNEMB_RETURN_IF_ERROR(Error());
+    return EvictKeys(exec, {options_.key_type, keys.data(), leaving.rows.size()}, tick, evicted);
   });
-  return status.ok() ? Error() : status;
+}
+
+void Table::SetLosses(const DeletionLog& log, KeySpan keys, KeyState* states) {
+  const size_t n = keys.size();
+  std::vector<uint64_t> bits(n);
+  for (size_t i = 0; i < n; ++i) {
+    bits[i] = SizeOf(keys.type()) == 8 ? keys.As<uint64_t>()[i] : keys.As<uint32_t>()[i];
+  }
+  std::vector<DeletionLog::Deletion> last(n);
+  log.FindLast(bits, last.data());
+  for (size_t i = 0; i < n; ++i) {
+    states[i].lost = last[i].tick;
+    states[i].lost_by = last[i].how;
+  }
 }
 
 Status Table::EvictKeys(Exec& exec, KeySpan keys, Tick tick, uint64_t* evicted) {

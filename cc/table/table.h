@@ -13,9 +13,9 @@
 // not run concurrently with any other. The caller holds mutex() accordingly; for several tables it
 // uses TableLock.
 //
-// Failure. A call that returns an error, or throws std::bad_alloc, has changed nothing except times
-// of last access, unless it says otherwise. On a device, calls that return no Status can fail, too;
-// Error reports that.
+// Failure. A call that returns an error, or throws std::bad_alloc, has changed nothing except
+// scores of rows that it found, and the epoch (score.h), unless it says otherwise. On a device,
+// calls that return no Status can fail, too; Error reports that.
 #ifndef DYNEMB_TABLE_TABLE_H_
 #define DYNEMB_TABLE_TABLE_H_
 
@@ -153,6 +153,8 @@ class Table : public TableBatches, public TableCut {
   // deleted after `since`.
   Status CheckNoCut(const Cut* running) const;
   Status CheckDeletions(const DeletionLog& log, Tick since) const;
+  // For Explain: sets the losses of keys, which are in host memory.
+  static void SetLosses(const DeletionLog& log, KeySpan keys, KeyState* states);
   // Evicts keys, which are in host memory, and adds their number to *evicted.
   virtual Status EvictKeys(Exec& exec, KeySpan keys, Tick tick, uint64_t* evicted);
   // InvalidArgument unless rows may have these scores.

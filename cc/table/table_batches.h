@@ -22,13 +22,6 @@
 
 namespace dynemb {
 
-// How the rows of keys are removed.
-enum class Removal : uint8_t {
-  kErase,
-  kWipe,   // their memory is also overwritten with zeros
-  kEvict,  // stats() counts them as evicted
-};
-
 class TableBatches {
  public:
   virtual ~TableBatches() = default;
@@ -58,6 +51,19 @@ class TableBatches {
   // (shared) scores[i] = the score of the row of keys[i] (score.h), as the tick of the last access
   // if it is a stamp; -1 if the key has no row. Does not count as an access.
   virtual void Scores(Exec& exec, KeySpan keys, int64_t* scores) const = 0;
+  // What is known about a key.
+  struct KeyState {
+    bool has_row = false;
+    bool in_device = false;  // the row is in device memory
+    Tick updated = 0;        // the last update of the row
+    int64_t score = -1;      // as Scores returns it
+    Tick lost = 0;           // the last time that the key lost a row; 0: not known
+    Removal lost_by = Removal::kErase;
+  };
+  // (shared) states[i] = what is known about keys[i]. States are in host memory. Losses are known
+  // since the table tracks changes, as long as its log of deletions has them. Does not count as an
+  // access.
+  virtual void Explain(Exec& exec, KeySpan keys, KeyState* states) const = 0;
   // (shared) Compares two reads of the same keys. The first was made after batch `since`, and
   // found rows_before; the second found `rows`. (kNoRow: the key had no row.)
   // changed[i] = whether the vector may have changed in between. It has not changed if batch `now`
@@ -122,7 +128,8 @@ class TableBatches {
     const void* vectors = nullptr;     // [n, dim], of the table's dtype
     const float* state = nullptr;      // [n, state width]; null: initial state
     const CutTime* updates = nullptr;  // [n]
-    // [n] as ReadCut returned them for a table with the same strategy; null: scores of new rows.
+    // [n] as ReadCut returned them for a table with the same strategy; null: the last updates if
+    // scores are stamps, otherwise the scores of new rows.
     const CutTime* scores = nullptr;
     Tick base = 0;
   };

@@ -21,6 +21,13 @@ using RowId = uint32_t;
 constexpr RowId kNoRow = 0xFFFFFFFFu;
 constexpr uint64_t kMostRows = kNoRow - 1;  // the maximal number of rows in a table
 
+// How the rows of keys are removed.
+enum class Removal : uint8_t {
+  kErase,
+  kWipe,   // their memory is also overwritten with zeros
+  kEvict,  // stats() counts them as evicted
+};
+
 // The number of a batch, strictly increasing within a process and at least 1; see clock.h.
 using Tick = uint64_t;
 // A tick as a table stores it (stamps.h). 0 means "never", so a row whose last update is 0 is free.

@@ -86,6 +86,46 @@ class AdvanceEpochOp : public OneTableOp {
   }
 };
 
+class ExplainOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    const tf::Tensor& keys = ctx->input(1);
+    TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
+    int32_t *tiers, *losses;
+    int64_t *updates, *update_times, *scores, *access_times, *loss_times;
+    TF_RETURN_IF_ERROR(Output(ctx, 0, keys.shape(), &tiers));
+    TF_RETURN_IF_ERROR(Output(ctx, 1, keys.shape(), &updates));
+    TF_RETURN_IF_ERROR(Output(ctx, 2, keys.shape(), &update_times));
+    TF_RETURN_IF_ERROR(Output(ctx, 3, keys.shape(), &scores));
+    TF_RETURN_IF_ERROR(Output(ctx, 4, keys.shape(), &access_times));
+    TF_RETURN_IF_ERROR(Output(ctx, 5, keys.shape(), &losses));
+    TF_RETURN_IF_ERROR(Output(ctx, 6, keys.shape(), &loss_times));
+    const auto n = static_cast<size_t>(keys.NumElements());
+    std::vector<Table::KeyState> states(n);
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    TableLock lock({&table}, TableLock::Mode::kExclusive);
+    if (!table.tracking()) table.Track(ProcessClock().Next());
+    table.Explain(*exec, KeysOf(keys), states.data());
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(table.Error());
+    const Clock& clock = ProcessClock();
+    const bool by_time = Scoring(table.options().evict_strategy, 0).by_time();
+    for (size_t i = 0; i < n; ++i) {
+      const Table::KeyState& state = states[i];
+      tiers[i] = !state.has_row ? -1 : state.in_device ? 1 : 0;
+      updates[i] = static_cast<int64_t>(state.updated);
+      update_times[i] = state.has_row ? clock.TimeOf(state.updated) : 0;
+      scores[i] = state.score;
+      access_times[i] = state.has_row && by_time ? clock.TimeOf(static_cast<Tick>(state.score)) : 0;
+      losses[i] = state.lost == 0 ? -1 : static_cast<int32_t>(state.lost_by);
+      loss_times[i] = state.lost == 0 ? 0 : clock.TimeOf(state.lost);
+    }
+    return absl::OkStatus();
+  }
+};
+
 class ExportIfOp : public OneTableOp {
  public:
   explicit ExportIfOp(tf::OpKernelConstruction* ctx) : OneTableOp(ctx) {
@@ -200,6 +240,14 @@ REGISTER("DynembExportIf", ExportIfOp,
              .HostMemory("updates")
              .HostMemory("scores")
              .HostMemory("next_cursor"));
+REGISTER("DynembExplain", ExplainOp,
+         .HostMemory("tiers")
+             .HostMemory("updates")
+             .HostMemory("update_times")
+             .HostMemory("scores")
+             .HostMemory("access_times")
+             .HostMemory("losses")
+             .HostMemory("loss_times"));
 REGISTER("DynembEvict", EvictOp, .HostMemory("to_rows").HostMemory("evicted"));
 #undef REGISTER
 

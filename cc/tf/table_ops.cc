@@ -179,6 +179,24 @@ REGISTER_OP("DynembSetScores")
       return c->Merge(c->input(1), c->input(2), &unused);
     });
 
+REGISTER_OP("DynembExplain")
+    .Input("handle: resource")
+    .Input("keys: key_type")
+    .Output("tiers: int32")
+    .Output("updates: int64")
+    .Output("update_times: int64")
+    .Output("scores: int64")
+    .Output("access_times: int64")
+    .Output("losses: int32")
+    .Output("loss_times: int64")
+    .Attr("key_type: {int64, int32, uint64}")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(TableAndKeys(c));
+      for (int i = 0; i < 7; ++i) c->set_output(i, c->input(1));
+      return absl::OkStatus();
+    });
+
 REGISTER_OP("DynembAddCounts")
     .Input("handle: resource")
     .Input("keys: key_type")

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <set>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -26,9 +27,10 @@ class LogModel {
     ASSERT_EQ(log_.known_since(), known_since);
     ASSERT_EQ(log_.size(), 0u);
   }
-  void Add(Tick tick, uint64_t key) {
-    log_.Add(tick, key);
+  void Add(Tick tick, uint64_t key, Removal how = Removal::kErase) {
+    log_.Add(tick, key, how);
     keys_.emplace_back(tick, key);
+    last_[key] = {tick, how};
   }
   // Slightly more than `most` keys may be left, all after known_since.
   void Trim(size_t most) {
@@ -50,12 +52,20 @@ class LogModel {
       if (k.first > since) keys.insert(k.second);
     }
     ASSERT_EQ(log_.Since(since), std::vector<uint64_t>(keys.begin(), keys.end())) << since;
+    const std::vector<uint64_t> deleted(keys.begin(), keys.end());
+    std::vector<DeletionLog::Deletion> last(deleted.size());
+    log_.FindLast(deleted, last.data());
+    for (size_t i = 0; i < deleted.size(); ++i) {
+      ASSERT_EQ(last[i].tick, last_.at(deleted[i]).tick);
+      ASSERT_EQ(last[i].how, last_.at(deleted[i]).how);
+    }
   }
   const DeletionLog& log() const { return log_; }
 
  private:
   DeletionLog log_;
   std::vector<std::pair<Tick, uint64_t>> keys_;
+  std::unordered_map<uint64_t, DeletionLog::Deletion> last_;
 };
 
 TEST(DeletionLog, RandomOperations) {
@@ -69,7 +79,8 @@ TEST(DeletionLog, RandomOperations) {
       tick += random.Below(3);
       for (uint64_t n = random.Below(4) == 0 ? random.Below(20000) : random.Below(20); n > 0; --n) {
         if (random.Below(1000) == 0) ++tick;
-        model.Add(tick, random.Below(8) == 0 ? ~random.Below(9) : random.Below(30000));
+        model.Add(tick, random.Below(8) == 0 ? ~random.Below(9) : random.Below(30000),
+                  static_cast<Removal>(random.Below(3)));
       }
       if (random.Below(4) == 0) model.Trim(random.Below(40000));
       if (random.Below(25) == 0) model.Restart(++tick);
@@ -105,7 +116,7 @@ TEST(DeletionLog, ConcurrentAdds) {
   std::vector<std::thread> threads;
   for (uint64_t id = 0; id < 4; ++id) {
     threads.emplace_back([&log, id] {
-      for (uint64_t i = 0; i < 5000; ++i) log.Add(3, 4 * i + id);
+      for (uint64_t i = 0; i < 5000; ++i) log.Add(3, 4 * i + id, Removal::kEvict);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -121,13 +132,13 @@ TEST(DeletionLog, ForgetsAllKeysIfAllocationFails) {
   for (size_t allocations : {0, 1, 2, 3, 4}) {
     SCOPED_TRACE(allocations);
     DeletionLog log;
-    log.Add(3, 100);
-    for (uint64_t i = 0; i < 20000; ++i) log.Add(4, i);
+    log.Add(3, 100, Removal::kErase);
+    for (uint64_t i = 0; i < 20000; ++i) log.Add(4, i, Removal::kErase);
     WithAllocations(allocations, [&] {
-      for (uint64_t i = 0; i < 50000; ++i) log.Add(5, i);
+      for (uint64_t i = 0; i < 50000; ++i) log.Add(5, i, Removal::kErase);
     });
     EXPECT_EQ(log.known_since(), 5u);
-    for (uint64_t i = 0; i < 10; ++i) log.Add(6, i);
+    for (uint64_t i = 0; i < 10; ++i) log.Add(6, i, Removal::kErase);
     EXPECT_EQ(log.Since(5).size(), 10u);
     log.Trim(5);
     EXPECT_LE(log.known_since(), 6u);

@@ -315,6 +315,29 @@ TEST(DeviceFailures, OperationsReportFailures) {
          t.Erase(Progression(5, 20));
          return Status();
        }},
+      {"EvictTo",
+       [](Subject& t) {
+         uint64_t evicted = 0;
+         t.set_tick(t.tick() + 1);
+         return t->EvictTo(t.exec(), 20, t.tick(), &evicted);
+       }},
+      {"Scores",
+       [](Subject& t) {
+         t.Scores(Progression(5, 20));
+         return Status();
+       }},
+      {"SetScores",
+       [](Subject& t) {
+         if (t->options().evict_strategy == EvictStrategy::kLru) return Status();
+         DYNEMB_RETURN_IF_ERROR(t.SetScores(Progression(5, 20), std::vector<Score>(20, 9)));
+         return t.AddCounts(Progression(5, 20), std::vector<uint32_t>(20, 9));
+       }},
+      {"Explain",
+       [](Subject& t) {
+         std::vector<Table::KeyState> states(20);
+         t->Explain(t.exec(), t.Pack(Progression(5, 20)), states.data());
+         return Status();
+       }},
       {"Apply",
        [](Subject& t) {
          const Keys keys = Progression(0, 20);
@@ -332,9 +355,10 @@ TEST(DeviceFailures, OperationsReportFailures) {
   size_t unchanged = 0, inconsistencies = 0;
   for (const auto& [name, operation] : operations) {
     bool failed = true;
-    for (uint64_t k = 0; failed; ++k) {
-      ASSERT_LT(k, 200u) << name;
-      SCOPED_TRACE(testing::Message() << name << " fails at " << k);
+    // Even k: an LRU table; odd k: one that counts keys, and pins rows.
+    for (uint64_t k = 0; failed || k % 2 == 1; ++k) {
+      ASSERT_LT(k, 400u) << name;
+      SCOPED_TRACE(testing::Message() << name << " fails at " << k / 2);
       ThreadsDevice device;
       SerialExec exec;
       TableOptions options;
@@ -344,6 +368,7 @@ TEST(DeviceFailures, OperationsReportFailures) {
       options.max_capacity = 40;
       options.tier = Tier::kHybrid;
       options.max_hbm_bytes = 10 * 48;
+      options.evict_strategy = k % 2 == 0 ? EvictStrategy::kLru : EvictStrategy::kLfu;
       std::unique_ptr<Table> made;
       ASSERT_TRUE(DeviceTable<ThreadsDevice>::Make(options, &device, &made).ok());
       Subject t(std::move(made), &exec);
@@ -353,10 +378,11 @@ TEST(DeviceFailures, OperationsReportFailures) {
       t.Erase(Progression(0, 10));
       for (int i = 0; i < 6; ++i) t.Find(Progression(15, 15));
       const std::vector<Exported> before = ByKey(t);
-      device.FailTake(k);
+      device.FailTake(k / 2);
       Status status = operation(t);
-      failed = !device.FailTake(ThreadsDevice::kNever);
-      if (!failed) break;
+      const bool this_failed = !device.FailTake(ThreadsDevice::kNever);
+      failed = this_failed || (k % 2 == 1 && failed);
+      if (!this_failed) continue;
       // A failure that a call could not return is reported by the next one.
       if (status.ok()) status = t->Promote(exec, t.tick());
       EXPECT_FALSE(status.ok());

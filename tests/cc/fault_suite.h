@@ -44,7 +44,7 @@ inline bool GrantCharges() {
   return charges_left < 0;
 }
 
-enum class Kind { kGrows, kFull, kTracked, kCut };
+enum class Kind { kGrows, kFull, kCounts, kTracked, kCut };
 
 struct Setup {
   Kind kind;
@@ -54,7 +54,7 @@ struct Setup {
 };
 
 inline void PrintTo(const Setup& s, std::ostream* out) {
-  static const char* const kKinds[] = {"Grows", "Full", "Tracked", "Cut"};
+  static const char* const kKinds[] = {"Grows", "Full", "Counts", "Tracked", "Cut"};
   *out << kKinds[static_cast<int>(s.kind)] << s.dim << (s.dtype == DType::kFloat32 ? "F32" : "Bf16")
        << "x" << s.threads;
 }
@@ -68,6 +68,9 @@ inline std::vector<Setup> Setups() {
     setups.push_back({kind, 4, DType::kBfloat16, 4});
     setups.push_back({kind, 300, DType::kFloat32, 4});
   }
+  // Full, and rows of the batch have to be pinned.
+  setups.push_back({Kind::kCounts, 4, DType::kFloat32, 1});
+  setups.push_back({Kind::kCounts, 300, DType::kBfloat16, 4});
   return setups;
 }
 
@@ -223,8 +226,10 @@ class World {
     options.dim = setup.dim;
     options.dtype = setup.dtype;
     options.stochastic_rounding = false;
-    options.init_capacity = setup.kind == Kind::kFull ? kRows : 16;
-    options.max_capacity = setup.kind == Kind::kFull ? kRows : 0;
+    const bool is_full = setup.kind == Kind::kFull || setup.kind == Kind::kCounts;
+    options.init_capacity = is_full ? kRows : 16;
+    options.max_capacity = is_full ? kRows : 0;
+    if (setup.kind == Kind::kCounts) options.evict_strategy = EvictStrategy::kLfu;
     options.initializer = {{InitKind::kUniform, -1.0f, 1.0f}};
     std::unique_ptr<Table> created;
     EXPECT_TRUE(Table::Create(options, &created).ok());

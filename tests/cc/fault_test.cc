@@ -151,6 +151,39 @@ TEST_P(TableFaultTest, SwapRows) {
   });
 }
 
+TEST_P(TableFaultTest, Scores) {
+  Faults([](World& w) {
+    std::vector<int64_t> scores(w.keys.size());
+    w.table->Scores(w.exec, {w.keys.data(), w.keys.size()}, scores.data());
+    return Done();
+  });
+}
+
+TEST_P(TableFaultTest, SetScores) {
+  if (GetParam().kind != Kind::kCounts) GTEST_SKIP() << "scores are times";
+  Faults([](World& w) {
+    const std::vector<Score> scores(w.keys.size(), 7);
+    DYNEMB_RETURN_IF_ERROR(
+        w.table->SetScores(w.exec, {w.keys.data(), w.keys.size()}, scores.data()));
+    return w.table->AddCounts(w.exec, {w.keys.data(), w.keys.size()}, scores.data());
+  });
+}
+
+TEST_P(TableFaultTest, Explain) {
+  Faults([](World& w) {
+    std::vector<Table::KeyState> states(w.keys.size());
+    w.table->Explain(w.exec, {w.keys.data(), w.keys.size()}, states.data());
+    return Done();
+  });
+}
+
+TEST_P(TableFaultTest, EvictTo) {
+  Faults([](World& w) {
+    uint64_t evicted = 0;
+    return w.table->EvictTo(w.exec, 100, w.tick, &evicted);
+  });
+}
+
 TEST_P(TableFaultTest, Export) {
   Faults([](World& w) {
     const ExportPlan plan = w.table->PlanExport(w.exec, 0, 300, 0);

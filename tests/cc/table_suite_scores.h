@@ -378,13 +378,17 @@ TABLE_TEST(TableScores, CutsHaveScores) {
       wanted.push_back(timed ? static_cast<int64_t>(base + score) : int64_t{score});
     }
     EXPECT_EQ(other.Scores(order), wanted);
-    // Without scores, rows have those of new rows.
+    // Without scores, rows have those of new rows, or the time of their last update.
     rows.scores = nullptr;
     ASSERT_TRUE(other->LoadRows(other.exec(), rows, other.tick() + 2).ok());
-    const int64_t fresh = timed ? static_cast<int64_t>(other.tick() + 2)
+    const int64_t fresh = timed                               ? static_cast<int64_t>(base + 1)
                           : strategy == EvictStrategy::kScore ? 0
                                                               : 1;
     EXPECT_EQ(other.Scores(order), std::vector<int64_t>(n, fresh));
+    // SwapRows may follow, and then a batch with the same tick.
+    other.set_tick(other.tick() + 1);
+    other.FindOrInsert(Scattered(700000, n));
+    EXPECT_EQ(other.CountContained(order), 0u);
     other.Check();
   }
 }

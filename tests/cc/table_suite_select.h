@@ -175,7 +175,40 @@ TABLE_TEST(TableSelect, EvictToIsExact) {
   }
 }
 
-REGISTER_TYPED_TEST_SUITE_P(TableSelect, SelectRowsMatchesTheModel, EvictToIsExact);
+TABLE_TEST(TableSelect, ExplainKnowsRowsAndLosses) {
+  for (const EvictStrategy strategy : kAllStrategies) {
+    Subject t = f.Create(Evicting(f, strategy, 4));
+    t->Track(t.tick());
+    t.FindOrInsert({1, 2, 3, 4});
+    t.Erase({2});
+    t.set_tick(t.tick() + 1);
+    t->Erase(t.exec(), t.Pack({3}), t.tick(), Removal::kWipe);
+    t.FindOrInsert({4, 4});
+    uint64_t evicted = 0;
+    t.set_tick(t.tick() + 1);
+    ASSERT_TRUE(t->EvictTo(t.exec(), 0, t.tick(), &evicted).ok());
+    t.Upsert({2}, {1, 1});
+    const Keys keys = {1, 2, 3, 4, 99, 2};
+    std::vector<Table::KeyState> states(keys.size());
+    t->Explain(t.exec(), t.Pack(keys), states.data());
+    const std::vector<bool> has_row = {false, true, false, false, false, true};
+    const std::vector<Tick> lost = {5, 2, 3, 5, 0, 2};
+    const Removal lost_by[] = {Removal::kEvict, Removal::kErase, Removal::kWipe,
+                               Removal::kEvict, Removal::kErase, Removal::kErase};
+    const std::vector<int64_t> scores = t.Scores(keys);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      SCOPED_TRACE(keys[i]);
+      EXPECT_EQ(states[i].has_row, has_row[i]);
+      EXPECT_EQ(states[i].updated, has_row[i] ? 6u : 0u);
+      EXPECT_EQ(states[i].score, scores[i]);
+      EXPECT_EQ(states[i].lost, lost[i]);
+      EXPECT_EQ(states[i].lost_by, lost_by[i]);
+    }
+  }
+}
+
+REGISTER_TYPED_TEST_SUITE_P(TableSelect, ExplainKnowsRowsAndLosses, SelectRowsMatchesTheModel,
+                            EvictToIsExact);
 
 }  // namespace testing_table
 }  // namespace dynemb

@@ -56,6 +56,10 @@ class StagedTable final : public Table {
     Staging s;
     t_->Scores(exec, Keys(s, keys), scores);
   }
+  void Explain(Exec& exec, KeySpan keys, KeyState* states) const override {
+    Staging s;
+    t_->Explain(exec, Keys(s, keys), states);
+  }
   Status AddCounts(Exec& exec, KeySpan keys, const uint32_t* counts) override {
     Staging s;
     return t_->AddCounts(exec, Keys(s, keys), counts);

@@ -1,33 +1,19 @@
 """Eviction strategies: what counts, which rows stay, how scores are read, set, saved and loaded."""
 
 import collections
-import datetime
-import time
+import subprocess
+import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from score_helpers import held, make, scores
 
 import tf_dynemb as de
 from tf_dynemb import cli
 
 STRATEGIES = ["lru", "lfu", "epoch_lru", "epoch_lfu", "score"]
-
-
-def make(strategy, capacity=None, dimension=2, **options):
-    return de.DynamicVariable(
-        dimension, evict_strategy=strategy, max_capacity=capacity, name="items", **options
-    )
-
-
-def held(table, keys):
-    keys = np.asarray(keys)
-    return keys[table.contains(tf.constant(keys, tf.int64)).numpy()].tolist()
-
-
-def scores(table, keys):
-    return table.scores(tf.constant(keys, tf.int64)).numpy().tolist()
 
 
 @pytest.mark.parametrize(
@@ -264,116 +250,6 @@ def test_layers_take_the_options():
     assert scores(layer.table, [1, 2, 3]) == [9, 3, 6]
 
 
-def test_conditions_select_rows():
-    table = make("score", 100)
-    table.upsert([-5, 0, 3, 8], [[0.0, 0], [3, 4], [6, 8], [0, 1]], scores=[10, 20, 30, 40])
-    time.sleep(0.002)
-    middle = datetime.datetime.now(datetime.timezone.utc)
-    time.sleep(0.002)
-    table.upsert([3, 9], [[6.0, 8], [1, 0]], scores=[30, 2**32 - 1])
-
-    def keys(**conditions):
-        rows = table.export_if(**conditions)
-        assert table.size_if(**conditions) == len(rows.keys)
-        np.testing.assert_array_equal(rows.vectors, table.lookup(rows.keys, insert=False))
-        assert rows.scores.numpy().tolist() == scores(table, rows.keys)
-        return sorted(rows.keys.numpy().tolist())
-
-    assert keys() == [-5, 0, 3, 8, 9]
-    assert keys(key_from=0, key_below=8) == [0, 3]
-    assert keys(key_from=5, key_below=5) == keys(key_from=2**64) == keys(key_below=-100) == []
-    assert keys(key_below=None, score_from=20, score_below=40) == [0, 3]
-    assert keys(score_from=41) == [9]
-    assert keys(l2_below=1) == [-5]
-    assert keys(l2_from=1, l2_below=10) == [0, 8, 9]
-    assert keys(l2_from=5, score_below=25) == [0]
-    assert keys(updated_since=middle) == [3, 9]
-    assert keys(updated_before=middle) == [-5, 0, 8]
-    assert keys(updated_before=middle, updated_since=middle) == []
-
-    since = table.stats()
-    assert table.erase_if(l2_below=2, score_below=100) == 2
-    assert keys() == [0, 3, 9]
-    assert table.stats()["erased"] - since["erased"] == 2
-    assert table.erase_if(key_from=1000) == 0
-    assert table.evict(2) == 1
-    assert keys() == [3, 9]
-    assert table.stats()["evictions"] - since["evictions"] == 1
-    assert table.evict(to_rows=0) == 2
-    assert keys() == []
-
-
-@pytest.mark.parametrize("key_type", [tf.int32, tf.uint64])
-def test_conditions_on_keys_of_other_types(key_type):
-    table = de.DynamicVariable(2, key_type=key_type, name="items")
-    if key_type == tf.int32:
-        table.lookup(tf.constant([-(2**31), -1, 0, 2**31 - 1]))
-        assert table.size_if(key_below=0) == 2
-        assert table.size_if(key_from=2**31 - 1) == 1
-        assert table.size_if(key_from=-(2**40), key_below=2**40) == 4
-    else:
-        table.lookup(tf.constant([0, 5, 2**63, 2**64 - 1], tf.uint64))
-        assert table.size_if(key_from=6) == 2
-        assert table.size_if(key_from=2**63 + 1) == 1
-        assert table.size_if(key_below=2**64) == 4
-
-
-def test_conditions_on_times_of_accesses():
-    table = make("lru", 100)
-    table.lookup([1, 2, 3])
-    time.sleep(0.002)
-    middle = datetime.datetime.now(datetime.timezone.utc)
-    time.sleep(0.002)
-    table.lookup([2], insert=False)
-    assert table.export_if(accessed_since=middle).keys.numpy().tolist() == [2]
-    assert table.size_if(accessed_before=middle) == 2
-    assert table.size_if(updated_before=middle) == 3
-    assert table.evict(1) == 2
-    assert held(table, [1, 2, 3]) == [2]
-
-
-def test_evicted_and_erased_keys_are_deletions(tmp_path):
-    table = make("lfu", 100)
-    table.lookup(np.repeat(np.arange(10), np.arange(1, 11)))
-    de.dump(tmp_path, table)
-    follower = make("lfu", 100)
-    de.load(tmp_path, follower)
-    table.evict(6)
-    table.erase_if(key_from=8)
-    table.lookup([50])
-    de.incremental_dump(tmp_path, table)
-    de.apply_delta(tmp_path, follower)
-    assert sorted(follower.export_if().keys.numpy().tolist()) == [4, 5, 6, 7, 50]
-    reader = de.serving.Reader(tmp_path)
-    assert np.flatnonzero(reader.contains(np.arange(100))).tolist() == [4, 5, 6, 7, 50]
-
-
-def test_bad_conditions():
-    table, timed = make("score"), make("lru")
-    now = datetime.datetime.now(datetime.timezone.utc)
-    for conditions, error, match in [
-        ({"norm": 3}, TypeError, "norm=3.*l2_below"),
-        ({"key_from": 1.5}, TypeError, "key_from.*1.5"),
-        ({"key_from": 2**70}, ValueError, "key_from"),
-        ({"score_from": "a"}, TypeError, "score_from"),
-        ({"l2_below": "a"}, TypeError, "l2_below"),
-        ({"l2_below": float("nan")}, ValueError, "l2_below"),
-        ({"updated_before": datetime.datetime.now()}, ValueError, "updated_before.*time zone"),
-        ({"updated_since": 5}, TypeError, "updated_since"),
-        ({"accessed_since": now}, ValueError, "accessed_since.*'score'.*score_from"),
-    ]:
-        with pytest.raises(error, match=match):
-            table.size_if(**conditions)
-    with pytest.raises(ValueError, match=r"score_below.*'lru'.*accessed_before"):
-        timed.size_if(score_below=3)
-    with pytest.raises(ValueError, match="erase_if needs a condition"):
-        table.erase_if()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="to_rows=-1"):
-        table.evict(-1)
-    with pytest.raises(RuntimeError, match=r"outside tf\.function"):
-        tf.function(lambda: table.size_if())()
-
-
 def test_bad_options_and_scores():
     with pytest.raises(ValueError, match=r"evict_strategy must be one of.*kCustomized.*'fifo'"):
         make("fifo")
@@ -397,8 +273,10 @@ def test_bad_options_and_scores():
     table = make("score", 10)
     table.lookup([1, 2])
     for bad in [[-1, 1], [2**32, 1]]:
-        with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[0, 2\^32\)"):
+        with pytest.raises(ValueError, match=r"\[0, 2\^32\)"):
             table.set_scores([1, 2], bad)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[0, 2\^32\)"):
+            tf.function(lambda b: table.set_scores([1, 2], b) and None)(tf.constant(bad, tf.int64))
     with pytest.raises(ValueError, match="shape of the keys"):
         table.set_scores([1, 2], [1, 2, 3])
     with pytest.raises(TypeError, match="integers"):
@@ -408,6 +286,60 @@ def test_bad_options_and_scores():
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"epoch 1.*in epoch 0"):
         table.set_scores([1], [1 << 20])
     assert scores(table, [1]) == [1]
+
+
+def test_bad_arguments_change_nothing():
+    table = make("score", 3)
+    table.lookup([1, 2, 3], scores=[1, 2, 3])
+    values = tf.ones([3, 2])
+    for call in [
+        lambda: table.insert_and_evict([4, 5, 6], values, scores=[1, 2]),
+        lambda: table.insert_and_evict([4, 5, 6], values, scores=[1, 2, -1]),
+        lambda: table.insert_and_evict([4, 5, 6], tf.ones([3, 5])),
+        lambda: table.insert_and_evict([4, 5, 6], [1, 2, 3]),
+        lambda: table.lookup([4, 5, 6], scores=[1, 2]),
+        lambda: table.lookup([4, 5, 6], scores=[1, 2, 2**32]),
+        lambda: table.upsert([4, 5, 6], values, scores=[1.5, 2.0, 3.0]),
+    ]:
+        with pytest.raises((ValueError, TypeError)):
+            call()
+        assert scores(table, range(1, 7)) == [1, 2, 3, -1, -1, -1]
+
+
+def test_scores_that_start_anew_do_not_pin_rows(tmp_path):
+    # In another process, whose next batch has the tick at which the rows were loaded.
+    table = make("lfu", 50)
+    table.lookup(np.arange(50))
+    de.dump(tmp_path / "chain", table)
+    larger = make("lfu", 200)
+    larger.lookup(np.arange(200))
+    de.dump(tmp_path / "larger", larger)
+    script = f"""
+import tensorflow as tf
+import tf_dynemb as de
+table = de.DynamicVariable(2, name="items", max_capacity=50)
+de.load({str(tmp_path / "chain")!r}, table)
+table.lookup([1000])
+assert table.contains([1000]).numpy().all() and len(table) == 50
+de.load({str(tmp_path / "larger")!r}, table)
+assert len(table) == 50
+table.lookup(tf.range(2000, 2050, dtype=tf.int64))
+assert len(table) == 50
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
+
+
+def test_merge_refuses_scores_of_two_kinds(tmp_path, capsys):
+    table = make("lru", 50)
+    table.lookup([1, 2])
+    de.dump(tmp_path / "chain", table)
+    other = make("lfu", 50)
+    with pytest.warns(UserWarning, match="start anew"):
+        de.load(tmp_path / "chain", other)
+    other.lookup([3])
+    de.incremental_dump(tmp_path / "chain", other)
+    assert cli.main(["merge", str(tmp_path / "chain"), str(tmp_path / "merged")]) != 0
+    assert "evict_strategy 'lfu'" in capsys.readouterr().err
 
 
 def test_in_a_graph():

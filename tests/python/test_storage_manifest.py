@@ -28,7 +28,7 @@ def test_manifest_is_as_documented(tmp_path):
     (table,) = members["tables"]
     assert " ".join(table) == (
         "name dimension key_type dtype seed initializer state shards default_vector padding_id "
-        "string_hash"
+        "string_hash evict_strategy"
     )
     (shard,) = table["shards"]
     assert list(shard) == ["rank", "rows", "deleted", "base_tick", "files", "index_salt"]
@@ -55,6 +55,17 @@ def test_continues_may_be_missing(tmp_path):
     snapshot = helpers.publish(tmp_path)
     text = rewrite(snapshot, lambda members: members.pop("continues"))
     assert Manifest.from_json(text, "") == snapshot.manifest
+
+
+def test_evict_strategy_may_be_missing_but_not_unknown(tmp_path):
+    snapshot = helpers.publish(tmp_path)
+    text = rewrite(snapshot, lambda members: members["tables"][0].pop("evict_strategy"))
+    (table, *_) = Manifest.from_json(text, "").tables
+    assert table.evict_strategy is None
+    assert table.accesses_are_times
+    text = rewrite(snapshot, lambda members: members["tables"][0].update(evict_strategy="fifo"))
+    with pytest.raises(DataLossError, match=r"evict_strategy.*fifo"):
+        Manifest.from_json(text, "")
 
 
 def test_delta_continues_only_its_parent(tmp_path):

@@ -78,6 +78,18 @@ def test_tensorboard_gets_the_numbers(tmp_path):
     assert points["evictions"] == [(2, 0.0), (4, 8.0), (6, 8.0)]
 
 
+def test_batches_that_keras_runs_in_one_call_count(tmp_path):
+    items = de.layers.Embedding(4, name="items")
+    model = keras.Sequential([keras.Input([1], dtype="int64"), items, keras.layers.Flatten()])
+    model.compile(de.OptimizerWrapper("sgd"), loss="mse", steps_per_execution=4)
+    ids, labels = np.arange(16)[:, None], np.zeros([16, 4])
+    stats = TableStats(log_dir=tmp_path, update_freq=4)
+    model.fit(ids, labels, batch_size=2, epochs=2, callbacks=[stats], verbose=0)
+    (path,) = tmp_path.glob("events.out.tfevents.*")
+    records = tf.compat.v1.train.summary_iterator(str(path))
+    assert [record.step for record in records if record.summary.value] == [4, 8, 12, 16]
+
+
 def test_bad_arguments(tmp_path):
     with pytest.raises(TypeError, match="tables must be DynamicVariables"):
         TableStats([tf.Variable(1.0)])

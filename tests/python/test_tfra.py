@@ -163,6 +163,18 @@ def test_creators_give_the_strategy(strategy, ours):
     assert v.options.strategy == ours
 
 
+def test_a_customized_table_takes_scores():
+    strategy = tfra.HkvEvictStrategy.CUSTOMIZED
+    config = tfra.HkvHashTableConfig(4, 4, evict_strategy=strategy)
+    v = variable(kv_creator=tfra.HkvHashTableCreator(config))
+    v.insert_or_assign([1, 2], tf.ones([2, 2]), scores=[5, 6])
+    v.upsert([3], tf.ones([1, 2]), scores=7)
+    values, exists = v.lookup([1, 9], return_exists=True, scores=[8, 9])
+    assert values.shape == [2, 2]
+    assert exists.numpy().tolist() == [True, False]
+    assert v.scores([1, 2, 3, 9]).numpy().tolist() == [8, 6, 7, -1]
+
+
 def test_an_epoch_lfu_table_counts_steps_and_epochs():
     strategy = tfra.HkvEvictStrategy.EPOCHLFU
     config = tfra.HkvHashTableConfig(8, 8, evict_strategy=strategy, step_per_epoch=2)

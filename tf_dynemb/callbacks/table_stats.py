@@ -79,7 +79,7 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
         self._log_dir = log_dir
         self._update_freq = update_freq
         self._writer: Any = None
-        self._batches = 0
+        self._batches = self._batches_before_epoch = 0
         # The counters at the last report, for the logs and for TensorBoard.
         self._reported: dict[str, dict[str, dict[str, int]]] = {"logs": {}, "events": {}}
 
@@ -91,11 +91,19 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
         if self._log_dir is not None and self._writer is None:
             self._writer = tf.summary.create_file_writer(os.fspath(self._log_dir))
 
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes the number of batches so far."""
+        self._batches_before_epoch = self._batches
+
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Writes the numbers of some batches for TensorBoard."""
-        self._batches += 1
-        if self._update_freq != "epoch" and self._batches % int(self._update_freq) == 0:
-            self._write()
+        # A call stands for several batches if Keras runs them in one (`steps_per_execution`).
+        before = self._batches
+        self._batches = self._batches_before_epoch + batch + 1
+        if self._update_freq != "epoch":
+            every = int(self._update_freq)
+            if self._batches // every > before // every:
+                self._write()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the numbers of an epoch to the logs."""

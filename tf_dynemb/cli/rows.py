@@ -114,6 +114,12 @@ class TableRows:
                 f"{delta.directory} has {Schema.of(entry)} with state {entry.state}, but its base "
                 f"has {Schema.of(self.entry)} with state {self.entry.state}."
             )
+        kinds = [e.evict_strategy if not e.accesses_are_times else "" for e in (entry, self.entry)]
+        if kinds[0] != kinds[1]:
+            raise ValueError(
+                f"{delta.directory} has evict_strategy {entry.evict_strategy!r}, but its base has "
+                f"{self.entry.evict_strategy!r}: one table cannot contain the scores of both."
+            )
         keys, places, deleted = [], [], []
         for shard in entry.shards:
             source = Source(delta, entry, shard)

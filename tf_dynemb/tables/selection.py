@@ -79,7 +79,7 @@ def _predicate(table: Table, conditions: Mapping[str, Any]) -> tuple[Any, Any]:
     ranges = np.array(
         [updated_after, updated_until, score_from, score_to, has_keys, key_from, key_to], np.int64
     )
-    low = _number("l2_from", given.get("l2_from", -1.0))
+    low = max(-1.0, _number("l2_from", given.get("l2_from", -1.0)))
     high = _number("l2_below", given.get("l2_below", math.inf))
     return tf.constant(ranges), tf.constant([low, high], tf.float64)
 
@@ -126,7 +126,7 @@ def _keys(table: Table, given: Mapping[str, Any]) -> tuple[int, int]:
 def _integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, got {value!r}.")
-    if not -(2**63) < value.__index__() <= 2**64:
+    if not -(2**63) <= value.__index__() <= 2**64:
         raise ValueError(f"{name}={value!r} is out of range.")
     return int(value)
 

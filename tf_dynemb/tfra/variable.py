@@ -162,6 +162,7 @@ class Variable(DynamicVariable):
         *,
         insert: bool = False,
         default_value: Any = None,
+        scores: Any = None,
     ) -> Any:
         """Reads one vector for each key.
 
@@ -171,19 +172,25 @@ class Variable(DynamicVariable):
             name: unused.
             insert: whether unknown keys get a row.
             default_value: as in `DynamicVariable.lookup`.
+            scores: as in `DynamicVariable.lookup`.
 
         Returns:
             [..., dim]; with `return_exists`, a tuple of it and a bool tensor of the shape of keys.
         """
-        return super().lookup(keys, insert, default_value, return_exists)
+        return super().lookup(keys, insert, default_value, return_exists, scores)
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
         """Same as `lookup(indices)`. `tf.gather` and `tf.nn.embedding_lookup` call it."""
         return self.lookup(indices)
 
-    def upsert(self, keys: Any, values: Any, name: str | None = None) -> Any:
-        """Sets the vectors of keys [...], float [..., dim]; if keys repeat, the last one wins."""
-        return super().upsert(keys, values)
+    def upsert(  # type: ignore[override]
+        self, keys: Any, values: Any, name: str | None = None, scores: Any = None
+    ) -> Any:
+        """Sets the vectors of keys [...], float [..., dim]; if keys repeat, the last one wins.
+
+        `scores` are as in `set_scores`.
+        """
+        return super().upsert(keys, values, scores)
 
     @_ops.not_converted
     def accum(

@@ -167,7 +167,7 @@ class DynamicVariable(Retention, resource_variable_ops.ResourceVariable):  # typ
             default_value: a vector [dimension]. None: the table's `default_vector`, which is the
                 vector that the key would start with unless it is set.
             return_exists: whether to return also which keys had a row before the call.
-            scores: the scores that the rows get, as in `set_scores`. None: unchanged.
+            scores: the scores that the rows get, as in `set_scores`. None: the strategy sets them.
 
         Returns:
             A tensor of shape ids.shape + [dimension] and the table's dtype. With `return_exists`, a
@@ -179,10 +179,11 @@ class DynamicVariable(Retention, resource_variable_ops.ResourceVariable):  # typ
                 the key type, or the table's strategy has no scores.
         """
         if scores is not None:
-            given = self.as_scores(scores)
-            result = self.lookup(ids, insert, default_value, return_exists)
+            keys = as_keys(ids, self._key_type, "ids")
+            given = self.as_scores(scores, keys)
+            result = DynamicVariable.lookup(self, keys, insert, default_value, return_exists)
             with tf.control_dependencies([result[0] if return_exists else result]):
-                self._set_scores(as_keys(ids, self._key_type, "ids"), given)
+                self._set_scores(keys, given)
             return result
         if return_exists:
             exists = self.contains(ids)
@@ -267,7 +268,7 @@ class DynamicVariable(Retention, resource_variable_ops.ResourceVariable):  # typ
             ValueError: the values have another shape, or the table's strategy has no scores.
         """
         keys, values = self._keys_and_values(keys, values)
-        given = None if scores is None else self.as_scores(scores)
+        given = None if scores is None else self.as_scores(scores, keys)
         if communicator.get().size > 1:
             done = spread_keys.upsert(self.spread, *self._flat(keys, values))
         else:

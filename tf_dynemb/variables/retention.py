@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
@@ -11,6 +12,7 @@ from tf_dynemb.ids.keys import as_keys
 from tf_dynemb.parallel import exchange, spread_keys
 from tf_dynemb.tables import selection
 from tf_dynemb.tables.table import Table
+from tf_dynemb.variables.explanation import Explanation, explain
 
 
 class TableRows(NamedTuple):
@@ -77,13 +79,16 @@ class Retention(Table):
                 later than the table's.
 
         Raises:
-            ValueError: the strategy has no scores, or the shapes differ.
-            tf.errors.InvalidArgumentError: a score is out of range.
+            TypeError: the scores are not integers.
+            ValueError: the strategy has no scores, the shapes differ, or a score is out of range.
+            tf.errors.InvalidArgumentError: an epoch is later than the table's; or a score is out of
+                range, in a `tf.function`.
         """
-        return self._set_scores(as_keys(keys, self._key_type, "keys"), self.as_scores(scores))
+        keys = as_keys(keys, self._key_type, "keys")
+        return self._set_scores(keys, self.as_scores(scores, keys))
 
-    def as_scores(self, scores: Any) -> Any:
-        """Returns scores as an int64 tensor; raises as `set_scores` does."""
+    def as_scores(self, scores: Any, keys: Any) -> Any:
+        """Returns scores as an int64 tensor with the shape of the keys; raises as `set_scores`."""
         if not self._options.has_scores:
             raise ValueError(
                 f"scores need evict_strategy 'score', 'lfu' or 'epoch_lfu'; {self.name!r} has "
@@ -92,16 +97,21 @@ class Retention(Table):
         scores = tf.convert_to_tensor(scores)
         if not scores.dtype.is_integer:
             raise TypeError(f"scores must be integers, got {scores.dtype.name}.")
-        return tf.cast(scores, tf.int64)
-
-    def _set_scores(self, keys: Any, scores: Any) -> Any:
+        if tf.executing_eagerly():
+            values = np.asarray(scores.numpy(), object)
+            if values.size and not (values.min() >= 0 and values.max() < 2**32):
+                raise ValueError(f"scores must be in [0, 2^32), got {values.min()} and more.")
+        scores = tf.cast(scores, tf.int64)
         if scores.shape.rank == 0:
-            scores = tf.fill(tf.shape(keys), scores)
+            return tf.fill(tf.shape(keys), scores)
         if not scores.shape.is_compatible_with(keys.shape):
             raise ValueError(
                 f"scores must have the shape of the keys, {keys.shape}, or be one number; got "
                 f"{scores.shape}."
             )
+        return scores
+
+    def _set_scores(self, keys: Any, scores: Any) -> Any:
         if communicator.get().size > 1:
             flat = tf.reshape(keys, [-1]), tf.reshape(scores, [-1])
             return spread_keys.set_scores(self.spread, *flat)
@@ -109,6 +119,8 @@ class Retention(Table):
 
     def advance_epoch(self) -> Any:
         """Begins the next epoch of an "epoch_lru" or "epoch_lfu" table.
+
+        On several ranks, every rank calls it: each has its own rows and epoch.
 
         Raises:
             ValueError: the table has another strategy.
@@ -124,6 +136,8 @@ class Retention(Table):
     def insert_and_evict(self, keys: Any, values: Any = None, scores: Any = None) -> TableRows:
         """Gives unknown keys a row, and returns the rows that a full table evicted for them.
 
+        Values and scores are set after that: another thread may see the rows without them.
+
         Args:
             keys: integers of any shape.
             values: vectors to set, of shape keys.shape + [dimension]. None: new rows get their
@@ -137,7 +151,10 @@ class Retention(Table):
             ValueError, TypeError: as in `upsert` and `set_scores`.
         """
         keys = as_keys(keys, self._key_type, "keys")
-        given = None if scores is None else self.as_scores(scores)
+        # All arguments are checked before the first row leaves.
+        given = None if scores is None else self.as_scores(scores, keys)
+        if values is not None:
+            keys, values = self._keys_and_values(keys, values)  # type: ignore[attr-defined]
         owned = tf.reshape(keys, [-1])
         if communicator.get().size > 1:
             asked = exchange.request([self.spread], [owned])
@@ -216,12 +233,41 @@ class Retention(Table):
         deletions in the next delta.
 
         Args:
-            to_rows: the number of rows to keep, 0 or more.
+            to_rows: the number of rows to keep, 0 or more; on several ranks, of this rank's rows.
 
         Returns:
             The number of rows that were evicted, an int64 scalar.
         """
         return _ops.library().dynemb_evict(self.handle, tf.cast(to_rows, tf.int64))
+
+    def explain(self, keys: Any) -> list[Explanation]:
+        """Returns what the table knows about keys: rows, times, scores, and why they left.
+
+        A table records which keys lose their rows from its first dump or `explain` on. It remembers
+        about as many as it has rows, and at least a million.
+
+        Example:
+        >>> table = DynamicVariable(2, max_capacity=1, name="items")
+        >>> _ = table.explain([]), table.lookup([1]), table.lookup([2])
+        >>> [(each.key, each.has_row, each.lost_because) for each in table.explain([1, 2, 3])]
+        [(1, False, 'evicted'), (2, True, None), (3, False, None)]
+
+        Args:
+            keys: integers of any shape.
+
+        Returns:
+            An `Explanation` for each key, in their order.
+
+        Raises:
+            TypeError: the keys are not integers.
+            RuntimeError: the call is inside a `tf.function`.
+        """
+        if not tf.executing_eagerly():
+            raise RuntimeError("explain runs eagerly only: call it outside tf.function.")
+        empty = np.size(keys) == 0
+        keys = np.zeros(0, np.int64) if empty else keys
+        keys = tf.reshape(as_keys(keys, self._key_type, "keys"), [-1])
+        return explain(self, keys.numpy())
 
     def find_or_insert(self, keys: Any) -> Any:
         """Same as `lookup(keys, insert=True)`; the name in HierarchicalKV."""
@@ -229,7 +275,7 @@ class Retention(Table):
 
     def insert_or_assign(self, keys: Any, values: Any, scores: Any = None) -> Any:
         """Same as `upsert`; the name in HierarchicalKV."""
-        return self.upsert(keys, values, scores)  # type: ignore[attr-defined]
+        return self.upsert(keys, values, scores=scores)  # type: ignore[attr-defined]
 
     @_ops.not_converted
     def accum_or_assign(self, keys: Any, values_or_deltas: Any, accum: Any) -> Any:

@@ -85,7 +85,7 @@ def test_scores_of_the_highest_rank_win(comm):
 
 
 def test_owners_evict_what_is_asked_for_least(comm):
-    capacity = 8
+    capacity = 9
     table = de.DynamicVariable(2, name="items", evict_strategy="lfu", max_capacity=capacity)
     table.lookup(tf.constant(np.repeat(np.arange(6), 5), tf.int64))
     gone = []
@@ -97,3 +97,19 @@ def test_owners_evict_what_is_asked_for_least(comm):
     assert len(set(gone)) == len(gone)
     assert min(gone, default=1000) >= 1000
     assert table.contains(tf.range(6, dtype=tf.int64)).numpy().all()
+
+
+def test_every_rank_can_explain_every_key(comm):
+    table = de.DynamicVariable(2, name="items", evict_strategy="lfu")
+    table.explain([])
+    table.lookup(tf.range(10, dtype=tf.int64))
+    table.erase(tf.constant([3], tf.int64))
+    asked = [comm.rank, 3, 50, 9, 9]
+    found = table.explain(asked)
+    assert [each.key for each in found] == asked
+    has_row = [comm.rank != 3, False, False, True, True]
+    assert [each.has_row for each in found] == has_row
+    assert found[1].lost_because == "erased"
+    assert found[3].score == comm.size
+    ranks = of_all(comm, np.array([found[3].rank]))
+    assert len(set(ranks.tolist())) == 1

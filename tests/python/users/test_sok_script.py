@@ -56,7 +56,14 @@ def test_the_losses_are_those_of_tensorflow_and_a_load_continues(tmp_path):
 
     sok.init()
     tables = [
-        sok.DynamicVariable(dimension=dim, var_type="hybrid", name=f"table_{i}")
+        sok.DynamicVariable(
+            dimension=dim,
+            var_type="hybrid",
+            name=f"table_{i}",
+            init_capacity=1024,
+            max_capacity=4096,
+            evict_strategy=["kLfu", "kEpochLfu"][i],
+        )
         for i, dim in enumerate(DIMS)
     ]
     for table, dim in zip(tables, DIMS, strict=True):
