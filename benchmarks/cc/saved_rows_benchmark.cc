@@ -24,7 +24,7 @@ void SaveRows(benchmark::State& state) {
     std::vector<std::thread> savers;
     for (size_t t = 0; t < threads; ++t) {
       savers.emplace_back([&] {
-        for (size_t i = 0; i < kRows / threads; ++i) saved.Push(0, layout, row.data(), 1);
+        for (size_t i = 0; i < kRows / threads; ++i) saved.Push(0, layout, row.data(), 1, 1);
         --running;
       });
     }
