@@ -52,7 +52,8 @@ class LogModel {
       if (k.first > since) keys.insert(k.second);
     }
     ASSERT_EQ(log_.Since(since), std::vector<uint64_t>(keys.begin(), keys.end())) << since;
-    const std::vector<uint64_t> deleted(keys.begin(), keys.end());
+    std::vector<uint64_t> deleted(keys.begin(), keys.end());
+    deleted.resize(std::min<size_t>(deleted.size(), 200));
     std::vector<DeletionLog::Deletion> last(deleted.size());
     log_.FindLast(deleted, last.data());
     for (size_t i = 0; i < deleted.size(); ++i) {

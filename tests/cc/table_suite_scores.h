@@ -49,7 +49,7 @@ TABLE_TEST(TableScores, RandomCallsMatchTheModel) {
         }
         return keys;
       };
-      for (size_t step = 0; step < f.Scaled(400, 12); ++step) {
+      for (size_t step = 0; step < f.Scaled(250, 12); ++step) {
         const Keys keys = some(capacity, false), distinct = some(capacity, true);
         const Floats values(2 * keys.size(), 1.0f), apart(2 * distinct.size(), 1.0f);
         switch (random.Below(11)) {
