@@ -6,6 +6,7 @@
 #include <map>
 
 #include "cc/table/score.h"
+#include "tests/cc/sanitized.h"
 #include "tests/cc/score_model.h"
 #include "tests/cc/table_suite.h"
 
@@ -49,7 +50,7 @@ TABLE_TEST(TableScores, RandomCallsMatchTheModel) {
         }
         return keys;
       };
-      for (size_t step = 0; step < f.Scaled(250, 12); ++step) {
+      for (size_t step = 0; step < f.Scaled(kSanitized ? 60 : 250, 12); ++step) {
         const Keys keys = some(capacity, false), distinct = some(capacity, true);
         const Floats values(2 * keys.size(), 1.0f), apart(2 * distinct.size(), 1.0f);
         switch (random.Below(11)) {
@@ -128,7 +129,7 @@ TABLE_TEST(TableScores, CountsAreExact) {
     std::map<uint64_t, int64_t> counts;
     for (size_t step = 0; step < 4; ++step) {
       Keys keys;
-      for (size_t i = 0; i < f.Scaled(30000, 100); ++i) {
+      for (size_t i = 0; i < f.Scaled(kSanitized ? 5000 : 30000, 100); ++i) {
         // Key k is about proportional to 1 / k.
         const size_t below = 1 + random.Below(universe.size());
         keys.push_back(universe[random.Below(below)]);

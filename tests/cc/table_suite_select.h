@@ -76,7 +76,7 @@ TABLE_TEST(TableSelect, SelectRowsMatchesTheModel) {
                               : key;
     return f.key_type() == KeyType::kUint64 ? bits : bits ^ (uint64_t{1} << 63);
   };
-  for (size_t round = 0; round < f.Scaled(150, 15); ++round) {
+  for (size_t round = 0; round < f.Scaled(kSanitized ? 30 : 150, 15); ++round) {
     RowPredicate where;
     const uint64_t kinds = random.Below(16);
     if ((kinds & 1) != 0) {
@@ -128,7 +128,7 @@ TABLE_TEST(TableSelect, EvictToIsExact) {
     SCOPED_TRACE(static_cast<int>(strategy));
     Subject t = f.Create(Evicting(f, strategy, 0));
     t->Track(t.tick());
-    const size_t n = f.Scaled(3000, 40);
+    const size_t n = f.Scaled(kSanitized ? 500 : 3000, 40);
     const Keys keys = Scattered(1, n);
     Random random(9);
     for (size_t step = 0; step < 6; ++step) {

@@ -363,7 +363,7 @@ def test_in_a_graph():
 def test_hit_rate_is_that_of_an_exact_cache(strategy):
     rng = np.random.default_rng(0)
     weights = 1 / np.arange(1, 20_001) ** 1.05
-    ids = rng.choice(20_000, 300_000, p=weights / weights.sum())
+    ids = rng.choice(20_000, 120_000, p=weights / weights.sum())
     capacity, batch = 2000, 100
     table = make(strategy, capacity, dimension=1)
     before = table.stats()["misses"]
