@@ -196,7 +196,8 @@ Status DeviceLookups<Device>::Pool(Exec& exec, const std::vector<PoolTask>& task
       // Usually no promotion is due here, because training steps end with PromoteIfDue.
       DYNEMB_RETURN_IF_ERROR(table.PromoteIfDue(exec, tick));
       now.emplace_back();
-      DYNEMB_RETURN_IF_ERROR(table.Begin(exec, gathered.table_size(t), tick, &now.back(), true));
+      DYNEMB_RETURN_IF_ERROR(
+          table.Begin(exec, gathered.table_size(t), tick, &now.back(), DTable::Kind::kLookup));
     } else {
       now.push_back(table.stamps_.Encode(tick));
     }
@@ -312,7 +313,8 @@ Status DeviceLookups<Device>::Apply(Exec& exec, const std::vector<ApplyTask>& ta
   DYNEMB_RETURN_IF_ERROR(Gather(ids, &all));
   std::vector<Stamp> now(all.tables.size());
   for (size_t t = 0; t < all.tables.size(); ++t) {
-    DYNEMB_RETURN_IF_ERROR(all.tables[t]->Begin(exec, all.table_size(t), tick, &now[t]));
+    DYNEMB_RETURN_IF_ERROR(
+        all.tables[t]->Begin(exec, all.table_size(t), tick, &now[t], DTable::Kind::kWrite));
   }
   Work work(all.locked(), &exec, Work::Reports::kYes);
   const auto now_of = [&](const Gathered& gathered) {

@@ -101,8 +101,6 @@ class DeviceTable final : public Table {
                   const float* gradients, size_t begin, size_t end, uint64_t step,
                   Tick tick) override;
 
-  ExportPlan SelectRows(Exec& exec, uint64_t cursor, uint64_t limit,
-                        const RowPredicate& where) const override;
   void Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
               int64_t* updates, int64_t* scores) const override;
   Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted, SavedRows* saved,
@@ -126,7 +124,10 @@ class DeviceTable final : public Table {
   Status Promote(Exec& exec, Tick tick) override;
 
  protected:
-  Status EvictKeys(Exec& exec, KeySpan keys, Tick tick, uint64_t* evicted) override;
+  ExportPlan ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint64_t most,
+                      const RowPredicate& where) const override;
+  Status RemoveKeys(Exec& exec, KeySpan keys, Tick tick, Removal how, uint64_t* removed) override;
+  uint64_t RowsHeld() const override { return bounds_.live; }
 
  private:
   friend class DeviceLookups<Device>;
@@ -277,9 +278,14 @@ class DeviceTable final : public Table {
     batch.rows = rows;
     return batch;
   }
-  // Begins a batch once: checks its size and Error(), calls BeginBatch or, for an inserting lookup,
-  // BeginLookup, and sets *now.
-  Status Begin(Exec& exec, size_t n, Tick tick, Stamp* now, bool inserts = false);
+  // Begins a batch once: checks its size and Error(), begins the batch, and sets *now.
+  enum class Kind {
+    kWrite,   // BeginBatch
+    kInsert,  // it may insert: a step (expiry.h)
+    kLookup,  // BeginLookup
+  };
+  Status Begin(Exec& exec, size_t n, Tick tick, Stamp* now, Kind kind);
+  Stamp BeginInsert(Exec& exec, Tick tick, size_t n);
 
   // Finds the rows of a batch; `counts`: whether stats() counts these finds.
   static void FindRows(Work& work, Batch& batch, bool counts);
@@ -298,8 +304,12 @@ class DeviceTable final : public Table {
   static void Apply(Work& work, Batch& batch, const RowId* found, uint32_t* nonfinite,
                     const RowOptimizer& optimizer);
   static Status CheckBatch(size_t n);
-  // Erase, of keys in the device's memory.
-  size_t Remove(Work& work, KeyArray keys, size_t n, Tick tick, Removal how);
+  // Erase, of keys in the device's memory: those whose rows have expired, or all if `expired` is
+  // nothing.
+  size_t Remove(Work& work, KeyArray keys, size_t n, Tick tick, Removal how,
+                const Expired& expired = Expired());
+  // Removes the expired rows of a batch's keys.
+  static Status RemoveExpiredRows(Work& work, Batch& batch);
 
   // Waits until the reader of the running cut has taken enough of the saved rows. Call it before
   // the batch opens a session: the reader needs one too.
@@ -339,7 +349,8 @@ class DeviceTable final : public Table {
   // Copies columns of rows to the host; a null pointer skips a column.
   void ReadToHost(Work& work, const std::vector<RowId>& rows, void* keys, void* vectors,
                   float* state, Stamp* updates, Score* scores) const;
-  // Appends to *not_held those of `keys` (bit patterns) that have no row.
+  // Appends to *not_held those of `keys` (bit patterns) that have no row, not even one that has
+  // expired.
   void DropHeld(Work& work, const std::vector<uint64_t>& keys,
                 std::vector<uint64_t>* not_held) const;
 
@@ -350,6 +361,8 @@ class DeviceTable final : public Table {
   static constexpr size_t kRowAlignment = 16;
   // home + step (OnPath) must fit in 32 bits.
   static constexpr uint64_t kMostBuckets = uint64_t{1} << 31;
+  // The least number of rows that Reclaim examines, in a table that has as many.
+  static constexpr uint64_t kScanLeast = uint64_t{1} << 20;
   static constexpr uint32_t kPromoteEvery = 8;  // batches that read
   // Promote moves at most an eighth of the device tier, clamped to these limits. It notes up to
   // twice that number of candidates.
@@ -374,6 +387,7 @@ class DeviceTable final : public Table {
   uint64_t given_[kBatches] = {};
   Stamps stamps_;
   Scoring scoring_;
+  uint64_t examined_due_ = 0;  // rows that Reclaim must examine
   // For the running batch, if it has to pin rows.
   uint32_t* pins_ = nullptr;
   uint64_t* num_pinned_ = nullptr;

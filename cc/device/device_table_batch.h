@@ -74,6 +74,7 @@ InitializerView DeviceTable<Device>::initial() const {
 template <class Device>
 Stamp DeviceTable<Device>::BeginBatch(Exec& exec, Tick tick, size_t n) {
   WaitForReader();
+  (void)HorizonAt(tick);  // records the time of this use
   Stamps stamps = stamps_;
   bool sweep = false;
   stamps.Follow(tick, &sweep);
@@ -95,6 +96,24 @@ Stamp DeviceTable<Device>::BeginBatch(Exec& exec, Tick tick, size_t n) {
 template <class Device>
 Stamp DeviceTable<Device>::BeginLookup(Exec& exec, Tick tick, size_t n) {
   if (scoring_.Step(tick)) Fail(AdvanceEpoch(exec), false);
+  return BeginInsert(exec, tick, n);
+}
+
+template <class Device>
+Stamp DeviceTable<Device>::BeginInsert(Exec& exec, Tick tick, size_t n) {
+  expiry_.Step(tick);
+  if (expiry_.active()) {
+    if (expiry_.min_rows() != 0) {
+      Work work(*this, &exec);
+      (void)Refresh(work);  // a later call reports the failure
+    }
+    // A scan waits for the device, so that a scan of few rows costs as much as one of many.
+    examined_due_ += 4 * uint64_t{n};
+    if (examined_due_ >= std::min(kScanLeast, bounds_.high_water)) {
+      Reclaim(exec, tick, examined_due_, examined_due_);
+      examined_due_ = 0;
+    }
+  }
   return BeginBatch(exec, tick, n);
 }
 
@@ -124,6 +143,8 @@ device::TableView DeviceTable<Device>::ViewAt(Stamp now, bool inserts) const {
   view.stamps = stamps_.order();
   if (now != 0) view.touch = scoring_.Lookup(now, inserts);
   view.new_score = scoring_.New(now);
+  view.expired =
+      Expired(stamps_, HorizonAt(now == 0 ? 0 : stamps_.Decode(now)), expiry_.since_access());
   view.evictable = {scoring_.Order(stamps_), stamps_.order().Rank(now), pins_};
   view.num_pinned = num_pinned_;
   view.mailbox = mailbox();
@@ -316,10 +337,12 @@ Status DeviceTable<Device>::CheckBatch(size_t n) {
 }
 
 template <class Device>
-Status DeviceTable<Device>::Begin(Exec& exec, size_t n, Tick tick, Stamp* now, bool inserts) {
+Status DeviceTable<Device>::Begin(Exec& exec, size_t n, Tick tick, Stamp* now, Kind kind) {
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   DYNEMB_RETURN_IF_ERROR(Error());
-  *now = inserts ? BeginLookup(exec, tick, n) : BeginBatch(exec, tick, n);
+  *now = kind == Kind::kLookup   ? BeginLookup(exec, tick, n)
+         : kind == Kind::kInsert ? BeginInsert(exec, tick, n)
+                                 : BeginBatch(exec, tick, n);
   return Status();
 }
 
@@ -327,7 +350,7 @@ template <class Device>
 Status DeviceTable<Device>::FindOrInsert(Exec& exec, KeySpan keys, Tick tick, RowId* rows) {
   const size_t n = keys.size();
   Stamp now;
-  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now, true));
+  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now, Kind::kLookup));
   Work work(*this, &exec, Work::Reports::kYes);
   Batch batch = BatchOf(KeysAt(keys), n, now, rows);
   batch.inserts = true;
@@ -349,7 +372,7 @@ Status DeviceTable<Device>::LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, 
                                            RowId* rows) {
   const size_t n = keys.size();
   Stamp now;
-  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now, true));
+  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now, Kind::kLookup));
   Work work(*this, &exec, Work::Reports::kYes);
   Batch batch = BatchOf(KeysAt(keys), n, now, rows);
   batch.inserts = true;
@@ -365,7 +388,7 @@ template <class Device>
 Status DeviceTable<Device>::Upsert(Exec& exec, KeySpan keys, const void* vectors, Tick tick) {
   const size_t n = keys.size();
   Stamp now;
-  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
+  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now, Kind::kInsert));
   Work work(*this, &exec, Work::Reports::kYes);
   RowId* rows = work.template Take<RowId>(n);
   if (rows == nullptr) return work.status();
@@ -389,7 +412,7 @@ template <class Device>
 Status DeviceTable<Device>::Accumulate(Exec& exec, KeySpan keys, const float* deltas, Tick tick) {
   const size_t n = keys.size();
   Stamp now;
-  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
+  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now, Kind::kInsert));
   const uint64_t step = RoundingStep(Update::kAddition, additions_ + 1);
   Work work(*this, &exec, Work::Reports::kYes);
   RowId* rows = work.template Take<RowId>(n);
@@ -411,7 +434,7 @@ Status DeviceTable<Device>::WriteRows(Exec& exec, KeySpan keys, const float* vec
                                       const float* state, bool insert, uint64_t step, Tick tick) {
   const size_t n = keys.size();
   Stamp now;
-  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
+  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now, insert ? Kind::kInsert : Kind::kWrite));
   Work work(*this, &exec, Work::Reports::kYes);
   RowId* rows = work.template Take<RowId>(n);
   if (rows == nullptr) return work.status();

@@ -75,7 +75,8 @@ void DeviceTable<Device>::BeforeWrite(Work& work, const RowId* rows, size_t n,
 template <class Device>
 void DeviceTable<Device>::BeforeLoss(Work& work, const RowId* rows, const Score* scores, size_t n,
                                      Tick tick, Removal how) {
-  if (!tracking_ && evicted_ == nullptr) return;
+  const bool evicts = evicted_ != nullptr && how == Removal::kEvict;
+  if (!tracking_ && !evicts) return;
   std::vector<RowId> lost = ToHost(work, rows, n);
   std::vector<Score> lost_scores(n);
   if (scores != nullptr) lost_scores = ToHost(work, scores, n);
@@ -90,7 +91,7 @@ void DeviceTable<Device>::BeforeLoss(Work& work, const RowId* rows, const Score*
   ForCopies(work, lost, [&](RowId, const char* row) {
     const uint64_t key = KeysAt(row)[0];
     if (tracking_) deletions_.Add(tick, key, how);
-    if (evicted_ != nullptr) evicted_->Add(key, row, PublicScore(lost_scores[next]));
+    if (evicts) evicted_->Add(key, row, PublicScore(lost_scores[next]));
     ++next;
   });
   if (tracking_) deletions_.Trim(std::max<uint64_t>(bounds_.live, kDeletionsAtLeast));
@@ -103,7 +104,8 @@ void DeviceTable<Device>::Track(Tick tick) {
   const device::Counters c = Read(work);
   if (!work.status().ok()) return;  // a later call reports the failure
   tracking_ = true;
-  deletions_.Restart(c.erased == 0 && c.evictions == 0 ? 0 : tick);
+  const bool lost_none = c.erased == 0 && c.evictions == 0 && c.expired == 0;
+  deletions_.Restart(lost_none ? 0 : tick);
 }
 
 template <class Device>
@@ -111,6 +113,8 @@ Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, boo
                                      SavedRows* saved, size_t number) {
   DYNEMB_RETURN_IF_ERROR(CheckNoCut(cut_.get()));
   Track(watermark);
+  uint64_t expired;
+  DYNEMB_RETURN_IF_ERROR(Expire(exec, watermark, &expired));
   DYNEMB_RETURN_IF_ERROR(Error());
   auto cut = std::make_unique<Cut>();
   cut->saved = saved;
@@ -148,8 +152,9 @@ void DeviceTable<Device>::DropHeld(Work& work, const std::vector<uint64_t>& keys
   RowId* rows = work.template Take<RowId>(keys.size());
   if (on_device == nullptr || rows == nullptr) return;
   work.Copy(on_device, keys.data(), keys.size() * sizeof(uint64_t));
-  work.ForKeys(keys.size(),
-               device::FindKeys{ViewsAt(0, keys.size()), {on_device, 8}, rows, nullptr});
+  device::TableViews views = ViewsAt(0, keys.size());
+  views.one.expired = Expired();
+  work.ForKeys(keys.size(), device::FindKeys{views, {on_device, 8}, rows, nullptr});
   const std::vector<RowId> found = ToHost(work, rows, keys.size());
   for (size_t i = 0; i < keys.size(); ++i) {
     if (found[i] == kNoRow) not_held->push_back(keys[i]);

@@ -183,12 +183,28 @@ Status DeviceTable<Device>::PinFound(Work& work, Batch& batch, const std::vector
 }
 
 template <class Device>
+Status DeviceTable<Device>::RemoveExpiredRows(Work& work, Batch& batch) {
+  for (size_t t = 0; t < batch.tables.size(); ++t) {
+    DeviceTable& table = *batch.tables[t];
+    const Tick tick = table.stamps_.Decode(batch.now[t]);
+    const Expired expired(table.stamps_, table.HorizonAt(tick), table.expiry_.since_access());
+    if (!expired.any() || batch.size(t) == 0) continue;
+    table.Remove(work, batch.keys.From(batch.begins[t]), batch.size(t), tick, Removal::kExpire,
+                 expired);
+    DYNEMB_RETURN_IF_ERROR(work.status());
+    work.Settled();
+  }
+  return work.status();
+}
+
+template <class Device>
 template <class Fill>
 Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const Fill& fill) {
   const size_t n = batch.size();
   const size_t num_tables = batch.tables.size();
   if (n == 0) return work.status();
   Phase phase("insert");
+  DYNEMB_RETURN_IF_ERROR(RemoveExpiredRows(work, batch));
   Inserting in;
   if (repeat == Keys::kMayRepeat) {
     const device::BatchKeys keys{batch.keys, ViewsOf(work, batch)};
@@ -296,25 +312,27 @@ size_t DeviceTable<Device>::Erase(Exec& exec, KeySpan keys, Tick tick, Removal h
 }
 
 template <class Device>
-Status DeviceTable<Device>::EvictKeys(Exec& exec, KeySpan keys, Tick tick, uint64_t* evicted) {
+Status DeviceTable<Device>::RemoveKeys(Exec& exec, KeySpan keys, Tick tick, Removal how,
+                                       uint64_t* removed) {
   WaitForReader();
   Work work(*this, &exec, Work::Reports::kYes);
   const size_t bytes = keys.size() * store_.layout.key_size;
   char* on_device = work.template Take<char>(bytes);
   if (on_device == nullptr) return work.status();
   work.Copy(on_device, keys.data(), bytes);
-  *evicted += Remove(work, KeysAt(on_device), keys.size(), tick, Removal::kEvict);
-  return work.status();
+  *removed += Remove(work, KeysAt(on_device), keys.size(), tick, how);
+  return Refresh(work);  // RowsHeld
 }
 
 template <class Device>
-size_t DeviceTable<Device>::Remove(Work& work, KeyArray keys, size_t n, Tick tick, Removal how) {
+size_t DeviceTable<Device>::Remove(Work& work, KeyArray keys, size_t n, Tick tick, Removal how,
+                                   const Expired& expired) {
   RowId* gone = work.template Take<RowId>(n);
   Score* scores = work.template Take<Score>(n);
   uint32_t* sums = work.template Take<uint32_t>(n + 1);
   if (gone == nullptr || scores == nullptr || sums == nullptr) return 0;
   work.Changes();
-  work.ForKeys(n, device::EraseKeys{View(), keys, gone, scores});
+  work.ForKeys(n, device::EraseKeys{View(), keys, expired, gone, scores});
   BeforeWrite(work, gone, n, scores);
   BeforeLoss(work, gone, scores, n, tick, how);
   work.ForEach(n + 1, device::FlagRows{gone, n, sums});
@@ -323,7 +341,7 @@ size_t DeviceTable<Device>::Remove(Work& work, KeyArray keys, size_t n, Tick tic
   const bool wipe = how == Removal::kWipe;
   const size_t quads = wipe ? device::QuadsOfBytes(layout().stride) : 1;
   work.ForRows(n, quads, device::FreeRows{View(), gone, sums, counters(), wipe});
-  work.ForEach(1, device::CountFreed{sums, n, how == Removal::kEvict, counters()});
+  work.ForEach(1, device::CountFreed{sums, n, how, counters()});
   return ToHost(work, sums + n, 1)[0];
 }
 

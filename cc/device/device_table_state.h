@@ -90,6 +90,7 @@ Status DeviceTable<Device>::Init(const TableOptions& options) {
   DYNEMB_RETURN_IF_ERROR(CheckOptions(options));
   options_ = options;
   scoring_ = Scoring(options.evict_strategy, static_cast<uint64_t>(options.epoch_steps));
+  expiry_.Configure(options);
   DYNEMB_RETURN_IF_ERROR(
       Initializer::Create(options.initializer, options.dim, options.seed, &initializer_));
   if (options.tier == Tier::kHybrid) {
@@ -152,6 +153,7 @@ TableStats DeviceTable<Device>::stats() const {
   s.inserts = c.inserts;
   s.evictions = c.evictions;
   s.erased = c.erased;
+  s.expired = c.expired;
   s.refused = c.refused + refused_;
   s.dropped_gradients = c.dropped_gradients;
   s.nonfinite_gradients = c.nonfinite_gradients;
@@ -268,14 +270,15 @@ void DeviceTable<Device>::ForRowsInChunks(Work& work, const Fn& fn) const {
 }
 
 template <class Device>
-ExportPlan DeviceTable<Device>::SelectRows(Exec& exec, uint64_t cursor, uint64_t limit,
-                                           const RowPredicate& where) const {
+ExportPlan DeviceTable<Device>::ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint64_t most,
+                                         const RowPredicate& where) const {
   Work work(*this, &exec);
-  const uint64_t end = Read(work).high_water;
+  const uint64_t all = Read(work).high_water;
+  const uint64_t end = cursor < all ? cursor + std::min(all - cursor, most) : all;
   ExportPlan plan;
   uint64_t next = 0;
   plan.rows = ListRows(work, cursor, end, where, limit, &next);
-  plan.next_cursor = next < end ? static_cast<int64_t>(next) : -1;
+  plan.next_cursor = next < all ? static_cast<int64_t>(next) : -1;
   return plan;
 }
 
@@ -334,7 +337,7 @@ Status DeviceTable<Device>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick 
   const size_t n = loaded.keys.size();
   loaded.keys.CheckWidth(store_.layout.key_size);
   Stamp now;
-  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now));
+  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now, Kind::kWrite));
   Work work(*this, &exec, Work::Reports::kYes);
   const auto bring = [&](const void* from, size_t bytes) {
     char* to = from == nullptr ? nullptr : work.template Take<char>(n * bytes);
@@ -384,7 +387,7 @@ void DeviceTable<Device>::SwapRows(Table* with, Tick tick) {
   std::swap(initial_state_, other->initial_state_);
   std::swap(stamps_, other->stamps_);
   std::swap(scoring_, other->scoring_);
-  SwapStateSpecs(other);
+  SwapBase(other);
   std::swap(bounds_, other->bounds_);
   // Each table keeps its event counters; the numbers of rows move with the rows.
   std::swap(mine.high_water, theirs.high_water);

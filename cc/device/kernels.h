@@ -62,7 +62,7 @@ struct FindKeys {
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
     const TableView& table = tables.Of(i);
-    const SlotRef at = table.Find(lanes, keys[i]);
+    const SlotRef at = table.FindUnexpired(lanes, keys[i]);
     if (lanes.rank() != 0) return;
     if (rows != nullptr) rows[i] = at.row;
     if (found != nullptr) found[i] = at.bucket != nullptr;

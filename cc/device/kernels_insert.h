@@ -2,9 +2,8 @@
 //
 // Rows for the keys of a batch that have none are created in all tables of the batch at once:
 //
-//   PinRows                            pins the rows that the batch has found (Evictable), in
-//   tables
-//                                      that may have to evict rows and whose scores are not stamps
+//   PinRows                            pins the rows that the batch has found (Evictable), where
+//                                      rows may be evicted and scores are not stamps
 //   ElectPositions, FlagFirst, a sum   number the keys j = 0, 1, ... in the order of the batch
 //   GrantRows                          counts the keys that get a free row, and those that evict
 //   ListNew                            lists position and row of each j

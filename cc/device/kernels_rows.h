@@ -195,18 +195,21 @@ struct WriteScores {
 
 // --- Removing ----------------------------------------------------------------------------------
 
-// Erases keys. gone[i] = the row that keys[i] had, and scores[i] its score, for one position of
-// each key; gone[i] = kNoRow for its other positions.
+// Erases keys; those whose row has expired, or all if `expired` is nothing. gone[i] = the row that
+// keys[i] had, and scores[i] its score, for one position of each key; gone[i] = kNoRow for its
+// other positions.
 struct EraseKeys {
   DeviceView view;
   KeyArray keys;
+  Expired expired;
   RowId* gone;
   Score* scores;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
     const FlatProbe probe = ProbeIn(view.ring, view.HashOf(keys[i]));
-    const SlotRef at = dynemb::Find(lanes, view, view.ring, probe, keys[i]);
+    SlotRef at = dynemb::Find(lanes, view, view.ring, probe, keys[i]);
+    if (at.bucket != nullptr && expired.any() && !HasExpired(expired, view, at)) at = SlotRef{};
     if (lanes.rank() == 0 && at.bucket != nullptr) {
       scores[i] = AtomicLoad(&at.bucket->score[at.slot]);
     }
@@ -259,12 +262,14 @@ struct ListFree {
 struct CountFreed {
   const uint32_t* sums;
   size_t n;
-  bool evicted;  // whether stats() counts them as evicted
+  Removal how;
   Counters* counters;
 
   DYNEMB_HD void operator()(size_t) const {
     counters->free_count += sums[n];
-    (evicted ? counters->evictions : counters->erased) += sums[n];
+    (how == Removal::kEvict    ? counters->evictions
+     : how == Removal::kExpire ? counters->expired
+                               : counters->erased) += sums[n];
   }
 };
 

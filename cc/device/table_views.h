@@ -7,10 +7,12 @@
 
 #include <cstdint>
 
+#include "cc/device/device.h"
 #include "cc/device/flat_index.h"
 #include "cc/device/ranges.h"
 #include "cc/device/row_math.h"
 #include "cc/table/bucket_ops.h"
+#include "cc/table/expired.h"
 #include "cc/table/key.h"
 #include "cc/table/portability.h"
 #include "cc/table/score.h"
@@ -23,7 +25,7 @@ struct Counters {
   uint32_t high_water;  // all row ids that were ever allocated are below it
   uint32_t free_count;  // the number of these that are free
   uint64_t device_hits, host_hits, misses;
-  uint64_t inserts, evictions, erased, refused;
+  uint64_t inserts, evictions, erased, expired, refused;
   uint64_t dropped_gradients, nonfinite_gradients;
   uint64_t promotions;
 
@@ -44,6 +46,13 @@ struct Mailbox {
   uint64_t free_count;
 };
 
+// Whether the row in a slot has expired.
+DYNEMB_HD inline bool HasExpired(const Expired& expired, const DeviceView& view,
+                                 const SlotRef& at) {
+  return expired(expired.by_access ? AtomicLoad(&at.bucket->score[at.slot])
+                                   : *view.layout.update(view.RowAt(at.row)));
+}
+
 // A table, and its share of a batch.
 struct TableView : DeviceView {
   InitializerView initial{};
@@ -54,11 +63,20 @@ struct TableView : DeviceView {
   bool rows_move = false;  // between tiers
   Rounding rounding{};     // for the vectors that the batch writes; kernels set the key
 
+  // The slot of a key whose row has not expired; no bucket if it has none.
+  template <class Lanes>
+  DYNEMB_HD SlotRef FindUnexpired(Lanes& lanes, uint64_t key) const {
+    const SlotRef at = Find(lanes, key);
+    if (at.bucket == nullptr || !expired.any()) return at;
+    return HasExpired(expired, *this, at) ? SlotRef{} : at;
+  }
+
   Stamp now = 0;        // the batch's; 0: it is not an access
   StampOrder stamps{};  // the order of the table's stamps
   Touch touch{};        // of the rows that the batch finds
   Score new_score = 0;  // of the rows that the batch creates
   Evictable evictable{};
+  Expired expired{};               // the rows that the batch does not find
   uint64_t* num_pinned = nullptr;  // the number of rows that are pinned, if scores are not stamps
   Mailbox* mailbox = nullptr;
   uint32_t batch = 0;                // the number of an inserting batch, for the mailbox

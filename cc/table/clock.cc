@@ -5,12 +5,13 @@
 
 namespace dynemb {
 
-Clock::Clock()
-    : now_([] {
-        return static_cast<int64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                        std::chrono::system_clock::now().time_since_epoch())
-                                        .count());
-      }) {}
+int64_t SystemNow() {
+  return static_cast<int64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                  std::chrono::system_clock::now().time_since_epoch())
+                                  .count());
+}
+
+Clock::Clock() : now_(SystemNow) {}
 
 Tick Clock::Next(int64_t* utc_ns) {
   std::lock_guard<std::mutex> lock(mutex_);

@@ -15,9 +15,12 @@
 
 namespace dynemb {
 
+// The system's clock, in nanoseconds since 1970-01-01 UTC.
+int64_t SystemNow();
+
 class Clock {
  public:
-  // Nanoseconds since 1970-01-01 UTC.
+  // Returns nanoseconds since 1970-01-01 UTC.
   using Now = std::function<int64_t()>;
 
   Clock();  // reads the system's clock

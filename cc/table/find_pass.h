@@ -16,6 +16,7 @@
 #include <cstdint>
 
 #include "cc/table/bucket_ops.h"
+#include "cc/table/expired.h"
 #include "cc/table/lanes.h"
 #include "cc/table/score.h"
 
@@ -52,13 +53,21 @@ inline void TouchSlot(const Touch& touch, Score* score) {
   }
 }
 
+// Whether the row of a slot has expired. Other threads may be touching the slot.
+template <class K>
+bool HasExpired(const Expired& expired, const char* row, const Score* score) {
+  return expired(expired.by_access ? __atomic_load_n(score, __ATOMIC_RELAXED)
+                                   : LoadUnaligned<Stamp>(row + sizeof(K)));
+}
+
 // Calls visit.Hit(i, row, address of the row) or visit.Miss(i, key) for every i in [begin, end), in
-// order, where key = key_at(i). Touches the slots of hits. `row_bytes` is the number of bytes of a
-// row that the visitor accesses. No other thread may change the structure of the table during the
-// call, but other finds may touch slots at the same time.
+// order, where key = key_at(i). Touches the slots of hits. A row that has expired is a miss;
+// returns the number of these misses. `row_bytes` is the number of bytes of a row that the visitor
+// accesses. No other thread may change the structure of the table during the call, but other finds
+// may touch slots at the same time.
 template <class K, class KeyAt, class Visitor>
-void FindPass(const TableView<K>& view, size_t row_bytes, const KeyAt& key_at, size_t begin,
-              size_t end, const Touch& touch, Visitor& visit) {
+size_t FindPass(const TableView<K>& view, size_t row_bytes, const KeyAt& key_at, size_t begin,
+                size_t end, const Touch& touch, const Expired& expired, Visitor& visit) {
   constexpr size_t kBucketAhead = 24;
   constexpr size_t kRowAhead = 12;
   constexpr size_t kRing = 32;
@@ -72,6 +81,7 @@ void FindPass(const TableView<K>& view, size_t row_bytes, const KeyAt& key_at, s
   };
   Flight ring[kRing];
   row_bytes = std::min(row_bytes, kPrefetchMost);
+  size_t num_expired = 0;
 
   const auto start = [&](size_t i) {
     Flight& f = ring[i % kRing];
@@ -109,7 +119,13 @@ void FindPass(const TableView<K>& view, size_t row_bytes, const KeyAt& key_at, s
       visit.Miss(i, f.key);
       return;
     }
-    TouchSlot(touch, &at.bucket->score[at.slot]);
+    Score* const score = &at.bucket->score[at.slot];
+    if (expired.any() && HasExpired<K>(expired, f.row_at, score)) {
+      ++num_expired;
+      visit.Miss(i, f.key);
+      return;
+    }
+    TouchSlot(touch, score);
     visit.Hit(i, at.row, f.row_at);
   };
 
@@ -121,6 +137,7 @@ void FindPass(const TableView<K>& view, size_t row_bytes, const KeyAt& key_at, s
     }
     if (j >= kBucketAhead) finish(begin + j - kBucketAhead);
   }
+  return num_expired;
 }
 
 }  // namespace dynemb

@@ -41,14 +41,16 @@ Status HashTable<K>::Make(const TableOptions& options, std::unique_ptr<Table>* t
 template <class K>
 template <class Visitor>
 uint64_t HashTable<K>::FindBatch(Exec& exec, const K* keys, size_t n, const Touch& touch,
-                                 size_t row_bytes, Counts counts, const Visitor& visitor) const {
+                                 const Expired& expired, size_t row_bytes, Counts counts,
+                                 const Visitor& visitor) const {
   Phase phase("find");
   const TableView<K> view = View();
   std::atomic<uint64_t> missing{0};
   exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
     Visitor visit = visitor;
-    FindPass(
-        view, row_bytes, [keys](size_t i) { return keys[i]; }, begin, end, touch, visit);
+    const size_t num_expired = FindPass(
+        view, row_bytes, [keys](size_t i) { return keys[i]; }, begin, end, touch, expired, visit);
+    if (num_expired != 0) found_expired_.store(true, std::memory_order_relaxed);
     if (visit.misses != 0) missing.fetch_add(visit.misses, std::memory_order_relaxed);
     if (counts == Counts::kLookup) CountFinds(visit.hits, visit.misses);
   });
@@ -57,14 +59,14 @@ uint64_t HashTable<K>::FindBatch(Exec& exec, const K* keys, size_t n, const Touc
 
 template <class K>
 uint64_t HashTable<K>::FindRows(Exec& exec, const K* keys, size_t n, const Touch& touch,
-                                Counts counts, RowId* rows) const {
-  return FindBatch(exec, keys, n, touch, layout().key_size, counts, RowVisitor{rows});
+                                const Expired& expired, Counts counts, RowId* rows) const {
+  return FindBatch(exec, keys, n, touch, expired, layout().key_size, counts, RowVisitor{rows});
 }
 
 template <class K>
 void HashTable<K>::Find(Exec& exec, KeySpan keys, Tick tick, RowId* rows) {
   FindRows(exec, keys.As<K>(), keys.size(), scoring_.Lookup(stamps_.Encode(tick), false),
-           Counts::kLookup, rows);
+           ExpiredAt(tick), Counts::kLookup, rows);
 }
 
 template <class K>
@@ -75,8 +77,8 @@ void HashTable<K>::Contains(Exec& exec, KeySpan keys, bool* found) const {
     void Hit(size_t i, RowId, const char*) { found[i] = true; }
     void Miss(size_t i, K) { found[i] = false; }
   };
-  FindBatch(exec, keys.As<K>(), keys.size(), Touch{}, layout().key_size, Counts::kNothing,
-            Visitor{found});
+  FindBatch(exec, keys.As<K>(), keys.size(), Touch{}, ExpiredAt(0), layout().key_size,
+            Counts::kNothing, Visitor{found});
 }
 
 namespace {
@@ -119,7 +121,7 @@ void HashTable<K>::Lookup(Exec& exec, KeySpan keys, Tick tick, const void* defau
     }
   };
   FindBatch(exec, keys.As<K>(), keys.size(), scoring_.Lookup(stamps_.Encode(tick), false),
-            layout().vector_offset + bytes, Counts::kLookup,
+            ExpiredAt(tick), layout().vector_offset + bytes, Counts::kLookup,
             CopyVisitor{layout(), out, rows, miss});
 }
 
@@ -150,8 +152,8 @@ void HashTable<K>::ReadRows(Exec& exec, KeySpan keys, float* vectors, float* sta
       }
     }
   };
-  FindBatch(exec, keys.As<K>(), keys.size(), Touch{}, layout().stride, Counts::kNothing,
-            Visitor{layout(), vectors, state, found});
+  FindBatch(exec, keys.As<K>(), keys.size(), Touch{}, ExpiredAt(0), layout().stride,
+            Counts::kNothing, Visitor{layout(), vectors, state, found});
 }
 
 template <class K>
@@ -172,7 +174,7 @@ Status HashTable<K>::InsertInitial(Exec& exec, const K* keys, size_t n, Tick tic
                                    const std::vector<FoundRows>& others) {
   const ScratchLease scratch;
   const Stamp now = stamps_.Encode(tick);
-  return InsertInitialAt(exec, {keys, n, rows, now, scoring_.Lookup(now, true), others},
+  return InsertInitialAt(exec, {keys, n, rows, now, tick, scoring_.Lookup(now, true), others},
                          scratch.get());
 }
 
@@ -182,7 +184,7 @@ Status HashTable<K>::FindOrInsert(Exec& exec, KeySpan keys, Tick tick, RowId* ro
   const size_t n = keys.size();
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   const Touch touch = scoring_.Lookup(BeginLookup(exec, tick, n), true);
-  if (FindRows(exec, k, n, touch, Counts::kLookup, rows) == 0) return Status();
+  if (FindRows(exec, k, n, touch, ExpiredAt(tick), Counts::kLookup, rows) == 0) return Status();
   return InsertInitial(exec, k, n, tick, rows);
 }
 
@@ -198,11 +200,12 @@ Status HashTable<K>::LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, void* v
   const Touch touch = scoring_.Lookup(now, true);
   const auto later = [](size_t, K) {};
   const CopyVisitor visitor{layout(), out, rows, later};
-  if (FindBatch(exec, k, n, touch, layout().vector_offset + bytes, Counts::kLookup, visitor) == 0) {
+  if (FindBatch(exec, k, n, touch, ExpiredAt(tick), layout().vector_offset + bytes, Counts::kLookup,
+                visitor) == 0) {
     return Status();
   }
   const ScratchLease scratch;
-  DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, {k, n, rows, now, touch}, scratch.get()));
+  DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, {k, n, rows, now, tick, touch}, scratch.get()));
   const InsertPlan& plan = scratch->plan;
   Phase phase("copy new rows");
   const auto copy = [&](size_t i) {

@@ -16,6 +16,7 @@
 #ifndef DYNEMB_TABLE_HASH_TABLE_H_
 #define DYNEMB_TABLE_HASH_TABLE_H_
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -67,8 +68,10 @@ class HashTable final : public HostTable {
   template <class KeyAt, class Visitor>
   void FindRange(const KeyAt& key_at, size_t begin, size_t end, Tick tick, bool inserts,
                  Visitor& visit) const {
-    FindPass(View(), layout().vector_offset + layout().vector_bytes(), key_at, begin, end,
-             scoring_.Lookup(stamps_.Encode(tick), inserts), visit);
+    const size_t expired =
+        FindPass(View(), layout().vector_offset + layout().vector_bytes(), key_at, begin, end,
+                 scoring_.Lookup(stamps_.Encode(tick), inserts), ExpiredAt(tick), visit);
+    if (expired != 0) found_expired_.store(true, std::memory_order_relaxed);
   }
   // Row ids that a batch has found, or kNoRow.
   struct FoundRows {
@@ -108,11 +111,12 @@ class HashTable final : public HostTable {
   // without a row.
   enum class Counts { kLookup, kNothing };
   template <class Visitor>
-  uint64_t FindBatch(Exec& exec, const K* keys, size_t n, const Touch& touch, size_t row_bytes,
-                     Counts counts, const Visitor& visitor) const;
+  uint64_t FindBatch(Exec& exec, const K* keys, size_t n, const Touch& touch,
+                     const Expired& expired, size_t row_bytes, Counts counts,
+                     const Visitor& visitor) const;
   // Pass 1 that only notes rows.
-  uint64_t FindRows(Exec& exec, const K* keys, size_t n, const Touch& touch, Counts counts,
-                    RowId* rows) const;
+  uint64_t FindRows(Exec& exec, const K* keys, size_t n, const Touch& touch, const Expired& expired,
+                    Counts counts, RowId* rows) const;
 
   // Lists the n - missing positions i < n with rows[i] != kNoRow. Null if these are all positions.
   const uint32_t* ListHeld(const RowId* rows, size_t n, uint64_t missing, BatchScratch* scratch);
@@ -131,6 +135,7 @@ class HashTable final : public HostTable {
     size_t n;
     RowId* rows;  // [n] the rows that pass 1 found, or kNoRow
     Stamp now;
+    Tick tick;
     // Of each occurrence of a new key after the first one.
     Touch touch;
     std::vector<FoundRows> others{};
@@ -138,6 +143,9 @@ class HashTable final : public HostTable {
   // Pass 2: creates rows for the keys with rows[i] == kNoRow, and writes their ids to rows[i].
   // Afterwards the scratch's plan has the positions that repeat a key.
   Status Insert(Exec& exec, const Batch& batch, const Fill& fill, BatchScratch* scratch);
+  // Removes the rows of keys with rows[i] == kNoRow that have a row nevertheless: one that has
+  // expired.
+  void RemoveExpiredRows(Exec& exec, const Batch& batch);
   // Insert with initial vectors.
   Status InsertInitialAt(Exec& exec, const Batch& batch, BatchScratch* scratch);
   // Does everything that may fail (row ids, slots, room in logs), before keys [0, fresh) of the
@@ -168,7 +176,7 @@ class HashTable final : public HostTable {
   void ForSegmentWorkers(Exec& exec, const InsertPlan& plan, size_t begin, size_t end,
                          const Fn& fn) const;
 
-  void FindQuietly(Exec& exec, KeySpan keys, RowId* rows) const override;
+  void FindQuietly(Exec& exec, KeySpan keys, const Expired& expired, RowId* rows) const override;
   void ReadScores(Exec& exec, const RowId* rows, size_t n, Score* scores) const override;
   Score ScoreOf(RowId row) const override;
   // Sets the score of each rows[i], all of which are live, to score(i).
@@ -182,6 +190,9 @@ class HashTable final : public HostTable {
 
   // Stores a vector that was computed as float32 in a row, rounded if the dtype has 16 bits.
   void StoreUpdated(const float* vector, K key, uint64_t step, char* row) const;
+
+  // Whether a pass has found expired rows since the last insert.
+  mutable std::atomic<bool> found_expired_{false};
 };
 
 }  // namespace dynemb

@@ -225,9 +225,30 @@ Status HashTable<K>::PrepareRows(Exec& exec, size_t fresh, const Evictable& evic
 }
 
 template <class K>
+void HashTable<K>::RemoveExpiredRows(Exec& exec, const Batch& batch) {
+  std::vector<K> missing;
+  for (size_t i = 0; i < batch.n; ++i) {
+    if (batch.rows[i] == kNoRow) missing.push_back(batch.keys[i]);
+  }
+  const size_t n = missing.size();
+  // Another part of the batch may have given some of these keys new rows by now (cc/lookup).
+  std::vector<RowId> any(n), unexpired(n);
+  FindRows(exec, missing.data(), n, Touch{}, Expired(), Counts::kNothing, any.data());
+  FindRows(exec, missing.data(), n, Touch{}, ExpiredAt(batch.tick), Counts::kNothing,
+           unexpired.data());
+  size_t expired = 0;
+  for (size_t i = 0; i < n; ++i) {
+    if (any[i] != kNoRow && unexpired[i] == kNoRow) missing[expired++] = missing[i];
+  }
+  Erase(exec, {missing.data(), expired}, batch.tick, Removal::kExpire);
+  found_expired_.store(false, std::memory_order_relaxed);
+}
+
+template <class K>
 Status HashTable<K>::Insert(Exec& exec, const Batch& batch, const Fill& fill,
                             BatchScratch* scratch) {
   Phase phase("insert");
+  if (found_expired_.exchange(false, std::memory_order_relaxed)) RemoveExpiredRows(exec, batch);
   InsertPlan* const plan = &scratch->plan;
   plan->Build(exec, batch.keys, batch.rows, batch.n, index_);
   const size_t m = plan->size();
@@ -267,7 +288,7 @@ Status HashTable<K>::Insert(Exec& exec, const Batch& batch, const Fill& fill,
       } visit;
       FindPass(
           View(), layout().key_size, [&](size_t r) { return batch.keys[repeats[r].position]; },
-          begin, end, batch.touch, visit);
+          begin, end, batch.touch, Expired(), visit);
     });
   }
   if (fresh < m) changes_.TrimDeletions(size());
@@ -330,7 +351,8 @@ size_t HashTable<K>::Erase(Exec& exec, KeySpan keys, Tick tick, Removal how) {
   for (size_t begin = 0; begin < n; begin += kRange) {
     const K* const k = keys.As<K>() + begin;
     const size_t size = std::min(n - begin, kRange);
-    FindRows(exec, k, size, Touch{}, Counts::kNothing, found);
+    // Expired rows, too.
+    FindRows(exec, k, size, Touch{}, Expired(), Counts::kNothing, found);
     plan.BuildHeld(exec, k, found, size, index_);
     ForSegmentWorkers(exec, plan, 0, plan.size(), [&](size_t j) {
       OneLane lane;
@@ -349,7 +371,9 @@ size_t HashTable<K>::Erase(Exec& exec, KeySpan keys, Tick tick, Removal how) {
     erased += plan.size();
   }
   changes_.TrimDeletions(this->size());
-  auto& counter = how == Removal::kEvict ? counters_.evictions : counters_.erased;
+  auto& counter = how == Removal::kEvict    ? counters_.evictions
+                  : how == Removal::kExpire ? counters_.expired
+                                            : counters_.erased;
   counter.fetch_add(erased, std::memory_order_relaxed);
   return erased;
 }

@@ -58,15 +58,16 @@ void HashTable<K>::WriteScores(Exec& exec, const RowId* rows, size_t n,
 }
 
 template <class K>
-void HashTable<K>::FindQuietly(Exec& exec, KeySpan keys, RowId* rows) const {
-  FindRows(exec, keys.As<K>(), keys.size(), Touch{}, Counts::kNothing, rows);
+void HashTable<K>::FindQuietly(Exec& exec, KeySpan keys, const Expired& expired,
+                               RowId* rows) const {
+  FindRows(exec, keys.As<K>(), keys.size(), Touch{}, expired, Counts::kNothing, rows);
 }
 
 template <class K>
 size_t HashTable<K>::FindHeld(Exec& exec, KeySpan keys, BatchScratch* scratch) const {
   const size_t n = keys.size();
   RowId* const rows = scratch->rows.Resize(n);
-  FindQuietly(exec, keys, rows);
+  FindQuietly(exec, keys, ExpiredAt(0), rows);
   uint32_t* const positions = scratch->positions.Resize(n);
   size_t held = 0;
   for (size_t i = 0; i < n; ++i) {
@@ -114,13 +115,13 @@ Status HashTable<K>::AddCounts(Exec& exec, KeySpan keys, const uint32_t* counts)
 }
 
 // hash_table.cc instantiates the class without the members that only this file defines.
-#define DYNEMB_INSTANTIATE(K)                                                        \
-  template void HashTable<K>::Scores(Exec&, KeySpan, int64_t*) const;                \
-  template Status HashTable<K>::SetScores(Exec&, KeySpan, const Score*);             \
-  template Status HashTable<K>::AddCounts(Exec&, KeySpan, const uint32_t*);          \
-  template void HashTable<K>::ReadScores(Exec&, const RowId*, size_t, Score*) const; \
-  template void HashTable<K>::FindQuietly(Exec&, KeySpan, RowId*) const;             \
-  template Score HashTable<K>::ScoreOf(RowId) const;                                 \
+#define DYNEMB_INSTANTIATE(K)                                                            \
+  template void HashTable<K>::Scores(Exec&, KeySpan, int64_t*) const;                    \
+  template Status HashTable<K>::SetScores(Exec&, KeySpan, const Score*);                 \
+  template Status HashTable<K>::AddCounts(Exec&, KeySpan, const uint32_t*);              \
+  template void HashTable<K>::ReadScores(Exec&, const RowId*, size_t, Score*) const;     \
+  template void HashTable<K>::FindQuietly(Exec&, KeySpan, const Expired&, RowId*) const; \
+  template Score HashTable<K>::ScoreOf(RowId) const;                                     \
   template void HashTable<K>::WriteScores(Exec&, const RowId*, size_t, FunctionRef<Score(size_t)>)
 DYNEMB_INSTANTIATE(uint64_t);
 DYNEMB_INSTANTIATE(uint32_t);

@@ -57,7 +57,7 @@ Status HashTable<K>::Upsert(Exec& exec, KeySpan keys, const void* vectors, Tick 
   const size_t bytes = layout().vector_bytes();
   const auto* from = static_cast<const char*>(vectors);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
-  const Stamp now = BeginBatch(exec, tick, n);
+  const Stamp now = BeginInsert(exec, tick, n);
 
   const ScratchLease scratch;
   RowId* const rows = scratch->rows.Resize(n);
@@ -65,13 +65,13 @@ Status HashTable<K>::Upsert(Exec& exec, KeySpan keys, const void* vectors, Tick 
   again.Reset(n);
   // First everything that may fail: keys without rows get rows. Then existing rows are written.
   const Touch touch = scoring_.Write(now);
-  const uint64_t missing = FindRows(exec, k, n, touch, Counts::kNothing, rows);
+  const uint64_t missing = FindRows(exec, k, n, touch, ExpiredAt(tick), Counts::kNothing, rows);
   const uint32_t* const held = ListHeld(rows, n, missing, scratch.get());
   if (missing != 0) {
     const auto fill = [&](size_t i, K, char* row) {
       CopyVector(layout().vector(row), from + i * bytes, bytes);
     };
-    DYNEMB_RETURN_IF_ERROR(Insert(exec, {k, n, rows, now, touch}, fill, scratch.get()));
+    DYNEMB_RETURN_IF_ERROR(Insert(exec, {k, n, rows, now, tick, touch}, fill, scratch.get()));
     for (const InsertPlan::Repeat& r : scratch->plan.repeats()) again.Add(rows[r.position]);
   }
   // The first thread that marks a row as updated by this batch writes it, so no two threads write
@@ -104,7 +104,7 @@ Status HashTable<K>::Accumulate(Exec& exec, KeySpan keys, const float* deltas, T
   const size_t n = keys.size();
   const auto dim = static_cast<size_t>(options_.dim);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
-  const Stamp now = BeginBatch(exec, tick, n);
+  const Stamp now = BeginInsert(exec, tick, n);
   const uint64_t step = RoundingStep(Update::kAddition, additions_ + 1);
   const auto add = [&](size_t i, K key, RowId row_id, float* loaded) {
     char* row = rows_.At(row_id);
@@ -119,8 +119,8 @@ Status HashTable<K>::Accumulate(Exec& exec, KeySpan keys, const float* deltas, T
   const ScratchLease scratch;
   RowId* const rows = scratch->rows.Resize(n);
   const Touch touch = scoring_.Write(now);
-  if (FindRows(exec, k, n, touch, Counts::kLookup, rows) != 0) {
-    DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, {k, n, rows, now, touch}, scratch.get()));
+  if (FindRows(exec, k, n, touch, ExpiredAt(tick), Counts::kLookup, rows) != 0) {
+    DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, {k, n, rows, now, tick, touch}, scratch.get()));
   }
   ++additions_;  // only now: a call that fails has changed nothing
   const size_t row_bytes =
@@ -141,12 +141,12 @@ Status HashTable<K>::WriteRows(Exec& exec, KeySpan keys, const float* vectors, c
   const K* const k = keys.As<K>();
   const size_t n = keys.size();
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
-  const Stamp now = BeginBatch(exec, tick, n);
+  const Stamp now = insert ? BeginInsert(exec, tick, n) : BeginBatch(exec, tick, n);
   const ScratchLease scratch;
   RowId* const rows = scratch->rows.Resize(n);
   const Touch touch = scoring_.Write(now);
-  if (FindRows(exec, k, n, touch, Counts::kLookup, rows) != 0 && insert) {
-    DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, {k, n, rows, now, touch}, scratch.get()));
+  if (FindRows(exec, k, n, touch, ExpiredAt(tick), Counts::kLookup, rows) != 0 && insert) {
+    DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, {k, n, rows, now, tick, touch}, scratch.get()));
   }
   exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
@@ -225,11 +225,11 @@ Status HashTable<K>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) {
   // The new keys do not evict existing rows of the batch. These are written last, when nothing can
   // fail anymore.
   const Touch touch = scoring_.Write(now);
-  const uint64_t missing = FindRows(exec, k, n, touch, Counts::kNothing, rows);
+  const uint64_t missing = FindRows(exec, k, n, touch, ExpiredAt(tick), Counts::kNothing, rows);
   const uint32_t* const held = ListHeld(rows, n, missing, scratch.get());
   if (missing != 0) {
     const auto fill = [&](size_t i, K, char* row) { write(i, row); };
-    DYNEMB_RETURN_IF_ERROR(Insert(exec, {k, n, rows, now, touch}, fill, scratch.get()));
+    DYNEMB_RETURN_IF_ERROR(Insert(exec, {k, n, rows, now, tick, touch}, fill, scratch.get()));
   }
   ForHeld(exec, rows, held, n - missing, layout().stride, [&](size_t i, char* row) {
     BeforeWrite(rows[i], *layout().update(row));

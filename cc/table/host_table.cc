@@ -14,6 +14,7 @@ Status HostTable::Init(const TableOptions& options, Exec* exec) {
   DYNEMB_RETURN_IF_ERROR(CheckOptions(options));
   options_ = options;
   scoring_ = Scoring(options.evict_strategy, static_cast<uint64_t>(options.epoch_steps));
+  expiry_.Configure(options);
   DYNEMB_RETURN_IF_ERROR(
       Initializer::Create(options.initializer, options.dim, options.seed, &initializer_));
   const uint64_t most =
@@ -41,6 +42,7 @@ TableStats HostTable::stats() const {
   s.inserts = counters_.inserts;
   s.evictions = counters_.evictions;
   s.erased = counters_.erased;
+  s.expired = counters_.expired;
   s.refused = counters_.refused;
   s.dropped_gradients = counters_.dropped_gradients;
   s.nonfinite_gradients = counters_.nonfinite_gradients;
@@ -107,7 +109,8 @@ void HostTable::BeforeWriteAll() {
 
 void HostTable::Track(Tick tick) {
   if (changes_.tracking()) return;
-  const bool lost_none = counters_.erased == 0 && counters_.evictions == 0;
+  const bool lost_none =
+      counters_.erased == 0 && counters_.evictions == 0 && counters_.expired == 0;
   changes_.Start(tick, lost_none ? 0 : tick, rows_.high_water());
 }
 
@@ -115,6 +118,8 @@ Status HostTable::BeginCut(Exec& exec, Tick watermark, Tick since, bool with_del
                            SavedRows* saved, size_t number) {
   DYNEMB_RETURN_IF_ERROR(CheckNoCut(changes_.cut()));
   Track(watermark);
+  uint64_t expired;
+  DYNEMB_RETURN_IF_ERROR(Expire(exec, watermark, &expired));
   auto cut = std::make_unique<Cut>();
   cut->saved = saved;
   cut->table = number;
@@ -134,15 +139,15 @@ Status HostTable::BeginCut(Exec& exec, Tick watermark, Tick since, bool with_del
 
 void HostTable::DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
                          std::vector<uint64_t>* not_held) const {
-  std::unique_ptr<bool[]> held(new bool[keys.size()]);
+  std::vector<RowId> rows(keys.size());
   if (layout().key_size == 8) {
-    Contains(exec, {keys.data(), keys.size()}, held.get());
+    FindQuietly(exec, {keys.data(), keys.size()}, Expired(), rows.data());
   } else {
     const std::vector<uint32_t> narrow(keys.begin(), keys.end());
-    Contains(exec, {narrow.data(), narrow.size()}, held.get());
+    FindQuietly(exec, {narrow.data(), narrow.size()}, Expired(), rows.data());
   }
   for (size_t i = 0; i < keys.size(); ++i) {
-    if (!held[i]) not_held->push_back(keys[i]);
+    if (rows[i] == kNoRow) not_held->push_back(keys[i]);
   }
 }
 
@@ -194,7 +199,7 @@ void HostTable::Explain(Exec& exec, KeySpan keys, KeyState* states) const {
   const size_t n = keys.size();
   std::vector<RowId> rows(n);
   std::vector<int64_t> scores(n);
-  FindQuietly(exec, keys, rows.data());
+  FindQuietly(exec, keys, ExpiredAt(0), rows.data());
   Scores(exec, keys, scores.data());
   for (size_t i = 0; i < n; ++i) {
     states[i] = KeyState();
@@ -215,7 +220,7 @@ void HostTable::SwapRows(Table* with, Tick tick) {
   std::swap(stamps_, other->stamps_);
   std::swap(scoring_, other->scoring_);
   std::swap(swept_, other->swept_);
-  SwapStateSpecs(other);
+  SwapBase(other);
   std::swap(initial_state_, other->initial_state_);
   stamps_.ForgetBatch();
   other->stamps_.ForgetBatch();
@@ -224,6 +229,7 @@ void HostTable::SwapRows(Table* with, Tick tick) {
 }
 
 Stamp HostTable::BeginBatch(Exec& exec, Tick tick, size_t n) {
+  (void)HorizonAt(tick);  // records the time of this use
   if (options_.dtype != DType::kFloat32) buffers_.Prepare(exec.parallelism(), options_.dim);
   bool begins = false;
   const double share = stamps_.Follow(tick, &begins);
@@ -237,6 +243,18 @@ Stamp HostTable::BeginBatch(Exec& exec, Tick tick, size_t n) {
 
 Stamp HostTable::BeginLookup(Exec& exec, Tick tick, size_t n) {
   if (scoring_.Step(tick)) (void)AdvanceEpoch(exec);  // does not fail
+  return BeginInsert(exec, tick, n);
+}
+
+Stamp HostTable::BeginInsert(Exec& exec, Tick tick, size_t n) {
+  expiry_.Step(tick);
+  // Four examined rows for each inserted one: if every row expires, the expired rows that wait for
+  // Reclaim are at most about a third of the others. Where many rows expire at once, their removal
+  // is spread over many batches.
+  const uint64_t inserts = counters_.inserts;
+  const uint64_t inserted = inserts - inserts_reclaimed_;
+  inserts_reclaimed_ = inserts;
+  Reclaim(exec, tick, n / 4 + 4 * inserted, n / 32 + 2 * inserted);
   return BeginBatch(exec, tick, n);
 }
 
@@ -306,11 +324,12 @@ bool HostTable::Satisfies(RowId row, const RowPredicate& where, const UpdatedAft
   return where.AllowsSquare(square);
 }
 
-ExportPlan HostTable::SelectRows(Exec& exec, uint64_t cursor, uint64_t limit,
-                                 const RowPredicate& where) const {
+ExportPlan HostTable::ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint64_t most,
+                               const RowPredicate& where) const {
   constexpr uint64_t kMost = 65536, kLeast = 4096, kGrain = 1024;
   const UpdatedAfter after = stamps_.After(where.updated_after);
-  const uint64_t end = rows_.high_water();
+  const uint64_t all = rows_.high_water();
+  const uint64_t end = cursor < all ? cursor + std::min(all - cursor, most) : all;
   ExportPlan plan;
   uint64_t next = cursor;
   while (next < end && plan.rows.size() < limit) {
@@ -344,7 +363,7 @@ ExportPlan HostTable::SelectRows(Exec& exec, uint64_t cursor, uint64_t limit,
     }
     plan.rows.insert(plan.rows.end(), rows.begin(), rows.end());
   }
-  plan.next_cursor = next < end ? static_cast<int64_t>(next) : -1;
+  plan.next_cursor = next < all ? static_cast<int64_t>(next) : -1;
   return plan;
 }
 

@@ -10,6 +10,7 @@
 
 #include "cc/table/changes.h"
 #include "cc/table/evicted_rows.h"
+#include "cc/table/expired.h"
 #include "cc/table/index.h"
 #include "cc/table/initializer.h"
 #include "cc/table/row_store.h"
@@ -34,8 +35,6 @@ class HostTable : public Table {
                Tick now, bool* changed) const final;
   Status InsertAndEvict(Exec& exec, KeySpan keys, Tick tick, RowId* rows,
                         EvictedRows* evicted) final;
-  ExportPlan SelectRows(Exec& exec, uint64_t cursor, uint64_t limit,
-                        const RowPredicate& where) const final;
   void Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
               int64_t* updates, int64_t* scores) const final;
   Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted, SavedRows* saved,
@@ -55,8 +54,17 @@ class HostTable : public Table {
   HostTable() = default;
   Status Init(const TableOptions& options, Exec* exec);
 
-  // rows[i] = the row of keys[i], or kNoRow. Not an access.
-  virtual void FindQuietly(Exec& exec, KeySpan keys, RowId* rows) const = 0;
+  ExportPlan ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint64_t most,
+                      const RowPredicate& where) const final;
+  // (exclusive) BeginBatch, for a batch that may insert: it is a step (expiry.h).
+  Stamp BeginInsert(Exec& exec, Tick tick, size_t n);
+  // The rows that have expired in a batch at `tick`; 0 as for HorizonAt.
+  Expired ExpiredAt(Tick tick) const {
+    return Expired(stamps_, HorizonAt(tick), expiry_.since_access());
+  }
+
+  // rows[i] = the row of keys[i], or kNoRow if it has none, or one that has expired. Not an access.
+  virtual void FindQuietly(Exec& exec, KeySpan keys, const Expired& expired, RowId* rows) const = 0;
   // scores[i] = the score of rows[i]. All of them are live.
   virtual void ReadScores(Exec& exec, const RowId* rows, size_t n, Score* scores) const = 0;
   // The score of a live row.
@@ -103,7 +111,8 @@ class HostTable : public Table {
     *updated = 0;
     rows_.Free(row);
   }
-  // Sets *not_held to those of `keys` (bit patterns) that have no row.
+  // Sets *not_held to those of `keys` (bit patterns) that have no row, not even one that has
+  // expired.
   void DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
                 std::vector<uint64_t>* not_held) const;
   uint64_t KeyBits(RowId row) const;
@@ -130,10 +139,11 @@ class HostTable : public Table {
   VectorBuffers buffers_;  // for the running batch on 16-bit rows
 
   struct Counters {
-    std::atomic<uint64_t> hits{0}, misses{0}, inserts{0}, evictions{0}, erased{0}, refused{0},
-        dropped_gradients{0}, nonfinite_gradients{0};
+    std::atomic<uint64_t> hits{0}, misses{0}, inserts{0}, evictions{0}, erased{0}, expired{0},
+        refused{0}, dropped_gradients{0}, nonfinite_gradients{0};
   };
   mutable Counters counters_;
+  uint64_t inserts_reclaimed_ = 0;  // the rows inserted before the last call of Reclaim
 };
 
 }  // namespace dynemb

@@ -26,6 +26,25 @@ struct RowPredicate {
   double norm_from = -1, norm_below = std::numeric_limits<double>::infinity();
   bool has_norms = false;  // false: any norm
 
+  // Of these rows, those that were used at `horizon` or before have expired; 0: none has.
+  void LeaveOutExpired(Tick horizon, bool since_access) {
+    if (horizon == 0) return;
+    if (since_access) {
+      const auto first = static_cast<int64_t>(horizon) + 1;
+      score_from = score_from > first ? score_from : first;
+    } else {
+      updated_after = updated_after > horizon ? updated_after : horizon;
+    }
+  }
+  // Only rows that have expired.
+  void TakeExpired(Tick horizon, bool since_access) {
+    if (since_access) {
+      score_to = static_cast<int64_t>(horizon);
+    } else {
+      updated_until = horizon;
+    }
+  }
+
   DYNEMB_HD bool has_scores() const {
     return score_from != std::numeric_limits<int64_t>::min() ||
            score_to != std::numeric_limits<int64_t>::max();

@@ -71,6 +71,7 @@ class Snapshot {
   const RowLayout& layout(size_t table) const { return info_[table].layout; }
   const StateSpec& state_spec(size_t table) const { return info_[table].state_spec; }
   const std::vector<uint64_t>& deleted(size_t table) const { return info_[table].deleted; }
+  const std::vector<int64_t>& expiry_marks(size_t table) const { return info_[table].expiry_marks; }
 
   // Sets *block to the next rows, at most `limit` > 0; block->n == 0 at the end. Rows of a block
   // that is not read are returned again. ResourceExhausted, also from all later calls, if rows of
@@ -89,6 +90,7 @@ class Snapshot {
     Tick base;
     uint64_t most_rows;
     std::vector<uint64_t> deleted;
+    std::vector<int64_t> expiry_marks;
   };
   Snapshot(std::vector<Table*> tables, size_t most_saved)
       : tables_(std::move(tables)), to_lock_(tables_), saved_(most_saved) {}

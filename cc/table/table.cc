@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <new>
 #include <numeric>
 #include <sstream>
 #include <utility>
@@ -16,6 +17,7 @@ namespace dynemb {
 namespace {
 
 constexpr int64_t kMostDim = int64_t{1} << 20;
+constexpr int64_t kMostTtl = int64_t{1} << 62;
 
 // "'adam' (16 floats from 0, 16 floats from 0)"
 std::string Text(const StateSpec& spec) {
@@ -61,6 +63,11 @@ Status Table::CheckOptions(const TableOptions& o) {
     return bad("max_load_factor", o.max_load_factor, "must be in (0, 0.95]");
   }
   if (o.epoch_steps < 0) return bad("epoch_steps", o.epoch_steps, "must not be negative");
+  if (o.ttl < 0 || o.ttl > kMostTtl) return bad("ttl", o.ttl, "must be in [0, 2^62]");
+  if (o.ttl_min_rows < 0) return bad("ttl_min_rows", o.ttl_min_rows, "must not be negative");
+  if (o.ttl_since_access && !Scoring(o.evict_strategy, 0).by_time()) {
+    return bad("ttl_since_access", 1, "the table records scores, not the times of last accesses");
+  }
   return Status();
 }
 
@@ -112,7 +119,9 @@ Status Table::CheckState(const StateSpec& spec, const std::string& owner) const 
       " cannot step: an optimizer's state has to be attached first");
 }
 
-void Table::SwapStateSpecs(Table* other) {
+void Table::SwapBase(Table* other) {
+  expiry_.Swap(&other->expiry_);
+  reclaimed_ = other->reclaimed_ = Reclaimed();
   if (!(state_spec_ == other->state_spec_)) {
     state_owner_.clear();
     other->state_owner_.clear();
@@ -147,8 +156,11 @@ Status Table::CheckDeletions(const DeletionLog& log, Tick since) const {
 
 namespace {
 
-// Rows per step of EvictTo.
+// Rows per step of EvictTo and Expire.
 constexpr uint64_t kEvictStep = uint64_t{1} << 18;
+// For RemoveExpired: nothing expires in a table of so few rows.
+constexpr int64_t kSpared = -2;
+constexpr uint64_t kAllRows = std::numeric_limits<uint64_t>::max();
 constexpr size_t kBins = size_t{1} << 16;
 
 // Calls fn(plan, scores) for all rows, some at a time, until it fails.
@@ -210,6 +222,8 @@ Status FindLowest(Exec& exec, const Table& table, uint64_t n, LowestScores* lowe
 
 Status Table::EvictTo(Exec& exec, uint64_t rows, Tick tick, uint64_t* evicted) {
   *evicted = 0;
+  uint64_t expired;
+  DYNEMB_RETURN_IF_ERROR(Expire(exec, tick, &expired));
   DYNEMB_RETURN_IF_ERROR(Error());
   const uint64_t held = size();
   DYNEMB_RETURN_IF_ERROR(Error());
@@ -229,7 +243,8 @@ Status Table::EvictTo(Exec& exec, uint64_t rows, Tick tick, uint64_t* evicted) {
     std::vector<char> keys(leaving.rows.size() * key_size);
     Export(exec, leaving, keys.data(), nullptr, nullptr, nullptr);
     DYNEMB_RETURN_IF_ERROR(Error());
-    return EvictKeys(exec, {options_.key_type, keys.data(), leaving.rows.size()}, tick, evicted);
+    return RemoveKeys(exec, {options_.key_type, keys.data(), leaving.rows.size()}, tick,
+                      Removal::kEvict, evicted);
   });
 }
 
@@ -247,9 +262,93 @@ void Table::SetLosses(const DeletionLog& log, KeySpan keys, KeyState* states) {
   }
 }
 
-Status Table::EvictKeys(Exec& exec, KeySpan keys, Tick tick, uint64_t* evicted) {
-  *evicted += Erase(exec, keys, tick, Removal::kEvict);
+Status Table::RemoveKeys(Exec& exec, KeySpan keys, Tick tick, Removal how, uint64_t* removed) {
+  *removed += Erase(exec, keys, tick, how);
   return Status();
+}
+
+ExportPlan Table::SelectRows(Exec& exec, uint64_t cursor, uint64_t limit,
+                             const RowPredicate& where) const {
+  RowPredicate unexpired = where;
+  unexpired.LeaveOutExpired(HorizonAt(0), expiry_.since_access());
+  return ScanRows(exec, cursor, limit, kAllRows, unexpired);
+}
+
+Status Table::RemoveExpired(Exec& exec, Tick tick, Tick horizon, uint64_t rows, uint64_t most,
+                            int64_t* cursor, uint64_t* expired) {
+  RowPredicate where;
+  where.TakeExpired(horizon, expiry_.since_access());
+  most = std::min(most, kEvictStep);
+  if (expiry_.min_rows() != 0) {
+    const uint64_t held = size();
+    DYNEMB_RETURN_IF_ERROR(Error());
+    if (expiry_.Spares(held)) {
+      *cursor = kSpared;
+      return Status();
+    }
+    most = std::min(most, held - expiry_.min_rows());
+  }
+  const ExportPlan plan = ScanRows(exec, static_cast<uint64_t>(*cursor), most, rows, where);
+  DYNEMB_RETURN_IF_ERROR(Error());
+  *cursor = plan.next_cursor;
+  if (plan.rows.empty()) return Status();
+  std::vector<char> keys(plan.rows.size() * layout().key_size);
+  Export(exec, plan, keys.data(), nullptr, nullptr, nullptr);
+  DYNEMB_RETURN_IF_ERROR(Error());
+  return RemoveKeys(exec, {options_.key_type, keys.data(), plan.rows.size()}, tick,
+                    Removal::kExpire, expired);
+}
+
+Status Table::Expire(Exec& exec, Tick tick, uint64_t* expired) {
+  *expired = 0;
+  const Tick horizon = HorizonAt(tick);
+  DYNEMB_RETURN_IF_ERROR(Error());
+  if (horizon == 0) return Status();
+  int64_t cursor = 0;
+  while (cursor >= 0) {
+    DYNEMB_RETURN_IF_ERROR(
+        RemoveExpired(exec, tick, horizon, kAllRows, kAllRows, &cursor, expired));
+  }
+  reclaimed_ = {0, 0, 0, horizon, cursor != kSpared};
+  return Status();
+}
+
+void Table::Reclaim(Exec& exec, Tick tick, uint64_t rows, uint64_t most) {
+  // Fewer rows are not worth a scan.
+  constexpr uint64_t kLeast = 4096;
+  if (!expiry_.active()) return;
+  const Tick horizon = HorizonAt(tick);
+  if (reclaimed_.cursor == 0 && reclaimed_.complete && reclaimed_.horizon == horizon) return;
+  reclaimed_.due += rows;
+  reclaimed_.most += most;
+  if (horizon == 0 || reclaimed_.due < kLeast) return;
+  if (reclaimed_.cursor == 0) reclaimed_.horizon = horizon;
+  auto cursor = static_cast<int64_t>(reclaimed_.cursor);
+  uint64_t expired = 0;
+  try {
+    const uint64_t limit = std::max<uint64_t>(1, reclaimed_.most);
+    const Status status =
+        RemoveExpired(exec, tick, horizon, reclaimed_.due, limit, &cursor, &expired);
+    if (!status.ok()) cursor = 0;
+  } catch (const std::bad_alloc&) {
+    cursor = 0;  // the rows remain, and a later batch tries again
+  }
+  reclaimed_.complete = cursor < 0 && cursor != kSpared;
+  reclaimed_.cursor = static_cast<uint64_t>(std::max<int64_t>(cursor, 0));
+  reclaimed_.due = reclaimed_.most = 0;
+}
+
+Status Table::SetDataTime(int64_t time, Tick tick) {
+  if (!expiry_.active() || options_.ttl_clock != TtlClock::kData) {
+    return InvalidArgument("table '" + options_.name + "' does not expire rows by the data's time");
+  }
+  expiry_.SetTime(time, tick);
+  return Status();
+}
+
+Status Table::SetExpiryMarks(const std::vector<int64_t>& marks) {
+  if (expiry_.Restore(marks)) return Status();
+  return InvalidArgument("the marks of times for table '" + options_.name + "' are not in order");
 }
 
 Status Table::CheckScores(const Scoring& scoring, const Score* scores, size_t n) const {

@@ -24,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "cc/table/expiry.h"
 #include "cc/table/row.h"
 #include "cc/table/row_predicate.h"
 #include "cc/table/score.h"
@@ -91,6 +92,21 @@ class Table : public TableBatches, public TableCut {
     if (state_owner_.empty() && !spec.widths.empty()) state_owner_ = owner;
   }
 
+  // --- Expiry (expiry.h). Except in these calls, a row that has expired is like no row, although
+  // it counts in size() until its memory is reclaimed: inserting batches reclaim the memory of some
+  // expired rows each.
+
+  // (exclusive) Removes all rows that have expired; sets *expired to their number. If memory runs
+  // out, some of them have been removed.
+  Status Expire(Exec& exec, Tick tick, uint64_t* expired);
+  // (exclusive) Sets the time of TtlClock::kData. An earlier time than the last one is ignored.
+  // InvalidArgument if the table has another clock.
+  Status SetDataTime(int64_t time, Tick tick);
+  // (exclusive) The marks by which the ages of the rows are known, for files (Expiry::Save).
+  std::vector<int64_t> ExpiryMarks(Tick tick) { return expiry_.Save(tick); }
+  // (exclusive) Replaces the marks. InvalidArgument if they are not marks.
+  Status SetExpiryMarks(const std::vector<int64_t>& marks);
+
   // (exclusive) Begins the next epoch of a table whose strategy has epochs; otherwise does nothing.
   virtual Status AdvanceEpoch(Exec& exec) = 0;
 
@@ -101,8 +117,8 @@ class Table : public TableBatches, public TableCut {
   // (shared) At most `limit` rows that satisfy the predicate, from row `cursor` on. Calls that
   // follow next_cursor from 0 to -1 list each such row exactly once, except rows that are erased or
   // evicted in the meantime. Promote must not be called between them.
-  virtual ExportPlan SelectRows(Exec& exec, uint64_t cursor, uint64_t limit,
-                                const RowPredicate& where) const = 0;
+  ExportPlan SelectRows(Exec& exec, uint64_t cursor, uint64_t limit,
+                        const RowPredicate& where) const;
   // (shared) SelectRows, of the rows that were updated after `since` (0: all rows).
   ExportPlan PlanExport(Exec& exec, uint64_t cursor, uint64_t limit, Tick since) const {
     RowPredicate where;
@@ -155,21 +171,49 @@ class Table : public TableBatches, public TableCut {
   Status CheckDeletions(const DeletionLog& log, Tick since) const;
   // For Explain: sets the losses of keys, which are in host memory.
   static void SetLosses(const DeletionLog& log, KeySpan keys, KeyState* states);
-  // Evicts keys, which are in host memory, and adds their number to *evicted.
-  virtual Status EvictKeys(Exec& exec, KeySpan keys, Tick tick, uint64_t* evicted);
+  // SelectRows, of all rows, expired or not, that examines at most `most` of them.
+  virtual ExportPlan ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint64_t most,
+                              const RowPredicate& where) const = 0;
+  // Removes keys, which are in host memory, and adds their number to *removed.
+  virtual Status RemoveKeys(Exec& exec, KeySpan keys, Tick tick, Removal how, uint64_t* removed);
+
+  // The tick up to which rows have expired in a batch at `tick` (0: in a call that is not a use of
+  // the table); 0: none has.
+  Tick HorizonAt(Tick tick) const {
+    return expiry_.At(tick, [this] { return RowsHeld(); });
+  }
+  // The number of rows, as far as it is known without waiting: at least size().
+  virtual uint64_t RowsHeld() const { return size(); }
+  // Call when a batch that may insert begins: examines about `rows` rows, and removes about `most`
+  // of them that have expired. Small numbers add up until they are worth a scan.
+  void Reclaim(Exec& exec, Tick tick, uint64_t rows, uint64_t most);
   // InvalidArgument unless rows may have these scores.
   Status CheckScores(const Scoring& scoring, const Score* scores, size_t n) const;
   // The state of a new row. InvalidArgument names the fault of the spec.
   static Status InitialState(const StateSpec& spec, std::vector<float>* initial);
-  // For SwapRows. A table's owner stays the same if the adopted state is equal; otherwise the state
-  // has no owner.
-  void SwapStateSpecs(Table* other);
+  // For SwapRows: swaps the state's spec, and the marks of times. A table's owner stays the same if
+  // the adopted state is equal; otherwise the state has no owner.
+  void SwapBase(Table* other);
 
   TableOptions options_;
   StateSpec state_spec_;
+  mutable Expiry expiry_;
   uint64_t additions_ = 0;  // calls of Accumulate
 
  private:
+  // Examines at most `rows` rows from *cursor on, and removes at most `most` of them that were last
+  // used at `horizon` or before. Adds their number to *expired. *cursor < 0 at the end.
+  Status RemoveExpired(Exec& exec, Tick tick, Tick horizon, uint64_t rows, uint64_t most,
+                       int64_t* cursor, uint64_t* expired);
+
+  // The progress of Reclaim.
+  struct Reclaimed {
+    uint64_t due = 0;       // rows to examine
+    uint64_t most = 0;      // rows to remove
+    uint64_t cursor = 0;    // the next one
+    Tick horizon = 0;       // when the cursor was at 0
+    bool complete = false;  // no other row up to this horizon has to be removed
+  } reclaimed_;
   std::string state_owner_;
   mutable SharedMutex mutex_;
 };

@@ -22,6 +22,13 @@ enum class EvictStrategy : uint8_t {
   kNone,      // it evicts nothing; the insert fails
 };
 
+// The clock by which rows expire (expiry.h).
+enum class TtlClock : uint8_t {
+  kSteps,  // the number of batches that may insert
+  kWall,   // the system's clock, in nanoseconds
+  kData,   // the time that the user sets (Table::SetDataTime)
+};
+
 // The memory of the rows. cc/device implements the device tiers, kHbm and kHybrid.
 enum class Tier : uint8_t {
   kHost,    // host memory; Table::Create
@@ -39,6 +46,10 @@ struct TableOptions {
   double max_load_factor = 0.85;
   EvictStrategy evict_strategy = EvictStrategy::kLru;
   int64_t epoch_steps = 0;  // inserting lookups per epoch; 0: only AdvanceEpoch begins epochs
+  int64_t ttl = 0;          // the age at which a row expires, by ttl_clock; 0: rows do not expire
+  TtlClock ttl_clock = TtlClock::kSteps;
+  bool ttl_since_access = false;  // the age since the last access, not since the last update
+  int64_t ttl_min_rows = 0;       // nothing expires in a table of at most this number of rows
   Tier tier = Tier::kHost;
   uint64_t max_hbm_bytes = 0;  // for kHybrid
   uint64_t seed = 0;
@@ -72,6 +83,7 @@ struct TableStats {
   uint64_t inserts = 0;
   uint64_t evictions = 0;
   uint64_t erased = 0;
+  uint64_t expired = 0;              // rows that were removed because they had expired
   uint64_t refused = 0;              // keys that a full table did not take
   uint64_t dropped_gradients = 0;    // of keys without a row, or whose row was evicted since lookup
   uint64_t nonfinite_gradients = 0;  // rows whose gradient had a NaN or Inf

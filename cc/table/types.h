@@ -24,8 +24,9 @@ constexpr uint64_t kMostRows = kNoRow - 1;  // the maximal number of rows in a t
 // How the rows of keys are removed.
 enum class Removal : uint8_t {
   kErase,
-  kWipe,   // their memory is also overwritten with zeros
-  kEvict,  // stats() counts them as evicted
+  kWipe,    // their memory is also overwritten with zeros
+  kEvict,   // stats() counts them as evicted
+  kExpire,  // stats() counts them as expired
 };
 
 // The number of a batch, strictly increasing within a process and at least 1; see clock.h.

@@ -36,6 +36,10 @@ const char* Name(EvictStrategy s) {
   }
   return "";
 }
+constexpr TtlClock kTtlClocks[] = {TtlClock::kSteps, TtlClock::kWall, TtlClock::kData};
+const char* Name(TtlClock c) {
+  return c == TtlClock::kWall ? "wall" : c == TtlClock::kData ? "data" : "steps";
+}
 const char* Name(Tier t) {
   return t == Tier::kHbm ? "hbm" : t == Tier::kHybrid ? "hybrid" : "host";
 }
@@ -69,7 +73,7 @@ absl::Status ReadInitializer(tf::OpKernelConstruction* ctx, std::vector<ColumnIn
 
 absl::Status ReadOptions(tf::OpKernelConstruction* ctx, TableOptions* o) {
   tf::DataType key_dtype, dtype;
-  std::string strategy, tier;
+  std::string strategy, tier, ttl_clock, ttl_since;
   int64_t seed, max_hbm_bytes;
   float max_load_factor;
   TF_RETURN_IF_ERROR(ctx->GetAttr("key_dtype", &key_dtype));
@@ -99,6 +103,14 @@ absl::Status ReadOptions(tf::OpKernelConstruction* ctx, TableOptions* o) {
   for (const EvictStrategy s : kEvictStrategies) {
     if (strategy == Name(s)) o->evict_strategy = s;
   }
+  TF_RETURN_IF_ERROR(ctx->GetAttr("ttl", &o->ttl));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("ttl_clock", &ttl_clock));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("ttl_since", &ttl_since));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("ttl_min_rows", &o->ttl_min_rows));
+  for (const TtlClock c : kTtlClocks) {
+    if (ttl_clock == Name(c)) o->ttl_clock = c;
+  }
+  o->ttl_since_access = ttl_since == "access";
   return absl::OkStatus();
 }
 
@@ -119,6 +131,10 @@ absl::Status CheckSame(const TableOptions& have, const TableOptions& want) {
   same("max_load_factor", have.max_load_factor, want.max_load_factor);
   same("evict_strategy", name(have.evict_strategy), name(want.evict_strategy));
   same("epoch_steps", have.epoch_steps, want.epoch_steps);
+  same("ttl", have.ttl, want.ttl);
+  same("ttl_clock", name(have.ttl_clock), name(want.ttl_clock));
+  same("ttl_since_access", have.ttl_since_access, want.ttl_since_access);
+  same("ttl_min_rows", have.ttl_min_rows, want.ttl_min_rows);
   same("tier", name(have.tier), name(want.tier));
   same("max_hbm_bytes", have.max_hbm_bytes, want.max_hbm_bytes);
   same("seed", static_cast<int64_t>(have.seed), static_cast<int64_t>(want.seed));

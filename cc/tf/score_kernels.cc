@@ -1,5 +1,5 @@
 // Kernels of the operators of table_ops.cc that decide which rows stay: scores, predicates,
-// eviction.
+// eviction, expiry.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -108,6 +108,9 @@ class ExplainOp : public OneTableOp {
     const std::unique_ptr<Exec> exec = MakeExec(ctx);
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     if (!table.tracking()) table.Track(ProcessClock().Next());
+    // Keys whose rows have expired are then known as lost.
+    uint64_t expired;
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(table.Expire(*exec, ProcessClock().Next(), &expired));
     table.Explain(*exec, KeysOf(keys), states.data());
     DYNEMB_RETURN_IF_LIBRARY_ERROR(table.Error());
     const Clock& clock = ProcessClock();
@@ -221,6 +224,37 @@ class EvictOp : public OneTableOp {
   }
 };
 
+class ExpireOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    int64_t* expired;
+    TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &expired));
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    TableLock lock({&table}, TableLock::Mode::kExclusive);
+    uint64_t count = 0;
+    const Status status = table.Expire(*exec, ProcessClock().Next(), &count);
+    *expired = static_cast<int64_t>(count);
+    return ToAbsl(status);
+  }
+};
+
+class SetDataTimeOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(1), "time"));
+    const int64_t time = ctx->input(1).scalar<int64_t>()();
+    if (time < 0) return absl::InvalidArgumentError(absl::StrCat("time=", time, " is negative"));
+    TableLock lock({&table}, TableLock::Mode::kExclusive);
+    return ToAbsl(table.SetDataTime(time, ProcessClock().Next()));
+  }
+};
+
 #define REGISTER(name, Kernel, ...)                                           \
   REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), Kernel); \
   DYNEMB_REGISTER_GPU_KERNEL(                                                 \
@@ -249,6 +283,8 @@ REGISTER("DynembExplain", ExplainOp,
              .HostMemory("losses")
              .HostMemory("loss_times"));
 REGISTER("DynembEvict", EvictOp, .HostMemory("to_rows").HostMemory("evicted"));
+REGISTER("DynembExpire", ExpireOp, .HostMemory("expired"));
+REGISTER("DynembSetDataTime", SetDataTimeOp, .HostMemory("time"));
 #undef REGISTER
 
 }  // namespace

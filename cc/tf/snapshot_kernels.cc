@@ -150,7 +150,8 @@ class SnapshotInfoOp : public OneSnapshotOp {
     const StateSpec& spec = s.state_spec(t);
     const auto states = static_cast<int64_t>(spec.widths.size());
     const auto num_deleted = static_cast<int64_t>(s.deleted(t).size());
-    int64_t *most_rows, *base, *widths;
+    const std::vector<int64_t>& marks = s.expiry_marks(t);
+    int64_t *most_rows, *base, *widths, *expiry_marks;
     tf::tstring* optimizer;
     float* inits;
     uint64_t* deleted;
@@ -160,12 +161,14 @@ class SnapshotInfoOp : public OneSnapshotOp {
     TF_RETURN_IF_ERROR(Output(ctx, 3, {states}, &widths));
     TF_RETURN_IF_ERROR(Output(ctx, 4, {states}, &inits));
     TF_RETURN_IF_ERROR(Output(ctx, 5, {num_deleted}, &deleted));
+    TF_RETURN_IF_ERROR(Output(ctx, 6, {static_cast<int64_t>(marks.size())}, &expiry_marks));
     *most_rows = static_cast<int64_t>(s.most_rows(t));
     *base = static_cast<int64_t>(s.base(t));
     *optimizer = spec.optimizer;
     std::copy(spec.widths.begin(), spec.widths.end(), widths);
     std::copy(spec.inits.begin(), spec.inits.end(), inits);
     std::copy(s.deleted(t).begin(), s.deleted(t).end(), deleted);
+    std::copy(marks.begin(), marks.end(), expiry_marks);
     return absl::OkStatus();
   }
 };
@@ -259,6 +262,19 @@ class LoadRowsOp : public OneTableOp {
       rows.base = static_cast<Tick>(tick) - 1;
     }
     return ToAbsl(table.LoadRows(*exec, rows, static_cast<Tick>(tick)));
+  }
+};
+
+class SetExpiryMarksOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    const tf::Tensor& marks = ctx->input(1);
+    const auto* data = Data<int64_t>(marks);
+    TableLock lock({&table}, TableLock::Mode::kExclusive);
+    return ToAbsl(table.SetExpiryMarks({data, data + marks.NumElements()}));
   }
 };
 
@@ -375,6 +391,7 @@ REGISTER("DynembSnapshotInfo", SnapshotInfoOp);
 REGISTER("DynembSnapshotNext", SnapshotNextOp);
 REGISTER("DynembSnapshotEnd", SnapshotEndOp);
 REGISTER("DynembLoadRows", LoadRowsOp);
+REGISTER("DynembSetExpiryMarks", SetExpiryMarksOp);
 REGISTER("DynembSwapRows", SwapRowsOp);
 REGISTER("DynembAdvanceClock", AdvanceClockOp);
 REGISTER("DynembTickBefore", TickBeforeOp);
@@ -393,6 +410,12 @@ DYNEMB_REGISTER_GPU_KERNEL(Name("DynembLoadRows")
                                .HostMemory("base")
                                .HostMemory("tick"),
                            LoadRowsOp);
+
+DYNEMB_REGISTER_GPU_KERNEL(Name("DynembSetExpiryMarks")
+                               .Device(tensorflow::DEVICE_GPU)
+                               .HostMemory("handle")
+                               .HostMemory("marks"),
+                           SetExpiryMarksOp);
 
 }  // namespace
 }  // namespace dynemb

@@ -31,11 +31,12 @@ REGISTER_OP("DynembSnapshotInfo")
     .Output("widths: int64")
     .Output("inits: float")
     .Output("deleted: uint64")
+    .Output("expiry_marks: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(Scalars(c, 0, 2));
       for (int i = 0; i < 3; ++i) c->set_output(i, c->Scalar());
-      for (int i = 3; i < 6; ++i) c->set_output(i, c->Vector(c->UnknownDim()));
+      for (int i = 3; i < 7; ++i) c->set_output(i, c->Vector(c->UnknownDim()));
       return absl::OkStatus();
     });
 
@@ -86,6 +87,16 @@ REGISTER_OP("DynembLoadRows")
       TF_RETURN_IF_ERROR(c->Merge(c->input(1), c->input(4), &keys));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(5), 1, &keys));  // it may be empty
       return Scalars(c, 6, 2);
+    });
+
+REGISTER_OP("DynembSetExpiryMarks")
+    .Input("handle: resource")
+    .Input("marks: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(Scalar(c, 0));
+      return c->WithRank(c->input(1), 1, &unused);
     });
 
 REGISTER_OP("DynembSwapRows")

@@ -346,6 +346,7 @@ class StatsOp : public OneTableOp {
         {"inserts", s.inserts},
         {"evictions", s.evictions},
         {"erased", s.erased},
+        {"expired", s.expired},
         {"refused", s.refused},
         {"dropped_gradients", s.dropped_gradients},
         {"nonfinite_gradients", s.nonfinite_gradients},

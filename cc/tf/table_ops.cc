@@ -22,6 +22,10 @@ REGISTER_OP("DynembTable")
     .Attr("max_load_factor: float = 0.85")
     .Attr("evict_strategy: {'lru', 'lfu', 'epoch_lru', 'epoch_lfu', 'score', 'none'} = 'lru'")
     .Attr("epoch_steps: int = 0")
+    .Attr("ttl: int = 0")
+    .Attr("ttl_clock: {'steps', 'wall', 'data'} = 'steps'")
+    .Attr("ttl_since: {'update', 'access'} = 'update'")
+    .Attr("ttl_min_rows: int = 0")
     .Attr("tier: {'host', 'hbm', 'hybrid'} = 'host'")
     .Attr("max_hbm_bytes: int = 0")
     .Attr("seed: int = 0")
@@ -306,6 +310,22 @@ REGISTER_OP("DynembEvict")
       c->set_output(0, c->Scalar());
       return absl::OkStatus();
     });
+
+REGISTER_OP("DynembExpire")
+    .Input("handle: resource")
+    .Output("expired: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(Scalar(c, 0));
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("DynembSetDataTime")
+    .Input("handle: resource")
+    .Input("time: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return Scalars(c, 0, 2); });
 
 REGISTER_OP("DynembStats")
     .Input("handle: resource")

@@ -44,7 +44,7 @@ inline bool GrantCharges() {
   return charges_left < 0;
 }
 
-enum class Kind { kGrows, kFull, kCounts, kTracked, kCut };
+enum class Kind { kGrows, kFull, kCounts, kTracked, kExpired, kCut };
 
 struct Setup {
   Kind kind;
@@ -54,7 +54,7 @@ struct Setup {
 };
 
 inline void PrintTo(const Setup& s, std::ostream* out) {
-  static const char* const kKinds[] = {"Grows", "Full", "Counts", "Tracked", "Cut"};
+  static const char* const kKinds[] = {"Grows", "Full", "Counts", "Tracked", "Expired", "Cut"};
   *out << kKinds[static_cast<int>(s.kind)] << s.dim << (s.dtype == DType::kFloat32 ? "F32" : "Bf16")
        << "x" << s.threads;
 }
@@ -71,6 +71,9 @@ inline std::vector<Setup> Setups() {
   // Full, and rows of the batch have to be pinned.
   setups.push_back({Kind::kCounts, 4, DType::kFloat32, 1});
   setups.push_back({Kind::kCounts, 300, DType::kBfloat16, 4});
+  // Some rows of the batch have expired.
+  setups.push_back({Kind::kExpired, 4, DType::kFloat32, 1});
+  setups.push_back({Kind::kExpired, 4, DType::kBfloat16, 4});
   return setups;
 }
 
@@ -106,7 +109,9 @@ inline Content ContentOf(const Table& table, Exec& exec) {
   }
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(read_state.data()), state.size()), state);
   EXPECT_EQ(content.size(), n) << "a key appears twice";
-  EXPECT_EQ(table.size(), n);
+  if (table.options().ttl == 0) {
+    EXPECT_EQ(table.size(), n);
+  }
   return content;
 }
 
@@ -131,7 +136,7 @@ class World {
     table = tables[0].get();
     other = tables[1].get();
     for (const auto& each : tables) {
-      if (setup.kind == Kind::kTracked) each->Track(clock.Next());
+      if (setup.kind == Kind::kTracked || setup.kind == Kind::kExpired) each->Track(clock.Next());
     }
     if (setup.kind == Kind::kCut) {
       at_cut = ContentOf(*table, exec);
@@ -219,6 +224,8 @@ class World {
 
  private:
   static constexpr uint64_t kOdd = 0x9E3779B97F4A7C15ull;
+  static constexpr int64_t kTtl = 10;
+  static constexpr size_t kOld = kRows - 30;
 
   std::unique_ptr<Table> Make(int number, const StateSpec& state) {
     TableOptions options;
@@ -230,26 +237,44 @@ class World {
     options.init_capacity = is_full ? kRows : 16;
     options.max_capacity = is_full ? kRows : 0;
     if (setup.kind == Kind::kCounts) options.evict_strategy = EvictStrategy::kLfu;
+    if (setup.kind == Kind::kExpired) options.ttl = kTtl;
+    options.ttl_clock = TtlClock::kData;
     options.initializer = {{InitKind::kUniform, -1.0f, 1.0f}};
     std::unique_ptr<Table> created;
     EXPECT_TRUE(Table::Create(options, &created).ok());
     EXPECT_TRUE(created->AttachState(exec, state).ok());
-    std::vector<uint64_t> first(kRows);
-    std::vector<RowId> places(kRows);
-    for (size_t i = 0; i < kRows; ++i) first[i] = (i + static_cast<size_t>(number) * 50) * kOdd;
-    EXPECT_TRUE(
-        created->FindOrInsert(exec, {first.data(), kRows}, clock.Next(), places.data()).ok());
-    // No row keeps its initial vector and state.
-    std::vector<float> trained(kRows * dim);
-    std::vector<float> stepped(kRows * static_cast<size_t>(created->layout().state_width));
+    const auto begin = static_cast<size_t>(number) * 50;
+    if (options.ttl == 0) {
+      Fill(created.get(), begin, begin + kRows);
+    } else {
+      // The rows from kOld on expire.
+      const auto now = [&](int64_t time) {
+        EXPECT_TRUE(created->SetDataTime(time, clock.Next()).ok());
+      };
+      now(0);
+      Fill(created.get(), kOld, begin + kRows);
+      now(kTtl / 2);
+      Fill(created.get(), begin, kOld);
+      now(kTtl);
+    }
+    created->OwnState(created->state_spec(), "first");
+    return created;
+  }
+  // Inserts rows [begin, end). None keeps its initial vector and state.
+  void Fill(Table* created, size_t begin, size_t end) {
+    const size_t n = end - begin;
+    std::vector<uint64_t> first(n);
+    std::vector<RowId> places(n);
+    for (size_t i = 0; i < n; ++i) first[i] = (i + begin) * kOdd;
+    EXPECT_TRUE(created->FindOrInsert(exec, {first.data(), n}, clock.Next(), places.data()).ok());
+    std::vector<float> trained(n * dim);
+    std::vector<float> stepped(n * static_cast<size_t>(created->layout().state_width));
     for (size_t i = 0; i < trained.size(); ++i) trained[i] = static_cast<float>(i % 61) / 32;
     for (size_t i = 0; i < stepped.size(); ++i) stepped[i] = static_cast<float>(i % 59) / 16 + 1;
     EXPECT_TRUE(created
-                    ->WriteRows(exec, {first.data(), kRows}, trained.data(), stepped.data(), false,
-                                1, clock.Next())
+                    ->WriteRows(exec, {first.data(), n}, trained.data(), stepped.data(), false, 1,
+                                clock.Next())
                     .ok());
-    created->OwnState(created->state_spec(), "first");
-    return created;
   }
 };
 

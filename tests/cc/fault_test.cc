@@ -177,6 +177,15 @@ TEST_P(TableFaultTest, Explain) {
   });
 }
 
+TEST_P(TableFaultTest, Expire) {
+  Faults([](World& w) {
+    uint64_t expired = 0;
+    DYNEMB_RETURN_IF_ERROR(w.table->Expire(w.exec, w.tick, &expired));
+    EXPECT_EQ(w.table->size(), ContentOf(*w.table, w.exec).size());
+    return Done();
+  });
+}
+
 TEST_P(TableFaultTest, EvictTo) {
   Faults([](World& w) {
     uint64_t evicted = 0;
@@ -202,10 +211,12 @@ TEST_P(TableFaultTest, Track) {
 
 TEST_P(TableFaultTest, SnapshotBegin) {
   if (GetParam().kind == Kind::kCut) GTEST_SKIP() << "a cut is running";
-  Faults([](World& w) {
+  // If the keys that expire cannot be recorded, the next delta is refused.
+  const bool with_deleted = GetParam().kind != Kind::kExpired;
+  Faults([with_deleted](World& w) {
     for (const auto& table : w.tables) EXPECT_EQ(table->cut(), nullptr) << "a cut is left";
     std::unique_ptr<Snapshot> snapshot;
-    return Snapshot::Begin(w.exec, {w.table, w.other}, {0, 0}, true, &w.clock, &snapshot);
+    return Snapshot::Begin(w.exec, {w.table, w.other}, {0, 0}, with_deleted, &w.clock, &snapshot);
   });
 }
 

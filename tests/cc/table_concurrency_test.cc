@@ -16,12 +16,14 @@ namespace {
 
 constexpr int64_t kDim = 4;
 
-std::unique_ptr<Table> MakeTable(int64_t max_capacity) {
+std::unique_ptr<Table> MakeTable(int64_t max_capacity, int64_t ttl = 0) {
   TableOptions options;
   options.name = "shared";
   options.dim = kDim;
   options.init_capacity = 1;
   options.max_capacity = max_capacity;
+  options.ttl = ttl;
+  options.ttl_since_access = true;
   options.initializer = {{InitKind::kConstant, 1.0f, 0.0f}};
   std::unique_ptr<Table> table;
   const Status status = Table::Create(options, &table);
@@ -126,6 +128,7 @@ std::vector<Table*> Pick(const std::vector<std::unique_ptr<Table>>& tables, Rand
 TEST(TableConcurrency, ReadersAndWritersOfOverlappingSets) {
   std::vector<std::unique_ptr<Table>> tables;
   for (int64_t max_capacity : {0, 1000, 0, 500}) tables.push_back(MakeTable(max_capacity));
+  tables.push_back(MakeTable(0, 20));
   Clock clock;
   std::vector<std::thread> threads;
   for (uint64_t id = 0; id < 6; ++id) {
@@ -153,6 +156,7 @@ TEST(TableConcurrency, ReadersAndWritersOfOverlappingSets) {
   }
   EXPECT_LE(tables[1]->size(), 1000u);
   EXPECT_LE(tables[3]->size(), 500u);
+  EXPECT_GT(tables[4]->stats().expired, 0u);
 }
 
 // Threads that hold the lock (shared) stamp the same slots at the same time.

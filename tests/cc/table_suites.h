@@ -4,6 +4,7 @@
 
 #include "tests/cc/table_suite_basic.h"
 #include "tests/cc/table_suite_evict.h"
+#include "tests/cc/table_suite_expiry.h"
 #include "tests/cc/table_suite_gradient.h"
 #include "tests/cc/table_suite_grow.h"
 #include "tests/cc/table_suite_random.h"
@@ -15,6 +16,7 @@
 #define INSTANTIATE_TABLE_SUITES(prefix, types)                 \
   INSTANTIATE_TYPED_TEST_SUITE_P(prefix, TableBasic, types);    \
   INSTANTIATE_TYPED_TEST_SUITE_P(prefix, TableEvict, types);    \
+  INSTANTIATE_TYPED_TEST_SUITE_P(prefix, TableExpiry, types);   \
   INSTANTIATE_TYPED_TEST_SUITE_P(prefix, TableGradient, types); \
   INSTANTIATE_TYPED_TEST_SUITE_P(prefix, TableGrow, types);     \
   INSTANTIATE_TYPED_TEST_SUITE_P(prefix, TableRandom, types);   \

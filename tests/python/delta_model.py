@@ -22,7 +22,7 @@ OPTIMIZERS = {
 CAPACITY = 24
 
 
-def make_tables(strategy="lru"):
+def make_tables(strategy="lru", ttl=None):
     return [
         de.DynamicVariable(3, "uniform", name="user", seed=1, init_capacity=1),
         de.DynamicVariable(
@@ -35,6 +35,8 @@ def make_tables(strategy="lru"):
             init_capacity=1,
             max_capacity=CAPACITY,
             evict_strategy=strategy,
+            ttl=ttl,
+            ttl_clock=ttl and "data",
         ),
     ]
 
@@ -61,16 +63,20 @@ class History:
         self.table = table
         self.written: dict[int, int] = {}
         self.lost: dict[int, int] = {}
+        # The time of the data, and its value when each key was last written.
+        self.time = 0
+        self.used: dict[int, int] = {}
 
     def write(self, now, keys, all_of_them=True):
         """Records an operation that wrote all keys, or only those that had no row."""
         for key in keys.tolist():
             if all_of_them or key not in self.written:
                 self.written[key] = now
+                self.used[key] = self.time
         held = set(table_reader.rows_of(self.table).keys.tolist())
         evicted = set(self.written) - held
         assert not evicted & set(keys.tolist())
-        assert not evicted or len(held) == self.table.options.max_capacity
+        assert not evicted or len(self.table) == self.table.options.max_capacity
         self.lose(now, evicted)
         assert set(self.written) == held
 
@@ -78,6 +84,11 @@ class History:
         for key in keys:
             if self.written.pop(key, None) is not None:
                 self.lost[key] = now
+
+    def age(self, now, time, ttl):
+        """Records that the time of the data advances."""
+        self.time = time
+        self.lose(now, [key for key in self.written if time - self.used[key] >= ttl])
 
     def written_since(self, since):
         return {key for key, time in self.written.items() if time > since}
@@ -87,11 +98,14 @@ class History:
 
 
 class Trainer:
-    def __init__(self, path, kind, strategy="lru"):
+    def __init__(self, path, kind, strategy="lru", ttl=None):
         self.path = path
         self.kind = kind
         self.strategy = strategy
-        self.tables = make_tables(strategy)
+        self.ttl = ttl
+        self.tables = make_tables(strategy, ttl)
+        if ttl:
+            self.tables[1].set_data_time(0)
         self.optimizer = make_optimizer(kind, self.tables)
         self.histories = [History(table) for table in self.tables]
         self.now = 0
@@ -176,6 +190,13 @@ class Trainer:
         elif self.strategy != "lru":
             table.set_scores(spread(table, numbers), np.array(numbers) % 7)
 
+    def age(self, by):
+        """Advances the time of the data, if "item" has one."""
+        table, history = self.each(1)
+        if self.ttl:
+            table.set_data_time(history.time + by)
+            history.age(self.now, history.time + by, self.ttl)
+
     def _scores(self):
         keys = table_reader.rows_of(self.tables[1]).keys
         return keys.tolist(), self.tables[1].scores(keys).numpy().tolist()
@@ -223,9 +244,9 @@ class Trainer:
 class Follower:
     """Tables that are loaded once and then apply deltas."""
 
-    def __init__(self, path, kind, strategy="lru"):
+    def __init__(self, path, kind, strategy="lru", ttl=None):
         self.path = path
-        self.tables = make_tables(strategy)
+        self.tables = make_tables(strategy, ttl)
         self.optimizer = make_optimizer(kind, self.tables)
         self.load()
 
@@ -270,7 +291,7 @@ def check_reader(reader: serving.Reader, contents):
 
 def check_loaded(path, trainer, scratch=None):
     """Loads a whole chain into fresh tables, and compares their rows with the trainer's."""
-    follower = Follower(path, trainer.kind, trainer.strategy)
+    follower = Follower(path, trainer.kind, trainer.strategy, trainer.ttl)
     follower.check(trainer, table_reader.ALL)
     if scratch is not None:
         # The chain's times of last access and scores may differ from the trainer's.

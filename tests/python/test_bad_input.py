@@ -69,7 +69,7 @@ def table(**options):
         ({"max_hbm_for_vectors": float("nan")}, ValueError, "max_hbm_for_vectors.*nan"),
         ({"max_dram_for_vectors": 4}, NotImplementedError, "max_dram_for_vectors=4"),
         ({"file_path": "/tmp/x"}, NotImplementedError, "file_path"),
-        ({"ttl": 3600}, NotImplementedError, "ttl=3600"),
+        ({"ttl": 36.5}, ValueError, "ttl must be .*36.5"),
         ({"admission": "bloom"}, NotImplementedError, "admission"),
     ],
 )

@@ -43,14 +43,15 @@ class DeltaMachine(stateful.RuleBasedStateMachine):
     @stateful.initialize(
         kind=st.sampled_from(["adagrad", "adam"]),
         strategy=st.sampled_from(["lru", "lfu", "epoch_lfu", "score"]),
+        ttl=st.sampled_from([None, 3, 8]),
         numbers=NUMBERS,
     )
-    def begin(self, kind, strategy, numbers):
+    def begin(self, kind, strategy, ttl, numbers):
         self.place = pathlib.Path(tempfile.mkdtemp(prefix="delta_machine"))
-        self.trainer = Trainer(self.place / "chain", kind, strategy)
+        self.trainer = Trainer(self.place / "chain", kind, strategy, ttl)
         self.trainer.step([numbers, numbers])
         self.trainer.publish_base()
-        self.follower = Follower(self.trainer.path, kind, strategy)
+        self.follower = Follower(self.trainer.path, kind, strategy, ttl)
         self.reader = serving.Reader(self.trainer.path)
         self.is_new_base = False
 
@@ -100,6 +101,17 @@ class DeltaMachine(stateful.RuleBasedStateMachine):
     @stateful.rule(numbers=NUMBERS)
     def score(self, numbers):
         self.trainer.score(numbers)
+
+    @stateful.rule(by=st.integers(0, 3))
+    def age(self, by):
+        self.trainer.age(by)
+
+    @stateful.rule()
+    def expire(self):
+        before = len(self.trainer.tables[1])
+        assert int(self.trainer.tables[1].expire()) == before - len(
+            self.trainer.histories[1].written
+        )
 
     @stateful.rule()
     def moment(self):

@@ -28,10 +28,12 @@ def test_manifest_is_as_documented(tmp_path):
     (table,) = members["tables"]
     assert " ".join(table) == (
         "name dimension key_type dtype seed initializer state shards default_vector padding_id "
-        "string_hash evict_strategy"
+        "string_hash evict_strategy ttl_clock"
     )
     (shard,) = table["shards"]
-    assert list(shard) == ["rank", "rows", "deleted", "base_tick", "files", "index_salt"]
+    assert list(shard) == [
+        *("rank", "rows", "deleted", "base_tick", "files", "index_salt", "expiry_marks")
+    ]
     assert set(shard["files"]) == {"keys", "vectors", "state", "updates", "accesses", "deleted"}
     for file in shard["files"].values():
         content = (snapshot.directory / file["file"]).read_bytes()
@@ -55,6 +57,20 @@ def test_continues_may_be_missing(tmp_path):
     snapshot = helpers.publish(tmp_path)
     text = rewrite(snapshot, lambda members: members.pop("continues"))
     assert Manifest.from_json(text, "") == snapshot.manifest
+
+
+def test_ttl_clock_and_marks_may_be_missing_but_not_unknown(tmp_path):
+    snapshot = helpers.publish(tmp_path)
+
+    def without(members):
+        members["tables"][0].pop("ttl_clock")
+        members["tables"][0]["shards"][0].pop("expiry_marks")
+
+    _, table = Manifest.from_json(rewrite(snapshot, without), "").table(0)
+    assert (table.ttl_clock, table.expiry_marks) == (None, ())
+    text = rewrite(snapshot, lambda members: members["tables"][0].update(ttl_clock="moon"))
+    with pytest.raises(DataLossError, match=r"ttl_clock.*moon"):
+        Manifest.from_json(text, "")
 
 
 def test_evict_strategy_may_be_missing_but_not_unknown(tmp_path):

@@ -78,7 +78,7 @@ def merge(path: str, out: str | None = None) -> Snapshot | None:
         for snapshot in chain.snapshots:
             snapshot.verify()
         entries = [
-            _write(publication, number, TableRows(chain, name))
+            _write(publication, number, TableRows(chain, name), chain.last.manifest.table(name)[1])
             for number, name in enumerate(tables_of(chain))
         ]
         last = chain.last.manifest
@@ -93,12 +93,20 @@ def merge(path: str, out: str | None = None) -> Snapshot | None:
         )
 
 
-def _write(publication: Publication, number: int, rows: TableRows) -> TableEntry:
-    """Writes a table's columns; each row stays in the shard that it was last written to."""
+def _write(publication: Publication, number: int, rows: TableRows, last: TableEntry) -> TableEntry:
+    """Writes a table's columns; each row stays in the shard that it was last written to.
+
+    The ages of rows are those of `last`, the table's entry in the last snapshot.
+    """
     entry = rows.entry
     ranks = sorted({source.shard.rank for source in rows.sources})
-    shards = tuple(_write_shard(publication, number, rows, rank) for rank in ranks)
-    return dataclasses.replace(entry, shards=shards)
+    shards = tuple(
+        dataclasses.replace(
+            _write_shard(publication, number, rows, rank), expiry_marks=last.expiry_marks
+        )
+        for rank in ranks
+    )
+    return dataclasses.replace(entry, shards=shards, ttl_clock=last.ttl_clock)
 
 
 def _write_shard(publication: Publication, number: int, rows: TableRows, rank: int) -> Shard:

@@ -18,7 +18,7 @@ from tf_dynemb.persistence.optimizer_entry import check_optimizer, restore_optim
 from tf_dynemb.snapshots import columns, static_rows
 from tf_dynemb.snapshots.joint_reading import open_chain, read_chain, verify
 from tf_dynemb.snapshots.watermark import Watermark
-from tf_dynemb.tables import batches
+from tf_dynemb.tables import batches, expiry
 from tf_dynemb.tables.lineage import Snapshots
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
@@ -156,18 +156,21 @@ def _stage(
     rows = sum(shard.rows for shard in entry.shards)
     handle = table.make_empty(ownership.share_of(table, rows), spec)
     tick = chain.last.manifest.watermark + 1
+    _, last = chain.last.manifest.table(name)
+    marks = last.expiry_marks
     complete = True
     try:
         for snapshot in chain.snapshots:
             takes = with_state and takes_state(snapshot, name, table, spec)
             complete = complete and (takes or not has_state(snapshot, name))
             columns.erase(snapshot, name, handle, table.key_type)
-            columns.load_rows(snapshot, name, table, handle, takes, tick, quiet)
+            columns.load_rows(snapshot, name, table, handle, takes, tick, quiet, marks)
     except tf.errors.ResourceExhaustedError as error:
         raise tf.errors.ResourceExhaustedError(
             None, None, f"table {table.name!r} cannot hold the rows of {name!r}: {error.message}"
         ) from error
     evictions = batches.warn_of_evictions(handle, table, f"table {name!r}")
+    expiry.take_ages(handle, table.options.lifetime, last.ttl_clock, marks, f"table {name!r}")
     return _Staged(handle, evictions, complete)
 
 

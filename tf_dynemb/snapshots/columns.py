@@ -7,7 +7,7 @@ import concurrent.futures
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from tf_dynemb.parallel import ownership
 from tf_dynemb.storage import key_index
 from tf_dynemb.tables.batches import NEW_SCORES, NO_STATE, own_rows, takes_scores
 from tf_dynemb.tables.cut import Cut, Rows, from_bits
+from tf_dynemb.tables.expiry import keep_alive
 from tf_dynemb.tables.table import Table
 
 # The number of blocks that may wait for the disk.
@@ -95,7 +96,8 @@ def write_rows(
         if number in writers:
             gone = len(deleted) if what == "delta" else 0
             rows_written = writers[number]["keys"].rows
-            shards.append(storage.Shard(part.rank, rows_written, gone, base))
+            marks = cut.expiry_marks(number)
+            shards.append(storage.Shard(part.rank, rows_written, gone, base, expiry_marks=marks))
         attributes = table.attributes
         initializer = storage.InitializerEntry(
             tuple(attributes["initializers"]), tuple(attributes["initializer_args"])
@@ -115,6 +117,7 @@ def write_rows(
                 padding_id=table.padding_id,
                 string_hash=table.string_hash,
                 evict_strategy=table.options.strategy,
+                ttl_clock=table.options.lifetime.clock if table.options.ttl else None,
             )
         )
     return entries
@@ -128,6 +131,7 @@ def load_rows(
     with_state: bool,
     at_tick: int,
     quiet: bool | None = None,
+    marks: Sequence[int] = (),
 ) -> int:
     """Loads the rows of a snapshot's table that this rank owns; returns the number of batches.
 
@@ -140,11 +144,14 @@ def load_rows(
         at_tick: a tick greater than every time in the snapshot; -1: the rows get the current time
             instead of the times on disk. Scores that are not times are loaded in both cases.
         quiet: as in `dump`.
+        marks: those of the last snapshot that is loaded; see `tables.expiry.keep_alive`.
     """
     batches = 0
     _, entry = snapshot.manifest.table(name)
     rows = ownership.share_of(table, sum(shard.rows for shard in entry.shards))
     keeps_scores = takes_scores(entry.evict_strategy, table, f"table {name!r} on disk")
+    if table.options.lifetime.since != "access":
+        marks = ()
     with progress(rows, f"load {name}", "rows", quiet) as bar:
         for shard in entry.shards:
             read_keys = snapshot.column(name, "keys", shard.rank).__getitem__
@@ -161,7 +168,7 @@ def load_rows(
                     tf.cast(from_bits(vectors, entry.dtype), table.dtype),
                     NO_STATE if state is None else state[some],
                     updates,
-                    accesses if keeps_scores else NEW_SCORES,
+                    keep_alive(accesses, marks, shard.base_tick) if keeps_scores else NEW_SCORES,
                     shard.base_tick,
                     at_tick,
                 )

@@ -38,6 +38,7 @@ STRING_HASHES = ("farmhash64",)
 EVICT_STRATEGIES = ("lru", "lfu", "epoch_lru", "epoch_lfu", "score", "none")
 # The strategies of tables whose column `accesses` has scores that are not times.
 SCORED_STRATEGIES = ("lfu", "epoch_lfu", "score")
+TTL_CLOCKS = ("steps", "wall", "data")
 INITIALIZERS = ("constant", "uniform", "normal", "truncated_normal")
 
 # From this number of rows on, positions do not fit into the index.
@@ -67,7 +68,11 @@ class ColumnFile:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """The rows of a table that one rank wrote; `files` maps columns to files."""
+    """The rows of a table that one rank wrote; `files` maps columns to files.
+
+    `expiry_marks` may be missing in the file. If rows expire, it has the tick up to which they have
+    expired, and then pairs of a tick and the time of its use (docs/file_format.md).
+    """
 
     rank: int
     rows: int
@@ -75,6 +80,7 @@ class Shard:
     base_tick: int
     files: Mapping[str, ColumnFile] = dataclasses.field(default_factory=dict)
     index_salt: int = 0
+    expiry_marks: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,11 +120,33 @@ class TableEntry:
     padding_id: int | None = None
     string_hash: str | None = None
     evict_strategy: str | None = None
+    ttl_clock: str | None = None
 
     @property
     def accesses_are_times(self) -> bool:
         """Whether the column `accesses` has times of last access, not scores."""
         return self.evict_strategy not in SCORED_STRATEGIES
+
+    @property
+    def expiry_marks(self) -> tuple[int, ...]:
+        """Marks that hold for the rows of all shards, whose ranks wrote their own.
+
+        A row that has expired by the result at some time has expired by the marks of its rank.
+        """
+        marks = [np.array(shard.expiry_marks) for shard in self.shards if shard.expiry_marks]
+        if not marks:
+            return ()
+        times = np.unique(np.concatenate([each[2::2] for each in marks]))
+        # For each time, the last tick whose rows were used at it or before: on each rank, on all.
+        untils = np.min(
+            [
+                np.append(each[0], each[1::2])[np.searchsorted(each[2::2], times, "right")]
+                for each in marks
+            ],
+            axis=0,
+        )
+        pairs = np.stack([untils, times], axis=1).ravel()
+        return (min(int(each[0]) for each in marks), *pairs.tolist())
 
     @property
     def state_width(self) -> int:
@@ -298,6 +326,7 @@ def _table(members: Fields, version: int = VERSION) -> TableEntry:
         padding_id=_padding_id(members),
         string_hash=_string_hash(members),
         evict_strategy=_evict_strategy(members),
+        ttl_clock=_ttl_clock(members),
     )
 
 
@@ -328,6 +357,24 @@ def _evict_strategy(members: Fields) -> str | None:
     return members.choice("evict_strategy", EVICT_STRATEGIES)
 
 
+def _ttl_clock(members: Fields) -> str | None:
+    if members.members.get("ttl_clock") is None:
+        return None
+    return members.choice("ttl_clock", TTL_CLOCKS)
+
+
+def _expiry_marks(members: Fields) -> tuple[int, ...]:
+    if members.members.get("expiry_marks") is None:
+        return ()
+    marks = members.integers("expiry_marks", 0, 2**63 - 1)
+    untils, times = (marks[0:1] + marks[1::2], marks[2::2]) if marks else ((), ())
+    ascending = all(list(some) == sorted(some) for some in (untils, times))
+    members.require(
+        not marks or (len(marks) % 2 == 1 and ascending), "expiry_marks", "must ascend, in pairs"
+    )
+    return marks
+
+
 def _initializer(members: Fields, dimension: int) -> InitializerEntry:
     kinds = members.texts("kinds", INITIALIZERS)
     args = members.numbers("args")
@@ -352,6 +399,7 @@ def _shard(members: Fields, version: int) -> Shard:
         base_tick=members.integer("base_tick", 0, LAST_TICK),
         files={column: _file(files.object(column)) for column in files.members},
         index_salt=members.integer("index_salt", 0, 2**64 - 1) if version > 1 else 0,
+        expiry_marks=_expiry_marks(members),
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops
+from tf_dynemb.tables import expiry
 from tf_dynemb.tables.batches import (
     NEW_SCORES,
     NO_STATE,
@@ -29,7 +30,7 @@ class Content(NamedTuple):
     Attributes:
         rows: all rows; `cut.Rows` has the shapes.
         info: a JSON object: dtype, state_spec, base (of the times), the tick and utc_ns of the
-            moment, and evict_strategy (which older ones lack).
+            moment, evict_strategy, and ttl_clock and expiry_marks (which older ones lack).
     """
 
     rows: Rows
@@ -47,6 +48,7 @@ def read_content(table: Table) -> Content:
         _, base, spec, _ = cut.info(0)
         blocks = [rows for _, rows in cut.blocks()]
         none = cut.no_rows(0)
+        marks = cut.expiry_marks(0)
     none = none._replace(state=np.empty((0, sum(spec[1])), np.float32))
     rows = Rows(*(np.concatenate(columns) for columns in zip(none, *blocks, strict=True)))
     info = {
@@ -56,6 +58,8 @@ def read_content(table: Table) -> Content:
         "tick": cut.tick,
         "utc_ns": cut.utc_ns,
         "evict_strategy": table.options.strategy,
+        "ttl_clock": table.options.lifetime.clock if marks else None,
+        "expiry_marks": marks,
     }
     return Content(rows, json.dumps(info))
 
@@ -107,6 +111,8 @@ def write_content(table: Table, content: Content, adopt_state: bool) -> None:
                 info["tick"] + 1,
             )
         warn_of_evictions(handle, table, "the checkpoint")
+        ages = info.get("ttl_clock"), info.get("expiry_marks", ())
+        expiry.take_ages(handle, table.options.lifetime, *ages, "the checkpoint")
         _ops.library().dynemb_swap_rows([table.handle], [handle], info["tick"], info["utc_ns"])
     table.snapshots = Snapshots()
     if adopt_state:

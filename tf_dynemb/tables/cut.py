@@ -93,7 +93,7 @@ class Cut:
 
     def info(self, number: int) -> tuple[int, int, StateSpec, Any]:
         """Returns (maximum number of rows, base of the times, state, deleted keys) of a table."""
-        most, base, optimizer, widths, inits, deleted = _ops.library().dynemb_snapshot_info(
+        most, base, optimizer, widths, inits, deleted, _ = _ops.library().dynemb_snapshot_info(
             self._handle, number
         )
         spec = (
@@ -104,6 +104,11 @@ class Cut:
         key_type = self._tables[number].key_type.as_numpy_dtype
         keys = deleted.numpy().astype(np.uint32 if key_type == np.int32 else np.uint64)
         return int(most), int(base), spec, keys.view(key_type)
+
+    def expiry_marks(self, number: int) -> tuple[int, ...]:
+        """Returns the marks by which the ages of a table's rows are known (`tables/expiry.py`)."""
+        *_, marks = _ops.library().dynemb_snapshot_info(self._handle, number)
+        return tuple(marks.numpy().tolist())
 
     def blocks(self) -> Iterator[tuple[int, Rows]]:
         """Yields all rows of the cut, some at a time, with the number of their table."""

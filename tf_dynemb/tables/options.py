@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 from typing import Any
+
+from tf_dynemb.tables.expiry import Lifetime
 
 VAR_TYPES = ("hbm", "hybrid", "host")
 # Our names, and the names of HierarchicalKV, which SOK scripts pass.
@@ -25,7 +28,6 @@ _HBM_GB = 16  # max_hbm_for_vectors, unless it is given
 _NOT_YET = {
     "max_dram_for_vectors": "use max_capacity, in rows, to limit host memory",
     "file_path": "rows are in host memory only",
-    "ttl": "rows do not expire; use erase()",
     "admission": "there is filter_ratio, for lookup_sparse(use_low_frequency_filter=True)",
 }
 
@@ -79,7 +81,19 @@ class TableOptions:
             memory, and the index is in GPU memory. None: 16. Other types ignore it.
         max_dram_for_vectors: the GB of host memory for vectors. Not supported by this build.
         file_path: the folder of the file tier. Not supported by this build.
-        ttl: the lifetime of a row. Not supported by this build.
+        ttl: the age at which a row expires: a `datetime.timedelta`, or a number of steps. A step is
+            a call on this table that may insert rows. An expired row reads as if it had never been
+            there. Batches reclaim its memory bit by bit, and `expire()` at once; until then `size`
+            counts it. Dumps leave it out, and deltas carry its deletion. A row never expires early,
+            and at most ttl / 4096 late. None: rows do not expire.
+        ttl_clock: what ages rows: "wall", the system's clock (the default for a timedelta);
+            "steps" (the default for an integer); or "data", the time that `set_data_time` sets.
+            With "data" and an integer ttl, times are integers in a unit of your choice.
+        ttl_since: "update": a row's age counts from its last update: its insertion, a step of an
+            optimizer, `upsert`, ... "access": from its last use, lookups included. The table must
+            record it: "lru", "epoch_lru" or "none" as evict_strategy.
+        ttl_min_rows: nothing expires while the table has at most this number of rows; with several
+            ranks, each has its share of them.
         admission: which keys get a row. Not supported by this build.
     """
 
@@ -96,7 +110,10 @@ class TableOptions:
     max_hbm_for_vectors: float | None = None
     max_dram_for_vectors: float | None = None
     file_path: str | None = None
-    ttl: float | None = None
+    ttl: datetime.timedelta | int | None = None
+    ttl_clock: str | None = None
+    ttl_since: str = "update"
+    ttl_min_rows: int = 0
     admission: Any = None
 
     @classmethod
@@ -151,6 +168,7 @@ class TableOptions:
                     f"epoch_steps={self.epoch_steps} needs evict_strategy 'epoch_lru' or "
                     f"'epoch_lfu', got {self.evict_strategy!r}."
                 )
+        _ = self.lifetime  # checks the options of expiry
         if not isinstance(self.stochastic_rounding, bool):
             raise ValueError(
                 f"stochastic_rounding must be True or False, got {self.stochastic_rounding!r}."
@@ -178,6 +196,13 @@ class TableOptions:
     def counts_keys(self) -> bool:
         """Whether the table counts how often lookups that insert have asked for a key."""
         return self.strategy in ("lfu", "epoch_lfu")
+
+    @property
+    def lifetime(self) -> Lifetime:
+        """How long rows live: `ttl` and the options that begin with `ttl_`."""
+        return Lifetime.of(
+            self.ttl, self.ttl_clock, self.ttl_since, self.ttl_min_rows, self.has_scores
+        )
 
     @property
     def max_hbm_bytes(self) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from tf_dynemb import _ops
+from tf_dynemb import _ops, communicator
 from tf_dynemb.ids.keys import KEY_TYPES
 from tf_dynemb.parallel.exchange import BY_HASH, Spread, exchange_stats
 from tf_dynemb.parallel.ownership import check_mode, owner_of_mode
@@ -99,6 +99,7 @@ class Table:
                 "max_load_factor": min(max(options.max_load_factor, 0.05), 0.95),
                 "evict_strategy": options.strategy,
                 "epoch_steps": options.epoch_steps or 0,
+                **options.lifetime.attributes(_ranks_of(mode)),
                 "seed": seed,
                 "stochastic_rounding": options.stochastic_rounding,
                 "initializers": list(initial.kinds),
@@ -214,8 +215,8 @@ class Table:
           each time; with several ranks, a rank asks for each distinct id of its batch once.
         - `device_hits`: hits whose row was in GPU memory.
         - `promotions`: frequently read rows that were moved to GPU memory.
-        - `inserts`, `evictions`, `erased`: rows that were created, evicted by a full table, and
-          removed by `erase` and `forget`.
+        - `inserts`, `evictions`, `erased`, `expired`: rows that were created, evicted by a full
+          table, removed by `erase` and `forget`, and removed because they had expired.
         - `refused`: keys that a full table did not take.
         - `dropped_gradients`: gradients of keys that had no row when the optimizer stepped.
         - `nonfinite_gradients`: rows whose gradient had a NaN or an infinity.
@@ -325,6 +326,11 @@ def _make_table(placement: Placement, shared_name: str, attributes: dict[str, An
         except tf.errors.ResourceExhaustedError:
             gc.collect()  # Models are reference cycles: unused ones may still hold memory.
             return make(container="", shared_name=shared_name, **attributes)
+
+
+def _ranks_of(mode: str | None) -> int:
+    """Returns the number of ranks that hold the rows of a table."""
+    return communicator.get().size if owner_of_mode(mode) is None else 1
 
 
 def _one_of(name: str, value: Any, allowed: Sequence[Any]) -> Any:

@@ -14,7 +14,7 @@ from tf_dynemb.parallel import ownership
 from tf_dynemb.tables.table import Table
 
 # As in cc/table/types.h, Removal.
-_LOSSES = ("erased", "forgotten", "evicted")
+_LOSSES = ("erased", "forgotten", "evicted", "expired")
 
 
 class Explanation(NamedTuple):
@@ -29,8 +29,9 @@ class Explanation(NamedTuple):
         accessed: the time of the row's last use, in a table whose strategy records it.
         score: the score of the row, in a table whose scores are not times.
         lost: the time at which the key last lost a row. None: it did not, or it is not known.
-        lost_because: "evicted" (by a full table, or `evict`), "erased" (`erase`, `erase_if`,
-            `clear`) or "forgotten" (`forget`).
+        lost_because: "evicted" (by a full table, or `evict`), "expired" (`ttl`), "erased" (`erase`,
+            `erase_if`, `clear`) or "forgotten" (`forget`). A row that has expired is lost when it
+            is removed, at the latest by the call that explains it.
     """
 
     key: int

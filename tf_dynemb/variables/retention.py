@@ -240,6 +240,56 @@ class Retention(Table):
         """
         return _ops.library().dynemb_evict(self.handle, tf.cast(to_rows, tf.int64))
 
+    def expire(self) -> Any:
+        """Removes all rows that have expired, and returns their memory.
+
+        They are deletions in the next delta. Without this call, batches that may insert rows remove
+        some of them each.
+
+        Example:
+        >>> table = DynamicVariable(2, ttl=2, name="sessions")
+        >>> for step in range(3):
+        ...     _ = table.lookup([step])
+        >>> table.contains([0, 1, 2]).numpy().tolist(), len(table)
+        ([False, True, True], 3)
+        >>> int(table.expire()), len(table)
+        (1, 2)
+
+        Returns:
+            The number of rows that were removed, an int64 scalar; on several ranks, of this rank's
+            rows.
+        """
+        return _ops.library().dynemb_expire(self.handle)
+
+    @_ops.not_converted
+    def set_data_time(self, time: Any) -> Any:
+        """Sets the time of the data, by which the rows of a table with `ttl_clock="data"` age.
+
+        Rows that are used before the first call count as used at its time. A time earlier than the
+        last one changes nothing, so that batches need not be in exact order. On several ranks,
+        every rank calls it: each has its own rows and time.
+
+        Example:
+        >>> table = DynamicVariable(2, ttl=datetime.timedelta(days=30), ttl_clock="data")
+        >>> table.set_data_time(datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc))
+        >>> _ = table.lookup([7])
+        >>> table.set_data_time(1769817600)  # 2026-01-31, in seconds since 1970
+        >>> table.contains([7]).numpy().tolist()
+        [False]
+
+        Args:
+            time: if the ttl is a timedelta, an aware datetime, or the seconds since 1970 UTC, a
+                number or a scalar tensor; if the ttl is an integer, an integer in the same unit.
+
+        Raises:
+            ValueError: the table has no `ttl_clock="data"`, or the time is negative or has no time
+                zone.
+            TypeError: the time is not a time.
+        """
+        return _ops.library().dynemb_set_data_time(
+            self.handle, self._options.lifetime.data_time(time)
+        )
+
     def explain(self, keys: Any) -> list[Explanation]:
         """Returns what the table knows about keys: rows, times, scores, and why they left.
 

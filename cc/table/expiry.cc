@@ -1,0 +1,104 @@
+#include "cc/table/expiry.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+namespace dynemb {
+
+void Expiry::Configure(const TableOptions& options, std::function<int64_t()> now) {
+  ttl_ = options.ttl;
+  clock_ = options.ttl_clock;
+  since_access_ = options.ttl_since_access;
+  min_rows_ = static_cast<uint64_t>(options.ttl_min_rows);
+  now_ = std::move(now);
+  has_time_ = clock_ != TtlClock::kData;
+}
+
+void Expiry::Swap(Expiry* other) {
+  std::scoped_lock lock(mutex_, other->mutex_);
+  std::swap(has_time_, other->has_time_);
+  std::swap(time_, other->time_);
+  std::swap(last_step_, other->last_step_);
+  std::swap(horizon_, other->horizon_);
+  std::swap(marks_, other->marks_);
+  last_tick_ = other->last_tick_ = 0;
+}
+
+void Expiry::Step(Tick tick) {
+  if (!active() || clock_ != TtlClock::kSteps) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (tick == last_step_) return;
+  last_step_ = tick;
+  ++time_;
+}
+
+void Expiry::SetTime(int64_t time, Tick tick) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  time_ = has_time_ ? std::max(time_, time) : time;
+  has_time_ = true;
+  last_tick_ = 0;
+  Note(tick);
+}
+
+void Expiry::Note(Tick tick) {
+  if (clock_ == TtlClock::kWall) time_ = std::max(time_, now_());
+  if (!has_time_) return;
+  const int64_t resolution = std::max<int64_t>(1, ttl_ / kMarks);
+  if (tick == 0) {
+    // Not a use of the table.
+  } else if ((marks_.empty() || time_ - marks_.back().first >= resolution) && AddMark(tick)) {
+    // A mark of its own.
+  } else if (!marks_.empty()) {
+    marks_.back().until = std::max(marks_.back().until, tick);
+    marks_.back().time = time_;
+  }
+  while (!marks_.empty() && marks_.front().time <= time_ - ttl_) {
+    horizon_ = std::max(horizon_, marks_.front().until);
+    marks_.pop_front();
+  }
+}
+
+bool Expiry::AddMark(Tick tick) {
+  try {
+    marks_.push_back({tick, time_, time_});
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
+std::vector<int64_t> Expiry::Save(Tick tick) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<int64_t> saved;
+  if (!active() || !has_time_) return saved;
+  Note(tick);
+  saved.push_back(static_cast<int64_t>(horizon_));
+  for (const Mark& mark : marks_) {
+    saved.push_back(static_cast<int64_t>(mark.until));
+    saved.push_back(mark.time);
+  }
+  return saved;
+}
+
+bool Expiry::Restore(const std::vector<int64_t>& saved) {
+  if (saved.size() % 2 == 0 || saved[0] < 0) return false;
+  std::deque<Mark> marks;
+  for (size_t i = 1; i < saved.size(); i += 2) {
+    const auto before = static_cast<int64_t>(marks.empty() ? 0 : marks.back().until);
+    if (saved[i] < before || saved[i] < saved[0] ||
+        (!marks.empty() && saved[i + 1] < marks.back().time)) {
+      return false;
+    }
+    marks.push_back({static_cast<Tick>(saved[i]), saved[i + 1], saved[i + 1]});
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  marks_ = std::move(marks);
+  horizon_ = static_cast<Tick>(saved[0]);
+  has_time_ = clock_ != TtlClock::kData || !marks_.empty();
+  time_ = marks_.empty() ? 0 : marks_.back().time;
+  last_tick_ = 0;
+  return true;
+}
+
+}  // namespace dynemb

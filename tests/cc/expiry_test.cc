@@ -1,0 +1,176 @@
+#include "cc/table/expiry.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "tests/cc/table_suite.h"
+
+namespace dynemb {
+namespace {
+
+using testing_table::Random;
+
+TableOptions Options(int64_t ttl, TtlClock clock) {
+  TableOptions options;
+  options.ttl = ttl;
+  options.ttl_clock = clock;
+  return options;
+}
+uint64_t NoRows() { return 0; }
+
+// The time of each tick, by brute force.
+struct Times {
+  std::map<Tick, int64_t> of;
+
+  // The last tick of which all rows, and those of all ticks before, are at least this old.
+  Tick Horizon(int64_t now, int64_t age) const {
+    Tick horizon = 0;
+    for (const auto& [tick, time] : of) {
+      if (now - time < age) break;
+      horizon = tick;
+    }
+    return horizon;
+  }
+};
+
+TEST(Expiry, StepsAreExact) {
+  for (const int64_t ttl : {int64_t{1}, int64_t{7}, Expiry::kMarks, 2 * Expiry::kMarks - 1}) {
+    SCOPED_TRACE(ttl);
+    Expiry expiry;
+    expiry.Configure(Options(ttl, TtlClock::kSteps));
+    Times times;
+    Random random(1);
+    Tick tick = 0;
+    int64_t step = 0;
+    for (int batch = 0; batch < 400 + 3 * static_cast<int>(ttl) / 2; ++batch) {
+      tick += 1 + random.Below(3);
+      if (random.Below(4) != 0) {
+        expiry.Step(tick);
+        expiry.Step(tick);  // of another table of the same call
+        ++step;
+      }
+      times.of[tick] = step;
+      const Tick horizon = expiry.At(tick, NoRows);
+      if (batch % 64 == 0 || batch > static_cast<int>(ttl)) {
+        ASSERT_EQ(horizon, times.Horizon(step, ttl)) << batch;
+      }
+      EXPECT_EQ(expiry.At(tick, NoRows), horizon);
+    }
+    EXPECT_GT(expiry.At(tick, NoRows), 0u);
+  }
+}
+
+TEST(Expiry, TimesAreNeverEarlyAndAtMostAMarkLate) {
+  constexpr int64_t kTtl = 40000 * Expiry::kMarks;
+  const int64_t late = kTtl / Expiry::kMarks;
+  for (const TtlClock clock : {TtlClock::kWall, TtlClock::kData}) {
+    int64_t now = 1000;
+    Expiry expiry;
+    expiry.Configure(Options(kTtl, clock), [&now] { return now; });
+    if (clock == TtlClock::kData) expiry.SetTime(now, 1);
+    Times times;
+    Random random(2);
+    for (Tick tick = 2; tick < 3000; ++tick) {
+      now += static_cast<int64_t>(random.Below(1 + random.Below(2) * 3 * kTtl / 1000));
+      if (clock == TtlClock::kData) expiry.SetTime(now, tick++);
+      times.of[tick] = now;
+      const Tick horizon = expiry.At(tick, NoRows);
+      EXPECT_LE(horizon, times.Horizon(now, kTtl));
+      EXPECT_GE(horizon, times.Horizon(now, kTtl + late));
+      // The system's clock may be set back.
+      if (clock == TtlClock::kWall && random.Below(50) == 0) {
+        now -= 10 * late;
+        EXPECT_GE(expiry.At(++tick, NoRows), horizon);
+        now += 10 * late;
+        times.of[tick] = now;
+      }
+    }
+    EXPECT_GT(expiry.At(3001, NoRows), 2u);
+  }
+}
+
+TEST(Expiry, IdleTablesExpire) {
+  int64_t now = 5;
+  Expiry expiry;
+  expiry.Configure(Options(1000, TtlClock::kWall), [&now] { return now; });
+  EXPECT_EQ(expiry.At(1, NoRows), 0u);
+  now = 1004;
+  EXPECT_EQ(expiry.At(0, NoRows), 0u);
+  now = 1005;
+  EXPECT_EQ(expiry.At(0, NoRows), 1u);  // not a use of the table
+  now = 1e6;
+  EXPECT_EQ(expiry.At(2, NoRows), 1u);
+}
+
+TEST(Expiry, TheFirstTimeIsThatOfAllRowsBeforeIt) {
+  Expiry expiry;
+  expiry.Configure(Options(10, TtlClock::kData));
+  for (Tick tick = 1; tick < 5; ++tick) EXPECT_EQ(expiry.At(tick, NoRows), 0u);
+  EXPECT_TRUE(expiry.Save(5).empty());
+  expiry.SetTime(1000000, 5);
+  EXPECT_EQ(expiry.At(6, NoRows), 0u);
+  expiry.SetTime(999, 7);  // earlier, so it is ignored
+  expiry.SetTime(1000009, 8);
+  EXPECT_EQ(expiry.At(9, NoRows), 0u);
+  expiry.SetTime(1000010, 10);
+  EXPECT_EQ(expiry.At(11, NoRows), 7u);
+}
+
+TEST(Expiry, SavedMarksContinue) {
+  for (const size_t before : {0, 3, 50}) {
+    Expiry a, b;
+    a.Configure(Options(8, TtlClock::kSteps));
+    b.Configure(Options(8, TtlClock::kSteps));
+    Tick tick = 0;
+    for (size_t step = 0; step < before; ++step) {
+      a.Step(++tick);
+      a.At(tick, NoRows);
+    }
+    const std::vector<int64_t> saved = a.Save(++tick);
+    ASSERT_TRUE(b.Restore(saved));
+    EXPECT_EQ(b.Save(tick), saved);
+    for (int step = 0; step < 30; ++step) {
+      ++tick;
+      a.Step(tick);
+      b.Step(tick);
+      EXPECT_EQ(a.At(tick, NoRows), b.At(tick, NoRows));
+    }
+    Expiry c;
+    c.Configure(Options(8, TtlClock::kSteps));
+    const Tick horizon = a.At(tick, NoRows);
+    a.Swap(&c);
+    EXPECT_EQ(c.At(tick, NoRows), horizon);
+    EXPECT_EQ(a.At(tick, NoRows), 0u);
+  }
+  Expiry bad;
+  bad.Configure(Options(8, TtlClock::kSteps));
+  for (const std::vector<int64_t>& marks :
+       std::vector<std::vector<int64_t>>{{}, {-1}, {3, 2, 1}, {0, 5, 1, 4, 2}, {0, 5, 2, 6, 1}}) {
+    EXPECT_FALSE(bad.Restore(marks));
+  }
+}
+
+TEST(Expiry, FewRowsAreSpared) {
+  TableOptions options = Options(2, TtlClock::kSteps);
+  options.ttl_min_rows = 10;
+  Expiry expiry;
+  expiry.Configure(options);
+  uint64_t rows = 10;
+  const auto count = [&rows] { return rows; };
+  for (Tick tick = 1; tick < 6; ++tick) {
+    expiry.Step(tick);
+    EXPECT_EQ(expiry.At(tick, count), 0u);
+  }
+  rows = 11;
+  EXPECT_EQ(expiry.At(5, count), 0u);  // the same batch
+  EXPECT_EQ(expiry.At(6, count), 3u);
+  rows = 10;
+  EXPECT_EQ(expiry.At(6, count), 3u);
+  EXPECT_EQ(expiry.At(7, count), 0u);
+}
+
+}  // namespace
+}  // namespace dynemb

@@ -1,0 +1,438 @@
+"""Rows with a time to live: options, clocks, what reads as unknown, and ages on disk."""
+
+import collections
+import dataclasses
+import datetime
+import pathlib
+import time
+
+import keras
+import numpy as np
+import pytest
+import table_reader
+import tensorflow as tf
+from chain_reader import fold, read_snapshot
+
+import tf_dynemb as de
+from tf_dynemb import cli, serving, storage
+from tf_dynemb.storage.manifest import TableEntry
+
+DAY = datetime.timedelta(days=1)
+UTC = datetime.timezone.utc
+
+
+def make(ttl=3, **options):
+    return de.DynamicVariable(2, "uniform", name="items", seed=1, ttl=ttl, **options)
+
+
+def held(table, keys):
+    return np.array(keys)[table.contains(keys).numpy()].tolist()
+
+
+def step(table, keys=()):
+    """An inserting lookup."""
+    return table.lookup(tf.constant(list(keys), tf.int64)).numpy()
+
+
+@pytest.mark.parametrize("since", ["update", "access"])
+def test_rows_expire_after_ttl_steps(since):
+    table = make(3, ttl_since=since)
+    step(table, [1, 2])
+    table.upsert([1], [[5.0, 5.0]])  # is a step, too
+    step(table, [2])
+    assert held(table, [1, 2]) == [1, 2]
+    step(table)
+    # 2 was last updated three steps ago, and last used one step ago.
+    assert held(table, [1, 2]) == ([1] if since == "update" else [1, 2])
+    step(table)
+    assert held(table, [1, 2]) == ([] if since == "update" else [2])
+    step(table)
+    assert held(table, [1, 2]) == []
+
+
+def test_an_expired_row_starts_anew():
+    table = make(2)
+    first = step(table, [7])
+    optimizer = de.OptimizerWrapper(keras.optimizers.Adagrad(0.5))
+    optimizer.attach([table])
+
+    def train(key):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(table.lookup([key]))
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    train(7)
+    trained = table_reader.rows_of(table)
+    assert (trained.vectors != first).all()
+    fresh = trained.state.copy()
+    step(table)
+    step(table)
+    assert table.lookup([7], insert=False).numpy().tolist() == first.tolist()
+    assert step(table, [7]).tolist() == first.tolist()
+    rows = table_reader.rows_of(table)
+    assert rows.keys.tolist() == [7]
+    assert (rows.state < fresh).all()  # the accumulator's initial value
+    train(7)
+    assert (table_reader.rows_of(table).vectors == trained.vectors).all()
+    assert table.stats()["expired"] == 1
+
+
+def test_a_table_in_several_features():
+    table = make(2)
+    ids = [tf.constant([[1], [2], [3]]), tf.constant([[3], [4], [1]]), tf.constant([[9], [1], [2]])]
+    look_up = tf.function(lambda: de.lookup_sparse([table] * 3, ids, combiners=["sum"] * 3))
+    first = [vectors.numpy() for vectors in look_up()]
+    for number in range(3):
+        table.upsert([1, 3, 9], tf.fill([3, 2], float(number)))
+        step(table)
+        step(table)
+        again = [vectors.numpy() for vectors in look_up()]
+        assert np.array_equal(again, first)
+        rows = table_reader.rows_of(table)
+        assert rows.keys.tolist() == [1, 2, 3, 4, 9]
+        assert len(table) == 5
+        assert table.stats()["inserts"] - table.stats()["expired"] == 5
+
+
+def test_training_keeps_rows_alive():
+    table = make(2)
+    optimizer = de.OptimizerWrapper(keras.optimizers.SGD(0.1))
+    for number in range(6):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(de.lookup_sparse(table, tf.constant([[1], [100 + number]])))
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    assert table.stats()["dropped_gradients"] == 0
+    assert held(table, [1, *range(100, 106)]) == [1, 104, 105]
+
+
+def test_expired_rows_are_nowhere():
+    table = make(2)
+    step(table, [1, 2])
+    step(table, [3])
+    step(table)
+    assert len(table) == 3  # with the memory that nothing has reclaimed yet
+    assert table.export_if().keys.numpy().tolist() == [3]
+    assert table_reader.rows_of(table).keys.tolist() == [3]
+    assert table.size_if() == 1
+    assert table.erase_if(key_below=3) == 0
+    assert table.scores([1, 3]).numpy()[0] == -1
+    assert int(table.expire()) == 2
+    assert int(table.expire()) == 0
+    assert (len(table), table.stats()["expired"]) == (1, 2)
+
+
+def test_random_steps_match_a_model():
+    rng = np.random.default_rng(3)
+    for since in ("update", "access"):
+        table = make(4, ttl_since=since, init_capacity=1)
+        used: dict[int, int] = {}
+        for now in range(1, 301):
+            keys = rng.integers(0, 40, 5)
+            used = {key: at for key, at in used.items() if now - at < 4}
+            for key in keys.tolist():
+                if since == "access" or key not in used:
+                    used[key] = now
+            step(table, keys)
+            other = rng.integers(0, 40, 3)
+            table.lookup(other, insert=False)
+            if since == "access":
+                used.update({key: now for key in other.tolist() if key in used})
+            assert held(table, range(40)) == sorted(used)
+
+
+def test_the_system_clock():
+    table = make(datetime.timedelta(milliseconds=400))
+    assert table.options.lifetime.clock == "wall"
+    begun = time.monotonic()
+    step(table, [1])
+    seen = table.contains([1]).numpy().tolist()
+    assert seen == [True] or time.monotonic() - begun > 0.39
+    time.sleep(0.5)
+    assert table.contains([1]).numpy().tolist() == [False]
+    step(table, [2])
+    assert table.explain([1])[0].lost_because == "expired"
+
+
+def test_the_time_of_the_data():
+    table = make(30 * DAY, ttl_clock="data")
+    step(table, [1])
+    start = datetime.datetime(2026, 1, 1, tzinfo=UTC)
+    table.set_data_time(start)
+    step(table, [2])
+    table.set_data_time(start + 29 * DAY)
+    step(table, [3])
+    table.set_data_time(start + 5 * DAY)  # batches need not be in exact order
+    assert held(table, [1, 2, 3]) == [1, 2, 3]
+    table.set_data_time((start + 30 * DAY).timestamp())
+    assert held(table, [1, 2, 3]) == [3]
+
+    @tf.function
+    def train(times):
+        table.set_data_time(tf.reduce_max(times))
+        return table.contains([3])
+
+    late = int((start + 59 * DAY).timestamp())
+    assert train(tf.constant([5, late - 1])).numpy().tolist() == [True]
+    assert train(tf.constant([5, late])).numpy().tolist() == [False]
+
+
+def test_integer_times_of_the_data():
+    table = make(24, ttl_clock="data")  # hours
+    table.set_data_time(100)
+    step(table, [1])
+    table.set_data_time(tf.constant(123))
+    assert held(table, [1]) == [1]
+    table.set_data_time(124)
+    assert held(table, [1]) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ttl": 0}, "ttl must be positive"),
+        ({"ttl": -5}, "ttl must be positive"),
+        ({"ttl": DAY * 0}, "ttl must be positive"),
+        ({"ttl": DAY * -1}, "ttl must be positive"),
+        ({"ttl": DAY * 400000}, "ttl must be positive, and at most"),
+        ({"ttl": 1.5}, "ttl must be a datetime.timedelta"),
+        ({"ttl": True}, "ttl must be a datetime.timedelta"),
+        ({"ttl": "1d"}, "ttl must be a datetime.timedelta"),
+        ({"ttl": 5, "ttl_clock": "wall"}, "ttl=5 is a number of steps, but ttl_clock='wall'"),
+        ({"ttl": DAY, "ttl_clock": "steps"}, "is a time, but ttl_clock='steps'"),
+        ({"ttl": 5, "ttl_clock": "moon"}, "ttl_clock must be one of steps, wall, data"),
+        ({"ttl": 5, "ttl_since": "birth"}, "ttl_since must be 'update' or 'access'"),
+        ({"ttl": 5, "ttl_since": "access", "evict_strategy": "lfu"}, "ttl_since='access' needs"),
+        ({"ttl": 5, "ttl_min_rows": -1}, "ttl_min_rows must be 0 or more"),
+        ({"ttl": 5, "ttl_min_rows": 1.5}, "ttl_min_rows must be an integer"),
+        ({"ttl": None, "ttl_min_rows": 5}, "ttl_min_rows=5 needs a ttl"),
+        ({"ttl": None, "ttl_clock": "data"}, "ttl_clock='data' needs a ttl"),
+        ({"ttl": None, "ttl_since": "access"}, "ttl_since='access' needs a ttl"),
+    ],
+)
+def test_options_that_contradict_each_other(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_times_that_are_none():
+    table = make(DAY, ttl_clock="data")
+    with pytest.raises(ValueError, match="has no time zone"):
+        table.set_data_time(datetime.datetime(2026, 1, 1))
+    with pytest.raises(ValueError, match="before 1970"):
+        table.set_data_time(datetime.datetime(1969, 1, 1, tzinfo=UTC))
+    with pytest.raises(ValueError, match="negative"):
+        table.set_data_time(-1)
+    with pytest.raises(ValueError, match="scalar"):
+        table.set_data_time([1, 2])
+    with pytest.raises(TypeError, match="time must be"):
+        table.set_data_time("yesterday")
+
+    @tf.function
+    def set_time(time):
+        table.set_data_time(time)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="negative"):
+        set_time(tf.constant(-5))
+    hours = make(24, ttl_clock="data")
+    for wrong in (1.5, datetime.datetime(2026, 1, 1, tzinfo=UTC)):
+        with pytest.raises(TypeError, match="times must be integers"):
+            hours.set_data_time(wrong)
+    for other in (make(3), make(DAY), de.DynamicVariable(2)):
+        with pytest.raises(ValueError, match="set_data_time needs"):
+            other.set_data_time(5)
+
+
+def test_few_rows_do_not_expire():
+    table = make(1, ttl_min_rows=4)
+    step(table, [1, 2, 3, 4])
+    for _ in range(3):
+        step(table)
+    assert held(table, [1, 2, 3, 4]) == [1, 2, 3, 4]
+    step(table, [5])
+    step(table)
+    assert held(table, [1, 2, 3, 4, 5]) == []
+    assert int(table.expire()) == 1
+    assert len(held(table, [1, 2, 3, 4, 5])) == 4
+
+
+def test_layers_have_rows_that_expire():
+    layer = de.layers.Embedding(2, ttl=2, name="items")
+    model = keras.Sequential([keras.Input([1], dtype="int64"), layer, keras.layers.Flatten()])
+    model.compile(de.OptimizerWrapper("sgd"), loss="mse")
+    for number in range(4):
+        model.fit(tf.constant([[number]]), tf.zeros([1, 2]), verbose=0)
+    model.predict(tf.constant([[9]]), verbose=0)  # neither inserts nor ages
+    assert held(layer.table, [0, 1, 2, 3, 9]) == [2, 3]
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
+    assert again.table_options["ttl"] == 2
+
+
+def test_deltas_carry_expired_keys(tmp_path):
+    table = make(3)
+    step(table, [1, 2, 3])
+    de.dump(tmp_path, [table], quiet=True)
+    reader = serving.Reader(tmp_path)
+    follower = make(None)
+    de.load(tmp_path, {"items": follower}, quiet=True)
+    step(table, [4])
+    table.upsert([2], [[1.0, 1.0]])
+    step(table)  # 1 and 3 expire
+    de.incremental_dump(tmp_path, [table], quiet=True)
+    rows, deleted = read_snapshot(storage.Chain.open(tmp_path).last, "items")
+    assert (rows.keys.tolist(), deleted.tolist()) == ([2, 4], [1, 3])
+    reader.follow()
+    assert sorted(key for keys, _ in reader.items("items") for key in keys) == [2, 4]
+    de.apply_delta(tmp_path, {"items": follower})
+    assert held(follower, [1, 2, 3, 4]) == [2, 4]
+    for _ in range(3):
+        step(table)
+    de.dump(tmp_path / "later", [table], quiet=True)
+    assert fold(storage.Chain.open(tmp_path / "later"))["items"].keys.tolist() == []
+
+
+@pytest.mark.parametrize("since", ["update", "access"])
+@pytest.mark.parametrize("how", ["load", "merge", "checkpoint", "keras"])
+def test_ages_continue_after_a_load(tmp_path, how, since):
+    table = make(4, ttl_since=since)
+    other = make(4, ttl_since=since)
+    for key in range(3):
+        step(table, [key])
+    if how in ("load", "merge"):
+        de.dump(tmp_path / "chain", [table], quiet=True)
+        step(table, [0, 3])
+        de.incremental_dump(tmp_path / "chain", [table], quiet=True)
+        path = tmp_path / "chain"
+        if how == "merge":
+            assert cli.main(["merge", str(path), str(tmp_path / "merged")]) == 0
+            path = tmp_path / "merged"
+        de.load(path, [other], quiet=True)
+    elif how == "checkpoint":
+        step(table, [0, 3])
+        tf.train.Checkpoint(table=table).write(str(tmp_path / "checkpoint"))
+        tf.train.Checkpoint(table=other).read(str(tmp_path / "checkpoint")).assert_consumed()
+    else:
+        step(table, [0, 3])
+        file = str(tmp_path / "model.weights.h5")
+        layers = [de.layers.Embedding(2, ttl=4, ttl_since=since, name="items") for _ in range(2)]
+        models = [keras.Sequential([keras.Input([1], dtype="int64"), layer]) for layer in layers]
+        for key in ([0], [1], [2], [0, 3]):
+            step(layers[0].table, key)
+        models[0].save_weights(file)
+        models[1].load_weights(file)
+        table, other = (layer.table for layer in layers)
+    seen, loaded = [], []
+    for _ in range(5):
+        seen.append(held(table, range(4)))
+        loaded.append(held(other, range(4)))
+        step(table)
+        step(other)
+    by_update = [[0, 1, 2, 3], [1, 2, 3], [2, 3], [3], []]
+    by_access = [[0, 1, 2, 3], [0, 1, 2, 3], [0, 2, 3], [0, 3], []]
+    assert seen == (by_update if since == "update" else by_access)
+    # A delta does not say that key 0 was read.
+    assert loaded == (by_update if how in ("load", "merge") else seen)
+
+
+def test_rows_that_were_only_read_are_loaded(tmp_path):
+    table = make(2, ttl_since="access")
+    step(table, [1])
+    de.dump(tmp_path, [table], quiet=True)
+    for _ in range(3):
+        step(table, [1])  # no change that a delta contains
+    de.incremental_dump(tmp_path, [table], quiet=True)
+    other = make(2, ttl_since="access")
+    de.load(tmp_path, [other], quiet=True)
+    assert held(other, [1]) == [1]
+    cli.main(["merge", str(tmp_path), "--in-place"])
+    de.load(tmp_path, [other], quiet=True)
+    assert held(other, [1]) == [1]
+
+
+def test_rows_without_ages_are_as_old_as_their_load(tmp_path):
+    plain = make(None)
+    step(plain, [1, 2])
+    de.dump(tmp_path, [plain], quiet=True)
+    table = make(2)
+    for _ in range(5):
+        step(table)
+    de.load(tmp_path, [table], quiet=True)
+    step(table)
+    assert held(table, [1, 2]) == [1, 2]
+    step(table)
+    assert held(table, [1, 2]) == []
+
+
+def test_another_clock_at_load_is_said(tmp_path):
+    table = make(2)
+    step(table, [1])
+    de.dump(tmp_path, [table], quiet=True)
+    other = make(DAY)
+    with pytest.warns(UserWarning, match="ttl_clock='steps', not 'wall'"):
+        de.load(tmp_path, [other], quiet=True)
+    assert held(other, [1]) == [1]
+
+
+def entry(*marks):
+    shards = tuple(
+        storage.Shard(rank, 0, 0, 0, expiry_marks=each) for rank, each in enumerate(marks)
+    )
+    initializer = storage.InitializerEntry(("constant",), (0.0, 0.0))
+    return TableEntry("t", 2, "int64", "float32", 0, initializer, None, shards)
+
+
+def horizon(marks, now, ttl):
+    """The tick up to which rows have expired, by the definition of marks."""
+    return max(
+        [marks[0], *(u for u, t in zip(marks[1::2], marks[2::2], strict=True) if now - t >= ttl)]
+    )
+
+
+def test_marks_of_several_ranks_hold_for_all():
+    rng = np.random.default_rng(5)
+    for _ in range(200):
+        ranks = []
+        for _ in range(rng.integers(1, 4)):
+            untils = np.cumsum(rng.integers(1, 5, rng.integers(0, 5))).tolist()
+            times = np.cumsum(rng.integers(1, 4, len(untils))).tolist()
+            pairs = [x for pair in zip(untils, times, strict=True) for x in pair]
+            ranks.append((0, *pairs))
+        joint = entry(*ranks).expiry_marks
+        for now in range(25):
+            assert horizon(joint, now, 3) == min(horizon(each, now, 3) for each in ranks)
+    assert entry((), ()).expiry_marks == ()
+    assert entry((3, 5, 1), ()).expiry_marks == (3, 5, 1)
+
+
+@pytest.mark.parametrize("marks", [[1, 2], [-1], [5, 4, 1], [0, 5, 2, 6, 1], ["a"], "abc"])
+def test_damaged_marks_are_refused(tmp_path, marks):
+    table = make(2)
+    step(table, [1])
+    de.dump(tmp_path, [table], quiet=True)
+    snapshot = storage.Chain.open(tmp_path).last
+    file = pathlib.Path(snapshot.directory) / "MANIFEST.json"
+    manifest = snapshot.manifest
+    shard = manifest.tables[0].shards[0]
+    damaged = dataclasses.replace(
+        manifest,
+        tables=(
+            dataclasses.replace(
+                manifest.tables[0],
+                shards=(dataclasses.replace(shard, expiry_marks=marks),),
+            ),
+        ),
+    )
+    file.write_text(damaged.to_json())
+    with pytest.raises(storage.DataLossError, match="expiry_marks"):
+        de.load(tmp_path, [table], quiet=True)
+    assert held(table, [1]) == [1]
+
+
+def test_memory_is_reclaimed_while_training():
+    table = make(20, init_capacity=1)
+    most = 0
+    for number in range(200):
+        step(table, range(300 * number, 300 * number + 300))
+        most = max(most, len(table))
+    assert most < 6000 * 1.5 + 8192
+    counts = collections.Counter(table.stats())
+    assert counts["size"] == counts["inserts"] - counts["expired"]
