@@ -230,6 +230,7 @@ Status HashTable<K>::Insert(Exec& exec, const Batch& batch, const Fill& fill,
   Phase phase("insert");
   InsertPlan* const plan = &scratch->plan;
   plan->Build(exec, batch.keys, batch.rows, batch.n, index_);
+  if (batch.admits) Admit(batch, exec, scratch);
   const size_t m = plan->size();
   if (m == 0) return Status();
   const size_t fresh = std::min<uint64_t>(m, capacity() - size());
@@ -348,6 +349,7 @@ size_t HashTable<K>::Erase(Exec& exec, KeySpan keys, Tick tick, Removal how) {
     }
     erased += plan.size();
   }
+  if (how == Removal::kWipe) ForgetCounts(keys);
   changes_.TrimDeletions(this->size());
   auto& counter = how == Removal::kEvict ? counters_.evictions : counters_.erased;
   counter.fetch_add(erased, std::memory_order_relaxed);

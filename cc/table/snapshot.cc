@@ -23,7 +23,8 @@ Status Snapshot::Begin(Exec& exec, std::vector<Table*> tables, const std::vector
         table.BeginCut(exec, made->watermark_, since[t], with_deleted, &made->saved_, t));
     ++made->begun_;
     const Cut& cut = *table.cut();
-    made->info_.push_back({cut.layout, table.state_spec(), cut.base, cut.most_rows, cut.deleted});
+    made->info_.push_back({cut.layout, table.state_spec(), cut.base, cut.most_rows, cut.deleted,
+                           cut.admission, cut.first_admission_line});
   }
   *snapshot = std::move(made);
   return Status();

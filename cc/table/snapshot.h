@@ -71,6 +71,9 @@ class Snapshot {
   const RowLayout& layout(size_t table) const { return info_[table].layout; }
   const StateSpec& state_spec(size_t table) const { return info_[table].state_spec; }
   const std::vector<uint64_t>& deleted(size_t table) const { return info_[table].deleted; }
+  // AdmissionCounters::data, empty if the table counts no keys; the number of its first line.
+  const std::vector<uint64_t>& admission(size_t table) const { return info_[table].admission; }
+  int64_t first_admission_line(size_t table) const { return info_[table].first_admission_line; }
 
   // Sets *block to the next rows, at most `limit` > 0; block->n == 0 at the end. Rows of a block
   // that is not read are returned again. ResourceExhausted, also from all later calls, if rows of
@@ -89,6 +92,8 @@ class Snapshot {
     Tick base;
     uint64_t most_rows;
     std::vector<uint64_t> deleted;
+    std::vector<uint64_t> admission;
+    int64_t first_admission_line;
   };
   Snapshot(std::vector<Table*> tables, size_t most_saved)
       : tables_(std::move(tables)), to_lock_(tables_), saved_(most_saved) {}

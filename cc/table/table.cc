@@ -48,11 +48,11 @@ Status Table::CheckOptions(const TableOptions& o) {
   };
   if (o.dim <= 0 || o.dim > kMostDim) return bad("dim", o.dim, "must be in [1, 2^20]");
   if (o.init_capacity <= 0 || static_cast<uint64_t>(o.init_capacity) > kMostRows) {
-    return bad("init_capacity", o.init_capacity, "must be positive and below 2^32 - 1");
+    return bad("init_capacity", o.init_capacity, "must be positive and below 2^32 - 2");
   }
   if (o.max_capacity < 0) return bad("max_capacity", o.max_capacity, "must not be negative");
   if (static_cast<uint64_t>(o.max_capacity) > kMostRows) {
-    return bad("max_capacity", o.max_capacity, "must be below 2^32 - 1");
+    return bad("max_capacity", o.max_capacity, "must be below 2^32 - 2");
   }
   if (o.max_capacity != 0 && o.init_capacity > o.max_capacity) {
     return bad("init_capacity", o.init_capacity, "must not be more than max_capacity");
@@ -61,7 +61,7 @@ Status Table::CheckOptions(const TableOptions& o) {
     return bad("max_load_factor", o.max_load_factor, "must be in (0, 0.95]");
   }
   if (o.epoch_steps < 0) return bad("epoch_steps", o.epoch_steps, "must not be negative");
-  return Status();
+  return Admission::Check(o.admission);
 }
 
 uint64_t Table::SaltOf(const TableOptions& options) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cc/table/admission.h"
 #include "cc/table/initializer.h"
 #include "cc/table/types.h"
 
@@ -38,7 +39,8 @@ struct TableOptions {
   int64_t max_capacity = 0;      // most rows; 0: limited by memory only
   double max_load_factor = 0.85;
   EvictStrategy evict_strategy = EvictStrategy::kLru;
-  int64_t epoch_steps = 0;  // inserting lookups per epoch; 0: only AdvanceEpoch begins epochs
+  int64_t epoch_steps = 0;     // inserting lookups per epoch; 0: only AdvanceEpoch begins epochs
+  AdmissionOptions admission;  // kHost only
   Tier tier = Tier::kHost;
   uint64_t max_hbm_bytes = 0;  // for kHybrid
   uint64_t seed = 0;
@@ -73,6 +75,7 @@ struct TableStats {
   uint64_t evictions = 0;
   uint64_t erased = 0;
   uint64_t refused = 0;              // keys that a full table did not take
+  uint64_t unadmitted = 0;           // occurrences of keys that admission refused
   uint64_t dropped_gradients = 0;    // of keys without a row, or whose row was evicted since lookup
   uint64_t nonfinite_gradients = 0;  // rows whose gradient had a NaN or Inf
   uint64_t device_rows = 0;          // row places in use in device memory

@@ -347,6 +347,7 @@ class StatsOp : public OneTableOp {
         {"evictions", s.evictions},
         {"erased", s.erased},
         {"refused", s.refused},
+        {"unadmitted", s.unadmitted},
         {"dropped_gradients", s.dropped_gradients},
         {"nonfinite_gradients", s.nonfinite_gradients},
         {"device_rows", s.device_rows},

@@ -40,6 +40,10 @@ EVICT_STRATEGIES = ("lru", "lfu", "epoch_lru", "epoch_lfu", "score", "none")
 SCORED_STRATEGIES = ("lfu", "epoch_lfu", "score")
 INITIALIZERS = ("constant", "uniform", "normal", "truncated_normal")
 
+# The 64-bit words of a line of admission counters, and the most lines of a table.
+ADMISSION_WORDS = 8
+_MOST_LINES = 2**32 - 1
+
 # From this number of rows on, positions do not fit into the index.
 INDEX_ROWS = 2**32 - 1
 
@@ -67,7 +71,11 @@ class ColumnFile:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """The rows of a table that one rank wrote; `files` maps columns to files."""
+    """The rows of a table that one rank wrote; `files` maps columns to files.
+
+    `admission_lines` lines of admission counters, from number `first_admission_line` on, are in the
+    column `admission`. These two members may be missing in the file.
+    """
 
     rank: int
     rows: int
@@ -75,6 +83,8 @@ class Shard:
     base_tick: int
     files: Mapping[str, ColumnFile] = dataclasses.field(default_factory=dict)
     index_salt: int = 0
+    first_admission_line: int = 0
+    admission_lines: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +109,8 @@ class TableEntry:
     """The entry of a table.
 
     `state` is None if no state was written. `default_vector` and the members after it may be
-    missing in the file.
+    missing in the file. `admission_lines` is the number of lines of admission counters of all
+    shards; None if the table counts no keys.
     """
 
     name: str
@@ -114,6 +125,7 @@ class TableEntry:
     padding_id: int | None = None
     string_hash: str | None = None
     evict_strategy: str | None = None
+    admission_lines: int | None = None
 
     @property
     def accesses_are_times(self) -> bool:
@@ -136,6 +148,7 @@ class TableEntry:
             "accesses": (np.dtype(np.uint32), (shard.rows,)),
             "deleted": (key_type, (shard.deleted,)),
             "index": (np.dtype(np.uint32), (index_size(shard.rows),)),
+            "admission": (np.dtype(np.uint64), (shard.admission_lines, ADMISSION_WORDS)),
         }
         return types[column]
 
@@ -148,6 +161,8 @@ class TableEntry:
             names.append("deleted")
         elif shard.rows < INDEX_ROWS:
             names.append("index")
+        if shard.admission_lines:
+            names.append("admission")
         return tuple(names)
 
 
@@ -298,6 +313,7 @@ def _table(members: Fields, version: int = VERSION) -> TableEntry:
         padding_id=_padding_id(members),
         string_hash=_string_hash(members),
         evict_strategy=_evict_strategy(members),
+        admission_lines=_admission_lines(members),
     )
 
 
@@ -328,6 +344,12 @@ def _evict_strategy(members: Fields) -> str | None:
     return members.choice("evict_strategy", EVICT_STRATEGIES)
 
 
+def _admission_lines(members: Fields) -> int | None:
+    if members.members.get("admission_lines") is None:
+        return None
+    return members.integer("admission_lines", 1, _MOST_LINES)
+
+
 def _initializer(members: Fields, dimension: int) -> InitializerEntry:
     kinds = members.texts("kinds", INITIALIZERS)
     args = members.numbers("args")
@@ -352,6 +374,11 @@ def _shard(members: Fields, version: int) -> Shard:
         base_tick=members.integer("base_tick", 0, LAST_TICK),
         files={column: _file(files.object(column)) for column in files.members},
         index_salt=members.integer("index_salt", 0, 2**64 - 1) if version > 1 else 0,
+        **{
+            name: members.integer(name, 0, _MOST_LINES)
+            for name in ("first_admission_line", "admission_lines")
+            if name in members.members
+        },
     )
 
 
@@ -370,6 +397,9 @@ def _check_shards(
     for shard, where in zip(table.shards, members.objects("shards"), strict=True):
         where.require(shard.rank < world_size, "rank", f"must be below world_size={world_size}")
         where.require(kind == "delta" or not shard.deleted, "deleted", "must be 0 in a base")
+        end = shard.first_admission_line + shard.admission_lines
+        most = table.admission_lines or 0
+        where.require(end <= most, "admission_lines", f"must end at line {most} or before")
         files = where.object("files")
         for column in table.columns(kind, shard):
             files.require(column in shard.files, column, "is missing")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from tf_dynemb.tables.admission_options import as_admission
+
 VAR_TYPES = ("hbm", "hybrid", "host")
 # Our names, and the names of HierarchicalKV, which SOK scripts pass.
 EVICT_STRATEGIES = {
@@ -26,7 +28,6 @@ _NOT_YET = {
     "max_dram_for_vectors": "use max_capacity, in rows, to limit host memory",
     "file_path": "rows are in host memory only",
     "ttl": "rows do not expire; use erase()",
-    "admission": "there is filter_ratio, for lookup_sparse(use_low_frequency_filter=True)",
 }
 
 
@@ -80,7 +81,9 @@ class TableOptions:
         max_dram_for_vectors: the GB of host memory for vectors. Not supported by this build.
         file_path: the folder of the file tier. Not supported by this build.
         ttl: the lifetime of a row. Not supported by this build.
-        admission: which keys get a row. Not supported by this build.
+        admission: which keys get a row: `Frequency`, `Probability`, or None: every key that a
+            lookup that inserts asks for. A key that is not admitted has no row and gets no
+            gradient, and is not an error. Not for tables in GPU memory yet.
     """
 
     var_type: str = "hybrid"
@@ -158,6 +161,12 @@ class TableOptions:
         check_exchange_dtype(self.exchange_dtype)
         if not _is_number(self.filter_ratio) or not 0 <= self.filter_ratio <= 1:
             raise ValueError(f"filter_ratio must be in [0, 1], got {self.filter_ratio!r}.")
+        object.__setattr__(self, "admission", as_admission(self.admission))
+        if self.admission is not None and self.filter_ratio != 1:
+            raise ValueError(
+                f"admission={self.admission!r} and filter_ratio={self.filter_ratio!r} both decide "
+                "which keys get a row: use one of them."
+            )
         limit = self.max_hbm_for_vectors
         if limit is not None and (not _is_number(limit) or not 0 <= limit < 2**32):
             raise ValueError(

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
 from tf_dynemb.parallel import ownership
+from tf_dynemb.tables.admission_options import Frequency
 from tf_dynemb.tables.table import Table
 
 # As in cc/table/types.h, Removal.
@@ -31,6 +32,9 @@ class Explanation(NamedTuple):
         lost: the time at which the key last lost a row. None: it did not, or it is not known.
         lost_because: "evicted" (by a full table, or `evict`), "erased" (`erase`, `erase_if`,
             `clear`) or "forgotten" (`forget`).
+        admission_count: how often lookups that insert have asked for a key that has no row, as far
+            as the table remembers it. None: the key has a row, or the table's `admission` does not
+            count keys.
     """
 
     key: int
@@ -42,6 +46,7 @@ class Explanation(NamedTuple):
     score: int | None
     lost: datetime.datetime | None
     lost_because: str | None
+    admission_count: int | None = None
 
     def __str__(self) -> str:
         parts = [f"key {self.key} (rank {self.rank})"]
@@ -51,6 +56,8 @@ class Explanation(NamedTuple):
             parts += [f"with score {self.score}"] if self.score is not None else []
         else:
             parts.append("has no row")
+            count = self.admission_count
+            parts += [f"was counted {count} times"] if count is not None else []
         if self.lost_because is not None:
             parts.append(f"was {self.lost_because} {self.lost}")
         return ", ".join(parts)
@@ -72,7 +79,10 @@ def explain(table: Table, keys: Any) -> list[Explanation]:
 
 def _explain(table: Table, keys: Any, rank: int) -> list[Explanation]:
     columns = _ops.library().dynemb_explain(table.handle, tf.constant(keys, table.key_type))
-    tiers, _, updated, scores, accessed, losses, lost = (c.numpy().tolist() for c in columns)
+    tiers, _, updated, scores, accessed, losses, lost, counts = (
+        c.numpy().tolist() for c in columns
+    )
+    counts_keys = isinstance(table.options.admission, Frequency)
     has_scores = table.options.has_scores
     return [
         Explanation(
@@ -85,6 +95,7 @@ def _explain(table: Table, keys: Any, rank: int) -> list[Explanation]:
             scores[i] if has_scores and tiers[i] >= 0 else None,
             _time(lost[i]),
             None if losses[i] < 0 else _LOSSES[losses[i]],
+            counts[i] if counts_keys and tiers[i] < 0 else None,
         )
         for i, key in enumerate(keys.tolist())
     ]
