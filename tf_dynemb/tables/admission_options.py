@@ -21,7 +21,8 @@ class Frequency:
     shares the counter of another, and may be admitted earlier.
 
     Example:
-    >>> table = DynamicVariable(dimension=2, initializer="1", admission=Frequency(2))
+    >>> import tf_dynemb as de
+    >>> table = de.DynamicVariable(dimension=2, initializer="1", admission=de.Frequency(2))
     >>> table.lookup([7]).numpy().tolist(), len(table)
     ([[0.0, 0.0]], 0)
     >>> table.lookup([7]).numpy().tolist(), len(table)
