@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tf_dynemb.snapshots.watermark import Watermark
     from tf_dynemb.sok.load import load_sok_dump
     from tf_dynemb.sok.names import SGD, all2all_dense_embedding, sparse_read_and_evict
+    from tf_dynemb.tables.admission_options import Frequency, Probability
     from tf_dynemb.tables.options import TableOptions
     from tf_dynemb.variables.dynamic import DynamicVariable
     from tf_dynemb.variables.replicas import broadcast_variables
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
 __all__ = [
     "SGD",
     "DynamicVariable",
+    "Frequency",
     "OptimizerWrapper",
+    "Probability",
     "RowwiseAdagrad",
     "TableOptions",
     "Variable",
@@ -72,7 +75,9 @@ __all__ = [
 # The module of each name; None: the name is a module itself.
 _HOMES = {
     "DynamicVariable": "variables.dynamic",
+    "Frequency": "tables.admission_options",
     "OptimizerWrapper": "optimizers.wrapper",
+    "Probability": "tables.admission_options",
     "RowwiseAdagrad": "optimizers.rowwise_adagrad",
     "SGD": "sok.names",
     "TableOptions": "tables.options",

@@ -153,6 +153,11 @@ class _SparseParts:
         ]
 
 
+# The row ids of keys that have none because admission refused them, as in cc/table/types.h. Ids of
+# skipped keys are absent from their bags.
+UNADMITTED_ROW, SKIPPED_ROW = 2**32 - 2, 2**32 - 3
+
+
 def row_gradient(keys: Any, sums: Any, rows: Any) -> Any:
     """Returns the gradient of a table: IndexedSlices over unique keys, float32 values.
 

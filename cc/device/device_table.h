@@ -92,6 +92,10 @@ class DeviceTable final : public Table {
   Status InsertAndEvict(Exec& exec, KeySpan keys, Tick tick, RowId* rows,
                         EvictedRows* evicted) override;
   Status LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, void* vectors, RowId* rows) override;
+  Status LookupCounted(Exec& exec, KeySpan keys, const uint32_t*, Tick tick, void* vectors,
+                       RowId* rows) override {
+    return LookupOrInsert(exec, keys, tick, vectors, rows);  // the table has no admission
+  }
   Status Upsert(Exec& exec, KeySpan keys, const void* vectors, Tick tick) override;
   Status Accumulate(Exec& exec, KeySpan keys, const float* deltas, Tick tick) override;
   Status WriteRows(Exec& exec, KeySpan keys, const float* vectors, const float* state, bool insert,

@@ -88,6 +88,9 @@ Status DeviceTable<Device>::MakeIndex(Work& work, Store* store) const {
 template <class Device>
 Status DeviceTable<Device>::Init(const TableOptions& options) {
   DYNEMB_RETURN_IF_ERROR(CheckOptions(options));
+  if (options.admission.rule != Admit::kAll) {
+    return InvalidArgument("admission: tables in device memory admit every key");
+  }
   options_ = options;
   scoring_ = Scoring(options.evict_strategy, static_cast<uint64_t>(options.epoch_steps));
   expiry_.Configure(options);

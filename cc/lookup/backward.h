@@ -35,8 +35,8 @@ namespace dynemb {
 
 struct BackwardTask : UpstreamTask {
   KeyType key_type = KeyType::kInt64;
-  const void* keys = nullptr;   // [bags->nnz()]
-  const RowId* rows = nullptr;  // [nnz], or null: the outputs then have no rows
+  const void* keys = nullptr;  // [bags->nnz()]
+  // If `rows` is null, the outputs have no rows.
 };
 
 struct BackwardOutput {

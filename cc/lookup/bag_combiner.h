@@ -38,8 +38,12 @@ struct BagTask {
 template <int64_t kDim>
 class BagCombiner {
  public:
-  BagCombiner(const BagTask& task, DType dtype, int64_t dim, size_t bag)
+  // `rows`: null, or the row ids of the task; those of ids that are passed to Skip are kSkippedRow,
+  // and no others.
+  BagCombiner(const BagTask& task, DType dtype, int64_t dim, size_t bag,
+              const RowId* rows = nullptr)
       : task_(task),
+        rows_(rows),
         dtype_(dtype),
         runtime_dim_(dim),
         vector_bytes_(static_cast<size_t>(dim) * SizeOf(dtype)),
@@ -78,6 +82,10 @@ class BagCombiner {
     while (i >= bag_end_) NextBag();
     incomplete_ = true;
   }
+  // The i-th id in bag order is absent from its bag.
+  void Skip(size_t i) {
+    while (i >= bag_end_) NextBag();
+  }
   // Completes every bag before last_bag.
   void Finish(size_t last_bag) {
     while (bag_ < last_bag) NextBag();
@@ -115,9 +123,10 @@ class BagCombiner {
 
   void EndBag() {
     if (HasScale(task_.combiner)) {
-      const float scale = task_.weights == nullptr
-                              ? BagScale(task_.combiner, count_)
-                              : BagScale(task_.combiner, *task_.bags, task_.weights, bag_);
+      const float scale =
+          task_.weights == nullptr
+              ? BagScale(task_.combiner, count_)
+              : BagScale(task_.combiner, *task_.bags, task_.weights, bag_, CountedRows{rows_});
       if (scale == 0.0f) {
         for (int64_t c = 0; c < dim(); ++c) into_[c] = 0.0f;  // even if the sum is NaN
       } else {
@@ -138,6 +147,7 @@ class BagCombiner {
   }
 
   const BagTask& task_;
+  const RowId* const rows_;
   const DType dtype_;
   const int64_t runtime_dim_;
   const size_t vector_bytes_;

@@ -16,6 +16,7 @@
 
 #include "cc/table/portability.h"
 #include "cc/table/status.h"
+#include "cc/table/types.h"
 
 namespace dynemb {
 
@@ -47,15 +48,32 @@ DYNEMB_HD inline float BagScale(Combiner c, size_t count) {
   return 1.0f / (c == Combiner::kMean ? n : __builtin_sqrtf(n));
 }
 
+// Which ids count in their bags: all, except those whose row is kSkippedRow.
+struct CountedRows {
+  const RowId* rows = nullptr;  // [nnz]; null: all ids count
+  DYNEMB_HD bool all() const { return rows == nullptr; }
+  DYNEMB_HD bool operator()(size_t position) const {
+    return rows == nullptr || rows[position] != kSkippedRow;
+  }
+};
+
 // The factor for the weighted sum of `bag`; 0 means that the result is 0, whatever the sum is.
 // `weights` is [nnz], or null for none. AnyBags has begin, end and position, like Bags.
 template <class AnyBags, class Index>
-DYNEMB_HD float BagScale(Combiner c, const AnyBags& bags, const float* weights, Index bag) {
+DYNEMB_HD float BagScale(Combiner c, const AnyBags& bags, const float* weights, Index bag,
+                         CountedRows counted = {}) {
   const auto begin = bags.begin(bag), end = bags.end(bag);
-  if (weights == nullptr || !HasScale(c)) return BagScale(c, end - begin);
+  if (!HasScale(c) || (weights == nullptr && counted.all())) return BagScale(c, end - begin);
+  if (weights == nullptr) {
+    size_t count = 0;
+    for (auto i = begin; i < end; ++i) count += counted(bags.position(i));
+    return BagScale(c, count);
+  }
   float norm = 0.0f;
   for (auto i = begin; i < end; ++i) {
-    const float w = weights[bags.position(i)];
+    const auto position = bags.position(i);
+    if (!counted(position)) continue;
+    const float w = weights[position];
     norm += c == Combiner::kMean ? w : w * w;
   }
   if (c == Combiner::kSqrtn) norm = __builtin_sqrtf(norm);

@@ -13,6 +13,12 @@ namespace {
 // Ids per range of work.
 constexpr size_t kIdGrain = 4096;
 
+// `rows` if ids may be absent from their bags, otherwise null.
+template <class K>
+const RowId* SkippedRows(const HashTable<K>& table, const RowId* rows) {
+  return table.AbsentRow() == kSkippedRow ? rows : nullptr;
+}
+
 // Adds the rows that FindRange finds to their bags.
 template <class K, int64_t kDim>
 class PoolVisitor {
@@ -22,7 +28,7 @@ class PoolVisitor {
         table_(table),
         layout_(table.layout()),
         insert_(insert),
-        bags_(task, layout_.dtype, layout_.dim, bag) {}
+        bags_(task, layout_.dtype, layout_.dim, bag, SkippedRows(table, task.rows)) {}
 
   uint64_t hits = 0, misses = 0;
 
@@ -33,16 +39,23 @@ class PoolVisitor {
   }
   void Miss(size_t i, K key) {
     ++misses;
-    task_.rows[task_.bags->position(i)] = kNoRow;
+    RowId* const row = &task_.rows[task_.bags->position(i)];
+    *row = kNoRow;
     if (insert_) {
       bags_.PutAside(i);
       return;
     }
-    initial_.resize(layout_.vector_bytes());
-    table_.InitialVector(key, initial_.data());
-    bags_.Add(i, initial_.data());
+    *row = table_.AbsentRow();
+    AddAbsent(i, key);
   }
   void Add(size_t i, const char* at) { bags_.Add(i, layout_.vector(at)); }
+  // Adds an id whose key has no row.
+  void AddAbsent(size_t i, K key) {
+    if (table_.AbsentRow() == kSkippedRow) return bags_.Skip(i);
+    absent_.resize(layout_.vector_bytes());
+    table_.AbsentVector(key, absent_.data());
+    bags_.Add(i, absent_.data());
+  }
   void Finish(size_t last_bag) { bags_.Finish(last_bag); }
   const std::vector<size_t>& put_aside() const { return bags_.put_aside(); }
 
@@ -52,7 +65,7 @@ class PoolVisitor {
   const RowLayout layout_;
   const bool insert_;
   BagCombiner<kDim> bags_;
-  std::vector<char> initial_;
+  std::vector<char> absent_;
 };
 
 // Calls fn(HashTable&, keys, integral_constant of the dim or 0).
@@ -102,9 +115,15 @@ void PoolRemembered(const PoolTask& task, const size_t* bags, size_t n) {
       const size_t end = task.bags->end(bags[b]);
       for (size_t i = task.bags->begin(bags[b]); i < end; ++i) {
         if (i + kAhead < end) {
-          __builtin_prefetch(table.RowAt(task.rows[task.bags->position(i + kAhead)]));
+          const RowId ahead = task.rows[task.bags->position(i + kAhead)];
+          if (!IsRefused(ahead)) __builtin_prefetch(table.RowAt(ahead));
         }
-        visit.Add(i, table.RowAt(task.rows[task.bags->position(i)]));
+        const size_t position = task.bags->position(i);
+        if (IsRefused(task.rows[position])) {
+          visit.AddAbsent(i, keys[position]);
+        } else {
+          visit.Add(i, table.RowAt(task.rows[position]));
+        }
       }
       visit.Finish(bags[b] + 1);
     }
@@ -148,6 +167,39 @@ Status InsertMissing(Exec& exec, const std::vector<PoolTask>& tasks, size_t t, T
   });
 }
 
+// Inserts the keys without rows of several tasks on one table with admission: a key is counted
+// once, for all tasks together. The first of the tasks is tasks[t].
+Status InsertJointly(Exec& exec, const std::vector<PoolTask>& tasks, size_t t, Tick tick) {
+  return DispatchKeys(tasks[t].table, tasks[t].keys, [&](auto& table, const auto* keys_of_first) {
+    using K = std::decay_t<decltype(*keys_of_first)>;
+    std::vector<typename HashTable<K>::FoundRows> others;
+    std::vector<K> keys;
+    const auto for_missing = [&](const auto& fn) {
+      for (const PoolTask& task : tasks) {
+        for (size_t i = 0; task.table == tasks[t].table && i < task.bags->nnz(); ++i) {
+          if (task.rows[i] == kNoRow) fn(static_cast<const K*>(task.keys)[i], &task.rows[i]);
+        }
+      }
+    };
+    for (const PoolTask& task : tasks) {
+      if (task.table == tasks[t].table) others.push_back({task.rows, task.bags->nnz()});
+    }
+    for_missing([&](K key, RowId*) { keys.push_back(key); });
+    std::vector<RowId> rows(keys.size(), kNoRow);
+    DYNEMB_RETURN_IF_ERROR(
+        table.InsertInitial(exec, keys.data(), keys.size(), tick, rows.data(), others));
+    size_t j = 0;
+    for_missing([&](K, RowId* row) { *row = rows[j++]; });
+    return Status();
+  });
+}
+
+// The number of tasks on this table.
+size_t TasksOn(const std::vector<PoolTask>& tasks, const Table* table) {
+  return static_cast<size_t>(std::count_if(
+      tasks.begin(), tasks.end(), [table](const PoolTask& task) { return task.table == table; }));
+}
+
 }  // namespace
 
 Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool insert) {
@@ -177,7 +229,11 @@ Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool inse
     if (again.empty()) continue;
     // An earlier task on the same table may have inserted some of the missing keys.
     const bool find_again = std::find(grown.begin(), grown.end(), task.table) != grown.end();
-    DYNEMB_RETURN_IF_ERROR(InsertMissing(exec, tasks, t, tick, find_again));
+    if (task.table->options().admission.rule == Admit::kAll || TasksOn(tasks, task.table) == 1) {
+      DYNEMB_RETURN_IF_ERROR(InsertMissing(exec, tasks, t, tick, find_again));
+    } else if (!find_again) {
+      DYNEMB_RETURN_IF_ERROR(InsertJointly(exec, tasks, t, tick));
+    }
     grown.push_back(task.table);
     Phase phase("pool again");
     exec.ParallelFor(again.size(), grains[t], [&](size_t begin, size_t end) {
@@ -192,15 +248,20 @@ void WeightGradient(Exec& exec, const std::vector<WeightGradientTask>& tasks) {
   WeightGradients(exec, tasks, [](const WeightGradientTask& task, size_t begin, size_t end) {
     DispatchKeys(task.table, task.keys, [&](auto& table, const auto* keys) {
       const RowLayout& layout = table.layout();
-      std::vector<char> initial(layout.vector_bytes());
-      WeightGradientOfBags(task, layout.dtype, layout.dim, begin, end,
-                           [&](size_t position) -> const char* {
-                             const RowId row = task.rows[position];
-                             if (table.Holds(row, keys[position]))
-                               return layout.vector(table.RowAt(row));
-                             table.InitialVector(keys[position], initial.data());
-                             return initial.data();
-                           });
+      std::vector<char> absent(layout.vector_bytes());
+      WeightGradientOfBags(
+          task, layout.dtype, layout.dim, begin, end,
+          [&](size_t position) -> const char* {
+            const RowId row = task.rows[position];
+            if (table.Holds(row, keys[position])) return layout.vector(table.RowAt(row));
+            if (IsRefused(row)) {
+              table.AbsentVector(keys[position], absent.data());
+            } else {
+              table.InitialVector(keys[position], absent.data());
+            }
+            return absent.data();
+          },
+          SkippedRows(table, task.rows));
     });
   });
 }

@@ -21,11 +21,15 @@ namespace dynemb {
 struct PoolTask : BagTask {
   Table* table = nullptr;
   const void* keys = nullptr;  // [bags->nnz()], of the table's key type
-  RowId* rows = nullptr;       // out [nnz]: the row of each id's key, kNoRow if it has none
+  // out [nnz]: the row of each id's key. If it has none: kNoRow, or kUnadmittedRow or kSkippedRow
+  // (types.h) in a table with admission.
+  RowId* rows = nullptr;
 };
 
 // The caller holds the locks of all tables: exclusively if `insert`, otherwise shared. Without
-// `insert`, a key that has no row contributes its initial vector. Several tasks may have the same
+// `insert`, a key that has no row contributes its initial vector. In a table with admission, a key
+// that has no row contributes what Unadmitted (admission.h) says, with or without `insert`; the
+// occurrences of a key in all tasks on the table count together. Several tasks may have the same
 // table. On ResourceExhausted, some tables may have new rows, with their initial vectors; no other
 // row has changed.
 Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool insert);

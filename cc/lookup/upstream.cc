@@ -1,6 +1,7 @@
 #include "cc/lookup/upstream.h"
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 #include <utility>
 
@@ -17,6 +18,7 @@ constexpr size_t kPrefetch = 16;
 // Rows of 16-bit values are converted this many elements at a time, on the stack.
 constexpr int64_t kBuffer = 256;
 constexpr size_t kBagGrain = 4096;
+constexpr size_t kRowGrain = 65536;
 constexpr int64_t kBlock = 16;
 
 // Ids, with the addresses of their upstream rows.
@@ -136,20 +138,40 @@ Status Upstream::Check(const UpstreamTask& t) {
   return {};
 }
 
+void Upstream::FindRefused(Exec& exec, bool* any_skipped) {
+  std::atomic<bool> refused{false}, skipped{false};
+  const RowId* const rows = task_.rows;
+  exec.ParallelFor(rows == nullptr ? 0 : task_.bags->nnz(), kRowGrain,
+                   [&](size_t begin, size_t end) {
+                     bool some = false;
+                     for (size_t i = begin; i < end; ++i) some |= IsRefused(rows[i]);
+                     if (!some) return;
+                     refused.store(true, std::memory_order_relaxed);
+                     if (std::find(rows + begin, rows + end, kSkippedRow) == rows + end) return;
+                     skipped.store(true, std::memory_order_relaxed);
+                   });
+  any_refused_ = refused.load();
+  *any_skipped = skipped.load();
+}
+
 void Upstream::Prepare(Exec& exec, const UpstreamTask& task) {
   task_ = task;
+  bool any_skipped = false;
+  FindRefused(exec, &any_skipped);
   Bags& bags = *task.bags;
   bags.BuildBagOf(exec);
   if (zeros_.size() < static_cast<size_t>(task.dim)) zeros_.resize(task.dim);
-  scale_by_bag_ = HasScale(task.combiner) && (bags.splits() != nullptr || task.weights != nullptr);
+  scale_by_bag_ = HasScale(task.combiner) &&
+                  (bags.splits() != nullptr || task.weights != nullptr || any_skipped);
   if (!scale_by_bag_) {
     scale_ = BagScale(task.combiner, bags.hotness());
     return;
   }
+  const CountedRows counted{any_skipped ? task.rows : nullptr};
   if (scales_.size() < bags.num_bags()) scales_.resize(bags.num_bags());
   exec.ParallelFor(bags.num_bags(), kBagGrain, [&](size_t begin, size_t end) {
     for (size_t b = begin; b < end; ++b) {
-      scales_[b] = BagScale(task.combiner, bags, task.weights, b);
+      scales_[b] = BagScale(task.combiner, bags, task.weights, b, counted);
     }
   });
 }
@@ -181,6 +203,13 @@ void Upstream::Add(const uint32_t* positions, const uint32_t* local, const bool*
   }
   if (task_.weights != nullptr) {
     for (size_t j = 0; j < n; ++j) chunk.scale[j] *= task_.weights[positions[j]];
+  }
+  if (any_refused_) {
+    for (size_t j = 0; j < n; ++j) {
+      if (!IsRefused(task_.rows[positions[j]])) continue;
+      chunk.upstream[j] = zeros;
+      chunk.scale[j] = 0.0f;
+    }
   }
   if (task_.combiner == Combiner::kMax) {
     for (size_t j = 0; j < n; ++j) {

@@ -6,6 +6,9 @@
 //   sum, mean, sqrtn   weight_i × scale[b] × upstream[b]          (combiner.h)
 //   max                in column c: weight_i × upstream[b, c] if argmax[b, c] == i, otherwise 0
 //
+// An id whose key was refused by admission adds zeros; if its row is kSkippedRow, it does not count
+// in scale[b] either.
+//
 // Classes that sum per key (Backward, GatherGradient) call Add for ranges of ids with few keys.
 //
 // Contract. One thread calls Prepare; then several threads may call Add, each with its own sums.
@@ -35,6 +38,7 @@ struct UpstreamTask {
   const void* upstream = nullptr;              // [num_bags, dim]
   const void* const* upstream_rows = nullptr;  // [num_bags]: the address of each row
   int64_t dim = 0;
+  const RowId* rows = nullptr;  // [nnz], as the lookup returned them; null: no id was refused
 };
 
 class Upstream {
@@ -53,11 +57,16 @@ class Upstream {
            float* sums) const;
 
  private:
+  // Sets any_refused_, and whether any id is absent from its bag.
+  void FindRefused(Exec& exec, bool* any_skipped);
+
   UpstreamTask task_;
+  bool any_refused_ = false;
   std::vector<float> scales_;  // [num_bags] if scale_by_bag_
   bool scale_by_bag_ = false;
-  float scale_ = 1.0f;        // of every bag, if not scale_by_bag_
-  std::vector<float> zeros_;  // replaces the upstream row of a bag whose divisor is 0
+  float scale_ = 1.0f;  // of every bag, if not scale_by_bag_
+  // Replaces the upstream row of a bag whose divisor is 0, and of an id that was refused.
+  std::vector<float> zeros_;
 };
 
 }  // namespace dynemb

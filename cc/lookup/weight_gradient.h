@@ -31,10 +31,12 @@ inline float Dot(const float* a, const float* b, int64_t dim) {
 }
 }  // namespace internal_weight_gradient
 
-// vector_at(position) is the address of an id's vector.
+// vector_at(position) is the address of an id's vector. `rows`: null, or the row ids; the weights
+// of ids with kSkippedRow have no effect.
 template <class VectorAt>
 void WeightGradientOfBags(const BagWeightTask& task, DType dtype, int64_t dim, size_t begin,
-                          size_t end, const VectorAt& vector_at) {
+                          size_t end, const VectorAt& vector_at, const RowId* rows = nullptr) {
+  const CountedRows counted{rows};
   using internal_weight_gradient::Dot;
   const Bags& bags = *task.bags;
   const size_t vector_bytes = static_cast<size_t>(dim) * SizeOf(dtype);
@@ -43,7 +45,7 @@ void WeightGradientOfBags(const BagWeightTask& task, DType dtype, int64_t dim, s
   float* const vector = vector_buffer.get();
   for (size_t bag = begin; bag < end; ++bag) {
     LoadVector(dtype, static_cast<const char*>(task.upstream) + bag * vector_bytes, dim, upstream);
-    const float scale = BagScale(task.combiner, bags, task.weights, bag);
+    const float scale = BagScale(task.combiner, bags, task.weights, bag, counted);
     float pooled_dot = 0.0f;
     if (HasScale(task.combiner)) {
       LoadVector(dtype, static_cast<const char*>(task.pooled) + bag * vector_bytes, dim, vector);
@@ -51,6 +53,10 @@ void WeightGradientOfBags(const BagWeightTask& task, DType dtype, int64_t dim, s
     }
     for (size_t i = bags.begin(bag); i < bags.end(bag); ++i) {
       const size_t position = bags.position(i);
+      if (!counted(position)) {
+        task.gradient[position] = 0.0f;
+        continue;
+      }
       LoadVector(dtype, vector_at(position), dim, vector);
       float dot = 0.0f;
       if (task.combiner == Combiner::kMax) {

@@ -70,7 +70,16 @@ struct BatchScratch {
   RowFilter again;
   InsertPlan plan;
   PinnedRows pinned;
+  // Of the new keys of a batch, for admission (HashTable::Admit).
+  Buffer<uint64_t> new_keys;
+  Buffer<uint32_t> times;
+  Buffer<uint32_t> lines;
+  Buffer<bool> admitted;
   void Shrink() {
+    new_keys.Shrink();
+    times.Shrink();
+    lines.Shrink();
+    admitted.Shrink();
     rows.Shrink();
     positions.Shrink();
     again.Shrink();

@@ -148,6 +148,9 @@ struct Cut {
   uint64_t cursor = 0;     // no row below it is in todo
   // Bit patterns of the keys that were deleted after `since` and had no row at the watermark.
   std::vector<uint64_t> deleted;
+  // AdmissionCounters::data at the watermark, and the number of its first line.
+  std::vector<uint64_t> admission{};
+  int64_t first_admission_line = 0;
 
   CutTime Time(Tick tick) const {
     if (tick > watermark) tick = watermark;

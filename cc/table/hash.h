@@ -12,6 +12,10 @@
 //     (cc/device/kernels.h)
 //   repeated keys in pass 2               the slot's hash, or Remix of it          nothing
 //     (insert_plan.h)
+//   the line of a key's counter           SplitMix   kOwnerSalt                    all ranks, dumps
+//     (admission.h)
+//   its fingerprint in the line; chance   SplitMix   kAdmissionSalt                all ranks, dumps
+//     of its admission
 //   small integers over workers, filters  ScatterInteger                           nothing
 //
 // Why salts. Upstream systems often shard ids by a common hash, so that all ids of a shard agree in
@@ -60,6 +64,8 @@ DYNEMB_HD inline uint64_t Remix(uint64_t hash, uint64_t n) { return MixKey(hash 
 
 constexpr uint64_t kOwnerSalt = 0x5851F42D4C957F2Dull;
 constexpr uint64_t kDistinctSalt = 0xDB4F0B9175AE2165ull;
+// Part of the dump format, like kOwnerSalt.
+constexpr uint64_t kAdmissionSalt = 0xA24BAED4963EE407ull;
 constexpr uint64_t kElectionSalt = 0x9FB21C651E98DF25ull;
 // The hash by which an election numbers the distinct keys of several tables.
 DYNEMB_HD inline uint64_t ElectionHash(uint64_t key, uint64_t table) {

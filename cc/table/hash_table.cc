@@ -117,7 +117,8 @@ void HashTable<K>::Lookup(Exec& exec, KeySpan keys, Tick tick, const void* defau
     if (default_vector != nullptr) {
       memcpy(out + i * bytes, default_vector, bytes);
     } else {
-      InitialVector(key, out + i * bytes);
+      AbsentVector(key, out + i * bytes);
+      rows[i] = AbsentRow();
     }
   };
   FindBatch(exec, keys.As<K>(), keys.size(), scoring_.Lookup(stamps_.Encode(tick), false),
@@ -174,8 +175,11 @@ Status HashTable<K>::InsertInitial(Exec& exec, const K* keys, size_t n, Tick tic
                                    const std::vector<FoundRows>& others) {
   const ScratchLease scratch;
   const Stamp now = stamps_.Encode(tick);
-  return InsertInitialAt(exec, {keys, n, rows, now, tick, scoring_.Lookup(now, true), others},
-                         scratch.get());
+  const bool admits = admission_.enabled() && evicted_ == nullptr;
+  DYNEMB_RETURN_IF_ERROR(InsertInitialAt(
+      exec, {keys, n, rows, now, tick, scoring_.Lookup(now, true), others, admits}, scratch.get()));
+  if (admits) std::replace(rows, rows + n, kNoRow, AbsentRow());
+  return Status();
 }
 
 template <class K>
@@ -189,8 +193,8 @@ Status HashTable<K>::FindOrInsert(Exec& exec, KeySpan keys, Tick tick, RowId* ro
 }
 
 template <class K>
-Status HashTable<K>::LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, void* vectors,
-                                    RowId* rows) {
+Status HashTable<K>::LookupCounted(Exec& exec, KeySpan keys, const uint32_t* times, Tick tick,
+                                   void* vectors, RowId* rows) {
   const K* const k = keys.As<K>();
   const size_t n = keys.size();
   const size_t bytes = layout().vector_bytes();
@@ -205,7 +209,8 @@ Status HashTable<K>::LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, void* v
     return Status();
   }
   const ScratchLease scratch;
-  DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, {k, n, rows, now, tick, touch}, scratch.get()));
+  DYNEMB_RETURN_IF_ERROR(InsertInitialAt(
+      exec, {k, n, rows, now, tick, touch, {}, admission_.enabled(), times}, scratch.get()));
   const InsertPlan& plan = scratch->plan;
   Phase phase("copy new rows");
   const auto copy = [&](size_t i) {
@@ -215,6 +220,14 @@ Status HashTable<K>::LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, void* v
     for (size_t j = begin; j < end; ++j) copy(plan.positions[j]);
   });
   for (const InsertPlan::Repeat& r : plan.repeats()) copy(r.position);
+  if (!admission_.enabled()) return Status();
+  exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      if (rows[i] != kNoRow) continue;
+      AbsentVector(k[i], out + i * bytes);
+      rows[i] = AbsentRow();
+    }
+  });
   return Status();
 }
 

@@ -11,12 +11,13 @@
 //
 // hash_table.cc defines pass 1 and the calls that read or insert, hash_table_write.cc the calls
 // that write rows, hash_table_insert.cc pass 2 and Erase, hash_table_scores.cc the calls on scores,
-// hash_table_check.cc the check of the invariants. Each instantiates its members for both key
-// widths.
+// hash_table_admission.cc admission, hash_table_check.cc the check of the invariants. Each
+// instantiates its members for both key widths.
 #ifndef DYNEMB_TABLE_HASH_TABLE_H_
 #define DYNEMB_TABLE_HASH_TABLE_H_
 
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -47,7 +48,11 @@ class HashTable final : public HostTable {
               RowId* rows) override;
   void ReadRows(Exec& exec, KeySpan keys, float* vectors, float* state, bool* found) const override;
   Status FindOrInsert(Exec& exec, KeySpan keys, Tick tick, RowId* rows) override;
-  Status LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, void* vectors, RowId* rows) override;
+  Status LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, void* vectors, RowId* rows) override {
+    return LookupCounted(exec, keys, nullptr, tick, vectors, rows);
+  }
+  Status LookupCounted(Exec& exec, KeySpan keys, const uint32_t* times, Tick tick, void* vectors,
+                       RowId* rows) override;
   Status Upsert(Exec& exec, KeySpan keys, const void* vectors, Tick tick) override;
   Status Accumulate(Exec& exec, KeySpan keys, const float* deltas, Tick tick) override;
   Status WriteRows(Exec& exec, KeySpan keys, const float* vectors, const float* state, bool insert,
@@ -80,9 +85,19 @@ class HashTable final : public HostTable {
   };
   // (exclusive) Pass 2 of a lookup with initial vectors, for a batch that was passed to
   // BeginLookup. Each keys[i], i < n, with rows[i] == kNoRow gets a row, whose id is written to
-  // rows[i]. `others` are the other rows of this table that the batch uses.
+  // rows[i], or AbsentRow() if admission refuses it. `others` are the other rows of this table that
+  // the batch uses.
   Status InsertInitial(Exec& exec, const K* keys, size_t n, Tick tick, RowId* rows,
                        const std::vector<FoundRows>& others = {});
+  // Of a key that has no row, in the result of a lookup: the row id, and the vector.
+  RowId AbsentRow() const { return admission_.AbsentRow(); }
+  void AbsentVector(K key, void* vector) const {
+    if (admission_.AbsentIsZero()) {
+      memset(vector, 0, layout().vector_bytes());
+    } else {
+      InitialVector(key, vector);
+    }
+  }
   // The vector that `key` starts with, in the table's dtype.
   void InitialVector(K key, void* vector) const {
     initializer_.FillAs(options_.dtype, key, vector);
@@ -139,6 +154,9 @@ class HashTable final : public HostTable {
     // Of each occurrence of a new key after the first one.
     Touch touch;
     std::vector<FoundRows> others{};
+    // Whether new keys need admission; [n] how often each position counts (null: once).
+    bool admits = false;
+    const uint32_t* times = nullptr;
   };
   // Pass 2: creates rows for the keys with rows[i] == kNoRow, and writes their ids to rows[i].
   // Afterwards the scratch's plan has the positions that repeat a key.
@@ -146,6 +164,9 @@ class HashTable final : public HostTable {
   // Removes the rows of keys with rows[i] == kNoRow that have a row nevertheless: one that has
   // expired.
   void RemoveExpiredRows(Exec& exec, const Batch& batch);
+  // Of a batch that admits: counts the keys of its plan, and removes those that are refused.
+  void Admit(const Batch& batch, Exec& exec, BatchScratch* scratch);
+  void ForgetCounts(KeySpan keys);
   // Insert with initial vectors.
   Status InsertInitialAt(Exec& exec, const Batch& batch, BatchScratch* scratch);
   // Does everything that may fail (row ids, slots, room in logs), before keys [0, fresh) of the
@@ -179,6 +200,7 @@ class HashTable final : public HostTable {
   void FindQuietly(Exec& exec, KeySpan keys, const Expired& expired, RowId* rows) const override;
   void ReadScores(Exec& exec, const RowId* rows, size_t n, Score* scores) const override;
   Score ScoreOf(RowId row) const override;
+  void AdmissionCounts(KeySpan keys, uint32_t* counts) const override;
   // Sets the score of each rows[i], all of which are live, to score(i).
   void WriteScores(Exec& exec, const RowId* rows, size_t n, FunctionRef<Score(size_t i)> score);
   // Finds the rows of the keys that have one. The scratch then has these rows, and their positions

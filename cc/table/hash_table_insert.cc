@@ -48,7 +48,7 @@ class Pins {
   ~Pins() {
     for (const auto& [rows, n] : used_) {
       for (size_t i = 0; i < n; ++i) {
-        if (rows[i] != kNoRow) set_->Unpin(rows[i]);
+        if (IsRow(rows[i])) set_->Unpin(rows[i]);
       }
     }
   }
@@ -64,7 +64,7 @@ class Pins {
     for (const auto& [rows, n] : used) {
       used_.push_back({rows, n});
       for (size_t i = 0; i < n; ++i) {
-        if (rows[i] != kNoRow) size_ += Evictable::Pin(lane, pins, rows[i]);
+        if (IsRow(rows[i])) size_ += Evictable::Pin(lane, pins, rows[i]);
       }
     }
     return pins;
@@ -251,6 +251,7 @@ Status HashTable<K>::Insert(Exec& exec, const Batch& batch, const Fill& fill,
   if (found_expired_.exchange(false, std::memory_order_relaxed)) RemoveExpiredRows(exec, batch);
   InsertPlan* const plan = &scratch->plan;
   plan->Build(exec, batch.keys, batch.rows, batch.n, index_);
+  if (batch.admits) Admit(batch, exec, scratch);
   const size_t m = plan->size();
   if (m == 0) return Status();
   const size_t fresh = std::min<uint64_t>(m, capacity() - size());
@@ -370,6 +371,7 @@ size_t HashTable<K>::Erase(Exec& exec, KeySpan keys, Tick tick, Removal how) {
     }
     erased += plan.size();
   }
+  if (how == Removal::kWipe) ForgetCounts(keys);
   changes_.TrimDeletions(this->size());
   auto& counter = how == Removal::kEvict    ? counters_.evictions
                   : how == Removal::kExpire ? counters_.expired

@@ -181,7 +181,7 @@ void HashTable<K>::ApplyRange(Exec&, const RowOptimizer& optimizer, KeySpan keys
       PrefetchBytes(rows_.At(rows[i + kAhead]), row_bytes);
     }
     if (!Holds(rows[i], k[i])) {
-      ++dropped;
+      dropped += !admission_.enabled();  // admission drops gradients by design
       continue;
     }
     char* row = rows_.At(rows[i]);

@@ -17,6 +17,7 @@ Status HostTable::Init(const TableOptions& options, Exec* exec) {
   expiry_.Configure(options);
   DYNEMB_RETURN_IF_ERROR(
       Initializer::Create(options.initializer, options.dim, options.seed, &initializer_));
+  DYNEMB_RETURN_IF_ERROR(admission_.Init(options.admission, options.seed));
   const uint64_t most =
       options.max_capacity != 0 ? static_cast<uint64_t>(options.max_capacity) : kMostRows;
   const RowLayout layout(SizeOf(options.key_type), options.dtype, options.dim, 0);
@@ -35,8 +36,9 @@ TableStats HostTable::stats() const {
   s.index_bytes = index_.bytes();
   s.row_bytes = rows_.bytes();
   const RowLayout& l = layout();
-  s.metadata_bytes =
-      s.index_bytes + s.row_bytes - rows_.high_water() * (l.vector_bytes() + l.state_bytes());
+  s.metadata_bytes = s.index_bytes + s.row_bytes -
+                     rows_.high_water() * (l.vector_bytes() + l.state_bytes()) +
+                     admission_.counters().bytes();
   s.hits = counters_.hits;
   s.misses = counters_.misses;
   s.inserts = counters_.inserts;
@@ -44,6 +46,7 @@ TableStats HostTable::stats() const {
   s.erased = counters_.erased;
   s.expired = counters_.expired;
   s.refused = counters_.refused;
+  s.unadmitted = counters_.unadmitted;
   s.dropped_gradients = counters_.dropped_gradients;
   s.nonfinite_gradients = counters_.nonfinite_gradients;
   return s;
@@ -75,6 +78,7 @@ Status HostTable::Clear(Exec&, Tick tick) {
   }
   counters_.erased += rows_.live();
   rows_.Clear();
+  admission_.counters().Clear();
   return Status();
 }
 
@@ -83,8 +87,8 @@ void HostTable::Changed(Exec& exec, const RowId* rows, const RowId* rows_before,
   constexpr size_t kGrain = 4096;
   exec.ParallelFor(n, kGrain, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
-      if (rows[i] == kNoRow) {
-        changed[i] = true;
+      if (rows[i] == kNoRow || IsRefused(rows[i])) {
+        changed[i] = rows[i] == kNoRow || rows[i] != rows_before[i];
         continue;
       }
       const Tick updated = stamps_.Decode(*layout().update(rows_.At(rows[i])));
@@ -131,6 +135,10 @@ Status HostTable::BeginCut(Exec& exec, Tick watermark, Tick since, bool with_del
     DYNEMB_RETURN_IF_ERROR(CheckDeletions(changes_.deletions(), since));
     DropHeld(exec, changes_.deletions().Since(since), &cut->deleted);
   }
+  const AdmissionCounters& counters = admission_.counters();
+  const size_t words = counters.bytes() / sizeof(uint64_t);
+  cut->admission.assign(counters.data(), counters.data() + words);
+  cut->first_admission_line = counters.first_line();
   changes_.BeginCut(std::move(cut), rows_.high_water());
   Cut* begun = changes_.cut();
   begun->most_rows = since == 0 ? rows_.live() : begun->todo.Count();
@@ -201,8 +209,11 @@ void HostTable::Explain(Exec& exec, KeySpan keys, KeyState* states) const {
   std::vector<int64_t> scores(n);
   FindQuietly(exec, keys, ExpiredAt(0), rows.data());
   Scores(exec, keys, scores.data());
+  std::vector<uint32_t> counts(n);
+  AdmissionCounts(keys, counts.data());
   for (size_t i = 0; i < n; ++i) {
     states[i] = KeyState();
+    states[i].admission_count = counts[i];
     states[i].has_row = rows[i] != kNoRow;
     if (!states[i].has_row) continue;
     states[i].updated = stamps_.Decode(*layout().update(rows_.At(rows[i])));
@@ -219,6 +230,9 @@ void HostTable::SwapRows(Table* with, Tick tick) {
   std::swap(rows_, other->rows_);
   std::swap(stamps_, other->stamps_);
   std::swap(scoring_, other->scoring_);
+  if (options_.admission == other->options_.admission) {
+    std::swap(admission_.counters(), other->admission_.counters());
+  }
   std::swap(swept_, other->swept_);
   SwapBase(other);
   std::swap(initial_state_, other->initial_state_);
@@ -243,6 +257,7 @@ Stamp HostTable::BeginBatch(Exec& exec, Tick tick, size_t n) {
 
 Stamp HostTable::BeginLookup(Exec& exec, Tick tick, size_t n) {
   if (scoring_.Step(tick)) (void)AdvanceEpoch(exec);  // does not fail
+  admission_.BeginLookup(tick);
   return BeginInsert(exec, tick, n);
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "cc/table/admission.h"
 #include "cc/table/changes.h"
 #include "cc/table/evicted_rows.h"
 #include "cc/table/expired.h"
@@ -49,6 +50,10 @@ class HostTable : public Table {
   void Track(Tick tick) final;
   void Explain(Exec& exec, KeySpan keys, KeyState* states) const final;
   void SwapRows(Table* other, Tick tick) final;
+  Status LoadAdmission(const uint64_t* lines, int64_t first, int64_t num, bool merge) final {
+    if (!admission_.counts()) return Table::LoadAdmission(lines, first, num, merge);
+    return admission_.counters().Load(lines, first, num, merge);
+  }
 
  protected:
   HostTable() = default;
@@ -69,6 +74,8 @@ class HostTable : public Table {
   virtual void ReadScores(Exec& exec, const RowId* rows, size_t n, Score* scores) const = 0;
   // The score of a live row.
   virtual Score ScoreOf(RowId row) const = 0;
+  // counts[i] = how often keys[i] was counted towards its admission.
+  virtual void AdmissionCounts(KeySpan keys, uint32_t* counts) const = 0;
 
   // Call before a row changes or gets another key. `updated` is its last update, which the caller
   // may already have overwritten in the row.
@@ -131,6 +138,7 @@ class HostTable : public Table {
   EvictedRows* evicted_ = nullptr;  // for the running batch, if it is InsertAndEvict
   Stamps stamps_;
   Scoring scoring_;
+  Admission admission_;
   // The progress of the running sweep: rows and buckets below these have been clamped.
   struct Swept {
     uint64_t rows = 0;
@@ -140,7 +148,7 @@ class HostTable : public Table {
 
   struct Counters {
     std::atomic<uint64_t> hits{0}, misses{0}, inserts{0}, evictions{0}, erased{0}, expired{0},
-        refused{0}, dropped_gradients{0}, nonfinite_gradients{0};
+        refused{0}, unadmitted{0}, dropped_gradients{0}, nonfinite_gradients{0};
   };
   mutable Counters counters_;
   uint64_t inserts_reclaimed_ = 0;  // the rows inserted before the last call of Reclaim

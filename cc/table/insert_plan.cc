@@ -1,5 +1,6 @@
 #include "cc/table/insert_plan.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
@@ -92,12 +93,12 @@ bool InsertPlan::TryFindRepeats(Worker* worker, size_t slots, uint64_t mix, bool
   return true;
 }
 
-void InsertPlan::RemoveRepeats() {
-  // Moves the data of distinct keys up. first_[j] becomes the new number of key j.
+template <class Keeps>
+void InsertPlan::Compact(const Keeps& keeps) {
+  // first_[j] becomes the new number of key j.
   size_t kept = 0;
   for (size_t j = 0; j < size_; ++j) {
-    if (first_[j] != j) {
-      repeats_.push_back({positions[j], positions[first_[first_[j]]]});
+    if (!keeps(j)) {
       first_[j] = kFree;
       continue;
     }
@@ -116,6 +117,25 @@ void InsertPlan::RemoveRepeats() {
     }
     worker.num_owned = owned;
   }
+}
+
+void InsertPlan::RemoveRepeats() {
+  Compact([this](size_t j) {
+    if (first_[j] == j) return true;
+    // Of a repeated key, the number of its first occurrence is final already.
+    repeats_.push_back({positions[j], positions[first_[first_[j]]]});
+    return false;
+  });
+}
+
+void InsertPlan::Keep(const bool* kept) {
+  // Before the positions move.
+  size_t left = 0;
+  for (const Repeat& r : repeats_) {
+    if (kept[NumberAt(r.first)]) repeats_[left++] = r;
+  }
+  repeats_.resize(left);
+  Compact([kept](size_t j) { return kept[j]; });
 }
 
 void InsertPlan::Shrink() {

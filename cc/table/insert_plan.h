@@ -49,12 +49,20 @@ class InsertPlan {
     for (size_t j = 0; j < size_; ++j) rows[j] = rows_found[positions[j]];
   }
 
+  // Removes the keys j with !kept[j], and their repeats, from the plan. Frees nothing, and cannot
+  // fail.
+  void Keep(const bool* kept);
+
   // Allocates the memory of plans of up to n keys, so that building them cannot fail.
   void Reserve(const Exec& exec, size_t n);
 
   // The number of distinct keys.
   size_t size() const { return size_; }
   const std::vector<Repeat>& repeats() const { return repeats_; }
+  // The number of the key whose first position is `position`.
+  size_t NumberAt(uint32_t position) const {
+    return std::lower_bound(positions.get(), positions.get() + size_, position) - positions.get();
+  }
   // Calls fn(j) for every j in [begin, end), on the worker of j; a worker's calls are in ascending
   // order. prefetch(j) is called a few keys earlier.
   template <class Prefetch, class Fn>
@@ -88,6 +96,9 @@ class InsertPlan {
   // hashes collide in it.
   bool TryFindRepeats(Worker* worker, size_t slots, uint64_t mix, bool* repeated);
   void RemoveRepeats();
+  // Moves the data of the keys j with keeps(j) up, in their order, and renumbers them.
+  template <class Keeps>
+  void Compact(const Keeps& keeps);
 
   size_t size_ = 0;
   size_t num_workers_ = 0;

@@ -24,7 +24,8 @@ Status Snapshot::Begin(Exec& exec, std::vector<Table*> tables, const std::vector
     ++made->begun_;
     const Cut& cut = *table.cut();
     made->info_.push_back({cut.layout, table.state_spec(), cut.base, cut.most_rows, cut.deleted,
-                           table.ExpiryMarks(made->watermark_)});
+                           table.ExpiryMarks(made->watermark_), cut.admission,
+                           cut.first_admission_line});
   }
   *snapshot = std::move(made);
   return Status();

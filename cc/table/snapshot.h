@@ -72,6 +72,9 @@ class Snapshot {
   const StateSpec& state_spec(size_t table) const { return info_[table].state_spec; }
   const std::vector<uint64_t>& deleted(size_t table) const { return info_[table].deleted; }
   const std::vector<int64_t>& expiry_marks(size_t table) const { return info_[table].expiry_marks; }
+  // AdmissionCounters::data, empty if the table counts no keys; the number of its first line.
+  const std::vector<uint64_t>& admission(size_t table) const { return info_[table].admission; }
+  int64_t first_admission_line(size_t table) const { return info_[table].first_admission_line; }
 
   // Sets *block to the next rows, at most `limit` > 0; block->n == 0 at the end. Rows of a block
   // that is not read are returned again. ResourceExhausted, also from all later calls, if rows of
@@ -91,6 +94,8 @@ class Snapshot {
     uint64_t most_rows;
     std::vector<uint64_t> deleted;
     std::vector<int64_t> expiry_marks;
+    std::vector<uint64_t> admission;
+    int64_t first_admission_line;
   };
   Snapshot(std::vector<Table*> tables, size_t most_saved)
       : tables_(std::move(tables)), to_lock_(tables_), saved_(most_saved) {}

@@ -50,11 +50,11 @@ Status Table::CheckOptions(const TableOptions& o) {
   };
   if (o.dim <= 0 || o.dim > kMostDim) return bad("dim", o.dim, "must be in [1, 2^20]");
   if (o.init_capacity <= 0 || static_cast<uint64_t>(o.init_capacity) > kMostRows) {
-    return bad("init_capacity", o.init_capacity, "must be positive and below 2^32 - 1");
+    return bad("init_capacity", o.init_capacity, "must be positive and below 2^32 - 2");
   }
   if (o.max_capacity < 0) return bad("max_capacity", o.max_capacity, "must not be negative");
   if (static_cast<uint64_t>(o.max_capacity) > kMostRows) {
-    return bad("max_capacity", o.max_capacity, "must be below 2^32 - 1");
+    return bad("max_capacity", o.max_capacity, "must be below 2^32 - 2");
   }
   if (o.max_capacity != 0 && o.init_capacity > o.max_capacity) {
     return bad("init_capacity", o.init_capacity, "must not be more than max_capacity");
@@ -68,7 +68,7 @@ Status Table::CheckOptions(const TableOptions& o) {
   if (o.ttl_since_access && !Scoring(o.evict_strategy, 0).by_time()) {
     return bad("ttl_since_access", 1, "the table records scores, not the times of last accesses");
   }
-  return Status();
+  return Admission::Check(o.admission);
 }
 
 uint64_t Table::SaltOf(const TableOptions& options) {

@@ -14,8 +14,8 @@
 // uses TableLock.
 //
 // Failure. A call that returns an error, or throws std::bad_alloc, has changed nothing except
-// scores of rows that it found, and the epoch (score.h), unless it says otherwise. On a device,
-// calls that return no Status can fail, too; Error reports that.
+// scores of rows that it found, the epoch (score.h) and admission counters, unless it says
+// otherwise. On a device, calls that return no Status can fail, too; Error reports that.
 #ifndef DYNEMB_TABLE_TABLE_H_
 #define DYNEMB_TABLE_TABLE_H_
 
@@ -138,6 +138,11 @@ class Table : public TableBatches, public TableCut {
   // type, dtype, dim and max_capacity. This table then counts as unchanged since `tick`, and tracks
   // changes from then on.
   virtual void SwapRows(Table* other, Tick tick) = 0;
+
+  // (exclusive) AdmissionCounters::Load, of a table that counts keys; otherwise InvalidArgument.
+  virtual Status LoadAdmission(const uint64_t*, int64_t, int64_t, bool) {
+    return InvalidArgument("table '" + options_.name + "' does not count keys for admission");
+  }
 
   // --- Tiers
 

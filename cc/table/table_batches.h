@@ -41,7 +41,8 @@ class TableBatches {
   // (shared) found[i] = whether keys[i] has a row. Does not count as an access.
   virtual void Contains(Exec& exec, KeySpan keys, bool* found) const = 0;
   // (shared) Like Find, and also copies the vectors. A key without a row gets `default_vector` (dim
-  // elements), or its initial vector if that is null.
+  // elements). If that is null, it gets its initial vector, or what a table with admission returns
+  // for it (Unadmitted), with the row id of a refused key.
   virtual void Lookup(Exec& exec, KeySpan keys, Tick tick, const void* default_vector,
                       void* vectors, RowId* rows) = 0;
   // (shared) Copies the vectors, as float32, and the state of the keys that have rows; zeros for
@@ -54,10 +55,11 @@ class TableBatches {
   // What is known about a key.
   struct KeyState {
     bool has_row = false;
-    bool in_device = false;  // the row is in device memory
-    Tick updated = 0;        // the last update of the row
-    int64_t score = -1;      // as Scores returns it
-    Tick lost = 0;           // the last time that the key lost a row; 0: not known
+    bool in_device = false;        // the row is in device memory
+    Tick updated = 0;              // the last update of the row
+    int64_t score = -1;            // as Scores returns it
+    uint32_t admission_count = 0;  // how often it was counted towards its admission
+    Tick lost = 0;                 // the last time that the key lost a row; 0: not known
     Removal lost_by = Removal::kErase;
   };
   // (shared) states[i] = what is known about keys[i]. States are in host memory. Losses are known
@@ -78,14 +80,20 @@ class TableBatches {
   // occur, if the strategy counts keys (score.h).
   //
   // (exclusive) rows[i] = the row of keys[i]. A key without a row gets one, with its initial vector
-  // and state.
+  // and state, unless admission refuses it; rows[i] is then kUnadmittedRow or kSkippedRow. If the
+  // call fails, keys may have been counted towards their admission.
   virtual Status FindOrInsert(Exec& exec, KeySpan keys, Tick tick, RowId* rows) = 0;
-  // (exclusive) Like FindOrInsert, and also copies the rows that it evicts.
+  // (exclusive) Like FindOrInsert, and also copies the rows that it evicts. It admits every key.
   virtual Status InsertAndEvict(Exec& exec, KeySpan keys, Tick tick, RowId* rows,
                                 EvictedRows* evicted) = 0;
   // (exclusive) Like FindOrInsert, and also copies the vectors.
   virtual Status LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, void* vectors,
                                 RowId* rows) = 0;
+
+  // (exclusive) LookupOrInsert of keys that other ranks ask for: keys[i] counts times[i] times
+  // towards its admission (admission.h).
+  virtual Status LookupCounted(Exec& exec, KeySpan keys, const uint32_t* times, Tick tick,
+                               void* vectors, RowId* rows) = 0;
 
   // --- Writing
 

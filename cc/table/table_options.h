@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cc/table/admission.h"
 #include "cc/table/initializer.h"
 #include "cc/table/types.h"
 
@@ -50,6 +51,7 @@ struct TableOptions {
   TtlClock ttl_clock = TtlClock::kSteps;
   bool ttl_since_access = false;  // the age since the last access, not since the last update
   int64_t ttl_min_rows = 0;       // nothing expires in a table of at most this number of rows
+  AdmissionOptions admission;     // kHost only
   Tier tier = Tier::kHost;
   uint64_t max_hbm_bytes = 0;  // for kHybrid
   uint64_t seed = 0;
@@ -85,6 +87,7 @@ struct TableStats {
   uint64_t erased = 0;
   uint64_t expired = 0;              // rows that were removed because they had expired
   uint64_t refused = 0;              // keys that a full table did not take
+  uint64_t unadmitted = 0;           // occurrences of keys that admission refused
   uint64_t dropped_gradients = 0;    // of keys without a row, or whose row was evicted since lookup
   uint64_t nonfinite_gradients = 0;  // rows whose gradient had a NaN or Inf
   uint64_t device_rows = 0;          // row places in use in device memory

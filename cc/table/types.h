@@ -19,7 +19,13 @@ constexpr size_t SizeOf(DType t) { return t == DType::kFloat32 ? 4 : 2; }
 // then it may be given to another key. In a device's memory, promotion may change it too.
 using RowId = uint32_t;
 constexpr RowId kNoRow = 0xFFFFFFFFu;
-constexpr uint64_t kMostRows = kNoRow - 1;  // the maximal number of rows in a table
+// In the result of a lookup, instead of kNoRow: admission (admission.h) gave the key no row.
+constexpr RowId kUnadmittedRow = kNoRow - 1;
+constexpr RowId kSkippedRow = kNoRow - 2;  // and its ids are absent from their bags
+constexpr bool IsRefused(RowId row) { return row - kSkippedRow < 2; }
+// Whether an id is that of a row.
+constexpr bool IsRow(RowId row) { return row < kSkippedRow; }
+constexpr uint64_t kMostRows = kSkippedRow;  // the maximal number of rows in a table
 
 // How the rows of keys are removed.
 enum class Removal : uint8_t {

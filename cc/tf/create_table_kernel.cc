@@ -50,6 +50,37 @@ const char* Name(InitKind k) {
                                            : "constant";
 }
 
+constexpr Admit kRules[] = {Admit::kAll, Admit::kFrequency, Admit::kProbability};
+const char* Name(Admit rule) {
+  return rule == Admit::kFrequency     ? "frequency"
+         : rule == Admit::kProbability ? "probability"
+                                       : "all";
+}
+constexpr Unadmitted kUnadmitted[] = {Unadmitted::kZeros, Unadmitted::kInitial, Unadmitted::kSkip};
+const char* Name(Unadmitted u) {
+  return u == Unadmitted::kInitial ? "initial" : u == Unadmitted::kSkip ? "skip" : "zeros";
+}
+
+absl::Status ReadAdmission(tf::OpKernelConstruction* ctx, AdmissionOptions* o) {
+  std::string rule, unadmitted;
+  float probability;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("admission", &rule));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("unadmitted", &unadmitted));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("admission_times", &o->times));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("admission_probability", &probability));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("admission_lines", &o->lines));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("admission_first_line", &o->first_line));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("admission_num_lines", &o->num_lines));
+  o->probability = probability;
+  for (const Admit r : kRules) {
+    if (rule == Name(r)) o->rule = r;
+  }
+  for (const Unadmitted u : kUnadmitted) {
+    if (unadmitted == Name(u)) o->unadmitted = u;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadInitializer(tf::OpKernelConstruction* ctx, std::vector<ColumnInit>* columns) {
   std::vector<std::string> kinds;
   std::vector<float> args;
@@ -88,6 +119,7 @@ absl::Status ReadOptions(tf::OpKernelConstruction* ctx, TableOptions* o) {
   TF_RETURN_IF_ERROR(ctx->GetAttr("seed", &seed));
   TF_RETURN_IF_ERROR(ctx->GetAttr("stochastic_rounding", &o->stochastic_rounding));
   TF_RETURN_IF_ERROR(ReadInitializer(ctx, &o->initializer));
+  TF_RETURN_IF_ERROR(ReadAdmission(ctx, &o->admission));
   if (max_hbm_bytes < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("max_hbm_bytes=", max_hbm_bytes, ": must not be negative"));
@@ -135,6 +167,14 @@ absl::Status CheckSame(const TableOptions& have, const TableOptions& want) {
   same("ttl_clock", name(have.ttl_clock), name(want.ttl_clock));
   same("ttl_since_access", have.ttl_since_access, want.ttl_since_access);
   same("ttl_min_rows", have.ttl_min_rows, want.ttl_min_rows);
+  const AdmissionOptions &admits = have.admission, &wanted = want.admission;
+  same("admission", name(admits.rule), name(wanted.rule));
+  same("unadmitted", name(admits.unadmitted), name(wanted.unadmitted));
+  same("admission_times", admits.times, wanted.times);
+  same("admission_probability", admits.probability, wanted.probability);
+  same("admission_lines", admits.lines, wanted.lines);
+  same("admission_first_line", admits.first_line, wanted.first_line);
+  same("admission_num_lines", admits.num_lines, wanted.num_lines);
   same("tier", name(have.tier), name(want.tier));
   same("max_hbm_bytes", have.max_hbm_bytes, want.max_hbm_bytes);
   same("seed", static_cast<int64_t>(have.seed), static_cast<int64_t>(want.seed));

@@ -1,4 +1,5 @@
 // Kernels of lookup_ops.cc: unpack, call the library, pack.
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -49,6 +50,39 @@ class LookupOp : public OneTableOp {
 
  private:
   bool insert_;
+  tf::DataType dtype_;
+};
+
+class LookupCountedOp : public OneTableOp {
+ public:
+  explicit LookupCountedOp(tf::OpKernelConstruction* ctx) : OneTableOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &dtype_));
+  }
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    const tf::Tensor& keys = ctx->input(1);
+    const tf::Tensor& counts = ctx->input(2);
+    TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
+    TF_RETURN_IF_ERROR(CheckShape(counts, keys.shape(), "counts"));
+    TF_RETURN_IF_ERROR(CheckDType(table, dtype_, "values"));
+    const auto* times = Data<int32_t>(counts);
+    if (std::any_of(times, times + counts.NumElements(), [](int32_t n) { return n < 1; })) {
+      return absl::InvalidArgumentError("counts has a number below 1");
+    }
+    void* values;
+    RowId* rows;
+    tf::TensorShape values_shape = keys.shape();
+    TF_RETURN_IF_ERROR(values_shape.AddDimWithStatus(table.options().dim));
+    TF_RETURN_IF_ERROR(Output(ctx, 0, values_shape, &values));
+    TF_RETURN_IF_ERROR(Output(ctx, 1, keys.shape(), &rows));
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    TableLock lock({&table}, TableLock::Mode::kExclusive);
+    return ToAbsl(table.LookupCounted(*exec, KeysOf(keys), reinterpret_cast<const uint32_t*>(times),
+                                      ProcessClock().Next(), values, rows));
+  }
+
+ private:
   tf::DataType dtype_;
 };
 
@@ -272,6 +306,7 @@ class DedupSumOp : public DynembOp {
 #define REGISTER(name, kernel) \
   REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), kernel)
 REGISTER("DynembLookup", LookupOp);
+REGISTER("DynembLookupCounted", LookupCountedOp);
 REGISTER("DynembLookupSparse", LookupSparseOp);
 REGISTER("DynembLookupSparseGrad", LookupSparseGradOp);
 REGISTER("DynembLookupSparseWeightGrad", LookupSparseWeightGradOp);
@@ -280,6 +315,8 @@ REGISTER("DynembDedupSum", DedupSumOp);
 
 #define GPU(name) Name(name).Device(tensorflow::DEVICE_GPU)
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembLookup").HostMemory("handle"), LookupOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembLookupCounted").HostMemory("handle").HostMemory("counts"),
+                           LookupCountedOp);
 DYNEMB_REGISTER_GPU_KERNEL(
     GPU("DynembLookupSparse").HostMemory("handles").HostMemory("bags").HostMemory("num_bags"),
     LookupSparseOp);

@@ -49,6 +49,25 @@ REGISTER_OP("DynembLookup")
       return absl::OkStatus();
     });
 
+REGISTER_OP("DynembLookupCounted")
+    .Input("handle: resource")
+    .Input("keys: key_type")
+    .Input("counts: int32")
+    .Output("values: dtype")
+    .Output("rows: uint32")
+    .Attr("key_type: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16}")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle keys, values;
+      TF_RETURN_IF_ERROR(Scalar(c, 0));
+      TF_RETURN_IF_ERROR(c->Merge(c->input(1), c->input(2), &keys));
+      TF_RETURN_IF_ERROR(c->Concatenate(keys, c->Vector(TableDim(c, 0)), &values));
+      c->set_output(0, values);
+      c->set_output(1, keys);
+      return absl::OkStatus();
+    });
+
 REGISTER_OP("DynembLookupSparse")
     .Input("handles: N * resource")
     .Input("keys: Tkeys")

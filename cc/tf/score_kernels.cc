@@ -74,6 +74,30 @@ class AddCountsOp : public OneTableOp {
   }
 };
 
+class LoadAdmissionOp : public OneTableOp {
+ public:
+  explicit LoadAdmissionOp(tf::OpKernelConstruction* ctx) : OneTableOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("merge", &merge_));
+  }
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    const tf::Tensor& lines = ctx->input(1);
+    const int64_t num = lines.dims() == 2 ? lines.dim_size(0) : 0;
+    TF_RETURN_IF_ERROR(CheckShape(lines, {num, 8}, "lines"));
+    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(2), "first_line"));
+    const int64_t first = ctx->input(2).scalar<int64_t>()();
+    if (first < 0 || first > AdmissionCounters::kMostLines - num) {
+      return absl::InvalidArgumentError(absl::StrCat("first_line=", first, ": out of range"));
+    }
+    TableLock lock({&table}, TableLock::Mode::kExclusive);
+    return ToAbsl(table.LoadAdmission(Data<uint64_t>(lines), first, num, merge_));
+  }
+
+ private:
+  bool merge_;
+};
+
 class AdvanceEpochOp : public OneTableOp {
  public:
   using OneTableOp::OneTableOp;
@@ -94,7 +118,7 @@ class ExplainOp : public OneTableOp {
   absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
     const tf::Tensor& keys = ctx->input(1);
     TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
-    int32_t *tiers, *losses;
+    int32_t *tiers, *losses, *admission_counts;
     int64_t *updates, *update_times, *scores, *access_times, *loss_times;
     TF_RETURN_IF_ERROR(Output(ctx, 0, keys.shape(), &tiers));
     TF_RETURN_IF_ERROR(Output(ctx, 1, keys.shape(), &updates));
@@ -103,6 +127,7 @@ class ExplainOp : public OneTableOp {
     TF_RETURN_IF_ERROR(Output(ctx, 4, keys.shape(), &access_times));
     TF_RETURN_IF_ERROR(Output(ctx, 5, keys.shape(), &losses));
     TF_RETURN_IF_ERROR(Output(ctx, 6, keys.shape(), &loss_times));
+    TF_RETURN_IF_ERROR(Output(ctx, 7, keys.shape(), &admission_counts));
     const auto n = static_cast<size_t>(keys.NumElements());
     std::vector<Table::KeyState> states(n);
     const std::unique_ptr<Exec> exec = MakeExec(ctx);
@@ -123,6 +148,7 @@ class ExplainOp : public OneTableOp {
       scores[i] = state.score;
       access_times[i] = state.has_row && by_time ? clock.TimeOf(static_cast<Tick>(state.score)) : 0;
       losses[i] = state.lost == 0 ? -1 : static_cast<int32_t>(state.lost_by);
+      admission_counts[i] = static_cast<int32_t>(state.admission_count);
       loss_times[i] = state.lost == 0 ? 0 : clock.TimeOf(state.lost);
     }
     return absl::OkStatus();
@@ -262,6 +288,7 @@ class SetDataTimeOp : public OneTableOp {
 REGISTER("DynembScores", ScoresOp, .HostMemory("scores"));
 REGISTER("DynembSetScores", SetScoresOp, .HostMemory("scores"));
 REGISTER("DynembAddCounts", AddCountsOp, .HostMemory("counts"));
+REGISTER("DynembLoadAdmission", LoadAdmissionOp, .HostMemory("lines").HostMemory("first_line"));
 REGISTER("DynembAdvanceEpoch", AdvanceEpochOp);
 REGISTER("DynembExportIf", ExportIfOp,
          .HostMemory("cursor")
@@ -281,7 +308,8 @@ REGISTER("DynembExplain", ExplainOp,
              .HostMemory("scores")
              .HostMemory("access_times")
              .HostMemory("losses")
-             .HostMemory("loss_times"));
+             .HostMemory("loss_times")
+             .HostMemory("admission_counts"));
 REGISTER("DynembEvict", EvictOp, .HostMemory("to_rows").HostMemory("evicted"));
 REGISTER("DynembExpire", ExpireOp, .HostMemory("expired"));
 REGISTER("DynembSetDataTime", SetDataTimeOp, .HostMemory("time"));

@@ -173,6 +173,31 @@ class SnapshotInfoOp : public OneSnapshotOp {
   }
 };
 
+class SnapshotAdmissionOp : public OneSnapshotOp {
+ public:
+  using OneSnapshotOp::OneSnapshotOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, SnapshotResource* resource) override {
+    TF_RETURN_IF_ERROR(Running(resource));
+    int64_t table;
+    TF_RETURN_IF_ERROR(Int64(ctx, 1, "table", 0, &table));
+    const auto t = static_cast<size_t>(table);
+    if (t >= resource->num_tables()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("table=", table, ": there are ", resource->num_tables(), " tables"));
+    }
+    const std::vector<uint64_t>& saved = resource->snapshot()->admission(t);
+    uint64_t* lines;
+    int64_t* first_line;
+    TF_RETURN_IF_ERROR(Output(ctx, 0, {static_cast<int64_t>(saved.size() / 8), 8}, &lines));
+    TF_RETURN_IF_ERROR(Output(ctx, 1, {}, &first_line));
+    std::copy(saved.begin(), saved.end(), lines);
+    *first_line = resource->snapshot()->first_admission_line(t);
+    return absl::OkStatus();
+  }
+};
+
 class SnapshotNextOp : public OneSnapshotOp {
  public:
   using OneSnapshotOp::OneSnapshotOp;
@@ -388,6 +413,7 @@ class BuildKeyIndexOp : public DynembOp {
   REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), kernel)
 REGISTER("DynembSnapshot", SnapshotOp);
 REGISTER("DynembSnapshotInfo", SnapshotInfoOp);
+REGISTER("DynembSnapshotAdmission", SnapshotAdmissionOp);
 REGISTER("DynembSnapshotNext", SnapshotNextOp);
 REGISTER("DynembSnapshotEnd", SnapshotEndOp);
 REGISTER("DynembLoadRows", LoadRowsOp);

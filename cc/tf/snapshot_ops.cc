@@ -40,6 +40,19 @@ REGISTER_OP("DynembSnapshotInfo")
       return absl::OkStatus();
     });
 
+REGISTER_OP("DynembSnapshotAdmission")
+    .Input("snapshot: resource")
+    .Input("table: int64")
+    .Output("lines: uint64")
+    .Output("first_line: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(Scalars(c, 0, 2));
+      c->set_output(0, c->Matrix(c->UnknownDim(), 8));
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    });
+
 REGISTER_OP("DynembSnapshotNext")
     .Input("snapshot: resource")
     .Input("limit_bytes: int64")

@@ -348,6 +348,7 @@ class StatsOp : public OneTableOp {
         {"erased", s.erased},
         {"expired", s.expired},
         {"refused", s.refused},
+        {"unadmitted", s.unadmitted},
         {"dropped_gradients", s.dropped_gradients},
         {"nonfinite_gradients", s.nonfinite_gradients},
         {"device_rows", s.device_rows},

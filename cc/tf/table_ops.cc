@@ -26,6 +26,13 @@ REGISTER_OP("DynembTable")
     .Attr("ttl_clock: {'steps', 'wall', 'data'} = 'steps'")
     .Attr("ttl_since: {'update', 'access'} = 'update'")
     .Attr("ttl_min_rows: int = 0")
+    .Attr("admission: {'all', 'frequency', 'probability'} = 'all'")
+    .Attr("unadmitted: {'zeros', 'initial', 'skip'} = 'zeros'")
+    .Attr("admission_times: int = 0")
+    .Attr("admission_probability: float = 1.0")
+    .Attr("admission_lines: int = 0")
+    .Attr("admission_first_line: int = 0")
+    .Attr("admission_num_lines: int = 0")
     .Attr("tier: {'host', 'hbm', 'hybrid'} = 'host'")
     .Attr("max_hbm_bytes: int = 0")
     .Attr("seed: int = 0")
@@ -193,11 +200,12 @@ REGISTER_OP("DynembExplain")
     .Output("access_times: int64")
     .Output("losses: int32")
     .Output("loss_times: int64")
+    .Output("admission_counts: int32")
     .Attr("key_type: {int64, int32, uint64}")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(TableAndKeys(c));
-      for (int i = 0; i < 7; ++i) c->set_output(i, c->input(1));
+      for (int i = 0; i < 8; ++i) c->set_output(i, c->input(1));
       return absl::OkStatus();
     });
 
@@ -211,6 +219,21 @@ REGISTER_OP("DynembAddCounts")
       ShapeHandle unused;
       TF_RETURN_IF_ERROR(TableAndKeys(c));
       return c->Merge(c->input(1), c->input(2), &unused);
+    });
+
+REGISTER_OP("DynembLoadAdmission")
+    .Input("handle: resource")
+    .Input("lines: uint64")
+    .Input("first_line: int64")
+    .Attr("merge: bool = false")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle lines;
+      DimensionHandle words;
+      TF_RETURN_IF_ERROR(Scalar(c, 0));
+      TF_RETURN_IF_ERROR(Scalar(c, 2));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 2, &lines));
+      return c->WithValue(c->Dim(lines, 1), 8, &words);
     });
 
 REGISTER_OP("DynembAdvanceEpoch")

@@ -296,12 +296,27 @@ def right_snapshot_calls(keys, vectors):
     ops.dynemb_upsert(table, keys, vectors)
     running, tick, utc_ns = ops.dynemb_snapshot([table], tf.constant([-1], i64))
     idle = h.make_table(DIM)
+    counting = h.make_table(
+        DIM,
+        tier="host",
+        admission="frequency",
+        admission_times=2,
+        admission_lines=3,
+        admission_num_lines=3,
+    )
     times = tf.ones([IDS], tf.uint32)
     zero, one = tf.constant(0, i64), tf.constant(1, i64)
     return {
         "dynemb_snapshot": (
             {"handles": [idle], "since": tf.constant([-1], i64)}, {"with_deleted": False}),
         "dynemb_snapshot_info": ({"snapshot": running, "table": zero}, {}),
+        "dynemb_snapshot_admission": ({"snapshot": running, "table": zero}, {}),
+        "dynemb_load_admission": (
+            {"handle": counting, "lines": tf.zeros([2, 8], tf.uint64), "first_line": one},
+            {"merge": True}),
+        "dynemb_lookup_counted": (
+            {"handle": counting, "keys": keys, "counts": tf.ones_like(keys, tf.int32)},
+            {"dtype": tf.float32}),
         "dynemb_snapshot_next": ({"snapshot": running, "limit_bytes": tf.constant(99, i64)}, {}),
         "dynemb_snapshot_end": ({"snapshot": running}, {}),
         "dynemb_load_rows": (

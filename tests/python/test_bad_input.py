@@ -70,7 +70,7 @@ def table(**options):
         ({"max_dram_for_vectors": 4}, NotImplementedError, "max_dram_for_vectors=4"),
         ({"file_path": "/tmp/x"}, NotImplementedError, "file_path"),
         ({"ttl": 36.5}, ValueError, "ttl must be .*36.5"),
-        ({"admission": "bloom"}, NotImplementedError, "admission"),
+        ({"admission": "bloom"}, ValueError, "admission.*bloom"),
     ],
 )
 def test_invalid_arguments_of_a_table(arguments, error, names):

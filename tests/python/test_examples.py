@@ -253,7 +253,9 @@ data = tf.data.Dataset.from_tensor_slices(([[[1], [2]]], [tf.zeros([2, 16])]))
 """
     *blocks, watching = code_blocks("docs/choosing_what_stays.md")
     program = "\n".join(["import tensorflow as tf", *blocks, fit, watching])
-    assert "[40 30 20 -1]" in run_python(["-c", program], tmp_path)
+    output = run_python(["-c", program], tmp_path)
+    assert "[40 30 20 -1]" in output
+    assert "[[0. 0.]\n [0. 0.]\n [0. 0.]]\n[[1. 1.]\n [0. 0.]]\n2\n" in output
     assert list((tmp_path / "logs").glob("events*"))
 
 

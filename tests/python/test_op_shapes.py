@@ -38,6 +38,7 @@ i64, i32, u32, f32, res = tf.int64, tf.int32, tf.uint32, tf.float32, tf.resource
 UNKNOWN = None
 H = (res, [])  # a table handle without shape information
 K, ROWS = (i64, [5]), (u32, [5])
+LINES = {"handle": H, "lines": (tf.uint64, [5, 8]), "first_line": (i64, [])}
 NO_WEIGHTS, SPLITS, ARGMAX = (f32, [0]), (i64, [4]), (i32, [3, DIM])
 GRADS = (f32, [3, DIM])
 
@@ -45,6 +46,10 @@ GRADS = (f32, [3, DIM])
 def lookup(table, keys, default=None):
     default = tf.zeros([0]) if default is None else default
     return ops.dynemb_lookup(table, keys, default, insert=True)
+
+
+def counted(table, keys, counts):
+    return ops.dynemb_lookup_counted(table, keys, counts, dtype=f32)
 
 
 def sparse(table, keys, bags, weights, num_bags, combiner="sum", dim=DIM):
@@ -211,6 +216,12 @@ RIGHT = [
     (ops.dynemb_expire, {"handle": H}, [[]]),
     (ops.dynemb_set_data_time, {"handle": H, "time": (i64, [])}, []),
     (ops.dynemb_set_expiry_marks, {"handle": H, "marks": (i64, [None])}, []),
+    (ops.dynemb_snapshot_admission, {"snapshot": H, "table": (i64, [])}, [[None, 8], []]),
+    (ops.dynemb_load_admission, LINES, []),
+    (ops.dynemb_load_admission, {name: (spec[0], UNKNOWN) for name, spec in LINES.items()}, []),
+    (counted, {"table": TABLE, "keys": K, "counts": (i32, [5])}, [[5, DIM], [5]]),
+    (counted, {"table": H, "keys": (i64, UNKNOWN), "counts": (i32, [2, None])},
+     [[2, None, None], [2, None]]),
     (ops.dynemb_snapshot_next, {"snapshot": H, "limit_bytes": (i64, [])},
      [[], [None, None], [None, None], [None, None], [None], [None]]),
     (ops.dynemb_snapshot_end, {"snapshot": H}, []),
@@ -320,6 +331,13 @@ WRONG = [
          [("handle", VECTOR_HANDLE), ("time", (i64, [1]))]),
         (ops.dynemb_set_expiry_marks, {"handle": H, "marks": (i64, [None])},
          [("handle", VECTOR_HANDLE), ("marks", (i64, []))]),
+        (ops.dynemb_snapshot_admission, {"snapshot": H, "table": (i64, [])},
+         [("snapshot", VECTOR_HANDLE), ("table", (i64, [1]))]),
+        (ops.dynemb_load_admission, LINES,
+         [("handle", VECTOR_HANDLE), ("lines", (tf.uint64, [5, 7])), ("lines", (tf.uint64, [8])),
+          ("first_line", (i64, [1]))]),
+        (counted, {"table": H, "keys": K, "counts": (i32, [5])},
+         [("table", VECTOR_HANDLE), ("counts", (i32, [4])), ("counts", (i32, [5, 1]))]),
         (ops.dynemb_snapshot_next, {"snapshot": H, "limit_bytes": (i64, [])},
          [("snapshot", VECTOR_HANDLE), ("limit_bytes", (i64, [1]))]),
         (ops.dynemb_snapshot_end, {"snapshot": H}, [("snapshot", VECTOR_HANDLE)]),

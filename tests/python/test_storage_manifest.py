@@ -28,12 +28,13 @@ def test_manifest_is_as_documented(tmp_path):
     (table,) = members["tables"]
     assert " ".join(table) == (
         "name dimension key_type dtype seed initializer state shards default_vector padding_id "
-        "string_hash evict_strategy ttl_clock"
+        "string_hash evict_strategy ttl_clock admission_lines"
     )
     (shard,) = table["shards"]
-    assert list(shard) == [
-        *("rank", "rows", "deleted", "base_tick", "files", "index_salt", "expiry_marks")
-    ]
+    assert " ".join(shard) == (
+        "rank rows deleted base_tick files index_salt expiry_marks first_admission_line "
+        "admission_lines"
+    )
     assert set(shard["files"]) == {"keys", "vectors", "state", "updates", "accesses", "deleted"}
     for file in shard["files"].values():
         content = (snapshot.directory / file["file"]).read_bytes()

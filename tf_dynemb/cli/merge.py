@@ -9,7 +9,7 @@ import pathlib
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb.cli.rows import Block, TableRows, tables_of
+from tf_dynemb.cli.rows import Block, Source, TableRows, tables_of
 from tf_dynemb.storage import Chain, Publication, Shard, Snapshot, TableEntry
 from tf_dynemb.storage.chain import MANIFEST, list_snapshots
 
@@ -78,7 +78,7 @@ def merge(path: str, out: str | None = None) -> Snapshot | None:
         for snapshot in chain.snapshots:
             snapshot.verify()
         entries = [
-            _write(publication, number, TableRows(chain, name), chain.last.manifest.table(name)[1])
+            _write(publication, number, TableRows(chain, name), chain.last)
             for number, name in enumerate(tables_of(chain))
         ]
         last = chain.last.manifest
@@ -93,27 +93,49 @@ def merge(path: str, out: str | None = None) -> Snapshot | None:
         )
 
 
-def _write(publication: Publication, number: int, rows: TableRows, last: TableEntry) -> TableEntry:
+def _write(publication: Publication, number: int, rows: TableRows, last: Snapshot) -> TableEntry:
     """Writes a table's columns; each row stays in the shard that it was last written to.
 
-    The ages of rows are those of `last`, the table's entry in the last snapshot.
+    The ages of rows and the admission counters are those of the last snapshot, which has all of
+    them.
     """
     entry = rows.entry
+    _, newer = last.manifest.table(entry.name)
     ranks = sorted({source.shard.rank for source in rows.sources})
-    shards = tuple(
-        dataclasses.replace(
-            _write_shard(publication, number, rows, rank), expiry_marks=last.expiry_marks
-        )
-        for rank in ranks
+    newest = {source.shard.rank: source for source in rows.sources if source.snapshot is last}
+    shards = []
+    for rank in ranks:
+        shard = _write_shard(publication, number, rows, rank)
+        shard = dataclasses.replace(shard, expiry_marks=newer.expiry_marks)
+        shards.append(_with_counters(publication, number, shard, newest.get(rank)))
+    return dataclasses.replace(
+        entry,
+        shards=tuple(shards),
+        ttl_clock=newer.ttl_clock,
+        admission_lines=newer.admission_lines,
     )
-    return dataclasses.replace(entry, shards=shards, ttl_clock=last.ttl_clock)
+
+
+def _with_counters(
+    publication: Publication, number: int, shard: Shard, source: Source | None
+) -> Shard:
+    if source is None or not source.shard.admission_lines:
+        return shard
+    lines = source.column("admission")
+    publication.column(number, "admission", lines.dtype, lines.shape[1:], shard.rank).append(lines)
+    first, count = source.shard.first_admission_line, source.shard.admission_lines
+    return dataclasses.replace(shard, first_admission_line=first, admission_lines=count)
 
 
 def _write_shard(publication: Publication, number: int, rows: TableRows, rank: int) -> Shard:
     sources = [source for source in rows.sources if source.shard.rank == rank]
     base_tick = min(source.shard.base_tick for source in sources)
     model = sources[0]
-    names = [name for name in model.table.columns("base", model.shard) if name != "index"]
+    names = [
+        name
+        for name in model.table.columns("base", model.shard)
+        if name not in ("index", "admission")
+    ]
     writers = {}
     for name in names:
         dtype, shape = rows.entry.column_type(name, model.shard)

@@ -16,6 +16,7 @@ from tf_dynemb.ids.bags import Bags
 from tf_dynemb.ids.keys import cast_keys
 from tf_dynemb.lookup.lookup_sparse import lookup_bags
 from tf_dynemb.tables import content, initializers
+from tf_dynemb.tables.admission_options import to_config
 from tf_dynemb.tables.cut import Rows
 from tf_dynemb.tables.options import TableOptions, check_dimension
 from tf_dynemb.variables.dynamic import DynamicVariable
@@ -239,7 +240,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
             "default_vector": self.default_vector,
             "embeddings_regularizer": keras.regularizers.serialize(self.embeddings_regularizer),
             "embeddings_constraint": keras.constraints.serialize(self.embeddings_constraint),
-            **self.table_options,
+            **to_config(self.table_options),
         }
 
 

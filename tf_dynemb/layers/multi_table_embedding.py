@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tf_dynemb.layers.base import TableLayer, check_table_options
 from tf_dynemb.layers.input_dtype import check_input_dtype
+from tf_dynemb.tables.admission_options import to_config
 from tf_dynemb.tables.options import check_dimension
 
 
@@ -256,7 +257,7 @@ class MultiTableEmbedding(TableLayer):
         tables = self._tables_argument
         return {
             **super().get_config(),
-            "tables": tables if isinstance(tables, int) else [dict(one) for one in tables],
+            "tables": tables if isinstance(tables, int) else [to_config(one) for one in tables],
             "feature_tables": dict(zip(self._feature_names, self.feature_tables, strict=True))
             if self._feature_names
             else list(self.feature_tables),

@@ -63,8 +63,9 @@ def lookup_sparse(
         sp_weights: None, or for each table either None or weights of the kind and shape of its ids.
         combiners: "sum", "mean", "sqrtn" or "max", one for all or one for each. Default: "mean".
             Formulas: `tf_dynemb.lookup.pool.pool`.
-        insert: whether unknown keys get a row. Otherwise they read as the vector that they would
-            start with, and no row is created. None: they do; inside the call of a Keras layer, only
+        insert: whether unknown keys get a row, if the table's `admission` admits them. Otherwise
+            they read as the vector that they would start with, or as `admission` says, and no row
+            is created. None: they do; inside the call of a Keras layer, only
             in training.
         use_low_frequency_filter: whether to drop some of the ids whose keys have no row, at random,
             so that rare keys do not fill the table. The table's option `filter_ratio` is the
@@ -102,6 +103,8 @@ def lookup_sparse(
     else:
         features = as_features(params, sp_ids, sp_weights)
         if use_low_frequency_filter:
+            _check_filter(tables)
+        if use_low_frequency_filter:
             features = admit(tables, features)
         outputs = [None] * len(tables)
         for its_insert in sorted(set(inserts)):
@@ -116,6 +119,15 @@ def lookup_sparse(
             for i, output in zip(places, its, strict=True):
                 outputs[i] = output
     return outputs[0] if single else outputs
+
+
+def _check_filter(tables: Sequence[Any]) -> None:
+    for table in tables:
+        if isinstance(table, DynamicVariable) and table.options.admission is not None:
+            raise ValueError(
+                f"use_low_frequency_filter=True: {table.name} has admission="
+                f"{table.options.admission!r}, which decides already which keys get a row."
+            )
 
 
 def _inserts(tables: Sequence[Any], insert: bool | None) -> list[bool]:
@@ -176,6 +188,14 @@ def _has_default(table: Any) -> bool:
     return isinstance(table, DynamicVariable) and table.default_vector is not None
 
 
+def _skips(table: DynamicVariable, insert: bool) -> bool:
+    """Whether the ids of keys without a row are absent from their bags, after the lookup."""
+    admission = table.options.admission
+    if admission is None or admission.unadmitted != "skip":
+        return False
+    return insert or table.default_vector is None
+
+
 def _lookup_apart(
     tables: Sequence[Any],
     features: Sequence[Bags],
@@ -186,9 +206,14 @@ def _lookup_apart(
 ) -> list[Any]:
     """`lookup_bags`; the vectors of the tables at `apart` are read first and pooled afterwards."""
     outputs: list[Any] = [None] * len(tables)
+    features = list(features)
     for i in apart:
         if isinstance(tables[i], DynamicVariable):
             vectors = tables[i].lookup(features[i].keys, insert=insert)
+            if _skips(tables[i], insert):
+                has_row = tables[i].contains(features[i].keys)
+                vectors = tf.boolean_mask(vectors, has_row)
+                features[i] = features[i].of_ids(has_row)
         else:
             vectors = tf.gather(tables[i], features[i].keys)
         outputs[i] = pool(clip_norms(vectors, max_norms[i]), features[i], combiners[i])
@@ -243,7 +268,7 @@ def _lookup_prefetched(
         )
     if sp_weights is not None:
         raise ValueError("sp_weights must be passed to prefetch_lookup, which looked up the ids.")
-    if communicator.get().size == 1:
+    if not prefetch.reads_ahead(tables):
         return lookup_bags(tables, features, combiners, insert)
     spread, table_of, places = exchange.spread_tables(tables)
     if len(spread) != len(ahead.vectors):

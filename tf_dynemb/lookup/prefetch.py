@@ -24,7 +24,7 @@ from tensorflow.python.ops import resource_variable_ops
 from tf_dynemb import _ops, communicator
 from tf_dynemb.ids.bags import Bags
 from tf_dynemb.lookup.features import as_features, as_list
-from tf_dynemb.parallel import exchange
+from tf_dynemb.parallel import exchange, key_counts
 from tf_dynemb.parallel.exchange import Request, Spread
 from tf_dynemb.parallel.placement import by_placement
 from tf_dynemb.variables.unwrap import unwrap
@@ -78,7 +78,8 @@ def prefetch_lookup(
     """Iterates over a dataset, and looks up the ids of each batch while the one before is in use.
 
     On several ranks it is collective: every rank iterates over the same number of batches. In one
-    process nothing is read ahead, because there is nothing to wait for.
+    process nothing is read ahead, because there is nothing to wait for. Nor is it if a table has
+    `admission`, because the batch in use may change what unknown keys read as.
 
     Example:
     >>> users = DynamicVariable(dimension=2, initializer="1")
@@ -107,7 +108,7 @@ def prefetch_lookup(
     def features(batch: Any) -> list[Bags]:
         return as_features(params, ids(batch), None if weights is None else weights(batch))
 
-    if communicator.get().size == 1:
+    if not reads_ahead(tables):
         for batch in dataset:
             yield batch, _nothing_ahead(features(batch))
         return
@@ -126,6 +127,13 @@ def prefetch_lookup(
     while (one := coming.result()) is not None:
         coming = _Task(next_batch)
         yield one
+
+
+def reads_ahead(tables: Sequence[Any]) -> bool:
+    """Whether `prefetch_lookup` reads the vectors of these tables ahead."""
+    spread, _, _ = exchange.spread_tables(tables)
+    admits = any(t.is_dynamic and t.variable.options.admission for t in spread)
+    return communicator.get().size > 1 and not admits
 
 
 class _Task(threading.Thread):
@@ -251,7 +259,7 @@ def finish(
     with record.stop_recording():
         vectors, rows = _read_again(asked, ahead, insert)
         if insert:
-            exchange.count_repeats(asked, table_of)
+            key_counts.add_counts(asked, key_counts.count_repeats(asked, table_of))
     received = exchange.Received.in_order(vectors)
     return exchange.pool(asked, [features[i] for i in places], table_of, combiners, received, rows)
 

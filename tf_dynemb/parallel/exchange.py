@@ -23,7 +23,7 @@ built for that.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -33,6 +33,12 @@ from tensorflow.python.ops import resource_variable_ops
 
 from tf_dynemb import _ops, communicator
 from tf_dynemb.ids.bags import Bags
+from tf_dynemb.parallel.key_counts import (
+    add_counts,
+    count_repeats,
+    find_present,
+    without_absent,
+)
 from tf_dynemb.parallel.placement import by_placement, common_device
 
 # The owners of the keys of a distributed table, as in the attribute of DynembRoute.
@@ -111,6 +117,19 @@ class Request:
         return send_words(
             self.names, self.wire, vectors, self.served, "vectors", device=self.device
         )
+
+    def send_some(
+        self, numbers: Sequence[int], rows: Sequence[Any], name: str, to_owners: bool
+    ) -> list[Any]:
+        """Sends rows of the tables with these numbers, as `to_owners` or `to_askers` does."""
+        if not numbers:
+            return []
+        with _ops.on_host():
+            counts = tf.gather(self.asked, numbers), tf.gather(self.served, numbers)
+        sent, received = counts if to_owners else counts[::-1]
+        names = [self.names[t] for t in numbers]
+        wire = ["same"] * len(names)
+        return send_rows(names, wire, rows, sent, received, "other", name, self.device)
 
     def num_asked(self, table: int) -> Any:
         """Returns the number of keys in the request for a table: int64 scalar."""
@@ -223,17 +242,31 @@ def lookup(
     # The gradient goes directly from the pooled vectors to the tables: see exchange_gradient.
     with record.stop_recording():
         asked = request(tables, [feature.keys for feature in features], table_of)
-        held, rows = read_owned(tables, asked.keys, insert, default_value)
+        repeats = count_repeats(asked, table_of) if insert else {}
+        held, rows = read_owned(tables, asked.keys, insert, default_value, repeats)
         words = asked.words_to_askers(held)
-        if insert:
-            count_repeats(asked, table_of)
+        add_counts(asked, repeats)
+        is_present = find_present(asked, rows) if default_value is None else {}
+    # Outside, so that the gradient of the weights passes through.
+    asked, features = without_absent(asked, features, table_of, is_present)
     return pool(asked, features, table_of, combiners, Received.from_ranks(asked, words, held), rows)
 
 
 def read_owned(
-    tables: Sequence[Spread], keys: Sequence[Any], insert: bool, default_value: Any = None
+    tables: Sequence[Spread],
+    keys: Sequence[Any],
+    insert: bool,
+    default_value: Any = None,
+    repeats: Mapping[int, Any] | None = None,
 ) -> tuple[list[Any], list[Any]]:
     """Reads the vectors of keys that this rank holds, and their row ids in dynamic tables.
+
+    Args:
+        tables: the tables.
+        keys: for each table, the keys that this rank is asked for.
+        insert: whether unknown keys get a row.
+        default_value: as in `lookup`.
+        repeats: the result of `count_repeats`; only tables without `admission` do without it.
 
     Returns:
         (vectors, rows): for each table [n, dimension], and uint32 [n] or [0].
@@ -247,8 +280,15 @@ def read_owned(
             tables[0].variable.handle, keys[0], default_value, insert=False
         )
     else:
-        for group in by_placement([tables[t].variable for t in dynamic]):
-            numbers = [dynamic[i] for i in group]
+        counted = [t for t in dynamic if insert and tables[t].variable.options.admission]
+        for t in counted:
+            times = (repeats or {})[t] + 1
+            vectors[t], rows[t] = library.dynemb_lookup_counted(
+                tables[t].variable.handle, keys[t], times, dtype=tables[t].dtype
+            )
+        at_once = [t for t in dynamic if t not in counted]
+        for group in by_placement([tables[t].variable for t in at_once]):
+            numbers = [at_once[i] for i in group]
             read, read_rows, _ = library.dynemb_lookup_sparse(
                 handles=[tables[t].variable.handle for t in numbers],
                 keys=[keys[t] for t in numbers],
@@ -268,48 +308,6 @@ def read_owned(
                 table.variable.handle, keys[t], dtype=table.dtype
             )
     return vectors, rows
-
-
-def count_repeats(asked: Request, table_of: Sequence[int]) -> None:
-    """Tells owners how often ids repeat, after a lookup that inserts, for tables that count keys.
-
-    The lookup has counted each key of the request once.
-
-    Args:
-        asked: the request of the lookup.
-        table_of: the number of each feature's table.
-    """
-    tables = asked.tables
-    numbers = [
-        t
-        for t, table in enumerate(tables)
-        if table.is_dynamic and table.variable.options.counts_keys
-    ]
-    if not numbers:
-        return
-    repeats = []
-    for t in numbers:
-        with _ops.on(asked.device):
-            index = [asked.index[i] for i, table in enumerate(table_of) if table == t]
-            index = tf.cast(tf.concat(index, 0), tf.int64)
-            ones = tf.ones_like(index, tf.int32)
-            counts = tf.math.unsorted_segment_sum(ones, index, asked.num_asked(t))
-            repeats.append(counts[:, tf.newaxis] - 1)
-    with _ops.on_host():
-        sent, received = tf.gather(asked.asked, numbers), tf.gather(asked.served, numbers)
-    names = [asked.names[t] for t in numbers]
-    arrived = send_rows(
-        names,
-        ["same"] * len(names),
-        repeats,
-        sent,
-        received,
-        "other",
-        "dynemb_counts",
-        asked.device,
-    )
-    for t, counts in zip(numbers, arrived, strict=True):
-        _ops.library().dynemb_add_counts(tables[t].variable.handle, asked.keys[t], counts[:, 0])
 
 
 def pool(

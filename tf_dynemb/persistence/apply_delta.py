@@ -117,6 +117,7 @@ def _apply_one(
     takes = with_state and takes_state(snapshot, name, table, table.state_spec)
     batches = columns.erase(snapshot, name, table.handle, table.key_type)
     batches += columns.load_rows(snapshot, name, table, table.handle, takes, at_tick=-1)
+    columns.load_counters(snapshot, name, table, table.handle)
     after = last_tick()
     # If any other call has changed the table, the next delta repeats all of these changes.
     alone = after == unchanged_until + batches

@@ -165,6 +165,7 @@ def _stage(
             complete = complete and (takes or not has_state(snapshot, name))
             columns.erase(snapshot, name, handle, table.key_type)
             columns.load_rows(snapshot, name, table, handle, takes, tick, quiet, marks)
+            columns.load_counters(snapshot, name, table, handle)
     except tf.errors.ResourceExhaustedError as error:
         raise tf.errors.ResourceExhaustedError(
             None, None, f"table {table.name!r} cannot hold the rows of {name!r}: {error.message}"

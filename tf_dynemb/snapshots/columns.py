@@ -14,10 +14,17 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
-from tf_dynemb import _ops, storage
+from tf_dynemb import _ops, communicator, storage
 from tf_dynemb.parallel import ownership
 from tf_dynemb.storage import key_index
-from tf_dynemb.tables.batches import NEW_SCORES, NO_STATE, own_rows, takes_scores
+from tf_dynemb.tables.batches import (
+    NEW_SCORES,
+    NO_STATE,
+    counter_lines,
+    own_rows,
+    takes_counters,
+    takes_scores,
+)
 from tf_dynemb.tables.cut import Cut, Rows, from_bits
 from tf_dynemb.tables.expiry import keep_alive
 from tf_dynemb.tables.table import Table
@@ -58,6 +65,9 @@ def write_rows(
         if what == "delta":
             key_type = table.key_type.as_numpy_dtype
             part.column(number, "deleted", key_type).append(deleted)
+        lines, _ = cut.counters(number)
+        if len(lines):
+            part.column(number, "admission", np.uint64, lines.shape[1:]).append(lines)
 
     # One thread reads tables while another writes files; both yield to training.
     waiting: collections.deque[concurrent.futures.Future[int]] = collections.deque()
@@ -96,8 +106,18 @@ def write_rows(
         if number in writers:
             gone = len(deleted) if what == "delta" else 0
             rows_written = writers[number]["keys"].rows
-            marks = cut.expiry_marks(number)
-            shards.append(storage.Shard(part.rank, rows_written, gone, base, expiry_marks=marks))
+            lines, first_line = cut.counters(number)
+            shards.append(
+                storage.Shard(
+                    part.rank,
+                    rows_written,
+                    gone,
+                    base,
+                    expiry_marks=cut.expiry_marks(number),
+                    first_admission_line=first_line,
+                    admission_lines=len(lines),
+                )
+            )
         attributes = table.attributes
         initializer = storage.InitializerEntry(
             tuple(attributes["initializers"]), tuple(attributes["initializer_args"])
@@ -113,14 +133,55 @@ def write_rows(
                 initializer=initializer,
                 state=storage.StateEntry(optimizer, widths, inits) if has_state else None,
                 shards=tuple(shards),
-                default_vector=table.default_vector,
+                default_vector=_default_vector(table),
                 padding_id=table.padding_id,
                 string_hash=table.string_hash,
                 evict_strategy=table.options.strategy,
                 ttl_clock=table.options.lifetime.clock if table.options.ttl else None,
+                admission_lines=counter_lines(table),
             )
         )
     return entries
+
+
+def _default_vector(table: Table) -> tuple[float, ...] | None:
+    """Returns what readers of the dump return for a key without a row; None: its initial vector."""
+    admission = table.options.admission
+    if table.default_vector is None and admission is not None and admission.unadmitted != "initial":
+        return (0.0,) * table.dimension
+    return table.default_vector
+
+
+def load_counters(snapshot: storage.Snapshot, name: str, table: Table, handle: Any) -> None:
+    """Loads the admission counters of a snapshot's table, for the keys that this rank holds.
+
+    Args:
+        snapshot: a verified snapshot.
+        name: the name of the table in the snapshot.
+        table: a table with the options of the handle's table.
+        handle: the handle of the table to load into.
+    """
+    _, entry = snapshot.manifest.table(name)
+    if not takes_counters(entry.admission_lines, table, f"table {name!r} on disk"):
+        return
+    shards = sorted(
+        (shard for shard in entry.shards if shard.admission_lines),
+        key=lambda shard: shard.first_admission_line,
+    )
+    comm = communicator.get()
+    if snapshot.manifest.world_size == comm.size and not ownership.is_elsewhere(table):
+        shards = [shard for shard in shards if shard.rank == comm.rank] or shards
+    load = _ops.library().dynemb_load_admission
+    end = 0
+    for shard in shards:
+        lines = snapshot.column(name, "admission", shard.rank)
+        first = shard.first_admission_line
+        # The line at the boundary of two ranks is in the shards of both.
+        shared = max(end - first, 0)
+        if shared:
+            load(handle, lines[:shared], first, merge=True)
+        load(handle, lines[shared:], first + shared)
+        end = max(end, first + shard.admission_lines)
 
 
 def load_rows(

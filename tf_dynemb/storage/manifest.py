@@ -41,6 +41,10 @@ SCORED_STRATEGIES = ("lfu", "epoch_lfu", "score")
 TTL_CLOCKS = ("steps", "wall", "data")
 INITIALIZERS = ("constant", "uniform", "normal", "truncated_normal")
 
+# The 64-bit words of a line of admission counters, and the most lines of a table.
+ADMISSION_WORDS = 8
+_MOST_LINES = 2**32 - 1
+
 # From this number of rows on, positions do not fit into the index.
 INDEX_ROWS = 2**32 - 1
 
@@ -72,6 +76,8 @@ class Shard:
 
     `expiry_marks` may be missing in the file. If rows expire, it has the tick up to which they have
     expired, and then pairs of a tick and the time of its use (docs/file_format.md).
+    `admission_lines` lines of admission counters, from number `first_admission_line` on, are in the
+    column `admission`. These two members may be missing in the file.
     """
 
     rank: int
@@ -81,6 +87,8 @@ class Shard:
     files: Mapping[str, ColumnFile] = dataclasses.field(default_factory=dict)
     index_salt: int = 0
     expiry_marks: tuple[int, ...] = ()
+    first_admission_line: int = 0
+    admission_lines: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +113,8 @@ class TableEntry:
     """The entry of a table.
 
     `state` is None if no state was written. `default_vector` and the members after it may be
-    missing in the file.
+    missing in the file. `admission_lines` is the number of lines of admission counters of all
+    shards; None if the table counts no keys.
     """
 
     name: str
@@ -121,6 +130,7 @@ class TableEntry:
     string_hash: str | None = None
     evict_strategy: str | None = None
     ttl_clock: str | None = None
+    admission_lines: int | None = None
 
     @property
     def accesses_are_times(self) -> bool:
@@ -164,6 +174,7 @@ class TableEntry:
             "accesses": (np.dtype(np.uint32), (shard.rows,)),
             "deleted": (key_type, (shard.deleted,)),
             "index": (np.dtype(np.uint32), (index_size(shard.rows),)),
+            "admission": (np.dtype(np.uint64), (shard.admission_lines, ADMISSION_WORDS)),
         }
         return types[column]
 
@@ -176,6 +187,8 @@ class TableEntry:
             names.append("deleted")
         elif shard.rows < INDEX_ROWS:
             names.append("index")
+        if shard.admission_lines:
+            names.append("admission")
         return tuple(names)
 
 
@@ -327,6 +340,7 @@ def _table(members: Fields, version: int = VERSION) -> TableEntry:
         string_hash=_string_hash(members),
         evict_strategy=_evict_strategy(members),
         ttl_clock=_ttl_clock(members),
+        admission_lines=_admission_lines(members),
     )
 
 
@@ -375,6 +389,12 @@ def _expiry_marks(members: Fields) -> tuple[int, ...]:
     return marks
 
 
+def _admission_lines(members: Fields) -> int | None:
+    if members.members.get("admission_lines") is None:
+        return None
+    return members.integer("admission_lines", 1, _MOST_LINES)
+
+
 def _initializer(members: Fields, dimension: int) -> InitializerEntry:
     kinds = members.texts("kinds", INITIALIZERS)
     args = members.numbers("args")
@@ -400,6 +420,11 @@ def _shard(members: Fields, version: int) -> Shard:
         files={column: _file(files.object(column)) for column in files.members},
         index_salt=members.integer("index_salt", 0, 2**64 - 1) if version > 1 else 0,
         expiry_marks=_expiry_marks(members),
+        **{
+            name: members.integer(name, 0, _MOST_LINES)
+            for name in ("first_admission_line", "admission_lines")
+            if name in members.members
+        },
     )
 
 
@@ -418,6 +443,9 @@ def _check_shards(
     for shard, where in zip(table.shards, members.objects("shards"), strict=True):
         where.require(shard.rank < world_size, "rank", f"must be below world_size={world_size}")
         where.require(kind == "delta" or not shard.deleted, "deleted", "must be 0 in a base")
+        end = shard.first_admission_line + shard.admission_lines
+        most = table.admission_lines or 0
+        where.require(end <= most, "admission_lines", f"must end at line {most} or before")
         files = where.object("files")
         for column in table.columns(kind, shard):
             files.require(column in shard.files, column, "is missing")

@@ -10,6 +10,7 @@ import numpy as np
 from tf_dynemb import communicator
 from tf_dynemb._warn import warn
 from tf_dynemb.parallel import ownership
+from tf_dynemb.tables.admission_options import ENTRIES, Frequency
 from tf_dynemb.tables.options import has_scores
 from tf_dynemb.tables.table import Table, table_stats
 
@@ -83,6 +84,30 @@ def takes_scores(strategy: str | None, table: Table, what: str) -> bool:
     warn(
         f"{what} was written with evict_strategy={there!r}, but {table.name!r} has {here!r}: the "
         "scores of its rows start anew."
+    )
+    return False
+
+
+def counter_lines(table: Table) -> int | None:
+    """Returns the lines of admission counters of all ranks; None if the table counts no keys."""
+    admission = table.options.admission
+    return admission.lines if isinstance(admission, Frequency) else None
+
+
+def takes_counters(lines: int | None, table: Table, what: str) -> bool:
+    """Whether a table takes admission counters that were saved; warns if they do not fit.
+
+    Args:
+        lines: the number of lines of counters that all ranks saved; None: there are none.
+        table: the table to load into.
+        what: the source of the counters, for the warning.
+    """
+    here = counter_lines(table)
+    if lines is None or here is None or lines == here:
+        return lines is not None and here is not None
+    warn(
+        f"{what} has {lines * ENTRIES} admission counters, but {table.name!r} has "
+        f"{here * ENTRIES}: counting starts anew."
     )
     return False
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import warnings
+import zlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +17,9 @@ from tf_dynemb.tables import expiry
 from tf_dynemb.tables.batches import (
     NEW_SCORES,
     NO_STATE,
+    counter_lines,
     slices,
+    takes_counters,
     takes_scores,
     warn_of_evictions,
 )
@@ -30,7 +34,9 @@ class Content(NamedTuple):
     Attributes:
         rows: all rows; `cut.Rows` has the shapes.
         info: a JSON object: dtype, state_spec, base (of the times), the tick and utc_ns of the
-            moment, evict_strategy, and ttl_clock and expiry_marks (which older ones lack).
+            moment, evict_strategy, and ttl_clock and expiry_marks (which older ones lack). If the
+            table counts keys for their admission: the lines of counters of all ranks, the number
+            of the first line here, and the lines here, compressed.
     """
 
     rows: Rows
@@ -49,6 +55,7 @@ def read_content(table: Table) -> Content:
         blocks = [rows for _, rows in cut.blocks()]
         none = cut.no_rows(0)
         marks = cut.expiry_marks(0)
+        counters, first_line = cut.counters(0)
     none = none._replace(state=np.empty((0, sum(spec[1])), np.float32))
     rows = Rows(*(np.concatenate(columns) for columns in zip(none, *blocks, strict=True)))
     info = {
@@ -61,6 +68,10 @@ def read_content(table: Table) -> Content:
         "ttl_clock": table.options.lifetime.clock if marks else None,
         "expiry_marks": marks,
     }
+    if len(counters):
+        # In the JSON object, because a checkpoint has the same tensors with and without counters.
+        packed = base64.b64encode(zlib.compress(counters.tobytes(), 1)).decode()
+        info["admission"] = [counter_lines(table), first_line, packed]
     return Content(rows, json.dumps(info))
 
 
@@ -113,6 +124,10 @@ def write_content(table: Table, content: Content, adopt_state: bool) -> None:
         warn_of_evictions(handle, table, "the checkpoint")
         ages = info.get("ttl_clock"), info.get("expiry_marks", ())
         expiry.take_ages(handle, table.options.lifetime, *ages, "the checkpoint")
+        lines, first_line, packed = info.get("admission") or (None, 0, "")
+        if takes_counters(lines, table, "the checkpoint"):
+            counters = np.frombuffer(zlib.decompress(base64.b64decode(packed)), np.uint64)
+            _ops.library().dynemb_load_admission(handle, counters.reshape(-1, 8), first_line)
         _ops.library().dynemb_swap_rows([table.handle], [handle], info["tick"], info["utc_ns"])
     table.snapshots = Snapshots()
     if adopt_state:

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops
+from tf_dynemb.tables.admission_options import Frequency
 from tf_dynemb.tables.table import StateSpec, Table
 
 # The bytes that are read at a time under a table's lock; a batch may have to wait for them.
@@ -109,6 +110,18 @@ class Cut:
         """Returns the marks by which the ages of a table's rows are known (`tables/expiry.py`)."""
         *_, marks = _ops.library().dynemb_snapshot_info(self._handle, number)
         return tuple(marks.numpy().tolist())
+
+    def counters(self, number: int) -> tuple[Any, int]:
+        """Returns a table's admission counters, and the number of their first line.
+
+        They are uint64 [lines, 8], as in docs/file_format.md; [0, 8] if the table counts no keys.
+        """
+        if self._handle is None or not isinstance(
+            self._tables[number].options.admission, Frequency
+        ):
+            return np.empty((0, 8), np.uint64), 0
+        lines, first = _ops.library().dynemb_snapshot_admission(self._handle, number)
+        return lines.numpy(), int(first)
 
     def blocks(self) -> Iterator[tuple[int, Rows]]:
         """Yields all rows of the cut, some at a time, with the number of their table."""

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 from typing import Any
 
+from tf_dynemb.tables.admission_options import as_admission
 from tf_dynemb.tables.expiry import Lifetime
 
 VAR_TYPES = ("hbm", "hybrid", "host")
@@ -28,7 +29,6 @@ _HBM_GB = 16  # max_hbm_for_vectors, unless it is given
 _NOT_YET = {
     "max_dram_for_vectors": "use max_capacity, in rows, to limit host memory",
     "file_path": "rows are in host memory only",
-    "admission": "there is filter_ratio, for lookup_sparse(use_low_frequency_filter=True)",
 }
 
 
@@ -94,7 +94,9 @@ class TableOptions:
             record it: "lru", "epoch_lru" or "none" as evict_strategy.
         ttl_min_rows: nothing expires while the table has at most this number of rows; with several
             ranks, each has its share of them.
-        admission: which keys get a row. Not supported by this build.
+        admission: which keys get a row: `Frequency`, `Probability`, or None: every key that a
+            lookup that inserts asks for. A key that is not admitted has no row and gets no
+            gradient, and is not an error. Not for tables in GPU memory yet.
     """
 
     var_type: str = "hybrid"
@@ -176,6 +178,12 @@ class TableOptions:
         check_exchange_dtype(self.exchange_dtype)
         if not _is_number(self.filter_ratio) or not 0 <= self.filter_ratio <= 1:
             raise ValueError(f"filter_ratio must be in [0, 1], got {self.filter_ratio!r}.")
+        object.__setattr__(self, "admission", as_admission(self.admission))
+        if self.admission is not None and self.filter_ratio != 1:
+            raise ValueError(
+                f"admission={self.admission!r} and filter_ratio={self.filter_ratio!r} both decide "
+                "which keys get a row: use one of them."
+            )
         limit = self.max_hbm_for_vectors
         if limit is not None and (not _is_number(limit) or not 0 <= limit < 2**32):
             raise ValueError(

@@ -18,7 +18,7 @@ from tf_dynemb.ids.keys import KEY_TYPES
 from tf_dynemb.parallel.exchange import BY_HASH, Spread, exchange_stats
 from tf_dynemb.parallel.ownership import check_mode, owner_of_mode
 from tf_dynemb.parallel.placement import Placement, place
-from tf_dynemb.tables import initializers
+from tf_dynemb.tables import admission_options, initializers
 from tf_dynemb.tables.lineage import Snapshots
 from tf_dynemb.tables.options import TableOptions, check_dimension
 
@@ -52,6 +52,10 @@ class Table:
         snapshots: the snapshots that the table was dumped to or loaded from.
         cut_lock: held while a cut of the table is read, because a table can be in one at a time.
     """
+
+    # Whether steps of optimizers give the keys of their gradients rows, so that lookups need not do
+    # it. Otherwise a step skips keys without a row: they were evicted after the lookup.
+    inserts_in_steps = False
 
     # Set by TensorFlow's variable.
     handle: Any
@@ -88,6 +92,8 @@ class Table:
             if not tf.executing_eagerly():
                 raise RuntimeError("A DynamicVariable cannot be created in a TensorFlow 1 graph.")
             placement = place(options.var_type)
+            self._check_admission(options, placement)
+            comm = communicator.get()
             attributes = {
                 "tier": placement.tier,
                 "max_hbm_bytes": options.max_hbm_bytes if placement.tier == "hybrid" else 0,
@@ -104,6 +110,9 @@ class Table:
                 "stochastic_rounding": options.stochastic_rounding,
                 "initializers": list(initial.kinds),
                 "initializer_args": list(initial.args),
+                **admission_options.attributes(
+                    options.admission, comm.rank, comm.size, owner_of_mode(mode)
+                ),
             }
             self._handle = _make_table(placement, f"dynemb/{number}/{name}", attributes)
         self._name = name
@@ -123,6 +132,20 @@ class Table:
         self.cut_lock = threading.RLock()
         # The state that the rows have. The operators know the owner that may step it.
         self._state_spec: StateSpec | None = None
+
+    def _check_admission(self, options: TableOptions, placement: Placement) -> None:
+        if options.admission is None:
+            return
+        if placement.tier != "host":
+            raise NotImplementedError(
+                f"admission={options.admission!r} is not supported for tables in GPU memory: use "
+                "var_type='host'."
+            )
+        if self.inserts_in_steps:
+            raise ValueError(
+                f"admission={options.admission!r} needs lookups that insert; the steps of "
+                "optimizers insert into this table."
+            )
 
     @property
     def dimension(self) -> int:
@@ -206,7 +229,8 @@ class Table:
         - `slots`: places for rows in the index; size / slots is the load.
         - `row_bytes`: bytes of all rows: keys, times, vectors and optimizer state.
         - `index_bytes`: bytes of the index.
-        - `metadata_bytes`: bytes of index, keys and times: all except vectors and state.
+        - `metadata_bytes`: bytes of index, keys, times and admission counters: all except vectors
+          and state.
         - `device_rows`: row places in use in GPU memory.
 
         Counts since the table was created:
@@ -218,7 +242,9 @@ class Table:
         - `inserts`, `evictions`, `erased`, `expired`: rows that were created, evicted by a full
           table, removed by `erase` and `forget`, and removed because they had expired.
         - `refused`: keys that a full table did not take.
-        - `dropped_gradients`: gradients of keys that had no row when the optimizer stepped.
+        - `unadmitted`: ids that `admission` refused. Repeated ids count each time.
+        - `dropped_gradients`: gradients of keys that had no row when the optimizer stepped. A
+          table with `admission` does not count them.
         - `nonfinite_gradients`: rows whose gradient had a NaN or an infinity.
 
         What this rank has sent to others for the table:
@@ -287,7 +313,7 @@ class Table:
         Returns:
             The table's handle. The table is destroyed with it.
         """
-        most = self._options.max_capacity or 2**32 - 2
+        most = self._options.max_capacity or 2**32 - 3
         attributes = dict(self._attributes)
         attributes["init_capacity"] = min(max(rows, attributes["init_capacity"]), most)
         handle = _make_table(self._placement, "", attributes)

@@ -73,10 +73,6 @@ class DynamicVariable(Retention, resource_variable_ops.ResourceVariable):  # typ
         NotImplementedError: an option is set that this build does not support.
     """
 
-    # Whether steps of optimizers give the keys of their gradients rows, so that lookups need not do
-    # it. Otherwise a step skips keys without a row: they were evicted after the lookup.
-    inserts_in_steps = False
-
     # Otherwise tf.Variable's metaclass would treat the arguments as those of tf.Variable.
     _variable_call = None
 

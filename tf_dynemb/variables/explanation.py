@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
 from tf_dynemb.parallel import ownership
+from tf_dynemb.tables.admission_options import Frequency
 from tf_dynemb.tables.table import Table
 
 # As in cc/table/types.h, Removal.
@@ -32,6 +33,9 @@ class Explanation(NamedTuple):
         lost_because: "evicted" (by a full table, or `evict`), "expired" (`ttl`), "erased" (`erase`,
             `erase_if`, `clear`) or "forgotten" (`forget`). A row that has expired is lost when it
             is removed, at the latest by the call that explains it.
+        admission_count: how often lookups that insert have asked for a key that has no row, as far
+            as the table remembers it. None: the key has a row, or the table's `admission` does not
+            count keys.
     """
 
     key: int
@@ -43,6 +47,7 @@ class Explanation(NamedTuple):
     score: int | None
     lost: datetime.datetime | None
     lost_because: str | None
+    admission_count: int | None = None
 
     def __str__(self) -> str:
         parts = [f"key {self.key} (rank {self.rank})"]
@@ -52,6 +57,8 @@ class Explanation(NamedTuple):
             parts += [f"with score {self.score}"] if self.score is not None else []
         else:
             parts.append("has no row")
+            count = self.admission_count
+            parts += [f"was counted {count} times"] if count is not None else []
         if self.lost_because is not None:
             parts.append(f"was {self.lost_because} {self.lost}")
         return ", ".join(parts)
@@ -73,7 +80,10 @@ def explain(table: Table, keys: Any) -> list[Explanation]:
 
 def _explain(table: Table, keys: Any, rank: int) -> list[Explanation]:
     columns = _ops.library().dynemb_explain(table.handle, tf.constant(keys, table.key_type))
-    tiers, _, updated, scores, accessed, losses, lost = (c.numpy().tolist() for c in columns)
+    tiers, _, updated, scores, accessed, losses, lost, counts = (
+        c.numpy().tolist() for c in columns
+    )
+    counts_keys = isinstance(table.options.admission, Frequency)
     has_scores = table.options.has_scores
     return [
         Explanation(
@@ -86,6 +96,7 @@ def _explain(table: Table, keys: Any, rank: int) -> list[Explanation]:
             scores[i] if has_scores and tiers[i] >= 0 else None,
             _time(lost[i]),
             None if losses[i] < 0 else _LOSSES[losses[i]],
+            counts[i] if counts_keys and tiers[i] < 0 else None,
         )
         for i, key in enumerate(keys.tolist())
     ]

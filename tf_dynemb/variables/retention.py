@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
 from tf_dynemb.ids.keys import as_keys
-from tf_dynemb.parallel import exchange, spread_keys
+from tf_dynemb.parallel import exchange, key_counts, spread_keys
 from tf_dynemb.tables import selection
 from tf_dynemb.tables.table import Table
 from tf_dynemb.variables.explanation import Explanation, explain
@@ -136,6 +136,8 @@ class Retention(Table):
     def insert_and_evict(self, keys: Any, values: Any = None, scores: Any = None) -> TableRows:
         """Gives unknown keys a row, and returns the rows that a full table evicted for them.
 
+        Every key gets a row, whatever the table's `admission` says.
+
         Values and scores are set after that: another thread may see the rows without them.
 
         Args:
@@ -163,7 +165,7 @@ class Retention(Table):
             *_ops.library().dynemb_insert_and_evict(self.handle, owned, dtype=self.dtype)
         )
         if communicator.get().size > 1:
-            exchange.count_repeats(asked, [0])
+            key_counts.add_counts(asked, key_counts.count_repeats(asked, [0]))
         with tf.control_dependencies(list(evicted)):
             if values is not None:
                 self.insert_or_assign(keys, values)

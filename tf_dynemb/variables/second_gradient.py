@@ -16,11 +16,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_dynemb import _ops
+
 
 @tf.RegisterGradient("DynembLookupSparseGrad")  # type: ignore[untyped-decorator]
 def _gradient(op: Any, *output_grads: Any) -> list[Any]:
     count = len(op.inputs) // 6
-    keys, _, bags, weights, argmax, grads = (
+    keys, rows, bags, weights, argmax, grads = (
         op.inputs[i * count : (i + 1) * count] for i in range(6)
     )
     combiners = [c.decode() if isinstance(c, bytes) else c for c in op.get_attr("combiners")]
@@ -34,6 +36,7 @@ def _gradient(op: Any, *output_grads: Any) -> list[Any]:
         with tf.GradientTape() as tape:
             tape.watch(weights[i])
             factors = weights[i] if has_weights else tf.ones_like(vectors[:, 0])
+            vectors, factors = _without_refused(vectors, factors, rows[i])
             pooled = _pool(vectors, factors, bags[i], argmax[i], combiners[i], tf.shape(grads[i]))
             product = tf.reduce_sum(pooled * tf.cast(grads[i], tf.float32))
         bag_grads[i] = tf.cast(pooled, grads[i].dtype)
@@ -41,6 +44,14 @@ def _gradient(op: Any, *output_grads: Any) -> list[Any]:
             weight_grads[i] = tape.gradient(product, weights[i])
     none: list[Any] = [None] * count
     return [*none, *none, *none, *weight_grads, *none, *bag_grads]
+
+
+def _without_refused(vectors: Any, factors: Any, rows: Any) -> tuple[Any, Any]:
+    """Returns the terms of ids: zeros for those whose keys a table's admission has refused."""
+    skipped = tf.equal(rows, _ops.SKIPPED_ROW)
+    refused = skipped | tf.equal(rows, _ops.UNADMITTED_ROW)
+    vectors = tf.where(refused[:, tf.newaxis], tf.zeros_like(vectors), vectors)
+    return vectors, tf.where(skipped, tf.zeros_like(factors), factors)
 
 
 def _rows_of(unique_keys: Any, rows: Any, keys: Any) -> Any:
