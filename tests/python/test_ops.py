@@ -316,7 +316,8 @@ def test_stats_names_and_counts():
     got = h.stats(handle)
     assert set(got) == {
         "size", "slots", "index_bytes", "row_bytes", "metadata_bytes", "hits", "device_hits",
-        "misses", "inserts", "evictions", "erased", "expired", "refused", "dropped_gradients",
+        "misses", "inserts", "evictions", "erased", "expired", "refused", "unadmitted",
+        "dropped_gradients",
         "nonfinite_gradients", "device_rows", "promotions",
     }  # fmt: skip
     assert {k: got[k] for k in ("size", "hits", "misses", "inserts", "erased", "evictions")} == {
