@@ -61,7 +61,9 @@ void Expiry::Note(Tick tick) {
 
 bool Expiry::AddMark(Tick tick) {
   try {
-    marks_.push_back({tick, time_, time_});
+    // A reader with a later tick may have been here before.
+    const Tick least = marks_.empty() ? horizon_ : marks_.back().until;
+    marks_.push_back({std::max(tick, least), time_, time_});
     return true;
   } catch (const std::bad_alloc&) {
     return false;

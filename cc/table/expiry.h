@@ -38,7 +38,7 @@ namespace dynemb {
 
 class Expiry {
  public:
-  static constexpr int64_t kMarks = 4096;
+  static constexpr int64_t kMarks = 1024;
 
   // Takes the options; call it once, first. `now` is the system's clock, for TtlClock::kWall, in
   // nanoseconds since 1970 UTC.

@@ -161,6 +161,9 @@ class HashTable final : public HostTable {
   // Pass 2: creates rows for the keys with rows[i] == kNoRow, and writes their ids to rows[i].
   // Afterwards the scratch's plan has the positions that repeat a key.
   Status Insert(Exec& exec, const Batch& batch, const Fill& fill, BatchScratch* scratch);
+  // Removes expired rows to make room for n keys, unless it would cost much more than to evict
+  // others.
+  Status ExpireToInsert(Exec& exec, size_t n, Tick tick);
   // Removes the rows of keys with rows[i] == kNoRow that have a row nevertheless: one that has
   // expired.
   void RemoveExpiredRows(Exec& exec, const Batch& batch);

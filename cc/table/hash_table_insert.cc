@@ -245,6 +245,15 @@ void HashTable<K>::RemoveExpiredRows(Exec& exec, const Batch& batch) {
 }
 
 template <class K>
+Status HashTable<K>::ExpireToInsert(Exec& exec, size_t n, Tick tick) {
+  constexpr uint64_t kRowsPerKey = 64;
+  const bool is_cheap = rows_.high_water() <= kRowsPerKey * n;
+  if (!is_cheap && options_.evict_strategy != EvictStrategy::kNone) return Status();
+  uint64_t expired;
+  return Expire(exec, tick, &expired);
+}
+
+template <class K>
 Status HashTable<K>::Insert(Exec& exec, const Batch& batch, const Fill& fill,
                             BatchScratch* scratch) {
   Phase phase("insert");
@@ -254,6 +263,7 @@ Status HashTable<K>::Insert(Exec& exec, const Batch& batch, const Fill& fill,
   if (batch.admits) Admit(batch, exec, scratch);
   const size_t m = plan->size();
   if (m == 0) return Status();
+  if (capacity() - size() < m) DYNEMB_RETURN_IF_ERROR(ExpireToInsert(exec, m, batch.tick));
   const size_t fresh = std::min<uint64_t>(m, capacity() - size());
   Evictable evictable{scoring_.Order(stamps_), stamps_.order().Rank(batch.now), nullptr};
   Pins pins(&scratch->pinned);

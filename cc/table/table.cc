@@ -10,6 +10,7 @@
 #include <sstream>
 #include <utility>
 
+#include "cc/table/function_ref.h"
 #include "cc/table/hash_table.h"
 #include "cc/table/phase.h"
 
@@ -163,13 +164,15 @@ constexpr int64_t kSpared = -2;
 constexpr uint64_t kAllRows = std::numeric_limits<uint64_t>::max();
 constexpr size_t kBins = size_t{1} << 16;
 
+// Lists the rows from a cursor on, some at a time.
+using ListFrom = FunctionRef<ExportPlan(uint64_t cursor)>;
+
 // Calls fn(plan, scores) for all rows, some at a time, until it fails.
 template <class Fn>
-Status ForScores(Exec& exec, const Table& table, const Fn& fn) {
+Status ForScores(Exec& exec, const Table& table, const ListFrom& list, const Fn& fn) {
   int64_t cursor = 0;
   while (cursor >= 0) {
-    const ExportPlan plan =
-        table.SelectRows(exec, static_cast<uint64_t>(cursor), kEvictStep, RowPredicate());
+    const ExportPlan plan = list(static_cast<uint64_t>(cursor));
     DYNEMB_RETURN_IF_ERROR(table.Error());
     std::vector<int64_t> scores(plan.rows.size());
     table.Export(exec, plan, nullptr, nullptr, nullptr, nullptr, scores.data());
@@ -188,10 +191,11 @@ struct LowestScores {
 
 // The n lowest scores, 0 < n <= the number of rows. Each pass over the rows divides the range that
 // the n-th score is in by kBins.
-Status FindLowest(Exec& exec, const Table& table, uint64_t n, LowestScores* lowest) {
+Status FindLowest(Exec& exec, const Table& table, const ListFrom& list, uint64_t n,
+                  LowestScores* lowest) {
   int64_t low = std::numeric_limits<int64_t>::max(), high = std::numeric_limits<int64_t>::min();
   DYNEMB_RETURN_IF_ERROR(
-      ForScores(exec, table, [&](const ExportPlan&, const std::vector<int64_t>& scores) {
+      ForScores(exec, table, list, [&](const ExportPlan&, const std::vector<int64_t>& scores) {
         for (const int64_t score : scores) {
           low = std::min(low, score);
           high = std::max(high, score);
@@ -203,7 +207,7 @@ Status FindLowest(Exec& exec, const Table& table, uint64_t n, LowestScores* lowe
     const int64_t width = (high - low) / static_cast<int64_t>(kBins) + 1;
     std::vector<uint64_t> bins(kBins);
     DYNEMB_RETURN_IF_ERROR(
-        ForScores(exec, table, [&](const ExportPlan&, const std::vector<int64_t>& scores) {
+        ForScores(exec, table, list, [&](const ExportPlan&, const std::vector<int64_t>& scores) {
           for (const int64_t score : scores) {
             if (low <= score && score <= high) ++bins[static_cast<size_t>((score - low) / width)];
           }
@@ -228,24 +232,29 @@ Status Table::EvictTo(Exec& exec, uint64_t rows, Tick tick, uint64_t* evicted) {
   const uint64_t held = size();
   DYNEMB_RETURN_IF_ERROR(Error());
   if (held <= rows) return Status();
+  // All rows that are left, also those that expire from now on.
+  const auto list = [&](uint64_t cursor) {
+    return ScanRows(exec, cursor, kEvictStep, kAllRows, RowPredicate());
+  };
   LowestScores lowest{std::numeric_limits<int64_t>::max(), 0};
-  if (rows != 0) DYNEMB_RETURN_IF_ERROR(FindLowest(exec, *this, held - rows, &lowest));
+  if (rows != 0) DYNEMB_RETURN_IF_ERROR(FindLowest(exec, *this, list, held - rows, &lowest));
   const size_t key_size = layout().key_size;
-  return ForScores(exec, *this, [&](const ExportPlan& plan, const std::vector<int64_t>& scores) {
-    ExportPlan leaving;
-    for (size_t i = 0; i < scores.size(); ++i) {
-      if (scores[i] < lowest.below || (scores[i] == lowest.below && lowest.ties != 0)) {
-        lowest.ties -= scores[i] == lowest.below;
-        leaving.rows.push_back(plan.rows[i]);
-      }
-    }
-    if (leaving.rows.empty()) return Status();
-    std::vector<char> keys(leaving.rows.size() * key_size);
-    Export(exec, leaving, keys.data(), nullptr, nullptr, nullptr);
-    DYNEMB_RETURN_IF_ERROR(Error());
-    return RemoveKeys(exec, {options_.key_type, keys.data(), leaving.rows.size()}, tick,
-                      Removal::kEvict, evicted);
-  });
+  return ForScores(
+      exec, *this, list, [&](const ExportPlan& plan, const std::vector<int64_t>& scores) {
+        ExportPlan leaving;
+        for (size_t i = 0; i < scores.size(); ++i) {
+          if (scores[i] < lowest.below || (scores[i] == lowest.below && lowest.ties != 0)) {
+            lowest.ties -= scores[i] == lowest.below;
+            leaving.rows.push_back(plan.rows[i]);
+          }
+        }
+        if (leaving.rows.empty()) return Status();
+        std::vector<char> keys(leaving.rows.size() * key_size);
+        Export(exec, leaving, keys.data(), nullptr, nullptr, nullptr);
+        DYNEMB_RETURN_IF_ERROR(Error());
+        return RemoveKeys(exec, {options_.key_type, keys.data(), leaving.rows.size()}, tick,
+                          Removal::kEvict, evicted);
+      });
 }
 
 void Table::SetLosses(const DeletionLog& log, KeySpan keys, KeyState* states) {

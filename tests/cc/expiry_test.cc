@@ -119,6 +119,24 @@ TEST(Expiry, TheFirstTimeIsThatOfAllRowsBeforeIt) {
   EXPECT_EQ(expiry.At(11, NoRows), 7u);
 }
 
+// Calls that share the table's lock may record their ticks in another order.
+TEST(Expiry, MarksAreInOrderWhateverTheOrderOfTicks) {
+  int64_t now = 100;
+  Expiry expiry;
+  expiry.Configure(Options(10, TtlClock::kWall), [&now] { return now; });
+  for (const Tick tick : {6, 5, 9, 8, 7}) {
+    expiry.At(tick, NoRows);
+    now += 3;
+  }
+  now += 7;
+  const Tick horizon = expiry.At(0, NoRows);
+  EXPECT_GE(horizon, 9u);
+  expiry.At(horizon - 2, NoRows);
+  Expiry again;
+  again.Configure(Options(10, TtlClock::kWall), [&now] { return now; });
+  EXPECT_TRUE(again.Restore(expiry.Save(3)));
+}
+
 TEST(Expiry, SavedMarksContinue) {
   for (const size_t before : {0, 3, 50}) {
     Expiry a, b;

@@ -349,20 +349,23 @@ TABLE_TEST(TableExpiry, EvictToRemovesExpiredRowsFirst) {
 // Rows that expire are not among those that a batch evicts.
 TABLE_TEST(TableExpiry, InsertAndEvictReturnsEvictedRowsOnly) {
   TableOptions options = Expiring(f, 2, false);
-  options.max_capacity = 4;
+  options.max_capacity = 3;
   Subject t = f.Create(options);
-  t.FindOrInsert({1, 2});
+  t.FindOrInsert({1});
+  t.FindOrInsert({2});
   t.FindOrInsert({3});
-  t.FindOrInsert({4});  // 1 and 2 expire
+  // 1 and 2 expire. 2 is not in the batch; a table may evict it before it is reclaimed.
   EvictedRows evicted(t->layout());
-  RowIds rows(2);
+  RowIds rows(3);
   t.set_tick(t.tick() + 1);
-  ASSERT_TRUE(t->InsertAndEvict(t.exec(), t.Pack({1, 5}), t.tick(), rows.data(), &evicted).ok());
+  ASSERT_TRUE(t->InsertAndEvict(t.exec(), t.Pack({1, 5, 6}), t.tick(), rows.data(), &evicted).ok());
   t.Check();
-  EXPECT_EQ(evicted.size(), 1u);  // for 5, as the row of 2 was not reclaimed yet
-  EXPECT_EQ(t.stats().expired, 1u);
-  EXPECT_EQ(t.stats().evictions, 1u);
-  EXPECT_EQ(t.CountContained({1, 5}), 2u);
+  const TableStats s = t.stats();
+  EXPECT_EQ(evicted.size(), s.evictions);
+  EXPECT_GE(s.evictions, 1u);
+  EXPECT_GE(s.expired, 1u);
+  EXPECT_EQ(s.evictions + s.expired, 3u);
+  EXPECT_EQ(t.CountContained({1, 5, 6}), 3u);
 }
 
 // Rows that a table loads with the marks of another are as old as they were there.

@@ -304,12 +304,16 @@ def right_snapshot_calls(keys, vectors):
         admission_lines=3,
         admission_num_lines=3,
     )
+    aging = h.make_table(DIM, ttl=5, ttl_clock="data")
     times = tf.ones([IDS], tf.uint32)
     zero, one = tf.constant(0, i64), tf.constant(1, i64)
     return {
         "dynemb_snapshot": (
             {"handles": [idle], "since": tf.constant([-1], i64)}, {"with_deleted": False}),
         "dynemb_snapshot_info": ({"snapshot": running, "table": zero}, {}),
+        "dynemb_expire": ({"handle": table}, {}),
+        "dynemb_set_data_time": ({"handle": aging, "time": zero}, {}),
+        "dynemb_set_expiry_marks": ({"handle": table, "marks": tf.constant([3, 5, 7], i64)}, {}),
         "dynemb_snapshot_admission": ({"snapshot": running, "table": zero}, {}),
         "dynemb_load_admission": (
             {"handle": counting, "lines": tf.zeros([2, 8], tf.uint64), "first_line": one},

@@ -3,7 +3,9 @@
 import collections
 import dataclasses
 import datetime
+import json
 import pathlib
+import threading
 import time
 
 import keras
@@ -176,6 +178,16 @@ def test_the_time_of_the_data():
     assert train(tf.constant([5, late])).numpy().tolist() == [False]
 
 
+def test_floats_are_exact_enough():
+    table = make(datetime.timedelta(seconds=30), ttl_clock="data")
+    table.set_data_time(1769817663.0)
+    step(table, [1])
+    table.set_data_time(1769817692.5)
+    assert held(table, [1]) == [1]
+    table.set_data_time(1769817693.5)
+    assert held(table, [1]) == []
+
+
 def test_integer_times_of_the_data():
     table = make(24, ttl_clock="data")  # hours
     table.set_data_time(100)
@@ -220,8 +232,14 @@ def test_times_that_are_none():
         table.set_data_time(datetime.datetime(2026, 1, 1))
     with pytest.raises(ValueError, match="before 1970"):
         table.set_data_time(datetime.datetime(1969, 1, 1, tzinfo=UTC))
-    with pytest.raises(ValueError, match="negative"):
-        table.set_data_time(-1)
+    for wrong in (-1, -0.5, 1_700_000_000_000, 1e19, float("nan"), float("inf"), 2**62):
+        with pytest.raises(ValueError, match="negative, or too large"):
+            table.set_data_time(wrong)
+    for wrong in (None, datetime.date(2026, 1, 1), np.datetime64("2026-01-01"), True, "x", b"x"):
+        with pytest.raises(TypeError, match="time must be"):
+            table.set_data_time(wrong)
+    with pytest.raises(TypeError, match="float32, which cannot represent"):
+        table.set_data_time(tf.constant(1.7e9))
     with pytest.raises(ValueError, match="scalar"):
         table.set_data_time([1, 2])
     with pytest.raises(TypeError, match="time must be"):
@@ -231,8 +249,12 @@ def test_times_that_are_none():
     def set_time(time):
         table.set_data_time(time)
 
-    with pytest.raises(tf.errors.InvalidArgumentError, match="negative"):
-        set_time(tf.constant(-5))
+    for wrong in (-5, 1_700_000_000_000):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="negative"):
+            set_time(tf.constant(wrong, tf.int64))
+    table.set_data_time(1_700_000_000)  # the table's time was not set before
+    step(table, [1])
+    assert held(table, [1]) == [1]
     hours = make(24, ttl_clock="data")
     for wrong in (1.5, datetime.datetime(2026, 1, 1, tzinfo=UTC)):
         with pytest.raises(TypeError, match="times must be integers"):
@@ -265,6 +287,55 @@ def test_layers_have_rows_that_expire():
     assert held(layer.table, [0, 1, 2, 3, 9]) == [2, 3]
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
     assert again.table_options["ttl"] == 2
+
+
+def test_models_with_times_are_saved(tmp_path):
+    ttl = datetime.timedelta(days=30, microseconds=7)
+    one = de.layers.Embedding(2, ttl=ttl, ttl_clock="data", name="one")
+    many = de.layers.MultiTableEmbedding(
+        tables=[{"name": "a", "dim": 2, "ttl": ttl}, {"name": "b", "dim": 2}], dim=2
+    )
+    for layer in (one, many):
+        again = keras.saving.deserialize_keras_object(
+            json.loads(json.dumps(keras.saving.serialize_keras_object(layer)))
+        )
+        assert again.get_config() == layer.get_config()
+    model = keras.Sequential([keras.Input([1], dtype="int64"), one, keras.layers.Flatten()])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.layers[0].table.options.ttl == ttl
+
+
+@pytest.mark.parametrize("strategy", ["lru", "lfu", "score", "none"])
+def test_a_full_table_removes_what_has_expired_first(strategy):
+    table = make(1, max_capacity=100, evict_strategy=strategy)
+    step(table, range(60))
+    step(table, range(60, 120))
+    assert held(table, range(120)) == list(range(60, 120))
+    assert table.stats()["evictions"] == 0
+
+
+def test_readers_record_times_in_any_order(tmp_path):
+    table = make(datetime.timedelta(milliseconds=300))
+    step(table, range(20))
+    stop = threading.Event()
+
+    def read():
+        while not stop.is_set():
+            table.lookup([0, 1, 2], insert=False)
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(10):
+            time.sleep(0.02)
+            de.dump(tmp_path / str(number), [table], quiet=True)
+            de.load(tmp_path / str(number), [make(DAY)], quiet=True)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_deltas_carry_expired_keys(tmp_path):

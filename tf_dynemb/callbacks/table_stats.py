@@ -14,7 +14,7 @@ from tf_dynemb.variables.unwrap import filter_variables, unwrap
 
 # Counts of `stats()`; they are reported since the last report.
 _COUNTS = (
-    *("inserts", "evictions", "erased", "expired", "refused", "promotions"),
+    *("inserts", "evictions", "erased", "expired", "refused", "unadmitted", "promotions"),
     *("dropped_gradients", "nonfinite_gradients"),
 )
 
@@ -28,8 +28,9 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
     - `load`: the share of the slots of the index that are in use.
     - `hit_rate`: the share of the ids looked up in the epoch, validation included, whose key had a
       row; not there if nothing was looked up.
-    - `inserts`, `evictions`, `erased`, `expired`, `refused`, `promotions`, `dropped_gradients`,
-      `nonfinite_gradients`: as in `DynamicVariable.stats`, since the last epoch.
+    - `inserts`, `evictions`, `erased`, `expired`, `refused`, `unadmitted`, `promotions`,
+      `dropped_gradients`, `nonfinite_gradients`: as in `DynamicVariable.stats`, since the last
+      epoch.
 
     Callbacks after it in the list see them, such as CSVLogger, and so do `History` and
     EarlyStopping. On several ranks, the numbers are those of the rank's own rows.

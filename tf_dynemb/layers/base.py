@@ -16,9 +16,8 @@ from tf_dynemb.ids.bags import Bags
 from tf_dynemb.ids.keys import cast_keys
 from tf_dynemb.lookup.lookup_sparse import lookup_bags
 from tf_dynemb.tables import content, initializers
-from tf_dynemb.tables.admission_options import to_config
 from tf_dynemb.tables.cut import Rows
-from tf_dynemb.tables.options import TableOptions, check_dimension
+from tf_dynemb.tables.options import TableOptions, check_dimension, to_config
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.keras_call import is_training
 from tf_dynemb.variables.keras_weight import TableWeight

@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from tf_dynemb.layers.base import TableLayer, check_table_options
 from tf_dynemb.layers.input_dtype import check_input_dtype
-from tf_dynemb.tables.admission_options import to_config
-from tf_dynemb.tables.options import check_dimension
+from tf_dynemb.tables.options import check_dimension, to_config
 
 
 @keras.saving.register_keras_serializable(package="tf_dynemb")

@@ -16,6 +16,8 @@ from tf_dynemb._warn import warn
 CLOCKS = ("steps", "wall", "data")
 SINCE = ("update", "access")
 _MOST = 2**62
+# The last second of the year 2199. Milliseconds, by mistake, are later.
+_LAST_SECOND = 7_258_118_399
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
@@ -102,10 +104,11 @@ class Lifetime:
 
         Args:
             time: for a ttl that is a timedelta, an aware datetime, or a number or tensor of seconds
-                since 1970 UTC; otherwise an integer or a tensor of integers.
+                since 1970 UTC, int or float64; otherwise an integer or a tensor of integers.
 
         Raises:
-            ValueError: the table has another clock, or the time is negative or has no time zone.
+            ValueError: the table has another clock; or the time has no time zone, is negative, or
+                is too large, such as milliseconds.
             TypeError: the time is not a time.
         """
         if self.clock != "data" or not self.ttl:
@@ -119,24 +122,53 @@ class Lifetime:
                     "pytz.utc.localize."
                 )
             ticks = (time - _EPOCH) // _MICROSECOND * 1000
-            if ticks < 0:
-                raise ValueError(f"time={time!r} is before 1970.")
+            if not 0 <= ticks <= _LAST_SECOND * 10**9:
+                raise ValueError(f"time={time!r} is before 1970 or after 2199.")
             return tf.constant(ticks, tf.int64)
-        value = tf.convert_to_tensor(time)
-        if value.dtype == tf.bool or not (value.dtype.is_integer or value.dtype.is_floating):
-            raise TypeError(f"time must be a datetime or a number, got {time!r}.")
+        value = _as_number(time)
         if value.shape.rank not in (0, None):
             raise ValueError(f"time must be a scalar, got shape {value.shape}.")
-        if self.in_ns and value.dtype.is_integer:
-            value = tf.cast(value, tf.int64) * 10**9
-        elif self.in_ns:
-            value = tf.cast(tf.round(tf.cast(value, tf.float64) * 1e9), tf.int64)
-        elif not value.dtype.is_integer:
+        if not self.in_ns and not value.dtype.is_integer:
             raise TypeError(f"the ttl is an integer, so times must be integers, got {time!r}.")
-        value = tf.cast(value, tf.int64)
-        if tf.executing_eagerly() and int(value) < 0:
-            raise ValueError(f"time={time!r} is negative.")
+        most = _LAST_SECOND if self.in_ns else 2**63 - 1
+        if tf.executing_eagerly():
+            if not 0 <= value.numpy() <= most:
+                raise ValueError(
+                    f"time={time!r} is negative, or too large"
+                    + (": it must be in seconds since 1970." if self.in_ns else ".")
+                )
+        else:
+            message = "time is negative, or not in seconds since 1970"
+            most = tf.cast(min(most, value.dtype.max), value.dtype)
+            checks = [
+                tf.debugging.assert_non_negative(value, message),
+                tf.debugging.assert_less_equal(value, most, message),
+            ]
+            with tf.control_dependencies([check for check in checks if check is not None]):
+                value = tf.identity(value)
+        if not self.in_ns:
+            return tf.cast(value, tf.int64)
+        if value.dtype.is_integer:
+            return tf.cast(value, tf.int64) * 10**9
+        return tf.cast(tf.round(value * 1e9), tf.int64)
+
+
+def _as_number(time: Any) -> Any:
+    """Returns a time as a tensor of integers or of float64; raises TypeError if it is no number."""
+    if isinstance(time, float):
+        time = np.float64(time)
+    try:
+        value = tf.convert_to_tensor(time)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"time must be a datetime or a number, got {time!r}.") from error
+    if value.dtype == tf.float64 or value.dtype.is_integer:
         return value
+    if value.dtype.is_floating:
+        raise TypeError(
+            f"time has dtype {value.dtype.name}, which cannot represent seconds since 1970: cast "
+            "it to float64 or int64."
+        )
+    raise TypeError(f"time must be a datetime or a number, got {time!r}.")
 
 
 def take_ages(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+from collections.abc import Mapping
 from typing import Any
 
-from tf_dynemb.tables.admission_options import as_admission
+from tf_dynemb.tables import admission_options
 from tf_dynemb.tables.expiry import Lifetime
 
 VAR_TYPES = ("hbm", "hybrid", "host")
@@ -85,15 +86,15 @@ class TableOptions:
             a call on this table that may insert rows. An expired row reads as if it had never been
             there. Batches reclaim its memory bit by bit, and `expire()` at once; until then `size`
             counts it. Dumps leave it out, and deltas carry its deletion. A row never expires early,
-            and at most ttl / 4096 late. None: rows do not expire.
+            and at most ttl / 1024 late. None: rows do not expire.
         ttl_clock: what ages rows: "wall", the system's clock (the default for a timedelta);
             "steps" (the default for an integer); or "data", the time that `set_data_time` sets.
             With "data" and an integer ttl, times are integers in a unit of your choice.
         ttl_since: "update": a row's age counts from its last update: its insertion, a step of an
             optimizer, `upsert`, ... "access": from its last use, lookups included. The table must
             record it: "lru", "epoch_lru" or "none" as evict_strategy.
-        ttl_min_rows: nothing expires while the table has at most this number of rows; with several
-            ranks, each has its share of them.
+        ttl_min_rows: nothing expires while the table has at most this number of rows, unreclaimed
+            ones included; with several ranks, each has its share of them.
         admission: which keys get a row: `Frequency`, `Probability`, or None: every key that a
             lookup that inserts asks for. A key that is not admitted has no row and gets no
             gradient, and is not an error. Not for tables in GPU memory yet.
@@ -170,6 +171,8 @@ class TableOptions:
                     f"epoch_steps={self.epoch_steps} needs evict_strategy 'epoch_lru' or "
                     f"'epoch_lfu', got {self.evict_strategy!r}."
                 )
+        if isinstance(self.ttl, Mapping):  # from `to_config`
+            object.__setattr__(self, "ttl", datetime.timedelta(**self.ttl))
         _ = self.lifetime  # checks the options of expiry
         if not isinstance(self.stochastic_rounding, bool):
             raise ValueError(
@@ -178,7 +181,7 @@ class TableOptions:
         check_exchange_dtype(self.exchange_dtype)
         if not _is_number(self.filter_ratio) or not 0 <= self.filter_ratio <= 1:
             raise ValueError(f"filter_ratio must be in [0, 1], got {self.filter_ratio!r}.")
-        object.__setattr__(self, "admission", as_admission(self.admission))
+        object.__setattr__(self, "admission", admission_options.as_admission(self.admission))
         if self.admission is not None and self.filter_ratio != 1:
             raise ValueError(
                 f"admission={self.admission!r} and filter_ratio={self.filter_ratio!r} both decide "
@@ -217,6 +220,14 @@ class TableOptions:
         """`max_hbm_for_vectors` in bytes."""
         limit = self.max_hbm_for_vectors
         return int((_HBM_GB if limit is None else limit) * 2**30)
+
+
+def to_config(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options in a form that JSON can express, and that `TableOptions` accepts."""
+    config = admission_options.to_config(options)
+    if isinstance(config.get("ttl"), datetime.timedelta):
+        config["ttl"] = {"microseconds": config["ttl"] // datetime.timedelta(microseconds=1)}
+    return config
 
 
 def has_scores(strategy: str) -> bool:

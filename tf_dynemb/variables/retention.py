@@ -284,8 +284,8 @@ class Retention(Table):
                 number or a scalar tensor; if the ttl is an integer, an integer in the same unit.
 
         Raises:
-            ValueError: the table has no `ttl_clock="data"`, or the time is negative or has no time
-                zone.
+            ValueError: the table has no `ttl_clock="data"`; or the time has no time zone, is
+                negative, or is too large, such as milliseconds.
             TypeError: the time is not a time.
         """
         return _ops.library().dynemb_set_data_time(
