@@ -287,9 +287,7 @@ def test_layers_have_rows_that_expire():
 def test_models_with_times_are_saved(tmp_path):
     ttl = datetime.timedelta(days=30, microseconds=7)
     one = de.layers.Embedding(2, ttl=ttl, ttl_clock="data", name="one")
-    many = de.layers.MultiTableEmbedding(
-        tables=[{"dim": 2, "ttl": ttl}, {"dim": 2}], dim=2
-    )
+    many = de.layers.MultiTableEmbedding(tables=[{"dim": 2, "ttl": ttl}, {"dim": 2}], dim=2)
     for layer in (one, many):
         again = keras.saving.deserialize_keras_object(
             json.loads(json.dumps(keras.saving.serialize_keras_object(layer)))
