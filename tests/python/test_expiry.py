@@ -11,24 +11,11 @@ import numpy as np
 import pytest
 import table_reader
 import tensorflow as tf
+from expiry_helpers import DAY, held, make, step
 
 import tf_dynemb as de
 
-DAY = datetime.timedelta(days=1)
 UTC = datetime.timezone.utc
-
-
-def make(ttl=3, **options):
-    return de.DynamicVariable(2, "uniform", name="items", seed=1, ttl=ttl, **options)
-
-
-def held(table, keys):
-    return np.array(keys)[table.contains(keys).numpy()].tolist()
-
-
-def step(table, keys=()):
-    """An inserting lookup."""
-    return table.lookup(tf.constant(list(keys), tf.int64)).numpy()
 
 
 @pytest.mark.parametrize("since", ["update", "access"])

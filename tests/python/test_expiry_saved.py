@@ -1,7 +1,6 @@
 """The ages of rows in dumps, deltas and checkpoints."""
 
 import dataclasses
-import datetime
 import pathlib
 
 import keras
@@ -9,25 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from chain_reader import fold, read_snapshot
+from expiry_helpers import DAY, held, make, step
 
 import tf_dynemb as de
 from tf_dynemb import cli, serving, storage
 from tf_dynemb.storage.manifest import TableEntry
-
-DAY = datetime.timedelta(days=1)
-
-
-def make(ttl=3, **options):
-    return de.DynamicVariable(2, "uniform", name="items", seed=1, ttl=ttl, **options)
-
-
-def held(table, keys):
-    return np.array(keys)[table.contains(keys).numpy()].tolist()
-
-
-def step(table, keys=()):
-    """An inserting lookup."""
-    return table.lookup(tf.constant(list(keys), tf.int64)).numpy()
 
 
 def test_deltas_carry_expired_keys(tmp_path):
