@@ -98,14 +98,14 @@ class Table : public TableBatches, public TableCut {
 
   // (exclusive) Removes all rows that have expired; sets *expired to their number. If memory runs
   // out, some of them have been removed.
-  Status Expire(Exec& exec, Tick tick, uint64_t* expired);
+  virtual Status Expire(Exec& exec, Tick tick, uint64_t* expired);
   // (exclusive) Sets the time of TtlClock::kData. An earlier time than the last one is ignored.
   // InvalidArgument if the table has another clock.
-  Status SetDataTime(int64_t time, Tick tick);
+  virtual Status SetDataTime(int64_t time, Tick tick);
   // (exclusive) The marks by which the ages of the rows are known, for files (Expiry::Save).
-  std::vector<int64_t> ExpiryMarks(Tick tick) { return expiry_.Save(tick); }
+  virtual std::vector<int64_t> ExpiryMarks(Tick tick) { return expiry_.Save(tick); }
   // (exclusive) Replaces the marks. InvalidArgument if they are not marks.
-  Status SetExpiryMarks(const std::vector<int64_t>& marks);
+  virtual Status SetExpiryMarks(const std::vector<int64_t>& marks);
 
   // (exclusive) Begins the next epoch of a table whose strategy has epochs; otherwise does nothing.
   virtual Status AdvanceEpoch(Exec& exec) = 0;
@@ -117,8 +117,8 @@ class Table : public TableBatches, public TableCut {
   // (shared) At most `limit` rows that satisfy the predicate, from row `cursor` on. Calls that
   // follow next_cursor from 0 to -1 list each such row exactly once, except rows that are erased or
   // evicted in the meantime. Promote must not be called between them.
-  ExportPlan SelectRows(Exec& exec, uint64_t cursor, uint64_t limit,
-                        const RowPredicate& where) const;
+  virtual ExportPlan SelectRows(Exec& exec, uint64_t cursor, uint64_t limit,
+                                const RowPredicate& where) const;
   // (shared) SelectRows, of the rows that were updated after `since` (0: all rows).
   ExportPlan PlanExport(Exec& exec, uint64_t cursor, uint64_t limit, Tick since) const {
     RowPredicate where;

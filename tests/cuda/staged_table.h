@@ -145,6 +145,21 @@ class StagedTable final : public Table {
                    begin, end, step, tick);
   }
 
+  Status LookupCounted(Exec& exec, KeySpan keys, const uint32_t* times, Tick tick, void* vectors,
+                       RowId* rows) override {
+    (void)times;  // a table in a GPU's memory has no admission
+    return LookupOrInsert(exec, keys, tick, vectors, rows);
+  }
+
+  Status Expire(Exec& exec, Tick tick, uint64_t* expired) override {
+    return t_->Expire(exec, tick, expired);
+  }
+  Status SetDataTime(int64_t time, Tick tick) override { return t_->SetDataTime(time, tick); }
+  std::vector<int64_t> ExpiryMarks(Tick tick) override { return t_->ExpiryMarks(tick); }
+  Status SetExpiryMarks(const std::vector<int64_t>& marks) override {
+    return t_->SetExpiryMarks(marks);
+  }
+
   // The arrays of these calls are in host memory in any case.
   ExportPlan SelectRows(Exec& exec, uint64_t cursor, uint64_t limit,
                         const RowPredicate& where) const override {
@@ -176,6 +191,14 @@ class StagedTable final : public Table {
   }
   Status Promote(Exec& exec, Tick tick) override { return t_->Promote(exec, tick); }
   void CheckInvariants() const override { t_->CheckInvariants(); }
+
+ protected:
+  // For EvictTo, which removes all expired rows before.
+  ExportPlan ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint64_t most,
+                      const RowPredicate& where) const override {
+    (void)most;
+    return t_->SelectRows(exec, cursor, limit, where);
+  }
 
  private:
   // Copies of a call's arrays in memory that both the host and the GPU access. The destructor waits

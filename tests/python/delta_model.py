@@ -22,7 +22,7 @@ OPTIMIZERS = {
 CAPACITY = 24
 
 
-def make_tables(strategy="lru", ttl=None):
+def make_tables(strategy="lru", ttl=None, admits_at=None):
     return [
         de.DynamicVariable(3, "uniform", name="user", seed=1, init_capacity=1),
         de.DynamicVariable(
@@ -37,6 +37,7 @@ def make_tables(strategy="lru", ttl=None):
             evict_strategy=strategy,
             ttl=ttl,
             ttl_clock=ttl and "data",
+            admission=admits_at and de.Frequency(admits_at),
         ),
     ]
 
@@ -67,8 +68,13 @@ class History:
         self.time = 0
         self.used: dict[int, int] = {}
 
-    def write(self, now, keys, all_of_them=True):
-        """Records an operation that wrote all keys, or only those that had no row."""
+    def write(self, now, keys, all_of_them=True, is_lookup=False):
+        """Records an operation that wrote all keys, or only those that had no row.
+
+        A lookup writes only the keys that the table admits.
+        """
+        if is_lookup and self.table.options.admission is not None:
+            keys = keys[self.table.contains(keys).numpy()]
         for key in keys.tolist():
             if all_of_them or key not in self.written:
                 self.written[key] = now
@@ -98,12 +104,13 @@ class History:
 
 
 class Trainer:
-    def __init__(self, path, kind, strategy="lru", ttl=None):
+    def __init__(self, path, kind, strategy="lru", ttl=None, admits_at=None):
         self.path = path
         self.kind = kind
         self.strategy = strategy
         self.ttl = ttl
-        self.tables = make_tables(strategy, ttl)
+        self.admits_at = admits_at
+        self.tables = make_tables(strategy, ttl, admits_at)
         if ttl:
             self.tables[1].set_data_time(0)
         self.optimizer = make_optimizer(kind, self.tables)
@@ -126,7 +133,7 @@ class Trainer:
         grads = tape.gradient(loss, self.tables)
         self.optimizer.apply_gradients(zip(grads, self.tables, strict=True))
         for history, k in zip(self.histories, keys, strict=True):
-            history.write(self.now, k)
+            history.write(self.now, k, is_lookup=True)
 
     def each(self, number):
         self.now += 1
@@ -153,7 +160,7 @@ class Trainer:
         else:
             table.lookup(keys, insert=insert)
         if insert:
-            history.write(self.now, keys, all_of_them=False)
+            history.write(self.now, keys, all_of_them=False, is_lookup=True)
 
     def erase(self, number, numbers, forget):
         table, history = self.each(number)
@@ -244,9 +251,9 @@ class Trainer:
 class Follower:
     """Tables that are loaded once and then apply deltas."""
 
-    def __init__(self, path, kind, strategy="lru", ttl=None):
+    def __init__(self, path, kind, strategy="lru", ttl=None, admits_at=None):
         self.path = path
-        self.tables = make_tables(strategy, ttl)
+        self.tables = make_tables(strategy, ttl, admits_at)
         self.optimizer = make_optimizer(kind, self.tables)
         self.load()
 
@@ -291,7 +298,7 @@ def check_reader(reader: serving.Reader, contents):
 
 def check_loaded(path, trainer, scratch=None):
     """Loads a whole chain into fresh tables, and compares their rows with the trainer's."""
-    follower = Follower(path, trainer.kind, trainer.strategy, trainer.ttl)
+    follower = Follower(path, trainer.kind, trainer.strategy, trainer.ttl, trainer.admits_at)
     follower.check(trainer, table_reader.ALL)
     if scratch is not None:
         # The chain's times of last access and scores may differ from the trainer's.

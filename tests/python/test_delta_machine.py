@@ -44,14 +44,15 @@ class DeltaMachine(stateful.RuleBasedStateMachine):
         kind=st.sampled_from(["adagrad", "adam"]),
         strategy=st.sampled_from(["lru", "lfu", "epoch_lfu", "score"]),
         ttl=st.sampled_from([None, 3, 8]),
+        admits_at=st.sampled_from([None, 2, 3]),
         numbers=NUMBERS,
     )
-    def begin(self, kind, strategy, ttl, numbers):
+    def begin(self, kind, strategy, ttl, admits_at, numbers):
         self.place = pathlib.Path(tempfile.mkdtemp(prefix="delta_machine"))
-        self.trainer = Trainer(self.place / "chain", kind, strategy, ttl)
+        self.trainer = Trainer(self.place / "chain", kind, strategy, ttl, admits_at)
         self.trainer.step([numbers, numbers])
         self.trainer.publish_base()
-        self.follower = Follower(self.trainer.path, kind, strategy, ttl)
+        self.follower = Follower(self.trainer.path, kind, strategy, ttl, admits_at)
         self.reader = serving.Reader(self.trainer.path)
         self.is_new_base = False
 
