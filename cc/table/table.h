@@ -92,9 +92,8 @@ class Table : public TableBatches, public TableCut {
     if (state_owner_.empty() && !spec.widths.empty()) state_owner_ = owner;
   }
 
-  // --- Expiry (expiry.h). Except in these calls, a row that has expired is like no row, although
-  // it counts in size() until its memory is reclaimed: inserting batches reclaim the memory of some
-  // expired rows each.
+  // --- Expiry (expiry.h). For all calls except these, Erase and size(), a key whose row has
+  // expired has no row. Inserting batches remove some expired rows each.
 
   // (exclusive) Removes all rows that have expired; sets *expired to their number. If memory runs
   // out, some of them have been removed.
