@@ -72,8 +72,7 @@ inline std::vector<Setup> Setups() {
   setups.push_back({Kind::kCounts, 4, DType::kFloat32, 1});
   setups.push_back({Kind::kCounts, 300, DType::kBfloat16, 4});
   // Some rows of the batch have expired.
-  setups.push_back({Kind::kExpired, 4, DType::kFloat32, 1});
-  setups.push_back({Kind::kExpired, 4, DType::kBfloat16, 4});
+  setups.push_back({Kind::kExpired, 4, DType::kFloat32, 4});
   return setups;
 }
 

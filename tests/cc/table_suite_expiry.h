@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "tests/cc/sanitized.h"
 #include "tests/cc/table_suite_gradient.h"
 
 namespace dynemb {
@@ -234,7 +235,7 @@ class ExpiryModel {
 };
 
 TABLE_TEST(TableExpiry, RandomCallsMatchTheModel) {
-  const size_t calls = f.Scaled(600, 48);
+  const size_t calls = f.Scaled(kSanitized ? 150 : 600, 24);
   const size_t most_keys = f.slowness() > 100 ? 12 : 60;
   for (const bool since_access : {false, true}) {
     for (const TtlClock clock : {TtlClock::kSteps, TtlClock::kData}) {
