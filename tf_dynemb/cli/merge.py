@@ -100,7 +100,8 @@ def _write(publication: Publication, number: int, rows: TableRows, last: Snapsho
     them.
     """
     entry = rows.entry
-    _, newer = last.manifest.table(entry.name)
+    # Dense variables are in bases only.
+    newer = next((each for each in last.manifest.tables if each.name == entry.name), entry)
     ranks = sorted({source.shard.rank for source in rows.sources})
     newest = {source.shard.rank: source for source in rows.sources if source.snapshot is last}
     shards = []
