@@ -133,7 +133,7 @@ def _unchanged_until(tick: int, table: DynamicVariable) -> int:
     """
     try:
         with Cut([table], [tick], with_deleted=True) as cut:
-            unchanged = not len(cut.info(0)[3]) and not any(True for _ in cut.blocks())
+            unchanged = not len(cut.info(0).deleted) and not any(True for _ in cut.blocks())
             return cut.tick if unchanged else -1
     except tf.errors.FailedPreconditionError:
         return -1

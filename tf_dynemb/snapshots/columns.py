@@ -57,15 +57,17 @@ def write_rows(
     """
     infos = [cut.info(number) for number in range(len(tables))]
     writers: dict[int, dict[str, storage.ColumnWriter]] = {}
+    counted: dict[int, tuple[int, int]] = {}  # the first line of admission counters; their number
     for number, (table, info) in enumerate(zip(tables.values(), infos, strict=True)):
-        most, _, (_, widths, _), deleted = info
+        most, _, (_, widths, _), deleted, _ = info
         if ownership.is_elsewhere(table) and not most and not len(deleted):
             continue
         writers[number] = _columns(part, number, table, sum(widths) if with_state else 0)
         if what == "delta":
             key_type = table.key_type.as_numpy_dtype
             part.column(number, "deleted", key_type).append(deleted)
-        lines, _ = cut.counters(number)
+        lines, first_line = cut.counters(number)
+        counted[number] = first_line, len(lines)
         if len(lines):
             part.column(number, "admission", np.uint64, lines.shape[1:]).append(lines)
 
@@ -75,7 +77,7 @@ def write_rows(
     with (
         concurrent.futures.ThreadPoolExecutor(1, initializer=_give_way) as reader,
         concurrent.futures.ThreadPoolExecutor(1, initializer=_give_way) as writer,
-        progress(sum(info[0] for info in infos), what, "rows", quiet) as bar,
+        progress(sum(info.most_rows for info in infos), what, "rows", quiet) as bar,
     ):
         block = reader.submit(next, blocks, None)
         while (read := block.result()) is not None:
@@ -101,21 +103,21 @@ def write_rows(
 
     entries = []
     for number, ((name, table), info) in enumerate(zip(tables.items(), infos, strict=True)):
-        _, base, (optimizer, widths, inits), deleted = info
+        _, base, (optimizer, widths, inits), deleted, marks = info
         shards = []
         if number in writers:
             gone = len(deleted) if what == "delta" else 0
             rows_written = writers[number]["keys"].rows
-            lines, first_line = cut.counters(number)
+            first_line, num_lines = counted[number]
             shards.append(
                 storage.Shard(
                     part.rank,
                     rows_written,
                     gone,
                     base,
-                    expiry_marks=cut.expiry_marks(number),
+                    expiry_marks=marks,
                     first_admission_line=first_line,
-                    admission_lines=len(lines),
+                    admission_lines=num_lines,
                 )
             )
         attributes = table.attributes

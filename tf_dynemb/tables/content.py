@@ -51,10 +51,9 @@ class Content(NamedTuple):
 def read_content(table: Table) -> Content:
     """Reads all rows, as they are at one moment. Needs memory for all of them."""
     with Cut([table], [-1], with_deleted=False) as cut:
-        _, base, spec, _ = cut.info(0)
+        _, base, spec, _, marks = cut.info(0)
         blocks = [rows for _, rows in cut.blocks()]
         none = cut.no_rows(0)
-        marks = cut.expiry_marks(0)
         counters, first_line = cut.counters(0)
     none = none._replace(state=np.empty((0, sum(spec[1])), np.float32))
     rows = Rows(*(np.concatenate(columns) for columns in zip(none, *blocks, strict=True)))

@@ -37,6 +37,24 @@ class Rows(NamedTuple):
     accesses: Any
 
 
+class CutInfo(NamedTuple):
+    """A table of a cut.
+
+    Attributes:
+        most_rows: the maximum number of rows.
+        base: the base of the times.
+        spec: the state of the optimizer in the rows.
+        deleted: the deleted keys.
+        expiry_marks: the marks by which the ages of the rows are known (`tables/expiry.py`).
+    """
+
+    most_rows: int
+    base: int
+    spec: StateSpec
+    deleted: Any
+    expiry_marks: tuple[int, ...]
+
+
 class Cut:
     """Tables as they are when the `with` statement is entered; they may be trained meanwhile.
 
@@ -92,9 +110,9 @@ class Cut:
                 _ops.library().dynemb_snapshot_end(self._handle)
                 self._handle = None
 
-    def info(self, number: int) -> tuple[int, int, StateSpec, Any]:
-        """Returns (maximum number of rows, base of the times, state, deleted keys) of a table."""
-        most, base, optimizer, widths, inits, deleted, _ = _ops.library().dynemb_snapshot_info(
+    def info(self, number: int) -> CutInfo:
+        """Returns what is known about a table of the cut. It copies the deleted keys."""
+        most, base, optimizer, widths, inits, deleted, marks = _ops.library().dynemb_snapshot_info(
             self._handle, number
         )
         spec = (
@@ -104,12 +122,9 @@ class Cut:
         )
         key_type = self._tables[number].key_type.as_numpy_dtype
         keys = deleted.numpy().astype(np.uint32 if key_type == np.int32 else np.uint64)
-        return int(most), int(base), spec, keys.view(key_type)
-
-    def expiry_marks(self, number: int) -> tuple[int, ...]:
-        """Returns the marks by which the ages of a table's rows are known (`tables/expiry.py`)."""
-        *_, marks = _ops.library().dynemb_snapshot_info(self._handle, number)
-        return tuple(marks.numpy().tolist())
+        return CutInfo(
+            int(most), int(base), spec, keys.view(key_type), tuple(marks.numpy().tolist())
+        )
 
     def counters(self, number: int) -> tuple[Any, int]:
         """Returns a table's admission counters, and the number of their first line.
