@@ -130,6 +130,16 @@ class OneSnapshotOp : public DynembOp {
     if (resource->snapshot() != nullptr) return absl::OkStatus();
     return absl::FailedPreconditionError("the snapshot has ended");
   }
+  // Running, and gets input 1: the number of a table.
+  static absl::Status TableInput(tf::OpKernelContext* ctx, SnapshotResource* resource, size_t* t) {
+    TF_RETURN_IF_ERROR(Running(resource));
+    int64_t table;
+    TF_RETURN_IF_ERROR(Int64(ctx, 1, "table", 0, &table));
+    *t = static_cast<size_t>(table);
+    if (*t < resource->num_tables()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("table=", table, ": there are ", resource->num_tables(), " tables"));
+  }
 };
 
 class SnapshotInfoOp : public OneSnapshotOp {
@@ -138,15 +148,9 @@ class SnapshotInfoOp : public OneSnapshotOp {
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx, SnapshotResource* resource) override {
-    TF_RETURN_IF_ERROR(Running(resource));
+    size_t t;
+    TF_RETURN_IF_ERROR(TableInput(ctx, resource, &t));
     const Snapshot& s = *resource->snapshot();
-    int64_t table;
-    TF_RETURN_IF_ERROR(Int64(ctx, 1, "table", 0, &table));
-    const auto t = static_cast<size_t>(table);
-    if (t >= resource->num_tables()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("table=", table, ": there are ", resource->num_tables(), " tables"));
-    }
     const StateSpec& spec = s.state_spec(t);
     const auto states = static_cast<int64_t>(spec.widths.size());
     const auto num_deleted = static_cast<int64_t>(s.deleted(t).size());
@@ -179,14 +183,8 @@ class SnapshotAdmissionOp : public OneSnapshotOp {
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx, SnapshotResource* resource) override {
-    TF_RETURN_IF_ERROR(Running(resource));
-    int64_t table;
-    TF_RETURN_IF_ERROR(Int64(ctx, 1, "table", 0, &table));
-    const auto t = static_cast<size_t>(table);
-    if (t >= resource->num_tables()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("table=", table, ": there are ", resource->num_tables(), " tables"));
-    }
+    size_t t;
+    TF_RETURN_IF_ERROR(TableInput(ctx, resource, &t));
     const std::vector<uint64_t>& saved = resource->snapshot()->admission(t);
     uint64_t* lines;
     int64_t* first_line;
