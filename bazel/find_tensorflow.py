@@ -8,6 +8,7 @@ import argparse
 import importlib.metadata
 import importlib.util
 import json
+import os
 import pathlib
 import re
 import sys
@@ -67,12 +68,17 @@ def _version_of(distribution: str) -> str | None:
 
 
 def bazel_flags() -> list[str]:
-    """Makes Bazel use this Python and its TensorFlow, and look again when either changes."""
+    """Makes Bazel use this Python and its TensorFlow, and look again when either changes.
+
+    If TF_DYNEMB_BAZEL_CACHE names a folder, Bazel keeps what it compiles there, for other clones.
+    """
     folder, version = find()
-    return [
+    flags = [
         f"--repo_env=PYTHON_BIN_PATH={sys.executable}",
         f"--repo_env=DYNEMB_TENSORFLOW={version}@{folder}",
     ]
+    cache = os.environ.get("TF_DYNEMB_BAZEL_CACHE")
+    return [*flags, f"--disk_cache={pathlib.Path(cache).absolute()}"] if cache else flags
 
 
 def _details() -> dict[str, object]:
@@ -99,7 +105,10 @@ def main() -> int:
         if what == "flags":
             print("\n".join(bazel_flags()))
         elif what == "bazelrc":
-            print("\n".join(f'build "{flag}"' for flag in bazel_flags()))
+            flags = bazel_flags()
+            print("\n".join(f'build "{flag}"' for flag in flags))
+            if any(flag.startswith("--disk_cache") for flag in flags):
+                print("test --nocache_test_results")  # tests that ran in another clone run again
         else:
             print(json.dumps(_details()))
     except TensorFlowError as error:
