@@ -105,8 +105,7 @@ class DeviceTable final : public Table {
                   const float* gradients, size_t begin, size_t end, uint64_t step,
                   Tick tick) override;
 
-  void Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
-              int64_t* updates, int64_t* scores) const override;
+  void BringKeys(Exec&, KeySpan) override {}
   Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted, SavedRows* saved,
                   size_t number) override;
   void EndCut() override { cut_.reset(); }
@@ -132,6 +131,11 @@ class DeviceTable final : public Table {
                       const RowPredicate& where) const override;
   Status RemoveKeys(Exec& exec, KeySpan keys, Tick tick, Removal how, uint64_t* removed) override;
   uint64_t RowsHeld() const override { return bounds_.live; }
+  void CopyRows(Exec& exec, const std::vector<RowId>& rows, void* keys, void* vectors, float* state,
+                int64_t* updates, int64_t* scores) const override;
+  uint64_t BringRows(Exec&, uint64_t, uint64_t) override { return 0; }
+  void MarkRows(Exec&, float) override {}
+  void MarkNewRows(float) override {}
 
  private:
   friend class DeviceLookups<Device>;

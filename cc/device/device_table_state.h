@@ -169,6 +169,9 @@ Status DeviceTable<Device>::ResetState(Exec& exec, const StateSpec& spec) {
   std::vector<float> initial;
   StateSpec copy = spec;
   DYNEMB_RETURN_IF_ERROR(InitialState(spec, &initial));
+  if (CatchUp(spec, options_.dim).enabled()) {
+    return InvalidArgument("catch_up: rows in device memory do not make up for missed steps");
+  }
   DYNEMB_RETURN_IF_ERROR(Error());
   WaitForReader();
   Work work(*this, &exec, Work::Reports::kYes);
@@ -321,13 +324,14 @@ void DeviceTable<Device>::ReadToHost(Work& work, const std::vector<RowId>& rows,
 }
 
 template <class Device>
-void DeviceTable<Device>::Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors,
-                                 float* state, int64_t* updates, int64_t* scores) const {
+void DeviceTable<Device>::CopyRows(Exec& exec, const std::vector<RowId>& rows, void* keys,
+                                   void* vectors, float* state, int64_t* updates,
+                                   int64_t* scores) const {
   Work work(*this, &exec);
-  const size_t n = plan.rows.size();
+  const size_t n = rows.size();
   std::vector<Stamp> stamps(updates == nullptr ? 0 : n);
   std::vector<Score> raw(scores == nullptr ? 0 : n);
-  ReadToHost(work, plan.rows, keys, vectors, state, updates == nullptr ? nullptr : stamps.data(),
+  ReadToHost(work, rows, keys, vectors, state, updates == nullptr ? nullptr : stamps.data(),
              scores == nullptr ? nullptr : raw.data());
   for (size_t i = 0; i < stamps.size(); ++i) {
     updates[i] = static_cast<int64_t>(stamps_.Decode(stamps[i]));

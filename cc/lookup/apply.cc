@@ -85,8 +85,12 @@ Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerSte
              Tick tick) {
   DYNEMB_RETURN_IF_ERROR(TakeStates(tasks, step));
   std::vector<RowOptimizer> optimizers;
+  std::vector<Table*> tables;
   for (const ApplyTask& task : tasks) {
     optimizers.emplace_back(step.kind, step.flags, step.hyper, task.table->options().dim);
+    if (std::find(tables.begin(), tables.end(), task.table) == tables.end()) {
+      tables.push_back(task.table);
+    }
   }
   std::vector<ApplyTask> distinct = tasks;
   const SharedScratch<ApplyScratch> scratch;
@@ -121,6 +125,9 @@ Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerSte
     const std::vector<size_t> grains(round.size(), kRowGrain);
     rounds.push_back({std::move(round), TaskLoop(exec, round_sizes, grains)});
   }
+  for (Table* table : tables) {
+    DYNEMB_RETURN_IF_ERROR(table->BeginStep(exec, step.flags, step.hyper, tick));
+  }
   for (size_t number = 0; number < rounds.size(); ++number) {
     // Each task of this round has `number` earlier tasks for its table.
     const uint64_t rounding = RoundingStep(Update::kOptimizer, step.iteration, number);
@@ -133,6 +140,7 @@ Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerSte
                              end, rounding, tick);
     });
   }
+  for (Table* table : tables) table->EndStep(step.hyper, step.iteration, tick);
   return Status();
 }
 

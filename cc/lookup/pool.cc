@@ -207,6 +207,7 @@ Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool inse
   std::vector<size_t> grains;
   for (const PoolTask& task : tasks) {
     if (insert) task.table->BeginLookup(exec, tick, task.bags->nnz());
+    task.table->BringKeys(exec, {task.table->options().key_type, task.keys, task.bags->nnz()});
     sizes.push_back(task.bags->num_bags());
     grains.push_back(BagGrain(*task.bags));
   }

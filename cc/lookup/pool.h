@@ -26,12 +26,12 @@ struct PoolTask : BagTask {
   RowId* rows = nullptr;
 };
 
-// The caller holds the locks of all tables: exclusively if `insert`, otherwise shared. Without
-// `insert`, a key that has no row contributes its initial vector. In a table with admission, a key
-// that has no row contributes what Unadmitted (admission.h) says, with or without `insert`; the
-// occurrences of a key in all tasks on the table count together. Several tasks may have the same
-// table. On ResourceExhausted, some tables may have new rows, with their initial vectors; no other
-// row has changed.
+// The caller holds the locks of all tables: exclusively if `insert`, otherwise TableLock::kRead.
+// Without `insert`, a key that has no row contributes its initial vector. In a table with
+// admission, a key that has no row contributes what Unadmitted (admission.h) says, with or without
+// `insert`; the occurrences of a key in all tasks on the table count together. Several tasks may
+// have the same table. On ResourceExhausted, some tables may have new rows, with their initial
+// vectors; no other row has changed.
 Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool insert);
 
 struct WeightGradientTask : BagWeightTask {

@@ -113,6 +113,7 @@ void HashTable<K>::Lookup(Exec& exec, KeySpan keys, Tick tick, const void* defau
                           void* vectors, RowId* rows) {
   const size_t bytes = layout().vector_bytes();
   auto* out = static_cast<char*>(vectors);
+  BringKeys(exec, keys);
   const auto miss = [&](size_t i, K key) {
     if (default_vector != nullptr) {
       memcpy(out + i * bytes, default_vector, bytes);
@@ -131,6 +132,7 @@ void HashTable<K>::ReadRows(Exec& exec, KeySpan keys, float* vectors, float* sta
                             bool* found) const {
   struct Visitor {
     const RowLayout& layout;
+    const CatchUp& catch_up;
     float* vectors;
     float* state;
     bool* found;
@@ -143,6 +145,10 @@ void HashTable<K>::ReadRows(Exec& exec, KeySpan keys, float* vectors, float* sta
         memcpy(state + i * static_cast<size_t>(layout.state_width), layout.state(row),
                layout.state_bytes());
       }
+      if (catch_up.active()) {
+        catch_up.Bring(vectors + i * static_cast<size_t>(layout.dim),
+                       state + i * static_cast<size_t>(layout.state_width));
+      }
     }
     void Miss(size_t i, K) {
       found[i] = false;
@@ -154,7 +160,7 @@ void HashTable<K>::ReadRows(Exec& exec, KeySpan keys, float* vectors, float* sta
     }
   };
   FindBatch(exec, keys.As<K>(), keys.size(), Touch{}, ExpiredAt(0), layout().stride,
-            Counts::kNothing, Visitor{layout(), vectors, state, found});
+            Counts::kNothing, Visitor{layout(), catch_up_, vectors, state, found});
 }
 
 template <class K>
@@ -188,6 +194,7 @@ Status HashTable<K>::FindOrInsert(Exec& exec, KeySpan keys, Tick tick, RowId* ro
   const size_t n = keys.size();
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   const Touch touch = scoring_.Lookup(BeginLookup(exec, tick, n), true);
+  BringKeys(exec, keys);
   if (FindRows(exec, k, n, touch, ExpiredAt(tick), Counts::kLookup, rows) == 0) return Status();
   return InsertInitial(exec, k, n, tick, rows);
 }
@@ -201,6 +208,7 @@ Status HashTable<K>::LookupCounted(Exec& exec, KeySpan keys, const uint32_t* tim
   auto* out = static_cast<char*>(vectors);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   const Stamp now = BeginLookup(exec, tick, n);
+  BringKeys(exec, keys);
   const Touch touch = scoring_.Lookup(now, true);
   const auto later = [](size_t, K) {};
   const CopyVisitor visitor{layout(), out, rows, later};

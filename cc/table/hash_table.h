@@ -213,9 +213,6 @@ class HashTable final : public HostTable {
   template <class Fn>
   void ForSlots(Exec& exec, const RowId* rows, size_t n, const Fn& fn) const;
 
-  // Stores a vector that was computed as float32 in a row, rounded if the dtype has 16 bits.
-  void StoreUpdated(const float* vector, K key, uint64_t step, char* row) const;
-
   // Whether a pass has found expired rows since the last insert.
   mutable std::atomic<bool> found_expired_{false};
 };

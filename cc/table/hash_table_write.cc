@@ -13,16 +13,6 @@
 namespace dynemb {
 
 template <class K>
-void HashTable<K>::StoreUpdated(const float* vector, K key, uint64_t step, char* row) const {
-  void* to = layout().vector(row);
-  if (options_.stochastic_rounding) {
-    StoreVectorStochastic(options_.dtype, vector, options_.dim, to, options_.seed, key, step);
-  } else {
-    StoreVector(options_.dtype, vector, options_.dim, to);
-  }
-}
-
-template <class K>
 const uint32_t* HashTable<K>::ListHeld(const RowId* rows, size_t n, uint64_t missing,
                                        BatchScratch* scratch) {
   if (missing == 0) return nullptr;
@@ -58,6 +48,7 @@ Status HashTable<K>::Upsert(Exec& exec, KeySpan keys, const void* vectors, Tick 
   const auto* from = static_cast<const char*>(vectors);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   const Stamp now = BeginInsert(exec, tick, n);
+  BringKeys(exec, keys);
 
   const ScratchLease scratch;
   RowId* const rows = scratch->rows.Resize(n);
@@ -105,6 +96,7 @@ Status HashTable<K>::Accumulate(Exec& exec, KeySpan keys, const float* deltas, T
   const auto dim = static_cast<size_t>(options_.dim);
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   const Stamp now = BeginInsert(exec, tick, n);
+  BringKeys(exec, keys);
   const uint64_t step = RoundingStep(Update::kAddition, additions_ + 1);
   const auto add = [&](size_t i, K key, RowId row_id, float* loaded) {
     char* row = rows_.At(row_id);
@@ -174,6 +166,7 @@ void HashTable<K>::ApplyRange(Exec&, const RowOptimizer& optimizer, KeySpan keys
   const Stamp now = stamps_.Encode(tick);
   const size_t row_bytes = std::min(layout().stride, kPrefetchMost);
   VectorBuffers::Lease vector(&buffers_);
+  const float mark = catch_up_.next_mark();
   uint64_t dropped = 0;
   uint64_t nonfinite = 0;
   for (size_t i = begin; i < end; ++i) {
@@ -187,6 +180,7 @@ void HashTable<K>::ApplyRange(Exec&, const RowOptimizer& optimizer, KeySpan keys
     char* row = rows_.At(rows[i]);
     const float* gradient = gradients + i * dim;
     nonfinite += !AllFinite(gradient, options_.dim);
+    if (catch_up_.active()) BringRow(rows[i], vector.get());
     BeforeWrite(rows[i], *layout().update(row));
     if (options_.dtype == DType::kFloat32) {
       optimizer.Apply(reinterpret_cast<float*>(layout().vector(row)), layout().state(row),
@@ -196,6 +190,7 @@ void HashTable<K>::ApplyRange(Exec&, const RowOptimizer& optimizer, KeySpan keys
       optimizer.Apply(vector.get(), layout().state(row), gradient);
       StoreUpdated(vector.get(), k[i], step, row);
     }
+    if (catch_up_.enabled()) layout().state(row)[layout().state_width - 1] = mark;
     *layout().update(row) = now;
   }
   if (dropped != 0) counters_.dropped_gradients.fetch_add(dropped, std::memory_order_relaxed);
@@ -218,6 +213,7 @@ Status HashTable<K>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) {
                                      : initial_state_.data(),
              layout().state_bytes());
     }
+    if (catch_up_.enabled()) layout().state(row)[layout().state_width - 1] = catch_up_.mark();
     *layout().update(row) = stamps_.Encode(loaded.base + loaded.updates[i]);
   };
   const ScratchLease scratch;

@@ -57,9 +57,13 @@ Status HostTable::ResetState(Exec& exec, const StateSpec& spec) {
   DYNEMB_RETURN_IF_ERROR(InitialState(spec, &initial));
   const RowLayout changed(layout().key_size, options_.dtype, options_.dim, spec.width());
   StateSpec copy = spec;
+  CatchUp catch_up(spec, options_.dim);
+  DYNEMB_RETURN_IF_ERROR(BringAll(exec));
   BeforeWriteAll();
   DYNEMB_RETURN_IF_ERROR(rows_.ChangeLayout(exec, changed, initial.data()));
   state_spec_ = std::move(copy);
+  LoseSteps();
+  catch_up_ = std::move(catch_up);
   initial_state_ = std::move(initial);
   return Status();
 }
@@ -93,7 +97,7 @@ void HostTable::Changed(Exec& exec, const RowId* rows, const RowId* rows_before,
       }
       const Tick updated = stamps_.Decode(*layout().update(rows_.At(rows[i])));
       const bool is_new = rows_before[i] == kNoRow && updated == now;
-      changed[i] = updated > since && !is_new;
+      changed[i] = (updated > since && !is_new) || catch_up_.last_tick() > since;
     }
   });
 }
@@ -121,6 +125,7 @@ void HostTable::Track(Tick tick) {
 Status HostTable::BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted,
                            SavedRows* saved, size_t number) {
   DYNEMB_RETURN_IF_ERROR(CheckNoCut(changes_.cut()));
+  DYNEMB_RETURN_IF_ERROR(CheckSteps(since));
   Track(watermark);
   uint64_t expired;
   DYNEMB_RETURN_IF_ERROR(Expire(exec, watermark, &expired));
@@ -129,19 +134,20 @@ Status HostTable::BeginCut(Exec& exec, Tick watermark, Tick since, bool with_del
   cut->table = number;
   cut->layout = layout();
   cut->watermark = watermark;
-  cut->since = since;
+  cut->since = with_deleted ? catch_up_.Settled(since) : since;
   cut->base = stamps_.base();
   if (with_deleted) {
     DYNEMB_RETURN_IF_ERROR(CheckDeletions(changes_.deletions(), since));
     DropHeld(exec, changes_.deletions().Since(since), &cut->deleted);
   }
+  catch_up_.NoteCut(watermark);
   const AdmissionCounters& counters = admission_.counters();
   const size_t words = counters.bytes() / sizeof(uint64_t);
   cut->admission.assign(counters.data(), counters.data() + words);
   cut->first_admission_line = counters.first_line();
   changes_.BeginCut(std::move(cut), rows_.high_water());
   Cut* begun = changes_.cut();
-  begun->most_rows = since == 0 ? rows_.live() : begun->todo.Count();
+  begun->most_rows = begun->since == 0 ? rows_.live() : begun->todo.Count();
   return Status();
 }
 
@@ -334,6 +340,10 @@ bool HostTable::Satisfies(RowId row, const RowPredicate& where, const UpdatedAft
   if (!where.has_norms) return true;
   vector->resize(static_cast<size_t>(l.dim));
   LoadVector(l.dtype, l.vector(at), l.dim, vector->data());
+  if (catch_up_.active()) {
+    std::vector<float> state(l.state(at), l.state(at) + l.state_width);
+    catch_up_.Bring(vector->data(), state.data());
+  }
   double square = 0;
   for (const float x : *vector) square += static_cast<double>(x) * x;
   return where.AllowsSquare(square);
@@ -382,20 +392,20 @@ ExportPlan HostTable::ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint
   return plan;
 }
 
-void HostTable::Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
-                       int64_t* updates, int64_t* scores) const {
+void HostTable::CopyRows(Exec& exec, const std::vector<RowId>& rows, void* keys, void* vectors,
+                         float* state, int64_t* updates, int64_t* scores) const {
   const RowLayout& l = layout();
   const RowColumns columns{keys, vectors, state};
-  exec.ParallelFor(plan.rows.size(), 4096, [&](size_t begin, size_t end) {
+  exec.ParallelFor(rows.size(), 4096, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
-      const char* row = rows_.At(plan.rows[i]);
+      const char* row = rows_.At(rows[i]);
       columns.Set(i, l, row);
       if (updates != nullptr) updates[i] = static_cast<int64_t>(stamps_.Decode(*l.update(row)));
     }
   });
   if (scores == nullptr) return;
-  std::vector<Score> raw(plan.rows.size());
-  ReadScores(exec, plan.rows.data(), plan.rows.size(), raw.data());
+  std::vector<Score> raw(rows.size());
+  ReadScores(exec, rows.data(), rows.size(), raw.data());
   for (size_t i = 0; i < raw.size(); ++i) scores[i] = PublicScore(raw[i]);
 }
 

@@ -36,8 +36,7 @@ class HostTable : public Table {
                Tick now, bool* changed) const final;
   Status InsertAndEvict(Exec& exec, KeySpan keys, Tick tick, RowId* rows,
                         EvictedRows* evicted) final;
-  void Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
-              int64_t* updates, int64_t* scores) const final;
+  void BringKeys(Exec& exec, KeySpan keys) final;
   Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted, SavedRows* saved,
                   size_t number) final;
   void EndCut() final { changes_.EndCut(); }
@@ -61,6 +60,15 @@ class HostTable : public Table {
 
   ExportPlan ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint64_t most,
                       const RowPredicate& where) const final;
+  void CopyRows(Exec& exec, const std::vector<RowId>& rows, void* keys, void* vectors, float* state,
+                int64_t* updates, int64_t* scores) const final;
+  uint64_t BringRows(Exec& exec, uint64_t first, uint64_t num) final;
+  void MarkRows(Exec& exec, float mark) final;
+  void MarkNewRows(float mark) final { initial_state_.back() = mark; }
+  // Brings a live row up to date. `unpacked` is a buffer for a vector, if the dtype has 16 bits.
+  void BringRow(RowId row, float* unpacked);
+  // Stores a vector that was computed as float32 in a row, rounded if the dtype has 16 bits.
+  void StoreUpdated(const float* vector, uint64_t key, uint64_t step, char* row) const;
   // (exclusive) BeginBatch, for a batch that may insert: it is a step (expiry.h).
   Stamp BeginInsert(Exec& exec, Tick tick, size_t n);
   // The rows that have expired in a batch at `tick`; 0 as for HorizonAt.
@@ -100,7 +108,9 @@ class HostTable : public Table {
   void BeforeEviction(uint64_t key, RowId row, Score score, Stamp now) {
     BeforeLoss(row, score);
     if (changes_.tracking()) changes_.Deleted(stamps_.Decode(now), key, Removal::kEvict);
-    if (evicted_ != nullptr) evicted_->Add(key, rows_.At(row), PublicScore(score));
+    if (evicted_ == nullptr) return;
+    if (catch_up_.active()) BringRow(row, VectorBuffer(options_.dim).get());
+    evicted_->Add(key, rows_.At(row), PublicScore(score));
   }
   // A score as Scores returns it.
   int64_t PublicScore(Score score) const {

@@ -57,29 +57,6 @@ float BiasCorrection(float beta, float step) {
   return 1.0f - static_cast<float>(std::pow(static_cast<double>(beta), static_cast<double>(step)));
 }
 
-C Prepare(OptimizerKind kind, const Hyper& h) {
-  C c{};
-  c.learning_rate = h.learning_rate;
-  c.decay = h.weight_decay;
-  c.epsilon = h.epsilon;
-  c.momentum = h.momentum;
-  c.beta_1 = h.beta_1;
-  c.beta_2 = h.beta_2;
-  // Only lion.py casts to float32 before it subtracts.
-  const bool lion = kind == OptimizerKind::kLion;
-  c.one_minus_beta_1 = lion ? 1.0f - h.beta_1 : OneMinus(h.beta_1);
-  c.one_minus_beta_2 = lion ? 1.0f - h.beta_2 : OneMinus(h.beta_2);
-  c.alpha = BiasCorrection(h.beta_1, h.iteration);
-  if (kind == OptimizerKind::kAdam) {
-    c.alpha = h.learning_rate * formulas::Sqrt(BiasCorrection(h.beta_2, h.iteration)) / c.alpha;
-  }
-  c.l1 = h.l1;
-  c.shrinkage = 2.0f * h.l2_shrinkage;
-  c.quadratic = 2.0f * (h.l2 + h.ftrl_beta / (2.0f * h.learning_rate));
-  c.power = -h.learning_rate_power;
-  return c;
-}
-
 auto PickStep(OptimizerKind kind, OptimizerFlags flags, const C& c) {
   return WithFormula(kind, flags, c.power, [](auto tag) {
     using Formula = typename decltype(tag)::Formula;
@@ -119,6 +96,8 @@ constexpr Flag kFlags[] = {
      [](OptimizerKind k) { return k == OptimizerKind::kRmsprop; }},
     {"momentum", &OptimizerFlags::momentum,
      [](OptimizerKind k) { return k == OptimizerKind::kSgd || k == OptimizerKind::kRmsprop; }},
+    {"catch_up", &OptimizerFlags::catch_up,
+     [](OptimizerKind k) { return k != OptimizerKind::kFtrl && k != OptimizerKind::kLion; }},
 };
 
 DYNEMB_CLONES bool AllFiniteBits(const float* g, int64_t dim) {
@@ -157,14 +136,40 @@ Status ParseOptimizer(const std::string& name, const std::vector<std::string>& f
 
 std::vector<int64_t> StateWidths(OptimizerKind kind, OptimizerFlags flags, int64_t dim) {
   // The power is arbitrary: it does not change Ftrl's states.
-  return WithFormula(kind, flags, /*power=*/0.5f, [dim](auto tag) -> std::vector<int64_t> {
-    using Formula = typename decltype(tag)::Formula;
-    if constexpr (formulas::kIsRowwise<Formula>) {
-      return {1};
-    } else {
-      return std::vector<int64_t>(Formula::kStates, dim);
-    }
-  });
+  std::vector<int64_t> widths =
+      WithFormula(kind, flags, /*power=*/0.5f, [dim](auto tag) -> std::vector<int64_t> {
+        using Formula = typename decltype(tag)::Formula;
+        if constexpr (formulas::kIsRowwise<Formula>) {
+          return {1};
+        } else {
+          return std::vector<int64_t>(Formula::kStates, dim);
+        }
+      });
+  if (flags.catch_up) widths.push_back(1);
+  return widths;
+}
+
+OptimizerCoefficients CoefficientsOf(OptimizerKind kind, const Hyper& h) {
+  C c{};
+  c.learning_rate = h.learning_rate;
+  c.decay = h.weight_decay;
+  c.epsilon = h.epsilon;
+  c.momentum = h.momentum;
+  c.beta_1 = h.beta_1;
+  c.beta_2 = h.beta_2;
+  // Only lion.py casts to float32 before it subtracts.
+  const bool lion = kind == OptimizerKind::kLion;
+  c.one_minus_beta_1 = lion ? 1.0f - h.beta_1 : OneMinus(h.beta_1);
+  c.one_minus_beta_2 = lion ? 1.0f - h.beta_2 : OneMinus(h.beta_2);
+  c.alpha = BiasCorrection(h.beta_1, h.iteration);
+  if (kind == OptimizerKind::kAdam) {
+    c.alpha = h.learning_rate * formulas::Sqrt(BiasCorrection(h.beta_2, h.iteration)) / c.alpha;
+  }
+  c.l1 = h.l1;
+  c.shrinkage = 2.0f * h.l2_shrinkage;
+  c.quadratic = 2.0f * (h.l2 + h.ftrl_beta / (2.0f * h.learning_rate));
+  c.power = -h.learning_rate_power;
+  return c;
 }
 
 bool AllFinite(const float* g, int64_t dim) { return AllFiniteBits(g, dim); }
@@ -173,7 +178,7 @@ RowOptimizer::RowOptimizer(OptimizerKind kind, OptimizerFlags flags, const Hyper
                            int64_t dim)
     : kind_(kind),
       flags_(flags),
-      coefficients_(Prepare(kind, hyper)),
+      coefficients_(CoefficientsOf(kind, hyper)),
       dim_(dim),
       step_(PickStep(kind, flags, coefficients_)) {}
 

@@ -6,7 +6,7 @@
 //   optimizer of the same name computes, including weight decay (tests/cc/optimizer_test.cc
 //   compares 200 steps). kRowwiseAdagrad is FBGEMM's.
 // - As in every sparse optimizer, a row without a gradient in a step is not changed: neither its
-//   moments nor its weights decay.
+//   moments nor its weights decay. With the flag `catch_up`, catch_up.h makes up for these steps.
 // - NaN and infinity in gradients go through the formulas as in Keras.
 // - The caller loads and stores 16-bit vectors (codec.h).
 // - If it is built without contraction (-ffp-contract=off), the result has the same bits on any
@@ -60,6 +60,7 @@ struct OptimizerFlags {
   bool amsgrad = false;   // kAdam
   bool centered = false;  // kRmsprop
   bool momentum = false;  // kSgd, kRmsprop: keep a momentum per element
+  bool catch_up = false;  // all except kFtrl and kLion: rows make up for missed steps (catch_up.h)
 };
 
 // Names are sgd, adagrad, adam, adamw, adamax, rmsprop, adadelta, ftrl, lion, rowwise_adagrad.
@@ -80,6 +81,7 @@ Status ParseOptimizer(const std::string& name, const std::vector<std::string>& f
 // - kFtrl: accumulator, linear
 // - kLion: momentum
 // - kRowwiseAdagrad: accumulator, one float
+// - with the flag `catch_up`, then the row's mark (catch_up.h), one float
 //
 // Every other state is dim floats wide.
 std::vector<int64_t> StateWidths(OptimizerKind kind, OptimizerFlags flags, int64_t dim);
@@ -98,6 +100,8 @@ struct OptimizerCoefficients {
   float power;      // -learning_rate_power
 };
 
+OptimizerCoefficients CoefficientsOf(OptimizerKind kind, const Hyper& hyper);
+
 // One step of one optimizer. The constructor computes everything that is the same for all rows
 // (bias corrections and so on). Immutable and cheap to copy; any number of threads may call Apply
 // on different rows.
@@ -105,10 +109,14 @@ class RowOptimizer {
  public:
   RowOptimizer(OptimizerKind kind, OptimizerFlags flags, const Hyper& hyper, int64_t dim);
 
-  // Updates vector[0..dim) and the state (all of StateWidths, back to back) by grad[0..dim). The
-  // three are aligned to 4 bytes and do not overlap.
+  // Updates vector[0..dim) and the state (all of StateWidths, back to back, except the mark) by
+  // grad[0..dim). The three are aligned to 4 bytes and do not overlap.
   void Apply(float* vector, float* state, const float* grad) const {
-    step_(coefficients_, dim_, vector, state, grad);
+    Apply(coefficients_, vector, state, grad);
+  }
+  // The same with the coefficients of another step.
+  void Apply(const OptimizerCoefficients& c, float* vector, float* state, const float* grad) const {
+    step_(c, dim_, vector, state, grad);
   }
 
   // The inputs of the formula of one element (optimizer_formulas.h), for code that applies it

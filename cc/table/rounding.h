@@ -13,7 +13,7 @@
 namespace dynemb {
 
 // The kinds of update, each with its own count of steps.
-enum class Update : uint8_t { kOptimizer, kConstraint, kAddition };
+enum class Update : uint8_t { kOptimizer, kConstraint, kAddition, kCatchUp };
 
 // The `step` argument of StoreVectorStochastic. It differs between updates of a row that must not
 // share random bits: between steps, between the kinds of update in a step, and between the tasks of

@@ -25,7 +25,7 @@ Status Snapshot::Begin(Exec& exec, std::vector<Table*> tables, const std::vector
     const Cut& cut = *table.cut();
     made->info_.push_back({cut.layout, table.state_spec(), cut.base, cut.most_rows, cut.deleted,
                            table.ExpiryMarks(made->watermark_), cut.admission,
-                           cut.first_admission_line});
+                           cut.first_admission_line, since[t], table.catch_up()});
   }
   *snapshot = std::move(made);
   return Status();
@@ -73,6 +73,20 @@ Status Snapshot::Next(size_t limit, Block* block) {
 
 Status Snapshot::Read(Exec& exec, Block* block, void* keys, void* vectors, float* state,
                       CutTime* updates, CutTime* scores) {
+  const Info& info = info_[block->table];
+  const bool brings = info.catch_up.active() && (vectors != nullptr || state != nullptr);
+  std::vector<float> own;
+  if (brings && state == nullptr) {
+    own.resize(block->n * static_cast<size_t>(info.layout.state_width));
+    state = own.data();
+  }
+  DYNEMB_RETURN_IF_ERROR(ReadStored(exec, block, keys, vectors, state, updates, scores));
+  if (brings) info.catch_up.BringColumns(info.layout, block->n, vectors, state);
+  return Status();
+}
+
+Status Snapshot::ReadStored(Exec& exec, Block* block, void* keys, void* vectors, float* state,
+                            CutTime* updates, CutTime* scores) {
   DYNEMB_RETURN_IF_ERROR(saved_.Error());
   if (block->lock.owns_lock()) {
     Table& table = *tables_[block->table];

@@ -51,9 +51,9 @@ class Snapshot {
   };
 
   // Begins cuts of the rows updated after since[t] (0: all rows) of tables[t]. `with_deleted`: also
-  // of the keys deleted after since[t]. Takes the tables' locks. On failure no cut is left. The
-  // tables must outlive the snapshot. `most_saved`: the bytes of saved rows that may wait for the
-  // reader.
+  // of the keys deleted after since[t], and of rows that had not settled then (catch_up.h). Takes
+  // the tables' locks. On failure no cut is left. The tables must outlive the snapshot.
+  // `most_saved`: the bytes of saved rows that may wait for the reader.
   static Status Begin(Exec& exec, std::vector<Table*> tables, const std::vector<Tick>& since,
                       bool with_deleted, Clock* clock, std::unique_ptr<Snapshot>* snapshot,
                       size_t most_saved = size_t{64} << 20);
@@ -81,6 +81,10 @@ class Snapshot {
   // the cuts were lost because memory to save them ran out. The cuts are complete only if all calls
   // up to the end succeed.
   Status Next(size_t limit, Block* block);
+  // The steps that other tables lack which have the rows of an earlier cut: CatchUp::Save.
+  std::vector<double> steps(size_t table) const {
+    return info_[table].catch_up.Save(info_[table].since);
+  }
   // Copies the rows of a block to arrays, and unlocks the table; a null pointer skips a column.
   // Fails like Next, or with the table's error (Table::Error); the arrays are then not valid.
   Status Read(Exec& exec, Block* block, void* keys, void* vectors, float* state, CutTime* updates,
@@ -96,7 +100,12 @@ class Snapshot {
     std::vector<int64_t> expiry_marks;
     std::vector<uint64_t> admission;
     int64_t first_admission_line;
+    Tick since;
+    CatchUp catch_up;  // at the watermark
   };
+  // Read, of rows as they were when they were last used.
+  Status ReadStored(Exec& exec, Block* block, void* keys, void* vectors, float* state,
+                    CutTime* updates, CutTime* scores);
   Snapshot(std::vector<Table*> tables, size_t most_saved)
       : tables_(std::move(tables)), to_lock_(tables_), saved_(most_saved) {}
 

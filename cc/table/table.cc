@@ -128,6 +128,9 @@ void Table::SwapBase(Table* other) {
     other->state_owner_.clear();
   }
   std::swap(state_spec_, other->state_spec_);
+  std::swap(catch_up_, other->catch_up_);
+  std::swap(steps_lost_, other->steps_lost_);
+  brought_ = other->brought_ = Brought();
 }
 
 Status Table::Create(const TableOptions& options, std::unique_ptr<Table>* table, Exec* exec) {
@@ -380,12 +383,29 @@ TableLock::TableLock(std::vector<Table*> tables, Mode mode)
   std::sort(tables_.begin(), tables_.end(), std::less<Table*>());
   tables_.erase(std::unique(tables_.begin(), tables_.end()), tables_.end());
   Phase phase("wait for locks");
+  if (mode_ == Mode::kRead) {
+    mode_ = Mode::kShared;
+    Lock();
+    // Only a step, which needs exclusive access, makes rows be behind.
+    if (std::none_of(tables_.begin(), tables_.end(),
+                     [](const Table* t) { return t->catch_up().active(); })) {
+      return;
+    }
+    Unlock();
+    mode_ = Mode::kExclusive;
+  }
+  Lock();
+}
+
+TableLock::~TableLock() { Unlock(); }
+
+void TableLock::Lock() {
   for (Table* t : tables_) {
     mode_ == Mode::kShared ? t->mutex().lock_shared() : t->mutex().lock();
   }
 }
 
-TableLock::~TableLock() {
+void TableLock::Unlock() {
   for (Table* t : tables_) {
     mode_ == Mode::kShared ? t->mutex().unlock_shared() : t->mutex().unlock();
   }

@@ -19,11 +19,13 @@
 #ifndef DYNEMB_TABLE_TABLE_H_
 #define DYNEMB_TABLE_TABLE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "cc/table/catch_up.h"
 #include "cc/table/expiry.h"
 #include "cc/table/row.h"
 #include "cc/table/row_predicate.h"
@@ -92,6 +94,23 @@ class Table : public TableBatches, public TableCut {
     if (state_owner_.empty() && !spec.widths.empty()) state_owner_ = owner;
   }
 
+  // --- Catch-up (catch_up.h). While rows may be behind, calls that read vectors bring their rows
+  // up to date first, and need exclusive access.
+
+  const CatchUp& catch_up() const { return catch_up_; }
+  // (exclusive) Brings the rows of keys up to date. Calls that read or write vectors, except
+  // ReadRows, do this themselves.
+  virtual void BringKeys(Exec& exec, KeySpan keys) = 0;
+  // (exclusive) Begins a step, before its calls of ApplyRange at the same tick. If it fails, rows
+  // may have been brought up to date.
+  Status BeginStep(Exec& exec, OptimizerFlags flags, const Hyper& hyper, Tick tick);
+  // (exclusive) After the last call of ApplyRange: the step has happened.
+  void EndStep(const Hyper& hyper, uint64_t iteration, Tick tick);
+  // (exclusive) Adds the steps that another table with the same state saved (CatchUp::Save): the
+  // rows of that table, which the caller is about to load, have them, and other rows are behind.
+  // InvalidArgument if it is no record for this table's state.
+  Status LoadSteps(Exec& exec, const std::vector<double>& saved, Tick tick);
+
   // --- Expiry (expiry.h). For all calls except these, Erase and size(), a key whose row has
   // expired has no row. Inserting batches remove some expired rows each.
 
@@ -126,9 +145,9 @@ class Table : public TableBatches, public TableCut {
   }
   // (shared, under the lock of SelectRows) Copies keys and vectors (of the table's types), state,
   // ticks of last update, and scores, as Scores returns them, to arrays in host memory; a null
-  // column is skipped.
-  virtual void Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
-                      int64_t* updates, int64_t* scores = nullptr) const = 0;
+  // column is skipped. The copies are up to date.
+  void Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
+              int64_t* updates, int64_t* scores = nullptr) const;
   // (exclusive) Evicts rows until at most `rows` are left, those with the lowest scores; sets
   // *evicted to their number. A table that holds fewer rows does not change. If memory runs out,
   // some of the rows have been evicted.
@@ -178,6 +197,24 @@ class Table : public TableBatches, public TableCut {
   // SelectRows, of all rows, expired or not, that examines at most `most` of them.
   virtual ExportPlan ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint64_t most,
                               const RowPredicate& where) const = 0;
+  // Export, of the rows as they are.
+  virtual void CopyRows(Exec& exec, const std::vector<RowId>& rows, void* keys, void* vectors,
+                        float* state, int64_t* updates, int64_t* scores) const = 0;
+  // Brings at most `num` rows from `first` on up to date, and returns the first row after them; 0
+  // at the end of the rows.
+  virtual uint64_t BringRows(Exec& exec, uint64_t first, uint64_t num) = 0;
+  // Sets the marks of all rows.
+  virtual void MarkRows(Exec& exec, float mark) = 0;
+  // Sets the last float of the initial state.
+  virtual void MarkNewRows(float mark) = 0;
+  // Brings all rows up to date.
+  Status BringAll(Exec& exec);
+  // FailedPrecondition: the table has forgotten some of the steps after `since`.
+  Status CheckSteps(Tick since) const;
+  // Notes that the steps up to the last one are about to be forgotten.
+  void LoseSteps() {
+    if (catch_up_.active()) steps_lost_ = std::max(steps_lost_, catch_up_.last_tick());
+  }
   // Removes keys, which are in host memory, and adds their number to *removed.
   virtual Status RemoveKeys(Exec& exec, KeySpan keys, Tick tick, Removal how, uint64_t* removed);
 
@@ -201,6 +238,8 @@ class Table : public TableBatches, public TableCut {
 
   TableOptions options_;
   StateSpec state_spec_;
+  CatchUp catch_up_;
+  Tick steps_lost_ = 0;  // no step up to this tick is in catch_up_
   mutable Expiry expiry_;
   uint64_t additions_ = 0;  // calls of Accumulate
 
@@ -218,6 +257,11 @@ class Table : public TableBatches, public TableCut {
     Tick horizon = 0;       // when the cursor was at 0
     bool complete = false;  // no other row up to this horizon has to be removed
   } reclaimed_;
+  // The progress of the sweep that brings all rows up to date.
+  struct Brought {
+    uint64_t next_row = 0;
+    uint64_t step = 0;  // the last one when the sweep began
+  } brought_;
   std::string state_owner_;
   mutable SharedMutex mutex_;
 };
@@ -226,15 +270,22 @@ class Table : public TableBatches, public TableCut {
 // sets of tables cannot deadlock.
 class TableLock {
  public:
-  enum class Mode { kShared, kExclusive };
+  enum class Mode {
+    kShared,
+    kExclusive,
+    kRead,  // kShared, unless rows of a table may be behind (Table::catch_up); then kExclusive
+  };
   TableLock(std::vector<Table*> tables, Mode mode);
   ~TableLock();
   TableLock(const TableLock&) = delete;
   TableLock& operator=(const TableLock&) = delete;
 
  private:
+  void Lock();
+  void Unlock();
+
   std::vector<Table*> tables_;
-  Mode mode_;
+  Mode mode_;  // kShared or kExclusive
 };
 
 }  // namespace dynemb

@@ -42,7 +42,7 @@ class LookupOp : public OneTableOp {
       TableLock lock({&table}, TableLock::Mode::kExclusive);
       return ToAbsl(table.LookupOrInsert(*exec, KeysOf(keys), ProcessClock().Next(), values, rows));
     }
-    TableLock lock({&table}, TableLock::Mode::kShared);
+    TableLock lock({&table}, TableLock::Mode::kRead);
     table.Lookup(*exec, KeysOf(keys), ProcessClock().Next(),
                  default_value.NumElements() != 0 ? default_value.data() : nullptr, values, rows);
     return absl::OkStatus();
@@ -134,7 +134,7 @@ class LookupSparseOp : public TablesOp<PoolTask> {
  protected:
   Status Call(Lookups* lookups, Exec& exec, const std::vector<Table*>& tables,
               const std::vector<PoolTask>& tasks) override {
-    TableLock lock(tables, insert_ ? TableLock::Mode::kExclusive : TableLock::Mode::kShared);
+    TableLock lock(tables, insert_ ? TableLock::Mode::kExclusive : TableLock::Mode::kRead);
     return lookups->Pool(exec, tasks, ProcessClock().Next(), insert_);
   }
   absl::Status MakeTask(tf::OpKernelContext* ctx, Exec& exec, int i, Table* table, Bags* bags,

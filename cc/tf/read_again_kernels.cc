@@ -61,7 +61,7 @@ class ReadAgainOp : public DynembOp {
       TF_RETURN_IF_ERROR(Check(ctx, i, *tables[i], Data<int64_t>(served) + i * ranks, ranks));
     }
     const std::unique_ptr<Exec> exec = MakeExec(ctx);
-    TableLock lock(tables, insert_ ? TableLock::Mode::kExclusive : TableLock::Mode::kShared);
+    TableLock lock(tables, insert_ ? TableLock::Mode::kExclusive : TableLock::Mode::kRead);
     const Tick tick = ProcessClock().Next();
     for (int i = 0; i < n_; ++i) {
       TF_RETURN_IF_ERROR(ReadTable(ctx, *exec, i, tables[i], tick, since.scalar<int64_t>()(),

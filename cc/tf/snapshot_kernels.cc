@@ -155,10 +155,12 @@ class SnapshotInfoOp : public OneSnapshotOp {
     const auto states = static_cast<int64_t>(spec.widths.size());
     const auto num_deleted = static_cast<int64_t>(s.deleted(t).size());
     const std::vector<int64_t>& marks = s.expiry_marks(t);
+    const std::vector<double> saved_steps = s.steps(t);
     int64_t *most_rows, *base, *widths, *expiry_marks;
     tf::tstring* optimizer;
     float* inits;
     uint64_t* deleted;
+    double* steps;
     TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &most_rows));
     TF_RETURN_IF_ERROR(Output(ctx, 1, {}, &base));
     TF_RETURN_IF_ERROR(Output(ctx, 2, {}, &optimizer));
@@ -166,6 +168,7 @@ class SnapshotInfoOp : public OneSnapshotOp {
     TF_RETURN_IF_ERROR(Output(ctx, 4, {states}, &inits));
     TF_RETURN_IF_ERROR(Output(ctx, 5, {num_deleted}, &deleted));
     TF_RETURN_IF_ERROR(Output(ctx, 6, {static_cast<int64_t>(marks.size())}, &expiry_marks));
+    TF_RETURN_IF_ERROR(Output(ctx, 7, {static_cast<int64_t>(saved_steps.size())}, &steps));
     *most_rows = static_cast<int64_t>(s.most_rows(t));
     *base = static_cast<int64_t>(s.base(t));
     *optimizer = spec.optimizer;
@@ -173,6 +176,7 @@ class SnapshotInfoOp : public OneSnapshotOp {
     std::copy(spec.inits.begin(), spec.inits.end(), inits);
     std::copy(s.deleted(t).begin(), s.deleted(t).end(), deleted);
     std::copy(marks.begin(), marks.end(), expiry_marks);
+    std::copy(saved_steps.begin(), saved_steps.end(), steps);
     return absl::OkStatus();
   }
 };
@@ -301,6 +305,23 @@ class SetExpiryMarksOp : public OneTableOp {
   }
 };
 
+class LoadStepsOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    const tf::Tensor& steps = ctx->input(1);
+    const auto* data = Data<double>(steps);
+    int64_t tick;
+    TF_RETURN_IF_ERROR(TickInput(ctx, 2, "tick", 0, &tick));
+    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    TableLock lock({&table}, TableLock::Mode::kExclusive);
+    return ToAbsl(
+        table.LoadSteps(*exec, {data, data + steps.NumElements()}, static_cast<Tick>(tick)));
+  }
+};
+
 class SwapRowsOp : public DynembOp {
  public:
   using DynembOp::DynembOp;
@@ -416,6 +437,7 @@ REGISTER("DynembSnapshotNext", SnapshotNextOp);
 REGISTER("DynembSnapshotEnd", SnapshotEndOp);
 REGISTER("DynembLoadRows", LoadRowsOp);
 REGISTER("DynembSetExpiryMarks", SetExpiryMarksOp);
+REGISTER("DynembLoadSteps", LoadStepsOp);
 REGISTER("DynembSwapRows", SwapRowsOp);
 REGISTER("DynembAdvanceClock", AdvanceClockOp);
 REGISTER("DynembTickBefore", TickBeforeOp);
@@ -440,6 +462,12 @@ DYNEMB_REGISTER_GPU_KERNEL(Name("DynembSetExpiryMarks")
                                .HostMemory("handle")
                                .HostMemory("marks"),
                            SetExpiryMarksOp);
+DYNEMB_REGISTER_GPU_KERNEL(Name("DynembLoadSteps")
+                               .Device(tensorflow::DEVICE_GPU)
+                               .HostMemory("handle")
+                               .HostMemory("steps")
+                               .HostMemory("tick"),
+                           LoadStepsOp);
 
 }  // namespace
 }  // namespace dynemb

@@ -32,11 +32,12 @@ REGISTER_OP("DynembSnapshotInfo")
     .Output("inits: float")
     .Output("deleted: uint64")
     .Output("expiry_marks: int64")
+    .Output("steps: double")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(Scalars(c, 0, 2));
       for (int i = 0; i < 3; ++i) c->set_output(i, c->Scalar());
-      for (int i = 3; i < 7; ++i) c->set_output(i, c->Vector(c->UnknownDim()));
+      for (int i = 3; i < 8; ++i) c->set_output(i, c->Vector(c->UnknownDim()));
       return absl::OkStatus();
     });
 
@@ -110,6 +111,18 @@ REGISTER_OP("DynembSetExpiryMarks")
       ShapeHandle unused;
       TF_RETURN_IF_ERROR(Scalar(c, 0));
       return c->WithRank(c->input(1), 1, &unused);
+    });
+
+REGISTER_OP("DynembLoadSteps")
+    .Input("handle: resource")
+    .Input("steps: double")
+    .Input("tick: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(Scalar(c, 0));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
+      return Scalar(c, 2);
     });
 
 REGISTER_OP("DynembSwapRows")

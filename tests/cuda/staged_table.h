@@ -165,10 +165,18 @@ class StagedTable final : public Table {
                         const RowPredicate& where) const override {
     return t_->SelectRows(exec, cursor, limit, where);
   }
-  void Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
-              int64_t* updates, int64_t* scores) const override {
-    t_->Export(exec, plan, keys, vectors, state, updates, scores);
+  void CopyRows(Exec& exec, const std::vector<RowId>& rows, void* keys, void* vectors, float* state,
+                int64_t* updates, int64_t* scores) const override {
+    t_->Export(exec, {rows, -1}, keys, vectors, state, updates, scores);
   }
+  void BringKeys(Exec& exec, KeySpan keys) override {
+    Staging s;
+    t_->BringKeys(exec, Keys(s, keys));
+  }
+  // For steps, which the table takes itself.
+  uint64_t BringRows(Exec&, uint64_t, uint64_t) override { return 0; }
+  void MarkRows(Exec&, float) override {}
+  void MarkNewRows(float) override {}
   Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted, SavedRows* saved,
                   size_t number) override {
     return t_->BeginCut(exec, watermark, since, with_deleted, saved, number);

@@ -305,6 +305,9 @@ def right_snapshot_calls(keys, vectors):
         admission_num_lines=3,
     )
     aging = h.make_table(DIM, ttl=5, ttl_clock="data")
+    behind = h.make_table(DIM, tier="host")
+    ops.dynemb_attach_state(behind, optimizer="sgd catch_up", widths=[1], inits=[0.0])
+    steps = tf.constant([3, 1, 0, *[0.5] * 15, 2, 0.1, 2], tf.float64)
     times = tf.ones([IDS], tf.uint32)
     zero, one = tf.constant(0, i64), tf.constant(1, i64)
     return {
@@ -314,6 +317,7 @@ def right_snapshot_calls(keys, vectors):
         "dynemb_expire": ({"handle": table}, {}),
         "dynemb_set_data_time": ({"handle": aging, "time": zero}, {}),
         "dynemb_set_expiry_marks": ({"handle": table, "marks": tf.constant([3, 5, 7], i64)}, {}),
+        "dynemb_load_steps": ({"handle": behind, "steps": steps, "tick": zero}, {}),
         "dynemb_snapshot_admission": ({"snapshot": running, "table": zero}, {}),
         "dynemb_load_admission": (
             {"handle": counting, "lines": tf.zeros([2, 8], tf.uint64), "first_line": one},

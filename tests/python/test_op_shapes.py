@@ -38,6 +38,7 @@ i64, i32, u32, f32, res = tf.int64, tf.int32, tf.uint32, tf.float32, tf.resource
 UNKNOWN = None
 H = (res, [])  # a table handle without shape information
 K, ROWS = (i64, [5]), (u32, [5])
+STEPS = {"handle": H, "steps": (tf.float64, [None]), "tick": (i64, [])}
 LINES = {"handle": H, "lines": (tf.uint64, [5, 8]), "first_line": (i64, [])}
 NO_WEIGHTS, SPLITS, ARGMAX = (f32, [0]), (i64, [4]), (i32, [3, DIM])
 GRADS = (f32, [3, DIM])
@@ -212,10 +213,11 @@ RIGHT = [
     (snapshot, {"table": H, "since": (i64, [1])}, [[], [], []]),
     (snapshot, {"table": (res, UNKNOWN), "since": (i64, UNKNOWN)}, [[], [], []]),
     (ops.dynemb_snapshot_info, {"snapshot": H, "table": (i64, [])},
-     [[], [], [], [None], [None], [None], [None]]),
+     [[], [], [], [None], [None], [None], [None], [None]]),
     (ops.dynemb_expire, {"handle": H}, [[]]),
     (ops.dynemb_set_data_time, {"handle": H, "time": (i64, [])}, []),
     (ops.dynemb_set_expiry_marks, {"handle": H, "marks": (i64, [None])}, []),
+    (ops.dynemb_load_steps, STEPS, []),
     (ops.dynemb_snapshot_admission, {"snapshot": H, "table": (i64, [])}, [[None, 8], []]),
     (ops.dynemb_load_admission, LINES, []),
     (ops.dynemb_load_admission, {name: (spec[0], UNKNOWN) for name, spec in LINES.items()}, []),
@@ -331,6 +333,8 @@ WRONG = [
          [("handle", VECTOR_HANDLE), ("time", (i64, [1]))]),
         (ops.dynemb_set_expiry_marks, {"handle": H, "marks": (i64, [None])},
          [("handle", VECTOR_HANDLE), ("marks", (i64, []))]),
+        (ops.dynemb_load_steps, STEPS,
+         [("handle", VECTOR_HANDLE), ("steps", (tf.float64, [])), ("tick", (i64, [1]))]),
         (ops.dynemb_snapshot_admission, {"snapshot": H, "table": (i64, [])},
          [("snapshot", VECTOR_HANDLE), ("table", (i64, [1]))]),
         (ops.dynemb_load_admission, LINES,

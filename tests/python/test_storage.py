@@ -74,7 +74,7 @@ def test_verify_with_progress_and_another_checksum(tmp_path):
 
 
 def test_verify_reads_a_file_in_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr("tf_dynemb.storage.block_file._READ_BYTES", 3 * helpers.BLOCK_BYTES)
+    monkeypatch.setattr("tf_dynemb.storage.crc32c._READ_BYTES", 3 * helpers.BLOCK_BYTES)
     snapshot = helpers.publish(tmp_path, rows=300)
     snapshot.verify()
     file = snapshot.directory / "000.r0.vectors.npy"

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from tf_dynemb.cli.rows import Block, Source, TableRows, tables_of
 from tf_dynemb.storage import Chain, Publication, Shard, Snapshot, TableEntry
 from tf_dynemb.storage.chain import MANIFEST, list_snapshots
+from tf_dynemb.storage.steps import without_steps
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +79,7 @@ def merge(path: str, out: str | None = None) -> Snapshot | None:
         for snapshot in chain.snapshots:
             snapshot.verify()
         entries = [
-            _write(publication, number, TableRows(chain, name), chain.last)
+            _write(publication, number, TableRows(chain, name), chain)
             for number, name in enumerate(tables_of(chain))
         ]
         last = chain.last.manifest
@@ -93,7 +94,7 @@ def merge(path: str, out: str | None = None) -> Snapshot | None:
         )
 
 
-def _write(publication: Publication, number: int, rows: TableRows, last: Snapshot) -> TableEntry:
+def _write(publication: Publication, number: int, rows: TableRows, chain: Chain) -> TableEntry:
     """Writes a table's columns; each row stays in the shard that it was last written to.
 
     The ages of rows and the admission counters are those of the last snapshot, which has all of
@@ -101,13 +102,15 @@ def _write(publication: Publication, number: int, rows: TableRows, last: Snapsho
     """
     entry = rows.entry
     # Dense variables are in bases only.
+    last = chain.last
     newer = next((each for each in last.manifest.tables if each.name == entry.name), entry)
     ranks = sorted({source.shard.rank for source in rows.sources})
+    steps = without_steps(newer.steps)
     newest = {source.shard.rank: source for source in rows.sources if source.snapshot is last}
     shards = []
     for rank in ranks:
         shard = _write_shard(publication, number, rows, rank)
-        shard = dataclasses.replace(shard, expiry_marks=newer.expiry_marks)
+        shard = dataclasses.replace(shard, expiry_marks=newer.expiry_marks, steps=steps)
         shards.append(_with_counters(publication, number, shard, newest.get(rank)))
     return dataclasses.replace(
         entry,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tf_dynemb.serving.keys import Keys
 from tf_dynemb.serving.overlay import Overlay, push
 from tf_dynemb.serving.table import Schema
-from tf_dynemb.storage import Chain, DataLossError, Shard, Snapshot, TableEntry, key_index
+from tf_dynemb.storage import Chain, Change, DataLossError, Shard, Snapshot, TableEntry, key_index
 
 # Rows per iteration.
 CHUNK = 1 << 16
@@ -33,10 +33,22 @@ class Source:
     snapshot: Snapshot
     table: TableEntry
     shard: Shard
+    change: Change
+    steps: tuple[float, ...]
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A column of the shard."""
         return self.snapshot.column(self.table.name, name, self.shard.rank)
+
+    def rows(self, name: str, positions: Positions) -> npt.NDArray[Any]:
+        """A column of some rows, as they are after all steps of the chain."""
+        values = np.asarray(self.column(name)[positions])
+        if name == "vectors" and self.change.log_decay:
+            schema = Schema.of(self.table)
+            values = schema.rounded(schema.widened(values) * self.change.decay)
+        if name == "state" and self.steps and self.table.state is not None:
+            values = self.change.state(values, self.table.state.widths, self.steps)
+        return values
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,7 +61,7 @@ class Block:
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A column of these rows."""
-        return np.asarray(self.source.column(name)[self.positions])
+        return self.source.rows(name, self.positions)
 
 
 class TableRows:
@@ -68,16 +80,22 @@ class TableRows:
         if chain.base is None:
             raise ValueError(f"{chain.last.directory.parent} has deltas, but no base.")
         self.entry = chain.base.manifest.table(name)[1]
-        self.sources = [Source(chain.base, self.entry, shard) for shard in self.entry.shards]
+        changes = chain.changes(name)
+        of_last = [each.steps for each in chain.last.manifest.tables if each.name == name]
+        self._steps = of_last[0] if of_last else ()
+        self.sources = [
+            Source(chain.base, self.entry, shard, changes[0], self._steps)
+            for shard in self.entry.shards
+        ]
         self._base = [
             (np.asarray(source.column("keys")), _index(source), source.shard.index_salt)
             for source in self.sources
         ]
         self._levels: tuple[Overlay, ...] = ()
-        for delta in chain.deltas:
+        for delta, change in zip(chain.deltas, changes[1:], strict=True):
             for entry in delta.manifest.tables:
                 if entry.name == name:
-                    self._add(delta, entry)
+                    self._add(delta, entry, change)
 
     def blocks(self, rank: int | None = None) -> Iterator[Block]:
         """Yields all rows, or the rows in a rank's shards, from 1 to `CHUNK` at a time."""
@@ -103,10 +121,10 @@ class TableRows:
         values = np.empty((keys.size, *shape[1:]), dtype)
         for number in np.unique(places[:, 0]):
             here = np.flatnonzero(places[:, 0] == number)
-            values[here] = self.sources[number].column(column)[places[here, 1]]
+            values[here] = self.sources[number].rows(column, places[here, 1])
         return values
 
-    def _add(self, delta: Snapshot, entry: TableEntry) -> None:
+    def _add(self, delta: Snapshot, entry: TableEntry, change: Change) -> None:
         if (Schema.of(entry), entry.state) != (Schema.of(self.entry), self.entry.state):
             # load() accepts it if only the state differs, because rows can start with fresh state.
             # One table of all rows cannot contain both kinds of state.
@@ -122,7 +140,7 @@ class TableRows:
             )
         keys, places, deleted = [], [], []
         for shard in entry.shards:
-            source = Source(delta, entry, shard)
+            source = Source(delta, entry, shard, change, self._steps)
             place = np.empty((shard.rows, 2), np.int64)
             place[:, 0] = len(self.sources)
             place[:, 1] = np.arange(shard.rows)

@@ -18,7 +18,6 @@ from tf_dynemb.storage import (
     Shard,
     Snapshot,
     TableEntry,
-    block_file,
     crc32c,
     key_index,
     npy,
@@ -143,7 +142,7 @@ def _file_problems(
                 yield Problem(str(path), 0, "the header does not match the manifest")
     block_bytes = snapshot.manifest.block_bytes
     block = bad = 0
-    for _, checksums in block_file.checksums(path, size, block_bytes, crc32c.blocks):
+    for _, checksums in crc32c.of_file(path, size, block_bytes, crc32c.blocks):
         for checksum in checksums:
             if f"{checksum:08x}" != file.crc32c[8 * block : 8 * block + 8]:
                 bad += 1

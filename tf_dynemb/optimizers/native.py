@@ -16,6 +16,10 @@ from tf_dynemb.parallel.placement import by_placement
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
 
+_CATCH_UP = "catch_up"
+# A step with a gradient of zero is not a decay for these.
+_WITHOUT_CATCH_UP = ("ftrl", "lion")
+
 
 @dataclasses.dataclass(frozen=True)
 class NativeForm:
@@ -36,13 +40,47 @@ class NativeForm:
     state_per_row: bool = False
 
 
-def native_form(optimizer: Any) -> NativeForm | None:
+def native_form(optimizer: Any, catch_up: bool = False) -> NativeForm | None:
     """Returns the operators' form of a Keras optimizer; None if they do not implement its class.
 
     Subclasses get None, because they may compute something different.
+
+    Args:
+        optimizer: a Keras optimizer.
+        catch_up: whether rows make up for missed steps; see `check_catch_up`.
     """
     describe = _NATIVE.get(type(optimizer))
-    return None if describe is None else describe(optimizer)
+    if describe is None:
+        return None
+    form = describe(optimizer)
+    if not catch_up or form.name in _WITHOUT_CATCH_UP:
+        return form
+    return dataclasses.replace(form, flags=(*form.flags, _CATCH_UP), inits=(*form.inits, 0.0))
+
+
+def check_catch_up(optimizer: Any, table: DynamicVariable) -> None:
+    """Checks that the rows of a table can make up for missed steps.
+
+    Raises:
+        ValueError: they cannot; the message says why.
+    """
+    form = native_form(optimizer, catch_up=True)
+    if form is None or _CATCH_UP not in form.flags:
+        raise ValueError(
+            f"catch_up=True: rows of {table.name} cannot make up for missed steps of "
+            f"{type(optimizer).__name__}. Use SGD, Adagrad, Adam, AdamW, Adamax, RMSprop, Adadelta "
+            "or RowwiseAdagrad."
+        )
+    if optimizer.use_ema:
+        raise ValueError(
+            f"catch_up=True cannot be combined with use_ema for the table {table.name}: the "
+            "average of a row would have to follow its missed steps."
+        )
+    if table.constraint is not None:
+        raise ValueError(
+            f"catch_up=True cannot be combined with the constraint of the table {table.name}: a "
+            "row would have to satisfy it after each missed step."
+        )
 
 
 def state_spec(table: DynamicVariable, form: NativeForm) -> StateSpec:
@@ -52,7 +90,10 @@ def state_spec(table: DynamicVariable, form: NativeForm) -> StateSpec:
     for its mean gradient.
     """
     width = 1 if form.state_per_row else table.dimension
-    return _state_name(form), (width,) * len(form.inits), form.inits
+    widths = (width,) * len(form.inits)
+    if _CATCH_UP in form.flags:
+        widths = (*widths[:-1], 1)
+    return _state_name(form), widths, form.inits
 
 
 def _state_name(form: NativeForm) -> str:

@@ -12,10 +12,10 @@ import tensorflow as tf
 from tf_dynemb import _ops
 from tf_dynemb.optimizers import gradients, native, pairs
 from tf_dynemb.optimizers.accumulator import Accumulator
-from tf_dynemb.optimizers.averages import Averages
 from tf_dynemb.optimizers.generic import RowsOptimizer, fresh_copy
 from tf_dynemb.optimizers.gradients import TableGradient
 from tf_dynemb.optimizers.parts import Parts
+from tf_dynemb.optimizers.trained_tables import TrainedTables
 from tf_dynemb.parallel.distribution import check_one_replica
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
@@ -30,7 +30,8 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
     It replaces the optimizer everywhere: `model.compile(optimizer=...)`, `apply_gradients`,
     `minimize`. The learning rate, schedules and callbacks reach the wrapped optimizer. Only the
     rows of a table that have a gradient are stepped: moments of an untouched row do not decay, and
-    `weight_decay` shrinks touched rows only.
+    `weight_decay` shrinks touched rows only. With `catch_up`, a row makes up for the steps that it
+    has missed when it is next read, stepped or saved, so that it is the row of a dense variable.
 
     SGD, Adagrad, Adam, AdamW, Adamax, RMSprop, Adadelta, Ftrl, Lion and `RowwiseAdagrad` run inside
     the tables, with one operator for all tables. Any other Keras optimizer, including a user's
@@ -81,6 +82,9 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         name: the name of the wrapper.
         gradient_reduction: the reduction of gradients over ranks: "mean", or "sum", which SOK uses
             for tables.
+        catch_up: whether rows make up for the steps in which they had no gradient, for SGD,
+            Adagrad, Adam, AdamW, Adamax, RMSprop, Adadelta and `RowwiseAdagrad`. It needs one more
+            float per row. docs/catch_up.md has the formulas and the limits.
 
     Raises:
         TypeError: `keras_optimizer` is not a Keras optimizer that can be wrapped.
@@ -88,7 +92,11 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
     """
 
     def __init__(
-        self, keras_optimizer: Any, name: str | None = None, gradient_reduction: str = "mean"
+        self,
+        keras_optimizer: Any,
+        name: str | None = None,
+        gradient_reduction: str = "mean",
+        catch_up: bool = False,
     ) -> None:
         optimizers = keras.optimizers
         if gradient_reduction not in ("mean", "sum"):
@@ -125,12 +133,16 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         self._owner = (
             f"OptimizerWrapper {self.name!r} of {type(core).__name__} (number {next(_numbers)})"
         )
-        self._form = native.native_form(core)
+        self.catch_up = bool(catch_up)
+        self._form = native.native_form(core, self.catch_up)
         generic = self._form is None and not is_multi
-        self._tables = _Tables(fresh_copy(core) if generic else None)
+        self._tables = TrainedTables(fresh_copy(core) if generic else None)
         if is_multi:
             self._tables.parts = Parts(
-                core, lambda one: type(self)(one, gradient_reduction=gradient_reduction)
+                core,
+                lambda one: type(self)(
+                    one, gradient_reduction=gradient_reduction, catch_up=self.catch_up
+                ),
             )
 
     @property
@@ -220,6 +232,8 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
                 "global_clipnorm cannot be combined with gradient_accumulation_steps for the table "
                 f"{table.name}: Keras clips the dense gradients alone. Use clipnorm."
             )
+        if self.catch_up:
+            native.check_catch_up(self.core, table)
 
     def _attach(self, table: DynamicVariable) -> None:
         if self._tables.has(table):
@@ -372,7 +386,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         step = core.iterations + 1
         grads = [gradients.with_rows(grad) for grad in grads]
         before = self._tables.averages.read(grads)
-        form = native.native_form(core)
+        form = native.native_form(core, self.catch_up)
         if form is None:
             for grad in grads:
                 self._tables.generic[id(grad.table)].update(
@@ -452,6 +466,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             "keras_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
             "name": self.name,
             "gradient_reduction": self.gradient_reduction,
+            "catch_up": self.catch_up,
         }
 
     @classmethod
@@ -464,31 +479,8 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             inner,
             name=config.get("name"),
             gradient_reduction=config.get("gradient_reduction", "mean"),
+            catch_up=config.get("catch_up", False),
         )
-
-
-class _Tables:
-    """The wrapper's data about each table, by `id`; tables are kept alive, so that ids stay valid.
-
-    Keras searches an optimizer's attributes for variables and other optimizers to track and save.
-    It does not search inside this class.
-    """
-
-    def __init__(self, template: Any) -> None:
-        self.template = template
-        self.parts: Parts | None = None
-        self.trained_variables: list[Any] = []
-        self._known: dict[int, DynamicVariable] = {}
-        self.generic: dict[int, RowsOptimizer] = {}
-        self.accumulators: dict[int, Accumulator] = {}
-        self.averages = Averages()
-        self.without_weight_decay: dict[int, DynamicVariable] = {}
-
-    def has(self, table: DynamicVariable) -> bool:
-        return id(table) in self._known
-
-    def add(self, table: DynamicVariable) -> None:
-        self._known[id(table)] = table
 
 
 def _double(scaler: Any) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops, storage
@@ -18,6 +19,8 @@ from tf_dynemb.persistence.optimizer_entry import check_optimizer, restore_optim
 from tf_dynemb.snapshots import columns
 from tf_dynemb.snapshots.joint_reading import open_chain, read_chain, verify
 from tf_dynemb.snapshots.watermark import Watermark
+from tf_dynemb.storage.steps import decays
+from tf_dynemb.tables.batches import load_steps
 from tf_dynemb.tables.cut import Cut, last_tick
 from tf_dynemb.tables.lineage import Snapshots
 from tf_dynemb.tables.table import table_stats
@@ -80,6 +83,7 @@ def _apply(
         for snapshot in fresh:
             for name, table in tables.items():
                 check_entry(snapshot, name, table, cast)
+                _check_steps(snapshot, name, table, optimizer)
         stage.say([snapshot.manifest.id for snapshot in fresh])
     # Ranks may have applied different deltas if an earlier call failed on some of them.
     of_all = set().union(*stage.said)
@@ -96,6 +100,26 @@ def _apply(
     if fresh_somewhere and optimizer is not None:
         restore_optimizer(optimizer, tables, last_optimizer(fresh_somewhere))
     return Watermark.of(chain.last.manifest)
+
+
+def _check_steps(
+    snapshot: storage.Snapshot,
+    name: str,
+    table: DynamicVariable,
+    optimizer: OptimizerWrapper | None,
+) -> None:
+    """Raises ValueError if rows that a delta lacks would miss steps that have changed them."""
+    entry = snapshot.manifest.table(name)[1]
+    if not decays(entry.steps):
+        return
+    spec = None if optimizer is None else optimizer.state_spec(table)
+    state = entry.state
+    if spec is None or state is None or spec[:2] != (state.optimizer, tuple(state.widths)):
+        raise ValueError(
+            f"{snapshot.directory} comes from an optimizer with catch_up and weight_decay, which "
+            f"shrinks the rows of {name!r} that the delta does not have. Pass apply_delta the same "
+            "optimizer, and write dumps and deltas with it; or use load."
+        )
 
 
 def _apply_one(
@@ -115,6 +139,8 @@ def _apply_one(
     evictions = table_stats(table.handle)["evictions"]
     unchanged_until = _unchanged_until(begin, table)
     takes = with_state and takes_state(snapshot, name, table, table.state_spec)
+    if takes:
+        load_steps(table.handle, manifest.table(name)[1].steps, manifest.watermark)
     batches = columns.erase(snapshot, name, table.handle, table.key_type)
     batches += columns.load_rows(snapshot, name, table, table.handle, takes, at_tick=-1)
     columns.load_counters(snapshot, name, table, table.handle)
@@ -133,7 +159,12 @@ def _unchanged_until(tick: int, table: DynamicVariable) -> int:
     """
     try:
         with Cut([table], [tick], with_deleted=True) as cut:
-            unchanged = not len(cut.info(0).deleted) and not any(True for _ in cut.blocks())
+            info = cut.info(0)
+            blocks = (rows.updates for _, rows in cut.blocks())
+            # A delta has rows that were not updated, if they drift.
+            unchanged = not len(info.deleted) and all(
+                (updates + np.int64(info.base) <= tick).all() for updates in blocks
+            )
             return cut.tick if unchanged else -1
     except tf.errors.FailedPreconditionError:
         return -1

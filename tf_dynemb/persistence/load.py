@@ -18,6 +18,7 @@ from tf_dynemb.persistence.optimizer_entry import check_optimizer, restore_optim
 from tf_dynemb.snapshots import columns, static_rows
 from tf_dynemb.snapshots.joint_reading import open_chain, read_chain, verify
 from tf_dynemb.snapshots.watermark import Watermark
+from tf_dynemb.storage.steps import without_steps
 from tf_dynemb.tables import batches, expiry
 from tf_dynemb.tables.lineage import Snapshots
 from tf_dynemb.tables.table import StateSpec
@@ -158,13 +159,17 @@ def _stage(
     tick = chain.last.manifest.watermark + 1
     _, last = chain.last.manifest.table(name)
     marks = last.expiry_marks
-    complete = True
+    takes = [with_state and takes_state(each, name, table, spec) for each in chain.snapshots]
+    has = [has_state(each, name) for each in chain.snapshots]
+    complete = all(taken or not there for taken, there in zip(takes, has, strict=True))
+    if all(takes):
+        batches.load_steps(handle, without_steps(last.steps), tick - 1)
     try:
-        for snapshot in chain.snapshots:
-            takes = with_state and takes_state(snapshot, name, table, spec)
-            complete = complete and (takes or not has_state(snapshot, name))
+        for snapshot, taken, change in zip(
+            chain.snapshots, takes, chain.changes(name), strict=True
+        ):
             columns.erase(snapshot, name, handle, table.key_type)
-            columns.load_rows(snapshot, name, table, handle, takes, tick, quiet, marks)
+            columns.load_rows(snapshot, name, table, handle, taken, tick, quiet, marks, change)
             columns.load_counters(snapshot, name, table, handle)
     except tf.errors.ResourceExhaustedError as error:
         raise tf.errors.ResourceExhaustedError(

@@ -29,18 +29,27 @@ class Overlay:
         rows: [at most n, ...].
         index: the index of `keys`.
         salt: the salt of the index.
+        decays: [rows]: the `Table.log_decay` at which each row was up to date; None: all of them at
+            0.
     """
 
     keys: Keys
     rows: npt.NDArray[Any]
     index: npt.NDArray[np.uint32]
     salt: int
+    decays: npt.NDArray[np.float64] | None = None
 
     @classmethod
-    def of(cls, keys: Keys, rows: npt.NDArray[Any], deleted: Keys) -> Overlay:
+    def of(
+        cls,
+        keys: Keys,
+        rows: npt.NDArray[Any],
+        deleted: Keys,
+        decays: npt.NDArray[np.float64] | None = None,
+    ) -> Overlay:
         """Indexes the keys of `rows` and the deleted keys; no key may be in both."""
         both = np.concatenate([keys, deleted])
-        return cls(both, rows, *key_index.build(both))
+        return cls(both, rows, *key_index.build(both), decays)
 
     @property
     def live(self) -> Keys:
@@ -76,14 +85,23 @@ def push(
         level = _merge(levels[-1], level)
         levels = levels[:-1]
     if not levels and len(level.deleted):
-        level = Overlay.of(level.live, level.rows, level.deleted[beneath(level.deleted)])
+        deleted = level.deleted[beneath(level.deleted)]
+        level = Overlay.of(level.live, level.rows, deleted, level.decays)
     return (*levels, level) if len(level.keys) else levels
 
 
 def _merge(older: Overlay, newer: Overlay) -> Overlay:
     kept = newer.lacks(older.live)
+    decays = None
+    if older.decays is not None or newer.decays is not None:
+        before, after = (
+            np.zeros(len(level.rows)) if level.decays is None else level.decays
+            for level in (older, newer)
+        )
+        decays = np.concatenate([before[kept], after])
     return Overlay.of(
         np.concatenate([older.live[kept], newer.live]),
         np.concatenate([older.rows[kept], newer.rows]),
         np.concatenate([older.deleted[newer.lacks(older.deleted)], newer.deleted]),
+        decays,
     )

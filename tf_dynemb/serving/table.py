@@ -16,12 +16,13 @@ import numpy.typing as npt
 from tf_dynemb.serving.keys import Keys, as_keys
 from tf_dynemb.serving.overlay import Overlay, push
 from tf_dynemb.serving.unknown_keys import UnknownKeys
-from tf_dynemb.storage import Snapshot, TableEntry, key_index
+from tf_dynemb.storage import Change, Snapshot, TableEntry, key_index
 from tf_dynemb.storage.manifest import DTYPES, KEY_TYPES
 
 Vectors = npt.NDArray[np.float32]
 Rows = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
+Decays = npt.NDArray[np.float64]
 
 # Keys per iteration: few enough that the intermediate results stay in the cache.
 _CHUNK = 1 << 14
@@ -93,6 +94,9 @@ class Table:
         size: the number of keys.
         unknown: the rule for keys that the table does not have.
         string_hash: the hash that makes a key of a string; None: keys are integers.
+        steps: the record of steps of the last snapshot that has one (storage/steps.py).
+        log_decay: the logarithm of the factor by which the steps since the base have multiplied the
+            vectors of the rows that no delta has.
     """
 
     schema: Schema
@@ -101,6 +105,8 @@ class Table:
     size: int
     unknown: UnknownKeys
     string_hash: str | None
+    steps: tuple[float, ...] = ()
+    log_decay: float = 0.0
 
     @classmethod
     def of_base(cls, snapshot: Snapshot, entry: TableEntry) -> Table:
@@ -124,7 +130,8 @@ class Table:
             shards.append(Shard(keys, np.asarray(rows), index, shard.index_salt))
         size = sum(shard.rows for shard in entry.shards)
         unknown = UnknownKeys.of(entry)
-        return cls(Schema.of(entry), tuple(shards), (), size, unknown, entry.string_hash)
+        schema = Schema.of(entry)
+        return cls(schema, tuple(shards), (), size, unknown, entry.string_hash, entry.steps)
 
     def with_delta(self, snapshot: Snapshot, entry: TableEntry) -> Table:
         """Returns the state after a delta, whose rows are copied into memory."""
@@ -132,14 +139,20 @@ class Table:
             column: [snapshot.column(entry.name, column, shard.rank) for shard in entry.shards]
             for column in ("keys", "vectors", "deleted")
         }
+        log_decay = self.log_decay + Change.between(self.steps, entry.steps).log_decay
         changed = dataclasses.replace(
-            self, unknown=UnknownKeys.of(entry), string_hash=entry.string_hash
+            self,
+            unknown=UnknownKeys.of(entry),
+            string_hash=entry.string_hash,
+            steps=entry.steps or self.steps,
+            log_decay=log_decay,
         )
         if not entry.shards:
             return changed
         keys, rows, deleted = (np.asarray(np.concatenate(c)) for c in columns.values())
         size = self.size + int((~self.contains(keys)).sum()) - int(self.contains(deleted).sum())
-        levels = push(self.levels, Overlay.of(keys, rows, deleted), self._base_contains)
+        decays = np.full(keys.size, log_decay) if log_decay else None
+        levels = push(self.levels, Overlay.of(keys, rows, deleted, decays), self._base_contains)
         return dataclasses.replace(changed, levels=levels, size=size)
 
     def as_keys(self, keys: npt.ArrayLike) -> Keys:
@@ -172,20 +185,23 @@ class Table:
 
     def items(self, chunk: int) -> Iterator[tuple[Keys, Vectors]]:
         """Returns all keys and vectors, at most `chunk` at a time."""
-        sources: list[tuple[Keys, Rows]] = [(shard.keys, shard.rows) for shard in self.shards]
+        sources: list[tuple[Keys, Rows, Decays | None]] = [
+            (shard.keys, shard.rows, None) for shard in self.shards
+        ]
         newer = [self.levels] * len(sources)
         for i, level in enumerate(self.levels):
-            sources.append((level.live, level.rows))
+            sources.append((level.live, level.rows, level.decays))
             newer.append(self.levels[i + 1 :])
-        for (keys, rows), levels in zip(sources, newer, strict=True):
+        for (keys, rows, decays), levels in zip(sources, newer, strict=True):
             for begin in range(0, keys.size, chunk):
                 some = np.asarray(keys[begin : begin + chunk])
                 kept = np.ones(some.size, np.bool_)
                 for level in levels:
                     kept &= level.lacks(some)
                 if kept.any():
-                    vectors = np.asarray(rows[begin : begin + chunk])[kept]
-                    yield some[kept], self.schema.widened(vectors)
+                    vectors = self.schema.widened(np.asarray(rows[begin : begin + chunk])[kept])
+                    since = decays if decays is None else decays[begin : begin + chunk][kept]
+                    yield some[kept], self._decayed(vectors, since)
 
     def _base_contains(self, keys: Keys) -> Mask:
         return self._in_chunks(self._read_base, keys)
@@ -197,6 +213,8 @@ class Table:
     def _read(self, keys: Keys, out: Vectors | None) -> Mask:
         """Returns which keys [n] are present; sets their rows in `out` [n, dimension], if any."""
         present = self._read_base(keys, out)
+        if out is not None and self.log_decay:
+            out[present] = self._decayed(out[present], None)
         for level in self.levels:
             positions = level.find(keys)
             hits = np.flatnonzero(positions >= 0)
@@ -205,8 +223,19 @@ class Table:
                 alive = positions < len(level.rows)
                 present[hits] = alive
                 if out is not None:
-                    out[hits[alive]] = self.schema.widened(level.rows[positions[alive]])
+                    positions = positions[alive]
+                    decays = level.decays if level.decays is None else level.decays[positions]
+                    vectors = self.schema.widened(level.rows[positions])
+                    out[hits[alive]] = self._decayed(vectors, decays)
         return present
+
+    def _decayed(self, vectors: Vectors, decays: Decays | None) -> Vectors:
+        """Returns vectors [n, dimension] that were up to date at `decays` [n] as they are now."""
+        if not self.log_decay:
+            return vectors
+        since = 0.0 if decays is None else decays[:, np.newaxis]
+        factors = np.exp(self.log_decay - since).astype(np.float32)
+        return self.schema.widened(self.schema.rounded(vectors * factors))
 
     def _read_base(self, keys: Keys, out: Vectors | None) -> Mask:
         present = np.zeros(keys.size, np.bool_)

@@ -29,6 +29,7 @@ from tf_dynemb.tables.cut import Cut, Rows, from_bits
 from tf_dynemb.tables.expiry import keep_alive
 from tf_dynemb.tables.table import Table
 
+NO_CHANGE = storage.Change()
 # The number of blocks that may wait for the disk.
 _BLOCKS_AHEAD = 3
 # The seconds after which a progress bar appears.
@@ -59,7 +60,7 @@ def write_rows(
     writers: dict[int, dict[str, storage.ColumnWriter]] = {}
     counted: dict[int, tuple[int, int]] = {}  # the first line of admission counters; their number
     for number, (table, info) in enumerate(zip(tables.values(), infos, strict=True)):
-        most, _, (_, widths, _), deleted, _ = info
+        most, (_, widths, _), deleted = info.most_rows, info.spec, info.deleted
         if ownership.is_elsewhere(table) and not most and not len(deleted):
             continue
         writers[number] = _columns(part, number, table, sum(widths) if with_state else 0)
@@ -103,10 +104,11 @@ def write_rows(
 
     entries = []
     for number, ((name, table), info) in enumerate(zip(tables.items(), infos, strict=True)):
-        _, base, (optimizer, widths, inits), deleted, marks = info
+        optimizer, widths, inits = info.spec
+        has_state = with_state and sum(widths) > 0
         shards = []
         if number in writers:
-            gone = len(deleted) if what == "delta" else 0
+            gone = len(info.deleted) if what == "delta" else 0
             rows_written = writers[number]["keys"].rows
             first_line, num_lines = counted[number]
             shards.append(
@@ -114,17 +116,17 @@ def write_rows(
                     part.rank,
                     rows_written,
                     gone,
-                    base,
-                    expiry_marks=marks,
+                    info.base,
+                    expiry_marks=info.expiry_marks,
                     first_admission_line=first_line,
                     admission_lines=num_lines,
+                    steps=info.steps,
                 )
             )
         attributes = table.attributes
         initializer = storage.InitializerEntry(
             tuple(attributes["initializers"]), tuple(attributes["initializer_args"])
         )
-        has_state = with_state and sum(widths) > 0
         entries.append(
             storage.TableEntry(
                 name=name,
@@ -195,6 +197,7 @@ def load_rows(
     at_tick: int,
     quiet: bool | None = None,
     marks: Sequence[int] = (),
+    change: storage.Change = NO_CHANGE,
 ) -> int:
     """Loads the rows of a snapshot's table that this rank owns; returns the number of batches.
 
@@ -208,6 +211,7 @@ def load_rows(
             instead of the times on disk. Scores that are not times are loaded in both cases.
         quiet: as in `dump`.
         marks: those of the last snapshot that is loaded; see `tables.expiry.keep_alive`.
+        change: what steps after the snapshot have done to the rows.
     """
     batches = 0
     _, entry = snapshot.manifest.table(name)
@@ -224,12 +228,18 @@ def load_rows(
             ]
             state = snapshot.column(name, "state", shard.rank) if with_state else None
             for some, keys in own_rows(table, shard.rows, entry.state_width, read_keys):
-                vectors, updates, accesses = (column[some] for column in columns)
+                packed, updates, accesses = (column[some] for column in columns)
+                vectors = from_bits(packed, entry.dtype)
+                if change.log_decay:
+                    vectors = tf.cast(vectors, tf.float32) * change.decay
+                states = NO_STATE if state is None else state[some]
+                if entry.state is not None and state is not None and any(change.log_rates):
+                    states = change.state(states, entry.state.widths, entry.steps)
                 _ops.library().dynemb_load_rows(
                     handle,
                     keys,
-                    tf.cast(from_bits(vectors, entry.dtype), table.dtype),
-                    NO_STATE if state is None else state[some],
+                    tf.cast(vectors, table.dtype),
+                    states,
                     updates,
                     keep_alive(accesses, marks, shard.base_tick) if keeps_scores else NEW_SCORES,
                     shard.base_tick,

@@ -19,9 +19,11 @@ from tf_dynemb.storage.manifest import (
 )
 from tf_dynemb.storage.part import Part, joined
 from tf_dynemb.storage.publication import Publication
+from tf_dynemb.storage.steps import Change
 
 __all__ = [
     "Chain",
+    "Change",
     "ColumnFile",
     "ColumnWriter",
     "DataLossError",

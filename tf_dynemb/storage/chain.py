@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb.storage import block_file, crc32c, npy
+from tf_dynemb.storage import crc32c, npy
 from tf_dynemb.storage.errors import DataLossError
 from tf_dynemb.storage.manifest import ColumnFile, Manifest
+from tf_dynemb.storage.steps import Change, changes
 
 MANIFEST = "MANIFEST.json"
 
@@ -161,7 +162,7 @@ class Snapshot:
         path = self._checked(file)
         block_bytes = self.manifest.block_bytes
         block = 0
-        for end, found in block_file.checksums(path, file.bytes, block_bytes, checksum):
+        for end, found in crc32c.of_file(path, file.bytes, block_bytes, checksum):
             for value in found:
                 if f"{value:08x}" != file.crc32c[8 * block : 8 * block + 8]:
                     raise DataLossError(
@@ -219,6 +220,17 @@ class Chain:
     def last(self) -> Snapshot:
         """The latest snapshot."""
         return self.snapshots[-1]
+
+    def changes(self, name: str) -> list[Change]:
+        """Returns, for each snapshot, what later steps do to rows of a table that it has.
+
+        A row of a key that a later snapshot has, too, is the one of that snapshot.
+        """
+        records = []
+        for snapshot in self.snapshots:
+            entries = [each for each in snapshot.manifest.tables if each.name == name]
+            records.append(entries[0].steps if entries else ())
+        return changes(records)
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> Chain:

@@ -25,13 +25,19 @@ Words are folded first, and then the bytes of the words that remain.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import pathlib
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from tf_dynemb.storage.errors import DataLossError
+
 Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+# The minimum number of bytes of a file that are read at a time.
+_READ_BYTES = 1 << 22
 
 # The type of `blocks` and of its replacements.
 Checksum: TypeAlias = Callable[[Bytes, int, int, int], list[int]]
@@ -159,3 +165,32 @@ def _multiply_all(values: npt.NDArray[np.uint32], factor: int) -> npt.NDArray[np
             product ^= shifted
         shifted = shifted >> one ^ (shifted & one) * np.uint32(POLYNOMIAL)
     return product
+
+
+def of_file(
+    path: pathlib.Path, size: int, block_bytes: int, checksum: Checksum
+) -> Iterator[tuple[int, list[int]]]:
+    """Computes the checksums of the first `size` bytes of a file, several blocks at a time.
+
+    Yields:
+        The byte offset after these blocks, and their checksums.
+
+    Raises:
+        DataLossError: the file is shorter, or missing.
+    """
+    buffer = np.empty(min(size, block_bytes * max(1, _READ_BYTES // block_bytes)), np.uint8)
+    try:
+        with path.open("rb", buffering=0) as file:
+            end = 0
+            while end < size:
+                blocks = buffer[: size - end]
+                filled = 0
+                while filled < blocks.size:
+                    count = file.readinto(blocks[filled:].data)
+                    if not count:
+                        raise DataLossError(f"{path} ends at byte offset {end + filled}.")
+                    filled += count
+                end += blocks.size
+                yield end, checksum(blocks, 0, block_bytes, block_bytes)
+    except FileNotFoundError as error:
+        raise DataLossError(f"{path} is missing.") from error

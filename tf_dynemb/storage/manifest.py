@@ -19,6 +19,7 @@ from tf_dynemb.storage.crc32c import crc32c
 from tf_dynemb.storage.errors import DataLossError
 from tf_dynemb.storage.fields import Fields
 from tf_dynemb.storage.key_index import index_size
+from tf_dynemb.storage.steps import is_record
 
 FORMAT = "tf_dynemb.snapshot"
 VERSION = 2
@@ -77,7 +78,9 @@ class Shard:
     `expiry_marks` may be missing in the file. If rows expire, it has the tick up to which they have
     expired, and then pairs of a tick and the time of its use (docs/file_format.md).
     `admission_lines` lines of admission counters, from number `first_admission_line` on, are in the
-    column `admission`. These two members may be missing in the file.
+    column `admission`. `steps` is the record of the steps of an optimizer with `catch_up`, which
+    rows lack that a delta does not have (`steps.py`). These three members may be missing in the
+    file.
     """
 
     rank: int
@@ -89,6 +92,7 @@ class Shard:
     expiry_marks: tuple[int, ...] = ()
     first_admission_line: int = 0
     admission_lines: int = 0
+    steps: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +161,11 @@ class TableEntry:
         )
         pairs = np.stack([untils, times], axis=1).ravel()
         return (min(int(each[0]) for each in marks), *pairs.tolist())
+
+    @property
+    def steps(self) -> tuple[float, ...]:
+        """The record of steps: all ranks take the same ones, but may count from other numbers."""
+        return max((shard.steps for shard in self.shards if shard.steps), default=())
 
     @property
     def state_width(self) -> int:
@@ -389,6 +398,14 @@ def _expiry_marks(members: Fields) -> tuple[int, ...]:
     return marks
 
 
+def _steps(members: Fields) -> tuple[float, ...]:
+    if members.members.get("steps") is None:
+        return ()
+    record = members.numbers("steps")
+    members.require(is_record(record), "steps", "must be whole runs of all steps")
+    return record
+
+
 def _admission_lines(members: Fields) -> int | None:
     if members.members.get("admission_lines") is None:
         return None
@@ -425,6 +442,7 @@ def _shard(members: Fields, version: int) -> Shard:
             for name in ("first_admission_line", "admission_lines")
             if name in members.members
         },
+        steps=_steps(members),
     )
 
 

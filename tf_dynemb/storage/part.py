@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb.storage import block_file, crc32c, key_index, npy
+from tf_dynemb.storage import crc32c, key_index, npy
 from tf_dynemb.storage.column_writer import ColumnWriter
 from tf_dynemb.storage.errors import naming
 from tf_dynemb.storage.manifest import INDEX_ROWS, ColumnFile, TableEntry, file_name
@@ -119,7 +119,7 @@ class Part:
                     str(keys.path), offset, keys.rows, key_bytes, str(path), offset
                 )
             os.fsync(file.fileno())
-        blocks = block_file.checksums(path, size, self._block_bytes, self._checksum)
+        blocks = crc32c.of_file(path, size, self._block_bytes, self._checksum)
         digits = "".join(f"{value:08x}" for _, values in blocks for value in values)
         self._indexes[table, rank, "index"] = ColumnFile(path.name, size, digits)
 

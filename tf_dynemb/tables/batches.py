@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from tf_dynemb import communicator
+from tf_dynemb import _ops, communicator
 from tf_dynemb._warn import warn
 from tf_dynemb.parallel import ownership
 from tf_dynemb.tables.admission_options import ENTRIES, Frequency
@@ -110,6 +111,18 @@ def takes_counters(lines: int | None, table: Table, what: str) -> bool:
         f"{here * ENTRIES}: counting starts anew."
     )
     return False
+
+
+def load_steps(handle: Any, steps: Sequence[float], tick: int) -> None:
+    """Gives a table the steps that rows which are about to be loaded may lack.
+
+    Args:
+        handle: the table's handle; its rows have the state for which the steps were saved.
+        steps: as in `CutInfo`.
+        tick: the moment of the cut.
+    """
+    if steps:
+        _ops.library().dynemb_load_steps(handle, tf.constant(list(steps), tf.float64), tick)
 
 
 def warn_of_evictions(handle: Any, table: Table, what: str) -> int:

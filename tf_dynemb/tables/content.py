@@ -18,6 +18,7 @@ from tf_dynemb.tables.batches import (
     NEW_SCORES,
     NO_STATE,
     counter_lines,
+    load_steps,
     slices,
     takes_counters,
     takes_scores,
@@ -34,9 +35,9 @@ class Content(NamedTuple):
     Attributes:
         rows: all rows; `cut.Rows` has the shapes.
         info: a JSON object: dtype, state_spec, base (of the times), the tick and utc_ns of the
-            moment, evict_strategy, and ttl_clock and expiry_marks (which older ones lack). If the
-            table counts keys for their admission: the lines of counters of all ranks, the number
-            of the first line here, and the lines here, compressed.
+            moment, evict_strategy, and ttl_clock, expiry_marks and steps (which older ones lack;
+            `CutInfo`). If the table counts keys for their admission: the lines of counters of all
+            ranks, the number of the first line here, and the lines here, compressed.
     """
 
     rows: Rows
@@ -51,7 +52,7 @@ class Content(NamedTuple):
 def read_content(table: Table) -> Content:
     """Reads all rows, as they are at one moment. Needs memory for all of them."""
     with Cut([table], [-1], with_deleted=False) as cut:
-        _, base, spec, _, marks = cut.info(0)
+        _, base, spec, _, marks, steps = cut.info(0)
         blocks = [rows for _, rows in cut.blocks()]
         none = cut.no_rows(0)
         counters, first_line = cut.counters(0)
@@ -66,6 +67,7 @@ def read_content(table: Table) -> Content:
         "evict_strategy": table.options.strategy,
         "ttl_clock": table.options.lifetime.clock if marks else None,
         "expiry_marks": marks,
+        "steps": steps,
     }
     if len(counters):
         # In the JSON object, because a checkpoint has the same tensors with and without counters.
@@ -109,6 +111,8 @@ def write_content(table: Table, content: Content, adopt_state: bool) -> None:
     keeps_scores = takes_scores(info.get("evict_strategy"), table, "the checkpoint")
     with tf.init_scope():
         handle = table.make_empty(len(rows.keys), target)
+        if has_state:
+            load_steps(handle, info.get("steps", ()), info["tick"])
         for some in slices(table, len(rows.keys), rows.state.shape[1]):
             _ops.library().dynemb_load_rows(
                 handle,

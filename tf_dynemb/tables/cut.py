@@ -46,6 +46,8 @@ class CutInfo(NamedTuple):
         spec: the state of the optimizer in the rows.
         deleted: the deleted keys.
         expiry_marks: the marks by which the ages of the rows are known (`tables/expiry.py`).
+        steps: the steps of an optimizer with `catch_up`, which rows may lack that the cut does not
+            have (docs/file_format.md); empty for other optimizers.
     """
 
     most_rows: int
@@ -53,6 +55,7 @@ class CutInfo(NamedTuple):
     spec: StateSpec
     deleted: Any
     expiry_marks: tuple[int, ...]
+    steps: tuple[float, ...]
 
 
 class Cut:
@@ -112,9 +115,8 @@ class Cut:
 
     def info(self, number: int) -> CutInfo:
         """Returns what is known about a table of the cut. It copies the deleted keys."""
-        most, base, optimizer, widths, inits, deleted, marks = _ops.library().dynemb_snapshot_info(
-            self._handle, number
-        )
+        info = _ops.library().dynemb_snapshot_info(self._handle, number)
+        most, base, optimizer, widths, inits, deleted, marks, steps = info
         spec = (
             optimizer.numpy().decode(),
             tuple(widths.numpy().tolist()),
@@ -122,9 +124,8 @@ class Cut:
         )
         key_type = self._tables[number].key_type.as_numpy_dtype
         keys = deleted.numpy().astype(np.uint32 if key_type == np.int32 else np.uint64)
-        return CutInfo(
-            int(most), int(base), spec, keys.view(key_type), tuple(marks.numpy().tolist())
-        )
+        marks, steps = (tuple(each.numpy().tolist()) for each in (marks, steps))
+        return CutInfo(int(most), int(base), spec, keys.view(key_type), marks, steps)
 
     def counters(self, number: int) -> tuple[Any, int]:
         """Returns a table's admission counters, and the number of their first line.

@@ -1,0 +1,91 @@
+// HostTable's part of catch-up (catch_up.h).
+#include <algorithm>
+
+#include "cc/table/batch_scratch.h"
+#include "cc/table/codec.h"
+#include "cc/table/find_pass.h"
+#include "cc/table/host_table.h"
+#include "cc/table/phase.h"
+#include "cc/table/rounding.h"
+#include "cc/table/scratch.h"
+#include "cc/table/workers.h"
+
+namespace dynemb {
+
+void HostTable::StoreUpdated(const float* vector, uint64_t key, uint64_t step, char* row) const {
+  void* to = layout().vector(row);
+  if (options_.stochastic_rounding) {
+    StoreVectorStochastic(options_.dtype, vector, options_.dim, to, options_.seed, key, step);
+  } else {
+    StoreVector(options_.dtype, vector, options_.dim, to);
+  }
+}
+
+void HostTable::BringRow(RowId row, float* unpacked) {
+  const RowLayout& l = layout();
+  char* const at = rows_.At(row);
+  float* const state = l.state(at);
+  if (!catch_up_.IsBehind(state)) return;
+  BeforeWrite(row, *l.update(at));
+  if (l.dtype == DType::kFloat32) {
+    catch_up_.Bring(reinterpret_cast<float*>(l.vector(at)), state);
+    return;
+  }
+  LoadVector(l.dtype, l.vector(at), l.dim, unpacked);
+  catch_up_.Bring(unpacked, state);
+  StoreUpdated(unpacked, KeyBits(row), RoundingStep(Update::kCatchUp, catch_up_.step()), at);
+}
+
+void HostTable::BringKeys(Exec& exec, KeySpan keys) {
+  if (!catch_up_.active()) return;
+  Phase phase("catch up rows");
+  const size_t n = keys.size();
+  const ScratchLease scratch;
+  RowId* const rows = scratch->rows.Resize(n);
+  FindQuietly(exec, keys, Expired(), rows);
+  // Keys may repeat, and a row must have one thread.
+  ForWorkers(exec, n, [&](size_t worker, size_t workers) {
+    constexpr size_t kAhead = 8;
+    const RowLayout& l = layout();
+    const size_t row_bytes = std::min(l.stride, kPrefetchMost);
+    VectorBuffer unpacked(l.dim);
+    const auto is_own = [&](size_t i) {
+      return rows[i] != kNoRow && Owns(worker, workers, rows[i]);
+    };
+    for (size_t i = 0; i < n; ++i) {
+      if (i + kAhead < n && is_own(i + kAhead)) {
+        PrefetchBytes(rows_.At(rows[i + kAhead]), row_bytes);
+      }
+      if (is_own(i)) BringRow(rows[i], unpacked.get());
+    }
+  });
+}
+
+uint64_t HostTable::BringRows(Exec& exec, uint64_t first, uint64_t num) {
+  constexpr size_t kGrain = 256;
+  const uint64_t all = rows_.high_water();
+  const uint64_t n = first < all ? std::min(num, all - first) : 0;
+  exec.ParallelFor(n, kGrain, [&](size_t begin, size_t end) {
+    VectorBuffer unpacked(layout().dim);
+    for (size_t i = begin; i < end; ++i) {
+      const auto row = static_cast<RowId>(first + i);
+      if (*layout().update(rows_.At(row)) != 0) BringRow(row, unpacked.get());
+    }
+  });
+  return first + n < all ? first + n : 0;
+}
+
+void HostTable::MarkRows(Exec& exec, float mark) {
+  constexpr size_t kGrain = 4096;
+  exec.ParallelFor(rows_.high_water(), kGrain, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      const auto row = static_cast<RowId>(i);
+      char* const at = rows_.At(row);
+      if (*layout().update(at) == 0) continue;
+      BeforeWrite(row, *layout().update(at));
+      layout().state(at)[layout().state_width - 1] = mark;
+    }
+  });
+}
+
+}  // namespace dynemb

@@ -1,0 +1,85 @@
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "cc/table/table.h"
+
+namespace dynemb {
+
+Status Table::BeginStep(Exec& exec, OptimizerFlags flags, const Hyper& hyper, Tick tick) {
+  if (!catch_up_.enabled()) return Status();
+  if (catch_up_.step() == 0) {
+    catch_up_.Start(tick);
+    MarkRows(exec, catch_up_.mark());
+    MarkNewRows(catch_up_.mark());
+  }
+  if (!catch_up_.active() || !catch_up_.Continues(hyper, flags.nesterov)) {
+    DYNEMB_RETURN_IF_ERROR(BringAll(exec));
+    catch_up_.Restart(hyper, flags.nesterov);
+  }
+  catch_up_.Reserve();
+  if (brought_.next_row == 0 && !catch_up_.NeedsSweep()) return Status();
+  if (brought_.next_row == 0) brought_.step = catch_up_.step();
+  constexpr uint64_t kLeast = 64;
+  brought_.next_row =
+      BringRows(exec, brought_.next_row, RowsHeld() / CatchUp::kSweepSteps + kLeast);
+  DYNEMB_RETURN_IF_ERROR(Error());
+  if (brought_.next_row == 0) catch_up_.Forget(brought_.step);
+  return Status();
+}
+
+void Table::EndStep(const Hyper& hyper, uint64_t iteration, Tick tick) {
+  if (!catch_up_.enabled()) return;
+  catch_up_.Record(hyper, iteration, tick);
+  MarkNewRows(catch_up_.mark());
+}
+
+Status Table::BringAll(Exec& exec) {
+  brought_ = Brought();
+  if (!catch_up_.active()) return Status();
+  BringRows(exec, 0, std::numeric_limits<uint64_t>::max());
+  return Error();
+}
+
+Status Table::LoadSteps(Exec& exec, const std::vector<double>& saved, Tick tick) {
+  CatchUp loaded;
+  DYNEMB_RETURN_IF_ERROR(CatchUp::Parse(saved, state_spec_, options_.dim, tick, &loaded));
+  if (loaded.step() == catch_up_.step()) return Status();  // another part of the same snapshot
+  if (catch_up_.IsExtendedBy(loaded)) {
+    catch_up_.Extend(loaded);
+  } else {
+    // No present row has a step of the record.
+    DYNEMB_RETURN_IF_ERROR(BringAll(exec));
+    MarkRows(exec, loaded.first_mark());
+    DYNEMB_RETURN_IF_ERROR(Error());
+    LoseSteps();
+    catch_up_ = std::move(loaded);
+  }
+  MarkNewRows(catch_up_.mark());
+  return Status();
+}
+
+Status Table::CheckSteps(Tick since) const {
+  const Tick known = std::max(steps_lost_, catch_up_.forgotten());
+  if (since == 0 || since >= known) return Status();
+  return FailedPrecondition("the steps of table '" + options_.name + "' since tick " +
+                            std::to_string(since) +
+                            " are not known any more, only those since tick " +
+                            std::to_string(known) + ": publish a new dump, and deltas since it");
+}
+
+void Table::Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
+                   int64_t* updates, int64_t* scores) const {
+  const size_t n = plan.rows.size();
+  const bool brings = catch_up_.active() && (vectors != nullptr || state != nullptr);
+  std::vector<float> own;
+  if (brings && state == nullptr) {
+    own.resize(n * static_cast<size_t>(layout().state_width));
+    state = own.data();
+  }
+  CopyRows(exec, plan.rows, keys, vectors, state, updates, scores);
+  if (brings) catch_up_.BringColumns(layout(), n, vectors, state);
+}
+
+}  // namespace dynemb

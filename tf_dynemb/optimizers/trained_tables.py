@@ -1,0 +1,37 @@
+"""TrainedTables: what an `OptimizerWrapper` knows about each of its tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tf_dynemb.optimizers.accumulator import Accumulator
+from tf_dynemb.optimizers.averages import Averages
+from tf_dynemb.optimizers.generic import RowsOptimizer
+from tf_dynemb.optimizers.parts import Parts
+from tf_dynemb.variables.dynamic import DynamicVariable
+
+
+class TrainedTables:
+    """The wrapper's data about each table, by `id`; tables are kept alive, so that ids stay valid.
+
+    Keras searches an optimizer's attributes for variables and other optimizers to track and save.
+    It does not search inside this class.
+    """
+
+    def __init__(self, template: Any) -> None:
+        self.template = template
+        self.parts: Parts | None = None
+        self.trained_variables: list[Any] = []
+        self._known: dict[int, DynamicVariable] = {}
+        self.generic: dict[int, RowsOptimizer] = {}
+        self.accumulators: dict[int, Accumulator] = {}
+        self.averages = Averages()
+        self.without_weight_decay: dict[int, DynamicVariable] = {}
+
+    def has(self, table: DynamicVariable) -> bool:
+        """Whether the wrapper has attached to a table."""
+        return id(table) in self._known
+
+    def add(self, table: DynamicVariable) -> None:
+        """Notes that the wrapper has attached to a table."""
+        self._known[id(table)] = table
