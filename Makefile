@@ -1,6 +1,6 @@
 # Each target first runs tools/setup.sh, which sets up whatever is missing.
 .DEFAULT_GOAL := build
-.PHONY: build train test test-cc test-wheel test-wheels lint format bench bench-cc bench-peers wheel wheels sanitize \
+.PHONY: build train test test-cc soak test-wheel test-wheels lint format bench bench-cc bench-peers wheel wheels sanitize \
 	cuda-check gpu-test gpu-bundle clean
 .NOTPARALLEL:
 
@@ -66,6 +66,14 @@ wheel: build ## builds dist/*.whl for the TensorFlow of .venv
 sanitize: build ## runs the C++ tests under ASan, UBSan and TSan
 	$(BAZEL) test --config=asan-ubsan //tests/cc:all
 	$(BAZEL) test --config=tsan //tests/cc:all
+
+# Factors of the number of calls, for tests of small batches and of large ones.
+LONGER ?= 300 10
+soak: build ## compares strategies, expiry and admission with models for a million operations each; takes minutes
+	$(BAZEL) test --test_env=TABLE_TEST_LONGER=$(word 1,$(LONGER)) --test_timeout=3600 --test_summary=detailed \
+	  --test_filter='*RandomCallsMatchTheModel*' //tests/cc:table_test //tests/cc:table_test_4_threads
+	$(BAZEL) test --test_env=TABLE_TEST_LONGER=$(word 2,$(LONGER)) --test_timeout=3600 --test_summary=detailed \
+	  --test_filter='*AgreesWithAModel*' //tests/cc:admission_table_test
 
 cuda-check: build ## compiles all GPU code if nvcc is found; its tests skip without a GPU
 	$(BAZEL) build //cc/table:device //cc/device:cuda_check //tests/cuda:all //benchmarks/cuda:all

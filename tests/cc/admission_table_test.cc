@@ -15,6 +15,7 @@
 #include "cc/table/snapshot.h"
 #include "cc/table/table.h"
 #include "tests/cc/execs.h"
+#include "tests/cc/test_length.h"
 
 namespace dynemb {
 namespace {
@@ -231,7 +232,7 @@ TEST(AdmissionTable, AgreesWithAModel) {
     std::map<uint64_t, uint32_t> counts;
     std::set<uint64_t> rows;
     uint64_t refused = 0;
-    for (Tick tick = 1; tick <= 25; ++tick) {
+    for (Tick tick = 1; tick <= Longer(25); ++tick) {
       const size_t features = tick % 3 + 1;
       std::vector<std::vector<uint64_t>> keys(features);
       std::vector<std::vector<RowId>> found(features);

@@ -15,7 +15,7 @@
 #include "cc/lookup/distinct.h"
 #include "tests/cc/chosen_keys.h"
 #include "tests/cc/execs.h"
-#include "tests/cc/sanitized.h"
+#include "tests/cc/test_length.h"
 
 // Counts allocations of arrays, because a repeated Run must make none. (Closures are small, and
 // allowed.) Not inlined: otherwise the compiler would warn that delete frees a pointer of malloc.

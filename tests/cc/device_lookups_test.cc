@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "tests/cc/lookups_suite.h"
-#include "tests/cc/sanitized.h"
 #include "tests/cc/simulated_devices.h"
+#include "tests/cc/test_length.h"
 
 namespace dynemb {
 namespace testing_table {

@@ -12,7 +12,7 @@
 #include "cc/device/route.h"
 #include "tests/cc/counting_session.h"
 #include "tests/cc/route_model.h"
-#include "tests/cc/sanitized.h"
+#include "tests/cc/test_length.h"
 
 namespace dynemb {
 namespace {

@@ -26,7 +26,7 @@
 #include "cc/table/snapshot.h"
 #include "cc/table/table.h"
 #include "tests/cc/failing_allocations.h"
-#include "tests/cc/sanitized.h"
+#include "tests/cc/test_length.h"
 
 namespace dynemb {
 namespace fault {

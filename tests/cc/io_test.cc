@@ -15,8 +15,8 @@
 #include "cc/io/crc32c.h"
 #include "cc/io/key_index.h"
 #include "tests/cc/chosen_keys.h"
-#include "tests/cc/sanitized.h"
 #include "tests/cc/table_suite.h"
+#include "tests/cc/test_length.h"
 
 namespace dynemb {
 namespace {

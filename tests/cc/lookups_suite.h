@@ -23,8 +23,8 @@
 
 #include "cc/lookup/lookups.h"
 #include "tests/cc/lookups_world.h"
-#include "tests/cc/sanitized.h"
 #include "tests/cc/table_suite.h"
+#include "tests/cc/test_length.h"
 
 namespace dynemb {
 namespace testing_table {

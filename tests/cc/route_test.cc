@@ -8,7 +8,7 @@
 
 #include "tests/cc/execs.h"
 #include "tests/cc/route_model.h"
-#include "tests/cc/sanitized.h"
+#include "tests/cc/test_length.h"
 
 namespace dynemb {
 namespace {

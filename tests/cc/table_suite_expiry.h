@@ -6,8 +6,8 @@
 #include <map>
 #include <set>
 
-#include "tests/cc/sanitized.h"
 #include "tests/cc/table_suite_gradient.h"
+#include "tests/cc/test_length.h"
 
 namespace dynemb {
 namespace testing_table {
@@ -235,7 +235,7 @@ class ExpiryModel {
 };
 
 TABLE_TEST(TableExpiry, RandomCallsMatchTheModel) {
-  const size_t calls = f.Scaled(kSanitized ? 150 : 600, 24);
+  const size_t calls = Longer(f.Scaled(kSanitized ? 150 : 600, 24));
   const size_t most_keys = f.slowness() > 100 ? 12 : 60;
   for (const bool since_access : {false, true}) {
     for (const TtlClock clock : {TtlClock::kSteps, TtlClock::kData}) {

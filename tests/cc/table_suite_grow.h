@@ -3,8 +3,8 @@
 #ifndef DYNEMB_TESTS_CC_TABLE_SUITE_GROW_H_
 #define DYNEMB_TESTS_CC_TABLE_SUITE_GROW_H_
 
-#include "tests/cc/sanitized.h"
 #include "tests/cc/table_suite.h"
+#include "tests/cc/test_length.h"
 
 namespace dynemb {
 namespace testing_table {

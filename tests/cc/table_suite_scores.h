@@ -6,9 +6,9 @@
 #include <map>
 
 #include "cc/table/score.h"
-#include "tests/cc/sanitized.h"
 #include "tests/cc/score_model.h"
 #include "tests/cc/table_suite.h"
+#include "tests/cc/test_length.h"
 
 namespace dynemb {
 namespace testing_table {
@@ -50,7 +50,7 @@ TABLE_TEST(TableScores, RandomCallsMatchTheModel) {
         }
         return keys;
       };
-      for (size_t step = 0; step < f.Scaled(kSanitized ? 60 : 250, 12); ++step) {
+      for (size_t step = 0; step < Longer(f.Scaled(kSanitized ? 60 : 250, 12)); ++step) {
         const Keys keys = some(capacity, false), distinct = some(capacity, true);
         const Floats values(2 * keys.size(), 1.0f), apart(2 * distinct.size(), 1.0f);
         switch (random.Below(11)) {

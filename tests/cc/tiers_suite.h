@@ -16,8 +16,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tests/cc/sanitized.h"
 #include "tests/cc/table_suite.h"
+#include "tests/cc/test_length.h"
 
 namespace dynemb {
 namespace testing_table {

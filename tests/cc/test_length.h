@@ -1,0 +1,26 @@
+// How long tests of random calls run.
+#ifndef DYNEMB_TESTS_CC_TEST_LENGTH_H_
+#define DYNEMB_TESTS_CC_TEST_LENGTH_H_
+
+#include <cstddef>
+#include <cstdlib>
+#include <string>
+
+namespace dynemb {
+
+// Whether this is compiled for a sanitizer, under which everything is many times slower.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
+// n, times the factor in the environment variable TABLE_TEST_LONGER (`make soak`).
+inline size_t Longer(size_t n) {
+  const char* factor = std::getenv("TABLE_TEST_LONGER");
+  return factor == nullptr ? n : n * std::stoul(factor);
+}
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_TESTS_CC_TEST_LENGTH_H_
