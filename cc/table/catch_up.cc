@@ -65,9 +65,9 @@ double DriftRatio(OptimizerKind kind, OptimizerFlags flags, const Hyper& h) {
     case OptimizerKind::kRmsprop:
       return flags.momentum ? h.momentum : 0.0;
     case OptimizerKind::kAdam:
-      return flags.amsgrad || beta_1 >= std::sqrt(beta_2) ? beta_1 : beta_1 / std::sqrt(beta_2);
+      return flags.amsgrad ? beta_1 : beta_1 / std::sqrt(beta_2);
     case OptimizerKind::kAdamax:
-      return beta_1 >= beta_2 ? beta_1 : beta_1 / beta_2;
+      return beta_1 / beta_2;
     default:
       return 0.0;
   }
@@ -78,7 +78,7 @@ uint64_t MostSingleSteps(OptimizerKind kind, OptimizerFlags flags, const Hyper& 
   constexpr double kSmallest = 1.5e-8;  // 2^-26
   const double ratio = DriftRatio(kind, flags, h);
   if (ratio <= 0.0) return 0;
-  if (ratio >= 1.0) return ~uint64_t{0};
+  if (!(ratio < 1.0)) return ~uint64_t{0};
   return static_cast<uint64_t>(std::ceil(std::log(kSmallest) / std::log(ratio)));
 }
 
@@ -119,13 +119,12 @@ Hyper CatchUp::HyperOf(const Run& run, uint64_t step) const {
 
 double CatchUp::LogDecayPerStep(float learning_rate) const {
   if (hyper_.weight_decay == 0.0f) return 0.0;
-  // Of |1 - decay|: a decay of 1 or more would be a mistake of the caller's.
-  const double kept = 1.0 - static_cast<double>(hyper_.weight_decay) * learning_rate;
-  return std::log(std::max(std::abs(kept), 1e-30));
+  return std::log1p(-static_cast<double>(hyper_.weight_decay) * learning_rate);
 }
 
 double CatchUp::LogDecay(uint64_t step) const {
-  if (hyper_.weight_decay == 0.0f || runs_.empty() || step < runs_.front().first) return 0.0;
+  if (hyper_.weight_decay == 0.0f || runs_.empty()) return 0.0;
+  if (step < runs_.front().first) return runs_.front().log_decay;
   const Run& run = runs_[RunOf(step)];
   return run.log_decay +
          static_cast<double>(step + 1 - run.first) * LogDecayPerStep(run.learning_rate);
@@ -158,18 +157,22 @@ void CatchUp::Bring(float* vector, float* state) const {
   state[state_width_ - 1] = mark();
 }
 
-void CatchUp::BringColumns(const RowLayout& layout, size_t n, void* vectors, float* state) const {
+void CatchUp::BringColumns(Exec& exec, const RowLayout& layout, size_t n, void* vectors,
+                           float* state) const {
+  constexpr size_t kGrain = 256;
   if (!active()) return;
-  std::vector<float> unpacked(static_cast<size_t>(dim_));
-  for (size_t i = 0; i < n; ++i) {
-    float* const of_row = state + i * static_cast<size_t>(state_width_);
-    if (!IsBehind(of_row)) continue;
-    char* const packed =
-        vectors == nullptr ? nullptr : static_cast<char*>(vectors) + i * layout.vector_bytes();
-    if (packed != nullptr) LoadVector(layout.dtype, packed, dim_, unpacked.data());
-    Bring(unpacked.data(), of_row);
-    if (packed != nullptr) StoreVector(layout.dtype, unpacked.data(), dim_, packed);
-  }
+  exec.ParallelFor(n, kGrain, [&](size_t begin, size_t end) {
+    std::vector<float> unpacked(static_cast<size_t>(dim_));
+    for (size_t i = begin; i < end; ++i) {
+      float* const of_row = state + i * static_cast<size_t>(state_width_);
+      if (!IsBehind(of_row)) continue;
+      char* const packed =
+          vectors == nullptr ? nullptr : static_cast<char*>(vectors) + i * layout.vector_bytes();
+      if (packed != nullptr) LoadVector(layout.dtype, packed, dim_, unpacked.data());
+      Bring(unpacked.data(), of_row);
+      if (packed != nullptr) StoreVector(layout.dtype, unpacked.data(), dim_, packed);
+    }
+  });
 }
 
 float CatchUp::AlphaOf(size_t run, uint64_t step) const {
@@ -204,7 +207,7 @@ void CatchUp::Restart(const Hyper& hyper, bool nesterov) {
   bound_ = bound;
   alphas_from_ = step_ + 1;
   num_ticks_ = 0;
-  cuts_.clear();
+  for (CutTick& cut : cuts_) cut.settled = 0;
   runs_.clear();
   if (active()) forgotten_ = last_tick_;
   first_ = step_;
@@ -247,12 +250,12 @@ void CatchUp::Forget(uint64_t step) {
 }
 
 void CatchUp::NoteCut(Tick watermark) {
-  if (!enabled_ || bound_ == 0) return;
+  if (!enabled_) return;
   const bool known = !ticks_.empty() && num_ticks_ >= bound_;
   // The oldest tick is that of step step_ + 1 - J: rows updated before it have had J steps since.
   const Tick settled = known ? ticks_[(step_ + 1) % ticks_.size()] - 1 : 0;
   if (cuts_.size() == kMostCuts) cuts_.erase(cuts_.begin(), cuts_.begin() + kMostCuts / 2);
-  cuts_.push_back({watermark, settled});
+  cuts_.push_back({watermark, settled, step_});
 }
 
 Tick CatchUp::Settled(Tick since) const {
@@ -264,9 +267,21 @@ Tick CatchUp::Settled(Tick since) const {
 
 std::vector<double> CatchUp::Save(Tick since) const {
   if (!enabled_) return {};
-  size_t run = since == 0 ? runs_.size() : 0;
-  while (run + 1 < runs_.size() && runs_[run + 1].tick <= since) ++run;
-  const uint64_t before = run < runs_.size() ? runs_[run].first - 1 : step_;
+  uint64_t before = step_;  // no later step is before `since`
+  size_t run = runs_.size();
+  if (since != 0 && active()) {
+    run = 0;
+    while (run + 1 < runs_.size() && runs_[run + 1].tick <= since) ++run;
+    before = std::max(runs_[run].first - 1, first_);
+    const auto after =
+        std::upper_bound(cuts_.begin(), cuts_.end(), since,
+                         [](Tick tick, const CutTick& cut) { return tick < cut.watermark; });
+    if (after != cuts_.begin()) before = std::max(before, std::prev(after)->step);
+    while (run < runs_.size() &&
+           (run + 1 < runs_.size() ? runs_[run + 1].first - 1 : step_) <= before) {
+      ++run;
+    }
+  }
   std::vector<double> saved(kHead, 1.0);
   saved[0] = static_cast<double>(step_);
   saved[1] = static_cast<double>(before);
@@ -276,10 +291,11 @@ std::vector<double> CatchUp::Save(Tick since) const {
   std::copy(hyper, hyper + kHyperSize, &saved[kHyperAt]);
   std::copy(rates_.begin(), rates_.end(), &saved[kRatesAt]);
   for (; run < runs_.size(); ++run) {
+    const uint64_t begin = std::max(runs_[run].first, before + 1);
     const uint64_t end = run + 1 < runs_.size() ? runs_[run + 1].first : step_ + 1;
-    saved.push_back(static_cast<double>(end - runs_[run].first));
+    saved.push_back(static_cast<double>(end - begin));
     saved.push_back(runs_[run].learning_rate);
-    saved.push_back(static_cast<double>(runs_[run].iteration));
+    saved.push_back(static_cast<double>(runs_[run].iteration + (begin - runs_[run].first)));
   }
   return saved;
 }
@@ -310,7 +326,8 @@ Status CatchUp::Parse(const std::vector<double>& saved, const StateSpec& spec, i
              static_cast<uint64_t>(saved[i]), tick);
   }
   if (made.step_ != static_cast<uint64_t>(saved[0])) return bad;
-  made.num_ticks_ = 0;
+  made.loaded_ = made.step_;
+  made.cuts_.push_back({tick, 0, made.step_});
   *parsed = std::move(made);
   return {};
 }
@@ -322,12 +339,17 @@ bool CatchUp::IsExtendedBy(const CatchUp& later) const {
 
 void CatchUp::Extend(const CatchUp& later) {
   num_ticks_ = 0;
+  loaded_ = later.step_;
+  if (cuts_.size() == kMostCuts) cuts_.erase(cuts_.begin(), cuts_.begin() + kMostCuts / 2);
+  cuts_.insert(cuts_.end(), later.cuts_.begin(), later.cuts_.end());
   if (!active()) {
     const uint64_t step = step_;
     const Tick forgotten = forgotten_;
+    std::vector<CutTick> cuts = std::move(cuts_);
     *this = later;
     first_ = step;
     forgotten_ = forgotten;
+    cuts_ = std::move(cuts);
     return;
   }
   for (size_t run = 0; run < later.runs_.size(); ++run) {

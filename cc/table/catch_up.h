@@ -18,10 +18,11 @@
 // the drift decrease as the powers of
 //
 //   momentum          SGD and RMSprop with momentum
-//   β1 / sqrt(β2)     Adam (β1 with amsgrad, and if the quotient is not below 1)
-//   β1 / β2           Adamax (β1 if the quotient is not below 1)
+//   β1 / sqrt(β2)     Adam (β1 with amsgrad)
+//   β1 / β2           Adamax
 //
-// and other optimizers have no drift (J = 0). The other k - J steps are one multiplication of each
+// If the quotient is not below 1, all steps are computed one by one. Other optimizers have no drift
+// (J = 0). The other k - J steps are one multiplication of each
 // state and of the vector, by their decay. The decay of the vector is exact for learning rates that
 // change in each step.
 //
@@ -39,10 +40,12 @@
 #ifndef DYNEMB_TABLE_CATCH_UP_H_
 #define DYNEMB_TABLE_CATCH_UP_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "cc/table/exec.h"
 #include "cc/table/optimizer.h"
 #include "cc/table/row.h"
 #include "cc/table/status.h"
@@ -76,7 +79,8 @@ class CatchUp {
   // Gives the steps that it has missed to a row, or to a copy of it.
   void Bring(float* vector, float* state) const;
   // Bring, for n copies of rows of the layout: vectors [n, dim], of its dtype, and state.
-  void BringColumns(const RowLayout& layout, size_t n, void* vectors, float* state) const;
+  void BringColumns(Exec& exec, const RowLayout& layout, size_t n, void* vectors,
+                    float* state) const;
 
   // Whether steps with these hyperparameters may follow the recorded ones: only the learning rate
   // and the iteration may differ. Otherwise all rows have to be brought up to date before Restart.
@@ -100,7 +104,7 @@ class CatchUp {
   // The tick of the last step that was dropped.
   Tick forgotten() const { return forgotten_; }
 
-  // Notes a watermark, at which there may be a cut.
+  // Notes a watermark, at which there is a cut that a delta may follow.
   void NoteCut(Tick watermark);
   // A tick such that all rows that were not updated after it were settled at `since`, or 0. It is
   // `since` if rows do not drift, and 0 if no watermark up to `since` is known.
@@ -113,12 +117,17 @@ class CatchUp {
   //   three states of a settled row; then for each run its number of steps, its learning rate, and
   //   its first iteration
   //
-  // It has all steps after `since`, which is not before forgotten(), and perhaps some before; none
-  // if `since` is 0: the rows that a cut of all rows saves are not behind. Empty if disabled.
+  // It has the steps after `since`, which is not before forgotten(); perhaps also some before, if
+  // `since` is not the watermark of a cut or of a loaded snapshot. It has none if `since` is 0: the
+  // rows that a cut of all rows saves are not behind. Empty if disabled.
   std::vector<double> Save(Tick since) const;
   // A record of Save, for rows with this state. InvalidArgument if it is none.
   static Status Parse(const std::vector<double>& saved, const StateSpec& spec, int64_t dim,
                       Tick tick, CatchUp* parsed);
+  // The last step of the record that was loaded last; 0 if there was none.
+  uint64_t loaded() const { return loaded_; }
+  // Leaves the steps up to this one out of a record that Parse has returned.
+  void LeaveOut(uint64_t step) { first_ = std::max(first_, std::min(step, step_)); }
   // Whether `later` has all steps after step(), and at least one, and continues this record.
   bool IsExtendedBy(const CatchUp& later) const;
   void Extend(const CatchUp& later);
@@ -130,7 +139,7 @@ class CatchUp {
   static constexpr uint64_t kMostSpan = kModulus / 2;  // steps that marks can tell apart
   static constexpr size_t kAlphas = size_t{1} << 14;
   static constexpr size_t kMostDrift = size_t{1} << 14;  // a larger J: rows never settle
-  static constexpr size_t kMostCuts = 256;
+  static constexpr size_t kMostCuts = 1024;
 
   // Consecutive steps.
   struct Run {
@@ -166,6 +175,7 @@ class CatchUp {
   RowOptimizer optimizer_{OptimizerKind::kSgd, {}, {}, 0};
   uint64_t step_ = 0;
   uint64_t first_ = 0;  // no row lacks this step
+  uint64_t loaded_ = 0;
   Tick last_tick_ = 0;
   Tick forgotten_ = 0;
   std::vector<Run> runs_;  // of the steps in (first_, step_]; the first may begin before
@@ -177,10 +187,11 @@ class CatchUp {
   // since the last Restart count (num_ticks_), not loaded ones, which have one tick in common.
   std::vector<Tick> ticks_;
   uint64_t num_ticks_ = 0;
-  // The last watermarks, oldest first, and Settled of each.
+  // The last watermarks, oldest first; Settled of each, and the last step before it.
   struct CutTick {
     Tick watermark;
     Tick settled;
+    uint64_t step;
   };
   std::vector<CutTick> cuts_;
 };

@@ -125,7 +125,6 @@ void HostTable::Track(Tick tick) {
 Status HostTable::BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted,
                            SavedRows* saved, size_t number) {
   DYNEMB_RETURN_IF_ERROR(CheckNoCut(changes_.cut()));
-  DYNEMB_RETURN_IF_ERROR(CheckSteps(since));
   Track(watermark);
   uint64_t expired;
   DYNEMB_RETURN_IF_ERROR(Expire(exec, watermark, &expired));
@@ -134,13 +133,13 @@ Status HostTable::BeginCut(Exec& exec, Tick watermark, Tick since, bool with_del
   cut->table = number;
   cut->layout = layout();
   cut->watermark = watermark;
-  cut->since = with_deleted ? catch_up_.Settled(since) : since;
+  cut->since = with_deleted ? RowsOfDeltaSince(since) : since;
   cut->base = stamps_.base();
   if (with_deleted) {
     DYNEMB_RETURN_IF_ERROR(CheckDeletions(changes_.deletions(), since));
     DropHeld(exec, changes_.deletions().Since(since), &cut->deleted);
   }
-  catch_up_.NoteCut(watermark);
+  if (with_deleted || since == 0) catch_up_.NoteCut(watermark);
   const AdmissionCounters& counters = admission_.counters();
   const size_t words = counters.bytes() / sizeof(uint64_t);
   cut->admission.assign(counters.data(), counters.data() + words);

@@ -25,7 +25,8 @@ Status Snapshot::Begin(Exec& exec, std::vector<Table*> tables, const std::vector
     const Cut& cut = *table.cut();
     made->info_.push_back({cut.layout, table.state_spec(), cut.base, cut.most_rows, cut.deleted,
                            table.ExpiryMarks(made->watermark_), cut.admission,
-                           cut.first_admission_line, since[t], table.catch_up()});
+                           cut.first_admission_line, cut.since == 0 ? 0 : since[t],
+                           table.catch_up()});
   }
   *snapshot = std::move(made);
   return Status();
@@ -81,7 +82,7 @@ Status Snapshot::Read(Exec& exec, Block* block, void* keys, void* vectors, float
     state = own.data();
   }
   DYNEMB_RETURN_IF_ERROR(ReadStored(exec, block, keys, vectors, state, updates, scores));
-  if (brings) info.catch_up.BringColumns(info.layout, block->n, vectors, state);
+  if (brings) info.catch_up.BringColumns(exec, info.layout, block->n, vectors, state);
   return Status();
 }
 

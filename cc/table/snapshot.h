@@ -100,7 +100,7 @@ class Snapshot {
     std::vector<int64_t> expiry_marks;
     std::vector<uint64_t> admission;
     int64_t first_admission_line;
-    Tick since;
+    Tick since;        // of the steps that are saved; 0: none
     CatchUp catch_up;  // at the watermark
   };
   // Read, of rows as they were when they were last used.

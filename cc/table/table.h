@@ -101,13 +101,14 @@ class Table : public TableBatches, public TableCut {
   // (exclusive) Brings the rows of keys up to date. Calls that read or write vectors, except
   // ReadRows, do this themselves.
   virtual void BringKeys(Exec& exec, KeySpan keys) = 0;
-  // (exclusive) Begins a step, before its calls of ApplyRange at the same tick. If it fails, rows
-  // may have been brought up to date.
+  // (exclusive) Begins a step, before its calls of ApplyRange at the same tick. Steps of optimizers
+  // without catch_up are not counted. If it fails, rows may have been brought up to date.
   Status BeginStep(Exec& exec, OptimizerFlags flags, const Hyper& hyper, Tick tick);
   // (exclusive) After the last call of ApplyRange: the step has happened.
-  void EndStep(const Hyper& hyper, uint64_t iteration, Tick tick);
+  void EndStep(OptimizerFlags flags, const Hyper& hyper, uint64_t iteration, Tick tick);
   // (exclusive) Adds the steps that another table with the same state saved (CatchUp::Save): the
-  // rows of that table, which the caller is about to load, have them, and other rows are behind.
+  // rows of that table, which the caller is about to load, have them, and other rows lack those
+  // that are later than the last step that was loaded before.
   // InvalidArgument if it is no record for this table's state.
   Status LoadSteps(Exec& exec, const std::vector<double>& saved, Tick tick);
 
@@ -209,8 +210,12 @@ class Table : public TableBatches, public TableCut {
   virtual void MarkNewRows(float mark) = 0;
   // Brings all rows up to date.
   Status BringAll(Exec& exec);
-  // FailedPrecondition: the table has forgotten some of the steps after `since`.
-  Status CheckSteps(Tick since) const;
+  // The first tick at which the rows of a delta since another one were updated: other rows have
+  // settled, and the steps since then are known. 0: a delta has all rows.
+  Tick RowsOfDeltaSince(Tick since) const {
+    const bool known = since >= std::max(steps_lost_, catch_up_.forgotten());
+    return known ? catch_up_.Settled(since) : 0;
+  }
   // Notes that the steps up to the last one are about to be forgotten.
   void LoseSteps() {
     if (catch_up_.active()) steps_lost_ = std::max(steps_lost_, catch_up_.last_tick());

@@ -8,7 +8,12 @@
 namespace dynemb {
 
 Status Table::BeginStep(Exec& exec, OptimizerFlags flags, const Hyper& hyper, Tick tick) {
-  if (!catch_up_.enabled()) return Status();
+  if (!catch_up_.enabled() || !flags.catch_up) return Status();
+  if (hyper.weight_decay * hyper.learning_rate >= 1.0f) {
+    return InvalidArgument("catch_up: weight_decay " + std::to_string(hyper.weight_decay) +
+                           " times the learning rate " + std::to_string(hyper.learning_rate) +
+                           " must be below 1");
+  }
   if (catch_up_.step() == 0) {
     catch_up_.Start(tick);
     MarkRows(exec, catch_up_.mark());
@@ -29,8 +34,8 @@ Status Table::BeginStep(Exec& exec, OptimizerFlags flags, const Hyper& hyper, Ti
   return Status();
 }
 
-void Table::EndStep(const Hyper& hyper, uint64_t iteration, Tick tick) {
-  if (!catch_up_.enabled()) return;
+void Table::EndStep(OptimizerFlags flags, const Hyper& hyper, uint64_t iteration, Tick tick) {
+  if (!catch_up_.enabled() || !flags.catch_up) return;
   catch_up_.Record(hyper, iteration, tick);
   MarkNewRows(catch_up_.mark());
 }
@@ -45,11 +50,17 @@ Status Table::BringAll(Exec& exec) {
 Status Table::LoadSteps(Exec& exec, const std::vector<double>& saved, Tick tick) {
   CatchUp loaded;
   DYNEMB_RETURN_IF_ERROR(CatchUp::Parse(saved, state_spec_, options_.dim, tick, &loaded));
-  if (loaded.step() == catch_up_.step()) return Status();  // another part of the same snapshot
-  if (catch_up_.IsExtendedBy(loaded)) {
+  const uint64_t had = catch_up_.loaded();
+  if (had != 0 && loaded.step() <= had) return Status();  // another part of the same snapshot
+  loaded.LeaveOut(had);
+  if (catch_up_.NeedsSweep()) {
+    DYNEMB_RETURN_IF_ERROR(BringAll(exec));
+    catch_up_.Forget(catch_up_.step());
+  }
+  // A table that has taken steps of its own has these, and the ones of the record.
+  if (catch_up_.step() == had && catch_up_.IsExtendedBy(loaded)) {
     catch_up_.Extend(loaded);
   } else {
-    // No present row has a step of the record.
     DYNEMB_RETURN_IF_ERROR(BringAll(exec));
     MarkRows(exec, loaded.first_mark());
     DYNEMB_RETURN_IF_ERROR(Error());
@@ -58,15 +69,6 @@ Status Table::LoadSteps(Exec& exec, const std::vector<double>& saved, Tick tick)
   }
   MarkNewRows(catch_up_.mark());
   return Status();
-}
-
-Status Table::CheckSteps(Tick since) const {
-  const Tick known = std::max(steps_lost_, catch_up_.forgotten());
-  if (since == 0 || since >= known) return Status();
-  return FailedPrecondition("the steps of table '" + options_.name + "' since tick " +
-                            std::to_string(since) +
-                            " are not known any more, only those since tick " +
-                            std::to_string(known) + ": publish a new dump, and deltas since it");
 }
 
 void Table::Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
@@ -79,7 +81,7 @@ void Table::Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors
     state = own.data();
   }
   CopyRows(exec, plan.rows, keys, vectors, state, updates, scores);
-  if (brings) catch_up_.BringColumns(layout(), n, vectors, state);
+  if (brings) catch_up_.BringColumns(exec, layout(), n, vectors, state);
 }
 
 }  // namespace dynemb

@@ -103,8 +103,8 @@ TABLE_TEST(TableCatchUp, OldStepsAreForgotten) {
   if (!Is32Bit(f) || f.slowness() > 1) return;
   CatchUpWorld w(f, CatchUpCases()[0], f.Options(1));
   Random random(6);
-  const Keys keys = Progression(1, 40);
-  w.Upsert(keys, RandomFloats(&random, 40));
+  const Keys keys = Progression(1, 200);  // more than a step of the sweep brings up to date
+  w.Upsert(keys, RandomFloats(&random, 200));
   w.hyper.weight_decay = 1e-3f;
   for (int step = 0; step < 80000; ++step) {
     w.hyper.learning_rate = step % 2 == 0 ? 0.01f : 0.02f;
@@ -114,6 +114,55 @@ TABLE_TEST(TableCatchUp, OldStepsAreForgotten) {
   }
   EXPECT_GT(w.t->catch_up().forgotten(), 0u);
   w.ExpectVectors(keys, w.t.Lookup(keys), 2e-4f);
+}
+
+// A drift whose terms grow: every missed step is computed.
+TABLE_TEST(TableCatchUp, DriftMayGrow) {
+  if (!Is32Bit(f)) return;
+  for (const char* name : {"adam catch_up", "adamax catch_up"}) {
+    CatchUpCase c{name, {}};
+    c.hyper.learning_rate = 0.01f;
+    c.hyper.beta_1 = 0.9f;
+    c.hyper.beta_2 = 0.7f;
+    CatchUpWorld w(f, c, f.Options(2));
+    w.Upsert({1, 2}, {1, 2, 3, 4});
+    w.Step({1, 2}, {100, 1, 0.01f, 10});
+    for (int i = 0; i < 400; ++i) w.Step({}, {});
+    w.ExpectEqual();
+  }
+}
+
+// A step of an optimizer without catch_up, which needs no state, is none of the table's steps.
+TABLE_TEST(TableCatchUp, StepsOfOtherOptimizers) {
+  if (!Is32Bit(f)) return;
+  CatchUpWorld w(f, CatchUpCases()[5], f.Options(2));
+  w.Upsert({1, 2}, {1, 2, 3, 4});
+  Random random(5);
+  for (int i = 0; i < 10; ++i) {
+    w.Step({1, 2}, RandomFloats(&random, 4));
+    for (int k = 0; k < 3; ++k) w.Step({2}, RandomFloats(&random, 2));
+    const uint64_t steps = w.t->catch_up().step();
+    Hyper hyper;
+    hyper.learning_rate = 0.5f;
+    ASSERT_TRUE(w.t->BeginStep(w.t.exec(), {}, hyper, w.t.tick() + 1).ok());
+    const RowOptimizer sgd(OptimizerKind::kSgd, {}, hyper, 2);
+    w.t.Apply(sgd, {1}, w.t.Find({1}), {0.25f, 0.5f}, 1);
+    w.t->EndStep({}, hyper, 1, w.t.tick());
+    w.rows[1].vector[0] -= 0.125f;
+    w.rows[1].vector[1] -= 0.25f;
+    EXPECT_EQ(w.t->catch_up().step(), steps);
+    w.ExpectEqual();
+  }
+}
+
+TABLE_TEST(TableCatchUp, DecayOfMoreThanAllIsAnError) {
+  CatchUpWorld w(f, CatchUpCases()[0], f.Options(2));
+  Hyper hyper;
+  hyper.learning_rate = 0.5f;
+  hyper.weight_decay = 2.0f;
+  const Status status = w.t->BeginStep(w.t.exec(), w.flags, hyper, 5);
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_NE(status.message().find("weight_decay 2.0"), std::string::npos) << status.message();
 }
 
 TABLE_TEST(TableCatchUp, EvictedRowsAndNormsAreUpToDate) {
@@ -172,7 +221,8 @@ TABLE_TEST(TableCatchUp, StateThatGoesLeavesItsEffect) {
 }
 
 REGISTER_TYPED_TEST_SUITE_P(TableCatchUp, RandomCallsMatchTheDenseOptimizer, GapsOfAnyLength,
-                            OtherHyperparametersMayFollow, OldStepsAreForgotten,
+                            OtherHyperparametersMayFollow, OldStepsAreForgotten, DriftMayGrow,
+                            StepsOfOtherOptimizers, DecayOfMoreThanAllIsAnError,
                             EvictedRowsAndNormsAreUpToDate, SmallDecaysAddUp,
                             StateThatGoesLeavesItsEffect);
 

@@ -142,6 +142,34 @@ TABLE_TEST(TableCatchUpSaved, AnotherStateHasLaterSteps) {
   second.ExpectVectors({1, 2}, copy.t.Lookup({1, 2}));
 }
 
+// A table that has taken steps of its own has these, and the ones of the record.
+TABLE_TEST(TableCatchUpSaved, StepsAreAddedToOwnOnes) {
+  if (!Is32Bit(f)) return;
+  for (const int own : {0, 3, 10, 20}) {
+    CatchUpWorld w(f, CatchUpCases()[0], f.Options(1)), copy(f, CatchUpCases()[0], f.Options(1));
+    SavedRows saved(size_t{1} << 20);
+    for (CatchUpWorld* each : {&w, &copy}) each->Upsert({1, 2}, {1.0f, 2.0f});
+    const auto cut = [&] {
+      w.t.set_tick(w.t.tick() + 1);
+      EXPECT_TRUE(w.t->BeginCut(w.t.exec(), w.t.tick(), 0, false, &saved, 0).ok());
+      w.t->EndCut();
+      return w.t.tick();
+    };
+    Tick since = cut();
+    for (int round = 0; round < 3; ++round) {
+      for (int i = 0; i < 10; ++i) w.Step({1}, {0.0f});
+      for (int i = 0; i < own; ++i) copy.Step({1}, {0.0f});
+      const std::vector<double> steps = w.t->catch_up().Save(since);
+      EXPECT_EQ(steps[0] - steps[1], 10);
+      ASSERT_TRUE(copy.t->LoadSteps(copy.t.exec(), steps, w.t.tick()).ok());
+      since = cut();
+      const float expected =
+          std::pow(1 - 0.01f * 0.05f, static_cast<float>((round + 1) * (10 + own)));
+      CatchUpWorld::ExpectClose(copy.t.Lookup({2})[0], 2 * expected, 2e-6f);
+    }
+  }
+}
+
 // A reader of a base and its deltas that knows no optimizer: the rows that a delta lacks are
 // multiplied by the factors in its record.
 TABLE_TEST(TableCatchUpSaved, DeltasHaveTheRowsThatDrift) {
@@ -219,7 +247,8 @@ TABLE_TEST(TableCatchUpSaved, DeltasHaveTheRowsThatDrift) {
 }
 
 REGISTER_TYPED_TEST_SUITE_P(TableCatchUpSaved, CutsAreOfTheWatermark, StepsAreLoaded,
-                            AnotherStateHasLaterSteps, DeltasHaveTheRowsThatDrift);
+                            AnotherStateHasLaterSteps, StepsAreAddedToOwnOnes,
+                            DeltasHaveTheRowsThatDrift);
 
 }  // namespace testing_table
 }  // namespace dynemb

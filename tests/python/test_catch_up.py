@@ -135,6 +135,21 @@ def test_accumulated_gradients_and_clipping():
     np.testing.assert_allclose(table.lookup(range(4)), dense, rtol=1e-5)
 
 
+def test_a_table_without_gradients_has_no_steps():
+    tables = [de.DynamicVariable(1, 1.0, name=name) for name in ("used", "unused")]
+    adam = keras.optimizers.Adam(0.1, weight_decay=1.0, gradient_accumulation_steps=2)
+    optimizer = de.OptimizerWrapper(adam, catch_up=True)
+    optimizer.build(tables)
+    for table in tables:
+        table.lookup([1, 2])
+    for _ in range(4):
+        with tf.GradientTape() as tape:
+            loss = 0.0 * tf.reduce_sum(tf.nn.embedding_lookup(tables[0], [1]))
+        optimizer.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
+    np.testing.assert_allclose(tables[0].lookup([1, 2]), [[0.9**2]] * 2, rtol=1e-6)
+    assert tables[1].lookup([1, 2]).numpy().ravel().tolist() == [1.0, 1.0]
+
+
 def test_each_optimizer_of_several_catches_up():
     wide, deep = de.DynamicVariable(1, 1.0, name="wide"), de.DynamicVariable(1, 1.0, name="deep")
     sgd = keras.optimizers.SGD(0.1, weight_decay=0.5)

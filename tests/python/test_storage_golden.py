@@ -207,3 +207,14 @@ def test_delta(version, path, id_, parent, since):
         [(0, 2, 3, 2199023255552)],
     ]
     check_columns(snapshot, DELTA_COLUMNS)
+
+
+def test_deltas_that_change_other_rows():
+    chain = Chain.open(GOLDEN / "v3" / "chain")
+    assert [delta.manifest.tables[0].shards[0].rows for delta in chain.deltas] == [3, 3]
+    texts = [(s.directory / "MANIFEST.json").read_text() for s in chain.snapshots]
+    assert ['"version": 3' in text for text in texts] == [False, True, True]
+    expected = np.load(GOLDEN / "v3" / "expected.npy")
+    np.testing.assert_allclose(
+        Reader(GOLDEN / "v3" / "chain").lookup(range(12)), expected, 3e-6, 3e-6
+    )

@@ -33,7 +33,7 @@ def test_manifest_is_as_documented(tmp_path):
     (shard,) = table["shards"]
     assert " ".join(shard) == (
         "rank rows deleted base_tick files index_salt expiry_marks first_admission_line "
-        "admission_lines"
+        "admission_lines steps"
     )
     assert set(shard["files"]) == {"keys", "vectors", "state", "updates", "accesses", "deleted"}
     for file in shard["files"].values():
@@ -94,8 +94,8 @@ def test_delta_continues_only_its_parent(tmp_path):
 
 def test_unknown_version_is_refused(tmp_path):
     snapshot = helpers.publish(tmp_path)
-    text = rewrite(snapshot, lambda members: members.update(version=3))
-    with pytest.raises(ValueError, match=r"F is of version 3; .* reads versions 1 to 2") as caught:
+    text = rewrite(snapshot, lambda members: members.update(version=4))
+    with pytest.raises(ValueError, match=r"F is of version 4; .* reads versions 1 to 3") as caught:
         Manifest.from_json(text, "F")
     assert not isinstance(caught.value, DataLossError)
 

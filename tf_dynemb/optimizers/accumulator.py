@@ -15,10 +15,14 @@ class Accumulator:
     """Holds the keys and sums of the steps since the last update: as many rows as they had.
 
     It is not saved: after a restart, the steps since the last update are lost for tables.
+
+    Attributes:
+        is_used: whether the table has had a gradient.
     """
 
     def __init__(self, table: DynamicVariable) -> None:
         self._table = table
+        self.is_used = False
         with tf.init_scope(), tf.device(_ops.CPU):
             keys, sums = self._nothing()
             self._keys = tf.Variable(keys, shape=[None], trainable=False)
@@ -26,6 +30,7 @@ class Accumulator:
 
     def add(self, grad: TableGradient) -> None:
         """Adds the gradient of one step."""
+        self.is_used = True
         self._keys.assign(tf.concat([self._keys, grad.keys], 0))
         self._sums.assign(tf.concat([self._sums, grad.sums], 0))
 

@@ -364,7 +364,8 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             accumulators[id(grad.table)].add(grad)
 
         def update() -> None:
-            means = [a.take(core.gradient_accumulation_steps) for a in accumulators.values()]
+            used = [each for each in accumulators.values() if each.is_used]
+            means = [each.take(core.gradient_accumulation_steps) for each in used]
             self._step_tables(gradients.clip(core, means, [], [])[0])
 
         is_last = (core._iterations + 1) % core.gradient_accumulation_steps == 0

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops, storage
@@ -158,13 +157,12 @@ def _unchanged_until(tick: int, table: DynamicVariable) -> int:
     It also returns -1 if the table no longer remembers this.
     """
     try:
-        with Cut([table], [tick], with_deleted=True) as cut:
-            info = cut.info(0)
-            blocks = (rows.updates for _, rows in cut.blocks())
-            # A delta has rows that were not updated, if they drift.
-            unchanged = not len(info.deleted) and all(
-                (updates + np.int64(info.base) <= tick).all() for updates in blocks
-            )
-            return cut.tick if unchanged else -1
+        # A delta may also have rows that were not updated (docs/catch_up.md): only its deleted keys
+        # are read.
+        with Cut([table], [tick], with_deleted=True) as deleted:
+            if len(deleted.info(0).deleted):
+                return -1
+        with Cut([table], [tick], with_deleted=False) as updated:
+            return -1 if any(True for _ in updated.blocks()) else deleted.tick
     except tf.errors.FailedPreconditionError:
         return -1

@@ -19,12 +19,13 @@ from tf_dynemb.storage.crc32c import crc32c
 from tf_dynemb.storage.errors import DataLossError
 from tf_dynemb.storage.fields import Fields
 from tf_dynemb.storage.key_index import index_size
-from tf_dynemb.storage.steps import is_record
+from tf_dynemb.storage.steps import decays, is_record
 
 FORMAT = "tf_dynemb.snapshot"
 VERSION = 2
-# Version 1 has no salts for indexes.
-VERSIONS = (1, 2)
+# Version 1 has no salts for indexes. Version 3 is that of deltas which change the vectors of rows
+# that they do not have (steps.py).
+VERSIONS = (1, 2, 3)
 
 KINDS = ("base", "delta")
 KEY_TYPES: dict[str, np.dtype[Any]] = {
@@ -225,7 +226,8 @@ class Manifest:
 
     def to_json(self) -> str:
         """Returns the file's text, with a checksum; raises ValueError if JSON cannot express it."""
-        members = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
+        version = 3 if any(decays(table.steps) for table in self.tables) else VERSION
+        members = {"format": FORMAT, "version": version, **dataclasses.asdict(self)}
         members = json.loads(json.dumps(members, allow_nan=False))  # keys are strings from here on
         members["crc32c"] = f"{_checksum(members):08x}"
         return json.dumps(members, indent=1) + "\n"
