@@ -68,7 +68,7 @@ sanitize: build ## runs the C++ tests under ASan, UBSan and TSan
 	$(BAZEL) test --config=tsan //tests/cc:all
 
 # Factors of the number of calls, for tests of small batches and of large ones.
-LONGER ?= 300 10
+LONGER ?= 150 10
 soak: build ## compares strategies, expiry and admission with models for a million operations each; takes minutes
 	$(BAZEL) test --test_env=TABLE_TEST_LONGER=$(word 1,$(LONGER)) --test_timeout=3600 --test_summary=detailed \
 	  --test_filter='*RandomCallsMatchTheModel*' //tests/cc:table_test //tests/cc:table_test_4_threads
