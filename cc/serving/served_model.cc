@@ -23,6 +23,26 @@ struct Descriptor {
   uint64_t verify_bytes = uint64_t{1} << 30;  // a few tenths of a second
 };
 
+// The path without links and "..", so that one place has one name.
+std::string Resolved(const std::string& path) {
+  char* const found = realpath(path.c_str(), nullptr);
+  if (found == nullptr) return path;
+  std::string resolved = found;
+  free(found);
+  return resolved;
+}
+
+// `path`, if it is not absolute, from a folder that exists.
+std::string PathFrom(const std::string& folder, std::string path) {
+  if (path[0] == '/') return path;
+  std::string from = Resolved(folder.empty() ? "." : folder);
+  for (const std::string up = "../"; path.compare(0, up.size(), up) == 0;) {
+    path.erase(0, up.size());
+    from.erase(std::min(from.find_last_of('/'), from.size()));
+  }
+  return from + "/" + path;
+}
+
 Status ReadDescriptor(const std::string& file, Descriptor* descriptor) {
   constexpr size_t kMostBytes = size_t{1} << 16;
   std::string text;
@@ -50,11 +70,9 @@ Status ReadDescriptor(const std::string& file, Descriptor* descriptor) {
   const std::string folder = file.substr(0, file.find_last_of('/') + 1);
   const std::string tables = text_of("tables");
   if (tables.empty()) return DataLoss(file + " is damaged: it names no tables");
-  descriptor->tables = tables[0] == '/' ? tables : folder + tables;
-  descriptor->follow = text_of("follow");
-  if (!descriptor->follow.empty() && descriptor->follow[0] != '/') {
-    descriptor->follow = folder + descriptor->follow;
-  }
+  descriptor->tables = PathFrom(folder, tables);
+  const std::string follow = text_of("follow");
+  if (!follow.empty()) descriptor->follow = PathFrom(folder, follow);
   if (const Json* const seconds = json.Find("follow_seconds")) {
     if (!seconds->Get(&descriptor->follow_seconds) || !(descriptor->follow_seconds > 0)) {
       return DataLoss(file + " is damaged: its member follow_seconds is wrong");
@@ -65,15 +83,6 @@ Status ReadDescriptor(const std::string& file, Descriptor* descriptor) {
     return DataLoss(file + " is damaged: its member verify_bytes is wrong");
   }
   return Status();
-}
-
-// The path without links and "..", so that one place has one name.
-std::string Resolved(const std::string& path) {
-  char* const found = realpath(path.c_str(), nullptr);
-  if (found == nullptr) return path;
-  std::string resolved = found;
-  free(found);
-  return resolved;
 }
 
 uint64_t BytesToRead(const Manifest& manifest) {

@@ -12,8 +12,7 @@ namespace {
 class ServedTableOp : public DynembOp {
  public:
   explicit ServedTableOp(tf::OpKernelConstruction* ctx) : DynembOp(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("container", &container_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("shared_name", &shared_name_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("resource_name", &resource_name_));
     OP_REQUIRES_OK(ctx, ReadOptions(ctx));
   }
 
@@ -22,24 +21,24 @@ class ServedTableOp : public DynembOp {
     tf::Tensor* handle = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, tf::TensorShape({}), &handle));
     auto& value = handle->scalar<tf::ResourceHandle>()();
-    if (shared_name_.empty()) {
+    if (resource_name_.empty()) {
       TableResource* const resource = new ServedResource(options_);
       value = tf::ResourceHandle::MakeRefCountingHandle(resource, ctx->device()->name());
       return absl::OkStatus();
     }
     tf::ResourceMgr* const manager = ctx->resource_manager();
-    const std::string& container = container_.empty() ? manager->default_container() : container_;
+    const std::string& container = manager->default_container();
     TableResource* resource = nullptr;
     TF_RETURN_IF_ERROR(manager->LookupOrCreate<TableResource>(
-        container, shared_name_, &resource, [this](TableResource** made) {
+        container, resource_name_, &resource, [this](TableResource** made) {
           *made = new ServedResource(options_);
           return absl::OkStatus();
         }));
     const TableRef held(resource);
     if (held->served() == nullptr) {
-      return absl::InvalidArgumentError("'" + shared_name_ + "' is a trained table");
+      return absl::InvalidArgumentError("'" + resource_name_ + "' is a trained table");
     }
-    value = tf::MakeResourceHandle<TableResource>(ctx, container, shared_name_);
+    value = tf::MakeResourceHandle<TableResource>(ctx, container, resource_name_);
     return absl::OkStatus();
   }
 
@@ -67,7 +66,7 @@ class ServedTableOp : public DynembOp {
     return absl::OkStatus();
   }
 
-  std::string container_, shared_name_;
+  std::string resource_name_;
   ServedOptions options_;
 };
 

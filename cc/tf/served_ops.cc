@@ -13,8 +13,9 @@ using tf::shape_inference::ShapeAndType;
 
 REGISTER_OP("DynembServedTable")
     .Output("handle: resource")
-    .Attr("container: string = ''")
-    .Attr("shared_name: string = ''")
+    // Not shared_name, which TensorFlow changes when it loads a function: to one name for all
+    // tables.
+    .Attr("resource_name: string = ''")
     .Attr("table: string")
     .Attr("key_dtype: {int64, int32, uint64}")
     .Attr("dtype: {float, half, bfloat16}")

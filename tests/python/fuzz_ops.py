@@ -301,7 +301,7 @@ def right_served_calls():
     attributes = {
         "table": "t", "key_dtype": tf.int64, "dtype": tf.float32, "dim": DIM, "seed": 0,
         "initializers": ["constant"], "initializer_args": [0.0, 0.0], "default_vector": [],
-        "absent": "initial", "container": "", "shared_name": "",
+        "absent": "initial", "resource_name": "",
     }  # fmt: skip
     served = ops.dynemb_served_table(**attributes)
     ops.dynemb_open_served_table(served, DESCRIPTOR)
