@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tf_dynemb.persistence.dump import dump, incremental_dump
     from tf_dynemb.persistence.load import load
     from tf_dynemb.persistence.model_dump import incremental_model_dump
+    from tf_dynemb.saved_models.export import export_saved_model
     from tf_dynemb.snapshots.watermark import Watermark
     from tf_dynemb.sok.load import load_sok_dump
     from tf_dynemb.sok.names import SGD, all2all_dense_embedding, sparse_read_and_evict
@@ -57,6 +58,7 @@ __all__ = [
     "callbacks",
     "dump",
     "export",
+    "export_saved_model",
     "filter_variables",
     "incremental_dump",
     "incremental_model_dump",
@@ -90,6 +92,7 @@ _HOMES = {
     "callbacks": None,
     "dump": "persistence.dump",
     "export": "variables.transfer",
+    "export_saved_model": "saved_models.export",
     "filter_variables": "variables.unwrap",
     "incremental_dump": "persistence.dump",
     "incremental_model_dump": "persistence.model_dump",

@@ -1,7 +1,7 @@
 """The operator library: loads it once, wraps each operator, registers the gradients.
 
-The library is loaded on first use, not on import. `docs/operators.md` defines the operators that
-are called here.
+The library is loaded on first use, or when the package is imported into a process that has
+TensorFlow (`_registration.py`). `docs/operators.md` defines the operators that are called here.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
-"""Registers the package's Keras classes with Keras, without importing TensorFlow for it.
+"""Registers the package's classes with Keras and TensorFlow, without importing TensorFlow for it.
 
-Keras can load a saved model if its classes are registered; it never imports a module to find them.
-There are two requirements:
+Keras and TensorFlow can load a saved model if its classes and operators are registered; they never
+import a module to find them. There are these requirements:
 
-- `import tf_dynemb` is enough for `keras.models.load_model`, in either order of the imports.
-- A process that only serves vectors does not import TensorFlow.
+- `import tf_dynemb` is enough for `keras.models.load_model` and `tf.saved_model.load`, in either
+  order of the imports.
+- A process that only serves vectors does not import TensorFlow, and one that only serves models
+  does not import Keras.
 
-The modules that register classes are therefore imported as soon as both Keras and TensorFlow have
-been imported: at once, or by a finder that stays in `sys.meta_path` until then.
+The operators are therefore loaded as soon as TensorFlow has been imported, and the modules that
+register Keras classes as soon as Keras has been imported, too: at once, or by a finder that stays
+in `sys.meta_path` until then.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+# What SavedModels need. It needs no Keras.
+_SAVER = "tf_dynemb.saved_models.saver"
 _MODULES = (
     "tf_dynemb.layers",
     "tf_dynemb.optimizers.wrapper",
@@ -63,6 +68,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self._loading = 0
+        self._has_saver = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -93,9 +99,15 @@ class _Watch:
             self.register_if_loaded()
 
     def register_if_loaded(self) -> None:
-        if any(sys.modules.get(name) is None for name in self.AWAITED):
+        keras: Any = sys.modules.get("keras")
+        if sys.modules.get("tensorflow") is None:
             return
-        if sys.modules["keras"].config.backend() != "tensorflow":
+        if keras is not None and keras.config.backend() != "tensorflow":
+            return
+        if not self._has_saver:
+            self._has_saver = True
+            importlib.import_module(_SAVER)
+        if keras is None or self not in sys.meta_path:  # an import of the saver may have done it
             return
         sys.meta_path.remove(self)
         for name in _MODULES:

@@ -1,11 +1,8 @@
 #include "cc/io/key_index.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
+#include "cc/io/mapped_file.h"
 #include "cc/table/hash.h"
 #include "cc/table/unaligned.h"
 
@@ -45,53 +42,6 @@ uint64_t BuildWithSalt(const char* keys, size_t n, uint32_t log_slots, uint32_t*
     if (Build<K>(keys, n, salt, most, log_slots, slots)) return salt;
   }
 }
-
-// A whole file, mapped to memory.
-class MappedFile {
- public:
-  MappedFile() = default;
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-  ~MappedFile() {
-    if (data_ != nullptr) munmap(data_, bytes_);
-  }
-  Status Open(const std::string& path, bool write, size_t at_least) {
-    const int file = open(path.c_str(), (write ? O_RDWR : O_RDONLY) | O_CLOEXEC);
-    if (file < 0) return Failed(path);
-    // Not fstat, which older versions of the C library do not export.
-    const off_t size = lseek(file, 0, SEEK_END);
-    Status status;
-    if (size < 0) {
-      status = Failed(path);
-    } else if (static_cast<size_t>(size) < at_least) {
-      status = InvalidArgument(path + " has " + std::to_string(size) +
-                               " bytes, expected at least " + std::to_string(at_least));
-    } else if (const int error = write ? posix_fallocate(file, 0, size) : 0) {
-      // Writing to a hole in the file would kill the process if the disk has no room for it.
-      errno = error;
-      status = Failed(path);
-    } else if (size != 0) {
-      bytes_ = static_cast<size_t>(size);
-      void* data =
-          mmap(nullptr, bytes_, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, file, 0);
-      if (data == MAP_FAILED) {
-        status = Failed(path);
-      } else {
-        data_ = data;
-      }
-    }
-    close(file);
-    return status;
-  }
-  char* data() const { return static_cast<char*>(data_); }
-
- private:
-  static Status Failed(const std::string& path) {
-    return ResourceExhausted(path + ": " + strerror(errno));
-  }
-  void* data_ = nullptr;
-  size_t bytes_ = 0;
-};
 
 }  // namespace
 

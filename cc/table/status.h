@@ -10,7 +10,14 @@
 namespace dynemb {
 
 // The subset of the usual canonical codes that this library uses.
-enum class Code { kOk, kInvalidArgument, kResourceExhausted, kFailedPrecondition, kInternal };
+enum class Code {
+  kOk,
+  kInvalidArgument,
+  kResourceExhausted,
+  kFailedPrecondition,
+  kDataLoss,
+  kInternal
+};
 
 class [[nodiscard]] Status {
  public:
@@ -31,6 +38,7 @@ inline Status ResourceExhausted(std::string m) { return {Code::kResourceExhauste
 inline Status FailedPrecondition(std::string m) {
   return {Code::kFailedPrecondition, std::move(m)};
 }
+inline Status DataLoss(std::string m) { return {Code::kDataLoss, std::move(m)}; }
 inline Status Internal(std::string m) { return {Code::kInternal, std::move(m)}; }
 
 }  // namespace dynemb

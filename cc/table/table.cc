@@ -380,6 +380,9 @@ Status Table::CheckScores(const Scoring& scoring, const Score* scores, size_t n)
 
 TableLock::TableLock(std::vector<Table*> tables, Mode mode)
     : tables_(std::move(tables)), mode_(mode) {
+  tables_.erase(std::remove_if(tables_.begin(), tables_.end(),
+                               [](const Table* table) { return table->read_only(); }),
+                tables_.end());
   std::sort(tables_.begin(), tables_.end(), std::less<Table*>());
   tables_.erase(std::unique(tables_.begin(), tables_.end()), tables_.end());
   Phase phase("wait for locks");

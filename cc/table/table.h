@@ -60,6 +60,8 @@ class Table : public TableBatches, public TableCut {
   virtual const RowLayout& layout() const = 0;
   virtual uint64_t size() const = 0;     // (shared)
   virtual TableStats stats() const = 0;  // (shared)
+  // Whether no call changes the table. TableLock then does not lock it.
+  virtual bool read_only() const { return false; }
 
   // (shared) Returns the error of an earlier call that could not return one: the last such error,
   // once. If an error has left the table inconsistent, returns that error, in every call; the table

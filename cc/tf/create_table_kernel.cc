@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cc/tf/served_resource.h"
 #include "cc/tf/table_resource.h"
 
 namespace dynemb {
@@ -77,27 +78,6 @@ absl::Status ReadAdmission(tf::OpKernelConstruction* ctx, AdmissionOptions* o) {
   }
   for (const Unadmitted u : kUnadmitted) {
     if (unadmitted == Name(u)) o->unadmitted = u;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ReadInitializer(tf::OpKernelConstruction* ctx, std::vector<ColumnInit>* columns) {
-  std::vector<std::string> kinds;
-  std::vector<float> args;
-  TF_RETURN_IF_ERROR(ctx->GetAttr("initializers", &kinds));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("initializer_args", &args));
-  if (args.size() != 2 * kinds.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("initializer_args has ", args.size(),
-                                                   " numbers, expected two for each of ",
-                                                   kinds.size(), " initializers"));
-  }
-  columns->clear();
-  for (size_t i = 0; i < kinds.size(); ++i) {
-    const InitKind kind = kinds[i] == "uniform"            ? InitKind::kUniform
-                          : kinds[i] == "normal"           ? InitKind::kNormal
-                          : kinds[i] == "truncated_normal" ? InitKind::kTruncatedNormal
-                                                           : InitKind::kConstant;
-    columns->push_back({kind, args[2 * i], args[2 * i + 1]});
   }
   return absl::OkStatus();
 }
@@ -222,6 +202,10 @@ class TableOp : public DynembOp {
     TF_RETURN_IF_ERROR(
         manager->LookupOrCreate<TableResource>(container, shared_name_, &resource, make));
     const TableRef held(resource);
+    if (held->served() != nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("'", shared_name_, "' is a table of an exported model"));
+    }
     TF_RETURN_IF_ERROR(CheckSame(held->table().options(), options_));
     handle->scalar<tf::ResourceHandle>()() =
         tf::MakeResourceHandle<TableResource>(ctx, container, shared_name_);

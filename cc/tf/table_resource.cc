@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cc/tf/output_allocator.h"
+#include "cc/tf/served_resource.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/framework/function.h"
@@ -41,6 +42,8 @@ absl::Status ToAbsl(const Status& status) {
       return absl::ResourceExhaustedError(status.message());
     case Code::kFailedPrecondition:
       return absl::FailedPreconditionError(status.message());
+    case Code::kDataLoss:
+      return absl::DataLossError(status.message());
     case Code::kInternal:
       break;
   }
@@ -80,7 +83,8 @@ void DynembOp::Compute(tf::OpKernelContext* ctx) {
 
 absl::Status GetTable(tf::OpKernelContext* ctx, const tf::Tensor& handle, TableRef* table) {
   TF_RETURN_IF_ERROR(CheckScalar(handle, "handle"));
-  return tf::LookupResource(ctx, handle.scalar<tf::ResourceHandle>()(), table);
+  TF_RETURN_IF_ERROR(tf::LookupResource(ctx, handle.scalar<tf::ResourceHandle>()(), table));
+  return (*table)->served() == nullptr ? absl::OkStatus() : Resolve(ctx, table);
 }
 
 absl::Status GetTableOnAnyDevice(tf::OpKernelContext* ctx, const tf::Tensor& handle,
@@ -88,7 +92,7 @@ absl::Status GetTableOnAnyDevice(tf::OpKernelContext* ctx, const tf::Tensor& han
   TF_RETURN_IF_ERROR(CheckScalar(handle, "handle"));
   const auto& resource = handle.scalar<tf::ResourceHandle>()();
   if (resource.device() == ctx->device()->attributes().name()) {
-    return tf::LookupResource(ctx, resource, table);
+    return GetTable(ctx, handle, table);
   }
   TF_RETURN_IF_ERROR(resource.ValidateType<TableResource>());
   TableResource* found = nullptr;

@@ -17,10 +17,14 @@
 
 namespace dynemb {
 
+class ServedResource;
+
 class TableResource : public tf::ResourceBase {
  public:
-  TableResource(std::unique_ptr<Table> table, Lookups* lookups)
+  TableResource(std::shared_ptr<Table> table, Lookups* lookups)
       : table_(std::move(table)), lookups_(lookups) {}
+  // Non-null for a table of an exported model (served_resource.h), which has no table() itself.
+  virtual ServedResource* served() { return nullptr; }
   Table& table() { return *table_; }
   // The calls over several tables in this table's place.
   Lookups& lookups() { return *lookups_; }
@@ -28,7 +32,7 @@ class TableResource : public tf::ResourceBase {
   int64_t MemoryUsed() const override;
 
  private:
-  std::unique_ptr<Table> table_;
+  std::shared_ptr<Table> table_;
   Lookups* const lookups_;
 };
 
@@ -59,7 +63,9 @@ class DynembOp : public tf::OpKernel {
 
 using TableRef = tf::core::RefCountPtr<TableResource>;
 
-// Gets the table of the scalar resource `handle`, which must be on the operator's device.
+// Gets the table of the scalar resource `handle`, which must be on the operator's device. For a
+// table of an exported model, that is the table as of one snapshot, the same for all operators of a
+// step.
 absl::Status GetTable(tf::OpKernelContext* ctx, const tf::Tensor& handle, TableRef* table);
 // The same for a table on any device, for operators whose arrays are all on the host.
 absl::Status GetTableOnAnyDevice(tf::OpKernelContext* ctx, const tf::Tensor& handle,

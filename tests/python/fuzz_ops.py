@@ -12,8 +12,10 @@ import pathlib
 import sys
 import tempfile
 
+import chain_writer
 import numpy as np
 import op_helpers as h
+import served_helpers
 import tensorflow as tf
 from op_helpers import ops
 
@@ -31,6 +33,10 @@ TYPES = (tf.int64, tf.int32, tf.uint64, tf.float32, tf.float16, tf.bfloat16, tf.
 FOLDER = tempfile.TemporaryDirectory()  # until the process ends
 FILE = os.path.join(FOLDER.name, "file")
 pathlib.Path(FILE).write_bytes(bytes(64))
+SNAPSHOTS = os.path.join(FOLDER.name, "snapshots")
+FORMS = {"t": chain_writer.Form(DIM)}
+chain_writer.publish(SNAPSHOTS, "base", {"t": chain_writer.Change({})}, watermark=1, forms=FORMS)
+DESCRIPTOR = served_helpers.describe(FOLDER.name, SNAPSHOTS)
 
 
 class Garbage:
@@ -290,6 +296,24 @@ def right_exchange_calls(rng, table, keys, bags, weights, combiner):
     }  # fmt: skip
 
 
+def right_served_calls():
+    """Calls on a table of an exported model."""
+    attributes = {
+        "table": "t", "key_dtype": tf.int64, "dtype": tf.float32, "dim": DIM, "seed": 0,
+        "initializers": ["constant"], "initializer_args": [0.0, 0.0], "default_vector": [],
+        "absent": "initial", "resource_name": "",
+    }  # fmt: skip
+    served = ops.dynemb_served_table(**attributes)
+    ops.dynemb_open_served_table(served, DESCRIPTOR)
+    return {
+        "dynemb_served_table": ({}, attributes),
+        "dynemb_open_served_table": (
+            {"handle": served, "descriptor": tf.constant(DESCRIPTOR)}, {}),
+        "dynemb_apply_snapshots": ({"handle": served, "path": tf.constant(SNAPSHOTS)}, {}),
+        "dynemb_served_state": ({"handle": served}, {}),
+    }  # fmt: skip
+
+
 def right_snapshot_calls(keys, vectors):
     i64 = tf.int64
     table, other = h.make_table(DIM), h.make_table(DIM)
@@ -345,6 +369,10 @@ def right_snapshot_calls(keys, vectors):
     }  # fmt: skip
 
 
+# Without these, no call would succeed.
+KEPT = ("handle", "handles", "others", "snapshot", "bags", "num_bags", "descriptor", "path")
+
+
 def spoil(garbage, inputs, attributes):
     """Replaces one to three of the arguments, or only the contents of tensors.
 
@@ -354,7 +382,7 @@ def spoil(garbage, inputs, attributes):
     inputs, attributes = dict(inputs), dict(attributes)
     if garbage.rng.random() < 0.3:
         for name, right in inputs.items():
-            if name not in ("handle", "handles", "others", "snapshot", "bags", "num_bags"):
+            if name not in KEPT:
                 inputs[name] = tf.nest.map_structure(
                     lambda t: garbage.values(t.dtype, t.shape.as_list()), right
                 )
@@ -391,14 +419,16 @@ def run_in_graph(operator, inputs, attributes):
 
 def main(seed, calls, graph_calls):
     rng = np.random.default_rng(seed)
-    garbage = Garbage(rng)
+    garbage, garbage_of_served = Garbage(rng), Garbage(np.random.default_rng(seed))
     # All operators of a round share a table, which each finds as the operators before left it.
     done, failed = collections.Counter(), collections.Counter()
     internal_errors = set()
     for call in range(calls + graph_calls):
         table = h.make_table(DIM, init_capacity=1)
-        for name, (inputs, attributes) in right_calls(rng, table).items():
-            inputs, attributes = spoil(garbage, inputs, attributes)
+        served = right_served_calls()
+        for name, (inputs, attributes) in {**right_calls(rng, table), **served}.items():
+            spoiler = garbage_of_served if name in served else garbage
+            inputs, attributes = spoil(spoiler, inputs, attributes)
             operator = getattr(ops, name)
             print(f"{name} {call}", file=sys.stderr)  # the last line names the call that crashed
             done[name] += 1

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 HERE = pathlib.Path(__file__).parent
-OPERATORS = 47
+OPERATORS = 51
 CALLS, GRAPH_CALLS = 220, 12
 
 

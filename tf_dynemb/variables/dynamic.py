@@ -18,12 +18,12 @@ from tf_dynemb.ids.keys import as_keys
 from tf_dynemb.parallel import exchange, spread_keys
 from tf_dynemb.parallel.distribution import check_one_replica
 from tf_dynemb.tables import content, cut
-from tf_dynemb.variables import keras_call
+from tf_dynemb.variables import keras_call, served
 from tf_dynemb.variables import second_gradient as second_gradient  # registers it
 from tf_dynemb.variables.retention import Retention
 
 
-class DynamicVariable(Retention, resource_variable_ops.ResourceVariable):  # type: ignore[misc]
+class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.ResourceVariable):  # type: ignore[misc]
     """A table of vectors by integer key that grows as keys are looked up.
 
     It is a `tf.Variable`: `tf.nn.embedding_lookup` and its sparse forms, `sparse_read`,
@@ -452,6 +452,8 @@ class DynamicVariable(Retention, resource_variable_ops.ResourceVariable):  # typ
     scatter_nd_update = scatter_nd_max = scatter_nd_min = _scatter_not_supported
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
+        if served.is_saving_model():
+            return {}  # the ServedTable has the rows
         # tf.train.Checkpoint writes these tensors. They hold all rows in memory; dump() does not.
         if not tf.executing_eagerly():
             raise NotImplementedError(
@@ -472,12 +474,6 @@ class DynamicVariable(Retention, resource_variable_ops.ResourceVariable):  # typ
         raise NotImplementedError(
             f"{self._name}: asynchronous checkpoints of a DynamicVariable are not supported; "
             "tf_dynemb.dump does not block training either."
-        )
-
-    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(
-            f"{self._name}: SavedModel of a DynamicVariable is not supported yet; serve dumps with "
-            "tf_dynemb.serving, or use model.save_weights."
         )
 
 

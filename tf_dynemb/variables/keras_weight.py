@@ -13,6 +13,7 @@ from tf_dynemb.tables import content
 from tf_dynemb.tables.content import Content, read_content, write_content
 from tf_dynemb.tables.cut import bits, from_bits
 from tf_dynemb.tables.table import Table
+from tf_dynemb.variables.served import ServedTable
 
 
 class RowsArray(np.ndarray):
@@ -162,6 +163,16 @@ class TableWeight(_Weight):
         if dtype not in (None, np.uint8):
             self._value.numpy()
         return content.to_bytes(read_content(self._value))
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        children = dict(super()._trackable_children(save_type, **kwargs))
+        if save_type == "savedmodel":
+            # The variable itself is no child of a Keras variable.
+            children["served"] = ServedTable.of(self._value)
+        return children
+
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return []  # the ServedTable takes the place of the handle
 
     def __repr__(self) -> str:
         return f"<TableWeight path={self._path} of {self._value!r}>"

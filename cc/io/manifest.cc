@@ -1,0 +1,310 @@
+#include "cc/io/manifest.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "cc/io/crc32c.h"
+#include "cc/io/json.h"
+#include "cc/io/mapped_file.h"
+
+namespace dynemb {
+namespace {
+
+constexpr size_t kMostManifestBytes = size_t{1} << 30;
+constexpr uint64_t kMostNumber = uint64_t{1} << 62;
+
+// Reads members of one object; the first fault stays in `status`.
+class Members {
+ public:
+  Members(const std::string& file, const Json& object, Status* status)
+      : file_(file), object_(object), status_(status) {}
+
+  uint64_t Number(const char* name, uint64_t most) {
+    uint64_t value = 0;
+    const Json* const found = object_.Find(name);
+    if (found == nullptr || !found->Get(&value) || value > most) Fault(name);
+    return std::min(value, most);
+  }
+  const std::string& Text(const char* name) {
+    static const std::string* const empty = new std::string;
+    const Json* const found = object_.Find(name);
+    if (found != nullptr && found->kind() == Json::Kind::kString) return found->string();
+    Fault(name);
+    return *empty;
+  }
+  const std::vector<Json>& Items(const char* name) {
+    static const std::vector<Json>* const none = new std::vector<Json>;
+    const Json* const found = object_.Find(name);
+    if (found != nullptr && found->kind() == Json::Kind::kArray) return found->items();
+    Fault(name);
+    return *none;
+  }
+  const Json& Object(const char* name) {
+    static const Json* const null = new Json;
+    const Json* const found = object_.Find(name);
+    if (found != nullptr && found->kind() == Json::Kind::kObject) return *found;
+    Fault(name);
+    return *null;
+  }
+  void Fault(const char* name) {
+    if (status_->ok()) *status_ = DataLoss(file_ + " is damaged: its member " + name + " is wrong");
+  }
+
+ private:
+  const std::string& file_;
+  const Json& object_;
+  Status* status_;
+};
+
+bool IsId(std::string_view text) {
+  return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+// The header of an .npy file, as numpy.save writes it, padded to 128 bytes.
+std::string NpyHeader(const char* descr, uint64_t rows, int64_t width) {
+  std::string text = "{'descr': '" + std::string(descr) + "', 'fortran_order': False, 'shape': (" +
+                     std::to_string(rows) + (width == 0 ? "," : ", " + std::to_string(width)) +
+                     "), }";
+  text.resize(kNpyHeaderBytes - 11, ' ');
+  return std::string("\x93NUMPY\x01\x00", 8) +
+         std::string({static_cast<char>(kNpyHeaderBytes - 10), '\0'}) + text + "\n";
+}
+
+// Reads the entry of a column of `rows` rows of `width` elements (0: the column has one dimension).
+void ReadColumn(Members files, const Json& object, const std::string& name, const char* descr,
+                size_t element, uint64_t rows, int64_t width, uint64_t block_bytes,
+                const std::string& where, Status* status, ShardEntry* shard) {
+  if (object.Find(name) == nullptr) return files.Fault(name.c_str());
+  Members members(where, files.Object(name.c_str()), status);
+  ColumnEntry column;
+  column.file = members.Text("file");
+  column.bytes = members.Number("bytes", kMostNumber);
+  column.header = NpyHeader(descr, rows, width);
+  const uint64_t bytes_per_row = element * static_cast<uint64_t>(std::max<int64_t>(width, 1));
+  if (column.bytes != kNpyHeaderBytes + rows * bytes_per_row) members.Fault("bytes");
+  const bool plain = column.file.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos &&
+                     column.file != "." && column.file != ".." && !column.file.empty();
+  if (!plain) members.Fault("file");
+  const std::string& digits = members.Text("crc32c");
+  if (!status->ok()) return;
+  const uint64_t blocks = (column.bytes + block_bytes - 1) / block_bytes;
+  if (digits.size() != 8 * blocks) return members.Fault("crc32c");
+  for (size_t i = 0; i < digits.size(); i += 8) {
+    uint32_t crc = 0;
+    const char* const first = digits.data() + i;
+    const auto [end, error] = std::from_chars(first, first + 8, crc, 16);
+    if (error != std::errc() || end != first + 8) return members.Fault("crc32c");
+    column.crcs.push_back(crc);
+  }
+  shard->columns[name] = std::move(column);
+}
+
+void ReadShard(const std::string& file, const Json& json, const Manifest& manifest,
+               const TableEntry& table, bool has_salt, Status* status, ShardEntry* shard) {
+  constexpr uint64_t kIndexRows = 0xFFFFFFFF;
+  constexpr uint64_t kMostRows = uint64_t{1} << 40;
+  Members members(file, json, status);
+  shard->rows = members.Number("rows", kMostRows);
+  shard->deleted = members.Number("deleted", kMostRows);
+  shard->index_salt = has_salt ? members.Number("index_salt", ~uint64_t{0}) : 0;
+  if (manifest.is_base && shard->deleted != 0) members.Fault("deleted");
+  if (!status->ok()) return;
+  const Json& object = members.Object("files");
+  const Members files(file, object, status);
+  const auto read = [&](const char* name, const char* descr, size_t element, uint64_t rows,
+                        int64_t width) {
+    if (status->ok()) {
+      ReadColumn(files, object, name, descr, element, rows, width, manifest.block_bytes, file,
+                 status, shard);
+    }
+  };
+  const char* const keys = table.key_type == KeyType::kInt32    ? "<i4"
+                           : table.key_type == KeyType::kUint64 ? "<u8"
+                                                                : "<i8";
+  const char* const vectors = table.dtype == DType::kFloat32   ? "<f4"
+                              : table.dtype == DType::kFloat16 ? "<f2"
+                                                               : "<u2";
+  read("keys", keys, SizeOf(table.key_type), shard->rows, 0);
+  read("vectors", vectors, SizeOf(table.dtype), shard->rows, table.dim);
+  if (!manifest.is_base) {
+    read("deleted", keys, SizeOf(table.key_type), shard->deleted, 0);
+  } else if (shard->rows < kIndexRows) {
+    uint32_t log_slots = 2;
+    while ((uint64_t{1} << log_slots) < 2 * shard->rows) ++log_slots;
+    shard->log_slots = log_slots;
+    read("index", "<u4", sizeof(uint32_t), uint64_t{1} << log_slots, 0);
+  }
+}
+
+void ReadTable(const std::string& file, const Json& json, const Manifest& manifest, bool has_salt,
+               Status* status, TableEntry* table) {
+  constexpr uint64_t kMostDim = uint64_t{1} << 31;
+  Members members(file, json, status);
+  table->name = members.Text("name");
+  table->dim = static_cast<int64_t>(members.Number("dimension", kMostDim));
+  if (table->dim == 0) members.Fault("dimension");
+  const std::string& key_type = members.Text("key_type");
+  const std::string& dtype = members.Text("dtype");
+  if (key_type == "int32") {
+    table->key_type = KeyType::kInt32;
+  } else if (key_type == "uint64") {
+    table->key_type = KeyType::kUint64;
+  } else if (key_type != "int64") {
+    members.Fault("key_type");
+  }
+  if (dtype == "float16") {
+    table->dtype = DType::kFloat16;
+  } else if (dtype == "bfloat16") {
+    table->dtype = DType::kBfloat16;
+  } else if (dtype != "float32") {
+    members.Fault("dtype");
+  }
+  for (const Json& shard : members.Items("shards")) {
+    if (!status->ok()) return;
+    table->shards.emplace_back();
+    ReadShard(file, shard, manifest, *table, has_salt, status, &table->shards.back());
+  }
+}
+
+// NUMBER-KIND-ID
+struct Name {
+  uint64_t number = 0;
+  std::string kind, id, text;
+  bool operator<(const Name& o) const {
+    return std::tie(number, kind, id) < std::tie(o.number, o.kind, o.id);
+  }
+};
+
+bool ParseName(const std::string& text, Name* name) {
+  constexpr size_t kFewestDigits = 8;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, name->number);
+  const auto digits = static_cast<size_t>(stop - text.data());
+  if (error != std::errc() || digits < kFewestDigits) return false;
+  const std::string rest(stop, end);
+  for (const char* const kind : {"base", "delta"}) {
+    const std::string before = std::string("-") + kind + "-";
+    if (rest.compare(0, before.size(), before) != 0 || !IsId(rest.substr(before.size()))) continue;
+    name->kind = kind;
+    name->id = rest.substr(before.size());
+    name->text = text;
+    return true;
+  }
+  return false;
+}
+
+std::string Basename(const std::string& path) {
+  const size_t end = path.find_last_not_of('/');
+  if (end == std::string::npos) return path;
+  const size_t slash = path.find_last_of('/', end);
+  return path.substr(slash == std::string::npos ? 0 : slash + 1,
+                     end - (slash == std::string::npos ? 0 : slash + 1) + 1);
+}
+
+}  // namespace
+
+Status ReadManifest(const std::string& directory, Manifest* manifest) {
+  *manifest = Manifest();
+  manifest->directory = directory;
+  const std::string file = directory + "/MANIFEST.json";
+  std::string text;
+  DYNEMB_RETURN_IF_ERROR(ReadFile(file, kMostManifestBytes, &text));
+  Json json;
+  if (Status parsed = Json::Parse(text, &json); !parsed.ok()) {
+    return DataLoss(file + " is damaged: " + parsed.message());
+  }
+  Status status;
+  Members members(file, json, &status);
+  if (members.Text("format") != "tf_dynemb.snapshot") members.Fault("format");
+  const uint64_t version = members.Number("version", kMostNumber);
+  DYNEMB_RETURN_IF_ERROR(status);
+  if (version == 3) {
+    return InvalidArgument(file + " is of version 3: the delta of an optimizer with catch_up and " +
+                           "weight_decay, which shrinks rows that it does not have. An exported " +
+                           "model does not apply such deltas: publish a dump, or export it again");
+  }
+  if (version != 1 && version != 2) {
+    return InvalidArgument(file + " is of version " + std::to_string(version) +
+                           "; this tf_dynemb reads versions 1 to 2. Read it with the tf_dynemb " +
+                           "that wrote it, or a later one");
+  }
+  const std::string canonical = json.Canonical("crc32c");
+  uint32_t crc = 0;
+  const std::string& digits = members.Text("crc32c");
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), crc, 16);
+  if (error != std::errc() || digits.size() != 8 || end != digits.data() + 8 ||
+      crc != Crc32c(0, canonical.data(), canonical.size())) {
+    return DataLoss(file + " is damaged: its CRC32C is not " + digits);
+  }
+
+  const std::string& kind = members.Text("kind");
+  manifest->is_base = kind == "base";
+  if (!manifest->is_base && kind != "delta") members.Fault("kind");
+  manifest->id = members.Text("id");
+  if (!IsId(manifest->id)) members.Fault("id");
+  if (const Json* parent = json.Find("parent"); parent != nullptr && !parent->is_null()) {
+    manifest->parent = members.Text("parent");
+  }
+  if (json.Find("continues") != nullptr) {
+    for (const Json& id : members.Items("continues")) manifest->continues.push_back(id.string());
+  }
+  manifest->since = members.Number("since", kMostNumber);
+  manifest->watermark = members.Number("watermark", kMostNumber);
+  manifest->watermark_utc_ns = members.Number("watermark_utc_ns", ~uint64_t{0});
+  manifest->block_bytes = members.Number("block_bytes", uint64_t{1} << 30);
+  if (manifest->block_bytes < kNpyHeaderBytes) members.Fault("block_bytes");
+  for (const Json& table : members.Items("tables")) {
+    DYNEMB_RETURN_IF_ERROR(status);
+    manifest->tables.emplace_back();
+    ReadTable(file, table, *manifest, version > 1, &status, &manifest->tables.back());
+  }
+  DYNEMB_RETURN_IF_ERROR(status);
+  const std::string id = IdOfDirectory(directory);
+  if (!id.empty() && id != manifest->id) {
+    return DataLoss(file + " is of another snapshot: " + manifest->id);
+  }
+  return Status();
+}
+
+std::string IdOfDirectory(const std::string& directory) {
+  Name name;
+  return ParseName(Basename(directory), &name) ? name.id : std::string();
+}
+
+Status ListChain(const std::string& path, std::vector<std::string>* directories) {
+  directories->clear();
+  if (access((path + "/MANIFEST.json").c_str(), F_OK) == 0) {
+    directories->push_back(path);
+    return Status();
+  }
+  DIR* const opened = opendir(path.c_str());
+  if (opened == nullptr) {
+    return errno == ENOENT || errno == ENOTDIR
+               ? DataLoss(path + " holds no snapshot: it is missing")
+               : ResourceExhausted(path + ": " + strerror(errno));
+  }
+  std::vector<Name> names;
+  while (const dirent* entry = readdir(opened)) {
+    Name name;
+    if (ParseName(entry->d_name, &name)) names.push_back(std::move(name));
+  }
+  closedir(opened);
+  if (names.empty()) return DataLoss(path + " holds no snapshot");
+  std::sort(names.begin(), names.end());
+  auto first = names.begin();
+  for (auto it = names.begin(); it != names.end(); ++it) {
+    if (it->kind == "base") first = it;
+  }
+  for (auto it = first; it != names.end(); ++it) directories->push_back(path + "/" + it->text);
+  return Status();
+}
+
+}  // namespace dynemb

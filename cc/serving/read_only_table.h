@@ -1,0 +1,75 @@
+// ReadOnlyTable: a Table that refuses every change. A subclass implements the calls that read.
+//
+// The operators that change a table do not accept a read-only one (cc/tf/served_resource.h), so
+// that these calls are not reached; those that cannot return an error do nothing.
+#ifndef DYNEMB_SERVING_READ_ONLY_TABLE_H_
+#define DYNEMB_SERVING_READ_ONLY_TABLE_H_
+
+#include <vector>
+
+#include "cc/table/table.h"
+
+namespace dynemb {
+
+class ReadOnlyTable : public Table {
+ public:
+  bool read_only() const final { return true; }
+
+  Stamp BeginBatch(Exec&, Tick, size_t) final { return 0; }
+  Stamp BeginLookup(Exec&, Tick, size_t) final { return 0; }
+  void Scores(Exec&, KeySpan keys, int64_t* scores) const final {
+    std::fill_n(scores, keys.size(), -1);
+  }
+  void Explain(Exec&, KeySpan keys, KeyState* states) const final {
+    std::fill_n(states, keys.size(), KeyState());
+  }
+  void Changed(Exec&, const RowId*, const RowId*, size_t n, Tick, Tick, bool* changed) const final {
+    std::fill_n(changed, n, true);
+  }
+
+  Status InsertAndEvict(Exec&, KeySpan, Tick, RowId*, EvictedRows*) final { return Refused(); }
+  Status Upsert(Exec&, KeySpan, const void*, Tick) final { return Refused(); }
+  Status Accumulate(Exec&, KeySpan, const float*, Tick) final { return Refused(); }
+  Status WriteRows(Exec&, KeySpan, const float*, const float*, bool, uint64_t, Tick) final {
+    return Refused();
+  }
+  void ApplyRange(Exec&, const RowOptimizer&, KeySpan, const RowId*, const float*, size_t, size_t,
+                  uint64_t, Tick) final {}
+  size_t Erase(Exec&, KeySpan, Tick, Removal) final { return 0; }
+  Status SetScores(Exec&, KeySpan, const Score*) final { return Refused(); }
+  Status AddCounts(Exec&, KeySpan, const uint32_t*) final { return Refused(); }
+  Status LoadRows(Exec&, const LoadedRows&, Tick) final { return Refused(); }
+
+  bool tracking() const final { return false; }
+  void Track(Tick) final {}
+  Status BeginCut(Exec&, Tick, Tick, bool, SavedRows*, size_t) final { return Refused(); }
+  void EndCut() final {}
+  const Cut* cut() const final { return nullptr; }
+  std::vector<RowId> PlanCut(size_t) final { return {}; }
+  bool CutIsRead() const final { return true; }
+  void ReadCut(Exec&, const std::vector<RowId>&, void*, void*, float*, CutTime*, CutTime*) final {}
+
+  Status ResetState(Exec&, const StateSpec&) final { return Refused(); }
+  Status AdvanceEpoch(Exec&) final { return Refused(); }
+  Status Clear(Exec&, Tick) final { return Refused(); }
+  void BringKeys(Exec&, KeySpan) final {}
+  void SwapRows(Table*, Tick) final {}
+  void CheckInvariants() const final {}
+
+ protected:
+  void CopyRows(Exec&, const std::vector<RowId>&, void*, void*, float*, int64_t*,
+                int64_t*) const final {}
+  uint64_t BringRows(Exec&, uint64_t, uint64_t) final { return 0; }
+  void MarkRows(Exec&, float) final {}
+  void MarkNewRows(float) final {}
+  ExportPlan ScanRows(Exec&, uint64_t, uint64_t, uint64_t, const RowPredicate&) const final {
+    return {};
+  }
+  Status Refused() const {
+    return FailedPrecondition("table '" + options_.name + "' of an exported model is read-only");
+  }
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_SERVING_READ_ONLY_TABLE_H_

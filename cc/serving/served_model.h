@@ -1,0 +1,130 @@
+// ServedModel: the tables of an exported model, as of one snapshot, and the snapshots that follow.
+//
+//   ServedModel
+//    ├─ options of each table that operators opened (Attach)
+//    └─ state ──> ServedState, immutable: the last snapshot, and a ServedTable for each of them
+//
+// A state is replaced as a whole, under a mutex that is held for the copy of a pointer. A step (a
+// request) reads all tables as of one snapshot: the model remembers which steps have used a state
+// that it has replaced, for kMemory after that and for the last kStates states. The memory of a
+// state is freed with its last reference.
+//
+// Apply prepares the next state without holding that mutex. Calls of Apply wait for each other.
+//
+// Models by place. Open returns the same model for the same snapshots while one of its users is
+// alive: the operators of all tables of a model find each other in this way.
+//
+// The descriptor is the asset of the exported model, a JSON object:
+//
+//   {"format": "tf_dynemb.served_tables", "version": 1,
+//    "tables": "../assets.extra/tf_dynemb",   the path of the snapshots; if it is not absolute,
+//                                             from the folder of the descriptor
+//    "follow": "/published/ctr",              a path to poll; optional
+//    "follow_seconds": 1.0,                   the time between polls; with "follow"
+//    "verify_bytes": 1073741824}              bases of at most this size are verified when they are
+//                                             opened, others block by block before the first use;
+//                                             optional
+#ifndef DYNEMB_SERVING_SERVED_MODEL_H_
+#define DYNEMB_SERVING_SERVED_MODEL_H_
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cc/io/manifest.h"
+#include "cc/serving/recent_steps.h"
+#include "cc/serving/served_table.h"
+#include "cc/serving/table_rows.h"
+#include "cc/table/exec.h"
+#include "cc/table/status.h"
+
+namespace dynemb {
+
+struct ServedState {
+  Manifest last;                  // the last snapshot, without its tables
+  std::set<std::string> applied;  // the ids of the snapshots since the base
+  std::map<std::string, std::shared_ptr<const TableRows>> rows;
+  std::vector<std::shared_ptr<ServedTable>> tables;  // by the numbers of Attach; null: detached
+};
+
+class ServedModel {
+ public:
+  // Opens the model of a descriptor: the last base at its path, and the deltas after it. Errors
+  // name the file.
+  static Status Open(Exec& exec, const std::string& descriptor,
+                     std::shared_ptr<ServedModel>* model);
+  ~ServedModel();
+  ServedModel(const ServedModel&) = delete;
+  ServedModel& operator=(const ServedModel&) = delete;
+
+  // Adds a table to the states; returns its number in *number. DataLoss if the snapshots have no
+  // such table, or one of other types.
+  Status Attach(const ServedOptions& options, size_t* number);
+
+  // Removes a table from the states.
+  void Detach(size_t number);
+
+  // The newest state.
+  std::shared_ptr<const ServedState> state() const;
+  // The state that a step uses: the one that it has used before, or else the newest. `step` is a
+  // number of the step that no other step of the process has, or 0 for a call on its own.
+  std::shared_ptr<const ServedState> StateOf(uint64_t step);
+
+  // Applies the snapshots at a path, or the snapshot that the path is, that are newer than the
+  // state; *count is their number. Each becomes visible in all tables at once. A new base replaces
+  // the state; if its watermark is earlier, it becomes visible with the first delta after it whose
+  // watermark is not, so that readers never go back in time. If a snapshot is damaged, or does not
+  // continue the state, neither it nor any after it is applied: DataLoss names it.
+  Status Apply(Exec& exec, const std::string& path, uint64_t* count);
+
+  // The error of the last poll of the path that the model follows; ok if there is none.
+  Status follow_error() const;
+
+ private:
+  // A state, and the steps that have used it.
+  struct Used {
+    std::shared_ptr<const ServedState> state;
+    RecentSteps steps;
+    std::chrono::steady_clock::time_point replaced;
+  };
+  static constexpr std::chrono::seconds kMemory{10};
+  static constexpr size_t kStates = 64;
+
+  explicit ServedModel(uint64_t verify_bytes) : verify_bytes_(verify_bytes) {}
+  // Sets *next to the state after a snapshot; to `now` if that has it already. `now` may be null.
+  Status After(Exec& exec, const std::shared_ptr<const ServedState>& now,
+               const std::string& directory, std::shared_ptr<const ServedState>* next) const;
+  Status AfterDelta(Exec& exec, const ServedState& now, const Manifest& manifest,
+                    ServedState* next) const;
+  // Applies the chain of these directories.
+  Status ApplyChain(Exec& exec, const std::vector<std::string>& directories, uint64_t* count);
+  // Makes `next` the state, with a table for each that is attached.
+  Status Publish(const ServedState& next);
+  void Follow(std::string path, double seconds);
+
+  const uint64_t verify_bytes_;
+  std::mutex applying_;
+  // Under applying_:
+  std::vector<std::shared_ptr<ServedTable>> attached_;  // without rows; null: detached
+  std::set<std::string> passed_;  // directories of chains that are older than the state
+
+  mutable std::mutex mutex_;  // of the members below
+  Used now_;
+  std::deque<Used> before_;  // the newest first
+  Status follow_error_;
+  bool stopping_ = false;
+  std::condition_variable stop_;
+  std::thread follower_;
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_SERVING_SERVED_MODEL_H_

@@ -1,0 +1,106 @@
+// ServedTable: a Table whose rows are those of a snapshot (table_rows.h), for the operators that
+// look up keys. It never changes, so that any number of threads may use it without a lock, and no
+// lookup waits.
+//
+// A lookup that would give a key a row in a trained table reads it as a lookup without insertion:
+// as the default vector if the table has one, otherwise as what admission says, otherwise as the
+// key's initial vector. These have the bits of the trained table. Row ids are 0 for keys that have
+// a row; nothing can use them, because there are no steps.
+#ifndef DYNEMB_SERVING_SERVED_TABLE_H_
+#define DYNEMB_SERVING_SERVED_TABLE_H_
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "cc/serving/read_only_table.h"
+#include "cc/serving/table_rows.h"
+#include "cc/table/initializer.h"
+
+namespace dynemb {
+
+// What a table was exported with, beside its rows.
+struct ServedOptions {
+  std::string name;  // in the snapshots
+  KeyType key_type = KeyType::kInt64;
+  DType dtype = DType::kFloat32;
+  int64_t dim = 0;
+  uint64_t seed = 0;
+  std::vector<ColumnInit> initializer;
+  // The vectors of keys without a row: these numbers [dim] if there are any, otherwise what
+  // `absent` says. kInitial is also that of a table without admission.
+  std::vector<float> default_vector;
+  Unadmitted absent = Unadmitted::kInitial;
+};
+
+class ServedTable final : public ReadOnlyTable {
+ public:
+  // Numbers of all states of a table together.
+  struct Counters {
+    std::atomic<uint64_t> hits{0}, misses{0};
+  };
+
+  // InvalidArgument names the option and its value.
+  static Status Create(const ServedOptions& options, std::shared_ptr<ServedTable>* table);
+  // This table with the rows of a snapshot. DataLoss if they are not of its types.
+  Status WithRows(std::shared_ptr<const TableRows> rows, std::shared_ptr<ServedTable>* table) const;
+
+  const RowLayout& layout() const override { return layout_; }
+  uint64_t size() const override { return rows_->size(); }
+  TableStats stats() const override;
+  Status Error() const override { return damaged_ ? rows_->damage() : Status(); }
+
+  void Find(Exec& exec, KeySpan keys, Tick tick, RowId* rows) override;
+  void Contains(Exec& exec, KeySpan keys, bool* found) const override;
+  void Lookup(Exec& exec, KeySpan keys, Tick tick, const void* default_vector, void* vectors,
+              RowId* rows) override;
+  void ReadRows(Exec& exec, KeySpan keys, float* vectors, float* state, bool* found) const override;
+  Status FindOrInsert(Exec& exec, KeySpan keys, Tick tick, RowId* rows) override;
+  Status LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, void* vectors, RowId* rows) override;
+  Status LookupCounted(Exec& exec, KeySpan keys, const uint32_t*, Tick tick, void* vectors,
+                       RowId* rows) override {
+    return LookupOrInsert(exec, keys, tick, vectors, rows);
+  }
+
+  // Calls visit(i, place) for i in [begin, end), in order. place is kUnknown if key_at(i) has no
+  // row. Sets the table's error if a file is damaged.
+  template <class K, class KeyAt, class Visit>
+  void ForEach(const KeyAt& key_at, size_t begin, size_t end, const Visit& visit) const;
+  // Of a key without a row: its row id, and its vector. Skips: its id is absent from its bag.
+  RowId AbsentRow() const { return absent_row_; }
+  bool Skips() const { return absent_row_ == kSkippedRow; }
+  void AbsentVector(uint64_t key, void* vector) const;
+  void Count(uint64_t hits, uint64_t misses) const;
+
+ private:
+  ServedTable() = default;
+
+  ServedOptions served_;
+  RowLayout layout_;
+  Initializer initializer_;
+  std::vector<char> default_;  // the default vector in the table's dtype
+  RowId absent_row_ = kNoRow;
+  std::shared_ptr<const TableRows> rows_;
+  std::shared_ptr<Counters> counters_;
+  mutable std::atomic<bool> damaged_{false};
+};
+
+template <class K, class KeyAt, class Visit>
+void ServedTable::ForEach(const KeyAt& key_at, size_t begin, size_t end, const Visit& visit) const {
+  K keys[kFindBlock];
+  Place places[kFindBlock];
+  for (size_t first = begin; first < end; first += kFindBlock) {
+    const size_t n = std::min(kFindBlock, end - first);
+    for (size_t i = 0; i < n; ++i) keys[i] = key_at(first + i);
+    if (!rows_->Find(keys, n, places)) {
+      damaged_ = true;
+      return;
+    }
+    for (size_t i = 0; i < n; ++i) visit(first + i, keys[i], places[i]);
+  }
+}
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_SERVING_SERVED_TABLE_H_

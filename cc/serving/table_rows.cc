@@ -1,0 +1,233 @@
+#include "cc/serving/table_rows.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cc/io/key_index.h"
+
+namespace dynemb {
+namespace {
+
+constexpr uint64_t kGrowth = 4;
+
+Status OpenColumn(Exec& exec, const Manifest& manifest, const ShardEntry& shard, const char* name,
+                  bool verify, std::unique_ptr<VerifiedFile>* file) {
+  DYNEMB_RETURN_IF_ERROR(VerifiedFile::Open(manifest, shard.columns.at(name), file));
+  return verify ? (*file)->VerifyAll(exec) : Status();
+}
+
+void Append(std::vector<char>* to, const char* from, size_t bytes) {
+  to->insert(to->end(), from, from + bytes);
+}
+
+}  // namespace
+
+Status TableRows::OfBase(Exec& exec, const Manifest& manifest, const TableEntry& entry, bool verify,
+                         std::shared_ptr<const TableRows>* rows) {
+  auto made = std::make_shared<TableRows>();
+  made->entry_ = entry;
+  auto base = std::make_shared<Base>();
+  for (const ShardEntry& shard : entry.shards) {
+    if (shard.columns.count("index") == 0) {
+      return InvalidArgument(manifest.directory + ": table '" + entry.name + "' has " +
+                             std::to_string(shard.rows) + " rows in one shard and therefore no " +
+                             "index; lookups are only possible if more ranks write the dump");
+    }
+    base->shards.emplace_back();
+    Shard& s = base->shards.back();
+    DYNEMB_RETURN_IF_ERROR(OpenColumn(exec, manifest, shard, "index", verify, &s.slots));
+    DYNEMB_RETURN_IF_ERROR(OpenColumn(exec, manifest, shard, "keys", verify, &s.keys));
+    DYNEMB_RETURN_IF_ERROR(OpenColumn(exec, manifest, shard, "vectors", verify, &s.vectors));
+    s.source.slots = reinterpret_cast<const uint32_t*>(s.slots->data());
+    s.source.keys = s.keys->data();
+    s.source.vectors = s.vectors->data();
+    s.source.salt = shard.index_salt;
+    s.source.log_slots = shard.log_slots;
+    s.source.live = s.source.n = shard.rows;
+    s.source.vector_bytes = made->vector_bytes();
+    if (!verify) {
+      s.source.slots_file = s.slots.get();
+      s.source.keys_file = s.keys.get();
+      s.source.vectors_file = s.vectors.get();
+    }
+    made->size_ += shard.rows;
+  }
+  made->entry_.shards.clear();
+  made->base_ = std::move(base);
+  *rows = std::move(made);
+  return Status();
+}
+
+Status TableRows::WithDelta(Exec& exec, const Manifest& manifest, const TableEntry& entry,
+                            std::shared_ptr<const TableRows>* rows) const {
+  std::vector<char> keys, vectors, deleted;
+  uint64_t live = 0;
+  for (const ShardEntry& shard : entry.shards) {
+    std::unique_ptr<VerifiedFile> file;
+    DYNEMB_RETURN_IF_ERROR(OpenColumn(exec, manifest, shard, "keys", true, &file));
+    Append(&keys, file->data(), shard.rows * key_bytes());
+    DYNEMB_RETURN_IF_ERROR(OpenColumn(exec, manifest, shard, "vectors", true, &file));
+    Append(&vectors, file->data(), shard.rows * vector_bytes());
+    DYNEMB_RETURN_IF_ERROR(OpenColumn(exec, manifest, shard, "deleted", true, &file));
+    Append(&deleted, file->data(), shard.deleted * key_bytes());
+    live += shard.rows;
+  }
+  auto made = std::make_shared<TableRows>(*this);
+  if (!keys.empty() || !deleted.empty()) {
+    Append(&keys, deleted.data(), deleted.size());
+    std::shared_ptr<const Level> level;
+    DYNEMB_RETURN_IF_ERROR(MakeLevel(std::move(keys), std::move(vectors), live, &level));
+    DYNEMB_RETURN_IF_ERROR(key_bytes() == 8 ? CountChanges<uint64_t>(*level, &made->size_)
+                                            : CountChanges<uint32_t>(*level, &made->size_));
+    while (!made->levels_.empty() && made->levels_.back()->source.n < kGrowth * level->source.n) {
+      std::shared_ptr<const Level> merged;
+      DYNEMB_RETURN_IF_ERROR(Merge(*made->levels_.back(), *level, &merged));
+      made->levels_.pop_back();
+      level = std::move(merged);
+    }
+    if (made->levels_.empty() && level->source.n > level->source.live) {
+      DYNEMB_RETURN_IF_ERROR(key_bytes() == 8 ? made->DropNeedless<uint64_t>(&level)
+                                              : made->DropNeedless<uint32_t>(&level));
+    }
+    made->levels_.push_back(std::move(level));
+  }
+  *rows = std::move(made);
+  return Status();
+}
+
+template <class K>
+Status TableRows::CountChanges(const Level& level, uint64_t* size) const {
+  for (uint64_t begin = 0; begin < level.source.n; begin += kFindBlock) {
+    const uint64_t n = std::min<uint64_t>(kFindBlock, level.source.n - begin);
+    K keys[kFindBlock];
+    Place places[kFindBlock];
+    std::copy_n(level.keys.data() + begin * sizeof(K), n * sizeof(K),
+                reinterpret_cast<char*>(keys));
+    if (!Find(keys, n, places)) return damage();
+    for (uint64_t i = 0; i < n; ++i) {
+      const bool lives = begin + i < level.source.live;
+      if (lives && places[i] == kUnknown) ++*size;
+      if (!lives && places[i] != kUnknown) --*size;
+    }
+  }
+  return Status();
+}
+
+template <class K>
+Status TableRows::DropNeedless(std::shared_ptr<const Level>* level) const {
+  const RowSource& source = (*level)->source;
+  std::vector<char> keys(source.keys, source.keys + source.live * sizeof(K));
+  for (uint64_t begin = source.live; begin < source.n; begin += kFindBlock) {
+    const uint64_t n = std::min<uint64_t>(kFindBlock, source.n - begin);
+    K block[kFindBlock];
+    Place places[kFindBlock];
+    std::copy_n(source.keys + begin * sizeof(K), n * sizeof(K), reinterpret_cast<char*>(block));
+    if (!Find(block, n, places)) return damage();
+    for (uint64_t i = 0; i < n; ++i) {
+      if (places[i] != kUnknown) Append(&keys, reinterpret_cast<char*>(block + i), sizeof(K));
+    }
+  }
+  return MakeLevel(std::move(keys), (*level)->vectors, source.live, level);
+}
+
+Status TableRows::MakeLevel(std::vector<char> keys, std::vector<char> vectors, uint64_t live,
+                            std::shared_ptr<const Level>* level) const {
+  auto made = std::make_shared<Level>();
+  made->keys = std::move(keys);
+  made->vectors = std::move(vectors);
+  RowSource& source = made->source;
+  source.n = made->keys.size() / key_bytes();
+  source.live = live;
+  source.vector_bytes = vector_bytes();
+  while ((uint64_t{1} << source.log_slots) < 2 * source.n) ++source.log_slots;
+  if (source.n >= 0xFFFFFFFF) {
+    return InvalidArgument("the deltas of table '" + entry_.name + "' have " +
+                           std::to_string(source.n) + " keys: dump it again");
+  }
+  made->slots.resize(size_t{1} << source.log_slots);
+  source.salt =
+      BuildKeyIndex(made->keys.data(), source.n, key_bytes(), source.log_slots, made->slots.data());
+  source.slots = made->slots.data();
+  source.keys = made->keys.data();
+  source.vectors = made->vectors.data();
+  *level = std::move(made);
+  return Status();
+}
+
+template <class K>
+void TableRows::AppendMissing(const Level& from, uint64_t begin, uint64_t end, const Level& lacks,
+                              std::vector<char>* keys, std::vector<char>* vectors) const {
+  for (uint64_t first = begin; first < end; first += kFindBlock) {
+    const uint64_t n = std::min<uint64_t>(kFindBlock, end - first);
+    K block[kFindBlock];
+    Place places[kFindBlock];
+    uint32_t pending[kFindBlock];
+    std::copy_n(from.keys.data() + first * sizeof(K), n * sizeof(K),
+                reinterpret_cast<char*>(block));
+    for (uint32_t i = 0; i < n; ++i) pending[i] = i;
+    bool sound = true;
+    const size_t left = FindIn(lacks.source, block, pending, n, places, &sound);
+    for (size_t j = 0; j < left; ++j) {
+      const uint64_t position = first + pending[j];
+      Append(keys, from.keys.data() + position * sizeof(K), sizeof(K));
+      if (vectors == nullptr) continue;
+      Append(vectors, from.vectors.data() + position * vector_bytes(), vector_bytes());
+    }
+  }
+}
+
+Status TableRows::Merge(const Level& older, const Level& newer,
+                        std::shared_ptr<const Level>* merged) const {
+  const auto append = [&](uint64_t begin, uint64_t end, std::vector<char>* keys,
+                          std::vector<char>* vectors) {
+    if (key_bytes() == 8) {
+      AppendMissing<uint64_t>(older, begin, end, newer, keys, vectors);
+    } else {
+      AppendMissing<uint32_t>(older, begin, end, newer, keys, vectors);
+    }
+  };
+  std::vector<char> keys, vectors;
+  append(0, older.source.live, &keys, &vectors);
+  Append(&keys, newer.keys.data(), newer.source.live * key_bytes());
+  Append(&vectors, newer.vectors.data(), newer.vectors.size());
+  const uint64_t live = keys.size() / key_bytes();
+  append(older.source.live, older.source.n, &keys, nullptr);
+  Append(&keys, newer.keys.data() + newer.source.live * key_bytes(),
+         (newer.source.n - newer.source.live) * key_bytes());
+  return MakeLevel(std::move(keys), std::move(vectors), live, merged);
+}
+
+uint64_t TableRows::slots() const {
+  uint64_t slots = 0;
+  for (const Shard& shard : base_->shards) slots += uint64_t{1} << shard.source.log_slots;
+  for (const auto& level : levels_) slots += level->slots.size();
+  return slots;
+}
+
+uint64_t TableRows::mapped_bytes() const {
+  uint64_t bytes = 0;
+  for (const Shard& shard : base_->shards) {
+    bytes += shard.slots->bytes() + shard.keys->bytes() + shard.vectors->bytes();
+  }
+  return bytes;
+}
+
+uint64_t TableRows::level_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& level : levels_) {
+    bytes += level->keys.size() + level->vectors.size() + level->slots.size() * sizeof(uint32_t);
+  }
+  return bytes;
+}
+
+Status TableRows::damage() const {
+  for (const Shard& shard : base_->shards) {
+    for (const VerifiedFile* file : {shard.slots.get(), shard.keys.get(), shard.vectors.get()}) {
+      DYNEMB_RETURN_IF_ERROR(file->damage());
+    }
+  }
+  // The checksums are right, and the contents contradict each other.
+  return DataLoss("the index of table '" + entry_.name + "' is damaged");
+}
+
+}  // namespace dynemb

@@ -1,0 +1,85 @@
+#include "cc/serving/verified_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "cc/io/crc32c.h"
+
+namespace dynemb {
+
+Status VerifiedFile::Open(const Manifest& manifest, const ColumnEntry& column,
+                          std::unique_ptr<VerifiedFile>* file) {
+  std::unique_ptr<VerifiedFile> opened(new VerifiedFile);
+  opened->path_ = manifest.directory + "/" + column.file;
+  DYNEMB_RETURN_IF_ERROR(MappedFile::OpenShared(opened->path_, &opened->mapped_));
+  if (opened->mapped_->size() != column.bytes) {
+    return DataLoss(opened->path_ + " has " + std::to_string(opened->mapped_->size()) +
+                    " bytes; MANIFEST.json says " + std::to_string(column.bytes));
+  }
+  if (memcmp(opened->mapped_->data(), column.header.data(), column.header.size()) != 0) {
+    return DataLoss(opened->path_ + " is damaged at byte offset 0: its header is not " +
+                    column.header.substr(10, column.header.find('}') - 9));
+  }
+  opened->block_bytes_ = manifest.block_bytes;
+  opened->crcs_ = column.crcs;
+  opened->verified_.reset(new std::atomic<uint8_t>[column.crcs.size()]());
+  *file = std::move(opened);
+  return Status();
+}
+
+Status VerifiedFile::VerifyAll(Exec& exec) {
+  exec.ParallelFor(crcs_.size(), 1, [this](size_t begin, size_t end) {
+    for (size_t b = begin; b < end; ++b) {
+      if (verified_[b].load(std::memory_order_relaxed) == 0) VerifyBlock(b);
+    }
+  });
+  DYNEMB_RETURN_IF_ERROR(damage());
+  all_verified_.store(true, std::memory_order_release);
+  return Status();
+}
+
+bool VerifiedFile::VerifyBlock(size_t block) const {
+  const size_t begin = block * block_bytes_;
+  const size_t n = std::min(block_bytes_, mapped_->size() - begin);
+  const int file = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  uint32_t crc = 0;
+  if (file < 0) {
+    // The name is gone (a newer base has superseded it); the mapping still has the contents.
+    crc = Crc32c(0, mapped_->data() + begin, n);
+  } else {
+    constexpr size_t kBuffer = size_t{1} << 16;
+    const std::unique_ptr<char[]> buffer(new char[kBuffer]);
+    for (size_t done = 0; done < n;) {
+      const ssize_t got =
+          pread(file, buffer.get(), std::min(kBuffer, n - done), static_cast<off_t>(begin + done));
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) break;
+      crc = Crc32c(crc, buffer.get(), static_cast<size_t>(got));
+      done += static_cast<size_t>(got);
+    }
+    close(file);
+  }
+  if (crc != crcs_[block]) {
+    damaged_.store(static_cast<int64_t>(block), std::memory_order_release);
+    return false;
+  }
+  verified_[block].store(1, std::memory_order_relaxed);
+  return true;
+}
+
+Status VerifiedFile::damage() const {
+  const int64_t block = damaged_.load(std::memory_order_acquire);
+  return block < 0 ? Status() : DamageAt(static_cast<size_t>(block));
+}
+
+Status VerifiedFile::DamageAt(size_t block) const {
+  return DataLoss(path_ + " is damaged: the CRC32C of its block of up to " +
+                  std::to_string(block_bytes_) + " bytes at byte offset " +
+                  std::to_string(block * block_bytes_) + " differs from that in the manifest");
+}
+
+}  // namespace dynemb

@@ -1,0 +1,74 @@
+// Operators of the tables of exported models. docs/operators.md is the contract.
+#include <string>
+#include <vector>
+
+#include "cc/tf/shapes.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+
+namespace dynemb {
+namespace {
+
+using tf::shape_inference::ShapeAndType;
+
+REGISTER_OP("DynembServedTable")
+    .Output("handle: resource")
+    // Not shared_name, which TensorFlow changes when it loads a function: to one name for all
+    // tables.
+    .Attr("resource_name: string = ''")
+    .Attr("table: string")
+    .Attr("key_dtype: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16}")
+    .Attr("dim: int")
+    .Attr("seed: int = 0")
+    .Attr("initializers: list({'constant', 'uniform', 'normal', 'truncated_normal'}) >= 1")
+    .Attr("initializer_args: list(float) >= 2")
+    .Attr("default_vector: list(float) = []")
+    .Attr("absent: {'initial', 'zeros', 'skip'} = 'initial'")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      int64_t dim;
+      tf::DataType dtype;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      TF_RETURN_IF_ERROR(c->GetAttr("dtype", &dtype));
+      if (dim <= 0) {
+        return absl::InvalidArgumentError("dim=" + std::to_string(dim) + ": must be positive");
+      }
+      c->set_output_handle_shapes_and_types(
+          0, std::vector<ShapeAndType>{{c->Matrix(c->UnknownDim(), dim), dtype}});
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("DynembOpenServedTable")
+    .Input("handle: resource")
+    .Input("descriptor: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return Scalars(c, 0, 2); });
+
+REGISTER_OP("DynembApplySnapshots")
+    .Input("handle: resource")
+    .Input("path: string")
+    .Output("applied: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(Scalars(c, 0, 2));
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("DynembServedState")
+    .Input("handle: resource")
+    .Output("id: string")
+    .Output("watermark: int64")
+    .Output("watermark_utc_ns: int64")
+    .Output("follow_error: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(Scalar(c, 0));
+      for (int i = 0; i < 4; ++i) c->set_output(i, c->Scalar());
+      return absl::OkStatus();
+    });
+
+}  // namespace
+}  // namespace dynemb

@@ -1,0 +1,297 @@
+"""export_saved_model: copies, links and paths of dumps; deltas; failures."""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import threading
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from test_saved_models import assert_same_bits, no_files_above
+
+import tf_dynemb as de
+from tf_dynemb import layers, serving
+
+EXTRA = pathlib.Path("assets.extra", "tf_dynemb")
+IDS = tf.constant([[1, 2, 3], [-1, 50, 2**40]], tf.int64)
+
+
+def make_model():
+    """A model of two tables, trained for a step."""
+    inputs = keras.Input([3], dtype="int64", name="ids")
+    parts = [
+        layers.Embedding(dim, combiner=combiner, name=f"e{dim}")(inputs)
+        for dim, combiner in ((4, "sum"), (2, "max"))
+    ]
+    outputs = keras.layers.Dense(1)(keras.layers.Concatenate()(parts))
+    model = keras.Model(inputs, outputs)
+    model.compile(de.OptimizerWrapper(keras.optimizers.Adagrad(0.5)), "mse")
+    model.fit(IDS, np.ones([2, 1]), verbose=0)
+    train(model, 0)
+    return model
+
+
+def train(model, seed, rows=200):
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, 100, [rows, 3])
+    tables = model.layers[1].table, model.layers[2].table
+    # Only the rows change, so that a delta has all that has changed.
+    for table in tables:
+        keys = np.unique(ids)
+        table.upsert(keys, rng.normal(size=[len(keys), table.dimension]))
+        table.erase(rng.integers(0, 100, 5))
+
+
+@pytest.fixture
+def model():
+    return make_model()
+
+
+def load(path):
+    return tf.saved_model.load(str(path))
+
+
+def serve(path, ids=IDS):
+    loaded = load(path)  # TensorFlow's functions need the object that they belong to
+    return loaded.serve(ids)
+
+
+def apply_delta(loaded, path):
+    return loaded.signatures["apply_delta"](path=tf.constant(str(path)))
+
+
+@pytest.mark.parametrize("tables", ["copy", "copy of a dump", "link", "external"])
+def test_each_place_of_the_tables(tmp_path, model, tables):
+    path, dump = tmp_path / "model", tmp_path / "dump"
+    how, *of_dump = tables.split(" of a ")
+    if of_dump or how != "copy":
+        de.dump(dump, model, model.optimizer)
+        train(model, 1)
+        written = de.incremental_dump(dump, model, optimizer=model.optimizer)
+        watermark = de.export_saved_model(model, path, how, dump)
+        assert watermark == written
+    else:
+        watermark = de.export_saved_model(model, path)
+    expected = model.predict_on_batch(IDS)
+    loaded = load(path)
+    assert_same_bits(loaded.serve(IDS), expected)
+    if how == "external":
+        assert not (path / EXTRA).exists()
+    else:
+        shutil.rmtree(dump, ignore_errors=True)
+        moved = tmp_path / "moved"
+        path.rename(moved)
+        path = moved
+        assert_same_bits(serve(path), expected)
+        assert_same_bits(loaded.serve(IDS), expected)
+    # A delta from the watermark continues it.
+    train(model, 2)
+    deltas = tmp_path / "deltas"
+    de.incremental_dump(deltas, model, since=watermark)
+    again = load(path)
+    answer = apply_delta(again, deltas)
+    assert int(answer["applied"]) == 1
+    assert apply_delta(loaded, deltas)["id"].numpy() == answer["id"].numpy()
+    assert_same_bits(loaded.serve(IDS), model.predict_on_batch(IDS))
+    assert int(apply_delta(loaded, deltas)["applied"]) == 0
+
+
+def test_a_link_shares_the_files_and_a_copy_lacks_the_state(tmp_path, model):
+    dump = tmp_path / "dump"
+    de.dump(dump, model, model.optimizer)
+    de.export_saved_model(model, tmp_path / "link", "link", dump)
+    de.export_saved_model(model, tmp_path / "copy", "copy", dump)
+    assert list(dump.glob("*/*.state.npy"))
+    for file in dump.glob("*/*"):
+        assert (tmp_path / "link" / EXTRA / file.relative_to(dump)).samefile(file)
+    names = {file.name for file in (tmp_path / "copy" / EXTRA).rglob("*.npy")}
+    assert {name.split(".")[2] for name in names} == {
+        "keys", "vectors", "index", "updates", "accesses",
+    }  # fmt: skip
+    # Both are dumps, which numpy alone reads.
+    for name in ("link", "copy"):
+        reader = serving.Reader(tmp_path / name / EXTRA, verify=True)
+        vectors = model.layers[1].table.lookup(IDS, insert=False)
+        assert_same_bits(reader.lookup(IDS.numpy(), reader.tables[0]), vectors)
+
+
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+def test_inputs_that_are_not_dense(tmp_path, kind):
+    inputs = keras.Input([None if kind == "ragged" else 9], dtype="int64", **{kind: True})
+    model = keras.Model(inputs, layers.Embedding(3, combiner="mean")(inputs))
+    ids = tf.ragged.constant([[1, 2], [], [7]], dtype=tf.int64)
+    if kind == "sparse":
+        ids = tf.SparseTensor([[0, 1], [2, 0]], tf.constant([4, -5], tf.int64), [3, 9])
+    model(ids, training=True)
+    de.export_saved_model(model, tmp_path / "model")
+    assert_same_bits(serve(tmp_path / "model", ids), model(ids, training=False))
+
+
+def test_a_module_with_signatures(tmp_path):
+    made = tf.Module()
+    made.table = de.DynamicVariable(2, "ones", "host", name="user")
+    made.table.upsert([1], [[3.0, 4.0]])
+    spec = tf.TensorSpec([None], tf.int64, name="ids")
+    made.serve = tf.function(made.table.lookup, input_signature=[spec])
+    de.export_saved_model(made, tmp_path / "model", signatures=made.serve)
+    loaded = load(tmp_path / "model")
+    assert set(loaded.signatures) == {"serving_default", "apply_delta"}
+    assert loaded.serve(tf.constant([1, 2], tf.int64)).numpy().tolist() == [[3, 4], [1, 1]]
+    assert len(made.table) == 1
+
+
+def test_it_replaces_a_model_but_nothing_else(tmp_path, model):
+    path = tmp_path / "model"
+    de.export_saved_model(model, path)
+    loaded, before = load(path), model.predict_on_batch(IDS)
+    train(model, 5)
+    de.export_saved_model(model, path)
+    assert_same_bits(loaded.serve(IDS), before)
+    assert_same_bits(serve(path), model.predict_on_batch(IDS))
+    (tmp_path / "other").mkdir()
+    de.export_saved_model(model, tmp_path / "other")  # an empty directory
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(FileExistsError, match="full exists, and is not a SavedModel"):
+        de.export_saved_model(model, tmp_path / "full")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["full", "model", "other"]
+
+
+def test_a_failed_export_leaves_what_was_there(tmp_path, model):
+    path = tmp_path / "model"
+    model.layers[1].table.upsert(np.arange(9000), np.ones([9000, 4]))
+    with no_files_above(120_000), pytest.raises(OSError, match=r"\.npy"):
+        de.export_saved_model(model, path)
+    assert list(tmp_path.iterdir()) == []
+    de.export_saved_model(model, path)
+    expected = model.predict_on_batch(IDS)
+    model.layers[1].table.upsert(np.arange(9), np.zeros([9, 4]))
+    with no_files_above(120_000), pytest.raises(OSError, match=r"\.npy"):
+        de.export_saved_model(model, path)
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+    assert_same_bits(serve(path), expected)
+
+
+def test_dumps_of_other_tables(tmp_path, model):
+    other = de.DynamicVariable(3, "ones", "host", name="e4/embeddings")
+    de.dump(tmp_path / "dump", other)
+    with pytest.raises(ValueError, match=r"'e4/embeddings' has dimension.*\(3, .*but \(4, "):
+        de.export_saved_model(model, tmp_path / "model", "link", tmp_path / "dump")
+    de.dump(tmp_path / "dump", {"x": other})
+    with pytest.raises(ValueError, match="has no table 'e4/embeddings': it has 'x'"):
+        de.export_saved_model(model, tmp_path / "model", "external", tmp_path / "dump")
+    with pytest.raises(FileNotFoundError, match="nowhere holds no snapshot"):
+        de.export_saved_model(model, tmp_path / "model", "copy", tmp_path / "nowhere")
+    assert [p.name for p in tmp_path.iterdir()] == ["dump"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tables": "move"}, "tables must be one of copy, link, external, got 'move'"),
+        ({"tables": "link"}, "tables='link' needs dump"),
+        ({"tables": "external"}, "tables='external' needs dump"),
+        ({"follow": "x", "follow_seconds": 0}, "follow_seconds must be positive, got 0"),
+        ({"signatures": {}}, "signatures is for a tf.Module"),
+    ],
+)
+def test_invalid_arguments(tmp_path, model, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        de.export_saved_model(model, tmp_path / "model", **arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_without_tables(tmp_path):
+    inputs = keras.Input([3])
+    with pytest.raises(ValueError, match="has no dynamic tables"):
+        de.export_saved_model(keras.Model(inputs, inputs * 2), tmp_path / "model")
+
+
+def wait_for(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_follow(tmp_path, model):
+    """Deltas and bases that are published at a path appear, in all tables at once."""
+    dump, path = tmp_path / "dump", tmp_path / "model"
+    de.dump(dump, model)
+    de.export_saved_model(model, path, dump=dump, follow=dump, follow_seconds=0.02)
+    described = json.loads((path / "assets" / "tf_dynemb.json").read_text())
+    assert described["follow"] == str(dump)
+    loaded = load(path)
+    for step in range(4):
+        train(model, step + 10)
+        (de.dump if step == 2 else de.incremental_dump)(dump, model)
+        expected = model.predict_on_batch(IDS).tobytes()
+        wait_for(lambda expected=expected: loaded.serve(IDS).numpy().tobytes() == expected)
+
+
+def test_requests_while_deltas_are_applied(tmp_path):
+    """Each answer is that of one watermark, in both tables, and never older than the last."""
+    made = tf.Module()
+    made.tables = [
+        de.DynamicVariable(2, 0.0, "host", name=name, dtype=dtype)
+        for name, dtype in (("a", tf.float32), ("b", tf.float16))
+    ]
+    keys = np.arange(500)
+    for table in made.tables:
+        table.upsert(keys, np.zeros([500, 2]))
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def serve(ids):
+        first = made.tables[0].lookup(ids, insert=False)
+        with tf.control_dependencies([first]):
+            second = made.tables[1].lookup(ids, insert=False)
+        with tf.control_dependencies([second]):
+            bags = tf.reshape(ids, [-1, 1])
+            pooled = de.lookup_sparse(made.tables, [bags, bags], combiners="sum", insert=False)
+        return [tf.cast(each, tf.float32) for each in (first, second, *pooled)]
+
+    made.serve = serve
+    watermark = de.export_saved_model(made, tmp_path / "model")
+    loaded = load(tmp_path / "model")
+    problems, counts, stop = [], [0, 0], threading.Event()
+
+    def ask(number):
+        rng, last = np.random.default_rng(number), 0
+        while not stop.is_set():
+            answers = [part.numpy() for part in loaded.serve(rng.integers(0, 500, 50))]
+            values = np.unique(np.concatenate(answers))
+            if len(values) != 1 or values[0] < last:
+                problems.append((last, values))
+                return
+            last = values[0]
+            counts[number] += 1
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    deltas = tmp_path / "deltas"
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: [thread.join() for thread in threads])
+        stack.callback(stop.set)
+        since = watermark
+        for step in range(1, 201):
+            for table in made.tables:
+                table.upsert(keys, np.full([500, 2], float(step)))
+            since = de.incremental_dump(deltas, dict(zip("ab", made.tables, strict=True)), since)
+            assert int(apply_delta(loaded, deltas)["applied"]) == 1
+            since = None
+    assert problems == []
+    assert min(counts) > 50
+    assert loaded.serve([1])[0].numpy().tolist() == [[200, 200]]
+
+
+def test_the_environment_is_untouched(tmp_path, model):
+    before = dict(os.environ), sorted(os.listdir(tmp_path))
+    de.export_saved_model(model, tmp_path / "model")
+    assert dict(os.environ) == before[0]
+    assert sorted(os.listdir(tmp_path)) == ["model"]

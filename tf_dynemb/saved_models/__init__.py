@@ -1,0 +1,4 @@
+"""SavedModels with tables: `export_saved_model`, and the saver of their rows.
+
+May import: `_ops`, `_warn`, `communicator`, `storage`, `variables`, `snapshots`, `persistence`.
+"""

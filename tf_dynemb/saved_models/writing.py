@@ -1,0 +1,151 @@
+"""Writing of the snapshots of a SavedModel."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import pathlib
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tf_dynemb import _ops, communicator, storage
+from tf_dynemb._warn import warn
+from tf_dynemb.persistence.dump import dump
+from tf_dynemb.storage.chain import MANIFEST
+from tf_dynemb.variables.served import ServedTable, Source
+
+# The columns that lookups do not need, and that a copy can be without.
+_ONLY_FOR_TRAINING = ("state", "admission")
+
+
+def write(source: Source, path: pathlib.Path) -> None:
+    """Writes the snapshots of a source at a path, as a whole or not at all.
+
+    Raises:
+        ValueError: a dump has other tables than the model.
+        OSError, DataLossError: as in `export_saved_model`.
+    """
+    rows = source.rows
+    if rows.path is not None:
+        storage.Chain.load(rows.path, lambda chain: _check_tables(chain, source.tables))
+    if rows.how == "external":
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if rows.path is None:
+        _dump(source, path)
+    elif not (path.exists() and os.path.samefile(rows.path, path)):
+        is_link = rows.how == "link"
+        storage.Chain.load(rows.path, lambda chain: _take(chain, path, is_link))
+
+
+def _dump(source: Source, path: pathlib.Path) -> None:
+    if communicator.get().size > 1:
+        raise RuntimeError(
+            "a model with tables on several ranks cannot be exported: dump them on all ranks, load "
+            "the dump in one process, and export the model there."
+        )
+    try:
+        dump(path, source.tables, quiet=True)
+    except BaseException:
+        if not any(path.glob(f"*/{MANIFEST}")):
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+
+
+def _check_tables(chain: storage.Chain, tables: Mapping[str, Any]) -> None:
+    """Raises ValueError unless a chain has these tables."""
+    if chain.base is None:
+        raise ValueError(f"{chain.last.directory} is a delta: a model needs a base.")
+    there = {entry.name: entry for entry in chain.base.manifest.tables}
+    for name, table in tables.items():
+        entry = there.get(name)
+        if entry is None:
+            names = ", ".join(map(repr, there)) or "none"
+            raise ValueError(f"{chain.base.directory} has no table {name!r}: it has {names}.")
+        on_disk = (entry.dimension, entry.key_type, entry.dtype)
+        here = (table.dimension, table.key_type.name, table.dtype.name)
+        if on_disk != here:
+            raise ValueError(
+                f"table {name!r} has dimension, key_type and dtype {on_disk} in "
+                f"{chain.base.directory}, but {here} in the model."
+            )
+
+
+def _take(chain: storage.Chain, path: pathlib.Path, is_link: bool) -> None:
+    """Copies a chain, or links its files; it then replaces what is at the path."""
+    unfinished = path.with_name(path.name + ".tmp")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        for number, snapshot in enumerate(chain.snapshots, 1):
+            manifest = snapshot.manifest
+            target = unfinished / f"{number:08d}-{manifest.kind}-{manifest.id}"
+            target.mkdir(parents=True)
+            (_link if is_link else _copy)(snapshot, target)
+        shutil.rmtree(path, ignore_errors=True)
+        os.rename(unfinished, path)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def _link(snapshot: storage.Snapshot, target: pathlib.Path) -> None:
+    for file in [MANIFEST, *(file.file for file in snapshot.files)]:
+        try:
+            os.link(snapshot.directory / file, target / file)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            raise OSError(
+                errno.EXDEV,
+                f"tables='link' needs a dump on the file system of the model, which is at {target}",
+                str(snapshot.directory / file),
+            ) from error
+
+
+def _copy(snapshot: storage.Snapshot, target: pathlib.Path) -> None:
+    """Copies what lookups need. The manifest keeps its id, so that deltas continue it."""
+    tables = []
+    for table in snapshot.manifest.tables:
+        shards = []
+        for shard in table.shards:
+            files = {k: f for k, f in shard.files.items() if k not in _ONLY_FOR_TRAINING}
+            kept = dataclasses.replace(
+                shard, files=files, admission_lines=0, first_admission_line=0
+            )
+            shards.append(kept)
+            for file in files.values():
+                shutil.copyfile(snapshot.directory / file.file, target / file.file)
+        tables.append(
+            dataclasses.replace(table, state=None, admission_lines=None, shards=tuple(shards))
+        )
+    manifest = dataclasses.replace(snapshot.manifest, optimizer=None, tables=tuple(tables))
+    (target / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+
+
+def sync(folder: pathlib.Path) -> None:
+    """Syncs all files and directories in a folder that has been written."""
+    for file in [folder, *folder.rglob("*")]:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(OSError) if file.is_dir() else contextlib.nullcontext():
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def check_states(tables: Sequence[ServedTable]) -> None:
+    """Warns if deltas that a loaded model has applied are not in the new one."""
+    for served in tables:
+        source = served.loaded_from
+        if source is None:
+            continue
+        now = _ops.library().dynemb_served_state(served.handle).id.numpy().decode()
+        if now != storage.Chain.open(source).last.manifest.id:
+            warn(
+                f"The model of {source} is saved as it was exported: the deltas that were applied "
+                "to it since are not in the new model."
+            )
+            return
