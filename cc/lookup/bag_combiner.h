@@ -86,6 +86,11 @@ class BagCombiner {
   void Skip(size_t i) {
     while (i >= bag_end_) NextBag();
   }
+  // Continues with a bag, after Finish.
+  void GoTo(size_t bag) {
+    bag_ = bag;
+    StartBag();
+  }
   // Completes every bag before last_bag.
   void Finish(size_t last_bag) {
     while (bag_ < last_bag) NextBag();

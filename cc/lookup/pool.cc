@@ -4,6 +4,7 @@
 
 #include "cc/lookup/dispatch.h"
 #include "cc/lookup/tasks.h"
+#include "cc/table/find_pass.h"
 #include "cc/table/phase.h"
 #include "cc/table/portability.h"
 
@@ -56,6 +57,7 @@ class PoolVisitor {
     table_.AbsentVector(key, absent_.data());
     bags_.Add(i, absent_.data());
   }
+  void GoTo(size_t bag) { bags_.GoTo(bag); }
   void Finish(size_t last_bag) { bags_.Finish(last_bag); }
   const std::vector<size_t>& put_aside() const { return bags_.put_aside(); }
 
@@ -105,28 +107,69 @@ void PoolRange(const PoolTask& task, size_t begin, size_t end, Tick tick, bool i
   });
 }
 
+// The ids of some bags, one after the other.
+class IdsOfBags {
+ public:
+  IdsOfBags(const Bags& bags, const size_t* numbers, size_t n)
+      : bags_(bags), next_(numbers), end_(numbers + n) {
+    FindBag();
+  }
+  bool at_end() const { return id_ == bag_end_; }
+  size_t position() const { return bags_.position(id_); }
+  void Next() {
+    if (++id_ == bag_end_) FindBag();
+  }
+
+ private:
+  void FindBag() {
+    for (; id_ == bag_end_ && next_ != end_; ++next_) {
+      id_ = bags_.begin(*next_);
+      bag_end_ = bags_.end(*next_);
+    }
+  }
+
+  const Bags& bags_;
+  const size_t* next_;
+  const size_t* const end_;
+  size_t id_ = 0, bag_end_ = 0;
+};
+
+template <class K, int64_t kDim>
+DYNEMB_CLONES void PoolBagsAgain(const PoolTask& task, const HashTable<K>& table, const K* keys,
+                                 const size_t* bags, size_t n) {
+  constexpr size_t kAhead = 16;
+  const size_t row_bytes =
+      std::min(table.layout().vector_offset + table.layout().vector_bytes(), kPrefetchMost);
+  PoolVisitor<K, kDim> visit(task, table, false, bags[0]);
+  IdsOfBags ahead(*task.bags, bags, n);
+  const auto prefetch_next = [&] {
+    if (ahead.at_end()) return;
+    const RowId row = task.rows[ahead.position()];
+    if (!IsRefused(row)) PrefetchBytes(table.RowAt(row), row_bytes);
+    ahead.Next();
+  };
+  for (size_t i = 0; i < kAhead; ++i) prefetch_next();
+  for (size_t b = 0; b < n; ++b) {
+    visit.GoTo(bags[b]);
+    const size_t end = task.bags->end(bags[b]);
+    for (size_t i = task.bags->begin(bags[b]); i < end; ++i) {
+      prefetch_next();
+      const size_t position = task.bags->position(i);
+      if (IsRefused(task.rows[position])) {
+        visit.AddAbsent(i, keys[position]);
+      } else {
+        visit.Add(i, table.RowAt(task.rows[position]));
+      }
+    }
+    visit.Finish(bags[b] + 1);
+  }
+}
+
 // Combines whole bags from the rows in task.rows.
 void PoolRemembered(const PoolTask& task, const size_t* bags, size_t n) {
+  if (n == 0) return;
   Dispatch(task, [&](auto& table, const auto* keys, auto dim) {
-    using K = std::decay_t<decltype(*keys)>;
-    constexpr size_t kAhead = 8;
-    for (size_t b = 0; b < n; ++b) {
-      PoolVisitor<K, decltype(dim)::value> visit(task, table, false, bags[b]);
-      const size_t end = task.bags->end(bags[b]);
-      for (size_t i = task.bags->begin(bags[b]); i < end; ++i) {
-        if (i + kAhead < end) {
-          const RowId ahead = task.rows[task.bags->position(i + kAhead)];
-          if (!IsRefused(ahead)) __builtin_prefetch(table.RowAt(ahead));
-        }
-        const size_t position = task.bags->position(i);
-        if (IsRefused(task.rows[position])) {
-          visit.AddAbsent(i, keys[position]);
-        } else {
-          visit.Add(i, table.RowAt(task.rows[position]));
-        }
-      }
-      visit.Finish(bags[b] + 1);
-    }
+    PoolBagsAgain<std::decay_t<decltype(*keys)>, decltype(dim)::value>(task, table, keys, bags, n);
   });
 }
 
