@@ -103,13 +103,13 @@ class Table : public TableBatches, public TableCut {
   virtual void BringKeys(Exec& exec, KeySpan keys) = 0;
   // (exclusive) Begins a step, before its calls of ApplyRange at the same tick. If it fails, rows
   // may have been brought up to date.
-  Status BeginStep(Exec& exec, OptimizerFlags flags, const Hyper& hyper, Tick tick);
+  virtual Status BeginStep(Exec& exec, OptimizerFlags flags, const Hyper& hyper, Tick tick);
   // (exclusive) After the last call of ApplyRange: the step has happened.
-  void EndStep(const Hyper& hyper, uint64_t iteration, Tick tick);
+  virtual void EndStep(Exec& exec, const Hyper& hyper, uint64_t iteration, Tick tick);
   // (exclusive) Adds the steps that another table with the same state saved (CatchUp::Save): the
   // rows of that table, which the caller is about to load, have them, and other rows are behind.
   // InvalidArgument if it is no record for this table's state.
-  Status LoadSteps(Exec& exec, const std::vector<double>& saved, Tick tick);
+  virtual Status LoadSteps(Exec& exec, const std::vector<double>& saved, Tick tick);
 
   // --- Expiry (expiry.h). For all calls except these, Erase and size(), a key whose row has
   // expired has no row. Inserting batches remove some expired rows each.
@@ -206,7 +206,11 @@ class Table : public TableBatches, public TableCut {
   // Sets the marks of all rows.
   virtual void MarkRows(Exec& exec, float mark) = 0;
   // Sets the last float of the initial state.
-  virtual void MarkNewRows(float mark) = 0;
+  virtual void MarkNewRows(Exec& exec, float mark) = 0;
+  // Copies the record of steps to the memory of a table that needs it there, which is about to be
+  // the table's record, or is since the last step. If that has no later step, and the record gets
+  // one more, the next call needs no memory.
+  virtual Status CopySteps(Exec&, const CatchUp&) { return Status(); }
   // Brings all rows up to date.
   Status BringAll(Exec& exec);
   // FailedPrecondition: the table has forgotten some of the steps after `since`.

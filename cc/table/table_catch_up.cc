@@ -12,13 +12,14 @@ Status Table::BeginStep(Exec& exec, OptimizerFlags flags, const Hyper& hyper, Ti
   if (catch_up_.step() == 0) {
     catch_up_.Start(tick);
     MarkRows(exec, catch_up_.mark());
-    MarkNewRows(catch_up_.mark());
+    MarkNewRows(exec, catch_up_.mark());
   }
   if (!catch_up_.active() || !catch_up_.Continues(hyper, flags.nesterov)) {
     DYNEMB_RETURN_IF_ERROR(BringAll(exec));
     catch_up_.Restart(hyper, flags.nesterov);
   }
   catch_up_.Reserve();
+  DYNEMB_RETURN_IF_ERROR(CopySteps(exec, catch_up_));
   if (brought_.next_row == 0 && !catch_up_.NeedsSweep()) return Status();
   if (brought_.next_row == 0) brought_.step = catch_up_.step();
   constexpr uint64_t kLeast = 64;
@@ -29,10 +30,11 @@ Status Table::BeginStep(Exec& exec, OptimizerFlags flags, const Hyper& hyper, Ti
   return Status();
 }
 
-void Table::EndStep(const Hyper& hyper, uint64_t iteration, Tick tick) {
+void Table::EndStep(Exec& exec, const Hyper& hyper, uint64_t iteration, Tick tick) {
   if (!catch_up_.enabled()) return;
   catch_up_.Record(hyper, iteration, tick);
-  MarkNewRows(catch_up_.mark());
+  (void)CopySteps(exec, catch_up_);  // Error reports a failure
+  MarkNewRows(exec, catch_up_.mark());
 }
 
 Status Table::BringAll(Exec& exec) {
@@ -47,16 +49,20 @@ Status Table::LoadSteps(Exec& exec, const std::vector<double>& saved, Tick tick)
   DYNEMB_RETURN_IF_ERROR(CatchUp::Parse(saved, state_spec_, options_.dim, tick, &loaded));
   if (loaded.step() == catch_up_.step()) return Status();  // another part of the same snapshot
   if (catch_up_.IsExtendedBy(loaded)) {
-    catch_up_.Extend(loaded);
+    CatchUp extended = catch_up_;
+    extended.Extend(loaded);
+    DYNEMB_RETURN_IF_ERROR(CopySteps(exec, extended));
+    catch_up_ = std::move(extended);
   } else {
     // No present row has a step of the record.
     DYNEMB_RETURN_IF_ERROR(BringAll(exec));
+    DYNEMB_RETURN_IF_ERROR(CopySteps(exec, loaded));
     MarkRows(exec, loaded.first_mark());
     DYNEMB_RETURN_IF_ERROR(Error());
     LoseSteps();
     catch_up_ = std::move(loaded);
   }
-  MarkNewRows(catch_up_.mark());
+  MarkNewRows(exec, catch_up_.mark());
   return Status();
 }
 

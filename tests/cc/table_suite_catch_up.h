@@ -128,7 +128,7 @@ TABLE_TEST(TableCatchUp, EvictedRowsAndNormsAreUpToDate) {
   RowPredicate where;
   where.has_norms = true;
   where.norm_from = 3;
-  where.norm_below = 6;
+  where.norm_below = 4;
   const ExportPlan plan = w.t->SelectRows(w.t.exec(), 0, 100, where);
   EXPECT_EQ(plan.rows.size(), 1u);
   EvictedRows evicted(w.t->layout());
