@@ -48,7 +48,7 @@ void RunLookup(benchmark::State& state, OptimizerKind kind, OptimizerFlags flags
     table->BeginBatch(exec, tick, n);
     table->ApplyRange(exec, optimizer, {keys.data(), n}, rows.data(), gradients.data(), 0, n,
                       iteration, tick);
-    table->EndStep(flags, hyper, iteration, tick);
+    table->EndStep(exec, hyper, iteration, tick);
   };
   Require(table->FindOrInsert(exec, {keys.data(), kRows}, tick, rows.data()));
   step(kRows);

@@ -96,6 +96,9 @@ class DeviceLookups final : public Lookups {
                      std::vector<Stamp> now);
   // Writes the rows of the batch to the tasks' arrays.
   static void Deliver(Work& work, const Joined& batch);
+  // Apply, after the step of tables all.tables has begun, in the batches now[t].
+  Status ApplyTo(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerStep& step,
+                 const Gathered& all, const std::vector<Stamp>& now);
   // For tasks without row ids: makes the keys distinct, if they may repeat, and finds their rows.
   // now_of(gathered): the stamps of its tables.
   template <class NowOf>
@@ -199,6 +202,7 @@ Status DeviceLookups<Device>::Pool(Exec& exec, const std::vector<PoolTask>& task
       DYNEMB_RETURN_IF_ERROR(
           table.Begin(exec, gathered.table_size(t), tick, &now.back(), DTable::Kind::kLookup));
     } else {
+      if (table.catch_up_.active()) table.WaitForReader();
       now.push_back(table.stamps_.Encode(tick));
     }
   }
@@ -208,6 +212,7 @@ Status DeviceLookups<Device>::Pool(Exec& exec, const std::vector<PoolTask>& task
   batch.inserts = insert;
   DYNEMB_RETURN_IF_ERROR(work.status());
   DTable::FindRows(work, batch, true);
+  DTable::Bring(work, batch);
   if (insert) {
     DYNEMB_RETURN_IF_ERROR(
         DTable::Insert(work, batch, DTable::Keys::kMayRepeat, device::FillInitial{}));
@@ -315,7 +320,17 @@ Status DeviceLookups<Device>::Apply(Exec& exec, const std::vector<ApplyTask>& ta
   for (size_t t = 0; t < all.tables.size(); ++t) {
     DYNEMB_RETURN_IF_ERROR(
         all.tables[t]->Begin(exec, all.table_size(t), tick, &now[t], DTable::Kind::kWrite));
+    DYNEMB_RETURN_IF_ERROR(all.tables[t]->BeginStep(exec, step.flags, step.hyper, tick));
   }
+  DYNEMB_RETURN_IF_ERROR(ApplyTo(exec, tasks, step, all, now));
+  for (DTable* table : all.tables) table->EndStep(exec, step.hyper, step.iteration, tick);
+  return Status();
+}
+
+template <class Device>
+Status DeviceLookups<Device>::ApplyTo(Exec& exec, const std::vector<ApplyTask>& tasks,
+                                      const OptimizerStep& step, const Gathered& all,
+                                      const std::vector<Stamp>& now) {
   Work work(all.locked(), &exec, Work::Reports::kYes);
   const auto now_of = [&](const Gathered& gathered) {
     std::vector<Stamp> of;

@@ -42,6 +42,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/device/device_steps.h"
 #include "cc/device/kernels.h"
 #include "cc/device/kernels_insert.h"
 #include "cc/device/kernels_rows.h"
@@ -105,7 +106,7 @@ class DeviceTable final : public Table {
                   const float* gradients, size_t begin, size_t end, uint64_t step,
                   Tick tick) override;
 
-  void BringKeys(Exec&, KeySpan) override {}
+  void BringKeys(Exec& exec, KeySpan keys) override;
   Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted, SavedRows* saved,
                   size_t number) override;
   void EndCut() override { cut_.reset(); }
@@ -133,9 +134,10 @@ class DeviceTable final : public Table {
   uint64_t RowsHeld() const override { return bounds_.live; }
   void CopyRows(Exec& exec, const std::vector<RowId>& rows, void* keys, void* vectors, float* state,
                 int64_t* updates, int64_t* scores) const override;
-  uint64_t BringRows(Exec&, uint64_t, uint64_t) override { return 0; }
-  void MarkRows(Exec&, float) override {}
-  void MarkNewRows(float) override {}
+  uint64_t BringRows(Exec& exec, uint64_t first, uint64_t num) override;
+  void MarkRows(Exec& exec, float mark) override;
+  void MarkNewRows(Exec& exec, float mark) override;
+  Status CopySteps(Exec& exec, const CatchUp& steps) override;
 
  private:
   friend class DeviceLookups<Device>;
@@ -316,6 +318,18 @@ class DeviceTable final : public Table {
   // nothing.
   size_t Remove(Work& work, KeyArray keys, size_t n, Tick tick, Removal how,
                 const Expired& expired = Expired());
+  // Brings the rows of a batch (kNoRow: none) up to date. Keys may repeat.
+  static void Bring(Work& work, Batch& batch);
+  // Brings copies of rows up to date: their vectors, as float32, and their state.
+  void BringCopies(Work& work, const RowId* rows, size_t n, float* vectors, float* state) const;
+  // Copies the vectors of rows [begin, begin + *n), as float32 and up to date, to the device's
+  // memory. Lowers *n if these are too many. Null if memory runs out.
+  const float* CopyBrought(Work& work, uint64_t begin, uint64_t* n) const;
+  // Calls fn(rows, n) for rows [first, first + num), a range at a time; kNoRow stands for rows that
+  // are not live. `rows` is in the device's memory. Returns the row after them; 0 at the end of the
+  // rows, and if memory runs out.
+  template <class Fn>
+  uint64_t ForLiveRows(Work& work, uint64_t first, uint64_t num, const Fn& fn);
   // Removes the expired rows of a batch's keys.
   static Status RemoveExpiredRows(Work& work, Batch& batch);
 
@@ -395,6 +409,7 @@ class DeviceTable final : public Table {
   uint64_t given_[kBatches] = {};
   Stamps stamps_;
   Scoring scoring_;
+  DeviceSteps<Device> steps_;  // of catch_up_
   uint64_t examined_due_ = 0;  // rows that Reclaim must examine
   // For the running batch, if it has to pin rows.
   uint32_t* pins_ = nullptr;
@@ -413,6 +428,7 @@ class DeviceTable final : public Table {
 }  // namespace dynemb
 
 #include "cc/device/device_table_batch.h"
+#include "cc/device/device_table_catch_up.h"
 #include "cc/device/device_table_check.h"
 #include "cc/device/device_table_cut.h"
 #include "cc/device/device_table_insert.h"

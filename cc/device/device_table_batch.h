@@ -147,6 +147,10 @@ device::TableView DeviceTable<Device>::ViewAt(Stamp now, bool inserts) const {
       Expired(stamps_, HorizonAt(now == 0 ? 0 : stamps_.Decode(now)), expiry_.since_access());
   view.evictable = {scoring_.Order(stamps_), stamps_.order().Rank(now), pins_};
   view.num_pinned = num_pinned_;
+  if (catch_up_.active()) view.steps = steps_.view();
+  view.formula = CatchUpView::FormulaOf(catch_up_.kind(), catch_up_.flags());
+  view.bring_step = RoundingStep(Update::kCatchUp, catch_up_.step());
+  if (catch_up_.enabled()) view.step_mark = step_mark();
   view.mailbox = mailbox();
   view.batch = batch_ + 1;
   return view;
@@ -299,33 +303,23 @@ template <class Device>
 void DeviceTable<Device>::Lookup(Exec& exec, KeySpan keys, Tick tick, const void* default_vector,
                                  void* vectors, RowId* rows) {
   const size_t n = keys.size();
+  if (catch_up_.active()) WaitForReader();
   Work work(*this, &exec);
   const KeyArray k = KeysAt(keys);
   Batch batch = BatchOf(k, n, stamps_.Encode(tick), rows);
   FindRows(work, batch, true);
+  Bring(work, batch);
   work.ForRows(
       n, vector_quads(),
       device::ReadVectors{View(), initial(), k, rows, default_vector, static_cast<char*>(vectors)});
 }
 
 template <class Device>
-void DeviceTable<Device>::ReadRows(Exec& exec, KeySpan keys, float* vectors, float* state,
-                                   bool* found) const {
-  const size_t n = keys.size();
-  Work work(*this, &exec);
-  RowId* rows = work.template Take<RowId>(n);
-  if (rows == nullptr) return;
-  work.ForKeys(n, device::FindKeys{ViewsAt(0, n), KeysAt(keys), rows, found});
-  work.ForRows(
-      n, QuadsOf(options_.dim),
-      device::ReadColumns{View(), rows, nullptr, nullptr, vectors, state, nullptr, nullptr});
-}
-
-template <class Device>
 void DeviceTable<Device>::Changed(Exec& exec, const RowId* rows, const RowId* rows_before, size_t n,
                                   Tick since, Tick now, bool* changed) const {
   Work work(*this, &exec);
-  work.ForEach(n, device::CompareUpdates{View(), rows, rows_before, stamps_, since, now, changed});
+  work.ForEach(n, device::CompareUpdates{View(), rows, rows_before, stamps_, since, now,
+                                         catch_up_.last_tick(), changed});
 }
 
 template <class Device>
@@ -355,6 +349,7 @@ Status DeviceTable<Device>::FindOrInsert(Exec& exec, KeySpan keys, Tick tick, Ro
   Batch batch = BatchOf(KeysAt(keys), n, now, rows);
   batch.inserts = true;
   FindRows(work, batch, true);
+  Bring(work, batch);
   return Insert(work, batch, Keys::kMayRepeat, device::FillInitial{});
 }
 
@@ -377,6 +372,7 @@ Status DeviceTable<Device>::LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, 
   Batch batch = BatchOf(KeysAt(keys), n, now, rows);
   batch.inserts = true;
   FindRows(work, batch, true);
+  Bring(work, batch);
   DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kMayRepeat, device::FillInitial{}));
   work.ForRows(n, vector_quads(),
                device::ReadVectors{View(), initial(), batch.keys, rows, nullptr,
@@ -399,6 +395,7 @@ Status DeviceTable<Device>::Upsert(Exec& exec, KeySpan keys, const void* vectors
   device::Elect<true>(work, batch.keys, nullptr, n, &places, &of);
   DYNEMB_RETURN_IF_ERROR(work.status());
   FindRows(work, batch, false);
+  Bring(work, batch);
   DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kMayRepeat, device::FillNothing{}));
   work.Changes();
   BeforeWrite(work, rows, n);
@@ -419,6 +416,7 @@ Status DeviceTable<Device>::Accumulate(Exec& exec, KeySpan keys, const float* de
   if (rows == nullptr) return work.status();
   Batch batch = BatchOf(KeysAt(keys), n, now, rows);
   FindRows(work, batch, true);
+  Bring(work, batch);
   DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kDistinct, device::FillInitial{}));
   ++additions_;  // a call that was refused does not count
   work.Changes();
@@ -473,8 +471,9 @@ void DeviceTable<Device>::Apply(Work& work, Batch& batch, const RowId* found, ui
   const size_t n = batch.size();
   const device::TableViews& tables = ViewsOf(work, batch);
   if (!work.status().ok()) return;
-  work.Changes();
   work.ForKeys(n, device::ResolveRows{tables, batch.keys, found, batch.rows});
+  Bring(work, batch);
+  work.Changes();
   for (size_t t = 0; t < batch.tables.size(); ++t) {
     batch.tables[t]->BeforeWrite(work, batch.rows + batch.begins[t], batch.size(t));
   }

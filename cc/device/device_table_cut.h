@@ -91,7 +91,13 @@ void DeviceTable<Device>::BeforeLoss(Work& work, const RowId* rows, const Score*
   ForCopies(work, lost, [&](RowId, const char* row) {
     const uint64_t key = KeysAt(row)[0];
     if (tracking_) deletions_.Add(tick, key, how);
-    if (evicts) evicted_->Add(key, row, PublicScore(lost_scores[next]));
+    if (evicts) {
+      std::vector<char> brought(row, row + store_.layout.stride);
+      const RowLayout& l = store_.layout;
+      SerialExec serial;
+      catch_up_.BringColumns(serial, l, 1, l.vector(brought.data()), l.state(brought.data()));
+      evicted_->Add(key, brought.data(), PublicScore(lost_scores[next]));
+    }
     ++next;
   });
   if (tracking_) deletions_.Trim(std::max<uint64_t>(bounds_.live, kDeletionsAtLeast));
@@ -121,7 +127,7 @@ Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, boo
   cut->table = number;
   cut->layout = store_.layout;
   cut->watermark = watermark;
-  cut->since = since;
+  cut->since = with_deleted ? RowsOfDeltaSince(since) : since;
   cut->base = stamps_.base();
   Work work(*this, &exec, Work::Reports::kYes);
   if (with_deleted) {
@@ -132,14 +138,15 @@ Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, boo
   // Only the rows that belong to the cut: unlike in a host table, these bits are exact.
   uint64_t next = 0;
   while (next < cut->todo.rows()) {
-    for (RowId row :
-         ListRows(work, next, cut->todo.rows(), UpdatedSince(since), device::kListMost, &next)) {
+    for (RowId row : ListRows(work, next, cut->todo.rows(), UpdatedSince(cut->since),
+                              device::kListMost, &next)) {
       cut->todo.Add(row);
       ++cut->most_rows;
     }
     if (!work.status().ok()) return work.status();
   }
   DYNEMB_RETURN_IF_ERROR(work.status());
+  if (with_deleted || since == 0) catch_up_.NoteCut(watermark);
   cut_ = std::move(cut);
   return Status();
 }

@@ -169,10 +169,9 @@ Status DeviceTable<Device>::ResetState(Exec& exec, const StateSpec& spec) {
   std::vector<float> initial;
   StateSpec copy = spec;
   DYNEMB_RETURN_IF_ERROR(InitialState(spec, &initial));
-  if (CatchUp(spec, options_.dim).enabled()) {
-    return InvalidArgument("catch_up: rows in device memory do not make up for missed steps");
-  }
+  CatchUp catch_up(spec, options_.dim);
   DYNEMB_RETURN_IF_ERROR(Error());
+  DYNEMB_RETURN_IF_ERROR(BringAll(exec));
   WaitForReader();
   Work work(*this, &exec, Work::Reports::kYes);
   DYNEMB_RETURN_IF_ERROR(Refresh(work));
@@ -195,6 +194,8 @@ Status DeviceTable<Device>::ResetState(Exec& exec, const StateSpec& spec) {
       bounds_.high_water, vector_quads(),
       device::MoveRows{from.rows, from.layout, View().rows, store_.layout, initial_state_});
   state_spec_ = std::move(copy);
+  LoseSteps();
+  catch_up_ = std::move(catch_up);
   return work.Synchronize();
 }
 
@@ -240,15 +241,17 @@ std::vector<RowId> DeviceTable<Device>::ListRows(Work& work, uint64_t begin, uin
   for (*next = begin; *next < end && rows.size() < most;) {
     const uint64_t from = *next;
     const uint64_t want = most - rows.size();
-    const uint64_t n = std::min(
+    uint64_t n = std::min(
         {end - from, device::kListMost, std::max<uint64_t>(2 * std::min(want, end), 65536)});
     typename Device::Session::Scratch scratch(work);
+    const float* vectors = nullptr;
+    if (where.has_norms && catch_up_.active()) vectors = CopyBrought(work, from, &n);
     uint32_t* sums = work.template Take<uint32_t>(n + 1);
     RowId* found = work.template Take<RowId>(n);
     if (sums == nullptr || found == nullptr) return rows;
     work.ForKeys(n + 1, device::FlagSelected{View(), options_.key_type, stamps_,
                                              stamps_.After(where.updated_after), where,
-                                             scoring_.by_time(), from, n, sums});
+                                             scoring_.by_time(), vectors, from, n, sums});
     work.ExclusiveSum(sums, n + 1);
     const auto limit = static_cast<uint32_t>(std::min(want, n));
     work.ForEach(n, device::Compact{sums, static_cast<uint32_t>(from), limit, found});
@@ -367,7 +370,8 @@ Status DeviceTable<Device>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick 
   work.ForRows(n, vector_quads(),
                device::WriteVectors{View(), rows, nullptr, nullptr, vectors, now});
   work.ForRows(n, device::QuadsOfBytes(l.state_bytes()),
-               device::WriteStates{View(), rows, state, initial_state_});
+               device::WriteStates{View(), rows, state, initial_state_,
+                                   catch_up_.enabled() ? catch_up_.mark() : -1.0f});
   if (loaded.scores != nullptr && scoring_.has_epochs()) {
     for (size_t i = 0; i < n; ++i) scoring_.Adopt(loaded.scores[i]);
   }
@@ -394,6 +398,7 @@ void DeviceTable<Device>::SwapRows(Table* with, Tick tick) {
   std::swap(initial_state_, other->initial_state_);
   std::swap(stamps_, other->stamps_);
   std::swap(scoring_, other->scoring_);
+  std::swap(steps_, other->steps_);
   SwapBase(other);
   std::swap(bounds_, other->bounds_);
   // Each table keeps its event counters; the numbers of rows move with the rows.

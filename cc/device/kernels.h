@@ -251,6 +251,7 @@ struct CompareUpdates {
   const RowId* rows_before;
   Stamps stamps;
   Tick since, now;
+  Tick last_step;  // rows that are behind will change
   bool* changed;
 
   DYNEMB_HD void operator()(size_t i) const {
@@ -260,7 +261,7 @@ struct CompareUpdates {
     }
     const Tick updated = stamps.Decode(*view.layout.update(view.RowAt(rows[i])));
     const bool is_new = rows_before[i] == kNoRow && updated == now;
-    changed[i] = updated > since && !is_new;
+    changed[i] = (updated > since && !is_new) || last_step > since;
   }
 };
 
@@ -353,20 +354,22 @@ struct FlagSelected {
   Stamps stamps;
   UpdatedAfter after;
   RowPredicate where;
-  bool by_time;  // whether scores are stamps
+  bool by_time;          // whether scores are stamps
+  const float* vectors;  // [n, dim] those of the rows, up to date; null: the rows are
   uint64_t begin;
   size_t n;
   uint32_t* flags;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
-    const bool selected = i < n && IsSelected(lanes, static_cast<RowId>(begin + i));
+    const bool selected = i < n && IsSelected(lanes, i);
     if (lanes.rank() == 0) flags[i] = selected ? 1 : 0;
   }
 
  private:
   template <class Lanes>
-  DYNEMB_HD bool IsSelected(Lanes& lanes, RowId row) const {
+  DYNEMB_HD bool IsSelected(Lanes& lanes, size_t i) const {
+    const auto row = static_cast<RowId>(begin + i);
     const char* at = view.RowAt(row);
     const Stamp updated = *view.layout.update(at);
     if (!after(updated) || stamps.Decode(updated) > where.updated_until) return false;
@@ -383,7 +386,9 @@ struct FlagSelected {
     const int64_t dim = view.layout.dim;
     for (int64_t first = 0; first < dim; first += kQuad) {
       const int count = static_cast<int>(dim - first < kQuad ? dim - first : kQuad);
-      const Quad<float> quad = LoadColumns(view.layout.dtype, view.layout.vector(at), first, count);
+      const Quad<float> quad =
+          vectors != nullptr ? LoadQuad(vectors + i * static_cast<size_t>(dim) + first, count)
+                             : LoadColumns(view.layout.dtype, view.layout.vector(at), first, count);
       for (int c = 0; c < count; ++c) square += static_cast<double>(quad.at[c]) * quad.at[c];
     }
     return where.AllowsSquare(square);

@@ -93,7 +93,9 @@ struct ApplyGradients {
     if (!ColumnsFinite(lanes, gradient, l.dim)) AtomicStore(&nonfinite[i], 1u);
     ApplyToRow<Formula>(lanes, coefficients, l.dtype, l.dim, l.vector(row), l.state(row), gradient,
                         of_key);
-    if (lanes.rank() == 0) *l.update(row) = table.now;
+    if (lanes.rank() != 0) return;
+    if (table.step_mark >= 0) l.state(row)[l.state_width - 1] = table.step_mark;
+    *l.update(row) = table.now;
   }
 };
 
@@ -121,19 +123,24 @@ struct CountApplied {
   }
 };
 
-// Sets the state of rows[i] to state[i]; if `state` is null, to the initial state.
+// Sets the state of rows[i] to state[i]; if `state` is null, to the initial state. Then sets the
+// mark, unless it is negative.
 struct WriteStates {
   DeviceView view;
   const RowId* rows;
   const float* state;
   const float* initial_state;
+  float mark;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
     const RowLayout& l = view.layout;
-    CopyBytes(lanes, l.state(view.RowAt(rows[i])),
-              state != nullptr ? state + i * static_cast<size_t>(l.state_width) : initial_state,
-              l.state_bytes());
+    float* const to = l.state(view.RowAt(rows[i]));
+    const float* const from =
+        state != nullptr ? state + i * static_cast<size_t>(l.state_width) : initial_state;
+    const bool has_mark = mark >= 0;
+    CopyBytes(lanes, to, from, l.state_bytes() - (has_mark ? sizeof(float) : 0));
+    if (has_mark && lanes.rank() == 0) to[l.state_width - 1] = mark;
   }
 };
 

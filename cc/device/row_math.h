@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cc/table/catch_up_view.h"
 #include "cc/table/float_bits.h"
 #include "cc/table/half.h"
 #include "cc/table/initializer.h"
@@ -259,6 +260,26 @@ DYNEMB_HD DYNEMB_INLINE void UpdateVector(Lanes& lanes, DType dtype, int64_t dim
   });
 }
 
+// The same with the state of a formula of single columns: fn(first, n, &quad, s). The formula of
+// column j reads state k at s[k * kQuad + j].
+template <class Formula, class Lanes, class Fn>
+DYNEMB_HD DYNEMB_INLINE void UpdateColumns(Lanes& lanes, DType dtype, int64_t dim, void* vector,
+                                           float* state, const Rounding& rounding, const Fn& fn) {
+  UpdateVector(lanes, dtype, dim, vector, rounding, [&](int64_t first, int n, Quad<float>* v) {
+    float s[kQuad * (Formula::kStates + 1)];  // + 1, because an array must not be empty
+    for (int k = 0; k < Formula::kStates; ++k) {
+      const Quad<float> of = LoadQuad(state + k * dim + first, n);
+      for (int j = 0; j < kQuad; ++j) s[k * kQuad + j] = of.at[j];
+    }
+    fn(first, n, v, s);
+    for (int k = 0; k < Formula::kStates; ++k) {
+      Quad<float> of;
+      for (int j = 0; j < kQuad; ++j) of.at[j] = s[k * kQuad + j];
+      StoreQuad(of, n, state + k * dim + first);
+    }
+  });
+}
+
 // One step on one row with the formula that WithFormula selected: RowOptimizer::Apply to the state
 // and the vector in float32, which is then rounded. Collective for RowwiseAdagrad, whose
 // accumulator only the leader accesses.
@@ -278,24 +299,44 @@ DYNEMB_HD void ApplyToRow(Lanes& lanes, const OptimizerCoefficients& c, DType dt
       }
     });
   } else {
-    UpdateVector(lanes, dtype, dim, vector, rounding, [&](int64_t first, int n, Quad<float>* v) {
-      const Quad<float> g = LoadQuad(gradient + first, n);
-      // The formula of column j reads state k at s[k * kQuad + j].
-      float s[kQuad * (Formula::kStates + 1)];  // + 1, because an array must not be empty
-      for (int k = 0; k < Formula::kStates; ++k) {
-        const Quad<float> of = LoadQuad(state + k * dim + first, n);
-        for (int j = 0; j < kQuad; ++j) s[k * kQuad + j] = of.at[j];
-      }
-      for (int j = 0; j < kQuad; ++j) {
-        const float weight = internal_row_math::Decayed(c, v->at[j]);
-        v->at[j] = Formula::Update(c, weight, g.at[j], s + j, kQuad);
-      }
-      for (int k = 0; k < Formula::kStates; ++k) {
-        Quad<float> of;
-        for (int j = 0; j < kQuad; ++j) of.at[j] = s[k * kQuad + j];
-        StoreQuad(of, n, state + k * dim + first);
-      }
-    });
+    UpdateColumns<Formula>(lanes, dtype, dim, vector, state, rounding,
+                           [&](int64_t first, int n, Quad<float>* v, float* s) {
+                             const Quad<float> g = LoadQuad(gradient + first, n);
+                             for (int j = 0; j < kQuad; ++j) {
+                               const float weight = internal_row_math::Decayed(c, v->at[j]);
+                               v->at[j] = Formula::Update(c, weight, g.at[j], s + j, kQuad);
+                             }
+                           });
+  }
+}
+
+// CatchUp::Bring: gives a row the `missed` > 0 steps that it lacks, except its mark. The formula is
+// that of the steps.
+template <class Formula, class Lanes>
+DYNEMB_HD void BringColumns(Lanes& lanes, const CatchUpView& steps, uint64_t missed, DType dtype,
+                            int64_t dim, void* vector, float* state, const Rounding& rounding) {
+  const CatchUpView::Tail tail = steps.TailOf(missed);
+  const auto decay = [&](Quad<float>* v) {
+    if (tail.decay == 1.0f) return;
+    for (int j = 0; j < kQuad; ++j) v->at[j] *= tail.decay;
+  };
+  if constexpr (formulas::kIsRowwise<Formula>) {
+    UpdateVector(lanes, dtype, dim, vector, rounding,
+                 [&](int64_t, int, Quad<float>* v) { decay(v); });
+  } else {
+    UpdateColumns<Formula>(lanes, dtype, dim, vector, state, rounding,
+                           [&](int64_t, int, Quad<float>* v, float* s) {
+                             steps.ForSingleSteps(missed, [&](const OptimizerCoefficients& c) {
+                               for (int j = 0; j < kQuad; ++j) {
+                                 const float weight = internal_row_math::Decayed(c, v->at[j]);
+                                 v->at[j] = Formula::Update(c, weight, 0.0f, s + j, kQuad);
+                               }
+                             });
+                             decay(v);
+                             for (int k = 0; k < Formula::kStates; ++k) {
+                               for (int j = 0; j < kQuad; ++j) s[k * kQuad + j] *= tail.factors[k];
+                             }
+                           });
   }
 }
 

@@ -12,6 +12,7 @@
 #include "cc/device/ranges.h"
 #include "cc/device/row_math.h"
 #include "cc/table/bucket_ops.h"
+#include "cc/table/catch_up_view.h"
 #include "cc/table/expired.h"
 #include "cc/table/key.h"
 #include "cc/table/portability.h"
@@ -78,6 +79,12 @@ struct TableView : DeviceView {
   Evictable evictable{};
   Expired expired{};               // the rows that the batch does not find
   uint64_t* num_pinned = nullptr;  // the number of rows that are pinned, if scores are not stamps
+  // What the rows lack (null: nothing), its formula (CatchUpView::FormulaOf), and the step of
+  // Rounding with which rows get it.
+  const CatchUpView* steps = nullptr;
+  uint32_t formula = 0;
+  uint64_t bring_step = 0;
+  float step_mark = -1;  // of the rows that the batch steps; negative: they have no mark
   Mailbox* mailbox = nullptr;
   uint32_t batch = 0;                // the number of an inserting batch, for the mailbox
   const float* gradients = nullptr;  // [keys of the share, dim], if the batch has gradients

@@ -140,7 +140,7 @@ Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerSte
                              end, rounding, tick);
     });
   }
-  for (Table* table : tables) table->EndStep(step.flags, step.hyper, step.iteration, tick);
+  for (Table* table : tables) table->EndStep(exec, step.hyper, step.iteration, tick);
   return Status();
 }
 

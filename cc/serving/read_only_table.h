@@ -61,7 +61,7 @@ class ReadOnlyTable : public Table {
                 int64_t*) const final {}
   uint64_t BringRows(Exec&, uint64_t, uint64_t) final { return 0; }
   void MarkRows(Exec&, float) final {}
-  void MarkNewRows(float) final {}
+  void MarkNewRows(Exec&, float) final {}
   ExportPlan ScanRows(Exec&, uint64_t, uint64_t, uint64_t, const RowPredicate&) const final {
     return {};
   }

@@ -1,6 +1,7 @@
 #include "cc/table/catch_up.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <iterator>
@@ -17,8 +18,7 @@ namespace {
 // A record of Save before its runs: two numbers of steps, a flag, Hyper, the factors of the states.
 constexpr size_t kHyperAt = 3;
 constexpr size_t kRatesAt = kHyperAt + kHyperSize;
-constexpr size_t kMostRates = 3;
-constexpr size_t kHead = kRatesAt + kMostRates;
+constexpr size_t kHead = kRatesAt + CatchUpView::kMostRates;
 constexpr size_t kRunNumbers = 3;
 
 // The optimizer of a state, by its name: that of the optimizer, then its flags.
@@ -86,6 +86,11 @@ DYNEMB_CLONES void Scale(float* x, int64_t n, float factor) {
   for (int64_t i = 0; i < n; ++i) x[i] *= factor;
 }
 
+uint64_t NextRecord() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
 bool IsCount(double x, double most) { return x >= 0 && x <= most && x == std::floor(x); }
 
 }  // namespace
@@ -96,63 +101,35 @@ CatchUp::CatchUp(const StateSpec& spec, int64_t dim) : dim_(dim), state_width_(s
   if (enabled_) zeros_.resize(static_cast<size_t>(dim));
 }
 
-uint64_t CatchUp::Missed(const float* state) const {
-  const float mark = state[state_width_ - 1];
-  if (!(mark >= 0 && mark < static_cast<float>(kModulus))) return 0;
-  const uint64_t missed = (step_ - static_cast<uint64_t>(mark)) % kModulus;
-  if (missed > kMostSpan) return 0;  // the row has the running step already
-  return runs_.empty() ? 0 : std::min(missed, step_ + 1 - runs_.front().first);
-}
-
-size_t CatchUp::RunOf(uint64_t step) const {
-  const auto after = std::upper_bound(runs_.begin(), runs_.end(), step,
-                                      [](uint64_t s, const Run& run) { return s < run.first; });
-  return static_cast<size_t>(after - runs_.begin()) - 1;
-}
-
-Hyper CatchUp::HyperOf(const Run& run, uint64_t step) const {
-  Hyper hyper = hyper_;
-  hyper.learning_rate = run.learning_rate;
-  hyper.iteration = static_cast<float>(run.iteration + (step - run.first));
-  return hyper;
-}
-
-double CatchUp::LogDecayPerStep(float learning_rate) const {
-  if (hyper_.weight_decay == 0.0f) return 0.0;
-  return std::log1p(-static_cast<double>(hyper_.weight_decay) * learning_rate);
-}
-
-double CatchUp::LogDecay(uint64_t step) const {
-  if (hyper_.weight_decay == 0.0f || runs_.empty()) return 0.0;
-  if (step < runs_.front().first) return runs_.front().log_decay;
-  const Run& run = runs_[RunOf(step)];
-  return run.log_decay +
-         static_cast<double>(step + 1 - run.first) * LogDecayPerStep(run.learning_rate);
-}
-
-void CatchUp::Tail(uint64_t steps, double decay, float* vector, float* state) const {
-  if (decay != 1.0) Scale(vector, dim_, static_cast<float>(decay));
-  for (size_t i = 0; i < rates_.size(); ++i) {
-    const double factor = std::pow(rates_[i], static_cast<double>(steps));
-    Scale(state + static_cast<int64_t>(i) * dim_, dim_, static_cast<float>(factor));
-  }
+CatchUpView CatchUp::View() const {
+  CatchUpView view{};
+  view.kind = kind_;
+  view.flags = flags_;
+  view.hyper = hyper_;
+  view.coefficients = optimizer_.coefficients();
+  view.step = step_;
+  view.first = first_of_runs();
+  view.bound = bound_;
+  view.num_rates = static_cast<int>(rates_.size());
+  std::copy(rates_.begin(), rates_.end(), view.rates);
+  view.runs = runs_.data();
+  view.num_runs = runs_.size();
+  view.alphas = alphas_.empty() ? nullptr : alphas_.data();
+  view.alphas_from = alphas_from_;
+  return view;
 }
 
 void CatchUp::Bring(float* vector, float* state) const {
   const uint64_t missed = Missed(state);
   if (missed == 0) return;
-  uint64_t step = step_ - missed;  // the last one that the row has
-  size_t run = RunOf(step + 1);
-  OptimizerCoefficients c = optimizer_.coefficients();
-  for (uint64_t j = std::min(missed, bound_); j > 0; --j) {
-    ++step;
-    while (run + 1 < runs_.size() && runs_[run + 1].first <= step) ++run;
-    c.learning_rate = runs_[run].learning_rate;
-    c.alpha = AlphaOf(run, step);
+  const CatchUpView view = View();
+  view.ForSingleSteps(missed, [&](const OptimizerCoefficients& c) {
     optimizer_.Apply(c, vector, state, zeros_.data());
-  }
-  if (step != step_) {
-    Tail(step_ - step, std::exp(LogDecay(step_) - LogDecay(step)), vector, state);
+  });
+  const CatchUpView::Tail tail = view.TailOf(missed);
+  if (tail.decay != 1.0f) Scale(vector, dim_, tail.decay);
+  for (int k = 0; k < view.num_rates; ++k) {
+    if (tail.factors[k] != 1.0f) Scale(state + k * dim_, dim_, tail.factors[k]);
   }
   state[state_width_ - 1] = mark();
 }
@@ -173,12 +150,6 @@ void CatchUp::BringColumns(Exec& exec, const RowLayout& layout, size_t n, void* 
       if (packed != nullptr) StoreVector(layout.dtype, unpacked.data(), dim_, packed);
     }
   });
-}
-
-float CatchUp::AlphaOf(size_t run, uint64_t step) const {
-  if (alphas_.empty()) return 0.0f;
-  if (step >= alphas_from_ && step + kAlphas > step_) return alphas_[step % kAlphas];
-  return CoefficientsOf(kind_, HyperOf(runs_[run], step)).alpha;
 }
 
 bool CatchUp::Continues(const Hyper& hyper, bool nesterov) const {
@@ -209,6 +180,8 @@ void CatchUp::Restart(const Hyper& hyper, bool nesterov) {
   num_ticks_ = 0;
   for (CutTick& cut : cuts_) cut.settled = 0;
   runs_.clear();
+  record_ = NextRecord();
+  dropped_ = 0;
   if (active()) forgotten_ = last_tick_;
   first_ = step_;
 }
@@ -226,17 +199,17 @@ void CatchUp::Record(const Hyper& hyper, uint64_t iteration, Tick tick) {
 
 void CatchUp::Add(float learning_rate, uint64_t iteration, uint64_t steps, Tick tick) {
   const uint64_t first = step_ + 1;
-  const Run* last = runs_.empty() ? nullptr : &runs_.back();
+  const StepRun* last = runs_.empty() ? nullptr : &runs_.back();
   if (last == nullptr || last->learning_rate != learning_rate ||
       last->iteration + (first - last->first) != iteration) {
-    runs_.push_back({first, iteration, learning_rate, tick, LogDecay(step_)});
+    runs_.push_back({first, iteration, learning_rate, tick, View().LogDecay(step_)});
   }
   step_ += steps;
   last_tick_ = tick;
   if (alphas_.empty()) return;
   for (uint64_t s = std::max(first, step_ + 1 - std::min<uint64_t>(step_, kAlphas)); s <= step_;
        ++s) {
-    alphas_[s % kAlphas] = CoefficientsOf(kind_, HyperOf(runs_.back(), s)).alpha;
+    alphas_[s % kAlphas] = formulas::Alpha(kind_, CatchUpView::HyperOf(hyper_, runs_.back(), s));
   }
 }
 
@@ -246,6 +219,7 @@ void CatchUp::Forget(uint64_t step) {
   while (dropped + 1 < runs_.size() && runs_[dropped + 1].first <= step + 1) ++dropped;
   if (dropped == 0) return;
   forgotten_ = runs_[dropped].tick - 1;
+  dropped_ += dropped;
   runs_.erase(runs_.begin(), runs_.begin() + static_cast<std::ptrdiff_t>(dropped));
 }
 
@@ -353,7 +327,7 @@ void CatchUp::Extend(const CatchUp& later) {
     return;
   }
   for (size_t run = 0; run < later.runs_.size(); ++run) {
-    const Run& r = later.runs_[run];
+    const StepRun& r = later.runs_[run];
     const uint64_t end =
         run + 1 < later.runs_.size() ? later.runs_[run + 1].first : later.step_ + 1;
     if (end <= step_ + 1) continue;

@@ -45,6 +45,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cc/table/catch_up_view.h"
 #include "cc/table/exec.h"
 #include "cc/table/optimizer.h"
 #include "cc/table/row.h"
@@ -71,8 +72,8 @@ class CatchUp {
   uint64_t step() const { return step_; }
   Tick last_tick() const { return last_tick_; }
   // The marks of a row that has all steps, and of one that has the next step, too.
-  float mark() const { return MarkOf(step_); }
-  float next_mark() const { return MarkOf(step_ + 1); }
+  float mark() const { return CatchUpView::MarkOf(step_); }
+  float next_mark() const { return CatchUpView::MarkOf(step_ + 1); }
 
   // Whether the row with this state is behind.
   bool IsBehind(const float* state) const { return Missed(state) != 0; }
@@ -97,7 +98,9 @@ class CatchUp {
 
   // Whether rows have to be brought up to date so that runs can be dropped, and the share of all
   // rows that each step has to bring.
-  bool NeedsSweep() const { return runs_.size() > kMostRuns / 2 || step_ - first_ > kMostSpan / 2; }
+  bool NeedsSweep() const {
+    return runs_.size() > kMostRuns / 2 || step_ - first_ > CatchUpView::kMostSpan / 2;
+  }
   static constexpr uint64_t kSweepSteps = kMostRuns / 8;
   // Drops the runs that end at `step` or before: no row lacks a step of theirs.
   void Forget(uint64_t step);
@@ -132,36 +135,29 @@ class CatchUp {
   bool IsExtendedBy(const CatchUp& later) const;
   void Extend(const CatchUp& later);
   // The mark of a row that has no recorded step.
-  float first_mark() const { return MarkOf(first_); }
+  float first_mark() const { return CatchUpView::MarkOf(first_); }
+
+  // For code that gives rows their steps itself; valid until the record changes. The rows are
+  // those of the optimizer kind() with flags().
+  CatchUpView View() const;
+  OptimizerKind kind() const { return kind_; }
+  OptimizerFlags flags() const { return flags_; }
+  // The runs of one record are numbered from 0 on. They do not change, but runs are added at the
+  // end, and dropped at the beginning: View().runs[0] has the number dropped(). The number of a
+  // record is unique in the process.
+  uint64_t record() const { return record_; }
+  uint64_t dropped() const { return dropped_; }
 
  private:
-  static constexpr uint64_t kModulus = uint64_t{1} << 24;
-  static constexpr uint64_t kMostSpan = kModulus / 2;  // steps that marks can tell apart
-  static constexpr size_t kAlphas = size_t{1} << 14;
+  static constexpr size_t kAlphas = CatchUpView::kAlphas;
   static constexpr size_t kMostDrift = size_t{1} << 14;  // a larger J: rows never settle
   static constexpr size_t kMostCuts = 1024;
 
-  // Consecutive steps.
-  struct Run {
-    uint64_t first;
-    uint64_t iteration;  // of step `first`
-    float learning_rate;
-    Tick tick;         // of step `first`
-    double log_decay;  // of the vector, by all steps before `first`
-  };
-
-  static float MarkOf(uint64_t step) { return static_cast<float>(step % kModulus); }
-  uint64_t Missed(const float* state) const;
+  uint64_t first_of_runs() const { return runs_.empty() ? step_ + 1 : runs_.front().first; }
+  uint64_t Missed(const float* state) const {
+    return CatchUpView::MissedOf(state[state_width_ - 1], step_, first_of_runs());
+  }
   void Add(float learning_rate, uint64_t iteration, uint64_t steps, Tick tick);
-  // The run of a step.
-  size_t RunOf(uint64_t step) const;
-  Hyper HyperOf(const Run& run, uint64_t step) const;
-  float AlphaOf(size_t run, uint64_t step) const;
-  // log of the decay of the vector by all steps up to this one, from the first run on.
-  double LogDecay(uint64_t step) const;
-  double LogDecayPerStep(float learning_rate) const;
-  // Gives a row steps in which it only decays.
-  void Tail(uint64_t steps, double decay, float* vector, float* state) const;
 
   bool enabled_ = false;
   OptimizerKind kind_ = OptimizerKind::kSgd;
@@ -178,9 +174,10 @@ class CatchUp {
   uint64_t loaded_ = 0;
   Tick last_tick_ = 0;
   Tick forgotten_ = 0;
-  std::vector<Run> runs_;  // of the steps in (first_, step_]; the first may begin before
-  // OptimizerCoefficients::alpha of step s at s % kAlphas, for the last steps; computing it takes
-  // as long as a step of a row.
+  uint64_t record_ = 0;
+  uint64_t dropped_ = 0;
+  std::vector<StepRun> runs_;  // of the steps in (first_, step_]; the first may begin before
+  // OptimizerCoefficients::alpha of step s at s % kAlphas, for the last steps.
   std::vector<float> alphas_;
   uint64_t alphas_from_ = 1;  // the first step whose alpha is known
   // The ticks of the last J steps: that of step s at s % J. Only steps that this table has taken

@@ -166,7 +166,7 @@ void HashTable<K>::ApplyRange(Exec&, const RowOptimizer& optimizer, KeySpan keys
   const Stamp now = stamps_.Encode(tick);
   const size_t row_bytes = std::min(layout().stride, kPrefetchMost);
   VectorBuffers::Lease vector(&buffers_);
-  const float mark = optimizer.flags().catch_up ? catch_up_.next_mark() : catch_up_.mark();
+  const float mark = step_mark();
   uint64_t dropped = 0;
   uint64_t nonfinite = 0;
   for (size_t i = begin; i < end; ++i) {

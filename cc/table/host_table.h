@@ -64,7 +64,7 @@ class HostTable : public Table {
                 int64_t* updates, int64_t* scores) const final;
   uint64_t BringRows(Exec& exec, uint64_t first, uint64_t num) final;
   void MarkRows(Exec& exec, float mark) final;
-  void MarkNewRows(float mark) final { initial_state_.back() = mark; }
+  void MarkNewRows(Exec&, float mark) final { initial_state_.back() = mark; }
   // Brings a live row up to date. `unpacked` is a buffer for a vector, if the dtype has 16 bits.
   void BringRow(RowId row, float* unpacked);
   // Stores a vector that was computed as float32 in a row, rounded if the dtype has 16 bits.

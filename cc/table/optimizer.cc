@@ -51,12 +51,6 @@ double Decimal(float x) {
 
 float OneMinus(float beta) { return static_cast<float>(1.0 - Decimal(beta)); }
 
-// 1 - beta^step from float32 numbers, rounded where Keras rounds: the error of the first steps is
-// part of Keras's result.
-float BiasCorrection(float beta, float step) {
-  return 1.0f - static_cast<float>(std::pow(static_cast<double>(beta), static_cast<double>(step)));
-}
-
 auto PickStep(OptimizerKind kind, OptimizerFlags flags, const C& c) {
   return WithFormula(kind, flags, c.power, [](auto tag) {
     using Formula = typename decltype(tag)::Formula;
@@ -161,10 +155,7 @@ OptimizerCoefficients CoefficientsOf(OptimizerKind kind, const Hyper& h) {
   const bool lion = kind == OptimizerKind::kLion;
   c.one_minus_beta_1 = lion ? 1.0f - h.beta_1 : OneMinus(h.beta_1);
   c.one_minus_beta_2 = lion ? 1.0f - h.beta_2 : OneMinus(h.beta_2);
-  c.alpha = BiasCorrection(h.beta_1, h.iteration);
-  if (kind == OptimizerKind::kAdam) {
-    c.alpha = h.learning_rate * formulas::Sqrt(BiasCorrection(h.beta_2, h.iteration)) / c.alpha;
-  }
+  c.alpha = formulas::Alpha(kind, h);
   c.l1 = h.l1;
   c.shrinkage = 2.0f * h.l2_shrinkage;
   c.quadratic = 2.0f * (h.l2 + h.ftrl_beta / (2.0f * h.learning_rate));

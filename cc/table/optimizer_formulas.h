@@ -46,6 +46,19 @@ DYNEMB_HD DYNEMB_INLINE float DecayedWeight(const OptimizerCoefficients& c, floa
   return v - v * c.decay * c.learning_rate;
 }
 
+// 1 - beta^step from float32 numbers, rounded where Keras rounds: the error of the first steps is
+// part of Keras's result.
+DYNEMB_HD DYNEMB_INLINE float BiasCorrection(float beta, float step) {
+  return 1.0f - static_cast<float>(pow(static_cast<double>(beta), static_cast<double>(step)));
+}
+
+// OptimizerCoefficients::alpha.
+DYNEMB_HD DYNEMB_INLINE float Alpha(OptimizerKind kind, const Hyper& h) {
+  const float first = BiasCorrection(h.beta_1, h.iteration);
+  if (kind != OptimizerKind::kAdam) return first;
+  return h.learning_rate * Sqrt(BiasCorrection(h.beta_2, h.iteration)) / first;
+}
+
 // sgd.py without momentum
 struct Sgd {
   static constexpr int kStates = 0;

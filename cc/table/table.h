@@ -105,14 +105,14 @@ class Table : public TableBatches, public TableCut {
   virtual void BringKeys(Exec& exec, KeySpan keys) = 0;
   // (exclusive) Begins a step, before its calls of ApplyRange at the same tick. Steps of optimizers
   // without catch_up are not counted. If it fails, rows may have been brought up to date.
-  Status BeginStep(Exec& exec, OptimizerFlags flags, const Hyper& hyper, Tick tick);
+  virtual Status BeginStep(Exec& exec, OptimizerFlags flags, const Hyper& hyper, Tick tick);
   // (exclusive) After the last call of ApplyRange: the step has happened.
-  void EndStep(OptimizerFlags flags, const Hyper& hyper, uint64_t iteration, Tick tick);
+  virtual void EndStep(Exec& exec, const Hyper& hyper, uint64_t iteration, Tick tick);
   // (exclusive) Adds the steps that another table with the same state saved (CatchUp::Save): the
   // rows of that table, which the caller is about to load, have them, and other rows lack those
   // that are later than the last step that was loaded before.
   // InvalidArgument if it is no record for this table's state.
-  Status LoadSteps(Exec& exec, const std::vector<double>& saved, Tick tick);
+  virtual Status LoadSteps(Exec& exec, const std::vector<double>& saved, Tick tick);
 
   // --- Expiry (expiry.h). For all calls except these, Erase and size(), a key whose row has
   // expired has no row. Inserting batches remove some expired rows each.
@@ -209,7 +209,11 @@ class Table : public TableBatches, public TableCut {
   // Sets the marks of all rows.
   virtual void MarkRows(Exec& exec, float mark) = 0;
   // Sets the last float of the initial state.
-  virtual void MarkNewRows(float mark) = 0;
+  virtual void MarkNewRows(Exec& exec, float mark) = 0;
+  // Copies the record of steps to the memory of a table that needs it there, which is about to be
+  // the table's record, or is since the last step. If that has no later step, and the record gets
+  // one more, the next call needs no memory.
+  virtual Status CopySteps(Exec&, const CatchUp&) { return Status(); }
   // Brings all rows up to date.
   Status BringAll(Exec& exec);
   // The first tick at which the rows of a delta since another one were updated: other rows have
@@ -218,6 +222,8 @@ class Table : public TableBatches, public TableCut {
     const bool known = since >= std::max(steps_lost_, catch_up_.forgotten());
     return known ? catch_up_.Settled(since) : 0;
   }
+  // The mark of a row that the running step has updated.
+  float step_mark() const { return counts_step_ ? catch_up_.next_mark() : catch_up_.mark(); }
   // Notes that the steps up to the last one are about to be forgotten.
   void LoseSteps() {
     if (catch_up_.active()) steps_lost_ = std::max(steps_lost_, catch_up_.last_tick());
@@ -246,7 +252,8 @@ class Table : public TableBatches, public TableCut {
   TableOptions options_;
   StateSpec state_spec_;
   CatchUp catch_up_;
-  Tick steps_lost_ = 0;  // no step up to this tick is in catch_up_
+  Tick steps_lost_ = 0;       // no step up to this tick is in catch_up_
+  bool counts_step_ = false;  // the running step is one of catch_up_
   mutable Expiry expiry_;
   uint64_t additions_ = 0;  // calls of Accumulate
 

@@ -8,7 +8,8 @@
 namespace dynemb {
 
 Status Table::BeginStep(Exec& exec, OptimizerFlags flags, const Hyper& hyper, Tick tick) {
-  if (!catch_up_.enabled() || !flags.catch_up) return Status();
+  counts_step_ = catch_up_.enabled() && flags.catch_up;
+  if (!counts_step_) return Status();
   if (hyper.weight_decay * hyper.learning_rate >= 1.0f) {
     return InvalidArgument("catch_up: weight_decay " + std::to_string(hyper.weight_decay) +
                            " times the learning rate " + std::to_string(hyper.learning_rate) +
@@ -17,13 +18,14 @@ Status Table::BeginStep(Exec& exec, OptimizerFlags flags, const Hyper& hyper, Ti
   if (catch_up_.step() == 0) {
     catch_up_.Start(tick);
     MarkRows(exec, catch_up_.mark());
-    MarkNewRows(catch_up_.mark());
+    MarkNewRows(exec, catch_up_.mark());
   }
   if (!catch_up_.active() || !catch_up_.Continues(hyper, flags.nesterov)) {
     DYNEMB_RETURN_IF_ERROR(BringAll(exec));
     catch_up_.Restart(hyper, flags.nesterov);
   }
   catch_up_.Reserve();
+  DYNEMB_RETURN_IF_ERROR(CopySteps(exec, catch_up_));
   if (brought_.next_row == 0 && !catch_up_.NeedsSweep()) return Status();
   if (brought_.next_row == 0) brought_.step = catch_up_.step();
   constexpr uint64_t kLeast = 64;
@@ -34,10 +36,12 @@ Status Table::BeginStep(Exec& exec, OptimizerFlags flags, const Hyper& hyper, Ti
   return Status();
 }
 
-void Table::EndStep(OptimizerFlags flags, const Hyper& hyper, uint64_t iteration, Tick tick) {
-  if (!catch_up_.enabled() || !flags.catch_up) return;
+void Table::EndStep(Exec& exec, const Hyper& hyper, uint64_t iteration, Tick tick) {
+  if (!counts_step_) return;
+  counts_step_ = false;
   catch_up_.Record(hyper, iteration, tick);
-  MarkNewRows(catch_up_.mark());
+  (void)CopySteps(exec, catch_up_);  // Error reports a failure
+  MarkNewRows(exec, catch_up_.mark());
 }
 
 Status Table::BringAll(Exec& exec) {
@@ -59,15 +63,19 @@ Status Table::LoadSteps(Exec& exec, const std::vector<double>& saved, Tick tick)
   }
   // A table that has taken steps of its own has these, and the ones of the record.
   if (catch_up_.step() == had && catch_up_.IsExtendedBy(loaded)) {
-    catch_up_.Extend(loaded);
+    CatchUp extended = catch_up_;
+    extended.Extend(loaded);
+    DYNEMB_RETURN_IF_ERROR(CopySteps(exec, extended));
+    catch_up_ = std::move(extended);
   } else {
     DYNEMB_RETURN_IF_ERROR(BringAll(exec));
+    DYNEMB_RETURN_IF_ERROR(CopySteps(exec, loaded));
     MarkRows(exec, loaded.first_mark());
     DYNEMB_RETURN_IF_ERROR(Error());
     LoseSteps();
     catch_up_ = std::move(loaded);
   }
-  MarkNewRows(catch_up_.mark());
+  MarkNewRows(exec, catch_up_.mark());
   return Status();
 }
 

@@ -98,7 +98,7 @@ class CatchUpWorld {
     const RowOptimizer optimizer(kind, flags, hyper, t.dim());
     ASSERT_TRUE(t->BeginStep(t.exec(), flags, hyper, t.tick() + 1).ok());
     t.Apply(optimizer, keys, found, gradients, iteration);
-    t->EndStep(flags, hyper, iteration, t.tick());
+    t->EndStep(t.exec(), hyper, iteration, t.tick());
     const auto dim = static_cast<size_t>(t.dim());
     const Floats zeros(dim);
     std::map<uint64_t, const float*> of;

@@ -1,7 +1,6 @@
 // The contract suite of Table on device tables, whose device is simulated: all rows in the device
 // tier, all in the host tier, and both; kernels run by one thread for each key or row, and by
 // emulated warps.
-
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -12,35 +11,12 @@
 #include "cc/device/simulated_tables.h"
 #include "cc/table/clock.h"
 #include "cc/table/snapshot.h"
+#include "tests/cc/device_config.h"
 #include "tests/cc/table_suites.h"
 
 namespace dynemb {
 namespace testing_table {
 namespace {
-
-// `kHbmRows`: the number of rows of the smallest stride that fit in the device tier; -1: all rows.
-template <KeyType kKey, DType kDType, class Device, int kHbmRows, size_t kSlowness>
-struct DeviceConfig {
-  static constexpr KeyType key_type = kKey;
-  static constexpr DType dtype = kDType;
-  static constexpr size_t slowness = kSlowness;
-  static std::string Missing() { return ""; }
-  static constexpr bool flat = true;
-  static constexpr bool rows_move = kHbmRows >= 0;
-  static Status Make(const TableOptions& given, std::unique_ptr<Table>* table) {
-    static Device device;
-    TableOptions options = given;
-    options.tier = kHbmRows < 0 ? Tier::kHbm : Tier::kHybrid;
-    if (kHbmRows >= 0) {
-      const RowLayout row(SizeOf(kKey), kDType, options.dim, 0, 16);
-      options.max_hbm_bytes = static_cast<uint64_t>(kHbmRows) * row.stride;
-    }
-    return DeviceTable<Device>::Make(options, &device, table);
-  }
-};
-
-template <KeyType kKey, DType kDType, int kHbmRows>
-using Quick = DeviceConfig<kKey, kDType, ThreadsDevice, kHbmRows, 2>;
 
 using DeviceTables = ::testing::Types<
     Quick<KeyType::kInt64, DType::kFloat32, -1>, Quick<KeyType::kInt32, DType::kFloat16, -1>,

@@ -95,6 +95,73 @@ TYPED_TEST_P(LookupsTest, TrainsLikeTheHost) {
   }
 }
 
+// Rows make up for missed steps. Tables of two optimizers are stepped in turn, and all are looked
+// up in one call, with rows in both tiers. All outputs and rows are the same as on the host.
+TYPED_TEST_P(LookupsTest, RowsCatchUpAsOnTheHost) {
+  World<TypeParam> device;
+  World<HostPlace> host;
+  const std::vector<TableOptions> options = FourTables(24);
+  const auto is_adam = [](size_t table) { return table % 2 == 0; };
+  OptimizerFlags adam, sgd;
+  adam.catch_up = sgd.catch_up = sgd.momentum = true;
+  for (size_t t = 0; t < options.size(); ++t) {
+    ASSERT_TRUE(device.Add(options[t]).ok());
+    ASSERT_TRUE(host.Add(options[t]).ok());
+    StateSpec spec;
+    spec.optimizer = is_adam(t) ? "adam catch_up" : "sgd momentum catch_up";
+    spec.widths = is_adam(t) ? StateWidths(OptimizerKind::kAdam, adam, options[t].dim)
+                             : StateWidths(OptimizerKind::kSgd, sgd, options[t].dim);
+    spec.inits.assign(spec.widths.size(), 0.0f);
+    ASSERT_TRUE(device.table(t).AttachState(TypeParam::exec(), spec).ok());
+    ASSERT_TRUE(host.table(t).AttachState(HostPlace::exec(), spec).ok());
+    ASSERT_TRUE(device.table(t).catch_up().enabled());
+  }
+  Random random(5);
+  uint64_t keys = 30;
+  for (Tick tick = 1; tick < 4 * TypeParam::kSteps; tick += 4, keys += 7) {
+    SCOPED_TRACE(tick);
+    const std::vector<Ask> asks = SevenAsks(random, keys);
+    const bool steps_adam = random.Below(2) == 0;
+    std::vector<Ask> stepped;
+    for (const Ask& ask : asks) {
+      if (is_adam(ask.table) == steps_adam) stepped.push_back(ask);
+    }
+    const std::vector<Floats> upstream = Upstreams(random, stepped, options);
+    Hyper hyper;
+    hyper.momentum = 0.9f;
+    hyper.weight_decay = 0.1f;
+    if (random.Below(3) == 0) hyper.learning_rate = 0.01f;
+    const auto kind = steps_adam ? OptimizerKind::kAdam : OptimizerKind::kSgd;
+    const OptimizerFlags flags = steps_adam ? adam : sgd;
+    Outcome got, want;
+    const Status status = device.Train(stepped, upstream, kind, tick, &got, flags, hyper);
+    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_TRUE(host.Train(stepped, upstream, kind, tick, &want, flags, hyper).ok());
+    ExpectSame(got, want);
+    for (size_t t = 0; t < device.num_tables(); ++t) {
+      ASSERT_TRUE(device.table(t).Promote(TypeParam::exec(), tick + 1).ok());
+    }
+    const bool insert = random.Below(2) == 0;
+    typename World<TypeParam>::Step of_device;
+    World<HostPlace>::Step of_host;
+    Outcome read, expected;
+    ASSERT_TRUE(device.Pool(asks, tick + 2, insert, &of_device, &read).ok());
+    ASSERT_TRUE(host.Pool(asks, tick + 2, insert, &of_host, &expected).ok());
+    ExpectSame(read, expected);
+    if (this->HasFailure()) return;
+  }
+  for (size_t t = 0; t < options.size(); ++t) {
+    SCOPED_TRACE(options[t].name);
+    EXPECT_EQ(device.table(t).catch_up().step(), host.table(t).catch_up().step());
+    EXPECT_TRUE(device.table(t).catch_up().active());
+    const auto got = device.Rows(t, Progression(0, keys));
+    const auto want = host.Rows(t, Progression(0, keys));
+    EXPECT_EQ(Bits(got.first), Bits(want.first));
+    EXPECT_EQ(Bits(got.second), Bits(want.second));
+    device.table(t).CheckInvariants();
+  }
+}
+
 // Without `insert`, a key without a row reads as its initial vector.
 TYPED_TEST_P(LookupsTest, ReadsWithoutInserting) {
   World<TypeParam> device;
@@ -277,8 +344,8 @@ TYPED_TEST_P(LookupsTest, EmptyCalls) {
   EXPECT_TRUE(lookups.Apply(TypeParam::exec(), {}, OptimizerStep(), 4).ok());
 }
 
-REGISTER_TYPED_TEST_SUITE_P(LookupsTest, TrainsLikeTheHost, ReadsWithoutInserting, FullTablesEvict,
-                            Errors, EmptyCalls);
+REGISTER_TYPED_TEST_SUITE_P(LookupsTest, TrainsLikeTheHost, RowsCatchUpAsOnTheHost,
+                            ReadsWithoutInserting, FullTablesEvict, Errors, EmptyCalls);
 
 }  // namespace testing_table
 }  // namespace dynemb

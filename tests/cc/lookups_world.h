@@ -143,7 +143,8 @@ class World {
 
   // One step: looks up, sums the gradients `upstream` [bags, dim] of each lookup, and applies them.
   Status Train(const std::vector<Ask>& asks, const std::vector<Floats>& upstream,
-               OptimizerKind kind, Tick tick, Outcome* outcome) {
+               OptimizerKind kind, Tick tick, Outcome* outcome, OptimizerFlags flags = {},
+               const Hyper& hyper = {}) {
     Step step;
     DYNEMB_RETURN_IF_ERROR(Pool(asks, tick, true, &step, outcome));
     std::vector<WeightGradientTask> weighted;
@@ -232,8 +233,8 @@ class World {
       applies[a].distinct = false;
     }
     const StateSpec& state = applies[0].table->state_spec();
-    return Place::lookups().Apply(Place::exec(), applies,
-                                  {kind, {}, {}, tick, state.optimizer, state.inits}, tick + 1);
+    return Place::lookups().Apply(
+        Place::exec(), applies, {kind, flags, hyper, tick, state.optimizer, state.inits}, tick + 1);
   }
 
   // The vectors and state of keys, with or without rows.

@@ -147,7 +147,7 @@ TABLE_TEST(TableCatchUp, StepsOfOtherOptimizers) {
     ASSERT_TRUE(w.t->BeginStep(w.t.exec(), {}, hyper, w.t.tick() + 1).ok());
     const RowOptimizer sgd(OptimizerKind::kSgd, {}, hyper, 2);
     w.t.Apply(sgd, {1}, w.t.Find({1}), {0.25f, 0.5f}, 1);
-    w.t->EndStep({}, hyper, 1, w.t.tick());
+    w.t->EndStep(w.t.exec(), hyper, 1, w.t.tick());
     w.rows[1].vector[0] -= 0.125f;
     w.rows[1].vector[1] -= 0.25f;
     EXPECT_EQ(w.t->catch_up().step(), steps);
@@ -177,7 +177,7 @@ TABLE_TEST(TableCatchUp, EvictedRowsAndNormsAreUpToDate) {
   RowPredicate where;
   where.has_norms = true;
   where.norm_from = 3;
-  where.norm_below = 6;
+  where.norm_below = 4;
   const ExportPlan plan = w.t->SelectRows(w.t.exec(), 0, 100, where);
   EXPECT_EQ(plan.rows.size(), 1u);
   EvictedRows evicted(w.t->layout());

@@ -2,6 +2,8 @@
 #include <memory>
 #include <string>
 
+#include "tests/cc/table_suite_catch_up.h"
+#include "tests/cc/table_suite_catch_up_saved.h"
 #include "tests/cc/table_suites.h"
 #include "tests/cc/tiers_suite.h"
 #include "tests/cuda/staged_table.h"
@@ -36,6 +38,12 @@ using CudaTables = ::testing::Types<CudaConfig<KeyType::kInt64, DType::kFloat32,
                                     CudaConfig<KeyType::kInt64, DType::kFloat32, 7>,
                                     CudaConfig<KeyType::kInt32, DType::kBfloat16, 100>>;
 INSTANTIATE_TABLE_SUITES(Cuda, CudaTables);
+
+using CudaCatchUpTables = ::testing::Types<CudaConfig<KeyType::kInt64, DType::kFloat32, -1>,
+                                           CudaConfig<KeyType::kInt32, DType::kFloat32, 7>,
+                                           CudaConfig<KeyType::kUint64, DType::kBfloat16, 100>>;
+INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, TableCatchUp, CudaCatchUpTables);
+INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, TableCatchUpSaved, CudaCatchUpTables);
 
 struct CudaTiers {
   static constexpr int kSlowness = 1;

@@ -42,6 +42,7 @@ class StagedTable final : public Table {
   Status ResetState(Exec& exec, const StateSpec& spec) override {
     const Status status = t_->ResetState(exec, spec);
     state_spec_ = t_->state_spec();
+    catch_up_ = t_->catch_up();
     return status;
   }
   Status Clear(Exec& exec, Tick tick) override { return t_->Clear(exec, tick); }
@@ -173,10 +174,24 @@ class StagedTable final : public Table {
     Staging s;
     t_->BringKeys(exec, Keys(s, keys));
   }
-  // For steps, which the table takes itself.
+  Status BeginStep(Exec& exec, OptimizerFlags flags, const Hyper& hyper, Tick tick) override {
+    const Status status = t_->BeginStep(exec, flags, hyper, tick);
+    catch_up_ = t_->catch_up();
+    return status;
+  }
+  void EndStep(Exec& exec, const Hyper& hyper, uint64_t iteration, Tick tick) override {
+    t_->EndStep(exec, hyper, iteration, tick);
+    catch_up_ = t_->catch_up();
+  }
+  Status LoadSteps(Exec& exec, const std::vector<double>& saved, Tick tick) override {
+    const Status status = t_->LoadSteps(exec, saved, tick);
+    catch_up_ = t_->catch_up();
+    return status;
+  }
+  // Not called: the three calls above are those of the table on the GPU.
   uint64_t BringRows(Exec&, uint64_t, uint64_t) override { return 0; }
   void MarkRows(Exec&, float) override {}
-  void MarkNewRows(float) override {}
+  void MarkNewRows(Exec&, float) override {}
   Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted, SavedRows* saved,
                   size_t number) override {
     return t_->BeginCut(exec, watermark, since, with_deleted, saved, number);

@@ -18,6 +18,8 @@ MODULES = [
     "test_ops_gradients.py",
     "test_ops_model.py",
     "test_capacity.py",
+    "test_catch_up.py",
+    "test_catch_up_saved.py",
     "test_checkpoint.py",
     "test_reproducible_rounding.py",
 ]
