@@ -1,15 +1,10 @@
 // Operators of the tables of exported models. docs/operators.md is the contract.
-#include <string>
-#include <vector>
-
 #include "cc/tf/shapes.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 
 namespace dynemb {
 namespace {
-
-using tf::shape_inference::ShapeAndType;
 
 REGISTER_OP("DynembServedTable")
     .Output("handle: resource")
@@ -26,19 +21,7 @@ REGISTER_OP("DynembServedTable")
     .Attr("default_vector: list(float) = []")
     .Attr("absent: {'initial', 'zeros', 'skip'} = 'initial'")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      int64_t dim;
-      tf::DataType dtype;
-      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
-      TF_RETURN_IF_ERROR(c->GetAttr("dtype", &dtype));
-      if (dim <= 0) {
-        return absl::InvalidArgumentError("dim=" + std::to_string(dim) + ": must be positive");
-      }
-      c->set_output_handle_shapes_and_types(
-          0, std::vector<ShapeAndType>{{c->Matrix(c->UnknownDim(), dim), dtype}});
-      return absl::OkStatus();
-    });
+    .SetShapeFn(NewTable);
 
 REGISTER_OP("DynembOpenServedTable")
     .Input("handle: resource")

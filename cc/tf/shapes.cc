@@ -57,6 +57,21 @@ absl::Status VectorsOfKeys(InferenceContext* c, int keys, int values, DimensionH
   return c->Merge(c->input(keys), leading, &unused);
 }
 
+absl::Status NewTable(InferenceContext* c) {
+  c->set_output(0, c->Scalar());
+  int64_t dim;
+  tf::DataType dtype;
+  TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+  TF_RETURN_IF_ERROR(c->GetAttr("dtype", &dtype));
+  if (dim <= 0) {
+    return absl::InvalidArgumentError("dim=" + std::to_string(dim) + ": must be positive");
+  }
+  using tf::shape_inference::ShapeAndType;
+  c->set_output_handle_shapes_and_types(
+      0, std::vector<ShapeAndType>{{c->Matrix(c->UnknownDim(), dim), dtype}});
+  return absl::OkStatus();
+}
+
 absl::Status TableAndKeys(InferenceContext* c) { return Scalar(c, 0); }
 
 absl::Status TableKeysAndVectors(InferenceContext* c) {

@@ -41,6 +41,9 @@ absl::Status HaveSize(InferenceContext* c, const std::vector<const char*>& attrs
 // Fails unless input `index` is [tables, ranks]. Sets `ranks`.
 absl::Status CountsOfRanks(InferenceContext* c, int index, int64_t tables, DimensionHandle* ranks);
 
+// A shape function for operators whose output is the handle of a table with the attributes `dim`
+// and `dtype`.
+absl::Status NewTable(InferenceContext* c);
 // A shape function for operators whose inputs are a table handle and keys of any shape.
 absl::Status TableAndKeys(InferenceContext* c);
 // The same with vectors: inputs are a table handle, keys, and a vector of the table's width per

@@ -4,6 +4,7 @@
 #define DYNEMB_TESTS_CC_TABLE_SUITE_CATCH_UP_H_
 
 #include "tests/cc/catch_up_world.h"
+#include "tests/cc/test_length.h"
 
 namespace dynemb {
 namespace testing_table {
@@ -20,7 +21,7 @@ TABLE_TEST(TableCatchUp, RandomCallsMatchTheDenseOptimizer) {
     CatchUpWorld w(f, c, f.Options(3));
     const Keys keys = Progression(1, 24);
     w.Upsert(keys, RandomFloats(&random, 24 * 3));
-    const int steps = static_cast<int>(f.Scaled(900, 400));
+    const int steps = static_cast<int>(f.Scaled(900, kSanitized ? 100 : 400));
     for (int step = 0; step < steps; ++step) {
       // Rows of low numbers have gradients often; others in no step, or hardly any.
       Keys touched;
