@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops, storage
@@ -157,12 +158,11 @@ def _unchanged_until(tick: int, table: DynamicVariable) -> int:
     It also returns -1 if the table no longer remembers this.
     """
     try:
-        # A delta may also have rows that were not updated (docs/catch_up.md): only its deleted keys
-        # are read.
-        with Cut([table], [tick], with_deleted=True) as deleted:
-            if len(deleted.info(0).deleted):
-                return -1
-        with Cut([table], [tick], with_deleted=False) as updated:
-            return -1 if any(True for _ in updated.blocks()) else deleted.tick
+        with Cut([table], [tick], with_deleted=True) as cut:
+            info = cut.info(0)
+            # A delta may also have rows that were not updated (docs/catch_up.md).
+            updates = (rows.updates + np.int64(info.base) for _, rows in cut.blocks())
+            unchanged = not len(info.deleted) and all((some <= tick).all() for some in updates)
+            return cut.tick if unchanged else -1
     except tf.errors.FailedPreconditionError:
         return -1
