@@ -1,12 +1,12 @@
 # Each target first runs tools/setup.sh, which sets up whatever is missing.
 .DEFAULT_GOAL := build
-.PHONY: build train test test-cc soak test-wheel test-wheels lint format bench bench-cc bench-peers wheel wheels sanitize \
-	cuda-check gpu-test gpu-bundle clean
+.PHONY: build train serve-example test test-cc soak test-wheel test-wheels lint format bench bench-cc bench-peers wheel wheels \
+	sanitize cuda-check fake-gpu gpu-test gpu-bundle clean
 .NOTPARALLEL:
 
 PYTHON := .venv/bin/python
 BAZEL ?= $(shell command -v bazel || command -v bazelisk || echo bazel)
-CPP = $(shell find cc tests/cc tests/cuda benchmarks/cc benchmarks/cuda -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
+CPP = $(shell find cc tests/cc tests/cuda tests/fake_gpu benchmarks/cc benchmarks/cuda examples/serving_c -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' -o -name '*.c')
 # Extra arguments for train, test and bench: make test ARGS="-k lookup".
 ARGS ?=
 # The number of processes that run Python tests. Most tests keep one core busy. The cases that run on ranks stay in one process
@@ -19,8 +19,11 @@ build: ## sets up everything that importing tf_dynemb and the other targets need
 train: build ## runs the quickstart: a CTR model on the Adult data
 	$(PYTHON) examples/quickstart.py $(ARGS)
 
+serve-example: build ## runs a server that follows a trainer, and a load test that checks every answer
+	$(PYTHON) examples/server/run.py $(ARGS)
+
 test: ## runs the C++ tests, then the Python tests
-	@echo "make test: on two cores, minutes: about 6 for C++ from nothing, then 11 for the Python tests of .ci/run and longer for all"
+	@echo "make test: on two cores, about 5 minutes for C++ from nothing, and 13 for Python (ARGS=--all-ranks: longer)"
 	@$(MAKE) --no-print-directory test-cc
 	$(PYTHON) -m pytest -n $(JOBS) $(ARGS)
 
@@ -79,6 +82,9 @@ cuda-check: build ## compiles all GPU code if nvcc is found; its tests skip with
 	$(BAZEL) build //cc/table:device //cc/device:cuda_check //tests/cuda:all //benchmarks/cuda:all
 	$(BAZEL) test //tests/cuda:all
 	@for text in cc/table/device cc/device/cuda_check; do echo "cuda-check: $$(cat bazel-bin/$$text.txt)"; done
+
+fake-gpu: build ## runs the operators' GPU kernels without a GPU, on a device whose memory the host may not access
+	BAZEL=$(BAZEL) tools/fake_gpu.sh -n $(JOBS) $(ARGS)
 
 gpu-test: build ## runs the tests on this machine's GPU; fails without one
 	tools/gpu_bundle.sh run $(ARGS)

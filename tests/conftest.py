@@ -1,4 +1,4 @@
-"""The split of tests among the processes of `pytest -n`, and the size of device tiers in tests."""
+"""The split of tests among the processes of `pytest -n`, options, and the size of device tiers."""
 
 import pytest
 import simulated
@@ -15,6 +15,14 @@ def small_device_tier():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(options, "_HBM_GB", simulated.HBM_BYTES / 2**30)
         yield
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--all-ranks",
+        action="store_true",
+        help="run the cases of tests/parallel/ranks with 1, 2 and 4 ranks, where 2 are the rule",
+    )
 
 
 def pytest_collection_modifyitems(items):

@@ -18,7 +18,7 @@ from tf_dynemb import _moved, _registration
 from tf_dynemb._version import __version__
 
 if TYPE_CHECKING:
-    from tf_dynemb import callbacks, layers, serving, storage, tfra
+    from tf_dynemb import callbacks, layers, oneembedding, serving, storage, tfra
     from tf_dynemb.communicator import init
     from tf_dynemb.lookup.lookup_sparse import lookup_sparse
     from tf_dynemb.lookup.prefetch import prefetch_lookup
@@ -67,6 +67,7 @@ __all__ = [
     "load",
     "load_sok_dump",
     "lookup_sparse",
+    "oneembedding",
     "prefetch_lookup",
     "serving",
     "sparse_read_and_evict",
@@ -101,6 +102,7 @@ _HOMES = {
     "load": "persistence.load",
     "load_sok_dump": "sok.load",
     "lookup_sparse": "lookup.lookup_sparse",
+    "oneembedding": None,
     "prefetch_lookup": "lookup.prefetch",
     "serving": None,
     "sparse_read_and_evict": "sok.names",

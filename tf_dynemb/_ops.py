@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import pathlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -107,8 +108,25 @@ def on(device: str) -> Any:
 
     It is for operators without a handle, which TensorFlow would otherwise run on a GPU if there is
     one, even if their table is elsewhere; and for operators whose gradient is such an operator.
+
+    In the graphs of a model that is exported, operators have no device: a loaded model has its
+    tables in the host's memory, on any machine.
     """
-    return tf.device(device) if device and context.num_gpus() else contextlib.nullcontext()
+    if not device or not context.num_gpus():
+        return contextlib.nullcontext()
+    if not tf.executing_eagerly() and is_saving_model():
+        return contextlib.nullcontext()
+    return tf.device(device)
+
+
+def is_saving_model() -> bool:
+    """Whether this is called by `tf.saved_model.save`."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "tensorflow.python.saved_model.save":
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def on_host() -> Any:

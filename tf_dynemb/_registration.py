@@ -31,6 +31,7 @@ _MODULES = (
     "tf_dynemb.optimizers.wrapper",
     "tf_dynemb.optimizers.rowwise_adagrad",
     "tf_dynemb.tfra",
+    "tf_dynemb.oneembedding",
 )
 
 

@@ -13,12 +13,14 @@ that is set. In both cases the error is tf.errors.UnknownError, "Horovod has bee
 from __future__ import annotations
 
 import abc
+import contextlib
+import contextvars
 import json
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -228,6 +230,17 @@ def _as(tensor: Any, dtype: Any) -> Any:
 
 LOCAL = _Local()
 _horovod: _Horovod | None = None
+_is_alone: contextvars.ContextVar[bool] = contextvars.ContextVar("_is_alone", default=False)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Inside, `get` returns `LOCAL` in this thread: for the graphs of a model that is exported."""
+    token = _is_alone.set(True)
+    try:
+        yield
+    finally:
+        _is_alone.reset(token)
 
 
 def get() -> Communicator:
@@ -237,6 +250,8 @@ def get() -> Communicator:
     # importing it.
     horovod = sys.modules.get("horovod.tensorflow")
     if horovod is None or not horovod.is_initialized() or horovod.size() == 1:
+        return LOCAL
+    if _is_alone.get():
         return LOCAL
     if _horovod is None or (_horovod.rank, _horovod.size) != (horovod.rank(), horovod.size()):
         _horovod = _Horovod(horovod)

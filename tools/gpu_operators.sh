@@ -1,15 +1,20 @@
 #!/bin/sh
-# Runs the operators' tests with tables in the memory of the GPU that TensorFlow sees. Prints a line if it sees none.
+# Runs the operators' tests with tables in the memory of the GPU that TensorFlow sees. Fails if it sees none. PYTHON names
+# the Python that has TensorFlow and pytest; default: that of .venv, if there is one, otherwise python3.
 set -eu
 cd "$(dirname "$0")/.."
 
-readonly PYTHON=.venv/bin/python
+if [ -z "${PYTHON:-}" ]; then
+  PYTHON=python3
+  if [ -x .venv/bin/python ]; then PYTHON=$PWD/.venv/bin/python; fi
+fi
+readonly PYTHON
 
-if ! $PYTHON -c "import sys, tensorflow as tf; sys.exit(not tf.config.list_physical_devices('GPU'))" 2>/dev/null; then
-  echo "gpu: TensorFlow sees no GPU (its CUDA libraries: pip install 'tensorflow[and-cuda]'); operators did not run on one"
-  exit 0
+if ! "$PYTHON" -c "import sys, tensorflow as tf; sys.exit(not tf.config.list_physical_devices('GPU'))" 2>/dev/null; then
+  echo "gpu: TensorFlow sees no GPU (its CUDA libraries: pip install 'tensorflow[and-cuda]'); operators did not run on one" >&2
+  exit 1
 fi
 cd tests/python
 # Otherwise TensorFlow takes all memory and leaves none for tables. Few rows fit the device tier, so both tiers are used.
 TF_FORCE_GPU_ALLOW_GROWTH=true DYNEMB_TEST_ON_GPU=1 \
-  exec ../../$PYTHON -m pytest -p no:cacheprovider $(../../$PYTHON -c "import simulated; print(*simulated.MODULES)") test_device_tables.py
+  exec "$PYTHON" -m pytest -p no:cacheprovider $("$PYTHON" -c "import simulated; print(*simulated.MODULES)") test_device_tables.py

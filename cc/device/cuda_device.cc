@@ -170,37 +170,13 @@ CudaDevice::StreamState* CudaDevice::StateOf(Stream stream) {
       const cudaError_t error = cudaEventCreateWithFlags(event, cudaEventDisableTiming);
       if (error != cudaSuccess) state->status = CudaError("cudaEventCreateWithFlags", error);
     };
-    make(&state->other);
+    make(&state->done);
     for (StreamState::Pinned& pinned : state->pinned) make(&pinned.done);
     if (state->status.ok()) {
       state->status = state->workspace.Reserve(*this, memory_, Range::kWorkspace);
     }
   }
   return state.get();
-}
-
-void CudaDevice::Forget(Stream stream) {
-  StreamState* known = nullptr;
-  {
-    std::lock_guard<std::mutex> lock(streams_mutex_);
-    const auto found = streams_.find(stream);
-    if (found == streams_.end()) return;
-    known = found->second.get();
-  }
-  Current current(*this);
-  { std::lock_guard<std::mutex> last_session(known->mutex); }
-  (void)cudaStreamSynchronize(known->stream);
-  std::unique_ptr<StreamState> state;
-  {
-    // Only now: until its work has finished, After must still find this stream.
-    std::lock_guard<std::mutex> lock(streams_mutex_);
-    state = std::move(streams_.extract(stream).mapped());
-  }
-  const auto destroy = [](cudaEvent_t event) {
-    if (event != nullptr) (void)cudaEventDestroy(event);
-  };
-  destroy(state->other);
-  for (StreamState::Pinned& pinned : state->pinned) destroy(pinned.done);
 }
 
 void CudaDevice::WaitForAll() const {

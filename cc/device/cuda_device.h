@@ -6,6 +6,11 @@
 // copies nor moves anything. New memory is cleared on the device's own stream. Every other stream
 // waits for that before its next work; the host does not wait.
 //
+// A stream may be destroyed at any time after its sessions, and its work still runs to its end:
+// whoever resets TensorFlow's context notifies nobody. A CudaDevice uses a stream only in the
+// stream's own sessions. Everything else waits for events, which are the device's. The workspace of
+// a destroyed stream stays, and the next stream with the same handle takes it over.
+//
 // Only the following wait for the GPU, or allocate or free memory:
 //
 // - Synchronize,
@@ -61,11 +66,6 @@ class CudaDevice {
   // The bytes that no process uses.
   Status FreeMemory(size_t* bytes) const;
 
-  // Call before a stream is destroyed, after its last session has begun. Waits for its work, and
-  // frees its workspace. From then on, Session::After(stream) does not wait, so tables that were
-  // used on the stream remain usable.
-  void Forget(Stream stream);
-
   // Memory of the device. Committed memory reads as zero at first. Ranges of more than 1 MiB take
   // memory in units of 2 MiB. When a large one grows, it grows by at least an eighth (at most 256
   // MiB), if there is enough memory. Smaller ranges share units (block_pool.h). If memory runs out,
@@ -111,10 +111,10 @@ class CudaDevice {
     std::vector<size_t> mappings_;  // the bytes of each mapping, from the front
   };
 
-  // Host memory that kernels access at the host's address. Commit page-locks it, at a few GB/s. It
-  // locks at least 1 MiB at a time, so that the cost of the call itself is negligible, and at least
-  // an eighth of the committed memory, up to 64 MiB. A batch that has to wait for it therefore does
-  // not wait for much more memory than it needs.
+  // Host memory that kernels access at the host's address. Commit page-locks it, at a few GB/s, in
+  // units of 2 MiB, and at least an eighth of the committed memory at a time, up to 64 MiB
+  // (RegisterUpTo). A batch that has to wait for it therefore does not wait for much more memory
+  // than it needs. Ranges of several units begin at the boundary of a huge page (Arena).
   class HostRange {
    public:
     HostRange() = default;
@@ -161,6 +161,7 @@ class CudaDevice {
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
 
+    void Publish();
     void After(Stream other);
 
     // In cuda_device.cuh.
@@ -207,6 +208,8 @@ class CudaDevice {
     void Launch(const char* what, const void* kernel, size_t threads, void** arguments);
     // Call before giving work. False if something has failed.
     bool Ready();
+    // Makes the state that of this stream if it was that of another one with the same handle.
+    void Adopt();
     // Returns whether `error`, a cudaError_t, is success. Records the first failure.
     bool Check(const char* what, int error);
     bool Fail(Status status);
@@ -215,9 +218,10 @@ class CudaDevice {
     StreamState* const state_;
     const Stream stream_;
     std::unique_lock<std::mutex> lock_;
-    size_t taken_ = 0;   // bytes of the workspace in use
-    size_t pinned_ = 0;  // bytes of the pinned memory in use
-    bool idle_ = false;  // no work was given since the last Synchronize
+    size_t taken_ = 0;       // bytes of the workspace in use
+    size_t pinned_ = 0;      // bytes of the pinned memory in use
+    bool idle_ = true;       // no work was given since the last Synchronize
+    bool published_ = true;  // no work was given since the last Publish
     Status status_;
   };
 
@@ -259,8 +263,8 @@ class CudaDevice {
   CUevent_st* cleared_ = nullptr;
   std::atomic<uint64_t> times_cleared_{0};
 
-  // The streams that have had sessions and were not passed to Forget. They exist at least while
-  // this mutex is held.
+  // The streams that have had sessions. They may have been destroyed. The mutex also protects
+  // StreamState::published.
   std::mutex streams_mutex_;
   std::unordered_map<Stream, std::unique_ptr<StreamState>> streams_;
 

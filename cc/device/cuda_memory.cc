@@ -13,13 +13,10 @@
 namespace dynemb {
 namespace {
 
-constexpr size_t kPage = 4096;
 constexpr size_t kMiB = size_t{1} << 20;
 // A range grows by at least this fraction of its committed memory, up to kCommitMost.
 constexpr size_t kCommitFraction = 8;
 constexpr size_t kCommitMost = 256 * kMiB;
-constexpr size_t kRegisterLeast = kMiB;
-constexpr size_t kRegisterMost = 64 * kMiB;
 // If more addresses than this are requested, fewer than this are useless.
 constexpr size_t kReserveLeast = 1024 * kMiB;
 
@@ -197,10 +194,8 @@ Status CudaDevice::HostRange::Reserve(CudaDevice& device, size_t bytes) {
 Status CudaDevice::HostRange::Commit(size_t bytes) {
   if (bytes <= committed_) return Status();
   if (bytes > reserved()) return BeyondReservation(bytes, reserved());
-  const size_t needed = RoundUp(bytes, kPage);
-  const size_t ahead =
-      std::max(kRegisterLeast, std::min(committed_ / kCommitFraction, kRegisterMost));
-  const size_t wanted = std::min(std::max(needed, RoundUp(committed_ + ahead, kPage)), reserved());
+  const size_t needed = RegisterUpTo(committed_, bytes, reserved(), false);
+  const size_t wanted = RegisterUpTo(committed_, bytes, reserved(), true);
   const Status status = Register(wanted);
   return status.ok() || wanted == needed ? status : Register(needed);
 }

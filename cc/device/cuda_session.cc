@@ -43,20 +43,42 @@ CudaDevice::Session::Session(CudaDevice& device, Stream stream)
       lock_(state_->mutex),
       status_(state_->status) {
   device_.MakeCurrent();
+  if (stream != nullptr) Adopt();
 }
 
 CudaDevice::Session::~Session() {
+  Publish();
   if (pinned_ > 0) {
-    StreamState::Pinned& pinned = state_->pinned[state_->next_pinned];
+    state_->pinned[state_->next_pinned].busy = !idle_;
     state_->next_pinned = (state_->next_pinned + 1) % std::size(state_->pinned);
-    pinned.busy = !idle_;
-    if (pinned.busy && cudaEventRecord(pinned.done, stream_) != cudaSuccess) {
-      (void)cudaGetLastError();
-      (void)cudaStreamSynchronize(stream_);
-      pinned.busy = false;
-    }
   }
   device_.LeaveCurrent();
+}
+
+void CudaDevice::Session::Adopt() {
+  unsigned long long number = 0;
+  if (!status_.ok() || !Check("cudaStreamGetId", cudaStreamGetId(stream_, &number))) return;
+  if (number == state_->number) return;
+  state_->number = number;
+  state_->times_cleared = 0;
+  // The work of the destroyed stream may still use the workspace. Only sessions of this handle
+  // write `published`, and this is the only one.
+  if (state_->published == nullptr) return;
+  if (Ready()) Check("cudaStreamWaitEvent", cudaStreamWaitEvent(stream_, state_->published, 0));
+}
+
+void CudaDevice::Session::Publish() {
+  if (published_ || idle_) return;
+  const cudaEvent_t event = pinned_ > 0 ? state_->pinned[state_->next_pinned].done : state_->done;
+  if (cudaEventRecord(event, stream_) != cudaSuccess) {
+    (void)cudaGetLastError();
+    (void)cudaStreamSynchronize(stream_);
+    idle_ = true;
+    return;
+  }
+  published_ = true;
+  std::lock_guard<std::mutex> lock(device_.streams_mutex_);
+  state_->published = event;
 }
 
 bool CudaDevice::Session::Fail(Status status) {
@@ -70,7 +92,7 @@ bool CudaDevice::Session::Check(const char* what, int error) {
 
 bool CudaDevice::Session::Ready() {
   if (!status_.ok()) return false;
-  idle_ = false;
+  idle_ = published_ = false;
   const uint64_t times = device_.times_cleared_.load(std::memory_order_acquire);
   if (times == state_->times_cleared) return true;
   state_->times_cleared = times;
@@ -78,13 +100,12 @@ bool CudaDevice::Session::Ready() {
 }
 
 void CudaDevice::Session::After(Stream other) {
-  {
-    std::lock_guard<std::mutex> lock(device_.streams_mutex_);
-    const auto found = device_.streams_.find(other);
-    if (found == device_.streams_.end() || found->second.get() == state_ || !Ready()) return;
-    if (!Check("cudaEventRecord", cudaEventRecord(state_->other, found->second->stream))) return;
-  }
-  Check("cudaStreamWaitEvent", cudaStreamWaitEvent(stream_, state_->other, 0));
+  std::lock_guard<std::mutex> lock(device_.streams_mutex_);
+  const auto found = device_.streams_.find(other);
+  if (found == device_.streams_.end() || found->second.get() == state_) return;
+  const cudaEvent_t event = found->second->published;
+  if (event == nullptr || !Ready()) return;
+  Check("cudaStreamWaitEvent", cudaStreamWaitEvent(stream_, event, 0));
 }
 
 void CudaDevice::Session::Launch(const char* what, const void* kernel, size_t threads,

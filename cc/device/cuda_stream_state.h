@@ -14,9 +14,12 @@
 namespace dynemb {
 
 struct CudaDevice::StreamState {
-  // Held by a session during its life; it protects all members.
+  // Held by a session during its life; it protects all members except `published`.
   std::mutex mutex;
+  // Used by its own sessions only: at other times it may have been destroyed.
   Stream stream = nullptr;
+  // CUDA's number of the stream. A later stream may have the same handle, but not the same number.
+  unsigned long long number = 0;
   // An error if creating this failed.
   Status status;
 
@@ -31,9 +34,11 @@ struct CudaDevice::StreamState {
   Pinned pinned[8];
   size_t next_pinned = 0;
 
-  // For After, which records it on the other stream. A wait for an event refers to its latest
-  // record at the time of the call, so one event is enough.
-  cudaEvent_t other = nullptr;
+  // For Publish in sessions without pinned memory.
+  cudaEvent_t done = nullptr;
+  // The event that was recorded last: `done`, or that of a Pinned. It follows all published work. A
+  // wait for an event refers to its latest record at the time of the call, which may be later.
+  cudaEvent_t published = nullptr;
   // The number of the last ClearMemory that this stream waits for, or has waited for.
   uint64_t times_cleared = 0;
 };

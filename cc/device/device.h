@@ -22,9 +22,11 @@
 //
 //   Session(Device&, Stream)            A stream has one session at a time; the constructor waits
 //                                       until the stream's current session has ended.
+//   void Publish()                      After, in other sessions, includes all work given so far.
+//                                       The destructor publishes the rest.
 //   void After(Stream other)            Later work waits until `other` has finished the work that
-//                                       sessions have given it. `other` may be a destroyed stream
-//                                       if the device has been notified of its end.
+//                                       sessions have given it and published. `other` may have been
+//                                       destroyed since then.
 //   void ForEach(n, body)               body(i) for i in [0, n), one thread each
 //   void ForKeys(n, body)               body(lanes, i) by a team of Session::KeyLanes, which works
 //                                       on buckets (bucket_ops.h)

@@ -209,13 +209,15 @@ Status DeviceLookups<Device>::Pool(Exec& exec, const std::vector<PoolTask>& task
   Phase phase("find and pool");
   Work work(gathered.locked(), &exec, Work::Reports::kYes);
   Joined batch = Join(work, ids, gathered, std::move(now));
-  batch.inserts = insert;
+  batch.inserts = batch.admits = insert;
   DYNEMB_RETURN_IF_ERROR(work.status());
   DTable::FindRows(work, batch, true);
   DTable::Bring(work, batch);
   if (insert) {
     DYNEMB_RETURN_IF_ERROR(
         DTable::Insert(work, batch, DTable::Keys::kMayRepeat, device::FillInitial{}));
+  } else if (DTable::AnyAdmission(batch)) {
+    work.ForEach(batch.size(), device::MarkAbsent{DTable::ViewsOf(work, batch), batch.rows});
   }
   const device::TableVectors source{DTable::ViewsOf(work, batch), batch.keys, batch.rows};
   DYNEMB_RETURN_IF_ERROR(device::CombineBags(

@@ -22,9 +22,9 @@
 // every later change. A failure in a call that returns no Status is reported by the next call that
 // returns one.
 //
-// Inserting: see kernels_insert.h. Row ids are allocated in the order of the batch. Two choices
-// depend on how the GPU's threads interleave: which slot of a bucket a key gets, and which of
-// several equally old rows is evicted.
+// Inserting: see kernels_insert.h, and for admission kernels_admission.h. Row ids are allocated in
+// the order of the batch. Two choices depend on how the GPU's threads interleave: which slot of a
+// bucket a key gets, and which of several equally old rows is evicted.
 //
 // Growing. Memory is committed in place, ahead of the rows that a batch may need. The index is
 // rebuilt, kGrowth times larger, when the bound on the number of keys exceeds max_load_factor of
@@ -47,6 +47,7 @@
 #include "cc/device/kernels_insert.h"
 #include "cc/device/kernels_rows.h"
 #include "cc/device/kernels_tiers.h"
+#include "cc/table/admission.h"
 #include "cc/table/changes.h"
 #include "cc/table/deletion_log.h"
 #include "cc/table/evicted_rows.h"
@@ -92,11 +93,11 @@ class DeviceTable final : public Table {
   Status FindOrInsert(Exec& exec, KeySpan keys, Tick tick, RowId* rows) override;
   Status InsertAndEvict(Exec& exec, KeySpan keys, Tick tick, RowId* rows,
                         EvictedRows* evicted) override;
-  Status LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, void* vectors, RowId* rows) override;
-  Status LookupCounted(Exec& exec, KeySpan keys, const uint32_t*, Tick tick, void* vectors,
-                       RowId* rows) override {
-    return LookupOrInsert(exec, keys, tick, vectors, rows);  // the table has no admission
+  Status LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, void* vectors, RowId* rows) override {
+    return LookupCounted(exec, keys, nullptr, tick, vectors, rows);
   }
+  Status LookupCounted(Exec& exec, KeySpan keys, const uint32_t* times, Tick tick, void* vectors,
+                       RowId* rows) override;
   Status Upsert(Exec& exec, KeySpan keys, const void* vectors, Tick tick) override;
   Status Accumulate(Exec& exec, KeySpan keys, const float* deltas, Tick tick) override;
   Status WriteRows(Exec& exec, KeySpan keys, const float* vectors, const float* state, bool insert,
@@ -119,6 +120,7 @@ class DeviceTable final : public Table {
   void Track(Tick tick) override;
   Status LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) override;
   void SwapRows(Table* other, Tick tick) override;
+  Status LoadAdmission(const uint64_t* saved, int64_t first, int64_t num, bool merge) override;
   void CheckInvariants() const override;
 
   bool PromotionIsDue() const override { return reads_ >= kPromoteEvery && tiered(); }
@@ -180,6 +182,12 @@ class DeviceTable final : public Table {
       return exec != nullptr ? Device::StreamOf(*exec) : Stream{};
     }
 
+    // Protects stream_ of all tables. It is held for a few calls of the driver.
+    static std::mutex& streams_mutex() {
+      static auto* const mutex = new std::mutex;
+      return *mutex;
+    }
+
     const std::vector<const DeviceTable*> tables_;
     const Stream stream_;
     const Reports reports_;
@@ -194,8 +202,10 @@ class DeviceTable final : public Table {
     std::vector<const float*> gradients;  // per table; empty: the batch has none
     KeyArray keys;
     RowId* rows = nullptr;
-    uint64_t step = 0;     // for rounding vectors, if the batch has gradients
-    bool inserts = false;  // it is an inserting lookup
+    uint64_t step = 0;                // for rounding vectors, if the batch has gradients
+    bool inserts = false;             // it is an inserting lookup
+    bool admits = false;              // new keys need admission
+    const uint32_t* times = nullptr;  // per key: how often it counts; null: once
     // From ViewsOf; current if `viewed`.
     device::TableViews views{};
     bool viewed = false;
@@ -213,7 +223,7 @@ class DeviceTable final : public Table {
   struct Inserting {
     const uint32_t* places = nullptr;
     uint32_t* of = nullptr;
-    uint32_t* sums = nullptr;
+    uint32_t* sums = nullptr;  // of the keys that get rows
     device::RowGrant* grants = nullptr;
     uint32_t* positions = nullptr;
     RowId* new_rows = nullptr;
@@ -330,6 +340,20 @@ class DeviceTable final : public Table {
   // rows, and if memory runs out.
   template <class Fn>
   uint64_t ForLiveRows(Work& work, uint64_t first, uint64_t num, const Fn& fn);
+  // Allocates the counters.
+  Status InitAdmission(Work& work, const AdmissionOptions& options);
+  size_t CounterBytes() const {
+    return static_cast<size_t>(admission_lines_.num) * AdmissionCounters::kLineBytes;
+  }
+  device::AdmissionView AdmissionAt() const;
+  // Whether a table of the batch may refuse keys.
+  static bool AnyAdmission(const Batch& batch);
+  // Decides which new keys of a batch get rows, and sets in->sums accordingly. If it fails, keys
+  // may have been counted.
+  static Status Admit(Work& work, Batch& batch, Inserting* in);
+  // The counts of keys in the device's memory; waits.
+  std::vector<uint32_t> CountsOf(Work& work, KeyArray keys, size_t n) const;
+  Status ForgetCounts(Work& work, KeyArray keys, size_t n);
   // Removes the expired rows of a batch's keys.
   static Status RemoveExpiredRows(Work& work, Batch& batch);
 
@@ -415,8 +439,12 @@ class DeviceTable final : public Table {
   uint32_t* pins_ = nullptr;
   uint64_t* num_pinned_ = nullptr;
   EvictedRows* evicted_ = nullptr;
+  AdmissionRule admission_;
+  AdmissionLines admission_lines_;  // of its counters
+  Range admission_counters_;        // [admission_lines_.num, AdmissionLine::kWords]
   std::atomic<uint64_t> refused_{0};
-  mutable std::atomic<Stream> stream_{};
+  // The stream of the last session, perhaps destroyed since.
+  mutable Stream stream_{};
   mutable std::mutex error_mutex_;
   mutable Status unreported_, inconsistent_;
 
@@ -427,6 +455,7 @@ class DeviceTable final : public Table {
 
 }  // namespace dynemb
 
+#include "cc/device/device_table_admission.h"
 #include "cc/device/device_table_batch.h"
 #include "cc/device/device_table_catch_up.h"
 #include "cc/device/device_table_check.h"

@@ -27,9 +27,9 @@ DeviceTable<Device>::Work::Work(std::vector<const DeviceTable*> tables, Exec* ex
       tables_(std::move(tables)),
       stream_(StreamFor(exec)),
       reports_(reports) {
+  std::lock_guard<std::mutex> lock(streams_mutex());
   for (const DeviceTable* table : tables_) {
-    const Stream before = table->stream_.load();
-    if (before != stream_) this->After(before);
+    if (table->stream_ != stream_) this->After(table->stream_);
   }
 }
 
@@ -39,11 +39,16 @@ DeviceTable<Device>::Work::~Work() {
     if (!this->status().ok() && (changes_ || reports_ == Reports::kNo)) {
       table->Fail(this->status(), changes_);
     }
-    // Calls that share the lock may have used another stream in the meantime. The next session
-    // waits for this stream; it therefore waits for the other one too.
-    const Stream other = table->stream_.exchange(stream_);
-    if (other != stream_) this->After(other);
   }
+  // Calls that share the lock may have used another stream in the meantime. The next session waits
+  // for this stream, so this stream waits for the other one first. All of this is published before
+  // the next session can see it, hence the mutex.
+  std::lock_guard<std::mutex> lock(streams_mutex());
+  for (const DeviceTable* table : tables_) {
+    if (table->stream_ != stream_) this->After(table->stream_);
+  }
+  this->Publish();
+  for (const DeviceTable* table : tables_) table->stream_ = stream_;
 }
 
 template <class Device>
@@ -96,6 +101,7 @@ Stamp DeviceTable<Device>::BeginBatch(Exec& exec, Tick tick, size_t n) {
 template <class Device>
 Stamp DeviceTable<Device>::BeginLookup(Exec& exec, Tick tick, size_t n) {
   if (scoring_.Step(tick)) Fail(AdvanceEpoch(exec), false);
+  admission_.BeginLookup(tick);
   return BeginInsert(exec, tick, n);
 }
 
@@ -153,6 +159,7 @@ device::TableView DeviceTable<Device>::ViewAt(Stamp now, bool inserts) const {
   if (catch_up_.enabled()) view.step_mark = step_mark();
   view.mailbox = mailbox();
   view.batch = batch_ + 1;
+  view.admission = AdmissionAt();
   return view;
 }
 
@@ -168,10 +175,13 @@ template <class Device>
 const device::TableViews& DeviceTable<Device>::ViewsOf(Work& work, Batch& batch) {
   if (batch.viewed) return batch.views;
   std::vector<device::TableView> each;
+  uint64_t lines = 0;  // of the tables so far
   for (size_t t = 0; t < batch.tables.size(); ++t) {
     each.push_back(batch.tables[t]->ViewAt(batch.now[t], batch.inserts));
     each[t].rounding = batch.tables[t]->RoundingAt(batch.step);
     if (!batch.gradients.empty()) each[t].gradients = batch.gradients[t];
+    each[t].admission.first_number = lines;
+    lines += static_cast<uint64_t>(each[t].admission.lines.num);
   }
   device::TableViews& views = batch.views;
   views.one = each[0];
@@ -247,9 +257,11 @@ void DeviceTable<Device>::Explain(Exec& exec, KeySpan keys, KeyState* states) co
   std::vector<Stamp> updates(held.size());
   std::vector<Score> scores(held.size());
   ReadToHost(work, held, nullptr, nullptr, nullptr, updates.data(), scores.data());
+  const std::vector<uint32_t> counts = CountsOf(work, KeysAt(keys), n);
   const std::vector<char> on_host =
       ToHost(work, static_cast<const char*>(keys.data()), n * store_.layout.key_size);
   if (!work.status().ok()) return;
+  for (size_t i = 0; i < n; ++i) states[i].admission_count = counts[i];
   for (size_t h = 0; h < held.size(); ++h) {
     KeyState& state = states[positions[h]];
     state.has_row = true;
@@ -309,9 +321,12 @@ void DeviceTable<Device>::Lookup(Exec& exec, KeySpan keys, Tick tick, const void
   Batch batch = BatchOf(k, n, stamps_.Encode(tick), rows);
   FindRows(work, batch, true);
   Bring(work, batch);
-  work.ForRows(
-      n, vector_quads(),
-      device::ReadVectors{View(), initial(), k, rows, default_vector, static_cast<char*>(vectors)});
+  if (default_vector == nullptr && admission_.enabled()) {
+    work.ForEach(n, device::MarkAbsent{ViewsOf(work, batch), rows});
+  }
+  work.ForRows(n, vector_quads(),
+               device::ReadVectors{View(), initial(), admission_.AbsentIsZero(), k, rows,
+                                   default_vector, static_cast<char*>(vectors)});
 }
 
 template <class Device>
@@ -338,46 +353,6 @@ Status DeviceTable<Device>::Begin(Exec& exec, size_t n, Tick tick, Stamp* now, K
          : kind == Kind::kInsert ? BeginInsert(exec, tick, n)
                                  : BeginBatch(exec, tick, n);
   return Status();
-}
-
-template <class Device>
-Status DeviceTable<Device>::FindOrInsert(Exec& exec, KeySpan keys, Tick tick, RowId* rows) {
-  const size_t n = keys.size();
-  Stamp now;
-  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now, Kind::kLookup));
-  Work work(*this, &exec, Work::Reports::kYes);
-  Batch batch = BatchOf(KeysAt(keys), n, now, rows);
-  batch.inserts = true;
-  FindRows(work, batch, true);
-  Bring(work, batch);
-  return Insert(work, batch, Keys::kMayRepeat, device::FillInitial{});
-}
-
-template <class Device>
-Status DeviceTable<Device>::InsertAndEvict(Exec& exec, KeySpan keys, Tick tick, RowId* rows,
-                                           EvictedRows* evicted) {
-  evicted_ = evicted;
-  const Status status = FindOrInsert(exec, keys, tick, rows);
-  evicted_ = nullptr;
-  return status;
-}
-
-template <class Device>
-Status DeviceTable<Device>::LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, void* vectors,
-                                           RowId* rows) {
-  const size_t n = keys.size();
-  Stamp now;
-  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now, Kind::kLookup));
-  Work work(*this, &exec, Work::Reports::kYes);
-  Batch batch = BatchOf(KeysAt(keys), n, now, rows);
-  batch.inserts = true;
-  FindRows(work, batch, true);
-  Bring(work, batch);
-  DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kMayRepeat, device::FillInitial{}));
-  work.ForRows(n, vector_quads(),
-               device::ReadVectors{View(), initial(), batch.keys, rows, nullptr,
-                                   static_cast<char*>(vectors)});
-  return work.status();
 }
 
 template <class Device>

@@ -10,17 +10,12 @@
 #include <vector>
 
 #include "cc/device/device_table.h"
+#include "cc/table/require.h"
 
 namespace dynemb {
 
 template <class Device>
 void DeviceTable<Device>::CheckInvariants() const {
-  const auto require = [](bool holds, const char* what, uint64_t where) {
-    if (holds) return;
-    std::fprintf(stderr, "invariant broken: %s (%llu)\n", what,
-                 static_cast<unsigned long long>(where));
-    std::abort();
-  };
   Work work(*this, nullptr);
   const device::Counters c = Read(work);
   const std::vector<Bucket> buckets = ToHost(work, store_.ring.buckets, store_.ring.count);
@@ -32,10 +27,15 @@ void DeviceTable<Device>::CheckInvariants() const {
   std::vector<uint64_t> packed(all.size());  // room for either width
   std::vector<Stamp> updates(all.size());
   ReadToHost(work, all, packed.data(), nullptr, nullptr, updates.data(), nullptr);
-  require(work.status().ok(), "the structure is copied to the host", 0);
+  Require(work.status().ok(), "the structure is copied to the host", 0);
   const KeyArray keys = KeysAt(packed.data());
-  require(c.high_water <= store_.capacity, "no more rows than capacity", c.high_water);
-  require(bounds_.high_water >= c.high_water && bounds_.live >= c.size(), "bounds hold", c.size());
+  Require(c.high_water <= store_.capacity, "no more rows than capacity", c.high_water);
+  if (admission_.counts()) {
+    const auto lines = ToHost(work, AdmissionAt().counters, CounterBytes() / sizeof(uint64_t));
+    Require(AdmissionCounters::CheckLines(lines.data(), 0, admission_lines_.num).ok(),
+            "Count can have left the lines", 0);
+  }
+  Require(bounds_.high_water >= c.high_water && bounds_.live >= c.size(), "bounds hold", c.size());
 
   FlatRing ring = store_.ring;
   ring.buckets = nullptr;  // only for ProbeIn
@@ -45,28 +45,28 @@ void DeviceTable<Device>::CheckInvariants() const {
   for (uint32_t b = 0; b < ring.count; ++b) {
     for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
       const RowId row = buckets[b].row[s];
-      require((row == kNoRow) == (buckets[b].digest[s] == 0), "empty iff no digest", b);
+      Require((row == kNoRow) == (buckets[b].digest[s] == 0), "empty iff no digest", b);
       if (row == kNoRow) continue;
       ++held;
-      require(row < c.high_water, "the row id was allocated", row);
-      require(!seen[row], "a row belongs to one slot", row);
+      Require(row < c.high_water, "the row id was allocated", row);
+      Require(!seen[row], "a row belongs to one slot", row);
       seen[row] = true;
-      require(updates[row] != 0, "a held row is live", row);
+      Require(updates[row] != 0, "a held row is live", row);
       const FlatProbe probe = ProbeIn(ring, HashKey(keys[row], ring.salt));
-      require(probe.digest == buckets[b].digest[s], "a slot has its key's digest", row);
+      Require(probe.digest == buckets[b].digest[s], "a slot has its key's digest", row);
       for (uint32_t i = probe.home; i != b; i = (i + 1) % ring.count) ++passes[i];
     }
   }
   for (uint32_t b = 0; b < ring.count; ++b) {
-    require(buckets[b].overflow == kOverflowSticky || buckets[b].overflow == passes[b],
+    Require(buckets[b].overflow == kOverflowSticky || buckets[b].overflow == passes[b],
             "overflow counts the keys that passed", b);
   }
-  require(held == c.size(), "every live row has a slot", held);
+  Require(held == c.size(), "every live row has a slot", held);
   for (RowId row : free) {
-    require(row < c.high_water && !seen[row] && updates[row] == 0, "a free row is free", row);
+    Require(row < c.high_water && !seen[row] && updates[row] == 0, "a free row is free", row);
     seen[row] = true;
   }
-  for (uint64_t r = 0; r < all.size(); ++r) require(seen[r], "a row is held or free", r);
+  for (uint64_t r = 0; r < all.size(); ++r) Require(seen[r], "a row is held or free", r);
 
   // Every key is found, and no key has two rows.
   std::vector<uint64_t> held_keys, missing;
@@ -74,10 +74,10 @@ void DeviceTable<Device>::CheckInvariants() const {
     if (updates[r] != 0) held_keys.push_back(keys[r]);
   }
   DropHeld(work, held_keys, &missing);
-  require(missing.empty(), "a held key is found", missing.empty() ? 0 : missing[0]);
+  Require(missing.empty(), "a held key is found", missing.empty() ? 0 : missing[0]);
   std::sort(held_keys.begin(), held_keys.end());
   for (size_t i = 1; i < held_keys.size(); ++i) {
-    require(held_keys[i] != held_keys[i - 1], "a key has one row", held_keys[i]);
+    Require(held_keys[i] != held_keys[i - 1], "a key has one row", held_keys[i]);
   }
 }
 

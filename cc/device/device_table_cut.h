@@ -145,6 +145,10 @@ Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, boo
     }
     if (!work.status().ok()) return work.status();
   }
+  if (admission_.counts()) {
+    cut->admission = ToHost(work, AdmissionAt().counters, CounterBytes() / sizeof(uint64_t));
+    cut->first_admission_line = admission_lines_.first;
+  }
   DYNEMB_RETURN_IF_ERROR(work.status());
   if (with_deleted || since == 0) catch_up_.NoteCut(watermark);
   cut_ = std::move(cut);

@@ -1,5 +1,5 @@
-// DeviceTable: creating and erasing rows, and making room for them. Included by device_table.h
-// only.
+// DeviceTable: creating and erasing rows, making room for them, and the lookups that insert.
+// Included by device_table.h only.
 #ifndef DYNEMB_DEVICE_DEVICE_TABLE_INSERT_H_
 #define DYNEMB_DEVICE_DEVICE_TABLE_INSERT_H_
 
@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cc/device/device_table.h"
+#include "cc/device/parts.h"
 #include "cc/table/phase.h"
 
 namespace dynemb {
@@ -217,6 +218,7 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
   DYNEMB_RETURN_IF_ERROR(work.status());
   work.ForEach(n + 1, device::FlagFirst{batch.rows, in.places, in.of, n, in.sums});
   work.ExclusiveSum(in.sums, n + 1);
+  DYNEMB_RETURN_IF_ERROR(Admit(work, batch, &in));
 
   // A batch is refused before anything changes.
   bool may_evict = false, list_gone = false;
@@ -296,10 +298,55 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
       std::any_of(batch.tables.begin(), batch.tables.end(), counts)) {
     work.ForKeys(n, device::CountRepeats{tables, batch.keys, batch.rows, in.places, in.of});
   }
-  work.ForEach(n, device::SpreadRows{batch.rows, in.sums, in.places, in.of, in.new_rows});
+  work.ForEach(n, device::SpreadRows{tables, batch.rows, in.sums, in.places, in.of, in.new_rows});
   work.ForEach(device::TallyItems(n), device::CountInserted{added});
   work.ForEach(num_tables, device::PostCounters{tables});
   work.Settled();
+  return work.status();
+}
+
+template <class Device>
+Status DeviceTable<Device>::FindOrInsert(Exec& exec, KeySpan keys, Tick tick, RowId* rows) {
+  const size_t n = keys.size();
+  Stamp now;
+  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now, Kind::kLookup));
+  Work work(*this, &exec, Work::Reports::kYes);
+  Batch batch = BatchOf(KeysAt(keys), n, now, rows);
+  batch.inserts = true;
+  batch.admits = evicted_ == nullptr;
+  FindRows(work, batch, true);
+  Bring(work, batch);
+  return Insert(work, batch, Keys::kMayRepeat, device::FillInitial{});
+}
+
+template <class Device>
+Status DeviceTable<Device>::InsertAndEvict(Exec& exec, KeySpan keys, Tick tick, RowId* rows,
+                                           EvictedRows* evicted) {
+  evicted_ = evicted;
+  const Status status = FindOrInsert(exec, keys, tick, rows);
+  evicted_ = nullptr;
+  return status;
+}
+
+template <class Device>
+Status DeviceTable<Device>::LookupCounted(Exec& exec, KeySpan keys, const uint32_t* times,
+                                          Tick tick, void* vectors, RowId* rows) {
+  const size_t n = keys.size();
+  Stamp now;
+  DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now, Kind::kLookup));
+  Work work(*this, &exec, Work::Reports::kYes);
+  Batch batch = BatchOf(KeysAt(keys), n, now, rows);
+  batch.inserts = batch.admits = true;
+  if (times != nullptr && admission_.enabled()) {
+    batch.times = device::ToDevice(work, times, n);
+    DYNEMB_RETURN_IF_ERROR(work.status());
+  }
+  FindRows(work, batch, true);
+  Bring(work, batch);
+  DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kMayRepeat, device::FillInitial{}));
+  work.ForRows(n, vector_quads(),
+               device::ReadVectors{View(), initial(), admission_.AbsentIsZero(), batch.keys, rows,
+                                   nullptr, static_cast<char*>(vectors)});
   return work.status();
 }
 
@@ -331,6 +378,7 @@ size_t DeviceTable<Device>::Remove(Work& work, KeyArray keys, size_t n, Tick tic
   Score* scores = work.template Take<Score>(n);
   uint32_t* sums = work.template Take<uint32_t>(n + 1);
   if (gone == nullptr || scores == nullptr || sums == nullptr) return 0;
+  if (how == Removal::kWipe && !ForgetCounts(work, keys, n).ok()) return 0;
   work.Changes();
   work.ForKeys(n, device::EraseKeys{View(), keys, expired, gone, scores});
   BeforeWrite(work, gone, n, scores);

@@ -88,9 +88,6 @@ Status DeviceTable<Device>::MakeIndex(Work& work, Store* store) const {
 template <class Device>
 Status DeviceTable<Device>::Init(const TableOptions& options) {
   DYNEMB_RETURN_IF_ERROR(CheckOptions(options));
-  if (options.admission.rule != Admit::kAll) {
-    return InvalidArgument("admission: tables in device memory admit every key");
-  }
   options_ = options;
   scoring_ = Scoring(options.evict_strategy, static_cast<uint64_t>(options.epoch_steps));
   expiry_.Configure(options);
@@ -115,6 +112,7 @@ Status DeviceTable<Device>::Init(const TableOptions& options) {
   DYNEMB_RETURN_IF_ERROR(runs_.Commit(runs.size() * sizeof(InitRun)));
   work.Copy(runs_.data(), runs.data(), runs.size() * sizeof(InitRun));
   DYNEMB_RETURN_IF_ERROR(MakeIndex(work, &store_));
+  DYNEMB_RETURN_IF_ERROR(InitAdmission(work, options.admission));
   return work.Synchronize();
 }
 
@@ -147,8 +145,8 @@ TableStats DeviceTable<Device>::stats() const {
   s.slots = uint64_t{store_.ring.count} * kSlotsPerBucket;
   s.index_bytes = store_.ring.count * sizeof(Bucket);
   s.row_bytes = c.high_water * l.stride;
-  s.metadata_bytes =
-      s.index_bytes + s.row_bytes - c.high_water * (l.vector_bytes() + l.state_bytes());
+  s.metadata_bytes = s.index_bytes + s.row_bytes -
+                     c.high_water * (l.vector_bytes() + l.state_bytes()) + CounterBytes();
   s.device_rows = std::min<uint64_t>(c.high_water, store_.split);
   s.hits = c.device_hits + c.host_hits;
   s.device_hits = c.device_hits;
@@ -161,6 +159,7 @@ TableStats DeviceTable<Device>::stats() const {
   s.dropped_gradients = c.dropped_gradients;
   s.nonfinite_gradients = c.nonfinite_gradients;
   s.promotions = c.promotions;
+  s.unadmitted = c.unadmitted;
   return s;
 }
 
@@ -219,6 +218,7 @@ Status DeviceTable<Device>::Clear(Exec& exec, Tick tick) {
   c.erased += c.size();
   c.high_water = c.free_count = 0;
   work.Copy(counters(), &c, sizeof(c));
+  if (admission_.counts()) work.Fill(admission_counters_.data(), 0, CounterBytes());
   bounds_ = Bounds();
   return work.Synchronize();
 }
@@ -387,7 +387,7 @@ void DeviceTable<Device>::SwapRows(Table* with, Tick tick) {
   other->WaitForReader();
   Work work(*this, nullptr);
   SaveAll(work);
-  work.After(other->stream_.load());
+  work.After(other->stream_);
   other->SaveAll(work);
   device::Counters mine = Read(work);
   device::Counters theirs = ToHost(work, other->counters(), 1)[0];
@@ -398,6 +398,9 @@ void DeviceTable<Device>::SwapRows(Table* with, Tick tick) {
   std::swap(initial_state_, other->initial_state_);
   std::swap(stamps_, other->stamps_);
   std::swap(scoring_, other->scoring_);
+  if (options_.admission == other->options_.admission) {
+    std::swap(admission_counters_, other->admission_counters_);
+  }
   std::swap(steps_, other->steps_);
   SwapBase(other);
   std::swap(bounds_, other->bounds_);

@@ -141,8 +141,8 @@ struct CountFound {
   }
 };
 
-// resolved[i] = rows[i] if that is still the row of keys[i] (the generation check). Otherwise, it
-// is the key's current row if rows may move between tiers, or kNoRow.
+// resolved[i] = rows[i] if that is still the row of keys[i] (the generation check), or if the key
+// was refused. Otherwise, it is the key's current row if rows may move between tiers, or kNoRow.
 struct ResolveRows {
   TableViews tables;
   KeyArray keys;
@@ -153,6 +153,10 @@ struct ResolveRows {
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
     const TableView& table = tables.Of(i);
     RowId row = rows[i];
+    if (table.admission.rule != Admit::kAll && IsRefused(row)) {
+      if (lanes.rank() == 0) resolved[i] = row;
+      return;
+    }
     if (row >= table.counters->high_water || *table.layout.update(table.RowAt(row)) == 0 ||
         table.KeyAt(row) != keys[i]) {
       row = table.rows_move && row != kNoRow ? table.Find(lanes, keys[i]).row : kNoRow;
@@ -163,11 +167,13 @@ struct ResolveRows {
 
 // --- Reading ---------------------------------------------------------------------------------
 
-// vectors[i] = the vector of rows[i]. If rows[i] is kNoRow, it is `otherwise`; if that is null, the
-// initial vector of keys[i]. Nothing is written in the last case if initial.dim is 0.
+// vectors[i] = the vector of rows[i]. If that is not a row, it is `otherwise`; if that is null,
+// zeros if the key was refused and `refused_is_zero`; otherwise the initial vector of keys[i].
+// Nothing is written in the last case if initial.dim is 0.
 struct ReadVectors {
   DeviceView view;
   InitializerView initial;
+  bool refused_is_zero;
   KeyArray keys;
   const RowId* rows;
   const void* otherwise;
@@ -177,10 +183,15 @@ struct ReadVectors {
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
     const size_t bytes = view.layout.vector_bytes();
     char* to = vectors + i * bytes;
-    if (rows[i] != kNoRow) {
+    if (IsRow(rows[i])) {
       CopyBytes(lanes, to, view.layout.vector(view.RowAt(rows[i])), bytes);
     } else if (otherwise != nullptr) {
       CopyBytes(lanes, to, otherwise, bytes);
+    } else if (refused_is_zero && IsRefused(rows[i])) {
+      // Vectors have elements of 16 or 32 bits.
+      for (size_t w = lanes.rank(); w < bytes / 2; w += lanes.width()) {
+        reinterpret_cast<uint16_t*>(to)[w] = 0;
+      }
     } else {
       FillInitialVector(lanes, initial, keys[i], view.layout.dtype, to);
     }
@@ -255,8 +266,8 @@ struct CompareUpdates {
   bool* changed;
 
   DYNEMB_HD void operator()(size_t i) const {
-    if (rows[i] == kNoRow) {
-      changed[i] = true;
+    if (!IsRow(rows[i])) {
+      changed[i] = rows[i] == kNoRow || rows[i] != rows_before[i];
       return;
     }
     const Tick updated = stamps.Decode(*view.layout.update(view.RowAt(rows[i])));

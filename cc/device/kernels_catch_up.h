@@ -14,7 +14,7 @@
 
 namespace dynemb::device {
 
-// Brings rows[i] up to date (kNoRow: none), if the steps of its table have this formula. The same
+// Brings rows[i] up to date (if it is a row), if the steps of its table have this formula. The same
 // row may be listed several times: the first team that changes its mark brings it.
 template <class Formula>
 struct BringRows {
@@ -24,7 +24,7 @@ struct BringRows {
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
-    if (rows[i] == kNoRow) return;
+    if (!IsRow(rows[i])) return;
     const TableView& table = tables.Of(i);
     if (table.steps == nullptr || table.formula != formula) return;
     const RowLayout& l = table.layout;

@@ -60,7 +60,8 @@ struct ScaleBags {
     const uint32_t p = parts.IndexOf(i);
     const GradientPart& part = parts[p];
     const size_t bag = i - parts.begin(p);
-    part.scales[bag] = BagScale(part.task.combiner, part.bags, part.task.weights, bag);
+    part.scales[bag] = BagScale(part.task.combiner, part.bags, part.task.weights, bag,
+                                CountedRows{part.task.rows});
   }
 };
 
@@ -160,7 +161,10 @@ struct ListTerms {
       term.scale = part.scales[term.bag];
       if (term.scale == 0.0f) term.bag = kNoBag;
     }
-    if (part.task.weights != nullptr) term.scale *= part.task.weights[position - parts.begin(p)];
+    const uint32_t in_part = position - parts.begin(p);
+    if (part.task.weights != nullptr) term.scale *= part.task.weights[in_part];
+    // The key of a refused id gets no gradient.
+    if (part.task.rows != nullptr && IsRefused(part.task.rows[in_part])) term = {kNoBag, 0.0f};
     terms[i] = term;
   }
 };

@@ -5,6 +5,7 @@
 //   PinRows                            pins the rows that the batch has found (Evictable), where
 //                                      rows may be evicted and scores are not stamps
 //   ElectPositions, FlagFirst, a sum   number the keys j = 0, 1, ... in the order of the batch
+//   (keys are admitted or refused here, and the admitted keys numbered: kernels_admission.h)
 //   GrantRows                          counts the keys that get a free row, and those that evict
 //   ListNew                            lists position and row of each j
 //   ClaimSlots                         claims slots for the keys with a free row
@@ -229,8 +230,10 @@ struct CountRepeats {
   }
 };
 
-// Sets the row of each position without one to the new row of its key.
+// Sets the row of each position without one to the new row of its key. A key without a number was
+// refused.
 struct SpreadRows {
+  TableViews tables;
   RowId* rows;
   const uint32_t* sums;
   const uint32_t* places;  // null: keys are distinct
@@ -240,7 +243,8 @@ struct SpreadRows {
   DYNEMB_HD void operator()(size_t i) const {
     if (rows[i] != kNoRow) return;
     const size_t first = places == nullptr ? i : places[of[i]];
-    rows[i] = new_rows[sums[first]];
+    const uint32_t j = sums[first];
+    rows[i] = j != sums[first + 1] ? new_rows[j] : tables.Of(i).admission.absent_row;
   }
 };
 

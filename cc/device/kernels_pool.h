@@ -101,14 +101,18 @@ struct PoolBags {
   template <class Element, class Columns, class Lanes>
   DYNEMB_HD void Pool(Lanes& lanes, const Part& part, const Vectors& vectors, uint32_t bag) const {
     const size_t begin = part.bags.begin(bag), end = part.bags.end(bag);
-    const float scale = begin == end ? 0.0f : BagScale(part.combiner, part.bags, part.weights, bag);
+    const float scale =
+        begin == end ? 0.0f
+                     : BagScale(part.combiner, part.bags, part.weights, bag, vectors.counted());
     ForEachQuad(lanes, vectors.dim(), [&](int64_t first, int n) {
       Columns columns;
+      bool any = false;
       for (size_t place = begin; place < end;) {
-        place += AddIds<Element>(part, vectors, place, end, first, n, &columns);
+        place += AddIds<Element>(part, vectors, place, end, first, n, &columns, &any);
       }
-      Quad<float> pooled{};  // zeros if the scale is 0, even if the sum is NaN
-      if (scale != 0.0f) {
+      // Zeros if the scale is 0, even if the sum is NaN, and if all ids are absent.
+      Quad<float> pooled{};
+      if (any && scale != 0.0f) {
         for (int j = 0; j < kQuad; ++j) pooled.at[j] = columns.value.at[j] * scale;
       }
       StoreColumns(vectors.dtype(), pooled, first, n, Rounding{},
@@ -118,11 +122,12 @@ struct PoolBags {
   }
 
   // Adds columns [first, first + n) of some ids from `place` < end on: of up to kInFlight ids with
-  // rows, or of one id without a row. Returns the number of ids.
+  // rows, or of one id without a row. Sets *any, unless that id is absent from its bag. Returns the
+  // number of ids.
   template <class Element, class Columns>
   DYNEMB_HD DYNEMB_INLINE uint32_t AddIds(const Part& part, const Vectors& vectors, size_t place,
-                                          size_t end, int64_t first, int n,
-                                          Columns* columns) const {
+                                          size_t end, int64_t first, int n, Columns* columns,
+                                          bool* any) const {
     const auto ids = static_cast<uint32_t>(end - place < kInFlight ? end - place : kInFlight);
     uint32_t position[kInFlight] = {};
     for (uint32_t k = 0; k < kInFlight; ++k) {
@@ -135,6 +140,8 @@ struct PoolBags {
       row[k] = vectors.Row(position[k]);
       weight[k] = part.weights != nullptr ? part.weights[position[k]] : 1.0f;
     }
+    if (vectors.Skips(row[0])) return 1;
+    *any = true;
     if (!vectors.Has(row[0])) {
       columns->Add(position[0], weight[0], vectors.Columns(position[0], first, n));
       return 1;
@@ -201,7 +208,8 @@ struct PrepareWeightGradients {
       // Zeros follow the last column. They do not change a sum that begins with 0.
       for (int j = 0; j < kQuad; ++j) dot += u.at[j] * v.at[j];
     });
-    part.terms[bag] = {BagScale(part.combiner, part.bags, part.weights, bag), dot};
+    part.terms[bag] = {BagScale(part.combiner, part.bags, part.weights, bag, vectors.counted()),
+                       dot};
   }
 };
 
@@ -221,6 +229,10 @@ struct BagWeightGradients {
     const uint32_t position = part.bags.position(place);
     const size_t bag = part.bags.BagOf(place);
     const uint32_t row = vectors.Row(position);
+    if (vectors.Skips(row)) {
+      part.gradient[position] = 0.0f;
+      return;
+    }
     const bool has_row = vectors.Has(row);
     const char* const vector = has_row ? vectors.Vector(row) : nullptr;
     const char* const upstream =

@@ -82,7 +82,7 @@ struct ApplyGradients {
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
-    if (rows[i] == kNoRow) return;
+    if (!IsRow(rows[i])) return;
     const uint32_t t = tables.IndexOf(i);
     const TableView& table = tables[t];
     const RowLayout& l = table.layout;
@@ -99,7 +99,8 @@ struct ApplyGradients {
   }
 };
 
-// Counts dropped and nonfinite gradients. Items as in ForTally.
+// Counts dropped and nonfinite gradients. A table with admission drops gradients by design, and
+// does not count them. Items as in ForTally.
 struct CountApplied {
   TableViews tables;
   const RowId* rows;
@@ -112,7 +113,7 @@ struct CountApplied {
     ForTally<Tally>(
         t, tables.items, [&](size_t i) { return tables.IndexOf(i); },
         [&](size_t i, Tally* tally) {
-          tally->dropped += rows[i] == kNoRow;
+          tally->dropped += rows[i] == kNoRow && tables.Of(i).admission.rule == Admit::kAll;
           tally->bad += nonfinite[i];
         },
         [&](const Tally& tally, uint32_t table) {

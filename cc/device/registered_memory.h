@@ -13,6 +13,20 @@
 
 namespace dynemb {
 
+// Memory is registered in units of a huge page. Two pieces with a boundary within a huge page would
+// both lock all of it, and the driver would map it in small pages.
+constexpr size_t kRegisterUnit = size_t{2} << 20;
+
+// The end of the next piece of a range of `reserved` bytes whose first `registered` bytes are
+// registered, and of which `bytes` are needed: a multiple of kRegisterUnit, or the end of the
+// range. With `ahead` the piece has at least an eighth of the registered bytes, at most 64 MiB, so
+// that large ranges are registered in few calls.
+inline size_t RegisterUpTo(size_t registered, size_t bytes, size_t reserved, bool ahead) {
+  constexpr size_t kFraction = 8, kMost = size_t{64} << 20;
+  if (ahead) bytes = std::max(bytes, registered + std::min(registered / kFraction, kMost));
+  return std::min((bytes + kRegisterUnit - 1) / kRegisterUnit * kRegisterUnit, reserved);
+}
+
 class RegisteredMemory {
  public:
   void Add(const void* p, size_t bytes) {

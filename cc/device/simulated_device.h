@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cc/device/device.h"
+#include "cc/device/simulated_guard.h"
 #include "cc/table/arena.h"
 #include "cc/table/exec.h"
 #include "cc/table/status.h"
@@ -109,11 +110,13 @@ class SimulatedDevice {
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
 
+    void Publish() {}
     void After(Stream) {}
 
     template <class Body>
     void ForEach(size_t n, const Body& body) {
       if (!status_.ok()) return;
+      const AccessScope access;
       exec_->ParallelFor(n, kGrain, [&body](size_t begin, size_t end) {
         for (size_t i = begin; i < end; ++i) body(i);
       });
@@ -144,9 +147,10 @@ class SimulatedDevice {
       if (!Working()) return nullptr;
       // Filled with garbage: on a GPU, an array has the contents that the last session left there.
       const size_t bytes = std::max<size_t>(n, 1) * sizeof(T);
-      auto* p = static_cast<char*>(::operator new (bytes, std::align_val_t{kAlignment}));
-      std::memset(p, 0xA5, bytes);
+      char* const p = Allocate(bytes);
+      if (p == nullptr) return nullptr;
       taken_.push_back(p);
+      Fill(p, 0xA5, bytes);
       return reinterpret_cast<T*>(p);
     }
 
@@ -157,19 +161,25 @@ class SimulatedDevice {
     }
 
     void Copy(void* to, const void* from, size_t bytes) {
-      if (bytes != 0 && status_.ok()) std::memcpy(to, from, bytes);
+      if (bytes == 0 || !status_.ok()) return;
+      const AccessScope access;
+      std::memcpy(to, from, bytes);
     }
     void Fill(void* p, uint8_t byte, size_t bytes) {
-      if (bytes != 0 && status_.ok()) std::memset(p, byte, bytes);
+      if (bytes == 0 || !status_.ok()) return;
+      const AccessScope access;
+      std::memset(p, byte, bytes);
     }
     // These two also take workspace.
     void ExclusiveSum(uint32_t* values, size_t n) {
       if (!Working()) return;
+      const AccessScope access;
       uint32_t sum = 0;
       for (size_t i = 0; i < n; ++i) sum += std::exchange(values[i], sum);
     }
     void SortPairs(uint64_t* keys, uint32_t* values, size_t n, int bits = 64) {
       if (!Working()) return;
+      const AccessScope access;
       const uint64_t low = bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1;
       std::vector<size_t> order(n);
       std::iota(order.begin(), order.end(), size_t{0});
@@ -192,9 +202,22 @@ class SimulatedDevice {
     static constexpr size_t kGrain = 256;
     static constexpr size_t kAlignment = 256;
 
+    char* Allocate(size_t bytes) {
+      if (SimulatedGuard* const guard = SimulatedGuard::Get()) {
+        void* const p = guard->Allocate(bytes);
+        if (p == nullptr)
+          status_ = ResourceExhausted("no guarded memory for the work of this call");
+        return static_cast<char*>(p);
+      }
+      return static_cast<char*>(::operator new (bytes, std::align_val_t{kAlignment}));
+    }
     void GiveBack(size_t keep) {
       for (; taken_.size() > keep; taken_.pop_back()) {
-        ::operator delete (taken_.back(), std::align_val_t{kAlignment});
+        if (SimulatedGuard* const guard = SimulatedGuard::Get()) {
+          guard->Free(taken_.back());
+        } else {
+          ::operator delete (taken_.back(), std::align_val_t{kAlignment});
+        }
       }
     }
     // False if something has failed, or must fail now (FailTake).
@@ -208,6 +231,7 @@ class SimulatedDevice {
     template <class Lanes, class Body>
     void ForTeams(size_t n, const Body& body) {
       if (!status_.ok()) return;
+      const AccessScope access;
       Lanes::Launch(*exec_, n, 64, [&body](Lanes& lanes, size_t begin, size_t end) {
         for (size_t i = begin; i < end; ++i) body(lanes, i);
       });

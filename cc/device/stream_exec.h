@@ -5,8 +5,10 @@
 #define DYNEMB_DEVICE_STREAM_EXEC_H_
 
 #include <cstddef>
+#include <memory>
 
 #include "cc/table/exec.h"
+#include "cc/table/status.h"
 
 struct CUstream_st;  // *CUstream_st is CUDA's cudaStream_t
 
@@ -14,6 +16,13 @@ namespace dynemb {
 
 class StreamExec final : public Exec {
  public:
+  // Internal for a null stream. To a CudaDevice null is its own stream, for which the operators of
+  // other streams do not wait.
+  static Status Make(CUstream_st* stream, std::unique_ptr<Exec>* exec) {
+    if (stream == nullptr) return Internal("an operator on a GPU has no stream");
+    *exec = std::make_unique<StreamExec>(stream);
+    return Status();
+  }
   // The stream must live as long as work is given to it.
   explicit StreamExec(CUstream_st* stream) : stream_(stream) {}
 

@@ -50,10 +50,11 @@ struct Ids {
 template <class Session>
 Status BringIds(Session& session, const std::vector<BackwardTask>& tasks,
                 const std::vector<uint32_t>& begins, Ids* ids) {
-  // Whether each bag of a task has its own scale, as in Upstream::Prepare.
+  // Whether each bag of a task has its own scale, as in Upstream::Prepare. The host does not know
+  // whether there are rows that say that an id is absent from its bag.
   const auto has_scales = [](const BackwardTask& task) {
     return task.bags->nnz() != 0 && HasScale(task.combiner) &&
-           (task.bags->splits() != nullptr || task.weights != nullptr);
+           (task.bags->splits() != nullptr || task.weights != nullptr || task.rows != nullptr);
   };
   std::vector<uint32_t> bag_begins{0};
   size_t bags = 0;

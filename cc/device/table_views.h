@@ -11,6 +11,7 @@
 #include "cc/device/flat_index.h"
 #include "cc/device/ranges.h"
 #include "cc/device/row_math.h"
+#include "cc/table/admission.h"
 #include "cc/table/bucket_ops.h"
 #include "cc/table/catch_up_view.h"
 #include "cc/table/expired.h"
@@ -29,6 +30,7 @@ struct Counters {
   uint64_t inserts, evictions, erased, expired, refused;
   uint64_t dropped_gradients, nonfinite_gradients;
   uint64_t promotions;
+  uint64_t unadmitted;
 
   DYNEMB_HD uint64_t size() const { return high_water - free_count; }
 };
@@ -45,6 +47,26 @@ struct Candidates {
 struct Mailbox {
   uint64_t high_water;  // batch << 32 | the counter
   uint64_t free_count;
+};
+
+// The admission of a table (cc/table/admission.h).
+struct AdmissionView {
+  Admit rule = Admit::kAll;
+  RowId absent_row = kNoRow;  // in the result of a lookup, of a key that has no row
+  bool absent_is_zero = false;
+  // kFrequency: a key with this count is admitted; the counters, and the number of the first line
+  // among those of all tables of the batch.
+  uint32_t times = 0;
+  uint64_t* counters = nullptr;  // [lines.num, AdmissionLine::kWords]
+  AdmissionLines lines{};
+  uint64_t first_number = 0;
+  AdmissionDraws draws{};  // kProbability
+
+  DYNEMB_HD uint64_t* LineAt(uint64_t line) const {
+    return counters + line * AdmissionLine::kWords;
+  }
+  // Whether an id with this row, which is not that of a key, reads as zeros.
+  DYNEMB_HD bool IsZero(RowId row) const { return absent_is_zero && IsRefused(row); }
 };
 
 // Whether the row in a slot has expired.
@@ -88,6 +110,7 @@ struct TableView : DeviceView {
   Mailbox* mailbox = nullptr;
   uint32_t batch = 0;                // the number of an inserting batch, for the mailbox
   const float* gradients = nullptr;  // [keys of the share, dim], if the batch has gradients
+  AdmissionView admission{};
 };
 
 struct TableViews {

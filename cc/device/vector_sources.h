@@ -6,6 +6,8 @@
 //     dtype(), dim(), vector_bytes()
 //     uint32_t Row(position)           the row of an id
 //     bool Has(row)                    whether that row exists
+//     bool Skips(row)                  whether an id with this row is absent from its bag
+//     CountedRows counted()            which ids of the part are in their bags
 //     const char* Vector(row)          the vector of an existing row, aligned to its elements
 //     Quad<float> Columns(position, first, n)
 //                                      columns [first, first + n) of the vector that replaces the
@@ -22,13 +24,15 @@
 #include "cc/device/flat_index.h"
 #include "cc/device/row_math.h"
 #include "cc/device/table_views.h"
+#include "cc/lookup/combiner.h"
 #include "cc/table/portability.h"
 #include "cc/table/types.h"
 
 namespace dynemb::device {
 
 // Rows of tables. `keys` and `rows` are arrays over the whole batch: the id at position p of a part
-// is at first_id + p. An id whose row is kNoRow counts as the initial vector of its key.
+// is at first_id + p. An id whose row is kNoRow counts as the initial vector of its key. An id
+// whose key was refused counts as zeros or as that vector, or is absent (cc/table/admission.h).
 struct TableVectors {
   struct Part {
     uint32_t first_id = 0;
@@ -49,11 +53,17 @@ struct TableVectors {
     DYNEMB_HD DYNEMB_INLINE RowId Row(uint32_t position) const {
       return source_.rows[size_t{part_.first_id} + position];
     }
-    DYNEMB_HD DYNEMB_INLINE bool Has(RowId row) const { return row != kNoRow; }
+    DYNEMB_HD DYNEMB_INLINE bool Has(RowId row) const { return IsRow(row); }
+    DYNEMB_HD DYNEMB_INLINE bool Skips(RowId row) const { return row == kSkippedRow; }
+    DYNEMB_HD DYNEMB_INLINE CountedRows counted() const {
+      const bool some_absent = table_.admission.absent_row == kSkippedRow;
+      return {some_absent ? source_.rows + part_.first_id : nullptr};
+    }
     DYNEMB_HD DYNEMB_INLINE const char* Vector(RowId row) const {
       return table_.layout.vector(table_.RowAt(row));
     }
     DYNEMB_HD DYNEMB_INLINE Quad<float> Columns(uint32_t position, int64_t first, int n) const {
+      if (table_.admission.IsZero(Row(position))) return {};
       const uint64_t key = source_.keys[size_t{part_.first_id} + position];
       return InitialColumns(table_.initial, key, table_.layout.dtype, first, n);
     }
@@ -89,6 +99,8 @@ struct IndexedVectors {
     }
     DYNEMB_HD DYNEMB_INLINE uint32_t Row(uint32_t position) const { return part_.index[position]; }
     DYNEMB_HD DYNEMB_INLINE bool Has(uint32_t row) const { return row < part_.n; }
+    DYNEMB_HD DYNEMB_INLINE bool Skips(uint32_t) const { return false; }
+    DYNEMB_HD DYNEMB_INLINE CountedRows counted() const { return {}; }
     DYNEMB_HD DYNEMB_INLINE const char* Vector(uint32_t row) const {
       return rows_ != nullptr ? static_cast<const char*>(rows_[row])
                               : static_cast<const char*>(part_.vectors) + row * vector_bytes();

@@ -161,7 +161,11 @@ class JsonParser {
       return at_ < text_.size() && any.find(text_[at_]) != std::string_view::npos;
     };
     if (is("-")) ++at_;
-    if (!digits()) return false;
+    if (is("0")) {
+      ++at_;  // no digit may follow
+    } else if (!digits()) {
+      return false;
+    }
     if (is(".")) {
       ++at_;
       if (!digits()) return false;

@@ -11,9 +11,8 @@
 #include <tuple>
 #include <utility>
 
-#include "cc/io/crc32c.h"
 #include "cc/io/json.h"
-#include "cc/io/mapped_file.h"
+#include "cc/io/json_file.h"
 
 namespace dynemb {
 namespace {
@@ -215,12 +214,8 @@ Status ReadManifest(const std::string& directory, Manifest* manifest) {
   *manifest = Manifest();
   manifest->directory = directory;
   const std::string file = directory + "/MANIFEST.json";
-  std::string text;
-  DYNEMB_RETURN_IF_ERROR(ReadFile(file, kMostManifestBytes, &text));
   Json json;
-  if (Status parsed = Json::Parse(text, &json); !parsed.ok()) {
-    return DataLoss(file + " is damaged: " + parsed.message());
-  }
+  DYNEMB_RETURN_IF_ERROR(ReadJson(file, kMostManifestBytes, &json));
   Status status;
   Members members(file, json, &status);
   if (members.Text("format") != "tf_dynemb.snapshot") members.Fault("format");
@@ -236,14 +231,7 @@ Status ReadManifest(const std::string& directory, Manifest* manifest) {
                            "; this tf_dynemb reads versions 1 to 2. Read it with the tf_dynemb " +
                            "that wrote it, or a later one");
   }
-  const std::string canonical = json.Canonical("crc32c");
-  uint32_t crc = 0;
-  const std::string& digits = members.Text("crc32c");
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), crc, 16);
-  if (error != std::errc() || digits.size() != 8 || end != digits.data() + 8 ||
-      crc != Crc32c(0, canonical.data(), canonical.size())) {
-    return DataLoss(file + " is damaged: its CRC32C is not " + digits);
-  }
+  DYNEMB_RETURN_IF_ERROR(CheckChecksum(file, json));
 
   const std::string& kind = members.Text("kind");
   manifest->is_base = kind == "base";

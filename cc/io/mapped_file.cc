@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <tuple>
 
 namespace dynemb {
 namespace {
@@ -20,21 +19,9 @@ Status Failed(const std::string& path) {
                                              : ResourceExhausted(path + ": " + strerror(errno));
 }
 
-// Device, inode, size, and time of the last change of the contents.
-using Identity = std::tuple<uint64_t, uint64_t, uint64_t, int64_t, uint32_t>;
-
-Status Identify(const std::string& path, Identity* identity) {
-  // Not stat, which older versions of the C library do not export.
-  struct statx found;
-  if (statx(AT_FDCWD, path.c_str(), 0, STATX_BASIC_STATS, &found) != 0) return Failed(path);
-  *identity = {uint64_t{found.stx_dev_major} << 32 | found.stx_dev_minor, found.stx_ino,
-               found.stx_size, found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec};
-  return Status();
-}
-
 struct Registry {
   std::mutex mutex;
-  std::map<Identity, std::weak_ptr<const MappedFile>> files;
+  std::map<FileIdentity, std::weak_ptr<const MappedFile>> files;
 };
 
 Registry& Shared() {
@@ -44,13 +31,22 @@ Registry& Shared() {
 
 }  // namespace
 
+Status IdentifyFile(const std::string& path, FileIdentity* identity) {
+  // Not stat, which older versions of the C library do not export.
+  struct statx found;
+  if (statx(AT_FDCWD, path.c_str(), 0, STATX_BASIC_STATS, &found) != 0) return Failed(path);
+  *identity = {uint64_t{found.stx_dev_major} << 32 | found.stx_dev_minor, found.stx_ino,
+               found.stx_size, found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec};
+  return Status();
+}
+
 MappedFile::~MappedFile() {
   if (data_ != nullptr) munmap(data_, bytes_);
 }
 
 Status MappedFile::OpenShared(const std::string& path, std::shared_ptr<const MappedFile>* file) {
-  Identity identity;
-  DYNEMB_RETURN_IF_ERROR(Identify(path, &identity));
+  FileIdentity identity;
+  DYNEMB_RETURN_IF_ERROR(IdentifyFile(path, &identity));
   Registry& registry = Shared();
   std::lock_guard<std::mutex> lock(registry.mutex);
   std::weak_ptr<const MappedFile>& known = registry.files[identity];
@@ -79,7 +75,7 @@ Status MappedFile::Open(const std::string& path, bool write, size_t at_least) {
   } else if (static_cast<size_t>(size) < at_least) {
     status = InvalidArgument(path + " has " + std::to_string(size) + " bytes, expected at least " +
                              std::to_string(at_least));
-  } else if (const int error = write ? posix_fallocate(file, 0, size) : 0) {
+  } else if (const int error = write && size != 0 ? posix_fallocate(file, 0, size) : 0) {
     // Writing to a hole in the file would kill the process if the disk has no room for it.
     errno = error;
     status = Failed(path);

@@ -8,12 +8,33 @@
 #define DYNEMB_IO_MAPPED_FILE_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <tuple>
 
 #include "cc/table/status.h"
 
 namespace dynemb {
+
+// What differs if a path names another file, or the contents of the file have changed.
+struct FileIdentity {
+  uint64_t device = 0;
+  uint64_t inode = 0;
+  uint64_t bytes = 0;
+  int64_t modified_seconds = 0;
+  uint32_t modified_nanoseconds = 0;
+
+  auto AsTuple() const {
+    return std::tie(device, inode, bytes, modified_seconds, modified_nanoseconds);
+  }
+  bool operator<(const FileIdentity& o) const { return AsTuple() < o.AsTuple(); }
+  bool operator==(const FileIdentity& o) const { return AsTuple() == o.AsTuple(); }
+  bool operator!=(const FileIdentity& o) const { return !(*this == o); }
+};
+
+// DataLoss if the file is missing.
+Status IdentifyFile(const std::string& path, FileIdentity* identity);
 
 class MappedFile {
  public:

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cc/lookup/backward.h"
+#include "cc/lookup/held_rows.h"
 #include "cc/lookup/tasks.h"
 #include "cc/table/phase.h"
 #include "cc/table/rounding.h"
@@ -93,6 +94,7 @@ Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerSte
     }
   }
   std::vector<ApplyTask> distinct = tasks;
+  std::vector<std::vector<RowId>> held(tasks.size());
   const SharedScratch<ApplyScratch> scratch;
   if (scratch->tasks.size() < tasks.size()) scratch->tasks.resize(tasks.size());
   std::vector<size_t> sizes;
@@ -106,6 +108,8 @@ Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerSte
     }
     sizes.push_back(distinct[t].n);
   }
+  DYNEMB_RETURN_IF_ERROR(HoldRowsOfTasks(
+      exec, &distinct, [](const ApplyTask& task) { return task.n; }, &held));
   // Two tasks may have the same table, and then the same row. The tasks of one table therefore run
   // one after another, in rounds. All rounds are created before the first one changes a row.
   std::vector<Round> rounds;

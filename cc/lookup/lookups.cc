@@ -12,8 +12,7 @@ class HostLookupsImpl final : public Lookups {
   }
 
   Status WeightGradient(Exec& exec, const std::vector<WeightGradientTask>& tasks) override {
-    dynemb::WeightGradient(exec, tasks);
-    return Status();
+    return dynemb::WeightGradient(exec, tasks);
   }
 
   Status SumGradients(Exec& exec, const std::vector<BackwardTask>& tasks,

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cc/lookup/dispatch.h"
+#include "cc/lookup/held_rows.h"
 #include "cc/lookup/tasks.h"
 #include "cc/table/find_pass.h"
 #include "cc/table/phase.h"
@@ -248,9 +249,15 @@ size_t TasksOn(const std::vector<PoolTask>& tasks, const Table* table) {
 Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool insert) {
   std::vector<size_t> sizes;
   std::vector<size_t> grains;
+  if (!insert) {
+    // Together: a task must not move the rows of another one to files.
+    const auto num_keys = [](const PoolTask& task) { return task.bags->nnz(); };
+    DYNEMB_RETURN_IF_ERROR(WarmTasks(exec, tasks, num_keys));
+  }
   for (const PoolTask& task : tasks) {
+    const KeySpan keys(task.table->options().key_type, task.keys, task.bags->nnz());
     if (insert) task.table->BeginLookup(exec, tick, task.bags->nnz());
-    task.table->BringKeys(exec, {task.table->options().key_type, task.keys, task.bags->nnz()});
+    task.table->BringKeys(exec, keys);
     sizes.push_back(task.bags->num_bags());
     grains.push_back(BagGrain(*task.bags));
   }
@@ -287,8 +294,13 @@ Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool inse
   return Status();
 }
 
-void WeightGradient(Exec& exec, const std::vector<WeightGradientTask>& tasks) {
+Status WeightGradient(Exec& exec, const std::vector<WeightGradientTask>& given) {
   Phase phase("weight gradients");
+  std::vector<WeightGradientTask> tasks = given;
+  // Rows may have become cold since the lookup.
+  std::vector<std::vector<RowId>> held(tasks.size());
+  DYNEMB_RETURN_IF_ERROR(HoldRowsOfTasks(
+      exec, &tasks, [](const WeightGradientTask& task) { return task.bags->nnz(); }, &held));
   WeightGradients(exec, tasks, [](const WeightGradientTask& task, size_t begin, size_t end) {
     DispatchKeys(task.table, task.keys, [&](auto& table, const auto* keys) {
       const RowLayout& layout = table.layout();
@@ -308,6 +320,7 @@ void WeightGradient(Exec& exec, const std::vector<WeightGradientTask>& tasks) {
           SkippedRows(table, task.rows));
     });
   });
+  return Status();
 }
 
 }  // namespace dynemb

@@ -40,8 +40,8 @@ struct WeightGradientTask : BagWeightTask {
   const RowId* rows = nullptr;  // as Pool returned them
 };
 
-// The caller holds the locks of all tables, at least shared.
-void WeightGradient(Exec& exec, const std::vector<WeightGradientTask>& tasks);
+// The caller holds the locks of all tables, TableLock::kRead. It fails if cold rows cannot be read.
+Status WeightGradient(Exec& exec, const std::vector<WeightGradientTask>& tasks);
 
 }  // namespace dynemb
 

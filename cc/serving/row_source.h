@@ -50,10 +50,11 @@ struct RowSource {
 
 // Sets places[i] for each i of pending[0, n), n <= kFindBlock, whose key the source has. Moves the
 // others to the front of `pending`, and returns their number. Returns false in *sound if the source
-// is damaged; places are then undefined.
+// is damaged; places are then undefined. If `reads` is false, the caller does not read the vectors,
+// and their blocks are not verified.
 template <class K>
 size_t FindIn(const RowSource& source, const K* keys, uint32_t* pending, size_t n, Place* places,
-              bool* sound) {
+              bool* sound, bool reads = true) {
   const uint64_t mask = (uint64_t{1} << source.log_slots) - 1;
   const bool verify = source.slots_file != nullptr;
   uint64_t at[kFindBlock];
@@ -94,6 +95,7 @@ size_t FindIn(const RowSource& source, const K* keys, uint32_t* pending, size_t 
         place = kDeleted;
         if (entry <= source.live) {
           place = source.vectors + (uint64_t{entry} - 1) * source.vector_bytes;
+          if (!reads) break;
           if (verify && !source.vectors_file->Ensure(place, source.vector_bytes)) *sound = false;
           PrefetchBytes(place,
                         source.vector_bytes < kPrefetchMost ? source.vector_bytes : kPrefetchMost);

@@ -8,7 +8,8 @@
 #include <utility>
 
 #include "cc/io/json.h"
-#include "cc/io/mapped_file.h"
+#include "cc/io/json_file.h"
+#include "cc/serving/model_files.h"
 
 namespace dynemb {
 namespace {
@@ -45,12 +46,8 @@ std::string PathFrom(const std::string& folder, std::string path) {
 
 Status ReadDescriptor(const std::string& file, Descriptor* descriptor) {
   constexpr size_t kMostBytes = size_t{1} << 16;
-  std::string text;
-  DYNEMB_RETURN_IF_ERROR(ReadFile(file, kMostBytes, &text));
   Json json;
-  if (Status parsed = Json::Parse(text, &json); !parsed.ok()) {
-    return DataLoss(file + " is damaged: " + parsed.message());
-  }
+  DYNEMB_RETURN_IF_ERROR(ReadJson(file, kMostBytes, &json));
   const auto text_of = [&json](const char* name) {
     const Json* const member = json.Find(name);
     return member == nullptr ? std::string() : member->string();
@@ -109,6 +106,7 @@ Registry& Models() {
 
 Status ServedModel::Open(Exec& exec, const std::string& descriptor,
                          std::shared_ptr<ServedModel>* model) {
+  DYNEMB_RETURN_IF_ERROR(VerifyModelFiles(descriptor));
   Descriptor described;
   DYNEMB_RETURN_IF_ERROR(ReadDescriptor(descriptor, &described));
   std::vector<std::string> directories;

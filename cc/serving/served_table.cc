@@ -115,7 +115,8 @@ void ServedTable::Find(Exec& exec, KeySpan keys, Tick, RowId* rows) {
     using K = std::decay_t<decltype(*k)>;
     exec.ParallelFor(keys.size(), kGrain, [&](size_t begin, size_t end) {
       ForEach<K>([k](size_t i) { return k[i]; }, begin, end,
-                 [&](size_t i, K, Place place) { rows[i] = place == kUnknown ? kNoRow : 0; });
+                 [&](size_t i, K, Place place) { rows[i] = place == kUnknown ? kNoRow : 0; },
+                 false);
     });
   });
 }
@@ -125,7 +126,7 @@ void ServedTable::Contains(Exec& exec, KeySpan keys, bool* found) const {
     using K = std::decay_t<decltype(*k)>;
     exec.ParallelFor(keys.size(), kGrain, [&](size_t begin, size_t end) {
       ForEach<K>([k](size_t i) { return k[i]; }, begin, end,
-                 [&](size_t i, K, Place place) { found[i] = place != kUnknown; });
+                 [&](size_t i, K, Place place) { found[i] = place != kUnknown; }, false);
     });
   });
 }

@@ -65,8 +65,10 @@ class ServedTable final : public ReadOnlyTable {
 
   // Calls visit(i, place) for i in [begin, end), in order. place is kUnknown if key_at(i) has no
   // row. Sets the table's error if a file is damaged.
+  // `reads`: whether `visit` reads vectors.
   template <class K, class KeyAt, class Visit>
-  void ForEach(const KeyAt& key_at, size_t begin, size_t end, const Visit& visit) const;
+  void ForEach(const KeyAt& key_at, size_t begin, size_t end, const Visit& visit,
+               bool reads = true) const;
   // Of a key without a row: its row id, and its vector. Skips: its id is absent from its bag.
   RowId AbsentRow() const { return absent_row_; }
   bool Skips() const { return absent_row_ == kSkippedRow; }
@@ -87,13 +89,14 @@ class ServedTable final : public ReadOnlyTable {
 };
 
 template <class K, class KeyAt, class Visit>
-void ServedTable::ForEach(const KeyAt& key_at, size_t begin, size_t end, const Visit& visit) const {
+void ServedTable::ForEach(const KeyAt& key_at, size_t begin, size_t end, const Visit& visit,
+                          bool reads) const {
   K keys[kFindBlock];
   Place places[kFindBlock];
   for (size_t first = begin; first < end; first += kFindBlock) {
     const size_t n = std::min(kFindBlock, end - first);
     for (size_t i = 0; i < n; ++i) keys[i] = key_at(first + i);
-    if (!rows_->Find(keys, n, places)) {
+    if (!rows_->Find(keys, n, places, reads)) {
       damaged_ = true;
       return;
     }

@@ -103,7 +103,7 @@ Status TableRows::CountChanges(const Level& level, uint64_t* size) const {
     Place places[kFindBlock];
     std::copy_n(level.keys.data() + begin * sizeof(K), n * sizeof(K),
                 reinterpret_cast<char*>(keys));
-    if (!Find(keys, n, places)) return damage();
+    if (!Find(keys, n, places, /*reads=*/false)) return damage();
     for (uint64_t i = 0; i < n; ++i) {
       const bool lives = begin + i < level.source.live;
       if (lives && places[i] == kUnknown) ++*size;
@@ -122,7 +122,7 @@ Status TableRows::DropNeedless(std::shared_ptr<const Level>* level) const {
     K block[kFindBlock];
     Place places[kFindBlock];
     std::copy_n(source.keys + begin * sizeof(K), n * sizeof(K), reinterpret_cast<char*>(block));
-    if (!Find(block, n, places)) return damage();
+    if (!Find(block, n, places, /*reads=*/false)) return damage();
     for (uint64_t i = 0; i < n; ++i) {
       if (places[i] != kUnknown) Append(&keys, reinterpret_cast<char*>(block + i), sizeof(K));
     }
@@ -166,7 +166,7 @@ void TableRows::AppendMissing(const Level& from, uint64_t begin, uint64_t end, c
                 reinterpret_cast<char*>(block));
     for (uint32_t i = 0; i < n; ++i) pending[i] = i;
     bool sound = true;
-    const size_t left = FindIn(lacks.source, block, pending, n, places, &sound);
+    const size_t left = FindIn(lacks.source, block, pending, n, places, &sound, /*reads=*/false);
     for (size_t j = 0; j < left; ++j) {
       const uint64_t position = first + pending[j];
       Append(keys, from.keys.data() + position * sizeof(K), sizeof(K));

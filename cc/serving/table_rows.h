@@ -46,9 +46,10 @@ class TableRows {
   uint64_t level_bytes() const;
 
   // Sets places[i] to the address of the vector of keys[i], or to kUnknown if it has no row, for
-  // i < n <= kFindBlock. Returns false if a file is damaged; places are then undefined.
+  // i < n <= kFindBlock. Returns false if a file is damaged; places are then undefined. `reads`:
+  // whether the caller reads the vectors; otherwise their blocks are not verified.
   template <class K>
-  bool Find(const K* keys, size_t n, Place* places) const;
+  bool Find(const K* keys, size_t n, Place* places, bool reads = true) const;
 
   // The error after Find has returned false.
   Status damage() const;
@@ -90,7 +91,7 @@ class TableRows {
 };
 
 template <class K>
-bool TableRows::Find(const K* keys, size_t n, Place* places) const {
+bool TableRows::Find(const K* keys, size_t n, Place* places, bool reads) const {
   uint32_t pending[kFindBlock];
   for (size_t i = 0; i < n; ++i) {
     pending[i] = static_cast<uint32_t>(i);
@@ -99,10 +100,10 @@ bool TableRows::Find(const K* keys, size_t n, Place* places) const {
   bool sound = true;
   size_t left = n;
   for (size_t l = levels_.size(); l > 0 && left > 0; --l) {
-    left = FindIn(levels_[l - 1]->source, keys, pending, left, places, &sound);
+    left = FindIn(levels_[l - 1]->source, keys, pending, left, places, &sound, reads);
   }
   for (size_t s = 0; s < base_->shards.size() && left > 0; ++s) {
-    left = FindIn(base_->shards[s].source, keys, pending, left, places, &sound);
+    left = FindIn(base_->shards[s].source, keys, pending, left, places, &sound, reads);
   }
   if (!levels_.empty()) {
     for (size_t i = 0; i < n; ++i) {

@@ -10,14 +10,10 @@
 // key that is refused has no row, and the lookup sets its row ids to AbsentRow().
 //
 // Counters (kFrequency). A table cannot remember all keys that it has seen: most of them come once.
-// AdmissionCounters remembers about as many as the caller asks for, those that were counted last:
-//
-//   line    64 bytes: 23 entries of 22 bits, entry e in bits [22 e, 22 e + 22) of the line as a
-//           little-endian number, the entry that was counted last first; then 6 zero bits
-//   entry   count (bits 0 to 7; 0: empty, as are all entries after it), fingerprint (bits 8 to 21)
-//
-// That is 2.8 bytes for each counted key. Counting a key moves its entry to the front of its line,
-// and a new key pushes out the last entry: the line ages. Two keys of a line with the same
+// AdmissionCounters remembers about as many as the caller asks for, those that were counted last.
+// A line of 64 bytes (admission_line.h) has 23 entries, each with a count and the fingerprint of a
+// key. That is 2.8 bytes for each counted key. Counting a key moves its entry to the front of its
+// line, and a new key pushes out the last entry: the line ages. Two keys of a line with the same
 // fingerprint share an entry; a key that has not been counted finds such an entry in at most
 // 23 of 2^14 cases. It may then be admitted too early, never too late. Counts saturate at 255.
 //
@@ -27,6 +23,9 @@
 // boundary line may belong to two ranks. Two ranks have then counted in it, and a load merges the
 // two lines: it takes entries from both in turn, until the line is full.
 //
+// A table in a device's memory has its counters there (cc/device/kernels_admission.h). It has an
+// AdmissionRule, and makes the same decisions.
+//
 // Not thread-safe; the table's lock protects it.
 #ifndef DYNEMB_TABLE_ADMISSION_H_
 #define DYNEMB_TABLE_ADMISSION_H_
@@ -34,9 +33,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cc/table/admission_line.h"
 #include "cc/table/arena.h"
 #include "cc/table/exec.h"
-#include "cc/table/hash.h"
 #include "cc/table/scratch.h"
 #include "cc/table/status.h"
 #include "cc/table/types.h"
@@ -71,39 +70,38 @@ struct AdmissionOptions {
 
 class AdmissionCounters {
  public:
-  static constexpr size_t kLineWords = 8;  // of 64 bits
+  using Place = AdmissionLines::Place;
+  static constexpr size_t kLineWords = AdmissionLine::kWords;
   static constexpr size_t kLineBytes = kLineWords * sizeof(uint64_t);
-  static constexpr uint32_t kEntries = 23;
-  static constexpr uint32_t kMostCount = 255;
+  static constexpr uint32_t kMostCount = AdmissionLine::kMostCount;
   static constexpr int64_t kMostLines = 0xFFFFFFFF;
-
-  // Where a key is counted.
-  struct Place {
-    uint32_t line;  // of this table, from 0
-    uint32_t fingerprint;
-  };
 
   // Makes lines [first, first + num) of `lines` in all, which count nothing. ResourceExhausted.
   Status Init(int64_t lines, int64_t first, int64_t num);
 
   // The lines of this object as they are saved: [num_lines(), kLineWords], little-endian.
   const uint64_t* data() const { return reinterpret_cast<const uint64_t*>(memory_.data()); }
-  int64_t lines() const { return lines_; }
-  int64_t first_line() const { return first_; }
-  int64_t num_lines() const { return num_; }
-  size_t bytes() const { return static_cast<size_t>(num_) * kLineBytes; }
+  int64_t lines() const { return lines_.lines; }
+  int64_t first_line() const { return lines_.first; }
+  int64_t num_lines() const { return lines_.num; }
+  size_t bytes() const { return static_cast<size_t>(lines_.num) * kLineBytes; }
   // Replaces lines [first, first + num) of the numbering over all ranks, as far as this object has
   // them; or merges them with the lines that it has, if `merge`. InvalidArgument, before anything
   // changes, if a line is none that Count can leave.
   Status Load(const uint64_t* saved, int64_t first, int64_t num, bool merge);
+  // Load, of all of the `num` lines at `to`.
+  static void LoadLines(const uint64_t* saved, int64_t num, bool merge, uint64_t* to);
+  // InvalidArgument if one of the lines, the numbers of which begin with `first`, is none that
+  // Count can leave.
+  static Status CheckLines(const uint64_t* saved, int64_t first, int64_t num);
   void Clear() { memory_.Clear(); }
 
-  // The place of a key, which is a bit pattern; a 32-bit key is zero-extended. A key of another
-  // rank has a place, too, which it shares with keys of this rank.
-  Place Of(uint64_t key) const;
+  Place Of(uint64_t key) const { return lines_.Of(key); }
   void Prefetch(uint32_t line) const { __builtin_prefetch(LineAt(line), 1); }
   // Counts a key `times` times more. Returns its count.
   uint32_t Count(const Place& at, uint32_t times);
+  // Counts a key, and forgets it if its count is at least `enough`. Returns whether it is.
+  bool CountUntil(const Place& at, uint32_t times, uint32_t enough);
   // The count of a key; 0 if it is not remembered.
   uint32_t CountOf(const Place& at) const;
   void Forget(const Place& at);
@@ -114,18 +112,19 @@ class AdmissionCounters {
   }
 
   Arena memory_;
-  int64_t lines_ = 0;
-  int64_t first_ = 0;
-  int64_t num_ = 0;
+  AdmissionLines lines_;
 };
 
-// The admission of one table.
-class Admission {
+// The rule of one table, and the number of its lookups.
+class AdmissionRule {
  public:
   // InvalidArgument names the option.
   static Status Check(const AdmissionOptions& options);
-  // `options` must pass Check. ResourceExhausted.
-  Status Init(const AdmissionOptions& options, uint64_t seed);
+  // `options` must pass Check.
+  void Configure(const AdmissionOptions& options, uint64_t seed) {
+    options_ = options;
+    seed_ = seed;
+  }
 
   // Whether keys may be refused.
   bool enabled() const { return options_.rule != Admit::kAll; }
@@ -143,25 +142,39 @@ class Admission {
     lookups_ += tick != last_tick_;
     last_tick_ = tick;
   }
+  // kFrequency: a key with this count is admitted.
+  uint32_t times() const { return static_cast<uint32_t>(options_.times); }
+  // kProbability: the draws of the last lookup that was announced.
+  AdmissionDraws Draws() const;
+
+ private:
+  AdmissionOptions options_;
+  uint64_t seed_ = 0;
+  uint64_t lookups_ = 0;
+  Tick last_tick_ = 0;
+};
+
+// The admission of one table in host memory.
+class Admission : public AdmissionRule {
+ public:
+  // `options` must pass Check. ResourceExhausted.
+  Status Init(const AdmissionOptions& options, uint64_t seed);
+
   // Decides for distinct keys[j] without rows, which occur times[j] times: admitted[j]. The keys of
   // a line are counted in their order, so the result does not depend on the number of threads.
-  // `lines` has room for n numbers. Returns the number of keys admitted.
-  size_t Decide(Exec& exec, const uint64_t* keys, const uint32_t* times, size_t n, uint32_t* lines,
-                bool* admitted);
+  // `places` has room for n. Returns the number of keys admitted.
+  size_t Decide(Exec& exec, const uint64_t* keys, const uint32_t* times, size_t n,
+                AdmissionCounters::Place* places, bool* admitted);
 
   AdmissionCounters& counters() { return counters_; }
   const AdmissionCounters& counters() const { return counters_; }
 
  private:
   size_t DecideByCount(Exec& exec, const uint64_t* keys, const uint32_t* times, size_t n,
-                       uint32_t* lines, bool* admitted);
+                       AdmissionCounters::Place* places, bool* admitted);
   size_t DecideByChance(Exec& exec, const uint64_t* keys, const uint32_t* times, size_t n,
                         bool* admitted) const;
 
-  AdmissionOptions options_;
-  uint64_t seed_ = 0;
-  uint64_t lookups_ = 0;
-  Tick last_tick_ = 0;
   AdmissionCounters counters_;
 };
 

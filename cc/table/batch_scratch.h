@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "cc/table/admission.h"
 #include "cc/table/hash.h"
 #include "cc/table/insert_plan.h"
 #include "cc/table/scratch.h"
@@ -73,12 +74,12 @@ struct BatchScratch {
   // Of the new keys of a batch, for admission (HashTable::Admit).
   Buffer<uint64_t> new_keys;
   Buffer<uint32_t> times;
-  Buffer<uint32_t> lines;
+  Buffer<AdmissionCounters::Place> places;
   Buffer<bool> admitted;
   void Shrink() {
     new_keys.Shrink();
     times.Shrink();
-    lines.Shrink();
+    places.Shrink();
     admitted.Shrink();
     rows.Shrink();
     positions.Shrink();

@@ -144,8 +144,9 @@ struct Cut {
   Tick since = 0;  // rows updated after it belong to the cut; 0: all rows
   Tick base = 0;   // of the CutTimes
   RowBits todo;
-  uint64_t most_rows = 0;  // an upper bound of the rows to deliver; exact for a cut of all rows
-  uint64_t cursor = 0;     // no row below it is in todo
+  uint64_t most_rows = 0;     // an upper bound of the rows to deliver; exact for a cut of all rows
+  uint64_t cursor = 0;        // no row below it is in todo
+  bool cold_planned = false;  // the last plan is of cold rows (cold_rows.h)
   // Bit patterns of the keys that were deleted after `since` and had no row at the watermark.
   std::vector<uint64_t> deleted;
   // AdmissionCounters::data at the watermark, and the number of its first line.
@@ -188,6 +189,8 @@ class Changes {
     if (tracking_) deletions_.Trim(std::max<uint64_t>(rows, kDeletionsAtLeast));
   }
   const DeletionLog& deletions() const { return deletions_; }
+  // The table has lost keys up to `tick` that are not known.
+  void ForgetDeletions(Tick tick) { deletions_.Restart(tick); }
 
   // Records every row as updated, because last updates are no longer exact.
   void AddAllRows(uint64_t rows) noexcept {

@@ -31,9 +31,10 @@ struct RowVisitor {
 }  // namespace
 
 template <class K>
-Status HashTable<K>::Make(const TableOptions& options, std::unique_ptr<Table>* table, Exec* exec) {
+Status HashTable<K>::Make(const TableOptions& options, std::unique_ptr<Table>* table, Exec* exec,
+                          HotLimit limit) {
   std::unique_ptr<HashTable> made(new HashTable);
-  DYNEMB_RETURN_IF_ERROR(made->Init(options, exec));
+  DYNEMB_RETURN_IF_ERROR(made->Init(options, exec, std::move(limit)));
   *table = std::move(made);
   return Status();
 }
@@ -65,6 +66,7 @@ uint64_t HashTable<K>::FindRows(Exec& exec, const K* keys, size_t n, const Touch
 
 template <class K>
 void HashTable<K>::Find(Exec& exec, KeySpan keys, Tick tick, RowId* rows) {
+  Warm(exec, keys);
   FindRows(exec, keys.As<K>(), keys.size(), scoring_.Lookup(stamps_.Encode(tick), false),
            ExpiredAt(tick), Counts::kLookup, rows);
 }
@@ -79,6 +81,7 @@ void HashTable<K>::Contains(Exec& exec, KeySpan keys, bool* found) const {
   };
   FindBatch(exec, keys.As<K>(), keys.size(), Touch{}, ExpiredAt(0), layout().key_size,
             Counts::kNothing, Visitor{found});
+  ForCold(keys, [found](size_t i, const ColdRow&) { found[i] = true; });
 }
 
 namespace {
@@ -113,6 +116,7 @@ void HashTable<K>::Lookup(Exec& exec, KeySpan keys, Tick tick, const void* defau
                           void* vectors, RowId* rows) {
   const size_t bytes = layout().vector_bytes();
   auto* out = static_cast<char*>(vectors);
+  Warm(exec, keys);
   BringKeys(exec, keys);
   const auto miss = [&](size_t i, K key) {
     if (default_vector != nullptr) {
@@ -161,6 +165,14 @@ void HashTable<K>::ReadRows(Exec& exec, KeySpan keys, float* vectors, float* sta
   };
   FindBatch(exec, keys.As<K>(), keys.size(), Touch{}, ExpiredAt(0), layout().stride,
             Counts::kNothing, Visitor{layout(), catch_up_, vectors, state, found});
+  ForCold(keys, [&](size_t i, const ColdRow& row) {
+    found[i] = true;
+    LoadVector(layout().dtype, row.content, layout().dim,
+               vectors + i * static_cast<size_t>(layout().dim));
+    if (layout().state_width == 0) return;
+    memcpy(state + i * static_cast<size_t>(layout().state_width),
+           row.content + layout().state_offset - layout().vector_offset, layout().state_bytes());
+  });
 }
 
 template <class K>
@@ -173,7 +185,9 @@ Status HashTable<K>::CheckBatch(size_t n) {
 template <class K>
 Status HashTable<K>::InsertInitialAt(Exec& exec, const Batch& batch, BatchScratch* scratch) {
   const auto fill = [this](size_t, K key, char* row) { InitialVector(key, layout().vector(row)); };
-  return Insert(exec, batch, fill, scratch);
+  Batch counted = batch;
+  counted.counted = true;
+  return Insert(exec, counted, fill, scratch);
 }
 
 template <class K>
@@ -217,8 +231,10 @@ Status HashTable<K>::LookupCounted(Exec& exec, KeySpan keys, const uint32_t* tim
     return Status();
   }
   const ScratchLease scratch;
-  DYNEMB_RETURN_IF_ERROR(InsertInitialAt(
-      exec, {k, n, rows, now, tick, touch, {}, admission_.enabled(), times}, scratch.get()));
+  std::vector<uint32_t> moved;
+  Batch batch{k, n, rows, now, tick, touch, {}, admission_.enabled(), times};
+  batch.moved = &moved;
+  DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, batch, scratch.get()));
   const InsertPlan& plan = scratch->plan;
   Phase phase("copy new rows");
   const auto copy = [&](size_t i) {
@@ -228,6 +244,7 @@ Status HashTable<K>::LookupCounted(Exec& exec, KeySpan keys, const uint32_t* tim
     for (size_t j = begin; j < end; ++j) copy(plan.positions[j]);
   });
   for (const InsertPlan::Repeat& r : plan.repeats()) copy(r.position);
+  for (const uint32_t i : moved) copy(i);
   if (!admission_.enabled()) return Status();
   exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {

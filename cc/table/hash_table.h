@@ -39,7 +39,7 @@ template <class K>
 class HashTable final : public HostTable {
  public:
   static Status Make(const TableOptions& options, std::unique_ptr<Table>* table,
-                     Exec* exec = nullptr);
+                     Exec* exec = nullptr, HotLimit limit = {});
 
   void Find(Exec& exec, KeySpan keys, Tick tick, RowId* rows) override;
   void Scores(Exec& exec, KeySpan keys, int64_t* scores) const override;
@@ -64,6 +64,8 @@ class HashTable final : public HostTable {
   void ApplyRange(Exec& exec, const RowOptimizer& optimizer, KeySpan keys, const RowId* rows,
                   const float* gradients, size_t begin, size_t end, uint64_t step,
                   Tick tick) override;
+  void Warm(Exec& exec, KeySpan keys) override;
+  Status HoldRows(Exec& exec, const HeldRows* held, size_t num) override;
   void CheckInvariants() const override;
 
   // For code that fuses its own work with pass 1 (cc/lookup).
@@ -157,13 +159,43 @@ class HashTable final : public HostTable {
     // Whether new keys need admission; [n] how often each position counts (null: once).
     bool admits = false;
     const uint32_t* times = nullptr;
+    // Whether stats() has counted the keys without rows as misses.
+    bool counted = false;
+    // Whether this moves cold rows to memory. The rows that it must not evict are pinned then.
+    bool is_move = false;
+    // Gets the positions of keys whose cold rows were moved to memory, if it is not null.
+    std::vector<uint32_t>* moved = nullptr;
   };
   // Pass 2: creates rows for the keys with rows[i] == kNoRow, and writes their ids to rows[i].
   // Afterwards the scratch's plan has the positions that repeat a key.
   Status Insert(Exec& exec, const Batch& batch, const Fill& fill, BatchScratch* scratch);
+  // Moves the cold rows of the keys with rows[i] == kNoRow to memory, and finds these keys again.
+  Status BringIn(Exec& exec, const Batch& batch);
+  // Cold rows that Find has found.
+  struct Moved {
+    std::vector<K> keys;
+    std::vector<ColdPlace> places;
+    std::vector<RowTimes> times;
+    std::vector<char> contents;
+  };
+  // Finds the cold rows of `keys`, and removes those that have expired.
+  Status TakeCold(const std::vector<uint64_t>& keys, Tick tick, Moved* moved);
+  // Warm, which returns its error.
+  Status WarmRows(Exec& exec, KeySpan keys);
+  // Gives the rows to memory.
+  Status MoveIn(Exec& exec, const Moved& moved, Stamp now, Tick tick,
+                const std::vector<FoundRows>& others);
+  Status MoveAllOut() override;
+  // Erase, of cold rows.
+  size_t EraseCold(KeySpan keys, Tick tick, Removal how);
+  // LoadRows, of rows that memory can hold together.
+  Status LoadPart(Exec& exec, const LoadedRows& loaded, Tick tick);
   // Removes expired rows to make room for n keys, unless it would cost much more than to evict
   // others.
   Status ExpireToInsert(Exec& exec, size_t n, Tick tick);
+  // Does so if the table has room for fewer than n more keys. If cold rows are never evicted, fails
+  // if it still has.
+  Status MakeRoom(Exec& exec, size_t n, Tick tick);
   // Removes the rows of keys with rows[i] == kNoRow that have a row nevertheless: one that has
   // expired.
   void RemoveExpiredRows(Exec& exec, const Batch& batch);

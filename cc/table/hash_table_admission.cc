@@ -9,7 +9,7 @@ void HashTable<K>::Admit(const Batch& batch, Exec& exec, BatchScratch* scratch) 
   if (m == 0) return;
   uint64_t* const keys = scratch->new_keys.Resize(m);
   uint32_t* const times = scratch->times.Resize(m);
-  uint32_t* const lines = scratch->lines.Resize(m);
+  AdmissionCounters::Place* const places = scratch->places.Resize(m);
   bool* const admitted = scratch->admitted.Resize(m);
   const auto occurs = [&batch](uint32_t i) { return batch.times != nullptr ? batch.times[i] : 1; };
   exec.ParallelFor(m, kKeyGrain, [&](size_t begin, size_t end) {
@@ -22,7 +22,7 @@ void HashTable<K>::Admit(const Batch& batch, Exec& exec, BatchScratch* scratch) 
     uint32_t* const sum = &times[plan->NumberAt(r.first)];
     *sum += std::min(occurs(r.position), ~uint32_t{0} - *sum);
   }
-  if (admission_.Decide(exec, keys, times, m, lines, admitted) == m) return;
+  if (admission_.Decide(exec, keys, times, m, places, admitted) == m) return;
   uint64_t refused = 0;
   for (size_t j = 0; j < m; ++j) refused += admitted[j] ? 0 : times[j];
   counters_.unadmitted.fetch_add(refused, std::memory_order_relaxed);

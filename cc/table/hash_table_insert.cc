@@ -82,16 +82,17 @@ class Pins {
 template <class K>
 Status HashTable<K>::Refuse(uint64_t keys, const std::string& why) {
   counters_.refused.fetch_add(keys, std::memory_order_relaxed);
-  return Full(keys, size(), capacity(), why);
+  return Full(keys, rows_.live(), capacity(), why);
 }
 
 template <class K>
 bool HashTable<K>::CanEvict(uint64_t needed, const Evictable& evictable,
                             uint64_t num_pinned) const {
-  if (evictable.pins != nullptr) return size() - num_pinned >= needed;
+  const uint64_t held = rows_.live();
+  if (evictable.pins != nullptr) return held - num_pinned >= needed;
   // At most stamps_.batch_keys() rows have this batch's stamp. This bound is usually enough,
   // without a scan of the index.
-  if (size() >= stamps_.batch_keys() && size() - stamps_.batch_keys() >= needed) return true;
+  if (held >= stamps_.batch_keys() && held - stamps_.batch_keys() >= needed) return true;
   uint64_t rows = 0;
   for (uint32_t s = 0; s < index_.segments(); ++s) rows += EvictableRows(s, evictable);
   return rows >= needed;
@@ -196,7 +197,7 @@ Status HashTable<K>::PrepareRows(Exec& exec, size_t fresh, const Evictable& evic
   const size_t m = plan->size();
   changes_.Extend(std::min<uint64_t>(rows_.high_water() + fresh, capacity()));
   if (fresh < m) {
-    if (evicted_ != nullptr) evicted_->Reserve(m - fresh);
+    if (evicted_ != nullptr && cold_ == nullptr) evicted_->Reserve(m - fresh);
     rows_.ReserveFree(1);
     // If a segment has too few rows that may be evicted, its other new keys get rows of other
     // segments, and need free slots in this one. Keys with fresh rows may need such slots, too.
@@ -257,29 +258,52 @@ template <class K>
 Status HashTable<K>::Insert(Exec& exec, const Batch& batch, const Fill& fill,
                             BatchScratch* scratch) {
   Phase phase("insert");
-  if (found_expired_.exchange(false, std::memory_order_relaxed)) RemoveExpiredRows(exec, batch);
+  // Expired rows first: BringIn could move them to files, while their keys get new rows here.
+  if (!batch.is_move && found_expired_.exchange(false, std::memory_order_relaxed)) {
+    RemoveExpiredRows(exec, batch);
+  }
+  if (cold_ != nullptr && !batch.is_move) DYNEMB_RETURN_IF_ERROR(BringIn(exec, batch));
   InsertPlan* const plan = &scratch->plan;
   plan->Build(exec, batch.keys, batch.rows, batch.n, index_);
   if (batch.admits) Admit(batch, exec, scratch);
   const size_t m = plan->size();
   if (m == 0) return Status();
-  if (capacity() - size() < m) DYNEMB_RETURN_IF_ERROR(ExpireToInsert(exec, m, batch.tick));
-  const size_t fresh = std::min<uint64_t>(m, capacity() - size());
+  if (!batch.is_move) DYNEMB_RETURN_IF_ERROR(MakeRoom(exec, m, batch.tick));
+  const size_t fresh = std::min<uint64_t>(m, capacity() - rows_.live());
   Evictable evictable{scoring_.Order(stamps_), stamps_.order().Rank(batch.now), nullptr};
   Pins pins(&scratch->pinned);
   if (fresh < m) {
-    if (options_.max_capacity == 0) return Refuse(m - fresh, "row ids have 32 bits");
-    if (options_.evict_strategy == EvictStrategy::kNone) {
+    if (cold_ == nullptr && options_.max_capacity == 0) {
+      return Refuse(m - fresh, "row ids have 32 bits");
+    }
+    if (cold_ == nullptr && options_.evict_strategy == EvictStrategy::kNone) {
       return Refuse(m - fresh, "evict_strategy is none");
     }
-    if (!scoring_.by_time()) {
+    // Rows that other calls at this tick have used can become cold, so only those of this call are
+    // pinned.
+    if (!scoring_.by_time() || cold_ != nullptr) {
       std::vector<FoundRows> used = batch.others;
       used.push_back({batch.rows, batch.n});
       evictable.pins = pins.Pin(capacity(), used);
     }
     if (!CanEvict(m - fresh, evictable, pins.size())) {
-      return Refuse(m - fresh, "every row that could be evicted is in use by this batch");
+      return Refuse(m - fresh, cold_ == nullptr
+                                   ? "every row that could be evicted is in use by this batch"
+                                   : "max_dram_for_vectors has no room for all rows of this batch; "
+                                     "the rows of a step must be in memory together");
     }
+  }
+  struct ColdBatch {
+    ColdRows* rows = nullptr;
+    void End() {
+      if (rows != nullptr) rows->Settle();
+      rows = nullptr;
+    }
+    ~ColdBatch() { End(); }
+  } cold_batch;
+  if (cold_ != nullptr && fresh < m) {
+    DYNEMB_RETURN_IF_ERROR(cold_->Reserve(m - fresh));
+    cold_batch.rows = cold_.get();
   }
   const Status status = PrepareRows(exec, fresh, evictable, plan);
   if (!status.ok()) return Refuse(m, status.message());
@@ -302,10 +326,28 @@ Status HashTable<K>::Insert(Exec& exec, const Batch& batch, const Fill& fill,
           begin, end, batch.touch, Expired(), visit);
     });
   }
-  if (fresh < m) changes_.TrimDeletions(size());
+  if (batch.is_move) return Status();
   counters_.inserts.fetch_add(m, std::memory_order_relaxed);
+  if (cold_ != nullptr) {
+    cold_batch.End();
+    KeepError(TrimCold(batch.tick));
+    if (fresh < m) CompactSoon();
+    return Status();
+  }
+  if (fresh < m) changes_.TrimDeletions(size());
   counters_.evictions.fetch_add(m - fresh, std::memory_order_relaxed);
   return Status();
+}
+
+template <class K>
+Status HashTable<K>::MakeRoom(Exec& exec, size_t n, Tick tick) {
+  const auto most = cold_ == nullptr ? capacity() : static_cast<uint64_t>(options_.max_capacity);
+  if (most == 0 || most - std::min(most, size()) >= n) return Status();
+  DYNEMB_RETURN_IF_ERROR(ExpireToInsert(exec, n, tick));
+  if (cold_ == nullptr || options_.evict_strategy != EvictStrategy::kNone) return Status();
+  if (most - std::min(most, size()) >= n) return Status();
+  counters_.refused.fetch_add(n, std::memory_order_relaxed);
+  return Full(n, size(), most, "evict_strategy is none");
 }
 
 template <class K>
@@ -356,12 +398,14 @@ size_t HashTable<K>::Erase(Exec& exec, KeySpan keys, Tick tick, Removal how) {
   InsertPlan& plan = scratch->plan;
   RowId* const found = scratch->rows.Resize(std::min(n, kRange));
   plan.Reserve(exec, std::min(n, kRange));
-  rows_.ReserveFree(std::min<uint64_t>(n, size()));
+  rows_.ReserveFree(std::min<uint64_t>(n, rows_.live()));
   const TableView<K> view = View();
   size_t erased = 0;
   for (size_t begin = 0; begin < n; begin += kRange) {
     const K* const k = keys.As<K>() + begin;
     const size_t size = std::min(n - begin, kRange);
+    // Cold rows first: this needs memory.
+    erased += EraseCold({options_.key_type, k, size}, tick, how);
     // Expired rows, too.
     FindRows(exec, k, size, Touch{}, Expired(), Counts::kNothing, found);
     plan.BuildHeld(exec, k, found, size, index_);

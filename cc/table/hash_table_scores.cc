@@ -86,6 +86,7 @@ void HashTable<K>::Scores(Exec& exec, KeySpan keys, int64_t* scores) const {
   ForSlots(exec, scratch->rows.get(), held, [&](size_t h, const Score* score) {
     scores[scratch->positions[h]] = PublicScore(__atomic_load_n(score, __ATOMIC_RELAXED));
   });
+  ForCold(keys, [&](size_t i, const ColdRow& row) { scores[i] = PublicScore(row.times.score); });
 }
 
 template <class K>
@@ -93,6 +94,7 @@ Status HashTable<K>::SetScores(Exec& exec, KeySpan keys, const Score* scores) {
   const size_t n = keys.size();
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   DYNEMB_RETURN_IF_ERROR(CheckScores(scoring_, scores, n));
+  DYNEMB_RETURN_IF_ERROR(WarmRows(exec, keys));
   const ScratchLease scratch;
   const size_t held = FindHeld(exec, keys, scratch.get());
   // In the order of the batch, by one thread, so that the last of repeated keys wins.
@@ -107,6 +109,7 @@ Status HashTable<K>::AddCounts(Exec& exec, KeySpan keys, const uint32_t* counts)
   DYNEMB_RETURN_IF_ERROR(CheckBatch(keys.size()));
   const Touch touch = scoring_.Lookup(0, true);
   if (touch.kind != Touch::Kind::kCount) return Status();
+  DYNEMB_RETURN_IF_ERROR(WarmRows(exec, keys));
   const ScratchLease scratch;
   const size_t held = FindHeld(exec, keys, scratch.get());
   ForSlots(exec, scratch->rows.get(), held,

@@ -58,17 +58,20 @@ Status HashTable<K>::Upsert(Exec& exec, KeySpan keys, const void* vectors, Tick 
   const Touch touch = scoring_.Write(now);
   const uint64_t missing = FindRows(exec, k, n, touch, ExpiredAt(tick), Counts::kNothing, rows);
   const uint32_t* const held = ListHeld(rows, n, missing, scratch.get());
+  std::vector<uint32_t> moved;
   if (missing != 0) {
     const auto fill = [&](size_t i, K, char* row) {
       CopyVector(layout().vector(row), from + i * bytes, bytes);
     };
-    DYNEMB_RETURN_IF_ERROR(Insert(exec, {k, n, rows, now, tick, touch}, fill, scratch.get()));
+    Batch batch{k, n, rows, now, tick, touch};
+    batch.moved = &moved;
+    DYNEMB_RETURN_IF_ERROR(Insert(exec, batch, fill, scratch.get()));
     for (const InsertPlan::Repeat& r : scratch->plan.repeats()) again.Add(rows[r.position]);
   }
   // The first thread that marks a row as updated by this batch writes it, so no two threads write
   // one row. If a row is marked twice, its key repeats; the row is then written again below, in the
   // order of the batch.
-  ForHeld(exec, rows, held, n - missing, layout().vector_offset + bytes, [&](size_t i, char* row) {
+  const auto write = [&](size_t i, char* row) {
     const Stamp updated = __atomic_exchange_n(layout().update(row), now, __ATOMIC_RELAXED);
     if (updated == now) {
       again.Add(rows[i]);
@@ -76,7 +79,10 @@ Status HashTable<K>::Upsert(Exec& exec, KeySpan keys, const void* vectors, Tick 
     }
     BeforeWrite(rows[i], updated);
     CopyVector(layout().vector(row), from + i * bytes, bytes);
-  });
+  };
+  const size_t written_bytes = layout().vector_offset + bytes;
+  ForHeld(exec, rows, held, n - missing, written_bytes, write);
+  ForHeld(exec, rows, moved.data(), moved.size(), written_bytes, write);
   if (!again.empty()) {
     Phase phase("write repeated keys");
     ForWorkers(exec, n, [&](size_t worker, size_t workers) {
@@ -134,6 +140,7 @@ Status HashTable<K>::WriteRows(Exec& exec, KeySpan keys, const float* vectors, c
   const size_t n = keys.size();
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   const Stamp now = insert ? BeginInsert(exec, tick, n) : BeginBatch(exec, tick, n);
+  if (!insert) DYNEMB_RETURN_IF_ERROR(WarmRows(exec, keys));
   const ScratchLease scratch;
   RowId* const rows = scratch->rows.Resize(n);
   const Touch touch = scoring_.Write(now);
@@ -199,6 +206,25 @@ void HashTable<K>::ApplyRange(Exec&, const RowOptimizer& optimizer, KeySpan keys
 
 template <class K>
 Status HashTable<K>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) {
+  // Memory need not hold all of the rows.
+  const size_t most = cold_ == nullptr ? loaded.keys.size() : std::max<size_t>(1, capacity() / 2);
+  for (size_t first = 0; first < loaded.keys.size(); first += most) {
+    const size_t n = std::min(most, loaded.keys.size() - first);
+    LoadedRows part = loaded;
+    part.keys = KeySpan(loaded.keys.type(), loaded.keys.As<K>() + first, n);
+    part.vectors = static_cast<const char*>(loaded.vectors) + first * layout().vector_bytes();
+    if (loaded.state != nullptr) {
+      part.state = loaded.state + first * static_cast<size_t>(layout().state_width);
+    }
+    part.updates = loaded.updates + first;
+    if (loaded.scores != nullptr) part.scores = loaded.scores + first;
+    DYNEMB_RETURN_IF_ERROR(LoadPart(exec, part, tick));
+  }
+  return Status();
+}
+
+template <class K>
+Status HashTable<K>::LoadPart(Exec& exec, const LoadedRows& loaded, Tick tick) {
   const K* const k = loaded.keys.As<K>();
   const size_t n = loaded.keys.size();
   const auto* vectors = static_cast<const char*>(loaded.vectors);
@@ -223,14 +249,19 @@ Status HashTable<K>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) {
   const Touch touch = scoring_.Write(now);
   const uint64_t missing = FindRows(exec, k, n, touch, ExpiredAt(tick), Counts::kNothing, rows);
   const uint32_t* const held = ListHeld(rows, n, missing, scratch.get());
+  std::vector<uint32_t> moved;
   if (missing != 0) {
     const auto fill = [&](size_t i, K, char* row) { write(i, row); };
-    DYNEMB_RETURN_IF_ERROR(Insert(exec, {k, n, rows, now, tick, touch}, fill, scratch.get()));
+    Batch batch{k, n, rows, now, tick, touch};
+    batch.moved = &moved;
+    DYNEMB_RETURN_IF_ERROR(Insert(exec, batch, fill, scratch.get()));
   }
-  ForHeld(exec, rows, held, n - missing, layout().stride, [&](size_t i, char* row) {
+  const auto overwrite = [&](size_t i, char* row) {
     BeforeWrite(rows[i], *layout().update(row));
     write(i, row);
-  });
+  };
+  ForHeld(exec, rows, held, n - missing, layout().stride, overwrite);
+  ForHeld(exec, rows, moved.data(), moved.size(), layout().stride, overwrite);
   if (scoring_.has_epochs() && loaded.scores != nullptr) {
     for (size_t i = 0; i < n; ++i) scoring_.Adopt(loaded.scores[i]);
   }
@@ -254,7 +285,8 @@ Status HashTable<K>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) {
                                           uint64_t, Tick);                                  \
   template void HashTable<K>::ApplyRange(Exec&, const RowOptimizer&, KeySpan, const RowId*, \
                                          const float*, size_t, size_t, uint64_t, Tick);     \
-  template Status HashTable<K>::LoadRows(Exec&, const LoadedRows&, Tick)
+  template Status HashTable<K>::LoadRows(Exec&, const LoadedRows&, Tick);                   \
+  template Status HashTable<K>::LoadPart(Exec&, const LoadedRows&, Tick)
 DYNEMB_INSTANTIATE(uint64_t);
 DYNEMB_INSTANTIATE(uint32_t);
 #undef DYNEMB_INSTANTIATE

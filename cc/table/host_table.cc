@@ -10,7 +10,7 @@
 
 namespace dynemb {
 
-Status HostTable::Init(const TableOptions& options, Exec* exec) {
+Status HostTable::Init(const TableOptions& options, Exec* exec, HotLimit limit) {
   DYNEMB_RETURN_IF_ERROR(CheckOptions(options));
   options_ = options;
   scoring_ = Scoring(options.evict_strategy, static_cast<uint64_t>(options.epoch_steps));
@@ -21,8 +21,14 @@ Status HostTable::Init(const TableOptions& options, Exec* exec) {
   const uint64_t most =
       options.max_capacity != 0 ? static_cast<uint64_t>(options.max_capacity) : kMostRows;
   const RowLayout layout(SizeOf(options.key_type), options.dtype, options.dim, 0);
-  rows_.Init(layout, most);
-  const auto expected = static_cast<uint64_t>(options.init_capacity);
+  uint64_t hot = most;
+  max_hot_bytes_ = limit.max_bytes;
+  if (limit.cold != nullptr) {
+    DYNEMB_RETURN_IF_ERROR(HotRows(layout, &hot));
+    StartCold(std::move(limit.cold));
+  }
+  rows_.Init(layout, hot);
+  const auto expected = std::min(hot, static_cast<uint64_t>(options.init_capacity));
   DYNEMB_RETURN_IF_ERROR(index_.Init(expected, options.max_load_factor, SaltOf(options)));
   SerialExec serial;
   rows_.Presize(exec != nullptr ? *exec : serial, expected);
@@ -31,7 +37,7 @@ Status HostTable::Init(const TableOptions& options, Exec* exec) {
 
 TableStats HostTable::stats() const {
   TableStats s;
-  s.size = rows_.live();
+  s.size = size();
   s.slots = index_.slots();
   s.index_bytes = index_.bytes();
   s.row_bytes = rows_.bytes();
@@ -49,6 +55,11 @@ TableStats HostTable::stats() const {
   s.unadmitted = counters_.unadmitted;
   s.dropped_gradients = counters_.dropped_gradients;
   s.nonfinite_gradients = counters_.nonfinite_gradients;
+  if (cold_ == nullptr) return s;
+  s.cold = cold_->stats();
+  s.cold.hits = counters_.cold_hits;
+  s.index_bytes += s.cold.index_bytes;
+  s.metadata_bytes += s.cold.index_bytes;
   return s;
 }
 
@@ -59,6 +70,7 @@ Status HostTable::ResetState(Exec& exec, const StateSpec& spec) {
   StateSpec copy = spec;
   CatchUp catch_up(spec, options_.dim);
   DYNEMB_RETURN_IF_ERROR(BringAll(exec));
+  if (cold_ != nullptr) DYNEMB_RETURN_IF_ERROR(ChangeColdLayout(changed, catch_up, initial));
   BeforeWriteAll();
   DYNEMB_RETURN_IF_ERROR(rows_.ChangeLayout(exec, changed, initial.data()));
   state_spec_ = std::move(copy);
@@ -72,6 +84,7 @@ Status HostTable::Clear(Exec&, Tick tick) {
   // BeforeWriteAll needs the scores in the index.
   DYNEMB_RETURN_IF_ERROR(index_.Clear([this] { BeforeWriteAll(); }));
   // Nothing fails after this point.
+  if (cold_ != nullptr) ClearCold(tick);
   if (changes_.tracking()) {
     for (uint64_t r = 0; r < rows_.high_water(); ++r) {
       const auto row = static_cast<RowId>(r);
@@ -137,21 +150,36 @@ Status HostTable::BeginCut(Exec& exec, Tick watermark, Tick since, bool with_del
   cut->base = stamps_.base();
   if (with_deleted) {
     DYNEMB_RETURN_IF_ERROR(CheckDeletions(changes_.deletions(), since));
-    DropHeld(exec, changes_.deletions().Since(since), &cut->deleted);
+    DYNEMB_RETURN_IF_ERROR(DropHeld(exec, changes_.deletions().Since(since), &cut->deleted));
   }
   if (with_deleted || since == 0) catch_up_.NoteCut(watermark);
   const AdmissionCounters& counters = admission_.counters();
   const size_t words = counters.bytes() / sizeof(uint64_t);
   cut->admission.assign(counters.data(), counters.data() + words);
   cut->first_admission_line = counters.first_line();
-  changes_.BeginCut(std::move(cut), rows_.high_water());
+  if (cold_ != nullptr) {
+    const UpdatedAfter after = stamps_.After(cut->since);
+    cold_->BeginCut([&after](const RowTimes& times) { return after(times.updated); });
+  }
+  try {
+    changes_.BeginCut(std::move(cut), rows_.high_water());
+  } catch (...) {
+    if (cold_ != nullptr) cold_->EndCut();
+    throw;
+  }
   Cut* begun = changes_.cut();
   begun->most_rows = begun->since == 0 ? rows_.live() : begun->todo.Count();
+  if (cold_ != nullptr) begun->most_rows += cold_->CutRows();
   return Status();
 }
 
-void HostTable::DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
-                         std::vector<uint64_t>* not_held) const {
+void HostTable::EndCut() {
+  changes_.EndCut();
+  if (cold_ != nullptr) cold_->EndCut();
+}
+
+Status HostTable::DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
+                           std::vector<uint64_t>* not_held) const {
   std::vector<RowId> rows(keys.size());
   if (layout().key_size == 8) {
     FindQuietly(exec, {keys.data(), keys.size()}, Expired(), rows.data());
@@ -159,9 +187,14 @@ void HostTable::DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
     const std::vector<uint32_t> narrow(keys.begin(), keys.end());
     FindQuietly(exec, {narrow.data(), narrow.size()}, Expired(), rows.data());
   }
+  if (cold_ != nullptr) {
+    const auto note = [&](size_t i, const ColdRow&) { rows[i] = 0; };
+    DYNEMB_RETURN_IF_ERROR(cold_->Find(keys.data(), keys.size(), note));
+  }
   for (size_t i = 0; i < keys.size(); ++i) {
     if (rows[i] == kNoRow) not_held->push_back(keys[i]);
   }
+  return Status();
 }
 
 std::vector<RowId> HostTable::PlanCut(size_t limit) {
@@ -177,17 +210,24 @@ std::vector<RowId> HostTable::PlanCut(size_t limit) {
     if (after(updated)) plan.push_back(row);
   }
   if (plan.empty()) cut.cursor = r;
+  cut.cold_planned = cold_ != nullptr && plan.empty() && r >= cut.todo.rows();
+  if (cut.cold_planned) plan = cold_->PlanCut(limit);
   return plan;
 }
 
 bool HostTable::CutIsRead() const {
   const Cut& cut = *changes_.cut();
-  return cut.todo.Next(cut.cursor) >= cut.todo.rows();
+  return cut.todo.Next(cut.cursor) >= cut.todo.rows() &&
+         (cold_ == nullptr || cold_->CutRows() == 0);
 }
 
 void HostTable::ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, void* vectors,
                         float* state, CutTime* updates, CutTime* scores) {
   Cut& cut = *changes_.cut();
+  if (cut.cold_planned) {
+    ReadColdCut(plan, keys, vectors, state, updates, scores);
+    return;
+  }
   const RowLayout& l = layout();
   const RowColumns columns{keys, vectors, state};
   exec.ParallelFor(plan.size(), 4096, [&](size_t begin, size_t end) {
@@ -220,10 +260,11 @@ void HostTable::Explain(Exec& exec, KeySpan keys, KeyState* states) const {
     states[i] = KeyState();
     states[i].admission_count = counts[i];
     states[i].has_row = rows[i] != kNoRow;
-    if (!states[i].has_row) continue;
+    if (!states[i].has_row) continue;  // or ExplainCold
     states[i].updated = stamps_.Decode(*layout().update(rows_.At(rows[i])));
     states[i].score = scores[i];
   }
+  if (cold_ != nullptr) ExplainCold(keys, states);
   SetLosses(changes_.deletions(), keys, states);
 }
 
@@ -239,6 +280,10 @@ void HostTable::SwapRows(Table* with, Tick tick) {
     std::swap(admission_.counters(), other->admission_.counters());
   }
   std::swap(swept_, other->swept_);
+  std::swap(cold_, other->cold_);
+  if (cold_ != nullptr && other->cold_ != nullptr) cold_->SwapCuts(other->cold_.get());
+  std::swap(max_hot_bytes_, other->max_hot_bytes_);
+  std::swap(trim_cursor_, other->trim_cursor_);
   SwapBase(other);
   std::swap(initial_state_, other->initial_state_);
   stamps_.ForgetBatch();
@@ -254,6 +299,7 @@ Stamp HostTable::BeginBatch(Exec& exec, Tick tick, size_t n) {
   const double share = stamps_.Follow(tick, &begins);
   if (begins) {
     swept_ = Swept();
+    if (cold_ != nullptr) cold_->RestartShares();
     changes_.AddAllRows(rows_.high_water());
   }
   if (share != 0) Sweep(exec, share);
@@ -280,6 +326,11 @@ Stamp HostTable::BeginInsert(Exec& exec, Tick tick, size_t n) {
 
 Status HostTable::AdvanceEpoch(Exec& exec) {
   if (!scoring_.has_epochs() || !scoring_.Advance()) return Status();
+  if (cold_ != nullptr) {
+    cold_->ChangeTimes([](const RowTimes& times) {
+      return RowTimes{times.updated, Scoring::Rebased(times.score)};
+    });
+  }
   Bucket* const buckets = index_.buckets();
   exec.ParallelFor(uint64_t{index_.segments()} * kBucketsPerSegment, 4096,
                    [buckets](size_t begin, size_t end) {
@@ -316,6 +367,9 @@ void HostTable::Sweep(Exec& exec, double share) {
     Stamp* update = layout().update(rows_.At(static_cast<RowId>(r)));
     *update = stamps_.Clamp(*update);
   });
+  if (cold_ != nullptr) {
+    cold_->ChangeShare(share, [this](const RowTimes& times) { return Clamped(times); });
+  }
   if (share >= 1) stamps_.EndSweep();
 }
 
@@ -343,13 +397,12 @@ bool HostTable::Satisfies(RowId row, const RowPredicate& where, const UpdatedAft
     std::vector<float> state(l.state(at), l.state(at) + l.state_width);
     catch_up_.Bring(vector->data(), state.data());
   }
-  double square = 0;
-  for (const float x : *vector) square += static_cast<double>(x) * x;
-  return where.AllowsSquare(square);
+  return where.AllowsNorm(vector->data(), vector->size());
 }
 
 ExportPlan HostTable::ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint64_t most,
                                const RowPredicate& where) const {
+  if (cold_ != nullptr && cursor >= kColdCursor) return ScanCold(cursor, limit, most, where);
   constexpr uint64_t kMost = 65536, kLeast = 4096, kGrain = 1024;
   const UpdatedAfter after = stamps_.After(where.updated_after);
   const uint64_t all = rows_.high_water();
@@ -388,6 +441,14 @@ ExportPlan HostTable::ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint
     plan.rows.insert(plan.rows.end(), rows.begin(), rows.end());
   }
   plan.next_cursor = next < all ? static_cast<int64_t>(next) : -1;
+  if (next >= all && cold_ != nullptr) {
+    if (!plan.rows.empty()) {
+      plan.next_cursor = static_cast<int64_t>(kColdCursor);
+    } else {
+      return ScanCold(kColdCursor, limit, most - std::min(most, all - std::min(all, cursor)),
+                      where);
+    }
+  }
   return plan;
 }
 

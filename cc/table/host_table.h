@@ -5,11 +5,16 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "cc/table/admission.h"
 #include "cc/table/changes.h"
+#include "cc/table/cold_rows.h"
 #include "cc/table/evicted_rows.h"
 #include "cc/table/expired.h"
 #include "cc/table/index.h"
@@ -22,10 +27,18 @@
 
 namespace dynemb {
 
+// Where the rows are that a limited memory does not hold.
+struct HotLimit {
+  std::unique_ptr<ColdRows> cold;  // null: memory is not limited
+  uint64_t max_bytes = 0;
+};
+
 class HostTable : public Table {
  public:
+  ~HostTable() override;
   const RowLayout& layout() const final { return rows_.layout(); }
-  uint64_t size() const final { return rows_.live(); }
+  uint64_t size() const final { return rows_.live() + (cold_ != nullptr ? cold_->size() : 0); }
+  Status Error() const final;
   TableStats stats() const final;
   Status ResetState(Exec& exec, const StateSpec& spec) final;
   Status Clear(Exec& exec, Tick tick) final;
@@ -39,7 +52,7 @@ class HostTable : public Table {
   void BringKeys(Exec& exec, KeySpan keys) final;
   Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted, SavedRows* saved,
                   size_t number) final;
-  void EndCut() final { changes_.EndCut(); }
+  void EndCut() final;
   const Cut* cut() const final { return changes_.cut(); }
   std::vector<RowId> PlanCut(size_t limit) final;
   bool CutIsRead() const final;
@@ -49,19 +62,26 @@ class HostTable : public Table {
   void Track(Tick tick) final;
   void Explain(Exec& exec, KeySpan keys, KeyState* states) const final;
   void SwapRows(Table* other, Tick tick) final;
+  bool has_cold_rows() const final { return cold_ != nullptr; }
+  Status Flush(Exec& exec, const std::string& folder, Tick tick, int64_t utc_ns) final;
+  Status Restore(Exec& exec, const std::string& folder, FlushInfo* info) final;
+  // Moves rows in files until no space has to be given back, in the calling thread. For tests.
+  Status CompactFiles();
   Status LoadAdmission(const uint64_t* lines, int64_t first, int64_t num, bool merge) final {
     if (!admission_.counts()) return Table::LoadAdmission(lines, first, num, merge);
     return admission_.counters().Load(lines, first, num, merge);
   }
 
  protected:
-  HostTable() = default;
-  Status Init(const TableOptions& options, Exec* exec);
+  HostTable();
+  Status Init(const TableOptions& options, Exec* exec, HotLimit limit);
 
   ExportPlan ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint64_t most,
                       const RowPredicate& where) const final;
   void CopyRows(Exec& exec, const std::vector<RowId>& rows, void* keys, void* vectors, float* state,
                 int64_t* updates, int64_t* scores) const final;
+  void CopyColdRows(const ExportPlan& plan, void* keys, void* vectors, float* state,
+                    int64_t* updates, int64_t* scores) const final;
   uint64_t BringRows(Exec& exec, uint64_t first, uint64_t num) final;
   void MarkRows(Exec& exec, float mark) final;
   void MarkNewRows(Exec&, float mark) final { initial_state_.back() = mark; }
@@ -107,6 +127,10 @@ class HostTable : public Table {
   // room.
   void BeforeEviction(uint64_t key, RowId row, Score score, Stamp now) {
     BeforeLoss(row, score);
+    if (cold_ != nullptr) {
+      AddCold(key, row, score);
+      return;
+    }
     if (changes_.tracking()) changes_.Deleted(stamps_.Decode(now), key, Removal::kEvict);
     if (evicted_ == nullptr) return;
     if (catch_up_.active()) BringRow(row, VectorBuffer(options_.dim).get());
@@ -130,15 +154,56 @@ class HostTable : public Table {
   }
   // Sets *not_held to those of `keys` (bit patterns) that have no row, not even one that has
   // expired.
-  void DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
-                std::vector<uint64_t>* not_held) const;
+  Status DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
+                  std::vector<uint64_t>* not_held) const;
   uint64_t KeyBits(RowId row) const;
   // Whether a row satisfies the conditions on everything except its score.
   bool Satisfies(RowId row, const RowPredicate& where, const UpdatedAfter& after,
                  std::vector<float>* vector) const;
 
-  // The maximal number of rows.
+  // The maximal number of rows in memory.
   uint64_t capacity() const { return rows_.max_rows(); }
+
+  // --- Cold rows (host_table_cold.cc)
+
+  // Cursors of ScanRows from here on are of cold rows.
+  static constexpr uint64_t kColdCursor = uint64_t{1} << 62;
+  // Takes the cold rows, which are empty, and starts the background thread.
+  void StartCold(std::unique_ptr<ColdRows> cold);
+  // For ResetState and Clear.
+  Status ChangeColdLayout(const RowLayout& changed, const CatchUp& catch_up,
+                          const std::vector<float>& initial_state);
+  void ClearCold(Tick tick) noexcept;
+  void ExplainCold(KeySpan keys, KeyState* states) const;
+  void ReadColdCut(const std::vector<RowId>& plan, void* keys, void* vectors, float* state,
+                   CutTime* updates, CutTime* scores);
+  // Calls fn(i, row) for those of `keys` that have a cold row that has not expired.
+  void ForCold(KeySpan keys, ColdRows::RowFn fn) const;
+  // Between Reserve and Settle.
+  void AddCold(uint64_t key, RowId row, Score score) {
+    const Stamp updated = *layout().update(rows_.At(row));
+    cold_->Add(key, rows_.At(row), Clamped({updated, score}), TickOf(updated));
+  }
+  // Times of a row that moves between memory and ColdRows while the stamps are swept.
+  RowTimes Clamped(RowTimes times) const {
+    return {stamps_.Clamp(times.updated),
+            scoring_.by_time() ? stamps_.Clamp(times.score) : times.score};
+  }
+  bool HasExpired(const Expired& expired, const RowTimes& times) const {
+    return expired.any() && expired(expired.by_access ? times.score : times.updated);
+  }
+  // Keeps the error of a call that cannot return it.
+  void KeepError(const Status& status) const;
+  // Moves every row of memory to ColdRows. If it fails, it has moved some of them.
+  virtual Status MoveAllOut() = 0;
+  // The rows that fit the memory, in this layout. InvalidArgument if they are too few.
+  Status HotRows(const RowLayout& layout, uint64_t* rows) const;
+  ExportPlan ScanCold(uint64_t cursor, uint64_t limit, uint64_t most,
+                      const RowPredicate& where) const;
+  // Evicts cold rows with low scores, until the table has at most max_capacity rows.
+  Status TrimCold(Tick tick);
+  // Asks the background thread to look for space to give back.
+  void CompactSoon();
 
   std::vector<float> initial_state_;
   Initializer initializer_;
@@ -158,10 +223,22 @@ class HostTable : public Table {
 
   struct Counters {
     std::atomic<uint64_t> hits{0}, misses{0}, inserts{0}, evictions{0}, erased{0}, expired{0},
-        refused{0}, unadmitted{0}, dropped_gradients{0}, nonfinite_gradients{0};
+        refused{0}, unadmitted{0}, dropped_gradients{0}, nonfinite_gradients{0}, cold_hits{0};
   };
   mutable Counters counters_;
   uint64_t inserts_reclaimed_ = 0;  // the rows inserted before the last call of Reclaim
+
+  std::unique_ptr<ColdRows> cold_;  // null: all rows are in memory
+  uint64_t max_hot_bytes_ = 0;
+  uint64_t trim_cursor_ = 0;  // of TrimCold
+  mutable std::mutex error_mutex_;
+  // Of calls that could not return them, by the thread that made the call: another one must not
+  // take it, and leave this one to use what could not be read.
+  mutable std::map<std::thread::id, Status> errors_;
+
+ private:
+  class Compactor;
+  std::unique_ptr<Compactor> compactor_;  // with cold_; the last member, so it ends first
 };
 
 }  // namespace dynemb

@@ -38,6 +38,10 @@ class KeySpan {
     CheckWidth(sizeof(K));
     return static_cast<const K*>(keys_);
   }
+  // A key as a bit pattern, zero-extended to 64 bits.
+  uint64_t BitsAt(size_t i) const {
+    return SizeOf(type_) == 8 ? As<uint64_t>()[i] : As<uint32_t>()[i];
+  }
   void CheckWidth(size_t width) const {
     if (SizeOf(type_) == width) return;
     std::fprintf(stderr, "KeySpan: keys of %zu bytes, and the table's have %zu\n", SizeOf(type_),

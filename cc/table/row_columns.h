@@ -15,13 +15,16 @@ struct RowColumns {
   void* vectors;  // [n, dim], of the layout's dtype
   float* state;   // [n, state width]
 
-  void Set(size_t i, const RowLayout& l, const char* row) const {
-    if (keys != nullptr) memcpy(static_cast<char*>(keys) + i * l.key_size, row, l.key_size);
+  void Set(size_t i, const RowLayout& l, const char* row) const { Set(i, l, row, l.vector(row)); }
+  // `content`: the vector and the state.
+  void Set(size_t i, const RowLayout& l, const void* key, const char* content) const {
+    if (keys != nullptr) memcpy(static_cast<char*>(keys) + i * l.key_size, key, l.key_size);
     if (vectors != nullptr) {
-      memcpy(static_cast<char*>(vectors) + i * l.vector_bytes(), l.vector(row), l.vector_bytes());
+      memcpy(static_cast<char*>(vectors) + i * l.vector_bytes(), content, l.vector_bytes());
     }
     if (state != nullptr && l.state_bytes() != 0) {
-      memcpy(state + i * static_cast<size_t>(l.state_width), l.state(row), l.state_bytes());
+      memcpy(state + i * static_cast<size_t>(l.state_width),
+             content + l.state_offset - l.vector_offset, l.state_bytes());
     }
   }
 };

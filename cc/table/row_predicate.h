@@ -2,6 +2,7 @@
 #ifndef DYNEMB_TABLE_ROW_PREDICATE_H_
 #define DYNEMB_TABLE_ROW_PREDICATE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 
@@ -60,6 +61,11 @@ struct RowPredicate {
   }
   DYNEMB_HD bool AllowsScore(int64_t score) const {
     return score_from <= score && score <= score_to;
+  }
+  bool AllowsNorm(const float* vector, size_t dim) const {
+    double square = 0;
+    for (size_t c = 0; c < dim; ++c) square += static_cast<double>(vector[c]) * vector[c];
+    return AllowsSquare(square);
   }
   DYNEMB_HD bool AllowsSquare(double square_of_norm) const {
     if (!has_norms) return true;

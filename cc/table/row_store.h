@@ -27,6 +27,8 @@ class RowStore {
   uint64_t high_water() const { return high_water_; }
   uint64_t live() const { return high_water_ - free_.size(); }
   uint64_t max_rows() const { return max_rows_; }
+  // Row ids in use are below the new maximum.
+  void SetMaxRows(uint64_t rows) { max_rows_ = rows; }
   // The bytes of memory that rows and the free list use.
   size_t bytes() const { return high_water_ * layout_.stride + free_.capacity() * sizeof(RowId); }
 

@@ -67,6 +67,10 @@ class Scoring {
   }
   bool has_epochs() const { return strategy_ == EvictStrategy::kEpochLfu; }
   uint32_t epoch() const { return epoch_; }
+  // The steps of this epoch.
+  uint64_t steps() const { return steps_; }
+  // Continues another table's epoch.
+  void Restart(uint32_t epoch, uint64_t steps) { epoch_ = epoch, steps_ = steps; }
 
   // The touch of a lookup, and of a call that writes rows. `now` is the stamp of the batch.
   Touch Lookup(Stamp now, bool inserts) const {

@@ -138,10 +138,24 @@ Status Table::Create(const TableOptions& options, std::unique_ptr<Table>* table,
   return HashTable<uint64_t>::Make(options, table, exec);
 }
 
+Status Table::Create(const TableOptions& options, std::unique_ptr<ColdRows> cold,
+                     uint64_t max_memory_bytes, std::unique_ptr<Table>* table, Exec* exec) {
+  HotLimit limit{std::move(cold), max_memory_bytes};
+  if (options.key_type == KeyType::kInt32) {
+    return HashTable<uint32_t>::Make(options, table, exec, std::move(limit));
+  }
+  return HashTable<uint64_t>::Make(options, table, exec, std::move(limit));
+}
+
 Status Table::Full(uint64_t keys, uint64_t size, uint64_t capacity, const std::string& why) const {
   return ResourceExhausted("table '" + options_.name + "' cannot take " + std::to_string(keys) +
                            " new keys: it holds " + std::to_string(size) + " rows of at most " +
                            std::to_string(capacity) + "; " + why);
+}
+
+Status Table::CheckHasFiles() const {
+  if (has_cold_rows()) return Status();
+  return FailedPrecondition("table '" + options_.name + "' has no files");
 }
 
 Status Table::CheckNoCut(const Cut* running) const {
@@ -245,10 +259,12 @@ Status Table::EvictTo(Exec& exec, uint64_t rows, Tick tick, uint64_t* evicted) {
   return ForScores(
       exec, *this, list, [&](const ExportPlan& plan, const std::vector<int64_t>& scores) {
         ExportPlan leaving;
+        leaving.cold = plan.cold;
         for (size_t i = 0; i < scores.size(); ++i) {
           if (scores[i] < lowest.below || (scores[i] == lowest.below && lowest.ties != 0)) {
             lowest.ties -= scores[i] == lowest.below;
             leaving.rows.push_back(plan.rows[i]);
+            if (plan.cold) leaving.times.push_back(plan.times[i]);
           }
         }
         if (leaving.rows.empty()) return Status();
@@ -264,7 +280,7 @@ void Table::SetLosses(const DeletionLog& log, KeySpan keys, KeyState* states) {
   const size_t n = keys.size();
   std::vector<uint64_t> bits(n);
   for (size_t i = 0; i < n; ++i) {
-    bits[i] = SizeOf(keys.type()) == 8 ? keys.As<uint64_t>()[i] : keys.As<uint32_t>()[i];
+    bits[i] = keys.BitsAt(i);
   }
   std::vector<DeletionLog::Deletion> last(n);
   log.FindLast(bits, last.data());
@@ -389,9 +405,10 @@ TableLock::TableLock(std::vector<Table*> tables, Mode mode)
   if (mode_ == Mode::kRead) {
     mode_ = Mode::kShared;
     Lock();
-    // Only a step, which needs exclusive access, makes rows be behind.
+    // This cannot change meanwhile: only a step, which needs exclusive access, makes rows be
+    // behind.
     if (std::none_of(tables_.begin(), tables_.end(),
-                     [](const Table* t) { return t->catch_up().active(); })) {
+                     [](const Table* t) { return t->reading_changes_rows(); })) {
       return;
     }
     Unlock();

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "cc/table/catch_up.h"
+#include "cc/table/cold_rows.h"
 #include "cc/table/expiry.h"
 #include "cc/table/row.h"
 #include "cc/table/row_predicate.h"
@@ -41,6 +42,9 @@ namespace dynemb {
 struct ExportPlan {
   std::vector<RowId> rows;
   int64_t next_cursor = -1;  // -1: there are no further rows
+  // Whether these are cold rows (cold_rows.h): `rows` are their places then, and `times` theirs.
+  bool cold = false;
+  std::vector<RowTimes> times{};
 };
 
 class Table : public TableBatches, public TableCut {
@@ -48,6 +52,12 @@ class Table : public TableBatches, public TableCut {
   // Creates an empty table in host memory. InvalidArgument names the option and its value. `exec`
   // commits the memory of init_capacity; if it is null, the calling thread does.
   static Status Create(const TableOptions& options, std::unique_ptr<Table>* table,
+                       Exec* exec = nullptr);
+  // Creates an empty table that keeps at most max_memory_bytes of rows in host memory, and gives
+  // the other rows to `cold`. InvalidArgument also if the memory holds fewer than kLeastHotRows.
+  static constexpr uint64_t kLeastHotRows = 64;
+  static Status Create(const TableOptions& options, std::unique_ptr<ColdRows> cold,
+                       uint64_t max_memory_bytes, std::unique_ptr<Table>* table,
                        Exec* exec = nullptr);
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;
@@ -63,10 +73,10 @@ class Table : public TableBatches, public TableCut {
   // Whether no call changes the table. TableLock then does not lock it.
   virtual bool read_only() const { return false; }
 
-  // (shared) Returns the error of an earlier call that could not return one: the last such error,
-  // once. If an error has left the table inconsistent, returns that error, in every call; the table
-  // then refuses every change. Callers check Error before they use the results of calls that return
-  // no Status. A table in host memory has no such errors.
+  // (shared) Returns the error of an earlier call of this thread that could not return one: the
+  // last such error, once. If an error has left the table inconsistent, returns that error, in
+  // every call; the table then refuses every change. Callers check Error before they use the
+  // results of calls that return no Status. A table in host memory has no such errors.
   virtual Status Error() const { return Status(); }
 
   // --- Optimizer state
@@ -167,6 +177,45 @@ class Table : public TableBatches, public TableCut {
 
   // --- Tiers
 
+  // Whether rows may be cold (cold_rows.h).
+  virtual bool has_cold_rows() const { return false; }
+  // Whether calls that read vectors change rows, and need exclusive access: they bring rows up to
+  // date (catch_up.h), or move them to memory.
+  bool reading_changes_rows() const { return catch_up_.active() || has_cold_rows(); }
+  // (exclusive) Moves the cold rows of keys to memory. Calls that need rows in memory do this
+  // themselves, except calls with row ids, and code that runs its own passes (cc/lookup). If it
+  // fails, Error returns the error, and keys with cold rows look as if they had none.
+  virtual void Warm(Exec& exec, KeySpan keys) {
+    (void)exec;
+    (void)keys;
+  }
+  // (exclusive) Moves those of keys[i] to memory again whose row rows[i] has become cold since it
+  // was found, and sets rows[i]. `num` arrays of rows, all of which are then in memory.
+  struct HeldRows {
+    KeySpan keys;
+    RowId* rows;
+  };
+  virtual Status HoldRows(Exec& exec, const HeldRows* held, size_t num) {
+    (void)exec;
+    (void)held;
+    (void)num;
+    return Status();
+  }
+  // (exclusive) Makes everything that the table has durable in a folder, which exists and is empty
+  // (cold_rows.h). `tick`: a new one, of the time utc_ns. FailedPrecondition if the table has no
+  // files. If it fails, the folder is not a flush, and the table has not changed.
+  virtual Status Flush(Exec&, const std::string& folder, Tick tick, int64_t utc_ns) {
+    (void)folder, (void)tick, (void)utc_ns;
+    return CheckHasFiles();
+  }
+  // (exclusive) Continues from a flush: the table, which is new, gets its rows, state, scores and
+  // times, and counts as unchanged since its tick. The state has no owner.
+  // FailedPrecondition if options differ on which the rows depend. If it fails, the table must be
+  // destroyed.
+  virtual Status Restore(Exec&, const std::string& folder, FlushInfo* info) {
+    (void)folder, (void)info;
+    return CheckHasFiles();
+  }
   // (shared) Whether enough batches have read rows since the last Promote to make another one
   // worthwhile.
   virtual bool PromotionIsDue() const { return false; }
@@ -187,6 +236,8 @@ class Table : public TableBatches, public TableCut {
 
  protected:
   Table() = default;
+  // FailedPrecondition unless rows may be in files.
+  Status CheckHasFiles() const;
   // InvalidArgument names the option and its value.
   static Status CheckOptions(const TableOptions& options);
   // The error of a full table.
@@ -203,6 +254,11 @@ class Table : public TableBatches, public TableCut {
   // Export, of the rows as they are.
   virtual void CopyRows(Exec& exec, const std::vector<RowId>& rows, void* keys, void* vectors,
                         float* state, int64_t* updates, int64_t* scores) const = 0;
+  // The same for cold rows.
+  virtual void CopyColdRows(const ExportPlan& plan, void* keys, void* vectors, float* state,
+                            int64_t* updates, int64_t* scores) const {
+    (void)plan, (void)keys, (void)vectors, (void)state, (void)updates, (void)scores;
+  }
   // Brings at most `num` rows from `first` on up to date, and returns the first row after them; 0
   // at the end of the rows.
   virtual uint64_t BringRows(Exec& exec, uint64_t first, uint64_t num) = 0;

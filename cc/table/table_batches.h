@@ -56,6 +56,7 @@ class TableBatches {
   struct KeyState {
     bool has_row = false;
     bool in_device = false;        // the row is in device memory
+    bool is_cold = false;          // the row is not in memory
     Tick updated = 0;              // the last update of the row
     int64_t score = -1;            // as Scores returns it
     uint32_t admission_count = 0;  // how often it was counted towards its admission
@@ -91,7 +92,7 @@ class TableBatches {
                                 RowId* rows) = 0;
 
   // (exclusive) LookupOrInsert of keys that other ranks ask for: keys[i] counts times[i] times
-  // towards its admission (admission.h).
+  // towards its admission (admission.h). `times` is in host memory; null: once each.
   virtual Status LookupCounted(Exec& exec, KeySpan keys, const uint32_t* times, Tick tick,
                                void* vectors, RowId* rows) = 0;
 
@@ -141,7 +142,8 @@ class TableBatches {
     const CutTime* scores = nullptr;
     Tick base = 0;
   };
-  // (exclusive) Sets rows with their times, all of which are before `tick`, and their scores.
+  // (exclusive) Sets rows with their times, all of which are before `tick`, and their scores. If it
+  // fails in a table with cold rows, it may have set some.
   virtual Status LoadRows(Exec& exec, const LoadedRows& rows, Tick tick) = 0;
 };
 

@@ -88,7 +88,11 @@ void Table::Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors
     own.resize(n * static_cast<size_t>(layout().state_width));
     state = own.data();
   }
-  CopyRows(exec, plan.rows, keys, vectors, state, updates, scores);
+  if (plan.cold) {
+    CopyColdRows(plan, keys, vectors, state, updates, scores);
+  } else {
+    CopyRows(exec, plan.rows, keys, vectors, state, updates, scores);
+  }
   if (brings) catch_up_.BringColumns(exec, layout(), n, vectors, state);
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cc/table/admission.h"
+#include "cc/table/cold_rows.h"
 #include "cc/table/initializer.h"
 #include "cc/table/types.h"
 
@@ -51,9 +52,13 @@ struct TableOptions {
   TtlClock ttl_clock = TtlClock::kSteps;
   bool ttl_since_access = false;  // the age since the last access, not since the last update
   int64_t ttl_min_rows = 0;       // nothing expires in a table of at most this number of rows
-  AdmissionOptions admission;     // kHost only
+  AdmissionOptions admission;
   Tier tier = Tier::kHost;
   uint64_t max_hbm_bytes = 0;  // for kHybrid
+  // The folder of the rows that are not in memory, and the most bytes of rows in memory; empty: all
+  // rows are in memory. For kHost. The creator of the table (cc/tf) passes them on (cc/file).
+  std::string file_path;
+  uint64_t max_dram_bytes = 0;
   uint64_t seed = 0;
   bool stochastic_rounding = true;  // when 16-bit vectors are updated
   std::vector<ColumnInit> initializer{ColumnInit{InitKind::kConstant, 0.0f, 0.0f}};
@@ -70,6 +75,13 @@ struct StateSpec {
   bool operator==(const StateSpec& o) const {
     return optimizer == o.optimizer && widths == o.widths && inits == o.inits;
   }
+};
+
+// What is known of a flush (Table::Flush) besides its rows.
+struct FlushInfo {
+  Tick tick = 0;
+  int64_t utc_ns = 0;
+  StateSpec state_spec{};
 };
 
 // Byte counts are for the memory in use now. Event counts begin when the table is created.
@@ -92,6 +104,7 @@ struct TableStats {
   uint64_t nonfinite_gradients = 0;  // rows whose gradient had a NaN or Inf
   uint64_t device_rows = 0;          // row places in use in device memory
   uint64_t promotions = 0;           // rows moved to device memory
+  ColdStats cold;                    // of rows that are not in memory
 };
 
 }  // namespace dynemb

@@ -85,7 +85,7 @@ absl::Status ReadAdmission(tf::OpKernelConstruction* ctx, AdmissionOptions* o) {
 absl::Status ReadOptions(tf::OpKernelConstruction* ctx, TableOptions* o) {
   tf::DataType key_dtype, dtype;
   std::string strategy, tier, ttl_clock, ttl_since;
-  int64_t seed, max_hbm_bytes;
+  int64_t seed, max_hbm_bytes, max_dram_bytes;
   float max_load_factor;
   TF_RETURN_IF_ERROR(ctx->GetAttr("key_dtype", &key_dtype));
   TF_RETURN_IF_ERROR(ctx->GetAttr("dtype", &dtype));
@@ -100,6 +100,13 @@ absl::Status ReadOptions(tf::OpKernelConstruction* ctx, TableOptions* o) {
   TF_RETURN_IF_ERROR(ctx->GetAttr("stochastic_rounding", &o->stochastic_rounding));
   TF_RETURN_IF_ERROR(ReadInitializer(ctx, &o->initializer));
   TF_RETURN_IF_ERROR(ReadAdmission(ctx, &o->admission));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("file_path", &o->file_path));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("max_dram_bytes", &max_dram_bytes));
+  if (max_dram_bytes < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_dram_bytes=", max_dram_bytes, ": must not be negative"));
+  }
+  o->max_dram_bytes = static_cast<uint64_t>(max_dram_bytes);
   if (max_hbm_bytes < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("max_hbm_bytes=", max_hbm_bytes, ": must not be negative"));
@@ -157,6 +164,8 @@ absl::Status CheckSame(const TableOptions& have, const TableOptions& want) {
   same("admission_num_lines", admits.num_lines, wanted.num_lines);
   same("tier", name(have.tier), name(want.tier));
   same("max_hbm_bytes", have.max_hbm_bytes, want.max_hbm_bytes);
+  same("file_path", have.file_path, want.file_path);
+  same("max_dram_bytes", have.max_dram_bytes, want.max_dram_bytes);
   same("seed", static_cast<int64_t>(have.seed), static_cast<int64_t>(want.seed));
   same("stochastic_rounding", have.stochastic_rounding, want.stochastic_rounding);
   same("the length of initializers", have.initializer.size(), want.initializer.size());

@@ -1,5 +1,6 @@
 // Kernels of exchange_ops.cc: unpack, call the library, pack.
 #include <algorithm>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -79,12 +80,13 @@ class RouteOp : public DynembOp {
     }
     Exchange* exchange;
     TF_RETURN_IF_ERROR(GetExchange(ctx, &exchange));
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     Placing placing;
-    return placing.Result(
-        exchange->RequestKeys(*MakeExec(ctx), tasks, ranks_, rank_,
-                              [&](const RouteSizes& sizes, int32_t** words, int32_t** own) {
-                                return placing.Keep(Place(ctx, tasks, sizes, words, own));
-                              }));
+    return placing.Result(exchange->RequestKeys(
+        *exec, tasks, ranks_, rank_, [&](const RouteSizes& sizes, int32_t** words, int32_t** own) {
+          return placing.Keep(Place(ctx, tasks, sizes, words, own));
+        }));
   }
 
  private:
@@ -152,10 +154,11 @@ class ReceiveKeysOp : public DynembOp {
     TF_RETURN_IF_ERROR(Output(ctx, static_cast<int>(num_tables), {num_tables, ranks}, &counts));
     Exchange* exchange;
     TF_RETURN_IF_ERROR(GetExchange(ctx, &exchange));
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     Placing placing;
     return placing.Result(exchange->ReceiveKeys(
-        *MakeExec(ctx), received, key_types_,
-        [&](size_t table, const int64_t* of_ranks, void** keys) {
+        *exec, received, key_types_, [&](size_t table, const int64_t* of_ranks, void** keys) {
           std::copy_n(of_ranks, ranks, counts + static_cast<int64_t>(table) * ranks);
           const int64_t n = std::accumulate(of_ranks, of_ranks + ranks, int64_t{0});
           return placing.Keep(Output(ctx, static_cast<int>(table), {n}, keys));
@@ -203,7 +206,9 @@ class PackRowsOp : public DynembOp {
     TF_RETURN_IF_ERROR(OutputWords(ctx, layout, &words));
     Exchange* exchange;
     TF_RETURN_IF_ERROR(GetExchange(ctx, &exchange));
-    DYNEMB_RETURN_IF_LIBRARY_ERROR(exchange->PackRows(*MakeExec(ctx), layout, rows, words));
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(exchange->PackRows(*exec, layout, rows, words));
     CountBytes(layout, counter_, counters_);
     return absl::OkStatus();
   }
@@ -243,7 +248,9 @@ class UnpackRowsOp : public DynembOp {
     }
     Exchange* exchange;
     TF_RETURN_IF_ERROR(GetExchange(ctx, &exchange));
-    return ToAbsl(exchange->UnpackRows(*MakeExec(ctx), layout, Data<int32_t>(words), own, rows));
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
+    return ToAbsl(exchange->UnpackRows(*exec, layout, Data<int32_t>(words), own, rows));
   }
 
  private:
@@ -270,9 +277,10 @@ class OwnersOp : public DynembOp {
     TF_RETURN_IF_ERROR(Output(ctx, 0, keys.shape(), &ranks));
     Exchange* exchange;
     TF_RETURN_IF_ERROR(GetExchange(ctx, &exchange));
-    return ToAbsl(exchange->FindOwners(*MakeExec(ctx), owners_, ToKeyType(keys.dtype()),
-                                       keys.data(), static_cast<size_t>(keys.NumElements()),
-                                       ranks));
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
+    return ToAbsl(exchange->FindOwners(*exec, owners_, ToKeyType(keys.dtype()), keys.data(),
+                                       static_cast<size_t>(keys.NumElements()), ranks));
   }
 
  private:

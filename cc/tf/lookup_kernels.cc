@@ -37,7 +37,8 @@ class LookupOp : public OneTableOp {
     TF_RETURN_IF_ERROR(values_shape.AddDimWithStatus(dim));
     TF_RETURN_IF_ERROR(Output(ctx, 0, values_shape, &values));
     TF_RETURN_IF_ERROR(Output(ctx, 1, keys.shape(), &rows));
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     if (insert_) {
       TableLock lock({&table}, TableLock::Mode::kExclusive);
       return ToAbsl(table.LookupOrInsert(*exec, KeysOf(keys), ProcessClock().Next(), values, rows));
@@ -76,7 +77,8 @@ class LookupCountedOp : public OneTableOp {
     TF_RETURN_IF_ERROR(values_shape.AddDimWithStatus(table.options().dim));
     TF_RETURN_IF_ERROR(Output(ctx, 0, values_shape, &values));
     TF_RETURN_IF_ERROR(Output(ctx, 1, keys.shape(), &rows));
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     return ToAbsl(table.LookupCounted(*exec, KeysOf(keys), reinterpret_cast<const uint32_t*>(times),
                                       ProcessClock().Next(), values, rows));
@@ -108,7 +110,8 @@ class TablesOp : public SparseOp {
     for (int i = 0; i < n_; ++i) {
       TF_RETURN_IF_ERROR(MakeTask(ctx, host, i, tables[i], &(*bags)[i], &tasks[i]));
     }
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     return ToAbsl(Call(lookups, *exec, tables, tasks));
   }
   // Checks the inputs of lookup i, allocates its outputs, and describes it.
@@ -188,7 +191,8 @@ class LookupSparseGradOp : public SparseOp {
     };
     Lookups* lookups;
     TF_RETURN_IF_ERROR(GetLookups(ctx, &lookups));
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     return SumGradients(lookups, *exec, tasks, allocate);
   }
 
@@ -233,7 +237,7 @@ class LookupSparseWeightGradOp : public TablesOp<WeightGradientTask> {
  protected:
   Status Call(Lookups* lookups, Exec& exec, const std::vector<Table*>& tables,
               const std::vector<WeightGradientTask>& tasks) override {
-    TableLock lock(tables, TableLock::Mode::kShared);
+    TableLock lock(tables, TableLock::Mode::kRead);
     return lookups->WeightGradient(exec, tasks);
   }
   absl::Status MakeTask(tf::OpKernelContext* ctx, Exec& exec, int i, Table* table, Bags* bags,
@@ -298,7 +302,8 @@ class DedupSumOp : public DynembOp {
     };
     Lookups* lookups;
     TF_RETURN_IF_ERROR(GetLookups(ctx, &lookups));
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     return SumGradients(lookups, *exec, {task}, allocate);
   }
 };

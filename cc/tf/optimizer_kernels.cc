@@ -61,7 +61,8 @@ class ApplyGradientsOp : public DynembOp {
         tasks[i].rows = Data<RowId>(rows);
       }
     }
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock(tables, TableLock::Mode::kExclusive);
     const Tick tick = ProcessClock().Next();
     DYNEMB_RETURN_IF_LIBRARY_ERROR(lookups->Apply(*exec, tasks, step, tick));

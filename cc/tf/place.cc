@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "cc/device/simulated_place.h"
 #include "cc/device/stream_exec.h"
+#include "cc/file/file_rows.h"
 #include "cc/tf/table_resource.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 #include "xla/stream_executor/stream.h"
@@ -42,7 +43,14 @@ absl::Status MakeCpuTable(tf::OpKernelContext* ctx, const TableOptions& options,
   if (options.tier == Tier::kHost) {
     PoolExec exec = MakeHostExec(ctx);
     *lookups = &HostLookups();
-    return ToAbsl(Table::Create(options, table, &exec));
+    if (options.file_path.empty()) return ToAbsl(Table::Create(options, table, &exec));
+    FileOptions files;
+    files.folder = options.file_path;
+    return ToAbsl(CreateFileTable(options, files, options.max_dram_bytes, table, &exec));
+  }
+  if (!options.file_path.empty()) {
+    return absl::UnimplementedError(
+        absl::StrCat("table '", options.name, "' in a GPU's memory cannot have rows in files"));
   }
   if (!DeviceIsSimulated()) {
     return absl::FailedPreconditionError(absl::StrCat("table '", options.name,
@@ -53,39 +61,56 @@ absl::Status MakeCpuTable(tf::OpKernelContext* ctx, const TableOptions& options,
   return ToAbsl(MakeSimulatedTable(options, table));
 }
 
-stream_executor::Stream* StreamOf(tf::OpKernelContext* ctx) {
-  return ctx->op_device_context()->stream();
+// The stream of an operator on a GPU.
+absl::Status FindStream(tf::OpKernelContext* ctx, stream_executor::Stream** stream) {
+  tf::DeviceContext* const context = ctx->op_device_context();
+  *stream = context != nullptr ? context->stream() : nullptr;
+  if (*stream != nullptr) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("an operator on ", ctx->device()->name(), " has no stream"));
 }
 
 #if defined(DYNEMB_CUDA)
 
 // The number that CUDA gives the GPU.
-int OrdinalOf(tf::OpKernelContext* ctx) {
+absl::Status FindOrdinal(tf::OpKernelContext* ctx, int* ordinal) {
 #if DYNEMB_TENSORFLOW_MINOR == 19
-  return ctx->device()->tensorflow_accelerator_device_info()->gpu_id;
+  *ordinal = ctx->device()->tensorflow_accelerator_device_info()->gpu_id;
 #else
-  return StreamOf(ctx)->parent()->device_ordinal();
+  stream_executor::Stream* stream;
+  TF_RETURN_IF_ERROR(FindStream(ctx, &stream));
+  *ordinal = stream->parent()->device_ordinal();
 #endif
+  return absl::OkStatus();
 }
 
 absl::Status MakeGpuTable(tf::OpKernelContext* ctx, const TableOptions& options,
                           std::unique_ptr<Table>* table, Lookups** lookups) {
+  if (!options.file_path.empty()) {
+    return absl::UnimplementedError(
+        absl::StrCat("table '", options.name, "' in a GPU's memory cannot have rows in files"));
+  }
   if (options.tier == Tier::kHost) {
     return absl::InvalidArgumentError(absl::StrCat("table '", options.name,
                                                    "' has its rows in the host's memory, but ",
                                                    ctx->device()->name(), " is not a CPU"));
   }
-  const int ordinal = OrdinalOf(ctx);
+  int ordinal;
+  TF_RETURN_IF_ERROR(FindOrdinal(ctx, &ordinal));
   DYNEMB_RETURN_IF_LIBRARY_ERROR(CudaLookups(ordinal, lookups));
   return ToAbsl(MakeCudaTable(options, ordinal, table));
 }
 
 absl::Status GetGpuLookups(tf::OpKernelContext* ctx, Lookups** lookups) {
-  return ToAbsl(CudaLookups(OrdinalOf(ctx), lookups));
+  int ordinal;
+  TF_RETURN_IF_ERROR(FindOrdinal(ctx, &ordinal));
+  return ToAbsl(CudaLookups(ordinal, lookups));
 }
 
 absl::Status GetGpuExchange(tf::OpKernelContext* ctx, Exchange** exchange) {
-  return ToAbsl(CudaExchange(OrdinalOf(ctx), exchange));
+  int ordinal;
+  TF_RETURN_IF_ERROR(FindOrdinal(ctx, &ordinal));
+  return ToAbsl(CudaExchange(ordinal, exchange));
 }
 
 #else
@@ -111,10 +136,15 @@ bool OnGpu(tf::OpKernelContext* ctx) {
   return ctx->device()->tensorflow_accelerator_device_info() != nullptr;
 }
 
-std::unique_ptr<Exec> MakeExec(tf::OpKernelContext* ctx) {
-  if (!OnGpu(ctx)) return std::make_unique<PoolExec>(MakeHostExec(ctx));
-  return std::make_unique<StreamExec>(
-      static_cast<CUstream_st*>(StreamOf(ctx)->platform_specific_handle().stream));
+absl::Status MakeExec(tf::OpKernelContext* ctx, std::unique_ptr<Exec>* exec) {
+  if (!OnGpu(ctx)) {
+    *exec = std::make_unique<PoolExec>(MakeHostExec(ctx));
+    return absl::OkStatus();
+  }
+  stream_executor::Stream* stream;
+  TF_RETURN_IF_ERROR(FindStream(ctx, &stream));
+  return ToAbsl(
+      StreamExec::Make(static_cast<CUstream_st*>(stream->platform_specific_handle().stream), exec));
 }
 
 PoolExec MakeHostExec(tf::OpKernelContext* ctx) {
@@ -149,9 +179,11 @@ absl::Status CopyToHost(tf::OpKernelContext* ctx, const void* from, size_t bytes
     std::memcpy(to, from, bytes);
     return absl::OkStatus();
   }
+  stream_executor::Stream* stream;
+  TF_RETURN_IF_ERROR(FindStream(ctx, &stream));
   const DeviceAddress device(const_cast<void*>(from), bytes);
-  TF_RETURN_IF_ERROR(StreamOf(ctx)->Memcpy(to, device, bytes));
-  return StreamOf(ctx)->BlockHostUntilDone();
+  TF_RETURN_IF_ERROR(stream->Memcpy(to, device, bytes));
+  return stream->BlockHostUntilDone();
 }
 
 absl::Status CopyFromHost(tf::OpKernelContext* ctx, const void* from, size_t bytes, void* to) {
@@ -160,9 +192,11 @@ absl::Status CopyFromHost(tf::OpKernelContext* ctx, const void* from, size_t byt
     std::memcpy(to, from, bytes);
     return absl::OkStatus();
   }
+  stream_executor::Stream* stream;
+  TF_RETURN_IF_ERROR(FindStream(ctx, &stream));
   DeviceAddress device(to, bytes);
-  TF_RETURN_IF_ERROR(StreamOf(ctx)->Memcpy(&device, from, bytes));
-  return StreamOf(ctx)->BlockHostUntilDone();
+  TF_RETURN_IF_ERROR(stream->Memcpy(&device, from, bytes));
+  return stream->BlockHostUntilDone();
 }
 
 }  // namespace dynemb

@@ -20,7 +20,8 @@ namespace tf = tensorflow;
 bool OnGpu(tf::OpKernelContext* ctx);
 
 // The executor for calls on tables: the stream of a GPU, or TensorFlow's intra-op threads on a CPU.
-std::unique_ptr<Exec> MakeExec(tf::OpKernelContext* ctx);
+// Internal if an operator on a GPU has no stream.
+absl::Status MakeExec(tf::OpKernelContext* ctx, std::unique_ptr<Exec>* exec);
 // TensorFlow's intra-op threads, for work on the host's memory.
 PoolExec MakeHostExec(tf::OpKernelContext* ctx);
 
@@ -38,6 +39,7 @@ absl::Status GetLookups(tf::OpKernelContext* ctx, Lookups** lookups);
 absl::Status GetExchange(tf::OpKernelContext* ctx, Exchange** exchange);
 
 // Copy between an array on the operator's device and one on the host. They return when it is done.
+// Internal if an operator on a GPU has no stream.
 absl::Status CopyToHost(tf::OpKernelContext* ctx, const void* from, size_t bytes, void* to);
 absl::Status CopyFromHost(tf::OpKernelContext* ctx, const void* from, size_t bytes, void* to);
 

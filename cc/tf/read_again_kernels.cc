@@ -60,7 +60,8 @@ class ReadAgainOp : public DynembOp {
     for (int i = 0; i < n_; ++i) {
       TF_RETURN_IF_ERROR(Check(ctx, i, *tables[i], Data<int64_t>(served) + i * ranks, ranks));
     }
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock(tables, insert_ ? TableLock::Mode::kExclusive : TableLock::Mode::kRead);
     const Tick tick = ProcessClock().Next();
     for (int i = 0; i < n_; ++i) {

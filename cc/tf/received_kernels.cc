@@ -1,4 +1,5 @@
 // Kernels of received_ops.cc: unpack, call the library, pack.
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -89,7 +90,9 @@ class PoolRowsOp : public ReceivedOp {
     }
     Exchange* exchange;
     TF_RETURN_IF_ERROR(GetExchange(ctx, &exchange));
-    return ToAbsl(exchange->PoolReceived(*MakeExec(ctx), received, std::move(features)));
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
+    return ToAbsl(exchange->PoolReceived(*exec, received, std::move(features)));
   }
 
  private:
@@ -152,8 +155,10 @@ class PoolRowsGradOp : public SparseOp {
     }
     Exchange* exchange;
     TF_RETURN_IF_ERROR(GetExchange(ctx, &exchange));
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     DYNEMB_RETURN_IF_LIBRARY_ERROR(
-        exchange->SumRequested(*MakeExec(ctx), layout, std::move(tasks), words, own));
+        exchange->SumRequested(*exec, layout, std::move(tasks), words, own));
     CountBytes(layout, &ExchangeCounters::gradient_bytes, counters_);
     return absl::OkStatus();
   }
@@ -208,7 +213,9 @@ class PoolRowsWeightGradOp : public ReceivedOp {
     }
     Exchange* exchange;
     TF_RETURN_IF_ERROR(GetExchange(ctx, &exchange));
-    return ToAbsl(exchange->WeightGradient(*MakeExec(ctx), received, std::move(features)));
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
+    return ToAbsl(exchange->WeightGradient(*exec, received, std::move(features)));
   }
 
  private:
@@ -277,9 +284,11 @@ class SumReceivedOp : public DynembOp {
     }
     Exchange* exchange;
     TF_RETURN_IF_ERROR(GetExchange(ctx, &exchange));
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     Placing placing;
     return placing.Result(
-        exchange->SumReceived(*MakeExec(ctx), received, std::move(tasks),
+        exchange->SumReceived(*exec, received, std::move(tasks),
                               [&](size_t t, size_t num_unique, BackwardOutput* output) {
                                 const auto unique = static_cast<int64_t>(num_unique);
                                 return placing.Keep(Place(ctx, static_cast<int>(t), unique, dims[t],

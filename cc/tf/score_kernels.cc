@@ -21,7 +21,8 @@ class ScoresOp : public OneTableOp {
     TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
     int64_t* scores;
     TF_RETURN_IF_ERROR(Output(ctx, 0, keys.shape(), &scores));
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kShared);
     table.Scores(*exec, KeysOf(keys), scores);
     return ToAbsl(table.Error());
@@ -47,7 +48,8 @@ class SetScoresOp : public OneTableOp {
       }
       scores[i] = static_cast<Score>(wide[i]);
     }
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     return ToAbsl(table.SetScores(*exec, KeysOf(keys), scores.data()));
   }
@@ -68,7 +70,8 @@ class AddCountsOp : public OneTableOp {
     if (std::any_of(data, end, [](int32_t count) { return count < 0; })) {
       return absl::InvalidArgumentError("counts has a negative number");
     }
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     return ToAbsl(table.AddCounts(*exec, KeysOf(keys), reinterpret_cast<const uint32_t*>(data)));
   }
@@ -104,7 +107,8 @@ class AdvanceEpochOp : public OneTableOp {
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     return ToAbsl(table.AdvanceEpoch(*exec));
   }
@@ -130,7 +134,8 @@ class ExplainOp : public OneTableOp {
     TF_RETURN_IF_ERROR(Output(ctx, 7, keys.shape(), &admission_counts));
     const auto n = static_cast<size_t>(keys.NumElements());
     std::vector<Table::KeyState> states(n);
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     if (!table.tracking()) table.Track(ProcessClock().Next());
     // Keys whose rows have expired are then known as lost.
@@ -142,7 +147,7 @@ class ExplainOp : public OneTableOp {
     const bool by_time = Scoring(table.options().evict_strategy, 0).by_time();
     for (size_t i = 0; i < n; ++i) {
       const Table::KeyState& state = states[i];
-      tiers[i] = !state.has_row ? -1 : state.in_device ? 1 : 0;
+      tiers[i] = !state.has_row ? -1 : state.in_device ? 1 : state.is_cold ? 2 : 0;
       updates[i] = static_cast<int64_t>(state.updated);
       update_times[i] = state.has_row ? clock.TimeOf(state.updated) : 0;
       scores[i] = state.score;
@@ -179,7 +184,8 @@ class ExportIfOp : public OneTableOp {
     TF_RETURN_IF_ERROR(CheckDType(table, dtype_, "dtype"));
     RowPredicate where;
     TF_RETURN_IF_ERROR(Read(ctx->input(3), ctx->input(4), &where));
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kShared);
     const ExportPlan plan =
         table.SelectRows(*exec, static_cast<uint64_t>(cursor), static_cast<uint64_t>(limit), where);
@@ -240,7 +246,8 @@ class EvictOp : public OneTableOp {
     }
     int64_t* evicted;
     TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &evicted));
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     uint64_t count = 0;
     const Status status =
@@ -258,7 +265,8 @@ class ExpireOp : public OneTableOp {
   absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
     int64_t* expired;
     TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &expired));
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     uint64_t count = 0;
     const Status status = table.Expire(*exec, ProcessClock().Next(), &count);

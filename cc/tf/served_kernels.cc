@@ -80,7 +80,8 @@ class OpenServedTableOp : public DynembOp {
     ServedResource* served;
     TF_RETURN_IF_ERROR(GetServed(ctx, &ref, &served));
     TF_RETURN_IF_ERROR(CheckScalar(ctx->input(1), "descriptor"));
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     return served->Open(*exec, ctx->input(1).scalar<tf::tstring>()());
   }
 };
@@ -101,7 +102,8 @@ class ApplySnapshotsOp : public DynembOp {
     TF_RETURN_IF_ERROR(served->Get(&model, &number));
     TF_RETURN_IF_ERROR(CheckScalar(ctx->input(1), "path"));
     TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &applied));
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     DYNEMB_RETURN_IF_LIBRARY_ERROR(
         model->Apply(*exec, ctx->input(1).scalar<tf::tstring>()(), &count));
     *applied = static_cast<int64_t>(count);
@@ -127,7 +129,7 @@ class ServedStateOp : public DynembOp {
     TF_RETURN_IF_ERROR(Output(ctx, 1, {}, &watermark));
     TF_RETURN_IF_ERROR(Output(ctx, 2, {}, &utc_ns));
     TF_RETURN_IF_ERROR(Output(ctx, 3, {}, &error));
-    const std::shared_ptr<const ServedState> state = model->state();
+    const std::shared_ptr<const ServedState> state = model->StateOf(StepOf(ctx));
     *id = state->last.id;
     *watermark = static_cast<int64_t>(state->last.watermark);
     *utc_ns = static_cast<int64_t>(state->last.watermark_utc_ns);

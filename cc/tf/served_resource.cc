@@ -17,15 +17,6 @@ constexpr const char* kReaders[] = {
     "DynembSize",     "DynembStats",  "DynembLookupSparseWeightGrad", "DynembReadAgain",
 };
 
-// The number of the step that an operator runs in: a Session::Run, or the call of a function from
-// Python, with all functions that it calls. 0 for an operator that Python runs on its own.
-uint64_t StepOf(tf::OpKernelContext* ctx) {
-  if (ctx->step_id() == 0) return 0;
-  // Sessions number their steps from 1, and each has its own manager of resources.
-  const auto session = reinterpret_cast<uintptr_t>(ctx->resource_manager());
-  return MixKey(static_cast<uint64_t>(ctx->step_id()) ^ MixKey(session)) | 1;
-}
-
 }  // namespace
 
 ServedResource::ServedResource(ServedOptions options)
@@ -61,6 +52,13 @@ absl::Status ServedResource::Get(std::shared_ptr<ServedModel>* model, size_t* nu
   *model = model_;
   *number = number_;
   return absl::OkStatus();
+}
+
+uint64_t StepOf(tf::OpKernelContext* ctx) {
+  if (ctx->step_id() == 0) return 0;
+  // Sessions number their steps from 1, and each has its own manager of resources.
+  const auto session = reinterpret_cast<uintptr_t>(ctx->resource_manager());
+  return MixKey(static_cast<uint64_t>(ctx->step_id()) ^ MixKey(session)) | 1;
 }
 
 absl::Status Resolve(tf::OpKernelContext* ctx, TableRef* table) {

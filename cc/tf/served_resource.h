@@ -11,6 +11,7 @@
 #ifndef DYNEMB_TF_SERVED_RESOURCE_H_
 #define DYNEMB_TF_SERVED_RESOURCE_H_
 
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -41,6 +42,10 @@ class ServedResource final : public TableResource {
   std::shared_ptr<ServedModel> model_;
   size_t number_ = 0;
 };
+
+// The number of the step that an operator runs in: a Session::Run, or the call of a function from
+// Python, with all functions that it calls. 0 for an operator that Python runs on its own.
+uint64_t StepOf(tf::OpKernelContext* ctx);
 
 // Replaces *table, a served one, by the table of the step's state. FailedPrecondition if the
 // operator is not one that only reads.

@@ -267,7 +267,8 @@ class LoadRowsOp : public OneTableOp {
     int64_t base, tick;
     TF_RETURN_IF_ERROR(TickInput(ctx, 6, "base", 0, &base));
     TF_RETURN_IF_ERROR(TickInput(ctx, 7, "tick", -1, &tick));
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     const bool has_state = state.NumElements() != 0;
     if (has_state) {
@@ -315,7 +316,8 @@ class LoadStepsOp : public OneTableOp {
     const auto* data = Data<double>(steps);
     int64_t tick;
     TF_RETURN_IF_ERROR(TickInput(ctx, 2, "tick", 0, &tick));
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     return ToAbsl(
         table.LoadSteps(*exec, {data, data + steps.NumElements()}, static_cast<Tick>(tick)));

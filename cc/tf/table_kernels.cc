@@ -35,7 +35,8 @@ class AttachStateOp : public OneTableOp {
   absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
     bool* was_reset;
     TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &was_reset));
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     return ToAbsl(table.TakeState(*exec, state_.spec, state_.owner, was_reset));
   }
@@ -55,7 +56,8 @@ class UpsertOp : public OneTableOp {
     TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
     TF_RETURN_IF_ERROR(CheckDType(table, values.dtype(), "values"));
     TF_RETURN_IF_ERROR(CheckVectors(keys, values, table.options().dim, "values"));
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     return ToAbsl(table.Upsert(*exec, KeysOf(keys), values.data(), ProcessClock().Next()));
   }
@@ -96,7 +98,8 @@ class AccumulateOp : public DynembOp {
       out->sums = sums;
       return absl::OkStatus();
     };
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TF_RETURN_IF_ERROR(SumGradients(&ref->lookups(), *exec, {sum}, allocate));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     return ToAbsl(table.Accumulate(*exec, KeysOf(unique_keys), sums, ProcessClock().Next()));
@@ -115,7 +118,8 @@ class ReadRowsOp : public OneTableOp {
     TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
     const int64_t n = keys.NumElements();
     TF_RETURN_IF_ERROR(CheckShape(keys, tf::TensorShape({n}), "keys"));
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kShared);
     DYNEMB_RETURN_IF_LIBRARY_ERROR(table.CheckState(wanted_.spec, wanted_.owner));
     float* values;
@@ -151,7 +155,8 @@ class WriteRowsOp : public OneTableOp {
     TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
     TF_RETURN_IF_ERROR(CheckShape(keys, tf::TensorShape({n}), "keys"));
     TF_RETURN_IF_ERROR(CheckVectors(keys, ctx->input(2), table.options().dim, "values"));
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     DYNEMB_RETURN_IF_LIBRARY_ERROR(table.CheckState(wanted_.spec, wanted_.owner));
     TF_RETURN_IF_ERROR(CheckShape(ctx->input(3), {n, table.layout().state_width}, "state"));
@@ -182,7 +187,8 @@ class EraseOp : public OneTableOp {
     TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
     int64_t* erased;
     TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &erased));
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     *erased = static_cast<int64_t>(table.Erase(*exec, KeysOf(keys), ProcessClock().Next(),
                                                wipe_ ? Removal::kWipe : Removal::kErase));
@@ -203,7 +209,8 @@ class ContainsOp : public OneTableOp {
     TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
     bool* found;
     TF_RETURN_IF_ERROR(Output(ctx, 0, keys.shape(), &found));
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kShared);
     table.Contains(*exec, KeysOf(keys), found);
     return absl::OkStatus();
@@ -225,7 +232,8 @@ class InsertAndEvictOp : public OneTableOp {
     tf::Tensor rows_tensor;
     RowId* rows;
     TF_RETURN_IF_ERROR(Temporary(ctx, n, &rows_tensor, &rows));
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     EvictedRows evicted(table.layout());
     DYNEMB_RETURN_IF_LIBRARY_ERROR(
@@ -271,7 +279,8 @@ class ClearOp : public OneTableOp {
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     return ToAbsl(table.Clear(*exec, ProcessClock().Next()));
   }
@@ -300,7 +309,8 @@ class ExportOp : public OneTableOp {
     }
     TF_RETURN_IF_ERROR(CheckDType(table, dtype_, "dtype"));
 
-    const std::unique_ptr<Exec> exec = MakeExec(ctx);
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kShared);
     const ExportPlan plan =
         table.PlanExport(*exec, static_cast<uint64_t>(cursor), static_cast<uint64_t>(limit),
@@ -353,6 +363,18 @@ class StatsOp : public OneTableOp {
         {"nonfinite_gradients", s.nonfinite_gradients},
         {"device_rows", s.device_rows},
         {"promotions", s.promotions},
+        {"file_rows", s.cold.rows},
+        {"file_hits", s.cold.hits},
+        {"file_bytes", s.cold.file_bytes},
+        {"file_row_bytes", s.cold.row_bytes},
+        {"file_index_bytes", s.cold.index_bytes},
+        {"file_buffer_bytes", s.cold.buffer_bytes},
+        {"file_rows_written", s.cold.rows_added},
+        {"file_rows_compacted", s.cold.rows_compacted},
+        {"file_bytes_read", s.cold.bytes_read},
+        {"file_bytes_written", s.cold.bytes_written},
+        {"file_reads", s.cold.reads},
+        {"file_writes", s.cold.writes},
     };
     const auto n = static_cast<int64_t>(std::size(entries));
     tf::tstring* names;

@@ -221,11 +221,11 @@ Admission Frequency(int64_t times, int64_t lines) {
 
 std::vector<bool> Decide(Admission* admission, Exec& exec, const std::vector<uint64_t>& keys,
                          const std::vector<uint32_t>& times, Tick tick) {
-  std::vector<uint32_t> lines(keys.size());
+  std::vector<AdmissionCounters::Place> places(keys.size());
   std::unique_ptr<bool[]> admitted(new bool[keys.size()]);
   admission->BeginLookup(tick);
-  const size_t count =
-      admission->Decide(exec, keys.data(), times.data(), keys.size(), lines.data(), admitted.get());
+  const size_t count = admission->Decide(exec, keys.data(), times.data(), keys.size(),
+                                         places.data(), admitted.get());
   EXPECT_EQ(count,
             static_cast<size_t>(std::count(admitted.get(), admitted.get() + keys.size(), true)));
   return std::vector<bool>(admitted.get(), admitted.get() + keys.size());

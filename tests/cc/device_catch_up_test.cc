@@ -4,25 +4,22 @@
 #include <utility>
 
 #include "tests/cc/device_config.h"
-#include "tests/cc/table_suite_catch_up.h"
-#include "tests/cc/table_suite_catch_up_saved.h"
+#include "tests/cc/table_suites.h"
 
 namespace dynemb {
 namespace testing_table {
 namespace {
 
-using DeviceTypes =
-    ::testing::Types<Quick<KeyType::kInt64, DType::kFloat32, -1>,
-                     Quick<KeyType::kInt32, DType::kFloat32, 7>,
-                     Quick<KeyType::kUint64, DType::kBfloat16, 100>,
-                     DeviceConfig<KeyType::kInt64, DType::kFloat32, ThreadsDevice, -1, 1>>;
-INSTANTIATE_TYPED_TEST_SUITE_P(Device, TableCatchUp, DeviceTypes);
-INSTANTIATE_TYPED_TEST_SUITE_P(Device, TableCatchUpSaved, DeviceTypes);
+const TableKind kDeviceTables[] = {
+    QuickTable(-1, KeyType::kInt64, DType::kFloat32),
+    QuickTable(7, KeyType::kInt32, DType::kFloat32),
+    QuickTable(100, KeyType::kUint64, DType::kBfloat16),
+    SimulatedTable<ThreadsDevice>(-1, KeyType::kInt64, DType::kFloat32, 1)};
+INSTANTIATE_CATCH_UP_SUITES(Device, kDeviceTables);
 
-using WarpTypes =
-    ::testing::Types<DeviceConfig<KeyType::kInt64, DType::kFloat32, NarrowTeamsDevice, 5, 100>>;
-INSTANTIATE_TYPED_TEST_SUITE_P(DeviceWarp, TableCatchUp, WarpTypes);
-INSTANTIATE_TYPED_TEST_SUITE_P(DeviceWarp, TableCatchUpSaved, WarpTypes);
+const TableKind kWarpTables[] = {
+    SimulatedTable<NarrowTeamsDevice>(5, KeyType::kInt64, DType::kFloat32, 100)};
+INSTANTIATE_CATCH_UP_SUITES(DeviceWarp, kWarpTables);
 
 constexpr int64_t kDim = 4;
 

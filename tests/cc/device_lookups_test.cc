@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tests/cc/lookups_suite.h"
-#include "tests/cc/simulated_devices.h"
+#include "tests/cc/simulated_lookups.h"
 #include "tests/cc/test_length.h"
 
 namespace dynemb {
@@ -17,27 +17,10 @@ namespace testing_table {
 namespace {
 
 template <class Device>
-struct Simulated {
+struct Simulated : SimulatedLookups<Device, 3> {
   static constexpr Tick kSteps = std::is_same_v<Device, ThreadsDevice>       ? 30
                                  : std::is_same_v<Device, NarrowTeamsDevice> ? 12
                                                                              : 6;
-  using Arrays = HostPlace::Arrays;
-  static Device& device() {
-    static Device device;
-    return device;
-  }
-  static std::string Missing() { return ""; }
-  static Status Make(const TableOptions& options, std::unique_ptr<Table>* table) {
-    return DeviceTable<Device>::Make(options, &device(), table);
-  }
-  static Lookups& lookups() {
-    static DeviceLookups<Device> lookups(&device());
-    return lookups;
-  }
-  static Exec& exec() {
-    static ThreadsExec exec(3);
-    return exec;
-  }
 };
 
 INSTANTIATE_TYPED_TEST_SUITE_P(Simulated, LookupsTest, ForSimulatedDevices<Simulated>);

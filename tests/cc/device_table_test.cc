@@ -18,21 +18,21 @@ namespace dynemb {
 namespace testing_table {
 namespace {
 
-using DeviceTables = ::testing::Types<
-    Quick<KeyType::kInt64, DType::kFloat32, -1>, Quick<KeyType::kInt32, DType::kFloat16, -1>,
-    Quick<KeyType::kUint64, DType::kBfloat16, 0>, Quick<KeyType::kInt64, DType::kFloat32, 7>,
-    Quick<KeyType::kInt32, DType::kBfloat16, 100>>;
-INSTANTIATE_TABLE_SUITES(Device, DeviceTables);
+const TableKind kDeviceTables[] = {QuickTable(-1, KeyType::kInt64, DType::kFloat32),
+                                   QuickTable(-1, KeyType::kInt32, DType::kFloat16),
+                                   QuickTable(0, KeyType::kUint64, DType::kBfloat16),
+                                   QuickTable(7, KeyType::kInt64, DType::kFloat32),
+                                   QuickTable(100, KeyType::kInt32, DType::kBfloat16)};
+INSTANTIATE_TABLE_SUITES(Device, kDeviceTables);
 
 // Under sanitizers, teams of 32 find nothing that teams of 8 do not, and take minutes.
-using WarpTables =
-    ::testing::Types<DeviceConfig<KeyType::kInt64, DType::kFloat32, NarrowTeamsDevice, -1, 25 * 8>
+const TableKind kWarpTables[] = {
+    SimulatedTable<NarrowTeamsDevice>(-1, KeyType::kInt64, DType::kFloat32, 25 * 8),
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-                     ,
-                     DeviceConfig<KeyType::kInt32, DType::kFloat16, WideTeamsDevice, 20, 25 * 32>
+    SimulatedTable<WideTeamsDevice>(20, KeyType::kInt32, DType::kFloat16, 25 * 32),
 #endif
-                     >;
-INSTANTIATE_TABLE_SUITES(DeviceWarp, WarpTables);
+};
+INSTANTIATE_TABLE_SUITES(DeviceWarp, kWarpTables);
 
 // A training step does not wait for the work that it gives to the device. The tables have room, or
 // are full and evict, with one tier or two. (A growing table waits occasionally.)

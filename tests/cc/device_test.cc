@@ -1,5 +1,6 @@
 // The contract suite of a device, on simulated devices; tests/cuda runs it on a GPU. Also tests the
 // components of devices that need no GPU.
+#include <memory>
 #include <string>
 
 #include "cc/device/block_pool.h"
@@ -113,6 +114,27 @@ TEST(RegisteredMemoryTest, WithinStopsWhereRangesEnd) {
   EXPECT_EQ(map.Within(memory + 200, 300), 300u);
 }
 
+TEST(RegisteredMemoryTest, PiecesConsistOfWholeHugePages) {
+  constexpr size_t kPage = 4096;
+  // Also a range that is smaller than a huge page, and one that ends within one.
+  for (const size_t reserved : {kPage, kMiB, 1001 * kMiB + kPage, 4096 * kMiB}) {
+    for (const bool ahead : {false, true}) {
+      size_t end = 0, pieces = 0;
+      while (end < reserved) {
+        const size_t needed = std::min(end + 1 + (pieces * 7919 * kPage) % (3 * kMiB), reserved);
+        const size_t next = RegisterUpTo(end, needed, reserved, ahead);
+        ASSERT_GE(next, needed);
+        ASSERT_LE(next, reserved);
+        ASSERT_TRUE(next % (2 * kMiB) == 0 || next == reserved) << next;
+        ASSERT_LE(next - end, std::max((needed - end) + 2 * kMiB, 66 * kMiB));
+        end = next;
+        ++pieces;
+      }
+      EXPECT_LE(pieces, ahead ? 110u : 4096u) << reserved;
+    }
+  }
+}
+
 TEST(StreamExecTest, RunsOnTheCallersThread) {
   auto* const stream = reinterpret_cast<CUstream_st*>(uintptr_t{64});
   StreamExec exec(stream);
@@ -121,6 +143,17 @@ TEST(StreamExecTest, RunsOnTheCallersThread) {
   size_t sum = 0;
   exec.ParallelFor(100, 7, [&](size_t begin, size_t end) { sum += end - begin; });
   EXPECT_EQ(sum, 100u);
+}
+
+TEST(StreamExecTest, AnOperatorWithoutAStreamIsAnError) {
+  auto* const stream = reinterpret_cast<CUstream_st*>(uintptr_t{64});
+  std::unique_ptr<Exec> exec;
+  const Status status = StreamExec::Make(nullptr, &exec);
+  EXPECT_EQ(status.code(), Code::kInternal);
+  EXPECT_NE(status.message().find("no stream"), std::string::npos) << status.message();
+  EXPECT_EQ(exec, nullptr);
+  ASSERT_EQ(StreamExec::Make(stream, &exec).message(), "");
+  EXPECT_EQ(static_cast<StreamExec&>(*exec).stream(), stream);
 }
 
 }  // namespace

@@ -334,6 +334,23 @@ inline void ExpectSame(const Outcome& got, const Outcome& want) {
   }
 }
 
+// Compares table t of a world on a device with that of one on the host: the rows of keys [0, keys),
+// and statistics that the device does not define otherwise.
+template <class Device, class Host>
+void ExpectSameTable(const World<Device>& device, const World<Host>& host, size_t t, size_t keys) {
+  const Keys all = Progression(0, keys);
+  const auto got = device.Rows(t, all), want = host.Rows(t, all);
+  EXPECT_EQ(Bits(got.first), Bits(want.first));
+  EXPECT_EQ(Bits(got.second), Bits(want.second));
+  device.table(t).CheckInvariants();
+  const TableStats d = device.table(t).stats(), h = host.table(t).stats();
+  EXPECT_EQ(d.size, h.size);
+  EXPECT_EQ(d.hits, h.hits);
+  EXPECT_EQ(d.misses, h.misses);
+  EXPECT_EQ(d.inserts, h.inserts);
+  EXPECT_EQ(d.dropped_gradients, h.dropped_gradients);
+}
+
 }  // namespace testing_table
 }  // namespace dynemb
 

@@ -1,4 +1,4 @@
-// ScoreModel: the scores of a small table, and the rows that it evicts.
+// Tables of every strategy. ScoreModel: the scores of a small table, and the rows that it evicts.
 #ifndef DYNEMB_TESTS_CC_SCORE_MODEL_H_
 #define DYNEMB_TESTS_CC_SCORE_MODEL_H_
 
@@ -8,6 +8,19 @@
 
 namespace dynemb {
 namespace testing_table {
+
+inline TableOptions Evicting(const TableFixture& f, EvictStrategy strategy, size_t max_capacity,
+                             int64_t epoch_steps = 0) {
+  TableOptions options = f.Options(2);
+  options.evict_strategy = strategy;
+  options.max_capacity = static_cast<int64_t>(max_capacity);
+  options.epoch_steps = epoch_steps;
+  return options;
+}
+
+constexpr EvictStrategy kAllStrategies[] = {EvictStrategy::kLru, EvictStrategy::kLfu,
+                                            EvictStrategy::kEpochLru, EvictStrategy::kEpochLfu,
+                                            EvictStrategy::kScore};
 
 // The contract of a table of at most kEvictRows rows, by a map from keys to scores. The rows that a
 // batch evicts are taken from the table, and checked.

@@ -1,11 +1,9 @@
-// The contract suite of Table, typed by a TableConfig: a key type, a vector type and, for tables on
-// a device, the device. The Exec is serial, unless the environment variable TABLE_TEST_THREADS
-// gives a number of threads.
+// The contract suite of Table. Its tests are compiled once, and run for kinds of table: a key type,
+// a vector type and, for tables on a device, the device. The Exec is serial, unless the environment
+// variable TABLE_TEST_THREADS gives a number of threads.
 //
-// A test body uses TableFixture, which hides the types behind uint64 keys and float vectors. The
-// body is compiled once. The typed test that TABLE_TEST puts around it takes almost no compile time
-// per config. table_suite_*.h have the tests by topic. table_suites.h instantiates all of them for
-// a list of configs.
+// A test body uses TableFixture, which hides the types behind uint64 keys and float vectors.
+// table_suites.h has the topics.
 #ifndef DYNEMB_TESTS_CC_TABLE_SUITE_H_
 #define DYNEMB_TESTS_CC_TABLE_SUITE_H_
 
@@ -15,7 +13,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -212,8 +212,12 @@ class Subject {
     const PackedKeys packed = Pack(keys);
     const Tick tick = ++tick_;
     table_->BeginBatch(*exec_, tick, keys.size());
+    RowIds held = rows;
+    const Table::HeldRows to_hold{packed, held.data()};
+    const Status status = table_->HoldRows(*exec_, &to_hold, 1);
+    EXPECT_TRUE(status.ok()) << status.message();
     exec_->ParallelFor(keys.size(), 64, [&](size_t begin, size_t end) {
-      table_->ApplyRange(*exec_, optimizer, packed, rows.data(), gradients.data(), begin, end,
+      table_->ApplyRange(*exec_, optimizer, packed, held.data(), gradients.data(), begin, end,
                          step != 0 ? step : tick, tick);
     });
   }
@@ -280,25 +284,77 @@ class Subject {
   Tick tick_ = 0;
 };
 
-// The properties of a config that test bodies use.
-class TableFixture : public ::testing::Test {
- public:
-  // The reason why this machine cannot have such tables; empty if it can.
-  virtual std::string missing() const { return ""; }
-  void SetUp() override {
-    if (!missing().empty()) GTEST_SKIP() << missing();
-  }
-  virtual KeyType key_type() const = 0;
-  virtual DType dtype() const = 0;
+inline RowOptimizer Sgd(float learning_rate, int64_t dim) {
+  Hyper hyper;
+  hyper.learning_rate = learning_rate;
+  return RowOptimizer(OptimizerKind::kSgd, {}, hyper, dim);
+}
+
+// A kind of table that the tests run for.
+struct TableKind {
+  KeyType key_type = KeyType::kInt64;
+  DType dtype = DType::kFloat32;
   // The time per key, as a multiple of the time on the host. Tests use Scaled(n, least) keys, where
   // n is enough on the host.
-  virtual size_t slowness() const = 0;
-  // Whether the index is one ring (cc/device/flat_index.h) instead of segments that split.
-  virtual bool flat() const { return false; }
-  // Whether a live row may get another id. ApplyRange then looks up keys again.
-  virtual bool rows_move() const { return false; }
-  virtual Status Make(const TableOptions& options, std::unique_ptr<Table>* table) const = 0;
-  virtual Exec& exec() = 0;
+  size_t slowness = 1;
+  // Whether the index is one ring (cc/device/flat_index.h), not segments that split.
+  bool flat = false;
+  bool rows_move =
+      false;  // whether a live row may get another id; ApplyRange then looks up keys again
+  std::function<Status(const TableOptions&, std::unique_ptr<Table>*)> make;
+  bool cold = false;  // whether rows may be cold (cold_rows.h): then they have no row ids
+  // The reason why this machine cannot have such tables; empty if it can.
+  std::string (*missing)() = [] { return std::string(); };
+};
+
+inline std::ostream& operator<<(std::ostream& out, const TableKind& kind) {
+  return out << "key type " << static_cast<int>(kind.key_type) << ", dtype "
+             << static_cast<int>(kind.dtype);
+}
+
+inline TableKind HostTable(KeyType key_type, DType dtype) {
+  TableKind kind;
+  kind.key_type = key_type;
+  kind.dtype = dtype;
+  kind.slowness = 1;
+  kind.make = [](const TableOptions& options, std::unique_ptr<Table>* table) {
+    return Table::Create(options, table);
+  };
+  return kind;
+}
+
+// The options of a table on a device whose first tier has room for `hbm_rows` rows without state;
+// -1: for all rows.
+inline TableOptions OnDevice(TableOptions options, int hbm_rows) {
+  options.tier = hbm_rows < 0 ? Tier::kHbm : Tier::kHybrid;
+  if (hbm_rows >= 0) {
+    const RowLayout row(SizeOf(options.key_type), options.dtype, options.dim, 0, 16);
+    options.max_hbm_bytes = static_cast<uint64_t>(hbm_rows) * row.stride;
+  }
+  return options;
+}
+
+inline std::unique_ptr<Exec> MakeExec() {
+  const char* threads = std::getenv("TABLE_TEST_THREADS");
+  if (threads == nullptr) return std::make_unique<SerialExec>();
+  return std::make_unique<ThreadsExec>(std::stoul(threads));
+}
+
+class TableFixture : public ::testing::TestWithParam<TableKind> {
+ public:
+  void SetUp() override {
+    if (!GetParam().missing().empty()) GTEST_SKIP() << GetParam().missing();
+  }
+  KeyType key_type() const { return GetParam().key_type; }
+  DType dtype() const { return GetParam().dtype; }
+  size_t slowness() const { return GetParam().slowness; }
+  bool flat() const { return GetParam().flat; }
+  bool rows_move() const { return GetParam().rows_move; }
+  bool cold() const { return GetParam().cold; }
+  Status Make(const TableOptions& options, std::unique_ptr<Table>* table) const {
+    return GetParam().make(options, table);
+  }
+  Exec& exec() { return *exec_; }
 
   size_t Scaled(size_t n, size_t least = 1) const { return std::max(least, n / slowness()); }
   TableOptions Options(int64_t dim = 4) const {
@@ -334,40 +390,6 @@ class TableFixture : public ::testing::Test {
     }
     return t.Rounded(vectors);
   }
-};
-
-inline std::unique_ptr<Exec> MakeExec() {
-  const char* threads = std::getenv("TABLE_TEST_THREADS");
-  if (threads == nullptr) return std::make_unique<SerialExec>();
-  return std::make_unique<ThreadsExec>(std::stoul(threads));
-}
-
-template <KeyType kKey, DType kDType>
-struct TableConfig {
-  static constexpr KeyType key_type = kKey;
-  static constexpr DType dtype = kDType;
-  static constexpr size_t slowness = 1;
-  static std::string Missing() { return ""; }
-  static constexpr bool flat = false;
-  static constexpr bool rows_move = false;
-  static Status Make(const TableOptions& options, std::unique_ptr<Table>* table) {
-    return Table::Create(options, table);
-  }
-};
-
-template <class Config>
-class TableSuite : public TableFixture {
- public:
-  KeyType key_type() const override { return Config::key_type; }
-  DType dtype() const override { return Config::dtype; }
-  size_t slowness() const override { return Config::slowness; }
-  std::string missing() const override { return Config::Missing(); }
-  bool flat() const override { return Config::flat; }
-  bool rows_move() const override { return Config::rows_move; }
-  Status Make(const TableOptions& options, std::unique_ptr<Table>* table) const override {
-    return Config::Make(options, table);
-  }
-  Exec& exec() override { return *exec_; }
 
  private:
   std::unique_ptr<Exec> exec_ = MakeExec();
@@ -376,11 +398,11 @@ class TableSuite : public TableFixture {
 }  // namespace testing_table
 }  // namespace dynemb
 
-// A test of a typed suite. Its body is compiled once, and its fixture is `f`:
+// A test of the topic `suite`, whose fixture is `f`:
 //   TABLE_TEST(TableBasic, EmptyTable) { Subject t = f.Create(); ... }
-#define TABLE_TEST(suite, name)                     \
-  inline void suite##name(TableFixture& f);         \
-  TYPED_TEST_P(suite, name) { suite##name(*this); } \
-  inline void suite##name([[maybe_unused]] TableFixture& f)
+#define TABLE_TEST(suite, name)               \
+  void suite##name(TableFixture& f);          \
+  TEST_P(suite, name) { suite##name(*this); } \
+  void suite##name([[maybe_unused]] TableFixture& f)
 
 #endif  // DYNEMB_TESTS_CC_TABLE_SUITE_H_

@@ -19,11 +19,11 @@ constexpr DType kF16 = DType::kFloat16;
 constexpr DType kBf16 = DType::kBfloat16;
 
 // BUILD runs them serially and with 2 and 4 threads.
-using HostTables =
-    ::testing::Types<TableConfig<kI64, kF32>, TableConfig<kI64, kF16>, TableConfig<kI64, kBf16>,
-                     TableConfig<kI32, kF32>, TableConfig<kI32, kF16>, TableConfig<kI32, kBf16>,
-                     TableConfig<kU64, kF32>, TableConfig<kU64, kF16>, TableConfig<kU64, kBf16>>;
-INSTANTIATE_TABLE_SUITES(Host, HostTables);
+const TableKind kHostTables[] = {
+    HostTable(kI64, kF32), HostTable(kI64, kF16), HostTable(kI64, kBf16),
+    HostTable(kI32, kF32), HostTable(kI32, kF16), HostTable(kI32, kBf16),
+    HostTable(kU64, kF32), HostTable(kU64, kF16), HostTable(kU64, kBf16)};
+INSTANTIATE_TABLE_SUITES(Host, kHostTables);
 
 TableOptions GoodOptions() {
   TableOptions options;

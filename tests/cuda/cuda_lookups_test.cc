@@ -10,6 +10,7 @@
 #include "cc/device/cuda_table.h"
 #include "cc/device/stream_exec.h"
 #include "tests/cc/lookups_suite.h"
+#include "tests/cc/lookups_suite_admission.h"
 #include "tests/cuda/cuda_place.h"
 
 namespace dynemb {
@@ -18,6 +19,7 @@ namespace {
 
 struct Cuda : CudaPlace {
   static constexpr Tick kSteps = 30;
+  static constexpr uint64_t kMostIds = 6000;
 
   static Status Make(const TableOptions& options, std::unique_ptr<Table>* table) {
     return MakeCudaTable(options, /*ordinal=*/0, table);
@@ -31,6 +33,7 @@ struct Cuda : CudaPlace {
 };
 
 INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, LookupsTest, Cuda);
+INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, LookupsAdmissionTest, Cuda);
 
 // A step of lookups and updates returns before its work is done, even while the GPU is busy. (The
 // test leaves out SumGradients, which waits for the number of unique keys.)
@@ -88,8 +91,6 @@ TEST(CudaLookupsTest, StepsDoNotWait) {
 // A table waits for the stream of its last use, even if that has been destroyed.
 TEST(CudaLookupsTest, TablesOutliveTheirStreams) {
   if (!Cuda::Missing().empty()) GTEST_SKIP() << Cuda::Missing();
-  CudaDevice* gpu = nullptr;
-  ASSERT_TRUE(CudaDevice::Get(0, &gpu).ok());
   std::unique_ptr<Table> table;
   ASSERT_TRUE(Cuda::Make(FourTables(24)[0], &table).ok());
   std::vector<int64_t> keys(100);
@@ -101,7 +102,6 @@ TEST(CudaLookupsTest, TablesOutliveTheirStreams) {
     Cuda::Arrays arrays;
     RowId* const rows = arrays.Up(std::vector<RowId>(keys.size()));
     ASSERT_EQ(table->FindOrInsert(exec, {arrays.Up(keys), keys.size()}, tick, rows).message(), "");
-    gpu->Forget(stream);
     Succeeds(cudaStreamDestroy(stream));
     EXPECT_EQ(table->size(), tick * keys.size());
   }

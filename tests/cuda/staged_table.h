@@ -1,5 +1,6 @@
 // StagedTable: a table in a GPU's memory, for tests whose arrays are in host memory. Each call
-// copies its arrays to memory that the GPU accesses, waits, and copies the outputs back.
+// copies its arrays to the GPU's memory, waits, and copies the outputs back. That memory is not
+// managed: an access from the host is a fault, as with TensorFlow's tensors.
 #ifndef DYNEMB_TESTS_CUDA_STAGED_TABLE_H_
 #define DYNEMB_TESTS_CUDA_STAGED_TABLE_H_
 
@@ -7,7 +8,6 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -148,8 +148,13 @@ class StagedTable final : public Table {
 
   Status LookupCounted(Exec& exec, KeySpan keys, const uint32_t* times, Tick tick, void* vectors,
                        RowId* rows) override {
-    (void)times;  // a table in a GPU's memory has no admission
-    return LookupOrInsert(exec, keys, tick, vectors, rows);
+    Staging s;
+    const size_t n = keys.size();
+    return t_->LookupCounted(exec, Keys(s, keys), times, tick,
+                             s.InOut(vectors, n * layout().vector_bytes()), s.InOut(rows, n));
+  }
+  Status LoadAdmission(const uint64_t* lines, int64_t first, int64_t num, bool merge) override {
+    return t_->LoadAdmission(lines, first, num, merge);
   }
 
   Status Expire(Exec& exec, Tick tick, uint64_t* expired) override {
@@ -224,15 +229,15 @@ class StagedTable final : public Table {
   }
 
  private:
-  // Copies of a call's arrays in memory that both the host and the GPU access. The destructor waits
-  // for the GPU's work, and copies the InOut arrays back.
+  // Copies of a call's arrays in the GPU's memory. The destructor waits for the GPU's work, and
+  // copies the InOut arrays back.
   class Staging {
    public:
     Staging() = default;
     ~Staging() {
       Require(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
       for (const Array& a : arrays_) {
-        if (a.back != nullptr) std::memcpy(a.back, a.copy, a.bytes);
+        if (a.back != nullptr) Copy(a.back, a.copy, a.bytes, cudaMemcpyDeviceToHost);
         Require(cudaFree(a.copy), "cudaFree");
       }
     }
@@ -267,11 +272,18 @@ class StagedTable final : public Table {
       std::fprintf(stderr, "%s: %s\n", call, cudaGetErrorString(error));
       std::abort();
     }
+    // Work of other streams may use `to` next, so this waits; cudaMemcpy from pageable memory may
+    // return before the memory of the GPU has the bytes.
+    static void Copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+      if (bytes == 0) return;
+      Require(cudaMemcpy(to, from, bytes, kind), "cudaMemcpy");
+      Require(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+    }
     void* Bring(const void* array, size_t bytes, void* back) {
       if (array == nullptr) return nullptr;
       Array a{nullptr, bytes, back};
-      Require(cudaMallocManaged(&a.copy, bytes == 0 ? 1 : bytes), "cudaMallocManaged");
-      std::memcpy(a.copy, array, bytes);
+      Require(cudaMalloc(&a.copy, bytes == 0 ? 1 : bytes), "cudaMalloc");
+      Copy(a.copy, array, bytes, cudaMemcpyHostToDevice);
       arrays_.push_back(a);
       return a.copy;
     }

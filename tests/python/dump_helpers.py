@@ -4,10 +4,9 @@ import datetime
 import json
 import os
 import pathlib
-import subprocess
-import sys
 
 import tensorflow as tf
+import warm_python
 
 import tf_dynemb as de
 
@@ -35,17 +34,10 @@ def run_script(name, *arguments):
     here = pathlib.Path(__file__).resolve().parent
     root = here.parents[1]
     paths = [str(root)] if (root / "tf_dynemb").is_dir() else []
-    done = subprocess.run(
-        [sys.executable, here / name, *arguments],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+    done = warm_python.run(
+        [str(here / name), *map(str, arguments)],
+        PYTHONPATH=os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
+        TF_CPP_MIN_LOG_LEVEL="3",
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])

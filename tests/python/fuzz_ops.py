@@ -33,6 +33,7 @@ TYPES = (tf.int64, tf.int32, tf.uint64, tf.float32, tf.float16, tf.bfloat16, tf.
 FOLDER = tempfile.TemporaryDirectory()  # until the process ends
 FILE = os.path.join(FOLDER.name, "file")
 pathlib.Path(FILE).write_bytes(bytes(64))
+FILES = {"file_path": os.path.join(FOLDER.name, "rows"), "max_dram_bytes": 100 * (12 + 4 * DIM)}
 SNAPSHOTS = os.path.join(FOLDER.name, "snapshots")
 FORMS = {"t": chain_writer.Form(DIM)}
 chain_writer.publish(SNAPSHOTS, "base", {"t": chain_writer.Change({})}, watermark=1, forms=FORMS)
@@ -334,7 +335,15 @@ def right_snapshot_calls(keys, vectors):
     steps = tf.constant([3, 1, 0, *[0.5] * 15, 2, 0.1, 2], tf.float64)
     times = tf.ones([IDS], tf.uint32)
     zero, one = tf.constant(0, i64), tf.constant(1, i64)
+    flushed = h.make_table(DIM, tier="host", **FILES)
+    ops.dynemb_upsert(flushed, keys, vectors)
+    folder = os.path.join(FOLDER.name, "flush")
+    os.makedirs(folder, exist_ok=True)
+    ops.dynemb_flush(flushed, folder)
+    unused = h.make_table(DIM, tier="host", **FILES)
     return {
+        "dynemb_flush": ({"handle": flushed, "folder": tf.constant(folder)}, {}),
+        "dynemb_restore": ({"handle": unused, "folder": tf.constant(folder)}, {}),
         "dynemb_snapshot": (
             {"handles": [idle], "since": tf.constant([-1], i64)}, {"with_deleted": False}),
         "dynemb_snapshot_info": ({"snapshot": running, "table": zero}, {}),
@@ -371,6 +380,7 @@ def right_snapshot_calls(keys, vectors):
 
 # Without these, no call would succeed.
 KEPT = ("handle", "handles", "others", "snapshot", "bags", "num_bags", "descriptor", "path")
+KEPT += ("folder",)
 
 
 def spoil(garbage, inputs, attributes):
@@ -424,7 +434,10 @@ def main(seed, calls, graph_calls):
     done, failed = collections.Counter(), collections.Counter()
     internal_errors = set()
     for call in range(calls + graph_calls):
-        table = h.make_table(DIM, init_capacity=1)
+        table = h.make_table(DIM, init_capacity=1, **FILES if call % 3 == 0 else {})
+        if call % 3 == 0:  # most rows in files
+            for first in range(0, 300, 60):
+                h.lookup(table, np.arange(first, first + 60))
         served = right_served_calls()
         for name, (inputs, attributes) in {**right_calls(rng, table), **served}.items():
             spoiler = garbage_of_served if name in served else garbage

@@ -1,5 +1,7 @@
 """Helpers for the operator tests: tables, lookups in every bag form, and a model of one table."""
 
+import contextlib
+
 import ml_dtypes
 import numpy as np
 import simulated
@@ -23,7 +25,11 @@ HYPER = np.array([0.5, 0.9, 0.999, 1e-7, 0.5, 0, 0, 0, 0, -0.5, 0, 1], np.float3
 
 
 def make_table(dim=4, key=tf.int64, dtype=tf.float32, initial=0.0, random=False, **options):
-    """Creates a table whose initial vectors are the constant(s) `initial`, or random."""
+    """Creates a table whose initial vectors are the constant(s) `initial`, or random.
+
+    TensorFlow would put it on a GPU if it sees one: tables in host memory, and those of a simulated
+    device, are on the CPU.
+    """
     if random:
         kinds, args = ["uniform"], [-1.0, 1.0]
     else:
@@ -34,14 +40,16 @@ def make_table(dim=4, key=tf.int64, dtype=tf.float32, initial=0.0, random=False,
     if simulated.ON_DEVICE:
         options.setdefault("tier", "hybrid")
         options.setdefault("max_hbm_bytes", simulated.HBM_BYTES)
-    return ops.dynemb_table(
-        key_dtype=key,
-        dtype=dtype,
-        dim=dim,
-        initializers=kinds,
-        initializer_args=args,
-        **options,
-    )
+    on_cpu = options.get("tier", "host") == "host" or simulated.device_is_simulated()
+    with tf.device(_ops.CPU) if on_cpu else contextlib.nullcontext():
+        return ops.dynemb_table(
+            key_dtype=key,
+            dtype=dtype,
+            dim=dim,
+            initializers=kinds,
+            initializer_args=args,
+            **options,
+        )
 
 
 def lookup(handle, keys, insert=True, default=None, dtype=tf.float32):

@@ -3,7 +3,14 @@
 import os
 
 ENVIRONMENT = "TF_DYNEMB_SIMULATED_DEVICE"
-ON = os.environ.get(ENVIRONMENT) == "1"
+
+
+def device_is_simulated() -> bool:
+    """Whether tables on a device would be on a simulated one now; a test may change this."""
+    return os.environ.get(ENVIRONMENT) == "1"
+
+
+ON = device_is_simulated()
 # Whether tables are on a device: a simulated one, or a GPU (tools/gpu_operators.sh).
 ON_DEVICE = ON or os.environ.get("DYNEMB_TEST_ON_GPU") == "1"
 # The device memory of a table: so little that most tests use both tiers.
@@ -11,6 +18,8 @@ HBM_BYTES = 4096
 # Modules that run a second time with tables on a device by default, because they test any table.
 # Tests of the host's table, its sizes and its threads are not included.
 MODULES = [
+    "test_admission_option.py",
+    "test_admission_saved.py",
     "test_dynamic_variable.py",
     "test_exchange_ops.py",
     "test_lookup_sparse.py",

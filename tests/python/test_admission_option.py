@@ -301,13 +301,6 @@ def test_bad_input_is_refused_by_name(call, message):
         call()
 
 
-def test_tables_in_gpu_memory_refuse_it(monkeypatch):
-    monkeypatch.setenv("TF_DYNEMB_SIMULATED_DEVICE", "1")
-    with pytest.raises(NotImplementedError, match=r"admission=Frequency.*var_type='host'"):
-        make(var_type="hbm")
-    assert held(make(var_type="host")) == set()
-
-
 def test_options_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         de.Frequency(2).n = 3

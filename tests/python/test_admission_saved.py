@@ -119,7 +119,7 @@ def test_a_dump_without_counters(tmp_path):
     for name in ("first_admission_line", "admission_lines"):
         del members["tables"][0]["shards"][0][name]
     del members["crc32c"]
-    members["crc32c"] = f"{manifests._checksum(members):08x}"
+    members["crc32c"] = f"{manifests.checksum_of(members):08x}"
     assert manifests.Manifest.from_json(json.dumps(members), "m").tables[0].admission_lines is None
     table = make()
     count(table, times_of(5))
@@ -142,7 +142,7 @@ def test_a_manifest_that_contradicts_itself(tmp_path, change, message):
     members = json.loads(text)
     members["tables"][0]["shards"][0].update(change)
     del members["crc32c"]
-    members["crc32c"] = f"{manifests._checksum(members):08x}"
+    members["crc32c"] = f"{manifests.checksum_of(members):08x}"
     with pytest.raises(storage.DataLossError, match=message):
         manifests.Manifest.from_json(json.dumps(members), "m")
 

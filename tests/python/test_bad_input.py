@@ -67,8 +67,6 @@ def table(**options):
         ({"stochastic_rounding": 1}, ValueError, "stochastic_rounding"),
         ({"max_hbm_for_vectors": -1}, ValueError, "max_hbm_for_vectors.*-1"),
         ({"max_hbm_for_vectors": float("nan")}, ValueError, "max_hbm_for_vectors.*nan"),
-        ({"max_dram_for_vectors": 4}, NotImplementedError, "max_dram_for_vectors=4"),
-        ({"file_path": "/tmp/x"}, NotImplementedError, "file_path"),
         ({"ttl": 36.5}, ValueError, "ttl must be .*36.5"),
         ({"admission": "bloom"}, ValueError, "admission.*bloom"),
     ],

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import pathlib
 
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dynemb as de
+from benchmarks import serving
 from benchmarks.harness import DENSE, OURS, STATIC, TFRA, Result, interleave, merge, table_lines
 from benchmarks.phases import BETWEEN, OTHERS, PYTHON, Event, attribute
+from tf_dynemb import cli
 
 LOOKUP = "model/embed:DynembLookupSparse"
 
@@ -79,3 +86,21 @@ def test_contenders_take_turns() -> None:
     values = interleave({n: (lambda n=n: action(n)) for n in "ab"}, repeats=2, warm_up=1)
     assert order[2:] == ["a", "b", "b", "a"]
     assert values == {"a": [3.0, 6.0], "b": [4.0, 5.0]}
+
+
+def test_copies_of_a_table_are_served_as_tables(tmp_path: pathlib.Path) -> None:
+    table = serving.empty_table(0)
+    serving.fill(table, 100)
+    de.dump(tmp_path / "dump", table)
+    (base,) = (tmp_path / "dump").glob("*-base-*")
+    size = serving.multiply(base)
+    assert size > serving.TABLES * 100 * serving.DIM * 4
+    assert cli.main(["verify", str(tmp_path / "dump")]) == 0
+    tables = [table, *(serving.empty_table(n) for n in range(1, serving.TABLES))]
+    model = serving.Model(tables)
+    de.export_saved_model(model, tmp_path / "model", "external", tmp_path / "dump")
+    loaded = tf.saved_model.load(str(tmp_path / "model"))
+    keys = np.arange(100)
+    expected = tf.add_n([table.lookup(keys)] * serving.TABLES)
+    np.testing.assert_array_equal(loaded.serve(keys), expected)
+    assert (loaded.serve([100]).numpy() == 0).all()

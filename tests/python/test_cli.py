@@ -198,7 +198,7 @@ def rewrite(snapshot, column: str, change_array) -> None:
     blocks = range(0, len(content), text["block_bytes"])
     entry["crc32c"] = "".join(f"{crc32c(content[b : b + text['block_bytes']]):08x}" for b in blocks)
     del text["crc32c"]
-    text["crc32c"] = f"{manifests._checksum(text):08x}"
+    text["crc32c"] = f"{manifests.checksum_of(text):08x}"
     (snapshot.directory / "MANIFEST.json").write_text(json.dumps(text))
 
 

@@ -67,6 +67,15 @@ class TestPlace:
             assert make().placement.tier == "host"
             assert make(var_type="hbm").placement.tier == "hbm"
 
+    @pytest.mark.parametrize("simulate", [False, True])
+    def test_the_helper_of_tests_puts_tables_where_their_rows_are(self, monkeypatch, simulate):
+        """Otherwise they would be on the GPU of a machine that has one."""
+        monkeypatch.setenv(simulated.ENVIRONMENT, str(int(simulate)))
+        with tf.Graph().as_default():
+            assert h.make_table(tier="host").op.device == CPU
+            for tier in ("hbm", "hybrid"):
+                assert h.make_table(tier=tier).op.device == (CPU if simulate else "")
+
     def test_the_device_of_several_tables(self, monkeypatch):
         """The device that all tables share, by any of its names; otherwise the CPU."""
 
@@ -187,6 +196,80 @@ class TestTogether:
             for a, b in zip(weight_gradients, got_gradients, strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
+    @pytest.mark.parametrize("unadmitted", ["zeros", "initial", "skip"])
+    def test_admission_does_not_depend_on_tiers(self, device, tmp_path, unadmitted):
+        """The same bags, gradients, rows and counters, which tables load from each other."""
+        admissions = [
+            de.Frequency(3, counters=200, unadmitted=unadmitted),
+            de.Probability(0.3, unadmitted=unadmitted),
+        ]
+        kinds = ("host", "hybrid", "hbm")
+
+        def pairs(kind):
+            return [
+                make(var_type=kind, name=n, max_hbm_for_vectors=4096 * GB, admission=a)
+                for n, a in zip("ab", admissions, strict=True)
+            ]
+
+        def state(tables):
+            keys = np.arange(300)
+            counted = [[each.admission_count for each in t.explain(keys)] for t in tables]
+            stats = [t.stats() for t in tables]
+            refused = [(s["unadmitted"], s["inserts"], s["dropped_gradients"]) for s in stats]
+            return counted, refused
+
+        of_kind = {kind: pairs(kind) for kind in kinds}
+        expected, weight_gradients = train(of_kind["host"])
+        counted, refused = state(of_kind["host"])
+        assert all(r[0] > 0 and r[2] == 0 for r in refused)
+        assert any(c for c in counted[0])
+        for kind in kinds[1:]:
+            got, got_gradients = train(of_kind[kind])
+            for a, b in zip(expected, got, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+            for a, b in zip(weight_gradients, got_gradients, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+            assert state(of_kind[kind]) == (counted, refused)
+        # Around in a circle.
+        for n, kind in enumerate(kinds):
+            de.dump(tmp_path / str(n), of_kind[kind])
+            other = pairs(kinds[(n + 1) % 3])
+            other[0].lookup([1, 2, 3])
+            de.load(tmp_path / str(n), other)
+            assert state(other)[0] == counted
+            for table, vectors in zip(other, expected, strict=True):
+                keys = tf.range(300, dtype=tf.int64)
+                got = table.lookup(keys, insert=False)
+                np.testing.assert_allclose(got, vectors, rtol=1e-5, atol=1e-6)
+            for table in of_kind[kind]:
+                table.clear()
+            assert not any(state(of_kind[kind])[0][0])
+
+    @pytest.mark.parametrize(("source", "target"), [("hybrid", "host"), ("host", "hbm")])
+    def test_deltas_bring_counters_to_other_tiers(self, device, tmp_path, source, target):
+        def table(kind):
+            admission = de.Frequency(5, counters=2000)
+            return make(var_type=kind, name="t", max_hbm_for_vectors=4096 * GB, admission=admission)
+
+        def counts(of):
+            return [each.admission_count for each in of.explain(np.arange(50))]
+
+        trained, follower = table(source), table(target)
+        random = np.random.default_rng(4)
+        trained.lookup(random.integers(0, 50, 100))
+        mark = de.dump(tmp_path, trained)
+        de.load(tmp_path, [follower])
+        assert counts(follower) == counts(trained)
+        trained.lookup(random.integers(0, 50, 100))
+        de.incremental_dump(tmp_path, trained, mark)
+        assert counts(follower) != counts(trained)
+        de.apply_delta(tmp_path, [follower])
+        assert counts(follower) == counts(trained)
+        # The next batches are counted in the same way.
+        for ids in random.integers(0, 50, [5, 20]):
+            np.testing.assert_array_equal(follower.lookup(ids), trained.lookup(ids))
+        assert counts(follower) == counts(trained)
+
     def test_an_operator_refuses_tables_in_several_places(self, device):
         host = h.make_table(tier="host", shared_name="mixed_host")
         hbm = h.make_table(tier="hbm", shared_name="mixed_hbm")
@@ -304,7 +387,9 @@ def test_other_modules_with_device_tables():
 def test_ranks_with_device_tables():
     # The other optimizers step device tables in the modules above.
     cases = "np2 and not long and not other_optimizers"
-    assert passed([str(ROOT / "tests/parallel/ranks/test_training.py")], "-k", cases) > 5
+    folder = ROOT / "tests/parallel/ranks"
+    files = [str(folder / name) for name in ("test_training.py", "test_admission.py")]
+    assert passed(files, "-k", cases) > 10
 
 
 def passed(files, *options):

@@ -1,8 +1,6 @@
 """dump, load, incremental_dump and apply_delta: arguments, results and errors."""
 
 import datetime
-import subprocess
-import sys
 import time
 
 import keras
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 import pytz
 import tensorflow as tf
+import warm_python
 from dump_helpers import UTC, make, step, vectors_of
 from test_checkpoint import rows_of
 
@@ -292,5 +291,6 @@ def test_variables_without_names(tmp_path):
         np.testing.assert_array_equal(matrix, np.full((3, 2), i))
     # The names depend only on the order of creation in the process.
     code = "import tf_dynemb as de; print([de.Variable([[1.0]]).name for _ in range(3)])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = warm_python.run(["-c", code])
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "['Variable:0', 'Variable_1:0', 'Variable_2:0']"

@@ -436,6 +436,7 @@ def test_filter_variables_and_static_variable():
     [
         "callbacks.synchronize_ranks",
         "lookup.lookup_sparse",
+        "oneembedding.embedding",
         "optimizers.wrapper",
         "tables.admission_options",
         "variables.dynamic",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from example_runs import EXAMPLES, ROOT, examples_module, run_python
+from example_runs import EXAMPLES, ROOT, code_blocks, examples_module, run_python
 
 import tf_dynemb as de
 
@@ -57,9 +57,9 @@ def test_score_is_exact(adult):
     assert adult.score(labels, np.full(4, 0.5, np.float32))["auc"] == 0.5
 
 
-def run_quickstart(folder, embedding):
+def run_quickstart(folder, embedding, warm=True):
     script = [str(EXAMPLES / "quickstart.py"), "--embedding", embedding]
-    return run_python([*script, "--epochs", "1", "--quiet", "--seed", "5"], folder)
+    return run_python([*script, "--epochs", "1", "--quiet", "--seed", "5"], folder, warm)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_quickstart(adult, tmp_path, embedding, request):
 
 def test_quickstart_is_reproducible(dynamic_run, tmp_path):
     runs = []
-    run_quickstart(tmp_path, "dynamic")
+    run_quickstart(tmp_path, "dynamic", warm=False)  # with other hash values
     for folder in (dynamic_run[0], tmp_path):
         with np.load(folder / "outputs" / "quickstart" / "embedding.npz") as table:
             order = np.argsort(table["keys"])
@@ -181,6 +181,17 @@ def test_incremental_export(tmp_path):
     assert all(0 < delta["lag_seconds"] < 60 and delta["lag_steps"] <= 5 for delta in deltas)
 
 
+def test_larger_than_memory(tmp_path):
+    script = [str(EXAMPLES / "larger_than_memory.py"), "--quiet", "--folder", "rows"]
+    sizes = ["--ids", "20000", "--batch", "512", "--steps", "30", "--memory", "0.25"]
+    printed = run_python([*script, *sizes], tmp_path)
+    assert printed.endswith("All rows have the same bits.\n")
+    rows, in_files = map(int, re.search(r"(\d+) rows, (\d+) of them in files", printed).groups())
+    assert rows / 2 < in_files < rows
+    assert int(re.search(r"from files to memory: (\d+)", printed).group(1)) > 100
+    assert not list((tmp_path / "rows").iterdir())
+
+
 SCRIPTS = [path.name for path in EXAMPLES.glob("*.py") if "__main__" in path.read_text()]
 
 
@@ -219,13 +230,6 @@ def test_help_explains_every_option(helps, script):
         assert re.search(r"\S {2,}\S", line[2:]), f"no explanation: {line}"
 
 
-def code_blocks(page: str) -> list[str]:
-    """Returns the blocks of Python code in a Markdown file; [] in a run without the documents."""
-    path = ROOT / page
-    text = path.read_text() if path.exists() else ""
-    return re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
-
-
 def numbered_blocks(page):
     return [pytest.param(page, i, id=f"{page}-{i}") for i in range(len(code_blocks(page)))]
 
@@ -257,6 +261,16 @@ data = tf.data.Dataset.from_tensor_slices(([[[1], [2]]], [tf.zeros([2, 16])]))
     assert "[40 30 20 -1]" in output
     assert "[[0. 0.]\n [0. 0.]\n [0. 0.]]\n[[1. 1.]\n [0. 0.]]\n2\n" in output
     assert list((tmp_path / "logs").glob("events*"))
+
+
+@pytest.mark.slow
+def test_code_of_larger_than_memory_runs(tmp_path):
+    output = run_python(["-c", "\n".join(code_blocks("docs/larger_than_memory.md"))], tmp_path)
+    assert output == (
+        "1000 rows, 900 in files\nfile host\ntoo many ids for max_dram_for_vectors\n"
+        "1000 rows loaded\n"
+    )
+    assert not list((tmp_path / "rows").iterdir())
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 
+import delta_publisher
 import keras
 import numpy as np
 import pytest
@@ -50,6 +51,16 @@ def train(model, seed, rows=200):
 @pytest.fixture
 def model():
     return make_model()
+
+
+def test_tables_in_a_list_of_a_layer(tmp_path):
+    inputs = keras.Input([2], dtype="int64")
+    made = keras.Model(inputs, layers.MultiTableEmbedding(3, tables=2)(inputs))
+    ids = np.array([[5, 5], [6, 2**40]])
+    made(ids[:1], training=True)
+    de.export_saved_model(made, tmp_path / "served")
+    served = load(tmp_path / "served")
+    np.testing.assert_array_equal(served.serve(ids), made.predict(ids, verbose=0))
 
 
 def load(path):
@@ -140,7 +151,7 @@ def test_a_module_with_signatures(tmp_path):
     made.serve = tf.function(made.table.lookup, input_signature=[spec])
     de.export_saved_model(made, tmp_path / "model", signatures=made.serve)
     loaded = load(tmp_path / "model")
-    assert set(loaded.signatures) == {"serving_default", "apply_delta"}
+    assert set(loaded.signatures) == {"serving_default", "apply_delta", "watermark"}
     assert loaded.serve(tf.constant([1, 2], tf.int64)).numpy().tolist() == [[3, 4], [1, 1]]
     assert len(made.table) == 1
 
@@ -236,26 +247,8 @@ def test_follow(tmp_path, model):
 
 def test_requests_while_deltas_are_applied(tmp_path):
     """Each answer is that of one watermark, in both tables, and never older than the last."""
-    made = tf.Module()
-    made.tables = [
-        de.DynamicVariable(2, 0.0, "host", name=name, dtype=dtype)
-        for name, dtype in (("a", tf.float32), ("b", tf.float16))
-    ]
-    keys = np.arange(500)
-    for table in made.tables:
-        table.upsert(keys, np.zeros([500, 2]))
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
-    def serve(ids):
-        first = made.tables[0].lookup(ids, insert=False)
-        with tf.control_dependencies([first]):
-            second = made.tables[1].lookup(ids, insert=False)
-        with tf.control_dependencies([second]):
-            bags = tf.reshape(ids, [-1, 1])
-            pooled = de.lookup_sparse(made.tables, [bags, bags], combiners="sum", insert=False)
-        return [tf.cast(each, tf.float32) for each in (first, second, *pooled)]
-
-    made.serve = serve
+    made = delta_publisher.Model()
+    made.set(0)
     watermark = de.export_saved_model(made, tmp_path / "model")
     loaded = load(tmp_path / "model")
     problems, counts, stop = [], [0, 0], threading.Event()
@@ -280,9 +273,8 @@ def test_requests_while_deltas_are_applied(tmp_path):
         stack.callback(stop.set)
         since = watermark
         for step in range(1, 201):
-            for table in made.tables:
-                table.upsert(keys, np.full([500, 2], float(step)))
-            since = de.incremental_dump(deltas, dict(zip("ab", made.tables, strict=True)), since)
+            made.set(step)
+            since = de.incremental_dump(deltas, made.tables, since)
             assert int(apply_delta(loaded, deltas)["applied"]) == 1
             since = None
     assert problems == []

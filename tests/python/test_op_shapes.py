@@ -38,6 +38,7 @@ i64, i32, u32, f32, res = tf.int64, tf.int32, tf.uint32, tf.float32, tf.resource
 UNKNOWN = None
 H = (res, [])  # a table handle without shape information
 K, ROWS = (i64, [5]), (u32, [5])
+FOLDER = {"handle": H, "folder": (tf.string, [])}
 STEPS = {"handle": H, "steps": (tf.float64, [None]), "tick": (i64, [])}
 LINES = {"handle": H, "lines": (tf.uint64, [5, 8]), "first_line": (i64, [])}
 NO_WEIGHTS, SPLITS, ARGMAX = (f32, [0]), (i64, [4]), (i32, [3, DIM])
@@ -215,6 +216,8 @@ RIGHT = [
     (ops.dynemb_snapshot_info, {"snapshot": H, "table": (i64, [])},
      [[], [], [], [None], [None], [None], [None], [None]]),
     (ops.dynemb_expire, {"handle": H}, [[]]),
+    (ops.dynemb_flush, FOLDER, []),
+    (ops.dynemb_restore, FOLDER, [[], [None], [None]]),
     (ops.dynemb_set_data_time, {"handle": H, "time": (i64, [])}, []),
     (ops.dynemb_set_expiry_marks, {"handle": H, "marks": (i64, [None])}, []),
     (ops.dynemb_load_steps, STEPS, []),
@@ -319,18 +322,18 @@ WRONG = [
                         ("state", (f32, [4, 2])), ("state", (f32, [5])), ("step", (i64, [1]))]),
         (ops.dynemb_erase, ONE_KEYS, [("handle", VECTOR_HANDLE)]),
         (ops.dynemb_contains, ONE_KEYS, [("handle", VECTOR_HANDLE)]),
-        (ops.dynemb_size, ONE, [("handle", VECTOR_HANDLE)]),
-        (ops.dynemb_clear, ONE, [("handle", VECTOR_HANDLE)]),
-        (ops.dynemb_stats, ONE, [("handle", VECTOR_HANDLE)]),
+        *((op, ONE, [("handle", VECTOR_HANDLE)])
+          for op in (ops.dynemb_size, ops.dynemb_clear, ops.dynemb_stats, ops.dynemb_expire)),
         (export, EXPORT, [("table", VECTOR_HANDLE), ("cursor", (i64, [1])),
                           ("limit", (i64, [2])), ("since", (i64, [0]))]),
         (snapshot, {"table": H, "since": (i64, [1])}, [("since", (i64, [])),
                                                        ("since", (i64, [1, 1]))]),
         (ops.dynemb_snapshot_info, {"snapshot": H, "table": (i64, [])},
          [("snapshot", VECTOR_HANDLE), ("table", (i64, [1]))]),
-        (ops.dynemb_expire, {"handle": H}, [("handle", VECTOR_HANDLE)]),
         (ops.dynemb_set_data_time, {"handle": H, "time": (i64, [])},
          [("handle", VECTOR_HANDLE), ("time", (i64, [1]))]),
+        *((op, FOLDER, [("handle", VECTOR_HANDLE), ("folder", (tf.string, [1]))])
+          for op in (ops.dynemb_flush, ops.dynemb_restore)),
         (ops.dynemb_set_expiry_marks, {"handle": H, "marks": (i64, [None])},
          [("handle", VECTOR_HANDLE), ("marks", (i64, []))]),
         (ops.dynemb_load_steps, STEPS,
@@ -402,18 +405,15 @@ class TestAttributes:
                 **inputs,
             )
 
-    def test_negative_num_bags(self):
-        with pytest.raises(ValueError, match=r"negative|-3"):
+    @pytest.mark.parametrize(
+        ("num_bags", "bags", "error"),
+        [(-3, (i64, []), "negative|-3"), (4, SPLITS, "[Dd]imension")],
+    )
+    def test_num_bags(self, num_bags, bags, error):
+        with pytest.raises(ValueError, match=error):
             trace(
-                lambda **i: sparse(table(), num_bags=tf.constant(-3, i64), **i),
-                keys=K, bags=(i64, []), weights=NO_WEIGHTS,
-            )  # fmt: skip
-
-    def test_num_bags_against_splits(self):
-        with pytest.raises(ValueError, match=r"[Dd]imension"):
-            trace(
-                lambda **i: sparse(table(), num_bags=tf.constant(4, i64), **i),
-                keys=K, bags=SPLITS, weights=NO_WEIGHTS,
+                lambda **i: sparse(table(), num_bags=tf.constant(num_bags, i64), **i),
+                keys=K, bags=bags, weights=NO_WEIGHTS,
             )  # fmt: skip
 
 

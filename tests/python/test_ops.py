@@ -303,9 +303,13 @@ class TestExport:
             ops.dynemb_export(handle, 0, 5, 0, key_type=tf.int32, dtype=tf.float32)
         with pytest.raises(Invalid, match="dtype"):
             ops.dynemb_export(handle, 0, 5, 0, key_type=tf.int64, dtype=tf.float16)
-        assert int(ops.dynemb_export(
-            handle, 2**62, 2**62, -1, key_type=tf.int64, dtype=tf.float32
-        ).next_cursor) == -1  # fmt: skip
+
+    def test_cursor_after_the_end(self):
+        for cursor in (2**62, 2**63 - 1):
+            found = ops.dynemb_export(
+                make(), cursor, 2**62, -1, key_type=tf.int64, dtype=tf.float32
+            )
+            assert int(found.next_cursor) == -1
 
 
 def test_stats_names_and_counts():
@@ -319,6 +323,9 @@ def test_stats_names_and_counts():
         "misses", "inserts", "evictions", "erased", "expired", "refused", "unadmitted",
         "dropped_gradients",
         "nonfinite_gradients", "device_rows", "promotions",
+        "file_rows", "file_hits", "file_bytes", "file_row_bytes", "file_index_bytes",
+        "file_buffer_bytes", "file_rows_written", "file_rows_compacted", "file_bytes_read",
+        "file_bytes_written", "file_reads", "file_writes",
     }  # fmt: skip
     assert {k: got[k] for k in ("size", "hits", "misses", "inserts", "erased", "evictions")} == {
         "size": 1, "hits": 1, "misses": 4, "inserts": 2, "erased": 1, "evictions": 0,

@@ -7,14 +7,13 @@ import pickle
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 import saved_model_zoo as zoo
 import tensorflow as tf
+import warm_python
 from saved_model_client import pack
 
 import tf_dynemb as de
@@ -39,13 +38,7 @@ def in_new_process(how, jobs, tmp_path):
     file = tmp_path / f"{hash(how)}.pickle"
     file.write_bytes(pickle.dumps(jobs))
     client = pathlib.Path(__file__).parent / "saved_model_client.py"
-    done = subprocess.run(
-        [sys.executable, str(client), how, str(file)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = warm_python.run([str(client), how, str(file)])
     assert done.returncode == 0, done.stderr[-3000:]
     return pickle.loads((tmp_path / f"{file.name}.answers").read_bytes())
 

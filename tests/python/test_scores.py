@@ -1,13 +1,12 @@
 """Eviction strategies: what counts, which rows stay, how scores are read, set, saved and loaded."""
 
 import collections
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import warm_python
 from score_helpers import held, make, scores
 
 import tf_dynemb as de
@@ -326,7 +325,8 @@ assert len(table) == 50
 table.lookup(tf.range(2000, 2050, dtype=tf.int64))
 assert len(table) == 50
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
+    done = warm_python.run(["-c", script])
+    assert done.returncode == 0, done.stderr
 
 
 def test_merge_refuses_scores_of_two_kinds(tmp_path, capsys):

@@ -11,10 +11,11 @@ stepped, and when it replaces the value. Before the first step of a row, its ave
 
 With `gradient_accumulation_steps`, the calls of `apply` are the steps of this formula.
 
-The averages are in a table of their own in host memory, with one row for each row that was stepped:
-the average, the value that the step left, and the number of the step, all in float32 (numbers up to
-2^24 are exact). If a row has another value than the last step left, or was stepped later than now,
-something else has changed it: it was erased, evicted, assigned or loaded. Its average begins again.
+The averages are in a table of their own, with one row for each row that was stepped: the average,
+the value that the step left, and the number of the step, all in float32 (numbers up to 2^24 are
+exact). It is in host memory; that of a table with rows in files has rows in files, too. If a row
+has another value than the last step left, or was stepped later than now, something else has changed
+it: it was erased, evicted, assigned or loaded. Its average begins again.
 """
 
 from __future__ import annotations
@@ -43,15 +44,18 @@ class Averages:
 
     def add(self, table: DynamicVariable) -> None:
         """Begins to average the rows of a table."""
+        options = table.options
         with tf.init_scope():
             averages = DynamicVariable(
                 2 * table.dimension + 1,
                 0.0,
-                "host",
+                "host" if options.file_path is None else "file",
                 name=f"{str(table.name).removesuffix(':0')}/average",
                 trainable=False,
                 key_type=table.key_type,
-                max_capacity=table.options.max_capacity,
+                max_capacity=options.max_capacity,
+                file_path=options.file_path,
+                max_dram_for_vectors=options.max_dram_for_vectors,
             )
         self._tables[id(table)] = (table, averages)
 
@@ -107,8 +111,9 @@ class Averages:
         now = tf.cast(calls, tf.float32)
         for table, averages in self._tables.values():
             keys = export(averages)[0].numpy()
-            for start in range(0, len(keys), CHUNK):
-                some = tf.constant(keys[start : start + CHUNK])
+            step = min(CHUNK, table.rows_at_a_time, averages.rows_at_a_time)
+            for start in range(0, len(keys), step):
+                some = tf.constant(keys[start : start + step])
                 held = _contains(table, some)
                 _ops.library().dynemb_erase(averages.handle, tf.boolean_mask(some, ~held))
                 some = tf.boolean_mask(some, held)

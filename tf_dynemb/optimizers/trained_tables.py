@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable
 from typing import Any
 
 from tf_dynemb.optimizers.accumulator import Accumulator
@@ -9,6 +11,24 @@ from tf_dynemb.optimizers.averages import Averages
 from tf_dynemb.optimizers.generic import RowsOptimizer
 from tf_dynemb.optimizers.parts import Parts
 from tf_dynemb.variables.dynamic import DynamicVariable
+
+# The wrapper that attached to a table last.
+_last: weakref.WeakKeyDictionary[DynamicVariable, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+
+
+def note_optimizer(tables: Iterable[DynamicVariable], optimizer: Any) -> None:
+    """Records that a wrapper has attached to tables."""
+    for table in tables:
+        _last[table] = weakref.ref(optimizer)
+
+
+def optimizer_of(table: DynamicVariable) -> Any:
+    """Returns the `OptimizerWrapper` that attached to a table last; None if there is none.
+
+    For the tables of a MultiOptimizer, it is the wrapper around the MultiOptimizer.
+    """
+    optimizer = _last.get(table)
+    return None if optimizer is None else optimizer()
 
 
 class TrainedTables:

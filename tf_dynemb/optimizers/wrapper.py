@@ -15,7 +15,7 @@ from tf_dynemb.optimizers.accumulator import Accumulator
 from tf_dynemb.optimizers.generic import RowsOptimizer, fresh_copy
 from tf_dynemb.optimizers.gradients import TableGradient
 from tf_dynemb.optimizers.parts import Parts
-from tf_dynemb.optimizers.trained_tables import TrainedTables
+from tf_dynemb.optimizers.trained_tables import TrainedTables, note_optimizer
 from tf_dynemb.parallel.distribution import check_one_replica
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
@@ -175,6 +175,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         """Creates state for dense variables, and adds space for state to the rows of tables."""
         if self._tables.parts is not None:
             self._tables.parts.build(list(var_list))
+            note_optimizer(pairs.split(list(var_list))[0], self)
             self._tables.trained_variables = list(var_list)
             self.built = True
             return
@@ -211,12 +212,14 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         if self._tables.parts is not None:
             for table in tables:
                 self._tables.parts.of(table).attach([table])
+            note_optimizer(tables, self)
             return
         with tf.init_scope():
             for table in tables:
                 self._attach(table)
                 # Again, because another wrapper may own the state, or it may have been restored.
                 table.attach_state(*self.state_spec(table), self._owner)
+        note_optimizer(tables, self)
 
     def _build_dense(self, dense: list[Any]) -> None:
         # Without dense variables, the first call that has one builds the optimizer.
@@ -253,6 +256,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         if self.core.use_ema:
             self._tables.averages.add(table)
         self._tables.add(table)
+        note_optimizer([table], self)
 
     @_ops.not_converted
     def apply_gradients(self, grads_and_vars: Any) -> Any:

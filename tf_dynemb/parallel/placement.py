@@ -41,7 +41,7 @@ def place(var_type: str) -> Placement:
     """
     wanted = context.context().device_name
     kind = tf.DeviceSpec.from_string(wanted).device_type if wanted else None
-    if var_type == "host" or (var_type == "hybrid" and kind == "CPU"):
+    if var_type in ("host", "file") or (var_type == "hybrid" and kind == "CPU"):
         return Placement(CPU, "host")
     if os.environ.get("TF_DYNEMB_SIMULATED_DEVICE") == "1":
         return Placement(CPU, var_type)

@@ -1,7 +1,13 @@
-"""export_saved_model: a model for serving, and where its tables come from."""
+"""export_saved_model: a model for serving, and where its tables come from.
+
+The rows of now are dumped by all ranks, before rank 0 saves the model, whose saver moves the dump
+to its place. The graphs of the model are traced as in one process: those of several ranks have
+operators that exchange keys and vectors.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import secrets
@@ -11,12 +17,17 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.saved_model import loader_impl
 
 from tf_dynemb import _ops, communicator, storage
-from tf_dynemb.saved_models import writing
+from tf_dynemb.parallel.agreement import Ranks, check_alike
+from tf_dynemb.persistence.dump import dump as dump_rows
+from tf_dynemb.persistence.naming import described
+from tf_dynemb.saved_models import checksums, writing
 from tf_dynemb.snapshots.watermark import Watermark
 from tf_dynemb.variables import served
 from tf_dynemb.variables.dynamic import DynamicVariable
+from tf_dynemb.variables.static import Variable
 
 TABLES = ("copy", "link", "external")
 
@@ -43,9 +54,18 @@ def export_saved_model(
     that run at that time are not disturbed, and see all tables as of one snapshot. As an attribute
     of the object that `tf.saved_model.load` returns, it is `loaded.signatures["apply_delta"]`.
 
+    A further signature, `watermark`, has no inputs. It returns `id`, `watermark` and
+    `watermark_utc_ns` of the last snapshot, and `follow_error`, the error of the last poll of
+    `follow` (empty: none). In a `tf.function` that also calls the model, it is the snapshot whose
+    rows the model reads.
+
+    With several ranks, all of them call this, between steps. Rank 0 writes the SavedModel, which
+    has the rows of all ranks, and rank 0's other weights. It is as one process would export it: a
+    process that loads it needs neither Horovod nor other ranks.
+
     Args:
         model: a Keras model, which gets the endpoint `serve`; or a `tf.Module`.
-        path: the directory of the SavedModel.
+        path: the directory of the SavedModel. All ranks must share its file system.
         tables: where the tables of the SavedModel are.
 
             - "copy": in it. The rows are those of now, or of `dump`.
@@ -63,8 +83,8 @@ def export_saved_model(
         follow_seconds: the time between two polls.
 
     Returns:
-        The watermark of the rows. Deltas for the SavedModel continue it: pass it to
-        `incremental_dump` as `since`.
+        The watermark of the rows, the same on all ranks. Deltas for the SavedModel continue it:
+        pass it to `incremental_dump` as `since`.
 
     Raises:
         ValueError: `tables` has another value, or needs a `dump`; or the dump has other tables than
@@ -74,13 +94,64 @@ def export_saved_model(
         FileNotFoundError: there is no snapshot at `dump`.
         tf_dynemb.storage.DataLossError: a snapshot at `dump` is damaged.
         OSError: an error of the file system, such as a full disk, or a link to another file system.
-        RuntimeError: there are several ranks.
+        RuntimeError: it failed on another rank, or was called inside a `tf.function`.
     """
-    if communicator.get().size > 1:
-        raise RuntimeError(
-            "export_saved_model works in one process: dump the tables on all ranks, load the dump "
-            "in one process, and export the model there."
-        )
+    ranks = Ranks("export_saved_model")
+    path = pathlib.Path(path)
+    with ranks.stage() as stage:
+        _check_arguments(model, tables, dump, signatures, input_signature, follow_seconds)
+        dynamic, static = _variables(model)
+        named: dict[str, Any] = {}
+        for table in dynamic:
+            served.add_named(named, table)
+        if ranks.rank == 0:
+            _check_free(path)
+        call = [str(path), tables, str(dump), str(follow), follow_seconds]
+        stage.say([[*call, *described(named)], secrets.token_hex(8)])
+    calls, tokens = zip(*stage.said, strict=True)
+    check_alike(calls, "the arguments and the tables")
+    unfinished = path.with_name(f".{path.name}.{tokens[0]}")
+    members: dict[str, Any] = {}
+    if follow is not None:
+        members = {"follow": os.path.abspath(follow), "follow_seconds": float(follow_seconds)}
+    try:
+        if dump is None:
+            with ranks.stage():
+                if ranks.rank == 0:
+                    unfinished.mkdir()
+            rows = served.Rows("move", unfinished.absolute() / "rows", members, named)
+            dump_rows(unfinished / "rows", named, quiet=True)
+        else:
+            rows = served.Rows(tables, pathlib.Path(dump).absolute(), members)
+        whole = []
+        if ranks.size > 1:
+            whole = [each.whole(f"dynemb/whole/{i}") for i, each in enumerate(static)]
+        with ranks.stage() as stage, contextlib.ExitStack() as stack:
+            if ranks.rank == 0:
+                for variable, value in zip(static, whole, strict=False):
+                    stack.enter_context(variable.replaced_by(value))
+                stack.enter_context(communicator.alone())
+                last = _last(rows.path)  # raises now if there is nothing
+                _save(model, unfinished, rows, signatures, input_signature, dynamic[0])
+                if rows.how in ("copy", "link"):  # a delta may have been published meanwhile
+                    last = _last(unfinished / served.EXTRA / served.FOLDER)
+                checksums.write(unfinished)
+                _move(unfinished, path)
+                stage.say([last.id, last.watermark, last.watermark_utc_ns])
+    finally:
+        if ranks.rank == 0:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return Watermark.at(*stage.said[0])
+
+
+def _check_arguments(
+    model: Any,
+    tables: str,
+    dump: Any,
+    signatures: Any,
+    input_signature: Any,
+    follow_seconds: float,
+) -> None:
     if tables not in TABLES:
         raise ValueError(f"tables must be one of {', '.join(TABLES)}, got {tables!r}.")
     if dump is None and tables != "copy":
@@ -91,36 +162,26 @@ def export_saved_model(
     if (signatures if is_keras else input_signature) is not None:
         wrong = "signatures is for a tf.Module" if is_keras else "input_signature is for Keras"
         raise ValueError(f"{wrong}, got it for {type(model).__name__}.")
-    table = _any_table(model)
-    path = pathlib.Path(path)
-    _check_free(path)
-    members: dict[str, Any] = {}
-    if follow is not None:
-        members = {"follow": os.path.abspath(follow), "follow_seconds": float(follow_seconds)}
-    rows = served.Rows(tables, None if dump is None else pathlib.Path(dump).absolute(), members)
-    if rows.path is not None:
-        storage.Chain.open(rows.path)  # raises now if there is nothing
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    token = served.ROWS.set(rows)
-    try:
-        if is_keras:
-            _save_keras(model, unfinished, input_signature, table)
-        else:
-            _save_module(model, unfinished, signatures, table)
-        watermark = _watermark(rows, unfinished)
-        _move(unfinished, path)
-    finally:
-        served.ROWS.reset(token)
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return watermark
 
 
-def _any_table(model: Any) -> DynamicVariable:
-    """Returns a table of the model; raises ValueError if it has none."""
-    for found in tf.train.TrackableView(model).descendants():
+def _variables(model: Any) -> tuple[list[DynamicVariable], list[Variable]]:
+    """Returns the tables and the static variables of a model, in the same order on all ranks.
+
+    Raises:
+        ValueError: the model has no tables.
+    """
+    dynamic: list[DynamicVariable] = []
+    static: list[Variable] = []
+    # The view does not look into lists of Keras's, such as a layer's list of tables.
+    weights = model.variables if isinstance(model, keras.layers.Layer) else []
+    for found in [*tf.train.TrackableView(model).descendants(), *weights]:
         for each in (found, getattr(found, "_value", None)):
-            if isinstance(each, DynamicVariable):
-                return each
+            if isinstance(each, DynamicVariable) and not any(each is other for other in dynamic):
+                dynamic.append(each)
+            elif isinstance(each, Variable) and not any(each is other for other in static):
+                static.append(each)
+    if dynamic:
+        return dynamic, static
     raise ValueError(
         f"{model!r:.120} has no dynamic tables. If they are attributes of a layer that has not "
         "been called yet, call it once."
@@ -134,16 +195,24 @@ def _check_free(path: pathlib.Path) -> None:
         raise FileExistsError(f"{path} exists, and is not a SavedModel.")
 
 
-def _delta_function(table: DynamicVariable) -> Any:
+def _endpoints(table: DynamicVariable) -> dict[str, Any]:
+    """Returns the functions that a SavedModel has for its tables, by the names of signatures."""
+
+    def state() -> dict[str, Any]:
+        found = _ops.library().dynemb_served_state(table.handle)
+        return {name: getattr(found, name) for name in found._fields}
+
     def apply_delta(path: Any) -> dict[str, Any]:
-        library = _ops.library()
-        applied = library.dynemb_apply_snapshots(table.handle, path)
+        applied = _ops.library().dynemb_apply_snapshots(table.handle, path)
         with tf.control_dependencies([applied]):
-            state = library.dynemb_served_state(table.handle)
-        return {"applied": applied, "id": state.id, "watermark": state.watermark}
+            now = state()
+        return {"applied": applied, "id": now["id"], "watermark": now["watermark"]}
 
     spec = tf.TensorSpec([], tf.string, name="path")
-    return tf.function(apply_delta, input_signature=[spec], autograph=False)
+    return {
+        "apply_delta": tf.function(apply_delta, input_signature=[spec], autograph=False),
+        "watermark": tf.function(state, input_signature=[], autograph=False),
+    }
 
 
 def _save_keras(
@@ -164,7 +233,8 @@ def _save_keras(
         return model(*inputs, training=False)
 
     archive.add_endpoint("serve", tf.function(serve, input_signature=signature, autograph=False))
-    archive.add_endpoint("apply_delta", _delta_function(table))
+    for name, function in _endpoints(table).items():
+        archive.add_endpoint(name, function)
     archive.write_out(str(path), verbose=False)
 
 
@@ -184,18 +254,39 @@ def _save_module(model: Any, path: pathlib.Path, signatures: Any, table: Dynamic
         signatures = {}
     elif not isinstance(signatures, Mapping):
         signatures = {"serving_default": signatures}
-    if "apply_delta" in signatures:
-        raise ValueError("signatures must not have the name 'apply_delta'.")
-    tf.saved_model.save(
-        model, str(path), signatures={**signatures, "apply_delta": _delta_function(table)}
-    )
+    endpoints = _endpoints(table)
+    for name in endpoints:
+        if name in signatures:
+            raise ValueError(f"signatures must not have the name {name!r}.")
+    tf.saved_model.save(model, str(path), signatures={**signatures, **endpoints})
 
 
-def _watermark(rows: served.Rows, folder: pathlib.Path) -> Watermark:
-    path = folder / served.EXTRA / served.FOLDER
-    if rows.how == "external" and rows.path is not None:
-        path = rows.path
-    return Watermark.of(storage.Chain.open(path).last.manifest)
+def _save(
+    model: Any,
+    path: pathlib.Path,
+    rows: served.Rows,
+    signatures: Any,
+    input_signature: Any,
+    table: DynamicVariable,
+) -> None:
+    token = served.ROWS.set(rows)
+    try:
+        if isinstance(model, keras.layers.Layer):
+            _save_keras(model, path, input_signature, table)
+        else:
+            _save_module(model, path, signatures, table)
+    finally:
+        served.ROWS.reset(token)
+    (saved,) = loader_impl.parse_saved_model(str(path)).meta_graphs
+    if any(op.name == "DynembRoute" for op in saved.meta_info_def.stripped_op_list.op):
+        raise ValueError(
+            "the model has a ConcreteFunction that was traced for several ranks: use the "
+            "tf.function, which is traced again."
+        )
+
+
+def _last(path: Any) -> storage.Manifest:
+    return storage.Chain.open(path).last.manifest
 
 
 def _move(unfinished: pathlib.Path, path: pathlib.Path) -> None:

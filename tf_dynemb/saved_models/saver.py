@@ -34,9 +34,10 @@ def save_tables(trackables: Mapping[str, ServedTable], file_prefix: Any) -> list
     if not tf.executing_eagerly():
         return []  # this is the graph by which the loaded model could save its variables
     # Here, because it needs Keras.
-    from tf_dynemb.saved_models import writing
+    from tf_dynemb.saved_models import checksums, writing
 
     folder = pathlib.Path(file_prefix.numpy().decode()).parent.parent
+    checksums.remove(folder)  # of a model that this save replaces
     exports: list[Export] = []
     for served in trackables.values():
         if served.export is not None and served.export not in exports:

@@ -36,6 +36,8 @@ def write(source: Source, path: pathlib.Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if rows.path is None:
         _dump(source, path)
+    elif rows.how == "move":
+        os.rename(rows.path, path)
     elif not (path.exists() and os.path.samefile(rows.path, path)):
         is_link = rows.how == "link"
         storage.Chain.load(rows.path, lambda chain: _take(chain, path, is_link))
@@ -44,8 +46,8 @@ def write(source: Source, path: pathlib.Path) -> None:
 def _dump(source: Source, path: pathlib.Path) -> None:
     if communicator.get().size > 1:
         raise RuntimeError(
-            "a model with tables on several ranks cannot be exported: dump them on all ranks, load "
-            "the dump in one process, and export the model there."
+            "this function saves a model on one rank, and its tables have rows on others: call "
+            "tf_dynemb.export_saved_model on all ranks."
         )
     try:
         dump(path, source.tables, quiet=True)

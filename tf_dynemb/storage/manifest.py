@@ -229,7 +229,7 @@ class Manifest:
         version = 3 if any(decays(table.steps) for table in self.tables) else VERSION
         members = {"format": FORMAT, "version": version, **dataclasses.asdict(self)}
         members = json.loads(json.dumps(members, allow_nan=False))  # keys are strings from here on
-        members["crc32c"] = f"{_checksum(members):08x}"
+        members["crc32c"] = f"{checksum_of(members):08x}"
         return json.dumps(members, indent=1) + "\n"
 
     @staticmethod
@@ -259,7 +259,7 @@ class Manifest:
             )
         expected = members.text("crc32c")
         content = {name: value for name, value in parsed.items() if name != "crc32c"}
-        if f"{_checksum(content):08x}" != expected:
+        if f"{checksum_of(content):08x}" != expected:
             raise DataLossError(f"{file} is damaged: its CRC32C is not {expected}.")
         return _manifest(members, version)
 
@@ -292,7 +292,8 @@ def file_name(table: int, rank: int, column: str) -> str:
     return f"{table:03d}.r{rank}.{column}.npy"
 
 
-def _checksum(members: Mapping[str, Any]) -> int:
+def checksum_of(members: Mapping[str, Any]) -> int:
+    """Returns the CRC32C of the canonical form of an object's members."""
     return crc32c(json.dumps(members, sort_keys=True, separators=(",", ":")).encode())
 
 

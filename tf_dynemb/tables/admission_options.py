@@ -22,7 +22,7 @@ class Frequency:
 
     Example:
     >>> import tf_dynemb as de
-    >>> table = de.DynamicVariable(2, "1", var_type="host", admission=de.Frequency(2))
+    >>> table = de.DynamicVariable(2, "1", admission=de.Frequency(2))
     >>> table.lookup([7]).numpy().tolist(), len(table)
     ([[0.0, 0.0]], 0)
     >>> table.lookup([7]).numpy().tolist(), len(table)

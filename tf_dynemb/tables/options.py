@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from tf_dynemb.tables import admission_options
 from tf_dynemb.tables.expiry import Lifetime
 
-VAR_TYPES = ("hbm", "hybrid", "host")
+VAR_TYPES = ("hbm", "hybrid", "host", "file")
 # Our names, and the names of HierarchicalKV, which SOK scripts pass.
 EVICT_STRATEGIES = {
     "lru": "lru",
@@ -27,10 +28,7 @@ EVICT_STRATEGIES = {
 }
 EXCHANGE_DTYPES = ("float16", "bfloat16", "int8")
 _HBM_GB = 16  # max_hbm_for_vectors, unless it is given
-_NOT_YET = {
-    "max_dram_for_vectors": "use max_capacity, in rows, to limit host memory",
-    "file_path": "rows are in host memory only",
-}
+_DRAM_GB = 1  # max_dram_for_vectors, unless it is given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +42,9 @@ class TableOptions:
             the frequently read ones; all others in host memory. Without a GPU, or under
             `tf.device("CPU")`, it is the same as "host".
             "host": in host memory.
+            "file": in host memory, as far as max_dram_for_vectors allows, and the others in files
+            in the folder `file_path`. Rows that are used move to memory, and those that have not
+            been used for longest leave it. See docs/larger_than_memory.md.
         init_capacity: the number of rows for which index and memory are allocated at the start; any
             positive integer.
         max_capacity: the maximum number of rows; None: no limit. `evict_strategy` determines the
@@ -80,8 +81,18 @@ class TableOptions:
         max_hbm_for_vectors: the GB (2^30 bytes) of GPU memory that the rows of a "hybrid" table may
             occupy, vectors and optimizer state, allocated as needed. 0: all rows are in host
             memory, and the index is in GPU memory. None: 16. Other types ignore it.
-        max_dram_for_vectors: the GB of host memory for vectors. Not supported by this build.
-        file_path: the folder of the file tier. Not supported by this build.
+        max_dram_for_vectors: the GB (2^30 bytes) of host memory that the rows of a table with
+            `file_path` may occupy: keys, vectors and optimizer state. The rows of one step must fit
+            in it. The index of the rows in files takes 16 to 24 bytes a row besides. None: 1.
+        file_path: the folder for rows that are not in memory, on a fast local disk. It is created
+            if it is missing, and several tables may share it. With several ranks, each has a folder
+            of its own in it, "<rank>-<ranks>", unless the path names that. The files are deleted
+            with the table, except with `persistent`. var_type "file" needs it, and "hybrid" accepts
+            it where no GPU is used.
+        persistent: whether rows in `file_path` survive the process. `flush()` makes all rows
+            durable; a table that is then created with the same name, `file_path` and number of
+            ranks begins with the rows of the last flush, even if the process was killed. The table
+            needs a name. With several ranks, its creation is a collective call.
         ttl: the age at which a row expires: a `datetime.timedelta`, or a number of steps. A step is
             a call on this table that may insert rows. An expired row reads as if it had never been
             there. Batches reclaim its memory bit by bit, and `expire()` at once; until then `size`
@@ -97,7 +108,7 @@ class TableOptions:
             ones included; with several ranks, each has its share of them.
         admission: which keys get a row: `Frequency`, `Probability`, or None: every key that a
             lookup that inserts asks for. A key that is not admitted has no row and gets no
-            gradient, and is not an error. Not for tables in GPU memory yet.
+            gradient, and is not an error.
     """
 
     var_type: str = "hybrid"
@@ -113,6 +124,7 @@ class TableOptions:
     max_hbm_for_vectors: float | None = None
     max_dram_for_vectors: float | None = None
     file_path: str | None = None
+    persistent: bool = False
     ttl: datetime.timedelta | int | None = None
     ttl_clock: str | None = None
     ttl_since: str = "update"
@@ -140,11 +152,7 @@ class TableOptions:
             raise ValueError(
                 f"var_type must be one of {', '.join(VAR_TYPES)}, got {self.var_type!r}."
             )
-        for name, reason in _NOT_YET.items():
-            if getattr(self, name) is not None:
-                raise NotImplementedError(
-                    f"{name}={getattr(self, name)!r} is not supported by this build: {reason}."
-                )
+        self._check_files()
         _check_integer("init_capacity", self.init_capacity, 1)
         if self.max_capacity is not None:
             _check_integer("max_capacity", self.max_capacity, 1)
@@ -193,6 +201,38 @@ class TableOptions:
                 f"max_hbm_for_vectors must be a number of GB in [0, 2^32), got {limit!r}."
             )
 
+    def _check_files(self) -> None:
+        path, limit = self.file_path, self.max_dram_for_vectors
+        if path is not None and not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"file_path must be the name of a folder, got {path!r}.")
+        if path is not None:
+            object.__setattr__(self, "file_path", os.fspath(path))
+            if not self.file_path or "\0" in self.file_path:
+                raise ValueError(f"file_path must be the name of a folder, got {path!r}.")
+        if self.var_type == "file" and path is None:
+            raise ValueError(
+                "var_type='file' needs file_path, the folder for rows that are not in memory."
+            )
+        if path is not None and self.var_type not in ("file", "hybrid"):
+            raise ValueError(
+                f"file_path={path!r} needs var_type 'file' or 'hybrid', got {self.var_type!r}."
+            )
+        if not isinstance(self.persistent, bool):
+            raise TypeError(f"persistent must be True or False, got {self.persistent!r}.")
+        if self.persistent and path is None:
+            raise ValueError("persistent=True needs file_path, the folder for the rows.")
+        if limit is None:
+            return
+        if not _is_number(limit) or not 0 < limit < 2**32:
+            raise ValueError(
+                f"max_dram_for_vectors must be a number of GB in (0, 2^32), got {limit!r}."
+            )
+        if path is None:
+            raise ValueError(
+                f"max_dram_for_vectors={limit!r} needs file_path, the folder for the other rows. "
+                "max_capacity limits the number of rows of a table without files."
+            )
+
     @property
     def strategy(self) -> str:
         """`evict_strategy`, by our name."""
@@ -221,12 +261,20 @@ class TableOptions:
         limit = self.max_hbm_for_vectors
         return int((_HBM_GB if limit is None else limit) * 2**30)
 
+    @property
+    def max_dram_bytes(self) -> int:
+        """`max_dram_for_vectors` in bytes."""
+        limit = self.max_dram_for_vectors
+        return int((_DRAM_GB if limit is None else limit) * 2**30)
+
 
 def to_config(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns options in a form that JSON can express, and that `TableOptions` accepts."""
     config = admission_options.to_config(options)
     if isinstance(config.get("ttl"), datetime.timedelta):
         config["ttl"] = {"microseconds": config["ttl"] // datetime.timedelta(microseconds=1)}
+    if isinstance(config.get("file_path"), os.PathLike):
+        config["file_path"] = os.fspath(config["file_path"])
     return config
 
 

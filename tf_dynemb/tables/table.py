@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import threading
 import zlib
 from collections.abc import Sequence
@@ -15,7 +16,9 @@ from tensorflow.python.eager import context
 
 from tf_dynemb import _ops, communicator
 from tf_dynemb.ids.keys import KEY_TYPES
+from tf_dynemb.parallel.agreement import Ranks
 from tf_dynemb.parallel.exchange import BY_HASH, Spread, exchange_stats
+from tf_dynemb.parallel.flushes import Flushes, folders_of_other_jobs
 from tf_dynemb.parallel.ownership import check_mode, owner_of_mode
 from tf_dynemb.parallel.placement import Placement, place
 from tf_dynemb.tables import admission_options, initializers
@@ -81,6 +84,8 @@ class Table:
         check_mode(mode)
         if name is not None and (not isinstance(name, str) or not name):
             raise TypeError(f"name must be a non-empty string, got {name!r}.")
+        if options.persistent and name is None:
+            raise ValueError("persistent=True needs a name, by which the table is found again.")
         number = next(_numbers)
         name = name or f"dynamic_variable_{number}"
         initial = initializers.create(initializer, dim)
@@ -92,11 +97,17 @@ class Table:
             if not tf.executing_eagerly():
                 raise RuntimeError("A DynamicVariable cannot be created in a TensorFlow 1 graph.")
             placement = place(options.var_type)
-            self._check_admission(options, placement)
+            if options.file_path is not None and placement.tier != "host":
+                raise NotImplementedError(
+                    f"file_path={options.file_path!r}: a table in GPU memory cannot have rows in "
+                    "files. Create it under tf.device('CPU'), or with var_type='file'."
+                )
+            self._check_admission(options)
             comm = communicator.get()
             attributes = {
                 "tier": placement.tier,
                 "max_hbm_bytes": options.max_hbm_bytes if placement.tier == "hybrid" else 0,
+                **_file_attributes(options, comm.rank, comm.size),
                 "key_dtype": key_type,
                 "dtype": dtype,
                 "dim": dim,
@@ -115,6 +126,11 @@ class Table:
                 ),
             }
             self._handle = _make_table(placement, f"dynemb/{number}/{name}", attributes)
+            # The state that the rows have. The operators know the owner that may step it.
+            self._state_spec: StateSpec | None = None
+            self._flushes: Flushes | None = None
+            if options.persistent:
+                self._open_flushes(options, name, attributes["file_path"])
         self._name = name
         self._number = number
         self._dim = dim
@@ -130,18 +146,9 @@ class Table:
         self.string_hash: str | None = None
         self.snapshots = Snapshots()
         self.cut_lock = threading.RLock()
-        # The state that the rows have. The operators know the owner that may step it.
-        self._state_spec: StateSpec | None = None
 
-    def _check_admission(self, options: TableOptions, placement: Placement) -> None:
-        if options.admission is None:
-            return
-        if placement.tier != "host":
-            raise NotImplementedError(
-                f"admission={options.admission!r} is not supported for tables in GPU memory: use "
-                "var_type='host'."
-            )
-        if self.inserts_in_steps:
+    def _check_admission(self, options: TableOptions) -> None:
+        if options.admission is not None and self.inserts_in_steps:
             raise ValueError(
                 f"admission={options.admission!r} needs lookups that insert; the steps of "
                 "optimizers insert into this table."
@@ -232,6 +239,11 @@ class Table:
         - `metadata_bytes`: bytes of index, keys, times and admission counters: all except vectors
           and state.
         - `device_rows`: row places in use in GPU memory.
+        - `file_rows`: rows in files, not in memory.
+        - `file_bytes`, `file_row_bytes`: bytes of the files, and the bytes of rows in them that are
+          in use.
+        - `file_index_bytes`, `file_buffer_bytes`: bytes of memory for the index of these rows (a
+          part of index_bytes), and for rows that wait to be written.
 
         Counts since the table was created:
 
@@ -239,6 +251,11 @@ class Table:
           each time; with several ranks, a rank asks for each distinct id of its batch once.
         - `device_hits`: hits whose row was in GPU memory.
         - `promotions`: frequently read rows that were moved to GPU memory.
+        - `file_hits`: rows that were moved from files to memory. `hits` counts their ids, too.
+        - `file_rows_written`: rows that were moved from memory to files.
+        - `file_rows_compacted`: rows that were copied in files to give space back.
+        - `file_bytes_read`, `file_bytes_written`, `file_reads`, `file_writes`: bytes and calls of
+          the file system. The reads that give space back are not counted.
         - `inserts`, `evictions`, `erased`, `expired`: rows that were created, evicted by a full
           table, removed by `erase` and `forget`, and removed because they had expired.
         - `refused`: keys that a full table did not take.
@@ -303,6 +320,90 @@ class Table:
         """The arguments of the DynembTable operator, without names."""
         return dict(self._attributes)
 
+    def _open_flushes(self, options: TableOptions, name: str, folder: str) -> None:
+        ranks = Ranks("DynamicVariable(persistent=True)")
+        with ranks.stage() as stage:
+            root = options.file_path or ""
+            others = folders_of_other_jobs(os.path.abspath(root), name, ranks.size)
+            if others:
+                raise ValueError(
+                    f"persistent=True: table {name!r} was flushed by another number of ranks, to "
+                    f"{others[0]}. Open it with that number and dump it; a dump can be loaded with "
+                    "any number of ranks."
+                )
+            flushes = Flushes(folder, name)
+            stage.say(flushes.complete())
+        common = set.intersection(*map(set, stage.said))
+        if not common and any(stage.said):
+            raise ValueError(
+                f"persistent=True: the ranks have different flushes of table {name!r}: "
+                f"{stage.said}. Remove them, and load a dump."
+            )
+        last = max(common, default=0)
+        with ranks.stage():
+            if last:
+                restored = _ops.library().dynemb_restore(self._handle, flushes.folder(last))
+                optimizer, widths, inits = (output.numpy() for output in restored)
+                if optimizer:
+                    self._state_spec = (
+                        optimizer.decode(),
+                        tuple(widths.tolist()),
+                        tuple(inits.tolist()),
+                    )
+        flushes.keep_only(last)
+        self._flushes = flushes
+
+    @property
+    def persistent(self) -> bool:
+        """Whether the table's files survive the process: the option `persistent`."""
+        return self._flushes is not None
+
+    def flush(self) -> None:
+        """Makes all rows durable, with their state, scores and times.
+
+        A table with `persistent=True` that is created with the same name and `file_path` has the
+        rows of the last flush, whenever and however the process ended. Only rows in memory and
+        16 to 24 bytes for each row in files are written; the files themselves are linked. Other
+        calls on the table wait meanwhile.
+
+        The flush before is removed; until then, rows that have changed since it take space twice.
+        With several ranks, all call `flush`, and the rows are those of one flush on all of them.
+
+        Raises:
+            ValueError: the table was created without `persistent=True`.
+            tf.errors.OpError: a file could not be written. The last flush is unchanged.
+            OSError: a folder could not be created.
+            RuntimeError: this is inside a `tf.function`.
+        """
+        flushes = self._flushes
+        if flushes is None:
+            raise ValueError(
+                f"flush: table {self._name!r} was created without persistent=True. `dump` keeps "
+                "the rows of any table."
+            )
+        if not flushes.is_open:
+            raise ValueError(f"flush: a later table {self._name!r} of this process has its files.")
+        ranks = Ranks("flush")
+        with self.cut_lock:
+            number = 0
+            try:
+                with ranks.stage():
+                    number, folder = flushes.begin()
+                    _ops.library().dynemb_flush(self._handle, folder)
+            except BaseException:
+                flushes.discard(number)
+                raise
+            flushes.keep_only(number)
+
+    @property
+    def rows_at_a_time(self) -> int:
+        """A number of rows that one call can use: if there are files, half of what memory holds."""
+        if self._options.file_path is None:
+            return 2**32
+        state = 0 if self._state_spec is None else sum(self._state_spec[1])
+        row_bytes = 16 + 4 * (self._dim + state)
+        return max(1, self._options.max_dram_bytes // (2 * row_bytes))
+
     def make_empty(self, rows: int, state_spec: StateSpec | None) -> Any:
         """Creates another table like this one, for rows that are to replace its own.
 
@@ -342,6 +443,21 @@ def table_stats(handle: Any) -> dict[str, int]:
     return {
         name.decode(): int(value) for name, value in zip(names.numpy(), values.numpy(), strict=True)
     }
+
+
+def _file_attributes(options: TableOptions, rank: int, ranks: int) -> dict[str, Any]:
+    if options.file_path is None:
+        return {}
+    folder = os.path.abspath(options.file_path)
+    own = f"{rank}-{ranks}"
+    if ranks > 1 and own not in folder.split(os.sep):
+        folder = os.path.join(folder, own)
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        text = f"file_path={options.file_path!r}: {error.strerror}"
+        raise OSError(error.errno, text, folder) from error
+    return {"file_path": folder, "max_dram_bytes": options.max_dram_bytes}
 
 
 def _make_table(placement: Placement, shared_name: str, attributes: dict[str, Any]) -> Any:

@@ -49,8 +49,8 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         initializer: the initializer of new vectors: a Keras initializer or its name, a number, a
             number as text, or a list with one of these for each column. Default: "uniform", as in
             `keras.layers.Embedding`.
-        var_type: where rows are stored: "hbm", "hybrid" or "host"; see `TableOptions`. For GPU
-            memory, it is the GPU of the current `tf.device`, or otherwise the first GPU that
+        var_type: where rows are stored: "hbm", "hybrid", "host" or "file"; see `TableOptions`. For
+            GPU memory, it is the GPU of the current `tf.device`, or otherwise the first GPU that
             TensorFlow sees.
         name: the variable's name. Default: "dynamic_variable_<n>".
         constraint: a function that `OptimizerWrapper` calls with the vectors that a step has
@@ -320,7 +320,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
     def forget(self, keys: Any) -> Any:
         """Same as `erase`, and also overwrites the removed rows with zeros in memory.
 
-        No later dump contains any of their data. The next delta lists the keys as deleted.
+        No later dump or flush contains any of their data. The next delta lists the keys as deleted.
         """
         return self._erase(keys, wipe=True)
 
@@ -452,7 +452,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
     scatter_nd_update = scatter_nd_max = scatter_nd_min = _scatter_not_supported
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        if served.is_saving_model():
+        if _ops.is_saving_model():
             return {}  # the ServedTable has the rows
         # tf.train.Checkpoint writes these tensors. They hold all rows in memory; dump() does not.
         if not tf.executing_eagerly():

@@ -25,7 +25,7 @@ class Explanation(NamedTuple):
         key: the key.
         rank: the rank that holds the key's row, or would hold it.
         has_row: whether the key has a row.
-        tier: "host" or "device": the memory of the row. None: no row.
+        tier: "host" or "device": the memory of the row; "file": it is in a file. None: no row.
         updated: the time of the row's last update. None: no row, or not known.
         accessed: the time of the row's last use, in a table whose strategy records it.
         score: the score of the row, in a table whose scores are not times.
@@ -90,7 +90,7 @@ def _explain(table: Table, keys: Any, rank: int) -> list[Explanation]:
             key,
             rank,
             tiers[i] >= 0,
-            (None, "host", "device")[tiers[i] + 1],
+            (None, "host", "device", "file")[tiers[i] + 1],
             _time(updated[i]),
             _time(accessed[i]),
             scores[i] if has_scores and tiers[i] >= 0 else None,

@@ -13,7 +13,6 @@ import json
 import os
 import pathlib
 import shutil
-import sys
 import tempfile
 import weakref
 from collections.abc import Mapping
@@ -43,14 +42,16 @@ class Rows(NamedTuple):
     """Where the rows of exported tables come from.
 
     Attributes:
-        how: "copy", "link" or "external".
+        how: "copy", "link", "external" or "move".
         path: the path of the snapshots; None: the tables as they are now.
         members: members of the descriptor.
+        tables: the tables whose names in the snapshots are known, by these names.
     """
 
     how: str = "copy"
     path: pathlib.Path | None = None
     members: Mapping[str, Any] = {}
+    tables: Mapping[str, Table] = {}
 
 
 # The rows of the `export_saved_model` that runs; None: `Rows()`.
@@ -69,7 +70,7 @@ class Source:
 
     def __init__(self, folder: str, number: int, rows: Rows) -> None:
         self.rows = rows
-        self.tables: dict[str, Table] = {}
+        self.tables: dict[str, Table] = dict(rows.tables)
         suffix = f"_{number}" if number else ""
         self.directory = pathlib.PurePath(EXTRA, FOLDER + suffix)
         is_elsewhere = rows.how == "external"
@@ -85,16 +86,21 @@ class Source:
 
     def add(self, table: Table) -> str:
         """Adds a table; returns its name, which no other table of the source has."""
-        for name, known in self.tables.items():
-            if known is table:
-                return name
-        plain = name = str(table.name).removesuffix(":0")
-        number = 0
-        while name in self.tables:
-            number += 1
-            name = f"{plain}_{number}"
-        self.tables[name] = table
-        return name
+        return add_named(self.tables, table)
+
+
+def add_named(tables: dict[str, Table], table: Table) -> str:
+    """Adds a table under a name that no other one has, unless it is there; returns its name."""
+    for name, known in tables.items():
+        if known is table:
+            return name
+    plain = name = str(table.name).removesuffix(":0")
+    number = 0
+    while name in tables:
+        number += 1
+        name = f"{plain}_{number}"
+    tables[name] = table
+    return name
 
 
 class Export:
@@ -230,16 +236,6 @@ class ServedTable(resource.TrackableResource):  # type: ignore[misc]
         # The restored functions do what the methods of this class do.
         if name == "descriptor":
             self._descriptor = value
-
-
-def is_saving_model() -> bool:
-    """Whether this is called by `tf.saved_model.save`."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "tensorflow.python.saved_model.save":
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
 
 
 class InSavedModel(base.Trackable):  # type: ignore[misc]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -89,6 +91,7 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
         if len(args) < _NAME and kwargs.get("name") is None:
             kwargs["name"] = _unused_name()
         super().__init__(*args, **kwargs)
+        self._whole: Any = None  # the matrix that exports have; no child, so no checkpoint has it
         if self._global_shape is None:
             self._global_shape = tuple(self.shape)
         self._exchange_name = f"{self.name}#{next(_numbers)}"
@@ -149,6 +152,44 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
     def _read_variable_op(self, no_copy: bool = False) -> Any:
         keras_call.track(self)
         return super()._read_variable_op(no_copy)
+
+    def whole(self, name: str) -> Any:
+        """Returns the whole matrix [rows, dimension]. Collective and eager only.
+
+        Args:
+            name: the name of the operation. The variable's own name is not one: ranks that have
+                created other numbers of variables before number it differently.
+        """
+        comm = communicator.get()
+        shards = comm.allgather(self.read_value(), name)
+        if comm.size == 1 or owner_of_mode(self._mode) is not None:
+            return shards
+        rows = self.global_shape[0]
+        order = np.concatenate([np.arange(rank, rows, comm.size) for rank in range(comm.size)])
+        return tf.gather(shards, np.argsort(order))
+
+    @contextlib.contextmanager
+    def replaced_by(self, whole: Any) -> Iterator[None]:
+        """Inside, the variable holds this matrix, for a model that is exported by one rank.
+
+        The graphs of functions that are exported refer to it, so that it is the same variable each
+        time, empty in between.
+        """
+        if self._whole is None:
+            name = self.name.removesuffix(":0")
+            self._whole = tf.Variable(whole, trainable=self.trainable, name=name)
+        assign = tf.raw_ops.AssignVariableOp  # of any number of rows
+        assign(resource=self._whole.handle, value=whole)
+        names = ("_handle", "_shape", "_handle_name", "_graph_element")
+        before = {name: getattr(self, name) for name in names}
+        try:
+            for name in names:
+                setattr(self, name, getattr(self._whole, name))
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(self, name, value)
+            assign(resource=self._whole.handle, value=tf.zeros([0, *whole.shape[1:]], whole.dtype))
 
     def stats(self) -> dict[str, int]:
         """The keys and bytes that this rank has sent to others for the matrix."""

@@ -11,6 +11,7 @@ if "DYNEMB_LAUNCH" not in os.environ:
     from parallel.outside import pytest_itemcollected, pytest_runtest_makereport  # noqa: F401
 
 SIZES = (1, 2, 4)
+USUAL = 2
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -22,4 +23,15 @@ def ranks(request):
 def pytest_generate_tests(metafunc):
     marker = metafunc.definition.get_closest_marker("ranks")
     sizes = marker.args if marker else SIZES
+    if not _runs_with_all(metafunc) and USUAL in sizes:
+        sizes = (USUAL,)
     metafunc.parametrize("ranks", sizes, indirect=True, scope="session", ids="np{}".format)
+
+
+def _runs_with_all(metafunc):
+    # Inside the ranks, the ids of the cases have been chosen.
+    return (
+        metafunc.definition.get_closest_marker("any_number_of_ranks") is not None
+        or metafunc.config.getoption("--all-ranks")
+        or "DYNEMB_LAUNCH" in os.environ
+    )

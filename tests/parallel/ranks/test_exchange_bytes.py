@@ -21,6 +21,7 @@ ROUNDING = {
     "int8": (0.0, 1 / 254),
 }
 several_ranks = pytest.mark.ranks(2, 4)
+pytestmark = pytest.mark.any_number_of_ranks
 
 
 def zipf_bags(rng, batch=BATCH):

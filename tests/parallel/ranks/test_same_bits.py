@@ -19,6 +19,8 @@ from tf_dynemb import communicator
 K = keras.optimizers
 ROWS, BATCH, STEPS = 40, 16, 8
 
+pytestmark = pytest.mark.any_number_of_ranks
+
 
 @pytest.fixture(autouse=True)
 def _deterministic():

@@ -1,0 +1,169 @@
+// FileRows: cold rows (cold_rows.h) in files. An index in memory (slot_index.h) has an entry of 16
+// bytes for each row; the rows are in segments (row_log.h).
+//
+//   key ─hash─> SlotIndex: fingerprint, place, last update, score ─place─> RowLog: unit of a
+//   segment
+//
+// - A row that leaves memory is appended to the log; the rows of a batch are written together, one
+//   after another. A row that moves to memory is dead in the log.
+// - The rows of a batch are read together: sorted by place, each unit once, in parallel
+//   (block_reader.h).
+// - Compaction appends the live rows of the segments with the fewest again, and deletes these. A
+//   background thread of the table plans and reads (host_table.h); it holds the table's lock only
+//   to move up to kCompactRows rows at a time, a few milliseconds, or several times as many if the
+//   files grow faster than it gives space back.
+// - A cut is a set of places. Written rows do not change, so it needs no copies of rows: it keeps
+//   the segments until it has been read.
+//
+// - A flush (flush_manifest.h) has links to the segments, and copies of the rows that are in no
+//   file. Written rows do not change, so the segments stay as they are in it; a segment to which
+//   rows are added later has more than the flush knows.
+//
+// Files. The rows are in a folder of their own below options.folder, which is removed with the
+// object. After a crash the folder is left; the next FileRows below the same options.folder removes
+// folders whose process does not exist anymore, which it knows by a lock on their file LOCK.
+#ifndef DYNEMB_FILE_FILE_ROWS_H_
+#define DYNEMB_FILE_FILE_ROWS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "cc/file/row_log.h"
+#include "cc/file/slot_index.h"
+#include "cc/table/cold_rows.h"
+#include "cc/table/table.h"
+#include "cc/table/table_options.h"
+
+namespace dynemb {
+
+struct FileOptions {
+  std::string folder;  // created if it is missing
+  size_t segment_bytes = size_t{64} << 20;
+  FileSystem* files = &FileSystem::Posix();
+  BlockReader::Options reader;
+  bool compact_in_background = true;
+};
+
+// Creates a table that keeps at most max_memory_bytes of rows in memory, and the others in files.
+Status CreateFileTable(const TableOptions& options, const FileOptions& files,
+                       uint64_t max_memory_bytes, std::unique_ptr<Table>* table,
+                       Exec* exec = nullptr);
+
+class FileRows final : public ColdRows {
+ public:
+  static constexpr size_t kCompactRows = 8192;
+
+  static Status Create(const FileOptions& options, const TableOptions& table,
+                       std::unique_ptr<ColdRows>* rows);
+  ~FileRows() override;
+
+  uint64_t size() const override { return index_.size(); }
+  ColdStats stats() const override;
+  Status Reserve(size_t n) override;
+  void Add(uint64_t key, const char* row, RowTimes times, Tick updated) noexcept override;
+  void Settle() noexcept override;
+  Status Find(const uint64_t* keys, size_t n, const RowFn& fn) const override;
+  void Remove(const uint64_t* keys, const ColdPlace* places, size_t n) noexcept override;
+  Status Wipe(const ColdPlace* places, size_t n) override;
+  void Clear() noexcept override;
+  Scanned Scan(uint64_t cursor, uint64_t limit, uint64_t most,
+               const TimesFn& chosen) const override;
+  Status Read(const std::vector<ColdPlace>& places, const RowFn& fn) const override;
+  void ChangeTimes(const ChangeFn& change) override;
+  void RestartShares() override { changed_ = 0; }
+  void ChangeShare(double share, const ChangeFn& change) override;
+  void BeginCut(const TimesFn& chosen) override;
+  uint64_t CutRows() const override;
+  std::vector<ColdPlace> PlanCut(size_t limit) const override;
+  Status ReadCut(const std::vector<ColdPlace>& plan, const RowFn& fn) override;
+  void EndCut() override;
+  void SwapCuts(ColdRows* other) noexcept override;
+  Status Flush(const std::string& folder, const std::string& record, const HotRowsFn& hot) override;
+  Status ReadFlush(const std::string& folder, std::string* record) const override;
+  Status Restore(const std::string& folder) override;
+  bool compacts_in_background() const override { return compacts_; }
+  Status PlanCompaction(std::unique_ptr<Compaction>* next) const override;
+  Status Compact(Compaction* planned) override;
+  Status ChangeLayout(const RowLayout& layout, const std::vector<float>& initial_state) override;
+  void CheckInvariants() const override;
+
+ private:
+  class Moves;
+  class Copies;
+  // A row of Add.
+  struct Added {
+    uint64_t key;
+    RowTimes times;
+  };
+  // A candidate of a key, or a row to read.
+  struct Candidate {
+    size_t i;
+    ColdPlace place;
+    RowTimes times;
+  };
+  // The layout of rows, and the state of rows that were written in an earlier one.
+  struct Layout {
+    RowLayout rows;
+    uint32_t epoch = 0;
+    std::vector<float> initial_state;
+
+    // Copies a content, of a row of any earlier layout.
+    void Convert(const char* content, char* to) const;
+  };
+  struct ColdCut {
+    Layout layout;
+    PlaceBits places;
+    RowLog::Segments segments;                // keeps them
+    std::vector<std::vector<uint64_t>> todo;  // a bit for each row of a segment
+    size_t first = 0;                         // segments before it have been read
+    std::atomic<uint64_t> left{0};
+    // The times of rows that are not in the index anymore, at their places of the cut: of those
+    // that were removed or moved, and the index that Clear has cleared.
+    std::unordered_map<ColdPlace, RowTimes> gone;
+    SlotIndex cleared;
+    std::vector<std::pair<std::shared_ptr<Segment>, uint32_t>> to_wipe;
+  };
+
+  FileRows() = default;
+  uint64_t HashOf(uint64_t key) const;
+  // Whether a segment still has its number.
+  bool IsPresent(uint32_t number, const std::shared_ptr<Segment>& segment) const;
+  // Makes the own folder, and removes those of processes that do not exist.
+  Status MakeFolder(const FileOptions& options);
+  // Creates the file `wiped` of the last flush, if that still exists.
+  Status NoteWipe() const;
+  // Removes the rows that were wiped after a flush, which has just been restored.
+  Status DropWiped();
+  // Whether the row at a place is one of the running cut.
+  bool IsOfCut(ColdPlace place) const;
+  // Call before a row leaves its place.
+  void KeepTimes(const SlotIndex::Entry& entry) noexcept;
+  // Reads the rows of candidates from these segments, and calls fn(candidate, stored, content),
+  // with contents in this layout.
+  using StoredFn = FunctionRef<void(const Candidate&, const StoredRow&, const char* content)>;
+  Status ReadCandidates(const RowLog::Segments& segments, PlaceBits places, const Layout& layout,
+                        const std::vector<Candidate>& candidates, const StoredFn& fn) const;
+
+  FileSystem* files_ = nullptr;
+  bool compacts_ = true;
+  std::string folder_;
+  int lock_ = -1;
+  uint64_t salt_ = 0;
+  Layout layout_;
+  SlotIndex index_;
+  RowLog log_;
+  std::vector<Added> added_;  // by the number of the append
+  std::unique_ptr<ColdCut> cut_;
+  std::string flushed_;   // the folder of the last flush, which may not exist anymore
+  uint64_t changed_ = 0;  // the position up to which ChangeShare has come
+  std::atomic<uint64_t> rows_added_{0}, compacted_{0};
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_FILE_FILE_ROWS_H_

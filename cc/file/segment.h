@@ -1,0 +1,156 @@
+// Segment: an append-only file of rows, and the rows at its end that have not been written yet.
+//
+// A file consists of *units*, which are read and checked as a whole: one block of 4 KiB with as
+// many rows as fit, or for larger rows the blocks of one row. No row straddles units.
+//
+//   unit   ┌──────────────────────────────────┬─────┬─────┬───┬────────┐
+//          │ crc u32 │ sequence │ unit │ rows │ row │ row │ … │ unused │
+//          └──────────────────────────────────┴─────┴─────┴───┴────────┘
+//   row    ┌─────────┬─────────────┬───────────┬────────┬───────┐
+//          │ key u64 │ updated u64 │ score i64 │ vector │ state │
+//          └─────────┴─────────────┴───────────┴────────┴───────┘
+//
+// crc is the CRC-32C of the rest of the unit. The sequence number of the segment and the number of
+// the unit are in it, so a unit that is at the wrong place, or is left from another file, is not
+// taken for the right one. `updated` is a tick (clock.h).
+//
+// The table's lock protects a segment, except ReadUnits, which needs none: units that were written
+// do not change (exception: Wipe).
+#ifndef DYNEMB_FILE_SEGMENT_H_
+#define DYNEMB_FILE_SEGMENT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "cc/file/block_file.h"
+#include "cc/file/block_reader.h"
+#include "cc/file/file_system.h"
+#include "cc/table/status.h"
+#include "cc/table/types.h"
+
+namespace dynemb {
+
+struct StoredRow {
+  uint64_t key;
+  Tick updated;
+  int64_t score;
+};
+
+struct UnitHeader {
+  uint32_t crc;
+  uint32_t sequence;
+  uint32_t unit;
+  uint32_t rows;
+};
+
+// How rows of one layout are stored.
+struct RowFormat {
+  RowFormat() = default;
+  explicit RowFormat(size_t content);
+
+  size_t content_bytes = 0;  // of a vector and its state
+  size_t row_bytes = 0;      // a multiple of 8
+  size_t unit_bytes = 0;     // a multiple of kBlockBytes
+  uint32_t rows_per_unit = 0;
+};
+
+class Segment {
+ public:
+  // Creates a file; ResourceExhausted, FailedPrecondition or Internal name it if that fails.
+  static Status Create(FileSystem* files, const std::string& path, uint32_t sequence,
+                       const RowFormat& format, uint32_t epoch, uint32_t max_rows,
+                       std::shared_ptr<Segment>* segment);
+  // Opens a file with this number of rows, all of which are written. No row can be added. DataLoss
+  // names the file if it is missing or too short. Units are checked when they are read.
+  static Status Open(FileSystem* files, const std::string& path, uint32_t sequence,
+                     const RowFormat& format, uint32_t epoch, uint32_t rows,
+                     std::shared_ptr<Segment>* segment);
+  // Closes the file, and removes it, except after Keep.
+  ~Segment();
+  void Keep() { removes_ = false; }
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  const std::string& path() const { return path_; }
+  uint32_t sequence() const { return sequence_; }
+  const RowFormat& format() const { return format_; }
+  // The layouts that the table has had before this one.
+  uint32_t epoch() const { return epoch_; }
+  uint32_t rows() const { return rows_; }
+  uint32_t max_rows() const { return max_rows_; }
+  bool sealed() const { return sealed_; }
+  uint64_t bytes_written() const { return uint64_t{written_units_} * format_.unit_bytes; }
+  size_t buffer_bytes() const { return buffer_.capacity(); }
+
+  // --- Appending
+
+  // Makes room in memory for rows up to this number, at most max_rows(). Throws std::bad_alloc.
+  void Reserve(uint32_t rows);
+  // The place of a row in memory, of those that Reserve has made room for and that are not written.
+  char* Unwritten(uint32_t row);
+  bool IsWritten(uint32_t row) const { return row / format_.rows_per_unit < written_units_; }
+  // Rows [rows(), n) are complete.
+  void SetRows(uint32_t n) { rows_ = n; }
+  // Writes the units that are complete. Unless `all`, waits until there are enough of them to write
+  // at once. `all`: writes an incomplete unit, too, which must be the last of the segment. On
+  // failure, the rows that were not written stay in memory.
+  Status Write(bool all, uint64_t* bytes);
+  // No row is added anymore. All rows are written.
+  void Seal();
+  // Makes the written units durable.
+  Status Sync();
+
+  // --- Reading
+
+  int read_fd() const { return read_fd_; }
+  // Reads n consecutive units that are written, to an aligned buffer.
+  Status ReadUnits(uint32_t first, uint32_t n, char* to) const;
+  // DataLoss, naming file and offset, unless these are the bytes of a unit.
+  Status CheckUnit(uint32_t unit, const char* bytes) const;
+  // The status of a block read that failed.
+  Status ReadError(const BlockRead& read) const;
+  // A row in the bytes of its unit.
+  const char* RowIn(const char* unit, uint32_t row) const {
+    return unit + sizeof(UnitHeader) + (row % format_.rows_per_unit) * format_.row_bytes;
+  }
+  // Overwrites a row with zeros, in memory or in the file.
+  Status Wipe(uint32_t row);
+
+  // Rows that are in use; the log counts them.
+  uint32_t live = 0;
+
+ private:
+  Segment(FileSystem* files, std::string path, uint32_t sequence, const RowFormat& format,
+          uint32_t epoch, uint32_t max_rows)
+      : files_(files),
+        path_(std::move(path)),
+        sequence_(sequence),
+        format_(format),
+        epoch_(epoch),
+        max_rows_(max_rows) {}
+  uint32_t UnitsOf(uint32_t rows) const {
+    return (rows + format_.rows_per_unit - 1) / format_.rows_per_unit;
+  }
+  void Complete(uint32_t unit, char* bytes) const;
+  Status OpenToRead();
+
+  FileSystem* const files_;
+  const std::string path_;
+  const uint32_t sequence_;
+  const RowFormat format_;
+  const uint32_t epoch_;
+  uint32_t max_rows_;
+  uint32_t rows_ = 0;
+  uint32_t written_units_ = 0;
+  bool sealed_ = false;
+  bool removes_ = true;
+  int fd_ = -1;           // to write
+  int read_fd_ = -1;      // from the first write on
+  AlignedBuffer buffer_;  // the units from written_units_ on
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_FILE_SEGMENT_H_

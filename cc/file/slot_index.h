@@ -1,0 +1,128 @@
+// SlotIndex: the memory of a file tier about each of its rows: a fingerprint of the key, the place
+// of the row, its last update and its score. 16 bytes an entry; the key itself is in the file.
+//
+// An index has 1024 partitions, by 10 bits of a key's hash. A partition is an array that is sorted
+// by fingerprint, the next 32 bits of the hash, with gaps: an entry is at or after its *home*, the
+// position that its fingerprint has in proportion to the size of the array, and there is no gap
+// between its home and the entry ("linear probing, sorted"). Consequences:
+//
+// - A search begins at the home of the fingerprint, and ends at the first gap or greater
+//   fingerprint.
+// - The array can grow by any factor, without the keys: the fingerprints suffice. It grows by 15%
+//   when it is 0.9 full, so an entry takes 18 to 21 bytes, besides a few positions at the end of
+//   each array. One partition at a time is copied.
+// - A key that has no row has an entry with its fingerprint by chance only: one in 2^32 divided by
+//   the entries of a partition. So it costs no disk read.
+//
+// Not thread-safe.
+#ifndef DYNEMB_FILE_SLOT_INDEX_H_
+#define DYNEMB_FILE_SLOT_INDEX_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cc/table/cold_rows.h"
+#include "cc/table/function_ref.h"
+
+namespace dynemb {
+
+class SlotIndex {
+ public:
+  struct Entry {
+    uint32_t fingerprint;
+    ColdPlace place;  // kNoPlace: a gap
+    RowTimes times;
+  };
+  static constexpr size_t kPartitions = 1024;
+
+  uint64_t size() const { return size_; }
+  size_t bytes() const { return bytes_; }
+
+  // Makes room for n more entries of any keys, as far as hashes are spread evenly. Throws
+  // std::bad_alloc, and has changed nothing.
+  void Reserve(size_t n);
+  // Adds an entry. Throws std::bad_alloc, and has changed nothing, only if Reserve was not called
+  // or the hashes are spread unevenly.
+  void Add(uint64_t hash, ColdPlace place, RowTimes times);
+  // Calls fn(entry) for each entry with the fingerprint of this hash. `fn` may change its times and
+  // its place.
+  template <class Fn>
+  void ForEach(uint64_t hash, const Fn& fn) const;
+  // Removes the entry with this hash and place. Returns whether there was one.
+  bool Remove(uint64_t hash, ColdPlace place);
+  void Clear();
+
+  // The entries have an order, by partition and fingerprint, in which positions are numbers in
+  // [0, kEnd). Entries may have equal positions.
+  static constexpr uint64_t kEnd = uint64_t{1} << 42;
+  static uint64_t PositionOf(uint64_t hash) { return hash >> 22; }
+  // A hash with this position. The index makes no difference between such hashes.
+  static uint64_t HashAt(uint64_t position) { return position << 22; }
+  // Calls fn(position, entry) for the entries at or after a position, in order, until it returns
+  // false.
+  template <class Fn>
+  void ForFrom(uint64_t position, const Fn& fn) const;
+
+  // For tests: aborts if an invariant does not hold.
+  void CheckInvariants() const;
+
+ private:
+  struct Partition {
+    std::unique_ptr<Entry[]> entries;
+    uint32_t capacity = 0;  // the number of homes
+    uint32_t slots = 0;     // the length of the array; the last position is a gap
+    uint32_t end = 0;       // positions from here on are gaps
+    uint32_t size = 0;
+  };
+  static constexpr double kMostLoad = 0.9, kGrowth = 1.15;
+  static constexpr uint32_t kLeastCapacity = 16, kLeastRoom = 8;
+
+  static size_t PartitionOf(uint64_t hash) { return hash >> 54; }
+  static uint32_t FingerprintOf(uint64_t hash) { return static_cast<uint32_t>(hash >> 22); }
+  static uint32_t HomeOf(const Partition& p, uint32_t fingerprint) {
+    return static_cast<uint32_t>((uint64_t{fingerprint} * p.capacity) >> 32);
+  }
+  // The capacity that a partition needs for this number of entries.
+  static uint32_t CapacityFor(const Partition& p, uint64_t entries);
+  // Moves a partition to an array of this capacity, with this number of positions behind the end:
+  // an added entry moves the end by at most one.
+  void Grow(Partition* p, uint32_t capacity, uint32_t room);
+  // Places an entry; false if there is no gap at or after its home.
+  static bool Place(Partition* p, const Entry& entry);
+
+  std::vector<Partition> partitions_ = std::vector<Partition>(kPartitions);
+  uint64_t size_ = 0;
+  size_t bytes_ = 0;
+};
+
+template <class Fn>
+void SlotIndex::ForEach(uint64_t hash, const Fn& fn) const {
+  const Partition& p = partitions_[PartitionOf(hash)];
+  if (p.size == 0) return;
+  const uint32_t fingerprint = FingerprintOf(hash);
+  for (Entry* e = p.entries.get() + HomeOf(p, fingerprint); e->place != kNoPlace; ++e) {
+    if (e->fingerprint > fingerprint) return;
+    if (e->fingerprint == fingerprint) fn(e);
+  }
+}
+
+template <class Fn>
+void SlotIndex::ForFrom(uint64_t position, const Fn& fn) const {
+  for (size_t number = position >> 32; number < kPartitions; ++number, position = 0) {
+    const Partition& p = partitions_[number];
+    if (p.size == 0) continue;
+    const auto least = static_cast<uint32_t>(position);
+    for (uint32_t i = HomeOf(p, least); i < p.end; ++i) {
+      Entry* const entry = &p.entries[i];
+      if (entry->place == kNoPlace || entry->fingerprint < least) continue;
+      if (!fn(uint64_t{number} << 32 | entry->fingerprint, entry)) return;
+    }
+  }
+}
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_FILE_SLOT_INDEX_H_

@@ -1,0 +1,34 @@
+#include "cc/io/json_file.h"
+
+#include <charconv>
+#include <cstdint>
+
+#include "cc/io/crc32c.h"
+#include "cc/io/mapped_file.h"
+
+namespace dynemb {
+
+Status ReadJson(const std::string& file, size_t most, Json* json) {
+  std::string text;
+  DYNEMB_RETURN_IF_ERROR(ReadFile(file, most, &text));
+  if (Status parsed = Json::Parse(text, json); !parsed.ok()) {
+    return DataLoss(file + " is damaged: " + parsed.message());
+  }
+  return Status();
+}
+
+Status CheckChecksum(const std::string& file, const Json& json) {
+  constexpr size_t kDigits = 8;
+  const Json* const member = json.Find("crc32c");
+  const std::string digits = member == nullptr ? std::string() : member->string();
+  const std::string canonical = json.Canonical("crc32c");
+  uint32_t crc = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), crc, 16);
+  if (error != std::errc() || digits.size() != kDigits || end != digits.data() + kDigits ||
+      crc != Crc32c(0, canonical.data(), canonical.size())) {
+    return DataLoss(file + " is damaged: its CRC32C is not " + digits);
+  }
+  return Status();
+}
+
+}  // namespace dynemb

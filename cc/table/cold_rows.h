@@ -1,0 +1,182 @@
+// ColdRows: the rows of a host table that are not in memory. cc/file implements it with files.
+//
+// Every key of a table has its row in one place: in memory (a *hot* row, which has a row id and a
+// slot in the index), or here (a *cold* row). A batch moves the rows that it uses to memory, and
+// gives the rows that a full memory evicts to ColdRows:
+//
+//   pass 1 misses -> Find -> hot rows with their contents, times and scores -> Remove
+//   Reserve -> eviction -> Add ... Add -> Settle
+//
+// Calls marked (shared) may run concurrently with each other, and (exclusive) calls with none, as
+// in table.h. Keys are bit patterns, zero-extended to 64 bits.
+#ifndef DYNEMB_TABLE_COLD_ROWS_H_
+#define DYNEMB_TABLE_COLD_ROWS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cc/table/exec.h"
+#include "cc/table/function_ref.h"
+#include "cc/table/row.h"
+#include "cc/table/status.h"
+#include "cc/table/types.h"
+
+namespace dynemb {
+
+// The place of a cold row, until the next (exclusive) call.
+using ColdPlace = uint32_t;
+constexpr ColdPlace kNoPlace = 0xFFFFFFFFu;
+
+// What a table knows of a row besides its vector and its state.
+struct RowTimes {
+  Stamp updated = 0;
+  Score score = 0;
+};
+
+// A cold row that was read.
+struct ColdRow {
+  uint64_t key = 0;
+  RowTimes times;
+  ColdPlace place = kNoPlace;
+  Tick updated = 0;               // times.updated when the row left memory; sweeps do not change it
+  const char* content = nullptr;  // vector, then state, as from RowLayout::vector_offset on
+};
+
+struct ColdStats {
+  uint64_t rows = 0;
+  uint64_t index_bytes = 0;   // memory of the index
+  uint64_t buffer_bytes = 0;  // memory of rows that wait to be written
+  uint64_t file_bytes = 0;    // space of the files
+  uint64_t row_bytes = 0;     // the part of it that rows take
+  uint64_t hits = 0;          // rows that were moved to memory
+  uint64_t rows_added = 0;    // rows that left memory
+  uint64_t bytes_read = 0;
+  uint64_t bytes_written = 0;
+  uint64_t reads = 0;  // I/O operations
+  uint64_t writes = 0;
+  uint64_t rows_compacted = 0;
+};
+
+class ColdRows {
+ public:
+  virtual ~ColdRows() = default;
+
+  virtual uint64_t size() const = 0;  // (shared)
+  virtual ColdStats stats() const = 0;
+
+  // --- From memory
+
+  // (exclusive) Prepares for up to n calls of Add, which then cannot fail. On failure, nothing has
+  // changed. Each Reserve that succeeds is followed by Settle, on the same thread.
+  virtual Status Reserve(size_t n) = 0;
+  // Adds a copy of a row of memory, of a key that has no cold row. `updated` is the tick of
+  // times.updated. Threads may call it concurrently.
+  virtual void Add(uint64_t key, const char* row, RowTimes times, Tick updated) noexcept = 0;
+  // (exclusive) Ends the calls of Add. The added rows are cold rows now, whether they could be
+  // written or not; the next Reserve returns an error if they could not.
+  virtual void Settle() noexcept = 0;
+
+  // --- To memory, and away
+
+  // (shared) Reads the cold rows of n keys, and calls fn(i, row) for each keys[i] that has one, on
+  // the calling thread, in any order. The content is valid during the call. On failure, fn may have
+  // been called for some of them.
+  using RowFn = FunctionRef<void(size_t i, const ColdRow& row)>;
+  virtual Status Find(const uint64_t* keys, size_t n, const RowFn& fn) const = 0;
+  // (exclusive) Removes the rows of n distinct keys at these places.
+  virtual void Remove(const uint64_t* keys, const ColdPlace* places, size_t n) noexcept = 0;
+  // (exclusive) Overwrites rows with zeros, before Remove; those of a running cut when it ends.
+  virtual Status Wipe(const ColdPlace* places, size_t n) = 0;
+  // (exclusive) Removes every row.
+  virtual void Clear() noexcept = 0;
+
+  // --- All rows
+
+  struct Scanned {
+    std::vector<ColdPlace> places;
+    std::vector<RowTimes> times;
+    uint64_t next = 0;  // the cursor of the next call; kEnd: there are no further rows
+  };
+  // (shared) Lists the rows for which chosen(times) holds, from a cursor on, until there are
+  // `limit` (or a few more), or `most` rows have been examined. The first cursor is 0. Rows that
+  // stay cold between calls are listed once, wherever they are moved.
+  static constexpr uint64_t kEnd = ~uint64_t{0};
+  using TimesFn = FunctionRef<bool(const RowTimes& times)>;
+  virtual Scanned Scan(uint64_t cursor, uint64_t limit, uint64_t most,
+                       const TimesFn& chosen) const = 0;
+  // (shared) Reads rows by place, and calls fn(i, row) for each, in any order. DataLoss if a place
+  // has no row.
+  virtual Status Read(const std::vector<ColdPlace>& places, const RowFn& fn) const = 0;
+  // (exclusive) Replaces the times of all rows by change(times).
+  using ChangeFn = FunctionRef<RowTimes(const RowTimes& times)>;
+  virtual void ChangeTimes(const ChangeFn& change) = 0;
+  // (exclusive) The same, of a share of the rows: RestartShares begins with the first one, and
+  // calls with growing shares up to 1 reach every row once.
+  virtual void RestartShares() = 0;
+  virtual void ChangeShare(double share, const ChangeFn& change) = 0;
+
+  // --- Cuts (changes.h)
+
+  // (exclusive) Begins a cut of the rows for which chosen(times) holds. They are delivered with
+  // their contents of now, whatever happens to them. Throws std::bad_alloc.
+  virtual void BeginCut(const TimesFn& chosen) = 0;
+  virtual uint64_t CutRows() const = 0;  // that have not been read
+  // (shared) The places of the next rows of the cut, at most `limit`; none at the end.
+  virtual std::vector<ColdPlace> PlanCut(size_t limit) const = 0;
+  // (shared) Reads them, and marks them as read.
+  virtual Status ReadCut(const std::vector<ColdPlace>& plan, const RowFn& fn) = 0;
+  virtual void EndCut() = 0;
+  // (exclusive on both) Swaps the running cuts: the rows of two tables have been swapped, and their
+  // cuts have not.
+  virtual void SwapCuts(ColdRows* other) noexcept = 0;
+
+  // --- Flushes: folders from which another table can continue, in another process, too
+
+  // (exclusive) Writes all cold rows, the rows of memory, and the table's own record to an empty
+  // folder. hot(add) calls add(key, row, times, updated) for each row of memory, until one fails,
+  // and returns the error. All of it is durable when the call succeeds. If it fails, the folder is
+  // no flush, and nothing else has changed.
+  using AddHotFn = FunctionRef<Status(uint64_t key, const char* row, RowTimes times, Tick updated)>;
+  using HotRowsFn = FunctionRef<Status(const AddHotFn& add)>;
+  virtual Status Flush(const std::string& folder, const std::string& record,
+                       const HotRowsFn& hot) = 0;
+  // Sets *record to that of the flush in a folder. DataLoss if the folder is not a flush.
+  virtual Status ReadFlush(const std::string& folder, std::string* record) const = 0;
+  // (exclusive) Adds the rows of a flush, those that were in memory included. There are no rows
+  // yet, and the layout is that of the flush. The folder is not changed, and may be removed
+  // afterwards. If it fails, some rows have been added.
+  virtual Status Restore(const std::string& folder) = 0;
+
+  // --- Space
+
+  // Rows that are moved together, to give back the space of removed rows.
+  class Compaction {
+   public:
+    virtual ~Compaction() = default;
+    // Reads them. Needs no lock.
+    virtual Status Read() = 0;
+    // Whether the files take so much space that the rows must be moved without pauses.
+    bool urgent = false;
+  };
+  // Whether a thread of the table compacts. Otherwise only HostTable::CompactFiles does.
+  virtual bool compacts_in_background() const = 0;
+  // (shared) Sets *next to the next rows to move; null if no space has to be given back.
+  virtual Status PlanCompaction(std::unique_ptr<Compaction>* next) const = 0;
+  // (exclusive) Moves those of the rows that are still there. Not while rows are added.
+  virtual Status Compact(Compaction* planned) = 0;
+
+  // --- The table
+
+  // (exclusive) Changes the layout. Rows keep their vectors; their state is dropped, and reads as
+  // `initial_state`.
+  virtual Status ChangeLayout(const RowLayout& layout, const std::vector<float>& initial_state) = 0;
+  // (shared, or exclusive) For tests: aborts if an invariant does not hold.
+  virtual void CheckInvariants() const = 0;
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_TABLE_COLD_ROWS_H_

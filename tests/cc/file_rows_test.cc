@@ -1,0 +1,306 @@
+// FileRows against a model: random calls, cuts, space.
+#include "cc/file/file_rows.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/cc/cold_world.h"
+#include "tests/cc/test_length.h"
+
+namespace dynemb {
+namespace {
+
+// Many rows in a block, one row in a block, and rows of two blocks.
+constexpr int64_t kDims[] = {1, 16, 900, 1100};
+
+class FileRowsTest : public ::testing::TestWithParam<int64_t> {};
+INSTANTIATE_TEST_SUITE_P(Dims, FileRowsTest, ::testing::ValuesIn(kDims));
+
+void ExpectOk(const Status& status) { ASSERT_TRUE(status.ok()) << status.message(); }
+
+// A cut, and what it has to deliver.
+struct ModelCut {
+  ModelRows rows;
+  size_t content_bytes = 0;
+  bool runs = false;
+
+  void Begin(ColdWorld* world, Stamp after) {
+    rows.clear();
+    for (const auto& [key, row] : world->model) {
+      if (row.updated > after) rows.insert({key, row});
+    }
+    content_bytes = world->layout.stride - world->layout.vector_offset;
+    world->rows->BeginCut([after](const RowTimes& times) { return times.updated > after; });
+    EXPECT_EQ(world->rows->CutRows(), rows.size());
+    runs = true;
+  }
+  // Returns whether there may be further rows.
+  bool Read(ColdRows* cold, size_t limit) {
+    const std::vector<ColdPlace> plan = cold->PlanCut(limit);
+    EXPECT_LE(plan.size(), limit);
+    if (plan.empty()) return false;
+    std::set<size_t> read;
+    const Status status = cold->ReadCut(plan, [&](size_t i, const ColdRow& row) {
+      EXPECT_TRUE(read.insert(i).second);
+      const auto at = rows.find(row.key);
+      ASSERT_NE(at, rows.end()) << "key " << row.key << " twice, or not of the cut";
+      // `times.updated` is not promised: the tick is.
+      ModelRow expected = at->second, got = ColdWorld::RowOf(row, content_bytes);
+      expected.updated = got.updated = 0;
+      EXPECT_EQ(expected.content, got.content) << row.key;
+      EXPECT_TRUE(expected == got) << row.key;
+      rows.erase(at);
+    });
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(read.size(), plan.size());
+    EXPECT_EQ(cold->CutRows(), rows.size());
+    return status.ok();
+  }
+  void End(ColdRows* cold) {
+    while (Read(cold, 100)) {
+    }
+    EXPECT_TRUE(rows.empty());
+    EXPECT_EQ(cold->CutRows(), 0u);
+    cold->EndCut();
+    runs = false;
+  }
+};
+
+void ChangeLayout(ColdWorld* world, int64_t state_width) {
+  const std::vector<float> initial(static_cast<size_t>(state_width), 0.5f);
+  world->layout = RowLayout(8, DType::kFloat32, world->layout.dim, state_width);
+  ExpectOk(world->rows->ChangeLayout(world->layout, initial));
+  for (auto& [key, row] : world->model) {
+    row.content.resize(world->layout.vector_bytes());
+    row.content.append(reinterpret_cast<const char*>(initial.data()), initial.size() * 4);
+  }
+}
+
+TEST_P(FileRowsTest, RandomCalls) {
+  for (const size_t blocks : {1, 2, 8}) {
+    SCOPED_TRACE(blocks);
+    ColdWorld world(GetParam(), blocks, blocks);
+    auto& random = world.random;
+    const uint64_t keys = GetParam() > 100 ? 200 : 2000;
+    const size_t batch = GetParam() > 100 ? 20 : 300;
+    ModelCut cut;
+    const size_t calls = Longer(kSanitized ? 30 : 60);
+    for (size_t call = 0; call < calls && !::testing::Test::HasFailure(); ++call) {
+      switch (random() % 12) {
+        case 0:
+        case 1:
+        case 2:
+        case 3:
+          ExpectOk(world.Add(world.NewRows(random() % batch, keys)));
+          break;
+        case 4:
+        case 5:
+          ExpectOk(world.Remove(world.SomeKeys(random() % batch, keys)));
+          break;
+        case 6:
+          ExpectOk(world.Remove(world.SomeKeys(random() % 10, keys), /*wipe=*/true));
+          break;
+        case 7:
+          ExpectOk(world.Compact());
+          break;
+        case 8:
+          if (cut.runs && random() % 4 == 0) {
+            cut.End(world.rows.get());
+          } else if (cut.runs) {
+            cut.Read(world.rows.get(), random() % 50 + 1);
+          } else {
+            cut.Begin(&world, static_cast<Stamp>(random() % 900));
+          }
+          break;
+        case 9:
+          if (random() % 8 == 0) {
+            world.rows->Clear();
+            world.model.clear();
+          }
+          if (random() % 3 == 0) ChangeLayout(&world, static_cast<int64_t>(random() % 20));
+          break;
+        case 10: {
+          // More room than rows.
+          ExpectOk(world.rows->Reserve(random() % batch));
+          world.rows->Settle();
+          break;
+        }
+        default:
+          world.ExpectEqual();
+      }
+      if (call % 16 == 0) world.ExpectEqual();
+    }
+    if (cut.runs) cut.End(world.rows.get());
+    world.ExpectEqual();
+  }
+}
+
+// Moves of one segment while its rows are removed and added again, between plan, read and move.
+TEST_P(FileRowsTest, ChangesBetweenTheStepsOfACompaction) {
+  ColdWorld world(GetParam(), 4, 3);
+  const uint64_t keys = GetParam() > 100 ? 100 : 1500;
+  std::unique_ptr<ColdRows::Compaction> step;
+  const auto change = [&] {
+    ExpectOk(world.Remove(world.SomeKeys(keys / 8, keys), world.random() % 2 == 0));
+    ExpectOk(world.Add(world.NewRows(keys / 8, keys)));
+    if (world.random() % 20 == 0) {
+      world.rows->Clear();
+      world.model.clear();
+      ChangeLayout(&world, static_cast<int64_t>(world.random() % 3));
+      ExpectOk(world.Add(world.NewRows(keys, keys)));
+    }
+  };
+  uint64_t steps = 0;
+  for (size_t round = 0; round < Longer(30); ++round) {
+    change();
+    ExpectOk(world.rows->PlanCompaction(&step));
+    if (step == nullptr) continue;
+    ++steps;
+    change();
+    const Status read = step->Read();
+    change();
+    if (read.ok()) ExpectOk(world.rows->Compact(step.get()));
+    world.ExpectEqual();
+  }
+  EXPECT_GT(steps, 3u);
+  EXPECT_GT(world.rows->stats().rows_compacted, 0u);
+}
+
+TEST_P(FileRowsTest, FilesStaySmall) {
+  ColdWorld world(GetParam(), 8, 4);
+  const uint64_t keys = GetParam() > 100 ? 300 : 10000;
+  for (int round = 0; round < 12; ++round) {
+    ExpectOk(world.Remove(world.SomeKeys(keys / 5, keys)));
+    ExpectOk(world.Add(world.NewRows(keys / 4, keys)));
+    ExpectOk(world.Compact());
+    const RowFormat format(world.layout.stride - world.layout.vector_offset);
+    const double row_bytes = static_cast<double>(format.unit_bytes) / format.rows_per_unit;
+    const double live = static_cast<double>(world.model.size()) * row_bytes;
+    const double segment = static_cast<double>(std::max(8 * kBlockBytes, format.unit_bytes));
+    ASSERT_LE(static_cast<double>(world.rows->stats().file_bytes), 1.3 * live + 4 * segment);
+  }
+  world.ExpectEqual();
+}
+
+TEST_P(FileRowsTest, ScanListsWhatStaysOnce) {
+  ColdWorld world(GetParam(), 4, 5);
+  const uint64_t keys = GetParam() > 100 ? 300 : 4000;
+  ExpectOk(world.Add(world.NewRows(keys / 2, keys)));
+  const auto chosen = [](const RowTimes& times) { return times.updated % 3 != 0; };
+  std::map<uint64_t, int> listed;
+  ModelRows stays = world.model;
+  uint64_t cursor = 0;
+  while (cursor != ColdRows::kEnd) {
+    const ColdRows::Scanned scanned = world.rows->Scan(cursor, 20, 40, chosen);
+    EXPECT_LE(scanned.places.size(), 21u);
+    ASSERT_EQ(scanned.places.size(), scanned.times.size());
+    ExpectOk(world.rows->Read(scanned.places, [&](size_t i, const ColdRow& row) {
+      const auto at = world.model.find(row.key);
+      ASSERT_NE(at, world.model.end());
+      EXPECT_EQ(scanned.times[i].updated, at->second.updated);
+      EXPECT_EQ(scanned.times[i].score, at->second.score);
+      EXPECT_TRUE(chosen(scanned.times[i]));
+      ++listed[row.key];
+    }));
+    ASSERT_GT(scanned.next, cursor);
+    cursor = scanned.next;
+    const std::vector<uint64_t> gone = world.SomeKeys(keys / 100, keys);
+    for (const uint64_t key : gone) stays.erase(key);
+    ExpectOk(world.Remove(gone));
+    ExpectOk(world.Add(world.NewRows(keys / 100, keys)));
+    ExpectOk(world.Compact());
+  }
+  size_t expected = 0;
+  for (const auto& [key, row] : stays) {
+    const bool is_chosen = chosen({row.updated, row.score});
+    EXPECT_EQ(listed[key], is_chosen ? 1 : 0) << key;
+    expected += is_chosen;
+  }
+  EXPECT_GT(expected, 10u);
+}
+
+TEST_P(FileRowsTest, ChangesOfTimesReachEveryRowOnce) {
+  ColdWorld world(GetParam(), 4, 6);
+  ExpectOk(world.Add(world.NewRows(200, 1000)));
+  const auto older = [](const RowTimes& times) {
+    return RowTimes{times.updated + 1, times.score * 2};
+  };
+  world.rows->ChangeTimes(older);
+  world.rows->RestartShares();
+  for (const double share : {0.0, 0.1, 0.1, 0.5, 0.49, 0.999, 1.0, 1.0}) {
+    world.rows->ChangeShare(share, older);
+  }
+  for (auto& [key, row] : world.model) {
+    row.updated += 2;
+    row.score *= 4;
+  }
+  world.ExpectEqual();
+  // The moved rows keep them.
+  ExpectOk(world.Remove(world.SomeKeys(900, 1000)));
+  ExpectOk(world.Compact());
+  world.ExpectEqual();
+}
+
+// A cut keeps the places that it was planned with, whatever layouts the rows get.
+TEST_P(FileRowsTest, CutAcrossClearAndLayouts) {
+  for (const int64_t width : {0, 2000}) {
+    ColdWorld world(GetParam(), 8, 7);
+    ExpectOk(world.Add(world.NewRows(150, 1000)));
+    ModelCut cut;
+    cut.Begin(&world, 100);
+    cut.Read(world.rows.get(), 20);
+    world.rows->Clear();
+    world.model.clear();
+    ChangeLayout(&world, width);
+    ExpectOk(world.Add(world.NewRows(150, 1000)));
+    cut.Read(world.rows.get(), 20);
+    ExpectOk(world.Remove(world.SomeKeys(300, 1000), /*wipe=*/true));
+    cut.End(world.rows.get());
+    world.ExpectEqual();
+  }
+}
+
+// A score that changed while the row was cold, before the cut.
+TEST(FileRows, CutHasTheScoresOfTheWatermark) {
+  ColdWorld world(16, 4);
+  ExpectOk(world.Add(world.NewRows(300, 1000)));
+  world.rows->ChangeTimes([](const RowTimes& times) {
+    return RowTimes{times.updated, times.score / 2};
+  });
+  for (auto& [key, row] : world.model) row.score /= 2;
+  ModelCut cut;
+  cut.Begin(&world, 0);
+  ExpectOk(world.Remove(world.SomeKeys(500, 1000)));
+  cut.End(world.rows.get());
+}
+
+TEST(FileRows, FoldersOfLiveObjectsStay) {
+  ColdWorld world(16, 4);
+  ExpectOk(world.Add(world.NewRows(300, 1000)));
+  // What a crash leaves, and the folder of an object that lives.
+  const std::string dead = world.file_options.folder + "/rows-1-0";
+  ASSERT_EQ(world.files.MakeDirectory(dead), 0);
+  testing_files::Write(dead + "/LOCK", "");
+  testing_files::Write(dead + "/1.rows", "rows");
+  std::unique_ptr<ColdRows> second;
+  ExpectOk(FileRows::Create(world.file_options, world.options, &second));
+  std::vector<std::string> names;
+  ASSERT_EQ(world.files.List(world.file_options.folder, &names), 0);
+  EXPECT_EQ(names.size(), 2u);
+  second.reset();
+  world.ExpectEqual();
+  world.rows.reset();
+  names.clear();
+  ASSERT_EQ(world.files.List(world.file_options.folder, &names), 0);
+  EXPECT_TRUE(names.empty());
+  EXPECT_EQ(world.files.open_files(), 0);
+}
+
+}  // namespace
+}  // namespace dynemb

@@ -1,0 +1,500 @@
+// A table with few rows in memory equals one that gets the same random calls, all in memory.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "cc/file/file_rows.h"
+#include "cc/lookup/apply.h"
+#include "cc/lookup/bags.h"
+#include "cc/lookup/pool.h"
+#include "cc/table/clock.h"
+#include "cc/table/host_table.h"
+#include "cc/table/optimizer.h"
+#include "cc/table/snapshot.h"
+#include "tests/cc/file_table_cases.h"
+#include "tests/cc/file_table_kind.h"
+#include "tests/cc/test_files.h"
+#include "tests/cc/test_length.h"
+
+namespace dynemb {
+namespace testing_table {
+namespace {
+
+constexpr int64_t kDim = 5;
+constexpr uint64_t kHot = 300, kKeys = 3000;
+
+// Vector, state, tick of the last update, score.
+using Row = std::tuple<std::string, std::string, int64_t, int64_t>;
+
+class FileTableModelTest : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    const Case& c = GetParam();
+    options_.name = "t";
+    options_.key_type = c.key_type;
+    options_.dtype = c.dtype;
+    options_.dim = kDim;
+    options_.evict_strategy = c.strategy;
+    options_.ttl = c.ttl;
+    options_.ttl_since_access = c.since_access;
+    options_.epoch_steps = c.epoch_steps;
+    if (c.admits_second) {
+      options_.admission.rule = Admit::kFrequency;
+      options_.admission.times = 2;
+      options_.admission.lines = options_.admission.num_lines = 512;
+    }
+    options_.initializer = {ColumnInit{InitKind::kUniform, -1.0f, 1.0f}};
+    files_.folder = folder_ / "files";
+    files_.segment_bytes = 4 * kBlockBytes;
+    files_.compact_in_background = false;
+    Make(&tables_);
+  }
+
+  void Make(std::unique_ptr<Table> (*tables)[2]) {
+    ASSERT_TRUE(Table::Create(options_, &(*tables)[0]).ok());
+    // Memory for kHot rows with state.
+    const RowLayout layout(SizeOf(options_.key_type), options_.dtype, kDim, 2 * kDim);
+    const Status made = CreateFileTable(options_, files_, kHot * layout.stride, &(*tables)[1]);
+    ASSERT_TRUE(made.ok()) << made.message();
+  }
+
+  // Keys of the table's type. Few of them are frequent.
+  struct Batch {
+    std::vector<uint64_t> wide;
+    std::vector<uint32_t> narrow;
+    KeySpan span;
+    size_t n = 0;
+  };
+  Batch Keys(size_t most, bool distinct) {
+    Batch batch;
+    std::map<uint64_t, bool> seen;
+    const size_t n = random_.Below(most) + 1;
+    while (batch.wide.size() < n) {
+      const uint64_t below = random_.Below(3) == 0 ? kKeys : 250;
+      const uint64_t key = MixKey(random_.Below(below)) >> 33;
+      if (distinct && !seen.insert({key, true}).second) continue;
+      batch.wide.push_back(key);
+      batch.narrow.push_back(static_cast<uint32_t>(key));
+    }
+    batch.n = n;
+    batch.span = options_.key_type == KeyType::kInt64 ? KeySpan(batch.wide.data(), n)
+                                                      : KeySpan(batch.narrow.data(), n);
+    return batch;
+  }
+  std::vector<float> Values(size_t n) {
+    std::vector<float> values(n);
+    for (float& value : values) {
+      value = static_cast<float>(random_.Below(1000)) / 512.0f - 1.0f;
+    }
+    return values;
+  }
+  int64_t width() const { return tables_[0]->layout().state_width; }
+
+  std::map<uint64_t, Row> Contents(const Table& table, const RowPredicate& where) {
+    std::map<uint64_t, Row> rows;
+    const RowLayout& l = table.layout();
+    for (int64_t cursor = 0; cursor >= 0;) {
+      const ExportPlan plan =
+          table.SelectRows(exec_, static_cast<uint64_t>(cursor), random_.Below(200) + 1, where);
+      const size_t n = plan.rows.size();
+      std::vector<uint64_t> wide(n);
+      std::vector<uint32_t> narrow(n);
+      std::string vectors(n * l.vector_bytes(), '\0');
+      std::vector<float> state(n * static_cast<size_t>(l.state_width) + 1);
+      std::vector<int64_t> updates(n), scores(n);
+      const bool is_wide = l.key_size == 8;
+      void* const keys = is_wide ? static_cast<void*>(wide.data()) : narrow.data();
+      table.Export(exec_, plan, keys, vectors.data(), state.data(), updates.data(), scores.data());
+      for (size_t i = 0; i < n; ++i) {
+        const uint64_t key = is_wide ? wide[i] : narrow[i];
+        const auto* of_row = reinterpret_cast<const char*>(state.data()) + i * l.state_bytes();
+        const Row row{vectors.substr(i * l.vector_bytes(), l.vector_bytes()),
+                      std::string(of_row, l.state_bytes()), Known(updates[i]), Known(scores[i])};
+        EXPECT_TRUE(rows.insert({key, row}).second) << key << " twice";
+      }
+      cursor = plan.next_cursor;
+    }
+    return rows;
+  }
+
+  void ExpectEqual() {
+    RowPredicate where;
+    if (random_.Below(4) == 0 && jump() == 1) {
+      where.updated_after = tick_ - std::min<Tick>(tick_ - 1, random_.Below(10) * jump());
+    }
+    if (random_.Below(4) == 0) {
+      where.has_norms = true;
+      where.norm_from = 1.0;
+    }
+    const auto expected = Contents(*tables_[0], where), got = Contents(*tables_[1], where);
+    ASSERT_EQ(expected.size(), got.size());
+    auto at = got.begin();
+    for (const auto& [key, row] : expected) {
+      ASSERT_EQ(at->first, key);
+      ASSERT_EQ(std::get<2>(at->second), std::get<2>(row)) << "update of " << key;
+      ASSERT_EQ(std::get<3>(at->second), std::get<3>(row)) << "score of " << key;
+      ASSERT_TRUE(std::get<0>(at->second) == std::get<0>(row)) << "vector of " << key;
+      ASSERT_TRUE(std::get<1>(at->second) == std::get<1>(row)) << "state of " << key;
+      ++at;
+    }
+    for (const auto& table : tables_) table->CheckInvariants();
+    ASSERT_TRUE(tables_[1]->Error().ok());
+    const Batch keys = Keys(100, false);
+    std::vector<int64_t> scores[2];
+    std::vector<float> vectors[2], state[2];
+    std::string found[2];
+    for (int t = 0; t < 2; ++t) {
+      scores[t].resize(keys.n);
+      vectors[t].resize(keys.n * kDim);
+      state[t].resize(keys.n * static_cast<size_t>(width()) + 1);
+      found[t].resize(2 * keys.n);
+      auto* const flags = reinterpret_cast<bool*>(found[t].data());
+      tables_[t]->Scores(exec_, keys.span, scores[t].data());
+      tables_[t]->Contains(exec_, keys.span, flags);
+      tables_[t]->ReadRows(exec_, keys.span, vectors[t].data(), state[t].data(), flags + keys.n);
+    }
+    for (size_t i = 0; i < keys.n; ++i) ASSERT_EQ(Known(scores[0][i]), Known(scores[1][i]));
+    ASSERT_EQ(memcmp(vectors[0].data(), vectors[1].data(), vectors[0].size() * sizeof(float)), 0);
+    ASSERT_EQ(memcmp(state[0].data(), state[1].data(), state[0].size() * sizeof(float)), 0);
+    ASSERT_TRUE(found[0] == found[1]);
+  }
+
+  // Sweeps replace old times by a later one, in different orders.
+  int64_t Known(int64_t time) const {
+    const auto tick = static_cast<int64_t>(tick_);
+    return jump() == 1 ? time : std::max(time, tick - (int64_t{1} << 31));
+  }
+  int64_t jump() const { return GetParam().tick_jump; }
+
+  // fn(table, t) on both.
+  template <class Fn>
+  void Both(const char* call, const Fn& fn) {
+    SCOPED_TRACE(call);
+    const Status status[2] = {fn(*tables_[0], 0), fn(*tables_[1], 1)};
+    ASSERT_EQ(status[0].ok(), status[1].ok()) << status[0].message() << status[1].message();
+    const Status error = tables_[1]->Error();
+    ASSERT_TRUE(error.ok()) << error.message();
+  }
+
+  // Flushes the table with files, and continues with another one that is restored from the flush.
+  void Reopen();
+  void Step();
+  void ApplyStep();
+  void PoolStep();
+
+  testing_files::Folder folder_;
+  TableOptions options_;
+  FileOptions files_;
+  std::unique_ptr<Table> tables_[2];
+  SerialExec exec_;
+  Random random_{20};
+  Tick tick_ = 1;
+  uint64_t iteration_ = 0;
+  int flushes_ = 0;
+};
+
+void FileTableModelTest::Reopen() {
+  const std::string folder = folder_ / ("flush-" + std::to_string(flushes_++));
+  ASSERT_EQ(FileSystem::Posix().MakeDirectory(folder), 0);
+  tick_ += static_cast<Tick>(jump());
+  const Tick tick = tick_++;  // no other call has it
+  const Status flushed = tables_[1]->Flush(exec_, folder, tick, 17);
+  ASSERT_TRUE(flushed.ok()) << flushed.message();
+  // The table continues, too; a snapshot has its address.
+  if (tables_[1]->cut() != nullptr || random_.Below(3) == 0) return;
+  const StateSpec spec = tables_[1]->state_spec();
+  std::unique_ptr<Table> made[2];
+  Make(&made);  // the flushed table may still be there, or not
+  if (random_.Below(2) == 0) tables_[1].reset();
+  std::swap(tables_[1], made[1]);
+  FlushInfo info;
+  const Status restored = tables_[1]->Restore(exec_, folder, &info);
+  ASSERT_TRUE(restored.ok()) << restored.message();
+  ASSERT_TRUE(info.state_spec == spec);
+  ASSERT_EQ(info.tick, tick);
+  ASSERT_EQ(info.utc_ns, 17);
+  testing_files::RemoveAll(folder);
+}
+
+void FileTableModelTest::ApplyStep() {
+  const Batch keys = Keys(100, true);
+  const std::vector<float> gradients = Values(keys.n * kDim);
+  const bool by_row = random_.Below(2) == 0;
+  std::vector<RowId> rows[2];
+  if (by_row) {
+    for (std::vector<RowId>& found : rows) found.resize(keys.n);
+    for (int t = 0; t < 2; ++t) tables_[t]->Find(exec_, keys.span, tick_, rows[t].data());
+    // Other lookups of the step may move the rows to files.
+    for (int i = 0; i < 3; ++i) {
+      const Batch others = Keys(200, true);
+      Both("other lookups", [&](Table& table, int) {
+        std::vector<RowId> other(others.n);
+        table.Find(exec_, others.span, tick_, other.data());
+        return Status();
+      });
+    }
+  }
+  OptimizerStep step;
+  step.kind = OptimizerKind::kAdam;
+  step.state = "adam";
+  step.inits = {0.0f, 0.0f};
+  step.iteration = ++iteration_;
+  step.hyper.learning_rate = 0.1f;
+  step.hyper.beta_1 = 0.9f;
+  step.hyper.beta_2 = 0.99f;
+  step.hyper.epsilon = 1e-6f;
+  step.hyper.iteration = static_cast<float>(iteration_);
+  const StateSpec spec{"adam", StateWidths(step.kind, {}, kDim), step.inits};
+  Both("Apply", [&](Table& table, int t) {
+    Status status = table.AttachState(exec_, spec);
+    if (!status.ok()) return status;
+    ApplyTask task;
+    task.table = &table;
+    task.keys = keys.span.data();
+    task.rows = by_row ? rows[t].data() : nullptr;
+    task.gradients = gradients.data();
+    task.n = keys.n;
+    task.distinct = true;
+    return Apply(exec_, {task}, step, tick_);
+  });
+}
+
+// Two tasks on a table, of which each moves rows.
+void FileTableModelTest::PoolStep() {
+  const bool insert = random_.Below(2) == 0;
+  const Batch keys[2] = {Keys(140, false), Keys(140, false)};
+  std::string pooled[2][2];
+  std::vector<RowId> rows[2];
+  Both(insert ? "Pool, insert" : "Pool", [&](Table& table, int t) {
+    std::vector<PoolTask> tasks(2);
+    Bags bags[2];
+    for (int f = 0; f < 2; ++f) {
+      const auto n = static_cast<int64_t>(keys[f].n);
+      DYNEMB_RETURN_IF_ERROR(bags[f].InitUniform(1, n, n));
+      pooled[t][f].resize(keys[f].n * table.layout().vector_bytes());
+      rows[f].resize(keys[f].n);
+      tasks[f].table = &table;
+      tasks[f].keys = keys[f].span.data();
+      tasks[f].bags = &bags[f];
+      tasks[f].pooled = pooled[t][f].data();
+      tasks[f].rows = rows[f].data();
+    }
+    return Pool(exec_, tasks, tick_, insert);
+  });
+  for (int f = 0; f < 2; ++f) ASSERT_TRUE(pooled[0][f] == pooled[1][f]) << f;
+}
+
+void FileTableModelTest::Step() {
+  const Batch keys = Keys(150, false);
+  const Batch distinct = Keys(150, true);
+  tick_ += random_.Below(2) == 0 ? static_cast<Tick>(jump()) : 0;
+  if (jump() > 1) ++tick_;
+  switch (random_.Below(23)) {
+    case 0:
+    case 1:
+    case 2:
+      Both("FindOrInsert", [&](Table& table, int) {
+        std::vector<RowId> rows(keys.n);
+        return table.FindOrInsert(exec_, keys.span, tick_, rows.data());
+      });
+      break;
+    case 3:
+    case 4:
+    case 5: {
+      std::string vectors[2];
+      Both("LookupOrInsert", [&](Table& table, int t) {
+        std::vector<RowId> rows(keys.n);
+        vectors[t].resize(keys.n * table.layout().vector_bytes());
+        return table.LookupOrInsert(exec_, keys.span, tick_, vectors[t].data(), rows.data());
+      });
+      ASSERT_TRUE(vectors[0] == vectors[1]);
+      break;
+    }
+    case 6: {
+      std::string vectors[2];
+      Both("Lookup", [&](Table& table, int t) {
+        std::vector<RowId> rows(keys.n);
+        vectors[t].resize(keys.n * table.layout().vector_bytes());
+        table.Lookup(exec_, keys.span, tick_, nullptr, vectors[t].data(), rows.data());
+        return Status();
+      });
+      ASSERT_TRUE(vectors[0] == vectors[1]);
+      break;
+    }
+    case 7: {
+      std::string vectors(keys.n * tables_[0]->layout().vector_bytes(), '\0');
+      for (char& byte : vectors) byte = static_cast<char>(random_.Below(60));
+      Both("Upsert", [&](Table& table, int) {
+        return table.Upsert(exec_, keys.span, vectors.data(), tick_);
+      });
+      break;
+    }
+    case 8: {
+      const std::vector<float> deltas = Values(distinct.n * kDim);
+      Both("Accumulate", [&](Table& table, int) {
+        return table.Accumulate(exec_, distinct.span, deltas.data(), tick_);
+      });
+      break;
+    }
+    case 9: {
+      const std::vector<float> vectors = Values(distinct.n * kDim);
+      std::vector<float> state(distinct.n * static_cast<size_t>(width()) + 1, 0.25f);
+      const bool insert = random_.Below(2) == 0;
+      Both("WriteRows", [&](Table& table, int) {
+        return table.WriteRows(exec_, distinct.span, vectors.data(), state.data(), insert, tick_,
+                               tick_);
+      });
+      break;
+    }
+    case 10:
+    case 11:
+      ApplyStep();
+      break;
+    case 12: {
+      const Removal how = random_.Below(2) == 0 ? Removal::kWipe : Removal::kErase;
+      size_t erased[2];
+      Both("Erase", [&](Table& table, int t) {
+        erased[t] = table.Erase(exec_, keys.span, tick_, how);
+        return Status();
+      });
+      // Rows that have expired count, and the tables remove them in different orders.
+      ASSERT_TRUE(GetParam().ttl != 0 || erased[0] == erased[1]);
+      break;
+    }
+    case 13: {
+      std::vector<Score> scores(keys.n);
+      for (Score& score : scores) score = static_cast<Score>(random_.Below(500));
+      Both("SetScores",
+           [&](Table& table, int) { return table.SetScores(exec_, keys.span, scores.data()); });
+      break;
+    }
+    case 14: {
+      std::vector<uint32_t> counts(keys.n);
+      for (uint32_t& count : counts) count = static_cast<uint32_t>(random_.Below(5));
+      Both("AddCounts",
+           [&](Table& table, int) { return table.AddCounts(exec_, keys.span, counts.data()); });
+      break;
+    }
+    case 15:
+      Both("AdvanceEpoch", [&](Table& table, int) { return table.AdvanceEpoch(exec_); });
+      break;
+    case 16: {
+      uint64_t expired[2];
+      Both("Expire", [&](Table& table, int t) { return table.Expire(exec_, tick_, &expired[t]); });
+      ASSERT_EQ(tables_[0]->size(), tables_[1]->size());
+      break;
+    }
+    case 17:
+      if (random_.Below(10) == 0) {
+        Both("Clear", [&](Table& table, int) { return table.Clear(exec_, tick_); });
+      } else if (random_.Below(5) == 0) {
+        const StateSpec spec{"other", {static_cast<int64_t>(random_.Below(2 * kDim)) + 1}, {0.25f}};
+        Both("AttachState", [&](Table& table, int) { return table.AttachState(exec_, spec); });
+      } else if (random_.Below(4) == 0) {
+        std::unique_ptr<Table> others[2];
+        Make(&others);
+        for (int t = 0; t < 2; ++t) tables_[t]->SwapRows(others[t].get(), tick_);
+        for (int t = 0; t < 2; ++t) others[t]->CheckInvariants();
+        if (random_.Below(3) != 0) {
+          for (int t = 0; t < 2; ++t) tables_[t]->SwapRows(others[t].get(), tick_);
+        }
+      }
+      break;
+    case 18:
+      Both("CompactFiles", [&](Table& table, int t) {
+        return t == 0 ? Status() : static_cast<dynemb::HostTable&>(table).CompactFiles();
+      });
+      break;
+    case 19:
+    case 20:
+      PoolStep();
+      break;
+    case 21:
+      Reopen();
+      break;
+    default:
+      if (random_.Below(4) == 0) {
+        Both("ResetState", [&](Table& t, int) { return t.ResetState(exec_, t.state_spec()); });
+      }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, FileTableModelTest, ::testing::ValuesIn(kCases),
+                         [](const auto& test) { return test.param.name; });
+
+TEST_P(FileTableModelTest, EqualsATableInMemory) {
+  const size_t steps = Longer(kSanitized ? 60 : 150);
+  uint64_t most_cold = 0;
+  for (size_t step = 0; step < steps; ++step) {
+    SCOPED_TRACE(step);
+    ASSERT_NO_FATAL_FAILURE(Step());
+    ASSERT_NO_FATAL_FAILURE(ExpectEqual());
+    ASSERT_FALSE(HasFailure());
+    most_cold = std::max(most_cold, tables_[1]->stats().cold.rows);
+  }
+  EXPECT_GT(most_cold, 0u);
+}
+
+// A snapshot has the rows of its watermark, whatever calls come while it is read.
+TEST_P(FileTableModelTest, SnapshotsAmongRandomCalls) {
+  for (size_t round = 0; round < Longer(kSanitized ? 2 : 6); ++round) {
+    SCOPED_TRACE(round);
+    for (int i = 0; i < 15; ++i) ASSERT_NO_FATAL_FAILURE(Step());
+    Clock clock;
+    clock.Advance(tick_, 0);
+    Table& table = *tables_[1];
+    uint64_t expired;  // as BeginCut does:
+    ASSERT_TRUE(table.Expire(exec_, tick_ + 1, &expired).ok());
+    const auto expected = Contents(table, RowPredicate());
+    std::map<uint64_t, std::pair<std::string, std::string>> got;
+    std::unique_ptr<Snapshot> snapshot;
+    const Status begun = Snapshot::Begin(exec_, {&table}, {0}, false, &clock, &snapshot);
+    ASSERT_TRUE(begun.ok()) << begun.message();
+    tick_ = snapshot->watermark() + 1;
+    const RowLayout l = snapshot->layout(0);
+    for (int step = 0;; ++step) {
+      if (step < 20) {
+        ASSERT_NO_FATAL_FAILURE(Step());
+      }
+      Snapshot::Block block;
+      const Status next = snapshot->Next(random_.Below(150) + 1, &block);
+      ASSERT_TRUE(next.ok()) << next.message();
+      const size_t n = block.n;
+      if (n == 0 && step >= 20) break;
+      if (n == 0) continue;
+      std::vector<uint64_t> wide(n);
+      std::vector<uint32_t> narrow(n);
+      std::string vectors(n * l.vector_bytes(), '\0'), state(n * l.state_bytes() + 1, '\0');
+      const bool is_wide = l.key_size == 8;
+      void* const keys = is_wide ? static_cast<void*>(wide.data()) : narrow.data();
+      const Status read = snapshot->Read(exec_, &block, keys, vectors.data(),
+                                         reinterpret_cast<float*>(state.data()), nullptr, nullptr);
+      ASSERT_TRUE(read.ok()) << read.message();
+      for (size_t i = 0; i < n; ++i) {
+        const uint64_t key = is_wide ? wide[i] : narrow[i];
+        const bool is_new = got.insert({key,
+                                        {vectors.substr(i * l.vector_bytes(), l.vector_bytes()),
+                                         state.substr(i * l.state_bytes(), l.state_bytes())}})
+                                .second;
+        ASSERT_TRUE(is_new) << key << " twice";
+      }
+    }
+    ASSERT_EQ(got.size(), expected.size());
+    for (const auto& [key, row] : expected) {
+      ASSERT_EQ(got.count(key), 1u) << key;
+      ASSERT_TRUE(got[key].first == std::get<0>(row)) << key;
+      ASSERT_TRUE(got[key].second == std::get<1>(row)) << key;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace testing_table
+}  // namespace dynemb

@@ -1,0 +1,183 @@
+// Trainers, readers, snapshots and the background compaction of one file table at the same time, to
+// find torn rows and, under the thread sanitizer, data races.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cc/file/file_rows.h"
+#include "cc/table/clock.h"
+#include "cc/table/exec.h"
+#include "cc/table/snapshot.h"
+#include "cc/table/table.h"
+#include "tests/cc/test_files.h"
+#include "tests/cc/test_length.h"
+
+namespace dynemb {
+namespace {
+
+constexpr int64_t kDim = 4;
+constexpr uint64_t kKeys = 3000;
+
+class FileTableThreadsTest : public ::testing::Test {
+ protected:
+  FileTableThreadsTest() {
+    options_.name = "shared";
+    options_.dim = kDim;
+    options_.initializer = {{InitKind::kConstant, 1.0f, 0.0f}};
+    files_.folder = folder_ / "files";
+    files_.segment_bytes = 4 * kBlockBytes;
+    const RowLayout layout(8, DType::kFloat32, kDim, 0);
+    const Status made = CreateFileTable(options_, files_, 400 * layout.stride, &table_);
+    EXPECT_TRUE(made.ok()) << made.message();
+  }
+
+  // Distinct keys, from small random numbers.
+  static std::vector<uint64_t> Keys(uint64_t* seed, size_t n) {
+    std::set<uint64_t> keys;
+    for (size_t i = 0; i < n; ++i) {
+      *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+      keys.insert((*seed >> 33) % kKeys);
+    }
+    return {keys.begin(), keys.end()};
+  }
+
+  // All elements of a written vector are equal, so that a torn row is visible.
+  static void ExpectWhole(const std::vector<float>& vectors) {
+    for (size_t i = 0; i < vectors.size(); ++i) {
+      ASSERT_EQ(vectors[i], vectors[i / kDim * kDim]) << i;
+    }
+  }
+  void ExpectNoError() {
+    const Status status = table_->Error();
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+
+  void Train(uint64_t seed) {
+    const std::vector<uint64_t> keys = Keys(&seed, 150);
+    const KeySpan span(keys.data(), keys.size());
+    std::vector<RowId> rows(keys.size());
+    std::vector<float> vectors(keys.size() * kDim);
+    TableLock lock({table_.get()}, TableLock::Mode::kExclusive);
+    const Tick tick = clock_.Next();
+    const bool erases = seed >> 60 == 0;
+    Status status;
+    switch ((seed >> 50) % 3) {
+      case 0:
+        status = table_->LookupOrInsert(exec_, span, tick, vectors.data(), rows.data());
+        ExpectWhole(vectors);
+        break;
+      case 1:
+        for (size_t i = 0; i < vectors.size(); ++i) {
+          vectors[i] = static_cast<float>(tick + i / kDim);
+        }
+        status = table_->Upsert(exec_, span, vectors.data(), tick);
+        break;
+      default:
+        if (erases) table_->Erase(exec_, span, tick, Removal::kWipe);
+    }
+    EXPECT_TRUE(status.ok()) << status.message();
+    ExpectNoError();
+  }
+
+  void Read(uint64_t seed) {
+    const std::vector<uint64_t> keys = Keys(&seed, 100);
+    const KeySpan span(keys.data(), keys.size());
+    std::vector<float> vectors(keys.size() * kDim);
+    std::unique_ptr<bool[]> found(new bool[keys.size()]);
+    if ((seed >> 50) % 3 == 0) {
+      std::vector<RowId> rows(keys.size());
+      TableLock lock({table_.get()}, TableLock::Mode::kRead);
+      table_->Lookup(exec_, span, clock_.Next(), nullptr, vectors.data(), rows.data());
+      ExpectWhole(vectors);
+      ExpectNoError();
+      return;
+    }
+    TableLock lock({table_.get()}, TableLock::Mode::kShared);
+    table_->ReadRows(exec_, span, vectors.data(), nullptr, found.get());
+    ExpectWhole(vectors);
+    table_->Contains(exec_, span, found.get());
+    std::vector<int64_t> scores(keys.size());
+    table_->Scores(exec_, span, scores.data());
+    for (size_t i = 0; i < keys.size(); ++i) EXPECT_EQ(found[i], scores[i] != -1);
+    std::vector<TableBatches::KeyState> states(keys.size());
+    table_->Explain(exec_, span, states.data());
+    const ExportPlan plan = table_->SelectRows(exec_, 0, 200, RowPredicate());
+    std::vector<float> exported(plan.rows.size() * kDim);
+    table_->Export(exec_, plan, nullptr, exported.data(), nullptr, nullptr);
+    ExpectWhole(exported);
+    (void)table_->stats();
+    ExpectNoError();
+  }
+
+  void Save() {
+    std::unique_ptr<Snapshot> snapshot;
+    const Status begun = Snapshot::Begin(exec_, {table_.get()}, {0}, false, &clock_, &snapshot);
+    ASSERT_TRUE(begun.ok()) << begun.message();
+    std::set<uint64_t> saved;
+    const uint64_t most = snapshot->most_rows(0);
+    for (;;) {
+      Snapshot::Block block;
+      const Status next = snapshot->Next(100, &block);
+      ASSERT_TRUE(next.ok()) << next.message();
+      if (block.n == 0) break;
+      std::vector<uint64_t> keys(block.n);
+      std::vector<float> vectors(block.n * kDim);
+      std::vector<CutTime> updates(block.n), scores(block.n);
+      const size_t n = block.n;
+      const Status read = snapshot->Read(exec_, &block, keys.data(), vectors.data(), nullptr,
+                                         updates.data(), scores.data());
+      ASSERT_TRUE(read.ok()) << read.message();
+      ExpectWhole(vectors);
+      for (size_t i = 0; i < n; ++i) {
+        EXPECT_TRUE(saved.insert(keys[i]).second) << keys[i] << " twice";
+        EXPECT_LE(snapshot->base(0) + static_cast<Tick>(updates[i]), snapshot->watermark());
+        EXPECT_TRUE(vectors[i * kDim] == 1.0f ||
+                    vectors[i * kDim] < static_cast<float>(snapshot->watermark() + 150));
+      }
+    }
+    EXPECT_EQ(saved.size(), most);
+  }
+
+  testing_files::Folder folder_;
+  TableOptions options_;
+  FileOptions files_;
+  SerialExec exec_;
+  Clock clock_;
+  std::unique_ptr<Table> table_;
+};
+
+TEST_F(FileTableThreadsTest, TrainReadAndSave) {
+  const size_t rounds = kSanitized ? 60 : Longer(250);
+  std::atomic<int> training{2};
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 2; ++t) {
+    threads.emplace_back([&, t] {
+      for (uint64_t i = 0; i < rounds; ++i) Train((i << 8 | t) * 0x9E3779B97F4A7C15u);
+      --training;
+    });
+    threads.emplace_back([&, t] {
+      for (uint64_t i = 0; training != 0 && i < rounds; ++i) {
+        Read((i << 8 | t) * 0xBF58476D1CE4E5B9u);
+      }
+    });
+  }
+  threads.emplace_back([&] {
+    do {
+      Save();
+    } while (training != 0 && !HasFailure());
+  });
+  for (std::thread& thread : threads) thread.join();
+  TableLock lock({table_.get()}, TableLock::Mode::kShared);  // the compaction still runs
+  table_->CheckInvariants();
+  EXPECT_GT(table_->stats().cold.rows_added, 0u);
+}
+
+}  // namespace
+}  // namespace dynemb

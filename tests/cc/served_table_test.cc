@@ -1,0 +1,323 @@
+// Served tables: bases and deltas of every type and number of shards, compared with a model; rows
+// whose checksums are right and whose index contradicts them.
+#include "cc/serving/served_table.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cc/io/manifest.h"
+#include "cc/serving/table_rows.h"
+#include "tests/cc/snapshot_files.h"
+#include "tests/cc/test_files.h"
+#include "tests/cc/test_length.h"
+
+namespace dynemb {
+namespace {
+
+using namespace testing_files;
+using Rows = std::shared_ptr<const TableRows>;
+
+constexpr uint64_t kKeys = 400;  // the keys of the model, spread over the type's range
+
+uint64_t KeyAt(KeyType type, uint64_t i) {
+  const uint64_t key = i < 8 ? ~uint64_t{0} - i : i * 0x9E3779B97F4A7C15u;
+  return type == KeyType::kInt32 ? static_cast<uint32_t>(i < 8 ? ~i : i * 0x9E3779B9u) : key;
+}
+
+ServedOptions OptionsOf(const TestTable& table) {
+  ServedOptions options;
+  options.name = table.name;
+  options.key_type = table.key_type;
+  options.dtype = table.dtype;
+  options.dim = table.dim;
+  options.seed = 7;
+  options.initializer = {{InitKind::kUniform, -1.0f, 1.0f}};
+  return options;
+}
+
+// A table with the rows of snapshots, and a model of them: the number of each key.
+class World {
+ public:
+  explicit World(TestTable shape, bool verify = true) : shape_(std::move(shape)), verify_(verify) {
+    const Status status = ServedTable::Create(OptionsOf(shape_), &options_);
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+
+  // Publishes changes as a base, the first time, or as a delta, and applies them.
+  Status Apply(const std::map<uint64_t, float>& rows, const std::vector<uint64_t>& deleted,
+               size_t shards = 1) {
+    Snapshot snapshot;
+    snapshot.kind = rows_ == nullptr ? "base" : "delta";
+    snapshot.number = snapshot.id = ++number_;
+    TestTable table = shape_;
+    table.shards.resize(shards);
+    for (const auto& [key, number] : rows) table.shards[key % shards].rows[key] = number;
+    for (const uint64_t key : deleted) table.shards[key % shards].deleted.push_back(key);
+    snapshot.tables.push_back(table);
+    directory_ = snapshot.Publish(folder_.path());
+    for (const auto& [key, number] : rows) model_[key] = number;
+    for (const uint64_t key : deleted) model_.erase(key);
+    return Open();
+  }
+
+  // Reads the last snapshot, and makes its rows those of the table.
+  Status Open() {
+    Manifest manifest;
+    DYNEMB_RETURN_IF_ERROR(ReadManifest(directory_, &manifest));
+    Rows next;
+    if (manifest.is_base) {
+      DYNEMB_RETURN_IF_ERROR(
+          TableRows::OfBase(exec_, manifest, manifest.tables[0], verify_, &next));
+    } else {
+      DYNEMB_RETURN_IF_ERROR(rows_->WithDelta(exec_, manifest, manifest.tables[0], &next));
+    }
+    rows_ = std::move(next);
+    return options_->WithRows(rows_, &table_);
+  }
+
+  // Compares every call that reads with the model, for all keys in random order, some twice.
+  void ExpectModel(std::mt19937_64* random) {
+    const size_t n = kKeys + 37, bytes = table_->layout().vector_bytes();
+    const auto dim = static_cast<size_t>(shape_.dim);
+    const bool narrow = shape_.key_type == KeyType::kInt32;
+    std::vector<uint64_t> asked(n);
+    std::vector<uint32_t> asked32(n);
+    for (size_t i = 0; i < n; ++i) {
+      asked[i] = KeyAt(shape_.key_type, i < kKeys ? i : (*random)() % kKeys);
+    }
+    std::shuffle(asked.begin(), asked.end(), *random);
+    for (size_t i = 0; i < n; ++i) asked32[i] = static_cast<uint32_t>(asked[i]);
+    const KeySpan keys(shape_.key_type,
+                       narrow ? static_cast<const void*>(asked32.data()) : asked.data(), n);
+    std::vector<char> vectors(n * bytes), expected(bytes);
+    std::vector<RowId> rows(n), found_rows(n);
+    std::vector<float> floats(n * dim), row(dim);
+    const std::unique_ptr<bool[]> contains(new bool[n]), found(new bool[n]);
+    table_->Lookup(exec_, keys, 1, nullptr, vectors.data(), rows.data());
+    table_->Find(exec_, keys, 1, found_rows.data());
+    table_->Contains(exec_, keys, contains.get());
+    table_->ReadRows(exec_, keys, floats.data(), nullptr, found.get());
+    ASSERT_TRUE(table_->Error().ok()) << table_->Error().message();
+    ASSERT_EQ(table_->size(), model_.size());
+    for (size_t i = 0; i < n; ++i) {
+      const auto it = model_.find(asked[i]);
+      const bool has = it != model_.end();
+      ASSERT_EQ(contains[i], has) << asked[i];
+      ASSERT_EQ(found[i], has);
+      ASSERT_EQ(rows[i], has ? 0 : kNoRow);
+      ASSERT_EQ(found_rows[i], rows[i]);
+      if (has) {
+        for (size_t d = 0; d < dim; ++d) row[d] = it->second + static_cast<float>(d);
+        StoreVector(shape_.dtype, row.data(), shape_.dim, expected.data());
+        LoadVector(shape_.dtype, expected.data(), shape_.dim, row.data());
+        ASSERT_EQ(std::memcmp(row.data(), &floats[i * dim], dim * sizeof(float)), 0);
+      } else {
+        table_->AbsentVector(asked[i], expected.data());
+        ASSERT_EQ(floats[i * dim], 0.0f);
+      }
+      ASSERT_EQ(std::memcmp(expected.data(), &vectors[i * bytes], bytes), 0) << asked[i];
+    }
+  }
+
+  const Folder folder_;
+  TestTable shape_;
+  bool verify_;
+  std::string directory_;
+  Rows rows_;
+  std::shared_ptr<ServedTable> options_, table_;
+  std::map<uint64_t, float> model_;
+  SerialExec exec_;
+  uint64_t number_ = 0;
+};
+
+TestTable Shape(KeyType key_type, DType dtype, int64_t dim) {
+  TestTable shape = RowsOf("user", dim, {});
+  shape.key_type = key_type;
+  shape.dtype = dtype;
+  return shape;
+}
+
+std::map<uint64_t, float> RandomRows(KeyType type, size_t n, std::mt19937_64* random) {
+  std::map<uint64_t, float> rows;
+  for (size_t i = 0; i < n; ++i) {
+    // Integers that float16 has, too.
+    rows[KeyAt(type, (*random)() % kKeys)] = static_cast<float>((*random)() % 1000);
+  }
+  return rows;
+}
+
+TEST(ServedTable, RandomDeltasMatchTheModel) {
+  std::mt19937_64 random(1);
+  for (const KeyType key_type : {KeyType::kInt64, KeyType::kInt32, KeyType::kUint64}) {
+    for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBfloat16}) {
+      const bool verify = dtype != DType::kFloat16;
+      World world(Shape(key_type, dtype, 1 + static_cast<int64_t>(random() % 9)), verify);
+      const size_t rows = key_type == KeyType::kUint64 ? 0 : 150;
+      ASSERT_TRUE(world.Apply(RandomRows(key_type, rows, &random), {}, 1 + random() % 4).ok());
+      world.ExpectModel(&random);
+      for (int step = 0; step < (kSanitized ? 6 : 25); ++step) {
+        auto changed = RandomRows(key_type, random() % (step % 5 == 0 ? 100 : 5), &random);
+        std::map<uint64_t, float> deleted = RandomRows(key_type, random() % 20, &random);
+        std::vector<uint64_t> keys;  // some of which have no row
+        for (const auto& [key, number] : deleted) {
+          if (changed.count(key) == 0) keys.push_back(key);
+        }
+        const Status status = world.Apply(changed, keys, 1 + random() % 3);
+        ASSERT_TRUE(status.ok()) << status.message();
+        world.ExpectModel(&random);
+      }
+    }
+  }
+}
+
+// States share what did not change, and older ones stay as they were.
+TEST(ServedTable, OlderStatesStay) {
+  World world(Shape(KeyType::kInt64, DType::kFloat32, 2));
+  ASSERT_TRUE(world.Apply({{1, 1.0f}, {2, 2.0f}}, {}).ok());
+  const std::shared_ptr<ServedTable> before = world.table_;
+  ASSERT_TRUE(world.Apply({{1, 10.0f}, {3, 30.0f}}, {2}).ok());
+  const int64_t keys[] = {1, 2, 3};
+  float vectors[6];
+  bool found[3];
+  before->ReadRows(world.exec_, {keys, 3}, vectors, nullptr, found);
+  EXPECT_TRUE(found[0] && found[1] && !found[2]);
+  EXPECT_EQ(vectors[0], 1.0f);
+  world.table_->ReadRows(world.exec_, {keys, 3}, vectors, nullptr, found);
+  EXPECT_TRUE(found[0] && !found[1] && found[2]);
+  EXPECT_EQ(vectors[0], 10.0f);
+  EXPECT_EQ(before->size(), 2u);
+  EXPECT_EQ(world.table_->size(), 2u);
+}
+
+// Levels are merged: with many deltas, their memory stays within a factor of that of the changes.
+TEST(ServedTable, MemoryOfManyDeltas) {
+  World world(Shape(KeyType::kInt64, DType::kFloat32, 4));
+  ASSERT_TRUE(world.Apply({{0, 1.0f}}, {}).ok());
+  for (uint64_t step = 1; step <= 200; ++step) {
+    ASSERT_TRUE(world.Apply({{step % 20, 2.0f}}, {1000 + step}).ok());
+  }
+  // 20 keys, each in at most a few levels; the deleted keys that no level has are not kept.
+  EXPECT_LT(world.rows_->level_bytes(), 5000u);
+  EXPECT_EQ(world.rows_->size(), 20u);
+}
+
+TEST(ServedTable, VectorsOfAbsentKeys) {
+  TestTable shape = Shape(KeyType::kInt64, DType::kFloat32, 3);
+  World world(shape);
+  ASSERT_TRUE(world.Apply({{1, 1.0f}}, {}).ok());
+  const int64_t keys[] = {1, 2};
+  const auto lookup = [&](const ServedOptions& options, const float* given = nullptr) {
+    std::shared_ptr<ServedTable> made, table;
+    EXPECT_TRUE(ServedTable::Create(options, &made).ok());
+    EXPECT_TRUE(made->WithRows(world.rows_, &table).ok());
+    std::vector<float> vectors(6);
+    RowId rows[2];
+    table->Lookup(world.exec_, {keys, 2}, 1, given, vectors.data(), rows);
+    EXPECT_EQ(vectors[0], 1.0f);
+    EXPECT_EQ(rows[0], 0u);
+    const TableStats stats = table->stats();
+    EXPECT_EQ(stats.hits, 1u);
+    EXPECT_EQ(stats.misses, 1u);
+    vectors.push_back(static_cast<float>(rows[1] == kSkippedRow));
+    return std::vector<float>(vectors.begin() + 3, vectors.end());
+  };
+  ServedOptions options = OptionsOf(shape);
+  options.default_vector = {7, 8, 9};
+  EXPECT_EQ(lookup(options), (std::vector<float>{7, 8, 9, 0}));
+  const float given[] = {4, 5, 6};
+  EXPECT_EQ(lookup(options, given), (std::vector<float>{4, 5, 6, 0}));
+  options.default_vector.clear();
+  options.absent = Unadmitted::kZeros;
+  EXPECT_EQ(lookup(options), (std::vector<float>{0, 0, 0, 0}));
+  options.absent = Unadmitted::kSkip;
+  EXPECT_EQ(lookup(options), (std::vector<float>{0, 0, 0, 1}));
+}
+
+TEST(ServedTable, OptionsThatDoNotFit) {
+  World world(Shape(KeyType::kInt64, DType::kFloat32, 3));
+  ASSERT_TRUE(world.Apply({{1, 1.0f}}, {}).ok());
+  std::shared_ptr<ServedTable> made, table;
+  for (const TestTable& other :
+       {Shape(KeyType::kInt32, DType::kFloat32, 3), Shape(KeyType::kUint64, DType::kFloat32, 3),
+        Shape(KeyType::kInt64, DType::kFloat16, 3), Shape(KeyType::kInt64, DType::kFloat32, 4)}) {
+    ASSERT_TRUE(ServedTable::Create(OptionsOf(other), &made).ok());
+    EXPECT_EQ(made->WithRows(world.rows_, &table).code(), Code::kDataLoss);
+  }
+  ServedOptions options = OptionsOf(world.shape_);
+  options.default_vector = {1, 2};
+  EXPECT_EQ(ServedTable::Create(options, &made).code(), Code::kInvalidArgument);
+}
+
+TEST(ServedTable, ChangesAreRefused) {
+  World world(Shape(KeyType::kInt64, DType::kFloat32, 2));
+  ASSERT_TRUE(world.Apply({{1, 1.0f}}, {}).ok());
+  Table& table = *world.table_;
+  const int64_t key = 1;
+  const float vector[] = {5, 5};
+  EXPECT_TRUE(table.read_only());
+  EXPECT_EQ(table.Upsert(world.exec_, {&key, 1}, vector, 2).code(), Code::kFailedPrecondition);
+  EXPECT_EQ(table.Accumulate(world.exec_, {&key, 1}, vector, 2).code(), Code::kFailedPrecondition);
+  EXPECT_EQ(table.Clear(world.exec_, 2).code(), Code::kFailedPrecondition);
+  EXPECT_EQ(table.Erase(world.exec_, {&key, 1}, 2, Removal::kErase), 0u);
+  EXPECT_EQ(table.size(), 1u);
+  std::mt19937_64 random(3);
+  world.ExpectModel(&random);
+}
+
+// Files of a base whose contents a test replaces, with right checksums.
+class ContradictionTest : public ::testing::Test {
+ protected:
+  static constexpr uint64_t kRows = 20;
+
+  // Opens a base whose slots are these, and looks up all keys.
+  Status Lookup(const std::vector<uint32_t>& slots, bool verify) {
+    World world(Shape(KeyType::kInt64, DType::kFloat32, 2), verify);
+    Snapshot snapshot;
+    TestTable table = world.shape_;
+    table.shards.resize(1);
+    for (uint64_t i = 0; i < kRows; ++i) table.shards[0].rows[KeyAt(KeyType::kInt64, i)] = 1.0f;
+    snapshot.tables.push_back(table);
+    world.directory_ = snapshot.Publish(world.folder_.path());
+    const std::string manifest = world.directory_ + "/MANIFEST.json", file = "000.r0.index.npy";
+    const std::string index(reinterpret_cast<const char*>(slots.data()), 4 * slots.size());
+    const std::string before = Read(manifest);
+    const std::string entry = snapshot.Column(
+        world.directory_, file, Npy("<u4", std::to_string(slots.size()) + ",", index));
+    const size_t at = before.find("{\"bytes\":", before.find("\"index\":"));
+    std::string text = before;
+    text.replace(at, before.find('}', at) + 1 - at, entry);
+    const size_t crc = text.find("\"crc32c\":\"", text.find("block_bytes"));
+    text.erase(crc, 20);  // with the comma
+    const std::string sum = Hex(Crc32c(0, text.data(), text.size()));
+    text.insert(crc, "\"crc32c\":\"" + sum + "\",");
+    Write(manifest, text);
+    DYNEMB_RETURN_IF_ERROR(world.Open());
+    std::vector<uint64_t> keys(kKeys);
+    for (uint64_t i = 0; i < kKeys; ++i) keys[i] = KeyAt(KeyType::kInt64, i);
+    std::vector<RowId> rows(kKeys);
+    world.table_->Find(world.exec_, {keys.data(), kKeys}, 1, rows.data());
+    return world.table_->Error();
+  }
+};
+
+TEST_F(ContradictionTest, IndexesThatNoWriterMakes) {
+  for (const bool verify : {false, true}) {
+    // Positions beyond the keys; no empty slot, so that a search would not end.
+    for (const uint32_t entry : {uint32_t{kRows + 1}, uint32_t{0xFFFFFFFF}, uint32_t{3}}) {
+      const Status status = Lookup(std::vector<uint32_t>(64, entry), verify);
+      EXPECT_EQ(status.code(), Code::kDataLoss) << entry;
+      EXPECT_EQ(status.message(), "the index of table 'user' is damaged");
+    }
+    EXPECT_TRUE(Lookup(std::vector<uint32_t>(64, 0), verify).ok());
+  }
+}
+
+}  // namespace
+}  // namespace dynemb

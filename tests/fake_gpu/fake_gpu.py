@@ -1,0 +1,44 @@
+"""The fake GPU, for pytest -p fake_gpu: loads the library in FAKE_GPU_LIBRARY (make fake-gpu).
+
+The operators of tf_dynemb are then those of that library, and TensorFlow has the device GPU:0.
+"""
+
+import os
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import load_library
+
+PATH = os.environ["FAKE_GPU_LIBRARY"]
+
+
+def load(path):
+    """Loads the operators and the device, in this order: TensorFlow wants to see both register.
+
+    Call before tf_dynemb loads its operators, and before TensorFlow lists its devices.
+    """
+    operators = tf.load_op_library(path)
+    load_library.load_pluggable_device_library(path)
+    load_op_library = tf.load_op_library
+
+    def load_other(name):
+        return operators if "_dynemb_ops" in name else load_op_library(name)
+
+    tf.load_op_library = load_other
+    if not tf.config.list_physical_devices("GPU"):
+        raise RuntimeError(f"{path} is loaded, but TensorFlow sees no GPU")
+
+
+def on_the_cpu(next_creator, **options):
+    """Creates a variable of TensorFlow's own on the CPU, which has the kernels for it."""
+    with tf.device("CPU:0"):
+        return next_creator(**options)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    with tf.variable_creator_scope(on_the_cpu):
+        return (yield)
+
+
+load(PATH)

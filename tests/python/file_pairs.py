@@ -1,0 +1,102 @@
+"""A table with most of its rows in files, and the same table in memory: every call goes to both."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import table_reader
+import tensorflow as tf
+
+import tf_dynemb as de
+
+K = keras.optimizers
+# Rows are written when there is a MB of them: with this width, most steps read from the files.
+DIM = 384
+
+
+def memory_of(rows, row_bytes):
+    """max_dram_for_vectors for so many rows."""
+    return rows * row_bytes / 2**30
+
+
+def row_bytes(dim, states=0, dtype=tf.float32, key_size=8):
+    """Bytes of a row in memory: key, time, vector, and some states of the vector's width."""
+    vector = -(-dim * dtype.size // 4) * 4
+    return key_size + 4 + vector + 4 * states * dim
+
+
+def in_files(folder, dim=4, rows=100, states=0, dtype=tf.float32, **options):
+    """A table of which memory holds about so many rows."""
+    limit = memory_of(rows, row_bytes(dim, states, dtype))
+    options = {"var_type": "file", "max_dram_for_vectors": limit, **options}
+    return de.DynamicVariable(dim, file_path=str(folder), dtype=dtype, **options)
+
+
+def as_numpy(result):
+    """A result as nested tuples of bytes and numbers, to compare."""
+    if isinstance(result, (tuple, list)):
+        return tuple(as_numpy(part) for part in result)
+    if isinstance(result, tf.IndexedSlices):
+        return as_numpy((result.indices, result.values))
+    if tf.is_tensor(result):
+        return result.numpy().tobytes()
+    return result
+
+
+def check_same(files, memory, most_in_files=True):
+    """The rows of both have the same bits."""
+    found, expected = table_reader.rows_of(files), table_reader.rows_of(memory)
+    np.testing.assert_array_equal(found.keys, expected.keys)
+    np.testing.assert_array_equal(found.vectors, expected.vectors)
+    np.testing.assert_array_equal(found.state, expected.state)
+    assert found.same(expected)
+    assert len(files) == len(memory) == len(found.keys)
+    if most_in_files:
+        assert files.stats()["file_rows"] > len(files) // 2
+
+
+class Pair:
+    """Two equal tables. `files` keeps most rows in files as soon as it has several hundred."""
+
+    def __init__(self, folder, optimizer=None, dim=DIM, rows=100, states=0, **options):
+        options = {"name": "t", "seed": 5, "initializer": "normal", **options}
+        dtype = options.pop("dtype", tf.float32)
+        self.files = in_files(folder, dim, rows, states, dtype, **options)
+        of_files = ("var_type", "max_dram_for_vectors", "persistent")
+        options = {k: v for k, v in options.items() if k not in of_files}
+        self.memory = de.DynamicVariable(dim, var_type="host", dtype=dtype, **options)
+        self.tables = (self.files, self.memory)
+        self.optimizers = None
+        if optimizer is not None:
+            self.optimizers = [de.OptimizerWrapper(optimizer()) for _ in self.tables]
+
+    def both(self, call):
+        """Makes a call on each table, and returns the result, which must be the same."""
+        results = [call(table) for table in self.tables]
+        assert as_numpy(results[0]) == as_numpy(results[1])
+        return results[0]
+
+    def step(self, ids, seed=0):
+        """A step of the optimizer, with another gradient for each id."""
+        factors = np.random.default_rng(seed).normal(size=(len(ids), self.files.dimension))
+        for table, optimizer in zip(self.tables, self.optimizers, strict=True):
+            with tf.GradientTape() as tape:
+                vectors = tf.cast(table.lookup(ids), tf.float32)
+                loss = tf.reduce_sum(vectors * factors.astype(np.float32) + vectors**2)
+            optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    def train(self, steps=25, batch=40, ids=600, seed=0):
+        rng = np.random.default_rng(seed)
+        for step in range(steps):
+            self.step(draw(rng, batch, ids), step)
+
+    def check(self, most_in_files=True):
+        check_same(self.files, self.memory, most_in_files)
+        if most_in_files and self.files.dimension == DIM:
+            assert self.files.stats()["file_reads"] > 0
+
+
+def draw(rng, n, ids):
+    """Ids of which a part is frequent; large numbers, and negative ones."""
+    numbers = np.where(rng.random(n) < 0.3, rng.integers(0, 10, n), rng.integers(0, ids, n))
+    return (numbers - ids // 2) * 1_000_003

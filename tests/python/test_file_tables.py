@@ -1,0 +1,309 @@
+"""Tables with rows in files equal tables in memory, bit for bit: training and single calls."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from file_pairs import DIM, Pair, check_same, draw, in_files
+
+import tf_dynemb as de
+
+K = keras.optimizers
+OPTIMIZERS = {  # with the number of their states
+    "sgd": (lambda: K.SGD(0.1, weight_decay=0.01), 0),
+    "momentum": (lambda: K.SGD(0.05, momentum=0.9), 1),
+    "nesterov": (lambda: K.SGD(0.05, momentum=0.9, nesterov=True), 1),
+    "adagrad": (lambda: K.Adagrad(0.1), 1),
+    "rowwise": (lambda: de.RowwiseAdagrad(0.1), 1),
+    "adam": (lambda: K.Adam(0.01), 2),
+    "amsgrad": (lambda: K.Adam(0.01, amsgrad=True), 3),
+    "adamw": (lambda: K.AdamW(0.01, weight_decay=0.1), 2),
+    "adamax": (lambda: K.Adamax(0.01), 2),
+    "rmsprop": (lambda: K.RMSprop(0.01), 1),
+    "rmsprop_centered": (lambda: K.RMSprop(0.01, centered=True, momentum=0.5), 3),
+    "adadelta": (lambda: K.Adadelta(1.0), 2),
+    "ftrl": (lambda: K.Ftrl(0.1, l1_regularization_strength=0.01), 2),
+    "lion": (lambda: K.Lion(0.01), 1),
+    "nadam": (lambda: K.Nadam(0.01), 2),  # generic: it steps copies of the rows
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_optimizer(tmp_path, name):
+    make, states = OPTIMIZERS[name]
+    pair = Pair(tmp_path, make, states=states)
+    pair.train()
+    pair.check()
+
+
+@pytest.mark.parametrize("key_type", [tf.int64, tf.int32, tf.uint64])
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float16, tf.bfloat16])
+def test_types(tmp_path, key_type, dtype):
+    pair = Pair(tmp_path, lambda: K.Adam(0.05), dtype=dtype, key_type=key_type, states=2)
+    rng = np.random.default_rng(1)
+    info = np.iinfo(key_type.as_numpy_dtype)
+    universe = rng.integers(info.min, info.max, 600, key_type.as_numpy_dtype, endpoint=True)
+    universe[:3] = info.min, info.max, 0
+    for step in range(20):
+        pair.step(rng.choice(universe, 50), step)
+    pair.check()
+
+
+@pytest.mark.parametrize("dim", [1, 3, 64, 700])
+def test_widths(tmp_path, dim):
+    """A row may be smaller than a unit of the files, or larger."""
+    pair = Pair(tmp_path, lambda: K.Adagrad(0.1), dim=dim, states=1)
+    pair.train(steps=15)
+    pair.check()
+
+
+def test_several_tables_and_two_features_of_one(tmp_path):
+    """One lookup of three features, two of them of one table, with combiners and weights."""
+    pairs = [Pair(tmp_path, dim=dim, states=1, name=name) for dim, name in ((DIM, "a"), (64, "b"))]
+    optimizers = [de.OptimizerWrapper(K.Adagrad(0.1)) for _ in range(2)]
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        ids = [
+            tf.RaggedTensor.from_row_lengths(draw(rng, 30, 600), [0, 10, 5, 15]) for _ in range(3)
+        ]
+        weights = [tf.constant(rng.random(30), tf.float32) for _ in range(3)]
+        results = []
+        for i, optimizer in enumerate(optimizers):
+            a, b = (pair.tables[i] for pair in pairs)
+            with tf.GradientTape() as tape:
+                tape.watch(weights)
+                of_ids = [x.with_values(w) for x, w in zip(ids, weights, strict=True)]
+                pooled = de.lookup_sparse([a, b, a], ids, of_ids, ["sum", "mean", "sqrtn"])
+                loss = sum(tf.reduce_sum(x**2) for x in pooled)
+            *of_weights, of_a, of_b = tape.gradient(loss, [*weights, a, b])
+            optimizer.apply_gradients([(of_a, a), (of_b, b)])
+            results.append([x.numpy() for x in (*pooled, *of_weights)])
+        for one, other in zip(*results, strict=True):
+            np.testing.assert_array_equal(one, other)
+    for pair in pairs:
+        pair.check()
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn", "max"])
+def test_combiners(tmp_path, combiner):
+    pair = Pair(tmp_path, lambda: K.SGD(0.1))
+    rng = np.random.default_rng(3)
+    for _ in range(15):
+        ids = tf.constant(draw(rng, 40, 600).reshape(10, 4))
+        pair.both(lambda t, i=ids: de.lookup_sparse(t, i, combiners=combiner))
+        for table, optimizer in zip(pair.tables, pair.optimizers, strict=True):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(de.lookup_sparse(table, ids, combiners=combiner) ** 2)
+            optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    pair.check()
+
+
+def test_a_step_after_its_rows_have_left_memory(tmp_path):
+    """The gradients of three lookups, of more rows than memory holds, then a step of each part."""
+    pair = Pair(tmp_path, lambda: K.Adam(0.1), states=2)
+    parts = np.arange(240).reshape(4, 60)
+    pair.both(lambda t: t.lookup(parts[3]))
+    gradients = []
+    for table in pair.tables:
+        with tf.GradientTape(persistent=True) as tape:
+            losses = [tf.reduce_sum(table.lookup(part) ** 2 * 3) for part in parts[:3]]
+        gradients.append([tape.gradient(loss, table) for loss in losses])
+    pair.both(lambda t: t.lookup(parts[3]))
+    for table, optimizer, its in zip(pair.tables, pair.optimizers, gradients, strict=True):
+        for gradient in its:
+            optimizer.apply_gradients([(gradient, table)])
+        assert table.stats()["dropped_gradients"] == 0
+    pair.check()
+
+
+def test_gradient_of_weights_after_the_rows_have_left_memory(tmp_path):
+    pair = Pair(tmp_path)
+    pair.both(lambda t: t.lookup(np.arange(80)))
+    ids = tf.constant(np.arange(80).reshape(8, 10))
+    weights = tf.Variable(np.random.default_rng(0).random((8, 10)).astype(np.float32))
+
+    def gradient(table):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(de.lookup_sparse(table, ids, weights, "mean") ** 2)
+            for first in range(100, 1500, 80):
+                table.lookup(np.arange(first, first + 80))
+        return tape.gradient(loss, weights)
+
+    pair.both(gradient)
+    pair.check()
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "nadam"])
+def test_accumulated_gradients(tmp_path, name):
+    """Three batches of a step: each fits in memory, and so does their sum."""
+    make, states = OPTIMIZERS[name]
+
+    def accumulating():
+        optimizer = make()
+        return type(optimizer).from_config(
+            {**optimizer.get_config(), "gradient_accumulation_steps": 3}
+        )
+
+    pair = Pair(tmp_path, accumulating, states=states, rows=110)
+    pair.train(steps=36, batch=30)
+    pair.check()
+
+
+def test_averages(tmp_path):
+    """use_ema keeps averages in another table, which has files of its own."""
+
+    def make():
+        return K.SGD(0.1, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=7)
+
+    pair = Pair(tmp_path, make, rows=130)
+    pair.train(steps=25)
+    pair.check()
+    for table, optimizer in zip(pair.tables, pair.optimizers, strict=True):
+        optimizer.finalize_variable_values([table])
+    pair.check()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_step_in_a_function(tmp_path):
+    pair = Pair(tmp_path, lambda: K.Adam(0.1), states=2)
+    steps = []
+    for table, optimizer in zip(pair.tables, pair.optimizers, strict=True):
+        optimizer.attach([table])
+
+        @tf.function
+        def step(ids, table=table, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids) ** 2)
+            optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+            return loss
+
+        steps.append(step)
+    rng = np.random.default_rng(4)
+    for _ in range(40):
+        ids = tf.constant(draw(rng, 40, 600))
+        assert float(steps[0](ids)) == float(steps[1](ids))
+    pair.check()
+
+
+def test_rows_of_reads_move_and_keep_their_bits(tmp_path):
+    pair = Pair(tmp_path, lambda: K.Adagrad(0.1), states=1)
+    pair.train()
+    keys = np.sort(de.export(pair.memory)[0].numpy())
+    before = pair.files.stats()
+    for first in range(0, len(keys), 50):
+        some = keys[first : first + 50]
+        pair.both(lambda t, k=some: t.lookup(k, insert=False))
+        pair.both(lambda t, k=some: de.lookup_sparse(t, tf.constant(k[:, None]), insert=False))
+    after = pair.files.stats()
+    assert after["file_hits"] > before["file_hits"]
+    assert after["size"] == before["size"]
+    pair.check()
+
+
+def test_single_calls(tmp_path):
+    pair = Pair(tmp_path, lambda: K.Adagrad(0.1), states=1)
+    pair.train()
+    rng = np.random.default_rng(5)
+    for n in range(12):
+        ids = draw(rng, 40, 700)
+        values = rng.normal(size=(40, DIM)).astype(np.float32)
+        slices = tf.IndexedSlices(values, ids)
+        pair.both(lambda t, i=ids, v=values: t.upsert(i, v) and None)
+        pair.both(lambda t, s=slices: t.scatter_add(s) and None)
+        pair.both(lambda t, s=slices: t.scatter_sub(s) and None)
+        pair.both(lambda t, i=ids: t.contains(i + 1_000_003 * 3))
+        pair.both(lambda t, i=ids: t.lookup(i, return_exists=True))
+        pair.both(lambda t, i=ids: t.lookup(i[:20] + 7, insert=False, default_value=[0.5] * DIM))
+        other = draw(rng, 40, 700)
+        slices = tf.IndexedSlices(values, other)
+        pair.both(lambda t, s=slices: t.scatter_update(s) and None)
+        pair.both(lambda t, i=other, v=values: de.assign(t, i, v))
+        gone = draw(rng, 30, 700)
+        if n % 2:
+            pair.both(lambda t, i=gone: t.forget(i))
+        else:
+            pair.both(lambda t, i=gone: t.erase(i))
+        pair.both(len)
+        pair.step(draw(rng, 40, 700), n)
+    pair.check()
+
+
+def test_deferred_keys_of_tfra(tmp_path):
+    """accum_or_assign, and rows that steps insert."""
+    pair = Pair(tmp_path)
+    rng = np.random.default_rng(6)
+    for _ in range(25):
+        ids = np.unique(draw(rng, 70, 700))
+        values = rng.normal(size=(len(ids), DIM)).astype(np.float32)
+        exists = pair.both(lambda t, i=ids: t.contains(i))
+        pair.both(lambda t, i=ids, v=values, e=exists: t.accum_or_assign(i, v, e) and None)
+    pair.check()
+
+
+def test_clear_and_a_second_life(tmp_path):
+    pair = Pair(tmp_path, lambda: K.Adagrad(0.1), states=1)
+    pair.train()
+    pair.both(lambda t: t.clear() and None)
+    assert len(pair.files) == 0
+    stats = pair.files.stats()
+    assert stats["file_rows"] == stats["file_row_bytes"] == 0
+    pair.train(seed=1)
+    pair.check()
+
+
+def test_new_optimizer_with_other_state(tmp_path):
+    """Rows in files get the new state, too."""
+    pair = Pair(tmp_path, lambda: K.Adagrad(0.1), states=3)
+    pair.train()
+    for make in (lambda: K.Adam(0.01, amsgrad=True), lambda: K.SGD(0.1), lambda: K.Adadelta(0.5)):
+        pair.optimizers = [de.OptimizerWrapper(make()) for _ in pair.tables]
+        pair.train(steps=8, seed=2)
+        pair.check(most_in_files=False)
+    assert pair.files.stats()["file_rows"] > 0
+
+
+def test_export_and_selection(tmp_path):
+    pair = Pair(tmp_path, lambda: K.Adagrad(0.1), states=1)
+    pair.train()
+
+    def exported(rows):
+        order = np.argsort(rows[0].numpy())
+        return tuple(part.numpy()[order].tobytes() for part in rows[:3])
+
+    pair.both(lambda t: exported(de.export(t)))
+    norm = float(np.median(np.linalg.norm(de.export(pair.memory)[1], axis=1)))
+    conditions = ({"key_from": 0}, {"l2_below": norm}, {"key_below": 0, "l2_from": norm})
+    for condition in conditions:
+        assert pair.both(lambda t, c=condition: t.size_if(**c)) > 0
+        pair.both(lambda t, c=condition: exported(t.export_if(**c)))
+    pair.both(lambda t: t.erase_if(**conditions[2]))
+    pair.check()
+
+
+def test_explain_names_the_place(tmp_path):
+    table = in_files(tmp_path)
+    table.lookup(range(100))
+    table.lookup(range(100, 200))
+    tiers = [row.tier for row in table.explain(range(201))]
+    assert set(tiers[:100]) <= {"file", "host"}
+    assert tiers.count("file") == table.stats()["file_rows"] == 100
+    assert tiers[100:] == ["host"] * 100 + [None]
+    table.lookup([0])
+    assert table.explain([0])[0].tier == "host"
+
+
+def test_hybrid_without_a_gpu(tmp_path):
+    with tf.device("CPU"):
+        pair = Pair(tmp_path, lambda: K.Adam(0.1), states=2, var_type="hybrid")
+        pair.train()
+    pair.check()
+
+
+def test_many_tables_in_one_folder(tmp_path):
+    pairs = [Pair(tmp_path, lambda: K.SGD(0.1), name=f"t{i}") for i in range(5)]
+    for pair in pairs:
+        pair.train(steps=10)
+    assert len(list(tmp_path.iterdir())) == 5
+    for pair in pairs:
+        pair.check()
+    check_same(*pairs[0].tables)

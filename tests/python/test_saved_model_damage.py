@@ -1,0 +1,231 @@
+"""Damaged files of exported models: an error that names the file, or the same answers."""
+
+import pathlib
+import pickle
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import warm_python
+from op_helpers import ops
+from served_helpers import lookup, same_bits, served_table
+from test_saved_models import no_files_above
+from test_serving_damage import flip
+
+import tf_dynemb as de
+from tf_dynemb import layers
+
+ERRORS = (tf.errors.DataLossError, tf.errors.InvalidArgumentError)
+CHECKSUMS = pathlib.Path("assets.extra", "tf_dynemb.checksums.json")
+IDS = np.array([[1, 2, 3], [-1, 50, 2**40]])
+
+
+def make_model():
+    inputs = keras.Input([3], dtype="int64", name="ids")
+    vectors = layers.Embedding(4, combiner="sum", name="user")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(2)(vectors))
+    model.layers[1].table.upsert(np.arange(40), np.random.default_rng(1).normal(size=[40, 4]))
+    return model
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A model, and the path of its export."""
+    model = make_model()
+    path = tmp_path_factory.mktemp("exported") / "model"
+    de.export_saved_model(model, path)
+    return model, path
+
+
+def files_of(path):
+    return sorted(file for file in path.rglob("*") if file.is_file())
+
+
+class Opener:
+    """Opens the table of an exported model, as its initializer does when it is loaded."""
+
+    def __init__(self, model, path):
+        self.table, self.path = model.layers[1].table, path
+        self.keys = np.arange(-3, 60)
+        self.expected = self.vectors()
+
+    def vectors(self):
+        handle = served_table(self.table)
+        ops.dynemb_open_served_table(handle, str(self.path / "assets" / "tf_dynemb.json"))
+        return lookup(handle, self.keys)
+
+    def check(self, file, of_tables):
+        """Returns whether opening fails, with the name of the file, or has the same vectors."""
+        try:
+            found = self.vectors()
+        except ERRORS as error:
+            # The descriptor of a damaged manifest or index is named by its snapshot.
+            return str(file.parent if of_tables else file) in error.message
+        return of_tables and same_bits(found, self.expected)
+
+
+@pytest.mark.slow
+def test_every_file_of_a_model(exported):
+    """A thousand flipped bytes and a hundred lengths of each file."""
+    model, path = exported
+    opener, rng = Opener(model, path), np.random.default_rng(2)
+    files = files_of(path)
+    names = {str(file.relative_to(path)) for file in files}
+    assert {"saved_model.pb", "fingerprint.pb", "variables/variables.index", str(CHECKSUMS)} < names
+    for file in files:
+        of_tables = "tf_dynemb" in file.parts
+        content = file.read_bytes()
+        for offset in rng.choice(len(content), min(1000, len(content)), replace=False).tolist():
+            flip(file, offset)
+            # White space in the list of checksums has no meaning.
+            blank = file.name == CHECKSUMS.name and content[offset : offset + 1].isspace()
+            assert opener.check(file, of_tables or blank), (file, offset)
+            file.write_bytes(content)
+        longest = len(content.rstrip())  # the last byte of a text is the end of a line
+        for length in rng.choice(longest, min(100, longest), replace=False).tolist():
+            file.write_bytes(content[:length])
+            assert opener.check(file, of_tables), (file, length)
+        file.write_bytes(content)
+    assert same_bits(opener.vectors(), opener.expected)
+
+
+def test_files_that_are_missing(exported):
+    model, path = exported
+    opener = Opener(model, path)
+    for name in ("saved_model.pb", "fingerprint.pb", "variables/variables.index"):
+        (path / name).rename(path / "away")
+        with pytest.raises(tf.errors.DataLossError, match=f"{name} is missing"):
+            opener.vectors()
+        (path / "away").rename(path / name)
+    assert same_bits(opener.vectors(), opener.expected)
+
+
+CLIENT = """
+import pickle, sys
+import numpy as np, tensorflow as tf
+tf.load_op_library(sys.argv[1])
+ids = tf.constant(pickle.load(open(sys.argv[2], "rb")))
+for number, path in enumerate(sys.argv[3:]):
+    print("\\nCOPY", number, flush=True)
+    try:
+        loaded = tf.saved_model.load(path)
+        answer = loaded.signatures["serving_default"](ids=ids)
+        print("ANSWER", next(iter(answer.values())).numpy().tobytes().hex(), flush=True)
+    except Exception as error:
+        print("ERROR", type(error).__name__, repr(str(error)), flush=True)
+"""
+
+
+def load_each(paths, tmp_path):
+    """Loads models in another process. Returns what it says about each, or "CRASH"."""
+    (tmp_path / "client.py").write_text(CLIENT)
+    (tmp_path / "ids").write_bytes(pickle.dumps(IDS))
+    library, results = str(de._ops.library_path(tf.__version__)), []
+    while len(results) < len(paths):
+        command = [str(tmp_path / "client.py"), library, str(tmp_path / "ids")]
+        command += [str(path) for path in paths[len(results) :]]
+        done = warm_python.run(command)
+        said = [part.split("\n", 1)[1].strip() for part in done.stdout.split("\nCOPY ")[1:]]
+        assert said, done.stderr[-2000:]
+        results += [each or "CRASH" for each in said]
+    return results
+
+
+# Files, and how many bytes of each are flipped.
+THROUGH_TENSORFLOW = {
+    "saved_model.pb": 24,
+    "fingerprint.pb": 3,
+    "variables/variables.index": 6,
+    "variables/variables.data-00000-of-00001": 6,
+    "assets/tf_dynemb.json": 3,
+}
+
+
+@pytest.mark.slow
+def test_damage_through_the_loader_of_tensorflow(exported, tmp_path):
+    """Whatever it makes of a file that it reads first, no answer comes out."""
+    model, path = exported
+    answer = f"ANSWER {model.predict(IDS, verbose=0).tobytes().hex()}"
+    rng, copies = np.random.default_rng(3), {}
+    for name, count in THROUGH_TENSORFLOW.items():
+        size = (path / name).stat().st_size
+        for offset in rng.choice(size, count, replace=False).tolist():
+            copy = tmp_path / str(len(copies))
+            shutil.copytree(path, copy)
+            flip(copy / name, offset)
+            copies[copy] = name
+    sound, *results = load_each([path, *copies], tmp_path)
+    assert sound == answer
+    unnamed = 0
+    for (copy, name), result in zip(copies.items(), results, strict=True):
+        assert result.startswith(("ERROR", "CRASH")), (name, result)
+        # TensorFlow's errors about a graph need not name the file.
+        assert str(copy) in result or name == "saved_model.pb", (name, result)
+        unnamed += str(copy) not in result
+    assert unnamed < 20
+
+
+def test_a_bit_that_would_change_answers(exported, tmp_path):
+    """Initial vectors between -0.05 and 0.05 become ones between -0.15 and 0.05."""
+    model, path = exported
+    damaged = tmp_path / "damaged"
+    shutil.copytree(path, damaged)
+    file = damaged / "saved_model.pb"
+    content = bytearray(file.read_bytes())
+    offset = content.index(b"-0.05", content.index(b'"initializer_args": [')) + len("-0.")
+    content[offset] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(tf.errors.DataLossError, match=f"{file} is damaged: its CRC32C"):
+        tf.saved_model.load(str(damaged))
+    (damaged / CHECKSUMS).unlink()
+    loaded = tf.saved_model.load(str(damaged))
+    assert loaded.serve(IDS).numpy().tobytes() != model.predict(IDS, verbose=0).tobytes()
+
+
+def test_a_model_that_a_tool_has_changed(exported, tmp_path):
+    """The error says what to do, after which the model loads."""
+    model, path = exported
+    changed = tmp_path / "changed"
+    shutil.copytree(path, changed)
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    file = changed / "saved_model.pb"
+    graph = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    graph.meta_graphs[0].meta_info_def.tags.append("another")
+    file.write_bytes(graph.SerializeToString())
+    with pytest.raises(tf.errors.DataLossError, match=rf"{file} is damaged.*remove that file"):
+        tf.saved_model.load(str(changed))
+    (changed / CHECKSUMS).unlink()
+    loaded = tf.saved_model.load(str(changed))
+    assert loaded.serve(IDS).numpy().tobytes() == model.predict(IDS, verbose=0).tobytes()
+
+
+def test_a_model_that_is_saved_again(exported, tmp_path):
+    """Elsewhere, and in place of an export with checksums."""
+    model, path = exported
+    answer = model.predict(IDS, verbose=0).tobytes()
+    again = tmp_path / "again"
+    shutil.copytree(path, again)
+    for _ in range(2):
+        tf.saved_model.save(tf.saved_model.load(str(path)), str(again))
+        assert not (again / CHECKSUMS).exists()
+        loaded = tf.saved_model.load(str(again))
+        assert loaded.serve(IDS).numpy().tobytes() == answer
+    shutil.rmtree(again)
+    shutil.copytree(path, again)
+    model.export(again, verbose=False)
+    loaded = tf.saved_model.load(str(again))
+    assert loaded.serve(IDS).numpy().tobytes() == answer
+
+
+@pytest.mark.parametrize("limit", [2_000, 20_000])
+def test_a_full_disk(tmp_path, limit):
+    """Nothing is left of an export whose variables, or whose graph, do not fit."""
+    model, path = make_model(), tmp_path / "model"
+    with no_files_above(limit), pytest.raises((OSError, tf.errors.OpError)):
+        de.export_saved_model(model, path)
+    assert list(tmp_path.iterdir()) == []
+    de.export_saved_model(model, path)
+    assert files_of(path) != []
