@@ -249,13 +249,13 @@ struct FreeRows {
     if (gone[i] == kNoRow) return;
     char* row = view.RowAt(gone[i]);
     if (wipe) {
-      // All bytes except the four that hold the free list.
+      // All bytes, the update among them, except the four that hold the free list.
       for (size_t w = lanes.rank(); w < view.layout.stride / 4; w += lanes.width()) {
         if (w != DeviceView::kFreeOffset / 4) reinterpret_cast<uint32_t*>(row)[w] = 0;
       }
     }
     if (lanes.rank() != 0) return;
-    *view.layout.update(row) = 0;
+    if (!wipe) *view.layout.update(row) = 0;
     *view.FreeRow(counters->free_count + sums[i]) = gone[i];
   }
 };
