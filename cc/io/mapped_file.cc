@@ -88,6 +88,9 @@ Status MappedFile::Open(const std::string& path, bool write, size_t at_least) {
       bytes_ = 0;
     } else {
       data_ = data;
+      // Where the file system can, the pages of the file are then made in the size in which lookups
+      // map them (tf_dynemb/storage/column_writer.py).
+      if (write) madvise(data, bytes_, MADV_HUGEPAGE);
     }
   }
   close(file);

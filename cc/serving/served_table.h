@@ -63,9 +63,7 @@ class ServedTable final : public ReadOnlyTable {
     return LookupOrInsert(exec, keys, tick, vectors, rows);
   }
 
-  // Calls visit(i, place) for i in [begin, end), in order. place is kUnknown if key_at(i) has no
-  // row. Sets the table's error if a file is damaged.
-  // `reads`: whether `visit` reads vectors.
+  // As TableRows::ForEach. Sets the table's error if a file is damaged.
   template <class K, class KeyAt, class Visit>
   void ForEach(const KeyAt& key_at, size_t begin, size_t end, const Visit& visit,
                bool reads = true) const;
@@ -91,17 +89,7 @@ class ServedTable final : public ReadOnlyTable {
 template <class K, class KeyAt, class Visit>
 void ServedTable::ForEach(const KeyAt& key_at, size_t begin, size_t end, const Visit& visit,
                           bool reads) const {
-  K keys[kFindBlock];
-  Place places[kFindBlock];
-  for (size_t first = begin; first < end; first += kFindBlock) {
-    const size_t n = std::min(kFindBlock, end - first);
-    for (size_t i = 0; i < n; ++i) keys[i] = key_at(first + i);
-    if (!rows_->Find(keys, n, places, reads)) {
-      damaged_ = true;
-      return;
-    }
-    for (size_t i = 0; i < n; ++i) visit(first + i, keys[i], places[i]);
-  }
+  if (!rows_->ForEach<K>(key_at, begin, end, reads, visit)) damaged_ = true;
 }
 
 }  // namespace dynemb

@@ -54,6 +54,7 @@ Status TableRows::OfBase(Exec& exec, const Manifest& manifest, const TableEntry&
   }
   made->entry_.shards.clear();
   made->base_ = std::move(base);
+  made->SetSources();
   *rows = std::move(made);
   return Status();
 }
@@ -86,47 +87,48 @@ Status TableRows::WithDelta(Exec& exec, const Manifest& manifest, const TableEnt
       level = std::move(merged);
     }
     if (made->levels_.empty() && level->source.n > level->source.live) {
+      made->SetSources();
       DYNEMB_RETURN_IF_ERROR(key_bytes() == 8 ? made->DropNeedless<uint64_t>(&level)
                                               : made->DropNeedless<uint32_t>(&level));
     }
     made->levels_.push_back(std::move(level));
+    made->SetSources();
   }
   *rows = std::move(made);
   return Status();
 }
 
+void TableRows::SetSources() {
+  sources_.clear();
+  for (size_t l = levels_.size(); l > 0; --l) sources_.push_back(levels_[l - 1]->source);
+  for (const Shard& shard : base_->shards) sources_.push_back(shard.source);
+}
+
 template <class K>
 Status TableRows::CountChanges(const Level& level, uint64_t* size) const {
-  for (uint64_t begin = 0; begin < level.source.n; begin += kFindBlock) {
-    const uint64_t n = std::min<uint64_t>(kFindBlock, level.source.n - begin);
-    K keys[kFindBlock];
-    Place places[kFindBlock];
-    std::copy_n(level.keys.data() + begin * sizeof(K), n * sizeof(K),
-                reinterpret_cast<char*>(keys));
-    if (!Find(keys, n, places, /*reads=*/false)) return damage();
-    for (uint64_t i = 0; i < n; ++i) {
-      const bool lives = begin + i < level.source.live;
-      if (lives && places[i] == kUnknown) ++*size;
-      if (!lives && places[i] != kUnknown) --*size;
-    }
-  }
-  return Status();
+  const bool sound = ForEach<K>(
+      [&level](uint64_t i) { return LoadUnaligned<K>(level.source.keys + i * sizeof(K)); }, 0,
+      level.source.n, /*reads=*/false,
+      [&](uint64_t i, K, Place place) {
+        const bool lives = i < level.source.live;
+        if (lives && place == kUnknown) ++*size;
+        if (!lives && place != kUnknown) --*size;
+      });
+  return sound ? Status() : damage();
 }
 
 template <class K>
 Status TableRows::DropNeedless(std::shared_ptr<const Level>* level) const {
   const RowSource& source = (*level)->source;
   std::vector<char> keys(source.keys, source.keys + source.live * sizeof(K));
-  for (uint64_t begin = source.live; begin < source.n; begin += kFindBlock) {
-    const uint64_t n = std::min<uint64_t>(kFindBlock, source.n - begin);
-    K block[kFindBlock];
-    Place places[kFindBlock];
-    std::copy_n(source.keys + begin * sizeof(K), n * sizeof(K), reinterpret_cast<char*>(block));
-    if (!Find(block, n, places, /*reads=*/false)) return damage();
-    for (uint64_t i = 0; i < n; ++i) {
-      if (places[i] != kUnknown) Append(&keys, reinterpret_cast<char*>(block + i), sizeof(K));
-    }
-  }
+  const bool sound =
+      ForEach<K>([&source](uint64_t i) { return LoadUnaligned<K>(source.keys + i * sizeof(K)); },
+                 source.live, source.n, /*reads=*/false,
+                 [&](uint64_t, K key, Place place) {
+                   if (place != kUnknown)
+                     Append(&keys, reinterpret_cast<const char*>(&key), sizeof(K));
+                 });
+  if (!sound) return damage();
   return MakeLevel(std::move(keys), (*level)->vectors, source.live, level);
 }
 
@@ -157,23 +159,16 @@ Status TableRows::MakeLevel(std::vector<char> keys, std::vector<char> vectors, u
 template <class K>
 void TableRows::AppendMissing(const Level& from, uint64_t begin, uint64_t end, const Level& lacks,
                               std::vector<char>* keys, std::vector<char>* vectors) const {
-  for (uint64_t first = begin; first < end; first += kFindBlock) {
-    const uint64_t n = std::min<uint64_t>(kFindBlock, end - first);
-    K block[kFindBlock];
-    Place places[kFindBlock];
-    uint32_t pending[kFindBlock];
-    std::copy_n(from.keys.data() + first * sizeof(K), n * sizeof(K),
-                reinterpret_cast<char*>(block));
-    for (uint32_t i = 0; i < n; ++i) pending[i] = i;
-    bool sound = true;
-    const size_t left = FindIn(lacks.source, block, pending, n, places, &sound, /*reads=*/false);
-    for (size_t j = 0; j < left; ++j) {
-      const uint64_t position = first + pending[j];
-      Append(keys, from.keys.data() + position * sizeof(K), sizeof(K));
-      if (vectors == nullptr) continue;
-      Append(vectors, from.vectors.data() + position * vector_bytes(), vector_bytes());
-    }
-  }
+  FindRows<1, K>(
+      &lacks.source, 1,
+      [&from](uint64_t i) { return LoadUnaligned<K>(from.keys.data() + i * sizeof(K)); }, begin,
+      end, /*reads=*/false,
+      [&](uint64_t i, K key, Place place) {
+        if (place != kUnknown) return;
+        Append(keys, reinterpret_cast<const char*>(&key), sizeof(K));
+        if (vectors == nullptr) return;
+        Append(vectors, from.vectors.data() + i * vector_bytes(), vector_bytes());
+      });
 }
 
 Status TableRows::Merge(const Level& older, const Level& newer,

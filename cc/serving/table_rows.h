@@ -45,13 +45,14 @@ class TableRows {
   uint64_t mapped_bytes() const;
   uint64_t level_bytes() const;
 
-  // Sets places[i] to the address of the vector of keys[i], or to kUnknown if it has no row, for
-  // i < n <= kFindBlock. Returns false if a file is damaged; places are then undefined. `reads`:
-  // whether the caller reads the vectors; otherwise their blocks are not verified.
-  template <class K>
-  bool Find(const K* keys, size_t n, Place* places, bool reads = true) const;
+  // Calls visit(i, key, place) for each i in [begin, end), in order, where key = key_at(i), and the
+  // place is the address of the key's vector, or kUnknown if it has no row. Returns false if a file
+  // is damaged; later keys are not visited then. `reads`: whether the visitor reads the vectors;
+  // otherwise their blocks are not verified.
+  template <class K, class KeyAt, class Visit>
+  bool ForEach(const KeyAt& key_at, size_t begin, size_t end, bool reads, const Visit& visit) const;
 
-  // The error after Find has returned false.
+  // The error after ForEach has returned false.
   Status damage() const;
 
  private:
@@ -84,33 +85,26 @@ class TableRows {
   template <class K>
   Status DropNeedless(std::shared_ptr<const Level>* level) const;
 
+  void SetSources();
+
   TableEntry entry_;
   std::shared_ptr<const Base> base_;
   std::vector<std::shared_ptr<const Level>> levels_;  // the oldest first
+  std::vector<RowSource> sources_;  // of the levels, the newest first, then of the shards
   uint64_t size_ = 0;
 };
 
-template <class K>
-bool TableRows::Find(const K* keys, size_t n, Place* places, bool reads) const {
-  uint32_t pending[kFindBlock];
-  for (size_t i = 0; i < n; ++i) {
-    pending[i] = static_cast<uint32_t>(i);
-    places[i] = kUnknown;
+template <class K, class KeyAt, class Visit>
+bool TableRows::ForEach(const KeyAt& key_at, size_t begin, size_t end, bool reads,
+                        const Visit& visit) const {
+  const RowSource* const sources = sources_.data();
+  if (levels_.empty() && sources_.size() == 1) {
+    return FindRows<1, K>(sources, 1, key_at, begin, end, reads, visit);
   }
-  bool sound = true;
-  size_t left = n;
-  for (size_t l = levels_.size(); l > 0 && left > 0; --l) {
-    left = FindIn(levels_[l - 1]->source, keys, pending, left, places, &sound, reads);
-  }
-  for (size_t s = 0; s < base_->shards.size() && left > 0; ++s) {
-    left = FindIn(base_->shards[s].source, keys, pending, left, places, &sound, reads);
-  }
-  if (!levels_.empty()) {
-    for (size_t i = 0; i < n; ++i) {
-      if (places[i] == kDeleted) places[i] = kUnknown;
-    }
-  }
-  return sound;
+  return FindRows<0, K>(sources, sources_.size(), key_at, begin, end, reads,
+                        [&visit](size_t i, K key, Place place) {
+                          visit(i, key, place == kDeleted ? kUnknown : place);
+                        });
 }
 
 }  // namespace dynemb

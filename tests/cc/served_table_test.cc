@@ -177,6 +177,16 @@ TEST(ServedTable, RandomDeltasMatchTheModel) {
   }
 }
 
+// A key passes through the first sources with others, and through the rest alone (FindRows).
+TEST(ServedTable, ManyShards) {
+  std::mt19937_64 random(3);
+  World world(Shape(KeyType::kInt64, DType::kFloat32, 3));
+  ASSERT_TRUE(world.Apply(RandomRows(KeyType::kInt64, 300, &random), {}, 40).ok());
+  world.ExpectModel(&random);
+  ASSERT_TRUE(world.Apply(RandomRows(KeyType::kInt64, 20, &random), {7}, 2).ok());
+  world.ExpectModel(&random);
+}
+
 // States share what did not change, and older ones stay as they were.
 TEST(ServedTable, OlderStatesStay) {
   World world(Shape(KeyType::kInt64, DType::kFloat32, 2));

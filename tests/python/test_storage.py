@@ -1,6 +1,7 @@
 """Snapshots on disk: written content is read, and damaged content is refused."""
 
 import dataclasses
+import os
 import random
 
 import numpy as np
@@ -16,6 +17,7 @@ from tf_dynemb.storage import (
     Snapshot,
     StateEntry,
     chain,
+    column_writer,
     crc32c,
     npy,
 )
@@ -87,6 +89,34 @@ def test_verify_reads_a_file_in_chunks(tmp_path, monkeypatch):
         file.write_bytes(content)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_writes_end_at_multiples_of_the_unit(tmp_path, monkeypatch, seed):
+    unit, rng, ends = 256, np.random.default_rng(seed), []
+    monkeypatch.setattr(column_writer, "WRITE_UNIT", unit)
+    write = os.write
+
+    def short(descriptor, data):
+        written = write(descriptor, data[: rng.integers(1, len(data) + 1)])
+        if written == len(data):
+            ends.append(os.lseek(descriptor, 0, os.SEEK_CUR))
+        return written
+
+    monkeypatch.setattr(os, "write", short)
+    parts = [rng.integers(0, 9, [size, 3], np.uint32) for size in rng.integers(0, 200, 20)]
+    with Publication(tmp_path, "base") as publication:
+        writer = publication.column(0, "vectors", np.uint32, (3,))
+        for number, part in enumerate(parts):
+            writer.append(part)
+            if number == 10:
+                writer.flush()
+                assert writer.path.stat().st_size == ends.pop() == 128 + 12 * writer.rows
+        assert len(ends) > 20
+        assert all(end % unit == 0 for end in ends)
+        entry = writer.close()
+        assert np.load(writer.path).tolist() == np.concatenate(parts).tolist()
+        assert entry.crc32c == f"{crc32c.crc32c(writer.path.read_bytes()):08x}"
+
+
 def test_append_refuses_another_dtype_or_shape(tmp_path):
     with Publication(tmp_path, "base") as publication:
         writer = publication.column(0, "vectors", np.float32, (2,))
@@ -96,6 +126,7 @@ def test_append_refuses_another_dtype_or_shape(tmp_path):
         strided = np.arange(24, dtype=np.float32).reshape(4, 6)[::2, 1:5:3]
         writer.append(strided)
         assert writer.rows == 2
+        writer.flush()
         written = np.frombuffer(writer.path.read_bytes()[128:], np.float32)
         assert written.tolist() == [1, 4, 13, 16]
 

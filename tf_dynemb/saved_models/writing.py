@@ -119,12 +119,21 @@ def _copy(snapshot: storage.Snapshot, target: pathlib.Path) -> None:
             )
             shards.append(kept)
             for file in files.values():
-                shutil.copyfile(snapshot.directory / file.file, target / file.file)
+                _copy_file(snapshot.directory / file.file, target / file.file)
         tables.append(
             dataclasses.replace(table, state=None, admission_lines=None, shards=tuple(shards))
         )
     manifest = dataclasses.replace(snapshot.manifest, optimizer=None, tables=tuple(tables))
     (target / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+
+
+def _copy_file(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Copies a file in multiples of `storage.WRITE_UNIT`, which `shutil.copyfile` does not."""
+    with source.open("rb", 0) as read, target.open("wb", 0) as written:
+        while data := read.read(storage.WRITE_UNIT):
+            left = memoryview(data)
+            while left:
+                left = left[written.write(left) :]
 
 
 def sync(folder: pathlib.Path) -> None:

@@ -66,11 +66,11 @@ def write_rows(
         writers[number] = _columns(part, number, table, sum(widths) if with_state else 0)
         if what == "delta":
             key_type = table.key_type.as_numpy_dtype
-            part.column(number, "deleted", key_type).append(deleted)
+            _append_all(part.column(number, "deleted", key_type), deleted)
         lines, first_line = cut.counters(number)
         counted[number] = first_line, len(lines)
         if len(lines):
-            part.column(number, "admission", np.uint64, lines.shape[1:]).append(lines)
+            _append_all(part.column(number, "admission", np.uint64, lines.shape[1:]), lines)
 
     # One thread reads tables while another writes files; both yield to training.
     waiting: collections.deque[concurrent.futures.Future[int]] = collections.deque()
@@ -81,9 +81,13 @@ def write_rows(
         progress(sum(info.most_rows for info in infos), what, "rows", quiet) as bar,
     ):
         block = reader.submit(next, blocks, None)
+        before = None
         while (read := block.result()) is not None:
             block = reader.submit(next, blocks, None)
             number, rows = read
+            if before not in (None, number):
+                waiting.append(writer.submit(_flush, writers[before]))
+            before = number
             waiting.append(writer.submit(_append, writers[number], rows))
             while len(waiting) > _BLOCKS_AHEAD:
                 bar.update(waiting.popleft().result())
@@ -320,7 +324,18 @@ def _give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, thread, max(10, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
+def _append_all(column: storage.ColumnWriter, rows: Any) -> None:
+    column.append(rows)
+    column.flush()
+
+
 def _append(columns: Mapping[str, storage.ColumnWriter], rows: Rows) -> int:
     for name, column in columns.items():
         column.append(getattr(rows, name))
     return len(rows.keys)
+
+
+def _flush(columns: Mapping[str, storage.ColumnWriter]) -> int:
+    for column in columns.values():
+        column.flush()
+    return 0

@@ -7,7 +7,7 @@ May import: `_version`.
 """
 
 from tf_dynemb.storage.chain import Chain, Snapshot
-from tf_dynemb.storage.column_writer import ColumnWriter
+from tf_dynemb.storage.column_writer import WRITE_UNIT, ColumnWriter
 from tf_dynemb.storage.errors import DataLossError
 from tf_dynemb.storage.manifest import (
     ColumnFile,
@@ -22,6 +22,7 @@ from tf_dynemb.storage.publication import Publication
 from tf_dynemb.storage.steps import Change
 
 __all__ = [
+    "WRITE_UNIT",
     "Chain",
     "Change",
     "ColumnFile",
