@@ -9,8 +9,8 @@ import tf_dynemb as de
 from tf_dynemb.callbacks import TableStats
 
 
-def fit(ids, callbacks, epochs=2, **options):
-    items = de.layers.Embedding(4, name="items", **options)
+def fit(ids, callbacks, epochs=2, dim=4, **options):
+    items = de.layers.Embedding(dim, name="items", **options)
     model = keras.Sequential(
         [keras.Input([1], dtype="int64"), items, keras.layers.Flatten(), keras.layers.Dense(1)]
     )
@@ -53,6 +53,24 @@ def test_logs_have_the_numbers_of_each_epoch():
     numbers = of_items(fit([1, 2, 1, 2, 1, 2, 1, 2], [TableStats()])[0])
     assert numbers["hit_rate"] == [0.5, 1.0]
     assert numbers["inserts"] == [2, 0]
+
+
+def test_tables_in_files(tmp_path):
+    memory = 100 * 4 * 1100  # about 100 rows
+    options = {"var_type": "file", "file_path": tmp_path, "max_dram_for_vectors": memory / 2**30}
+    ids = np.concatenate([np.arange(2000), np.arange(2000)])
+    history, table = fit(ids, [TableStats()], dim=1024, **options)
+    numbers, total = of_items(history), table.stats()
+    assert numbers["file_rows"][-1] == total["file_rows"] > 1800
+    assert numbers["file_bytes"][-1] == total["file_bytes"] > 0
+    for name in ("file_hits", "file_rows_written", "file_bytes_read", "file_reads"):
+        assert min(numbers[name]) > 0
+        assert sum(numbers[name]) == total[name]
+    # Each key was asked for again long after its row had left memory.
+    assert numbers["hit_rate"] == [0.5, 1.0]
+    assert numbers["memory_hit_rate"][0] == 1 - numbers["file_hits"][0] / 2000
+    assert numbers["memory_hit_rate"][1] < 0.1
+    assert "file_rows" not in of_items(fit([1, 2], [TableStats()])[0])
 
 
 def test_counts_begin_with_the_training():

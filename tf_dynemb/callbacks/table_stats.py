@@ -17,6 +17,10 @@ _COUNTS = (
     *("inserts", "evictions", "erased", "expired", "refused", "unadmitted", "promotions"),
     *("dropped_gradients", "nonfinite_gradients"),
 )
+_FILE_COUNTS = (
+    *("file_hits", "file_rows_written", "file_rows_compacted"),
+    *("file_bytes_read", "file_bytes_written", "file_reads", "file_writes"),
+)
 
 
 class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
@@ -31,6 +35,10 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
     - `inserts`, `evictions`, `erased`, `expired`, `refused`, `unadmitted`, `promotions`,
       `dropped_gradients`, `nonfinite_gradients`: as in `DynamicVariable.stats`, since the last
       epoch.
+    - Of tables with `file_path` also: `file_rows` and `file_bytes` at the end of the epoch;
+      `memory_hit_rate`, the share of the hits whose row was in memory; and `file_hits`,
+      `file_rows_written`, `file_rows_compacted`, `file_bytes_read`, `file_bytes_written`,
+      `file_reads`, `file_writes`, as in `DynamicVariable.stats`, since the last epoch.
 
     Callbacks after it in the list see them, such as CSVLogger, and so do `History` and
     EarlyStopping. On several ranks, the numbers are those of the rank's own rows.
@@ -139,7 +147,14 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
             asked = since["hits"] + since["misses"]
             if asked:
                 numbers[f"{prefix}/hit_rate"] = since["hits"] / asked
-            numbers.update({f"{prefix}/{name}": since[name] for name in _COUNTS})
+            counts: tuple[str, ...] = _COUNTS
+            if table.attributes.get("file_path"):
+                counts += _FILE_COUNTS
+                numbers[f"{prefix}/file_rows"] = now["file_rows"]
+                numbers[f"{prefix}/file_bytes"] = now["file_bytes"]
+                if since["hits"]:
+                    numbers[f"{prefix}/memory_hit_rate"] = 1 - since["file_hits"] / since["hits"]
+            numbers.update({f"{prefix}/{name}": since[name] for name in counts})
         return numbers
 
     def _write(self) -> None:
