@@ -101,10 +101,10 @@ def test_writes_end_at_multiples_of_the_unit(tmp_path, monkeypatch, seed):
             ends.append(os.lseek(descriptor, 0, os.SEEK_CUR))
         return written
 
-    monkeypatch.setattr(os, "write", short)
     parts = [rng.integers(0, 9, [size, 3], np.uint32) for size in rng.integers(0, 200, 20)]
     with Publication(tmp_path, "base") as publication:
         writer = publication.column(0, "vectors", np.uint32, (3,))
+        monkeypatch.setattr(os, "write", short)
         for number, part in enumerate(parts):
             writer.append(part)
             if number == 10:

@@ -73,7 +73,7 @@ def test_crash_before_each_step(tmp_path, kind, step):
         assert len([p for p in path.iterdir() if p.is_dir()]) == len(found) + 1
         if not crashed:
             break
-    least = {"os.write": 5, "os.pwrite": 5, "os.fsync": 9, "os.rename": 1}
+    least = {"os.write": 10, "os.pwrite": 5, "os.fsync": 9, "os.rename": 1}
     assert crashes >= least.get(step, 1 if kind == "base" else 0)
     assert not crashed
 

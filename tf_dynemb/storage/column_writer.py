@@ -53,7 +53,7 @@ class ColumnWriter:
         # from the first append to the next flush.
         self._buffer: npt.NDArray[np.uint8] | None = None
         self._num_unwritten = 0
-        self._at = 0  # the offset in the file of the first of these bytes
+        self._write_all(np.zeros(npy.HEADER_BYTES, np.uint8))
 
     def append(self, rows: npt.NDArray[Any]) -> None:
         """Appends rows to the column.
@@ -72,8 +72,6 @@ class ColumnWriter:
             )
         if self._descriptor < 0:
             raise ValueError(f"{self.path.name} is closed.")
-        if self._at == self._num_unwritten == 0:
-            self._write(np.zeros(npy.HEADER_BYTES, np.uint8))
         data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
         self._write(data)
         room = len(self._checksums) * self._block_bytes - self._bytes
@@ -129,29 +127,29 @@ class ColumnWriter:
         """Writes data, except for the last bytes, of which it keeps a copy."""
         if self._buffer is None:
             self._buffer = np.empty(WRITE_UNIT, np.uint8)
+        at = self._bytes
         while data.size:
-            to_unit = WRITE_UNIT - (self._at + self._num_unwritten) % WRITE_UNIT
-            if not self._num_unwritten and data.size >= to_unit:
-                ready = to_unit + (data.size - to_unit) // WRITE_UNIT * WRITE_UNIT
-                self._write_all(data[:ready])
-                data = data[ready:]
-                continue
-            kept, data = data[:to_unit], data[to_unit:]
-            end = self._num_unwritten + kept.size
-            self._buffer[self._num_unwritten : end] = kept
-            self._num_unwritten = end
-            if kept.size == to_unit:
-                self._write_all(self._buffer[:end])
-                self._num_unwritten = 0
+            to_unit = WRITE_UNIT - at % WRITE_UNIT
+            taken = min(data.size, to_unit)
+            if not self._num_unwritten and taken == to_unit:
+                taken += (data.size - to_unit) // WRITE_UNIT * WRITE_UNIT
+                self._write_all(data[:taken])
+            else:
+                end = self._num_unwritten + taken
+                self._buffer[self._num_unwritten : end] = data[:taken]
+                self._num_unwritten = end
+                if taken == to_unit:
+                    self._write_all(self._buffer[:end])
+                    self._num_unwritten = 0
+            at += taken
+            data = data[taken:]
 
     def _write_all(self, data: npt.NDArray[np.uint8]) -> None:
         """Writes all of the data, in one or more system calls."""
         left = data.data
         while left:
             try:
-                written = os.write(self._descriptor, left)
+                left = left[os.write(self._descriptor, left) :]
             except OSError as error:
                 self.abandon()
                 raise OSError(error.errno, os.strerror(error.errno or 0), str(self.path)) from error
-            self._at += written
-            left = left[written:]
