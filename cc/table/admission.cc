@@ -33,8 +33,7 @@ AdmissionLine AdmissionLine::Merged(const AdmissionLine& a, const AdmissionLine&
 }
 
 bool AdmissionLine::IsValid(const uint64_t* line) {
-  constexpr uint32_t kUsed = kEntries * kEntryBits - 64 * (kWords - 1);  // bits of the last word
-  if (line[kWords - 1] >> kUsed != 0) return false;
+  if (line[kWords - 1] >> kUsedOfLastWord != 0) return false;
   const AdmissionLine entries(line);
   bool ended = false;
   for (uint32_t e = 0; e < kEntries; ++e) {

@@ -16,8 +16,9 @@
 
 namespace dynemb {
 
-// A copy of a line, worked on as eight words: to move an entry shifts all before it by an entry.
-// The loops have constant bounds and no branches, so that a GPU keeps the words in registers.
+// A copy of a line, worked on as a number of eight words: to move an entry shifts all before it by
+// an entry.
+// The loops have constant bounds, so that a GPU keeps the words in registers.
 class AdmissionLine {
  public:
   static constexpr size_t kWords = 8;  // of 64 bits
@@ -38,14 +39,11 @@ class AdmissionLine {
     const Found found = Find(fingerprint);
     const uint32_t more = kMostCount - found.count;
     const uint32_t count = times < more ? found.count + times : kMostCount;
-    const uint32_t last = found.at < kEntries ? found.at : kEntries - 1;
-    // The entries before `last` move one place back, over it.
-    uint64_t before = uint64_t{fingerprint << kCountBits | count} << (64 - kEntryBits);
-    for (uint32_t w = 0; w < kWords; ++w) {
-      const uint64_t word = words_[w];
-      const uint64_t moved = word << kEntryBits | before >> (64 - kEntryBits);
-      words_[w] = word ^ ((word ^ moved) & BitsBelow(last + 1, w));
-      before = word;
+    const uint64_t entry = fingerprint << kCountBits | count;
+    if (found.at < kEntries) {
+      MoveToFront(found.at, entry);
+    } else {
+      PushFront(entry);
     }
     return count;
   }
@@ -73,6 +71,8 @@ class AdmissionLine {
   static constexpr uint64_t kEntryMask = (uint64_t{1} << kEntryBits) - 1;
   static_assert(kEntries * kEntryBits <= 64 * kWords, "the entries fill a line");
 
+  static constexpr uint32_t kUsedOfLastWord = kEntries * kEntryBits - 64 * (kWords - 1);  // bits
+
   DYNEMB_HD uint32_t At(uint32_t e) const {
     const uint32_t bit = e * kEntryBits, word = bit / 64, shift = bit % 64;
     uint64_t bits = words_[word] >> shift;
@@ -86,19 +86,82 @@ class AdmissionLine {
     return bits >= 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1;
   }
 
+  // Word w of a line whose entries are all `entry`.
+  DYNEMB_HD static uint64_t Repeated(uint64_t entry, uint32_t w) {
+    const uint64_t all = entry | entry << kEntryBits | entry << 2 * kEntryBits;
+    // The 20 bits after those; a word begins at most 20 bits after the beginning of an entry.
+    const uint64_t next = entry >> (64 - 2 * kEntryBits) | entry << (3 * kEntryBits - 64);
+    const uint32_t begin = 64 * w % kEntryBits;  // of the word, in an entry
+    return begin == 0 ? all : all >> begin | next << (64 - begin);
+  }
+  DYNEMB_HD static uint32_t LowestBit(uint64_t bits) {
+#if defined(__CUDA_ARCH__)
+    return static_cast<uint32_t>(__ffsll(static_cast<long long>(bits)) - 1);
+#else
+    return static_cast<uint32_t>(__builtin_ctzll(bits));
+#endif
+  }
+
   // The place of a fingerprint and its count; kEntries and 0 if it has none.
   struct Found {
     uint32_t at, count;
   };
+  // The line, as a number of 512 bits, minus the fingerprint in each entry (by exclusive or), plus
+  // the largest fingerprint in each entry: this carries into the next entry unless the difference
+  // is zero. The counts are masked out, so what is carried into an entry goes no further.
   DYNEMB_HD Found Find(uint32_t fingerprint) const {
-    Found found = {kEntries, 0};
-    for (uint32_t e = 0; e < kEntries; ++e) {
-      const uint32_t entry = At(e);
-      const bool is = (entry >> kCountBits == fingerprint) & ((entry & kMostCount) != 0);
-      found.at = is ? e : found.at;
-      found.count = is ? entry & kMostCount : found.count;
+    constexpr uint64_t kFingerprints = kEntryMask - kMostCount;
+    uint64_t carry = 1;     // as if an entry before the first one were another
+    uint64_t same[kWords];  // the lowest bits of the entries that follow one with the fingerprint
+    uint64_t any = 0;
+    for (uint32_t w = 0; w < kWords; ++w) {
+      const uint64_t differ = (words_[w] ^ Repeated(uint64_t{fingerprint} << kCountBits, w)) &
+                              Repeated(kFingerprints, w);
+      const uint64_t sum = differ + Repeated(kFingerprints, w);
+      const uint64_t carried = sum + carry;
+      carry = (sum < differ) | (carried < sum);
+      same[w] = ~carried & Repeated(1, w);
+      any |= same[w];
     }
-    return found;
+    if (any == 0) return {kEntries, 0};
+    // The first of them. Its entry ends at its bit.
+    uint64_t bits = 0, word = 0, before = 0;
+    uint32_t number = 0;
+    for (uint32_t w = kWords; w-- > 0;) {
+      const bool is = same[w] != 0;
+      number = is ? w : number;
+      bits = is ? same[w] : bits;
+      word = is ? words_[w] : word;
+      before = is ? (w > 0 ? words_[w - 1] : 0) : before;
+    }
+    const uint32_t end = LowestBit(bits);
+    const uint64_t entry = end >= kEntryBits
+                               ? word >> (end - kEntryBits)
+                               : word << (kEntryBits - end) | before >> (64 - kEntryBits + end);
+    const uint32_t count = static_cast<uint32_t>(entry) & kMostCount;
+    // An empty entry is found by fingerprint 0.
+    if (count == 0) return {kEntries, 0};
+    return {(64 * number + end) / kEntryBits - 1, count};
+  }
+  // All entries move one place back; the last one falls out.
+  DYNEMB_HD void PushFront(uint64_t entry) {
+    uint64_t before = entry << (64 - kEntryBits);
+    for (uint32_t w = 0; w < kWords; ++w) {
+      const uint64_t word = words_[w];
+      words_[w] = word << kEntryBits | before >> (64 - kEntryBits);
+      before = word;
+    }
+    words_[kWords - 1] &= (uint64_t{1} << kUsedOfLastWord) - 1;
+  }
+  // The entries before entry `at` move one place back, over it.
+  DYNEMB_HD void MoveToFront(uint32_t at, uint64_t entry) {
+    uint64_t before = entry << (64 - kEntryBits);
+    for (uint32_t w = 0; w < kWords; ++w) {
+      const uint64_t word = words_[w];
+      const uint64_t moved = word << kEntryBits | before >> (64 - kEntryBits);
+      words_[w] = word ^ ((word ^ moved) & BitsBelow(at + 1, w));
+      before = word;
+    }
   }
   // The entries after entry `at` move one place to the front, over it.
   DYNEMB_HD void Remove(uint32_t at) {

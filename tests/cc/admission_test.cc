@@ -99,6 +99,24 @@ TEST(AdmissionCounters, RemembersTheLast23KeysOfALine) {
   EXPECT_EQ(counters.CountOf({0, 2}), 0u);
 }
 
+// At each place of the line, beside fingerprints that differ in one bit, and counts of all bits.
+TEST(AdmissionCounters, FindsAFingerprintAmongSimilarOnes) {
+  for (uint32_t f : {0u, 1u, 0x1555u, 0x2AAAu, 0x3FFFu}) {
+    AdmissionCounters counters = Counters(1);
+    EXPECT_EQ(counters.CountOf({0, f}), 0u);
+    for (uint32_t bit = 0; bit < 14; ++bit) {
+      counters.Count({0, f ^ 1u << bit}, 255);
+      EXPECT_EQ(counters.CountOf({0, f}), 0u);
+    }
+    counters.Count({0, f}, 100 + f % 100);
+    for (uint32_t place = 0; place < 23; ++place) {
+      ASSERT_EQ(counters.CountOf({0, f}), 100 + f % 100) << "place " << place;
+      counters.Count({0, f ^ (place + 1)}, place % 2 == 0 ? 255 : 1);
+    }
+    EXPECT_EQ(counters.CountOf({0, f}), 0u);
+  }
+}
+
 TEST(AdmissionCounters, HasADocumentedFormat) {
   AdmissionCounters counters = Counters(1);
   counters.Count({0, 0x2AAA}, 3);
