@@ -58,10 +58,10 @@ uint32_t Length(const Index& index, uint64_t key, bool* found) {
   uint32_t step = 0;
   while (step < kBucketsPerSegment) {
     const Bucket& bucket = *OnPath(segment, probe.home, step++);
-    for (uint32_t mask = lane.Match(bucket.digest, probe.digest); mask != 0; mask &= mask - 1) {
+    for (uint32_t mask = lane.Match(bucket, probe.digest); mask != 0; mask &= mask - 1) {
       *found |= bucket.row[internal::LowestBit(mask)] == key;
     }
-    if (*found || bucket.overflow == 0) break;
+    if (*found || bucket.overflow() == 0) break;
   }
   return step;
 }

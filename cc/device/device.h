@@ -171,6 +171,31 @@ DYNEMB_HD inline uint32_t AtomicOr(uint32_t* p, uint32_t bits) {
 #endif
 }
 
+DYNEMB_HD inline void AtomicXor(uint32_t* p, uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  atomicXor(p, bits);
+#else
+  __atomic_fetch_xor(p, bits, __ATOMIC_RELAXED);
+#endif
+}
+
+// Two words at an address that is a multiple of 8, by one instruction on a GPU, as two loads.
+struct Words {
+  uint32_t first, second;
+};
+DYNEMB_HD inline Words AtomicLoadPair(const uint32_t* p) {
+#if defined(__CUDA_ARCH__)
+  Words words;
+  asm volatile("ld.relaxed.gpu.v2.u32 {%0, %1}, [%2];"
+               : "=r"(words.first), "=r"(words.second)
+               : "l"(p)
+               : "memory");
+  return words;
+#else
+  return {AtomicLoad(p), AtomicLoad(p + 1)};
+#endif
+}
+
 }  // namespace dynemb::device
 
 #endif  // DYNEMB_DEVICE_DEVICE_H_

@@ -45,7 +45,7 @@ void DeviceTable<Device>::CheckInvariants() const {
   for (uint32_t b = 0; b < ring.count; ++b) {
     for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
       const RowId row = buckets[b].row[s];
-      Require((row == kNoRow) == (buckets[b].digest[s] == 0), "empty iff no digest", b);
+      Require((row == kNoRow) == (buckets[b].digests()[s] == 0), "empty iff no digest", b);
       if (row == kNoRow) continue;
       ++held;
       Require(row < c.high_water, "the row id was allocated", row);
@@ -53,12 +53,12 @@ void DeviceTable<Device>::CheckInvariants() const {
       seen[row] = true;
       Require(updates[row] != 0, "a held row is live", row);
       const FlatProbe probe = ProbeIn(ring, HashKey(keys[row], ring.salt));
-      Require(probe.digest == buckets[b].digest[s], "a slot has its key's digest", row);
+      Require(probe.digest == buckets[b].digests()[s], "a slot has its key's digest", row);
       for (uint32_t i = probe.home; i != b; i = (i + 1) % ring.count) ++passes[i];
     }
   }
   for (uint32_t b = 0; b < ring.count; ++b) {
-    Require(buckets[b].overflow == kOverflowSticky || buckets[b].overflow == passes[b],
+    Require(buckets[b].overflow() == kOverflowSticky || buckets[b].overflow() == passes[b],
             "overflow counts the keys that passed", b);
   }
   Require(held == c.size(), "every live row has a slot", held);

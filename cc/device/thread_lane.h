@@ -2,8 +2,6 @@
 // then has 32 probes in flight, whereas tiles of eight threads (lanes_cuda.cuh) have four. A probe
 // reads little and waits long, so the number of probes in flight determines the speed. On the host,
 // this is the fastest way to simulate a device.
-//
-// The digests and overflow of a bucket are one word of eight bytes, which is read at once.
 #ifndef DYNEMB_DEVICE_THREAD_LANE_H_
 #define DYNEMB_DEVICE_THREAD_LANE_H_
 
@@ -19,21 +17,24 @@ namespace dynemb {
 class ThreadLane {
  public:
   static constexpr bool kShared = true;
+  using Head = SharedHead<ThreadLane>;
+
   static constexpr DYNEMB_HD uint32_t rank() { return 0; }
   static constexpr DYNEMB_HD uint32_t width() { return 1; }
 
-  static DYNEMB_HD uint32_t Match(const uint8_t* digests, uint8_t digest) {
-    uint64_t word = Load(reinterpret_cast<const uint64_t*>(digests));
+  static DYNEMB_HD uint32_t Match(const Bucket& bucket, uint8_t digest) {
+    const device::Words words = device::AtomicLoadPair(bucket.head);
     uint32_t mask = 0;
 #if defined(__CUDA_ARCH__)
     const uint32_t want = 0x01010101u * digest;
-    const uint32_t low = __vcmpeq4(static_cast<uint32_t>(word), want) & 0x01010101u;
-    const uint32_t high = __vcmpeq4(static_cast<uint32_t>(word >> 32), want) & 0x00010101u;
+    const uint32_t low = __vcmpeq4(words.first, want) & 0x01010101u;
+    const uint32_t high = __vcmpeq4(words.second, want) & 0x00010101u;
     // The multiplication gathers the lowest bits of four bytes.
     mask = ((low * 0x01020408u) >> 24 & 0xFu) | ((high * 0x01020408u) >> 24 & 0xFu) << 4;
 #else
-    for (uint32_t s = 0; s < kSlotsPerBucket; ++s, word >>= 8) {
-      mask |= (static_cast<uint8_t>(word) == digest ? 1u : 0u) << s;
+    for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
+      const uint8_t has = Head::ByteOf(s < 4 ? words.first : words.second, s);
+      mask |= (has == digest ? 1u : 0u) << s;
     }
 #endif
     return mask;
@@ -74,8 +75,13 @@ class ThreadLane {
   static DYNEMB_HD uint32_t CompareExchange(uint32_t* p, uint32_t expected, uint32_t desired) {
     return device::AtomicCompareExchange(p, expected, desired);
   }
-  static DYNEMB_HD void IncrementSaturating(uint8_t* p) { ChangeOverflow(p, 1); }
-  static DYNEMB_HD void DecrementUnlessSticky(uint8_t* p) { ChangeOverflow(p, -1); }
+  static DYNEMB_HD void Xor(uint32_t* p, uint32_t bits) { device::AtomicXor(p, bits); }
+  static DYNEMB_HD uint8_t Overflow(const Bucket& bucket) { return Head::Overflow(bucket); }
+  static DYNEMB_HD void ChangeDigest(Bucket* bucket, uint32_t slot, uint8_t was, uint8_t is) {
+    Head::ChangeDigest(bucket, slot, was, is);
+  }
+  static DYNEMB_HD void IncrementSaturating(Bucket* bucket) { Head::ChangeOverflow(bucket, 1); }
+  static DYNEMB_HD void DecrementUnlessSticky(Bucket* bucket) { Head::ChangeOverflow(bucket, ~0u); }
 
   template <class Body>
   static void Launch(Exec& exec, size_t n, size_t grain, const Body& body) {
@@ -84,8 +90,6 @@ class ThreadLane {
       body(lane, begin, end);
     });
   }
-
- private:
 };
 
 }  // namespace dynemb

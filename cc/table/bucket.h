@@ -5,10 +5,11 @@
 //       │digests│o│   scores    │   row ids   │
 //       │ 7×u8  │ │    7×u32    │    7×u32    │
 //       └───────┴─┴─────────────┴─────────────┘
+//        head
 //
-// o is `overflow`: the number of keys that passed over this bucket from their home bucket to a slot
-// of a later one. It saturates at 255 and is then sticky, until the ring is rebuilt: a segment by a
-// split, the index of a device when it grows.
+// o is the overflow: the number of keys that passed over this bucket from their home bucket to a
+// slot of a later one. It saturates at 255 and is then sticky, until the ring is rebuilt: a segment
+// by a split, the index of a device when it grows.
 //
 // Invariants:
 //
@@ -16,6 +17,11 @@
 //   meaningless.
 // - A key with home h and a slot in bucket b is counted once in the overflow of every bucket from h
 //   up to b (exclusive, cyclic).
+//
+// A thread that owns a bucket accesses the head by bytes. Threads that share it access whole words
+// of 32 bits, atomically: CUDA has no atomics for bytes, and its memory model does not define
+// accesses of different sizes to one address. They change a digest by exclusive or. The changes of
+// a slot's digest that an erasure and the next claim make then have the same result in any order.
 #ifndef DYNEMB_TABLE_BUCKET_H_
 #define DYNEMB_TABLE_BUCKET_H_
 
@@ -33,50 +39,58 @@ constexpr uint32_t kSlotsPerSegment = kSlotsPerBucket * kBucketsPerSegment;
 constexpr uint8_t kOverflowSticky = 255;
 
 struct alignas(64) Bucket {
-  uint8_t digest[kSlotsPerBucket];
-  uint8_t overflow;
+  static constexpr uint32_t kHeadWords = 2;
+  static constexpr uint32_t kOverflowByte = 7;
+
+  uint32_t head[kHeadWords];
   Score score[kSlotsPerBucket];  // score.h
   RowId row[kSlotsPerBucket];
+
+  // The bytes of the head, for a thread that owns the bucket.
+  uint8_t* digests() { return reinterpret_cast<uint8_t*>(head); }
+  const uint8_t* digests() const { return reinterpret_cast<const uint8_t*>(head); }
+  uint8_t& overflow() { return digests()[kOverflowByte]; }
+  uint8_t overflow() const { return digests()[kOverflowByte]; }
 };
 static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
 
 DYNEMB_HD inline void ClearBucket(Bucket* b) {
+  for (uint32_t& word : b->head) word = 0;
   for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
-    b->digest[s] = 0;
     b->score[s] = 0;
     b->row[s] = kNoRow;
   }
-  b->overflow = 0;
 }
 
-// Adds 1 or -1 to an overflow count that other threads may change concurrently, unless it is
-// sticky.
-DYNEMB_HD inline void ChangeOverflow(uint8_t* count, int by) {
-#if defined(__CUDA_ARCH__)
-  // CUDA has no atomics for bytes, so this is a compare-and-swap of the aligned word that contains
-  // the byte. If another thread stores a digest in the same word at that time, the compare-and-swap
-  // either fails or sees the digest, because both are single accesses to one address in L2.
-  const auto address = reinterpret_cast<uintptr_t>(count);
-  auto* word = reinterpret_cast<uint32_t*>(address & ~uintptr_t{3});
-  const uint32_t shift = static_cast<uint32_t>(address & 3) * 8;
-  uint32_t was = *const_cast<const volatile uint32_t*>(word);
-  for (;;) {
-    const uint32_t there = (was >> shift) & 0xFF;
-    if (there == kOverflowSticky) return;
-    const uint32_t desired =
-        (was & ~(0xFFu << shift)) | (((there + static_cast<uint32_t>(by)) & 0xFF) << shift);
-    const uint32_t now = atomicCAS(word, was, desired);
-    if (now == was) return;
-    was = now;
+// The head of a bucket that several teams share. Lanes (lanes.h) has Load, CompareExchange and Xor.
+template <class Lanes>
+struct SharedHead {
+  static_assert(Lanes::kShared, "a bucket that is not shared has cheaper accesses");
+
+  DYNEMB_HD static uint8_t ByteOf(uint32_t word, uint32_t byte) {
+    return static_cast<uint8_t>(word >> byte % 4 * 8);
   }
-#else
-  uint8_t was = __atomic_load_n(count, __ATOMIC_RELAXED);
-  while (was != kOverflowSticky &&
-         !__atomic_compare_exchange_n(count, &was, static_cast<uint8_t>(was + by), /*weak=*/true,
-                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  DYNEMB_HD static uint8_t Digest(const Bucket& bucket, uint32_t slot) {
+    return ByteOf(Lanes::Load(&bucket.head[slot / 4]), slot);
   }
-#endif
-}
+  DYNEMB_HD static uint8_t Overflow(const Bucket& bucket) {
+    return ByteOf(Lanes::Load(&bucket.head[1]), Bucket::kOverflowByte);
+  }
+  DYNEMB_HD static void ChangeDigest(Bucket* bucket, uint32_t slot, uint8_t was, uint8_t is) {
+    Lanes::Xor(&bucket->head[slot / 4], uint32_t{static_cast<uint8_t>(was ^ is)} << slot % 4 * 8);
+  }
+  // Adds 1 or -1 to the overflow, unless it is sticky.
+  DYNEMB_HD static void ChangeOverflow(Bucket* bucket, uint32_t by) {
+    constexpr uint32_t kShift = Bucket::kOverflowByte % 4 * 8;
+    static_assert(kShift == 24, "a carry leaves the word");
+    uint32_t was = Lanes::Load(&bucket->head[1]);
+    while (was >> kShift != kOverflowSticky) {
+      const uint32_t now = Lanes::CompareExchange(&bucket->head[1], was, was + (by << kShift));
+      if (now == was) return;
+      was = now;
+    }
+  }
+};
 
 // An array of 2^depth entries, indexed by the top bits of a prefix. An entry is the number of a
 // segment or, if its top bit (kInner) is set, of an inner directory of the next level (index.h).

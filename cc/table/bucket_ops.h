@@ -61,7 +61,7 @@ template <class Lanes, class Ring>
 DYNEMB_HD void UncountPath(Lanes& lanes, Ring ring, uint32_t home, const Bucket* bucket) {
   if (lanes.rank() != 0) return;
   for (uint32_t i = 0; OnPath(ring, home, i) != bucket; ++i) {
-    lanes.DecrementUnlessSticky(&OnPath(ring, home, i)->overflow);
+    lanes.DecrementUnlessSticky(OnPath(ring, home, i));
   }
 }
 
@@ -73,14 +73,14 @@ template <class Lanes, class View, class Ring, class Probe, class K>
 DYNEMB_HD SlotRef Find(Lanes& lanes, const View& view, Ring ring, Probe probe, K key) {
   for (uint32_t i = 0; i < PathLength(ring); ++i) {
     Bucket* bucket = OnPath(ring, probe.home, i);
-    uint32_t mask = lanes.Match(bucket->digest, probe.digest);
+    uint32_t mask = lanes.Match(*bucket, probe.digest);
     while (mask != 0) {
       const uint32_t slot = internal::LowestBit(mask);
       mask &= mask - 1;
       const RowId row = lanes.FromLeader(lanes.Load(&bucket->row[slot]));
       if (row != kNoRow && view.KeyAt(row) == key) return {bucket, slot, row};
     }
-    if (lanes.FromLeader(lanes.Load(&bucket->overflow)) == 0) break;
+    if (lanes.FromLeader(lanes.Overflow(*bucket)) == 0) break;
   }
   return {};
 }
@@ -103,11 +103,11 @@ DYNEMB_HD SlotRef Claim(Lanes& lanes, Ring ring, Probe probe, RowId row, Score s
       if (lanes.FromLeader(was) != kNoRow) continue;  // lost the slot to another team; retry
       if (lanes.rank() == 0) {
         lanes.Store(&bucket->score[slot], score);
-        lanes.Store(&bucket->digest[slot], probe.digest);
+        lanes.ChangeDigest(bucket, slot, 0, probe.digest);
       }
       return {bucket, slot, row};
     }
-    if (lanes.rank() == 0) lanes.IncrementSaturating(&bucket->overflow);
+    if (lanes.rank() == 0) lanes.IncrementSaturating(bucket);
   }
   return {};
 }
@@ -207,18 +207,18 @@ DYNEMB_HD EvictedSlot Evict(Lanes& lanes, const View& view, Ring ring, Probe pro
     if (lowest == kNone) return {};
     const auto slot = static_cast<uint32_t>(lowest & 0xFF);
     const Score score = evictable.order.Ranked(static_cast<Score>(lowest >> 32));
-    const RowId row = bucket->row[slot];
+    const RowId row = lanes.Load(&bucket->row[slot]);
     uint32_t taken = 0;
     if (lanes.rank() == 0) taken = evictable.Take(lanes, bucket, slot, row, score, next);
     if (lanes.FromLeader(taken) == 0) continue;  // lost the row to another team; retry
 
     if (lanes.rank() == 0) {  // before this caller overwrites the evicted key
-      const uint32_t old_home = ProbeIn(ring, view.HashOf(view.KeyAt(row))).home;
-      internal::UncountPath(lanes, ring, old_home, bucket);
+      const auto evicted = ProbeIn(ring, view.HashOf(view.KeyAt(row)));
+      internal::UncountPath(lanes, ring, evicted.home, bucket);
       for (uint32_t i = 0; OnPath(ring, probe.home, i) != bucket; ++i) {
-        lanes.IncrementSaturating(&OnPath(ring, probe.home, i)->overflow);
+        lanes.IncrementSaturating(OnPath(ring, probe.home, i));
       }
-      lanes.Store(&bucket->digest[slot], probe.digest);
+      lanes.ChangeDigest(bucket, slot, evicted.digest, probe.digest);
     }
     return {{bucket, slot, row}, score};
   }
@@ -230,7 +230,7 @@ DYNEMB_HD bool Erase(Lanes& lanes, Ring ring, Probe probe, const SlotRef& at) {
   uint32_t was = 0;
   if (lanes.rank() == 0) was = lanes.CompareExchange(&at.bucket->row[at.slot], at.row, kNoRow);
   if (lanes.FromLeader(was) != at.row) return false;
-  if (lanes.rank() == 0) lanes.Store(&at.bucket->digest[at.slot], uint8_t{0});
+  if (lanes.rank() == 0) lanes.ChangeDigest(at.bucket, at.slot, probe.digest, 0);
   internal::UncountPath(lanes, ring, probe.home, at.bucket);
   return true;
 }

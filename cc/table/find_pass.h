@@ -96,7 +96,7 @@ size_t FindPass(const TableView<K>& view, size_t row_bytes, const KeyAt& key_at,
     f.candidate = {};
     for (uint32_t step = 0; step < kBucketsPerSegment; ++step) {
       Bucket* bucket = OnPath(f.segment, f.probe.home, step);
-      const uint32_t mask = OneLane::Match(bucket->digest, f.probe.digest);
+      const uint32_t mask = OneLane::Match(*bucket, f.probe.digest);
       if (mask != 0) {
         const uint32_t slot = internal::LowestBit(mask);
         f.candidate = {bucket, slot, bucket->row[slot]};
@@ -104,7 +104,7 @@ size_t FindPass(const TableView<K>& view, size_t row_bytes, const KeyAt& key_at,
         PrefetchBytes(f.row_at, row_bytes);
         return;
       }
-      if (bucket->overflow == 0) return;
+      if (bucket->overflow() == 0) return;
     }
   };
   const auto finish = [&](size_t i) {

@@ -3,14 +3,22 @@
 #define DYNEMB_TABLE_FLOAT_BITS_H_
 
 #include <cstdint>
+#include <cstring>
 
 #include "cc/table/portability.h"
-#include "cc/table/unaligned.h"
 
 namespace dynemb {
 
-DYNEMB_HD DYNEMB_INLINE uint32_t FloatBits(float f) { return LoadUnaligned<uint32_t>(&f); }
-DYNEMB_HD DYNEMB_INLINE float BitsToFloat(uint32_t u) { return LoadUnaligned<float>(&u); }
+DYNEMB_HD DYNEMB_INLINE uint32_t FloatBits(float f) {
+  uint32_t bits;
+  memcpy(&bits, &f, sizeof(bits));
+  return bits;
+}
+DYNEMB_HD DYNEMB_INLINE float BitsToFloat(uint32_t bits) {
+  float f;
+  memcpy(&f, &bits, sizeof(f));
+  return f;
+}
 
 // c ? a : b. gcc 12 compiles a plain ?: of computed values to a branch, and then does not vectorize
 // the loop.

@@ -18,7 +18,7 @@ void HashTable<K>::CheckInvariants() const {
     for (uint32_t b = 0; b < kBucketsPerSegment; ++b) {
       for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
         const RowId row = buckets[b].row[s];
-        Require((row == kNoRow) == (buckets[b].digest[s] == 0), "empty iff no digest", segment);
+        Require((row == kNoRow) == (buckets[b].digests()[s] == 0), "empty iff no digest", segment);
         if (row == kNoRow) continue;
         ++count;
         const uint64_t number = uint64_t{segment} * kBucketsPerSegment + b;
@@ -35,7 +35,7 @@ void HashTable<K>::CheckInvariants() const {
         const uint64_t hash = view.HashOf(key);
         const Probe probe = MakeProbe(hash);
         Require(view.SegmentOf(hash) == segment, "a key is in its segment", row);
-        Require(probe.digest == buckets[b].digest[s], "a slot has its key's digest", row);
+        Require(probe.digest == buckets[b].digests()[s], "a slot has its key's digest", row);
         for (uint32_t i = probe.home; i != b; i = (i + 1) % kBucketsPerSegment) ++passes[i];
         OneLane lane;
         const SlotRef at = dynemb::Find(lane, view, buckets, probe, key);
@@ -43,7 +43,7 @@ void HashTable<K>::CheckInvariants() const {
       }
     }
     for (uint32_t b = 0; b < kBucketsPerSegment; ++b) {
-      Require(buckets[b].overflow == kOverflowSticky || buckets[b].overflow == passes[b],
+      Require(buckets[b].overflow() == kOverflowSticky || buckets[b].overflow() == passes[b],
               "overflow counts the keys that passed", segment);
     }
     Require(index_.count(segment) == count, "a segment's count", segment);

@@ -4,7 +4,7 @@
 //
 //   static constexpr bool kShared      other teams may change the same bucket at the same time
 //   uint32_t rank(), width()           this thread's number in its team, and the team's size
-//   uint32_t Match(digests, digest)    collective: bit s is set where digests[s] == digest
+//   uint32_t Match(bucket, digest)     collective: bit s is set where slot s has the digest
 //   uint32_t Empty(bucket)             collective: bit s is set where slot s is empty
 //   uint32_t Mask(pred)                collective: bit s is set where pred(s), s < kSlotsPerBucket
 //   uint64_t Min(value)                collective: the least value(s), s < kSlotsPerBucket
@@ -12,7 +12,10 @@
 //   uint32_t Max(value)                collective: the greatest of the lanes' values
 //   T Load(const T*), Store(T*, T)     relaxed atomics where kShared, plain otherwise
 //   uint32_t CompareExchange(p, expected, desired)     returns the previous value of *p
-//   IncrementSaturating(p), DecrementUnlessSticky(p)   change an overflow count
+//   void Xor(p, bits)                  changes *p to *p ^ bits; only where kShared
+//   uint8_t Overflow(bucket)           the overflow of a bucket
+//   ChangeDigest(bucket, slot, was, is)                changes the digest of a slot
+//   IncrementSaturating(bucket), DecrementUnlessSticky(bucket)    change the overflow
 //   static Launch(exec, n, grain, body)
 //                                      runs body(lanes, begin, end) over disjoint ranges of [0, n)
 //
@@ -42,10 +45,10 @@ class OneLane {
   static constexpr uint32_t rank() { return 0; }
   static constexpr uint32_t width() { return 1; }
 
-  static uint32_t Match(const uint8_t* digests, uint8_t digest) {
+  static uint32_t Match(const Bucket& bucket, uint8_t digest) {
     constexpr uint32_t kSlots = (1u << kSlotsPerBucket) - 1;
 #if defined(__SSE2__)
-    const __m128i have = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(digests));
+    const __m128i have = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bucket.head));
     const __m128i want = _mm_set1_epi8(static_cast<char>(digest));
     return static_cast<uint32_t>(_mm_movemask_epi8(_mm_cmpeq_epi8(have, want))) & kSlots;
 #else
@@ -53,13 +56,13 @@ class OneLane {
     // true match, so the candidates are checked byte by byte. The common result, no match, needs no
     // loop.
     uint64_t x;
-    memcpy(&x, digests, sizeof(x));
+    memcpy(&x, bucket.head, sizeof(x));
     x ^= 0x0101010101010101ull * digest;
     if (((x - 0x0101010101010101ull) & ~x & 0x8080808080808080ull) == 0) return 0;
-    return Mask([&](uint32_t s) { return digests[s] == digest; }) & kSlots;
+    return Mask([&](uint32_t s) { return bucket.digests()[s] == digest; }) & kSlots;
 #endif
   }
-  static uint32_t Empty(const Bucket& bucket) { return Match(bucket.digest, 0); }
+  static uint32_t Empty(const Bucket& bucket) { return Match(bucket, 0); }
   template <class Pred>
   static uint32_t Mask(Pred pred) {
     uint32_t mask = 0;
@@ -94,8 +97,16 @@ class OneLane {
     if (was == expected) *p = desired;
     return was;
   }
-  static void IncrementSaturating(uint8_t* p) { *p += *p != kOverflowSticky; }
-  static void DecrementUnlessSticky(uint8_t* p) { *p -= *p != kOverflowSticky; }
+  static uint8_t Overflow(const Bucket& bucket) { return bucket.overflow(); }
+  static void ChangeDigest(Bucket* bucket, uint32_t slot, uint8_t /*was*/, uint8_t is) {
+    bucket->digests()[slot] = is;
+  }
+  static void IncrementSaturating(Bucket* bucket) {
+    bucket->overflow() += bucket->overflow() != kOverflowSticky;
+  }
+  static void DecrementUnlessSticky(Bucket* bucket) {
+    bucket->overflow() -= bucket->overflow() != kOverflowSticky;
+  }
 
   template <class Body>
   static void Launch(Exec& exec, size_t n, size_t grain, const Body& body) {

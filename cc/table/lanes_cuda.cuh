@@ -3,8 +3,6 @@
 // threads stride over the slots.
 //
 // Collectives are warp votes and reductions of cooperative groups; swaps are 32-bit atomics.
-// Overflow counts are bytes, for which CUDA has no atomics, so they are changed by a
-// compare-and-swap on the aligned word that contains them.
 #ifndef DYNEMB_TABLE_LANES_CUDA_CUH_
 #define DYNEMB_TABLE_LANES_CUDA_CUH_
 
@@ -24,6 +22,7 @@ class CudaTile {
   static_assert(W > 0 && W <= 32 && (W & (W - 1)) == 0, "a part of a warp");
   static constexpr bool kShared = true;
   static constexpr uint32_t kWidth = W;
+  using Head = SharedHead<CudaTile>;
   using Group = cooperative_groups::thread_block_tile<kWidth>;
 
   __device__ explicit CudaTile(const Group& group) : group_(group) {}
@@ -31,8 +30,8 @@ class CudaTile {
   __device__ uint32_t rank() const { return group_.thread_rank(); }
   static constexpr __host__ __device__ uint32_t width() { return kWidth; }
 
-  __device__ uint32_t Match(const uint8_t* digests, uint8_t digest) {
-    return Mask([&](uint32_t s) { return Load(&digests[s]) == digest; });
+  __device__ uint32_t Match(const Bucket& bucket, uint8_t digest) {
+    return Mask([&](uint32_t s) { return Head::Digest(bucket, s) == digest; });
   }
   // Tests the row id, which a claim swaps first; it stores the digest later.
   __device__ uint32_t Empty(const Bucket& bucket) {
@@ -78,8 +77,15 @@ class CudaTile {
   static __device__ uint32_t CompareExchange(uint32_t* p, uint32_t expected, uint32_t desired) {
     return atomicCAS(p, expected, desired);
   }
-  static __device__ void IncrementSaturating(uint8_t* p) { ChangeOverflow(p, 1); }
-  static __device__ void DecrementUnlessSticky(uint8_t* p) { ChangeOverflow(p, -1); }
+  static __device__ void Xor(uint32_t* p, uint32_t bits) { atomicXor(p, bits); }
+  static __device__ uint8_t Overflow(const Bucket& bucket) { return Head::Overflow(bucket); }
+  static __device__ void ChangeDigest(Bucket* bucket, uint32_t slot, uint8_t was, uint8_t is) {
+    Head::ChangeDigest(bucket, slot, was, is);
+  }
+  static __device__ void IncrementSaturating(Bucket* bucket) { Head::ChangeOverflow(bucket, 1); }
+  static __device__ void DecrementUnlessSticky(Bucket* bucket) {
+    Head::ChangeOverflow(bucket, ~0u);
+  }
 
  private:
   Group group_;

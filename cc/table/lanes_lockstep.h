@@ -24,12 +24,13 @@ class LockstepLanes {
  public:
   static constexpr bool kShared = true;
   static constexpr uint32_t kTeams = 2;
+  using Head = SharedHead<LockstepLanes>;
 
   uint32_t rank() const { return rank_; }
   static constexpr uint32_t width() { return W; }
 
-  uint32_t Match(const uint8_t* digests, uint8_t digest) {
-    return Mask([&](uint32_t s) { return Load(&digests[s]) == digest; });
+  uint32_t Match(const Bucket& bucket, uint8_t digest) {
+    return Mask([&](uint32_t s) { return Head::Digest(bucket, s) == digest; });
   }
   // Tests the row id, which a claim swaps first; it stores the digest later.
   uint32_t Empty(const Bucket& bucket) {
@@ -76,8 +77,13 @@ class LockstepLanes {
                                 __ATOMIC_ACQUIRE);
     return expected;
   }
-  static void IncrementSaturating(uint8_t* p) { ChangeOverflow(p, 1); }
-  static void DecrementUnlessSticky(uint8_t* p) { ChangeOverflow(p, -1); }
+  static void Xor(uint32_t* p, uint32_t bits) { __atomic_fetch_xor(p, bits, __ATOMIC_RELAXED); }
+  static uint8_t Overflow(const Bucket& bucket) { return Head::Overflow(bucket); }
+  static void ChangeDigest(Bucket* bucket, uint32_t slot, uint8_t was, uint8_t is) {
+    Head::ChangeDigest(bucket, slot, was, is);
+  }
+  static void IncrementSaturating(Bucket* bucket) { Head::ChangeOverflow(bucket, 1); }
+  static void DecrementUnlessSticky(Bucket* bucket) { Head::ChangeOverflow(bucket, ~0u); }
 
   // `exec` is not used: a team needs all of its threads to make progress, which an Exec does not
   // promise.

@@ -41,7 +41,7 @@ class BucketOps : public ::testing::Test {
     return at.bucket != nullptr && Erase(lane_, segment_.data(), ProbeOf(key), at);
   }
   uint32_t Overflow(uint32_t bucket) const {
-    return segment_[bucket % kBucketsPerSegment].overflow;
+    return segment_[bucket % kBucketsPerSegment].overflow();
   }
 
   const uint32_t zero_ = 0;
@@ -84,7 +84,7 @@ TEST_F(BucketOps, SecondEraseFails) {
   const Probe probe = ProbeOf(KeyAtHome(3, 0));
   EXPECT_TRUE(Erase(lane_, segment_.data(), probe, at));
   EXPECT_FALSE(Erase(lane_, segment_.data(), probe, at));
-  EXPECT_EQ(segment_[3].digest[at.slot], 0);
+  EXPECT_EQ(segment_[3].digests()[at.slot], 0);
   EXPECT_EQ(segment_[3].row[at.slot], kNoRow);
 }
 
@@ -118,7 +118,7 @@ TEST_F(BucketOps, EvictTakesTheOldestNearbyRow) {
   ASSERT_NE(at.bucket, nullptr);
   EXPECT_EQ(at.row, 3u);
   EXPECT_EQ(at.bucket->score[at.slot], 100u);
-  EXPECT_EQ(at.bucket->digest[at.slot], ProbeOf(fresh).digest);
+  EXPECT_EQ(at.bucket->digests()[at.slot], ProbeOf(fresh).digest);
   keys_[3] = fresh;
   EXPECT_EQ(Get(fresh).row, 3u);
 }
@@ -153,16 +153,16 @@ TEST_F(BucketOps, EvictFromAnEmptySegment) { EXPECT_EQ(EvictBefore(1, 100).bucke
 TEST_F(BucketOps, MatchComparesOnlySlots) {
   alignas(64) Bucket bucket;
   ClearBucket(&bucket);
-  bucket.overflow = 9;
+  bucket.overflow() = 9;
   for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
-    bucket.digest[s] = 9;
-    EXPECT_EQ(OneLane::Match(bucket.digest, 9), 1u << s);
-    bucket.digest[s] = static_cast<uint8_t>(200 + s);
+    bucket.digests()[s] = 9;
+    EXPECT_EQ(OneLane::Match(bucket, 9), 1u << s);
+    bucket.digests()[s] = static_cast<uint8_t>(200 + s);
   }
-  EXPECT_EQ(OneLane::Match(bucket.digest, 9), 0u);  // the overflow count is not a digest
-  for (uint8_t& digest : bucket.digest) digest = 255;
-  EXPECT_EQ(OneLane::Match(bucket.digest, 255), 127u);
-  EXPECT_EQ(OneLane::Match(bucket.digest, 0), 0u);
+  EXPECT_EQ(OneLane::Match(bucket, 9), 0u);  // the overflow count is not a digest
+  for (uint32_t s = 0; s < kSlotsPerBucket; ++s) bucket.digests()[s] = 255;
+  EXPECT_EQ(OneLane::Match(bucket, 255), 127u);
+  EXPECT_EQ(OneLane::Match(bucket, 0), 0u);
 }
 
 }  // namespace

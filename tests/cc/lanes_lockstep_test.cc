@@ -30,7 +30,7 @@ TYPED_TEST(LanesLockstep, CollectivesAgreeWithOneLane) {
   std::vector<Bucket> buckets(50);
   for (Bucket& bucket : buckets) {
     for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
-      bucket.digest[s] = static_cast<uint8_t>(random() % 3);
+      bucket.digests()[s] = static_cast<uint8_t>(random() % 3);
       bucket.score[s] = random() % 1000;
       bucket.row[s] = random() % 2 == 0 ? kNoRow : s;
     }
@@ -42,7 +42,7 @@ TYPED_TEST(LanesLockstep, CollectivesAgreeWithOneLane) {
     const auto old = [&](uint32_t s) { return bucket.score[s] < 500; };
     const auto value = [&](uint32_t s) { return uint64_t{bucket.score[s]} << 8 | s; };
     const auto no_row = [&](uint32_t s) { return bucket.row[s] == kNoRow; };
-    wrong += lanes.Match(bucket.digest, 1) != OneLane::Match(bucket.digest, 1);
+    wrong += lanes.Match(bucket, 1) != OneLane::Match(bucket, 1);
     wrong += lanes.Mask(old) != OneLane::Mask(old);
     wrong += lanes.Min(value) != OneLane::Min(value);
     wrong += lanes.Empty(bucket) != OneLane::Mask(no_row);
@@ -92,7 +92,7 @@ class Crowd {
       }
     }
     for (uint32_t b = 0; b < kBucketsPerSegment; ++b) {
-      EXPECT_EQ(segment_[b].overflow, passed[b]) << "bucket " << b;
+      EXPECT_EQ(segment_[b].overflow(), passed[b]) << "bucket " << b;
     }
     return held;
   }
