@@ -81,6 +81,7 @@ soak: build ## compares strategies, expiry and admission with models for a milli
 cuda-check: build ## compiles all GPU code if nvcc is found; its tests skip without a GPU
 	$(BAZEL) build //cc/table:device //cc/device:cuda_check //tests/cuda:all //benchmarks/cuda:all
 	$(BAZEL) test //tests/cuda:all
+	$(PYTHON) tools/kernel_resources.py bazel-bin/cc/device/_cuda_objects/*.ptxas
 	@for text in cc/table/device cc/device/cuda_check; do echo "cuda-check: $$(cat bazel-bin/$$text.txt)"; done
 
 fake-gpu: build ## runs the operators' GPU kernels without a GPU, on a device whose memory the host may not access

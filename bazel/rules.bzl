@@ -48,11 +48,15 @@ def _cuda_objects_impl(ctx):
     for source in ctx.files.srcs:
         out = ctx.actions.declare_file("_%s/%s.o" % (ctx.label.name, source.basename[:-len(".cu")]))
         objects.append(out)
-        ctx.actions.run(
-            executable = NVCC,
-            arguments = _NVCC_FLAGS + ARCHITECTURE_FLAGS + unique + ["-c", source.path, "-o", out.path],
+
+        # What ptxas says of each kernel, for tools/kernel_resources.py.
+        report = ctx.actions.declare_file(out.basename[:-len(".o")] + ".ptxas", sibling = out)
+        ctx.actions.run_shell(
+            command = 'echo "$DYNEMB_CUDA" >"$0" && "$@" 2>>"$0" || { cat "$0" >&2; exit 1; }',
+            arguments = [report.path, NVCC] + _NVCC_FLAGS + ARCHITECTURE_FLAGS + unique +
+                        ["-Xptxas=-v", "-c", source.path, "-o", out.path],
             inputs = depset([source] + ctx.files.hdrs, transitive = [context.headers for context in contexts]),
-            outputs = [out],
+            outputs = [out, report],
             # nvcc finds the host's compiler on PATH. The summary is in the environment so that another nvcc at the same path recompiles.
             env = {
                 "PATH": "/usr/local/bin:/usr/bin:/bin",
