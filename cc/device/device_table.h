@@ -278,9 +278,20 @@ class DeviceTable final : public Table {
   Status Refresh(Work& work);
   // Tightens the bounds to the counters that the device has posted. Does not wait.
   void ReadMail();
-  // Makes room for the new rows and slots of a batch of n keys, of which *to - *from (in the
-  // device's memory) have no row. Waits if the bounds do not show that there is enough room.
-  Status MakeRoom(Work& work, const uint32_t* from, const uint32_t* to, size_t n);
+  // Makes room in all tables for the new rows and slots of a batch. Waits, once, if the bounds of
+  // some tables do not show that there is enough room. sums[i] is the number of new keys before
+  // item i.
+  static Status MakeRoom(Work& work, Batch& batch, const uint32_t* sums);
+  // Whether the bounds show that there is enough room for n new keys.
+  bool HasRoom(size_t n) const;
+  // Makes room for a batch of n keys, given the room of this table. Does not wait.
+  Status MakeRoom(Work& work, const device::Room& room, size_t n);
+  // Records the keys of rows that a batch has evicted, as deletions: of rows[i], from item i of the
+  // batch, or kNoRow. Of the tables with tracked[t].
+  static void NoteEvicted(Work& work, Batch& batch, const RowId* rows,
+                          const std::vector<bool>& tracked);
+  // The number of rows after n more.
+  uint64_t After(uint64_t rows, size_t n) const { return std::min<uint64_t>(rows + n, capacity()); }
   Status GrowIndex(Work& work, uint64_t keys);
 
   // The view of this table for a batch.
@@ -363,10 +374,24 @@ class DeviceTable final : public Table {
   // Call before rows[i] change, are freed or are given to other keys. Saves the rows that belong to
   // the running cut. `scores` are their scores; null: the scores in their slots.
   void BeforeWrite(Work& work, const RowId* rows, size_t n, const Score* scores = nullptr);
+  // The same for the rows of some tables of a batch. Waits for the rows of all of them together.
+  static void BeforeWrite(Work& work, const Batch& batch, const std::vector<size_t>& tables);
+  // Rows that belong to the running cut of a table, and their scores, if these are not stamps.
+  struct ToSave {
+    DeviceTable* table;
+    std::vector<RowId> rows;
+    std::vector<Score> scores;
+  };
+  // Takes those of the n rows (in host memory) that the running cut still has to save.
+  ToSave TakeOfCut(Work& work, const RowId* rows, size_t n, const Score* scores);
+  static void Save(Work& work, const std::vector<ToSave>& all);
+  // Saves copies of rows first to first + num - 1.
+  void Push(const ToSave& of, size_t first, size_t num, const char* rows);
   // Call before the keys of the n rows (kNoRow: none), which had these scores (null: unknown), are
   // lost at `tick`.
   void BeforeLoss(Work& work, const RowId* rows, const Score* scores, size_t n, Tick tick,
                   Removal how);
+  void TrimDeletions();
   // A score as Scores returns it.
   int64_t PublicScore(Score score) const {
     return scoring_.by_time() ? static_cast<int64_t>(stamps_.Decode(score)) : int64_t{score};

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -449,9 +450,9 @@ void DeviceTable<Device>::Apply(Work& work, Batch& batch, const RowId* found, ui
   work.ForKeys(n, device::ResolveRows{tables, batch.keys, found, batch.rows});
   Bring(work, batch);
   work.Changes();
-  for (size_t t = 0; t < batch.tables.size(); ++t) {
-    batch.tables[t]->BeforeWrite(work, batch.rows + batch.begins[t], batch.size(t));
-  }
+  std::vector<size_t> all(batch.tables.size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  BeforeWrite(work, batch, all);
   work.Fill(nonfinite, 0, n * sizeof(uint32_t));
   WithFormula(optimizer.kind(), optimizer.flags(), optimizer.coefficients().power,
               [&](auto formula) {

@@ -41,9 +41,7 @@ void DeviceTable<Device>::Bring(Work& work, Batch& batch) {
   const device::TableViews& tables = ViewsOf(work, batch);
   if (!work.status().ok()) return;
   work.Changes();
-  for (size_t t : active) {
-    batch.tables[t]->BeforeWrite(work, batch.rows + batch.begins[t], batch.size(t));
-  }
+  BeforeWrite(work, batch, active);
   // One launch brings the rows of all tables with the same formula.
   std::vector<uint32_t> done;
   for (size_t t : active) {

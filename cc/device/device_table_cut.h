@@ -51,25 +51,106 @@ void DeviceTable<Device>::BeforeWrite(Work& work, const RowId* rows, size_t n,
   std::vector<Score> all_scores;
   if (scores != nullptr) all_scores = ToHost(work, scores, n);
   if (!work.status().ok()) return;
-  std::vector<RowId> save;
-  std::vector<Score> saved_scores;
+  Save(work, {TakeOfCut(work, all.data(), n, all_scores.data())});
+}
+
+template <class Device>
+void DeviceTable<Device>::BeforeWrite(Work& work, const Batch& batch,
+                                      const std::vector<size_t>& tables) {
+  std::vector<size_t> cut;
+  for (size_t t : tables) {
+    if (batch.tables[t]->cut_ != nullptr && batch.size(t) != 0) cut.push_back(t);
+  }
+  if (cut.empty()) return;
+  RowId* const rows = work.template Pinned<RowId>(batch.size());
+  work.Copy(rows, batch.rows, batch.size() * sizeof(RowId));
+  if (!work.Synchronize().ok()) return;
+  std::vector<ToSave> all;
+  for (size_t t : cut) {
+    DeviceTable& table = *batch.tables[t];
+    all.push_back(table.TakeOfCut(work, rows + batch.begins[t], batch.size(t), nullptr));
+  }
+  Save(work, all);
+}
+
+template <class Device>
+typename DeviceTable<Device>::ToSave DeviceTable<Device>::TakeOfCut(Work& work, const RowId* rows,
+                                                                    size_t n, const Score* scores) {
+  ToSave taken{this, {}, {}};
   for (size_t i = 0; i < n; ++i) {
-    if (all[i] == kNoRow || all[i] >= cut_->todo.rows() || !cut_->todo.Take(all[i])) continue;
-    save.push_back(all[i]);
-    if (scores != nullptr) saved_scores.push_back(all_scores[i]);
+    if (rows[i] == kNoRow || rows[i] >= cut_->todo.rows() || !cut_->todo.Take(rows[i])) continue;
+    taken.rows.push_back(rows[i]);
+    if (scores != nullptr) taken.scores.push_back(scores[i]);
   }
   if (scores == nullptr && !scoring_.by_time()) {
-    saved_scores.resize(save.size());
-    ReadToHost(work, save, nullptr, nullptr, nullptr, nullptr, saved_scores.data());
+    taken.scores.resize(taken.rows.size());
+    ReadToHost(work, taken.rows, nullptr, nullptr, nullptr, nullptr, taken.scores.data());
   }
-  size_t next = 0;
-  ForCopies(work, save, [&](RowId, const char* row) {
+  return taken;
+}
+
+template <class Device>
+void DeviceTable<Device>::Save(Work& work, const std::vector<ToSave>& all) {
+  std::vector<RowId> ids;
+  size_t bytes = 0, widest = 0;
+  for (const ToSave& of : all) {
+    const size_t stride = of.table->store_.layout.stride;
+    ids.insert(ids.end(), of.rows.begin(), of.rows.end());
+    bytes += of.rows.size() * stride;
+    widest = std::max(widest, stride);
+  }
+  if (ids.empty()) return;
+  typename Device::Session::Scratch scratch(work);
+  const size_t room = std::min(bytes, std::max(device::kCopyMost, widest));
+  const RowId* const on_device = device::ToDevice(work, ids.data(), ids.size());
+  char* const copies = work.template Take<char>(room);
+  char* const host = work.template Pinned<char>(room);
+  if (!work.status().ok()) return;
+  // Rows of one table that follow each other in the buffer.
+  struct Part {
+    const ToSave* of;
+    size_t first, num;  // of its rows
+    size_t at;          // in the buffer
+  };
+  std::vector<Part> parts;
+  size_t used = 0;
+  const auto push = [&] {
+    work.Copy(host, copies, used);
+    if (!work.Synchronize().ok()) return false;
+    for (const Part& part : parts)
+      part.of->table->Push(*part.of, part.first, part.num, host + part.at);
+    parts.clear();
+    used = 0;
+    return true;
+  };
+  const RowId* next = on_device;
+  for (const ToSave& of : all) {
+    const size_t stride = of.table->store_.layout.stride;
+    for (size_t first = 0; first < of.rows.size();) {
+      const size_t num = std::min(of.rows.size() - first, (room - used) / stride);
+      if (num == 0) {
+        if (!push()) return;
+        continue;
+      }
+      work.ForRows(num, device::QuadsOfBytes(stride),
+                   device::CopyRows{of.table->View(), next, copies + used});
+      parts.push_back({&of, first, num, used});
+      used += num * stride;
+      first += num;
+      next += num;
+    }
+  }
+  push();
+}
+
+template <class Device>
+void DeviceTable<Device>::Push(const ToSave& of, size_t first, size_t num, const char* rows) {
+  for (size_t i = 0; i < num; ++i, rows += store_.layout.stride) {
     const CutTime score =
-        scoring_.by_time() ? cut_->Time(cut_->watermark) : CutTime{saved_scores[next]};
-    ++next;
-    cut_->saved->PushAtOnce(cut_->table, cut_->layout, row,
-                            cut_->Time(stamps_.Decode(*store_.layout.update(row))), score);
-  });
+        scoring_.by_time() ? cut_->Time(cut_->watermark) : CutTime{of.scores[first + i]};
+    cut_->saved->PushAtOnce(cut_->table, cut_->layout, rows,
+                            cut_->Time(stamps_.Decode(*store_.layout.update(rows))), score);
+  }
 }
 
 template <class Device>
@@ -100,7 +181,12 @@ void DeviceTable<Device>::BeforeLoss(Work& work, const RowId* rows, const Score*
     }
     ++next;
   });
-  if (tracking_) deletions_.Trim(std::max<uint64_t>(bounds_.live, kDeletionsAtLeast));
+  if (tracking_) TrimDeletions();
+}
+
+template <class Device>
+void DeviceTable<Device>::TrimDeletions() {
+  deletions_.Trim(std::max<uint64_t>(bounds_.live, kDeletionsAtLeast));
 }
 
 template <class Device>

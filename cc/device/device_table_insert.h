@@ -48,46 +48,98 @@ Status DeviceTable<Device>::CommitRows(Store* store, uint64_t rows) {
 }
 
 template <class Device>
-Status DeviceTable<Device>::MakeRoom(Work& work, const uint32_t* from, const uint32_t* to,
-                                     size_t n) {
-  const auto after = [&](uint64_t rows) { return std::min<uint64_t>(rows + n, capacity()); };
-  const auto enough = [&] {
-    const uint64_t committed = store_.device_rows.committed() / store_.layout.stride;
-    const uint64_t host = store_.host_rows.committed() / store_.layout.stride;
-    const uint64_t rows = committed < store_.split ? committed : store_.split + host;
-    return after(bounds_.high_water) <= rows &&
-           after(bounds_.live) <= BucketLimit(store_.ring.count);
-  };
-  if (!enough()) {
-    // Only the number of distinct new keys matters: a batch may repeat one key many times. If
-    // batches are small for the table, there is room for the next batch too, even if all its keys
-    // are new. Otherwise every batch would wait here while the table is almost full.
-    const size_t given = n;
-    n = ToHost(work, to, 1)[0] - ToHost(work, from, 1)[0];
-    const device::Counters now = Read(work);
-    DYNEMB_RETURN_IF_ERROR(work.status());
-    bounds_ = {now.high_water, now.size()};
-    const size_t next = given <= bounds_.live / kFewBatches ? given : 0;
-    const uint64_t live = after(bounds_.live);
-    const uint64_t live_next = std::min<uint64_t>(live + next, capacity());
-    // Free rows are used first.
-    const uint64_t fresh = n - std::min<uint64_t>(n, now.free_count);
-    const uint64_t rows = std::min<uint64_t>(bounds_.high_water + fresh, capacity());
-    Status room = CommitRows(&store_, std::min<uint64_t>(rows + next, capacity()));
-    if (!room.ok() && next != 0) room = CommitRows(&store_, rows);
-    if (room.ok() && live_next > BucketLimit(store_.ring.count)) {
-      room = GrowIndex(work, live_next);
-      if (!room.ok() && next != 0) {
-        room = live > BucketLimit(store_.ring.count) ? GrowIndex(work, live) : work.status();
-      }
+bool DeviceTable<Device>::HasRoom(size_t n) const {
+  const uint64_t committed = store_.device_rows.committed() / store_.layout.stride;
+  const uint64_t host = store_.host_rows.committed() / store_.layout.stride;
+  const uint64_t rows = committed < store_.split ? committed : store_.split + host;
+  return After(bounds_.high_water, n) <= rows &&
+         After(bounds_.live, n) <= BucketLimit(store_.ring.count);
+}
+
+template <class Device>
+Status DeviceTable<Device>::MakeRoom(Work& work, Batch& batch, const uint32_t* sums) {
+  const size_t num_tables = batch.tables.size();
+  std::vector<size_t> small;
+  for (size_t t = 0; t < num_tables; ++t) {
+    DeviceTable& table = *batch.tables[t];
+    const size_t n = batch.size(t);
+    if (n == 0) continue;
+    if (table.HasRoom(n)) {
+      table.bounds_ = {table.After(table.bounds_.high_water, n),
+                       table.After(table.bounds_.live, n)};
+    } else {
+      small.push_back(t);
     }
-    if (!room.ok()) return Refuse(n, bounds_.live, room.message());
-    bounds_ = {rows, after(bounds_.live)};
-    return Status();
   }
-  bounds_.high_water = after(bounds_.high_water);
-  bounds_.live = after(bounds_.live);
+  if (small.empty()) return work.status();
+  auto* const on_device = work.template Take<device::Room>(num_tables);
+  auto* const rooms = work.template Pinned<device::Room>(num_tables);
+  if (on_device == nullptr) return work.status();
+  work.ForEach(num_tables, device::ReadRooms{ViewsOf(work, batch), sums, on_device});
+  work.Copy(rooms, on_device, num_tables * sizeof(device::Room));
+  DYNEMB_RETURN_IF_ERROR(work.Synchronize());
+  for (size_t t : small) {
+    DeviceTable& table = *batch.tables[t];
+    const Bucket* const buckets = table.store_.ring.buckets;
+    DYNEMB_RETURN_IF_ERROR(table.MakeRoom(work, rooms[t], batch.size(t)));
+    if (table.store_.ring.buckets != buckets) batch.viewed = false;
+  }
+  return work.status();
+}
+
+template <class Device>
+Status DeviceTable<Device>::MakeRoom(Work& work, const device::Room& room, size_t n) {
+  bounds_ = {room.high_water, room.high_water - room.free_count};
+  // Only the number of distinct new keys matters: a batch may repeat one key many times. If batches
+  // are small for the table, there is room for the next batch too, even if all its keys are new.
+  // Otherwise every batch would wait here while the table is almost full.
+  const size_t next = n <= bounds_.live / kFewBatches ? n : 0;
+  const uint64_t live = After(bounds_.live, room.keys);
+  const uint64_t live_next = After(live, next);
+  // Free rows are used first.
+  const uint32_t fresh = room.keys - std::min(room.keys, room.free_count);
+  const uint64_t rows = After(bounds_.high_water, fresh);
+  Status made = CommitRows(&store_, After(rows, next));
+  if (!made.ok() && next != 0) made = CommitRows(&store_, rows);
+  if (made.ok() && live_next > BucketLimit(store_.ring.count)) {
+    made = GrowIndex(work, live_next);
+    if (!made.ok() && next != 0) {
+      made = live > BucketLimit(store_.ring.count) ? GrowIndex(work, live) : work.status();
+    }
+  }
+  if (!made.ok()) return Refuse(room.keys, bounds_.live, made.message());
+  bounds_ = {rows, live};
   return Status();
+}
+
+template <class Device>
+void DeviceTable<Device>::NoteEvicted(Work& work, Batch& batch, const RowId* rows,
+                                      const std::vector<bool>& tracked) {
+  const size_t n = batch.size(), num_tables = batch.tables.size();
+  uint32_t* const sums = work.template Take<uint32_t>(n + 1);
+  uint32_t* const ends = work.template Take<uint32_t>(num_tables);
+  uint32_t* const host_ends = work.template Pinned<uint32_t>(num_tables);
+  uint64_t* const keys = work.template Take<uint64_t>(n);
+  if (!work.status().ok()) return;
+  const device::TableViews& tables = ViewsOf(work, batch);
+  work.ForEach(n + 1, device::FlagRows{rows, n, sums});
+  work.ExclusiveSum(sums, n + 1);
+  work.ForEach(n, device::ListLost{tables, rows, sums, keys});
+  work.ForEach(num_tables, device::ReadEnds{tables, sums, ends});
+  work.Copy(host_ends, ends, num_tables * sizeof(uint32_t));
+  if (!work.Synchronize().ok()) return;
+  const uint32_t total = host_ends[num_tables - 1];
+  uint64_t* const host_keys = work.template Pinned<uint64_t>(total);
+  work.Copy(host_keys, keys, total * sizeof(uint64_t));
+  if (total != 0 && !work.Synchronize().ok()) return;
+  for (size_t t = 0, i = 0; t < num_tables; ++t) {
+    DeviceTable& table = *batch.tables[t];
+    const Tick tick = table.stamps_.Decode(batch.now[t]);
+    for (; i < host_ends[t]; ++i) {
+      if (tracked[t]) table.deletions_.Add(tick, host_keys[i], Removal::kEvict);
+    }
+    if (tracked[t]) table.TrimDeletions();
+  }
 }
 
 template <class Device>
@@ -252,14 +304,7 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
   Score* evicted_scores = list_gone ? work.template Take<Score>(n) : nullptr;
   Score* gone_scores = list_gone ? work.template Take<Score>(n) : nullptr;
   DYNEMB_RETURN_IF_ERROR(work.status());
-  for (size_t t = 0; t < num_tables; ++t) {
-    if (batch.size(t) == 0) continue;
-    const Bucket* const buckets = batch.tables[t]->store_.ring.buckets;
-    DYNEMB_RETURN_IF_ERROR(batch.tables[t]->MakeRoom(work, in.sums + batch.begins[t],
-                                                     in.sums + batch.begins[t + 1], batch.size(t)));
-    if (batch.tables[t]->store_.ring.buckets != buckets) batch.viewed = false;
-  }
-  DYNEMB_RETURN_IF_ERROR(work.status());
+  DYNEMB_RETURN_IF_ERROR(MakeRoom(work, batch, in.sums));
   const device::TableViews& tables = ViewsOf(work, batch);  // with this batch's number
   DYNEMB_RETURN_IF_ERROR(work.status());
   for (size_t t = 0; t < num_tables; ++t) {
@@ -280,15 +325,22 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
       work.Fill(gone, 0xFF, n * sizeof(RowId));
       work.ForEach(n, device::ListEvicted{added, evicted_scores, gone, gone_scores});
     }
+    std::vector<bool> tracked(num_tables);
+    bool any_tracked = false;
     for (size_t t = 0; t < num_tables; ++t) {
       if (!lists_gone[t]) continue;
       DeviceTable& table = *batch.tables[t];
       const RowId* const gone_here = gone + batch.begins[t];
       const Score* const scores_here = gone_scores + batch.begins[t];
       table.BeforeWrite(work, gone_here, batch.size(t), scores_here);
-      table.BeforeLoss(work, gone_here, scores_here, batch.size(t),
-                       table.stamps_.Decode(batch.now[t]), Removal::kEvict);
+      if (table.evicted_ != nullptr) {
+        table.BeforeLoss(work, gone_here, scores_here, batch.size(t),
+                         table.stamps_.Decode(batch.now[t]), Removal::kEvict);
+      } else {
+        any_tracked = tracked[t] = true;
+      }
     }
+    if (any_tracked) NoteEvicted(work, batch, gone, tracked);
   }
   work.ForRows(n, batch.quads(), device::FillRows<Fill>{added, fill});
   const auto counts = [](const DeviceTable* table) {

@@ -15,6 +15,8 @@
 //   FillRows                           sets key, last update, vector and state
 //   CountRepeats                       counts the other positions of each key, in tables that count
 //   SpreadRows                         gives every position its row
+//
+// ReadRooms, ListLost and ReadEnds collect what the host needs to know, for all tables at once.
 #ifndef DYNEMB_DEVICE_KERNELS_INSERT_H_
 #define DYNEMB_DEVICE_KERNELS_INSERT_H_
 
@@ -38,6 +40,26 @@ struct RowGrant {
   uint32_t fresh;      // the first `fresh` of them get a free row; the others evict
   uint32_t from_free;  // the first `from_free` of these get a row from the free list
   uint32_t free_before, high_before;
+};
+
+// What the host needs to know of a table to make room for a batch.
+struct Room {
+  uint32_t keys;  // distinct keys without a row
+  uint32_t high_water, free_count;
+};
+
+// Item t reads the room of table t.
+struct ReadRooms {
+  TableViews tables;
+  const uint32_t* sums;
+  Room* rooms;
+
+  DYNEMB_HD void operator()(size_t t) const {
+    const auto index = static_cast<uint32_t>(t);
+    const Counters& counters = *tables[index].counters;
+    rooms[t] = {sums[tables.end(index)] - sums[tables.begin(index)], counters.high_water,
+                counters.free_count};
+  }
 };
 
 // Item t allocates rows for the new keys of table t.
@@ -305,6 +327,29 @@ struct CountOlder {
       }
     }
     if (count != 0) AtomicAdd(older, count);
+  }
+};
+
+// Lists the keys of the rows in `rows`, where sums[i] is the number of rows before rows[i].
+struct ListLost {
+  TableViews tables;
+  const RowId* rows;
+  const uint32_t* sums;
+  uint64_t* keys;
+
+  DYNEMB_HD void operator()(size_t i) const {
+    if (rows[i] != kNoRow) keys[sums[i]] = tables.Of(i).KeyAt(rows[i]);
+  }
+};
+
+// ends[t] = the sum at the end of table t's share of the batch.
+struct ReadEnds {
+  TableViews tables;
+  const uint32_t* sums;
+  uint32_t* ends;
+
+  DYNEMB_HD void operator()(size_t t) const {
+    ends[t] = sums[tables.end(static_cast<uint32_t>(t))];
   }
 };
 

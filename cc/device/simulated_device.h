@@ -3,6 +3,8 @@
 // Work is done at once when it is given: by the threads of the operator's Exec or, if Lanes are
 // LockstepLanes, by teams in lock-step. "Device" memory and "host" memory are two arenas, so that
 // code that confuses them is found by the address sanitizer, or by a wrong row.
+//
+// The device counts what a GPU would be given (DeviceWork).
 #ifndef DYNEMB_DEVICE_SIMULATED_DEVICE_H_
 #define DYNEMB_DEVICE_SIMULATED_DEVICE_H_
 
@@ -10,6 +12,8 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
+#include <map>
 #include <mutex>
 #include <new>
 #include <numeric>
@@ -25,6 +29,22 @@
 
 namespace dynemb {
 
+// What was given to a device. Work on no items is not given to a GPU, and is not counted.
+struct DeviceWork {
+  uint64_t launches = 0;  // ForEach, ForKeys, ForRows, ExclusiveSum and SortPairs
+  uint64_t copies = 0;    // Copy
+  uint64_t bytes = 0;     // of copies
+  uint64_t ordinary =
+      0;               // copies with an end in ordinary host memory, for which a GPU's host waits
+  uint64_t fills = 0;  // Fill
+  uint64_t waits = 0;  // Synchronize
+
+  DeviceWork operator-(const DeviceWork& o) const {
+    return {launches - o.launches, copies - o.copies, bytes - o.bytes,
+            ordinary - o.ordinary, fills - o.fills,   waits - o.waits};
+  }
+};
+
 template <class KeyLanesT, class RowLanesT>
 class SimulatedDevice {
  public:
@@ -38,7 +58,9 @@ class SimulatedDevice {
    public:
     Status Reserve(SimulatedDevice& device, size_t bytes) {
       device_ = &device;
-      return arena_.Reserve(std::min({bytes, device.memory_, kMostAddresses}), 1);
+      DYNEMB_RETURN_IF_ERROR(arena_.Reserve(std::min({bytes, device.memory_, kMostAddresses}), 1));
+      device_->known_.Add(arena_);
+      return Status();
     }
     Status Commit(size_t bytes) {
       if (bytes <= committed_) return Status();
@@ -74,7 +96,9 @@ class SimulatedDevice {
 
    private:
     void Release() {
-      if (device_ != nullptr) device_->used_ -= committed_;
+      if (device_ == nullptr) return;
+      device_->used_ -= committed_;
+      device_->known_.Remove(arena_);
       device_ = nullptr;
     }
     SimulatedDevice* device_ = nullptr;
@@ -83,8 +107,11 @@ class SimulatedDevice {
   };
   class HostRange {
    public:
-    Status Reserve(SimulatedDevice&, size_t bytes) {
-      return arena_.Reserve(std::min(bytes, kMostAddresses), 1);
+    Status Reserve(SimulatedDevice& device, size_t bytes) {
+      device_ = &device;
+      DYNEMB_RETURN_IF_ERROR(arena_.Reserve(std::min(bytes, kMostAddresses), 1));
+      device_->known_.Add(arena_);
+      return Status();
     }
     Status Commit(size_t bytes) { return arena_.Commit(bytes); }
     void Clear() { arena_.Clear(); }
@@ -92,8 +119,45 @@ class SimulatedDevice {
     size_t committed() const { return arena_.committed(); }
     size_t reserved() const { return arena_.reserved(); }
 
+    HostRange() = default;
+    ~HostRange() { Release(); }
+    HostRange(HostRange&& o) noexcept { *this = std::move(o); }
+    HostRange& operator=(HostRange&& o) noexcept {
+      Release();
+      device_ = std::exchange(o.device_, nullptr);
+      arena_ = std::move(o.arena_);
+      return *this;
+    }
+
    private:
+    void Release() {
+      if (device_ != nullptr) device_->known_.Remove(arena_);
+      device_ = nullptr;
+    }
+    SimulatedDevice* device_ = nullptr;
     Arena arena_;
+  };
+
+  // Addresses of ranges.
+  class KnownMemory {
+   public:
+    void Add(const Arena& arena) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ends_[arena.data()] = arena.data() + arena.reserved();
+    }
+    void Remove(const Arena& arena) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ends_.erase(arena.data());
+    }
+    bool Has(const void* p) const {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto after = ends_.upper_bound(static_cast<const char*>(p));
+      return after != ends_.begin() && p < std::prev(after)->second;
+    }
+
+   private:
+    mutable std::mutex mutex_;
+    std::map<const char*, const char*> ends_;
   };
 
   class Session {
@@ -116,6 +180,7 @@ class SimulatedDevice {
     template <class Body>
     void ForEach(size_t n, const Body& body) {
       if (!status_.ok()) return;
+      device_.launches_ += n != 0;
       const AccessScope access;
       exec_->ParallelFor(n, kGrain, [&body](size_t begin, size_t end) {
         for (size_t i = begin; i < end; ++i) body(i);
@@ -149,8 +214,9 @@ class SimulatedDevice {
       const size_t bytes = std::max<size_t>(n, 1) * sizeof(T);
       char* const p = Allocate(bytes);
       if (p == nullptr) return nullptr;
-      taken_.push_back(p);
-      Fill(p, 0xA5, bytes);
+      taken_.emplace_back(p, bytes);
+      const AccessScope access;
+      std::memset(p, 0xA5, bytes);
       return reinterpret_cast<T*>(p);
     }
 
@@ -162,23 +228,29 @@ class SimulatedDevice {
 
     void Copy(void* to, const void* from, size_t bytes) {
       if (bytes == 0 || !status_.ok()) return;
+      ++device_.copies_;
+      device_.ordinary_ += !IsKnown(to) || !IsKnown(from);
+      device_.bytes_ += bytes;
       const AccessScope access;
       std::memcpy(to, from, bytes);
     }
     void Fill(void* p, uint8_t byte, size_t bytes) {
       if (bytes == 0 || !status_.ok()) return;
+      ++device_.fills_;
       const AccessScope access;
       std::memset(p, byte, bytes);
     }
     // These two also take workspace.
     void ExclusiveSum(uint32_t* values, size_t n) {
       if (!Working()) return;
+      device_.launches_ += n != 0;
       const AccessScope access;
       uint32_t sum = 0;
       for (size_t i = 0; i < n; ++i) sum += std::exchange(values[i], sum);
     }
     void SortPairs(uint64_t* keys, uint32_t* values, size_t n, int bits = 64) {
       if (!Working()) return;
+      device_.launches_ += n != 0;
       const AccessScope access;
       const uint64_t low = bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1;
       std::vector<size_t> order(n);
@@ -214,11 +286,24 @@ class SimulatedDevice {
     void GiveBack(size_t keep) {
       for (; taken_.size() > keep; taken_.pop_back()) {
         if (SimulatedGuard* const guard = SimulatedGuard::Get()) {
-          guard->Free(taken_.back());
+          guard->Free(taken_.back().first);
         } else {
-          ::operator delete (taken_.back(), std::align_val_t{kAlignment});
+          ::operator delete (taken_.back().first, std::align_val_t{kAlignment});
         }
       }
+    }
+    // Whether an address is in a range, or from Take or Pinned.
+    bool IsKnown(const void* p) const {
+      const auto* const at = static_cast<const char*>(p);
+      const auto has = [at](const std::pair<char*, size_t>& memory) {
+        return at >= memory.first && at < memory.first + memory.second;
+      };
+      return std::any_of(taken_.begin(), taken_.end(), has) ||
+             std::any_of(pinned_.begin(), pinned_.end(),
+                         [at](const std::vector<char>& memory) {
+                           return at >= memory.data() && at < memory.data() + memory.size();
+                         }) ||
+             device_.known_.Has(p);
     }
     // False if something has failed, or must fail now (FailTake).
     bool Working() {
@@ -231,6 +316,7 @@ class SimulatedDevice {
     template <class Lanes, class Body>
     void ForTeams(size_t n, const Body& body) {
       if (!status_.ok()) return;
+      device_.launches_ += n != 0;
       const AccessScope access;
       Lanes::Launch(*exec_, n, 64, [&body](Lanes& lanes, size_t begin, size_t end) {
         for (size_t i = begin; i < end; ++i) body(lanes, i);
@@ -241,7 +327,7 @@ class SimulatedDevice {
     std::lock_guard<std::mutex> lock_;
     SerialExec serial_;
     Exec* exec_;
-    std::vector<char*> taken_;
+    std::vector<std::pair<char*, size_t>> taken_;
     std::vector<std::vector<char>> pinned_;
     Status status_;
   };
@@ -249,6 +335,7 @@ class SimulatedDevice {
   // A device with `memory` bytes of memory for tables.
   explicit SimulatedDevice(size_t memory = ~size_t{0} / 2) : memory_(memory) {}
   size_t used() const { return used_; }
+  DeviceWork work() const { return {launches_, copies_, bytes_, ordinary_, fills_, waits_}; }
   // The number of calls of Synchronize.
   uint64_t waits() const { return waits_; }
   // Makes the n-th (from 0) request for workspace from now on fail, once. Returns whether the
@@ -262,7 +349,8 @@ class SimulatedDevice {
 
   const size_t memory_;
   std::atomic<size_t> used_{0};
-  std::atomic<uint64_t> waits_{0};
+  std::atomic<uint64_t> launches_{0}, copies_{0}, bytes_{0}, ordinary_{0}, fills_{0}, waits_{0};
+  KnownMemory known_;
   std::atomic<uint64_t> takes_{kNever};
   std::mutex mutex_;
 };

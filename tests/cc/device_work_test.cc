@@ -1,0 +1,256 @@
+// The work that the calls of a training step give to a device, as a table of budgets: ten tables of
+// dim 128 with one id in each bag, as published for dynamicemb. On a GPU, a launch or a copy takes
+// some microseconds of the host's time, and a copy from or to ordinary memory waits for all work
+// before it.
+//
+// The numbers are compared for equality: they may fall, and are then changed here and in
+// docs/gpu.md. They must not rise.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/device/device_lookups.h"
+#include "cc/device/simulated_tables.h"
+#include "cc/lookup/bags.h"
+#include "cc/table/changes.h"
+#include "cc/table/evicted_rows.h"
+#include "cc/table/exec.h"
+#include "cc/table/hash.h"
+#include "cc/table/optimizer.h"
+
+namespace dynemb {
+namespace {
+
+using Device = ThreadsDevice;
+
+constexpr size_t kTables = 10, kIds = 300;  // ids of each table in a batch
+constexpr int64_t kDim = 128;
+constexpr uint64_t kKeys = 4000;  // of each table
+
+void Require(const Status& status) { ASSERT_TRUE(status.ok()) << status.message(); }
+
+// What the work of a call may be.
+struct Budget {
+  const char* call;
+  uint64_t launches, copies, ordinary, fills, waits;
+};
+
+class DeviceWorkTest : public ::testing::Test {
+ protected:
+  // As TensorFlow's tensors, the arrays of a batch are in the device's memory.
+  DeviceWorkTest() {
+    constexpr size_t kBytes = size_t{64} << 20;
+    Require(tensors_.Reserve(device_, kBytes));
+    Require(tensors_.Commit(kBytes));
+    keys_ = Array<uint64_t>(kTables * kIds);
+    unique_keys_ = Array<uint64_t>(kTables * kIds);
+    rows_ = Array<RowId>(kTables * kIds);
+    unique_rows_ = Array<RowId>(kTables * kIds);
+    pooled_ = Array<float>(kTables * kIds * kDim);
+    sums_ = Array<float>(kTables * kIds * kDim);
+    std::fill_n(pooled_, kTables * kIds * kDim, 0.25f);
+    Require(bags_.InitUniform(1, kIds, kIds));
+  }
+
+  template <class T>
+  T* Array(size_t n) {
+    char* const p = tensors_.data() + used_;
+    used_ += (n * sizeof(T) + 255) / 256 * 256;
+    return reinterpret_cast<T*>(p);
+  }
+
+  // Tables that have kKeys rows each. Memory for `init_capacity` rows is there from the beginning;
+  // the most rows are `max_capacity`.
+  void MakeTables(OptimizerKind kind, uint64_t init_capacity, uint64_t max_capacity) {
+    kind_ = kind;
+    tables_.clear();
+    for (size_t t = 0; t < kTables; ++t) {
+      TableOptions options;
+      options.name = "table_" + std::to_string(t);
+      options.dim = kDim;
+      options.init_capacity = static_cast<int64_t>(init_capacity);
+      options.max_capacity = static_cast<int64_t>(max_capacity);
+      options.tier = Tier::kHbm;
+      std::unique_ptr<Table> table;
+      Require(DeviceTable<Device>::Make(options, &device_, &table));
+      Require(table->AttachState(exec_, {"state", StateWidths(kind, {}, kDim), Inits()}));
+      for (uint64_t first = 0; first < kKeys; first += kIds) {
+        for (uint64_t i = 0; i < kIds; ++i) keys_[i] = MixKey(first + i);
+        Require(table->FindOrInsert(exec_, {keys_, kIds}, ++tick_, rows_));
+      }
+      tables_.push_back(std::move(table));
+    }
+    next_new_ = kKeys + kIds;
+  }
+  std::vector<float> Inits() const {
+    return std::vector<float>(StateWidths(kind_, {}, kDim).size(), 0.1f);
+  }
+
+  // Draws the ids of a batch, of which one in `one_new_in` is new.
+  void Draw(uint64_t one_new_in = 0) {
+    for (size_t i = 0; i < kTables * kIds; ++i) {
+      const uint64_t number = Remix(MixKey(++draws_), 7) % kKeys;
+      keys_[i] = MixKey(one_new_in != 0 && i % one_new_in == 0 ? next_new_++ : number);
+    }
+  }
+
+  void Pool() {
+    std::vector<PoolTask> tasks(kTables);
+    for (size_t t = 0; t < kTables; ++t) {
+      tasks[t].table = tables_[t].get();
+      tasks[t].keys = keys_ + t * kIds;
+      tasks[t].rows = rows_ + t * kIds;
+      tasks[t].bags = &bags_;
+      tasks[t].pooled = pooled_ + t * kIds * kDim;
+    }
+    Require(lookups_.Pool(exec_, tasks, ++tick_, /*insert=*/true));
+  }
+  void Backward() {
+    std::vector<BackwardTask> tasks(kTables);
+    for (size_t t = 0; t < kTables; ++t) {
+      tasks[t].keys = keys_ + t * kIds;
+      tasks[t].rows = rows_ + t * kIds;
+      tasks[t].bags = &bags_;
+      tasks[t].upstream = pooled_ + t * kIds * kDim;
+      tasks[t].dim = kDim;
+    }
+    num_unique_.clear();
+    size_t first = 0;
+    const auto allocate = [&](size_t, size_t n, BackwardOutput* out) {
+      out->keys = unique_keys_ + first;
+      out->rows = unique_rows_ + first;
+      out->sums = sums_ + first * kDim;
+      num_unique_.push_back(n);
+      first += n;
+      return Status();
+    };
+    Require(lookups_.SumGradients(exec_, tasks, allocate));
+  }
+  void Apply() {
+    std::vector<ApplyTask> tasks(kTables);
+    size_t first = 0;
+    for (size_t t = 0; t < kTables; ++t) {
+      tasks[t].table = tables_[t].get();
+      tasks[t].keys = unique_keys_ + first;
+      tasks[t].rows = unique_rows_ + first;
+      tasks[t].gradients = sums_ + first * kDim;
+      tasks[t].n = num_unique_[t];
+      first += tasks[t].n;
+    }
+    Require(lookups_.Apply(exec_, tasks, {kind_, {}, {}, 1, "state", Inits()}, ++tick_));
+  }
+
+  template <class Call>
+  DeviceWork WorkOf(const Call& call) {
+    const DeviceWork before = device_.work();
+    call();
+    return device_.work() - before;
+  }
+  static void Check(const Budget& budget, const DeviceWork& work) {
+    std::printf("%-34s %8ju %8ju %12ju %8ju %8ju %8ju\n", budget.call, uintmax_t{work.launches},
+                uintmax_t{work.copies}, uintmax_t{work.bytes}, uintmax_t{work.ordinary},
+                uintmax_t{work.fills}, uintmax_t{work.waits});
+    EXPECT_EQ(work.launches, budget.launches) << budget.call;
+    EXPECT_EQ(work.copies, budget.copies) << budget.call;
+    EXPECT_EQ(work.ordinary, budget.ordinary) << budget.call;
+    EXPECT_EQ(work.fills, budget.fills) << budget.call;
+    EXPECT_EQ(work.waits, budget.waits) << budget.call;
+  }
+  static void PrintHead() {
+    std::printf("%-34s %8s %8s %12s %8s %8s %8s\n", "call", "launches", "copies", "their bytes",
+                "ordinary", "fills", "waits");
+  }
+
+  Device device_;
+  SerialExec exec_;
+  DeviceLookups<Device> lookups_{&device_};
+  Device::Range tensors_;
+  size_t used_ = 0;
+  uint64_t *keys_, *unique_keys_;
+  RowId *rows_, *unique_rows_;
+  float *pooled_, *sums_;
+  Bags bags_;
+  std::vector<std::unique_ptr<Table>> tables_;
+  std::vector<size_t> num_unique_;
+  OptimizerKind kind_ = OptimizerKind::kSgd;
+  uint64_t next_new_ = 0, draws_ = 0;
+  Tick tick_ = 0;
+};
+
+// The first batches of a table take other ways, so that some are not counted.
+TEST_F(DeviceWorkTest, OfAStep) {
+  PrintHead();
+  for (const auto& [kind, name] : {std::pair{OptimizerKind::kSgd, "SGD"},
+                                   {OptimizerKind::kAdagrad, "Adagrad"},
+                                   {OptimizerKind::kAdam, "Adam"}}) {
+    MakeTables(kind, 2 * kKeys, 2 * kKeys);
+    for (int warm_up = 0; warm_up < 3; ++warm_up) {
+      Draw(20);
+      Pool();
+      Backward();
+      Apply();
+    }
+    Draw();
+    Check({"pool", 15, 6, 0, 1, 0}, WorkOf([&] { Pool(); }));
+    Check({"sum gradients", 8, 8, 0, 2, 1}, WorkOf([&] { Backward(); }));
+    Check({name, 4, 4, 0, 1, 0}, WorkOf([&] { Apply(); }));
+  }
+  Draw(20);
+  Check({"pool, an id in 20 is new", 15, 6, 0, 1, 0}, WorkOf([&] { Pool(); }));
+}
+
+TEST_F(DeviceWorkTest, OfTablesThatAreFull) {
+  PrintHead();
+  MakeTables(OptimizerKind::kAdagrad, kKeys, kKeys);
+  for (int warm_up = 0; warm_up < 3; ++warm_up) {
+    Draw(20);
+    Pool();
+  }
+  Draw(20);
+  Check({"pool, evicting", 16, 6, 0, 1, 0}, WorkOf([&] { Pool(); }));
+  for (const auto& table : tables_) table->Track(tick_);
+  Draw(20);
+  Check({"pool, evicting, after a cut", 21, 8, 0, 2, 2}, WorkOf([&] { Pool(); }));
+  EvictedRows evicted(tables_[0]->layout());
+  Draw(20);
+  Check({"insert_and_evict, of one table", 15, 4, 4, 2, 3}, WorkOf([&] {
+          Require(tables_[0]->InsertAndEvict(exec_, {keys_, kIds}, ++tick_, rows_, &evicted));
+        }));
+}
+
+TEST_F(DeviceWorkTest, WhileACutIsRead) {
+  PrintHead();
+  MakeTables(OptimizerKind::kAdagrad, kKeys, kKeys);
+  Draw();
+  Pool();
+  Backward();
+  Apply();
+  SavedRows saved(size_t{1} << 30);
+  for (size_t t = 0; t < kTables; ++t) {
+    Require(tables_[t]->BeginCut(exec_, ++tick_, 0, false, &saved, t));
+  }
+  Check({"Adagrad, while a cut is read", 14, 7, 0, 1, 2}, WorkOf([&] { Apply(); }));
+  // The rows have been saved.
+  Check({"the same again", 4, 5, 0, 1, 1}, WorkOf([&] { Apply(); }));
+  for (const auto& table : tables_) table->EndCut();
+}
+
+TEST_F(DeviceWorkTest, OfTablesThatGrow) {
+  PrintHead();
+  MakeTables(OptimizerKind::kAdagrad, kKeys, 0);
+  // The batches in which all tables grow are those with the most work.
+  DeviceWork most;
+  for (int batch = 0; batch < 40; ++batch) {
+    Draw(1);
+    const DeviceWork work = WorkOf([&] { Pool(); });
+    if (work.launches > most.launches) most = work;
+  }
+  Check({"pool, of tables that grow", 36, 9, 0, 1, 1}, most);
+}
+
+}  // namespace
+}  // namespace dynemb
