@@ -13,6 +13,7 @@ import tf_dynemb as de
 def test_rows_are_those_of_a_dense_variable(name):
     pair = Pair(name)
     pair.step(range(NUM_IDS))
+    pair.compile()  # the learning rate is a variable
     pair.train(40)
     pair.assert_equal()
     for optimizer in (pair.optimizer.core, pair.reference):

@@ -153,7 +153,7 @@ MORE = {
 
 @pytest.mark.parametrize("name", LONG)
 def test_long_training(comm, name):
-    train(comm, LONG[name], steps=200, relative=1e-5)
+    train(comm, LONG[name], steps=120, relative=1e-5)
 
 
 @pytest.mark.parametrize("name", SHORT)
