@@ -33,8 +33,11 @@ DEFAULT = Use(64)
 BUDGETS = {
     # Of a step. 64 registers let 32 warps share a multiprocessor, 80 registers 24.
     "PoolBags<TableVectors>": Use(64, stack=16),
+    "PoolBags<IndexedVectors>": Use(64, stack=16),
     "SumKeys<KeySums>": Use(80),
-    "SumChunks<KeySums>": Use(76),
+    "SumKeys<RowSums>": Use(72),
+    "SumChunks<KeySums>": Use(80),
+    "SumChunks<RowSums>": Use(72),
     "ApplyGradients<Sgd>": Use(56),
     "ApplyGradients<Adagrad>": Use(72),
     "ApplyGradients<Adam<false>>": Use(72),
