@@ -284,10 +284,11 @@ class DeviceTable final : public Table {
   static Status MakeRoom(Work& work, Batch& batch, const uint32_t* sums);
   // Whether the bounds show that there is enough room for n new keys.
   bool HasRoom(size_t n) const;
-  // Makes room for a batch of n keys, given the room of this table. Does not wait.
+  // Makes room for a batch of n keys, given the room of this table. Waits only to free an index
+  // that has become too small.
   Status MakeRoom(Work& work, const device::Room& room, size_t n);
-  // Records the keys of rows that a batch has evicted, as deletions: of rows[i], from item i of the
-  // batch, or kNoRow. Of the tables with tracked[t].
+  // Records deletions in the tables t of a batch with tracked[t]. rows[i] is the row that was
+  // evicted for item i of the batch, or kNoRow.
   static void NoteEvicted(Work& work, Batch& batch, const RowId* rows,
                           const std::vector<bool>& tracked);
   // The number of rows after n more.
@@ -391,6 +392,7 @@ class DeviceTable final : public Table {
   // lost at `tick`.
   void BeforeLoss(Work& work, const RowId* rows, const Score* scores, size_t n, Tick tick,
                   Removal how);
+  // Forgets the oldest deletions, if there are many for the size of the table.
   void TrimDeletions();
   // A score as Scores returns it.
   int64_t PublicScore(Score score) const {

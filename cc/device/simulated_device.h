@@ -34,8 +34,8 @@ struct DeviceWork {
   uint64_t launches = 0;  // ForEach, ForKeys, ForRows, ExclusiveSum and SortPairs
   uint64_t copies = 0;    // Copy
   uint64_t bytes = 0;     // of copies
-  uint64_t ordinary =
-      0;               // copies with an end in ordinary host memory, for which a GPU's host waits
+  // Copies from or to ordinary host memory, for which the host of a GPU waits.
+  uint64_t ordinary = 0;
   uint64_t fills = 0;  // Fill
   uint64_t waits = 0;  // Synchronize
 

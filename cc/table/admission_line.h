@@ -17,8 +17,7 @@
 namespace dynemb {
 
 // A copy of a line, worked on as a number of eight words: to move an entry shifts all before it by
-// an entry.
-// The loops have constant bounds, so that a GPU keeps the words in registers.
+// an entry. The loops have constant bounds, so that a GPU keeps the words in registers.
 class AdmissionLine {
  public:
   static constexpr size_t kWords = 8;  // of 64 bits
