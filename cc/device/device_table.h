@@ -392,6 +392,10 @@ class DeviceTable final : public Table {
   // lost at `tick`.
   void BeforeLoss(Work& work, const RowId* rows, const Score* scores, size_t n, Tick tick,
                   Removal how);
+  // BeforeLoss of a batch that returns the rows that it evicts: `total` of the n rows. sums[i] is
+  // the number of them before rows[i].
+  void CopyEvicted(Work& work, const RowId* rows, const Score* scores, const uint32_t* sums,
+                   size_t n, uint32_t total, Tick tick);
   // Forgets the oldest deletions, if there are many for the size of the table.
   void TrimDeletions();
   // A score as Scores returns it.
@@ -414,9 +418,6 @@ class DeviceTable final : public Table {
   // memory.
   template <class Fn>
   void ForRowsInChunks(Work& work, const Fn& fn) const;
-  // Calls fn(row, bytes) for each row. `bytes` is a copy of the row in host memory.
-  template <class Fn>
-  void ForCopies(Work& work, const std::vector<RowId>& rows, const Fn& fn) const;
   // BeforeWrite for all live rows.
   void SaveAll(Work& work);
   // Copies columns of rows to the host; a null pointer skips a column.

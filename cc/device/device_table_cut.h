@@ -20,25 +20,6 @@ void DeviceTable<Device>::SaveAll(Work& work) {
 }
 
 template <class Device>
-template <class Fn>
-void DeviceTable<Device>::ForCopies(Work& work, const std::vector<RowId>& rows,
-                                    const Fn& fn) const {
-  const size_t stride = store_.layout.stride;
-  const size_t chunk = std::max<size_t>(1, device::kCopyMost / stride);
-  for (size_t begin = 0; begin < rows.size(); begin += chunk) {
-    const size_t n = std::min(chunk, rows.size() - begin);
-    typename Device::Session::Scratch scratch(work);
-    RowId* ids = work.template Take<RowId>(n);
-    char* copies = work.template Take<char>(n * stride);
-    if (ids == nullptr || copies == nullptr) return;
-    work.Copy(ids, rows.data() + begin, n * sizeof(RowId));
-    work.ForRows(n, device::QuadsOfBytes(stride), device::CopyRows{View(), ids, copies});
-    const std::vector<char> host = ToHost(work, copies, n * stride);
-    for (size_t i = 0; i < n; ++i) fn(rows[begin + i], host.data() + i * stride);
-  }
-}
-
-template <class Device>
 void DeviceTable<Device>::WaitForReader() {
   if (cut_ != nullptr) cut_->saved->WaitForRoom(store_.layout.stride);
 }
@@ -158,30 +139,55 @@ void DeviceTable<Device>::BeforeLoss(Work& work, const RowId* rows, const Score*
                                      Tick tick, Removal how) {
   const bool evicts = evicted_ != nullptr && how == Removal::kEvict;
   if (!tracking_ && !evicts) return;
-  std::vector<RowId> lost = ToHost(work, rows, n);
-  std::vector<Score> lost_scores(n);
-  if (scores != nullptr) lost_scores = ToHost(work, scores, n);
-  size_t kept = 0;
-  for (size_t i = 0; i < n; ++i) {
-    if (lost[i] == kNoRow) continue;
-    lost[kept] = lost[i];
-    lost_scores[kept++] = lost_scores[i];
+  typename Device::Session::Scratch scratch(work);
+  uint32_t* const sums = work.template Take<uint32_t>(n + 1);
+  uint32_t* const total = work.template Pinned<uint32_t>(1);
+  if (sums == nullptr) return;
+  work.ForEach(n + 1, device::FlagRows{rows, n, sums});
+  work.ExclusiveSum(sums, n + 1);
+  work.Copy(total, sums + n, sizeof(*total));
+  if (!work.Synchronize().ok() || *total == 0) return;
+  if (evicts) {
+    CopyEvicted(work, rows, scores, sums, n, *total, tick);
+  } else {
+    uint64_t* const keys = work.template Take<uint64_t>(*total);
+    if (keys == nullptr) return;
+    work.ForEach(n, device::ListLost{ViewsAt(0, n), rows, sums, keys});
+    const std::vector<uint64_t> lost = ToHost(work, keys, *total);
+    if (!work.status().ok()) return;
+    for (uint64_t key : lost) deletions_.Add(tick, key, how);
   }
-  lost.resize(kept);
-  size_t next = 0;
-  ForCopies(work, lost, [&](RowId, const char* row) {
-    const uint64_t key = KeysAt(row)[0];
-    if (tracking_) deletions_.Add(tick, key, how);
-    if (evicts) {
-      std::vector<char> brought(row, row + store_.layout.stride);
-      const RowLayout& l = store_.layout;
-      SerialExec serial;
-      catch_up_.BringColumns(serial, l, 1, l.vector(brought.data()), l.state(brought.data()));
-      evicted_->Add(key, brought.data(), PublicScore(lost_scores[next]));
-    }
-    ++next;
-  });
   if (tracking_) TrimDeletions();
+}
+
+template <class Device>
+void DeviceTable<Device>::CopyEvicted(Work& work, const RowId* rows, const Score* scores,
+                                      const uint32_t* sums, size_t n, uint32_t total, Tick tick) {
+  const RowLayout& l = store_.layout;
+  const size_t chunk = std::min<size_t>(total, std::max<size_t>(1, device::kCopyMost / l.stride));
+  RowId* const ids = work.template Take<RowId>(total);
+  Score* const listed = work.template Take<Score>(total);
+  char* const copies = work.template Take<char>(chunk * l.stride);
+  Score* const host_scores = work.template Pinned<Score>(total);
+  char* const host = work.template Pinned<char>(chunk * l.stride);
+  if (!work.status().ok()) return;
+  work.ForEach(n, device::ListEvictedRows{rows, scores, sums, ids, listed});
+  work.Copy(host_scores, listed, total * sizeof(Score));
+  SerialExec serial;
+  for (size_t begin = 0; begin < total; begin += chunk) {
+    const size_t num = std::min(chunk, total - begin);
+    work.ForRows(num, device::QuadsOfBytes(l.stride),
+                 device::CopyRows{View(), ids + begin, copies});
+    work.Copy(host, copies, num * l.stride);
+    if (!work.Synchronize().ok()) return;
+    for (size_t i = 0; i < num; ++i) {
+      char* const row = host + i * l.stride;
+      const uint64_t key = KeysAt(row)[0];
+      if (tracking_) deletions_.Add(tick, key, Removal::kEvict);
+      catch_up_.BringColumns(serial, l, 1, l.vector(row), l.state(row));
+      evicted_->Add(key, row, PublicScore(host_scores[begin + i]));
+    }
+  }
 }
 
 template <class Device>

@@ -16,7 +16,8 @@
 //   CountRepeats                       counts the other positions of each key, in tables that count
 //   SpreadRows                         gives every position its row
 //
-// ReadRooms, ListLost and ReadEnds collect what the host needs to know, for all tables at once.
+// ReadRooms, ListLost, ListEvictedRows and ReadEnds collect what the host needs to know, for all
+// tables at once.
 #ifndef DYNEMB_DEVICE_KERNELS_INSERT_H_
 #define DYNEMB_DEVICE_KERNELS_INSERT_H_
 
@@ -339,6 +340,21 @@ struct ListLost {
 
   DYNEMB_HD void operator()(size_t i) const {
     if (rows[i] != kNoRow) keys[sums[i]] = tables.Of(i).KeyAt(rows[i]);
+  }
+};
+
+// Lists the rows in `rows` and their scores, where sums[i] is the number of rows before rows[i].
+struct ListEvictedRows {
+  const RowId* rows;
+  const Score* scores;
+  const uint32_t* sums;
+  RowId* listed;
+  Score* listed_scores;
+
+  DYNEMB_HD void operator()(size_t i) const {
+    if (rows[i] == kNoRow) return;
+    listed[sums[i]] = rows[i];
+    listed_scores[sums[i]] = scores[i];
   }
 };
 
