@@ -1,6 +1,7 @@
 #include "cc/serving/served_model.h"
 
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
@@ -92,9 +93,24 @@ uint64_t BytesToRead(const Manifest& manifest) {
   return bytes;
 }
 
+// The name of a file that no other file has, not even a later one with the same path.
+std::string IdentityOf(const std::string& file) {
+  struct stat found {};
+  if (stat(file.c_str(), &found) != 0) return file;
+  return Resolved(file) + "\n" + std::to_string(found.st_ino) + "\n" +
+         std::to_string(found.st_mtim.tv_sec) + "." + std::to_string(found.st_mtim.tv_nsec);
+}
+
+// A model that was opened: with the snapshots up to `last`, for these tables.
+struct Opened {
+  std::weak_ptr<ServedModel> model;
+  std::string last;
+  std::set<std::string> tables;
+};
+
 struct Registry {
   std::mutex mutex;
-  std::map<std::string, std::weak_ptr<ServedModel>> models;  // by descriptor and base
+  std::map<std::string, std::vector<Opened>> models;  // by descriptor and base
 };
 
 Registry& Models() {
@@ -104,7 +120,7 @@ Registry& Models() {
 
 }  // namespace
 
-Status ServedModel::Open(Exec& exec, const std::string& descriptor,
+Status ServedModel::Open(Exec& exec, const std::string& descriptor, const std::string& table,
                          std::shared_ptr<ServedModel>* model) {
   DYNEMB_RETURN_IF_ERROR(VerifyModelFiles(descriptor));
   Descriptor described;
@@ -114,24 +130,38 @@ Status ServedModel::Open(Exec& exec, const std::string& descriptor,
   if (!listed.ok()) {
     return Status(listed.code(), listed.message() + "; " + descriptor + " names it");
   }
-  const std::string tables = Resolved(described.tables);
-  const std::string place = tables + "\n" + IdOfDirectory(directories.front()) + "\n" +
-                            described.follow + "\n" + std::to_string(described.follow_seconds);
+  const std::string place = IdentityOf(descriptor) + "\n" + IdOfDirectory(directories.front());
+  const std::string last = IdOfDirectory(directories.back());
   Registry& registry = Models();
   std::lock_guard<std::mutex> lock(registry.mutex);
-  *model = registry.models[place].lock();
-  if (*model != nullptr) return Status();
   for (auto it = registry.models.begin(); it != registry.models.end();) {
-    it = it->second.expired() ? registry.models.erase(it) : std::next(it);
+    std::vector<Opened>& all = it->second;
+    const auto ended = [](const Opened& opened) { return opened.model.expired(); };
+    all.erase(std::remove_if(all.begin(), all.end(), ended), all.end());
+    it = all.empty() ? registry.models.erase(it) : std::next(it);
+  }
+  std::vector<Opened>& all = registry.models[place];
+  // One that lacks the table is of the same loading; the chain may have grown since it began.
+  auto found = std::find_if(all.begin(), all.end(), [&table](const Opened& opened) {
+    return opened.tables.count(table) == 0;
+  });
+  if (found == all.end()) {
+    found = std::find_if(all.begin(), all.end(),
+                         [&last](const Opened& opened) { return opened.last == last; });
+  }
+  if (found != all.end()) *model = found->model.lock();
+  if (found != all.end() && *model != nullptr) {
+    found->tables.insert(table);
+    return Status();
   }
   std::shared_ptr<ServedModel> opened(new ServedModel(described.verify_bytes));
   uint64_t count = 0;
-  DYNEMB_RETURN_IF_ERROR(opened->Apply(exec, tables, &count));
+  DYNEMB_RETURN_IF_ERROR(opened->Apply(exec, Resolved(described.tables), &count));
   if (!described.follow.empty()) {
     opened->follower_ =
         std::thread(&ServedModel::Follow, opened.get(), described.follow, described.follow_seconds);
   }
-  registry.models[place] = opened;
+  all.push_back({opened, last, {table}});
   *model = std::move(opened);
   return Status();
 }

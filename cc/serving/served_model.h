@@ -11,8 +11,10 @@
 //
 // Apply prepares the next state without holding that mutex. Calls of Apply wait for each other.
 //
-// Models by place. Open returns the same model for the same snapshots while one of its users is
-// alive: the operators of all tables of a model find each other in this way.
+// Models by descriptor. While a model is used, Open returns it to the operators of its other
+// tables, so that all of them have one state. It also returns it to those who load the model again,
+// unless there are newer snapshots than when it was opened: a model that is exported again has
+// dense weights that go with these. Models share the memory of mapped files (mapped_file.h).
 //
 // The descriptor is the asset of the exported model, a JSON object:
 //
@@ -57,9 +59,9 @@ struct ServedState {
 
 class ServedModel {
  public:
-  // Opens the model of a descriptor: the last base at its path, and the deltas after it. Errors
-  // name the file.
-  static Status Open(Exec& exec, const std::string& descriptor,
+  // Opens the model of a descriptor for one of its tables: the last base at its path, and the
+  // deltas after it. Errors name the file.
+  static Status Open(Exec& exec, const std::string& descriptor, const std::string& table,
                      std::shared_ptr<ServedModel>* model);
   ~ServedModel();
   ServedModel(const ServedModel&) = delete;

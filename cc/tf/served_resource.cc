@@ -32,7 +32,7 @@ std::string ServedResource::DebugString() const {
 
 absl::Status ServedResource::Open(Exec& exec, const std::string& descriptor) {
   std::shared_ptr<ServedModel> model;
-  DYNEMB_RETURN_IF_LIBRARY_ERROR(ServedModel::Open(exec, descriptor, &model));
+  DYNEMB_RETURN_IF_LIBRARY_ERROR(ServedModel::Open(exec, descriptor, options_.name, &model));
   std::lock_guard<std::mutex> lock(mutex_);
   if (model == model_) return absl::OkStatus();
   size_t number = 0;

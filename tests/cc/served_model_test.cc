@@ -57,7 +57,7 @@ class ServedModelTest : public ::testing::Test {
     return file;
   }
   Status Open(const Members& members = {}) {
-    return ServedModel::Open(exec_, Describe(members), &model_);
+    return ServedModel::Open(exec_, Describe(members), kTables[0], &model_);
   }
   // Opens the model, and attaches its tables.
   void MustOpen(const Members& members = {}) {
@@ -123,26 +123,47 @@ TEST_F(ServedModelTest, RelativePathsAreThoseOfTheDescriptor) {
   Write(folder_ / "assets/served.json", Object({{"format", Quoted("tf_dynemb.served_tables")},
                                                 {"version", "1"},
                                                 {"tables", Quoted("../tables")}}));
-  EXPECT_TRUE(ServedModel::Open(exec_, folder_ / "assets/served.json", &model_).ok());
+  EXPECT_TRUE(ServedModel::Open(exec_, folder_ / "assets/served.json", "t", &model_).ok());
   Write(folder_ / "served.json", Object({{"format", Quoted("tf_dynemb.served_tables")},
                                          {"version", "1"},
                                          {"tables", Quoted("tables")}}));
   std::shared_ptr<ServedModel> other;
-  EXPECT_TRUE(ServedModel::Open(exec_, folder_ / "served.json", &other).ok());
-  EXPECT_EQ(other, model_);  // one place has one model
+  EXPECT_TRUE(ServedModel::Open(exec_, folder_ / "served.json", "t", &other).ok());
+  EXPECT_NE(other, model_);  // another model with the same tables
+  EXPECT_EQ(other->state()->last.id, model_->state()->last.id);
 }
 
-TEST_F(ServedModelTest, OneModelForEachPlaceWhileItIsUsed) {
+TEST_F(ServedModelTest, TheTablesOfALoadingHaveOneModel) {
+  const std::string descriptor = Describe();
+  const auto open = [&](const std::string& table) {
+    std::shared_ptr<ServedModel> model;
+    const Status status = ServedModel::Open(exec_, descriptor, table, &model);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return model;
+  };
+  const std::shared_ptr<ServedModel> first = open("a");
+  EXPECT_EQ(open("b"), first);
+  EXPECT_EQ(open("a"), first);  // loaded again: nothing is newer
+  // The chain grows while the first model is loaded. All of its tables have the older state.
+  Of("delta", 2, 2.0f).Publish(tables_);
+  EXPECT_EQ(open("c"), first);
+  // A model that is loaded then has the newer one.
+  const std::shared_ptr<ServedModel> second = open("a");
+  EXPECT_NE(second, first);
+  EXPECT_EQ(open("b"), second);
+  EXPECT_EQ(open("c"), second);
+  EXPECT_EQ(open("a"), second);
+  EXPECT_EQ(first->state()->last.id, IdOf(1));
+  EXPECT_EQ(second->state()->last.id, IdOf(2));
+  Of("base", 3, 3.0f).Publish(tables_);
+  EXPECT_EQ(open("a")->state()->last.id, IdOf(3));
+}
+
+TEST_F(ServedModelTest, AnotherDescriptorIsAnotherModel) {
   MustOpen();
   const std::shared_ptr<ServedModel> first = std::move(model_);
-  ASSERT_TRUE(Open().ok());
-  EXPECT_EQ(model_, first);
   ASSERT_TRUE(Open({{"follow", Quoted(folder_ / "other")}}).ok());
   EXPECT_NE(model_, first);
-  Of("base", 2, 2.0f).Publish(tables_);
-  ASSERT_TRUE(Open().ok());
-  EXPECT_NE(model_, first);  // another base
-  EXPECT_EQ(first->state()->last.id, IdOf(1));
 }
 
 TEST_F(ServedModelTest, Descriptors) {
@@ -159,10 +180,10 @@ TEST_F(ServedModelTest, Descriptors) {
     ExpectError(Open({{"verify_bytes", wrong}}), Code::kDataLoss, "verify_bytes is wrong");
   }
   std::shared_ptr<ServedModel> model;
-  ExpectError(ServedModel::Open(exec_, folder_ / "none", &model), Code::kDataLoss,
+  ExpectError(ServedModel::Open(exec_, folder_ / "none", "t", &model), Code::kDataLoss,
               "none is missing");
   Write(folder_ / "large", std::string(70000, ' '));
-  ExpectError(ServedModel::Open(exec_, folder_ / "large", &model), Code::kDataLoss,
+  ExpectError(ServedModel::Open(exec_, folder_ / "large", "t", &model), Code::kDataLoss,
               "large has more");
 }
 

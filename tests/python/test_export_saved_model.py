@@ -53,6 +53,34 @@ def model():
     return make_model()
 
 
+@pytest.mark.parametrize("path", ["model", "another"])
+@pytest.mark.parametrize("tables", ["external", "link", "copy"])
+def test_a_second_version_has_its_own_rows(tmp_path, tables, path):
+    """The first version is loaded meanwhile. The weights of the second go with its rows."""
+    module = tf.Module()
+    module.table = de.DynamicVariable(2, 0.0, "host", name="t")
+    module.weight = tf.Variable(1.0)
+    module.serve = tf.function(
+        lambda ids: module.weight * module.table.lookup(ids, insert=False),
+        input_signature=[tf.TensorSpec([None], tf.int64)],
+    )
+    ids = tf.constant([1], tf.int64)
+    dump = tmp_path / "dump"
+    module.table.upsert([1], [[1.0, 1.0]])
+    de.dump(dump, module.table, quiet=True)
+    de.export_saved_model(module, tmp_path / "model", tables, dump)
+    first = tf.saved_model.load(str(tmp_path / "model"))
+    assert first.serve(ids).numpy().tolist() == [[1.0, 1.0]]
+    module.table.upsert([1], [[2.0, 2.0]])
+    module.weight.assign(10.0)
+    exported = de.incremental_dump(dump, module.table, quiet=True)
+    de.export_saved_model(module, tmp_path / path, tables, dump)
+    second = tf.saved_model.load(str(tmp_path / path))
+    assert second.serve(ids).numpy().tolist() == [[20.0, 20.0]]
+    assert int(second.signatures["watermark"]()["watermark"]) == exported.tick
+    assert first.serve(ids).numpy().tolist() == [[1.0, 1.0]]
+
+
 def test_tables_in_a_list_of_a_layer(tmp_path):
     inputs = keras.Input([2], dtype="int64")
     made = keras.Model(inputs, layers.MultiTableEmbedding(3, tables=2)(inputs))

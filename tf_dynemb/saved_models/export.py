@@ -41,7 +41,7 @@ def export_saved_model(
     signatures: Any = None,
     input_signature: Any = None,
     follow: str | os.PathLike[str] | None = None,
-    follow_seconds: float = 1.0,
+    follow_seconds: float = 0.25,
 ) -> Watermark:
     """Exports a model as a SavedModel for serving, as `model.export(path)` does, with options.
 
@@ -80,7 +80,7 @@ def export_saved_model(
         follow: a path that the loaded model polls, to apply each snapshot that is published there:
             another base, or deltas that continue the tables. Default: none. A relative path is
             relative to the current directory of the process that exports.
-        follow_seconds: the time between two polls.
+        follow_seconds: the time between two polls, each of which lists the folder.
 
     Returns:
         The watermark of the rows, the same on all ranks. Deltas for the SavedModel continue it:
