@@ -52,7 +52,11 @@ def _cuda_objects_impl(ctx):
         # What ptxas says of each kernel, for tools/kernel_resources.py.
         report = ctx.actions.declare_file(out.basename[:-len(".o")] + ".ptxas", sibling = out)
         ctx.actions.run_shell(
-            command = 'report=$1 && shift && echo "$DYNEMB_CUDA" >"$report" && "$@" 2>>"$report" || { cat "$report" >&2; exit 1; }',
+            command = """
+                report=$1 && shift && echo "$DYNEMB_CUDA" >"$report"
+                "$@" 2>>"$report" || { cat "$report" >&2; exit 1; }
+                # What is not of ptxas -v is a warning.
+                tail -n +2 "$report" | grep -v -e "^ptxas info" -e "bytes stack frame" >&2 || true""",
             arguments = [report.path, NVCC] + _NVCC_FLAGS + ARCHITECTURE_FLAGS + unique +
                         ["-Xptxas=-v", "-c", source.path, "-o", out.path],
             inputs = depset([source] + ctx.files.hdrs, transitive = [context.headers for context in contexts]),

@@ -107,6 +107,9 @@ def short(name: str) -> str:
 def kernels(report: str) -> dict[str, Use]:
     """What each kernel of our own uses, with those teams with which it uses most."""
     found = [m for m in _KERNEL.finditer(report) if m["architecture"] == ARCHITECTURE]
+    reported = len(re.findall(rf"Compiling entry function '\w+' for '{ARCHITECTURE}'", report))
+    if len(found) != reported:
+        raise ValueError(f"of {reported} kernels, {len(found)} were understood")
     names = subprocess.run(
         ["c++filt"],
         input="\n".join(m["name"] for m in found),

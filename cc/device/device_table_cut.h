@@ -32,7 +32,9 @@ void DeviceTable<Device>::BeforeWrite(Work& work, const RowId* rows, size_t n,
   std::vector<Score> all_scores;
   if (scores != nullptr) all_scores = ToHost(work, scores, n);
   if (!work.status().ok()) return;
-  Save(work, {TakeOfCut(work, all.data(), n, all_scores.data())});
+  std::vector<ToSave> taken;
+  taken.push_back(TakeOfCut(work, all.data(), n, scores != nullptr ? all_scores.data() : nullptr));
+  Save(work, taken);
 }
 
 template <class Device>
@@ -43,13 +45,12 @@ void DeviceTable<Device>::BeforeWrite(Work& work, const Batch& batch,
     if (batch.tables[t]->cut_ != nullptr && batch.size(t) != 0) cut.push_back(t);
   }
   if (cut.empty()) return;
-  RowId* const rows = work.template Pinned<RowId>(batch.size());
-  work.Copy(rows, batch.rows, batch.size() * sizeof(RowId));
-  if (!work.Synchronize().ok()) return;
+  const std::vector<RowId> rows = ToHost(work, batch.rows, batch.size());
+  if (!work.status().ok()) return;
   std::vector<ToSave> all;
   for (size_t t : cut) {
     DeviceTable& table = *batch.tables[t];
-    all.push_back(table.TakeOfCut(work, rows + batch.begins[t], batch.size(t), nullptr));
+    all.push_back(table.TakeOfCut(work, rows.data() + batch.begins[t], batch.size(t), nullptr));
   }
   Save(work, all);
 }
@@ -83,10 +84,15 @@ void DeviceTable<Device>::Save(Work& work, const std::vector<ToSave>& all) {
   if (ids.empty()) return;
   typename Device::Session::Scratch scratch(work);
   const size_t room = std::min(bytes, std::max(device::kCopyMost, widest));
-  const RowId* const on_device = device::ToDevice(work, ids.data(), ids.size());
+  RowId* const on_device = work.template Take<RowId>(ids.size());
   char* const copies = work.template Take<char>(room);
-  char* const host = work.template Pinned<char>(room);
-  if (!work.status().ok()) return;
+  // The rows are no longer to be read, so that they are missing from the cut if they are not saved.
+  const auto fail = [&all] {
+    for (const ToSave& of : all) of.table->cut_->saved->Fail();
+  };
+  if (!work.status().ok()) return fail();
+  // Ordinary memory: pinned memory is kept until the session ends, which may save a whole table.
+  work.Copy(on_device, ids.data(), ids.size() * sizeof(RowId));
   // Rows of one table that follow each other in the buffer.
   struct Part {
     const ToSave* of;
@@ -96,10 +102,11 @@ void DeviceTable<Device>::Save(Work& work, const std::vector<ToSave>& all) {
   std::vector<Part> parts;
   size_t used = 0;
   const auto push = [&] {
-    work.Copy(host, copies, used);
-    if (!work.Synchronize().ok()) return false;
-    for (const Part& part : parts)
-      part.of->table->Push(*part.of, part.first, part.num, host + part.at);
+    const std::vector<char> host = ToHost(work, copies, used);
+    if (!work.status().ok()) return false;
+    for (const Part& part : parts) {
+      part.of->table->Push(*part.of, part.first, part.num, host.data() + part.at);
+    }
     parts.clear();
     used = 0;
     return true;
@@ -110,7 +117,7 @@ void DeviceTable<Device>::Save(Work& work, const std::vector<ToSave>& all) {
     for (size_t first = 0; first < of.rows.size();) {
       const size_t num = std::min(of.rows.size() - first, (room - used) / stride);
       if (num == 0) {
-        if (!push()) return;
+        if (!push()) return fail();
         continue;
       }
       work.ForRows(num, device::QuadsOfBytes(stride),
@@ -121,7 +128,7 @@ void DeviceTable<Device>::Save(Work& work, const std::vector<ToSave>& all) {
       next += num;
     }
   }
-  push();
+  if (!push()) fail();
 }
 
 template <class Device>
@@ -168,20 +175,18 @@ void DeviceTable<Device>::CopyEvicted(Work& work, const RowId* rows, const Score
   RowId* const ids = work.template Take<RowId>(total);
   Score* const listed = work.template Take<Score>(total);
   char* const copies = work.template Take<char>(chunk * l.stride);
-  Score* const host_scores = work.template Pinned<Score>(total);
-  char* const host = work.template Pinned<char>(chunk * l.stride);
   if (!work.status().ok()) return;
   work.ForEach(n, device::ListEvictedRows{rows, scores, sums, ids, listed});
-  work.Copy(host_scores, listed, total * sizeof(Score));
+  const std::vector<Score> host_scores = ToHost(work, listed, total);
   SerialExec serial;
   for (size_t begin = 0; begin < total; begin += chunk) {
     const size_t num = std::min(chunk, total - begin);
     work.ForRows(num, device::QuadsOfBytes(l.stride),
                  device::CopyRows{View(), ids + begin, copies});
-    work.Copy(host, copies, num * l.stride);
-    if (!work.Synchronize().ok()) return;
+    std::vector<char> host = ToHost(work, copies, num * l.stride);
+    if (!work.status().ok()) return;
     for (size_t i = 0; i < num; ++i) {
-      char* const row = host + i * l.stride;
+      char* const row = host.data() + i * l.stride;
       const uint64_t key = KeysAt(row)[0];
       if (tracking_) deletions_.Add(tick, key, Removal::kEvict);
       catch_up_.BringColumns(serial, l, 1, l.vector(row), l.state(row));

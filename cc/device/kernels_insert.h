@@ -16,8 +16,7 @@
 //   CountRepeats                       counts the other positions of each key, in tables that count
 //   SpreadRows                         gives every position its row
 //
-// ReadRooms, ListLost, ListEvictedRows and ReadEnds collect what the host needs to know, for all
-// tables at once.
+// ReadRooms, ListLost, ListEvictedRows and ReadEnds collect what the host needs to know.
 #ifndef DYNEMB_DEVICE_KERNELS_INSERT_H_
 #define DYNEMB_DEVICE_KERNELS_INSERT_H_
 

@@ -105,9 +105,9 @@ class AdmissionLine {
   struct Found {
     uint32_t at, count;
   };
-  // The line, as a number of 512 bits, minus the fingerprint in each entry (by exclusive or), plus
-  // the largest fingerprint in each entry: this carries into the next entry unless the difference
-  // is zero. The counts are masked out, so what is carried into an entry goes no further.
+  // Find adds the largest fingerprint to the exclusive or of each entry with the fingerprint, as
+  // numbers of 512 bits. The sum carries into the next entry unless the two are equal. The counts
+  // are masked out, so that a carry goes no further than into the lowest bit of an entry.
   DYNEMB_HD Found Find(uint32_t fingerprint) const {
     constexpr uint64_t kFingerprints = kEntryMask - kMostCount;
     uint64_t carry = 1;     // as if an entry before the first one were another

@@ -54,8 +54,7 @@ void SavedRows::Save(size_t table, const RowLayout& layout, const char* row, Cut
       node = std::make_unique<Node>();
       node->chunk.rows.reserve(bytes);
     } catch (const std::bad_alloc&) {
-      failed_ = true;
-      DropAll();
+      Fail();
       return;
     }
     node->chunk.table = table;
@@ -149,6 +148,11 @@ void SavedRows::DropAll() noexcept {
 }
 
 void SavedRows::Close() noexcept { DropAll(); }
+
+void SavedRows::Fail() noexcept {
+  failed_ = true;
+  DropAll();
+}
 
 Status SavedRows::Error() const {
   if (!failed_) return Status();

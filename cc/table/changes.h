@@ -94,6 +94,8 @@ class SavedRows {
   bool Pop(Chunk* chunk) noexcept;
   // Ends reading: later rows are dropped, and waiting batches continue.
   void Close() noexcept;
+  // Says that rows were lost: Error reports it, and later rows are dropped.
+  void Fail() noexcept;
   // ResourceExhausted if rows were lost; rows saved after that are dropped.
   Status Error() const;
 

@@ -3,6 +3,7 @@
 // emulated warps.
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -377,6 +378,42 @@ TEST(DeviceFailures, OperationsReportFailures) {
   }
   EXPECT_GT(unchanged, 30u);
   EXPECT_GT(inconsistencies, 5u);
+}
+
+// If a batch cannot save the rows that a cut still needs, the cut says so.
+TEST(DeviceCuts, RowsThatCannotBeSavedAreMissed) {
+  constexpr uint64_t kRows = 100;
+  size_t incomplete = 0;
+  for (uint64_t n = 0;; ++n) {
+    SCOPED_TRACE(n);
+    ThreadsDevice device;
+    SerialExec exec;
+    TableOptions options;
+    options.name = "cut";
+    options.dim = 4;
+    options.tier = Tier::kHbm;
+    std::unique_ptr<Table> table;
+    ASSERT_TRUE(DeviceTable<ThreadsDevice>::Make(options, &device, &table).ok());
+    std::vector<uint64_t> keys(kRows);
+    std::iota(keys.begin(), keys.end(), 1);
+    const std::vector<float> vectors(kRows * 4, 1.0f);
+    ASSERT_TRUE(table->Upsert(exec, {keys.data(), kRows}, vectors.data(), 1).ok());
+    SavedRows saved(size_t{1} << 20);
+    ASSERT_TRUE(table->BeginCut(exec, 2, 0, false, &saved, 0).ok());
+    device.FailTake(n);
+    const Status cleared = table->Clear(exec, 3);
+    const bool has_failed = !device.FailTake(ThreadsDevice::kNever);
+    EXPECT_TRUE(has_failed || cleared.ok()) << cleared.message();
+    size_t rows = 0;
+    SavedRows::Chunk chunk;
+    while (saved.Pop(&chunk)) rows += chunk.n;
+    while (!table->CutIsRead()) rows += table->PlanCut(1000).size();
+    EXPECT_TRUE(rows == kRows || !saved.Error().ok()) << rows;
+    incomplete += saved.Error().ok() ? 0 : 1;
+    table->EndCut();
+    if (!has_failed) break;
+  }
+  EXPECT_GT(incomplete, 0u);
 }
 
 }  // namespace

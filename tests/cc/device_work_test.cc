@@ -63,7 +63,7 @@ class DeviceWorkTest : public ::testing::Test {
     return reinterpret_cast<T*>(p);
   }
 
-  // Tables that have kKeys rows each. Memory for `init_capacity` rows is there from the beginning;
+  // Tables that have the rows of about kKeys keys each. Memory for `init_capacity` rows is there from the beginning;
   // the most rows are `max_capacity`.
   void MakeTables(OptimizerKind kind, uint64_t init_capacity, uint64_t max_capacity) {
     kind_ = kind;
@@ -181,7 +181,7 @@ class DeviceWorkTest : public ::testing::Test {
   Tick tick_ = 0;
 };
 
-// The first batches of a table take other ways, so that some are not counted.
+// The first batches of a table take other paths, so that some are not counted.
 TEST_F(DeviceWorkTest, OfAStep) {
   PrintHead();
   for (const auto& [kind, name] : {std::pair{OptimizerKind::kSgd, "SGD"},

@@ -37,6 +37,12 @@ def test_kernels_are_those_of_their_bodies(tool):
     assert tool.kernels(report) == {"ApplyGradients<Adagrad>": (70, 8, 8)}
 
 
+def test_every_kernel_is_understood(tool):
+    report = kernel(ADAGRAD % 4, 60) + kernel(ADAGRAD % 8, 60).replace("spill loads", "spills")
+    with pytest.raises(ValueError, match="of 2 kernels, 1 were understood"):
+        tool.kernels(report)
+
+
 def test_excesses(tool, monkeypatch):
     monkeypatch.setattr(tool, "BUDGETS", {"A": tool.Use(80, stack=8), "B": tool.Use(32)})
     within = {"A": tool.Use(80, 8), "B": tool.Use(32), "C": tool.Use(64)}
