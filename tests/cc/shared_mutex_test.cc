@@ -70,6 +70,36 @@ TEST(SharedMutex, ReadersDoNotStarveAWriter) {
   EXPECT_LE(reads_while_waiting, 2000);
 }
 
+// One of the writers always waits for the other.
+TEST(SharedMutex, WritersDoNotStarveReaders) {
+  SharedMutex mutex;
+  std::atomic<bool> done{false};
+  std::atomic<int> writes{0}, starved{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&] {
+      while (!done && writes < 3000) {
+        std::lock_guard<SharedMutex> lock(mutex);
+        ++writes;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    });
+  }
+  for (int t = 0; t < 2; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 30 && starved == 0; ++i) {
+        const int before = writes;
+        std::shared_lock<SharedMutex> lock(mutex);
+        // The running writer, and those that it overtook before it waited.
+        if (writes - before > 50) ++starved;
+      }
+      done = true;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(starved, 0);
+}
+
 // Waits for a writer, but no longer than the given time.
 TEST(SharedMutex, TryLockSharedFor) {
   using std::chrono::milliseconds;
