@@ -63,8 +63,8 @@ class DeviceWorkTest : public ::testing::Test {
     return reinterpret_cast<T*>(p);
   }
 
-  // Tables that have the rows of about kKeys keys each. Memory for `init_capacity` rows is there from the beginning;
-  // the most rows are `max_capacity`.
+  // Tables that have the rows of about kKeys keys each. Memory for `init_capacity` rows is there
+  // from the beginning; the most rows are `max_capacity`.
   void MakeTables(OptimizerKind kind, uint64_t init_capacity, uint64_t max_capacity) {
     kind_ = kind;
     tables_.clear();
