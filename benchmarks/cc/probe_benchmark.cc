@@ -59,7 +59,7 @@ uint32_t Length(const Index& index, uint64_t key, bool* found) {
   while (step < kBucketsPerSegment) {
     const Bucket& bucket = *OnPath(segment, probe.home, step++);
     for (uint32_t mask = lane.Match(bucket, probe.digest); mask != 0; mask &= mask - 1) {
-      *found |= bucket.row[internal::LowestBit(mask)] == key;
+      *found |= bucket.row[LowestBit(mask)] == key;
     }
     if (*found || bucket.overflow() == 0) break;
   }

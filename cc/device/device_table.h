@@ -375,9 +375,10 @@ class DeviceTable final : public Table {
   // Call before rows[i] change, are freed or are given to other keys. Saves the rows that belong to
   // the running cut. `scores` are their scores; null: the scores in their slots.
   void BeforeWrite(Work& work, const RowId* rows, size_t n, const Score* scores = nullptr);
-  // The same for the rows of some tables of a batch. Waits for the rows of all of them together,
-  // but for the scores of each table on its own, if they are not stamps.
-  static void BeforeWrite(Work& work, const Batch& batch, const std::vector<size_t>& tables);
+  // The same for the rows of those tables t of a batch with where(t). Waits for the rows of all of
+  // them together, but for the scores of each table on its own, if they are not stamps.
+  template <class Where>
+  static void BeforeWrite(Work& work, const Batch& batch, const Where& where);
   // Rows that belong to the running cut of a table, and their scores, if these are not stamps.
   struct ToSave {
     DeviceTable* table;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -450,9 +449,7 @@ void DeviceTable<Device>::Apply(Work& work, Batch& batch, const RowId* found, ui
   work.ForKeys(n, device::ResolveRows{tables, batch.keys, found, batch.rows});
   Bring(work, batch);
   work.Changes();
-  std::vector<size_t> all(batch.tables.size());
-  std::iota(all.begin(), all.end(), size_t{0});
-  BeforeWrite(work, batch, all);
+  BeforeWrite(work, batch, [](size_t) { return true; });
   work.Fill(nonfinite, 0, n * sizeof(uint32_t));
   WithFormula(optimizer.kind(), optimizer.flags(), optimizer.coefficients().power,
               [&](auto formula) {

@@ -41,7 +41,7 @@ void DeviceTable<Device>::Bring(Work& work, Batch& batch) {
   const device::TableViews& tables = ViewsOf(work, batch);
   if (!work.status().ok()) return;
   work.Changes();
-  BeforeWrite(work, batch, active);
+  BeforeWrite(work, batch, [&](size_t t) { return batch.tables[t]->catch_up_.active(); });
   // One launch brings the rows of all tables with the same formula.
   std::vector<uint32_t> done;
   for (size_t t : active) {

@@ -38,11 +38,11 @@ void DeviceTable<Device>::BeforeWrite(Work& work, const RowId* rows, size_t n,
 }
 
 template <class Device>
-void DeviceTable<Device>::BeforeWrite(Work& work, const Batch& batch,
-                                      const std::vector<size_t>& tables) {
+template <class Where>
+void DeviceTable<Device>::BeforeWrite(Work& work, const Batch& batch, const Where& where) {
   std::vector<size_t> cut;
-  for (size_t t : tables) {
-    if (batch.tables[t]->cut_ != nullptr && batch.size(t) != 0) cut.push_back(t);
+  for (size_t t = 0; t < batch.tables.size(); ++t) {
+    if (batch.tables[t]->cut_ != nullptr && batch.size(t) != 0 && where(t)) cut.push_back(t);
   }
   if (cut.empty()) return;
   const std::vector<RowId> rows = ToHost(work, batch.rows, batch.size());

@@ -52,92 +52,6 @@ class SimulatedDevice {
   using Stream = Exec*;
   static Stream StreamOf(Exec& exec) { return &exec; }
 
-  // Memory that may run out: a commit fails if all ranges of the device together would exceed its
-  // memory.
-  class Range {
-   public:
-    Status Reserve(SimulatedDevice& device, size_t bytes) {
-      device_ = &device;
-      DYNEMB_RETURN_IF_ERROR(arena_.Reserve(std::min({bytes, device.memory_, kMostAddresses}), 1));
-      device_->known_.Add(arena_);
-      return Status();
-    }
-    Status Commit(size_t bytes) {
-      if (bytes <= committed_) return Status();
-      // Commits an eighth more than before, if there is enough memory.
-      const size_t ahead = std::min(committed_ + committed_ / 8, arena_.reserved());
-      if (ahead > bytes && device_->used_ + ahead - committed_ <= device_->memory_) bytes = ahead;
-      const size_t more = bytes - committed_;
-      if (device_->used_ + more > device_->memory_) {
-        return ResourceExhausted("the device has " +
-                                 std::to_string(device_->memory_ - device_->used_) +
-                                 " bytes left, and " + std::to_string(more) + " are needed");
-      }
-      DYNEMB_RETURN_IF_ERROR(arena_.Commit(bytes));
-      device_->used_ += more;
-      committed_ = bytes;
-      return Status();
-    }
-    void Clear() { arena_.Clear(); }
-    char* data() const { return arena_.data(); }
-    size_t committed() const { return committed_; }
-    size_t reserved() const { return arena_.reserved(); }
-
-    Range() = default;
-    ~Range() { Release(); }
-    Range(Range&& o) noexcept { *this = std::move(o); }
-    Range& operator=(Range&& o) noexcept {
-      Release();
-      device_ = std::exchange(o.device_, nullptr);
-      committed_ = std::exchange(o.committed_, 0);
-      arena_ = std::move(o.arena_);
-      return *this;
-    }
-
-   private:
-    void Release() {
-      if (device_ == nullptr) return;
-      device_->used_ -= committed_;
-      device_->known_.Remove(arena_);
-      device_ = nullptr;
-    }
-    SimulatedDevice* device_ = nullptr;
-    Arena arena_;
-    size_t committed_ = 0;  // as requested; the arena may have more
-  };
-  class HostRange {
-   public:
-    Status Reserve(SimulatedDevice& device, size_t bytes) {
-      device_ = &device;
-      DYNEMB_RETURN_IF_ERROR(arena_.Reserve(std::min(bytes, kMostAddresses), 1));
-      device_->known_.Add(arena_);
-      return Status();
-    }
-    Status Commit(size_t bytes) { return arena_.Commit(bytes); }
-    void Clear() { arena_.Clear(); }
-    char* data() const { return arena_.data(); }
-    size_t committed() const { return arena_.committed(); }
-    size_t reserved() const { return arena_.reserved(); }
-
-    HostRange() = default;
-    ~HostRange() { Release(); }
-    HostRange(HostRange&& o) noexcept { *this = std::move(o); }
-    HostRange& operator=(HostRange&& o) noexcept {
-      Release();
-      device_ = std::exchange(o.device_, nullptr);
-      arena_ = std::move(o.arena_);
-      return *this;
-    }
-
-   private:
-    void Release() {
-      if (device_ != nullptr) device_->known_.Remove(arena_);
-      device_ = nullptr;
-    }
-    SimulatedDevice* device_ = nullptr;
-    Arena arena_;
-  };
-
   // Addresses of ranges.
   class KnownMemory {
    public:
@@ -158,6 +72,98 @@ class SimulatedDevice {
    private:
     mutable std::mutex mutex_;
     std::map<const char*, const char*> ends_;
+  };
+
+  // An arena whose addresses the device knows.
+  class KnownArena {
+   public:
+    KnownArena() = default;
+    ~KnownArena() { Forget(); }
+    KnownArena(KnownArena&& o) noexcept { *this = std::move(o); }
+    KnownArena& operator=(KnownArena&& o) noexcept {
+      Forget();
+      device_ = std::exchange(o.device_, nullptr);
+      arena_ = std::move(o.arena_);
+      return *this;
+    }
+    Status Reserve(SimulatedDevice& device, size_t bytes) {
+      DYNEMB_RETURN_IF_ERROR(arena_.Reserve(std::min(bytes, kMostAddresses), 1));
+      device_ = &device;
+      device.known_.Add(arena_);
+      return Status();
+    }
+    Arena* operator->() { return &arena_; }
+    const Arena* operator->() const { return &arena_; }
+
+   private:
+    void Forget() {
+      if (device_ != nullptr) device_->known_.Remove(arena_);
+      device_ = nullptr;
+    }
+    SimulatedDevice* device_ = nullptr;
+    Arena arena_;
+  };
+
+  // Memory that may run out: a commit fails if all ranges of the device together would exceed its
+  // memory.
+  class Range {
+   public:
+    Status Reserve(SimulatedDevice& device, size_t bytes) {
+      device_ = &device;
+      return arena_.Reserve(device, std::min(bytes, device.memory_));
+    }
+    Status Commit(size_t bytes) {
+      if (bytes <= committed_) return Status();
+      // Commits an eighth more than before, if there is enough memory.
+      const size_t ahead = std::min(committed_ + committed_ / 8, arena_->reserved());
+      if (ahead > bytes && device_->used_ + ahead - committed_ <= device_->memory_) bytes = ahead;
+      const size_t more = bytes - committed_;
+      if (device_->used_ + more > device_->memory_) {
+        return ResourceExhausted("the device has " +
+                                 std::to_string(device_->memory_ - device_->used_) +
+                                 " bytes left, and " + std::to_string(more) + " are needed");
+      }
+      DYNEMB_RETURN_IF_ERROR(arena_->Commit(bytes));
+      device_->used_ += more;
+      committed_ = bytes;
+      return Status();
+    }
+    void Clear() { arena_->Clear(); }
+    char* data() const { return arena_->data(); }
+    size_t committed() const { return committed_; }
+    size_t reserved() const { return arena_->reserved(); }
+
+    Range() = default;
+    ~Range() { Release(); }
+    Range(Range&& o) noexcept { *this = std::move(o); }
+    Range& operator=(Range&& o) noexcept {
+      Release();
+      device_ = std::exchange(o.device_, nullptr);
+      committed_ = std::exchange(o.committed_, 0);
+      arena_ = std::move(o.arena_);
+      return *this;
+    }
+
+   private:
+    void Release() {
+      if (device_ != nullptr) device_->used_ -= committed_;
+      device_ = nullptr;
+    }
+    SimulatedDevice* device_ = nullptr;
+    KnownArena arena_;
+    size_t committed_ = 0;  // as requested; the arena may have more
+  };
+  class HostRange {
+   public:
+    Status Reserve(SimulatedDevice& device, size_t bytes) { return arena_.Reserve(device, bytes); }
+    Status Commit(size_t bytes) { return arena_->Commit(bytes); }
+    void Clear() { arena_->Clear(); }
+    char* data() const { return arena_->data(); }
+    size_t committed() const { return arena_->committed(); }
+    size_t reserved() const { return arena_->reserved(); }
+
+   private:
+    KnownArena arena_;
   };
 
   class Session {

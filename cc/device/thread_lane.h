@@ -14,11 +14,9 @@
 
 namespace dynemb {
 
-class ThreadLane {
+class ThreadLane : public SharedHead<ThreadLane> {
  public:
   static constexpr bool kShared = true;
-  using Head = SharedHead<ThreadLane>;
-
   static constexpr DYNEMB_HD uint32_t rank() { return 0; }
   static constexpr DYNEMB_HD uint32_t width() { return 1; }
 
@@ -33,7 +31,7 @@ class ThreadLane {
     mask = ((low * 0x01020408u) >> 24 & 0xFu) | ((high * 0x01020408u) >> 24 & 0xFu) << 4;
 #else
     for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
-      const uint8_t has = Head::ByteOf(s < 4 ? words.first : words.second, s);
+      const uint8_t has = ByteOf(s < 4 ? words.first : words.second, s);
       mask |= (has == digest ? 1u : 0u) << s;
     }
 #endif
@@ -76,12 +74,6 @@ class ThreadLane {
     return device::AtomicCompareExchange(p, expected, desired);
   }
   static DYNEMB_HD void Xor(uint32_t* p, uint32_t bits) { device::AtomicXor(p, bits); }
-  static DYNEMB_HD uint8_t Overflow(const Bucket& bucket) { return Head::Overflow(bucket); }
-  static DYNEMB_HD void ChangeDigest(Bucket* bucket, uint32_t slot, uint8_t was, uint8_t is) {
-    Head::ChangeDigest(bucket, slot, was, is);
-  }
-  static DYNEMB_HD void IncrementSaturating(Bucket* bucket) { Head::ChangeOverflow(bucket, 1); }
-  static DYNEMB_HD void DecrementUnlessSticky(Bucket* bucket) { Head::ChangeOverflow(bucket, ~0u); }
 
   template <class Body>
   static void Launch(Exec& exec, size_t n, size_t grain, const Body& body) {

@@ -149,8 +149,7 @@ Status ServedModel::Open(Exec& exec, const std::string& descriptor, const std::s
     found = std::find_if(all.begin(), all.end(),
                          [&last](const Opened& opened) { return opened.last == last; });
   }
-  if (found != all.end()) *model = found->model.lock();
-  if (found != all.end() && *model != nullptr) {
+  if (found != all.end() && (*model = found->model.lock()) != nullptr) {
     found->tables.insert(table);
     return Status();
   }

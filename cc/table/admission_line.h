@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cc/table/bits.h"
 #include "cc/table/hash.h"
 #include "cc/table/portability.h"
 
@@ -93,13 +94,6 @@ class AdmissionLine {
     const uint32_t begin = 64 * w % kEntryBits;  // of the word, in an entry
     return begin == 0 ? all : all >> begin | next << (64 - begin);
   }
-  DYNEMB_HD static uint32_t LowestBit(uint64_t bits) {
-#if defined(__CUDA_ARCH__)
-    return static_cast<uint32_t>(__ffsll(static_cast<long long>(bits)) - 1);
-#else
-    return static_cast<uint32_t>(__builtin_ctzll(bits));
-#endif
-  }
 
   // The place of a fingerprint and its count; kEntries and 0 if it has none.
   struct Found {
@@ -116,10 +110,10 @@ class AdmissionLine {
     for (uint32_t w = 0; w < kWords; ++w) {
       const uint64_t differ = (words_[w] ^ Repeated(uint64_t{fingerprint} << kCountBits, w)) &
                               Repeated(kFingerprints, w);
-      const uint64_t sum = differ + Repeated(kFingerprints, w);
-      const uint64_t carried = sum + carry;
-      carry = (sum < differ) | (carried < sum);
-      same[w] = ~carried & Repeated(1, w);
+      // The sum in parentheses does not overflow, because it has zeros where the counts are.
+      const uint64_t sum = differ + (Repeated(kFingerprints, w) + carry);
+      carry = sum < differ ? 1 : 0;
+      same[w] = ~sum & Repeated(1, w);
       any |= same[w];
     }
     if (any == 0) return {kEntries, 0};

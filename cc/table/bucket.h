@@ -62,25 +62,32 @@ DYNEMB_HD inline void ClearBucket(Bucket* b) {
   }
 }
 
-// The head of a bucket that several teams share. Lanes (lanes.h) has Load, CompareExchange and Xor.
+// The base of Lanes (lanes.h) that share buckets: their accesses to heads, by Load, CompareExchange
+// and Xor of the lanes.
 template <class Lanes>
-struct SharedHead {
-  static_assert(Lanes::kShared, "a bucket that is not shared has cheaper accesses");
-
-  DYNEMB_HD static uint8_t ByteOf(uint32_t word, uint32_t byte) {
-    return static_cast<uint8_t>(word >> byte % 4 * 8);
-  }
-  DYNEMB_HD static uint8_t Digest(const Bucket& bucket, uint32_t slot) {
-    return ByteOf(Lanes::Load(&bucket.head[slot / 4]), slot);
-  }
+class SharedHead {
+ public:
   DYNEMB_HD static uint8_t Overflow(const Bucket& bucket) {
     return ByteOf(Lanes::Load(&bucket.head[1]), Bucket::kOverflowByte);
   }
   DYNEMB_HD static void ChangeDigest(Bucket* bucket, uint32_t slot, uint8_t was, uint8_t is) {
     Lanes::Xor(&bucket->head[slot / 4], uint32_t{static_cast<uint8_t>(was ^ is)} << slot % 4 * 8);
   }
+  DYNEMB_HD static void IncrementSaturating(Bucket* bucket) { ChangeOverflow(bucket, 1); }
+  DYNEMB_HD static void DecrementUnlessSticky(Bucket* bucket) { ChangeOverflow(bucket, ~0u); }
+
+ protected:
+  DYNEMB_HD static uint8_t ByteOf(uint32_t word, uint32_t byte) {
+    return static_cast<uint8_t>(word >> byte % 4 * 8);
+  }
+  DYNEMB_HD static uint8_t Digest(const Bucket& bucket, uint32_t slot) {
+    return ByteOf(Lanes::Load(&bucket.head[slot / 4]), slot);
+  }
+
+ private:
   // Adds 1 or -1 to the overflow, unless it is sticky.
   DYNEMB_HD static void ChangeOverflow(Bucket* bucket, uint32_t by) {
+    static_assert(Lanes::kShared, "a bucket that is not shared has cheaper accesses");
     constexpr uint32_t kShift = Bucket::kOverflowByte % 4 * 8;
     static_assert(kShift == 24, "a carry leaves the word");
     uint32_t was = Lanes::Load(&bucket->head[1]);

@@ -16,6 +16,7 @@
 #ifndef DYNEMB_TABLE_BUCKET_OPS_H_
 #define DYNEMB_TABLE_BUCKET_OPS_H_
 
+#include "cc/table/bits.h"
 #include "cc/table/bucket.h"
 #include "cc/table/key.h"
 #include "cc/table/portability.h"
@@ -40,22 +41,6 @@ DYNEMB_HD inline Probe ProbeIn(const Bucket*, uint64_t hash) { return MakeProbe(
 
 namespace internal {
 
-DYNEMB_HD inline uint32_t LowestBit(uint32_t mask) {
-#if defined(__CUDA_ARCH__)
-  return __ffs(static_cast<int>(mask)) - 1;
-#else
-  return static_cast<uint32_t>(__builtin_ctz(mask));
-#endif
-}
-
-DYNEMB_HD inline uint32_t CountBits(uint32_t mask) {
-#if defined(__CUDA_ARCH__)
-  return static_cast<uint32_t>(__popc(mask));
-#else
-  return static_cast<uint32_t>(__builtin_popcount(mask));
-#endif
-}
-
 // Removes a key with this home bucket and a slot in `bucket` from the overflow counts of its path.
 template <class Lanes, class Ring>
 DYNEMB_HD void UncountPath(Lanes& lanes, Ring ring, uint32_t home, const Bucket* bucket) {
@@ -75,7 +60,7 @@ DYNEMB_HD SlotRef Find(Lanes& lanes, const View& view, Ring ring, Probe probe, K
     Bucket* bucket = OnPath(ring, probe.home, i);
     uint32_t mask = lanes.Match(*bucket, probe.digest);
     while (mask != 0) {
-      const uint32_t slot = internal::LowestBit(mask);
+      const uint32_t slot = LowestBit(mask);
       mask &= mask - 1;
       const RowId row = lanes.FromLeader(lanes.Load(&bucket->row[slot]));
       if (row != kNoRow && view.KeyAt(row) == key) return {bucket, slot, row};
@@ -97,7 +82,7 @@ DYNEMB_HD SlotRef Claim(Lanes& lanes, Ring ring, Probe probe, RowId row, Score s
     for (;;) {
       const uint32_t empty = lanes.Empty(*bucket);
       if (empty == 0) break;
-      const uint32_t slot = internal::LowestBit(empty);
+      const uint32_t slot = LowestBit(empty);
       uint32_t was = 0;
       if (lanes.rank() == 0) was = lanes.CompareExchange(&bucket->row[slot], kNoRow, row);
       if (lanes.FromLeader(was) != kNoRow) continue;  // lost the slot to another team; retry
@@ -198,7 +183,7 @@ DYNEMB_HD EvictedSlot Evict(Lanes& lanes, const View& view, Ring ring, Probe pro
         // Pins are read only for a row that would be the victim.
         return ordered < lowest && evictable.Allows(lanes, rank, row) ? ordered : kNone;
       });
-      compared += internal::CountBits(held);
+      compared += CountBits(held);
       if (least < lowest) {
         lowest = least;
         bucket = b;

@@ -98,7 +98,7 @@ size_t FindPass(const TableView<K>& view, size_t row_bytes, const KeyAt& key_at,
       Bucket* bucket = OnPath(f.segment, f.probe.home, step);
       const uint32_t mask = OneLane::Match(*bucket, f.probe.digest);
       if (mask != 0) {
-        const uint32_t slot = internal::LowestBit(mask);
+        const uint32_t slot = LowestBit(mask);
         f.candidate = {bucket, slot, bucket->row[slot]};
         f.row_at = view.RowAt(f.candidate.row);
         PrefetchBytes(f.row_at, row_bytes);

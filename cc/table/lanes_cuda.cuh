@@ -17,12 +17,12 @@ namespace dynemb {
 
 // W is a power of two up to 32.
 template <uint32_t W>
-class CudaTile {
+class CudaTile : public SharedHead<CudaTile<W>> {
  public:
   static_assert(W > 0 && W <= 32 && (W & (W - 1)) == 0, "a part of a warp");
   static constexpr bool kShared = true;
   static constexpr uint32_t kWidth = W;
-  using Head = SharedHead<CudaTile>;
+  using Head = SharedHead<CudaTile<W>>;
   using Group = cooperative_groups::thread_block_tile<kWidth>;
 
   __device__ explicit CudaTile(const Group& group) : group_(group) {}
@@ -78,14 +78,6 @@ class CudaTile {
     return atomicCAS(p, expected, desired);
   }
   static __device__ void Xor(uint32_t* p, uint32_t bits) { atomicXor(p, bits); }
-  static __device__ uint8_t Overflow(const Bucket& bucket) { return Head::Overflow(bucket); }
-  static __device__ void ChangeDigest(Bucket* bucket, uint32_t slot, uint8_t was, uint8_t is) {
-    Head::ChangeDigest(bucket, slot, was, is);
-  }
-  static __device__ void IncrementSaturating(Bucket* bucket) { Head::ChangeOverflow(bucket, 1); }
-  static __device__ void DecrementUnlessSticky(Bucket* bucket) {
-    Head::ChangeOverflow(bucket, ~0u);
-  }
 
  private:
   Group group_;

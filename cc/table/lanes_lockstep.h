@@ -20,11 +20,11 @@ namespace dynemb {
 
 // A team has W threads. kTeams teams work concurrently, so that they contend for buckets.
 template <uint32_t W>
-class LockstepLanes {
+class LockstepLanes : public SharedHead<LockstepLanes<W>> {
  public:
   static constexpr bool kShared = true;
   static constexpr uint32_t kTeams = 2;
-  using Head = SharedHead<LockstepLanes>;
+  using Head = SharedHead<LockstepLanes<W>>;
 
   uint32_t rank() const { return rank_; }
   static constexpr uint32_t width() { return W; }
@@ -78,12 +78,6 @@ class LockstepLanes {
     return expected;
   }
   static void Xor(uint32_t* p, uint32_t bits) { __atomic_fetch_xor(p, bits, __ATOMIC_RELAXED); }
-  static uint8_t Overflow(const Bucket& bucket) { return Head::Overflow(bucket); }
-  static void ChangeDigest(Bucket* bucket, uint32_t slot, uint8_t was, uint8_t is) {
-    Head::ChangeDigest(bucket, slot, was, is);
-  }
-  static void IncrementSaturating(Bucket* bucket) { Head::ChangeOverflow(bucket, 1); }
-  static void DecrementUnlessSticky(Bucket* bucket) { Head::ChangeOverflow(bucket, ~0u); }
 
   // `exec` is not used: a team needs all of its threads to make progress, which an Exec does not
   // promise.

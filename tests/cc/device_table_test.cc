@@ -3,7 +3,6 @@
 // emulated warps.
 #include <algorithm>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -221,18 +220,24 @@ TEST(DeviceTableMemory, DeviceTierRunsOut) {
   EXPECT_EQ(status.code(), Code::kResourceExhausted) << status.message();
 }
 
-// A failed read of a snapshot returns an error, and its rows can be read again.
-TEST(DeviceFailures, SnapshotReadsReportFailures) {
-  ThreadsDevice device;
-  SerialExec exec;
+// A table in the memory of a device, with rows of the keys from 0 on.
+Subject WithRows(ThreadsDevice* device, Exec* exec, uint64_t rows) {
   TableOptions options;
   options.name = "failing";
   options.dim = 4;
   options.tier = Tier::kHbm;
   std::unique_ptr<Table> made;
-  ASSERT_TRUE(DeviceTable<ThreadsDevice>::Make(options, &device, &made).ok());
-  Subject t(std::move(made), &exec);
-  t.FindOrInsert(Progression(0, 100));
+  EXPECT_TRUE(DeviceTable<ThreadsDevice>::Make(options, device, &made).ok());
+  Subject t(std::move(made), exec);
+  t.FindOrInsert(Progression(0, rows));
+  return t;
+}
+
+// A failed read of a snapshot returns an error, and its rows can be read again.
+TEST(DeviceFailures, SnapshotReadsReportFailures) {
+  ThreadsDevice device;
+  SerialExec exec;
+  Subject t = WithRows(&device, &exec, 100);
   Clock clock;
   clock.Advance(t.tick(), 1);
   std::unique_ptr<Snapshot> snapshot;
@@ -388,16 +393,7 @@ TEST(DeviceCuts, RowsThatCannotBeSavedAreMissed) {
     SCOPED_TRACE(n);
     ThreadsDevice device;
     SerialExec exec;
-    TableOptions options;
-    options.name = "cut";
-    options.dim = 4;
-    options.tier = Tier::kHbm;
-    std::unique_ptr<Table> table;
-    ASSERT_TRUE(DeviceTable<ThreadsDevice>::Make(options, &device, &table).ok());
-    std::vector<uint64_t> keys(kRows);
-    std::iota(keys.begin(), keys.end(), 1);
-    const std::vector<float> vectors(kRows * 4, 1.0f);
-    ASSERT_TRUE(table->Upsert(exec, {keys.data(), kRows}, vectors.data(), 1).ok());
+    Subject table = WithRows(&device, &exec, kRows);
     SavedRows saved(size_t{1} << 20);
     ASSERT_TRUE(table->BeginCut(exec, 2, 0, false, &saved, 0).ok());
     device.FailTake(n);
