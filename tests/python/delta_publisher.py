@@ -4,7 +4,8 @@
 
 Exports FOLDER/model, which follows FOLDER/published, and prints "exported". At the first line on
 standard input it publishes SNAPSHOTS snapshots, one of them a base. In snapshot n, all vectors of
-both tables are n. FOLDER/ids has the ids of the snapshots, in their order.
+both tables are n, and the keys of `erased(KEYS, n)` are missing, which read as MISSING. FOLDER/ids
+has the ids of the snapshots, in their order.
 """
 
 import pathlib
@@ -17,19 +18,29 @@ import tf_dynemb as de
 
 KEYS = np.arange(500)
 NAMES = "ab"
+MISSING = -1.0
+
+
+def erased(keys, number):
+    """Which keys a snapshot lacks: one in seven, others after every three snapshots."""
+    return (keys + number // 3) % 7 == 0
 
 
 class Model(tf.Module):
     def __init__(self):
         super().__init__()
         self.tables = [
-            de.DynamicVariable(2, 0.0, "host", name=name, dtype=dtype)
+            de.DynamicVariable(2, MISSING, "host", name=name, dtype=dtype)
             for name, dtype in zip(NAMES, (tf.float32, tf.float16), strict=True)
         ]
 
     def set(self, number):
         for table in self.tables:
             table.upsert(KEYS, np.full([len(KEYS), 2], float(number)))
+
+    def erase(self, number):
+        for table in self.tables:
+            table.erase(KEYS[erased(KEYS, number)])
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
     def serve(self, ids):
@@ -55,6 +66,7 @@ def main():
     sys.stdin.readline()
     for number in range(1, snapshots + 1):
         model.set(number)
+        model.erase(number)
         publish = de.dump if number == snapshots // 2 else de.incremental_dump
         ids.append(publish(published, model.tables).id)
     (folder / "ids").write_text("\n".join(ids))

@@ -31,7 +31,7 @@ class Sparse(NamedTuple):
 def pack(value):
     """Converts tensors to what can be pickled."""
     if isinstance(value, tf.RaggedTensor):
-        return Ragged(value.values.numpy(), value.row_splits.numpy())
+        return Ragged(pack(value.values), value.row_splits.numpy())
     if isinstance(value, tf.SparseTensor):
         return Sparse(*(part.numpy() for part in (value.indices, value.values, value.dense_shape)))
     if isinstance(value, dict):
@@ -44,7 +44,7 @@ def pack(value):
 def unpack(value):
     """The inverse of `pack`."""
     if isinstance(value, Ragged):
-        return tf.RaggedTensor.from_row_splits(value.values, value.splits)
+        return tf.RaggedTensor.from_row_splits(unpack(value.values), value.splits)
     if isinstance(value, Sparse):
         return tf.SparseTensor(*value)
     if isinstance(value, dict):
@@ -78,5 +78,6 @@ def main(how, file):
 
 
 if __name__ == "__main__":
-    sys.modules["saved_model_client"] = sys.modules["__main__"]  # the module in the pickle
-    main(*sys.argv[1:])
+    import saved_model_client  # the module of the classes in pickles
+
+    saved_model_client.main(*sys.argv[1:])

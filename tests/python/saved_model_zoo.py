@@ -115,6 +115,57 @@ def dlrm():
     return model, request
 
 
+def sparse():
+    """Sparse ids and weights."""
+    ids_, weights = keras.Input([6], dtype="int64", sparse=True), keras.Input([6], sparse=True)
+    bag = layers.EmbeddingBag(4, "sqrtn", "normal", padding_id=-1)
+    vectors = layers.Embedding(3, combiner="mean", padding_id=0)
+    inputs = {"ids": ids_, "weights": weights}
+    model = keras.Model(inputs, [bag(ids_, weights), vectors(ids_)])
+    at = [[0, 0], [0, 3], [0, 4], [1, 5], [3, 0], [3, 1], [3, 2], [4, 4]]  # row 2 is empty
+    weight = np.random.default_rng(6).uniform(size=len(at))
+    request = {
+        "ids": tf.SparseTensor(at, ids(len(at)), [5, 6]),
+        "weights": tf.SparseTensor(at, tf.constant(weight, tf.float32), [5, 6]),
+    }
+    return model, request
+
+
+def ragged():
+    """Ragged ids and weights of rank 2, and ragged ids of rank 3; ragged outputs."""
+    ids_ = keras.Input([None], dtype="int64", ragged=True)
+    weights = keras.Input([None], ragged=True)
+    nested = keras.Input([None, None], dtype="int64", ragged=True)
+    bag = layers.EmbeddingBag(4, "sum", "normal", padding_id=-1)
+    outputs = [bag(ids_, weights), bag(nested), layers.Embedding(2, padding_id=0)(ids_)]
+    splits = [0, 3, 3, 4, 9]
+    weight = tf.constant(np.random.default_rng(7).uniform(size=9), tf.float32)
+    first = tf.RaggedTensor.from_row_splits(ids(9), splits)
+    request = [
+        first,
+        tf.RaggedTensor.from_row_splits(weight, splits),
+        tf.RaggedTensor.from_row_splits(first, [0, 2, 2, 4]),
+    ]
+    return keras.Model([ids_, weights, nested], outputs), request
+
+
+def in_files(folder):
+    """Two tables of which most rows are in files."""
+    memory = 70 * (12 + 4 * 3) / 2**30  # of 70 rows
+    options = {"var_type": "file", "file_path": str(folder), "max_dram_for_vectors": memory}
+    inputs = keras.Input([5], dtype="int64")
+    vectors = layers.Embedding(3, padding_id=0, **options)
+    bag = layers.EmbeddingBag(3, initializer="normal", **options)
+    model = keras.Model(inputs, [vectors(inputs), bag(inputs)])
+    rng = np.random.default_rng(8)
+    for first in range(0, 400, 40):
+        for layer in (vectors, bag):
+            layer.table.upsert(first + KNOWN, rng.normal(size=[len(KNOWN), 3]))
+    known = np.append(EXTREMES, rng.integers(0, 500, 31))
+    assert all(layer.table.stats()["file_rows"] > 200 for layer in (vectors, bag))
+    return model, tf.constant(known.reshape(7, 5), tf.int64)
+
+
 KERAS = (dense, default_vector, sequence, two_towers, multi_task, half, strings, dlrm)
 
 

@@ -5,6 +5,8 @@ import json
 import os
 import pathlib
 import shutil
+import subprocess
+import sys
 import threading
 import time
 
@@ -17,6 +19,7 @@ from test_saved_models import assert_same_bits, no_files_above
 
 import tf_dynemb as de
 from tf_dynemb import layers, serving
+from tf_dynemb.saved_models import export, writing
 
 EXTRA = pathlib.Path("assets.extra", "tf_dynemb")
 IDS = tf.constant([[1, 2, 3], [-1, 50, 2**40]], tf.int64)
@@ -159,18 +162,6 @@ def test_a_link_shares_the_files_and_a_copy_lacks_the_state(tmp_path, model):
         assert_same_bits(reader.lookup(IDS.numpy(), reader.tables[0]), vectors)
 
 
-@pytest.mark.parametrize("kind", ["ragged", "sparse"])
-def test_inputs_that_are_not_dense(tmp_path, kind):
-    inputs = keras.Input([None if kind == "ragged" else 9], dtype="int64", **{kind: True})
-    model = keras.Model(inputs, layers.Embedding(3, combiner="mean")(inputs))
-    ids = tf.ragged.constant([[1, 2], [], [7]], dtype=tf.int64)
-    if kind == "sparse":
-        ids = tf.SparseTensor([[0, 1], [2, 0]], tf.constant([4, -5], tf.int64), [3, 9])
-    model(ids, training=True)
-    de.export_saved_model(model, tmp_path / "model")
-    assert_same_bits(serve(tmp_path / "model", ids), model(ids, training=False))
-
-
 def test_a_module_with_signatures(tmp_path):
     made = tf.Module()
     made.table = de.DynamicVariable(2, "ones", "host", name="user")
@@ -199,6 +190,69 @@ def test_it_replaces_a_model_but_nothing_else(tmp_path, model):
     with pytest.raises(FileExistsError, match="full exists, and is not a SavedModel"):
         de.export_saved_model(model, tmp_path / "full")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["full", "model", "other"]
+
+
+WATCHER = """
+import os, sys
+path, stop = sys.argv[1:]
+missing = 0
+print("watching", flush=True)
+while not os.path.exists(stop):
+    for _ in range(10000):
+        missing += not os.access(path, os.F_OK)
+print(missing)
+"""
+
+
+def replace(path, number):
+    """Puts a folder with a number in the place of a model."""
+    new = path.with_name("new")
+    new.mkdir()
+    (new / "saved_model.pb").write_text(str(number))
+    export._move(new, path)
+    shutil.rmtree(new, ignore_errors=True)  # the model before
+
+
+def test_a_model_is_there_while_it_is_replaced(tmp_path, monkeypatch):
+    """In the eyes of another process, which has time to look after each `os.rename`."""
+    rename = os.rename
+    monkeypatch.setattr(os, "rename", lambda *paths: (rename(*paths), time.sleep(0.01)))
+    path, stop = tmp_path / "model", tmp_path / "stop"
+    replace(path, -1)
+    command = [sys.executable, "-c", WATCHER, str(path / "saved_model.pb"), str(stop)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watcher:
+        assert watcher.stdout.readline() == "watching\n"
+        for number in range(50):
+            replace(path, number)
+            assert (path / "saved_model.pb").read_text() == str(number)
+        stop.touch()
+        assert watcher.stdout.read() == "0\n"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model", "stop"]
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_link_to_a_model(tmp_path, is_broken):
+    """The link is replaced, not the model."""
+    path, other = tmp_path / "model", tmp_path / "other"
+    if not is_broken:
+        replace(other, 1)
+    path.symlink_to(other)
+    replace(path, 2)
+    assert (path / "saved_model.pb").read_text() == "2"
+    assert is_broken or (other / "saved_model.pb").read_text() == "1"
+    assert {p.name for p in tmp_path.iterdir()} == {"model", *([] if is_broken else ["other"])}
+
+
+def test_a_system_that_cannot_exchange_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "_exchange_at_once", lambda *_: False)
+    path, new = tmp_path / "model", tmp_path / "new"
+    replace(path, 1)
+    replace(path, 2)
+    assert (path / "saved_model.pb").read_text() == "2"
+    with pytest.raises(FileNotFoundError):
+        writing.exchange(new, path)
+    assert (path / "saved_model.pb").read_text() == "2"
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
 def test_a_failed_export_leaves_what_was_there(tmp_path, model):

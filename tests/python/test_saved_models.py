@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import json
 import pathlib
 import pickle
 import resource
@@ -18,6 +19,8 @@ from saved_model_client import pack
 
 import tf_dynemb as de
 from tf_dynemb import _ops
+from tf_dynemb.saved_models import checksums
+from tf_dynemb.storage.manifest import checksum_of
 
 
 def outputs(value):
@@ -69,6 +72,9 @@ def exported(tmp_path_factory):
         archive.add_endpoint("two", not_training(model), [specs(request)])
         archive.write_out(folder / f"{name}-archive", verbose=False)
         cases[f"{name}-archive"] = "two", [request], answer
+    for make in (zoo.sparse, zoo.ragged):
+        cases.update(inputs_that_are_not_dense(folder, make))
+    cases.update(tables_in_files(folder))
     made, request = zoo.module()
     answer, rows = made.serve(*request), made.rows(request[0])
     del made
@@ -84,6 +90,47 @@ def exported(tmp_path_factory):
     moved = folder.with_name(folder.name + "-moved")
     folder.rename(moved)
     return [(str(moved / name), *case) for name, case in cases.items()]
+
+
+def inputs_that_are_not_dense(folder, make):
+    """Exports a model in every way that keeps its inputs sparse or ragged."""
+    model, request = make()
+    zoo.fill(model)
+    answer, name = model.predict_on_batch(request), make.__name__
+    spec = tf.nest.map_structure(any_size, request)
+    function = tf.function(lambda inputs: model(inputs, training=False), [spec])
+    de.export_saved_model(model, folder / f"{name}-export")
+    de.export_saved_model(model, folder / f"{name}-spec", input_signature=[spec])
+    tf.saved_model.save(tf.saved_model.load(folder / f"{name}-spec"), folder / f"{name}-again")
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", function)
+    archive.write_out(folder / f"{name}-archive", verbose=False)
+    for how in ("export", "again", "archive"):
+        yield f"{name}-{how}", ("serve", [request], answer)
+    tf.saved_model.save(model, folder / f"{name}-save", signatures=function)
+    # A signature takes the parts of these tensors.
+    parts = tf.nest.flatten(request, expand_composites=True)
+    named = {f"inputs_{i}" if i else "inputs": part for i, part in enumerate(parts)}
+    yield f"{name}-save", ("serving_default", [named], answer)
+
+
+def any_size(value):
+    """The type of a sparse or ragged tensor with any number of rows."""
+    if isinstance(value, tf.SparseTensor):
+        return tf.SparseTensorSpec([None, *value.shape[1:]], value.dtype)
+    return tf.RaggedTensorSpec([None] * value.shape.rank, value.dtype, value.ragged_rank)
+
+
+def tables_in_files(folder):
+    """Exports tables of which most rows are in files, and removes these files."""
+    model, request = zoo.in_files(folder / "rows")
+    answer = model.predict_on_batch(request)
+    model.export(folder / "files-keras", verbose=False)
+    de.export_saved_model(model, folder / "files-export")
+    shutil.rmtree(folder / "rows")
+    tf.saved_model.save(tf.saved_model.load(folder / "files-export"), folder / "files-again")
+    return {f"files-{how}": ("serve", [request], answer) for how in ("keras", "export", "again")}
 
 
 def not_training(model):
@@ -213,6 +260,58 @@ def test_a_model_without_its_tables(tmp_path):
     shutil.rmtree(extra)
     with pytest.raises(tf.errors.DataLossError, match=f"{extra}/tf_dynemb holds no snapshot"):
         tf.saved_model.load(path)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A module with a table and a variable, saved by TensorFlow and by us."""
+    folder = tmp_path_factory.mktemp("small")
+    made = tf.Module()
+    made.table, made.weight = de.DynamicVariable(2, "ones", "host", name="user"), tf.Variable(2.0)
+    made.table.upsert([1], [[3.0, 4.0]])
+    made.serve = tf.function(
+        lambda ids: made.weight * made.table.lookup(ids, insert=False),
+        input_signature=[tf.TensorSpec([None], tf.int64)],
+    )
+    tf.saved_model.save(made, folder / "saved")
+    de.export_saved_model(made, folder / "exported")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", ["variables/variables.data-00000-of-00001", "assets/tf_dynemb.json"]
+)
+@pytest.mark.parametrize("how", ["saved", "exported"])
+def test_a_file_that_is_missing(tmp_path, small, how, name):
+    path = tmp_path / "model"
+    shutil.copytree(small / how, path)
+    (path / name).unlink()
+    with pytest.raises(tf.errors.OpError, match=f"{path / name}"):
+        tf.saved_model.load(str(path))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "assets/tf_dynemb.json",
+        "assets.extra/tf_dynemb/*/MANIFEST.json",
+        "assets.extra/tf_dynemb.checksums.json",
+    ],
+)
+def test_a_file_of_a_later_version(tmp_path, small, name):
+    """The checksums are those of a sound file."""
+    path = tmp_path / "model"
+    shutil.copytree(small / "exported", path)
+    (file,) = path.glob(name)
+    members = json.loads(file.read_text())
+    members["version"] = 9
+    if members.pop("crc32c", None):
+        members["crc32c"] = f"{checksum_of(members):08x}"
+    file.write_text(json.dumps(members))
+    if file.name == "tf_dynemb.json":
+        checksums.write(path)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"{file} is of version 9"):
+        tf.saved_model.load(str(path))
 
 
 def test_an_export_that_fails_leaves_no_tables(tmp_path):

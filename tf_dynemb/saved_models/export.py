@@ -292,10 +292,9 @@ def _last(path: Any) -> storage.Manifest:
 def _move(unfinished: pathlib.Path, path: pathlib.Path) -> None:
     """Puts a SavedModel in its place."""
     writing.sync(unfinished)
-    if path.exists():
-        old = unfinished.with_name(unfinished.name + ".old")
-        os.rename(path, old)
-        os.rename(unfinished, path)
-        shutil.rmtree(old, ignore_errors=True)
+    if os.path.lexists(path):
+        writing.exchange(unfinished, path)
+        if unfinished.is_symlink():  # the caller removes folders
+            unfinished.unlink()
     else:
         os.rename(unfinished, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import errno
 import os
@@ -19,6 +20,10 @@ from tf_dynemb.variables.served import ServedTable, Source
 
 # The columns that lookups do not need, and that a copy can be without.
 _ONLY_FOR_TRAINING = ("state", "admission")
+
+# Of linux/fcntl.h and linux/fs.h.
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 
 def write(source: Source, path: pathlib.Path) -> None:
@@ -145,6 +150,35 @@ def sync(folder: pathlib.Path) -> None:
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def exchange(new: pathlib.Path, path: pathlib.Path) -> None:
+    """Exchanges two files or folders.
+
+    `path` exists at all times, if the system can do that. After an error, it is as before.
+    """
+    if _exchange_at_once(new, path):
+        return
+    old = new.with_name(new.name + ".old")
+    os.rename(path, old)
+    try:
+        os.rename(new, path)
+    except BaseException:
+        os.rename(old, path)
+        raise
+    os.rename(old, new)
+
+
+def _exchange_at_once(one: pathlib.Path, other: pathlib.Path) -> bool:
+    """Exchanges two paths in one step of the file system; returns False if it did not."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)  # since glibc 2.28
+    if rename is None:
+        return False
+    # Some file systems cannot. `os.rename` raises the other errors.
+    status: int = rename(
+        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE
+    )
+    return status == 0
 
 
 def check_states(tables: Sequence[ServedTable]) -> None:
