@@ -56,12 +56,14 @@ def train(table: Any, options: argparse.Namespace, what: str) -> float:
     """Trains a table; returns the seconds that the steps took."""
     step = make_step(table, de.OptimizerWrapper(keras.optimizers.Adam(0.05)))
     step(tf.zeros([0], tf.int64))  # compiles
-    batches = zipf_batches(options)
-    seconds = 0.0
+    batches: Any = [tf.constant(ids) for ids in zipf_batches(options)]
+    if options.prefetch:
+        ahead = de.prefetch_lookup(batches, table, lambda ids: ids)
+        batches = (ids for ids, _ in ahead)
+    began = time.perf_counter()
     for ids in tqdm.tqdm(batches, what, total=options.steps, unit="step", disable=options.quiet):
-        began = time.perf_counter()
-        loss = step(tf.constant(ids))
-        seconds += time.perf_counter() - began
+        loss = step(ids)
+    seconds = time.perf_counter() - began
     ids_per_second = options.steps * options.batch / seconds
     print(f"{what}: {ids_per_second / 1e6:.2f} million ids/s, loss {float(loss):.4f}")
     return seconds
@@ -75,7 +77,10 @@ def describe(stats: dict[str, int], limit: int) -> None:
     print(f"  all rows: {state_bytes / 2**20:.1f} MB, {state_bytes / limit:.1f} times the memory")
     print(f"  ids looked up: {looked_up}; new ids {stats['misses']}")
     print(f"  rows moved from files to memory: {stats['file_hits']}, one for")
-    print(f"    {looked_up / max(1, stats['file_hits']):.1f} ids")
+    print(
+        f"    {looked_up / max(1, stats['file_hits']):.1f} ids; {stats['file_hits_ahead']} of them"
+    )
+    print("    were read while the step before was trained")
     print(
         f"  read {stats['file_bytes_read'] / 2**20:.1f} MB in {stats['file_reads']} calls, wrote "
         f"{stats['file_bytes_written'] / 2**20:.1f} MB in {stats['file_writes']} calls"
@@ -132,6 +137,12 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--seed", type=int, default=0, help="seed of ids and vectors")
     add(
         "--compare", action=argparse.BooleanOptionalAction, default=True, help="train in memory too"
+    )
+    add(
+        "--prefetch",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="read rows from files while the step before is trained",
     )
     add("--quiet", action="store_true", help="no progress bars")
     return parser.parse_args(arguments)

@@ -108,6 +108,7 @@ ColdStats FileRows::stats() const {
   s.row_bytes = log_.live_bytes();
   s.rows_added = rows_added_;
   s.rows_compacted = compacted_;
+  s.found_ahead = found_ahead_;
   s.bytes_read = log_.counters().bytes_read;
   s.bytes_written = log_.counters().bytes_written;
   s.reads = log_.counters().reads;
@@ -157,15 +158,20 @@ Status FileRows::ReadCandidates(const RowLog::Segments& segments, PlaceBits plac
   }
   std::vector<char> converted(layout.rows.content_bytes());
   return log_.Fetch(std::move(requests), [&](size_t c, const Segment& segment, const char* row) {
-    StoredRow stored;
-    memcpy(&stored, row, sizeof(stored));
-    const char* content = row + sizeof(stored);
-    if (segment.epoch() != layout.epoch) {
-      layout.Convert(content, converted.data());
-      content = converted.data();
-    }
-    fn(candidates[c], stored, content);
+    Deliver(layout, candidates[c], segment, row, converted.data(), fn);
   });
+}
+
+void FileRows::Deliver(const Layout& layout, const Candidate& candidate, const Segment& segment,
+                       const char* row, char* converted, const StoredFn& fn) {
+  StoredRow stored;
+  memcpy(&stored, row, sizeof(stored));
+  const char* content = row + sizeof(stored);
+  if (segment.epoch() != layout.epoch) {
+    layout.Convert(content, converted);
+    content = converted;
+  }
+  fn(candidate, stored, content);
 }
 
 void FileRows::Layout::Convert(const char* content, char* to) const {
@@ -183,12 +189,13 @@ Status FileRows::Find(const uint64_t* keys, size_t n, const RowFn& fn) const {
       candidates.push_back({i, entry->place, entry->times});
     });
   }
-  return ReadCandidates(
-      log_.segments(), log_.places(), layout_, candidates,
-      [&](const Candidate& candidate, const StoredRow& stored, const char* content) {
-        if (stored.key != keys[candidate.i]) return;
-        fn(candidate.i, {stored.key, candidate.times, candidate.place, stored.updated, content});
-      });
+  const auto deliver = [&](const Candidate& candidate, const StoredRow& stored,
+                           const char* content) {
+    if (stored.key != keys[candidate.i]) return;
+    fn(candidate.i, {stored.key, candidate.times, candidate.place, stored.updated, content});
+  };
+  FindAhead(&candidates, deliver);
+  return ReadCandidates(log_.segments(), log_.places(), layout_, candidates, deliver);
 }
 
 void FileRows::Remove(const uint64_t* keys, const ColdPlace* places, size_t n) noexcept {
@@ -207,6 +214,7 @@ void FileRows::Remove(const uint64_t* keys, const ColdPlace* places, size_t n) n
 Status FileRows::Wipe(const ColdPlace* places, size_t n) {
   if (cut_ != nullptr) cut_->to_wipe.reserve(cut_->to_wipe.size() + n);
   DYNEMB_RETURN_IF_ERROR(NoteWipe());
+  ForgetAhead();
   Status status;
   for (size_t i = 0; i < n; ++i) {
     const uint32_t number = log_.NumberOf(places[i]), row = log_.RowOf(places[i]);

@@ -14,7 +14,8 @@
 //   files grow faster than it gives space back.
 // - A cut is a set of places. Written rows do not change, so it needs no copies of rows: it keeps
 //   the segments until it has been read.
-//
+// - Rows of sealed segments can be read ahead, without a lock. Find takes their bytes instead of
+//   reading, and the table does not change before.
 // - A flush (flush_manifest.h) has links to the segments, and copies of the rows that are in no
 //   file. Written rows do not change, so the segments stay as they are in it; a segment to which
 //   rows are added later has more than the flush knows.
@@ -28,6 +29,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -68,6 +70,8 @@ class FileRows final : public ColdRows {
   void Add(uint64_t key, const char* row, RowTimes times, Tick updated) noexcept override;
   void Settle() noexcept override;
   Status Find(const uint64_t* keys, size_t n, const RowFn& fn) const override;
+  std::unique_ptr<Ahead> PlanAhead(const uint64_t* keys, size_t n) const override;
+  void KeepAhead(std::unique_ptr<Ahead> ahead) override;
   void Remove(const uint64_t* keys, const ColdPlace* places, size_t n) noexcept override;
   Status Wipe(const ColdPlace* places, size_t n) override;
   void Clear() noexcept override;
@@ -95,6 +99,25 @@ class FileRows final : public ColdRows {
  private:
   class Moves;
   class Copies;
+  // Rows of sealed segments, as they are stored. A place and its segment name a row for as long as
+  // the segment exists, so these rows are right whatever happens to the table meanwhile.
+  struct RowsAhead final : Ahead {
+    struct Row {
+      ColdPlace place;
+      uint32_t row;
+      std::shared_ptr<Segment> segment;
+      size_t offset;  // in `bytes`
+    };
+    Status Read() override;
+    // The row at a place, if it is here, and of this segment.
+    const char* At(ColdPlace place, const Segment* segment) const;
+
+    const RowLog* log;
+    uint64_t wipes;  // those before it was planned
+    std::vector<Row> rows;
+    std::vector<char> bytes;
+    std::unordered_map<ColdPlace, size_t> by_place;
+  };
   // A row of Add.
   struct Added {
     uint64_t key;
@@ -149,6 +172,14 @@ class FileRows final : public ColdRows {
   Status ReadCandidates(const RowLog::Segments& segments, PlaceBits places, const Layout& layout,
                         const std::vector<Candidate>& candidates, const StoredFn& fn) const;
 
+  // Calls fn with the content of a stored row, in this layout. `converted` has room for one.
+  static void Deliver(const Layout& layout, const Candidate& candidate, const Segment& segment,
+                      const char* row, char* converted, const StoredFn& fn);
+  // Calls fn for those candidates that were read ahead, and removes them from the list.
+  void FindAhead(std::vector<Candidate>* candidates, const StoredFn& fn) const;
+  // Forgets all rows that were read ahead, those included that are being read.
+  void ForgetAhead() noexcept;
+
   FileSystem* files_ = nullptr;
   bool compacts_ = true;
   std::string folder_;
@@ -162,6 +193,11 @@ class FileRows final : public ColdRows {
   std::string flushed_;   // the folder of the last flush, which may not exist anymore
   uint64_t changed_ = 0;  // the position up to which ChangeShare has come
   std::atomic<uint64_t> rows_added_{0}, compacted_{0};
+  mutable std::atomic<uint64_t> found_ahead_{0};
+  // The rows of the last two calls of KeepAhead.
+  mutable std::mutex ahead_mutex_;
+  std::shared_ptr<const RowsAhead> ahead_[2];
+  std::atomic<uint64_t> wipes_{0};  // calls of ForgetAhead
 };
 
 }  // namespace dynemb

@@ -7,6 +7,8 @@
 //   pass 1 misses -> Find -> hot rows with their contents, times and scores -> Remove
 //   Reserve -> eviction -> Add ... Add -> Settle
 //
+// Find need not wait for rows that were read ahead (PlanAhead -> Read -> KeepAhead).
+//
 // Calls marked (shared) may run concurrently with each other, and (exclusive) calls with none, as
 // in table.h. Keys are bit patterns, zero-extended to 64 bits.
 #ifndef DYNEMB_TABLE_COLD_ROWS_H_
@@ -52,6 +54,7 @@ struct ColdStats {
   uint64_t file_bytes = 0;    // space of the files
   uint64_t row_bytes = 0;     // the part of it that rows take
   uint64_t hits = 0;          // rows that were moved to memory
+  uint64_t found_ahead = 0;   // rows that Find did not read, because they had been read ahead
   uint64_t rows_added = 0;    // rows that left memory
   uint64_t bytes_read = 0;
   uint64_t bytes_written = 0;
@@ -86,6 +89,19 @@ class ColdRows {
   // been called for some of them.
   using RowFn = FunctionRef<void(size_t i, const ColdRow& row)>;
   virtual Status Find(const uint64_t* keys, size_t n, const RowFn& fn) const = 0;
+  // Rows that are read before a call of Find needs them.
+  class Ahead {
+   public:
+    virtual ~Ahead() = default;
+    // Reads them. Needs no lock.
+    virtual Status Read() = 0;
+  };
+  // (shared) Returns the rows of n distinct keys that Find would have to read from a device; null
+  // if there are none.
+  virtual std::unique_ptr<Ahead> PlanAhead(const uint64_t* keys, size_t n) const = 0;
+  // Keeps rows that were read, and those of the call before this one, for Find. Null: none. Needs
+  // no lock.
+  virtual void KeepAhead(std::unique_ptr<Ahead> ahead) = 0;
   // (exclusive) Removes the rows of n distinct keys at these places.
   virtual void Remove(const uint64_t* keys, const ColdPlace* places, size_t n) noexcept = 0;
   // (exclusive) Overwrites rows with zeros, before Remove; those of a running cut when it ends.

@@ -65,6 +65,7 @@ class HashTable final : public HostTable {
                   const float* gradients, size_t begin, size_t end, uint64_t step,
                   Tick tick) override;
   void Warm(Exec& exec, KeySpan keys) override;
+  void ReadAhead(Exec& exec, KeySpan keys) override;
   Status HoldRows(Exec& exec, const HeldRows* held, size_t num) override;
   void CheckInvariants() const override;
 

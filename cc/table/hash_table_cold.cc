@@ -1,6 +1,8 @@
 // HashTable's part of cold rows (cold_rows.h): moving them to memory, and erasing them.
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <shared_mutex>
 #include <utility>
 #include <vector>
 
@@ -131,6 +133,29 @@ void HashTable<K>::Warm(Exec& exec, KeySpan keys) {
 }
 
 template <class K>
+void HashTable<K>::ReadAhead(Exec& exec, KeySpan keys) {
+  std::shared_ptr<ColdRows> cold;  // stays while it is read, even if SwapRows takes it away
+  std::unique_ptr<ColdRows::Ahead> ahead;
+  {
+    std::shared_lock<SharedMutex> shared(mutex());
+    cold = cold_;
+    if (cold == nullptr) return;
+    const ScratchLease scratch;
+    RowId* const rows = scratch->rows.Resize(keys.size());
+    FindQuietly(exec, keys, Expired(), rows);
+    std::vector<uint64_t> missing;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      if (rows[i] == kNoRow) missing.push_back(keys.BitsAt(i));
+    }
+    std::sort(missing.begin(), missing.end());
+    missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+    ahead = cold->PlanAhead(missing.data(), missing.size());
+  }
+  if (ahead != nullptr && !ahead->Read().ok()) ahead = nullptr;
+  cold->KeepAhead(std::move(ahead));
+}
+
+template <class K>
 Status HashTable<K>::HoldRows(Exec& exec, const HeldRows* held, size_t num) {
   if (cold_ == nullptr) return Status();
   // The rows that are in memory stay there while the others come: they are pinned.
@@ -229,6 +254,7 @@ Status HashTable<K>::MoveAllOut() {
   template Status HashTable<K>::BringIn(Exec&, const Batch&);             \
   template void HashTable<K>::Warm(Exec&, KeySpan);                       \
   template Status HashTable<K>::WarmRows(Exec&, KeySpan);                 \
+  template void HashTable<K>::ReadAhead(Exec&, KeySpan);                  \
   template Status HashTable<K>::HoldRows(Exec&, const HeldRows*, size_t); \
   template Status HashTable<K>::MoveAllOut();                             \
   template size_t HashTable<K>::EraseCold(KeySpan, Tick, Removal)

@@ -228,7 +228,7 @@ class HostTable : public Table {
   mutable Counters counters_;
   uint64_t inserts_reclaimed_ = 0;  // the rows inserted before the last call of Reclaim
 
-  std::unique_ptr<ColdRows> cold_;  // null: all rows are in memory
+  std::shared_ptr<ColdRows> cold_;  // null: all rows are in memory
   uint64_t max_hot_bytes_ = 0;
   uint64_t trim_cursor_ = 0;  // of TrimCold
   mutable std::mutex error_mutex_;

@@ -189,6 +189,14 @@ class Table : public TableBatches, public TableCut {
     (void)exec;
     (void)keys;
   }
+  // Reads the cold rows of keys from the device, for a later call that needs them, which then finds
+  // them in memory. Keeps those of the last two calls. No row moves or counts as used, and results
+  // are the same without it. Takes the lock itself, but does not hold it while it reads. If a read
+  // fails, the later call reads again, and returns the error.
+  virtual void ReadAhead(Exec& exec, KeySpan keys) {
+    (void)exec;
+    (void)keys;
+  }
   // (exclusive) Moves those of keys[i] to memory again whose row rows[i] has become cold since it
   // was found, and sets rows[i]. `num` arrays of rows, all of which are then in memory.
   struct HeldRows {

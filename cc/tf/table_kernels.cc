@@ -365,6 +365,7 @@ class StatsOp : public OneTableOp {
         {"promotions", s.promotions},
         {"file_rows", s.cold.rows},
         {"file_hits", s.cold.hits},
+        {"file_hits_ahead", s.cold.found_ahead},
         {"file_bytes", s.cold.file_bytes},
         {"file_row_bytes", s.cold.row_bytes},
         {"file_index_bytes", s.cold.index_bytes},

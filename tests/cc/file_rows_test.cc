@@ -82,6 +82,10 @@ void ChangeLayout(ColdWorld* world, int64_t state_width) {
   }
 }
 
+std::unique_ptr<ColdRows::Ahead> Plan(ColdWorld* world, const std::vector<uint64_t>& keys) {
+  return world->rows->PlanAhead(keys.data(), keys.size());
+}
+
 TEST_P(FileRowsTest, RandomCalls) {
   for (const size_t blocks : {1, 2, 8}) {
     SCOPED_TRACE(blocks);
@@ -90,9 +94,10 @@ TEST_P(FileRowsTest, RandomCalls) {
     const uint64_t keys = GetParam() > 100 ? 200 : 2000;
     const size_t batch = GetParam() > 100 ? 20 : 300;
     ModelCut cut;
+    std::unique_ptr<ColdRows::Ahead> ahead;  // of any call before
     const size_t calls = Longer(kSanitized ? 30 : 60);
     for (size_t call = 0; call < calls && !::testing::Test::HasFailure(); ++call) {
-      switch (random() % 12) {
+      switch (random() % 13) {
         case 0:
         case 1:
         case 2:
@@ -131,6 +136,11 @@ TEST_P(FileRowsTest, RandomCalls) {
           world.rows->Settle();
           break;
         }
+        case 11:
+          if (ahead != nullptr && !ahead->Read().ok()) ahead = nullptr;  // its rows were wiped
+          if (random() % 3 != 0) world.rows->KeepAhead(std::move(ahead));
+          ahead = Plan(&world, world.SomeKeys(random() % batch, keys));
+          break;
         default:
           world.ExpectEqual();
       }
@@ -170,6 +180,75 @@ TEST_P(FileRowsTest, ChangesBetweenTheStepsOfACompaction) {
   }
   EXPECT_GT(steps, 3u);
   EXPECT_GT(world.rows->stats().rows_compacted, 0u);
+}
+
+// Rows that were read ahead need no file; those of the last two calls are kept.
+TEST_P(FileRowsTest, ReadAhead) {
+  ColdWorld world(GetParam(), 4, 8);
+  const size_t rows = GetParam() > 100 ? 300 : 2000;
+  ExpectOk(world.Add(world.NewRows(rows, 4 * rows)));
+  std::vector<uint64_t> keys;
+  for (const auto& [key, row] : world.model) {
+    if (Plan(&world, {key}) != nullptr) keys.push_back(key);  // not the rows of the last segment
+  }
+  ASSERT_GT(keys.size(), 40u);
+  const auto read_ahead = [&](const std::vector<uint64_t>& some) {
+    std::unique_ptr<ColdRows::Ahead> ahead = Plan(&world, some);
+    ExpectOk(ahead->Read());
+    world.rows->KeepAhead(std::move(ahead));
+  };
+  std::map<uint64_t, ColdPlace> places;
+  const auto needs_no_file = [&](const std::vector<uint64_t>& some) {
+    places.clear();
+    world.files.Fail(FaultyFileSystem::kPread, 1, EIO, FaultyFileSystem::kForever);
+    const bool ok = world.Find(some, &places).ok();
+    world.files.Heal();
+    return ok;
+  };
+  std::vector<uint64_t> parts[3];
+  for (size_t i = 0; i < keys.size(); ++i) parts[i % 3].push_back(keys[i]);
+  EXPECT_FALSE(needs_no_file(parts[0]));
+  read_ahead(parts[0]);
+  read_ahead(parts[1]);
+  EXPECT_TRUE(needs_no_file(parts[0]));
+  EXPECT_TRUE(needs_no_file(parts[1]));
+  EXPECT_EQ(world.rows->stats().found_ahead, parts[0].size() + parts[1].size());
+  EXPECT_FALSE(needs_no_file(keys));
+  read_ahead(parts[2]);
+  EXPECT_FALSE(needs_no_file(parts[0]));
+  EXPECT_TRUE(needs_no_file(parts[1]));
+  world.rows->KeepAhead(nullptr);
+  world.rows->KeepAhead(nullptr);
+  EXPECT_FALSE(needs_no_file(parts[2]));
+  // Another layout, and rows that are added again elsewhere.
+  read_ahead(parts[0]);
+  ChangeLayout(&world, 3);
+  EXPECT_TRUE(needs_no_file(parts[0]));
+  ExpectOk(world.Remove(keys));
+  ModelRows again;
+  for (const uint64_t key : keys) again[key] = world.RandomRow();
+  ExpectOk(world.Add(again));
+  world.ExpectEqual();
+}
+
+// A wiped row is not kept, whether it was read before or is being read.
+TEST_P(FileRowsTest, WipedRowsAreNotReadAhead) {
+  ColdWorld world(GetParam(), 4, 9);
+  const size_t rows = GetParam() > 100 ? 300 : 2000;
+  ExpectOk(world.Add(world.NewRows(rows, 4 * rows)));
+  for (const bool keep_first : {true, false}) {
+    const std::vector<uint64_t> keys = world.SomeKeys(2 * rows, 4 * rows);
+    std::unique_ptr<ColdRows::Ahead> ahead = Plan(&world, keys);
+    ASSERT_NE(ahead, nullptr);
+    ExpectOk(ahead->Read());
+    if (keep_first) world.rows->KeepAhead(std::move(ahead));
+    ExpectOk(world.Remove({keys[0], keys[1], keys[2], keys[3]}, /*wipe=*/true));
+    if (!keep_first) world.rows->KeepAhead(std::move(ahead));
+    const uint64_t found = world.rows->stats().found_ahead;
+    std::map<uint64_t, ColdPlace> places;
+    ExpectOk(world.Find(keys, &places));
+    EXPECT_EQ(world.rows->stats().found_ahead, found);
+  }
 }
 
 TEST_P(FileRowsTest, FilesStaySmall) {

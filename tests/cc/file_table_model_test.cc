@@ -129,10 +129,8 @@ class FileTableModelTest : public ::testing::TestWithParam<Case> {
     if (random_.Below(4) == 0 && jump() == 1) {
       where.updated_after = tick_ - std::min<Tick>(tick_ - 1, random_.Below(10) * jump());
     }
-    if (random_.Below(4) == 0) {
-      where.has_norms = true;
-      where.norm_from = 1.0;
-    }
+    where.has_norms = random_.Below(4) == 0;
+    where.norm_from = 1.0;
     const auto expected = Contents(*tables_[0], where), got = Contents(*tables_[1], where);
     ASSERT_EQ(expected.size(), got.size());
     auto at = got.begin();
@@ -296,6 +294,7 @@ void FileTableModelTest::Step() {
   const Batch distinct = Keys(150, true);
   tick_ += random_.Below(2) == 0 ? static_cast<Tick>(jump()) : 0;
   if (jump() > 1) ++tick_;
+  if (random_.Below(2) == 0) tables_[1]->ReadAhead(exec_, keys.span);
   switch (random_.Below(23)) {
     case 0:
     case 1:

@@ -116,6 +116,11 @@ class FileTableThreadsTest : public ::testing::Test {
     ExpectNoError();
   }
 
+  void ReadAhead(uint64_t seed) {
+    const std::vector<uint64_t> keys = Keys(&seed, 150);
+    table_->ReadAhead(exec_, {keys.data(), keys.size()});
+  }
+
   void Save() {
     std::unique_ptr<Snapshot> snapshot;
     const Status begun = Snapshot::Begin(exec_, {table_.get()}, {0}, false, &clock_, &snapshot);
@@ -169,6 +174,12 @@ TEST_F(FileTableThreadsTest, TrainReadAndSave) {
     });
   }
   threads.emplace_back([&] {
+    // Batches of Train, while they are trained on.
+    for (uint64_t i = 0; training != 0 && i < rounds; ++i) {
+      ReadAhead((i << 8 | 1) * 0x9E3779B97F4A7C15u);
+    }
+  });
+  threads.emplace_back([&] {
     do {
       Save();
     } while (training != 0 && !HasFailure());
@@ -177,6 +188,7 @@ TEST_F(FileTableThreadsTest, TrainReadAndSave) {
   TableLock lock({table_.get()}, TableLock::Mode::kShared);  // the compaction still runs
   table_->CheckInvariants();
   EXPECT_GT(table_->stats().cold.rows_added, 0u);
+  EXPECT_GT(table_->stats().cold.found_ahead, 0u);
 }
 
 }  // namespace

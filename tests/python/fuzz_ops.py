@@ -343,6 +343,7 @@ def right_snapshot_calls(keys, vectors):
     unused = h.make_table(DIM, tier="host", **FILES)
     return {
         "dynemb_flush": ({"handle": flushed, "folder": tf.constant(folder)}, {}),
+        "dynemb_read_ahead": ({"handle": flushed, "keys": keys}, {}),
         "dynemb_restore": ({"handle": unused, "folder": tf.constant(folder)}, {}),
         "dynemb_snapshot": (
             {"handles": [idle], "since": tf.constant([-1], i64)}, {"with_deleted": False}),

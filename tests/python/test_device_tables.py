@@ -331,6 +331,7 @@ def test_gpu_kernels_declare_their_arguments_in_host_memory():
         # Of tables in files, which are in host memory.
         "DynembFlush",
         "DynembRestore",
+        "DynembReadAhead",
         # Of served tables, which are in host memory.
         "DynembOpenServedTable",
         "DynembApplySnapshots",

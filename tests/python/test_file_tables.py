@@ -7,6 +7,7 @@ import tensorflow as tf
 from file_pairs import DIM, Pair, check_same, draw, in_files
 
 import tf_dynemb as de
+from tf_dynemb.variables.unwrap import unwrap
 
 K = keras.optimizers
 OPTIMIZERS = {  # with the number of their states
@@ -307,3 +308,95 @@ def test_many_tables_in_one_folder(tmp_path):
     for pair in pairs:
         pair.check()
     check_same(*pairs[0].tables)
+
+
+class TestPrefetchLookup:
+    """`prefetch_lookup` reads rows from files ahead; nothing else differs."""
+
+    @staticmethod
+    def batches(steps=30):
+        rng = np.random.default_rng(4)
+        return [tf.constant(draw(rng, 60, 600).reshape(12, 5)) for _ in range(steps)]
+
+    @staticmethod
+    def train(tables, params, batches):
+        """Steps of a list of tables; `batches` yields pairs as `prefetch_lookup` does."""
+        optimizer = de.OptimizerWrapper(K.Adagrad(0.1))
+        for _, ids in batches:
+            with tf.GradientTape() as tape:
+                pooled = de.lookup_sparse(params, ids, combiners=["sum", "mean", "sum"])
+                loss = sum(tf.reduce_sum(x**2) for x in pooled)
+            gradients = tape.gradient(loss, tables)
+            optimizer.apply_gradients(zip(gradients, tables, strict=True))
+
+    def test_the_same_bits_and_the_same_reads(self, tmp_path):
+        batches, trained = self.batches(), []
+        for how in ("plain", "ahead"):
+            large = in_files(tmp_path / how, DIM, 150, states=1, name="large", seed=5)
+            other = de.DynamicVariable(8, var_type="host", name="other", seed=6)
+            params = [large, other, large]
+
+            def ids(batch):
+                return [batch, batch, batch // 3]
+
+            pairs = ((batch, ids(batch)) for batch in batches)
+            if how == "ahead":
+                pairs = de.prefetch_lookup(batches, params, ids)
+            self.train([large, other], params, pairs)
+            trained.append((large, other))
+        check_same(trained[1][0], trained[0][0])
+        check_same(trained[1][1], trained[0][1], most_in_files=False)
+        plain, ahead = (tables[0].stats() for tables in trained)
+        assert plain["file_hits_ahead"] == 0
+        # Not the rows of the file that is being written, which is one of two here, nor those that
+        # the running step moves out of memory.
+        assert ahead["file_hits"] > ahead["file_hits_ahead"] > 0.3 * ahead["file_hits"] > 100
+        assert plain["hits"] + plain["misses"] == ahead["hits"] + ahead["misses"]
+        assert plain["inserts"] == ahead["inserts"]
+
+    def test_a_layer(self, tmp_path):
+        layer = de.layers.EmbeddingBag(
+            2 * DIM, "sum", var_type="file", file_path=tmp_path, max_dram_for_vectors=0.0003
+        )
+        batches = self.batches(10) * 2
+        layer(batches[0])
+        (table,) = layer.variables
+        for batch, ahead in de.prefetch_lookup(batches, table, lambda batch: batch):
+            pooled = de.lookup_sparse(table, ahead, combiners="sum")
+            np.testing.assert_array_equal(pooled, layer(batch))
+        assert unwrap(table).stats()["file_hits_ahead"] > 0
+
+    @pytest.mark.parametrize("ends", ["break", "error in a batch", "all"])
+    def test_rows_that_were_read_are_freed_at_the_end(self, tmp_path, ends):
+        table = in_files(tmp_path, 2 * DIM)
+        batches = self.batches()
+        for batch in batches:
+            table.lookup(batch)
+        coming = iter([*batches[:3], "no ids"] if ends == "error in a batch" else batches[:6])
+        ahead = de.prefetch_lookup(coming, table, lambda batch: batch)
+        try:
+            for step, _ in enumerate(ahead):
+                if ends == "break" and step == 2:
+                    break
+        except TypeError:
+            assert ends == "error in a batch"
+        ahead.close()
+        before = table.stats()
+        assert before["file_hits_ahead"] == 0  # the loop has looked nothing up
+        for batch in batches[:6]:
+            table.lookup(batch)
+        after = table.stats()
+        assert after["file_reads"] > before["file_reads"]
+        assert after["file_hits_ahead"] == 0
+
+    def test_a_damaged_file_is_an_error_of_the_lookup(self, tmp_path):
+        table = in_files(tmp_path, 2 * DIM)
+        batches = self.batches()
+        for batch in batches:
+            table.lookup(batch)
+        for path in tmp_path.rglob("*.rows"):
+            path.write_bytes(bytes(path.stat().st_size))
+        coming = de.prefetch_lookup(batches, table, lambda batch: batch)
+        with pytest.raises(tf.errors.DataLossError, match=r"\.rows"):
+            [de.lookup_sparse(table, ahead, combiners="sum") for _, ahead in coming]
+        assert table.stats()["file_hits_ahead"] == 0

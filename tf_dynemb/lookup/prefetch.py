@@ -1,10 +1,13 @@
 """prefetch_lookup: the exchange for the next batch while the current one is trained on.
 
-The step that runs meanwhile may change rows that were read ahead. When a batch is used, the owners
-of its rows therefore check which rows have been updated, removed or replaced since they were read,
-and send only those again. A prefetched lookup thus gives the same result as a lookup at that time;
-no vector is ever older than the last step. Prefetching saves the exchange of all keys, and of the
-vectors that the last step did not change.
+On several ranks, keys and vectors are exchanged ahead. In one process, rows in files are read ahead
+(docs/file_tier.md); the table does not change, and the lookup is an ordinary one.
+
+**On several ranks.** The step that runs meanwhile may change rows that were read ahead. When a
+batch is used, the owners of its rows therefore check which rows have been updated, removed or
+replaced since they were read, and send only those again. A prefetched lookup thus gives the same
+result as a lookup at that time; no vector is ever older than the last step. Prefetching saves the
+exchange of all keys, and of the vectors that the last step did not change.
 
 Reading ahead creates no rows, and so evicts none that the running step needs. Rows for unknown keys
 are created when the batch is used. Reading ahead counts as an access: a full table evicts other
@@ -77,9 +80,12 @@ def prefetch_lookup(
 ) -> Iterator[tuple[Any, Prefetched]]:
     """Iterates over a dataset, and looks up the ids of each batch while the one before is in use.
 
-    On several ranks it is collective: every rank iterates over the same number of batches. In one
-    process nothing is read ahead, because there is nothing to wait for. Nor is it if a table has
-    `admission`, because the batch in use may change what unknown keys read as.
+    On several ranks it is collective: every rank iterates over the same number of batches. Nothing
+    is read ahead if a table has `admission`, because the batch in use may change what unknown keys
+    read as.
+
+    In one process, the rows of tables with `file_path` are read from their files ahead, into memory
+    besides `max_dram_for_vectors`: the rows of two batches. Other tables have nothing to wait for.
 
     Example:
     >>> users = DynamicVariable(dimension=2, initializer="1")
@@ -108,12 +114,15 @@ def prefetch_lookup(
     def features(batch: Any) -> list[Bags]:
         return as_features(params, ids(batch), None if weights is None else weights(batch))
 
-    if not reads_ahead(tables):
+    reader: _Reader | _FileReader
+    if reads_ahead(tables):
+        reader = _Reader(tables)
+    elif communicator.get().size == 1 and any(_has_files(t) for t in tables):
+        reader = _FileReader(tables)
+    else:
         for batch in dataset:
             yield batch, _nothing_ahead(features(batch))
         return
-
-    reader = _Reader(tables)
     batches = iter(dataset)
 
     def next_batch() -> tuple[Any, Prefetched] | None:
@@ -124,9 +133,12 @@ def prefetch_lookup(
         return batch, reader.read(features(batch))
 
     coming = _Task(next_batch)
-    while (one := coming.result()) is not None:
-        coming = _Task(next_batch)
-        yield one
+    try:
+        while (one := coming.result()) is not None:
+            coming = _Task(next_batch)
+            yield one
+    finally:
+        reader.close(coming)
 
 
 def reads_ahead(tables: Sequence[Any]) -> bool:
@@ -163,6 +175,38 @@ class _Task(threading.Thread):
         if self._error is not None:
             raise self._error
         return self._result
+
+
+def _has_files(table: Any) -> bool:
+    return hasattr(table, "spread") and table.spread.is_dynamic and bool(table.options.file_path)
+
+
+class _FileReader:
+    """Reads rows from the files of tables, before the lookup that needs them."""
+
+    def __init__(self, tables: Sequence[Any]) -> None:
+        self._features: dict[int, list[int]] = {}
+        self._tables = {id(table): table for table in tables if _has_files(table)}
+        for i, table in enumerate(tables):
+            if id(table) in self._tables:
+                self._features.setdefault(id(table), []).append(i)
+
+    def read(self, features: Sequence[Bags]) -> Prefetched:
+        """Reads the rows of a batch."""
+        for name, places in self._features.items():
+            self._read(self._tables[name], [features[i].keys for i in places])
+        return _nothing_ahead(features)
+
+    def _read(self, table: Any, keys: Sequence[Any]) -> None:
+        with _ops.on_host():
+            _ops.library().dynemb_read_ahead(table.handle, tf.concat(keys, 0))
+
+    def close(self, coming: _Task) -> None:
+        """Frees the rows of the last two batches."""
+        coming.join()
+        for table in self._tables.values():
+            for _ in range(2):
+                self._read(table, [tf.zeros([0], table.key_type)])
 
 
 def _nothing_ahead(features: Sequence[Bags]) -> Prefetched:
@@ -208,6 +252,9 @@ class _Reader:
             tuple(rows),
             tick,
         )
+
+    def close(self, coming: _Task) -> None:
+        """Leaves a read that runs: ranks that have failed may never answer it."""
 
     def _read_keys(self, keys: list[Any]) -> tuple[Any, ...]:
         with record.stop_recording():

@@ -252,6 +252,8 @@ class Table:
         - `device_hits`: hits whose row was in GPU memory.
         - `promotions`: frequently read rows that were moved to GPU memory.
         - `file_hits`: rows that were moved from files to memory. `hits` counts their ids, too.
+        - `file_hits_ahead`: reads of rows in files that waited for no file, because
+          `prefetch_lookup` had read them.
         - `file_rows_written`: rows that were moved from memory to files.
         - `file_rows_compacted`: rows that were copied in files to give space back.
         - `file_bytes_read`, `file_bytes_written`, `file_reads`, `file_writes`: bytes and calls of

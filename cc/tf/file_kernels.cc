@@ -1,4 +1,4 @@
-// Kernels of flush_ops.cc: unpack, call the library, pack.
+// Kernels of file_ops.cc: unpack, call the library, pack.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -62,10 +62,26 @@ class RestoreOp : public OneTableOp {
   }
 };
 
+class ReadAheadOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
+    const tf::Tensor& keys = ctx->input(1);
+    TF_RETURN_IF_ERROR(CheckKeys(table, keys, "keys"));
+    std::unique_ptr<Exec> exec;
+    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
+    table.ReadAhead(*exec, KeysOf(keys));  // takes the lock itself
+    return absl::OkStatus();
+  }
+};
+
 #define REGISTER(name, kernel) \
   REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), kernel)
 REGISTER("DynembFlush", FlushOp);
 REGISTER("DynembRestore", RestoreOp);
+REGISTER("DynembReadAhead", ReadAheadOp);
 #undef REGISTER
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Operators of flushes (cc/table/cold_rows.h). docs/operators.md is the contract.
+// Operators of tables with rows in files (cc/table/cold_rows.h). docs/operators.md is the contract.
 #include "cc/tf/shapes.h"
 #include "tensorflow/core/framework/op.h"
 
@@ -24,6 +24,13 @@ REGISTER_OP("DynembRestore")
       for (int i : {1, 2}) c->set_output(i, c->Vector(InferenceContext::kUnknownDim));
       return absl::OkStatus();
     });
+
+REGISTER_OP("DynembReadAhead")
+    .Input("handle: resource")
+    .Input("keys: key_type")
+    .Attr("key_type: {int64, int32, uint64}")
+    .SetIsStateful()
+    .SetShapeFn(TableAndKeys);
 
 }  // namespace
 }  // namespace dynemb
