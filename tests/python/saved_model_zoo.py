@@ -117,7 +117,8 @@ def dlrm():
 
 def sparse():
     """Sparse ids and weights."""
-    ids_, weights = keras.Input([6], dtype="int64", sparse=True), keras.Input([6], sparse=True)
+    ids_ = keras.Input([6], dtype="int64", sparse=True, name="ids")
+    weights = keras.Input([6], sparse=True, name="weights")
     bag = layers.EmbeddingBag(4, "sqrtn", "normal", padding_id=-1)
     vectors = layers.Embedding(3, combiner="mean", padding_id=0)
     inputs = {"ids": ids_, "weights": weights}

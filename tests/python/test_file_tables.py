@@ -29,6 +29,11 @@ OPTIMIZERS = {  # with the number of their states
 }
 
 
+@pytest.fixture
+def tmp_path(disk_folder):
+    return disk_folder
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_optimizer(tmp_path, name):
     make, states = OPTIMIZERS[name]
