@@ -1,4 +1,4 @@
-"""The split of tests among the processes of `pytest -n`, options, temporary folders, device tiers."""
+"""Splits tests among the processes of `pytest -n`; options, temporary folders, device tiers."""
 
 import os
 import pathlib
