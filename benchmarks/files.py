@@ -1,4 +1,4 @@
-"""Training on a table that does not fit memory: ours with files, and RocksDB with the same memory.
+"""Training on a table that does not fit memory: with files, in memory alone, and with RocksDB.
 
 Rows have vectors of 16 floats and the state of Adagrad. A step reads the distinct ids of a batch
 of 65,536, which follow Zipf's law with exponent 1.05, and writes their rows back. RocksDB's block
@@ -6,15 +6,19 @@ cache has the memory that our table has for rows; it reads past the page cache, 
 MultiGet, and writes back with one WriteBatch, without a write-ahead log. NumPy computes its steps.
 
     python -m benchmarks.files --contender ours --folder FOLDER
+    python -m benchmarks.files --contender memory
     python -m benchmarks.files --contender rocksdb --folder FOLDER   # needs rocksdict
 
-Each prints one line of JSON. `tools/bench_files.sh` runs them in turns, and prints a table.
+Each prints one line of JSON. `tools/bench_files.sh` runs ours and RocksDB in turns. With
+`--digest`, ours and the table in memory print a digest of all keys, vectors and states, which must
+be the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -42,22 +46,30 @@ def scattered(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return (rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).astype(np.int64)
 
 
-class Ours:
-    """A table with files; steps are a lookup and Adagrad in its rows, in one graph function."""
+def status(name: str) -> int:
+    """Returns a value of /proc/self/status in bytes."""
+    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
 
-    def __init__(self, folder: Path, memory: float) -> None:
+
+class Ours:
+    """A table; steps are a lookup and Adagrad in its rows, in one graph function."""
+
+    def __init__(self, folder: Path | None, memory: float, strategy: str) -> None:
         import keras
         import tensorflow as tf
 
         import tf_dynemb as de
 
+        files = {"file_path": str(folder), "max_dram_for_vectors": memory}
         self.table = de.DynamicVariable(
             DIM,
             initializer="zeros",
-            var_type="file",
-            file_path=str(folder),
-            max_dram_for_vectors=memory,
+            var_type="host" if folder is None else "file",
+            evict_strategy=strategy,
             name="rows",
+            **({} if folder is None else files),
         )
         optimizer = de.OptimizerWrapper(keras.optimizers.Adagrad(RATE, START, EPSILON))
         optimizer.build([self.table])
@@ -68,8 +80,10 @@ class Ours:
                 loss = tf.reduce_sum(vectors)
             optimizer.apply_gradients([(tape.gradient(loss, self.table), self.table)])
 
-        self._step = tf.function(step)
-        self._constant = tf.constant
+        self._step = tf.function(step, input_signature=[tf.TensorSpec([None], tf.int64)])
+        self._step(tf.zeros([0], tf.int64))  # compiles
+        self._constant, self._everything = tf.constant, tf.constant(-1, tf.int64)
+        self._before = status("VmRSS")
 
     def insert(self, keys: npt.NDArray[np.int64]) -> None:
         """Creates rows."""
@@ -82,11 +96,40 @@ class Ours:
     def figures(self) -> dict[str, float]:
         """Returns hits, space and writes."""
         stats = self.table.stats()
+        row_bytes = stats["file_row_bytes"] / max(1, stats["file_rows"])
         return {
             "memory_hits": 1 - stats["file_hits"] / max(1, stats["hits"]),
             "space": stats["file_bytes"] / max(1, stats["file_row_bytes"]),
-            "bytes_written": stats["file_bytes_written"],
+            "write_amplification": stats["file_bytes_written"]
+            / max(1, row_bytes * stats["file_rows_written"]),
+            "index_mb": stats["index_bytes"] / 2**20,
+            "peak_mb": (status("VmHWM") - self._before) / 2**20,
+            **{name: stats[name] for name in ("size", "file_rows", "file_reads", "file_writes")},
+            **{name: stats[name] for name in ("file_bytes_read", "file_bytes_written")},
         }
+
+    def digest(self) -> str:
+        """Returns a sum over all rows of a hash of the key, the vector and the state of each."""
+        from tf_dynemb import _ops
+
+        total, cursor = np.uint64(0), 0
+        weights = np.random.default_rng(9).integers(1, 2**63, 2 * DIM, np.uint64) * 2 + 1
+        while cursor >= 0:
+            keys, vectors, state, _, following = _ops.library().dynemb_export(
+                self.table.handle,
+                cursor=cursor,
+                limit=1 << 20,
+                since=self._everything,
+                key_type="int64",
+                dtype="float32",
+            )
+            bits = np.concatenate([vectors.numpy(), state.numpy()], 1).view(np.uint32)
+            mixed = bits.astype(np.uint64) @ weights
+            mixed ^= keys.numpy().view(np.uint64) * np.uint64(0xD6E8FEB86659FD93)
+            mixed ^= mixed >> np.uint64(29)
+            total += (mixed * np.uint64(0xBF58476D1CE4E5B9)).sum(dtype=np.uint64)
+            cursor = int(following)
+        return f"{total:016x}"
 
 
 class RocksDb:
@@ -144,16 +187,22 @@ class RocksDb:
 def main() -> None:
     """Prints the speed of one contender."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--contender", choices=("ours", "rocksdb"), required=True)
-    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--contender", choices=("ours", "memory", "rocksdb"), required=True)
+    parser.add_argument("--folder", type=Path, default=Path(), help="for the files")
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--share", type=float, default=0.1, help="of the rows that fit memory")
     parser.add_argument("--warm", type=int, default=40, help="steps before the timed ones")
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--strategy", default="lru", help="evict_strategy: the rows in memory")
+    parser.add_argument("--digest", action="store_true")
     args = parser.parse_args()
     memory = args.share * args.rows * (12 + 2 * DIM * 4) / 2**30
     folder = args.folder / f"bench_{args.contender}"
-    table = (Ours if args.contender == "ours" else RocksDb)(folder, memory)
+    table: Ours | RocksDb
+    if args.contender == "rocksdb":
+        table = RocksDb(folder, memory)
+    else:
+        table = Ours(folder if args.contender == "ours" else None, memory, args.strategy)
     for first in range(0, args.rows, BATCH // 4):
         table.insert(scattered(np.arange(first, min(args.rows, first + BATCH // 4))))
     for step in range(args.warm):
@@ -172,7 +221,10 @@ def main() -> None:
         "rows": args.rows,
         "memory_mb": memory * 1024,
     }
-    print(json.dumps({**result, **table.figures()}))
+    result |= table.figures()
+    if args.digest and isinstance(table, Ours):
+        result["digest"] = table.digest()
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

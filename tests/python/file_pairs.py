@@ -100,3 +100,17 @@ def draw(rng, n, ids):
     """Ids of which a part is frequent; large numbers, and negative ones."""
     numbers = np.where(rng.random(n) < 0.3, rng.integers(0, 10, n), rng.integers(0, ids, n))
     return (numbers - ids // 2) * 1_000_003
+
+
+def train_flush_and_compare(folder):
+    """Trains a table in files and one in memory; a flush of the first one has the same rows."""
+    options = {"name": "t", "persistent": True}
+    pair = Pair(folder, lambda: K.Adam(0.01), states=2, **options)
+    pair.train()
+    pair.check()
+    pair.files.flush()
+    pair.train(steps=3, seed=1)
+    pair.check()
+    pair.files.flush()
+    again = in_files(folder, DIM, states=2, initializer="normal", seed=5, **options)
+    check_same(again, pair.memory)
