@@ -1,6 +1,9 @@
 #include "cc/file/slot_index.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <new>
@@ -13,7 +16,31 @@ namespace {
 
 constexpr SlotIndex::Entry kGap{0, kNoPlace, {0, 0}};
 
+std::atomic<int64_t> mappings{0};  // of all indexes
+
 }  // namespace
+
+SlotIndex::Entries SlotIndex::Allocate(size_t slots) {
+  const size_t bytes = slots * sizeof(Entry);
+  if (bytes >= kMappedBytes) {
+    if (mappings.fetch_add(1, std::memory_order_relaxed) < kMostMappings) {
+      void* const mapped =
+          mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (mapped != MAP_FAILED) return Entries(static_cast<Entry*>(mapped), FreeEntries(bytes));
+    }
+    mappings.fetch_sub(1, std::memory_order_relaxed);
+  }
+  return Entries(new Entry[slots]);
+}
+
+void SlotIndex::FreeEntries::operator()(Entry* entries) const {
+  if (mapped == 0) {
+    delete[] entries;
+    return;
+  }
+  munmap(entries, mapped);
+  mappings.fetch_sub(1, std::memory_order_relaxed);
+}
 
 uint32_t SlotIndex::CapacityFor(const Partition& p, uint64_t entries) {
   double capacity = std::max(p.capacity, kLeastCapacity);
@@ -51,7 +78,7 @@ void SlotIndex::Grow(Partition* p, uint32_t capacity, uint32_t room) {
   };
   grown.end = for_moves([](const Entry&, uint32_t) {});
   grown.slots = std::max(capacity, grown.end) + std::max(room, kLeastRoom) + 1;
-  grown.entries.reset(new Entry[grown.slots]);
+  grown.entries = Allocate(grown.slots);
   std::fill_n(grown.entries.get(), grown.slots, kGap);
   for_moves([&](const Entry& entry, uint32_t to) { grown.entries[to] = entry; });
   bytes_ += grown.slots * sizeof(Entry);

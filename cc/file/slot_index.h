@@ -14,6 +14,10 @@
 // - A key that has no row has an entry with its fingerprint by chance only: one in 2^32 divided by
 //   the entries of a partition. So it costs no disk read.
 //
+// Memory. Large arrays are mappings of their own, whose pages go back to the system at once. In the
+// heap, an array that grows leaves a hole that is too small for the next one, and the holes of all
+// partitions together are as large as the index.
+//
 // Not thread-safe.
 #ifndef DYNEMB_FILE_SLOT_INDEX_H_
 #define DYNEMB_FILE_SLOT_INDEX_H_
@@ -70,8 +74,23 @@ class SlotIndex {
   void CheckInvariants() const;
 
  private:
+  struct FreeEntries {
+    FreeEntries() : mapped(0) {}
+    explicit FreeEntries(size_t bytes) : mapped(bytes) {}
+    void operator()(Entry* entries) const;
+
+    size_t mapped;  // bytes of the mapping; 0: in the heap
+  };
+  using Entries = std::unique_ptr<Entry[], FreeEntries>;
+  // Arrays from this size on are mapped. A process can have 65,530 mappings; at most this number of
+  // them are arrays of indexes.
+  static constexpr size_t kMappedBytes = size_t{64} << 10;
+  static constexpr int64_t kMostMappings = 16384;
+  // Throws std::bad_alloc.
+  static Entries Allocate(size_t slots);
+
   struct Partition {
-    std::unique_ptr<Entry[]> entries;
+    Entries entries;
     uint32_t capacity = 0;  // the number of homes
     uint32_t slots = 0;     // the length of the array; the last position is a gap
     uint32_t end = 0;       // positions from here on are gaps

@@ -2,10 +2,12 @@
 #include "cc/file/slot_index.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <fstream>
 #include <iterator>
 #include <map>
 #include <new>
@@ -144,6 +146,42 @@ TEST_F(SlotIndexTest, CrowdedEnds) {
     if (hashes_.size() % 100 != 0) continue;
     ASSERT_NO_FATAL_FAILURE(ExpectEqual());
   }
+}
+
+// Partitions whose arrays are mapped.
+TEST_F(SlotIndexTest, LargePartitions) {
+  const auto hash = [this](uint64_t partition) { return partition << 54 | random_() >> 10; };
+  for (uint64_t i = 0; i < 30000; ++i) Add(hash(i % 3));
+  ASSERT_NO_FATAL_FAILURE(ExpectEqual());
+  for (int i = 0; i < 15000; ++i) {
+    ASSERT_NO_FATAL_FAILURE(RemoveAny());
+    Add(hash(random_() % 3));
+  }
+  ASSERT_NO_FATAL_FAILURE(ExpectEqual());
+  SlotIndex moved = std::move(index_);
+  index_ = SlotIndex();
+  EXPECT_EQ(index_.size(), 0u);
+  index_ = std::move(moved);
+  ASSERT_NO_FATAL_FAILURE(ExpectEqual());
+}
+
+// The arrays that grow leave no holes.
+TEST_F(SlotIndexTest, MemoryIsThatOfTheEntries) {
+  if (kSanitized) GTEST_SKIP() << "memory of a sanitizer";
+  const auto resident = [] {
+    std::ifstream statm("/proc/self/statm");
+    size_t size, pages;
+    statm >> size >> pages;
+    return pages * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  };
+  const size_t before = resident();
+  constexpr size_t kBatch = 20000;
+  for (int batch = 0; batch < 300; ++batch) {
+    index_.Reserve(kBatch);
+    for (size_t i = 0; i < kBatch; ++i) index_.Add(random_(), static_cast<ColdPlace>(i), {1, 1});
+  }
+  index_.Reserve(3 * kBatch);  // all arrays get more room
+  EXPECT_LT(static_cast<double>(resident() - before), 1.1 * static_cast<double>(index_.bytes()));
 }
 
 // A walk that continues at positions lists what stays, once, though the arrays grow and shrink.
