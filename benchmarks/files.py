@@ -112,7 +112,7 @@ class Ours:
         """Returns a sum over all rows of a hash of the key, the vector and the state of each."""
         from tf_dynemb import _ops
 
-        total, cursor = np.uint64(0), 0
+        total = cursor = 0
         weights = np.random.default_rng(9).integers(1, 2**63, 2 * DIM, np.uint64) * 2 + 1
         while cursor >= 0:
             keys, vectors, state, _, following = _ops.library().dynemb_export(
@@ -127,9 +127,9 @@ class Ours:
             mixed = bits.astype(np.uint64) @ weights
             mixed ^= keys.numpy().view(np.uint64) * np.uint64(0xD6E8FEB86659FD93)
             mixed ^= mixed >> np.uint64(29)
-            total += (mixed * np.uint64(0xBF58476D1CE4E5B9)).sum(dtype=np.uint64)
+            total += int((mixed * np.uint64(0xBF58476D1CE4E5B9)).sum(dtype=np.uint64))
             cursor = int(following)
-        return f"{total:016x}"
+        return f"{total % 2**64:016x}"
 
 
 class RocksDb:
