@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "cc/device/simulated_place.h"
-#include "cc/device/stream_exec.h"
 #include "cc/file/file_rows.h"
 #include "cc/tf/table_resource.h"
 #include "tensorflow/core/lib/core/threadpool.h"
@@ -144,7 +143,7 @@ absl::Status MakeExec(tf::OpKernelContext* ctx, std::unique_ptr<Exec>* exec) {
   stream_executor::Stream* stream;
   TF_RETURN_IF_ERROR(FindStream(ctx, &stream));
   return ToAbsl(
-      StreamExec::Make(static_cast<CUstream_st*>(stream->platform_specific_handle().stream), exec));
+      ExecOfStream(static_cast<CUstream_st*>(stream->platform_specific_handle().stream), exec));
 }
 
 PoolExec MakeHostExec(tf::OpKernelContext* ctx) {

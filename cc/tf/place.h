@@ -8,8 +8,11 @@
 #include "cc/lookup/exchange.h"
 #include "cc/lookup/lookups.h"
 #include "cc/table/exec.h"
+#include "cc/table/status.h"
 #include "cc/table/table.h"
 #include "tensorflow/core/framework/op_kernel.h"
+
+struct CUstream_st;  // *CUstream_st is CUDA's cudaStream_t
 
 namespace dynemb {
 
@@ -22,6 +25,9 @@ bool OnGpu(tf::OpKernelContext* ctx);
 // The executor for calls on tables: the stream of a GPU, or TensorFlow's intra-op threads on a CPU.
 // Internal if an operator on a GPU has no stream.
 absl::Status MakeExec(tf::OpKernelContext* ctx, std::unique_ptr<Exec>* exec);
+// The executor for a stream of CUDA; Internal if it is null. The linker puts another function in
+// its place for the fake GPU of tests, whose streams are not CUDA's.
+Status ExecOfStream(CUstream_st* stream, std::unique_ptr<Exec>* exec);
 // TensorFlow's intra-op threads, for work on the host's memory.
 PoolExec MakeHostExec(tf::OpKernelContext* ctx);
 

@@ -2,6 +2,7 @@
 #include "cc/device/cuda_exchange.h"
 #include "cc/device/cuda_table.h"
 #include "cc/device/simulated_place.h"
+#include "cc/device/stream_exec.h"
 
 namespace dynemb {
 
@@ -20,3 +21,11 @@ Status CudaExchange(int, Exchange** exchange) {
 }
 
 }  // namespace dynemb
+
+// ExecOfStream: any stream. The linker renames the calls (--wrap in BUILD).
+extern "C" dynemb::Status
+__wrap__ZN6dynemb12ExecOfStreamEP11CUstream_stPSt10unique_ptrINS_4ExecESt14default_deleteIS3_EE(
+    CUstream_st* stream, std::unique_ptr<dynemb::Exec>* exec) {
+  *exec = std::make_unique<dynemb::StreamExec>(stream);
+  return dynemb::Status();
+}
