@@ -105,12 +105,13 @@ class FileRows final : public ColdRows {
     struct Row {
       ColdPlace place;
       uint32_t row;
-      std::shared_ptr<Segment> segment;
-      size_t offset;  // in `bytes`
+      uint32_t sequence;                 // of its segment; no other segment has it
+      std::shared_ptr<Segment> segment;  // until the row has been read
+      size_t offset;                     // in `bytes`
     };
     Status Read() override;
     // The row at a place, if it is here, and of this segment.
-    const char* At(ColdPlace place, const Segment* segment) const;
+    const char* At(ColdPlace place, const Segment& segment) const;
 
     const RowLog* log;
     uint64_t wipes;  // those before it was planned

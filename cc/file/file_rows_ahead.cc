@@ -27,16 +27,19 @@ Status FileRows::RowsAhead::Read() {
         memcpy(bytes.data() + rows[i].offset, stored, segment.format().row_bytes);
       }));
   by_place.reserve(rows.size());
-  for (size_t i = 0; i < rows.size(); ++i) by_place.emplace(rows[i].place, i);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    by_place.emplace(rows[i].place, i);
+    rows[i].segment.reset();  // its file goes when the table deletes it
+  }
   return Status();
 }
 
-const char* FileRows::RowsAhead::At(ColdPlace place, const Segment* segment) const {
+const char* FileRows::RowsAhead::At(ColdPlace place, const Segment& segment) const {
   const auto found = by_place.find(place);
   if (found == by_place.end()) return nullptr;
   // The number of a segment that was deleted is used again.
   const Row& row = rows[found->second];
-  return row.segment.get() == segment ? bytes.data() + row.offset : nullptr;
+  return row.sequence == segment.sequence() ? bytes.data() + row.offset : nullptr;
 }
 
 std::unique_ptr<ColdRows::Ahead> FileRows::PlanAhead(const uint64_t* keys, size_t n) const {
@@ -48,7 +51,8 @@ std::unique_ptr<ColdRows::Ahead> FileRows::PlanAhead(const uint64_t* keys, size_
       const std::shared_ptr<Segment>& segment = log_.segments()[log_.NumberOf(entry->place)];
       // Rows are added to the other segments, and written, while these are read.
       if (!segment->sealed()) return;
-      made->rows.push_back({entry->place, log_.RowOf(entry->place), segment, 0});
+      made->rows.push_back(
+          {entry->place, log_.RowOf(entry->place), segment->sequence(), segment, 0});
     });
   }
   if (made->rows.empty()) return nullptr;
@@ -80,7 +84,7 @@ void FileRows::FindAhead(std::vector<Candidate>* candidates, const StoredFn& fn)
   std::vector<char> converted(layout_.rows.content_bytes());
   size_t left = 0;
   for (const Candidate& candidate : *candidates) {
-    const Segment* const segment = log_.segments()[log_.NumberOf(candidate.place)].get();
+    const Segment& segment = *log_.segments()[log_.NumberOf(candidate.place)];
     const char* row = nullptr;
     for (int a = 0; a < 2 && row == nullptr; ++a) {
       if (ahead[a] != nullptr) row = ahead[a]->At(candidate.place, segment);
@@ -88,7 +92,7 @@ void FileRows::FindAhead(std::vector<Candidate>* candidates, const StoredFn& fn)
     if (row == nullptr) {
       (*candidates)[left++] = candidate;
     } else {
-      Deliver(layout_, candidate, *segment, row, converted.data(), fn);
+      Deliver(layout_, candidate, segment, row, converted.data(), fn);
     }
   }
   found_ahead_ += candidates->size() - left;

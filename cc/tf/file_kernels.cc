@@ -8,46 +8,50 @@
 namespace dynemb {
 namespace {
 
-absl::Status FolderInput(tf::OpKernelContext* ctx, std::string* folder) {
-  TF_RETURN_IF_ERROR(CheckScalar(ctx->input(1), "folder"));
-  *folder = ctx->input(1).scalar<tf::tstring>()();
-  if (!folder->empty() && folder->find('\0') == std::string::npos) return absl::OkStatus();
-  return absl::InvalidArgumentError("folder is not the name of a folder");
-}
-
-class FlushOp : public OneTableOp {
+// An operator on a table and a folder, which has the table for itself.
+class FolderOp : public OneTableOp {
  public:
   using OneTableOp::OneTableOp;
 
  protected:
-  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
-    std::string folder;
-    TF_RETURN_IF_ERROR(FolderInput(ctx, &folder));
+  absl::Status Run(tf::OpKernelContext* ctx, Table& table) final {
+    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(1), "folder"));
+    const std::string folder = ctx->input(1).scalar<tf::tstring>()();
+    if (folder.empty() || folder.find('\0') != std::string::npos) {
+      return absl::InvalidArgumentError("folder is not the name of a folder");
+    }
     std::unique_ptr<Exec> exec;
     TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
+    return Run(ctx, *exec, table, folder);
+  }
+  virtual absl::Status Run(tf::OpKernelContext* ctx, Exec& exec, Table& table,
+                           const std::string& folder) = 0;
+};
+
+class FlushOp : public FolderOp {
+ public:
+  using FolderOp::FolderOp;
+
+ private:
+  absl::Status Run(tf::OpKernelContext*, Exec& exec, Table& table,
+                   const std::string& folder) override {
     int64_t utc_ns;
     const Tick tick = ProcessClock().Next(&utc_ns);
-    return ToAbsl(table.Flush(*exec, folder, tick, utc_ns));
+    return ToAbsl(table.Flush(exec, folder, tick, utc_ns));
   }
 };
 
-class RestoreOp : public OneTableOp {
+class RestoreOp : public FolderOp {
  public:
-  using OneTableOp::OneTableOp;
+  using FolderOp::FolderOp;
 
- protected:
-  absl::Status Run(tf::OpKernelContext* ctx, Table& table) override {
-    std::string folder;
-    TF_RETURN_IF_ERROR(FolderInput(ctx, &folder));
-    std::unique_ptr<Exec> exec;
-    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
+ private:
+  absl::Status Run(tf::OpKernelContext* ctx, Exec& exec, Table& table,
+                   const std::string& folder) override {
     FlushInfo info;
-    {
-      TableLock lock({&table}, TableLock::Mode::kExclusive);
-      DYNEMB_RETURN_IF_LIBRARY_ERROR(table.Restore(*exec, folder, &info));
-      ProcessClock().Advance(info.tick, info.utc_ns);
-    }
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(table.Restore(exec, folder, &info));
+    ProcessClock().Advance(info.tick, info.utc_ns);
     const auto states = static_cast<int64_t>(info.state_spec.widths.size());
     tf::tstring* optimizer;
     int64_t* widths;

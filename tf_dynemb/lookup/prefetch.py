@@ -9,9 +9,9 @@ replaced since they were read, and send only those again. A prefetched lookup th
 result as a lookup at that time; no vector is ever older than the last step. Prefetching saves the
 exchange of all keys, and of the vectors that the last step did not change.
 
-Reading ahead creates no rows, and so evicts none that the running step needs. Rows for unknown keys
-are created when the batch is used. Reading ahead counts as an access: a full table evicts other
-rows than it would without it, but none that the next batch is going to use.
+Reading from other ranks creates no rows, and so evicts none that the running step needs. Rows for
+unknown keys are created when the batch is used. Reading counts as an access: a full table evicts
+other rows than it would without it, but none that the next batch is going to use.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tf_dynemb.lookup.features import as_features, as_list
 from tf_dynemb.parallel import exchange, key_counts
 from tf_dynemb.parallel.exchange import Request, Spread
 from tf_dynemb.parallel.placement import by_placement
+from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.unwrap import unwrap
 
 _Tensors = Tuple[tf.Tensor, ...]  # noqa: UP006
@@ -178,7 +179,7 @@ class _Task(threading.Thread):
 
 
 def _has_files(table: Any) -> bool:
-    return hasattr(table, "spread") and table.spread.is_dynamic and bool(table.options.file_path)
+    return isinstance(table, DynamicVariable) and table.options.file_path is not None
 
 
 class _FileReader:
