@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "cc/table/exec.h"
@@ -52,6 +53,28 @@ struct ReplaceSome {
 // The minimum that a find reads: the key's bucket, and the head of its row.
 constexpr double kBucketBytes = 64;
 constexpr double kHeadBytes = 16;
+
+// [SHRINK] [--case TEXT]: log2 of the factor by which all sizes are divided, and a part of the
+// names of the cases to run.
+struct Arguments {
+  Arguments(int argc, char** argv, int default_shrink) : shrink(default_shrink) {
+    for (int i = 1; i < argc; ++i) {
+      const std::string argument = argv[i];
+      if (argument == "--case" && i + 1 < argc) {
+        only = argv[++i];
+      } else if (argument.find_first_not_of("0123456789") == std::string::npos) {
+        shrink = std::atoi(argv[i]);
+      } else {
+        std::fprintf(stderr, "usage: %s [SHRINK] [--case TEXT]\n", argv[0]);
+        std::exit(2);
+      }
+    }
+  }
+  bool Runs(const std::string& name) const { return name.find(only) != std::string::npos; }
+
+  int shrink;
+  std::string only;
+};
 
 // Aborts the process if the call failed.
 inline void Require(const Status& status) {

@@ -1,6 +1,8 @@
 // Training steps of ten tables in a device's memory, as published for dynamicemb: 1,048,570 ids in
-// total, drawn by zipf(1.05) from the 2^21 keys of each table. Rows have 8 to 128 float32 and as
-// much state (adagrad). Either all rows or a tenth of them are in the device's memory.
+// total, drawn by zipf(1.05) from the 2^21 keys of each table. Rows have 8 to 128 float32, and the
+// state of Adagrad, or of 128 float32 also that of SGD and of Adam. Either all rows or a tenth of
+// them are in the device's memory. A case is a choice of these, such as dim128/hbm0.10/adam, and
+// has bags of one id and of ten.
 //
 // A line is one fused call (cc/lookup/lookups.h), of one id in each bag or the mean of ten:
 //
@@ -48,14 +50,16 @@ class LookupsBenchmark {
   using MakeTable = std::function<Status(const TableOptions&, std::unique_ptr<Table>*)>;
 
   // `exec` represents the stream; make(options, &table) creates a table for `lookups`. All sizes
-  // are divided by 2^shrink.
-  LookupsBenchmark(Device* device, Exec* exec, Lookups* lookups, MakeTable make, int shrink)
+  // are divided by 2^arguments.shrink.
+  LookupsBenchmark(Device* device, Exec* exec, Lookups* lookups, MakeTable make,
+                   Arguments arguments)
       : exec_(*exec),
         lookups_(*lookups),
         make_(std::move(make)),
         bench_(device, exec),
-        shrink_(shrink),
-        num_keys_(uint64_t{1} << (21 - shrink)),
+        arguments_(std::move(arguments)),
+        shrink_(arguments_.shrink),
+        num_keys_(uint64_t{1} << (21 - shrink_)),
         most_ids_(kTables * std::max(IdsOfTable(kHotnesses[0]), IdsOfTable(kHotnesses[1]))) {
     for (Batch& batch : batches_) {
       batch.keys = bench_.template Array<uint64_t>(most_ids_);
@@ -74,11 +78,24 @@ class LookupsBenchmark {
 
   void Run() {
     copy_ = bench_.CopyRate(size_t{1} << (30 - shrink_));
-    std::printf("%-5s %-8s %-5s %-4s %-9s %9s %9s %9s %9s %8s\n", "dim", "keys", "HBM", "bag",
-                "call", "ms", "Mids/s", "MB", "GB/s", "of copy");
+    std::printf("%-5s %-8s %-5s %-8s %-4s %-9s %9s %9s %9s %9s %8s\n", "dim", "keys", "HBM",
+                "state", "bag", "call", "ms", "Mids/s", "MB", "GB/s", "of copy");
+    bool found = false;
     for (const int64_t dim : {int64_t{8}, int64_t{32}, kMostDim}) {
-      for (const double hbm_share : {1.0, 0.1}) RunTables(dim, hbm_share);
+      for (const double hbm_share : {1.0, 0.1}) {
+        for (const Optimizer& optimizer : kOptimizers) {
+          if (optimizer.kind != OptimizerKind::kAdagrad && dim != kMostDim) continue;
+          char name[64];
+          std::snprintf(name, sizeof(name), "dim%d/hbm%.2f/%s", static_cast<int>(dim), hbm_share,
+                        optimizer.name);
+          if (!arguments_.Runs(name)) continue;
+          found = true;
+          optimizer_ = &optimizer;
+          RunTables(dim, hbm_share);
+        }
+      }
     }
+    if (!found) std::printf("no case has '%s' in its name\n", arguments_.only.c_str());
   }
 
  private:
@@ -86,6 +103,18 @@ class LookupsBenchmark {
   static constexpr int64_t kMostDim = 128;
   static constexpr size_t kHotnesses[] = {1, 10};
   static constexpr uint32_t kOneNewIn = 20;
+  // The reads of each key, on average, before a tier is measured. Promotion follows the reads: the
+  // share of them that the device's memory answers rises until then.
+  static constexpr size_t kWarmUp = 8;
+
+  struct Optimizer {
+    const char* name;
+    OptimizerKind kind;
+    float init;  // of each state
+  };
+  static constexpr Optimizer kOptimizers[] = {{"sgd", OptimizerKind::kSgd, 0.0f},
+                                              {"adagrad", OptimizerKind::kAdagrad, 0.1f},
+                                              {"adam", OptimizerKind::kAdam, 0.0f}};
 
   // Ids of all tables, one table after the other, and the results of the calls.
   struct Batch {
@@ -102,9 +131,19 @@ class LookupsBenchmark {
   }
   size_t ids() const { return kTables * bags_[0].nnz(); }
 
+  StateSpec Spec(int64_t dim) const {
+    StateSpec spec;
+    spec.optimizer = optimizer_->name;
+    spec.widths = StateWidths(optimizer_->kind, {}, dim);
+    spec.inits.assign(spec.widths.size(), optimizer_->init);
+    return spec;
+  }
+
   // Tables with num_keys_ keys each and room for twice as many, which suffices for every line.
   void Fill(int64_t dim, double hbm_share) {
-    const RowLayout row(8, DType::kFloat32, dim, dim, 16);
+    const StateSpec spec = Spec(dim);
+    const auto state = std::accumulate(spec.widths.begin(), spec.widths.end(), int64_t{0});
+    const RowLayout row(8, DType::kFloat32, dim, state, 16);
     tables_.clear();
     for (size_t t = 0; t < kTables; ++t) {
       TableOptions options;
@@ -117,7 +156,7 @@ class LookupsBenchmark {
           static_cast<uint64_t>(hbm_share * static_cast<double>(num_keys_)) * row.stride;
       std::unique_ptr<Table> table;
       Require(make_(options, &table));
-      Require(table->AttachState(exec_, {"adagrad", StateWidths(kOptimizer, {}, dim), {0.1f}}));
+      Require(table->AttachState(exec_, spec));
       for (uint64_t first = 0; first < num_keys_; first += most_ids_) {
         const size_t n = std::min<uint64_t>(most_ids_, num_keys_ - first);
         bench_.ForEach(n, MakeKeys{first, batches_[0].keys});
@@ -192,7 +231,9 @@ class LookupsBenchmark {
       tasks[t].n = batch.num_unique[t];
       first += tasks[t].n;
     }
-    Require(lookups_.Apply(exec_, tasks, {kOptimizer, {}, {}, 1, "adagrad", {0.1f}}, ++tick_));
+    const StateSpec spec = Spec(static_cast<int64_t>(dim()));
+    Require(lookups_.Apply(exec_, tasks, {optimizer_->kind, {}, {}, 1, spec.optimizer, spec.inits},
+                           ++tick_));
   }
 
   // Distinct keys of a batch, on average, by the last Backward of each.
@@ -229,8 +270,7 @@ class LookupsBenchmark {
 
   void RunBags(double hbm_share) {
     if (hbm_share < 1.0) {
-      // Until the number of reads is 1.5 times the number of keys.
-      for (size_t read = 0; read < kTables * (num_keys_ + num_keys_ / 2);) {
+      for (size_t read = 0; read < kTables * kWarmUp * num_keys_;) {
         Draw();
         for (Batch& batch : batches_) {
           Pool(&batch);
@@ -284,9 +324,9 @@ class LookupsBenchmark {
         of_bags + unique_with_new * found +
         n / kOneNewIn * (kBucketBytes + static_cast<double>(row.state_bytes()));
     const auto print = [&](const char* call, double seconds, double bytes) {
-      std::printf("%-5zu %zux2^%-3d %-5.2f %-4zu %-9s %9.3f %9.1f %9.2f %9.1f %7.1f%%\n", dim(),
-                  kTables, 21 - shrink_, hbm_share, bags_[0].hotness(), call, seconds * 1e3,
-                  n / seconds / 1e6, bytes / 1e6, bytes / seconds / 1e9,
+      std::printf("%-5zu %zux2^%-3d %-5.2f %-8s %-4zu %-9s %9.3f %9.1f %9.2f %9.1f %7.1f%%\n",
+                  dim(), kTables, 21 - shrink_, hbm_share, optimizer_->name, bags_[0].hotness(),
+                  call, seconds * 1e3, n / seconds / 1e6, bytes / 1e6, bytes / seconds / 1e9,
                   100 * bytes / seconds / copy_);
     };
     print("pool", pool_seconds, pool_bytes);
@@ -305,7 +345,6 @@ class LookupsBenchmark {
     std::fflush(stdout);
   }
 
-  static constexpr OptimizerKind kOptimizer = OptimizerKind::kAdagrad;
   static constexpr int kBatches = Bench<Device>::kRepeats;
 
   size_t dim() const { return static_cast<size_t>(tables_[0]->layout().dim); }
@@ -314,8 +353,10 @@ class LookupsBenchmark {
   Lookups& lookups_;
   const MakeTable make_;
   Bench<Device> bench_;
+  const Arguments arguments_;
   const int shrink_;
-  const uint64_t num_keys_;  // per table
+  const Optimizer* optimizer_ = nullptr;  // of the tables
+  const uint64_t num_keys_;               // per table
   const size_t most_ids_;
   Batch batches_[kBatches];
   float *pooled_, *upstream_, *sums_;  // of any batch

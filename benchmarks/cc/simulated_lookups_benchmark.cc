@@ -1,8 +1,6 @@
 // device_lookups_benchmark.h on a simulated device. Its figures say nothing about a GPU; the
-// purpose is to test the benchmark's code. Argument: log2 of the factor by which all sizes are
-// divided. With 16 there is one id per table, and a call costs only the time to launch its work.
-#include <cstdlib>
-
+// purpose is to test the benchmark's code. Arguments: see `Arguments`. With a SHRINK of 16 there is
+// one id per table, and a call costs only the time to launch its work.
 #include "benchmarks/cc/device_lookups_benchmark.h"
 #include "cc/device/device_lookups.h"
 #include "cc/device/simulated_tables.h"
@@ -16,9 +14,8 @@ int main(int argc, char** argv) {
   const auto make = [&](const dynemb::TableOptions& options, auto* table) {
     return dynemb::DeviceTable<Device>::Make(options, &device, table);
   };
-  const int shrink = argc > 1 ? std::atoi(argv[1]) : 10;
   dynemb::benchmark_device::LookupsBenchmark<Device> benchmark(&device, &exec, &lookups, make,
-                                                               shrink);
+                                                               {argc, argv, 10});
   benchmark.Run();
   return 0;
 }

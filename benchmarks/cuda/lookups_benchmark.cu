@@ -1,6 +1,5 @@
-// device_lookups_benchmark.h on GPU 0. Argument: log2 of the factor by which all sizes are divided.
+// device_lookups_benchmark.h on GPU 0. Arguments: see `Arguments` in device_benchmark.h.
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 
 #include "benchmarks/cc/device_lookups_benchmark.h"
@@ -22,8 +21,8 @@ int main(int argc, char** argv) {
     return dynemb::MakeCudaTable(options, 0, table);
   };
   dynemb::SerialExec exec;  // the device's own stream
-  dynemb::benchmark_device::LookupsBenchmark<dynemb::CudaDevice> benchmark(
-      device, &exec, lookups, make, argc > 1 ? std::atoi(argv[1]) : 0);
+  dynemb::benchmark_device::LookupsBenchmark<dynemb::CudaDevice> benchmark(device, &exec, lookups,
+                                                                           make, {argc, argv, 0});
   benchmark.Run();
   return 0;
 }
