@@ -44,6 +44,15 @@
 
 namespace dynemb::benchmark_device {
 
+struct Optimizer {
+  const char* name;
+  OptimizerKind kind;
+  float init;  // of each state
+};
+constexpr Optimizer kOptimizers[] = {{"sgd", OptimizerKind::kSgd, 0.0f},
+                                     {"adagrad", OptimizerKind::kAdagrad, 0.1f},
+                                     {"adam", OptimizerKind::kAdam, 0.0f}};
+
 template <class Device>
 class LookupsBenchmark {
  public:
@@ -106,15 +115,6 @@ class LookupsBenchmark {
   // The reads of each key, on average, before a tier is measured. Promotion follows the reads: the
   // share of them that the device's memory answers rises until then.
   static constexpr size_t kWarmUp = 8;
-
-  struct Optimizer {
-    const char* name;
-    OptimizerKind kind;
-    float init;  // of each state
-  };
-  static constexpr Optimizer kOptimizers[] = {{"sgd", OptimizerKind::kSgd, 0.0f},
-                                              {"adagrad", OptimizerKind::kAdagrad, 0.1f},
-                                              {"adam", OptimizerKind::kAdam, 0.0f}};
 
   // Ids of all tables, one table after the other, and the results of the calls.
   struct Batch {
