@@ -188,7 +188,7 @@ def main() -> None:
     """Prints the speed of one contender."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--contender", choices=("ours", "memory", "rocksdb"), required=True)
-    parser.add_argument("--folder", type=Path, default=Path(), help="for the files")
+    parser.add_argument("--folder", type=Path, help="for the files; not needed for `memory`")
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--share", type=float, default=0.1, help="of the rows that fit memory")
     parser.add_argument("--warm", type=int, default=40, help="steps before the timed ones")
@@ -197,7 +197,11 @@ def main() -> None:
     parser.add_argument("--digest", action="store_true")
     args = parser.parse_args()
     memory = args.share * args.rows * (12 + 2 * DIM * 4) / 2**30
-    folder = args.folder / f"bench_{args.contender}"
+    if args.contender != "memory" and args.folder is None:
+        parser.error("--folder is missing")
+    if args.contender == "rocksdb" and args.digest:
+        parser.error("there is no digest of RocksDB")
+    folder = args.folder / f"bench_{args.contender}" if args.folder is not None else Path()
     table: Ours | RocksDb
     if args.contender == "rocksdb":
         table = RocksDb(folder, memory)

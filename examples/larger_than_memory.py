@@ -77,10 +77,8 @@ def describe(stats: dict[str, int], limit: int) -> None:
     print(f"  all rows: {state_bytes / 2**20:.1f} MB, {state_bytes / limit:.1f} times the memory")
     print(f"  ids looked up: {looked_up}; new ids {stats['misses']}")
     print(f"  rows moved from files to memory: {stats['file_hits']}, one for")
-    print(
-        f"    {looked_up / max(1, stats['file_hits']):.1f} ids; {stats['file_hits_ahead']} of them"
-    )
-    print("    were read while the step before was trained")
+    print(f"    {looked_up / max(1, stats['file_hits']):.1f} ids")
+    print(f"  of these rows, {stats['file_hits_ahead']} had been read during the step before")
     print(
         f"  read {stats['file_bytes_read'] / 2**20:.1f} MB in {stats['file_reads']} calls, wrote "
         f"{stats['file_bytes_written'] / 2**20:.1f} MB in {stats['file_writes']} calls"
@@ -142,7 +140,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
         "--prefetch",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="read rows from files while the step before is trained",
+        help="read rows from files during the step before the one that needs them",
     )
     add("--quiet", action="store_true", help="no progress bars")
     return parser.parse_args(arguments)

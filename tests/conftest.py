@@ -1,5 +1,6 @@
 """Splits tests among the processes of `pytest -n`; options, temporary folders, device tiers."""
 
+import gc
 import os
 import pathlib
 import shutil
@@ -28,7 +29,7 @@ def small_device_tier():
 def pytest_configure():
     """Puts temporary folders in memory. Tests wait for the disk half of their time otherwise.
 
-    Dumps and flushes sync each file, and no test can tell: no machine loses power.
+    Dumps and flushes sync each file. No test can tell the difference: none cuts the power.
     """
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= LEAST_FREE:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
@@ -37,8 +38,9 @@ def pytest_configure():
 @pytest.fixture
 def disk_folder():
     """A temporary folder where the system has them, usually on a disk: for O_DIRECT."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         yield pathlib.Path(folder)
+        gc.collect()  # tables that still use it
 
 
 def pytest_addoption(parser):

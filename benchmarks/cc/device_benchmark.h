@@ -62,8 +62,9 @@ struct Arguments {
       const std::string argument = argv[i];
       if (argument == "--case" && i + 1 < argc) {
         only = argv[++i];
-      } else if (argument.find_first_not_of("0123456789") == std::string::npos) {
-        shrink = std::atoi(argv[i]);
+      } else if (!argument.empty() && argument.size() < 3 &&
+                 argument.find_first_not_of("0123456789") == std::string::npos) {
+        shrink = std::min(std::atoi(argv[i]), 20);
       } else {
         std::fprintf(stderr, "usage: %s [SHRINK] [--case TEXT]\n", argv[0]);
         std::exit(2);

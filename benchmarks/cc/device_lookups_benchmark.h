@@ -29,6 +29,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -104,7 +105,10 @@ class LookupsBenchmark {
         }
       }
     }
-    if (!found) std::printf("no case has '%s' in its name\n", arguments_.only.c_str());
+    if (!found) {
+      std::fprintf(stderr, "no case has '%s' in its name\n", arguments_.only.c_str());
+      std::exit(2);
+    }
   }
 
  private:

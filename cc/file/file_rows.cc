@@ -234,6 +234,7 @@ Status FileRows::Wipe(const ColdPlace* places, size_t n) {
 }
 
 void FileRows::Clear() noexcept {
+  ForgetAhead();
   if (cut_ != nullptr && cut_->cleared.size() == 0) std::swap(index_, cut_->cleared);
   index_.Clear();
   log_.Clear();

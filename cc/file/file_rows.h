@@ -14,8 +14,8 @@
 //   files grow faster than it gives space back.
 // - A cut is a set of places. Written rows do not change, so it needs no copies of rows: it keeps
 //   the segments until it has been read.
-// - Rows of sealed segments can be read ahead, without a lock. Find takes their bytes instead of
-//   reading, and the table does not change before.
+// - Rows that are written can be read ahead, without a lock. Find takes their bytes instead of
+//   reading; until then the table does not change.
 // - A flush (flush_manifest.h) has links to the segments, and copies of the rows that are in no
 //   file. Written rows do not change, so the segments stay as they are in it; a segment to which
 //   rows are added later has more than the flush knows.
@@ -99,13 +99,14 @@ class FileRows final : public ColdRows {
  private:
   class Moves;
   class Copies;
-  // Rows of sealed segments, as they are stored. A place and its segment name a row for as long as
-  // the segment exists, so these rows are right whatever happens to the table meanwhile.
+  // Rows of files, as they are stored. A place and its segment name a row for as long as the
+  // segment exists, so these rows are right whatever happens to the table meanwhile; exceptions are
+  // wiped rows, and segments of a flush, which have numbers of their own (ForgetAhead).
   struct RowsAhead final : Ahead {
     struct Row {
       ColdPlace place;
       uint32_t row;
-      uint32_t sequence;                 // of its segment; no other segment has it
+      uint32_t sequence;                 // of its segment
       std::shared_ptr<Segment> segment;  // until the row has been read
       size_t offset;                     // in `bytes`
     };
@@ -114,7 +115,7 @@ class FileRows final : public ColdRows {
     const char* At(ColdPlace place, const Segment& segment) const;
 
     const RowLog* log;
-    uint64_t wipes;  // those before it was planned
+    uint64_t forgotten;  // the value of forgotten_ when it was planned
     std::vector<Row> rows;
     std::vector<char> bytes;
     std::unordered_map<ColdPlace, size_t> by_place;
@@ -198,7 +199,7 @@ class FileRows final : public ColdRows {
   // The rows of the last two calls of KeepAhead.
   mutable std::mutex ahead_mutex_;
   std::shared_ptr<const RowsAhead> ahead_[2];
-  std::atomic<uint64_t> wipes_{0};  // calls of ForgetAhead
+  std::atomic<uint64_t> forgotten_{0};  // calls of ForgetAhead
 };
 
 }  // namespace dynemb

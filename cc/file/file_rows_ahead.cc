@@ -45,14 +45,13 @@ const char* FileRows::RowsAhead::At(ColdPlace place, const Segment& segment) con
 std::unique_ptr<ColdRows::Ahead> FileRows::PlanAhead(const uint64_t* keys, size_t n) const {
   auto made = std::make_unique<RowsAhead>();
   made->log = &log_;
-  made->wipes = wipes_;
+  made->forgotten = forgotten_;
   for (size_t i = 0; i < n; ++i) {
     index_.ForEach(HashOf(keys[i]), [&](const SlotIndex::Entry* entry) {
       const std::shared_ptr<Segment>& segment = log_.segments()[log_.NumberOf(entry->place)];
-      // Rows are added to the other segments, and written, while these are read.
-      if (!segment->sealed()) return;
-      made->rows.push_back(
-          {entry->place, log_.RowOf(entry->place), segment->sequence(), segment, 0});
+      const uint32_t row = log_.RowOf(entry->place);
+      if (!segment->IsWritten(row)) return;  // it is in memory
+      made->rows.push_back({entry->place, row, segment->sequence(), segment, 0});
     });
   }
   if (made->rows.empty()) return nullptr;
@@ -62,16 +61,18 @@ std::unique_ptr<ColdRows::Ahead> FileRows::PlanAhead(const uint64_t* keys, size_
 void FileRows::KeepAhead(std::unique_ptr<Ahead> ahead) {
   std::shared_ptr<const RowsAhead> rows(
       std::unique_ptr<const RowsAhead>(static_cast<const RowsAhead*>(ahead.release())));
+  std::shared_ptr<const RowsAhead> old;  // its memory is freed without the lock
   std::lock_guard<std::mutex> lock(ahead_mutex_);
-  if (rows != nullptr && rows->wipes != wipes_) rows = nullptr;
-  ahead_[1] = std::move(ahead_[0]);
-  ahead_[0] = std::move(rows);
+  if (rows != nullptr && rows->forgotten != forgotten_) rows.swap(old);
+  std::swap(ahead_[0], ahead_[1]);
+  std::swap(ahead_[0], rows);
 }
 
 void FileRows::ForgetAhead() noexcept {
+  std::shared_ptr<const RowsAhead> old[2];
   std::lock_guard<std::mutex> lock(ahead_mutex_);
-  ++wipes_;
-  for (auto& rows : ahead_) rows = nullptr;
+  ++forgotten_;
+  std::swap(ahead_, old);
 }
 
 void FileRows::FindAhead(std::vector<Candidate>* candidates, const StoredFn& fn) const {

@@ -144,6 +144,7 @@ Status FileRows::Restore(const std::string& folder) {
   if (index_.size() != 0 || manifest.content_bytes != layout_.rows.content_bytes()) {
     return Internal(folder + ": a flush is restored to another kind of table");
   }
+  ForgetAhead();
   DYNEMB_RETURN_IF_ERROR(log_.Adopt(manifest, folder));
   salt_ = manifest.salt;
   index_.Reserve(manifest.rows);

@@ -19,6 +19,7 @@
 #ifndef DYNEMB_FILE_SEGMENT_H_
 #define DYNEMB_FILE_SEGMENT_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -90,6 +91,7 @@ class Segment {
   void Reserve(uint32_t rows);
   // The place of a row in memory, of those that Reserve has made room for and that are not written.
   char* Unwritten(uint32_t row);
+  // Needs no lock; a row that is written stays so.
   bool IsWritten(uint32_t row) const { return row / format_.rows_per_unit < written_units_; }
   // Rows [rows(), n) are complete.
   void SetRows(uint32_t n) { rows_ = n; }
@@ -143,7 +145,7 @@ class Segment {
   const uint32_t epoch_;
   uint32_t max_rows_;
   uint32_t rows_ = 0;
-  uint32_t written_units_ = 0;
+  std::atomic<uint32_t> written_units_{0};
   bool sealed_ = false;
   bool removes_ = true;
   int fd_ = -1;           // to write

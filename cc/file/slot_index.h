@@ -16,7 +16,8 @@
 //
 // Memory. Large arrays are mappings of their own, whose pages go back to the system at once. In the
 // heap, an array that grows leaves a hole that is too small for the next one, and the holes of all
-// partitions together are as large as the index.
+// partitions together are as large as the index. Arrays are large in a table of about four million
+// entries or more, and at most 16 such tables have them outside the heap.
 //
 // Not thread-safe.
 #ifndef DYNEMB_FILE_SLOT_INDEX_H_

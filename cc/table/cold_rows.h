@@ -97,7 +97,7 @@ class ColdRows {
     virtual Status Read() = 0;
   };
   // (shared) Returns the rows of n distinct keys that Find would have to read from a device; null
-  // if there are none.
+  // if there are none. This, Read and KeepAhead throw std::bad_alloc, and have changed nothing.
   virtual std::unique_ptr<Ahead> PlanAhead(const uint64_t* keys, size_t n) const = 0;
   // Keeps rows that were read, and those of the call before this one, for Find. Null: none. Needs
   // no lock.

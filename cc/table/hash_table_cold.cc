@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <shared_mutex>
 #include <utility>
 #include <vector>
@@ -133,7 +134,7 @@ void HashTable<K>::Warm(Exec& exec, KeySpan keys) {
 }
 
 template <class K>
-void HashTable<K>::ReadAhead(Exec& exec, KeySpan keys) {
+void HashTable<K>::ReadAhead(Exec& exec, KeySpan keys) try {
   std::shared_ptr<ColdRows> cold;  // stays while it is read, even if SwapRows takes it away
   std::unique_ptr<ColdRows::Ahead> ahead;
   {
@@ -153,6 +154,8 @@ void HashTable<K>::ReadAhead(Exec& exec, KeySpan keys) {
   }
   if (ahead != nullptr && !ahead->Read().ok()) ahead = nullptr;
   cold->KeepAhead(std::move(ahead));
+} catch (const std::bad_alloc&) {
+  // The later call reads.
 }
 
 template <class K>

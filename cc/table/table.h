@@ -192,7 +192,7 @@ class Table : public TableBatches, public TableCut {
   // Reads the cold rows of keys from the device, for a later call that needs them, which then finds
   // them in memory. Keeps those of the last two calls. No row moves or counts as used, and results
   // are the same without it. Takes the lock itself, but does not hold it while it reads. If a read
-  // fails, the later call reads again, and returns the error.
+  // fails, or memory runs out, the later call reads, and returns the error.
   virtual void ReadAhead(Exec& exec, KeySpan keys) {
     (void)exec;
     (void)keys;

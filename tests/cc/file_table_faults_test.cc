@@ -148,7 +148,7 @@ TEST_F(FileTableFaultsTest, EachAllocationFails) {
       }
       if (!failed) break;
     }
-    EXPECT_GT(failures, 0);
+    EXPECT_EQ(failures == 0, name == "ReadAhead");  // which does without
   }
 }
 

@@ -175,7 +175,7 @@ TEST_F(FileTableThreadsTest, TrainReadAndSave) {
   }
   threads.emplace_back([&] {
     // Batches of Train, while they are trained on.
-    for (uint64_t i = 0; training != 0 && i < rounds; ++i) {
+    for (uint64_t i = 0; training != 0; i = (i + 1) % rounds) {
       ReadAhead((i << 8 | 1) * 0x9E3779B97F4A7C15u);
     }
   });

@@ -334,7 +334,7 @@ class TestPrefetchLookup:
             gradients = tape.gradient(loss, tables)
             optimizer.apply_gradients(zip(gradients, tables, strict=True))
 
-    def test_the_same_bits_and_the_same_reads(self, tmp_path):
+    def test_the_same_bits(self, tmp_path):
         batches, trained = self.batches(), []
         for how in ("plain", "ahead"):
             large = in_files(tmp_path / how, DIM, 150, states=1, name="large", seed=5)

@@ -1,6 +1,7 @@
 """Tables in files on several file systems, and without io_uring: the same rows."""
 
 import gc
+import os
 import pathlib
 import subprocess
 
@@ -20,7 +21,7 @@ def mounted(folder, kind, options):
         pytest.skip(f"no {kind} can be mounted: {done.stderr.strip()}")
 
 
-@pytest.fixture(params=["overlay", "tmpfs", "disk"])
+@pytest.fixture(params=["overlay", "ramfs", "disk"])
 def place(request, tmp_path, disk_folder):
     """A folder on each file system: that of containers, one without O_DIRECT, and a disk."""
     if request.param == "disk":
@@ -31,7 +32,11 @@ def place(request, tmp_path, disk_folder):
         layer.mkdir()
     options = ",".join(f"{name}={layer}" for name, layer in layers.items())
     folder = tmp_path / "mounted"
-    mounted(folder, request.param, options if request.param == "overlay" else "size=64m")
+    mounted(folder, request.param, options if request.param == "overlay" else "mode=755")
+    if request.param == "ramfs":
+        (folder / "file").touch()
+        with pytest.raises(OSError, match="Invalid argument"):
+            os.open(folder / "file", os.O_RDONLY | os.O_DIRECT)
     yield folder
     gc.collect()
     subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -11,7 +11,7 @@ import sys
 
 from file_pairs import train_flush_and_compare
 
-# linux/prctl.h, linux/seccomp.h, linux/filter.h. The number of the call is the same everywhere.
+# linux/prctl.h, linux/seccomp.h, linux/filter.h. The call has this number on x86-64 and on ARM.
 _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER = 38, 22, 2
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _FAIL, _ALLOW = 0x00050000, 0x7FFF0000

@@ -86,7 +86,7 @@ def prefetch_lookup(
     read as.
 
     In one process, the rows of tables with `file_path` are read from their files ahead, into memory
-    besides `max_dram_for_vectors`: the rows of two batches. Other tables have nothing to wait for.
+    besides `max_dram_for_vectors`: the rows of three batches. Other tables need not wait.
 
     Example:
     >>> users = DynamicVariable(dimension=2, initializer="1")
@@ -139,7 +139,7 @@ def prefetch_lookup(
             coming = _Task(next_batch)
             yield one
     finally:
-        reader.close(coming)
+        reader.close()
 
 
 def reads_ahead(tables: Sequence[Any]) -> bool:
@@ -187,6 +187,7 @@ class _FileReader:
 
     def __init__(self, tables: Sequence[Any]) -> None:
         self._features: dict[int, list[int]] = {}
+        self._lock, self._is_closed = threading.Lock(), False
         self._tables = {id(table): table for table in tables if _has_files(table)}
         for i, table in enumerate(tables):
             if id(table) in self._tables:
@@ -194,20 +195,23 @@ class _FileReader:
 
     def read(self, features: Sequence[Bags]) -> Prefetched:
         """Reads the rows of a batch."""
-        for name, places in self._features.items():
-            self._read(self._tables[name], [features[i].keys for i in places])
+        with self._lock:
+            if not self._is_closed:
+                for name, places in self._features.items():
+                    self._read(self._tables[name], [features[i].keys for i in places])
         return _nothing_ahead(features)
 
     def _read(self, table: Any, keys: Sequence[Any]) -> None:
         with _ops.on_host():
             _ops.library().dynemb_read_ahead(table.handle, tf.concat(keys, 0))
 
-    def close(self, coming: _Task) -> None:
-        """Frees the rows of the last two batches."""
-        coming.join()
-        for table in self._tables.values():
-            for _ in range(2):
-                self._read(table, [tf.zeros([0], table.key_type)])
+    def close(self) -> None:
+        """Frees the rows of the last batches. Does not wait for a batch, which may never come."""
+        with self._lock:
+            self._is_closed = True
+            for table in self._tables.values():
+                for _ in range(2):
+                    self._read(table, [tf.zeros([0], table.key_type)])
 
 
 def _nothing_ahead(features: Sequence[Bags]) -> Prefetched:
@@ -254,7 +258,7 @@ class _Reader:
             tick,
         )
 
-    def close(self, coming: _Task) -> None:
+    def close(self) -> None:
         """Leaves a read that runs: ranks that have failed may never answer it."""
 
     def _read_keys(self, keys: list[Any]) -> tuple[Any, ...]:

@@ -160,11 +160,12 @@ def exchange(new: pathlib.Path, path: pathlib.Path) -> None:
     if _exchange_at_once(new, path):
         return
     old = new.with_name(new.name + ".old")
-    os.rename(path, old)
     try:
+        os.rename(path, old)
         os.rename(new, path)
     except BaseException:
-        os.rename(old, path)
+        if os.path.lexists(old) and not os.path.lexists(path):
+            os.rename(old, path)
         raise
     os.rename(old, new)
 
