@@ -1,5 +1,8 @@
 """Tables with rows in files equal tables in memory, bit for bit: training and single calls."""
 
+import contextlib
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -363,7 +366,7 @@ class TestPrefetchLookup:
         layer = de.layers.EmbeddingBag(
             2 * DIM, "sum", var_type="file", file_path=tmp_path, max_dram_for_vectors=0.0003
         )
-        batches = self.batches(10) * 2
+        batches = self.batches() * 2
         layer(batches[0])
         (table,) = layer.variables
         for batch, ahead in de.prefetch_lookup(batches, table, lambda batch: batch):
@@ -394,13 +397,28 @@ class TestPrefetchLookup:
         assert after["file_reads"] > before["file_reads"]
         assert after["file_hits_ahead"] == 0
 
+    def test_leaving_the_loop_waits_for_no_batch(self, tmp_path):
+        table, goes_on, has_ended = in_files(tmp_path, DIM), threading.Event(), threading.Event()
+
+        def live():
+            yield [1, 2, 3]
+            goes_on.wait(30)
+            has_ended.set()
+
+        for _ in de.prefetch_lookup(live(), table, lambda batch: batch):
+            break
+        assert not has_ended.is_set()
+        goes_on.set()
+        assert has_ended.wait(30)
+
     def test_a_damaged_file_is_an_error_of_the_lookup(self, tmp_path):
         table = in_files(tmp_path, 2 * DIM)
         batches = self.batches()
         for batch in batches:
             table.lookup(batch)
         for path in tmp_path.rglob("*.rows"):
-            path.write_bytes(bytes(path.stat().st_size))
+            with contextlib.suppress(FileNotFoundError):  # the table deletes files
+                path.write_bytes(bytes(path.stat().st_size))
         coming = de.prefetch_lookup(batches, table, lambda batch: batch)
         with pytest.raises(tf.errors.DataLossError, match=r"\.rows"):
             [de.lookup_sparse(table, ahead, combiners="sum") for _, ahead in coming]
