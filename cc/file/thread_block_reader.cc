@@ -92,10 +92,11 @@ class ThreadBlockReader::Pool {
     --starting_;
     for (;;) {
       ++idle_;
-      wake_.wait(lock, [&] { return stopped_ || FirstWithWork() != nullptr; });
+      Batch* batch = nullptr;
+      // Once only: others take reads without the mutex, so that a second call may find none.
+      wake_.wait(lock, [&] { return stopped_ || (batch = FirstWithWork()) != nullptr; });
       --idle_;
       if (stopped_) return;
-      Batch* const batch = FirstWithWork();
       ++batch->workers;
       const bool others = idle_ != 0;
       lock.unlock();
