@@ -189,7 +189,7 @@ TEST_P(FileRowsTest, ReadAhead) {
   ExpectOk(world.Add(world.NewRows(rows, 4 * rows)));
   std::vector<uint64_t> keys;
   for (const auto& [key, row] : world.model) {
-    if (Plan(&world, {key}) != nullptr) keys.push_back(key);  // not the rows of the last segment
+    if (Plan(&world, {key}) != nullptr) keys.push_back(key);  // it is in a file
   }
   ASSERT_GT(keys.size(), 40u);
   const auto read_ahead = [&](const std::vector<uint64_t>& some) {

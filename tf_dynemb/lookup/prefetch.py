@@ -186,19 +186,19 @@ class _FileReader:
     """Reads rows from the files of tables, before the lookup that needs them."""
 
     def __init__(self, tables: Sequence[Any]) -> None:
-        self._features: dict[int, list[int]] = {}
         self._lock, self._is_closed = threading.Lock(), False
-        self._tables = {id(table): table for table in tables if _has_files(table)}
-        for i, table in enumerate(tables):
-            if id(table) in self._tables:
-                self._features.setdefault(id(table), []).append(i)
+        # Each table, and the positions of its features.
+        self._tables = [
+            (table, [i for i, other in enumerate(tables) if other is table])
+            for table in {id(table): table for table in tables if _has_files(table)}.values()
+        ]
 
     def read(self, features: Sequence[Bags]) -> Prefetched:
         """Reads the rows of a batch."""
         with self._lock:
             if not self._is_closed:
-                for name, places in self._features.items():
-                    self._read(self._tables[name], [features[i].keys for i in places])
+                for table, places in self._tables:
+                    self._read(table, [features[i].keys for i in places])
         return _nothing_ahead(features)
 
     def _read(self, table: Any, keys: Sequence[Any]) -> None:
@@ -209,7 +209,7 @@ class _FileReader:
         """Frees the rows of the last batches. Does not wait for a batch, which may never come."""
         with self._lock:
             self._is_closed = True
-            for table in self._tables.values():
+            for table, _ in self._tables:
                 for _ in range(2):
                     self._read(table, [tf.zeros([0], table.key_type)])
 
