@@ -18,7 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import OURS, Result, finish, interleave, parser_for, seconds_of
+from benchmarks.harness import (
+    OURS,
+    Result,
+    finish,
+    interleave,
+    parser_for,
+    process_bytes,
+    seconds_of,
+)
 
 DD = "dd"
 DIM = 16
@@ -52,9 +60,7 @@ def dd(path: Path, size: int) -> None:
 
 def anonymous_bytes() -> int:
     """Returns this process's memory, without the page cache."""
-    status = Path("/proc/self/status").read_text()
-    line = next(line for line in status.splitlines() if line.startswith("RssAnon:"))
-    return int(line.split()[1]) << 10
+    return process_bytes("RssAnon")
 
 
 def peak_growth(action: Any) -> float:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import time
 from pathlib import Path
@@ -26,6 +25,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from benchmarks.harness import process_bytes
 
 DIM = 16
 BATCH = 65536
@@ -44,13 +45,6 @@ def ids_of(step: int, rows: int) -> npt.NDArray[np.int64]:
 def scattered(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Returns the key of each row number; keys are in no order."""
     return (rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).astype(np.int64)
-
-
-def status(name: str) -> int:
-    """Returns a value of /proc/self/status in bytes."""
-    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1]) * 1024
 
 
 class Ours:
@@ -83,7 +77,7 @@ class Ours:
         self._step = tf.function(step, input_signature=[tf.TensorSpec([None], tf.int64)])
         self._step(tf.zeros([0], tf.int64))  # compiles
         self._constant, self._everything = tf.constant, tf.constant(-1, tf.int64)
-        self._before = status("VmRSS")
+        self._before = process_bytes("VmRSS")
 
     def insert(self, keys: npt.NDArray[np.int64]) -> None:
         """Creates rows."""
@@ -103,7 +97,7 @@ class Ours:
             "write_amplification": stats["file_bytes_written"]
             / max(1, row_bytes * stats["file_rows_written"]),
             "index_mb": stats["index_bytes"] / 2**20,
-            "peak_mb": (status("VmHWM") - self._before) / 2**20,
+            "peak_mb": (process_bytes("VmHWM") - self._before) / 2**20,
             **{name: stats[name] for name in ("size", "file_rows", "file_reads", "file_writes")},
             **{name: stats[name] for name in ("file_bytes_read", "file_bytes_written")},
         }

@@ -24,6 +24,13 @@ TFRA = "TFRA"  # in a separate venv, because it needs another TensorFlow: make b
 RATIO_NAMES = {DENSE: "Dense"}
 
 
+def process_bytes(name: str) -> int:
+    """Returns a size in /proc/self/status, such as VmHWM, in bytes."""
+    status = Path("/proc/self/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) << 10
+
+
 @dataclass(frozen=True)
 class Result:
     """The figures of one case.

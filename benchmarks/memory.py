@@ -22,6 +22,7 @@ from benchmarks.harness import (
     add_contenders,
     finish,
     parser_for,
+    process_bytes,
     resident_bytes,
 )
 
@@ -31,9 +32,7 @@ STATES = {"none": 0, "adagrad": 1, "adam": 2}  # state, in vectors per row
 
 def peak_bytes() -> int:
     """Returns the maximum memory of this process since `reset_peak`."""
-    status = Path("/proc/self/status").read_text()
-    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) << 10
+    return process_bytes("VmHWM")
 
 
 def reset_peak() -> None:

@@ -12,7 +12,6 @@ import argparse
 import dataclasses
 import gc
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -28,7 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dynemb as de
-from benchmarks.harness import interleave
+from benchmarks.harness import interleave, process_bytes
 from tf_dynemb import storage
 from tf_dynemb.storage.chain import MANIFEST
 
@@ -69,14 +68,6 @@ class Line(NamedTuple):
     target: str = ""
 
 
-def memory(name: str) -> int:
-    """Returns a value of /proc/self/status in bytes."""
-    status = Path("/proc/self/status").read_text()
-    found = re.search(rf"^{name}:\s+(\d+) kB", status, re.MULTILINE)
-    assert found is not None
-    return int(found[1]) * 1024
-
-
 class Resident(NamedTuple):
     """Resident memory in bytes: of this process alone, and all of it.
 
@@ -98,7 +89,7 @@ class Resident(NamedTuple):
 def resident() -> Resident:
     """Returns the resident memory of this process."""
     gc.collect()
-    return Resident(memory("RssAnon"), memory("VmRSS"))
+    return Resident(process_bytes("RssAnon"), process_bytes("VmRSS"))
 
 
 def peak_of(action: Callable[[], object]) -> Resident:
@@ -107,7 +98,7 @@ def peak_of(action: Callable[[], object]) -> Resident:
 
     def watch() -> None:
         while not stop.wait(0.005):
-            private.append(memory("RssAnon"))
+            private.append(process_bytes("RssAnon"))
 
     watching = threading.Thread(target=watch)
     watching.start()
@@ -115,7 +106,7 @@ def peak_of(action: Callable[[], object]) -> Resident:
     action()
     stop.set()
     watching.join()
-    return Resident(max(private), memory("VmHWM")).since(before)
+    return Resident(max(private), process_bytes("VmHWM")).since(before)
 
 
 class Model(tf.Module):
