@@ -85,6 +85,29 @@ class FileFlushTest : public ::testing::Test {
   }
 };
 
+// Segments of a flush have the numbers of segments that the object had itself.
+TEST_F(FileFlushTest, RowsThatWereReadAheadAreForgotten) {
+  ColdWorld one(16, 4, 1), other(16, 4, 2);
+  ExpectOk(one.Add(one.NewRows(2000, 8000)));
+  ModelRows same_keys;
+  std::vector<uint64_t> keys;
+  for (const auto& [key, row] : one.model) {
+    same_keys[key] = other.RandomRow();
+    keys.push_back(key);
+  }
+  ExpectOk(other.Add(same_keys));
+  const std::string folder = NewFolder(&one);
+  ExpectOk(Flush(&one, folder, {}));
+  std::unique_ptr<ColdRows::Ahead> ahead = other.rows->PlanAhead(keys.data(), keys.size());
+  ASSERT_NE(ahead, nullptr);
+  ExpectOk(ahead->Read());
+  other.rows->KeepAhead(std::move(ahead));
+  other.rows->Clear();
+  ExpectOk(other.rows->Restore(folder));
+  other.model = one.model;
+  other.ExpectEqual();
+}
+
 TEST_F(FileFlushTest, HasTheRowsOfItsTime) {
   for (const int64_t dim : {3, 16, 1100}) {
     SCOPED_TRACE(dim);
