@@ -71,10 +71,22 @@ struct Arguments {
       }
     }
   }
-  bool Runs(const std::string& name) const { return name.find(only) != std::string::npos; }
+  // Whether the case of this name runs.
+  bool Runs(const std::string& name) {
+    const bool runs = name.find(only) != std::string::npos;
+    any = any || runs;
+    return runs;
+  }
+  // Ends the program if no case did.
+  void RequireCase() const {
+    if (any) return;
+    std::fprintf(stderr, "no case has '%s' in its name\n", only.c_str());
+    std::exit(2);
+  }
 
   int shrink;
   std::string only;
+  bool any = false;  // whether a case has run
 };
 
 // Aborts the process if the call failed.

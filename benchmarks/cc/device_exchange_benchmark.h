@@ -12,6 +12,8 @@
 // Mids/s counts input ids. MB is the minimum to move: keys and vectors, once where they are read
 // and once where they are written; an index of 4 bytes per id; distinct keys once. The last column
 // is its share of the bandwidth of a copy within the device's memory, counting reads and writes.
+//
+// A case, for --case, is the calls that move vectors of a dim: dim128/int8.
 #ifndef DYNEMB_BENCHMARKS_CC_DEVICE_EXCHANGE_BENCHMARK_H_
 #define DYNEMB_BENCHMARKS_CC_DEVICE_EXCHANGE_BENCHMARK_H_
 
@@ -19,6 +21,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "benchmarks/cc/device_benchmark.h"
@@ -36,14 +39,15 @@ struct CopyWords {
 template <class Device>
 class ExchangeBenchmark {
  public:
-  // `exec` represents the stream. All sizes are divided by 2^shrink.
-  ExchangeBenchmark(Device* device, Exec* exec, Exchange* exchange, int shrink)
+  // `exec` represents the stream.
+  ExchangeBenchmark(Device* device, Exec* exec, Exchange* exchange, const Arguments& arguments)
       : exec_(*exec),
         exchange_(*exchange),
         bench_(device, exec),
-        shrink_(shrink),
-        num_keys_(uint64_t{1} << (21 - shrink)),
-        ids_(std::max<size_t>(1, 104857 >> shrink)) {
+        arguments_(arguments),
+        shrink_(arguments.shrink),
+        num_keys_(uint64_t{1} << (21 - shrink_)),
+        ids_(std::max<size_t>(1, 104857 >> shrink_)) {
     const size_t all = kTables * ids_;
     keys_ = bench_.template Array<uint64_t>(all);
     index_ = bench_.template Array<uint32_t>(all);
@@ -67,10 +71,18 @@ class ExchangeBenchmark {
     Receive();
     Print("-", "-", "receive", bench_.Seconds([&](int) { Receive(); }),
           16.0 * static_cast<double>(Sum(served_)));
-    for (const int64_t dim : {int64_t{8}, int64_t{32}, kMostDim}) {
-      RunRows(dim, WireType::kSame, "same");
+    struct Case {
+      int64_t dim;
+      WireType wire;
+      const char* wire_name;
+    };
+    for (const Case& c :
+         {Case{8, WireType::kSame, "same"}, Case{32, WireType::kSame, "same"},
+          Case{kMostDim, WireType::kSame, "same"}, Case{kMostDim, WireType::kInt8, "int8"}}) {
+      const std::string name = "dim" + std::to_string(c.dim) + "/" + c.wire_name;
+      if (arguments_.Runs(name)) RunRows(c.dim, c.wire, c.wire_name);
     }
-    RunRows(kMostDim, WireType::kInt8, "int8");
+    arguments_.RequireCase();
     std::printf("      %.0f ids; %zu keys asked for, %zu served\n", ids, Sum(asked_), Sum(served_));
   }
 
@@ -245,6 +257,7 @@ class ExchangeBenchmark {
   Exec& exec_;
   Exchange& exchange_;
   Bench<Device> bench_;
+  Arguments arguments_;
   const int shrink_;
   const uint64_t num_keys_;  // per table
   const size_t ids_;         // per table

@@ -90,7 +90,6 @@ class LookupsBenchmark {
     copy_ = bench_.CopyRate(size_t{1} << (30 - shrink_));
     std::printf("%-5s %-8s %-5s %-8s %-4s %-9s %9s %9s %9s %9s %8s\n", "dim", "keys", "HBM",
                 "state", "bag", "call", "ms", "Mids/s", "MB", "GB/s", "of copy");
-    bool found = false;
     for (const int64_t dim : {int64_t{8}, int64_t{32}, kMostDim}) {
       for (const double hbm_share : {1.0, 0.1}) {
         for (const Optimizer& optimizer : kOptimizers) {
@@ -99,16 +98,12 @@ class LookupsBenchmark {
           std::snprintf(name, sizeof(name), "dim%d/hbm%.2f/%s", static_cast<int>(dim), hbm_share,
                         optimizer.name);
           if (!arguments_.Runs(name)) continue;
-          found = true;
           optimizer_ = &optimizer;
           RunTables(dim, hbm_share);
         }
       }
     }
-    if (!found) {
-      std::fprintf(stderr, "no case has '%s' in its name\n", arguments_.only.c_str());
-      std::exit(2);
-    }
+    arguments_.RequireCase();
   }
 
  private:
@@ -357,7 +352,7 @@ class LookupsBenchmark {
   Lookups& lookups_;
   const MakeTable make_;
   Bench<Device> bench_;
-  const Arguments arguments_;
+  Arguments arguments_;
   const int shrink_;
   const Optimizer* optimizer_ = nullptr;  // of the tables
   const uint64_t num_keys_;               // per table

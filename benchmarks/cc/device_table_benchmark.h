@@ -9,6 +9,8 @@
 //   insert_or_assign  sets vectors of new keys (at load 1 each evicts another)
 //   zipf find         find, of keys drawn by zipf(1.05), after rows have moved between the tiers
 //
+// A case, for --case, is a table: dim64/hbm0.50/load0.75.
+//
 // Mkeys/s counts input keys. GB/s counts the bytes to move: keys and row ids once, a bucket of 64
 // bytes per key, the head of a row (16 bytes), and vectors read and written. The last column is its
 // share of the bandwidth of a copy within the device's memory, counting reads and writes.
@@ -36,13 +38,14 @@ struct DrawKeys {
 template <class Device>
 class Benchmark {
  public:
-  // `exec` represents the stream. All sizes are divided by 2^shrink.
-  Benchmark(Device* device, Exec* exec, int shrink)
+  // `exec` represents the stream.
+  Benchmark(Device* device, Exec* exec, const Arguments& arguments)
       : device_(device),
         exec_(*exec),
         bench_(device, exec),
-        shrink_(shrink),
-        n_(size_t{1} << (20 - shrink)),
+        arguments_(arguments),
+        shrink_(arguments.shrink),
+        n_(size_t{1} << (20 - shrink_)),
         keys_(bench_.template Array<uint64_t>(n_)),
         vectors_(bench_.template Array<float>(n_ * 64)),
         rows_(bench_.template Array<RowId>(n_)) {}
@@ -58,8 +61,14 @@ class Benchmark {
     };
     for (const Config c : {Config{8, 27, 1.0}, Config{32, 27, 1.0}, Config{64, 26, 1.0},
                            Config{64, 27, 0.5}, Config{64, 27, 0.1}}) {
-      for (const double load : {0.5, 0.75, 1.0}) RunOne(c.dim, c.log_rows, c.hbm_share, load);
+      for (const double load : {0.5, 0.75, 1.0}) {
+        char name[64];
+        std::snprintf(name, sizeof(name), "dim%d/hbm%.2f/load%.2f", static_cast<int>(c.dim),
+                      c.hbm_share, load);
+        if (arguments_.Runs(name)) RunOne(c.dim, c.log_rows, c.hbm_share, load);
+      }
     }
+    arguments_.RequireCase();
   }
 
  private:
@@ -154,6 +163,7 @@ class Benchmark {
   Device* const device_;
   Exec& exec_;
   Bench<Device> bench_;
+  Arguments arguments_;
   const int shrink_;
   const size_t n_;
   uint64_t* const keys_;

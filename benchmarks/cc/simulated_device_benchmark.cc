@@ -1,7 +1,5 @@
 // device_table_benchmark.h on a simulated device. Its figures say nothing about a GPU; the purpose
-// is to test the benchmark's code. Argument: log2 of the factor by which all sizes are divided.
-#include <cstdlib>
-
+// is to test the benchmark's code. Arguments: [SHRINK] [--case TEXT], as in device_benchmark.h.
 #include "benchmarks/cc/device_table_benchmark.h"
 #include "cc/device/simulated_tables.h"
 #include "cc/table/exec.h"
@@ -9,8 +7,7 @@
 int main(int argc, char** argv) {
   dynemb::ThreadsDevice device;
   dynemb::ThreadsExec exec(2);
-  const int shrink = argc > 1 ? std::atoi(argv[1]) : 10;
-  dynemb::benchmark_device::Benchmark benchmark(&device, &exec, shrink);
+  dynemb::benchmark_device::Benchmark benchmark(&device, &exec, {argc, argv, 10});
   benchmark.Run();
   return 0;
 }

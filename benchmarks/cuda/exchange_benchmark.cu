@@ -1,7 +1,6 @@
-// device_exchange_benchmark.h on GPU 0. Argument: log2 of the factor by which all sizes are
-// divided.
+// device_exchange_benchmark.h on GPU 0. Arguments: [SHRINK] [--case TEXT], as in
+// device_benchmark.h.
 #include <cstdio>
-#include <cstdlib>
 
 #include "benchmarks/cc/device_exchange_benchmark.h"
 #include "cc/device/cuda_device.cuh"
@@ -9,6 +8,7 @@
 #include "cc/table/exec.h"
 
 int main(int argc, char** argv) {
+  const dynemb::benchmark_device::Arguments arguments(argc, argv, 0);
   dynemb::CudaDevice* device = nullptr;
   dynemb::Status status = dynemb::CudaDevice::Get(0, &device);
   dynemb::Exchange* exchange = nullptr;
@@ -19,8 +19,8 @@ int main(int argc, char** argv) {
   }
   std::printf("%s\n", device->name().c_str());
   dynemb::SerialExec exec;  // the device's own stream
-  dynemb::benchmark_device::ExchangeBenchmark<dynemb::CudaDevice> benchmark(
-      device, &exec, exchange, argc > 1 ? std::atoi(argv[1]) : 0);
+  dynemb::benchmark_device::ExchangeBenchmark<dynemb::CudaDevice> benchmark(device, &exec, exchange,
+                                                                            arguments);
   benchmark.Run();
   return 0;
 }

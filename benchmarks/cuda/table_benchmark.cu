@@ -1,12 +1,12 @@
-// device_table_benchmark.h on GPU 0. Argument: log2 of the factor by which all sizes are divided.
+// device_table_benchmark.h on GPU 0. Arguments: [SHRINK] [--case TEXT], as in device_benchmark.h.
 #include <cstdio>
-#include <cstdlib>
 
 #include "benchmarks/cc/device_table_benchmark.h"
 #include "cc/device/cuda_device.cuh"
 #include "cc/table/exec.h"
 
 int main(int argc, char** argv) {
+  const dynemb::benchmark_device::Arguments arguments(argc, argv, 0);
   dynemb::CudaDevice* device = nullptr;
   const dynemb::Status status = dynemb::CudaDevice::Get(0, &device);
   if (!status.ok()) {
@@ -15,8 +15,7 @@ int main(int argc, char** argv) {
   }
   std::printf("%s\n", device->name().c_str());
   dynemb::SerialExec exec;  // the device's own stream
-  dynemb::benchmark_device::Benchmark<dynemb::CudaDevice> benchmark(
-      device, &exec, argc > 1 ? std::atoi(argv[1]) : 0);
+  dynemb::benchmark_device::Benchmark<dynemb::CudaDevice> benchmark(device, &exec, arguments);
   benchmark.Run();
   return 0;
 }

@@ -116,7 +116,7 @@ Stamp DeviceTable<Device>::BeginInsert(Exec& exec, Tick tick, size_t n) {
     // A scan waits for the device, so that a scan of few rows costs as much as one of many.
     examined_due_ += 4 * uint64_t{n};
     if (examined_due_ >= std::min(kScanLeast, bounds_.high_water)) {
-      Reclaim(exec, tick, examined_due_, examined_due_);
+      Reclaim(exec, tick, {examined_due_, examined_due_});
       examined_due_ = 0;
     }
   }

@@ -191,8 +191,8 @@ class HashTable final : public HostTable {
   size_t EraseCold(KeySpan keys, Tick tick, Removal how);
   // LoadRows, of rows that memory can hold together.
   Status LoadPart(Exec& exec, const LoadedRows& loaded, Tick tick);
-  // Removes expired rows to make room for n keys, unless it would cost much more than to evict
-  // others.
+  // Removes expired rows to make room for n keys: all of them, unless it would cost much more than
+  // to evict others.
   Status ExpireToInsert(Exec& exec, size_t n, Tick tick);
   // Does so if the table has room for fewer than n more keys. If cold rows are never evicted, fails
   // if it still has.

@@ -247,9 +247,16 @@ void HashTable<K>::RemoveExpiredRows(Exec& exec, const Batch& batch) {
 
 template <class K>
 Status HashTable<K>::ExpireToInsert(Exec& exec, size_t n, Tick tick) {
+  // All rows, if that costs little beside the insertion.
   constexpr uint64_t kRowsPerKey = 64;
+  // Otherwise so many, and so many of them may be removed. A table that replaces all of its rows
+  // has examined each of them 16 times.
+  constexpr uint64_t kExamined = 16, kRemoved = 4;
   const bool is_cheap = rows_.high_water() <= kRowsPerKey * n;
-  if (!is_cheap && options_.evict_strategy != EvictStrategy::kNone) return Status();
+  if (!is_cheap && options_.evict_strategy != EvictStrategy::kNone) {
+    Reclaim(exec, tick, {kExamined * n, kRemoved * n, /*least=*/1});
+    return Status();
+  }
   uint64_t expired;
   return Expire(exec, tick, &expired);
 }

@@ -320,7 +320,7 @@ Stamp HostTable::BeginInsert(Exec& exec, Tick tick, size_t n) {
   const uint64_t inserts = counters_.inserts;
   const uint64_t inserted = inserts - inserts_reclaimed_;
   inserts_reclaimed_ = inserts;
-  Reclaim(exec, tick, n / 4 + 4 * inserted, n / 32 + 2 * inserted);
+  Reclaim(exec, tick, {n / 4 + 4 * inserted, n / 32 + 2 * inserted});
   return BeginBatch(exec, tick, n);
 }
 

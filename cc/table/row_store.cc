@@ -27,10 +27,7 @@ Status RowStore::Allocate(size_t n, RowId* ids) {
                              std::to_string(live()) + " of at most " + std::to_string(max_rows_));
   }
   DYNEMB_RETURN_IF_ERROR(arena_.Commit((high_water_ + fresh) * layout_.stride));
-  for (size_t i = 0; i < reused; ++i) {
-    ids[i] = free_.back();
-    free_.pop_back();
-  }
+  for (size_t i = 0; i < reused; ++i) ids[i] = free_.Pop();
   for (size_t i = reused; i < n; ++i) ids[i] = static_cast<RowId>(high_water_++);
   reused_ = reused;
   return Status();
@@ -39,20 +36,14 @@ Status RowStore::Allocate(size_t n, RowId* ids) {
 void RowStore::Unallocate(size_t n, const RowId* ids) {
   high_water_ -= n - reused_;
   // The free list has room for them: they were taken from it.
-  for (size_t i = reused_; i-- > 0;) free_.push_back(ids[i]);
+  for (size_t i = reused_; i-- > 0;) free_.Push(ids[i]);
   reused_ = 0;
-}
-
-void RowStore::ReserveFree(size_t n) {
-  if (free_.size() + n > free_.capacity()) {
-    free_.reserve(std::max(free_.size() + n, free_.capacity() + free_.capacity() / 2));
-  }
 }
 
 void RowStore::Clear() {
   arena_.Clear();
   high_water_ = 0;
-  free_.clear();
+  free_.Clear();
 }
 
 Status RowStore::ChangeLayout(Exec& exec, const RowLayout& layout, const float* initial_state) {

@@ -8,11 +8,11 @@
 #define DYNEMB_TABLE_ROW_STORE_H_
 
 #include <cstdint>
-#include <vector>
 
 #include "cc/table/arena.h"
 #include "cc/table/exec.h"
 #include "cc/table/row.h"
+#include "cc/table/row_id_stack.h"
 #include "cc/table/status.h"
 
 namespace dynemb {
@@ -30,7 +30,7 @@ class RowStore {
   // Row ids in use are below the new maximum.
   void SetMaxRows(uint64_t rows) { max_rows_ = rows; }
   // The bytes of memory that rows and the free list use.
-  size_t bytes() const { return high_water_ * layout_.stride + free_.capacity() * sizeof(RowId); }
+  size_t bytes() const { return high_water_ * layout_.stride + free_.bytes(); }
 
   // Allocates n ids, ids[0..n). Their order depends only on the history of calls. On failure
   // nothing changes.
@@ -38,7 +38,7 @@ class RowStore {
   // Undoes the last Allocate, none of whose ids has been used. Never fails.
   void Unallocate(size_t n, const RowId* ids);
   // Makes room in the free list, so that n calls of Free do not allocate memory.
-  void ReserveFree(size_t n);
+  void ReserveFree(size_t n) { free_.Reserve(n); }
   // Faults in the memory of the first `rows` rows ahead of their use. Does nothing if that is more
   // than half of the memory that the process may use, or if it is refused. Only for speed.
   void Presize(Exec& exec, uint64_t rows);
@@ -46,7 +46,7 @@ class RowStore {
   // speed.
   void Prefault(Exec& exec) { arena_.Prefault(exec, high_water_ * layout_.stride); }
   // Frees an id, for which ReserveFree has made room. Its row must no longer be live.
-  void Free(RowId row) { free_.push_back(row); }
+  void Free(RowId row) { free_.Push(row); }
   void Clear();
 
   // Moves all rows to another layout with the same key, dtype and dim. Their state is replaced by
@@ -61,7 +61,7 @@ class RowStore {
   uint64_t presized_ = 0;
   uint64_t high_water_ = 0;
   size_t reused_ = 0;  // ids that the last Allocate took from the free list
-  std::vector<RowId> free_;
+  RowIdStack free_;
 };
 
 }  // namespace dynemb

@@ -341,15 +341,14 @@ Status Table::Expire(Exec& exec, Tick tick, uint64_t* expired) {
   return Status();
 }
 
-void Table::Reclaim(Exec& exec, Tick tick, uint64_t rows, uint64_t most) {
-  // Fewer rows are not worth a scan.
-  constexpr uint64_t kLeast = 4096;
+void Table::Reclaim(Exec& exec, Tick tick, const ReclaimWork& work) {
   if (!expiry_.active()) return;
   const Tick horizon = HorizonAt(tick);
-  if (reclaimed_.cursor == 0 && reclaimed_.complete && reclaimed_.horizon == horizon) return;
-  reclaimed_.due += rows;
-  reclaimed_.most += most;
-  if (horizon == 0 || reclaimed_.due < kLeast) return;
+  const bool is_clean = reclaimed_.cursor == 0 && reclaimed_.complete;
+  if (horizon == 0 || (is_clean && reclaimed_.horizon == horizon)) return;
+  reclaimed_.due += work.rows;
+  reclaimed_.most += work.most;
+  if (reclaimed_.due < work.least) return;
   if (reclaimed_.cursor == 0) reclaimed_.horizon = horizon;
   auto cursor = static_cast<int64_t>(reclaimed_.cursor);
   uint64_t expired = 0;

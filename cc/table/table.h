@@ -302,9 +302,15 @@ class Table : public TableBatches, public TableCut {
   }
   // The number of rows, as far as it is known without waiting: at least size().
   virtual uint64_t RowsHeld() const { return size(); }
-  // Call when a batch that may insert begins: examines about `rows` rows, and removes about `most`
-  // of them that have expired. Small numbers add up until they are worth a scan.
-  void Reclaim(Exec& exec, Tick tick, uint64_t rows, uint64_t most);
+  // How much a call of Reclaim does.
+  struct ReclaimWork {
+    uint64_t rows;          // to examine
+    uint64_t most;          // to remove
+    uint64_t least = 4096;  // smaller numbers of rows add up to this one, which is worth a scan
+  };
+  // For batches that may insert: examines about so many rows, and removes about so many of them
+  // that have expired. Each call continues where the last one has stopped.
+  void Reclaim(Exec& exec, Tick tick, const ReclaimWork& work);
   // InvalidArgument unless rows may have these scores.
   Status CheckScores(const Scoring& scoring, const Score* scores, size_t n) const;
   // The state of a new row. InvalidArgument names the fault of the spec.

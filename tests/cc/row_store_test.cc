@@ -39,6 +39,7 @@ TEST(RowStore, HandsOutFreedRowsFirst) {
   EXPECT_EQ(std::set<RowId>(ids.begin(), ids.end()).size(), 10u);
   EXPECT_EQ(store.live(), 10u);
   EXPECT_EQ(store.high_water(), 10u);
+  store.ReserveFree(2);
   store.Free(3);
   store.Free(7);
   EXPECT_EQ(store.live(), 8u);
@@ -76,6 +77,7 @@ TEST(RowStore, RefusedAllocationTakesNoRows) {
   EXPECT_EQ(store.max_rows(), 10u);
   std::vector<RowId> ids(20, 77);
   ASSERT_TRUE(store.Allocate(6, ids.data()).ok());
+  store.ReserveFree(1);
   store.Free(2);
   const Status status = store.Allocate(6, ids.data() + 6);
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
@@ -109,6 +111,7 @@ TEST(RowStore, UnallocateUndoesAllocate) {
     s->Init(RowLayout(8, DType::kFloat32, 2, 0), 100);
     std::vector<RowId> ids(10);
     ASSERT_TRUE(s->Allocate(10, ids.data()).ok());
+    s->ReserveFree(3);
     for (RowId id : {3, 7, 5}) s->Free(id);
   }
   for (const size_t n : {size_t{0}, size_t{2}, size_t{3}, size_t{20}}) {
@@ -138,6 +141,7 @@ TEST(RowStore, ChangeLayoutKeepsKeyTimeAndVector) {
     memset(layout.vector(store.At(id)), static_cast<int>(id), 6);
   }
   *layout.update(store.At(5)) = 0;
+  store.ReserveFree(1);
   store.Free(5);
   for (const int64_t width : {2, 7, 0, 1}) {
     layout = RowLayout(8, DType::kFloat16, 3, width);

@@ -363,6 +363,61 @@ TABLE_TEST(TableExpiry, InsertAndEvictReturnsEvictedRowsOnly) {
   EXPECT_EQ(t.CountContained({1, 5, 6}), 3u);
 }
 
+// Rows that expire all at once are removed over many batches, however many rows were inserted
+// before.
+TABLE_TEST(TableExpiry, RemovalIsSpreadOverBatches) {
+  if (f.flat()) GTEST_SKIP() << "a device examines many rows at a time";
+  if (f.cold()) GTEST_SKIP() << "memory does not hold the rows of a batch";
+  constexpr size_t kExpiring = 40000, kBatch = 16384;
+  Subject t = f.Create(Expiring(f, 10, false, TtlClock::kData));
+  ASSERT_TRUE(t->SetDataTime(0, t.tick() + 1).ok());
+  for (size_t i = 0; i < 4; ++i) t.FindOrInsert(Progression(1 + i * kExpiring / 4, kExpiring / 4));
+  const Keys others = Progression(1 + kExpiring, kBatch);
+  ASSERT_TRUE(t->SetDataTime(5, t.tick() + 1).ok());
+  for (size_t i = 0; i < 2; ++i) t.FindOrInsert(others);
+  ASSERT_TRUE(t->SetDataTime(10, t.tick() + 1).ok());
+  uint64_t removed = 0;
+  for (size_t batches = 0; removed < kExpiring; ++batches) {
+    t.FindOrInsert(others);
+    EXPECT_LE(t.stats().expired - removed, kBatch / 8);
+    removed = t.stats().expired;
+    ASSERT_LT(batches, 200u);
+  }
+  t.Check();
+}
+
+// A full table with many rows per new key does not examine all of them in a batch. It examines
+// enough of them to evict none while many have expired.
+TABLE_TEST(TableExpiry, ALargeFullTableReplacesExpiredRows) {
+  if (f.flat()) GTEST_SKIP() << "a device examines rows less often";
+  if (f.cold()) GTEST_SKIP() << "memory does not hold the rows of a batch";
+  constexpr size_t kRows = 8192, kNew = 64;
+  TableOptions options = Expiring(f, 10, false, TtlClock::kData);
+  options.evict_strategy = EvictStrategy::kScore;
+  options.max_capacity = kRows;
+  Subject t = f.Create(options);
+  ASSERT_TRUE(t->SetDataTime(0, t.tick() + 1).ok());
+  const Keys all = Progression(1, kRows);
+  t.FindOrInsert(all);
+  // Half of the rows, scattered over the table, are updated. The others have the higher scores.
+  Keys updated, others;
+  for (const uint64_t key : all) (key % 2 == 0 ? updated : others).push_back(key);
+  ASSERT_TRUE(t->SetDataTime(5, t.tick() + 1).ok());
+  t.Upsert(updated, Floats(2 * updated.size(), 1.0f));
+  ASSERT_TRUE(t.SetScores(others, std::vector<Score>(others.size(), 9)).ok());
+  ASSERT_TRUE(t->SetDataTime(10, t.tick() + 1).ok());
+  ASSERT_EQ(t.CountContained(others), 0u);
+  ASSERT_EQ(t.size(), kRows);  // no memory was reclaimed
+  Keys added = Progression(kRows + 1, others.size());
+  for (size_t begin = 0; begin < added.size(); begin += kNew) {
+    t.FindOrInsert(Keys(added.begin() + begin, added.begin() + begin + kNew));
+  }
+  EXPECT_EQ(t.stats().evictions, 0u);
+  EXPECT_EQ(t.CountContained(updated), updated.size());
+  EXPECT_EQ(t.CountContained(added), added.size());
+  t.Check();
+}
+
 // Rows that a table loads with the marks of another are as old as they were there.
 TABLE_TEST(TableExpiry, MarksTakeAgesToAnotherTable) {
   for (const bool since_access : {false, true}) {
