@@ -12,6 +12,14 @@
 #include "cc/table/phase.h"
 
 namespace dynemb {
+namespace {
+
+void SortDistinct(std::vector<uint64_t>* keys) {
+  std::sort(keys->begin(), keys->end());
+  keys->erase(std::unique(keys->begin(), keys->end()), keys->end());
+}
+
+}  // namespace
 
 template <class K>
 Status HashTable<K>::TakeCold(const std::vector<uint64_t>& keys, Tick tick, Moved* moved) {
@@ -148,8 +156,7 @@ void HashTable<K>::ReadAhead(Exec& exec, KeySpan keys) try {
     for (size_t i = 0; i < keys.size(); ++i) {
       if (rows[i] == kNoRow) missing.push_back(keys.BitsAt(i));
     }
-    std::sort(missing.begin(), missing.end());
-    missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+    SortDistinct(&missing);
     ahead = cold->PlanAhead(missing.data(), missing.size());
   }
   if (ahead != nullptr && !ahead->Read().ok()) ahead = nullptr;
@@ -176,8 +183,7 @@ Status HashTable<K>::HoldRows(Exec& exec, const HeldRows* held, size_t num) {
     others.push_back({in_memory[h].data(), n});
   }
   if (!keys.empty()) {
-    std::sort(keys.begin(), keys.end());
-    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    SortDistinct(&keys);
     Moved moved;
     DYNEMB_RETURN_IF_ERROR(TakeCold(keys, 0, &moved));
     DYNEMB_RETURN_IF_ERROR(MoveIn(exec, moved, stamps_.batch(), 0, others));
@@ -201,8 +207,7 @@ size_t HashTable<K>::EraseCold(KeySpan keys, Tick tick, Removal how) {
   if (cold_ == nullptr || cold_->size() == 0) return 0;
   std::vector<uint64_t> bits(keys.size());
   for (size_t i = 0; i < bits.size(); ++i) bits[i] = keys.BitsAt(i);
-  std::sort(bits.begin(), bits.end());
-  bits.erase(std::unique(bits.begin(), bits.end()), bits.end());
+  SortDistinct(&bits);
   std::vector<uint64_t> found;
   std::vector<ColdPlace> places;
   const Status status = cold_->Find(bits.data(), bits.size(), [&](size_t, const ColdRow& row) {

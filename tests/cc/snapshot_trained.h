@@ -126,18 +126,18 @@ class Trained {
       case 5: {
         const Keys keys = Distinct(RandomKeys());
         Tick_();
-        Accessed(keys, t_.TryAccumulate(keys, RandomFloats(keys.size() * kDim)).ok());
+        Accessed(keys, t_.TryAccumulate(keys, random_.Values(keys.size() * kDim)).ok());
         return t_.tick();
       }
       case 6:
       case 7: {
         const Keys keys = Distinct(RandomKeys());
         const auto width = static_cast<size_t>(t_.state_width());
-        Floats state = RandomFloats(keys.size() * width);
+        Floats state = random_.Values(keys.size() * width);
         for (float& value : state) value *= value;
         Tick_();
         const Status status =
-            t_.TryWriteRows(keys, RandomFloats(keys.size() * kDim), state, random_.Below(2) == 0);
+            t_.TryWriteRows(keys, random_.Values(keys.size() * kDim), state, random_.Below(2) == 0);
         Accessed(keys, status.ok());
         return t_.tick();
       }
@@ -147,7 +147,7 @@ class Trained {
       case 11:
         Tick_();
         t_.Apply(OptimizerOf(t_.table()), found_keys_, found_rows_,
-                 RandomFloats(found_keys_.size() * kDim));
+                 random_.Values(found_keys_.size() * kDim));
         for (uint64_t key : found_keys_) touched_.insert(t_.Narrow(key));
         return t_.tick();
       case 12:
@@ -213,7 +213,7 @@ class Trained {
     }
     const PackedKeys packed = to->Pack(keys);
     const std::vector<char> vectors = RandomBytes(keys.size() * to->vector_bytes());
-    Floats state = RandomFloats(keys.size() * static_cast<size_t>(to->state_width()));
+    Floats state = random_.Values(keys.size() * static_cast<size_t>(to->state_width()));
     for (float& value : state) value *= value;
     rows.keys = packed;
     rows.vectors = vectors.data();
@@ -307,11 +307,6 @@ class Trained {
                               [&](uint64_t key) { return !seen.insert(t_.Narrow(key)).second; }),
                keys.end());
     return keys;
-  }
-  Floats RandomFloats(size_t n) {
-    Floats floats(n);
-    for (float& value : floats) value = random_.Value();
-    return floats;
   }
   std::vector<char> RandomBytes(size_t n) {
     std::vector<char> bytes(n);

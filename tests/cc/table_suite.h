@@ -45,6 +45,11 @@ class Random {
   uint64_t Below(uint64_t n) { return Next() % n; }
   // An integer in [-8, 8], which is exact in every vector type.
   float Value() { return static_cast<float>(static_cast<int>(Below(17)) - 8); }
+  std::vector<float> Values(size_t n) {
+    std::vector<float> values(n);
+    for (float& value : values) value = Value();
+    return values;
+  }
 
  private:
   uint64_t state_;

@@ -94,7 +94,7 @@ class RandomWalk {
       case 10:
       case 11: {
         const Keys keys = RandomKeys();
-        const Floats vectors = RandomFloats(keys.size() * 3);
+        const Floats vectors = random_.Values(keys.size() * 3);
         t_.Upsert(keys, vectors);
         model_.Set(keys, vectors);
         AfterInsert(keys);
@@ -102,7 +102,7 @@ class RandomWalk {
       }
       case 12: {
         const Keys keys = DistinctKeys();
-        const Floats deltas = RandomFloats(keys.size() * 3);
+        const Floats deltas = random_.Values(keys.size() * 3);
         EXPECT_TRUE(t_.TryAccumulate(keys, deltas).ok());
         model_.Add(keys, deltas);
         AfterInsert(keys);
@@ -111,8 +111,8 @@ class RandomWalk {
       case 13: {
         const Keys keys = DistinctKeys();
         const bool insert = random_.Below(2) == 0;
-        const Floats vectors = RandomFloats(keys.size() * 3);
-        Floats state = RandomFloats(keys.size() * static_cast<size_t>(t_.state_width()));
+        const Floats vectors = random_.Values(keys.size() * 3);
+        Floats state = random_.Values(keys.size() * static_cast<size_t>(t_.state_width()));
         for (float& value : state) value *= value;  // Adagrad's accumulator is not negative
         EXPECT_TRUE(t_.TryWriteRows(keys, vectors, state, insert).ok());
         model_.Write(keys, vectors, state, insert);
@@ -165,7 +165,7 @@ class RandomWalk {
       rows.push_back(remembered_rows_[i]);
     }
     if (t_.state_width() != 3) return;
-    const Floats gradients = RandomFloats(keys.size() * 3);
+    const Floats gradients = random_.Values(keys.size() * 3);
     Hyper hyper;
     hyper.learning_rate = 0.5f;
     const RowOptimizer adagrad(OptimizerKind::kAdagrad, {}, hyper, 3);
@@ -243,11 +243,6 @@ class RandomWalk {
                               [&](uint64_t key) { return !seen.insert(t_.Narrow(key)).second; }),
                keys.end());
     return keys;
-  }
-  Floats RandomFloats(size_t n) {
-    Floats floats(n);
-    for (float& value : floats) value = random_.Value();
-    return floats;
   }
 
   Walk walk_;
