@@ -343,9 +343,10 @@ Status HostTable::AdvanceEpoch(Exec& exec) {
 
 void HostTable::Sweep(Exec& exec, double share) {
   constexpr size_t kGrain = 4096;
-  // Rows and buckets that are added while a sweep runs need no special care. They are added at the
+  // Rows and segments that are added while a sweep runs need no special care. They are added at the
   // end. New rows have new stamps. The slots that a split copies, from before or after the sweep's
-  // position, are copied to where the sweep has not been yet.
+  // position, are copied to where the sweep has not been yet. A split also moves slots within its
+  // segment, so the position is between segments.
   const auto due = [share](uint64_t n) {
     return share >= 1 ? n : static_cast<uint64_t>(share * static_cast<double>(n));
   };
@@ -358,9 +359,8 @@ void HostTable::Sweep(Exec& exec, double share) {
     *swept = to;
   };
   Bucket* const buckets = index_.buckets();
-  const uint64_t num_buckets =
-      scoring_.by_time() ? uint64_t{index_.segments()} * kBucketsPerSegment : 0;
-  advance(&swept_.buckets, due(num_buckets), [&](uint64_t b) {
+  const uint64_t segments = scoring_.by_time() ? index_.segments() : 0;
+  advance(&swept_.buckets, due(segments) * kBucketsPerSegment, [&](uint64_t b) {
     for (Score& score : buckets[b].score) score = stamps_.Clamp(score);
   });
   advance(&swept_.rows, due(rows_.high_water()), [&](uint64_t r) {

@@ -121,6 +121,22 @@ TABLE_TEST(TableTime, SweepsKeepTheOrderOfTimes) {
   }
 }
 
+// A segment splits while a sweep has come to its middle. Check compares the times of slots with the
+// sweep's position.
+TABLE_TEST(TableTime, ASegmentSplitsDuringASweep) {
+  constexpr Tick kBegin = Tick{3} << 30, kTicks = Tick{1} << 29;  // of the first sweep (stamps.h)
+  for (uint64_t round = 0; round < f.Scaled(60, 1); ++round) {
+    SCOPED_TRACE(round);
+    Subject t = f.Create(f.Options(1));
+    // A segment of 448 slots splits at a load of 0.85.
+    t.FindOrInsert(Scattered(1000 * round, 375));
+    t.set_tick(kBegin + kTicks / 16 * (1 + round % 15));
+    t.FindOrInsert(Scattered(1000 * round + 375, 25));
+    t.Check();
+    EXPECT_EQ(t.CountContained(Scattered(1000 * round, 400)), 400u);
+  }
+}
+
 // The tick jumps by more than a window. All earlier rows are then equally old, but no row is lost
 // or counts as new.
 TABLE_TEST(TableTime, FarJump) {
