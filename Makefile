@@ -74,7 +74,7 @@ sanitize: build ## runs the C++ tests under ASan, UBSan and TSan
 # number of rows in files under ASan and UBSan, 20,000.
 LONGER ?= 150 10 540 560 250
 SOAK = $(BAZEL) test --test_timeout=10000 --test_summary=detailed
-soak: build ## compares tables with models for a million operations each, and five million rows in files under ASan and UBSan; takes an hour
+soak: build ## compares tables with models for a million operations each, and five million rows in files under ASan and UBSan; takes long
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 1,$(LONGER)) --test_filter='*RandomCallsMatchTheModel*' \
 	  //tests/cc:table_test //tests/cc:table_test_4_threads
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 2,$(LONGER)) --test_filter='*AgreesWithAModel*' //tests/cc:admission_table_test
