@@ -109,13 +109,22 @@ std::vector<Schedules::Thread> Teams(size_t teams, const Fn& fn) {
   return threads;
 }
 
+// What is wrong, if anything. *runs: the number of schedules.
+template <class Begin, class Check>
+std::string Explore(const Begin& begin, const Check& check, size_t deviations, size_t* runs) {
+  Schedules schedules(begin, check, deviations);
+  std::string wrong = schedules.Explore();
+  *runs = schedules.runs();
+  return wrong;
+}
+
 // Teams claim slots for new keys. `held`: the rows that have slots before.
 template <class Lane>
 std::string ClaimTogether(std::vector<uint32_t> homes, RowId held, size_t teams, size_t deviations,
                           size_t* runs) {
   Rows rows(std::move(homes));
   std::vector<SlotRef> at;
-  Schedules schedules(
+  return Explore(
       [&] {
         rows.Clear();
         rows.Hold(0, held, 1);
@@ -134,10 +143,7 @@ std::string ClaimTogether(std::vector<uint32_t> homes, RowId held, size_t teams,
         }
         return rows.Check(Range(0, static_cast<RowId>(held + teams)));
       },
-      deviations);
-  std::string wrong = schedules.Explore();
-  *runs = schedules.runs();
-  return wrong;
+      deviations, runs);
 }
 
 // Teams give new keys the rows of evicted ones, in a full index. `pinned`: scores are no stamps.
@@ -146,7 +152,7 @@ std::string EvictTogether(std::vector<uint32_t> homes, size_t teams, bool pinned
                           size_t* runs) {
   Rows rows(std::move(homes));
   std::vector<RowId> evicted;
-  Schedules schedules(
+  return Explore(
       [&] {
         rows.Clear();
         rows.Hold(0, kSlots, 1);
@@ -169,10 +175,7 @@ std::string EvictTogether(std::vector<uint32_t> homes, size_t teams, bool pinned
         if (std::unique(each.begin(), each.end()) != each.end()) return "a row was taken twice";
         return rows.Check(Range(0, kSlots));
       },
-      deviations);
-  std::string wrong = schedules.Explore();
-  *runs = schedules.runs();
-  return wrong;
+      deviations, runs);
 }
 
 // Teams erase keys, some of them the same one.
@@ -181,7 +184,7 @@ std::string EraseTogether(std::vector<uint32_t> homes, const std::vector<RowId>&
                           size_t deviations, size_t* runs) {
   Rows rows(std::move(homes));
   std::vector<uint32_t> erased;
-  Schedules schedules(
+  return Explore(
       [&] {
         rows.Clear();
         rows.Hold(0, kSlots, 1);
@@ -202,10 +205,7 @@ std::string EraseTogether(std::vector<uint32_t> homes, const std::vector<RowId>&
         }
         return rows.Check(left);
       },
-      deviations);
-  std::string wrong = schedules.Explore();
-  *runs = schedules.runs();
-  return wrong;
+      deviations, runs);
 }
 
 // Homes of rows: `zeros` times bucket 0, then bucket 1 up to `all`, then bucket 0.
