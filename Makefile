@@ -71,8 +71,8 @@ sanitize: build ## runs the C++ tests under ASan, UBSan and TSan
 	$(BAZEL) test --config=tsan //tests/cc:all
 
 # Factors of the lengths of tests: of small batches, of large ones, of tables on a simulated device, of tables in files; and of the
-# number of rows in files under ASan and UBSan, 20,000.
-LONGER ?= 150 10 540 560 250
+# number of rows in files under ASan and UBSan, 5,000.
+LONGER ?= 150 10 540 560 1000
 SOAK = $(BAZEL) test --test_timeout=10000 --test_summary=detailed
 soak: build ## compares tables with models for a million operations each, and five million rows in files under ASan and UBSan; takes long
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 1,$(LONGER)) --test_filter='*RandomCallsMatchTheModel*' \
