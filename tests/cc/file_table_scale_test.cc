@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "tests/cc/table_suite.h"
 #include "tests/cc/test_files.h"
 #include "tests/cc/test_length.h"
+#include "tests/cc/zipf.h"
 
 namespace dynemb {
 namespace {
@@ -117,18 +117,14 @@ TEST(FileTableScale, TrainsToTheBitsOfATableInMemory) {
   std::vector<uint64_t> all(rows);
   for (size_t i = 0; i < rows; ++i) all[i] = MixKey(i);
   testing_table::Random random(11);
-  const double last = std::pow(static_cast<double>(rows), -0.05);
-  const auto zipf = [&] {  // exponent 1.05
-    const double u = static_cast<double>(random.Next() >> 11) * 0x1p-53;
-    return std::min<size_t>(rows, static_cast<size_t>(std::pow(1 - u * (1 - last), -20.0))) - 1;
-  };
+  const testing_table::Zipf zipf(rows, 1.05);
   for (uint64_t step = 0; step < rows / batch + 200; ++step) {
     std::vector<uint64_t> keys;
     if (step < rows / batch) {
       keys.assign(all.begin() + static_cast<int64_t>(step * batch),
                   all.begin() + static_cast<int64_t>((step + 1) * batch));
     } else {
-      for (size_t i = 0; i < batch; ++i) keys.push_back(all[zipf()]);
+      for (size_t i = 0; i < batch; ++i) keys.push_back(all[zipf.Draw(random)]);
     }
     ASSERT_NO_FATAL_FAILURE(in_memory.Step(keys, step));
     ASSERT_NO_FATAL_FAILURE(in_files.Step(keys, step));

@@ -81,8 +81,8 @@ void Schedules::BeforeAccess(const void* word) {
     std::fprintf(stderr, "a schedule does not end\n");
     std::abort();
   }
-  const std::vector<size_t> others = OtherThreads();
-  if (!others.empty()) {
+  if (deviations_ < most_deviations_) {
+    const std::vector<size_t> others = OtherThreads();
     const size_t taken = Choose(1 + others.size(), /*is_deviation=*/true);
     if (taken != 0) {
       const size_t from = current_;
@@ -102,6 +102,7 @@ void Schedules::BeforeWrite(uint32_t* word, const std::function<void()>& write) 
 
 // word == nullptr: all words.
 void Schedules::Commit(size_t thread, const void* word) {
+  if (delayed_.empty()) return;
   std::vector<Delayed> left;
   for (Delayed& delayed : delayed_) {
     if (delayed.thread == thread && (word == nullptr || delayed.word == word)) {
