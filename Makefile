@@ -70,15 +70,19 @@ sanitize: build ## runs the C++ tests under ASan, UBSan and TSan
 	$(BAZEL) test --config=asan-ubsan //tests/cc:all
 	$(BAZEL) test --config=tsan //tests/cc:all
 
-# Factors of the lengths of tests: of small batches, of large ones, of tables on a simulated device, of tables in files; and of the
-# number of rows in files under ASan and UBSan, 5,000.
-LONGER ?= 150 10 540 560 1000
+# Factors of the lengths of tests: of small batches, of large ones, of tables on a simulated device, of tables in files; of the number
+# of rows in files under ASan and UBSan, 5,000; and of tables on a simulated device with emulated teams, small and large ones.
+LONGER ?= 150 10 540 560 1000 1080 4320
 SOAK = $(BAZEL) test --test_timeout=10000 --test_summary=detailed
 soak: build ## compares tables with models for a million operations each, and five million rows in files under ASan and UBSan; takes long
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 1,$(LONGER)) --test_filter='*RandomCallsMatchTheModel*' \
 	  //tests/cc:table_test //tests/cc:table_test_4_threads
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 2,$(LONGER)) --test_filter='*AgreesWithAModel*' //tests/cc:admission_table_test
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 3,$(LONGER)) --test_filter='Device/*RandomCallsMatchTheModel*' \
+	  //tests/cc:device_table_test
+	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 6,$(LONGER)) --test_filter='DeviceWarp/*RandomCallsMatchTheModel/0' \
+	  //tests/cc:device_table_test
+	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 7,$(LONGER)) --test_filter='DeviceWarp/*RandomCallsMatchTheModel/1' \
 	  //tests/cc:device_table_test
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 4,$(LONGER)) --test_filter='*EqualsATableInMemory*' //tests/cc:file_table_model_test
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 5,$(LONGER)) --config=asan-ubsan //tests/cc:file_table_scale_test

@@ -1,4 +1,4 @@
-// LockstepLanes: a warp emulated by W host threads in lock-step. It runs the many-lane path of
+// LockstepLanes: a warp emulated by W lanes in lock-step. It runs the many-lane path of
 // bucket_ops.h, also under sanitizers, on hosts without a GPU. Slow; for tests.
 //
 // A collective writes this lane's word, waits for the team at a barrier, and reads the words of the
@@ -9,16 +9,17 @@
 
 #include <atomic>
 #include <cstdint>
-#include <memory>
 #include <thread>
 #include <vector>
 
 #include "cc/table/bucket.h"
 #include "cc/table/exec.h"
+#include "cc/table/lane_turns.h"
 
 namespace dynemb {
 
-// A team has W threads. kTeams teams work concurrently, so that they contend for buckets.
+// A team has W lanes, which take turns (LaneTurns). kTeams teams work concurrently, so that they
+// contend for buckets.
 template <uint32_t W>
 class LockstepLanes : public SharedHead<LockstepLanes<W>> {
  public:
@@ -79,29 +80,31 @@ class LockstepLanes : public SharedHead<LockstepLanes<W>> {
   }
   static void Xor(uint32_t* p, uint32_t bits) { __atomic_fetch_xor(p, bits, __ATOMIC_RELAXED); }
 
-  // `exec` is not used: a team needs all of its threads to make progress, which an Exec does not
-  // promise.
+  // `exec` is not used: both teams must make progress, which an Exec does not promise.
   template <class Body>
   static void Launch(Exec& /*exec*/, size_t n, size_t grain, const Body& body) {
+    const size_t ranges = (n + grain - 1) / grain;
+    const auto teams = static_cast<uint32_t>(ranges < kTeams ? ranges : kTeams);
     std::atomic<size_t> next_range{0};
-    std::vector<std::unique_ptr<Team>> teams;
-    std::vector<std::thread> threads;
-    for (uint32_t t = 0; t < kTeams; ++t) {
-      teams.push_back(std::make_unique<Team>());
-      Team* team = teams.back().get();
-      for (uint32_t r = 0; r < W; ++r) {
-        threads.emplace_back([=, &next_range, &body] {
-          LockstepLanes lanes(team, r);
-          for (;;) {
-            size_t begin = r == 0 ? next_range.fetch_add(grain) : 0;
-            begin = lanes.FromLeader(begin);
-            if (begin >= n) return;
-            body(lanes, begin, begin + grain < n ? begin + grain : n);
-          }
-        });
-      }
-    }
-    for (std::thread& thread : threads) thread.join();
+    std::atomic<uint32_t> ready{0};
+    const auto run_team = [&] {
+      // Otherwise a team would often end before the other one has begun.
+      for (++ready; ready < teams;) std::this_thread::yield();
+      Team team;
+      team.turns.Run(W, [&](uint32_t rank) {
+        LockstepLanes lanes(&team, rank);
+        for (;;) {
+          size_t begin = rank == 0 ? next_range.fetch_add(grain) : 0;
+          begin = lanes.FromLeader(begin);
+          if (begin >= n) return;
+          body(lanes, begin, begin + grain < n ? begin + grain : n);
+        }
+      });
+    };
+    std::vector<std::thread> others;
+    for (uint32_t t = 1; t < teams; ++t) others.emplace_back(run_team);
+    run_team();
+    for (std::thread& thread : others) thread.join();
   }
 
  private:
@@ -114,6 +117,7 @@ class LockstepLanes : public SharedHead<LockstepLanes<W>> {
   struct Team {
     std::atomic<uint64_t> words[2][W];
     std::atomic<uint64_t> arrived{0};
+    LaneTurns turns;
   };
 
   LockstepLanes(Team* team, uint32_t rank) : team_(team), rank_(rank) {}
@@ -125,7 +129,7 @@ class LockstepLanes : public SharedHead<LockstepLanes<W>> {
     // acq_rel: all writes of a lane before the barrier are visible to the team after it.
     team_->arrived.fetch_add(1, std::memory_order_acq_rel);
     while (team_->arrived.load(std::memory_order_acquire) < collective_ * W) {
-      std::this_thread::yield();
+      team_->turns.Yield();
     }
     Words all;
     for (uint32_t i = 0; i < W; ++i) all.word[i] = buffer[i].load(std::memory_order_relaxed);

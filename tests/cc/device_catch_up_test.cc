@@ -18,7 +18,7 @@ const TableKind kDeviceTables[] = {
 INSTANTIATE_CATCH_UP_SUITES(Device, kDeviceTables);
 
 const TableKind kWarpTables[] = {
-    SimulatedTable<NarrowTeamsDevice>(5, KeyType::kInt64, DType::kFloat32, 100)};
+    SimulatedTable<NarrowTeamsDevice>(5, KeyType::kInt64, DType::kFloat32, SlownessOfTeams(4))};
 INSTANTIATE_CATCH_UP_SUITES(DeviceWarp, kWarpTables);
 
 constexpr int64_t kDim = 4;

@@ -5,8 +5,10 @@
 #include <memory>
 
 #include "cc/device/simulated_tables.h"
+#include "cc/table/lane_turns.h"
 #include "cc/table/table.h"
 #include "tests/cc/table_suite.h"
+#include "tests/cc/test_length.h"
 
 namespace dynemb {
 namespace testing_table {
@@ -19,6 +21,11 @@ TableKind SimulatedTable(int hbm_rows, KeyType key_type, DType dtype, size_t slo
     return DeviceTable<Device>::Make(OnDevice(options, hbm_rows), &device, table);
   };
   return {key_type, dtype, slowness, true, hbm_rows >= 0, make};
+}
+
+// The slowness of a table whose kernels are run by emulated teams of so many lanes.
+constexpr size_t SlownessOfTeams(size_t lanes) {
+  return LaneTurns::kThreads ? 25 * lanes : kSanitized ? 5 * lanes : lanes / 2;
 }
 
 // A table whose kernels are run by one thread for each key or row.

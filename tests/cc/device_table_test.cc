@@ -27,9 +27,9 @@ INSTANTIATE_TABLE_SUITES(Device, kDeviceTables);
 
 // Under sanitizers, teams of 32 find nothing that teams of 8 do not, and take minutes.
 const TableKind kWarpTables[] = {
-    SimulatedTable<NarrowTeamsDevice>(-1, KeyType::kInt64, DType::kFloat32, 25 * 8),
+    SimulatedTable<NarrowTeamsDevice>(-1, KeyType::kInt64, DType::kFloat32, SlownessOfTeams(8)),
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-    SimulatedTable<WideTeamsDevice>(20, KeyType::kInt32, DType::kFloat16, 25 * 32),
+    SimulatedTable<WideTeamsDevice>(20, KeyType::kInt32, DType::kFloat16, SlownessOfTeams(32)),
 #endif
 };
 INSTANTIATE_TABLE_SUITES(DeviceWarp, kWarpTables);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cc/table/bucket_ops.h"
+#include "cc/table/lane_turns.h"
 #include "cc/table/lanes.h"
 
 namespace dynemb {
@@ -107,7 +108,7 @@ class Crowd {
 TYPED_TEST(LanesLockstep, TeamsContend) {
   using Team = TypeParam;
   constexpr RowId kKeys = Crowd::kKeys;
-  const int rounds = Team::width() > 4 ? 2 : 10;
+  const int rounds = !LaneTurns::kThreads ? 100 : Team::width() > 4 ? 2 : 10;
   for (int round = 0; round < rounds; ++round) {
     SCOPED_TRACE(round);
     Crowd crowd;
@@ -144,6 +145,36 @@ TYPED_TEST(LanesLockstep, TeamsContend) {
     EXPECT_EQ(erased, kKeys);
     EXPECT_EQ(crowd.Check(), 0u) << "erased";
   }
+}
+
+// Lanes wait for each other in any order, and end in any order.
+TEST(LaneTurns, LanesThatWaitForOneAnother) {
+  constexpr uint32_t kLanes = 5;
+  LaneTurns turns;
+  std::atomic<uint32_t> done{0};
+  std::vector<uint32_t> order;
+  for (int run = 0; run < 3; ++run) {
+    done = 0;
+    order.clear();
+    turns.Run(kLanes, [&](uint32_t rank) {
+      while (done != kLanes - 1 - rank) turns.Yield();  // the last lane ends first
+      order.push_back(rank);
+      ++done;
+    });
+    EXPECT_EQ(order, (std::vector<uint32_t>{4, 3, 2, 1, 0}));
+  }
+}
+
+TEST(LaneTurns, ADeepStackIsSeen) {
+  if (LaneTurns::kThreads) GTEST_SKIP() << "threads have stacks of megabytes";
+  const auto overflow = [] {
+    LaneTurns turns;
+    turns.Run(2, [](uint32_t rank) {
+      volatile char large[70 << 10];
+      for (uint32_t i = 0; rank == 1 && i < sizeof large; ++i) large[i] = 1;
+    });
+  };
+  EXPECT_DEATH(overflow(), "a lane needs a stack of more than 65536 bytes|AddressSanitizer");
 }
 
 }  // namespace
