@@ -199,6 +199,29 @@ Status CudaDevice::ClearMemory(void* p, size_t bytes) {
   return Status();
 }
 
+bool CudaDevice::ReleaseRetired(bool wait) {
+  Current current(*this);
+  std::lock_guard<std::mutex> lock(retired_mutex_);
+  const size_t before = retired_.size();
+  size_t kept = 0;
+  for (size_t i = 0; i < before; ++i) {
+    Retired& retired = retired_[i];
+    // An error of the work before the event: nothing runs any more.
+    if (wait) {
+      (void)cudaEventSynchronize(retired.done);
+    } else if (cudaEventQuery(retired.done) == cudaErrorNotReady) {
+      if (kept != i) retired_[kept] = std::move(retired);
+      ++kept;
+      continue;
+    }
+    retired.range.Release(Range::Idle::kYes);
+    spare_events_.push_back(retired.done);
+  }
+  retired_.erase(retired_.begin() + static_cast<std::ptrdiff_t>(kept), retired_.end());
+  (void)cudaGetLastError();
+  return before != kept;
+}
+
 // A push instead of cudaSetDevice: the thread may have no context, and must not keep one.
 void CudaDevice::MakeCurrent() const { (void)CudaDriver::Get().ctx_push_current(context_); }
 

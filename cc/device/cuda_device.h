@@ -91,6 +91,8 @@ class CudaDevice {
 
    private:
     friend class CudaDevice;
+    // Whether Release waits until nothing uses the memory, or nothing does.
+    enum class Idle : bool { kWait, kYes };
     enum Use : uint8_t {
       kTable,      // new memory reads as zero; small ranges are blocks of the device's pool
       kWorkspace,  // new memory has any contents
@@ -98,9 +100,10 @@ class CudaDevice {
     };
 
     Status Reserve(CudaDevice& device, size_t bytes, Use use);
+    Status CommitOnce(size_t bytes);
     Status CommitBlock();
     Status CommitMapping(size_t bytes);
-    void Release();
+    void Release(Idle idle = Idle::kWait);
 
     CudaDevice* device_ = nullptr;
     char* data_ = nullptr;
@@ -200,6 +203,7 @@ class CudaDevice {
     void SortPairs(uint64_t* keys, uint32_t* values, size_t n, int bits = 64);
     Status Synchronize();
     Status status() const { return status_; }
+    void Retire(Range range);
 
    private:
     void* TakeBytes(size_t n, size_t size);
@@ -248,6 +252,9 @@ class CudaDevice {
   void WaitForAll() const;
   // Makes [p, p + bytes) read as zero for all work that is given from now on.
   Status ClearMemory(void* p, size_t bytes);
+  // Gives back the retired ranges whose work is done or, if `wait`, all of them. Returns whether
+  // there were any.
+  bool ReleaseRetired(bool wait);
 
   const int ordinal_;
   std::string name_;
@@ -267,6 +274,16 @@ class CudaDevice {
   // StreamState::published.
   std::mutex streams_mutex_;
   std::unordered_map<Stream, std::unique_ptr<StreamState>> streams_;
+
+  // Ranges that are given back after an event (Session::Retire), and events for further ones. Held
+  // before pool_mutex_.
+  struct Retired {
+    Range range;
+    CUevent_st* done;
+  };
+  std::mutex retired_mutex_;
+  std::vector<Retired> retired_;
+  std::vector<CUevent_st*> spare_events_;
 
   std::mutex pool_mutex_;
   Range pool_memory_;

@@ -103,6 +103,13 @@ Status CudaDevice::Range::Reserve(CudaDevice& device, size_t bytes, Use use) {
 Status CudaDevice::Range::Commit(size_t bytes) {
   if (bytes <= committed_) return Status();
   if (bytes > reserved_) return BeyondReservation(bytes, reserved_);
+  const Status status = CommitOnce(bytes);
+  // The pool's memory grows for a block, whose Commit is the one that tries again.
+  if (status.ok() || use_ == kPool || !device_->ReleaseRetired(/*wait=*/true)) return status;
+  return CommitOnce(bytes);
+}
+
+Status CudaDevice::Range::CommitOnce(size_t bytes) {
   if (block_) return CommitBlock();
   const size_t unit = device_->granularity_;
   const size_t needed = RoundUp(bytes, unit);
@@ -156,9 +163,9 @@ void CudaDevice::Range::Clear() {
   (void)device_->ClearMemory(data_, committed_);
 }
 
-void CudaDevice::Range::Release() {
+void CudaDevice::Range::Release(Idle idle) {
   if (data_ == nullptr) return;
-  if (committed_ > 0) device_->WaitForAll();
+  if (committed_ > 0 && idle == Idle::kWait) device_->WaitForAll();
   if (block_) {
     std::lock_guard<std::mutex> lock(device_->pool_mutex_);
     device_->pool_.Give(static_cast<size_t>(data_ - device_->pool_memory_.data_), reserved_);

@@ -224,6 +224,26 @@ void CudaDevice::Session::SortPairs(uint64_t* keys, uint32_t* values, size_t n, 
   }
 }
 
+void CudaDevice::Session::Retire(Range range) {
+  if (range.committed() == 0) return;
+  device_.ReleaseRetired(/*wait=*/false);
+  std::lock_guard<std::mutex> lock(device_.retired_mutex_);
+  cudaEvent_t done = nullptr;
+  if (!device_.spare_events_.empty()) {
+    done = device_.spare_events_.back();
+    device_.spare_events_.pop_back();
+  } else if (cudaEventCreateWithFlags(&done, cudaEventDisableTiming) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return;  // the range waits for the GPU
+  }
+  if (cudaEventRecord(done, stream_) != cudaSuccess) {
+    (void)cudaGetLastError();
+    device_.spare_events_.push_back(done);
+    return;  // likewise
+  }
+  device_.retired_.push_back({std::move(range), done});
+}
+
 Status CudaDevice::Session::Synchronize() {
   if (Check("cudaStreamSynchronize", cudaStreamSynchronize(stream_))) idle_ = true;
   return status_;

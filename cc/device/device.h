@@ -58,6 +58,9 @@
 //                                       which then includes the errors of that work
 //   Status status()                     the first failure so far. After a failure, no more work is
 //                                       given to the stream.
+//   void Retire(Range)                  gives back the memory of a range, without a wait, when the
+//                                       work given so far is done. That work, and what it comes
+//                                       after, must include all work that uses the range.
 //
 // A body is a trivially copyable struct with `DYNEMB_HD operator() const`. It holds values and
 // addresses of device memory. The bodies of one launch run in any order and concurrently. Where

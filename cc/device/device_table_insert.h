@@ -173,6 +173,7 @@ Status DeviceTable<Device>::GrowIndex(Work& work, uint64_t keys) {
   work.ForEach(buckets, device::ClearBuckets{store_.ring.buckets});
   work.ForKeys(before.count, device::MoveSlots{View(), before});
   std::swap(store_.index, index);
+  work.Retire(std::move(index));
   work.Settled();
   return work.status();
 }

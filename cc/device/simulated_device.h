@@ -38,10 +38,12 @@ struct DeviceWork {
   uint64_t ordinary = 0;
   uint64_t fills = 0;  // Fill
   uint64_t waits = 0;  // Synchronize
+  // Waits for all work of the device: ranges that were cleared or given back, except by Retire.
+  uint64_t drains = 0;
 
   DeviceWork operator-(const DeviceWork& o) const {
-    return {launches - o.launches, copies - o.copies, bytes - o.bytes,
-            ordinary - o.ordinary, fills - o.fills,   waits - o.waits};
+    return {launches - o.launches, copies - o.copies, bytes - o.bytes,  ordinary - o.ordinary,
+            fills - o.fills,       waits - o.waits,   drains - o.drains};
   }
 };
 
@@ -94,15 +96,23 @@ class SimulatedDevice {
     }
     Arena* operator->() { return &arena_; }
     const Arena* operator->() const { return &arena_; }
-
-   private:
-    void Forget() {
-      if (device_ != nullptr) device_->known_.Remove(arena_);
+    void Clear() {
+      device_->drains_ += arena_.committed() != 0;
+      arena_.Clear();
+    }
+    void Forget(bool drains = true) {
+      if (device_ == nullptr) return;
+      device_->known_.Remove(arena_);
+      device_->drains_ += drains && arena_.committed() != 0;
       device_ = nullptr;
     }
+
+   private:
     SimulatedDevice* device_ = nullptr;
     Arena arena_;
   };
+
+  class Session;
 
   // Memory that may run out: a commit fails if all ranges of the device together would exceed its
   // memory.
@@ -128,7 +138,7 @@ class SimulatedDevice {
       committed_ = bytes;
       return Status();
     }
-    void Clear() { arena_->Clear(); }
+    void Clear() { arena_.Clear(); }
     char* data() const { return arena_->data(); }
     size_t committed() const { return committed_; }
     size_t reserved() const { return arena_->reserved(); }
@@ -145,6 +155,7 @@ class SimulatedDevice {
     }
 
    private:
+    friend class Session;
     void Release() {
       if (device_ != nullptr) device_->used_ -= committed_;
       device_ = nullptr;
@@ -157,7 +168,7 @@ class SimulatedDevice {
    public:
     Status Reserve(SimulatedDevice& device, size_t bytes) { return arena_.Reserve(device, bytes); }
     Status Commit(size_t bytes) { return arena_->Commit(bytes); }
-    void Clear() { arena_->Clear(); }
+    void Clear() { arena_.Clear(); }
     char* data() const { return arena_->data(); }
     size_t committed() const { return arena_->committed(); }
     size_t reserved() const { return arena_->reserved(); }
@@ -275,6 +286,8 @@ class SimulatedDevice {
       return status_;
     }
     Status status() const { return status_; }
+    // All work given so far is done.
+    void Retire(Range range) { range.arena_.Forget(/*drains=*/false); }
 
    private:
     static constexpr size_t kGrain = 256;
@@ -341,7 +354,9 @@ class SimulatedDevice {
   // A device with `memory` bytes of memory for tables.
   explicit SimulatedDevice(size_t memory = ~size_t{0} / 2) : memory_(memory) {}
   size_t used() const { return used_; }
-  DeviceWork work() const { return {launches_, copies_, bytes_, ordinary_, fills_, waits_}; }
+  DeviceWork work() const {
+    return {launches_, copies_, bytes_, ordinary_, fills_, waits_, drains_};
+  }
   // The number of calls of Synchronize.
   uint64_t waits() const { return waits_; }
   // Makes the n-th (from 0) request for workspace from now on fail, once. Returns whether the
@@ -356,6 +371,7 @@ class SimulatedDevice {
   const size_t memory_;
   std::atomic<size_t> used_{0};
   std::atomic<uint64_t> launches_{0}, copies_{0}, bytes_{0}, ordinary_{0}, fills_{0}, waits_{0};
+  std::atomic<uint64_t> drains_{0};
   KnownMemory known_;
   std::atomic<uint64_t> takes_{kNever};
   std::mutex mutex_;

@@ -189,6 +189,43 @@ TYPED_TEST_P(DeviceMemory, RangesMove) {
   EXPECT_EQ(this->device().used(), used);
 }
 
+// Each range takes more than half of the memory, so that a range must be given back before the next
+// one has memory. The work of its session is done by then.
+TYPED_TEST_P(DeviceMemory, RetiredRangesAreGivenBack) {
+  constexpr size_t kWords = 100000;
+  constexpr uint32_t kRounds = 4;
+  typename TestFixture::Range copies;
+  ASSERT_TRUE(copies.Reserve(this->device(), kRounds * kWords * sizeof(uint32_t)).ok());
+  ASSERT_TRUE(copies.Commit(kRounds * kWords * sizeof(uint32_t)).ok());
+  auto* const copied = reinterpret_cast<uint32_t*>(copies.data());
+  {
+    typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
+    session.Fill(copied, 0, kRounds * kWords * sizeof(uint32_t));
+    ASSERT_EQ(session.Synchronize().message(), "");
+  }
+  const size_t used = this->device().used();
+  const size_t bytes = TypeParam::FreeMemory() / 2 + 8 * kMiB;
+  for (uint32_t round = 0; round <= kRounds; ++round) {
+    SCOPED_TRACE(round);
+    typename TestFixture::Range range;
+    ASSERT_TRUE(range.Reserve(this->device(), bytes).ok());
+    ASSERT_EQ(range.Commit(bytes).message(), "");
+    if (round == kRounds) break;  // the destructor gives it back
+    auto* const words = reinterpret_cast<uint32_t*>(range.data());
+    typename TestFixture::Session session(this->device(), TypeParam::StreamOf(round % 2));
+    session.ForEach(kWords, Line{words, 3, round});
+    session.Copy(copied + round * kWords, words, kWords * sizeof(uint32_t));
+    session.Retire(std::move(range));
+    EXPECT_EQ(range.committed(), 0u);
+    ASSERT_EQ(session.status().message(), "");
+  }
+  EXPECT_EQ(this->device().used(), used);
+  typename TestFixture::Session session(this->device(), TypeParam::StreamOf(1));
+  for (uint32_t round = 0; round < kRounds; ++round) {
+    EXPECT_EQ(OtherThanLine(session, copied + round * kWords, kWords, 3, round), 0u) << round;
+  }
+}
+
 // Like tables that are created and destroyed; work may still be running when the ranges are
 // destroyed.
 TYPED_TEST_P(DeviceMemory, ThousandRoundsLeakNoMemory) {
@@ -281,9 +318,9 @@ TYPED_TEST_P(DeviceMemory, SecondRoundAllocatesNothing) {
 
 REGISTER_TYPED_TEST_SUITE_P(DeviceMemory, RangesGrowInPlace, ReusedMemoryIsZero,
                             HostRangesGrowInPlaceAndBodiesAccessThem, CopiesCrossCommitBoundaries,
-                            FailedCommitChangesNothing, RangesMove, ThousandRoundsLeakNoMemory,
-                            TakenArraysAreDisjointAndAligned, ScratchFreesTheArraysOfItsScope,
-                            SecondRoundAllocatesNothing);
+                            FailedCommitChangesNothing, RangesMove, RetiredRangesAreGivenBack,
+                            ThousandRoundsLeakNoMemory, TakenArraysAreDisjointAndAligned,
+                            ScratchFreesTheArraysOfItsScope, SecondRoundAllocatesNothing);
 
 }  // namespace testing_device
 }  // namespace dynemb

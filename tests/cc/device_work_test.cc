@@ -37,6 +37,7 @@ void Require(const Status& status) { ASSERT_TRUE(status.ok()) << status.message(
 struct Budget {
   const char* call;
   uint64_t launches, copies, ordinary, fills, waits;
+  uint64_t drains = 0;
 };
 
 class DeviceWorkTest : public ::testing::Test {
@@ -151,18 +152,20 @@ class DeviceWorkTest : public ::testing::Test {
     return device_.work() - before;
   }
   static void Check(const Budget& budget, const DeviceWork& work) {
-    std::printf("%-34s %8ju %8ju %12ju %8ju %8ju %8ju\n", budget.call, uintmax_t{work.launches},
-                uintmax_t{work.copies}, uintmax_t{work.bytes}, uintmax_t{work.ordinary},
-                uintmax_t{work.fills}, uintmax_t{work.waits});
+    std::printf("%-34s %8ju %8ju %12ju %8ju %8ju %8ju %8ju\n", budget.call,
+                uintmax_t{work.launches}, uintmax_t{work.copies}, uintmax_t{work.bytes},
+                uintmax_t{work.ordinary}, uintmax_t{work.fills}, uintmax_t{work.waits},
+                uintmax_t{work.drains});
     EXPECT_EQ(work.launches, budget.launches) << budget.call;
     EXPECT_EQ(work.copies, budget.copies) << budget.call;
     EXPECT_EQ(work.ordinary, budget.ordinary) << budget.call;
     EXPECT_EQ(work.fills, budget.fills) << budget.call;
     EXPECT_EQ(work.waits, budget.waits) << budget.call;
+    EXPECT_EQ(work.drains, budget.drains) << budget.call;
   }
   static void PrintHead() {
-    std::printf("%-34s %8s %8s %12s %8s %8s %8s\n", "call", "launches", "copies", "their bytes",
-                "ordinary", "fills", "waits");
+    std::printf("%-34s %8s %8s %12s %8s %8s %8s %8s\n", "call", "launches", "copies", "their bytes",
+                "ordinary", "fills", "waits", "drains");
   }
 
   Device device_;

@@ -44,8 +44,8 @@ TABLE_TEST(TableEvict, BatchAlwaysFits) {
 TABLE_TEST(TableEvict, VictimsAreOld) {
   if (f.slowness() > 200) GTEST_SKIP() << "too slow for a whole emulated warp";
   if (f.cold()) GTEST_SKIP() << "a segment has too few rows at this size";
-  const size_t capacity = f.Scaled(10000, 250);
   const size_t generations = 50;
+  const size_t capacity = f.Scaled(10000, 250) / generations * generations;
   Subject t = f.Create(Bounded(f, capacity, 1));
   const Keys keys = Scattered(1, capacity);
   const size_t part = capacity / generations;
