@@ -23,7 +23,7 @@ serve-example: build ## runs a server that follows a trainer, and a load test th
 	$(PYTHON) examples/server/run.py $(ARGS)
 
 test: ## runs the C++ tests, then the Python tests
-	@echo "make test: on two cores, about 6 minutes for C++ from nothing, and 14 for Python (ARGS=--all-ranks: longer)"
+	@echo "make test: on two cores, about 5 minutes for C++ from nothing, and 14 to 18 for Python (ARGS=--all-ranks: longer)"
 	@$(MAKE) --no-print-directory test-cc
 	$(PYTHON) -m pytest -n $(JOBS) $(ARGS)
 
