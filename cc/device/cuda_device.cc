@@ -206,7 +206,7 @@ bool CudaDevice::ReleaseRetired(bool wait) {
   size_t kept = 0;
   for (size_t i = 0; i < before; ++i) {
     Retired& retired = retired_[i];
-    // An error of the work before the event: nothing runs any more.
+    // Any result but "not ready" is the end of the work before the event: a failure ends it, too.
     if (wait) {
       (void)cudaEventSynchronize(retired.done);
     } else if (cudaEventQuery(retired.done) == cudaErrorNotReady) {
