@@ -177,6 +177,7 @@ def run_steps(step: Step, batches: list[Ids], count: int) -> None:
     """Runs `count` steps, and waits for the last."""
     for number in range(count):
         step(batches[number % len(batches)])
+    tf.test.experimental.sync_devices()  # a GPU works on when the call of a step has returned
 
 
 def present_cases(options: Any, peers: dict[str, list[Peer]]) -> Iterator[Result]:

@@ -7,6 +7,7 @@
 //   contains          whether keys are present               assign       sets their vectors
 //   find_or_insert    vectors of keys, a tenth of them new
 //   insert_or_assign  sets vectors of new keys (at load 1 each evicts another)
+//   insert_and_evict  inserts new keys; the rows that they evict are copied to host memory
 //   zipf find         find, of keys drawn by zipf(1.05), after rows have moved between the tiers
 //
 // A case, for --case, is a table: dim64/hbm0.50/load0.75.
@@ -24,6 +25,7 @@
 
 #include "benchmarks/cc/device_benchmark.h"
 #include "cc/device/device_table.h"
+#include "cc/table/evicted_rows.h"
 #include "cc/table/key.h"
 
 namespace dynemb::benchmark_device {
@@ -128,6 +130,12 @@ class Benchmark {
       bench_.ForEach(n_, MakeKeys{next, keys_});
       next += n_;
       Require(table->Upsert(exec_, KeySpan(keys_, n_), vectors_, ++tick_));
+    });
+    measure("insert_and_evict", kProbe + 4 + vector, [&](int) {
+      bench_.ForEach(n_, MakeKeys{next, keys_});
+      next += n_;
+      EvictedRows evicted(row);
+      Require(table->InsertAndEvict(exec_, KeySpan(keys_, n_), ++tick_, rows_, &evicted));
     });
     if (hbm_share < 1.0) {
       RunZipf(table.get(), fill, [&](const std::function<void(int)>& fn) {
