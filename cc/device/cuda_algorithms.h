@@ -25,9 +25,10 @@ int CudaExclusiveSum(void* storage, size_t* bytes, uint32_t* values, uint32_t n,
                      CUstream_st* stream);
 // Sorts by the low `bits` >= 1 bits of the keys. The result is in `keys` and `values`, or in the
 // other arrays if *in_others.
-int CudaSortPairs(void* storage, size_t* bytes, uint64_t* keys, uint64_t* other_keys,
-                  uint32_t* values, uint32_t* other_values, uint32_t n, int bits,
-                  CUstream_st* stream, bool* in_others);
+template <class Key>  // uint64_t or uint32_t
+int CudaSortPairs(void* storage, size_t* bytes, Key* keys, Key* other_keys, uint32_t* values,
+                  uint32_t* other_values, uint32_t n, int bits, CUstream_st* stream,
+                  bool* in_others);
 
 }  // namespace dynemb
 

@@ -106,8 +106,9 @@ Status CudaDevice::Init() {
   }
   name_ = properties.name;
   memory_ = properties.totalGlobalMem;
-  most_threads_ = static_cast<size_t>(properties.multiProcessorCount) * kBlocksPerMultiprocessor *
-                  kCudaThreadsPerBlock;
+  const auto multiprocessors = static_cast<size_t>(properties.multiProcessorCount);
+  resident_threads_ = multiprocessors * static_cast<size_t>(properties.maxThreadsPerMultiProcessor);
+  most_threads_ = multiprocessors * kBlocksPerMultiprocessor * kCudaThreadsPerBlock;
   if (const cudaError_t error = cudaSetDevice(ordinal_)) return CudaError("cudaSetDevice", error);
   if (const CUresult error = driver.ctx_get_current(&context_)) {
     return CudaError("cuCtxGetCurrent", error);

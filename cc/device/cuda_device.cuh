@@ -11,6 +11,7 @@
 
 #include "cc/device/cuda_algorithms.h"
 #include "cc/device/cuda_device.h"
+#include "cc/device/device.h"
 #include "cc/device/thread_lane.h"
 #include "cc/table/lanes_cuda.cuh"
 
@@ -23,18 +24,27 @@ __device__ inline size_t Thread() {
 __device__ inline size_t NumThreads() { return static_cast<size_t>(gridDim.x) * blockDim.x; }
 
 template <class Body>
+__device__ inline size_t Items(size_t n, const Body& body) {
+  const size_t items = body.Items();
+  return items < n ? items : n;
+}
+
+template <class Body>
 __global__ void __launch_bounds__(kCudaThreadsPerBlock) EachKernel(size_t n, Body body) {
+  if constexpr (device::kHasItems<Body>) n = Items(n, body);
   for (size_t i = Thread(); i < n; i += NumThreads()) body(i);
 }
 
 template <class Body>
 __global__ void __launch_bounds__(kCudaThreadsPerBlock) KeysKernel(size_t n, Body body) {
+  if constexpr (device::kHasItems<Body>) n = Items(n, body);
   ThreadLane lane;
   for (size_t i = Thread(); i < n; i += NumThreads()) body(lane, i);
 }
 
 template <uint32_t W, class Body>
 __global__ void __launch_bounds__(kCudaThreadsPerBlock) RowsKernel(size_t n, Body body) {
+  if constexpr (device::kHasItems<Body>) n = Items(n, body);
   CudaTile<W> lanes(
       cooperative_groups::tiled_partition<W>(cooperative_groups::this_thread_block()));
   for (size_t i = Thread() / W; i < n; i += NumThreads() / W) body(lanes, i);

@@ -159,6 +159,9 @@ class CudaDevice {
       return quads <= 4 ? 4 : quads <= 8 ? 8 : quads <= 16 ? 16 : 32;
     }
 
+    // Half of the threads that fit: what a kernel with many registers gets.
+    size_t Teams(size_t quads) const { return device_.resident_threads_ / 2 / RowWidth(quads); }
+
     Session(CudaDevice& device, Stream stream);
     ~Session();
     Session(const Session&) = delete;
@@ -200,7 +203,12 @@ class CudaDevice {
     void Copy(void* to, const void* from, size_t bytes);
     void Fill(void* p, uint8_t byte, size_t bytes);
     void ExclusiveSum(uint32_t* values, size_t n);
-    void SortPairs(uint64_t* keys, uint32_t* values, size_t n, int bits = 64);
+    void SortPairs(uint64_t* keys, uint32_t* values, size_t n, int bits = 64) {
+      SortPairsOf(keys, values, n, bits);
+    }
+    void SortPairs(uint32_t* keys, uint32_t* values, size_t n, int bits = 32) {
+      SortPairsOf(keys, values, n, bits);
+    }
     Status Synchronize();
     Status status() const { return status_; }
     void Retire(Range range);
@@ -208,6 +216,8 @@ class CudaDevice {
    private:
     void* TakeBytes(size_t n, size_t size);
     void* PinnedBytes(size_t n, size_t size);
+    template <class Key>
+    void SortPairsOf(Key* keys, uint32_t* values, size_t n, int bits);
     // Launches a kernel with at least `threads` threads, or with most_threads_ if that is less.
     void Launch(const char* what, const void* kernel, size_t threads, void** arguments);
     // Call before giving work. False if something has failed.
@@ -262,7 +272,8 @@ class CudaDevice {
   Stream own_stream_ = nullptr;
   size_t memory_ = 0;
   size_t granularity_ = 0;
-  size_t most_threads_ = 0;  // the maximal number of threads of a launch
+  size_t resident_threads_ = 0;  // the number of threads that run at the same time
+  size_t most_threads_ = 0;      // the maximal number of threads of a launch
   std::atomic<size_t> used_{0};
 
   // The last ClearMemory. Every stream waits for it before its next work.

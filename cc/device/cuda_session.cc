@@ -199,7 +199,8 @@ void CudaDevice::Session::ExclusiveSum(uint32_t* values, size_t n) {
   }
 }
 
-void CudaDevice::Session::SortPairs(uint64_t* keys, uint32_t* values, size_t n, int bits) {
+template <class Key>
+void CudaDevice::Session::SortPairsOf(Key* keys, uint32_t* values, size_t n, int bits) {
   if (n == 0 || bits == 0 || !Ready()) return;
   if (n > std::numeric_limits<uint32_t>::max()) {
     Fail(InvalidArgument("SortPairs: more than 2^32 - 1 pairs: " + std::to_string(n)));
@@ -207,7 +208,7 @@ void CudaDevice::Session::SortPairs(uint64_t* keys, uint32_t* values, size_t n, 
   }
   const auto count = static_cast<uint32_t>(n);
   const Scratch scratch(*this);
-  auto* const other_keys = Take<uint64_t>(n);
+  auto* const other_keys = Take<Key>(n);
   auto* const other_values = Take<uint32_t>(n);
   size_t bytes = 0;
   bool in_others = false;
@@ -223,6 +224,8 @@ void CudaDevice::Session::SortPairs(uint64_t* keys, uint32_t* values, size_t n, 
     }
   }
 }
+template void CudaDevice::Session::SortPairsOf(uint64_t*, uint32_t*, size_t, int);
+template void CudaDevice::Session::SortPairsOf(uint32_t*, uint32_t*, size_t, int);
 
 void CudaDevice::Session::Retire(Range range) {
   if (range.committed() == 0) return;

@@ -35,6 +35,7 @@
 //                                       should have at most `quads` quads; wider rows give the same
 //                                       result, but take longer.
 //   static uint32_t RowWidth(quads)     the number of threads in such a team
+//   size_t Teams(quads)                 about the number of such teams that run at the same time
 //   T* Take<T>(n)                       an array in device memory, valid until the session ends;
 //                                       null if memory runs out, which status() then reports
 //   Scratch                             a scope: the arrays taken during its life are freed at its
@@ -50,10 +51,10 @@
 //                                       memory is valid that long.
 //   void Fill(p, byte, bytes)           p is in a range, or from Take
 //   void ExclusiveSum(values, n)        values[i] = the sum of values[0..i), for u32
-//   void SortPairs(keys, values, n, bits = 64)
+//   void SortPairs(keys, values, n, bits = all)
 //                                       sorts in place and stably by the low `bits` bits of the
-//                                       keys (u64), ascending; values are u32. Fewer bits take less
-//                                       time.
+//                                       keys (u64 or u32), ascending; values are u32. Fewer bits
+//                                       and smaller keys take less time.
 //   Status Synchronize()                waits for all work of the stream, and returns status(),
 //                                       which then includes the errors of that work
 //   Status status()                     the first failure so far. After a failure, no more work is
@@ -65,16 +66,27 @@
 // A body is a trivially copyable struct with `DYNEMB_HD operator() const`. It holds values and
 // addresses of device memory. The bodies of one launch run in any order and concurrently. Where
 // several of them access the same address, they use the functions below, or those of Lanes. The
-// next launch sees all their writes. No body may wait for another.
+// next launch sees all their writes. No body may wait for another. If only the device knows how
+// many of the n items there are, the body has `DYNEMB_HD size_t Items() const`; the later items are
+// left out.
 #ifndef DYNEMB_DEVICE_DEVICE_H_
 #define DYNEMB_DEVICE_DEVICE_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 #include "cc/table/portability.h"
 
 namespace dynemb::device {
+
+// Whether a body has Items(), for devices.
+template <class Body, class = void>
+inline constexpr bool kHasItems = false;
+template <class Body>
+inline constexpr bool kHasItems<Body, std::void_t<decltype(std::declval<const Body&>().Items())>> =
+    true;
 
 // Relaxed atomics on device memory, for bodies.
 

@@ -171,27 +171,38 @@ template <class Device>
 void DeviceTable<Device>::CopyEvicted(Work& work, const RowId* rows, const Score* scores,
                                       const uint32_t* sums, size_t n, uint32_t total, Tick tick) {
   const RowLayout& l = store_.layout;
-  const size_t chunk = std::min<size_t>(total, std::max<size_t>(1, device::kCopyMost / l.stride));
+  const size_t chunk = std::min<size_t>(total, std::max<size_t>(1, device::kCopyPinned / l.stride));
+  uint64_t* const keys = work.template Take<uint64_t>(total);
+  uint32_t* const positions = work.template Take<uint32_t>(total);
   RowId* const ids = work.template Take<RowId>(total);
   Score* const listed = work.template Take<Score>(total);
   char* const copies = work.template Take<char>(chunk * l.stride);
+  uint64_t* const host_keys = work.template Pinned<uint64_t>(total);
+  Score* const host_scores = work.template Pinned<Score>(total);
+  char* const host_rows = work.template Pinned<char>(chunk * l.stride);
   if (!work.status().ok()) return;
-  work.ForEach(n, device::ListEvictedRows{rows, scores, sums, ids, listed});
-  const std::vector<Score> host_scores = ToHost(work, listed, total);
+  work.ForEach(n, device::ListEvictedKeys{View(), rows, sums, keys, positions});
+  work.SortPairs(keys, positions, total, static_cast<int>(8 * l.key_size));
+  work.ForEach(total, device::ListEvictedRows{rows, scores, positions, ids, listed});
+  work.Copy(host_keys, keys, total * sizeof(*keys));
+  work.Copy(host_scores, listed, total * sizeof(*listed));
+  std::vector<int64_t> public_scores(total);
   SerialExec serial;
   for (size_t begin = 0; begin < total; begin += chunk) {
     const size_t num = std::min(chunk, total - begin);
     work.ForRows(num, device::QuadsOfBytes(l.stride),
                  device::CopyRows{View(), ids + begin, copies});
-    std::vector<char> host = ToHost(work, copies, num * l.stride);
-    if (!work.status().ok()) return;
-    for (size_t i = 0; i < num; ++i) {
-      char* const row = host.data() + i * l.stride;
-      const uint64_t key = KeysAt(row)[0];
-      if (tracking_) deletions_.Add(tick, key, Removal::kEvict);
-      catch_up_.BringColumns(serial, l, 1, l.vector(row), l.state(row));
-      evicted_->Add(key, row, PublicScore(host_scores[begin + i]));
+    work.Copy(host_rows, copies, num * l.stride);
+    if (!work.Synchronize().ok()) return;
+    for (size_t i = begin; i < begin + num; ++i) {
+      if (tracking_) deletions_.Add(tick, host_keys[i], Removal::kEvict);
+      public_scores[i] = PublicScore(host_scores[i]);
     }
+    for (size_t i = 0; catch_up_.active() && i < num; ++i) {
+      char* const row = host_rows + i * l.stride;
+      catch_up_.BringColumns(serial, l, 1, l.vector(row), l.state(row));
+    }
+    evicted_->AddAll(num, host_keys + begin, host_rows, public_scores.data() + begin);
   }
 }
 

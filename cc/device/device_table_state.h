@@ -19,6 +19,8 @@ namespace device {
 // bound the workspace of calls that process a whole table.
 constexpr uint64_t kListMost = uint64_t{1} << 22;
 constexpr size_t kCopyMost = size_t{64} << 20;
+// The same through pinned memory, which the stream keeps.
+constexpr size_t kCopyPinned = size_t{16} << 20;
 }  // namespace device
 
 template <class Device>

@@ -123,10 +123,11 @@ struct CountFound {
   DYNEMB_HD void operator()(size_t t) const {
     ForTally<Tally>(
         t, tables.items, [&](size_t i) { return tables.IndexOf(i); },
-        [&](size_t i, Tally* tally) {
-          if (rows[i] == kNoRow) {
+        [&](size_t i) { return rows[i]; },
+        [&](size_t, RowId row, uint32_t table, Tally* tally) {
+          if (row == kNoRow) {
             ++tally->missed;
-          } else if (tables.Of(i).InDevice(rows[i])) {
+          } else if (tables[table].InDevice(row)) {
             ++tally->device;
           } else {
             ++tally->host;

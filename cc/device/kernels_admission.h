@@ -130,9 +130,10 @@ struct CountUnadmitted {
   DYNEMB_HD void operator()(size_t t) const {
     ForTally<uint64_t>(
         t, asked.tables.items, [&](size_t i) { return asked.tables.IndexOf(i); },
-        [&](size_t i, uint64_t* unadmitted) {
-          if (asked.IsFirst(i) && flags[i] == 0) *unadmitted += asked.TimesOf(i);
+        [&](size_t i) {
+          return asked.IsFirst(i) && flags[i] == 0 ? uint64_t{asked.TimesOf(i)} : uint64_t{0};
         },
+        [](size_t, uint64_t times, uint32_t, uint64_t* unadmitted) { *unadmitted += times; },
         [&](uint64_t unadmitted, uint32_t table) {
           if (unadmitted != 0) AtomicAdd(&asked.tables[table].counters->unadmitted, unadmitted);
         });

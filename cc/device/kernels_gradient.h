@@ -99,7 +99,7 @@ template <class Numbers>
 struct ListIds {
   Parts<GradientPart> parts;
   Numbers numbers;
-  uint64_t* uniques;
+  uint32_t* uniques;
   uint32_t* positions;
   uint32_t* bag_of;
 
@@ -143,7 +143,7 @@ struct alignas(8) TermRange {
 // without ids are not written.
 struct ListTerms {
   Parts<GradientPart> parts;
-  const uint64_t* uniques;
+  const uint32_t* uniques;
   const uint32_t* positions;
   const uint32_t* bag_of;
   size_t n;
@@ -151,7 +151,7 @@ struct ListTerms {
   Term* terms;
 
   DYNEMB_HD void operator()(size_t i) const {
-    const uint64_t unique = uniques[i];
+    const uint32_t unique = uniques[i];
     if (i == 0 || uniques[i - 1] != unique) ranges[unique].begin = static_cast<uint32_t>(i);
     if (i + 1 == n || uniques[i + 1] != unique) ranges[unique].end = static_cast<uint32_t>(i) + 1;
     const uint32_t position = positions[i], p = parts.IndexOf(position);

@@ -16,7 +16,8 @@
 //   CountRepeats                       counts the other positions of each key, in tables that count
 //   SpreadRows                         gives every position its row
 //
-// ReadRooms, ListLost, ListEvictedRows and ReadEnds collect what the host needs to know.
+// ReadRooms, ListLost, ListEvictedKeys, ListEvictedRows and ReadEnds collect what the host needs to
+// know.
 #ifndef DYNEMB_DEVICE_KERNELS_INSERT_H_
 #define DYNEMB_DEVICE_KERNELS_INSERT_H_
 
@@ -119,7 +120,7 @@ struct NewKeys {
   const uint32_t* positions;
   RowId* new_rows;
 
-  DYNEMB_HD bool Has(size_t j) const { return j < sums[tables.items]; }
+  DYNEMB_HD size_t count() const { return sums[tables.items]; }
   DYNEMB_HD uint32_t TableOf(size_t j) const { return tables.IndexOf(positions[j]); }
   DYNEMB_HD uint64_t key(size_t j) const { return keys[positions[j]]; }
   // Whether key j takes the row of an evicted key.
@@ -131,9 +132,9 @@ struct NewKeys {
 struct ClaimSlots {
   NewKeys added;
 
+  DYNEMB_HD size_t Items() const { return added.count(); }
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t j) const {
-    if (!added.Has(j)) return;
     const uint32_t t = added.TableOf(j);
     if (added.Evicts(j, t)) return;
     const TableView& table = added.tables[t];
@@ -163,9 +164,9 @@ struct EvictSlots {
   NewKeys added;
   Score* scores;  // [j] the score of the evicted key; null: not wanted
 
+  DYNEMB_HD size_t Items() const { return added.count(); }
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t j) const {
-    if (!added.Has(j)) return;
     const uint32_t t = added.TableOf(j);
     if (!added.Evicts(j, t)) return;
     const TableView& table = added.tables[t];
@@ -186,8 +187,9 @@ struct ListEvicted {
   RowId* gone;
   Score* gone_scores;
 
+  DYNEMB_HD size_t Items() const { return added.count(); }
   DYNEMB_HD void operator()(size_t j) const {
-    if (added.Has(j) && added.Evicts(j, added.TableOf(j))) {
+    if (added.Evicts(j, added.TableOf(j))) {
       gone[added.positions[j]] = added.new_rows[j];
       gone_scores[added.positions[j]] = scores[j];
     }
@@ -216,9 +218,10 @@ struct FillRows {
   NewKeys added;
   Fill fill;
 
+  DYNEMB_HD size_t Items() const { return added.count(); }
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t j) const {
-    if (!added.Has(j) || added.new_rows[j] == kNoRow) return;
+    if (added.new_rows[j] == kNoRow) return;
     const TableView& table = added.tables[added.TableOf(j)];
     const RowLayout& l = table.layout;
     const uint64_t key = added.key(j);
@@ -279,13 +282,14 @@ struct CountInserted {
   };
   DYNEMB_HD void operator()(size_t t) const {
     ForTally<Tally>(
-        t, added.sums[added.tables.items], [&](size_t j) { return added.TableOf(j); },
-        [&](size_t j, Tally* tally) {
-          if (added.new_rows[j] == kNoRow) {
+        t, added.count(), [&](size_t j) { return added.TableOf(j); },
+        [&](size_t j) { return added.new_rows[j]; },
+        [&](size_t j, RowId row, uint32_t table, Tally* tally) {
+          if (row == kNoRow) {
             ++tally->refused;
           } else {
             ++tally->inserted;
-            tally->evicted += added.Evicts(j, added.TableOf(j));
+            tally->evicted += added.Evicts(j, table);
           }
         },
         [&](const Tally& tally, uint32_t table) {
@@ -342,18 +346,33 @@ struct ListLost {
   }
 };
 
-// Lists the rows in `rows` and their scores, where sums[i] is the number of rows before rows[i].
-struct ListEvictedRows {
+// Lists the keys of the rows in `rows` and their positions, where sums[i] is the number of rows
+// before rows[i].
+struct ListEvictedKeys {
+  DeviceView view;
   const RowId* rows;
-  const Score* scores;
   const uint32_t* sums;
-  RowId* listed;
-  Score* listed_scores;
+  uint64_t* keys;
+  uint32_t* positions;
 
   DYNEMB_HD void operator()(size_t i) const {
     if (rows[i] == kNoRow) return;
-    listed[sums[i]] = rows[i];
-    listed_scores[sums[i]] = scores[i];
+    keys[sums[i]] = view.KeyAt(rows[i]);
+    positions[sums[i]] = static_cast<uint32_t>(i);
+  }
+};
+
+// Lists the rows at positions of `rows`, and their scores.
+struct ListEvictedRows {
+  const RowId* rows;
+  const Score* scores;
+  const uint32_t* positions;
+  RowId* listed;
+  Score* listed_scores;
+
+  DYNEMB_HD void operator()(size_t j) const {
+    listed[j] = rows[positions[j]];
+    listed_scores[j] = scores[positions[j]];
   }
 };
 

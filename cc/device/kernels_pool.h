@@ -66,8 +66,12 @@ struct ColumnMaxima {
   }
 };
 
-// For ForRows. Item i is a bag; the bags of part p begin at parts.begin(p). Writes the bag's row of
-// `pooled` and, for kMax, of `argmax`.
+// For ForRows. Item i is a run of bags: `length` bags from bag i * length on, but none after
+// `num_bags`. The bags of part p begin at parts.begin(p). Writes each bag's row of `pooled` and,
+// for kMax, of `argmax`.
+//
+// The time of a run is the latency of reading vectors. A thread therefore reads several at once, if
+// necessary those of several bags.
 template <class Source>
 struct PoolBags {
   using Part = PoolPart<Source>;
@@ -75,95 +79,140 @@ struct PoolBags {
 
   Source source;
   Parts<Part> parts;
+  size_t num_bags;
+  uint32_t length;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
-    const uint32_t p = parts.IndexOf(i);
-    const Part& part = parts[p];
-    const Vectors vectors(source, part);
-    const auto bag = static_cast<uint32_t>(i - parts.begin(p));
-    const bool is_half = vectors.dtype() != DType::kFloat32;
-    if (part.combiner == Combiner::kMax) {
-      is_half ? Pool<uint16_t, ColumnMaxima>(lanes, part, vectors, bag)
-              : Pool<float, ColumnMaxima>(lanes, part, vectors, bag);
-    } else {
-      is_half ? Pool<uint16_t, ColumnSums>(lanes, part, vectors, bag)
-              : Pool<float, ColumnSums>(lanes, part, vectors, bag);
+    const size_t end = (i + 1) * length < num_bags ? (i + 1) * length : num_bags;
+    for (size_t at = i * length; at < end;) {
+      const uint32_t p = parts.IndexOf(at), begin = parts.begin(p);
+      const size_t last = parts.end(p) < end ? parts.end(p) : end;
+      PoolPartOfRun(lanes, parts[p], static_cast<uint32_t>(at - begin),
+                    static_cast<uint32_t>(last - begin));
+      at = last;
     }
   }
 
  private:
-  // The number of vectors that a thread reads at once. The time of a bag is the latency of these
-  // reads.
+  // The number of vectors that a thread reads at once.
   static constexpr uint32_t kInFlight = 4;
 
-  // Element is float, or uint16_t for both 16-bit types.
+  template <class Lanes>
+  DYNEMB_HD DYNEMB_INLINE void PoolPartOfRun(Lanes& lanes, const Part& part, uint32_t bag,
+                                             uint32_t last) const {
+    const Vectors vectors(source, part);
+    const bool is_half = vectors.dtype() != DType::kFloat32;
+    if (part.combiner == Combiner::kMax) {
+      is_half ? Pool<uint16_t, ColumnMaxima>(lanes, part, vectors, bag, last)
+              : Pool<float, ColumnMaxima>(lanes, part, vectors, bag, last);
+    } else {
+      is_half ? Pool<uint16_t, ColumnSums>(lanes, part, vectors, bag, last)
+              : Pool<float, ColumnSums>(lanes, part, vectors, bag, last);
+    }
+  }
+
+  // The bag of a run that is being combined, in some columns.
+  template <class ColumnsOfBag>
+  struct Current {
+    uint32_t bag;
+    uint32_t end;  // the place after its last id
+    ColumnsOfBag columns{};
+    bool any = false;  // whether it has an id that is not absent
+  };
+
+  // Combines the bags [bag, last). Element is float, or uint16_t for both 16-bit types.
   template <class Element, class Columns, class Lanes>
-  DYNEMB_HD void Pool(Lanes& lanes, const Part& part, const Vectors& vectors, uint32_t bag) const {
-    const size_t begin = part.bags.begin(bag), end = part.bags.end(bag);
-    const float scale =
-        begin == end ? 0.0f
-                     : BagScale(part.combiner, part.bags, part.weights, bag, vectors.counted());
+  DYNEMB_HD void Pool(Lanes& lanes, const Part& part, const Vectors& vectors, uint32_t bag,
+                      uint32_t last) const {
+    const uint32_t begin = part.bags.begin(bag), end = part.bags.begin(last);
     ForEachQuad(lanes, vectors.dim(), [&](int64_t first, int n) {
-      Columns columns;
-      bool any = false;
-      for (size_t place = begin; place < end;) {
-        place += AddIds<Element>(part, vectors, place, end, first, n, &columns, &any);
+      Current<Columns> current{bag, part.bags.end(bag)};
+      FinishBags(part, vectors, begin, last, first, n, &current);
+      for (uint32_t place = begin; place < end;) {
+        place = AddIds<Element>(part, vectors, place, end, last, first, n, &current);
       }
-      // Zeros if the scale is 0, even if the sum is NaN, and if all ids are absent.
-      Quad<float> pooled{};
-      if (any && scale != 0.0f) {
-        for (int j = 0; j < kQuad; ++j) pooled.at[j] = columns.value.at[j] * scale;
-      }
-      StoreColumns(vectors.dtype(), pooled, first, n, Rounding{},
-                   static_cast<char*>(part.pooled) + bag * vectors.vector_bytes());
-      columns.StoreArgmax(n, part.argmax, bag * vectors.dim() + first);
     });
   }
 
+  // Writes the current bag if it ends at `place`, and all bags after it that are empty. Then the
+  // next bag is the current one, unless it is `last`.
+  template <class Columns>
+  DYNEMB_HD DYNEMB_INLINE void FinishBags(const Part& part, const Vectors& vectors, uint32_t place,
+                                          uint32_t last, int64_t first, int n,
+                                          Current<Columns>* current) const {
+    while (place == current->end) {
+      const uint32_t bag = current->bag;
+      // Zeros if the scale is 0, even if the sum is NaN, and if all ids are absent.
+      Quad<float> pooled{};
+      if (current->any) {
+        const float scale =
+            BagScale(part.combiner, part.bags, part.weights, bag, vectors.counted());
+        if (scale != 0.0f) {
+          for (int j = 0; j < kQuad; ++j) pooled.at[j] = current->columns.value.at[j] * scale;
+        }
+      }
+      StoreColumns(vectors.dtype(), pooled, first, n, Rounding{},
+                   static_cast<char*>(part.pooled) + bag * vectors.vector_bytes());
+      current->columns.StoreArgmax(n, part.argmax, bag * vectors.dim() + first);
+      if (bag + 1 == last) return;
+      *current = Current<Columns>{bag + 1, part.bags.end(bag + 1)};
+    }
+  }
+
   // Adds columns [first, first + n) of some ids from `place` < end on: of up to kInFlight ids with
-  // rows, or of one id without a row. Sets *any, unless that id is absent from its bag. Returns the
-  // number of ids.
+  // rows, or of one id without a row. Writes the bags that end with them. Returns the place after
+  // these ids.
   template <class Element, class Columns>
-  DYNEMB_HD DYNEMB_INLINE uint32_t AddIds(const Part& part, const Vectors& vectors, size_t place,
-                                          size_t end, int64_t first, int n, Columns* columns,
-                                          bool* any) const {
-    const auto ids = static_cast<uint32_t>(end - place < kInFlight ? end - place : kInFlight);
+  DYNEMB_HD DYNEMB_INLINE uint32_t AddIds(const Part& part, const Vectors& vectors, uint32_t place,
+                                          uint32_t end, uint32_t last, int64_t first, int n,
+                                          Current<Columns>* current) const {
+    const uint32_t ids = end - place < kInFlight ? end - place : kInFlight;
     uint32_t position[kInFlight] = {};
+    DYNEMB_UNROLL
     for (uint32_t k = 0; k < kInFlight; ++k) {
-      if (k < ids) position[k] = part.bags.position(static_cast<uint32_t>(place) + k);
+      if (k < ids) position[k] = part.bags.position(place + k);
     }
     uint32_t row[kInFlight] = {};
     float weight[kInFlight] = {};
+    DYNEMB_UNROLL
     for (uint32_t k = 0; k < kInFlight; ++k) {
       if (k >= ids) continue;
       row[k] = vectors.Row(position[k]);
       weight[k] = part.weights != nullptr ? part.weights[position[k]] : 1.0f;
     }
-    if (vectors.Skips(row[0])) return 1;
-    *any = true;
     if (!vectors.Has(row[0])) {
-      columns->Add(position[0], weight[0], vectors.Columns(position[0], first, n));
-      return 1;
+      if (!vectors.Skips(row[0])) {
+        current->any = true;
+        current->columns.Add(position[0], weight[0], vectors.Columns(position[0], first, n));
+      }
+      FinishBags(part, vectors, place + 1, last, first, n, current);
+      return place + 1;
     }
     uint32_t count = 1;
+    DYNEMB_UNROLL
     for (uint32_t k = 1; k < kInFlight; ++k) {
       if (count == k && k < ids && vectors.Has(row[k])) ++count;
     }
     const char* vector[kInFlight] = {};
+    DYNEMB_UNROLL
     for (uint32_t k = 0; k < kInFlight; ++k) {
       if (k < count) vector[k] = vectors.Vector(row[k]);
     }
     Quad<Element> loaded[kInFlight] = {};
+    DYNEMB_UNROLL
     for (uint32_t k = 0; k < kInFlight; ++k) {
       if (k >= count) continue;
       loaded[k] = LoadQuad(reinterpret_cast<const Element*>(vector[k]) + first, n);
     }
+    DYNEMB_UNROLL
     for (uint32_t k = 0; k < kInFlight; ++k) {
       if (k >= count) continue;
-      columns->Add(position[k], weight[k], ToFloats(vectors.dtype(), loaded[k]));
+      current->any = true;
+      current->columns.Add(position[k], weight[k], ToFloats(vectors.dtype(), loaded[k]));
+      FinishBags(part, vectors, place + k + 1, last, first, n, current);
     }
-    return count;
+    return place + count;
   }
 };
 

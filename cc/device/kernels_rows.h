@@ -90,9 +90,11 @@ struct ApplyGradients {
     const float* gradient = table.gradients + (i - tables.begin(t)) * static_cast<size_t>(l.dim);
     Rounding of_key = table.rounding;
     of_key.key = keys[i];
-    if (!ColumnsFinite(lanes, gradient, l.dim)) AtomicStore(&nonfinite[i], 1u);
     ApplyToRow<Formula>(lanes, coefficients, l.dtype, l.dim, l.vector(row), l.state(row), gradient,
                         of_key);
+    // Afterwards, when the gradient is in a cache: the row is read at the same time as the
+    // gradient.
+    if (!ColumnsFinite(lanes, gradient, l.dim)) AtomicStore(&nonfinite[i], 1u);
     if (lanes.rank() != 0) return;
     if (table.step_mark >= 0) l.state(row)[l.state_width - 1] = table.step_mark;
     *l.update(row) = table.now;
@@ -112,9 +114,12 @@ struct CountApplied {
   DYNEMB_HD void operator()(size_t t) const {
     ForTally<Tally>(
         t, tables.items, [&](size_t i) { return tables.IndexOf(i); },
-        [&](size_t i, Tally* tally) {
-          tally->dropped += rows[i] == kNoRow && tables.Of(i).admission.rule == Admit::kAll;
-          tally->bad += nonfinite[i];
+        [&](size_t i) {
+          return Words{rows[i], nonfinite[i]};
+        },
+        [&](size_t, const Words& of, uint32_t table, Tally* tally) {
+          tally->dropped += of.first == kNoRow && tables[table].admission.rule == Admit::kAll;
+          tally->bad += of.second;
         },
         [&](const Tally& tally, uint32_t table) {
           Counters* counters = tables[table].counters;

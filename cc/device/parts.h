@@ -37,6 +37,16 @@ inline int BitsBelow(size_t n) {
   return bits;
 }
 
+// The number of neighboring items that one team of ForRows has. A team that has several reads the
+// rows of some of them at the same time; with too few teams, a part of the device would be idle.
+template <class Session>
+uint32_t RunLength(const Session& session, size_t items, size_t quads) {
+  constexpr size_t kMost = 8;
+  const size_t least_teams = 2 * session.Teams(quads);
+  return static_cast<uint32_t>(std::min(kMost, std::max<size_t>(1, items / least_teams)));
+}
+inline size_t NumRuns(size_t items, uint32_t length) { return (items + length - 1) / length; }
+
 template <class Part>
 struct Parts {
   const Part* parts = nullptr;
@@ -45,6 +55,7 @@ struct Parts {
 
   DYNEMB_HD const Part& operator[](uint32_t p) const { return parts[p]; }
   DYNEMB_HD uint32_t begin(uint32_t p) const { return begins[p]; }
+  DYNEMB_HD uint32_t end(uint32_t p) const { return begins[p + 1]; }
   // The part that has item i.
   DYNEMB_HD uint32_t IndexOf(size_t i) const { return RangeOf(begins, count, i); }
 };

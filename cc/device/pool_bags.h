@@ -58,7 +58,9 @@ Status CombineBags(Session& session, const Source& source,
                     tasks[t]->argmax});
   }
   const auto of_bags = ToDevice(session, pool, begins);
-  session.ForRows(begins.back(), quads, PoolBags<Source>{source, of_bags});
+  const uint32_t length = RunLength(session, begins.back(), quads);
+  session.ForRows(NumRuns(begins.back(), length), quads,
+                  PoolBags<Source>{source, of_bags, begins.back(), length});
   return session.status();
 }
 

@@ -18,6 +18,7 @@
 #include <new>
 #include <numeric>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -184,6 +185,8 @@ class SimulatedDevice {
     // Always the same. Tests use devices of several widths, to show that the results of bodies do
     // not depend on it.
     static constexpr uint32_t RowWidth(size_t) { return RowLanes::width(); }
+    // Few, so that small tests give runs of items to teams.
+    static constexpr size_t Teams(size_t) { return 2; }
 
     Session(SimulatedDevice& device, Stream stream)
         : device_(device), lock_(device.mutex_), exec_(stream != nullptr ? stream : &serial_) {}
@@ -199,6 +202,7 @@ class SimulatedDevice {
       if (!status_.ok()) return;
       device_.launches_ += n != 0;
       const AccessScope access;
+      if constexpr (device::kHasItems<Body>) n = std::min(n, body.Items());
       exec_->ParallelFor(n, kGrain, [&body](size_t begin, size_t end) {
         for (size_t i = begin; i < end; ++i) body(i);
       });
@@ -265,7 +269,9 @@ class SimulatedDevice {
       uint32_t sum = 0;
       for (size_t i = 0; i < n; ++i) sum += std::exchange(values[i], sum);
     }
-    void SortPairs(uint64_t* keys, uint32_t* values, size_t n, int bits = 64) {
+    template <class Key>
+    void SortPairs(Key* keys, uint32_t* values, size_t n, int bits = 8 * sizeof(Key)) {
+      static_assert(std::is_same_v<Key, uint64_t> || std::is_same_v<Key, uint32_t>);
       if (!Working()) return;
       device_.launches_ += n != 0;
       const AccessScope access;
@@ -274,7 +280,7 @@ class SimulatedDevice {
       std::iota(order.begin(), order.end(), size_t{0});
       std::stable_sort(order.begin(), order.end(),
                        [&](size_t a, size_t b) { return (keys[a] & low) < (keys[b] & low); });
-      const std::vector<uint64_t> k(keys, keys + n);
+      const std::vector<Key> k(keys, keys + n);
       const std::vector<uint32_t> v(values, values + n);
       for (size_t i = 0; i < n; ++i) {
         keys[i] = k[order[i]];
@@ -337,6 +343,7 @@ class SimulatedDevice {
       if (!status_.ok()) return;
       device_.launches_ += n != 0;
       const AccessScope access;
+      if constexpr (device::kHasItems<Body>) n = std::min(n, body.Items());
       Lanes::Launch(*exec_, n, 64, [&body](Lanes& lanes, size_t begin, size_t end) {
         for (size_t i = begin; i < end; ++i) body(lanes, i);
       });

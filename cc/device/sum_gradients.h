@@ -40,7 +40,7 @@ inline uint32_t MostChunks(size_t ids, size_t unique) {
 struct Ids {
   size_t n = 0;
   Parts<GradientPart> parts;
-  uint64_t* uniques = nullptr;    // the number of the id's key
+  uint32_t* uniques = nullptr;    // the number of the id's key
   uint32_t* positions = nullptr;  // the id's position
   uint32_t* bag_of = nullptr;     // the id's bag
 };
@@ -64,7 +64,7 @@ Status BringIds(Session& session, const std::vector<BackwardTask>& tasks,
     bag_begins.push_back(static_cast<uint32_t>(bags));
   }
   ids->n = begins.back();
-  ids->uniques = session.template Take<uint64_t>(ids->n);
+  ids->uniques = session.template Take<uint32_t>(ids->n);
   ids->positions = session.template Take<uint32_t>(ids->n);
   ids->bag_of = session.template Take<uint32_t>(ids->n);
   auto* const scales = session.template Take<float>(bags);

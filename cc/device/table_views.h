@@ -149,27 +149,41 @@ inline size_t TallyItems(size_t n) {
   return (n + kBlock - 1) / kBlock * kTallyStride;
 }
 
-// Calls count(i, &tally) for the items i < n that item t of a counting kernel examines, and
-// flush(tally, table) at the end and before an item of another table. table_of(i) is the table of
-// item i.
-template <class Tally, class TableOf, class Count, class Flush>
-DYNEMB_HD void ForTally(size_t t, size_t n, const TableOf& table_of, const Count& count,
-                        const Flush& flush) {
+// Calls count(i, load(i), table, &tally) for the items i < n that item t of a counting kernel
+// examines, and flush(tally, table) at the end and before an item of another table. table_of(i) is
+// the table of item i; it does not fall with i. Several calls of load come before those of count,
+// so that their memory accesses overlap.
+template <class Tally, class TableOf, class Load, class Count, class Flush>
+DYNEMB_HD void ForTally(size_t t, size_t n, const TableOf& table_of, const Load& load,
+                        const Count& count, const Flush& flush) {
+  constexpr size_t kAtOnce = 8;
+  static_assert(kTallyEach % kAtOnce == 0);
   const size_t first = t / kTallyStride * kTallyStride * kTallyEach + t % kTallyStride;
   Tally tally{};
   uint32_t of = 0;
   bool any = false;
-  for (size_t k = 0; k < kTallyEach; ++k) {
-    const size_t i = first + k * kTallyStride;
-    if (i >= n) break;
-    const uint32_t table = table_of(i);
-    if (any && table != of) {
-      flush(tally, of);
-      tally = Tally{};
+  for (size_t done = 0; done < kTallyEach; done += kAtOnce) {
+    const size_t begin = first + done * kTallyStride;
+    if (begin >= n) break;
+    decltype(load(begin)) loaded[kAtOnce]{};
+    for (size_t k = 0; k < kAtOnce; ++k) {
+      if (begin + k * kTallyStride < n) loaded[k] = load(begin + k * kTallyStride);
     }
-    of = table;
-    any = true;
-    count(i, &tally);
+    const size_t last = begin + (kAtOnce - 1) * kTallyStride;
+    uint32_t table = table_of(begin);
+    const bool one_table = table_of(last < n ? last : n - 1) == table;
+    for (size_t k = 0; k < kAtOnce; ++k) {
+      const size_t i = begin + k * kTallyStride;
+      if (i >= n) break;
+      if (!one_table) table = table_of(i);
+      if (any && table != of) {
+        flush(tally, of);
+        tally = Tally{};
+      }
+      of = table;
+      any = true;
+      count(i, loaded[k], table, &tally);
+    }
   }
   if (any) flush(tally, of);
 }

@@ -88,6 +88,7 @@ Status Bags::InitSplits(Exec& exec, const int64_t* splits, int64_t num_splits, i
                            Str(splits[num_bags]));
   }
   splits_ = splits;
+  FindHotness(exec);
   return {};
 }
 
@@ -142,10 +143,26 @@ Status Bags::InitIndices(Exec& exec, const int64_t* indices, int64_t stride, int
   if (ascends.load(std::memory_order_relaxed)) {
     const int64_t last = nnz == 0 ? -1 : indices[(nnz - 1) * stride];
     std::fill(splits + last + 1, splits + num_bags + 1, nnz);
+    FindHotness(exec);
   } else {
     SortIndices();
   }
   return {};
+}
+
+void Bags::FindHotness(Exec& exec) {
+  if (num_bags_ == 0 || nnz_ % num_bags_ != 0) return;
+  const size_t hotness = nnz_ / num_bags_;
+  if (static_cast<size_t>(splits_[1]) != hotness) return;  // most other bags end here
+  std::atomic<bool> uniform{true};
+  exec.ParallelFor(num_bags_, kGrain, [&](size_t begin, size_t end) {
+    bool differs = false;
+    for (size_t b = begin; b < end; ++b) differs |= static_cast<size_t>(splits_[b]) != b * hotness;
+    if (differs) uniform.store(false, std::memory_order_relaxed);
+  });
+  if (!uniform.load(std::memory_order_relaxed)) return;
+  hotness_ = hotness;
+  splits_ = indices_ = nullptr;
 }
 
 // A stable counting sort. It is serial, because sparse tensors are almost always in order.

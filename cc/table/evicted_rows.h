@@ -47,6 +47,27 @@ class EvictedRows {
     contents_.insert(contents_.end(), state, state + layout_.state_bytes());
   }
 
+  // The same for n rows, of which `rows` has copies, one after the other.
+  void AddAll(size_t n, const uint64_t* keys, const char* rows, const int64_t* scores) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const size_t before = keys_.size();
+    try {
+      keys_.insert(keys_.end(), keys, keys + n);
+      scores_.insert(scores_.end(), scores, scores + n);
+      contents_.resize((before + n) * ContentBytes());
+    } catch (...) {
+      keys_.resize(before);
+      scores_.resize(before);
+      throw;
+    }
+    char* to = contents_.data() + before * ContentBytes();
+    for (size_t i = 0; i < n; ++i, to += ContentBytes()) {
+      const char* const row = rows + i * layout_.stride;
+      memcpy(to, layout_.vector(row), layout_.vector_bytes());
+      memcpy(to + layout_.vector_bytes(), layout_.state(row), layout_.state_bytes());
+    }
+  }
+
   size_t size() const { return keys_.size(); }
   int64_t state_width() const { return layout_.state_width; }
   // Copies the keys (of type K), vectors, state and scores to arrays of size() rows, in ascending
@@ -55,7 +76,9 @@ class EvictedRows {
   void Copy(K* keys, char* vectors, float* state, int64_t* scores) const {
     std::vector<size_t> order(size());
     std::iota(order.begin(), order.end(), size_t{0});
-    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return keys_[a] < keys_[b]; });
+    const auto by_key = [&](size_t a, size_t b) { return keys_[a] < keys_[b]; };
+    // Those of a device come sorted.
+    if (!std::is_sorted(keys_.begin(), keys_.end())) std::sort(order.begin(), order.end(), by_key);
     const size_t bytes = layout_.vector_bytes();
     for (size_t i = 0; i < order.size(); ++i) {
       const char* content = contents_.data() + order[i] * ContentBytes();

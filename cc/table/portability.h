@@ -30,6 +30,14 @@
 #define DYNEMB_IVDEP
 #endif
 
+// Before a loop with a constant number of iterations, in kernels: unrolls it. The elements of
+// arrays that it has the indexes of are then in registers.
+#if defined(__CUDA_ARCH__)
+#define DYNEMB_UNROLL _Pragma("unroll")
+#else
+#define DYNEMB_UNROLL
+#endif
+
 // After a file's includes: disables fused multiply-add in the rest of the file, whatever flags it
 // is built with. Otherwise the clones below would give different bits on different machines. nvcc
 // has no such pragma; it needs --fmad=false.

@@ -61,6 +61,42 @@ TEST_P(BagsTest, Uniform) {
   }
 }
 
+// Splits and indices of bags that all have as many ids, but for one id.
+TEST_P(BagsTest, SplitsAndIndicesMayBeUniform) {
+  Bags bags;
+  for (const size_t hotness : {1, 3}) {
+    for (const size_t num_bags : {1, 2, 700, 40000}) {
+      const size_t nnz = hotness * num_bags;
+      for (const size_t moved : {nnz, size_t{0}, nnz / 2, nnz - 1}) {
+        Model model(num_bags);
+        std::vector<int64_t> indices(nnz), splits{0};
+        for (size_t i = 0; i < nnz; ++i) {
+          const size_t bag = i / hotness;
+          // The first id of a bag moves to the end of the one before, or the last to the one after.
+          const bool back = i % hotness == 0;
+          const size_t other = back ? (bag == 0 ? 0 : bag - 1) : std::min(bag + 1, num_bags - 1);
+          const bool moves = i == moved && (back || i % hotness == hotness - 1);
+          indices[i] = static_cast<int64_t>(moves ? other : bag);
+          model[indices[i]].push_back(i);
+        }
+        for (const auto& b : model) splits.push_back(splits.back() + b.size());
+        const bool uniform = std::all_of(model.begin(), model.end(),
+                                         [&](const auto& b) { return b.size() == hotness; });
+        EXPECT_EQ(bags.InitIndices(exec_, indices.data(), 1, nnz, num_bags).message(), "");
+        EXPECT_EQ(bags.splits() == nullptr, uniform)
+            << hotness << ", " << num_bags << ": " << moved;
+        bags.BuildBagOf(exec_);
+        ASSERT_NO_FATAL_FAILURE(Check(bags, model, nnz));
+        EXPECT_EQ(bags.InitSplits(exec_, splits.data(), splits.size(), nnz, num_bags).message(),
+                  "");
+        EXPECT_EQ(bags.splits() == nullptr, uniform);
+        bags.BuildBagOf(exec_);
+        ASSERT_NO_FATAL_FAILURE(Check(bags, model, nnz));
+      }
+    }
+  }
+}
+
 // Positions at which the division by a reciprocal is closest to a wrong quotient.
 TEST(BagsUniformTest, BagOfLargePositions) {
   for (int64_t hotness : {2, 3, 641, 65535, 65536, 65537, 0x7FFFFFFF}) {

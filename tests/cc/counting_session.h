@@ -50,7 +50,8 @@ class CountingSession : public Device::Session {
     ++work;
     Base::Fill(p, byte, bytes);
   }
-  void SortPairs(uint64_t* keys, uint32_t* values, size_t n, int bits) {
+  template <class Key>
+  void SortPairs(Key* keys, uint32_t* values, size_t n, int bits) {
     ++work;
     for (size_t i = 0; i < n; ++i) EXPECT_LT(keys[i], uint64_t{1} << bits) << "bits are ignored";
     EXPECT_LE(bits, 40);

@@ -60,7 +60,8 @@ class CountingSession : public ThreadsDevice::Session {
     quads.push_back(row_quads);
     Base::ForRows(n, row_quads, body);
   }
-  void SortPairs(uint64_t* keys, uint32_t* values, size_t n, int bits) {
+  template <class Key>
+  void SortPairs(Key* keys, uint32_t* values, size_t n, int bits) {
     sorted_bits.push_back(bits);
     Base::SortPairs(keys, values, n, bits);
   }

@@ -65,8 +65,9 @@ std::vector<Pooled> PoolOnDevice(Batch* batch) {
     begins.push_back(begins.back() + part.bags.num_bags);
   }
   const TableVectors source{batch->Views(session), batch->Keys(ids), ids.rows.data()};
-  const PoolBags<TableVectors> body{source, ToDevice(session, parts, begins)};
-  session.ForRows(begins.back(), /*quads=*/1, body);
+  const uint32_t num_bags = begins.back(), length = 1 + num_bags % 8;  // runs of any length
+  const PoolBags<TableVectors> body{source, ToDevice(session, parts, begins), num_bags, length};
+  session.ForRows(NumRuns(num_bags, length), /*quads=*/1, body);
   EXPECT_TRUE(session.Synchronize().ok());
   return results;
 }

@@ -230,35 +230,79 @@ TYPED_TEST_P(DeviceWork, ExclusiveSumMatchesTheStandardLibrary) {
   }
 }
 
-TYPED_TEST_P(DeviceWork, SortPairsMatchesTheStandardLibrary) {
+// A body whose number of items only the device knows.
+struct CountSome {
+  const uint32_t* items;
+  uint32_t* visits;
+
+  DYNEMB_HD size_t Items() const { return *items; }
+  DYNEMB_HD void operator()(size_t i) const { device::AtomicAdd(&visits[i], 1u); }
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    if (lanes.rank() == 0) device::AtomicAdd(&visits[i], 1u);
+  }
+};
+
+TYPED_TEST_P(DeviceWork, ItemsThatOnlyTheDeviceKnows) {
   typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
+  constexpr size_t kMost = 70000;
+  for (const uint32_t n : {0u, 1u, 300u, uint32_t{kMost}, uint32_t{kMost} + 5}) {
+    typename TestFixture::Session::Scratch scratch(session);
+    auto* const items = session.template Take<uint32_t>(1);
+    auto* const visits = session.template Take<uint32_t>(kMost);
+    session.Copy(items, &n, sizeof(n));
+    session.Fill(visits, 0, kMost * sizeof(*visits));
+    session.ForEach(kMost, CountSome{items, visits});
+    session.ForKeys(kMost, CountSome{items, visits});
+    session.ForRows(kMost, 8, CountSome{items, visits});
+    const size_t some = std::min<size_t>(n, kMost);
+    EXPECT_EQ(OtherThanLine(session, visits, some, 0, 3), 0u) << n;
+    EXPECT_EQ(OtherThanLine(session, visits + some, kMost - some, 0, 0), 0u) << n;
+  }
+}
+
+// SortPairs with keys of type Key, for each number of different keys and each number of bits.
+// read(session, array, n) copies an array to the host.
+template <class Key, class Session, class Read>
+void ExpectSorts(Session& session, const Read& read,
+                 const std::vector<std::pair<Key, int>>& cases) {
+  constexpr int kAll = 8 * sizeof(Key);
   for (const size_t n : {size_t{0}, size_t{1}, size_t{2}, size_t{1023}, size_t{300001}}) {
-    for (const auto& [different, bits] :
-         {std::pair(~uint64_t{0}, 64), std::pair(uint64_t{17}, 64), std::pair(~uint64_t{0}, 19),
-          std::pair(~uint64_t{0}, 8), std::pair(~uint64_t{0}, 1), std::pair(~uint64_t{0}, 0)}) {
-      std::vector<uint64_t> keys(n), expected_keys(n);
+    for (const auto& [different, bits] : cases) {
+      std::vector<Key> keys(n), expected_keys(n);
       std::vector<uint32_t> values(n);
-      for (size_t i = 0; i < n; ++i) keys[i] = MixKey(i) % different;
+      for (size_t i = 0; i < n; ++i) keys[i] = static_cast<Key>(MixKey(i)) % different;
       std::iota(values.begin(), values.end(), 0u);
-      typename TestFixture::Session::Scratch scratch(session);
-      auto* const device_keys = session.template Take<uint64_t>(n);
+      typename Session::Scratch scratch(session);
+      auto* const device_keys = session.template Take<Key>(n);
       auto* const device_values = session.template Take<uint32_t>(n);
-      session.Copy(device_keys, keys.data(), n * sizeof(uint64_t));
+      session.Copy(device_keys, keys.data(), n * sizeof(Key));
       session.Copy(device_values, values.data(), n * sizeof(uint32_t));
-      if (bits == 64) {
+      if (bits == kAll) {
         session.SortPairs(device_keys, device_values, n);
       } else {
         session.SortPairs(device_keys, device_values, n, bits);
       }
       // Pairs with equal keys stay in order.
-      const uint64_t low = bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1;
+      const Key low = bits == kAll ? ~Key{0} : (Key{1} << bits) - 1;
       std::stable_sort(values.begin(), values.end(),
                        [&](uint32_t a, uint32_t b) { return (keys[a] & low) < (keys[b] & low); });
       for (size_t i = 0; i < n; ++i) expected_keys[i] = keys[values[i]];
-      EXPECT_TRUE(TestFixture::Read(session, device_keys, n) == expected_keys) << n << ", " << bits;
-      EXPECT_TRUE(TestFixture::Read(session, device_values, n) == values) << n << ", " << bits;
+      EXPECT_TRUE(read(session, device_keys, n) == expected_keys) << n << ", " << bits;
+      EXPECT_TRUE(read(session, device_values, n) == values) << n << ", " << bits;
     }
   }
+}
+
+TYPED_TEST_P(DeviceWork, SortPairsMatchesTheStandardLibrary) {
+  typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
+  const auto read = [](auto& s, const auto* p, size_t n) { return TestFixture::Read(s, p, n); };
+  constexpr uint64_t kAny = ~uint64_t{0};
+  ExpectSorts<uint64_t>(session, read,
+                        {{kAny, 64}, {17, 64}, {kAny, 19}, {kAny, 8}, {kAny, 1}, {kAny, 0}});
+  constexpr uint32_t kAny32 = ~uint32_t{0};
+  ExpectSorts<uint32_t>(session, read,
+                        {{kAny32, 32}, {17, 32}, {kAny32, 19}, {kAny32, 8}, {kAny32, 0}});
 }
 
 TYPED_TEST_P(DeviceWork, AfterWaitsForAnotherStream) {
@@ -308,7 +352,7 @@ REGISTER_TYPED_TEST_SUITE_P(DeviceWork, ForEachVisitsEachOnce, TeamsForKeysAgree
                             EachRowHasOneTeamOfRowWidth, TeamsForRowsAgreeAndShareTheBytes,
                             AtomicsOnOneAddress, LaunchesSeeEarlierWrites,
                             CopiesAreInOrderWithLaunches, PinnedMemoryIsValidUntilCopied,
-                            ExclusiveSumMatchesTheStandardLibrary,
+                            ExclusiveSumMatchesTheStandardLibrary, ItemsThatOnlyTheDeviceKnows,
                             SortPairsMatchesTheStandardLibrary, AfterWaitsForAnotherStream,
                             ConcurrentSessionsDoNotInterfere);
 

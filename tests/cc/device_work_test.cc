@@ -220,7 +220,7 @@ TEST_F(DeviceWorkTest, OfTablesThatAreFull) {
   Check({"pool, evicting, after a cut", 21, 8, 0, 2, 2}, WorkOf([&] { Pool(); }));
   EvictedRows evicted(tables_[0]->layout());
   Draw(20);
-  Check({"insert_and_evict, of one table", 18, 3, 2, 2, 3}, WorkOf([&] {
+  Check({"insert_and_evict, of one table", 20, 4, 0, 2, 2}, WorkOf([&] {
           Require(tables_[0]->InsertAndEvict(exec_, {keys_, kIds}, ++tick_, rows_, &evicted));
         }));
 }

@@ -87,7 +87,7 @@ TEST_F(CudaDeviceTest, TooLargeTakeFailsTheSession) {
       session.ForEach(1000, Line{nullptr, 1, 1});
       session.Fill(nullptr, 0, 1000);
       session.ExclusiveSum(nullptr, 1000);
-      session.SortPairs(nullptr, nullptr, 1000);
+      session.SortPairs(static_cast<uint64_t*>(nullptr), nullptr, 1000);
       EXPECT_EQ(session.Take<char>(1), nullptr);
       EXPECT_EQ(session.Pinned<char>(1), nullptr);
       EXPECT_EQ(session.Synchronize().message(), status.message());

@@ -18,7 +18,7 @@ TableKind CudaTable(int hbm_rows, KeyType key_type, DType dtype) {
   TableKind kind;
   kind.key_type = key_type;
   kind.dtype = dtype;
-  kind.slowness = 2;
+  kind.slowness = 12;  // a call copies all its arrays
   kind.flat = true;
   kind.rows_move = hbm_rows >= 0;
   kind.make = make;

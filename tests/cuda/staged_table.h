@@ -41,8 +41,7 @@ class StagedTable final : public Table {
   TableStats stats() const override { return t_->stats(); }
   Status ResetState(Exec& exec, const StateSpec& spec) override {
     const Status status = t_->ResetState(exec, spec);
-    state_spec_ = t_->state_spec();
-    catch_up_ = t_->catch_up();
+    CopyState();
     return status;
   }
   Status Clear(Exec& exec, Tick tick) override { return t_->Clear(exec, tick); }
@@ -215,7 +214,10 @@ class StagedTable final : public Table {
     return t_->LoadRows(exec, rows, tick);
   }
   void SwapRows(Table* other, Tick tick) override {
-    t_->SwapRows(static_cast<StagedTable*>(other)->t_.get(), tick);
+    auto* const staged = static_cast<StagedTable*>(other);
+    t_->SwapRows(staged->t_.get(), tick);
+    CopyState();
+    staged->CopyState();
   }
   Status Promote(Exec& exec, Tick tick) override { return t_->Promote(exec, tick); }
   void CheckInvariants() const override { t_->CheckInvariants(); }
@@ -294,6 +296,11 @@ class StagedTable final : public Table {
   explicit StagedTable(std::unique_ptr<Table> table) : t_(std::move(table)) {
     options_ = t_->options();
     state_spec_ = t_->state_spec();
+  }
+  // This table's own copies of what Table's functions read, after a call that changes it.
+  void CopyState() {
+    state_spec_ = t_->state_spec();
+    catch_up_ = t_->catch_up();
   }
   static KeySpan Keys(Staging& s, KeySpan keys) {
     return {keys.type(), s.In(keys.data(), keys.size() * SizeOf(keys.type())), keys.size()};
