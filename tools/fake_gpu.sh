@@ -11,7 +11,7 @@ FAKE_GPU_LIBRARY=$PWD/bazel-bin/tests/fake_gpu/_fake_gpu.so
 PYTHONPATH=$PWD/tests/fake_gpu:$PWD${PYTHONPATH:+:$PYTHONPATH}
 export FAKE_GPU_LIBRARY PYTHONPATH DYNEMB_TEST_ON_GPU=1 TF_CPP_MIN_LOG_LEVEL=2
 # Left out: tests that need kernels of TensorFlow's own on a GPU, which its build for the CPU lacks; and ranks that are threads,
-# which fail here for a reason that is not known.
+# which get each other's tensors from TensorFlow (docs/gpu.md, "What was run, and where").
 exec "$PYTHON" -m pytest -p no:cacheprovider -p fake_gpu -m "not slow" \
   --deselect tests/python/test_dynamic_variable.py::test_tables_are_arguments_of_functions \
   --deselect tests/python/test_lookup_sparse.py::test_dynamic_and_static_tables_in_one_call \

@@ -16,7 +16,7 @@ if ! "$PYTHON" -c "import sys, tensorflow as tf; sys.exit(not tf.config.list_phy
 fi
 cd tests/python
 # Otherwise TensorFlow takes all memory and leaves none for tables. Few rows fit the device tier, so both tiers are used. Left out:
-# ranks that are threads, as in fake_gpu.sh.
+# ranks that are threads (docs/gpu.md, "What was run, and where").
 TF_FORCE_GPU_ALLOW_GROWTH=true DYNEMB_TEST_ON_GPU=1 \
   exec "$PYTHON" -m pytest -p no:cacheprovider \
   --deselect tests/python/test_admission_saved.py::test_counters_survive_resharding \
