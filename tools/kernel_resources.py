@@ -31,7 +31,8 @@ class Use(NamedTuple):
 # A stack or a spill is a detour through memory: it has to be listed here.
 DEFAULT = Use(64)
 BUDGETS = {
-    # Of a step. 64 registers let 32 warps share a multiprocessor, 80 registers 24.
+    # Of a step. 64 registers let 32 warps share a multiprocessor, 80 registers 24, and more 16. Of
+    # the optimizers, SGD, Adagrad and Adam were measured like this (docs/performance_log.md).
     "PoolBags<TableVectors>": Use(64, stack=24, spilled=96),
     "PoolBags<IndexedVectors>": Use(64, stack=16),
     "SumKeys<KeySums>": Use(80),
