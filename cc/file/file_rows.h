@@ -8,6 +8,7 @@
 //   after another. A row that moves to memory is dead in the log.
 // - The rows of a batch are read together: sorted by place, each unit once, in parallel
 //   (block_reader.h).
+// - Rows whose contents change are appended again (ChangeContents).
 // - Compaction appends the live rows of the segments with the fewest again, and deletes these. A
 //   background thread of the table plans and reads (host_table.h); it holds the table's lock only
 //   to move up to kCompactRows rows at a time, a few milliseconds, or several times as many if the
@@ -81,6 +82,9 @@ class FileRows final : public ColdRows {
   void ChangeTimes(const ChangeFn& change) override;
   void RestartShares() override { changed_ = 0; }
   void ChangeShare(double share, const ChangeFn& change) override;
+  Status ChangeContents(Exec& exec, const ContentChange& change, uint64_t limit, uint64_t end,
+                        uint64_t* position) override;
+  uint64_t EndOfRows() const override;
   void BeginCut(const TimesFn& chosen) override;
   uint64_t CutRows() const override;
   std::vector<ColdPlace> PlanCut(size_t limit) const override;
@@ -92,7 +96,7 @@ class FileRows final : public ColdRows {
   Status Restore(const std::string& folder) override;
   bool compacts_in_background() const override { return compacts_; }
   Status PlanCompaction(std::unique_ptr<Compaction>* next) const override;
-  Status Compact(Compaction* planned) override;
+  Status Compact(Compaction* planned, const ContentChange* change) override;
   Status ChangeLayout(const RowLayout& layout, const std::vector<float>& initial_state) override;
   void CheckInvariants() const override;
 
@@ -124,6 +128,12 @@ class FileRows final : public ColdRows {
   struct Added {
     uint64_t key;
     RowTimes times;
+  };
+  // A row that is about to move.
+  struct Moving {
+    SlotIndex::Entry* entry;
+    uint32_t epoch;   // of its segment
+    const char* row;  // as it is stored
   };
   // A candidate of a key, or a row to read.
   struct Candidate {
@@ -168,6 +178,12 @@ class FileRows final : public ColdRows {
   bool IsOfCut(ColdPlace place) const;
   // Call before a row leaves its place.
   void KeepTimes(const SlotIndex::Entry& entry) noexcept;
+  // Appends to *live those rows [first, last) of a segment that the index has at their place.
+  using RowBytesFn = FunctionRef<const char*(uint32_t row)>;
+  void ListLive(uint32_t number, uint32_t first, uint32_t last, const RowBytesFn& bytes_of,
+                std::vector<Moving>* live);
+  // Moves rows to the end of the log, with changed contents unless `change` is null.
+  Status Move(Exec& exec, const std::vector<Moving>& rows, const ContentChange* change);
   // Reads the rows of candidates from these segments, and calls fn(candidate, stored, content),
   // with contents in this layout.
   using StoredFn = FunctionRef<void(const Candidate&, const StoredRow&, const char* content)>;

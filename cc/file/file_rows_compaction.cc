@@ -1,4 +1,5 @@
-// FileRows' part of compaction: live rows of segments with few of them move to the end of the log.
+// FileRows' part of moving rows to the end of the log: those of segments with few live ones
+// (compaction), and those whose contents change.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +19,9 @@ namespace {
 constexpr double kMostSpace = 1.2;
 // Above this, space is given back by several segments at a time and without pauses.
 constexpr double kUrgentSpace = 1.25;
+
+// A position of ChangeContents is the sequence number of a segment, and of a row in it.
+constexpr uint32_t kPositionRowBits = 28;
 
 }  // namespace
 
@@ -104,53 +108,142 @@ bool FileRows::IsPresent(uint32_t number, const std::shared_ptr<Segment>& segmen
   return number < log_.segments().size() && log_.segments()[number] == segment;
 }
 
-Status FileRows::Compact(Compaction* planned) {
-  auto* const moves = static_cast<Moves*>(planned);
-  struct Live {
-    SlotIndex::Entry* entry;
-    uint32_t epoch;  // of its segment
-    const char* row;
-  };
-  std::vector<Live> live;
-  for (const Moves::Range& range : moves->ranges) {
-    // It may have been deleted meanwhile.
-    if (!IsPresent(range.part->number, range.part->segment)) continue;
-    for (uint32_t row = range.first_row; row < range.next_row; ++row) {
-      const char* const stored = range.RowAt(row, moves->bytes.data());
-      uint64_t key;
-      memcpy(&key, stored, sizeof(key));
-      const ColdPlace place = log_.At(range.part->number, row);
-      index_.ForEach(HashOf(key), [&](SlotIndex::Entry* entry) {
-        if (entry->place == place) live.push_back({entry, range.part->segment->epoch(), stored});
-      });
-    }
+void FileRows::ListLive(uint32_t number, uint32_t first, uint32_t last, const RowBytesFn& bytes_of,
+                        std::vector<Moving>* live) {
+  const uint32_t epoch = log_.segments()[number]->epoch();
+  for (uint32_t row = first; row < last; ++row) {
+    const char* const stored = bytes_of(row);
+    uint64_t key;
+    memcpy(&key, stored, sizeof(key));
+    const ColdPlace place = log_.At(number, row);
+    index_.ForEach(HashOf(key), [&](SlotIndex::Entry* entry) {
+      if (entry->place == place) live->push_back({entry, epoch, stored});
+    });
   }
-  if (live.empty()) return Status();
-  std::vector<ColdPlace> old;
-  old.reserve(live.size());
-  DYNEMB_RETURN_IF_ERROR(log_.Reserve(live.size()));
-  // From here on nothing fails. `moves` keeps segments whose last rows move.
-  for (const Live& move : live) {
-    ColdPlace place;
+}
+
+Status FileRows::Move(Exec& exec, const std::vector<Moving>& rows, const ContentChange* change) {
+  constexpr size_t kGrain = 256;
+  if (rows.empty()) return Status();
+  std::vector<ColdPlace> old(rows.size());
+  std::vector<char*> to(rows.size());
+  DYNEMB_RETURN_IF_ERROR(log_.Reserve(rows.size()));
+  // From here on nothing fails.
+  for (size_t r = 0; r < rows.size(); ++r) {
+    SlotIndex::Entry* const entry = rows[r].entry;
+    old[r] = entry->place;
+    if (IsOfCut(entry->place)) KeepTimes(*entry);
     size_t i;
-    char* const to = log_.Append(&place, &i);
-    memcpy(to, move.row, sizeof(StoredRow));
-    if (move.epoch == layout_.epoch) {
-      memcpy(to + sizeof(StoredRow), move.row + sizeof(StoredRow), layout_.rows.content_bytes());
-    } else {
-      layout_.Convert(move.row + sizeof(StoredRow), to + sizeof(StoredRow));
-    }
-    // The header has the score that the row had when it left memory.
-    const auto score = static_cast<int64_t>(move.entry->times.score);
-    memcpy(to + offsetof(StoredRow, score), &score, sizeof(score));
-    old.push_back(move.entry->place);
-    if (IsOfCut(move.entry->place)) KeepTimes(*move.entry);
-    move.entry->place = place;
+    to[r] = log_.Append(&entry->place, &i);
   }
+  exec.ParallelFor(rows.size(), kGrain, [&](size_t begin, size_t end) {
+    for (size_t r = begin; r < end; ++r) {
+      const Moving& moving = rows[r];
+      StoredRow stored;
+      memcpy(&stored, moving.row, sizeof(stored));
+      // The header has the score that the row had when it left memory.
+      stored.score = static_cast<int64_t>(moving.entry->times.score);
+      memcpy(to[r], &stored, sizeof(stored));
+      const char* const from = moving.row + sizeof(stored);
+      char* const content = to[r] + sizeof(stored);
+      if (moving.epoch == layout_.epoch) {
+        memcpy(content, from, layout_.rows.content_bytes());
+      } else {
+        layout_.Convert(from, content);
+      }
+      if (change != nullptr && change->Applies(content)) change->Apply(stored.key, content);
+    }
+  });
   log_.Commit();
   for (const ColdPlace place : old) log_.Release(place);
   log_.WriteOut();
+  return Status();
+}
+
+Status FileRows::Compact(Compaction* planned, const ContentChange* change) {
+  auto* const moves = static_cast<Moves*>(planned);  // keeps segments whose last rows move
+  std::vector<Moving> live;
+  for (const Moves::Range& range : moves->ranges) {
+    // It may have been deleted meanwhile.
+    if (!IsPresent(range.part->number, range.part->segment)) continue;
+    const auto bytes_of = [&](uint32_t row) { return range.RowAt(row, moves->bytes.data()); };
+    ListLive(range.part->number, range.first_row, range.next_row, bytes_of, &live);
+  }
+  SerialExec serial;
+  DYNEMB_RETURN_IF_ERROR(Move(serial, live, change));
   compacted_ += live.size();
+  return Status();
+}
+
+uint64_t FileRows::EndOfRows() const { return uint64_t{log_.next_sequence()} << kPositionRowBits; }
+
+Status FileRows::ChangeContents(Exec& exec, const ContentChange& change, uint64_t limit,
+                                uint64_t end, uint64_t* position) {
+  AlignedBuffer bytes;
+  std::vector<Moving> live;
+  std::vector<char> converted(layout_.rows.content_bytes());
+  while (*position < end && limit != 0) {
+    const auto sequence = static_cast<uint32_t>(*position >> kPositionRowBits);
+    uint32_t number = 0;
+    const std::shared_ptr<Segment> segment = log_.FirstFrom(sequence, &number);
+    if (segment == nullptr) {
+      *position = end;
+      break;
+    }
+    constexpr uint64_t kRowMask = (uint64_t{1} << kPositionRowBits) - 1;
+    const uint32_t first =
+        segment->sequence() == sequence ? static_cast<uint32_t>(*position & kRowMask) : 0;
+    const uint64_t begin_of_segment = uint64_t{segment->sequence()} << kPositionRowBits;
+    if (begin_of_segment >= end) {
+      *position = end;
+      break;
+    }
+    if (first >= segment->rows()) {
+      *position = begin_of_segment + (uint64_t{1} << kPositionRowBits);
+      continue;
+    }
+    // Whole units, up to the first one that waits to be written; or all rows from that one on.
+    const RowFormat& format = segment->format();
+    const uint32_t per_unit = format.rows_per_unit;
+    const auto most = static_cast<uint32_t>(std::min<uint64_t>(limit, kCompactRows));
+    const uint32_t first_unit = first / per_unit;
+    uint32_t last = segment->rows();
+    uint32_t units = 0;
+    if (segment->IsWritten(first)) {
+      units = (most + per_unit - 1) / per_unit;
+      while (units > 1 && !segment->IsWritten((first_unit + units - 1) * per_unit)) --units;
+      last = std::min(last, (first_unit + units) * per_unit);
+      bytes.Resize(units * format.unit_bytes);
+      DYNEMB_RETURN_IF_ERROR(segment->ReadUnits(first_unit, units, bytes.data()));
+    } else {
+      // Move may take the memory of these rows away.
+      last = std::min(last, first + most);
+      units = (last - 1) / per_unit - first_unit + 1;
+      bytes.Resize(units * format.unit_bytes);
+      for (uint32_t row = first; row < last; ++row) {
+        char* const unit = bytes.data() + (row / per_unit - first_unit) * format.unit_bytes;
+        memcpy(const_cast<char*>(segment->RowIn(unit, row)), segment->Unwritten(row),
+               format.row_bytes);
+      }
+    }
+    live.clear();
+    const auto bytes_of = [&](uint32_t row) -> const char* {
+      return segment->RowIn(bytes.data() + (row / per_unit - first_unit) * format.unit_bytes, row);
+    };
+    ListLive(number, first, last, bytes_of, &live);
+    const auto stays = [&](const Moving& moving) {
+      const char* content = moving.row + sizeof(StoredRow);
+      if (moving.epoch != layout_.epoch) {
+        layout_.Convert(content, converted.data());
+        content = converted.data();
+      }
+      return !change.Applies(content);
+    };
+    live.erase(std::remove_if(live.begin(), live.end(), stays), live.end());
+    DYNEMB_RETURN_IF_ERROR(Move(exec, live, &change));
+    *position = begin_of_segment + last;
+    limit -= std::min<uint64_t>(limit, last - first);
+  }
   return Status();
 }
 

@@ -245,6 +245,18 @@ Status RowLog::AdoptRow(ColdPlace place) {
   return Status();
 }
 
+std::shared_ptr<Segment> RowLog::FirstFrom(uint32_t sequence, uint32_t* number) const {
+  std::shared_ptr<Segment> oldest;
+  for (uint32_t s = 0; s < segments_.size(); ++s) {
+    const auto& segment = segments_[s];
+    if (segment == nullptr || segment->sequence() < sequence) continue;
+    if (oldest != nullptr && oldest->sequence() < segment->sequence()) continue;
+    oldest = segment;
+    *number = s;
+  }
+  return oldest;
+}
+
 void RowLog::Drop(uint32_t number) noexcept {
   segments_[number].reset();
   free_numbers_.push_back(number);  // NewSegment has made room

@@ -100,6 +100,10 @@ class RowLog {
   using Segments = std::vector<std::shared_ptr<Segment>>;
   // By number; null: none.
   const Segments& segments() const { return segments_; }
+  // The oldest segment with this sequence number or a later one, and its number; null: there is
+  // none. All segments so far have earlier sequence numbers than next_sequence().
+  std::shared_ptr<Segment> FirstFrom(uint32_t sequence, uint32_t* number) const;
+  uint32_t next_sequence() const { return next_sequence_; }
   // The row is dead.
   void Release(ColdPlace place) noexcept;
   void Clear() noexcept;

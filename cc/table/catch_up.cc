@@ -256,6 +256,15 @@ std::vector<double> CatchUp::Save(Tick since) const {
       ++run;
     }
   }
+  return SaveRuns(before, run);
+}
+
+std::vector<double> CatchUp::SaveAll() const {
+  if (!enabled_) return {};
+  return SaveRuns(active() ? std::max(first_, first_of_runs() - 1) : step_, 0);
+}
+
+std::vector<double> CatchUp::SaveRuns(uint64_t before, size_t run) const {
   std::vector<double> saved(kHead, 1.0);
   saved[0] = static_cast<double>(step_);
   saved[1] = static_cast<double>(before);
@@ -267,6 +276,7 @@ std::vector<double> CatchUp::Save(Tick since) const {
   for (; run < runs_.size(); ++run) {
     const uint64_t begin = std::max(runs_[run].first, before + 1);
     const uint64_t end = run + 1 < runs_.size() ? runs_[run + 1].first : step_ + 1;
+    if (end <= begin) continue;
     saved.push_back(static_cast<double>(end - begin));
     saved.push_back(runs_[run].learning_rate);
     saved.push_back(static_cast<double>(runs_[run].iteration + (begin - runs_[run].first)));

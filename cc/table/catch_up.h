@@ -124,6 +124,8 @@ class CatchUp {
   // `since` is not the watermark of a cut or of a loaded snapshot. It has none if `since` is 0: the
   // rows that a cut of all rows saves are not behind. Empty if disabled.
   std::vector<double> Save(Tick since) const;
+  // The record of all steps that a row may lack.
+  std::vector<double> SaveAll() const;
   // A record of Save, for rows with this state. InvalidArgument if it is none.
   static Status Parse(const std::vector<double>& saved, const StateSpec& spec, int64_t dim,
                       Tick tick, CatchUp* parsed);
@@ -158,6 +160,8 @@ class CatchUp {
     return CatchUpView::MissedOf(state[state_width_ - 1], step_, first_of_runs());
   }
   void Add(float learning_rate, uint64_t iteration, uint64_t steps, Tick tick);
+  // The record of the steps after `before`, of the runs from `run` on.
+  std::vector<double> SaveRuns(uint64_t before, size_t run) const;
 
   bool enabled_ = false;
   OptimizerKind kind_ = OptimizerKind::kSgd;

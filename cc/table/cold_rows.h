@@ -63,6 +63,17 @@ struct ColdStats {
   uint64_t rows_compacted = 0;
 };
 
+// A change of the contents of rows. The calls do not fail, and may run concurrently on different
+// rows.
+class ContentChange {
+ public:
+  virtual ~ContentChange() = default;
+  // Whether a row with this content is to be changed.
+  virtual bool Applies(const char* content) const = 0;
+  // Changes a copy of the content of such a row.
+  virtual void Apply(uint64_t key, char* content) const = 0;
+};
+
 class ColdRows {
  public:
   virtual ~ColdRows() = default;
@@ -133,6 +144,15 @@ class ColdRows {
   // calls with growing shares up to 1 reach every row once.
   virtual void RestartShares() = 0;
   virtual void ChangeShare(double share, const ChangeFn& change) = 0;
+  // (exclusive) Changes the contents of the rows from *position on, in the order of the files,
+  // until about `limit` rows have been examined, or all before `end`. The first position is 0.
+  // Sets *position to the next one; it is at least `end` at the end. On failure, only rows before
+  // *position have been changed. Calls up to EndOfRows() reach every row that was there then and
+  // that has stayed, if all calls of Compact between them get the change, too.
+  virtual Status ChangeContents(Exec& exec, const ContentChange& change, uint64_t limit,
+                                uint64_t end, uint64_t* position) = 0;
+  // (exclusive) The position after all rows.
+  virtual uint64_t EndOfRows() const = 0;
 
   // --- Cuts (changes.h)
 
@@ -181,8 +201,9 @@ class ColdRows {
   virtual bool compacts_in_background() const = 0;
   // (shared) Sets *next to the next rows to move; null if no space has to be given back.
   virtual Status PlanCompaction(std::unique_ptr<Compaction>* next) const = 0;
-  // (exclusive) Moves those of the rows that are still there. Not while rows are added.
-  virtual Status Compact(Compaction* planned) = 0;
+  // (exclusive) Moves those of the rows that are still there, with changed contents unless
+  // `change` is null. Not while rows are added.
+  virtual Status Compact(Compaction* planned, const ContentChange* change) = 0;
 
   // --- The table
 

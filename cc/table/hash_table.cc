@@ -172,6 +172,10 @@ void HashTable<K>::ReadRows(Exec& exec, KeySpan keys, float* vectors, float* sta
     if (layout().state_width == 0) return;
     memcpy(state + i * static_cast<size_t>(layout().state_width),
            row.content + layout().state_offset - layout().vector_offset, layout().state_bytes());
+    if (catch_up_.active()) {
+      catch_up_.Bring(vectors + i * static_cast<size_t>(layout().dim),
+                      state + i * static_cast<size_t>(layout().state_width));
+    }
   });
 }
 

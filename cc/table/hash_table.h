@@ -166,6 +166,8 @@ class HashTable final : public HostTable {
     bool is_move = false;
     // Gets the positions of keys whose cold rows were moved to memory, if it is not null.
     std::vector<uint32_t>* moved = nullptr;
+    // Whether rows that are moved get their missed steps (catch_up.h), as those in memory have.
+    bool brings = true;
   };
   // Pass 2: creates rows for the keys with rows[i] == kNoRow, and writes their ids to rows[i].
   // Afterwards the scratch's plan has the positions that repeat a key.
@@ -183,9 +185,9 @@ class HashTable final : public HostTable {
   Status TakeCold(const std::vector<uint64_t>& keys, Tick tick, Moved* moved);
   // Warm, which returns its error.
   Status WarmRows(Exec& exec, KeySpan keys);
-  // Gives the rows to memory.
+  // Gives the rows to memory. `brings` as in Batch.
   Status MoveIn(Exec& exec, const Moved& moved, Stamp now, Tick tick,
-                const std::vector<FoundRows>& others);
+                const std::vector<FoundRows>& others, bool brings);
   Status MoveAllOut() override;
   // Erase, of cold rows.
   size_t EraseCold(KeySpan keys, Tick tick, Removal how);

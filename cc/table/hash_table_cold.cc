@@ -51,7 +51,7 @@ Status HashTable<K>::TakeCold(const std::vector<uint64_t>& keys, Tick tick, Move
 
 template <class K>
 Status HashTable<K>::MoveIn(Exec& exec, const Moved& moved, Stamp now, Tick tick,
-                            const std::vector<FoundRows>& others) {
+                            const std::vector<FoundRows>& others, bool brings) {
   const size_t n = moved.keys.size();
   if (n == 0) return Status();
   const size_t content_bytes = layout().content_bytes();
@@ -60,9 +60,18 @@ Status HashTable<K>::MoveIn(Exec& exec, const Moved& moved, Stamp now, Tick tick
   const ScratchLease scratch;
   RowId* const rows = scratch->rows.Resize(n);
   std::fill_n(rows, n, kNoRow);
-  const auto fill = [&](size_t i, K, char* row) {
-    memcpy(row + layout().vector_offset, moved.contents.data() + i * content_bytes, content_bytes);
+  // A sweep may have passed the row's new place, and not have come to its old one.
+  brings = catch_up_.active() && (brings || IsBringing());
+  if (brings && layout().dtype != DType::kFloat32) {
+    buffers_.Prepare(exec.parallelism(), layout().dim);
+  }
+  const auto fill = [&](size_t i, K key, char* row) {
+    char* const content = row + layout().vector_offset;
+    memcpy(content, moved.contents.data() + i * content_bytes, content_bytes);
     *layout().update(row) = Clamped(moved.times[i]).updated;
+    if (!brings || !catch_up_.IsBehind(layout().state(row))) return;
+    VectorBuffers::Lease unpacked(&buffers_);
+    BringContent(key, content, unpacked.get());
   };
   Batch batch{moved.keys.data(), n, rows, now, tick, Touch{}, others};
   batch.is_move = true;
@@ -95,7 +104,7 @@ Status HashTable<K>::BringIn(Exec& exec, const Batch& batch) {
   for (size_t i = 0; i < batch.n; ++i) {
     if (batch.rows[i] == kNoRow) missing->push_back(static_cast<uint32_t>(i));
   }
-  const Status status = MoveIn(exec, moved, batch.now, batch.tick, others);
+  const Status status = MoveIn(exec, moved, batch.now, batch.tick, others, batch.brings);
   if (!status.ok()) {
     missing->clear();
     return status;
@@ -133,7 +142,9 @@ Status HashTable<K>::WarmRows(Exec& exec, KeySpan keys) {
   const ScratchLease scratch;
   RowId* const rows = scratch->rows.Resize(keys.size());
   FindQuietly(exec, keys, Expired(), rows);
-  return BringIn(exec, {keys.As<K>(), keys.size(), rows, stamps_.batch(), 0, Touch{}});
+  Batch batch{keys.As<K>(), keys.size(), rows, stamps_.batch(), 0, Touch{}};
+  batch.brings = false;
+  return BringIn(exec, batch);
 }
 
 template <class K>
@@ -186,7 +197,7 @@ Status HashTable<K>::HoldRows(Exec& exec, const HeldRows* held, size_t num) {
     SortDistinct(&keys);
     Moved moved;
     DYNEMB_RETURN_IF_ERROR(TakeCold(keys, 0, &moved));
-    DYNEMB_RETURN_IF_ERROR(MoveIn(exec, moved, stamps_.batch(), 0, others));
+    DYNEMB_RETURN_IF_ERROR(MoveIn(exec, moved, stamps_.batch(), 0, others, false));
   }
   for (size_t h = 0; h < num; ++h) {
     const K* const k = held[h].keys.template As<K>();

@@ -111,7 +111,7 @@ Status HashTable<K>::Accumulate(Exec& exec, KeySpan keys, const float* deltas, T
     auto* const sum = in_place ? reinterpret_cast<float*>(layout().vector(row)) : loaded;
     if (!in_place) LoadVector(options_.dtype, layout().vector(row), options_.dim, sum);
     for (size_t c = 0; c < dim; ++c) sum[c] += deltas[i * dim + c];
-    if (!in_place) StoreUpdated(sum, key, step, row);
+    if (!in_place) StoreUpdated(sum, key, step, layout().vector(row));
     *layout().update(row) = now;
   };
   const ScratchLease scratch;
@@ -152,7 +152,8 @@ Status HashTable<K>::WriteRows(Exec& exec, KeySpan keys, const float* vectors, c
       if (rows[i] == kNoRow) continue;
       char* row = rows_.At(rows[i]);
       BeforeWrite(rows[i], *layout().update(row));
-      StoreUpdated(vectors + i * static_cast<size_t>(options_.dim), k[i], step, row);
+      StoreUpdated(vectors + i * static_cast<size_t>(options_.dim), k[i], step,
+                   layout().vector(row));
       if (layout().state_width != 0) {
         memcpy(layout().state(row), state + i * static_cast<size_t>(layout().state_width),
                layout().state_bytes());
@@ -195,7 +196,7 @@ void HashTable<K>::ApplyRange(Exec&, const RowOptimizer& optimizer, KeySpan keys
     } else {
       LoadVector(options_.dtype, layout().vector(row), options_.dim, vector.get());
       optimizer.Apply(vector.get(), layout().state(row), gradient);
-      StoreUpdated(vector.get(), k[i], step, row);
+      StoreUpdated(vector.get(), k[i], step, layout().vector(row));
     }
     if (catch_up_.enabled()) layout().state(row)[layout().state_width - 1] = mark;
     *layout().update(row) = now;

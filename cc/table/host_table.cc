@@ -70,7 +70,7 @@ Status HostTable::ResetState(Exec& exec, const StateSpec& spec) {
   StateSpec copy = spec;
   CatchUp catch_up(spec, options_.dim);
   DYNEMB_RETURN_IF_ERROR(BringAll(exec));
-  if (cold_ != nullptr) DYNEMB_RETURN_IF_ERROR(ChangeColdLayout(changed, catch_up, initial));
+  if (cold_ != nullptr) DYNEMB_RETURN_IF_ERROR(ChangeColdLayout(changed, initial));
   BeforeWriteAll();
   DYNEMB_RETURN_IF_ERROR(rows_.ChangeLayout(exec, changed, initial.data()));
   state_spec_ = std::move(copy);
@@ -284,6 +284,7 @@ void HostTable::SwapRows(Table* with, Tick tick) {
   if (cold_ != nullptr && other->cold_ != nullptr) cold_->SwapCuts(other->cold_.get());
   std::swap(max_hot_bytes_, other->max_hot_bytes_);
   std::swap(trim_cursor_, other->trim_cursor_);
+  end_of_bringing_ = other->end_of_bringing_ = 0;  // as in SwapBase
   SwapBase(other);
   std::swap(initial_state_, other->initial_state_);
   stamps_.ForgetBatch();

@@ -87,8 +87,16 @@ class HostTable : public Table {
   void MarkNewRows(Exec&, float mark) final { initial_state_.back() = mark; }
   // Brings a live row up to date. `unpacked` is a buffer for a vector, if the dtype has 16 bits.
   void BringRow(RowId row, float* unpacked);
-  // Stores a vector that was computed as float32 in a row, rounded if the dtype has 16 bits.
-  void StoreUpdated(const float* vector, uint64_t key, uint64_t step, char* row) const;
+  // Whether a sweep that brings rows up to date, cold ones included, is running.
+  bool IsBringing() const { return end_of_bringing_ != 0; }
+  // BringRow, for a copy of a row's vector and state, or for a row that no cut has.
+  void BringContent(uint64_t key, char* content, float* unpacked) const;
+  // The state in a content.
+  float* StateIn(char* content) const {
+    return reinterpret_cast<float*>(content + layout().state_offset - layout().vector_offset);
+  }
+  // Stores a vector that was computed as float32 in one of the dtype, rounded if that has 16 bits.
+  void StoreUpdated(const float* vector, uint64_t key, uint64_t step, void* to) const;
   // (exclusive) BeginBatch, for a batch that may insert: it is a step (expiry.h).
   Stamp BeginInsert(Exec& exec, Tick tick, size_t n);
   // The rows that have expired in a batch at `tick`; 0 as for HorizonAt.
@@ -171,8 +179,7 @@ class HostTable : public Table {
   // Takes the cold rows, which are empty, and starts the background thread.
   void StartCold(std::unique_ptr<ColdRows> cold);
   // For ResetState and Clear.
-  Status ChangeColdLayout(const RowLayout& changed, const CatchUp& catch_up,
-                          const std::vector<float>& initial_state);
+  Status ChangeColdLayout(const RowLayout& changed, const std::vector<float>& initial_state);
   void ClearCold(Tick tick) noexcept;
   void ExplainCold(KeySpan keys, KeyState* states) const;
   void ReadColdCut(const std::vector<RowId>& plan, void* keys, void* vectors, float* state,
@@ -204,6 +211,8 @@ class HostTable : public Table {
   Status TrimCold(Tick tick);
   // Asks the background thread to look for space to give back.
   void CompactSoon();
+  // ColdRows::Compact.
+  Status MoveCold(ColdRows::Compaction* planned);
 
   std::vector<float> initial_state_;
   Initializer initializer_;
@@ -231,12 +240,16 @@ class HostTable : public Table {
   std::shared_ptr<ColdRows> cold_;  // null: all rows are in memory
   uint64_t max_hot_bytes_ = 0;
   uint64_t trim_cursor_ = 0;  // of TrimCold
+  // Of the sweep that brings rows up to date (BringRows): the end of the cold rows, as far as it is
+  // known; 0: no sweep is running.
+  uint64_t end_of_bringing_ = 0;
   mutable std::mutex error_mutex_;
   // Of calls that could not return them, by the thread that made the call: another one must not
   // take it, and leave this one to use what could not be read.
   mutable std::map<std::thread::id, Status> errors_;
 
  private:
+  class Bringing;
   class Compactor;
   std::unique_ptr<Compactor> compactor_;  // with cold_; the last member, so it ends first
 };

@@ -75,7 +75,7 @@ class HostTable::Compactor {
       {
         std::unique_lock<SharedMutex> exclusive(table_->mutex());
         if (table_->cold_ == nullptr) return;
-        if (!table_->cold_->Compact(step.get()).ok()) return;
+        if (!table_->MoveCold(step.get()).ok()) return;
       }
       if (step->urgent) continue;
       // At most half of a core, and half of the disk's time.
@@ -110,7 +110,7 @@ Status HostTable::CompactFiles() {
     DYNEMB_RETURN_IF_ERROR(cold_->PlanCompaction(&step));
     if (step == nullptr) return Status();
     DYNEMB_RETURN_IF_ERROR(step->Read());
-    DYNEMB_RETURN_IF_ERROR(cold_->Compact(step.get()));
+    DYNEMB_RETURN_IF_ERROR(MoveCold(step.get()));
   }
 }
 
@@ -141,12 +141,8 @@ Status HostTable::HotRows(const RowLayout& layout, uint64_t* rows) const {
                          " bytes; at least " + std::to_string(kLeastHotRows) + " rows are needed");
 }
 
-Status HostTable::ChangeColdLayout(const RowLayout& changed, const CatchUp& catch_up,
+Status HostTable::ChangeColdLayout(const RowLayout& changed,
                                    const std::vector<float>& initial_state) {
-  if (catch_up.enabled()) {
-    return FailedPrecondition("table '" + options_.name +
-                              "' has rows in files, for which catch_up is not implemented");
-  }
   uint64_t hot = 0;
   DYNEMB_RETURN_IF_ERROR(HotRows(changed, &hot));
   // After this, a change of the layout of memory needs no memory, and cannot fail.
@@ -217,9 +213,15 @@ ExportPlan HostTable::ScanCold(uint64_t cursor, uint64_t limit, uint64_t most,
 
   std::vector<bool> chosen(plan.rows.size());
   std::vector<float> vector(static_cast<size_t>(layout().dim));
+  std::vector<float> state(static_cast<size_t>(layout().state_width));
+  const size_t state_at = layout().state_offset - layout().vector_offset;
   KeepError(cold_->Read(plan.rows, [&](size_t i, const ColdRow& row) {
     if (where.has_keys && !where.AllowsKey(options_.key_type, row.key)) return;
     LoadVector(layout().dtype, row.content, layout().dim, vector.data());
+    if (catch_up_.active()) {
+      memcpy(state.data(), row.content + state_at, layout().state_bytes());
+      catch_up_.Bring(vector.data(), state.data());
+    }
     chosen[i] = where.AllowsNorm(vector.data(), vector.size());
   }));
   size_t kept = 0;
@@ -293,11 +295,14 @@ Status HostTable::TrimCold(Tick tick) {
   for (size_t c = 0; c < leaving; ++c) places.push_back(scanned.places[chosen[c]]);
   std::vector<uint64_t> keys(leaving);
   std::vector<char> row(layout().stride);
+  VectorBuffer unpacked(layout().dim);
   DYNEMB_RETURN_IF_ERROR(cold_->Read(places, [&](size_t i, const ColdRow& cold) {
     keys[i] = cold.key;
     if (changes_.tracking()) changes_.Deleted(tick, cold.key, Removal::kEvict);
     if (evicted_ == nullptr) return;
-    memcpy(row.data() + layout().vector_offset, cold.content, layout().content_bytes());
+    char* const content = row.data() + layout().vector_offset;
+    memcpy(content, cold.content, layout().content_bytes());
+    if (catch_up_.active()) BringContent(cold.key, content, unpacked.get());
     evicted_->Add(cold.key, row.data(), PublicScore(scanned.times[chosen[i]].score));
   }));
   cold_->Remove(keys.data(), places.data(), leaving);

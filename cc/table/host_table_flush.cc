@@ -28,6 +28,7 @@ struct FlushRecord {
   std::vector<int64_t> expiry_marks;
   int64_t first_admission_line;
   std::vector<uint64_t> admission;
+  std::vector<double> steps;  // CatchUp::SaveAll
 
   std::string Encoded() const {
     ByteWriter out;
@@ -50,6 +51,7 @@ struct FlushRecord {
     out.PutArray(expiry_marks);
     out.Put(first_admission_line);
     out.PutArray(admission);
+    out.PutArray(steps);
     return out.bytes();
   }
 
@@ -75,6 +77,7 @@ struct FlushRecord {
     expiry_marks = in.GetArray<int64_t>();
     first_admission_line = in.Get<int64_t>();
     admission = in.GetArray<uint64_t>();
+    steps = in.GetArray<double>();
     return in.ok() && in.at_end();
   }
 
@@ -113,6 +116,7 @@ Status HostTable::Flush(Exec&, const std::string& folder, Tick tick, int64_t utc
   record.expiry_marks = ExpiryMarks(tick);
   record.first_admission_line = counters.first_line();
   record.admission.assign(counters.data(), counters.data() + words);
+  record.steps = catch_up_.SaveAll();
   return cold_->Flush(folder, record.Encoded(), [this](const ColdRows::AddHotFn& add) -> Status {
     for (uint64_t r = 0; r < rows_.high_water(); ++r) {
       const auto row = static_cast<RowId>(r);
@@ -136,11 +140,19 @@ Status HostTable::Restore(Exec& exec, const std::string& folder, FlushInfo* info
   FlushRecord record;
   if (!record.Decode(bytes)) return DataLoss(folder + "/manifest has no record of a table");
   DYNEMB_RETURN_IF_ERROR(record.CheckOptions(folder, options_));
+  CatchUp steps(record.info.state_spec, options_.dim);
+  if (steps.enabled()) {
+    const Status parsed = CatchUp::Parse(record.steps, record.info.state_spec, options_.dim,
+                                         record.info.tick, &steps);
+    if (!parsed.ok()) return DataLoss(folder + "/manifest: " + parsed.message());
+  }
   DYNEMB_RETURN_IF_ERROR(ResetState(exec, record.info.state_spec));
   DYNEMB_RETURN_IF_ERROR(cold_->Restore(folder));
   stamps_.Restart(record.base);
   scoring_.Restart(record.epoch, record.epoch_steps);
   additions_ = record.additions;
+  catch_up_ = std::move(steps);
+  if (catch_up_.enabled()) MarkNewRows(exec, catch_up_.mark());
   // Another clock, or other counters, start anew.
   if (expiry_.active() && record.ttl != 0 && record.ttl_clock == options_.ttl_clock) {
     DYNEMB_RETURN_IF_ERROR(SetExpiryMarks(record.expiry_marks));

@@ -16,8 +16,9 @@ Status Table::BeginStep(Exec& exec, OptimizerFlags flags, const Hyper& hyper, Ti
                            " must be below 1");
   }
   if (catch_up_.step() == 0) {
+    MarkRows(exec, CatchUpView::MarkOf(tick));
+    DYNEMB_RETURN_IF_ERROR(Error());
     catch_up_.Start(tick);
-    MarkRows(exec, catch_up_.mark());
     MarkNewRows(exec, catch_up_.mark());
   }
   if (!catch_up_.active() || !catch_up_.Continues(hyper, flags.nesterov)) {

@@ -124,13 +124,36 @@ class ColdWorld {
   }
 
   // Moves rows until no space has to be given back.
-  Status Compact() {
+  Status Compact(const ContentChange* change = nullptr) {
     std::unique_ptr<ColdRows::Compaction> step;
     for (;;) {
       DYNEMB_RETURN_IF_ERROR(rows->PlanCompaction(&step));
       if (step == nullptr) return Status();
       DYNEMB_RETURN_IF_ERROR(step->Read());
-      DYNEMB_RETURN_IF_ERROR(rows->Compact(step.get()));
+      DYNEMB_RETURN_IF_ERROR(rows->Compact(step.get(), change));
+    }
+  }
+
+  // A change that applies to each row once: RandomRow has numbers below 1000.
+  class Lift final : public ContentChange {
+   public:
+    explicit Lift(const RowLayout& layout)
+        : floats_(static_cast<size_t>(layout.dim + layout.state_width)) {}
+    bool Applies(const char* content) const override {
+      return *reinterpret_cast<const float*>(content) < 1000;
+    }
+    void Apply(uint64_t key, char* content) const override {
+      auto* const values = reinterpret_cast<float*>(content);
+      for (size_t i = 0; i < floats_; ++i) values[i] += static_cast<float>(1000 + key % 7);
+    }
+
+   private:
+    const size_t floats_;
+  };
+  void LiftModel() {
+    const Lift lift(layout);
+    for (auto& [key, row] : model) {
+      if (lift.Applies(row.content.data())) lift.Apply(key, row.content.data());
     }
   }
 

@@ -152,8 +152,16 @@ TEST_F(FileRowsFaultsTest, EachCallFails) {
             row.content.append(reinterpret_cast<const char*>(initial), sizeof(initial));
           }
         }
+        SerialExec exec;
+        const ColdWorld::Lift lift(world.layout);
+        uint64_t position = 0;
+        const uint64_t end = world.rows->EndOfRows();
+        (void)world.rows->ChangeContents(exec, lift, ~uint64_t{0}, end, &position);
         EXPECT_EQ(world.rows->size(), world.model.size());
         world.files.Heal();
+        ExpectOk(world.rows->ChangeContents(exec, lift, ~uint64_t{0}, end, &position));
+        EXPECT_GE(position, end);
+        world.LiftModel();
         world.ExpectEqual();
         ExpectOk(world.Add(world.NewRows(batch, 1000)));
         ExpectOk(world.Compact());
@@ -161,6 +169,32 @@ TEST_F(FileRowsFaultsTest, EachCallFails) {
         ASSERT_FALSE(HasFailure());
       }
     }
+  }
+}
+
+// Each allocation of a change of contents fails in turn. It continues where it has stopped.
+TEST_F(FileRowsFaultsTest, EachAllocationOfAChangeFails) {
+  ColdWorld world(16, 4);
+  SerialExec exec;
+  for (size_t round = 0; round < 4; ++round) {
+    ExpectOk(world.Add(world.NewRows(150, 3000)));
+    const ColdWorld::Lift lift(world.layout);
+    uint64_t position = 0;
+    const uint64_t end = world.rows->EndOfRows();
+    size_t failed = 0;
+    for (size_t allocations = 0; position < end; ++allocations) {
+      failing::WithAllocations(allocations, [&] {
+        try {
+          (void)world.rows->ChangeContents(exec, lift, 100, end, &position);
+        } catch (const std::bad_alloc&) {
+          ++failed;
+        }
+      });
+      world.rows->CheckInvariants();
+    }
+    EXPECT_GT(failed, 3u);
+    world.LiftModel();
+    world.ExpectEqual();
   }
 }
 
@@ -208,7 +242,7 @@ TEST_F(FileRowsFaultsTest, EachAllocationFails) {
       failing::WithAllocations(left, [&] {
         try {
           (void)(world.rows->PlanCompaction(&next).ok() && next != nullptr && next->Read().ok() &&
-                 world.rows->Compact(next.get()).ok());
+                 world.rows->Compact(next.get(), nullptr).ok());
         } catch (const std::bad_alloc&) {
         }
       });

@@ -175,7 +175,7 @@ TEST_P(FileRowsTest, ChangesBetweenTheStepsOfACompaction) {
     change();
     const Status read = step->Read();
     change();
-    if (read.ok()) ExpectOk(world.rows->Compact(step.get()));
+    if (read.ok()) ExpectOk(world.rows->Compact(step.get(), nullptr));
     world.ExpectEqual();
   }
   EXPECT_GT(steps, 3u);
@@ -324,6 +324,63 @@ TEST_P(FileRowsTest, ChangesOfTimesReachEveryRowOnce) {
   ExpectOk(world.Remove(world.SomeKeys(900, 1000)));
   ExpectOk(world.Compact());
   world.ExpectEqual();
+}
+
+// A change of contents reaches every row, among rows that come and go, and compactions with it.
+TEST_P(FileRowsTest, ChangesOfContentsReachEveryRow) {
+  ColdWorld world(GetParam(), 4, 11);
+  const uint64_t keys = GetParam() > 100 ? 300 : 4000;
+  const size_t some = keys / 50;
+  for (const uint64_t limit : {keys / 100, keys / 7, ~uint64_t{0}}) {
+    SCOPED_TRACE(limit);
+    world.rows->Clear();
+    world.model.clear();
+    ExpectOk(world.Add(world.NewRows(keys / 2, keys)));
+    if (limit != keys / 7) {  // rows of an earlier layout
+      ChangeLayout(&world, static_cast<int64_t>(world.random() % 5));
+    }
+    ExpectOk(world.Add(world.NewRows(keys / 4, keys)));
+    ExpectOk(world.Remove(world.SomeKeys(keys / 5, keys)));
+    ModelCut cut;
+    cut.Begin(&world, 100);  // of the contents before
+    const ColdWorld::Lift lift(world.layout);
+    SerialExec exec;
+    const uint64_t end = world.rows->EndOfRows();
+    uint64_t position = 0;
+    size_t calls = 0;
+    while (position < end) {
+      const uint64_t before = position;
+      ExpectOk(world.rows->ChangeContents(exec, lift, limit, end, &position));
+      ASSERT_GT(position, before);
+      if (++calls % 3 == 0) {
+        // The rows are found by place; the model does not say which of them have been changed.
+        std::vector<uint64_t> gone;
+        std::vector<ColdPlace> places;
+        const std::vector<uint64_t> chosen = world.SomeKeys(some, keys);
+        ExpectOk(world.rows->Find(chosen.data(), chosen.size(), [&](size_t i, const ColdRow& row) {
+          gone.push_back(chosen[i]);
+          places.push_back(row.place);
+        }));
+        world.rows->Remove(gone.data(), places.data(), gone.size());
+        for (const uint64_t key : gone) world.model.erase(key);
+        ModelRows added = world.NewRows(some, keys);
+        for (auto& [key, row] : added) lift.Apply(key, row.content.data());
+        ExpectOk(world.Add(added));
+        if (calls % 2 == 0) ExpectOk(world.Compact(&lift));
+        if (calls % 4 == 0) cut.Read(world.rows.get(), 30);
+      }
+    }
+    world.LiftModel();
+    world.ExpectEqual();
+    cut.End(world.rows.get());
+    // Nothing is left to change, and what is not changed stays where it is.
+    const uint64_t written = world.rows->stats().bytes_written;
+    position = 0;
+    ExpectOk(
+        world.rows->ChangeContents(exec, lift, ~uint64_t{0}, world.rows->EndOfRows(), &position));
+    EXPECT_EQ(world.rows->stats().bytes_written, written);
+    if (HasFailure()) return;
+  }
 }
 
 // A cut keeps the places that it was planned with, whatever layouts the rows get.

@@ -60,7 +60,7 @@ class FileTableModelTest : public ::testing::TestWithParam<Case> {
   void Make(std::unique_ptr<Table> (*tables)[2]) {
     ASSERT_TRUE(Table::Create(options_, &(*tables)[0]).ok());
     // Memory for kHot rows with state.
-    const RowLayout layout(SizeOf(options_.key_type), options_.dtype, kDim, 2 * kDim);
+    const RowLayout layout(SizeOf(options_.key_type), options_.dtype, kDim, 2 * kDim + 1);
     const Status made = CreateFileTable(options_, files_, kHot * layout.stride, &(*tables)[1]);
     ASSERT_TRUE(made.ok()) << made.message();
   }
@@ -239,17 +239,8 @@ void FileTableModelTest::ApplyStep() {
       });
     }
   }
-  OptimizerStep step;
-  step.kind = OptimizerKind::kAdam;
-  step.state = "adam";
-  step.inits = {0.0f, 0.0f};
-  step.iteration = ++iteration_;
-  step.hyper.learning_rate = 0.1f;
-  step.hyper.beta_1 = 0.9f;
-  step.hyper.beta_2 = 0.99f;
-  step.hyper.epsilon = 1e-6f;
-  step.hyper.iteration = static_cast<float>(iteration_);
-  const StateSpec spec{"adam", StateWidths(step.kind, {}, kDim), step.inits};
+  const OptimizerStep step = AdamStep(GetParam(), ++iteration_);
+  const StateSpec spec = AdamState(step, kDim);
   Both("Apply", [&](Table& table, int t) {
     Status status = table.AttachState(exec_, spec);
     if (!status.ok()) return status;

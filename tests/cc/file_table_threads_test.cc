@@ -100,7 +100,8 @@ class FileTableThreadsTest : public ::testing::Test {
       return;
     }
     TableLock lock({table_.get()}, TableLock::Mode::kShared);
-    table_->ReadRows(exec_, span, vectors.data(), nullptr, found.get());
+    std::vector<float> state(keys.size());
+    table_->ReadRows(exec_, span, vectors.data(), state.data(), found.get());
     ExpectWhole(vectors);
     table_->Contains(exec_, span, found.get());
     std::vector<int64_t> scores(keys.size());
@@ -189,6 +190,50 @@ TEST_F(FileTableThreadsTest, TrainReadAndSave) {
   table_->CheckInvariants();
   EXPECT_GT(table_->stats().cold.rows_added, 0u);
   EXPECT_GT(table_->stats().cold.found_ahead, 0u);
+}
+
+// The sweep that brings rows up to date, while a thread compacts, and others read and save.
+TEST_F(FileTableThreadsTest, SweepsAmongOtherThreads) {
+  ASSERT_TRUE(table_->AttachState(exec_, {"sgd catch_up", {1}, {0.0f}}).ok());
+  OptimizerFlags flags{};
+  flags.catch_up = true;
+  Hyper hyper;
+  hyper.weight_decay = 1e-3f;
+  uint64_t iteration = 0;
+  // A step of the table in which no row has a gradient.
+  const auto step = [&] {
+    TableLock lock({table_.get()}, TableLock::Mode::kExclusive);
+    const Tick tick = clock_.Next();
+    hyper.learning_rate = ++iteration % 2 == 0 ? 0.01f : 0.02f;
+    hyper.iteration = static_cast<float>(iteration);
+    ASSERT_TRUE(table_->BeginStep(exec_, flags, hyper, tick).ok());
+    table_->EndStep(exec_, hyper, iteration, tick);
+  };
+  for (uint64_t i = 0; i < 30; ++i) Train(i * 0x9E3779B97F4A7C15u);
+  while (!table_->catch_up().NeedsSweep()) step();
+  EXPECT_EQ(table_->catch_up().forgotten(), 0u);
+  std::atomic<bool> training{true};
+  std::vector<std::thread> threads;
+  threads.emplace_back([&] {
+    for (uint64_t i = 0; table_->catch_up().NeedsSweep() && !HasFailure(); ++i) {
+      step();
+      Train(i * 0x9E3779B97F4A7C15u);
+    }
+    training = false;
+  });
+  threads.emplace_back([&] {
+    for (uint64_t i = 0; training; ++i) Read(i * 0xBF58476D1CE4E5B9u);
+  });
+  threads.emplace_back([&] {
+    do {
+      Save();
+    } while (training && !HasFailure());
+  });
+  for (std::thread& thread : threads) thread.join();
+  TableLock lock({table_.get()}, TableLock::Mode::kShared);
+  table_->CheckInvariants();
+  EXPECT_GT(table_->catch_up().forgotten(), 0u);
+  EXPECT_GT(table_->stats().cold.rows_added, 0u);
 }
 
 }  // namespace

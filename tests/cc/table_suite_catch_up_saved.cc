@@ -79,6 +79,8 @@ TABLE_TEST(TableCatchUpSaved, StepsAreLoaded) {
       train(30);
       const std::vector<double> steps = w.t->catch_up().Save(since);
       ASSERT_TRUE(copy.t->LoadSteps(copy.t.exec(), steps, w.t.tick()).ok());
+      w.Cool();
+      copy.Cool();
       for (const Exported& row : w.t.Export(since)) {
         ASSERT_TRUE(copy.t.TryWriteRows({row.key}, row.vector, row.state, true).ok());
       }

@@ -58,7 +58,9 @@ def check_same(files, memory, most_in_files=True):
 class Pair:
     """Two equal tables. `files` keeps most rows in files as soon as it has several hundred."""
 
-    def __init__(self, folder, optimizer=None, dim=DIM, rows=100, states=0, **options):
+    def __init__(
+        self, folder, optimizer=None, dim=DIM, rows=100, states=0, catch_up=False, **options
+    ):
         options = {"name": "t", "seed": 5, "initializer": "normal", **options}
         dtype = options.pop("dtype", tf.float32)
         self.files = in_files(folder, dim, rows, states, dtype, **options)
@@ -68,7 +70,9 @@ class Pair:
         self.tables = (self.files, self.memory)
         self.optimizers = None
         if optimizer is not None:
-            self.optimizers = [de.OptimizerWrapper(optimizer()) for _ in self.tables]
+            self.optimizers = [
+                de.OptimizerWrapper(optimizer(), catch_up=catch_up) for _ in self.tables
+            ]
 
     def both(self, call):
         """Makes a call on each table, and returns the result, which must be the same."""

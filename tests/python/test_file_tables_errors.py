@@ -155,17 +155,6 @@ def test_rows_without_scores_are_loaded_in_parts(tmp_path):
     check_same(table, source)
 
 
-def test_catch_up_is_refused(tmp_path):
-    table = in_files(tmp_path, states=3)
-    with pytest.raises(ValueError, match=f"catch_up=True .*file_path='{tmp_path}'"):
-        de.OptimizerWrapper(K.Adam(), catch_up=True).attach([table])
-    layer = de.layers.Embedding(4, var_type="file", file_path=str(tmp_path))
-    model = keras.Sequential([layer, keras.layers.Flatten(), keras.layers.Dense(1)])
-    model.compile(de.OptimizerWrapper("adam", catch_up=True), "mse")
-    with pytest.raises(ValueError, match=r"catch_up=True .*file_path"):
-        model.fit(np.ones([4, 1], np.int64), np.ones([4, 1]), verbose=0)
-
-
 @pytest.mark.parametrize("strategy", ["lru", "lfu", "epoch_lru", "epoch_lfu", "score"])
 def test_capacity_is_of_memory_and_files_together(tmp_path, strategy):
     table = in_files(tmp_path, max_capacity=500, evict_strategy=strategy)

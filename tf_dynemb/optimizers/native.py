@@ -76,11 +76,6 @@ def check_catch_up(optimizer: Any, table: DynamicVariable) -> None:
             f"catch_up=True cannot be combined with use_ema for the table {table.name}: the "
             "average of a row would have to follow its missed steps."
         )
-    if table.options.file_path is not None:
-        raise ValueError(
-            f"catch_up=True cannot be combined with file_path={table.options.file_path!r} of the "
-            f"table {table.name}: rows in files do not make up for missed steps."
-        )
     if table.constraint is not None:
         raise ValueError(
             f"catch_up=True cannot be combined with the constraint of the table {table.name}: a "

@@ -1,0 +1,119 @@
+// The contract suites of catch-up, for tables of which most rows are in files, and sweeps over
+// them.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cc/lookup/apply.h"
+#include "cc/table/host_table.h"
+#include "tests/cc/file_table_kind.h"
+#include "tests/cc/table_suites.h"
+#include "tests/cc/test_files.h"
+
+namespace dynemb {
+namespace testing_table {
+namespace {
+
+const TableKind kSmallFileTables[] = {FileTable(KeyType::kInt64, DType::kFloat32, 200),
+                                      FileTable(KeyType::kInt32, DType::kBfloat16, 200)};
+INSTANTIATE_CATCH_UP_SUITES(SmallFile, kSmallFileTables);
+
+// A sweep brings every row up to date before old steps are forgotten, wherever rows are when it
+// comes by: among lookups that move rows, compactions, and tables that continue from a flush.
+TEST(FileCatchUpTest, SweepsReachRowsThatMove) {
+  constexpr uint64_t kKeys = 3000, kBatch = 40;
+  testing_files::Folder folder;
+  TableOptions options;
+  options.name = "t";
+  options.dim = 1;
+  options.initializer = {ColumnInit{InitKind::kConstant, 1.0f, 0.0f}};
+  FileOptions files = TestFiles();
+  files.folder = folder / "files";
+  const auto make = [&] {
+    std::unique_ptr<Table> table;
+    EXPECT_TRUE(MakeFileTable(options, files, 300, &table).ok());
+    return table;
+  };
+  std::unique_ptr<Table> table = make();
+  SerialExec exec;
+  Random random(4);
+  const StateSpec spec{"sgd catch_up", {1}, {0.0f}};
+  ASSERT_TRUE(table->AttachState(exec, spec).ok());
+  Tick tick = 0;
+  std::vector<RowId> rows(kBatch);
+  const auto keys_from = [](uint64_t first) {
+    std::vector<uint64_t> keys(kBatch);
+    for (uint64_t i = 0; i < kBatch; ++i) keys[i] = (first + i) % kKeys;
+    return keys;
+  };
+  const auto look_up = [&](uint64_t first) {
+    const std::vector<uint64_t> keys = keys_from(first);
+    std::vector<float> vectors(kBatch);
+    const KeySpan span(keys.data(), kBatch);
+    EXPECT_TRUE(table->LookupOrInsert(exec, span, ++tick, vectors.data(), rows.data()).ok());
+    return vectors;
+  };
+  // Moves rows that are cold to memory, as they are.
+  const auto find = [&](uint64_t first) {
+    const std::vector<uint64_t> keys = keys_from(first);
+    table->Find(exec, {keys.data(), kBatch}, ++tick, rows.data());
+  };
+  for (uint64_t key = 0; key < kKeys; key += kBatch) look_up(key);
+  OptimizerStep step;
+  step.flags.catch_up = true;
+  step.state = spec.optimizer;
+  step.inits = spec.inits;
+  double expected = 1;
+  int flushes = 0;
+  for (uint64_t i = 1; i <= 80000; ++i) {
+    step.iteration = i;
+    step.hyper.learning_rate = i % 2 == 0 ? 0.01f : 0.02f;
+    step.hyper.weight_decay = 1e-3f;
+    expected *= 1 - static_cast<double>(step.hyper.learning_rate) * 1e-3;
+    ApplyTask task;
+    const uint64_t key = kKeys;  // a row of its own
+    const float gradient = 0;
+    task.table = table.get();
+    task.keys = &key;
+    task.gradients = &gradient;
+    task.n = 1;
+    task.distinct = true;
+    ASSERT_TRUE(Apply(exec, {task}, step, ++tick).ok());
+    if (random.Below(200) == 0) {
+      // Each row is used before a sweep, in one, after it, or never: from then on it has all steps.
+      for (const float vector : look_up(random.Below(kKeys / 3))) {
+        ASSERT_NEAR(vector, expected, 2e-3 * expected) << i;
+      }
+    }
+    // Most moves are while a sweep runs: about 50 steps of 32,768.
+    const bool sweeps = table->catch_up().NeedsSweep();
+    if (random.Below(sweeps ? 2 : 50) == 0) find(random.Below(kKeys));
+    if (random.Below(sweeps ? 2 : 500) == 0) {
+      ASSERT_TRUE(static_cast<dynemb::HostTable&>(*table).CompactFiles().ok());
+    }
+    if (i % 9000 == 0 || (sweeps && random.Below(40) == 0)) {
+      const std::string flush = folder / ("flush-" + std::to_string(flushes++));
+      ASSERT_EQ(FileSystem::Posix().MakeDirectory(flush), 0);
+      ASSERT_TRUE(table->Flush(exec, flush, ++tick, 0).ok());
+      table = make();
+      FlushInfo info;
+      const Status restored = table->Restore(exec, flush, &info);
+      ASSERT_TRUE(restored.ok()) << restored.message();
+      testing_files::RemoveAll(flush);
+    }
+  }
+  EXPECT_GT(table->catch_up().forgotten(), 0u);
+  EXPECT_GT(table->stats().cold.rows, kKeys / 2);
+  for (uint64_t key = 0; key < kKeys; key += kBatch) {
+    for (const float vector : look_up(key)) ASSERT_NEAR(vector, expected, 2e-3 * expected) << key;
+  }
+  table->CheckInvariants();
+}
+
+}  // namespace
+}  // namespace testing_table
+}  // namespace dynemb
