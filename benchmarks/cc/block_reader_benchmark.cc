@@ -90,7 +90,7 @@ void ReadBatches(benchmark::State& state, BlockReader* reader) {
       const uint64_t block = random() % (kFileBytes / kBlockBytes);
       reads[i] = {file.fd, block * kBlockBytes, kBlockBytes, room.data() + i * kBlockBytes, 0};
     }
-    reader->Read(reads.data(), kBatch);
+    reader->Read(reads.data(), kBatch, [](const BlockRead&) {});
     for (const BlockRead& read : reads) {
       if (read.error != 0) state.SkipWithError(strerror(read.error));
     }

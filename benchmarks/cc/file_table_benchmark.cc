@@ -10,9 +10,9 @@
 //              Zipf's law with exponent 1.05. Counters: ids a second, the share of the ids that
 //              were hits in memory, bytes written per byte of rows that left memory, bytes of files
 //              per byte of live rows, bytes of index per row in files.
-//   ColdRows   batches of distinct rows none of which is in memory, in random order, 1,024 at a
-//              time: rows read a second, beside reads of single blocks of the same files with the
-//              same reader (blocks a second).
+//   ColdRows   batches of distinct rows none of which is in memory, in random order, as many at a
+//              time as the argument says: rows read a second, beside reads of single blocks of the
+//              same files with the same reader (blocks a second).
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -189,32 +189,33 @@ BENCHMARK(Zipf)->ArgName("percent")->Arg(10)->Arg(50)->Iterations(1)->Unit(bench
 
 void ColdRows(benchmark::State& state) {
   const size_t rows = Rows();
-  constexpr size_t kRead = 1024, kBatches = 100;
+  const auto at_once = static_cast<size_t>(state.range(0));
+  const size_t batches = 102400 / at_once;
   ThreadsExec exec(2);
   Trained table(static_cast<int64_t>(rows) / 20, &exec);
   table.Insert(rows);
   // Rows from the beginning left memory first.
-  std::vector<uint64_t> order(std::min(rows / 2, kRead * kBatches));
+  std::vector<uint64_t> order(std::min(rows / 2, at_once * batches));
   std::mt19937_64 random(1);
   for (uint64_t& row : order) row = random() % (rows / 2);
   std::sort(order.begin(), order.end());
   order.erase(std::unique(order.begin(), order.end()), order.end());
   std::shuffle(order.begin(), order.end(), random);
-  std::vector<float> vectors(kRead * kDim), row_state(kRead * kDim);
-  const std::unique_ptr<bool[]> found(new bool[kRead]);
+  std::vector<float> vectors(at_once * kDim), row_state(at_once * kDim);
+  const std::unique_ptr<bool[]> found(new bool[at_once]);
   double seconds = 0;
   size_t read = 0;
   const TableStats before = table.table().stats();
   for (auto _ : state) {
-    for (size_t first = 0; first + kRead <= order.size(); first += kRead) {
+    for (size_t first = 0; first + at_once <= order.size(); first += at_once) {
       std::vector<uint64_t> keys;
-      for (size_t i = 0; i < kRead; ++i) keys.push_back(KeyOfRow(order[first + i]));
+      for (size_t i = 0; i < at_once; ++i) keys.push_back(KeyOfRow(order[first + i]));
       seconds += SecondsOf([&] {
         TableLock lock({&table.table()}, TableLock::Mode::kShared);
-        table.table().ReadRows(exec, {keys.data(), kRead}, vectors.data(), row_state.data(),
+        table.table().ReadRows(exec, {keys.data(), at_once}, vectors.data(), row_state.data(),
                                found.get());
       });
-      read += static_cast<size_t>(std::count(found.get(), found.get() + kRead, true));
+      read += static_cast<size_t>(std::count(found.get(), found.get() + at_once, true));
     }
   }
   Require(table.table().Error());
@@ -236,27 +237,28 @@ void ColdRows(benchmark::State& state) {
     Require(OpenForReading(FileSystem::Posix(), paths[f], &direct, &fds[f]));
     blocks[f] = static_cast<uint64_t>(FileSystem::Posix().Size(fds[f])) / kBlockBytes;
   }
-  AlignedBuffer buffer(kRead * kBlockBytes);
-  std::vector<BlockRead> reads(kRead);
+  AlignedBuffer buffer(at_once * kBlockBytes);
+  std::vector<BlockRead> reads(at_once);
   double block_seconds = 0;
-  for (size_t batch = 0; batch < kBatches; ++batch) {
-    for (size_t i = 0; i < kRead; ++i) {
+  for (size_t batch = 0; batch < batches; ++batch) {
+    for (size_t i = 0; i < at_once; ++i) {
       const size_t f = random() % fds.size();
       reads[i] = {fds[f], random() % blocks[f] * kBlockBytes, kBlockBytes,
                   buffer.data() + i * kBlockBytes, 0};
     }
-    block_seconds += SecondsOf([&] { reader->Read(reads.data(), kRead); });
+    block_seconds +=
+        SecondsOf([&] { reader->Read(reads.data(), at_once, [](const BlockRead&) {}); });
   }
   for (const int fd : fds) FileSystem::Posix().Close(fd);
   state.counters["rows/s"] = static_cast<double>(read) / seconds;
-  state.counters["blocks/s"] = kRead * kBatches / block_seconds;
+  state.counters["blocks/s"] = at_once * batches / block_seconds;
   state.counters["rows/blocks"] =
-      static_cast<double>(read) / seconds / (kRead * kBatches / block_seconds);
+      static_cast<double>(read) / seconds / (at_once * batches / block_seconds);
   state.counters["reads/row"] = static_cast<double>(after.cold.reads - before.cold.reads) /
                                 static_cast<double>(std::max<size_t>(1, read));
   state.counters["direct"] = direct;
 }
-BENCHMARK(ColdRows)->Iterations(1)->Unit(benchmark::kSecond);
+BENCHMARK(ColdRows)->Arg(1024)->Arg(8192)->Iterations(1)->Unit(benchmark::kSecond);
 
 }  // namespace
 }  // namespace dynemb

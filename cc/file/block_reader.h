@@ -1,6 +1,8 @@
 // BlockReader: many reads of blocks at once, in parallel, which is how an NVMe device is fast.
 //
-// Contract. Read ends when all of its reads have ended. A read that fails sets only its own error;
+// Contract. Read ends when all of its reads have ended. It calls ended(read) for each of them, in
+// any order, on the calling thread, which can use the bytes while other reads are in flight. The
+// call must not throw. A read that fails sets only its own error;
 // a read that is interrupted, or transfers a part, is continued. Each request is one read: reads of
 // adjacent blocks are not merged. Any number of threads may call Read at the same time. Read does
 // not throw, and allocates nothing that it cannot do without: if there are no threads, or the ring
@@ -21,6 +23,7 @@
 #include <memory>
 
 #include "cc/file/file_system.h"
+#include "cc/table/function_ref.h"
 #include "cc/table/status.h"
 
 namespace dynemb {
@@ -57,7 +60,8 @@ class BlockReader {
 
   virtual ~BlockReader() = default;
 
-  virtual void Read(BlockRead* reads, size_t n) = 0;
+  using EndedFn = FunctionRef<void(const BlockRead& read)>;
+  virtual void Read(BlockRead* reads, size_t n, const EndedFn& ended) = 0;
   // "io_uring" or "threads".
   virtual const char* kind() const = 0;
 

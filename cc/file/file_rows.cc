@@ -137,6 +137,8 @@ void FileRows::Add(uint64_t key, const char* row, RowTimes times, Tick updated) 
 void FileRows::Settle() noexcept {
   const size_t n = log_.Commit();
   for (size_t i = 0; i < n; ++i) {
+    const size_t ahead = i + SlotIndex::kPrefetchAhead;
+    if (ahead < n) index_.Prefetch(HashOf(added_[ahead].key));
     index_.Add(HashOf(added_[i].key), log_.PlaceOf(i), added_[i].times);
   }
   added_.clear();
@@ -185,6 +187,8 @@ Status FileRows::Find(const uint64_t* keys, size_t n, const RowFn& fn) const {
   if (index_.size() == 0) return Status();
   std::vector<Candidate> candidates;
   for (size_t i = 0; i < n; ++i) {
+    const size_t ahead = i + SlotIndex::kPrefetchAhead;
+    if (ahead < n) index_.Prefetch(HashOf(keys[ahead]));
     index_.ForEach(HashOf(keys[i]), [&](const SlotIndex::Entry* entry) {
       candidates.push_back({i, entry->place, entry->times});
     });
@@ -200,6 +204,8 @@ Status FileRows::Find(const uint64_t* keys, size_t n, const RowFn& fn) const {
 
 void FileRows::Remove(const uint64_t* keys, const ColdPlace* places, size_t n) noexcept {
   for (size_t i = 0; i < n; ++i) {
+    const size_t ahead = i + SlotIndex::kPrefetchAhead;
+    if (ahead < n) index_.Prefetch(HashOf(keys[ahead]));
     const uint64_t hash = HashOf(keys[i]);
     if (IsOfCut(places[i])) {
       index_.ForEach(hash, [&](const SlotIndex::Entry* entry) {

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <new>
 #include <utility>
+
+#include "cc/table/scratch.h"
 
 namespace dynemb {
 namespace {
@@ -279,6 +282,28 @@ void RowLog::Clear() noexcept {
   write_error_ = Status();
 }
 
+namespace {
+
+// The working memory of a Fetch.
+struct FetchScratch {
+  // The requests [begin, end) of a unit, whose bytes are at `offset` in the buffer.
+  struct Unit {
+    size_t begin, end;
+    size_t offset;
+  };
+
+  void Shrink() {
+    if (buffer.capacity() > kKeptBytes) buffer = AlignedBuffer();
+  }
+
+  AlignedBuffer buffer;
+  std::vector<Unit> units;
+  std::vector<BlockRead> reads;
+  std::vector<size_t> first_units;  // of each read; its units end where those of the next one begin
+};
+
+}  // namespace
+
 Status RowLog::Fetch(std::vector<Request> requests, const StoredFn& fn) const {
   // Rows that wait to be written are in memory.
   const auto written = [](const Request& r) { return r.segment->IsWritten(r.row); };
@@ -287,21 +312,21 @@ Status RowLog::Fetch(std::vector<Request> requests, const StoredFn& fn) const {
     fn(r->i, *r->segment, r->segment->Unwritten(r->row));
   }
   requests.erase(waiting, requests.end());
+  if (requests.empty()) return Status();
   std::sort(requests.begin(), requests.end(), [](const Request& a, const Request& b) {
     if (a.segment != b.segment) return a.segment->sequence() < b.segment->sequence();
     return a.row < b.row;
   });
   const auto unit_of = [](const Request& r) { return r.row / r.segment->format().rows_per_unit; };
-  AlignedBuffer buffer;
-  struct Unit {
-    size_t begin, end;  // its requests
-    size_t offset;      // in the buffer
-  };
-  std::vector<Unit> units;
-  std::vector<BlockRead> reads;
+  const SharedScratch<FetchScratch> scratch;
+  std::vector<FetchScratch::Unit>& units = scratch->units;
+  std::vector<BlockRead>& reads = scratch->reads;
+  std::vector<size_t>& first_units = scratch->first_units;
+  AlignedBuffer& buffer = scratch->buffer;
   for (size_t begin = 0; begin < requests.size();) {
     units.clear();
     reads.clear();
+    first_units.clear();
     size_t bytes = 0;
     size_t r = begin;
     while (r < requests.size() && (bytes == 0 || bytes < kWindowBytes)) {
@@ -321,35 +346,42 @@ Status RowLog::Fetch(std::vector<Request> requests, const StoredFn& fn) const {
         reads.back().bytes += unit_bytes;
       } else {
         reads.push_back({first.segment->read_fd(), offset, unit_bytes, nullptr, 0});
+        first_units.push_back(units.size());
       }
       units.push_back({r, end, bytes});
       bytes += unit_bytes;
       r = end;
     }
+    first_units.push_back(units.size());
+    buffer.Resize(0);  // nothing to keep
     buffer.Resize(bytes);
-    size_t at = 0;
-    for (BlockRead& read : reads) {
-      read.to = buffer.data() + at;
-      at += read.bytes;
+    for (size_t i = 0; i < reads.size(); ++i) {
+      reads[i].to = buffer.data() + units[first_units[i]].offset;
     }
-    reader_->Read(reads.data(), reads.size());
     counters_.reads += reads.size();
     counters_.bytes_read += bytes;
-    for (const BlockRead& read : reads) {
-      if (read.error == 0) continue;
-      for (const Unit& unit : units) {
-        const Segment& segment = *requests[unit.begin].segment;
-        if (segment.read_fd() == read.fd) return segment.ReadError(read);
+    Status status;
+    std::exception_ptr thrown;
+    reader_->Read(reads.data(), reads.size(), [&](const BlockRead& read) {
+      if (!status.ok() || thrown != nullptr) return;
+      const auto i = static_cast<size_t>(&read - reads.data());
+      try {
+        for (size_t u = first_units[i]; u < first_units[i + 1] && status.ok(); ++u) {
+          const FetchScratch::Unit& unit = units[u];
+          const Segment& segment = *requests[unit.begin].segment;
+          const char* const content = buffer.data() + unit.offset;
+          status = read.error != 0 ? segment.ReadError(read)
+                                   : segment.CheckUnit(unit_of(requests[unit.begin]), content);
+          for (size_t k = unit.begin; k < unit.end && status.ok(); ++k) {
+            fn(requests[k].i, segment, segment.RowIn(content, requests[k].row));
+          }
+        }
+      } catch (...) {
+        thrown = std::current_exception();  // other reads still write to the buffer
       }
-    }
-    for (const Unit& unit : units) {
-      const Segment& segment = *requests[unit.begin].segment;
-      const char* const content = buffer.data() + unit.offset;
-      DYNEMB_RETURN_IF_ERROR(segment.CheckUnit(unit_of(requests[unit.begin]), content));
-      for (size_t i = unit.begin; i < unit.end; ++i) {
-        fn(requests[i].i, segment, segment.RowIn(content, requests[i].row));
-      }
-    }
+    });
+    if (thrown != nullptr) std::rethrow_exception(thrown);
+    DYNEMB_RETURN_IF_ERROR(status);
     begin = r;
   }
   return Status();

@@ -52,6 +52,16 @@ class SlotIndex {
   // Adds an entry. Throws std::bad_alloc, and has changed nothing, only if Reserve was not called
   // or the hashes are spread unevenly.
   void Add(uint64_t hash, ColdPlace place, RowTimes times);
+  // Prefetches the entries with this hash, for a call that comes soon. Loops over many keys are
+  // kPrefetchAhead keys ahead.
+  static constexpr size_t kPrefetchAhead = 8;
+  void Prefetch(uint64_t hash) const {
+    const Partition& p = partitions_[PartitionOf(hash)];
+    if (p.size == 0) return;
+    const Entry* const home = p.entries.get() + HomeOf(p, FingerprintOf(hash));
+    __builtin_prefetch(home);
+    __builtin_prefetch(home + 4);  // the next cache line
+  }
   // Calls fn(entry) for each entry with the fingerprint of this hash. `fn` may change its times and
   // its place.
   template <class Fn>

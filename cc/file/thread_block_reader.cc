@@ -154,13 +154,14 @@ ThreadBlockReader::~ThreadBlockReader() {
   if (getpid() != pid_) (void)pool_.release();
 }
 
-void ThreadBlockReader::Read(BlockRead* reads, size_t n) {
+void ThreadBlockReader::Read(BlockRead* reads, size_t n, const EndedFn& ended) {
   Batch batch(reads, n);
   if (n > 1 && getpid() == pid_) {
     pool_->Run(&batch);
   } else {
     batch.Work(files_);
   }
+  for (size_t i = 0; i < n; ++i) ended(reads[i]);
 }
 
 }  // namespace dynemb

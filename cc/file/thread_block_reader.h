@@ -21,7 +21,7 @@ class ThreadBlockReader final : public BlockReader {
   ThreadBlockReader(FileSystem& files, unsigned depth);
   ~ThreadBlockReader() override;
 
-  void Read(BlockRead* reads, size_t n) override;
+  void Read(BlockRead* reads, size_t n, const EndedFn& ended) override;
   const char* kind() const override { return "threads"; }
 
  private:

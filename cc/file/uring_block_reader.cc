@@ -30,6 +30,7 @@ class UringBlockReader::Lane {
     DYNEMB_RETURN_IF_ERROR(ring_.Open(depth, vectored));
     transfers_.resize(ring_.depth());
     free_.reserve(ring_.depth());
+    ended_.reserve(2 * size_t{ring_.depth()});
     for (unsigned slot = ring_.depth(); slot-- > 0;) free_.push_back(slot);
     return Status();
   }
@@ -37,16 +38,25 @@ class UringBlockReader::Lane {
   bool broken() const { return broken_; }
   void Forget() { ring_.Forget(); }
 
-  void Read(const Options& options, BlockRead* reads, size_t n) {
+  void Read(const Options& options, BlockRead* reads, size_t n, const EndedFn& ended) {
     size_t next = 0;
     while (next < n || in_flight() != 0) {
-      if (broken_) {
-        if (next < n) BlockTransfer(&reads[next++]).Finish(*options.files);
-      } else {
-        for (; next < n && !free_.empty(); ++next) {
-          const BlockTransfer transfer(&reads[next]);
-          if (!transfer.ended()) Start(transfer);
+      if (broken_ && next < n) {
+        BlockTransfer(&reads[next]).Finish(*options.files);
+        ended(reads[next++]);
+      }
+      for (; !broken_ && next < n && !free_.empty(); ++next) {
+        const BlockTransfer transfer(&reads[next]);
+        if (transfer.ended()) {
+          ended(reads[next]);
+        } else {
+          Start(transfer);
         }
+      }
+      if (!ended_.empty()) {
+        // The device has its next reads before the caller looks at the last ones.
+        if (!broken_ && ring_.pushed() != 0) Wait(*options.files, 0);
+        Deliver(ended);
       }
       if (in_flight() != 0) {
         // The queue stays at least three quarters full while there are reads to add.
@@ -55,6 +65,7 @@ class UringBlockReader::Lane {
         Reap(options);
       }
     }
+    Deliver(ended);
   }
 
  private:
@@ -72,7 +83,15 @@ class UringBlockReader::Lane {
     ring_.Push(slot, transfer.read()->fd, transfer.to(), transfer.bytes(), transfer.offset());
   }
 
-  void End(unsigned slot) { free_.push_back(slot); }
+  void End(unsigned slot) {
+    free_.push_back(slot);
+    ended_.push_back(transfers_[slot].read());
+  }
+
+  void Deliver(const EndedFn& ended) {
+    for (const BlockRead* read : ended_) ended(*read);
+    ended_.clear();
+  }
 
   // Gives what was pushed to the system, and waits until about `wait` reads have ended; fewer after
   // an interruption.
@@ -123,6 +142,9 @@ class UringBlockReader::Lane {
   Ring ring_;
   std::vector<BlockTransfer> transfers_;  // one for each slot of the ring
   std::vector<unsigned> free_;            // slots that are not in flight
+  // Reads that have ended and were not delivered. A slot may have had two of them: one that Reap
+  // has ended, and one that the system has not taken after it.
+  std::vector<const BlockRead*> ended_;
   bool broken_ = false;
 };
 
@@ -211,14 +233,17 @@ UringBlockReader::~UringBlockReader() {
   (void)pool_.release();
 }
 
-void UringBlockReader::Read(BlockRead* reads, size_t n) {
+void UringBlockReader::Read(BlockRead* reads, size_t n, const EndedFn& ended) {
   // For one read, pread is faster.
   Lane* const lane = n > 1 && getpid() == pid_ ? pool_->Take() : nullptr;
   if (lane == nullptr) {
-    for (size_t i = 0; i < n; ++i) BlockTransfer(&reads[i]).Finish(*options_.files);
+    for (size_t i = 0; i < n; ++i) {
+      BlockTransfer(&reads[i]).Finish(*options_.files);
+      ended(reads[i]);
+    }
     return;
   }
-  lane->Read(options_, reads, n);
+  lane->Read(options_, reads, n, ended);
   pool_->Return(lane);
 }
 

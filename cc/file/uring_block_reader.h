@@ -23,7 +23,7 @@ class UringBlockReader final : public BlockReader {
   static Status Create(const Options& options, bool vectored, std::unique_ptr<BlockReader>* reader);
   ~UringBlockReader() override;
 
-  void Read(BlockRead* reads, size_t n) override;
+  void Read(BlockRead* reads, size_t n, const EndedFn& ended) override;
   const char* kind() const override { return "io_uring"; }
 
  private:

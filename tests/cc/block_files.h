@@ -10,6 +10,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cc/file/block_file.h"
@@ -54,6 +55,26 @@ class RandomFile {
 };
 
 // Reads of 1 to 3 blocks at random places of a file.
+// Reads, and checks that the reader says of each read once, in this thread, that it has ended, and
+// that its bytes are there then.
+inline void ReadBlocks(BlockReader* reader, BlockRead* reads, size_t n) {
+  std::vector<std::string> seen(n);
+  std::vector<int> ended(n);
+  const std::thread::id thread = std::this_thread::get_id();
+  reader->Read(reads, n, [&](const BlockRead& read) {
+    const auto i = static_cast<size_t>(&read - reads);
+    ASSERT_LT(i, n);
+    EXPECT_EQ(std::this_thread::get_id(), thread);
+    ++ended[i];
+    if (read.error == 0) seen[i].assign(read.to, read.bytes);
+  });
+  for (size_t i = 0; i < n; ++i) {
+    EXPECT_EQ(ended[i], 1) << i;
+    if (reads[i].error != 0) continue;
+    EXPECT_TRUE(seen[i] == std::string(reads[i].to, reads[i].bytes)) << i;
+  }
+}
+
 class RandomReads {
  public:
   RandomReads(const RandomFile& file, size_t n, uint64_t seed) : file_(file) {

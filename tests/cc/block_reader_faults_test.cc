@@ -86,7 +86,7 @@ TEST_P(BlockReaderFaultsTest, AnErrorOfEachTransfer) {
     for (int n = 1; n <= 20; ++n) {
       RandomReads random(file_, 20, n);
       Fail(n, EIO);
-      reader->Read(random.reads.data(), 20);
+      ReadBlocks(reader.get(), random.reads.data(), 20);
       size_t failed = 0;
       for (const BlockRead& read : random.reads) failed += read.error == EIO;
       EXPECT_EQ(failed, 1u);
@@ -101,7 +101,7 @@ TEST_P(BlockReaderFaultsTest, AnInterruptionOfEachTransferIsNoError) {
     for (int n = 1; n <= 20; ++n) {
       RandomReads random(file_, 20, n);
       Fail(n, error, 3);
-      reader->Read(random.reads.data(), 20);
+      ReadBlocks(reader.get(), random.reads.data(), 20);
       EXPECT_EQ(random.NumWrong(), 0u) << error << " " << n;
     }
   }
@@ -111,7 +111,7 @@ TEST_P(BlockReaderFaultsTest, ASystemThatStaysBusy) {
   const auto reader = MakeFaulty(4);
   RandomReads random(file_, 20, 1);
   Fail(1, EAGAIN, kForever);
-  reader->Read(random.reads.data(), 20);
+  ReadBlocks(reader.get(), random.reads.data(), 20);
   for (size_t i = 0; i < 20; ++i) {
     if (GetParam() == Reader::kThreads) {
       EXPECT_EQ(random.reads[i].error, EAGAIN);
@@ -121,7 +121,7 @@ TEST_P(BlockReaderFaultsTest, ASystemThatStaysBusy) {
   }
   Fail(1, ENOMEM, kForever);
   RandomReads others(file_, 20, 2);
-  reader->Read(others.reads.data(), 20);
+  ReadBlocks(reader.get(), others.reads.data(), 20);
   for (size_t i = 0; i < 20; ++i) {
     EXPECT_EQ(others.reads[i].error, GetParam() == Reader::kThreads ? ENOMEM : 0);
   }
@@ -135,12 +135,12 @@ TEST_P(BlockReaderFaultsTest, PartsAreContinued) {
     RandomReads random(file_, 30, static_cast<uint64_t>(bytes));
     for (BlockRead& read : random.reads) read.fd = fd;
     Shorten(1, bytes, kForever);
-    reader->Read(random.reads.data(), 30);
+    ReadBlocks(reader.get(), random.reads.data(), 30);
     EXPECT_EQ(random.NumWrong(), 0u) << bytes;
   }
   RandomReads random(file_, 30, 1);
   Shorten(5, 0);
-  reader->Read(random.reads.data(), 30);
+  ReadBlocks(reader.get(), random.reads.data(), 30);
   EXPECT_EQ(random.NumWrong(), 1u);
   size_t ended = 0;
   for (const BlockRead& read : random.reads) ended += read.error == BlockRead::kShort;
@@ -159,7 +159,7 @@ TEST_P(BlockReaderFaultsTest, NothingIsReadAfterTheEnd) {
         {file.fd(), first * kBlockBytes, (4 - first) * kBlockBytes, room.data(), -2},
         {file.fd(), 0, 0, room.data(), -2}};
     Fail(2, EINVAL);
-    MakeFaulty(4)->Read(reads, 2);
+    ReadBlocks(MakeFaulty(4).get(), reads, 2);
     EXPECT_EQ(reads[0].error, BlockRead::kShort);
     EXPECT_EQ(reads[1].error, 0);
   }
@@ -177,7 +177,7 @@ int InChild(const Call& call) {
 
 bool GivesTheContents(BlockReader* reader, const RandomFile& file) {
   RandomReads random(file, 100, 1);
-  reader->Read(random.reads.data(), random.reads.size());
+  ReadBlocks(reader, random.reads.data(), random.reads.size());
   return random.NumWrong() == 0;
 }
 
@@ -314,7 +314,7 @@ TEST(Forbidden, InTheMiddleOfARead) {
       std::unique_ptr<BlockReader> reader;
       if (!MakeReader(Reader::kUring, options, &reader).ok()) return 1;
       RandomReads random(file, n, n);
-      reader->Read(random.reads.data(), n);
+      ReadBlocks(reader.get(), random.reads.data(), n);
       if (!permitted) return kNoFilters;
       if (random.NumWrong() != 0) return 2;
       // None is left in the ring.

@@ -38,7 +38,7 @@ TEST_P(BlockReaderTest, GivesTheContents) {
     const std::unique_ptr<BlockReader> reader = Make(options);
     for (size_t n : {0, 1, 2, 63, 64, 65, 300}) {
       RandomReads random(file, n, depth * 1000 + n);
-      reader->Read(random.reads.data(), n);
+      ReadBlocks(reader.get(), random.reads.data(), n);
       EXPECT_EQ(random.NumWrong(), 0u) << depth << " " << n;
     }
   }
@@ -56,7 +56,7 @@ TEST_P(BlockReaderTest, ManyThreadsAtOnce) {
       threads.emplace_back([&, t] {
         for (int i = 0; i < 120 / num_threads; ++i) {
           RandomReads random(file, 1 + static_cast<size_t>(t + 7 * i) % 50, t * 1000 + i);
-          reader->Read(random.reads.data(), random.reads.size());
+          ReadBlocks(reader.get(), random.reads.data(), random.reads.size());
           wrong += random.NumWrong();
         }
       });
@@ -73,7 +73,7 @@ TEST_P(BlockReaderTest, ReadersComeAndGo) {
     const std::unique_ptr<BlockReader> reader = Make();
     RandomReads random(file, 10, i);
     if (i % 2 == 0) continue;  // without a read
-    reader->Read(random.reads.data(), 10);
+    ReadBlocks(reader.get(), random.reads.data(), 10);
     EXPECT_EQ(random.NumWrong(), 0u);
   }
   EXPECT_EQ(EntriesOf("/proc/self/fd"), files);
@@ -92,7 +92,7 @@ TEST_P(BlockReaderTest, TheEndOfAFile) {
                          {file.fd(), 4 * kBlockBytes, kBlockBytes, to(2), -2},
                          {file.fd(), 2 * kBlockBytes, 3 * kBlockBytes, to(3), -2},
                          {file.fd(), 1 * kBlockBytes, 2 * kBlockBytes, to(6), -2}};
-    Make()->Read(reads, 5);
+    ReadBlocks(Make().get(), reads, 5);
     for (size_t i : {1, 2, 3}) EXPECT_EQ(reads[i].error, BlockRead::kShort) << i << " " << extra;
     for (size_t i : {0, 4}) EXPECT_EQ(reads[i].error, 0) << i << " " << extra;
     EXPECT_EQ(std::string(to(0), kBlockBytes),
@@ -111,7 +111,7 @@ TEST_P(BlockReaderTest, AnErrorIsOfOneRead) {
   reads[15].to += 8;
   reads[19].bytes = 0;
   reads[23].fd = directory;
-  Make()->Read(reads.data(), reads.size());
+  ReadBlocks(Make().get(), reads.data(), reads.size());
   EXPECT_EQ(reads[3].error, EBADF);
   for (size_t i : {7, 11, 15}) EXPECT_EQ(reads[i].error, EINVAL);
   EXPECT_EQ(reads[19].error, 0);
@@ -127,7 +127,7 @@ TEST_P(BlockReaderTest, BufferedFilesToo) {
   const int fd = open((folder_ / "a").c_str(), O_RDONLY | O_CLOEXEC);
   RandomReads random(file, 100, 1);
   for (BlockRead& read : random.reads) read.fd = fd;
-  Make()->Read(random.reads.data(), random.reads.size());
+  ReadBlocks(Make().get(), random.reads.data(), random.reads.size());
   EXPECT_EQ(random.NumWrong(), 0u);
   close(fd);
 }
@@ -136,7 +136,7 @@ TEST_P(BlockReaderTest, LargeReads) {
   const RandomFile file(folder_ / "a", kBlocks * kBlockBytes);
   AlignedBuffer room(kBlocks * kBlockBytes);
   BlockRead read = {file.fd(), 0, kBlocks * kBlockBytes, room.data(), -2};
-  Make()->Read(&read, 1);
+  ReadBlocks(Make().get(), &read, 1);
   EXPECT_EQ(read.error, 0);
   EXPECT_EQ(std::string(room.data(), room.size()), file.contents());
 }

@@ -36,7 +36,9 @@ using ModelRows = std::map<uint64_t, ModelRow>;
 class ColdWorld {
  public:
   // Rows of `dim` floats; segments of this number of blocks.
-  ColdWorld(int64_t dim, size_t blocks, uint64_t seed = 1) : random(seed) {
+  ColdWorld(int64_t dim, size_t blocks, uint64_t seed = 1,
+            BlockReader::Options::Kind kind = BlockReader::Options::Kind::kThreads)
+      : random(seed) {
     options.key_type = KeyType::kInt64;
     options.dtype = DType::kFloat32;
     options.dim = dim;
@@ -44,7 +46,7 @@ class ColdWorld {
     file_options.folder = folder / "files";
     file_options.segment_bytes = blocks * kBlockBytes;
     file_options.files = &files;
-    file_options.reader.kind = BlockReader::Options::Kind::kThreads;
+    file_options.reader.kind = kind;
     file_options.reader.depth = 2;
     const Status made = FileRows::Create(file_options, options, &rows);
     EXPECT_TRUE(made.ok()) << made.message();

@@ -182,6 +182,27 @@ TEST_P(FileRowsTest, ChangesBetweenTheStepsOfACompaction) {
   EXPECT_GT(world.rows->stats().rows_compacted, 0u);
 }
 
+// A caller that fails in the middle, while reads are in flight, gets its own exception.
+TEST_P(FileRowsTest, CallersMayThrow) {
+  using Kind = BlockReader::Options::Kind;
+  for (const Kind kind : {Kind::kAuto, Kind::kThreads}) {
+    ColdWorld world(GetParam(), 8, 12, kind);
+    const size_t rows = GetParam() > 100 ? 300 : 3000;
+    ExpectOk(world.Add(world.NewRows(rows, 4 * rows)));
+    const std::vector<uint64_t> keys = world.SomeKeys(2 * rows, 4 * rows);
+    for (int calls = 0; calls < 100; calls += 9) {
+      int left = calls;
+      const auto find = [&] {
+        return world.rows->Find(keys.data(), keys.size(), [&](size_t, const ColdRow&) {
+          if (left-- == 0) throw std::bad_alloc();
+        });
+      };
+      EXPECT_THROW((void)find(), std::bad_alloc) << calls;
+    }
+    world.ExpectEqual();
+  }
+}
+
 // Rows that were read ahead need no file; those of the last two calls are kept.
 TEST_P(FileRowsTest, ReadAhead) {
   ColdWorld world(GetParam(), 4, 8);
