@@ -11,7 +11,7 @@ Status BlockReader::Create(const Options& options, std::unique_ptr<BlockReader>*
     const Status status = UringBlockReader::Create(options, /*vectored=*/false, reader);
     if (status.ok() || options.kind == Options::Kind::kUring) return status;
   }
-  *reader = std::make_unique<ThreadBlockReader>(*options.files, options.depth);
+  *reader = std::make_unique<ThreadBlockReader>(*options.files, options.depth, options.from_last);
   return Status();
 }
 

@@ -53,6 +53,8 @@ class BlockReader {
     unsigned depth = 64;
     // Outlives the reader. io_uring itself does not pass through it.
     FileSystem* files = &FileSystem::Posix();
+    // For tests: "threads" calls ended(read) from the last read to the first.
+    bool from_last = false;
     // For tests: called with each completion of io_uring, from any calling thread; returns the
     // result to use instead (the bytes transferred, or -errno).
     int (*inject)(const BlockRead& read, int result) = nullptr;

@@ -20,8 +20,8 @@ constexpr double kMostSpace = 1.2;
 // Above this, space is given back by several segments at a time and without pauses.
 constexpr double kUrgentSpace = 1.25;
 
-// A position of ChangeContents is the sequence number of a segment, and of a row in it.
-constexpr uint32_t kPositionRowBits = 28;
+// A position of ChangeContents is the sequence number of a segment, and the number of a row in it.
+constexpr uint32_t kPositionRowBits = PlaceBits::kMostShift;
 
 }  // namespace
 
@@ -231,6 +231,7 @@ Status FileRows::ChangeContents(Exec& exec, const ContentChange& change, uint64_
       return segment->RowIn(bytes.data() + (row / per_unit - first_unit) * format.unit_bytes, row);
     };
     ListLive(number, first, last, bytes_of, &live);
+    limit -= std::min<uint64_t>(limit, std::max<size_t>(1, live.size()));
     const auto stays = [&](const Moving& moving) {
       const char* content = moving.row + sizeof(StoredRow);
       if (moving.epoch != layout_.epoch) {
@@ -242,7 +243,6 @@ Status FileRows::ChangeContents(Exec& exec, const ContentChange& change, uint64_
     live.erase(std::remove_if(live.begin(), live.end(), stays), live.end());
     DYNEMB_RETURN_IF_ERROR(Move(exec, live, &change));
     *position = begin_of_segment + last;
-    limit -= std::min<uint64_t>(limit, last - first);
   }
   return Status();
 }

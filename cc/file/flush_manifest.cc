@@ -12,7 +12,7 @@ namespace dynemb {
 namespace {
 
 // The last character is the version.
-constexpr char kMagic[] = "tf_dynemb flush 1";
+constexpr char kMagic[] = "tf_dynemb flush 2";
 constexpr size_t kPieceBytes = kIndexRecordBytes << 16;
 
 Status Damaged(const std::string& path, const std::string& why) {

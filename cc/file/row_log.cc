@@ -12,7 +12,7 @@ namespace dynemb {
 namespace {
 
 // The bytes that Fetch holds at once, and reads at once.
-constexpr size_t kWindowBytes = size_t{8} << 20;
+constexpr size_t kWindowBytes = size_t{4} << 20;
 constexpr size_t kReadBytes = size_t{128} << 10;
 constexpr size_t kLeastSegment = size_t{1} << 20;
 constexpr uint64_t kSegments = 64;
@@ -38,7 +38,10 @@ void RowLog::SetContent(size_t content_bytes) {
   free_numbers_.clear();
   const size_t units = std::max<size_t>(1, options_.segment_bytes / format_.unit_bytes);
   places_ = PlaceBits();
-  while ((size_t{1} << places_.shift) < units * format_.rows_per_unit) ++places_.shift;
+  while (places_.shift < PlaceBits::kMostShift &&
+         (size_t{1} << places_.shift) < units * format_.rows_per_unit) {
+    ++places_.shift;
+  }
 }
 
 uint64_t RowLog::file_bytes() const {
@@ -213,7 +216,7 @@ Status RowLog::CreateSegment(const std::string& folder, std::shared_ptr<Segment>
 }
 
 Status RowLog::Adopt(const FlushManifest& flush, const std::string& folder) {
-  if (flush.place_shift > 31) return DataLoss(folder + "/manifest is damaged");
+  if (flush.place_shift > PlaceBits::kMostShift) return DataLoss(folder + "/manifest is damaged");
   segments_.clear();
   free_numbers_.clear();
   places_.shift = flush.place_shift;

@@ -29,7 +29,8 @@ namespace dynemb {
 
 // The parts of a place.
 struct PlaceBits {
-  uint32_t shift = 0;  // the bits of a row
+  static constexpr uint32_t kMostShift = 28;
+  uint32_t shift = 0;  // the bits of a row, at most kMostShift
 
   uint32_t NumberOf(ColdPlace place) const { return place >> shift; }
   uint32_t RowOf(ColdPlace place) const { return place & ((1u << shift) - 1); }

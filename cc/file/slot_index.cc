@@ -1,6 +1,9 @@
 #include "cc/file/slot_index.h"
 
 #include <sys/mman.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -17,6 +20,13 @@ namespace {
 constexpr SlotIndex::Entry kGap{0, kNoPlace, {0, 0}};
 
 std::atomic<int64_t> mappings{0};  // of all indexes
+
+// Gives free memory of the heap back to the system.
+void TrimHeap() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
 
 }  // namespace
 
@@ -83,7 +93,15 @@ void SlotIndex::Grow(Partition* p, uint32_t capacity, uint32_t room) {
   for_moves([&](const Entry& entry, uint32_t to) { grown.entries[to] = entry; });
   bytes_ += grown.slots * sizeof(Entry);
   bytes_ -= p->slots * sizeof(Entry);
+  const auto in_heap = [](const Partition& partition) {
+    return partition.entries != nullptr && partition.entries.get_deleter().mapped == 0;
+  };
+  const size_t were_in_heap = in_heap_;
+  in_heap_ += in_heap(grown);
+  in_heap_ -= in_heap(*p);
   *p = std::move(grown);
+  // The system does not get the holes that the small arrays leave by itself.
+  if (were_in_heap != 0 && in_heap_ == 0) TrimHeap();
 }
 
 void SlotIndex::Reserve(size_t n) {
@@ -139,7 +157,7 @@ bool SlotIndex::Remove(uint64_t hash, ColdPlace place) {
 
 void SlotIndex::Clear() {
   for (Partition& p : partitions_) p = Partition();
-  size_ = bytes_ = 0;
+  size_ = bytes_ = in_heap_ = 0;
 }
 
 void SlotIndex::CheckInvariants() const {

@@ -16,8 +16,9 @@
 //
 // Memory. Large arrays are mappings of their own, whose pages go back to the system at once. In the
 // heap, an array that grows leaves a hole that is too small for the next one, and the holes of all
-// partitions together are as large as the index. Arrays are large in a table of about four million
-// entries or more, and at most 16 such tables have them outside the heap.
+// partitions together are as large as the index. Arrays are large in a table of about a million
+// entries or more, and at most 16 such tables have them outside the heap. When the last array of an
+// index leaves the heap, the system gets the holes.
 //
 // Not thread-safe.
 #ifndef DYNEMB_FILE_SLOT_INDEX_H_
@@ -95,7 +96,7 @@ class SlotIndex {
   using Entries = std::unique_ptr<Entry[], FreeEntries>;
   // Arrays from this size on are mapped. A process can have 65,530 mappings; at most this number of
   // them are arrays of indexes.
-  static constexpr size_t kMappedBytes = size_t{64} << 10;
+  static constexpr size_t kMappedBytes = size_t{16} << 10;
   static constexpr int64_t kMostMappings = 16384;
   // Throws std::bad_alloc.
   static Entries Allocate(size_t slots);
@@ -126,6 +127,7 @@ class SlotIndex {
   std::vector<Partition> partitions_ = std::vector<Partition>(kPartitions);
   uint64_t size_ = 0;
   size_t bytes_ = 0;
+  size_t in_heap_ = 0;  // the arrays that are no mappings
 };
 
 template <class Fn>

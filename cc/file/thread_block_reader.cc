@@ -144,8 +144,9 @@ class ThreadBlockReader::Pool {
   std::condition_variable wake_;
 };
 
-ThreadBlockReader::ThreadBlockReader(FileSystem& files, unsigned depth)
+ThreadBlockReader::ThreadBlockReader(FileSystem& files, unsigned depth, bool from_last)
     : files_(files),
+      from_last_(from_last),
       pool_(std::make_unique<Pool>(files, std::min<size_t>(depth, kMostThreads) - 1)),
       pid_(getpid()) {}
 
@@ -161,7 +162,7 @@ void ThreadBlockReader::Read(BlockRead* reads, size_t n, const EndedFn& ended) {
   } else {
     batch.Work(files_);
   }
-  for (size_t i = 0; i < n; ++i) ended(reads[i]);
+  for (size_t i = 0; i < n; ++i) ended(reads[from_last_ ? n - 1 - i : i]);
 }
 
 }  // namespace dynemb

@@ -18,7 +18,7 @@ namespace dynemb {
 class ThreadBlockReader final : public BlockReader {
  public:
   // Up to `depth` reads at once, for one calling thread. Throws std::bad_alloc.
-  ThreadBlockReader(FileSystem& files, unsigned depth);
+  ThreadBlockReader(FileSystem& files, unsigned depth, bool from_last);
   ~ThreadBlockReader() override;
 
   void Read(BlockRead* reads, size_t n, const EndedFn& ended) override;
@@ -28,6 +28,7 @@ class ThreadBlockReader final : public BlockReader {
   class Pool;
 
   FileSystem& files_;
+  const bool from_last_;
   std::unique_ptr<Pool> pool_;
   const pid_t pid_;  // the process that has the threads
 };

@@ -176,14 +176,9 @@ void CatchUp::Restart(const Hyper& hyper, bool nesterov) {
   optimizer_ = RowOptimizer(kind_, flags_, hyper, dim_);
   rates_ = std::move(rates);
   bound_ = bound;
-  alphas_from_ = step_ + 1;
   num_ticks_ = 0;
   for (CutTick& cut : cuts_) cut.settled = 0;
-  runs_.clear();
-  record_ = NextRecord();
-  dropped_ = 0;
-  if (active()) forgotten_ = last_tick_;
-  first_ = step_;
+  ForgetAll();
 }
 
 void CatchUp::Reserve() {
@@ -217,10 +212,23 @@ void CatchUp::Forget(uint64_t step) {
   first_ = std::max(first_, step);
   size_t dropped = 0;
   while (dropped + 1 < runs_.size() && runs_[dropped + 1].first <= step + 1) ++dropped;
-  if (dropped == 0) return;
-  forgotten_ = runs_[dropped].tick - 1;
+  if (runs_.empty()) return;
+  if (runs_[dropped].first <= step) {
+    forgotten_ = last_tick_;  // the ticks of the steps in this run are not known
+  } else if (dropped != 0) {
+    forgotten_ = runs_[dropped].tick - 1;
+  }
   dropped_ += dropped;
   runs_.erase(runs_.begin(), runs_.begin() + static_cast<std::ptrdiff_t>(dropped));
+}
+
+void CatchUp::ForgetAll() {
+  runs_.clear();
+  record_ = NextRecord();
+  dropped_ = 0;
+  alphas_from_ = step_ + 1;
+  if (active()) forgotten_ = last_tick_;
+  first_ = step_;
 }
 
 void CatchUp::NoteCut(Tick watermark) {

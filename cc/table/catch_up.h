@@ -104,7 +104,9 @@ class CatchUp {
   static constexpr uint64_t kSweepSteps = kMostRuns / 8;
   // Drops the runs that end at `step` or before: no row lacks a step of theirs.
   void Forget(uint64_t step);
-  // The tick of the last step that was dropped.
+  // Drops all runs: no row lacks a step.
+  void ForgetAll();
+  // The tick of the last step that was dropped, or a later one.
   Tick forgotten() const { return forgotten_; }
 
   // Notes a watermark, at which there is a cut that a delta may follow.
@@ -131,6 +133,7 @@ class CatchUp {
                       Tick tick, CatchUp* parsed);
   // The last step of the record that was loaded last; 0 if there was none.
   uint64_t loaded() const { return loaded_; }
+  void set_loaded(uint64_t step) { loaded_ = step; }
   // Leaves the steps up to this one out of a record that Parse has returned.
   void LeaveOut(uint64_t step) { first_ = std::max(first_, std::min(step, step_)); }
   // Whether `later` has all steps after step(), and at least one, and continues this record.

@@ -174,11 +174,12 @@ class HashTable final : public HostTable {
   Status Insert(Exec& exec, const Batch& batch, const Fill& fill, BatchScratch* scratch);
   // Moves the cold rows of the keys with rows[i] == kNoRow to memory, and finds these keys again.
   Status BringIn(Exec& exec, const Batch& batch);
-  // Cold rows that Find has found.
+  // Cold rows that Find has found, in the order of their keys.
   struct Moved {
     std::vector<K> keys;
     std::vector<ColdPlace> places;
     std::vector<RowTimes> times;
+    std::vector<uint32_t> content_of;  // the number of each row in `contents`
     std::vector<char> contents;
   };
   // Finds the cold rows of `keys`, and removes those that have expired.

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <shared_mutex>
 #include <utility>
 #include <vector>
@@ -19,6 +20,23 @@ void SortDistinct(std::vector<uint64_t>* keys) {
   keys->erase(std::unique(keys->begin(), keys->end()), keys->end());
 }
 
+// The order of keys. ColdRows delivers rows in any order, on which no result may depend.
+template <class Key>
+std::vector<uint32_t> OrderOf(const std::vector<Key>& keys) {
+  std::vector<uint32_t> order(keys.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::sort(order.begin(), order.end(),
+            [&keys](uint32_t a, uint32_t b) { return keys[a] < keys[b]; });
+  return order;
+}
+
+template <class T>
+void Reorder(const std::vector<uint32_t>& order, std::vector<T>* values) {
+  std::vector<T> ordered(order.size());
+  for (size_t i = 0; i < order.size(); ++i) ordered[i] = (*values)[order[i]];
+  values->swap(ordered);
+}
+
 }  // namespace
 
 template <class K>
@@ -29,6 +47,11 @@ Status HashTable<K>::TakeCold(const std::vector<uint64_t>& keys, Tick tick, Move
   const size_t content_bytes = layout().content_bytes();
   std::vector<uint64_t> gone;
   std::vector<ColdPlace> gone_places;
+  const size_t most = std::min<uint64_t>(keys.size(), cold_->size());
+  moved->keys.reserve(most);
+  moved->places.reserve(most);
+  moved->times.reserve(most);
+  moved->contents.reserve(most * content_bytes);
   DYNEMB_RETURN_IF_ERROR(cold_->Find(keys.data(), keys.size(), [&](size_t, const ColdRow& row) {
     if (HasExpired(expired, row.times)) {
       gone.push_back(row.key);
@@ -40,7 +63,14 @@ Status HashTable<K>::TakeCold(const std::vector<uint64_t>& keys, Tick tick, Move
     moved->times.push_back(row.times);
     moved->contents.insert(moved->contents.end(), row.content, row.content + content_bytes);
   }));
+  moved->content_of = OrderOf(moved->keys);
+  Reorder(moved->content_of, &moved->keys);
+  Reorder(moved->content_of, &moved->places);
+  Reorder(moved->content_of, &moved->times);
   if (gone.empty()) return Status();
+  const std::vector<uint32_t> order = OrderOf(gone);
+  Reorder(order, &gone);
+  Reorder(order, &gone_places);
   for (const uint64_t key : gone) {
     if (changes_.tracking()) changes_.Deleted(tick, key, Removal::kExpire);
   }
@@ -67,7 +97,7 @@ Status HashTable<K>::MoveIn(Exec& exec, const Moved& moved, Stamp now, Tick tick
   }
   const auto fill = [&](size_t i, K key, char* row) {
     char* const content = row + layout().vector_offset;
-    memcpy(content, moved.contents.data() + i * content_bytes, content_bytes);
+    memcpy(content, moved.contents.data() + moved.content_of[i] * content_bytes, content_bytes);
     *layout().update(row) = Clamped(moved.times[i]).updated;
     if (!brings || !catch_up_.IsBehind(layout().state(row))) return;
     VectorBuffers::Lease unpacked(&buffers_);
@@ -227,6 +257,9 @@ size_t HashTable<K>::EraseCold(KeySpan keys, Tick tick, Removal how) {
   });
   KeepError(status);
   if (!status.ok()) return 0;
+  const std::vector<uint32_t> order = OrderOf(found);
+  Reorder(order, &found);
+  Reorder(order, &places);
   if (how == Removal::kWipe) KeepError(cold_->Wipe(places.data(), places.size()));
   for (const uint64_t key : found) {
     if (changes_.tracking()) changes_.Deleted(tick, key, how);

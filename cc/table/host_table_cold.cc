@@ -163,9 +163,12 @@ void HostTable::ClearCold(Tick tick) noexcept {
       while (status.ok() && cursor != ColdRows::kEnd) {
         const auto any = [](const RowTimes&) { return true; };
         const ColdRows::Scanned scanned = cold_->Scan(cursor, 65536, rows, any);
-        status = cold_->Read(scanned.places, [&](size_t, const ColdRow& row) {
-          changes_.Deleted(tick, row.key, Removal::kErase);
-        });
+        std::vector<uint64_t> keys(scanned.places.size());
+        status =
+            cold_->Read(scanned.places, [&](size_t i, const ColdRow& row) { keys[i] = row.key; });
+        for (size_t i = 0; i < keys.size() && status.ok(); ++i) {
+          changes_.Deleted(tick, keys[i], Removal::kErase);
+        }
         cursor = scanned.next;
       }
     } catch (const std::bad_alloc&) {
@@ -293,18 +296,27 @@ Status HostTable::TrimCold(Tick tick) {
                    });
   std::vector<ColdPlace> places;
   for (size_t c = 0; c < leaving; ++c) places.push_back(scanned.places[chosen[c]]);
+  // First everything that may fail.
+  const RowLayout& l = layout();
   std::vector<uint64_t> keys(leaving);
-  std::vector<char> row(layout().stride);
-  VectorBuffer unpacked(layout().dim);
+  std::vector<char> rows(evicted_ == nullptr ? 0 : leaving * l.stride);
+  std::vector<int64_t> scores(leaving);
   DYNEMB_RETURN_IF_ERROR(cold_->Read(places, [&](size_t i, const ColdRow& cold) {
     keys[i] = cold.key;
-    if (changes_.tracking()) changes_.Deleted(tick, cold.key, Removal::kEvict);
+    scores[i] = PublicScore(scanned.times[chosen[i]].score);
     if (evicted_ == nullptr) return;
-    char* const content = row.data() + layout().vector_offset;
-    memcpy(content, cold.content, layout().content_bytes());
-    if (catch_up_.active()) BringContent(cold.key, content, unpacked.get());
-    evicted_->Add(cold.key, row.data(), PublicScore(scanned.times[chosen[i]].score));
+    memcpy(rows.data() + i * l.stride + l.vector_offset, cold.content, l.content_bytes());
   }));
+  if (evicted_ != nullptr) {
+    VectorBuffer unpacked(l.dim);
+    for (size_t i = 0; i < leaving && catch_up_.active(); ++i) {
+      BringContent(keys[i], rows.data() + i * l.stride + l.vector_offset, unpacked.get());
+    }
+    evicted_->AddAll(leaving, keys.data(), rows.data(), scores.data());
+  }
+  for (const uint64_t key : keys) {
+    if (changes_.tracking()) changes_.Deleted(tick, key, Removal::kEvict);
+  }
   cold_->Remove(keys.data(), places.data(), leaving);
   counters_.evictions += leaving;
   changes_.TrimDeletions(size());

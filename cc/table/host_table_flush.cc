@@ -29,6 +29,7 @@ struct FlushRecord {
   int64_t first_admission_line;
   std::vector<uint64_t> admission;
   std::vector<double> steps;  // CatchUp::SaveAll
+  uint64_t loaded_step;
 
   std::string Encoded() const {
     ByteWriter out;
@@ -52,6 +53,7 @@ struct FlushRecord {
     out.Put(first_admission_line);
     out.PutArray(admission);
     out.PutArray(steps);
+    out.Put(loaded_step);
     return out.bytes();
   }
 
@@ -78,6 +80,7 @@ struct FlushRecord {
     first_admission_line = in.Get<int64_t>();
     admission = in.GetArray<uint64_t>();
     steps = in.GetArray<double>();
+    loaded_step = in.Get<uint64_t>();
     return in.ok() && in.at_end();
   }
 
@@ -96,8 +99,9 @@ struct FlushRecord {
 
 }  // namespace
 
-Status HostTable::Flush(Exec&, const std::string& folder, Tick tick, int64_t utc_ns) {
+Status HostTable::Flush(Exec& exec, const std::string& folder, Tick tick, int64_t utc_ns) {
   if (cold_ == nullptr) return CheckHasFiles();
+  DYNEMB_RETURN_IF_ERROR(MendMarks(exec));
   const AdmissionCounters& counters = admission_.counters();
   const size_t words = counters.bytes() / sizeof(uint64_t);
   FlushRecord record;
@@ -117,6 +121,7 @@ Status HostTable::Flush(Exec&, const std::string& folder, Tick tick, int64_t utc
   record.first_admission_line = counters.first_line();
   record.admission.assign(counters.data(), counters.data() + words);
   record.steps = catch_up_.SaveAll();
+  record.loaded_step = catch_up_.loaded();
   return cold_->Flush(folder, record.Encoded(), [this](const ColdRows::AddHotFn& add) -> Status {
     for (uint64_t r = 0; r < rows_.high_water(); ++r) {
       const auto row = static_cast<RowId>(r);
@@ -145,6 +150,7 @@ Status HostTable::Restore(Exec& exec, const std::string& folder, FlushInfo* info
     const Status parsed = CatchUp::Parse(record.steps, record.info.state_spec, options_.dim,
                                          record.info.tick, &steps);
     if (!parsed.ok()) return DataLoss(folder + "/manifest: " + parsed.message());
+    steps.set_loaded(record.loaded_step);
   }
   DYNEMB_RETURN_IF_ERROR(ResetState(exec, record.info.state_spec));
   DYNEMB_RETURN_IF_ERROR(cold_->Restore(folder));

@@ -131,6 +131,7 @@ void Table::SwapBase(Table* other) {
   std::swap(catch_up_, other->catch_up_);
   std::swap(steps_lost_, other->steps_lost_);
   brought_ = other->brought_ = Brought();
+  std::swap(marks_are_wrong_, other->marks_are_wrong_);
 }
 
 Status Table::Create(const TableOptions& options, std::unique_ptr<Table>* table, Exec* exec) {

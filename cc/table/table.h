@@ -280,6 +280,13 @@ class Table : public TableBatches, public TableCut {
   virtual Status CopySteps(Exec&, const CatchUp&) { return Status(); }
   // Brings all rows up to date.
   Status BringAll(Exec& exec);
+  // MarkRows. If it fails, MendMarks has to succeed before the next step.
+  Status MarkAll(Exec& exec, float mark);
+  // Marks all rows as rows that have all steps if MarkAll has failed. They do: no step is recorded
+  // before MarkAll is called.
+  Status MendMarks(Exec& exec) {
+    return marks_are_wrong_ ? MarkAll(exec, catch_up_.mark()) : Status();
+  }
   // The first tick at which the rows of a delta since another one were updated: other rows have
   // settled, and the steps since then are known. 0: a delta has all rows.
   Tick RowsOfDeltaSince(Tick since) const {
@@ -346,6 +353,7 @@ class Table : public TableBatches, public TableCut {
     uint64_t next_row = 0;
     uint64_t step = 0;  // the last one when the sweep began
   } brought_;
+  bool marks_are_wrong_ = false;  // MarkAll has failed
   std::string state_owner_;
   mutable SharedMutex mutex_;
 };

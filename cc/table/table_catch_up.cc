@@ -16,11 +16,11 @@ Status Table::BeginStep(Exec& exec, OptimizerFlags flags, const Hyper& hyper, Ti
                            " must be below 1");
   }
   if (catch_up_.step() == 0) {
-    MarkRows(exec, CatchUpView::MarkOf(tick));
-    DYNEMB_RETURN_IF_ERROR(Error());
+    DYNEMB_RETURN_IF_ERROR(MarkAll(exec, CatchUpView::MarkOf(tick)));
     catch_up_.Start(tick);
     MarkNewRows(exec, catch_up_.mark());
   }
+  DYNEMB_RETURN_IF_ERROR(MendMarks(exec));
   if (!catch_up_.active() || !catch_up_.Continues(hyper, flags.nesterov)) {
     DYNEMB_RETURN_IF_ERROR(BringAll(exec));
     catch_up_.Restart(hyper, flags.nesterov);
@@ -34,6 +34,14 @@ Status Table::BeginStep(Exec& exec, OptimizerFlags flags, const Hyper& hyper, Ti
       BringRows(exec, brought_.next_row, RowsHeld() / CatchUp::kSweepSteps + kLeast);
   DYNEMB_RETURN_IF_ERROR(Error());
   if (brought_.next_row == 0) catch_up_.Forget(brought_.step);
+  return Status();
+}
+
+Status Table::MarkAll(Exec& exec, float mark) {
+  marks_are_wrong_ = true;
+  MarkRows(exec, mark);
+  DYNEMB_RETURN_IF_ERROR(Error());
+  marks_are_wrong_ = false;
   return Status();
 }
 
@@ -58,9 +66,10 @@ Status Table::LoadSteps(Exec& exec, const std::vector<double>& saved, Tick tick)
   const uint64_t had = catch_up_.loaded();
   if (had != 0 && loaded.step() <= had) return Status();  // another part of the same snapshot
   loaded.LeaveOut(had);
+  DYNEMB_RETURN_IF_ERROR(MendMarks(exec));
   if (catch_up_.NeedsSweep()) {
     DYNEMB_RETURN_IF_ERROR(BringAll(exec));
-    catch_up_.Forget(catch_up_.step());
+    catch_up_.ForgetAll();
   }
   // A table that has taken steps of its own has these, and the ones of the record.
   if (catch_up_.step() == had && catch_up_.IsExtendedBy(loaded)) {
@@ -70,10 +79,11 @@ Status Table::LoadSteps(Exec& exec, const std::vector<double>& saved, Tick tick)
     catch_up_ = std::move(extended);
   } else {
     DYNEMB_RETURN_IF_ERROR(BringAll(exec));
-    DYNEMB_RETURN_IF_ERROR(CopySteps(exec, loaded));
-    MarkRows(exec, loaded.first_mark());
-    DYNEMB_RETURN_IF_ERROR(Error());
+    // If this fails, the rows have all steps of the present record, and their marks say nothing.
     LoseSteps();
+    catch_up_.ForgetAll();
+    DYNEMB_RETURN_IF_ERROR(CopySteps(exec, loaded));
+    DYNEMB_RETURN_IF_ERROR(MarkAll(exec, loaded.first_mark()));
     catch_up_ = std::move(loaded);
   }
   MarkNewRows(exec, catch_up_.mark());

@@ -1,4 +1,12 @@
 // The contract suites of Table, for tables of which most rows are in files.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cc/table/evicted_rows.h"
 #include "tests/cc/file_table_kind.h"
 #include "tests/cc/table_suites.h"
 
@@ -18,6 +26,71 @@ INSTANTIATE_TABLE_SUITE(SmallFile, TableGradient, kSmallFileTables);
 INSTANTIATE_TABLE_SUITE(SmallFile, TableRandom, kSmallFileTables);
 INSTANTIATE_TABLE_SUITE(SmallFile, TableSelect, kSmallFileTables);
 INSTANTIATE_TABLE_SUITE(SmallFile, TableTime, kSmallFileTables);
+
+// Row ids, evictions and losses are the same in whatever order reads end.
+TEST(FileTableTest, TheOrderOfReadsChangesNothing) {
+  struct Result {
+    std::vector<RowId> rows;
+    std::vector<uint64_t> keys, evicted;
+    bool operator==(const Result& other) const {
+      return rows == other.rows && keys == other.keys && evicted == other.evicted;
+    }
+  };
+  const auto run = [](BlockReader::Options::Kind kind, bool from_last, int64_t max_capacity) {
+    TableOptions options;
+    options.name = "t";
+    options.dim = 4;
+    options.max_capacity = max_capacity;
+    options.ttl = 40;
+    FileOptions files = TestFiles();
+    files.reader.kind = kind;
+    files.reader.from_last = from_last;
+    files.reader.depth = 8;
+    std::unique_ptr<Table> table;
+    EXPECT_TRUE(MakeFileTable(options, files, 400, &table).ok());
+    table->Track(1);
+    SerialExec exec;
+    Random random(1);
+    Result result;
+    EvictedRows evicted(table->layout());
+    for (Tick tick = 1; tick <= 200; ++tick) {
+      std::vector<uint64_t> keys(150);
+      for (uint64_t& key : keys) key = random.Below(3000);
+      const KeySpan span(keys.data(), keys.size());
+      std::vector<RowId> rows(keys.size());
+      if (tick % 9 == 0) {
+        EXPECT_TRUE(table->InsertAndEvict(exec, span, tick, rows.data(), &evicted).ok());
+      } else if (tick % 5 == 0) {
+        table->Find(exec, span, tick, rows.data());
+      } else {
+        EXPECT_TRUE(table->FindOrInsert(exec, span, tick, rows.data()).ok());
+      }
+      result.rows.insert(result.rows.end(), rows.begin(), rows.end());
+    }
+    for (int64_t cursor = 0; cursor >= 0;) {
+      const ExportPlan plan =
+          table->SelectRows(exec, static_cast<uint64_t>(cursor), 500, RowPredicate());
+      std::vector<uint64_t> keys(plan.rows.size());
+      table->Export(exec, plan, keys.data(), nullptr, nullptr, nullptr);
+      result.keys.insert(result.keys.end(), keys.begin(), keys.end());
+      cursor = plan.next_cursor;
+    }
+    std::sort(result.keys.begin(), result.keys.end());
+    result.evicted.resize(evicted.size());
+    std::vector<char> vectors(evicted.size() * table->layout().vector_bytes());
+    std::vector<int64_t> scores(evicted.size());
+    evicted.Copy(result.evicted.data(), vectors.data(), nullptr, scores.data());
+    EXPECT_GT(table->stats().cold.hits, 1000u);
+    return result;
+  };
+  using Kind = BlockReader::Options::Kind;
+  for (const int64_t max_capacity : {0, 1500}) {
+    const Result expected = run(Kind::kThreads, false, max_capacity);
+    EXPECT_TRUE(run(Kind::kThreads, true, max_capacity) == expected) << max_capacity;
+    EXPECT_TRUE(run(Kind::kAuto, false, max_capacity) == expected) << max_capacity;
+    EXPECT_EQ(expected.evicted.empty(), max_capacity == 0);
+  }
+}
 
 }  // namespace
 }  // namespace testing_table
