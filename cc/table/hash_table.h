@@ -190,8 +190,8 @@ class HashTable final : public HostTable {
   Status MoveIn(Exec& exec, const Moved& moved, Stamp now, Tick tick,
                 const std::vector<FoundRows>& others, bool brings);
   Status MoveAllOut() override;
-  // Erase, of cold rows.
-  size_t EraseCold(KeySpan keys, Tick tick, Removal how);
+  // Erase, of cold rows. If they cannot be read, nothing has changed.
+  Status EraseCold(KeySpan keys, Tick tick, Removal how, size_t* erased);
   // LoadRows, of rows that memory can hold together.
   Status LoadPart(Exec& exec, const LoadedRows& loaded, Tick tick);
   // Removes expired rows to make room for n keys: all of them, unless it would cost much more than

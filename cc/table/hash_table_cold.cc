@@ -244,19 +244,17 @@ Status HashTable<K>::HoldRows(Exec& exec, const HeldRows* held, size_t num) {
 }
 
 template <class K>
-size_t HashTable<K>::EraseCold(KeySpan keys, Tick tick, Removal how) {
-  if (cold_ == nullptr || cold_->size() == 0) return 0;
+Status HashTable<K>::EraseCold(KeySpan keys, Tick tick, Removal how, size_t* erased) {
+  if (cold_ == nullptr || cold_->size() == 0) return Status();
   std::vector<uint64_t> bits(keys.size());
   for (size_t i = 0; i < bits.size(); ++i) bits[i] = keys.BitsAt(i);
   SortDistinct(&bits);
   std::vector<uint64_t> found;
   std::vector<ColdPlace> places;
-  const Status status = cold_->Find(bits.data(), bits.size(), [&](size_t, const ColdRow& row) {
+  DYNEMB_RETURN_IF_ERROR(cold_->Find(bits.data(), bits.size(), [&](size_t, const ColdRow& row) {
     found.push_back(row.key);
     places.push_back(row.place);
-  });
-  KeepError(status);
-  if (!status.ok()) return 0;
+  }));
   const std::vector<uint32_t> order = OrderOf(found);
   Reorder(order, &found);
   Reorder(order, &places);
@@ -266,7 +264,8 @@ size_t HashTable<K>::EraseCold(KeySpan keys, Tick tick, Removal how) {
   }
   cold_->Remove(found.data(), places.data(), found.size());
   CompactSoon();
-  return found.size();
+  *erased += found.size();
+  return Status();
 }
 
 template <class K>
@@ -309,7 +308,7 @@ Status HashTable<K>::MoveAllOut() {
   template void HashTable<K>::ReadAhead(Exec&, KeySpan);                  \
   template Status HashTable<K>::HoldRows(Exec&, const HeldRows*, size_t); \
   template Status HashTable<K>::MoveAllOut();                             \
-  template size_t HashTable<K>::EraseCold(KeySpan, Tick, Removal)
+  template Status HashTable<K>::EraseCold(KeySpan, Tick, Removal, size_t*)
 DYNEMB_INSTANTIATE(uint64_t);
 DYNEMB_INSTANTIATE(uint32_t);
 #undef DYNEMB_INSTANTIATE

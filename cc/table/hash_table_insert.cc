@@ -407,12 +407,20 @@ size_t HashTable<K>::Erase(Exec& exec, KeySpan keys, Tick tick, Removal how) {
   plan.Reserve(exec, std::min(n, kRange));
   rows_.ReserveFree(std::min<uint64_t>(n, rows_.live()));
   const TableView<K> view = View();
+  auto& counter = how == Removal::kEvict    ? counters_.evictions
+                  : how == Removal::kExpire ? counters_.expired
+                                            : counters_.erased;
   size_t erased = 0;
   for (size_t begin = 0; begin < n; begin += kRange) {
     const K* const k = keys.As<K>() + begin;
     const size_t size = std::min(n - begin, kRange);
-    // Cold rows first: this needs memory.
-    erased += EraseCold({options_.key_type, k, size}, tick, how);
+    // Cold rows first: this needs memory, and may fail.
+    const Status cold = EraseCold({options_.key_type, k, size}, tick, how, &erased);
+    if (!cold.ok()) {
+      KeepError(cold);
+      counter.fetch_add(erased, std::memory_order_relaxed);
+      return erased;
+    }
     // Expired rows, too.
     FindRows(exec, k, size, Touch{}, Expired(), Counts::kNothing, found);
     plan.BuildHeld(exec, k, found, size, index_);
@@ -434,9 +442,6 @@ size_t HashTable<K>::Erase(Exec& exec, KeySpan keys, Tick tick, Removal how) {
   }
   if (how == Removal::kWipe) ForgetCounts(keys);
   changes_.TrimDeletions(this->size());
-  auto& counter = how == Removal::kEvict    ? counters_.evictions
-                  : how == Removal::kExpire ? counters_.expired
-                                            : counters_.erased;
   counter.fetch_add(erased, std::memory_order_relaxed);
   return erased;
 }
