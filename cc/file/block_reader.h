@@ -2,11 +2,11 @@
 //
 // Contract. Read ends when all of its reads have ended. It calls ended(read) for each of them, in
 // any order, on the calling thread, which can use the bytes while other reads are in flight. The
-// call must not throw. A read that fails sets only its own error;
-// a read that is interrupted, or transfers a part, is continued. Each request is one read: reads of
-// adjacent blocks are not merged. Any number of threads may call Read at the same time. Read does
-// not throw, and allocates nothing that it cannot do without: if there are no threads, or the ring
-// fails, the caller reads by itself, with FileSystem::Pread.
+// call must not throw. A read that fails sets only its own error; a read that is interrupted, or
+// transfers a part, is continued. Each request is one read: reads of adjacent blocks are not
+// merged. Any number of threads may call Read at the same time. Read does not throw, and allocates
+// nothing that it cannot do without: if there are no threads, or the ring fails, the caller reads
+// by itself, with FileSystem::Pread.
 //
 // A child of fork can use and destroy its copy of the reader. Its reads are made by the caller, one
 // after another.
