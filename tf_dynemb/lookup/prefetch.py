@@ -7,7 +7,8 @@ On several ranks, keys and vectors are exchanged ahead. In one process, rows in 
 batch is used, the owners of its rows therefore check which rows have been updated, removed or
 replaced since they were read, and send only those again. A prefetched lookup thus gives the same
 result as a lookup at that time; no vector is ever older than the last step. Prefetching saves the
-exchange of all keys, and of the vectors that the last step did not change.
+exchange of all keys, and of the vectors that the last step did not change. Rows in files are read
+without the table's lock, and then moved to memory.
 
 Reading from other ranks creates no rows, and so evicts none that the running step needs. Rows for
 unknown keys are created when the batch is used. Reading counts as an access: a full table evicts
@@ -210,8 +211,14 @@ class _FileReader:
         with self._lock:
             self._is_closed = True
             for table, _ in self._tables:
-                for _ in range(2):
-                    self._read(table, [tf.zeros([0], table.key_type)])
+                _free_ahead(table)
+
+
+def _free_ahead(table: DynamicVariable) -> None:
+    """Frees the rows that were read from a table's files ahead: those of the last two reads."""
+    with _ops.on_host():
+        for _ in range(2):
+            _ops.library().dynemb_read_ahead(table.handle, tf.zeros([0], table.key_type))
 
 
 def _nothing_ahead(features: Sequence[Bags]) -> Prefetched:
@@ -258,6 +265,21 @@ class _Reader:
             tick,
         )
 
+    def _read_owned(self, keys: Sequence[Any]) -> tuple[Any, Any]:
+        """Reads the rows that other ranks ask for, those in files without the tables' locks."""
+        files = [
+            (table.variable, its)
+            for table, its in zip(self._tables, keys, strict=True)
+            if _has_files(table.variable)
+        ]
+        with _ops.on_host():
+            for table, its in files:
+                _ops.library().dynemb_read_ahead(table.handle, its)
+        result = exchange.read_owned(self._tables, keys, insert=False)
+        for table, _ in files:
+            _free_ahead(table)
+        return result
+
     def close(self) -> None:
         """Leaves a read that runs: ranks that have failed may never answer it."""
 
@@ -269,7 +291,7 @@ class _Reader:
                 tick = _ops.library().dynemb_tick_before(tf.constant(2**63 - 1, tf.int64))
             with tf.control_dependencies([tick]), _ops.on(asked.device):
                 owned = [tf.identity(its) for its in asked.keys]
-            held, rows = exchange.read_owned(self._tables, owned, insert=False)
+            held, rows = self._read_owned(owned)
             vectors = asked.to_askers(held, "vectors", name="dynemb_ahead_vectors")
         return asked.index, owned, asked.asked, asked.served, vectors, rows, tick
 
