@@ -106,9 +106,8 @@ def test_prefetched_batches(comm, shared_path):
                 loss = tf.reduce_sum(pooled**2)
             optimizer.apply_gradients([(tape.gradient(loss, table), table)])
     check(comm, tables)
-    # The disk was waited for without the lock.
-    stats = tables[0].stats()
-    assert stats["file_hits_ahead"] > stats["file_hits"] / 4
+    # Rows were read from the disk without the lock. (Many others wait in memory to be written.)
+    assert tables[0].stats()["file_hits_ahead"] > 0
 
 
 @pytest.mark.parametrize(("of_files", "to_files"), [(True, False), (False, True)])
