@@ -76,6 +76,19 @@ def test_training_equals_training_in_memory(comm, shared_path, name):
     ]
 
 
+def test_rows_make_up_for_missed_steps(comm, shared_path):
+    tables = tables_of(shared_path / "rows")
+    schedule = K.schedules.ExponentialDecay(0.05, 5, 0.9)
+    optimizers = [
+        de.OptimizerWrapper(K.AdamW(schedule, weight_decay=0.02), catch_up=True) for _ in tables
+    ]
+    train(comm, tables, optimizers)
+    files, memory = (whole_table(comm, table) for table in tables)
+    np.testing.assert_array_equal(files.keys, memory.keys)
+    np.testing.assert_array_equal(files.vectors, memory.vectors)
+    assert tables[0].stats()["file_rows"] > len(tables[0]) // 2
+
+
 def test_single_calls(comm, shared_path):
     tables = tables_of(shared_path / "rows")
     train(comm, tables, optimizers_of())
