@@ -71,10 +71,10 @@ sanitize: build ## runs the C++ tests under ASan, UBSan and TSan
 	$(BAZEL) test --config=tsan //tests/cc:all
 
 # Factors of the lengths of tests: of small batches, of large ones, of tables on a simulated device, of tables in files; of the number
-# of rows in files under ASan and UBSan, 5,000; and of tables on a simulated device with emulated teams, small and large ones.
+# of rows in files under sanitizers, 5,000; and of tables on a simulated device with emulated teams, small and large ones.
 LONGER ?= 150 10 540 560 1000 1080 4320
 SOAK = $(BAZEL) test --test_timeout=10000 --test_summary=detailed
-soak: build ## compares tables with models for a million operations each, and five million rows in files under ASan and UBSan; takes long
+soak: build ## compares tables with models for a million operations each, and five million rows in files under ASan, UBSan and TSan; takes long
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 1,$(LONGER)) --test_filter='*RandomCallsMatchTheModel*' \
 	  //tests/cc:table_test //tests/cc:table_test_4_threads
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 2,$(LONGER)) --test_filter='*AgreesWithAModel*' //tests/cc:admission_table_test
@@ -86,6 +86,7 @@ soak: build ## compares tables with models for a million operations each, and fi
 	  //tests/cc:device_table_test
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 4,$(LONGER)) --test_filter='*EqualsATableInMemory*' //tests/cc:file_table_model_test
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 5,$(LONGER)) --config=asan-ubsan //tests/cc:file_table_scale_test
+	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 5,$(LONGER)) --config=tsan //tests/cc:file_table_scale_test
 
 cuda-check: build ## compiles all GPU code if nvcc is found; its tests skip without a GPU
 	$(BAZEL) build //cc/table:device //cc/device:cuda_check //tests/cuda:all //benchmarks/cuda:all
