@@ -46,8 +46,7 @@ virtual_environment() {
   fi
   if ! cmp -s requirements.txt "$VENV/requirements.installed"; then
     say "installing requirements.txt into $VENV"
-    # Python compiles a module when it is first imported.
-    quietly "$VENV/bin/python" -m pip install -q --no-compile --disable-pip-version-check -r requirements.txt
+    quietly "$VENV/bin/python" -m pip install -q --disable-pip-version-check -r requirements.txt
     cp requirements.txt "$VENV/requirements.installed"
   fi
 }
