@@ -1,7 +1,7 @@
 # Each target first runs tools/setup.sh, which sets up whatever is missing.
 .DEFAULT_GOAL := build
-.PHONY: build train serve-example test test-cc soak test-wheel test-wheels lint format bench bench-cc bench-peers wheel wheels \
-	sanitize cuda-check fake-gpu gpu-test gpu-bundle clean
+.PHONY: build train serve-example test test-cc soak test-wheel test-wheels lint format bench bench-cc bench-peers bench-hierarchical-kv wheel \
+	wheels sanitize cuda-check fake-gpu gpu-test gpu-bundle clean
 .NOTPARALLEL:
 
 PYTHON := .venv/bin/python
@@ -54,6 +54,9 @@ bench-cc: build ## runs the C++ benchmarks, and measures the limits of this mach
 
 bench-peers: build ## as bench, compared with TFRA, which gets its own venv
 	tools/bench_peers.sh $(ARGS)
+
+bench-hierarchical-kv: ## runs the cases of table_benchmark on NVIDIA's HierarchicalKV; needs nvcc and a GPU
+	tools/bench_hierarchical_kv.sh $(ARGS)
 
 wheels: ## builds dist/*.whl for upload: manylinux, with operators for every supported TensorFlow
 	tools/wheels.sh

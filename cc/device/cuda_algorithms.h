@@ -10,9 +10,12 @@ struct CUstream_st;
 
 namespace dynemb {
 
-// Threads per block, for all kernels: enough to fill any GPU, and few enough that a kernel may use
+// Threads per block: enough to fill any GPU, and few enough that a kernel may use
 // 255 registers.
 constexpr unsigned int kCudaThreadsPerBlock = 256;
+// The same for ForRows, whose teams may have very different amounts of work. The place of a block
+// becomes free when its last team ends.
+constexpr unsigned int kCudaThreadsPerRowBlock = 64;
 
 // All functions return a cudaError_t.
 

@@ -23,6 +23,13 @@ __device__ inline size_t Thread() {
 }
 __device__ inline size_t NumThreads() { return static_cast<size_t>(gridDim.x) * blockDim.x; }
 
+// How many blocks a multiprocessor must have room for, if a body of ForRows says so; otherwise 0.
+template <class Body, class = void>
+constexpr unsigned int kLeastBlocks = 0;
+template <class Body>
+constexpr unsigned int kLeastBlocks<Body, std::void_t<decltype(Body::kLeastBlocks)>> =
+    Body::kLeastBlocks;
+
 template <class Body>
 __device__ inline size_t Items(size_t n, const Body& body) {
   const size_t items = body.Items();
@@ -43,11 +50,32 @@ __global__ void __launch_bounds__(kCudaThreadsPerBlock) KeysKernel(size_t n, Bod
 }
 
 template <uint32_t W, class Body>
-__global__ void __launch_bounds__(kCudaThreadsPerBlock) RowsKernel(size_t n, Body body) {
+__device__ inline void RunRows(size_t n, const Body& body) {
   if constexpr (device::kHasItems<Body>) n = Items(n, body);
   CudaTile<W> lanes(
       cooperative_groups::tiled_partition<W>(cooperative_groups::this_thread_block()));
   for (size_t i = Thread() / W; i < n; i += NumThreads() / W) body(lanes, i);
+}
+
+template <uint32_t W, class Body>
+__global__ void __launch_bounds__(kCudaThreadsPerRowBlock) RowsKernel(size_t n, Body body) {
+  RunRows<W>(n, body);
+}
+
+// The same for a body with kLeastBlocks. (To the compiler, no number is not the same as 1.)
+template <uint32_t W, class Body>
+__global__ void __launch_bounds__(kCudaThreadsPerRowBlock, Body::kLeastBlocks)
+    ManyRowsKernel(size_t n, Body body) {
+  RunRows<W>(n, body);
+}
+
+template <uint32_t W, class Body>
+auto* RowsKernelOf() {
+  if constexpr (kLeastBlocks<Body> != 0) {
+    return &ManyRowsKernel<W, Body>;
+  } else {
+    return &RowsKernel<W, Body>;
+  }
 }
 
 template <class Body>
@@ -65,7 +93,7 @@ void CudaDevice::Session::ForEach(size_t n, const Body& body) {
   if (n == 0) return;
   void* arguments[] = {&n, const_cast<Body*>(&body)};
   Launch("ForEach", reinterpret_cast<const void*>(&internal_cuda_device::EachKernel<Body>), n,
-         arguments);
+         kCudaThreadsPerBlock, arguments);
 }
 
 template <class Body>
@@ -74,7 +102,7 @@ void CudaDevice::Session::ForKeys(size_t n, const Body& body) {
   if (n == 0) return;
   void* arguments[] = {&n, const_cast<Body*>(&body)};
   Launch("ForKeys", reinterpret_cast<const void*>(&internal_cuda_device::KeysKernel<Body>), n,
-         arguments);
+         kCudaThreadsPerBlock, arguments);
 }
 
 template <class Body>
@@ -84,17 +112,18 @@ void CudaDevice::Session::ForRows(size_t n, size_t quads, const Body& body) {
   const uint32_t width = RowWidth(quads);
   void* arguments[] = {&n, const_cast<Body*>(&body)};
   const auto launch = [&](void (*kernel)(size_t, Body)) {
-    Launch("ForRows", reinterpret_cast<const void*>(kernel), n * width, arguments);
+    Launch("ForRows", reinterpret_cast<const void*>(kernel), n * width, kCudaThreadsPerRowBlock,
+           arguments);
   };
   switch (width) {
     case 4:
-      return launch(&internal_cuda_device::RowsKernel<4, Body>);
+      return launch(internal_cuda_device::RowsKernelOf<4, Body>());
     case 8:
-      return launch(&internal_cuda_device::RowsKernel<8, Body>);
+      return launch(internal_cuda_device::RowsKernelOf<8, Body>());
     case 16:
-      return launch(&internal_cuda_device::RowsKernel<16, Body>);
+      return launch(internal_cuda_device::RowsKernelOf<16, Body>());
     default:
-      return launch(&internal_cuda_device::RowsKernel<32, Body>);
+      return launch(internal_cuda_device::RowsKernelOf<32, Body>());
   }
 }
 

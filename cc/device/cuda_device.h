@@ -218,8 +218,10 @@ class CudaDevice {
     void* PinnedBytes(size_t n, size_t size);
     template <class Key>
     void SortPairsOf(Key* keys, uint32_t* values, size_t n, int bits);
-    // Launches a kernel with at least `threads` threads, or with most_threads_ if that is less.
-    void Launch(const char* what, const void* kernel, size_t threads, void** arguments);
+    // Launches a kernel with at least `threads` threads, or with most_threads_ if that is less, in
+    // blocks of `per_block`.
+    void Launch(const char* what, const void* kernel, size_t threads, unsigned int per_block,
+                void** arguments);
     // Call before giving work. False if something has failed.
     bool Ready();
     // Makes the state that of this stream if it was that of another one with the same handle.

@@ -109,13 +109,12 @@ void CudaDevice::Session::After(Stream other) {
 }
 
 void CudaDevice::Session::Launch(const char* what, const void* kernel, size_t threads,
-                                 void** arguments) {
+                                 unsigned int per_block, void** arguments) {
   if (!Ready()) return;
   threads = std::min(threads, device_.most_threads_);
-  const dim3 blocks(
-      static_cast<unsigned int>((threads + kCudaThreadsPerBlock - 1) / kCudaThreadsPerBlock));
-  Check(what, cudaLaunchKernel(kernel, blocks, dim3(kCudaThreadsPerBlock), arguments,
-                               /*sharedMem=*/0, stream_));
+  const dim3 blocks(static_cast<unsigned int>((threads + per_block - 1) / per_block));
+  Check(what,
+        cudaLaunchKernel(kernel, blocks, dim3(per_block), arguments, /*sharedMem=*/0, stream_));
 }
 
 void* CudaDevice::Session::TakeBytes(size_t n, size_t size) {

@@ -194,6 +194,13 @@ DYNEMB_HD inline void AtomicXor(uint32_t* p, uint32_t bits) {
 #endif
 }
 
+// Begins to bring the memory at p into the GPU's second cache.
+DYNEMB_HD inline void Prefetch([[maybe_unused]] const void* p) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("prefetch.global.L2 [%0];" : : "l"(p));
+#endif
+}
+
 // Two words at an address that is a multiple of 8, by one instruction on a GPU, as two loads.
 struct Words {
   uint32_t first, second;

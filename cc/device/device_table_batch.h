@@ -451,13 +451,14 @@ void DeviceTable<Device>::Apply(Work& work, Batch& batch, const RowId* found, ui
   work.Changes();
   BeforeWrite(work, batch, [](size_t) { return true; });
   work.Fill(nonfinite, 0, n * sizeof(uint32_t));
-  WithFormula(optimizer.kind(), optimizer.flags(), optimizer.coefficients().power,
-              [&](auto formula) {
-                using Formula = typename decltype(formula)::Formula;
-                work.ForRows(n, batch.quads(),
-                             device::ApplyGradients<Formula>{tables, optimizer.coefficients(),
-                                                             batch.keys, batch.rows, nonfinite});
-              });
+  WithFormula(
+      optimizer.kind(), optimizer.flags(), optimizer.coefficients().power, [&](auto formula) {
+        using Body = device::ApplyGradients<typename decltype(formula)::Formula>;
+        const uint32_t length = device::RunLength(work, n, batch.quads(), Body::kMostLength);
+        work.ForRows(
+            device::NumRuns(n, length), batch.quads(),
+            Body{tables, optimizer.coefficients(), batch.keys, batch.rows, nonfinite, n, length});
+      });
   work.ForEach(device::TallyItems(n), device::CountApplied{tables, batch.rows, nonfinite});
 }
 

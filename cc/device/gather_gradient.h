@@ -10,15 +10,18 @@
 // If an index is not below the number of rows, its gradient is ignored; the host returns an error.
 // A caller that needs the error must check the indices itself.
 //
-// The number of launches does not depend on the number of tasks, features or chunks.
+// The number of launches does not depend on the number of tasks, features or chunks; there is one
+// more if a task has more than 256 ids.
 #ifndef DYNEMB_DEVICE_GATHER_GRADIENT_H_
 #define DYNEMB_DEVICE_GATHER_GRADIENT_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "cc/device/kernels_gradient.h"
+#include "cc/device/kernels_segments.h"
 #include "cc/device/parts.h"
 #include "cc/device/ranges.h"
 #include "cc/device/row_math.h"
@@ -58,70 +61,70 @@ struct GatheredTable {
   uint32_t first_array = 0;
   uint32_t num_arrays = 0;
   int64_t dim = 0;
+  TermForm form;  // of all features, unless they differ
+  bool forms_differ = false;
 };
 
-// Sums (kernels_gradient.h) of GatherGradient: a key is a row.
+// Sums (kernels_segments.h) of GatherGradient: a key is a row.
 struct RowSums {
-  // One less than in KeySums: the loop over features needs registers too.
-  static constexpr uint32_t kMaximaInFlight = kTermsInFlight - 1;
+  struct Target {
+    Parts<float*> arrays;  // of the task
+    size_t dim;
 
+    DYNEMB_HD float* SumOf(uint32_t row) const {
+      const uint32_t a = arrays.IndexOf(row);
+      return arrays[a] + (row - arrays.begin(a)) * dim;
+    }
+  };
   SortedTerms terms;
   Parts<GatheredTable> tables;  // the items of a part are its rows
   Parts<float*> arrays;         // of all tasks; the items of a part are the rows of the array
+  uint32_t num_keys;
 
   DYNEMB_HD uint32_t TaskOf(uint32_t row) const { return tables.IndexOf(row); }
+  DYNEMB_HD uint32_t KeysEnd(uint32_t t) const { return tables.end(t); }
   DYNEMB_HD int64_t dim(uint32_t t) const { return tables[t].dim; }
-  DYNEMB_HD float* SumOf(uint32_t t, uint32_t row) const {
+  DYNEMB_HD Target TargetOf(uint32_t t) const {
     const GatheredTable& table = tables[t];
-    const uint32_t a =
-        table.first_array + RangeOf(arrays.begins + table.first_array, table.num_arrays, row);
-    return arrays[a] + (row - arrays.begin(a)) * static_cast<size_t>(table.dim);
+    return {{arrays.parts + table.first_array, arrays.begins + table.first_array, table.num_arrays},
+            static_cast<size_t>(table.dim)};
   }
-  template <class Lanes>
-  DYNEMB_HD void Begin(Lanes&, uint32_t, uint32_t, uint32_t) const {}
-
-  // Sums the terms of one feature at a time, because they have the same form. Zeros for a row
-  // without ids.
-  template <class Lanes>
-  DYNEMB_HD DYNEMB_INLINE void Sum(Lanes& lanes, uint32_t t, uint32_t first, uint32_t n,
-                                   float* sum) const {
-    if (n == 0) {
-      ForEachQuad(lanes, dim(t), [&](int64_t column, int width) {
-        StoreQuad(Quad<float>{}, width, sum + column);
-      });
-      return;
-    }
-    for (bool some_before = false; n != 0; some_before = true) {
-      const uint32_t f = FeatureOf(t, terms.positions[first]);
-      const uint32_t run = RunOf(f, first, n);
-      terms.template Sum<kMaximaInFlight>(lanes, f, first, run, some_before, sum);
-      first += run;
-      n -= run;
-    }
+  DYNEMB_HD TermForm FormOf(uint32_t t, uint32_t at, uint32_t* end) const {
+    const GatheredTable& table = tables[t];
+    if (!table.forms_differ) return table.form;
+    const TermForm form = FormOf(table, at);
+    uint32_t next = at + 1;
+    while (next < *end && FormOf(table, next) == form) ++next;
+    *end = next;
+    return form;
   }
 
  private:
-  DYNEMB_HD uint32_t FeatureOf(uint32_t t, uint32_t position) const {
-    const GatheredTable& table = tables[t];
-    return table.first_feature +
-           RangeOf(terms.parts.begins + table.first_feature, table.num_features, position);
+  DYNEMB_HD TermForm FormOf(const GatheredTable& table, uint32_t term) const {
+    const uint32_t f = RangeOf(terms.parts.begins + table.first_feature, table.num_features,
+                               terms.positions[term]);
+    return device::FormOf(terms.parts[table.first_feature + f].task);
   }
-  // The number of consecutive terms of feature f, in [first, first + n). The first is of feature f.
-  DYNEMB_HD uint32_t RunOf(uint32_t f, uint32_t first, uint32_t n) const {
-    const uint32_t* const positions = terms.positions + first;
-    const uint32_t end = terms.parts.begin(f + 1);
-    if (positions[n - 1] < end) return n;
-    uint32_t low = 1, high = n - 1;
-    while (low < high) {
-      const uint32_t middle = (low + high) / 2;
-      if (positions[middle] < end) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    return low;
+};
+
+// For ForRows. Writes zeros for a row without ids.
+struct ClearUnused {
+  RowSums sums;
+
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    const auto row = static_cast<uint32_t>(i);
+    if (sums.terms.ranges[row].end != 0) return;
+    const uint32_t t = sums.TaskOf(row);
+    float* const sum = sums.TargetOf(t).SumOf(row);
+    ForEachQuad(lanes, sums.dim(t),
+                [&](int64_t column, int width) { StoreQuad(Quad<float>{}, width, sum + column); });
   }
+};
+
+// For ListTerms: the rows of a request have no keys to write.
+struct NoKeys {
+  DYNEMB_HD void operator()(uint32_t, uint32_t, uint32_t) const {}
 };
 
 namespace internal_gather_gradient {
@@ -136,7 +139,7 @@ struct Flat {
   std::vector<uint32_t> row_begins{0};  // of tables
   std::vector<float*> arrays;
   std::vector<uint32_t> array_begins{0};
-  internal_sum_gradients::ChunkRoom room;
+  internal_sum_gradients::SumOptions options;
 
   size_t num_rows() const { return row_begins.back(); }
 };
@@ -153,9 +156,22 @@ inline Status Flatten(const std::vector<dynemb::GatherGradient::Task>& tasks, Fl
     table.num_features = static_cast<uint32_t>(task.features.size());
     table.first_array = static_cast<uint32_t>(flat->arrays.size());
     table.dim = task.dim;
+    const auto add_array = [&](size_t rows, float* sums) {
+      flat->arrays.push_back(sums);
+      flat->array_begins.push_back(flat->array_begins.back() + static_cast<uint32_t>(rows));
+      flat->options.whole &= IsAligned(sums);
+    };
+    if (task.outputs.empty()) add_array(task.n, task.sums);
+    for (const dynemb::GatherGradient::Output& output : task.outputs) {
+      add_array(output.rows, output.sums);
+    }
     for (const dynemb::GatherGradient::Feature& feature : task.features) {
       num_ids += feature.bags->nnz();
       DYNEMB_RETURN_IF_ERROR(CheckTotal(num_ids, "ids"));
+      const TermForm form = FormOf(feature);
+      if (&feature == &task.features.front()) table.form = form;
+      table.forms_differ |= !(form == table.form);
+      flat->options.whole &= IsWhole(feature);
       BackwardTask as_keys;
       static_cast<UpstreamTask&>(as_keys) = feature;
       as_keys.key_type = KeyType::kInt32;
@@ -164,20 +180,11 @@ inline Status Flatten(const std::vector<dynemb::GatherGradient::Task>& tasks, Fl
       flat->id_begins.push_back(static_cast<uint32_t>(num_ids));
       flat->rows_of.push_back({row_begin, static_cast<uint32_t>(task.n)});
     }
-    const auto add_array = [&](size_t rows, float* sums) {
-      flat->arrays.push_back(sums);
-      flat->array_begins.push_back(flat->array_begins.back() + static_cast<uint32_t>(rows));
-    };
-    if (task.outputs.empty()) add_array(task.n, task.sums);
-    for (const dynemb::GatherGradient::Output& output : task.outputs) {
-      add_array(output.rows, output.sums);
-    }
     table.num_arrays = static_cast<uint32_t>(flat->arrays.size()) - table.first_array;
     flat->tables.push_back(table);
     flat->row_begins.push_back(static_cast<uint32_t>(num_rows));
     // In the worst case all ids belong to one row.
-    const size_t ids = num_ids - ids_before;
-    flat->room.Add(ids, ids == 0 ? 0 : 1, task.dim);
+    flat->options.Add(num_ids - ids_before, 1, task.dim);
   }
   return Status();
 }
@@ -206,11 +213,17 @@ Status GatherGradient(Session& session, const std::vector<dynemb::GatherGradient
   const size_t num_ranges = num_rows + 1;
   auto* const ranges = session.template Take<TermRange>(num_ranges);
   session.Fill(ranges, 0, num_ranges * sizeof(TermRange));
-  RowSums sums;
-  DYNEMB_RETURN_IF_ERROR(internal::SortTerms(session, ids, num_ranges, ranges, &sums.terms));
+  RowSums sums{};
+  DYNEMB_RETURN_IF_ERROR(
+      internal::SortTerms(session, ids, num_ranges, NoKeys{}, ranges, &sums.terms));
+  sums.num_keys = static_cast<uint32_t>(num_rows);
   sums.tables = ToDevice(session, flat.tables, flat.row_begins);
   sums.arrays = ToDevice(session, flat.arrays, flat.array_begins);
-  return internal::AddTerms(session, sums, num_rows, flat.room);
+  const ChunkSums chunks = internal::TakeChunks(session, ids.n, flat.options);
+  DYNEMB_RETURN_IF_ERROR(session.status());
+  DYNEMB_RETURN_IF_ERROR(internal::SumTerms(session, sums, chunks, flat.options));
+  session.ForRows(num_rows, flat.options.quads, ClearUnused{sums});
+  return session.status();
 }
 
 }  // namespace dynemb::device

@@ -71,33 +71,83 @@ struct WriteFloats {
   }
 };
 
-// One step of an optimizer on rows[i] of a batch with gradients.
+// One step of an optimizer on the rows of a batch with gradients. Item r is a run of neighboring
+// items of the batch: `length` of them from r * length on, but none after n. The time of a run is
+// the latency of reading rows, so all of its rows are on their way before the first one changes.
 template <class Formula>
 struct ApplyGradients {
   TableViews tables;
   OptimizerCoefficients coefficients;
   KeyArray keys;
   const RowId* rows;
-  uint32_t* nonfinite;  // [items], zeros at first; 1: gradient i has a NaN or Inf
+  uint32_t* nonfinite;  // [n], zeros at first; 1: gradient i has a NaN or Inf
+  size_t n;
+  uint32_t length;  // at most kMostLength
+
+  static constexpr uint32_t kMostLength = 4;
 
   template <class Lanes>
-  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
-    if (!IsRow(rows[i])) return;
-    const uint32_t t = tables.IndexOf(i);
-    const TableView& table = tables[t];
-    const RowLayout& l = table.layout;
-    char* row = table.RowAt(rows[i]);
-    const float* gradient = table.gradients + (i - tables.begin(t)) * static_cast<size_t>(l.dim);
-    Rounding of_key = table.rounding;
-    of_key.key = keys[i];
-    ApplyToRow<Formula>(lanes, coefficients, l.dtype, l.dim, l.vector(row), l.state(row), gradient,
-                        of_key);
-    // Afterwards, when the gradient is in a cache: the row is read at the same time as the
-    // gradient.
-    if (!ColumnsFinite(lanes, gradient, l.dim)) AtomicStore(&nonfinite[i], 1u);
-    if (lanes.rank() != 0) return;
-    if (table.step_mark >= 0) l.state(row)[l.state_width - 1] = table.step_mark;
-    *l.update(row) = table.now;
+  DYNEMB_HD void operator()(Lanes& lanes, size_t r) const {
+    const size_t begin = r * length;
+    const size_t end = begin + length < n ? begin + length : n;
+    for (size_t i = begin; i < end;) {
+      const uint32_t t = tables.IndexOf(i);
+      const TableView& table = tables[t];
+      const size_t last = tables.end(t) < end ? tables.end(t) : end;
+      // For the items [i, last). The compiler cannot know that stores do not change the table's
+      // view.
+      const TieredRows rows_of = table.rows;
+      const RowLayout l = table.layout;
+      const float* const gradients =
+          table.gradients + (i - tables.begin(t)) * static_cast<size_t>(l.dim);
+      if (last - i > 1) PrefetchRows(lanes, rows_of, l, gradients, i, last);
+      IsWhole(l) && IsAligned(gradients)
+          ? Apply<true>(lanes, table, rows_of, l, gradients, i, last)
+          : Apply<false>(lanes, table, rows_of, l, gradients, i, last);
+      i = last;
+    }
+  }
+
+ private:
+  template <class Lanes>
+  DYNEMB_HD DYNEMB_INLINE void PrefetchRows(Lanes& lanes, const TieredRows& rows_of,
+                                            const RowLayout& l, const float* gradients,
+                                            size_t begin, size_t end) const {
+    const size_t first = sizeof(Quad<float>) * lanes.rank();
+    const size_t by = sizeof(Quad<float>) * lanes.width();
+    for (size_t i = begin; i < end; ++i) {
+      if (!IsRow(rows[i])) continue;
+      const char* const row = rows_of.At(rows[i]);
+      for (size_t at = l.vector_offset + first; at < l.stride; at += by) Prefetch(row + at);
+      const auto* const gradient =
+          reinterpret_cast<const char*>(gradients + (i - begin) * static_cast<size_t>(l.dim));
+      const size_t bytes = static_cast<size_t>(l.dim) * sizeof(float);
+      for (size_t at = first; at < bytes; at += by) Prefetch(gradient + at);
+    }
+  }
+
+  // A step on the rows of the items [begin, end), whose gradients begin at `gradients`. kWhole:
+  // rows and gradients are whole (row_math.h).
+  template <bool kWhole, class Lanes>
+  DYNEMB_HD DYNEMB_INLINE void Apply(Lanes& lanes, const TableView& table,
+                                     const TieredRows& rows_of, const RowLayout& l,
+                                     const float* gradients, size_t begin, size_t end) const {
+    const float step_mark = table.step_mark;
+    const Stamp now = table.now;
+    Rounding rounding{};
+    if (!kWhole) rounding = table.rounding;  // float32 is not rounded
+    for (size_t i = begin; i < end; ++i) {
+      if (!IsRow(rows[i])) continue;
+      char* const row = rows_of.At(rows[i]);
+      const float* const gradient = gradients + (i - begin) * static_cast<size_t>(l.dim);
+      if (!kWhole) rounding.key = keys[i];
+      const bool finite = ApplyToRow<Formula, kWhole>(
+          lanes, coefficients, l.dtype, l.dim, l.vector(row), l.state(row), gradient, rounding);
+      if (!finite) AtomicStore(&nonfinite[i], 1u);
+      if (lanes.rank() != 0) continue;
+      if (step_mark >= 0) l.state(row)[l.state_width - 1] = step_mark;
+      *l.update(row) = now;
+    }
   }
 };
 

@@ -37,13 +37,13 @@ inline int BitsBelow(size_t n) {
   return bits;
 }
 
-// The number of neighboring items that one team of ForRows has. A team that has several reads the
-// rows of some of them at the same time; with too few teams, a part of the device would be idle.
+// The number of neighboring items, at most `most`, that one team of ForRows has. A team that has
+// several reads the rows of some of them at the same time; with too few teams, a part of the device
+// would be idle.
 template <class Session>
-uint32_t RunLength(const Session& session, size_t items, size_t quads) {
-  constexpr size_t kMost = 8;
+uint32_t RunLength(const Session& session, size_t items, size_t quads, uint32_t most) {
   const size_t least_teams = 2 * session.Teams(quads);
-  return static_cast<uint32_t>(std::min(kMost, std::max<size_t>(1, items / least_teams)));
+  return static_cast<uint32_t>(std::min<size_t>(most, std::max<size_t>(1, items / least_teams)));
 }
 inline size_t NumRuns(size_t items, uint32_t length) { return (items + length - 1) / length; }
 

@@ -53,12 +53,16 @@ Status CombineBags(Session& session, const Source& source,
   DYNEMB_RETURN_IF_ERROR(internal::NumberItems(tasks, &Bags::num_bags, "bags", &begins));
   if (begins.back() == 0) return session.status();
   std::vector<PoolPart<Source>> pool;
+  size_t ids = 0;
   for (size_t t = 0; t < tasks.size(); ++t) {
     pool.push_back({internal::BringBags<Source>(session, parts[t], *tasks[t]), tasks[t]->pooled,
                     tasks[t]->argmax});
+    ids += tasks[t]->bags->nnz();
   }
   const auto of_bags = ToDevice(session, pool, begins);
-  const uint32_t length = RunLength(session, begins.back(), quads);
+  // Runs of many ids would be few, and of different lengths.
+  const uint32_t most_bags = ids < 2 * size_t{begins.back()} ? 16 : 8;
+  const uint32_t length = RunLength(session, begins.back(), quads, most_bags);
   session.ForRows(NumRuns(begins.back(), length), quads,
                   PoolBags<Source>{source, of_bags, begins.back(), length});
   return session.status();

@@ -13,7 +13,9 @@
 //
 // Pointers are aligned to their element type. A quad that is aligned to its own size is one access.
 // This holds for all quads if the row's vector, its state and the gradients begin at multiples of
-// 16 bytes, and dim is a multiple of 4.
+// 16 bytes, and dim is a multiple of 4. If the elements are also float32, the rows are *whole*. A
+// caller that knows this passes true as the template argument kWhole. The code then tests neither
+// the type nor the alignment of each quad, which would take more instructions than the rest.
 #ifndef DYNEMB_DEVICE_ROW_MATH_H_
 #define DYNEMB_DEVICE_ROW_MATH_H_
 
@@ -31,6 +33,7 @@
 #include "cc/table/optimizer_formulas.h"
 #include "cc/table/philox.h"
 #include "cc/table/portability.h"
+#include "cc/table/row.h"
 #include "cc/table/types.h"
 
 namespace dynemb {
@@ -45,6 +48,18 @@ struct alignas(kQuad * sizeof(T)) Quad {
 
 // The number of quads of a row of `dim` columns.
 constexpr size_t QuadsOf(int64_t dim) { return (static_cast<size_t>(dim) + kQuad - 1) / kQuad; }
+
+DYNEMB_HD inline bool IsAligned(const void* p) {
+  return reinterpret_cast<uintptr_t>(p) % sizeof(Quad<float>) == 0;
+}
+// Whether the rows of an array [n, dim], or of a table, are whole.
+DYNEMB_HD inline bool IsWhole(DType dtype, int64_t dim, const void* array) {
+  return dtype == DType::kFloat32 && dim % kQuad == 0 && IsAligned(array);
+}
+DYNEMB_HD inline bool IsWhole(const RowLayout& l) {
+  return IsWhole(l.dtype, l.dim, nullptr) &&
+         (l.vector_offset | l.state_offset | l.stride) % sizeof(Quad<float>) == 0;
+}
 
 // The rounding of float32 to 16-bit elements: to nearest, or stochastic with the words of Philox
 // selected by (seed, key, step, column), as in codec.h. float32 elements are never rounded.
@@ -67,7 +82,7 @@ static_assert(std::is_trivially_copyable_v<InitRun>, "runs are copied to the dev
 namespace internal_row_math {
 
 template <class T>
-DYNEMB_HD DYNEMB_INLINE bool IsWhole(const T* p, int n) {
+DYNEMB_HD DYNEMB_INLINE bool IsWholeQuad(const T* p, int n) {
   return n == kQuad && reinterpret_cast<uintptr_t>(p) % sizeof(Quad<T>) == 0;
 }
 
@@ -115,24 +130,32 @@ DYNEMB_HD DYNEMB_INLINE float Decayed(const OptimizerCoefficients& c, float v) {
 
 // --- One quad ---
 
-template <class T>
+template <bool kWhole = false, class T>
 DYNEMB_HD DYNEMB_INLINE Quad<T> LoadQuad(const T* from, int n) {
-  if (internal_row_math::IsWhole(from, n)) return *reinterpret_cast<const Quad<T>*>(from);
-  Quad<T> quad{};
-  for (int j = 0; j < kQuad; ++j) {
-    if (j < n) quad.at[j] = from[j];
+  if constexpr (kWhole) {
+    return *reinterpret_cast<const Quad<T>*>(from);
+  } else {
+    if (internal_row_math::IsWholeQuad(from, n)) return *reinterpret_cast<const Quad<T>*>(from);
+    Quad<T> quad{};
+    for (int j = 0; j < kQuad; ++j) {
+      if (j < n) quad.at[j] = from[j];
+    }
+    return quad;
   }
-  return quad;
 }
 
-template <class T>
+template <bool kWhole = false, class T>
 DYNEMB_HD DYNEMB_INLINE void StoreQuad(const Quad<T>& quad, int n, T* to) {
-  if (internal_row_math::IsWhole(to, n)) {
+  if constexpr (kWhole) {
     *reinterpret_cast<Quad<T>*>(to) = quad;
-    return;
-  }
-  for (int j = 0; j < kQuad; ++j) {
-    if (j < n) to[j] = quad.at[j];
+  } else {
+    if (internal_row_math::IsWholeQuad(to, n)) {
+      *reinterpret_cast<Quad<T>*>(to) = quad;
+      return;
+    }
+    for (int j = 0; j < kQuad; ++j) {
+      if (j < n) to[j] = quad.at[j];
+    }
   }
 }
 
@@ -154,28 +177,38 @@ DYNEMB_HD DYNEMB_INLINE Quad<float> ToFloats(DType dtype, const Quad<uint16_t>& 
 }
 
 // Columns [first, first + n) of a row's vector, n <= 4 and first a multiple of 4, as float32.
+template <bool kWhole = false>
 DYNEMB_HD DYNEMB_INLINE Quad<float> LoadColumns(DType dtype, const void* vector, int64_t first,
                                                 int n) {
-  if (dtype == DType::kFloat32) return LoadQuad(static_cast<const float*>(vector) + first, n);
-  return ToFloats(dtype, LoadQuad(static_cast<const uint16_t*>(vector) + first, n));
+  if constexpr (kWhole) {
+    return LoadQuad<true>(static_cast<const float*>(vector) + first, n);
+  } else {
+    if (dtype == DType::kFloat32) return LoadQuad(static_cast<const float*>(vector) + first, n);
+    return ToFloats(dtype, LoadQuad(static_cast<const uint16_t*>(vector) + first, n));
+  }
 }
 
+template <bool kWhole = false>
 DYNEMB_HD DYNEMB_INLINE void StoreColumns(DType dtype, const Quad<float>& quad, int64_t first,
                                           int n, const Rounding& rounding, void* vector) {
-  if (dtype == DType::kFloat32) {
+  if constexpr (kWhole) {
+    StoreQuad<true>(quad, n, static_cast<float*>(vector) + first);
+  } else if (dtype == DType::kFloat32) {
     StoreQuad(quad, n, static_cast<float*>(vector) + first);
-    return;
-  }
-  Quad<uint16_t> half;
-  if (rounding.stochastic) {
-    const Philox4 words = internal_row_math::RoundingWords(rounding, first);
-    for (int j = 0; j < kQuad; ++j) {
-      half.at[j] = internal_row_math::StochasticHalf(dtype, quad.at[j], words.word[j]);
-    }
   } else {
-    for (int j = 0; j < kQuad; ++j) half.at[j] = internal_row_math::NearestHalf(dtype, quad.at[j]);
+    Quad<uint16_t> half;
+    if (rounding.stochastic) {
+      const Philox4 words = internal_row_math::RoundingWords(rounding, first);
+      for (int j = 0; j < kQuad; ++j) {
+        half.at[j] = internal_row_math::StochasticHalf(dtype, quad.at[j], words.word[j]);
+      }
+    } else {
+      for (int j = 0; j < kQuad; ++j) {
+        half.at[j] = internal_row_math::NearestHalf(dtype, quad.at[j]);
+      }
+    }
+    StoreQuad(half, n, static_cast<uint16_t*>(vector) + first);
   }
-  StoreQuad(half, n, static_cast<uint16_t*>(vector) + first);
 }
 
 // Columns [first, first + n) of the initial vector of `key` (Initializer::Fill).
@@ -228,17 +261,6 @@ DYNEMB_HD void StoreVector(Lanes& lanes, DType dtype, const float* vector, int64
   });
 }
 
-// Whether none of this thread's columns of g is NaN or infinite.
-template <class Lanes>
-DYNEMB_HD bool ColumnsFinite(Lanes& lanes, const float* g, int64_t dim) {
-  bool finite = true;
-  ForEachQuad(lanes, dim, [&](int64_t first, int n) {
-    const Quad<float> quad = LoadQuad(g + first, n);
-    for (int j = 0; j < kQuad; ++j) finite &= formulas::IsFinite(quad.at[j]);
-  });
-  return finite;
-}
-
 // Writes the initial vector of `key` (Initializer::FillAs).
 template <class Lanes>
 DYNEMB_HD void FillInitialVector(Lanes& lanes, const InitializerView& init, uint64_t key,
@@ -250,64 +272,74 @@ DYNEMB_HD void FillInitialVector(Lanes& lanes, const InitializerView& init, uint
 
 // Updates a row's vector in float32: loads each quad of this thread, calls fn(first, n, &quad), and
 // stores the result.
-template <class Lanes, class Fn>
+template <bool kWhole = false, class Lanes, class Fn>
 DYNEMB_HD DYNEMB_INLINE void UpdateVector(Lanes& lanes, DType dtype, int64_t dim, void* vector,
                                           const Rounding& rounding, const Fn& fn) {
   ForEachQuad(lanes, dim, [&](int64_t first, int n) {
-    Quad<float> quad = LoadColumns(dtype, vector, first, n);
+    Quad<float> quad = LoadColumns<kWhole>(dtype, vector, first, n);
     fn(first, n, &quad);
-    StoreColumns(dtype, quad, first, n, rounding, vector);
+    StoreColumns<kWhole>(dtype, quad, first, n, rounding, vector);
   });
 }
 
 // The same with the state of a formula of single columns: fn(first, n, &quad, s). The formula of
 // column j reads state k at s[k * kQuad + j].
-template <class Formula, class Lanes, class Fn>
+template <class Formula, bool kWhole = false, class Lanes, class Fn>
 DYNEMB_HD DYNEMB_INLINE void UpdateColumns(Lanes& lanes, DType dtype, int64_t dim, void* vector,
                                            float* state, const Rounding& rounding, const Fn& fn) {
-  UpdateVector(lanes, dtype, dim, vector, rounding, [&](int64_t first, int n, Quad<float>* v) {
+  const auto update = [&](int64_t first, int n, Quad<float>* v) {
     float s[kQuad * (Formula::kStates + 1)];  // + 1, because an array must not be empty
     for (int k = 0; k < Formula::kStates; ++k) {
-      const Quad<float> of = LoadQuad(state + k * dim + first, n);
+      const Quad<float> of = LoadQuad<kWhole>(state + k * dim + first, n);
       for (int j = 0; j < kQuad; ++j) s[k * kQuad + j] = of.at[j];
     }
     fn(first, n, v, s);
     for (int k = 0; k < Formula::kStates; ++k) {
       Quad<float> of;
       for (int j = 0; j < kQuad; ++j) of.at[j] = s[k * kQuad + j];
-      StoreQuad(of, n, state + k * dim + first);
+      StoreQuad<kWhole>(of, n, state + k * dim + first);
     }
-  });
+  };
+  UpdateVector<kWhole>(lanes, dtype, dim, vector, rounding, update);
 }
 
 // One step on one row with the formula that WithFormula selected: RowOptimizer::Apply to the state
 // and the vector in float32, which is then rounded. Collective for RowwiseAdagrad, whose
-// accumulator only the leader accesses.
-template <class Formula, class Lanes>
-DYNEMB_HD void ApplyToRow(Lanes& lanes, const OptimizerCoefficients& c, DType dtype, int64_t dim,
-                          void* vector, float* state, const float* gradient,
-                          const Rounding& rounding) {
+// accumulator only the leader accesses. Returns whether none of this thread's columns of the
+// gradient is NaN or infinite; the step is done in any case.
+template <class Formula, bool kWhole = false, class Lanes>
+DYNEMB_HD DYNEMB_INLINE bool ApplyToRow(Lanes& lanes, const OptimizerCoefficients& c, DType dtype,
+                                        int64_t dim, void* vector, float* state,
+                                        const float* gradient, const Rounding& rounding) {
+  bool finite = true;
+  const auto load = [&](int64_t first, int n) {
+    const Quad<float> g = LoadQuad<kWhole>(gradient + first, n);
+    for (int j = 0; j < kQuad; ++j) finite &= formulas::IsFinite(g.at[j]);
+    return g;
+  };
   if constexpr (formulas::kIsRowwise<Formula>) {
     uint32_t bits = 0;
     if (lanes.rank() == 0) bits = FloatBits(Formula::Multiplier(c, gradient, dim, state));
     const float multiplier = BitsToFloat(lanes.FromLeader(bits));
-    UpdateVector(lanes, dtype, dim, vector, rounding, [&](int64_t first, int n, Quad<float>* v) {
-      const Quad<float> g = LoadQuad(gradient + first, n);
+    const auto update = [&](int64_t first, int n, Quad<float>* v) {
+      const Quad<float> g = load(first, n);
       for (int j = 0; j < kQuad; ++j) {
         const float weight = internal_row_math::Decayed(c, v->at[j]);
         v->at[j] = Formula::Update(multiplier, weight, g.at[j]);
       }
-    });
+    };
+    UpdateVector<kWhole>(lanes, dtype, dim, vector, rounding, update);
   } else {
-    UpdateColumns<Formula>(lanes, dtype, dim, vector, state, rounding,
-                           [&](int64_t first, int n, Quad<float>* v, float* s) {
-                             const Quad<float> g = LoadQuad(gradient + first, n);
-                             for (int j = 0; j < kQuad; ++j) {
-                               const float weight = internal_row_math::Decayed(c, v->at[j]);
-                               v->at[j] = Formula::Update(c, weight, g.at[j], s + j, kQuad);
-                             }
-                           });
+    const auto update = [&](int64_t first, int n, Quad<float>* v, float* s) {
+      const Quad<float> g = load(first, n);
+      for (int j = 0; j < kQuad; ++j) {
+        const float weight = internal_row_math::Decayed(c, v->at[j]);
+        v->at[j] = Formula::Update(c, weight, g.at[j], s + j, kQuad);
+      }
+    };
+    UpdateColumns<Formula, kWhole>(lanes, dtype, dim, vector, state, rounding, update);
   }
+  return finite;
 }
 
 // CatchUp::Bring: gives a row the `missed` > 0 steps that it lacks, except its mark. The formula is

@@ -6,8 +6,9 @@
 // order, are therefore summed in chunks of 256, and then the sums of the chunks are added from the
 // first to the last. The sums depend neither on the division of the work nor on the device.
 //
-// The number of launches does not depend on the number of tasks. The call waits once, for the
-// numbers of unique keys. The sums are queued on the stream.
+// The number of launches does not depend on the number of tasks; there is one more if a key may
+// have more than 256 ids. The call waits once, for the numbers of unique keys. The sums are queued
+// on the stream.
 #ifndef DYNEMB_DEVICE_SUM_GRADIENTS_H_
 #define DYNEMB_DEVICE_SUM_GRADIENTS_H_
 
@@ -18,23 +19,59 @@
 
 #include "cc/device/kernels.h"
 #include "cc/device/kernels_gradient.h"
+#include "cc/device/kernels_segments.h"
 #include "cc/device/parts.h"
+#include "cc/device/row_math.h"
 #include "cc/lookup/backward.h"
 #include "cc/lookup/bags.h"
 #include "cc/lookup/combiner.h"
+#include "cc/table/key.h"
 #include "cc/table/phase.h"
+#include "cc/table/portability.h"
 #include "cc/table/status.h"
 
 namespace dynemb::device {
 
-namespace internal_sum_gradients {
+// The `Sums` of SumGradients (kernels_segments.h): all terms of a key are of its task.
+struct KeySums {
+  struct Target {
+    float* sums;
+    uint32_t begin;
+    size_t dim;
 
-// An upper bound of the number of chunks of a task. A key that is summed in chunks has at least 256
-// ids besides its first, and at most two chunks per 256 of these.
-inline uint32_t MostChunks(size_t ids, size_t unique) {
-  const size_t others = ids - unique;
-  return others < kChunkIds ? 0 : static_cast<uint32_t>(others / (kChunkIds / 2));
-}
+    DYNEMB_HD float* SumOf(uint32_t key) const { return sums + (key - begin) * dim; }
+  };
+  SortedTerms terms;
+  Parts<BackwardOutput> outputs;  // the items of a part are its unique keys
+  uint32_t num_keys;
+
+  DYNEMB_HD uint32_t TaskOf(uint32_t key) const { return outputs.IndexOf(key); }
+  DYNEMB_HD uint32_t KeysEnd(uint32_t t) const { return outputs.end(t); }
+  DYNEMB_HD int64_t dim(uint32_t t) const { return terms.parts[t].task.dim; }
+  DYNEMB_HD Target TargetOf(uint32_t t) const {
+    return {outputs[t].sums, outputs.begin(t), static_cast<size_t>(dim(t))};
+  }
+  DYNEMB_HD TermForm FormOf(uint32_t t, uint32_t, uint32_t*) const {
+    return device::FormOf(terms.parts[t].task);
+  }
+};
+
+// For ListTerms: writes a key and its row.
+struct DeliverKey {
+  Parts<GradientPart> parts;
+  Parts<BackwardOutput> outputs;
+
+  DYNEMB_HD void operator()(uint32_t t, uint32_t key, uint32_t position) const {
+    const GradientPart& part = parts[t];
+    const BackwardOutput& out = outputs[t];
+    const size_t at = key - outputs.begin(t);
+    const KeyArray keys = part.keys();
+    StoreKey(out.keys, keys.key_size, at, keys[position]);
+    if (part.task.rows != nullptr) out.rows[at] = part.task.rows[position];
+  }
+};
+
+namespace internal_sum_gradients {
 
 // The ids of all tasks, in arrays by position.
 struct Ids {
@@ -113,48 +150,59 @@ Status NumberKeys(Session& session, const Ids& ids, std::vector<uint32_t>* key_b
 }
 
 // Sorts the ids by key, and lists their terms. Key numbers are below `numbers`; ranges[key] is
-// written for each key that has ids. Overwrites the arrays of `ids`.
-template <class Session>
-Status SortTerms(Session& session, const Ids& ids, size_t numbers, TermRange* ranges,
-                 SortedTerms* sorted) {
+// written for each key that has ids. `first` is ListTerms's. Overwrites the arrays of `ids`.
+template <class First, class Session>
+Status SortTerms(Session& session, const Ids& ids, size_t numbers, const First& first,
+                 TermRange* ranges, SortedTerms* sorted) {
   session.SortPairs(ids.uniques, ids.positions, ids.n, BitsBelow(numbers));
   auto* const terms = session.template Take<Term>(ids.n);
-  session.ForEach(
-      ids.n, ListTerms{ids.parts, ids.uniques, ids.positions, ids.bag_of, ids.n, ranges, terms});
-  *sorted = {ids.parts, ids.positions, ranges, terms};
+  const auto n = static_cast<uint32_t>(ids.n);
+  session.ForEach(ids.n, ListTerms<First>{ids.parts, ids.uniques, ids.positions, ids.bag_of, n,
+                                          first, ranges, terms});
+  *sorted = {ids.parts, ids.positions, ids.bag_of, ranges, terms, n};
   return session.status();
 }
 
-// Room for the maximal number of chunks of all tasks.
-struct ChunkRoom {
-  std::vector<uint32_t> begins{0};
-  std::vector<size_t> floats{0};  // where the sums of each task's chunks begin
-  size_t quads = 0;               // the quads of the widest sums
+// What SumTerms has to know of all tasks together.
+struct SumOptions {
+  size_t quads = 0;       // of the widest sums
+  size_t long_quads = 0;  // of the widest sums of tasks that may have long keys; 0: none may
+  bool whole = true;      // all tasks and their sums are whole
 
+  // A task with this number of ids and of unique keys.
   void Add(size_t ids, size_t unique, int64_t dim) {
-    const uint32_t most = MostChunks(ids, unique);
-    begins.push_back(begins.back() + most);
-    const size_t end = floats.back() + most * static_cast<size_t>(dim);
-    floats.push_back((end + kQuad - 1) / kQuad * kQuad);
     quads = std::max(quads, QuadsOf(dim));
+    if (ids >= unique + kChunkIds) long_quads = std::max(long_quads, QuadsOf(dim));
   }
+  // The items of AddChunks for n terms.
+  size_t Places(size_t n) const { return long_quads != 0 ? ChunkSums::CountOf(n) : 0; }
 };
 
-// Sums the terms of the keys 0, ..., num_keys - 1.
+// Memory for the chunks of n terms.
+template <class Session>
+ChunkSums TakeChunks(Session& session, size_t n, const SumOptions& options) {
+  const size_t places = options.Places(n);
+  ChunkSums chunks{};
+  chunks.stride = options.long_quads * kQuad;
+  chunks.sums = session.template Take<float>(2 * places * chunks.stride);
+  chunks.keys = session.template Take<uint32_t>(places);
+  session.Fill(chunks.keys, 0xFF, places * sizeof(uint32_t));
+  return chunks;
+}
+
+// Sums the terms of all keys. Takes no memory.
 template <class Session, class Sums>
-Status AddTerms(Session& session, const Sums& sums, size_t num_keys, const ChunkRoom& room) {
-  const size_t tasks = room.begins.size() - 1, most = room.begins.back();
-  auto* const chunks = session.template Take<Chunk>(most);
-  auto* const counts = session.template Take<uint32_t>(tasks);
-  auto* const chunk_sums = session.template Take<float>(room.floats.back());
-  DYNEMB_RETURN_IF_ERROR(session.status());
-  std::vector<float*> of_task;
-  for (size_t t = 0; t < tasks; ++t) of_task.push_back(chunk_sums + room.floats[t]);
-  const ChunkList list{ToDevice(session, of_task, room.begins), chunks, counts};
-  session.Fill(counts, 0, tasks * sizeof(uint32_t));
-  session.ForRows(num_keys, room.quads, SumKeys<Sums>{sums, list});
-  session.ForRows(most, room.quads, SumChunks<Sums>{{sums, list}});
-  session.ForRows(most, room.quads, AddChunks<Sums>{{sums, list}});
+Status SumTerms(Session& session, const Sums& sums, const ChunkSums& chunks,
+                const SumOptions& options) {
+  const size_t n = sums.terms.n;
+  constexpr uint32_t kMostTerms = 32;
+  const uint32_t length = RunLength(session, n, options.quads, kMostTerms);
+  const auto sum = [&](const auto& body) {
+    session.ForRows(NumRuns(n, length), options.quads, body);
+  };
+  options.whole ? sum(SumSegments<Sums, true>{sums, chunks, length})
+                : sum(SumSegments<Sums, false>{sums, chunks, length});
+  session.ForRows(options.Places(n), options.long_quads, AddChunks<Sums>{sums, chunks});
   return session.status();
 }
 
@@ -186,20 +234,24 @@ Status SumGradients(Session& session, const std::vector<BackwardTask>& tasks,
     DYNEMB_RETURN_IF_ERROR(internal::NumberKeys(session, ids, &key_begins));
   }
   std::vector<BackwardOutput> outputs(tasks.size());
-  internal::ChunkRoom room;
+  internal::SumOptions options;
   for (size_t t = 0; t < tasks.size(); ++t) {
     const size_t num_unique = key_begins[t + 1] - key_begins[t];
     DYNEMB_RETURN_IF_ERROR(allocate(t, num_unique, &outputs[t]));
-    room.Add(tasks[t].bags->nnz(), num_unique, tasks[t].dim);
+    options.Add(tasks[t].bags->nnz(), num_unique, tasks[t].dim);
+    options.whole &= IsWhole(tasks[t]) && IsAligned(outputs[t].sums);
   }
   if (n == 0) return session.status();
   Phase phase("sum gradients");
-  const size_t num_keys = key_begins.back();
-  auto* const ranges = session.template Take<TermRange>(num_keys);
-  KeySums sums;
-  DYNEMB_RETURN_IF_ERROR(internal::SortTerms(session, ids, num_keys, ranges, &sums.terms));
+  KeySums sums{};
+  sums.num_keys = key_begins.back();
   sums.outputs = ToDevice(session, outputs, key_begins);
-  return internal::AddTerms(session, sums, num_keys, room);
+  auto* const ranges = session.template Take<TermRange>(sums.num_keys);
+  // Before the first output is written.
+  const ChunkSums chunks = internal::TakeChunks(session, n, options);
+  DYNEMB_RETURN_IF_ERROR(internal::SortTerms(
+      session, ids, sums.num_keys, DeliverKey{ids.parts, sums.outputs}, ranges, &sums.terms));
+  return internal::SumTerms(session, sums, chunks, options);
 }
 
 }  // namespace dynemb::device

@@ -142,7 +142,7 @@ struct BatchKeys {
 
 // A counting kernel examines kTallyEach items of a batch in each of its own items. They are
 // kTallyStride apart, so that neighboring threads read neighboring items.
-constexpr size_t kTallyEach = 64;
+constexpr size_t kTallyEach = 16;
 constexpr size_t kTallyStride = 32;
 inline size_t TallyItems(size_t n) {
   constexpr size_t kBlock = kTallyEach * kTallyStride;

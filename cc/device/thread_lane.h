@@ -60,6 +60,10 @@ class ThreadLane : public SharedHead<ThreadLane> {
   static DYNEMB_HD T FromLeader(T value) {
     return value;
   }
+  template <class T>
+  static DYNEMB_HD T FromRank(T value, uint32_t) {
+    return value;
+  }
   static DYNEMB_HD uint32_t Max(uint32_t value) { return value; }
 
   template <class T>

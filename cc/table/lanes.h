@@ -9,6 +9,7 @@
 //   uint32_t Mask(pred)                collective: bit s is set where pred(s), s < kSlotsPerBucket
 //   uint64_t Min(value)                collective: the least value(s), s < kSlotsPerBucket
 //   T FromLeader(value)                collective: the value of rank 0
+//   T FromRank(value, rank)            collective: the value of this rank; only for rows
 //   uint32_t Max(value)                collective: the greatest of the lanes' values
 //   T Load(const T*), Store(T*, T)     relaxed atomics where kShared, plain otherwise
 //   uint32_t CompareExchange(p, expected, desired)     returns the previous value of *p

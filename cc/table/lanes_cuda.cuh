@@ -62,6 +62,10 @@ class CudaTile : public SharedHead<CudaTile<W>> {
   __device__ T FromLeader(T value) {
     return group_.shfl(value, 0);
   }
+  template <class T>
+  __device__ T FromRank(T value, uint32_t rank) {
+    return group_.shfl(value, rank);
+  }
   __device__ uint32_t Max(uint32_t value) {
     return cooperative_groups::reduce(group_, value, cooperative_groups::greater<uint32_t>());
   }

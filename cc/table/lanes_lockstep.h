@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -57,7 +58,16 @@ class LockstepLanes : public SharedHead<LockstepLanes<W>> {
   }
   template <class T>
   T FromLeader(T value) {
-    return static_cast<T>(Exchange(static_cast<uint64_t>(value))[0]);
+    return FromRank(value, 0);
+  }
+  template <class T>
+  T FromRank(T value, uint32_t rank) {
+    static_assert(sizeof(T) <= sizeof(uint64_t));
+    uint64_t word = 0;
+    memcpy(&word, &value, sizeof(value));
+    word = Exchange(word)[rank];
+    memcpy(&value, &word, sizeof(value));
+    return value;
   }
   uint32_t Max(uint32_t value) {
     for (uint64_t word : Exchange(value))

@@ -111,6 +111,25 @@ TYPED_TEST(DeviceGatherGradientTest, EveryDimAndDtype) {
   ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
 }
 
+// Kernels for whole rows (row_math.h), which run if all tasks have them. The 60 rows have about 50
+// ids each, except for the first, which has about 700.
+TYPED_TEST(DeviceGatherGradientTest, WholeRows) {
+  std::mt19937_64 random(4);
+  for (const int64_t dim : {4, 16, 36, 128, 140}) {
+    Shape sum{300, 1500, dim, 60}, mean = sum;
+    sum.form = Form::kSplits;
+    mean.combiner = Combiner::kMean;
+    mean.weighted = true;
+    Cases cases = Alone(MakeTable({sum, mean}, 64, &random));
+    for (GatherCase& feature : cases[0].features) {
+      for (uint32_t& index : feature.index) index = random() % 5 == 0 ? 0 : index;
+      feature.ids->task.upstream = feature.ids->upstream.data();
+      ASSERT_TRUE(device::IsWhole(feature.ids->task));
+    }
+    ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
+  }
+}
+
 TYPED_TEST(DeviceGatherGradientTest, RowsOfManyIds) {
   std::mt19937_64 random(3);
   Cases cases;

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -83,6 +84,14 @@ struct Outputs {
     output->rows = tasks_[t].rows == nullptr ? nullptr : results[t].rows.data();
     output->sums = results[t].sums.data();
     return Status();
+  }
+
+  // Whether nothing was written, for tasks with 64-bit keys.
+  bool Untouched() const {
+    return std::all_of(results.begin(), results.end(), [](const Result& r) {
+      return std::all_of(r.keys.begin(), r.keys.end(), [](uint64_t k) { return k == kGuard; }) &&
+             std::all_of(r.sums.begin(), r.sums.end(), [](float x) { return std::isnan(x); });
+    });
   }
 
   std::vector<Result> Take() {

@@ -119,6 +119,31 @@ TYPED_TEST(DeviceGradientTest, EveryCombinerFormAndWeight) {
   }
 }
 
+// Kernels for whole rows (row_math.h), which run if all tasks have them. A third of the ids have
+// one of three keys, so that windows begin and end inside of segments and chunks.
+TYPED_TEST(DeviceGradientTest, WholeRows) {
+  std::mt19937_64 random(16);
+  for (const int64_t dim : {4, 16, 36, 128, 140}) {
+    Cases cases;
+    for (const Combiner combiner : {Combiner::kSum, Combiner::kMean, Combiner::kSqrtn}) {
+      Shape s{300, 2500, dim, 400};
+      s.combiner = combiner;
+      s.weighted = combiner != Combiner::kSum;
+      s.form = combiner == Combiner::kMean ? Form::kUnsorted : Form::kSplits;
+      s.rows = true;
+      cases.push_back(MakeCase(s, &random));
+      Case* const c = cases.back().get();
+      for (size_t i = 0; i < c->bags.nnz(); ++i) {
+        if (random() % 3 == 0) SetKey(c, i, 1000 + random() % 3);
+      }
+      ASSERT_FALSE(device::IsWhole(c->task)) << "the array of MakeCase is not aligned";
+      c->task.upstream = c->upstream.data();
+      ASSERT_TRUE(device::IsWhole(c->task));
+    }
+    ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
+  }
+}
+
 TYPED_TEST(DeviceGradientTest, EveryDimDtypeAndKeyType) {
   std::mt19937_64 random(2);
   Cases cases;
@@ -412,6 +437,7 @@ TYPED_TEST(DeviceGradientTest, WorkspaceAllocationFails) {
       break;
     }
     EXPECT_EQ(status.code(), Code::kResourceExhausted) << "take " << n;
+    EXPECT_TRUE(outputs.Untouched()) << "take " << n;
     // `allocate` was not called with a wrong number of keys.
     if (!outputs.num_unique.empty()) {
       EXPECT_EQ(outputs.num_unique, std::vector<size_t>(4, 2));

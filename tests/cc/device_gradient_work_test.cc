@@ -1,6 +1,7 @@
 // The work of SumGradients: launches, teams, sorted bits, and room for ranges of ids.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <random>
 #include <utility>
@@ -32,7 +33,7 @@ TEST(DeviceGradientWorkTest, LaunchesDoNotDependOnTheNumberOfTasks) {
     return session.launches;
   };
   const int one = launches(1);
-  EXPECT_EQ(one, 9);
+  EXPECT_EQ(one, 8);
   EXPECT_EQ(launches(30), one);
 }
 
@@ -45,7 +46,7 @@ TEST(DeviceGradientWorkTest, TeamWidthFitsTheWidestSums) {
   Outputs outputs(tasks);
   CountingSession session(device, nullptr);
   ASSERT_TRUE(device::SumGradients(session, tasks, std::ref(outputs)).ok());
-  EXPECT_EQ(session.quads, std::vector<size_t>(3, 33));
+  EXPECT_EQ(session.quads, std::vector<size_t>(2, 33));
 }
 
 TEST(DeviceGradientWorkTest, SortsOnlyTheBitsOfKeyNumbers) {
@@ -91,19 +92,29 @@ TEST(DeviceGradientWorkTest, TasksDoNotShareKeys) {
   }
 }
 
-// Room for chunks is allocated before they are counted, so it must suffice for any counts.
-TEST(DeviceGradientWorkTest, RoomForChunks) {
-  using device::internal_sum_gradients::MostChunks;
-  const auto chunks = [](size_t ids) { return ids > kChunk ? (ids + kChunk - 1) / kChunk : 0; };
-  for (size_t ids = 1; ids < 3000; ++ids) {
-    ASSERT_GE(MostChunks(ids, 1), chunks(ids)) << ids;
-    ASSERT_GE(MostChunks(3 * ids, 3), 3 * chunks(ids)) << ids;
-    ASSERT_GE(MostChunks(ids + 600 + 257, 3), chunks(ids) + chunks(600) + chunks(257)) << ids;
-    ASSERT_LE(MostChunks(ids, 1), 2 * ids / kChunk);
+// The chunks of long keys have places of their own, whatever the numbers of terms of the keys are.
+TEST(DeviceGradientWorkTest, PlacesOfChunks) {
+  std::mt19937_64 random(15);
+  const std::vector<uint32_t> counts{1, 2, 255, 256, 257, 300, 511, 512, 513, 700, 769, 1025};
+  for (int round = 0; round < 2000; ++round) {
+    std::vector<size_t> places;
+    std::vector<uint32_t> long_keys;
+    uint32_t n = 0;
+    for (int key = 0; key < 8; ++key) {
+      const uint32_t count = counts[random() % counts.size()];
+      for (uint32_t at = 0; count > kChunk && at < count; at += kChunk) {
+        places.push_back(device::ChunkSums::PlaceOf(n + at, at != 0));
+        if (at == 0) long_keys.push_back(n / kChunk);
+      }
+      n += count;
+    }
+    for (const size_t place : places) ASSERT_LT(place, 2 * device::ChunkSums::CountOf(n));
+    for (const uint32_t at : long_keys) ASSERT_LT(at, device::ChunkSums::CountOf(n));
+    std::sort(long_keys.begin(), long_keys.end());
+    ASSERT_EQ(std::unique(long_keys.begin(), long_keys.end()), long_keys.end());
+    std::sort(places.begin(), places.end());
+    ASSERT_EQ(std::unique(places.begin(), places.end()), places.end());
   }
-  EXPECT_EQ(MostChunks(0, 0), 0u);
-  EXPECT_EQ(MostChunks(1000000, 1000000), 0u);
-  EXPECT_EQ(MostChunks(256, 1), 0u);
 }
 
 }  // namespace

@@ -116,9 +116,12 @@ struct KeyTeam {
     const uint32_t rank = lanes.rank();
     const uint32_t u32 = lanes.FromLeader(static_cast<uint32_t>(i) + 1000 * rank);
     const uint64_t u64 = lanes.FromLeader((uint64_t{1} << 40) + i + 1000 * rank);
+    const auto some = static_cast<uint32_t>(i % lanes.width());
+    const uint64_t from_some = lanes.FromRank((uint64_t{1} << 40) + rank, some);
     const uint32_t greatest = lanes.Max(~((rank + static_cast<uint32_t>(i)) % lanes.width()));
     const bool right = mask == (i & 0x7F) && least == expected && u32 == i && greatest == ~0u &&
-                       u64 == (uint64_t{1} << 40) + i && rank < lanes.width();
+                       u64 == (uint64_t{1} << 40) + i && from_some == (uint64_t{1} << 40) + some &&
+                       rank < lanes.width();
     if (!right) device::AtomicAdd(wrong, uint32_t{1});
   }
 };

@@ -199,7 +199,7 @@ TEST_F(DeviceWorkTest, OfAStep) {
     }
     Draw();
     Check({"pool", 15, 6, 0, 1, 0}, WorkOf([&] { Pool(); }));
-    Check({"sum gradients", 8, 8, 0, 2, 1}, WorkOf([&] { Backward(); }));
+    Check({"sum gradients", 8, 6, 0, 1, 1}, WorkOf([&] { Backward(); }));
     Check({name, 4, 4, 0, 1, 0}, WorkOf([&] { Apply(); }));
   }
   Draw(20);

@@ -6,7 +6,7 @@
 namespace dynemb {
 namespace testing_device {
 
-// FromLeader also broadcasts floats and structs of 12 bytes.
+// FromLeader also broadcasts floats and structs of 12 bytes; FromRank, floats and addresses.
 struct LeaderTeam {
   uint32_t* wrong;
   struct Three {
@@ -18,7 +18,11 @@ struct LeaderTeam {
     const float x = static_cast<float>(i) + 0.5f;
     const float got = lanes.FromLeader(x + rank);
     const Three three = lanes.FromLeader(Three{x + rank, x - rank, rank});
-    const bool right = got == x && three.a == x && three.b == x && three.c == 0.0f;
+    const uint32_t last = lanes.width() - 1;
+    const float of_last = lanes.FromRank(x + rank, last);
+    const uint32_t* const address = lanes.FromRank(wrong + lanes.rank(), last);
+    const bool right = got == x && three.a == x && three.b == x && three.c == 0.0f &&
+                       of_last == x + static_cast<float>(last) && address == wrong + last;
     if (!right) device::AtomicAdd(wrong, uint32_t{1});
   }
 };
@@ -39,10 +43,10 @@ TYPED_TEST(CudaTileTest, CollectivesAgree) {
   auto* const visits = session.template Take<uint32_t>(n + 2);
   session.Fill(visits, 0, (n + 2) * sizeof(*visits));
   internal_cuda_device::RowsKernel<kWidth, KeyTeam>
-      <<<13, kCudaThreadsPerBlock, 0, stream>>>(n, KeyTeam{visits, visits + n});
+      <<<13, kCudaThreadsPerRowBlock, 0, stream>>>(n, KeyTeam{visits, visits + n});
   ASSERT_EQ(cudaGetLastError(), cudaSuccess);
   internal_cuda_device::RowsKernel<kWidth, LeaderTeam>
-      <<<13, kCudaThreadsPerBlock, 0, stream>>>(n, LeaderTeam{visits + n + 1});
+      <<<13, kCudaThreadsPerRowBlock, 0, stream>>>(n, LeaderTeam{visits + n + 1});
   ASSERT_EQ(cudaGetLastError(), cudaSuccess);
   EXPECT_EQ(OtherThanLine(session, visits, n, 0, kWidth), 0u);
   const std::vector<uint32_t> wrong = this->Read(session, visits + n, 2);
