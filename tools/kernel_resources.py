@@ -67,10 +67,10 @@ BUDGETS = {
     "FlagSelected": Use(32, stack=16),
     # Of rows that make up for missed steps.
     "BringRows<Sgd>": Use(64, stack=16),
-    "BringRows<SgdMomentum<false>>": Use(64, stack=16),
-    "BringRows<SgdMomentum<true>>": Use(64, stack=16),
+    "BringRows<SgdMomentum<false>>": Use(72, stack=16),
+    "BringRows<SgdMomentum<true>>": Use(72, stack=16),
     "BringRows<RowwiseAdagrad>": Use(64, stack=16),
-    "BringRows<Adagrad>": Use(80, stack=16),
+    "BringRows<Adagrad>": Use(80, stack=24, spilled=16),
     "BringRows<Adadelta>": Use(80, stack=16),
     "BringRows<Adam<false>>": Use(112, stack=16),
     "BringRows<Adam<true>>": Use(112, stack=16),
