@@ -92,6 +92,72 @@ TEST(DeviceGradientWorkTest, TasksDoNotShareKeys) {
   }
 }
 
+// The terms of one task, whose sums are in an array.
+struct PlainSums {
+  struct Target {
+    float* sums;
+    DYNEMB_HD float* SumOf(uint32_t key) const { return sums + key * kDim; }
+  };
+  static constexpr size_t kDim = 6;
+
+  device::SortedTerms terms;
+  uint32_t num_keys;
+  float* sums;
+
+  DYNEMB_HD uint32_t TaskOf(uint32_t) const { return 0; }
+  DYNEMB_HD uint32_t KeysEnd(uint32_t) const { return num_keys; }
+  DYNEMB_HD int64_t dim(uint32_t) const { return kDim; }
+  DYNEMB_HD Target TargetOf(uint32_t) const { return {sums}; }
+  DYNEMB_HD device::TermForm FormOf(uint32_t, uint32_t, uint32_t*) const { return {}; }
+};
+
+// Windows that are shorter and longer than segments, and end at every place in them.
+template <class Device>
+class DeviceSegmentsTest : public testing::Test {};
+TYPED_TEST_SUITE(DeviceSegmentsTest, SimulatedDevices);
+
+TYPED_TEST(DeviceSegmentsTest, WindowsOfAnyLength) {
+  std::mt19937_64 random(17);
+  std::normal_distribution<float> normal;
+  TypeParam device;
+  for (const uint32_t length : {1u, 7u, 32u, 255u, 256u, 257u, 600u, 5000u}) {
+    std::vector<device::Term> terms;
+    std::vector<device::TermRange> ranges;
+    std::vector<std::vector<float>> rows;
+    std::vector<float> expected;
+    for (const uint32_t count : {3u, 600u, 1u, 257u, 256u, 1u, 513u, 40u, 512u, 2u}) {
+      const auto begin = static_cast<uint32_t>(terms.size());
+      std::vector<std::vector<float>> of_column(PlainSums::kDim);
+      for (uint32_t i = 0; i < count; ++i) {
+        rows.emplace_back();
+        const float scale = normal(random);
+        for (auto& column : of_column) {
+          rows.back().push_back(normal(random));
+          column.push_back(scale * rows.back().back());
+        }
+        terms.push_back({rows.back().data(), scale, static_cast<uint32_t>(ranges.size())});
+      }
+      ranges.push_back({begin, begin + count});
+      for (const auto& column : of_column) expected.push_back(SumInChunks(column));
+    }
+    const auto n = static_cast<uint32_t>(terms.size());
+    const auto num_keys = static_cast<uint32_t>(ranges.size());
+    std::vector<float> sums(expected.size());
+    const size_t places = device::ChunkSums::CountOf(n), stride = 8;
+    std::vector<float> chunk_sums(2 * places * stride);
+    std::vector<uint32_t> long_keys(places, device::ChunkSums::kNoKey);
+    const device::ChunkSums chunks{chunk_sums.data(), stride, long_keys.data()};
+    const PlainSums plain{
+        {{}, nullptr, nullptr, ranges.data(), terms.data(), n}, num_keys, sums.data()};
+    typename TypeParam::Session session(device, nullptr);
+    session.ForRows(device::NumRuns(n, length), 2,
+                    device::SumSegments<PlainSums, false>{plain, chunks, length});
+    session.ForRows(places, 2, device::AddChunks<PlainSums>{plain, chunks});
+    ASSERT_TRUE(session.Synchronize().ok());
+    ASSERT_EQ(sums, expected) << "windows of " << length;
+  }
+}
+
 // The chunks of long keys have places of their own, whatever the numbers of terms of the keys are.
 TEST(DeviceGradientWorkTest, PlacesOfChunks) {
   std::mt19937_64 random(15);
