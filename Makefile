@@ -6,7 +6,7 @@
 
 PYTHON := .venv/bin/python
 BAZEL ?= $(shell command -v bazel || command -v bazelisk || echo bazel)
-CPP = $(shell find cc tests/cc tests/cuda tests/fake_gpu benchmarks/cc benchmarks/cuda examples/serving_c -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' -o -name '*.c')
+CPP = $(shell find cc tests/cc tests/cuda tests/fake_cuda tests/fake_gpu benchmarks/cc benchmarks/cuda examples/serving_c -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' -o -name '*.c')
 # Extra arguments for train, test and bench: make test ARGS="-k lookup".
 ARGS ?=
 # The number of processes that run Python tests. Most tests keep one core busy. The cases that run on ranks stay in one process
@@ -70,8 +70,8 @@ wheel: build ## builds dist/*.whl for the TensorFlow of .venv
 	@ls dist/*.whl
 
 sanitize: build ## runs the C++ tests under ASan, UBSan and TSan
-	$(BAZEL) test --config=asan-ubsan //tests/cc:all
-	$(BAZEL) test --config=tsan //tests/cc:all
+	$(BAZEL) test --config=asan-ubsan //tests/cc:all //tests/fake_cuda:all
+	$(BAZEL) test --config=tsan //tests/cc:all //tests/fake_cuda:all
 
 # Factors of the lengths of tests: of small batches, of large ones, of tables on a simulated device, of tables in files; of the number
 # of rows in files under sanitizers, 5,000; and of tables on a simulated device with emulated teams, small and large ones.
@@ -93,7 +93,7 @@ soak: build ## compares tables with models for a million operations each, and fi
 
 cuda-check: build ## compiles all GPU code if nvcc is found; its tests skip without a GPU
 	$(BAZEL) build //cc/table:device //cc/device:cuda_check //tests/cuda:all //benchmarks/cuda:all
-	$(BAZEL) test //tests/cuda:all
+	$(BAZEL) test //tests/cuda:all //tests/fake_cuda:all
 	$(PYTHON) tools/kernel_resources.py bazel-bin/cc/device/_cuda_objects/*.ptxas
 	@for text in cc/table/device cc/device/cuda_check; do echo "cuda-check: $$(cat bazel-bin/$$text.txt)"; done
 

@@ -150,13 +150,31 @@ def cuda_library(name, srcs, hdrs = [], deps = [], testonly = False):
         )
     _report(name + "_check", srcs, [":" + name] if built else [], testonly)
 
-def _binary(rule_of, name, srcs, hdrs, deps, **kwargs):
+def cuda_host_library(name, srcs, hdrs, deps):
+    """A cc_library, for tests, of sources that include CUDA's headers, without its runtime library; empty if CUDA is not built.
+
+    Args:
+      name: of the target.
+      srcs: .cc files.
+      hdrs: headers.
+      deps: libraries.
+    """
+    native.cc_library(
+        name = name,
+        testonly = True,
+        srcs = srcs if NVCC else [],
+        hdrs = hdrs if NVCC else [],
+        copts = COPTS,
+        deps = deps + ["@local_cuda//:headers"],
+    )
+
+def _binary(rule_of, name, srcs, hdrs, deps, runtime = "@local_cuda//:runtime", **kwargs):
     rule_of(
         name = name,
         testonly = True,
         srcs = _objects(name, srcs, hdrs, deps, True) + hdrs,
         copts = COPTS,
-        deps = deps + ["@local_cuda//:runtime"],
+        deps = deps + [runtime],
         **kwargs
     )
 
@@ -176,7 +194,7 @@ def cuda_binary(name, srcs, deps, hdrs = [], linkshared = False):
         linkopts = ["-Wl,-z,defs"] if linkshared else _STANDALONE
         _binary(native.cc_binary, name, srcs, hdrs, deps, linkopts = linkopts, linkshared = linkshared)
 
-def cuda_test(name, srcs, deps, hdrs = [], **kwargs):
+def cuda_test(name, srcs, deps, hdrs = [], stand_in = False, **kwargs):
     """A test with kernels. If CUDA is not built, a test in its place says so, and passes.
 
     Args:
@@ -184,9 +202,12 @@ def cuda_test(name, srcs, deps, hdrs = [], **kwargs):
       srcs: .cu and .cc files. Without a GPU the test must pass, and report that it was skipped.
       deps: libraries.
       hdrs: headers of these sources only.
+      stand_in: whether the sources have functions of their own in place of CUDA's. They then have no kernels.
       **kwargs: for cc_test.
     """
-    if NVCC:
+    if NVCC and stand_in:
+        _binary(native.cc_test, name, srcs, hdrs, deps, runtime = "@local_cuda//:headers", **kwargs)
+    elif NVCC:
         _binary(native.cc_test, name, srcs, hdrs, deps, linkopts = _STANDALONE, linkstatic = True, **kwargs)
     else:
         native.genrule(
