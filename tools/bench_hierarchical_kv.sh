@@ -12,11 +12,14 @@ readonly COMMIT=ae24eecde0b42a90b2c83db15eba0294b5cc2928
 readonly PLACE=build/hierarchical_kv
 readonly PROGRAM=$PLACE/hierarchical_kv_benchmark
 
-if [ ! -e "$PLACE/$COMMIT/include" ]; then
+if [ ! -e "$PLACE/$COMMIT" ]; then
   echo "bench-hierarchical-kv: fetching HierarchicalKV $COMMIT"
-  mkdir -p "$PLACE/$COMMIT"
+  # Into another folder, so that a download that breaks off is repeated.
+  rm -rf "$PLACE/part"
+  mkdir -p "$PLACE/part"
   curl -fsSL "https://github.com/NVIDIA-Merlin/HierarchicalKV/archive/$COMMIT.tar.gz" |
-    tar -xz -C "$PLACE/$COMMIT" --strip-components=1
+    tar -xz -C "$PLACE/part" --strip-components=1
+  mv "$PLACE/part" "$PLACE/$COMMIT"
 fi
 echo "bench-hierarchical-kv: compiling $PROGRAM"
 architecture=${TF_DYNEMB_CUDA_ARCHITECTURES:-90}
