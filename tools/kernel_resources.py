@@ -41,18 +41,18 @@ BUDGETS = {
     "SumSegments<RowSums, false>": Use(80, stack=40, spilled=118),
     "ApplyGradients<Sgd>": Use(80),
     "ApplyGradients<SgdMomentum<false>>": Use(76),
-    "ApplyGradients<SgdMomentum<true>>": Use(79),
-    "ApplyGradients<RowwiseAdagrad>": Use(78),
-    "ApplyGradients<Lion>": Use(75),
+    "ApplyGradients<SgdMomentum<true>>": Use(80),
+    "ApplyGradients<RowwiseAdagrad>": Use(79),
+    "ApplyGradients<Lion>": Use(76),
     "ApplyGradients<Adagrad>": Use(88),
-    "ApplyGradients<Adam<false>>": Use(92),
+    "ApplyGradients<Adam<false>>": Use(94),
     "ApplyGradients<Adam<true>>": Use(96),
-    "ApplyGradients<Adamax>": Use(92),
+    "ApplyGradients<Adamax>": Use(94),
     "ApplyGradients<Adadelta>": Use(94),
     "ApplyGradients<Ftrl<false>>": Use(96),
     "ApplyGradients<Ftrl<true>>": Use(94),
-    "ApplyGradients<Rmsprop<false, false>>": Use(80, stack=8, spilled=32),
-    "ApplyGradients<Rmsprop<false, true>>": Use(92),
+    "ApplyGradients<Rmsprop<false, false>>": Use(86),
+    "ApplyGradients<Rmsprop<false, true>>": Use(94),
     "ApplyGradients<Rmsprop<true, false>>": Use(92),
     "ApplyGradients<Rmsprop<true, true>>": Use(96),
     "FindKeys": Use(40),
@@ -93,6 +93,27 @@ BUDGETS = {
     "BringCopies<Rmsprop<true, false>>": Use(64, stack=16),
     "BringCopies<Rmsprop<true, true>>": Use(80, stack=16),
 }
+
+# Of sums that step rows (kernels_apply_pooled.h), by the formula.
+_STEPPED = {
+    "Adadelta": Use(122),
+    "Adagrad": Use(108),
+    "Adam<false>": Use(116),
+    "Adam<true>": Use(122),
+    "Adamax": Use(116),
+    "Ftrl<false>": Use(118),
+    "Ftrl<true>": Use(118),
+    "Lion": Use(113, stack=24, spilled=64),
+    "Rmsprop<false, false>": Use(108),
+    "Rmsprop<false, true>": Use(116),
+    "Rmsprop<true, false>": Use(118),
+    "Rmsprop<true, true>": Use(122),
+    "Sgd": Use(93),
+    "SgdMomentum<false>": Use(106),
+    "SgdMomentum<true>": Use(105),
+}
+BUDGETS |= {f"SumSegments<SteppedSums<{formula}>, true>": use for formula, use in _STEPPED.items()}
+BUDGETS |= {f"AddChunks<SteppedSums<{formula}>>": Use(74) for formula in _STEPPED}
 
 _KERNEL = re.compile(
     r"Compiling entry function '(?P<name>\w+)' for '(?P<architecture>\w+)'\n"

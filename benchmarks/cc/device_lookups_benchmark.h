@@ -8,10 +8,12 @@
 //
 //   pool      Pool, all keys present         backward   SumGradients
 //   pool new  Pool, one id in 20 is new      apply      Apply, on the rows that Pool found
-//   step      pool, backward, apply
+//   pooled    ApplyPooled: backward and apply in one call
+//   step      pool, pooled
+//   step of 3 pool, backward, apply
 //
 // A few batches are drawn ahead. A line processes them without waiting, and then others are drawn.
-// Rows change tiers once per step: `pool` and `step` include that, `apply` does not.
+// Rows change tiers once per step: `pool` and the steps include that, `apply` and `pooled` do not.
 //
 // Mids/s counts input ids. MB is the minimum to move: for `pool` and `backward`, the key and row id
 // of each id, and the pooled vector of each bag or its gradient; and once per distinct key
@@ -20,6 +22,9 @@
 //   pool new  the same; for new keys also the bucket, written, and the state
 //   backward  key, row id and sum, written
 //   apply     the same, read, and the row, read and written
+//   pooled    the row, read and written
+//
+// In `pooled`, the other data are those of `backward`.
 //
 // The last column is its share of the bandwidth of a copy within the device's memory, counting
 // reads and writes, wherever the rows are.
@@ -194,17 +199,22 @@ class LookupsBenchmark {
     Require(lookups_.Pool(exec_, tasks, ++tick_, /*insert=*/true));
   }
 
+  // The gradient of the pooled vectors of a table.
+  BackwardTask GradientOf(const Batch& batch, size_t t) {
+    const size_t first_id = t * bags_[t].nnz(), first_bag = t * bags_[t].num_bags();
+    BackwardTask task;
+    task.keys = batch.keys + first_id;
+    task.rows = batch.rows + first_id;
+    task.bags = &bags_[t];
+    task.combiner = combiner_;
+    task.upstream = upstream_ + first_bag * dim();
+    task.dim = static_cast<int64_t>(dim());
+    return task;
+  }
+
   void Backward(Batch* batch) {
-    std::vector<BackwardTask> tasks(kTables);
-    for (size_t t = 0; t < kTables; ++t) {
-      const size_t first_id = t * bags_[t].nnz(), first_bag = t * bags_[t].num_bags();
-      tasks[t].keys = batch->keys + first_id;
-      tasks[t].rows = batch->rows + first_id;
-      tasks[t].bags = &bags_[t];
-      tasks[t].combiner = combiner_;
-      tasks[t].upstream = upstream_ + first_bag * dim();
-      tasks[t].dim = static_cast<int64_t>(dim());
-    }
+    std::vector<BackwardTask> tasks;
+    for (size_t t = 0; t < kTables; ++t) tasks.push_back(GradientOf(*batch, t));
     batch->num_unique.clear();
     size_t first = 0;
     const auto allocate = [&](size_t, size_t num_unique, BackwardOutput* out) {
@@ -233,6 +243,17 @@ class LookupsBenchmark {
     const StateSpec spec = Spec(static_cast<int64_t>(dim()));
     Require(lookups_.Apply(exec_, tasks, {optimizer_->kind, {}, {}, 1, spec.optimizer, spec.inits},
                            ++tick_));
+  }
+
+  void ApplyPooled(const Batch& batch) {
+    std::vector<ApplyPooledTask> tasks(kTables);
+    for (size_t t = 0; t < kTables; ++t) {
+      static_cast<BackwardTask&>(tasks[t]) = GradientOf(batch, t);
+      tasks[t].table = tables_[t].get();
+    }
+    const StateSpec spec = Spec(static_cast<int64_t>(dim()));
+    Require(lookups_.ApplyPooled(
+        exec_, tasks, {optimizer_->kind, {}, {}, 1, spec.optimizer, spec.inits}, ++tick_));
   }
 
   // Distinct keys of a batch, on average, by the last Backward of each.
@@ -299,12 +320,23 @@ class LookupsBenchmark {
       all(backward);
       for (const auto& table : tables_) Require(table->Promote(exec_, tick_));
     });
+    const double pooled_seconds =
+        bench_.Seconds(each([&](Batch* batch) { ApplyPooled(*batch); }), [&] {
+          Draw();
+          all(pool);
+          for (const auto& table : tables_) Require(table->Promote(exec_, tick_));
+        });
     const double step_seconds = bench_.Seconds(each([&](Batch* batch) {
                                                  Pool(batch);
-                                                 Backward(batch);
-                                                 Apply(*batch);
+                                                 ApplyPooled(*batch);
                                                }),
                                                [&] { Draw(); });
+    const double step_of_3_seconds = bench_.Seconds(each([&](Batch* batch) {
+                                                      Pool(batch);
+                                                      Backward(batch);
+                                                      Apply(*batch);
+                                                    }),
+                                                    [&] { Draw(); });
     const double unique = MeanUnique();
     const double new_seconds = bench_.Seconds(each(pool), [&] { DrawSomeNew(); });
     all(backward);
@@ -319,6 +351,7 @@ class LookupsBenchmark {
     const double pool_bytes = of_bags + unique * found;
     const double backward_bytes = of_bags + unique * (kId + vector);
     const double apply_bytes = unique * (kId + vector + 2 * static_cast<double>(row.stride));
+    const double pooled_bytes = of_bags + unique * 2 * static_cast<double>(row.stride);
     const double new_bytes =
         of_bags + unique_with_new * found +
         n / kOneNewIn * (kBucketBytes + static_cast<double>(row.state_bytes()));
@@ -332,7 +365,9 @@ class LookupsBenchmark {
     print("pool new", new_seconds, new_bytes);
     print("backward", backward_seconds, backward_bytes);
     print("apply", apply_seconds, apply_bytes);
-    print("step", step_seconds, pool_bytes + backward_bytes + apply_bytes);
+    print("pooled", pooled_seconds, pooled_bytes);
+    print("step", step_seconds, pool_bytes + pooled_bytes);
+    print("step of 3", step_of_3_seconds, pool_bytes + backward_bytes + apply_bytes);
     std::printf("      %.0f ids, %.0f keys", n, unique);
     if (hbm_share < 1.0) {
       std::printf("; %.1f %% of pool's reads hit the device tier; %llu rows had moved there",

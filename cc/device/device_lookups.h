@@ -7,8 +7,8 @@
 // (TableViews, Parts). The gradients of two tasks for the same table are applied one after the
 // other.
 //
-// Only SumGradients waits for the device, because it returns a number, and DeviceTable where it has
-// to (device_table.h).
+// Only SumGradients waits for the device, because it returns a number, ApplyPooled where it needs
+// SumGradients, and DeviceTable where it has to (device_table.h).
 #ifndef DYNEMB_DEVICE_DEVICE_LOOKUPS_H_
 #define DYNEMB_DEVICE_DEVICE_LOOKUPS_H_
 
@@ -41,6 +41,8 @@ class DeviceLookups final : public Lookups {
                       const Allocate& allocate) override;
   Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerStep& step,
                Tick tick) override;
+  Status ApplyPooled(Exec& exec, const std::vector<ApplyPooledTask>& tasks,
+                     const OptimizerStep& step, Tick tick) override;
 
  private:
   using DTable = DeviceTable<Device>;
@@ -67,7 +69,10 @@ class DeviceLookups final : public Lookups {
     // The source of the vectors of each task's ids.
     std::vector<device::TableVectors::Part> Vectors() const {
       std::vector<device::TableVectors::Part> parts;
-      for (size_t p = 0; p < order.size(); ++p) parts.push_back({begins[p], table_of[p]});
+      for (size_t p = 0; p < order.size(); ++p) {
+        const bool some_absent = tables[table_of[p]]->admission_.AbsentRow() == kSkippedRow;
+        parts.push_back({begins[p], table_of[p], some_absent});
+      }
       return parts;
     }
     // The tasks in the order of the batch, as pointers to their base class.
@@ -96,9 +101,22 @@ class DeviceLookups final : public Lookups {
                      std::vector<Stamp> now);
   // Writes the rows of the batch to the tasks' arrays.
   static void Deliver(Work& work, const Joined& batch);
-  // Apply, after the step of tables all.tables has begun, in the batches now[t].
-  Status ApplyTo(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerStep& step,
+  // Begins a batch and a step of each table; sets now[t].
+  static Status BeginStep(Exec& exec, const Gathered& all, const OptimizerStep& step, Tick tick,
+                          std::vector<Stamp>* now);
+  // Apply and ApplyPooled, after BeginStep.
+  Status ApplyTo(Work& work, const std::vector<ApplyTask>& tasks, const OptimizerStep& step,
                  const Gathered& all, const std::vector<Stamp>& now);
+  Status SumAndApplyTo(Work& work, const std::vector<ApplyPooledTask>& tasks,
+                       const OptimizerStep& step, const Gathered& all,
+                       const std::vector<Stamp>& now);
+  // ApplyPooled in one pass (kernels_apply_pooled.h), of tasks that StepsAtOnce. row_begins[t] is
+  // the first number of the rows of task t.
+  static bool StepsAtOnce(const std::vector<ApplyPooledTask>& tasks, const OptimizerStep& step,
+                          const Gathered& all, std::vector<uint32_t>* row_begins);
+  static Status StepAtOnce(Work& work, const std::vector<ApplyPooledTask>& tasks,
+                           const OptimizerStep& step, const Gathered& all,
+                           const std::vector<Stamp>& now, const std::vector<uint32_t>& row_begins);
   // For tasks without row ids: makes the keys distinct, if they may repeat, and finds their rows.
   // now_of(gathered): the stamps of its tables.
   template <class NowOf>
@@ -318,22 +336,33 @@ Status DeviceLookups<Device>::Apply(Exec& exec, const std::vector<ApplyTask>& ta
   }
   Gathered all;
   DYNEMB_RETURN_IF_ERROR(Gather(ids, &all));
-  std::vector<Stamp> now(all.tables.size());
-  for (size_t t = 0; t < all.tables.size(); ++t) {
-    DYNEMB_RETURN_IF_ERROR(
-        all.tables[t]->Begin(exec, all.table_size(t), tick, &now[t], DTable::Kind::kWrite));
-    DYNEMB_RETURN_IF_ERROR(all.tables[t]->BeginStep(exec, step.flags, step.hyper, tick));
+  std::vector<Stamp> now;
+  DYNEMB_RETURN_IF_ERROR(BeginStep(exec, all, step, tick, &now));
+  {
+    Work work(all.locked(), &exec, Work::Reports::kYes);
+    DYNEMB_RETURN_IF_ERROR(ApplyTo(work, tasks, step, all, now));
   }
-  DYNEMB_RETURN_IF_ERROR(ApplyTo(exec, tasks, step, all, now));
   for (DTable* table : all.tables) table->EndStep(exec, step.hyper, step.iteration, tick);
   return Status();
 }
 
 template <class Device>
-Status DeviceLookups<Device>::ApplyTo(Exec& exec, const std::vector<ApplyTask>& tasks,
+Status DeviceLookups<Device>::BeginStep(Exec& exec, const Gathered& all, const OptimizerStep& step,
+                                        Tick tick, std::vector<Stamp>* now) {
+  now->resize(all.tables.size());
+  for (size_t t = 0; t < all.tables.size(); ++t) {
+    DTable& table = *all.tables[t];
+    DYNEMB_RETURN_IF_ERROR(
+        table.Begin(exec, all.table_size(t), tick, &(*now)[t], DTable::Kind::kWrite));
+    DYNEMB_RETURN_IF_ERROR(table.BeginStep(exec, step.flags, step.hyper, tick));
+  }
+  return Status();
+}
+
+template <class Device>
+Status DeviceLookups<Device>::ApplyTo(Work& work, const std::vector<ApplyTask>& tasks,
                                       const OptimizerStep& step, const Gathered& all,
                                       const std::vector<Stamp>& now) {
-  Work work(all.locked(), &exec, Work::Reports::kYes);
   const auto now_of = [&](const Gathered& gathered) {
     std::vector<Stamp> of;
     for (DTable* table : gathered.tables) {
@@ -385,5 +414,7 @@ Status DeviceLookups<Device>::ApplyTo(Exec& exec, const std::vector<ApplyTask>& 
 }
 
 }  // namespace dynemb
+
+#include "cc/device/device_apply_pooled.h"
 
 #endif  // DYNEMB_DEVICE_DEVICE_LOOKUPS_H_

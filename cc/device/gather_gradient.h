@@ -67,6 +67,10 @@ struct GatheredTable {
 
 // Sums (kernels_segments.h) of GatherGradient: a key is a row.
 struct RowSums {
+  static constexpr bool kSteps = false;
+  static constexpr uint32_t kInFlight = 8;
+  static constexpr unsigned int kLeastBlocks = KeySums::kLeastBlocks;
+
   struct Target {
     Parts<float*> arrays;  // of the task
     size_t dim;

@@ -142,8 +142,17 @@ struct CountFound {
   }
 };
 
-// resolved[i] = rows[i] if that is still the row of keys[i] (the generation check), or if the key
-// was refused. Otherwise, it is the key's current row if rows may move between tiers, or kNoRow.
+// `row` if that is still the row of the key (the generation check). Otherwise, the key's current
+// row if rows may move between tiers, or kNoRow. `row` is what a lookup found. If there are fewer
+// rows now, the table has been cleared, and the key has no row.
+template <class Lanes>
+DYNEMB_HD RowId ResolvedRow(Lanes& lanes, const TableView& table, uint64_t key, RowId row) {
+  if (row >= table.counters->high_water) return kNoRow;
+  if (*table.layout.update(table.RowAt(row)) != 0 && table.KeyAt(row) == key) return row;
+  return table.rows_move ? table.Find(lanes, key).row : kNoRow;
+}
+
+// resolved[i] = ResolvedRow of rows[i], or rows[i] if the key was refused.
 struct ResolveRows {
   TableViews tables;
   KeyArray keys;
@@ -154,13 +163,8 @@ struct ResolveRows {
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
     const TableView& table = tables.Of(i);
     RowId row = rows[i];
-    if (table.admission.rule != Admit::kAll && IsRefused(row)) {
-      if (lanes.rank() == 0) resolved[i] = row;
-      return;
-    }
-    if (row >= table.counters->high_water || *table.layout.update(table.RowAt(row)) == 0 ||
-        table.KeyAt(row) != keys[i]) {
-      row = table.rows_move && row != kNoRow ? table.Find(lanes, keys[i]).row : kNoRow;
+    if (table.admission.rule == Admit::kAll || !IsRefused(row)) {
+      row = ResolvedRow(lanes, table, keys[i], row);
     }
     if (lanes.rank() == 0) resolved[i] = row;
   }

@@ -37,10 +37,29 @@ struct PoolPart : BagsPart<Source> {
   void* pooled = nullptr;  // out [num_bags, dim] of the vectors' dtype; zeros for an empty bag
   // out [num_bags, dim] for kMax: the position of the maximum (the first of equals); -1: empty bag
   int32_t* argmax = nullptr;
+  float* scales = nullptr;  // [num_bags], from ScalePooled; null: all bags have `scale`
+  float scale = 1.0f;
+};
+
+// For ForEach, before PoolBags. Item i is a bag; the bags of part p with `scales` begin at
+// parts.begin(p), and there are none of other parts. Writes the factor of the bag's sum.
+template <class Source>
+struct ScalePooled {
+  Source source;
+  Parts<PoolPart<Source>> parts;
+
+  DYNEMB_HD void operator()(size_t i) const {
+    const uint32_t p = parts.IndexOf(i);
+    const PoolPart<Source>& part = parts[p];
+    const auto bag = static_cast<uint32_t>(i - parts.begin(p));
+    const typename Source::Vectors vectors(source, part);
+    part.scales[bag] = BagScale(part.combiner, part.bags, part.weights, bag, vectors.counted());
+  }
 };
 
 // The sums or maxima of four columns of a bag, while its ids are added in bag order.
 struct ColumnSums {
+  static constexpr bool kPositions = false;
   // Adding any number to -0 gives that number.
   Quad<float> value{{-0.0f, -0.0f, -0.0f, -0.0f}};
 
@@ -50,6 +69,7 @@ struct ColumnSums {
   DYNEMB_HD DYNEMB_INLINE void StoreArgmax(int, int32_t*, size_t) const {}
 };
 struct ColumnMaxima {
+  static constexpr bool kPositions = true;  // of the ids that are added
   Quad<float> value{};
   Quad<int32_t> argmax{{-1, -1, -1, -1}};
 
@@ -70,8 +90,9 @@ struct ColumnMaxima {
 // `num_bags`. The bags of part p begin at parts.begin(p). Writes each bag's row of `pooled` and,
 // for kMax, of `argmax`.
 //
-// The time of a run is the latency of reading vectors. A thread therefore reads several at once, if
-// necessary those of several bags.
+// The time of a run is the latency of reading vectors. A team therefore reads several at once, if
+// necessary those of several bags. Each thread finds the vector of another id, and passes it on
+// when it is needed.
 template <class Source>
 struct PoolBags {
   using Part = PoolPart<Source>;
@@ -104,13 +125,35 @@ struct PoolBags {
     const Vectors vectors(source, part);
     const bool is_half = vectors.dtype() != DType::kFloat32;
     if (part.combiner == Combiner::kMax) {
-      is_half ? Pool<uint16_t, ColumnMaxima>(lanes, part, vectors, bag, last)
-              : Pool<float, ColumnMaxima>(lanes, part, vectors, bag, last);
+      is_half ? Pool<uint16_t, ColumnMaxima, false>(lanes, part, vectors, bag, last)
+              : Pool<float, ColumnMaxima, false>(lanes, part, vectors, bag, last);
+    } else if (is_half) {
+      Pool<uint16_t, ColumnSums, false>(lanes, part, vectors, bag, last);
+    } else if (vectors.AreWhole() && IsAligned(part.pooled)) {
+      Pool<float, ColumnSums, true>(lanes, part, vectors, bag, last);
     } else {
-      is_half ? Pool<uint16_t, ColumnSums>(lanes, part, vectors, bag, last)
-              : Pool<float, ColumnSums>(lanes, part, vectors, bag, last);
+      Pool<float, ColumnSums, false>(lanes, part, vectors, bag, last);
     }
   }
+
+  // An id, as the thread that has it knows it.
+  struct Id {
+    const char* vector = nullptr;  // null: it has no row
+    float weight = 1.0f;
+    uint32_t position = 0;
+    uint32_t row = 0;
+  };
+
+  // What finishing a bag needs of its part. The compiler cannot know that stores do not change it.
+  struct Output {
+    BagsView bags;
+    char* pooled;
+    uint32_t vector_bytes;
+    DType dtype;
+    const float* scales;
+    float scale;
+    uint32_t last;  // the bag after the run
+  };
 
   // The bag of a run that is being combined, in some columns.
   template <class ColumnsOfBag>
@@ -121,98 +164,117 @@ struct PoolBags {
     bool any = false;  // whether it has an id that is not absent
   };
 
-  // Combines the bags [bag, last). Element is float, or uint16_t for both 16-bit types.
-  template <class Element, class Columns, class Lanes>
+  // Combines the bags [bag, last). Element is float, or uint16_t for both 16-bit types. kWhole:
+  // vectors and pooled vectors are whole (row_math.h).
+  template <class Element, class Columns, bool kWhole, class Lanes>
   DYNEMB_HD void Pool(Lanes& lanes, const Part& part, const Vectors& vectors, uint32_t bag,
                       uint32_t last) const {
-    const uint32_t begin = part.bags.begin(bag), end = part.bags.begin(last);
-    ForEachQuad(lanes, vectors.dim(), [&](int64_t first, int n) {
-      Current<Columns> current{bag, part.bags.end(bag)};
-      FinishBags(part, vectors, begin, last, first, n, &current);
-      for (uint32_t place = begin; place < end;) {
-        place = AddIds<Element>(part, vectors, place, end, last, first, n, &current);
+    const Output output{part.bags,
+                        static_cast<char*>(part.pooled),
+                        static_cast<uint32_t>(vectors.vector_bytes()),
+                        vectors.dtype(),
+                        part.scales,
+                        part.scale,
+                        last};
+    const uint32_t begin = output.bags.begin(bag), end = output.bags.begin(last);
+    // As in ForEachQuad, but threads without columns (n is 0) take part in the collectives.
+    const int64_t dim = vectors.dim();
+    for (int64_t base = 0; base < dim; base += int64_t{kQuad} * lanes.width()) {
+      const int64_t first = base + int64_t{kQuad} * lanes.rank(), left = dim - first;
+      const int n = static_cast<int>(left < 0 ? 0 : left < kQuad ? left : kQuad);
+      Current<Columns> current{bag, output.bags.end(bag)};
+      FinishBags<kWhole>(output, part, vectors, begin, first, n, &current);
+      for (uint32_t at = begin; at < end; at += lanes.width()) {
+        const uint32_t count = end - at < lanes.width() ? end - at : lanes.width();
+        Id id;
+        if (lanes.rank() < count) {
+          id.position = output.bags.position(at + lanes.rank());
+          id.row = vectors.Row(id.position);
+          if (part.weights != nullptr) id.weight = part.weights[id.position];
+          if (vectors.Has(id.row)) id.vector = vectors.Vector(id.row);
+        }
+        for (uint32_t done = 0; done < count;) {
+          done += AddIds<Element, kWhole>(lanes, output, part, vectors, id, at, done, count, first,
+                                          n, &current);
+        }
       }
-    });
+    }
   }
 
   // Writes the current bag if it ends at `place`, and all bags after it that are empty. Then the
-  // next bag is the current one, unless it is `last`.
-  template <class Columns>
-  DYNEMB_HD DYNEMB_INLINE void FinishBags(const Part& part, const Vectors& vectors, uint32_t place,
-                                          uint32_t last, int64_t first, int n,
-                                          Current<Columns>* current) const {
+  // next bag is the current one, unless the run ends.
+  template <bool kWhole, class Columns>
+  DYNEMB_HD DYNEMB_INLINE void FinishBags(const Output& output, const Part& part,
+                                          const Vectors& vectors, uint32_t place, int64_t first,
+                                          int n, Current<Columns>* current) const {
     while (place == current->end) {
       const uint32_t bag = current->bag;
       // Zeros if the scale is 0, even if the sum is NaN, and if all ids are absent.
       Quad<float> pooled{};
       if (current->any) {
-        const float scale =
-            BagScale(part.combiner, part.bags, part.weights, bag, vectors.counted());
+        const float scale = output.scales != nullptr ? output.scales[bag] : output.scale;
         if (scale != 0.0f) {
           for (int j = 0; j < kQuad; ++j) pooled.at[j] = current->columns.value.at[j] * scale;
         }
       }
-      StoreColumns(vectors.dtype(), pooled, first, n, Rounding{},
-                   static_cast<char*>(part.pooled) + bag * vectors.vector_bytes());
-      current->columns.StoreArgmax(n, part.argmax, bag * vectors.dim() + first);
-      if (bag + 1 == last) return;
-      *current = Current<Columns>{bag + 1, part.bags.end(bag + 1)};
+      if (n != 0) {
+        StoreColumns<kWhole>(output.dtype, pooled, first, n, Rounding{},
+                             output.pooled + size_t{bag} * output.vector_bytes);
+        current->columns.StoreArgmax(n, part.argmax, bag * vectors.dim() + first);
+      }
+      if (bag + 1 == output.last) return;
+      *current = Current<Columns>{bag + 1, output.bags.end(bag + 1)};
     }
   }
 
-  // Adds columns [first, first + n) of some ids from `place` < end on: of up to kInFlight ids with
-  // rows, or of one id without a row. Writes the bags that end with them. Returns the place after
-  // these ids.
-  template <class Element, class Columns>
-  DYNEMB_HD DYNEMB_INLINE uint32_t AddIds(const Part& part, const Vectors& vectors, uint32_t place,
-                                          uint32_t end, uint32_t last, int64_t first, int n,
+  // Adds columns [first, first + n) of some of the `count` ids that begin at place `at`, and of
+  // which thread r has the r-th: from number `done` on up to kInFlight ids with rows, or one id
+  // without a row. Writes the bags that end with them. Returns the number of these ids.
+  template <class Element, bool kWhole, class Columns, class Lanes>
+  DYNEMB_HD DYNEMB_INLINE uint32_t AddIds(Lanes& lanes, const Output& output, const Part& part,
+                                          const Vectors& vectors, const Id& id, uint32_t at,
+                                          uint32_t done, uint32_t count, int64_t first, int n,
                                           Current<Columns>* current) const {
-    const uint32_t ids = end - place < kInFlight ? end - place : kInFlight;
-    uint32_t position[kInFlight] = {};
-    DYNEMB_UNROLL
-    for (uint32_t k = 0; k < kInFlight; ++k) {
-      if (k < ids) position[k] = part.bags.position(place + k);
-    }
-    uint32_t row[kInFlight] = {};
-    float weight[kInFlight] = {};
-    DYNEMB_UNROLL
-    for (uint32_t k = 0; k < kInFlight; ++k) {
-      if (k >= ids) continue;
-      row[k] = vectors.Row(position[k]);
-      weight[k] = part.weights != nullptr ? part.weights[position[k]] : 1.0f;
-    }
-    if (!vectors.Has(row[0])) {
-      if (!vectors.Skips(row[0])) {
+    const char* vector[kInFlight];
+    vector[0] = lanes.FromRank(id.vector, done);
+    if (vector[0] == nullptr) {
+      if (!vectors.Skips(lanes.FromRank(id.row, done))) {
+        const uint32_t position = lanes.FromRank(id.position, done);
+        const float weight = lanes.FromRank(id.weight, done);
         current->any = true;
-        current->columns.Add(position[0], weight[0], vectors.Columns(position[0], first, n));
+        if (n != 0) current->columns.Add(position, weight, vectors.Columns(position, first, n));
       }
-      FinishBags(part, vectors, place + 1, last, first, n, current);
-      return place + 1;
+      FinishBags<kWhole>(output, part, vectors, at + done + 1, first, n, current);
+      return 1;
     }
-    uint32_t count = 1;
+    // Every load is done, if need be from the first vector: the compiler may copy what it loads
+    // under a condition, and the copy waits for the memory.
+    uint32_t rows = 1;
     DYNEMB_UNROLL
     for (uint32_t k = 1; k < kInFlight; ++k) {
-      if (count == k && k < ids && vectors.Has(row[k])) ++count;
+      const bool is_id = done + k < count;
+      const char* const next = lanes.FromRank(id.vector, is_id ? done + k : done);
+      if (rows == k && is_id && next != nullptr) ++rows;
+      vector[k] = next != nullptr ? next : vector[0];
     }
-    const char* vector[kInFlight] = {};
+    Quad<Element> loaded[kInFlight];
     DYNEMB_UNROLL
     for (uint32_t k = 0; k < kInFlight; ++k) {
-      if (k < count) vector[k] = vectors.Vector(row[k]);
-    }
-    Quad<Element> loaded[kInFlight] = {};
-    DYNEMB_UNROLL
-    for (uint32_t k = 0; k < kInFlight; ++k) {
-      if (k >= count) continue;
-      loaded[k] = LoadQuad(reinterpret_cast<const Element*>(vector[k]) + first, n);
+      const auto* const from = reinterpret_cast<const Element*>(vector[k]);
+      loaded[k] =
+          kWhole ? LoadQuad<true>(from + (n != 0 ? first : 0), kQuad) : LoadQuad(from + first, n);
     }
     DYNEMB_UNROLL
     for (uint32_t k = 0; k < kInFlight; ++k) {
-      if (k >= count) continue;
+      if (k >= rows) continue;
       current->any = true;
-      current->columns.Add(position[k], weight[k], ToFloats(vectors.dtype(), loaded[k]));
-      FinishBags(part, vectors, place + k + 1, last, first, n, current);
+      uint32_t position = 0;
+      if constexpr (Columns::kPositions) position = lanes.FromRank(id.position, done + k);
+      current->columns.Add(position, lanes.FromRank(id.weight, done + k),
+                           ToFloats(output.dtype, loaded[k]));
+      FinishBags<kWhole>(output, part, vectors, at + done + k + 1, first, n, current);
     }
-    return place + count;
+    return rows;
   }
 };
 

@@ -10,18 +10,35 @@
 // time across the ends of segments, so that keys of one id, which most keys are, do not each wait
 // for a chain of addresses.
 //
-// Both kernels use a `Sums`, which knows the tasks that keys belong to: KeySums in SumGradients,
-// RowSums in GatherGradient. The keys of a task have consecutive numbers. It has
+// Both kernels use a `Sums`, which knows the tasks that keys belong to, and what becomes of the
+// sums: KeySums in SumGradients, RowSums in GatherGradient, SteppedSums in ApplyPooled. The keys of
+// a task have consecutive numbers. It has
 //
 //   SortedTerms terms
 //   uint32_t num_keys                    terms of this key and later ones are not summed
 //   uint32_t TaskOf(key)
 //   uint32_t KeysEnd(task)               the number after the last key of the task
 //   int64_t dim(task)
-//   Target TargetOf(task)                target.SumOf(key) is the address of the sum of a key of
-//                                        the task
+//   Target TargetOf(task)
+//   bool kSteps                          whether a sum is stored, or steps a row
+//   kInFlight                            of whole rows (SumSegments)
+//   kLeastBlocks                         of SumSegments of whole rows (cuda_device.cuh)
+//
+// and, if sums are stored,
+//
+//   target.SumOf(key)                    the address of the sum of a key of the target's task
 //   TermForm FormOf(task, at, *end)      the form of the term `at` of this task; reduces *end so
 //                                        that the terms [at, *end) have this form
+//
+// or, if they step rows, which are all whole,
+//
+//   target.valid                         an address of dim(task) floats
+//   Place PlaceOf(term)                  the row of the key that begins with a term, if it has
+//                                        one; no row for any other term
+//   Place PlaceOfKey(key)
+//   Prefetch(target, place, column)      prepares for Put, if the place is a row
+//   Put(target, key, place, sum, column) steps the columns [column, column + kQuad) of a place with
+//                                        those of the sum of its key
 #ifndef DYNEMB_DEVICE_KERNELS_SEGMENTS_H_
 #define DYNEMB_DEVICE_KERNELS_SEGMENTS_H_
 
@@ -100,13 +117,24 @@ DYNEMB_HD DYNEMB_INLINE void AddQuad(const Quad<float>& quad, Quad<float>* sum) 
   for (int k = 0; k < kQuad; ++k) sum->at[k] += quad.at[k];
 }
 
-// For ForRows. Item w is a window: `length` terms from term w * length on. Writes the sums of the
-// keys of one segment, and the chunks of long keys. kWhole: all tasks are whole, and their sums.
+// What a team notes of the row of a key, if sums step rows; otherwise nothing.
+template <class Sums, bool kSteps = Sums::kSteps>
+struct PlaceOf {
+  using Type = typename Sums::Place;
+};
+template <class Sums>
+struct PlaceOf<Sums, false> {
+  struct Type {};
+};
+
+// For ForRows. Item w is a window: `length` terms from term w * length on. Puts the sums of the
+// keys of one segment, and writes the chunks of long keys. kWhole: all tasks are whole, and their
+// sums.
 template <class Sums, bool kWhole>
 struct SumSegments {
   using Target = typename Sums::Target;
-  // Of CUDA: 80 registers of a thread, so that 24 warps share a multiprocessor.
-  static constexpr unsigned int kLeastBlocks = kWhole ? 12 : 0;
+  using Place = typename PlaceOf<Sums>::Type;
+  static constexpr unsigned int kLeastBlocks = kWhole ? Sums::kLeastBlocks : 0;
 
   Sums sums;
   ChunkSums chunks;
@@ -131,7 +159,7 @@ struct SumSegments {
       for (int64_t base = 0; base < dim; base += int64_t{kQuad} * lanes.width()) {
         const int64_t column = base + int64_t{kQuad} * lanes.rank(), left = dim - column;
         const int width = static_cast<int>(left < 0 ? 0 : left < kQuad ? left : kQuad);
-        Current current{key, at, continues, NoSum()};
+        Current current{key, at, continues, Place{}, NoSum()};
         if constexpr (kWhole) {
           AddTerms<DType::kFloat32, false>(lanes, target, at, end, column, width, &current);
         } else {
@@ -166,6 +194,7 @@ struct SumSegments {
     uint32_t key;
     uint32_t begin;
     bool continues;  // whether it is not the first of its key
+    Place place;     // of its key's sum, if it is the first
     Quad<float> sum;
   };
 
@@ -196,6 +225,9 @@ struct SumSegments {
     if (is_long) {
       to = chunks.SumOf(current.begin, current.continues);
       if (!current.continues && column == 0) chunks.keys[current.begin / kChunkIds] = current.key;
+    } else if constexpr (Sums::kSteps) {
+      if (width != 0) sums.Put(target, current.key, current.place, current.sum, column);
+      return;
     } else {
       to = target.SumOf(current.key);
     }
@@ -233,40 +265,57 @@ struct SumSegments {
     const auto load = [&](uint32_t i) {
       return i + lanes.rank() < n ? sums.terms.terms[at + i + lanes.rank()] : Term{};
     };
+    const auto place = [&](uint32_t i) {
+      if constexpr (Sums::kSteps) {
+        if (i + lanes.rank() < n) return sums.PlaceOf(at + i + lanes.rank());
+      }
+      return Place{};
+    };
     Term next = load(0);
+    Place next_place = place(0);
     for (uint32_t done = 0; done < n; done += block) {
       const Term term = next;
+      const Place of_term = next_place;
       next = load(done + block);
+      next_place = place(done + block);
       const uint32_t count = n - done < block ? n - done : block;
       for (uint32_t first = 0; first < count; first += kInFlight) {
-        AddSome<kType, kMax>(lanes, target, term, at + done, first, count, column, width, current);
+        AddSome<kType, kMax>(lanes, target, term, of_term, at + done, first, count, column, width,
+                             current);
       }
     }
   }
 
   // The number of terms whose quads are loaded before the first of them is added: of whole rows,
   // and of others, which take more registers.
-  static constexpr uint32_t kInFlight = kWhole ? 8 : 4;
+  static constexpr uint32_t kInFlight = kWhole ? Sums::kInFlight : 4;
 
   // Adds the terms first, first + 1, ... of at most kInFlight, but none from `count` on. They begin
   // at `at`, and thread r has the r-th of them.
   template <DType kType, bool kMax, class Lanes>
   DYNEMB_HD DYNEMB_INLINE void AddSome(Lanes& lanes, const Target& target, const Term& term,
-                                       uint32_t at, uint32_t first, uint32_t count, int64_t column,
-                                       int width, Current* current) const {
+                                       const Place& of_term, uint32_t at, uint32_t first,
+                                       uint32_t count, int64_t column, int width,
+                                       Current* current) const {
     using Element = std::conditional_t<kType == DType::kFloat32, float, uint16_t>;
     Quad<Element> row[kInFlight] = {};
+    [[maybe_unused]] uint32_t is_there = ~0u;  // bit j: whether row[j] is that of the term
     [[maybe_unused]] Quad<int32_t> argmax[kInFlight] = {};
     [[maybe_unused]] int32_t position[kInFlight] = {};
-    DYNEMB_UNROLL
-    for (uint32_t j = 0; j < kInFlight; ++j) {
-      if (first + j >= count) continue;
-      const void* const from = lanes.FromRank(term.row, first + j);
-      if (from != nullptr && width != 0) {
-        row[j] = LoadQuad<kWhole>(static_cast<const Element*>(from) + column, width);
-      }
-      if constexpr (kMax) {
-        if (width != 0) argmax[j] = LoadArgmax(at + first + j, column, width, &position[j]);
+    if constexpr (Sums::kSteps) {
+      is_there =
+          LoadAlways(lanes, target, term, of_term, first, count, width != 0 ? column : 0, row);
+    } else {
+      DYNEMB_UNROLL
+      for (uint32_t j = 0; j < kInFlight; ++j) {
+        if (first + j >= count) continue;
+        const void* const from = lanes.FromRank(term.row, first + j);
+        if (from != nullptr && width != 0) {
+          row[j] = LoadQuad<kWhole>(static_cast<const Element*>(from) + column, width);
+        }
+        if constexpr (kMax) {
+          if (width != 0) argmax[j] = LoadArgmax(at + first + j, column, width, &position[j]);
+        }
       }
     }
     DYNEMB_UNROLL
@@ -277,7 +326,10 @@ struct SumSegments {
       const bool same_key = key == current->key;
       if (!same_key || i - current->begin == kChunkIds) {
         Finish(target, i, column, width, *current);
-        *current = {key, i, same_key, NoSum()};
+        *current = {key, i, same_key, Place{}, NoSum()};
+      }
+      if constexpr (Sums::kSteps) {
+        if (i == current->begin) current->place = lanes.FromRank(of_term, first + j);
       }
       Quad<float> x;
       for (int k = 0; k < kQuad; ++k) {
@@ -289,9 +341,39 @@ struct SumSegments {
         if constexpr (kMax) {
           if (argmax[j].at[k] != position[j]) x.at[k] = 0.0f;
         }
+        if constexpr (Sums::kSteps) {
+          if ((is_there >> j & 1u) == 0) x.at[k] = scale * 0.0f;
+        }
       }
       AddQuad(x, &current->sum);
     }
+  }
+
+  // Loads the quads of the terms that AddSome adds, and prefetches the places of the keys that
+  // begin with them. A row that is null is replaced by another, and a term from `count` on by the
+  // first: where a load depends on a condition, the compiler may copy what it has loaded, and the
+  // copy waits for the memory. Bit j of the result is whether row[j] is that of its term.
+  template <class Lanes>
+  DYNEMB_HD DYNEMB_INLINE uint32_t LoadAlways(Lanes& lanes, const Target& target, const Term& term,
+                                              const Place& of_term, uint32_t first, uint32_t count,
+                                              int64_t column, Quad<float>* row) const {
+    uint32_t is_there = ~0u;
+    DYNEMB_UNROLL
+    for (uint32_t j = 0; j < kInFlight; ++j) {
+      const uint32_t rank = first + j < count ? first + j : 0;
+      const auto* from = static_cast<const float*>(lanes.FromRank(term.row, rank));
+      if (from == nullptr) {
+        from = target.valid;
+        is_there &= ~(1u << j);
+      }
+      row[j] = LoadQuad<true>(from + column, kQuad);
+    }
+    DYNEMB_UNROLL
+    for (uint32_t j = 0; j < kInFlight; ++j) {
+      const uint32_t rank = first + j < count ? first + j : 0;
+      sums.Prefetch(target, lanes.FromRank(of_term, rank), column);
+    }
+    return is_there;
   }
 
   // The argmax of the bag of term i, and the position of its id, both in its part.
@@ -306,7 +388,7 @@ struct SumSegments {
   }
 };
 
-// For ForRows, after SumSegments. Item i is kChunkIds terms. Writes the sum of the long key that
+// For ForRows, after SumSegments. Item i is kChunkIds terms. Puts the sum of the long key that
 // begins in them, if there is one.
 template <class Sums>
 struct AddChunks {
@@ -320,7 +402,7 @@ struct AddChunks {
     const uint32_t t = sums.TaskOf(key);
     const TermRange range = sums.terms.ranges[key];
     const uint32_t count = (range.end - range.begin - 1) / kChunkIds + 1;
-    float* const sum = sums.TargetOf(t).SumOf(key);
+    const auto target = sums.TargetOf(t);
     ForEachQuad(lanes, sums.dim(t), [&](int64_t column, int width) {
       Quad<float> total = NoSum();
       constexpr uint32_t kInFlight = 8;
@@ -337,7 +419,11 @@ struct AddChunks {
           if (at + j < count) AddQuad(chunk[j], &total);
         }
       }
-      StoreQuad(total, width, sum + column);
+      if constexpr (Sums::kSteps) {
+        sums.Put(target, key, sums.PlaceOfKey(key), total, column);
+      } else {
+        StoreQuad(total, width, target.SumOf(key) + column);
+      }
     });
   }
 };

@@ -53,13 +53,30 @@ Status CombineBags(Session& session, const Source& source,
   DYNEMB_RETURN_IF_ERROR(internal::NumberItems(tasks, &Bags::num_bags, "bags", &begins));
   if (begins.back() == 0) return session.status();
   std::vector<PoolPart<Source>> pool;
+  std::vector<uint32_t> scaled{0};
   size_t ids = 0;
   for (size_t t = 0; t < tasks.size(); ++t) {
-    pool.push_back({internal::BringBags<Source>(session, parts[t], *tasks[t]), tasks[t]->pooled,
-                    tasks[t]->argmax});
-    ids += tasks[t]->bags->nnz();
+    const Bags& bags = *tasks[t]->bags;
+    PoolPart<Source> part{internal::BringBags<Source>(session, parts[t], *tasks[t]),
+                          tasks[t]->pooled, tasks[t]->argmax};
+    const bool differ = bags.splits() != nullptr || part.weights != nullptr || part.some_absent;
+    if (HasScale(part.combiner) && differ) {
+      part.scales = session.template Take<float>(bags.num_bags());
+    } else {
+      part.scale = BagScale(part.combiner, bags.hotness());
+    }
+    scaled.push_back(scaled.back() +
+                     (part.scales != nullptr ? static_cast<uint32_t>(bags.num_bags()) : 0));
+    pool.push_back(part);
+    ids += bags.nnz();
   }
+  DYNEMB_RETURN_IF_ERROR(session.status());
   const auto of_bags = ToDevice(session, pool, begins);
+  if (scaled.back() != 0) {
+    Parts<PoolPart<Source>> of_scaled = of_bags;
+    of_scaled.begins = ToDevice(session, scaled.data(), scaled.size());
+    session.ForEach(scaled.back(), ScalePooled<Source>{source, of_scaled});
+  }
   // Runs of many ids would be few, and of different lengths.
   const uint32_t most_bags = ids < 2 * size_t{begins.back()} ? 16 : 8;
   const uint32_t length = RunLength(session, begins.back(), quads, most_bags);

@@ -282,25 +282,57 @@ DYNEMB_HD DYNEMB_INLINE void UpdateVector(Lanes& lanes, DType dtype, int64_t dim
   });
 }
 
-// The same with the state of a formula of single columns: fn(first, n, &quad, s). The formula of
-// column j reads state k at s[k * kQuad + j].
-template <class Formula, bool kWhole = false, class Lanes, class Fn>
-DYNEMB_HD DYNEMB_INLINE void UpdateColumns(Lanes& lanes, DType dtype, int64_t dim, void* vector,
-                                           float* state, const Rounding& rounding, const Fn& fn) {
-  const auto update = [&](int64_t first, int n, Quad<float>* v) {
-    float s[kQuad * (Formula::kStates + 1)];  // + 1, because an array must not be empty
+// Columns [first, first + n) of a row's vector, a quad, and of the state of a formula of single
+// columns. The formula of column j has state k at s[k * kQuad + j].
+template <class Formula>
+struct RowQuad {
+  Quad<float> v;
+  float s[kQuad * (Formula::kStates + 1)];  // + 1, because an array must not be empty
+
+  template <bool kWhole>
+  DYNEMB_HD DYNEMB_INLINE void Load(DType dtype, int64_t dim, const void* vector,
+                                    const float* state, int64_t first, int n) {
+    v = LoadColumns<kWhole>(dtype, vector, first, n);
     for (int k = 0; k < Formula::kStates; ++k) {
       const Quad<float> of = LoadQuad<kWhole>(state + k * dim + first, n);
       for (int j = 0; j < kQuad; ++j) s[k * kQuad + j] = of.at[j];
     }
-    fn(first, n, v, s);
+  }
+  // A step with the gradient g.
+  DYNEMB_HD DYNEMB_INLINE void Step(const OptimizerCoefficients& c, const Quad<float>& g) {
+    for (int j = 0; j < kQuad; ++j) {
+      const float weight = internal_row_math::Decayed(c, v.at[j]);
+      v.at[j] = Formula::Update(c, weight, g.at[j], s + j, kQuad);
+    }
+  }
+  template <bool kWhole>
+  DYNEMB_HD DYNEMB_INLINE void Store(DType dtype, int64_t dim, void* vector, float* state,
+                                     const Rounding& rounding, int64_t first, int n) const {
     for (int k = 0; k < Formula::kStates; ++k) {
       Quad<float> of;
       for (int j = 0; j < kQuad; ++j) of.at[j] = s[k * kQuad + j];
       StoreQuad<kWhole>(of, n, state + k * dim + first);
     }
-  };
-  UpdateVector<kWhole>(lanes, dtype, dim, vector, rounding, update);
+    StoreColumns<kWhole>(dtype, v, first, n, rounding, vector);
+  }
+};
+
+// Updates the quads of this thread: fn(first, n, &quad), a RowQuad.
+template <class Formula, bool kWhole = false, class Lanes, class Fn>
+DYNEMB_HD DYNEMB_INLINE void UpdateColumns(Lanes& lanes, DType dtype, int64_t dim, void* vector,
+                                           float* state, const Rounding& rounding, const Fn& fn) {
+  ForEachQuad(lanes, dim, [&](int64_t first, int n) {
+    RowQuad<Formula> quad{};
+    quad.template Load<kWhole>(dtype, dim, vector, state, first, n);
+    fn(first, n, &quad);
+    quad.template Store<kWhole>(dtype, dim, vector, state, rounding, first, n);
+  });
+}
+
+DYNEMB_HD DYNEMB_INLINE bool IsFinite(const Quad<float>& quad) {
+  bool finite = true;
+  for (int j = 0; j < kQuad; ++j) finite &= formulas::IsFinite(quad.at[j]);
+  return finite;
 }
 
 // One step on one row with the formula that WithFormula selected: RowOptimizer::Apply to the state
@@ -314,7 +346,7 @@ DYNEMB_HD DYNEMB_INLINE bool ApplyToRow(Lanes& lanes, const OptimizerCoefficient
   bool finite = true;
   const auto load = [&](int64_t first, int n) {
     const Quad<float> g = LoadQuad<kWhole>(gradient + first, n);
-    for (int j = 0; j < kQuad; ++j) finite &= formulas::IsFinite(g.at[j]);
+    finite &= IsFinite(g);
     return g;
   };
   if constexpr (formulas::kIsRowwise<Formula>) {
@@ -330,14 +362,9 @@ DYNEMB_HD DYNEMB_INLINE bool ApplyToRow(Lanes& lanes, const OptimizerCoefficient
     };
     UpdateVector<kWhole>(lanes, dtype, dim, vector, rounding, update);
   } else {
-    const auto update = [&](int64_t first, int n, Quad<float>* v, float* s) {
-      const Quad<float> g = load(first, n);
-      for (int j = 0; j < kQuad; ++j) {
-        const float weight = internal_row_math::Decayed(c, v->at[j]);
-        v->at[j] = Formula::Update(c, weight, g.at[j], s + j, kQuad);
-      }
-    };
-    UpdateColumns<Formula, kWhole>(lanes, dtype, dim, vector, state, rounding, update);
+    UpdateColumns<Formula, kWhole>(
+        lanes, dtype, dim, vector, state, rounding,
+        [&](int64_t first, int n, RowQuad<Formula>* quad) { quad->Step(c, load(first, n)); });
   }
   return finite;
 }
@@ -356,19 +383,15 @@ DYNEMB_HD void BringColumns(Lanes& lanes, const CatchUpView& steps, uint64_t mis
     UpdateVector(lanes, dtype, dim, vector, rounding,
                  [&](int64_t, int, Quad<float>* v) { decay(v); });
   } else {
-    UpdateColumns<Formula>(lanes, dtype, dim, vector, state, rounding,
-                           [&](int64_t, int, Quad<float>* v, float* s) {
-                             steps.ForSingleSteps(missed, [&](const OptimizerCoefficients& c) {
-                               for (int j = 0; j < kQuad; ++j) {
-                                 const float weight = internal_row_math::Decayed(c, v->at[j]);
-                                 v->at[j] = Formula::Update(c, weight, 0.0f, s + j, kQuad);
-                               }
-                             });
-                             decay(v);
-                             for (int k = 0; k < Formula::kStates; ++k) {
-                               for (int j = 0; j < kQuad; ++j) s[k * kQuad + j] *= tail.factors[k];
-                             }
-                           });
+    UpdateColumns<Formula>(
+        lanes, dtype, dim, vector, state, rounding, [&](int64_t, int, RowQuad<Formula>* quad) {
+          steps.ForSingleSteps(
+              missed, [&](const OptimizerCoefficients& c) { quad->Step(c, Quad<float>{}); });
+          decay(&quad->v);
+          for (int k = 0; k < Formula::kStates; ++k) {
+            for (int j = 0; j < kQuad; ++j) quad->s[k * kQuad + j] *= tail.factors[k];
+          }
+        });
   }
 }
 

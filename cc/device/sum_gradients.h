@@ -34,6 +34,11 @@ namespace dynemb::device {
 
 // The `Sums` of SumGradients (kernels_segments.h): all terms of a key are of its task.
 struct KeySums {
+  static constexpr bool kSteps = false;
+  static constexpr uint32_t kInFlight = 8;
+  // 80 registers of a thread, so that 24 warps share a multiprocessor.
+  static constexpr unsigned int kLeastBlocks = 12;
+
   struct Target {
     float* sums;
     uint32_t begin;
@@ -190,20 +195,23 @@ ChunkSums TakeChunks(Session& session, size_t n, const SumOptions& options) {
   return chunks;
 }
 
-// Sums the terms of all keys. Takes no memory.
-template <class Session, class Sums>
-Status SumTerms(Session& session, const Sums& sums, const ChunkSums& chunks,
-                const SumOptions& options) {
+// Sums the terms of all keys. Takes no memory. kWhole: all tasks and their sums are whole.
+template <bool kWhole, class Session, class Sums>
+Status SumTermsAs(Session& session, const Sums& sums, const ChunkSums& chunks,
+                  const SumOptions& options) {
   const size_t n = sums.terms.n;
   constexpr uint32_t kMostTerms = 32;
   const uint32_t length = RunLength(session, n, options.quads, kMostTerms);
-  const auto sum = [&](const auto& body) {
-    session.ForRows(NumRuns(n, length), options.quads, body);
-  };
-  options.whole ? sum(SumSegments<Sums, true>{sums, chunks, length})
-                : sum(SumSegments<Sums, false>{sums, chunks, length});
+  session.ForRows(NumRuns(n, length), options.quads,
+                  SumSegments<Sums, kWhole>{sums, chunks, length});
   session.ForRows(options.Places(n), options.long_quads, AddChunks<Sums>{sums, chunks});
   return session.status();
+}
+template <class Session, class Sums>
+Status SumTerms(Session& session, const Sums& sums, const ChunkSums& chunks,
+                const SumOptions& options) {
+  return options.whole ? SumTermsAs<true>(session, sums, chunks, options)
+                       : SumTermsAs<false>(session, sums, chunks, options);
 }
 
 }  // namespace internal_sum_gradients

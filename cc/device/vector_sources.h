@@ -36,7 +36,8 @@ namespace dynemb::device {
 struct TableVectors {
   struct Part {
     uint32_t first_id = 0;
-    uint32_t table = 0;  // index in TableViews
+    uint32_t table = 0;        // index in TableViews
+    bool some_absent = false;  // whether ids may be absent
   };
   TableViews tables;
   KeyArray keys;
@@ -56,12 +57,13 @@ struct TableVectors {
     DYNEMB_HD DYNEMB_INLINE bool Has(RowId row) const { return IsRow(row); }
     DYNEMB_HD DYNEMB_INLINE bool Skips(RowId row) const { return row == kSkippedRow; }
     DYNEMB_HD DYNEMB_INLINE CountedRows counted() const {
-      const bool some_absent = table_.admission.absent_row == kSkippedRow;
-      return {some_absent ? source_.rows + part_.first_id : nullptr};
+      return {part_.some_absent ? source_.rows + part_.first_id : nullptr};
     }
     DYNEMB_HD DYNEMB_INLINE const char* Vector(RowId row) const {
       return table_.layout.vector(table_.RowAt(row));
     }
+    // Whether all vectors are whole (row_math.h).
+    DYNEMB_HD DYNEMB_INLINE bool AreWhole() const { return IsWhole(table_.layout); }
     DYNEMB_HD DYNEMB_INLINE Quad<float> Columns(uint32_t position, int64_t first, int n) const {
       if (table_.admission.IsZero(Row(position))) return {};
       const uint64_t key = source_.keys[size_t{part_.first_id} + position];
@@ -85,6 +87,7 @@ struct IndexedVectors {
     const void* const* rows = nullptr;  // [n] addresses
     DType dtype = DType::kFloat32;
     int64_t dim = 0;
+    static constexpr bool some_absent = false;
   };
 
   class Vectors {
@@ -104,6 +107,9 @@ struct IndexedVectors {
     DYNEMB_HD DYNEMB_INLINE const char* Vector(uint32_t row) const {
       return rows_ != nullptr ? static_cast<const char*>(rows_[row])
                               : static_cast<const char*>(part_.vectors) + row * vector_bytes();
+    }
+    DYNEMB_HD DYNEMB_INLINE bool AreWhole() const {
+      return rows_ == nullptr && IsWhole(part_.dtype, part_.dim, part_.vectors);
     }
     DYNEMB_HD DYNEMB_INLINE Quad<float> Columns(uint32_t, int64_t, int) const { return {}; }
 

@@ -17,21 +17,35 @@ namespace {
 
 constexpr size_t kRowGrain = 1024;
 
-// The arrays of a task without row ids: the row ids and, if the keys may repeat, the distinct keys
-// and their gradients.
-struct Distinct {
-  Backward backward;
+// Distinct keys, their rows and their gradients.
+struct Sums {
   Buffer<uint64_t> keys;  // room for either key width
   Buffer<RowId> rows;
   Buffer<float> gradients;
+
+  size_t most_bytes() const { return std::max(keys.bytes(), gradients.bytes()); }
+};
+
+// The arrays of a task without row ids: the row ids and, if the keys may repeat, the distinct keys
+// and their gradients.
+struct Distinct : Sums {
+  Backward backward;
 };
 
 struct ApplyScratch {
   std::deque<Distinct> tasks;  // only grows
   void Shrink() {
     // The arrays of `backward` have the same lengths.
-    RenewLarge(&tasks,
-               [](const Distinct& d) { return std::max(d.keys.bytes(), d.gradients.bytes()); });
+    RenewLarge(&tasks, [](const Distinct& d) { return d.most_bytes(); });
+  }
+};
+
+struct PooledScratch {
+  Backward backward;
+  std::deque<Sums> tasks;  // only grows
+  void Shrink() {
+    backward.Shrink();
+    RenewLarge(&tasks, [](const Sums& sums) { return sums.most_bytes(); });
   }
 };
 
@@ -146,6 +160,57 @@ Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerSte
   }
   for (Table* table : tables) table->EndStep(exec, step.hyper, step.iteration, tick);
   return Status();
+}
+
+Status CheckApplyPooled(const std::vector<ApplyPooledTask>& tasks) {
+  const std::vector<BackwardTask> gradients(tasks.begin(), tasks.end());
+  DYNEMB_RETURN_IF_ERROR(Backward::Check(gradients.data(), gradients.size()));
+  std::vector<const Table*> tables;
+  for (size_t t = 0; t < tasks.size(); ++t) {
+    const std::string name =
+        "task " + std::to_string(t) + ", of table '" + tasks[t].table->options().name + "', ";
+    if (tasks[t].dim != tasks[t].table->options().dim) {
+      return InvalidArgument(name + "has gradients of " + std::to_string(tasks[t].dim) +
+                             " columns, but the table has " +
+                             std::to_string(tasks[t].table->options().dim));
+    }
+    if (tasks[t].rows == nullptr && tasks[t].bags->nnz() != 0) {
+      return InvalidArgument(name + "has no row ids");
+    }
+    if (std::find(tables.begin(), tables.end(), tasks[t].table) != tables.end()) {
+      return InvalidArgument(name + "is not the first task of this table");
+    }
+    tables.push_back(tasks[t].table);
+  }
+  return Status();
+}
+
+Status ApplyPooled(Exec& exec, const std::vector<ApplyPooledTask>& tasks, const OptimizerStep& step,
+                   Tick tick) {
+  DYNEMB_RETURN_IF_ERROR(CheckApplyPooled(tasks));
+  const std::vector<BackwardTask> gradients(tasks.begin(), tasks.end());
+  std::vector<ApplyTask> applies(tasks.size());
+  for (size_t t = 0; t < tasks.size(); ++t) applies[t].table = tasks[t].table;
+  DYNEMB_RETURN_IF_ERROR(TakeStates(applies, step));
+  const SharedScratch<PooledScratch> scratch;
+  Backward& backward = scratch->backward;
+  DYNEMB_RETURN_IF_ERROR(backward.Prepare(exec, gradients.data(), gradients.size()));
+  if (scratch->tasks.size() < tasks.size()) scratch->tasks.resize(tasks.size());
+  std::vector<BackwardOutput> outputs(tasks.size());
+  for (size_t t = 0; t < tasks.size(); ++t) {
+    Sums& sums = scratch->tasks[t];
+    ApplyTask& apply = applies[t];
+    apply.n = backward.num_unique(t);
+    outputs[t].keys = sums.keys.Resize(apply.n);
+    outputs[t].rows = sums.rows.Resize(apply.n);
+    outputs[t].sums = sums.gradients.Resize(apply.n * static_cast<size_t>(tasks[t].dim));
+    apply.keys = outputs[t].keys;
+    apply.rows = outputs[t].rows;
+    apply.gradients = outputs[t].sums;
+    apply.distinct = true;
+  }
+  backward.Write(exec, outputs.data());
+  return Apply(exec, applies, step, tick);
 }
 
 }  // namespace dynemb

@@ -1,10 +1,11 @@
-// Apply: one optimizer step on the rows of many tables, in one call.
+// Apply and ApplyPooled: one optimizer step on the rows of many tables, in one call.
 #ifndef DYNEMB_LOOKUP_APPLY_H_
 #define DYNEMB_LOOKUP_APPLY_H_
 
 #include <string>
 #include <vector>
 
+#include "cc/lookup/backward.h"
 #include "cc/table/exec.h"
 #include "cc/table/optimizer.h"
 #include "cc/table/status.h"
@@ -23,6 +24,13 @@ struct ApplyTask {
   // Read only if rows is null: whether the keys are distinct. If not, the gradients of repeated
   // keys add up.
   bool distinct = false;
+};
+
+// A lookup whose pooled vectors have a gradient. If it has ids, it has `rows`, which one lookup
+// found: equal keys have equal rows, and different keys different ones, except that several may
+// have none.
+struct ApplyPooledTask : BackwardTask {
+  Table* table = nullptr;
 };
 
 // One step of one optimizer.
@@ -48,6 +56,14 @@ Status TakeStates(const std::vector<ApplyTask>& tasks, const OptimizerStep& step
 // the lookup found, is dropped and counted. Calls TakeStates first; if that fails, no table has
 // changed. The caller holds the locks of all tables exclusively.
 Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerStep& step, Tick tick);
+
+// Sums the gradients per key (Backward), and applies the sums, in one call, which need not write
+// them. Each task has another table. InvalidArgument if two have the same, or a task has no rows;
+// fails like Backward::Check and TakeStates, too, and no table has changed.
+Status ApplyPooled(Exec& exec, const std::vector<ApplyPooledTask>& tasks, const OptimizerStep& step,
+                   Tick tick);
+// The checks of ApplyPooled, except TakeStates.
+Status CheckApplyPooled(const std::vector<ApplyPooledTask>& tasks);
 
 }  // namespace dynemb
 

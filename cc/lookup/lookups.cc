@@ -31,6 +31,11 @@ class HostLookupsImpl final : public Lookups {
                Tick tick) override {
     return dynemb::Apply(exec, tasks, step, tick);
   }
+
+  Status ApplyPooled(Exec& exec, const std::vector<ApplyPooledTask>& tasks,
+                     const OptimizerStep& step, Tick tick) override {
+    return dynemb::ApplyPooled(exec, tasks, step, tick);
+  }
 };
 
 }  // namespace

@@ -43,6 +43,11 @@ class Lookups {
   // See apply.h.
   virtual Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerStep& step,
                        Tick tick) = 0;
+
+  // See apply.h. The results are those of SumGradients and Apply, bit for bit. On a device, the
+  // call waits only for tasks that need two passes (cc/device/device_apply_pooled.h).
+  virtual Status ApplyPooled(Exec& exec, const std::vector<ApplyPooledTask>& tasks,
+                             const OptimizerStep& step, Tick tick) = 0;
 };
 
 // The calls over tables on the host. The object lives as long as the process.

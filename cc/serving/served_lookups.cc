@@ -112,7 +112,17 @@ class ServedLookupsImpl final : public Lookups {
   }
 
   Status Apply(Exec&, const std::vector<ApplyTask>& tasks, const OptimizerStep&, Tick) override {
-    return FailedPrecondition("table '" + tasks.front().table->options().name +
+    return ReadOnly(tasks.front().table);
+  }
+
+  Status ApplyPooled(Exec&, const std::vector<ApplyPooledTask>& tasks, const OptimizerStep&,
+                     Tick) override {
+    return ReadOnly(tasks.front().table);
+  }
+
+ private:
+  static Status ReadOnly(const Table* table) {
+    return FailedPrecondition("table '" + table->options().name +
                               "' of an exported model is read-only");
   }
 };

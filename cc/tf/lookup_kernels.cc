@@ -181,7 +181,7 @@ class LookupSparseGradOp : public SparseOp {
     bags->resize(n_);
     std::vector<BackwardTask> tasks(n_);
     for (int i = 0; i < n_; ++i) {
-      TF_RETURN_IF_ERROR(MakeTask(ctx, host, i, &(*bags)[i], &tasks[i]));
+      TF_RETURN_IF_ERROR(MakeGradient(ctx, host, 0, i, &(*bags)[i], &tasks[i]));
     }
     const auto allocate = [&](size_t task, int64_t unique, BackwardOutput* out) -> absl::Status {
       const int i = static_cast<int>(task);
@@ -197,36 +197,6 @@ class LookupSparseGradOp : public SparseOp {
   }
 
  private:
-  absl::Status MakeTask(tf::OpKernelContext* ctx, Exec& exec, int i, Bags* bags,
-                        BackwardTask* task) const {
-    const tf::Tensor& keys = ctx->input(i);
-    const tf::Tensor& rows = ctx->input(n_ + i);
-    const tf::Tensor& argmax = ctx->input(4 * n_ + i);
-    const tf::Tensor& grads = ctx->input(5 * n_ + i);
-    if (grads.dims() != 2) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          Named("grads", i), " has shape ", grads.shape().DebugString(), ", expected a matrix"));
-    }
-    const int64_t num_bags = grads.dim_size(0);
-    TF_RETURN_IF_ERROR(CheckWidth(grads.dim_size(1), Named("grads", i).c_str()));
-    TF_RETURN_IF_ERROR(MakeBags(exec, i, keys, ctx->input(2 * n_ + i), num_bags, bags));
-    TF_RETURN_IF_ERROR(CheckShape(rows, keys.shape(), Named("rows", i).c_str()));
-    task->key_type = ToKeyType(keys.dtype());
-    task->keys = keys.data();
-    task->rows = Data<RowId>(rows);
-    task->bags = bags;
-    TF_RETURN_IF_ERROR(GetWeights(i, keys, ctx->input(3 * n_ + i), &task->weights));
-    task->combiner = combiners_[i];
-    if (combiners_[i] == Combiner::kMax) {
-      TF_RETURN_IF_ERROR(CheckShape(argmax, grads.shape(), Named("argmax", i).c_str()));
-      task->argmax = Data<int32_t>(argmax);
-    }
-    task->dtype = ToDType(grads.dtype());
-    task->upstream = grads.data();
-    task->dim = grads.dim_size(1);
-    return absl::OkStatus();
-  }
-
   ScratchPool<std::vector<Bags>> bags_;
 };
 

@@ -131,19 +131,10 @@ REGISTER_OP("DynembLookupSparseGrad")
       std::vector<std::string> combiners;
       TF_RETURN_IF_ERROR(GetN(c, {"Tkeys", "dtypes"}, &n, &combiners));
       for (int i = 0; i < n; ++i) {
-        ShapeHandle keys, rows, grads, argmax;
-        TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &keys));
-        TF_RETURN_IF_ERROR(c->Merge(keys, c->input(n + i), &rows));
-        TF_RETURN_IF_ERROR(c->WithRank(c->input(5 * n + i), 2, &grads));
-        DimensionHandle num_bags = c->Dim(grads, 0);
-        TF_RETURN_IF_ERROR(BagsOfKeys(c, i, 2 * n + i, &num_bags));
-        TF_RETURN_IF_ERROR(VectorOrEmpty(c, 3 * n + i, c->Dim(keys, 0)));
-        if (combiners[i] == "max") {
-          TF_RETURN_IF_ERROR(c->Merge(grads, c->input(4 * n + i), &argmax));
-        }
+        TF_RETURN_IF_ERROR(GradientOfBags(c, 0, n, i, combiners[i]));
         const DimensionHandle unique = c->UnknownDim();
         c->set_output(i, c->Vector(unique));
-        c->set_output(n + i, c->Matrix(unique, c->Dim(grads, 1)));
+        c->set_output(n + i, c->Matrix(unique, c->Dim(c->input(5 * n + i), 1)));
         c->set_output(2 * n + i, c->Vector(unique));
       }
       return absl::OkStatus();

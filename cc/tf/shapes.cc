@@ -37,6 +37,20 @@ absl::Status BagsOfKeys(InferenceContext* c, int keys, int bags, DimensionHandle
   return c->Merge(*num_bags, from_splits, num_bags);
 }
 
+absl::Status GradientOfBags(InferenceContext* c, int first, int n, int i,
+                            const std::string& combiner) {
+  const auto at = [&](int list) { return first + list * n + i; };
+  ShapeHandle keys, rows, grads, argmax;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(at(0)), 1, &keys));
+  TF_RETURN_IF_ERROR(c->Merge(keys, c->input(at(1)), &rows));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(at(5)), 2, &grads));
+  DimensionHandle num_bags = c->Dim(grads, 0);
+  TF_RETURN_IF_ERROR(BagsOfKeys(c, at(0), at(2), &num_bags));
+  TF_RETURN_IF_ERROR(VectorOrEmpty(c, at(3), c->Dim(keys, 0)));
+  if (combiner != "max") return absl::OkStatus();
+  return c->Merge(grads, c->input(at(4)), &argmax);
+}
+
 absl::Status Scalar(InferenceContext* c, int index) {
   ShapeHandle unused;
   return c->WithRank(c->input(index), 0, &unused);

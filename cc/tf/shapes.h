@@ -26,6 +26,11 @@ absl::Status VectorOrEmpty(InferenceContext* c, int index, DimensionHandle size)
 // Merges the number of bags with `num_bags`.
 absl::Status BagsOfKeys(InferenceContext* c, int keys, int bags, DimensionHandle* num_bags);
 
+// Checks the inputs of the gradient of the pooled vectors of lookup i of n. The lists of n inputs
+// from input `first` on are keys, rows, bags, weights, argmax and grads.
+absl::Status GradientOfBags(InferenceContext* c, int first, int n, int i,
+                            const std::string& combiner);
+
 // Fails unless input `index` is a scalar.
 absl::Status Scalar(InferenceContext* c, int index);
 // Fails unless inputs [begin, begin + n) are scalars.

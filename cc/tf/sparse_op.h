@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cc/lookup/backward.h"
 #include "cc/lookup/bags.h"
 #include "cc/lookup/combiner.h"
 #include "cc/tf/table_resource.h"
@@ -67,6 +68,41 @@ class SparseOp : public DynembOp {
     if (weights.dims() == 1 && weights.NumElements() == 0) return absl::OkStatus();
     TF_RETURN_IF_ERROR(CheckShape(weights, keys.shape(), Named("weights", i).c_str()));
     *out = Data<float>(weights);
+    return absl::OkStatus();
+  }
+
+  // Describes the gradient of the pooled vectors of lookup i. The lists of inputs from number
+  // `first` on are keys, rows, bags, weights, argmax and grads.
+  absl::Status MakeGradient(tf::OpKernelContext* ctx, Exec& exec, int first, int i, Bags* bags,
+                            BackwardTask* task) const {
+    const auto input = [&](int list) -> const tf::Tensor& {
+      return ctx->input((first + list) * n_ + i);
+    };
+    const tf::Tensor& keys = input(0);
+    const tf::Tensor& rows = input(1);
+    const tf::Tensor& argmax = input(4);
+    const tf::Tensor& grads = input(5);
+    if (grads.dims() != 2) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          Named("grads", i), " has shape ", grads.shape().DebugString(), ", expected a matrix"));
+    }
+    const int64_t num_bags = grads.dim_size(0);
+    TF_RETURN_IF_ERROR(CheckWidth(grads.dim_size(1), Named("grads", i).c_str()));
+    TF_RETURN_IF_ERROR(MakeBags(exec, i, keys, input(2), num_bags, bags));
+    TF_RETURN_IF_ERROR(CheckShape(rows, keys.shape(), Named("rows", i).c_str()));
+    task->key_type = ToKeyType(keys.dtype());
+    task->keys = keys.data();
+    task->rows = Data<RowId>(rows);
+    task->bags = bags;
+    TF_RETURN_IF_ERROR(GetWeights(i, keys, input(3), &task->weights));
+    task->combiner = combiners_[i];
+    if (combiners_[i] == Combiner::kMax) {
+      TF_RETURN_IF_ERROR(CheckShape(argmax, grads.shape(), Named("argmax", i).c_str()));
+      task->argmax = Data<int32_t>(argmax);
+    }
+    task->dtype = ToDType(grads.dtype());
+    task->upstream = grads.data();
+    task->dim = grads.dim_size(1);
     return absl::OkStatus();
   }
 

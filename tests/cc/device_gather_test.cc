@@ -371,10 +371,12 @@ TEST(DeviceGatherWorkTest, LaunchesDoNotDependOnTheNumberOfTasks) {
     }
     CountingSession session(device, nullptr);
     ASSERT_TRUE(device::GatherPool(session, pool).ok());
-    EXPECT_EQ(session.launches, count == 0 ? 0 : 1);
+    // One more if a combiner divides: for the factors of bags.
+    const int launches = count == 0 ? 0 : count == 1 && !HasScale(kCombiners[0]) ? 1 : 2;
+    EXPECT_EQ(session.launches, launches);
     EXPECT_EQ(session.quads, count == 0 ? 0u : count == 1 ? 10u : 18u);
     ASSERT_TRUE(device::GatherWeightGradient(session, weights).ok());
-    EXPECT_EQ(session.launches, count == 0 ? 0 : 3);
+    EXPECT_EQ(session.launches, launches + (count == 0 ? 0 : 2));
   }
 }
 

@@ -54,19 +54,28 @@ std::vector<Pooled> PoolOnDevice(Batch* batch) {
   const Batch::Ids ids = batch->AllIds();
   std::vector<Pooled> results;
   std::vector<PoolPart<TableVectors>> parts;
-  std::vector<uint32_t> begins{0};
+  std::vector<uint32_t> begins{0}, scaled{0};
   for (const auto& task : batch->tasks()) {
     results.emplace_back(batch->RowsOf(*task).layout(), *task);
     PoolPart<TableVectors> part;
     SetIds(session, *task, &part);
     part.pooled = results.back().vectors.data();
     part.argmax = results.back().argmax_or_null();
+    scaled.push_back(scaled.back());
+    if (HasScale(task->combiner)) {
+      part.scales = session.template Take<float>(part.bags.num_bags);
+      scaled.back() += part.bags.num_bags;
+    }
     parts.push_back(part);
     begins.push_back(begins.back() + part.bags.num_bags);
   }
   const TableVectors source{batch->Views(session), batch->Keys(ids), ids.rows.data()};
   const uint32_t num_bags = begins.back(), length = 1 + num_bags % 8;  // runs of any length
-  const PoolBags<TableVectors> body{source, ToDevice(session, parts, begins), num_bags, length};
+  const Parts<PoolPart<TableVectors>> of_bags = ToDevice(session, parts, begins);
+  Parts<PoolPart<TableVectors>> of_scaled = of_bags;
+  of_scaled.begins = ToDevice(session, scaled.data(), scaled.size());
+  session.ForEach(scaled.back(), ScalePooled<TableVectors>{source, of_scaled});
+  const PoolBags<TableVectors> body{source, of_bags, num_bags, length};
   session.ForRows(NumRuns(num_bags, length), /*quads=*/1, body);
   EXPECT_TRUE(session.Synchronize().ok());
   return results;

@@ -110,15 +110,18 @@ class DeviceWorkTest : public ::testing::Test {
     }
     Require(lookups_.Pool(exec_, tasks, ++tick_, /*insert=*/true));
   }
+  BackwardTask GradientOf(size_t t) {
+    BackwardTask task;
+    task.keys = keys_ + t * kIds;
+    task.rows = rows_ + t * kIds;
+    task.bags = &bags_;
+    task.upstream = pooled_ + t * kIds * kDim;
+    task.dim = kDim;
+    return task;
+  }
   void Backward() {
-    std::vector<BackwardTask> tasks(kTables);
-    for (size_t t = 0; t < kTables; ++t) {
-      tasks[t].keys = keys_ + t * kIds;
-      tasks[t].rows = rows_ + t * kIds;
-      tasks[t].bags = &bags_;
-      tasks[t].upstream = pooled_ + t * kIds * kDim;
-      tasks[t].dim = kDim;
-    }
+    std::vector<BackwardTask> tasks;
+    for (size_t t = 0; t < kTables; ++t) tasks.push_back(GradientOf(t));
     num_unique_.clear();
     size_t first = 0;
     const auto allocate = [&](size_t, size_t n, BackwardOutput* out) {
@@ -130,6 +133,15 @@ class DeviceWorkTest : public ::testing::Test {
       return Status();
     };
     Require(lookups_.SumGradients(exec_, tasks, allocate));
+  }
+  // Backward and Apply in one call.
+  void ApplyPooled() {
+    std::vector<ApplyPooledTask> tasks(kTables);
+    for (size_t t = 0; t < kTables; ++t) {
+      static_cast<BackwardTask&>(tasks[t]) = GradientOf(t);
+      tasks[t].table = tables_[t].get();
+    }
+    Require(lookups_.ApplyPooled(exec_, tasks, {kind_, {}, {}, 1, "state", Inits()}, ++tick_));
   }
   void Apply() {
     std::vector<ApplyTask> tasks(kTables);
@@ -201,6 +213,8 @@ TEST_F(DeviceWorkTest, OfAStep) {
     Check({"pool", 15, 6, 0, 1, 0}, WorkOf([&] { Pool(); }));
     Check({"sum gradients", 8, 6, 0, 1, 1}, WorkOf([&] { Backward(); }));
     Check({name, 4, 4, 0, 1, 0}, WorkOf([&] { Apply(); }));
+    const std::string in_one = std::string("sum gradients and ") + name;
+    Check({in_one.c_str(), 10, 6, 0, 3, 0}, WorkOf([&] { ApplyPooled(); }));
   }
   Draw(20);
   Check({"pool, an id in 20 is new", 15, 6, 0, 1, 0}, WorkOf([&] { Pool(); }));

@@ -33,8 +33,9 @@ struct Ask {
   std::vector<int64_t> bag_of;
   int64_t num_bags;
   bool uniform;
-  Floats weights;  // empty: none
-  bool repeats;    // its gradients are applied twice, without row ids
+  Floats weights;      // empty: none
+  bool repeats;        // its gradients are applied twice, without row ids
+  bool finds = false;  // its gradients are applied without row ids
 };
 
 // The results of a training step, as bits.
@@ -152,26 +153,58 @@ class World {
                const Hyper& hyper = {}) {
     Step step;
     DYNEMB_RETURN_IF_ERROR(Pool(asks, tick, true, &step, outcome));
-    std::vector<WeightGradientTask> weighted;
+    return SumAndApply(asks, upstream, kind, tick, &step, outcome, flags, hyper);
+  }
+
+  // The gradients of the pooled vectors of a step.
+  std::vector<BackwardTask> Gradients(const std::vector<Ask>& asks,
+                                      const std::vector<Floats>& upstream, Step* step) const {
     std::vector<BackwardTask> tasks;
     for (size_t a = 0; a < asks.size(); ++a) {
-      const Ask& ask = asks[a];
-      const TableOptions& o = table(ask.table).options();
+      const TableOptions& o = table(asks[a].table).options();
       std::vector<char> encoded(upstream[a].size() * SizeOf(o.dtype));
       StoreVector(o.dtype, upstream[a].data(), static_cast<int64_t>(upstream[a].size()),
                   encoded.data());
       BackwardTask task;
       task.key_type = o.key_type;
-      task.keys = step.pools[a].keys;
-      task.rows = step.pools[a].rows;
-      task.bags = &step.bags[a];
-      task.weights = step.pools[a].weights;
-      task.combiner = ask.combiner;
-      task.argmax = step.pools[a].argmax;
+      task.keys = step->pools[a].keys;
+      task.rows = step->pools[a].rows;
+      task.bags = &step->bags[a];
+      task.weights = step->pools[a].weights;
+      task.combiner = asks[a].combiner;
+      task.argmax = step->pools[a].argmax;
       task.dtype = o.dtype;
-      task.upstream = step.arrays.Up(encoded);
+      task.upstream = step->arrays.Up(encoded);
       task.dim = o.dim;
       tasks.push_back(task);
+    }
+    return tasks;
+  }
+
+  // The part of Train after the lookup, in one call. No two lookups are of one table.
+  Status ApplyPooled(const std::vector<Ask>& asks, const std::vector<Floats>& upstream,
+                     OptimizerKind kind, Tick tick, Step* step, OptimizerFlags flags = {},
+                     const Hyper& hyper = {}) {
+    const std::vector<BackwardTask> gradients = Gradients(asks, upstream, step);
+    std::vector<ApplyPooledTask> tasks(asks.size());
+    for (size_t a = 0; a < asks.size(); ++a) {
+      static_cast<BackwardTask&>(tasks[a]) = gradients[a];
+      tasks[a].table = &table(asks[a].table);
+    }
+    const StateSpec& state = tasks[0].table->state_spec();
+    return Place::lookups().ApplyPooled(
+        Place::exec(), tasks, {kind, flags, hyper, tick, state.optimizer, state.inits}, tick + 1);
+  }
+
+  // The part of Train after the lookup.
+  Status SumAndApply(const std::vector<Ask>& asks, const std::vector<Floats>& upstream,
+                     OptimizerKind kind, Tick tick, Step* of, Outcome* outcome,
+                     OptimizerFlags flags = {}, const Hyper& hyper = {}) {
+    Step& step = *of;
+    const std::vector<BackwardTask> tasks = Gradients(asks, upstream, &step);
+    std::vector<WeightGradientTask> weighted;
+    for (size_t a = 0; a < asks.size(); ++a) {
+      const Ask& ask = asks[a];
       if (ask.weights.empty()) continue;
       WeightGradientTask gradient;
       static_cast<BagWeightTask&>(gradient) = {&step.bags[a],
@@ -179,11 +212,11 @@ class World {
                                                ask.combiner,
                                                step.pools[a].argmax,
                                                step.pools[a].pooled,
-                                               task.upstream,
+                                               tasks[a].upstream,
                                                step.arrays.Up(Floats(ask.keys.size()))};
       gradient.table = &table(ask.table);
-      gradient.keys = task.keys;
-      gradient.rows = task.rows;
+      gradient.keys = tasks[a].keys;
+      gradient.rows = tasks[a].rows;
       weighted.push_back(gradient);
     }
     DYNEMB_RETURN_IF_ERROR(Place::lookups().WeightGradient(Place::exec(), weighted));
@@ -201,7 +234,7 @@ class World {
       ApplyTask apply;
       apply.table = &table(asks[a].table);
       apply.keys = out->keys;
-      apply.rows = asks[a].table == 1 ? nullptr : out->rows;  // one task without rows
+      apply.rows = asks[a].finds ? nullptr : out->rows;
       apply.distinct = true;
       apply.gradients = out->sums;
       apply.n = n;
@@ -291,6 +324,7 @@ inline std::vector<Ask> SevenAsks(Random& random, uint64_t keys) {
     ask.combiner = combiner;
     ask.uniform = uniform;
     ask.repeats = repeats;
+    ask.finds = table == 1;
     ask.num_bags = 1 + static_cast<int64_t>(random.Below(40));
     for (int64_t b = 0; b < ask.num_bags; ++b) {
       const uint64_t ids = uniform ? 3 : random.Below(3) == 0 ? 0 : random.Below(9);

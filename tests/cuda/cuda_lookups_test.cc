@@ -11,6 +11,7 @@
 #include "cc/device/stream_exec.h"
 #include "tests/cc/lookups_suite.h"
 #include "tests/cc/lookups_suite_admission.h"
+#include "tests/cc/lookups_suite_pooled.h"
 #include "tests/cuda/cuda_place.h"
 
 namespace dynemb {
@@ -34,9 +35,10 @@ struct Cuda : CudaPlace {
 
 INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, LookupsTest, Cuda);
 INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, LookupsAdmissionTest, Cuda);
+INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, ApplyPooledTest, Cuda);
 
 // A step of lookups and updates returns before its work is done, even while the GPU is busy. (The
-// test leaves out SumGradients, which waits for the number of unique keys.)
+// test leaves out SumGradients, which waits for the number of unique keys. ApplyPooled does not.)
 TEST(CudaLookupsTest, StepsDoNotWait) {
   if (!Cuda::Missing().empty()) GTEST_SKIP() << Cuda::Missing();
   World<Cuda> world;
@@ -60,6 +62,11 @@ TEST(CudaLookupsTest, StepsDoNotWait) {
     apply.n = asks[a].keys.size();
     applies.push_back(apply);
   }
+  ApplyPooledTask pooled;
+  ASSERT_EQ(asks[1].table, 0u);  // whose rows are whole
+  static_cast<BackwardTask&>(pooled) =
+      world.Gradients(asks, Upstreams(random, asks, options), &step)[1];
+  pooled.table = step.pools[1].table;
   const auto stream = static_cast<StreamExec&>(Cuda::exec()).stream();
   Tick tick = 0;
   const auto run = [&] {
@@ -67,6 +74,10 @@ TEST(CudaLookupsTest, StepsDoNotWait) {
     ASSERT_TRUE(Cuda::lookups()
                     .Apply(Cuda::exec(), applies,
                            {OptimizerKind::kAdagrad, {}, {}, 1, "adagrad", {0.1f}}, ++tick)
+                    .ok());
+    ASSERT_TRUE(Cuda::lookups()
+                    .ApplyPooled(Cuda::exec(), {pooled},
+                                 {OptimizerKind::kAdagrad, {}, {}, 1, "adagrad", {0.1f}}, ++tick)
                     .ok());
   };
   for (int i = 0; i < 8; ++i) run();  // allocates the memory that later steps use

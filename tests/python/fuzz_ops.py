@@ -210,6 +210,10 @@ def right_calls(rng, table):
             {"handles": [table], "keys": [keys], "rows": [rows], "grads": [vectors],
              "hyper": tf.constant(h.HYPER), "step": tf.constant(1, i64)},
             {"optimizer": "sgd", "flags": []}),
+        "dynemb_apply_pooled_gradients": (
+            {"handles": [table], **lookups, "rows": [rows], "argmax": [argmax], "grads": [pooled],
+             "hyper": tf.constant(h.HYPER), "step": tf.constant(1, i64)},
+            {"combiners": [combiner], "optimizer": "sgd", "flags": []}),
         "dynemb_upsert": ({**handle, "keys": keys, "values": vectors}, {}),
         "dynemb_accumulate": ({**handle, "keys": keys, "deltas": vectors}, {}),
         "dynemb_read_rows": ({**handle, "keys": keys}, {}),

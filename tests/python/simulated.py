@@ -20,6 +20,7 @@ HBM_BYTES = 4096
 MODULES = [
     "test_admission_option.py",
     "test_admission_saved.py",
+    "test_apply_pooled.py",
     "test_dynamic_variable.py",
     "test_exchange_ops.py",
     "test_lookup_sparse.py",

@@ -357,6 +357,7 @@ def test_gpu_kernels_declare_their_arguments_in_host_memory():
     assert found["DynembLookupSparse"] == {"handles", "bags", "num_bags"}
     assert found["DynembLookupSparseGrad"] == {"bags"}
     assert found["DynembApplyGradients"] == {"handles", "hyper", "step"}
+    assert found["DynembApplyPooledGradients"] == {"handles", "bags", "hyper", "step"}
     assert found["DynembWriteRows"] == {"handle", "step"}
     assert found["DynembAttachState"] == {"handle", "was_reset"}
     assert found["DynembRoute"] == {"splits", "counts"}

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
 from tf_dynemb.ids.keys import as_keys
+from tf_dynemb.optimizers.pooled import PooledGradient, pooled_gradient
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.static import Variable
 from tf_dynemb.variables.unwrap import unwrap
@@ -33,16 +34,18 @@ class TableGradient:
         keys: [n], unique, of the table's key type.
         sums: float32 [n, dim]: the sum of the gradients of each key.
         rows: uint32 [n], the row ids of the keys; or [0], if the operator finds rows by key.
+        pooled: what `sums` are the sums of, if it can be applied in their place.
     """
 
     table: DynamicVariable
     keys: Any
     sums: Any
     rows: Any
+    pooled: PooledGradient | None = None
 
     def with_sums(self, sums: Any) -> TableGradient:
         """Returns the gradient with the same keys and other sums."""
-        return dataclasses.replace(self, sums=sums)
+        return dataclasses.replace(self, sums=sums, pooled=None)
 
 
 def from_slices(table: DynamicVariable, grads: Sequence[Any]) -> TableGradient:
@@ -71,8 +74,8 @@ def from_slices(table: DynamicVariable, grads: Sequence[Any]) -> TableGradient:
     if rows is None:
         with _ops.on(table.placement.device):
             keys, sums = _ops.library().dynemb_dedup_sum(keys, sums)
-        rows = tf.zeros([0], tf.uint32)
-    return TableGradient(table, keys, sums, rows)
+        return TableGradient(table, keys, sums, tf.zeros([0], tf.uint32))
+    return TableGradient(table, keys, sums, rows, pooled_gradient(table, grads[0]))
 
 
 def with_rows(grad: TableGradient) -> TableGradient:
@@ -83,7 +86,7 @@ def with_rows(grad: TableGradient) -> TableGradient:
     with _ops.on(table.placement.device):
         no_default = tf.zeros([0], table.dtype)
         _, rows = _ops.library().dynemb_lookup(table.handle, grad.keys, no_default, insert=True)
-    return dataclasses.replace(grad, rows=rows)
+    return dataclasses.replace(grad, rows=rows, pooled=None)
 
 
 def reduce_over_ranks(

@@ -134,22 +134,44 @@ def update(
     with _ops.on_host():
         step = tf.cast(step, tf.int64)  # exact, which hyper's float32 is not
         hyper = tf.stack([tf.cast(numbers.get(name, 0.0), tf.float32) for name in _ops.HYPER])
+    common = {
+        "hyper": hyper,
+        "step": step,
+        "optimizer": form.name,
+        "flags": list(form.flags),
+        "state": _state_name(form),
+        "inits": list(form.inits),
+        "owner": owner,
+    }
+    # A constraint needs the distinct keys, which are outputs of the operator that sums.
+    sums_are_needed = any(grad.table.constraint is not None for grad in grads)
     for group in by_placement([grad.table for grad in grads]):
-        in_place = [grads[i] for i in group]
-        _ops.library().dynemb_apply_gradients(
-            handles=[grad.table.handle for grad in in_place],
-            keys=[grad.keys for grad in in_place],
-            rows=[grad.rows for grad in in_place],
-            grads=[grad.sums for grad in in_place],
-            hyper=hyper,
-            step=step,
-            optimizer=form.name,
-            flags=list(form.flags),
-            state=_state_name(form),
-            inits=list(form.inits),
-            owner=owner,
-            distinct=True,
-        )
+        summed, pooled = [], []
+        for grad in (grads[i] for i in group):
+            at_once = grad.pooled is not None and grad.pooled.is_only_use and not sums_are_needed
+            (pooled if at_once else summed).append(grad)
+        if summed:
+            _ops.library().dynemb_apply_gradients(
+                handles=[grad.table.handle for grad in summed],
+                keys=[grad.keys for grad in summed],
+                rows=[grad.rows for grad in summed],
+                grads=[grad.sums for grad in summed],
+                distinct=True,
+                **common,
+            )
+        if pooled:
+            parts = [grad.pooled for grad in pooled]
+            _ops.library().dynemb_apply_pooled_gradients(
+                handles=[grad.table.handle for grad in pooled],
+                keys=[part.keys for part in parts],
+                rows=[part.rows for part in parts],
+                bags=[part.bags for part in parts],
+                weights=[part.weights for part in parts],
+                argmax=[part.argmax for part in parts],
+                grads=[part.upstream for part in parts],
+                combiners=[part.combiner for part in parts],
+                **common,
+            )
 
 
 def _flags(**flags: bool) -> tuple[str, ...]:

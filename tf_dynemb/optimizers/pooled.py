@@ -1,0 +1,69 @@
+"""PooledGradient: the gradient of a lookup, before it is summed for each key.
+
+A GPU sums it and steps the rows in one pass, and the sums are never written. That is only worth it
+where nothing else needs the sums.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dynemb import communicator
+from tf_dynemb.variables.dynamic import DynamicVariable
+
+
+@dataclasses.dataclass(frozen=True)
+class PooledGradient:
+    """The inputs of the operator that sums a gradient; docs/operators.md has their shapes.
+
+    Attributes:
+        sums: an output of that operator.
+        keys, rows: the ids of the lookup, and the rows that it found.
+        bags, weights, argmax: how the vectors of the ids were pooled.
+        upstream: the gradient of the pooled vectors.
+        combiner: "sum", "mean", "sqrtn" or "max".
+    """
+
+    sums: Any
+    keys: Any
+    rows: Any
+    bags: Any
+    weights: Any
+    argmax: Any
+    upstream: Any
+    combiner: str
+
+    @property
+    def is_only_use(self) -> bool:
+        """Whether nothing reads an output of that operator so far. If so, it does not run."""
+        return not any(output.consumers() for output in self.sums.op.outputs)
+
+
+def pooled_gradient(table: DynamicVariable, grad: tf.IndexedSlices) -> PooledGradient | None:
+    """Returns the pooled gradient whose sums `grad` are; None if there is none, or it has no use.
+
+    It has one if it is, unchanged, what `tape.gradient` returned for the only lookup in the table,
+    in the same `tf.function`, and it has a use if the rows are in a GPU's memory.
+    """
+    if table.placement.tier == "host" or table.inserts_in_steps or tf.executing_eagerly():
+        return None
+    if communicator.get().size > 1:
+        return None  # the ids of a lookup are on several ranks
+    sums = grad.values
+    op = getattr(sums, "op", None)
+    if op is None or op.type != "DynembLookupSparseGrad":
+        return None
+    if sums.graph is not tf.compat.v1.get_default_graph():
+        return None
+    n = op.get_attr("N")
+    i = sums.value_index - n
+    if grad.indices is not op.outputs[i]:
+        return None
+    keys, rows, bags, weights, argmax, upstream = (op.inputs[k * n + i] for k in range(6))
+    combiner = op.get_attr("combiners")[i]
+    if isinstance(combiner, bytes):
+        combiner = combiner.decode()
+    return PooledGradient(sums, keys, rows, bags, weights, argmax, upstream, combiner)
