@@ -33,8 +33,8 @@ DEFAULT = Use(64)
 BUDGETS = {
     # Of a step. 64 registers let 32 warps share a multiprocessor, 80 registers 24, and 96 20. Of
     # the optimizers, SGD, Adagrad and Adam were measured like this (docs/performance_log_gpu.md).
-    "PoolBags<TableVectors>": Use(64, stack=24, spilled=96),
-    "PoolBags<IndexedVectors>": Use(64, stack=16),
+    "PoolBags<TableVectors>": Use(96, stack=16, spilled=72),
+    "PoolBags<IndexedVectors>": Use(72, stack=32, spilled=120),
     "SumSegments<KeySums, true>": Use(80, stack=8, spilled=12),
     "SumSegments<KeySums, false>": Use(96),
     "SumSegments<RowSums, true>": Use(80),

@@ -76,7 +76,7 @@ bool DeviceLookups<Device>::StepsAtOnce(const std::vector<ApplyPooledTask>& task
   for (size_t t = 0; t < tasks.size(); ++t) {
     const DTable& table = *all.tables[t];
     if (!device::IsWhole(tasks[t]) || !IsWhole(table.layout())) return false;
-    total += table.bounds_.high_water + 1;  // one number for the ids without a row
+    total += device::FoundNumbers::NumbersOf(table.bounds_.high_water, table.tiered());
     if (total > Bags::kMaxSize) return false;
     row_begins->push_back(static_cast<uint32_t>(total));
   }
@@ -118,9 +118,11 @@ Status DeviceLookups<Device>::StepAtOnce(Work& work, const std::vector<ApplyPool
   auto* const terms = work.template Take<device::Term>(n);
   const device::ChunkSums chunks = internal::TakeChunks(work, n, options);
   DYNEMB_RETURN_IF_ERROR(work.status());
-  work.ForEach(
-      n, device::ListIds<device::FoundNumbers>{
-             ids.parts, {ids.parts, numbers_of, found}, ids.uniques, ids.positions, ids.bag_of});
+  work.ForEach(n, device::ListIds<device::FoundNumbers>{ids.parts,
+                                                        {ids.parts, tables, numbers_of, found},
+                                                        ids.uniques,
+                                                        ids.positions,
+                                                        ids.bag_of});
   const uint32_t* places = nullptr;
   uint32_t* of = nullptr;
   device::Elect</*kLast=*/false>(work, device::TaskKeys{ids.parts}, found, n, &places, &of);

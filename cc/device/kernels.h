@@ -143,13 +143,14 @@ struct CountFound {
 };
 
 // `row` if that is still the row of the key (the generation check). Otherwise, the key's current
-// row if rows may move between tiers, or kNoRow. `row` is what a lookup found. If there are fewer
-// rows now, the table has been cleared, and the key has no row.
+// row if rows may move between tiers and `row` is not kNoRow, or kNoRow.
 template <class Lanes>
 DYNEMB_HD RowId ResolvedRow(Lanes& lanes, const TableView& table, uint64_t key, RowId row) {
-  if (row >= table.counters->high_water) return kNoRow;
-  if (*table.layout.update(table.RowAt(row)) != 0 && table.KeyAt(row) == key) return row;
-  return table.rows_move ? table.Find(lanes, key).row : kNoRow;
+  if (row < table.counters->high_water && *table.layout.update(table.RowAt(row)) != 0 &&
+      table.KeyAt(row) == key) {
+    return row;
+  }
+  return table.rows_move && row != kNoRow ? table.Find(lanes, key).row : kNoRow;
 }
 
 // resolved[i] = ResolvedRow of rows[i], or rows[i] if the key was refused.

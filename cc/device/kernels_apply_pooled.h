@@ -22,6 +22,7 @@
 #include "cc/device/parts.h"
 #include "cc/device/row_math.h"
 #include "cc/device/table_views.h"
+#include "cc/device/thread_lane.h"
 #include "cc/table/optimizer_formulas.h"
 #include "cc/table/portability.h"
 #include "cc/table/types.h"
@@ -29,19 +30,36 @@
 namespace dynemb::device {
 
 // For ListIds: the number of an id is that of its row; also writes found[position], the row. Task t
-// has the numbers from begins[t] on. The last of them is that of ids without a row.
+// has the numbers from begins[t] on (NumbersOf). The last of them is that of ids without a row.
+//
+// If there are fewer rows than when the id was looked up, the table has been cleared. Where rows
+// may move, the key's row of now counts, if it has one. It has another number than a row that was
+// found: that number may be the one of another key's id.
 struct FoundNumbers {
   Parts<GradientPart> parts;
+  TableViews tables;
   const uint32_t* begins;  // [tasks + 1]
   RowId* found;
 
+  // The numbers of a task whose table has at most `rows` rows.
+  static constexpr uint64_t NumbersOf(uint64_t rows, bool rows_move) {
+    return (rows_move ? 2 * rows : rows) + 1;
+  }
+
   DYNEMB_HD uint32_t operator()(uint32_t t, uint32_t position) const {
-    const uint32_t none = begins[t + 1] - 1;
+    const TableView& table = tables[t];
+    const uint32_t none = begins[t + 1] - 1, numbers = none - begins[t];
+    const uint32_t rows = table.rows_move ? numbers / 2 : numbers;
     RowId row = parts[t].task.rows[position - parts.begin(t)];
-    // The table has been cleared since: a row of that number would be another one.
-    if (IsRow(row) && row >= none - begins[t]) row = kNoRow;
+    uint32_t first = begins[t];
+    if (IsRow(row) && row >= rows) {
+      ThreadLane lane;
+      const uint64_t key = parts[t].keys()[position - parts.begin(t)];
+      row = table.rows_move ? table.Find(lane, key).row : kNoRow;
+      first += rows;
+    }
     found[position] = row;
-    return IsRow(row) ? begins[t] + row : none;
+    return IsRow(row) ? first + row : none;
   }
 };
 

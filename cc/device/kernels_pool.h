@@ -116,8 +116,9 @@ struct PoolBags {
   }
 
  private:
-  // The number of vectors that a thread reads at once.
-  static constexpr uint32_t kInFlight = 4;
+  // The number of vectors that a thread reads at once, at most the width of the team.
+  template <class Lanes>
+  static constexpr uint32_t kInFlight = Lanes::width() < Source::kInFlight ? 4 : Source::kInFlight;
 
   template <class Lanes>
   DYNEMB_HD DYNEMB_INLINE void PoolPartOfRun(Lanes& lanes, const Part& part, uint32_t bag,
@@ -235,7 +236,8 @@ struct PoolBags {
                                           const Vectors& vectors, const Id& id, uint32_t at,
                                           uint32_t done, uint32_t count, int64_t first, int n,
                                           Current<Columns>* current) const {
-    const char* vector[kInFlight];
+    constexpr uint32_t kAtOnce = kInFlight<Lanes>;
+    const char* vector[kAtOnce];
     vector[0] = lanes.FromRank(id.vector, done);
     if (vector[0] == nullptr) {
       if (!vectors.Skips(lanes.FromRank(id.row, done))) {
@@ -251,21 +253,21 @@ struct PoolBags {
     // under a condition, and the copy waits for the memory.
     uint32_t rows = 1;
     DYNEMB_UNROLL
-    for (uint32_t k = 1; k < kInFlight; ++k) {
+    for (uint32_t k = 1; k < kAtOnce; ++k) {
       const bool is_id = done + k < count;
       const char* const next = lanes.FromRank(id.vector, is_id ? done + k : done);
       if (rows == k && is_id && next != nullptr) ++rows;
       vector[k] = next != nullptr ? next : vector[0];
     }
-    Quad<Element> loaded[kInFlight];
+    Quad<Element> loaded[kAtOnce];
     DYNEMB_UNROLL
-    for (uint32_t k = 0; k < kInFlight; ++k) {
+    for (uint32_t k = 0; k < kAtOnce; ++k) {
       const auto* const from = reinterpret_cast<const Element*>(vector[k]);
       loaded[k] =
           kWhole ? LoadQuad<true>(from + (n != 0 ? first : 0), kQuad) : LoadQuad(from + first, n);
     }
     DYNEMB_UNROLL
-    for (uint32_t k = 0; k < kInFlight; ++k) {
+    for (uint32_t k = 0; k < kAtOnce; ++k) {
       if (k >= rows) continue;
       current->any = true;
       uint32_t position = 0;

@@ -34,6 +34,7 @@ namespace dynemb::device {
 // is at first_id + p. An id whose row is kNoRow counts as the initial vector of its key. An id
 // whose key was refused counts as zeros or as that vector, or is absent (cc/table/admission.h).
 struct TableVectors {
+  static constexpr uint32_t kInFlight = 8;  // of PoolBags
   struct Part {
     uint32_t first_id = 0;
     uint32_t table = 0;        // index in TableViews
@@ -80,6 +81,7 @@ struct TableVectors {
 // Vectors in arrays, selected by index (cc/lookup/gather.h). An id whose index is not a row counts
 // as zeros.
 struct IndexedVectors {
+  static constexpr uint32_t kInFlight = 4;
   struct Part {
     const uint32_t* index = nullptr;    // [nnz]
     size_t n = 0;                       // rows

@@ -133,10 +133,15 @@ struct PooledWorlds {
     ASSERT_TRUE(
         host.SumAndApply(asks, upstream, with.kind, tick, &on_host, &want, with.flags, hyper).ok());
   }
-  void ExpectSameTables(uint64_t keys) const {
+  // Also compares the numbers of rows that were updated after `since`, which a delta has.
+  void ExpectSameTables(uint64_t keys, Tick since = 0) const {
     for (size_t t = 0; t < place.num_tables(); ++t) {
       SCOPED_TRACE(place.table(t).options().name);
       ExpectSameTable(place, host, t, keys);
+      const auto updated = [&](const Table& table, Exec& exec) {
+        return table.PlanExport(exec, 0, 1 << 20, since).rows.size();
+      };
+      EXPECT_EQ(updated(place.table(t), Place::exec()), updated(host.table(t), HostPlace::exec()));
       EXPECT_EQ(place.table(t).stats().nonfinite_gradients,
                 host.table(t).stats().nonfinite_gradients);
     }
@@ -209,7 +214,7 @@ TYPED_TEST_P(ApplyPooledTest, StepsLikeTheHost) {
       for (size_t t = 0; t < options.size(); ++t) {
         ASSERT_TRUE(worlds.place.table(t).Promote(TypeParam::exec(), tick + 2).ok());
       }
-      worlds.ExpectSameTables(keys);
+      worlds.ExpectSameTables(keys, tick);
       if (this->HasFailure()) return;
     }
   }
@@ -266,6 +271,55 @@ TYPED_TEST_P(ApplyPooledTest, TablesAreClearedBeforeTheStep) {
         });
     worlds.ExpectSameTables(300);
     if (this->HasFailure()) return;
+  }
+}
+
+// The same, and then some keys have rows again, in other places. What becomes of their gradients is
+// the same as in two calls.
+TYPED_TEST_P(ApplyPooledTest, KeysHaveRowsAgainBeforeTheStep) {
+  const OptimizerCase with{"adagrad", OptimizerKind::kAdagrad};
+  PooledWorlds<TypeParam> one, two;
+  const std::vector<TableOptions> options = WholeTables(24);
+  one.Add(options, with);
+  two.Add(options, with);
+  if (this->HasFailure()) return;
+  Random random(79);
+  std::vector<Ask> asks = OneAskEach(random, options.size(), 40);
+  for (Ask& ask : asks) {
+    ask = {ask.table, Combiner::kSum, Progression(0, 40), {}, 40, true, {}, false};
+  }
+  const std::vector<Floats> upstream = Upstreams(random, asks, options);
+  const Keys again{39, 38, 37, 36, 5};
+  const auto begin = [&](World<TypeParam>& world, typename World<TypeParam>::Step* step) {
+    Outcome outcome;
+    ASSERT_TRUE(world.Pool(asks, 1, true, step, &outcome).ok());
+    for (size_t t = 0; t < options.size(); ++t) {
+      Table& table = world.table(t);
+      ASSERT_TRUE(table.Clear(TypeParam::exec(), 1).ok());
+      RowId* const rows = step->arrays.Up(RowIds(again.size()));
+      ASSERT_TRUE(table
+                      .FindOrInsert(TypeParam::exec(),
+                                    {table.options().key_type,
+                                     step->arrays.Up(world.Pack(t, again)), again.size()},
+                                    1, rows)
+                      .ok());
+    }
+  };
+  typename World<TypeParam>::Step step, other;
+  Outcome outcome;
+  begin(one.place, &step);
+  begin(two.place, &other);
+  if (this->HasFailure()) return;
+  ASSERT_TRUE(one.place.ApplyPooled(asks, upstream, with.kind, 1, &step).ok());
+  ASSERT_TRUE(two.place.SumAndApply(asks, upstream, with.kind, 1, &other, &outcome).ok());
+  for (size_t t = 0; t < options.size(); ++t) {
+    SCOPED_TRACE(options[t].name);
+    const auto got = one.place.Rows(t, Progression(0, 40));
+    const auto want = two.place.Rows(t, Progression(0, 40));
+    EXPECT_EQ(Bits(got.first), Bits(want.first));
+    EXPECT_EQ(Bits(got.second), Bits(want.second));
+    EXPECT_EQ(one.place.table(t).stats().dropped_gradients,
+              two.place.table(t).stats().dropped_gradients);
   }
 }
 
@@ -422,8 +476,8 @@ TYPED_TEST_P(ApplyPooledTest, Errors) {
 }
 
 REGISTER_TYPED_TEST_SUITE_P(ApplyPooledTest, StepsLikeTheHost, RowsMoveBeforeTheStep,
-                            TablesAreClearedBeforeTheStep, RefusedKeysHaveNoGradient,
-                            CutsKeepTheRowsOfBefore, Errors);
+                            TablesAreClearedBeforeTheStep, KeysHaveRowsAgainBeforeTheStep,
+                            RefusedKeysHaveNoGradient, CutsKeepTheRowsOfBefore, Errors);
 
 }  // namespace testing_table
 }  // namespace dynemb
