@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_dynemb import _ops
 from tf_dynemb.optimizers.gradients import TableGradient
+from tf_dynemb.optimizers.pooled import PooledGradient
 from tf_dynemb.optimizers.rowwise_adagrad import RowwiseAdagrad
 from tf_dynemb.parallel.placement import by_placement
 from tf_dynemb.tables.table import StateSpec
@@ -146,10 +147,13 @@ def update(
     # A constraint needs the distinct keys, which are outputs of the operator that sums.
     sums_are_needed = any(grad.table.constraint is not None for grad in grads)
     for group in by_placement([grad.table for grad in grads]):
-        summed, pooled = [], []
+        summed: list[TableGradient] = []
+        pooled: list[tuple[TableGradient, PooledGradient]] = []
         for grad in (grads[i] for i in group):
-            at_once = grad.pooled is not None and grad.pooled.is_only_use and not sums_are_needed
-            (pooled if at_once else summed).append(grad)
+            if grad.pooled is None or sums_are_needed or not grad.pooled.is_only_use:
+                summed.append(grad)
+            else:
+                pooled.append((grad, grad.pooled))
         if summed:
             _ops.library().dynemb_apply_gradients(
                 handles=[grad.table.handle for grad in summed],
@@ -160,16 +164,15 @@ def update(
                 **common,
             )
         if pooled:
-            parts = [grad.pooled for grad in pooled]
             _ops.library().dynemb_apply_pooled_gradients(
-                handles=[grad.table.handle for grad in pooled],
-                keys=[part.keys for part in parts],
-                rows=[part.rows for part in parts],
-                bags=[part.bags for part in parts],
-                weights=[part.weights for part in parts],
-                argmax=[part.argmax for part in parts],
-                grads=[part.upstream for part in parts],
-                combiners=[part.combiner for part in parts],
+                handles=[grad.table.handle for grad, _ in pooled],
+                keys=[part.keys for _, part in pooled],
+                rows=[part.rows for _, part in pooled],
+                bags=[part.bags for _, part in pooled],
+                weights=[part.weights for _, part in pooled],
+                argmax=[part.argmax for _, part in pooled],
+                grads=[part.upstream for _, part in pooled],
+                combiners=[part.combiner for _, part in pooled],
                 **common,
             )
 
