@@ -99,6 +99,9 @@ struct PlainSums {
     DYNEMB_HD float* SumOf(uint32_t key) const { return sums + key * kDim; }
   };
   static constexpr size_t kDim = 6;
+  static constexpr bool kSteps = false;
+  static constexpr uint32_t kInFlight = 8;
+  static constexpr unsigned int kLeastBlocks = 0;
 
   device::SortedTerms terms;
   uint32_t num_keys;

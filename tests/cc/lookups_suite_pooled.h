@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "cc/table/changes.h"
-#include "tests/cc/lookups_world.h"
+#include "tests/cc/pooled_worlds.h"
 #include "tests/cc/test_length.h"
 
 namespace dynemb {
@@ -29,137 +29,6 @@ class ApplyPooledTest : public ::testing::Test {
   }
 };
 TYPED_TEST_SUITE_P(ApplyPooledTest);
-
-// Tables of float32 whose rows are whole, for which a device sums and steps in one pass: in both
-// tiers, with narrow keys, and wider than a warp has quads.
-inline std::vector<TableOptions> WholeTables(uint64_t device_rows) {
-  std::vector<TableOptions> all = FourTables(device_rows);
-  all.resize(2);
-  all.push_back(all[0]);
-  all[2].name = "wider";
-  all[2].dim = 136;
-  all[2].tier = Tier::kHbm;
-  for (size_t t = 0; t < all.size(); ++t) all[t].seed = 60 + t;
-  return all;
-}
-
-// One lookup of each of the tables. Few keys have many ids. Every third call has no maximum, which
-// needs another path on a device.
-inline std::vector<Ask> OneAskEach(Random& random, size_t num_tables, uint64_t keys) {
-  constexpr Combiner kCombiners[] = {Combiner::kSum, Combiner::kMean, Combiner::kSqrtn,
-                                     Combiner::kMax};
-  const uint64_t combiners = random.Below(3) == 0 ? 4 : 3;
-  std::vector<Ask> asks;
-  for (size_t t = 0; t < num_tables; ++t) {
-    Ask ask;
-    ask.table = t;
-    ask.combiner = kCombiners[random.Below(combiners)];
-    ask.repeats = false;
-    ask.num_bags = static_cast<int64_t>(random.Below(60));
-    ask.uniform = ask.num_bags != 0 && random.Below(2) == 0;
-    for (int64_t b = 0; b < ask.num_bags; ++b) {
-      const uint64_t ids = ask.uniform ? 3 : random.Below(9);
-      for (uint64_t i = 0; i < ids; ++i) ask.bag_of.push_back(b);
-    }
-    const bool weighted = random.Below(2) == 0;
-    for (size_t i = 0; i < ask.bag_of.size(); ++i) {
-      ask.keys.push_back(random.Below(2) == 0 ? random.Below(10) : random.Below(keys));
-      if (weighted) ask.weights.push_back(static_cast<float>(random.Below(100)) / 50.0f - 0.5f);
-    }
-    asks.push_back(std::move(ask));
-  }
-  return asks;
-}
-
-struct OptimizerCase {
-  const char* name;
-  OptimizerKind kind;
-  OptimizerFlags flags{};
-};
-inline std::vector<OptimizerCase> OptimizerCases() {
-  OptimizerFlags momentum, amsgrad, catch_up;
-  momentum.momentum = momentum.nesterov = true;
-  amsgrad.amsgrad = true;
-  catch_up.catch_up = true;
-  return {{"sgd", OptimizerKind::kSgd},
-          {"nesterov", OptimizerKind::kSgd, momentum},
-          {"adagrad", OptimizerKind::kAdagrad},
-          {"adam", OptimizerKind::kAdam},
-          {"amsgrad", OptimizerKind::kAdam, amsgrad},
-          {"adam catch_up", OptimizerKind::kAdam, catch_up},
-          {"adamax", OptimizerKind::kAdamax},
-          {"rmsprop", OptimizerKind::kRmsprop},
-          {"adadelta", OptimizerKind::kAdadelta},
-          {"lion", OptimizerKind::kLion},
-          {"rowwise_adagrad", OptimizerKind::kRowwiseAdagrad}};
-}
-
-// The same tables in a place, stepped by ApplyPooled, and on the host, stepped by SumGradients and
-// Apply.
-template <class Place>
-struct PooledWorlds {
-  World<Place> place;
-  World<HostPlace> host;
-
-  void Add(const std::vector<TableOptions>& options, const OptimizerCase& with) {
-    for (const TableOptions& o : options) {
-      StateSpec spec;
-      spec.optimizer = with.name;
-      spec.widths = StateWidths(with.kind, with.flags, o.dim);
-      spec.inits.assign(spec.widths.size(), with.flags.catch_up ? 0.0f : 0.1f);
-      ASSERT_TRUE(place.Add(o).ok());
-      ASSERT_TRUE(host.Add(o).ok());
-      const size_t t = place.num_tables() - 1;
-      ASSERT_TRUE(place.table(t).AttachState(Place::exec(), spec).ok());
-      ASSERT_TRUE(host.table(t).AttachState(HostPlace::exec(), spec).ok());
-    }
-  }
-  // A step at `tick`. between(world, exec) changes each world between the lookup and the step.
-  template <class Between>
-  void Step(const std::vector<Ask>& asks, const std::vector<Floats>& upstream,
-            const OptimizerCase& with, Tick tick, bool insert, const Hyper& hyper,
-            const Between& between) {
-    typename World<Place>::Step in_place;
-    World<HostPlace>::Step on_host;
-    Outcome got, want;
-    ASSERT_TRUE(place.Pool(asks, tick, insert, &in_place, &got).ok());
-    ASSERT_TRUE(host.Pool(asks, tick, insert, &on_host, &want).ok());
-    ExpectSame(got, want);
-    between(place, Place::exec());
-    between(host, HostPlace::exec());
-    const Status status =
-        place.ApplyPooled(asks, upstream, with.kind, tick, &in_place, with.flags, hyper);
-    ASSERT_TRUE(status.ok()) << status.message();
-    ASSERT_TRUE(
-        host.SumAndApply(asks, upstream, with.kind, tick, &on_host, &want, with.flags, hyper).ok());
-  }
-  // Also compares the numbers of rows that were updated after `since`, which a delta has.
-  void ExpectSameTables(uint64_t keys, Tick since = 0) const {
-    for (size_t t = 0; t < place.num_tables(); ++t) {
-      SCOPED_TRACE(place.table(t).options().name);
-      ExpectSameTable(place, host, t, keys);
-      const auto updated = [&](const Table& table, Exec& exec) {
-        return table.PlanExport(exec, 0, 1 << 20, since).rows.size();
-      };
-      EXPECT_EQ(updated(place.table(t), Place::exec()), updated(host.table(t), HostPlace::exec()));
-      EXPECT_EQ(place.table(t).stats().nonfinite_gradients,
-                host.table(t).stats().nonfinite_gradients);
-    }
-  }
-};
-
-// Erases the keys [first, last) of all tables of a world.
-template <class Place>
-void EraseRange(World<Place>& world, Exec& exec, uint64_t first, uint64_t last, Tick tick) {
-  typename Place::Arrays arrays;
-  for (size_t t = 0; t < world.num_tables(); ++t) {
-    Table& table = world.table(t);
-    Keys keys;
-    for (uint64_t key = first; key < last; ++key) keys.push_back(key);
-    table.Erase(exec, {table.options().key_type, arrays.Up(world.Pack(t, keys)), keys.size()}, tick,
-                Removal::kErase);
-  }
-}
 
 // Every optimizer; keys of many ids, keys that lose their row before the step, and lookups that did
 // not insert, whose gradients are dropped and counted.
@@ -323,6 +192,40 @@ TYPED_TEST_P(ApplyPooledTest, KeysHaveRowsAgainBeforeTheStep) {
   }
 }
 
+// Other keys are stepped between the lookup and the step: with catch_up, the rows first make up for
+// that step.
+TYPED_TEST_P(ApplyPooledTest, RowsMissAStepBeforeTheirOwn) {
+  OptimizerCase with{"adam catch_up", OptimizerKind::kAdam};
+  with.flags.catch_up = true;
+  PooledWorlds<TypeParam> worlds;
+  const std::vector<TableOptions> options = WholeTables(24);
+  worlds.Add(options, with);
+  if (this->HasFailure()) return;
+  Random random(80);
+  Hyper hyper;
+  hyper.weight_decay = 0.1f;
+  for (Tick tick = 1; tick < 4 * TypeParam::kSteps; tick += 4) {
+    SCOPED_TRACE(tick);
+    const std::vector<Ask> asks = OneAskEach(random, options.size(), 100);
+    const std::vector<Ask> others = OneAskEach(random, options.size(), 100);
+    const std::vector<Floats> of_others = Upstreams(random, others, options);
+    worlds.Step(
+        asks, Upstreams(random, asks, options), with, tick, true, hyper,
+        [&](auto& world, Exec&) {
+          typename std::decay_t<decltype(world)>::Step step;
+          Outcome outcome;
+          ASSERT_TRUE(world.Pool(others, tick + 1, true, &step, &outcome).ok());
+          ASSERT_TRUE(world
+                          .SumAndApply(others, of_others, with.kind, tick + 1, &step, &outcome,
+                                       with.flags, hyper)
+                          .ok());
+        },
+        /*later=*/2);
+    worlds.ExpectSameTables(100);
+    if (this->HasFailure()) return;
+  }
+}
+
 // A key that admission refuses has no gradient, and none that counts as dropped.
 TYPED_TEST_P(ApplyPooledTest, RefusedKeysHaveNoGradient) {
   for (const auto unadmitted : {Unadmitted::kZeros, Unadmitted::kSkip}) {
@@ -347,6 +250,23 @@ TYPED_TEST_P(ApplyPooledTest, RefusedKeysHaveNoGradient) {
       if (this->HasFailure()) return;
     }
   }
+}
+
+// A bag whose weights add up to zero adds nothing, whatever the gradients of other bags are.
+TYPED_TEST_P(ApplyPooledTest, BagsOfWeightZero) {
+  const OptimizerCase with{"sgd", OptimizerKind::kSgd};
+  PooledWorlds<TypeParam> worlds;
+  std::vector<TableOptions> options = WholeTables(24);
+  options.resize(1);
+  worlds.Add(options, with);
+  if (this->HasFailure()) return;
+  const std::vector<Ask> asks{
+      {0, Combiner::kMean, {1, 2, 3}, {0, 1, 2}, 3, false, {1.0f, 0.0f, 1.0f}, false}};
+  std::vector<Floats> upstream{Floats(3 * static_cast<size_t>(options[0].dim), 1.0f)};
+  upstream[0][0] = std::numeric_limits<float>::infinity();
+  worlds.Step(asks, upstream, with, 1, true, {}, [](auto&, Exec&) {});
+  worlds.ExpectSameTables(10);
+  EXPECT_EQ(worlds.place.table(0).stats().nonfinite_gradients, 1u);
 }
 
 // A cut that is read after the step has the rows of before it.
@@ -477,7 +397,8 @@ TYPED_TEST_P(ApplyPooledTest, Errors) {
 
 REGISTER_TYPED_TEST_SUITE_P(ApplyPooledTest, StepsLikeTheHost, RowsMoveBeforeTheStep,
                             TablesAreClearedBeforeTheStep, KeysHaveRowsAgainBeforeTheStep,
-                            RefusedKeysHaveNoGradient, CutsKeepTheRowsOfBefore, Errors);
+                            RowsMissAStepBeforeTheirOwn, RefusedKeysHaveNoGradient,
+                            BagsOfWeightZero, CutsKeepTheRowsOfBefore, Errors);
 
 }  // namespace testing_table
 }  // namespace dynemb
