@@ -148,6 +148,14 @@ def beside(op: Any) -> Any:
     return on(op.device if isinstance(op, tf.Operation) else op.inputs[0].device)
 
 
+def strings_of(op: Any, name: str) -> list[Any]:
+    """Returns a list attribute of an operation (or its eager stand-in), strings as `str`.
+
+    A graph has them as bytes.
+    """
+    return [v.decode() if isinstance(v, bytes) else v for v in op.get_attr(name)]
+
+
 class _SparseParts:
     """The inputs and outputs of a DynembLookupSparse operation, by name."""
 
@@ -159,9 +167,7 @@ class _SparseParts:
             inputs[i * n : (i + 1) * n] for i in range(5)
         )
         self.outputs, self.rows, self.argmax = (outputs[i * n : (i + 1) * n] for i in range(3))
-        self.combiners = [
-            c.decode() if isinstance(c, bytes) else c for c in op.get_attr("combiners")
-        ]
+        self.combiners = strings_of(op, "combiners")
 
     def upstream(self, grads: Sequence[Any]) -> list[Any]:
         """Returns the gradients of `outputs`; zeros for those that have none."""

@@ -187,7 +187,7 @@ class Training:
             ]
 
     def operators(self):
-        """The operators of a traced step, and those that TensorFlow keeps."""
+        """Returns the operators of a traced step, without those that TensorFlow prunes."""
         signature = [tf.TensorSpec([None, 3], tf.int64)] * len(self.looked_up)
         graph = tf.function(self.step).get_concrete_function(signature).graph
         kept = tf.compat.v1.graph_util.extract_sub_graph(

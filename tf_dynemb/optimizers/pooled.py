@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dynemb import communicator
+from tf_dynemb import _ops, communicator
 from tf_dynemb.variables.dynamic import DynamicVariable
 
 
@@ -63,7 +63,5 @@ def pooled_gradient(table: DynamicVariable, grad: tf.IndexedSlices) -> PooledGra
     if grad.indices is not op.outputs[i]:
         return None
     keys, rows, bags, weights, argmax, upstream = (op.inputs[k * n + i] for k in range(6))
-    combiner = op.get_attr("combiners")[i]
-    if isinstance(combiner, bytes):
-        combiner = combiner.decode()
+    combiner = _ops.strings_of(op, "combiners")[i]
     return PooledGradient(sums, keys, rows, bags, weights, argmax, upstream, combiner)

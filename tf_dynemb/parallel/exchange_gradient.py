@@ -22,13 +22,11 @@ class _Pooled:
     """The inputs, outputs and attributes of a DynembPoolRows operation, by name."""
 
     def __init__(self, op: Any) -> None:
-        def attr(name: str) -> Any:
-            value = op.get_attr(name)
-            return [v.decode() if isinstance(v, bytes) else v for v in value]
-
         inputs, outputs = list(op.inputs), list(op.outputs)
         self.table_of = [int(t) for t in op.get_attr("tables")]
-        self.names, self.combiners, self.wire = attr("names"), attr("combiners"), attr("wire")
+        self.names, self.combiners, self.wire = (
+            _ops.strings_of(op, name) for name in ("names", "combiners", "wire")
+        )
         self.dynamic = [bool(d) for d in op.get_attr("dynamic")]
         self.in_order = bool(op.get_attr("in_order"))
         self.rank = int(op.get_attr("rank"))

@@ -25,7 +25,7 @@ def _gradient(op: Any, *output_grads: Any) -> list[Any]:
     keys, rows, bags, weights, argmax, grads = (
         op.inputs[i * count : (i + 1) * count] for i in range(6)
     )
-    combiners = [c.decode() if isinstance(c, bytes) else c for c in op.get_attr("combiners")]
+    combiners = _ops.strings_of(op, "combiners")
     weight_grads: list[Any] = [None] * count
     bag_grads: list[Any] = [None] * count
     for i in range(count):
