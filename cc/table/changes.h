@@ -191,8 +191,7 @@ class Changes {
     if (tracking_) deletions_.Trim(std::max<uint64_t>(rows, kDeletionsAtLeast));
   }
   const DeletionLog& deletions() const { return deletions_; }
-  // The table has lost keys up to `tick` that are not known.
-  void ForgetDeletions(Tick tick) { deletions_.Restart(tick); }
+  DeletionLog& deletions() { return deletions_; }
 
   // Records every row as updated, because last updates are no longer exact.
   void AddAllRows(uint64_t rows) noexcept {

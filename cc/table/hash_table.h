@@ -174,24 +174,12 @@ class HashTable final : public HostTable {
   Status Insert(Exec& exec, const Batch& batch, const Fill& fill, BatchScratch* scratch);
   // Moves the cold rows of the keys with rows[i] == kNoRow to memory, and finds these keys again.
   Status BringIn(Exec& exec, const Batch& batch);
-  // Cold rows that Find has found, in the order of their keys.
-  struct Moved {
-    std::vector<K> keys;
-    std::vector<ColdPlace> places;
-    std::vector<RowTimes> times;
-    std::vector<uint32_t> content_of;  // the number of each row in `contents`
-    std::vector<char> contents;
-  };
-  // Finds the cold rows of `keys`, and removes those that have expired.
-  Status TakeCold(const std::vector<uint64_t>& keys, Tick tick, Moved* moved);
   // Warm, which returns its error.
   Status WarmRows(Exec& exec, KeySpan keys);
   // Gives the rows to memory. `brings` as in Batch.
   Status MoveIn(Exec& exec, const Moved& moved, Stamp now, Tick tick,
                 const std::vector<FoundRows>& others, bool brings);
   Status MoveAllOut() override;
-  // Erase, of cold rows. If they cannot be read, nothing has changed.
-  Status EraseCold(KeySpan keys, Tick tick, Removal how, size_t* erased);
   // LoadRows, of rows that memory can hold together.
   Status LoadPart(Exec& exec, const LoadedRows& loaded, Tick tick);
   // Removes expired rows to make room for n keys: all of them, unless it would cost much more than

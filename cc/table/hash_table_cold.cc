@@ -3,7 +3,6 @@
 #include <cstring>
 #include <memory>
 #include <new>
-#include <numeric>
 #include <shared_mutex>
 #include <utility>
 #include <vector>
@@ -20,64 +19,7 @@ void SortDistinct(std::vector<uint64_t>* keys) {
   keys->erase(std::unique(keys->begin(), keys->end()), keys->end());
 }
 
-// The order of keys. ColdRows delivers rows in any order, on which no result may depend.
-template <class Key>
-std::vector<uint32_t> OrderOf(const std::vector<Key>& keys) {
-  std::vector<uint32_t> order(keys.size());
-  std::iota(order.begin(), order.end(), 0u);
-  std::sort(order.begin(), order.end(),
-            [&keys](uint32_t a, uint32_t b) { return keys[a] < keys[b]; });
-  return order;
-}
-
-template <class T>
-void Reorder(const std::vector<uint32_t>& order, std::vector<T>* values) {
-  std::vector<T> ordered(order.size());
-  for (size_t i = 0; i < order.size(); ++i) ordered[i] = (*values)[order[i]];
-  values->swap(ordered);
-}
-
 }  // namespace
-
-template <class K>
-Status HashTable<K>::TakeCold(const std::vector<uint64_t>& keys, Tick tick, Moved* moved) {
-  // Without a tick, rows come whether they have expired or not; the caller's next pass leaves out
-  // those that have at its tick.
-  const Expired expired = tick == 0 ? Expired() : ExpiredAt(tick);
-  const size_t content_bytes = layout().content_bytes();
-  std::vector<uint64_t> gone;
-  std::vector<ColdPlace> gone_places;
-  const size_t most = std::min<uint64_t>(keys.size(), cold_->size());
-  moved->keys.reserve(most);
-  moved->places.reserve(most);
-  moved->times.reserve(most);
-  moved->contents.reserve(most * content_bytes);
-  DYNEMB_RETURN_IF_ERROR(cold_->Find(keys.data(), keys.size(), [&](size_t, const ColdRow& row) {
-    if (HasExpired(expired, row.times)) {
-      gone.push_back(row.key);
-      gone_places.push_back(row.place);
-      return;
-    }
-    moved->keys.push_back(static_cast<K>(row.key));
-    moved->places.push_back(row.place);
-    moved->times.push_back(row.times);
-    moved->contents.insert(moved->contents.end(), row.content, row.content + content_bytes);
-  }));
-  moved->content_of = OrderOf(moved->keys);
-  Reorder(moved->content_of, &moved->keys);
-  Reorder(moved->content_of, &moved->places);
-  Reorder(moved->content_of, &moved->times);
-  if (gone.empty()) return Status();
-  const std::vector<uint32_t> order = OrderOf(gone);
-  Reorder(order, &gone);
-  Reorder(order, &gone_places);
-  for (const uint64_t key : gone) {
-    if (changes_.tracking()) changes_.Deleted(tick, key, Removal::kExpire);
-  }
-  cold_->Remove(gone.data(), gone_places.data(), gone.size());
-  counters_.expired += gone.size();
-  return Status();
-}
 
 template <class K>
 Status HashTable<K>::MoveIn(Exec& exec, const Moved& moved, Stamp now, Tick tick,
@@ -86,7 +28,7 @@ Status HashTable<K>::MoveIn(Exec& exec, const Moved& moved, Stamp now, Tick tick
   if (n == 0) return Status();
   const size_t content_bytes = layout().content_bytes();
   // Everything that needs memory comes before the rows are in two places.
-  std::vector<uint64_t> bits(moved.keys.begin(), moved.keys.end());
+  const std::vector<K> keys(moved.keys.begin(), moved.keys.end());
   const ScratchLease scratch;
   RowId* const rows = scratch->rows.Resize(n);
   std::fill_n(rows, n, kNoRow);
@@ -97,19 +39,17 @@ Status HashTable<K>::MoveIn(Exec& exec, const Moved& moved, Stamp now, Tick tick
   }
   const auto fill = [&](size_t i, K key, char* row) {
     char* const content = row + layout().vector_offset;
-    memcpy(content, moved.contents.data() + moved.content_of[i] * content_bytes, content_bytes);
+    memcpy(content, moved.ContentOf(i, layout()), content_bytes);
     *layout().update(row) = Clamped(moved.times[i]).updated;
     if (!brings || !catch_up_.IsBehind(layout().state(row))) return;
     VectorBuffers::Lease unpacked(&buffers_);
     BringContent(key, content, unpacked.get());
   };
-  Batch batch{moved.keys.data(), n, rows, now, tick, Touch{}, others};
+  Batch batch{keys.data(), n, rows, now, tick, Touch{}, others};
   batch.is_move = true;
   DYNEMB_RETURN_IF_ERROR(Insert(exec, batch, fill, scratch.get()));
-  cold_->Remove(bits.data(), moved.places.data(), n);
   WriteScores(exec, rows, n, [&](size_t i) { return Clamped(moved.times[i]).score; });
-  counters_.cold_hits.fetch_add(n, std::memory_order_relaxed);
-  CompactSoon();
+  RemoveMoved(moved);
   return Status();
 }
 
@@ -244,31 +184,6 @@ Status HashTable<K>::HoldRows(Exec& exec, const HeldRows* held, size_t num) {
 }
 
 template <class K>
-Status HashTable<K>::EraseCold(KeySpan keys, Tick tick, Removal how, size_t* erased) {
-  if (cold_ == nullptr || cold_->size() == 0) return Status();
-  std::vector<uint64_t> bits(keys.size());
-  for (size_t i = 0; i < bits.size(); ++i) bits[i] = keys.BitsAt(i);
-  SortDistinct(&bits);
-  std::vector<uint64_t> found;
-  std::vector<ColdPlace> places;
-  DYNEMB_RETURN_IF_ERROR(cold_->Find(bits.data(), bits.size(), [&](size_t, const ColdRow& row) {
-    found.push_back(row.key);
-    places.push_back(row.place);
-  }));
-  const std::vector<uint32_t> order = OrderOf(found);
-  Reorder(order, &found);
-  Reorder(order, &places);
-  if (how == Removal::kWipe) KeepError(cold_->Wipe(places.data(), places.size()));
-  for (const uint64_t key : found) {
-    if (changes_.tracking()) changes_.Deleted(tick, key, how);
-  }
-  cold_->Remove(found.data(), places.data(), found.size());
-  CompactSoon();
-  *erased += found.size();
-  return Status();
-}
-
-template <class K>
 Status HashTable<K>::MoveAllOut() {
   constexpr size_t kRange = 65536;
   const TableView<K> view = View();
@@ -307,8 +222,7 @@ Status HashTable<K>::MoveAllOut() {
   template Status HashTable<K>::WarmRows(Exec&, KeySpan);                 \
   template void HashTable<K>::ReadAhead(Exec&, KeySpan);                  \
   template Status HashTable<K>::HoldRows(Exec&, const HeldRows*, size_t); \
-  template Status HashTable<K>::MoveAllOut();                             \
-  template Status HashTable<K>::EraseCold(KeySpan, Tick, Removal, size_t*)
+  template Status HashTable<K>::MoveAllOut()
 DYNEMB_INSTANTIATE(uint64_t);
 DYNEMB_INSTANTIATE(uint32_t);
 #undef DYNEMB_INSTANTIATE

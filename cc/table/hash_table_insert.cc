@@ -337,7 +337,7 @@ Status HashTable<K>::Insert(Exec& exec, const Batch& batch, const Fill& fill,
   counters_.inserts.fetch_add(m, std::memory_order_relaxed);
   if (cold_ != nullptr) {
     cold_batch.End();
-    KeepError(TrimCold(batch.tick));
+    KeepError(TrimCold(batch.tick, rows_.live()));
     if (fresh < m) CompactSoon();
     return Status();
   }

@@ -21,6 +21,7 @@ Status HostTable::Init(const TableOptions& options, Exec* exec, HotLimit limit) 
   const uint64_t most =
       options.max_capacity != 0 ? static_cast<uint64_t>(options.max_capacity) : kMostRows;
   const RowLayout layout(SizeOf(options.key_type), options.dtype, options.dim, 0);
+  SetContentLayout(layout);
   uint64_t hot = most;
   max_hot_bytes_ = limit.max_bytes;
   if (limit.cold != nullptr) {
@@ -37,7 +38,7 @@ Status HostTable::Init(const TableOptions& options, Exec* exec, HotLimit limit) 
 
 TableStats HostTable::stats() const {
   TableStats s;
-  s.size = size();
+  s.size = rows_.live();
   s.slots = index_.slots();
   s.index_bytes = index_.bytes();
   s.row_bytes = rows_.bytes();
@@ -55,11 +56,7 @@ TableStats HostTable::stats() const {
   s.unadmitted = counters_.unadmitted;
   s.dropped_gradients = counters_.dropped_gradients;
   s.nonfinite_gradients = counters_.nonfinite_gradients;
-  if (cold_ == nullptr) return s;
-  s.cold = cold_->stats();
-  s.cold.hits = counters_.cold_hits;
-  s.index_bytes += s.cold.index_bytes;
-  s.metadata_bytes += s.cold.index_bytes;
+  AddColdStats(&s);
   return s;
 }
 
@@ -73,6 +70,7 @@ Status HostTable::ResetState(Exec& exec, const StateSpec& spec) {
   if (cold_ != nullptr) DYNEMB_RETURN_IF_ERROR(ChangeColdLayout(changed, initial));
   BeforeWriteAll();
   DYNEMB_RETURN_IF_ERROR(rows_.ChangeLayout(exec, changed, initial.data()));
+  SetContentLayout(changed);
   state_spec_ = std::move(copy);
   LoseSteps();
   catch_up_ = std::move(catch_up);
@@ -131,7 +129,7 @@ void HostTable::BeforeWriteAll() {
 void HostTable::Track(Tick tick) {
   if (changes_.tracking()) return;
   const bool lost_none =
-      counters_.erased == 0 && counters_.evictions == 0 && counters_.expired == 0;
+      counters_.erased == 0 && counters_.evictions == 0 && counters_.expired == 0 && !HasLostCold();
   changes_.Start(tick, lost_none ? 0 : tick, rows_.high_water());
 }
 
@@ -153,14 +151,8 @@ Status HostTable::BeginCut(Exec& exec, Tick watermark, Tick since, bool with_del
     DYNEMB_RETURN_IF_ERROR(DropHeld(exec, changes_.deletions().Since(since), &cut->deleted));
   }
   if (with_deleted || since == 0) catch_up_.NoteCut(watermark);
-  const AdmissionCounters& counters = admission_.counters();
-  const size_t words = counters.bytes() / sizeof(uint64_t);
-  cut->admission.assign(counters.data(), counters.data() + words);
-  cut->first_admission_line = counters.first_line();
-  if (cold_ != nullptr) {
-    const UpdatedAfter after = stamps_.After(cut->since);
-    cold_->BeginCut([&after](const RowTimes& times) { return after(times.updated); });
-  }
+  DYNEMB_RETURN_IF_ERROR(CopyAdmission(exec, &cut->admission, &cut->first_admission_line));
+  if (cold_ != nullptr) BeginColdCut(cut->since);
   try {
     changes_.BeginCut(std::move(cut), rows_.high_water());
   } catch (...) {
@@ -274,23 +266,17 @@ void HostTable::SwapRows(Table* with, Tick tick) {
   other->BeforeWriteAll();
   std::swap(index_, other->index_);
   std::swap(rows_, other->rows_);
-  std::swap(stamps_, other->stamps_);
-  std::swap(scoring_, other->scoring_);
   if (options_.admission == other->options_.admission) {
     std::swap(admission_.counters(), other->admission_.counters());
   }
   std::swap(swept_, other->swept_);
-  std::swap(cold_, other->cold_);
-  if (cold_ != nullptr && other->cold_ != nullptr) cold_->SwapCuts(other->cold_.get());
   std::swap(max_hot_bytes_, other->max_hot_bytes_);
-  std::swap(trim_cursor_, other->trim_cursor_);
-  end_of_bringing_ = other->end_of_bringing_ = 0;  // as in SwapBase
-  SwapBase(other);
+  SwapColdBase(other);
   std::swap(initial_state_, other->initial_state_);
   stamps_.ForgetBatch();
   other->stamps_.ForgetBatch();
-  changes_.Start(tick, tick, rows_.high_water());
-  if (other->tracking()) other->changes_.Start(tick, tick, other->rows_.high_water());
+  RestartChanges(tick);
+  if (other->tracking()) other->RestartChanges(tick);
 }
 
 Stamp HostTable::BeginBatch(Exec& exec, Tick tick, size_t n) {
@@ -327,11 +313,7 @@ Stamp HostTable::BeginInsert(Exec& exec, Tick tick, size_t n) {
 
 Status HostTable::AdvanceEpoch(Exec& exec) {
   if (!scoring_.has_epochs() || !scoring_.Advance()) return Status();
-  if (cold_ != nullptr) {
-    cold_->ChangeTimes([](const RowTimes& times) {
-      return RowTimes{times.updated, Scoring::Rebased(times.score)};
-    });
-  }
+  RebaseCold();
   Bucket* const buckets = index_.buckets();
   exec.ParallelFor(uint64_t{index_.segments()} * kBucketsPerSegment, 4096,
                    [buckets](size_t begin, size_t end) {
@@ -468,6 +450,46 @@ void HostTable::CopyRows(Exec& exec, const std::vector<RowId>& rows, void* keys,
   std::vector<Score> raw(rows.size());
   ReadScores(exec, rows.data(), rows.size(), raw.data());
   for (size_t i = 0; i < raw.size(); ++i) scores[i] = PublicScore(raw[i]);
+}
+
+Status HostTable::HotRows(const RowLayout& layout, uint64_t* rows) const {
+  const uint64_t most =
+      options_.max_capacity != 0 ? static_cast<uint64_t>(options_.max_capacity) : kMostRows;
+  *rows = std::min(most, max_hot_bytes_ / layout.stride);
+  if (*rows >= std::min(most, kLeastHotRows)) return Status();
+  return InvalidArgument("max_dram_for_vectors of table '" + options_.name + "' is " +
+                         std::to_string(max_hot_bytes_) + " bytes, which hold " +
+                         std::to_string(*rows) + " rows of " + std::to_string(layout.stride) +
+                         " bytes; at least " + std::to_string(kLeastHotRows) + " rows are needed");
+}
+
+Status HostTable::ChangeColdLayout(const RowLayout& changed,
+                                   const std::vector<float>& initial_state) {
+  uint64_t hot = 0;
+  DYNEMB_RETURN_IF_ERROR(HotRows(changed, &hot));
+  // After this, a change of the layout of memory needs no memory, and cannot fail.
+  if (rows_.high_water() != 0) DYNEMB_RETURN_IF_ERROR(MoveAllOut());
+  DYNEMB_RETURN_IF_ERROR(cold_->ChangeLayout(changed, initial_state));
+  rows_.SetMaxRows(hot);
+  return Status();
+}
+
+Status HostTable::AddHotRows(Exec&, const ColdRows::AddHotFn& add) {
+  for (uint64_t r = 0; r < rows_.high_water(); ++r) {
+    const auto row = static_cast<RowId>(r);
+    const Stamp updated = *layout().update(rows_.At(row));
+    if (updated == 0) continue;
+    const RowTimes times = Clamped({updated, ScoreOf(row)});
+    DYNEMB_RETURN_IF_ERROR(add(KeyBits(row), rows_.At(row), times, TickOf(updated)));
+  }
+  return Status();
+}
+
+Status HostTable::CopyAdmission(Exec&, std::vector<uint64_t>* words, int64_t* first_line) {
+  const AdmissionCounters& counters = admission_.counters();
+  words->assign(counters.data(), counters.data() + counters.bytes() / sizeof(uint64_t));
+  *first_line = counters.first_line();
+  return Status();
 }
 
 }  // namespace dynemb

@@ -1,28 +1,20 @@
 // HostTable: the data of a table in host memory, and the operations of Table that do not depend on
-// the key width: times, state, exports, cuts. HashTable adds those that look up keys.
+// the key width: times, state, exports, cuts. HashTable adds those that look up keys, and ColdTable
+// has those on cold rows.
 #ifndef DYNEMB_TABLE_HOST_TABLE_H_
 #define DYNEMB_TABLE_HOST_TABLE_H_
 
 #include <atomic>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <string>
-#include <thread>
 #include <vector>
 
 #include "cc/table/admission.h"
 #include "cc/table/changes.h"
-#include "cc/table/cold_rows.h"
-#include "cc/table/evicted_rows.h"
-#include "cc/table/expired.h"
+#include "cc/table/cold_table.h"
 #include "cc/table/index.h"
 #include "cc/table/initializer.h"
 #include "cc/table/row_store.h"
-#include "cc/table/score.h"
-#include "cc/table/stamps.h"
-#include "cc/table/table.h"
 #include "cc/table/vector_buffer.h"
 
 namespace dynemb {
@@ -33,12 +25,11 @@ struct HotLimit {
   uint64_t max_bytes = 0;
 };
 
-class HostTable : public Table {
+class HostTable : public ColdTable {
  public:
-  ~HostTable() override;
   const RowLayout& layout() const final { return rows_.layout(); }
-  uint64_t size() const final { return rows_.live() + (cold_ != nullptr ? cold_->size() : 0); }
-  Status Error() const final;
+  uint64_t size() const final { return rows_.live() + num_cold(); }
+  Status Error() const final { return KeptError(); }
   TableStats stats() const final;
   Status ResetState(Exec& exec, const StateSpec& spec) final;
   Status Clear(Exec& exec, Tick tick) final;
@@ -62,48 +53,26 @@ class HostTable : public Table {
   void Track(Tick tick) final;
   void Explain(Exec& exec, KeySpan keys, KeyState* states) const final;
   void SwapRows(Table* other, Tick tick) final;
-  bool has_cold_rows() const final { return cold_ != nullptr; }
-  Status Flush(Exec& exec, const std::string& folder, Tick tick, int64_t utc_ns) final;
-  Status Restore(Exec& exec, const std::string& folder, FlushInfo* info) final;
-  // Moves rows in files until no space has to be given back, in the calling thread. For tests.
-  Status CompactFiles();
   Status LoadAdmission(const uint64_t* lines, int64_t first, int64_t num, bool merge) final {
     if (!admission_.counts()) return Table::LoadAdmission(lines, first, num, merge);
     return admission_.counters().Load(lines, first, num, merge);
   }
 
  protected:
-  HostTable();
+  HostTable() = default;
   Status Init(const TableOptions& options, Exec* exec, HotLimit limit);
 
   ExportPlan ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint64_t most,
                       const RowPredicate& where) const final;
   void CopyRows(Exec& exec, const std::vector<RowId>& rows, void* keys, void* vectors, float* state,
                 int64_t* updates, int64_t* scores) const final;
-  void CopyColdRows(const ExportPlan& plan, void* keys, void* vectors, float* state,
-                    int64_t* updates, int64_t* scores) const final;
   uint64_t BringRows(Exec& exec, uint64_t first, uint64_t num) final;
   void MarkRows(Exec& exec, float mark) final;
   void MarkNewRows(Exec&, float mark) final { initial_state_.back() = mark; }
   // Brings a live row up to date. `unpacked` is a buffer for a vector, if the dtype has 16 bits.
   void BringRow(RowId row, float* unpacked);
-  // Whether a sweep that brings rows up to date, cold ones included, is running.
-  bool IsBringing() const { return end_of_bringing_ != 0; }
-  // BringRow, for a copy of a row's vector and state, or for a row that no cut has.
-  void BringContent(uint64_t key, char* content, float* unpacked) const;
-  // The state in a content.
-  float* StateIn(char* content) const {
-    return reinterpret_cast<float*>(content + layout().state_offset - layout().vector_offset);
-  }
-  // Stores a vector that was computed as float32 in one of the dtype, rounded if that has 16 bits.
-  void StoreUpdated(const float* vector, uint64_t key, uint64_t step, void* to) const;
   // (exclusive) BeginBatch, for a batch that may insert: it is a step (expiry.h).
   Stamp BeginInsert(Exec& exec, Tick tick, size_t n);
-  // The rows that have expired in a batch at `tick`; 0 as for HorizonAt.
-  Expired ExpiredAt(Tick tick) const {
-    return Expired(stamps_, HorizonAt(tick), expiry_.since_access());
-  }
-
   // rows[i] = the row of keys[i], or kNoRow if it has none, or one that has expired. Not an access.
   virtual void FindQuietly(Exec& exec, KeySpan keys, const Expired& expired, RowId* rows) const = 0;
   // scores[i] = the score of rows[i]. All of them are live.
@@ -144,12 +113,6 @@ class HostTable : public Table {
     if (catch_up_.active()) BringRow(row, VectorBuffer(options_.dim).get());
     evicted_->Add(key, rows_.At(row), PublicScore(score));
   }
-  // A score as Scores returns it.
-  int64_t PublicScore(Score score) const {
-    return scoring_.by_time() ? static_cast<int64_t>(stamps_.Decode(score)) : int64_t{score};
-  }
-  // The tick of a last update; 0 for "never".
-  Tick TickOf(Stamp updated) const { return updated == 0 ? 0 : stamps_.Decode(updated); }
   // Continues the running sweep until `share` of the rows and slots are clamped to the floor of the
   // stamps.
   void Sweep(Exec& exec, double share);
@@ -172,86 +135,43 @@ class HostTable : public Table {
   // The maximal number of rows in memory.
   uint64_t capacity() const { return rows_.max_rows(); }
 
-  // --- Cold rows (host_table_cold.cc)
+  // --- Cold rows (cold_table.h)
 
-  // Cursors of ScanRows from here on are of cold rows.
-  static constexpr uint64_t kColdCursor = uint64_t{1} << 62;
-  // Takes the cold rows, which are empty, and starts the background thread.
-  void StartCold(std::unique_ptr<ColdRows> cold);
-  // For ResetState and Clear.
-  Status ChangeColdLayout(const RowLayout& changed, const std::vector<float>& initial_state);
-  void ClearCold(Tick tick) noexcept;
-  void ExplainCold(KeySpan keys, KeyState* states) const;
-  void ReadColdCut(const std::vector<RowId>& plan, void* keys, void* vectors, float* state,
-                   CutTime* updates, CutTime* scores);
-  // Calls fn(i, row) for those of `keys` that have a cold row that has not expired.
-  void ForCold(KeySpan keys, ColdRows::RowFn fn) const;
+  DeletionLog& deletions() final { return changes_.deletions(); }
+  void RestartChanges(Tick tick) final { changes_.Start(tick, tick, rows_.high_water()); }
+  Status AddHotRows(Exec& exec, const ColdRows::AddHotFn& add) final;
+  Status CopyAdmission(Exec& exec, std::vector<uint64_t>* words, int64_t* first_line) final;
   // Between Reserve and Settle.
   void AddCold(uint64_t key, RowId row, Score score) {
     const Stamp updated = *layout().update(rows_.At(row));
     cold_->Add(key, rows_.At(row), Clamped({updated, score}), TickOf(updated));
   }
-  // Times of a row that moves between memory and ColdRows while the stamps are swept.
-  RowTimes Clamped(RowTimes times) const {
-    return {stamps_.Clamp(times.updated),
-            scoring_.by_time() ? stamps_.Clamp(times.score) : times.score};
-  }
-  bool HasExpired(const Expired& expired, const RowTimes& times) const {
-    return expired.any() && expired(expired.by_access ? times.score : times.updated);
-  }
-  // Keeps the error of a call that cannot return it.
-  void KeepError(const Status& status) const;
+  // For ResetState.
+  Status ChangeColdLayout(const RowLayout& changed, const std::vector<float>& initial_state);
   // Moves every row of memory to ColdRows. If it fails, it has moved some of them.
   virtual Status MoveAllOut() = 0;
   // The rows that fit the memory, in this layout. InvalidArgument if they are too few.
   Status HotRows(const RowLayout& layout, uint64_t* rows) const;
-  ExportPlan ScanCold(uint64_t cursor, uint64_t limit, uint64_t most,
-                      const RowPredicate& where) const;
-  // Evicts cold rows with low scores, until the table has at most max_capacity rows.
-  Status TrimCold(Tick tick);
-  // Asks the background thread to look for space to give back.
-  void CompactSoon();
-  // ColdRows::Compact.
-  Status MoveCold(ColdRows::Compaction* planned);
 
   std::vector<float> initial_state_;
   Initializer initializer_;
   Index index_;
   RowStore rows_;
   Changes changes_;
-  EvictedRows* evicted_ = nullptr;  // for the running batch, if it is InsertAndEvict
-  Stamps stamps_;
-  Scoring scoring_;
   Admission admission_;
   // The progress of the running sweep: rows and buckets below these have been clamped.
   struct Swept {
     uint64_t rows = 0;
     uint64_t buckets = 0;
   } swept_;
-  VectorBuffers buffers_;  // for the running batch on 16-bit rows
 
   struct Counters {
     std::atomic<uint64_t> hits{0}, misses{0}, inserts{0}, evictions{0}, erased{0}, expired{0},
-        refused{0}, unadmitted{0}, dropped_gradients{0}, nonfinite_gradients{0}, cold_hits{0};
+        refused{0}, unadmitted{0}, dropped_gradients{0}, nonfinite_gradients{0};
   };
   mutable Counters counters_;
   uint64_t inserts_reclaimed_ = 0;  // the rows inserted before the last call of Reclaim
-
-  std::shared_ptr<ColdRows> cold_;  // null: all rows are in memory
-  uint64_t max_hot_bytes_ = 0;
-  uint64_t trim_cursor_ = 0;  // of TrimCold
-  // Of the sweep that brings rows up to date (BringRows): the end of the cold rows, as far as it is
-  // known; 0: no sweep is running.
-  uint64_t end_of_bringing_ = 0;
-  mutable std::mutex error_mutex_;
-  // Of calls that could not return them, by the thread that made the call: another one must not
-  // take it, and leave this one to use what could not be read.
-  mutable std::map<std::thread::id, Status> errors_;
-
- private:
-  class Bringing;
-  class Compactor;
-  std::unique_ptr<Compactor> compactor_;  // with cold_; the last member, so it ends first
+  uint64_t max_hot_bytes_ = 0;      // if rows may be cold
 };
 
 }  // namespace dynemb

@@ -1,9 +1,12 @@
-// HostTable's part of cold rows (cold_rows.h).
+#include "cc/table/cold_table.h"
+
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <memory>
+#include <new>
+#include <numeric>
 #include <shared_mutex>
 #include <string>
 #include <thread>
@@ -11,16 +14,40 @@
 
 #include "cc/table/bucket_ops.h"
 #include "cc/table/codec.h"
-#include "cc/table/expired.h"
-#include "cc/table/host_table.h"
 #include "cc/table/row_columns.h"
 
 namespace dynemb {
+namespace {
+
+void SortDistinct(std::vector<uint64_t>* keys) {
+  std::sort(keys->begin(), keys->end());
+  keys->erase(std::unique(keys->begin(), keys->end()), keys->end());
+}
+
+// The order of keys. ColdRows delivers rows in any order, on which no result may depend.
+std::vector<uint32_t> OrderOf(const std::vector<uint64_t>& keys) {
+  std::vector<uint32_t> order(keys.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::sort(order.begin(), order.end(),
+            [&keys](uint32_t a, uint32_t b) { return keys[a] < keys[b]; });
+  return order;
+}
+
+template <class T>
+void Reorder(const std::vector<uint32_t>& order, std::vector<T>* values) {
+  std::vector<T> ordered(order.size());
+  for (size_t i = 0; i < order.size(); ++i) ordered[i] = (*values)[order[i]];
+  values->swap(ordered);
+}
+
+}  // namespace
+
 // The background thread that gives space back. It holds the table's lock while it plans (shared)
-// and while it moves rows (exclusive), but not while it reads them.
-class HostTable::Compactor {
+// and while it moves rows (exclusive), but not while it reads them. It uses no member of a derived
+// class: that is destroyed before the thread ends.
+class ColdTable::Compactor {
  public:
-  explicit Compactor(HostTable* table) : table_(table), thread_([this] { Run(); }) {}
+  explicit Compactor(ColdTable* table) : table_(table), thread_([this] { Run(); }) {}
   ~Compactor() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -85,26 +112,26 @@ class HostTable::Compactor {
     }
   }
 
-  HostTable* const table_;
+  ColdTable* const table_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool wanted_ = false, stops_ = false;
   std::thread thread_;  // the last member
 };
 
-HostTable::HostTable() = default;
-HostTable::~HostTable() = default;
+ColdTable::ColdTable() = default;
+ColdTable::~ColdTable() = default;
 
-void HostTable::StartCold(std::unique_ptr<ColdRows> cold) {
+void ColdTable::StartCold(std::unique_ptr<ColdRows> cold) {
   cold_ = std::move(cold);
   if (cold_->compacts_in_background()) compactor_ = std::make_unique<Compactor>(this);
 }
 
-void HostTable::CompactSoon() {
+void ColdTable::CompactSoon() {
   if (compactor_ != nullptr) compactor_->Wake();
 }
 
-Status HostTable::CompactFiles() {
+Status ColdTable::CompactFiles() {
   std::unique_ptr<ColdRows::Compaction> step;
   for (;;) {
     DYNEMB_RETURN_IF_ERROR(cold_->PlanCompaction(&step));
@@ -114,13 +141,13 @@ Status HostTable::CompactFiles() {
   }
 }
 
-void HostTable::KeepError(const Status& status) const {
+void ColdTable::KeepError(const Status& status) const {
   if (status.ok()) return;
   std::lock_guard<std::mutex> lock(error_mutex_);
   errors_[std::this_thread::get_id()] = status;
 }
 
-Status HostTable::Error() const {
+Status ColdTable::KeptError() const {
   if (cold_ == nullptr) return Status();
   std::lock_guard<std::mutex> lock(error_mutex_);
   const auto found = errors_.find(std::this_thread::get_id());
@@ -130,31 +157,9 @@ Status HostTable::Error() const {
   return status;
 }
 
-Status HostTable::HotRows(const RowLayout& layout, uint64_t* rows) const {
-  const uint64_t most =
-      options_.max_capacity != 0 ? static_cast<uint64_t>(options_.max_capacity) : kMostRows;
-  *rows = std::min(most, max_hot_bytes_ / layout.stride);
-  if (*rows >= std::min(most, kLeastHotRows)) return Status();
-  return InvalidArgument("max_dram_for_vectors of table '" + options_.name + "' is " +
-                         std::to_string(max_hot_bytes_) + " bytes, which hold " +
-                         std::to_string(*rows) + " rows of " + std::to_string(layout.stride) +
-                         " bytes; at least " + std::to_string(kLeastHotRows) + " rows are needed");
-}
-
-Status HostTable::ChangeColdLayout(const RowLayout& changed,
-                                   const std::vector<float>& initial_state) {
-  uint64_t hot = 0;
-  DYNEMB_RETURN_IF_ERROR(HotRows(changed, &hot));
-  // After this, a change of the layout of memory needs no memory, and cannot fail.
-  if (rows_.high_water() != 0) DYNEMB_RETURN_IF_ERROR(MoveAllOut());
-  DYNEMB_RETURN_IF_ERROR(cold_->ChangeLayout(changed, initial_state));
-  rows_.SetMaxRows(hot);
-  return Status();
-}
-
-void HostTable::ClearCold(Tick tick) noexcept {
+void ColdTable::ClearCold(Tick tick) noexcept {
   const uint64_t rows = cold_->size();
-  if (changes_.tracking() && rows != 0) {
+  if (tracking() && rows != 0) {
     Status status = ResourceExhausted("");
     try {
       // More keys than the log keeps need not be read.
@@ -167,20 +172,20 @@ void HostTable::ClearCold(Tick tick) noexcept {
         status =
             cold_->Read(scanned.places, [&](size_t i, const ColdRow& row) { keys[i] = row.key; });
         for (size_t i = 0; i < keys.size() && status.ok(); ++i) {
-          changes_.Deleted(tick, keys[i], Removal::kErase);
+          deletions().Add(tick, keys[i], Removal::kErase);
         }
         cursor = scanned.next;
       }
     } catch (const std::bad_alloc&) {
       status = ResourceExhausted("");
     }
-    if (!status.ok()) changes_.ForgetDeletions(tick);
+    if (!status.ok()) deletions().Restart(tick);
   }
   cold_->Clear();
-  counters_.erased += rows;
+  lost_.erased += rows;
 }
 
-void HostTable::ForCold(KeySpan keys, ColdRows::RowFn fn) const {
+void ColdTable::ForCold(KeySpan keys, ColdRows::RowFn fn) const {
   if (cold_ == nullptr || cold_->size() == 0) return;
   const Expired expired = ExpiredAt(0);
   std::vector<uint64_t> bits(keys.size());
@@ -190,7 +195,7 @@ void HostTable::ForCold(KeySpan keys, ColdRows::RowFn fn) const {
   }));
 }
 
-void HostTable::ExplainCold(KeySpan keys, KeyState* states) const {
+void ColdTable::ExplainCold(KeySpan keys, KeyState* states) const {
   ForCold(keys, [&](size_t i, const ColdRow& row) {
     states[i].has_row = states[i].is_cold = true;
     states[i].updated = stamps_.Decode(row.times.updated);
@@ -198,7 +203,7 @@ void HostTable::ExplainCold(KeySpan keys, KeyState* states) const {
   });
 }
 
-ExportPlan HostTable::ScanCold(uint64_t cursor, uint64_t limit, uint64_t most,
+ExportPlan ColdTable::ScanCold(uint64_t cursor, uint64_t limit, uint64_t most,
                                const RowPredicate& where) const {
   ExportPlan plan;
   plan.cold = true;
@@ -215,14 +220,14 @@ ExportPlan HostTable::ScanCold(uint64_t cursor, uint64_t limit, uint64_t most,
   if (!where.has_keys && !where.has_norms) return plan;
 
   std::vector<bool> chosen(plan.rows.size());
-  std::vector<float> vector(static_cast<size_t>(layout().dim));
-  std::vector<float> state(static_cast<size_t>(layout().state_width));
-  const size_t state_at = layout().state_offset - layout().vector_offset;
+  const RowLayout& l = content_layout_;
+  std::vector<float> vector(static_cast<size_t>(l.dim));
+  std::vector<float> state(static_cast<size_t>(l.state_width));
   KeepError(cold_->Read(plan.rows, [&](size_t i, const ColdRow& row) {
     if (where.has_keys && !where.AllowsKey(options_.key_type, row.key)) return;
-    LoadVector(layout().dtype, row.content, layout().dim, vector.data());
+    LoadVector(l.dtype, row.content, l.dim, vector.data());
     if (catch_up_.active()) {
-      memcpy(state.data(), row.content + state_at, layout().state_bytes());
+      memcpy(state.data(), StateIn(row.content), l.state_bytes());
       catch_up_.Bring(vector.data(), state.data());
     }
     chosen[i] = where.AllowsNorm(vector.data(), vector.size());
@@ -238,7 +243,7 @@ ExportPlan HostTable::ScanCold(uint64_t cursor, uint64_t limit, uint64_t most,
   return plan;
 }
 
-void HostTable::CopyColdRows(const ExportPlan& plan, void* keys, void* vectors, float* state,
+void ColdTable::CopyColdRows(const ExportPlan& plan, void* keys, void* vectors, float* state,
                              int64_t* updates, int64_t* scores) const {
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     if (updates != nullptr) {
@@ -249,27 +254,30 @@ void HostTable::CopyColdRows(const ExportPlan& plan, void* keys, void* vectors, 
   if (keys == nullptr && vectors == nullptr && state == nullptr) return;
   const RowColumns columns{keys, vectors, state};
   KeepError(cold_->Read(plan.rows, [&](size_t i, const ColdRow& row) {
-    columns.Set(i, layout(), &row.key, row.content);  // the low bytes of the key come first
+    columns.Set(i, content_layout_, &row.key, row.content);  // the low bytes of the key come first
   }));
 }
 
-void HostTable::ReadColdCut(const std::vector<RowId>& plan, void* keys, void* vectors, float* state,
+void ColdTable::ReadColdCut(const std::vector<RowId>& plan, void* keys, void* vectors, float* state,
                             CutTime* updates, CutTime* scores) {
-  const Cut& cut = *changes_.cut();
+  const Cut& of = *cut();
   const RowColumns columns{keys, vectors, state};
+  // At the watermark, as the cut's, but in host memory.
+  const RowLayout layout(of.layout.key_size, of.layout.dtype, of.layout.dim, of.layout.state_width);
   KeepError(cold_->ReadCut(plan, [&](size_t i, const ColdRow& row) {
-    columns.Set(i, cut.layout, &row.key, row.content);
-    if (updates != nullptr) updates[i] = cut.Time(row.updated);
+    columns.Set(i, layout, &row.key, row.content);
+    if (updates != nullptr) updates[i] = of.Time(row.updated);
     if (scores == nullptr) return;
-    scores[i] = scoring_.by_time() ? cut.Time(stamps_.Decode(row.times.score)) : row.times.score;
+    scores[i] = scoring_.by_time() ? of.Time(stamps_.Decode(row.times.score)) : row.times.score;
   }));
 }
 
-Status HostTable::TrimCold(Tick tick) {
+Status ColdTable::TrimCold(Tick tick, uint64_t hot) {
   if (options_.max_capacity == 0) return Status();
   const auto most = static_cast<uint64_t>(options_.max_capacity);
-  if (size() <= most) return Status();
-  const uint64_t excess = size() - most;
+  const uint64_t rows = hot + cold_->size();
+  if (rows <= most) return Status();
+  const uint64_t excess = rows - most;
   // Of kEvictRows rows for each one that leaves, those with the lowest scores, as in memory.
   const uint64_t candidates = excess * kEvictRows;
   const auto any = [](const RowTimes&) { return true; };
@@ -297,29 +305,139 @@ Status HostTable::TrimCold(Tick tick) {
   std::vector<ColdPlace> places;
   for (size_t c = 0; c < leaving; ++c) places.push_back(scanned.places[chosen[c]]);
   // First everything that may fail.
-  const RowLayout& l = layout();
   std::vector<uint64_t> keys(leaving);
-  std::vector<char> rows(evicted_ == nullptr ? 0 : leaving * l.stride);
+  std::vector<char> copies(evicted_ == nullptr ? 0 : leaving * layout().stride);
   std::vector<int64_t> scores(leaving);
+  VectorBuffer unpacked(options_.dim);
+  std::vector<char> content(evicted_ == nullptr ? 0 : content_layout_.content_bytes());
   DYNEMB_RETURN_IF_ERROR(cold_->Read(places, [&](size_t i, const ColdRow& cold) {
     keys[i] = cold.key;
     scores[i] = PublicScore(scanned.times[chosen[i]].score);
     if (evicted_ == nullptr) return;
-    memcpy(rows.data() + i * l.stride + l.vector_offset, cold.content, l.content_bytes());
+    memcpy(content.data(), cold.content, content.size());
+    if (catch_up_.active()) BringContent(cold.key, content.data(), unpacked.get());
+    const RowLayout& l = layout();
+    char* const row = copies.data() + i * l.stride;
+    memcpy(l.vector(row), content.data(), l.vector_bytes());
+    if (l.state_width != 0) memcpy(l.state(row), StateIn(content.data()), l.state_bytes());
   }));
-  if (evicted_ != nullptr) {
-    VectorBuffer unpacked(l.dim);
-    for (size_t i = 0; i < leaving && catch_up_.active(); ++i) {
-      BringContent(keys[i], rows.data() + i * l.stride + l.vector_offset, unpacked.get());
-    }
-    evicted_->AddAll(leaving, keys.data(), rows.data(), scores.data());
-  }
+  if (evicted_ != nullptr) evicted_->AddAll(leaving, keys.data(), copies.data(), scores.data());
   for (const uint64_t key : keys) {
-    if (changes_.tracking()) changes_.Deleted(tick, key, Removal::kEvict);
+    if (tracking()) deletions().Add(tick, key, Removal::kEvict);
   }
   cold_->Remove(keys.data(), places.data(), leaving);
-  counters_.evictions += leaving;
-  changes_.TrimDeletions(size());
+  lost_.evicted += leaving;
+  TrimLosses(hot + cold_->size());
+  return Status();
+}
+
+void ColdTable::TrimLosses(uint64_t rows) {
+  if (tracking()) deletions().Trim(std::max<uint64_t>(rows, kDeletionsAtLeast));
+}
+
+void ColdTable::BeginColdCut(Tick since) {
+  const UpdatedAfter after = stamps_.After(since);
+  cold_->BeginCut([&after](const RowTimes& times) { return after(times.updated); });
+}
+
+void ColdTable::AddColdStats(TableStats* stats) const {
+  if (cold_ == nullptr) return;
+  stats->cold = cold_->stats();
+  stats->cold.hits = moved_in_;
+  stats->size += stats->cold.rows;
+  stats->index_bytes += stats->cold.index_bytes;
+  stats->metadata_bytes += stats->cold.index_bytes;
+  stats->evictions += lost_.evicted;
+  stats->erased += lost_.erased;
+  stats->expired += lost_.expired;
+}
+
+void ColdTable::RebaseCold() {
+  if (cold_ == nullptr) return;
+  cold_->ChangeTimes([](const RowTimes& times) {
+    return RowTimes{times.updated, Scoring::Rebased(times.score)};
+  });
+}
+
+void ColdTable::SwapColdBase(ColdTable* other) {
+  std::swap(stamps_, other->stamps_);
+  std::swap(scoring_, other->scoring_);
+  std::swap(cold_, other->cold_);
+  if (cold_ != nullptr && other->cold_ != nullptr) cold_->SwapCuts(other->cold_.get());
+  std::swap(content_layout_, other->content_layout_);
+  std::swap(trim_cursor_, other->trim_cursor_);
+  end_of_bringing_ = other->end_of_bringing_ = 0;  // as in SwapBase
+  SwapBase(other);
+}
+
+// --- To memory, and away
+
+Status ColdTable::TakeCold(const std::vector<uint64_t>& keys, Tick tick, Moved* moved) {
+  // Without a tick, rows come whether they have expired or not; the caller's next pass leaves out
+  // those that have at its tick.
+  const Expired expired = tick == 0 ? Expired() : ExpiredAt(tick);
+  const size_t content_bytes = content_layout_.content_bytes();
+  std::vector<uint64_t> gone;
+  std::vector<ColdPlace> gone_places;
+  const size_t most = std::min<uint64_t>(keys.size(), cold_->size());
+  moved->keys.reserve(most);
+  moved->places.reserve(most);
+  moved->times.reserve(most);
+  moved->contents.reserve(most * content_bytes);
+  DYNEMB_RETURN_IF_ERROR(cold_->Find(keys.data(), keys.size(), [&](size_t, const ColdRow& row) {
+    if (HasExpired(expired, row.times)) {
+      gone.push_back(row.key);
+      gone_places.push_back(row.place);
+      return;
+    }
+    moved->keys.push_back(row.key);
+    moved->places.push_back(row.place);
+    moved->times.push_back(row.times);
+    moved->contents.insert(moved->contents.end(), row.content, row.content + content_bytes);
+  }));
+  moved->content_of = OrderOf(moved->keys);
+  Reorder(moved->content_of, &moved->keys);
+  Reorder(moved->content_of, &moved->places);
+  Reorder(moved->content_of, &moved->times);
+  if (gone.empty()) return Status();
+  const std::vector<uint32_t> order = OrderOf(gone);
+  Reorder(order, &gone);
+  Reorder(order, &gone_places);
+  for (const uint64_t key : gone) {
+    if (tracking()) deletions().Add(tick, key, Removal::kExpire);
+  }
+  cold_->Remove(gone.data(), gone_places.data(), gone.size());
+  lost_.expired += gone.size();
+  return Status();
+}
+
+void ColdTable::RemoveMoved(const Moved& moved) {
+  cold_->Remove(moved.keys.data(), moved.places.data(), moved.keys.size());
+  moved_in_ += moved.keys.size();
+  CompactSoon();
+}
+
+Status ColdTable::EraseCold(KeySpan keys, Tick tick, Removal how, size_t* erased) {
+  if (!any_cold()) return Status();
+  std::vector<uint64_t> bits(keys.size());
+  for (size_t i = 0; i < bits.size(); ++i) bits[i] = keys.BitsAt(i);
+  SortDistinct(&bits);
+  std::vector<uint64_t> found;
+  std::vector<ColdPlace> places;
+  DYNEMB_RETURN_IF_ERROR(cold_->Find(bits.data(), bits.size(), [&](size_t, const ColdRow& row) {
+    found.push_back(row.key);
+    places.push_back(row.place);
+  }));
+  const std::vector<uint32_t> order = OrderOf(found);
+  Reorder(order, &found);
+  Reorder(order, &places);
+  if (how == Removal::kWipe) KeepError(cold_->Wipe(places.data(), places.size()));
+  for (const uint64_t key : found) {
+    if (tracking()) deletions().Add(tick, key, how);
+  }
+  cold_->Remove(found.data(), places.data(), found.size());
+  CompactSoon();
+  *erased += found.size();
   return Status();
 }
 

@@ -1,11 +1,11 @@
-// HostTable's part of flushes (cold_rows.h): the record of a table, besides its rows.
+// ColdTable's part of flushes (cold_rows.h): the record of a table, besides its rows.
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cc/table/bytes.h"
-#include "cc/table/host_table.h"
+#include "cc/table/cold_table.h"
 
 namespace dynemb {
 namespace {
@@ -99,11 +99,9 @@ struct FlushRecord {
 
 }  // namespace
 
-Status HostTable::Flush(Exec& exec, const std::string& folder, Tick tick, int64_t utc_ns) {
+Status ColdTable::Flush(Exec& exec, const std::string& folder, Tick tick, int64_t utc_ns) {
   if (cold_ == nullptr) return CheckHasFiles();
   DYNEMB_RETURN_IF_ERROR(MendMarks(exec));
-  const AdmissionCounters& counters = admission_.counters();
-  const size_t words = counters.bytes() / sizeof(uint64_t);
   FlushRecord record;
   record.key_type = options_.key_type;
   record.dtype = options_.dtype;
@@ -118,23 +116,15 @@ Status HostTable::Flush(Exec& exec, const std::string& folder, Tick tick, int64_
   record.epoch_steps = scoring_.steps();
   record.additions = additions_;
   record.expiry_marks = ExpiryMarks(tick);
-  record.first_admission_line = counters.first_line();
-  record.admission.assign(counters.data(), counters.data() + words);
+  DYNEMB_RETURN_IF_ERROR(CopyAdmission(exec, &record.admission, &record.first_admission_line));
   record.steps = catch_up_.SaveAll();
   record.loaded_step = catch_up_.loaded();
-  return cold_->Flush(folder, record.Encoded(), [this](const ColdRows::AddHotFn& add) -> Status {
-    for (uint64_t r = 0; r < rows_.high_water(); ++r) {
-      const auto row = static_cast<RowId>(r);
-      const Stamp updated = *layout().update(rows_.At(row));
-      if (updated == 0) continue;
-      const RowTimes times = Clamped({updated, ScoreOf(row)});
-      DYNEMB_RETURN_IF_ERROR(add(KeyBits(row), rows_.At(row), times, TickOf(updated)));
-    }
-    return Status();
+  return cold_->Flush(folder, record.Encoded(), [&](const ColdRows::AddHotFn& add) {
+    return AddHotRows(exec, add);
   });
 }
 
-Status HostTable::Restore(Exec& exec, const std::string& folder, FlushInfo* info) {
+Status ColdTable::Restore(Exec& exec, const std::string& folder, FlushInfo* info) {
   if (cold_ == nullptr) return CheckHasFiles();
   if (size() != 0) {
     return FailedPrecondition("table '" + options_.name + "' has rows; a flush is restored to a " +
@@ -163,14 +153,14 @@ Status HostTable::Restore(Exec& exec, const std::string& folder, FlushInfo* info
   if (expiry_.active() && record.ttl != 0 && record.ttl_clock == options_.ttl_clock) {
     DYNEMB_RETURN_IF_ERROR(SetExpiryMarks(record.expiry_marks));
   }
-  if (admission_.counts() && record.admission_lines == options_.admission.lines &&
+  if (options_.admission.rule == Admit::kFrequency && record.admission_lines == options_.admission.lines &&
       !record.admission.empty()) {
     const auto lines =
         static_cast<int64_t>(record.admission.size() / AdmissionCounters::kLineWords);
     DYNEMB_RETURN_IF_ERROR(
         LoadAdmission(record.admission.data(), record.first_admission_line, lines, false));
   }
-  changes_.Start(record.info.tick, record.info.tick, rows_.high_water());
+  RestartChanges(record.info.tick);
   *info = std::move(record.info);
   return Status();
 }

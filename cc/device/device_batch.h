@@ -1,0 +1,56 @@
+// DeviceBatch: the keys of a call on one or several tables of a device.
+#ifndef DYNEMB_DEVICE_DEVICE_BATCH_H_
+#define DYNEMB_DEVICE_DEVICE_BATCH_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cc/device/flat_index.h"
+#include "cc/device/row_math.h"
+#include "cc/device/table_views.h"
+#include "cc/table/types.h"
+
+namespace dynemb {
+
+template <class Device>
+class DeviceTable;
+
+// The keys of tables[t] are at the positions [begins[t], begins[t + 1]). Each table is listed once.
+template <class Device>
+struct DeviceBatch {
+  std::vector<DeviceTable<Device>*> tables;
+  std::vector<uint32_t> begins;
+  std::vector<Stamp> now;
+  std::vector<const float*> gradients;  // per table; empty: the batch has none
+  KeyArray keys;
+  RowId* rows = nullptr;
+  uint64_t step = 0;                // for rounding vectors, if the batch has gradients
+  bool inserts = false;             // it is an inserting lookup
+  bool admits = false;              // new keys need admission
+  const uint32_t* times = nullptr;  // per key: how often it counts; null: once
+  // Of a batch that moves cold rows to memory: the rows that another batch has found in its table,
+  // and that stay there.
+  bool is_move = false;
+  const RowId* held = nullptr;
+  size_t num_held = 0;
+  // From ViewsOf; current if `viewed`.
+  device::TableViews views{};
+  bool viewed = false;
+
+  size_t size() const { return begins.back(); }
+  size_t size(size_t t) const { return begins[t + 1] - begins[t]; }
+  // For ForRows: the quads of the widest vectors.
+  size_t quads() const {
+    size_t most = 0;
+    for (const DeviceTable<Device>* table : tables) {
+      most = std::max(most, device::QuadsOf(table->options().dim));
+    }
+    return most;
+  }
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_DEVICE_DEVICE_BATCH_H_

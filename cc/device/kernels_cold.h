@@ -1,0 +1,118 @@
+// The kernels that move rows between a table's memory and its cold rows (device_table_cold.h;
+// kernels.h defines kernels).
+#ifndef DYNEMB_DEVICE_KERNELS_COLD_H_
+#define DYNEMB_DEVICE_KERNELS_COLD_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cc/device/device.h"
+#include "cc/device/flat_index.h"
+#include "cc/device/kernels.h"
+#include "cc/device/row_math.h"
+#include "cc/device/table_views.h"
+#include "cc/table/types.h"
+
+namespace dynemb::device {
+
+// lost[i] = kNoRow if found[i] was a row, and rows[i] is none; another value otherwise.
+struct FlagLost {
+  const RowId* found;
+  const RowId* rows;
+  RowId* lost;
+
+  DYNEMB_HD void operator()(size_t i) const {
+    lost[i] = rows[i] == kNoRow && IsRow(found[i]) ? kNoRow : 0;
+  }
+};
+
+// Lists the keys i with sums[i] < sums[i + 1] (those whose flag was set), in order.
+struct ListKeys {
+  KeyArray keys;
+  const uint32_t* sums;
+  uint64_t* listed;
+
+  DYNEMB_HD void operator()(size_t i) const {
+    if (sums[i] != sums[i + 1]) listed[sums[i]] = keys[i];
+  }
+};
+
+// FindKeys, for the keys i with absent[i] == kNoRow. `quiet`: finds expired rows, too, and is no
+// access. `absent` may be the array that `find` writes.
+struct FindAgain {
+  FindKeys find;
+  const RowId* absent;
+  bool quiet;
+
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    if (absent[i] != kNoRow) return;
+    if (!quiet) {
+      find(lanes, i);
+      return;
+    }
+    const SlotRef at = find.tables.Of(i).Find(lanes, find.keys[i]);
+    if (lanes.rank() == 0) find.rows[i] = at.row;
+  }
+};
+
+// For FillRows: the contents and last updates that the new rows had as cold rows.
+struct FillMoved {
+  const char* vectors;   // [n, dim], of the table's dtype
+  const float* state;    // [n, state width]
+  const Stamp* updates;  // [n]
+
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, const TableView& table, size_t i, uint64_t,
+                            char* row) const {
+    const RowLayout& l = table.layout;
+    CopyBytes(lanes, l.vector(row), vectors + i * l.vector_bytes(), l.vector_bytes());
+    CopyBytes(lanes, l.state(row), state + i * static_cast<size_t>(l.state_width),
+              l.state_bytes());
+    if (lanes.rank() == 0) *l.update(row) = updates[i];
+  }
+};
+
+// copies[i] = all bytes of rows[i]. If that is kNoRow, the copy's last update is 0.
+struct CopyLeaving {
+  DeviceView view;
+  const RowId* rows;
+  char* copies;
+
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    const RowLayout& l = view.layout;
+    char* const to = copies + i * l.stride;
+    if (rows[i] != kNoRow) {
+      CopyBytes(lanes, to, view.RowAt(rows[i]), l.stride);
+    } else if (lanes.rank() == 0) {
+      *l.update(to) = 0;
+    }
+  }
+};
+
+// Sets the items positions[c] of ReadRows to the cold row c.
+struct PutColdRows {
+  const uint32_t* positions;
+  const float* from_vectors;  // [n, dim]
+  const float* from_state;    // [n, width]
+  int64_t dim, width;
+  float* vectors;
+  float* state;
+  bool* found;
+
+  template <class Lanes>
+  DYNEMB_HD void operator()(Lanes& lanes, size_t c) const {
+    const auto d = static_cast<size_t>(dim), w = static_cast<size_t>(width);
+    const size_t i = positions[c];
+    CopyBytes(lanes, reinterpret_cast<char*>(vectors + i * d), from_vectors + c * d,
+              d * sizeof(float));
+    CopyBytes(lanes, reinterpret_cast<char*>(state + i * w), from_state + c * w,
+              w * sizeof(float));
+    if (lanes.rank() == 0) found[i] = true;
+  }
+};
+
+}  // namespace dynemb::device
+
+#endif  // DYNEMB_DEVICE_KERNELS_COLD_H_
