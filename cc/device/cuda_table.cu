@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "cc/device/cuda_of_gpu.cuh"
 #include "cc/device/cuda_table.h"
 #include "cc/device/device_lookups.h"
@@ -5,10 +7,11 @@
 
 namespace dynemb {
 
-Status MakeCudaTable(const TableOptions& options, int ordinal, std::unique_ptr<Table>* table) {
+Status MakeCudaTable(const TableOptions& options, int ordinal, std::unique_ptr<Table>* table,
+                     std::unique_ptr<ColdRows> cold) {
   CudaDevice* device = nullptr;
   DYNEMB_RETURN_IF_ERROR(CudaDevice::Get(ordinal, &device));
-  return DeviceTable<CudaDevice>::Make(options, device, table);
+  return DeviceTable<CudaDevice>::Make(options, device, table, std::move(cold));
 }
 
 Status CudaLookups(int ordinal, Lookups** lookups) {

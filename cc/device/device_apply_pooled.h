@@ -34,6 +34,7 @@ Status DeviceLookups<Device>::ApplyPooled(Exec& exec, const std::vector<ApplyPoo
   DYNEMB_RETURN_IF_ERROR(BeginStep(exec, all, step, tick, &now));
   {
     Work work(all.locked(), &exec, Work::Reports::kYes);
+    DYNEMB_RETURN_IF_ERROR(HoldRows(work, ids, all, now));
     std::vector<uint32_t> row_begins;
     DYNEMB_RETURN_IF_ERROR(StepsAtOnce(tasks, step, all, &row_begins)
                                ? StepAtOnce(work, tasks, step, all, now, row_begins)
@@ -76,7 +77,7 @@ bool DeviceLookups<Device>::StepsAtOnce(const std::vector<ApplyPooledTask>& task
   for (size_t t = 0; t < tasks.size(); ++t) {
     const DTable& table = *all.tables[t];
     if (!device::IsWhole(tasks[t]) || !IsWhole(table.layout())) return false;
-    total += device::FoundNumbers::NumbersOf(table.bounds_.high_water, table.tiered());
+    total += device::FoundNumbers::NumbersOf(table.bounds_.high_water, table.rows_move());
     if (total > Bags::kMaxSize) return false;
     row_begins->push_back(static_cast<uint32_t>(total));
   }

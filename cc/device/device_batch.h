@@ -1,4 +1,5 @@
-// DeviceBatch: the keys of a call on one or several tables of a device.
+// DeviceBatch: the keys of a call on one or several tables of a device; InsertArrays: the session's
+// arrays for a batch that inserts.
 #ifndef DYNEMB_DEVICE_DEVICE_BATCH_H_
 #define DYNEMB_DEVICE_DEVICE_BATCH_H_
 
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "cc/device/flat_index.h"
+#include "cc/device/kernels_insert.h"
 #include "cc/device/row_math.h"
 #include "cc/device/table_views.h"
 #include "cc/table/types.h"
@@ -45,10 +47,19 @@ struct DeviceBatch {
   size_t quads() const {
     size_t most = 0;
     for (const DeviceTable<Device>* table : tables) {
-      most = std::max(most, device::QuadsOf(table->options().dim));
+      most = std::max(most, QuadsOf(table->options().dim));
     }
     return most;
   }
+};
+
+struct InsertArrays {
+  const uint32_t* places = nullptr;
+  uint32_t* of = nullptr;
+  uint32_t* sums = nullptr;  // of the keys that get rows
+  device::RowGrant* grants = nullptr;
+  uint32_t* positions = nullptr;
+  RowId* new_rows = nullptr;
 };
 
 }  // namespace dynemb

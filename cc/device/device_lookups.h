@@ -110,6 +110,9 @@ class DeviceLookups final : public Lookups {
   Status SumAndApplyTo(Work& work, const std::vector<ApplyPooledTask>& tasks,
                        const OptimizerStep& step, const Gathered& all,
                        const std::vector<Stamp>& now);
+  // Moves the rows of ids to memory that have become cold since they were found.
+  Status HoldRows(Work& work, const std::vector<Ids>& ids, const Gathered& gathered,
+                  const std::vector<Stamp>& now) const;
   // ApplyPooled in one pass (kernels_apply_pooled.h), of tasks that StepsAtOnce. row_begins[t] is
   // the first number of the rows of task t.
   static bool StepsAtOnce(const std::vector<ApplyPooledTask>& tasks, const OptimizerStep& step,
@@ -229,7 +232,7 @@ Status DeviceLookups<Device>::Pool(Exec& exec, const std::vector<PoolTask>& task
   Joined batch = Join(work, ids, gathered, std::move(now));
   batch.inserts = batch.admits = insert;
   DYNEMB_RETURN_IF_ERROR(work.status());
-  DTable::FindRows(work, batch, true);
+  DYNEMB_RETURN_IF_ERROR(DTable::FindRows(work, batch, true));
   DTable::Bring(work, batch);
   if (insert) {
     DYNEMB_RETURN_IF_ERROR(
@@ -258,11 +261,10 @@ Status DeviceLookups<Device>::WeightGradient(Exec& exec,
   Phase phase("weight gradients");
   Work work(gathered.locked(), &exec, Work::Reports::kYes);
   Joined batch = Join(work, ids, gathered, std::vector<Stamp>(gathered.tables.size()));
-  const device::TableViews& tables = DTable::ViewsOf(work, batch);
   DYNEMB_RETURN_IF_ERROR(work.status());
-  // Rows may have moved to the other tier since they were found.
-  work.ForKeys(batch.size(), device::ResolveRows{tables, batch.keys, batch.found, batch.rows});
-  const device::TableVectors source{tables, batch.keys, batch.rows};
+  // Rows may have moved since they were found.
+  DYNEMB_RETURN_IF_ERROR(DTable::HoldRows(work, batch, batch.found));
+  const device::TableVectors source{DTable::ViewsOf(work, batch), batch.keys, batch.rows};
   return device::DifferentiateWeights(work, source, gathered.Vectors(),
                                       gathered.template Ordered<BagWeightTask>(tasks));
 }
@@ -320,9 +322,20 @@ Status DeviceLookups<Device>::MakeDistinct(Work& work, const NowOf& now_of,
   DYNEMB_RETURN_IF_ERROR(Gather(ids, &gathered));
   Joined batch = Join(work, ids, gathered, now_of(gathered));
   DYNEMB_RETURN_IF_ERROR(work.status());
-  DTable::FindRows(work, batch, true);
+  DYNEMB_RETURN_IF_ERROR(DTable::FindRows(work, batch, true));
   Deliver(work, batch);
   return work.status();
+}
+
+template <class Device>
+Status DeviceLookups<Device>::HoldRows(Work& work, const std::vector<Ids>& ids,
+                                       const Gathered& gathered,
+                                       const std::vector<Stamp>& now) const {
+  const auto has_cold = [](const DTable* table) { return table->any_cold(); };
+  if (std::none_of(gathered.tables.begin(), gathered.tables.end(), has_cold)) return Status();
+  Joined batch = Join(work, ids, gathered, now);
+  DYNEMB_RETURN_IF_ERROR(work.status());
+  return DTable::HoldRows(work, batch, batch.found);
 }
 
 template <class Device>
@@ -373,6 +386,13 @@ Status DeviceLookups<Device>::ApplyTo(Work& work, const std::vector<ApplyTask>& 
   };
   std::vector<ApplyTask> distinct = tasks;
   DYNEMB_RETURN_IF_ERROR(MakeDistinct(work, now_of, &distinct));
+  std::vector<Ids> of_all;
+  for (const ApplyTask& task : distinct) {
+    of_all.push_back({task.table, task.keys, task.rows, nullptr, task.n, 0});
+  }
+  Gathered together;
+  DYNEMB_RETURN_IF_ERROR(Gather(of_all, &together));
+  DYNEMB_RETURN_IF_ERROR(HoldRows(work, of_all, together, now_of(together)));
   // Two tasks may name the same table, and then the same row, so the tasks of a table run one after
   // the other, in rounds. Everything that can fail comes before the first round.
   struct Round {

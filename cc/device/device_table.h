@@ -1,7 +1,7 @@
 // DeviceTable: a Table whose index is in a device's memory. Its rows are there too (kHbm), or only
 // its first max_hbm_bytes of rows (kHybrid); the others are in host memory that the device can
-// access (flat_index.h). Device is a device of device.h; with SimulatedDevice, all of this runs and
-// is tested on a CPU.
+// access (flat_index.h), or cold, if that is limited (device_table_cold.h). Device is a device of
+// device.h; with SimulatedDevice, all of this runs and is tested on a CPU.
 //
 // The arrays that calls take and fill (keys, vectors, rows, ...) are in the device's memory. The
 // exceptions are the calls that read or write whole tables, Export, ReadCut and LoadRows: their
@@ -15,7 +15,8 @@
 // - where a bound reaches a limit and the exact number is needed,
 // - where a call returns a number, or delivers to the host,
 // - where a batch may have to be refused,
-// - while a cut is read.
+// - while a cut is read,
+// - where a table has cold rows, and a batch reads or evicts some.
 //
 // Failure. A call fails if memory for its work runs out, or if the GPU fails. A call that returns a
 // Status has then changed nothing, or reports that the table is inconsistent; such a table refuses
@@ -42,13 +43,17 @@
 #include <utility>
 #include <vector>
 
+#include "cc/device/device_batch.h"
 #include "cc/device/device_steps.h"
 #include "cc/device/kernels.h"
+#include "cc/device/kernels_cold.h"
 #include "cc/device/kernels_insert.h"
 #include "cc/device/kernels_rows.h"
 #include "cc/device/kernels_tiers.h"
+#include "cc/device/leaving_rows.h"
 #include "cc/table/admission.h"
 #include "cc/table/changes.h"
+#include "cc/table/cold_table.h"
 #include "cc/table/deletion_log.h"
 #include "cc/table/evicted_rows.h"
 #include "cc/table/initializer.h"
@@ -63,10 +68,12 @@ template <class Device>
 class DeviceLookups;
 
 template <class Device>
-class DeviceTable final : public Table {
+class DeviceTable final : public ColdTable {
  public:
-  // options.tier says where rows may be: kHbm, or kHybrid with options.max_hbm_bytes.
-  static Status Make(const TableOptions& options, Device* device, std::unique_ptr<Table>* table);
+  // options.tier says where rows may be: kHbm, or kHybrid with options.max_hbm_bytes. If `cold` is
+  // not null, host memory holds at most options.max_dram_bytes of rows, and `cold` gets the others.
+  static Status Make(const TableOptions& options, Device* device, std::unique_ptr<Table>* table,
+                     std::unique_ptr<ColdRows> cold = nullptr);
   ~DeviceTable() override = default;
 
   const RowLayout& layout() const override { return store_.layout; }
@@ -110,7 +117,7 @@ class DeviceTable final : public Table {
   void BringKeys(Exec& exec, KeySpan keys) override;
   Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted, SavedRows* saved,
                   size_t number) override;
-  void EndCut() override { cut_.reset(); }
+  void EndCut() override;
   const Cut* cut() const override { return cut_.get(); }
   std::vector<RowId> PlanCut(size_t limit) override;
   bool CutIsRead() const override;
@@ -133,13 +140,18 @@ class DeviceTable final : public Table {
   ExportPlan ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint64_t most,
                       const RowPredicate& where) const override;
   Status RemoveKeys(Exec& exec, KeySpan keys, Tick tick, Removal how, uint64_t* removed) override;
-  uint64_t RowsHeld() const override { return bounds_.live; }
+  uint64_t RowsHeld() const override { return bounds_.live + num_cold(); }
   void CopyRows(Exec& exec, const std::vector<RowId>& rows, void* keys, void* vectors, float* state,
                 int64_t* updates, int64_t* scores) const override;
   uint64_t BringRows(Exec& exec, uint64_t first, uint64_t num) override;
   void MarkRows(Exec& exec, float mark) override;
   void MarkNewRows(Exec& exec, float mark) override;
   Status CopySteps(Exec& exec, const CatchUp& steps) override;
+  DeletionLog& deletions() override { return deletions_; }
+  void RestartChanges(Tick tick) override;
+  Status AddHotRows(Exec& exec, const ColdRows::AddHotFn& add) override;
+  Status ListMissing(Exec& exec, KeySpan keys, std::vector<uint64_t>* missing) const override;
+  Status CopyAdmission(Exec& exec, std::vector<uint64_t>* words, int64_t* first_line) override;
 
  private:
   friend class DeviceLookups<Device>;
@@ -162,72 +174,9 @@ class DeviceTable final : public Table {
     uint64_t high_water = 0;
     uint64_t live = 0;
   };
-  // A session whose work follows all earlier work on its tables, on any stream.
-  class Work : public Device::Session {
-   public:
-    // Whether this call returns its failures itself. Otherwise the next call that returns a Status
-    // reports them.
-    enum class Reports { kNo, kYes };
-    Work(const DeviceTable& table, Exec* exec, Reports reports = Reports::kNo)
-        : Work(std::vector<const DeviceTable*>{&table}, exec, reports) {}
-    // At least one table; all on one device.
-    Work(std::vector<const DeviceTable*> tables, Exec* exec, Reports reports);
-    ~Work();
-    // Between Changes and Settled, a failure leaves the tables inconsistent.
-    void Changes() { changes_ = true; }
-    void Settled() { changes_ = !this->status().ok(); }
-
-   private:
-    static Stream StreamFor(Exec* exec) {
-      return exec != nullptr ? Device::StreamOf(*exec) : Stream{};
-    }
-
-    // Protects stream_ of all tables. It is held for a few calls of the driver.
-    static std::mutex& streams_mutex() {
-      static auto* const mutex = new std::mutex;
-      return *mutex;
-    }
-
-    const std::vector<const DeviceTable*> tables_;
-    const Stream stream_;
-    const Reports reports_;
-    bool changes_ = false;
-  };
-  // The keys of a call. The keys of tables[t] are at the positions [begins[t], begins[t + 1]). Each
-  // table is listed once.
-  struct Batch {
-    std::vector<DeviceTable*> tables;
-    std::vector<uint32_t> begins;
-    std::vector<Stamp> now;
-    std::vector<const float*> gradients;  // per table; empty: the batch has none
-    KeyArray keys;
-    RowId* rows = nullptr;
-    uint64_t step = 0;                // for rounding vectors, if the batch has gradients
-    bool inserts = false;             // it is an inserting lookup
-    bool admits = false;              // new keys need admission
-    const uint32_t* times = nullptr;  // per key: how often it counts; null: once
-    // From ViewsOf; current if `viewed`.
-    device::TableViews views{};
-    bool viewed = false;
-
-    size_t size() const { return begins.back(); }
-    size_t size(size_t t) const { return begins[t + 1] - begins[t]; }
-    // For ForRows: the quads of the widest vectors.
-    size_t quads() const {
-      size_t most = 0;
-      for (const DeviceTable* table : tables) most = std::max(most, QuadsOf(table->options_.dim));
-      return most;
-    }
-  };
-  // The session's arrays for an inserting batch.
-  struct Inserting {
-    const uint32_t* places = nullptr;
-    uint32_t* of = nullptr;
-    uint32_t* sums = nullptr;  // of the keys that get rows
-    device::RowGrant* grants = nullptr;
-    uint32_t* positions = nullptr;
-    RowId* new_rows = nullptr;
-  };
+  // A session whose work follows all earlier work on its tables (device_table_work.h).
+  class Work;
+  using Batch = DeviceBatch<Device>;
   // Whether a call's keys may repeat.
   enum class Keys { kDistinct, kMayRepeat };
 
@@ -235,13 +184,14 @@ class DeviceTable final : public Table {
   void Fail(const Status& status, bool inconsistent) const;
 
   explicit DeviceTable(Device* device) : device_(device) {}
-  Status Init(const TableOptions& options);
+  Status Init(const TableOptions& options, std::unique_ptr<ColdRows> cold);
   // Reserves memory for rows of this layout, and commits it for init_capacity of them.
   Status Reserve(const RowLayout& layout, Store* store) const;
   // Creates an empty index for init_capacity keys.
   Status MakeIndex(Work& work, Store* store) const;
-  Status SetInitialState(Work& work, const std::vector<float>& state);
+  Status BringInitialState(Work& work, const std::vector<float>& state, Range* made) const;
   static Status CommitRows(Store* store, uint64_t rows);
+  Status LoadPart(Exec& exec, const LoadedRows& loaded, Tick tick);
   uint64_t capacity() const { return store_.capacity; }
   uint64_t BucketLimit(uint64_t buckets) const;  // the keys that they may hold
   uint64_t SplitOf(const RowLayout& layout) const;
@@ -268,6 +218,8 @@ class DeviceTable final : public Table {
   // For ForRows: the quads of a vector that is copied without conversion.
   size_t vector_quads() const { return device::QuadsOfBytes(layout().vector_bytes()); }
   bool tiered() const { return store_.split < capacity(); }
+  // Whether a key's row may get another id.
+  bool rows_move() const { return tiered() || cold_ != nullptr; }
   Rounding RoundingAt(uint64_t step) const {
     return {options_.stochastic_rounding, options_.seed, 0, step};
   }
@@ -319,13 +271,48 @@ class DeviceTable final : public Table {
   Status Begin(Exec& exec, size_t n, Tick tick, Stamp* now, Kind kind);
   Stamp BeginInsert(Exec& exec, Tick tick, size_t n);
 
-  // Finds the rows of a batch; `counts`: whether stats() counts these finds.
-  static void FindRows(Work& work, Batch& batch, bool counts);
+  // Finds the rows of a batch; `counts`: whether stats() counts these finds. Fails only if cold
+  // rows cannot be moved to memory.
+  static Status FindRows(Work& work, Batch& batch, bool counts);
   // Creates rows for the keys whose row is kNoRow; `fill` as in FillRows. If it returns
   // ResourceExhausted, nothing has changed.
   template <class Fill>
   static Status Insert(Work& work, Batch& batch, Keys repeat, const Fill& fill);
   Status CheckCapacity(Work& work, const uint32_t* from, const uint32_t* to, Stamp now);
+
+  // --- Cold rows (device_table_cold.h)
+
+  // The rows of host memory, of this layout. InvalidArgument if all memory holds too few.
+  Status HostRows(const RowLayout& layout, uint64_t split, uint64_t* rows) const;
+  static bool AnyCold(const Batch& batch);
+  // FindRows, which is no access.
+  static Status FindQuietly(Work& work, Batch& batch);
+  // Whether a batch of n keys may exceed max_capacity, in a table that evicts nothing.
+  bool MayExceed(size_t n) const;
+  // Lists the keys i of a batch with absent[i] == kNoRow, each once, in host memory: `ends` are the
+  // ends of the tables' shares.
+  static Status ListAbsent(Work& work, Batch& batch, const RowId* absent,
+                           std::vector<uint64_t>* keys, std::vector<uint32_t>* ends);
+  // Moves the cold rows of keys of a batch to memory, and sets batch.rows: those of the keys i with
+  // batch.rows[i] == kNoRow; if `found` is not null, only where found[i] was a row.
+  static Status BringIn(Work& work, Batch& batch, const RowId* found);
+  // Gives the rows to memory, without evicting those that table t of the batch has found.
+  Status MoveIn(Work& work, const Moved& moved, const Batch& batch, size_t t);
+  // Sets batch.rows to the current rows of keys whose rows an earlier call found. All of them are
+  // in memory then, if the tables have cold rows.
+  static Status HoldRows(Work& work, Batch& batch, const RowId* found);
+  // In a table with cold rows: finds out how many rows a batch evicts, refuses it if it must not,
+  // and prepares for them. The batch's new keys are numbered *from to *to.
+  Status PlanLeaving(Work& work, const Batch& batch, const uint32_t* from, const uint32_t* to,
+                     LeavingRows* leaving);
+  Status PrepareLeaving(Work& work, size_t n, LeavingRows* leaving);
+  // Gives the rows to ColdRows. `rows` and `scores` are those of the new keys.
+  void Leave(Work& work, LeavingRows* leaving, const RowId* rows, const Score* scores);
+  // TrimCold, after a batch at `now`.
+  Status Trim(Work& work, Stamp now);
+  // Moves every row of memory to ColdRows. If it fails, it has moved some of them.
+  Status MoveAllOut(Work& work);
+  std::vector<char> KeysToHost(Work& work, KeySpan keys) const;
   // Pins the rows that a batch has found, in its tables that may have to evict rows and whose
   // scores are not stamps. `evicts`: the tables of the batch that may have to evict rows.
   static Status PinFound(Work& work, Batch& batch, const std::vector<bool>& evicts);
@@ -342,6 +329,8 @@ class DeviceTable final : public Table {
                 const Expired& expired = Expired());
   // Brings the rows of a batch (kNoRow: none) up to date. Keys may repeat.
   static void Bring(Work& work, Batch& batch);
+  // ReadRows, of cold rows.
+  void ReadColdRows(Work& work, KeySpan keys, float* vectors, float* state, bool* found) const;
   // Brings copies of rows up to date: their vectors, as float32, and their state.
   void BringCopies(Work& work, const RowId* rows, size_t n, float* vectors, float* state) const;
   // Copies the vectors of rows [begin, begin + *n), as float32 and up to date, to the device's
@@ -362,7 +351,7 @@ class DeviceTable final : public Table {
   static bool AnyAdmission(const Batch& batch);
   // Decides which new keys of a batch get rows, and sets in->sums accordingly. If it fails, keys
   // may have been counted.
-  static Status Admit(Work& work, Batch& batch, Inserting* in);
+  static Status Admit(Work& work, Batch& batch, InsertArrays* in);
   // The counts of keys in the device's memory; waits.
   std::vector<uint32_t> CountsOf(Work& work, KeyArray keys, size_t n) const;
   Status ForgetCounts(Work& work, KeyArray keys, size_t n);
@@ -400,10 +389,6 @@ class DeviceTable final : public Table {
                    size_t n, uint32_t total, Tick tick);
   // Forgets the oldest deletions, if there are many for the size of the table.
   void TrimDeletions();
-  // A score as Scores returns it.
-  int64_t PublicScore(Score score) const {
-    return scoring_.by_time() ? static_cast<int64_t>(stamps_.Decode(score)) : int64_t{score};
-  }
   // Waits for the work so far, and returns a copy of a device array of n elements.
   template <class T>
   static std::vector<T> ToHost(Work& work, const T* array, size_t n);
@@ -461,14 +446,11 @@ class DeviceTable final : public Table {
   // given_[b % kBatches]: the number of keys in all inserting batches up to batch b.
   static constexpr uint32_t kBatches = 64;
   uint64_t given_[kBatches] = {};
-  Stamps stamps_;
-  Scoring scoring_;
   DeviceSteps<Device> steps_;  // of catch_up_
   uint64_t examined_due_ = 0;  // rows that Reclaim must examine
   // For the running batch, if it has to pin rows.
   uint32_t* pins_ = nullptr;
   uint64_t* num_pinned_ = nullptr;
-  EvictedRows* evicted_ = nullptr;
   AdmissionRule admission_;
   AdmissionLines admission_lines_;  // of its counters
   Range admission_counters_;        // [admission_lines_.num, AdmissionLine::kWords]
@@ -489,9 +471,11 @@ class DeviceTable final : public Table {
 #include "cc/device/device_table_batch.h"
 #include "cc/device/device_table_catch_up.h"
 #include "cc/device/device_table_check.h"
+#include "cc/device/device_table_cold.h"
 #include "cc/device/device_table_cut.h"
 #include "cc/device/device_table_insert.h"
 #include "cc/device/device_table_state.h"
 #include "cc/device/device_table_tiers.h"
+#include "cc/device/device_table_work.h"
 
 #endif  // DYNEMB_DEVICE_DEVICE_TABLE_H_

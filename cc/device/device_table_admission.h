@@ -45,7 +45,7 @@ bool DeviceTable<Device>::AnyAdmission(const Batch& batch) {
 }
 
 template <class Device>
-Status DeviceTable<Device>::Admit(Work& work, Batch& batch, Inserting* in) {
+Status DeviceTable<Device>::Admit(Work& work, Batch& batch, InsertArrays* in) {
   if (!batch.admits || !AnyAdmission(batch)) return Status();
   Phase phase("admit");
   const size_t n = batch.size();

@@ -22,55 +22,6 @@ inline size_t SumItems(size_t n) { return (n + kSumEach - 1) / kSumEach; }
 }  // namespace device
 
 template <class Device>
-DeviceTable<Device>::Work::Work(std::vector<const DeviceTable*> tables, Exec* exec, Reports reports)
-    : Device::Session(*tables[0]->device_, StreamFor(exec)),
-      tables_(std::move(tables)),
-      stream_(StreamFor(exec)),
-      reports_(reports) {
-  std::lock_guard<std::mutex> lock(streams_mutex());
-  for (const DeviceTable* table : tables_) {
-    if (table->stream_ != stream_) this->After(table->stream_);
-  }
-}
-
-template <class Device>
-DeviceTable<Device>::Work::~Work() {
-  for (const DeviceTable* table : tables_) {
-    if (!this->status().ok() && (changes_ || reports_ == Reports::kNo)) {
-      table->Fail(this->status(), changes_);
-    }
-  }
-  // Calls that share the lock may have used another stream in the meantime. The next session waits
-  // for this stream, so this stream waits for the other one first. All of this is published before
-  // the next session can see it, hence the mutex.
-  std::lock_guard<std::mutex> lock(streams_mutex());
-  for (const DeviceTable* table : tables_) {
-    if (table->stream_ != stream_) this->After(table->stream_);
-  }
-  this->Publish();
-  for (const DeviceTable* table : tables_) table->stream_ = stream_;
-}
-
-template <class Device>
-void DeviceTable<Device>::Fail(const Status& status, bool inconsistent) const {
-  std::lock_guard<std::mutex> lock(error_mutex_);
-  if (!inconsistent) {
-    unreported_ = status;
-  } else if (inconsistent_.ok()) {
-    inconsistent_ = Status(status.code(),
-                           "table '" + options_.name +
-                               "' is inconsistent: an operation on it failed: " + status.message());
-  }
-}
-
-template <class Device>
-Status DeviceTable<Device>::Error() const {
-  std::lock_guard<std::mutex> lock(error_mutex_);
-  if (!inconsistent_.ok()) return inconsistent_;
-  return std::exchange(unreported_, Status());
-}
-
-template <class Device>
 InitializerView DeviceTable<Device>::initial() const {
   return {initializer_.seed(), options_.dim, reinterpret_cast<const InitRun*>(runs_.data()),
           static_cast<uint32_t>(initializer_.runs().size())};
@@ -92,6 +43,12 @@ Stamp DeviceTable<Device>::BeginBatch(Exec& exec, Tick tick, size_t n) {
       work.ForEach(store_.ring.count, device::ClampScores{store_.ring.buckets, stamps});
     }
     work.ForEach(bounds_.high_water, device::ClampUpdates{View(), stamps});
+    if (cold_ != nullptr) {
+      cold_->ChangeTimes([&](const RowTimes& times) {
+        return RowTimes{stamps.Clamp(times.updated),
+                        scoring_.by_time() ? stamps.Clamp(times.score) : times.score};
+      });
+    }
     stamps.EndSweep();
     stamps_ = stamps;
   }
@@ -126,6 +83,7 @@ Stamp DeviceTable<Device>::BeginInsert(Exec& exec, Tick tick, size_t n) {
 template <class Device>
 Status DeviceTable<Device>::AdvanceEpoch(Exec& exec) {
   if (!scoring_.has_epochs() || !scoring_.Advance()) return Status();
+  RebaseCold();
   Work work(*this, &exec, Work::Reports::kYes);
   work.Changes();
   work.ForEach(store_.ring.count, device::RebaseScores{store_.ring.buckets});
@@ -144,7 +102,8 @@ device::TableView DeviceTable<Device>::ViewAt(Stamp now, bool inserts) const {
     view.candidates = {&tier_state()->candidates, noted(), 2 * promote_most_};
   }
   view.capacity = capacity();
-  view.rows_move = tiered();
+  view.rows_move = rows_move();
+  view.has_cold_rows = cold_ != nullptr;
   view.now = now;
   view.stamps = stamps_.order();
   if (now != 0) view.touch = scoring_.Lookup(now, inserts);
@@ -196,13 +155,16 @@ const device::TableViews& DeviceTable<Device>::ViewsOf(Work& work, Batch& batch)
 }
 
 template <class Device>
-void DeviceTable<Device>::FindRows(Work& work, Batch& batch, bool counts) {
-  const device::TableViews& tables = ViewsOf(work, batch);
-  work.ForKeys(batch.size(), device::FindKeys{tables, batch.keys, batch.rows, nullptr});
+Status DeviceTable<Device>::FindRows(Work& work, Batch& batch, bool counts) {
+  work.ForKeys(batch.size(),
+               device::FindKeys{ViewsOf(work, batch), batch.keys, batch.rows, nullptr});
   for (DeviceTable* table : batch.tables) ++table->reads_;
+  if (AnyCold(batch)) DYNEMB_RETURN_IF_ERROR(BringIn(work, batch, nullptr));
   if (counts) {
-    work.ForEach(device::TallyItems(batch.size()), device::CountFound{tables, batch.rows});
+    work.ForEach(device::TallyItems(batch.size()),
+                 device::CountFound{ViewsOf(work, batch), batch.rows});
   }
+  return Status();
 }
 
 template <class Device>
@@ -210,7 +172,7 @@ void DeviceTable<Device>::Find(Exec& exec, KeySpan keys, Tick tick, RowId* rows)
   const size_t n = keys.size();
   Work work(*this, &exec);
   Batch batch = BatchOf(KeysAt(keys), n, stamps_.Encode(tick), rows);
-  FindRows(work, batch, true);
+  KeepError(FindRows(work, batch, true));
 }
 
 template <class Device>
@@ -218,6 +180,13 @@ void DeviceTable<Device>::Contains(Exec& exec, KeySpan keys, bool* found) const 
   const size_t n = keys.size();
   Work work(*this, &exec);
   work.ForKeys(n, device::FindKeys{ViewsAt(0, n), KeysAt(keys), nullptr, found});
+  if (!any_cold()) return;
+  const std::vector<char> on_host = KeysToHost(work, keys);
+  std::vector<char> flags = ToHost(work, reinterpret_cast<const char*>(found), n);
+  if (!work.status().ok()) return;
+  ForCold(KeySpan(options_.key_type, on_host.data(), n),
+          [&flags](size_t i, const ColdRow&) { flags[i] = 1; });
+  work.Copy(found, flags.data(), n);
 }
 
 template <class Device>
@@ -236,6 +205,11 @@ void DeviceTable<Device>::Scores(Exec& exec, KeySpan keys, int64_t* scores) cons
   for (size_t i = 0; work.status().ok() && i < n; ++i) {
     if (host_rows[i] != kNoRow) scores[i] = PublicScore(host_scores[i]);
   }
+  if (!any_cold()) return;
+  const std::vector<char> on_host = KeysToHost(work, keys);
+  if (!work.status().ok()) return;
+  ForCold(KeySpan(options_.key_type, on_host.data(), n),
+          [&](size_t i, const ColdRow& row) { scores[i] = PublicScore(row.times.score); });
 }
 
 template <class Device>
@@ -258,8 +232,7 @@ void DeviceTable<Device>::Explain(Exec& exec, KeySpan keys, KeyState* states) co
   std::vector<Score> scores(held.size());
   ReadToHost(work, held, nullptr, nullptr, nullptr, updates.data(), scores.data());
   const std::vector<uint32_t> counts = CountsOf(work, KeysAt(keys), n);
-  const std::vector<char> on_host =
-      ToHost(work, static_cast<const char*>(keys.data()), n * store_.layout.key_size);
+  const std::vector<char> on_host = KeysToHost(work, keys);
   if (!work.status().ok()) return;
   for (size_t i = 0; i < n; ++i) states[i].admission_count = counts[i];
   for (size_t h = 0; h < held.size(); ++h) {
@@ -269,7 +242,9 @@ void DeviceTable<Device>::Explain(Exec& exec, KeySpan keys, KeyState* states) co
     state.updated = stamps_.Decode(updates[h]);
     state.score = PublicScore(scores[h]);
   }
-  SetLosses(deletions_, {options_.key_type, on_host.data(), n}, states);
+  const KeySpan host_keys(options_.key_type, on_host.data(), n);
+  ExplainCold(host_keys, states);
+  SetLosses(deletions_, host_keys, states);
 }
 
 template <class Device>
@@ -289,7 +264,8 @@ Status DeviceTable<Device>::SetScores(Exec& exec, KeySpan keys, const Score* sco
   uint32_t* of = nullptr;
   device::Elect<true>(work, k, nullptr, n, &places, &of);
   DYNEMB_RETURN_IF_ERROR(work.status());
-  work.ForKeys(n, device::FindKeys{ViewsAt(0, n), k, rows, nullptr});
+  Batch batch = BatchOf(k, n, 0, rows);
+  DYNEMB_RETURN_IF_ERROR(FindQuietly(work, batch));
   work.ForKeys(n, device::WriteScores{View(), rows, on_device, places, of});
   return work.Synchronize();
 }
@@ -306,7 +282,8 @@ Status DeviceTable<Device>::AddCounts(Exec& exec, KeySpan keys, const uint32_t* 
   auto* on_device = work.template Take<uint32_t>(n);
   DYNEMB_RETURN_IF_ERROR(work.status());
   work.Copy(on_device, counts, n * sizeof(*counts));
-  work.ForKeys(n, device::FindKeys{ViewsAt(0, n), KeysAt(keys), rows, nullptr});
+  Batch batch = BatchOf(KeysAt(keys), n, 0, rows);
+  DYNEMB_RETURN_IF_ERROR(FindQuietly(work, batch));
   work.ForKeys(n, device::AddCounts{View(), touch, rows, on_device});
   return work.Synchronize();
 }
@@ -319,7 +296,7 @@ void DeviceTable<Device>::Lookup(Exec& exec, KeySpan keys, Tick tick, const void
   Work work(*this, &exec);
   const KeyArray k = KeysAt(keys);
   Batch batch = BatchOf(k, n, stamps_.Encode(tick), rows);
-  FindRows(work, batch, true);
+  KeepError(FindRows(work, batch, true));
   Bring(work, batch);
   if (default_vector == nullptr && admission_.enabled()) {
     work.ForEach(n, device::MarkAbsent{ViewsOf(work, batch), rows});
@@ -369,7 +346,7 @@ Status DeviceTable<Device>::Upsert(Exec& exec, KeySpan keys, const void* vectors
   uint32_t* of = nullptr;
   device::Elect<true>(work, batch.keys, nullptr, n, &places, &of);
   DYNEMB_RETURN_IF_ERROR(work.status());
-  FindRows(work, batch, false);
+  DYNEMB_RETURN_IF_ERROR(FindRows(work, batch, false));
   Bring(work, batch);
   DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kMayRepeat, device::FillNothing{}));
   work.Changes();
@@ -390,7 +367,7 @@ Status DeviceTable<Device>::Accumulate(Exec& exec, KeySpan keys, const float* de
   RowId* rows = work.template Take<RowId>(n);
   if (rows == nullptr) return work.status();
   Batch batch = BatchOf(KeysAt(keys), n, now, rows);
-  FindRows(work, batch, true);
+  DYNEMB_RETURN_IF_ERROR(FindRows(work, batch, true));
   Bring(work, batch);
   DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kDistinct, device::FillInitial{}));
   ++additions_;  // a call that was refused does not count
@@ -412,7 +389,7 @@ Status DeviceTable<Device>::WriteRows(Exec& exec, KeySpan keys, const float* vec
   RowId* rows = work.template Take<RowId>(n);
   if (rows == nullptr) return work.status();
   Batch batch = BatchOf(KeysAt(keys), n, now, rows);
-  FindRows(work, batch, true);
+  DYNEMB_RETURN_IF_ERROR(FindRows(work, batch, true));
   if (insert) {
     DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kDistinct, device::FillNothing{}));
   }
@@ -437,6 +414,11 @@ void DeviceTable<Device>::ApplyRange(Exec& exec, const RowOptimizer& optimizer, 
   Batch batch = BatchOf(KeysAt(keys).From(begin), n, stamps_.Encode(tick), resolved);
   batch.step = step;
   batch.gradients = {gradients + begin * static_cast<size_t>(options_.dim)};
+  if (any_cold()) {
+    const Status held = HoldRows(work, batch, rows + begin);
+    KeepError(held);
+    if (!held.ok()) return;
+  }
   Apply(work, batch, rows + begin, nonfinite, optimizer);
 }
 

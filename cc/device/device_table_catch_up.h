@@ -4,12 +4,14 @@
 #define DYNEMB_DEVICE_DEVICE_TABLE_CATCH_UP_H_
 
 #include <algorithm>
+#include <cstring>
 #include <type_traits>
 #include <vector>
 
 #include "cc/device/device_table.h"
 #include "cc/device/device_table_state.h"
 #include "cc/device/kernels_catch_up.h"
+#include "cc/table/codec.h"
 #include "cc/table/optimizer_formulas.h"
 #include "cc/table/phase.h"
 
@@ -100,6 +102,43 @@ void DeviceTable<Device>::ReadRows(Exec& exec, KeySpan keys, float* vectors, flo
       n, QuadsOf(options_.dim),
       device::ReadColumns{View(), rows, nullptr, nullptr, vectors, state, nullptr, nullptr});
   BringCopies(work, rows, n, vectors, state);
+  if (any_cold()) ReadColdRows(work, keys, vectors, state, found);
+}
+
+template <class Device>
+void DeviceTable<Device>::ReadColdRows(Work& work, KeySpan keys, float* vectors, float* state,
+                                       bool* found) const {
+  const std::vector<char> on_host = KeysToHost(work, keys);
+  if (!work.status().ok()) return;
+  const auto dim = static_cast<size_t>(options_.dim);
+  const auto width = static_cast<size_t>(layout().state_width);
+  std::vector<uint32_t> positions;
+  std::vector<float> cold_vectors, cold_state;
+  ForCold(KeySpan(options_.key_type, on_host.data(), keys.size()),
+          [&](size_t i, const ColdRow& row) {
+            const size_t c = positions.size();
+            positions.push_back(static_cast<uint32_t>(i));
+            cold_vectors.resize((c + 1) * dim);
+            cold_state.resize((c + 1) * width);
+            LoadVector(options_.dtype, row.content, options_.dim, cold_vectors.data() + c * dim);
+            if (width == 0) return;
+            memcpy(cold_state.data() + c * width, StateIn(row.content), width * sizeof(float));
+            if (catch_up_.active()) {
+              catch_up_.Bring(cold_vectors.data() + c * dim, cold_state.data() + c * width);
+            }
+          });
+  const size_t n = positions.size();
+  if (n == 0) return;
+  auto* const at = work.template Take<uint32_t>(n);
+  auto* const vectors_there = work.template Take<float>(n * dim);
+  auto* const state_there = work.template Take<float>(n * width);
+  if (!work.status().ok()) return;
+  work.Copy(at, positions.data(), n * sizeof(uint32_t));
+  work.Copy(vectors_there, cold_vectors.data(), n * dim * sizeof(float));
+  work.Copy(state_there, cold_state.data(), n * width * sizeof(float));
+  work.ForRows(n, QuadsOf(options_.dim),
+               device::PutColdRows{at, vectors_there, state_there, options_.dim,
+                                   layout().state_width, vectors, state, found});
 }
 
 template <class Device>
@@ -135,12 +174,18 @@ uint64_t DeviceTable<Device>::ForLiveRows(Work& work, uint64_t first, uint64_t n
 
 template <class Device>
 uint64_t DeviceTable<Device>::BringRows(Exec& exec, uint64_t first, uint64_t num) {
+  if (first >= kColdCursor) return BringColdFrom(exec, first, num);
   WaitForReader();
-  Work work(*this, &exec);
-  return ForLiveRows(work, first, num, [&](RowId* rows, size_t n) {
-    Batch batch = BatchOf(KeyArray(), n, 0, rows);
-    Bring(work, batch);
-  });
+  uint64_t next = 0;
+  {
+    Work work(*this, &exec);
+    next = ForLiveRows(work, first, num, [&](RowId* rows, size_t n) {
+      Batch batch = BatchOf(KeyArray(), n, 0, rows);
+      Bring(work, batch);
+    });
+  }
+  const uint64_t done = std::min(num, bounds_.high_water - std::min(first, bounds_.high_water));
+  return BringCold(exec, next, num - done);
 }
 
 template <class Device>
@@ -152,6 +197,7 @@ void DeviceTable<Device>::MarkRows(Exec& exec, float mark) {
     BeforeWrite(work, rows, n);
     work.ForEach(n, device::MarkRows{View(), rows, mark});
   });
+  MarkCold(exec, mark);
 }
 
 template <class Device>

@@ -79,6 +79,12 @@ void DeviceTable<Device>::CheckInvariants() const {
   for (size_t i = 1; i < held_keys.size(); ++i) {
     Require(held_keys[i] != held_keys[i - 1], "a key has one row", held_keys[i]);
   }
+  if (cold_ == nullptr) return;
+  cold_->CheckInvariants();
+  // Files that cannot be read are no broken invariant.
+  (void)cold_->Find(held_keys.data(), held_keys.size(), [&](size_t i, const ColdRow&) {
+    Require(false, "a key has its row in one place", held_keys[i]);
+  });
 }
 
 }  // namespace dynemb

@@ -218,7 +218,7 @@ void DeviceTable<Device>::Track(Tick tick) {
   const device::Counters c = Read(work);
   if (!work.status().ok()) return;  // a later call reports the failure
   tracking_ = true;
-  const bool lost_none = c.erased == 0 && c.evictions == 0 && c.expired == 0;
+  const bool lost_none = c.erased == 0 && c.evictions == 0 && c.expired == 0 && !HasLostCold();
   deletions_.Restart(lost_none ? 0 : tick);
 }
 
@@ -241,6 +241,7 @@ Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, boo
   if (with_deleted) {
     DYNEMB_RETURN_IF_ERROR(CheckDeletions(deletions_, since));
     DropHeld(work, deletions_.Since(since), &cut->deleted);
+    DYNEMB_RETURN_IF_ERROR(KeptError());
   }
   cut->todo.Reset(Read(work).high_water, false);
   // Only the rows that belong to the cut: unlike in a host table, these bits are exact.
@@ -258,6 +259,10 @@ Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, boo
     cut->first_admission_line = admission_lines_.first;
   }
   DYNEMB_RETURN_IF_ERROR(work.status());
+  if (cold_ != nullptr) {
+    BeginColdCut(cut->since);
+    cut->most_rows += cold_->CutRows();
+  }
   if (with_deleted || since == 0) catch_up_.NoteCut(watermark);
   cut_ = std::move(cut);
   return Status();
@@ -274,7 +279,11 @@ void DeviceTable<Device>::DropHeld(Work& work, const std::vector<uint64_t>& keys
   device::TableViews views = ViewsAt(0, keys.size());
   views.one.expired = Expired();
   work.ForKeys(keys.size(), device::FindKeys{views, {on_device, 8}, rows, nullptr});
-  const std::vector<RowId> found = ToHost(work, rows, keys.size());
+  std::vector<RowId> found = ToHost(work, rows, keys.size());
+  if (cold_ != nullptr) {
+    KeepError(
+        cold_->Find(keys.data(), keys.size(), [&](size_t i, const ColdRow&) { found[i] = 0; }));
+  }
   for (size_t i = 0; i < keys.size(); ++i) {
     if (found[i] == kNoRow) not_held->push_back(keys[i]);
   }
@@ -288,17 +297,30 @@ std::vector<RowId> DeviceTable<Device>::PlanCut(size_t limit) {
     plan.push_back(static_cast<RowId>(r));
   }
   if (plan.empty()) cut_->cursor = cut_->todo.rows();
+  cut_->cold_planned = cold_ != nullptr && plan.empty();
+  if (cut_->cold_planned) plan = cold_->PlanCut(limit);
   return plan;
 }
 
 template <class Device>
+void DeviceTable<Device>::EndCut() {
+  cut_.reset();
+  if (cold_ != nullptr) cold_->EndCut();
+}
+
+template <class Device>
 bool DeviceTable<Device>::CutIsRead() const {
-  return cut_->todo.Next(cut_->cursor) >= cut_->todo.rows();
+  return cut_->todo.Next(cut_->cursor) >= cut_->todo.rows() &&
+         (cold_ == nullptr || cold_->CutRows() == 0);
 }
 
 template <class Device>
 void DeviceTable<Device>::ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys,
                                   void* vectors, float* state, CutTime* updates, CutTime* scores) {
+  if (cut_->cold_planned) {
+    ReadColdCut(plan, keys, vectors, state, updates, scores);
+    return;
+  }
   Work work(*this, &exec);
   ReadToHost(work, plan, keys, vectors, state, updates, scores);
   for (CutTime* times : {updates, scoring_.by_time() ? scores : nullptr}) {

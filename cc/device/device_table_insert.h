@@ -221,7 +221,9 @@ Status DeviceTable<Device>::PinFound(Work& work, Batch& batch, const std::vector
   bool any = false;
   for (size_t t = 0; t < batch.tables.size(); ++t) {
     DeviceTable& table = *batch.tables[t];
-    if (!evicts[t] || table.scoring_.by_time()) continue;
+    // Rows that other calls at this tick have used may become cold, so only those of this call are
+    // pinned.
+    if (!evicts[t] || (table.scoring_.by_time() && table.cold_ == nullptr)) continue;
     const size_t words = (table.capacity() + 31) / 32;
     table.pins_ = work.template Take<uint32_t>(words);
     table.num_pinned_ = work.template Take<uint64_t>(1);
@@ -233,6 +235,9 @@ Status DeviceTable<Device>::PinFound(Work& work, Batch& batch, const std::vector
   if (!any) return Status();
   batch.viewed = false;
   work.ForKeys(batch.size(), device::PinRows{ViewsOf(work, batch), batch.rows});
+  if (batch.is_move) {
+    work.ForKeys(batch.num_held, device::PinRows{ViewsOf(work, batch), batch.held});
+  }
   return work.status();
 }
 
@@ -258,8 +263,8 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
   const size_t num_tables = batch.tables.size();
   if (n == 0) return work.status();
   Phase phase("insert");
-  DYNEMB_RETURN_IF_ERROR(RemoveExpiredRows(work, batch));
-  Inserting in;
+  if (!batch.is_move) DYNEMB_RETURN_IF_ERROR(RemoveExpiredRows(work, batch));
+  InsertArrays in;
   if (repeat == Keys::kMayRepeat) {
     const device::BatchKeys keys{batch.keys, ViewsOf(work, batch)};
     device::Elect<false>(work, keys, batch.rows, n, &in.places, &in.of);
@@ -274,14 +279,15 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
   DYNEMB_RETURN_IF_ERROR(Admit(work, batch, &in));
 
   // A batch is refused before anything changes.
-  bool may_evict = false, list_gone = false;
+  bool may_evict = false, list_gone = false, any_leave = false;
   std::vector<bool> lists_gone(num_tables), evicts(num_tables);
+  std::vector<LeavingRows> leaving(num_tables);
   for (size_t t = 0; t < num_tables; ++t) {
     DeviceTable& table = *batch.tables[t];
     table.ReadMail();
     if (batch.size(t) == 0 || table.bounds_.live + batch.size(t) <= table.capacity()) continue;
     may_evict = evicts[t] = true;
-    lists_gone[t] = table.tracking_ || table.evicted_ != nullptr;
+    lists_gone[t] = table.cold_ == nullptr && (table.tracking_ || table.evicted_ != nullptr);
     list_gone = list_gone || lists_gone[t];
   }
   struct Unpinned {
@@ -297,12 +303,17 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
   DYNEMB_RETURN_IF_ERROR(PinFound(work, batch, evicts));
   for (size_t t = 0; t < num_tables; ++t) {
     DeviceTable& table = *batch.tables[t];
-    if (!evicts[t]) continue;
-    DYNEMB_RETURN_IF_ERROR(table.CheckCapacity(work, in.sums + batch.begins[t],
-                                               in.sums + batch.begins[t + 1], batch.now[t]));
+    const uint32_t* const from = in.sums + batch.begins[t];
+    const uint32_t* const to = in.sums + batch.begins[t + 1];
+    if (table.cold_ != nullptr && (evicts[t] || table.MayExceed(batch.size(t)))) {
+      DYNEMB_RETURN_IF_ERROR(table.PlanLeaving(work, batch, from, to, &leaving[t]));
+      any_leave = any_leave || leaving[t].n != 0;
+    } else if (evicts[t]) {
+      DYNEMB_RETURN_IF_ERROR(table.CheckCapacity(work, from, to, batch.now[t]));
+    }
   }
   RowId* gone = list_gone ? work.template Take<RowId>(n) : nullptr;
-  Score* evicted_scores = list_gone ? work.template Take<Score>(n) : nullptr;
+  Score* evicted_scores = list_gone || any_leave ? work.template Take<Score>(n) : nullptr;
   Score* gone_scores = list_gone ? work.template Take<Score>(n) : nullptr;
   DYNEMB_RETURN_IF_ERROR(work.status());
   DYNEMB_RETURN_IF_ERROR(MakeRoom(work, batch, in.sums));
@@ -342,6 +353,11 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
       }
     }
     if (any_tracked) NoteEvicted(work, batch, gone, tracked);
+    for (size_t t = 0; t < num_tables; ++t) {
+      if (leaving[t].n != 0) {
+        batch.tables[t]->Leave(work, &leaving[t], in.new_rows, evicted_scores);
+      }
+    }
   }
   work.ForRows(n, batch.quads(), device::FillRows<Fill>{added, fill});
   const auto counts = [](const DeviceTable* table) {
@@ -352,9 +368,15 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
     work.ForKeys(n, device::CountRepeats{tables, batch.keys, batch.rows, in.places, in.of});
   }
   work.ForEach(n, device::SpreadRows{tables, batch.rows, in.sums, in.places, in.of, in.new_rows});
-  work.ForEach(device::TallyItems(n), device::CountInserted{added});
+  if (!batch.is_move) work.ForEach(device::TallyItems(n), device::CountInserted{added});
   work.ForEach(num_tables, device::PostCounters{tables});
   work.Settled();
+  for (size_t t = 0; t < num_tables; ++t) {
+    if (batch.tables[t]->cold_ == nullptr) continue;
+    leaving[t].Settle();
+    if (!batch.is_move) DYNEMB_RETURN_IF_ERROR(batch.tables[t]->Trim(work, batch.now[t]));
+    if (leaving[t].n != 0) batch.tables[t]->CompactSoon();
+  }
   return work.status();
 }
 
@@ -367,7 +389,7 @@ Status DeviceTable<Device>::FindOrInsert(Exec& exec, KeySpan keys, Tick tick, Ro
   Batch batch = BatchOf(KeysAt(keys), n, now, rows);
   batch.inserts = true;
   batch.admits = evicted_ == nullptr;
-  FindRows(work, batch, true);
+  DYNEMB_RETURN_IF_ERROR(FindRows(work, batch, true));
   Bring(work, batch);
   return Insert(work, batch, Keys::kMayRepeat, device::FillInitial{});
 }
@@ -394,7 +416,7 @@ Status DeviceTable<Device>::LookupCounted(Exec& exec, KeySpan keys, const uint32
     batch.times = device::ToDevice(work, times, n);
     DYNEMB_RETURN_IF_ERROR(work.status());
   }
-  FindRows(work, batch, true);
+  DYNEMB_RETURN_IF_ERROR(FindRows(work, batch, true));
   Bring(work, batch);
   DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kMayRepeat, device::FillInitial{}));
   work.ForRows(n, vector_quads(),
@@ -408,13 +430,26 @@ size_t DeviceTable<Device>::Erase(Exec& exec, KeySpan keys, Tick tick, Removal h
   if (keys.size() == 0) return 0;
   WaitForReader();
   Work work(*this, &exec);
-  return Remove(work, KeysAt(keys), keys.size(), tick, how);
+  size_t erased = 0;
+  if (any_cold()) {
+    // Cold rows first: they have to be read, which may fail.
+    const std::vector<char> on_host = KeysToHost(work, keys);
+    if (!work.status().ok()) return 0;
+    const Status cold =
+        EraseCold(KeySpan(options_.key_type, on_host.data(), keys.size()), tick, how, &erased);
+    KeepError(cold);
+    if (!cold.ok()) return 0;
+  }
+  return erased + Remove(work, KeysAt(keys), keys.size(), tick, how);
 }
 
 template <class Device>
 Status DeviceTable<Device>::RemoveKeys(Exec& exec, KeySpan keys, Tick tick, Removal how,
                                        uint64_t* removed) {
   WaitForReader();
+  size_t erased = 0;
+  DYNEMB_RETURN_IF_ERROR(EraseCold(keys, tick, how, &erased));
+  *removed += erased;
   Work work(*this, &exec, Work::Reports::kYes);
   const size_t bytes = keys.size() * store_.layout.key_size;
   char* on_device = work.template Take<char>(bytes);
@@ -442,7 +477,10 @@ size_t DeviceTable<Device>::Remove(Work& work, KeyArray keys, size_t n, Tick tic
   const bool wipe = how == Removal::kWipe;
   const size_t quads = wipe ? device::QuadsOfBytes(layout().stride) : 1;
   work.ForRows(n, quads, device::FreeRows{View(), gone, sums, counters(), wipe});
-  work.ForEach(1, device::CountFreed{sums, n, how, counters()});
+  work.ForEach(1, device::CountFreed{sums, n, counters(),
+                                     how == Removal::kEvict    ? &counters()->evictions
+                                     : how == Removal::kExpire ? &counters()->expired
+                                                               : &counters()->erased});
   return ToHost(work, sums + n, 1)[0];
 }
 

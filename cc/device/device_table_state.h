@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cc/device/device_table.h"
+#include "cc/device/device_table_work.h"
 #include "cc/table/memory_limit.h"
 #include "cc/table/phase.h"
 
@@ -25,9 +26,9 @@ constexpr size_t kCopyPinned = size_t{16} << 20;
 
 template <class Device>
 Status DeviceTable<Device>::Make(const TableOptions& options, Device* device,
-                                 std::unique_ptr<Table>* table) {
+                                 std::unique_ptr<Table>* table, std::unique_ptr<ColdRows> cold) {
   std::unique_ptr<DeviceTable> made(new DeviceTable(device));
-  DYNEMB_RETURN_IF_ERROR(made->Init(options));
+  DYNEMB_RETURN_IF_ERROR(made->Init(options, std::move(cold)));
   *table = std::move(made);
   return Status();
 }
@@ -65,7 +66,10 @@ Status DeviceTable<Device>::Reserve(const RowLayout& layout, Store* store) const
       store->device_rows.Reserve(*device_, std::max<size_t>(1, store->split * layout.stride)));
   // A device may reserve less.
   store->split = std::min<uint64_t>(store->split, store->device_rows.reserved() / layout.stride);
-  uint64_t in_host = options_.tier == Tier::kHbm ? 0 : most - store->split;
+  uint64_t in_host = 0;
+  if (options_.tier != Tier::kHbm) {
+    DYNEMB_RETURN_IF_ERROR(HostRows(layout, store->split, &in_host));
+  }
   DYNEMB_RETURN_IF_ERROR(store->host_rows.Reserve(
       *device_, std::clamp<size_t>(in_host * layout.stride, 1, HostRowAddresses())));
   in_host = std::min<uint64_t>(in_host, store->host_rows.reserved() / layout.stride);
@@ -88,9 +92,14 @@ Status DeviceTable<Device>::MakeIndex(Work& work, Store* store) const {
 }
 
 template <class Device>
-Status DeviceTable<Device>::Init(const TableOptions& options) {
+Status DeviceTable<Device>::Init(const TableOptions& options, std::unique_ptr<ColdRows> cold) {
   DYNEMB_RETURN_IF_ERROR(CheckOptions(options));
   options_ = options;
+  if (cold != nullptr && options.tier != Tier::kHybrid) {
+    return InvalidArgument("table '" + options.name + "' has all rows in a device's memory");
+  }
+  SetContentLayout(RowLayout(SizeOf(options.key_type), options.dtype, options.dim, 0));
+  if (cold != nullptr) StartCold(std::move(cold));
   scoring_ = Scoring(options.evict_strategy, static_cast<uint64_t>(options.epoch_steps));
   expiry_.Configure(options);
   DYNEMB_RETURN_IF_ERROR(
@@ -119,22 +128,19 @@ Status DeviceTable<Device>::Init(const TableOptions& options) {
 }
 
 template <class Device>
-Status DeviceTable<Device>::SetInitialState(Work& work, const std::vector<float>& state) {
+Status DeviceTable<Device>::BringInitialState(Work& work, const std::vector<float>& state,
+                                              Range* made) const {
   const size_t bytes = state.size() * sizeof(float);
-  Range made;
-  DYNEMB_RETURN_IF_ERROR(made.Reserve(*device_, std::max<size_t>(1, bytes)));
-  DYNEMB_RETURN_IF_ERROR(made.Commit(bytes));
-  work.Copy(made.data(), state.data(), bytes);
-  DYNEMB_RETURN_IF_ERROR(work.Synchronize());
-  initial_state_of_ = std::move(made);
-  initial_state_ = reinterpret_cast<const float*>(initial_state_of_.data());
-  return Status();
+  DYNEMB_RETURN_IF_ERROR(made->Reserve(*device_, std::max<size_t>(1, bytes)));
+  DYNEMB_RETURN_IF_ERROR(made->Commit(bytes));
+  work.Copy(made->data(), state.data(), bytes);
+  return work.Synchronize();
 }
 
 template <class Device>
 uint64_t DeviceTable<Device>::size() const {
   Work work(*this, nullptr);
-  return Read(work).size();
+  return Read(work).size() + num_cold();
 }
 
 template <class Device>
@@ -162,6 +168,7 @@ TableStats DeviceTable<Device>::stats() const {
   s.nonfinite_gradients = c.nonfinite_gradients;
   s.promotions = c.promotions;
   s.unadmitted = c.unadmitted;
+  AddColdStats(&s);
   return s;
 }
 
@@ -180,20 +187,35 @@ Status DeviceTable<Device>::ResetState(Exec& exec, const StateSpec& spec) {
   DYNEMB_RETURN_IF_ERROR(work.status());
   Store moved;
   DYNEMB_RETURN_IF_ERROR(Reserve(LayoutOf(spec.width()), &moved));
-  if (bounds_.high_water > moved.capacity) {
+  if (cold_ == nullptr && bounds_.high_water > moved.capacity) {
     return ResourceExhausted("no address space for " + std::to_string(bounds_.high_water) +
                              " rows of " + std::to_string(moved.layout.stride) + " bytes");
   }
-  DYNEMB_RETURN_IF_ERROR(CommitRows(&moved, bounds_.high_water));
-  DYNEMB_RETURN_IF_ERROR(SetInitialState(work, initial));
+  const RowLayout content(store_.layout.key_size, options_.dtype, options_.dim, spec.width());
+  Range made;
+  DYNEMB_RETURN_IF_ERROR(BringInitialState(work, initial, &made));
+  if (cold_ == nullptr) {
+    DYNEMB_RETURN_IF_ERROR(CommitRows(&moved, bounds_.high_water));
+  } else {
+    DYNEMB_RETURN_IF_ERROR(MoveAllOut(work));
+    DYNEMB_RETURN_IF_ERROR(cold_->ChangeLayout(content, initial));
+  }
   work.Changes();
+  initial_state_of_ = std::move(made);
+  initial_state_ = reinterpret_cast<const float*>(initial_state_of_.data());
+  SetContentLayout(content);
   const DeviceView from = View();
   moved.index = std::move(store_.index);
   moved.ring = store_.ring;
   std::swap(store_, moved);
-  work.ForRows(
-      bounds_.high_water, vector_quads(),
-      device::MoveRows{from.rows, from.layout, View().rows, store_.layout, initial_state_});
+  if (cold_ == nullptr) {
+    work.ForRows(
+        bounds_.high_water, vector_quads(),
+        device::MoveRows{from.rows, from.layout, View().rows, store_.layout, initial_state_});
+  } else {
+    work.ForEach(1, device::ForgetFree{counters()});
+    bounds_ = Bounds();
+  }
   state_spec_ = std::move(copy);
   LoseSteps();
   catch_up_ = std::move(catch_up);
@@ -215,6 +237,7 @@ Status DeviceTable<Device>::Clear(Exec& exec, Tick tick) {
   });
   device::Counters c = Read(work);
   DYNEMB_RETURN_IF_ERROR(work.status());
+  if (cold_ != nullptr) ClearCold(tick);
   work.Changes();
   std::swap(store_, empty);
   c.erased += c.size();
@@ -283,6 +306,7 @@ void DeviceTable<Device>::ForRowsInChunks(Work& work, const Fn& fn) const {
 template <class Device>
 ExportPlan DeviceTable<Device>::ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint64_t most,
                                          const RowPredicate& where) const {
+  if (cold_ != nullptr && cursor >= kColdCursor) return ScanCold(cursor, limit, most, where);
   Work work(*this, &exec);
   const uint64_t all = Read(work).high_water;
   const uint64_t end = cursor < all ? cursor + std::min(all - cursor, most) : all;
@@ -290,7 +314,10 @@ ExportPlan DeviceTable<Device>::ScanRows(Exec& exec, uint64_t cursor, uint64_t l
   uint64_t next = 0;
   plan.rows = ListRows(work, cursor, end, where, limit, &next);
   plan.next_cursor = next < all ? static_cast<int64_t>(next) : -1;
-  return plan;
+  if (next < all || cold_ == nullptr) return plan;
+  plan.next_cursor = static_cast<int64_t>(kColdCursor);
+  if (!plan.rows.empty()) return plan;
+  return ScanCold(kColdCursor, limit, most - (all - std::min(all, cursor)), where);
 }
 
 template <class Device>
@@ -346,8 +373,19 @@ void DeviceTable<Device>::CopyRows(Exec& exec, const std::vector<RowId>& rows, v
 
 template <class Device>
 Status DeviceTable<Device>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) {
-  const size_t n = loaded.keys.size();
   loaded.keys.CheckWidth(store_.layout.key_size);
+  // Memory need not hold all of the rows.
+  const size_t most = cold_ == nullptr ? loaded.keys.size() : std::max<size_t>(1, capacity() / 2);
+  for (size_t first = 0; first < loaded.keys.size(); first += most) {
+    const size_t n = std::min(most, loaded.keys.size() - first);
+    DYNEMB_RETURN_IF_ERROR(LoadPart(exec, loaded.Part(first, n, layout()), tick));
+  }
+  return Status();
+}
+
+template <class Device>
+Status DeviceTable<Device>::LoadPart(Exec& exec, const LoadedRows& loaded, Tick tick) {
+  const size_t n = loaded.keys.size();
   Stamp now;
   DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now, Kind::kWrite));
   Work work(*this, &exec, Work::Reports::kYes);
@@ -365,7 +403,7 @@ Status DeviceTable<Device>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick 
   RowId* rows = work.template Take<RowId>(n);
   DYNEMB_RETURN_IF_ERROR(work.status());
   Batch batch = BatchOf(keys, n, now, rows);
-  FindRows(work, batch, false);
+  DYNEMB_RETURN_IF_ERROR(FindRows(work, batch, false));
   DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kDistinct, device::FillNothing{}));
   work.Changes();
   BeforeWrite(work, rows, n);
@@ -398,13 +436,11 @@ void DeviceTable<Device>::SwapRows(Table* with, Tick tick) {
   std::swap(store_, other->store_);
   std::swap(initial_state_of_, other->initial_state_of_);
   std::swap(initial_state_, other->initial_state_);
-  std::swap(stamps_, other->stamps_);
-  std::swap(scoring_, other->scoring_);
   if (options_.admission == other->options_.admission) {
     std::swap(admission_counters_, other->admission_counters_);
   }
   std::swap(steps_, other->steps_);
-  SwapBase(other);
+  SwapColdBase(other);
   std::swap(bounds_, other->bounds_);
   // Each table keeps its event counters; the numbers of rows move with the rows.
   std::swap(mine.high_water, theirs.high_water);
@@ -416,9 +452,8 @@ void DeviceTable<Device>::SwapRows(Table* with, Tick tick) {
   other->first_mail_ = other->batch_ + 1;
   stamps_.ForgetBatch();
   other->stamps_.ForgetBatch();
-  tracking_ = true;
-  deletions_.Restart(tick);
-  if (other->tracking_) other->deletions_.Restart(tick);
+  RestartChanges(tick);
+  if (other->tracking_) other->RestartChanges(tick);
 }
 
 }  // namespace dynemb

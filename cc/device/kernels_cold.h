@@ -67,8 +67,7 @@ struct FillMoved {
                             char* row) const {
     const RowLayout& l = table.layout;
     CopyBytes(lanes, l.vector(row), vectors + i * l.vector_bytes(), l.vector_bytes());
-    CopyBytes(lanes, l.state(row), state + i * static_cast<size_t>(l.state_width),
-              l.state_bytes());
+    CopyBytes(lanes, l.state(row), state + i * static_cast<size_t>(l.state_width), l.state_bytes());
     if (lanes.rank() == 0) *l.update(row) = updates[i];
   }
 };
@@ -107,8 +106,7 @@ struct PutColdRows {
     const size_t i = positions[c];
     CopyBytes(lanes, reinterpret_cast<char*>(vectors + i * d), from_vectors + c * d,
               d * sizeof(float));
-    CopyBytes(lanes, reinterpret_cast<char*>(state + i * w), from_state + c * w,
-              w * sizeof(float));
+    CopyBytes(lanes, reinterpret_cast<char*>(state + i * w), from_state + c * w, w * sizeof(float));
     if (lanes.rank() == 0) found[i] = true;
   }
 };

@@ -153,7 +153,7 @@ struct PinRows {
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
     const TableView& table = tables.Of(i);
-    if (lanes.rank() != 0 || table.evictable.pins == nullptr || rows[i] == kNoRow) return;
+    if (lanes.rank() != 0 || table.evictable.pins == nullptr || !IsRow(rows[i])) return;
     if (Evictable::Pin(lanes, table.evictable.pins, rows[i])) {
       AtomicAdd(table.num_pinned, uint64_t{1});
     }
@@ -289,7 +289,7 @@ struct CountInserted {
             ++tally->refused;
           } else {
             ++tally->inserted;
-            tally->evicted += added.Evicts(j, table);
+            tally->evicted += added.Evicts(j, table) && !added.tables[table].has_cold_rows;
           }
         },
         [&](const Tally& tally, uint32_t table) {

@@ -240,7 +240,8 @@ struct AddCounts {
   }
 };
 
-// Sets the scores of rows. Of the positions of a key, the elected one sets it.
+// Sets the scores of rows. Of the positions of a key, the elected one sets it; if `places` is null,
+// keys are distinct.
 struct WriteScores {
   DeviceView view;
   const RowId* rows;
@@ -250,7 +251,7 @@ struct WriteScores {
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
-    if (rows[i] == kNoRow || places[of[i]] != i) return;
+    if (rows[i] == kNoRow || (places != nullptr && places[of[i]] != i)) return;
     const SlotRef at = view.Find(lanes, view.KeyAt(rows[i]));
     if (lanes.rank() == 0) AtomicStore(&at.bucket->score[at.slot], scores[i]);
   }
@@ -315,6 +316,13 @@ struct FreeRows {
   }
 };
 
+// All row ids are unused again.
+struct ForgetFree {
+  Counters* counters;
+
+  DYNEMB_HD void operator()(size_t) const { counters->high_water = counters->free_count = 0; }
+};
+
 struct ListFree {
   DeviceView view;
   RowId* rows;
@@ -322,17 +330,16 @@ struct ListFree {
   DYNEMB_HD void operator()(size_t i) const { rows[i] = *view.FreeRow(i); }
 };
 
+// Counts freed rows, also in `lost`, one of the counters, unless it is null.
 struct CountFreed {
   const uint32_t* sums;
   size_t n;
-  Removal how;
   Counters* counters;
+  uint64_t* lost;
 
   DYNEMB_HD void operator()(size_t) const {
     counters->free_count += sums[n];
-    (how == Removal::kEvict    ? counters->evictions
-     : how == Removal::kExpire ? counters->expired
-                               : counters->erased) += sums[n];
+    if (lost != nullptr) *lost += sums[n];
   }
 };
 

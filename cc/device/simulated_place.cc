@@ -1,5 +1,7 @@
 #include "cc/device/simulated_place.h"
 
+#include <utility>
+
 #include "cc/device/device_exchange.h"
 #include "cc/device/device_lookups.h"
 #include "cc/device/simulated_tables.h"
@@ -14,8 +16,9 @@ ThreadsDevice* Device() {
 
 }  // namespace
 
-Status MakeSimulatedTable(const TableOptions& options, std::unique_ptr<Table>* table) {
-  return DeviceTable<ThreadsDevice>::Make(options, Device(), table);
+Status MakeSimulatedTable(const TableOptions& options, std::unique_ptr<Table>* table,
+                          std::unique_ptr<ColdRows> cold) {
+  return DeviceTable<ThreadsDevice>::Make(options, Device(), table, std::move(cold));
 }
 
 Lookups& SimulatedLookups() {

@@ -12,9 +12,10 @@
 
 namespace dynemb {
 
-// A table on that device, with options.tier kHbm or kHybrid. The arrays of its calls are in host
-// memory.
-Status MakeSimulatedTable(const TableOptions& options, std::unique_ptr<Table>* table);
+// A table on that device, with options.tier kHbm or kHybrid; `cold` as for DeviceTable::Make. The
+// arrays of its calls are in host memory.
+Status MakeSimulatedTable(const TableOptions& options, std::unique_ptr<Table>* table,
+                          std::unique_ptr<ColdRows> cold = nullptr);
 
 // The Lookups of its tables. Lives as long as the process.
 Lookups& SimulatedLookups();

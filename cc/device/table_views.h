@@ -82,9 +82,10 @@ struct TableView : DeviceView {
   const float* initial_state = nullptr;  // [state_width]
   Counters* counters = nullptr;
   Candidates candidates{};
-  uint64_t capacity = 0;   // the maximal number of rows
-  bool rows_move = false;  // between tiers
-  Rounding rounding{};     // for the vectors that the batch writes; kernels set the key
+  uint64_t capacity = 0;       // the maximal number of rows
+  bool rows_move = false;      // between tiers, or from memory and back
+  bool has_cold_rows = false;  // evicted rows become cold
+  Rounding rounding{};         // for the vectors that the batch writes; kernels set the key
 
   // The slot of a key whose row has not expired; no bucket if it has none.
   template <class Lanes>

@@ -372,6 +372,24 @@ void ColdTable::SwapColdBase(ColdTable* other) {
 
 // --- To memory, and away
 
+void ColdTable::ReadAhead(Exec& exec, KeySpan keys) try {
+  std::shared_ptr<ColdRows> cold;  // stays while it is read, even if SwapRows takes it away
+  std::unique_ptr<ColdRows::Ahead> ahead;
+  {
+    std::shared_lock<SharedMutex> shared(mutex());
+    cold = cold_;
+    if (cold == nullptr) return;
+    std::vector<uint64_t> missing;
+    if (!ListMissing(exec, keys, &missing).ok()) missing.clear();  // the later call reads
+    SortDistinct(&missing);
+    ahead = cold->PlanAhead(missing.data(), missing.size());
+  }
+  if (ahead != nullptr && !ahead->Read().ok()) ahead = nullptr;
+  cold->KeepAhead(std::move(ahead));
+} catch (const std::bad_alloc&) {
+  // The later call reads.
+}
+
 Status ColdTable::TakeCold(const std::vector<uint64_t>& keys, Tick tick, Moved* moved) {
   // Without a tick, rows come whether they have expired or not; the caller's next pass leaves out
   // those that have at its tick.
@@ -437,6 +455,10 @@ Status ColdTable::EraseCold(KeySpan keys, Tick tick, Removal how, size_t* erased
   }
   cold_->Remove(found.data(), places.data(), found.size());
   CompactSoon();
+  auto& counter = how == Removal::kEvict    ? lost_.evicted
+                  : how == Removal::kExpire ? lost_.expired
+                                            : lost_.erased;
+  counter += found.size();
   *erased += found.size();
   return Status();
 }

@@ -1,6 +1,6 @@
-// ColdTable: a table whose rows may be cold (cold_rows.h), and what it does with cold rows that does
-// not depend on where its other rows are. HostTable has them in host memory, DeviceTable in that of
-// a device.
+// ColdTable: a table whose rows may be cold (cold_rows.h), and what it does with cold rows that
+// does not depend on where its other rows are. HostTable has them in host memory, DeviceTable in
+// that of a device.
 //
 // Contents of cold rows have the layout of a row in host memory, in every table: a flush of a table
 // in a GPU's memory can be restored to one in host memory, and the other way round.
@@ -34,6 +34,7 @@ class ColdTable : public Table {
  public:
   ~ColdTable() override;
   bool has_cold_rows() const final { return cold_ != nullptr; }
+  void ReadAhead(Exec& exec, KeySpan keys) final;
   Status Flush(Exec& exec, const std::string& folder, Tick tick, int64_t utc_ns) final;
   Status Restore(Exec& exec, const std::string& folder, FlushInfo* info) final;
   // Moves rows in files until no space has to be given back, in the calling thread. For tests.
@@ -50,6 +51,9 @@ class ColdTable : public Table {
   virtual void RestartChanges(Tick tick) = 0;
   // Calls `add` for each row of memory (ColdRows::Flush), as a row of content_layout().
   virtual Status AddHotRows(Exec& exec, const ColdRows::AddHotFn& add) = 0;
+  // (shared) Appends the bit patterns of those of `keys` that have no row in memory, not even one
+  // that has expired. They may repeat.
+  virtual Status ListMissing(Exec& exec, KeySpan keys, std::vector<uint64_t>* missing) const = 0;
   // The counters of admission, and the number of their first line; none if keys are not counted.
   virtual Status CopyAdmission(Exec& exec, std::vector<uint64_t>* words, int64_t* first_line) = 0;
 
@@ -106,9 +110,7 @@ class ColdTable : public Table {
   // Adds what is known of them to that of the other rows.
   void AddColdStats(TableStats* stats) const;
   // Whether the table has lost cold rows.
-  bool HasLostCold() const {
-    return lost_.evicted != 0 || lost_.erased != 0 || lost_.expired != 0;
-  }
+  bool HasLostCold() const { return lost_.evicted != 0 || lost_.erased != 0 || lost_.expired != 0; }
   // Keeps the error of a call that cannot return it, for KeptError on the same thread, which
   // returns it once.
   void KeepError(const Status& status) const;
@@ -145,7 +147,8 @@ class ColdTable : public Table {
   Status TakeCold(const std::vector<uint64_t>& keys, Tick tick, Moved* moved);
   // After the rows are in memory: they are cold no longer.
   void RemoveMoved(const Moved& moved);
-  // Erase, of cold rows; adds their number to *erased. If they cannot be read, nothing has changed.
+  // Erase, of cold rows; adds their number to *erased. `keys` are in host memory. If the rows
+  // cannot be read, nothing has changed.
   Status EraseCold(KeySpan keys, Tick tick, Removal how, size_t* erased);
   void ClearCold(Tick tick) noexcept;
   // Evicts cold rows with low scores, until the table has at most max_capacity rows; `hot` of them

@@ -119,9 +119,8 @@ Status ColdTable::Flush(Exec& exec, const std::string& folder, Tick tick, int64_
   DYNEMB_RETURN_IF_ERROR(CopyAdmission(exec, &record.admission, &record.first_admission_line));
   record.steps = catch_up_.SaveAll();
   record.loaded_step = catch_up_.loaded();
-  return cold_->Flush(folder, record.Encoded(), [&](const ColdRows::AddHotFn& add) {
-    return AddHotRows(exec, add);
-  });
+  return cold_->Flush(folder, record.Encoded(),
+                      [&](const ColdRows::AddHotFn& add) { return AddHotRows(exec, add); });
 }
 
 Status ColdTable::Restore(Exec& exec, const std::string& folder, FlushInfo* info) {
@@ -147,14 +146,15 @@ Status ColdTable::Restore(Exec& exec, const std::string& folder, FlushInfo* info
   stamps_.Restart(record.base);
   scoring_.Restart(record.epoch, record.epoch_steps);
   additions_ = record.additions;
+  if (steps.enabled()) DYNEMB_RETURN_IF_ERROR(CopySteps(exec, steps));
   catch_up_ = std::move(steps);
   if (catch_up_.enabled()) MarkNewRows(exec, catch_up_.mark());
   // Another clock, or other counters, start anew.
   if (expiry_.active() && record.ttl != 0 && record.ttl_clock == options_.ttl_clock) {
     DYNEMB_RETURN_IF_ERROR(SetExpiryMarks(record.expiry_marks));
   }
-  if (options_.admission.rule == Admit::kFrequency && record.admission_lines == options_.admission.lines &&
-      !record.admission.empty()) {
+  if (options_.admission.rule == Admit::kFrequency &&
+      record.admission_lines == options_.admission.lines && !record.admission.empty()) {
     const auto lines =
         static_cast<int64_t>(record.admission.size() / AdmissionCounters::kLineWords);
     DYNEMB_RETURN_IF_ERROR(

@@ -65,7 +65,6 @@ class HashTable final : public HostTable {
                   const float* gradients, size_t begin, size_t end, uint64_t step,
                   Tick tick) override;
   void Warm(Exec& exec, KeySpan keys) override;
-  void ReadAhead(Exec& exec, KeySpan keys) override;
   Status HoldRows(Exec& exec, const HeldRows* held, size_t num) override;
   void CheckInvariants() const override;
 
@@ -180,6 +179,7 @@ class HashTable final : public HostTable {
   Status MoveIn(Exec& exec, const Moved& moved, Stamp now, Tick tick,
                 const std::vector<FoundRows>& others, bool brings);
   Status MoveAllOut() override;
+  Status ListMissing(Exec& exec, KeySpan keys, std::vector<uint64_t>* missing) const override;
   // LoadRows, of rows that memory can hold together.
   Status LoadPart(Exec& exec, const LoadedRows& loaded, Tick tick);
   // Removes expired rows to make room for n keys: all of them, unless it would cost much more than

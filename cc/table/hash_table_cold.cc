@@ -123,27 +123,14 @@ void HashTable<K>::Warm(Exec& exec, KeySpan keys) {
 }
 
 template <class K>
-void HashTable<K>::ReadAhead(Exec& exec, KeySpan keys) try {
-  std::shared_ptr<ColdRows> cold;  // stays while it is read, even if SwapRows takes it away
-  std::unique_ptr<ColdRows::Ahead> ahead;
-  {
-    std::shared_lock<SharedMutex> shared(mutex());
-    cold = cold_;
-    if (cold == nullptr) return;
-    const ScratchLease scratch;
-    RowId* const rows = scratch->rows.Resize(keys.size());
-    FindQuietly(exec, keys, Expired(), rows);
-    std::vector<uint64_t> missing;
-    for (size_t i = 0; i < keys.size(); ++i) {
-      if (rows[i] == kNoRow) missing.push_back(keys.BitsAt(i));
-    }
-    SortDistinct(&missing);
-    ahead = cold->PlanAhead(missing.data(), missing.size());
+Status HashTable<K>::ListMissing(Exec& exec, KeySpan keys, std::vector<uint64_t>* missing) const {
+  const ScratchLease scratch;
+  RowId* const rows = scratch->rows.Resize(keys.size());
+  FindQuietly(exec, keys, Expired(), rows);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (rows[i] == kNoRow) missing->push_back(keys.BitsAt(i));
   }
-  if (ahead != nullptr && !ahead->Read().ok()) ahead = nullptr;
-  cold->KeepAhead(std::move(ahead));
-} catch (const std::bad_alloc&) {
-  // The later call reads.
+  return Status();
 }
 
 template <class K>
@@ -216,12 +203,12 @@ Status HashTable<K>::MoveAllOut() {
 }
 
 // hash_table.cc instantiates the class without the members that only this file defines.
-#define DYNEMB_INSTANTIATE(K)                                             \
-  template Status HashTable<K>::BringIn(Exec&, const Batch&);             \
-  template void HashTable<K>::Warm(Exec&, KeySpan);                       \
-  template Status HashTable<K>::WarmRows(Exec&, KeySpan);                 \
-  template void HashTable<K>::ReadAhead(Exec&, KeySpan);                  \
-  template Status HashTable<K>::HoldRows(Exec&, const HeldRows*, size_t); \
+#define DYNEMB_INSTANTIATE(K)                                                              \
+  template Status HashTable<K>::BringIn(Exec&, const Batch&);                              \
+  template void HashTable<K>::Warm(Exec&, KeySpan);                                        \
+  template Status HashTable<K>::WarmRows(Exec&, KeySpan);                                  \
+  template Status HashTable<K>::ListMissing(Exec&, KeySpan, std::vector<uint64_t>*) const; \
+  template Status HashTable<K>::HoldRows(Exec&, const HeldRows*, size_t);                  \
   template Status HashTable<K>::MoveAllOut()
 DYNEMB_INSTANTIATE(uint64_t);
 DYNEMB_INSTANTIATE(uint32_t);

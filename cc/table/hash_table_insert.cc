@@ -410,7 +410,7 @@ size_t HashTable<K>::Erase(Exec& exec, KeySpan keys, Tick tick, Removal how) {
   auto& counter = how == Removal::kEvict    ? counters_.evictions
                   : how == Removal::kExpire ? counters_.expired
                                             : counters_.erased;
-  size_t erased = 0;
+  size_t erased = 0, hot = 0;
   for (size_t begin = 0; begin < n; begin += kRange) {
     const K* const k = keys.As<K>() + begin;
     const size_t size = std::min(n - begin, kRange);
@@ -418,7 +418,7 @@ size_t HashTable<K>::Erase(Exec& exec, KeySpan keys, Tick tick, Removal how) {
     const Status cold = EraseCold({options_.key_type, k, size}, tick, how, &erased);
     if (!cold.ok()) {
       KeepError(cold);
-      counter.fetch_add(erased, std::memory_order_relaxed);
+      counter.fetch_add(hot, std::memory_order_relaxed);
       return erased;
     }
     // Expired rows, too.
@@ -439,10 +439,11 @@ size_t HashTable<K>::Erase(Exec& exec, KeySpan keys, Tick tick, Removal how) {
       if (how == Removal::kWipe) memset(rows_.At(row), 0, layout().stride);
     }
     erased += plan.size();
+    hot += plan.size();
   }
   if (how == Removal::kWipe) ForgetCounts(keys);
   changes_.TrimDeletions(this->size());
-  counter.fetch_add(erased, std::memory_order_relaxed);
+  counter.fetch_add(hot, std::memory_order_relaxed);
   return erased;
 }
 

@@ -211,15 +211,7 @@ Status HashTable<K>::LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) {
   const size_t most = cold_ == nullptr ? loaded.keys.size() : std::max<size_t>(1, capacity() / 2);
   for (size_t first = 0; first < loaded.keys.size(); first += most) {
     const size_t n = std::min(most, loaded.keys.size() - first);
-    LoadedRows part = loaded;
-    part.keys = KeySpan(loaded.keys.type(), loaded.keys.As<K>() + first, n);
-    part.vectors = static_cast<const char*>(loaded.vectors) + first * layout().vector_bytes();
-    if (loaded.state != nullptr) {
-      part.state = loaded.state + first * static_cast<size_t>(layout().state_width);
-    }
-    part.updates = loaded.updates + first;
-    if (loaded.scores != nullptr) part.scores = loaded.scores + first;
-    DYNEMB_RETURN_IF_ERROR(LoadPart(exec, part, tick));
+    DYNEMB_RETURN_IF_ERROR(LoadPart(exec, loaded.Part(first, n, layout()), tick));
   }
   return Status();
 }

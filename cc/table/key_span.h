@@ -30,6 +30,10 @@ class KeySpan {
   size_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
   const void* data() const { return keys_; }
+  // The keys [begin, begin + n).
+  KeySpan Part(size_t begin, size_t n) const {
+    return KeySpan(type_, static_cast<const char*>(keys_) + begin * SizeOf(type_), n);
+  }
 
   // The keys as bit patterns of the width of `K`. A caller that passed keys of another width would
   // make the table read past them, so that aborts the process.

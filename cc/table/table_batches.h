@@ -141,6 +141,17 @@ class TableBatches {
     // scores are stamps, otherwise the scores of new rows.
     const CutTime* scores = nullptr;
     Tick base = 0;
+
+    // The rows [begin, begin + n), of a table with this layout.
+    LoadedRows Part(size_t begin, size_t n, const RowLayout& layout) const {
+      LoadedRows part = *this;
+      part.keys = keys.Part(begin, n);
+      part.vectors = static_cast<const char*>(vectors) + begin * layout.vector_bytes();
+      if (state != nullptr) part.state = state + begin * static_cast<size_t>(layout.state_width);
+      part.updates = updates + begin;
+      if (scores != nullptr) part.scores = scores + begin;
+      return part;
+    }
   };
   // (exclusive) Sets rows with their times, all of which are before `tick`, and their scores. If it
   // fails in a table with cold rows, it may have set some.

@@ -88,5 +88,8 @@ REGISTER("DynembRestore", RestoreOp);
 REGISTER("DynembReadAhead", ReadAheadOp);
 #undef REGISTER
 
+DYNEMB_REGISTER_GPU_KERNEL(
+    Name("DynembReadAhead").Device(tensorflow::DEVICE_GPU).HostMemory("handle"), ReadAheadOp);
+
 }  // namespace
 }  // namespace dynemb

@@ -37,19 +37,23 @@ bool DeviceIsSimulated() {
   return value != nullptr && std::strcmp(value, "1") == 0;
 }
 
+// The cold rows of a table with files.
+Status MakeColdRows(const TableOptions& options, std::unique_ptr<ColdRows>* cold) {
+  if (options.file_path.empty()) return Status();
+  FileOptions files;
+  files.folder = options.file_path;
+  return FileRows::Create(files, options, cold);
+}
+
 absl::Status MakeCpuTable(tf::OpKernelContext* ctx, const TableOptions& options,
                           std::unique_ptr<Table>* table, Lookups** lookups) {
   if (options.tier == Tier::kHost) {
     PoolExec exec = MakeHostExec(ctx);
     *lookups = &HostLookups();
     if (options.file_path.empty()) return ToAbsl(Table::Create(options, table, &exec));
-    FileOptions files;
-    files.folder = options.file_path;
-    return ToAbsl(CreateFileTable(options, files, options.max_dram_bytes, table, &exec));
-  }
-  if (!options.file_path.empty()) {
-    return absl::UnimplementedError(
-        absl::StrCat("table '", options.name, "' in a GPU's memory cannot have rows in files"));
+    std::unique_ptr<ColdRows> cold;
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(MakeColdRows(options, &cold));
+    return ToAbsl(Table::Create(options, std::move(cold), options.max_dram_bytes, table, &exec));
   }
   if (!DeviceIsSimulated()) {
     return absl::FailedPreconditionError(absl::StrCat("table '", options.name,
@@ -57,7 +61,9 @@ absl::Status MakeCpuTable(tf::OpKernelContext* ctx, const TableOptions& options,
                                                       ctx->device()->name(), " is not a GPU"));
   }
   *lookups = &SimulatedLookups();
-  return ToAbsl(MakeSimulatedTable(options, table));
+  std::unique_ptr<ColdRows> cold;
+  DYNEMB_RETURN_IF_LIBRARY_ERROR(MakeColdRows(options, &cold));
+  return ToAbsl(MakeSimulatedTable(options, table, std::move(cold)));
 }
 
 // The stream of an operator on a GPU.
@@ -85,10 +91,6 @@ absl::Status FindOrdinal(tf::OpKernelContext* ctx, int* ordinal) {
 
 absl::Status MakeGpuTable(tf::OpKernelContext* ctx, const TableOptions& options,
                           std::unique_ptr<Table>* table, Lookups** lookups) {
-  if (!options.file_path.empty()) {
-    return absl::UnimplementedError(
-        absl::StrCat("table '", options.name, "' in a GPU's memory cannot have rows in files"));
-  }
   if (options.tier == Tier::kHost) {
     return absl::InvalidArgumentError(absl::StrCat("table '", options.name,
                                                    "' has its rows in the host's memory, but ",
@@ -97,7 +99,9 @@ absl::Status MakeGpuTable(tf::OpKernelContext* ctx, const TableOptions& options,
   int ordinal;
   TF_RETURN_IF_ERROR(FindOrdinal(ctx, &ordinal));
   DYNEMB_RETURN_IF_LIBRARY_ERROR(CudaLookups(ordinal, lookups));
-  return ToAbsl(MakeCudaTable(options, ordinal, table));
+  std::unique_ptr<ColdRows> cold;
+  DYNEMB_RETURN_IF_LIBRARY_ERROR(MakeColdRows(options, &cold));
+  return ToAbsl(MakeCudaTable(options, ordinal, table, std::move(cold)));
 }
 
 absl::Status GetGpuLookups(tf::OpKernelContext* ctx, Lookups** lookups) {

@@ -1,4 +1,5 @@
-// A table with few rows in memory equals one that gets the same random calls, all in memory.
+// A table with few rows in memory, on the host or on a device, equals one in host memory that gets
+// the same random calls.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,14 +11,16 @@
 #include <tuple>
 #include <vector>
 
+#include "cc/device/device_lookups.h"
+#include "cc/device/simulated_tables.h"
 #include "cc/file/file_rows.h"
-#include "cc/lookup/apply.h"
 #include "cc/lookup/bags.h"
-#include "cc/lookup/pool.h"
+#include "cc/lookup/lookups.h"
 #include "cc/table/clock.h"
-#include "cc/table/host_table.h"
+#include "cc/table/cold_table.h"
 #include "cc/table/optimizer.h"
 #include "cc/table/snapshot.h"
+#include "tests/cc/device_file_kind.h"
 #include "tests/cc/file_table_cases.h"
 #include "tests/cc/file_table_kind.h"
 #include "tests/cc/test_files.h"
@@ -33,10 +36,14 @@ constexpr uint64_t kHot = 300, kKeys = 3000;
 // Vector, state, tick of the last update, score.
 using Row = std::tuple<std::string, std::string, int64_t, int64_t>;
 
-class FileTableModelTest : public ::testing::TestWithParam<Case> {
+// The case, and whether the table is on a device.
+class FileTableModelTest : public ::testing::TestWithParam<std::tuple<Case, bool>> {
  protected:
+  const Case& of() const { return std::get<0>(GetParam()); }
+  bool on_device() const { return std::get<1>(GetParam()); }
+
   void SetUp() override {
-    const Case& c = GetParam();
+    const Case& c = of();
     options_.name = "t";
     options_.key_type = c.key_type;
     options_.dtype = c.dtype;
@@ -54,15 +61,24 @@ class FileTableModelTest : public ::testing::TestWithParam<Case> {
     files_.folder = folder_ / "files";
     files_.segment_bytes = 4 * kBlockBytes;
     files_.compact_in_background = false;
-    Make(&tables_);
+    Make(on_device(), &tables_);
   }
 
-  void Make(std::unique_ptr<Table> (*tables)[2]) {
+  void Make(bool with_device, std::unique_ptr<Table> (*tables)[2]) {
     ASSERT_TRUE(Table::Create(options_, &(*tables)[0]).ok());
     // Memory for kHot rows with state.
-    const RowLayout layout(SizeOf(options_.key_type), options_.dtype, kDim, 2 * kDim + 1);
-    const Status made = CreateFileTable(options_, files_, kHot * layout.stride, &(*tables)[1]);
+    constexpr int64_t kWidth = 2 * kDim + 1;
+    const RowLayout layout(SizeOf(options_.key_type), options_.dtype, kDim, kWidth);
+    const Status made =
+        with_device
+            ? MakeDeviceFileTable(options_, files_, kHot / 3, kHot - kHot / 3, kWidth, &device_,
+                                  &(*tables)[1])
+            : CreateFileTable(options_, files_, kHot * layout.stride, &(*tables)[1]);
     ASSERT_TRUE(made.ok()) << made.message();
+  }
+  Lookups& LookupsOf(Table& table) {
+    const bool is_there = dynamic_cast<DeviceTable<ThreadsDevice>*>(&table) != nullptr;
+    return is_there ? device_lookups_ : HostLookups();
   }
 
   // Keys of the table's type. Few of them are frequent.
@@ -169,7 +185,7 @@ class FileTableModelTest : public ::testing::TestWithParam<Case> {
     const auto tick = static_cast<int64_t>(tick_);
     return jump() == 1 ? time : std::max(time, tick - (int64_t{1} << 31));
   }
-  int64_t jump() const { return GetParam().tick_jump; }
+  int64_t jump() const { return of().tick_jump; }
 
   // fn(table, t) on both.
   template <class Fn>
@@ -190,6 +206,8 @@ class FileTableModelTest : public ::testing::TestWithParam<Case> {
   testing_files::Folder folder_;
   TableOptions options_;
   FileOptions files_;
+  ThreadsDevice device_;
+  DeviceLookups<ThreadsDevice> device_lookups_{&device_};
   std::unique_ptr<Table> tables_[2];
   SerialExec exec_;
   Random random_{20};
@@ -208,8 +226,9 @@ void FileTableModelTest::Reopen() {
   // The table continues, too; a snapshot has its address.
   if (tables_[1]->cut() != nullptr || random_.Below(3) == 0) return;
   const StateSpec spec = tables_[1]->state_spec();
+  // The flushed table may still be there, or not. A flush is the same wherever the table is.
   std::unique_ptr<Table> made[2];
-  Make(&made);  // the flushed table may still be there, or not
+  Make(on_device() && random_.Below(4) != 0, &made);
   if (random_.Below(2) == 0) tables_[1].reset();
   std::swap(tables_[1], made[1]);
   FlushInfo info;
@@ -239,7 +258,7 @@ void FileTableModelTest::ApplyStep() {
       });
     }
   }
-  const OptimizerStep step = AdamStep(GetParam(), ++iteration_);
+  const OptimizerStep step = AdamStep(of(), ++iteration_);
   const StateSpec spec = AdamState(step, kDim);
   Both("Apply", [&](Table& table, int t) {
     Status status = table.AttachState(exec_, spec);
@@ -251,7 +270,7 @@ void FileTableModelTest::ApplyStep() {
     task.gradients = gradients.data();
     task.n = keys.n;
     task.distinct = true;
-    return Apply(exec_, {task}, step, tick_);
+    return LookupsOf(table).Apply(exec_, {task}, step, tick_);
   });
 }
 
@@ -275,7 +294,7 @@ void FileTableModelTest::PoolStep() {
       tasks[f].pooled = pooled[t][f].data();
       tasks[f].rows = rows[f].data();
     }
-    return Pool(exec_, tasks, tick_, insert);
+    return LookupsOf(table).Pool(exec_, tasks, tick_, insert);
   });
   for (int f = 0; f < 2; ++f) ASSERT_TRUE(pooled[0][f] == pooled[1][f]) << f;
 }
@@ -355,7 +374,7 @@ void FileTableModelTest::Step() {
         return Status();
       });
       // Rows that have expired count, and the tables remove them in different orders.
-      ASSERT_TRUE(GetParam().ttl != 0 || erased[0] == erased[1]);
+      ASSERT_TRUE(of().ttl != 0 || erased[0] == erased[1]);
       break;
     }
     case 13: {
@@ -389,7 +408,7 @@ void FileTableModelTest::Step() {
         Both("AttachState", [&](Table& table, int) { return table.AttachState(exec_, spec); });
       } else if (random_.Below(4) == 0) {
         std::unique_ptr<Table> others[2];
-        Make(&others);
+        Make(&LookupsOf(*tables_[1]) == &device_lookups_, &others);
         for (int t = 0; t < 2; ++t) tables_[t]->SwapRows(others[t].get(), tick_);
         for (int t = 0; t < 2; ++t) others[t]->CheckInvariants();
         if (random_.Below(3) != 0) {
@@ -399,7 +418,7 @@ void FileTableModelTest::Step() {
       break;
     case 18:
       Both("CompactFiles", [&](Table& table, int t) {
-        return t == 0 ? Status() : static_cast<dynemb::HostTable&>(table).CompactFiles();
+        return t == 0 ? Status() : static_cast<ColdTable&>(table).CompactFiles();
       });
       break;
     case 19:
@@ -416,8 +435,12 @@ void FileTableModelTest::Step() {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, FileTableModelTest, ::testing::ValuesIn(kCases),
-                         [](const auto& test) { return test.param.name; });
+INSTANTIATE_TEST_SUITE_P(Cases, FileTableModelTest,
+                         ::testing::Combine(::testing::ValuesIn(kCases), ::testing::Bool()),
+                         [](const auto& test) {
+                           return std::get<0>(test.param).name +
+                                  (std::get<1>(test.param) ? "OnDevice" : "");
+                         });
 
 TEST_P(FileTableModelTest, EqualsATableInMemory) {
   const size_t steps = Longer(kSanitized ? 60 : 150);

@@ -1,4 +1,6 @@
 // What the operators call of the CUDA device, on the simulated device.
+#include <utility>
+
 #include "cc/device/cuda_exchange.h"
 #include "cc/device/cuda_table.h"
 #include "cc/device/simulated_place.h"
@@ -6,8 +8,9 @@
 
 namespace dynemb {
 
-Status MakeCudaTable(const TableOptions& options, int, std::unique_ptr<Table>* table) {
-  return MakeSimulatedTable(options, table);
+Status MakeCudaTable(const TableOptions& options, int, std::unique_ptr<Table>* table,
+                     std::unique_ptr<ColdRows> cold) {
+  return MakeSimulatedTable(options, table, std::move(cold));
 }
 
 Status CudaLookups(int, Lookups** lookups) {
