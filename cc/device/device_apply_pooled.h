@@ -34,7 +34,7 @@ Status DeviceLookups<Device>::ApplyPooled(Exec& exec, const std::vector<ApplyPoo
   DYNEMB_RETURN_IF_ERROR(BeginStep(exec, all, step, tick, &now));
   {
     Work work(all.locked(), &exec, Work::Reports::kYes);
-    DYNEMB_RETURN_IF_ERROR(HoldRows(work, ids, all, now));
+    DYNEMB_RETURN_IF_ERROR(HoldFound(work, ids, all, now));
     std::vector<uint32_t> row_begins;
     DYNEMB_RETURN_IF_ERROR(StepsAtOnce(tasks, step, all, &row_begins)
                                ? StepAtOnce(work, tasks, step, all, now, row_begins)

@@ -111,8 +111,8 @@ class DeviceLookups final : public Lookups {
                        const OptimizerStep& step, const Gathered& all,
                        const std::vector<Stamp>& now);
   // Moves the rows of ids to memory that have become cold since they were found.
-  Status HoldRows(Work& work, const std::vector<Ids>& ids, const Gathered& gathered,
-                  const std::vector<Stamp>& now) const;
+  Status HoldFound(Work& work, const std::vector<Ids>& ids, const Gathered& gathered,
+                   const std::vector<Stamp>& now) const;
   // ApplyPooled in one pass (kernels_apply_pooled.h), of tasks that StepsAtOnce. row_begins[t] is
   // the first number of the rows of task t.
   static bool StepsAtOnce(const std::vector<ApplyPooledTask>& tasks, const OptimizerStep& step,
@@ -263,7 +263,7 @@ Status DeviceLookups<Device>::WeightGradient(Exec& exec,
   Joined batch = Join(work, ids, gathered, std::vector<Stamp>(gathered.tables.size()));
   DYNEMB_RETURN_IF_ERROR(work.status());
   // Rows may have moved since they were found.
-  DYNEMB_RETURN_IF_ERROR(DTable::HoldRows(work, batch, batch.found));
+  DYNEMB_RETURN_IF_ERROR(DTable::HoldFound(work, batch, batch.found));
   const device::TableVectors source{DTable::ViewsOf(work, batch), batch.keys, batch.rows};
   return device::DifferentiateWeights(work, source, gathered.Vectors(),
                                       gathered.template Ordered<BagWeightTask>(tasks));
@@ -328,14 +328,14 @@ Status DeviceLookups<Device>::MakeDistinct(Work& work, const NowOf& now_of,
 }
 
 template <class Device>
-Status DeviceLookups<Device>::HoldRows(Work& work, const std::vector<Ids>& ids,
-                                       const Gathered& gathered,
-                                       const std::vector<Stamp>& now) const {
+Status DeviceLookups<Device>::HoldFound(Work& work, const std::vector<Ids>& ids,
+                                        const Gathered& gathered,
+                                        const std::vector<Stamp>& now) const {
   const auto has_cold = [](const DTable* table) { return table->any_cold(); };
   if (std::none_of(gathered.tables.begin(), gathered.tables.end(), has_cold)) return Status();
   Joined batch = Join(work, ids, gathered, now);
   DYNEMB_RETURN_IF_ERROR(work.status());
-  return DTable::HoldRows(work, batch, batch.found);
+  return DTable::HoldFound(work, batch, batch.found);
 }
 
 template <class Device>
@@ -392,7 +392,7 @@ Status DeviceLookups<Device>::ApplyTo(Work& work, const std::vector<ApplyTask>& 
   }
   Gathered together;
   DYNEMB_RETURN_IF_ERROR(Gather(of_all, &together));
-  DYNEMB_RETURN_IF_ERROR(HoldRows(work, of_all, together, now_of(together)));
+  DYNEMB_RETURN_IF_ERROR(HoldFound(work, of_all, together, now_of(together)));
   // Two tasks may name the same table, and then the same row, so the tasks of a table run one after
   // the other, in rounds. Everything that can fail comes before the first round.
   struct Round {

@@ -300,7 +300,7 @@ class DeviceTable final : public ColdTable {
   Status MoveIn(Work& work, const Moved& moved, const Batch& batch, size_t t);
   // Sets batch.rows to the current rows of keys whose rows an earlier call found. All of them are
   // in memory then, if the tables have cold rows.
-  static Status HoldRows(Work& work, Batch& batch, const RowId* found);
+  static Status HoldFound(Work& work, Batch& batch, const RowId* found);
   // In a table with cold rows: finds out how many rows a batch evicts, refuses it if it must not,
   // and prepares for them. The batch's new keys are numbered *from to *to.
   Status PlanLeaving(Work& work, const Batch& batch, const uint32_t* from, const uint32_t* to,
@@ -324,9 +324,9 @@ class DeviceTable final : public ColdTable {
                     const RowOptimizer& optimizer);
   static Status CheckBatch(size_t n);
   // Erase, of keys in the device's memory: those whose rows have expired, or all if `expired` is
-  // nothing.
+  // nothing. `on_host`: the same keys in host memory, whose cold rows are erased, too.
   size_t Remove(Work& work, KeyArray keys, size_t n, Tick tick, Removal how,
-                const Expired& expired = Expired());
+                const Expired& expired = Expired(), KeySpan on_host = KeySpan());
   // Brings the rows of a batch (kNoRow: none) up to date. Keys may repeat.
   static void Bring(Work& work, Batch& batch);
   // ReadRows, of cold rows.

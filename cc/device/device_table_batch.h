@@ -415,7 +415,7 @@ void DeviceTable<Device>::ApplyRange(Exec& exec, const RowOptimizer& optimizer, 
   batch.step = step;
   batch.gradients = {gradients + begin * static_cast<size_t>(options_.dim)};
   if (any_cold()) {
-    const Status held = HoldRows(work, batch, rows + begin);
+    const Status held = HoldFound(work, batch, rows + begin);
     KeepError(held);
     if (!held.ok()) return;
   }

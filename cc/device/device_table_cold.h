@@ -150,8 +150,7 @@ Status DeviceTable<Device>::MoveIn(Work& work, const Moved& moved, const Batch& 
   RowId* const rows = work.template Take<RowId>(n);
   DYNEMB_RETURN_IF_ERROR(work.status());
   work.Fill(rows, 0xFF, n * sizeof(RowId));
-  const Stamp now = from.now[t] != 0 ? from.now[t] : stamps_.batch();
-  Batch batch = BatchOf(KeysAt(keys_there), n, now, rows);
+  Batch batch = BatchOf(KeysAt(keys_there), n, from.now[t], rows);
   batch.is_move = true;
   batch.held = from.rows + from.begins[t];
   batch.num_held = from.size(t);
@@ -166,7 +165,7 @@ Status DeviceTable<Device>::MoveIn(Work& work, const Moved& moved, const Batch& 
 }
 
 template <class Device>
-Status DeviceTable<Device>::HoldRows(Work& work, Batch& batch, const RowId* found) {
+Status DeviceTable<Device>::HoldFound(Work& work, Batch& batch, const RowId* found) {
   work.ForKeys(batch.size(),
                device::ResolveRows{ViewsOf(work, batch), batch.keys, found, batch.rows});
   return AnyCold(batch) ? BringIn(work, batch, found) : Status();

@@ -280,7 +280,7 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
 
   // A batch is refused before anything changes.
   bool may_evict = false, list_gone = false, any_leave = false;
-  std::vector<bool> lists_gone(num_tables), evicts(num_tables);
+  std::vector<bool> lists_gone(num_tables), evicts(num_tables), tracked(num_tables);
   std::vector<LeavingRows> leaving(num_tables);
   for (size_t t = 0; t < num_tables; ++t) {
     DeviceTable& table = *batch.tables[t];
@@ -337,7 +337,6 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
       work.Fill(gone, 0xFF, n * sizeof(RowId));
       work.ForEach(n, device::ListEvicted{added, evicted_scores, gone, gone_scores});
     }
-    std::vector<bool> tracked(num_tables);
     bool any_tracked = false;
     for (size_t t = 0; t < num_tables; ++t) {
       if (!lists_gone[t]) continue;
@@ -430,42 +429,42 @@ size_t DeviceTable<Device>::Erase(Exec& exec, KeySpan keys, Tick tick, Removal h
   if (keys.size() == 0) return 0;
   WaitForReader();
   Work work(*this, &exec);
-  size_t erased = 0;
-  if (any_cold()) {
-    // Cold rows first: they have to be read, which may fail.
-    const std::vector<char> on_host = KeysToHost(work, keys);
-    if (!work.status().ok()) return 0;
-    const Status cold =
-        EraseCold(KeySpan(options_.key_type, on_host.data(), keys.size()), tick, how, &erased);
-    KeepError(cold);
-    if (!cold.ok()) return 0;
-  }
-  return erased + Remove(work, KeysAt(keys), keys.size(), tick, how);
+  if (!any_cold()) return Remove(work, KeysAt(keys), keys.size(), tick, how);
+  const std::vector<char> on_host = KeysToHost(work, keys);
+  if (!work.status().ok()) return 0;
+  return Remove(work, KeysAt(keys), keys.size(), tick, how, Expired(),
+                KeySpan(options_.key_type, on_host.data(), keys.size()));
 }
 
 template <class Device>
 Status DeviceTable<Device>::RemoveKeys(Exec& exec, KeySpan keys, Tick tick, Removal how,
                                        uint64_t* removed) {
   WaitForReader();
-  size_t erased = 0;
-  DYNEMB_RETURN_IF_ERROR(EraseCold(keys, tick, how, &erased));
-  *removed += erased;
   Work work(*this, &exec, Work::Reports::kYes);
   const size_t bytes = keys.size() * store_.layout.key_size;
   char* on_device = work.template Take<char>(bytes);
   if (on_device == nullptr) return work.status();
   work.Copy(on_device, keys.data(), bytes);
-  *removed += Remove(work, KeysAt(on_device), keys.size(), tick, how);
+  *removed += Remove(work, KeysAt(on_device), keys.size(), tick, how, Expired(), keys);
+  DYNEMB_RETURN_IF_ERROR(KeptError());
   return Refresh(work);  // RowsHeld
 }
 
 template <class Device>
 size_t DeviceTable<Device>::Remove(Work& work, KeyArray keys, size_t n, Tick tick, Removal how,
-                                   const Expired& expired) {
+                                   const Expired& expired, KeySpan on_host) {
   RowId* gone = work.template Take<RowId>(n);
   Score* scores = work.template Take<Score>(n);
   uint32_t* sums = work.template Take<uint32_t>(n + 1);
-  if (gone == nullptr || scores == nullptr || sums == nullptr) return 0;
+  uint32_t* const removed = work.template Pinned<uint32_t>(1);
+  if (!work.status().ok()) return 0;
+  // Cold rows first: they have to be read, which may fail.
+  size_t cold = 0;
+  if (!on_host.empty()) {
+    const Status status = EraseCold(on_host, tick, how, &cold);
+    KeepError(status);
+    if (!status.ok()) return 0;
+  }
   if (how == Removal::kWipe && !ForgetCounts(work, keys, n).ok()) return 0;
   work.Changes();
   work.ForKeys(n, device::EraseKeys{View(), keys, expired, gone, scores});
@@ -481,7 +480,8 @@ size_t DeviceTable<Device>::Remove(Work& work, KeyArray keys, size_t n, Tick tic
                                      how == Removal::kEvict    ? &counters()->evictions
                                      : how == Removal::kExpire ? &counters()->expired
                                                                : &counters()->erased});
-  return ToHost(work, sums + n, 1)[0];
+  work.Copy(removed, sums + n, sizeof(*removed));
+  return work.Synchronize().ok() ? cold + *removed : 0;
 }
 
 }  // namespace dynemb

@@ -3,6 +3,7 @@
 #ifndef DYNEMB_DEVICE_DEVICE_TABLE_WORK_H_
 #define DYNEMB_DEVICE_DEVICE_TABLE_WORK_H_
 
+#include <exception>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -22,7 +23,7 @@ class DeviceTable<Device>::Work : public Device::Session {
   // At least one table; all on one device.
   Work(std::vector<const DeviceTable*> tables, Exec* exec, Reports reports);
   ~Work();
-  // Between Changes and Settled, a failure leaves the tables inconsistent.
+  // Between Changes and Settled, a failure or an exception leaves the tables inconsistent.
   void Changes() { changes_ = true; }
   void Settled() { changes_ = !this->status().ok(); }
 
@@ -40,6 +41,7 @@ class DeviceTable<Device>::Work : public Device::Session {
   const std::vector<const DeviceTable*> tables_;
   const Stream stream_;
   const Reports reports_;
+  const int exceptions_ = std::uncaught_exceptions();  // before the work
   bool changes_ = false;
 };
 
@@ -57,6 +59,9 @@ DeviceTable<Device>::Work::Work(std::vector<const DeviceTable*> tables, Exec* ex
 
 template <class Device>
 DeviceTable<Device>::Work::~Work() {
+  if (changes_ && std::uncaught_exceptions() > exceptions_) {
+    for (const DeviceTable* table : tables_) table->Fail(ResourceExhausted("no memory"), true);
+  }
   for (const DeviceTable* table : tables_) {
     if (!this->status().ok() && (changes_ || reports_ == Reports::kNo)) {
       table->Fail(this->status(), changes_);

@@ -1,5 +1,6 @@
-// Calls of a file table of which one allocation, or one call of the file system, fails: the
-// contents of the table are those of before the call.
+// Calls of a file table, in host memory or on a device, of which one allocation, or one call of the
+// file system, fails: the contents of the table are those of before the call. A table on a device
+// may also report that it is inconsistent.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -15,6 +16,7 @@
 #include "cc/file/file_rows.h"
 #include "cc/table/exec.h"
 #include "cc/table/table.h"
+#include "tests/cc/device_file_kind.h"
 #include "tests/cc/failing_allocations.h"
 #include "tests/cc/faulty_file_system.h"
 #include "tests/cc/test_files.h"
@@ -26,7 +28,8 @@ namespace {
 constexpr int64_t kDim = 4;
 constexpr uint64_t kHot = 200;
 
-class FileTableFaultsTest : public ::testing::Test {
+// The parameter: whether the table is on a device.
+class FileTableFaultsTest : public ::testing::TestWithParam<bool> {
  protected:
   FileTableFaultsTest() {
     options_.name = "t";
@@ -38,8 +41,15 @@ class FileTableFaultsTest : public ::testing::Test {
     file_options_.reader.kind = BlockReader::Options::Kind::kThreads;
     file_options_.reader.depth = 1;
     file_options_.compact_in_background = false;
+    Make();
+  }
+
+  void Make() {
     const RowLayout layout(8, DType::kFloat32, kDim, kDim);
-    const Status made = CreateFileTable(options_, file_options_, kHot * layout.stride, &table_);
+    const Status made =
+        on_device() ? testing_table::MakeDeviceFileTable(options_, file_options_, kHot / 3,
+                                                         kHot - kHot / 3, kDim, &device_, &table_)
+                    : CreateFileTable(options_, file_options_, kHot * layout.stride, &table_);
     EXPECT_TRUE(made.ok()) << made.message();
     for (uint64_t first = 0; first < 1000; first += 100) {
       std::vector<uint64_t> keys = Keys(first, 100);
@@ -47,6 +57,20 @@ class FileTableFaultsTest : public ::testing::Test {
       EXPECT_TRUE(
           table_->FindOrInsert(exec_, {keys.data(), keys.size()}, ++tick_, rows.data()).ok());
     }
+  }
+
+  static bool on_device() { return GetParam(); }
+  // Whether the table is unchanged by the call that has failed. An inconsistent table says so in
+  // every call, and is replaced.
+  bool IsUnchanged(const std::map<uint64_t, std::vector<float>>& before) {
+    if (!on_device()) return Contents() == before;
+    (void)table_->Error();  // of the call
+    const Status status = table_->Error();
+    if (status.ok()) return Contents() == before;
+    EXPECT_NE(status.message().find("inconsistent"), std::string::npos) << status.message();
+    ++inconsistent_;
+    Make();
+    return true;
   }
 
   static std::vector<uint64_t> Keys(uint64_t first, size_t n, uint64_t step = 1) {
@@ -116,6 +140,8 @@ class FileTableFaultsTest : public ::testing::Test {
 
   testing_files::Folder folder_;
   FaultyFileSystem files_;
+  ThreadsDevice device_;
+  int inconsistent_ = 0;
   FileOptions file_options_;
   TableOptions options_;
   SerialExec exec_;
@@ -126,7 +152,11 @@ class FileTableFaultsTest : public ::testing::Test {
   std::vector<float> values_;
 };
 
-TEST_F(FileTableFaultsTest, EachAllocationFails) {
+INSTANTIATE_TEST_SUITE_P(Places, FileTableFaultsTest, ::testing::Bool(), [](const auto& test) {
+  return std::string(test.param ? "Device" : "Host");
+});
+
+TEST_P(FileTableFaultsTest, EachAllocationFails) {
   for (const auto& [name, call] : Calls()) {
     SCOPED_TRACE(name);
     int64_t failures = 0;
@@ -140,19 +170,46 @@ TEST_F(FileTableFaultsTest, EachAllocationFails) {
       } catch (const std::bad_alloc&) {
         ok = false;
       }
-      (void)table_->Error();
-      table_->CheckInvariants();
       if (!ok) {
         ++failures;
-        ASSERT_TRUE(Contents() == before);
+        ASSERT_TRUE(IsUnchanged(before));
       }
+      (void)table_->Error();
+      table_->CheckInvariants();
       if (!failed) break;
     }
     EXPECT_EQ(failures == 0, name == "ReadAhead");  // which does without
   }
+  EXPECT_EQ(inconsistent_, 0);
 }
 
-TEST_F(FileTableFaultsTest, EachCallOfTheFileSystemFails) {
+// The memory of the device runs out.
+TEST_P(FileTableFaultsTest, EachAllocationOnTheDeviceFails) {
+  if (!on_device()) GTEST_SKIP() << "the table is in host memory";
+  for (const auto& [name, call] : Calls()) {
+    SCOPED_TRACE(name);
+    int64_t failures = 0;
+    for (int64_t n = 1; n < 400; n += kSanitized ? 7 : 1) {
+      SCOPED_TRACE(n);
+      Prepare(n);
+      const auto before = Contents();
+      device_.FailTake(static_cast<size_t>(n - 1));
+      const bool ok = call();
+      const bool failed = !device_.FailTake(ThreadsDevice::kNever);
+      if (!ok) {
+        ++failures;
+        ASSERT_TRUE(IsUnchanged(before));
+      }
+      (void)table_->Error();
+      table_->CheckInvariants();
+      if (!failed) break;
+    }
+    EXPECT_EQ(failures == 0, name == "ReadAhead");
+  }
+  EXPECT_LE(inconsistent_, 2);  // sums of Erase and ResetState need workspace
+}
+
+TEST_P(FileTableFaultsTest, EachCallOfTheFileSystemFails) {
   const std::pair<FaultyFileSystem::Call, int> faults[] = {{FaultyFileSystem::kPread, EIO},
                                                            {FaultyFileSystem::kPwrite, ENOSPC},
                                                            {FaultyFileSystem::kOpen, EMFILE}};
@@ -165,18 +222,19 @@ TEST_F(FileTableFaultsTest, EachCallOfTheFileSystemFails) {
         files_.Fail(kind, n, error);
         const bool ok = call();
         files_.Heal();
+        if (!ok) {
+          ASSERT_TRUE(IsUnchanged(before));
+        }
         (void)table_->Error();
         table_->CheckInvariants();
-        if (!ok) {
-          ASSERT_TRUE(Contents() == before);
-        }
       }
     }
   }
+  EXPECT_EQ(inconsistent_, 0);
 }
 
 // More keys than memory holds: refused, and nothing has changed.
-TEST_F(FileTableFaultsTest, BatchesThatMemoryCannotHold) {
+TEST_P(FileTableFaultsTest, BatchesThatMemoryCannotHold) {
   for (const auto& [name, call] : Calls()) {
     if (name == "Erase" || name == "ReadAhead" || name == "ResetState") continue;
     SCOPED_TRACE(name);
