@@ -7,10 +7,12 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <string>
 #include <vector>
 
 #include "cc/file/file_rows.h"
-#include "cc/table/host_table.h"
+#include "cc/table/cold_table.h"
+#include "tests/cc/device_file_kind.h"
 #include "tests/cc/failing_allocations.h"
 #include "tests/cc/faulty_file_system.h"
 #include "tests/cc/table_suite.h"
@@ -27,7 +29,7 @@ const StateSpec kSgd{"sgd catch_up", {1}, {0.0f}};
 
 // A table of equal rows, of which memory holds a fifth. Weight decay shrinks them.
 struct World {
-  World() {
+  explicit World(bool on_device) {
     TableOptions options;
     options.name = "t";
     options.dim = kDim;
@@ -40,7 +42,11 @@ struct World {
     file_options.reader.depth = 1;
     file_options.compact_in_background = false;
     const RowLayout layout(8, DType::kFloat32, kDim, 1);
-    EXPECT_TRUE(CreateFileTable(options, file_options, kRows / 5 * layout.stride, &table).ok());
+    const Status made =
+        on_device
+            ? MakeDeviceFileTable(options, file_options, kRows / 10, kRows / 10, 1, &device, &table)
+            : CreateFileTable(options, file_options, kRows / 5 * layout.stride, &table);
+    EXPECT_TRUE(made.ok()) << made.message();
     EXPECT_TRUE(table->AttachState(exec, kSgd).ok());
     for (uint64_t first = 0; first < kRows; first += kBatch) EXPECT_TRUE(LookUp(first));
     flags.catch_up = true;
@@ -81,6 +87,7 @@ struct World {
 
   testing_files::Folder folder;
   FaultyFileSystem files;
+  ThreadsDevice device;
   std::unique_ptr<Table> table;
   SerialExec exec;
   OptimizerFlags flags{};
@@ -90,14 +97,20 @@ struct World {
   double expected = 1;
 };
 
+// The parameter: whether the table is on a device.
+class FileCatchUpFaultsTest : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Places, FileCatchUpFaultsTest, ::testing::Bool(), [](const auto& test) {
+  return std::string(test.param ? "Device" : "Host");
+});
+
 // A hyperparameter changes, so that all rows are brought up to date, and the n-th call fails. Then
 // the step is made again, or one with the hyperparameters of before.
-TEST(FileCatchUpFaultsTest, ChangesOfHyperparameters) {
+TEST_P(FileCatchUpFaultsTest, ChangesOfHyperparameters) {
   int failed = 0;
   for (const auto call : {FaultyFileSystem::kPwrite, FaultyFileSystem::kPread}) {
     for (int n = 1; n < 20; ++n) {
       SCOPED_TRACE(::testing::Message() << call << " " << n);
-      World w;
+      World w(GetParam());
       for (int i = 0; i < 5; ++i) ASSERT_TRUE(w.Step());
       w.hyper.weight_decay = 0.25f;
       w.files.Fail(call, n, EIO);
@@ -121,12 +134,12 @@ TEST(FileCatchUpFaultsTest, ChangesOfHyperparameters) {
   EXPECT_GT(failed, 2);
 }
 
-TEST(FileCatchUpFaultsTest, Sweeps) {
+TEST_P(FileCatchUpFaultsTest, Sweeps) {
   int failed = 0;
   for (uint64_t seed = 1; seed < Longer(kSanitized ? 4 : 20); ++seed) {
     SCOPED_TRACE(seed);
     Random random(seed);
-    World w;
+    World w(GetParam());
     w.hyper.weight_decay = 1e-4f;
     for (int i = 0; i < 33200; ++i) {
       w.hyper.learning_rate = i % 2 == 0 ? 0.1f : 0.2f;
@@ -135,7 +148,7 @@ TEST(FileCatchUpFaultsTest, Sweeps) {
       if (event == 0) w.files.Fail(FaultyFileSystem::kPread, 1, EIO, 2);
       if (event == 1) w.files.Fail(FaultyFileSystem::kPwrite, 1, EIO, 2);
       if (event == 2) (void)w.LookUp(random.Below(kRows));
-      if (event == 3) (void)static_cast<dynemb::HostTable&>(*w.table).CompactFiles();
+      if (event == 3) (void)static_cast<ColdTable&>(*w.table).CompactFiles();
       bool ok = false;
       if (event == 4) {
         failing::WithAllocations(random.Below(8), [&] {
@@ -159,7 +172,7 @@ TEST(FileCatchUpFaultsTest, Sweeps) {
 }
 
 // The record of steps of another table is loaded, for which all rows get other marks.
-TEST(FileCatchUpFaultsTest, LoadedSteps) {
+TEST_P(FileCatchUpFaultsTest, LoadedSteps) {
   Hyper hyper;
   hyper.weight_decay = 0.5f;
   hyper.learning_rate = 0.1f;
@@ -177,7 +190,7 @@ TEST(FileCatchUpFaultsTest, LoadedSteps) {
     for (const auto call : {FaultyFileSystem::kPwrite, FaultyFileSystem::kPread}) {
       for (int n = 1; n < 40; n += kSanitized ? 4 : 1) {
         SCOPED_TRACE(::testing::Message() << start << " " << call << " " << n);
-        World w;
+        World w(GetParam());
         for (int i = 0; i < 10; ++i) ASSERT_TRUE(w.Step());
         w.files.Fail(call, n, EIO);
         const Status loaded = w.table->LoadSteps(w.exec, other.Save(start), ++w.tick);

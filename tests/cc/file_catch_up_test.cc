@@ -1,5 +1,5 @@
-// The contract suites of catch-up, for tables of which most rows are in files, and sweeps over
-// them.
+// The contract suites of catch-up, for tables of which most rows are in files, in host memory and
+// on a device, and sweeps over them.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,8 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "cc/lookup/apply.h"
-#include "cc/table/host_table.h"
+#include "cc/device/device_lookups.h"
+#include "cc/lookup/lookups.h"
+#include "cc/table/cold_table.h"
+#include "tests/cc/device_file_kind.h"
 #include "tests/cc/file_table_kind.h"
 #include "tests/cc/table_suites.h"
 #include "tests/cc/test_files.h"
@@ -18,13 +20,20 @@ namespace dynemb {
 namespace testing_table {
 namespace {
 
-const TableKind kSmallFileTables[] = {FileTable(KeyType::kInt64, DType::kFloat32, 200),
-                                      FileTable(KeyType::kInt32, DType::kBfloat16, 200)};
+const TableKind kSmallFileTables[] = {
+    FileTable(KeyType::kInt64, DType::kFloat32, 200),
+    FileTable(KeyType::kInt32, DType::kBfloat16, 200),
+    DeviceFileTable<ThreadsDevice>(70, 130, KeyType::kInt64, DType::kFloat32),
+    DeviceFileTable<ThreadsDevice>(200, 0, KeyType::kInt32, DType::kBfloat16)};
 INSTANTIATE_CATCH_UP_SUITES(SmallFile, kSmallFileTables);
 
 // A sweep brings every row up to date before old steps are forgotten, wherever rows are when it
 // comes by: among lookups that move rows, compactions, and tables that continue from a flush.
-TEST(FileCatchUpTest, SweepsReachRowsThatMove) {
+class FileCatchUpTest : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Places, FileCatchUpTest, ::testing::Bool(), [](const auto& test) {
+  return std::string(test.param ? "Device" : "Host");
+});
+TEST_P(FileCatchUpTest, SweepsReachRowsThatMove) {
   constexpr uint64_t kKeys = 3000, kBatch = 40;
   testing_files::Folder folder;
   TableOptions options;
@@ -33,9 +42,16 @@ TEST(FileCatchUpTest, SweepsReachRowsThatMove) {
   options.initializer = {ColumnInit{InitKind::kConstant, 1.0f, 0.0f}};
   FileOptions files = TestFiles();
   files.folder = folder / "files";
+  const bool on_device = GetParam();
+  ThreadsDevice device;
+  DeviceLookups<ThreadsDevice> device_lookups(&device);
+  Lookups& lookups = on_device ? device_lookups : HostLookups();
   const auto make = [&] {
     std::unique_ptr<Table> table;
-    EXPECT_TRUE(MakeFileTable(options, files, 300, &table).ok());
+    const Status made = on_device
+                            ? MakeDeviceFileTable(options, files, 100, 200, 1, &device, &table)
+                            : MakeFileTable(options, files, 300, &table);
+    EXPECT_TRUE(made.ok()) << made.message();
     return table;
   };
   std::unique_ptr<Table> table = make();
@@ -82,7 +98,7 @@ TEST(FileCatchUpTest, SweepsReachRowsThatMove) {
     task.gradients = &gradient;
     task.n = 1;
     task.distinct = true;
-    ASSERT_TRUE(Apply(exec, {task}, step, ++tick).ok());
+    ASSERT_TRUE(lookups.Apply(exec, {task}, step, ++tick).ok());
     if (random.Below(200) == 0) {
       // Each row is used before a sweep, in one, after it, or never: from then on it has all steps.
       for (const float vector : look_up(random.Below(kKeys / 3))) {
@@ -93,7 +109,7 @@ TEST(FileCatchUpTest, SweepsReachRowsThatMove) {
     const bool sweeps = table->catch_up().NeedsSweep();
     if (random.Below(sweeps ? 2 : 50) == 0) find(random.Below(kKeys));
     if (random.Below(sweeps ? 2 : 500) == 0) {
-      ASSERT_TRUE(static_cast<dynemb::HostTable&>(*table).CompactFiles().ok());
+      ASSERT_TRUE(static_cast<ColdTable&>(*table).CompactFiles().ok());
     }
     if (i % 9000 == 0 || (sweeps && random.Below(40) == 0)) {
       const std::string flush = folder / ("flush-" + std::to_string(flushes++));

@@ -1,5 +1,5 @@
-// Trainers, readers, snapshots and the background compaction of one file table at the same time, to
-// find torn rows and, under the thread sanitizer, data races.
+// Trainers, readers, snapshots and the background compaction of one file table, in host memory or
+// on a device, at the same time, to find torn rows and, under the thread sanitizer, data races.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,6 +16,7 @@
 #include "cc/table/exec.h"
 #include "cc/table/snapshot.h"
 #include "cc/table/table.h"
+#include "tests/cc/device_file_kind.h"
 #include "tests/cc/test_files.h"
 #include "tests/cc/test_length.h"
 
@@ -25,7 +26,8 @@ namespace {
 constexpr int64_t kDim = 4;
 constexpr uint64_t kKeys = 3000;
 
-class FileTableThreadsTest : public ::testing::Test {
+// The parameter: whether the table is on a device.
+class FileTableThreadsTest : public ::testing::TestWithParam<bool> {
  protected:
   FileTableThreadsTest() {
     options_.name = "shared";
@@ -34,7 +36,10 @@ class FileTableThreadsTest : public ::testing::Test {
     files_.folder = folder_ / "files";
     files_.segment_bytes = 4 * kBlockBytes;
     const RowLayout layout(8, DType::kFloat32, kDim, 0);
-    const Status made = CreateFileTable(options_, files_, 400 * layout.stride, &table_);
+    const Status made =
+        GetParam()
+            ? testing_table::MakeDeviceFileTable(options_, files_, 150, 250, 0, &device_, &table_)
+            : CreateFileTable(options_, files_, 400 * layout.stride, &table_);
     EXPECT_TRUE(made.ok()) << made.message();
   }
 
@@ -156,10 +161,14 @@ class FileTableThreadsTest : public ::testing::Test {
   FileOptions files_;
   SerialExec exec_;
   Clock clock_;
+  ThreadsDevice device_;
   std::unique_ptr<Table> table_;
 };
+INSTANTIATE_TEST_SUITE_P(Places, FileTableThreadsTest, ::testing::Bool(), [](const auto& test) {
+  return std::string(test.param ? "Device" : "Host");
+});
 
-TEST_F(FileTableThreadsTest, TrainReadAndSave) {
+TEST_P(FileTableThreadsTest, TrainReadAndSave) {
   const size_t rounds = kSanitized ? 60 : Longer(250);
   std::atomic<int> training{2};
   std::vector<std::thread> threads;
@@ -193,7 +202,7 @@ TEST_F(FileTableThreadsTest, TrainReadAndSave) {
 }
 
 // The sweep that brings rows up to date, while a thread compacts, and others read and save.
-TEST_F(FileTableThreadsTest, SweepsAmongOtherThreads) {
+TEST_P(FileTableThreadsTest, SweepsAmongOtherThreads) {
   ASSERT_TRUE(table_->AttachState(exec_, {"sgd catch_up", {1}, {0.0f}}).ok());
   OptimizerFlags flags{};
   flags.catch_up = true;

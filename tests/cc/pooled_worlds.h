@@ -125,7 +125,14 @@ struct PooledWorlds {
       SCOPED_TRACE(place.table(t).options().name);
       ExpectSameTable(place, host, t, keys);
       const auto updated = [&](const Table& table, Exec& exec) {
-        return table.PlanExport(exec, 0, 1 << 20, since).rows.size();
+        size_t rows = 0;
+        for (int64_t cursor = 0; cursor >= 0;) {
+          const ExportPlan plan =
+              table.PlanExport(exec, static_cast<uint64_t>(cursor), 1 << 20, since);
+          rows += plan.rows.size();
+          cursor = plan.next_cursor;
+        }
+        return rows;
       };
       EXPECT_EQ(updated(place.table(t), Place::exec()), updated(host.table(t), HostPlace::exec()));
       EXPECT_EQ(place.table(t).stats().nonfinite_gradients,
