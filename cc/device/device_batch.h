@@ -32,11 +32,11 @@ struct DeviceBatch {
   bool inserts = false;             // it is an inserting lookup
   bool admits = false;              // new keys need admission
   const uint32_t* times = nullptr;  // per key: how often it counts; null: once
-  // Of a batch that moves cold rows to memory: the rows that another batch has found in its table,
-  // and that stay there.
+  bool has_all = false;             // every key is known to have a row
+  // Of a batch that moves cold rows to memory: their scores, and the batch whose rows stay there.
   bool is_move = false;
-  const RowId* held = nullptr;
-  size_t num_held = 0;
+  const Score* scores = nullptr;
+  DeviceBatch* held = nullptr;
   // From ViewsOf; current if `viewed`.
   device::TableViews views{};
   bool viewed = false;

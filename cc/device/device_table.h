@@ -296,18 +296,23 @@ class DeviceTable final : public ColdTable {
   // Moves the cold rows of keys of a batch to memory, and sets batch.rows: those of the keys i with
   // batch.rows[i] == kNoRow; if `found` is not null, only where found[i] was a row.
   static Status BringIn(Work& work, Batch& batch, const RowId* found);
-  // Gives the rows to memory, without evicting those that table t of the batch has found.
-  Status MoveIn(Work& work, const Moved& moved, const Batch& batch, size_t t);
+  // Gives n rows to memory, those of table t of a batch in moved[t], without evicting rows that the
+  // batch has found.
+  static Status MoveIn(Work& work, const std::vector<Moved>& moved, size_t n, Batch* from);
   // Sets batch.rows to the current rows of keys whose rows an earlier call found. All of them are
   // in memory then, if the tables have cold rows.
   static Status HoldFound(Work& work, Batch& batch, const RowId* found);
-  // In a table with cold rows: finds out how many rows a batch evicts, refuses it if it must not,
-  // and prepares for them. The batch's new keys are numbered *from to *to.
-  Status PlanLeaving(Work& work, const Batch& batch, const uint32_t* from, const uint32_t* to,
-                     LeavingRows* leaving);
+  // For tables with cold rows: finds out how many rows a batch evicts from those that may have to
+  // evict, refuses it if it must not, and prepares for them. sums[i] is the number of new keys
+  // before item i.
+  static Status PlanLeaving(Work& work, Batch& batch, const std::vector<bool>& evicts,
+                            const uint32_t* sums, std::vector<LeavingRows>* leaving);
   Status PrepareLeaving(Work& work, size_t n, LeavingRows* leaving);
-  // Gives the rows to ColdRows. `rows` and `scores` are those of the new keys.
-  void Leave(Work& work, LeavingRows* leaving, const RowId* rows, const Score* scores);
+  // Gives rows to ColdRows, those of tables[t] in (*leaving)[t]. `rows` and `scores` are those of
+  // the new keys.
+  static void Leave(Work& work, const std::vector<DeviceTable*>& tables,
+                    std::vector<LeavingRows>* leaving, const RowId* rows, const Score* scores);
+  void AddCold(const LeavingRows& leaving, size_t num);
   // TrimCold, after a batch at `now`.
   Status Trim(Work& work, Stamp now);
   // Moves every row of memory to ColdRows. If it fails, it has moved some of them.

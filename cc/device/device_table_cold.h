@@ -19,6 +19,7 @@
 #include "cc/device/device_table.h"
 #include "cc/device/device_table_state.h"
 #include "cc/device/kernels_cold.h"
+#include "cc/device/parts.h"
 #include "cc/table/phase.h"
 #include "cc/table/row_columns.h"
 #include "cc/table/unaligned.h"
@@ -73,14 +74,17 @@ Status DeviceTable<Device>::ListAbsent(Work& work, Batch& batch, const RowId* ab
   device::Elect<false>(work, device::BatchKeys{batch.keys, tables}, absent, n, &places, &of);
   uint32_t* const sums = work.template Take<uint32_t>(n + 1);
   uint32_t* const on_device = work.template Take<uint32_t>(num_tables);
+  uint32_t* const pinned = work.template Pinned<uint32_t>(num_tables);
   uint64_t* const listed = work.template Take<uint64_t>(n);
   DYNEMB_RETURN_IF_ERROR(work.status());
   work.ForEach(n + 1, device::FlagFirst{absent, places, of, n, sums});
   work.ExclusiveSum(sums, n + 1);
   work.ForEach(n, device::ListKeys{batch.keys, sums, listed});
   work.ForEach(num_tables, device::ReadEnds{tables, sums, on_device});
-  *ends = ToHost(work, on_device, num_tables);
-  *keys = ToHost(work, listed, ends->back());
+  work.Copy(pinned, on_device, num_tables * sizeof(uint32_t));
+  DYNEMB_RETURN_IF_ERROR(work.Synchronize());
+  ends->assign(pinned, pinned + num_tables);
+  if (ends->back() != 0) *keys = ToHost(work, listed, ends->back());
   return work.status();
 }
 
@@ -101,21 +105,20 @@ Status DeviceTable<Device>::BringIn(Work& work, Batch& batch, const RowId* found
   std::vector<uint64_t> keys;
   std::vector<uint32_t> ends;
   DYNEMB_RETURN_IF_ERROR(ListAbsent(work, batch, absent, &keys, &ends));
-  bool any = false;
+  std::vector<Moved> moved(num_tables);
+  size_t total = 0;
   for (size_t t = 0; t < num_tables; ++t) {
     DeviceTable& table = *batch.tables[t];
     const uint32_t begin = t == 0 ? 0 : ends[t - 1];
     if (begin == ends[t] || !table.any_cold()) continue;
-    Moved moved;
     DYNEMB_RETURN_IF_ERROR(table.TakeCold({keys.begin() + begin, keys.begin() + ends[t]},
                                           is_access ? table.stamps_.Decode(batch.now[t]) : 0,
-                                          &moved));
-    if (moved.keys.empty()) continue;
-    any = true;
-    batch.viewed = false;  // the index may grow
-    DYNEMB_RETURN_IF_ERROR(table.MoveIn(work, moved, batch, t));
+                                          &moved[t]));
+    total += moved[t].keys.size();
   }
-  if (!any) return work.status();
+  batch.has_all = is_access && total == keys.size();
+  if (total == 0) return work.status();
+  DYNEMB_RETURN_IF_ERROR(MoveIn(work, moved, total, &batch));
   const device::TableViews& tables = ViewsOf(work, batch);
   work.ForKeys(
       n, device::FindAgain{{tables, batch.keys, batch.rows, nullptr}, absent, found != nullptr});
@@ -123,44 +126,81 @@ Status DeviceTable<Device>::BringIn(Work& work, Batch& batch, const RowId* found
 }
 
 template <class Device>
-Status DeviceTable<Device>::MoveIn(Work& work, const Moved& moved, const Batch& from, size_t t) {
-  const size_t n = moved.keys.size();
-  const RowLayout& l = content_layout();
-  std::vector<char> keys(n * l.key_size), vectors(n * l.vector_bytes());
-  std::vector<float> state(n * static_cast<size_t>(l.state_width));
-  std::vector<Stamp> updates(n);
-  std::vector<Score> scores(n);
-  const RowColumns columns{keys.data(), vectors.data(), state.data()};
-  for (size_t i = 0; i < n; ++i) {
-    columns.Set(i, l, &moved.keys[i], moved.ContentOf(i, l));  // low bytes of the key come first
-    const RowTimes times = Clamped(moved.times[i]);
-    updates[i] = times.updated;
-    scores[i] = times.score;
+Status DeviceTable<Device>::MoveIn(Work& work, const std::vector<Moved>& moved, size_t n,
+                                   Batch* from) {
+  from->viewed = false;  // an index may grow
+  Batch batch;
+  batch.begins = {0};
+  batch.is_move = true;
+  batch.held = from;
+  // In one array, which is copied at once: the keys, last updates and scores of all rows, and the
+  // vectors and states of each table.
+  struct Place {
+    size_t vectors, state;
+  };
+  std::vector<Place> places;
+  size_t bytes = 0;
+  const auto place = [&bytes](size_t size) {
+    const size_t at = bytes;
+    bytes += (size + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
+    return at;
+  };
+  const size_t keys_at = place(n * sizeof(uint64_t)), updates_at = place(n * sizeof(Stamp)),
+               scores_at = place(n * sizeof(Score));
+  for (size_t t = 0; t < moved.size(); ++t) {
+    const size_t rows = moved[t].keys.size();
+    if (rows == 0) continue;
+    const RowLayout& l = from->tables[t]->content_layout();
+    batch.tables.push_back(from->tables[t]);
+    batch.now.push_back(from->now[t]);
+    batch.begins.push_back(batch.begins.back() + static_cast<uint32_t>(rows));
+    places.push_back({place(rows * l.vector_bytes()), place(rows * l.state_bytes())});
   }
   const typename Device::Session::Scratch scratch(work);
-  const auto bring = [&work](const auto& array) {
-    using T = typename std::decay_t<decltype(array)>::value_type;
-    T* const to = work.template Take<T>(array.size());
-    if (to != nullptr) work.Copy(to, array.data(), array.size() * sizeof(T));
-    return to;
-  };
-  const char* const keys_there = bring(keys);
-  const device::FillMoved fill{bring(vectors), bring(state), bring(updates)};
-  const Score* const scores_there = bring(scores);
+  char* const there = work.template Take<char>(bytes);
   RowId* const rows = work.template Take<RowId>(n);
+  std::vector<char> ordinary(bytes <= device::kCopyPinned ? 0 : bytes);
+  char* const here = ordinary.empty() ? work.template Pinned<char>(bytes) : ordinary.data();
   DYNEMB_RETURN_IF_ERROR(work.status());
+  auto* const keys = reinterpret_cast<uint64_t*>(here + keys_at);
+  auto* const updates = reinterpret_cast<Stamp*>(here + updates_at);
+  auto* const scores = reinterpret_cast<Score*>(here + scores_at);
+  std::vector<device::MovedPart> parts;
+  size_t i = 0;
+  for (size_t t = 0; t < moved.size(); ++t) {
+    const Moved& of = moved[t];
+    if (of.keys.empty()) continue;
+    const DeviceTable& table = *from->tables[t];
+    const RowLayout& l = table.content_layout();
+    const Place& at = places[parts.size()];
+    const RowColumns columns{nullptr, here + at.vectors, reinterpret_cast<float*>(here + at.state)};
+    for (size_t r = 0; r < of.keys.size(); ++r, ++i) {
+      columns.Set(r, l, &of.keys[r], of.ContentOf(r, l));
+      const RowTimes times = table.Clamped(of.times[r]);
+      keys[i] = of.keys[r];
+      updates[i] = times.updated;
+      scores[i] = times.score;
+    }
+    parts.push_back({there + at.vectors, reinterpret_cast<float*>(there + at.state)});
+  }
+  work.Copy(there, here, bytes);
   work.Fill(rows, 0xFF, n * sizeof(RowId));
-  Batch batch = BatchOf(KeysAt(keys_there), n, from.now[t], rows);
-  batch.is_move = true;
-  batch.held = from.rows + from.begins[t];
-  batch.num_held = from.size(t);
+  batch.keys = {there + keys_at, sizeof(uint64_t)};
+  batch.rows = rows;
+  batch.scores = reinterpret_cast<const Score*>(there + scores_at);
+  const device::FillMoved fill{device::ToDevice(work, parts, batch.begins),
+                               reinterpret_cast<const Stamp*>(there + updates_at)};
+  DYNEMB_RETURN_IF_ERROR(work.status());
   DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kDistinct, fill));
-  RemoveMoved(moved);
-  work.Changes();
-  work.ForKeys(n, device::WriteScores{View(), rows, scores_there, nullptr, nullptr});
-  work.Settled();
-  // A sweep may have passed the row's new place, and not have come to its old one.
-  if (IsBringing()) Bring(work, batch);
+  // The rows are in two places: nothing fails here.
+  bool sweeps = false;
+  for (size_t t = 0; t < moved.size(); ++t) {
+    if (moved[t].keys.empty()) continue;
+    from->tables[t]->RemoveMoved(moved[t]);
+    sweeps = sweeps || from->tables[t]->IsBringing();
+  }
+  // A sweep may have passed a row's new place, and not have come to its old one.
+  if (sweeps) Bring(work, batch);
   return work.status();
 }
 
@@ -209,33 +249,43 @@ bool DeviceTable<Device>::MayExceed(size_t n) const {
 }
 
 template <class Device>
-Status DeviceTable<Device>::PlanLeaving(Work& work, const Batch& batch, const uint32_t* from,
-                                        const uint32_t* to, LeavingRows* leaving) {
-  auto* const ends = work.template Pinned<uint32_t>(2);
-  auto* const now = work.template Pinned<device::Counters>(1);
-  auto* const num_pinned = work.template Pinned<uint64_t>(1);
+Status DeviceTable<Device>::PlanLeaving(Work& work, Batch& batch, const std::vector<bool>& evicts,
+                                        const uint32_t* sums, std::vector<LeavingRows>* leaving) {
+  const size_t num_tables = batch.tables.size();
+  const auto is_asked = [&](size_t t) {
+    const DeviceTable& table = *batch.tables[t];
+    return table.cold_ != nullptr && (evicts[t] || table.MayExceed(batch.size(t)));
+  };
+  bool any = false;
+  for (size_t t = 0; t < num_tables; ++t) any = any || is_asked(t);
+  if (!any) return Status();
+  auto* const on_device = work.template Take<device::LeavingRoom>(num_tables);
+  auto* const rooms = work.template Pinned<device::LeavingRoom>(num_tables);
   DYNEMB_RETURN_IF_ERROR(work.status());
-  *num_pinned = 0;
-  work.Copy(&ends[0], from, sizeof(*from));
-  work.Copy(&ends[1], to, sizeof(*to));
-  work.Copy(now, counters(), sizeof(*now));
-  if (num_pinned_ != nullptr) work.Copy(num_pinned, num_pinned_, sizeof(*num_pinned));
+  work.ForEach(num_tables, device::ReadLeavingRooms{ViewsOf(work, batch), sums, on_device});
+  work.Copy(rooms, on_device, num_tables * sizeof(device::LeavingRoom));
   DYNEMB_RETURN_IF_ERROR(work.Synchronize());
-  const uint64_t keys = ends[1] - ends[0], held = now->size();
-  const auto most = static_cast<uint64_t>(options_.max_capacity);
-  if (!batch.is_move && MayExceed(keys) && held + num_cold() + keys > most) {
-    refused_ += keys;
-    return Full(keys, held + num_cold(), most, "evict_strategy is none");
+  for (size_t t = 0; t < num_tables; ++t) {
+    if (!is_asked(t)) continue;
+    DeviceTable& table = *batch.tables[t];
+    const device::LeavingRoom& room = rooms[t];
+    const uint64_t keys = room.keys, held = room.held;
+    const auto most = static_cast<uint64_t>(table.options_.max_capacity);
+    if (!batch.is_move && table.MayExceed(keys) && held + table.num_cold() + keys > most) {
+      table.refused_ += keys;
+      return table.Full(keys, held + table.num_cold(), most, "evict_strategy is none");
+    }
+    if (held + keys <= table.capacity()) continue;
+    const uint64_t n = held + keys - table.capacity();
+    if (held - room.pinned < n) {
+      return table.Refuse(n, held,
+                          "max_hbm_for_vectors and max_dram_for_vectors have no room for all rows "
+                          "of this batch; the rows of a step must be in memory together");
+    }
+    (*leaving)[t].first = room.end - n;
+    DYNEMB_RETURN_IF_ERROR(table.PrepareLeaving(work, n, &(*leaving)[t]));
   }
-  if (held + keys <= capacity()) return Status();
-  const uint64_t n = held + keys - capacity();
-  if (held - *num_pinned < n) {
-    return Refuse(n, held,
-                  "max_hbm_for_vectors and max_dram_for_vectors have no room for all rows of this "
-                  "batch; the rows of a step must be in memory together");
-  }
-  leaving->first = ends[1] - n;
-  return PrepareLeaving(work, n, leaving);
+  return Status();
 }
 
 template <class Device>
@@ -246,7 +296,7 @@ Status DeviceTable<Device>::PrepareLeaving(Work& work, size_t n, LeavingRows* le
   leaving->copies = work.template Take<char>(leaving->chunk * stride);
   leaving->host_copies = work.template Pinned<char>(leaving->chunk * stride);
   leaving->scores = work.template Pinned<Score>(leaving->chunk);
-  leaving->row.assign(content_layout().stride, 0);
+  leaving->row.reset(new char[content_layout().stride]());
   DYNEMB_RETURN_IF_ERROR(work.status());
   DYNEMB_RETURN_IF_ERROR(cold_->Reserve(n));
   leaving->reserved = cold_.get();
@@ -254,30 +304,50 @@ Status DeviceTable<Device>::PrepareLeaving(Work& work, size_t n, LeavingRows* le
 }
 
 template <class Device>
-void DeviceTable<Device>::Leave(Work& work, LeavingRows* leaving, const RowId* rows,
+void DeviceTable<Device>::Leave(Work& work, const std::vector<DeviceTable*>& tables,
+                                std::vector<LeavingRows>* leaving, const RowId* rows,
                                 const Score* scores) {
-  const RowLayout &l = store_.layout, &to = content_layout();
-  char* const row = leaving->row.data();
-  rows += leaving->first;
-  scores += leaving->first;
-  BeforeWrite(work, rows, leaving->n, scores);
-  for (size_t begin = 0; begin < leaving->n; begin += leaving->chunk) {
-    const size_t num = std::min(leaving->chunk, leaving->n - begin);
-    work.ForRows(num, device::QuadsOfBytes(l.stride),
-                 device::CopyLeaving{View(), rows + begin, leaving->copies});
-    work.Copy(leaving->host_copies, leaving->copies, num * l.stride);
-    work.Copy(leaving->scores, scores + begin, num * sizeof(Score));
-    if (!work.Synchronize().ok()) return;
-    for (size_t i = 0; i < num; ++i) {
-      const char* const copy = leaving->host_copies + i * l.stride;
-      const Stamp updated = *l.update(copy);
-      if (updated == 0) continue;
-      memcpy(to.vector(row), l.vector(copy), l.vector_bytes());
-      memcpy(to.state(row), l.state(copy), l.state_bytes());
-      const uint64_t key =
-          l.key_size == 8 ? LoadUnaligned<uint64_t>(copy) : LoadUnaligned<uint32_t>(copy);
-      cold_->Add(key, row, Clamped({updated, leaving->scores[i]}), TickOf(updated));
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const LeavingRows& of = (*leaving)[t];
+    if (of.n != 0) tables[t]->BeforeWrite(work, rows + of.first, of.n, scores + of.first);
+  }
+  // A chunk of each table at a time.
+  for (bool any = true; any;) {
+    any = false;
+    for (size_t t = 0; t < tables.size(); ++t) {
+      const LeavingRows& of = (*leaving)[t];
+      const size_t num = of.in_chunk();
+      if (num == 0) continue;
+      any = true;
+      const size_t stride = tables[t]->store_.layout.stride, at = of.first + of.done;
+      work.ForRows(num, device::QuadsOfBytes(stride),
+                   device::CopyLeaving{tables[t]->View(), rows + at, of.copies});
+      work.Copy(of.host_copies, of.copies, num * stride);
+      work.Copy(of.scores, scores + at, num * sizeof(Score));
     }
+    if (!any || !work.Synchronize().ok()) return;
+    for (size_t t = 0; t < tables.size(); ++t) {
+      LeavingRows& of = (*leaving)[t];
+      const size_t num = of.in_chunk();
+      tables[t]->AddCold(of, num);
+      of.done += num;
+    }
+  }
+}
+
+template <class Device>
+void DeviceTable<Device>::AddCold(const LeavingRows& leaving, size_t num) {
+  const RowLayout &l = store_.layout, &to = content_layout();
+  char* const row = leaving.row.get();
+  for (size_t i = 0; i < num; ++i) {
+    const char* const copy = leaving.host_copies + i * l.stride;
+    const Stamp updated = *l.update(copy);
+    if (updated == 0) continue;
+    memcpy(to.vector(row), l.vector(copy), l.vector_bytes());
+    memcpy(to.state(row), l.state(copy), l.state_bytes());
+    const uint64_t key =
+        l.key_size == 8 ? LoadUnaligned<uint64_t>(copy) : LoadUnaligned<uint32_t>(copy);
+    cold_->Add(key, row, Clamped({updated, leaving.scores[i]}), TickOf(updated));
   }
 }
 
@@ -305,15 +375,16 @@ Status DeviceTable<Device>::MoveAllOut(Work& work) {
     uint32_t* const sums = work.template Take<uint32_t>(n + 1);
     DYNEMB_RETURN_IF_ERROR(work.status());
     if (n == 0) continue;
-    LeavingRows leaving;
-    DYNEMB_RETURN_IF_ERROR(PrepareLeaving(work, n, &leaving));
+    std::vector<LeavingRows> leaving(1);
+    const std::vector<DeviceTable*> tables{this};
+    DYNEMB_RETURN_IF_ERROR(PrepareLeaving(work, n, &leaving[0]));
     work.Copy(leaving_rows, rows.data(), n * sizeof(RowId));
     work.ForRows(n, 1,
                  device::ReadColumns{View(), leaving_rows, keys, nullptr, nullptr, nullptr, nullptr,
                                      scores});
     DYNEMB_RETURN_IF_ERROR(work.status());
     work.Changes();
-    Leave(work, &leaving, leaving_rows, scores);
+    Leave(work, tables, &leaving, leaving_rows, scores);
     work.ForKeys(n, device::EraseKeys{View(), KeysAt(keys), Expired(), gone, scores});
     work.ForEach(n + 1, device::FlagRows{gone, n, sums});
     work.ExclusiveSum(sums, n + 1);

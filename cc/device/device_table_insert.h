@@ -218,25 +218,33 @@ Status DeviceTable<Device>::CheckCapacity(Work& work, const uint32_t* from, cons
 
 template <class Device>
 Status DeviceTable<Device>::PinFound(Work& work, Batch& batch, const std::vector<bool>& evicts) {
-  bool any = false;
+  // In one array: a counter and the bits of each table, 64 of them in a word.
+  const auto words_of = [](const DeviceTable& table) { return 1 + (table.capacity() + 63) / 64; };
+  std::vector<DeviceTable*> pinning;
+  size_t words = 0;
   for (size_t t = 0; t < batch.tables.size(); ++t) {
     DeviceTable& table = *batch.tables[t];
     // Rows that other calls at this tick have used may become cold, so only those of this call are
     // pinned.
     if (!evicts[t] || (table.scoring_.by_time() && table.cold_ == nullptr)) continue;
-    const size_t words = (table.capacity() + 31) / 32;
-    table.pins_ = work.template Take<uint32_t>(words);
-    table.num_pinned_ = work.template Take<uint64_t>(1);
-    DYNEMB_RETURN_IF_ERROR(work.status());
-    work.Fill(table.pins_, 0, words * sizeof(uint32_t));
-    work.Fill(table.num_pinned_, 0, sizeof(uint64_t));
-    any = true;
+    pinning.push_back(&table);
+    words += words_of(table);
   }
-  if (!any) return Status();
+  if (pinning.empty()) return Status();
+  auto* pins = work.template Take<uint64_t>(words);
+  DYNEMB_RETURN_IF_ERROR(work.status());
+  work.Fill(pins, 0, words * sizeof(uint64_t));
+  for (DeviceTable* table : pinning) {
+    table->num_pinned_ = pins;
+    table->pins_ = reinterpret_cast<uint32_t*>(pins + 1);
+    pins += words_of(*table);
+  }
   batch.viewed = false;
   work.ForKeys(batch.size(), device::PinRows{ViewsOf(work, batch), batch.rows});
   if (batch.is_move) {
-    work.ForKeys(batch.num_held, device::PinRows{ViewsOf(work, batch), batch.held});
+    batch.held->viewed = false;
+    work.ForKeys(batch.held->size(), device::PinRows{ViewsOf(work, *batch.held), batch.held->rows});
+    batch.held->viewed = false;  // without pins
   }
   return work.status();
 }
@@ -261,7 +269,7 @@ template <class Fill>
 Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const Fill& fill) {
   const size_t n = batch.size();
   const size_t num_tables = batch.tables.size();
-  if (n == 0) return work.status();
+  if (n == 0 || batch.has_all) return work.status();
   Phase phase("insert");
   if (!batch.is_move) DYNEMB_RETURN_IF_ERROR(RemoveExpiredRows(work, batch));
   InsertArrays in;
@@ -279,7 +287,7 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
   DYNEMB_RETURN_IF_ERROR(Admit(work, batch, &in));
 
   // A batch is refused before anything changes.
-  bool may_evict = false, list_gone = false, any_leave = false;
+  bool may_evict = false, list_gone = false;
   std::vector<bool> lists_gone(num_tables), evicts(num_tables), tracked(num_tables);
   std::vector<LeavingRows> leaving(num_tables);
   for (size_t t = 0; t < num_tables; ++t) {
@@ -305,13 +313,13 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
     DeviceTable& table = *batch.tables[t];
     const uint32_t* const from = in.sums + batch.begins[t];
     const uint32_t* const to = in.sums + batch.begins[t + 1];
-    if (table.cold_ != nullptr && (evicts[t] || table.MayExceed(batch.size(t)))) {
-      DYNEMB_RETURN_IF_ERROR(table.PlanLeaving(work, batch, from, to, &leaving[t]));
-      any_leave = any_leave || leaving[t].n != 0;
-    } else if (evicts[t]) {
+    if (evicts[t] && table.cold_ == nullptr) {
       DYNEMB_RETURN_IF_ERROR(table.CheckCapacity(work, from, to, batch.now[t]));
     }
   }
+  DYNEMB_RETURN_IF_ERROR(PlanLeaving(work, batch, evicts, in.sums, &leaving));
+  const bool any_leave = std::any_of(leaving.begin(), leaving.end(),
+                                     [](const LeavingRows& rows) { return rows.n != 0; });
   RowId* gone = list_gone ? work.template Take<RowId>(n) : nullptr;
   Score* evicted_scores = list_gone || any_leave ? work.template Take<Score>(n) : nullptr;
   Score* gone_scores = list_gone ? work.template Take<Score>(n) : nullptr;
@@ -327,7 +335,8 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
   }
 
   work.Changes();
-  const device::NewKeys added{tables, batch.keys, in.sums, in.grants, in.positions, in.new_rows};
+  const device::NewKeys added{tables,       batch.keys,  in.sums,     in.grants,
+                              in.positions, in.new_rows, batch.scores};
   work.ForEach(num_tables, device::GrantRows{tables, in.sums, in.grants});
   work.ForEach(n, device::ListNew{tables, in.sums, in.grants, in.positions, in.new_rows});
   work.ForKeys(n, device::ClaimSlots{added});
@@ -352,11 +361,7 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
       }
     }
     if (any_tracked) NoteEvicted(work, batch, gone, tracked);
-    for (size_t t = 0; t < num_tables; ++t) {
-      if (leaving[t].n != 0) {
-        batch.tables[t]->Leave(work, &leaving[t], in.new_rows, evicted_scores);
-      }
-    }
+    if (any_leave) Leave(work, batch.tables, &leaving, in.new_rows, evicted_scores);
   }
   work.ForRows(n, batch.quads(), device::FillRows<Fill>{added, fill});
   const auto counts = [](const DeviceTable* table) {

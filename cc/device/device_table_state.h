@@ -80,8 +80,9 @@ Status DeviceTable<Device>::Reserve(const RowLayout& layout, Store* store) const
 
 template <class Device>
 Status DeviceTable<Device>::MakeIndex(Work& work, Store* store) const {
-  const uint64_t buckets =
-      BucketsFor(static_cast<uint64_t>(options_.init_capacity), options_.max_load_factor);
+  const uint64_t expected =
+      std::min(static_cast<uint64_t>(options_.init_capacity), store->capacity);
+  const uint64_t buckets = BucketsFor(expected, options_.max_load_factor);
   if (buckets > kMostBuckets) return ResourceExhausted("the index cannot have more buckets");
   DYNEMB_RETURN_IF_ERROR(store->index.Reserve(*device_, buckets * sizeof(Bucket)));
   DYNEMB_RETURN_IF_ERROR(store->index.Commit(buckets * sizeof(Bucket)));

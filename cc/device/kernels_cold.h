@@ -9,6 +9,7 @@
 #include "cc/device/device.h"
 #include "cc/device/flat_index.h"
 #include "cc/device/kernels.h"
+#include "cc/device/parts.h"
 #include "cc/device/row_math.h"
 #include "cc/device/table_views.h"
 #include "cc/table/types.h"
@@ -56,19 +57,51 @@ struct FindAgain {
   }
 };
 
+// The contents of the cold rows of a table.
+struct MovedPart {
+  const char* vectors;  // [rows, dim], of the table's dtype
+  const float* state;   // [rows, state width]
+};
+
 // For FillRows: the contents and last updates that the new rows had as cold rows.
 struct FillMoved {
-  const char* vectors;   // [n, dim], of the table's dtype
-  const float* state;    // [n, state width]
+  Parts<MovedPart> parts;
   const Stamp* updates;  // [n]
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, const TableView& table, size_t i, uint64_t,
                             char* row) const {
     const RowLayout& l = table.layout;
-    CopyBytes(lanes, l.vector(row), vectors + i * l.vector_bytes(), l.vector_bytes());
-    CopyBytes(lanes, l.state(row), state + i * static_cast<size_t>(l.state_width), l.state_bytes());
+    const uint32_t p = parts.IndexOf(i);
+    const size_t r = i - parts.begin(p);
+    CopyBytes(lanes, l.vector(row), parts[p].vectors + r * l.vector_bytes(), l.vector_bytes());
+    CopyBytes(lanes, l.state(row), parts[p].state + r * static_cast<size_t>(l.state_width),
+              l.state_bytes());
     if (lanes.rank() == 0) *l.update(row) = updates[i];
+  }
+};
+
+// What the host needs to know of a table to move rows out of its memory.
+struct LeavingRoom {
+  uint32_t end;   // the number of the table's last new key, plus 1
+  uint32_t keys;  // distinct keys without a row
+  uint32_t held;  // rows in memory
+  uint32_t pinned;
+};
+
+// Item t reads the room of table t.
+struct ReadLeavingRooms {
+  TableViews tables;
+  const uint32_t* sums;
+  LeavingRoom* rooms;
+
+  DYNEMB_HD void operator()(size_t t) const {
+    const auto index = static_cast<uint32_t>(t);
+    const TableView& table = tables[index];
+    const uint32_t end = sums[tables.end(index)];
+    const uint64_t pinned = table.num_pinned != nullptr ? *table.num_pinned : 0;
+    rooms[t] = {end, end - sums[tables.begin(index)], static_cast<uint32_t>(table.counters->size()),
+                static_cast<uint32_t>(pinned)};
   }
 };
 

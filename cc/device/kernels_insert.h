@@ -119,10 +119,14 @@ struct NewKeys {
   const RowGrant* grants;
   const uint32_t* positions;
   RowId* new_rows;
+  const Score* scores;  // by position; null: those of new rows
 
   DYNEMB_HD size_t count() const { return sums[tables.items]; }
   DYNEMB_HD uint32_t TableOf(size_t j) const { return tables.IndexOf(positions[j]); }
   DYNEMB_HD uint64_t key(size_t j) const { return keys[positions[j]]; }
+  DYNEMB_HD Score ScoreOf(size_t j, const TableView& table) const {
+    return scores != nullptr ? scores[positions[j]] : table.new_score;
+  }
   // Whether key j takes the row of an evicted key.
   DYNEMB_HD bool Evicts(size_t j, uint32_t table) const {
     return j - grants[table].first >= grants[table].fresh;
@@ -139,7 +143,7 @@ struct ClaimSlots {
     if (added.Evicts(j, t)) return;
     const TableView& table = added.tables[t];
     const uint64_t hash = table.HashOf(added.key(j));
-    Claim(lanes, table.ring, ProbeIn(table.ring, hash), added.new_rows[j], table.new_score);
+    Claim(lanes, table.ring, ProbeIn(table.ring, hash), added.new_rows[j], added.ScoreOf(j, table));
     uint32_t* const pins = table.evictable.pins;
     if (lanes.rank() == 0 && pins != nullptr) Evictable::Pin(lanes, pins, added.new_rows[j]);
   }
@@ -172,7 +176,7 @@ struct EvictSlots {
     const TableView& table = added.tables[t];
     const uint64_t hash = table.HashOf(added.key(j));
     const EvictedSlot at = Evict(lanes, table, table.ring, ProbeIn(table.ring, hash),
-                                 table.evictable, table.new_score);
+                                 table.evictable, added.ScoreOf(j, table));
     if (lanes.rank() != 0) return;
     added.new_rows[j] = at.row;
     if (scores != nullptr) scores[j] = at.score;

@@ -240,8 +240,7 @@ struct AddCounts {
   }
 };
 
-// Sets the scores of rows. Of the positions of a key, the elected one sets it; if `places` is null,
-// keys are distinct.
+// Sets the scores of rows. Of the positions of a key, the elected one sets it.
 struct WriteScores {
   DeviceView view;
   const RowId* rows;
@@ -251,7 +250,7 @@ struct WriteScores {
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
-    if (rows[i] == kNoRow || (places != nullptr && places[of[i]] != i)) return;
+    if (rows[i] == kNoRow || places[of[i]] != i) return;
     const SlotRef at = view.Find(lanes, view.KeyAt(rows[i]));
     if (lanes.rank() == 0) AtomicStore(&at.bucket->score[at.slot], scores[i]);
   }

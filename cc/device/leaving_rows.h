@@ -3,9 +3,10 @@
 #ifndef DYNEMB_DEVICE_LEAVING_ROWS_H_
 #define DYNEMB_DEVICE_LEAVING_ROWS_H_
 
+#include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <utility>
-#include <vector>
 
 #include "cc/table/cold_rows.h"
 #include "cc/table/types.h"
@@ -13,13 +14,14 @@
 namespace dynemb {
 
 struct LeavingRows {
-  size_t first = 0, n = 0;       // those of the new keys from `first` on
-  size_t chunk = 0;              // the rows that are copied together
-  char* copies = nullptr;        // [chunk, stride], in device memory
-  char* host_copies = nullptr;   // the same, pinned
-  Score* scores = nullptr;       // [chunk], pinned
-  std::vector<char> row{};       // room for a row in host memory
-  ColdRows* reserved = nullptr;  // has room for the rows
+  size_t first = 0, n = 0;        // those of the new keys from `first` on
+  size_t chunk = 0;               // the rows that are copied together
+  char* copies = nullptr;         // [chunk, stride], in device memory
+  char* host_copies = nullptr;    // the same, pinned
+  Score* scores = nullptr;        // [chunk], pinned
+  size_t done = 0;                // the rows that have been added
+  std::unique_ptr<char[]> row{};  // room for a row in host memory
+  ColdRows* reserved = nullptr;   // has room for the rows
 
   LeavingRows() = default;
   LeavingRows(LeavingRows&& other) noexcept { *this = std::move(other); }
@@ -31,11 +33,14 @@ struct LeavingRows {
     copies = other.copies;
     host_copies = other.host_copies;
     scores = other.scores;
+    done = other.done;
     row = std::move(other.row);
     reserved = std::exchange(other.reserved, nullptr);
     return *this;
   }
   ~LeavingRows() { Settle(); }
+  // The rows of the next chunk.
+  size_t in_chunk() const { return std::min(chunk, n - done); }
   // They have been added, or will not be.
   void Settle() noexcept {
     if (reserved != nullptr) reserved->Settle();

@@ -21,6 +21,7 @@
 #include "cc/table/exec.h"
 #include "cc/table/hash.h"
 #include "cc/table/optimizer.h"
+#include "tests/cc/device_file_kind.h"
 
 namespace dynemb {
 namespace {
@@ -66,7 +67,10 @@ class DeviceWorkTest : public ::testing::Test {
 
   // Tables that have the rows of about kKeys keys each. Memory for `init_capacity` rows is there
   // from the beginning; the most rows are `max_capacity`.
-  void MakeTables(OptimizerKind kind, uint64_t init_capacity, uint64_t max_capacity) {
+  // hot_rows: the rows that memory holds, half of them in the device tier; the others are in files.
+  // 0: no row is in a file.
+  void MakeTables(OptimizerKind kind, uint64_t init_capacity, uint64_t max_capacity,
+                  uint64_t hot_rows = 0) {
     kind_ = kind;
     tables_.clear();
     for (size_t t = 0; t < kTables; ++t) {
@@ -77,7 +81,14 @@ class DeviceWorkTest : public ::testing::Test {
       options.max_capacity = static_cast<int64_t>(max_capacity);
       options.tier = Tier::kHbm;
       std::unique_ptr<Table> table;
-      Require(DeviceTable<Device>::Make(options, &device_, &table));
+      if (hot_rows == 0) {
+        Require(DeviceTable<Device>::Make(options, &device_, &table));
+      } else {
+        const int64_t width = static_cast<int64_t>(StateWidths(kind, {}, kDim).size()) * kDim;
+        Require(testing_table::MakeDeviceFileTable(options, testing_table::TestFiles(),
+                                                   hot_rows / 2, hot_rows - hot_rows / 2, width,
+                                                   &device_, &table));
+      }
       Require(table->AttachState(exec_, {"state", StateWidths(kind, {}, kDim), Inits()}));
       for (uint64_t first = 0; first < kKeys; first += kIds) {
         for (uint64_t i = 0; i < kIds; ++i) keys_[i] = MixKey(first + i);
@@ -267,6 +278,27 @@ TEST_F(DeviceWorkTest, OfTablesThatGrow) {
     if (work.launches > most.launches) most = work;
   }
   Check({"pool, of tables that grow", 36, 9, 0, 1, 1}, most);
+}
+
+// A call waits for the number of its keys that are not in memory.
+TEST_F(DeviceWorkTest, OfTablesWithFiles) {
+  PrintHead();
+  MakeTables(OptimizerKind::kAdagrad, kKeys, 0, kKeys / 2);
+  for (int warm_up = 0; warm_up < 3; ++warm_up) {
+    Draw();
+    Pool();
+  }
+  uint64_t before = 0, after = 0;
+  for (const auto& table : tables_) before += table->stats().cold.hits;
+  Draw();
+  Check({"pool, half of the rows in files", 33, 38, 1, 3, 4}, WorkOf([&] { Pool(); }));
+  for (const auto& table : tables_) after += table->stats().cold.hits;
+  EXPECT_GT(after - before, kTables * kIds / 4);
+  Check({"pool, all rows in memory", 10, 7, 0, 1, 1}, WorkOf([&] { Pool(); }));
+  Backward();
+  Check({"Adagrad", 12, 9, 0, 2, 1}, WorkOf([&] { Apply(); }));
+  Draw(20);
+  Check({"pool, an id in 20 is new", 56, 63, 1, 5, 6}, WorkOf([&] { Pool(); }));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import simulated
 import table_reader
 import tensorflow as tf
 
@@ -25,10 +26,23 @@ def row_bytes(dim, states=0, dtype=tf.float32, key_size=8):
     return key_size + 4 + vector + 4 * states * dim
 
 
+def device_row_bytes(dim, states=0, dtype=tf.float32):
+    """The same on a device, where each part begins at a multiple of 16 bytes."""
+    return 16 + -(-dim * dtype.size // 16) * 16 + -(-4 * states * dim // 16) * 16
+
+
 def in_files(folder, dim=4, rows=100, states=0, dtype=tf.float32, **options):
-    """A table of which memory holds about so many rows."""
+    """A table of which memory holds about so many rows; on a device, in two tiers."""
     limit = memory_of(rows, row_bytes(dim, states, dtype))
-    options = {"var_type": "file", "max_dram_for_vectors": limit, **options}
+    limits = {"var_type": "file", "max_dram_for_vectors": limit}
+    if simulated.ON_DEVICE:
+        of_row, on_device = device_row_bytes(dim, states, dtype), rows // 3
+        limits = {
+            "var_type": "hybrid",
+            "max_hbm_for_vectors": memory_of(on_device, of_row),
+            "max_dram_for_vectors": memory_of(rows - on_device, of_row),
+        }
+    options = {**limits, **options}
     return de.DynamicVariable(dim, file_path=str(folder), dtype=dtype, **options)
 
 
@@ -64,7 +78,7 @@ class Pair:
         options = {"name": "t", "seed": 5, "initializer": "normal", **options}
         dtype = options.pop("dtype", tf.float32)
         self.files = in_files(folder, dim, rows, states, dtype, **options)
-        of_files = ("var_type", "max_dram_for_vectors", "persistent")
+        of_files = ("var_type", "max_hbm_for_vectors", "max_dram_for_vectors", "persistent")
         options = {k: v for k, v in options.items() if k not in of_files}
         self.memory = de.DynamicVariable(dim, var_type="host", dtype=dtype, **options)
         self.tables = (self.files, self.memory)

@@ -31,5 +31,10 @@ MODULES = [
     "test_catch_up.py",
     "test_catch_up_saved.py",
     "test_checkpoint.py",
+    "test_file_tables.py",
+    "test_file_tables_catch_up.py",
+    "test_file_tables_saved.py",
+    "test_file_tables_sequences.py",
+    "test_persistent_tables.py",
     "test_reproducible_rounding.py",
 ]

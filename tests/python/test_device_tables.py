@@ -304,6 +304,40 @@ class TestTogether:
         np.testing.assert_array_equal(hbm.lookup(keys, insert=False), values)
         assert hbm.stats()["device_rows"] == 500
 
+    def test_three_tiers(self, device, tmp_path):
+        """Rows in device memory, in host memory and in files; then no memory of the host."""
+        of_row = (16 + 16 * DIM // 4) / 2**30
+        for on_host in (100, 0):
+            options = {
+                "var_type": "hybrid",
+                "max_hbm_for_vectors": 100 * of_row,
+                "max_dram_for_vectors": on_host * of_row,
+            }
+            table = make(file_path=str(tmp_path / str(on_host)), **options)
+            memory = make(var_type="host")
+            rng = np.random.default_rng(on_host)
+            for step in range(40):
+                keys = rng.integers(0, 1000, 60)
+                values = rng.normal(size=[60, DIM]).astype(np.float32)
+                for one in (table, memory):
+                    one.upsert(keys, values) if step % 2 else one.lookup(keys)
+                np.testing.assert_array_equal(table.lookup(keys), memory.lookup(keys))
+            stats = table.stats()
+            assert stats["device_rows"] == 100
+            assert stats["file_rows"] == len(table) - 100 - on_host > 0
+            assert stats["file_hits"] > 0
+            tiers = [row.tier for row in table.explain(range(1000)) if row.tier is not None]
+            assert [tiers.count(tier) for tier in ("device", "host")] == [100, on_host]
+            keys = np.arange(1000)
+            np.testing.assert_array_equal(table.contains(keys), memory.contains(keys))
+            found = [one.lookup(keys[:50], insert=False) for one in (table, memory)]
+            np.testing.assert_array_equal(*found)
+
+    def test_files_without_memory_need_a_device(self, monkeypatch, tmp_path):
+        monkeypatch.delenv(simulated.ENVIRONMENT, raising=False)
+        with tf.device("CPU"), pytest.raises(ValueError, match="max_dram_for_vectors=0 .*GPU"):
+            make(file_path=str(tmp_path), max_dram_for_vectors=0)
+
     def test_one_dump_of_tables_in_several_places(self, device, tmp_path):
         tables = [make(var_type=kind, name=kind) for kind in ("host", "hybrid", "hbm")]
         for i, table in enumerate(tables):
@@ -328,10 +362,8 @@ def test_gpu_kernels_declare_their_arguments_in_host_memory():
     assert on_tables - found.keys() == {
         "DynembSnapshot",
         "DynembSwapRows",
-        # Of tables in files, which are in host memory.
         "DynembFlush",
         "DynembRestore",
-        "DynembReadAhead",
         # Of served tables, which are in host memory.
         "DynembOpenServedTable",
         "DynembApplySnapshots",

@@ -341,6 +341,13 @@ def test_tables_in_gpu_memory(monkeypatch):
     layer = embedding(store_options=cached_host_mem(), tables=[TABLE] * 2)
     assert {table.placement.tier for table in layer.tables} == {"hybrid"}
     assert {table.options.max_hbm_bytes for table in layer.tables} == {32 * 2**20}
+    one, both = cached_ssd(capacity=5), cached_ssd(host_cache_budget_mb=128)
+    host = oe.make_cached_ssd_store_options(0, "p", host_cache_budget_mb=128)
+    for store, in_gpu, in_host in ((one, 64, 0), (both, 64, 128), (host, None, 128)):
+        (table,) = places.table_options(Store.of(store, 1), "e", 1, 0, 1)
+        assert table["var_type"] == ("file" if in_gpu is None else "hybrid")
+        assert table.get("max_hbm_for_vectors") == (in_gpu and in_gpu / 1024)
+        assert table["max_dram_for_vectors"] == in_host / 1024
     with tf.device("CPU"), pytest.warns(UserWarning, match="they are in host memory"):
         layer = embedding(store_options=device_mem())
     assert layer.tables[0].placement.tier == "host"

@@ -30,7 +30,7 @@ from tf_dynemb.ids.bags import Bags
 from tf_dynemb.lookup.features import as_features, as_list
 from tf_dynemb.parallel import exchange, key_counts
 from tf_dynemb.parallel.exchange import Request, Spread
-from tf_dynemb.parallel.placement import by_placement
+from tf_dynemb.parallel.placement import by_placement, device_of
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.unwrap import unwrap
 
@@ -203,7 +203,7 @@ class _FileReader:
         return _nothing_ahead(features)
 
     def _read(self, table: Any, keys: Sequence[Any]) -> None:
-        with _ops.on_host():
+        with _ops.on(device_of(table)):
             _ops.library().dynemb_read_ahead(table.handle, tf.concat(keys, 0))
 
     def close(self) -> None:
@@ -216,7 +216,7 @@ class _FileReader:
 
 def _free_ahead(table: DynamicVariable) -> None:
     """Frees the rows that were read from a table's files ahead: those of the last two reads."""
-    with _ops.on_host():
+    with _ops.on(device_of(table)):
         for _ in range(2):
             _ops.library().dynemb_read_ahead(table.handle, tf.zeros([0], table.key_type))
 
@@ -272,8 +272,8 @@ class _Reader:
             for table, its in zip(self._tables, keys, strict=True)
             if _has_files(table.variable)
         ]
-        with _ops.on_host():
-            for table, its in files:
+        for table, its in files:
+            with _ops.on(device_of(table)):
                 _ops.library().dynemb_read_ahead(table.handle, its)
         result = exchange.read_owned(self._tables, keys, insert=False)
         for table, _ in files:

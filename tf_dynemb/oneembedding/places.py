@@ -37,16 +37,19 @@ def table_options(
                 "there is no GPU: they are in host memory."
             )
         return [{"var_type": "hbm" if has_gpu else "host", **options}] * tables
-    assert store.cache_mb is not None
-    share_gb = store.cache_mb / _MB_PER_GB / tables
+    device_gb, host_gb = (mb / _MB_PER_GB / tables for mb in (store.device_mb, store.host_mb))
     if store.kind == "cached_host_mem":
-        return [{"var_type": "hybrid", "max_hbm_for_vectors": share_gb, **options}] * tables
+        return [{"var_type": "hybrid", "max_hbm_for_vectors": device_gb, **options}] * tables
     folder = os.path.join(store.folder_of_rank(rank, ranks), name)
+    if store.device_mb and place("hybrid").tier != "host":
+        options |= {"var_type": "hybrid", "max_hbm_for_vectors": device_gb}
+    else:
+        options |= {"var_type": "file"}
+        host_gb = host_gb or device_gb
     return [
         {
-            "var_type": "file",
             "file_path": os.path.join(folder, f"table_{i}"),
-            "max_dram_for_vectors": share_gb,
+            "max_dram_for_vectors": host_gb,
             **options,
         }
         for i in range(tables)

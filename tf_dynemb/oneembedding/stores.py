@@ -87,14 +87,13 @@ def make_cached_ssd_store_options(
     physical_block_size: int = 4096,
     host_cache_budget_mb: float = 0,
 ) -> dict[str, Any]:
-    """Returns the options of an embedding in files, whose hot rows are in host memory.
+    """Returns the options of an embedding in files, whose hot rows are in GPU and host memory.
 
     The files are for the running process: snapshots keep rows for the next one.
 
     Args:
-        cache_budget_mb: the MB (2^20 bytes) of memory of each rank for hot rows, if
-            `host_cache_budget_mb` is 0. OneFlow caches in GPU memory; tables in files cache in host
-            memory.
+        cache_budget_mb: the MB (2^20 bytes) of GPU memory of each rank for hot rows. Without a GPU,
+            the same of host memory, if `host_cache_budget_mb` is 0.
         persistent_path: the folder of snapshots, shared by all ranks, in which rank r of n has its
             files in the folder "r-n"; or a list with a folder for each rank.
         capacity: the expected number of rows of all tables and ranks together. It limits nothing:
@@ -102,8 +101,8 @@ def make_cached_ssd_store_options(
         size_factor: as in `make_device_mem_store_options`, like the next two.
         storage_dim: the floats per row, if it is not -1.
         physical_block_size: 512 or 4096.
-        host_cache_budget_mb: the MB of host memory of each rank for hot rows; 0: `cache_budget_mb`.
-            The tables of the embedding have equal shares of it.
+        host_cache_budget_mb: the MB of host memory of each rank for hot rows. The tables of the
+            embedding have equal shares of both.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.
@@ -129,14 +128,16 @@ class Store:
         paths: the folder that all ranks share, or one folder for each rank.
         is_shared: which of both.
         capacity: the most rows of all tables and ranks together; None: no limit.
-        cache_mb: the MB of memory for hot rows of a rank; None in "device_mem".
+        device_mb: the MB of GPU memory for hot rows of a rank, in a cached store; 0: none.
+        host_mb: the MB of host memory for hot rows of a rank, in "cached_ssd"; 0: none.
     """
 
     kind: str
     paths: tuple[str, ...]
     is_shared: bool
     capacity: int | None
-    cache_mb: float | None
+    device_mb: float = 0
+    host_mb: float = 0
 
     @classmethod
     def of(cls, options: Any, ranks: int) -> Store:
@@ -175,13 +176,17 @@ class Store:
                 f"rank(s), got {list(paths)!r}."
             )
         if kinds == [("full", "device")]:
-            return cls("device_mem", paths, is_shared, _capacity(sizes[0]), None)
+            return cls("device_mem", paths, is_shared, _capacity(sizes[0]))
         if kinds == [("lru", "device"), ("full", "host")]:
             budget = _budget("cache_budget_mb", sizes[0], may_be_0=False)
             return cls("cached_host_mem", paths, is_shared, _capacity(sizes[1]), budget)
         if kinds and kinds in ([("lru", "device")], [("lru", "host")], _BOTH):
-            budget = _budget("the last cache_memory_budget_mb", sizes[-1], may_be_0=False)
-            return cls("cached_ssd", paths, is_shared, None, budget)
+            budgets = {
+                kind: _budget("cache_memory_budget_mb", size, may_be_0=False)
+                for (_, kind), size in zip(kinds, sizes, strict=True)
+            }
+            device, host = budgets.get("device", 0), budgets.get("host", 0)
+            return cls("cached_ssd", paths, is_shared, None, device, host)
         raise ValueError(f"store_options has caches that no store here has: {caches!r}.")
 
     @property

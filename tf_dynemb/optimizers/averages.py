@@ -44,7 +44,11 @@ class Averages:
 
     def add(self, table: DynamicVariable) -> None:
         """Begins to average the rows of a table."""
-        options = table.options
+        options, memory = table.options, None
+        if options.file_path is not None:
+            # The averages are in host memory: as many bytes as the rows have in all memory.
+            on_gpu = options.max_hbm_bytes if table.placement.tier == "hybrid" else 0
+            memory = (options.max_dram_bytes + on_gpu) / 2**30
         with tf.init_scope():
             averages = DynamicVariable(
                 2 * table.dimension + 1,
@@ -55,7 +59,7 @@ class Averages:
                 key_type=table.key_type,
                 max_capacity=options.max_capacity,
                 file_path=options.file_path,
-                max_dram_for_vectors=options.max_dram_for_vectors,
+                max_dram_for_vectors=memory,
             )
         self._tables[id(table)] = (table, averages)
 

@@ -39,8 +39,9 @@ class TableOptions:
         var_type: where rows are stored.
             "hbm": in GPU memory. Without a GPU, creating the table raises ValueError.
             "hybrid": the first rows, as far as max_hbm_for_vectors allows, in GPU memory, and later
-            the frequently read ones; all others in host memory. Without a GPU, or under
-            `tf.device("CPU")`, it is the same as "host".
+            the frequently read ones; all others in host memory, or, with `file_path`, as far as
+            max_dram_for_vectors allows, and the rest in files. Without a GPU, or under
+            `tf.device("CPU")`, it is the same as "host", or "file" with `file_path`.
             "host": in host memory.
             "file": in host memory, as far as max_dram_for_vectors allows, and the others in files
             in the folder `file_path`. Rows that are used move to memory, and those that have not
@@ -83,12 +84,14 @@ class TableOptions:
             memory, and the index is in GPU memory. None: 16. Other types ignore it.
         max_dram_for_vectors: the GB (2^30 bytes) of host memory that the rows of a table with
             `file_path` may occupy: keys, vectors and optimizer state. The rows of one step must fit
-            in it. The index of the rows in files takes 16 to 24 bytes a row besides. None: 1.
+            in it, together with max_hbm_for_vectors if a GPU is used. The index of the rows in
+            files takes 16 to 24 bytes a row besides. 0, for "hybrid" only: all rows in memory are
+            in that of the GPU. None: 1.
         file_path: the folder for rows that are not in memory, on a fast local disk. It is created
             if it is missing, and several tables may share it. With several ranks, each has a folder
             of its own in it, "<rank>-<ranks>", unless the path names that. The files are deleted
             with the table, except with `persistent`. var_type "file" needs it, and "hybrid" accepts
-            it where no GPU is used.
+            it.
         persistent: whether rows in `file_path` survive the process. `flush()` makes all rows
             durable; a table that is then created with the same name, `file_path` and number of
             ranks begins with the rows of the last flush, even if the process was killed. The table
@@ -223,9 +226,14 @@ class TableOptions:
             raise ValueError("persistent=True needs file_path, the folder for the rows.")
         if limit is None:
             return
-        if not _is_number(limit) or not 0 < limit < 2**32:
+        if not _is_number(limit) or not 0 <= limit < 2**32:
             raise ValueError(
-                f"max_dram_for_vectors must be a number of GB in (0, 2^32), got {limit!r}."
+                f"max_dram_for_vectors must be a number of GB in [0, 2^32), got {limit!r}."
+            )
+        if limit == 0 and self.var_type != "hybrid":
+            raise ValueError(
+                "max_dram_for_vectors=0 needs var_type 'hybrid', with all rows in memory in that "
+                f"of a GPU, got {self.var_type!r}."
             )
         if path is None:
             raise ValueError(

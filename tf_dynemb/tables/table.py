@@ -97,10 +97,9 @@ class Table:
             if not tf.executing_eagerly():
                 raise RuntimeError("A DynamicVariable cannot be created in a TensorFlow 1 graph.")
             placement = place(options.var_type)
-            if options.file_path is not None and placement.tier != "host":
-                raise NotImplementedError(
-                    f"file_path={options.file_path!r}: a table in GPU memory cannot have rows in "
-                    "files. Create it under tf.device('CPU'), or with var_type='file'."
+            if options.max_dram_for_vectors == 0 and placement.tier == "host":
+                raise ValueError(
+                    "max_dram_for_vectors=0 leaves rows in memory to a GPU, and no GPU is used."
                 )
             self._check_admission(options)
             comm = communicator.get()
@@ -404,7 +403,12 @@ class Table:
             return 2**32
         state = 0 if self._state_spec is None else sum(self._state_spec[1])
         row_bytes = 16 + 4 * (self._dim + state)
-        return max(1, self._options.max_dram_bytes // (2 * row_bytes))
+        memory = self._options.max_dram_bytes
+        if self._placement.tier == "hybrid":
+            # In the memory of a GPU, key, vector and state begin at multiples of 16 bytes.
+            row_bytes += 32
+            memory += self._options.max_hbm_bytes
+        return max(1, memory // (2 * row_bytes))
 
     def make_empty(self, rows: int, state_spec: StateSpec | None) -> Any:
         """Creates another table like this one, for rows that are to replace its own.
