@@ -335,7 +335,7 @@ class TestTogether:
 
     def test_files_without_memory_need_a_device(self, monkeypatch, tmp_path):
         monkeypatch.delenv(simulated.ENVIRONMENT, raising=False)
-        with tf.device("CPU"), pytest.raises(ValueError, match="max_dram_for_vectors=0 .*GPU"):
+        with tf.device("CPU"), pytest.raises(ValueError, match=r"max_dram_for_vectors=0 .*GPU"):
             make(file_path=str(tmp_path), max_dram_for_vectors=0)
 
     def test_one_dump_of_tables_in_several_places(self, device, tmp_path):
@@ -426,7 +426,8 @@ def test_ranks_with_device_tables():
     # The other optimizers step device tables in the modules above.
     cases = "np2 and not long and not other_optimizers"
     folder = ROOT / "tests/parallel/ranks"
-    files = [str(folder / name) for name in ("test_training.py", "test_admission.py")]
+    modules = ("test_training.py", "test_admission.py", "test_file_tables.py")
+    files = [str(folder / name) for name in modules]
     assert passed(files, "-k", cases) > 10
 
 

@@ -20,9 +20,12 @@ pytestmark = pytest.mark.ranks(2, 4)
 
 
 def tables_of(path, **options):
-    """A table with files, and one in memory."""
+    """A table with files, and one in host memory."""
     options = {"name": "t", "seed": 5, **options}
     files = {"var_type": "file", "file_path": path, "max_dram_for_vectors": MEMORY}
+    if os.environ.get("TF_DYNEMB_SIMULATED_DEVICE") == "1":
+        tiers = {"max_hbm_for_vectors": MEMORY / 3, "max_dram_for_vectors": MEMORY * 2 / 3}
+        files |= {"var_type": "hybrid", **tiers}
     return [
         de.DynamicVariable(DIM, "normal", **files, **options),
         de.DynamicVariable(DIM, "normal", var_type="host", **options),
