@@ -233,9 +233,13 @@ class SimulatedDevice {
       if (!Working()) return nullptr;
       // Filled with garbage: on a GPU, an array has the contents that the last session left there.
       const size_t bytes = std::max<size_t>(n, 1) * sizeof(T);
+      taken_.emplace_back();  // first: if it throws, no memory is lost
       char* const p = Allocate(bytes);
-      if (p == nullptr) return nullptr;
-      taken_.emplace_back(p, bytes);
+      if (p == nullptr) {
+        taken_.pop_back();
+        return nullptr;
+      }
+      taken_.back() = {p, bytes};
       const AccessScope access;
       std::memset(p, 0xA5, bytes);
       return reinterpret_cast<T*>(p);

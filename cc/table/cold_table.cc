@@ -308,14 +308,14 @@ Status ColdTable::TrimCold(Tick tick, uint64_t hot) {
   std::vector<uint64_t> keys(leaving);
   std::vector<char> copies(evicted_ == nullptr ? 0 : leaving * layout().stride);
   std::vector<int64_t> scores(leaving);
-  VectorBuffer unpacked(options_.dim);
+  std::vector<float> unpacked(static_cast<size_t>(options_.dim));
   std::vector<char> content(evicted_ == nullptr ? 0 : content_layout_.content_bytes());
   DYNEMB_RETURN_IF_ERROR(cold_->Read(places, [&](size_t i, const ColdRow& cold) {
     keys[i] = cold.key;
     scores[i] = PublicScore(scanned.times[chosen[i]].score);
     if (evicted_ == nullptr) return;
     memcpy(content.data(), cold.content, content.size());
-    if (catch_up_.active()) BringContent(cold.key, content.data(), unpacked.get());
+    if (catch_up_.active()) BringContent(cold.key, content.data(), unpacked.data());
     const RowLayout& l = layout();
     char* const row = copies.data() + i * l.stride;
     memcpy(l.vector(row), content.data(), l.vector_bytes());

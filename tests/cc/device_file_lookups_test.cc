@@ -15,21 +15,28 @@ namespace testing_table {
 namespace {
 
 // Memory holds the rows of a step, and few others.
-template <class Device>
+template <class Device, uint64_t kHotRows>
 struct WithFiles : SimulatedLookups<Device, 3> {
-  static constexpr Tick kSteps = kSanitized ? 4 : 20;
-  static constexpr size_t kMostIds = 150;
+  static constexpr Tick kSteps = 20;
+  static constexpr size_t kMostIds = 600;
   static Status Make(const TableOptions& options, std::unique_ptr<Table>* table) {
     const int64_t state_width = 3 * options.dim + 1;  // the widest of the suites
-    return MakeDeviceFileTable(options, TestFiles(), 60, 140, state_width,
-                               &SimulatedLookups<Device, 3>::device(), table);
+    return MakeDeviceFileTable(options, TestFiles(), kHotRows / 3, kHotRows - kHotRows / 3,
+                               state_width, &SimulatedLookups<Device, 3>::device(), table);
   }
 };
-using Places = ::testing::Types<WithFiles<ThreadsDevice>, WithFiles<NarrowTeamsDevice>>;
+template <uint64_t kHotRows>
+using Places =
+    ::testing::Types<WithFiles<ThreadsDevice, kHotRows>, WithFiles<NarrowTeamsDevice, kHotRows>>;
+template <class Device>
+struct FewSteps : WithFiles<Device, 200> {
+  static constexpr Tick kSteps = kSanitized ? 4 : 20;
+};
+using FewStepsPlaces = ::testing::Types<FewSteps<ThreadsDevice>, FewSteps<NarrowTeamsDevice>>;
 
-INSTANTIATE_TYPED_TEST_SUITE_P(WithFiles, LookupsTest, Places);
-INSTANTIATE_TYPED_TEST_SUITE_P(WithFiles, LookupsAdmissionTest, Places);
-INSTANTIATE_TYPED_TEST_SUITE_P(WithFiles, ApplyPooledTest, Places);
+INSTANTIATE_TYPED_TEST_SUITE_P(WithFiles, LookupsTest, Places<200>);
+INSTANTIATE_TYPED_TEST_SUITE_P(WithFiles, LookupsAdmissionTest, Places<600>);
+INSTANTIATE_TYPED_TEST_SUITE_P(WithFiles, ApplyPooledTest, FewStepsPlaces);
 
 }  // namespace
 }  // namespace testing_table
