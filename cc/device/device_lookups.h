@@ -223,7 +223,7 @@ Status DeviceLookups<Device>::Pool(Exec& exec, const std::vector<PoolTask>& task
       DYNEMB_RETURN_IF_ERROR(
           table.Begin(exec, gathered.table_size(t), tick, &now.back(), DTable::Kind::kLookup));
     } else {
-      if (table.catch_up_.active()) table.WaitForReader();
+      if (table.reading_changes_rows()) table.WaitForReader();
       now.push_back(table.stamps_.Encode(tick));
     }
   }
@@ -258,6 +258,9 @@ Status DeviceLookups<Device>::WeightGradient(Exec& exec,
   }
   Gathered gathered;
   DYNEMB_RETURN_IF_ERROR(Gather(ids, &gathered));
+  for (DTable* table : gathered.tables) {
+    if (table->has_cold_rows()) table->WaitForReader();
+  }
   Phase phase("weight gradients");
   Work work(gathered.locked(), &exec, Work::Reports::kYes);
   Joined batch = Join(work, ids, gathered, std::vector<Stamp>(gathered.tables.size()));

@@ -285,6 +285,8 @@ class DeviceTable final : public ColdTable {
   // The rows of host memory, of this layout. InvalidArgument if all memory holds too few.
   Status HostRows(const RowLayout& layout, uint64_t split, uint64_t* rows) const;
   static bool AnyCold(const Batch& batch);
+  // KeepError, unless the session has the error, and reports it itself.
+  void KeepErrorBeside(const Work& work, const Status& status) const;
   // FindRows, which is no access.
   static Status FindQuietly(Work& work, Batch& batch);
   // Whether a batch of n keys may exceed max_capacity, in a table that evicts nothing.
@@ -307,7 +309,9 @@ class DeviceTable final : public ColdTable {
   // before item i.
   static Status PlanLeaving(Work& work, Batch& batch, const std::vector<bool>& evicts,
                             const uint32_t* sums, std::vector<LeavingRows>* leaving);
-  Status PrepareLeaving(Work& work, size_t n, LeavingRows* leaving);
+  // The memory for n rows; room for them in ColdRows.
+  Status TakeLeaving(Work& work, size_t n, LeavingRows* leaving) const;
+  Status ReserveLeaving(LeavingRows* leaving);
   // Gives rows to ColdRows, those of tables[t] in (*leaving)[t]. `rows` and `scores` are those of
   // the new keys.
   static void Leave(Work& work, const std::vector<DeviceTable*>& tables,

@@ -170,9 +170,10 @@ Status DeviceTable<Device>::FindRows(Work& work, Batch& batch, bool counts) {
 template <class Device>
 void DeviceTable<Device>::Find(Exec& exec, KeySpan keys, Tick tick, RowId* rows) {
   const size_t n = keys.size();
+  if (cold_ != nullptr) WaitForReader();
   Work work(*this, &exec);
   Batch batch = BatchOf(KeysAt(keys), n, stamps_.Encode(tick), rows);
-  KeepError(FindRows(work, batch, true));
+  KeepErrorBeside(work, FindRows(work, batch, true));
 }
 
 template <class Device>
@@ -253,6 +254,7 @@ Status DeviceTable<Device>::SetScores(Exec& exec, KeySpan keys, const Score* sco
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
   DYNEMB_RETURN_IF_ERROR(CheckScores(scoring_, scores, n));
   DYNEMB_RETURN_IF_ERROR(Error());
+  WaitForReader();
   Work work(*this, &exec, Work::Reports::kYes);
   RowId* rows = work.template Take<RowId>(n);
   Score* on_device = work.template Take<Score>(n);
@@ -277,6 +279,7 @@ Status DeviceTable<Device>::AddCounts(Exec& exec, KeySpan keys, const uint32_t* 
   DYNEMB_RETURN_IF_ERROR(Error());
   const Touch touch = scoring_.Lookup(0, true);
   if (touch.kind != Touch::Kind::kCount) return Status();
+  WaitForReader();
   Work work(*this, &exec, Work::Reports::kYes);
   RowId* rows = work.template Take<RowId>(n);
   auto* on_device = work.template Take<uint32_t>(n);
@@ -292,11 +295,11 @@ template <class Device>
 void DeviceTable<Device>::Lookup(Exec& exec, KeySpan keys, Tick tick, const void* default_vector,
                                  void* vectors, RowId* rows) {
   const size_t n = keys.size();
-  if (catch_up_.active()) WaitForReader();
+  if (reading_changes_rows()) WaitForReader();
   Work work(*this, &exec);
   const KeyArray k = KeysAt(keys);
   Batch batch = BatchOf(k, n, stamps_.Encode(tick), rows);
-  KeepError(FindRows(work, batch, true));
+  KeepErrorBeside(work, FindRows(work, batch, true));
   Bring(work, batch);
   if (default_vector == nullptr && admission_.enabled()) {
     work.ForEach(n, device::MarkAbsent{ViewsOf(work, batch), rows});
@@ -416,7 +419,7 @@ void DeviceTable<Device>::ApplyRange(Exec& exec, const RowOptimizer& optimizer, 
   batch.gradients = {gradients + begin * static_cast<size_t>(options_.dim)};
   if (any_cold()) {
     const Status held = HoldFound(work, batch, rows + begin);
-    KeepError(held);
+    KeepErrorBeside(work, held);
     if (!held.ok()) return;
   }
   Apply(work, batch, rows + begin, nonfinite, optimizer);

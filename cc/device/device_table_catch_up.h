@@ -183,6 +183,7 @@ uint64_t DeviceTable<Device>::BringRows(Exec& exec, uint64_t first, uint64_t num
       Batch batch = BatchOf(KeyArray(), n, 0, rows);
       Bring(work, batch);
     });
+    if (!work.status().ok()) return first;  // again
   }
   const uint64_t done = std::min(num, bounds_.high_water - std::min(first, bounds_.high_water));
   return BringCold(exec, next, num - done);
@@ -191,12 +192,14 @@ uint64_t DeviceTable<Device>::BringRows(Exec& exec, uint64_t first, uint64_t num
 template <class Device>
 void DeviceTable<Device>::MarkRows(Exec& exec, float mark) {
   WaitForReader();
-  Work work(*this, &exec);
-  work.Changes();
-  ForLiveRows(work, 0, bounds_.high_water, [&](RowId* rows, size_t n) {
-    BeforeWrite(work, rows, n);
-    work.ForEach(n, device::MarkRows{View(), rows, mark});
-  });
+  {
+    Work work(*this, &exec);
+    work.Changes();
+    ForLiveRows(work, 0, bounds_.high_water, [&](RowId* rows, size_t n) {
+      BeforeWrite(work, rows, n);
+      work.ForEach(n, device::MarkRows{View(), rows, mark});
+    });
+  }
   MarkCold(exec, mark);
 }
 

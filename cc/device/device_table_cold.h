@@ -57,6 +57,11 @@ bool DeviceTable<Device>::AnyCold(const Batch& batch) {
 }
 
 template <class Device>
+void DeviceTable<Device>::KeepErrorBeside(const Work& work, const Status& status) const {
+  if (work.status().ok()) KeepError(status);
+}
+
+template <class Device>
 std::vector<char> DeviceTable<Device>::KeysToHost(Work& work, KeySpan keys) const {
   return ToHost(work, static_cast<const char*>(keys.data()), keys.size() * store_.layout.key_size);
 }
@@ -99,7 +104,7 @@ Status DeviceTable<Device>::BringIn(Work& work, Batch& batch, const RowId* found
   if (found != nullptr) {
     RowId* const lost = work.template Take<RowId>(n);
     DYNEMB_RETURN_IF_ERROR(work.status());
-    work.ForEach(n, device::FlagLost{found, batch.rows, lost});
+    work.ForEach(n, device::FlagLost{ViewsOf(work, batch), found, batch.rows, lost});
     absent = lost;
   }
   std::vector<uint64_t> keys;
@@ -172,10 +177,20 @@ Status DeviceTable<Device>::MoveIn(Work& work, const std::vector<Moved>& moved, 
     if (of.keys.empty()) continue;
     const DeviceTable& table = *from->tables[t];
     const RowLayout& l = table.content_layout();
+    // A sweep may have passed the rows' new places, and not have come to their old ones.
+    const bool brings = table.catch_up_.active() && table.IsBringing();
+    std::vector<char> brought(brings ? l.content_bytes() : 0);
+    std::vector<float> unpacked(brings ? static_cast<size_t>(l.dim) : 0);
     const Place& at = places[parts.size()];
     const RowColumns columns{nullptr, here + at.vectors, reinterpret_cast<float*>(here + at.state)};
     for (size_t r = 0; r < of.keys.size(); ++r, ++i) {
-      columns.Set(r, l, &of.keys[r], of.ContentOf(r, l));
+      const char* content = of.ContentOf(r, l);
+      if (brings) {
+        memcpy(brought.data(), content, brought.size());
+        table.BringContent(of.keys[r], brought.data(), unpacked.data());
+        content = brought.data();
+      }
+      columns.Set(r, l, &of.keys[r], content);
       const RowTimes times = table.Clamped(of.times[r]);
       keys[i] = of.keys[r];
       updates[i] = times.updated;
@@ -193,14 +208,9 @@ Status DeviceTable<Device>::MoveIn(Work& work, const std::vector<Moved>& moved, 
   DYNEMB_RETURN_IF_ERROR(work.status());
   DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kDistinct, fill));
   // The rows are in two places: nothing fails here.
-  bool sweeps = false;
   for (size_t t = 0; t < moved.size(); ++t) {
-    if (moved[t].keys.empty()) continue;
-    from->tables[t]->RemoveMoved(moved[t]);
-    sweeps = sweeps || from->tables[t]->IsBringing();
+    if (!moved[t].keys.empty()) from->tables[t]->RemoveMoved(moved[t]);
   }
-  // A sweep may have passed a row's new place, and not have come to its old one.
-  if (sweeps) Bring(work, batch);
   return work.status();
 }
 
@@ -283,13 +293,14 @@ Status DeviceTable<Device>::PlanLeaving(Work& work, Batch& batch, const std::vec
                           "of this batch; the rows of a step must be in memory together");
     }
     (*leaving)[t].first = room.end - n;
-    DYNEMB_RETURN_IF_ERROR(table.PrepareLeaving(work, n, &(*leaving)[t]));
+    DYNEMB_RETURN_IF_ERROR(table.TakeLeaving(work, n, &(*leaving)[t]));
+    DYNEMB_RETURN_IF_ERROR(table.ReserveLeaving(&(*leaving)[t]));
   }
   return Status();
 }
 
 template <class Device>
-Status DeviceTable<Device>::PrepareLeaving(Work& work, size_t n, LeavingRows* leaving) {
+Status DeviceTable<Device>::TakeLeaving(Work& work, size_t n, LeavingRows* leaving) const {
   const size_t stride = store_.layout.stride;
   leaving->n = n;
   leaving->chunk = std::min<size_t>(n, std::max<size_t>(1, device::kCopyPinned / stride));
@@ -297,8 +308,12 @@ Status DeviceTable<Device>::PrepareLeaving(Work& work, size_t n, LeavingRows* le
   leaving->host_copies = work.template Pinned<char>(leaving->chunk * stride);
   leaving->scores = work.template Pinned<Score>(leaving->chunk);
   leaving->row.reset(new char[content_layout().stride]());
-  DYNEMB_RETURN_IF_ERROR(work.status());
-  DYNEMB_RETURN_IF_ERROR(cold_->Reserve(n));
+  return work.status();
+}
+
+template <class Device>
+Status DeviceTable<Device>::ReserveLeaving(LeavingRows* leaving) {
+  DYNEMB_RETURN_IF_ERROR(cold_->Reserve(leaving->n));
   leaving->reserved = cold_.get();
   return Status();
 }
@@ -363,6 +378,10 @@ Status DeviceTable<Device>::Trim(Work& work, Stamp now) {
 template <class Device>
 Status DeviceTable<Device>::MoveAllOut(Work& work) {
   const uint64_t end = Read(work).high_water;
+  // Pinned memory is not freed with a Scratch, so all ranges have the same.
+  std::vector<LeavingRows> leaving(1);
+  const std::vector<DeviceTable*> tables{this};
+  DYNEMB_RETURN_IF_ERROR(TakeLeaving(work, device::kColdRange, &leaving[0]));
   for (uint64_t next = 0; next < end;) {
     const typename Device::Session::Scratch scratch(work);
     const std::vector<RowId> rows =
@@ -375,9 +394,9 @@ Status DeviceTable<Device>::MoveAllOut(Work& work) {
     uint32_t* const sums = work.template Take<uint32_t>(n + 1);
     DYNEMB_RETURN_IF_ERROR(work.status());
     if (n == 0) continue;
-    std::vector<LeavingRows> leaving(1);
-    const std::vector<DeviceTable*> tables{this};
-    DYNEMB_RETURN_IF_ERROR(PrepareLeaving(work, n, &leaving[0]));
+    leaving[0].n = n;
+    leaving[0].done = 0;
+    DYNEMB_RETURN_IF_ERROR(ReserveLeaving(&leaving[0]));
     work.Copy(leaving_rows, rows.data(), n * sizeof(RowId));
     work.ForRows(n, 1,
                  device::ReadColumns{View(), leaving_rows, keys, nullptr, nullptr, nullptr, nullptr,
@@ -391,6 +410,7 @@ Status DeviceTable<Device>::MoveAllOut(Work& work) {
     work.ForRows(n, 1, device::FreeRows{View(), gone, sums, counters(), false});
     work.ForEach(1, device::CountFreed{sums, n, counters(), nullptr});
     work.Settled();
+    leaving[0].Settle();
     DYNEMB_RETURN_IF_ERROR(work.status());
   }
   return Refresh(work);

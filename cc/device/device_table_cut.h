@@ -208,7 +208,7 @@ void DeviceTable<Device>::CopyEvicted(Work& work, const RowId* rows, const Score
 
 template <class Device>
 void DeviceTable<Device>::TrimDeletions() {
-  deletions_.Trim(std::max<uint64_t>(bounds_.live, kDeletionsAtLeast));
+  deletions_.Trim(std::max<uint64_t>(RowsHeld(), kDeletionsAtLeast));
 }
 
 template <class Device>
@@ -259,11 +259,11 @@ Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, boo
     cut->first_admission_line = admission_lines_.first;
   }
   DYNEMB_RETURN_IF_ERROR(work.status());
+  if (with_deleted || since == 0) catch_up_.NoteCut(watermark);
   if (cold_ != nullptr) {
     BeginColdCut(cut->since);
     cut->most_rows += cold_->CutRows();
   }
-  if (with_deleted || since == 0) catch_up_.NoteCut(watermark);
   cut_ = std::move(cut);
   return Status();
 }

@@ -401,10 +401,12 @@ Status DeviceTable<Device>::FindOrInsert(Exec& exec, KeySpan keys, Tick tick, Ro
 template <class Device>
 Status DeviceTable<Device>::InsertAndEvict(Exec& exec, KeySpan keys, Tick tick, RowId* rows,
                                            EvictedRows* evicted) {
+  struct Wanted {
+    EvictedRows** slot;
+    ~Wanted() { *slot = nullptr; }
+  } wanted{&evicted_};
   evicted_ = evicted;
-  const Status status = FindOrInsert(exec, keys, tick, rows);
-  evicted_ = nullptr;
-  return status;
+  return FindOrInsert(exec, keys, tick, rows);
 }
 
 template <class Device>
@@ -463,14 +465,15 @@ size_t DeviceTable<Device>::Remove(Work& work, KeyArray keys, size_t n, Tick tic
   uint32_t* sums = work.template Take<uint32_t>(n + 1);
   uint32_t* const removed = work.template Pinned<uint32_t>(1);
   if (!work.status().ok()) return 0;
+  if (how == Removal::kWipe && !ForgetCounts(work, keys, n).ok()) return 0;
   // Cold rows first: they have to be read, which may fail.
   size_t cold = 0;
   if (!on_host.empty()) {
     const Status status = EraseCold(on_host, tick, how, &cold);
     KeepError(status);
     if (!status.ok()) return 0;
+    if (tracking_) TrimDeletions();
   }
-  if (how == Removal::kWipe && !ForgetCounts(work, keys, n).ok()) return 0;
   work.Changes();
   work.ForKeys(n, device::EraseKeys{View(), keys, expired, gone, scores});
   BeforeWrite(work, gone, n, scores);

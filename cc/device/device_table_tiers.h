@@ -12,7 +12,7 @@ namespace dynemb {
 template <class Device>
 Status DeviceTable<Device>::Promote(Exec& exec, Tick tick) {
   // A cut identifies its rows by id, so rows do not move while a cut is read.
-  if (!tiered() || store_.split == 0 || cut_ != nullptr) return Status();
+  if (!tiered() || store_.split == 0 || cut_ != nullptr || sweeps_rows()) return Status();
   DYNEMB_RETURN_IF_ERROR(Error());
   if (bounds_.high_water <= store_.split || reads_.exchange(0) == 0) return Status();
   Phase phase("promote");

@@ -16,14 +16,17 @@
 
 namespace dynemb::device {
 
-// lost[i] = kNoRow if found[i] was a row, and rows[i] is none; another value otherwise.
+// lost[i] = kNoRow if found[i] was a row, rows[i] is none, and the table has cold rows; another
+// value otherwise.
 struct FlagLost {
+  TableViews tables;
   const RowId* found;
   const RowId* rows;
   RowId* lost;
 
   DYNEMB_HD void operator()(size_t i) const {
-    lost[i] = rows[i] == kNoRow && IsRow(found[i]) ? kNoRow : 0;
+    const bool is_lost = rows[i] == kNoRow && IsRow(found[i]) && tables.Of(i).has_cold_rows;
+    lost[i] = is_lost ? kNoRow : 0;
   }
 };
 

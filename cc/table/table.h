@@ -166,8 +166,8 @@ class Table : public TableBatches, public TableCut {
   // some of the rows have been evicted.
   Status EvictTo(Exec& exec, uint64_t rows, Tick tick, uint64_t* evicted);
   // (exclusive on both tables) Swaps the rows and their state with another table of the same key
-  // type, dtype, dim and max_capacity. This table then counts as unchanged since `tick`, and tracks
-  // changes from then on.
+  // type, dtype, dim, max_capacity and limits of memory. This table then counts as unchanged since
+  // `tick`, and tracks changes from then on.
   virtual void SwapRows(Table* other, Tick tick) = 0;
 
   // (exclusive) AdmissionCounters::Load, of a table that counts keys; otherwise InvalidArgument.
@@ -278,6 +278,9 @@ class Table : public TableBatches, public TableCut {
   // the table's record, or is since the last step. If that has no later step, and the record gets
   // one more, the next call needs no memory.
   virtual Status CopySteps(Exec&, const CatchUp&) { return Status(); }
+  // Whether a sweep that brings rows up to date is running: rows must not move to where it has
+  // been.
+  bool sweeps_rows() const { return brought_.next_row != 0; }
   // Brings all rows up to date.
   Status BringAll(Exec& exec);
   // MarkRows. If it fails, MendMarks has to succeed before the next step.

@@ -89,6 +89,17 @@ REGISTER("DynembReadAhead", ReadAheadOp);
 #undef REGISTER
 
 DYNEMB_REGISTER_GPU_KERNEL(
+    Name("DynembFlush").Device(tensorflow::DEVICE_GPU).HostMemory("handle").HostMemory("folder"),
+    FlushOp);
+DYNEMB_REGISTER_GPU_KERNEL(Name("DynembRestore")
+                               .Device(tensorflow::DEVICE_GPU)
+                               .HostMemory("handle")
+                               .HostMemory("folder")
+                               .HostMemory("optimizer")
+                               .HostMemory("widths")
+                               .HostMemory("inits"),
+                           RestoreOp);
+DYNEMB_REGISTER_GPU_KERNEL(
     Name("DynembReadAhead").Device(tensorflow::DEVICE_GPU).HostMemory("handle"), ReadAheadOp);
 
 }  // namespace

@@ -342,11 +342,14 @@ class SwapRowsOp : public DynembOp {
       const TableOptions& a = tables[t]->options();
       const TableOptions& b = tables[n + t]->options();
       if (a.dim != b.dim || a.dtype != b.dtype || a.key_type != b.key_type ||
-          a.max_capacity != b.max_capacity || &refs[t]->lookups() != &refs[n + t]->lookups()) {
+          a.max_capacity != b.max_capacity || a.max_hbm_bytes != b.max_hbm_bytes ||
+          a.max_dram_bytes != b.max_dram_bytes ||
+          tables[t]->has_cold_rows() != tables[n + t]->has_cold_rows() ||
+          &refs[t]->lookups() != &refs[n + t]->lookups()) {
         return absl::InvalidArgumentError(
             absl::StrCat("table '", a.name,
                          "' and the table to swap it with differ in dim, dtype, key_type, "
-                         "max_capacity or place"));
+                         "max_capacity, limits of memory or place"));
       }
     }
     TableLock lock(tables, TableLock::Mode::kExclusive);

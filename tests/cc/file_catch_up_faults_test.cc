@@ -149,6 +149,7 @@ TEST_P(FileCatchUpFaultsTest, Sweeps) {
       if (event == 1) w.files.Fail(FaultyFileSystem::kPwrite, 1, EIO, 2);
       if (event == 2) (void)w.LookUp(random.Below(kRows));
       if (event == 3) (void)static_cast<ColdTable&>(*w.table).CompactFiles();
+      if (event == 6) w.device.FailTake(random.Below(5));  // if the table is there
       bool ok = false;
       if (event == 4) {
         failing::WithAllocations(random.Below(8), [&] {
@@ -161,6 +162,7 @@ TEST_P(FileCatchUpFaultsTest, Sweeps) {
         ok = w.Step();
       }
       w.files.Heal();
+      w.device.FailTake(ThreadsDevice::kNever);
       failed += !ok;
       if (event == 5) w.ExpectEqual();
       ASSERT_FALSE(::testing::Test::HasFailure()) << i;

@@ -108,6 +108,9 @@ TEST_P(FileCatchUpTest, SweepsReachRowsThatMove) {
     // Most moves are while a sweep runs: about 50 steps of 32,768.
     const bool sweeps = table->catch_up().NeedsSweep();
     if (random.Below(sweeps ? 2 : 50) == 0) find(random.Below(kKeys));
+    if (sweeps) {
+      ASSERT_TRUE(table->Promote(exec, ++tick).ok());
+    }
     if (random.Below(sweeps ? 2 : 500) == 0) {
       ASSERT_TRUE(static_cast<ColdTable&>(*table).CompactFiles().ok());
     }

@@ -362,8 +362,6 @@ def test_gpu_kernels_declare_their_arguments_in_host_memory():
     assert on_tables - found.keys() == {
         "DynembSnapshot",
         "DynembSwapRows",
-        "DynembFlush",
-        "DynembRestore",
         # Of served tables, which are in host memory.
         "DynembOpenServedTable",
         "DynembApplySnapshots",
