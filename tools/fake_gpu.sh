@@ -18,4 +18,4 @@ exec "$PYTHON" -m pytest -p no:cacheprovider -p fake_gpu -m "not slow" \
   --deselect tests/python/test_lookup_sparse.py::test_max_norm_is_that_of_tensorflow \
   --deselect tests/python/test_admission_saved.py::test_counters_survive_resharding \
   "$@" tests/fake_gpu $(printf 'tests/python/test_%s.py ' ops ops_gradients ops_model exchange_ops dynamic_variable lookup_sparse \
-    optimizer layers dump checkpoint admission_option admission_saved file_tables)
+    optimizer layers dump checkpoint admission_option admission_saved file_tables persistent_tables)
