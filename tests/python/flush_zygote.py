@@ -140,7 +140,9 @@ def main(path, trials):
         if kind < 0.25:  # while the table is opened
             lines = run(path, "", random.random() * span * 1.3)
         else:  # in a step or a flush
-            lines = run(path, random.choice(["opened", "begin", "begin"]), random.random() * 0.25)
+            # Most delays are short: a flush takes some milliseconds.
+            delay = random.random() ** 4 * 0.25
+            lines = run(path, random.choice(["opened", "begin", "begin"]), delay)
             span = min(span, time.perf_counter() - started)
         counts["trials"] += 1
         for word, step, crc in lines:

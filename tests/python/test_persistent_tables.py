@@ -8,7 +8,6 @@ import file_pairs
 import keras
 import numpy as np
 import pytest
-import simulated
 import table_reader
 import tensorflow as tf
 import warm_python
@@ -104,9 +103,8 @@ def test_a_process_killed_at_any_moment(tmp_path):
     assert counts["trials"] == trials
     assert counts["opened"] > trials // 3
     assert counts["last"] >= trials // 5
-    # Processes were killed during a flush, and some of these flushes were complete. On a simulated
-    # device, batches take most of the time.
-    assert counts["during a flush"] >= (0 if simulated.ON_DEVICE else trials // 10)
+    # Processes were killed during a flush, and some of these flushes were complete.
+    assert counts["during a flush"] >= trials // 20
 
 
 def test_expiry_and_admission_continue(tmp_path):
