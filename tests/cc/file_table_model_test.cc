@@ -65,6 +65,7 @@ void FileTableModelTest::ApplyStep() {
         return Status();
       });
     }
+    if (random_.Below(2) == 0) tick_ += static_cast<Tick>(jump());  // a step is no access
   }
   const OptimizerStep step = AdamStep(of(), ++iteration_);
   const StateSpec spec = AdamState(step, kDim);
