@@ -1,7 +1,7 @@
 # Each target first runs tools/setup.sh, which sets up whatever is missing.
 .DEFAULT_GOAL := build
 .PHONY: build train serve-example test test-cc soak test-wheel test-wheels lint format bench bench-cc bench-peers bench-hierarchical-kv wheel \
-	wheels sanitize cuda-check fake-gpu gpu-test gpu-bundle clean
+	wheels sanitize cuda-check fake-gpu gpu-test gpu-bundle gpu-rehearsal clean
 .NOTPARALLEL:
 
 PYTHON := .venv/bin/python
@@ -92,7 +92,7 @@ soak: build ## compares tables with models for a million operations each, and fi
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 5,$(LONGER)) --config=tsan //tests/cc:file_table_scale_test
 
 cuda-check: build ## compiles all GPU code if nvcc is found; its tests skip without a GPU
-	$(BAZEL) build //cc/table:device //cc/device:cuda_check //tests/cuda:all //benchmarks/cuda:all
+	$(BAZEL) build //cc/table:device //cc/device:cuda_check //tests/cuda:all //benchmarks/cuda:all //tests/fake_cuda:all
 	$(BAZEL) test //tests/cuda:all //tests/fake_cuda:all
 	$(PYTHON) tools/kernel_resources.py bazel-bin/cc/device/_cuda_objects/*.ptxas
 	@for text in cc/table/device cc/device/cuda_check; do echo "cuda-check: $$(cat bazel-bin/$$text.txt)"; done
@@ -106,6 +106,9 @@ gpu-test: build ## runs the tests on this machine's GPU; fails without one
 
 gpu-bundle: build ## packs dist/gpu-bundle.tar.gz: the same tests for a machine with only a driver
 	tools/gpu_bundle.sh pack
+
+gpu-rehearsal: build ## runs what a session on a GPU runs, on stand-ins for CUDA and the GPU, and prints sizes and times
+	BAZEL=$(BAZEL) tools/gpu_rehearsal.sh
 
 clean: ## removes everything that was built, except .venv
 	-$(BAZEL) clean

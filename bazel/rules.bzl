@@ -168,13 +168,13 @@ def cuda_host_library(name, srcs, hdrs, deps):
         deps = deps + ["@local_cuda//:headers"],
     )
 
-def _binary(rule_of, name, srcs, hdrs, deps, runtime = "@local_cuda//:runtime", **kwargs):
+def _binary(rule_of, name, srcs, hdrs, deps, **kwargs):
     rule_of(
         name = name,
         testonly = True,
         srcs = _objects(name, srcs, hdrs, deps, True) + hdrs,
         copts = COPTS,
-        deps = deps + [runtime],
+        deps = deps + ["@local_cuda//:runtime"],
         **kwargs
     )
 
@@ -194,7 +194,7 @@ def cuda_binary(name, srcs, deps, hdrs = [], linkshared = False):
         linkopts = ["-Wl,-z,defs"] if linkshared else _STANDALONE
         _binary(native.cc_binary, name, srcs, hdrs, deps, linkopts = linkopts, linkshared = linkshared)
 
-def cuda_test(name, srcs, deps, hdrs = [], stand_in = False, **kwargs):
+def cuda_test(name, srcs, deps, hdrs = [], **kwargs):
     """A test with kernels. If CUDA is not built, a test in its place says so, and passes.
 
     Args:
@@ -202,22 +202,108 @@ def cuda_test(name, srcs, deps, hdrs = [], stand_in = False, **kwargs):
       srcs: .cu and .cc files. Without a GPU the test must pass, and report that it was skipped.
       deps: libraries.
       hdrs: headers of these sources only.
-      stand_in: whether the sources have functions of their own in place of CUDA's. They then have no kernels.
       **kwargs: for cc_test.
     """
-    if NVCC and stand_in:
-        _binary(native.cc_test, name, srcs, hdrs, deps, runtime = "@local_cuda//:headers", **kwargs)
-    elif NVCC:
+    if NVCC:
         _binary(native.cc_test, name, srcs, hdrs, deps, linkopts = _STANDALONE, linkstatic = True, **kwargs)
     else:
+        _skipped_test(name)
+
+def _skipped_test(name):
+    native.genrule(
+        name = name + "_skip",
+        testonly = True,
+        outs = [name + "_skip.sh"],
+        cmd = "printf '#!/bin/sh\\necho \"%s\"\\n' >$@" % CUDA_SUMMARY.replace("$", ""),
+    )
+    native.sh_test(
+        name = name,
+        size = "small",
+        srcs = [name + "_skip.sh"],
+    )
+
+# With a stand-in for CUDA: the host's compiler compiles .cu files, whose kernels are those of the stand-in's header.
+
+def _host_sources(name, kernels):
+    """Returns a source for each .cu file, by its label, that includes it."""
+    sources = []
+    for label in kernels:
+        package, file = label[len("//"):].split(":")
+        source = "_%s/%s.cc" % (name, file[:-len(".cu")])
         native.genrule(
-            name = name + "_skip",
+            name = source + "_source",
             testonly = True,
-            outs = [name + "_skip.sh"],
-            cmd = "printf '#!/bin/sh\\necho \"%s\"\\n' >$@" % CUDA_SUMMARY.replace("$", ""),
+            outs = [source],
+            cmd = "echo '#include \"%s/%s\"' >$@" % (package, file),
         )
-        native.sh_test(
+        sources.append(source)
+    if kernels:
+        native.cc_library(
+            name = name + "_kernels",
+            testonly = True,
+            textual_hdrs = kernels,
+        )
+    return sources
+
+def stand_in_library(name, srcs, hdrs, kernels, stand_in, deps):
+    """The stand-in, and code with kernels; empty if CUDA is not built.
+
+    Args:
+      name: of the target.
+      srcs: .cc files.
+      hdrs: headers.
+      kernels: labels of .cu files.
+      stand_in: the path of the header that takes the place of CUDA's kernels.
+      deps: libraries.
+    """
+    if NVCC:
+        native.cc_library(
             name = name,
-            size = "small",
-            srcs = [name + "_skip.sh"],
+            testonly = True,
+            srcs = srcs + _host_sources(name, kernels),
+            hdrs = hdrs,
+            copts = COPTS,
+            defines = [
+                "DYNEMB_CUDA=1",
+                'DYNEMB_CUDA_STAND_IN=\\"%s\\"' % stand_in,
+            ],
+            alwayslink = True,  # deps call its functions
+            deps = deps + [":%s_kernels" % name, "@local_cuda//:headers"],
         )
+
+def _stand_in(rule_of, name, srcs, kernels, deps, **kwargs):
+    rule_of(
+        name = name,
+        testonly = True,
+        srcs = srcs + _host_sources(name, kernels),
+        copts = COPTS,
+        deps = deps + ([":%s_kernels" % name] if kernels else []),
+        **kwargs
+    )
+
+def stand_in_binary(name, deps, srcs = [], kernels = []):
+    """A program on a stand-in for CUDA; nothing if CUDA is not built.
+
+    Args:
+      name: of the target.
+      deps: libraries, among them one of stand_in_library.
+      srcs: .cc files.
+      kernels: labels of .cu files.
+    """
+    if NVCC:
+        _stand_in(native.cc_binary, name, srcs, kernels, deps)
+
+def stand_in_test(name, deps, srcs = [], kernels = [], **kwargs):
+    """A test on a stand-in for CUDA; if CUDA is not built, a test that says so.
+
+    Args:
+      name: of the target.
+      deps: libraries, among them one of stand_in_library.
+      srcs: .cc files.
+      kernels: labels of .cu files.
+      **kwargs: for cc_test.
+    """
+    if NVCC:
+        _stand_in(native.cc_test, name, srcs, kernels, deps, linkstatic = True, **kwargs)
+    else:
+        _skipped_test(name)

@@ -4,22 +4,22 @@
 #   gpu_bundle.sh pack          packs dist/gpu-bundle.tar.gz for a machine with only a driver: unpack it there, and call
 #                               its run.sh
 #   gpu_bundle.sh run [ARG...]  calls run.sh here with these arguments; without a GPU, exits with 77 and compiles no tests
+#   gpu_bundle.sh stand-in FILE packs FILE: the same programs on a stand-in for CUDA (tests/fake_cuda), to rehearse without a GPU
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly NAME=gpu LOG=build/gpu.log
-readonly PLACE=build/gpu-bundle BUNDLE=dist/gpu-bundle.tar.gz
+readonly BUNDLE=dist/gpu-bundle.tar.gz
+PLACE=build/gpu-bundle
 # A file for a machine without a network should be small.
 readonly MOST_BYTES=$((32 << 20))
 . tools/steps.sh
 
 bazel_build() { "${BAZEL:-bazel}" build --config=cuda "$@"; }
 
-# The labels of all rules of a kind in the packages whose programs need a GPU.
+# The labels of all rules of a kind in some packages.
 targets() {
-  local packages=//tests/cuda:all
-  [ ! -e benchmarks/cuda/BUILD ] || packages+=" + //benchmarks/cuda:all"
-  "${BAZEL:-bazel}" query --repo_env=TF_DYNEMB_CUDA=1 --noshow_progress "kind('$1', $packages)" 2>"$LOG" ||
+  "${BAZEL:-bazel}" query --repo_env=TF_DYNEMB_CUDA=1 --noshow_progress "kind('$1', $2)" 2>"$LOG" ||
     { cat "$LOG" >&2; exit 1; }
 }
 
@@ -47,23 +47,28 @@ standalone() {
   done
 }
 
+# Builds the programs of some packages, and lays them out in $PLACE. $1 is the package of find_gpu.
 stage() {
   local tests benchmarks
-  tests=$(targets "cc_test rule" | grep -v ':load_test$')
-  benchmarks=$(targets "cc_binary rule" | grep '_benchmark$' || true)
-  bazel_build //tests/cuda:find_gpu $tests $benchmarks
+  tests=$(targets "cc_test rule" "$2" | grep -v -e ':load_test$' -e ':fake_cuda_test$')
+  benchmarks=$(targets "cc_binary rule" "$2" | grep '_benchmark$' || true)
+  bazel_build "$1:find_gpu" $tests $benchmarks
   rm -rf "$PLACE"
-  place //tests/cuda:find_gpu .
+  place "$1:find_gpu" .
   place "$tests" tests
   place "$benchmarks" benchmarks
   cp tools/gpu_run.sh "$PLACE/run.sh"
+}
+
+stage_cuda() {
+  stage //tests/cuda "//tests/cuda:all + //benchmarks/cuda:all"
   standalone
 }
 
 mkdir -p build dist
 case ${1-} in
   pack)
-    stage
+    stage_cuda
     tar -C build -czf "$BUNDLE" --owner=0 --group=0 gpu-bundle
     bytes=$(stat -c %s "$BUNDLE")
     say "$BUNDLE: $((bytes >> 10)) KiB"
@@ -77,10 +82,15 @@ case ${1-} in
       [ $rc != 77 ] || printf "$NAME: %s\n" "no test was run; make gpu-bundle packs them for a machine with a GPU" >&2
       exit $rc
     }
-    stage
+    stage_cuda
     exec "$PLACE/run.sh" "$@"
     ;;
+  stand-in)
+    PLACE=build/stand-in/gpu-bundle
+    stage //tests/fake_cuda //tests/fake_cuda:all
+    tar -C build/stand-in -czf "$2" gpu-bundle
+    ;;
   *)
-    stop "usage: gpu_bundle.sh pack, or gpu_bundle.sh run [ARG...]"
+    stop "usage: gpu_bundle.sh pack, gpu_bundle.sh run [ARG...], or gpu_bundle.sh stand-in FILE"
     ;;
 esac

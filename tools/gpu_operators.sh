@@ -1,6 +1,7 @@
 #!/bin/sh
-# Runs the operators' tests with tables in the memory of the GPU that TensorFlow sees. Fails if it sees none. PYTHON names
-# the Python that has TensorFlow and pytest; default: that of .venv, if there is one, otherwise python3.
+# gpu_operators.sh [MODULE...]: runs the operators' tests, or these modules of tests/python, with tables in the memory of the GPU
+# that TensorFlow sees. Fails if it sees none. PYTHON names the Python that has TensorFlow and pytest; default: that of .venv, if
+# there is one, otherwise python3.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -15,9 +16,9 @@ if ! "$PYTHON" -c "import sys, tensorflow as tf; sys.exit(not tf.config.list_phy
   exit 1
 fi
 cd tests/python
+[ $# -gt 0 ] || set -- $("$PYTHON" -c "import simulated; print(*simulated.MODULES)") test_device_tables.py
 # Otherwise TensorFlow takes all memory and leaves none for tables. Few rows fit the device tier, so both tiers are used. Left out:
 # ranks that are threads (docs/gpu.md, "What was run, and where").
 TF_FORCE_GPU_ALLOW_GROWTH=true DYNEMB_TEST_ON_GPU=1 \
   exec "$PYTHON" -m pytest -p no:cacheprovider \
-  --deselect tests/python/test_admission_saved.py::test_counters_survive_resharding \
-  $("$PYTHON" -c "import simulated; print(*simulated.MODULES)") test_device_tables.py
+  --deselect tests/python/test_admission_saved.py::test_counters_survive_resharding "$@"

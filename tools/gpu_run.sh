@@ -1,12 +1,16 @@
 #!/bin/bash
-# run.sh of the GPU bundle: runs its tests one after the other, and prints a table of the results. It needs an NVIDIA driver
-# and the tools of any Linux system. The output of the tests is kept in logs/.
+# run.sh of the GPU bundle: runs its tests, and prints a table of the results. It needs an NVIDIA driver and the tools of any
+# Linux system. The output of the tests is kept in logs/, and packed in logs.tar.gz.
 #
-#   run.sh [--sanitize] [--benchmarks] [--limit SECONDS] [NAME...]
+#   run.sh [--sanitize] [--benchmarks] [--limit SECONDS] [--jobs N] [--shrink N] [--case TEXT] [NAME...]
 #
 # --sanitize    run under compute-sanitizer, from PATH or /usr/local/cuda/bin
 # --benchmarks  run the benchmarks after the tests, and show their output
 # --limit       time limit of each program; default: 300, and ten times that under compute-sanitizer
+# --jobs        the number of tests that run side by side; with several, the tests of tables are divided among them.
+#               Default: 1. The suites of the device itself, and benchmarks, always run alone.
+# --shrink      for benchmarks: log2 of the factor by which all sizes are divided
+# --case        for benchmarks: only the cases that have this text in their names
 # NAME          run only these programs
 #
 # The exit status is 0 if all passed, 1 if one failed, 2 for wrong usage, and 77 without a GPU. Without a GPU, the tests
@@ -14,22 +18,27 @@
 set -uo pipefail
 cd "$(dirname "$0")"
 
-limit="" sanitize="" benchmarks="" names=()
+limit="" sanitize="" benchmarks="" jobs=1 names=() sizes=()
+
+# Checks that the argument of an option is a number.
+numeric() { [[ ${2-} =~ ^[0-9]+$ ]] || { echo "run.sh: $1 needs a number" >&2; exit 2; }; }
+
 while [ $# -gt 0 ]; do
   case $1 in
     --sanitize) sanitize=yes ;;
     --benchmarks) benchmarks=yes ;;
-    --limit)
-      [[ ${2-} =~ ^[0-9]+$ ]] || { echo "run.sh: --limit needs a number of seconds" >&2; exit 2; }
-      limit=$2
-      shift
-      ;;
+    --limit) numeric "$@" && limit=$2 && shift ;;
+    --jobs) numeric "$@" && jobs=$2 && shift ;;
+    --shrink) numeric "$@" && sizes+=("$2") && shift ;;
+    --case) [ $# -gt 1 ] || { echo "run.sh: --case needs a text" >&2; exit 2; }
+      sizes+=(--case "$2") && shift ;;
     -*) echo "run.sh: no option $1; see the top of this file" >&2; exit 2 ;;
     *) names+=("$1") ;;
   esac
   shift
 done
 limit=${limit:-$([ -n "$sanitize" ] && echo 3000 || echo 300)}
+[ "$jobs" -gt 0 ] || { echo "run.sh: --jobs needs at least 1" >&2; exit 2; }
 
 wanted() { [ ${#names[@]} = 0 ] || [[ " ${names[*]} " = *" $1 "* ]]; }
 
@@ -46,7 +55,8 @@ if [ -n "$sanitize" ]; then
   export DYNEMB_SANITIZE=1  # tests skip planted faults
 fi
 
-mkdir -p logs
+rm -rf logs logs.tar.gz
+mkdir logs
 ./find_gpu
 case $? in
   0) gpu=yes ;;
@@ -58,15 +68,17 @@ esac
 number() { sed -n "s/^\[$1\] *\(Running \)\?\([0-9]*\) test.*/\2/p" "$2" | tail -n 1 | grep . || echo 0; }
 
 readonly ROW="%-28s %6s %7s %8s %8s  %s\n"
-printf "$ROW" name tests passed skipped seconds verdict
-failed=0 some=0
-for program in tests/*; do
-  name=${program##*/}
-  wanted "$name" || continue
-  some=1
-  log=logs/$name.txt
+
+# Runs a test, or the part PART of PARTS of it, and prints its row. Fails if the test does.
+run_test() {
+  local name=$1 part=${2-} parts=${3-} log began rc took ran passed skipped verdict
+  local label=$name${part:+ $((part + 1))/$parts}
+  log=logs/$name${part:+_$part}.txt
   began=$(date +%s%N)
-  timeout -k 10 "$limit" "${under[@]}" "$program" </dev/null >"$log" 2>&1
+  (
+    [ -z "$part" ] || export GTEST_SHARD_INDEX=$part GTEST_TOTAL_SHARDS=$parts
+    exec timeout -k 10 "$limit" "${under[@]}" "tests/$name"
+  ) </dev/null >"$log" 2>&1
   rc=$?
   took=$((($(date +%s%N) - began) / 10000000))
   ran=$(number "==========" "$log") passed=$(number "  PASSED  " "$log") skipped=$(number "  SKIPPED " "$log")
@@ -83,11 +95,49 @@ for program in tests/*; do
   else
     verdict=passed
   fi
-  printf "$ROW" "$name" "$ran" "$passed" "$skipped" "$((took / 100)).$(printf %02d $((took % 100)))" "$verdict"
-  if [[ $verdict = FAILED* ]]; then
-    failed=1
-    tail -n 30 "$log" | sed 's/^/    /'
-  fi
+  # Together, so that the rows of tests that run side by side do not mix.
+  {
+    printf "$ROW" "$label" "$ran" "$passed" "$skipped" "$((took / 100)).$(printf %02d $((took % 100)))" "$verdict"
+    [[ $verdict != FAILED* ]] || tail -n 30 "$log" | sed 's/^/    /'
+  } >"logs/row.$BASHPID"
+  cat "logs/row.$BASHPID"
+  rm "logs/row.$BASHPID"
+  [[ $verdict != FAILED* ]]
+}
+
+# The tests of the device come first, and run alone: some need most of its memory, or want it idle.
+alone=() beside=()
+for program in tests/*; do
+  name=${program##*/}
+  wanted "$name" || continue
+  case $name in
+    cuda_device_test | device_* | lanes_*) alone+=("$name") ;;
+    *) beside+=("$name") ;;
+  esac
+done
+
+printf "$ROW" name tests passed skipped seconds verdict
+failed=0 some=0 running=0
+for name in "${alone[@]}"; do
+  some=1
+  run_test "$name" || failed=1
+done
+for name in "${beside[@]}"; do
+  some=1
+  parts=1
+  [ "$jobs" = 1 ] || [ "$name" != cuda_table_test ] || parts=$jobs
+  for ((part = 0; part < parts; part++)); do
+    if [ "$running" = "$jobs" ]; then
+      wait -n || failed=1
+      running=$((running - 1))
+    fi
+    if [ $parts = 1 ]; then run_test "$name" & else run_test "$name" $part $parts & fi
+    running=$((running + 1))
+  done
+done
+while [ $running -gt 0 ]; do
+  wait -n || failed=1
+  running=$((running - 1))
 done
 
 if [ -n "$benchmarks" ]; then
@@ -96,11 +146,12 @@ if [ -n "$benchmarks" ]; then
     [ -x "$program" ] && wanted "$name" || continue
     some=1
     echo "--- $name"
-    timeout -k 10 "$limit" "$program" </dev/null 2>&1 | tee "logs/$name.txt"
+    timeout -k 10 "$limit" "$program" "${sizes[@]}" </dev/null 2>&1 | tee "logs/$name.txt"
     rc=${PIPESTATUS[0]}
     [ "$rc" = 0 ] || { failed=1; echo "FAILED: ended with $rc"; }
   done
 fi
+tar -czf logs.tar.gz logs
 
 [ $some = 1 ] || { echo "run.sh: nothing was run" >&2; exit 2; }
 [ $failed = 0 ] || exit 1

@@ -1,8 +1,15 @@
 // The CUDA kernels of CudaDevice's sessions: loops over bodies (device.h). Every source that gives
 // a body to a CudaDevice includes this header, and is compiled by nvcc. A body becomes one CUDA
 // kernel; a body of ForRows, one per width of its teams.
+//
+// If DYNEMB_CUDA_STAND_IN names a header, that has the loops instead, and the host's compiler
+// compiles the sources (tests/fake_cuda).
 #ifndef DYNEMB_DEVICE_CUDA_DEVICE_CUH_
 #define DYNEMB_DEVICE_CUDA_DEVICE_CUH_
+
+#ifdef DYNEMB_CUDA_STAND_IN
+#include DYNEMB_CUDA_STAND_IN
+#else
 
 #include <cuda_runtime.h>
 
@@ -27,7 +34,7 @@ __device__ inline size_t NumThreads() { return static_cast<size_t>(gridDim.x) * 
 template <class Body, class = void>
 constexpr unsigned int kLeastBlocks = 0;
 template <class Body>
-constexpr unsigned int kLeastBlocks<Body, std::void_t<decltype(Body::kLeastBlocks)>> =
+constexpr unsigned int kLeastBlocks<Body, std::void_t<decltype(Body::kLeastBlocks)> > =
     Body::kLeastBlocks;
 
 template <class Body>
@@ -128,5 +135,7 @@ void CudaDevice::Session::ForRows(size_t n, size_t quads, const Body& body) {
 }
 
 }  // namespace dynemb
+
+#endif  // DYNEMB_CUDA_STAND_IN
 
 #endif  // DYNEMB_DEVICE_CUDA_DEVICE_CUH_

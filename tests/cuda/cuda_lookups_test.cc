@@ -1,6 +1,7 @@
 // Lookups over tables in a GPU's memory.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -85,7 +86,9 @@ TEST(CudaLookupsTest, StepsDoNotWait) {
   cudaEvent_t begun = nullptr;
   Succeeds(cudaEventCreate(&begun));
   // Copies that keep the GPU busy for much longer than the host takes to give it the steps.
-  const size_t bytes = size_t{1} << 30;
+  size_t left = 0, total = 0;
+  Succeeds(cudaMemGetInfo(&left, &total));
+  const size_t bytes = std::min(size_t{1} << 30, total / 8);
   char* busy = nullptr;
   Succeeds(cudaMalloc(reinterpret_cast<void**>(&busy), 2 * bytes));
   for (int i = 0; i < 100; ++i) {

@@ -53,17 +53,6 @@ struct OnFakeCuda {
   }
 };
 
-// No test breaks a rule.
-class Rules : public ::testing::EmptyTestEventListener {
-  void OnTestEnd(const ::testing::TestInfo& info) override {
-    if (fake_cuda::TakeMisuses() != 0) ADD_FAILURE() << info.name() << " broke rules of CUDA";
-  }
-};
-const bool listens = [] {
-  ::testing::UnitTest::GetInstance()->listeners().Append(new Rules);
-  return true;
-}();
-
 INSTANTIATE_TYPED_TEST_SUITE_P(FakeCuda, DeviceMemory, OnFakeCuda);
 INSTANTIATE_TYPED_TEST_SUITE_P(FakeCuda, DeviceWork, OnFakeCuda);
 

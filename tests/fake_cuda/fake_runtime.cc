@@ -8,6 +8,9 @@ using namespace dynemb::fake_cuda;  // NOLINT
 
 namespace {
 
+// Of the addresses of cudaMalloc, and the unit of protection.
+constexpr size_t kAlignment = 256, kPage = 4096;
+
 const char* NameOf(cudaError_t error) {
   switch (error) {
     case cudaSuccess:
@@ -75,7 +78,10 @@ cudaError_t cudaDeviceSynchronize() {
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int) {
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) {
   const Lock lock(mutex);
   if (free_streams.empty()) free_streams.push_back(new CUstream_st);
   *stream = free_streams.back();
@@ -83,6 +89,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int) {
   (*stream)->number = ++numbers;
   (*stream)->queue = std::make_shared<Queue>();
   (*stream)->queue->gpu = CurrentGpu();
+  (*stream)->queue->blocking = (flags & cudaStreamNonBlocking) == 0;
   queues.push_back((*stream)->queue);
   return cudaSuccess;
 }
@@ -99,10 +106,16 @@ cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* number) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (stream == nullptr) return cudaSuccess;  // it only has copies, which are done at once
   const Lock lock(mutex);
   if (!MayUse(stream)) return Misuse("a wait for a stream of another GPU, or none");
   RunAll(stream->queue.get());
   return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  const Lock lock(mutex);
+  if (!MayUse(stream)) return Misuse("a question about a stream of another GPU, or none");
+  return stream->queue->work.empty() ? cudaSuccess : Fail(cudaErrorNotReady);
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
   const Lock lock(mutex);
@@ -112,6 +125,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return cudaSuccess;
 }
 
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  return cudaEventCreateWithFlags(event, cudaEventDefault);
+}
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
   const Lock lock(mutex);
   *event = new CUevent_st{CurrentGpu(), nullptr};
@@ -167,6 +183,73 @@ cudaError_t cudaHostUnregister(void* p) {
   return cudaSuccess;
 }
 
+cudaError_t cudaMalloc(void** p, size_t bytes) {
+  const Lock lock(mutex);
+  const int gpu = CurrentGpu();
+  const size_t aligned = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const size_t mapped = (aligned + kPage - 1) / kPage * kPage;
+  if (used[gpu] + mapped > kMemory) return Fail(cudaErrorMemoryAllocation);
+  // The array ends where the mapping does, and the page after it cannot be accessed.
+  void* const at = mmap(nullptr, mapped + kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) return Fail(cudaErrorMemoryAllocation);
+  used[gpu] += mapped;
+  const auto memory = std::make_shared<Memory>(gpu, mapped);
+  if (mmap(at, mapped, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->file, 0) == MAP_FAILED) {
+    std::abort();
+  }
+  mappings[reinterpret_cast<uintptr_t>(at)] = {mapped, memory, true};
+  if (running > 0) Protect(true);
+  *p = static_cast<char*>(at) + mapped - aligned;
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* p) {
+  const Lock lock(mutex);
+  (void)cudaDeviceSynchronize();
+  const auto mapping = MappingOf(reinterpret_cast<uintptr_t>(p));
+  if (mapping == mappings.end()) return Misuse("memory is freed that was not allocated");
+  munmap(reinterpret_cast<void*>(mapping->first), mapping->second.bytes + kPage);
+  mappings.erase(mapping);
+  return cudaSuccess;
+}
+
+namespace {
+
+bool Within(const decltype(mappings)::iterator& mapping, const void* p, size_t bytes) {
+  return mapping != mappings.end() &&
+         reinterpret_cast<uintptr_t>(p) + bytes <= mapping->first + mapping->second.bytes;
+}
+
+}  // namespace
+
+// In the default stream, which waits for all streams that were not created without it.
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  if (bytes == 0) return cudaSuccess;
+  const Lock lock(mutex);
+  const Where from_is = WhereIs(from, bytes), to_is = WhereIs(to, bytes);
+  if (from_is == Where::kInvalid || to_is == Where::kInvalid) {
+    return Misuse("a copy from or to memory that does not exist, or beyond a registration");
+  }
+  const int gpu = CurrentGpu();
+  for (const auto& queue : std::vector<std::shared_ptr<Queue>>(queues)) {
+    if (queue->gpu == gpu && queue->blocking) RunAll(queue.get());
+  }
+  // Through the file, which is quicker than to change the protection of all memory twice.
+  const auto to_mapping = MappingOf(reinterpret_cast<uintptr_t>(to));
+  const auto from_mapping = MappingOf(reinterpret_cast<uintptr_t>(from));
+  if (from_mapping == mappings.end() && Within(to_mapping, to, bytes)) {
+    const auto at = static_cast<off_t>(reinterpret_cast<uintptr_t>(to) - to_mapping->first);
+    const ssize_t done = pwrite(to_mapping->second.memory->file, from, bytes, at);
+    return done == static_cast<ssize_t>(bytes) ? cudaSuccess : Fail(cudaErrorUnknown);
+  }
+  if (to_mapping == mappings.end() && Within(from_mapping, from, bytes)) {
+    const auto at = static_cast<off_t>(reinterpret_cast<uintptr_t>(from) - from_mapping->first);
+    const ssize_t done = pread(from_mapping->second.memory->file, to, bytes, at);
+    return done == static_cast<ssize_t>(bytes) ? cudaSuccess : Fail(cudaErrorUnknown);
+  }
+  const Running access;
+  std::memmove(to, from, bytes);
+  return cudaSuccess;
+}
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
                             cudaStream_t stream) {
   const Lock lock(mutex);

@@ -35,6 +35,7 @@ struct Record {
 // The work of a stream. It outlives the stream's handle.
 struct Queue {
   int gpu = 0;
+  bool blocking = false;  // the default stream waits for it
   std::deque<std::function<void()>> work;
 };
 
@@ -179,6 +180,7 @@ inline void RunOne(Queue* queue) {
   work();
 }
 inline void RunAll(Queue* queue) {
+  if (queue->work.empty()) return;
   const Running access;
   while (!queue->work.empty()) RunOne(queue);
 }
