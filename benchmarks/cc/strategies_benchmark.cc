@@ -9,6 +9,10 @@
 //                             4,096, and the others move down by one.
 //                             Counters give the share of ids that had a row in the second half of
 //                             the stream, and the same for an exact cache of the same strategy.
+//   Full                      an LRU table of 2^18 rows of dim 4, batches of 4,096 keys:
+//   nanoseconds
+//                             for a new key, and for a search of a key without a row, when the
+//                             table is almost full, and after it has evicted five times its rows.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -201,6 +205,45 @@ void HitRate(benchmark::State& state) {
   }
 }
 BENCHMARK(HitRate)->ArgsProduct({{0, 1, 2}, {0, 1}})->Iterations(1)->Unit(benchmark::kSecond);
+
+void Full(benchmark::State& state) {
+  constexpr size_t kBatch = 4096, kMedianOf = 15;
+  constexpr uint64_t kRows = uint64_t{1} << 18;
+  const std::unique_ptr<Table> table = Make(EvictStrategy::kLru, 4, kRows);
+  SerialExec exec;
+  uint64_t next = 0;
+  Tick tick = 0;
+  std::vector<uint64_t> keys(kBatch);
+  std::vector<RowId> rows(kBatch);
+  const auto found = std::make_unique<bool[]>(kBatch);
+  const KeySpan span(keys.data(), kBatch);
+  // Nanoseconds per key of fn() for keys of which none has been used.
+  const auto time = [&](const auto& fn) {
+    for (uint64_t& key : keys) key = MixKey(next++);
+    const auto begin = std::chrono::steady_clock::now();
+    fn();
+    const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - begin;
+    return took.count() / static_cast<double>(kBatch);
+  };
+  const auto insert = [&] { Require(table->FindOrInsert(exec, span, ++tick, rows.data())); };
+  const auto search = [&] { table->Contains(exec, span, found.get()); };
+  const auto measure = [&](const std::string& when) {
+    std::vector<double> inserts, searches;
+    for (size_t i = 0; i < kMedianOf; ++i) {
+      inserts.push_back(time(insert));
+      searches.push_back(time(search));
+    }
+    state.counters["insert_" + when] = Median(inserts);
+    state.counters["search_" + when] = Median(searches);
+  };
+  for (auto _ : state) {
+    while (table->size() < kRows * 9 / 10 - kMedianOf * kBatch) (void)time(insert);
+    measure("before");
+    while (tick * kBatch < 6 * kRows) (void)time(insert);
+    measure("after");
+  }
+}
+BENCHMARK(Full)->Iterations(1)->Unit(benchmark::kSecond);
 
 }  // namespace
 }  // namespace dynemb

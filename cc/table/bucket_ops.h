@@ -50,6 +50,34 @@ DYNEMB_HD void UncountPath(Lanes& lanes, Ring ring, uint32_t home, const Bucket*
   }
 }
 
+// Stores `row` in an empty slot of the bucket, for a key with this digest. Returns false if there
+// is none. `score_first`: the score is stored before the row, as other teams compare the scores of
+// this bucket's rows now, and all that claim slots have the same score.
+template <class Lanes>
+DYNEMB_HD bool ClaimIn(Lanes& lanes, Bucket* bucket, uint8_t digest, RowId row, Score score,
+                       bool score_first, uint32_t* slot) {
+  for (;;) {
+    const uint32_t empty = lanes.Empty(*bucket);
+    if (empty == 0) return false;
+    *slot = LowestBit(empty);
+    uint32_t was = 0;
+    if (lanes.rank() == 0) {
+      // Not a store, which others might see after the row.
+      if (score_first) {
+        const Score stale = lanes.Load(&bucket->score[*slot]);
+        (void)lanes.CompareExchange(&bucket->score[*slot], stale, score);
+      }
+      was = lanes.CompareExchange(&bucket->row[*slot], kNoRow, row);
+    }
+    if (lanes.FromLeader(was) != kNoRow) continue;  // lost the slot to another team; retry
+    if (lanes.rank() == 0) {
+      if (!score_first) lanes.Store(&bucket->score[*slot], score);
+      lanes.ChangeDigest(bucket, *slot, 0, digest);
+    }
+    return true;
+  }
+}
+
 }  // namespace internal
 
 // The slot of `key`, whose home bucket and digest are in `probe`. `view` is a TableView, or has its
@@ -79,17 +107,8 @@ template <class Lanes, class Ring, class Probe>
 DYNEMB_HD SlotRef Claim(Lanes& lanes, Ring ring, Probe probe, RowId row, Score score) {
   for (uint32_t i = 0; i < PathLength(ring); ++i) {
     Bucket* bucket = OnPath(ring, probe.home, i);
-    for (;;) {
-      const uint32_t empty = lanes.Empty(*bucket);
-      if (empty == 0) break;
-      const uint32_t slot = LowestBit(empty);
-      uint32_t was = 0;
-      if (lanes.rank() == 0) was = lanes.CompareExchange(&bucket->row[slot], kNoRow, row);
-      if (lanes.FromLeader(was) != kNoRow) continue;  // lost the slot to another team; retry
-      if (lanes.rank() == 0) {
-        lanes.Store(&bucket->score[slot], score);
-        lanes.ChangeDigest(bucket, slot, 0, probe.digest);
-      }
+    uint32_t slot = 0;
+    if (internal::ClaimIn(lanes, bucket, probe.digest, row, score, /*score_first=*/false, &slot)) {
       return {bucket, slot, row};
     }
     if (lanes.rank() == 0) lanes.IncrementSaturating(bucket);
@@ -128,13 +147,9 @@ struct Evictable {
   template <class Lanes>
   DYNEMB_HD bool Take(Lanes& lanes, Bucket* bucket, uint32_t slot, RowId row, Score seen,
                       Score next) const {
-    if (pins == nullptr) {
-      // With this score, no other team can take the row again in this batch.
-      return lanes.CompareExchange(&bucket->score[slot], seen, next) == seen;
-    }
-    if (!Pin(lanes, pins, row)) return false;
-    lanes.Store(&bucket->score[slot], next);
-    return true;
+    if (pins != nullptr) return Pin(lanes, pins, row);
+    // With this score, no other team can take the row again in this batch.
+    return lanes.CompareExchange(&bucket->score[slot], seen, next) == seen;
   }
   // Pins a row; returns false if it is pinned already.
   template <class Lanes>
@@ -150,15 +165,19 @@ struct Evictable {
   }
 };
 
-// The slot of an evicted key, which is now the slot of the new key.
+// The slot of a new key that has the row of an evicted key.
 struct EvictedSlot : SlotRef {
   Score score = 0;  // of the evicted key
 };
 
-// Evicts a key that `evictable` allows, and gives its slot and row to the new key, with the score
-// `next`. The victim has the lowest score of about the first kEvictRows keys on the new key's path.
-// If the batch uses all of these, the search continues along the path until a bucket has another
-// key.
+// Evicts a key that `evictable` allows, and gives its row to the new key, with the score `next`.
+// The victim has the lowest score of about the first kEvictRows keys on the new key's path. If the
+// batch uses all of these, the search continues along the path until a bucket has another key.
+//
+// The new key gets an empty slot in a bucket before the victim's, if there is one, and otherwise
+// the victim's slot. A key therefore passes over full buckets only, as with Claim. (If it always
+// got the victim's slot, half of the keys of a full table would have passed over their home bucket.
+// Searches end at a bucket over which no key has passed, and there would be nearly none.)
 //
 // The returned row still has the evicted key and its vector; the caller overwrites them. Returns no
 // bucket if the ring has no key that may be evicted.
@@ -178,6 +197,7 @@ DYNEMB_HD EvictedSlot Evict(Lanes& lanes, const View& view, Ring ring, Probe pro
         if (((held >> s) & 1) == 0) return kNone;
         const Score rank = evictable.order.Rank(lanes.Load(&b->score[s]));
         const RowId row = lanes.Load(&b->row[s]);
+        if (row == kNoRow) return kNone;  // another team has evicted the key
         const uint64_t ordered =
             static_cast<uint64_t>(rank) << 32 | evictable.Tie(row, probe.digest) << 8 | s;
         // Pins are read only for a row that would be the victim.
@@ -192,17 +212,31 @@ DYNEMB_HD EvictedSlot Evict(Lanes& lanes, const View& view, Ring ring, Probe pro
     if (lowest == kNone) return {};
     const auto slot = static_cast<uint32_t>(lowest & 0xFF);
     const Score score = evictable.order.Ranked(static_cast<Score>(lowest >> 32));
-    const RowId row = lanes.Load(&bucket->row[slot]);
+    const RowId row = lanes.FromLeader(lanes.Load(&bucket->row[slot]));
+    if (row == kNoRow) continue;  // another team has evicted the key
     uint32_t taken = 0;
     if (lanes.rank() == 0) taken = evictable.Take(lanes, bucket, slot, row, score, next);
     if (lanes.FromLeader(taken) == 0) continue;  // lost the row to another team; retry
 
-    if (lanes.rank() == 0) {  // before this caller overwrites the evicted key
-      const auto evicted = ProbeIn(ring, view.HashOf(view.KeyAt(row)));
-      internal::UncountPath(lanes, ring, evicted.home, bucket);
-      for (uint32_t i = 0; OnPath(ring, probe.home, i) != bucket; ++i) {
-        lanes.IncrementSaturating(OnPath(ring, probe.home, i));
+    // Before the caller overwrites the evicted key.
+    const auto evicted = ProbeIn(ring, view.HashOf(view.KeyAt(row)));
+    internal::UncountPath(lanes, ring, evicted.home, bucket);
+    const bool score_first = evictable.pins == nullptr;
+    for (uint32_t i = 0;; ++i) {
+      Bucket* const b = OnPath(ring, probe.home, i);
+      if (b == bucket) break;
+      uint32_t empty = 0;
+      if (internal::ClaimIn(lanes, b, probe.digest, row, next, score_first, &empty)) {
+        if (lanes.rank() == 0) {
+          lanes.ChangeDigest(bucket, slot, evicted.digest, 0);
+          lanes.Store(&bucket->row[slot], kNoRow);
+        }
+        return {{b, empty, row}, score};
       }
+      if (lanes.rank() == 0) lanes.IncrementSaturating(b);
+    }
+    if (lanes.rank() == 0) {
+      if (!score_first) lanes.Store(&bucket->score[slot], next);
       lanes.ChangeDigest(bucket, slot, evicted.digest, probe.digest);
     }
     return {{bucket, slot, row}, score};

@@ -124,18 +124,40 @@ TEST_F(BucketOps, EvictTakesTheOldestNearbyRow) {
 }
 
 TEST_F(BucketOps, EvictUpdatesOverflow) {
-  // Of 8 keys with home bucket 30, the last is in bucket 31 and is the oldest. A new key with home
-  // bucket 29 takes its slot.
+  // Of 8 keys with home bucket 30, the last is in bucket 31 and is the oldest. Bucket 29 is full. A
+  // new key with home bucket 29 takes its slot.
   for (uint32_t i = 0; i < 8; ++i) Put(KeyAtHome(30, i), i, i == 7 ? 1 : 50);
+  for (uint32_t i = 0; i < 7; ++i) Put(KeyAtHome(29, i), 10 + i, 50);
   EXPECT_EQ(Overflow(30), 1u);
-  const uint64_t fresh = KeyAtHome(29, 0);
+  const uint64_t fresh = KeyAtHome(29, 7);
   const SlotRef at = EvictBefore(fresh, 60);
   ASSERT_EQ(at.row, 7u);
+  EXPECT_EQ(at.bucket, &segment_[31]);
   keys_[7] = fresh;
   EXPECT_EQ(Overflow(29), 1u);
   EXPECT_EQ(Overflow(30), 1u);  // one less for the old key, one more for the new
   EXPECT_EQ(Overflow(31), 0u);
   EXPECT_EQ(Get(fresh).row, 7u);
+}
+
+// The new key gets the row of the evicted key, but an empty slot of a bucket before it.
+TEST_F(BucketOps, EvictedKeysLeaveTheirSlots) {
+  for (uint32_t i = 0; i < 8; ++i) Put(KeyAtHome(30, i), i, i == 7 ? 1 : 50);
+  for (uint32_t i = 0; i < 6; ++i) Put(KeyAtHome(29, i), 10 + i, 50);
+  const uint64_t fresh = KeyAtHome(29, 6);
+  const EvictedSlot at = EvictBefore(fresh, 60);
+  ASSERT_EQ(at.row, 7u);
+  EXPECT_EQ(at.bucket, &segment_[29]);
+  EXPECT_EQ(at.score, 1u);
+  EXPECT_EQ(at.bucket->score[at.slot], 60u);
+  keys_[7] = fresh;
+  for (uint32_t bucket = 28; bucket < 33; ++bucket) EXPECT_EQ(Overflow(bucket), 0u) << bucket;
+  EXPECT_EQ(Get(fresh).row, 7u);
+  EXPECT_EQ(Get(KeyAtHome(30, 7)).bucket, nullptr);
+  for (uint32_t slot = 0; slot < kSlotsPerBucket; ++slot) {
+    EXPECT_EQ(segment_[31].row[slot], kNoRow);
+    EXPECT_EQ(segment_[31].digests()[slot], 0u);
+  }
 }
 
 TEST_F(BucketOps, EvictSparesRecentRows) {

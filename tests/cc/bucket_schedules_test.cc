@@ -51,6 +51,15 @@ class Rows {
   // The row that an evicted key had now has the key of number `number`.
   void Rename(RowId row, RowId number) { key_of_row_[row] = keys_[number]; }
   Bucket& bucket(uint32_t b) { return buckets_[b]; }
+  // The score in the slot of a row.
+  Score ScoreOf(RowId row) const {
+    for (const Bucket& bucket : buckets_) {
+      for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
+        if (bucket.row[s] == row) return bucket.score[s];
+      }
+    }
+    return 0;
+  }
 
   // What is wrong, if the index is to have these rows, and one key more than these has passed over
   // bucket b `more[b]` times.
@@ -146,22 +155,28 @@ std::string ClaimTogether(std::vector<uint32_t> homes, RowId held, size_t teams,
       deviations, runs);
 }
 
-// Teams give new keys the rows of evicted ones, in a full index. `pinned`: scores are no stamps.
+// Teams give new keys, whose home bucket is 0, the rows of evicted ones. `pinned`: scores are no
+// stamps. Bucket 0 has `held` rows, bucket 1 is full. If it has older rows, the new keys move to
+// the empty slots of bucket 0.
 template <class Lane>
 std::string EvictTogether(std::vector<uint32_t> homes, size_t teams, bool pinned, size_t deviations,
-                          size_t* runs) {
+                          size_t* runs, RowId held = kSlotsPerBucket) {
   Rows rows(std::move(homes));
+  const RowId all = held + kSlotsPerBucket;
   std::vector<RowId> evicted;
   return Explore(
       [&] {
         rows.Clear();
-        rows.Hold(0, kSlots, 1);
+        rows.Hold(0, held, held == kSlotsPerBucket ? 1 : 50);
+        rows.Hold(held, all, 1);
+        // An erased key has left the oldest score in each empty slot.
+        for (uint32_t slot = held; slot < kSlotsPerBucket; ++slot) rows.bucket(0).score[slot] = 1;
         evicted.assign(teams, kNoRow);
         return Teams(teams, [&](size_t t) {
           Lane lane;
           const StampOrder order;
           Evictable evictable{order, order.Rank(100), pinned ? rows.pins.data() : nullptr};
-          const auto number = static_cast<RowId>(kSlots + t);
+          const auto number = static_cast<RowId>(all + t);
           const EvictedSlot at = Evict(lane, rows, rows.ring, rows.Probe(number), evictable, 100);
           if (at.bucket == nullptr) return;
           evicted[t] = at.row;
@@ -173,7 +188,10 @@ std::string EvictTogether(std::vector<uint32_t> homes, size_t teams, bool pinned
         std::sort(each.begin(), each.end());
         if (each.back() == kNoRow) return "a key has no row";
         if (std::unique(each.begin(), each.end()) != each.end()) return "a row was taken twice";
-        return rows.Check(Range(0, kSlots));
+        for (RowId row : each) {
+          if (rows.ScoreOf(row) != 100) return "a slot has another score";
+        }
+        return rows.Check(Range(0, all));
       },
       deviations, runs);
 }
@@ -236,6 +254,18 @@ TEST(BucketSchedules, TeamsEvict) {
   for (const bool pinned : {false, true}) {
     SCOPED_TRACE(pinned);
     EXPECT_EQ(EvictTogether<ExploredLane>(Homes(9, 14), 2, pinned, 3, &runs), "");
+    EXPECT_GT(runs, 10000u);
+  }
+}
+
+TEST(BucketSchedules, TeamsEvictAndMove) {
+  size_t runs;
+  for (const bool pinned : {false, true}) {
+    SCOPED_TRACE(pinned);
+    // One empty slot for two keys, and two for three.
+    EXPECT_EQ(EvictTogether<ExploredLane>(Homes(6, 13), 2, pinned, 3, &runs, 6), "");
+    EXPECT_GT(runs, 10000u);
+    EXPECT_EQ(EvictTogether<ExploredLane>(Homes(5, 12), 3, pinned, 2, &runs, 5), "");
     EXPECT_GT(runs, 10000u);
   }
 }
