@@ -22,6 +22,7 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "benchmarks/cc/device_benchmark.h"
 #include "cc/device/device_table.h"
@@ -131,10 +132,22 @@ class Benchmark {
       next += n_;
       Require(table->Upsert(exec_, KeySpan(keys_, n_), vectors_, ++tick_));
     });
+    // As the outputs of an operator: page-locked memory that is used again.
+    typename Device::HostRange keys_out, vectors_out, scores_out;
+    for (const auto& [range, bytes] :
+         {std::pair{&keys_out, 8.0}, {&vectors_out, vector}, {&scores_out, 8.0}}) {
+      const size_t all = n_ * static_cast<size_t>(bytes);
+      Require(range->Reserve(*device_, all));
+      Require(range->Commit(all));
+    }
+    const auto columns = [&](size_t) {
+      return EvictedRows::Columns{keys_out.data(), vectors_out.data(), nullptr,
+                                  reinterpret_cast<int64_t*>(scores_out.data())};
+    };
     measure("insert_and_evict", kProbe + 4 + vector, [&](int) {
       bench_.ForEach(n_, MakeKeys{next, keys_});
       next += n_;
-      EvictedRows evicted(row);
+      EvictedRows evicted(row, columns);
       Require(table->InsertAndEvict(exec_, KeySpan(keys_, n_), ++tick_, rows_, &evicted));
     });
     if (hbm_share < 1.0) {

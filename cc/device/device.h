@@ -159,11 +159,16 @@ DYNEMB_HD inline void AtomicMin(uint32_t* p, uint32_t value) {
 #endif
 }
 
-DYNEMB_HD inline void AtomicMax(uint32_t* p, uint32_t value) {
+template <class T>  // uint32_t or uint64_t
+DYNEMB_HD void AtomicMax(T* p, T value) {
 #if defined(__CUDA_ARCH__)
-  atomicMax(p, value);
+  if constexpr (sizeof(T) == sizeof(uint32_t)) {
+    atomicMax(p, value);
+  } else {
+    atomicMax(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(value));
+  }
 #else
-  uint32_t was = __atomic_load_n(p, __ATOMIC_RELAXED);
+  T was = __atomic_load_n(p, __ATOMIC_RELAXED);
   while (value > was && !__atomic_compare_exchange_n(p, &was, value, /*weak=*/true,
                                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
   }

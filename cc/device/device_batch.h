@@ -53,11 +53,15 @@ struct DeviceBatch {
   }
 };
 
-struct InsertArrays {
+// The election of one position of each key of a batch (device::Elect). Null places: keys are
+// distinct.
+struct Election {
   const uint32_t* places = nullptr;
   uint32_t* of = nullptr;
+};
+
+struct InsertArrays : Election {
   uint32_t* sums = nullptr;  // of the keys that get rows
-  device::RowGrant* grants = nullptr;
   uint32_t* positions = nullptr;
   RowId* new_rows = nullptr;
 };

@@ -43,6 +43,7 @@ class DeviceLookups final : public Lookups {
                Tick tick) override;
   Status ApplyPooled(Exec& exec, const std::vector<ApplyPooledTask>& tasks,
                      const OptimizerStep& step, Tick tick) override;
+  Status PromoteIfDue(Exec& exec, const std::vector<Table*>& tables, Tick tick) override;
 
  private:
   using DTable = DeviceTable<Device>;
@@ -94,6 +95,7 @@ class DeviceLookups final : public Lookups {
     device::Parts<device::IdPart> parts{};  // if there are several tasks
   };
 
+  static Status PromoteIfDue(Exec& exec, const std::vector<DTable*>& tables, Tick tick);
   // InvalidArgument if a table is not on this device, or there are too many ids or bags.
   Status Gather(const std::vector<Ids>& tasks, Gathered* gathered) const;
   // Creates the batch in the device's memory. With only one task, its arrays are used directly.
@@ -214,11 +216,11 @@ Status DeviceLookups<Device>::Pool(Exec& exec, const std::vector<PoolTask>& task
   Gathered gathered;
   DYNEMB_RETURN_IF_ERROR(Gather(ids, &gathered));
   std::vector<Stamp> now;
+  // Usually no promotion is due here, because training steps end with PromoteIfDue.
+  if (insert) DYNEMB_RETURN_IF_ERROR(PromoteIfDue(exec, gathered.tables, tick));
   for (size_t t = 0; t < gathered.tables.size(); ++t) {
     DTable& table = *gathered.tables[t];
     if (insert) {
-      // Usually no promotion is due here, because training steps end with PromoteIfDue.
-      DYNEMB_RETURN_IF_ERROR(table.PromoteIfDue(exec, tick));
       now.emplace_back();
       DYNEMB_RETURN_IF_ERROR(
           table.Begin(exec, gathered.table_size(t), tick, &now.back(), DTable::Kind::kLookup));
@@ -245,6 +247,33 @@ Status DeviceLookups<Device>::Pool(Exec& exec, const std::vector<PoolTask>& task
       work, source, gathered.Vectors(), gathered.template Ordered<BagTask>(tasks), batch.quads()));
   Deliver(work, batch);
   return work.status();
+}
+
+template <class Device>
+Status DeviceLookups<Device>::PromoteIfDue(Exec& exec, const std::vector<Table*>& tables,
+                                           Tick tick) {
+  std::vector<DTable*> on_device;
+  for (Table* table : tables) {
+    auto* const of_device = dynamic_cast<DTable*>(table);
+    if (of_device == nullptr) {
+      DYNEMB_RETURN_IF_ERROR(table->PromoteIfDue(exec, tick));
+    } else if (std::find(on_device.begin(), on_device.end(), of_device) == on_device.end()) {
+      on_device.push_back(of_device);
+    }
+  }
+  return PromoteIfDue(exec, on_device, tick);
+}
+
+template <class Device>
+Status DeviceLookups<Device>::PromoteIfDue(Exec& exec, const std::vector<DTable*>& tables,
+                                           Tick tick) {
+  std::vector<DTable*> due;
+  for (DTable* table : tables) {
+    if (table->PromotionIsDue()) due.push_back(table);
+  }
+  const Status status = DTable::Promote(exec, due, tick);
+  // Without memory for it, rows stay where they are.
+  return status.code() == Code::kResourceExhausted ? Status() : status;
 }
 
 template <class Device>

@@ -135,6 +135,8 @@ class DeviceTable final : public ColdTable {
   // device tier, and swaps each pair in which the row of the host tier is read more often
   // (kernels_tiers.h). Does nothing if all rows are in one tier.
   Status Promote(Exec& exec, Tick tick) override;
+  // The same for several tables, which are named once each.
+  static Status Promote(Exec& exec, const std::vector<DeviceTable*>& tables, Tick tick);
 
  protected:
   ExportPlan ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint64_t most,
@@ -209,6 +211,7 @@ class DeviceTable final : public ColdTable {
   }
   device::Mailbox* mailbox() const { return reinterpret_cast<device::Mailbox*>(mail_.data()); }
   uint64_t* noted() const { return reinterpret_cast<uint64_t*>(tier_state() + 1); }
+  uint32_t num_noted() const { return kSlotsPerMove * promote_most_; }
   InitializerView initial() const;
   KeyArray KeysAt(const void* keys) const { return {keys, store_.layout.key_size}; }
   KeyArray KeysAt(KeySpan keys) const {
@@ -247,6 +250,10 @@ class DeviceTable final : public ColdTable {
   uint64_t After(uint64_t rows, size_t n) const { return std::min<uint64_t>(rows + n, capacity()); }
   Status GrowIndex(Work& work, uint64_t keys);
 
+  // The number of places of the device tier that a promotion may examine.
+  uint32_t PromotionWindow() const;
+  static Status PromoteGroup(Work& work, const std::vector<DeviceTable*>& group, Tick tick);
+
   // The view of this table for a batch.
   device::TableView ViewAt(Stamp now, bool inserts = false) const;
   device::TableViews ViewsAt(Stamp now, size_t n) const;
@@ -274,10 +281,12 @@ class DeviceTable final : public ColdTable {
   // Finds the rows of a batch; `counts`: whether stats() counts these finds. Fails only if cold
   // rows cannot be moved to memory.
   static Status FindRows(Work& work, Batch& batch, bool counts);
-  // Creates rows for the keys whose row is kNoRow; `fill` as in FillRows. If it returns
-  // ResourceExhausted, nothing has changed.
+  // Creates rows for the keys whose row is kNoRow; `fill` as in FillRows. If keys may repeat,
+  // `election` is one over all keys of the batch, or null. If it returns ResourceExhausted, nothing
+  // has changed.
   template <class Fill>
-  static Status Insert(Work& work, Batch& batch, Keys repeat, const Fill& fill);
+  static Status Insert(Work& work, Batch& batch, Keys repeat, const Fill& fill,
+                       const Election* election = nullptr);
   Status CheckCapacity(Work& work, const uint32_t* from, const uint32_t* to, Stamp now);
 
   // --- Cold rows (device_table_cold.h)
@@ -434,10 +443,14 @@ class DeviceTable final : public ColdTable {
   // The least number of rows that Reclaim examines, in a table that has as many.
   static constexpr uint64_t kScanLeast = uint64_t{1} << 20;
   static constexpr uint32_t kPromoteEvery = 8;  // batches that read
-  // Promote moves at most an eighth of the device tier, clamped to these limits. It notes up to
-  // twice that number of candidates.
+  // Promote moves at most an eighth of the device tier, clamped to these limits. A table has this
+  // many slots for candidates per row that may move.
   static constexpr uint64_t kPromoteLeast = 1024;
   static constexpr uint64_t kPromoteMost = uint64_t{1} << 17;
+  static constexpr uint32_t kSlotsPerMove = 4;
+  // The candidates or places of the tables that are promoted at once, unless one table has more.
+  // Each takes 24 bytes of workspace, which a stream keeps.
+  static constexpr uint64_t kPromotionEntries = uint64_t{4} << 20;
 
   Device* const device_;
   Store store_;

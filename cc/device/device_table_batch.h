@@ -99,7 +99,7 @@ device::TableView DeviceTable<Device>::ViewAt(Stamp now, bool inserts) const {
   view.initial_state = initial_state_;
   view.counters = counters();
   if (now != 0 && tiered() && store_.split != 0) {
-    view.candidates = {&tier_state()->candidates, noted(), 2 * promote_most_};
+    view.candidates = {noted(), num_noted()};
   }
   view.capacity = capacity();
   view.rows_move = rows_move();
@@ -147,8 +147,9 @@ const device::TableViews& DeviceTable<Device>::ViewsOf(Work& work, Batch& batch)
   views.items = static_cast<uint32_t>(batch.size());
   views.count = static_cast<uint32_t>(each.size());
   if (views.count > 1) {
-    views.many = device::ToDevice(work, each.data(), each.size());
-    views.begins = device::ToDevice(work, batch.begins.data(), batch.begins.size());
+    const auto tables = device::ToDevice(work, each, batch.begins);
+    views.many = tables.parts;
+    views.begins = tables.begins;
   }
   batch.viewed = true;
   return views;
@@ -345,18 +346,17 @@ Status DeviceTable<Device>::Upsert(Exec& exec, KeySpan keys, const void* vectors
   if (rows == nullptr) return work.status();
   Batch batch = BatchOf(KeysAt(keys), n, now, rows);
   // The last of a key's positions writes its row.
-  const uint32_t* places = nullptr;
-  uint32_t* of = nullptr;
-  device::Elect<true>(work, batch.keys, nullptr, n, &places, &of);
+  Election last;
+  device::Elect<true>(work, batch.keys, nullptr, n, &last.places, &last.of);
   DYNEMB_RETURN_IF_ERROR(work.status());
   DYNEMB_RETURN_IF_ERROR(FindRows(work, batch, false));
   Bring(work, batch);
-  DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kMayRepeat, device::FillNothing{}));
+  DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kMayRepeat, device::FillNothing{}, &last));
   work.Changes();
   BeforeWrite(work, rows, n);
-  work.ForRows(
-      n, vector_quads(),
-      device::WriteVectors{View(), rows, places, of, static_cast<const char*>(vectors), now});
+  work.ForRows(n, vector_quads(),
+               device::WriteVectors{View(), rows, last.places, last.of,
+                                    static_cast<const char*>(vectors), now});
   return work.status();
 }
 

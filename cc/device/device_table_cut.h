@@ -171,39 +171,40 @@ template <class Device>
 void DeviceTable<Device>::CopyEvicted(Work& work, const RowId* rows, const Score* scores,
                                       const uint32_t* sums, size_t n, uint32_t total, Tick tick) {
   const RowLayout& l = store_.layout;
-  const size_t chunk = std::min<size_t>(total, std::max<size_t>(1, device::kCopyPinned / l.stride));
-  uint64_t* const keys = work.template Take<uint64_t>(total);
+  const size_t row_bytes = l.key_size + l.vector_bytes() + l.state_bytes();
+  const size_t chunk =
+      std::min<size_t>(total, std::max<size_t>(1, device::kCopyPinned / row_bytes));
+  uint64_t* const sorted = work.template Take<uint64_t>(total);
   uint32_t* const positions = work.template Take<uint32_t>(total);
   RowId* const ids = work.template Take<RowId>(total);
-  Score* const listed = work.template Take<Score>(total);
-  char* const copies = work.template Take<char>(chunk * l.stride);
-  uint64_t* const host_keys = work.template Pinned<uint64_t>(total);
-  Score* const host_scores = work.template Pinned<Score>(total);
-  char* const host_rows = work.template Pinned<char>(chunk * l.stride);
+  int64_t* const listed = work.template Take<int64_t>(total);
+  char* const keys = work.template Take<char>(chunk * l.key_size);
+  char* const vectors = work.template Take<char>(chunk * l.vector_bytes());
+  float* const state = work.template Take<float>(chunk * static_cast<size_t>(l.state_width));
   if (!work.status().ok()) return;
-  work.ForEach(n, device::ListEvictedKeys{View(), rows, sums, keys, positions});
-  work.SortPairs(keys, positions, total, static_cast<int>(8 * l.key_size));
-  work.ForEach(total, device::ListEvictedRows{rows, scores, positions, ids, listed});
-  work.Copy(host_keys, keys, total * sizeof(*keys));
-  work.Copy(host_scores, listed, total * sizeof(*listed));
-  std::vector<int64_t> public_scores(total);
-  SerialExec serial;
+  const EvictedRows::Columns& to = evicted_->Place(total);
+  work.ForEach(n, device::ListEvictedKeys{View(), rows, sums, sorted, positions});
+  work.SortPairs(sorted, positions, total, static_cast<int>(8 * l.key_size));
+  work.ForEach(total, device::ListEvictedRows{rows, scores, positions, stamps_, scoring_.by_time(),
+                                              ids, listed});
+  work.Copy(to.scores, listed, total * sizeof(*listed));
+  // In pieces, so that the stream's workspace stays small. Nothing waits in between.
   for (size_t begin = 0; begin < total; begin += chunk) {
     const size_t num = std::min(chunk, total - begin);
-    work.ForRows(num, device::QuadsOfBytes(l.stride),
-                 device::CopyRows{View(), ids + begin, copies});
-    work.Copy(host_rows, copies, num * l.stride);
-    if (!work.Synchronize().ok()) return;
-    for (size_t i = begin; i < begin + num; ++i) {
-      if (tracking_) deletions_.Add(tick, host_keys[i], Removal::kEvict);
-      public_scores[i] = PublicScore(host_scores[i]);
-    }
-    for (size_t i = 0; catch_up_.active() && i < num; ++i) {
-      char* const row = host_rows + i * l.stride;
-      catch_up_.BringColumns(serial, l, 1, l.vector(row), l.state(row));
-    }
-    evicted_->AddAll(num, host_keys + begin, host_rows, public_scores.data() + begin);
+    work.ForRows(
+        num, device::QuadsOfBytes(l.stride),
+        device::ReadColumns{View(), ids + begin, keys, vectors, nullptr, state, nullptr, nullptr});
+    work.Copy(static_cast<char*>(to.keys) + begin * l.key_size, keys, num * l.key_size);
+    work.Copy(to.vectors + begin * l.vector_bytes(), vectors, num * l.vector_bytes());
+    work.Copy(to.state + begin * static_cast<size_t>(l.state_width), state, num * l.state_bytes());
   }
+  if (!work.Synchronize().ok()) return;
+  if (tracking_) {
+    const KeySpan lost(options_.key_type, to.keys, total);
+    for (size_t i = 0; i < total; ++i) deletions_.Add(tick, lost.BitsAt(i), Removal::kEvict);
+  }
+  SerialExec serial;
+  if (catch_up_.active()) catch_up_.BringColumns(serial, l, total, to.vectors, to.state);
 }
 
 template <class Device>

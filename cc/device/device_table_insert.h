@@ -266,19 +266,21 @@ Status DeviceTable<Device>::RemoveExpiredRows(Work& work, Batch& batch) {
 
 template <class Device>
 template <class Fill>
-Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const Fill& fill) {
+Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const Fill& fill,
+                                   const Election* election) {
   const size_t n = batch.size();
   const size_t num_tables = batch.tables.size();
   if (n == 0 || batch.has_all) return work.status();
   Phase phase("insert");
   if (!batch.is_move) DYNEMB_RETURN_IF_ERROR(RemoveExpiredRows(work, batch));
   InsertArrays in;
-  if (repeat == Keys::kMayRepeat) {
+  if (election != nullptr) {
+    static_cast<Election&>(in) = *election;
+  } else if (repeat == Keys::kMayRepeat) {
     const device::BatchKeys keys{batch.keys, ViewsOf(work, batch)};
     device::Elect<false>(work, keys, batch.rows, n, &in.places, &in.of);
   }
   in.sums = work.template Take<uint32_t>(n + 1);
-  in.grants = work.template Take<device::RowGrant>(num_tables);
   in.positions = work.template Take<uint32_t>(n);
   in.new_rows = work.template Take<RowId>(n);
   DYNEMB_RETURN_IF_ERROR(work.status());
@@ -335,10 +337,8 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
   }
 
   work.Changes();
-  const device::NewKeys added{tables,       batch.keys,  in.sums,     in.grants,
-                              in.positions, in.new_rows, batch.scores};
-  work.ForEach(num_tables, device::GrantRows{tables, in.sums, in.grants});
-  work.ForEach(n, device::ListNew{tables, in.sums, in.grants, in.positions, in.new_rows});
+  const device::NewKeys added{tables, batch.keys, in.sums, in.positions, in.new_rows, batch.scores};
+  work.ForEach(n, device::ListNew{added});
   work.ForKeys(n, device::ClaimSlots{added});
   if (may_evict) {
     work.ForKeys(n, device::EvictSlots{added, evicted_scores});
@@ -371,9 +371,8 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
       std::any_of(batch.tables.begin(), batch.tables.end(), counts)) {
     work.ForKeys(n, device::CountRepeats{tables, batch.keys, batch.rows, in.places, in.of});
   }
-  work.ForEach(n, device::SpreadRows{tables, batch.rows, in.sums, in.places, in.of, in.new_rows});
-  if (!batch.is_move) work.ForEach(device::TallyItems(n), device::CountInserted{added});
-  work.ForEach(num_tables, device::PostCounters{tables});
+  work.ForEach(std::max(n, num_tables), device::SpreadRows{added, batch.rows, in.places, in.of,
+                                                           !AnyAdmission(batch), !batch.is_move});
   work.Settled();
   for (size_t t = 0; t < num_tables; ++t) {
     if (batch.tables[t]->cold_ == nullptr) continue;

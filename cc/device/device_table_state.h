@@ -110,7 +110,7 @@ Status DeviceTable<Device>::Init(const TableOptions& options, std::unique_ptr<Co
     promote_most_ = static_cast<uint32_t>(std::clamp(eighth, kPromoteLeast, kPromoteMost));
   }
   const size_t own =
-      sizeof(device::Counters) + sizeof(device::TierState) + 2 * promote_most_ * sizeof(uint64_t);
+      sizeof(device::Counters) + sizeof(device::TierState) + num_noted() * sizeof(uint64_t);
   DYNEMB_RETURN_IF_ERROR(own_.Reserve(*device_, own));
   DYNEMB_RETURN_IF_ERROR(own_.Commit(own));
   DYNEMB_RETURN_IF_ERROR(mail_.Reserve(*device_, sizeof(device::Mailbox)));
@@ -118,7 +118,7 @@ Status DeviceTable<Device>::Init(const TableOptions& options, std::unique_ptr<Co
   *mailbox() = {};
   DYNEMB_RETURN_IF_ERROR(Reserve(LayoutOf(0), &store_));
   Work work(*this, nullptr, Work::Reports::kYes);
-  work.Fill(own_.data(), 0, sizeof(device::Counters) + sizeof(device::TierState));
+  work.Fill(own_.data(), 0, own);
   const std::vector<InitRun>& runs = initializer_.runs();
   DYNEMB_RETURN_IF_ERROR(runs_.Reserve(*device_, runs.size() * sizeof(InitRun)));
   DYNEMB_RETURN_IF_ERROR(runs_.Commit(runs.size() * sizeof(InitRun)));

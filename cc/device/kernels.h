@@ -67,7 +67,7 @@ struct FindKeys {
     if (rows != nullptr) rows[i] = at.row;
     if (found != nullptr) found[i] = at.bucket != nullptr;
     if (table.now == 0 || at.bucket == nullptr) return;
-    const bool is_candidate = table.candidates.most != 0 && !table.InDevice(at.row);
+    const bool is_candidate = table.candidates.count != 0 && !table.InDevice(at.row);
     Score* const score = &at.bucket->score[at.slot];
     const Score was = AtomicLoad(score);
     if (table.touch.kind == Touch::Kind::kSet) {
@@ -76,13 +76,13 @@ struct FindKeys {
       if (!is_candidate) {
         AtomicStore(score, now);
       } else if (AtomicExchange(score, now) != now) {  // the batch's first access to this slot
-        Note(table.candidates, at.row, table.stamps.Rank(now) - table.stamps.Rank(was));
+        table.candidates.Note(at.row, table.stamps.Rank(now) - table.stamps.Rank(was));
       }
       return;
     }
     const Score is =
         table.touch.kind == Touch::Kind::kCount ? Count(table.touch, 1, score, was) : was;
-    if (is_candidate) Note(table.candidates, at.row, ~is);
+    if (is_candidate) table.candidates.Note(at.row, ~is);
   }
 
   // Counts n finds of a slot whose score was `was` a moment ago; returns the new score.
@@ -101,14 +101,6 @@ struct FindKeys {
       if (now == was) return next;
       was = now;
     }
-  }
-
- private:
-  DYNEMB_HD static void Note(const Candidates& candidates, RowId row, uint32_t order) {
-    // All threads would contend for this one address: read it before adding to it.
-    if (AtomicLoad(candidates.count) >= candidates.most) return;
-    const uint32_t c = AtomicAdd(candidates.count, 1u);
-    if (c < candidates.most) candidates.order[c] = static_cast<uint64_t>(row) << 32 | order;
   }
 };
 

@@ -6,15 +6,22 @@
 //                                      rows may be evicted and scores are not stamps
 //   ElectPositions, FlagFirst, a sum   number the keys j = 0, 1, ... in the order of the batch
 //   (keys are admitted or refused here, and the admitted keys numbered: kernels_admission.h)
-//   GrantRows                          counts the keys that get a free row, and those that evict
-//   ListNew                            lists position and row of each j
+//   ListNew                            lists position and row of each j: a free row, or none for a
+//   key
+//                                      that evicts (RowGrant)
 //   ClaimSlots                         claims slots for the keys with a free row
-//   EvictSlots                         takes slots and rows for the other keys. It runs after all
-//                                      claims, so that no victim is a slot that is being claimed.
+//   EvictSlots                         takes rows and slots for the other keys (Evict). It runs
+//   after
+//                                      all claims, so that no victim is a slot that is being
+//                                      claimed.
 //   (evicted rows are saved here, for cuts and InsertAndEvict)
 //   FillRows                           sets key, last update, vector and state
 //   CountRepeats                       counts the other positions of each key, in tables that count
-//   SpreadRows                         gives every position its row
+//   SpreadRows                         gives every position its row; updates and posts the
+//   counters,
+//                                      which all kernels before read as they were before the batch
+//
+// If no key is new, all from ListNew on but the counters end at once.
 //
 // ReadRooms, ListLost, ListEvictedKeys, ListEvictedRows and ReadEnds collect what the host needs to
 // know.
@@ -63,61 +70,13 @@ struct ReadRooms {
   }
 };
 
-// Item t allocates rows for the new keys of table t.
-struct GrantRows {
-  TableViews tables;
-  const uint32_t* sums;
-  RowGrant* grants;
-
-  DYNEMB_HD void operator()(size_t t) const {
-    const auto index = static_cast<uint32_t>(t);
-    const TableView& table = tables[index];
-    Counters* const counters = table.counters;
-    RowGrant g;
-    g.first = sums[tables.begin(index)];
-    g.keys = sums[tables.end(index)] - g.first;
-    g.free_before = counters->free_count;
-    g.high_before = counters->high_water;
-    const uint64_t room = table.capacity - counters->size();
-    g.fresh = g.keys < room ? g.keys : static_cast<uint32_t>(room);
-    g.from_free = g.fresh < g.free_before ? g.fresh : g.free_before;
-    counters->free_count -= g.from_free;
-    counters->high_water += g.fresh - g.from_free;
-    grants[t] = g;
-  }
-};
-
-struct ListNew {
-  TableViews tables;
-  const uint32_t* sums;
-  const RowGrant* grants;
-  uint32_t* positions;
-  RowId* new_rows;
-
-  DYNEMB_HD void operator()(size_t i) const {
-    const uint32_t j = sums[i];
-    if (j == sums[i + 1]) return;
-    positions[j] = static_cast<uint32_t>(i);
-    const uint32_t t = tables.IndexOf(i);
-    const RowGrant& g = grants[t];
-    const uint32_t k = j - g.first;
-    RowId row = kNoRow;
-    if (k < g.from_free) {
-      row = *tables[t].FreeRow(g.free_before - 1 - k);
-    } else if (k < g.fresh) {
-      row = g.high_before + (k - g.from_free);
-    }
-    new_rows[j] = row;
-  }
-};
-
-// The new keys of a batch, for kernels over j.
+// The new keys of a batch, for kernels over j, and the rows that they get. Valid until SpreadRows,
+// which updates the counters.
 struct NewKeys {
   TableViews tables;
   KeyArray keys;
   const uint32_t* sums;
-  const RowGrant* grants;
-  const uint32_t* positions;
+  uint32_t* positions;
   RowId* new_rows;
   const Score* scores;  // by position; null: those of new rows
 
@@ -127,9 +86,45 @@ struct NewKeys {
   DYNEMB_HD Score ScoreOf(size_t j, const TableView& table) const {
     return scores != nullptr ? scores[positions[j]] : table.new_score;
   }
+  DYNEMB_HD RowGrant Grant(uint32_t t) const {
+    const TableView& table = tables[t];
+    const Counters* const counters = table.counters;
+    RowGrant g;
+    g.first = sums[tables.begin(t)];
+    g.keys = sums[tables.end(t)] - g.first;
+    g.free_before = counters->free_count;
+    g.high_before = counters->high_water;
+    const uint64_t room = table.capacity - counters->size();
+    g.fresh = g.keys < room ? g.keys : static_cast<uint32_t>(room);
+    g.from_free = g.fresh < g.free_before ? g.fresh : g.free_before;
+    return g;
+  }
   // Whether key j takes the row of an evicted key.
   DYNEMB_HD bool Evicts(size_t j, uint32_t table) const {
-    return j - grants[table].first >= grants[table].fresh;
+    const RowGrant g = Grant(table);
+    return j - g.first >= g.fresh;
+  }
+};
+
+// Item i is a position of the batch.
+struct ListNew {
+  NewKeys added;
+
+  DYNEMB_HD size_t Items() const { return added.count() != 0 ? added.tables.items : 0; }
+  DYNEMB_HD void operator()(size_t i) const {
+    const uint32_t j = added.sums[i];
+    if (j == added.sums[i + 1]) return;
+    added.positions[j] = static_cast<uint32_t>(i);
+    const uint32_t t = added.tables.IndexOf(i);
+    const RowGrant g = added.Grant(t);
+    const uint32_t k = j - g.first;
+    RowId row = kNoRow;
+    if (k < g.from_free) {
+      row = *added.tables[t].FreeRow(g.free_before - 1 - k);
+    } else if (k < g.fresh) {
+      row = g.high_before + (k - g.from_free);
+    }
+    added.new_rows[j] = row;
   }
 };
 
@@ -180,6 +175,7 @@ struct EvictSlots {
     if (lanes.rank() != 0) return;
     added.new_rows[j] = at.row;
     if (scores != nullptr) scores[j] = at.score;
+    if (at.row == kNoRow) AtomicAdd(&table.counters->refused_now, 1u);
   }
 };
 
@@ -260,60 +256,47 @@ struct CountRepeats {
 };
 
 // Sets the row of each position without one to the new row of its key. A key without a number was
-// refused.
+// refused. Item t also updates and posts the counters of table t, so that there are at least as
+// many items as tables.
 struct SpreadRows {
-  TableViews tables;
+  NewKeys added;
   RowId* rows;
-  const uint32_t* sums;
   const uint32_t* places;  // null: keys are distinct
   const uint32_t* of;
-  const RowId* new_rows;
+  bool all_admitted;  // every key without a row has a number
+  bool counts;        // whether inserted, evicted and refused keys are counted
 
+  DYNEMB_HD size_t Items() const {
+    const TableViews& tables = added.tables;
+    const bool any = !all_admitted || added.count() != 0;
+    return any && tables.items > tables.count ? tables.items : tables.count;
+  }
   DYNEMB_HD void operator()(size_t i) const {
-    if (rows[i] != kNoRow) return;
+    if (i < added.tables.count) Settle(static_cast<uint32_t>(i));
+    if (i >= added.tables.items || rows[i] != kNoRow) return;
     const size_t first = places == nullptr ? i : places[of[i]];
-    const uint32_t j = sums[first];
-    rows[i] = j != sums[first + 1] ? new_rows[j] : tables.Of(i).admission.absent_row;
+    const uint32_t j = added.sums[first];
+    rows[i] =
+        j != added.sums[first + 1] ? added.new_rows[j] : added.tables.Of(i).admission.absent_row;
   }
-};
 
-// Counts inserted, evicted and refused keys. Items as in ForTally, over the new keys.
-struct CountInserted {
-  NewKeys added;
-
-  struct Tally {
-    uint64_t inserted, evicted, refused;
-  };
-  DYNEMB_HD void operator()(size_t t) const {
-    ForTally<Tally>(
-        t, added.count(), [&](size_t j) { return added.TableOf(j); },
-        [&](size_t j) { return added.new_rows[j]; },
-        [&](size_t j, RowId row, uint32_t table, Tally* tally) {
-          if (row == kNoRow) {
-            ++tally->refused;
-          } else {
-            ++tally->inserted;
-            tally->evicted += added.Evicts(j, table) && !added.tables[table].has_cold_rows;
-          }
-        },
-        [&](const Tally& tally, uint32_t table) {
-          Counters* counters = added.tables[table].counters;
-          if (tally.inserted != 0) AtomicAdd(&counters->inserts, tally.inserted);
-          if (tally.evicted != 0) AtomicAdd(&counters->evictions, tally.evicted);
-          if (tally.refused != 0) AtomicAdd(&counters->refused, tally.refused);
-        });
-  }
-};
-
-// Item t posts the counters of table t.
-struct PostCounters {
-  TableViews tables;
-
-  DYNEMB_HD void operator()(size_t t) const {
-    const TableView& table = tables[static_cast<uint32_t>(t)];
+ private:
+  DYNEMB_HD void Settle(uint32_t t) const {
+    const TableView& table = added.tables[t];
+    Counters* const counters = table.counters;
+    const RowGrant g = added.Grant(t);
+    const uint32_t refused = counters->refused_now;
+    counters->refused_now = 0;
+    counters->free_count -= g.from_free;
+    counters->high_water += g.fresh - g.from_free;
+    if (counts) {
+      counters->inserts += g.keys - refused;
+      if (!table.has_cold_rows) counters->evictions += g.keys - g.fresh - refused;
+      counters->refused += refused;
+    }
     const uint64_t high = static_cast<uint64_t>(table.batch) << 32;
-    AtomicStore(&table.mailbox->high_water, high | table.counters->high_water);
-    AtomicStore(&table.mailbox->free_count, high | table.counters->free_count);
+    AtomicStore(&table.mailbox->high_water, high | counters->high_water);
+    AtomicStore(&table.mailbox->free_count, high | counters->free_count);
   }
 };
 
@@ -366,17 +349,21 @@ struct ListEvictedKeys {
   }
 };
 
-// Lists the rows at positions of `rows`, and their scores.
+// Lists the rows at positions of `rows`, and their scores as Table::Scores returns them.
 struct ListEvictedRows {
   const RowId* rows;
   const Score* scores;
   const uint32_t* positions;
+  Stamps stamps;
+  bool by_time;  // whether scores are stamps
   RowId* listed;
-  Score* listed_scores;
+  int64_t* listed_scores;
 
   DYNEMB_HD void operator()(size_t j) const {
-    listed[j] = rows[positions[j]];
-    listed_scores[j] = scores[positions[j]];
+    const uint32_t i = positions[j];
+    listed[j] = rows[i];
+    listed_scores[j] =
+        by_time ? static_cast<int64_t>(stamps.Decode(scores[i])) : int64_t{scores[i]};
   }
 };
 

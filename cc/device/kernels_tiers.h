@@ -19,15 +19,22 @@
 // cache. A row that is only slightly hotter is not worth the copies. docs/performance_log.md
 // compares other rules.
 //
-//   FindKeys                   notes candidates
-//   SortPairs                  sorts the candidates by reuse
-//   LookAtPlaces, SortPairs    sorts the places of the window by age
-//   ElectPositions             chooses one of the entries of a candidate that was noted twice
-//   PairUp                     determines the pairs that change places, and their slots
-//   SwapRows                   swaps contents and slots
+// Candidates are noted in slots, which a hash of the row's id selects. Of the rows that share a
+// slot, the best is noted, however many rows are read between two promotions, and in which order. A
+// row is noted at most once.
 //
-// Before and after, exactly one slot names a row: the slot of its key. Two rows of different tiers
-// swap contents, and their slots swap ids, so every row is in exactly one tier at any time.
+// One promotion is for several tables. The slots, the places of the windows, and the pairs are
+// numbered across the tables (TierTables):
+//
+//   FindKeys                     notes candidates
+//   ListCandidates, SortPairs    sorts the candidates of each table, and empties the slots
+//   LookAtPlaces, SortPairs      sorts the places of each table's window
+//   PairUp                       determines the pairs that change places, and their slots
+//   SwapRows                     swaps contents and slots
+//
+// Before and after, exactly one slot of the index names a row: the slot of its key. Two rows of
+// different tiers swap contents, and their slots swap ids, so every row is in exactly one tier at
+// any time.
 #ifndef DYNEMB_DEVICE_KERNELS_TIERS_H_
 #define DYNEMB_DEVICE_KERNELS_TIERS_H_
 
@@ -36,6 +43,7 @@
 #include "cc/device/device.h"
 #include "cc/device/flat_index.h"
 #include "cc/device/kernels.h"
+#include "cc/device/ranges.h"
 #include "cc/table/bucket_ops.h"
 
 namespace dynemb::device {
@@ -45,66 +53,92 @@ constexpr uint32_t kHysteresis = 2;
 // The number of places that are examined per candidate.
 constexpr uint32_t kPlacesEach = 4;
 
-// The state that is kept between two promotions.
+// The state that is kept between two promotions. The slots of the candidates follow it.
 struct TierState {
-  uint32_t candidates;  // the number noted; may exceed the room, and the excess is dropped
-  uint32_t unused;
   uint64_t hand;  // the place that is examined next
 };
 
-// A row with its sort key: row << 32 | order. The order of a candidate is its reuse or ~score, that
-// of a place ~age or its score. kNoPlace means no row, and is sorted last.
-constexpr uint64_t kNoPlace = ~uint64_t{0};
-constexpr int kOrderBits = 32;
-DYNEMB_HD inline RowId OrderedRow(uint64_t ordered) { return static_cast<RowId>(ordered >> 32); }
-
-// order[c] = candidate c, or kNoPlace after the last candidate.
-struct CopyCandidates {
-  const TierState* state;
-  const uint64_t* candidates;
-  uint64_t* order;
-
-  DYNEMB_HD void operator()(size_t c) const {
-    order[c] = c < state->candidates ? candidates[c] : kNoPlace;
-  }
-};
-
-// Lists the rows of the candidates, as keys for ElectPositions.
-struct ListCandidates {
-  const uint64_t* order;
-  uint32_t* rows;
-
-  DYNEMB_HD void operator()(size_t p) const { rows[p] = OrderedRow(order[p]); }
-};
-
-// Examines the w-th place from the hand on, cyclic among `places`. order[w] is kNoPlace if the
-// place has no row that may move.
-struct LookAtPlaces {
+// A table in a promotion.
+struct TierTable {
   DeviceView view;
-  uint64_t places;
-  const TierState* state;
-  const Counters* counters;
+  TierState* state;
+  uint64_t* slots;  // of candidates
+  Counters* counters;
+  EvictStrategy strategy;
   bool by_time;  // whether scores are stamps
   StampOrder stamps;
   Stamp now;
-  uint64_t* order;
+};
+
+struct TierTables {
+  const TierTable* tables;
+  const uint32_t* slot_begins;  // [count + 1]: table t has the slots [slot_begins[t], ...)
+  const uint32_t* place_begins;
+  const uint32_t* pair_begins;
+  uint32_t count;
+
+  DYNEMB_HD uint32_t places(uint32_t t) const { return place_begins[t + 1] - place_begins[t]; }
+};
+
+// Rows in the order in which they are paired. From the low bits on, a key has 32 bits of the order
+// among the rows of a table (reuse or ~score of a candidate, ~age or score of a place), a bit of
+// the entries without a row, which come last, and the number of the table.
+struct OrderedRows {
+  uint64_t* keys;
+  RowId* rows;
+
+  static constexpr int kOrderBits = 33;
+  DYNEMB_HD void Set(size_t i, uint32_t table, uint32_t order, RowId row) const {
+    keys[i] = static_cast<uint64_t>(table) << kOrderBits |
+              (row == kNoRow ? uint64_t{1} << (kOrderBits - 1) : uint64_t{order});
+    rows[i] = row;
+  }
+  DYNEMB_HD uint32_t OrderOf(size_t i) const { return static_cast<uint32_t>(keys[i]); }
+};
+
+// Lists the candidate of slot i, and empties it.
+struct ListCandidates {
+  TierTables tables;
+  OrderedRows candidates;
+
+  DYNEMB_HD void operator()(size_t i) const {
+    const uint32_t t = RangeOf(tables.slot_begins, tables.count, i);
+    uint64_t* const slot = tables.tables[t].slots + (i - tables.slot_begins[t]);
+    const uint64_t noted = *slot;
+    if (noted == 0) return candidates.Set(i, t, 0, kNoRow);
+    candidates.Set(i, t, Candidates::OrderOf(noted), Candidates::RowOf(noted));
+    *slot = 0;
+  }
+};
+
+// Examines place i: of the window of a table, the w-th place from the hand on, cyclic among the
+// places of the device tier.
+struct LookAtPlaces {
+  TierTables tables;
+  OrderedRows candidates;  // sorted
+  OrderedRows places;
 
   template <class Lanes>
-  DYNEMB_HD void operator()(Lanes& lanes, size_t w) const {
-    const auto row = static_cast<RowId>((state->hand + w) % places);
-    uint64_t sorted = kNoPlace;
-    if (w / kPlacesEach < state->candidates && row < counters->high_water &&
-        *view.layout.update(view.RowAt(row)) != 0) {
+  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    const uint32_t t = RangeOf(tables.place_begins, tables.count, i);
+    const TierTable& table = tables.tables[t];
+    const DeviceView& view = table.view;
+    const size_t w = i - tables.place_begins[t];
+    auto row = static_cast<RowId>((table.state->hand + w) % view.rows.split);
+    uint32_t order = 0;
+    const bool is_due = candidates.rows[tables.slot_begins[t] + w / kPlacesEach] != kNoRow;
+    if (is_due && row < table.counters->high_water && *view.layout.update(view.RowAt(row)) != 0) {
       const SlotRef at = view.Find(lanes, view.KeyAt(row));
-      const Score score = AtomicLoad(&at.bucket->score[at.slot]);
-      const Stamp rank_now = stamps.Rank(now);
-      if (!by_time) {
-        sorted = static_cast<uint64_t>(row) << 32 | score;
-      } else if (stamps.Rank(score) < rank_now) {
-        sorted = static_cast<uint64_t>(row) << 32 | ~(rank_now - stamps.Rank(score));
+      order = AtomicLoad(&at.bucket->score[at.slot]);
+      if (table.by_time) {
+        const Stamp age = table.stamps.Rank(table.now) - table.stamps.Rank(order);
+        if (table.stamps.Rank(order) >= table.stamps.Rank(table.now)) row = kNoRow;
+        order = ~age;
       }
+    } else {
+      row = kNoRow;
     }
-    if (lanes.rank() == 0) order[w] = sorted;
+    if (lanes.rank() == 0) places.Set(i, t, order, row);
   }
 };
 
@@ -114,41 +148,39 @@ struct Swap {
   RowId host_row, device_row;
 };
 
-// Pair p: the p-th candidate and the p-th place, both in their orders. Since the candidate was
-// noted, its row may have been freed or given to another key. After ResetState or SwapRows it may
-// even be in the device tier.
+// Pair i: the p-th candidate and the p-th place of a table, both in their orders. Since the
+// candidate was noted, its row may have been freed or given to another key. After ResetState or
+// SwapRows it may even be in the device tier.
 struct PairUp {
-  DeviceView view;
-  EvictStrategy strategy;
-  const uint64_t* candidates;
-  const uint64_t* victims;
-  const uint32_t* elected;  // `places` and `of` of ElectPositions over the candidates' rows
-  const uint32_t* elected_of;
-  const Counters* counters;
+  TierTables tables;
+  OrderedRows candidates, places;
   Swap* swaps;
 
   template <class Lanes>
-  DYNEMB_HD void operator()(Lanes& lanes, size_t p) const {
+  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    const uint32_t t = RangeOf(tables.pair_begins, tables.count, i);
+    const TierTable& table = tables.tables[t];
+    const DeviceView& view = table.view;
+    const size_t p = i - tables.pair_begins[t];
+    const size_t candidate = tables.slot_begins[t] + p, place = tables.place_begins[t] + p;
     Swap swap{};
-    const uint64_t candidate = candidates[p], victim = victims[p];
-    swap.host_row = OrderedRow(candidate);
-    swap.device_row = OrderedRow(victim);
-    if (candidate != kNoPlace && victim != kNoPlace &&
-        IsHotter(static_cast<uint32_t>(candidate), static_cast<uint32_t>(victim)) &&
-        elected[elected_of[p]] == p && !view.InDevice(swap.host_row) &&
-        swap.host_row < counters->high_water &&
+    swap.host_row = candidates.rows[candidate];
+    swap.device_row = places.rows[place];
+    if (swap.host_row != kNoRow && swap.device_row != kNoRow &&
+        IsHotter(table.strategy, candidates.OrderOf(candidate), places.OrderOf(place)) &&
+        !view.InDevice(swap.host_row) && swap.host_row < table.counters->high_water &&
         *view.layout.update(view.RowAt(swap.host_row)) != 0) {
       const SlotRef host = view.Find(lanes, view.KeyAt(swap.host_row));
       const SlotRef device = view.Find(lanes, view.KeyAt(swap.device_row));
       swap.host_slot = &host.bucket->row[host.slot];
       swap.device_slot = &device.bucket->row[device.slot];
     }
-    if (lanes.rank() == 0) swaps[p] = swap;
+    if (lanes.rank() == 0) swaps[i] = swap;
   }
 
  private:
   // Whether a candidate with this order should take a place with this order.
-  DYNEMB_HD bool IsHotter(uint32_t candidate, uint32_t place) const {
+  DYNEMB_HD static bool IsHotter(EvictStrategy strategy, uint32_t candidate, uint32_t place) {
     switch (strategy) {
       case EvictStrategy::kLfu:
         return ~candidate > uint64_t{kHysteresis} * place;
@@ -168,13 +200,14 @@ struct PairUp {
 };
 
 struct SwapRows {
-  DeviceView view;
+  TierTables tables;
   const Swap* swaps;
 
   template <class Lanes>
-  DYNEMB_HD void operator()(Lanes& lanes, size_t p) const {
-    const Swap swap = swaps[p];
+  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
+    const Swap swap = swaps[i];
     if (swap.host_slot == nullptr) return;
+    const DeviceView& view = tables.tables[RangeOf(tables.pair_begins, tables.count, i)].view;
     auto* host = reinterpret_cast<Quad<float>*>(view.RowAt(swap.host_row));
     auto* device = reinterpret_cast<Quad<float>*>(view.RowAt(swap.device_row));
     for (size_t w = lanes.rank(); w < view.layout.stride / sizeof(*host); w += lanes.width()) {
@@ -193,29 +226,45 @@ struct SwapRows {
   }
 };
 
-// Resets the state for the next promotion.
-struct EndRound {
-  uint64_t places, window;
-  TierState* state;
+// Item t moves the hand of table t.
+struct EndPromotion {
+  TierTables tables;
+  OrderedRows candidates;  // sorted
 
-  DYNEMB_HD void operator()(size_t) const {
-    const uint64_t looked = uint64_t{kPlacesEach} * state->candidates;
-    state->hand = (state->hand + (looked < window ? looked : window)) % places;
-    state->candidates = 0;
+  DYNEMB_HD void operator()(size_t item) const {
+    const auto t = static_cast<uint32_t>(item);
+    const TierTable& table = tables.tables[t];
+    const uint32_t begin = tables.slot_begins[t], end = tables.slot_begins[t + 1];
+    // The number of candidates, which come before the entries without a row.
+    uint32_t low = begin, high = end;
+    while (low < high) {
+      const uint32_t middle = low + (high - low) / 2;
+      if (candidates.rows[middle] != kNoRow) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    const uint64_t due = uint64_t{kPlacesEach} * (low - begin);
+    const uint32_t window = tables.places(t);
+    table.state->hand = (table.state->hand + (due < window ? due : window)) % table.view.rows.split;
   }
 };
 
-// Item t counts swaps t, t + stride, ...
+// Items as in ForTally, over the pairs.
 struct CountSwaps {
+  TierTables tables;
   const Swap* swaps;
-  size_t n;
-  size_t stride;
-  Counters* counters;
 
   DYNEMB_HD void operator()(size_t t) const {
-    uint64_t moved = 0;
-    for (size_t p = t; p < n; p += stride) moved += swaps[p].host_slot != nullptr;
-    if (moved != 0) AtomicAdd(&counters->promotions, moved);
+    ForTally<uint64_t>(
+        t, tables.pair_begins[tables.count],
+        [&](size_t i) { return RangeOf(tables.pair_begins, tables.count, i); },
+        [&](size_t i) { return swaps[i].host_slot != nullptr; },
+        [](size_t, bool moved, uint32_t, uint64_t* promotions) { *promotions += moved; },
+        [&](uint64_t promotions, uint32_t table) {
+          if (promotions != 0) AtomicAdd(&tables.tables[table].counters->promotions, promotions);
+        });
   }
 };
 

@@ -11,7 +11,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "cc/device/ranges.h"
@@ -75,12 +77,21 @@ template <class T, class Session>
 T* ToDevice(Session& session, const T* values, size_t n) {
   return ToDeviceAs<T>(session, values, n);
 }
+// Both arrays by one copy.
 template <class Part, class Session>
 Parts<Part> ToDevice(Session& session, const std::vector<Part>& parts,
                      const std::vector<uint32_t>& begins) {
-  const Part* const copies = ToDevice(session, parts.data(), parts.size());
-  const uint32_t* const copied_begins = ToDevice(session, begins.data(), begins.size());
-  return {copies, copied_begins, static_cast<uint32_t>(parts.size())};
+  static_assert(std::is_trivially_copyable_v<Part> && alignof(Part) >= alignof(uint32_t));
+  const size_t parts_bytes = parts.size() * sizeof(Part);
+  const size_t bytes = parts_bytes + begins.size() * sizeof(uint32_t);
+  char* const to = session.template Take<char>(bytes);
+  char* const from = session.template Pinned<char>(bytes);
+  if (to == nullptr || from == nullptr) return {};
+  std::memcpy(from, parts.data(), parts_bytes);
+  std::memcpy(from + parts_bytes, begins.data(), begins.size() * sizeof(uint32_t));
+  session.Copy(to, from, bytes);
+  return {reinterpret_cast<const Part*>(to), reinterpret_cast<const uint32_t*>(to + parts_bytes),
+          static_cast<uint32_t>(parts.size())};
 }
 
 // The view of Bags (cc/lookup/bags.h) for kernels. The host checks bags, and converts them to this

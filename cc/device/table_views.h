@@ -24,8 +24,10 @@ namespace dynemb::device {
 
 // A table's counters, in device memory.
 struct Counters {
-  uint32_t high_water;  // all row ids that were ever allocated are below it
-  uint32_t free_count;  // the number of these that are free
+  uint32_t high_water;   // all row ids that were ever allocated are below it
+  uint32_t free_count;   // the number of these that are free
+  uint32_t refused_now;  // keys that the running batch could not insert
+  uint32_t unused;
   uint64_t device_hits, host_hits, misses;
   uint64_t inserts, evictions, erased, expired, refused;
   uint64_t dropped_gradients, nonfinite_gradients;
@@ -36,10 +38,19 @@ struct Counters {
 };
 
 // Rows of the host tier that batches have read, and that may be promoted afterwards.
+// Each has the slot that its row id selects; of several in a slot, the best stays
+// (kernels_tiers.h).
 struct Candidates {
-  uint32_t* count = nullptr;  // may exceed `most`
-  uint64_t* order = nullptr;  // [most] row << 32 | order (kernels_tiers.h)
-  uint32_t most = 0;          // 0: none are noted
+  uint64_t* slots = nullptr;  // [count] ~order << 32 | row; 0 (no row of the host tier): none
+  uint32_t count = 0;         // 0: none are noted
+
+  DYNEMB_HD void Note(RowId row, uint32_t order) const {
+    uint64_t* const slot = slots + (uint64_t{row * 0x9E3779B1u} * count >> 32);
+    const uint64_t noted = uint64_t{~order} << 32 | row;
+    if (AtomicLoad(slot) < noted) AtomicMax(slot, noted);
+  }
+  DYNEMB_HD static RowId RowOf(uint64_t noted) { return static_cast<RowId>(noted); }
+  DYNEMB_HD static uint32_t OrderOf(uint64_t noted) { return ~static_cast<uint32_t>(noted >> 32); }
 };
 
 // The counters of a table after the inserting batch of this number, in host memory that kernels can

@@ -40,6 +40,11 @@ class HostLookupsImpl final : public Lookups {
 
 }  // namespace
 
+Status Lookups::PromoteIfDue(Exec& exec, const std::vector<Table*>& tables, Tick tick) {
+  for (Table* table : tables) DYNEMB_RETURN_IF_ERROR(table->PromoteIfDue(exec, tick));
+  return Status();
+}
+
 Lookups& HostLookups() {
   static Lookups* const lookups = new HostLookupsImpl;
   return *lookups;

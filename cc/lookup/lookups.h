@@ -48,6 +48,9 @@ class Lookups {
   // call waits only for tasks that need two passes (cc/device/device_apply_pooled.h).
   virtual Status ApplyPooled(Exec& exec, const std::vector<ApplyPooledTask>& tasks,
                              const OptimizerStep& step, Tick tick) = 0;
+
+  // (exclusive) Table::PromoteIfDue of all tables. A table may be named several times.
+  virtual Status PromoteIfDue(Exec& exec, const std::vector<Table*>& tables, Tick tick);
 };
 
 // The calls over tables on the host. The object lives as long as the process.

@@ -1,13 +1,20 @@
-// EvictedRows: copies of the rows that a batch evicts, with their scores.
+// EvictedRows: copies of the rows that a batch evicts, with their scores, as columns in ascending
+// order of the keys' bit patterns. The order is therefore the same for any number of threads.
+//
+// A table adds the rows one by one (Add), or writes the columns itself (Place).
 #ifndef DYNEMB_TABLE_EVICTED_ROWS_H_
 #define DYNEMB_TABLE_EVICTED_ROWS_H_
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "cc/table/row.h"
@@ -16,7 +23,20 @@ namespace dynemb {
 
 class EvictedRows {
  public:
-  explicit EvictedRows(const RowLayout& layout) : layout_(layout) {}
+  // Arrays of n rows, in host memory.
+  struct Columns {
+    void* keys = nullptr;       // [n] of the layout's key size
+    char* vectors = nullptr;    // [n, dim] of the layout's type
+    float* state = nullptr;     // [n, state_width]
+    int64_t* scores = nullptr;  // [n] as Table::Scores returns them
+  };
+  // Returns arrays for the columns. Called once, when the number of rows is known, and may throw
+  // std::bad_alloc.
+  using Allocate = std::function<Columns(size_t n)>;
+
+  // Null `allocate`: the arrays are members, which live as long as this object.
+  explicit EvictedRows(const RowLayout& layout, Allocate allocate = nullptr)
+      : layout_(layout), allocate_(std::move(allocate)) {}
 
   // Makes room for n more rows, so that adding them does not throw.
   void Reserve(size_t n) {
@@ -68,38 +88,66 @@ class EvictedRows {
     }
   }
 
-  size_t size() const { return keys_.size(); }
-  int64_t state_width() const { return layout_.state_width; }
-  // Copies the keys (of type K), vectors, state and scores to arrays of size() rows, in ascending
-  // order of the keys' bit patterns. The order is therefore the same for any number of threads.
-  template <class K>
-  void Copy(K* keys, char* vectors, float* state, int64_t* scores) const {
-    std::vector<size_t> order(size());
+  // The columns of all n rows, which the caller writes, in the order of the keys. No row has been
+  // added. Throws std::bad_alloc.
+  const Columns& Place(size_t n) {
+    if (placed_ || !keys_.empty()) std::abort();
+    columns_ = allocate_ != nullptr ? allocate_(n) : MakeColumns(n);
+    placed_ = true;
+    num_placed_ = n;
+    return columns_;
+  }
+
+  size_t size() const { return placed_ ? num_placed_ : keys_.size(); }
+
+  // Ends adding rows: sorts those that were added into columns. Throws std::bad_alloc.
+  const Columns& Finish() {
+    if (placed_) return columns_;
+    const size_t n = keys_.size();
+    std::vector<size_t> order(n);
     std::iota(order.begin(), order.end(), size_t{0});
-    const auto by_key = [&](size_t a, size_t b) { return keys_[a] < keys_[b]; };
-    // Those of a device come sorted.
-    if (!std::is_sorted(keys_.begin(), keys_.end())) std::sort(order.begin(), order.end(), by_key);
+    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return keys_[a] < keys_[b]; });
+    const Columns to = allocate_ != nullptr ? allocate_(n) : MakeColumns(n);
     const size_t bytes = layout_.vector_bytes();
-    for (size_t i = 0; i < order.size(); ++i) {
+    const auto width = static_cast<size_t>(layout_.state_width);
+    for (size_t i = 0; i < n; ++i) {
       const char* content = contents_.data() + order[i] * ContentBytes();
-      keys[i] = static_cast<K>(keys_[order[i]]);
-      memcpy(vectors + i * bytes, content, bytes);
-      if (layout_.state_width != 0) {
-        memcpy(state + i * static_cast<size_t>(layout_.state_width), content + bytes,
-               layout_.state_bytes());
-      }
-      scores[i] = scores_[order[i]];
+      memcpy(static_cast<char*>(to.keys) + i * layout_.key_size, &keys_[order[i]],
+             layout_.key_size);
+      memcpy(to.vectors + i * bytes, content, bytes);
+      if (width != 0) memcpy(to.state + i * width, content + bytes, layout_.state_bytes());
+      to.scores[i] = scores_[order[i]];
     }
+    columns_ = to;
+    placed_ = true;
+    num_placed_ = n;
+    return columns_;
   }
 
  private:
   size_t ContentBytes() const { return layout_.vector_bytes() + layout_.state_bytes(); }
 
+  Columns MakeColumns(size_t n) {
+    // Aligned for all of them: scores first. Not cleared.
+    const size_t scores = n * sizeof(int64_t), keys = (n * layout_.key_size + 7) / 8 * 8;
+    const size_t state = (n * layout_.state_bytes() + 7) / 8 * 8;
+    memory_.reset(new char[scores + keys + state + n * layout_.vector_bytes()]);
+    char* const p = memory_.get();
+    return {p + scores, p + scores + keys + state, reinterpret_cast<float*>(p + scores + keys),
+            reinterpret_cast<int64_t*>(p)};
+  }
+
   const RowLayout layout_;
+  const Allocate allocate_;
   std::mutex mutex_;
+  // The rows that were added.
   std::vector<uint64_t> keys_;
   std::vector<int64_t> scores_;
   std::vector<char> contents_;  // of each row: its vector, then its state
+  bool placed_ = false;         // whether there are columns
+  size_t num_placed_ = 0;
+  Columns columns_;
+  std::unique_ptr<char[]> memory_;
 };
 
 }  // namespace dynemb

@@ -38,12 +38,12 @@ absl::Status GetHyper(tf::OpKernelContext* ctx, int first, OptimizerStep* step) 
 // Calls apply(tick) under the locks of the tables, and promotes rows: the step ends here, so that
 // the row ids that its lookups found are no longer needed.
 template <class Apply>
-absl::Status ApplyAndPromote(Exec& exec, const std::vector<Table*>& tables, const Apply& apply) {
+absl::Status ApplyAndPromote(Exec& exec, Lookups* lookups, const std::vector<Table*>& tables,
+                             const Apply& apply) {
   TableLock lock(tables, TableLock::Mode::kExclusive);
   const Tick tick = ProcessClock().Next();
   DYNEMB_RETURN_IF_LIBRARY_ERROR(apply(tick));
-  for (Table* table : tables) DYNEMB_RETURN_IF_LIBRARY_ERROR(table->PromoteIfDue(exec, tick));
-  return absl::OkStatus();
+  return ToAbsl(lookups->PromoteIfDue(exec, tables, tick));
 }
 
 class ApplyGradientsOp : public DynembOp {
@@ -86,7 +86,7 @@ class ApplyGradientsOp : public DynembOp {
     }
     std::unique_ptr<Exec> exec;
     TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
-    return ApplyAndPromote(*exec, tables,
+    return ApplyAndPromote(*exec, lookups, tables,
                            [&](Tick tick) { return lookups->Apply(*exec, tasks, step, tick); });
   }
 
@@ -125,8 +125,9 @@ class ApplyPooledGradientsOp : public SparseOp {
     }
     std::unique_ptr<Exec> exec;
     TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
-    return ApplyAndPromote(
-        *exec, tables, [&](Tick tick) { return lookups->ApplyPooled(*exec, tasks, step, tick); });
+    return ApplyAndPromote(*exec, lookups, tables, [&](Tick tick) {
+      return lookups->ApplyPooled(*exec, tasks, step, tick);
+    });
   }
 
  private:

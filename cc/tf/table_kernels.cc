@@ -235,27 +235,28 @@ class InsertAndEvictOp : public OneTableOp {
     std::unique_ptr<Exec> exec;
     TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
-    EvictedRows evicted(table.layout());
+    EvictedRows evicted(table.layout(), [&](size_t num) {
+      EvictedRows::Columns to;
+      if (!AllocateColumns(ctx, table, num, &to).ok()) throw std::bad_alloc();
+      return to;
+    });
     DYNEMB_RETURN_IF_LIBRARY_ERROR(
         table.InsertAndEvict(*exec, KeysOf(keys), ProcessClock().Next(), rows, &evicted));
-    const auto size = static_cast<int64_t>(evicted.size());
-    void* evicted_keys;
-    char* values;
-    TF_RETURN_IF_ERROR(Output(ctx, 0, {size}, &evicted_keys));
-    TF_RETURN_IF_ERROR(Output(ctx, 1, {size, table.options().dim}, &values));
-    float* state;
-    int64_t* scores;
-    TF_RETURN_IF_ERROR(Output(ctx, 2, {size, evicted.state_width()}, &state));
-    TF_RETURN_IF_ERROR(Output(ctx, 3, {size}, &scores));
-    if (SizeOf(table.options().key_type) == 8) {
-      evicted.Copy(static_cast<uint64_t*>(evicted_keys), values, state, scores);
-    } else {
-      evicted.Copy(static_cast<uint32_t*>(evicted_keys), values, state, scores);
-    }
+    evicted.Finish();
     return absl::OkStatus();
   }
 
  private:
+  // The outputs, for this number of rows.
+  static absl::Status AllocateColumns(tf::OpKernelContext* ctx, const Table& table, size_t num,
+                                      EvictedRows::Columns* to) {
+    const auto size = static_cast<int64_t>(num);
+    TF_RETURN_IF_ERROR(Output(ctx, 0, {size}, &to->keys));
+    TF_RETURN_IF_ERROR(Output(ctx, 1, {size, table.options().dim}, &to->vectors));
+    TF_RETURN_IF_ERROR(Output(ctx, 2, {size, table.layout().state_width}, &to->state));
+    return Output(ctx, 3, {size}, &to->scores);
+  }
+
   tf::DataType dtype_;
 };
 

@@ -117,12 +117,12 @@ class LateDevice : public ThreadsDevice {
         : ThreadsDevice::Session(device, stream), device_(device) {}
     template <class Body>
     void ForEach(size_t n, const Body& body) {
-      if constexpr (std::is_same_v<Body, device::PostCounters>) {
+      if constexpr (std::is_same_v<Body, device::SpreadRows>) {
         if (device_.to_ != nullptr) *device_.to_ = device_.posted_;
-        device::PostCounters now = body;
-        now.tables.one.mailbox = &device_.posted_;
-        now(0);
-        device_.to_ = body.tables.one.mailbox;
+        device::SpreadRows now = body;
+        now.added.tables.one.mailbox = &device_.posted_;
+        ThreadsDevice::Session::ForEach(n, now);
+        device_.to_ = body.added.tables.one.mailbox;
       } else {
         ThreadsDevice::Session::ForEach(n, body);
       }

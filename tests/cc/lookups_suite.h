@@ -335,8 +335,56 @@ TYPED_TEST_P(LookupsTest, EmptyCalls) {
   EXPECT_TRUE(lookups.Apply(TypeParam::exec(), {}, OptimizerStep(), 4).ok());
 }
 
+// A promotion of several tables in one call moves the same rows as one of each table by itself.
+TYPED_TEST_P(LookupsTest, PromotesAllTablesAtOnce) {
+  World<TypeParam> each, all;
+  std::vector<TableOptions> options = FourTables(24);
+  options[1].tier = Tier::kHybrid;
+  options[1].max_hbm_bytes = 40 * 64;
+  options[2].evict_strategy = EvictStrategy::kLfu;
+  for (const TableOptions& o : options) {
+    ASSERT_TRUE(each.Add(o).ok());
+    ASSERT_TRUE(all.Add(o).ok());
+  }
+  Random random(31);
+  Tick tick = 0;
+  const auto pool = [&](const std::vector<Ask>& asks, bool insert) {
+    Outcome of_each, of_all;
+    typename World<TypeParam>::Step step, other;
+    ++tick;
+    ASSERT_TRUE(each.Pool(asks, tick, insert, &step, &of_each).ok());
+    ASSERT_TRUE(all.Pool(asks, tick, insert, &other, &of_all).ok());
+    ExpectSame(of_each, of_all);
+  };
+  for (int i = 0; i < 4; ++i) pool(SevenAsks(random, 1000), true);
+  std::vector<Table*> tables;
+  for (size_t t : {2, 0, 1, 0, 3}) tables.push_back(&all.table(t));
+  for (int round = 0; round < 4; ++round) {
+    SCOPED_TRACE(round);
+    const std::vector<Ask> hot = SevenAsks(random, 200);
+    pool(hot, true);
+    for (int i = 0; i < 8; ++i) pool(i % 3 == 0 ? SevenAsks(random, 1000) : hot, false);
+    ++tick;
+    for (size_t t = 0; t < options.size(); ++t) {
+      ASSERT_TRUE(each.table(t).Promote(TypeParam::exec(), tick).ok());
+    }
+    ASSERT_TRUE(TypeParam::lookups().PromoteIfDue(TypeParam::exec(), tables, tick).ok());
+    pool(hot, false);
+    for (size_t t = 0; t < options.size(); ++t) {
+      const TableStats a = each.table(t).stats(), b = all.table(t).stats();
+      EXPECT_EQ(a.promotions, b.promotions) << options[t].name;
+      EXPECT_EQ(a.device_hits, b.device_hits) << options[t].name;
+      each.table(t).CheckInvariants();
+      all.table(t).CheckInvariants();
+    }
+    if (this->HasFailure()) return;
+  }
+  for (size_t t : {0, 2}) EXPECT_GT(all.table(t).stats().promotions, 0u) << options[t].name;
+}
+
 REGISTER_TYPED_TEST_SUITE_P(LookupsTest, TrainsLikeTheHost, RowsCatchUpAsOnTheHost,
-                            ReadsWithoutInserting, FullTablesEvict, Errors, EmptyCalls);
+                            ReadsWithoutInserting, FullTablesEvict, Errors, EmptyCalls,
+                            PromotesAllTablesAtOnce);
 
 }  // namespace testing_table
 }  // namespace dynemb

@@ -200,11 +200,11 @@ TABLE_TEST(TableCatchUp, EvictedRowsAndNormsAreUpToDate) {
       w.t->InsertAndEvict(w.t.exec(), w.t.Pack({5, 6}), w.t.tick() + 1, rows.data(), &evicted)
           .ok());
   ASSERT_EQ(evicted.size(), 2u);
-  std::vector<uint64_t> keys(2);
-  Floats vectors(4), state(2);
-  std::vector<int64_t> scores(2);
-  evicted.Copy(keys.data(), reinterpret_cast<char*>(vectors.data()), state.data(), scores.data());
-  w.ExpectVectors(keys, vectors);
+  const EvictedRows::Columns& columns = evicted.Finish();
+  const KeySpan keys(w.t->options().key_type, columns.keys, 2);
+  Floats vectors(4);
+  std::memcpy(vectors.data(), columns.vectors, vectors.size() * sizeof(float));
+  w.ExpectVectors({keys.BitsAt(0), keys.BitsAt(1)}, vectors);
 }
 
 // Rounding at random leaves the mean of 16-bit rows where it belongs.

@@ -245,21 +245,15 @@ TABLE_TEST(TableScores, EvictedRowsHaveTheirScores) {
     ASSERT_TRUE(t->InsertAndEvict(t.exec(), t.Pack({5}), t.tick() + 1, rows.data(), &evicted).ok());
     t.set_tick(t.tick() + 1);
     ASSERT_EQ(evicted.size(), 1u);
+    const EvictedRows::Columns& columns = evicted.Finish();
     uint64_t wide = 0;
-    uint32_t narrow = 0;
-    std::vector<char> vector(t.vector_bytes());
-    Floats state(2);
-    int64_t its_score = -1;
-    if (t.key_size() == 8) {
-      evicted.Copy(&wide, vector.data(), state.data(), &its_score);
-    } else {
-      evicted.Copy(&narrow, vector.data(), state.data(), &its_score);
-      wide = narrow;
-    }
+    std::memcpy(&wide, columns.keys, t.key_size());
+    const std::vector<char> vector(columns.vectors, columns.vectors + t.vector_bytes());
+    const Floats state(columns.state, columns.state + 2);
     if (strategy != EvictStrategy::kScore) {  // where all scores are 0
       EXPECT_EQ(wide, 1u);
     }
-    EXPECT_EQ(its_score, score);
+    EXPECT_EQ(columns.scores[0], score);
     EXPECT_EQ(state, (Floats{0.5f, 0.5f}));
     EXPECT_EQ(t.Decode(vector), f.InitialVectors(t, {wide}));
   }
