@@ -160,6 +160,35 @@ TEST_F(BucketOps, EvictedKeysLeaveTheirSlots) {
   }
 }
 
+// However many keys have been evicted, searches for absent keys end after few buckets. (They read
+// 2.3 buckets before, as keys have passed over full buckets, and 7.4 afterwards, as such keys stay
+// where they are when a slot of that bucket becomes empty.)
+TEST_F(BucketOps, SearchesStayShort) {
+  constexpr RowId kRows = 380;  // 85% of the slots
+  const auto buckets_read = [&](uint64_t first) {
+    double read = 0;
+    for (uint64_t key = first; key < first + 1000; ++key) {
+      for (uint32_t i = 0; i < kBucketsPerSegment; ++i) {
+        ++read;
+        if (Overflow(ProbeOf(key).home + i) == 0) break;
+      }
+    }
+    return read / 1000;
+  };
+  Stamp now = 1;
+  uint64_t next = 0;
+  for (RowId row = 0; row < kRows; ++row) Put(next++, row, now++);
+  const double claimed = buckets_read(1000000);
+  for (int i = 0; i < 20000; ++i) {
+    const SlotRef at = EvictBefore(next, now++);
+    ASSERT_NE(at.bucket, nullptr);
+    keys_[at.row] = next++;
+  }
+  for (RowId row = 0; row < kRows; ++row) ASSERT_EQ(Get(keys_[row]).row, row);
+  EXPECT_LT(claimed, 4);
+  EXPECT_LT(buckets_read(2000000), 10);
+}
+
 TEST_F(BucketOps, EvictSparesRecentRows) {
   for (uint32_t i = 0; i < 5; ++i) Put(KeyAtHome(40, i), i, 100);
   EXPECT_EQ(EvictBefore(KeyAtHome(40, 9), 100).bucket, nullptr);
