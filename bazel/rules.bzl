@@ -246,7 +246,7 @@ def _host_sources(name, kernels):
     return sources
 
 def stand_in_library(name, srcs, hdrs, kernels, stand_in, deps):
-    """The stand-in, and code with kernels; empty if CUDA is not built.
+    """The stand-in, and code with kernels; nothing if CUDA is not built.
 
     Args:
       name: of the target.

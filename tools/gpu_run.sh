@@ -1,6 +1,6 @@
 #!/bin/bash
 # run.sh of the GPU bundle: runs its tests, and prints a table of the results. It needs an NVIDIA driver and the tools of any
-# Linux system. The output of the tests is kept in logs/, and packed in logs.tar.gz.
+# Linux system. The output of each program is kept in logs/, also from earlier calls, and packed in logs.tar.gz.
 #
 #   run.sh [--sanitize] [--benchmarks] [--limit SECONDS] [--jobs N] [--shrink N] [--case TEXT] [NAME...]
 #
@@ -28,7 +28,7 @@ while [ $# -gt 0 ]; do
     --sanitize) sanitize=yes ;;
     --benchmarks) benchmarks=yes ;;
     --limit) numeric "$@" && limit=$2 && shift ;;
-    --jobs) numeric "$@" && jobs=$2 && shift ;;
+    --jobs) numeric "$@" && jobs=$((10#$2)) && shift ;;
     --shrink) numeric "$@" && sizes+=("$2") && shift ;;
     --case) [ $# -gt 1 ] || { echo "run.sh: --case needs a text" >&2; exit 2; }
       sizes+=(--case "$2") && shift ;;
@@ -55,8 +55,10 @@ if [ -n "$sanitize" ]; then
   export DYNEMB_SANITIZE=1  # tests skip planted faults
 fi
 
-rm -rf logs logs.tar.gz
-mkdir logs
+mkdir -p logs
+# However this ends. A call that is cut off leaves what it had.
+pack() { tar -czf logs.tar.gz logs; }
+trap pack EXIT
 ./find_gpu
 case $? in
   0) gpu=yes ;;
@@ -139,6 +141,7 @@ while [ $running -gt 0 ]; do
   wait -n || failed=1
   running=$((running - 1))
 done
+pack
 
 if [ -n "$benchmarks" ]; then
   for program in benchmarks/*; do
@@ -149,9 +152,9 @@ if [ -n "$benchmarks" ]; then
     timeout -k 10 "$limit" "$program" "${sizes[@]}" </dev/null 2>&1 | tee "logs/$name.txt"
     rc=${PIPESTATUS[0]}
     [ "$rc" = 0 ] || { failed=1; echo "FAILED: ended with $rc"; }
+    pack
   done
 fi
-tar -czf logs.tar.gz logs
 
 [ $some = 1 ] || { echo "run.sh: nothing was run" >&2; exit 2; }
 [ $failed = 0 ] || exit 1

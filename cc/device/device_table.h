@@ -281,9 +281,8 @@ class DeviceTable final : public ColdTable {
   // Finds the rows of a batch; `counts`: whether stats() counts these finds. Fails only if cold
   // rows cannot be moved to memory.
   static Status FindRows(Work& work, Batch& batch, bool counts);
-  // Creates rows for the keys whose row is kNoRow; `fill` as in FillRows. If keys may repeat,
-  // `election` is one over all keys of the batch, or null. If it returns ResourceExhausted, nothing
-  // has changed.
+  // Creates rows for the keys whose row is kNoRow; `fill` as in FillRows. `election`: over all
+  // keys, or null. If it returns ResourceExhausted, nothing has changed.
   template <class Fill>
   static Status Insert(Work& work, Batch& batch, Keys repeat, const Fill& fill,
                        const Election* election = nullptr);
@@ -443,13 +442,11 @@ class DeviceTable final : public ColdTable {
   // The least number of rows that Reclaim examines, in a table that has as many.
   static constexpr uint64_t kScanLeast = uint64_t{1} << 20;
   static constexpr uint32_t kPromoteEvery = 8;  // batches that read
-  // Promote moves at most an eighth of the device tier, clamped to these limits. A table has this
-  // many slots for candidates per row that may move.
+  // Promote moves at most an eighth of the device tier, clamped to these limits.
   static constexpr uint64_t kPromoteLeast = 1024;
   static constexpr uint64_t kPromoteMost = uint64_t{1} << 17;
-  static constexpr uint32_t kSlotsPerMove = 4;
-  // The candidates or places of the tables that are promoted at once, unless one table has more.
-  // Each takes 24 bytes of workspace, which a stream keeps.
+  static constexpr uint32_t kSlotsPerMove = 4;  // for candidates
+  // The most candidates or places of the tables of a group: each takes 24 bytes of workspace.
   static constexpr uint64_t kPromotionEntries = uint64_t{4} << 20;
 
   Device* const device_;

@@ -188,7 +188,8 @@ void DeviceTable<Device>::CopyEvicted(Work& work, const RowId* rows, const Score
   work.ForEach(total, device::ListEvictedRows{rows, scores, positions, stamps_, scoring_.by_time(),
                                               ids, listed});
   work.Copy(to.scores, listed, total * sizeof(*listed));
-  // In pieces, so that the stream's workspace stays small. Nothing waits in between.
+  // In pieces, so that the stream's workspace stays small. If the columns are page-locked, nothing
+  // waits in between.
   for (size_t begin = 0; begin < total; begin += chunk) {
     const size_t num = std::min(chunk, total - begin);
     work.ForRows(

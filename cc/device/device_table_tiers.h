@@ -25,6 +25,7 @@ Status DeviceTable<Device>::Promote(Exec& exec, Tick tick) {
 template <class Device>
 Status DeviceTable<Device>::Promote(Exec& exec, const std::vector<DeviceTable*>& tables,
                                     Tick tick) {
+  for (const DeviceTable* table : tables) DYNEMB_RETURN_IF_ERROR(table->Error());
   std::vector<DeviceTable*> group;
   uint64_t entries = 0;
   const auto promote = [&] {
@@ -38,7 +39,6 @@ Status DeviceTable<Device>::Promote(Exec& exec, const std::vector<DeviceTable*>&
         table->sweeps_rows()) {
       continue;
     }
-    DYNEMB_RETURN_IF_ERROR(table->Error());
     if (table->bounds_.high_water <= table->store_.split || table->reads_.exchange(0) == 0) {
       continue;
     }

@@ -235,15 +235,19 @@ class InsertAndEvictOp : public OneTableOp {
     std::unique_ptr<Exec> exec;
     TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
+    // The table is changing when it knows how many rows it evicts. If there is no memory for the
+    // outputs then, the rows go to an array, so that the table remains consistent.
+    absl::Status allocated;
+    EvictedRows instead(table.layout());
     EvictedRows evicted(table.layout(), [&](size_t num) {
       EvictedRows::Columns to;
-      if (!AllocateColumns(ctx, table, num, &to).ok()) throw std::bad_alloc();
-      return to;
+      allocated = AllocateColumns(ctx, table, num, &to);
+      return allocated.ok() ? to : instead.Place(num);
     });
     DYNEMB_RETURN_IF_LIBRARY_ERROR(
         table.InsertAndEvict(*exec, KeysOf(keys), ProcessClock().Next(), rows, &evicted));
     evicted.Finish();
-    return absl::OkStatus();
+    return allocated;
   }
 
  private:

@@ -184,6 +184,8 @@ cudaError_t cudaHostUnregister(void* p) {
 }
 
 cudaError_t cudaMalloc(void** p, size_t bytes) {
+  *p = nullptr;
+  if (bytes == 0) return cudaSuccess;
   const Lock lock(mutex);
   const int gpu = CurrentGpu();
   const size_t aligned = (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -203,6 +205,7 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* p) {
+  if (p == nullptr) return cudaSuccess;
   const Lock lock(mutex);
   (void)cudaDeviceSynchronize();
   const auto mapping = MappingOf(reinterpret_cast<uintptr_t>(p));
