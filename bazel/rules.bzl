@@ -268,7 +268,7 @@ def stand_in_library(name, srcs, hdrs, kernels, stand_in, deps):
                 'DYNEMB_CUDA_STAND_IN=\\"%s\\"' % stand_in,
             ],
             alwayslink = True,  # deps call its functions
-            deps = deps + [":%s_kernels" % name, "@local_cuda//:headers"],
+            deps = deps + ([":%s_kernels" % name] if kernels else []) + ["@local_cuda//:headers"],
         )
 
 def _stand_in(rule_of, name, srcs, kernels, deps, **kwargs):
