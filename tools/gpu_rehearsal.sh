@@ -1,6 +1,6 @@
 #!/bin/bash
-# Rehearses a session on a GPU machine, without a GPU: each step of docs/gpu.md, "A session on a GPU", with a stand-in for
-# what is missing here. Prints a table of the steps, with the sizes of what is carried and the times. The output of the steps is
+# Rehearses a session on a GPU machine, without a GPU: each step of docs/gpu.md, "A rehearsal", with a stand-in for what is
+# missing here. Prints a table of the steps, with the sizes of what is carried and the times. The output of the steps is
 # kept in build/rehearsal.
 #
 # The programs of the bundle run on a stand-in for CUDA (tests/fake_cuda), the operators on the fake GPU (tests/fake_gpu), and
@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-readonly NAME=rehearsal PLACE=$PWD/build/rehearsal
+readonly PLACE=$PWD/build/rehearsal
 PYTHON=${PYTHON:-$PWD/.venv/bin/python}
 BAZEL=${BAZEL:-$(command -v bazel || command -v bazelisk || echo bazel)}
 export BAZEL PYTHON
@@ -36,12 +36,11 @@ size dist/gpu-bundle.tar.gz
 step 77 empty "run.sh where there is no GPU" build/gpu-bundle/run.sh --limit 60
 step 0 stand-in "the same programs on a stand-in for CUDA are packed" tools/gpu_bundle.sh stand-in "$PLACE/stand-in.tar.gz"
 size "$PLACE/stand-in.tar.gz"
-tar -C "$PLACE/machine" -xzf "$PLACE/stand-in.tar.gz"
+step 0 unpack "they are unpacked" tar -C "$PLACE/machine" -xzf "$PLACE/stand-in.tar.gz"
 readonly RUN=$PLACE/machine/gpu-bundle/run.sh
 step 0 tests "run.sh: tests side by side, then small benchmarks" \
   "$RUN" --jobs 6 --limit 300 --benchmarks --shrink 12
-cp "$PLACE/machine/gpu-bundle/logs.tar.gz" "$PLACE/logs.tar.gz"
-size "$PLACE/logs.tar.gz"
+size "$PLACE/machine/gpu-bundle/logs.tar.gz"
 step 0 figures "run.sh: one case of a benchmark" "$RUN" --benchmarks --shrink 12 --case hbm1.00/adam lookups_benchmark
 
 # It takes the options that run.sh passes, and runs the program.

@@ -9,8 +9,7 @@
 //                             4,096, and the others move down by one.
 //                             Counters give the share of ids that had a row in the second half of
 //                             the stream, and the same for an exact cache of the same strategy.
-//   Full                      an LRU table of 2^18 rows of dim 4, batches of 4,096 keys:
-//   nanoseconds
+//   Full                      an LRU table of 2^18 rows of dim 4, 4,096 keys at a time: nanoseconds
 //                             for a new key, and for a search of a key without a row, when the
 //                             table is almost full, and after it has evicted five times its rows.
 #include <benchmark/benchmark.h>
