@@ -60,14 +60,15 @@ DYNEMB_HD bool ClaimIn(Lanes& lanes, Bucket* bucket, uint8_t digest, RowId row, 
     const uint32_t empty = lanes.Empty(*bucket);
     if (empty == 0) return false;
     *slot = LowestBit(empty);
-    uint32_t was = 0;
+    RowId was = kNoRow;
     if (lanes.rank() == 0) {
-      // Not a store, which others might see after the row.
       if (score_first) {
+        // Not a store, which others might see after the row. The row's swap depends on the result.
         const Score stale = lanes.Load(&bucket->score[*slot]);
-        (void)lanes.CompareExchange(&bucket->score[*slot], stale, score);
+        const Score seen = lanes.CompareExchange(&bucket->score[*slot], stale, score);
+        if (seen != stale && seen != score) was = row;  // another team is changing the slot
       }
-      was = lanes.CompareExchange(&bucket->row[*slot], kNoRow, row);
+      if (was == kNoRow) was = lanes.CompareExchange(&bucket->row[*slot], kNoRow, row);
     }
     if (lanes.FromLeader(was) != kNoRow) continue;  // lost the slot to another team; retry
     if (lanes.rank() == 0) {
@@ -218,9 +219,11 @@ DYNEMB_HD EvictedSlot Evict(Lanes& lanes, const View& view, Ring ring, Probe pro
     if (lanes.rank() == 0) taken = evictable.Take(lanes, bucket, slot, row, score, next);
     if (lanes.FromLeader(taken) == 0) continue;  // lost the row to another team; retry
 
-    // Before the caller overwrites the evicted key.
-    const auto evicted = ProbeIn(ring, view.HashOf(view.KeyAt(row)));
-    internal::UncountPath(lanes, ring, evicted.home, bucket);
+    Probe evicted{};
+    if (lanes.rank() == 0) {  // before this caller overwrites the evicted key
+      evicted = ProbeIn(ring, view.HashOf(view.KeyAt(row)));
+      internal::UncountPath(lanes, ring, evicted.home, bucket);
+    }
     const bool score_first = evictable.pins == nullptr;
     for (uint32_t i = 0;; ++i) {
       Bucket* const b = OnPath(ring, probe.home, i);
