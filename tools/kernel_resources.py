@@ -57,7 +57,7 @@ BUDGETS = {
     "ApplyGradients<Rmsprop<true, true>>": Use(96),
     "FindKeys": Use(40),
     "ClaimSlots": Use(32),
-    "EvictSlots": Use(32, stack=16, spilled=32),
+    "EvictSlots": Use(32, stack=16, spilled=24),
     "FillRows<FillInitial>": Use(45),
     # Of rows that change tiers.
     "SwapRows": Use(56),

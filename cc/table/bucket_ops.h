@@ -66,7 +66,7 @@ DYNEMB_HD bool ClaimIn(Lanes& lanes, Bucket* bucket, uint8_t digest, RowId row, 
         // Not a store, which others might see after the row. The row's swap depends on the result.
         const Score stale = lanes.Load(&bucket->score[*slot]);
         const Score seen = lanes.CompareExchange(&bucket->score[*slot], stale, score);
-        if (seen != stale && seen != score) was = row;  // another team is changing the slot
+        if (seen != stale) was = row;  // another team is changing the slot
       }
       if (was == kNoRow) was = lanes.CompareExchange(&bucket->row[*slot], kNoRow, row);
     }
