@@ -17,8 +17,5 @@ if ! "$PYTHON" -c "import sys, tensorflow as tf; sys.exit(not tf.config.list_phy
 fi
 cd tests/python
 [ $# -gt 0 ] || set -- $("$PYTHON" -c "import simulated; print(*simulated.MODULES)") test_device_tables.py
-# Otherwise TensorFlow takes all memory and leaves none for tables. Few rows fit the device tier, so both tiers are used. Left out:
-# ranks that are threads (docs/gpu.md, "What was run, and where").
-TF_FORCE_GPU_ALLOW_GROWTH=true DYNEMB_TEST_ON_GPU=1 \
-  exec "$PYTHON" -m pytest -p no:cacheprovider \
-  --deselect tests/python/test_admission_saved.py::test_counters_survive_resharding "$@"
+# Otherwise TensorFlow takes all memory and leaves none for tables. Few rows fit the device tier, so both tiers are used.
+TF_FORCE_GPU_ALLOW_GROWTH=true DYNEMB_TEST_ON_GPU=1 exec "$PYTHON" -m pytest -p no:cacheprovider "$@"

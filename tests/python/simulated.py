@@ -11,8 +11,10 @@ def device_is_simulated() -> bool:
 
 
 ON = device_is_simulated()
-# Whether tables are on a device: a simulated one, or a GPU (tools/gpu_operators.sh).
-ON_DEVICE = ON or os.environ.get("DYNEMB_TEST_ON_GPU") == "1"
+# Whether tables are on a GPU (tools/gpu_operators.sh), or the fake one (tools/fake_gpu.sh).
+ON_GPU = os.environ.get("DYNEMB_TEST_ON_GPU") == "1"
+# Whether tables are on a device: a simulated one, or a GPU.
+ON_DEVICE = ON or ON_GPU
 # The device memory of a table: so little that most tests use both tiers.
 HBM_BYTES = 4096
 # Modules that run a second time with tables on a device by default, because they test any table.
