@@ -34,7 +34,7 @@ __device__ inline size_t NumThreads() { return static_cast<size_t>(gridDim.x) * 
 template <class Body, class = void>
 constexpr unsigned int kLeastBlocks = 0;
 template <class Body>
-constexpr unsigned int kLeastBlocks<Body, std::void_t<decltype(Body::kLeastBlocks)> > =
+constexpr unsigned int kLeastBlocks<Body, std::void_t<decltype(Body::kLeastBlocks)>> =
     Body::kLeastBlocks;
 
 template <class Body>
