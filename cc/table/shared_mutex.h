@@ -15,6 +15,8 @@
 #include <cstdint>
 #include <mutex>
 
+#include "cc/table/monotonic.h"
+
 namespace dynemb {
 
 class SharedMutex {
@@ -59,11 +61,9 @@ class SharedMutex {
   }
   // Waits for at most `most`; returns whether it got the lock.
   bool try_lock_shared_for(std::chrono::nanoseconds most) {
-    using Clock = std::chrono::system_clock;  // for others, older C libraries have no wait
     std::unique_lock<std::mutex> lock(mutex_);
     const Waiting waiting(this);
-    const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(most);
-    if (!readers_.wait_until(lock, until, [&] { return waiting.MayRead(); })) return false;
+    if (!readers_.wait_for(lock, most, [&] { return waiting.MayRead(); })) return false;
     Enter(waiting);
     return true;
   }
@@ -97,7 +97,8 @@ class SharedMutex {
   }
 
   std::mutex mutex_;
-  std::condition_variable writers_, readers_;
+  std::condition_variable writers_;
+  MonotonicCondition readers_;  // the only ones that wait for a limited time
   bool writing_ = false;
   uint64_t reading_ = 0;
   uint64_t waiting_writers_ = 0;
