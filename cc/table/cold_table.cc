@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -14,6 +13,7 @@
 
 #include "cc/table/bucket_ops.h"
 #include "cc/table/codec.h"
+#include "cc/table/monotonic.h"
 #include "cc/table/row_columns.h"
 
 namespace dynemb {
@@ -114,7 +114,7 @@ class ColdTable::Compactor {
 
   ColdTable* const table_;
   std::mutex mutex_;
-  std::condition_variable changed_;
+  MonotonicCondition changed_;
   bool wanted_ = false, stops_ = false;
   std::thread thread_;  // the last member
 };

@@ -11,7 +11,6 @@
 #define DYNEMB_TABLE_SHARED_MUTEX_H_
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <mutex>
 
@@ -97,8 +96,7 @@ class SharedMutex {
   }
 
   std::mutex mutex_;
-  std::condition_variable writers_;
-  MonotonicCondition readers_;  // the only ones that wait for a limited time
+  MonotonicCondition writers_, readers_;
   bool writing_ = false;
   uint64_t reading_ = 0;
   uint64_t waiting_writers_ = 0;

@@ -74,6 +74,24 @@ def test_cuda_sources_do_not_include_tensorflow():
     assert not [p for p in sources for name in includes(p) if name.startswith("tensorflow/")]
 
 
+# std::condition_variable waits by the system's time with older C libraries.
+@in_checkout
+def test_timed_waits_do_not_depend_on_a_clock_that_is_set():
+    sources = [p for p in (ROOT / "cc").rglob("*") if p.suffix in {".h", ".cc", ".cu", ".cuh"}]
+    code = {
+        path.name: re.sub("//.*", "", path.read_text(encoding="utf-8"))
+        for path in sources
+        if path.name != "served_model.cc"
+    }
+    assert len(code) > 100
+    waits = [
+        name
+        for name, text in code.items()
+        if "std::condition_variable" in text and re.search(r"\bwait_(for|until)\(", text)
+    ]
+    assert waits == [], "use MonotonicCondition"
+
+
 def imported_modules(path: pathlib.Path) -> set[str]:
     """Returns every module that a file imports, anywhere in the file."""
     names = set()
