@@ -6,12 +6,12 @@
 
 namespace dynemb {
 
-void Expiry::Configure(const TableOptions& options, std::function<int64_t()> now) {
+void Expiry::Configure(const TableOptions& options, SystemTime* system_time) {
   ttl_ = options.ttl;
   clock_ = options.ttl_clock;
   since_access_ = options.ttl_since_access;
   min_rows_ = static_cast<uint64_t>(options.ttl_min_rows);
-  now_ = std::move(now);
+  system_time_ = system_time;
   has_time_ = clock_ != TtlClock::kData;
 }
 
@@ -42,7 +42,7 @@ void Expiry::SetTime(int64_t time, Tick tick) {
 }
 
 void Expiry::Note(Tick tick) {
-  if (clock_ == TtlClock::kWall) time_ = std::max(time_, now_());
+  if (clock_ == TtlClock::kWall) time_ = std::max(time_, system_time_->Now().boot_ns);
   if (!has_time_) return;
   const int64_t resolution = std::max<int64_t>(1, ttl_ / kMarks);
   if (tick == 0) {
@@ -76,23 +76,30 @@ std::vector<int64_t> Expiry::Save(Tick tick) {
   if (!active() || !has_time_) return saved;
   Note(tick);
   saved.push_back(static_cast<int64_t>(horizon_));
+  const bool by_day = clock_ == TtlClock::kWall;
+  const SystemTime::Moment now = by_day ? system_time_->Now() : SystemTime::Moment{};
   for (const Mark& mark : marks_) {
     saved.push_back(static_cast<int64_t>(mark.until));
-    saved.push_back(mark.time);
+    // No time before 1970: the clock may show it, and marks be older.
+    saved.push_back(by_day ? std::max<int64_t>(0, mark.time - now.boot_ns + now.utc_ns)
+                           : mark.time);
   }
   return saved;
 }
 
 bool Expiry::Restore(const std::vector<int64_t>& saved) {
   if (saved.size() % 2 == 0 || saved[0] < 0) return false;
+  const bool by_day = clock_ == TtlClock::kWall;
+  const SystemTime::Moment now = by_day ? system_time_->Now() : SystemTime::Moment{};
   std::deque<Mark> marks;
+  int64_t last = INT64_MIN;  // the time of the mark before, in the file
   for (size_t i = 1; i < saved.size(); i += 2) {
     const auto before = static_cast<int64_t>(marks.empty() ? 0 : marks.back().until);
-    if (saved[i] < before || saved[i] < saved[0] ||
-        (!marks.empty() && saved[i + 1] < marks.back().time)) {
-      return false;
-    }
-    marks.push_back({static_cast<Tick>(saved[i]), saved[i + 1], saved[i + 1]});
+    if (saved[i] < before || saved[i] < saved[0] || saved[i + 1] < last) return false;
+    last = saved[i + 1];
+    int64_t time = last;
+    if (by_day) time = std::min(std::max<int64_t>(0, last), now.utc_ns) - now.utc_ns + now.boot_ns;
+    marks.push_back({static_cast<Tick>(saved[i]), time, time});
   }
   std::lock_guard<std::mutex> lock(mutex_);
   marks_ = std::move(marks);

@@ -2,10 +2,10 @@
 // is.
 //
 // Rows store ticks, not times. A table with a time to live therefore records which ticks it has
-// used at which time. The time is one of three (TtlClock): the number of steps, the system's clock,
-// or a time that the user takes from the data. A row expires when its age, now minus the time of
-// its last update (or last access), reaches the time to live. Because ticks and times both
-// increase, the expired rows are those with ticks up to some tick, the *horizon*:
+// used at which time. The time is one of three (TtlClock): the number of steps, the time that
+// passes (SystemTime), or a time that the user takes from the data. A row expires when its age, now
+// minus the time of its last update (or last access), reaches the time to live. Because ticks and
+// times both increase, the expired rows are those with ticks up to some tick, the *horizon*:
 //
 //   ticks     1 ... 40      41 ... 73     74 ... 90     91 ...
 //             horizon ─┐
@@ -19,6 +19,10 @@
 //
 // Rows that were loaded without marks are as old as the first mark after it.
 //
+// With TtlClock::kWall, marks are moments of the boot clock, so that a system's clock that is set
+// makes no row older or younger. In files they are times of day, and a mark later than now is read
+// as now.
+//
 // Thread-safe, because calls that share the table's lock record times, too.
 #ifndef DYNEMB_TABLE_EXPIRY_H_
 #define DYNEMB_TABLE_EXPIRY_H_
@@ -26,11 +30,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <mutex>
 #include <vector>
 
-#include "cc/table/clock.h"
+#include "cc/table/system_time.h"
 #include "cc/table/table_options.h"
 #include "cc/table/types.h"
 
@@ -40,9 +43,8 @@ class Expiry {
  public:
   static constexpr int64_t kMarks = 1024;
 
-  // Takes the options; call it once, first. `now` is the system's clock, for TtlClock::kWall, in
-  // nanoseconds since 1970 UTC.
-  void Configure(const TableOptions& options, std::function<int64_t()> now = SystemNow);
+  // Takes the options; call it once, first. `system_time` is for TtlClock::kWall.
+  void Configure(const TableOptions& options, SystemTime* system_time = &SystemTime::OfProcess());
   // Swaps the marks with another object of the same options.
   void Swap(Expiry* other);
 
@@ -98,7 +100,7 @@ class Expiry {
   TtlClock clock_ = TtlClock::kSteps;
   bool since_access_ = false;
   uint64_t min_rows_ = 0;
-  std::function<int64_t()> now_;
+  SystemTime* system_time_ = nullptr;
   bool has_time_ = true;  // false: TtlClock::kData, and SetTime was not called
   int64_t time_ = 0;
   Tick last_step_ = 0;

@@ -1,6 +1,8 @@
 #include "cc/tf/table_resource.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cmath>
 #include <exception>
 #include <functional>
 #include <new>
@@ -13,6 +15,7 @@
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/framework/function.h"
+#include "tensorflow/core/platform/logging.h"
 
 namespace dynemb {
 
@@ -71,9 +74,31 @@ tf::DataType ToTf(DType type) {
                                     : tf::DT_FLOAT;
 }
 
+namespace {
+
+// Warns of jumps of the system's clock: of the first, and whenever their number has doubled.
+void SayJumps() {
+  static std::atomic<uint64_t> said{0};
+  const SystemTime::Jumps jumps = SystemTime::OfProcess().jumps();
+  uint64_t before = said;
+  do {
+    if (jumps.count == 0 || jumps.count < 2 * before) return;
+  } while (!said.compare_exchange_weak(before, jumps.count));
+  const auto seconds = static_cast<int64_t>(std::llround(static_cast<double>(jumps.last_ns) / 1e9));
+  LOG(WARNING) << "tf_dynemb: the system's clock was set "
+               << (seconds > 0 ? absl::StrCat("ahead by ", seconds, " s")
+                               : absl::StrCat("back by ", -seconds,
+                                              " s, or is behind a time in a file by as much"))
+               << " (" << jumps.count << " such jumps in this process). Rows do not age by it.";
+}
+
+}  // namespace
+
 void DynembOp::Compute(tf::OpKernelContext* ctx) {
   try {
-    OP_REQUIRES_OK(ctx, Run(ctx));
+    const absl::Status status = Run(ctx);
+    SayJumps();
+    OP_REQUIRES_OK(ctx, status);
   } catch (const std::bad_alloc&) {
     ctx->SetStatus(absl::ResourceExhaustedError(absl::StrCat(name(), ": out of memory")));
   } catch (const std::exception& e) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <vector>
 
+#include "tests/cc/fake_clocks.h"
 #include "tests/cc/table_suite.h"
 
 namespace dynemb {
@@ -68,8 +69,9 @@ TEST(Expiry, TimesAreNeverEarlyAndAtMostAMarkLate) {
   const int64_t late = kTtl / Expiry::kMarks;
   for (const TtlClock clock : {TtlClock::kWall, TtlClock::kData}) {
     int64_t now = 1000;
+    SystemTime time([&now] { return ClockReading{now + 5, now}; });
     Expiry expiry;
-    expiry.Configure(Options(kTtl, clock), [&now] { return now; });
+    expiry.Configure(Options(kTtl, clock), &time);
     if (clock == TtlClock::kData) expiry.SetTime(now, 1);
     Times times;
     Random random(2);
@@ -80,13 +82,6 @@ TEST(Expiry, TimesAreNeverEarlyAndAtMostAMarkLate) {
       const Tick horizon = expiry.At(tick, NoRows);
       EXPECT_LE(horizon, times.Horizon(now, kTtl));
       EXPECT_GE(horizon, times.Horizon(now, kTtl + late));
-      // The system's clock may be set back.
-      if (clock == TtlClock::kWall && random.Below(50) == 0) {
-        now -= 10 * late;
-        EXPECT_GE(expiry.At(++tick, NoRows), horizon);
-        now += 10 * late;
-        times.of[tick] = now;
-      }
     }
     EXPECT_GT(expiry.At(3001, NoRows), 2u);
   }
@@ -94,8 +89,9 @@ TEST(Expiry, TimesAreNeverEarlyAndAtMostAMarkLate) {
 
 TEST(Expiry, IdleTablesExpire) {
   int64_t now = 5;
+  SystemTime time([&now] { return ClockReading{now + 5, now}; });
   Expiry expiry;
-  expiry.Configure(Options(1000, TtlClock::kWall), [&now] { return now; });
+  expiry.Configure(Options(1000, TtlClock::kWall), &time);
   EXPECT_EQ(expiry.At(1, NoRows), 0u);
   now = 1004;
   EXPECT_EQ(expiry.At(0, NoRows), 0u);
@@ -122,8 +118,9 @@ TEST(Expiry, TheFirstTimeIsThatOfAllRowsBeforeIt) {
 // Calls that share the table's lock may record their ticks in another order.
 TEST(Expiry, MarksAreInOrderWhateverTheOrderOfTicks) {
   int64_t now = 100;
+  SystemTime time([&now] { return ClockReading{now + 5, now}; });
   Expiry expiry;
-  expiry.Configure(Options(10, TtlClock::kWall), [&now] { return now; });
+  expiry.Configure(Options(10, TtlClock::kWall), &time);
   for (const Tick tick : {6, 5, 9, 8, 7}) {
     expiry.At(tick, NoRows);
     now += 3;
@@ -133,7 +130,7 @@ TEST(Expiry, MarksAreInOrderWhateverTheOrderOfTicks) {
   EXPECT_GE(horizon, 9u);
   expiry.At(horizon - 2, NoRows);
   Expiry again;
-  again.Configure(Options(10, TtlClock::kWall), [&now] { return now; });
+  again.Configure(Options(10, TtlClock::kWall), &time);
   EXPECT_TRUE(again.Restore(expiry.Save(3)));
 }
 
@@ -188,6 +185,135 @@ TEST(Expiry, FewRowsAreSpared) {
   rows = 10;
   EXPECT_EQ(expiry.At(6, count), 3u);
   EXPECT_EQ(expiry.At(7, count), 0u);
+}
+
+// --- A system's clock that is set
+
+constexpr int64_t kHour = FakeClocks::kHour, kDay = FakeClocks::kDay, kYear = FakeClocks::kYear;
+
+// A table that is used every hour; the last tick that has expired is known from the true time.
+struct Used {
+  explicit Used(FakeClocks* clocks_) : clocks(*clocks_) {
+    expiry.Configure(Options(kDay, TtlClock::kWall), &clocks.time);
+  }
+  void Hours(int hours) {
+    for (int hour = 0; hour < hours; ++hour) {
+      clocks.Pass(kHour);
+      Use();
+    }
+  }
+  void Use() {
+    times.of[++tick] = clocks.boot_ns;
+    const Tick horizon = expiry.At(tick, NoRows);
+    ASSERT_LE(horizon, times.Horizon(clocks.boot_ns, kDay));
+    ASSERT_GE(horizon, times.Horizon(clocks.boot_ns, kDay + kDay / Expiry::kMarks));
+  }
+  FakeClocks& clocks;
+  Expiry expiry;
+  Times times;
+  Tick tick = 0;
+};
+
+TEST(ExpiryByTime, AgesDoNotDependOnTheSystemsClock) {
+  for (const int64_t ahead : {kYear, -kYear, kHour, -kHour, int64_t{0}}) {
+    SCOPED_TRACE(ahead);
+    FakeClocks clocks;
+    Used used(&clocks);
+    used.Hours(40);
+    for (int jump = 0; jump < 5; ++jump) {
+      clocks.Set(ahead);
+      used.Use();
+      used.Hours(jump);
+      clocks.Set(-ahead);
+      used.Use();
+      used.Hours(30);
+    }
+    clocks.Set(ahead);  // for good
+    used.Hours(100);
+    clocks.Pass(30 * kDay);  // the machine was suspended
+    EXPECT_EQ(used.expiry.At(0, NoRows), used.tick);
+    EXPECT_EQ(clocks.time.jumps().count, ahead == 0 ? 0u : 11u);
+  }
+}
+
+// Files have the time of day, also those that are written while the clock is wrong.
+TEST(ExpiryByTime, AFileHasTheRightTimes) {
+  for (const int64_t ahead : {kYear, -kYear}) {
+    SCOPED_TRACE(ahead);
+    FakeClocks clocks;
+    Used used(&clocks);
+    used.Hours(40);
+    clocks.Set(ahead);
+    used.Use();
+    const std::vector<int64_t> saved = used.expiry.Save(++used.tick);
+    clocks.Set(-ahead);
+    EXPECT_EQ(saved.back(), clocks.utc_ns);
+
+    FakeClocks after(clocks.utc_ns);  // of another process, after a start of the machine
+    after.boot_ns = 3;
+    after.Pass(6 * kHour);
+    Expiry loaded;
+    loaded.Configure(Options(kDay, TtlClock::kWall), &after.time);
+    ASSERT_TRUE(loaded.Restore(saved));
+    EXPECT_EQ(loaded.At(0, NoRows), used.times.Horizon(clocks.boot_ns + 6 * kHour, kDay));
+    EXPECT_EQ(loaded.Save(0), loaded.Save(0));
+    after.Pass(kDay - 6 * kHour - 1);
+    EXPECT_LT(loaded.At(0, NoRows), used.tick);
+    after.Pass(1);
+    EXPECT_EQ(loaded.At(0, NoRows), used.tick);
+    EXPECT_EQ(after.time.jumps().count, 0u);
+  }
+}
+
+// A file is as old as it is: there is no other clock for the time between two processes.
+TEST(ExpiryByTime, AFileIsLoadedMonthsLater) {
+  FakeClocks clocks;
+  Used used(&clocks);
+  used.Hours(40);
+  const std::vector<int64_t> saved = used.expiry.Save(++used.tick);
+  FakeClocks after(clocks.utc_ns + 60 * kDay);
+  Expiry loaded;
+  loaded.Configure(Options(kDay, TtlClock::kWall), &after.time);
+  ASSERT_TRUE(loaded.Restore(saved));
+  EXPECT_EQ(loaded.At(0, NoRows), used.tick);
+}
+
+// Such files were written by a machine whose clock was wrong.
+TEST(ExpiryByTime, MarksOfTheFutureAreOfNow) {
+  FakeClocks clocks;
+  const int64_t now = clocks.utc_ns;
+  Expiry expiry;
+  expiry.Configure(Options(kDay, TtlClock::kWall), &clocks.time);
+  ASSERT_TRUE(expiry.Restore({2, 5, now - kDay + 10, 9, now - 5, 12, now + kYear, 15, INT64_MAX}));
+  EXPECT_EQ(expiry.Save(0),
+            (std::vector<int64_t>{2, 5, now - kDay + 10, 9, now - 5, 12, now, 15, now}));
+  EXPECT_EQ(expiry.At(0, NoRows), 2u);
+  clocks.Pass(10);
+  EXPECT_EQ(expiry.At(16, NoRows), 5u);
+  clocks.Pass(kDay - 15);
+  EXPECT_EQ(expiry.At(0, NoRows), 9u);
+  clocks.Pass(5);
+  EXPECT_EQ(expiry.At(0, NoRows), 12u);
+  clocks.Pass(10);  // 15 and 16 have one mark
+  EXPECT_EQ(expiry.At(0, NoRows), 16u);
+}
+
+// A machine without a time server may believe that it is 1970, and rows are older than that.
+TEST(ExpiryByTime, NoTimesBefore1970) {
+  FakeClocks clocks;
+  Expiry expiry;
+  expiry.Configure(Options(kDay, TtlClock::kWall), &clocks.time);
+  expiry.At(1, NoRows);
+  clocks.Pass(10 * kHour);
+  clocks.Set(kHour - clocks.utc_ns);
+  expiry.At(2, NoRows);
+  clocks.Pass(2 * kHour);
+  expiry.At(3, NoRows);
+  const std::vector<int64_t> saved = expiry.Save(4);
+  EXPECT_EQ(saved, (std::vector<int64_t>{0, 1, 0, 2, kHour, 4, 3 * kHour}));
+  EXPECT_TRUE(expiry.Restore(saved));
+  EXPECT_TRUE(expiry.Restore({0, 5, INT64_MIN, 6, -3}));
+  EXPECT_EQ(expiry.Save(0), (std::vector<int64_t>{0, 5, 0, 6, 0}));
 }
 
 }  // namespace

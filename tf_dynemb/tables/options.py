@@ -101,7 +101,7 @@ class TableOptions:
             there. Batches reclaim its memory bit by bit, and `expire()` at once; until then `size`
             counts it. Dumps leave it out, and deltas carry its deletion. A row never expires early,
             and at most ttl / 1024 late. None: rows do not expire.
-        ttl_clock: what ages rows: "wall", the system's clock (the default for a timedelta);
+        ttl_clock: what ages rows: "wall", the time that passes (the default for a timedelta);
             "steps" (the default for an integer); or "data", the time that `set_data_time` sets.
             With "data" and an integer ttl, times are integers in a unit of your choice.
         ttl_since: "update": a row's age counts from its last update: its insertion, a step of an

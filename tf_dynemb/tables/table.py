@@ -264,6 +264,8 @@ class Table:
         - `dropped_gradients`: gradients of keys that had no row when the optimizer stepped. A
           table with `admission` does not count them.
         - `nonfinite_gradients`: rows whose gradient had a NaN or an infinity.
+        - `clock_jumps`: by how many jumps the process, not the table, has seen the system's clock
+          to be wrong (docs/expiry_and_admission.md).
 
         What this rank has sent to others for the table:
 
