@@ -336,7 +336,7 @@ class SwapRowsOp : public DynembOp {
     TF_RETURN_IF_ERROR(GetTablesOnAnyDevice(ctx, 2 * n, &refs, &tables));
     int64_t tick, utc_ns;
     TF_RETURN_IF_ERROR(TickInput(ctx, 2 * n, "tick", 0, &tick));
-    TF_RETURN_IF_ERROR(Int64(ctx, 2 * n + 1, "utc_ns", 0, &utc_ns));
+    TF_RETURN_IF_ERROR(Int64(ctx, 2 * n + 1, "utc_ns", Clock::kNow, &utc_ns));
     TF_RETURN_IF_ERROR(CheckDistinct(tables));
     for (int t = 0; t < n; ++t) {
       const TableOptions& a = tables[t]->options();
@@ -368,7 +368,7 @@ class AdvanceClockOp : public DynembOp {
   absl::Status Run(tf::OpKernelContext* ctx) override {
     int64_t tick, utc_ns;
     TF_RETURN_IF_ERROR(TickInput(ctx, 0, "tick", 0, &tick));
-    TF_RETURN_IF_ERROR(Int64(ctx, 1, "utc_ns", 0, &utc_ns));
+    TF_RETURN_IF_ERROR(Int64(ctx, 1, "utc_ns", Clock::kNow, &utc_ns));
     ProcessClock().Advance(static_cast<Tick>(tick), utc_ns);
     return absl::OkStatus();
   }

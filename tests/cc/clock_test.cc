@@ -8,31 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include "tests/cc/fake_clocks.h"
+
 namespace dynemb {
 namespace {
 
-// Ticks with the true time at which each was issued.
-struct Issued {
-  explicit Issued(std::vector<int64_t> at_)
-      : at(std::move(at_)), clock([this] { return at[next]; }) {
-    for (; next < at.size(); ++next) EXPECT_EQ(clock.Next(), next + 1);
-    next = at.size() - 1;
-  }
-  std::vector<int64_t> at;
-  size_t next = 0;
-  Clock clock;
-
-  // "Rows updated since t" are the rows of ticks after TickBefore(t). Every tick issued at t or
-  // later must be among these.
-  void ExpectNothingMissed(int64_t t) const {
-    const Tick before = clock.TickBefore(t);
-    for (size_t i = 0; i < at.size(); ++i) {
-      if (at[i] >= t) {
-        ASSERT_GT(static_cast<Tick>(i + 1), before) << "issued at " << at[i] << ", asked " << t;
-      }
-    }
-  }
-};
+constexpr int64_t kSecond = FakeClocks::kSecond, kHour = FakeClocks::kHour,
+                  kYear = FakeClocks::kYear;
 
 TEST(Clock, CountsFromOne) {
   Clock clock;
@@ -47,61 +29,181 @@ TEST(Clock, CountsFromOne) {
 }
 
 TEST(Clock, TickBeforeIsExactForFewRecords) {
-  const Issued issued({10, 20, 20, 30, 50});
-  EXPECT_EQ(issued.clock.TickBefore(10), 0u);
-  EXPECT_EQ(issued.clock.TickBefore(11), 1u);
-  EXPECT_EQ(issued.clock.TickBefore(20), 1u);
-  EXPECT_EQ(issued.clock.TickBefore(21), 3u);
-  EXPECT_EQ(issued.clock.TickBefore(50), 4u);
-  EXPECT_EQ(issued.clock.TickBefore(51), 5u);
-  for (int64_t t = 0; t < 60; ++t) issued.ExpectNothingMissed(t);
+  int64_t now = 0;
+  SystemTime time([&now] { return ClockReading{now, now}; });
+  Clock clock(&time);
+  const std::vector<int64_t> at = {10, 20, 20, 30, 50};
+  for (const int64_t time_of : at) {
+    now = time_of;
+    clock.Next();
+  }
+  EXPECT_EQ(clock.TickBefore(10), 0u);
+  EXPECT_EQ(clock.TickBefore(11), 1u);
+  EXPECT_EQ(clock.TickBefore(20), 1u);
+  EXPECT_EQ(clock.TickBefore(21), 3u);
+  EXPECT_EQ(clock.TickBefore(50), 4u);
+  EXPECT_EQ(clock.TickBefore(51), 5u);
 }
 
-// The system's time may jump back, even far, and forward again.
-TEST(Clock, SystemTimeIsSetBack) {
-  const Issued issued({100, 200, 50, 60, 210, 5, 5, 300, 299, 301});
-  for (int64_t t = 0; t < 310; ++t) issued.ExpectNothingMissed(t);
+// Batches, and moments between them at which a user looked at the system's clock. "Rows updated
+// since then" are the rows of ticks after TickBefore(shown).
+struct Issued {
+  Issued() { clock.Next(); }
+  struct Look {
+    Tick before;  // the last tick before it
+    int64_t shown, boot;
+  };
+  // Passes time, looks at the clock and sets it, all in a random order; a tick is last.
+  void Batch(int64_t passes, int64_t ahead) {
+    for (int part = 0; part < 2; ++part) {
+      looks.push_back({clock.last(), clocks.utc_ns, clocks.boot_ns});
+      clocks.Pass(passes / 2);
+      looks.push_back({clock.last(), clocks.utc_ns, clocks.boot_ns});
+      if (part == 0) clocks.Set(ahead);
+    }
+    looks.push_back({clock.last(), clocks.utc_ns + 1, clocks.boot_ns + 1});
+    clocks.Pass(1);
+    clock.Next();
+  }
+  void ExpectNothingMissed() const {
+    for (const Look& look : looks) {
+      ASSERT_LE(clock.TickBefore(look.shown), look.before) << look.shown - looks[0].shown;
+    }
+  }
+  // A user computes a time from what the clock shows now.
+  void ExpectAgesAreKept() const {
+    const int64_t offset = clocks.utc_ns - clocks.boot_ns;
+    for (const Look& look : looks) {
+      ASSERT_LE(clock.TickBefore(look.boot + offset), look.before);
+    }
+  }
+  FakeClocks clocks;
+  Clock clock{&clocks.time};
+  std::vector<Look> looks;
+};
+
+// However the clock was set, and for how long.
+TEST(Clock, NoTickIsMissedIfTheTimeIsSet) {
+  for (uint64_t seed = 1; seed <= 50; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937_64 random(seed);
+    const auto below = [&random](int64_t most) {
+      return static_cast<int64_t>(random() % static_cast<uint64_t>(most));
+    };
+    const std::vector<int64_t> sizes = {kYear, kHour, 90 * kSecond, 10 * kSecond, kSecond / 100};
+    Issued issued;
+    int64_t ahead = 0;
+    for (int batch = 0; batch < 200; ++batch) {
+      int64_t set = 0;
+      if (below(10) == 0) {
+        set = ahead != 0 && below(2) == 0 ? -ahead : (1 - 2 * below(2)) * sizes[below(5)];
+        ahead += set;
+      }
+      issued.Batch(below(2) == 0 ? kSecond : below(kHour), set);
+    }
+    issued.ExpectNothingMissed();
+    issued.ExpectAgesAreKept();
+    issued.clocks.Set(sizes[seed % 5]);  // no batch has seen it
+    issued.ExpectAgesAreKept();
+  }
+}
+
+// The clock is ahead for one batch. Moments before and after it are told apart as without that.
+TEST(Clock, AJumpDoesNotLast) {
+  for (const int64_t ahead : {kYear, -kYear}) {
+    SCOPED_TRACE(ahead);
+    FakeClocks clocks;
+    Clock clock(&clocks.time);
+    const int64_t begin = clocks.utc_ns;
+    const auto batches = [&](int count) {
+      for (int i = 0; i < count; ++i) {
+        clock.Next();
+        clocks.Pass(kHour);
+      }
+    };
+    batches(10);
+    clocks.Set(ahead);
+    int64_t utc = 0;
+    clock.Next(&utc);
+    EXPECT_EQ(utc, begin + 10 * kHour);
+    clocks.Pass(kHour);
+    clocks.Set(-ahead);
+    batches(20);
+    for (Tick tick = 1; tick <= 31; ++tick) {
+      const int64_t at = begin + static_cast<int64_t>(tick - 1) * kHour;
+      EXPECT_EQ(clock.TimeOf(tick), at);
+      // The batch that saw the wrong time was an hour before or after any tick.
+      EXPECT_LE(clock.TickBefore(at), tick - 1);
+      EXPECT_GE(clock.TickBefore(at) + 2, tick);
+    }
+    EXPECT_EQ(clock.TickBefore(begin + 31 * kHour), 31u);
+  }
 }
 
 TEST(Clock, ThinnedRecordsMissNoTick) {
-  std::vector<int64_t> at;
-  for (int64_t i = 0; i < 300000; ++i) at.push_back(i * 7 + (i % 1000 == 0 ? -3000 : 0));
-  const Issued issued(at);
-  Tick last = 0;
-  for (int64_t t = 0; t < 300000 * 7; t += 9973) {
-    const Tick before = issued.clock.TickBefore(t);
-    EXPECT_GE(before, last);
-    last = before;
-    // Ticks are 7 ns apart. The ticks that are reported in excess were issued shortly before t,
-    // especially near the end.
-    const auto exact = static_cast<Tick>(t / 7);
-    EXPECT_LE(before, exact + 1);
-    if (t > 200000 * 7) {
-      EXPECT_GE(before + 1500, exact) << t;
+  Issued issued;
+  std::mt19937_64 random(5);
+  std::vector<Issued::Look> looks;
+  int64_t ahead = 0;
+  for (int i = 0; i < 300000; ++i) {
+    // The clock is wrong for a few batches, or for one.
+    int64_t set = 0;
+    if (ahead == 0 && random() % 1000 == 0) set = random() % 2 == 0 ? kYear : -3 * kSecond;
+    if (ahead != 0 && random() % 2 == 0) set = -ahead;
+    ahead += set;
+    issued.Batch(6 * kSecond, set);
+    if (set != 0 || i % 997 == 0) {
+      looks.insert(looks.end(), issued.looks.begin(), issued.looks.end());
+    }
+    issued.looks.clear();
+  }
+  issued.looks.swap(looks);
+  ASSERT_GT(issued.looks.size(), 3000u);
+  issued.ExpectNothingMissed();
+  issued.ExpectAgesAreKept();
+  // Few rows are reported in excess, especially near the end.
+  const int64_t offset = issued.clocks.utc_ns - issued.clocks.boot_ns - ahead;
+  for (const Issued::Look& look : issued.looks) {
+    if (look.before > 200000) {
+      ASSERT_GE(issued.clock.TickBefore(look.boot + offset) + 1500, look.before);
     }
   }
-  for (int64_t t = 0; t < 300000 * 7; t += 399989) issued.ExpectNothingMissed(t);
+}
+
+// All records are beside a moment at which the clock was set.
+TEST(Clock, MemoryIsBounded) {
+  Issued issued;
+  for (int i = 0; i < 150000; ++i) {
+    issued.Batch(6 * kSecond, i % 2 == 0 ? -2 * kSecond : 2 * kSecond);
+    if (i < 149900) issued.looks.clear();
+  }
+  issued.ExpectNothingMissed();
+  EXPECT_EQ(issued.clock.TimeOf(5), 0);  // forgotten
+  EXPECT_NE(issued.clock.TimeOf(149000), 0);
+  EXPECT_EQ(issued.clock.TickBefore(issued.clock.TimeOf(149000) - 70000 * 6 * kSecond), 0u);
 }
 
 TEST(Clock, NextReturnsTheTimeOfTheTick) {
-  int64_t now = 100;
-  Clock clock([&now] { return now; });
+  FakeClocks clocks;
+  const int64_t begin = clocks.utc_ns;
+  Clock clock(&clocks.time);
   int64_t at = 0;
   EXPECT_EQ(clock.Next(&at), 1u);
-  EXPECT_EQ(at, 100);
-  now = 90;  // the time is set back; recorded times do not decrease
+  EXPECT_EQ(at, begin);
+  clocks.Set(-10);  // the time is set back; the times of ticks do not decrease
   EXPECT_EQ(clock.Next(&at), 2u);
-  EXPECT_EQ(at, 100);
-  now = 130;
+  EXPECT_EQ(at, begin);
+  clocks.Pass(40);
   EXPECT_EQ(clock.Next(&at), 3u);
-  EXPECT_EQ(at, 130);
+  EXPECT_EQ(at, begin + 30);
   EXPECT_EQ(clock.Next(nullptr), 4u);
 }
 
 // Ticks of another process precede all later ticks, and "since t" misses no tick of either process.
 TEST(Clock, Advance) {
   int64_t now = 100;
-  Clock clock([&now] { return now; });
+  SystemTime time([&now] { return ClockReading{now, now}; });
+  Clock clock(&time);
   clock.Advance(1000, 40);
   EXPECT_EQ(clock.last(), 1000u);
   EXPECT_EQ(clock.TickBefore(40), 0u);
@@ -137,11 +239,25 @@ TEST(Clock, Advance) {
   EXPECT_EQ(clock.TickBefore(350), 3000u);
 }
 
+TEST(Clock, ATimeOfTheFutureIsAJump) {
+  FakeClocks clocks;
+  Clock clock(&clocks.time);
+  clock.Advance(5, clocks.utc_ns + kYear);
+  EXPECT_EQ(clock.TimeOf(5), clocks.utc_ns);
+  EXPECT_EQ(clocks.time.jumps().count, 1u);
+  clock.Advance(6, clocks.utc_ns - kYear);
+  clocks.Pass(kHour);
+  clock.Advance(7, Clock::kNow);
+  EXPECT_EQ(clock.TimeOf(7), clocks.utc_ns);
+  EXPECT_EQ(clocks.time.jumps().count, 1u);
+}
+
 TEST(Clock, RandomAdvances) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     std::mt19937_64 random(seed);
     int64_t now = 1000;
-    Clock clock([&now] { return now; });
+    SystemTime time([&now] { return ClockReading{now, now}; });
+    Clock clock(&time);
     std::vector<std::pair<Tick, int64_t>> issued;  // and the true time
     for (int step = 0; step < 100; ++step) {
       now += static_cast<int64_t>(random() % 20);

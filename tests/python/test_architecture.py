@@ -76,20 +76,37 @@ def test_cuda_sources_do_not_include_tensorflow():
 
 # std::condition_variable waits by the system's time with older C libraries.
 @in_checkout
-def test_timed_waits_do_not_depend_on_a_clock_that_is_set():
+def test_timed_waits_and_times_of_day_do_not_depend_on_a_clock_that_is_set():
     sources = [p for p in (ROOT / "cc").rglob("*") if p.suffix in {".h", ".cc", ".cu", ".cuh"}]
     code = {
         path.name: re.sub("//.*", "", path.read_text(encoding="utf-8"))
         for path in sources
-        if path.name != "served_model.cc"
+        if path.name not in ("system_time.cc", "served_model.cc")
     }
     assert len(code) > 100
+    reads = [name for name, text in code.items() if re.search(r"system_clock|_REALTIME", text)]
+    assert reads == [], "use SystemTime"
     waits = [
         name
         for name, text in code.items()
         if "std::condition_variable" in text and re.search(r"\bwait_(for|until)\(", text)
     ]
     assert waits == [], "use MonotonicCondition"
+
+
+@in_checkout
+def test_few_modules_read_the_time_of_day():
+    # What they read is an argument's upper limit, or the time of a dump without tables.
+    allowed = {"tables/times.py", "tables/cut.py"}
+    reads = {
+        str(path.relative_to(ROOT / "tf_dynemb"))
+        for path in package_files()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and re.search(r"\b(time|time_ns|now|utcnow|today)$", ast.unparse(node.func))
+        and re.match(r"(time|clocks|datetime|date)\.", ast.unparse(node.func))
+    }
+    assert reads == allowed
 
 
 def imported_modules(path: pathlib.Path) -> set[str]:

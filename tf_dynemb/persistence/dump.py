@@ -100,7 +100,7 @@ def incremental_dump(
     Raises:
         ValueError: the delta would leave a gap in the chain at `path`; or the tables were never
             dumped to or loaded from the snapshot of `since`; or `since` is a datetime without time
-            zone; or as in `dump`.
+            zone, or later than now; or as in `dump`.
         TypeError: a variable is not a `DynamicVariable`, or `since` or `optimizer` has another
             type.
         tf.errors.FailedPreconditionError: a table does not remember all deletions since then. The

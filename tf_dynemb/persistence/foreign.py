@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,7 @@ from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.persistence.naming import described, named_variables
 from tf_dynemb.persistence.optimizer_entry import check_optimizer
 from tf_dynemb.tables.batches import NEW_SCORES, NO_STATE, own_rows, warn_of_evictions
-from tf_dynemb.tables.cut import last_tick
+from tf_dynemb.tables.cut import NOW, last_tick
 from tf_dynemb.tables.lineage import Snapshots
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
@@ -103,7 +102,7 @@ def load_foreign(
     check_alike(stage.said, "the variables")
     if dynamic:
         mine = [table.handle for table in dynamic.values()]
-        _ops.library().dynemb_swap_rows(mine, handles, last_tick(), time.time_ns())
+        _ops.library().dynemb_swap_rows(mine, handles, last_tick(), NOW)
     for name, value in values.items():
         tables[name].assign(value)
     for name, table in dynamic.items():

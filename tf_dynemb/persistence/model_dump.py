@@ -35,8 +35,8 @@ def incremental_model_dump(
         may also contain rows that were updated shortly before it.
 
     Raises:
-        ValueError: a time has no time zone, or the number of times does not match the tables; or
-            the ranks name different variables.
+        ValueError: a time has no time zone or is later than now, or the number of times does not
+            match the tables; or the ranks name different variables.
         TypeError: a variable is not a `DynamicVariable`, or a time is not a datetime.
         RuntimeError: the function was called inside a `tf.function`, or failed on another rank.
     """

@@ -14,6 +14,8 @@ from tf_dynemb import _ops
 from tf_dynemb.tables.admission_options import Frequency
 from tf_dynemb.tables.table import StateSpec, Table
 
+# A time of operators.
+NOW = -1
 # The bytes that are read at a time under a table's lock; a batch may have to wait for them.
 _BLOCK_BYTES = 2 << 20
 
@@ -173,7 +175,7 @@ def last_tick() -> int:
 
 def advance_clock(tick: int) -> None:
     """Ensures that this process's next batch has a number above `tick`."""
-    _ops.library().dynemb_advance_clock(tick, time.time_ns())
+    _ops.library().dynemb_advance_clock(tick, NOW)
 
 
 def bits(tensor: Any) -> Any:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import time as clocks
 from typing import Any
 
 from tf_dynemb import _ops
+
+# By how much another machine's clock may be ahead of this one's.
+_SKEW_NS = 60 * 10**9
 
 
 def tick_before(time: Any, name: str) -> int:
@@ -17,7 +21,8 @@ def tick_before(time: Any, name: str) -> int:
 
     Raises:
         TypeError: `time` is not a datetime.
-        ValueError: `time` has no time zone.
+        ValueError: `time` has no time zone; or it is later than now. It then comes from a clock
+            that is wrong, or was then, and is not the moment that the caller means.
     """
     if not isinstance(time, datetime.datetime):
         raise TypeError(f"{name} must be a datetime, got {time!r}.")
@@ -27,5 +32,11 @@ def tick_before(time: Any, name: str) -> int:
             "pytz.utc.localize."
         )
     since_epoch = time - datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
-    microseconds = since_epoch // datetime.timedelta(microseconds=1)
-    return int(_ops.library().dynemb_tick_before(1000 * microseconds))
+    nanoseconds = 1000 * (since_epoch // datetime.timedelta(microseconds=1))
+    if nanoseconds > clocks.time_ns() + _SKEW_NS:
+        now = datetime.datetime.now(datetime.timezone.utc)
+        raise ValueError(
+            f"{name}={time!r} is later than now, {now}: it was taken from a clock that is wrong, "
+            "or the system's clock was set back since."
+        )
+    return int(_ops.library().dynemb_tick_before(nanoseconds))

@@ -196,7 +196,8 @@ class Retention(Table):
 
         Raises:
             TypeError: a condition is unknown, or its value has the wrong type.
-            ValueError: a time has no time zone, or the table does not record what is needed.
+            ValueError: a time has no time zone or is later than now, or the table does not record
+                what is needed.
             RuntimeError: the call is inside a `tf.function`.
         """
         return sum(len(columns[0]) for columns in selection.select(self, conditions, True))
