@@ -242,7 +242,7 @@ def test_bad_arguments(tmp_path):
     assert len(storage.Chain.open(tmp_path).snapshots) == 1
 
 
-def test_times_without_a_time_zone_are_refused():
+def test_times_without_a_time_zone_or_later_than_now_are_refused():
     table = make()
     for call in (
         lambda t: de.incremental_model_dump([table], t),
@@ -250,6 +250,8 @@ def test_times_without_a_time_zone_are_refused():
     ):
         with pytest.raises(ValueError, match=r"no time zone"):
             call(datetime.datetime(2026, 1, 1))
+        with pytest.raises(ValueError, match=r"later than now.*a clock that is wrong"):
+            call(datetime.datetime.now(UTC) + datetime.timedelta(minutes=2))
     with pytest.raises(TypeError, match="must be a datetime"):
         de.incremental_model_dump([table], 5)
 

@@ -98,6 +98,7 @@ def test_evicted_and_erased_keys_are_deletions(tmp_path):
 def test_bad_conditions():
     table, timed = make("score"), make("lru")
     now = datetime.datetime.now(datetime.timezone.utc)
+    later = now + datetime.timedelta(hours=1)
     for conditions, error, match in [
         ({"norm": 3}, TypeError, "norm=3.*l2_below"),
         ({"key_from": 1.5}, TypeError, "key_from.*1.5"),
@@ -107,6 +108,7 @@ def test_bad_conditions():
         ({"l2_below": float("nan")}, ValueError, "l2_below"),
         ({"updated_before": datetime.datetime.now()}, ValueError, "updated_before.*time zone"),
         ({"updated_since": 5}, TypeError, "updated_since"),
+        ({"updated_before": later}, ValueError, "updated_before.*later than now"),
         ({"accessed_since": now}, ValueError, "accessed_since.*'score'.*score_from"),
     ]:
         with pytest.raises(error, match=match):
