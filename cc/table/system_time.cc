@@ -16,12 +16,20 @@ int64_t Nanoseconds(clockid_t clock) {
   return seconds * SystemTime::kSecond + time.tv_nsec;
 }
 
+// The thread, or the machine, may be suspended between the two: that is no jump.
+ClockReading ReadClocks() {
+  ClockReading reading{};
+  for (int attempt = 0; attempt < 10; ++attempt) {
+    reading.boot_ns = Nanoseconds(CLOCK_BOOTTIME);
+    reading.utc_ns = Nanoseconds(CLOCK_REALTIME);
+    if (Nanoseconds(CLOCK_BOOTTIME) - reading.boot_ns < SystemTime::kSecond / 1000) break;
+  }
+  return reading;
+}
+
 }  // namespace
 
-SystemTime::SystemTime()
-    : read_([] {
-        return ClockReading{Nanoseconds(CLOCK_REALTIME), Nanoseconds(CLOCK_BOOTTIME)};
-      }) {}
+SystemTime::SystemTime() : read_(ReadClocks) {}
 
 SystemTime& SystemTime::OfProcess() {
   static SystemTime* const time = new SystemTime;

@@ -1,11 +1,32 @@
 #include "cc/table/system_time.h"
 
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <ctime>
 #include <thread>
 #include <vector>
 
 #include "tests/cc/fake_clocks.h"
+
+namespace {
+
+// For how long the machine is suspended after the next reading of its clocks, in seconds.
+std::atomic<int> suspended_next{0}, suspended{0};
+
+}  // namespace
+
+// Takes the place of the C library's.
+extern "C" int clock_gettime(clockid_t clock, struct timespec* time) noexcept {
+  const auto result = static_cast<int>(syscall(SYS_clock_gettime, clock, time));
+  if (result == 0 && clock != CLOCK_MONOTONIC) {
+    time->tv_sec += suspended;
+    suspended += suspended_next.exchange(0);
+  }
+  return result;
+}
 
 namespace dynemb {
 namespace {
@@ -140,6 +161,21 @@ TEST(SystemTime, OfTheMachine) {
   const SystemTime::Moment now = time.Now();
   EXPECT_GT(now.boot_ns, 0);
   EXPECT_GT(now.utc_ns, 1600000000 * kSecond);
+}
+
+// The worst moment is between the readings of the two clocks.
+TEST(SystemTime, SuspendedWhileItReadsTheClocks) {
+  SystemTime time;
+  const SystemTime::Moment first = time.Now();
+  const int hours = 8 * 3600;
+  suspended_next = hours;
+  const SystemTime::Moment now = time.Now();
+  EXPECT_EQ(suspended, hours);
+  EXPECT_EQ(time.jumps().count, 0u);
+  EXPECT_GE(now.boot_ns - first.boot_ns, hours * kSecond);
+  EXPECT_GE(now.utc_ns - first.utc_ns, hours * kSecond);
+  time.Now();
+  EXPECT_EQ(time.jumps().count, 0u);
 }
 
 }  // namespace
