@@ -23,7 +23,8 @@ import hashlib
 import os
 import pathlib
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -43,6 +44,8 @@ class Kind(enum.IntEnum):
     MARK = 10
     UNKNOWN = 11
 
+
+T = TypeVar("T")
 
 _HEAD = struct.Struct("<IiQQIIQ")
 
@@ -356,14 +359,14 @@ def choices(disk: Disk, new: int, samples: int, rng: np.random.Generator) -> Ite
     data = [op for op in ops if op.file is not None]
     new = sum(not op.is_ignored for op in disk.pending[len(disk.pending) - new :])
 
-    def some(of: list[Op]) -> list[Op]:
+    def some(of: Sequence[T]) -> Sequence[T]:
         if len(of) <= samples:
             return of
         return [of[i] for i in sorted(rng.choice(len(of), samples, replace=False))]
 
     for end in range(len(ops) - new, len(ops) + 1):
         yield dict.fromkeys(ops[:end])
-    for end in range(len(names) + 1) if model.ordered else (0,):
+    for end in some(range(len(names) + 1)) if model.ordered else (0,):
         yield dict.fromkeys(names[:end])
         yield dict.fromkeys([*names[:end], *data])
     alone = data if model.ordered else ops
