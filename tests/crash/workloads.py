@@ -40,11 +40,11 @@ class Spec:
     hot: int = 64
     folder: str = "."
 
-    def open(self, files: pathlib.Path) -> de.DynamicVariable:
+    def open(self, files: pathlib.Path, name: str = NAME) -> de.DynamicVariable:
         row_bytes = 8 + 4 + 4 * self.dim + 4 * self.dim
         return de.DynamicVariable(
             self.dim,
-            name=NAME,
+            name=name,
             var_type="file",
             file_path=str(files / self.folder),
             max_dram_for_vectors=self.hot * row_bytes / 2**30,

@@ -19,6 +19,7 @@ import sys
 import oracle
 import pytest
 import replay
+import table_reader
 import workloads
 from oracle import Dumps, Recording, Tables, explore
 from recording import compile_recorder
@@ -365,6 +366,27 @@ def fails_today(why):
 def test_what_a_crash_should_not_do(recorded, tmp_path, name, model, opener):
     outcome = explored(recorded, tmp_path, name, model, opener, 3, most_failures=1)
     assert not outcome.failures, str(outcome)
+
+
+@fails_today("a folder of running files is taken over with the files in it, which are flushes' too")
+def test_running_files_without_a_lock(tmp_path):
+    """A process with the same id has another table, and names its running files as these."""
+    table = workloads.WIDE.open(tmp_path)
+    workloads.fill(table, range(300), 1)
+    table.flush()
+    rows = table_reader.rows_of(table)
+    (running,) = tmp_path.glob("rows-*")
+    process, number = running.name.rpartition("-")[::2]
+    del table
+    gc.collect()
+    left = tmp_path / f"{process}-{int(number) + 1}"
+    left.mkdir()
+    for file in tmp_path.glob("*.persistent/flush-*/*.rows"):
+        os.link(file, left / file.name)
+    other = workloads.WIDE.open(tmp_path, "another")
+    workloads.fill(other, range(1000, 1300), 2)
+    found = table_reader.rows_of(workloads.WIDE.open(tmp_path))
+    assert found.same(rows, oracle.COLUMNS), "the flush has rows of another table"
 
 
 # --- Planted faults: each is found
