@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 
+#include "cc/table/number_text.h"
 #include "cc/table/phase.h"
 #include "cc/table/workers.h"
 
@@ -125,7 +126,7 @@ Status AdmissionRule::Check(const AdmissionOptions& o) {
     }
   }
   if (o.rule == Admit::kProbability && !(o.probability >= 0 && o.probability <= 1)) {
-    return InvalidArgument("admission_probability=" + std::to_string(o.probability) +
+    return InvalidArgument("admission_probability=" + NumberText(o.probability) +
                            ": must be in [0, 1]");
   }
   return Status();

@@ -7,6 +7,7 @@
 
 #include "cc/table/codec.h"
 #include "cc/table/initializer_formulas.h"
+#include "cc/table/number_text.h"
 #include "cc/table/philox.h"
 #include "cc/table/portability.h"
 
@@ -37,8 +38,8 @@ std::string Column(size_t c) { return "initializer of column " + std::to_string(
 
 Status Validate(const ColumnInit& init, size_t c) {
   if (!std::isfinite(init.a) || (init.kind != InitKind::kConstant && !std::isfinite(init.b))) {
-    return InvalidArgument(Column(c) + " must have finite numbers, got " + std::to_string(init.a) +
-                           ", " + std::to_string(init.b));
+    return InvalidArgument(Column(c) + " must have finite numbers, got " + NumberText(init.a) +
+                           ", " + NumberText(init.b));
   }
   switch (init.kind) {
     case InitKind::kConstant:
@@ -46,7 +47,7 @@ Status Validate(const ColumnInit& init, size_t c) {
     case InitKind::kUniform:
       if (init.a > init.b || !std::isfinite(init.b - init.a)) {
         return InvalidArgument(Column(c) + ": uniform needs low <= high and a finite range, got " +
-                               std::to_string(init.a) + ", " + std::to_string(init.b));
+                               NumberText(init.a) + ", " + NumberText(init.b));
       }
       return {};
     case InitKind::kNormal:
@@ -55,7 +56,7 @@ Status Validate(const ColumnInit& init, size_t c) {
       if (init.b < 0.0f || !std::isfinite(std::fabs(init.a) + 6.0f * init.b)) {
         return InvalidArgument(Column(c) +
                                ": normal needs stddev >= 0 and values within float32, got mean " +
-                               std::to_string(init.a) + ", stddev " + std::to_string(init.b));
+                               NumberText(init.a) + ", stddev " + NumberText(init.b));
       }
       return {};
   }

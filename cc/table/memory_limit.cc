@@ -34,6 +34,7 @@ size_t Swap() {
 // The number in a file; kUnlimited if there is no such file, or no number ("max").
 size_t NumberIn(const std::string& path) {
   std::ifstream file(path);
+  file.imbue(std::locale::classic());
   size_t number;
   return file >> number ? number : kUnlimited;
 }

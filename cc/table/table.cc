@@ -12,6 +12,7 @@
 
 #include "cc/table/function_ref.h"
 #include "cc/table/hash_table.h"
+#include "cc/table/number_text.h"
 #include "cc/table/phase.h"
 
 namespace dynemb {
@@ -23,6 +24,7 @@ constexpr int64_t kMostTtl = int64_t{1} << 62;
 // "'adam' (16 floats from 0, 16 floats from 0)"
 std::string Text(const StateSpec& spec) {
   std::ostringstream text;
+  text.imbue(std::locale::classic());
   text << "'" << spec.optimizer << "' (";
   for (size_t i = 0; i < std::max(spec.widths.size(), spec.inits.size()); ++i) {
     text << (i == 0 ? "" : ", ");
@@ -47,7 +49,7 @@ Status Table::PromoteIfDue(Exec& exec, Tick tick) {
 
 Status Table::CheckOptions(const TableOptions& o) {
   const auto bad = [](const char* name, const auto& value, const char* why) {
-    return InvalidArgument(std::string(name) + "=" + std::to_string(value) + ": " + why);
+    return InvalidArgument(std::string(name) + "=" + NumberText(value) + ": " + why);
   };
   if (o.dim <= 0 || o.dim > kMostDim) return bad("dim", o.dim, "must be in [1, 2^20]");
   if (o.init_capacity <= 0 || static_cast<uint64_t>(o.init_capacity) > kMostRows) {

@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "cc/table/number_text.h"
 #include "cc/table/table.h"
 
 namespace dynemb {
@@ -11,8 +12,8 @@ Status Table::BeginStep(Exec& exec, OptimizerFlags flags, const Hyper& hyper, Ti
   counts_step_ = catch_up_.enabled() && flags.catch_up;
   if (!counts_step_) return Status();
   if (hyper.weight_decay * hyper.learning_rate >= 1.0f) {
-    return InvalidArgument("catch_up: weight_decay " + std::to_string(hyper.weight_decay) +
-                           " times the learning rate " + std::to_string(hyper.learning_rate) +
+    return InvalidArgument("catch_up: weight_decay " + NumberText(hyper.weight_decay) +
+                           " times the learning rate " + NumberText(hyper.learning_rate) +
                            " must be below 1");
   }
   if (catch_up_.step() == 0) {

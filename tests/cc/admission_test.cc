@@ -356,7 +356,7 @@ TEST(Admission, ChecksNameTheOption) {
               o->rule = Admit::kProbability;
               o->probability = 1.5;
             }),
-            "admission_probability=1.500000: must be in [0, 1]");
+            "admission_probability=1.5: must be in [0, 1]");
 }
 
 }  // namespace

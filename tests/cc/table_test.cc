@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cc/table/number_text.h"
 #include "tests/cc/table_suites.h"
 
 namespace dynemb {
@@ -59,7 +60,7 @@ TEST(TableOptions, InvalidOptionsAreNamed) {
   ExpectRefused(change(&TableOptions::max_capacity, int64_t{1000}), "init_capacity", "1024");
   for (const double load : {0.0, -0.5, 0.96, 1.0, 1e300, std::nan(""), -HUGE_VAL}) {
     ExpectRefused(change(&TableOptions::max_load_factor, load), "max_load_factor",
-                  std::to_string(load));
+                  "=" + NumberText(load) + ":");
   }
   using Columns = std::vector<ColumnInit>;
   ExpectRefused(change(&TableOptions::initializer, Columns{}), "initializer", "0");
