@@ -2,6 +2,8 @@
 
 #include <charconv>
 #include <cstdint>
+#include <optional>
+#include <utility>
 
 #include "cc/io/crc32c.h"
 #include "cc/io/mapped_file.h"
@@ -11,7 +13,7 @@ namespace dynemb {
 Status ReadJson(const std::string& file, size_t most, Json* json) {
   std::string text;
   DYNEMB_RETURN_IF_ERROR(ReadFile(file, most, &text));
-  if (Status parsed = Json::Parse(text, json); !parsed.ok()) {
+  if (Status parsed = Json::Parse(std::move(text), json); !parsed.ok()) {
     return DataLoss(file + " is damaged: " + parsed.message());
   }
   return Status();
@@ -19,8 +21,8 @@ Status ReadJson(const std::string& file, size_t most, Json* json) {
 
 Status CheckChecksum(const std::string& file, const Json& json) {
   constexpr size_t kDigits = 8;
-  const Json* const member = json.Find("crc32c");
-  const std::string digits = member == nullptr ? std::string() : member->string();
+  const std::optional<Json> member = json.Find("crc32c");
+  const std::string digits = member.has_value() ? member->string() : std::string();
   const std::string canonical = json.Canonical("crc32c");
   uint32_t crc = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), crc, 16);

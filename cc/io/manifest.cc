@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -28,38 +29,28 @@ class Members {
 
   uint64_t Number(const char* name, uint64_t most) {
     uint64_t value = 0;
-    const Json* const found = object_.Find(name);
-    if (found == nullptr || !found->Get(&value) || value > most) Fault(name);
+    const std::optional<Json> found = object_.Find(name);
+    if (!found.has_value() || !found->Get(&value) || value > most) Fault(name);
     return std::min(value, most);
   }
-  const std::string& Text(const char* name) {
-    static const std::string* const empty = new std::string;
-    const Json* const found = object_.Find(name);
-    if (found != nullptr && found->kind() == Json::Kind::kString) return found->string();
-    Fault(name);
-    return *empty;
-  }
-  const std::vector<Json>& Items(const char* name) {
-    static const std::vector<Json>* const none = new std::vector<Json>;
-    const Json* const found = object_.Find(name);
-    if (found != nullptr && found->kind() == Json::Kind::kArray) return found->items();
-    Fault(name);
-    return *none;
-  }
-  const Json& Object(const char* name) {
-    static const Json* const null = new Json;
-    const Json* const found = object_.Find(name);
-    if (found != nullptr && found->kind() == Json::Kind::kObject) return *found;
-    Fault(name);
-    return *null;
-  }
+  std::string Text(const char* name) { return Member(name, Json::Kind::kString).string(); }
+  Json::Items Items(const char* name) { return Member(name, Json::Kind::kArray).items(); }
+  Json Object(const char* name) { return Member(name, Json::Kind::kObject); }
   void Fault(const char* name) {
     if (status_->ok()) *status_ = DataLoss(file_ + " is damaged: its member " + name + " is wrong");
   }
 
  private:
+  // A null if there is no member of this kind.
+  Json Member(const char* name, Json::Kind kind) {
+    const std::optional<Json> found = object_.Find(name);
+    if (found.has_value() && found->kind() == kind) return *found;
+    Fault(name);
+    return Json();
+  }
+
   const std::string& file_;
-  const Json& object_;
+  const Json object_;
   Status* status_;
 };
 
@@ -81,7 +72,7 @@ std::string NpyHeader(const char* descr, uint64_t rows, int64_t width) {
 void ReadColumn(Members files, const Json& object, const std::string& name, const char* descr,
                 size_t element, uint64_t rows, int64_t width, uint64_t block_bytes,
                 const std::string& where, Status* status, ShardEntry* shard) {
-  if (object.Find(name) == nullptr) return files.Fault(name.c_str());
+  if (!object.Find(name).has_value()) return files.Fault(name.c_str());
   Members members(where, files.Object(name.c_str()), status);
   ColumnEntry column;
   column.file = members.Text("file");
@@ -92,7 +83,7 @@ void ReadColumn(Members files, const Json& object, const std::string& name, cons
   const bool plain = column.file.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos &&
                      column.file != "." && column.file != ".." && !column.file.empty();
   if (!plain) members.Fault("file");
-  const std::string& digits = members.Text("crc32c");
+  const std::string digits = members.Text("crc32c");
   if (!status->ok()) return;
   const uint64_t blocks = (column.bytes + block_bytes - 1) / block_bytes;
   if (digits.size() != 8 * blocks) return members.Fault("crc32c");
@@ -116,7 +107,7 @@ void ReadShard(const std::string& file, const Json& json, const Manifest& manife
   shard->index_salt = has_salt ? members.Number("index_salt", ~uint64_t{0}) : 0;
   if (manifest.is_base && shard->deleted != 0) members.Fault("deleted");
   if (!status->ok()) return;
-  const Json& object = members.Object("files");
+  const Json object = members.Object("files");
   const Members files(file, object, status);
   const auto read = [&](const char* name, const char* descr, size_t element, uint64_t rows,
                         int64_t width) {
@@ -150,8 +141,8 @@ void ReadTable(const std::string& file, const Json& json, const Manifest& manife
   table->name = members.Text("name");
   table->dim = static_cast<int64_t>(members.Number("dimension", kMostDim));
   if (table->dim == 0) members.Fault("dimension");
-  const std::string& key_type = members.Text("key_type");
-  const std::string& dtype = members.Text("dtype");
+  const std::string key_type = members.Text("key_type");
+  const std::string dtype = members.Text("dtype");
   if (key_type == "int32") {
     table->key_type = KeyType::kInt32;
   } else if (key_type == "uint64") {
@@ -233,15 +224,15 @@ Status ReadManifest(const std::string& directory, Manifest* manifest) {
   }
   DYNEMB_RETURN_IF_ERROR(CheckChecksum(file, json));
 
-  const std::string& kind = members.Text("kind");
+  const std::string kind = members.Text("kind");
   manifest->is_base = kind == "base";
   if (!manifest->is_base && kind != "delta") members.Fault("kind");
   manifest->id = members.Text("id");
   if (!IsId(manifest->id)) members.Fault("id");
-  if (const Json* parent = json.Find("parent"); parent != nullptr && !parent->is_null()) {
+  if (const std::optional<Json> parent = json.Find("parent"); parent && !parent->is_null()) {
     manifest->parent = members.Text("parent");
   }
-  if (json.Find("continues") != nullptr) {
+  if (json.Find("continues").has_value()) {
     for (const Json& id : members.Items("continues")) manifest->continues.push_back(id.string());
   }
   manifest->since = members.Number("since", kMostNumber);

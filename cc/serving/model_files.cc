@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -55,10 +56,9 @@ std::string Hex(uint32_t value) {
   return text;
 }
 
-const std::string& TextOf(const Json& json, const char* name) {
-  static const std::string* const empty = new std::string;
-  const Json* const member = json.Find(name);
-  return member == nullptr ? *empty : member->string();
+std::string TextOf(const Json& json, const char* name) {
+  const std::optional<Json> member = json.Find(name);
+  return member.has_value() ? member->string() : std::string();
 }
 
 Status ReadChecksums(const std::string& file, const std::string& model,
@@ -72,20 +72,21 @@ Status ReadChecksums(const std::string& file, const std::string& model,
   };
   uint64_t version = 0;
   if (TextOf(json, "format") != "tf_dynemb.model_files") return wrong("format");
-  const Json* const number = json.Find("version");
-  if (number == nullptr || !number->Get(&version)) return wrong("version");
+  const std::optional<Json> number = json.Find("version");
+  if (!number.has_value() || !number->Get(&version)) return wrong("version");
   if (version != 1) {
     return InvalidArgument(file + " is of version " + std::to_string(version) +
                            "; this tf_dynemb reads version 1");
   }
-  const Json* const files = json.Find("files");
-  if (files == nullptr || files->kind() != Json::Kind::kArray) return wrong("files");
+  const std::optional<Json> files = json.Find("files");
+  if (!files.has_value() || files->kind() != Json::Kind::kArray) return wrong("files");
   for (const Json& item : files->items()) {
     FileEntry entry;
     entry.path = TextOf(item, "file");
     entry.crc32c = TextOf(item, "crc32c");
-    const Json* const bytes = item.Find("bytes");
-    if (entry.path.empty() || bytes == nullptr || !bytes->Get(&entry.bytes)) return wrong("files");
+    const std::optional<Json> bytes = item.Find("bytes");
+    if (entry.path.empty() || !bytes.has_value() || !bytes->Get(&entry.bytes))
+      return wrong("files");
     entry.path = model + entry.path;
     entries->push_back(std::move(entry));
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include "cc/io/json.h"
@@ -50,15 +51,15 @@ Status ReadDescriptor(const std::string& file, Descriptor* descriptor) {
   Json json;
   DYNEMB_RETURN_IF_ERROR(ReadJson(file, kMostBytes, &json));
   const auto text_of = [&json](const char* name) {
-    const Json* const member = json.Find(name);
-    return member == nullptr ? std::string() : member->string();
+    const std::optional<Json> member = json.Find(name);
+    return member.has_value() ? member->string() : std::string();
   };
   if (text_of("format") != "tf_dynemb.served_tables") {
     return DataLoss(file + " is not the description of the tables of an exported model");
   }
   uint64_t version = 0;
-  const Json* const number = json.Find("version");
-  if (number == nullptr || !number->Get(&version)) {
+  const std::optional<Json> number = json.Find("version");
+  if (!number.has_value() || !number->Get(&version)) {
     return DataLoss(file + " is damaged: it has no version");
   }
   if (version != 1) {
@@ -71,13 +72,13 @@ Status ReadDescriptor(const std::string& file, Descriptor* descriptor) {
   descriptor->tables = PathFrom(folder, tables);
   const std::string follow = text_of("follow");
   if (!follow.empty()) descriptor->follow = PathFrom(folder, follow);
-  if (const Json* const seconds = json.Find("follow_seconds")) {
+  if (const std::optional<Json> seconds = json.Find("follow_seconds")) {
     if (!seconds->Get(&descriptor->follow_seconds) || !(descriptor->follow_seconds > 0)) {
       return DataLoss(file + " is damaged: its member follow_seconds is wrong");
     }
   }
-  const Json* const verify = json.Find("verify_bytes");
-  if (verify != nullptr && !verify->Get(&descriptor->verify_bytes)) {
+  const std::optional<Json> verify = json.Find("verify_bytes");
+  if (verify.has_value() && !verify->Get(&descriptor->verify_bytes)) {
     return DataLoss(file + " is damaged: its member verify_bytes is wrong");
   }
   return Status();

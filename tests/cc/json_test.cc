@@ -4,14 +4,31 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <clocale>
 #include <cmath>
+#include <cstddef>
+#include <cstdlib>
+#include <new>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tests/cc/json_text.h"
+#include "tests/cc/replaced_new.h"
 #include "tests/cc/test_length.h"
+
+static size_t allocated = 0;  // bytes, also those that were freed
+
+static void* AllocateForTest(size_t bytes, size_t alignment) {
+  void* const p =
+      alignment <= alignof(std::max_align_t)
+          ? std::malloc(bytes)
+          : std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  if (p == nullptr) throw std::bad_alloc();
+  allocated += bytes;
+  return p;
+}
 
 namespace dynemb {
 namespace {
@@ -61,12 +78,14 @@ TEST(Json, KindsAndMembers) {
   EXPECT_TRUE(json.Find("n")->is_null());
   EXPECT_EQ(json.Find("t")->kind(), Json::Kind::kBool);
   EXPECT_EQ(json.Find("s")->string(), "y");
-  ASSERT_EQ(json.Find("i")->items().size(), 2u);
-  EXPECT_EQ(json.Find("i")->items()[1].string(), "x");
+  std::vector<std::string> items;
+  for (const Json& item : json.Find("i")->items()) items.push_back(item.Canonical());
+  EXPECT_EQ(items, (std::vector<std::string>{"1", "\"x\""}));
   EXPECT_EQ(json.Find("o")->Find("i")->Canonical(), "2");
-  for (const char* name : {"", "a", "N", "z", "nn"}) EXPECT_EQ(json.Find(name), nullptr) << name;
+  for (const char* name : {"", "a", "N", "z", "nn"})
+    EXPECT_FALSE(json.Find(name).has_value()) << name;
   // Of other kinds, they are empty.
-  EXPECT_EQ(json.Find("s")->Find("s"), nullptr);
+  EXPECT_FALSE(json.Find("s")->Find("s").has_value());
   EXPECT_TRUE(json.Find("s")->items().empty());
   EXPECT_EQ(json.Find("i")->string(), "");
 }
@@ -95,6 +114,12 @@ TEST(Json, Doubles) {
   EXPECT_EQ(number("18446744073709551616"), 18446744073709551616.0);
   EXPECT_EQ(number("1e999"), HUGE_VAL);
   EXPECT_EQ(number("1e-999"), 0.0);
+  // In a locale with a decimal comma, too, if the system has one.
+  for (const char* locale : {"de_DE.UTF-8", "de_DE", "fr_FR.UTF-8"}) {
+    if (std::setlocale(LC_NUMERIC, locale) == nullptr) continue;
+    EXPECT_EQ(number("0.25"), 0.25) << locale;
+  }
+  std::setlocale(LC_NUMERIC, "C");
   double value;
   EXPECT_FALSE(Parsed("\"1\"").Get(&value));
   EXPECT_FALSE(Parsed("true").Get(&value));
@@ -215,7 +240,7 @@ TEST(Json, ParseReplacesTheValue) {
   ASSERT_TRUE(Json::Parse("3", &json).ok());
   EXPECT_EQ(json.Canonical(), "3");
   EXPECT_TRUE(json.items().empty());
-  EXPECT_EQ(json.Find("a"), nullptr);
+  EXPECT_FALSE(json.Find("a").has_value());
 }
 
 // Writes random values twice: in canonical form, and with white space and members in any order.
@@ -306,6 +331,29 @@ TEST(Json, RandomDamage) {
     ASSERT_EQ(Parsed(canonical).Canonical(), canonical) << text;
   }
   EXPECT_GT(sound, 0u);
+}
+
+// The bytes that parsing and the canonical form take, for texts of which each byte or two is a
+// value.
+TEST(Json, MemoryIsLinear) {
+  const auto repeated = [](const std::string& first, const std::string& more, size_t bytes) {
+    std::string text = first;
+    while (text.size() < bytes) text += more;
+    return text;
+  };
+  constexpr size_t kBytes = size_t{1} << 20;
+  std::string members = "{\"a\":1";
+  for (int i = 0; members.size() < kBytes; ++i) members += ",\"" + std::to_string(i) + "\":1";
+  for (const std::string& text :
+       {repeated("[1", ",1", kBytes) + "]", repeated("[[]", ",[]", kBytes) + "]",
+        repeated("[\"\"", ",\"\"", kBytes) + "]", repeated("[{}", ",{\"\":0}", kBytes) + "]",
+        members + "}", repeated("[\"", "\\n", kBytes) + "\"]"}) {
+    allocated = 0;
+    Json json;
+    ASSERT_TRUE(Json::Parse(text, &json).ok()) << text.substr(0, 20);
+    ASSERT_EQ(json.Canonical().size(), text.size());
+    EXPECT_LT(allocated, 10 * text.size()) << text.substr(0, 20);
+  }
 }
 
 TEST(Json, EveryTruncationIsFound) {
