@@ -264,17 +264,17 @@ def test_different_file_systems_on_ranks(ranks, tmp_path, monkeypatch, kind):
 
 
 def test_file_system_that_shows_directories_late(ranks, tmp_path, monkeypatch):
-    is_dir = pathlib.Path.is_dir
+    is_directory = shared_path.is_directory
     late = {}
 
     def seen(path):
         if threading.current_thread().name == "rank 2" and path.parent.name == "chain":
             late.setdefault(path, 3)
             late[path] -= 1
-            return late[path] < 0 and is_dir(path)
-        return is_dir(path)
+            return late[path] < 0 and is_directory(path)
+        return is_directory(path)
 
-    monkeypatch.setattr(pathlib.Path, "is_dir", seen)
+    monkeypatch.setattr(shared_path, "is_directory", seen)
     run_on(ranks, Rank.dump)
     run_on(ranks, Rank.load)
     assert sorted(path.name[:5] for path in late) == [".tmp-", "00000"]

@@ -1,6 +1,6 @@
 """The commands on dumps: `python -m tf_dynemb inspect | verify | diff | merge | export`.
 
-May import: `_version`, `serving`, `storage`.
+May import: `_presence`, `_version`, `serving`, `storage`.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tf_dynemb._presence import exists
 from tf_dynemb.serving import Reader
 from tf_dynemb.storage.manifest import KEY_TYPES
 
@@ -39,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     if (options.out is None) == (options.output is None):
         raise ValueError("export needs OUT, the file to write, once.")
     output = pathlib.Path(options.out or options.output)
-    if output.exists() and not options.force:
+    if exists(output) and not options.force:
         raise ValueError(f"{output} exists; --force replaces it.")
     ending = output.suffix[1:]
     form = options.format or (ending if ending in FORMATS else "npz")

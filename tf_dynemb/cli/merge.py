@@ -9,6 +9,7 @@ import pathlib
 import numpy as np
 import numpy.typing as npt
 
+from tf_dynemb._presence import exists, is_directory
 from tf_dynemb.cli.rows import Block, Source, TableRows, tables_of
 from tf_dynemb.storage import Chain, Publication, Shard, Snapshot, TableEntry
 from tf_dynemb.storage.chain import MANIFEST, list_snapshots
@@ -63,11 +64,11 @@ def merge(path: str, out: str | None = None) -> Snapshot | None:
     in_place = out is None
     source = pathlib.Path(path)
     target = source if out is None else pathlib.Path(out)
-    if (target / MANIFEST).exists():
+    if exists(target / MANIFEST):
         raise ValueError(f"{target} is a snapshot, so none can be published in it; pass OUT.")
-    if not source.is_dir():
+    if not is_directory(source):
         raise FileNotFoundError(f"{source} is not a directory.")
-    if not in_place and target.exists() and list_snapshots(target):
+    if not in_place and exists(target) and list_snapshots(target):
         raise ValueError(f"{target} already contains snapshots, which a base would supersede.")
     if not in_place:
         tables_of(Chain.open(source))  # before anything is created at OUT

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tf_dynemb._presence import exists, is_directory, is_file
 from tf_dynemb.serving.keys import Keys
 from tf_dynemb.storage import (
     ColumnFile,
@@ -63,9 +64,9 @@ class Problem:
 
 
 def _directories(path: pathlib.Path) -> list[pathlib.Path]:
-    if (path / MANIFEST).exists():
+    if exists(path / MANIFEST):
         return [path]
-    names = since_last_base(list_snapshots(path)) if path.is_dir() else []
+    names = since_last_base(list_snapshots(path)) if is_directory(path) else []
     if not names:
         raise FileNotFoundError(f"{path} holds no snapshot.")
     return [path / str(name) for name in names]
@@ -129,7 +130,7 @@ def _file_problems(
     snapshot: Snapshot, entry: TableEntry, shard: Shard, column: str, file: ColumnFile
 ) -> Iterator[Problem]:
     path = snapshot.directory / file.file
-    if not path.is_file():
+    if not is_file(path):
         yield Problem(str(path), None, "the file is missing")
         return
     size = path.stat().st_size

@@ -4,8 +4,8 @@
 
 Scripts keep these calls; docs/migrating_from_oneembedding.md lists the differences.
 
-May import: `_ops`, `_warn`, `communicator`, `ids`, `layers`, `optimizers`, `parallel`,
-`persistence`, `storage`, `tables`.
+May import: `_ops`, `_presence`, `_warn`, `communicator`, `ids`, `layers`, `optimizers`,
+`parallel`, `persistence`, `storage`, `tables`.
 """
 
 from __future__ import annotations

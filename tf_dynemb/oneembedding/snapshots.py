@@ -7,6 +7,7 @@ import pathlib
 from typing import Any
 
 from tf_dynemb import storage
+from tf_dynemb._presence import is_directory
 from tf_dynemb._warn import warn
 from tf_dynemb.optimizers.trained_tables import optimizer_of
 from tf_dynemb.parallel.agreement import Ranks
@@ -71,7 +72,7 @@ def _contents(path: str) -> tuple[list[str] | None, str | None, list[str]]:
         manifest = storage.Chain.open(path).last.manifest
     except FileNotFoundError:
         folder = pathlib.Path(path).parent.parent
-        others = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+        others = sorted(each.name for each in folder.iterdir()) if is_directory(folder) else []
         return None, None, others
     optimizer = manifest.optimizer
     return (

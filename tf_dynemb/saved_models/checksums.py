@@ -13,6 +13,7 @@ import json
 import pathlib
 from typing import Any
 
+from tf_dynemb._presence import is_file
 from tf_dynemb.storage.crc32c import crc32c
 from tf_dynemb.storage.manifest import checksum_of
 from tf_dynemb.variables.served import EXTRA
@@ -28,7 +29,7 @@ def write(folder: pathlib.Path) -> None:
     files = [
         {"file": name.as_posix(), **_of(folder / name)}
         for name in sorted(file.relative_to(folder) for file in folder.rglob("*"))
-        if (folder / name).is_file() and name.parts[0] != EXTRA
+        if is_file(folder / name) and name.parts[0] != EXTRA
     ]
     members: dict[str, Any] = {"format": "tf_dynemb.model_files", "version": 1, "files": files}
     members["crc32c"] = f"{checksum_of(members):08x}"

@@ -11,7 +11,6 @@ import contextlib
 import os
 import pathlib
 import secrets
-import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ import tensorflow as tf
 from tensorflow.python.saved_model import loader_impl
 
 from tf_dynemb import _ops, communicator, storage
+from tf_dynemb._presence import exists, is_directory, remove_tree
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.persistence.dump import dump as dump_rows
 from tf_dynemb.persistence.naming import described
@@ -140,7 +140,7 @@ def export_saved_model(
                 stage.say([last.id, last.watermark, last.watermark_utc_ns])
     finally:
         if ranks.rank == 0:
-            shutil.rmtree(unfinished, ignore_errors=True)
+            remove_tree(unfinished)
     return Watermark.at(*stage.said[0])
 
 
@@ -189,9 +189,9 @@ def _variables(model: Any) -> tuple[list[DynamicVariable], list[Variable]]:
 
 
 def _check_free(path: pathlib.Path) -> None:
-    if not path.exists() or (path / "saved_model.pb").exists():
+    if not exists(path) or exists(path / "saved_model.pb"):
         return
-    if not path.is_dir() or any(path.iterdir()):
+    if not is_directory(path) or any(path.iterdir()):
         raise FileExistsError(f"{path} exists, and is not a SavedModel.")
 
 
@@ -292,7 +292,7 @@ def _last(path: Any) -> storage.Manifest:
 def _move(unfinished: pathlib.Path, path: pathlib.Path) -> None:
     """Puts a SavedModel in its place."""
     writing.sync(unfinished)
-    if os.path.lexists(path):
+    if exists(path, follow=False):
         writing.exchange(unfinished, path)
         if unfinished.is_symlink():  # the caller removes folders
             unfinished.unlink()

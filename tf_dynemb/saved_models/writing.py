@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
 import errno
 import os
 import pathlib
-import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tf_dynemb import _ops, communicator, storage
+from tf_dynemb._presence import exists, is_directory, remove_tree
 from tf_dynemb._warn import warn
 from tf_dynemb.persistence.dump import dump
-from tf_dynemb.storage.chain import MANIFEST
+from tf_dynemb.storage.chain import MANIFEST, list_snapshots
 from tf_dynemb.variables.served import ServedTable, Source
 
 # The columns that lookups do not need, and that a copy can be without.
@@ -43,7 +42,7 @@ def write(source: Source, path: pathlib.Path) -> None:
         _dump(source, path)
     elif rows.how == "move":
         os.rename(rows.path, path)
-    elif not (path.exists() and os.path.samefile(rows.path, path)):
+    elif not (exists(path) and os.path.samefile(rows.path, path)):
         is_link = rows.how == "link"
         storage.Chain.load(rows.path, lambda chain: _take(chain, path, is_link))
 
@@ -57,8 +56,9 @@ def _dump(source: Source, path: pathlib.Path) -> None:
     try:
         dump(path, source.tables, quiet=True)
     except BaseException:
-        if not any(path.glob(f"*/{MANIFEST}")):
-            shutil.rmtree(path, ignore_errors=True)
+        # It may be a folder of the model that is replaced, with its snapshots.
+        if is_directory(path) and not list_snapshots(path):
+            remove_tree(path)
         raise
 
 
@@ -84,17 +84,17 @@ def _check_tables(chain: storage.Chain, tables: Mapping[str, Any]) -> None:
 def _take(chain: storage.Chain, path: pathlib.Path, is_link: bool) -> None:
     """Copies a chain, or links its files; it then replaces what is at the path."""
     unfinished = path.with_name(path.name + ".tmp")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    remove_tree(unfinished)
     try:
         for number, snapshot in enumerate(chain.snapshots, 1):
             manifest = snapshot.manifest
             target = unfinished / f"{number:08d}-{manifest.kind}-{manifest.id}"
             target.mkdir(parents=True)
             (_link if is_link else _copy)(snapshot, target)
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path)
         os.rename(unfinished, path)
     except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        remove_tree(unfinished)
         raise
 
 
@@ -146,8 +146,11 @@ def sync(folder: pathlib.Path) -> None:
     for file in [folder, *folder.rglob("*")]:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            with contextlib.suppress(OSError) if file.is_dir() else contextlib.nullcontext():
-                os.fsync(descriptor)
+            os.fsync(descriptor)
+        except OSError as error:
+            # Some file systems cannot sync directories.
+            if error.errno != errno.EINVAL or not is_directory(file):
+                raise
         finally:
             os.close(descriptor)
 
@@ -164,7 +167,7 @@ def exchange(new: pathlib.Path, path: pathlib.Path) -> None:
         os.rename(path, old)
         os.rename(new, path)
     except BaseException:
-        if os.path.lexists(old) and not os.path.lexists(path):
+        if exists(old, follow=False) and not exists(path, follow=False):
             os.rename(old, path)
         raise
     os.rename(old, new)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from tf_dynemb._presence import exists
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.persistence.foreign import ForeignRows, System, load_foreign
 from tf_dynemb.sok.dump import file_name_of, read_sok_dump
@@ -65,4 +66,4 @@ def load_sok_dump(
 def _file_name(directory: str, name: str) -> str:
     """Returns the prefix of a table's file names; SOK's name may end with TensorFlow's ":0"."""
     with_output = file_name_of(name + ":0")
-    return with_output if os.path.exists(f"{directory}/{with_output}-key") else file_name_of(name)
+    return with_output if exists(f"{directory}/{with_output}-key") else file_name_of(name)

@@ -3,7 +3,7 @@
 `Publication` writes a snapshot; other processes may each write a `Part` of it. `Chain` and
 `Snapshot` read.
 
-May import: `_version`.
+May import: `_presence`, `_version`.
 """
 
 from tf_dynemb.storage.chain import Chain, Snapshot

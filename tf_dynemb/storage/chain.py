@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tf_dynemb._presence import exists
 from tf_dynemb.storage import crc32c, npy
 from tf_dynemb.storage.errors import DataLossError
 from tf_dynemb.storage.manifest import ColumnFile, Manifest
@@ -271,7 +272,7 @@ class Chain:
         """
         path = pathlib.Path(path)
         try:
-            if (path / MANIFEST).exists():
+            if exists(path / MANIFEST):
                 return []
             names = since_last_base(list_snapshots(path))
         except NotADirectoryError as error:

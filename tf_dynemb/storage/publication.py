@@ -9,10 +9,10 @@ import functools
 import os
 import pathlib
 import secrets
-import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tf_dynemb._presence import exists, is_directory, remove_tree
 from tf_dynemb._version import __version__
 from tf_dynemb.storage import crc32c
 from tf_dynemb.storage.chain import MANIFEST, Name, Snapshot, list_snapshots, since_last_base
@@ -21,6 +21,9 @@ from tf_dynemb.storage.manifest import KINDS, Manifest, TableEntry
 from tf_dynemb.storage.part import BLOCK_BYTES, Part
 
 _UNPUBLISHED = ".tmp-"
+
+# The errors of flock where a file system, or the server of a network file system, has no locks.
+_NO_LOCKS = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)
 
 
 class Publication(Part):
@@ -69,8 +72,9 @@ class Publication(Part):
         self._lock = os.open(self._path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             if _take(self._lock, self._path):
-                for stale in self._path.glob(_UNPUBLISHED + "*"):
-                    shutil.rmtree(stale, ignore_errors=True)
+                for entry in os.listdir(self._path):
+                    if entry.startswith(_UNPUBLISHED):
+                        remove_tree(self._path / entry)
             self._directory.mkdir()
         except BaseException:
             os.close(self._lock)
@@ -79,13 +83,12 @@ class Publication(Part):
 
     def __exit__(self, *_: object) -> None:
         self.abandon()
-        shutil.rmtree(self._directory, ignore_errors=True)
-        if self._directory.exists():
-            # Other processes still write to it; after the rename, they find no directory there.
-            dropped = self._directory.with_name(self._directory.name + "-dropped")
-            with contextlib.suppress(OSError):
-                os.rename(self._directory, dropped)
-            shutil.rmtree(dropped, ignore_errors=True)
+        # Other processes may still write to it; after the rename, they find no directory there.
+        dropped = self._directory.with_name(self._directory.name + "-dropped")
+        with contextlib.suppress(OSError):  # it is published, or is removed under its own name
+            os.rename(self._directory, dropped)
+        for directory in (self._directory, dropped):
+            remove_tree(directory)
         # Closing it is not enough: processes that were forked meanwhile have it open too.
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_UN)
@@ -174,7 +177,7 @@ class Publication(Part):
         _sync_directory(self._path)
         names = list_snapshots(self._path)
         for name in set(names) - set(since_last_base(names)):
-            shutil.rmtree(self._path / str(name), ignore_errors=True)
+            remove_tree(self._path / str(name))
         return Snapshot(directory)
 
     def _is_continued(self, last: Name, parent: str | None) -> bool:
@@ -189,7 +192,7 @@ class Publication(Part):
             for shard in table.shards:
                 for file in shard.files.values():
                     path = self._directory / file.file
-                    size = path.stat().st_size if path.exists() else 0
+                    size = path.stat().st_size if exists(path) else 0
                     if size != file.bytes:
                         raise ValueError(
                             f"{path} has {size} bytes, but rank {shard.rank} has written "
@@ -203,21 +206,28 @@ def unpublished(path: str | os.PathLike[str], id_: str) -> pathlib.Path:
 
 
 def _take(lock: int, path: pathlib.Path) -> bool:
-    """Takes the lock without waiting; returns False if the file system has no locks."""
+    """Takes the lock without waiting; returns False if the file system has no locks.
+
+    Raises:
+        RuntimeError: another process has it.
+        OSError: another error, which does not mean that there are no locks.
+    """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise RuntimeError(
             f"another process writes at {path}: it holds the lock of {path / 'LOCK'}."
         ) from error
-    except OSError:
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
         return False
     return True
 
 
 def _make_directory(path: pathlib.Path) -> None:
     """Creates a directory and its parents, so that they survive a crash."""
-    if not path.is_dir():
+    if not is_directory(path):
         _make_directory(path.parent)
         path.mkdir(exist_ok=True)
         _sync_directory(path.parent)

@@ -5,8 +5,8 @@
 Scripts keep their calls; docs/migrating_from_tfra.md lists the differences. As in TFRA, a lookup
 gives no key a row: rows are created by `upsert` and by the steps of an optimizer.
 
-May import: `_ops`, `_warn`, `communicator`, `ids`, `layers`, `lookup`, `optimizers`,
-`persistence`, `tables`, `variables`.
+May import: `_ops`, `_presence`, `_warn`, `communicator`, `ids`, `layers`, `lookup`,
+`optimizers`, `persistence`, `tables`, `variables`.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from tf_dynemb._presence import exists
 from tf_dynemb._warn import warn
 from tf_dynemb.ids.strings import ids_of_strings
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
@@ -194,7 +195,7 @@ def _find(path: str) -> tuple[Shards, bool]:
         if names:
             return {name: functools.partial(_in_files, folder, name) for name in names}, True
     for prefix in (path, os.path.join(path, "variables", "variables")):
-        if tf.train.latest_checkpoint(prefix) or os.path.exists(f"{prefix}.index"):
+        if tf.train.latest_checkpoint(prefix) or exists(f"{prefix}.index"):
             found = _in_checkpoint(prefix)
             if found:
                 return found, all("/" not in name for name in found)
@@ -209,7 +210,7 @@ def _folders(path: str) -> list[str]:
     if step:  # tf.compat.v1.train.Saver
         numbers = (step[1], f"{int(step[1]):08d}")
         folders += [os.path.join(beside, f"{_FOLDER}-{number}") for number in numbers]
-    if os.path.exists(f"{path}.index"):
+    if exists(f"{path}.index"):
         folders.append(os.path.join(beside, _FOLDER))
     return folders
 

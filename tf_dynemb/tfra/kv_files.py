@@ -12,7 +12,6 @@ both files contain the same number of whole rows.
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import re
 from collections.abc import Iterable
@@ -57,8 +56,10 @@ def find(folder: str, name: str, size: int | None = None) -> list[str]:
     """
     found = []
     beginning = os.path.join(folder, _flat(name))
-    for path in sorted(glob.glob(f"{glob.escape(beginning)}_mht_*-keys")):
-        end = path[len(beginning) :].removesuffix("-keys")
+    for file in _key_files(folder):
+        if not file.startswith(f"{_flat(name)}_mht_"):
+            continue
+        end = file.removeprefix(_flat(name)).removesuffix("-keys")
         shard = _SHARD.match(end)
         if (shard and size in (None, int(shard[4]))) or (size is None and _PLAIN_SHARD.match(end)):
             found.append(beginning + end)
@@ -100,8 +101,7 @@ def check_one_save(paths: Iterable[str]) -> None:
 
 def names_in(folder: str) -> list[str]:
     """Returns the names of the variables that a folder has files of, with "_" for "/"."""
-    paths = glob.glob(os.path.join(glob.escape(folder), "*_mht_*-keys"))
-    return sorted({os.path.basename(path).rpartition("_mht_")[0] for path in paths})
+    return sorted({file.rpartition("_mht_")[0] for file in _key_files(folder)})
 
 
 def read(path: str, key_dtype: Any, value_dtype: Any, dim: int) -> tuple[Any, Any]:
@@ -169,6 +169,15 @@ def upsert_own(table: Table, keys: Any, values: Any) -> None:
     for some, its_keys in own_rows(table, len(keys), 0, lambda part: np.array(keys[part])):
         vectors = tf.constant(values[some])
         _ops.library().dynemb_upsert(table.handle, tf.constant(its_keys), vectors)
+
+
+def _key_files(folder: str) -> list[str]:
+    """Returns the files of keys in a folder, sorted; none if it is absent."""
+    try:
+        files = os.listdir(folder or ".")
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(file for file in files if "_mht_" in file and file.endswith("-keys"))
 
 
 def _flat(name: str) -> str:
