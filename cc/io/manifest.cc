@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -18,8 +19,12 @@
 namespace dynemb {
 namespace {
 
-constexpr size_t kMostManifestBytes = size_t{1} << 30;
+constexpr size_t kMostManifestBytes = size_t{1} << 28;
 constexpr uint64_t kMostNumber = uint64_t{1} << 62;
+
+bool IsId(std::string_view text) {
+  return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
 
 // Reads members of one object; the first fault stays in `status`.
 class Members {
@@ -36,6 +41,12 @@ class Members {
   std::string Text(const char* name) { return Member(name, Json::Kind::kString).string(); }
   Json::Items Items(const char* name) { return Member(name, Json::Kind::kArray).items(); }
   Json Object(const char* name) { return Member(name, Json::Kind::kObject); }
+  void Ids(const char* name, std::vector<std::string>* ids) {
+    for (const Json& id : Items(name)) {
+      ids->push_back(id.string());
+      if (!IsId(ids->back())) Fault(name);
+    }
+  }
   void Fault(const char* name) {
     if (status_->ok()) *status_ = DataLoss(file_ + " is damaged: its member " + name + " is wrong");
   }
@@ -53,10 +64,6 @@ class Members {
   const Json object_;
   Status* status_;
 };
-
-bool IsId(std::string_view text) {
-  return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
-}
 
 // The header of an .npy file, as numpy.save writes it, padded to 128 bytes.
 std::string NpyHeader(const char* descr, uint64_t rows, int64_t width) {
@@ -79,7 +86,11 @@ void ReadColumn(Members files, const Json& object, const std::string& name, cons
   column.bytes = members.Number("bytes", kMostNumber);
   column.header = NpyHeader(descr, rows, width);
   const uint64_t bytes_per_row = element * static_cast<uint64_t>(std::max<int64_t>(width, 1));
-  if (column.bytes != kNpyHeaderBytes + rows * bytes_per_row) members.Fault("bytes");
+  uint64_t size = 0;
+  if (__builtin_mul_overflow(rows, bytes_per_row, &size) ||
+      __builtin_add_overflow(size, kNpyHeaderBytes, &size) || column.bytes != size) {
+    members.Fault("bytes");
+  }
   const bool plain = column.file.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos &&
                      column.file != "." && column.file != ".." && !column.file.empty();
   if (!plain) members.Fault("file");
@@ -136,7 +147,7 @@ void ReadShard(const std::string& file, const Json& json, const Manifest& manife
 
 void ReadTable(const std::string& file, const Json& json, const Manifest& manifest, bool has_salt,
                Status* status, TableEntry* table) {
-  constexpr uint64_t kMostDim = uint64_t{1} << 31;
+  constexpr uint64_t kMostDim = uint64_t{1} << 20;
   Members members(file, json, status);
   table->name = members.Text("name");
   table->dim = static_cast<int64_t>(members.Number("dimension", kMostDim));
@@ -162,6 +173,20 @@ void ReadTable(const std::string& file, const Json& json, const Manifest& manife
     table->shards.emplace_back();
     ReadShard(file, shard, manifest, *table, has_salt, status, &table->shards.back());
   }
+}
+
+// Whether no table and no file is there twice.
+bool HasUniqueNames(const Manifest& manifest) {
+  std::set<std::string> tables, files;
+  for (const TableEntry& table : manifest.tables) {
+    if (!tables.insert(table.name).second) return false;
+    for (const ShardEntry& shard : table.shards) {
+      for (const auto& [name, column] : shard.columns) {
+        if (!files.insert(column.file).second) return false;
+      }
+    }
+  }
+  return true;
 }
 
 // NUMBER-KIND-ID
@@ -199,6 +224,36 @@ std::string Basename(const std::string& path) {
                      end - (slash == std::string::npos ? 0 : slash + 1) + 1);
 }
 
+// The snapshots at a path, in any order; if the directory `from` is of one of them, only those with
+// numbers from its number on.
+Status ListNames(const std::string& path, const std::string& from, std::vector<Name>* names) {
+  Name first;
+  const bool has_first = ParseName(Basename(from), &first);
+  bool found = !has_first;
+  DIR* const opened = opendir(path.c_str());
+  if (opened == nullptr) {
+    return errno == ENOENT || errno == ENOTDIR
+               ? DataLoss(path + " holds no snapshot: it is missing")
+               : ResourceExhausted(path + ": " + strerror(errno));
+  }
+  const dirent* entry;
+  while ((errno = 0, entry = readdir(opened)) != nullptr) {
+    const std::string_view text = entry->d_name;
+    uint64_t number = 0;
+    if (std::from_chars(text.data(), text.data() + text.size(), number).ec != std::errc()) continue;
+    Name name;
+    if (number < first.number || !ParseName(std::string(text), &name)) continue;
+    found = found || name.text == first.text;
+    names->push_back(std::move(name));
+  }
+  const int error = errno;
+  closedir(opened);
+  if (error != 0) return ResourceExhausted(path + ": " + strerror(error));
+  if (found) return Status();
+  names->clear();
+  return ListNames(path, "", names);
+}
+
 }  // namespace
 
 Status ReadManifest(const std::string& directory, Manifest* manifest) {
@@ -231,13 +286,17 @@ Status ReadManifest(const std::string& directory, Manifest* manifest) {
   if (!IsId(manifest->id)) members.Fault("id");
   if (const std::optional<Json> parent = json.Find("parent"); parent && !parent->is_null()) {
     manifest->parent = members.Text("parent");
+    if (manifest->is_base || !IsId(manifest->parent)) members.Fault("parent");
   }
   if (json.Find("continues").has_value()) {
-    for (const Json& id : members.Items("continues")) manifest->continues.push_back(id.string());
+    members.Ids("continues", &manifest->continues);
   }
-  manifest->since = members.Number("since", kMostNumber);
+  if (json.Find("after").has_value()) members.Ids("after", &manifest->after);
+  if (!manifest->is_base && !manifest->continues.empty()) members.Fault("continues");
+  if (!manifest->is_base && !manifest->after.empty()) members.Fault("after");
+  manifest->since = members.Number("since", manifest->is_base ? 0 : kMostNumber);
   manifest->watermark = members.Number("watermark", kMostNumber);
-  manifest->watermark_utc_ns = members.Number("watermark_utc_ns", ~uint64_t{0});
+  manifest->watermark_utc_ns = members.Number("watermark_utc_ns", ~uint64_t{0} >> 1);
   manifest->block_bytes = members.Number("block_bytes", uint64_t{1} << 30);
   if (manifest->block_bytes < kNpyHeaderBytes) members.Fault("block_bytes");
   for (const Json& table : members.Items("tables")) {
@@ -245,6 +304,7 @@ Status ReadManifest(const std::string& directory, Manifest* manifest) {
     manifest->tables.emplace_back();
     ReadTable(file, table, *manifest, version > 1, &status, &manifest->tables.back());
   }
+  if (!HasUniqueNames(*manifest)) members.Fault("tables");
   DYNEMB_RETURN_IF_ERROR(status);
   const std::string id = IdOfDirectory(directory);
   if (!id.empty() && id != manifest->id) {
@@ -258,24 +318,18 @@ std::string IdOfDirectory(const std::string& directory) {
   return ParseName(Basename(directory), &name) ? name.id : std::string();
 }
 
-Status ListChain(const std::string& path, std::vector<std::string>* directories) {
+Status ListChain(const std::string& path, const std::string& from,
+                 std::vector<std::string>* directories) {
   directories->clear();
   if (access((path + "/MANIFEST.json").c_str(), F_OK) == 0) {
     directories->push_back(path);
     return Status();
   }
-  DIR* const opened = opendir(path.c_str());
-  if (opened == nullptr) {
-    return errno == ENOENT || errno == ENOTDIR
-               ? DataLoss(path + " holds no snapshot: it is missing")
-               : ResourceExhausted(path + ": " + strerror(errno));
+  if (errno != ENOENT && errno != ENOTDIR) {
+    return ResourceExhausted(path + "/MANIFEST.json: " + strerror(errno));
   }
   std::vector<Name> names;
-  while (const dirent* entry = readdir(opened)) {
-    Name name;
-    if (ParseName(entry->d_name, &name)) names.push_back(std::move(name));
-  }
-  closedir(opened);
+  DYNEMB_RETURN_IF_ERROR(ListNames(path, from, &names));
   if (names.empty()) return DataLoss(path + " holds no snapshot");
   std::sort(names.begin(), names.end());
   auto first = names.begin();

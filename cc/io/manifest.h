@@ -48,6 +48,7 @@ struct Manifest {
   std::string id;
   std::string parent;                  // of a delta; empty if unknown
   std::vector<std::string> continues;  // of a base
+  std::vector<std::string> after;      // of a base: ids of older snapshots
   uint64_t since = 0;
   uint64_t watermark = 0;
   uint64_t watermark_utc_ns = 0;
@@ -60,9 +61,12 @@ constexpr size_t kNpyHeaderBytes = 128;
 Status ReadManifest(const std::string& directory, Manifest* manifest);
 
 // The directories of the snapshots at a path, from the last base on, in the order of publication;
-// all, if there is no base. If the path is itself a snapshot, only the path. DataLoss if there is
-// none.
-Status ListChain(const std::string& path, std::vector<std::string>* directories);
+// all, if there is no base. If `from`, the directory of a snapshot, has the name of one of them,
+// only those from it on: a reader of a long chain then does not sort it again. If the path is
+// itself a snapshot, only the path. DataLoss if there is none; ResourceExhausted for other errors,
+// which do not mean that something is absent.
+Status ListChain(const std::string& path, const std::string& from,
+                 std::vector<std::string>* directories);
 
 // The id in the name of a snapshot's directory; empty if the name is not of this form.
 std::string IdOfDirectory(const std::string& directory);

@@ -1,7 +1,7 @@
 #include "cc/serving/served_model.h"
 
 #include <stdlib.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -11,6 +11,7 @@
 
 #include "cc/io/json.h"
 #include "cc/io/json_file.h"
+#include "cc/io/mapped_file.h"
 #include "cc/serving/model_files.h"
 
 namespace dynemb {
@@ -94,17 +95,19 @@ uint64_t BytesToRead(const Manifest& manifest) {
   return bytes;
 }
 
-// The name of a file that no other file has, not even a later one with the same path.
-std::string IdentityOf(const std::string& file) {
-  struct stat found {};
-  if (stat(file.c_str(), &found) != 0) return file;
-  return Resolved(file) + "\n" + std::to_string(found.st_ino) + "\n" +
-         std::to_string(found.st_mtim.tv_sec) + "." + std::to_string(found.st_mtim.tv_nsec);
+// Sets *name to a name of a file that no other file has, not even a later one with the same path.
+Status NameFile(const std::string& file, std::string* name) {
+  FileIdentity found;
+  DYNEMB_RETURN_IF_ERROR(IdentifyFile(file, &found));
+  *name = Resolved(file) + "\n" + std::to_string(found.inode) + "\n" +
+          std::to_string(found.modified_seconds) + "." + std::to_string(found.modified_nanoseconds);
+  return Status();
 }
 
-// A model that was opened: with the snapshots up to `last`, for these tables.
+// A model that was opened: by a process, with the snapshots up to `last`, for these tables.
 struct Opened {
   std::weak_ptr<ServedModel> model;
+  pid_t pid;
   std::string last;
   std::set<std::string> tables;
 };
@@ -127,17 +130,21 @@ Status ServedModel::Open(Exec& exec, const std::string& descriptor, const std::s
   Descriptor described;
   DYNEMB_RETURN_IF_ERROR(ReadDescriptor(descriptor, &described));
   std::vector<std::string> directories;
-  Status listed = ListChain(described.tables, &directories);
+  Status listed = ListChain(described.tables, "", &directories);
   if (!listed.ok()) {
     return Status(listed.code(), listed.message() + "; " + descriptor + " names it");
   }
-  const std::string place = IdentityOf(descriptor) + "\n" + IdOfDirectory(directories.front());
+  std::string place;
+  DYNEMB_RETURN_IF_ERROR(NameFile(descriptor, &place));
+  place += "\n" + IdOfDirectory(directories.front());
   const std::string last = IdOfDirectory(directories.back());
   Registry& registry = Models();
   std::lock_guard<std::mutex> lock(registry.mutex);
   for (auto it = registry.models.begin(); it != registry.models.end();) {
     std::vector<Opened>& all = it->second;
-    const auto ended = [](const Opened& opened) { return opened.model.expired(); };
+    const auto ended = [](const Opened& opened) {
+      return opened.pid != getpid() || opened.model.expired();
+    };
     all.erase(std::remove_if(all.begin(), all.end(), ended), all.end());
     it = all.empty() ? registry.models.erase(it) : std::next(it);
   }
@@ -154,25 +161,32 @@ Status ServedModel::Open(Exec& exec, const std::string& descriptor, const std::s
     found->tables.insert(table);
     return Status();
   }
-  std::shared_ptr<ServedModel> opened(new ServedModel(described.verify_bytes));
+  std::shared_ptr<ServedModel> opened(
+      new ServedModel(described.verify_bytes, described.follow, described.follow_seconds),
+      [](ServedModel* ended) {
+        if (ended->pid_ == getpid()) delete ended;
+      });
   uint64_t count = 0;
   DYNEMB_RETURN_IF_ERROR(opened->Apply(exec, Resolved(described.tables), &count));
-  if (!described.follow.empty()) {
-    opened->follower_ =
-        std::thread(&ServedModel::Follow, opened.get(), described.follow, described.follow_seconds);
-  }
-  all.push_back({opened, last, {table}});
+  if (!described.follow.empty()) opened->StartThread();
+  all.push_back({opened, getpid(), last, {table}});
   *model = std::move(opened);
   return Status();
 }
+
+ServedModel::ServedModel(uint64_t verify_bytes, std::string follow_path, double follow_seconds)
+    : verify_bytes_(verify_bytes),
+      follow_path_(std::move(follow_path)),
+      follow_seconds_(follow_seconds),
+      pid_(getpid()) {}
 
 ServedModel::~ServedModel() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
   }
-  stop_.notify_all();
-  if (follower_.joinable()) follower_.join();
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
 }
 
 std::shared_ptr<const ServedState> ServedModel::state() const {
@@ -213,6 +227,7 @@ Status ServedModel::Attach(const ServedOptions& options, size_t* number) {
 }
 
 void ServedModel::Detach(size_t number) {
+  if (getpid() != pid_) return;
   std::lock_guard<std::mutex> applying(applying_);
   attached_[number] = nullptr;
 }
@@ -231,6 +246,8 @@ Status ServedModel::Publish(const ServedState& next) {
     Status status = table->WithRows(rows->second, &published->tables.back());
     if (!status.ok()) return Status(status.code(), next.last.directory + ": " + status.message());
   }
+  const std::shared_ptr<const ServedState> now = state();
+  if (now != nullptr && now->last.id != next.last.id) StartThread();  // which forgets its rows
   const auto time = std::chrono::steady_clock::now();
   std::vector<Used> forgotten;  // freed after the lock
   std::lock_guard<std::mutex> lock(mutex_);
@@ -238,29 +255,66 @@ Status ServedModel::Publish(const ServedState& next) {
   if (now_.state != nullptr) before_.push_front(std::move(now_));
   now_ = Used();
   now_.state = std::move(published);
-  while (!before_.empty() &&
-         (before_.size() > kStates || time - before_.back().replaced > kMemory)) {
-    forgotten.push_back(std::move(before_.back()));
-    before_.pop_back();
-  }
+  Forget(time, &forgotten);
+  ++publications_;
+  changed_.notify_all();
   return Status();
 }
 
-Status ServedModel::AfterDelta(Exec& exec, const ServedState& now, const Manifest& delta,
-                               ServedState* next) const {
-  if (!delta.parent.empty() && now.applied.count(delta.parent) == 0) {
-    return DataLoss("a gap before " + delta.directory + ": it continues snapshot " + delta.parent +
-                    ", which was not applied; the last snapshot applied is " + now.last.id);
+void ServedModel::Forget(std::chrono::steady_clock::time_point time, std::vector<Used>* forgotten) {
+  while (!before_.empty() &&
+         (before_.size() > kStates || time - before_.back().replaced >= kMemory)) {
+    forgotten->push_back(std::move(before_.back()));
+    before_.pop_back();
   }
-  if (delta.since > now.last.watermark) {
+}
+
+bool ServedModel::IsEarlier(const Manifest& base, const ServedState& now) const {
+  const std::vector<std::string>& same = base.continues;
+  return lineage_.applied.count(base.id) != 0 ||
+         (std::find(same.begin(), same.end(), now.last.id) == same.end() &&
+          std::any_of(same.begin(), same.end(),
+                      [this](const std::string& id) { return lineage_.applied.count(id) != 0; }));
+}
+
+Status ServedModel::OfBase(Exec& exec, Manifest base,
+                           std::shared_ptr<const ServedState>* next) const {
+  auto made = std::make_shared<ServedState>();
+  const bool verify = BytesToRead(base) <= verify_bytes_;
+  for (const TableEntry& entry : base.tables) {
+    DYNEMB_RETURN_IF_ERROR(TableRows::OfBase(exec, base, entry, verify, &made->rows[entry.name]));
+  }
+  base.tables.clear();
+  made->last = std::move(base);
+  *next = std::move(made);
+  return Status();
+}
+
+Status ServedModel::AfterDelta(Exec& exec, const std::shared_ptr<const ServedState>& now,
+                               Manifest delta, const Lineage& lineage,
+                               std::shared_ptr<const ServedState>* next) const {
+  *next = now;
+  if (now == nullptr) return DataLoss(delta.directory + " is a delta, and there is no base");
+  if (!delta.parent.empty() && !lineage.Has(delta.parent)) {
+    return DataLoss("a gap before " + delta.directory + ": it continues snapshot " + delta.parent +
+                    ", which was not applied; the last snapshot applied is " + now->last.id);
+  }
+  if (delta.parent == now->last.id && delta.watermark < now->last.watermark) {
+    return DataLoss(delta.directory + " has the watermark " + std::to_string(delta.watermark) +
+                    ", which is less than that of the snapshot it continues, " +
+                    std::to_string(now->last.watermark));
+  }
+  if (delta.watermark <= now->last.watermark) return Status();
+  if (delta.since > now->last.watermark) {
     return DataLoss("a gap before " + delta.directory + ": it has the changes since " +
                     std::to_string(delta.since) + ", but only changes up to " +
-                    std::to_string(now.last.watermark) + " were applied");
+                    std::to_string(now->last.watermark) + " were applied");
   }
-  next->rows = now.rows;
+  auto made = std::make_shared<ServedState>();
+  made->rows = now->rows;
   for (const TableEntry& entry : delta.tables) {
-    const auto rows = next->rows.find(entry.name);
-    if (rows == next->rows.end()) {
+    const auto rows = made->rows.find(entry.name);
+    if (rows == made->rows.end()) {
       return DataLoss(delta.directory + " has table '" + entry.name + "', but its base does not");
     }
     const TableEntry& known = rows->second->entry();
@@ -272,97 +326,116 @@ Status ServedModel::AfterDelta(Exec& exec, const ServedState& now, const Manifes
     DYNEMB_RETURN_IF_ERROR(rows->second->WithDelta(exec, delta, entry, &changed));
     rows->second = std::move(changed);
   }
-  return Status();
-}
-
-Status ServedModel::After(Exec& exec, const std::shared_ptr<const ServedState>& now,
-                          const std::string& directory,
-                          std::shared_ptr<const ServedState>* next) const {
-  *next = now;
-  const std::string id = IdOfDirectory(directory);
-  if (now != nullptr && !id.empty() && now->applied.count(id) != 0) return Status();
-  Manifest manifest;
-  DYNEMB_RETURN_IF_ERROR(ReadManifest(directory, &manifest));
-  if (now != nullptr && now->applied.count(manifest.id) != 0) return Status();
-  auto made = std::make_shared<ServedState>();
-  if (manifest.is_base) {
-    const bool verify = BytesToRead(manifest) <= verify_bytes_;
-    for (const TableEntry& entry : manifest.tables) {
-      DYNEMB_RETURN_IF_ERROR(
-          TableRows::OfBase(exec, manifest, entry, verify, &made->rows[entry.name]));
-    }
-    made->applied.insert(manifest.continues.begin(), manifest.continues.end());
-  } else if (now == nullptr) {
-    return DataLoss(directory + " is a delta, and there is no base");
-  } else if (manifest.watermark <= now->last.watermark) {
-    *made = *now;  // which has the changes of this delta already
-    made->applied.insert(manifest.id);
-    *next = std::move(made);
-    return Status();
-  } else {
-    made->applied = now->applied;
-    DYNEMB_RETURN_IF_ERROR(AfterDelta(exec, *now, manifest, made.get()));
-  }
-  made->applied.insert(manifest.id);
-  manifest.tables.clear();
-  made->last = std::move(manifest);
+  delta.tables.clear();
+  made->last = std::move(delta);
   *next = std::move(made);
   return Status();
 }
 
 Status ServedModel::ApplyChain(Exec& exec, const std::vector<std::string>& directories,
                                uint64_t* count) {
-  if (passed_.count(directories.back()) != 0) return Status();
-  std::shared_ptr<const ServedState> now = state(), published = now;
-  uint64_t waiting = 0;  // snapshots of `now` that are not visible yet
-  for (const std::string& directory : directories) {
-    std::shared_ptr<const ServedState> next;
-    DYNEMB_RETURN_IF_ERROR(After(exec, now, directory, &next));
-    if (next == now) continue;
-    waiting += now == nullptr || next->last.id != now->last.id ? 1 : 0;
-    now = std::move(next);
-    // Ticks are numbers of one process, so bases are compared by time.
-    if (published != nullptr && now->last.watermark_utc_ns < published->last.watermark_utc_ns) {
-      continue;
-    }
-    DYNEMB_RETURN_IF_ERROR(Publish(*now));
-    published = now;
-    *count += std::exchange(waiting, 0);
+  std::shared_ptr<const ServedState> now = state();
+  size_t done = 0;   // the number of snapshots that `now` has
+  size_t older = 0;  // the number of those that are older than the state
+  for (size_t i = directories.size(); now != nullptr && done == 0 && i > 0; --i) {
+    const std::string id = IdOfDirectory(directories[i - 1]);
+    if (lineage_.applied.count(id) != 0) done = i;
+    if (older == 0 && lineage_.after.count(id) != 0) older = i;
   }
-  if (waiting > 0) passed_.insert(directories.back());
-  return Status();
+  if (std::max(done, older) == directories.size()) return Status();
+  Lineage of_base;
+  Lineage* lineage = &lineage_;
+  if (done == 0) {
+    Manifest first;
+    DYNEMB_RETURN_IF_ERROR(ReadManifest(directories[0], &first));
+    // The directory may have another name.
+    if (directories.size() == 1 && lineage_.Has(first.id)) return Status();
+    if (first.is_base && now != nullptr && IsEarlier(first, *now)) {
+      lineage_.applied.insert(first.id);
+      done = 1;
+    } else if (first.is_base) {
+      of_base.applied.insert(first.continues.begin(), first.continues.end());
+      of_base.applied.insert(first.id);
+      of_base.after.insert(first.after.begin(), first.after.end());
+      lineage = &of_base;
+      DYNEMB_RETURN_IF_ERROR(OfBase(exec, std::move(first), &now));
+      done = 1;
+    }
+  }
+  const bool replaces = lineage == &of_base;
+  uint64_t waiting = replaces ? 1 : 0;  // snapshots of `now` that are not visible
+  Status status;
+  for (; done < directories.size(); ++done) {
+    Manifest delta;
+    std::shared_ptr<const ServedState> next;
+    status = ReadManifest(directories[done], &delta);
+    if (!status.ok()) break;
+    const std::string id = delta.id;
+    status = AfterDelta(exec, now, std::move(delta), *lineage, &next);
+    if (status.ok() && next != now) {
+      if (!replaces) status = Publish(*next);
+      if (status.ok()) ++(replaces ? waiting : *count);
+    }
+    if (!status.ok()) break;
+    lineage->applied.insert(id);
+    now = std::move(next);
+  }
+  if (replaces && done > older) {
+    DYNEMB_RETURN_IF_ERROR(Publish(*now));
+    lineage_ = std::move(of_base);
+    *count += waiting;
+  }
+  return status;
 }
 
 Status ServedModel::Apply(Exec& exec, const std::string& path, uint64_t* count) {
   *count = 0;
   std::lock_guard<std::mutex> applying(applying_);
   for (int attempt = 1;; ++attempt) {
+    const std::shared_ptr<const ServedState> now = state();
+    const std::string from = now == nullptr ? std::string() : now->last.directory;
     std::vector<std::string> directories, found;
-    DYNEMB_RETURN_IF_ERROR(ListChain(path, &directories));
+    DYNEMB_RETURN_IF_ERROR(ListChain(path, from, &directories));
     Status status = ApplyChain(exec, directories, count);
     if (status.ok() || attempt == kAttempts) return status;
     // Files of snapshots that a newer base superseded may have been removed meanwhile.
-    if (!ListChain(path, &found).ok() || found.front() == directories.front()) return status;
+    if (!ListChain(path, from, &found).ok() || found.front() == directories.front()) return status;
   }
 }
 
-void ServedModel::Follow(std::string path, double seconds) {
-  using Clock = std::chrono::system_clock;  // for others, older C libraries have no wait
+void ServedModel::StartThread() {
+  if (!thread_.joinable()) thread_ = std::thread(&ServedModel::RunThread, this);
+}
+
+void ServedModel::RunThread() {
+  using Clock = std::chrono::steady_clock;
+  constexpr double kMostSeconds = 1e6;
   const auto pause = std::chrono::duration_cast<Clock::duration>(
-      std::chrono::duration<double>(std::min(seconds, 1e6)));
+      std::chrono::duration<double>(std::min(follow_seconds_, kMostSeconds)));
   SerialExec exec;
+  std::vector<Used> forgotten;
+  auto poll = follow_path_.empty() ? Clock::time_point::max() : Clock::now() + pause;
   std::unique_lock<std::mutex> lock(mutex_);
-  while (!stop_.wait_until(lock, Clock::now() + pause, [this] { return stopping_; })) {
+  while (!stopping_) {
+    const auto wake = before_.empty() ? poll : std::min(poll, before_.back().replaced + kMemory);
+    changed_.wait_for(lock, wake - Clock::now(),
+                      [this, seen = publications_] { return stopping_ || publications_ != seen; });
+    Forget(Clock::now(), &forgotten);
+    const bool polls = !stopping_ && Clock::now() >= poll;
     lock.unlock();
+    forgotten.clear();
     Status status;
-    uint64_t count = 0;
-    try {
-      status = Apply(exec, path, &count);
-    } catch (const std::exception& error) {
-      status = ResourceExhausted(path + ": " + error.what());
+    if (polls) {
+      uint64_t count = 0;
+      try {
+        status = Apply(exec, follow_path_, &count);
+      } catch (const std::exception& error) {
+        status = ResourceExhausted(follow_path_ + ": " + error.what());
+      }
+      poll = Clock::now() + pause;
     }
     lock.lock();
-    follow_error_ = std::move(status);
+    if (polls) follow_error_ = std::move(status);
   }
 }
 

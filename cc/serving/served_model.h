@@ -10,6 +10,13 @@
 // state is freed with its last reference.
 //
 // Apply prepares the next state without holding that mutex. Calls of Apply wait for each other.
+// Which snapshot is newer follows from the chain, never from a clock (docs/file_format.md, "The
+// state of a reader"); tf_dynemb/serving/reader.py has the same rule.
+//
+// Thread. A model that follows a path, or has replaced a state, has a thread that polls the path
+// and forgets replaced states. A child of a fork does not have the thread, which may hold a mutex
+// or be changing the model at that moment. The child therefore opens models itself, and leaves
+// those of its parent alone, also when it ends.
 //
 // Models by descriptor. While a model is used, Open returns it to the operators of its other
 // tables, so that all of them have one state. It also returns it to those who load the model again,
@@ -29,8 +36,9 @@
 #ifndef DYNEMB_SERVING_SERVED_MODEL_H_
 #define DYNEMB_SERVING_SERVED_MODEL_H_
 
+#include <sys/types.h>
+
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -39,6 +47,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <unordered_set>
 #include <vector>
 
 #include "cc/io/manifest.h"
@@ -46,13 +55,13 @@
 #include "cc/serving/served_table.h"
 #include "cc/serving/table_rows.h"
 #include "cc/table/exec.h"
+#include "cc/table/monotonic.h"
 #include "cc/table/status.h"
 
 namespace dynemb {
 
 struct ServedState {
-  Manifest last;                  // the last snapshot, without its tables
-  std::set<std::string> applied;  // the ids of the snapshots since the base
+  Manifest last;  // the last snapshot, without its tables
   std::map<std::string, std::shared_ptr<const TableRows>> rows;
   std::vector<std::shared_ptr<ServedTable>> tables;  // by the numbers of Attach; null: detached
 };
@@ -81,9 +90,8 @@ class ServedModel {
   std::shared_ptr<const ServedState> StateOf(uint64_t step);
 
   // Applies the snapshots at a path, or the snapshot that the path is, that are newer than the
-  // state; *count is their number. Each becomes visible in all tables at once. A new base replaces
-  // the state; if its watermark is earlier, it becomes visible with the first delta after it whose
-  // watermark is not, so that readers never go back in time. If a snapshot is damaged, or does not
+  // state; *count is their number. Each delta becomes visible in all tables at once; a base that
+  // replaces the state, together with the deltas after it. If a snapshot is damaged, or does not
   // continue the state, neither it nor any after it is applied: DataLoss names it.
   Status Apply(Exec& exec, const std::string& path, uint64_t* count);
 
@@ -100,31 +108,47 @@ class ServedModel {
   static constexpr std::chrono::seconds kMemory{10};
   static constexpr size_t kStates = 64;
 
-  explicit ServedModel(uint64_t verify_bytes) : verify_bytes_(verify_bytes) {}
-  // Sets *next to the state after a snapshot; to `now` if that has it already. `now` may be null.
-  Status After(Exec& exec, const std::shared_ptr<const ServedState>& now,
-               const std::string& directory, std::shared_ptr<const ServedState>* next) const;
-  Status AfterDelta(Exec& exec, const ServedState& now, const Manifest& manifest,
-                    ServedState* next) const;
+  // The ids of the snapshots that a state contains.
+  struct Lineage {
+    std::unordered_set<std::string> applied;  // the base, what it continues, and the deltas
+    std::unordered_set<std::string> after;    // older ones, of which the base is a later state
+    bool Has(const std::string& id) const { return applied.count(id) + after.count(id) != 0; }
+  };
+
+  ServedModel(uint64_t verify_bytes, std::string follow_path, double follow_seconds);
+  // Whether a base is an earlier state of snapshots that were applied.
+  bool IsEarlier(const Manifest& base, const ServedState& now) const;
+  // Sets *next to the state of a base.
+  Status OfBase(Exec& exec, Manifest base, std::shared_ptr<const ServedState>* next) const;
+  // Sets *next to the state after a delta; to `now`, if that has its changes. `now` may be null.
+  Status AfterDelta(Exec& exec, const std::shared_ptr<const ServedState>& now, Manifest delta,
+                    const Lineage& lineage, std::shared_ptr<const ServedState>* next) const;
   // Applies the chain of these directories.
   Status ApplyChain(Exec& exec, const std::vector<std::string>& directories, uint64_t* count);
   // Makes `next` the state, with a table for each that is attached.
   Status Publish(const ServedState& next);
-  void Follow(std::string path, double seconds);
+  void StartThread();
+  void RunThread();
+  // Moves the states that are not remembered any more to *forgotten. Holds mutex_.
+  void Forget(std::chrono::steady_clock::time_point time, std::vector<Used>* forgotten);
 
   const uint64_t verify_bytes_;
+  const std::string follow_path_;  // empty: none
+  const double follow_seconds_;
+  const pid_t pid_;  // of the process that has the thread
   std::mutex applying_;
   // Under applying_:
   std::vector<std::shared_ptr<ServedTable>> attached_;  // without rows; null: detached
-  std::set<std::string> passed_;  // directories of chains that are older than the state
+  Lineage lineage_;                                     // of the state
+  std::thread thread_;                                  // started on demand
 
   mutable std::mutex mutex_;  // of the members below
   Used now_;
   std::deque<Used> before_;  // the newest first
   Status follow_error_;
+  uint64_t publications_ = 0;
   bool stopping_ = false;
-  std::condition_variable stop_;
-  std::thread follower_;
+  MonotonicCondition changed_;  // publications_ or stopping_
 };
 
 }  // namespace dynemb

@@ -369,7 +369,7 @@ TEST(ListChain, TheLastBaseAndWhatFollows) {
   const Folder folder;
   std::vector<std::string> found;
   const auto list = [&] {
-    const Status status = ListChain(folder.path(), &found);
+    const Status status = ListChain(folder.path(), "", &found);
     EXPECT_TRUE(status.ok()) << status.message();
     return found;
   };
@@ -380,9 +380,9 @@ TEST(ListChain, TheLastBaseAndWhatFollows) {
     EXPECT_EQ(mkdir((folder / text).c_str(), 0755), 0);
     return folder / text;
   };
-  EXPECT_EQ(ListChain(folder.path(), &found).message(), folder.path() + " holds no snapshot");
+  EXPECT_EQ(ListChain(folder.path(), "", &found).message(), folder.path() + " holds no snapshot");
   for (const char* other : {"tmp", "00000009-base-x", ".00000009-base-"}) add(other);
-  EXPECT_EQ(ListChain(folder.path(), &found).code(), Code::kDataLoss);
+  EXPECT_EQ(ListChain(folder.path(), "", &found).code(), Code::kDataLoss);
   // Deltas without a base, in the order of their numbers, not of their texts.
   const std::string ninth = add(name("100000000", "delta", 9));
   const std::string third = add(name("00000003", "delta", 3));
@@ -395,11 +395,11 @@ TEST(ListChain, TheLastBaseAndWhatFollows) {
   EXPECT_EQ(list(), std::vector<std::string>{tenth});
   // A snapshot is a chain of itself.
   Write(third + "/MANIFEST.json", "{}");
-  EXPECT_TRUE(ListChain(third, &found).ok());
+  EXPECT_TRUE(ListChain(third, "", &found).ok());
   EXPECT_EQ(found, std::vector<std::string>{third});
-  EXPECT_EQ(ListChain(folder / "nowhere", &found).message(),
+  EXPECT_EQ(ListChain(folder / "nowhere", "", &found).message(),
             folder / "nowhere" + " holds no snapshot: it is missing");
-  EXPECT_EQ(ListChain(third + "/MANIFEST.json", &found).code(), Code::kDataLoss);
+  EXPECT_EQ(ListChain(third + "/MANIFEST.json", "", &found).code(), Code::kDataLoss);
 }
 
 }  // namespace

@@ -92,8 +92,16 @@ struct Snapshot {
   uint64_t parent = 0;  // 0: none
   uint64_t since = 0;
   uint64_t watermark = 10;
+  uint64_t utc_ns = 0;  // 0: a second per tick
   uint64_t block_bytes = 256;
+  std::vector<uint64_t> continues, after;
   std::vector<TestTable> tables;
+
+  static std::string Ids(const std::vector<uint64_t>& numbers) {
+    std::vector<std::string> ids;
+    for (const uint64_t number : numbers) ids.push_back(Quoted(IdOf(number)));
+    return Array(ids);
+  }
 
   // The members of the manifest that do not depend on the tables.
   Members Root() const {
@@ -104,7 +112,9 @@ struct Snapshot {
             {"parent", parent == 0 ? "null" : Quoted(IdOf(parent))},
             {"since", std::to_string(since)},
             {"watermark", std::to_string(watermark)},
-            {"watermark_utc_ns", std::to_string(watermark * 1000000000)},
+            {"watermark_utc_ns", std::to_string(utc_ns == 0 ? watermark * 1000000000 : utc_ns)},
+            {"continues", Ids(continues)},
+            {"after", Ids(after)},
             {"block_bytes", std::to_string(block_bytes)},
             {"optimizer", "null"}};
   }

@@ -284,18 +284,6 @@ class TestApply:
         assert int(ops.dynemb_apply_snapshots(handle, str(path))) == 1
         assert self.first(handle) == [-1, 50, 51]
 
-    def test_an_earlier_base_is_not_visible(self, tmp_path, handle):
-        """It would take readers back in time, until the deltas after it catch up."""
-        path = tmp_path / "other"
-        older = publish(path, "base", plain([2, 3], 50), watermark=8)
-        between = delta(path, plain([3], 60), older, 8, 9)
-        for _ in range(2):
-            assert int(ops.dynemb_apply_snapshots(handle, str(path))) == 0
-            assert self.first(handle) == [0, 1, 2]
-        delta(path, plain([2], 70), between, 9, 11)
-        assert int(ops.dynemb_apply_snapshots(handle, str(path))) == 3
-        assert self.first(handle) == [-1, 70, 60]
-
     def test_deltas_that_insert_and_erase_again_and_again(self, tmp_path, base, handle):
         """Deleted keys that the base does not have are not kept."""
         parent, path, number = base, tmp_path / "deltas", 0

@@ -83,15 +83,16 @@ def merge(path: str, out: str | None = None) -> Snapshot | None:
             _write(publication, number, TableRows(chain, name), chain)
             for number, name in enumerate(tables_of(chain))
         ]
-        last = chain.last.manifest
-        optimizers = [s.manifest.optimizer for s in chain.snapshots if s.manifest.optimizer]
+        *before, last = manifests = [snapshot.manifest for snapshot in chain.snapshots]
+        optimizers = [each.optimizer for each in manifests if each.optimizer]
         return publication.publish(
             entries,
             watermark=last.watermark,
             watermark_utc_ns=last.watermark_utc_ns,
             continues=last.ids,
+            after=[*manifests[0].after, *(id_ for each in before for id_ in each.ids)],
             optimizer=optimizers[-1] if optimizers else None,
-            world_size=max(s.manifest.world_size for s in chain.snapshots),
+            world_size=max(each.world_size for each in manifests),
         )
 
 

@@ -111,6 +111,12 @@ def common_id(ids: Sequence[str], known: Sequence[Snapshots]) -> str | None:
     return next((id_ for id_ in ids if all(id_ in of_table for of_table in known)), None)
 
 
+def common_ids(known: Sequence[Snapshots]) -> list[str]:
+    """Returns the ids that all tables know, in the order in which the first table recorded them."""
+    first = known[0].items() if known else []
+    return [id_ for id_, _ in first if all(id_ in of_table for of_table in known)]
+
+
 def continuations(
     chain: storage.Chain, tables: Mapping[str, DynamicVariable]
 ) -> list[storage.Snapshot]:

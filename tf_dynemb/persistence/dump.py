@@ -8,7 +8,7 @@ from typing import Any
 
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel.agreement import Ranks
-from tf_dynemb.persistence.continuation import delta_begin
+from tf_dynemb.persistence.continuation import common_ids, delta_begin
 from tf_dynemb.persistence.naming import described, dynamic_only, named_variables
 from tf_dynemb.persistence.optimizer_entry import check_optimizer, optimizer_entry
 from tf_dynemb.snapshots import columns, static_rows
@@ -140,6 +140,7 @@ def _publish(
                 )
             with Cut(list(dynamic.values()), ticks, with_deleted=is_delta) as cut:
                 known = [table.snapshots for table in dynamic.values()]
+                after = [] if is_delta else common_ids(known)
                 if optimizer is not None and ranks.rank == 0:
                     settings = optimizer_entry(optimizer, dynamic)
                 values = {name: variable.read_value() for name, variable in static.items()}
@@ -153,7 +154,7 @@ def _publish(
                 )
             entries += static_rows.write_static(part, static, values, len(entries), cut.tick)
             publication.has(entries, cut, parent, since_tick)
-        watermark = publication.publish(settings)
+        watermark = publication.publish(settings, after)
     # Each rank records the snapshot with the tick of its own clock.
     for snapshots in known:
         snapshots.note(watermark.id, cut.tick)

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_dynemb.serving.keys import Keys
-from tf_dynemb.serving.state import State
+from tf_dynemb.serving.state import Lineage, State
 from tf_dynemb.serving.table import Mask, Table, Vectors
-from tf_dynemb.storage import DataLossError, Snapshot
-from tf_dynemb.storage.chain import MANIFEST, Name, list_snapshots, since_last_base
+from tf_dynemb.storage import Chain, Snapshot
+from tf_dynemb.storage.chain import LOSSES, Name
 
 # The maximum number of attempts, if files were removed because a newer base superseded them.
 _ATTEMPTS = 5
@@ -56,8 +56,7 @@ class Reader:
         self._verify = verify
         # Held while the next state is created; lookups do not lock.
         self._following = threading.Lock()
-        # The ids of the snapshots that are in the state.
-        self._applied: set[str] = set()
+        self._lineage = Lineage()
         self._newest: State | None = None
         self._advance(self._path)
         if self._newest is None:
@@ -166,9 +165,9 @@ class Reader:
     def follow(self, path: str | os.PathLike[str] | None = None) -> int:
         """Applies the snapshots that have been published since the last one applied.
 
-        Each snapshot becomes visible in all tables at once. If a snapshot is damaged, or does not
-        continue the state, neither it nor any after it is applied. The reader stays at the snapshot
-        before it, and the next call continues from there.
+        Each delta becomes visible in all tables at once; a base, together with the deltas after it.
+        If a snapshot is damaged, or does not continue the state, neither it nor any after it is
+        applied. The reader stays at the snapshot before it, and the next call continues from there.
 
         Args:
             path: the path of the snapshots: another base, which replaces the state, or deltas that
@@ -196,45 +195,67 @@ class Reader:
             count = 0
             for attempt in range(1, _ATTEMPTS + 1):
                 directories = _chain(path)
-                try:
-                    for directory in directories:
-                        name = Name.parse(directory.name)
-                        if name is None or name.id not in self._applied:
-                            count += self._apply(Snapshot(directory))
+                applied, error = self._apply(directories)
+                count += applied
+                if error is None:
                     break
-                except (DataLossError, FileNotFoundError):
-                    # Files of snapshots that a newer base superseded may have been removed.
-                    if attempt == _ATTEMPTS or _chain(path)[:1] == directories[:1]:
-                        raise
+                # Files of snapshots that a newer base superseded may have been removed.
+                lost = isinstance(error, LOSSES) and attempt < _ATTEMPTS
+                if not lost or _chain(path)[:1] == directories[:1]:
+                    raise error
             return count
 
-    def _apply(self, snapshot: Snapshot) -> int:
-        """Applies a snapshot; returns 1, or 0 if its changes were already in the state."""
-        manifest = snapshot.manifest
-        if manifest.id in self._applied:
-            return 0
-        if manifest.kind == "base":
-            if self._verify:
-                snapshot.verify()
-            self._newest = State.of_base(snapshot, self._wanted)
-            self._applied = set(manifest.ids)
-            return 1
-        state = self._newest
-        if state is None:
-            raise FileNotFoundError(f"{snapshot.directory} is a delta, and there is no base.")
-        new = manifest.watermark > state.last.watermark
-        if new:
-            state.check_continued_by(snapshot, self._applied)
-            self._newest = state.with_delta(snapshot)
-        self._applied.add(manifest.id)
-        return int(new)
+    def _apply(self, directories: list[pathlib.Path]) -> tuple[int, Exception | None]:
+        """Applies a chain: "The state of a reader" in docs/file_format.md.
+
+        cc/serving/served_model.cc (ApplyChain) has the same rule.
+
+        Returns:
+            (count, error): the number of snapshots that were applied, and the error of the next.
+        """
+        names = [Name.parse(directory.name) for directory in directories]
+        done, older = self._lineage.places([name.id if name else None for name in names])
+        if max(done, older) == len(directories):
+            return 0, None
+        state, lineage, replaces = self._newest, self._lineage, False
+        failure: Exception | None = None
+        count = 0
+        try:
+            if not done:
+                first = Snapshot(directories[0])
+                # The directory may have another name.
+                if len(directories) == 1 and first.manifest.id in lineage:
+                    return 0, None
+                if first.manifest.kind == "base":
+                    done = 1
+                    if state is None or not lineage.has_earlier(first.manifest, state.last.id):
+                        if self._verify:
+                            first.verify()
+                        state = State.of_base(first, self._wanted)
+                        lineage, replaces, count = Lineage.of(first.manifest), True, 1
+                    lineage.applied.add(first.manifest.id)
+            for directory in directories[done:]:
+                delta = Snapshot(directory)
+                if state is None:
+                    raise FileNotFoundError(f"{directory} is a delta, and there is no base.")
+                after = state.after_delta(delta, lineage)
+                count += after is not state
+                lineage.applied.add(delta.manifest.id)
+                state, done = after, done + 1
+                if not replaces:
+                    self._newest = state
+        except Exception as error:
+            failure = error
+        if replaces:
+            if done <= older:
+                return 0, failure
+            self._newest, self._lineage = state, lineage
+        return count, failure
 
 
 def _chain(path: pathlib.Path) -> list[pathlib.Path]:
     """Returns the directories of the snapshots of a path's chain, without opening them."""
-    if (path / MANIFEST).exists():
-        return [path]
-    return [path / str(name) for name in since_last_base(list_snapshots(path))]
+    return [path / name for name in Chain.names(path)] or [path]
 
 
 def _table(state: State, name: str | None) -> Table:

@@ -3,10 +3,56 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Mapping
+from collections.abc import Mapping, Sequence
 
 from tf_dynemb.serving.table import Schema, Table
 from tf_dynemb.storage import DataLossError, Manifest, Snapshot
+
+
+@dataclasses.dataclass(eq=False)
+class Lineage:
+    """The ids of the snapshots that a state contains.
+
+    Attributes:
+        applied: the base, the snapshots that it continues, and the deltas that were applied.
+        after: older snapshots, of which the base is a later state.
+    """
+
+    applied: set[str] = dataclasses.field(default_factory=set)
+    after: set[str] = dataclasses.field(default_factory=set)
+
+    @classmethod
+    def of(cls, base: Manifest) -> Lineage:
+        """Returns the lineage of the state of a base."""
+        return cls(set(base.ids), set(base.after))
+
+    def __contains__(self, id_: object) -> bool:
+        return id_ in self.applied or id_ in self.after
+
+    def places(self, ids: Sequence[str | None]) -> tuple[int, int]:
+        """Returns the numbers of a chain's snapshots up to two of them; 0 if there is none.
+
+        Args:
+            ids: the ids of the snapshots.
+
+        Returns:
+            (done, older): up to the last one that was applied, and if none was, up to the last one
+            that is older than the state.
+        """
+        done = older = 0
+        for place in range(len(ids), 0, -1):
+            if ids[place - 1] in self.applied:
+                done = place
+                break
+            if not older and ids[place - 1] in self.after:
+                older = place
+        return done, older
+
+    def has_earlier(self, base: Manifest, last: str) -> bool:
+        """Returns whether a base is an earlier state of what was applied, up to the id `last`."""
+        if base.id in self.applied:
+            return True
+        return last not in base.continues and not self.applied.isdisjoint(base.continues)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,31 +96,35 @@ class State:
             },
         )
 
-    def check_continued_by(self, snapshot: Snapshot, applied: Container[str]) -> None:
-        """Raises DataLossError if a delta begins later than this state ends.
+    def after_delta(self, snapshot: Snapshot, lineage: Lineage) -> State:
+        """Returns the state after a delta; this one, if it has the changes of the delta.
 
         Args:
             snapshot: the delta.
-            applied: the ids of the snapshots that are in this state.
+            lineage: the lineage of this state.
+
+        Raises:
+            DataLossError: the delta is damaged, or does not fit these tables, or does not continue
+                this state.
         """
         manifest = snapshot.manifest
-        if manifest.parent is not None and manifest.parent not in applied:
+        if manifest.parent is not None and manifest.parent not in lineage:
             raise DataLossError(
                 f"a gap before {snapshot.directory}: it continues snapshot {manifest.parent}, "
                 f"which was not applied; the last snapshot applied is {self.last.id}."
             )
+        if manifest.parent == self.last.id and manifest.watermark < self.last.watermark:
+            raise DataLossError(
+                f"{snapshot.directory} has the watermark {manifest.watermark}, which is less than "
+                f"that of the snapshot it continues, {self.last.watermark}."
+            )
+        if manifest.watermark <= self.last.watermark:
+            return self
         if manifest.since > self.last.watermark:
             raise DataLossError(
                 f"a gap before {snapshot.directory}: it has the changes since "
                 f"{manifest.since}, but only changes up to {self.last.watermark} were applied."
             )
-
-    def with_delta(self, snapshot: Snapshot) -> State:
-        """Verifies a delta, and returns the state after it.
-
-        Raises:
-            DataLossError: the delta is damaged, or does not fit these tables.
-        """
         snapshot.verify()
         tables = dict(self.tables)
         for entry in snapshot.manifest.tables:

@@ -127,11 +127,12 @@ class JointPublication:
             "since": since,
         }
 
-    def publish(self, optimizer: Mapping[str, Any] | None) -> Watermark:
+    def publish(self, optimizer: Mapping[str, Any] | None, after: Sequence[str] = ()) -> Watermark:
         """Makes the snapshot visible.
 
         Args:
             optimizer: the optimizer's entry in the manifest; only rank 0's is used.
+            after: as in `storage.Publication.publish`; only rank 0's is used.
 
         Returns:
             The snapshot's watermark, the latest of all ranks.
@@ -153,6 +154,7 @@ class JointPublication:
                     parent=self._parts[0]["parent"],
                     optimizer=optimizer,
                     world_size=self._ranks.size,
+                    after=after,
                 )
         return Watermark.at(self._id, tick, utc_ns)
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tf_dynemb._presence import exists
 from tf_dynemb.storage import crc32c, npy
 from tf_dynemb.storage.errors import DataLossError
-from tf_dynemb.storage.manifest import ColumnFile, Manifest
+from tf_dynemb.storage.manifest import MOST_BYTES, ColumnFile, Manifest
 from tf_dynemb.storage.steps import Change, changes
 
 MANIFEST = "MANIFEST.json"
@@ -77,7 +77,8 @@ class Snapshot:
         self.directory = pathlib.Path(directory)
         file = self.directory / MANIFEST
         try:
-            text = file.read_bytes().decode()
+            with file.open("rb") as opened:
+                text = opened.read(MOST_BYTES + 1).decode()
         except FileNotFoundError as error:
             raise DataLossError(f"{file} is missing.") from error
         except UnicodeDecodeError as error:

@@ -50,8 +50,15 @@ _MOST_LINES = 2**32 - 1
 # From this number of rows on, positions do not fit into the index.
 INDEX_ROWS = 2**32 - 1
 
+# The most ids of `after` that are written.
+MOST_AFTER = 256
+
 # The largest tick that a manifest may contain: a load continues the clock from its watermark.
 LAST_TICK = 2**62
+
+# The most bytes of a manifest, and elements of a vector.
+MOST_BYTES = 2**28
+_MOST_DIMENSION = 2**20
 
 _ID = re.compile("[0-9a-f]{32}")
 _CHECKSUMS = re.compile("(?:[0-9a-f]{8})+")
@@ -218,6 +225,7 @@ class Manifest:
     optimizer: Mapping[str, Any] | None
     tables: tuple[TableEntry, ...]
     continues: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -244,8 +252,13 @@ class Manifest:
             DataLossError: the text is damaged, or contradicts itself.
             ValueError: the manifest has a version that this code does not read.
         """
+        if len(text) > MOST_BYTES:
+            raise DataLossError(f"{file} has more than {MOST_BYTES} bytes.")
         try:
-            parsed = json.loads(text)
+            parsed = json.loads(text, object_pairs_hook=_with_distinct_names)
+            content = dict(parsed) if isinstance(parsed, dict) else {}
+            content.pop("crc32c", None)
+            checksum = f"{checksum_of(content):08x}"  # it may be nested too deeply for this, too
         except (ValueError, RecursionError) as error:
             raise DataLossError(f"{file} is damaged: it is not JSON ({error}).") from error
         members = Fields.of(parsed, file)
@@ -258,8 +271,7 @@ class Manifest:
                 "Read it with the tf_dynemb that wrote it, or a later one."
             )
         expected = members.text("crc32c")
-        content = {name: value for name, value in parsed.items() if name != "crc32c"}
-        if f"{checksum_of(content):08x}" != expected:
+        if checksum != expected:
             raise DataLossError(f"{file} is damaged: its CRC32C is not {expected}.")
         return _manifest(members, version)
 
@@ -297,6 +309,13 @@ def checksum_of(members: Mapping[str, Any]) -> int:
     return crc32c(json.dumps(members, sort_keys=True, separators=(",", ":")).encode())
 
 
+def _with_distinct_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("an object has a name twice")
+    return members
+
+
 def _manifest(members: Fields, version: int) -> Manifest:
     kind = members.choice("kind", KINDS)
     block_bytes = members.integer("block_bytes", 1, 1 << 30)
@@ -323,21 +342,22 @@ def _manifest(members: Fields, version: int) -> Manifest:
         block_bytes=block_bytes,
         optimizer=members.optional("optimizer", lambda: members.object("optimizer").members),
         tables=tables,
-        continues=_continues(members, base),
+        continues=_ids(members, "continues", base),
+        after=_ids(members, "after", base),
     )
 
 
-def _continues(members: Fields, base: bool) -> tuple[str, ...]:
-    """Reads the member `continues`, which may be missing."""
-    ids = members.members.get("continues", [])
+def _ids(members: Fields, name: str, base: bool) -> tuple[str, ...]:
+    """Reads ids of other snapshots, which may be missing."""
+    ids = members.members.get(name, [])
     plain = isinstance(ids, list) and all(isinstance(i, str) and _ID.fullmatch(i) for i in ids)
-    members.require(plain, "continues", f"must be a list of ids, got {ids!r:.80}")
-    members.require(base or not ids, "continues", "must be empty in a delta")
+    members.require(plain, name, f"must be a list of ids, got {ids!r:.80}")
+    members.require(base or not ids, name, "must be empty in a delta")
     return tuple(ids)
 
 
 def _table(members: Fields, version: int = VERSION) -> TableEntry:
-    dimension = members.integer("dimension", 1, 2**31)
+    dimension = members.integer("dimension", 1, _MOST_DIMENSION)
     return TableEntry(
         name=members.text("name"),
         dimension=dimension,

@@ -17,7 +17,7 @@ from tf_dynemb._version import __version__
 from tf_dynemb.storage import crc32c
 from tf_dynemb.storage.chain import MANIFEST, Name, Snapshot, list_snapshots, since_last_base
 from tf_dynemb.storage.errors import DataLossError, naming
-from tf_dynemb.storage.manifest import KINDS, Manifest, TableEntry
+from tf_dynemb.storage.manifest import KINDS, MOST_AFTER, Manifest, TableEntry
 from tf_dynemb.storage.part import BLOCK_BYTES, Part
 
 _UNPUBLISHED = ".tmp-"
@@ -115,6 +115,7 @@ class Publication(Part):
         optimizer: Mapping[str, Any] | None = None,
         world_size: int = 1,
         continues: Sequence[str] = (),
+        after: Sequence[str] = (),
     ) -> Snapshot:
         """Makes the snapshot visible. From then on it survives crashes.
 
@@ -128,6 +129,8 @@ class Publication(Part):
             optimizer: the optimizer's entry in the manifest.
             world_size: the number of ranks that wrote.
             continues: for a base, the ids of snapshots that have the same state.
+            after: for a base, the ids of snapshots whose tables became these, the latest last. The
+                last `MOST_AFTER` are written.
 
         Returns:
             The published snapshot.
@@ -159,6 +162,7 @@ class Publication(Part):
             optimizer=optimizer,
             tables=tables,
             continues=tuple(continues),
+            after=tuple(after)[-MOST_AFTER:],
         )
         text = manifest.to_json()
         try:
