@@ -11,7 +11,7 @@ from chain_writer import Change, Form, Row, publish
 from serving_helpers import FORMS, WIDEN, delta, first_column, plain, rows
 
 from tf_dynemb.serving import Reader
-from tf_dynemb.storage import DataLossError
+from tf_dynemb.storage import DataLossError, chain
 
 
 @pytest.fixture
@@ -298,3 +298,28 @@ def test_new_base_without_a_wanted_table_keeps_the_state(path):
     with pytest.raises(ValueError, match=r"'plain'.*'half'"):
         reader.follow()
     assert (first_column(reader, [1]), reader.watermark) == ([0], 10)
+
+
+def test_a_poll_does_not_parse_a_long_chain(base, path, monkeypatch):
+    """Its work depends on what is new, not on the length of the chain."""
+    last = base
+    for tick in range(11, 51):
+        last = delta(path, plain([tick]), last, tick - 1, tick)
+    parsed = []
+    whole = chain.Name.parse
+
+    def parse(name):
+        parsed.append(name)
+        return whole(name)
+
+    monkeypatch.setattr(chain.Name, "parse", staticmethod(parse))
+    reader = Reader(path)
+    assert len(parsed) >= 41
+    parsed.clear()
+    assert reader.follow() == 0
+    assert len(parsed) <= 3, parsed
+    delta(path, plain([99], 7), last, 50, 51)
+    parsed.clear()
+    assert reader.follow() == 1
+    assert len(parsed) <= 8, parsed
+    assert first_column(reader, [99, 50]) == [7, 0]

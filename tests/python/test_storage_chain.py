@@ -107,7 +107,7 @@ def test_stale_listing(tmp_path, monkeypatch):
     listings = [stale, stale]
     fresh = chain.list_snapshots
     monkeypatch.setattr(
-        chain, "list_snapshots", lambda path: listings.pop() if listings else fresh(path)
+        chain, "list_snapshots", lambda path, *_: listings.pop() if listings else fresh(path)
     )
     with pytest.raises(DataLossError, match="is missing"):
         Chain.open(tmp_path)

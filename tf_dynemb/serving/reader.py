@@ -57,6 +57,8 @@ class Reader:
         # Held while the next state is created; lookups do not lock.
         self._following = threading.Lock()
         self._lineage = Lineage()
+        # The name of the directory of the last snapshot that was applied.
+        self._last = ""
         self._newest: State | None = None
         self._advance(self._path)
         if self._newest is None:
@@ -194,14 +196,14 @@ class Reader:
         with self._following:
             count = 0
             for attempt in range(1, _ATTEMPTS + 1):
-                directories = _chain(path)
+                directories = _chain(path, self._last)
                 applied, error = self._apply(directories)
                 count += applied
                 if error is None:
                     break
                 # Files of snapshots that a newer base superseded may have been removed.
                 lost = isinstance(error, LOSSES) and attempt < _ATTEMPTS
-                if not lost or _chain(path)[:1] == directories[:1]:
+                if not lost or _chain(path, self._last)[:1] == directories[:1]:
                     raise error
             return count
 
@@ -243,19 +245,20 @@ class Reader:
                 lineage.applied.add(delta.manifest.id)
                 state, done = after, done + 1
                 if not replaces:
-                    self._newest = state
+                    self._newest, self._last = state, directory.name
         except Exception as error:
             failure = error
         if replaces:
             if done <= older:
                 return 0, failure
             self._newest, self._lineage = state, lineage
+            self._last = directories[done - 1].name
         return count, failure
 
 
-def _chain(path: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the directories of the snapshots of a path's chain, without opening them."""
-    return [path / name for name in Chain.names(path)] or [path]
+def _chain(path: pathlib.Path, last: str) -> list[pathlib.Path]:
+    """Returns the directories of a path's chain, from the snapshot `last` on if it is in it."""
+    return [path / name for name in Chain.names(path, last)] or [path]
 
 
 def _table(state: State, name: str | None) -> Table:

@@ -50,9 +50,25 @@ class Name:
         return Name(int(match[1]), match[2], match[3]) if match else None
 
 
-def list_snapshots(path: pathlib.Path) -> list[Name]:
-    """Returns all snapshots at a path, including superseded ones, in order of publication."""
-    return sorted(name for name in map(Name.parse, os.listdir(path)) if name)
+def list_snapshots(path: pathlib.Path, begin: str = "") -> list[Name]:
+    """Returns all snapshots at a path, including superseded ones, in order of publication.
+
+    Args:
+        path: the path.
+        begin: the name of a snapshot; if it is there, those published before it are left out, so
+            that a long chain is not parsed and sorted again and again.
+    """
+    found = os.listdir(path)
+    if begin in found:
+        least = _digits(begin)
+        found = [name for name in found if _digits(name) >= least]
+    return sorted(name for name in map(Name.parse, found) if name)
+
+
+def _digits(name: str) -> tuple[int, str]:
+    """Returns what orders names as their numbers do."""
+    digits = name.partition("-")[0]
+    return len(digits), digits
 
 
 def since_last_base(names: list[Name]) -> list[Name]:
@@ -265,8 +281,12 @@ class Chain:
         )
 
     @staticmethod
-    def names(path: str | os.PathLike[str]) -> list[str]:
+    def names(path: str | os.PathLike[str], begin: str = "") -> list[str]:
         """Returns the names of the directories of a path's chain; none if it is a snapshot itself.
+
+        Args:
+            path: the path.
+            begin: a name; if it is in the chain, those before it are left out.
 
         Raises:
             FileNotFoundError: there is no snapshot.
@@ -275,7 +295,7 @@ class Chain:
         try:
             if exists(path / MANIFEST):
                 return []
-            names = since_last_base(list_snapshots(path))
+            names = since_last_base(list_snapshots(path, begin))
         except NotADirectoryError as error:
             raise FileNotFoundError(f"{path} holds no snapshot: it is a file.") from error
         except FileNotFoundError as error:
