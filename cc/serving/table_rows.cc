@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cc/io/key_index.h"
+#include "cc/table/hash.h"
 
 namespace dynemb {
 namespace {
@@ -14,6 +15,21 @@ Status OpenColumn(Exec& exec, const Manifest& manifest, const ShardEntry& shard,
                   bool verify, std::unique_ptr<VerifiedFile>* file) {
   DYNEMB_RETURN_IF_ERROR(VerifiedFile::Open(manifest, shard.columns.at(name), file));
   return verify ? (*file)->VerifyAll(exec) : Status();
+}
+
+// Whether a key is in a source twice: the search for one of its positions then ends at the other.
+template <class K>
+bool HasRepeatedKeys(const RowSource& source) {
+  const uint64_t mask = (uint64_t{1} << source.log_slots) - 1;
+  for (uint64_t i = 0; i < source.n; ++i) {
+    const K key = LoadUnaligned<K>(source.keys + i * sizeof(K));
+    for (uint64_t at = HashKey(key, source.salt) >> (64 - source.log_slots);
+         source.slots[at] != i + 1; at = (at + 1) & mask) {
+      const uint64_t other = source.slots[at] - 1;
+      if (LoadUnaligned<K>(source.keys + other * sizeof(K)) == key) return true;
+    }
+  }
+  return false;
 }
 
 void Append(std::vector<char>* to, const char* from, size_t bytes) {
@@ -78,6 +94,11 @@ Status TableRows::WithDelta(Exec& exec, const Manifest& manifest, const TableEnt
     Append(&keys, deleted.data(), deleted.size());
     std::shared_ptr<const Level> level;
     DYNEMB_RETURN_IF_ERROR(MakeLevel(std::move(keys), std::move(vectors), live, &level));
+    if (key_bytes() == 8 ? HasRepeatedKeys<uint64_t>(level->source)
+                         : HasRepeatedKeys<uint32_t>(level->source)) {
+      return DataLoss(manifest.directory + " is damaged: it has a key of table '" + entry.name +
+                      "' twice");
+    }
     DYNEMB_RETURN_IF_ERROR(key_bytes() == 8 ? CountChanges<uint64_t>(*level, &made->size_)
                                             : CountChanges<uint32_t>(*level, &made->size_));
     while (!made->levels_.empty() && made->levels_.back()->source.n < kGrowth * level->source.n) {

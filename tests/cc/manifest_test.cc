@@ -351,6 +351,47 @@ TEST_F(ManifestTest, TheNameOfTheDirectory) {
   EXPECT_EQ(ReadManifest(folder_ / "nowhere", &manifest_).code(), Code::kDataLoss);
 }
 
+// The size of 2^31 rows of 2^31 floats is 128 bytes modulo 2^64.
+TEST_F(ManifestTest, SizesThatOverflow) {
+  Parts parts("base", 1);
+  parts.root["block_bytes"] = std::to_string(1 << 30);
+  const auto column = [](const std::string& file, uint64_t bytes) {
+    Members members = Parts::Column(file, 128);
+    std::string digits;
+    for (uint64_t at = 0; at < bytes; at += 1 << 30) digits += "0123abcd";
+    members["bytes"] = std::to_string(bytes);
+    members["crc32c"] = Quoted(digits);
+    return members;
+  };
+  constexpr uint64_t kRows = uint64_t{1} << 31;
+  parts.shard["rows"] = std::to_string(kRows);
+  parts.table["dimension"] = std::to_string(kRows);
+  parts.keys = column("k.npy", 128 + 8 * kRows);
+  parts.third = column("i.npy", 128 + 4 * 2 * kRows);
+  parts.vectors = column("v.npy", 128);
+  ExpectDamage(parts.Text(), "its member dimension is wrong");
+}
+
+TEST_F(ManifestTest, Contradictions) {
+  Parts parts;
+  parts.root["parent"] = Quoted(IdOf(3));
+  ExpectDamage(parts.Text(), "its member parent is wrong");
+  parts = Parts();
+  parts.root["since"] = "1";
+  ExpectDamage(parts.Text(), "its member since is wrong");
+  parts = Parts();
+  parts.vectors["file"] = parts.keys["file"];
+  ExpectDamage(parts.Text(), "its member tables is wrong");
+  parts = Parts("delta");
+  for (const char* name : {"continues", "after"}) {
+    Parts wrong = parts;
+    wrong.root[name] = Array({Quoted(IdOf(3))});
+    ExpectDamage(wrong.Text(), std::string("its member ") + name + " is wrong");
+  }
+  parts.root["parent"] = Quoted("no id");
+  ExpectDamage(parts.Text(), "its member parent is wrong");
+}
+
 TEST(IdOfDirectory, Names) {
   const std::string id = IdOf(0xabc);
   EXPECT_EQ(IdOfDirectory("00000012-base-" + id), id);
@@ -391,7 +432,19 @@ TEST(ListChain, TheLastBaseAndWhatFollows) {
   EXPECT_EQ(list(), (std::vector<std::string>{first, third, ninth}));
   const std::string fourth = add(name("00000004", "base", 4));
   EXPECT_EQ(list(), (std::vector<std::string>{fourth, ninth}));
+  // From a snapshot on, if it is in the chain.
+  const auto list_from = [&](const std::string& from) {
+    EXPECT_TRUE(ListChain(folder.path(), from, &found).ok());
+    return found;
+  };
+  const std::string fifth = add(name("00000005", "delta", 5));
+  EXPECT_EQ(list_from(fifth), (std::vector<std::string>{fifth, ninth}));
+  EXPECT_EQ(list_from("/other/" + name("100000000", "delta", 9)), std::vector<std::string>{ninth});
+  for (const std::string& other : {name("00000005", "delta", 6), name("00000003", "delta", 3)}) {
+    EXPECT_EQ(list_from(other), (std::vector<std::string>{fourth, fifth, ninth})) << other;
+  }
   const std::string tenth = add(name("100000001", "base", 10));
+  EXPECT_EQ(list_from(fifth), std::vector<std::string>{tenth});
   EXPECT_EQ(list(), std::vector<std::string>{tenth});
   // A snapshot is a chain of itself.
   Write(third + "/MANIFEST.json", "{}");

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tf_dynemb.serving.keys import Keys, as_keys
 from tf_dynemb.serving.overlay import Overlay, push
 from tf_dynemb.serving.unknown_keys import UnknownKeys
-from tf_dynemb.storage import Change, Snapshot, TableEntry, key_index
+from tf_dynemb.storage import Change, DataLossError, Snapshot, TableEntry, key_index
 from tf_dynemb.storage.manifest import DTYPES, KEY_TYPES
 
 Vectors = npt.NDArray[np.float32]
@@ -150,9 +150,14 @@ class Table:
         if not entry.shards:
             return changed
         keys, rows, deleted = (np.asarray(np.concatenate(c)) for c in columns.values())
-        size = self.size + int((~self.contains(keys)).sum()) - int(self.contains(deleted).sum())
         decays = np.full(keys.size, log_decay) if log_decay else None
-        levels = push(self.levels, Overlay.of(keys, rows, deleted, decays), self._base_contains)
+        level = Overlay.of(keys, rows, deleted, decays)
+        if (level.find(level.keys) != np.arange(level.keys.size)).any():
+            raise DataLossError(
+                f"{snapshot.directory} is damaged: it has a key of table {entry.name!r} twice."
+            )
+        size = self.size + int((~self.contains(keys)).sum()) - int(self.contains(deleted).sum())
+        levels = push(self.levels, level, self._base_contains)
         return dataclasses.replace(changed, levels=levels, size=size)
 
     def as_keys(self, keys: npt.ArrayLike) -> Keys:
