@@ -34,11 +34,14 @@ Status OpenForReading(FileSystem& files, const std::string& path, bool* direct, 
   } else if (!RefusesDirect(opened)) {
     return FileError(path, -opened);
   }
-  opened = files.Open(path, O_RDONLY, 0);
-  if (opened < 0) return FileError(path, -opened);
-  // Only advice.
-  (void)posix_fadvise(opened, 0, 0, POSIX_FADV_RANDOM);
   *direct = false;
+  return ReopenForReading(files, path, false, fd);
+}
+
+Status ReopenForReading(FileSystem& files, const std::string& path, bool direct, int* fd) {
+  const int opened = files.Open(path, direct ? O_RDONLY | O_DIRECT : O_RDONLY, 0);
+  if (opened < 0) return FileError(path, -opened);
+  if (!direct) (void)posix_fadvise(opened, 0, 0, POSIX_FADV_RANDOM);  // only advice
   *fd = opened;
   return Status();
 }

@@ -17,6 +17,8 @@ namespace dynemb {
 // file is opened directly, and its later reads may fail with EINVAL. After an error, nothing is
 // open.
 Status OpenForReading(FileSystem& files, const std::string& path, bool* direct, int* fd);
+// The same without a test, for a file of which `direct` is known.
+Status ReopenForReading(FileSystem& files, const std::string& path, bool direct, int* fd);
 
 // Memory for blocks, aligned to kBlockBytes, as direct reads and writes need it. It counts as
 // memory of the tables (cc/table/memory_limit.h).

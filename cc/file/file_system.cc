@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -136,6 +137,25 @@ int64_t FileSystem::Size(int fd) {
   // position that this changes.
   return Retry([&] { return static_cast<int64_t>(lseek(fd, 0, SEEK_END)); });
 }
+
+int FileSystem::RemoveDirectory(const std::string& path) {
+  return Retry([&] { return rmdir(path.c_str()); });
+}
+
+int FileSystem::Lock(int fd) {
+  return Retry([&] { return flock(fd, LOCK_EX | LOCK_NB); });
+}
+
+int FileSystem::Identify(int fd, FileId* id) {
+  // Not fstat, which older versions of the C library do not export.
+  struct statx found;
+  const int result = Retry([&] { return statx(fd, "", AT_EMPTY_PATH, STATX_INO, &found); });
+  if (result < 0) return result;
+  *id = {uint64_t{found.stx_dev_major} << 32 | found.stx_dev_minor, found.stx_ino};
+  return 0;
+}
+
+int FileSystem::ProcessId() { return getpid(); }
 
 int FileSystem::List(const std::string& path, std::vector<std::string>* names) {
   struct Directory {

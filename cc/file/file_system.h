@@ -17,6 +17,12 @@
 
 namespace dynemb {
 
+struct FileId {
+  uint64_t device = 0, inode = 0;
+
+  bool operator==(const FileId& o) const { return device == o.device && inode == o.inode; }
+};
+
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
@@ -42,6 +48,15 @@ class FileSystem {
   virtual int MakeDirectory(const std::string& path);
   virtual int Truncate(int fd, int64_t size);
   virtual int64_t Size(int fd);
+  // rmdir: fails with -ENOTEMPTY if something is in it.
+  virtual int RemoveDirectory(const std::string& path);
+  // flock, exclusive, without waiting: -EWOULDBLOCK if the file is locked through another open
+  // file. The lock ends when the last copy of this descriptor is closed, in children of fork, too.
+  virtual int Lock(int fd);
+  // Which file a descriptor is of. Two names are of one file if these are equal.
+  virtual int Identify(int fd, FileId* id);
+  // getpid.
+  virtual int ProcessId();
   // The names in a directory, sorted, without "." and "..". After an error *names is unchanged.
   virtual int List(const std::string& path, std::vector<std::string>* names);
 

@@ -11,6 +11,7 @@
 #include <errno.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -37,6 +38,9 @@ class FaultyFileSystem : public FileSystem {
     kTruncate,
     kSize,
     kList,
+    kRemoveDirectory,
+    kLock,
+    kIdentify,
     kCalls
   };
   static constexpr int64_t kForever = INT64_MAX;
@@ -72,7 +76,7 @@ class FaultyFileSystem : public FileSystem {
     return calls_[call];
   }
   // The calls that change files: Pwrite, Fsync, SyncDirectory, Rename, Unlink, Link, MakeDirectory,
-  // Truncate, and Open for writing.
+  // Truncate, RemoveDirectory, and Open for writing.
   int64_t changes() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return changes_;
@@ -146,6 +150,21 @@ class FaultyFileSystem : public FileSystem {
     const Fault fault = Next(kList, false);
     return fault.error != 0 ? -fault.error : FileSystem::List(path, names);
   }
+  int RemoveDirectory(const std::string& path) override {
+    const Fault fault = Next(kRemoveDirectory, true);
+    return fault.error != 0 ? -fault.error : FileSystem::RemoveDirectory(path);
+  }
+  int Lock(int fd) override {
+    const Fault fault = Next(kLock, false);
+    return fault.error != 0 ? -fault.error : FileSystem::Lock(fd);
+  }
+  int Identify(int fd, FileId* id) override {
+    const Fault fault = Next(kIdentify, false);
+    return fault.error != 0 ? -fault.error : FileSystem::Identify(fd, id);
+  }
+  // The process seems to be a child of the one that it was.
+  void Fork() { forks_ = true; }
+  int ProcessId() override { return FileSystem::ProcessId() + forks_; }
 
  private:
   struct Plan {
@@ -197,6 +216,7 @@ class FaultyFileSystem : public FileSystem {
   int64_t crash_ = 0;  // the changes until the crash; 0: none
   size_t torn_ = 0;
   bool crashed_ = false;
+  std::atomic<bool> forks_{false};
 };
 
 }  // namespace dynemb
