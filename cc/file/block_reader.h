@@ -14,7 +14,8 @@
 // There are two kinds. "io_uring" makes one system call for many reads, without threads; many
 // containers forbid it. It has a ring (and a descriptor) for each thread that is in Read, up to 16;
 // further threads wait. "threads" makes one pread per read, in up to 64 threads. With both, a
-// single read is a pread in the caller.
+// single read is a pread in the caller. So that threads and rings do not grow with the number of
+// tables, the tables of a process share a reader (OfProcess).
 #ifndef DYNEMB_FILE_BLOCK_READER_H_
 #define DYNEMB_FILE_BLOCK_READER_H_
 
@@ -67,6 +68,9 @@ class BlockReader {
   // "io_uring" or "threads".
   virtual const char* kind() const = 0;
 
+  // The reader of this process for these options, which all of its tables share; it ends with the
+  // last of them. Errors as Create.
+  static Status OfProcess(const Options& options, std::shared_ptr<BlockReader>* reader);
   // kAuto: io_uring if the system permits it, otherwise threads. kUring: FailedPrecondition or
   // ResourceExhausted says why the system refuses it. InvalidArgument if depth is 0.
   static Status Create(const Options& options, std::unique_ptr<BlockReader>* reader);
