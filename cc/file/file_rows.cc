@@ -141,6 +141,7 @@ void FileRows::Settle() noexcept {
     if (ahead < n) index_.Prefetch(HashOf(added_[ahead].key));
     index_.Add(HashOf(added_[i].key), log_.PlaceOf(i), added_[i].times);
   }
+  index_.EndAdding();
   added_.clear();
   rows_added_ += n;
   log_.WriteOut();

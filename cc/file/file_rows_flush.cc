@@ -152,10 +152,11 @@ Status FileRows::Restore(const std::string& folder) {
                                         manifest.index_crc,
                                         [&](const IndexRecord& record) -> Status {
                                           DYNEMB_RETURN_IF_ERROR(log_.AdoptRow(record.place));
-                                          index_.Add(SlotIndex::HashAt(record.position),
+                                          index_.AddAgain(SlotIndex::HashAt(record.position),
                                                      record.place, {record.updated, record.score});
                                           return Status();
                                         }));
+  index_.EndAdding();
   flushed_ = folder;
   const std::string wiped = folder + "/wiped";
   const int fd = files_->Open(wiped, O_RDONLY, 0);

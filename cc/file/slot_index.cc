@@ -58,13 +58,20 @@ uint32_t SlotIndex::CapacityFor(const Partition& p, uint64_t entries) {
   return static_cast<uint32_t>(std::ceil(capacity));
 }
 
-bool SlotIndex::Place(Partition* p, const Entry& entry) {
+bool SlotIndex::Place(Partition* p, const Entry& entry, bool anywhere) {
   Entry* const last = p->entries.get() + p->slots - 1;  // always a gap, so that searches end
-  Entry* at = p->entries.get() + HomeOf(*p, entry.fingerprint);
-  while (at->place != kNoPlace && at->fingerprint <= entry.fingerprint) ++at;
+  Entry* const home = p->entries.get() + HomeOf(*p, entry.fingerprint);
+  Entry* const furthest = anywhere ? last : std::min(last, home + kMostDistance);
+  uint32_t equal = 0;
+  Entry* at = home;
+  for (; at->place != kNoPlace && at->fingerprint <= entry.fingerprint; ++at) {
+    equal += at->fingerprint == entry.fingerprint;
+    if (at >= furthest) return false;
+  }
+  if (equal >= kMostEqual && !anywhere) return false;
   Entry* gap = at;
-  while (gap->place != kNoPlace) ++gap;
-  if (gap >= last) return false;
+  while (gap->place != kNoPlace && gap < furthest) ++gap;
+  if (gap >= furthest) return false;
   std::move_backward(at, gap, gap + 1);
   *at = entry;
   p->end = std::max(p->end, static_cast<uint32_t>(gap - p->entries.get()) + 1);
@@ -105,6 +112,13 @@ void SlotIndex::Grow(Partition* p, uint32_t capacity, uint32_t room) {
 }
 
 void SlotIndex::Reserve(size_t n) {
+  // In the worst case all are crowded. Memory that is never written costs nothing.
+  if (crowded_.capacity() < crowded_.size() + n) crowded_.reserve(crowded_.size() + 2 * n);
+  added_.reserve(n);
+  ReserveEvenly(n);
+}
+
+void SlotIndex::ReserveEvenly(size_t n) {
   // Of n keys, a partition gets its share within a few standard deviations.
   const double mean = static_cast<double>(n) / kPartitions;
   const auto most = std::min<uint64_t>(n, static_cast<uint64_t>(mean + 8 * std::sqrt(mean)) + 8);
@@ -118,23 +132,70 @@ void SlotIndex::Reserve(size_t n) {
   }
 }
 
-void SlotIndex::Add(uint64_t hash, ColdPlace place, RowTimes times) {
+void SlotIndex::AddEntry(uint64_t hash, const Entry& entry, bool anywhere) {
   Partition& p = partitions_[PartitionOf(hash)];
-  const Entry entry{FingerprintOf(hash), place, times};
-  if (static_cast<double>(p.size + 1) > kMostLoad * p.capacity) {
+  const bool has_room = !anywhere && added_.size() < added_.capacity() &&
+                        crowded_.size() + added_.size() < crowded_.capacity();
+  const auto grow = [&](uint32_t capacity, uint32_t room) {
     try {
-      // The room that Reserve has made stays.
-      Grow(&p, CapacityFor(p, p.size + 1), p.slots - std::max(p.capacity, p.end));
+      Grow(&p, capacity, room);
+      return true;
     } catch (const std::bad_alloc&) {
-      if (p.capacity == 0) throw;  // otherwise there may be a gap
+      if (!has_room) throw;
+      return false;
     }
+  };
+  // The room that Reserve has made stays. Without memory to grow, there may be a gap.
+  if (static_cast<double>(p.size + 1) > kMostLoad * p.capacity) {
+    (void)grow(CapacityFor(p, p.size + 1), p.slots - std::max(p.capacity, p.end));
   }
-  while (!Place(&p, entry)) Grow(&p, p.capacity, 2 * kLeastRoom);
-  ++p.size;
+  bool placed = p.capacity != 0 && Place(&p, entry, anywhere);
+  const auto is_full = [&p] { return p.end + 1 >= p.slots; };  // at its end
+  while (!placed && is_full() && grow(p.capacity, 2 * kLeastRoom)) {
+    placed = Place(&p, entry, anywhere);
+  }
+  if (placed) {
+    ++p.size;
+  } else {
+    if (!has_room) {
+      const size_t n = added_.size() + 1;
+      if (crowded_.capacity() < crowded_.size() + n) crowded_.reserve(crowded_.size() * 2 + n);
+    }
+    added_.push_back({hash, entry});
+  }
   ++size_;
 }
 
+void SlotIndex::EndAdding() noexcept {
+  if (added_.empty()) return;
+  if (gone_ > crowded_.size() / 2) {
+    const auto is_gone = [](const Crowded& c) { return c.entry.place == kNoPlace; };
+    crowded_.erase(std::remove_if(crowded_.begin(), crowded_.end(), is_gone), crowded_.end());
+    gone_ = 0;
+  }
+  std::sort(added_.begin(), added_.end(),
+            [](const Crowded& a, const Crowded& b) { return a.hash < b.hash; });
+  // From the end, without other memory.
+  size_t left = crowded_.size(), more = added_.size();
+  crowded_.resize(left + more);
+  while (more != 0) {
+    const bool is_added = left == 0 || crowded_[left - 1].hash <= added_[more - 1].hash;
+    crowded_[left + more - 1] = is_added ? added_[more - 1] : crowded_[left - 1];
+    --(is_added ? more : left);
+  }
+  added_.clear();
+}
+
 bool SlotIndex::Remove(uint64_t hash, ColdPlace place) {
+  if (!crowded_.empty()) {
+    for (auto c = CrowdedFrom(hash); c != crowded_.end() && c->hash == hash; ++c) {
+      if (c->entry.place != place) continue;
+      c->entry.place = kNoPlace;
+      ++gone_;
+      --size_;
+      return true;
+    }
+  }
   Partition& p = partitions_[PartitionOf(hash)];
   if (p.size == 0) return false;
   const uint32_t fingerprint = FingerprintOf(hash);
@@ -157,6 +218,9 @@ bool SlotIndex::Remove(uint64_t hash, ColdPlace place) {
 
 void SlotIndex::Clear() {
   for (Partition& p : partitions_) p = Partition();
+  crowded_ = {};
+  added_ = {};
+  gone_ = 0;
   size_ = bytes_ = in_heap_ = 0;
 }
 
@@ -187,6 +251,14 @@ void SlotIndex::CheckInvariants() const {
     size += held;
     bytes += p.slots * sizeof(Entry);
   }
+  Require(added_.empty(), "crowded entries that are not found");
+  size_t gone = 0;
+  for (size_t c = 0; c < crowded_.size(); ++c) {
+    gone += crowded_[c].entry.place == kNoPlace;
+    Require(c == 0 || crowded_[c - 1].hash <= crowded_[c].hash, "crowded entries out of order");
+  }
+  Require(gone == gone_, "wrong number of removed entries");
+  size += crowded();
   Require(size == size_ && bytes == bytes_, "wrong totals");
 }
 

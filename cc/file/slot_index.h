@@ -14,6 +14,13 @@
 // - A key that has no row has an entry with its fingerprint by chance only: one in 2^32 divided by
 //   the entries of a partition. So it costs no disk read.
 //
+// Chosen keys. Whoever knows a table's name and seed can choose keys whose hashes are close to each
+// other, or equal in the 42 bits of partition and fingerprint: every search would then pass all of
+// them, and read the rows of all that are equal. So a partition has at most kMostEqual entries of a
+// fingerprint, and none further than about kMostDistance from its home. Entries beyond that are
+// *crowded*: they are in one array, sorted by the whole hash, of which each key has one of its own.
+// With hashes that nobody chose there are none, and a search only sees that the array is empty.
+//
 // Memory. Large arrays are mappings of their own, whose pages go back to the system at once. In the
 // heap, an array that grows leaves a hole that is too small for the next one, and the holes of all
 // partitions together are as large as the index. Arrays are large in a table of about a million
@@ -45,14 +52,23 @@ class SlotIndex {
   static constexpr size_t kPartitions = 1024;
 
   uint64_t size() const { return size_; }
-  size_t bytes() const { return bytes_; }
+  size_t bytes() const { return bytes_ + crowded_.size() * sizeof(Crowded); }
 
-  // Makes room for n more entries of any keys, as far as hashes are spread evenly. Throws
-  // std::bad_alloc, and has changed nothing.
+  // Makes room for n more entries of any keys. Throws std::bad_alloc, and has changed nothing.
   void Reserve(size_t n);
-  // Adds an entry. Throws std::bad_alloc, and has changed nothing, only if Reserve was not called
-  // or the hashes are spread unevenly.
-  void Add(uint64_t hash, ColdPlace place, RowTimes times);
+  // Adds an entry of a key that has none. After Reserve, n calls do not fail. Otherwise they throw
+  // std::bad_alloc, and have changed nothing. Calls of Add are followed by EndAdding, before which
+  // nothing is found.
+  void Add(uint64_t hash, ColdPlace place, RowTimes times) {
+    AddEntry(hash, {FingerprintOf(hash), place, times}, /*anywhere=*/false);
+  }
+  void EndAdding() noexcept;
+  // Makes room as far as hashes are spread evenly, for AddAgain.
+  void ReserveEvenly(size_t n);
+  // Adds an entry with a hash of ForHashes. Throws std::bad_alloc, and has changed nothing.
+  void AddAgain(uint64_t hash, ColdPlace place, RowTimes times) {
+    AddEntry(hash, {FingerprintOf(hash), place, times}, IsPosition(hash));
+  }
   // Prefetches the entries with this hash, for a call that comes soon. Loops over many keys are
   // kPrefetchAhead keys ahead.
   static constexpr size_t kPrefetchAhead = 8;
@@ -63,8 +79,8 @@ class SlotIndex {
     __builtin_prefetch(home);
     __builtin_prefetch(home + 4);  // the next cache line
   }
-  // Calls fn(entry) for each entry with the fingerprint of this hash. `fn` may change its times and
-  // its place.
+  // Calls fn(entry) for each entry that may be of a key with this hash. `fn` may change its times
+  // and its place.
   template <class Fn>
   void ForEach(uint64_t hash, const Fn& fn) const;
   // Removes the entry with this hash and place. Returns whether there was one.
@@ -75,12 +91,17 @@ class SlotIndex {
   // [0, kEnd). Entries may have equal positions.
   static constexpr uint64_t kEnd = uint64_t{1} << 42;
   static uint64_t PositionOf(uint64_t hash) { return hash >> 22; }
-  // A hash with this position. The index makes no difference between such hashes.
+  // A hash with this position, of which the other bits are not known.
   static uint64_t HashAt(uint64_t position) { return position << 22; }
   // Calls fn(position, entry) for the entries at or after a position, in order, until it returns
   // false.
   template <class Fn>
   void ForFrom(uint64_t position, const Fn& fn) const;
+  // The same, of all entries, with fn(hash, entry), for AddAgain.
+  template <class Fn>
+  void ForHashes(const Fn& fn) const;
+  // The entries that are crowded.
+  size_t crowded() const { return crowded_.size() - gone_; }
 
   // For tests: aborts if an invariant does not hold.
   void CheckInvariants() const;
@@ -108,6 +129,26 @@ class SlotIndex {
     uint32_t end = 0;       // positions from here on are gaps
     uint32_t size = 0;
   };
+  struct Crowded {
+    uint64_t hash;
+    mutable Entry entry;  // of place kNoPlace: removed
+  };
+  static constexpr uint32_t kMostEqual = 4, kMostDistance = 1024;
+  static constexpr uint64_t kPositionBits = 42,
+                            kUnknown = (uint64_t{1} << (64 - kPositionBits)) - 1;
+  // Whether only the position of a hash is known. (One of 2^22 hashes looks like that. Its entry
+  // has any place in its partition, from which it is found all the same.)
+  static bool IsPosition(uint64_t hash) { return (hash & kUnknown) == 0; }
+  using CrowdedEntries = std::vector<Crowded>;
+  // The crowded entries from a hash on.
+  CrowdedEntries::const_iterator CrowdedFrom(uint64_t hash) const {
+    return std::lower_bound(crowded_.begin(), crowded_.end(), hash,
+                            [](const Crowded& c, uint64_t h) { return c.hash < h; });
+  }
+  // Calls fn(position, crowded or null, entry), as ForFrom.
+  template <class Fn>
+  void ForAll(uint64_t position, const Fn& fn) const;
+
   static constexpr double kMostLoad = 0.9, kGrowth = 1.15;
   static constexpr uint32_t kLeastCapacity = 16, kLeastRoom = 8;
 
@@ -121,10 +162,16 @@ class SlotIndex {
   // Moves a partition to an array of this capacity, with this number of positions behind the end:
   // an added entry moves the end by at most one.
   void Grow(Partition* p, uint32_t capacity, uint32_t room);
-  // Places an entry; false if there is no gap at or after its home.
-  static bool Place(Partition* p, const Entry& entry);
+  // An entry that may be `anywhere` is never crowded: its hash is not known.
+  void AddEntry(uint64_t hash, const Entry& entry, bool anywhere);
+  // Places an entry; false if there is no gap at or after its home, or, unless `anywhere`, if it
+  // would be crowded.
+  static bool Place(Partition* p, const Entry& entry, bool anywhere);
 
   std::vector<Partition> partitions_ = std::vector<Partition>(kPartitions);
+  CrowdedEntries crowded_;  // in order; has room for `added_`, too
+  CrowdedEntries added_;    // since EndAdding
+  size_t gone_ = 0;         // of crowded_: removed
   uint64_t size_ = 0;
   size_t bytes_ = 0;
   size_t in_heap_ = 0;  // the arrays that are no mappings
@@ -132,6 +179,11 @@ class SlotIndex {
 
 template <class Fn>
 void SlotIndex::ForEach(uint64_t hash, const Fn& fn) const {
+  if (!crowded_.empty()) {
+    for (auto c = CrowdedFrom(hash); c != crowded_.end() && c->hash == hash; ++c) {
+      if (c->entry.place != kNoPlace) fn(&c->entry);
+    }
+  }
   const Partition& p = partitions_[PartitionOf(hash)];
   if (p.size == 0) return;
   const uint32_t fingerprint = FingerprintOf(hash);
@@ -142,7 +194,16 @@ void SlotIndex::ForEach(uint64_t hash, const Fn& fn) const {
 }
 
 template <class Fn>
-void SlotIndex::ForFrom(uint64_t position, const Fn& fn) const {
+void SlotIndex::ForAll(uint64_t position, const Fn& fn) const {
+  auto crowded = CrowdedFrom(HashAt(position));
+  // Those up to a position.
+  const auto pass_crowded = [&](uint64_t last) {
+    for (; crowded != crowded_.end() && PositionOf(crowded->hash) <= last; ++crowded) {
+      if (crowded->entry.place == kNoPlace) continue;
+      if (!fn(PositionOf(crowded->hash), &*crowded, &crowded->entry)) return false;
+    }
+    return true;
+  };
   for (size_t number = position >> 32; number < kPartitions; ++number, position = 0) {
     const Partition& p = partitions_[number];
     if (p.size == 0) continue;
@@ -150,9 +211,24 @@ void SlotIndex::ForFrom(uint64_t position, const Fn& fn) const {
     for (uint32_t i = HomeOf(p, least); i < p.end; ++i) {
       Entry* const entry = &p.entries[i];
       if (entry->place == kNoPlace || entry->fingerprint < least) continue;
-      if (!fn(uint64_t{number} << 32 | entry->fingerprint, entry)) return;
+      const uint64_t at = uint64_t{number} << 32 | entry->fingerprint;
+      if (!pass_crowded(at) || !fn(at, nullptr, entry)) return;
     }
   }
+  (void)pass_crowded(kEnd);
+}
+
+template <class Fn>
+void SlotIndex::ForFrom(uint64_t position, const Fn& fn) const {
+  ForAll(position,
+         [&](uint64_t at, const Crowded*, Entry* entry) -> bool { return fn(at, entry); });
+}
+
+template <class Fn>
+void SlotIndex::ForHashes(const Fn& fn) const {
+  ForAll(0, [&](uint64_t at, const Crowded* crowded, Entry* entry) -> bool {
+    return fn(crowded != nullptr ? crowded->hash : HashAt(at), entry);
+  });
 }
 
 }  // namespace dynemb

@@ -24,17 +24,20 @@
 namespace dynemb {
 namespace {
 
-// The order of the entries: partition and fingerprint. Lower bits of a hash do not count.
+// The order of the entries: partition and fingerprint.
 uint64_t PositionOf(uint64_t hash) { return hash >> 22; }
 
 class SlotIndexTest : public ::testing::Test {
  protected:
   using Listed = std::tuple<uint64_t, ColdPlace, Stamp, Score>;
 
-  void Add(uint64_t hash) {
+  // Adds a hash of this position: each key has one of its own.
+  void Add(uint64_t like) {
     const auto place = next_place_++;
+    const uint64_t hash = PositionOf(like) << 22 | (place % 4000000 + 1);
     const RowTimes times{static_cast<Stamp>(random_()), static_cast<Score>(random_() % 1000)};
     index_.Add(hash, place, times);
+    index_.EndAdding();
     model_.insert({PositionOf(hash), {place, times}});
     hashes_.push_back({hash, place});
   }
@@ -54,14 +57,27 @@ class SlotIndexTest : public ::testing::Test {
     ASSERT_FALSE(index_.Remove(hash, place));
   }
 
-  void ExpectFound(uint64_t hash) const {
-    std::multiset<Listed> found, expected;
-    index_.ForEach(hash, [&](const SlotIndex::Entry* e) {
-      found.insert({PositionOf(hash), e->place, e->times.updated, e->times.score});
-    });
-    const auto [begin, end] = model_.equal_range(PositionOf(hash));
+  // Of the entries at a position, each is found by its own hash, and few others with it.
+  void ExpectFound(uint64_t like) const {
+    std::multiset<Listed> expected;
+    const auto [begin, end] = model_.equal_range(PositionOf(like));
     for (auto at = begin; at != end; ++at) expected.insert(AsListed(*at));
-    ASSERT_EQ(found, expected);
+    for (const auto& [hash, place] : hashes_) {
+      if (PositionOf(hash) != PositionOf(like)) continue;
+      size_t found = 0;
+      bool is_found = false;
+      index_.ForEach(hash, [&, place = place](const SlotIndex::Entry* e) {
+        is_found |= e->place == place;
+        ++found;
+        ASSERT_EQ(expected.count({PositionOf(like), e->place, e->times.updated, e->times.score}),
+                  1u);
+      });
+      ASSERT_TRUE(is_found);
+      ASSERT_LE(found, 5u);
+    }
+    index_.ForEach(PositionOf(like) << 22, [&](const SlotIndex::Entry* e) {
+      ASSERT_EQ(expected.count({PositionOf(like), e->place, e->times.updated, e->times.score}), 1u);
+    });
   }
 
   void ExpectListed(uint64_t from) const {
@@ -142,6 +158,7 @@ TEST_F(SlotIndexTest, CrowdedEnds) {
     Add(random_() % 4 << 22);
   }
   ExpectEqual();
+  EXPECT_GT(index_.crowded(), 1000u);
   while (!hashes_.empty()) {
     RemoveAny();
     if (hashes_.size() % 100 != 0) continue;
@@ -181,6 +198,7 @@ TEST_F(SlotIndexTest, MemoryIsThatOfTheEntries) {
   for (int batch = 0; batch < 300; ++batch) {
     index_.Reserve(kBatch);
     for (size_t i = 0; i < kBatch; ++i) index_.Add(random_(), static_cast<ColdPlace>(i), {1, 1});
+    index_.EndAdding();
   }
   index_.Reserve(3 * kBatch);  // all arrays get more room
   EXPECT_LT(resident() - before, 1.1 * static_cast<double>(index_.bytes()));
@@ -226,16 +244,18 @@ TEST_F(SlotIndexTest, BytesOfAnEntry) {
   for (size_t n = 1; n <= most; ++n) {
     if (n % 512 == 1) index_.Reserve(512);
     index_.Add(random_(), static_cast<ColdPlace>(n), {});
+    index_.EndAdding();
     if (n < 100'000 || n % 10'000 != 0) continue;
     double* const bytes = n < 200'000 ? &worst : &worst_large;
     *bytes = std::max(*bytes, static_cast<double>(index_.bytes()) / static_cast<double>(n));
   }
   EXPECT_LE(worst, 25);  // what Reserve makes room for counts, too
   EXPECT_LE(worst_large, 24);
+  EXPECT_EQ(index_.crowded(), 0u);
   index_.CheckInvariants();
 }
 
-// After Reserve, entries with evenly spread hashes need no memory, however full the index is.
+// After Reserve, entries need no memory, however full the index is.
 TEST_F(SlotIndexTest, AddNeedsNoMemoryAfterReserve) {
   for (const size_t batch : {1, 7, 100, 5000}) {
     SCOPED_TRACE(batch);
@@ -246,15 +266,72 @@ TEST_F(SlotIndexTest, AddNeedsNoMemoryAfterReserve) {
     // Small batches from a full index on; Reserve looks at each partition.
     const size_t begin = batch < 100 ? n - 5000 : 0;
     for (size_t i = 0; i < begin; ++i) index.Add(random_(), place++, {});
+    index.EndAdding();
     for (size_t i = begin; i < n; i += batch) {
       for (uint64_t& hash : hashes) hash = random_();
       index.Reserve(batch);
       failing::WithAllocations(0, [&] {
         for (const uint64_t hash : hashes) index.Add(hash, place++, {});
+        index.EndAdding();
       });
     }
     index.CheckInvariants();
   }
+}
+
+// Hashes that were chosen to be equal in all that the index has of them, or to be neighbours.
+class SlotIndexChosenTest : public SlotIndexTest, public ::testing::WithParamInterface<int> {};
+INSTANTIATE_TEST_SUITE_P(LowBits, SlotIndexChosenTest, ::testing::Values(22, 26, 32, 44));
+
+TEST_P(SlotIndexChosenTest, CostLittle) {
+  const int bits = GetParam();
+  const size_t n = kSanitized ? 3000 : 20000;
+  std::set<uint64_t> chosen;
+  while (chosen.size() < n)
+    chosen.insert(uint64_t{0x155} << 54 | (random_() & ((1ull << bits) - 1)));
+  std::vector<uint64_t> hashes(chosen.begin(), chosen.end());
+  std::shuffle(hashes.begin(), hashes.end(), random_);
+  ColdPlace place = 0;
+  for (size_t i = 0; i < n; i += 500) {
+    index_.Reserve(500);
+    failing::WithAllocations(0, [&] {
+      for (size_t j = i; j < std::min(n, i + 500); ++j) index_.Add(hashes[j], place++, {});
+      index_.EndAdding();
+    });
+  }
+  index_.CheckInvariants();
+  ASSERT_EQ(index_.size(), n);
+  size_t candidates = 0;
+  for (size_t i = 0; i < n; ++i) {
+    size_t found = 0;
+    index_.ForEach(hashes[i], [&](const SlotIndex::Entry* e) {
+      found += e->place == i;
+      ++candidates;
+    });
+    ASSERT_EQ(found, 1u);
+  }
+  EXPECT_LE(candidates, 5 * n);
+  // A copy by ForHashes has the same entries.
+  SlotIndex copy;
+  copy.ReserveEvenly(n);
+  index_.ForHashes([&](uint64_t hash, const SlotIndex::Entry* e) {
+    copy.AddAgain(hash, e->place, e->times);
+    return true;
+  });
+  copy.EndAdding();
+  copy.CheckInvariants();
+  for (size_t i = 0; i < n; ++i) {
+    size_t found = 0;
+    copy.ForEach(hashes[i], [&](const SlotIndex::Entry* e) { found += e->place == i; });
+    ASSERT_EQ(found, 1u);
+  }
+  for (size_t i = 0; i < n; ++i) {
+    ASSERT_TRUE(index_.Remove(hashes[i], static_cast<ColdPlace>(i)));
+    ASSERT_FALSE(index_.Remove(hashes[i], static_cast<ColdPlace>(i)));
+  }
+  EXPECT_EQ(index_.size(), 0u);
+  EXPECT_EQ(index_.crowded(), 0u);
+  index_.CheckInvariants();
 }
 
 TEST_F(SlotIndexTest, FailedReserveChangesNothing) {
