@@ -435,7 +435,9 @@ size_t DeviceTable<Device>::Erase(Exec& exec, KeySpan keys, Tick tick, Removal h
   if (keys.size() == 0) return 0;
   WaitForReader();
   Work work(*this, &exec);
-  if (!any_cold()) return Remove(work, KeysAt(keys), keys.size(), tick, how);
+  if (!any_cold() && !(how == Removal::kWipe && has_flushes())) {
+    return Remove(work, KeysAt(keys), keys.size(), tick, how);
+  }
   const std::vector<char> on_host = KeysToHost(work, keys);
   if (!work.status().ok()) return 0;
   return Remove(work, KeysAt(keys), keys.size(), tick, how, Expired(),

@@ -1,11 +1,6 @@
 #include "cc/file/file_rows.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -17,13 +12,6 @@ namespace {
 
 // The index of cold rows uses other bits of a key than the table's index.
 constexpr uint64_t kColdSalt = 0xC2B2AE3D27D4EB4Full;
-
-void RemoveFolder(FileSystem& files, const std::string& folder) {
-  std::vector<std::string> names;
-  files.List(folder, &names);
-  for (const std::string& name : names) files.Unlink(folder + "/" + name);
-  rmdir(folder.c_str());
-}
 
 }  // namespace
 
@@ -42,12 +30,17 @@ Status FileRows::Create(const FileOptions& options, const TableOptions& table,
   made->compacts_ = options.compact_in_background;
   made->salt_ = MixKey(Table::SaltOf(table) ^ kColdSalt);
   made->layout_.rows = RowLayout(SizeOf(table.key_type), table.dtype, table.dim, 0);
-  DYNEMB_RETURN_IF_ERROR(made->MakeFolder(options));
+  if (made->layout_.rows.content_bytes() > RowFormat::kMostContent) {
+    return InvalidArgument("rows in files can have at most 2^30 bytes");
+  }
+  DYNEMB_RETURN_IF_ERROR(ProcessFolder::Get(options.files, options.folder, &made->process_folder_));
+  DYNEMB_RETURN_IF_ERROR(made->process_folder_->MakeTableFolder(&made->folder_));
   RowLog::Options log;
   log.folder = made->folder_;
   log.segment_bytes = options.segment_bytes;
   log.files = options.files;
   log.reader = options.reader;
+  log.errors = made->errors_;
   DYNEMB_RETURN_IF_ERROR(made->log_.Init(log, made->layout_.rows.content_bytes()));
   *rows = std::move(made);
   return Status();
@@ -56,45 +49,7 @@ Status FileRows::Create(const FileOptions& options, const TableOptions& table,
 FileRows::~FileRows() {
   cut_.reset();
   log_.Clear();
-  if (lock_ < 0) return;
-  RemoveFolder(*files_, folder_);
-  files_->Close(lock_);
-}
-
-Status FileRows::MakeFolder(const FileOptions& options) {
-  int error = files_->MakeDirectory(options.folder);
-  if (error < 0) return FileError(options.folder, -error);
-  std::vector<std::string> names;
-  error = files_->List(options.folder, &names);
-  if (error < 0) return FileError(options.folder, -error);
-  const std::string prefix = "rows-";
-  for (const std::string& name : names) {
-    if (name.compare(0, prefix.size(), prefix) != 0) continue;
-    const std::string folder = options.folder + "/" + name;
-    const int fd = files_->Open(folder + "/LOCK", O_RDWR, 0);
-    if (fd < 0) continue;
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0) RemoveFolder(*files_, folder);
-    files_->Close(fd);
-  }
-  // A process of another container may have the same id, and therefore a folder of this name.
-  static std::atomic<uint64_t> next{0};
-  for (;;) {
-    const std::string folder = options.folder + "/" + prefix + std::to_string(getpid()) + "-" +
-                               std::to_string(next.fetch_add(1));
-    error = files_->MakeDirectory(folder);
-    if (error < 0) return FileError(folder, -error);
-    const std::string lock = folder + "/LOCK";
-    const int fd = files_->Open(lock, O_RDWR | O_CREAT, 0644);
-    if (fd < 0) return FileError(lock, -fd);
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
-      folder_ = folder;
-      lock_ = fd;
-      return Status();
-    }
-    error = errno;
-    files_->Close(fd);
-    if (error != EWOULDBLOCK) return FileError(lock, error);
-  }
+  if (!folder_.empty()) process_folder_->RemoveTableFolder(folder_);
 }
 
 uint64_t FileRows::HashOf(uint64_t key) const { return HashKey(key, salt_); }
@@ -108,6 +63,7 @@ ColdStats FileRows::stats() const {
   s.row_bytes = log_.live_bytes();
   s.rows_added = rows_added_;
   s.rows_compacted = compacted_;
+  s.errors = errors_->count();
   s.found_ahead = found_ahead_;
   s.bytes_read = log_.counters().bytes_read;
   s.bytes_written = log_.counters().bytes_written;
@@ -196,7 +152,8 @@ Status FileRows::Find(const uint64_t* keys, size_t n, const RowFn& fn) const {
   }
   const auto deliver = [&](const Candidate& candidate, const StoredRow& stored,
                            const char* content) {
-    if (stored.key != keys[candidate.i]) return;
+    // No row was never updated.
+    if (stored.key != keys[candidate.i] || stored.updated == 0) return;
     fn(candidate.i, {stored.key, candidate.times, candidate.place, stored.updated, content});
   };
   FindAhead(&candidates, deliver);
@@ -218,27 +175,21 @@ void FileRows::Remove(const uint64_t* keys, const ColdPlace* places, size_t n) n
   }
 }
 
-Status FileRows::Wipe(const ColdPlace* places, size_t n) {
-  if (cut_ != nullptr) cut_->to_wipe.reserve(cut_->to_wipe.size() + n);
-  DYNEMB_RETURN_IF_ERROR(NoteWipe());
+void FileRows::Condemn(const ColdPlace* places, size_t n) noexcept {
   ForgetAhead();
-  Status status;
   for (size_t i = 0; i < n; ++i) {
-    const uint32_t number = log_.NumberOf(places[i]), row = log_.RowOf(places[i]);
-    const std::shared_ptr<Segment>& segment = log_.segments()[number];
-    if (IsOfCut(places[i])) {
-      cut_->to_wipe.emplace_back(segment, row);  // the cut may have to read it first
-      continue;
-    }
-    try {
-      const Status wiped = segment->Wipe(row);
-      if (!wiped.ok()) status = wiped;
-    } catch (const std::bad_alloc&) {
-      status = ResourceExhausted("no memory");  // rows before it have been overwritten
+    const uint32_t row = log_.RowOf(places[i]);
+    const std::shared_ptr<Segment>& segment = log_.segments()[log_.NumberOf(places[i])];
+    if (segment == nullptr) continue;  // it was the last row of its file
+    if (segment->IsWritten(row) || IsOfCut(places[i])) {
+      segment->condemned = true;
+    } else {
+      memset(segment->Unwritten(row), 0, segment->format().row_bytes);
     }
   }
-  return status;
 }
+
+Status FileRows::PrepareRewrite(bool* any) { return log_.SealCondemned(any); }
 
 void FileRows::Clear() noexcept {
   ForgetAhead();
@@ -274,11 +225,14 @@ Status FileRows::Read(const std::vector<ColdPlace>& places, const RowFn& fn) con
   std::vector<Candidate> candidates;
   candidates.reserve(places.size());
   for (size_t i = 0; i < places.size(); ++i) candidates.push_back({i, places[i], {}});
-  return ReadCandidates(
+  bool all = true;
+  DYNEMB_RETURN_IF_ERROR(ReadCandidates(
       log_.segments(), log_.places(), layout_, candidates,
       [&](const Candidate& candidate, const StoredRow& stored, const char* content) {
+        all &= stored.updated != 0;
         fn(candidate.i, {stored.key, candidate.times, candidate.place, stored.updated, content});
-      });
+      }));
+  return all ? Status() : DataLoss(folder_ + ": a row was never updated");
 }
 
 void FileRows::ChangeTimes(const ChangeFn& change) {
@@ -301,6 +255,9 @@ void FileRows::ChangeShare(double share, const ChangeFn& change) {
 }
 
 Status FileRows::ChangeLayout(const RowLayout& layout, const std::vector<float>& initial_state) {
+  if (layout.content_bytes() > RowFormat::kMostContent) {
+    return InvalidArgument("rows in files can have at most 2^30 bytes");
+  }
   Layout changed{layout, 0, initial_state};
   DYNEMB_RETURN_IF_ERROR(log_.SealTail());
   log_.SetContent(changed.rows.content_bytes());

@@ -20,10 +20,11 @@
 // - A flush (flush_manifest.h) has links to the segments, and copies of the rows that are in no
 //   file. Written rows do not change, so the segments stay as they are in it; a segment to which
 //   rows are added later has more than the flush knows.
+// - Rows that no file may have anymore, because they are forgotten, or may not have, because a sync
+//   failed, condemn their segments. Compaction takes these first.
 //
-// Files. The rows are in a folder of their own below options.folder, which is removed with the
-// object. After a crash the folder is left; the next FileRows below the same options.folder removes
-// folders whose process does not exist anymore, which it knows by a lock on their file LOCK.
+// Files. The rows are in a folder of their own below options.folder (process_folder.h), which is
+// removed with the object.
 #ifndef DYNEMB_FILE_FILE_ROWS_H_
 #define DYNEMB_FILE_FILE_ROWS_H_
 
@@ -36,6 +37,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/file/process_folder.h"
 #include "cc/file/row_log.h"
 #include "cc/file/slot_index.h"
 #include "cc/table/cold_rows.h"
@@ -74,7 +76,8 @@ class FileRows final : public ColdRows {
   std::unique_ptr<Ahead> PlanAhead(const uint64_t* keys, size_t n) const override;
   void KeepAhead(std::unique_ptr<Ahead> ahead) override;
   void Remove(const uint64_t* keys, const ColdPlace* places, size_t n) noexcept override;
-  Status Wipe(const ColdPlace* places, size_t n) override;
+  void Condemn(const ColdPlace* places, size_t n) noexcept override;
+  Status PrepareRewrite(bool* any) override;
   void Clear() noexcept override;
   Scanned Scan(uint64_t cursor, uint64_t limit, uint64_t most,
                const TimesFn& chosen) const override;
@@ -93,7 +96,8 @@ class FileRows final : public ColdRows {
   void SwapCuts(ColdRows* other) noexcept override;
   Status Flush(const std::string& folder, const std::string& record, const HotRowsFn& hot) override;
   Status ReadFlush(const std::string& folder, std::string* record) const override;
-  Status Restore(const std::string& folder) override;
+  Status Restore(const std::string& folder, std::vector<uint64_t>* forgotten) override;
+  Status NoteForgotten(const std::string& folder, const std::vector<uint64_t>& keys) override;
   bool compacts_in_background() const override { return compacts_; }
   Status PlanCompaction(std::unique_ptr<Compaction>* next) const override;
   Status Compact(Compaction* planned, const ContentChange* change) override;
@@ -105,7 +109,8 @@ class FileRows final : public ColdRows {
   class Copies;
   // Rows of files, as they are stored. A place and its segment name a row for as long as the
   // segment exists, so these rows are right whatever happens to the table meanwhile; exceptions are
-  // wiped rows, and segments of a flush, which have numbers of their own (ForgetAhead).
+  // rows that must be forgotten, and segments of a flush, which have numbers of their own
+  // (ForgetAhead).
   struct RowsAhead final : Ahead {
     struct Row {
       ColdPlace place;
@@ -161,19 +166,14 @@ class FileRows final : public ColdRows {
     // that were removed or moved, and the index that Clear has cleared.
     std::unordered_map<ColdPlace, RowTimes> gone;
     SlotIndex cleared;
-    std::vector<std::pair<std::shared_ptr<Segment>, uint32_t>> to_wipe;
   };
 
   FileRows() = default;
   uint64_t HashOf(uint64_t key) const;
   // Whether a segment still has its number.
   bool IsPresent(uint32_t number, const std::shared_ptr<Segment>& segment) const;
-  // Makes the own folder, and removes those of processes that do not exist.
-  Status MakeFolder(const FileOptions& options);
-  // Creates the file `wiped` of the last flush, if that still exists.
-  Status NoteWipe() const;
-  // Removes the rows that were wiped after a flush, which has just been restored.
-  Status DropWiped();
+  // Checks a manifest against the layout, as far as RowLog::Adopt does not.
+  Status CheckLayouts(const FlushManifest& manifest, const std::string& folder) const;
   // Whether the row at a place is one of the running cut.
   bool IsOfCut(ColdPlace place) const;
   // Call before a row leaves its place.
@@ -200,15 +200,15 @@ class FileRows final : public ColdRows {
 
   FileSystem* files_ = nullptr;
   bool compacts_ = true;
+  std::shared_ptr<ProcessFolder> process_folder_;
   std::string folder_;
-  int lock_ = -1;
+  std::shared_ptr<BackgroundErrors> errors_ = std::make_shared<BackgroundErrors>();
   uint64_t salt_ = 0;
   Layout layout_;
   SlotIndex index_;
   RowLog log_;
   std::vector<Added> added_;  // by the number of the append
   std::unique_ptr<ColdCut> cut_;
-  std::string flushed_;   // the folder of the last flush, which may not exist anymore
   uint64_t changed_ = 0;  // the position up to which ChangeShare has come
   std::atomic<uint64_t> rows_added_{0}, compacted_{0};
   mutable std::atomic<uint64_t> found_ahead_{0};

@@ -38,7 +38,8 @@ class FileRows::Moves final : public ColdRows::Compaction {
     Part* part;
     uint32_t first_row, next_row;
     uint32_t units;
-    size_t offset;  // of their units in `bytes`
+    size_t offset;                      // of their units in `bytes`
+    std::vector<uint32_t> unread = {};  // those of the units that could not be read
 
     const char* RowAt(uint32_t row, const char* bytes) const {
       const Segment& segment = *part->segment;
@@ -64,13 +65,27 @@ class FileRows::Moves final : public ColdRows::Compaction {
       size += units * format.unit_bytes;
     }
     bytes.Resize(size);
-    for (const Range& range : ranges) {
+    Status status;
+    for (Range& range : ranges) {
       const Segment& segment = *range.part->segment;
-      DYNEMB_RETURN_IF_ERROR(segment.ReadUnits(range.first_row / segment.format().rows_per_unit,
-                                               range.units, bytes.data() + range.offset));
+      const RowFormat& format = segment.format();
+      const uint32_t first = range.first_row / format.rows_per_unit;
+      if (segment.ReadUnits(first, range.units, bytes.data() + range.offset).ok()) continue;
+      // The rows of all other units can move. Whatever may pass, says nothing about the file.
+      for (uint32_t unit = 0; unit < range.units; ++unit) {
+        char* const to = bytes.data() + range.offset + unit * format.unit_bytes;
+        const Status read = segment.ReadUnits(first + unit, 1, to);
+        if (read.ok()) continue;
+        if (read.code() != Code::kDataLoss) {
+          ranges.clear();
+          return read;
+        }
+        if (status.ok()) status = read;
+        range.unread.push_back(unit);
+      }
     }
     for (const Range& range : ranges) range.part->next_row = range.next_row;
-    return Status();
+    return status;
   }
 
   // Segments and steps, if the files grow faster than single ones give space back.
@@ -94,12 +109,18 @@ Status FileRows::PlanCompaction(std::unique_ptr<Compaction>* next) const {
     }
   }
   next->reset();
-  if (space < kMostSpace) return Status();
+  std::vector<uint32_t> chosen = log_.Condemned(Moves::kUrgent);
+  const bool condemned = !chosen.empty();
+  if (!condemned) {
+    if (space < kMostSpace) return Status();
+    chosen = log_.ToCompact(urgent ? Moves::kUrgent : 1);
+  }
   auto made = std::make_unique<Moves>();
-  for (const uint32_t number : log_.ToCompact(urgent ? Moves::kUrgent : 1)) {
+  for (const uint32_t number : chosen) {
     made->parts.push_back({log_.segments()[number], number, 0});
   }
-  made->urgent = urgent;
+  made->urgent = urgent || condemned;
+  made->rewrites = condemned;
   if (!made->parts.empty()) *next = std::move(made);
   return Status();
 }
@@ -165,13 +186,30 @@ Status FileRows::Compact(Compaction* planned, const ContentChange* change) {
   std::vector<Moving> live;
   for (const Moves::Range& range : moves->ranges) {
     // It may have been deleted meanwhile.
+    Segment& segment = *range.part->segment;
     if (!IsPresent(range.part->number, range.part->segment)) continue;
     const auto bytes_of = [&](uint32_t row) { return range.RowAt(row, moves->bytes.data()); };
-    ListLive(range.part->number, range.first_row, range.next_row, bytes_of, &live);
+    const uint32_t per_unit = segment.format().rows_per_unit;
+    uint32_t first = range.first_row;
+    for (const uint32_t unit : range.unread) {
+      const uint32_t unread = range.first_row + unit * per_unit;
+      ListLive(range.part->number, first, unread, bytes_of, &live);
+      first = std::min(range.next_row, unread + per_unit);
+    }
+    ListLive(range.part->number, first, range.next_row, bytes_of, &live);
+    segment.damaged |= !range.unread.empty();
   }
   SerialExec serial;
   DYNEMB_RETURN_IF_ERROR(Move(serial, live, change));
   compacted_ += live.size();
+  for (const Moves::Part& part : moves->parts) {
+    Segment& segment = *part.segment;
+    if (part.next_row < segment.rows() || !IsPresent(part.number, part.segment)) continue;
+    if (segment.damaged) continue;
+    // All rows of the index would have moved, if it had them under their keys.
+    segment.damaged = true;
+    errors_->Add(DataLoss(segment.path() + " has rows that no key finds: the index is damaged"));
+  }
   return Status();
 }
 

@@ -101,17 +101,7 @@ Status FileRows::ReadCut(const std::vector<ColdPlace>& plan, const RowFn& fn) {
   return Status();
 }
 
-void FileRows::EndCut() {
-  if (cut_ == nullptr) return;
-  for (const auto& [segment, row] : cut_->to_wipe) {
-    try {
-      (void)segment->Wipe(row);
-    } catch (const std::bad_alloc&) {
-      // As if the file could not be written.
-    }
-  }
-  cut_.reset();
-}
+void FileRows::EndCut() { cut_.reset(); }
 
 void FileRows::SwapCuts(ColdRows* other) noexcept {
   // A cut has its segments. The times that are only in the index are kept with it, too, as far as

@@ -1,8 +1,5 @@
 // FileRows' part of flushes (flush_manifest.h).
-#include <fcntl.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -70,6 +67,7 @@ class FileRows::Copies {
 };
 
 Status FileRows::Flush(const std::string& folder, const std::string& record, const HotRowsFn& hot) {
+  DYNEMB_RETURN_IF_ERROR(log_.CheckOwner());
   const RowLog::Segments& segments = log_.segments();
   const auto first_copy = static_cast<uint32_t>(segments.size());
   DYNEMB_RETURN_IF_ERROR(log_.CheckNumber(first_copy));
@@ -79,7 +77,7 @@ Status FileRows::Flush(const std::string& folder, const std::string& record, con
   std::vector<uint32_t> rows_of(segments.size());  // of each segment, up to the last one in use
 
   Status status;
-  index_.ForFrom(0, [&](uint64_t position, const SlotIndex::Entry* entry) {
+  index_.ForHashes([&](uint64_t hash, const SlotIndex::Entry* entry) {
     ColdPlace place = entry->place;
     const uint32_t number = log_.NumberOf(place), row = log_.RowOf(place);
     Segment& segment = *segments[number];
@@ -92,8 +90,7 @@ Status FileRows::Flush(const std::string& folder, const std::string& record, con
       memcpy(&stored, bytes, sizeof(stored));
       status = copies.Add(stored, bytes + sizeof(stored), &place);
     }
-    if (status.ok())
-      status = index.Add({position, place, entry->times.updated, entry->times.score});
+    if (status.ok()) status = index.Add({hash, place, entry->times.updated, entry->times.score});
     return status.ok();
   });
   DYNEMB_RETURN_IF_ERROR(status);
@@ -102,7 +99,8 @@ Status FileRows::Flush(const std::string& folder, const std::string& record, con
         const StoredRow stored{key, updated, static_cast<int64_t>(times.score)};
         ColdPlace place;
         DYNEMB_RETURN_IF_ERROR(copies.Add(stored, row + layout_.rows.vector_offset, &place));
-        return index.Add({SlotIndex::PositionOf(HashOf(key)), place, times.updated, times.score});
+        const uint64_t hash = HashOf(key);
+        return index.Add({hash, place, times.updated, times.score});
       }));
 
   FlushManifest manifest;
@@ -113,6 +111,7 @@ Status FileRows::Flush(const std::string& folder, const std::string& record, con
   for (uint32_t s = 0; s < rows_of.size(); ++s) {
     if (rows_of[s] == 0) continue;
     Segment& segment = *segments[s];
+    if (segment.condemned) return Internal(segment.path() + " is to be written anew first");
     DYNEMB_RETURN_IF_ERROR(segment.Sync());
     const std::string to = RowLog::SegmentPath(folder, segment.sequence());
     const int error = files_->Link(segment.path(), to);
@@ -125,10 +124,7 @@ Status FileRows::Flush(const std::string& folder, const std::string& record, con
   manifest.rows = index.records();
   manifest.index_crc = index.crc();
   manifest.table = record;
-  std::string flushed = folder;
-  DYNEMB_RETURN_IF_ERROR(manifest.Write(*files_, folder));
-  flushed_ = std::move(flushed);
-  return Status();
+  return manifest.Write(*files_, folder);
 }
 
 Status FileRows::ReadFlush(const std::string& folder, std::string* record) const {
@@ -138,76 +134,56 @@ Status FileRows::ReadFlush(const std::string& folder, std::string* record) const
   return Status();
 }
 
-Status FileRows::Restore(const std::string& folder) {
+Status FileRows::CheckLayouts(const FlushManifest& manifest, const std::string& folder) const {
+  const auto damaged = [&](const char* why) {
+    return DataLoss(folder + "/manifest contradicts itself: " + why);
+  };
+  for (const FlushManifest::SegmentRecord& record : manifest.segments) {
+    if (record.epoch == manifest.epoch && record.content_bytes != manifest.content_bytes) {
+      return damaged("rows of one layout have two sizes");
+    }
+    if (record.content_bytes < layout_.rows.vector_bytes()) return damaged("rows have no vectors");
+  }
+  return Status();
+}
+
+Status FileRows::Restore(const std::string& folder, std::vector<uint64_t>* forgotten) {
   FlushManifest manifest;
   DYNEMB_RETURN_IF_ERROR(FlushManifest::Read(*files_, folder, &manifest));
   if (index_.size() != 0 || manifest.content_bytes != layout_.rows.content_bytes()) {
     return Internal(folder + ": a flush is restored to another kind of table");
   }
+  DYNEMB_RETURN_IF_ERROR(CheckLayouts(manifest, folder));
+  DYNEMB_RETURN_IF_ERROR(ReadForgotten(*files_, folder, forgotten));
   ForgetAhead();
   DYNEMB_RETURN_IF_ERROR(log_.Adopt(manifest, folder));
   salt_ = manifest.salt;
-  index_.Reserve(manifest.rows);
-  DYNEMB_RETURN_IF_ERROR(ReadFlushIndex(*files_, folder + "/index", manifest.rows,
-                                        manifest.index_crc,
-                                        [&](const IndexRecord& record) -> Status {
-                                          DYNEMB_RETURN_IF_ERROR(log_.AdoptRow(record.place));
-                                          index_.AddAgain(SlotIndex::HashAt(record.position),
-                                                     record.place, {record.updated, record.score});
-                                          return Status();
-                                        }));
+  index_.ReserveEvenly(manifest.rows);
+  DYNEMB_RETURN_IF_ERROR(
+      ReadFlushIndex(*files_, folder + "/index", manifest.rows, manifest.index_crc,
+                     [&](const IndexRecord& record) -> Status {
+                       DYNEMB_RETURN_IF_ERROR(log_.AdoptRow(record.place));
+                       index_.AddAgain(record.hash, record.place, {record.updated, record.score});
+                       return Status();
+                     }));
+  log_.EndAdopting();
   index_.EndAdding();
-  flushed_ = folder;
-  const std::string wiped = folder + "/wiped";
-  const int fd = files_->Open(wiped, O_RDONLY, 0);
-  if (fd == -ENOENT) return Status();
-  if (fd < 0) return FileError(wiped, -fd);
-  files_->Close(fd);
-  return DropWiped();
-}
-
-Status FileRows::NoteWipe() const {
-  if (flushed_.empty()) return Status();
-  const std::string path = flushed_ + "/wiped";
-  const int fd = files_->Open(path, O_WRONLY | O_CREAT, 0644);
-  if (fd == -ENOENT) return Status();
-  if (fd < 0) return FileError(path, -fd);
-  files_->Close(fd);
-  const int error = files_->SyncDirectory(flushed_);
-  return error < 0 ? FileError(path, -error) : Status();
-}
-
-Status FileRows::DropWiped() {
-  constexpr uint64_t kRows = 65536;
-  struct Wiped {
-    uint64_t hash;
-    ColdPlace place;
-  };
-  std::vector<Wiped> gone;
-  std::vector<uint64_t> hashes;
+  if (forgotten->empty()) return Status();
+  std::vector<uint64_t> keys;
   std::vector<ColdPlace> places;
-  const auto read = [&]() -> Status {
-    DYNEMB_RETURN_IF_ERROR(Read(places, [&](size_t i, const ColdRow& row) {
-      if (row.updated == 0) gone.push_back({hashes[i], places[i]});
-    }));
-    hashes.clear();
-    places.clear();
-    return Status();
-  };
-  Status status;
-  index_.ForFrom(0, [&](uint64_t position, const SlotIndex::Entry* entry) {
-    hashes.push_back(SlotIndex::HashAt(position));
-    places.push_back(entry->place);
-    if (places.size() == kRows) status = read();
-    return status.ok();
-  });
-  DYNEMB_RETURN_IF_ERROR(status);
-  DYNEMB_RETURN_IF_ERROR(read());
-  for (const Wiped& row : gone) {
-    index_.Remove(row.hash, row.place);
-    log_.Release(row.place);
-  }
+  DYNEMB_RETURN_IF_ERROR(
+      Find(forgotten->data(), forgotten->size(), [&](size_t i, const ColdRow& row) {
+        keys.push_back((*forgotten)[i]);
+        places.push_back(row.place);
+      }));
+  Remove(keys.data(), places.data(), keys.size());
+  Condemn(places.data(), places.size());
   return Status();
+}
+
+Status FileRows::NoteForgotten(const std::string& folder, const std::vector<uint64_t>& keys) {
+  DYNEMB_RETURN_IF_ERROR(log_.CheckOwner());
+  return WriteForgotten(*files_, folder, keys);
 }
 
 }  // namespace dynemb

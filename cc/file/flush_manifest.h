@@ -8,8 +8,10 @@
 //   index             an IndexRecord for each row: 20 bytes, no padding
 //   manifest          this; written last, under another name, and then renamed. A folder without a
 //                     manifest is not a flush.
-//   wiped             empty; created before the first row of a linked segment is wiped. Wiped rows
-//                     are then still in the index.
+//   forgotten         keys that the table has forgotten since; none if it is missing. It is
+//   replaced
+//                     by a rename. Their rows are still in the other files: these do not change, as
+//                     copies of the flush may share them.
 //
 // The files of a flush are durable (fsync) before its manifest is.
 #ifndef DYNEMB_FILE_FLUSH_MANIFEST_H_
@@ -47,13 +49,14 @@ struct FlushManifest {
 
   // Publishes the manifest in a folder whose other files are durable.
   Status Write(FileSystem& files, const std::string& folder) const;
-  // DataLoss, naming the file, if it is missing, damaged, or of another version.
+  // DataLoss, naming the file, if it is missing, damaged, or of another version, or if the index is
+  // missing or has not the size for its rows.
   static Status Read(FileSystem& files, const std::string& folder, FlushManifest* manifest);
 };
 
 // One row of the index of a flush.
 struct IndexRecord {
-  uint64_t position;  // SlotIndex: partition and fingerprint
+  uint64_t hash;  // SlotIndex::ForHashes
   uint32_t place;
   uint32_t updated;
   uint32_t score;
@@ -88,6 +91,13 @@ class FlushIndexWriter {
 // with this checksum; fn has then been called for some of them. An error of fn ends the call.
 Status ReadFlushIndex(FileSystem& files, const std::string& path, uint64_t records, uint32_t crc,
                       FunctionRef<Status(const IndexRecord& record)> fn);
+
+// Replaces the forgotten keys of a flush; durable when the call succeeds. OK, and nothing has
+// happened, if the folder does not exist anymore.
+Status WriteForgotten(FileSystem& files, const std::string& folder,
+                      const std::vector<uint64_t>& keys);
+// Reads them, each once. DataLoss, naming the file, if it is damaged.
+Status ReadForgotten(FileSystem& files, const std::string& folder, std::vector<uint64_t>* keys);
 
 }  // namespace dynemb
 

@@ -2,20 +2,19 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <new>
+#include <unordered_set>
 #include <utility>
-
-#include "cc/table/scratch.h"
 
 namespace dynemb {
 namespace {
 
-// The bytes that Fetch holds at once, and reads at once.
-constexpr size_t kWindowBytes = size_t{4} << 20;
-constexpr size_t kReadBytes = size_t{128} << 10;
 constexpr size_t kLeastSegment = size_t{1} << 20;
 constexpr uint64_t kSegments = 64;
+// Enough for 16 TiB in segments of the least size.
+constexpr uint32_t kMostSegments = 1u << 24;
+// No table writes so many segments; the numbers of later ones must not overflow.
+constexpr uint32_t kMostSequence = 1u << 31;
 
 }  // namespace
 
@@ -23,7 +22,8 @@ Status RowLog::Init(const Options& options, size_t content_bytes) {
   options_ = options;
   BlockReader::Options reader = options.reader;
   reader.files = options.files;
-  DYNEMB_RETURN_IF_ERROR(BlockReader::Create(reader, &reader_));
+  pid_ = options.files->ProcessId();
+  DYNEMB_RETURN_IF_ERROR(BlockReader::OfProcess(reader, &reader_));
   SetContent(content_bytes);
   return Status();
 }
@@ -68,13 +68,24 @@ std::string RowLog::SegmentPath(const std::string& folder, uint32_t sequence) {
   return folder + "/" + std::to_string(sequence) + ".rows";
 }
 
+Status RowLog::CheckOwner() const {
+  if (options_.files->ProcessId() == pid_) return Status();
+  return FailedPrecondition(options_.folder +
+                            ": the files are those of the process that forked this one, which "
+                            "cannot write to them; lookups move rows, too");
+}
+
 Status RowLog::NewSegment() {
-  tail_.reserve(tail_.size() + 1);
-  free_numbers_.reserve(segments_.size() + 1);
+  // By a factor: there may be many segments.
+  const auto make_room = [](auto* list, size_t n) {
+    if (list->capacity() < n) list->reserve(n + n / 2);
+  };
+  make_room(&tail_, tail_.size() + 1);
+  make_room(&free_numbers_, segments_.size() + 1);
   const bool is_new = free_numbers_.empty();
   const uint32_t number = is_new ? static_cast<uint32_t>(segments_.size()) : free_numbers_.back();
   DYNEMB_RETURN_IF_ERROR(CheckNumber(number));
-  segments_.reserve(segments_.size() + 1);
+  make_room(&segments_, segments_.size() + 1);
   std::shared_ptr<Segment> made;
   DYNEMB_RETURN_IF_ERROR(CreateSegment(options_.folder, SegmentRows(), &made));
   if (is_new) {
@@ -88,13 +99,15 @@ Status RowLog::NewSegment() {
 }
 
 Status RowLog::CheckNumber(uint32_t number) const {
-  if (uint64_t{number} + 1 < uint64_t{1} << (32 - places_.shift)) return Status();
+  if (number < kMostSegments && uint64_t{number} + 1 < uint64_t{1} << (32 - places_.shift)) {
+    return Status();
+  }
   return ResourceExhausted(options_.folder + ": a table can have at most 2^32 rows in files");
 }
 
 Status RowLog::CreateSegment(const std::string& folder, uint32_t rows,
                              std::shared_ptr<Segment>* segment) {
-  DYNEMB_RETURN_IF_ERROR(Segment::Create(options_.files, SegmentPath(folder, next_sequence_),
+  DYNEMB_RETURN_IF_ERROR(Segment::Create(Context(), SegmentPath(folder, next_sequence_),
                                          next_sequence_, format_, epoch_, rows, segment));
   ++next_sequence_;
   return Status();
@@ -113,6 +126,7 @@ uint32_t RowLog::SegmentRows() const {
 }
 
 Status RowLog::Reserve(size_t n) {
+  DYNEMB_RETURN_IF_ERROR(CheckOwner());
   if (!write_error_.ok()) {
     WriteOut();
     DYNEMB_RETURN_IF_ERROR(write_error_);
@@ -197,6 +211,7 @@ void RowLog::WriteOut() noexcept {
 }
 
 Status RowLog::SealTail() {
+  DYNEMB_RETURN_IF_ERROR(CheckOwner());
   // One after another: a segment whose last unit is incomplete must be sealed even if the next one
   // cannot be written.
   while (!tail_.empty()) {
@@ -216,21 +231,37 @@ Status RowLog::CreateSegment(const std::string& folder, std::shared_ptr<Segment>
 }
 
 Status RowLog::Adopt(const FlushManifest& flush, const std::string& folder) {
-  if (flush.place_shift > PlaceBits::kMostShift) return DataLoss(folder + "/manifest is damaged");
+  const auto damaged = [&](const char* why) {
+    return DataLoss(folder + "/manifest contradicts itself: " + why);
+  };
+  if (flush.place_shift > PlaceBits::kMostShift) return damaged("places have too many bits");
   segments_.clear();
   free_numbers_.clear();
+  adopted_.clear();
   places_.shift = flush.place_shift;
+  std::unordered_set<uint32_t> sequences;
   for (const FlushManifest::SegmentRecord& record : flush.segments) {
-    DYNEMB_RETURN_IF_ERROR(CheckNumber(record.number));
-    if (record.number >= segments_.size()) segments_.resize(size_t{record.number} + 1);
+    if (!CheckNumber(record.number).ok()) return damaged("a segment has too large a number");
+    if (record.sequence >= kMostSequence) return damaged("a segment has too late a number");
+    if (!sequences.insert(record.sequence).second) return damaged("a segment is there twice");
+    if (record.rows == 0 || record.rows > uint64_t{1} << places_.shift) {
+      return damaged("a segment has an impossible number of rows");
+    }
+    if (record.content_bytes > RowFormat::kMostContent) return damaged("rows are too large");
+    if (record.number >= segments_.size()) {
+      segments_.resize(size_t{record.number} + 1);
+      adopted_.resize(segments_.size());
+    }
+    if (segments_[record.number] != nullptr) return damaged("two segments have one number");
     const std::string from = SegmentPath(folder, record.sequence);
     const std::string path = SegmentPath(options_.folder, record.sequence);
     const int error = options_.files->Link(from, path);
     if (error < 0) return FileError(from, -error);
     const uint32_t epoch = record.epoch == flush.epoch ? epoch_ : epoch_ - 1;
-    DYNEMB_RETURN_IF_ERROR(Segment::Open(options_.files, path, record.sequence,
+    DYNEMB_RETURN_IF_ERROR(Segment::Open(Context(), path, record.sequence,
                                          RowFormat(record.content_bytes), epoch, record.rows,
                                          &segments_[record.number]));
+    adopted_[record.number].resize(record.rows);
     next_sequence_ = std::max(next_sequence_, record.sequence + 1);
   }
   for (uint32_t s = 0; s < segments_.size(); ++s) {
@@ -241,11 +272,12 @@ Status RowLog::Adopt(const FlushManifest& flush, const std::string& folder) {
 }
 
 Status RowLog::AdoptRow(ColdPlace place) {
-  const uint32_t number = NumberOf(place);
+  const uint32_t number = NumberOf(place), row = RowOf(place);
   if (number >= segments_.size() || segments_[number] == nullptr ||
-      RowOf(place) >= segments_[number]->rows()) {
-    return DataLoss(options_.folder + ": the index of the flush has a row without a segment");
+      row >= segments_[number]->rows() || adopted_[number][row]) {
+    return DataLoss(options_.folder + ": the index of the flush has a row without a place");
   }
+  adopted_[number][row] = true;
   ++segments_[number]->live;
   ++live_;
   return Status();
@@ -285,117 +317,12 @@ void RowLog::Clear() noexcept {
   write_error_ = Status();
 }
 
-namespace {
-
-// The working memory of a Fetch.
-struct FetchScratch {
-  // The requests [begin, end) of a unit, whose bytes are at `offset` in the buffer.
-  struct Unit {
-    size_t begin, end;
-    size_t offset;
-  };
-
-  void Shrink() {
-    if (buffer.capacity() > kKeptBytes) buffer = AlignedBuffer();
-  }
-
-  AlignedBuffer buffer;
-  std::vector<Unit> units;
-  std::vector<BlockRead> reads;
-  std::vector<size_t> first_units;  // of each read; its units end where those of the next one begin
-};
-
-}  // namespace
-
-Status RowLog::Fetch(std::vector<Request> requests, const StoredFn& fn) const {
-  // Rows that wait to be written are in memory.
-  const auto written = [](const Request& r) { return r.segment->IsWritten(r.row); };
-  const auto waiting = std::partition(requests.begin(), requests.end(), written);
-  for (auto r = waiting; r != requests.end(); ++r) {
-    fn(r->i, *r->segment, r->segment->Unwritten(r->row));
-  }
-  requests.erase(waiting, requests.end());
-  if (requests.empty()) return Status();
-  std::sort(requests.begin(), requests.end(), [](const Request& a, const Request& b) {
-    if (a.segment != b.segment) return a.segment->sequence() < b.segment->sequence();
-    return a.row < b.row;
-  });
-  const auto unit_of = [](const Request& r) { return r.row / r.segment->format().rows_per_unit; };
-  const SharedScratch<FetchScratch> scratch;
-  std::vector<FetchScratch::Unit>& units = scratch->units;
-  std::vector<BlockRead>& reads = scratch->reads;
-  std::vector<size_t>& first_units = scratch->first_units;
-  AlignedBuffer& buffer = scratch->buffer;
-  for (size_t begin = 0; begin < requests.size();) {
-    units.clear();
-    reads.clear();
-    first_units.clear();
-    size_t bytes = 0;
-    size_t r = begin;
-    while (r < requests.size() && (bytes == 0 || bytes < kWindowBytes)) {
-      const Request& first = requests[r];
-      const uint32_t unit = unit_of(first);
-      const size_t unit_bytes = first.segment->format().unit_bytes;
-      const uint64_t offset = uint64_t{unit} * unit_bytes;
-      size_t end = r + 1;
-      while (end < requests.size() && requests[end].segment == first.segment &&
-             unit_of(requests[end]) == unit) {
-        ++end;
-      }
-      const bool continues = !reads.empty() && reads.back().fd == first.segment->read_fd() &&
-                             reads.back().offset + reads.back().bytes == offset &&
-                             reads.back().bytes + unit_bytes <= kReadBytes;
-      if (continues) {
-        reads.back().bytes += unit_bytes;
-      } else {
-        reads.push_back({first.segment->read_fd(), offset, unit_bytes, nullptr, 0});
-        first_units.push_back(units.size());
-      }
-      units.push_back({r, end, bytes});
-      bytes += unit_bytes;
-      r = end;
-    }
-    first_units.push_back(units.size());
-    buffer.Resize(0);  // nothing to keep
-    buffer.Resize(bytes);
-    for (size_t i = 0; i < reads.size(); ++i) {
-      reads[i].to = buffer.data() + units[first_units[i]].offset;
-    }
-    counters_.reads += reads.size();
-    counters_.bytes_read += bytes;
-    Status status;
-    std::exception_ptr thrown;
-    reader_->Read(reads.data(), reads.size(), [&](const BlockRead& read) {
-      if (!status.ok() || thrown != nullptr) return;
-      const auto i = static_cast<size_t>(&read - reads.data());
-      try {
-        for (size_t u = first_units[i]; u < first_units[i + 1] && status.ok(); ++u) {
-          const FetchScratch::Unit& unit = units[u];
-          const Segment& segment = *requests[unit.begin].segment;
-          const char* const content = buffer.data() + unit.offset;
-          status = read.error != 0 ? segment.ReadError(read)
-                                   : segment.CheckUnit(unit_of(requests[unit.begin]), content);
-          for (size_t k = unit.begin; k < unit.end && status.ok(); ++k) {
-            fn(requests[k].i, segment, segment.RowIn(content, requests[k].row));
-          }
-        }
-      } catch (...) {
-        thrown = std::current_exception();  // other reads still write to the buffer
-      }
-    });
-    if (thrown != nullptr) std::rethrow_exception(thrown);
-    DYNEMB_RETURN_IF_ERROR(status);
-    begin = r;
-  }
-  return Status();
-}
-
 double RowLog::space() const {
   uint64_t sealed = 0, live = 0;
   for (const auto& segment : segments_) {
-    if (segment == nullptr || !segment->sealed()) continue;
-    sealed += segment->rows();
-    live += segment->live;
+    if (segment == nullptr || !segment->sealed() || segment->damaged) continue;
+    sealed += segment->rows() * uint64_t{segment->format().row_bytes};
+    live += segment->live * uint64_t{segment->format().row_bytes};
   }
   return static_cast<double>(sealed) / static_cast<double>(std::max<uint64_t>(1, live));
 }
@@ -405,13 +332,44 @@ std::vector<uint32_t> RowLog::ToCompact(size_t n) const {
   std::vector<std::pair<double, uint32_t>> shares;
   for (uint32_t s = 0; s < segments_.size(); ++s) {
     const auto& segment = segments_[s];
-    if (segment == nullptr || !segment->sealed() || segment->live == segment->rows()) continue;
+    if (segment == nullptr || !segment->sealed() || segment->damaged ||
+        segment->live == segment->rows()) {
+      continue;
+    }
     shares.emplace_back(static_cast<double>(segment->live) / segment->rows(), s);
   }
   n = std::min(n, shares.size());
   std::partial_sort(shares.begin(), shares.begin() + static_cast<int64_t>(n), shares.end());
   for (size_t i = 0; i < n; ++i) numbers.push_back(shares[i].second);
   return numbers;
+}
+
+std::vector<uint32_t> RowLog::Condemned(size_t n) const {
+  std::vector<uint32_t> numbers;
+  for (uint32_t s = 0; s < segments_.size() && numbers.size() < n; ++s) {
+    const auto& segment = segments_[s];
+    if (segment == nullptr || !segment->sealed() || segment->damaged || !segment->condemned) {
+      continue;
+    }
+    numbers.push_back(s);
+  }
+  return numbers;
+}
+
+Status RowLog::SealCondemned(bool* any) {
+  *any = false;
+  bool in_tail = false;
+  for (const auto& segment : segments_) {
+    if (segment == nullptr || !segment->condemned) continue;
+    *any = true;
+    in_tail |= !segment->sealed();
+    segment->damaged = false;
+  }
+  if (!in_tail) return Status();
+  DYNEMB_RETURN_IF_ERROR(SealTail());
+  *any = std::any_of(segments_.begin(), segments_.end(),
+                     [](const auto& segment) { return segment != nullptr && segment->condemned; });
+  return Status();
 }
 
 }  // namespace dynemb

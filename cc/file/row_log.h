@@ -5,7 +5,8 @@
 // dead. A segment without live rows is deleted. Compaction (file_rows.h) appends the live rows of
 // other segments again.
 //
-// The table's lock protects the log, with the exception of Fetch, which needs none.
+// The table's lock protects the log, with the exception of Fetch, which needs none. A child of fork
+// can read its copy of a log, and cannot append to it.
 #ifndef DYNEMB_FILE_ROW_LOG_H_
 #define DYNEMB_FILE_ROW_LOG_H_
 
@@ -45,6 +46,7 @@ class RowLog {
     size_t segment_bytes = size_t{64} << 20;
     FileSystem* files = &FileSystem::Posix();
     BlockReader::Options reader;
+    std::shared_ptr<BackgroundErrors> errors = std::make_shared<BackgroundErrors>();
   };
   struct Counters {
     std::atomic<uint64_t> bytes_read{0}, bytes_written{0}, reads{0}, writes{0};
@@ -62,6 +64,8 @@ class RowLog {
 
   // --- Appending
 
+  // FailedPrecondition in a child of fork.
+  Status CheckOwner() const;
   // Makes room for n rows. Before, writes what could not be written; fails if it still cannot.
   Status Reserve(size_t n);
   // The memory of the next row, which the caller fills, its place, and its number: the i-th of the
@@ -86,10 +90,13 @@ class RowLog {
   // Creates a segment for copies of rows in this layout, which is not one of the log's.
   Status CreateSegment(const std::string& folder, std::shared_ptr<Segment>* segment);
   // Makes an empty log continue with the segments of a flush, by links to its files. Rows of the
-  // flush's own layout are rows of this one, and all others are of an earlier layout.
+  // flush's own layout are rows of this one, and all others are of an earlier layout. DataLoss if
+  // the manifest contradicts itself.
   Status Adopt(const FlushManifest& flush, const std::string& folder);
-  // Counts an adopted row as live. DataLoss if the flush has no such row.
+  // Counts an adopted row as live. DataLoss if the flush has no such row, or it is live already.
   Status AdoptRow(ColdPlace place);
+  // After all rows.
+  void EndAdopting() { adopted_ = {}; }
 
   // --- By place
 
@@ -122,12 +129,18 @@ class RowLog {
   using StoredFn = FunctionRef<void(size_t i, const Segment& segment, const char* row)>;
   Status Fetch(std::vector<Request> requests, const StoredFn& fn) const;
   // The numbers of up to n sealed segments with dead rows, those with the lowest shares of live
-  // ones.
+  // ones. Not of damaged ones: their rows cannot move.
   std::vector<uint32_t> ToCompact(size_t n) const;
-  // The rows in sealed segments for each live one in them.
+  // The same of those that are condemned.
+  std::vector<uint32_t> Condemned(size_t n) const;
+  // Ends the tail if a segment of it is condemned. *any: whether a segment is. All of them are to
+  // be read again, those that were damaged included.
+  Status SealCondemned(bool* any);
+  // The bytes of rows in sealed segments for each byte of live ones in them, without damaged ones.
   double space() const;
 
  private:
+  Segment::Context Context() const { return {options_.files, options_.errors}; }
   Status NewSegment();
   // Segment::Write, counted.
   Status Write(Segment* segment, bool all);
@@ -141,7 +154,8 @@ class RowLog {
   void Drop(uint32_t number) noexcept;
 
   Options options_;
-  std::unique_ptr<BlockReader> reader_;
+  std::shared_ptr<BlockReader> reader_;
+  int pid_ = 0;
   RowFormat format_;
   uint32_t epoch_ = 0;
   PlaceBits places_;
@@ -157,6 +171,7 @@ class RowLog {
   std::vector<size_t> starts_;
   std::vector<uint32_t> had_;  // the rows that each segment of the tail had
   std::atomic<size_t> appended_{0};
+  std::vector<std::vector<bool>> adopted_;  // by segment and row, while a flush is adopted
   mutable Counters counters_;
 };
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -29,39 +30,58 @@ std::string At(const std::string& path, uint64_t offset) {
 }  // namespace
 
 RowFormat::RowFormat(size_t content) : content_bytes(content) {
+  constexpr size_t kMostBlocks = 8;
   row_bytes = Aligned(sizeof(StoredRow) + content, sizeof(uint64_t));
-  unit_bytes = Aligned(std::max(sizeof(UnitHeader) + row_bytes, kBlockBytes), kBlockBytes);
-  rows_per_unit = unit_bytes > kBlockBytes
-                      ? 1
-                      : static_cast<uint32_t>((unit_bytes - sizeof(UnitHeader)) / row_bytes);
+  const size_t least = Aligned(sizeof(UnitHeader) + row_bytes, kBlockBytes) / kBlockBytes;
+  double best = 0;
+  for (size_t blocks = least; blocks <= std::max(least, kMostBlocks); ++blocks) {
+    const size_t bytes = blocks * kBlockBytes;
+    const size_t rows = (bytes - sizeof(UnitHeader)) / row_bytes;
+    const double used = static_cast<double>(rows * row_bytes) / static_cast<double>(bytes);
+    if (used <= best) continue;
+    best = used;
+    unit_bytes = bytes;
+    rows_per_unit = static_cast<uint32_t>(rows);
+    if (used >= 5.0 / 6) return;
+  }
 }
 
-Status Segment::Create(FileSystem* files, const std::string& path, uint32_t sequence,
+Status Segment::Create(const Context& context, const std::string& path, uint32_t sequence,
                        const RowFormat& format, uint32_t epoch, uint32_t max_rows,
                        std::shared_ptr<Segment>* segment) {
-  std::shared_ptr<Segment> made(new Segment(files, path, sequence, format, epoch, max_rows));
-  const int fd = files->Open(path, O_RDWR | O_CREAT | O_TRUNC, 0644);
+  std::shared_ptr<Segment> made(new Segment(context, path, sequence, format, epoch, max_rows));
+  made->removes_ = false;  // what is there is not its own
+  const int fd =
+      OpenFiles::Open(*context.files, path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0644);
   if (fd < 0) return FileError(path, -fd);
-  made->fd_ = fd;
+  made->removes_ = true;
+  (void)context.files->Close(fd);
   *segment = std::move(made);
   return Status();
 }
 
 Segment::~Segment() {
-  if (fd_ >= 0) files_->Close(fd_);
-  if (read_fd_ >= 0) files_->Close(read_fd_);
-  if (removes_) files_->Unlink(path_);
+  if (!removes_ || context_.files->ProcessId() != pid_) return;
+  const int error = context_.files->Unlink(path());
+  if (error == 0 || error == -ENOENT) return;
+  try {
+    context_.errors->Add(FileError(path(), -error));
+  } catch (const std::bad_alloc&) {
+    context_.errors->Add(ResourceExhausted(""));
+  }
 }
 
-Status Segment::Open(FileSystem* files, const std::string& path, uint32_t sequence,
+Status Segment::Open(const Context& context, const std::string& path, uint32_t sequence,
                      const RowFormat& format, uint32_t epoch, uint32_t rows,
                      std::shared_ptr<Segment>* segment) {
-  std::shared_ptr<Segment> made(new Segment(files, path, sequence, format, epoch, rows));
-  DYNEMB_RETURN_IF_ERROR(made->OpenToRead());
+  std::shared_ptr<Segment> made(new Segment(context, path, sequence, format, epoch, rows));
+  const int fd = OpenFiles::Open(*context.files, path, O_RDONLY | O_NOFOLLOW, 0);
+  if (fd < 0) return FileError(path, -fd);
+  const int64_t size = context.files->Size(fd);
+  (void)context.files->Close(fd);
   made->rows_ = rows;
   made->written_units_ = made->UnitsOf(rows);
   made->sealed_ = true;
-  const int64_t size = files->Size(made->read_fd_);
   if (size < 0) return FileError(path, static_cast<int>(-size));
   if (static_cast<uint64_t>(size) < made->bytes_written()) {
     return DataLoss(path + " has " + std::to_string(size) + " bytes; its rows need " +
@@ -72,14 +92,21 @@ Status Segment::Open(FileSystem* files, const std::string& path, uint32_t sequen
 }
 
 Status Segment::Sync() {
-  const int error = files_->Fsync(fd_ >= 0 ? fd_ : read_fd_);
-  return error < 0 ? FileError(path_, -error) : Status();
-}
-
-Status Segment::OpenToRead() {
-  if (read_fd_ >= 0) return Status();
-  bool direct = false;
-  return OpenForReading(*files_, path_, &direct, &read_fd_);
+  const uint32_t written = written_units_;
+  if (synced_units_ == written) return Status();
+  const int fd = OpenFiles::Open(*context_.files, path(), O_RDONLY | O_NOFOLLOW, 0);
+  int error = fd;
+  if (fd >= 0) {
+    error = context_.files->Fsync(fd);
+    (void)context_.files->Close(fd);
+    if (error >= 0) {
+      synced_units_ = written;
+      return Status();
+    }
+    condemned = true;
+    file_.UsePageCache();
+  }
+  return FileError(path(), -error);
 }
 
 void Segment::Reserve(uint32_t rows) {
@@ -111,9 +138,14 @@ Status Segment::Write(bool all, uint64_t* bytes) {
   for (uint32_t unit = written_units_; unit < complete; ++unit) {
     Complete(unit, buffer_.data() + (unit - written_units_) * format_.unit_bytes);
   }
-  DYNEMB_RETURN_IF_ERROR(WriteAll(*files_, fd_, buffer_.data(), pending,
-                                  static_cast<int64_t>(bytes_written()), path_));
-  DYNEMB_RETURN_IF_ERROR(OpenToRead());
+  const int fd = OpenFiles::Open(*context_.files, path(), O_WRONLY | O_NOFOLLOW, 0);
+  if (fd < 0) return FileError(path(), -fd);
+  const Status status = WriteAll(*context_.files, fd, buffer_.data(), pending,
+                                 static_cast<int64_t>(bytes_written()), path());
+  // Some file systems write only now, and say here that they cannot.
+  const int closed = context_.files->Close(fd);
+  DYNEMB_RETURN_IF_ERROR(status);
+  if (closed < 0) return FileError(path(), -closed);
   *bytes += pending;
   written_units_ = complete;
   const size_t left = buffer_.size() - pending;
@@ -136,13 +168,14 @@ void Segment::Seal() {
   sealed_ = true;
   max_rows_ = rows_;
   buffer_ = AlignedBuffer();
-  files_->Close(fd_);
-  fd_ = -1;
 }
 
 Status Segment::ReadUnits(uint32_t first, uint32_t n, char* to) const {
   const auto offset = static_cast<int64_t>(uint64_t{first} * format_.unit_bytes);
-  DYNEMB_RETURN_IF_ERROR(ReadAll(*files_, read_fd_, to, n * format_.unit_bytes, offset, path_));
+  ReadFile::Use use;
+  DYNEMB_RETURN_IF_ERROR(file_.Open(ReadFile::Wait::kYes, &use));
+  DYNEMB_RETURN_IF_ERROR(
+      ReadAll(*context_.files, use.fd(), to, n * format_.unit_bytes, offset, path()));
   for (uint32_t i = 0; i < n; ++i) {
     DYNEMB_RETURN_IF_ERROR(CheckUnit(first + i, to + i * format_.unit_bytes));
   }
@@ -156,35 +189,15 @@ Status Segment::CheckUnit(uint32_t unit, const char* bytes) const {
       header.unit == unit && header.rows <= format_.rows_per_unit) {
     return Status();
   }
-  return DataLoss(At(path_, uint64_t{unit} * format_.unit_bytes) +
+  return DataLoss(At(path(), uint64_t{unit} * format_.unit_bytes) +
                   " is damaged: its checksum is wrong, or it is not the block that was written");
 }
 
 Status Segment::ReadError(const BlockRead& read) const {
   if (read.error == BlockRead::kShort) {
-    return DataLoss(path_ + " ends before offset " + std::to_string(read.offset + read.bytes));
+    return DataLoss(path() + " ends before offset " + std::to_string(read.offset + read.bytes));
   }
-  return FileError(At(path_, read.offset), read.error);
-}
-
-Status Segment::Wipe(uint32_t row) {
-  if (!IsWritten(row)) {
-    memset(Unwritten(row), 0, format_.row_bytes);
-    return Status();
-  }
-  const uint32_t unit = row / format_.rows_per_unit;
-  AlignedBuffer bytes(format_.unit_bytes);
-  DYNEMB_RETURN_IF_ERROR(ReadUnits(unit, 1, bytes.data()));
-  memset(const_cast<char*>(RowIn(bytes.data(), row)), 0, format_.row_bytes);
-  const uint32_t crc = ChecksumOf(bytes.data(), format_.unit_bytes);
-  memcpy(bytes.data(), &crc, sizeof(crc));
-  int fd = fd_;
-  if (fd < 0) fd = files_->Open(path_, O_RDWR, 0);
-  if (fd < 0) return FileError(path_, -fd);
-  const Status status = WriteAll(*files_, fd, bytes.data(), format_.unit_bytes,
-                                 static_cast<int64_t>(uint64_t{unit} * format_.unit_bytes), path_);
-  if (fd_ < 0) files_->Close(fd);
-  return status;
+  return FileError(At(path(), read.offset), read.error);
 }
 
 }  // namespace dynemb

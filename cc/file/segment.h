@@ -1,7 +1,7 @@
 // Segment: an append-only file of rows, and the rows at its end that have not been written yet.
 //
-// A file consists of *units*, which are read and checked as a whole: one block of 4 KiB with as
-// many rows as fit, or for larger rows the blocks of one row. No row straddles units.
+// A file consists of *units*, which are read and checked as a whole: one block of 4 KiB, or up to
+// eight if the rows are large, with as many rows as fit. No row straddles units.
 //
 //   unit   ┌──────────────────────────────────┬─────┬─────┬───┬────────┐
 //          │ crc u32 │ sequence │ unit │ rows │ row │ row │ … │ unused │
@@ -14,8 +14,12 @@
 // the unit are in it, so a unit that is at the wrong place, or is left from another file, is not
 // taken for the right one. `updated` is a tick (clock.h).
 //
-// The table's lock protects a segment, except ReadUnits, which needs none: units that were written
-// do not change (exception: Wipe).
+// Units that were written do not change, and other files may share them: hard links of flushes and
+// of copies that users make, cuts, readers without a lock. What is not to stay in a file is written
+// anew without it, elsewhere, and the file is removed: such a segment is *condemned*.
+//
+// Files are opened when they are used (open_files.h). The table's lock protects a segment, except
+// what says that it needs none.
 #ifndef DYNEMB_FILE_SEGMENT_H_
 #define DYNEMB_FILE_SEGMENT_H_
 
@@ -28,8 +32,10 @@
 #include "cc/file/block_file.h"
 #include "cc/file/block_reader.h"
 #include "cc/file/file_system.h"
+#include "cc/file/open_files.h"
 #include "cc/table/status.h"
 #include "cc/table/types.h"
+#include "cc/table/warning.h"
 
 namespace dynemb {
 
@@ -46,10 +52,14 @@ struct UnitHeader {
   uint32_t rows;
 };
 
-// How rows of one layout are stored.
+// How rows of one layout are stored. A unit has the fewest blocks of which rows leave at most a
+// sixth unused, or the least of what up to eight blocks leave, but all blocks of a row. More blocks
+// would save space, and each read of a row would read more of its neighbours.
 struct RowFormat {
+  static constexpr size_t kMostContent = size_t{1} << 30;
+
   RowFormat() = default;
-  explicit RowFormat(size_t content);
+  explicit RowFormat(size_t content);  // at most kMostContent
 
   size_t content_bytes = 0;  // of a vector and its state
   size_t row_bytes = 0;      // a multiple of 8
@@ -59,22 +69,30 @@ struct RowFormat {
 
 class Segment {
  public:
-  // Creates a file; ResourceExhausted, FailedPrecondition or Internal name it if that fails.
-  static Status Create(FileSystem* files, const std::string& path, uint32_t sequence,
+  // What segments of a log have in common. It outlives them.
+  struct Context {
+    FileSystem* files;
+    // Of files that cannot be removed.
+    std::shared_ptr<BackgroundErrors> errors;
+  };
+
+  // Creates a file, which must not exist; ResourceExhausted, FailedPrecondition or Internal name it
+  // if that fails.
+  static Status Create(const Context& context, const std::string& path, uint32_t sequence,
                        const RowFormat& format, uint32_t epoch, uint32_t max_rows,
                        std::shared_ptr<Segment>* segment);
-  // Opens a file with this number of rows, all of which are written. No row can be added. DataLoss
-  // names the file if it is missing or too short. Units are checked when they are read.
-  static Status Open(FileSystem* files, const std::string& path, uint32_t sequence,
+  // A file with this number of rows, all of which are written. No row can be added. DataLoss names
+  // the file if it is missing or too short. Units are checked when they are read.
+  static Status Open(const Context& context, const std::string& path, uint32_t sequence,
                      const RowFormat& format, uint32_t epoch, uint32_t rows,
                      std::shared_ptr<Segment>* segment);
-  // Closes the file, and removes it, except after Keep.
+  // Removes the file, except after Keep, and except in a child of fork.
   ~Segment();
   void Keep() { removes_ = false; }
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return file_.path(); }
   uint32_t sequence() const { return sequence_; }
   const RowFormat& format() const { return format_; }
   // The layouts that the table has had before this one.
@@ -101,13 +119,16 @@ class Segment {
   Status Write(bool all, uint64_t* bytes);
   // No row is added anymore. All rows are written.
   void Seal();
-  // Makes the written units durable.
+  // Makes the written units durable. If that fails, the system may have dropped some of them, says
+  // so only once, and calls the file clean: the segment is condemned from then on.
   Status Sync();
 
   // --- Reading
 
-  int read_fd() const { return read_fd_; }
-  // Reads n consecutive units that are written, to an aligned buffer.
+  // Opens the file to be read, of which units are written. Needs no lock.
+  Status Use(ReadFile::Wait wait, ReadFile::Use* use) { return file_.Open(wait, use); }
+  // Reads n consecutive units that are written, to an aligned buffer. Needs no lock. The thread
+  // uses no file.
   Status ReadUnits(uint32_t first, uint32_t n, char* to) const;
   // DataLoss, naming file and offset, unless these are the bytes of a unit.
   Status CheckUnit(uint32_t unit, const char* bytes) const;
@@ -117,29 +138,31 @@ class Segment {
   const char* RowIn(const char* unit, uint32_t row) const {
     return unit + sizeof(UnitHeader) + (row % format_.rows_per_unit) * format_.row_bytes;
   }
-  // Overwrites a row with zeros, in memory or in the file.
-  Status Wipe(uint32_t row);
-
   // Rows that are in use; the log counts them.
   uint32_t live = 0;
+  // Whether the rows in use are to be written anew elsewhere, and the file is to be removed.
+  bool condemned = false;
+  // Whether a unit could not be read when the rows in use were to move. They stay.
+  bool damaged = false;
 
  private:
-  Segment(FileSystem* files, std::string path, uint32_t sequence, const RowFormat& format,
+  Segment(const Context& context, std::string path, uint32_t sequence, const RowFormat& format,
           uint32_t epoch, uint32_t max_rows)
-      : files_(files),
-        path_(std::move(path)),
+      : context_(context),
+        pid_(context.files->ProcessId()),
+        file_(context.files, std::move(path)),
         sequence_(sequence),
         format_(format),
         epoch_(epoch),
         max_rows_(max_rows) {}
   uint32_t UnitsOf(uint32_t rows) const {
-    return (rows + format_.rows_per_unit - 1) / format_.rows_per_unit;
+    return rows / format_.rows_per_unit + (rows % format_.rows_per_unit != 0);
   }
   void Complete(uint32_t unit, char* bytes) const;
-  Status OpenToRead();
 
-  FileSystem* const files_;
-  const std::string path_;
+  const Context context_;
+  const int pid_;
+  mutable ReadFile file_;
   const uint32_t sequence_;
   const RowFormat format_;
   const uint32_t epoch_;
@@ -148,8 +171,7 @@ class Segment {
   std::atomic<uint32_t> written_units_{0};
   bool sealed_ = false;
   bool removes_ = true;
-  int fd_ = -1;           // to write
-  int read_fd_ = -1;      // from the first write on
+  uint32_t synced_units_ = 0;
   AlignedBuffer buffer_;  // the units from written_units_ on
 };
 

@@ -1,4 +1,4 @@
-// ColdRows: the rows of a host table that are not in memory. cc/file implements it with files.
+// ColdRows: the rows of a table that are not in memory. cc/file implements it with files.
 //
 // Every key of a table has its row in one place: in memory (a *hot* row, which has a row id and a
 // slot in the index), or here (a *cold* row). A batch moves the rows that it uses to memory, and
@@ -61,6 +61,7 @@ struct ColdStats {
   uint64_t reads = 0;  // I/O operations
   uint64_t writes = 0;
   uint64_t rows_compacted = 0;
+  uint64_t errors = 0;  // that no call has returned (warning.h)
 };
 
 // A change of the contents of rows. The calls do not fail, and may run concurrently on different
@@ -115,8 +116,13 @@ class ColdRows {
   virtual void KeepAhead(std::unique_ptr<Ahead> ahead) = 0;
   // (exclusive) Removes the rows of n distinct keys at these places.
   virtual void Remove(const uint64_t* keys, const ColdPlace* places, size_t n) noexcept = 0;
-  // (exclusive) Overwrites rows with zeros, before Remove; those of a running cut when it ends.
-  virtual Status Wipe(const ColdPlace* places, size_t n) = 0;
+  // (exclusive) After Remove: these rows must not stay in files. Those that are in one condemn it:
+  // its other rows are to move, and it is to be removed. Compactions do that, before others; a
+  // running cut keeps the file until it ends.
+  virtual void Condemn(const ColdPlace* places, size_t n) noexcept = 0;
+  // (exclusive) *any: whether files are condemned. If so, PlanCompaction returns their rows next,
+  // and no row is appended to them.
+  virtual Status PrepareRewrite(bool* any) = 0;
   // (exclusive) Removes every row.
   virtual void Clear() noexcept = 0;
 
@@ -172,19 +178,22 @@ class ColdRows {
   // --- Flushes: folders from which another table can continue, in another process, too
 
   // (exclusive) Writes all cold rows, the rows of memory, and the table's own record to an empty
-  // folder. hot(add) calls add(key, row, times, updated) for each row of memory, until one fails,
-  // and returns the error. All of it is durable when the call succeeds. If it fails, the folder is
-  // no flush, and nothing else has changed.
+  // folder. No file is condemned. hot(add) calls add(key, row, times, updated) for each row of
+  // memory, until one fails, and returns the error. All of it is durable when the call succeeds. If
+  // it fails, the folder is no flush, and nothing else has changed.
   using AddHotFn = FunctionRef<Status(uint64_t key, const char* row, RowTimes times, Tick updated)>;
   using HotRowsFn = FunctionRef<Status(const AddHotFn& add)>;
   virtual Status Flush(const std::string& folder, const std::string& record,
                        const HotRowsFn& hot) = 0;
   // Sets *record to that of the flush in a folder. DataLoss if the folder is not a flush.
   virtual Status ReadFlush(const std::string& folder, std::string* record) const = 0;
-  // (exclusive) Adds the rows of a flush, those that were in memory included. There are no rows
-  // yet, and the layout is that of the flush. The folder is not changed, and may be removed
-  // afterwards. If it fails, some rows have been added.
-  virtual Status Restore(const std::string& folder) = 0;
+  // (exclusive) Adds the rows of a flush, those that were in memory included, without the keys that
+  // it has as forgotten, which are returned. There are no rows yet, and the layout is that of the
+  // flush. The folder is not changed, and may be removed afterwards. If it fails, some rows have
+  // been added.
+  virtual Status Restore(const std::string& folder, std::vector<uint64_t>* forgotten) = 0;
+  // Makes these the keys that a flush has as forgotten; durable when it succeeds.
+  virtual Status NoteForgotten(const std::string& folder, const std::vector<uint64_t>& keys) = 0;
 
   // --- Space
 
@@ -192,12 +201,16 @@ class ColdRows {
   class Compaction {
    public:
     virtual ~Compaction() = default;
-    // Reads them. Needs no lock.
+    // Reads them. Needs no lock. After DataLoss, Compact moves those that could be read, and the
+    // file with the others is left alone from then on. After another error, none was read: the
+    // same can be read later.
     virtual Status Read() = 0;
-    // Whether the files take so much space that the rows must be moved without pauses.
+    // Whether the rows must be moved without pauses, as the files take too much space.
     bool urgent = false;
+    // Whether they are of condemned files.
+    bool rewrites = false;
   };
-  // Whether a thread of the table compacts. Otherwise only HostTable::CompactFiles does.
+  // Whether a thread of the table compacts. Otherwise only ColdTable::CompactFiles does.
   virtual bool compacts_in_background() const = 0;
   // (shared) Sets *next to the next rows to move; null if no space has to be given back.
   virtual Status PlanCompaction(std::unique_ptr<Compaction>* next) const = 0;

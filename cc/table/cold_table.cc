@@ -11,9 +11,9 @@
 #include <thread>
 #include <utility>
 
+#include "cc/table/background.h"
 #include "cc/table/bucket_ops.h"
 #include "cc/table/codec.h"
-#include "cc/table/monotonic.h"
 #include "cc/table/row_columns.h"
 
 namespace dynemb {
@@ -23,6 +23,9 @@ void SortDistinct(std::vector<uint64_t>* keys) {
   std::sort(keys->begin(), keys->end());
   keys->erase(std::unique(keys->begin(), keys->end()), keys->end());
 }
+
+// Whether a compaction has rows to move after its Read.
+bool HasRead(const Status& status) { return status.ok() || status.code() == Code::kDataLoss; }
 
 // The order of keys. ColdRows delivers rows in any order, on which no result may depend.
 std::vector<uint32_t> OrderOf(const std::vector<uint64_t>& keys) {
@@ -42,81 +45,56 @@ void Reorder(const std::vector<uint32_t>& order, std::vector<T>* values) {
 
 }  // namespace
 
-// The background thread that gives space back. It holds the table's lock while it plans (shared)
-// and while it moves rows (exclusive), but not while it reads them. It uses no member of a derived
-// class: that is destroyed before the thread ends.
-class ColdTable::Compactor {
+// What gives space back in the background. It holds the table's lock while it plans (shared) and
+// while it moves rows (exclusive), but not while it reads them. It uses no member of a derived
+// class: that is destroyed before the work ends.
+class ColdTable::Compactor final : public Background::Task {
  public:
-  explicit Compactor(ColdTable* table) : table_(table), thread_([this] { Run(); }) {}
-  ~Compactor() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      stops_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-  void Wake() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      wanted_ = true;
-    }
-    changed_.notify_one();
-  }
+  explicit Compactor(ColdTable* table) : table_(table) {}
+  ~Compactor() override { Background::Remove(this); }
+  void Wake() { Background::Wake(this, kPause); }
 
  private:
-  void Run() {
-    // Batches of many tables must not wake the threads of all of them all the time.
-    constexpr std::chrono::milliseconds kPause{10};
-    std::unique_lock<std::mutex> lock(mutex_);
-    for (;;) {
-      changed_.wait(lock, [this] { return wanted_ || stops_; });
-      changed_.wait_for(lock, kPause, [this] { return stops_; });
-      if (stops_) return;
-      wanted_ = false;
-      lock.unlock();
-      try {
-        Compact();
-      } catch (const std::bad_alloc&) {
-        // The space stays as it is until the next time.
-      }
-      lock.lock();
-    }
-  }
+  // Batches of many tables must not wake threads for all of them all the time.
+  static constexpr std::chrono::milliseconds kPause{10};
+  static constexpr Background::Clock::duration kNone{-1};
 
-  bool Stops() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return stops_;
-  }
-
-  void Compact() {
-    std::unique_ptr<ColdRows::Compaction> step;
-    while (!Stops()) {
-      const auto begin = std::chrono::steady_clock::now();
+  Background::Clock::duration Work() noexcept override {
+    const auto begin = Background::Clock::now();
+    Status status;
+    try {
       {
         std::shared_lock<SharedMutex> shared(table_->mutex());
-        if (table_->cold_ == nullptr) return;  // it has the rows of another table (SwapRows)
-        if (!table_->cold_->PlanCompaction(&step).ok() || step == nullptr) return;
+        if (table_->cold_ == nullptr) return kNone;  // it has the rows of another table (SwapRows)
+        status = table_->cold_->PlanCompaction(&step_);
       }
-      if (!step->Read().ok()) return;
-      {
-        std::unique_lock<SharedMutex> exclusive(table_->mutex());
-        if (table_->cold_ == nullptr) return;
-        if (!table_->MoveCold(step.get()).ok()) return;
+      if (status.ok() && step_ != nullptr) {
+        status = step_->Read();
+        if (HasRead(status)) {
+          std::unique_lock<SharedMutex> exclusive(table_->mutex());
+          if (table_->cold_ == nullptr) return kNone;
+          const Status moved = table_->MoveCold(step_.get());
+          if (!status.ok()) table_->background_errors_.Add(status);  // the other rows have moved
+          status = moved;
+        }
       }
-      if (step->urgent) continue;
-      // At most half of a core, and half of the disk's time.
-      const auto took = std::chrono::steady_clock::now() - begin;
-      std::unique_lock<std::mutex> lock(mutex_);
-      if (changed_.wait_for(lock, took, [this] { return stops_; })) return;
+    } catch (const std::bad_alloc&) {
+      step_.reset();
+      return kNone;  // the space stays as it is until the next time
     }
+    if (!status.ok()) {
+      // Without space, the next batch that gives rows up fails with the same error.
+      table_->background_errors_.Add(status);
+      step_.reset();
+      return kNone;
+    }
+    if (step_ == nullptr) return kNone;
+    // At most half of a core, and half of the disk's time.
+    return step_->urgent ? Background::Clock::duration(0) : Background::Clock::now() - begin;
   }
 
   ColdTable* const table_;
-  std::mutex mutex_;
-  MonotonicCondition changed_;
-  bool wanted_ = false, stops_ = false;
-  std::thread thread_;  // the last member
+  std::unique_ptr<ColdRows::Compaction> step_;
 };
 
 ColdTable::ColdTable() = default;
@@ -136,9 +114,32 @@ Status ColdTable::CompactFiles() {
   for (;;) {
     DYNEMB_RETURN_IF_ERROR(cold_->PlanCompaction(&step));
     if (step == nullptr) return Status();
-    DYNEMB_RETURN_IF_ERROR(step->Read());
+    const Status read = step->Read();
+    if (!HasRead(read)) return read;
+    DYNEMB_RETURN_IF_ERROR(MoveCold(step.get()));
+    if (!read.ok()) background_errors_.Add(read);
+  }
+}
+
+Status ColdTable::RewriteCondemned() {
+  bool any = false;
+  DYNEMB_RETURN_IF_ERROR(cold_->PrepareRewrite(&any));
+  if (!any) return Status();
+  Status unread;
+  std::unique_ptr<ColdRows::Compaction> step;
+  for (;;) {
+    DYNEMB_RETURN_IF_ERROR(cold_->PlanCompaction(&step));
+    if (step == nullptr || !step->rewrites) break;
+    const Status read = step->Read();
+    if (!HasRead(read)) return read;
+    if (unread.ok()) unread = read;
     DYNEMB_RETURN_IF_ERROR(MoveCold(step.get()));
   }
+  // What could not be read need not have had a row in use.
+  DYNEMB_RETURN_IF_ERROR(cold_->PrepareRewrite(&any));
+  if (!any) return Status();
+  DYNEMB_RETURN_IF_ERROR(unread);
+  return DataLoss("table '" + options_.name + "': a file has rows that no key finds");
 }
 
 void ColdTable::KeepError(const Status& status) const {
@@ -344,6 +345,7 @@ void ColdTable::AddColdStats(TableStats* stats) const {
   if (cold_ == nullptr) return;
   stats->cold = cold_->stats();
   stats->cold.hits = moved_in_;
+  stats->cold.errors += background_errors_.count();
   stats->size += stats->cold.rows;
   stats->index_bytes += stats->cold.index_bytes;
   stats->metadata_bytes += stats->cold.index_bytes;
@@ -436,7 +438,8 @@ void ColdTable::RemoveMoved(const Moved& moved) {
 }
 
 Status ColdTable::EraseCold(KeySpan keys, Tick tick, Removal how, size_t* erased) {
-  if (!any_cold()) return Status();
+  const bool wipe = how == Removal::kWipe;
+  if (cold_ == nullptr || (!any_cold() && !(wipe && has_flushes()))) return Status();
   std::vector<uint64_t> bits(keys.size());
   for (size_t i = 0; i < bits.size(); ++i) bits[i] = keys.BitsAt(i);
   SortDistinct(&bits);
@@ -449,7 +452,12 @@ Status ColdTable::EraseCold(KeySpan keys, Tick tick, Removal how, size_t* erased
   const std::vector<uint32_t> order = OrderOf(found);
   Reorder(order, &found);
   Reorder(order, &places);
-  if (how == Removal::kWipe) KeepError(cold_->Wipe(places.data(), places.size()));
+  if (wipe) {
+    DYNEMB_RETURN_IF_ERROR(flushes_.Forget(
+        bits, [this](const std::string& folder, const std::vector<uint64_t>& forgotten) {
+          return cold_->NoteForgotten(folder, forgotten);
+        }));
+  }
   for (const uint64_t key : found) {
     if (tracking()) deletions().Add(tick, key, how);
   }
@@ -460,6 +468,17 @@ Status ColdTable::EraseCold(KeySpan keys, Tick tick, Removal how, size_t* erased
                                             : lost_.erased;
   counter += found.size();
   *erased += found.size();
+  if (wipe && !found.empty()) {
+    cold_->Condemn(places.data(), places.size());
+    Status rewritten;
+    try {
+      rewritten = RewriteCondemned();
+    } catch (const std::bad_alloc&) {
+      rewritten =
+          ResourceExhausted("no memory");  // the rows are gone, and those in memory are next
+    }
+    KeepError(rewritten);
+  }
   return Status();
 }
 

@@ -23,10 +23,12 @@
 #include "cc/table/deletion_log.h"
 #include "cc/table/evicted_rows.h"
 #include "cc/table/expired.h"
+#include "cc/table/flush_history.h"
 #include "cc/table/score.h"
 #include "cc/table/stamps.h"
 #include "cc/table/table.h"
 #include "cc/table/vector_buffer.h"
+#include "cc/table/warning.h"
 
 namespace dynemb {
 
@@ -36,6 +38,7 @@ class ColdTable : public Table {
   bool has_cold_rows() const final { return cold_ != nullptr; }
   void ReadAhead(Exec& exec, KeySpan keys) final;
   Status Flush(Exec& exec, const std::string& folder, Tick tick, int64_t utc_ns) final;
+  Status KeepFlush(const std::string& folder) final;
   Status Restore(Exec& exec, const std::string& folder, FlushInfo* info) final;
   // Moves rows in files until no space has to be given back, in the calling thread. For tests.
   Status CompactFiles();
@@ -102,8 +105,10 @@ class ColdTable : public Table {
 
   // Cursors of ScanRows, and rows of BringRows, from here on are of cold rows.
   static constexpr uint64_t kColdCursor = uint64_t{1} << 62;
-  // Takes the cold rows, which are empty, and starts the background thread.
+  // Takes the cold rows, which are empty. Their files are compacted in the background.
   void StartCold(std::unique_ptr<ColdRows> cold);
+  // Whether rows are wiped in flushes, too.
+  bool has_flushes() const { return flushes_.any(); }
   // Whether there are cold rows now.
   bool any_cold() const { return cold_ != nullptr && cold_->size() != 0; }
   uint64_t num_cold() const { return cold_ != nullptr ? cold_->size() : 0; }
@@ -147,8 +152,9 @@ class ColdTable : public Table {
   Status TakeCold(const std::vector<uint64_t>& keys, Tick tick, Moved* moved);
   // After the rows are in memory: they are cold no longer.
   void RemoveMoved(const Moved& moved);
-  // Erase, of cold rows; adds their number to *erased. `keys` are in host memory. If the rows
-  // cannot be read, nothing has changed.
+  // Erase, of cold rows; adds their number to *erased. `keys` are in host memory. If it fails,
+  // nothing has changed, except that a file that must be written anew may not be yet: then that is
+  // the call's kept error, and the next flush tries again.
   Status EraseCold(KeySpan keys, Tick tick, Removal how, size_t* erased);
   void ClearCold(Tick tick) noexcept;
   // Evicts cold rows with low scores, until the table has at most max_capacity rows; `hot` of them
@@ -157,7 +163,7 @@ class ColdTable : public Table {
   void BeginColdCut(Tick since);
   void ReadColdCut(const std::vector<RowId>& plan, void* keys, void* vectors, float* state,
                    CutTime* updates, CutTime* scores);
-  // Asks the background thread to look for space to give back.
+  // Asks the background to look for space to give back.
   void CompactSoon();
   // For SwapRows: swaps the times, the cold rows, and what Table::SwapBase swaps.
   void SwapColdBase(ColdTable* other);
@@ -176,6 +182,8 @@ class ColdTable : public Table {
   void TrimLosses(uint64_t rows);
   // ColdRows::Compact.
   Status MoveCold(ColdRows::Compaction* planned);
+  // Writes condemned files anew.
+  Status RewriteCondemned();
 
   RowLayout content_layout_;
   // Cold rows that the table has lost; those that were moved to memory.
@@ -187,6 +195,8 @@ class ColdTable : public Table {
   // Of the sweep that brings rows up to date (BringRows): the end of the cold rows, as far as it is
   // known; 0: no sweep is running.
   uint64_t end_of_bringing_ = 0;
+  FlushHistory flushes_;
+  BackgroundErrors background_errors_;
   mutable std::mutex error_mutex_;
   // Of calls that could not return them, by the thread that made the call: another one must not
   // take it, and leave this one to use what could not be read.

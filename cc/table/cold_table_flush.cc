@@ -119,8 +119,17 @@ Status ColdTable::Flush(Exec& exec, const std::string& folder, Tick tick, int64_
   DYNEMB_RETURN_IF_ERROR(CopyAdmission(exec, &record.admission, &record.first_admission_line));
   record.steps = catch_up_.SaveAll();
   record.loaded_step = catch_up_.loaded();
+  DYNEMB_RETURN_IF_ERROR(RewriteCondemned());
+  // Even if it fails: a restart may find a manifest of which only the sync has failed.
+  flushes_.Written(folder);
   return cold_->Flush(folder, record.Encoded(),
                       [&](const ColdRows::AddHotFn& add) { return AddHotRows(exec, add); });
+}
+
+Status ColdTable::KeepFlush(const std::string& folder) {
+  if (cold_ == nullptr) return CheckHasFiles();
+  flushes_.Keep(folder);
+  return Status();
 }
 
 Status ColdTable::Restore(Exec& exec, const std::string& folder, FlushInfo* info) {
@@ -142,7 +151,9 @@ Status ColdTable::Restore(Exec& exec, const std::string& folder, FlushInfo* info
     steps.set_loaded(record.loaded_step);
   }
   DYNEMB_RETURN_IF_ERROR(ResetState(exec, record.info.state_spec));
-  DYNEMB_RETURN_IF_ERROR(cold_->Restore(folder));
+  std::vector<uint64_t> forgotten;
+  DYNEMB_RETURN_IF_ERROR(cold_->Restore(folder, &forgotten));
+  flushes_.Continue(folder, std::move(forgotten));
   stamps_.Restart(record.base);
   scoring_.Restart(record.epoch, record.epoch_steps);
   additions_ = record.additions;

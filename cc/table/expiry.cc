@@ -1,6 +1,7 @@
 #include "cc/table/expiry.h"
 
 #include <algorithm>
+#include <limits>
 #include <new>
 #include <utility>
 
@@ -41,19 +42,25 @@ void Expiry::SetTime(int64_t time, Tick tick) {
   Note(tick);
 }
 
+// The time from one to a later one. Users, and files, may have any times.
+static int64_t Since(int64_t earlier, int64_t later) {
+  const uint64_t passed = static_cast<uint64_t>(later) - static_cast<uint64_t>(earlier);
+  return static_cast<int64_t>(std::min<uint64_t>(passed, std::numeric_limits<int64_t>::max()));
+}
+
 void Expiry::Note(Tick tick) {
   if (clock_ == TtlClock::kWall) time_ = std::max(time_, system_time_->Now().boot_ns);
   if (!has_time_) return;
   const int64_t resolution = std::max<int64_t>(1, ttl_ / kMarks);
   if (tick == 0) {
     // Not a use of the table.
-  } else if ((marks_.empty() || time_ - marks_.back().first >= resolution) && AddMark(tick)) {
+  } else if ((marks_.empty() || Since(marks_.back().first, time_) >= resolution) && AddMark(tick)) {
     // A mark of its own.
   } else if (!marks_.empty()) {
     marks_.back().until = std::max(marks_.back().until, tick);
     marks_.back().time = time_;
   }
-  while (!marks_.empty() && marks_.front().time <= time_ - ttl_) {
+  while (!marks_.empty() && Since(marks_.front().time, time_) >= ttl_) {
     horizon_ = std::max(horizon_, marks_.front().until);
     marks_.pop_front();
   }

@@ -211,9 +211,17 @@ class Table : public TableBatches, public TableCut {
   }
   // (exclusive) Makes everything that the table has durable in a folder, which exists and is empty
   // (cold_rows.h). `tick`: a new one, of the time utc_ns. FailedPrecondition if the table has no
-  // files. If it fails, the folder is not a flush, and the table has not changed.
+  // files. If it fails, the folder is not a flush, and the table has the same rows. If it succeeds,
+  // KeepFlush follows.
   virtual Status Flush(Exec&, const std::string& folder, Tick tick, int64_t utc_ns) {
     (void)folder, (void)tick, (void)utc_ns;
+    return CheckHasFiles();
+  }
+  // (exclusive) Says which flush a restart will continue from (flush_history.h): the one that was
+  // just written, or the one before, or with an empty name none, because another table has taken
+  // its place. Keys that are wiped from now on are noted in it.
+  virtual Status KeepFlush(const std::string& folder) {
+    (void)folder;
     return CheckHasFiles();
   }
   // (exclusive) Continues from a flush: the table, which is new, gets its rows, state, scores and

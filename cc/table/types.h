@@ -30,7 +30,7 @@ constexpr uint64_t kMostRows = kSkippedRow;  // the maximal number of rows in a 
 // How the rows of keys are removed.
 enum class Removal : uint8_t {
   kErase,
-  kWipe,    // their memory is also overwritten with zeros
+  kWipe,    // their memory is also overwritten with zeros, and files that had them are removed
   kEvict,   // stats() counts them as evicted
   kExpire,  // stats() counts them as expired
 };

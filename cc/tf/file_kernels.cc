@@ -3,10 +3,17 @@
 #include <memory>
 #include <string>
 
+#include "cc/table/warning.h"
 #include "cc/tf/table_resource.h"
+#include "tensorflow/core/platform/logging.h"
 
 namespace dynemb {
 namespace {
+
+[[maybe_unused]] const bool kWarns = [] {
+  SetWarningFn([](const char* text) { LOG(WARNING) << "tf_dynemb: " << text; });
+  return true;
+}();
 
 // An operator on a table and a folder, which has the table for itself.
 class FolderOp : public OneTableOp {
@@ -17,7 +24,7 @@ class FolderOp : public OneTableOp {
   absl::Status Run(tf::OpKernelContext* ctx, Table& table) final {
     TF_RETURN_IF_ERROR(CheckScalar(ctx->input(1), "folder"));
     const std::string folder = ctx->input(1).scalar<tf::tstring>()();
-    if (folder.empty() || folder.find('\0') != std::string::npos) {
+    if ((folder.empty() && !MayBeNone()) || folder.find('\0') != std::string::npos) {
       return absl::InvalidArgumentError("folder is not the name of a folder");
     }
     std::unique_ptr<Exec> exec;
@@ -25,6 +32,8 @@ class FolderOp : public OneTableOp {
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     return Run(ctx, *exec, table, folder);
   }
+  // Whether an empty name says that there is no folder.
+  virtual bool MayBeNone() const { return false; }
   virtual absl::Status Run(tf::OpKernelContext* ctx, Exec& exec, Table& table,
                            const std::string& folder) = 0;
 };
@@ -39,6 +48,17 @@ class FlushOp : public FolderOp {
     int64_t utc_ns;
     const Tick tick = ProcessClock().Next(&utc_ns);
     return ToAbsl(table.Flush(exec, folder, tick, utc_ns));
+  }
+};
+
+class KeepFlushOp : public FolderOp {
+ public:
+  using FolderOp::FolderOp;
+
+ private:
+  bool MayBeNone() const override { return true; }
+  absl::Status Run(tf::OpKernelContext*, Exec&, Table& table, const std::string& folder) override {
+    return ToAbsl(table.KeepFlush(folder));
   }
 };
 
@@ -84,6 +104,7 @@ class ReadAheadOp : public OneTableOp {
 #define REGISTER(name, kernel) \
   REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), kernel)
 REGISTER("DynembFlush", FlushOp);
+REGISTER("DynembKeepFlush", KeepFlushOp);
 REGISTER("DynembRestore", RestoreOp);
 REGISTER("DynembReadAhead", ReadAheadOp);
 #undef REGISTER
@@ -91,6 +112,11 @@ REGISTER("DynembReadAhead", ReadAheadOp);
 DYNEMB_REGISTER_GPU_KERNEL(
     Name("DynembFlush").Device(tensorflow::DEVICE_GPU).HostMemory("handle").HostMemory("folder"),
     FlushOp);
+DYNEMB_REGISTER_GPU_KERNEL(Name("DynembKeepFlush")
+                               .Device(tensorflow::DEVICE_GPU)
+                               .HostMemory("handle")
+                               .HostMemory("folder"),
+                           KeepFlushOp);
 DYNEMB_REGISTER_GPU_KERNEL(Name("DynembRestore")
                                .Device(tensorflow::DEVICE_GPU)
                                .HostMemory("handle")

@@ -11,6 +11,12 @@ REGISTER_OP("DynembFlush")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) { return Scalars(c, 0, 2); });
 
+REGISTER_OP("DynembKeepFlush")
+    .Input("handle: resource")
+    .Input("folder: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return Scalars(c, 0, 2); });
+
 REGISTER_OP("DynembRestore")
     .Input("handle: resource")
     .Input("folder: string")

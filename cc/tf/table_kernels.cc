@@ -381,6 +381,7 @@ class StatsOp : public OneTableOp {
         {"file_bytes_written", s.cold.bytes_written},
         {"file_reads", s.cold.reads},
         {"file_writes", s.cold.writes},
+        {"file_errors", s.cold.errors},
         {"clock_jumps", SystemTime::OfProcess().jumps().count},
     };
     const auto n = static_cast<int64_t>(std::size(entries));

@@ -119,10 +119,26 @@ class ColdWorld {
       at.push_back(place);
       model.erase(key);
     }
-    Status wiped;
-    if (wipe) wiped = rows->Wipe(at.data(), at.size());
     rows->Remove(found.data(), at.data(), found.size());
-    return wiped;
+    if (!wipe) return Status();
+    rows->Condemn(at.data(), at.size());
+    return Rewrite();
+  }
+
+  // Writes condemned files anew, as a table does.
+  Status Rewrite() {
+    bool any = false;
+    DYNEMB_RETURN_IF_ERROR(rows->PrepareRewrite(&any));
+    std::unique_ptr<ColdRows::Compaction> step;
+    while (any) {
+      DYNEMB_RETURN_IF_ERROR(rows->PlanCompaction(&step));
+      if (step == nullptr || !step->rewrites) break;
+      const Status read = step->Read();
+      DYNEMB_RETURN_IF_ERROR(rows->Compact(step.get(), nullptr));
+      DYNEMB_RETURN_IF_ERROR(read);
+    }
+    DYNEMB_RETURN_IF_ERROR(rows->PrepareRewrite(&any));
+    return any ? Internal("a file is still condemned") : Status();
   }
 
   // Moves rows until no space has to be given back.
@@ -131,8 +147,9 @@ class ColdWorld {
     for (;;) {
       DYNEMB_RETURN_IF_ERROR(rows->PlanCompaction(&step));
       if (step == nullptr) return Status();
-      DYNEMB_RETURN_IF_ERROR(step->Read());
+      const Status read = step->Read();
       DYNEMB_RETURN_IF_ERROR(rows->Compact(step.get(), change));
+      DYNEMB_RETURN_IF_ERROR(read);
     }
   }
 

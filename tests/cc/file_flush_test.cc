@@ -1,6 +1,8 @@
 // Flushes of FileRows: what they contain, and what remains of them after faults.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <map>
@@ -11,79 +13,12 @@
 
 #include "cc/file/file_rows.h"
 #include "tests/cc/cold_world.h"
+#include "tests/cc/flush_fixture.h"
 #include "tests/cc/test_files.h"
 #include "tests/cc/test_length.h"
 
 namespace dynemb {
 namespace {
-
-void ExpectOk(const Status& status) { ASSERT_TRUE(status.ok()) << status.message(); }
-
-class FileFlushTest : public ::testing::Test {
- protected:
-  static std::string NewFolder(ColdWorld* world) {
-    static int number = 0;
-    const std::string folder = world->folder / ("flush-" + std::to_string(number++));
-    EXPECT_EQ(FileSystem::Posix().MakeDirectory(folder), 0);
-    return folder;
-  }
-
-  // Flushes the rows of the world, and `hot` as rows of memory.
-  static Status Flush(ColdWorld* world, const std::string& folder, const ModelRows& hot) {
-    std::vector<char> bytes(world->layout.stride);
-    return world->rows->Flush(folder, "the record", [&](const ColdRows::AddHotFn& add) -> Status {
-      for (const auto& [key, row] : hot) {
-        memcpy(bytes.data() + world->layout.vector_offset, row.content.data(), row.content.size());
-        DYNEMB_RETURN_IF_ERROR(add(key, bytes.data(), {row.updated, row.score}, row.tick));
-      }
-      return Status();
-    });
-  }
-
-  // Another object of the same layout, with other segments.
-  static std::unique_ptr<ColdRows> Empty(ColdWorld* world) {
-    std::unique_ptr<ColdRows> rows;
-    FileOptions options = world->file_options;
-    options.files = &FileSystem::Posix();
-    options.segment_bytes *= 2;
-    TableOptions table = world->options;
-    table.seed = 77;
-    ExpectOk(FileRows::Create(options, table, &rows));
-    ExpectOk(rows->ChangeLayout(world->layout, {}));
-    return rows;
-  }
-
-  // A flush restores these rows.
-  static void ExpectRestores(ColdWorld* world, const std::string& folder, const ModelRows& model) {
-    std::unique_ptr<ColdRows> rows = Empty(world);
-    std::string record;
-    ExpectOk(rows->ReadFlush(folder, &record));
-    EXPECT_EQ(record, "the record");
-    ExpectOk(rows->Restore(folder));
-    std::swap(world->rows, rows);
-    ModelRows had = model;
-    std::swap(world->model, had);
-    world->ExpectEqual();
-    std::swap(world->model, had);
-    std::swap(world->rows, rows);
-  }
-
-  static ModelRows HotRows(ColdWorld* world, size_t n) {
-    ModelRows hot;
-    for (size_t i = 0; i < n; ++i) hot[1000000 + i] = world->RandomRow();
-    return hot;
-  }
-  static ModelRows Union(const ModelRows& a, const ModelRows& b) {
-    ModelRows all = a;
-    all.insert(b.begin(), b.end());
-    return all;
-  }
-  static std::vector<std::string> Names(const std::string& folder) {
-    std::vector<std::string> names;
-    FileSystem::Posix().List(folder, &names);
-    return names;
-  }
-};
 
 // Segments of a flush have the numbers of segments that the object had itself.
 TEST_F(FileFlushTest, RowsThatWereReadAheadAreForgotten) {
@@ -103,7 +38,8 @@ TEST_F(FileFlushTest, RowsThatWereReadAheadAreForgotten) {
   ExpectOk(ahead->Read());
   other.rows->KeepAhead(std::move(ahead));
   other.rows->Clear();
-  ExpectOk(other.rows->Restore(folder));
+  std::vector<uint64_t> forgotten;
+  ExpectOk(other.rows->Restore(folder, &forgotten));
   other.model = one.model;
   other.ExpectEqual();
 }
@@ -142,7 +78,8 @@ TEST_F(FileFlushTest, RestoredRowsAreRowsLikeOthers) {
   const std::string first = NewFolder(&world);
   ExpectOk(Flush(&world, first, {}));
   std::unique_ptr<ColdRows> restored = Empty(&world);
-  ExpectOk(restored->Restore(first));
+  std::vector<uint64_t> forgotten;
+  ExpectOk(restored->Restore(first, &forgotten));
   world.rows = std::move(restored);  // the old ones, and their files, are gone
   testing_files::RemoveAll(first);
   for (size_t round = 0; round < Longer(10); ++round) {
@@ -156,49 +93,142 @@ TEST_F(FileFlushTest, RestoredRowsAreRowsLikeOthers) {
   ExpectRestores(&world, second, world.model);
 }
 
-// Rows that were wiped after a flush do not come back, and no other row is lost.
-TEST_F(FileFlushTest, WipedRowsStayAway) {
+// Keys that are noted as forgotten do not come back, and no other row is lost. Nothing that the
+// flush has is changed for that: others may have links to its files, or may be reading them.
+TEST_F(FileFlushTest, ForgottenRowsStayAway) {
   ColdWorld world(16, 4);
   ExpectOk(world.Add(world.NewRows(500, 1000)));
-  ModelRows flushed = world.model;
   const std::string folder = NewFolder(&world);
-  ExpectOk(Flush(&world, folder, {}));
-  const std::vector<uint64_t> keys = world.SomeKeys(50, 1000);
-  // Rows that waited to be written were copied.
-  std::map<uint64_t, ColdPlace> places;
-  ExpectOk(world.Find(keys, &places));
-  ExpectOk(world.Remove(keys, true));
+  const ModelRows hot = HotRows(&world, 100);
+  ExpectOk(Flush(&world, folder, hot));
+  ModelRows left = Union(world.model, hot);
+  const auto contents = [&folder] {
+    std::map<std::string, std::string> files;
+    for (const std::string& name : Names(folder)) {
+      if (name != "forgotten") files[name] = testing_files::Read(folder + "/" + name);
+    }
+    return files;
+  };
+  const auto before = contents();
+  std::vector<uint64_t> all;
+  for (int round = 0; round < 4; ++round) {
+    std::vector<uint64_t> keys = world.SomeKeys(50, 1000);
+    keys.push_back(1000000 + static_cast<uint64_t>(round));  // of a row of memory
+    keys.push_back(77777777);                                // of no row
+    for (const uint64_t key : keys) left.erase(key);
+    all.insert(all.end(), keys.begin(), keys.end());
+    ExpectOk(world.rows->NoteForgotten(folder, all));
+    ExpectOk(world.Remove(keys, /*wipe=*/true));
+    world.ExpectEqual();
+    EXPECT_TRUE(contents() == before);
+    ExpectRestores(&world, folder, left);
+  }
   std::unique_ptr<ColdRows> rows = Empty(&world);
-  ExpectOk(rows->Restore(folder));
-  rows->CheckInvariants();
-  EXPECT_LT(rows->size(), flushed.size());
-  EXPECT_GE(rows->size(), world.model.size());
-  size_t listed = 0;
-  const auto any = [](const RowTimes&) { return true; };
-  const ColdRows::Scanned all = rows->Scan(0, 100000, 100000, any);
-  ExpectOk(rows->Read(all.places, [&](size_t, const ColdRow& row) {
-    ASSERT_EQ(flushed.count(row.key), 1u);
-    EXPECT_TRUE(ColdWorld::RowOf(row, flushed[row.key].content.size()).content ==
-                flushed[row.key].content);
-    ++listed;
-  }));
-  EXPECT_EQ(listed, rows->size());
+  std::vector<uint64_t> forgotten;
+  ExpectOk(rows->Restore(folder, &forgotten));
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  EXPECT_EQ(forgotten, all);
 }
 
-// The marker of wiped rows is what makes them stay away; without it, they would be read as zeros.
-TEST_F(FileFlushTest, WipeFailsIfItCannotBeNoted) {
+// A wiped row is in no file of the table: neither in those that it was in, nor in a flush.
+TEST_F(FileFlushTest, WipedRowsAreInNoFile) {
+  for (const bool in_cut : {false, true}) {
+    SCOPED_TRACE(in_cut);
+    ColdWorld world(16, 4);
+    ExpectOk(world.Add(world.NewRows(500, 1000)));
+    std::vector<std::string> patterns;
+    std::vector<uint64_t> keys = world.SomeKeys(40, 1000);
+    for (const uint64_t key : keys) {
+      if (world.model.count(key) != 0) patterns.push_back(world.model[key].content);
+    }
+    ASSERT_GT(patterns.size(), 10u);
+    const auto count = [&] {
+      std::vector<std::string> files;
+      ListFiles(world.folder.path(), &files);
+      size_t found = 0;
+      for (const std::string& file : files) {
+        const std::string bytes = testing_files::Read(file);
+        for (const std::string& pattern : patterns) found += bytes.find(pattern) != bytes.npos;
+      }
+      return found;
+    };
+    EXPECT_GT(count(), patterns.size() / 2);
+    if (in_cut) world.rows->BeginCut([](const RowTimes&) { return true; });
+    ExpectOk(world.Remove(keys, /*wipe=*/true));
+    if (in_cut) {
+      // The cut has all of its rows.
+      size_t read = 0;
+      for (auto plan = world.rows->PlanCut(100); !plan.empty(); plan = world.rows->PlanCut(100)) {
+        ExpectOk(world.rows->ReadCut(plan, [&](size_t, const ColdRow&) { ++read; }));
+      }
+      EXPECT_EQ(read, world.model.size() + patterns.size());
+      world.rows->EndCut();
+    }
+    EXPECT_EQ(count(), 0u);
+    const std::string folder = NewFolder(&world);
+    ExpectOk(Flush(&world, folder, {}));
+    EXPECT_EQ(count(), 0u);
+    world.ExpectEqual();
+  }
+}
+
+// Files that cannot be written anew are in no flush, until they can.
+TEST_F(FileFlushTest, ACondemnedFileIsInNoFlush) {
+  ColdWorld world(16, 4);
+  ExpectOk(world.Add(world.NewRows(500, 1000)));
+  std::map<uint64_t, ColdPlace> places;
+  ExpectOk(world.Find(world.SomeKeys(50, 1000), &places));
+  for (const auto& [key, place] : places) {
+    world.rows->Remove(&key, &place, 1);
+    world.model.erase(key);
+    world.rows->Condemn(&place, 1);
+  }
+  const auto none = [](const auto&) { return Status(); };
+  for (const auto call : {FaultyFileSystem::kPread, FaultyFileSystem::kOpen}) {
+    world.files.Fail(call, 1, EIO, FaultyFileSystem::kForever);
+    EXPECT_EQ(world.Rewrite().code(), Code::kDataLoss);
+    world.files.Heal();
+    world.ExpectEqual();
+    EXPECT_FALSE(world.rows->Flush(NewFolder(&world), "", none).ok());
+  }
+  const std::string folder = NewFolder(&world);
+  ExpectOk(Flush(&world, folder, {}));
+  ExpectRestores(&world, folder, world.model);
+}
+
+// What has been forgotten before stays so, and what is to be forgotten is not, if it cannot be
+// noted.
+TEST_F(FileFlushTest, ForgottenKeysThatCannotBeNoted) {
   ColdWorld world(16, 4);
   ExpectOk(world.Add(world.NewRows(500, 1000)));
   const std::string folder = NewFolder(&world);
   ExpectOk(Flush(&world, folder, {}));
-  const ModelRows flushed = world.model;
-  world.files.Fail(FaultyFileSystem::kSyncDirectory, 1, EIO);
-  EXPECT_FALSE(world.Remove(world.SomeKeys(50, 1000), true).ok());
-  std::unique_ptr<ColdRows> rows = Empty(&world);
-  ExpectOk(rows->Restore(folder));
-  EXPECT_EQ(rows->size(), flushed.size());
+  ExpectOk(world.rows->NoteForgotten(folder, {world.model.begin()->first}));
+  ModelRows left = world.model;
+  left.erase(left.begin());
+  for (int64_t n = 1;; ++n) {
+    SCOPED_TRACE(n);
+    const uint64_t key = std::next(left.begin(), 5)->first;
+    world.files.Crash(n, n % 3 * 9);
+    const Status status = world.rows->NoteForgotten(folder, {world.model.begin()->first, key});
+    world.files.Heal();
+    ModelRows without = left;
+    without.erase(key);
+    if (status.ok()) {
+      ExpectRestores(&world, folder, without);
+      EXPECT_GT(n, 4);
+      break;
+    }
+    std::unique_ptr<ColdRows> rows = Empty(&world);
+    std::vector<uint64_t> forgotten;
+    ExpectOk(rows->Restore(folder, &forgotten));
+    ASSERT_LE(forgotten.size(), 2u);
+    ExpectRestores(&world, folder, forgotten.size() == 2 ? without : left);
+    ExpectOk(world.rows->NoteForgotten(folder, {world.model.begin()->first}));
+  }
   testing_files::RemoveAll(folder);
-  ExpectOk(world.Remove(world.SomeKeys(50, 1000), true));  // there is no flush to note it in
+  ExpectOk(world.rows->NoteForgotten(folder, {1}));  // there is no flush to note it in
 }
 
 // A call that fails at any point leaves no flush, changes no row, and the flush before it stays.
@@ -229,7 +259,8 @@ TEST_F(FileFlushTest, LossOfPower) {
     if (rows->ReadFlush(folder, &record).ok()) {
       ExpectRestores(&world, folder, Union(world.model, hot));
     } else {
-      EXPECT_FALSE(rows->Restore(folder).ok());
+      std::vector<uint64_t> forgotten;
+      EXPECT_FALSE(rows->Restore(folder, &forgotten).ok());
     }
     const std::string again = NewFolder(&world);
     ExpectOk(Flush(&world, again, hot));
@@ -263,7 +294,8 @@ TEST_F(FileFlushTest, Damage) {
   const auto damaged = [&](const std::string& what) {
     SCOPED_TRACE(what);
     std::unique_ptr<ColdRows> rows = Empty(&world);
-    Status status = rows->Restore(folder);
+    std::vector<uint64_t> forgotten;
+    Status status = rows->Restore(folder, &forgotten);
     size_t found = 0;
     if (status.ok()) {
       status = rows->Find(keys.data(), keys.size(), [&](size_t i, const ColdRow& row) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cc/file/file_rows.h"
+#include "cc/table/warning.h"
 #include "tests/cc/cold_world.h"
 #include "tests/cc/failing_allocations.h"
 #include "tests/cc/test_length.h"
@@ -25,17 +26,18 @@ class FileRowsFaultsTest : public ::testing::Test {
  protected:
   // The files of the rows.
   static std::vector<std::string> Files(ColdWorld* world) {
-    std::vector<std::string> folders, files;
-    world->files.List(world->file_options.folder, &folders);
-    for (const std::string& folder : folders) {
-      const std::string path = world->file_options.folder + "/" + folder;
-      std::vector<std::string> names;
-      world->files.List(path, &names);
-      for (const std::string& name : names) {
-        if (name != "LOCK") files.push_back(path + "/" + name);
-      }
-    }
+    std::vector<std::string> files;
+    ListFiles(&world->files, world->file_options.folder, &files);
     return files;
+  }
+
+  static void ListFiles(FileSystem* files, const std::string& path,
+                        std::vector<std::string>* found) {
+    std::vector<std::string> names;
+    if (files->List(path, &names) < 0) return found->push_back(path);
+    for (const std::string& name : names) {
+      if (name != "LOCK") ListFiles(files, path + "/" + name, found);
+    }
   }
 
   // Every key is found as it is in the model, or its read fails with an error that names `file`.
@@ -77,6 +79,109 @@ TEST_F(FileRowsFaultsTest, FlippedBits) {
     }
     world.ExpectEqual();
   }
+}
+
+// Rows that cannot be read cost their segment, and not the space of all others.
+TEST_F(FileRowsFaultsTest, CompactionGoesRoundDamage) {
+  ColdWorld world(16, 8);
+  ExpectOk(world.Add(world.NewRows(6000, 8000)));
+  std::string damaged;
+  for (const std::string& file : Files(&world)) {
+    if (testing_files::Read(file).size() == 8 * kBlockBytes) damaged = file;
+  }
+  testing_files::Flip(damaged, 5 * kBlockBytes + 100);
+  // The rows of this unit, which nobody asks for.
+  ModelRows lost;
+  for (const auto& [key, row] : world.model) {
+    std::map<uint64_t, ColdPlace> places;
+    if (!world.Find({key}, &places).ok()) lost[key] = row;
+  }
+  ASSERT_GT(lost.size(), 20u);
+  for (const auto& [key, row] : lost) world.model.erase(key);
+  const auto without_lost = [&](std::vector<uint64_t> keys) {
+    keys.erase(std::remove_if(keys.begin(), keys.end(),
+                              [&](uint64_t key) { return lost.count(key) != 0; }),
+               keys.end());
+    return keys;
+  };
+  size_t failed = 0;
+  for (int round = 0; round < 30; ++round) {
+    ExpectOk(world.Remove(without_lost(world.SomeKeys(800, 8000))));
+    ModelRows added = world.NewRows(800, 8000);
+    for (const auto& [key, row] : lost) added.erase(key);
+    ExpectOk(world.Add(added));
+    const Status status = world.Compact();
+    if (!status.ok()) {
+      EXPECT_NE(status.message().find(damaged), std::string::npos) << status.message();
+      ++failed;
+      ExpectOk(world.Compact());
+    }
+    const double live = static_cast<double>(world.rows->stats().row_bytes) * 4096 / 4048;
+    ASSERT_LE(static_cast<double>(world.rows->stats().file_bytes),
+              1.3 * live + 8 * 8 * kBlockBytes);
+  }
+  EXPECT_EQ(failed, 1u);
+  std::vector<uint64_t> keys;
+  for (const auto& [key, row] : world.model) keys.push_back(key);
+  std::map<uint64_t, ColdPlace> places;
+  ExpectOk(world.Find(keys, &places));
+  for (const auto& [key, row] : lost) EXPECT_EQ(world.Find({key}, &places).code(), Code::kDataLoss);
+  EXPECT_EQ(world.rows->size(), world.model.size() + lost.size());
+}
+
+// A process without descriptors or memory for a while does not give its files up.
+TEST_F(FileRowsFaultsTest, ErrorsThatPassAreNoDamage) {
+  ColdWorld world(16, 8);
+  ExpectOk(world.Add(world.NewRows(6000, 8000)));
+  ExpectOk(world.Remove(world.SomeKeys(4000, 8000)));
+  for (int i = 0; i < 30; ++i) {
+    std::unique_ptr<ColdRows::Compaction> step;
+    ExpectOk(world.rows->PlanCompaction(&step));
+    ASSERT_NE(step, nullptr);
+    world.files.Fail(FaultyFileSystem::kPread, 1, ENOMEM, FaultyFileSystem::kForever);
+    EXPECT_EQ(step->Read().code(), Code::kResourceExhausted);
+    world.files.Heal();
+    ExpectOk(world.rows->Compact(step.get(), nullptr));
+  }
+  ExpectOk(world.Compact());
+  const double live = static_cast<double>(world.rows->stats().row_bytes) * 4096 / 4048;
+  EXPECT_LE(static_cast<double>(world.rows->stats().file_bytes), 1.3 * live + 8 * 8 * kBlockBytes);
+  world.ExpectEqual();
+}
+
+// What cannot be removed is counted.
+TEST_F(FileRowsFaultsTest, FilesThatCannotBeRemoved) {
+  static int warned;
+  warned = 0;
+  SetWarningFn([](const char* text) { warned += strstr(text, ".rows") != nullptr; });
+  ColdWorld world(16, 4);
+  ExpectOk(world.Add(world.NewRows(1000, 3000)));
+  EXPECT_EQ(world.rows->stats().errors, 0u);
+  world.files.Fail(FaultyFileSystem::kUnlink, 1, EIO, 3);
+  ExpectOk(world.Remove(world.SomeKeys(2900, 3000)));
+  ExpectOk(world.Compact());
+  EXPECT_EQ(world.rows->stats().errors, 3u);
+  EXPECT_EQ(warned, 3);
+  SetWarningFn(nullptr);
+  world.ExpectEqual();
+}
+
+// A name that exists, whatever it is, is not a file of the table's.
+TEST_F(FileRowsFaultsTest, FilesOfOthersAreNotOverwritten) {
+  ColdWorld world(16, 4);
+  const std::string victim = world.folder / "victim";
+  testing_files::Write(victim, "mine");
+  std::vector<std::string> names;
+  world.files.List(world.file_options.folder, &names);
+  ASSERT_EQ(names.size(), 1u);
+  const std::string file = world.file_options.folder + "/" + names[0] + "/0/1.rows";
+  ASSERT_EQ(symlink(victim.c_str(), file.c_str()), 0);
+  EXPECT_FALSE(world.rows->Reserve(10).ok());
+  EXPECT_EQ(testing_files::Read(victim), "mine");
+  ASSERT_EQ(unlink(file.c_str()), 0);
+  testing_files::Write(file, "mine");
+  EXPECT_FALSE(world.rows->Reserve(10).ok());
+  EXPECT_EQ(testing_files::Read(file), "mine");
 }
 
 TEST_F(FileRowsFaultsTest, TruncatedFiles) {
@@ -121,7 +226,7 @@ TEST_F(FileRowsFaultsTest, EachCallFails) {
       {FaultyFileSystem::kPwrite, ENOSPC, 1}, {FaultyFileSystem::kPwrite, EIO, 3},
       {FaultyFileSystem::kPwrite, 0, 2},      {FaultyFileSystem::kOpen, EMFILE, 1},
       {FaultyFileSystem::kOpen, ENOSPC, 2},   {FaultyFileSystem::kPread, EIO, 1},
-      {FaultyFileSystem::kPread, 0, 1}};
+      {FaultyFileSystem::kPread, 0, 1},       {FaultyFileSystem::kClose, EDQUOT, 2}};
   for (const int64_t dim : {16, 900}) {
     for (const Fault& fault : kFaults) {
       for (const int64_t n : {1, 2, 3, 5, 8, 13, 21}) {

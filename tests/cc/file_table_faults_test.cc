@@ -182,6 +182,44 @@ TEST_P(FileTableFaultsTest, EachAllocationFails) {
   EXPECT_EQ(inconsistent_, 0);
 }
 
+// Rows are forgotten, all of them or none, also if their files cannot be written anew.
+TEST_P(FileTableFaultsTest, ForgettingIsWhole) {
+  int64_t refused = 0, not_rewritten = 0;
+  for (int64_t n = 1; n < 400; n += kSanitized ? 7 : 1) {
+    SCOPED_TRACE(n);
+    Prepare(n);
+    ASSERT_TRUE(table_->Upsert(exec_, span(), values_.data(), tick_).ok());
+    for (uint64_t first = 1000000; first < 1000000 + 5 * kHot; first += 50) {
+      const std::vector<uint64_t> others = Keys(first, 50);
+      std::vector<RowId> rows(others.size());
+      const KeySpan keys(others.data(), others.size());
+      ASSERT_TRUE(table_->FindOrInsert(exec_, keys, ++tick_, rows.data()).ok());
+    }
+    auto expected = Contents();
+    bool failed = false, thrown = false;
+    size_t erased = 0;
+    try {
+      failing::WithFailure(n, &failed,
+                           [&] { erased = table_->Erase(exec_, span(), tick_, Removal::kWipe); });
+    } catch (const std::bad_alloc&) {
+      thrown = true;
+    }
+    const bool ok = table_->Error().ok() && !thrown;
+    if (!ok && Contents() == expected) {
+      ++refused;
+    } else {
+      not_rewritten += !ok;
+      for (const uint64_t key : keys_) expected.erase(key);
+      ASSERT_TRUE(Contents() == expected);
+      ASSERT_EQ(erased, keys_.size());
+    }
+    table_->CheckInvariants();
+    if (!failed) break;
+  }
+  EXPECT_GT(refused, 0);
+  EXPECT_GT(not_rewritten, 0);
+}
+
 // The memory of the device runs out.
 TEST_P(FileTableFaultsTest, EachAllocationOnTheDeviceFails) {
   if (!on_device()) GTEST_SKIP() << "the table is in host memory";

@@ -103,8 +103,8 @@ def matches(found: Contents, expected: Contents, phase: Phase, number: int, at_o
         expected: those of the publication.
         phase: the calls of `forget`.
         number: the publication.
-        at_once: whether a forgotten row must be gone as soon as `forget` has returned. Otherwise
-            each of them may be there until the next publication has returned.
+        at_once: whether a forgotten row must be gone as soon as `forget` has returned, as of a
+            table. Otherwise it may be there until the next publication has returned.
     """
     if found.keys() != expected.keys():
         return False
@@ -144,13 +144,11 @@ class Tables:
 
     Attributes:
         spec: the table.
-        at_once: as of `matches`.
         same_process: whether the process has the id of the one before, as in a container, and
             therefore names its running files as that one did.
     """
 
     spec: workloads.Spec = workloads.NARROW
-    at_once: bool = False
     same_process: bool = False
 
     def ignored(self, path: str) -> bool:
@@ -167,7 +165,7 @@ class Tables:
             self._rename_running_files(files / self.spec.folder)
         table = self._open(files)
         found = table_reader.rows_of(table)
-        check({workloads.NAME: found}, recording, phase, self.at_once)
+        check({workloads.NAME: found}, recording, phase, at_once=True)
         if not goes_on:
             return
         # The table can be used, and flushed, and leaves nothing else.

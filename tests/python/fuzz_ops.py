@@ -341,12 +341,12 @@ def right_snapshot_calls(keys, vectors):
     zero, one = tf.constant(0, i64), tf.constant(1, i64)
     flushed = h.make_table(DIM, tier="host", **FILES)
     ops.dynemb_upsert(flushed, keys, vectors)
-    folder = os.path.join(FOLDER.name, "flush")
-    os.makedirs(folder, exist_ok=True)
+    folder, empty = (tempfile.mkdtemp(dir=FOLDER.name) for _ in range(2))
     ops.dynemb_flush(flushed, folder)
     unused = h.make_table(DIM, tier="host", **FILES)
     return {
-        "dynemb_flush": ({"handle": flushed, "folder": tf.constant(folder)}, {}),
+        "dynemb_flush": ({"handle": flushed, "folder": tf.constant(empty)}, {}),
+        "dynemb_keep_flush": ({"handle": flushed, "folder": tf.constant(folder)}, {}),
         "dynemb_read_ahead": ({"handle": flushed, "keys": keys}, {}),
         "dynemb_restore": ({"handle": unused, "folder": tf.constant(folder)}, {}),
         "dynemb_snapshot": (

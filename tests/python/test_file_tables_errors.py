@@ -226,13 +226,15 @@ def test_files_vanish_with_the_table(tmp_path):
     table = in_files(tmp_path)
     table.lookup(range(90))
     table.lookup(range(90, 180))
-    (folder,) = tmp_path.iterdir()
-    assert list(folder.iterdir())
+    (folder,) = tmp_path.iterdir()  # of the process
+    (own,) = folder.glob("[0-9]*")
+    assert list(own.iterdir())
     other = in_files(tmp_path)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert list(tmp_path.iterdir()) == [folder]
+    assert len(list(folder.glob("[0-9]*"))) == 2
     del table
     gc.collect()
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list(folder.glob("[0-9]*"))) == 1
     del other
     gc.collect()
     assert not list(tmp_path.iterdir())
@@ -268,7 +270,8 @@ def test_processes_share_a_folder_and_clean_up(tmp_path):
         table = in_files(tmp_path)
         assert its not in tmp_path.iterdir()
         pair.check()
-        assert len(list(tmp_path.iterdir())) == 2
+        assert len(list(tmp_path.iterdir())) == 1
+        assert len(list(tmp_path.glob("*/[0-9]*"))) == 2
         assert len(table) == 0
     finally:
         process.kill()
@@ -404,7 +407,7 @@ def test_every_constructor_passes_the_options(tmp_path):
     for table in tables:
         assert (table.options.file_path, table.options.var_type) == (str(tmp_path), "file")
         assert table.options.max_dram_for_vectors == options["max_dram_for_vectors"]
-    assert len(list(tmp_path.iterdir())) == len(tables)
+    assert len(list(tmp_path.glob("*/[0-9]*"))) == len(tables)
 
 
 def churn(table, new):
@@ -431,3 +434,44 @@ def test_space_of_old_copies_is_given_back(tmp_path, new):
     assert stats["file_rows_compacted"] > 0
     assert max(files, stats["file_bytes"]) < 2 * stats["file_row_bytes"] + 2**27
     np.testing.assert_array_equal(table.lookup(range(500)), np.ones([500, 1100]))
+
+
+def test_damage_is_said_and_costs_little_space(tmp_path):
+    """A unit that cannot be read, and whose rows nobody asks for."""
+    table = in_files(tmp_path, DIM, rows=1000)
+    rows = 6000
+    for first in [*range(0, rows, 500), 0]:
+        table.lookup(range(first, first + 500))
+    path = max(tmp_path.rglob("*.rows"), key=lambda path: path.stat().st_size)
+    size = path.stat().st_size
+    assert size >= 2**20
+    with open(path, "r+b") as file:
+        file.seek(3 * size // 4 // 4096 * 4096 + 100)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    keys = np.arange(rows)
+    errors = {}
+    for some in keys.reshape(-1, 10):
+        try:
+            table.explain(some)
+        except tf.errors.DataLossError as error:
+            errors[tuple(some)] = str(error)
+    assert 0 < len(errors) < 20
+    assert all(path.name in error for error in errors.values())
+    lost = [key for some in errors for key in some]
+    assert table.stats()["file_errors"] == 0
+    left = np.setdiff1d(keys, lost)
+    rng = np.random.default_rng(0)
+    deadline = time.monotonic() + 200
+    while not table.stats()["file_errors"]:
+        table.lookup(rng.choice(left, 800, replace=False))
+        assert time.monotonic() < deadline
+    for _ in range(100):
+        table.lookup(rng.choice(left, 800, replace=False))
+    while (s := table.stats())["file_bytes"] > 2 * s["file_row_bytes"] + 4 * 2**20:
+        time.sleep(0.01)
+        assert time.monotonic() < deadline
+    assert table.stats()["file_errors"] < 5
+    with pytest.raises(tf.errors.DataLossError):
+        table.lookup(lost)

@@ -217,6 +217,7 @@ RIGHT = [
      [[], [], [], [None], [None], [None], [None], [None]]),
     (ops.dynemb_expire, {"handle": H}, [[]]),
     (ops.dynemb_flush, FOLDER, []),
+    (ops.dynemb_keep_flush, FOLDER, []),
     (ops.dynemb_restore, FOLDER, [[], [None], [None]]),
     (ops.dynemb_set_data_time, {"handle": H, "time": (i64, [])}, []),
     (ops.dynemb_set_expiry_marks, {"handle": H, "marks": (i64, [None])}, []),
@@ -333,7 +334,7 @@ WRONG = [
         (ops.dynemb_set_data_time, {"handle": H, "time": (i64, [])},
          [("handle", VECTOR_HANDLE), ("time", (i64, [1]))]),
         *((op, FOLDER, [("handle", VECTOR_HANDLE), ("folder", (tf.string, [1]))])
-          for op in (ops.dynemb_flush, ops.dynemb_restore)),
+          for op in (ops.dynemb_flush, ops.dynemb_keep_flush, ops.dynemb_restore)),
         (ops.dynemb_set_expiry_marks, {"handle": H, "marks": (i64, [None])},
          [("handle", VECTOR_HANDLE), ("marks", (i64, []))]),
         (ops.dynemb_load_steps, STEPS,

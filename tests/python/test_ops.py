@@ -325,7 +325,7 @@ def test_stats_names_and_counts():
         "nonfinite_gradients", "device_rows", "promotions",
         "file_rows", "file_hits", "file_hits_ahead", "file_bytes", "file_row_bytes",
         "file_index_bytes", "file_buffer_bytes", "file_rows_written", "file_rows_compacted",
-        "file_bytes_read", "file_bytes_written", "file_reads", "file_writes",
+        "file_bytes_read", "file_bytes_written", "file_reads", "file_writes", "file_errors",
         "clock_jumps",
     }  # fmt: skip
     assert {k: got[k] for k in ("size", "hits", "misses", "inserts", "erased", "evictions")} == {

@@ -224,7 +224,7 @@ def test_one_table_at_a_time(tmp_path):
     # In this process, the later one has the files.
     later = make(tmp_path)
     assert len(later) == 300
-    with pytest.raises(ValueError, match="a later table 't'"):
+    with pytest.raises(ValueError, match="belong to a later table"):
         table.flush()
     assert len(table) == 300
     later.upsert([1000], np.ones((1, DIM), np.float32))

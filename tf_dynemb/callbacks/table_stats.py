@@ -19,7 +19,7 @@ _COUNTS = (
 )
 _FILE_COUNTS = (
     *("file_hits", "file_hits_ahead", "file_rows_written", "file_rows_compacted"),
-    *("file_bytes_read", "file_bytes_written", "file_reads", "file_writes"),
+    *("file_bytes_read", "file_bytes_written", "file_reads", "file_writes", "file_errors"),
 )
 
 
@@ -38,8 +38,8 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
     - Of tables with `file_path` also: `file_rows` and `file_bytes` at the end of the epoch;
       `memory_hit_rate`, the share of the hits whose row was in memory; and `file_hits`,
       `file_hits_ahead`, `file_rows_written`, `file_rows_compacted`, `file_bytes_read`,
-      `file_bytes_written`, `file_reads`, `file_writes`, as in `DynamicVariable.stats`, since the
-      last epoch.
+      `file_bytes_written`, `file_reads`, `file_writes`, `file_errors`, as in
+      `DynamicVariable.stats`, since the last epoch.
 
     Callbacks after it in the list see them, such as CSVLogger, and so do `History` and
     EarlyStopping. On several ranks, the numbers are those of the rank's own rows.

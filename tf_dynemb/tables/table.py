@@ -16,9 +16,8 @@ from tensorflow.python.eager import context
 
 from tf_dynemb import _ops, communicator
 from tf_dynemb.ids.keys import KEY_TYPES
-from tf_dynemb.parallel.agreement import Ranks
 from tf_dynemb.parallel.exchange import BY_HASH, Spread, exchange_stats
-from tf_dynemb.parallel.flushes import Flushes, folders_of_other_jobs
+from tf_dynemb.parallel.flushes import Flushes, make_durable_folder
 from tf_dynemb.parallel.ownership import check_mode, owner_of_mode
 from tf_dynemb.parallel.placement import Placement, place
 from tf_dynemb.tables import admission_options, initializers
@@ -129,7 +128,13 @@ class Table:
             self._state_spec: StateSpec | None = None
             self._flushes: Flushes | None = None
             if options.persistent:
-                self._open_flushes(options, name, attributes["file_path"])
+                self._flushes, restored = Flushes.open(
+                    os.path.abspath(options.file_path or ""),
+                    attributes["file_path"],
+                    name,
+                    self._handle,
+                )
+                self._state_spec = None if restored is None else _state_spec(*restored)
         self._name = name
         self._number = number
         self._dim = dim
@@ -257,6 +262,8 @@ class Table:
         - `file_rows_compacted`: rows that were copied in files to give space back.
         - `file_bytes_read`, `file_bytes_written`, `file_reads`, `file_writes`: bytes and calls of
           the file system. The reads that give space back are not counted.
+        - `file_errors`: errors of files in work that no call waits for, such as giving space back.
+          Each of them is in TensorFlow's log, as a warning.
         - `inserts`, `evictions`, `erased`, `expired`: rows that were created, evicted by a full
           table, removed by `erase` and `forget`, and removed because they had expired.
         - `refused`: keys that a full table did not take.
@@ -323,39 +330,6 @@ class Table:
         """The arguments of the DynembTable operator, without names."""
         return dict(self._attributes)
 
-    def _open_flushes(self, options: TableOptions, name: str, folder: str) -> None:
-        ranks = Ranks("DynamicVariable(persistent=True)")
-        with ranks.stage() as stage:
-            root = options.file_path or ""
-            others = folders_of_other_jobs(os.path.abspath(root), name, ranks.size)
-            if others:
-                raise ValueError(
-                    f"persistent=True: table {name!r} was flushed by another number of ranks, to "
-                    f"{others[0]}. Open it with that number and dump it; a dump can be loaded with "
-                    "any number of ranks."
-                )
-            flushes = Flushes(folder, name)
-            stage.say(flushes.complete())
-        common = set.intersection(*map(set, stage.said))
-        if not common and any(stage.said):
-            raise ValueError(
-                f"persistent=True: the ranks have different flushes of table {name!r}: "
-                f"{stage.said}. Remove them, and load a dump."
-            )
-        last = max(common, default=0)
-        with ranks.stage():
-            if last:
-                restored = _ops.library().dynemb_restore(self._handle, flushes.folder(last))
-                optimizer, widths, inits = (output.numpy() for output in restored)
-                if optimizer:
-                    self._state_spec = (
-                        optimizer.decode(),
-                        tuple(widths.tolist()),
-                        tuple(inits.tolist()),
-                    )
-        flushes.keep_only(last)
-        self._flushes = flushes
-
     @property
     def persistent(self) -> bool:
         """Whether the table's files survive the process: the option `persistent`."""
@@ -384,19 +358,8 @@ class Table:
                 f"flush: table {self._name!r} was created without persistent=True. `dump` keeps "
                 "the rows of any table."
             )
-        if not flushes.is_open:
-            raise ValueError(f"flush: a later table {self._name!r} of this process has its files.")
-        ranks = Ranks("flush")
         with self.cut_lock:
-            number = 0
-            try:
-                with ranks.stage():
-                    number, folder = flushes.begin()
-                    _ops.library().dynemb_flush(self._handle, folder)
-            except BaseException:
-                flushes.discard(number)
-                raise
-            flushes.keep_only(number)
+            flushes.flush()
 
     @property
     def rows_at_a_time(self) -> int:
@@ -453,6 +416,12 @@ def table_stats(handle: Any) -> dict[str, int]:
     }
 
 
+def _state_spec(optimizer: Any, widths: Any, inits: Any) -> StateSpec | None:
+    """The state of restored rows, of the outputs of DynembRestore."""
+    name = optimizer.numpy().decode()
+    return (name, tuple(widths.numpy().tolist()), tuple(inits.numpy().tolist())) if name else None
+
+
 def _file_attributes(options: TableOptions, rank: int, ranks: int) -> dict[str, Any]:
     if options.file_path is None:
         return {}
@@ -461,7 +430,10 @@ def _file_attributes(options: TableOptions, rank: int, ranks: int) -> dict[str, 
     if ranks > 1 and own not in folder.split(os.sep):
         folder = os.path.join(folder, own)
     try:
-        os.makedirs(folder, exist_ok=True)
+        if options.persistent:
+            make_durable_folder(folder)
+        else:
+            os.makedirs(folder, exist_ok=True)
     except OSError as error:
         text = f"file_path={options.file_path!r}: {error.strerror}"
         raise OSError(error.errno, text, folder) from error

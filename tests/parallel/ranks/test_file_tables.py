@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import keras
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 import tf_dynemb as de
 from parallel.ranks.gathered import one_rank, whole_table
+from tf_dynemb.parallel import agreement, flushes
 
 K = keras.optimizers
 DIM, HELD = 256, 150  # wide, so that rows are written to files
@@ -30,6 +32,12 @@ def tables_of(path, **options):
         de.DynamicVariable(DIM, "normal", **files, **options),
         de.DynamicVariable(DIM, "normal", var_type="host", **options),
     ]
+
+
+def persistent(path):
+    """The options of a table that survives its process."""
+    files = {"var_type": "file", "file_path": path, "max_dram_for_vectors": MEMORY}
+    return {**files, "persistent": True, "name": "t"}
 
 
 def batches(comm, steps, seed=0, batch=40, ids=1500):
@@ -151,13 +159,7 @@ def test_dumps(comm, shared_path, of_files, to_files):
 
 def test_flushes(comm, shared_path):
     """A table that is created again has the rows of the last flush on every rank."""
-    options = {
-        "var_type": "file",
-        "file_path": shared_path / "rows",
-        "max_dram_for_vectors": MEMORY,
-        "persistent": True,
-        "name": "t",
-    }
+    options = persistent(shared_path / "rows")
     tables = [
         de.DynamicVariable(DIM, "normal", seed=5, **options),
         de.DynamicVariable(DIM, "normal", seed=5, var_type="host"),
@@ -181,6 +183,69 @@ def test_flushes(comm, shared_path):
         de.DynamicVariable(DIM, **options)
     with one_rank(), pytest.raises(ValueError, match="another number of ranks"):
         de.DynamicVariable(DIM, **options)
+
+
+@pytest.mark.parametrize("how", ["fails", "is interrupted", "is interrupted before it knows"])
+def test_a_flush_that_one_rank_does_not_make(comm, shared_path, monkeypatch, how):
+    """A restart has one flush on all ranks, and no row that was forgotten since."""
+    options = persistent(shared_path / "rows")
+
+    def fill(table, keys):
+        for first in range(0, len(keys), 100):
+            some = keys[first : first + 100]
+            table.upsert(some, np.full((len(some), DIM), 3, np.float32))
+
+    table = de.DynamicVariable(DIM, **options)
+    fill(table, np.arange(1000))
+    table.flush()
+    fill(table, np.arange(1000, 1200))
+    with monkeypatch.context() as patch:
+        if how == "fails":
+            if comm.rank == comm.size - 1:
+                error = OSError(28, "injected")
+                patch.setattr(flushes.Flushes, "begin", lambda *_: raise_(error))
+            with pytest.raises((OSError, RuntimeError), match="injected"):
+                table.flush()
+        elif comm.rank == 0:
+            if how == "is interrupted":
+                patch.setattr(flushes, "_keep_flush", lambda *_: raise_(KeyboardInterrupt()))
+            else:
+                patch.setattr(agreement.Ranks, "conclude", interrupted_at(2))
+            with pytest.raises(KeyboardInterrupt):
+                table.flush()
+        else:
+            table.flush()
+    comm.barrier()
+    table.forget(np.arange(100, 200))
+    size = 900 if how == "fails" else 1100
+    for _ in range(2):
+        del table
+        gc.collect()
+        comm.barrier()
+        table = de.DynamicVariable(DIM, **options)
+        rows = whole_table(comm, table)
+        np.testing.assert_array_equal(
+            rows.keys, np.setdiff1d(np.arange(size + 100), np.arange(100, 200))
+        )
+        assert (rows.vectors == 3).all()
+        table.flush()
+
+
+def raise_(error):
+    raise error
+
+
+def interrupted_at(call):
+    """Ranks.conclude, interrupted when the others know that this rank has succeeded."""
+    conclude = agreement.Ranks.conclude
+    calls = []
+
+    def interrupted(*args):
+        said = conclude(*args)
+        calls.append(said)
+        return raise_(KeyboardInterrupt()) if len(calls) == call else said
+
+    return interrupted
 
 
 def test_a_batch_that_memory_cannot_hold(comm, shared_path):
