@@ -74,8 +74,9 @@ sanitize: build ## runs the C++ tests under ASan, UBSan and TSan
 	$(BAZEL) test --config=tsan //tests/cc:all //tests/fake_cuda:all
 
 # Factors of the lengths of tests: of small batches, of large ones, of tables on a simulated device, of tables in files; of the number
-# of rows in files under sanitizers, 5,000; and of tables on a simulated device with emulated teams, small and large ones.
-LONGER ?= 150 10 540 560 1000 1080 4320
+# of rows in files under sanitizers, 5,000; of tables on a simulated device with emulated teams, small and large ones; of rows in files
+# by themselves, with cuts and forgotten rows; and of flushes that are restored, that lie, and whose syncs fail.
+LONGER ?= 150 10 540 560 1000 1080 4320 1400 100
 SOAK = $(BAZEL) test --test_timeout=10000 --test_summary=detailed
 soak: build ## compares tables with models for a million operations each, and five million rows in files under ASan, UBSan and TSan; takes long
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 1,$(LONGER)) --test_filter='*RandomCallsMatchTheModel*' \
@@ -88,6 +89,10 @@ soak: build ## compares tables with models for a million operations each, and fi
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 7,$(LONGER)) --test_filter='DeviceWarp/*RandomCallsMatchTheModel/1' \
 	  //tests/cc:device_table_test
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 4,$(LONGER)) --test_filter='*EqualsATableInMemory*' //tests/cc:file_table_model_test
+	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 8,$(LONGER)) --test_filter='*RandomCalls*' //tests/cc:file_rows_test
+	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 9,$(LONGER)) \
+	  //tests/cc:file_flush_test //tests/cc:file_flush_lies_test //tests/cc:file_flush_sync_test
+	CRASH_SAMPLES=30 $(PYTHON) -m pytest -q tests/python/test_crash_model.py
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 5,$(LONGER)) --config=asan-ubsan //tests/cc:file_table_scale_test
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 5,$(LONGER)) --config=tsan //tests/cc:file_table_scale_test
 
