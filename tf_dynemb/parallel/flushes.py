@@ -26,7 +26,7 @@ import re
 import threading
 import urllib.parse
 import weakref
-from typing import IO, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -223,20 +223,16 @@ class _Lock:
     def __init__(self, folder: str, name: str) -> None:
         path = os.path.join(folder, "LOCK")
         self._pid = os.getpid()
-        # It is closed with this object.
-        self._file: IO[str] = open(path, "a")  # noqa: SIM115
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        weakref.finalize(self, os.close, descriptor)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(self._file.fileno()), os.stat(path)):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 raise BlockingIOError  # another process has replaced the folder
         except BlockingIOError as error:
-            self._file.close()
             raise BlockingIOError(
                 error.errno or 0, f"Another process has the persistent table {name!r}", path
             ) from None
-        except OSError:
-            self._file.close()
-            raise
 
     @property
     def is_ours(self) -> bool:
