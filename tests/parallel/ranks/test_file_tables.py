@@ -121,7 +121,7 @@ def test_single_calls(comm, shared_path):
 def test_prefetched_batches(comm, shared_path):
     """Rows of a batch that was looked up ahead may leave memory before its step."""
     tables, optimizers = tables_of(shared_path / "rows"), optimizers_of()
-    dataset = [tf.reshape(ids, [-1, 4]) for ids in batches(comm, 25, seed=4)]
+    dataset = [tf.reshape(ids, [-1, 4]) for ids in batches(comm, 60, seed=4)]
     for table, optimizer in zip(tables, optimizers, strict=True):
         steps = de.prefetch_lookup(dataset, [table], lambda batch: [batch])
         for _, ahead in steps:
