@@ -171,8 +171,9 @@ def test_serving_needs_no_tensorflow():
 
 # The modules outside the rooms that the docstring of any room may name. No room imports others.
 FOR_ALL = {"_aliases", "_ops", "_presence", "_version", "_warn", "communicator"}
-MOST_MODULES = 12  # in a folder, including `__init__`
-MOST_LINES = 500
+# These bounds find what nobody has looked at. They are no target: a file of one thing may be long.
+MOST_MODULES = 16  # in a folder, including `__init__`
+MOST_LINES = 900
 
 
 def import_graph(package: pathlib.Path) -> dict[str, set[str]]:
