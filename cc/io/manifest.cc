@@ -165,6 +165,10 @@ void ReadTable(const std::string& file, const Json& json, const Manifest& manife
   } else if (dtype != "float32") {
     members.Fault("dtype");
   }
+  if (const std::optional<Json> history = json.Find("history"); history && !history->is_null()) {
+    table->history = members.Text("history");
+    if (!IsId(table->history)) members.Fault("history");
+  }
   for (const Json& shard : members.Items("shards")) {
     if (!status->ok()) return;
     table->shards.emplace_back();

@@ -39,6 +39,7 @@ struct TableEntry {
   int64_t dim = 0;
   KeyType key_type = KeyType::kInt64;
   DType dtype = DType::kFloat32;
+  std::string history;  // of which table these rows are a state; empty if unknown
   std::vector<ShardEntry> shards;
 };
 

@@ -24,6 +24,7 @@ struct Descriptor {
   std::string tables;
   std::string follow;
   double follow_seconds = 1.0;
+  bool unrelated = false;
   uint64_t verify_bytes = uint64_t{1} << 30;  // a few tenths of a second
 };
 
@@ -77,6 +78,12 @@ Status ReadDescriptor(const std::string& file, Descriptor* descriptor) {
     if (!seconds->Get(&descriptor->follow_seconds) || !(descriptor->follow_seconds > 0)) {
       return DataLoss(file + " is damaged: its member follow_seconds is wrong");
     }
+  }
+  if (const std::optional<Json> unrelated = json.Find("unrelated")) {
+    if (unrelated->kind() != Json::Kind::kBool) {
+      return DataLoss(file + " is damaged: its member unrelated is wrong");
+    }
+    descriptor->unrelated = unrelated->Canonical() == "true";
   }
   const std::optional<Json> verify = json.Find("verify_bytes");
   if (verify.has_value() && !verify->Get(&descriptor->verify_bytes)) {
@@ -162,7 +169,8 @@ Status ServedModel::Open(Exec& exec, const std::string& descriptor, const std::s
     return Status();
   }
   std::shared_ptr<ServedModel> opened(
-      new ServedModel(described.verify_bytes, described.follow, described.follow_seconds),
+      new ServedModel(described.verify_bytes, described.follow, described.follow_seconds,
+                      described.unrelated),
       [](ServedModel* ended) {
         if (ended->pid_ == getpid()) delete ended;
       });
@@ -174,10 +182,12 @@ Status ServedModel::Open(Exec& exec, const std::string& descriptor, const std::s
   return Status();
 }
 
-ServedModel::ServedModel(uint64_t verify_bytes, std::string follow_path, double follow_seconds)
+ServedModel::ServedModel(uint64_t verify_bytes, std::string follow_path, double follow_seconds,
+                         bool unrelated)
     : verify_bytes_(verify_bytes),
       follow_path_(std::move(follow_path)),
       follow_seconds_(follow_seconds),
+      unrelated_(unrelated),
       pid_(getpid()) {}
 
 ServedModel::~ServedModel() {
@@ -277,6 +287,26 @@ bool ServedModel::IsEarlier(const Manifest& base, const ServedState& now) const 
                       [this](const std::string& id) { return lineage_.applied.count(id) != 0; }));
 }
 
+Status ServedModel::CheckRelated(const Manifest& base, const ServedState& now) const {
+  if (unrelated_) return Status();
+  for (const auto* ids : {&base.continues, &base.after}) {
+    for (const std::string& id : *ids) {
+      if (lineage_.Has(id)) return Status();
+    }
+  }
+  for (const TableEntry& entry : base.tables) {
+    const auto rows = now.rows.find(entry.name);
+    if (rows == now.rows.end()) continue;
+    const std::string& history = rows->second->entry().history;
+    if (!history.empty() && !entry.history.empty() && history != entry.history) {
+      return FailedPrecondition(base.directory + " is of another table '" + entry.name +
+                                "' than the one that is served, which it does not replace: export "
+                                "the new model, or with unrelated=True");
+    }
+  }
+  return Status();
+}
+
 Status ServedModel::OfBase(Exec& exec, Manifest base,
                            std::shared_ptr<const ServedState>* next) const {
   auto made = std::make_shared<ServedState>();
@@ -354,6 +384,7 @@ Status ServedModel::ApplyChain(Exec& exec, const std::vector<std::string>& direc
       lineage_.applied.insert(first.id);
       done = 1;
     } else if (first.is_base) {
+      if (now != nullptr) DYNEMB_RETURN_IF_ERROR(CheckRelated(first, *now));
       of_base.applied.insert(first.continues.begin(), first.continues.end());
       of_base.applied.insert(first.id);
       of_base.after.insert(first.after.begin(), first.after.end());

@@ -30,6 +30,8 @@
 //                                             from the folder of the descriptor
 //    "follow": "/published/ctr",              a path to poll; optional
 //    "follow_seconds": 1.0,                   the time between polls; with "follow"
+//    "unrelated": false,                      whether bases of other tables replace the state;
+//                                             optional
 //    "verify_bytes": 1073741824}              bases of at most this size are verified when they are
 //                                             opened, others block by block before the first use;
 //                                             optional
@@ -92,7 +94,8 @@ class ServedModel {
   // Applies the snapshots at a path, or the snapshot that the path is, that are newer than the
   // state; *count is their number. Each delta becomes visible in all tables at once; a base that
   // replaces the state, together with the deltas after it. If a snapshot is damaged, or does not
-  // continue the state, neither it nor any after it is applied: DataLoss names it.
+  // continue the state, neither it nor any after it is applied: DataLoss names it. So does
+  // FailedPrecondition a base of other tables.
   Status Apply(Exec& exec, const std::string& path, uint64_t* count);
 
   // The error of the last poll of the path that the model follows; ok if there is none.
@@ -115,7 +118,10 @@ class ServedModel {
     bool Has(const std::string& id) const { return applied.count(id) + after.count(id) != 0; }
   };
 
-  ServedModel(uint64_t verify_bytes, std::string follow_path, double follow_seconds);
+  ServedModel(uint64_t verify_bytes, std::string follow_path, double follow_seconds,
+              bool unrelated);
+  // FailedPrecondition if a base is of other tables than a state, and the model does not take such.
+  Status CheckRelated(const Manifest& base, const ServedState& now) const;
   // Whether a base is an earlier state of snapshots that were applied.
   bool IsEarlier(const Manifest& base, const ServedState& now) const;
   // Sets *next to the state of a base.
@@ -135,7 +141,8 @@ class ServedModel {
   const uint64_t verify_bytes_;
   const std::string follow_path_;  // empty: none
   const double follow_seconds_;
-  const pid_t pid_;  // of the process that has the thread
+  const bool unrelated_;  // whether bases of other tables replace the state
+  const pid_t pid_;       // of the process that has the thread
   std::mutex applying_;
   // Under applying_:
   std::vector<std::shared_ptr<ServedTable>> attached_;  // without rows; null: detached

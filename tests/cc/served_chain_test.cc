@@ -92,6 +92,49 @@ TEST_F(ServedChainTest, SnapshotsThatAreOlderThanTheBase) {
   EXPECT_EQ(model_->state()->last.id, IdOf(7));
 }
 
+// A base of tables with another history than those that are served.
+TEST_F(ServedChainTest, BasesOfOtherTables) {
+  const auto of = [](uint64_t number, uint64_t items, uint64_t users) {
+    Snapshot base = Of("base", number, static_cast<float>(number));
+    base.tables[0].history = items;
+    base.tables[1].history = users;
+    return base;
+  };
+  const std::string path = folder_ / "path";
+  of(1, 101, 102).Publish(path);
+  MustOpen({{"tables", Quoted(path)}});
+  uint64_t count = 9;
+  // The same tables, which their trainer has dumped again, in a process that knows no snapshots.
+  of(2, 101, 102).Publish(path);
+  ASSERT_TRUE(Apply(path, &count).ok());
+  EXPECT_EQ(Value(1), 2.0f);
+  // Of one table it is not known.
+  of(3, 101, 0).Publish(path);
+  ASSERT_TRUE(Apply(path, &count).ok());
+  EXPECT_EQ(Value(1), 3.0f);
+  of(4, 101, 102).Publish(path);
+  ASSERT_TRUE(Apply(path, &count).ok());
+  for (int i = 0; i < 2; ++i) {
+    const std::string directory = of(5 + i, 101, 103).Publish(path);
+    ExpectError(Apply(path, &count), Code::kFailedPrecondition,
+                directory + " is of another table 'user'");
+    EXPECT_EQ(count, 0u);
+    EXPECT_EQ(Value(1), 4.0f);
+  }
+  // It says that it comes after what is served.
+  Snapshot after = of(7, 104, 105);
+  after.after = {4};
+  after.Publish(path);
+  ASSERT_TRUE(Apply(path, &count).ok());
+  EXPECT_EQ(Value(1), 7.0f);
+  // A model that takes any base, and one with a damaged descriptor.
+  MustOpen({{"tables", Quoted(path)}, {"unrelated", "true"}});
+  of(8, 106, 107).Publish(path);
+  ASSERT_TRUE(Apply(path, &count).ok());
+  EXPECT_EQ(Value(1), 8.0f);
+  ExpectError(Open({{"unrelated", "1"}}), Code::kDataLoss, "its member unrelated is wrong");
+}
+
 // A base that was merged from a chain is older than a state that has more of the chain, and
 // replaces one that has no more.
 TEST_F(ServedChainTest, MergedBases) {

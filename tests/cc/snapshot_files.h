@@ -44,6 +44,7 @@ struct TestTable {
   KeyType key_type = KeyType::kInt64;
   DType dtype = DType::kFloat32;
   std::vector<TestShard> shards;
+  uint64_t history = 0;  // 0: none
 };
 
 inline TestTable RowsOf(const std::string& name, int64_t dim, std::map<uint64_t, float> rows,
@@ -206,11 +207,13 @@ struct Snapshot {
       const char* const dtype = table.dtype == DType::kFloat32   ? "float32"
                                 : table.dtype == DType::kFloat16 ? "float16"
                                                                  : "bfloat16";
-      entries.push_back(Object({{"name", Quoted(table.name)},
-                                {"dimension", std::to_string(table.dim)},
-                                {"key_type", Quoted(key_type)},
-                                {"dtype", Quoted(dtype)},
-                                {"shards", Array(shards)}}));
+      entries.push_back(
+          Object({{"name", Quoted(table.name)},
+                  {"dimension", std::to_string(table.dim)},
+                  {"key_type", Quoted(key_type)},
+                  {"dtype", Quoted(dtype)},
+                  {"history", table.history == 0 ? "null" : Quoted(IdOf(table.history))},
+                  {"shards", Array(shards)}}));
     }
     Members root = Root();
     root["tables"] = Array(entries);

@@ -45,6 +45,7 @@ class Form:
     key_type: str = "int64"
     dtype: str = "float32"
     state_width: int = 0
+    history: str | None = None
 
 
 def publish(
@@ -108,4 +109,5 @@ def _entry(name: str, form: Form, shards: list[Shard]) -> TableEntry:
         initializer,
         state,
         tuple(shards),
+        history=form.history,
     )

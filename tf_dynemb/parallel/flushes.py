@@ -2,7 +2,8 @@
 
     <file_path>/[<rank>-<ranks>/]<name>.persistent/
         LOCK          locked (flock) by the process that has the table
-        flush-<n>/    the n-th flush; complete if it has a file `manifest`
+        flush-<n>/    the n-th flush; complete if it has a file `manifest`; its file HISTORY has the
+                      id of the table's history (`tables/lineage.py`)
 
 A table that is created while this process has another one of that name, as when a cell of a
 notebook runs again, takes the folder over when it has the rows of the last flush: the former table
@@ -35,6 +36,7 @@ from tf_dynemb._presence import exists, is_directory, remove_tree
 from tf_dynemb.parallel.agreement import Ranks
 
 _FLUSH = re.compile(r"flush-([0-9]{1,18})")
+_HISTORY = "HISTORY"
 _RANK = re.compile(r"[0-9]+-([0-9]+)")
 
 
@@ -60,6 +62,17 @@ class Flushes:
         self._last = ""  # the folder of the last flush
         former = _former(self.path)
         self._lock: _Lock | None = _Lock(self.path, name) if former is None else former._lock
+
+    @property
+    def history(self) -> str | None:
+        """The history of the table whose rows the last flush has; None: there is none."""
+        if not self._last:
+            return None
+        try:
+            with open(os.path.join(self._last, _HISTORY), encoding="ascii") as file:
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     @classmethod
     def open(cls, root: str, file_path: str, name: str, handle: Any) -> tuple[Flushes, Any]:
@@ -109,16 +122,19 @@ class Flushes:
         flushes.keep_only(last)
         return flushes, restored
 
-    def flush(self) -> None:
+    def flush(self, history: str) -> None:
         """Makes a flush, together with all ranks, and removes the one before.
+
+        Args:
+            history: the history of the table.
 
         Raises:
             ValueError: another table, or another process, has the folder.
         """
         with _guard(self.path):
-            self._flush()
+            self._flush(history)
 
-    def _flush(self) -> None:
+    def _flush(self, history: str) -> None:
         if not self.is_open:
             raise ValueError(
                 f"flush: the files of table {self._name!r} belong to a later table of this "
@@ -137,6 +153,7 @@ class Flushes:
                     self._keep(common)
                 self.begin(number)
                 begun = True
+                _write(os.path.join(self.folder(number), _HISTORY), history)
                 _ops.library().dynemb_flush(self._handle, self.folder(number))
         except BaseException:
             # Unless all ranks know that it has failed, others may keep it, and this one must not
@@ -325,6 +342,14 @@ def _list(path: str) -> list[str]:
         return os.listdir(path)
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _write(path: str, text: str) -> None:
+    """Writes a new file, durable once its folder is synced."""
+    with open(path, "x", encoding="ascii") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _sync(folder: str) -> None:

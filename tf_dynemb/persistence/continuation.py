@@ -93,6 +93,38 @@ def delta_begin(
     return last.id, min(since_tick, last.watermark), begins
 
 
+def is_of_others(publication: storage.Publication, tables: Mapping[str, Any]) -> str:
+    """Returns why a base of these tables does not continue the chain at its path; "": it does.
+
+    Args:
+        publication: the base, before it is published.
+        tables: its variables, by their names on disk.
+    """
+    where = publication.path
+    try:
+        superseded = publication.superseded
+    except (storage.DataLossError, ValueError) as error:
+        return f"{where} has snapshots that cannot be read: {error}"
+    if superseded is None:
+        return ""
+    last = superseded[1]
+    entries = {entry.name: entry for manifest in superseded for entry in manifest.tables}
+    lost = sorted(set(entries) - set(tables))
+    if lost:
+        return f"{where} has snapshots of the tables {', '.join(lost)}, too."
+    # Dense variables do not take a history over from a checkpoint.
+    dynamic = [name for name in entries if isinstance(tables[name], DynamicVariable)]
+    for name in dynamic or entries:
+        variable = tables[name]
+        known = variable.snapshots if name in dynamic else ()
+        if entries[name].history != variable.history and not any(i in known for i in last.ids):
+            return (
+                f"{where} has snapshots of another table {name!r}, last of "
+                f"{Watermark.of(last).utc:%Y-%m-%d %H:%M} UTC."
+            )
+    return ""
+
+
 def check_schema(last: storage.Manifest, tables: Mapping[str, DynamicVariable], path: Any) -> None:
     """Raises ValueError if tables cannot continue the snapshot on disk."""
     for name, table in tables.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel.agreement import Ranks
-from tf_dynemb.persistence.continuation import common_ids, delta_begin
+from tf_dynemb.persistence.continuation import common_ids, delta_begin, is_of_others
 from tf_dynemb.persistence.naming import described, dynamic_only, named_variables
 from tf_dynemb.persistence.optimizer_entry import check_optimizer, optimizer_entry
 from tf_dynemb.snapshots import columns, static_rows
@@ -23,9 +23,15 @@ def dump(
     variables: Any,
     optimizer: OptimizerWrapper | None = None,
     *,
+    overwrite: bool = False,
+    keep: int | None = None,
     quiet: bool | None = None,
 ) -> Watermark:
     """Writes all rows of tables, as they are at one moment, as a new base of the chain at `path`.
+
+    The chain at `path`, if there is one, must be of these tables: they were dumped to it, or have
+    the rows of it, of a dump, a checkpoint or a flush (also of another process), or became those
+    later. Otherwise this raises, so that nobody replaces the rows of others by mistake.
 
     - Training may continue in other threads meanwhile. Its changes after that moment are not in the
       dump. Another dump or checkpoint of the same table waits until this one has ended.
@@ -49,6 +55,11 @@ def dump(
         optimizer: if given, the dump includes the state that it keeps in the rows, its settings and
             its number of steps (rank 0's). A step that runs in another thread at that moment may or
             may not be counted.
+        overwrite: whether the dump may replace a chain of other tables. Served models and readers
+            that follow the path do not take the new base unless they are told to.
+        keep: the number of bases before this one that stay at the path, with their deltas, for
+            `load(until=...)` and `tf-dynemb rollback`. None: none; but a chain of other tables,
+            which `overwrite` replaces, stays until the next base.
         quiet: True: no progress bar. False: a progress bar even if stderr is not a terminal.
             Default: a bar on a terminal, if the work takes more than a few seconds. Only rank 0 has
             a bar, for its own rows.
@@ -62,10 +73,13 @@ def dump(
         RuntimeError: another writer uses the path; or the function was called inside a
             `tf.function`, or failed on another rank.
         TypeError: an element of `variables`, or `optimizer`, has another type.
-        ValueError: two variables have one name; or the ranks name different variables, or do not
-            share the file system.
+        ValueError: the chain at `path` is of other tables, or has tables that are not in
+            `variables`, and `overwrite` is False; or two variables have one name; or the ranks name
+            different variables, or do not share the file system; or `keep` is negative.
     """
-    return _publish(path, "base", variables, None, optimizer, quiet)
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 0):
+        raise ValueError(f"keep must be None or a number of bases, got {keep!r}.")
+    return _publish(path, "base", variables, None, optimizer, quiet, overwrite, keep)
 
 
 def incremental_dump(
@@ -118,6 +132,8 @@ def _publish(
     since: Watermark | datetime.datetime | None,
     optimizer: OptimizerWrapper | None,
     quiet: bool | None,
+    overwrite: bool = False,
+    keep: int | None = None,
 ) -> Watermark:
     """Writes a base or a delta of the current content of the tables."""
     is_delta = kind == "delta"
@@ -128,11 +144,24 @@ def _publish(
             if is_delta:
                 dynamic_only(tables)
             check_optimizer(optimizer)
-            publication.is_of([*described(tables), f"optimizer: {optimizer is not None}"])
+            publication.is_of(
+                [*described(tables), f"optimizer: {optimizer is not None}"],
+                [variable.history for variable in tables.values()],
+            )
+        for variable, history in zip(tables.values(), publication.histories, strict=True):
+            variable.history = history
         dynamic = {name: v for name, v in tables.items() if isinstance(v, DynamicVariable)}
         static = {name: v for name, v in tables.items() if not isinstance(v, DynamicVariable)}
         settings = None
         with publication.writing() as part:
+            if not is_delta and publication.publication is not None:
+                others = is_of_others(publication.publication, tables)
+                if others and not overwrite:
+                    raise ValueError(
+                        f"{others} The dump would replace them. Load them first, dump to another "
+                        "path, or pass overwrite=True."
+                    )
+                keep = int(bool(others)) if keep is None else keep
             parent, since_tick, ticks = None, 0, [-1] * len(dynamic)
             if is_delta:
                 parent, since_tick, ticks = delta_begin(
@@ -154,7 +183,7 @@ def _publish(
                 )
             entries += static_rows.write_static(part, static, values, len(entries), cut.tick)
             publication.has(entries, cut, parent, since_tick)
-        watermark = publication.publish(settings, after)
+        watermark = publication.publish(settings, after, keep or 0)
     # Each rank records the snapshot with the tick of its own clock.
     for snapshots in known:
         snapshots.note(watermark.id, cut.tick)

@@ -18,7 +18,7 @@ from tf_dynemb.persistence.naming import described, named_variables
 from tf_dynemb.persistence.optimizer_entry import check_optimizer
 from tf_dynemb.tables.batches import NEW_SCORES, NO_STATE, own_rows, warn_of_evictions
 from tf_dynemb.tables.cut import NOW, last_tick
-from tf_dynemb.tables.lineage import Snapshots
+from tf_dynemb.tables.lineage import Snapshots, new_history
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
 
@@ -107,6 +107,7 @@ def load_foreign(
         tables[name].assign(value)
     for name, table in dynamic.items():
         table.snapshots = Snapshots()
+        table.history = new_history()
         if optimizer is not None:
             table.state_was_restored(specs[name])
     if optimizer is not None:

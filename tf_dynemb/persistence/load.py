@@ -20,7 +20,7 @@ from tf_dynemb.snapshots.joint_reading import open_chain, read_chain, verify
 from tf_dynemb.snapshots.watermark import Watermark
 from tf_dynemb.storage.steps import without_steps
 from tf_dynemb.tables import batches, expiry
-from tf_dynemb.tables.lineage import Snapshots
+from tf_dynemb.tables.lineage import Snapshots, new_history
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
 
@@ -124,6 +124,10 @@ def _load(
                 table.snapshots.note(id_, last.watermark, stage.has_state)
         if optimizer is not None:
             table.state_was_restored(spec)
+    for name, variable in tables.items():
+        assert chain.base is not None
+        entry = (chain.last if name in dynamic else chain.base).manifest.table(name)[1]
+        variable.history = entry.history or new_history()
     if optimizer is not None:
         optimizer.attach(list(dynamic.values()))
         restore_optimizer(optimizer, dynamic, last_optimizer(chain.snapshots))

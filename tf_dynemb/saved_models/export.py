@@ -42,6 +42,7 @@ def export_saved_model(
     input_signature: Any = None,
     follow: str | os.PathLike[str] | None = None,
     follow_seconds: float = 0.25,
+    unrelated: bool = False,
 ) -> Watermark:
     """Exports a model as a SavedModel for serving, as `model.export(path)` does, with options.
 
@@ -81,6 +82,9 @@ def export_saved_model(
             another base, or deltas that continue the tables. Default: none. A relative path is
             relative to the current directory of the process that exports.
         follow_seconds: the time between two polls, each of which lists the folder.
+        unrelated: whether the loaded model takes bases of other tables than its own, such as those
+            of a model that was trained anew. Its dense weights stay those of this export. Such a
+            base is otherwise an error of `apply_delta`, and of polls.
 
     Returns:
         The watermark of the rows, the same on all ranks. Deltas for the SavedModel continue it:
@@ -106,14 +110,15 @@ def export_saved_model(
             served.add_named(named, table)
         if ranks.rank == 0:
             _check_free(path)
-        call = [str(path), tables, str(dump), str(follow), follow_seconds]
+        call = [str(path), tables, str(dump), str(follow), follow_seconds, bool(unrelated)]
         stage.say([[*call, *described(named)], secrets.token_hex(8)])
     calls, tokens = zip(*stage.said, strict=True)
     check_alike(calls, "the arguments and the tables")
     unfinished = path.with_name(f".{path.name}.{tokens[0]}")
-    members: dict[str, Any] = {}
+    members: dict[str, Any] = {"unrelated": True} if unrelated else {}
     if follow is not None:
-        members = {"follow": os.path.abspath(follow), "follow_seconds": float(follow_seconds)}
+        members["follow"] = os.path.abspath(follow)
+        members["follow_seconds"] = float(follow_seconds)
     try:
         if dump is None:
             with ranks.stage():

@@ -164,7 +164,7 @@ class Reader:
             raise ValueError(f"chunk must be at least 1, got {chunk}.")
         return _table(self._state, table).items(chunk)
 
-    def follow(self, path: str | os.PathLike[str] | None = None) -> int:
+    def follow(self, path: str | os.PathLike[str] | None = None, *, unrelated: bool = False) -> int:
         """Applies the snapshots that have been published since the last one applied.
 
         Each delta becomes visible in all tables at once; a base, together with the deltas after it.
@@ -174,6 +174,8 @@ class Reader:
         Args:
             path: the path of the snapshots: another base, which replaces the state, or deltas that
                 continue it. None: the path that the reader was opened with.
+            unrelated: whether a base of other tables replaces the state, such as that of a model
+                that was trained anew, which `dump(..., overwrite=True)` has published.
 
         Returns:
             The number of snapshots that were applied.
@@ -181,10 +183,11 @@ class Reader:
         Raises:
             DataLossError: a snapshot is damaged; the message names it and the problem.
             FileNotFoundError: `path` does not exist.
-            ValueError: a new base lacks one of the tables that were requested; or a snapshot has a
-                version that this code cannot read.
+            ValueError: a new base lacks one of the tables that were requested, or is of other
+                tables of these names and `unrelated` is False; or a snapshot has a version that
+                this code cannot read.
         """
-        return self._advance(self._path if path is None else pathlib.Path(path))
+        return self._advance(self._path if path is None else pathlib.Path(path), unrelated)
 
     @property
     def _state(self) -> State:
@@ -192,12 +195,12 @@ class Reader:
         assert self._newest is not None
         return self._newest
 
-    def _advance(self, path: pathlib.Path) -> int:
+    def _advance(self, path: pathlib.Path, unrelated: bool = False) -> int:
         with self._following:
             count = 0
             for attempt in range(1, _ATTEMPTS + 1):
                 directories = _chain(path, self._last)
-                applied, error = self._apply(directories)
+                applied, error = self._apply(directories, unrelated)
                 count += applied
                 if error is None:
                     break
@@ -207,7 +210,9 @@ class Reader:
                     raise error
             return count
 
-    def _apply(self, directories: list[pathlib.Path]) -> tuple[int, Exception | None]:
+    def _apply(
+        self, directories: list[pathlib.Path], unrelated: bool
+    ) -> tuple[int, Exception | None]:
         """Applies a chain: "The state of a reader" in docs/file_format.md.
 
         cc/serving/served_model.cc (ApplyChain) has the same rule.
@@ -231,6 +236,13 @@ class Reader:
                 if first.manifest.kind == "base":
                     done = 1
                     if state is None or not lineage.has_earlier(first.manifest, state.last.id):
+                        foreign = lineage.foreign_table(first.manifest)
+                        if foreign is not None and not unrelated:
+                            raise ValueError(
+                                f"{directories[0]} is of another table {foreign!r} than the one "
+                                "that is read, which it does not replace: open a new Reader, or "
+                                "call follow(unrelated=True)."
+                            )
                         if self._verify:
                             first.verify()
                         state = State.of_base(first, self._wanted)

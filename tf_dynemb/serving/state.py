@@ -16,15 +16,18 @@ class Lineage:
     Attributes:
         applied: the base, the snapshots that it continues, and the deltas that were applied.
         after: older snapshots, of which the base is a later state.
+        histories: the histories of the tables of the base, by name; None: unknown.
     """
 
     applied: set[str] = dataclasses.field(default_factory=set)
     after: set[str] = dataclasses.field(default_factory=set)
+    histories: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, base: Manifest) -> Lineage:
         """Returns the lineage of the state of a base."""
-        return cls(set(base.ids), set(base.after))
+        histories = {entry.name: entry.history for entry in base.tables}
+        return cls(set(base.ids), set(base.after), histories)
 
     def __contains__(self, id_: object) -> bool:
         return id_ in self.applied or id_ in self.after
@@ -53,6 +56,16 @@ class Lineage:
         if base.id in self.applied:
             return True
         return last not in base.continues and not self.applied.isdisjoint(base.continues)
+
+    def foreign_table(self, base: Manifest) -> str | None:
+        """Returns the name of a table that a base has of another history; None: there is none."""
+        if any(id_ in self for id_ in (*base.continues, *base.after)):
+            return None
+        for entry in base.tables:
+            history = self.histories.get(entry.name)
+            if None not in (history, entry.history) and history != entry.history:
+                return entry.name
+        return None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -147,6 +147,7 @@ def write_rows(
                 evict_strategy=table.options.strategy,
                 ttl_clock=table.options.lifetime.clock if table.options.ttl else None,
                 admission_lines=counter_lines(table),
+                history=table.history,
             )
         )
     return entries

@@ -39,6 +39,7 @@ class JointPublication:
 
     Attributes:
         last: for a delta, the manifest of the last snapshot at the path, without shards.
+        histories: those of the tables on rank 0, which the tables of all ranks take over.
     """
 
     def __init__(self, ranks: Ranks, path: str | os.PathLike[str], kind: str) -> None:
@@ -46,6 +47,7 @@ class JointPublication:
         self._ranks = ranks
         self._path = path
         self._kind = kind
+        self.histories: list[str] = []
         self._call: list[str] = []
         self._begun = contextlib.ExitStack()
         self._publication: storage.Publication | None = None  # on rank 0
@@ -60,9 +62,15 @@ class JointPublication:
     def __exit__(self, *_: object) -> None:
         self._begun.close()
 
-    def is_of(self, call: Sequence[str]) -> None:
-        """Describes what is written; the description must be the same on all ranks."""
+    def is_of(self, call: Sequence[str], histories: Sequence[str]) -> None:
+        """Describes what is written.
+
+        Args:
+            call: a description that must be the same on all ranks.
+            histories: the histories of the tables on this rank.
+        """
         self._call = list(call)
+        self.histories = list(histories)
 
     @contextlib.contextmanager
     def beginning(self) -> Iterator[None]:
@@ -76,13 +84,19 @@ class JointPublication:
                 id_ = publication.id
                 if self._kind == "delta" and publication.last is not None:
                     last = publication.last.without_shards().to_json()
-            stage.say([self._call, last_tick(), id_, last])
-        calls, ticks, ids, lasts = zip(*stage.said, strict=True)
+            stage.say([self._call, last_tick(), id_, last, self.histories])
+        calls, ticks, ids, lasts, histories = zip(*stage.said, strict=True)
         check_alike(calls, "the variables")
         self._tick = max(ticks)
         self._id = ids[0]
+        self.histories = histories[0]
         if lasts[0] is not None:
             self.last = storage.Manifest.from_json(lasts[0], str(self._path))
+
+    @property
+    def publication(self) -> storage.Publication | None:
+        """The publication; None on all ranks but 0."""
+        return self._publication
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[storage.Part]:
@@ -127,12 +141,15 @@ class JointPublication:
             "since": since,
         }
 
-    def publish(self, optimizer: Mapping[str, Any] | None, after: Sequence[str] = ()) -> Watermark:
+    def publish(
+        self, optimizer: Mapping[str, Any] | None, after: Sequence[str] = (), keep: int = 0
+    ) -> Watermark:
         """Makes the snapshot visible.
 
         Args:
             optimizer: the optimizer's entry in the manifest; only rank 0's is used.
             after: as in `storage.Publication.publish`; only rank 0's is used.
+            keep: likewise.
 
         Returns:
             The snapshot's watermark, the latest of all ranks.
@@ -155,6 +172,7 @@ class JointPublication:
                     optimizer=optimizer,
                     world_size=self._ranks.size,
                     after=after,
+                    keep=keep,
                 )
         return Watermark.at(self._id, tick, utc_ns)
 

@@ -57,6 +57,7 @@ def write_static(
                 initializer=storage.InitializerEntry(("constant",), (0.0, 0.0)),
                 state=None,
                 shards=tuple(shards),
+                history=variables[name].history,
             )
         )
     return entries

@@ -126,7 +126,8 @@ class TableEntry:
 
     `state` is None if no state was written. `default_vector` and the members after it may be
     missing in the file. `admission_lines` is the number of lines of admission counters of all
-    shards; None if the table counts no keys.
+    shards; None if the table counts no keys. `history` is an id that all states of one table have,
+    over dumps, loads and restarts; None: unknown.
     """
 
     name: str
@@ -143,6 +144,7 @@ class TableEntry:
     evict_strategy: str | None = None
     ttl_clock: str | None = None
     admission_lines: int | None = None
+    history: str | None = None
 
     @property
     def accesses_are_times(self) -> bool:
@@ -373,7 +375,14 @@ def _table(members: Fields, version: int = VERSION) -> TableEntry:
         evict_strategy=_evict_strategy(members),
         ttl_clock=_ttl_clock(members),
         admission_lines=_admission_lines(members),
+        history=_history(members),
     )
+
+
+def _history(members: Fields) -> str | None:
+    if members.members.get("history") is None:
+        return None
+    return members.text("history", _ID)
 
 
 def _default_vector(members: Fields, dimension: int) -> tuple[float, ...] | None:

@@ -45,6 +45,7 @@ class Publication(Part):
 
     Attributes:
         id: the id of the snapshot, 32 hexadecimal digits.
+        path: the path of the chain.
 
     Raises:
         ValueError: `kind` has another value, or `block_bytes` is below 128.
@@ -63,18 +64,18 @@ class Publication(Part):
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}.")
         self.id = secrets.token_hex(16)
         super().__init__(unpublished(path, self.id), 0, checksum, block_bytes)
-        self._path = pathlib.Path(path)
+        self.path = pathlib.Path(path)
         self._kind = kind
         self._lock = -1
 
     def __enter__(self) -> Publication:
-        _make_directory(self._path)
-        self._lock = os.open(self._path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        _make_directory(self.path)
+        self._lock = os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            if _take(self._lock, self._path):
-                for entry in os.listdir(self._path):
+            if _take(self._lock, self.path):
+                for entry in os.listdir(self.path):
                     if entry.startswith(_UNPUBLISHED):
-                        remove_tree(self._path / entry)
+                        remove_tree(self.path / entry)
             self._directory.mkdir()
         except BaseException:
             os.close(self._lock)
@@ -101,8 +102,20 @@ class Publication(Part):
         Raises:
             DataLossError: the manifest is damaged.
         """
-        names = list_snapshots(self._path)
-        return Snapshot(self._path / str(names[-1])).manifest if names else None
+        names = list_snapshots(self.path)
+        return Snapshot(self.path / str(names[-1])).manifest if names else None
+
+    @property
+    def superseded(self) -> tuple[Manifest, Manifest] | None:
+        """The first and the last manifest of the chain that a base replaces; None: there is none.
+
+        Raises:
+            DataLossError: one of them is damaged.
+        """
+        names = since_last_base(list_snapshots(self.path))
+        if not names or self.last is None:
+            return None
+        return Snapshot(self.path / str(names[0])).manifest, self.last
 
     def publish(
         self,
@@ -116,6 +129,7 @@ class Publication(Part):
         world_size: int = 1,
         continues: Sequence[str] = (),
         after: Sequence[str] = (),
+        keep: int = 0,
     ) -> Snapshot:
         """Makes the snapshot visible. From then on it survives crashes.
 
@@ -131,6 +145,8 @@ class Publication(Part):
             continues: for a base, the ids of snapshots that have the same state.
             after: for a base, the ids of snapshots whose tables became these, the latest last. The
                 last `MOST_AFTER` are written.
+            keep: for a base, the number of bases before it that stay at the path, each with its
+                deltas. All others are removed.
 
         Returns:
             The published snapshot.
@@ -141,10 +157,10 @@ class Publication(Part):
             OSError: an error of the file system. The snapshot is published only if it was the last
                 sync that failed.
         """
-        before = list_snapshots(self._path)
+        before = list_snapshots(self.path)
         if self._kind == "delta" and before and not self._is_continued(before[-1], parent):
             raise ValueError(
-                f"parent is {parent!r}, but the last snapshot at {self._path} is {before[-1]}: "
+                f"parent is {parent!r}, but the last snapshot at {self.path} is {before[-1]}: "
                 "with this delta the path's chain would have a gap."
             )
         tables = self.with_files(tables)
@@ -166,7 +182,7 @@ class Publication(Part):
         )
         text = manifest.to_json()
         try:
-            Manifest.from_json(text, str(self._path))
+            Manifest.from_json(text, str(self.path))
         except DataLossError as error:
             raise ValueError(f"these entries do not form a snapshot: {error}") from error
         path = self._directory / MANIFEST
@@ -176,19 +192,18 @@ class Publication(Part):
             os.fsync(file.fileno())
         _sync_directory(self._directory)
         number = before[-1].number + 1 if before else 1
-        directory = self._path / str(Name(number, self._kind, self.id))
+        directory = self.path / str(Name(number, self._kind, self.id))
         os.rename(self._directory, directory)
-        _sync_directory(self._path)
-        names = list_snapshots(self._path)
-        for name in set(names) - set(since_last_base(names)):
-            remove_tree(self._path / str(name))
+        _sync_directory(self.path)
+        if self._kind == "base":
+            prune(self.path, keep)
         return Snapshot(directory)
 
     def _is_continued(self, last: Name, parent: str | None) -> bool:
         """Whether a delta with this parent continues the path's last snapshot."""
         if last.id == parent or last.kind == "delta":
             return last.id == parent
-        return parent in Snapshot(self._path / str(last)).manifest.ids
+        return parent in Snapshot(self.path / str(last)).manifest.ids
 
     def _check_files(self, tables: Sequence[TableEntry]) -> None:
         """Raises ValueError unless this process sees all files that were written."""
@@ -200,8 +215,24 @@ class Publication(Part):
                     if size != file.bytes:
                         raise ValueError(
                             f"{path} has {size} bytes, but rank {shard.rank} has written "
-                            f"{file.bytes}: all ranks must share the file system of {self._path}."
+                            f"{file.bytes}: all ranks must share the file system of {self.path}."
                         )
+
+
+def prune(path: pathlib.Path, keep: int) -> list[Name]:
+    """Removes the snapshots at a path that are superseded, except those of the last `keep` bases.
+
+    The caller holds the lock of the path.
+
+    Returns:
+        The names of those that were removed.
+    """
+    names = list_snapshots(path)
+    bases = [place for place, name in enumerate(names) if name.kind == "base"]
+    superseded = names[: bases[-1 - min(keep, len(bases) - 1)]] if bases else []
+    for name in superseded:
+        remove_tree(path / str(name))
+    return superseded
 
 
 def unpublished(path: str | os.PathLike[str], id_: str) -> pathlib.Path:

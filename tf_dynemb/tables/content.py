@@ -25,7 +25,7 @@ from tf_dynemb.tables.batches import (
     warn_of_evictions,
 )
 from tf_dynemb.tables.cut import Cut, Rows, from_bits
-from tf_dynemb.tables.lineage import Snapshots
+from tf_dynemb.tables.lineage import Snapshots, new_history
 from tf_dynemb.tables.table import StateSpec, Table
 
 
@@ -35,9 +35,10 @@ class Content(NamedTuple):
     Attributes:
         rows: all rows; `cut.Rows` has the shapes.
         info: a JSON object: dtype, state_spec, base (of the times), the tick and utc_ns of the
-            moment, evict_strategy, and ttl_clock, expiry_marks and steps (which older ones lack;
-            `CutInfo`). If the table counts keys for their admission: the lines of counters of all
-            ranks, the number of the first line here, and the lines here, compressed.
+            moment, evict_strategy, and history, ttl_clock, expiry_marks and steps (which older ones
+            lack; `Table`, `CutInfo`). If the table counts keys for their admission: the lines of
+            counters of all ranks, the number of the first line here, and the lines here,
+            compressed.
     """
 
     rows: Rows
@@ -64,6 +65,7 @@ def read_content(table: Table) -> Content:
         "base": base,
         "tick": cut.tick,
         "utc_ns": cut.utc_ns,
+        "history": table.history,
         "evict_strategy": table.options.strategy,
         "ttl_clock": table.options.lifetime.clock if marks else None,
         "expiry_marks": marks,
@@ -133,6 +135,7 @@ def write_content(table: Table, content: Content, adopt_state: bool) -> None:
             _ops.library().dynemb_load_admission(handle, counters.reshape(-1, 8), first_line)
         _ops.library().dynemb_swap_rows([table.handle], [handle], info["tick"], info["utc_ns"])
     table.snapshots = Snapshots()
+    table.history = info.get("history") or new_history()
     if adopt_state:
         table.state_was_restored(target)
 

@@ -1,9 +1,21 @@
-"""Snapshots: the history of a table's dumps and loads."""
+"""Where the rows of a table come from: its history, and the snapshots of its dumps and loads.
+
+The *history* of a table is an id, drawn when the table is created, that dumps, checkpoints and
+flushes record and that a table takes over with their rows. Two states with one history are earlier
+and later states of one table, even if they were written by different processes.
+"""
 
 from __future__ import annotations
 
+import secrets
+
 # One per minute for a week.
 _MOST_SNAPSHOTS = 10_000
+
+
+def new_history() -> str:
+    """Returns an id, 32 hexadecimal digits, that no other table has."""
+    return secrets.token_hex(16)
 
 
 class Snapshots:

@@ -21,7 +21,7 @@ from tf_dynemb.parallel.flushes import Flushes, make_durable_folder
 from tf_dynemb.parallel.ownership import check_mode, owner_of_mode
 from tf_dynemb.parallel.placement import Placement, place
 from tf_dynemb.tables import admission_options, initializers
-from tf_dynemb.tables.lineage import Snapshots
+from tf_dynemb.tables.lineage import Snapshots, new_history
 from tf_dynemb.tables.options import TableOptions, check_dimension
 
 # (optimizer, floats per row of each of its states, initial value of each state)
@@ -51,6 +51,7 @@ class Table:
         handle: the handle of the resource, a tensor.
         name: the name in TensorFlow.
         dtype: the dtype of the vectors.
+        history: the id of the table's history (`lineage.py`); a load takes over that of the rows.
         snapshots: the snapshots that the table was dumped to or loaded from.
         cut_lock: held while a cut of the table is read, because a table can be in one at a time.
     """
@@ -148,6 +149,7 @@ class Table:
         self.padding_id: int | None = None
         # The hash that makes a key of a string, for readers of dumps; None: keys are integers.
         self.string_hash: str | None = None
+        self.history = (self._flushes and self._flushes.history) or new_history()
         self.snapshots = Snapshots()
         self.cut_lock = threading.RLock()
 
@@ -359,7 +361,7 @@ class Table:
                 "the rows of any table."
             )
         with self.cut_lock:
-            flushes.flush()
+            flushes.flush(self.history)
 
     @property
     def rows_at_a_time(self) -> int:

@@ -18,6 +18,7 @@ from tf_dynemb.ids.keys import as_keys
 from tf_dynemb.parallel import exchange
 from tf_dynemb.parallel.exchange import BY_MODULO, Spread, exchange_stats
 from tf_dynemb.parallel.ownership import check_mode, owner_of_mode
+from tf_dynemb.tables.lineage import new_history
 from tf_dynemb.tables.options import check_exchange_dtype
 from tf_dynemb.variables import keras_call
 
@@ -51,6 +52,10 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
         **kwargs: arguments of `tf.Variable`. Without a `name`, the variables of a process are named
             "Variable", "Variable_1", and so on: ranks and runs that create them in the same order
             give them the same names, by which dumps know them.
+
+    Attributes:
+        history: the id of the matrix's history (`tables/lineage.py`); a load takes over that of the
+            rows.
 
     Raises:
         ValueError: `mode` or `exchange_dtype` has another value; or `mode` names a rank that does
@@ -95,6 +100,7 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
         if self._global_shape is None:
             self._global_shape = tuple(self.shape)
         self._exchange_name = f"{self.name}#{next(_numbers)}"
+        self.history = new_history()
 
     def _rows_of(self, rows: int) -> range:
         """Returns the row numbers of the whole matrix that this rank holds."""
