@@ -6,7 +6,7 @@ import numpy as np
 from chain_writer import Change, Form, Row, publish
 
 from tf_dynemb import cli
-from tf_dynemb.cli import rows as cli_rows
+from tf_dynemb.chains import rows as chain_rows
 from tf_dynemb.storage import Chain
 
 FORMS = {
@@ -90,7 +90,7 @@ def fails(capsys, code: int, *arguments) -> str:
 
 def state_of(path, name: str) -> dict[int, tuple]:
     """Returns, for each key, the bits of vector and state, and both times in ticks."""
-    table = cli_rows.TableRows(Chain.open(path), name)
+    table = chain_rows.TableRows(Chain.open(path), name)
     result = {}
     columns = ["vectors", "updates", "accesses"] + ["state"] * bool(FORMS[name].state_width)
     for block in table.blocks():

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_dynemb import cli
-from tf_dynemb.cli import rows as cli_rows
+from tf_dynemb.chains import rows as chain_rows
 from tf_dynemb.serving import Reader
 from tf_dynemb.storage import Chain
 
@@ -188,7 +188,7 @@ def test_merge_of_random_chains(tmp_path_factory, steps):
 
 def test_blocks_of_large_tables(capsys, tmp_path, monkeypatch):
     """More rows than one iteration handles, in merge and diff."""
-    monkeypatch.setattr(cli_rows, "CHUNK", 7)
+    monkeypatch.setattr(chain_rows, "CHUNK", 7)
     held = {key: Row(np.full(3, key, np.float32), update=key) for key in range(100)}
     base = publish(tmp_path / "a", "base", {"t": Change(held)}, ranks=2, watermark=200)
     update = {key: Row(np.full(3, -key, np.float32), update=key) for key in range(50, 120)}

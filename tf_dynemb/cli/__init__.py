@@ -1,6 +1,6 @@
-"""The commands on dumps: `python -m tf_dynemb inspect | verify | diff | merge | export`.
+"""The commands on dumps: `python -m tf_dynemb inspect | verify | diff | merge | ...`.
 
-May import: `_presence`, `_version`, `serving`, `storage`.
+May import: `_presence`, `_version`, `chains`, `serving`, `storage`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from tf_dynemb._version import __version__
-from tf_dynemb.cli import diff, export, inspect, merge, verify
+from tf_dynemb.cli import diff, export, inspect, merge, prune, rollback, verify
 from tf_dynemb.storage import DataLossError
 
 _EPILOG = """exit codes: 0: success, no problems or differences found; 1: damage, or a difference;
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (inspect, verify, diff, merge, export):
+    for module in (inspect, verify, diff, merge, rollback, prune, export):
         summary = (module.run.__doc__ or "").splitlines()[0]
         command = commands.add_parser(
             module.__name__.rpartition(".")[2],

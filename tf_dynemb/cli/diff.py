@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb.cli.rows import TableRows, tables_of
+from tf_dynemb.chains.rows import TableRows, tables_of
 from tf_dynemb.serving.table import Schema
 from tf_dynemb.storage import Chain
 

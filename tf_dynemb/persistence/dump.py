@@ -6,6 +6,9 @@ import datetime
 import os
 from typing import Any
 
+from tf_dynemb import storage
+from tf_dynemb._warn import warn
+from tf_dynemb.chains.merge import merge
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel.agreement import Ranks
 from tf_dynemb.persistence.continuation import common_ids, delta_begin, is_of_others
@@ -77,7 +80,7 @@ def dump(
             `variables`, and `overwrite` is False; or two variables have one name; or the ranks name
             different variables, or do not share the file system; or `keep` is negative.
     """
-    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 0):
+    if keep is not None and not _is_number(keep, 0):
         raise ValueError(f"keep must be None or a number of bases, got {keep!r}.")
     return _publish(path, "base", variables, None, optimizer, quiet, overwrite, keep)
 
@@ -88,6 +91,8 @@ def incremental_dump(
     since: Watermark | datetime.datetime | None = None,
     optimizer: OptimizerWrapper | None = None,
     *,
+    compact_every: int | None = None,
+    keep: int = 0,
     quiet: bool | None = None,
 ) -> Watermark:
     """Appends a delta to the chain at `path`: the updated rows and the deleted keys.
@@ -96,7 +101,7 @@ def incremental_dump(
     even while training continues in other threads: none is missed, and none is repeated. (After an
     `apply_delta` to a table that was also trained, the next delta may repeat the applied changes.)
     As with `dump`, the delta appears as a whole or not at all, and with several ranks all of them
-    call this.
+    call this. If nothing has changed since the last snapshot at `path`, no delta is written.
 
     Args:
         path: a chain that ends with a snapshot that these tables were dumped to or loaded from; or
@@ -106,15 +111,22 @@ def incremental_dump(
             `dump`, `incremental_dump`, `load` or `apply_delta` returned: at the snapshot of that
             watermark. An aware datetime: the delta contains at least the changes since then.
         optimizer: as in `dump`.
+        compact_every: the number of deltas at `path` at which they are merged with their base into
+            a new one, after this delta; None: never. Rank 0 reads and writes all rows on disk for
+            this, while the others wait; the keys of the deltas are in memory meanwhile. Readers
+            that have applied the deltas need not do anything. If it fails, for example because the
+            disk is full, the deltas stay, with a warning.
+        keep: the number of bases that `compact_every` replaces and that stay at `path`, as in
+            `dump`.
         quiet: as in `dump`.
 
     Returns:
-        The delta's watermark.
+        The watermark of the delta, or of the last snapshot at `path` if nothing has changed since.
 
     Raises:
         ValueError: the delta would leave a gap in the chain at `path`; or the tables were never
             dumped to or loaded from the snapshot of `since`; or `since` is a datetime without time
-            zone, or later than now; or as in `dump`.
+            zone, or later than now; or `compact_every` is not positive; or as in `dump`.
         TypeError: a variable is not a `DynamicVariable`, or `since` or `optimizer` has another
             type.
         tf.errors.FailedPreconditionError: a table does not remember all deletions since then. The
@@ -122,7 +134,33 @@ def incremental_dump(
             `dump`.
         OSError, RuntimeError: as in `dump`.
     """
-    return _publish(path, "delta", variables, since, optimizer, quiet)
+    if compact_every is not None and not _is_number(compact_every, 1):
+        raise ValueError(
+            f"compact_every must be None or a number of deltas, got {compact_every!r}."
+        )
+    if not _is_number(keep, 0):
+        raise ValueError(f"keep must be a number of bases, got {keep!r}.")
+    watermark = _publish(path, "delta", variables, since, optimizer, quiet)
+    if compact_every is not None:
+        _compact(path, compact_every, keep)
+    return watermark
+
+
+def _is_number(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _compact(path: str | os.PathLike[str], most: int, keep: int) -> None:
+    """Merges the chain at a path into a new base if it has at least `most` deltas."""
+    ranks = Ranks("incremental_dump")
+    with ranks.stage():
+        if ranks.rank == 0:
+            try:
+                chain = storage.Chain.open(path)
+                if chain.base is not None and len(chain.deltas) >= most:
+                    merge(path, keep=keep)
+            except (OSError, RuntimeError, ValueError) as error:
+                warn(f"compact_every={most}: the deltas at {path} stay as they are: {error}")
 
 
 def _publish(
@@ -162,11 +200,14 @@ def _publish(
                         "path, or pass overwrite=True."
                     )
                 keep = int(bool(others)) if keep is None else keep
-            parent, since_tick, ticks = None, 0, [-1] * len(dynamic)
+            parent, since_tick, ticks, continues_last = None, 0, [-1] * len(dynamic), False
             if is_delta:
-                parent, since_tick, ticks = delta_begin(
-                    since, publication.last, dynamic, path, optimizer
-                )
+                last = publication.last
+                parent, since_tick, ticks = delta_begin(since, last, dynamic, path, optimizer)
+                if last is not None:
+                    continues_last = since is None or (
+                        isinstance(since, Watermark) and since.id in last.ids
+                    )
             with Cut(list(dynamic.values()), ticks, with_deleted=is_delta) as cut:
                 known = [table.snapshots for table in dynamic.values()]
                 after = [] if is_delta else common_ids(known)
@@ -183,8 +224,9 @@ def _publish(
                 )
             entries += static_rows.write_static(part, static, values, len(entries), cut.tick)
             publication.has(entries, cut, parent, since_tick)
-        watermark = publication.publish(settings, after, keep or 0)
+        watermark = publication.publish(settings, after, keep or 0, continues_last)
     # Each rank records the snapshot with the tick of its own clock.
     for snapshots in known:
-        snapshots.note(watermark.id, cut.tick)
+        if watermark.id not in snapshots:  # otherwise nothing has changed since
+            snapshots.note(watermark.id, cut.tick)
     return watermark

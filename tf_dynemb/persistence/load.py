@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from tf_dynemb.storage.steps import without_steps
 from tf_dynemb.tables import batches, expiry
 from tf_dynemb.tables.lineage import Snapshots, new_history
 from tf_dynemb.tables.table import StateSpec
+from tf_dynemb.tables.times import ns_of
 from tf_dynemb.variables.dynamic import DynamicVariable
 
 
@@ -31,6 +33,7 @@ def load(
     optimizer: OptimizerWrapper | None = None,
     *,
     cast: bool = False,
+    until: Watermark | datetime.datetime | None = None,
     quiet: bool | None = None,
 ) -> Watermark:
     """Replaces the content of tables with the chain at `path`: its base and every delta after it.
@@ -47,17 +50,23 @@ def load(
             warning, and the rows start with fresh state. If None, the rows also start with fresh
             state.
         cast: whether vectors may have another dtype on disk; they are rounded to nearest.
+        until: the snapshot to load, if it is not the last one: a watermark that `dump` or
+            `incremental_dump` returned; or an aware datetime, for the last one that was published
+            and is not of a later time. Superseded bases are there if `dump` was told to `keep`
+            them. To continue the chain from there, call `dump` after it.
         quiet: as in `dump`.
 
     Returns:
         The watermark of the loaded tables.
 
     Raises:
-        FileNotFoundError: there is no snapshot at `path`; raised on all ranks.
+        FileNotFoundError: there is no snapshot at `path`, or not that of `until`; raised on all
+            ranks.
         tf_dynemb.storage.DataLossError: a file is missing or damaged; the message names it.
-        TypeError: an element of `variables`, or `optimizer`, has another type.
-        ValueError: there are only deltas at `path`; or a table is not on disk, or differs in
-            dimension, key type or (without `cast`) dtype; or the ranks name different variables.
+        TypeError: an element of `variables`, or `optimizer` or `until`, has another type.
+        ValueError: `until` has no time zone; or there are only deltas at `path`; or a table is not
+            on disk, or differs in dimension, key type or (without `cast`) dtype; or the ranks name
+            different variables.
         RuntimeError: the function was called inside a `tf.function`, or failed on another rank,
             which the message names.
         tf.errors.ResourceExhaustedError: a table cannot hold the rows.
@@ -66,12 +75,22 @@ def load(
     with ranks.stage() as stage:
         tables = named_variables(variables)
         check_optimizer(optimizer)
+        end = _end(until)
         stage.say([*described(tables), f"optimizer: {optimizer is not None}"])
     check_alike(stage.said, "the variables")
     quiet = quiet if ranks.rank == 0 else True
     return read_chain(
-        ranks, path, lambda names: _load(ranks, path, names, tables, optimizer, cast, quiet)
+        ranks, path, lambda names: _load(ranks, path, names, tables, optimizer, cast, quiet), end
     )
+
+
+def _end(until: Watermark | datetime.datetime | None) -> str | int | None:
+    """Returns `until` as `storage.Chain.names_until` has it."""
+    if isinstance(until, datetime.datetime):
+        return ns_of(until, "until")
+    if until is None or isinstance(until, Watermark):
+        return until and until.id
+    raise TypeError(f"until must be a Watermark, a datetime or None, got {until!r}.")
 
 
 def _load(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -142,7 +143,11 @@ class JointPublication:
         }
 
     def publish(
-        self, optimizer: Mapping[str, Any] | None, after: Sequence[str] = (), keep: int = 0
+        self,
+        optimizer: Mapping[str, Any] | None,
+        after: Sequence[str] = (),
+        keep: int = 0,
+        unless_unchanged: bool = False,
     ) -> Watermark:
         """Makes the snapshot visible.
 
@@ -150,33 +155,78 @@ class JointPublication:
             optimizer: the optimizer's entry in the manifest; only rank 0's is used.
             after: as in `storage.Publication.publish`; only rank 0's is used.
             keep: likewise.
+            unless_unchanged: whether a delta that changes nothing is discarded instead.
 
         Returns:
-            The snapshot's watermark, the latest of all ranks.
+            The snapshot's watermark, the latest of all ranks; that of the last snapshot at the path
+            if the delta was discarded.
         """
         tick, utc_ns, since = (
             max(part[name] for part in self._parts) for name in ("tick", "utc_ns", "since")
         )
-        with self._ranks.stage():
+        with self._ranks.stage() as stage:
             if self._publication is not None:
                 parts = [
                     tables_from_json(part["tables"], f"rank {rank}")
                     for rank, part in enumerate(self._parts)
                 ]
-                self._publication.publish(
-                    storage.joined(parts),
-                    since=since,
-                    watermark=tick,
-                    watermark_utc_ns=utc_ns,
-                    parent=self._parts[0]["parent"],
-                    optimizer=optimizer,
-                    world_size=self._ranks.size,
-                    after=after,
-                    keep=keep,
-                )
+                tables = storage.joined(parts)
+                last = self._publication.last if unless_unchanged else None
+                if last is not None and not _has_changes(tables, optimizer, last):
+                    stage.say("unchanged")
+                else:
+                    self._publication.publish(
+                        tables,
+                        since=since,
+                        watermark=tick,
+                        watermark_utc_ns=utc_ns,
+                        parent=self._parts[0]["parent"],
+                        optimizer=optimizer,
+                        world_size=self._ranks.size,
+                        after=after,
+                        keep=keep,
+                    )
+        if stage.said[0] == "unchanged":
+            assert self.last is not None
+            return Watermark.of(self.last)
         return Watermark.at(self._id, tick, utc_ns)
 
     def _open_part(self) -> storage.Part:
         directory = unpublished(self._path, self._id)
         wait_for(directory, self._ranks.rank)
         return storage.Part(directory, self._ranks.rank, columns.checksum)
+
+
+def _has_changes(
+    tables: Sequence[storage.TableEntry],
+    optimizer: Mapping[str, Any] | None,
+    last: storage.Manifest,
+) -> bool:
+    """Returns whether a delta of these tables says anything that the snapshot before it does not.
+
+    Besides rows, a delta has counters of keys, the steps of an optimizer that rows make up for, the
+    optimizer's own state, and times by which rows age. Wall time alone is no change.
+    """
+    if optimizer is not None and json.loads(json.dumps(optimizer)) != last.optimizer:
+        return True
+    before = {entry.name: entry for entry in last.tables}
+    for entry in tables:
+        known = before.get(entry.name)
+        if known is None or any(shard.rows or shard.deleted for shard in entry.shards):
+            return True
+        if entry.steps[:1] != known.steps[:1]:
+            return True
+        if entry.ttl_clock != "wall" and entry.expiry_marks[-1:] != known.expiry_marks[-1:]:
+            return True
+        if _counters(entry) != _counters(known):
+            return True
+    return False
+
+
+def _counters(entry: storage.TableEntry) -> dict[int, str]:
+    """Returns the checksums of the files of admission counters, by rank."""
+    return {
+        shard.rank: shard.files["admission"].crc32c
+        for shard in entry.shards
+        if "admission" in shard.files
+    }

@@ -16,7 +16,12 @@ from tf_dynemb.storage import chain
 T = TypeVar("T")
 
 
-def read_chain(ranks: Ranks, path: str | os.PathLike[str], read: Callable[[list[str]], T]) -> T:
+def read_chain(
+    ranks: Ranks,
+    path: str | os.PathLike[str],
+    read: Callable[[list[str]], T],
+    until: str | int | None = None,
+) -> T:
     """Calls `read` with the chain at a path, as rank 0 sees it, and returns its result.
 
     If a new base has removed files meanwhile, `read` is called again, with the new chain.
@@ -25,23 +30,28 @@ def read_chain(ranks: Ranks, path: str | os.PathLike[str], read: Callable[[list[
         ranks: the ranks, all of which call this.
         path: the path of the chain.
         read: called with the names of the chain's directories; raises on all ranks or on none.
+        until: as in `storage.Chain.names_until`; None: the last snapshot.
 
     Raises:
-        FileNotFoundError: there is no snapshot; raised on all ranks.
+        FileNotFoundError: there is no such snapshot; raised on all ranks.
     """
     lost = {error.__name__ for error in chain.LOSSES}
     return chain.read_again(
-        lambda: _names(ranks, path),
+        lambda: _names(ranks, path, until),
         read,
         lambda _: any(failure.kind in lost for failure in ranks.failures),
     )
 
 
-def _names(ranks: Ranks, path: str | os.PathLike[str]) -> list[str]:
+def _names(ranks: Ranks, path: str | os.PathLike[str], until: str | int | None) -> list[str]:
     with ranks.stage() as stage:
         if ranks.rank == 0:
             try:
-                stage.say([storage.Chain.names(path), None])
+                if until is None:
+                    names = storage.Chain.names(path)
+                else:
+                    names = storage.Chain.names_until(path, until)
+                stage.say([names, None])
             except FileNotFoundError as error:
                 # An answer, not a failure: all ranks then raise the same error.
                 stage.say([None, str(error)])

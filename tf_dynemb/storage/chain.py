@@ -306,6 +306,49 @@ class Chain:
         return [str(name) for name in names]
 
     @staticmethod
+    def names_until(path: str | os.PathLike[str], until: str | int) -> list[str]:
+        """Returns the names of the directories of the chain that ends with an earlier snapshot.
+
+        Args:
+            path: a path with snapshots, of which later bases may have superseded some.
+            until: the id of the snapshot, or its first digits; or a time in nanoseconds since 1970
+                UTC: the last snapshot that was published and is not of a later time.
+
+        Raises:
+            FileNotFoundError: there is no such snapshot; the message names those that there are.
+            ValueError: several snapshots have these first digits.
+            DataLossError: a manifest is damaged.
+        """
+        path = pathlib.Path(path)
+        try:
+            names = list_snapshots(path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise FileNotFoundError(f"{path} holds no snapshots.") from error
+        if isinstance(until, int):
+            what = "that was written then or before"
+            found = [
+                place
+                for place, name in enumerate(names)
+                if Snapshot(path / str(name)).manifest.watermark_utc_ns <= until
+            ][-1:]
+        else:
+            what = until
+            found = [place for place, name in enumerate(names) if name.id.startswith(until)]
+            if not found:  # a base may have the state of one that is no longer there
+                found = [
+                    place
+                    for place, name in enumerate(names)
+                    if name.kind == "base"
+                    and any(i.startswith(until) for i in Snapshot(path / str(name)).manifest.ids)
+                ]
+        if not found:
+            there = ", ".join(f"{name.id[:8]} ({name.kind})" for name in names[-20:]) or "none"
+            raise FileNotFoundError(f"{path} holds no snapshot {what}; those there: {there}.")
+        if len(found) > 1:
+            raise ValueError(f"{path} holds several snapshots {what}; pass more digits of the id.")
+        return [str(name) for name in since_last_base(names[: found[0] + 1])]
+
+    @staticmethod
     def of(path: str | os.PathLike[str], names: Sequence[str]) -> Chain:
         """Opens the chain with the names that `names` returned; raises the errors of `open`."""
         path = pathlib.Path(path)

@@ -9,7 +9,7 @@ import functools
 import os
 import pathlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tf_dynemb._presence import exists, is_directory, remove_tree
@@ -66,20 +66,17 @@ class Publication(Part):
         super().__init__(unpublished(path, self.id), 0, checksum, block_bytes)
         self.path = pathlib.Path(path)
         self._kind = kind
-        self._lock = -1
+        self._locked = contextlib.ExitStack()
 
     def __enter__(self) -> Publication:
         _make_directory(self.path)
-        self._lock = os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            if _take(self._lock, self.path):
+        with contextlib.ExitStack() as stack:
+            if stack.enter_context(locked(self.path)):
                 for entry in os.listdir(self.path):
                     if entry.startswith(_UNPUBLISHED):
                         remove_tree(self.path / entry)
             self._directory.mkdir()
-        except BaseException:
-            os.close(self._lock)
-            raise
+            self._locked = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -90,10 +87,7 @@ class Publication(Part):
             os.rename(self._directory, dropped)
         for directory in (self._directory, dropped):
             remove_tree(directory)
-        # Closing it is not enough: processes that were forked meanwhile have it open too.
-        with contextlib.suppress(OSError):
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
-        os.close(self._lock)
+        self._locked.close()
 
     @functools.cached_property
     def last(self) -> Manifest | None:
@@ -196,7 +190,7 @@ class Publication(Part):
         os.rename(self._directory, directory)
         _sync_directory(self.path)
         if self._kind == "base":
-            prune(self.path, keep)
+            _prune(self.path, keep)
         return Snapshot(directory)
 
     def _is_continued(self, last: Name, parent: str | None) -> bool:
@@ -219,14 +213,43 @@ class Publication(Part):
                         )
 
 
-def prune(path: pathlib.Path, keep: int) -> list[Name]:
-    """Removes the snapshots at a path that are superseded, except those of the last `keep` bases.
+@contextlib.contextmanager
+def locked(path: pathlib.Path) -> Iterator[bool]:
+    """Holds the lock of a path that exists; yields False if its file system has no locks.
 
-    The caller holds the lock of the path.
+    Raises:
+        RuntimeError: another process writes at the path.
+        OSError: an error of the file system.
+    """
+    lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        yield _take(lock, path)
+    finally:
+        # Closing it is not enough: processes that were forked meanwhile have it open too.
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_UN)
+        os.close(lock)
+
+
+def prune(path: str | os.PathLike[str], keep: int = 0) -> list[Name]:
+    """Removes the snapshots at a path that are superseded, except those of the last `keep` bases.
 
     Returns:
         The names of those that were removed.
+
+    Raises:
+        FileNotFoundError: there is no snapshot at the path.
+        RuntimeError: another process writes at the path.
+        OSError: an error of the file system.
     """
+    path = pathlib.Path(path)
+    if not is_directory(path) or not list_snapshots(path):
+        raise FileNotFoundError(f"{path} holds no snapshot.")
+    with locked(path):
+        return _prune(path, keep)
+
+
+def _prune(path: pathlib.Path, keep: int) -> list[Name]:
     names = list_snapshots(path)
     bases = [place for place, name in enumerate(names) if name.kind == "base"]
     superseded = names[: bases[-1 - min(keep, len(bases) - 1)]] if bases else []

@@ -24,6 +24,27 @@ def tick_before(time: Any, name: str) -> int:
         ValueError: `time` has no time zone; or it is later than now. It then comes from a clock
             that is wrong, or was then, and is not the moment that the caller means.
     """
+    nanoseconds = ns_of(time, name)
+    if nanoseconds > clocks.time_ns() + _SKEW_NS:
+        now = datetime.datetime.now(datetime.timezone.utc)
+        raise ValueError(
+            f"{name}={time!r} is later than now, {now}: it was taken from a clock that is wrong, "
+            "or the system's clock was set back since."
+        )
+    return int(_ops.library().dynemb_tick_before(nanoseconds))
+
+
+def ns_of(time: Any, name: str) -> int:
+    """Returns a moment in nanoseconds since 1970 UTC.
+
+    Args:
+        time: an aware datetime.
+        name: the name of the argument, for errors.
+
+    Raises:
+        TypeError: `time` is not a datetime.
+        ValueError: `time` has no time zone.
+    """
     if not isinstance(time, datetime.datetime):
         raise TypeError(f"{name} must be a datetime, got {time!r}.")
     if time.tzinfo is None or time.utcoffset() is None:
@@ -32,11 +53,4 @@ def tick_before(time: Any, name: str) -> int:
             "pytz.utc.localize."
         )
     since_epoch = time - datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
-    nanoseconds = 1000 * (since_epoch // datetime.timedelta(microseconds=1))
-    if nanoseconds > clocks.time_ns() + _SKEW_NS:
-        now = datetime.datetime.now(datetime.timezone.utc)
-        raise ValueError(
-            f"{name}={time!r} is later than now, {now}: it was taken from a clock that is wrong, "
-            "or the system's clock was set back since."
-        )
-    return int(_ops.library().dynemb_tick_before(nanoseconds))
+    return 1000 * (since_epoch // datetime.timedelta(microseconds=1))
