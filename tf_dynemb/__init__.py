@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tf_dynemb.persistence.dump import dump, incremental_dump
     from tf_dynemb.persistence.load import load
     from tf_dynemb.persistence.model_dump import incremental_model_dump
+    from tf_dynemb.persistence.naming import named_tables
     from tf_dynemb.saved_models.export import export_saved_model
     from tf_dynemb.snapshots.watermark import Watermark
     from tf_dynemb.sok.load import load_sok_dump
@@ -67,6 +68,7 @@ __all__ = [
     "load",
     "load_sok_dump",
     "lookup_sparse",
+    "named_tables",
     "oneembedding",
     "prefetch_lookup",
     "serving",
@@ -102,6 +104,7 @@ _HOMES = {
     "load": "persistence.load",
     "load_sok_dump": "sok.load",
     "lookup_sparse": "lookup.lookup_sparse",
+    "named_tables": "persistence.naming",
     "oneembedding": None,
     "prefetch_lookup": "lookup.prefetch",
     "serving": None,

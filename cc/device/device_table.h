@@ -139,6 +139,11 @@ class DeviceTable final : public ColdTable {
   static Status Promote(Exec& exec, const std::vector<DeviceTable*>& tables, Tick tick);
 
  protected:
+  void TakeSeed(uint64_t seed) override {
+    Table::TakeSeed(seed);
+    initializer_.set_seed(seed);
+    admission_.set_seed(seed);
+  }
   ExportPlan ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint64_t most,
                       const RowPredicate& where) const override;
   Status RemoveKeys(Exec& exec, KeySpan keys, Tick tick, Removal how, uint64_t* removed) override;

@@ -125,6 +125,7 @@ class AdmissionRule {
     options_ = options;
     seed_ = seed;
   }
+  void set_seed(uint64_t seed) { seed_ = seed; }
 
   // Whether keys may be refused.
   bool enabled() const { return options_.rule != Admit::kAll; }

@@ -137,6 +137,11 @@ class HostTable : public ColdTable {
 
   // --- Cold rows (cold_table.h)
 
+  void TakeSeed(uint64_t seed) final {
+    Table::TakeSeed(seed);
+    initializer_.set_seed(seed);
+    admission_.set_seed(seed);
+  }
   DeletionLog& deletions() final { return changes_.deletions(); }
   void RestartChanges(Tick tick) final { changes_.Start(tick, tick, rows_.high_water()); }
   Status AddHotRows(Exec& exec, const ColdRows::AddHotFn& add) final;

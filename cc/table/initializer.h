@@ -62,6 +62,7 @@ class Initializer {
 
   int64_t dim() const { return dim_; }
   uint64_t seed() const { return schedule_.seed; }
+  void set_seed(uint64_t seed) { schedule_ = PhiloxSchedule(seed); }
   // In order; together they cover the columns [0, dim).
   const std::vector<InitRun>& runs() const { return runs_; }
 

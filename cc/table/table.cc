@@ -123,6 +123,9 @@ Status Table::CheckState(const StateSpec& spec, const std::string& owner) const 
 }
 
 void Table::SwapBase(Table* other) {
+  const uint64_t seed = options_.seed;
+  TakeSeed(other->options_.seed);
+  other->TakeSeed(seed);
   expiry_.Swap(&other->expiry_);
   reclaimed_ = other->reclaimed_ = Reclaimed();
   if (!(state_spec_ == other->state_spec_)) {

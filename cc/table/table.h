@@ -165,9 +165,9 @@ class Table : public TableBatches, public TableCut {
   // *evicted to their number. A table that holds fewer rows does not change. If memory runs out,
   // some of the rows have been evicted.
   Status EvictTo(Exec& exec, uint64_t rows, Tick tick, uint64_t* evicted);
-  // (exclusive on both tables) Swaps the rows and their state with another table of the same key
-  // type, dtype, dim, max_capacity and limits of memory. This table then counts as unchanged since
-  // `tick`, and tracks changes from then on.
+  // (exclusive on both tables) Swaps the rows, their state and the seed with another table of the
+  // same key type, dtype, dim, max_capacity and limits of memory. This table then counts as
+  // unchanged since `tick`, and tracks changes from then on.
   virtual void SwapRows(Table* other, Tick tick) = 0;
 
   // (exclusive) AdmissionCounters::Load, of a table that counts keys; otherwise InvalidArgument.
@@ -333,9 +333,10 @@ class Table : public TableBatches, public TableCut {
   Status CheckScores(const Scoring& scoring, const Score* scores, size_t n) const;
   // The state of a new row. InvalidArgument names the fault of the spec.
   static Status InitialState(const StateSpec& spec, std::vector<float>* initial);
-  // For SwapRows: swaps the state's spec, and the marks of times. A table's owner stays the same if
-  // the adopted state is equal; otherwise the state has no owner.
+  // For SwapRows: swaps the seed, the state's spec, and the marks of times. A table's owner stays
+  // the same if the adopted state is equal; otherwise the state has no owner.
   void SwapBase(Table* other);
+  virtual void TakeSeed(uint64_t seed) { options_.seed = seed; }
 
   TableOptions options_;
   StateSpec state_spec_;

@@ -164,6 +164,7 @@ def test_bases_are_kept(tmp_path):
     table = trained()
     for number in range(4):
         de.dump(tmp_path, table, keep=2)
+        table.upsert([9], tf.fill([1, 2], float(number)))
         de.incremental_dump(tmp_path, table)
         expected = range(max(0, number - 2) * 2 + 1, number * 2 + 3)
         assert [int(name[:8]) for name in directories(tmp_path)] == list(expected)
@@ -176,6 +177,7 @@ def test_what_is_overwritten_stays_until_the_next_base(tmp_path):
     other = trained(value=9.0)
     de.dump(tmp_path, other, overwrite=True)
     assert [int(name[:8]) for name in directories(tmp_path)] == [1, 2]
+    other.erase([1])
     de.incremental_dump(tmp_path, other)
     assert [int(name[:8]) for name in directories(tmp_path)] == [1, 2, 3]
     de.dump(tmp_path, other, overwrite=True)

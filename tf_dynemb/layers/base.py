@@ -18,6 +18,7 @@ from tf_dynemb.lookup.lookup_sparse import lookup_bags
 from tf_dynemb.tables import content, initializers
 from tf_dynemb.tables.cut import Rows
 from tf_dynemb.tables.options import TableOptions, check_dimension, to_config
+from tf_dynemb.tables.table import AutomaticName
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.keras_call import is_training
 from tf_dynemb.variables.keras_weight import TableWeight
@@ -60,6 +61,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
                 "TF_USE_LEGACY_KERAS is set, so tf.keras is Keras 2 (tf_keras). This is a layer of "
                 "Keras 3: put it into models of `import keras`."
             )
+        self._has_automatic_name = layer_options.get("name") is None
         super().__init__(**layer_options, **kwargs)
         self.dim = dim
         # A model's dtype policy casts vectors, never ids or bag weights.
@@ -89,6 +91,8 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         merged = {"initializer": self.initializer, **self.table_options, **options}
         dim = merged.pop("dim", self.dim)
         path = f"{self.name}/{name}"
+        if self._has_automatic_name:
+            path = AutomaticName(path)
         table = self._make_table(path, dim, merged)
         if self.default_vector is not None and dim != self.dim:
             if len(set(self.default_vector)) > 1:

@@ -12,7 +12,14 @@ from tf_dynemb.chains.merge import merge
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel.agreement import Ranks
 from tf_dynemb.persistence.continuation import common_ids, delta_begin, is_of_others
-from tf_dynemb.persistence.naming import described, dynamic_only, named_variables
+from tf_dynemb.persistence.entry_check import form_of
+from tf_dynemb.persistence.naming import (
+    described,
+    dynamic_only,
+    named_variables,
+    warn_of_automatic_names,
+    with_automatic_names,
+)
 from tf_dynemb.persistence.optimizer_entry import check_optimizer, optimizer_entry
 from tf_dynemb.snapshots import columns, static_rows
 from tf_dynemb.snapshots.joint_publication import JointPublication
@@ -52,9 +59,9 @@ def dump(
     Args:
         path: a directory, created if it does not exist. All ranks must share its file system.
         variables: one `DynamicVariable` or `tf_dynemb.Variable`, a sequence of them (their names
-            are the tables' names on disk and must differ), or a dict of names and variables. A
-            Keras layer or model stands for its tables; its dense weights are not dumped
-            (`model.save_weights` saves them).
+            are the tables' names on disk and must differ), or a dict of names and variables, such
+            as `named_tables(model)`. A Keras layer or model stands for its tables; its dense
+            weights are not dumped (`model.save_weights` saves them).
         optimizer: if given, the dump includes the state that it keeps in the rows, its settings and
             its number of steps (rank 0's). A step that runs in another thread at that moment may or
             may not be counted.
@@ -181,6 +188,10 @@ def _publish(
             tables = named_variables(variables)
             if is_delta:
                 dynamic_only(tables)
+            else:
+                automatic = with_automatic_names(tables, variables)
+                forms = {name: form_of(tables[name]) for name in automatic}
+                warn_of_automatic_names("dump", automatic, forms)
             check_optimizer(optimizer)
             publication.is_of(
                 [*described(tables), f"optimizer: {optimizer is not None}"],

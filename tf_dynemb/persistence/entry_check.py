@@ -21,15 +21,9 @@ def check_entry(snapshot: storage.Snapshot, name: str, variable: Any, cast: bool
             "A dict of names and variables loads tables under other names."
         )
     _, entry = manifest.table(name)
-    if isinstance(variable, DynamicVariable):
-        have = {
-            "dimension": variable.dimension,
-            "key_type": variable.key_type.name,
-            "dtype": variable.dtype.name,
-        }
-    else:
-        all_rows, dimension = variable.global_shape
-        have = {"dimension": dimension, "key_type": "int64", "dtype": variable.dtype.name}
+    have = form_of(variable)
+    if not isinstance(variable, DynamicVariable):
+        all_rows, _ = variable.global_shape
         rows = sum(shard.rows for shard in entry.shards)
         if rows != all_rows:
             raise ValueError(
@@ -42,6 +36,40 @@ def check_entry(snapshot: storage.Snapshot, name: str, variable: Any, cast: bool
             raise ValueError(
                 f"table {name!r} has {what} {there} on disk, but {variable.name!r} has {here}."
                 + hint
+            )
+
+
+def form_of(variable: Any) -> dict[str, Any]:
+    """Returns what an entry must have in common with a variable, by the names of its members."""
+    if isinstance(variable, DynamicVariable):
+        dimension, key_type = variable.dimension, variable.key_type.name
+    else:
+        dimension, key_type = variable.global_shape[1], "int64"
+    return {"dimension": dimension, "key_type": key_type, "dtype": variable.dtype.name}
+
+
+def initializer_of(table: DynamicVariable) -> storage.InitializerEntry:
+    """Returns the entry of a table's initializer."""
+    has = table.attributes
+    return storage.InitializerEntry(tuple(has["initializers"]), tuple(has["initializer_args"]))
+
+
+def check_is_same(entry: storage.TableEntry, variable: Any) -> None:
+    """Raises ValueError if a table on disk, found by a name that nobody chose, is another one."""
+    if not isinstance(variable, DynamicVariable):
+        return
+    here = {
+        "initializer": initializer_of(variable),
+        "padding_id": variable.padding_id,
+        "string_hash": variable.string_hash,
+    }
+    for what, value in here.items():
+        there = getattr(entry, what)
+        if there != value:
+            raise ValueError(
+                f"table {entry.name!r} has {what} {there} on disk, but {variable.name!r} has "
+                f"{value}. Nobody has chosen the name, so that these are probably two different "
+                "tables: name the layers, or load a dict of names and variables."
             )
 
 

@@ -18,7 +18,6 @@ from tf_dynemb.persistence.naming import described, named_variables
 from tf_dynemb.persistence.optimizer_entry import check_optimizer
 from tf_dynemb.tables.batches import NEW_SCORES, NO_STATE, own_rows, warn_of_evictions
 from tf_dynemb.tables.cut import NOW, last_tick
-from tf_dynemb.tables.lineage import Snapshots, new_history
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
 
@@ -106,8 +105,7 @@ def load_foreign(
     for name, value in values.items():
         tables[name].assign(value)
     for name, table in dynamic.items():
-        table.snapshots = Snapshots()
-        table.history = new_history()
+        table.took_over(None, None)
         if optimizer is not None:
             table.state_was_restored(specs[name])
     if optimizer is not None:

@@ -13,15 +13,27 @@ from tf_dynemb import _ops, storage
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel import ownership
 from tf_dynemb.parallel.agreement import Ranks, check_alike
-from tf_dynemb.persistence.entry_check import check_entry, has_state, last_optimizer, takes_state
-from tf_dynemb.persistence.naming import described, named_variables
+from tf_dynemb.persistence.entry_check import (
+    check_entry,
+    check_is_same,
+    has_state,
+    initializer_of,
+    last_optimizer,
+    takes_state,
+)
+from tf_dynemb.persistence.naming import (
+    described,
+    named_variables,
+    warn_of_automatic_names,
+    with_automatic_names,
+)
 from tf_dynemb.persistence.optimizer_entry import check_optimizer, restore_optimizer
 from tf_dynemb.snapshots import columns, static_rows
 from tf_dynemb.snapshots.joint_reading import open_chain, read_chain, verify
 from tf_dynemb.snapshots.watermark import Watermark
 from tf_dynemb.storage.steps import without_steps
 from tf_dynemb.tables import batches, expiry
-from tf_dynemb.tables.lineage import Snapshots, new_history
+from tf_dynemb.tables.lineage import new_history
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.tables.times import ns_of
 from tf_dynemb.variables.dynamic import DynamicVariable
@@ -39,7 +51,9 @@ def load(
     """Replaces the content of tables with the chain at `path`: its base and every delta after it.
 
     All files are checked first, and loaded into separate tables. Then all variables change at once;
-    their previous content is lost. A load that fails changes nothing.
+    their previous content is lost. A load that fails changes nothing. A table also takes over the
+    seed, if the initializer is the same: keys that are new get the initial vectors that they would
+    have got in the table that was dumped.
 
     Args:
         path: a chain, or one base. All ranks must share its file system.
@@ -75,13 +89,16 @@ def load(
     with ranks.stage() as stage:
         tables = named_variables(variables)
         check_optimizer(optimizer)
+        automatic = with_automatic_names(tables, variables)
         end = _end(until)
         stage.say([*described(tables), f"optimizer: {optimizer is not None}"])
     check_alike(stage.said, "the variables")
     quiet = quiet if ranks.rank == 0 else True
-    return read_chain(
-        ranks, path, lambda names: _load(ranks, path, names, tables, optimizer, cast, quiet), end
-    )
+
+    def read(names: Sequence[str]) -> Watermark:
+        return _load(ranks, path, names, tables, automatic, optimizer, cast, quiet)
+
+    return read_chain(ranks, path, read, end)
 
 
 def _end(until: Watermark | datetime.datetime | None) -> str | int | None:
@@ -98,6 +115,7 @@ def _load(
     path: str | os.PathLike[str],
     names: Sequence[str],
     tables: Mapping[str, Any],
+    automatic: Sequence[str],
     optimizer: OptimizerWrapper | None,
     cast: bool,
     quiet: bool | None,
@@ -113,6 +131,15 @@ def _load(
         for name, variable in tables.items():
             for snapshot in chain.snapshots if name in dynamic else [chain.base]:
                 check_entry(snapshot, name, variable, cast)
+        for name in automatic:
+            check_is_same(chain.base.manifest.table(name)[1], tables[name])
+        if ranks.rank == 0:
+            members = ("dimension", "key_type", "dtype")
+            forms = {
+                entry.name: [getattr(entry, member) for member in members]
+                for entry in chain.base.manifest.tables
+            }
+            warn_of_automatic_names("load", automatic, forms)
         verify(ranks, chain.snapshots, quiet)
 
     last = chain.last.manifest
@@ -136,17 +163,14 @@ def _load(
         )
     for name, value in values.items():
         tables[name].assign(value)
+        tables[name].history = chain.base.manifest.table(name)[1].history or new_history()
     for table, spec, stage in zip(dynamic.values(), specs, staged, strict=True):
-        table.snapshots = Snapshots()
+        table.took_over(stage.history, stage.seed)
         if not stage.evictions:  # otherwise the table lacks rows, and no delta would report this
             for id_ in last.ids:
                 table.snapshots.note(id_, last.watermark, stage.has_state)
         if optimizer is not None:
             table.state_was_restored(spec)
-    for name, variable in tables.items():
-        assert chain.base is not None
-        entry = (chain.last if name in dynamic else chain.base).manifest.table(name)[1]
-        variable.history = entry.history or new_history()
     if optimizer is not None:
         optimizer.attach(list(dynamic.values()))
         restore_optimizer(optimizer, dynamic, last_optimizer(chain.snapshots))
@@ -160,11 +184,15 @@ class _Staged(NamedTuple):
         handle: the handle of that table.
         evictions: the number of rows for which there was no space.
         has_state: whether the state of every snapshot was loaded.
+        history: the history of the table that was dumped, if it is known.
+        seed: the seed of that table; None if it had other initial vectors anyway.
     """
 
     handle: Any
     evictions: int
     has_state: bool
+    history: str | None
+    seed: int | None
 
 
 def _stage(
@@ -178,7 +206,8 @@ def _stage(
     assert chain.base is not None
     _, entry = chain.base.manifest.table(name)
     rows = sum(shard.rows for shard in entry.shards)
-    handle = table.make_empty(ownership.share_of(table, rows), spec)
+    seed = _seed(entry, table)
+    handle = table.make_empty(ownership.share_of(table, rows), spec, seed)
     tick = chain.last.manifest.watermark + 1
     _, last = chain.last.manifest.table(name)
     marks = last.expiry_marks
@@ -200,7 +229,14 @@ def _stage(
         ) from error
     evictions = batches.warn_of_evictions(handle, table, f"table {name!r}")
     expiry.take_ages(handle, table.options.lifetime, last.ttl_clock, marks, f"table {name!r}")
-    return _Staged(handle, evictions, complete)
+    return _Staged(handle, evictions, complete, last.history, seed)
+
+
+def _seed(entry: storage.TableEntry, table: DynamicVariable) -> int | None:
+    """Returns the seed of a table on disk if it has the same initializer as a table here."""
+    if entry.initializer != initializer_of(table):
+        return None
+    return entry.seed - 2**64 if entry.seed >= 2**63 else entry.seed
 
 
 def _state_spec(table: DynamicVariable, optimizer: OptimizerWrapper | None) -> StateSpec | None:

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tf_dynemb._warn import warn
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.static import Variable
-from tf_dynemb.variables.unwrap import tables_of, unwrap
+from tf_dynemb.variables.unwrap import filter_variables, tables_of, unwrap
 
 
 def named_variables(variables: Any) -> dict[str, Any]:
@@ -53,6 +55,109 @@ def named_variables(variables: Any) -> dict[str, Any]:
     if not named:
         raise ValueError("variables is empty.")
     return named
+
+
+def named_tables(model: Any) -> dict[str, Any]:
+    """Returns the tables of a model by names on disk that do not depend on what else was created.
+
+    A table keeps the name that it, or its layer, was given. Without one, Keras numbers layers in
+    the order of their creation (`embedding`, `embedding_1`), so that such a table is named by its
+    place in the model: the attributes that lead to it, the keys or positions in dicts and lists,
+    and the positions among the `layers` of a functional or sequential model.
+
+    Example:
+    >>> model = keras.Sequential([Embedding(4), Embedding(4, name="users")])
+    >>> list(named_tables(model))
+    ['layers/0', 'users/table']
+
+    Args:
+        model: a Keras layer or model, or a `tf.Module`.
+
+    Returns:
+        A dict for `dump`, `load` and similar functions.
+
+    Raises:
+        ValueError: there is no table; or two have one name; or one without a name is an attribute
+            of another kind of object, or of one whose name begins with an underscore.
+    """
+    places = dict(_places(model, "", set()))
+    named: dict[str, Any] = {}
+    weights = model.variables if isinstance(model, keras.layers.Layer) else []
+    # A layer that has not been called yet does not have the tables among its attributes as weights.
+    variables = {id(v): v for v in (*filter_variables(map(unwrap, weights))[0], *places.values())}
+    for variable in variables.values():
+        name = _name(variable)
+        if variable.has_automatic_name:
+            found = [place for place, other in places.items() if other is variable]
+            if not found:
+                raise ValueError(
+                    f"{name!r} is not among the public attributes of {type(model).__name__} and "
+                    "its layers, by which tables without a name are named: give it a name."
+                )
+            name = found[0]
+        if name in named:
+            raise ValueError(f"Two tables are named {name!r}: give them different names.")
+        named[name] = variable
+    if not named:
+        raise ValueError(f"{type(model).__name__} has no tables.")
+    return named
+
+
+def _places(of: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yields the tables in an object, with the ways to them; each object is visited once."""
+    if id(of) in seen:
+        return
+    seen.add(id(of))
+    of = unwrap(of)
+    if isinstance(of, (DynamicVariable, Variable)):
+        yield path, of
+        return
+    parts: list[tuple[Any, Any]] = []
+    if isinstance(of, Mapping):
+        parts = list(of.items())
+    elif isinstance(of, (list, tuple)):
+        parts = list(enumerate(of))
+    elif isinstance(of, (keras.layers.Layer, tf.Module)):
+        parts = [(name, part) for name, part in vars(of).items() if name[:1] != "_"]
+        if isinstance(of, keras.Model):
+            parts += [(f"layers/{number}", layer) for number, layer in enumerate(of.layers)]
+        own = [unwrap(weight) for weight in getattr(of, "_weights_of_tables", ())]
+        names = [_name(table).removeprefix(f"{of.name}/") for table in own]
+        parts += [
+            (name if len(own) > 1 else "", table) for name, table in zip(names, own, strict=True)
+        ]
+    for name, part in parts:
+        yield from _places(part, "/".join(filter(None, (path, str(name)))), seen)
+
+
+def with_automatic_names(tables: Mapping[str, Any], variables: Any) -> list[str]:
+    """Returns the names on disk of those tables that nobody has named.
+
+    Args:
+        tables: the variables by their names on disk.
+        variables: the argument of `named_variables`.
+    """
+    if isinstance(variables, Mapping):
+        return []
+    return [name for name, table in tables.items() if table.has_automatic_name]
+
+
+def warn_of_automatic_names(call: str, names: Sequence[str], forms: Mapping[str, Any]) -> None:
+    """Warns if tables could be taken for others, because nobody has named them.
+
+    Args:
+        call: "dump" or "load".
+        names: the result of `with_automatic_names`.
+        forms: for each table on disk what a load compares, such as its dimension.
+    """
+    alike = [name for name in names if list(forms.values()).count(forms[name]) > 1]
+    if alike:
+        warn(
+            f"{call}: nobody has chosen the names of {', '.join(map(repr, alike))}, which depend "
+            "on the order in which a process creates its layers. In another order, the rows of one "
+            f"come into another. Name the layers, or {call} tf_dynemb.named_tables(model) on both "
+            "sides."
+        )
 
 
 def dynamic_only(tables: Mapping[str, Any]) -> dict[str, DynamicVariable]:

@@ -25,7 +25,6 @@ from tf_dynemb.tables.batches import (
     warn_of_evictions,
 )
 from tf_dynemb.tables.cut import Cut, Rows, from_bits
-from tf_dynemb.tables.lineage import Snapshots, new_history
 from tf_dynemb.tables.table import StateSpec, Table
 
 
@@ -35,10 +34,10 @@ class Content(NamedTuple):
     Attributes:
         rows: all rows; `cut.Rows` has the shapes.
         info: a JSON object: dtype, state_spec, base (of the times), the tick and utc_ns of the
-            moment, evict_strategy, and history, ttl_clock, expiry_marks and steps (which older ones
-            lack; `Table`, `CutInfo`). If the table counts keys for their admission: the lines of
-            counters of all ranks, the number of the first line here, and the lines here,
-            compressed.
+            moment, evict_strategy, and history, initializer (kinds, arguments and seed), ttl_clock,
+            expiry_marks and steps (which older ones lack; `Table`, `CutInfo`). If the table counts
+            keys for their admission: the lines of counters of all ranks, the number of the first
+            line here, and the lines here, compressed.
     """
 
     rows: Rows
@@ -66,6 +65,7 @@ def read_content(table: Table) -> Content:
         "tick": cut.tick,
         "utc_ns": cut.utc_ns,
         "history": table.history,
+        "initializer": _initializer(table),
         "evict_strategy": table.options.strategy,
         "ttl_clock": table.options.lifetime.clock if marks else None,
         "expiry_marks": marks,
@@ -112,7 +112,10 @@ def write_content(table: Table, content: Content, adopt_state: bool) -> None:
         )
     keeps_scores = takes_scores(info.get("evict_strategy"), table, "the checkpoint")
     with tf.init_scope():
-        handle = table.make_empty(len(rows.keys), target)
+        *initial, seed = info.get("initializer") or [None]
+        if initial != _initializer(table)[:-1]:
+            seed = None
+        handle = table.make_empty(len(rows.keys), target, seed)
         if has_state:
             load_steps(handle, info.get("steps", ()), info["tick"])
         for some in slices(table, len(rows.keys), rows.state.shape[1]):
@@ -134,8 +137,7 @@ def write_content(table: Table, content: Content, adopt_state: bool) -> None:
             counters = np.frombuffer(zlib.decompress(base64.b64decode(packed)), np.uint64)
             _ops.library().dynemb_load_admission(handle, counters.reshape(-1, 8), first_line)
         _ops.library().dynemb_swap_rows([table.handle], [handle], info["tick"], info["utc_ns"])
-    table.snapshots = Snapshots()
-    table.history = info.get("history") or new_history()
+    table.took_over(info.get("history"), seed)
     if adopt_state:
         table.state_was_restored(target)
 
@@ -151,6 +153,12 @@ def from_bytes(array: Any) -> Content:
     """The inverse of `to_bytes`."""
     with np.load(io.BytesIO(array.tobytes()), allow_pickle=False) as file:
         return Content(Rows(*(file[name] for name in Rows._fields)), str(file["info"]))
+
+
+def _initializer(table: Table) -> list[Any]:
+    """Returns what initial vectors depend on; the seed is the last element."""
+    has = table.attributes
+    return [list(has[name]) for name in ("initializers", "initializer_args")] + [has["seed"]]
 
 
 def _as_spec(spec: Any) -> StateSpec:

@@ -69,7 +69,9 @@ class TableOptions:
             lookup that may insert; the tables of one `lookup_sparse` have one step each. None:
             epochs begin with `advance_epoch()` only.
         seed: the seed of the initial vectors. None: the initializer's own seed, or otherwise one
-            derived from the table's name and TensorFlow's global seed.
+            derived from the table's name and the global seed (`keras.utils.set_random_seed`), which
+            several ranks take from rank 0. With a global seed, tables without a name are numbered
+            from the call that has set it. A load takes over the seed of the rows.
         stochastic_rounding: whether float16 and bfloat16 rows are rounded stochastically when they
             are updated. The random bits depend on the seed, the key and the optimizer's step, so
             training is reproducible, regardless of reads in between.

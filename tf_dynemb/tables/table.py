@@ -16,6 +16,7 @@ from tensorflow.python.eager import context
 
 from tf_dynemb import _ops, communicator
 from tf_dynemb.ids.keys import KEY_TYPES
+from tf_dynemb.parallel.agreement import Ranks
 from tf_dynemb.parallel.exchange import BY_HASH, Spread, exchange_stats
 from tf_dynemb.parallel.flushes import Flushes, make_durable_folder
 from tf_dynemb.parallel.ownership import check_mode, owner_of_mode
@@ -29,6 +30,10 @@ StateSpec: TypeAlias = tuple[str, tuple[int, ...], tuple[float, ...]]
 
 VALUE_TYPES = (tf.float32, tf.float16, tf.bfloat16)
 _numbers = itertools.count()
+
+
+class AutomaticName(str):
+    """A name that nobody chose: it depends on what the process has created before."""
 
 
 class Table:
@@ -50,6 +55,7 @@ class Table:
     Attributes:
         handle: the handle of the resource, a tensor.
         name: the name in TensorFlow.
+        has_automatic_name: whether nobody chose the name.
         dtype: the dtype of the vectors.
         history: the id of the table's history (`lineage.py`); a load takes over that of the rows.
         snapshots: the snapshots that the table was dumped to or loaded from.
@@ -87,11 +93,9 @@ class Table:
         if options.persistent and name is None:
             raise ValueError("persistent=True needs a name, by which the table is found again.")
         number = next(_numbers)
-        name = name or f"dynamic_variable_{number}"
+        name = name or AutomaticName(f"dynamic_variable_{number}")
         initial = initializers.create(initializer, dim)
         seed = options.seed if options.seed is not None else initial.seed
-        if seed is None:
-            seed = _default_seed(name)
 
         with tf.init_scope():
             if not tf.executing_eagerly():
@@ -103,6 +107,13 @@ class Table:
                 )
             self._check_admission(options)
             comm = communicator.get()
+            if seed is None:
+                seed = _default_seed(name)
+                if comm.size > 1 and context.global_seed() is not None:
+                    # Scripts may give each rank another one, for the order of its data.
+                    with Ranks("DynamicVariable").stage() as stage:
+                        stage.say(seed)
+                    seed = stage.said[0]
             attributes = {
                 "tier": placement.tier,
                 "max_hbm_bytes": options.max_hbm_bytes if placement.tier == "hybrid" else 0,
@@ -136,6 +147,7 @@ class Table:
                     self._handle,
                 )
                 self._state_spec = None if restored is None else _state_spec(*restored)
+        self.has_automatic_name = isinstance(name, AutomaticName)
         self._name = name
         self._number = number
         self._dim = dim
@@ -377,18 +389,23 @@ class Table:
             memory += self._options.max_hbm_bytes
         return max(1, memory // (2 * row_bytes))
 
-    def make_empty(self, rows: int, state_spec: StateSpec | None) -> Any:
+    def make_empty(self, rows: int, state_spec: StateSpec | None, seed: int | None = None) -> Any:
         """Creates another table like this one, for rows that are to replace its own.
 
         Args:
             rows: the expected number of rows; space for them is allocated at once.
             state_spec: the state of the rows.
+            seed: the seed of the table that the rows come from, so that keys without a row get the
+                initial vectors that they would have got there; None: that of this table. After the
+                rows have been swapped, `took_over` records it.
 
         Returns:
             The table's handle. The table is destroyed with it.
         """
         most = self._options.max_capacity or 2**32 - 3
         attributes = dict(self._attributes)
+        if seed is not None:
+            attributes["seed"] = seed
         attributes["init_capacity"] = min(max(rows, attributes["init_capacity"]), most)
         handle = _make_table(self._placement, "", attributes)
         if state_spec is not None:
@@ -397,6 +414,18 @@ class Table:
                 handle, optimizer=name, widths=list(widths), inits=list(inits)
             )
         return handle
+
+    def took_over(self, history: str | None, seed: int | None) -> None:
+        """Records that the table has rows of another history, or of an unknown one, and their seed.
+
+        Args:
+            history: the history; None: unknown.
+            seed: the argument of `make_empty`.
+        """
+        self.snapshots = Snapshots()
+        self.history = history or new_history()
+        if seed is not None:
+            self._attributes["seed"] = seed
 
     def state_was_restored(self, state_spec: StateSpec | None) -> None:
         """Records which state the rows have after a restore.
@@ -468,6 +497,24 @@ def _one_of(name: str, value: Any, allowed: Sequence[Any]) -> Any:
     return dtype
 
 
+class _Automatic:
+    """The number of tables with automatic names since the global seed was set."""
+
+    generator: Any = None  # of TensorFlow; another one whenever the seed is set
+    numbers = itertools.count()
+
+
 def _default_seed(name: str) -> int:
-    """Returns a seed that is the same in every process that creates the same tables."""
-    return zlib.crc32(name.encode()) ^ ((context.global_seed() or 0) & 0x7FFFFFFF) << 31
+    """Returns a seed that is the same in every process that creates the same tables.
+
+    It depends on the name, and on the global seed if there is one (`keras.utils.set_random_seed`,
+    `tf.random.set_seed`). Tables with automatic names, which differ if a model is made twice in one
+    process, are then numbered from the call that has set the seed.
+    """
+    global_seed = context.global_seed()
+    if global_seed is not None and isinstance(name, AutomaticName):
+        generator = getattr(context.context(), "_rng", None)
+        if generator is not _Automatic.generator:
+            _Automatic.generator, _Automatic.numbers = generator, itertools.count()
+        name = f"automatic/{next(_Automatic.numbers)}"
+    return zlib.crc32(name.encode()) ^ ((global_seed or 0) & 0x7FFFFFFF) << 31

@@ -54,6 +54,7 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
             give them the same names, by which dumps know them.
 
     Attributes:
+        has_automatic_name: whether nobody chose the name.
         history: the id of the matrix's history (`tables/lineage.py`); a load takes over that of the
             rows.
 
@@ -93,7 +94,8 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
             kwargs["shape"] = shape
             if comm.size > 1:
                 args, kwargs = self._shard_of(args, kwargs)
-        if len(args) < _NAME and kwargs.get("name") is None:
+        self.has_automatic_name = len(args) < _NAME and kwargs.get("name") is None
+        if self.has_automatic_name:
             kwargs["name"] = _unused_name()
         super().__init__(*args, **kwargs)
         self._whole: Any = None  # the matrix that exports have; no child, so no checkpoint has it

@@ -1,0 +1,31 @@
+"""Seeds of tables on ranks whose scripts give each rank another global seed."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+from tensorflow.python.eager import context
+
+import tf_dynemb as de
+
+
+@pytest.fixture(autouse=True)
+def no_global_seed():
+    yield
+    keras.utils.clear_session()
+    context.context()._seed = None
+
+
+def test_all_ranks_have_the_seeds_of_rank_0(comm):
+    keras.utils.set_random_seed(1 + comm.rank)
+    made = [
+        de.DynamicVariable(4),
+        de.DynamicVariable(4, name="named"),
+        de.layers.Embedding(4).table,
+    ]
+    seeds = [table.attributes["seed"] for table in made]
+    assert len(set(seeds)) == 3
+    everywhere = comm.gather_objects(seeds, "seeds")
+    assert all(each == everywhere[0] for each in everywhere)
+    given = de.DynamicVariable(4, seed=comm.rank)  # whoever gives one is responsible for it
+    assert given.attributes["seed"] == comm.rank
