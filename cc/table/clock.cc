@@ -4,6 +4,11 @@
 
 namespace dynemb {
 
+Clock::Clock(SystemTime* time) : time_(*time) {
+  const SystemTime::Moment now = time_.Now();
+  start_ = {0, now.boot_ns, now.shown_ns};
+}
+
 Tick Clock::Next(int64_t* utc_ns) {
   std::lock_guard<std::mutex> lock(mutex_);
   const SystemTime::Moment now = time_.Now();
@@ -23,6 +28,14 @@ void Clock::Advance(Tick tick, int64_t utc_ns) {
   int64_t boot_ns = now.boot_ns - std::max<int64_t>(0, now.utc_ns - std::max<int64_t>(0, utc_ns));
   if (!records_.empty()) boot_ns = std::max(boot_ns, records_.back().boot_ns);
   Record({tick, boot_ns, now.utc_ns - (now.boot_ns - boot_ns)});
+}
+
+bool Clock::ShowedBeforeFirst(int64_t utc_ns) const {
+  // A process that has loaded rows has a first tick of before its start.
+  const bool follows = has_first_ && records_.front().boot_ns >= start_.boot_ns;
+  const TickTime& first = follows ? start_ : records_.front();
+  if (utc_ns <= first.shown_ns) return true;
+  return follows && Showed(start_, records_.front(), utc_ns);
 }
 
 bool Clock::Showed(const TickTime& from, const TickTime& to, int64_t utc_ns) {
@@ -59,6 +72,7 @@ void Clock::Record(const TickTime& record) {
   // Of a clock that is set all the time, the older half is forgotten: as if it were before the
   // first record.
   if (kept > kMostRecords) {
+    has_first_ = false;
     records_.erase(records_.begin(), records_.begin() + static_cast<int64_t>(half));
   }
 }
@@ -79,7 +93,7 @@ int64_t Clock::TimeOf(Tick tick) const {
 
 Tick Clock::TickBefore(int64_t utc_ns) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (records_.empty() || utc_ns <= records_.front().shown_ns) return 0;
+  if (records_.empty() || ShowedBeforeFirst(utc_ns)) return 0;
   const SystemTime::Moment now = time_.Now();
   if (utc_ns > latest_ns_ && utc_ns > now.shown_ns) return last_;
   // The caller may have computed it from what the clock shows now.

@@ -6,6 +6,10 @@
 // them. Every later tick was issued then or later, or (because old records are thinned, or there
 // are several such moments) before it. Therefore "rows updated since t" misses no row, provided
 // that each time the clock was set, a batch saw it. Thread-safe.
+//
+// The clocks are read when a Clock is created, too, so that a system's clock that is wrong for the
+// first batches only is known to have been right before. If it was ahead even then, all times up to
+// what it showed may be of moments before the first batch: TickBefore is 0 for them.
 #ifndef DYNEMB_TABLE_CLOCK_H_
 #define DYNEMB_TABLE_CLOCK_H_
 
@@ -20,7 +24,7 @@ namespace dynemb {
 
 class Clock {
  public:
-  explicit Clock(SystemTime* time = &SystemTime::OfProcess()) : time_(*time) {}
+  explicit Clock(SystemTime* time = &SystemTime::OfProcess());
 
   Tick Next() { return Next(nullptr); }
   // Also returns the time of the tick (SystemTime::Moment::utc_ns).
@@ -43,6 +47,8 @@ class Clock {
     int64_t boot_ns;   // never decreases
     int64_t shown_ns;  // by the system's clock
   };
+  // Whether the system's clock may have shown `utc_ns` before the first tick. Requires mutex_.
+  bool ShowedBeforeFirst(int64_t utc_ns) const;
   // Whether the system's clock may have shown `utc_ns` between two records.
   static bool Showed(const TickTime& from, const TickTime& to, int64_t utc_ns);
   // Whether the clock was set between them, by more than it may drift.
@@ -55,6 +61,8 @@ class Clock {
   SystemTime& time_;
   mutable std::mutex mutex_;
   Tick last_ = 0;
+  TickTime start_;         // the creation of this object, with tick 0
+  bool has_first_ = true;  // no record of the first ticks was forgotten
   std::vector<TickTime> records_;
   int64_t latest_ns_ = INT64_MIN;  // that the system's clock may have shown until the last record
 };

@@ -20,6 +20,7 @@ void Expiry::Swap(Expiry* other) {
   std::scoped_lock lock(mutex_, other->mutex_);
   std::swap(has_time_, other->has_time_);
   std::swap(time_, other->time_);
+  std::swap(waiting_, other->waiting_);
   std::swap(last_step_, other->last_step_);
   std::swap(horizon_, other->horizon_);
   std::swap(marks_, other->marks_);
@@ -34,18 +35,36 @@ void Expiry::Step(Tick tick) {
   ++time_;
 }
 
-void Expiry::SetTime(int64_t time, Tick tick) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  time_ = has_time_ ? std::max(time_, time) : time;
-  has_time_ = true;
-  last_tick_ = 0;
-  Note(tick);
-}
-
 // The time from one to a later one. Users, and files, may have any times.
 static int64_t Since(int64_t earlier, int64_t later) {
   const uint64_t passed = static_cast<uint64_t>(later) - static_cast<uint64_t>(earlier);
   return static_cast<int64_t>(std::min<uint64_t>(passed, std::numeric_limits<int64_t>::max()));
+}
+
+std::optional<int64_t> Expiry::SetTime(int64_t time, Tick tick) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::optional<int64_t> ignored;
+  const auto leaps = [this](int64_t from, int64_t to) {
+    return to > from && Since(from, to) / kLeap >= ttl_;
+  };
+  if (!has_time_) time_ = time;
+  has_time_ = true;
+  if (waiting_.has_value()) {
+    if (leaps(time, *waiting_)) {
+      ignored = waiting_;
+    } else {
+      time_ = std::max(time_, std::min(time, *waiting_));
+    }
+    waiting_.reset();
+  }
+  if (leaps(time_, time)) {
+    waiting_ = time;
+  } else {
+    time_ = std::max(time_, time);
+  }
+  last_tick_ = 0;
+  Note(tick);
+  return ignored;
 }
 
 void Expiry::Note(Tick tick) {
@@ -113,6 +132,7 @@ bool Expiry::Restore(const std::vector<int64_t>& saved) {
   horizon_ = static_cast<Tick>(saved[0]);
   has_time_ = clock_ != TtlClock::kData || !marks_.empty();
   time_ = marks_.empty() ? 0 : marks_.back().time;
+  waiting_.reset();
   last_tick_ = 0;
   return true;
 }

@@ -19,6 +19,10 @@
 //
 // Rows that were loaded without marks are as old as the first mark after it.
 //
+// A time of the data that is much later than the last one may be a mistake of one event, after
+// which nothing would be left of the table. It therefore waits for the next call, which either
+// confirms it, or drops it.
+//
 // With TtlClock::kWall, marks are moments of the boot clock, so that a system's clock that is set
 // makes no row older or younger. In files they are times of day, and a mark later than now is read
 // as now.
@@ -31,6 +35,7 @@
 #include <cstdint>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "cc/table/system_time.h"
@@ -42,6 +47,9 @@ namespace dynemb {
 class Expiry {
  public:
   static constexpr int64_t kMarks = 1024;
+  // A time of the data that is later than the last one by more than this many times the time to
+  // live is not believed at once.
+  static constexpr int64_t kLeap = 4;
 
   // Takes the options; call it once, first. `system_time` is for TtlClock::kWall.
   void Configure(const TableOptions& options, SystemTime* system_time = &SystemTime::OfProcess());
@@ -58,8 +66,10 @@ class Expiry {
 
   // A step begins, with this tick. Calls with one tick are one step.
   void Step(Tick tick);
-  // Sets the time of TtlClock::kData, at a tick. An earlier time than the last one is ignored.
-  void SetTime(int64_t time, Tick tick);
+  // Sets the time of TtlClock::kData, at a tick. An earlier time than the last one is ignored. One
+  // that is a leap later takes effect with the next call, if that has a similar or a later time;
+  // otherwise it is ignored, and that call returns it.
+  std::optional<int64_t> SetTime(int64_t time, Tick tick);
   // Records that a batch uses the table at `tick`, and returns the horizon; 0: no row has expired.
   // All calls with one tick that follow each other get the same horizon. `rows` returns the number
   // of rows of the table.
@@ -103,6 +113,7 @@ class Expiry {
   SystemTime* system_time_ = nullptr;
   bool has_time_ = true;  // false: TtlClock::kData, and SetTime was not called
   int64_t time_ = 0;
+  std::optional<int64_t> waiting_;  // a time that is a leap later than time_
   Tick last_step_ = 0;
   Tick horizon_ = 0;
   Tick last_tick_ = 0, last_horizon_ = 0;

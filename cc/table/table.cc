@@ -7,6 +7,7 @@
 #include <limits>
 #include <new>
 #include <numeric>
+#include <optional>
 #include <sstream>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include "cc/table/hash_table.h"
 #include "cc/table/number_text.h"
 #include "cc/table/phase.h"
+#include "cc/table/warning.h"
 
 namespace dynemb {
 namespace {
@@ -375,7 +377,16 @@ Status Table::SetDataTime(int64_t time, Tick tick) {
   if (!expiry_.active() || options_.ttl_clock != TtlClock::kData) {
     return InvalidArgument("table '" + options_.name + "' does not expire rows by the data's time");
   }
-  expiry_.SetTime(time, tick);
+  if (const std::optional<int64_t> ignored = expiry_.SetTime(time, tick)) {
+    const uint64_t count = ++ignored_times_;
+    if ((count & (count - 1)) == 0) {  // the first, and whenever their number has doubled
+      Warn(("table '" + options_.name + "': the data's time " + std::to_string(*ignored) +
+            " is ignored: it was later than the one before by more than " +
+            std::to_string(Expiry::kLeap) + " ttl, and the next one, " + std::to_string(time) +
+            ", was not; such times so far: " + std::to_string(count))
+               .c_str());
+    }
+  }
   return Status();
 }
 

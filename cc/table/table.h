@@ -20,6 +20,7 @@
 #define DYNEMB_TABLE_TABLE_H_
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -344,7 +345,8 @@ class Table : public TableBatches, public TableCut {
   Tick steps_lost_ = 0;       // no step up to this tick is in catch_up_
   bool counts_step_ = false;  // the running step is one of catch_up_
   mutable Expiry expiry_;
-  uint64_t additions_ = 0;  // calls of Accumulate
+  std::atomic<uint64_t> ignored_times_{0};  // of SetDataTime
+  uint64_t additions_ = 0;                  // calls of Accumulate
 
  private:
   // Examines at most `rows` rows from *cursor on, and removes at most `most` of them that were last

@@ -35,6 +35,9 @@ Clock& ProcessClock() {
   return *clock;
 }
 
+// Reads the system's clock when the library is loaded.
+[[maybe_unused]] static const Clock& kClock = ProcessClock();
+
 absl::Status ToAbsl(const Status& status) {
   switch (status.code()) {
     case Code::kOk:

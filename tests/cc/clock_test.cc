@@ -140,6 +140,33 @@ TEST(Clock, AJumpDoesNotLast) {
   }
 }
 
+// The clock is ahead for the first batch, and was right when the process began.
+TEST(Clock, AJumpBeforeTheFirstBatch) {
+  for (const int64_t ahead : {kYear, -kYear}) {
+    SCOPED_TRACE(ahead);
+    FakeClocks clocks;
+    Clock clock(&clocks.time);
+    clocks.Pass(kSecond);
+    clocks.Set(ahead);
+    clock.Next();
+    clocks.Pass(kSecond);
+    clocks.Set(-ahead);
+    const int64_t begin = clocks.utc_ns;
+    for (int i = 0; i < 48; ++i) {
+      clock.Next();  // 2 to 49
+      clocks.Pass(kHour);
+    }
+    for (Tick tick = 3; tick <= 49; ++tick) {
+      const int64_t at = begin + static_cast<int64_t>(tick - 2) * kHour;
+      ASSERT_EQ(clock.TickBefore(at - kHour / 2), tick - 1);
+      ASSERT_EQ(clock.TimeOf(tick), at);
+    }
+    // Moments before the first batch are still before it.
+    EXPECT_EQ(clock.TickBefore(begin - kHour), 0u);
+    EXPECT_EQ(clock.TickBefore(begin - kYear), 0u);
+  }
+}
+
 TEST(Clock, ThinnedRecordsMissNoTick) {
   Issued issued;
   std::mt19937_64 random(5);

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <limits>
 #include <map>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "tests/cc/fake_clocks.h"
@@ -113,6 +116,52 @@ TEST(Expiry, TheFirstTimeIsThatOfAllRowsBeforeIt) {
   EXPECT_EQ(expiry.At(9, NoRows), 0u);
   expiry.SetTime(1000010, 10);
   EXPECT_EQ(expiry.At(11, NoRows), 7u);
+}
+
+TEST(Expiry, ATimeThatLeapsWaitsForTheNextOne) {
+  constexpr int64_t kTtl = 10;
+  const auto at = [](Expiry& expiry, int64_t time) {
+    static Tick tick = 1;
+    const std::optional<int64_t> ignored = expiry.SetTime(time, ++tick);
+    const std::vector<int64_t> saved = expiry.Save(tick);
+    return std::make_pair(ignored, saved.back());
+  };
+  using Result = std::pair<std::optional<int64_t>, int64_t>;
+  const std::optional<int64_t> none;
+  Expiry expiry;
+  expiry.Configure(Options(kTtl, TtlClock::kData));
+  EXPECT_EQ(at(expiry, 100), Result(none, 100));
+  EXPECT_EQ(at(expiry, 139), Result(none, 139));
+  // A mistake, and then events as before: also one that is earlier, and ignored as such.
+  EXPECT_EQ(at(expiry, 5000), Result(none, 139));
+  EXPECT_EQ(at(expiry, 140), Result(5000, 140));
+  EXPECT_EQ(at(expiry, 9000), Result(none, 140));
+  EXPECT_EQ(at(expiry, 120), Result(9000, 140));
+  // Two mistakes after each other that do not agree.
+  EXPECT_EQ(at(expiry, 9000), Result(none, 140));
+  EXPECT_EQ(at(expiry, 5000), Result(9000, 140));
+  EXPECT_EQ(at(expiry, 141), Result(5000, 141));
+  // Events after a pause, in any order. What is believed is what two of them say.
+  EXPECT_EQ(at(expiry, 1000), Result(none, 141));
+  EXPECT_EQ(at(expiry, 995), Result(none, 995));
+  EXPECT_EQ(at(expiry, 1001), Result(none, 1001));
+  // Each is a leap later than the one before.
+  EXPECT_EQ(at(expiry, 2000), Result(none, 1001));
+  EXPECT_EQ(at(expiry, 3000), Result(none, 2000));
+  EXPECT_EQ(at(expiry, 4000), Result(none, 3000));
+  EXPECT_EQ(at(expiry, 4001), Result(none, 4001));
+  // A load forgets what waits.
+  EXPECT_EQ(at(expiry, 9000), Result(none, 4001));
+  ASSERT_TRUE(expiry.Restore({1, 5, 50}));
+  EXPECT_EQ(at(expiry, 60), Result(none, 60));
+}
+
+TEST(Expiry, ExtremeTimesLeap) {
+  Expiry expiry;
+  expiry.Configure(Options(int64_t{1} << 62, TtlClock::kData));
+  EXPECT_FALSE(expiry.SetTime(std::numeric_limits<int64_t>::min(), 1).has_value());
+  EXPECT_FALSE(expiry.SetTime(std::numeric_limits<int64_t>::max(), 2).has_value());
+  EXPECT_EQ(expiry.Save(3).back(), std::numeric_limits<int64_t>::max());
 }
 
 // Calls that share the table's lock may record their ticks in another order.

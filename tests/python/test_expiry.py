@@ -160,6 +160,28 @@ def test_the_time_of_the_data():
     assert train(tf.constant([5, late])).numpy().tolist() == [False]
 
 
+def test_one_event_with_a_wrong_date(capfd):
+    table = de.DynamicVariable(2, name="log", ttl=30 * DAY, ttl_clock="data")
+    start = datetime.datetime(2026, 11, 27, tzinfo=UTC)
+    table.set_data_time(start)
+    table.lookup([1])
+    table.set_data_time(start + 3650 * DAY)
+    table.lookup([2])
+    assert held(table, [1, 2]) == [1, 2]
+    table.set_data_time(start + DAY)
+    assert "table 'log': the data's time 2109" in capfd.readouterr().err
+    table.set_data_time(start + 29 * DAY)
+    assert held(table, [1, 2]) == [1, 2]
+    table.set_data_time(start + 31 * DAY)
+    assert held(table, [1, 2]) == []
+    # After a long pause, the second time counts.
+    table.lookup([3])
+    for _ in range(2):
+        assert held(table, [3]) == [3]
+        table.set_data_time(start + 1000 * DAY)
+    assert held(table, [3]) == []
+
+
 def test_floats_are_exact_enough():
     table = make(datetime.timedelta(seconds=30), ttl_clock="data")
     table.set_data_time(1769817663.0)

@@ -1,7 +1,9 @@
 """The ages of rows in dumps, deltas and checkpoints."""
 
 import dataclasses
+import datetime
 import pathlib
+import time
 
 import keras
 import numpy as np
@@ -36,6 +38,34 @@ def test_deltas_carry_expired_keys(tmp_path):
         step(table)
     de.dump(tmp_path / "later", [table], quiet=True)
     assert fold(storage.Chain.open(tmp_path / "later"))["items"].keys.tolist() == []
+
+
+@pytest.mark.parametrize("how", ["load", "checkpoint"])
+def test_rows_that_have_expired_in_a_file_are_named_by_the_load(tmp_path, how, recwarn):
+    def table(ttl):
+        return de.DynamicVariable(2, name="items", ttl=ttl)
+
+    written, other, same = (
+        table(seconds := datetime.timedelta(seconds=2)),
+        table(seconds),
+        table(DAY),
+    )
+    written.lookup([1, 2, 3])
+
+    def load(into):
+        if how == "load":
+            de.load(tmp_path / "chain", into, quiet=True)
+        else:
+            tf.train.Checkpoint(t=into).read(str(tmp_path / "c")).assert_consumed()
+
+    de.dump(tmp_path / "chain", written, quiet=True)
+    tf.train.Checkpoint(t=written).write(str(tmp_path / "c"))
+    load(same)
+    assert (len(same), len(recwarn)) == (3, 0)
+    time.sleep(2.1)
+    with pytest.warns(UserWarning, match="3 of 3 rows of .* are not loaded: their ttl has run out"):
+        load(other)
+    assert len(other) == 0
 
 
 @pytest.mark.parametrize("since", ["update", "access"])

@@ -176,7 +176,8 @@ def take_ages(
 ) -> None:
     """Gives the rows of a table, which were loaded with their times, the ages that they had.
 
-    Without marks, rows are as old as their load.
+    Without marks, rows are as old as their load. Rows whose time to live has run out since they
+    were written are removed, with a warning.
 
     Args:
         handle: the table's handle.
@@ -193,7 +194,19 @@ def take_ages(
             "rows start anew."
         )
         return
-    _ops.library().dynemb_set_expiry_marks(handle, tf.constant(list(marks), tf.int64))
+    library = _ops.library()
+    library.dynemb_set_expiry_marks(handle, tf.constant(list(marks), tf.int64))
+    rows = int(library.dynemb_size(handle))
+    expired = int(library.dynemb_expire(handle))
+    if expired:
+        last = ""
+        if clock == "wall":
+            utc = _EPOCH + datetime.timedelta(microseconds=marks[-1] // 1000)
+            last = f" {what} was written at {utc:%Y-%m-%d %H:%M} UTC."
+        warn(
+            f"{expired} of {rows} rows of {what} are not loaded: their ttl has run out since they "
+            f"were last used.{last}"
+        )
 
 
 def keep_alive(accesses: Any, marks: Sequence[int], base: int) -> Any:

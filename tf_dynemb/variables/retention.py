@@ -269,8 +269,10 @@ class Retention(Table):
         """Sets the time of the data, by which the rows of a table with `ttl_clock="data"` age.
 
         Rows that are used before the first call count as used at its time. A time earlier than the
-        last one changes nothing, so that batches need not be in exact order. On several ranks,
-        every rank calls it: each has its own rows and time.
+        last one changes nothing, so that batches need not be in exact order. A time that is later
+        than the last one by four ttl or more may be the mistake of one event: it takes effect with
+        the next call, unless that has a time as before. It is then ignored, and TensorFlow's log
+        has a warning. On several ranks, every rank calls it: each has its own rows and time.
 
         Example:
         >>> table = DynamicVariable(2, ttl=datetime.timedelta(days=30), ttl_clock="data")
