@@ -1,4 +1,4 @@
-"""What is at a path, and the removal of it; for all modules.
+"""Which path a user means, what is at a path, and the removal of it; for all modules.
 
 Only ENOENT and ENOTDIR mean that something is absent. The functions of `os.path` and, in some
 versions, `pathlib` and `glob` also say so if the file system could not answer (EIO, or ESTALE of a
@@ -8,9 +8,44 @@ network file system), and would let their caller overwrite or leave out what is 
 from __future__ import annotations
 
 import os
+import pathlib
+import re
 import shutil
 import stat
+import urllib.parse
 import warnings
+
+# What is read as a URL: a scheme of two or more characters, so that no drive letter is one, and a
+# slash. `pathlib` makes `s3:/bucket` of `s3://bucket`. A name with a colon, such as `a:b`, is none.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_FILE_URL = re.compile(r"file:(?://(?:localhost)?)?(/(?!/).*)", re.IGNORECASE | re.DOTALL)
+
+
+def local_path(path: str | os.PathLike[str], argument: str) -> pathlib.Path:
+    """Returns a path of this machine's file system.
+
+    Args:
+        path: a path, or a `file:` URL of one.
+        argument: the name of the argument that has the path, for errors.
+
+    Raises:
+        ValueError: the path is a URL of another kind. It would otherwise name a folder `s3:` below
+            the current one.
+    """
+    text = os.fspath(path)
+    if not isinstance(text, str) or not _URL.match(text):
+        found = pathlib.Path(path)
+        # pathlib makes `s3:/x` of `./s3:/x`, which must not be a URL to whoever gets the result.
+        return found.absolute() if _URL.match(str(found)) else found
+    file = _FILE_URL.fullmatch(text)
+    if file and isinstance(path, str):  # pathlib has lost the host of `file://host/path`
+        return pathlib.Path(urllib.parse.unquote(file[1]))
+    mounted = f"/dbfs{text[5:].replace('//', '/')}" if text.startswith("dbfs:/") else ""
+    raise ValueError(
+        f"{argument}={text!r} is a URL, and only local files can be read and written. Pass the "
+        f"path of a local or mounted file system{f' ({mounted})' if mounted else ''}, and copy "
+        "with the store's own tool. (A folder of such a name is './NAME:/...'.)"
+    )
 
 
 def exists(path: str | os.PathLike[str], follow: bool = True) -> bool:

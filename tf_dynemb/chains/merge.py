@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pathlib
 
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb._presence import exists, is_directory
+from tf_dynemb._presence import exists, is_directory, local_path
 from tf_dynemb.chains.rows import Block, Source, TableRows, tables_of
 from tf_dynemb.storage import Chain, Publication, Shard, Snapshot, TableEntry
 from tf_dynemb.storage.chain import MANIFEST, list_snapshots
@@ -43,8 +42,8 @@ def merge(
         RuntimeError: another process is writing at `out`.
     """
     in_place = out is None
-    source = pathlib.Path(path)
-    target = source if out is None else pathlib.Path(out)
+    source = local_path(path, "path")
+    target = source if out is None else local_path(out, "out")
     if exists(target / MANIFEST):
         raise ValueError(f"{target} is a snapshot, so none can be published in it; pass OUT.")
     if not is_directory(source):
@@ -83,7 +82,7 @@ def rollback(path: str | os.PathLike[str], id_: str) -> Snapshot:
             base before it.
         RuntimeError: another process is writing at the path.
     """
-    path = pathlib.Path(path)
+    path = local_path(path, "path")
     with Publication(path, "base") as publication:
         names = Chain.names_until(path, id_)
         everything = list_snapshots(path)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 
 from tf_dynemb.chains.merge import merge
+from tf_dynemb.cli import paths
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("path", metavar="PATH")
-    parser.add_argument("out", metavar="OUT", nargs="?", help="a directory without snapshots")
+    parser.add_argument("path", metavar="PATH", type=paths.argument)
+    parser.add_argument(
+        "out", metavar="OUT", nargs="?", type=paths.argument, help="a directory without snapshots"
+    )
     parser.add_argument(
         "--in-place", action="store_true", help="instead of OUT: replace the chain at PATH"
     )

@@ -8,6 +8,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from tf_dynemb._presence import local_path
+
 Path: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
 _BLOCK_SIZES = (512, 4096)
@@ -301,7 +303,7 @@ def _check_path(value: Any) -> tuple[str, ...]:
         path = os.fspath(item)
         if not isinstance(path, str) or not path:
             raise ValueError(f"persistent_path must not be empty, got {value!r}.")
-        paths.append(path)
+        paths.append(str(local_path(item, "persistent_path")))
     if not paths:
         raise ValueError("persistent_path is an empty list: it needs a path for each rank.")
     return tuple(paths)

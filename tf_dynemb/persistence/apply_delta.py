@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops, storage
+from tf_dynemb._presence import local_path
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.persistence.continuation import continuations
@@ -60,6 +61,7 @@ def apply_delta(
     """
     ranks = Ranks("apply_delta")
     with ranks.stage() as stage:
+        path = local_path(path, "path")
         tables = dynamic_only(named_variables(variables))
         check_optimizer(optimizer)
         stage.say([*described(tables), f"optimizer: {optimizer is not None}"])

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_dynemb import _ops, storage
+from tf_dynemb._presence import local_path
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel import ownership
 from tf_dynemb.parallel.agreement import Ranks, check_alike
@@ -87,6 +88,7 @@ def load(
     """
     ranks = Ranks("load")
     with ranks.stage() as stage:
+        path = local_path(path, "path")
         tables = named_variables(variables)
         check_optimizer(optimizer)
         automatic = with_automatic_names(tables, variables)

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tensorflow.python.saved_model import loader_impl
 
 from tf_dynemb import _ops, communicator, storage
-from tf_dynemb._presence import exists, is_directory, remove_tree
+from tf_dynemb._presence import exists, is_directory, local_path, remove_tree
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.persistence.dump import dump as dump_rows
 from tf_dynemb.persistence.naming import described
@@ -101,8 +101,10 @@ def export_saved_model(
         RuntimeError: it failed on another rank, or was called inside a `tf.function`.
     """
     ranks = Ranks("export_saved_model")
-    path = pathlib.Path(path)
     with ranks.stage() as stage:
+        path = local_path(path, "path")
+        dump = None if dump is None else local_path(dump, "dump")
+        follow = None if follow is None else local_path(follow, "follow")
         _check_arguments(model, tables, dump, signatures, input_signature, follow_seconds)
         dynamic, static = _variables(model)
         named: dict[str, Any] = {}
@@ -127,7 +129,7 @@ def export_saved_model(
             rows = served.Rows("move", unfinished.absolute() / "rows", members, named)
             dump_rows(unfinished / "rows", named, quiet=True)
         else:
-            rows = served.Rows(tables, pathlib.Path(dump).absolute(), members)
+            rows = served.Rows(tables, dump.absolute(), members)
         whole = []
         if ranks.size > 1:
             whole = [each.whole(f"dynemb/whole/{i}") for i, each in enumerate(static)]

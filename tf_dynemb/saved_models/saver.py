@@ -10,7 +10,7 @@ The import of this module also loads the operators, which a SavedModel needs whe
 from __future__ import annotations
 
 import contextlib
-import pathlib
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +18,7 @@ import tensorflow as tf
 from tensorflow.python.saved_model import registration
 
 from tf_dynemb import _ops
+from tf_dynemb._presence import local_path
 from tf_dynemb.variables.served import Export, ServedTable
 
 
@@ -36,7 +37,8 @@ def save_tables(trackables: Mapping[str, ServedTable], file_prefix: Any) -> list
     # Here, because it needs Keras.
     from tf_dynemb.saved_models import checksums, writing
 
-    folder = pathlib.Path(file_prefix.numpy().decode()).parent.parent
+    prefix = file_prefix.numpy().decode()
+    folder = local_path(os.path.dirname(os.path.dirname(prefix)), "export_dir")
     checksums.remove(folder)  # of a model that this save replaces
     exports: list[Export] = []
     for served in trackables.values():

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from tf_dynemb._presence import local_path
 from tf_dynemb.serving.keys import Keys
 from tf_dynemb.serving.state import Lineage, State
 from tf_dynemb.serving.table import Mask, Table, Vectors
@@ -51,7 +52,7 @@ class Reader:
     ) -> None:
         if isinstance(tables, str):
             raise TypeError(f"tables must be a list of names, got the string {tables!r}.")
-        self._path = pathlib.Path(path)
+        self._path = local_path(path, "path")
         self._wanted = None if tables is None else tuple(tables)
         self._verify = verify
         # Held while the next state is created; lookups do not lock.
@@ -187,7 +188,8 @@ class Reader:
                 tables of these names and `unrelated` is False; or a snapshot has a version that
                 this code cannot read.
         """
-        return self._advance(self._path if path is None else pathlib.Path(path), unrelated)
+        chosen = self._path if path is None else local_path(path, "path")
+        return self._advance(chosen, unrelated)
 
     @property
     def _state(self) -> State:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tf_dynemb import storage
+from tf_dynemb._presence import local_path
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.parallel.shared_path import wait_for
 from tf_dynemb.snapshots import columns
@@ -77,6 +78,7 @@ class JointPublication:
     def beginning(self) -> Iterator[None]:
         """A stage after which the path is locked, and the ranks have agreed on what they write."""
         with self._ranks.stage() as stage:
+            self._path = local_path(self._path, "path")
             yield
             id_ = last = None
             if self._ranks.rank == 0:

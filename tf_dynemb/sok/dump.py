@@ -32,6 +32,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tf_dynemb._presence import local_path
+
 Array = npt.NDArray[Any]
 
 DTYPES = tuple(np.dtype(name) for name in ("<i4", "<i8", "<u4", "<u8", "<f2", "<f4", "<f8"))
@@ -84,7 +86,7 @@ def read_sok_dump(
             match its name. The message names the file.
         OSError: the folder or a file cannot be read.
     """
-    folder = Path(directory)
+    folder = local_path(directory, "directory")
     files = sorted(path.name for path in folder.iterdir())
     names = _tables_among(files) if tables is None else [file_name_of(name) for name in tables]
     if not names:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from tf_dynemb._presence import exists
+from tf_dynemb._presence import exists, local_path
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.persistence.foreign import ForeignRows, System, load_foreign
 from tf_dynemb.sok.dump import file_name_of, read_sok_dump
@@ -53,8 +53,9 @@ def load_sok_dump(
     """
 
     def read(tables: Mapping[str, Any]) -> dict[str, list[ForeignRows]]:
-        files = {name: _file_name(os.fspath(directory), name) for name in tables}
-        found = read_sok_dump(os.fspath(directory), files.values())
+        folder = local_path(directory, "directory")
+        files = {name: _file_name(str(folder), name) for name in tables}
+        found = read_sok_dump(folder, files.values())
         return {
             name: [ForeignRows(sok.keys, sok.vectors, sok.states, sok.optimizer)]
             for name, sok in ((name, found[file]) for name, file in files.items())

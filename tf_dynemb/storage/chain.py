@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb._presence import exists
+from tf_dynemb._presence import exists, local_path
 from tf_dynemb.storage import crc32c, npy
 from tf_dynemb.storage.errors import DataLossError
 from tf_dynemb.storage.manifest import MOST_BYTES, ColumnFile, Manifest
@@ -291,7 +291,7 @@ class Chain:
         Raises:
             FileNotFoundError: there is no snapshot.
         """
-        path = pathlib.Path(path)
+        path = local_path(path, "path")
         try:
             if exists(path / MANIFEST):
                 return []
@@ -319,7 +319,7 @@ class Chain:
             ValueError: several snapshots have these first digits.
             DataLossError: a manifest is damaged.
         """
-        path = pathlib.Path(path)
+        path = local_path(path, "path")
         try:
             names = list_snapshots(path)
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -351,7 +351,7 @@ class Chain:
     @staticmethod
     def of(path: str | os.PathLike[str], names: Sequence[str]) -> Chain:
         """Opens the chain with the names that `names` returned; raises the errors of `open`."""
-        path = pathlib.Path(path)
+        path = local_path(path, "path")
         snapshots = [Snapshot(path / name) for name in names] or [Snapshot(path)]
         for before, after in itertools.pairwise(snapshots):
             if after.manifest.parent not in before.manifest.ids:

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tf_dynemb._presence import exists, is_directory, remove_tree
+from tf_dynemb._presence import exists, is_directory, local_path, remove_tree
 from tf_dynemb._version import __version__
 from tf_dynemb.storage import crc32c
 from tf_dynemb.storage.chain import MANIFEST, Name, Snapshot, list_snapshots, since_last_base
@@ -63,8 +63,8 @@ class Publication(Part):
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}.")
         self.id = secrets.token_hex(16)
-        super().__init__(unpublished(path, self.id), 0, checksum, block_bytes)
-        self.path = pathlib.Path(path)
+        self.path = local_path(path, "path")
+        super().__init__(unpublished(self.path, self.id), 0, checksum, block_bytes)
         self._kind = kind
         self._locked = contextlib.ExitStack()
 
@@ -242,7 +242,7 @@ def prune(path: str | os.PathLike[str], keep: int = 0) -> list[Name]:
         RuntimeError: another process writes at the path.
         OSError: an error of the file system.
     """
-    path = pathlib.Path(path)
+    path = local_path(path, "path")
     if not is_directory(path) or not list_snapshots(path):
         raise FileNotFoundError(f"{path} holds no snapshot.")
     with locked(path):

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from tf_dynemb._presence import local_path
 from tf_dynemb.tables import admission_options
 from tf_dynemb.tables.expiry import Lifetime
 
@@ -211,9 +212,10 @@ class TableOptions:
         if path is not None and not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"file_path must be the name of a folder, got {path!r}.")
         if path is not None:
-            object.__setattr__(self, "file_path", os.fspath(path))
-            if not self.file_path or "\0" in self.file_path:
+            text = os.fspath(path)
+            if not text or "\0" in text:
                 raise ValueError(f"file_path must be the name of a folder, got {path!r}.")
+            object.__setattr__(self, "file_path", str(local_path(path, "file_path")))
         if self.var_type == "file" and path is None:
             raise ValueError(
                 "var_type='file' needs file_path, the folder for rows that are not in memory."

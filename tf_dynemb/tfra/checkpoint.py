@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb._presence import exists
+from tf_dynemb._presence import exists, local_path
 from tf_dynemb._warn import warn
 from tf_dynemb.ids.strings import ids_of_strings
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
@@ -199,6 +199,7 @@ def _find(path: str) -> tuple[Shards, bool]:
             found = _in_checkpoint(prefix)
             if found:
                 return found, all("/" not in name for name in found)
+    local_path(path, "path")  # TensorFlow may have a file system for a URL
     raise FileNotFoundError(f"{path} has neither files nor a checkpoint of TFRA's tables.")
 
 

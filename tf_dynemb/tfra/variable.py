@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
+from tf_dynemb._presence import local_path
 from tf_dynemb.ids.keys import KEY_TYPES
 from tf_dynemb.tables.table import VALUE_TYPES
 from tf_dynemb.tfra import kv_files
@@ -287,7 +288,7 @@ class Variable(DynamicVariable):
             buffer_size: unused.
             name: unused.
         """
-        folder = os.environ.get(dirpath_env) or dirpath
+        folder = local_path(os.environ.get(dirpath_env) or dirpath, "dirpath")
         if file_name_list is None:
             file_name = kv_files.file_name(self._plain_name(), proc_rank, proc_size)
         elif len(file_name_list) == 1 and communicator.get().size == 1:
@@ -332,10 +333,10 @@ class Variable(DynamicVariable):
             ValueError: the sizes of a pair of files do not match; or files are missing, or from
                 several saves, unless `load_entire_dir` is true.
         """
-        folder = os.environ.get(dirpath_env) or dirpath
+        folder = local_path(os.environ.get(dirpath_env) or dirpath, "dirpath")
         if file_name_list is None:
             only = None if load_entire_dir else proc_size
-            prefixes = kv_files.find(folder, self._plain_name(), only)
+            prefixes = kv_files.find(str(folder), self._plain_name(), only)
             if not load_entire_dir:
                 kv_files.check_one_save(prefixes)
         else:
