@@ -233,7 +233,7 @@ def test_errors_are_one_line(capsys, path, tmp_path):
     assert "no base" in fails(capsys, 2, "merge", deltas, tmp_path / "out")
     assert "no base" in fails(capsys, 2, "diff", path, deltas)
     assert "'x'" in fails(capsys, 2, "diff", path, path, "--table", "x")
-    assert "'x'" in fails(capsys, 2, "export", path, "--table", "x", "--output", tmp_path / "f")
+    assert "'x'" in fails(capsys, 2, "export", path, "--table", "x", "--output", tmp_path / "f.csv")
     damage(Chain.open(path).last.directory / "MANIFEST.json", 300)
     assert "MANIFEST" in fails(capsys, 1, "inspect", path)
     assert "MANIFEST" in fails(capsys, 1, "merge", path, "--in-place")

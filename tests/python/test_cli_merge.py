@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import subprocess
 import sys
 
@@ -247,6 +248,78 @@ def test_export_parquet(capsys, path, tmp_path):
         }
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_export_of_all_tables_to_a_folder(capsys, path, tmp_path, form):
+    folder = tmp_path / "out"
+    assert "--format" in fails(capsys, 2, "export", path, folder)
+    for _ in range(2):
+        code, out = run(capsys, "export", path, folder, "--format", form, "--force")
+        assert (code, out) == (0, "user: 4 keys\nitem/ü: 4 keys\n")
+    assert "--force" in fails(capsys, 2, "export", path, folder, "--format", form)
+    files = {"user": f"user.{form}", "item/ü": f"item%2F%C3%BC.{form}"}
+    assert sorted(file.name for file in folder.iterdir()) == sorted(files.values())
+    for name, file in files.items():
+        dimension = FORMS[name].dimension
+        assert _vectors(folder / file) == {k: [float(n)] * dimension for k, n in NUMBERS.items()}
+    (folder / "mine.txt").touch()
+    assert "mine.txt" in fails(capsys, 2, "export", path, folder, "--format", form, "--force")
+    assert len(list(folder.iterdir())) == 3
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["chain", "out"]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert run(capsys, "export", path, empty, "--format", form, "--table", "user")[0] == 0
+    assert [file.name for file in empty.iterdir()] == [files["user"]]
+
+
+def _vectors(file):
+    if file.suffix == ".parquet":
+        rows = pytest.importorskip("pyarrow.parquet").read_table(file).to_pylist()
+        return {row["key"]: row["vector"] for row in rows}
+    with file.open(newline="") as opened:
+        head, *rows = csv.reader(opened)
+    assert head == ["key", *(f"vector_{i}" for i in range(len(head) - 1))]
+    return {int(row[0]): list(map(float, row[1:])) for row in rows}
+
+
+def test_export_csv_keeps_every_bit(capsys, tmp_path):
+    """Numbers that need all digits of a float32, and those that are not finite."""
+    numbers = np.random.default_rng(0).integers(0, 2**32, (300, 3), np.uint32).view(np.float32)
+    numbers[0] = [np.inf, -np.inf, -0.0]
+    held = {key - 2**63: Row(vector) for key, vector in enumerate(numbers)}
+    publish(tmp_path / "chain", "base", {"t": Change(held)}, watermark=1)
+    file = tmp_path / "t.csv"
+    assert run(capsys, "export", tmp_path / "chain", file)[0] == 0
+    found = _vectors(file)
+    assert len(found) == 300
+    for key, written in held.items():
+        np.testing.assert_array_equal(np.float32(found[key]), written.vector)
+    assert "--table" not in fails(capsys, 2, "export", tmp_path / "chain", file)
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x.npy", "x.parquet.gz", "x"])
+def test_export_refuses_other_endings(capsys, path, tmp_path, name):
+    error = fails(capsys, 2, "export", path, tmp_path / name)
+    assert ".npz, .csv, .parquet" in error
+    assert "--format" in error
+    run(capsys, "export", path, tmp_path / name, "--format", "npz")
+    with np.load(tmp_path / name) as arrays:
+        assert len(arrays) == 4
+
+
+def test_export_of_several_tables_to_one_file(capsys, path, tmp_path):
+    for form in ("csv", "parquet"):
+        error = fails(capsys, 2, "export", path, tmp_path / f"x.{form}")
+        assert "'user', 'item/ü'" in error
+        assert f"{tmp_path / 'x'} --format {form}" in error
+    folder = tmp_path / "x.csv"
+    folder.mkdir()
+    assert "folder" in fails(capsys, 2, "export", path, folder, "--table", "user", "--force")
+    (tmp_path / "y").touch()
+    assert "a file is there" in fails(
+        capsys, 2, "export", path, tmp_path / "y", "--format", "csv", "--force"
+    )
+
+
 def test_export_parquet_without_pyarrow(capsys, path, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     arguments = ["--table", "user", "--format", "parquet", "--output", tmp_path / "f"]
@@ -288,7 +361,7 @@ def test_nothing_is_replaced_without_being_asked(capsys, path, tmp_path):
     assert "already contains snapshots" in fails(capsys, 2, "merge", path, path)
     assert "needs OUT" in fails(capsys, 2, "export", path)
     assert "needs OUT" in fails(
-        capsys, 2, "export", path, tmp_path / "a", "--output", tmp_path / "b"
+        capsys, 2, "export", path, tmp_path / "a.npz", "--output", tmp_path / "b.npz"
     )
     assert sorted(path.rglob("*")) == before
     assert [file for file in tmp_path.iterdir() if file.is_file()] == []

@@ -116,6 +116,33 @@ def test_tensorflow_saves_no_rows_beside_a_url(tmp_path):
     assert list(tmp_path.rglob("*.npy")) == []
 
 
+COMMANDS = (
+    ["inspect"],
+    ["lookup", "1"],
+    ["verify"],
+    ["rollback"],
+    ["prune"],
+    ["diff", "chain"],
+    ["merge", "out"],
+    ["export", "out.npz"],
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+@pytest.mark.parametrize("place", [1, 2])
+def test_the_command_line_refuses_urls(capsys, tmp_path, command, place):
+    _chain()
+    arguments = [command[0], "chain", *command[1:]]
+    if place == len(arguments) or (command[0], place) == ("lookup", 2):
+        return
+    arguments[place] = "s3://bucket/x"
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert "='s3://bucket/x' is a URL" in capsys.readouterr().err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["chain"]
+
+
 @pytest.mark.parametrize(
     "name", ["a:b", "C:/x", "s3:", "x/s3:/y", "./s3:/y", "2026-11-27T10:00", ":/"]
 )

@@ -1,4 +1,4 @@
-"""The commands on dumps: `python -m tf_dynemb inspect | verify | diff | merge | ...`.
+"""The command `tf-dynemb`, or `python -m tf_dynemb`: work on dumps and SavedModels.
 
 May import: `_presence`, `_version`, `chains`, `serving`, `storage`.
 """
@@ -8,14 +8,20 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
+from typing import Any, TextIO
 
 from tf_dynemb._version import __version__
-from tf_dynemb.cli import diff, export, inspect, merge, prune, rollback, verify
+from tf_dynemb.cli import diff, export, inspect, lookup, merge, prune, rollback, verify
 from tf_dynemb.storage import DataLossError
 
 _EPILOG = """exit codes: 0: success, no problems or differences found; 1: damage, or a difference;
-2: the command failed. A PATH is the directory of a chain of snapshots, or of one snapshot."""
+2: the command failed; 141: the reader of its output closed the pipe, so that there is no result.
+A PATH is the directory of a chain of snapshots, of one snapshot, or of a SavedModel with tables."""
+
+# What a shell reports for a program that the signal SIGPIPE has ended: 128 + 13.
+_CLOSED_PIPE = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,22 +37,65 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command: Callable[[argparse.Namespace], int] = options.command
     try:
         code = command(options)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None: the process was started with stdout closed
+            sys.stdout.flush()
     except BrokenPipeError:
-        # The reader closed the pipe. Python flushes stdout once more when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        # Not 0 or 1, which say what `diff` and `verify` have found.
+        _discard(sys.stdout)
+        return _CLOSED_PIPE
     except DataLossError as error:
         return _fail(error, 2 if command is diff.run else 1)
     except (ValueError, KeyError, OSError, ImportError, RuntimeError) as error:
         return _fail(error, 2)
+    except Exception:
+        # Python would exit with 1.
+        _say(traceback.format_exc())
+        return 2
     return code
 
 
 def _fail(error: Exception, code: int) -> int:
     message = error.args[0] if isinstance(error, KeyError) else error
-    print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
+    _say(f"error: {' '.join(str(message).split())}\n")
     return code
+
+
+def _say(text: str) -> None:
+    """Writes to stderr, if somebody reads it. What is left for stdout is dropped if it fails."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        _discard(sys.stdout)
+    try:
+        if sys.stderr is not None:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+    except OSError:
+        _discard(sys.stderr)
+
+
+def _discard(stream: TextIO) -> None:
+    """Lets a stream lose what it has: Python flushes it once more when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class _CommandParser(argparse.ArgumentParser):
+    """A parser of a command, whose options may be anywhere between its positional arguments.
+
+    argparse gives optional positional arguments nothing if they come after an option.
+    """
+
+    _is_inside = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._is_inside:
+            return super().parse_known_args(args, namespace)
+        self._is_inside = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_inside = False
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,8 +105,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (inspect, verify, diff, merge, rollback, prune, export):
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_CommandParser)
+    for module in (inspect, lookup, verify, diff, merge, rollback, prune, export):
         summary = (module.run.__doc__ or "").splitlines()[0]
         command = commands.add_parser(
             module.__name__.rpartition(".")[2],

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_dynemb.chains.rows import TableRows, tables_of
+from tf_dynemb.cli import paths
 from tf_dynemb.serving.table import Schema
 from tf_dynemb.storage import Chain
 
@@ -19,15 +20,15 @@ _NAMED = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("a", metavar="A")
-    parser.add_argument("b", metavar="B")
+    parser.add_argument("a", metavar="A", type=paths.argument)
+    parser.add_argument("b", metavar="B", type=paths.argument)
     parser.add_argument("--table", metavar="T", help="compare only this table")
     parser.add_argument("--json", action="store_true", help="JSON instead of text")
 
 
 def run(options: argparse.Namespace) -> int:
     """Compares the states of two paths: keys, and the bits of vectors and optimizer state."""
-    a, b = Chain.open(options.a), Chain.open(options.b)
+    a, b = (Chain.open(paths.chain_of(path)) for path in (options.a, options.b))
     names_a, names_b = tables_of(a), tables_of(b)
     if options.table is not None:
         if options.table not in (*names_a, *names_b):

@@ -5,23 +5,59 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import pathlib
 from typing import Any
 
+from tf_dynemb.cli import paths
 from tf_dynemb.storage import Chain, Snapshot, TableEntry
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("path", metavar="PATH")
+    parser.add_argument("path", metavar="PATH", type=paths.argument)
     parser.add_argument("--json", action="store_true", help="JSON instead of tables")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the snapshots of a chain and their tables."""
-    snapshots = [_snapshot(snapshot) for snapshot in Chain.open(options.path).snapshots]
+    """Prints the snapshots of a chain, or of a SavedModel, and their tables."""
+    if paths.is_model(options.path):
+        return _show_model(options.path, options.json)
+    snapshots = _snapshots(options.path)
     if options.json:
-        print(json.dumps({"path": options.path, "snapshots": snapshots}, indent=1))
+        print(json.dumps({"path": str(options.path), "snapshots": snapshots}, indent=1))
+    else:
+        _show(snapshots)
+    return 0
+
+
+def _show_model(model: pathlib.Path, as_json: bool) -> int:
+    found: list[dict[str, Any]] = [
+        {
+            "tables": str(each.path),
+            "inside": each.is_inside,
+            "follow": each.follow,
+            "snapshots": _snapshots(each.path),
+        }
+        for each in paths.served_tables(model)
+    ]
+    if as_json:
+        print(json.dumps({"path": str(model), "saved_model": found}, indent=1))
         return 0
+    if not found:
+        print(f"{model} is a SavedModel without tables of tf_dynemb")
+    for each in found:
+        where = "in the SavedModel" if each["inside"] else "outside of the SavedModel"
+        print(f"tables {where}: {each['tables']}")
+        print(f"follows: {each['follow'] or 'nothing'}\n")
+        _show(each["snapshots"])
+    return 0
+
+
+def _snapshots(path: pathlib.Path) -> list[dict[str, Any]]:
+    return [_snapshot(snapshot) for snapshot in Chain.open(path).snapshots]
+
+
+def _show(snapshots: list[dict[str, Any]]) -> None:
     columns = ("kind", "id", "since", "watermark", "time", "bytes")
     print(aligned([columns, *([s[column] for column in columns] for s in snapshots)]))
     members = ("name", "rows", "deleted", "dim", "keys", "dtype", "state", "ranks")
@@ -29,7 +65,6 @@ def run(options: argparse.Namespace) -> int:
         print(f"\n{snapshot['directory']}")
         tables = ([_short(table[member]) for member in members] for table in snapshot["tables"])
         print(aligned([members, *tables]))
-    return 0
 
 
 def aligned(lines: list[Any]) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+from tf_dynemb.cli import paths
 from tf_dynemb.storage.publication import prune
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("path", metavar="PATH")
+    parser.add_argument("path", metavar="PATH", type=paths.argument)
     parser.add_argument(
         "--keep",
         type=int,

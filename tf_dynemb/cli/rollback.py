@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import pathlib
 
 from tf_dynemb.chains.merge import rollback
+from tf_dynemb.cli import paths
 from tf_dynemb.cli.inspect import aligned, utc
 from tf_dynemb.storage import DataLossError, Snapshot
 from tf_dynemb.storage.chain import list_snapshots
@@ -13,7 +13,7 @@ from tf_dynemb.storage.chain import list_snapshots
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("path", metavar="PATH")
+    parser.add_argument("path", metavar="PATH", type=paths.argument)
     parser.add_argument(
         "--to", metavar="ID", help="the snapshot, by the first digits of its id; default: list them"
     )
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     if options.to is not None:
         print(rollback(options.path, options.to).directory)
         return 0
-    path = pathlib.Path(options.path)
+    path = options.path
     lines = []
     for name in list_snapshots(path):
         try:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tf_dynemb._presence import exists, is_directory, is_file
+from tf_dynemb.cli import paths
 from tf_dynemb.serving.keys import Keys
 from tf_dynemb.storage import (
     ColumnFile,
@@ -33,13 +34,13 @@ _NAMED = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("path", metavar="PATH")
+    parser.add_argument("path", metavar="PATH", type=paths.argument)
     parser.add_argument("--json", action="store_true", help="JSON instead of text")
 
 
 def run(options: argparse.Namespace) -> int:
     """Checks files, checksums, keys and indexes; exit code 1 if anything is wrong."""
-    directories = _directories(pathlib.Path(options.path))
+    directories = _directories(paths.chain_of(options.path))
     problems = list(_chain_problems(directories))
     if options.json:
         print(json.dumps({"problems": [dataclasses.asdict(p) for p in problems]}, indent=1))
