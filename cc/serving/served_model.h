@@ -35,6 +35,8 @@
 //    "verify_bytes": 1073741824}              bases of at most this size are verified when they are
 //                                             opened, others block by block before the first use;
 //                                             optional
+//
+// Other members, such as the package that has the operators, are for people.
 #ifndef DYNEMB_SERVING_SERVED_MODEL_H_
 #define DYNEMB_SERVING_SERVED_MODEL_H_
 

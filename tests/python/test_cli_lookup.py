@@ -132,6 +132,7 @@ def test_inspect_of_a_saved_model(capsys, models):
     out = run(capsys, "inspect", folder / "copy")[1]
     inside = folder / "copy" / "assets.extra" / "tf_dynemb"
     assert f"tables in the SavedModel: {inside}\nfollows: {folder / 'dump'}\n" in out
+    assert "import tf_dynemb before tf.saved_model.load" in out
     assert "\nname" in out
     (tables,) = json.loads(run(capsys, "inspect", folder / "copy", "--json")[1])["saved_model"]
     assert (tables["tables"], tables["inside"]) == (str(inside), True)

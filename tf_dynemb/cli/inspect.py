@@ -45,6 +45,8 @@ def _show_model(model: pathlib.Path, as_json: bool) -> int:
         return 0
     if not found:
         print(f"{model} is a SavedModel without tables of tf_dynemb")
+    else:
+        print(f"{model} is a SavedModel: import tf_dynemb before tf.saved_model.load")
     for each in found:
         where = "in the SavedModel" if each["inside"] else "outside of the SavedModel"
         print(f"tables {where}: {each['tables']}")

@@ -1,4 +1,4 @@
 """Tables as TensorFlow and Keras variables: `DynamicVariable`, `Variable`, and their functions.
 
-May import: `_aliases`, `_ops`, `_warn`, `communicator`, `ids`, `parallel`, `tables`.
+May import: `_aliases`, `_ops`, `_version`, `_warn`, `communicator`, `ids`, `parallel`, `tables`.
 """

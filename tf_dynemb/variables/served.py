@@ -24,6 +24,7 @@ from tensorflow.python.saved_model import registration
 from tensorflow.python.trackable import base, resource
 
 from tf_dynemb import _ops
+from tf_dynemb._version import __version__
 
 if TYPE_CHECKING:
     # A process that only loads models needs neither this nor Keras.
@@ -78,6 +79,9 @@ class Source:
             "format": "tf_dynemb.served_tables",
             "version": 1,
             "tables": str(rows.path) if is_elsewhere else f"../{self.directory}",
+            # For people: TensorFlow's error names an operator only.
+            "writer": f"tf_dynemb {__version__}",
+            "load": "import tf_dynemb before tf.saved_model.load",
             **rows.members,
         }
         file = pathlib.Path(folder, DESCRIPTOR.replace(".", f"{suffix}."))
