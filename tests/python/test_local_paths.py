@@ -11,7 +11,7 @@ import tensorflow as tf
 from chain_writer import Change, Row, publish
 
 import tf_dynemb as de
-from tf_dynemb import _presence, oneembedding, storage, tfra
+from tf_dynemb import _presence, cli, oneembedding, storage, tfra
 from tf_dynemb.chains import merge
 from tf_dynemb.sok.dump import read_sok_dump
 from tf_dynemb.storage import publication

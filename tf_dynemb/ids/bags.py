@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops
-from tf_dynemb.ids.keys import as_keys, cast_keys
+from tf_dynemb.ids.keys import as_keys, cast_keys, without_strings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,9 @@ def at_positions(keys: Any, positions: Any, count: Any, static_count: int | None
     return Bags(keys, positions[:, tf.newaxis], no_weights(), count, static_count)
 
 
-def create(ids: Any, weights: Any, key_type: Any, name: str = "sp_ids") -> Bags:
+def create(
+    ids: Any, weights: Any, key_type: Any, name: str = "sp_ids", string_hash: str | None = None
+) -> Bags:
     """Creates bags from the ids and weights that a user passes.
 
     Args:
@@ -98,10 +100,12 @@ def create(ids: Any, weights: Any, key_type: Any, name: str = "sp_ids") -> Bags:
         weights: None, or of the kind and shape of `ids`, floating point.
         key_type: the key type of the table.
         name: the name of the argument, for errors.
+        string_hash: the hash that makes a key of a string; None: strings are errors.
 
     Raises:
         TypeError, ValueError: the ids or weights are invalid; the message names the argument.
     """
+    ids = without_strings(ids, key_type, name, string_hash)
     if isinstance(ids, tf.SparseTensor):
         return _from_sparse(ids, weights, key_type, name)
     if isinstance(ids, tf.RaggedTensor):

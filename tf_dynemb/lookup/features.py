@@ -24,14 +24,16 @@ def as_features(params: Any, sp_ids: Any, sp_weights: Any) -> list[Bags]:
     ids = _one_each("sp_ids", [sp_ids] if single else sp_ids, len(tables))
     weights = _one_each("sp_weights", [sp_weights] if single else sp_weights, len(tables), True)
     return [
-        bags.create(i, w, _key_type_of(table), "sp_ids" if single else f"sp_ids[{n}]")
+        _bags_of(table, i, w, "sp_ids" if single else f"sp_ids[{n}]")
         for n, (table, i, w) in enumerate(zip(tables, ids, weights, strict=True))
     ]
 
 
-def _key_type_of(table: Any) -> Any:
-    """The key type of a dynamic or static table."""
-    return table.key_type if isinstance(table, DynamicVariable) else tf.int64
+def _bags_of(table: Any, ids: Any, weights: Any, name: str) -> Bags:
+    """Returns the ids and weights of a feature of a dynamic or static table."""
+    if not isinstance(table, DynamicVariable):
+        return bags.create(ids, weights, tf.int64, name)
+    return bags.create(ids, weights, table.key_type, name, table.string_hash)
 
 
 def as_list(value: Any) -> list[Any]:

@@ -31,6 +31,11 @@ def as_keys(
     array = np.asarray(array)
     if string_hash is not None and _has_strings(array):
         return ids_of_strings(array).astype(key_type, copy=False)
+    if _has_strings(array):
+        raise TypeError(
+            f"keys of table {table!r} must be integers, got strings, which are keys of a layer or "
+            "DynamicVariable with hash_strings=True only."
+        )
     if array.dtype.kind == "O":
         if not all(isinstance(key, (int, np.integer)) for key in array.flat):
             raise TypeError(f"keys of table {table!r} must be integers, got {keys!r:.80}.")

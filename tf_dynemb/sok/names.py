@@ -45,7 +45,7 @@ def sparse_read_and_evict(var: Any, indices: Any) -> tuple[Any, Any, Any]:
     if isinstance(indices, tf.RaggedTensor):
         flat, *gone = sparse_read_and_evict(table, indices.flat_values)
         return indices.with_flat_values(flat), *gone
-    keys = as_keys(indices, table.key_type, "indices")
+    keys = table.as_keys(indices, "indices")
     evicted = table.insert_and_evict(keys)
     # The eviction must come first, even if nothing except the order of the code requires it.
     with tf.control_dependencies(list(evicted)):

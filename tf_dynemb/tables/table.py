@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tf_dynemb import _ops, communicator
-from tf_dynemb.ids.keys import KEY_TYPES
+from tf_dynemb.ids.keys import KEY_TYPES, as_keys
 from tf_dynemb.parallel.agreement import Ranks
 from tf_dynemb.parallel.exchange import BY_HASH, Spread, exchange_stats
 from tf_dynemb.parallel.flushes import Flushes, make_durable_folder
@@ -159,7 +159,7 @@ class Table:
         self._exchange_name = f"{name}#{number}"
         self._default_vector: tuple[float, ...] | None = None
         self.padding_id: int | None = None
-        # The hash that makes a key of a string, for readers of dumps; None: keys are integers.
+        # The hash that makes a key of a string; None: keys are integers.
         self.string_hash: str | None = None
         self.history = (self._flushes and self._flushes.history) or new_history()
         self.snapshots = Snapshots()
@@ -171,6 +171,18 @@ class Table:
                 f"admission={options.admission!r} needs lookups that insert; the steps of "
                 "optimizers insert into this table."
             )
+
+    def as_keys(self, ids: Any, name: str) -> Any:
+        """Returns ids, or strings if the table hashes them, as a dense tensor of keys.
+
+        Args:
+            ids: as a user passes them.
+            name: the name of the argument, for errors.
+
+        Raises:
+            TypeError, ValueError: as in `ids.keys.as_keys`.
+        """
+        return as_keys(ids, self._key_type, name, self.string_hash)
 
     @property
     def dimension(self) -> int:

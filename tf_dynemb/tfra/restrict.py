@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops
-from tf_dynemb.ids.keys import as_keys
 from tf_dynemb.tables.cut import Cut
 from tf_dynemb.variables.dynamic import DynamicVariable
 
@@ -74,7 +73,7 @@ class TimestampRestrictPolicy(RestrictPolicy):
     @_ops.not_converted
     def apply_update(self, ids: Any) -> Any:
         """Sets the time of the last update of the rows to now. Ids without a row are ignored."""
-        keys = tf.reshape(as_keys(ids, self.var.key_type, "ids"), [-1])
+        keys = tf.reshape(self.var.as_keys(ids, "ids"), [-1])
         keys = tf.boolean_mask(keys, self.var.contains(keys))
         zeros = tf.zeros([tf.size(keys), self.var.dimension], self.var.dtype)
         return self.var.scatter_add(tf.IndexedSlices(zeros, keys))
@@ -124,7 +123,7 @@ class FrequencyRestrictPolicy(RestrictPolicy):
     @_ops.not_converted
     def apply_update(self, ids: Any) -> Any:
         """Adds 1 to the count of each distinct id. The call of each rank counts separately."""
-        keys = tf.reshape(as_keys(ids, self._status.key_type, "ids"), [-1])
+        keys = tf.reshape(self.var.as_keys(ids, "ids"), [-1])
         keys = tf.unique(keys)[0]
         return self._status.scatter_add(tf.IndexedSlices(tf.ones([tf.size(keys), 1]), keys))
 

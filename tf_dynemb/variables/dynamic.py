@@ -13,8 +13,7 @@ from tensorflow.python.ops import handle_data_util, resource_variable_ops
 from tf_dynemb import _ops, communicator
 from tf_dynemb._aliases import one_of
 from tf_dynemb._warn import warn
-from tf_dynemb.ids import bags
-from tf_dynemb.ids.keys import as_keys
+from tf_dynemb.ids import bags, strings
 from tf_dynemb.parallel import exchange, spread_keys
 from tf_dynemb.parallel.distribution import check_one_replica
 from tf_dynemb.tables import content, cut
@@ -62,6 +61,10 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
             the rank that holds it. "localized:RANK": one rank holds all keys. In one process all
             modes are the same.
         dim: another name of `dimension`.
+        hash_strings: whether methods that take keys take strings, too, as tensors, arrays or lists
+            of str or bytes. The key of a string is `tf.strings.to_hash_bucket_fast(string,
+            2**63 - 1)`; integers are keys all the same. It needs keys of 64 bits. Tables of layers
+            with `hash_strings=True` have it.
         **table_options: the fields of `TableOptions`.
 
     Attributes:
@@ -88,6 +91,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         dtype: Any = tf.float32,
         mode: str | None = None,
         dim: int | None = None,
+        hash_strings: bool = False,
         **table_options: Any,
     ) -> None:
         check_one_replica("DynamicVariable")
@@ -99,6 +103,10 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         Retention.__init__(
             self, dimension, initializer, var_type, name, key_type, dtype, mode, table_options
         )
+        if hash_strings:
+            if self._key_type == tf.int32:
+                raise ValueError("hash_strings=True needs keys of 64 bits: key_type=tf.int64.")
+            self.string_hash = strings.HASH
         handle, dtype = self._handle, self._attributes["dtype"]
         with tf.init_scope():
             shape = tensor_shape.TensorShape([None, self._dim])
@@ -175,7 +183,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
                 the key type, or the table's strategy has no scores.
         """
         if scores is not None:
-            keys = as_keys(ids, self._key_type, "ids")
+            keys = self.as_keys(ids, "ids")
             given = self.as_scores(scores, keys)
             result = DynamicVariable.lookup(self, keys, insert, default_value, return_exists)
             with tf.control_dependencies([result[0] if return_exists else result]):
@@ -207,7 +215,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         insert = keras_call.inserts(self, insert)
         if default_value is None and not insert:
             default_value = self.default_vector
-        keys = as_keys(ids, self._key_type, "ids")
+        keys = self.as_keys(ids, "ids")
         if default_value is None:
             default = self._no_default
         else:
@@ -241,7 +249,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
 
     def gather_nd(self, indices: Any, name: str | None = None) -> Any:
         """Same as `sparse_read(indices[..., 0])`; the last dimension of `indices` must be 1."""
-        indices = as_keys(indices, self._key_type, "indices")
+        indices = self.as_keys(indices, "indices")
         if indices.shape.rank is None or indices.shape.rank < 1 or indices.shape[-1] != 1:
             raise ValueError(
                 "gather_nd reads whole vectors: the last dimension of indices must be 1, "
@@ -329,7 +337,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         return self._erase(keys, wipe=True)
 
     def _erase(self, keys: Any, wipe: bool) -> Any:
-        keys = as_keys(keys, self._key_type, "keys")
+        keys = self.as_keys(keys, "keys")
         if communicator.get().size > 1:
             return spread_keys.erase(self.spread, tf.reshape(keys, [-1]), wipe)
         return _ops.library().dynemb_erase(self.handle, keys, wipe=wipe)
@@ -337,7 +345,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
     @_ops.not_converted
     def contains(self, keys: Any) -> Any:
         """Returns which of `keys` have a row, as a bool tensor of the shape of `keys`."""
-        keys = as_keys(keys, self._key_type, "keys")
+        keys = self.as_keys(keys, "keys")
         if communicator.get().size > 1:
             (found,) = spread_keys.contains([self.spread], [tf.reshape(keys, [-1])])
             return tf.reshape(found, tf.shape(keys))
@@ -348,7 +356,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         return _ops.library().dynemb_clear(self.handle)
 
     def _keys_and_values(self, keys: Any, values: Any) -> tuple[Any, Any]:
-        keys = as_keys(keys, self._key_type, "keys")
+        keys = self.as_keys(keys, "keys")
         values = tf.convert_to_tensor(values)
         if not values.dtype.is_floating:
             raise TypeError(f"values must be floating point, got {values.dtype.name}.")

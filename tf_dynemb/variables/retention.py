@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
-from tf_dynemb.ids.keys import as_keys
 from tf_dynemb.parallel import exchange, key_counts, spread_keys
 from tf_dynemb.tables import selection
 from tf_dynemb.tables.table import Table
@@ -61,7 +60,7 @@ class Retention(Table):
         Returns:
             int64 of the shape of `keys`; -1 for a key without a row.
         """
-        keys = as_keys(keys, self._key_type, "keys")
+        keys = self.as_keys(keys, "keys")
         if communicator.get().size > 1:
             found = spread_keys.scores(self.spread, tf.reshape(keys, [-1]))
             return tf.reshape(found, tf.shape(keys))
@@ -84,7 +83,7 @@ class Retention(Table):
             tf.errors.InvalidArgumentError: an epoch is later than the table's; or a score is out of
                 range, in a `tf.function`.
         """
-        keys = as_keys(keys, self._key_type, "keys")
+        keys = self.as_keys(keys, "keys")
         return self._set_scores(keys, self.as_scores(scores, keys))
 
     def as_scores(self, scores: Any, keys: Any) -> Any:
@@ -152,7 +151,7 @@ class Retention(Table):
         Raises:
             ValueError, TypeError: as in `upsert` and `set_scores`.
         """
-        keys = as_keys(keys, self._key_type, "keys")
+        keys = self.as_keys(keys, "keys")
         # All arguments are checked before the first row leaves.
         given = None if scores is None else self.as_scores(scores, keys)
         if values is not None:
@@ -321,7 +320,7 @@ class Retention(Table):
             raise RuntimeError("explain runs eagerly only: call it outside tf.function.")
         empty = np.size(keys) == 0
         keys = np.zeros(0, np.int64) if empty else keys
-        keys = tf.reshape(as_keys(keys, self._key_type, "keys"), [-1])
+        keys = tf.reshape(self.as_keys(keys, "keys"), [-1])
         return explain(self, keys.numpy())
 
     def find_or_insert(self, keys: Any) -> Any:
@@ -345,7 +344,7 @@ class Retention(Table):
             accum: bool of the shape of `keys`: True where the row of the key gets a delta added,
                 False where the key gets a row with the value.
         """
-        keys = tf.reshape(as_keys(keys, self._key_type, "keys"), [-1])
+        keys = tf.reshape(self.as_keys(keys, "keys"), [-1])
         values = tf.reshape(tf.cast(values_or_deltas, self.dtype), [-1, self._dim])
         accum = tf.reshape(tf.cast(accum, tf.bool), [-1])
         exists = self.contains(keys)  # type: ignore[attr-defined]
@@ -363,7 +362,7 @@ class Retention(Table):
                 one wins.
             values: vectors, floating point, of shape keys.shape + [dimension].
         """
-        keys = tf.reshape(as_keys(keys, self._key_type, "keys"), [-1])
+        keys = tf.reshape(self.as_keys(keys, "keys"), [-1])
         values = tf.reshape(tf.cast(values, self.dtype), [-1, self._dim])
         exists = self.contains(keys)  # type: ignore[attr-defined]
         return self.insert_or_assign(tf.boolean_mask(keys, exists), tf.boolean_mask(values, exists))
