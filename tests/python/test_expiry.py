@@ -169,7 +169,7 @@ def test_one_event_with_a_wrong_date(capfd):
     table.lookup([2])
     assert held(table, [1, 2]) == [1, 2]
     table.set_data_time(start + DAY)
-    assert "table 'log': the data's time 2109" in capfd.readouterr().err
+    assert "log': the data's time 2111097600000000000 is ignored" in capfd.readouterr().err
     table.set_data_time(start + 29 * DAY)
     assert held(table, [1, 2]) == [1, 2]
     table.set_data_time(start + 31 * DAY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,21 +13,26 @@ import tensorflow as tf
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.unwrap import filter_variables, unwrap
 
-# Counts of `stats()`; they are reported since the last report.
+_SIZES = ("size", "load", "hit_rate")
+# Counts of `stats()`, reported since the last report: of any table, and of one with files.
 _COUNTS = (
     *("inserts", "evictions", "erased", "expired", "refused", "unadmitted", "promotions"),
     *("dropped_gradients", "nonfinite_gradients"),
 )
+_FILE_SIZES = ("file_rows", "file_bytes", "memory_hit_rate")
 _FILE_COUNTS = (
     *("file_hits", "file_hits_ahead", "file_rows_written", "file_rows_compacted"),
     *("file_bytes_read", "file_bytes_written", "file_reads", "file_writes", "file_errors"),
 )
+_DEFAULT = (*_SIZES, "inserts", "evictions", "expired", "nonfinite_gradients", *_FILE_SIZES)
+_ALL = (*_SIZES, *_COUNTS, *_FILE_SIZES, *_FILE_COUNTS)
 
 
 class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
     """Adds numbers about the tables of a model to the logs of each epoch, and to TensorBoard.
 
-    The logs get `<table>/<number>` for each table:
+    The logs get `tables/<number>` for all tables together, or with `per_table` `<table>/<number>`
+    for each:
 
     - `size`: the rows at the end of the epoch.
     - `load`: the share of the slots of the index that are in use.
@@ -35,7 +41,7 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
     - `inserts`, `evictions`, `erased`, `expired`, `refused`, `unadmitted`, `promotions`,
       `dropped_gradients`, `nonfinite_gradients`: as in `DynamicVariable.stats`, since the last
       epoch.
-    - Of tables with `file_path` also: `file_rows` and `file_bytes` at the end of the epoch;
+    - Of tables with `file_path` only: `file_rows` and `file_bytes` at the end of the epoch;
       `memory_hit_rate`, the share of the hits whose row was in memory; and `file_hits`,
       `file_hits_ahead`, `file_rows_written`, `file_rows_compacted`, `file_bytes_read`,
       `file_bytes_written`, `file_reads`, `file_writes`, `file_errors`, as in
@@ -51,7 +57,7 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
     >>> model.compile(de.OptimizerWrapper("adam"), loss="mse")
     >>> ids, labels = tf.constant([[3], [5]]), tf.constant([[[0.0]], [[1.0]]])
     >>> history = model.fit(ids, labels, callbacks=[TableStats()], verbose=0)
-    >>> history.history["items/embeddings/size"]
+    >>> history.history["tables/size"]
     [2]
 
     Args:
@@ -60,11 +66,15 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
             of batches trained so far as the step. None: they are not.
         update_freq: "epoch", or a number of batches: the numbers are then also written to `log_dir`
             after every so many batches.
+        stats: the numbers to report, by the names above; "all"; or None: `size`, `load`,
+            `hit_rate`, `inserts`, `evictions`, `expired`, `nonfinite_gradients`, `file_rows`,
+            `file_bytes` and `memory_hit_rate`.
+        per_table: whether each table has its own numbers.
 
     Raises:
         TypeError: `tables` has an element that is not a table.
         ValueError: `update_freq` is neither "epoch" nor a positive integer, or a number is given
-            without `log_dir`.
+            without `log_dir`; or `stats` has an unknown name.
     """
 
     def __init__(
@@ -72,6 +82,8 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
         tables: Sequence[DynamicVariable] | None = None,
         log_dir: str | os.PathLike[str] | None = None,
         update_freq: str | int = "epoch",
+        stats: Sequence[str] | str | None = None,
+        per_table: bool = False,
     ) -> None:
         super().__init__()
         for table in tables or ():
@@ -85,6 +97,14 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
                 )
             if log_dir is None:
                 raise ValueError(f"update_freq={update_freq!r} needs log_dir.")
+        if stats is None:
+            stats = _DEFAULT
+        names = (_ALL if stats == "all" else [stats]) if isinstance(stats, str) else list(stats)
+        for name in names:
+            if name not in _ALL:
+                raise ValueError(f"stats has {name!r}; there are {', '.join(_ALL)}.")
+        self._stats = tuple(names)
+        self._per_table = per_table
         self._given = None if tables is None else [unwrap(table) for table in tables]
         self._log_dir = log_dir
         self._update_freq = update_freq
@@ -136,26 +156,23 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _report(self, what: str) -> dict[str, float]:
         before = self._reported[what]
-        numbers: dict[str, float] = {}
+        # For each prefix: the sums of `stats()`, of the counts since, and those of tables in files.
+        sums: dict[str, tuple[Counter[str], Counter[str], Counter[str]]] = {}
         for table in self._tables():
             now = table.stats()
             then = before.get(table.name, dict.fromkeys(now, 0))
             since = {name: now[name] - then[name] for name in now}
             before[table.name] = now
-            prefix = table.name.removesuffix(":0")
-            numbers[f"{prefix}/size"] = now["size"]
-            numbers[f"{prefix}/load"] = now["size"] / max(1, now["slots"])
-            asked = since["hits"] + since["misses"]
-            if asked:
-                numbers[f"{prefix}/hit_rate"] = since["hits"] / asked
-            counts: tuple[str, ...] = _COUNTS
+            prefix = table.name.removesuffix(":0") if self._per_table else "tables"
+            of_all = sums.setdefault(prefix, (Counter(), Counter(), Counter()))
+            of_all[0].update(now)
+            of_all[1].update(since)
             if table.attributes.get("file_path"):
-                counts += _FILE_COUNTS
-                numbers[f"{prefix}/file_rows"] = now["file_rows"]
-                numbers[f"{prefix}/file_bytes"] = now["file_bytes"]
-                if since["hits"]:
-                    numbers[f"{prefix}/memory_hit_rate"] = 1 - since["file_hits"] / since["hits"]
-            numbers.update({f"{prefix}/{name}": since[name] for name in counts})
+                of_all[2].update(since)
+        numbers: dict[str, float] = {}
+        for prefix, (now_of_all, since_of_all, in_files) in sums.items():
+            found = _numbers(now_of_all, since_of_all, in_files)
+            numbers |= {f"{prefix}/{name}": found[name] for name in self._stats if name in found}
         return numbers
 
     def _write(self) -> None:
@@ -168,3 +185,23 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
         with self._writer.as_default():
             tf.summary.experimental.write_raw_pb(summary, step=self._batches)
         self._writer.flush()
+
+
+def _numbers(now: Counter[str], since: Counter[str], in_files: Counter[str]) -> dict[str, float]:
+    """Returns all numbers of some tables.
+
+    Args:
+        now: the sums of their `stats()`.
+        since: those since the last report.
+        in_files: those since the last report, of tables with files only; empty: there is none.
+    """
+    numbers: dict[str, float] = {"size": now["size"], "load": now["size"] / max(1, now["slots"])}
+    if asked := since["hits"] + since["misses"]:
+        numbers["hit_rate"] = since["hits"] / asked
+    numbers |= {name: since[name] for name in _COUNTS}
+    if in_files:
+        numbers |= {name: now[name] for name in ("file_rows", "file_bytes")}
+        if in_files["hits"]:
+            numbers["memory_hit_rate"] = 1 - in_files["file_hits"] / in_files["hits"]
+        numbers |= {name: since[name] for name in _FILE_COUNTS}
+    return numbers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -46,10 +46,11 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         default_vector: Any,
         embeddings_regularizer: Any,
         embeddings_constraint: Any,
-        table_options: dict[str, Any],
+        table_options: Mapping[str, Any],
         hash_strings: bool = False,
         **kwargs: Any,
     ) -> None:
+        table_options = dict(table_options)
         layer_options = {
             name: table_options.pop(name)
             for name in ("name", "dtype", "trainable", "activity_regularizer")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -11,7 +11,10 @@ from tf_dynemb._aliases import one_of
 from tf_dynemb.layers.base import TableLayer
 from tf_dynemb.layers.input_dtype import check_input_dtype
 from tf_dynemb.layers.pooling import check_combiner, pool_ids, pooled_shape
-from tf_dynemb.tables.options import check_dimension
+from tf_dynemb.tables.options import LayerArguments, Signature, check_dimension
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @keras.saving.register_keras_serializable(package="tf_dynemb")
@@ -61,6 +64,8 @@ class Embedding(TableLayer):
         tf.errors.InvalidArgumentError: an id is a float that is not exact.
     """
 
+    __signature__ = Signature(LayerArguments)
+
     def __init__(
         self,
         dim: int | None = None,
@@ -77,7 +82,7 @@ class Embedding(TableLayer):
         input_dim: int | None = None,
         output_dim: int | None = None,
         embeddings_initializer: Any = None,
-        **table_options: Any,
+        **table_options: Unpack[LayerArguments],
     ) -> None:
         if args:
             raise TypeError(_positional(dim, args[0]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -10,6 +10,10 @@ import tensorflow as tf
 from tf_dynemb.layers.base import TableLayer
 from tf_dynemb.layers.input_dtype import check_input_dtype
 from tf_dynemb.layers.pooling import check_combiner, pool_ids, pooled_shape
+from tf_dynemb.tables.options import LayerArguments, Signature
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @keras.saving.register_keras_serializable(package="tf_dynemb")
@@ -47,6 +51,8 @@ class EmbeddingBag(TableLayer):
         tf.errors.InvalidArgumentError: an id is a float that is not exact.
     """
 
+    __signature__ = Signature(LayerArguments)
+
     def __init__(
         self,
         dim: int,
@@ -59,7 +65,7 @@ class EmbeddingBag(TableLayer):
         hash_strings: bool = False,
         embeddings_regularizer: Any = None,
         embeddings_constraint: Any = None,
-        **table_options: Any,
+        **table_options: Unpack[LayerArguments],
     ) -> None:
         super().__init__(
             dim,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from tf_dynemb.layers.base import TableLayer, check_table_options
 from tf_dynemb.layers.input_dtype import check_input_dtype
-from tf_dynemb.tables.options import check_dimension, to_config
+from tf_dynemb.tables.options import LayerArguments, Signature, check_dimension, to_config
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @keras.saving.register_keras_serializable(package="tf_dynemb")
@@ -58,6 +61,8 @@ class MultiTableEmbedding(TableLayer):
             number of a table.
     """
 
+    __signature__ = Signature(LayerArguments)
+
     def __init__(
         self,
         dim: int,
@@ -71,7 +76,7 @@ class MultiTableEmbedding(TableLayer):
         hash_strings: bool = False,
         embeddings_regularizer: Any = None,
         embeddings_constraint: Any = None,
-        **table_options: Any,
+        **table_options: Unpack[LayerArguments],
     ) -> None:
         options = _options_of_tables(tables)
         names = list(feature_tables) if isinstance(feature_tables, dict) else []

@@ -145,6 +145,14 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
                 ),
             )
 
+    def __repr__(self) -> str:
+        core = self.core
+        text = type(core).__name__
+        if self._tables.parts is None and tf.executing_eagerly():
+            rate, steps = float(core.learning_rate), int(core.iterations)
+            text += f" learning_rate={rate:.6g} iterations={steps}"
+        return f"<OptimizerWrapper of {text}{' catch_up' if self.catch_up else ''}>"
+
     @property
     def core(self) -> Any:
         """The Keras optimizer that steps, without a LossScaleOptimizer around it."""

@@ -65,6 +65,11 @@ class Reader:
         if self._newest is None:
             raise FileNotFoundError(f"{self._path} holds no snapshot.")
 
+    def __repr__(self) -> str:
+        state = self._state
+        sizes = ", ".join(f"{name}={table.size}" for name, table in state.tables.items())
+        return f"Reader({str(self._path)!r}, id={self.id[:8]}, utc={self.watermark_utc}, {sizes})"
+
     @property
     def tables(self) -> tuple[str, ...]:
         """The names of the tables, in the order of the dump."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import inspect
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from tf_dynemb._presence import local_path
 from tf_dynemb.tables import admission_options
@@ -30,6 +31,70 @@ EVICT_STRATEGIES = {
 EXCHANGE_DTYPES = ("float16", "bfloat16", "int8")
 _HBM_GB = 16  # max_hbm_for_vectors, unless it is given
 _DRAM_GB = 1  # max_dram_for_vectors, unless it is given
+
+
+class TableArguments(TypedDict, total=False):
+    """The fields of `TableOptions` except `var_type`, as keyword arguments that editors know."""
+
+    init_capacity: int
+    max_capacity: int | None
+    max_load_factor: float
+    evict_strategy: str
+    epoch_steps: int | None
+    seed: int | None
+    stochastic_rounding: bool
+    exchange_dtype: str | None
+    filter_ratio: float
+    max_hbm_for_vectors: float | None
+    max_dram_for_vectors: float | None
+    file_path: str | os.PathLike[str] | None
+    persistent: bool
+    ttl: datetime.timedelta | int | None
+    ttl_clock: str | None
+    ttl_since: str
+    ttl_min_rows: int
+    admission: Any
+
+
+class LayerArguments(TableArguments, total=False):
+    """The keyword arguments of a layer for its tables, and those of `keras.layers.Layer`."""
+
+    var_type: str
+    name: str | None
+    dtype: Any
+    trainable: bool
+    activity_regularizer: Any
+
+
+class Signature:
+    """The `__signature__` of classes whose constructors take options of tables by keyword.
+
+    `help`, `inspect.signature` and notebooks then show each option with its default.
+
+    Args:
+        arguments: the type of the last argument, `**table_options`.
+    """
+
+    def __init__(self, arguments: type) -> None:
+        self._arguments = arguments
+
+    def __get__(self, instance: Any, owner: type) -> inspect.Signature:
+        """Returns the signature of the constructor of the class, which may be a user's own."""
+        if instance is not None:  # it would be the signature of its calls
+            raise AttributeError("__signature__")
+        signature = inspect.signature(owner.__init__)  # type: ignore[misc]
+        defaults = {field.name: field.default for field in dataclasses.fields(TableOptions)}
+        defaults |= {"name": None, "dtype": None, "trainable": True, "activity_regularizer": None}
+        parameters = list(signature.parameters.values())[1:]
+        if parameters and parameters[-1].name == "table_options":
+            del parameters[-1]
+            known = {parameter.name for parameter in parameters}
+            parameters += [
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name])
+                for name in self._arguments.__annotations__
+                if name not in known
+            ]
+        return signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +203,7 @@ class TableOptions:
     admission: Any = None
 
     @classmethod
-    def create(cls, var_type: str, options: dict[str, Any]) -> TableOptions:
+    def create(cls, var_type: str, options: Mapping[str, Any]) -> TableOptions:
         """Checks `options` and returns them as one object.
 
         Raises:

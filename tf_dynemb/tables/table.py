@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -80,7 +80,7 @@ class Table:
         key_type: Any,
         dtype: Any,
         mode: str | None,
-        table_options: dict[str, Any],
+        table_options: Mapping[str, Any],
     ) -> None:
         dim = check_dimension("dimension", dimension)
         # SOK's defaults are None, and its scripts pass them on.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
 from tensorflow.python.framework import ops, tensor_shape
@@ -17,9 +17,13 @@ from tf_dynemb.ids import bags, strings
 from tf_dynemb.parallel import exchange, spread_keys
 from tf_dynemb.parallel.distribution import check_one_replica
 from tf_dynemb.tables import content, cut
+from tf_dynemb.tables.options import Signature, TableArguments
 from tf_dynemb.variables import keras_call, served
 from tf_dynemb.variables import second_gradient as second_gradient  # registers it
 from tf_dynemb.variables.retention import Retention
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.ResourceVariable):  # type: ignore[misc]
@@ -76,6 +80,8 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         NotImplementedError: an option is set that this build does not support.
     """
 
+    __signature__ = Signature(TableArguments)
+
     # Otherwise tf.Variable's metaclass would treat the arguments as those of tf.Variable.
     _variable_call = None
 
@@ -92,7 +98,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         mode: str | None = None,
         dim: int | None = None,
         hash_strings: bool = False,
-        **table_options: Any,
+        **table_options: Unpack[TableArguments],
     ) -> None:
         check_one_replica("DynamicVariable")
         dimension = one_of("dimension", dimension, "dim", dim)
@@ -162,7 +168,9 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         return_exists: bool = False,
         scores: Any = None,
     ) -> Any:
-        """Reads one vector for each id.
+        """Reads one vector for each id, and creates a row for each id that has none.
+
+        `peek` creates none.
 
         Args:
             ids: integers of any shape.
@@ -204,6 +212,21 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
             resource_variable_ops.variable_accessed(self)
             return _ops.library().dynemb_lookup(self._handle, ids, self._no_default, insert=True)[0]
         return self._lookup(ids, insert, default_value)
+
+    def peek(self, ids: Any, default_value: Any = None) -> Any:
+        """Reads one vector for each id, and changes nothing: `lookup(ids, insert=False)`.
+
+        Args:
+            ids: as in `lookup`.
+            default_value: the vector of ids without a row, as in `lookup`.
+
+        Returns:
+            A tensor of shape ids.shape + [dimension] and the table's dtype.
+
+        Raises:
+            TypeError, ValueError: as in `lookup`.
+        """
+        return self._lookup(ids, False, default_value)
 
     def _are_eager_keys(self, ids: Any) -> bool:
         return isinstance(ids, ops.EagerTensor) and ids.dtype is self._key_type
@@ -378,6 +401,10 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
             f"dtype={self.dtype.name}{rows}>"
         )
 
+    def __dir__(self) -> list[str]:
+        """Returns the names of attributes, without those that can only raise an error."""
+        return sorted(set(super().__dir__()) - _ONLY_RAISE)
+
     # A table has no elements to compare, so it equals only itself, and can be in sets and dicts.
 
     def __eq__(self, other: object) -> bool:
@@ -487,6 +514,19 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
             f"{self._name}: asynchronous checkpoints of a DynamicVariable are not supported; "
             "tf_dynemb.dump does not block training either."
         )
+
+
+# Methods of dense variables, which a hash table cannot have. They say what to use.
+_ONLY_RAISE = frozenset(
+    {
+        *("assign_add", "assign_sub", "batch_scatter_update", "count_up_to", "eval"),
+        *("create", "from_proto", "graph", "initial_value", "initialized_value", "load", "numpy"),
+        "op",
+        *("read_value", "read_value_no_copy", "scatter_div", "scatter_max", "scatter_min"),
+        *("scatter_mul", "scatter_nd_add", "scatter_nd_max", "scatter_nd_min", "scatter_nd_sub"),
+        *("scatter_nd_update", "set_shape", "to_proto", "value"),
+    }
+)
 
 
 def _warn_of_destroyed(graph: Any, name: str) -> None:
