@@ -11,6 +11,7 @@ import tensorflow as tf
 import tf_dynemb.oneembedding as oe
 from tf_dynemb.oneembedding import places
 from tf_dynemb.oneembedding.stores import Store
+from tf_dynemb.parallel.ownership import capacity_share
 
 UNIFORM = {"type": "uniform", "low": -0.5, "high": 0.5}
 
@@ -302,13 +303,12 @@ def test_a_rank_has_room_for_its_share():
     rng = np.random.default_rng(1)
     for ranks in (2, 8):
         for capacity in (1, 10, 1000, 10**6):
-            room = Store.of(device_mem(capacity=capacity), ranks).capacity_of_rank(ranks)
+            room = capacity_share(capacity, ranks)
             assert -(-capacity // ranks) <= room <= capacity
             assert (rng.binomial(capacity, 1 / ranks, 10_000) <= room).all()
             if capacity >= 1000:
                 assert room <= 1.6 * capacity / ranks
-    assert Store.of(device_mem(), 1).capacity_of_rank(1) == 100
-    assert Store.of(cached_ssd(capacity=100), 2).capacity_of_rank(2) is None
+    assert capacity_share(100, 1) == 100
 
 
 def test_tables_of_each_store(tmp_path):

@@ -17,6 +17,7 @@ from tf_dynemb.layers import multi_table_embedding
 from tf_dynemb.oneembedding import places, snapshots
 from tf_dynemb.oneembedding.stores import Store
 from tf_dynemb.oneembedding.tables import check_tables, initializer_of
+from tf_dynemb.parallel.ownership import capacity_share
 from tf_dynemb.tables.options import check_dimension, to_config
 from tf_dynemb.tables.table import VALUE_TYPES
 
@@ -96,9 +97,8 @@ class Embedding(multi_table_embedding.MultiTableEmbedding):
         self.padding_idx = self.padding_id
         self.seed = int(seed)
         self._store = store
-        self._capacity = (
-            None if "max_capacity" in table_options else store.capacity_of_rank(ranks.size)
-        )
+        capacity = None if "max_capacity" in table_options else store.capacity
+        self._capacity = capacity and capacity_share(capacity, ranks.size)
         self._evicts = table_options.get("evict_strategy", "none") != "none"
         # As text: Keras would wrap a dict, and a user may change the dicts that were passed.
         self._arguments = json.dumps(

@@ -25,10 +25,9 @@ def table_options(
         ranks: the number of ranks.
     """
     options: dict[str, Any] = {}
-    capacity = store.capacity_of_rank(ranks)
-    if capacity is not None:
+    if store.capacity is not None:
         # OneEmbedding evicts nothing.
-        options = {"max_capacity": capacity, "evict_strategy": "none"}
+        options = {"max_capacity": store.capacity, "evict_strategy": "none"}
     if store.kind == "device_mem":
         has_gpu = place("hybrid").tier != "host"
         if not has_gpu:

@@ -202,18 +202,6 @@ class Store:
             os.path.join(self.paths[0], f"{rank}-{ranks}") if self.is_shared else self.paths[rank]
         )
 
-    def capacity_of_rank(self, ranks: int) -> int | None:
-        """Returns the most rows of a rank, so that `capacity` different ids find a place.
-
-        A hash of the id decides which rank holds it. A rank's share of `capacity` ids is therefore
-        binomial, with about the variance of its mean. It exceeds the mean by more than six standard
-        deviations with a probability of 1e-9.
-        """
-        if self.capacity is None or ranks == 1:
-            return self.capacity
-        mean = -(-self.capacity // ranks)
-        return min(self.capacity, mean + math.ceil(6 * math.sqrt(mean)))
-
 
 _BOTH = [("lru", "device"), ("lru", "host")]
 

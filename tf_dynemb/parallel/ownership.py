@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -64,6 +65,17 @@ def is_elsewhere(variable: Any) -> bool:
     """Whether another rank holds the whole variable."""
     comm = communicator.get()
     return comm.size > 1 and _only_rank(variable) not in (None, comm.rank)
+
+
+def capacity_share(rows: int, ranks: int) -> int:
+    """Returns the most rows of one of several ranks, so that `rows` different keys find a place.
+
+    A hash of the key decides which rank holds it. A rank's share of the keys is therefore binomial,
+    with about the variance of its mean. It exceeds the mean by more than six standard deviations
+    with a probability of 1e-9.
+    """
+    mean = -(-rows // ranks)
+    return rows if ranks == 1 else min(rows, mean + math.ceil(6 * math.sqrt(mean)))
 
 
 def share_of(variable: Any, rows: int) -> int:

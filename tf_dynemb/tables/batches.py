@@ -63,9 +63,9 @@ def slices(table: Table, rows: int, state_width: int) -> Iterator[slice]:
 
 def _rows_at_a_time(table: Table, state_width: int) -> int:
     step = max(1, _LOAD_BYTES // (table.dimension * 4 + state_width * 4 + 16))
-    if table.options.max_capacity is not None:
+    if most := table.attributes["max_capacity"]:
         # A batch must fit into the table; if not all rows fit, the last ones remain.
-        step = min(step, table.options.max_capacity)
+        step = min(step, most)
     return step
 
 
@@ -131,6 +131,6 @@ def warn_of_evictions(handle: Any, table: Table, what: str) -> int:
     if evictions:
         warn(
             f"{evictions} of the rows of {what} did not fit into {table.name!r}, whose "
-            f"max_capacity is {table.options.max_capacity}."
+            f"max_capacity is {table.options.max_capacity}: pass a greater one."
         )
     return evictions

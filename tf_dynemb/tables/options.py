@@ -113,9 +113,12 @@ class TableOptions:
             in the folder `file_path`. Rows that are used move to memory, and those that have not
             been used for longest leave it. See docs/larger_than_memory.md.
         init_capacity: the number of rows for which index and memory are allocated at the start; any
-            positive integer.
+            positive integer. With several ranks, this and all other numbers of rows count those of
+            all ranks together, and each has its share.
         max_capacity: the maximum number of rows; None: no limit. `evict_strategy` determines the
-            behavior of a table that is full.
+            behavior of a table that is full. With several ranks, a rank has room for its share and
+            six standard deviations, so that `max_capacity` different ids find a place wherever they
+            belong.
         max_load_factor: the share of the index slots in use at which a segment splits, in (0, 1].
             Values below 0.05 act as 0.05, values above 0.95 as 0.95.
         evict_strategy: which row a full table evicts to insert a key, of about 28 rows that it
@@ -176,7 +179,7 @@ class TableOptions:
             optimizer, `upsert`, ... "access": from its last use, lookups included. The table must
             record it: "lru", "epoch_lru" or "none" as evict_strategy.
         ttl_min_rows: nothing expires while the table has at most this number of rows, unreclaimed
-            ones included; with several ranks, each has its share of them.
+            ones included.
         admission: which keys get a row: `Frequency`, `Probability`, or None: every key that a
             lookup that inserts asks for. A key that is not admitted has no row and gets no
             gradient, and is not an error.

@@ -19,7 +19,7 @@ from tf_dynemb.ids.keys import KEY_TYPES, as_keys
 from tf_dynemb.parallel.agreement import Ranks
 from tf_dynemb.parallel.exchange import BY_HASH, Spread, exchange_stats
 from tf_dynemb.parallel.flushes import Flushes, make_durable_folder
-from tf_dynemb.parallel.ownership import check_mode, owner_of_mode
+from tf_dynemb.parallel.ownership import capacity_share, check_mode, owner_of_mode
 from tf_dynemb.parallel.placement import Placement, place
 from tf_dynemb.tables import admission_options, initializers
 from tf_dynemb.tables.lineage import Snapshots, new_history
@@ -107,6 +107,7 @@ class Table:
                 )
             self._check_admission(options)
             comm = communicator.get()
+            ranks = _ranks_of(mode)
             if seed is None:
                 seed = _default_seed(name)
                 if comm.size > 1 and context.global_seed() is not None:
@@ -121,12 +122,12 @@ class Table:
                 "key_dtype": key_type,
                 "dtype": dtype,
                 "dim": dim,
-                "init_capacity": options.init_capacity,
-                "max_capacity": options.max_capacity or 0,
+                "init_capacity": -(-options.init_capacity // ranks),
+                "max_capacity": capacity_share(options.max_capacity or 0, ranks),
                 "max_load_factor": min(max(options.max_load_factor, 0.05), 0.95),
                 "evict_strategy": options.strategy,
                 "epoch_steps": options.epoch_steps or 0,
-                **options.lifetime.attributes(_ranks_of(mode)),
+                **options.lifetime.attributes(ranks),
                 "seed": seed,
                 "stochastic_rounding": options.stochastic_rounding,
                 "initializers": list(initial.kinds),
@@ -414,8 +415,8 @@ class Table:
         Returns:
             The table's handle. The table is destroyed with it.
         """
-        most = self._options.max_capacity or 2**32 - 3
         attributes = dict(self._attributes)
+        most = attributes["max_capacity"] or 2**32 - 3
         if seed is not None:
             attributes["seed"] = seed
         attributes["init_capacity"] = min(max(rows, attributes["init_capacity"]), most)

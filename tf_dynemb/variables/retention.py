@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
 from tf_dynemb.parallel import exchange, key_counts, spread_keys
+from tf_dynemb.parallel.ownership import owner_of_mode
 from tf_dynemb.tables import selection
 from tf_dynemb.tables.table import Table
 from tf_dynemb.variables.explanation import Explanation, explain
@@ -235,12 +236,14 @@ class Retention(Table):
         deletions in the next delta.
 
         Args:
-            to_rows: the number of rows to keep, 0 or more; on several ranks, of this rank's rows.
+            to_rows: the number of rows to keep, 0 or more. On several ranks, all of them call this,
+                and each keeps its share.
 
         Returns:
             The number of rows that were evicted, an int64 scalar.
         """
-        return _ops.library().dynemb_evict(self.handle, tf.cast(to_rows, tf.int64))
+        ranks = communicator.get().size if owner_of_mode(self.mode) is None else 1
+        return _ops.library().dynemb_evict(self.handle, -(-tf.cast(to_rows, tf.int64) // ranks))
 
     def expire(self) -> Any:
         """Removes all rows that have expired, and returns their memory.

@@ -66,7 +66,7 @@ def test_the_capacity_is_of_all_ranks_together(comm, shared_path):
     layer(tf.range(1001, dtype=tf.int64), training=True)
     table = layer.tables[0]
     assert of_all(comm, np.array([len(table)])).sum() == 1001
-    limit = table.options.max_capacity
+    limit = table.attributes["max_capacity"]
     assert 1001 / comm.size <= limit < 1001 / comm.size * 1.5
     comm.barrier()
     ids = tf.range(1001 + 2000 * comm.rank, 3001 + 2000 * comm.rank, dtype=tf.int64)
