@@ -220,7 +220,14 @@ class Trainer:
 
     def publish_delta(self, since, time, exactly=True):
         """Publishes the changes since `since`, which is `time` in the model, and compares both."""
+        last, last_time = self.published[-1] if self.published else (None, -1)
         watermark = de.incremental_dump(self.path, self.tables, since, self.optimizer, quiet=True)
+        if watermark == last:  # nothing had changed
+            assert since in (None, last)
+            for history in self.histories:
+                assert not history.written_since(last_time)
+                assert not history.lost_since(last_time)
+            return
         self.published.append((watermark, self.now))
         snapshot = storage.Chain.open(self.path).last
         assert snapshot.manifest.id == watermark.id
