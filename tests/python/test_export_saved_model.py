@@ -281,7 +281,7 @@ def test_dumps_of_other_tables(tmp_path, model):
     de.dump(tmp_path / "dump", other)
     with pytest.raises(ValueError, match=r"'e4/embeddings' has dimension.*\(3, .*but \(4, "):
         de.export_saved_model(model, tmp_path / "model", "link", tmp_path / "dump")
-    de.dump(tmp_path / "dump", {"x": other})
+    de.dump(tmp_path / "dump", {"x": other}, overwrite=True)
     with pytest.raises(ValueError, match="has no table 'e4/embeddings': it has 'x'"):
         de.export_saved_model(model, tmp_path / "model", "external", tmp_path / "dump")
     with pytest.raises(FileNotFoundError, match="nowhere holds no snapshot"):
