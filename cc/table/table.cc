@@ -113,8 +113,11 @@ Status Table::CheckState(const StateSpec& spec, const std::string& owner) const 
   if (!owner.empty() && !state_owner_.empty() && owner != state_owner_) {
     return FailedPrecondition(
         "table '" + options_.name + "' is trained by " + state_owner_ + " now, so that " + owner +
-        " cannot step it: use one optimizer for each table. A new "
-        "OptimizerWrapper, or attach(), takes a table over, with fresh state");
+        " cannot step it. A table has the state of one OptimizerWrapper: if several losses train "
+        "it in "
+        "turn, step it with one wrapper for all of them, apply_gradients([(gradient, table)]), and "
+        "the dense variables of each loss with an optimizer of their own. A new OptimizerWrapper, "
+        "or attach(), takes a table over, with fresh state");
   }
   if (spec == state_spec_) return Status();
   return FailedPrecondition(
@@ -158,7 +161,11 @@ Status Table::Create(const TableOptions& options, std::unique_ptr<ColdRows> cold
 Status Table::Full(uint64_t keys, uint64_t size, uint64_t capacity, const std::string& why) const {
   return ResourceExhausted("table '" + options_.name + "' cannot take " + std::to_string(keys) +
                            " new keys: it holds " + std::to_string(size) + " rows of at most " +
-                           std::to_string(capacity) + "; " + why);
+                           std::to_string(capacity) + "; " + why + ". Raise max_capacity" +
+                           (keys > capacity ? ", or pass fewer different ids at a time"
+                            : size >= capacity && options_.evict_strategy == EvictStrategy::kNone
+                                ? ", or choose an evict_strategy that evicts"
+                                : ""));
 }
 
 Status Table::CheckHasFiles() const {

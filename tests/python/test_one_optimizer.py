@@ -96,7 +96,7 @@ def test_older_of_two_wrappers_is_refused(first, second, in_function):
         table.name.removesuffix(":0"),
         "'the_old'",
         "'the_new'",
-        "use one optimizer for each table",
+        "step it with one wrapper for all of them",
     ):
         assert text in caught.value.message
     for stepper in (old, new):

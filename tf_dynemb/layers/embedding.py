@@ -118,6 +118,24 @@ class Embedding(TableLayer):
         """The table, a `DynamicVariable`."""
         return self._weight.value
 
+    @property
+    def embeddings(self) -> Any:
+        """The weight, as in Keras; it has no dense value. `tf_dynemb.export` has keys and rows."""
+        return self._weight
+
+    @property
+    def output_dim(self) -> int:
+        """The width of the vectors, as in Keras."""
+        return self.dim
+
+    @property
+    def input_dim(self) -> int:
+        """Raises AttributeError: any id has a row, or gets one."""
+        raise AttributeError(
+            f"Layer {self.name} has no input_dim, because any integer is an id: len(layer.table) "
+            "is the number of ids that have a row now."
+        )
+
     def call(self, inputs: Any, training: Any = None) -> Any:
         """Looks up ids; see the class for shapes."""
         ids = self._ids(inputs)

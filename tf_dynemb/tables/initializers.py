@@ -149,8 +149,13 @@ def _constant(value: Any, initializer: Any) -> InitialVector:
     try:
         number = float(value)
     except (TypeError, ValueError):
+        shape = getattr(value, "shape", None)
+        hint = "" if not shape else f" Its value has the shape {list(shape)}."
         raise ValueError(
-            f"initializer {initializer!r} must be one number for all columns."
+            f"initializer {initializer!r} must be one number for all columns: it initializes rows "
+            f"of any id.{hint} A list of numbers or initializers gives each column its own. For "
+            "vectors that you have, make the table and then call tf_dynemb.assign(table, ids, "
+            "vectors)."
         ) from None
     if not math.isfinite(number):
         raise ValueError(f"initializer {initializer!r} must be a finite number.")
