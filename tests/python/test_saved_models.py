@@ -56,9 +56,7 @@ def exported(tmp_path_factory):
         zoo.fill(model)
         answer = model.predict_on_batch(request)
         name = make.__name__
-        # Keras does not know the types of a subclass's inputs.
-        signature = [specs(request)] if make is zoo.dlrm else None
-        model.export(folder / f"{name}-export", verbose=False, input_signature=signature)
+        model.export(folder / f"{name}-export", verbose=False)
         cases[f"{name}-export"] = "serve", [request], answer
         if make is zoo.dense:
             tf.saved_model.save(model, folder / f"{name}-save")

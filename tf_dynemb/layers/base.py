@@ -19,6 +19,7 @@ from tf_dynemb.tables import content, initializers
 from tf_dynemb.tables.cut import Rows
 from tf_dynemb.tables.options import TableOptions, check_dimension, to_config
 from tf_dynemb.tables.table import AutomaticName
+from tf_dynemb.variables import model_inputs
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.keras_call import is_training
 from tf_dynemb.variables.keras_weight import TableWeight
@@ -135,6 +136,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         if isinstance(inputs, tf.RaggedTensor):
             return inputs.with_flat_values(self._ids(inputs.flat_values))
         inputs = tf.convert_to_tensor(inputs)
+        model_inputs.note(exact=not inputs.dtype.is_floating)
         if (inputs.dtype == tf.string) != self.hash_strings:
             raise TypeError(
                 f"Layer {self.name} has hash_strings={self.hash_strings}, but got ids as "

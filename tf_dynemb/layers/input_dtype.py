@@ -31,8 +31,8 @@ def check_input_dtype(layer: Any, ids: Any) -> None:
     """Checks the ids with which a model calls a layer when it is built.
 
     The input of a `keras.Sequential` feeds only the first layer, and Keras gives it the dtype of
-    vectors if the user declares none. Such an input takes the layer's key type, and the model
-    accepts integers only.
+    vectors if the user declares none. Such an input takes the layer's key type, or strings, and the
+    model accepts nothing else.
 
     Args:
         layer: a TableLayer.
@@ -47,8 +47,12 @@ def check_input_dtype(layer: Any, ids: Any) -> None:
         if not isinstance(source, keras.layers.InputLayer):
             continue
         dtype = tf.as_dtype(tensor.dtype)
+        model = _sequential_around(source)
         if layer.hash_strings:
-            if dtype != tf.string:
+            if model is not None and dtype.is_floating:
+                source._dtype = tensor._dtype = "string"
+                _accept_only(model, layer)
+            elif dtype != tf.string:
                 raise TypeError(
                     f"Layer {layer.name} has hash_strings=True, but keras.Input {source.name!r} "
                     f"has the dtype {dtype.name}. Declare dtype='string' there."
@@ -60,11 +64,10 @@ def check_input_dtype(layer: Any, ids: Any) -> None:
                 "hash_strings=True."
             )
         cuts = dtype.is_floating or (dtype.is_integer and dtype.size < key_type.size)
-        model = _sequential_around(source)
         if model is not None:
             if cuts:
                 source._dtype = tensor._dtype = key_type.name
-            _accept_integers_only(model, layer)
+            _accept_only(model, layer)
         elif cuts:
             other = f", or key_type={dtype.name!r} in the layer" if dtype == tf.int32 else ""
             raise TypeError(
@@ -83,16 +86,16 @@ def _sequential_around(source: Any) -> Any:
     return None
 
 
-def _accept_integers_only(model: Any, layer: Any) -> None:
+def _accept_only(model: Any, layer: Any) -> None:
     """Makes a Sequential refuse floats, and the inputs of models around it that would cut ids.
 
     Otherwise Keras would cast both to the dtype of the Sequential's input.
     """
-    if isinstance(getattr(model.input_spec, "dtype", None), _Integers):
+    if model.input_spec is not None and "compute_output_spec" in vars(model):
         return
     model.autocast = False
     model.input_spec = keras.layers.InputSpec(dtype=layer.key_type.name)
-    model.input_spec.dtype = _Integers("integers")
+    model.input_spec.dtype = "string" if layer.hash_strings else _Integers("integers")
     compute_output_spec = model.compute_output_spec
 
     def checked(inputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -25,7 +25,7 @@ from tf_dynemb.persistence.dump import dump as dump_rows
 from tf_dynemb.persistence.naming import described
 from tf_dynemb.saved_models import checksums, writing
 from tf_dynemb.snapshots.watermark import Watermark
-from tf_dynemb.variables import served
+from tf_dynemb.variables import model_inputs, served
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.static import Variable
 
@@ -48,6 +48,9 @@ def export_saved_model(
 
     The tables of the SavedModel are read-only and mapped into memory. The SavedModel appears at
     `path` as a whole, or not at all; it replaces a SavedModel that is there.
+
+    The signature `serving_default` has the outputs of a Keras model by their names: the keys of a
+    dict, or the names of the outputs of a functional model with several.
 
     Besides those of the model, it has a signature `apply_delta` with the input `path`, a string:
     the path of a delta, or of a chain. It applies all snapshots there that the tables do not have,
@@ -76,8 +79,8 @@ def export_saved_model(
         dump: a chain of snapshots that has all dynamic tables of the model, by their names (or one
             base): a path that `tf_dynemb.dump` has written to.
         signatures: of a `tf.Module`, as in `tf.saved_model.save`.
-        input_signature: of a Keras model, as in `model.export`. Default: its inputs; sparse and
-            ragged ones stay so.
+        input_signature: of a Keras model, as in `model.export`. Default: its inputs, or what it was
+            called with; sparse and ragged ones stay so.
         follow: a path that the loaded model polls, to apply each snapshot that is published there:
             another base, or deltas that continue the tables. Default: none. A relative path is
             relative to the current directory of the process that exports.
@@ -222,40 +225,6 @@ def _endpoints(table: DynamicVariable) -> dict[str, Any]:
     }
 
 
-def _save_keras(
-    model: Any, path: pathlib.Path, input_signature: Any, table: DynamicVariable
-) -> None:
-    if input_signature is None:
-        inputs = getattr(model, "_inputs_struct", None)
-        if inputs is None:
-            raise ValueError(
-                f"input_signature is required for {model.name}, whose inputs Keras does not know."
-            )
-        input_signature = [inputs]
-    signature = keras.tree.map_structure(_spec, input_signature)
-    archive = keras.export.ExportArchive()
-    archive.track(model)
-
-    def serve(*inputs: Any) -> Any:
-        return model(*inputs, training=False)
-
-    archive.add_endpoint("serve", tf.function(serve, input_signature=signature, autograph=False))
-    for name, function in _endpoints(table).items():
-        archive.add_endpoint(name, function)
-    archive.write_out(str(path), verbose=False)
-
-
-def _spec(value: Any) -> Any:
-    if isinstance(value, tf.TypeSpec):
-        return value
-    shape, dtype = list(value.shape), value.dtype
-    if getattr(value, "sparse", False):
-        return tf.SparseTensorSpec(shape, dtype)
-    if getattr(value, "ragged", False):
-        return tf.RaggedTensorSpec(shape, dtype, len(shape) - 1)
-    return tf.TensorSpec(shape, dtype, name=value.name)
-
-
 def _save_module(model: Any, path: pathlib.Path, signatures: Any, table: DynamicVariable) -> None:
     if signatures is None:
         signatures = {}
@@ -279,7 +248,7 @@ def _save(
     token = served.ROWS.set(rows)
     try:
         if isinstance(model, keras.layers.Layer):
-            _save_keras(model, path, input_signature, table)
+            model_inputs.write(model, str(path), input_signature, _endpoints(table))
         else:
             _save_module(model, path, signatures, table)
     finally:

@@ -18,6 +18,7 @@ from keras.src.backend.common import global_state
 from tensorflow.python.eager import record
 
 from tf_dynemb._warn import warn
+from tf_dynemb.variables import model_inputs
 from tf_dynemb.variables.keras_weight import keras_weight
 
 
@@ -31,6 +32,7 @@ def track(variable: Any) -> None:
     call = _call()
     if call is None:
         return
+    model_inputs.note()
     entry = call.entry_layer
     if not hasattr(variable, "_keras_models"):
         variable._keras_models = weakref.WeakSet()
