@@ -155,3 +155,127 @@ def test_fit_ends_with_the_averages():
         ours.table.lookup(np.arange(ROWS)), dense.get_weights()[0], rtol=1e-4, atol=1e-5
     )
     np.testing.assert_allclose(model.predict(ids), reference.predict(ids), rtol=1e-4, atol=1e-5)
+
+
+def swap_models(policy="float32", multi=False, dense_layers=True):
+    """A model with a table, and Keras's with the same vectors, each with averages."""
+
+    def optimizer():
+        one = keras.optimizers.SGD(0.02, use_ema=True, ema_momentum=0.7)
+        if not multi:
+            return one
+        rest = keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.6)
+        return keras.optimizers.MultiOptimizer(
+            lambda variable: one if "e/" in variable.path else rest
+        )
+
+    def model(embedding):
+        inputs = keras.Input([4], dtype="int64")
+        outputs = keras.layers.Flatten()(embedding(inputs))
+        if dense_layers:
+            outputs = keras.layers.Dense(1, kernel_initializer="ones", dtype=policy)(outputs)
+        return keras.Model(inputs, outputs)
+
+    layer = de.layers.Embedding(DIM, name="e", dtype=policy)
+    ours, reference = model(layer), model(keras.layers.Embedding(ROWS, DIM, name="e", dtype=policy))
+    layer.table.upsert(np.arange(ROWS), START)
+    reference.layers[1].set_weights([START])
+    makes = [optimizer] * 2
+    if policy == "mixed_float16":
+        makes = [lambda: keras.optimizers.LossScaleOptimizer(optimizer())] * 2
+    ours.compile(de.OptimizerWrapper(makes[0]()), "mse", metrics=["mse"])
+    reference.compile(makes[1](), "mse", metrics=["mse"])
+    return ours, reference
+
+
+class Logged(keras.callbacks.Callback):
+    """The vectors that a callback after SwapEMAWeights sees, as ModelCheckpoint would."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows, self.seen = rows, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append((self.rows(), dict(logs or {})))
+
+
+@pytest.mark.parametrize("on_epoch", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dense_layers": False},
+        {"multi": True},
+        {"policy": "mixed_float16"},
+    ],
+    ids=str,
+)
+def test_swap_ema_weights(options, on_epoch):
+    ours, reference = swap_models(**options)
+    rng = np.random.default_rng(4)
+    ids = rng.integers(0, ROWS - 1, [40, 4])
+    targets = rng.normal(size=ours.output_shape[1:] and [40, *ours.output_shape[1:]])
+    table = ours.layers[1].table
+    rows = {
+        ours: lambda: table.lookup(np.arange(ROWS), insert=False).numpy(),
+        reference: lambda: reference.layers[1].get_weights()[0],
+    }
+    seen = {}
+    for model in (ours, reference):
+        log = Logged(rows[model])
+        swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=on_epoch)
+        model.fit(
+            ids,
+            targets,
+            batch_size=5,
+            epochs=3,
+            shuffle=False,
+            verbose=0,
+            validation_data=(ids, targets) if not on_epoch else None,
+            callbacks=[swap, log],
+        )
+        before = rows[model]()
+        swap = keras.callbacks.SwapEMAWeights()
+        loss = model.evaluate(ids, targets, verbose=0, callbacks=[swap])
+        np.testing.assert_array_equal(rows[model](), before)  # swapped back, to the bit
+        seen[model] = [*log.seen, (rows[model](), {"loss": loss[0]})]
+    tolerance = 1e-5 if "policy" not in options else 2e-2
+    for (rows_a, logs_a), (rows_b, logs_b) in zip(seen[ours], seen[reference], strict=True):
+        np.testing.assert_allclose(rows_a, rows_b, rtol=tolerance, atol=tolerance)
+        for name in logs_b:
+            assert logs_a[name] == pytest.approx(logs_b[name], rel=max(tolerance, 1e-4)), name
+    values = [each[0] for each in seen[ours]]
+    assert np.abs(values[0] - values[1]).max() > 1e-3
+
+
+def test_swapping_keeps_what_others_have_changed():
+    ours, _ = swap_models()
+    ids = np.arange(ROWS - 4).reshape(2, -1)
+    ours.fit(ids, np.ones([2, 1]), verbose=0)
+    table = ours.layers[1].table
+    before = table.lookup(np.arange(ROWS)).numpy()
+    averages = ours.optimizer._tables.averages
+    ours.optimizer.core._iterations.assign_add(1)
+    averages.swap(ours.optimizer.core)
+    table.upsert([0], np.full([1, DIM], 9.0))
+    table.erase([1])
+    averages.swap(ours.optimizer.core)
+    after = table.lookup(np.arange(ROWS), insert=False).numpy()
+    np.testing.assert_array_equal(after[2:], before[2:])
+    assert after[0].tolist() == [9.0] * DIM
+    assert not table.contains([1])[0]
+
+
+def test_a_callback_for_each_fit():
+    """The last epoch leaves the averages in the model; the next callback begins from there."""
+    ours, reference = swap_models()
+    rng = np.random.default_rng(6)
+    ids, targets = rng.integers(0, ROWS - 1, [20, 4]), rng.normal(size=[20, 1])
+    for _ in range(2):
+        for on_epoch in (True, False):
+            losses = []
+            for model in (ours, reference):
+                swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=on_epoch)
+                model.fit(ids, targets, batch_size=5, shuffle=False, verbose=0, callbacks=[swap])
+                losses.append(model.evaluate(ids, targets, verbose=0, callbacks=[swap])[0])
+            assert losses[0] == pytest.approx(losses[1], rel=1e-4)

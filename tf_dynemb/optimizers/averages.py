@@ -20,10 +20,11 @@ it: it was erased, evicted, assigned or loaded. Its average begins again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops
@@ -41,6 +42,11 @@ class Averages:
     def __init__(self) -> None:
         # The table of averages for each table, by the table's id.
         self._tables: dict[int, tuple[DynamicVariable, DynamicVariable]] = {}
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether there are tables whose rows are averaged."""
+        return bool(self._tables)
 
     def add(self, table: DynamicVariable) -> None:
         """Begins to average the rows of a table."""
@@ -113,6 +119,60 @@ class Averages:
             calls: the number of calls of `apply` that have stepped the tables.
         """
         now = tf.cast(calls, tf.float32)
+        for table, averages, some in self._blocks():
+            self._overwrite(core, table, averages, some, now, keeps=False)
+
+    def _overwrite(
+        self, core: Any, table: Any, averages: Any, keys: Any, now: Any, keeps: bool
+    ) -> None:
+        """Replaces the values of keys; `keeps`: the rows of averages keep the values."""
+        value = _values(table, keys)
+        average, is_known, last = _read(averages, keys, value, now + 1)
+        average = value + (average - value) * core.ema_momentum ** (now - last)
+        average = tf.where(is_known, average, value)
+        _ops.library().dynemb_upsert(table.handle, keys, tf.cast(average, table.dtype))
+        _set(averages, keys, average, value if keeps else _values(table, keys), now)
+
+    def swap(self, core: Any) -> None:
+        """Puts the averages of rows into the tables, or their values back. Eager only.
+
+        Values are put back with the same bits. A row that something else has changed in between
+        keeps the change.
+        """
+        now = tf.cast(core._iterations, tf.float32)
+        for table, averages, some in self._blocks():
+            average, value, _ = _parts(averages, some, table.dimension)
+            average = tf.cast(tf.cast(average, table.dtype), tf.float32)
+            held = _values(table, some)
+            swapped = tf.reduce_all(held == average, 1) & ~tf.reduce_all(held == value, 1)
+            self._overwrite(core, table, averages, tf.boolean_mask(some, ~swapped), now, True)
+            some, value = tf.boolean_mask(some, swapped), tf.boolean_mask(value, swapped)
+            _ops.library().dynemb_upsert(table.handle, some, tf.cast(value, table.dtype))
+
+    def stand_in(self, core: Any, scaler: Any) -> None:
+        """Lets `keras.callbacks.SwapEMAWeights` swap the rows of tables, too.
+
+        The callback swaps two lists of the Keras optimizer: its variables and their averages. Each
+        gets a last element that stands for all tables.
+
+        Args:
+            core: the Keras optimizer.
+            scaler: a LossScaleOptimizer around it, which the callback takes for it; or None.
+        """
+        if not hasattr(core, "_model_variables_moving_average"):
+            core._model_variables_moving_average = []  # It has no dense variables.
+        if not any(isinstance(each, _Values) for each in core._trainable_variables):
+            with_tables = [*core._trainable_variables, _Values(self, core)]
+            # As Keras does: checkpoints do not track this list.
+            core.__dict__["_trainable_variables"] = with_tables
+            averages = [*core._model_variables_moving_average, _Averages(self, core)]
+            core.__dict__["_model_variables_moving_average"] = averages
+        if scaler is not None:
+            for name in ("_trainable_variables", "_model_variables_moving_average"):
+                scaler.__dict__[name] = getattr(core, name)
+
+    def _blocks(self) -> Iterator[tuple[DynamicVariable, DynamicVariable, Any]]:
+        """Yields (table, averages, keys) of the rows that have an average, some at a time."""
         for table, averages in self._tables.values():
             keys = export(averages)[0].numpy()
             step = min(CHUNK, table.rows_at_a_time, averages.rows_at_a_time)
@@ -120,13 +180,45 @@ class Averages:
                 some = tf.constant(keys[start : start + step])
                 held = _contains(table, some)
                 _ops.library().dynemb_erase(averages.handle, tf.boolean_mask(some, ~held))
-                some = tf.boolean_mask(some, held)
-                value = _values(table, some)
-                average, is_known, last = _read(averages, some, value, now + 1)
-                average = value + (average - value) * core.ema_momentum ** (now - last)
-                average = tf.where(is_known, average, value)
-                _ops.library().dynemb_upsert(table.handle, some, tf.cast(average, table.dtype))
-                _set(averages, some, average, _values(table, some), now)
+                yield table, averages, tf.boolean_mask(some, held)
+
+
+_DIFFERENCE = "values - averages"
+
+
+class _Values:
+    """Stands for the values of all tables among the variables of a Keras optimizer.
+
+    The callback swaps values a and averages b by: a += b, b = a - b, a = a - b. The last one swaps.
+    What Keras itself assigns, in its steps and when `fit` ends, has no effect.
+    """
+
+    dtype = "float32"
+    device = "CPU"
+
+    def __init__(self, averages: Averages, core: Any) -> None:
+        self._averages, self._core = averages, core
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.zeros([], np.float32)
+
+    def assign_add(self, value: Any) -> None:
+        """Does nothing."""
+
+    def __sub__(self, other: Any) -> str:
+        return _DIFFERENCE
+
+    def assign(self, value: Any) -> None:
+        """Swaps, if the callback assigns."""
+        if isinstance(value, str):
+            self._averages.swap(self._core)
+
+
+class _Averages(_Values):
+    """Stands for the averages of all tables, which `_Values.assign` swaps, too."""
+
+    def assign(self, value: Any) -> None:
+        """Does nothing."""
 
 
 # The operators of this rank's rows: the keys of a gradient are this rank's.
@@ -154,11 +246,14 @@ def _read(averages: DynamicVariable, keys: Any, values: Any, now: Any) -> tuple[
         values: [n, dim], the values of the rows; an average of another value does not count.
         now: the number of the step; an average of this step or a later one does not count.
     """
-    dim = values.shape[1]
-    average, value, last = tf.split(_values(averages, keys), [dim, dim, 1], axis=1)
+    average, value, last = _parts(averages, keys, values.shape[1])
     is_same = tf.reduce_all(tf.equal(value, values), axis=1, keepdims=True)
     is_known = _contains(averages, keys)[:, tf.newaxis] & is_same & (last < now)
     return average, is_known, tf.where(is_known, last, now - 1)
+
+
+def _parts(averages: DynamicVariable, keys: Any, dim: int) -> Any:
+    return tf.split(_values(averages, keys), [dim, dim, 1], axis=1)
 
 
 def _set(averages: DynamicVariable, keys: Any, average: Any, values: Any, step: Any) -> None:

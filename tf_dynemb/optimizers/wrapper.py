@@ -236,6 +236,8 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             with keras.name_scope(inner.name, caller=inner):
                 inner.build(dense)
             inner.built = True
+        if self._tables.averages.has_tables:
+            self._tables.averages.stand_in(self.core, self._scaler)
 
     def _check(self, table: DynamicVariable) -> None:
         if self.core.gradient_accumulation_steps and self.core.global_clipnorm:
@@ -263,6 +265,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             self._tables.accumulators[id(table)] = Accumulator(table)
         if self.core.use_ema:
             self._tables.averages.add(table)
+            self._tables.averages.stand_in(self.core, self._scaler)
         self._tables.add(table)
         note_optimizer([table], self)
 
@@ -471,7 +474,8 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             return
         self._tables.averages.overwrite(self.core, self.core._iterations)
         if dense := pairs.split(list(var_list))[1]:
-            self.inner_optimizer.finalize_variable_values(dense)
+            stand_ins = self.core._trainable_variables[len(dense) :]
+            self.inner_optimizer.finalize_variable_values([*dense, *stand_ins])
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor, with the optimizer serialized."""
