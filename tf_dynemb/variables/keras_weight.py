@@ -11,22 +11,107 @@ import tensorflow as tf
 
 from tf_dynemb.tables import content
 from tf_dynemb.tables.content import Content, read_content, write_content
-from tf_dynemb.tables.cut import bits, from_bits
+from tf_dynemb.tables.cut import Rows, bits, from_bits
 from tf_dynemb.tables.table import Table
 from tf_dynemb.variables.served import ServedTable
 
 
 class RowsArray(np.ndarray):
-    """The vectors of a table, float32 [rows, dim], together with their keys and state.
+    """The vectors of a table, float32 [rows, dim] by ascending key, with their keys and state.
 
-    `layer.get_weights()` returns it for a table, and `layer.set_weights()` accepts it. An array
-    that is computed from one (a slice, a sum) has no keys or state and cannot be set.
+    `layer.get_weights()` returns it for a table, and `layer.set_weights()` accepts it, and its
+    copies: `copy`, `astype`, `copy.deepcopy` and `pickle` keep keys and state, and `np.save` and
+    `np.savez` write all of it as bytes, which `set_weights` accepts too. Sums, products and other
+    element-wise results have the keys and the state of the first operand, whose keys all others
+    must have. Any other result, such as a slice, has no keys and cannot be set.
     """
 
     content: Content | None = None
 
+    @staticmethod
+    def of(vectors: Any, content: Content | None) -> RowsArray:
+        """Returns vectors with the content that they belong to."""
+        array: RowsArray = np.asarray(vectors).view(RowsArray)
+        array.content = content
+        return array
+
+    @property
+    def keys(self) -> Any:
+        """The keys of the rows, integers [rows]; None if the array has none."""
+        return None if self.content is None else self.content.rows.keys
+
     def __array_finalize__(self, source: Any) -> None:
         self.content = None
+
+    def copy(self, order: Any = "C") -> RowsArray:
+        """Returns a copy with keys and state."""
+        return RowsArray.of(np.array(self, order=order), self.content)
+
+    def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> Any:
+        """Returns a copy of another dtype with keys and state."""
+        return RowsArray.of(np.asarray(self).astype(dtype, *args, **kwargs), self.content)
+
+    def __copy__(self) -> RowsArray:
+        return self.copy()
+
+    def __deepcopy__(self, memo: Any) -> RowsArray:
+        return self.copy()
+
+    def __reduce__(self) -> Any:
+        content = self.content
+        return _rows_array, (np.asarray(self), content and (tuple(content.rows), content.info))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        arrays = [each for each in inputs if isinstance(each, RowsArray)]
+        arrays = [each for each in arrays if each.content is not None]
+        plain = [np.asarray(i) if isinstance(i, RowsArray) else i for i in inputs]
+        out = kwargs.pop("out", ())
+        if out:
+            kwargs["out"] = tuple(np.asarray(o) if isinstance(o, RowsArray) else o for o in out)
+        if method == "__call__" and len({id(each.content) for each in arrays}) > 1:
+            first = arrays[0]
+            if not all(np.array_equal(first.keys, each.keys) for each in arrays[1:]):
+                raise ValueError(
+                    f"np.{ufunc.__name__} of the rows of two tables whose keys differ: "
+                    f"{[len(each) for each in arrays]} rows. They have no common order. Use "
+                    "weights[i].keys, or de.export(table), and combine the vectors by key."
+                )
+        result = getattr(ufunc, method)(*plain, **kwargs)
+        if out:
+            return out[0] if len(out) == 1 else out
+        whole = method == "__call__" and arrays and isinstance(result, np.ndarray)
+        if whole and result.shape == arrays[0].shape and result.dtype.kind == "f":
+            return RowsArray.of(result, arrays[0].content)
+        return result
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if function in (np.save, np.savez, np.savez_compressed):
+            # They would write the vectors alone.
+            args = tuple(map(_as_bytes, args))
+            return function(*args, **{name: _as_bytes(each) for name, each in kwargs.items()})
+        if function is np.copy:
+            return args[0].copy()
+        result = super().__array_function__(function, types, args, kwargs)
+        if isinstance(result, RowsArray):
+            result.content = None  # np.sort, for example, changes a copy
+        return result
+
+
+def _as_bytes(value: Any) -> Any:
+    if isinstance(value, RowsArray) and value.content is not None:
+        return content.to_bytes(_content_of(value, value.content))
+    return value
+
+
+def _rows_array(vectors: Any, saved: Any) -> RowsArray:
+    """The inverse of `RowsArray.__reduce__`."""
+    return RowsArray.of(vectors, saved and Content(Rows(*saved[0]), saved[1]))
+
+
+def _content_of(vectors: Any, held: Content) -> Content:
+    """Returns a content with other vectors."""
+    vectors = bits(tf.cast(np.asarray(vectors), held.dtype))
+    return held._replace(rows=held.rows._replace(vectors=vectors))
 
 
 class _TableShape(tf.TensorShape):  # type: ignore[misc]
@@ -125,31 +210,31 @@ class TableWeight(_Weight):
         return _TableShape([len(self._value), self._value.dimension])
 
     def numpy(self) -> RowsArray:
-        """Returns all vectors held, with their keys and state: for `set_weights` only."""
+        """Returns all vectors held by this rank, with their keys and state."""
         held = read_content(self._value)
+        order = np.argsort(held.rows.keys)
+        held = held._replace(rows=Rows(*(column[order] for column in held.rows)))
         vectors = from_bits(held.rows.vectors, self._value.dtype.name)
-        array: RowsArray = tf.cast(vectors, tf.float32).numpy().view(RowsArray)
-        array.content = held
-        return array
+        return RowsArray.of(tf.cast(vectors, tf.float32).numpy(), held)
 
     def assign(self, value: Any) -> Any:
         """Replaces all rows.
 
         Args:
-            value: a `RowsArray`, or an array that `np.array(weight)` returned.
+            value: a `RowsArray`, or the bytes that `np.savez` writes for it.
 
         Raises:
-            TypeError: `value` has no keys: it is another array, or computed from a `RowsArray`.
+            TypeError: `value` has no keys.
         """
         if isinstance(value, RowsArray) and value.content is not None:
-            vectors = bits(tf.cast(np.asarray(value), value.content.dtype))
-            rows = value.content.rows._replace(vectors=vectors)
-            held = value.content._replace(rows=rows)
+            held = _content_of(value, value.content)
         elif getattr(value, "dtype", None) == np.uint8 and len(value.shape) == 1:
             held = content.from_bytes(np.asarray(value))
         else:
             raise TypeError(
-                f"{self._path} is a table and can only be set to a result of its get_weights(). "
+                f"{self._path} is a table: an array of vectors without keys cannot be set. What "
+                "get_weights() returns has keys, and keeps them in copies, pickles, np.savez, sums "
+                "and products. np.asarray, np.mean of a list, slices and other results lose them. "
                 "Use tf_dynemb.assign(table, keys, values)."
             )
         write_content(self._value, held, adopt_state=False)
