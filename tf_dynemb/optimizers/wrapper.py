@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -479,6 +480,11 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor, with the optimizer serialized."""
+        caller = sys._getframe(1)
+        if caller.f_code.co_name == "model_metadata":
+            # Keras, which writes an .h5 file, has just removed the optimizer from the arguments of
+            # `compile` that the model remembers. Copies of the model would be compiled without it.
+            caller.f_locals["model"]._compile_config.config["optimizer"] = self
         return {
             "keras_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
             "name": self.name,
