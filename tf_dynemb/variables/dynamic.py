@@ -25,6 +25,10 @@ from tf_dynemb.variables.retention import Retention
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+# The most rows in a histogram of TensorBoard. They are the first ones in the order of the hash
+# table, so that the same rows are in it after each epoch, as long as the table does not grow.
+_SAMPLE = 1 << 14
+
 
 class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.ResourceVariable):  # type: ignore[misc]
     """A table of vectors by integer key that grows as keys are looked up.
@@ -445,14 +449,30 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
 
     def _dense_var_to_tensor(
         self, dtype: Any = None, name: str | None = None, as_ref: bool = False
-    ) -> NoReturn:
-        if any(frame.filename.endswith("custom_gradient.py") for frame in inspect.stack(0)):
+    ) -> Any:
+        stack = inspect.stack(0)
+        if any(frame.filename.endswith("custom_gradient.py") for frame in stack):
             raise NotImplementedError(
                 f"tf.custom_gradient and tf.recompute_grad cannot capture the table {self._name}: "
                 "they pass variables on as dense tensors. Look up the ids before, and pass the "
                 "vectors as an argument."
             )
-        self._no_dense_value("converted to a tensor")
+        if not any(_is_tensorboard(frame) for frame in stack):
+            self._no_dense_value("converted to a tensor")
+        return self._sample()
+
+    def _sample(self) -> Any:
+        """Some vectors, float32 [n, dimension], with n from 1 to _SAMPLE; zeros without rows."""
+        _, values, _, _, _ = _ops.library().dynemb_export(
+            self.handle,
+            cursor=0,
+            limit=_SAMPLE,
+            since=tf.constant(-1, tf.int64),
+            key_type=self.key_type,
+            dtype=self.dtype,
+        )
+        values = tf.cast(values[:_SAMPLE], tf.float32)
+        return values if len(values) else tf.zeros([1, self._dim])
 
     def is_initialized(self, name: str | None = None) -> Any:
         """Returns True: a table needs no initial value."""
@@ -527,6 +547,12 @@ _ONLY_RAISE = frozenset(
         *("scatter_nd_update", "set_shape", "to_proto", "value"),
     }
 )
+
+
+def _is_tensorboard(frame: inspect.FrameInfo) -> bool:
+    """Whether a frame is of `keras.callbacks.TensorBoard`, which logs weights as histograms."""
+    module = frame.frame.f_globals.get("__name__", "")
+    return frame.function == "_log_weights" and str(module).endswith(".tensorboard")
 
 
 def _warn_of_destroyed(graph: Any, name: str) -> None:
