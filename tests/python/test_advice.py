@@ -34,8 +34,6 @@ def test_attributes_of_keras_layers():
     layer = de.layers.Embedding(4)
     assert layer.output_dim == 4
     assert layer.embeddings.value is layer.table
-    with pytest.raises(NotImplementedError, match=r"de\.export"):
-        layer.embeddings.numpy()
     assert not hasattr(layer, "input_dim")
     with pytest.raises(AttributeError, match=r"len\(layer.table\)"):
         layer.input_dim  # noqa: B018
