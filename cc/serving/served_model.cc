@@ -111,11 +111,23 @@ Status NameFile(const std::string& file, std::string* name) {
   return Status();
 }
 
-// A model that was opened: by a process, with the snapshots up to `last`, for these tables.
+// The ids of snapshots, and which files their manifests are: `tf-dynemb forget` replaces these. A
+// manifest that is missing is an error of whoever reads it.
+std::string NameSnapshots(const std::string* first, const std::string* end) {
+  std::string names;
+  for (const std::string* directory = first; directory != end; ++directory) {
+    std::string manifest;
+    (void)NameFile(*directory + "/MANIFEST.json", &manifest);
+    names += IdOfDirectory(*directory) + "\n" + manifest + "\n";
+  }
+  return names;
+}
+
+// A model that was opened: by a process, with these snapshots, for these tables.
 struct Opened {
   std::weak_ptr<ServedModel> model;
   pid_t pid;
-  std::string last;
+  std::string snapshots;
   std::set<std::string> tables;
 };
 
@@ -143,8 +155,9 @@ Status ServedModel::Open(Exec& exec, const std::string& descriptor, const std::s
   }
   std::string place;
   DYNEMB_RETURN_IF_ERROR(NameFile(descriptor, &place));
-  place += "\n" + IdOfDirectory(directories.front());
-  const std::string last = IdOfDirectory(directories.back());
+  const std::string* const first = directories.data();
+  place += "\n" + NameSnapshots(first, first + 1);
+  const std::string snapshots = NameSnapshots(first, first + directories.size());
   Registry& registry = Models();
   std::lock_guard<std::mutex> lock(registry.mutex);
   for (auto it = registry.models.begin(); it != registry.models.end();) {
@@ -162,7 +175,7 @@ Status ServedModel::Open(Exec& exec, const std::string& descriptor, const std::s
   });
   if (found == all.end()) {
     found = std::find_if(all.begin(), all.end(),
-                         [&last](const Opened& opened) { return opened.last == last; });
+                         [&](const Opened& opened) { return opened.snapshots == snapshots; });
   }
   if (found != all.end() && (*model = found->model.lock()) != nullptr) {
     found->tables.insert(table);
@@ -177,7 +190,7 @@ Status ServedModel::Open(Exec& exec, const std::string& descriptor, const std::s
   uint64_t count = 0;
   DYNEMB_RETURN_IF_ERROR(opened->Apply(exec, Resolved(described.tables), &count));
   if (!described.follow.empty()) opened->StartThread();
-  all.push_back({opened, getpid(), last, {table}});
+  all.push_back({opened, getpid(), snapshots, {table}});
   *model = std::move(opened);
   return Status();
 }

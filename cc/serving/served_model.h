@@ -20,7 +20,7 @@
 //
 // Models by descriptor. While a model is used, Open returns it to the operators of its other
 // tables, so that all of them have one state. It also returns it to those who load the model again,
-// unless there are newer snapshots than when it was opened: a model that is exported again has
+// unless the snapshots are others than when it was opened: a model that is exported again has
 // dense weights that go with these. Models share the memory of mapped files (mapped_file.h).
 //
 // The descriptor is the asset of the exported model, a JSON object:
