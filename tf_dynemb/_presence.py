@@ -1,4 +1,4 @@
-"""Which path a user means, what is at a path, and the removal of it; for all modules.
+"""Which path a user means, what is at a path, its removal and exchange; for all modules.
 
 Only ENOENT and ENOTDIR mean that something is absent. The functions of `os.path` and, in some
 versions, `pathlib` and `glob` also say so if the file system could not answer (EIO, or ESTALE of a
@@ -7,6 +7,7 @@ network file system), and would let their caller overwrite or leave out what is 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pathlib
 import re
@@ -19,6 +20,10 @@ import warnings
 # slash. `pathlib` makes `s3:/bucket` of `s3://bucket`. A name with a colon, such as `a:b`, is none.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _FILE_URL = re.compile(r"file:(?://(?:localhost)?)?(/(?!/).*)", re.IGNORECASE | re.DOTALL)
+
+# Of linux/fcntl.h and linux/fs.h.
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 
 def local_path(path: str | os.PathLike[str], argument: str) -> pathlib.Path:
@@ -86,6 +91,17 @@ def remove_tree(path: str | os.PathLike[str]) -> bool:
         warnings.warn(f"{path} cannot be removed, and takes space: {error}", stacklevel=3)
         return False
     return True
+
+
+def exchange(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Exchanges two paths in one step of the file system; returns False if it did not."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)  # since glibc 2.28
+    if rename is None:
+        return False
+    status: int = rename(
+        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE
+    )
+    return status == 0
 
 
 def _mode(path: str | os.PathLike[str], follow: bool = True) -> int | None:

@@ -217,7 +217,7 @@ def test_a_model_is_there_while_it_is_replaced(tmp_path, monkeypatch):
     """In the eyes of another process, which has time to look after each `os.rename`."""
     (tmp_path / "a").touch()
     (tmp_path / "b").touch()
-    if not writing._exchange_at_once(tmp_path / "a", tmp_path / "b"):
+    if not writing.exchange_at_once(tmp_path / "a", tmp_path / "b"):
         pytest.skip("this file system cannot exchange two paths")
     (tmp_path / "a").unlink()
     (tmp_path / "b").unlink()
@@ -250,7 +250,7 @@ def test_a_link_to_a_model(tmp_path, is_broken):
 
 
 def test_a_system_that_cannot_exchange_folders(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "_exchange_at_once", lambda *_: False)
+    monkeypatch.setattr(writing, "exchange_at_once", lambda *_: False)
     path, new = tmp_path / "model", tmp_path / "new"
     replace(path, 1)
     replace(path, 2)

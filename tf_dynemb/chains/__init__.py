@@ -1,4 +1,4 @@
-"""Chains of snapshots on disk as a whole: their rows, merging, earlier states; numpy only.
+"""What is on disk as a whole: rows of chains, merging, earlier states, copies; numpy only.
 
 May import: `_presence`, `serving`, `storage`.
 """

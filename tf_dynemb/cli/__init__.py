@@ -13,10 +13,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from tf_dynemb._version import __version__
-from tf_dynemb.cli import diff, export, inspect, lookup, merge, prune, rollback, verify
+from tf_dynemb.cli import (
+    audit,
+    diff,
+    export,
+    forget,
+    inspect,
+    lookup,
+    merge,
+    prune,
+    rollback,
+    verify,
+)
 from tf_dynemb.storage import DataLossError
 
-_EPILOG = """exit codes: 0: success, no problems or differences found; 1: damage, or a difference;
+_EPILOG = """exit codes: 0: success, nothing found; 1: damage, a difference, or a copy of a key;
 2: the command failed; 141: the reader of its output closed the pipe, so that there is no result.
 A PATH is the directory of a chain of snapshots, of one snapshot, or of a SavedModel with tables."""
 
@@ -106,7 +117,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_CommandParser)
-    for module in (inspect, lookup, verify, diff, merge, rollback, prune, export):
+    for module in (
+        inspect,
+        lookup,
+        verify,
+        diff,
+        merge,
+        rollback,
+        prune,
+        export,
+        forget,
+        audit,
+    ):
         summary = (module.run.__doc__ or "").splitlines()[0]
         command = commands.add_parser(
             module.__name__.rpartition(".")[2],

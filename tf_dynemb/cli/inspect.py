@@ -8,6 +8,7 @@ import json
 import pathlib
 from typing import Any
 
+from tf_dynemb.chains.saved_models import is_model, served_tables
 from tf_dynemb.cli import paths
 from tf_dynemb.storage import Chain, Snapshot, TableEntry
 
@@ -20,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the snapshots of a chain, or of a SavedModel, and their tables."""
-    if paths.is_model(options.path):
+    if is_model(options.path):
         return _show_model(options.path, options.json)
     snapshots = _snapshots(options.path)
     if options.json:
@@ -38,7 +39,7 @@ def _show_model(model: pathlib.Path, as_json: bool) -> int:
             "follow": each.follow,
             "snapshots": _snapshots(each.path),
         }
-        for each in paths.served_tables(model)
+        for each in served_tables(model)
     ]
     if as_json:
         print(json.dumps({"path": str(model), "saved_model": found}, indent=1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import errno
 import os
@@ -11,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tf_dynemb import _ops, communicator, storage
+from tf_dynemb._presence import exchange as exchange_at_once
 from tf_dynemb._presence import exists, is_directory, remove_tree
 from tf_dynemb._warn import warn
 from tf_dynemb.persistence.dump import dump
@@ -19,10 +19,6 @@ from tf_dynemb.variables.served import ServedTable, Source
 
 # The columns that lookups do not need, and that a copy can be without.
 _ONLY_FOR_TRAINING = ("state", "admission")
-
-# Of linux/fcntl.h and linux/fs.h.
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
 
 
 def write(source: Source, path: pathlib.Path) -> None:
@@ -160,7 +156,7 @@ def exchange(new: pathlib.Path, path: pathlib.Path) -> None:
 
     `path` exists at all times, if the system can do that. After an error, it is as before.
     """
-    if _exchange_at_once(new, path):
+    if exchange_at_once(new, path):  # otherwise `os.rename` raises what is wrong
         return
     old = new.with_name(new.name + ".old")
     try:
@@ -171,18 +167,6 @@ def exchange(new: pathlib.Path, path: pathlib.Path) -> None:
             os.rename(old, path)
         raise
     os.rename(old, new)
-
-
-def _exchange_at_once(one: pathlib.Path, other: pathlib.Path) -> bool:
-    """Exchanges two paths in one step of the file system; returns False if it did not."""
-    rename = getattr(ctypes.CDLL(None), "renameat2", None)  # since glibc 2.28
-    if rename is None:
-        return False
-    # Some file systems cannot. `os.rename` raises the other errors.
-    status: int = rename(
-        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE
-    )
-    return status == 0
 
 
 def check_states(tables: Sequence[ServedTable]) -> None:

@@ -20,7 +20,7 @@ from tf_dynemb.storage.errors import DataLossError, naming
 from tf_dynemb.storage.manifest import KINDS, MOST_AFTER, Manifest, TableEntry
 from tf_dynemb.storage.part import BLOCK_BYTES, Part
 
-_UNPUBLISHED = ".tmp-"
+UNPUBLISHED = ".tmp-"
 
 # The errors of flock where a file system, or the server of a network file system, has no locks.
 _NO_LOCKS = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)
@@ -73,7 +73,7 @@ class Publication(Part):
         with contextlib.ExitStack() as stack:
             if stack.enter_context(locked(self.path)):
                 for entry in os.listdir(self.path):
-                    if entry.startswith(_UNPUBLISHED):
+                    if entry.startswith(UNPUBLISHED):
                         remove_tree(self.path / entry)
             self._directory.mkdir()
             self._locked = stack.pop_all()
@@ -184,11 +184,11 @@ class Publication(Part):
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
-        _sync_directory(self._directory)
+        sync_directory(self._directory)
         number = before[-1].number + 1 if before else 1
         directory = self.path / str(Name(number, self._kind, self.id))
         os.rename(self._directory, directory)
-        _sync_directory(self.path)
+        sync_directory(self.path)
         if self._kind == "base":
             _prune(self.path, keep)
         return Snapshot(directory)
@@ -260,7 +260,7 @@ def _prune(path: pathlib.Path, keep: int) -> list[Name]:
 
 def unpublished(path: str | os.PathLike[str], id_: str) -> pathlib.Path:
     """Returns the directory of a snapshot before it is published."""
-    return pathlib.Path(path) / (_UNPUBLISHED + id_)
+    return pathlib.Path(path) / (UNPUBLISHED + id_)
 
 
 def _take(lock: int, path: pathlib.Path) -> bool:
@@ -288,10 +288,10 @@ def _make_directory(path: pathlib.Path) -> None:
     if not is_directory(path):
         _make_directory(path.parent)
         path.mkdir(exist_ok=True)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
 
 
-def _sync_directory(path: pathlib.Path) -> None:
+def sync_directory(path: pathlib.Path) -> None:
     """Syncs a directory's entries, if the file system can."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
