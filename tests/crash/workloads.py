@@ -28,6 +28,7 @@ from recording import Recorder
 from replay import Kind
 
 import tf_dynemb as de
+from tf_dynemb import cli
 
 NAME = "t"
 
@@ -282,6 +283,32 @@ def fresh_dumps(log: Log) -> None:
     dumps(log, "new/dumps")
 
 
+def forgotten_dumps(log: Log) -> None:
+    """Rows of keys are removed from a chain on disk."""
+    path = log.files / "chain"
+    tables = dumped()
+    optimizer = adagrad(tables)
+    for table in tables:
+        fill(table, range(40), 1)
+    log.publish(tables, lambda: de.dump(path, tables, optimizer, quiet=True))
+    for table in tables:
+        fill(table, range(30, 60), 2)
+        table.erase([0, 1])
+    log.publish(tables, lambda: de.incremental_dump(path, tables, None, optimizer, quiet=True))
+    keys = [2, 35, 50]  # in the base, in both, in the delta
+    arguments = ["forget", str(path), "--keys", *map(str, keys)]
+    arguments += [f"--table={table.name.removesuffix(':0')}" for table in tables]
+
+    def forget() -> None:
+        assert cli.main(arguments) == 0
+
+    log.recorder.mark(event="forgets", keys=keys)
+    for table in tables:
+        table.erase(keys)
+    log.publish(tables, forget)
+    log.recorder.mark(event="forgot", keys=keys)
+
+
 WORKLOADS: dict[str, list[Callable[[Log], None]]] = {
     "life": [life],
     "wide": [wide],
@@ -292,6 +319,7 @@ WORKLOADS: dict[str, list[Callable[[Log], None]]] = {
     "killed": [killed(n) for n in (9, 31, 40, 24, 60, 45, 70)],
     "dumps": [dumps],
     "fresh_dumps": [fresh_dumps],
+    "forgotten_dumps": [forgotten_dumps],
 }
 
 

@@ -12,6 +12,7 @@ import fnmatch
 import gc
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -288,6 +289,8 @@ CASES = [
     ("killed", ORDERED, Tables(), 6, 60),
     ("dumps", POSIX, Dumps, 1, 150),
     ("fresh_dumps", ORDERED, lambda: Dumps("new/dumps"), 1, 100),
+    ("forgotten_dumps", POSIX, Dumps, 1, 60),
+    ("forgotten_dumps", ORDERED, Dumps, 1, 40),
 ]
 
 
@@ -449,3 +452,43 @@ def test_other_rows_are_found(recorded, tmp_path):
     for each in wrong:
         with pytest.raises(AssertionError, match="the rows are not those of publication 2 to 2"):
             oracle.check({workloads.NAME: each}, recording, phase)
+
+
+def of_forget(change):
+    """A fault of what happens after the first mark of a call that forgets."""
+
+    def faulty(trace):
+        begin = next(i for i, r in enumerate(trace) if r.kind is Kind.MARK and "forgets" in r.path)
+        return trace[:begin] + change(trace[begin:])
+
+    return faulty
+
+
+def removed_before_the_manifest(trace):
+    """A trace as if the files of a snapshot were removed before its manifest is replaced."""
+    out = list(trace)
+    unlinks = [r for r in trace if r.kind is Kind.UNLINK and re.search("/000[0-9]*-.*npy", r.path)]
+    for record in unlinks:
+        out.remove(record)
+    at = next(i for i, r in enumerate(out) if r.kind is Kind.RENAME and "MANIFEST" in r.path)
+    return out[:at] + unlinks + out[at:]
+
+
+FORGET_FAULTS = {
+    "keys": lambda trace: without_syncs(trace, "*.keys.npy"),
+    "vectors": lambda trace: without_syncs(trace, "*.vectors.npy"),
+    "the index": lambda trace: without_syncs(trace, "*.index.npy"),
+    "the manifest": lambda trace: without_syncs(trace, "*/MANIFEST.json.*"),
+    "the names": lambda trace: without_syncs(trace, "/chain/0*"),
+    "the order of removal": removed_before_the_manifest,
+}
+
+
+@pytest.mark.parametrize("fault", FORGET_FAULTS)
+def test_a_fault_of_forgetting_is_found(recorded, tmp_path, fault):
+    trace = of_forget(FORGET_FAULTS[fault])(recorded["forgotten_dumps"].trace)
+    assert trace != recorded["forgotten_dumps"].trace
+    outcome = explored(
+        recorded, tmp_path, "forgotten_dumps", POSIX, Dumps(), 3, trace, most_failures=1
+    )
+    assert outcome.failures
