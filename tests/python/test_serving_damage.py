@@ -141,10 +141,10 @@ def test_new_base_removes_a_listed_delta(base, path, monkeypatch):
     delta(path, plain([1], 20), base, 10, 20)
     whole = Reader._apply
 
-    def apply(self, directories):
+    def apply(self, directories, unrelated):
         monkeypatch.setattr(Reader, "_apply", whole)
         publish(path, "base", plain([1], 50), watermark=30)
-        return whole(self, directories)
+        return whole(self, directories, unrelated)
 
     monkeypatch.setattr(Reader, "_apply", apply)
     assert reader.follow() == 1

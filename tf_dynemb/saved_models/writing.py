@@ -50,7 +50,7 @@ def _dump(source: Source, path: pathlib.Path) -> None:
             "tf_dynemb.export_saved_model on all ranks."
         )
     try:
-        dump(path, source.tables, quiet=True)
+        dump(path, source.tables, overwrite=True, keep=0, quiet=True)
     except BaseException:
         # It may be a folder of the model that is replaced, with its snapshots.
         if is_directory(path) and not list_snapshots(path):
