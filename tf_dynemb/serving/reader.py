@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 import pathlib
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
@@ -22,6 +24,35 @@ from tf_dynemb.storage.chain import LOSSES, Name
 _ATTEMPTS = 5
 
 
+# Those of this process whose locks are made anew after a fork.
+_readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+
+
+def _make_locks() -> None:
+    """In a forked child: the thread that held a lock is in the parent."""
+    for reader in _readers:
+        reader._following = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_make_locks)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Held:
+    """What a reader has.
+
+    Attributes:
+        state: the state that lookups read; None before the first.
+        lineage: the lineage of the state.
+        last: the name of the directory of the last snapshot that was applied.
+    """
+
+    state: State | None = None
+    lineage: Lineage = dataclasses.field(default_factory=Lineage)
+    last: str = ""
+
+
 class Reader:
     """Vectors of dumped tables by key.
 
@@ -30,8 +61,14 @@ class Reader:
     of threads may look up keys while one thread follows; each lookup sees all tables as of one
     snapshot.
 
+    After a fork, a reader works in parent and child, also if another thread was following, and each
+    of them follows on its own; deltas that were applied before are shared memory. A pickled reader
+    is its absolute path and its arguments: the copy is opened when it is unpickled, at the last
+    snapshot that is there then.
+
     Args:
-        path: the directory of a chain of snapshots, or of one base.
+        path: the directory of a chain of snapshots, or of one base. A relative path is relative to
+            the current directory of now.
         tables: the names of the tables to open; None: all.
         verify: whether to check the checksums of the base too, which reads all of it. Deltas are
             always checked before they are applied.
@@ -52,18 +89,20 @@ class Reader:
     ) -> None:
         if isinstance(tables, str):
             raise TypeError(f"tables must be a list of names, got the string {tables!r}.")
-        self._path = local_path(path, "path")
+        self._path = pathlib.Path(os.path.abspath(local_path(path, "path")))
         self._wanted = None if tables is None else tuple(tables)
         self._verify = verify
         # Held while the next state is created; lookups do not lock.
         self._following = threading.Lock()
-        self._lineage = Lineage()
-        # The name of the directory of the last snapshot that was applied.
-        self._last = ""
-        self._newest: State | None = None
+        # Replaced as a whole: a process may be forked between any two statements.
+        self._held = _Held()
+        _readers.add(self)
         self._advance(self._path)
-        if self._newest is None:
+        if self._held.state is None:
             raise FileNotFoundError(f"{self._path} holds no snapshot.")
+
+    def __reduce__(self) -> tuple[type[Reader], tuple[str, tuple[str, ...] | None, bool]]:
+        return type(self), (str(self._path), self._wanted, self._verify)
 
     def __repr__(self) -> str:
         state = self._state
@@ -193,27 +232,30 @@ class Reader:
                 tables of these names and `unrelated` is False; or a snapshot has a version that
                 this code cannot read.
         """
-        chosen = self._path if path is None else local_path(path, "path")
+        chosen = self._path
+        if path is not None:
+            chosen = pathlib.Path(os.path.abspath(local_path(path, "path")))
         return self._advance(chosen, unrelated)
 
     @property
     def _state(self) -> State:
         # Each method reads this once, so that all of its result is as of one snapshot.
-        assert self._newest is not None
-        return self._newest
+        state = self._held.state
+        assert state is not None
+        return state
 
     def _advance(self, path: pathlib.Path, unrelated: bool = False) -> int:
         with self._following:
             count = 0
             for attempt in range(1, _ATTEMPTS + 1):
-                directories = _chain(path, self._last)
+                directories = _chain(path, self._held.last)
                 applied, error = self._apply(directories, unrelated)
                 count += applied
                 if error is None:
                     break
                 # Files of snapshots that a newer base superseded may have been removed.
                 lost = isinstance(error, LOSSES) and attempt < _ATTEMPTS
-                if not lost or _chain(path, self._last)[:1] == directories[:1]:
+                if not lost or _chain(path, self._held.last)[:1] == directories[:1]:
                     raise error
             return count
 
@@ -228,10 +270,10 @@ class Reader:
             (count, error): the number of snapshots that were applied, and the error of the next.
         """
         names = [Name.parse(directory.name) for directory in directories]
-        done, older = self._lineage.places([name.id if name else None for name in names])
+        state, lineage, replaces = self._held.state, self._held.lineage, False
+        done, older = lineage.places([name.id if name else None for name in names])
         if max(done, older) == len(directories):
             return 0, None
-        state, lineage, replaces = self._newest, self._lineage, False
         failure: Exception | None = None
         count = 0
         try:
@@ -261,17 +303,18 @@ class Reader:
                     raise FileNotFoundError(f"{directory} is a delta, and there is no base.")
                 after = state.after_delta(delta, lineage)
                 count += after is not state
-                lineage.applied.add(delta.manifest.id)
                 state, done = after, done + 1
                 if not replaces:
-                    self._newest, self._last = state, directory.name
+                    self._held = _Held(state, lineage, directory.name)
+                # Last: a delta of the state that the lineage lacks has no effect when it is applied
+                # again, in a process that was forked in between.
+                lineage.applied.add(delta.manifest.id)
         except Exception as error:
             failure = error
         if replaces:
             if done <= older:
                 return 0, failure
-            self._newest, self._lineage = state, lineage
-            self._last = directories[done - 1].name
+            self._held = _Held(state, lineage, directories[done - 1].name)
         return count, failure
 
 
