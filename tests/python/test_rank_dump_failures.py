@@ -306,7 +306,7 @@ def test_death_of_a_rank(ranks, tmp_path, monkeypatch, kind, rank):
             if rank == 0:
                 # A process that is killed does not clean up.
                 patch.setattr(
-                    publication.Publication, "__exit__", lambda self, *_: os.close(self._lock)
+                    publication.Publication, "__exit__", lambda self, *_: self._locked.close()
                 )
             found = outcomes_on(ranks, writes(kind))
         for each, outcome in enumerate(found):

@@ -268,11 +268,33 @@ def test_gap_keeps_the_state(base, path):
             reader.follow()
         assert first_column(reader, [1, 2, 3]) == [20, 1, 2]
         assert (reader.watermark, reader.size()) == (20, 3)
+    # One that is opened now has that state, too, and says so.
+    with pytest.warns(UserWarning, match="is read as of its snapshot .* a gap before") as said:
+        late = Reader(path)
+    assert said[0].filename == __file__
     with pytest.raises(DataLossError, match="gap"):
-        Reader(path)
+        late.follow()
+    assert first_column(late, [1, 2, 3]) == [20, 1, 2]
     hidden.rename(second.directory)
-    assert reader.follow() == 2
-    assert first_column(reader, [1, 2, 3]) == [20, 30, 40]
+    for each in (reader, late):
+        assert each.follow() == 2
+        assert first_column(each, [1, 2, 3]) == [20, 30, 40]
+
+
+def test_a_delta_that_is_being_copied(base, path):
+    second = delta(path, plain([1], 20), base, 10, 20)
+    keys = next(second.directory.glob("*.keys.npy"))
+    whole = keys.read_bytes()
+    keys.write_bytes(whole[:-4])
+    with pytest.warns(UserWarning, match="is read as of its snapshot"):
+        reader = Reader(path)
+    assert first_column(reader, [1]) == [0]
+    keys.unlink()
+    with pytest.warns(UserWarning, match="is missing"):
+        Reader(path)
+    keys.write_bytes(whole)
+    assert reader.follow() == 1
+    assert first_column(reader, [1]) == [20]
 
 
 def test_gap_in_time_after_a_known_parent(base, path):

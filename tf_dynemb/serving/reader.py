@@ -7,6 +7,7 @@ import datetime
 import os
 import pathlib
 import threading
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -73,9 +74,12 @@ class Reader:
         verify: whether to check the checksums of the base too, which reads all of it. Deltas are
             always checked before they are applied.
 
+    If a delta is damaged, such as one that is still being copied, or one between two others is
+    missing, the reader warns, and has the state before it.
+
     Raises:
         FileNotFoundError: there is no base at the path.
-        DataLossError: a snapshot is damaged, or one between two others is missing.
+        DataLossError: the base is damaged.
         TypeError: `tables` is a string.
         ValueError: the base lacks one of `tables`, or has a table without an index, or has a
             version that this code cannot read.
@@ -97,7 +101,16 @@ class Reader:
         # Replaced as a whole: a process may be forked between any two statements.
         self._held = _Held()
         _readers.add(self)
-        self._advance(self._path)
+        try:
+            self._advance(self._path)
+        except LOSSES as error:
+            if self._held.state is None:
+                raise
+            warnings.warn(
+                f"{self._path} is read as of its snapshot {self.id}, because the next one cannot "
+                f"be read: {error} follow() tries again.",
+                stacklevel=2,
+            )
         if self._held.state is None:
             raise FileNotFoundError(f"{self._path} holds no snapshot.")
 
