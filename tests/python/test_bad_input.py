@@ -182,7 +182,6 @@ def test_every_load_factor_up_to_1_is_accepted(load):
         (lambda t: de.layers.Embedding(2, padding_id=1.5), TypeError, "padding_id.*1.5"),
         (lambda t: de.layers.Embedding(2, padding_id=2**64), ValueError, "padding_id"),
         (lambda t: de.layers.Embedding(2, default_vector=[1.0] * 3), ValueError, "default_vector"),
-        (lambda t: de.layers.Embedding(2, dtype="float64"), TypeError, "float64"),
         (lambda t: de.layers.Embedding(2)(SPARSE), TypeError, "combiner"),
         (lambda t: de.layers.EmbeddingBag(2, None), ValueError, "combiner.*None"),
         (lambda t: de.layers.EmbeddingBag(2)(tf.constant([1])), ValueError, "ids"),

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from layer_helpers import BCE, DIM, MODELS, VOCABULARY, functional, make_data, vectors_of
 
 import tf_dynemb as de
@@ -149,6 +150,47 @@ def test_set_weights_restores_rows():
         layer.set_weights([np.zeros((VOCABULARY, DIM))])
     stop = keras.callbacks.EarlyStopping("loss", patience=0, mode="max", restore_best_weights=True)
     model.fit(ids, labels, epochs=3, verbose=0, callbacks=[stop])
+
+
+@pytest.mark.parametrize("by", ["policy", "floatx", "dtype"])
+@pytest.mark.parametrize("optimizer", ["Adam", "Nadam"])
+def test_float64(by, optimizer):
+    """Vectors are float64, as those of Keras's layer; the rows are float32."""
+    ids, labels = make_data()
+    dtype = "float64" if by == "dtype" else None
+    large = ids.astype(np.int64) + 2**53
+    before = keras.config.floatx()
+    try:
+        if by == "policy":
+            keras.config.set_dtype_policy("float64")
+        elif by == "floatx":
+            keras.config.set_floatx("float64")
+        layers = [
+            de.layers.Embedding(DIM, dtype=dtype, embeddings_regularizer="l2"),
+            de.layers.Embedding(DIM, dtype=dtype, combiner="mean"),
+            de.layers.EmbeddingBag(DIM, dtype=dtype),
+            de.layers.MultiTableEmbedding(DIM, ids.shape[1], dtype=dtype),
+        ]
+        reference = keras.layers.Embedding(VOCABULARY, DIM, dtype=dtype)
+        for layer in layers:
+            model = keras.Sequential([layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+            model.compile(de.OptimizerWrapper(getattr(K, optimizer)(0.02)), "mse")
+            losses = model.fit(large, labels, epochs=3, verbose=0).history["loss"]
+            assert losses[-1] < losses[0]
+            outputs = layer(large)
+            assert outputs.dtype == reference(ids % VOCABULARY).dtype == tf.float64
+            for weight in layer.weights:
+                assert weight.value.dtype == tf.float32
+                assert de.export(weight.value)[0].numpy().min() >= 2**53
+            copy = type(layer).from_config(layer.get_config())
+            assert copy(large).dtype == tf.float64
+        weights = tf.ones(ids.shape, tf.float64)
+        assert layers[2](large, weights=weights).dtype == tf.float64
+    finally:
+        keras.config.set_floatx(before)
+        keras.config.set_dtype_policy(before)
+    with pytest.raises(TypeError, match="rows are of float32, float16 or bfloat16"):
+        de.DynamicVariable(DIM, dtype="float64")
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "float16", "bfloat16"])

@@ -114,11 +114,19 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         return DynamicVariable(
             dim,
             key_type=self.key_type,
-            dtype=self.variable_dtype,
+            dtype=self.table_dtype,
             name=name,
             constraint=self.embeddings_constraint,
             **options,
         )
+
+    @property
+    def table_dtype(self) -> str:
+        """The dtype of the rows: that of variables, but float32 for float64.
+
+        The output has the layer's compute dtype in any case.
+        """
+        return "float32" if self.variable_dtype == "float64" else str(self.variable_dtype)
 
     def build(self, input_shape: Any = None) -> None:
         """Only marks the layer as built: tables do not depend on the input."""
@@ -179,7 +187,9 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         if self.embeddings_regularizer is None:
             return
         rows = weight.value.lookup(tf.unique(keys)[0], insert=insert)
-        self.add_loss(self.embeddings_regularizer(tf.cast(rows, tf.float32)))
+        # Keras adds it to a loss of the dtype floatx.
+        dtype = tf.float64 if keras.config.floatx() == "float64" else tf.float32
+        self.add_loss(self.embeddings_regularizer(tf.cast(rows, dtype)))
 
     def _without_padding(self, ids: Any) -> Bags:
         if self.padding_id is None:

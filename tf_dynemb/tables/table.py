@@ -86,6 +86,11 @@ class Table:
         # SOK's defaults are None, and its scripts pass them on.
         options = TableOptions.create(var_type or "hybrid", table_options)
         key_type = _one_of("key_type", key_type or tf.int64, KEY_TYPES)
+        if dtype in (tf.float64, "float64"):
+            raise TypeError(
+                "dtype='float64': rows are of float32, float16 or bfloat16. Use float32, and cast "
+                "what a lookup returns, as layers with dtype='float64' do."
+            )
         dtype = _one_of("dtype", dtype or tf.float32, VALUE_TYPES)
         check_mode(mode)
         if name is not None and (not isinstance(name, str) or not name):

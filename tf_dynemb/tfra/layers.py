@@ -109,7 +109,7 @@ class Embedding(TableLayer):
     def _make_table(self, name: str, dim: int, options: dict[str, Any]) -> Variable:
         return Variable(
             self.key_type,
-            self.variable_dtype,
+            self.table_dtype,
             dim,
             name=f"{self.name}-parameter",
             **self._variable_options,
