@@ -110,3 +110,49 @@ def test_regularizer_survives_a_config():
     layer = de.layers.EmbeddingBag(2, embeddings_regularizer=keras.regularizers.L1(0.25))
     copy = de.layers.EmbeddingBag.from_config(layer.get_config())
     assert copy.embeddings_regularizer.get_config() == {"l1": 0.25}
+
+
+@pytest.mark.parametrize("as_list", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("key_type", ["int64", "int32", "uint64"])
+def test_weights(as_list, dtype, key_type):
+    """A trained layer of Keras becomes one of this package."""
+    ids = np.array([[0, 3, 9], [5, 5, 1]])
+    reference = keras.layers.Embedding(10, 4, dtype=dtype)
+    expected = reference(ids)
+    (matrix,) = reference.get_weights()
+    layer = de.layers.Embedding(
+        input_dim=10,
+        output_dim=4,
+        weights=[matrix] if as_list else matrix,
+        dtype=dtype,
+        key_type=key_type,
+    )
+    if dtype == "float64":  # the rows are float32
+        expected = tf.cast(tf.cast(expected, tf.float32), tf.float64)
+    np.testing.assert_array_equal(layer(ids.astype(key_type)), expected)
+    assert len(layer.table) == 10
+    assert "weights" not in layer.get_config()  # as in Keras
+
+
+def test_weights_and_padding():
+    matrix = np.arange(12.0).reshape(6, 2)
+    layer = de.layers.Embedding(2, weights=[matrix], padding_id=0, max_capacity=6)
+    assert layer(np.array([[0, 1, 5]])).numpy().tolist() == [[[0, 0], [2, 3], [10, 11]]]
+    assert not layer.table.contains([0])[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": [np.ones([3, 2])]}, r"matrix \[n, 4\].*got the shape \[3, 2\]"),
+        ({"weights": np.ones([4])}, r"matrix \[n, 4\].*got the shape \[4\]"),
+        ({"weights": [np.ones([3, 4])] * 2}, r"got the shape \[2, 3, 4\]"),
+        ({"weights": np.ones([3, 4]), "input_dim": 5}, r"matrix \[5, 4\]"),
+        ({"weights": np.ones([3, 4]), "hash_strings": True}, "vectors of integers"),
+        ({"weights": np.ones([3, 4]), "max_capacity": 2}, "3 rows, more than max_capacity=2"),
+    ],
+)
+def test_weights_that_do_not_fit(options, message):
+    with pytest.raises(ValueError, match=message):
+        de.layers.Embedding(4, **options)

@@ -165,6 +165,7 @@ def test_float64(by, optimizer):
             keras.config.set_dtype_policy("float64")
         elif by == "floatx":
             keras.config.set_floatx("float64")
+            keras.config.set_dtype_policy("float64")  # other tests have set it
         layers = [
             de.layers.Embedding(DIM, dtype=dtype, embeddings_regularizer="l2"),
             de.layers.Embedding(DIM, dtype=dtype, combiner="mean"),

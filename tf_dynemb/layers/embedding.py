@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_dynemb._aliases import one_of
@@ -15,6 +16,9 @@ from tf_dynemb.tables.options import LayerArguments, Signature, check_dimension
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+# Of `weights`, which may be larger than the memory of a table with rows in files.
+_ROWS_AT_A_TIME = 1 << 16
 
 
 @keras.saving.register_keras_serializable(package="tf_dynemb")
@@ -50,6 +54,8 @@ class Embedding(TableLayer):
         embeddings_constraint: a Keras constraint, applied to the rows that a step has updated.
         input_dim: accepted because Keras requires it, and has no effect: any integer is an id.
         output_dim, embeddings_initializer: the names of dim and initializer in Keras.
+        weights: as in Keras, a matrix [n, dim], or a list with one: the vectors of the ids 0 to
+            n - 1, which get a row at once, except `padding_id`.
         **table_options: name, dtype, trainable and activity_regularizer of the layer; var_type and
             the fields of `TableOptions` for the table.
 
@@ -82,6 +88,7 @@ class Embedding(TableLayer):
         input_dim: int | None = None,
         output_dim: int | None = None,
         embeddings_initializer: Any = None,
+        weights: Any = None,
         **table_options: Unpack[LayerArguments],
     ) -> None:
         if args:
@@ -111,7 +118,39 @@ class Embedding(TableLayer):
                 "mask_zero=True is for integers; with hash_strings=True: padding_id=''."
             )
         self.supports_masking = self.mask_zero or padding_id is not None
+        matrix = None if weights is None else self._check_weights(weights, input_dim)
         self._weight = self._add_table("embeddings")
+        if matrix is not None:
+            self._create_rows(matrix)
+
+    def _check_weights(self, weights: Any, input_dim: int | None) -> Any:
+        """Returns the matrix of `weights`; raises a ValueError if it does not fit."""
+        if isinstance(weights, (list, tuple)) and len(weights) == 1:
+            weights = weights[0]
+        matrix = np.asarray(weights)
+        rows = "n" if input_dim is None else input_dim
+        fits = matrix.ndim == 2 and matrix.shape[1] == self.dim
+        if not fits or matrix.shape[0] != (input_dim or matrix.shape[0]):
+            raise ValueError(
+                f"weights must be a matrix [{rows}, {self.dim}], or a list with one, got the shape "
+                f"{list(matrix.shape)}."
+            )
+        if self.hash_strings:
+            raise ValueError("weights are vectors of integers; with hash_strings=True use assign.")
+        most = self.table_options.get("max_capacity")
+        if most is not None and most < len(matrix):
+            raise ValueError(f"weights has {len(matrix)} rows, more than max_capacity={most}.")
+        return matrix
+
+    def _create_rows(self, matrix: Any) -> None:
+        keys = np.arange(len(matrix)).astype(self.key_type.as_numpy_dtype)
+        if self.padding_id is not None:
+            kept = keys != self.padding_id
+            keys, matrix = keys[kept], matrix[kept]
+        with tf.init_scope():
+            for begin in range(0, len(keys), _ROWS_AT_A_TIME):
+                some = slice(begin, begin + _ROWS_AT_A_TIME)
+                self.table.upsert(keys[some], tf.cast(matrix[some], self.table.dtype))
 
     @property
     def table(self) -> Any:
