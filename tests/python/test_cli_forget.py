@@ -261,7 +261,7 @@ def test_while_another_process_writes(capsys, path):
 
 
 def test_remains_of_dumps(capsys, path):
-    left = path / ".tmp-0123"
+    left = path / f".tmp-{'0123' * 8}"
     shutil.copytree(Chain.open(path).base.directory, left)
     (left / "MANIFEST.json").unlink()
     content = (left / "000.r0.keys.npy").read_bytes()
@@ -269,9 +269,21 @@ def test_remains_of_dumps(capsys, path):
     found = audit(capsys, 1, path, table="user")[1]
     assert {each["what"] for each in found["copies"]} == {"row", "remains"}
     assert [each["path"] for each in found["not_examined"]] == [str(left)]
-    run(capsys, "forget", path, "--keys", "1", "--table", "user")
+    # What others have there stays.
+    others = [path / ".tmp-0123", path.parent / left.name, path / f".tmp-{'abcd' * 8}"]
+    for other in others:
+        other.mkdir()
+        (other / "mine.txt").touch()
+    snapshot = path.parent / f".tmp-{'4567' * 8}"  # not at a chain: somebody has named it so
+    shutil.copytree(Chain.open(path).base.directory, snapshot)
+    backup = Chain.open(path).base.directory / "MANIFEST.json.bak"
+    backup.touch()
+    run(capsys, "forget", path.parent, "--keys", "1", "--table", "user")
     assert not left.exists()
-    assert audit(capsys, 1, path, table="user")[0] == 0
+    assert backup.exists()
+    assert set(state_of(snapshot, "user")) == {2, 3, 6}
+    assert all((other / "mine.txt").exists() for other in others)
+    assert audit(capsys, 1, path.parent, table="user")[0] == 0
 
 
 STEPS = ["os.write", "os.pwrite", "os.fsync", "os.rename", "os.replace", "os.mkdir", "os.unlink"]

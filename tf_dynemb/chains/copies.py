@@ -28,8 +28,10 @@ from tf_dynemb.storage.publication import UNPUBLISHED
 _CHUNK = 1 << 20
 
 _FLUSH = re.compile(rf"flush-[0-9]{{1,18}}({re.escape(flushes.NEW)})?")
+# What `forget` removes as a whole has exactly the names that this package gives.
+_UNFINISHED = re.compile(rf"{re.escape(UNPUBLISHED)}[0-9a-f]{{32}}(-dropped)?")
 _RUNNING = re.compile(r"rows-[0-9]+-[0-9]+")
-_COLUMN_FILE = re.compile(r"[0-9]{3,}\.r[0-9]+\.[a-z]+(\.[0-9a-f]+)?\.npy")
+_COLUMN_FILE = re.compile(r"[0-9]{3,}\.r[0-9]+\.[a-z]+(\.[0-9a-f]{16})?\.npy")
 
 Positions = npt.NDArray[np.int64]
 
@@ -46,9 +48,16 @@ class Query:
 
     texts: tuple[bytes, ...]
     integers: bool | None
+    _of: dict[tuple[str, bool], Keys] = dataclasses.field(default_factory=dict, compare=False)
 
     def of(self, entry: TableEntry) -> Keys:
         """Returns those of the keys that a table may have."""
+        form = entry.key_type, entry.string_hash is not None
+        if form not in self._of:  # a chain may have thousands of snapshots
+            self._of[form] = self._keys_of(entry)
+        return self._of[form]
+
+    def _keys_of(self, entry: TableEntry) -> Keys:
         key_type = KEY_TYPES[entry.key_type]
         both = self.integers is None and entry.string_hash is not None
         as_integers = entry.string_hash is None or self.integers is True
@@ -143,7 +152,7 @@ def _below(path: pathlib.Path) -> Iterator[pathlib.Path]:
         yield path
     name = path.name
     is_flush = _FLUSH.fullmatch(name) and path.resolve().parent.name.endswith(flushes.ENDING)
-    if exists(path / MANIFEST) or is_flush or name.startswith(UNPUBLISHED):
+    if exists(path / MANIFEST) or is_flush or _is_unfinished(path):
         yield path
         return
     if _RUNNING.fullmatch(name) and exists(path / "LOCK"):
@@ -159,9 +168,18 @@ def _below(path: pathlib.Path) -> Iterator[pathlib.Path]:
             yield from _below(path / name)
 
 
+def _is_unfinished(path: pathlib.Path) -> bool:
+    """Whether a folder is a snapshot that is being written, or was not published."""
+    return (
+        _UNFINISHED.fullmatch(path.name) is not None
+        and exists(path.parent / "LOCK")
+        and all(name == MANIFEST or _COLUMN_FILE.fullmatch(name) for name in os.listdir(path))
+    )
+
+
 def is_snapshot(place: pathlib.Path) -> bool:
     """Whether a place is a published snapshot."""
-    return exists(place / MANIFEST) and not place.name.startswith(UNPUBLISHED)
+    return exists(place / MANIFEST) and not _is_unfinished(place)
 
 
 def is_flush(place: pathlib.Path) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import re
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -30,6 +31,8 @@ from tf_dynemb.storage.publication import UNPUBLISHED, sync_directory
 
 # Rows per iteration.
 _CHUNK = 1 << 16
+
+_UNPUBLISHED_MANIFEST = re.compile(rf"{re.escape(MANIFEST)}\.[0-9a-f]{{16}}")
 
 # The columns with a row for each key.
 _OF_ROWS = ("keys", "vectors", "state", "updates", "accesses")
@@ -202,7 +205,7 @@ def _publish(directory: pathlib.Path, manifest: Manifest, token: str) -> None:
 
 def _remove_remains(snapshot: Snapshot) -> None:
     """Removes the files of a snapshot's directory that it does not have."""
-    names = [name for name in os.listdir(snapshot.directory) if name.startswith(f"{MANIFEST}.")]
+    names = list(filter(_UNPUBLISHED_MANIFEST.fullmatch, os.listdir(snapshot.directory)))
     remains = [*copies.remains_of(snapshot), *(snapshot.directory / name for name in names)]
     for file in remains:
         file.unlink()

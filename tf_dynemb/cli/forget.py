@@ -13,7 +13,7 @@ from tf_dynemb.chains import forget as snapshots
 from tf_dynemb.chains.copies import Copy, Query
 from tf_dynemb.cli import keys, paths
 from tf_dynemb.storage import Snapshot, TableEntry
-from tf_dynemb.storage.publication import UNPUBLISHED, locked, sync_directory
+from tf_dynemb.storage.publication import locked, sync_directory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,8 @@ def run(options: argparse.Namespace) -> int:
         )
     entries = _entries(places)
     tables = _tables(places, entries, options.table)
-    for entry in entries:
+    forms = {(entry.name, entry.key_type, entry.string_hash): entry for entry in entries}
+    for entry in forms.values():
         if entry.name in tables:
             keys.parse(texts, entry, options.integer_keys)  # raises for what is no key
     query = Query(tuple(texts), options.integer_keys)
@@ -136,7 +137,7 @@ def _forget(
             continue
         with locked(folder):
             for place in some:
-                if place.name.startswith(UNPUBLISHED):
+                if not copies.is_snapshot(place):
                     remove_tree(place)
                     sync_directory(folder)
                     print(f"{place}: the remains of a killed process were removed")
