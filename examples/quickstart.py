@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -176,8 +178,77 @@ def publish(
         print(f"  {snapshot.manifest.kind:6} {rows:6} rows {size:9,} bytes")
 
 
+# What a run leaves in its folder; the dump is of a hash table only.
+FILES = {
+    "best.weights.h5": "the weights of the best epoch",
+    "embedding.npz": "keys and vectors, for numpy",
+    "metrics.json": "the figures of this run",
+    "training.png": "loss and AUC by epoch",
+}
+DUMP = {"tables": "a dump and a delta, for serving and for more training"}
+
+
+def size_of(path: Path) -> int:
+    """The bytes of a file, or of all files in a folder."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def shown(path: str) -> str:
+    """A path as it is typed in the current folder."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
+
+
+def next_commands(options: argparse.Namespace) -> dict[str, str]:
+    """Three commands that a reader may want to run after this, and what they show."""
+    python, script = shown(sys.executable), shown(__file__)
+    if options.embedding == "keras":
+        loop = os.path.join(os.path.dirname(script), "custom_loop.py")
+        compared = {
+            f"{python} {script}": "a hash table in its place",
+            f"{python} {loop}": "a training loop of your own",
+        }
+    else:
+        compared = {
+            f"{python} {script} --embedding keras": "keras.layers.Embedding in its place",
+            f"{python} -m tf_dynemb inspect {options.output_dir}/tables": "the dump and its delta",
+        }
+    return {**compared, "make serve-example": "a server that follows a trainer"}
+
+
+def summary(
+    measured: dict[str, float], rows: int, seconds: float, options: argparse.Namespace
+) -> list[str]:
+    """Returns the lines that a person reads at the end: score, time, files, and what is next.
+
+    Args:
+        measured: the figures of the run.
+        rows: the rows of the table.
+        seconds: the time of all that the run has done.
+        options: those of the run.
+    """
+    folder, epochs = options.output_dir, measured["epochs"]
+    lines = ["", "Summary", "", *adult.report(measured, f"this run ({options.embedding})"), ""]
+    lines += [
+        f"trained  {epochs:.0f} epoch{'s' * (epochs > 1)} in {measured['seconds']:.1f} s, "
+        f"{measured['rows_per_second']:,.0f} rows/s; {seconds:.1f} s with all the rest",
+        f"table    {rows:,} rows of {DIM} floats",
+        f"files    in {folder}:",
+    ]
+    files = FILES if options.embedding == "keras" else {**FILES, **DUMP}
+    lines += [
+        f"  {name:16}{size_of(folder / name):>10,} bytes  {what}" for name, what in files.items()
+    ]
+    commands = next_commands(options)
+    width = max(map(len, commands)) + 3
+    lines += ["next"] + [f"  {command:{width}}{what}" for command, what in commands.items()]
+    return lines
+
+
 def run(options: argparse.Namespace) -> dict[str, float]:
     """Trains, scores and exports; returns the measured figures."""
+    started = time.perf_counter()
     options.output_dir.mkdir(parents=True, exist_ok=True)
     keras.utils.set_random_seed(options.seed)
     data = adult.load(options.data, options.seed)
@@ -194,15 +265,12 @@ def run(options: argparse.Namespace) -> dict[str, float]:
 
     probabilities = model.predict(table.inputs(data.test.ids), batch_size=4096, verbose=0)[:, 0]
     measured = adult.score(data.test.labels, probabilities)
-    print()
-    print("\n".join(adult.report(measured, f"this run ({options.embedding})")))
-
     epochs = len(history["loss"])
     measured |= {"rows_per_second": clock.rows_per_second(), "seconds": seconds, "epochs": epochs}
-    print(f"\ntrained {epochs} epochs in {seconds:.1f} s, {clock.rows_per_second():,.0f} rows/s")
-    print("table:")
+    print("\ntable (figures that are 0 are left out):")
     for name, value in table.statistics().items():
-        print(f"  {name:28}{value}")
+        if value:
+            print(f"  {name:28}{value}")
 
     keys, vectors = table.export()
     exported = options.output_dir / "embedding.npz"
@@ -214,11 +282,10 @@ def run(options: argparse.Namespace) -> dict[str, float]:
     if isinstance(table, DynamicTable):
         publish(model, table, data, key, options)
 
-    curve = options.output_dir / "training.png"
-    plot_history(history, curve)
+    plot_history(history, options.output_dir / "training.png")
     metrics = options.output_dir / "metrics.json"
     metrics.write_text(json.dumps({"seed": options.seed, **measured}, indent=2) + "\n")
-    print(f"training curve: {curve}\nfigures: {metrics}")
+    print("\n".join(summary(measured, len(keys), time.perf_counter() - started, options)))
     return measured
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,47 @@ def test_quickstart(adult, tmp_path, embedding, request):
         assert [kind for kind, _ in kinds] == ["base", "delta"]
         assert int(kinds[0][1]) == len(keys)
         assert int(kinds[1][1]) > 0
+    check_summary(printed, embedding, figures, len(keys), folder)
+
+
+def check_summary(printed, embedding, figures, rows, folder):
+    """The end of the output: scores, time, files, and commands that can be run as they are."""
+    assert printed.count("Summary\n") == 1
+    end = printed.split("Summary\n")[1]
+    scores = dict(re.findall(r"^(.+?) +(0\.9\d{3}) +0\.\d{4} +\S+$", end, re.M))
+    assert scores["keras.layers.Embedding"] == "0.9127"
+    assert scores["FT-Transformer (published)"] == "0.9135"
+    assert scores[f"this run ({embedding})"] == f"{figures['auc']:.4f}"
+    took = re.search(r"^trained +1 epoch in ([0-9.]+) s, [0-9,]+ rows/s; ([0-9.]+) s", end, re.M)
+    assert float(took[1]) == pytest.approx(figures["seconds"], abs=0.06)
+    assert float(took[2]) > float(took[1])
+    assert re.search(rf"^table +{rows} rows of 8 floats$", end, re.M)
+
+    files = dict(re.findall(r"^  (\S+) +([0-9,]+) bytes  \S", end, re.M))
+    assert files.keys() == {path.name for path in folder.iterdir()}
+    size = (folder / "embedding.npz").stat().st_size
+    assert int(files["embedding.npz"].replace(",", "")) == size
+
+    commands = [line.split("   ")[0].strip() for line in end.split("\nnext\n")[1].splitlines()]
+    assert len(commands) == 3
+    assert commands[2] == "make serve-example"
+    other = {"dynamic": ["--embedding", "keras"], "keras": []}[embedding]
+    python, script, *arguments = commands[0].split()
+    assert Path(folder.parents[1], python).resolve() == Path(sys.executable).resolve()
+    assert Path(folder.parents[1], script).resolve() == EXAMPLES / "quickstart.py"
+    assert arguments == other
+    if embedding == "dynamic":
+        run_python(commands[1].split()[1:], folder.parents[1])
+
+
+@pytest.mark.skipif(not (ROOT / "benchmarks" / "results").is_dir(), reason="no sources")
+def test_the_figures_of_keras_are_those_of_the_benchmark(adult):
+    text = (ROOT / "benchmarks" / "results" / "2026-11-21_cpu.txt").read_text()
+    for model, figures in adult.MEASURED.items():
+        assert model == "keras.layers.Embedding"
+        for metric, value in zip(("auc", "accuracy", "logloss"), figures, strict=True):
+            (line,) = re.findall(rf"^quickstart: {metric}, mean.*$", text, re.M)
+            assert f" {value:.4f} " in line
 
 
 def test_quickstart_is_reproducible(dynamic_run, tmp_path):
