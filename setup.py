@@ -16,6 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "bazel"))
 
 import find_tensorflow  # noqa: E402  (in bazel/, where the repository rule needs it)
+import library  # noqa: E402
 
 NO_BAZEL = """tf_dynemb is built with Bazel 4.2.3, and there is no `bazel` on PATH. Install it with
   apt-get install bazel-bootstrap       (Debian 12), or
@@ -24,38 +25,63 @@ or let tools/setup.sh do the whole set-up."""
 
 
 class BazelBuild(build_ext):
-    """Runs `bazel build` in place of a C compiler."""
+    """Runs `bazel build` in place of a C compiler.
+
+    In place, if DYNEMB_PREBUILT names a wheel (tools/setup.sh), takes the library of that instead.
+    """
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.for_checkout = bool(self.inplace)  # setuptools resets inplace while it builds
 
     def get_ext_filename(self, fullname: str) -> str:
         """The library is not a Python module: its name has TensorFlow's version, not Python's."""
-        try:
-            version = ".".join(find_tensorflow.find()[1].split(".")[:2])
-        except find_tensorflow.TensorFlowError as error:
-            raise SetupError(str(error)) from None
-        return fullname.replace(".", "/") + f"_tf{version}.so"
+        return fullname.replace(".", "/") + f"_tf{_minor()}.so"
 
     def build_extension(self, ext: Extension) -> None:
-        bazel = shutil.which("bazel") or shutil.which("bazelisk")
-        if bazel is None:
-            raise SetupError(NO_BAZEL)
-        try:
-            flags = find_tensorflow.bazel_flags()
-        except find_tensorflow.TensorFlowError as error:
-            raise SetupError(str(error)) from None
-        flags += shlex.split(os.environ.get("DYNEMB_BAZEL_FLAGS", ""))
-        command = [bazel, "build", *flags, "//cc/tf:_dynemb_ops.so"]
-        if subprocess.run(command, cwd=ROOT).returncode:
-            raise SetupError(
-                f"`{shlex.join(command)}` failed; see above. If the only errors are warnings of a "
-                "compiler newer than ours, set DYNEMB_BAZEL_FLAGS=--config=no-werror."
-            )
-        built = ROOT / "bazel-bin" / "cc" / "tf" / "_dynemb_ops.so"
         target = pathlib.Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         # Replaced, not overwritten: a process that has the old library loaded keeps it.
         partial = target.with_suffix(".partial")
-        shutil.copyfile(built, partial)
+        sources = library.sources_hash()
+        wheel = os.environ.get("DYNEMB_PREBUILT", "") if self.for_checkout else ""
+        if wheel:
+            try:
+                library.take(pathlib.Path(wheel), _minor(), partial)
+            except library.LibraryError as error:
+                raise SetupError(str(error)) from None
+        else:
+            shutil.copyfile(_compiled(), partial)
         partial.replace(target)
+        if not self.for_checkout:
+            target.with_suffix(library.STAMP).write_text(sources + "\n", encoding="utf-8")
+
+
+def _minor() -> str:
+    try:
+        return ".".join(find_tensorflow.find()[1].split(".")[:2])
+    except find_tensorflow.TensorFlowError as error:
+        raise SetupError(str(error)) from None
+
+
+def _compiled() -> pathlib.Path:
+    """Compiles the library; returns its path."""
+    bazel = shutil.which("bazel") or shutil.which("bazelisk")
+    if bazel is None:
+        raise SetupError(NO_BAZEL)
+    try:
+        flags = find_tensorflow.bazel_flags()
+        label = library.TARGETS[library.wants_device_code()]
+    except (find_tensorflow.TensorFlowError, library.LibraryError) as error:
+        raise SetupError(str(error)) from None
+    flags += shlex.split(os.environ.get("DYNEMB_BAZEL_FLAGS", ""))
+    command = [bazel, "build", *flags, label]
+    if subprocess.run(command, cwd=ROOT).returncode:
+        raise SetupError(
+            f"`{shlex.join(command)}` failed; see above. If the only errors are warnings of a "
+            "compiler newer than ours, set DYNEMB_BAZEL_FLAGS=--config=no-werror."
+        )
+    return ROOT / "bazel-bin" / label.removeprefix("//").replace(":", "/")
 
 
 class PlatformWheel(bdist_wheel):

@@ -1,8 +1,9 @@
 """@local_cuda: nvcc and its toolkit, or the reason why nothing is built for CUDA.
 
-CUDA is built if nvcc is found. The environment, or --repo_env=NAME=VALUE, sets:
+Targets with device code have it if nvcc is found. (Which of them setup.py builds, library.py says.) The environment, or
+--repo_env=NAME=VALUE, sets:
 
-  TF_DYNEMB_CUDA                 0: never build CUDA; 1 (as --config=cuda): fail if there is no nvcc
+  TF_DYNEMB_CUDA                 0: never build CUDA; 1 (as --config=cuda): fail if there is no nvcc; nvcc: as if it were not set
   TF_DYNEMB_CUDA_ARCHITECTURES   the architectures, "80,90" by default; the last one is also compiled to PTX, which the
                                  driver compiles for newer GPUs
   NVCC                           the compiler, if it is neither on PATH nor where CUDA installs it
@@ -82,8 +83,8 @@ def _first(ctx, folders, file, nvcc):
 
 def _cuda_configure_impl(ctx):
     wanted = ctx.os.environ.get("TF_DYNEMB_CUDA", "")
-    if wanted not in ["", "0", "1"]:
-        fail("TF_DYNEMB_CUDA: %r is neither 0 nor 1" % wanted)
+    if wanted not in ["", "0", "1", "nvcc"]:
+        fail("TF_DYNEMB_CUDA: %r is not 0, 1 or nvcc" % wanted)
     if wanted == "0":
         return _off(ctx, "TF_DYNEMB_CUDA is 0")
 

