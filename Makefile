@@ -1,6 +1,6 @@
 # Each target first runs tools/setup.sh, which sets up whatever is missing.
-.DEFAULT_GOAL := build
-.PHONY: build train serve-example test test-cc soak test-wheel test-wheels lint format bench bench-cc bench-peers bench-hierarchical-kv wheel \
+.DEFAULT_GOAL := help
+.PHONY: help build develop horovod train serve-example test test-cc run-test-cc soak test-wheel test-wheels lint format bench bench-cc bench-peers bench-hierarchical-kv wheel \
 	wheels sanitize cuda-check fake-gpu gpu-test gpu-bundle gpu-rehearsal clean
 .NOTPARALLEL:
 
@@ -13,46 +13,60 @@ ARGS ?=
 # (tests/conftest.py).
 JOBS ?= 2
 
-build: ## sets up everything that importing tf_dynemb and the other targets need
+help: ## prints the targets
+	@awk 'BEGIN { FS = ":[^#]*## " } /^[a-z-]+:.*## / { printf "make %-22s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+build: ## sets up what importing tf_dynemb and training on one process need
 	@tools/setup.sh
 
-train: build ## runs the quickstart: a CTR model on the Adult data
+develop: ## sets up what tests, lint, benchmarks and wheels need, except Horovod
+	@tools/setup.sh develop
+
+horovod: ## sets up what several ranks need: Horovod, which is compiled once for all checkouts
+	@tools/setup.sh horovod
+
+train: build ## runs the quickstart: a CTR model on the Adult data; from nothing in minutes
 	$(PYTHON) examples/quickstart.py $(ARGS)
 
-serve-example: build ## runs a server that follows a trainer, and a load test that checks every answer
+serve-example: develop ## runs a server that follows a trainer, and a load test that checks every answer
 	$(PYTHON) examples/server/run.py $(ARGS)
 
 test: ## runs the C++ tests, then the Python tests
-	@echo "make test: on two cores, about 5 minutes for C++ from nothing, and 14 to 18 for Python (ARGS=--all-ranks: longer)"
-	@$(MAKE) --no-print-directory test-cc
+	@echo "make test: 1 of 3, set-up, $$(date +%T); on two cores, from nothing, 3 minutes, and 9 for Horovod, once"
+	@tools/setup.sh develop horovod
+	@echo "make test: 2 of 3, C++ tests, $$(date +%T); 5 minutes from nothing; a line every 30 seconds"
+	@$(MAKE) --no-print-directory run-test-cc
+	@echo "make test: 3 of 3, Python tests, $$(date +%T); 14 to 18 minutes, with ARGS=--all-ranks more; lines of dots with percentages"
 	$(PYTHON) -m pytest -n $(JOBS) $(ARGS)
 
-test-cc: build
-	$(BAZEL) build //benchmarks/cc:all
+test-cc: develop run-test-cc ## runs the C++ tests
+
+run-test-cc:
+	$(BAZEL) build --show_progress --show_progress_rate_limit=30 //benchmarks/cc:all
 	$(BAZEL) test //tests/cc:all
 
 test-wheel: wheel ## runs the Python tests against the installed wheel, from another folder
 	tools/test_wheel.sh -m "not slow" $(ARGS)
 
-lint: build ## runs ruff, mypy and clang-format
+lint: develop ## runs ruff, mypy and clang-format
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/clang-format --dry-run -Werror $(CPP)
 
-format: build ## applies the fixes that lint asks for, where automatic
+format: develop ## applies the fixes that lint asks for, where automatic
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 	.venv/bin/clang-format -i $(CPP)
 
-bench: build ## prints the comparison table, and writes a page with its plots
+bench: develop ## prints the comparison table, and writes a page with its plots
 	$(PYTHON) -m benchmarks --report benchmarks/report.html $(ARGS)
 
-bench-cc: build ## runs the C++ benchmarks, and measures the limits of this machine's memory
+bench-cc: develop ## runs the C++ benchmarks, and measures the limits of this machine's memory
 	$(BAZEL) build //benchmarks/cc:all
 	for program in bazel-bin/benchmarks/cc/*_benchmark; do $$program $(ARGS) || exit 1; done
 
-bench-peers: build ## as bench, compared with TFRA, which gets its own venv
+bench-peers: develop ## as bench, compared with TFRA, which gets its own venv
 	tools/bench_peers.sh $(ARGS)
 
 bench-hierarchical-kv: ## runs the cases of table_benchmark on NVIDIA's HierarchicalKV; needs nvcc and a GPU
@@ -64,12 +78,12 @@ wheels: ## builds dist/*.whl for upload: manylinux, with operators for every sup
 test-wheels: ## runs the quickstart from that wheel with each Python and TensorFlow, in fresh venvs, and prints a table
 	tools/wheels.sh test
 
-wheel: build ## builds dist/*.whl for the TensorFlow of .venv
+wheel: develop ## builds dist/*.whl for the TensorFlow of .venv
 	@rm -rf dist build/lib*  # otherwise setuptools would pack deleted modules
 	$(PYTHON) -m pip wheel -q --no-build-isolation --no-deps -w dist .
 	@ls dist/*.whl
 
-sanitize: build ## runs the C++ tests under ASan, UBSan and TSan
+sanitize: develop ## runs the C++ tests under ASan, UBSan and TSan
 	$(BAZEL) test --config=asan-ubsan //tests/cc:all //tests/fake_cuda:all
 	$(BAZEL) test --config=tsan //tests/cc:all //tests/fake_cuda:all
 
@@ -78,7 +92,7 @@ sanitize: build ## runs the C++ tests under ASan, UBSan and TSan
 # by themselves, with cuts and forgotten rows; and of flushes that are restored, that lie, and whose syncs fail.
 LONGER ?= 150 10 540 560 1000 1080 4320 1400 100
 SOAK = $(BAZEL) test --test_timeout=10000 --test_summary=detailed
-soak: build ## compares tables with models for a million operations each, and five million rows in files under ASan, UBSan and TSan; takes long
+soak: develop ## compares tables with models for a million operations each, and five million rows in files under ASan, UBSan and TSan; takes long
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 1,$(LONGER)) --test_filter='*RandomCallsMatchTheModel*' \
 	  //tests/cc:table_test //tests/cc:table_test_4_threads
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 2,$(LONGER)) --test_filter='*AgreesWithAModel*' //tests/cc:admission_table_test
@@ -96,23 +110,23 @@ soak: build ## compares tables with models for a million operations each, and fi
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 5,$(LONGER)) --config=asan-ubsan //tests/cc:file_table_scale_test
 	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 5,$(LONGER)) --config=tsan //tests/cc:file_table_scale_test
 
-cuda-check: build ## compiles all GPU code if nvcc is found; its tests skip without a GPU
+cuda-check: develop ## compiles all GPU code if nvcc is found; its tests skip without a GPU
 	$(BAZEL) build //cc/table:device //cc/device:cuda_check //tests/cuda:all //benchmarks/cuda:all //tests/fake_cuda:all
 	$(BAZEL) test //tests/cuda:all //tests/fake_cuda:all
 	$(PYTHON) tools/kernel_resources.py bazel-bin/cc/device/_cuda_objects/*.ptxas
 	@for text in cc/table/device cc/device/cuda_check; do echo "cuda-check: $$(cat bazel-bin/$$text.txt)"; done
 
-fake-gpu: build ## runs the operators' GPU kernels without a GPU, on a device whose memory the host may not access
+fake-gpu: develop ## runs the operators' GPU kernels without a GPU, on a device whose memory the host may not access
 	BAZEL=$(BAZEL) tools/fake_gpu.sh -n $(JOBS) $(ARGS)
 
-gpu-test: build ## runs the tests on this machine's GPU; fails without one
+gpu-test: develop ## runs the tests on this machine's GPU; fails without one
 	tools/gpu_bundle.sh run $(ARGS)
 	tools/gpu_operators.sh
 
-gpu-bundle: build ## packs dist/gpu-bundle.tar.gz: the same tests for a machine with only a driver
+gpu-bundle: develop ## packs dist/gpu-bundle.tar.gz: the same tests for a machine with only a driver
 	tools/gpu_bundle.sh pack
 
-gpu-rehearsal: build ## runs what a session on a GPU runs, on stand-ins for CUDA and the GPU, and prints sizes and times
+gpu-rehearsal: develop ## runs what a session on a GPU runs, on stand-ins for CUDA and the GPU, and prints sizes and times
 	BAZEL=$(BAZEL) tools/gpu_rehearsal.sh
 
 clean: ## removes everything that was built, except .venv

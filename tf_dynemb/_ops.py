@@ -68,7 +68,7 @@ def library_path(version: str) -> pathlib.Path:
         )
         raise ImportError(
             f"TensorFlow {version} is installed, but this tf_dynemb {has}: install the wheel, or "
-            "build it in a checkout with `make`."
+            "build it in a checkout with `make build`."
         )
     return path
 

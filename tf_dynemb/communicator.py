@@ -31,7 +31,8 @@ from tf_dynemb import _ops
 
 INSTALL = (
     "Horovod 0.28.1 must be built from its source for TensorFlow 2.21: in a checkout of tf_dynemb "
-    "run `tools/horovod.sh install`; docs/scaling.md says more."
+    "run `make horovod`, or `tools/horovod.sh install PYTHON` for a Python other than that of "
+    ".venv; docs/scaling.md says more."
 )
 
 

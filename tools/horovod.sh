@@ -3,6 +3,8 @@
 #
 #   tools/horovod.sh install [python]
 #
+# `make horovod` calls it after it has installed requirements_horovod.txt into .venv.
+#
 # Does only what is missing. The wheel is kept in the user's cache, separately for each version of Horovod, TensorFlow and
 # Python, and for each set of operations. HOROVOD_GPU_OPERATIONS=NCCL in the environment adds operations on GPUs. Horovod's
 # other variables (HOROVOD_NCCL_HOME, HOROVOD_NCCL_LINK, HOROVOD_CUDA_HOME and so on) are passed to its build.
@@ -16,7 +18,7 @@ readonly NAME=horovod LOG=build/horovod.log
 . tools/steps.sh
 
 [ "${1:-install}" = install ] && [ $# -le 2 ] || stop "usage: tools/horovod.sh install [python]"
-PYTHON=$(command -v "${2:-.venv/bin/python}") || stop "there is no ${2:-.venv}: run tools/setup.sh, or name a Python"
+PYTHON=$(command -v "${2:-.venv/bin/python}") || stop "there is no ${2:-.venv}: run make horovod, or name a Python"
 PYTHON=$(realpath -s "$PYTHON")
 readonly PYTHON
 
@@ -84,7 +86,8 @@ END
 
 needs() {
   "$PYTHON" -B -c 'import cloudpickle, packaging, psutil, yaml' 2>/dev/null ||
-    stop "Horovod needs packages that $PYTHON lacks: $PYTHON -m pip install cloudpickle packaging psutil pyyaml"
+    stop "Horovod needs packages that $PYTHON lacks: run make horovod, or for another Python than that of .venv," \
+      "  $PYTHON -m pip install -r requirements_horovod.txt"
 }
 
 # Avoids pip and tracebacks, so that the log ends with the compiler's errors.
@@ -103,7 +106,7 @@ END
 build() {
   local cmake=${HOROVOD_CMAKE:-$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("scripts"))')/cmake}
   { [ -x "$cmake" ] && "$PYTHON" -B -c 'import setuptools, wheel'; } 2>/dev/null ||
-    stop "to build Horovod $PYTHON lacks packages: $PYTHON -m pip install setuptools wheel 'cmake==3.28.*'"
+    stop "to build Horovod $PYTHON lacks packages: $PYTHON -m pip install setuptools wheel -r requirements_horovod.txt"
   say "building $KEY (minutes)"
   # The build fails in a tree where Horovod was built before.
   rm -rf "$BUILD"

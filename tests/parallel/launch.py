@@ -11,6 +11,7 @@ import sys
 import time
 
 INSTALLED = importlib.util.find_spec("horovod") is not None
+MISSING = "Horovod is not installed: run `make horovod`"
 
 # `gloo_built` would import TensorFlow, which takes 3 s, to find out whether Horovod has Gloo.
 HOROVODRUN = """
@@ -63,6 +64,8 @@ def horovodrun(
     **environment: str,
 ) -> Ended:
     """Runs a command as several ranks, for at most `limit` seconds; writes its output to `log`."""
+    if not INSTALLED:
+        raise RuntimeError(MISSING)
     start = time.monotonic()
     launcher = [sys.executable, "-c", HOROVODRUN, "--gloo", "--disable-cache"]
     with log.open("w") as output:

@@ -18,7 +18,7 @@ HOROVODS_ERRORS = {"UnknownError", "HorovodInternalError"}
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not launch.INSTALLED, reason="Horovod is not installed"),
+    pytest.mark.skipif(not launch.INSTALLED, reason=launch.MISSING),
 ]
 
 

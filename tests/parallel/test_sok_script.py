@@ -11,7 +11,7 @@ from parallel import launch
 
 HERE = pathlib.Path(__file__).resolve().parent
 
-pytestmark = pytest.mark.skipif(not launch.INSTALLED, reason="Horovod is not installed")
+pytestmark = pytest.mark.skipif(not launch.INSTALLED, reason=launch.MISSING)
 
 
 def test_a_script_for_sok(tmp_path):
