@@ -94,6 +94,9 @@ def test_without_a_global_seed_the_name_counts():
     assert initial(make("a")) == initial(make("a"))
     assert initial(make("a")) != initial(make("b"))
     assert initial(de.DynamicVariable(4)) != initial(de.DynamicVariable(4))
+    unnamed = de.DynamicVariable(4)
+    named = de.DynamicVariable(4, name=unnamed.name.removesuffix(":0"))
+    assert initial(named) == initial(unnamed)
 
 
 def test_layers_with_and_without_names():
