@@ -246,9 +246,10 @@ def test_a_served_model_and_a_base_of_another_table(tmp_path, unrelated):
     assert loaded(tf.constant([1], tf.int64)).numpy().tolist() == [[9.0 if unrelated else 1.0] * 2]
 
 
-def base(path, history, number):
+def base(path, history, number, **options):
     forms = {"plain": Form(3, history=history)}
-    publish(path, "base", plain([1], number), forms=forms, watermark=1, watermark_utc_ns=1)
+    options |= {"watermark": 1, "watermark_utc_ns": 1}
+    return publish(path, "base", plain([1], number), forms=forms, **options).manifest.id
 
 
 def test_the_error_of_a_model_that_polls(tmp_path):
@@ -272,3 +273,12 @@ def test_unknown_histories_are_taken(tmp_path):
         base(tmp_path, history, number)
         assert reader.follow() == 1
         assert reader.lookup([1])[0, 0] == number
+
+
+@pytest.mark.parametrize("what", ["after", "continues"])
+def test_a_base_that_names_what_is_read_is_taken(tmp_path, what):
+    first = base(tmp_path, "1" * 32, 1)
+    reader = Reader(tmp_path)
+    base(tmp_path, "2" * 32, 2, **{what: [first]})
+    assert reader.follow() == 1
+    assert reader.lookup([1])[0, 0] == 2

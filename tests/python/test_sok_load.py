@@ -29,6 +29,16 @@ def test_keys_and_vectors(tmp_path, file_name):
     assert rows_of(table) == expected
 
 
+def test_rows_from_elsewhere_do_not_replace_a_chain(tmp_path):
+    (tmp_path / "sok").mkdir()
+    write_table(tmp_path / "sok", "users")
+    table = de.DynamicVariable(3, name="users")
+    de.dump(tmp_path / "chain", table)
+    de.load_sok_dump(tmp_path / "sok", table)
+    with pytest.raises(ValueError, match="another table 'users'"):
+        de.dump(tmp_path / "chain", table)
+
+
 def test_state_of_the_same_optimizer_and_then_training(tmp_path):
     write_table(tmp_path, m=VECTORS * 2, v=VECTORS + 1)
     table = de.DynamicVariable(3, name="users")
