@@ -413,7 +413,7 @@ TEST_P(PoolTest, StateOfAnotherOwnerIsNotStepped) {
   EXPECT_FLOAT_EQ(state(), 0.1f);
   const Status refused = step("first");
   EXPECT_EQ(refused.code(), Code::kFailedPrecondition);
-  for (const char* text : {"'table'", "first", "second", "one optimizer"}) {
+  for (const char* text : {"'table'", "first", "second", "one wrapper"}) {
     EXPECT_NE(refused.message().find(text), std::string::npos) << refused.message();
   }
   EXPECT_FLOAT_EQ(state(), 0.1f);
