@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops
@@ -22,6 +25,8 @@ from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
 
 _numbers = itertools.count(1)
+# In Keras's files: a JSON array with the name and widths of the state in each table's rows.
+_STATES = "states"
 
 
 @keras.saving.register_keras_serializable(package="tf_dynemb")
@@ -196,6 +201,41 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
                 self._attach(table)
         self._tables.trained_variables = list(var_list)
         self.built = True
+
+    def __dir__(self) -> list[str]:
+        # Keras saves and loads each optimizer that it finds here, and these as part of this one.
+        return sorted(set(super().__dir__()) - {"core", "inner_optimizer", "_scaler"})
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the variables, and which state the rows of tables have, for Keras's files."""
+        super().save_own_variables(store)
+        states = self._states()
+        if states is not None:
+            store[_STATES] = np.frombuffer(json.dumps(states).encode(), np.uint8)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads what `save_own_variables` wrote.
+
+        The step count belongs to the state of the rows, which their layers load. If the rows of
+        this optimizer's tables do not have the state that the file has, for example because the
+        optimizer is not built, a warning says so, and both start afresh.
+        """
+        own = {key: store[key] for key in store.keys() if key != _STATES}  # noqa: SIM118
+        if _STATES in store.keys():  # noqa: SIM118
+            saved = json.loads(np.asarray(store[_STATES]).tobytes())
+            if saved != (self._states() or []):
+                warnings.warn(_other_states(self, saved), stacklevel=2)
+                return
+        super().load_own_variables(own)
+
+    def _states(self) -> list[Any] | None:
+        """The states in the rows, or None if the optimizer has no tables."""
+        trained = self._tables.trained_variables
+        tables, _ = pairs.split(pairs.distinct([None] * len(trained), trained)[1])
+        if not tables:
+            return None
+        specs = (self.state_spec(table) for table in tables)
+        return [[name, list(widths)] for name, widths, _ in specs if widths]
 
     def state_spec(self, table: DynamicVariable) -> StateSpec:
         """The state that this optimizer keeps, or would keep, in the table's rows.
@@ -504,6 +544,21 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             gradient_reduction=config.get("gradient_reduction", "mean"),
             catch_up=config.get("catch_up", False),
         )
+
+
+def _other_states(optimizer: OptimizerWrapper, saved: list[Any]) -> str:
+    if not optimizer.built:
+        hint = (
+            "this optimizer is not built. Call optimizer.build(model.trainable_variables) before "
+            "load_weights to load both."
+        )
+    else:
+        hint = f"this optimizer keeps {optimizer._states()}."
+    return (
+        f"The variables of optimizer {optimizer.name!r} in the file, such as its step count, are "
+        f"not loaded, nor is the state of rows: that in the file is {saved}, and {hint} The "
+        "optimizer and the rows start with fresh state."
+    )
 
 
 def _double(scaler: Any) -> None:

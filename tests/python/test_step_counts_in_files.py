@@ -1,0 +1,144 @@
+"""Keras's files: an optimizer takes over a step count only together with the state of the rows."""
+
+from __future__ import annotations
+
+import warnings
+
+import h5py
+import keras
+import numpy as np
+import pytest
+
+import tf_dynemb as de
+
+K = keras.optimizers
+IDS = np.array([[1], [2]])
+
+
+class Factorization(keras.Model):
+    """A model whose trainable variables are tables only."""
+
+    def __init__(self):
+        super().__init__()
+        self.users = de.layers.Embedding(4, name="users")
+        self.items = de.layers.Embedding(4, name="items")
+
+    def call(self, ids):
+        return keras.ops.sum(self.users(ids) * self.items(ids), axis=-1)
+
+
+def make(optimizer):
+    keras.utils.set_random_seed(1)
+    model = Factorization()
+    model.compile(de.OptimizerWrapper(optimizer), "mse")
+    model(IDS)
+    return model
+
+
+def train(model, steps):
+    for _ in range(steps):
+        model.train_on_batch(IDS, np.array([[1.0], [-1.0]]))
+
+
+def rows(model):
+    return [model.users.table.peek([1, 2]).numpy(), model.items.table.peek([1, 2]).numpy()]
+
+
+def fresh_copy(model, optimizer):
+    """A model with the same vectors, and an optimizer that has not stepped."""
+    copy = make(optimizer)
+    for name in ("users", "items"):
+        keys, vectors = de.export(getattr(model, name).table)
+        de.assign(getattr(copy, name).table, keys, vectors)
+    return copy
+
+
+OPTIMIZERS = {
+    "adam": lambda: K.Adam(0.01),
+    "generic": lambda: K.Nadam(0.01),
+    "multi": lambda: K.MultiOptimizer(K.OptimizerMap(K.Adam(0.02), {"users/.*": K.Adam(0.01)})),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_that_is_not_built_starts_afresh_with_its_rows(tmp_path, name):
+    trained = make(OPTIMIZERS[name]())
+    train(trained, 50)
+    trained.save_weights(tmp_path / "x.weights.h5")
+    model = make(OPTIMIZERS[name]())
+    with pytest.warns(UserWarning, match="is not built. Call optimizer.build"):
+        model.load_weights(tmp_path / "x.weights.h5")
+    assert int(model.optimizer.iterations) == 0
+    expected = fresh_copy(trained, OPTIMIZERS[name]())
+    for each in (model, expected):
+        train(each, 3)
+    np.testing.assert_allclose(rows(model), rows(expected), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_built_optimizer_continues(tmp_path, name):
+    trained = make(OPTIMIZERS[name]())
+    train(trained, 50)
+    trained.save_weights(tmp_path / "x.weights.h5")
+    model = make(OPTIMIZERS[name]())
+    model.optimizer.build(model.trainable_variables)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.load_weights(tmp_path / "x.weights.h5")
+    assert int(model.optimizer.iterations) == 50
+    for each in (model, trained):
+        train(each, 3)
+    np.testing.assert_array_equal(rows(model), rows(trained))
+
+
+@pytest.mark.parametrize("former", [lambda: K.SGD(0.01), lambda: K.SGD(0.01, momentum=0.9)])
+def test_the_step_count_of_another_optimizer_is_not_taken_over(tmp_path, former):
+    trained = make(former())
+    train(trained, 50)
+    trained.save_weights(tmp_path / "x.weights.h5")
+    model = make(K.Adam(0.01))
+    model.optimizer.build(model.trainable_variables)
+    with pytest.warns(UserWarning, match=r"this optimizer keeps \[\['adam', "):
+        model.load_weights(tmp_path / "x.weights.h5")
+    assert int(model.optimizer.iterations) == 0
+    expected = fresh_copy(trained, K.Adam(0.01))
+    for each in (model, expected):
+        train(each, 3)
+    np.testing.assert_allclose(rows(model), rows(expected), rtol=1e-5)
+
+
+def test_an_optimizer_without_state_needs_no_build(tmp_path):
+    trained = make(K.SGD(0.01))
+    train(trained, 5)
+    trained.save_weights(tmp_path / "x.weights.h5")
+    model = make(K.SGD(0.01))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.load_weights(tmp_path / "x.weights.h5")
+    assert int(model.optimizer.iterations) == 5
+
+
+def test_variables_are_saved_once(tmp_path):
+    model = make(K.LossScaleOptimizer(K.Adam(0.01)))
+    train(model, 2)
+    model.save_weights(tmp_path / "x.weights.h5")
+    with h5py.File(tmp_path / "x.weights.h5") as file:
+        assert list(file["optimizer"]) == ["vars"]
+        assert len(file["optimizer/vars"]) == len(model.optimizer.variables) + 1
+
+
+def test_files_of_before_have_the_variables_of_the_wrapped_optimizer_too(tmp_path):
+    model = make(K.Adam(0.01))
+    train(model, 5)
+    path = tmp_path / "x.weights.h5"
+    model.save_weights(path)
+    with h5py.File(path, "r+") as file:
+        del file["optimizer/vars/states"]
+        file.copy("optimizer/vars", "optimizer/core/vars")
+    other = make(K.Adam(0.01))
+    other.optimizer.build(other.trainable_variables)
+    other.load_weights(path)
+    assert int(other.optimizer.iterations) == 5
+    for each in (model, other):
+        train(each, 2)
+    np.testing.assert_array_equal(rows(other), rows(model))
