@@ -393,11 +393,34 @@ def test_dense_operations_are_refused(operation):
     assert len(table) == 1
 
 
-def test_tensorflow_operations_on_the_dense_value_fail():
-    # Eager TensorFlow reads a variable's handle before it calls any Python code of the variable.
+@pytest.mark.parametrize("in_function", [False, True])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        tf.reduce_sum,
+        tf.square,
+        tf.shape,
+        tf.nn.l2_loss,
+        lambda t: tf.concat([t, t], 0),
+        lambda t: tf.stack([t, t]),
+        lambda t: keras.ops.sum(t),
+        lambda t: keras.ops.take(t, [1], axis=0),
+    ],
+)
+def test_tensorflow_operations_on_the_dense_value_say_what_to_do(operation, in_function):
     table = de.DynamicVariable(2, name="users")
-    with pytest.raises((NotImplementedError, tf.errors.FailedPreconditionError), match="users"):
-        tf.reduce_sum(table)
+    table.lookup([1])
+    call = tf.function(operation) if in_function else operation
+    with pytest.raises(NotImplementedError, match=r"(?s)users.*de\.export"):
+        call(table)
+    assert len(table) == 1
+
+
+def test_forward_derivatives_are_refused():
+    table = de.DynamicVariable(2, name="users")
+    accumulator = tf.autodiff.ForwardAccumulator(table, tf.ones([1, 2]))
+    with pytest.raises(NotImplementedError, match="users"), accumulator:
+        tf.nn.embedding_lookup(table, [1])
 
 
 def test_a_full_table_evicts_the_least_recently_used():

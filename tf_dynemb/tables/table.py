@@ -141,7 +141,7 @@ class Table:
                     options.admission, comm.rank, comm.size, owner_of_mode(mode)
                 ),
             }
-            self._handle = _make_table(placement, f"dynemb/{number}/{name}", attributes)
+            self._resource = _make_table(placement, f"dynemb/{number}/{name}", attributes)
             # The state that the rows have. The operators know the owner that may step it.
             self._state_spec: StateSpec | None = None
             self._flushes: Flushes | None = None
@@ -150,7 +150,7 @@ class Table:
                     os.path.abspath(options.file_path or ""),
                     attributes["file_path"],
                     name,
-                    self._handle,
+                    self._resource,
                 )
                 self._state_spec = None if restored is None else _state_spec(*restored)
         self.has_automatic_name = isinstance(name, AutomaticName)

@@ -117,7 +117,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
             if self._key_type == tf.int32:
                 raise ValueError("hash_strings=True needs keys of 64 bits: key_type=tf.int64.")
             self.string_hash = strings.HASH
-        handle, dtype = self._handle, self._attributes["dtype"]
+        handle, dtype = self._resource, self._attributes["dtype"]
         with tf.init_scope():
             shape = tensor_shape.TensorShape([None, self._dim])
             handle._handle_data = handle_data_util.create_handle_data(shape, dtype)
@@ -154,6 +154,28 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
     @_unique_id.setter
     def _unique_id(self, value: Any) -> None:
         pass
+
+    @property
+    def handle(self) -> Any:
+        """The table, as a resource of the operators."""
+        return self._resource
+
+    @property
+    def _handle(self) -> None:
+        # TensorFlow's eager operators read a variable that has a tensor here as a dense one. They
+        # would fail as if it had been deleted, without a call of `_dense_var_to_tensor`.
+        return None
+
+    @_handle.setter
+    def _handle(self, value: Any) -> None:
+        pass
+
+    def __tf_tracing_type__(self, context: Any) -> Any:
+        alias_id = context.alias_global_id(self._resource._id)
+        context.add_placeholder(alias_id, self)
+        return resource_variable_ops.VariableSpec(
+            self.shape, self.dtype, self.trainable, alias_id=alias_id
+        )
 
     @property
     def trainable(self) -> bool:
@@ -214,7 +236,8 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
             and not keras_call.is_active()
         ):
             resource_variable_ops.variable_accessed(self)
-            return _ops.library().dynemb_lookup(self._handle, ids, self._no_default, insert=True)[0]
+            table = self._resource
+            return _ops.library().dynemb_lookup(table, ids, self._no_default, insert=True)[0]
         return self._lookup(ids, insert, default_value)
 
     def peek(self, ids: Any, default_value: Any = None) -> Any:
