@@ -102,9 +102,9 @@ class RowsOptimizer:
         name = f"keras:{kind.__module__}.{kind.__qualname__}"
         self.state_spec: StateSpec = (name, tuple(widths), tuple(inits))
 
-    def attach(self, owner: str) -> None:
+    def attach(self, owner: str) -> bool:
         """Adds space for the optimizer's state to the table's rows."""
-        self._table.attach_state(*self.state_spec, owner)
+        return self._table.attach_state(*self.state_spec, owner)
 
     @property
     def shared_variables(self) -> list[Any]:

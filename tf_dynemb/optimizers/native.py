@@ -20,6 +20,7 @@ from tf_dynemb.variables.dynamic import DynamicVariable
 _CATCH_UP = "catch_up"
 # A step with a gradient of zero is not a decay for these.
 _WITHOUT_CATCH_UP = ("ftrl", "lion")
+_BIAS_CORRECTED = ("adam", "adamax")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +102,14 @@ def _state_name(form: NativeForm) -> str:
     return " ".join((form.name, *(flag for flag in form.flags if flag != "nesterov")))
 
 
-def attach(table: DynamicVariable, form: NativeForm, owner: str) -> None:
-    """Adds space for the optimizer's state to the table's rows."""
-    table.attach_state(*state_spec(table, form), owner)
+def attach(table: DynamicVariable, form: NativeForm, owner: str) -> bool:
+    """Adds space for the optimizer's state to the table's rows; see `attach_state`."""
+    return table.attach_state(*state_spec(table, form), owner)
+
+
+def counts_steps(form: NativeForm) -> bool:
+    """Whether a step depends on the number of steps before it, apart from the state of rows."""
+    return form.name in _BIAS_CORRECTED or _CATCH_UP in form.flags
 
 
 def update(

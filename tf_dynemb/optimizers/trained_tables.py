@@ -46,6 +46,8 @@ class TrainedTables:
         self.generic: dict[int, RowsOptimizer] = {}
         self.accumulators: dict[int, Accumulator] = {}
         self.averages = Averages()
+        # Those with restored state that this optimizer has not stepped yet.
+        self.continued: list[DynamicVariable] = []
         self.without_weight_decay: dict[int, DynamicVariable] = {}
 
     def has(self, table: DynamicVariable) -> bool:

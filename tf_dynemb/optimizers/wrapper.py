@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb import _ops
+from tf_dynemb import _ops, _warn
 from tf_dynemb.optimizers import gradients, native, pairs
 from tf_dynemb.optimizers.accumulator import Accumulator
 from tf_dynemb.optimizers.generic import RowsOptimizer, fresh_copy
@@ -27,6 +27,13 @@ from tf_dynemb.variables.dynamic import DynamicVariable
 _numbers = itertools.count(1)
 # In Keras's files: a JSON array with the name and widths of the state in each table's rows.
 _STATES = "states"
+_STATE_WITHOUT_STEPS = (
+    "the rows of table {table!r} have restored state, and {optimizer!r}, which now steps them, has "
+    "made no step. Its first steps would have wrong lengths, because it corrects its averages for "
+    "the number of steps. Restore the optimizer with the table, for example with "
+    "tf.train.Checkpoint(table=table, optimizer=optimizer), or set its step count: "
+    "optimizer.iterations.assign(steps)."
+)
 
 
 @keras.saving.register_keras_serializable(package="tf_dynemb")
@@ -294,14 +301,17 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             return
         self._check(table)
         if self._form is not None:
-            native.attach(table, self._form, self._owner)
+            kept = native.attach(table, self._form, self._owner)
+            kept = kept and native.counts_steps(self._form)
         else:
             rows = RowsOptimizer(self._tables.template, table)
-            rows.attach(self._owner)
+            kept = rows.attach(self._owner)
             # For tf.train.Checkpoint, which may already have been asked to restore their values.
             for i, variable in enumerate(rows.shared_variables):
                 self._track_trackable(variable, f"table_{len(self._tables.generic)}_{i}")
             self._tables.generic[id(table)] = rows
+        if kept:
+            self._tables.continued.append(table)
         if self.core.gradient_accumulation_steps:
             self._tables.accumulators[id(table)] = Accumulator(table)
         if self.core.use_ema:
@@ -358,6 +368,11 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             self._build_dense(dense)
             for table in tables:
                 self._attach(table)
+            # Not when it attaches: a load attaches the optimizer before it sets the step count.
+            while self._tables.continued:
+                table = self._tables.continued.pop()
+                if int(self.core._iterations) == 0:
+                    _warn.warn(_STATE_WITHOUT_STEPS.format(table=table.name, optimizer=self.name))
 
         grads, variables = pairs.drop_missing(grads, variables)
         table_grads, dense_grads, dense = pairs.by_kind(grads, variables)

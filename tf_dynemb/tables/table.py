@@ -316,7 +316,7 @@ class Table:
 
     def attach_state(
         self, optimizer: str, widths: Sequence[int], inits: Sequence[float], owner: str
-    ) -> None:
+    ) -> bool:
         """Adds space for an optimizer's state to each row; every row starts with fresh state.
 
         If the arguments are the same as before, nothing changes, except that restored state belongs
@@ -329,16 +329,21 @@ class Table:
             owner: the optimizer that steps the rows, as a text that no other optimizer of the
                 process has. State that another owner left is not continued, just as a recompiled
                 model in Keras starts with fresh state; that owner can no longer step the table.
+
+        Returns:
+            Whether the rows keep state that they had before: restored state, or the owner's.
         """
         spec = (optimizer, tuple(widths), tuple(inits))
         if not spec[1] and self._state_spec is not None:
-            return
+            return False
         with tf.init_scope():
             is_fresh = self._take_state(spec, owner if spec[1] else "")
-        if is_fresh and self._state_spec is not None:
+        had_state = self._state_spec is not None
+        if is_fresh and had_state:
             # Every row has fresh state, including rows that no delta would contain.
             self.snapshots = Snapshots()
         self._state_spec = spec
+        return had_state and not is_fresh and bool(spec[1])
 
     def _take_state(self, spec: StateSpec, owner: str) -> bool:
         optimizer, widths, inits = spec

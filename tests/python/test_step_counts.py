@@ -1,4 +1,4 @@
-"""Keras's files: an optimizer takes over a step count only together with the state of the rows."""
+"""Files: the state of rows and the step count of their optimizer belong together."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import h5py
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_dynemb as de
 
@@ -142,3 +143,70 @@ def test_files_of_before_have_the_variables_of_the_wrapped_optimizer_too(tmp_pat
     for each in (model, other):
         train(each, 2)
     np.testing.assert_array_equal(rows(other), rows(model))
+
+
+def stepped(table, optimizer, steps=1):
+    for _ in range(steps):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1]))
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    return table.peek([1]).numpy()
+
+
+@pytest.mark.parametrize("make_optimizer", [K.Adam, K.Adamax, K.Nadam])
+@pytest.mark.parametrize("remedy", [None, "checkpoint", "assign"])
+def test_restored_state_without_a_step_count_warns(tmp_path, make_optimizer, remedy):
+    first, second = (de.DynamicVariable(2, "ones", name="items") for _ in range(2))
+    steps, goes_on = (de.OptimizerWrapper(make_optimizer(0.01)) for _ in range(2))
+    stepped(first, steps, 5)
+    with_optimizer = remedy == "checkpoint"
+    saved = tf.train.Checkpoint(t=first, **({"o": steps} if with_optimizer else {}))
+    path = saved.save(str(tmp_path / "c"))
+    tf.train.Checkpoint(t=second, **({"o": goes_on} if with_optimizer else {})).restore(path)
+    if remedy == "assign":
+        goes_on.iterations.assign(5)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        got = stepped(second, goes_on)
+    said = [str(warning.message) for warning in caught if "restored state" in str(warning.message)]
+    assert len(said) == (remedy is None)
+    if remedy is None:
+        assert "'items:0'" in said[0]
+        assert "optimizer.iterations.assign(steps)" in said[0]
+    elif make_optimizer is not K.Nadam or with_optimizer:  # Nadam has a variable of its own
+        np.testing.assert_allclose(got, stepped(first, steps), rtol=1e-6)
+
+
+@pytest.mark.parametrize("make_optimizer", [K.Adagrad, K.RMSprop])
+def test_state_that_needs_no_step_count_does_not_warn(tmp_path, make_optimizer):
+    first, second = (de.DynamicVariable(2, "ones", name="items") for _ in range(2))
+    stepped(first, de.OptimizerWrapper(make_optimizer(0.01)), 5)
+    path = tf.train.Checkpoint(t=first).save(str(tmp_path / "c"))
+    tf.train.Checkpoint(t=second).restore(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stepped(second, de.OptimizerWrapper(make_optimizer(0.01)))
+
+
+def test_a_persistent_table_without_its_step_count_warns(tmp_path):
+    options = {"var_type": "file", "file_path": str(tmp_path), "persistent": True}
+    options["max_dram_for_vectors"] = 100 * 40 / 2**30
+    table = de.DynamicVariable(2, name="items", **options)
+    stepped(table, de.OptimizerWrapper(K.Adam(0.01)), 3)
+    table.flush()
+    del table
+    again = de.DynamicVariable(2, name="items", **options)
+    with pytest.warns(UserWarning, match="restored state"):
+        stepped(again, de.OptimizerWrapper(K.Adam(0.01)))
+
+
+def test_a_load_with_the_optimizer_does_not_warn(tmp_path):
+    first, second = (de.DynamicVariable(2, "ones", name="items") for _ in range(2))
+    steps, goes_on = (de.OptimizerWrapper(K.Adam(0.01)) for _ in range(2))
+    stepped(first, steps, 5)
+    de.dump(tmp_path / "d", [first], steps)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        de.load(tmp_path / "d", [second], goes_on)
+        got = stepped(second, goes_on)
+    np.testing.assert_array_equal(got, stepped(first, steps))
