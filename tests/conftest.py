@@ -1,9 +1,11 @@
 """Splits tests among the processes of `pytest -n`; options, temporary folders, device tiers."""
 
 import gc
+import importlib
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
 
 import pytest
@@ -24,6 +26,15 @@ def small_device_tier():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(options, "_HBM_GB", simulated.HBM_BYTES / 2**30)
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_global_seed():
+    """Forgets the seed that a test has set, which would decide the seeds of later tables."""
+    yield
+    if "tensorflow" in sys.modules:
+        context = importlib.import_module("tensorflow.python.eager.context")
+        context.context()._seed = None
 
 
 def pytest_configure():

@@ -2,9 +2,9 @@
 
     python dump_and_die.py CHAIN REPORTS RANK WHERE
 
-Dumps a base, before another one if there is none yet. If WHERE is "append" or "rename", the process
-of RANK is killed at its fourth `append`, or before its first `rename`; if WHERE is "never", no
-process is killed. Each other rank writes a report of how the dump ended.
+Dumps a base, after another one if there is none yet, or after a load. If WHERE is "append" or
+"rename", the process of RANK is killed at its fourth `append`, or before its first `rename`; if
+WHERE is "never", no process is killed. Each other rank writes a report of how the dump ended.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ def main():
     if is_first:
         rank.write(np.arange(500), 1)
         rank.dump()
+    else:
+        rank.load()
     rank.write(np.arange(500), 2)
     if comm.rank == dying and where == "append":
         storage.ColumnWriter.append = killing(storage.ColumnWriter.append, 3)

@@ -10,18 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from dump_helpers import make
-from tensorflow.python.eager import context
 
 import tf_dynemb as de
-
-
-@pytest.fixture(autouse=True)
-def no_global_seed():
-    """Restores a process without a global seed."""
-    yield
-    keras.utils.clear_session()
-    context.context()._seed = None
-    assert context.global_seed() is None
 
 
 def initial(table):

@@ -170,7 +170,8 @@ def _with_counters(
 
 def _write_shard(publication: Publication, number: int, rows: TableRows, rank: int) -> Shard:
     sources = [source for source in rows.sources if source.shard.rank == rank]
-    base_tick = min(source.shard.base_tick for source in sources)
+    # A shard without rows has no times.
+    base_tick = min((source.shard.base_tick for source in sources if source.shard.rows), default=0)
     model = sources[0]
     names = [
         name

@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 import keras
-import pytest
-from tensorflow.python.eager import context
 
 import tf_dynemb as de
-
-
-@pytest.fixture(autouse=True)
-def no_global_seed():
-    yield
-    keras.utils.clear_session()
-    context.context()._seed = None
 
 
 def test_all_ranks_have_the_seeds_of_rank_0(comm):
