@@ -78,6 +78,14 @@ def has_state(snapshot: storage.Snapshot, name: str) -> bool:
     return snapshot.manifest.table(name)[1].state_width > 0
 
 
+def fits_state(snapshot: storage.Snapshot, name: str, spec: StateSpec) -> bool:
+    """Whether a snapshot contains the state of a table's rows, and it is the state `spec`."""
+    _, entry = snapshot.manifest.table(name)
+    if entry.state is None or entry.state_width == 0:
+        return False
+    return spec[:2] == (entry.state.optimizer, tuple(entry.state.widths))
+
+
 def takes_state(
     snapshot: storage.Snapshot, name: str, table: DynamicVariable, spec: StateSpec | None
 ) -> bool:

@@ -7,16 +7,19 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 from tf_dynemb import _ops, storage
 from tf_dynemb._presence import local_path
+from tf_dynemb._warn import warn
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel import ownership
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.persistence.entry_check import (
     check_entry,
     check_is_same,
+    fits_state,
     has_state,
     initializer_of,
     last_optimizer,
@@ -63,7 +66,8 @@ def load(
         optimizer: if given, its state in the rows, its number of steps and its scalar variables,
             such as the learning rate, are loaded too. State of another optimizer is dropped, with a
             warning, and the rows start with fresh state. If None, the rows also start with fresh
-            state.
+            state; a warning says so if the dump has the state of the optimizer that trains the
+            tables, or that a model in `variables` is compiled with.
         cast: whether vectors may have another dtype on disk; they are rounded to nearest.
         until: the snapshot to load, if it is not the last one: a watermark that `dump` or
             `incremental_dump` returned; or an aware datetime, for the last one that was published
@@ -92,15 +96,45 @@ def load(
         tables = named_variables(variables)
         check_optimizer(optimizer)
         automatic = with_automatic_names(tables, variables)
+        compiled_with = _compiled_with(variables)
         end = _end(until)
         stage.say([*described(tables), f"optimizer: {optimizer is not None}"])
     check_alike(stage.said, "the variables")
     quiet = quiet if ranks.rank == 0 else True
 
     def read(names: Sequence[str]) -> Watermark:
-        return _load(ranks, path, names, tables, automatic, optimizer, cast, quiet)
+        watermark, chain = _load(ranks, path, names, tables, automatic, optimizer, cast, quiet)
+        if optimizer is None and ranks.rank == 0:
+            _warn_of_fresh_state(chain, tables, compiled_with)
+        return watermark
 
     return read_chain(ranks, path, read, end)
+
+
+def _compiled_with(variables: Any) -> OptimizerWrapper | None:
+    """Returns the optimizer of a compiled model among `variables`, or None."""
+    each = variables if isinstance(variables, (list, tuple)) else [variables]
+    found = [getattr(one, "optimizer", None) for one in each if isinstance(one, keras.Model)]
+    return next((one for one in found if isinstance(one, OptimizerWrapper)), None)
+
+
+def _warn_of_fresh_state(
+    chain: storage.Chain, tables: Mapping[str, Any], compiled_with: OptimizerWrapper | None
+) -> None:
+    """Warns if rows lost a state that their optimizer would have continued."""
+    for name, table in tables.items():
+        if not isinstance(table, DynamicVariable):
+            continue
+        spec = table.state_spec
+        if spec is None and compiled_with is not None:
+            spec = compiled_with.state_spec(table)
+        if spec is not None and fits_state(chain.last, name, spec):
+            warn(
+                f"load: the rows of {name!r} start with fresh state of {spec[0]!r}, although "
+                f"{chain.last.directory} has it. To continue the training, pass the optimizer, "
+                "such as optimizer=model.optimizer."
+            )
+            return
 
 
 def _end(until: Watermark | datetime.datetime | None) -> str | int | None:
@@ -121,7 +155,8 @@ def _load(
     optimizer: OptimizerWrapper | None,
     cast: bool,
     quiet: bool | None,
-) -> Watermark:
+) -> tuple[Watermark, storage.Chain]:
+    """Loads the snapshots with these names; returns the watermark, and the chain of them."""
     dynamic = {name: v for name, v in tables.items() if isinstance(v, DynamicVariable)}
     with ranks.stage():
         chain = open_chain(ranks, path, names)
@@ -176,7 +211,7 @@ def _load(
     if optimizer is not None:
         optimizer.attach(list(dynamic.values()))
         restore_optimizer(optimizer, dynamic, last_optimizer(chain.snapshots))
-    return Watermark.of(last)
+    return Watermark.of(last), chain
 
 
 class _Staged(NamedTuple):
