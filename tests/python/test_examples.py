@@ -284,6 +284,19 @@ def test_code_of_the_documents_runs(tmp_path, page, number):
 
 
 @pytest.mark.slow
+def test_the_trainer_of_the_guide_restarts(tmp_path):
+    (block,) = [b for b in code_blocks("docs/guide.md") if "started again" in b]
+    check = """
+reader = de.serving.Reader("online/tables")
+assert np.array_equal(reader.lookup(np.arange(1000)), model.layers[0](np.arange(1000)))
+print(int(model.optimizer.iterations), len(os.listdir("online/tables")) - 1)  # without LOCK
+"""
+    for steps, snapshots in [(6, 3), (12, 6)]:
+        output = run_python(["-c", block + check], tmp_path)
+        assert output.splitlines()[-1] == f"{steps} {snapshots}"
+
+
+@pytest.mark.slow
 def test_code_for_keras_users_runs(tmp_path):
     blocks = code_blocks("docs/from_keras_embedding.md")
     assert "5 rows" in run_python(["-c", "\n".join(blocks)], tmp_path)
@@ -321,9 +334,10 @@ def test_the_documents_have_all_examples():
     (first,) = code_blocks("README.md")
     assert "de.layers.Embedding" in first
     assert "Reader" in first
-    loop, disk, ranks, profiler = code_blocks("docs/guide.md")
+    loop, disk, restart, ranks, profiler = code_blocks("docs/guide.md")
     assert "de.lookup_sparse" in loop
     assert "follow" in disk
+    assert "de.load" in restart
     assert "SynchronizeRanks" in ranks
     assert "profiler" in profiler
 
