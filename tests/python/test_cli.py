@@ -319,3 +319,19 @@ def test_diff_names_the_first_keys(capsys, tmp_path):
     code, out = run(capsys, "diff", a, b)
     assert code == 1
     assert out == "t: only in A: 100 keys: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["audit", "--", "-x", "PATH"],
+        ["audit", "--json", "--", "-x", "PATH"],
+        ["audit", "--json", "--", "--json", "PATH"],
+        ["lookup", "PATH", "--table=user", "--integer-keys", "--", "-1"],
+        ["lookup", "--table=user", "--integer-keys", "--", "PATH", "-1"],
+    ],
+)
+def test_keys_after_two_dashes_are_not_options(capsys, path, arguments):
+    code, out = run(capsys, *[path if each == "PATH" else each for each in arguments])
+    assert code == 0
+    assert ("-1" if arguments[0] == "lookup" else "copies") in out

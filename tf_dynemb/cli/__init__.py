@@ -91,6 +91,12 @@ def _discard(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+class _Positional(str):
+    """An argument after "--": it is not an option, whatever it begins with."""
+
+    __slots__ = ()
+
+
 class _CommandParser(argparse.ArgumentParser):
     """A parser of a command, whose options may be anywhere between its positional arguments.
 
@@ -102,11 +108,17 @@ class _CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if self._is_inside:
             return super().parse_known_args(args, namespace)
+        if "--" in args:  # argparse forgets it between the two passes of the intermixed form
+            at = args.index("--")
+            args = [*args[:at], *map(_Positional, args[at + 1 :])]
         self._is_inside = True
         try:
             return self.parse_known_intermixed_args(args, namespace)
         finally:
             self._is_inside = False
+
+    def _parse_optional(self, arg_string: str) -> Any:
+        return None if isinstance(arg_string, _Positional) else super()._parse_optional(arg_string)
 
 
 def _parser() -> argparse.ArgumentParser:

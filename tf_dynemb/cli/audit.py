@@ -25,7 +25,11 @@ _SAID = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("key", metavar="KEY", help="an integer or a string")
+    parser.add_argument(
+        "key",
+        metavar="KEY",
+        help="an integer or a string; -- before it, if it begins with a dash",
+    )
     parser.add_argument("paths", metavar="PATH", nargs="+", type=paths.argument)
     parser.add_argument("--table", metavar="T", action="append", help="look in this table only")
     parser.add_argument("--json", action="store_true", help="JSON instead of text")

@@ -17,7 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("path", metavar="PATH", type=paths.argument)
     parser.add_argument(
-        "keys", metavar="KEY", nargs="*", help="keys; strings, if the table has them"
+        "keys",
+        metavar="KEY",
+        nargs="*",
+        help="keys; strings, if the table has them; -- before all, if one begins with a dash",
     )
     keys.add_arguments(parser)
     parser.add_argument("--table", metavar="T", help="the table; needed if there are several")
