@@ -19,6 +19,7 @@ from cli_helpers import (
 )
 
 from tf_dynemb import cli
+from tf_dynemb.serving import Reader
 from tf_dynemb.storage import Chain
 
 
@@ -319,6 +320,27 @@ def test_diff_names_the_first_keys(capsys, tmp_path):
     code, out = run(capsys, "diff", a, b)
     assert code == 1
     assert out == "t: only in A: 100 keys: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...\n"
+
+
+@pytest.mark.parametrize(
+    "command", ["inspect", "verify", "merge", "rollback", "prune", "lookup", "export"]
+)
+def test_a_path_without_snapshots_says_what_is_there(capsys, tmp_path, command):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    for name, there in [
+        ("nothing", "holds no snapshot: it does not exist"),
+        ("file", "holds no snapshot: it is a file"),
+        ("folder", "holds no snapshot; in it: nothing"),
+    ]:
+        rest = {"merge": [tmp_path / "out"], "lookup": ["1"], "export": [tmp_path / "out.npz"]}
+        assert there in fails(capsys, 2, command, tmp_path / name, *rest.get(command, []))
+
+
+def test_readers_of_a_saved_model_are_sent_to_its_tables(tmp_path):
+    (tmp_path / "saved_model.pb").write_text("")
+    with pytest.raises(FileNotFoundError, match="it is a SavedModel"):
+        Reader(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_a_snapshot_that_is_not_there(tmp_path, chain):
     de.dump(tmp_path, table)
     with pytest.raises(FileNotFoundError, match=f"no snapshot {marks[5].id}; those there:"):
         de.load(tmp_path, make(), until=marks[5])
-    with pytest.raises(FileNotFoundError, match="holds no snapshots"):
+    with pytest.raises(FileNotFoundError, match="holds no snapshot: it does not exist"):
         de.load(tmp_path / "nothing", make(), until=marks[5])
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tf_dynemb._presence import exists, is_directory, local_path
 from tf_dynemb.chains.rows import Block, Source, TableRows, tables_of
 from tf_dynemb.storage import Chain, Publication, Shard, Snapshot, TableEntry
-from tf_dynemb.storage.chain import MANIFEST, list_snapshots
+from tf_dynemb.storage.chain import MANIFEST, list_snapshots, no_snapshot
 from tf_dynemb.storage.steps import without_steps
 
 _ALL = 2**31  # bases to keep
@@ -47,7 +47,7 @@ def merge(
     if exists(target / MANIFEST):
         raise ValueError(f"{target} is a snapshot, so none can be published in it; pass OUT.")
     if not is_directory(source):
-        raise FileNotFoundError(f"{source} is not a directory.")
+        raise no_snapshot(source)
     if not in_place and exists(target) and list_snapshots(target):
         raise ValueError(f"{target} already contains snapshots, which a base would supersede.")
     if not in_place:

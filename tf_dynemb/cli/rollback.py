@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
+from tf_dynemb._presence import is_directory
 from tf_dynemb.chains.merge import rollback
 from tf_dynemb.cli import paths
 from tf_dynemb.cli.inspect import aligned, utc
 from tf_dynemb.storage import DataLossError, Snapshot
-from tf_dynemb.storage.chain import list_snapshots
+from tf_dynemb.storage.chain import list_snapshots, no_snapshot
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     path = options.path
     lines = []
-    for name in list_snapshots(path):
+    for name in list_snapshots(path) if is_directory(path) else []:
         try:
             manifest = Snapshot(path / str(name)).manifest
         except (DataLossError, ValueError):
@@ -38,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
             continue
         lines.append([name.number, name.kind, name.id, utc(manifest.watermark_utc_ns)])
     if not lines:
-        raise FileNotFoundError(f"{path} holds no snapshot.")
+        raise no_snapshot(path)
     print(aligned([["number", "kind", "id", "time"], *lines]))
     print("Choose one with --to ID.")
     return 0

@@ -24,7 +24,7 @@ from tf_dynemb.storage import (
     key_index,
     npy,
 )
-from tf_dynemb.storage.chain import MANIFEST, list_snapshots, since_last_base
+from tf_dynemb.storage.chain import MANIFEST, list_snapshots, no_snapshot, since_last_base
 from tf_dynemb.storage.manifest import INDEX_ROWS
 
 # Keys per iteration, and the number of problems of one kind that are named for a file.
@@ -69,7 +69,7 @@ def _directories(path: pathlib.Path) -> list[pathlib.Path]:
         return [path]
     names = since_last_base(list_snapshots(path)) if is_directory(path) else []
     if not names:
-        raise FileNotFoundError(f"{path} holds no snapshot.")
+        raise no_snapshot(path)
     return [path / str(name) for name in names]
 
 

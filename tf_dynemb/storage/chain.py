@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb._presence import exists, local_path
+from tf_dynemb._presence import exists, is_directory, local_path
 from tf_dynemb.storage import crc32c, npy
 from tf_dynemb.storage.errors import DataLossError
 from tf_dynemb.storage.manifest import MOST_BYTES, ColumnFile, Manifest
@@ -69,6 +69,21 @@ def _digits(name: str) -> tuple[int, str]:
     """Returns what orders names as their numbers do."""
     digits = name.partition("-")[0]
     return len(digits), digits
+
+
+def no_snapshot(path: pathlib.Path) -> FileNotFoundError:
+    """Returns the error for a path without snapshots, which says what is there."""
+    if not exists(path):
+        return FileNotFoundError(f"{path} holds no snapshot: it does not exist.")
+    if not is_directory(path):
+        return FileNotFoundError(f"{path} holds no snapshot: it is a file.")
+    if exists(path / "saved_model.pb"):
+        return FileNotFoundError(
+            f"{path} holds no snapshot: it is a SavedModel. `tf-dynemb inspect {path}` prints "
+            "where its tables are: pass that path."
+        )
+    there = ", ".join(sorted(os.listdir(path))[:8]) or "nothing"
+    return FileNotFoundError(f"{path} holds no snapshot; in it: {there}.")
 
 
 def since_last_base(names: list[Name]) -> list[Name]:
@@ -296,13 +311,10 @@ class Chain:
             if exists(path / MANIFEST):
                 return []
             names = since_last_base(list_snapshots(path, begin))
-        except NotADirectoryError as error:
-            raise FileNotFoundError(f"{path} holds no snapshot: it is a file.") from error
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{path} holds no snapshot: it does not exist.") from error
+        except (NotADirectoryError, FileNotFoundError) as error:
+            raise no_snapshot(path) from error
         if not names:
-            there = ", ".join(sorted(os.listdir(path))[:8]) or "nothing"
-            raise FileNotFoundError(f"{path} holds no snapshot; in it: {there}.")
+            raise no_snapshot(path)
         return [str(name) for name in names]
 
     @staticmethod
@@ -323,7 +335,7 @@ class Chain:
         try:
             names = list_snapshots(path)
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise FileNotFoundError(f"{path} holds no snapshots.") from error
+            raise no_snapshot(path) from error
         if isinstance(until, int):
             what = "that was written then or before"
             found = [

@@ -15,7 +15,14 @@ from typing import Any
 from tf_dynemb._presence import exists, is_directory, local_path, remove_tree
 from tf_dynemb._version import __version__
 from tf_dynemb.storage import crc32c
-from tf_dynemb.storage.chain import MANIFEST, Name, Snapshot, list_snapshots, since_last_base
+from tf_dynemb.storage.chain import (
+    MANIFEST,
+    Name,
+    Snapshot,
+    list_snapshots,
+    no_snapshot,
+    since_last_base,
+)
 from tf_dynemb.storage.errors import DataLossError, naming
 from tf_dynemb.storage.manifest import KINDS, MOST_AFTER, Manifest, TableEntry
 from tf_dynemb.storage.part import BLOCK_BYTES, Part
@@ -244,7 +251,7 @@ def prune(path: str | os.PathLike[str], keep: int = 0) -> list[Name]:
     """
     path = local_path(path, "path")
     if not is_directory(path) or not list_snapshots(path):
-        raise FileNotFoundError(f"{path} holds no snapshot.")
+        raise no_snapshot(path)
     with locked(path):
         return _prune(path, keep)
 
