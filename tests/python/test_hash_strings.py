@@ -94,9 +94,9 @@ def test_a_model_of_strings_trains_saves_and_is_served(tmp_path):
 
 def test_strings_where_none_are_expected(tmp_path):
     layer, plain = de.layers.Embedding(2, hash_strings=True), de.layers.Embedding(2)
-    with pytest.raises(TypeError, match="hash_strings=True, but got ids as int64"):
+    with pytest.raises(TypeError, match=r"got ids as int64.*this one is for strings"):
         layer(tf.constant([1], tf.int64))
-    with pytest.raises(TypeError, match="hash_strings=False, but got ids as string"):
+    with pytest.raises(TypeError, match=r"got ids as string.*this one is for integers"):
         plain(tf.constant(["a"]))
     with pytest.raises(TypeError, match="Declare dtype='string' there"):
         layer(keras.Input([3], dtype="int64"))

@@ -148,7 +148,8 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         if (inputs.dtype == tf.string) != self.hash_strings:
             raise TypeError(
                 f"Layer {self.name} has hash_strings={self.hash_strings}, but got ids as "
-                f"{inputs.dtype.name}."
+                f"{inputs.dtype.name}. Integers and strings need a layer each; this one is for "
+                f"{'strings' if self.hash_strings else 'integers'}."
             )
         if self.hash_strings:
             return tf.cast(strings.ids_of_strings(inputs), self.key_type)
@@ -157,8 +158,8 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         # Ids that were read as floats work where they are exact.
         limit = _EXACT_IN_FLOAT[inputs.dtype]
         message = (
-            f"Layer {self.name} got ids as {inputs.dtype.name}, which holds integers exactly only "
-            f"below {limit}. Pass integers."
+            f"Layer {self.name} got an id as {inputs.dtype.name} that is not a whole number below "
+            f"{limit}, the limit up to which {inputs.dtype.name} is exact. Pass integers."
         )
         exact = (tf.abs(inputs) < limit) & (tf.round(inputs) == inputs)
         check = tf.debugging.Assert(tf.reduce_all(exact), [message])
