@@ -20,6 +20,7 @@ from tf_dynemb._version import __version__
 if TYPE_CHECKING:
     from tf_dynemb import callbacks, layers, oneembedding, serving, storage, tfra
     from tf_dynemb.communicator import init
+    from tf_dynemb.layers.conversion import from_keras, to_keras
     from tf_dynemb.lookup.lookup_sparse import lookup_sparse
     from tf_dynemb.lookup.prefetch import prefetch_lookup
     from tf_dynemb.optimizers.rowwise_adagrad import RowwiseAdagrad
@@ -61,6 +62,7 @@ __all__ = [
     "export",
     "export_saved_model",
     "filter_variables",
+    "from_keras",
     "incremental_dump",
     "incremental_model_dump",
     "init",
@@ -75,6 +77,7 @@ __all__ = [
     "sparse_read_and_evict",
     "storage",
     "tfra",
+    "to_keras",
 ]
 
 # The module of each name; None: the name is a module itself.
@@ -97,6 +100,7 @@ _HOMES = {
     "export": "variables.transfer",
     "export_saved_model": "saved_models.export",
     "filter_variables": "variables.unwrap",
+    "from_keras": "layers.conversion",
     "incremental_dump": "persistence.dump",
     "incremental_model_dump": "persistence.model_dump",
     "init": "communicator",
@@ -111,6 +115,7 @@ _HOMES = {
     "sparse_read_and_evict": "sok.names",
     "storage": None,
     "tfra": None,
+    "to_keras": "layers.conversion",
 }
 
 

@@ -1,6 +1,7 @@
 """Keras layers whose embedding tables are hash tables.
 
-May import: `_aliases`, `_warn`, `ids`, `lookup`, `tables`, `variables`.
+May import: `_aliases`, `_warn`, `communicator`, `ids`, `lookup`, `optimizers`, `tables`,
+`variables`.
 """
 
 from tf_dynemb.layers.embedding import Embedding

@@ -462,11 +462,11 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         if form is None:
             for grad in grads:
                 self._tables.generic[id(grad.table)].update(
-                    core, grad, self._decays(grad.table), self._owner
+                    core, grad, self.decays(grad.table), self._owner
                 )
         else:
             for decays in (True, False):
-                group = [grad for grad in grads if self._decays(grad.table) == decays]
+                group = [grad for grad in grads if self.decays(grad.table) == decays]
                 decay = core.weight_decay if decays else None
                 native.update(form, group, core.learning_rate, decay, step, self._owner)
         for grad in grads:
@@ -474,7 +474,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
                 gradients.constrain(grad, step)
         self._tables.averages.update(before, core)
 
-    def _decays(self, table: DynamicVariable) -> bool:
+    def decays(self, table: DynamicVariable) -> bool:
         """Whether weight decay applies to a table, as in Keras's `_use_weight_decay`."""
         pattern = getattr(self.core, "_exclude_from_weight_decay_pattern", None)
         if pattern is not None and pattern.search(table.name):
