@@ -235,12 +235,14 @@ class TestDeviceCode:
         assert library.remark(tmp_path) == ""
 
 
-# Leaves the real library with the target's name behind it, where Bazel leaves what it builds.
+# Leaves the real library with the target's name behind it, where Bazel leaves what it builds. The
+# mark of device code, which the real one may have, is taken out.
 BAZEL = f"""
 echo "bazel $*" >>calls.txt
 name=${{!#}}
 mkdir -p bazel-bin/cc/tf
 cp {REAL} bazel-bin/cc/tf/${{name##*:}}
+LC_ALL=C sed -i 's/[.]nv_fatbin/.nv_nobody/g' bazel-bin/cc/tf/${{name##*:}}
 echo "$name ${{DEVICE_CODE:-}}" >>bazel-bin/cc/tf/${{name##*:}}
 """
 
