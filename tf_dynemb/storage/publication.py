@@ -116,7 +116,8 @@ class Publication(Part):
         names = since_last_base(list_snapshots(self.path))
         if not names or self.last is None:
             return None
-        return Snapshot(self.path / str(names[0])).manifest, self.last
+        first = Snapshot(self.path / str(names[0])).manifest if len(names) > 1 else self.last
+        return first, self.last
 
     def publish(
         self,

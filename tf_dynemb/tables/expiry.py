@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tf_dynemb import _ops
 from tf_dynemb._warn import warn
+from tf_dynemb.tables.times import ns_of
 
 CLOCKS = ("steps", "wall", "data")
 SINCE = ("update", "access")
@@ -116,12 +117,7 @@ class Lifetime:
         if isinstance(time, datetime.datetime):
             if not self.in_ns:
                 raise TypeError(f"the ttl is an integer, so times must be integers, got {time!r}.")
-            if time.tzinfo is None or time.utcoffset() is None:
-                raise ValueError(
-                    f"time={time!r} has no time zone: use datetime.now(timezone.utc), or "
-                    "pytz.utc.localize."
-                )
-            ticks = (time - _EPOCH) // _MICROSECOND * 1000
+            ticks = ns_of(time, "time")
             if not 0 <= ticks <= _LAST_SECOND * 10**9:
                 raise ValueError(f"time={time!r} is before 1970 or after 2199.")
             return tf.constant(ticks, tf.int64)
