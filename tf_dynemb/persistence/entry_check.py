@@ -7,6 +7,7 @@ from typing import Any
 
 from tf_dynemb import storage
 from tf_dynemb._warn import warn
+from tf_dynemb.snapshots import columns
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
 
@@ -48,18 +49,12 @@ def form_of(variable: Any) -> dict[str, Any]:
     return {"dimension": dimension, "key_type": key_type, "dtype": variable.dtype.name}
 
 
-def initializer_of(table: DynamicVariable) -> storage.InitializerEntry:
-    """Returns the entry of a table's initializer."""
-    has = table.attributes
-    return storage.InitializerEntry(tuple(has["initializers"]), tuple(has["initializer_args"]))
-
-
 def check_is_same(entry: storage.TableEntry, variable: Any) -> None:
     """Raises ValueError if a table on disk, found by a name that nobody chose, is another one."""
     if not isinstance(variable, DynamicVariable):
         return
     here = {
-        "initializer": initializer_of(variable),
+        "initializer": columns.initializer_of(variable),
         "padding_id": variable.padding_id,
         "string_hash": variable.string_hash,
     }

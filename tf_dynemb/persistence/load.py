@@ -21,7 +21,6 @@ from tf_dynemb.persistence.entry_check import (
     check_is_same,
     fits_state,
     has_state,
-    initializer_of,
     last_optimizer,
     takes_state,
 )
@@ -271,7 +270,7 @@ def _stage(
 
 def _seed(entry: storage.TableEntry, table: DynamicVariable) -> int | None:
     """Returns the seed of a table on disk if it has the same initializer as a table here."""
-    if entry.initializer != initializer_of(table):
+    if entry.initializer != columns.initializer_of(table):
         return None
     return entry.seed - 2**64 if entry.seed >= 2**63 else entry.seed
 

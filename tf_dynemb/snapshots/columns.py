@@ -127,18 +127,14 @@ def write_rows(
                     steps=info.steps,
                 )
             )
-        attributes = table.attributes
-        initializer = storage.InitializerEntry(
-            tuple(attributes["initializers"]), tuple(attributes["initializer_args"])
-        )
         entries.append(
             storage.TableEntry(
                 name=name,
                 dimension=table.dimension,
                 key_type=table.key_type.name,
                 dtype=table.dtype.name,
-                seed=attributes["seed"],
-                initializer=initializer,
+                seed=table.attributes["seed"],
+                initializer=initializer_of(table),
                 state=storage.StateEntry(optimizer, widths, inits) if has_state else None,
                 shards=tuple(shards),
                 default_vector=_default_vector(table),
@@ -151,6 +147,12 @@ def write_rows(
             )
         )
     return entries
+
+
+def initializer_of(table: Table) -> storage.InitializerEntry:
+    """Returns the entry of a table's initializer."""
+    has = table.attributes
+    return storage.InitializerEntry(tuple(has["initializers"]), tuple(has["initializer_args"]))
 
 
 def _default_vector(table: Table) -> tuple[float, ...] | None:
