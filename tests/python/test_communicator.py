@@ -99,6 +99,12 @@ def test_init_accepts_the_arguments_of_sok_scripts(install):
     assert horovod.initialized == 1
 
 
+def test_init_of_one_process_with_the_installed_horovod():
+    de.init(comm_tool="horovod")
+    assert sys.modules["horovod.tensorflow"].size() == 1
+    assert communicator.get().size == 1
+
+
 def test_init_keeps_an_initialized_horovod(install):
     horovod = install(0, 1)
     horovod.init()

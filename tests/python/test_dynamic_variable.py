@@ -473,11 +473,6 @@ def test_examples_in_docstrings(module):
     assert result.failed == 0
 
 
-def test_init_is_optional_and_local():
-    de.init()
-    de.init(comm_tool="horovod")
-
-
 def test_concurrent_lookups_from_threads():
     table = de.DynamicVariable(4, "ones")
     dataset = tf.data.Dataset.range(64).map(
