@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tf_dynemb import _moved, _registration
+from tf_dynemb import _registration
 from tf_dynemb._version import __version__
 
 if TYPE_CHECKING:
@@ -145,5 +145,4 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
-_moved.register(__name__)
 _registration.register()

@@ -110,27 +110,6 @@ def test_names_are_objects_of_their_modules():
     assert vars(de)["OptimizerWrapper"] is OptimizerWrapper  # cached
 
 
-def test_pickles_with_old_module_names_load():
-    out = python(
-        """
-        import pickle, sys
-
-        names = [("watermark", "Watermark"), ("config", "TableOptions"), ("sok_names", "SGD")]
-        names += [("optimizer", "OptimizerWrapper"), ("rowwise_adagrad", "RowwiseAdagrad")]
-        import tf_dynemb as de
-
-        for name, _ in names:
-            assert not hasattr(sys.modules[f"tf_dynemb.{name}"], "__file__")
-        print("tensorflow" in sys.modules)
-        for name, kind in names:
-            loaded = pickle.loads(f"ctf_dynemb.{name}\\n{kind}\\n.".encode())
-            assert loaded.__name__ == kind
-            assert loaded is getattr(de, kind, loaded)
-        """
-    )
-    assert out == "False\n"
-
-
 def test_star_import():
     names: dict[str, object] = {}
     exec("from tf_dynemb import *", names)
