@@ -32,7 +32,7 @@ class Use(NamedTuple):
 DEFAULT = Use(64)
 BUDGETS = {
     # Of a step. 64 registers let 32 warps share a multiprocessor, 80 registers 24, and 96 20. Of
-    # the optimizers, SGD, Adagrad and Adam were measured like this (docs/performance_log_gpu.md).
+    # the optimizers, SGD, Adagrad and Adam were measured like this (benchmarks/log_gpu.md).
     "PoolBags<TableVectors>": Use(96, stack=16, spilled=72),
     "PoolBags<IndexedVectors>": Use(72, stack=32, spilled=120),
     "SumSegments<KeySums, true>": Use(80, stack=8, spilled=12),

@@ -16,7 +16,7 @@
 // greater; a count must be greater than kHysteresis times the other.
 //
 // A scan over rows that are read once therefore moves nothing, where plain LRU would empty the
-// cache. A row that is only slightly hotter is not worth the copies. docs/performance_log.md
+// cache. A row that is only slightly hotter is not worth the copies. benchmarks/log.md
 // compares other rules.
 //
 // Candidates are noted in slots, which a hash of the row's id selects. Of the rows that share a

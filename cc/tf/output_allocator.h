@@ -1,7 +1,7 @@
 // OutputAllocator: memory for the large outputs of kernels, kept for the next call.
 //
 // The system's allocator returns large blocks to the system at once, so every call would fault its
-// outputs in again, page by page (docs/performance_log.md, "outputs"). This allocator keeps a block
+// outputs in again, page by page (benchmarks/log.md, "outputs"). This allocator keeps a block
 // when its last reader has released it; large blocks are in huge pages. The total size of idle
 // blocks is bounded, and the block that was idle for longest is freed first.
 #ifndef DYNEMB_TF_OUTPUT_ALLOCATOR_H_
