@@ -6,13 +6,10 @@ takes its place at once. Nothing that a file has is changed.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import os
 import pathlib
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -282,23 +279,12 @@ class _Content:
             raise DataLossError(f"{self._file} is damaged: it is too long.")
 
 
-@contextlib.contextmanager
-def locked(folder: pathlib.Path) -> Iterator[None]:
-    """Holds the lock of a persistent table; raises RuntimeError if a process has the table."""
-    lock = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RuntimeError(
-                f"a process has the table of {folder}: call table.forget(keys) and table.flush() "
-                "there, or end it first."
-            ) from error
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_UN)
-        os.close(lock)
+def in_use(folder: pathlib.Path) -> str:
+    """The error if a process has the persistent table whose rows are to be removed."""
+    return (
+        f"a process has the table of {folder}: call table.forget(keys) and table.flush() there, or "
+        "end it first."
+    )
 
 
 def _sealed(magic: bytes, body: bytes) -> bytes:

@@ -131,7 +131,7 @@ def _forget(
     done = False
     for folder, some in itertools.groupby(work, _lock_of):
         if _has_flushes(folder):
-            with flushes.locked(folder):
+            with locked(folder, flushes.in_use(folder)):
                 for place in some:
                     done |= _forget_in_flush(place, query, hashes)
             continue

@@ -222,16 +222,22 @@ class Publication(Part):
 
 
 @contextlib.contextmanager
-def locked(path: pathlib.Path) -> Iterator[bool]:
+def locked(path: pathlib.Path, held: str | None = None) -> Iterator[bool]:
     """Holds the lock of a path that exists; yields False if its file system has no locks.
 
+    Args:
+        path: the folder.
+        held: the error if another process has the lock; by default, that it writes at the path.
+
     Raises:
-        RuntimeError: another process writes at the path.
+        RuntimeError: another process has the lock.
         OSError: an error of the file system.
     """
     lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        yield _take(lock, path)
+        yield _take(
+            lock, held or f"another process writes at {path}: it holds the lock of {path / 'LOCK'}."
+        )
     finally:
         # Closing it is not enough: processes that were forked meanwhile have it open too.
         with contextlib.suppress(OSError):
@@ -271,19 +277,17 @@ def unpublished(path: str | os.PathLike[str], id_: str) -> pathlib.Path:
     return pathlib.Path(path) / (UNPUBLISHED + id_)
 
 
-def _take(lock: int, path: pathlib.Path) -> bool:
+def _take(lock: int, held: str) -> bool:
     """Takes the lock without waiting; returns False if the file system has no locks.
 
     Raises:
-        RuntimeError: another process has it.
+        RuntimeError: another process has it; `held` is the message.
         OSError: another error, which does not mean that there are no locks.
     """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise RuntimeError(
-            f"another process writes at {path}: it holds the lock of {path / 'LOCK'}."
-        ) from error
+        raise RuntimeError(held) from error
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
