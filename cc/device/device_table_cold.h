@@ -283,14 +283,15 @@ Status DeviceTable<Device>::PlanLeaving(Work& work, Batch& batch, const std::vec
     const auto most = static_cast<uint64_t>(table.options_.max_capacity);
     if (!batch.is_move && table.MayExceed(keys) && held + table.num_cold() + keys > most) {
       table.refused_ += keys;
-      return table.Full(keys, held + table.num_cold(), most, "evict_strategy is none");
+      return table.Full(keys, held + table.num_cold(), most, kEvictsNothing);
     }
     if (held + keys <= table.capacity()) continue;
     const uint64_t n = held + keys - table.capacity();
     if (held - room.pinned < n) {
       return table.Refuse(n, held,
                           "max_hbm_for_vectors and max_dram_for_vectors have no room for all rows "
-                          "of this batch; the rows of a step must be in memory together");
+                          "of this batch; the rows of a step must be in memory together. Raise "
+                          "one of them, or pass fewer different ids at a time");
     }
     (*leaving)[t].first = room.end - n;
     DYNEMB_RETURN_IF_ERROR(table.TakeLeaving(work, n, &(*leaving)[t]));

@@ -107,7 +107,7 @@ Status DeviceTable<Device>::MakeRoom(Work& work, const device::Room& room, size_
       made = live > BucketLimit(store_.ring.count) ? GrowIndex(work, live) : work.status();
     }
   }
-  if (!made.ok()) return Refuse(room.keys, bounds_.live, made.message());
+  if (!made.ok()) return Refuse(room.keys, bounds_.live, made.message() + kOutOfMemory);
   bounds_ = {rows, live};
   return Status();
 }
@@ -196,12 +196,12 @@ Status DeviceTable<Device>::CheckCapacity(Work& work, const uint32_t* from, cons
   if (size + keys <= capacity()) return Status();
   const uint64_t evictions = size + keys - capacity();
   if (options_.evict_strategy == EvictStrategy::kNone) {
-    return Refuse(evictions, size, "evict_strategy is none");
+    return Refuse(evictions, size, kEvictsNothing);
   }
   if (!evicts) {
     return Refuse(evictions, size,
                   "the system has no addresses for more rows, and a table without max_capacity "
-                  "evicts nothing");
+                  "evicts nothing. Set max_capacity");
   }
   if (num_pinned_ != nullptr) {
     if (size - ToHost(work, num_pinned_, 1)[0] >= evictions) return work.status();
@@ -213,7 +213,7 @@ Status DeviceTable<Device>::CheckCapacity(Work& work, const uint32_t* from, cons
     work.ForEach(items, device::CountOlder{store_.ring, ViewAt(now).evictable, items, older});
     if (ToHost(work, older, 1)[0] >= evictions) return work.status();
   }
-  return Refuse(evictions, size, "every row that could be evicted is in use by this batch");
+  return Refuse(evictions, size, kAllInUse);
 }
 
 template <class Device>

@@ -281,10 +281,10 @@ Status HashTable<K>::Insert(Exec& exec, const Batch& batch, const Fill& fill,
   Pins pins(&scratch->pinned);
   if (fresh < m) {
     if (cold_ == nullptr && options_.max_capacity == 0) {
-      return Refuse(m - fresh, "row ids have 32 bits");
+      return Refuse(m - fresh, "row ids have 32 bits. Use several tables, or more ranks");
     }
     if (cold_ == nullptr && options_.evict_strategy == EvictStrategy::kNone) {
-      return Refuse(m - fresh, "evict_strategy is none");
+      return Refuse(m - fresh, kEvictsNothing);
     }
     // Rows that other calls at this tick have used can become cold, so only those of this call are
     // pinned.
@@ -295,9 +295,10 @@ Status HashTable<K>::Insert(Exec& exec, const Batch& batch, const Fill& fill,
     }
     if (!CanEvict(m - fresh, evictable, pins.size())) {
       return Refuse(m - fresh, cold_ == nullptr
-                                   ? "every row that could be evicted is in use by this batch"
+                                   ? kAllInUse
                                    : "max_dram_for_vectors has no room for all rows of this batch; "
-                                     "the rows of a step must be in memory together");
+                                     "the rows of a step must be in memory together. Raise it, or "
+                                     "pass fewer different ids at a time");
     }
   }
   struct ColdBatch {
@@ -313,7 +314,7 @@ Status HashTable<K>::Insert(Exec& exec, const Batch& batch, const Fill& fill,
     cold_batch.rows = cold_.get();
   }
   const Status status = PrepareRows(exec, fresh, evictable, plan);
-  if (!status.ok()) return Refuse(m, status.message());
+  if (!status.ok()) return Refuse(m, status.message() + kOutOfMemory);
 
   // From here on nothing fails.
   PlaceFresh(exec, batch, *plan, fresh, evictable, fill);
@@ -354,7 +355,7 @@ Status HashTable<K>::MakeRoom(Exec& exec, size_t n, Tick tick) {
   if (cold_ == nullptr || options_.evict_strategy != EvictStrategy::kNone) return Status();
   if (most - std::min(most, size()) >= n) return Status();
   counters_.refused.fetch_add(n, std::memory_order_relaxed);
-  return Full(n, size(), most, "evict_strategy is none");
+  return Full(n, size(), most, kEvictsNothing);
 }
 
 template <class K>

@@ -161,11 +161,7 @@ Status Table::Create(const TableOptions& options, std::unique_ptr<ColdRows> cold
 Status Table::Full(uint64_t keys, uint64_t size, uint64_t capacity, const std::string& why) const {
   return ResourceExhausted("table '" + options_.name + "' cannot take " + std::to_string(keys) +
                            " new keys: it holds " + std::to_string(size) + " rows of at most " +
-                           std::to_string(capacity) + "; " + why + ". Raise max_capacity" +
-                           (keys > capacity ? ", or pass fewer different ids at a time"
-                            : size >= capacity && options_.evict_strategy == EvictStrategy::kNone
-                                ? ", or choose an evict_strategy that evicts"
-                                : ""));
+                           std::to_string(capacity) + "; " + why);
 }
 
 Status Table::CheckHasFiles() const {

@@ -257,8 +257,15 @@ class Table : public TableBatches, public TableCut {
   Status CheckHasFiles() const;
   // InvalidArgument names the option and its value.
   static Status CheckOptions(const TableOptions& options);
-  // The error of a full table.
+  // The error of a full table. `why` ends with what to do.
   Status Full(uint64_t keys, uint64_t size, uint64_t capacity, const std::string& why) const;
+  static constexpr char kEvictsNothing[] =
+      "evict_strategy is none. Raise max_capacity, or choose an evict_strategy that evicts";
+  static constexpr char kAllInUse[] =
+      "every row that could be evicted is in use by this batch. Raise max_capacity, or pass fewer "
+      "different ids at a time";
+  static constexpr char kOutOfMemory[] =
+      ". Free memory, or set a max_capacity for which there is enough";  // after its own message
   // FailedPrecondition: a cut is running, or the table has forgotten some of the keys that were
   // deleted after `since`.
   Status CheckNoCut(const Cut* running) const;

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_dynemb as de
 
 
-def test_more_ids_than_a_table_may_hold():
+def test_more_ids_than_a_table_may_hold(tmp_path):
     table = de.DynamicVariable(2, max_capacity=10)
     with pytest.raises(tf.errors.ResourceExhaustedError) as error:
         table.lookup(list(range(100)))
@@ -20,6 +20,14 @@ def test_more_ids_than_a_table_may_hold():
     with pytest.raises(tf.errors.ResourceExhaustedError) as error:
         table.lookup([11])
     assert "or choose an evict_strategy that evicts" in error.value.message
+    table = de.DynamicVariable(
+        4, var_type="file", file_path=str(tmp_path), max_dram_for_vectors=1e-4
+    )
+    with pytest.raises(tf.errors.ResourceExhaustedError) as error:
+        table.lookup(tf.range(10_000))
+    assert "max_dram_for_vectors has no room" in error.value.message
+    assert "Raise it, or pass fewer different ids at a time" in error.value.message
+    assert "max_capacity" not in error.value.message
 
 
 def test_a_matrix_as_initializer():
