@@ -273,11 +273,18 @@ def test_layers_of_all_kinds_continue(policy):
     np.testing.assert_array_equal(fit(back, 2), fit(model, 2))
 
 
-def test_a_mask_of_the_user():
+@pytest.mark.parametrize("passed_on", [False, True])
+@pytest.mark.parametrize("mask_zero", [False, True])
+def test_a_mask_of_the_user(mask_zero, passed_on):
     inputs = keras.Input([3], dtype="int64")
-    rows = keras.layers.Embedding(ROWS, DIM, name="ids")(inputs)
+    rows = keras.layers.Embedding(ROWS, DIM, mask_zero=mask_zero, name="ids")(inputs)
     mask = keras.ops.not_equal(inputs, 5)
-    model = keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(rows, mask=mask))
+    if passed_on:  # The mask of a layer's output, which pooling takes by itself, is this one.
+        hidden = keras.layers.SimpleRNN(DIM, return_sequences=True)(rows, mask=mask)
+        outputs = keras.layers.GlobalAveragePooling1D()(hidden)
+    else:
+        outputs = keras.layers.GlobalAveragePooling1D()(rows, mask=mask)
+    model = keras.Model(inputs, outputs)
     ids = np.array([[5, 1, 2], [3, 5, 5]])
     expected = model.predict(ids, verbose=0)
     np.testing.assert_array_equal(de.from_keras(model).predict(ids, verbose=0), expected)
