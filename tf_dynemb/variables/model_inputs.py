@@ -39,6 +39,8 @@ class Inputs(NamedTuple):
 
 
 _known: weakref.WeakKeyDictionary[keras.Model, Inputs] = weakref.WeakKeyDictionary()
+# What was noted last: `_form` of the call. Every table of a model notes each of its calls.
+_last: weakref.WeakKeyDictionary[keras.Model, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 
 
 def note(exact: bool = True) -> None:
@@ -49,6 +51,9 @@ def note(exact: bool = True) -> None:
             ids as floats count only as long as there are no others.
     """
     for model, args, kwargs in _models_being_called():
+        form = _form(exact, args, kwargs)
+        if form is not None and _last.get(model) == form:
+            continue
         known = _known.get(model)
         if known is not None and known.exact and not exact:
             continue
@@ -66,6 +71,10 @@ def note(exact: bool = True) -> None:
         if known is None:
             _replace_export(model)
         _known[model] = Inputs(arguments, exact)
+        if form is not None:
+            _last[model] = form
+        else:
+            _last.pop(model, None)
 
 
 def signature(model: keras.Model) -> tuple[list[str], list[Any]]:
@@ -187,6 +196,22 @@ def _models_being_called() -> Iterator[tuple[keras.Model, tuple[Any, ...], dict[
             if isinstance(found["self"], keras.Model):
                 yield found["self"], found["args"], found["kwargs"]
         frame = frame.f_back  # type: ignore[assignment]
+
+
+def _form(exact: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """What is noted of a call, in a form that is quick to make and to compare; None: unknown.
+
+    It is known if the arguments are dense tensors, and dicts of them.
+    """
+    form: list[Any] = [exact]
+    for name, value in (*enumerate(args), *kwargs.items()):
+        if name in _NOT_INPUTS:
+            continue
+        for key, leaf in value.items() if isinstance(value, dict) else ((None, value),):
+            if not isinstance(leaf, tf.Tensor):
+                return None
+            form.append((name, key, leaf.dtype, leaf.shape))
+    return tuple(form)
 
 
 def _by_name(bound: inspect.BoundArguments) -> dict[str, Any]:
