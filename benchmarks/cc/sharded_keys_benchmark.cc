@@ -42,7 +42,7 @@ double Time(const Call& call) {
 
 void DumpAll(Exec& exec, Table* table, Clock* clock) {
   std::unique_ptr<Snapshot> snapshot;
-  Require(Snapshot::Begin(exec, {table}, {0}, false, clock, &snapshot));
+  Require(Snapshot::Begin(exec, {table}, {0}, CutOf::kRows, clock, &snapshot));
   std::vector<uint64_t> keys(65536);
   for (;;) {
     Snapshot::Block block;

@@ -115,7 +115,7 @@ class DeviceTable final : public ColdTable {
                   Tick tick) override;
 
   void BringKeys(Exec& exec, KeySpan keys) override;
-  Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted, SavedRows* saved,
+  Status BeginCut(Exec& exec, Tick watermark, Tick since, CutOf of, SavedRows* saved,
                   size_t number) override;
   void EndCut() override;
   const Cut* cut() const override { return cut_.get(); }
@@ -418,11 +418,6 @@ class DeviceTable final : public ColdTable {
   // position after the last row that was examined.
   std::vector<RowId> ListRows(Work& work, uint64_t begin, uint64_t end, const RowPredicate& where,
                               uint64_t most, uint64_t* next) const;
-  static RowPredicate UpdatedSince(Tick since) {
-    RowPredicate where;
-    where.updated_after = since;
-    return where;
-  }
   // Calls fn(rows, n) for the ids of all live rows, a range at a time. `rows` is in the device's
   // memory.
   template <class Fn>

@@ -225,7 +225,7 @@ void DeviceTable<Device>::Track(Tick tick) {
 }
 
 template <class Device>
-Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted,
+Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, CutOf of,
                                      SavedRows* saved, size_t number) {
   DYNEMB_RETURN_IF_ERROR(CheckNoCut(cut_.get()));
   Track(watermark);
@@ -237,33 +237,37 @@ Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, boo
   cut->table = number;
   cut->layout = store_.layout;
   cut->watermark = watermark;
-  cut->since = with_deleted ? RowsOfDeltaSince(since) : since;
+  SetRowsOf(of, since, cut.get());
   cut->base = stamps_.base();
   Work work(*this, &exec, Work::Reports::kYes);
-  if (with_deleted) {
+  if (of != CutOf::kRows) {
     DYNEMB_RETURN_IF_ERROR(CheckDeletions(deletions_, since));
     DropHeld(work, deletions_.Since(since), &cut->deleted);
     DYNEMB_RETURN_IF_ERROR(KeptError());
   }
   cut->todo.Reset(Read(work).high_water, false);
   // Only the rows that belong to the cut: unlike in a host table, these bits are exact.
-  uint64_t next = 0;
-  while (next < cut->todo.rows()) {
-    for (RowId row : ListRows(work, next, cut->todo.rows(), UpdatedSince(cut->since),
-                              device::kListMost, &next)) {
-      cut->todo.Add(row);
-      ++cut->most_rows;
+  std::vector<RowPredicate> any(1);
+  any[0].updated_after = cut->since;
+  if (cut->used) any.emplace_back().score_from = static_cast<int64_t>(cut->since) + 1;
+  for (const RowPredicate& where : any) {
+    uint64_t next = 0;
+    while (next < cut->todo.rows()) {
+      for (RowId row : ListRows(work, next, cut->todo.rows(), where, device::kListMost, &next)) {
+        cut->todo.Add(row);
+      }
+      if (!work.status().ok()) return work.status();
     }
-    if (!work.status().ok()) return work.status();
   }
+  cut->most_rows = cut->todo.Count();
   if (admission_.counts()) {
     cut->admission = ToHost(work, AdmissionAt().counters, CounterBytes() / sizeof(uint64_t));
     cut->first_admission_line = admission_lines_.first;
   }
   DYNEMB_RETURN_IF_ERROR(work.status());
-  if (with_deleted || since == 0) catch_up_.NoteCut(watermark);
+  if (of != CutOf::kRows || since == 0) catch_up_.NoteCut(watermark);
   if (cold_ != nullptr) {
-    BeginColdCut(cut->since);
+    BeginColdCut(*cut);
     cut->most_rows += cold_->CutRows();
   }
   cut_ = std::move(cut);

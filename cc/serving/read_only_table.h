@@ -42,7 +42,7 @@ class ReadOnlyTable : public Table {
 
   bool tracking() const final { return false; }
   void Track(Tick) final {}
-  Status BeginCut(Exec&, Tick, Tick, bool, SavedRows*, size_t) final { return Refused(); }
+  Status BeginCut(Exec&, Tick, Tick, CutOf, SavedRows*, size_t) final { return Refused(); }
   void EndCut() final {}
   const Cut* cut() const final { return nullptr; }
   std::vector<RowId> PlanCut(size_t) final { return {}; }

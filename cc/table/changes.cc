@@ -173,7 +173,7 @@ void Changes::Start(Tick tick, Tick known_since, uint64_t rows) noexcept {
 void Changes::BeginCut(std::unique_ptr<Cut> cut, uint64_t rows) {
   // The sets may contain rows that no longer exist (Clear). AddAll drops them.
   const bool reaches_back =
-      cut->since != 0 && recent_.known &&
+      cut->since != 0 && !cut->used && recent_.known &&
       (cut->since >= recent_.since || (before_.known && cut->since >= before_.since));
   RowBits updated;
   updated.Reset(rows, false);

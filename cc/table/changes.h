@@ -138,13 +138,23 @@ class SavedRows {
   Node* last_ = nullptr;
 };
 
+// What a cut since a tick has; since 0, each has all rows.
+enum class CutOf {
+  kRows,   // the rows updated after it
+  kDelta,  // also the keys deleted after it, and the rows that steps since then have changed in
+           // other ways than other settled rows (catch_up.h)
+  kDeltaAndUsed,  // also the rows used after it, and perhaps some that were used while the cut is
+                  // read; all rows of a table whose scores do not say when a row was used
+};
+
 struct Cut {
   SavedRows* saved = nullptr;
   size_t table = 0;  // its number in the snapshot
   RowLayout layout;  // at the watermark
   Tick watermark = 0;
-  Tick since = 0;  // rows updated after it belong to the cut; 0: all rows
-  Tick base = 0;   // of the CutTimes
+  Tick since = 0;     // rows updated after it belong to the cut; 0: all rows
+  bool used = false;  // so do rows whose last access is after it
+  Tick base = 0;      // of the CutTimes
   RowBits todo;
   uint64_t most_rows = 0;     // an upper bound of the rows to deliver; exact for a cut of all rows
   uint64_t cursor = 0;        // no row below it is in todo
@@ -176,7 +186,7 @@ class Changes {
     // A set that was given up has room for no rows.
     if (updated <= recent_.since && row < recent_.rows.rows()) recent_.rows.Add(row);
     if (cut_ != nullptr && row < cut_->todo.rows() && cut_->todo.Take(row) &&
-        updated > cut_->since) {
+        (updated > cut_->since || (cut_->used && updated != 0))) {
       cut_->saved->Push(cut_->table, cut_->layout, at, cut_->Time(updated), score_of(*cut_));
     }
   }

@@ -336,9 +336,18 @@ void ColdTable::TrimLosses(uint64_t rows) {
   if (tracking()) deletions().Trim(std::max<uint64_t>(rows, kDeletionsAtLeast));
 }
 
-void ColdTable::BeginColdCut(Tick since) {
-  const UpdatedAfter after = stamps_.After(since);
-  cold_->BeginCut([&after](const RowTimes& times) { return after(times.updated); });
+void ColdTable::SetRowsOf(CutOf of, Tick since, Cut* cut) const {
+  const bool used = of == CutOf::kDeltaAndUsed;
+  cut->since = of == CutOf::kRows ? since : RowsOfDeltaSince(since);
+  if (used && !scoring_.by_time()) cut->since = 0;
+  cut->used = used && cut->since != 0;
+}
+
+void ColdTable::BeginColdCut(const Cut& cut) {
+  const UpdatedAfter after = stamps_.After(cut.since);
+  cold_->BeginCut([&](const RowTimes& times) {
+    return after(times.updated) || (cut.used && after(times.score));
+  });
 }
 
 void ColdTable::AddColdStats(TableStats* stats) const {

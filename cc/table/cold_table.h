@@ -69,6 +69,8 @@ class ColdTable : public Table {
   bool HasExpired(const Expired& expired, const RowTimes& times) const {
     return expired.any() && expired(expired.by_access ? times.score : times.updated);
   }
+  // Sets which rows a cut has.
+  void SetRowsOf(CutOf of, Tick since, Cut* cut) const;
   // A score as Scores returns it.
   int64_t PublicScore(Score score) const {
     return scoring_.by_time() ? static_cast<int64_t>(stamps_.Decode(score)) : int64_t{score};
@@ -160,7 +162,7 @@ class ColdTable : public Table {
   // Evicts cold rows with low scores, until the table has at most max_capacity rows; `hot` of them
   // are in memory.
   Status TrimCold(Tick tick, uint64_t hot);
-  void BeginColdCut(Tick since);
+  void BeginColdCut(const Cut& cut);
   void ReadColdCut(const std::vector<RowId>& plan, void* keys, void* vectors, float* state,
                    CutTime* updates, CutTime* scores);
   // Asks the background to look for space to give back.

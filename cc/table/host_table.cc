@@ -133,8 +133,8 @@ void HostTable::Track(Tick tick) {
   changes_.Start(tick, lost_none ? 0 : tick, rows_.high_water());
 }
 
-Status HostTable::BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted,
-                           SavedRows* saved, size_t number) {
+Status HostTable::BeginCut(Exec& exec, Tick watermark, Tick since, CutOf of, SavedRows* saved,
+                           size_t number) {
   DYNEMB_RETURN_IF_ERROR(CheckNoCut(changes_.cut()));
   Track(watermark);
   uint64_t expired;
@@ -144,15 +144,15 @@ Status HostTable::BeginCut(Exec& exec, Tick watermark, Tick since, bool with_del
   cut->table = number;
   cut->layout = layout();
   cut->watermark = watermark;
-  cut->since = with_deleted ? RowsOfDeltaSince(since) : since;
+  SetRowsOf(of, since, cut.get());
   cut->base = stamps_.base();
-  if (with_deleted) {
+  if (of != CutOf::kRows) {
     DYNEMB_RETURN_IF_ERROR(CheckDeletions(changes_.deletions(), since));
     DYNEMB_RETURN_IF_ERROR(DropHeld(exec, changes_.deletions().Since(since), &cut->deleted));
   }
-  if (with_deleted || since == 0) catch_up_.NoteCut(watermark);
+  if (of != CutOf::kRows || since == 0) catch_up_.NoteCut(watermark);
   DYNEMB_RETURN_IF_ERROR(CopyAdmission(exec, &cut->admission, &cut->first_admission_line));
-  if (cold_ != nullptr) BeginColdCut(cut->since);
+  if (cold_ != nullptr) BeginColdCut(*cut);
   try {
     changes_.BeginCut(std::move(cut), rows_.high_water());
   } catch (...) {
@@ -199,7 +199,18 @@ std::vector<RowId> HostTable::PlanCut(size_t limit) {
        ++looks, r = cut.todo.Next(r + 1)) {
     const auto row = static_cast<RowId>(r);
     const Stamp updated = *layout().update(rows_.At(row));
-    if (after(updated)) plan.push_back(row);
+    if (after(updated) || (cut.used && updated != 0)) plan.push_back(row);
+  }
+  if (cut.used) {
+    SerialExec serial;
+    std::vector<Score> scores(plan.size());
+    ReadScores(serial, plan.data(), plan.size(), scores.data());
+    size_t kept = 0;
+    for (size_t i = 0; i < plan.size(); ++i) {
+      const RowId row = plan[i];
+      if (after(*layout().update(rows_.At(row))) || after(scores[i])) plan[kept++] = row;
+    }
+    plan.resize(kept);
   }
   if (plan.empty()) cut.cursor = r;
   cut.cold_planned = cold_ != nullptr && plan.empty() && r >= cut.todo.rows();

@@ -41,7 +41,7 @@ class HostTable : public ColdTable {
   Status InsertAndEvict(Exec& exec, KeySpan keys, Tick tick, RowId* rows,
                         EvictedRows* evicted) final;
   void BringKeys(Exec& exec, KeySpan keys) final;
-  Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted, SavedRows* saved,
+  Status BeginCut(Exec& exec, Tick watermark, Tick since, CutOf of, SavedRows* saved,
                   size_t number) final;
   void EndCut() final;
   const Cut* cut() const final { return changes_.cut(); }

@@ -9,7 +9,7 @@
 namespace dynemb {
 
 Status Snapshot::Begin(Exec& exec, std::vector<Table*> tables, const std::vector<Tick>& since,
-                       bool with_deleted, Clock* clock, std::unique_ptr<Snapshot>* snapshot,
+                       CutOf of, Clock* clock, std::unique_ptr<Snapshot>* snapshot,
                        size_t most_saved) {
   std::unique_ptr<Snapshot> made(new Snapshot(std::move(tables), most_saved));
   made->info_.reserve(made->tables_.size());
@@ -19,8 +19,7 @@ Status Snapshot::Begin(Exec& exec, std::vector<Table*> tables, const std::vector
   made->watermark_ = clock->Next(&made->watermark_utc_ns_);
   for (size_t t = 0; t < made->tables_.size(); ++t) {
     Table& table = *made->tables_[t];
-    DYNEMB_RETURN_IF_ERROR(
-        table.BeginCut(exec, made->watermark_, since[t], with_deleted, &made->saved_, t));
+    DYNEMB_RETURN_IF_ERROR(table.BeginCut(exec, made->watermark_, since[t], of, &made->saved_, t));
     ++made->begun_;
     const Cut& cut = *table.cut();
     made->info_.push_back({cut.layout, table.state_spec(), cut.base, cut.most_rows, cut.deleted,

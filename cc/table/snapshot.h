@@ -1,7 +1,7 @@
 // Snapshot: reads the cuts of several tables at one watermark, while batches change the tables.
 //
 //   std::unique_ptr<Snapshot> snapshot;
-//   DYNEMB_RETURN_IF_ERROR(Snapshot::Begin(exec, tables, since, false, &clock, &snapshot));
+//   DYNEMB_RETURN_IF_ERROR(Snapshot::Begin(exec, tables, since, CutOf::kRows, &clock, &snapshot));
 //   for (;;) {
 //     Snapshot::Block block;
 //     DYNEMB_RETURN_IF_ERROR(snapshot->Next(limit, &block));
@@ -50,12 +50,11 @@ class Snapshot {
     std::shared_lock<SharedMutex> lock;
   };
 
-  // Begins cuts of the rows updated after since[t] (0: all rows) of tables[t]. `with_deleted`: also
-  // of the keys deleted after since[t], and of rows that had not settled then (catch_up.h). Takes
-  // the tables' locks. On failure no cut is left. The tables must outlive the snapshot.
-  // `most_saved`: the bytes of saved rows that may wait for the reader.
+  // Begins cuts of tables[t] since since[t] (changes.h). Takes the tables' locks. On failure no cut
+  // is left. The tables must outlive the snapshot. `most_saved`: the bytes of saved rows that may
+  // wait for the reader.
   static Status Begin(Exec& exec, std::vector<Table*> tables, const std::vector<Tick>& since,
-                      bool with_deleted, Clock* clock, std::unique_ptr<Snapshot>* snapshot,
+                      CutOf of, Clock* clock, std::unique_ptr<Snapshot>* snapshot,
                       size_t most_saved = size_t{64} << 20);
   ~Snapshot();
   Snapshot(const Snapshot&) = delete;

@@ -23,13 +23,11 @@ class TableCut {
   virtual bool tracking() const = 0;
   virtual void Track(Tick tick) = 0;
 
-  // (exclusive) Begins a cut of the rows updated after `since` (0: of all rows). If `with_deleted`,
-  // it is a delta: it also has the keys deleted after `since`, and the rows that steps since then
-  // have changed in other ways than other settled rows (catch_up.h). Batches copy the rows that
-  // they overwrite to `saved`, as rows of table `number`. FailedPrecondition: a cut is running, or
-  // the table has forgotten some of the deleted keys.
-  virtual Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted,
-                          SavedRows* saved, size_t number) = 0;
+  // (exclusive) Begins a cut since a tick. Batches copy the rows that they overwrite to `saved`, as
+  // rows of table `number`. FailedPrecondition: a cut is running, or the table has forgotten some
+  // of the deleted keys.
+  virtual Status BeginCut(Exec& exec, Tick watermark, Tick since, CutOf of, SavedRows* saved,
+                          size_t number) = 0;
   // (exclusive) Ends the cut, if one is running.
   virtual void EndCut() = 0;
   // The running cut, or null.

@@ -77,7 +77,12 @@ class SnapshotResource : public tf::ResourceBase {
 class SnapshotOp : public DynembOp {
  public:
   explicit SnapshotOp(tf::OpKernelConstruction* ctx) : DynembOp(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("with_deleted", &with_deleted_));
+    bool deleted, used;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("with_deleted", &deleted));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("with_used", &used));
+    OP_REQUIRES(ctx, deleted || !used,
+                absl::InvalidArgumentError("with_used: only of cuts with_deleted"));
+    of_ = used ? CutOf::kDeltaAndUsed : deleted ? CutOf::kDelta : CutOf::kRows;
   }
 
  protected:
@@ -99,7 +104,7 @@ class SnapshotOp : public DynembOp {
     PoolExec exec = MakeHostExec(ctx);
     std::unique_ptr<Snapshot> snapshot;
     DYNEMB_RETURN_IF_LIBRARY_ERROR(
-        Snapshot::Begin(exec, tables, since, with_deleted_, &ProcessClock(), &snapshot));
+        Snapshot::Begin(exec, tables, since, of_, &ProcessClock(), &snapshot));
     *watermark = static_cast<int64_t>(snapshot->watermark());
     *utc_ns = snapshot->watermark_utc_ns();
     handle->scalar<tf::ResourceHandle>()() = tf::ResourceHandle::MakeRefCountingHandle(
@@ -108,7 +113,7 @@ class SnapshotOp : public DynembOp {
   }
 
  private:
-  bool with_deleted_;
+  CutOf of_ = CutOf::kRows;
 };
 
 // An operator on the snapshot that input 0 names.

@@ -14,6 +14,7 @@ REGISTER_OP("DynembSnapshot")
     .Output("utc_ns: int64")
     .Attr("N: int >= 1")
     .Attr("with_deleted: bool = false")
+    .Attr("with_used: bool = false")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle unused;

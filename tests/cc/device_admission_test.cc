@@ -146,7 +146,7 @@ TEST(DeviceAdmission, MemoryThatRunsOutIsAnError) {
           t->Explain(exec, t.Pack(keys), states.data());
           break;
         default:
-          status = t->BeginCut(exec, tick, 0, true, &saved, 0);
+          status = t->BeginCut(exec, tick, 0, CutOf::kDelta, &saved, 0);
           t->EndCut();
       }
       failed = !device.FailTake(ThreadsDevice::kNever);

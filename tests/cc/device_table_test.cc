@@ -241,7 +241,7 @@ TEST(DeviceFailures, SnapshotReadsReportFailures) {
   Clock clock;
   clock.Advance(t.tick(), 1);
   std::unique_ptr<Snapshot> snapshot;
-  ASSERT_TRUE(Snapshot::Begin(exec, {&t.table()}, {0}, false, &clock, &snapshot).ok());
+  ASSERT_TRUE(Snapshot::Begin(exec, {&t.table()}, {0}, CutOf::kRows, &clock, &snapshot).ok());
   size_t failed = 0;
   Keys read;
   for (;;) {
@@ -395,7 +395,7 @@ TEST(DeviceCuts, RowsThatCannotBeSavedAreMissed) {
     SerialExec exec;
     Subject table = WithRows(&device, &exec, kRows);
     SavedRows saved(size_t{1} << 20);
-    ASSERT_TRUE(table->BeginCut(exec, 2, 0, false, &saved, 0).ok());
+    ASSERT_TRUE(table->BeginCut(exec, 2, 0, CutOf::kRows, &saved, 0).ok());
     device.FailTake(n);
     const Status cleared = table->Clear(exec, 3);
     const bool has_failed = !device.FailTake(ThreadsDevice::kNever);

@@ -275,7 +275,7 @@ TEST_F(DeviceWorkTest, WhileACutIsRead) {
   Apply();
   SavedRows saved(size_t{1} << 30);
   for (size_t t = 0; t < kTables; ++t) {
-    Require(tables_[t]->BeginCut(exec_, ++tick_, 0, false, &saved, t));
+    Require(tables_[t]->BeginCut(exec_, ++tick_, 0, CutOf::kRows, &saved, t));
   }
   Check({"Adagrad, while a cut is read", 14, 5, 3, 1, 2}, WorkOf([&] { Apply(); }));
   // The rows have been saved.

@@ -139,7 +139,7 @@ class World {
     }
     if (setup.kind == Kind::kCut) {
       at_cut = ContentOf(*table, exec);
-      EXPECT_TRUE(Snapshot::Begin(exec, {table}, {0}, true, &clock, &snapshot).ok());
+      EXPECT_TRUE(Snapshot::Begin(exec, {table}, {0}, CutOf::kDelta, &clock, &snapshot).ok());
     }
     tick = clock.Next();
   }

@@ -213,11 +213,11 @@ TEST_P(TableFaultTest, Track) {
 TEST_P(TableFaultTest, SnapshotBegin) {
   if (GetParam().kind == Kind::kCut) GTEST_SKIP() << "a cut is running";
   // If the keys that expire cannot be recorded, the next delta is refused.
-  const bool with_deleted = GetParam().kind != Kind::kExpired;
-  Faults([with_deleted](World& w) {
+  const CutOf of = GetParam().kind != Kind::kExpired ? CutOf::kDelta : CutOf::kRows;
+  Faults([of](World& w) {
     for (const auto& table : w.tables) EXPECT_EQ(table->cut(), nullptr) << "a cut is left";
     std::unique_ptr<Snapshot> snapshot;
-    return Snapshot::Begin(w.exec, {w.table, w.other}, {0, 0}, with_deleted, &w.clock, &snapshot);
+    return Snapshot::Begin(w.exec, {w.table, w.other}, {0, 0}, of, &w.clock, &snapshot);
   });
 }
 

@@ -282,7 +282,7 @@ TEST_P(FileTableModelTest, SnapshotsAmongRandomCalls) {
     const auto expected = Contents(table, RowPredicate());
     std::map<uint64_t, std::pair<std::string, std::string>> got;
     std::unique_ptr<Snapshot> snapshot;
-    const Status begun = Snapshot::Begin(exec_, {&table}, {0}, false, &clock, &snapshot);
+    const Status begun = Snapshot::Begin(exec_, {&table}, {0}, CutOf::kRows, &clock, &snapshot);
     ASSERT_TRUE(begun.ok()) << begun.message();
     tick_ = snapshot->watermark() + 1;
     const RowLayout l = snapshot->layout(0);

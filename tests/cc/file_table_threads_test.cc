@@ -129,7 +129,8 @@ class FileTableThreadsTest : public ::testing::TestWithParam<bool> {
 
   void Save() {
     std::unique_ptr<Snapshot> snapshot;
-    const Status begun = Snapshot::Begin(exec_, {table_.get()}, {0}, false, &clock_, &snapshot);
+    const Status begun =
+        Snapshot::Begin(exec_, {table_.get()}, {0}, CutOf::kRows, &clock_, &snapshot);
     ASSERT_TRUE(begun.ok()) << begun.message();
     std::set<uint64_t> saved;
     const uint64_t most = snapshot->most_rows(0);

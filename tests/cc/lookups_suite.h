@@ -215,7 +215,7 @@ TYPED_TEST_P(LookupsTest, FullTablesEvict) {
     device.table(t).CheckInvariants();
     // Every evicted key that was not inserted again is among the deleted keys.
     SavedRows saved(size_t{1} << 30);
-    ASSERT_TRUE(device.table(t).BeginCut(TypeParam::exec(), 100, 1, true, &saved, 0).ok());
+    ASSERT_TRUE(device.table(t).BeginCut(TypeParam::exec(), 100, 1, CutOf::kDelta, &saved, 0).ok());
     EXPECT_GE(device.table(t).cut()->deleted.size() + stats.size, host.table(t).stats().inserts);
     device.table(t).EndCut();
   }

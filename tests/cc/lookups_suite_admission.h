@@ -54,7 +54,7 @@ inline uint32_t CountOf(const Table& table, Exec& exec, const void* key) {
 
 inline std::vector<uint64_t> CountersOf(Table* table, Exec& exec, Tick tick) {
   SavedRows saved(size_t{1} << 30);
-  const Status status = table->BeginCut(exec, tick, 0, false, &saved, 0);
+  const Status status = table->BeginCut(exec, tick, 0, CutOf::kRows, &saved, 0);
   EXPECT_TRUE(status.ok()) << status.message();
   if (!status.ok()) return {};
   const std::vector<uint64_t> counters = table->cut()->admission;
@@ -232,8 +232,8 @@ TYPED_TEST_P(LookupsAdmissionTest, TrainsLikeTheHost) {
       const std::vector<Floats> upstream = Upstreams(random, asks, options);
       for (size_t t = 0; cuts && tick == 6 && t < options.size(); ++t) {
         Table &here = device.table(t), &there = host.table(t);
-        ASSERT_TRUE(here.BeginCut(TypeParam::exec(), 5, 0, false, &saved, t).ok());
-        ASSERT_TRUE(there.BeginCut(HostPlace::exec(), 5, 0, false, &saved_there, t).ok());
+        ASSERT_TRUE(here.BeginCut(TypeParam::exec(), 5, 0, CutOf::kRows, &saved, t).ok());
+        ASSERT_TRUE(there.BeginCut(HostPlace::exec(), 5, 0, CutOf::kRows, &saved_there, t).ok());
       }
       Outcome got, want;
       const Status status = device.Train(asks, upstream, kind, tick, &got, flags);

@@ -294,7 +294,7 @@ TYPED_TEST_P(ApplyPooledTest, CutsKeepTheRowsOfBefore) {
   SavedRows saved(size_t{1} << 30);
   for (size_t t = 0; t < options.size(); ++t) {
     Table& table = worlds.place.table(t);
-    ASSERT_TRUE(table.BeginCut(TypeParam::exec(), tick, 0, false, &saved, t).ok());
+    ASSERT_TRUE(table.BeginCut(TypeParam::exec(), tick, 0, CutOf::kRows, &saved, t).ok());
   }
   ++tick;
   for (int i = 0; i < 2; ++i) step();

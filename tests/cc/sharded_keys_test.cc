@@ -24,7 +24,7 @@ class ShardedKeys : public ::testing::TestWithParam<std::tuple<Sharding, int>> {
 void ExpectDumped(Table* table, Clock* clock, std::vector<uint64_t> keys) {
   SerialExec exec;
   std::unique_ptr<Snapshot> snapshot;
-  ASSERT_TRUE(Snapshot::Begin(exec, {table}, {0}, false, clock, &snapshot).ok());
+  ASSERT_TRUE(Snapshot::Begin(exec, {table}, {0}, CutOf::kRows, clock, &snapshot).ok());
   std::vector<uint64_t> dumped;
   for (;;) {
     Snapshot::Block block;

@@ -38,14 +38,14 @@ class SnapshotTest : public ::testing::Test {
     t->set_tick(clock_.Next() - 1);
     return t->Erase(keys);
   }
-  Status Begin(const std::vector<Table*>& tables, const std::vector<Tick>& since, bool with_deleted,
+  Status Begin(const std::vector<Table*>& tables, const std::vector<Tick>& since, CutOf of,
                std::unique_ptr<Snapshot>* snapshot) {
-    return Snapshot::Begin(exec_, tables, since, with_deleted, &clock_, snapshot);
+    return Snapshot::Begin(exec_, tables, since, of, &clock_, snapshot);
   }
   // Begins and ends a snapshot without reading it; returns its watermark.
   Tick Cut(Subject* t) {
     std::unique_ptr<Snapshot> snapshot;
-    EXPECT_TRUE(Begin({&t->table()}, {0}, false, &snapshot).ok());
+    EXPECT_TRUE(Begin({&t->table()}, {0}, CutOf::kRows, &snapshot).ok());
     return snapshot == nullptr ? 0 : snapshot->watermark();
   }
   SerialExec exec_;
@@ -55,13 +55,13 @@ class SnapshotTest : public ::testing::Test {
 TEST_F(SnapshotTest, EmptyTableAndNoTable) {
   Subject t = Make();
   std::unique_ptr<Snapshot> snapshot;
-  ASSERT_TRUE(Begin({&t.table()}, {0}, true, &snapshot).ok());
+  ASSERT_TRUE(Begin({&t.table()}, {0}, CutOf::kDelta, &snapshot).ok());
   EXPECT_EQ(snapshot->most_rows(0), 0u);
   EXPECT_TRUE(snapshot->deleted(0).empty());
   EXPECT_EQ(Next(snapshot.get(), 10).n, 0u);
   EXPECT_EQ(Next(snapshot.get(), 10).n, 0u);
   snapshot.reset();
-  ASSERT_TRUE(Begin({}, {}, true, &snapshot).ok());
+  ASSERT_TRUE(Begin({}, {}, CutOf::kDelta, &snapshot).ok());
   EXPECT_EQ(Next(snapshot.get(), 10).n, 0u);
 }
 
@@ -69,7 +69,7 @@ TEST_F(SnapshotTest, LaterRowsAreNotInTheCut) {
   Subject t = Make();
   Fill(&t, Progression(0, 10), 1);
   std::unique_ptr<Snapshot> snapshot;
-  ASSERT_TRUE(Begin({&t.table()}, {0}, false, &snapshot).ok());
+  ASSERT_TRUE(Begin({&t.table()}, {0}, CutOf::kRows, &snapshot).ok());
   Erase(&t, Progression(0, 5));
   Fill(&t, Progression(100, 500), 2);  // some reuse the erased rows
   Erase(&t, Progression(100, 500));
@@ -86,7 +86,7 @@ TEST_F(SnapshotTest, BlocksAreAtMostTheLimit) {
   Subject t = Make();
   Fill(&t, Progression(0, 1000), 1);
   std::unique_ptr<Snapshot> snapshot;
-  ASSERT_TRUE(Begin({&t.table()}, {0}, false, &snapshot).ok());
+  ASSERT_TRUE(Begin({&t.table()}, {0}, CutOf::kRows, &snapshot).ok());
   size_t rows = 0, largest = 0;
   for (size_t i = 0;; ++i) {
     if (i == 3) Fill(&t, Progression(0, 1000), 2);
@@ -106,7 +106,7 @@ TEST_F(SnapshotTest, NullSkipsAColumn) {
   for (int which = 0; which < 5; ++which) {
     for (bool saved : {false, true}) {
       std::unique_ptr<Snapshot> snapshot;
-      ASSERT_TRUE(Begin({&t.table()}, {0}, false, &snapshot).ok());
+      ASSERT_TRUE(Begin({&t.table()}, {0}, CutOf::kRows, &snapshot).ok());
       if (saved) Fill(&t, Progression(0, 100), 1);
       size_t rows = 0;
       for (;;) {
@@ -143,7 +143,7 @@ TEST_F(SnapshotTest, BlockDroppedUnread) {
   Subject t = Make();
   Fill(&t, Progression(0, 100), 1);
   std::unique_ptr<Snapshot> snapshot;
-  ASSERT_TRUE(Begin({&t.table()}, {0}, false, &snapshot).ok());
+  ASSERT_TRUE(Begin({&t.table()}, {0}, CutOf::kRows, &snapshot).ok());
   {
     const Snapshot::Block block = Next(snapshot.get(), 30);
     EXPECT_EQ(block.n, 30u);
@@ -158,8 +158,8 @@ TEST_F(SnapshotTest, TableIsInOneSnapshotAtATime) {
   Subject a = Make(), b = Make(), c = Make();
   for (Subject* t : {&a, &b, &c}) Fill(t, Progression(0, 10), 1);
   std::unique_ptr<Snapshot> first, second;
-  ASSERT_TRUE(Begin({&a.table(), &b.table()}, {0, 0}, false, &first).ok());
-  const Status status = Begin({&c.table(), &b.table()}, {0, 0}, false, &second);
+  ASSERT_TRUE(Begin({&a.table(), &b.table()}, {0, 0}, CutOf::kRows, &first).ok());
+  const Status status = Begin({&c.table(), &b.table()}, {0, 0}, CutOf::kRows, &second);
   EXPECT_EQ(status.code(), Code::kFailedPrecondition);
   EXPECT_NE(status.message().find("plain"), std::string::npos) << status.message();
   EXPECT_EQ(second, nullptr);
@@ -177,11 +177,11 @@ TEST_F(SnapshotTest, TableIsInOneSnapshotAtATime) {
   first.reset();
   EXPECT_EQ(a->cut(), nullptr);
   EXPECT_EQ(b->cut(), nullptr);
-  ASSERT_TRUE(Begin({&c.table(), &b.table()}, {0, 0}, false, &second).ok());
+  ASSERT_TRUE(Begin({&c.table(), &b.table()}, {0, 0}, CutOf::kRows, &second).ok());
   EXPECT_EQ(ReadAll(second.get(), exec_, 2)[1].size(), 20u);
   second.reset();
   // The same table twice.
-  EXPECT_EQ(Begin({&a.table(), &a.table()}, {0, 0}, false, &second).code(),
+  EXPECT_EQ(Begin({&a.table(), &a.table()}, {0, 0}, CutOf::kRows, &second).code(),
             Code::kFailedPrecondition);
   EXPECT_EQ(a->cut(), nullptr);
 }
@@ -193,21 +193,21 @@ TEST_F(SnapshotTest, ForgottenDeletions) {
   EXPECT_EQ(Erase(&b, {3}), 1u);  // before changes were tracked
   const Tick erased = clock_.last();
   std::unique_ptr<Snapshot> snapshot;
-  const Status status = Begin({&a.table(), &b.table()}, {0, erased - 1}, true, &snapshot);
+  const Status status = Begin({&a.table(), &b.table()}, {0, erased - 1}, CutOf::kDelta, &snapshot);
   EXPECT_EQ(status.code(), Code::kFailedPrecondition);
   EXPECT_EQ(snapshot, nullptr);
   EXPECT_EQ(a->cut(), nullptr);
   EXPECT_EQ(b->cut(), nullptr);
   // It succeeds without deleted keys, and with the deleted keys since a tick after which they are
   // known.
-  ASSERT_TRUE(Begin({&a.table(), &b.table()}, {0, 0}, false, &snapshot).ok());
+  ASSERT_TRUE(Begin({&a.table(), &b.table()}, {0, 0}, CutOf::kRows, &snapshot).ok());
   EXPECT_EQ(ReadAll(snapshot.get(), exec_, 2)[1].size(), 9u);
   const Tick watermark = snapshot->watermark();
   snapshot.reset();
   Erase(&b, {4, 4, 77});
   Erase(&a, {5});
   Fill(&a, {5}, 3);
-  ASSERT_TRUE(Begin({&b.table(), &a.table()}, {watermark, 0}, true, &snapshot).ok());
+  ASSERT_TRUE(Begin({&b.table(), &a.table()}, {watermark, 0}, CutOf::kDelta, &snapshot).ok());
   EXPECT_EQ(snapshot->deleted(0), (std::vector<uint64_t>{4}));
   EXPECT_TRUE(snapshot->deleted(1).empty());
 }
@@ -231,12 +231,55 @@ TEST_F(SnapshotTest, MoreDeletionsThanAreRemembered) {
     ticks.push_back(t.tick());
   }
   std::unique_ptr<Snapshot> snapshot;
-  EXPECT_EQ(Begin({&t.table()}, {base}, true, &snapshot).code(), Code::kFailedPrecondition);
+  EXPECT_EQ(Begin({&t.table()}, {base}, CutOf::kDelta, &snapshot).code(),
+            Code::kFailedPrecondition);
   EXPECT_EQ(t->cut(), nullptr);
-  ASSERT_TRUE(Begin({&t.table()}, {ticks[2]}, true, &snapshot).ok());
+  ASSERT_TRUE(Begin({&t.table()}, {ticks[2]}, CutOf::kDelta, &snapshot).ok());
   EXPECT_EQ(snapshot->deleted(0).size(), 9 * kBatch);
   EXPECT_EQ(snapshot->deleted(0).front(), 3 * kBatch);
   EXPECT_EQ(Next(snapshot.get(), 1).n, 0u);
+}
+
+// Rows that were only looked up. Scores that are not times do not say which ones were.
+TEST_F(SnapshotTest, UsedRows) {
+  for (EvictStrategy strategy :
+       {EvictStrategy::kLru, EvictStrategy::kEpochLru, EvictStrategy::kNone, EvictStrategy::kLfu,
+        EvictStrategy::kEpochLfu, EvictStrategy::kScore}) {
+    SCOPED_TRACE(static_cast<int>(strategy));
+    Kind kind = kPlain;
+    kind.max_capacity = 2000;
+    kind.evict = strategy;
+    Subject t = Make(kind);
+    Fill(&t, Progression(0, 1000), 1);
+    const Tick before = Cut(&t);
+    Fill(&t, {7}, 2);
+    Erase(&t, {8});
+    const Tick watermark = Cut(&t);
+    t.set_tick(clock_.Next() - 1);
+    t.Find(Progression(100, 20));
+    t.set_tick(clock_.Next() - 1);
+    t.FindOrInsert({5, 2000});
+    const auto keys_since = [&](Tick since, CutOf of) {
+      std::unique_ptr<Snapshot> snapshot;
+      EXPECT_TRUE(Begin({&t.table()}, {since}, of, &snapshot).ok());
+      const Delivery got = ReadAll(snapshot.get(), exec_, 7)[0];
+      std::set<uint64_t> keys;
+      for (const auto& row : got) keys.insert(row.first);
+      EXPECT_LE(keys.size(), snapshot->most_rows(0));
+      EXPECT_EQ(snapshot->deleted(0),
+                since == before ? std::vector<uint64_t>{8} : std::vector<uint64_t>());
+      return keys;
+    };
+    const bool by_time = Scoring(strategy, 0).by_time();
+    const auto all = keys_since(0, CutOf::kRows);
+    EXPECT_EQ(all.size(), 1000u);
+    std::set<uint64_t> used{5, 2000};
+    for (uint64_t key : Progression(100, 20)) used.insert(key);
+    EXPECT_EQ(keys_since(watermark, CutOf::kDelta), (std::set<uint64_t>{2000}));
+    EXPECT_EQ(keys_since(watermark, CutOf::kDeltaAndUsed), by_time ? used : all);
+    used.insert(7);
+    EXPECT_EQ(keys_since(before, CutOf::kDeltaAndUsed), by_time ? used : all);
+  }
 }
 
 // A table that was cleared, and then freed the memory of its rows, has no rows to read.
@@ -248,7 +291,7 @@ TEST_F(SnapshotTest, ClearedThenOtherState) {
   ASSERT_TRUE(t.Clear().ok());
   ASSERT_TRUE(t->AttachState(exec_, SpecOf(2)).ok());
   std::unique_ptr<Snapshot> snapshot;
-  ASSERT_TRUE(Begin({&t.table()}, {watermark}, true, &snapshot).ok());
+  ASSERT_TRUE(Begin({&t.table()}, {watermark}, CutOf::kDelta, &snapshot).ok());
   EXPECT_EQ(snapshot->deleted(0).size(), 100000u);
   EXPECT_EQ(Next(snapshot.get(), 1000).n, 0u);
 }
@@ -262,7 +305,7 @@ TEST_F(SnapshotTest, ClearedThenSwapped) {
   ASSERT_TRUE(t.Clear().ok());
   Fill(&other, Progression(5000, 1000), 2);
   std::unique_ptr<Snapshot> snapshot;
-  ASSERT_TRUE(Begin({&t.table()}, {watermark}, true, &snapshot).ok());
+  ASSERT_TRUE(Begin({&t.table()}, {watermark}, CutOf::kDelta, &snapshot).ok());
   t->SwapRows(&other.table(), clock_.Next());
   EXPECT_EQ(Next(snapshot.get(), 1000).n, 0u);
 }
@@ -292,7 +335,7 @@ TEST_F(SnapshotTest, EvictedFromOtherSegments) {
   const Keys old = Scattered(1, 4000);
   Fill(&t, old, 1);
   std::unique_ptr<Snapshot> first, second;
-  ASSERT_TRUE(Begin({&t.table()}, {0}, true, &first).ok());
+  ASSERT_TRUE(Begin({&t.table()}, {0}, CutOf::kDelta, &first).ok());
   Fill(&t, SamePrefix(Table::SaltOf(t->options()), 0x12345678, 370, false), 2);
   t.Check();
   std::set<uint64_t> gone;
@@ -309,7 +352,7 @@ TEST_F(SnapshotTest, EvictedFromOtherSegments) {
   }
   const Tick watermark = first->watermark();
   first.reset();
-  ASSERT_TRUE(Begin({&t.table()}, {watermark}, true, &second).ok());
+  ASSERT_TRUE(Begin({&t.table()}, {watermark}, CutOf::kDelta, &second).ok());
   const std::vector<uint64_t>& deleted = second->deleted(0);
   EXPECT_EQ(std::set<uint64_t>(deleted.begin(), deleted.end()), gone);
   EXPECT_EQ(ReadAll(second.get(), exec_, 1)[0].size(), 370u);
@@ -327,7 +370,7 @@ TEST_F(SnapshotTest, TicksThatDoNotFitAStamp) {
     const Tick changed = Fill(&t, Progression(0, 10), 2);
     Erase(&t, {static_cast<uint64_t>(50 + i)});
     std::unique_ptr<Snapshot> snapshot;
-    ASSERT_TRUE(Begin({&t.table()}, {since}, true, &snapshot).ok());
+    ASSERT_TRUE(Begin({&t.table()}, {since}, CutOf::kDelta, &snapshot).ok());
     EXPECT_EQ(snapshot->deleted(0), (std::vector<uint64_t>{static_cast<uint64_t>(50 + i)}));
     const Image image = Rows(t);
     // In every second round, the base moves while the cut is read; times may then be later.

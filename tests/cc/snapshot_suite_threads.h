@@ -185,8 +185,8 @@ TEST_P(SnapshotThreads, EveryRowHasTheVersionOfTheWatermark) {
   SmallRanges exec(GetParam().threads);
   for (int round = 0; round < std::max(1, GetParam().rounds / static_cast<int>(kFewer)); ++round) {
     std::unique_ptr<Snapshot> snapshot;
-    const Status status = Snapshot::Begin(exec, versions.tables(), {0, 0}, false, &clock, &snapshot,
-                                          GetParam().most_saved);
+    const Status status = Snapshot::Begin(exec, versions.tables(), {0, 0}, CutOf::kRows, &clock,
+                                          &snapshot, GetParam().most_saved);
     ASSERT_TRUE(status.ok()) << status.message();
     std::vector<Delivery> got(2);
     const uint64_t begun = versions.begun();
@@ -237,7 +237,7 @@ TEST_F(SnapshotWaits, BatchSavesRowsWhileTheReaderWaits) {
   clock.Advance(t.tick(), 0);
   for (int round = 0; round < 30; ++round) {
     std::unique_ptr<Snapshot> snapshot;
-    ASSERT_TRUE(Snapshot::Begin(serial, {&t.table()}, {0}, false, &clock, &snapshot).ok());
+    ASSERT_TRUE(Snapshot::Begin(serial, {&t.table()}, {0}, CutOf::kRows, &clock, &snapshot).ok());
     std::vector<Delivery> got;
     std::thread reader;
     {
@@ -266,7 +266,8 @@ TEST_F(SnapshotWaits, DestroyedWhileABatchWaits) {
     SerialExec serial;
     std::unique_ptr<Snapshot> snapshot;
     ASSERT_TRUE(
-        Snapshot::Begin(serial, versions.tables(), {0, 0}, false, &clock, &snapshot, 200).ok());
+        Snapshot::Begin(serial, versions.tables(), {0, 0}, CutOf::kRows, &clock, &snapshot, 200)
+            .ok());
     std::atomic<bool> done{false};
     std::thread trainer([&] {
       SmallRanges exec(num_threads);
@@ -279,7 +280,8 @@ TEST_F(SnapshotWaits, DestroyedWhileABatchWaits) {
     snapshot.reset();
     trainer.join();
     for (Table* table : versions.tables()) EXPECT_EQ(table->cut(), nullptr);
-    ASSERT_TRUE(Snapshot::Begin(serial, versions.tables(), {0, 0}, false, &clock, &snapshot).ok());
+    ASSERT_TRUE(
+        Snapshot::Begin(serial, versions.tables(), {0, 0}, CutOf::kRows, &clock, &snapshot).ok());
     versions.Check(*snapshot, ReadAll(snapshot.get(), serial, 2));
   }
 }

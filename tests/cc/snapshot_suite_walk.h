@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <set>
 #include <utility>
@@ -21,9 +22,9 @@ namespace {
 // A running snapshot of some tables, with its expected contents.
 class Expected {
  public:
-  Expected(std::vector<Trained*> tables, std::vector<Tick> since, bool with_deleted, Clock* clock,
+  Expected(std::vector<Trained*> tables, std::vector<Tick> since, CutOf of, Clock* clock,
            Exec* exec)
-      : tables_(std::move(tables)), since_(std::move(since)), exec_(exec) {
+      : tables_(std::move(tables)), since_(std::move(since)), of_(of), exec_(exec) {
     std::vector<Table*> raw;
     for (Trained* t : tables_) raw.push_back(t->table());
     for (Trained* t : tables_) {
@@ -32,11 +33,11 @@ class Expected {
       specs_.push_back(t->table()->state_spec());
     }
     const Tick last = clock->last();
-    const Status status = Snapshot::Begin(*exec, raw, since_, with_deleted, clock, &snapshot_);
+    const Status status = Snapshot::Begin(*exec, raw, since_, of, clock, &snapshot_);
     EXPECT_EQ(clock->last(), last + 1);
     bool possible = true;
     for (size_t t = 0; t < tables_.size() && possible; ++t) {
-      possible = tables_[t]->BeginCut(clock->last(), since_[t], with_deleted);
+      possible = tables_[t]->BeginCut(clock->last(), since_[t], of);
     }
     EXPECT_EQ(status.ok(), possible) << status.message();
     if (!status.ok()) {
@@ -57,8 +58,8 @@ class Expected {
       const std::vector<uint64_t>& deleted = snapshot_->deleted(t);
       const std::set<uint64_t> distinct(deleted.begin(), deleted.end());
       EXPECT_EQ(distinct.size(), deleted.size());
-      EXPECT_EQ(distinct, with_deleted ? tables_[t]->DeletedSince(since_[t], images_[t])
-                                       : std::set<uint64_t>());
+      EXPECT_EQ(distinct, of == CutOf::kRows ? std::set<uint64_t>()
+                                             : tables_[t]->DeletedSince(since_[t], images_[t]));
     }
     delivered_.resize(tables_.size());
   }
@@ -73,16 +74,26 @@ class Expected {
     for (size_t t = 0; t < tables_.size(); ++t) {
       size_t expected = 0;
       for (const auto& row : images_[t]) {
-        if (row.second.update <= since_[t]) continue;
-        ++expected;
+        const auto access = accesses_[t].at(row.first);
         const auto at = delivered_[t].find(row.first);
+        if (row.second.update <= since_[t]) {
+          if (of_ != CutOf::kDeltaAndUsed) continue;
+          // Whether it was used is not known exactly, nor whether it has been since.
+          if (at == delivered_[t].end()) {
+            ASSERT_LE(access.first, since_[t]) << "not delivered: " << row.first;
+            continue;
+          }
+          if (tables_[t]->Untouched(row.first)) {
+            ASSERT_GT(access.second, since_[t]) << row.first;
+          }
+        }
+        ++expected;
         ASSERT_NE(at, delivered_[t].end()) << "not delivered: " << row.first << ", updated at "
                                            << row.second.update << " since " << since_[t];
         const Delivered& got = at->second;
         ASSERT_EQ(got.held.vector, row.second.vector) << row.first;
         ASSERT_EQ(got.held.state, row.second.state) << row.first;
         ASSERT_EQ(got.held.update, row.second.update) << row.first;
-        const auto access = accesses_[t].at(row.first);
         ASSERT_GE(got.access, access.first) << row.first;
         ASSERT_LE(got.access, snapshot_->watermark()) << row.first;
         if (tables_[t]->Untouched(row.first)) {
@@ -96,6 +107,7 @@ class Expected {
  private:
   std::vector<Trained*> tables_;
   std::vector<Tick> since_;
+  CutOf of_;
   Exec* exec_;
   std::vector<Image> images_;
   std::vector<Trained::Accesses> accesses_;
@@ -138,14 +150,15 @@ TEST_P(SnapshotWalk, DeliversTheRowsOfTheWatermark) {
       if (random.Below(2) == 0) tables.insert(tables.begin() + random.Below(2), &b);
       std::vector<Tick> since;
       for (size_t t = 0; t < tables.size(); ++t) since.push_back(Since(watermarks, clock, random));
-      bool with_deleted = random.Below(2) == 0;
+      const CutOf of =
+          std::array{CutOf::kRows, CutOf::kDelta, CutOf::kDeltaAndUsed}[random.Below(3)];
       // Mostly since a tick after which all deletions are known.
-      if (with_deleted && random.Below(4) != 0) {
+      if (of != CutOf::kRows && random.Below(4) != 0) {
         for (size_t t = 0; t < tables.size(); ++t) {
           since[t] = std::max(since[t], tables[t]->known_since());
         }
       }
-      Expected running(tables, since, with_deleted, &clock, &exec_);
+      Expected running(tables, since, of, &clock, &exec_);
       if (running.snapshot() == nullptr) continue;
       watermarks.push_back(running.snapshot()->watermark());
       const size_t limit = 1 + random.Below(GetParam().key_space / 2);
@@ -183,7 +196,8 @@ TEST_P(SnapshotWalk, DeltasReproduceTheTable) {
       SCOPED_TRACE("seed " + std::to_string(seed) + " round " + std::to_string(round));
       for (uint64_t n = random.Below(6); n > 0; --n) t.Step();
       if (t.TakeSwapped()) whole = false;
-      Expected running({&t}, {whole ? last : 0}, whole, &clock, &exec_);
+      const CutOf delta = random.Below(2) == 0 ? CutOf::kDelta : CutOf::kDeltaAndUsed;
+      Expected running({&t}, {whole ? last : 0}, whole ? delta : CutOf::kRows, &clock, &exec_);
       ASSERT_NE(running.snapshot(), nullptr);
       const uint64_t steps = random.Below(4);
       const uint64_t stop = random.Below(3) == 0 ? random.Below(6) : ~uint64_t{0};

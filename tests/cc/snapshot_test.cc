@@ -22,7 +22,7 @@ TEST_F(SnapshotTest, PlanCutExaminesFewRows) {
   Fill(&t, Progression(4990, 2), 2);
   for (int i = 0; i < 3; ++i) Cut(&t);  // the sets of updated rows do not reach back that far
   std::unique_ptr<Snapshot> snapshot;
-  ASSERT_TRUE(Begin({&t.table()}, {since}, false, &snapshot).ok());
+  ASSERT_TRUE(Begin({&t.table()}, {since}, CutOf::kRows, &snapshot).ok());
   EXPECT_EQ(snapshot->most_rows(0), 5000u);
   int calls = 0;
   for (; t.table().PlanCut(10).empty(); ++calls) ASSERT_FALSE(t.table().CutIsRead());
@@ -54,7 +54,7 @@ TEST_F(SnapshotTest, CutThatLostRowsIsNeverComplete) {
     Subject t = Make();
     Fill(&t, Progression(0, 1000), 1);
     std::unique_ptr<Snapshot> snapshot;
-    ASSERT_TRUE(Begin({&t.table()}, {0}, false, &snapshot).ok());
+    ASSERT_TRUE(Begin({&t.table()}, {0}, CutOf::kRows, &snapshot).ok());
     const Snapshot::Block first = Next(snapshot.get(), 10);
     EXPECT_EQ(first.n, 10u);
     const_cast<Snapshot::Block&>(first).lock.unlock();
@@ -89,7 +89,7 @@ TEST_F(SnapshotTest, CutThatLostRowsIsNeverComplete) {
       ASSERT_EQ(read, Floats(read.size(), 1.0f));
     }
     snapshot.reset();
-    ASSERT_TRUE(Begin({&t.table()}, {0}, false, &snapshot).ok());
+    ASSERT_TRUE(Begin({&t.table()}, {0}, CutOf::kRows, &snapshot).ok());
     EXPECT_EQ(ReadAll(snapshot.get(), exec_, 1)[0].size(), 1000u);
   }
   EXPECT_GE(refused, 2u);
@@ -106,7 +106,7 @@ TEST_F(SnapshotTest, FailedBeginLeavesNoCut) {
     Status status;
     try {
       failing::WithFailure(++failures, &failed, [&] {
-        status = Begin(tables, {0, 0, 0}, true, &snapshot);
+        status = Begin(tables, {0, 0, 0}, CutOf::kDelta, &snapshot);
       });
     } catch (const std::bad_alloc&) {
     }
@@ -122,8 +122,9 @@ TEST_F(SnapshotTest, FailedBeginLeavesNoCut) {
   ASSERT_NE(snapshot, nullptr);
   EXPECT_EQ(ReadAll(snapshot.get(), exec_, 3)[2].size(), 100u);
   snapshot.reset();
-  ASSERT_TRUE(Begin({&c.table()}, {0}, false, &other).ok());
-  EXPECT_FALSE(Begin({&a.table(), &b.table(), &c.table()}, {0, 0, 0}, true, &snapshot).ok());
+  ASSERT_TRUE(Begin({&c.table()}, {0}, CutOf::kRows, &other).ok());
+  EXPECT_FALSE(
+      Begin({&a.table(), &b.table(), &c.table()}, {0, 0, 0}, CutOf::kDelta, &snapshot).ok());
   EXPECT_EQ(a->cut(), nullptr);
   EXPECT_NE(c->cut(), nullptr);
   EXPECT_EQ(ReadAll(other.get(), exec_, 1)[0].size(), 100u);
@@ -134,7 +135,7 @@ TEST_F(SnapshotTest, BlockOfSavedRowsDroppedUnread) {
   Subject t = Make();
   Fill(&t, Progression(0, 100), 1);
   std::unique_ptr<Snapshot> snapshot;
-  ASSERT_TRUE(Begin({&t.table()}, {0}, false, &snapshot).ok());
+  ASSERT_TRUE(Begin({&t.table()}, {0}, CutOf::kRows, &snapshot).ok());
   Fill(&t, Progression(0, 100), 2);
   EXPECT_EQ(Next(snapshot.get(), 30).n, 30u);
   EXPECT_EQ(Next(snapshot.get(), 40).n, 40u);

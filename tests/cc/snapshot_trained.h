@@ -58,11 +58,11 @@ class Trained {
   }
 
   // Records that a cut begins, with this watermark and since this tick. Returns whether it can.
-  bool BeginCut(Tick watermark, Tick since, bool with_deleted) {
+  bool BeginCut(Tick watermark, Tick since, CutOf of) {
     if (!tracked_) known_since_ = deletions_.empty() ? 0 : watermark;
     tracked_ = true;
     touched_.clear();
-    return !with_deleted || since >= known_since_;
+    return of == CutOf::kRows || since >= known_since_;
   }
   Tick known_since() const { return tracked_ ? known_since_ : 0; }
   std::set<uint64_t> DeletedSince(Tick since, const Image& held) const {

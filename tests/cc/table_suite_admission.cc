@@ -72,7 +72,7 @@ size_t EraseAs(Subject* t, const Keys& keys, Removal how) {
 std::vector<uint64_t> SavedCounters(Subject* t) {
   SavedRows saved(size_t{1} << 30);
   t->set_tick(t->tick() + 1);
-  const Status status = (*t)->BeginCut(t->exec(), t->tick(), 0, false, &saved, 0);
+  const Status status = (*t)->BeginCut(t->exec(), t->tick(), 0, CutOf::kRows, &saved, 0);
   EXPECT_TRUE(status.ok()) << status.message();
   if (!status.ok()) return {};
   const std::vector<uint64_t> counters = (*t)->cut()->admission;
@@ -373,7 +373,7 @@ TABLE_TEST(TableAdmission, SnapshotsHaveTheCounters) {
   Clock clock;
   clock.Advance(10, 0);
   std::unique_ptr<Snapshot> snapshot;
-  ASSERT_TRUE(Snapshot::Begin(t.exec(), {&t.table()}, {0}, false, &clock, &snapshot).ok());
+  ASSERT_TRUE(Snapshot::Begin(t.exec(), {&t.table()}, {0}, CutOf::kRows, &clock, &snapshot).ok());
   t.set_tick(20);
   LookUp(&t, {1, 1, 4});
   const std::vector<uint64_t>& saved = snapshot->admission(0);

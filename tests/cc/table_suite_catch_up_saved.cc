@@ -23,7 +23,8 @@ TABLE_TEST(TableCatchUpSaved, CutsAreOfTheWatermark) {
       clock.Advance(w.t.tick(), 0);
       std::unique_ptr<Snapshot> snapshot;
       ASSERT_TRUE(
-          Snapshot::Begin(w.t.exec(), {&w.t.table()}, {since}, false, &clock, &snapshot).ok());
+          Snapshot::Begin(w.t.exec(), {&w.t.table()}, {since}, CutOf::kRows, &clock, &snapshot)
+              .ok());
       w.t.set_tick(snapshot->watermark());
       const std::map<uint64_t, CatchUpWorld::Row> expected = w.rows;
       const float mark = w.t->catch_up().mark();
@@ -148,7 +149,7 @@ TABLE_TEST(TableCatchUpSaved, StepsAreAddedToOwnOnes) {
     for (CatchUpWorld* each : {&w, &copy}) each->Upsert({1, 2}, {1.0f, 2.0f});
     const auto cut = [&] {
       w.t.set_tick(w.t.tick() + 1);
-      EXPECT_TRUE(w.t->BeginCut(w.t.exec(), w.t.tick(), 0, false, &saved, 0).ok());
+      EXPECT_TRUE(w.t->BeginCut(w.t.exec(), w.t.tick(), 0, CutOf::kRows, &saved, 0).ok());
       w.t->EndCut();
       return w.t.tick();
     };
@@ -190,7 +191,8 @@ TABLE_TEST(TableCatchUpSaved, DeltasHaveTheRowsThatDrift) {
       }
       clock.Advance(w.t.tick(), 0);
       std::unique_ptr<Snapshot> cut;
-      ASSERT_TRUE(Snapshot::Begin(w.t.exec(), {&w.t.table()}, {since}, true, &clock, &cut).ok());
+      ASSERT_TRUE(
+          Snapshot::Begin(w.t.exec(), {&w.t.table()}, {since}, CutOf::kDelta, &clock, &cut).ok());
       w.t.set_tick(cut->watermark());
       const std::vector<double> record = cut->steps(0);
       double decay = 1, number = record[1];

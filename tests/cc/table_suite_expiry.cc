@@ -271,7 +271,7 @@ TABLE_TEST(TableExpiry, CutsLeaveOutExpiredRows) {
     t.FindOrInsert({1, 2, 3});
     const Tick first = t.tick() + 1;
     t.set_tick(first);
-    ASSERT_TRUE(t->BeginCut(t.exec(), first, 0, true, &saved, 0).ok());
+    ASSERT_TRUE(t->BeginCut(t.exec(), first, 0, CutOf::kDelta, &saved, 0).ok());
     EXPECT_EQ(t->cut()->most_rows, 3u);
     t->EndCut();
     t.FindOrInsert({4});
@@ -279,7 +279,7 @@ TABLE_TEST(TableExpiry, CutsLeaveOutExpiredRows) {
     t.FindOrInsert({5});  // 1 and 3 expire
     EXPECT_EQ(t.CountContained({1, 3}), 0u);
     t.set_tick(t.tick() + 1);
-    ASSERT_TRUE(t->BeginCut(t.exec(), t.tick(), first, true, &saved, 0).ok());
+    ASSERT_TRUE(t->BeginCut(t.exec(), t.tick(), first, CutOf::kDelta, &saved, 0).ok());
     EXPECT_EQ(t->cut()->deleted, (Keys{1, 3}));
     t->EndCut();
     EXPECT_EQ(t.size(), 3u);
@@ -294,7 +294,7 @@ TABLE_TEST(TableExpiry, CutsLeaveOutExpiredRows) {
     for (int step = 0; step < 3; ++step) t.FindOrInsert({});
     t.FindOrInsert({1, 2});
     t.set_tick(t.tick() + 1);
-    ASSERT_TRUE(t->BeginCut(t.exec(), t.tick(), second, true, &saved, 0).ok());
+    ASSERT_TRUE(t->BeginCut(t.exec(), t.tick(), second, CutOf::kDelta, &saved, 0).ok());
     EXPECT_EQ(t->cut()->deleted, (Keys{4, 5}));
     t->EndCut();
   }

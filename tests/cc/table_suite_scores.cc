@@ -292,7 +292,7 @@ TABLE_TEST(TableScores, CutsHaveScores) {
     const std::vector<int64_t> before = t.Scores(keys);
     SavedRows saved(size_t{1} << 20);
     const Tick watermark = t.tick();
-    ASSERT_TRUE(t->BeginCut(t.exec(), watermark, 0, false, &saved, 0).ok());
+    ASSERT_TRUE(t->BeginCut(t.exec(), watermark, 0, CutOf::kRows, &saved, 0).ok());
     const Tick base = t->cut()->base;
     // Rows that are overwritten, erased or evicted meanwhile are saved.
     t.Upsert(Keys(keys.begin(), keys.begin() + 5), Floats(10, 3.0f));

@@ -165,7 +165,7 @@ TABLE_TEST(TableSelect, EvictToIsExact) {
     }
     // The keys are deletions.
     SavedRows saved(size_t{1} << 20);
-    ASSERT_TRUE(t->BeginCut(t.exec(), t.tick(), 0, true, &saved, 0).ok());
+    ASSERT_TRUE(t->BeginCut(t.exec(), t.tick(), 0, CutOf::kDelta, &saved, 0).ok());
     EXPECT_EQ(t->cut()->deleted.size(), n);
     t->EndCut();
   }

@@ -196,9 +196,9 @@ class StagedTable final : public Table {
   uint64_t BringRows(Exec&, uint64_t, uint64_t) override { return 0; }
   void MarkRows(Exec&, float) override {}
   void MarkNewRows(Exec&, float) override {}
-  Status BeginCut(Exec& exec, Tick watermark, Tick since, bool with_deleted, SavedRows* saved,
+  Status BeginCut(Exec& exec, Tick watermark, Tick since, CutOf of, SavedRows* saved,
                   size_t number) override {
-    return t_->BeginCut(exec, watermark, since, with_deleted, saved, number);
+    return t_->BeginCut(exec, watermark, since, of, saved, number);
   }
   void EndCut() override { t_->EndCut(); }
   const Cut* cut() const override { return t_->cut(); }

@@ -98,6 +98,7 @@ def incremental_dump(
     since: Watermark | datetime.datetime | None = None,
     optimizer: OptimizerWrapper | None = None,
     *,
+    used: bool = False,
     compact_every: int | None = None,
     keep: int = 0,
     quiet: bool | None = None,
@@ -118,6 +119,11 @@ def incremental_dump(
             `dump`, `incremental_dump`, `load` or `apply_delta` returned: at the snapshot of that
             watermark. An aware datetime: the delta contains at least the changes since then.
         optimizer: as in `dump`.
+        used: whether the delta also contains the rows that were used since then but not updated,
+            for example by evaluation or `set_scores`, so that a table that loads the chain evicts
+            the same rows as this one, and knows when rows were last used (`ttl_since="access"`).
+            All rows are examined for this. Tables whose `evict_strategy` is "lfu", "epoch_lfu" or
+            "score" do not record when a row was used: all of their rows are in the delta.
         compact_every: the number of deltas at `path` at which they are merged with their base into
             a new one, after this delta; None: never. Rank 0 reads and writes all rows on disk for
             this, while the others wait; the keys of the deltas are in memory meanwhile. Readers
@@ -147,7 +153,7 @@ def incremental_dump(
         )
     if not _is_number(keep, 0):
         raise ValueError(f"keep must be a number of bases, got {keep!r}.")
-    watermark = _publish(path, "delta", variables, since, optimizer, quiet)
+    watermark = _publish(path, "delta", variables, since, optimizer, quiet, used=used)
     if compact_every is not None:
         _compact(path, compact_every, keep)
     return watermark
@@ -179,6 +185,7 @@ def _publish(
     quiet: bool | None,
     overwrite: bool = False,
     keep: int | None = None,
+    used: bool = False,
 ) -> Watermark:
     """Writes a base or a delta of the current content of the tables."""
     is_delta = kind == "delta"
@@ -219,7 +226,7 @@ def _publish(
                     continues_last = since is None or (
                         isinstance(since, Watermark) and since.id in last.ids
                     )
-            with Cut(list(dynamic.values()), ticks, with_deleted=is_delta) as cut:
+            with Cut(list(dynamic.values()), ticks, with_deleted=is_delta, with_used=used) as cut:
                 known = [table.snapshots for table in dynamic.values()]
                 after = [] if is_delta else common_ids(known)
                 if optimizer is not None and ranks.rank == 0:

@@ -69,6 +69,8 @@ class Cut:
         tables: the tables, each once.
         since: for each table, the tick after which updated rows belong to the cut; -1: all rows.
         with_deleted: whether the cut includes the keys that were deleted since then.
+        with_used: whether it includes the rows that were used since then, and perhaps some that are
+            used while it is read; all rows of a table with scores. Only with `with_deleted`.
 
     Attributes:
         tick: the moment of the cut, as the number of the last batch before it.
@@ -80,10 +82,17 @@ class Cut:
         RuntimeError: on entering: this is inside a `tf.function`.
     """
 
-    def __init__(self, tables: Sequence[Table], since: Sequence[int], with_deleted: bool) -> None:
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        since: Sequence[int],
+        with_deleted: bool,
+        with_used: bool = False,
+    ) -> None:
         self._tables = list(tables)
         self._since = list(since)
         self._with_deleted = with_deleted
+        self._with_used = with_used
         self._handle: Any = None
         self._locks = contextlib.ExitStack()
         self.tick = 0
@@ -104,6 +113,7 @@ class Cut:
                 [table.handle for table in self._tables],
                 tf.constant(self._since, tf.int64),
                 with_deleted=self._with_deleted,
+                with_used=self._with_used,
             )
             self._locks = locks.pop_all()
         self._handle, self.tick, self.utc_ns = handle, int(tick), int(utc_ns)
