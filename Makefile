@@ -87,28 +87,31 @@ sanitize: develop ## runs the C++ tests under ASan, UBSan and TSan
 	$(BAZEL) test --config=asan-ubsan //tests/cc:all //tests/fake_cuda:all
 	$(BAZEL) test --config=tsan //tests/cc:all //tests/fake_cuda:all
 
-# Factors of the lengths of tests: of small batches, of large ones, of tables on a simulated device, of tables in files; of the number
-# of rows in files under sanitizers, 5,000; of tables on a simulated device with emulated teams, small and large ones; of rows in files
-# by themselves, with cuts and forgotten rows; and of flushes that are restored, that lie, and whose syncs fail.
-LONGER ?= 150 10 540 560 1000 1080 4320 1400 100
-SOAK = $(BAZEL) test --test_timeout=10000 --test_summary=detailed
+# How many times their usual lengths the tests of `make soak` have: about a million operations each, and five million rows in
+# files under sanitizers.
+SOAK_TABLES ?= 150
+SOAK_ADMISSION ?= 10
+SOAK_DEVICE ?= 540
+SOAK_TEAMS_SMALL_BATCHES ?= 1080
+SOAK_TEAMS_LARGE_BATCHES ?= 4320
+SOAK_FILE_TABLES ?= 560
+SOAK_FILE_ROWS ?= 1400
+SOAK_FLUSHES ?= 100
+SOAK_SANITIZED_ROWS ?= 1000
+# The timeout comes last, because a --config has one of its own. $(1): the factor; $(2): more flags; then the tests.
+soak_of = $(BAZEL) test --test_summary=detailed --test_env=TABLE_TEST_LONGER=$(1) $(2) --test_timeout=20000
 soak: develop ## compares tables with models for a million operations each, and five million rows in files under ASan, UBSan and TSan; takes long
-	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 1,$(LONGER)) --test_filter='*RandomCallsMatchTheModel*' \
-	  //tests/cc:table_test //tests/cc:table_test_4_threads
-	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 2,$(LONGER)) --test_filter='*AgreesWithAModel*' //tests/cc:admission_table_test
-	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 3,$(LONGER)) --test_filter='Device/*RandomCallsMatchTheModel*' \
-	  //tests/cc:device_table_test
-	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 6,$(LONGER)) --test_filter='DeviceWarp/*RandomCallsMatchTheModel/0' \
-	  //tests/cc:device_table_test
-	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 7,$(LONGER)) --test_filter='DeviceWarp/*RandomCallsMatchTheModel/1' \
-	  //tests/cc:device_table_test
-	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 4,$(LONGER)) --test_filter='*EqualsATableInMemory*' //tests/cc:file_table_model_test
-	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 8,$(LONGER)) --test_filter='*RandomCalls*' //tests/cc:file_rows_test
-	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 9,$(LONGER)) \
-	  //tests/cc:file_flush_test //tests/cc:file_flush_lies_test //tests/cc:file_flush_sync_test
+	$(call soak_of,$(SOAK_TABLES),--test_filter='*RandomCallsMatchTheModel*') //tests/cc:table_test //tests/cc:table_test_4_threads
+	$(call soak_of,$(SOAK_ADMISSION),--test_filter='*AgreesWithAModel*') //tests/cc:admission_table_test
+	$(call soak_of,$(SOAK_DEVICE),--test_filter='Device/*RandomCallsMatchTheModel*') //tests/cc:device_table_test
+	$(call soak_of,$(SOAK_TEAMS_SMALL_BATCHES),--test_filter='DeviceWarp/*RandomCallsMatchTheModel/0') //tests/cc:device_table_test
+	$(call soak_of,$(SOAK_TEAMS_LARGE_BATCHES),--test_filter='DeviceWarp/*RandomCallsMatchTheModel/1') //tests/cc:device_table_test
+	$(call soak_of,$(SOAK_FILE_TABLES),--test_filter='*EqualsATableInMemory*') //tests/cc:file_table_model_test
+	$(call soak_of,$(SOAK_FILE_ROWS),--test_filter='*RandomCalls*') //tests/cc:file_rows_test
+	$(call soak_of,$(SOAK_FLUSHES)) //tests/cc:file_flush_test //tests/cc:file_flush_lies_test //tests/cc:file_flush_sync_test
 	CRASH_SAMPLES=30 $(PYTHON) -m pytest -q tests/python/test_crash_model.py
-	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 5,$(LONGER)) --config=asan-ubsan //tests/cc:file_table_scale_test
-	$(SOAK) --test_env=TABLE_TEST_LONGER=$(word 5,$(LONGER)) --config=tsan //tests/cc:file_table_scale_test
+	$(call soak_of,$(SOAK_SANITIZED_ROWS),--config=asan-ubsan) //tests/cc:file_table_scale_test
+	$(call soak_of,$(SOAK_SANITIZED_ROWS),--config=tsan) //tests/cc:file_table_scale_test
 
 cuda-check: develop ## compiles all GPU code if nvcc is found; its tests skip without a GPU
 	$(BAZEL) build //cc/table:device //cc/device:cuda_check //tests/cuda:all //benchmarks/cuda:all //tests/fake_cuda:all

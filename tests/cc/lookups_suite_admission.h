@@ -12,8 +12,10 @@
 #include <numeric>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "cc/table/admission_line.h"
 #include "tests/cc/lookups_world.h"
 #include "tests/cc/test_length.h"
 
@@ -62,8 +64,21 @@ inline std::vector<uint64_t> CountersOf(Table* table, Exec& exec, Tick tick) {
   return counters;
 }
 
-// Random lookups of one and of several tasks; the model counts without a limit, so the counters
-// must be large enough.
+// The first `n` keys of which no two have the same counter.
+inline Keys KeysOfOwnCounters(size_t n, const AdmissionOptions& options) {
+  AdmissionLines lines;
+  lines.lines = lines.num = options.lines;
+  Keys keys;
+  std::set<std::pair<uint32_t, uint32_t>> taken;
+  for (uint64_t key = 0; keys.size() < n; ++key) {
+    const AdmissionLines::Place place = lines.Of(key);
+    if (taken.emplace(place.line, place.fingerprint).second) keys.push_back(key);
+  }
+  return keys;
+}
+
+// Random lookups of one and of several tasks. The model has a counter for each key, so there must
+// be enough of them.
 TYPED_TEST_P(LookupsAdmissionTest, AgreesWithAModel) {
   constexpr uint32_t kTimes = 4;
   constexpr size_t kDim = 2;
@@ -74,6 +89,7 @@ TYPED_TEST_P(LookupsAdmissionTest, AgreesWithAModel) {
   std::set<uint64_t> rows;
   uint64_t refused = 0;
   const uint64_t most = kSanitized ? 600 : TypeParam::kMostIds;
+  const Keys keys = KeysOfOwnCounters(4 * most, world.table(0).options().admission);
   for (Tick tick = 1; tick <= Longer(25); ++tick) {
     std::vector<Ask> asks;
     std::map<uint64_t, uint32_t> times;
@@ -85,7 +101,7 @@ TYPED_TEST_P(LookupsAdmissionTest, AgreesWithAModel) {
       ask.repeats = false;
       ask.keys.resize(1 + random.Below(most));
       ask.num_bags = static_cast<int64_t>(ask.keys.size());
-      for (uint64_t& key : ask.keys) key = random.Below(random.Below(4 * most) + 1);
+      for (uint64_t& key : ask.keys) key = keys[random.Below(random.Below(keys.size()) + 1)];
       for (uint64_t key : ask.keys) ++times[key];
       asks.push_back(ask);
     }
