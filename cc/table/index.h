@@ -50,9 +50,9 @@ class Index {
     }
   };
 
-  // Prepares room for `expected_keys`. 0 < max_load <= kMaxLoad. Keys are hashed with `salt`.
+  // Prepares room for `expected_keys`. Keys are hashed with `salt`.
   Status Init(uint64_t expected_keys, double max_load, uint64_t salt);
-  static constexpr double kMaxLoad = 0.95;
+  static constexpr double kMinLoad = 0.05, kMaxLoad = 0.95;  // of max_load
 
   // Addresses of buckets and directories are valid until the next Grow, MakeSlots or Clear.
   Bucket* buckets() const { return reinterpret_cast<Bucket*>(arena_.data()); }

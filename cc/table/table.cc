@@ -64,8 +64,8 @@ Status Table::CheckOptions(const TableOptions& o) {
   if (o.max_capacity != 0 && o.init_capacity > o.max_capacity) {
     return bad("init_capacity", o.init_capacity, "must not be more than max_capacity");
   }
-  if (!(o.max_load_factor > 0 && o.max_load_factor <= Index::kMaxLoad)) {
-    return bad("max_load_factor", o.max_load_factor, "must be in (0, 0.95]");
+  if (!(o.max_load_factor >= Index::kMinLoad && o.max_load_factor <= Index::kMaxLoad)) {
+    return bad("max_load_factor", o.max_load_factor, "must be in [0.05, 0.95]");
   }
   if (o.epoch_steps < 0) return bad("epoch_steps", o.epoch_steps, "must not be negative");
   if (o.ttl < 0 || o.ttl > kMostTtl) return bad("ttl", o.ttl, "must be in [0, 2^62]");

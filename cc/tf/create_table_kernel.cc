@@ -116,8 +116,7 @@ absl::Status ReadOptions(tf::OpKernelConstruction* ctx, TableOptions* o) {
   o->key_type = ToKeyType(key_dtype);
   o->dtype = ToDType(dtype);
   o->seed = static_cast<uint64_t>(seed);
-  // As a float, 0.95 is slightly larger than the largest value allowed, 0.95 as a double.
-  o->max_load_factor = max_load_factor == 0.95f ? 0.95 : max_load_factor;
+  o->max_load_factor = max_load_factor;
   TF_RETURN_IF_ERROR(ctx->GetAttr("epoch_steps", &o->epoch_steps));
   for (const EvictStrategy s : kEvictStrategies) {
     if (strategy == Name(s)) o->evict_strategy = s;

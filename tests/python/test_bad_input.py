@@ -61,7 +61,9 @@ def table(**options):
         ({"max_capacity": 2**63}, ValueError, "max_capacity"),
         ({"init_capacity": 9, "max_capacity": 8}, ValueError, "init_capacity=9.*max_capacity=8"),
         ({"max_load_factor": 0.0}, ValueError, "max_load_factor.*0"),
-        ({"max_load_factor": 1.5}, ValueError, "max_load_factor.*1.5"),
+        ({"max_load_factor": 0.049}, ValueError, "max_load_factor.*0.049"),
+        ({"max_load_factor": 0.951}, ValueError, "max_load_factor.*0.951"),
+        ({"max_load_factor": 1}, ValueError, "max_load_factor.*got 1"),
         ({"evict_strategy": "random"}, ValueError, "evict_strategy.*random"),
         ({"seed": "x"}, ValueError, "seed.*x"),
         ({"stochastic_rounding": 1}, ValueError, "stochastic_rounding"),
@@ -90,8 +92,8 @@ def test_options_of_sok_scripts_are_accepted():
     assert made.options.max_capacity == 3000
 
 
-@pytest.mark.parametrize("load", [1e-6, 0.5, 0.95, 0.951, 1.0, 1])
-def test_every_load_factor_up_to_1_is_accepted(load):
+@pytest.mark.parametrize("load", [0.05, 0.5, 0.95])
+def test_load_factors(load):
     table = de.DynamicVariable(dimension=1, max_load_factor=load)
     table.lookup(tf.range(2000, dtype=tf.int64))
     assert len(table) == 2000

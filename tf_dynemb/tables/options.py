@@ -119,8 +119,8 @@ class TableOptions:
             behavior of a table that is full. With several ranks, a rank has room for its share and
             six standard deviations, so that `max_capacity` different ids find a place wherever they
             belong.
-        max_load_factor: the share of the index slots in use at which a segment splits, in (0, 1].
-            Values below 0.05 act as 0.05, values above 0.95 as 0.95.
+        max_load_factor: the share of the index slots in use at which a segment splits, in
+            [0.05, 0.95].
         evict_strategy: which row a full table evicts to insert a key, of about 28 rows that it
             compares. Rows of the running batch are never evicted. docs/choosing_what_stays.md
             compares the strategies.
@@ -239,8 +239,10 @@ class TableOptions:
                 object.__setattr__(self, "init_capacity", self.max_capacity)
         if self.seed is not None:
             _check_integer("seed", self.seed, -(2**63))
-        if not _is_number(self.max_load_factor) or not 0 < self.max_load_factor <= 1:
-            raise ValueError(f"max_load_factor must be in (0, 1], got {self.max_load_factor!r}.")
+        if not _is_number(self.max_load_factor) or not 0.05 <= self.max_load_factor <= 0.95:
+            raise ValueError(
+                f"max_load_factor must be in [0.05, 0.95], got {self.max_load_factor!r}."
+            )
         if self.evict_strategy not in EVICT_STRATEGIES:
             raise ValueError(
                 f"evict_strategy must be one of {', '.join(EVICT_STRATEGIES)}, "

@@ -129,7 +129,7 @@ class Table:
                 "dim": dim,
                 "init_capacity": -(-options.init_capacity // ranks),
                 "max_capacity": capacity_share(options.max_capacity or 0, ranks),
-                "max_load_factor": min(max(options.max_load_factor, 0.05), 0.95),
+                "max_load_factor": options.max_load_factor,
                 "evict_strategy": options.strategy,
                 "epoch_steps": options.epoch_steps or 0,
                 **options.lifetime.attributes(ranks),
