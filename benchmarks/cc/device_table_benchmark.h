@@ -141,8 +141,8 @@ class Benchmark {
       Require(range->Commit(all));
     }
     const auto columns = [&](size_t) {
-      return EvictedRows::Columns{keys_out.data(), vectors_out.data(), nullptr,
-                                  reinterpret_cast<int64_t*>(scores_out.data())};
+      return TickColumns{keys_out.data(), vectors_out.data(), nullptr,
+                         reinterpret_cast<int64_t*>(scores_out.data())};
     };
     measure("insert_and_evict", kProbe + 4 + vector, [&](int) {
       bench_.ForEach(n_, MakeKeys{next, keys_});

@@ -48,7 +48,7 @@ void DumpAll(Exec& exec, Table* table, Clock* clock) {
     Snapshot::Block block;
     Require(snapshot->Next(keys.size(), &block));
     if (block.n == 0) return;
-    Require(snapshot->Read(exec, &block, keys.data(), nullptr, nullptr, nullptr, nullptr));
+    Require(snapshot->Read(exec, &block, CutColumns::Keys(keys.data())));
   }
 }
 

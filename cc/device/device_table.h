@@ -121,8 +121,7 @@ class DeviceTable final : public ColdTable {
   const Cut* cut() const override { return cut_.get(); }
   std::vector<RowId> PlanCut(size_t limit) override;
   bool CutIsRead() const override;
-  void ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, void* vectors, float* state,
-               CutTime* updates, CutTime* scores) override;
+  void ReadCut(Exec& exec, const std::vector<RowId>& plan, const CutColumns& to) override;
   bool tracking() const override { return tracking_; }
   void Track(Tick tick) override;
   Status LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) override;
@@ -148,8 +147,7 @@ class DeviceTable final : public ColdTable {
                       const RowPredicate& where) const override;
   Status RemoveKeys(Exec& exec, KeySpan keys, Tick tick, Removal how, uint64_t* removed) override;
   uint64_t RowsHeld() const override { return bounds_.live + num_cold(); }
-  void CopyRows(Exec& exec, const std::vector<RowId>& rows, void* keys, void* vectors, float* state,
-                int64_t* updates, int64_t* scores) const override;
+  void CopyRows(Exec& exec, const std::vector<RowId>& rows, const TickColumns& to) const override;
   uint64_t BringRows(Exec& exec, uint64_t first, uint64_t num) override;
   void MarkRows(Exec& exec, float mark) override;
   void MarkNewRows(Exec& exec, float mark) override;
@@ -424,9 +422,8 @@ class DeviceTable final : public ColdTable {
   void ForRowsInChunks(Work& work, const Fn& fn) const;
   // BeforeWrite for all live rows.
   void SaveAll(Work& work);
-  // Copies columns of rows to the host; a null pointer skips a column.
-  void ReadToHost(Work& work, const std::vector<RowId>& rows, void* keys, void* vectors,
-                  float* state, Stamp* updates, Score* scores) const;
+  // Copies rows to columns in host memory.
+  void ReadToHost(Work& work, const std::vector<RowId>& rows, const RowColumns<Stamp>& to) const;
   // Appends to *not_held those of `keys` (bit patterns) that have no row, not even one that has
   // expired.
   void DropHeld(Work& work, const std::vector<uint64_t>& keys,

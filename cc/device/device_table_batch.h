@@ -200,8 +200,7 @@ void DeviceTable<Device>::Scores(Exec& exec, KeySpan keys, int64_t* scores) cons
   Score* found = work.template Take<Score>(n);
   if (rows == nullptr || found == nullptr) return;
   work.ForKeys(n, device::FindKeys{ViewsAt(0, n), KeysAt(keys), rows, nullptr});
-  work.ForRows(
-      n, 1, device::ReadColumns{View(), rows, nullptr, nullptr, nullptr, nullptr, nullptr, found});
+  work.ForRows(n, 1, device::ReadColumns{View(), rows, RowColumns<Stamp>::Scores(found)});
   const std::vector<RowId> host_rows = ToHost(work, rows, n);
   const std::vector<Score> host_scores = ToHost(work, found, n);
   for (size_t i = 0; work.status().ok() && i < n; ++i) {
@@ -232,7 +231,7 @@ void DeviceTable<Device>::Explain(Exec& exec, KeySpan keys, KeyState* states) co
   }
   std::vector<Stamp> updates(held.size());
   std::vector<Score> scores(held.size());
-  ReadToHost(work, held, nullptr, nullptr, nullptr, updates.data(), scores.data());
+  ReadToHost(work, held, RowColumns<Stamp>::Times(updates.data(), scores.data()));
   const std::vector<uint32_t> counts = CountsOf(work, KeysAt(keys), n);
   const std::vector<char> on_host = KeysToHost(work, keys);
   if (!work.status().ok()) return;

@@ -85,7 +85,7 @@ const float* DeviceTable<Device>::CopyBrought(Work& work, uint64_t begin, uint64
   work.ForEach(*n, device::ListLive{View(), counters(), begin, rows});
   work.ForRows(
       *n, QuadsOf(options_.dim),
-      device::ReadColumns{View(), rows, nullptr, nullptr, vectors, state, nullptr, nullptr});
+      device::ReadColumns{View(), rows, {nullptr, nullptr, state, nullptr, nullptr}, vectors});
   BringCopies(work, rows, *n, vectors, state);
   return vectors;
 }
@@ -100,7 +100,7 @@ void DeviceTable<Device>::ReadRows(Exec& exec, KeySpan keys, float* vectors, flo
   work.ForKeys(n, device::FindKeys{ViewsAt(0, n), KeysAt(keys), rows, found});
   work.ForRows(
       n, QuadsOf(options_.dim),
-      device::ReadColumns{View(), rows, nullptr, nullptr, vectors, state, nullptr, nullptr});
+      device::ReadColumns{View(), rows, {nullptr, nullptr, state, nullptr, nullptr}, vectors});
   BringCopies(work, rows, n, vectors, state);
   if (any_cold()) ReadColdRows(work, keys, vectors, state, found);
 }

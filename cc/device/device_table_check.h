@@ -26,7 +26,7 @@ void DeviceTable<Device>::CheckInvariants() const {
   std::iota(all.begin(), all.end(), RowId{0});
   std::vector<uint64_t> packed(all.size());  // room for either width
   std::vector<Stamp> updates(all.size());
-  ReadToHost(work, all, packed.data(), nullptr, nullptr, updates.data(), nullptr);
+  ReadToHost(work, all, {packed.data(), nullptr, nullptr, updates.data(), nullptr});
   Require(work.status().ok(), "the structure is copied to the host", 0);
   const KeyArray keys = KeysAt(packed.data());
   Require(c.high_water <= store_.capacity, "no more rows than capacity", c.high_water);

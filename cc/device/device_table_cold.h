@@ -182,7 +182,8 @@ Status DeviceTable<Device>::MoveIn(Work& work, const std::vector<Moved>& moved, 
     std::vector<char> brought(brings ? l.content_bytes() : 0);
     std::vector<float> unpacked(brings ? static_cast<size_t>(l.dim) : 0);
     const Place& at = places[parts.size()];
-    const RowColumns columns{nullptr, here + at.vectors, reinterpret_cast<float*>(here + at.state)};
+    const RowColumns<Stamp> columns{nullptr, here + at.vectors,
+                                    reinterpret_cast<float*>(here + at.state), nullptr, nullptr};
     for (size_t r = 0; r < of.keys.size(); ++r, ++i) {
       const char* content = of.ContentOf(r, l);
       if (brings) {
@@ -399,9 +400,8 @@ Status DeviceTable<Device>::MoveAllOut(Work& work) {
     leaving[0].done = 0;
     DYNEMB_RETURN_IF_ERROR(ReserveLeaving(&leaving[0]));
     work.Copy(leaving_rows, rows.data(), n * sizeof(RowId));
-    work.ForRows(n, 1,
-                 device::ReadColumns{View(), leaving_rows, keys, nullptr, nullptr, nullptr, nullptr,
-                                     scores});
+    work.ForRows(
+        n, 1, device::ReadColumns{View(), leaving_rows, {keys, nullptr, nullptr, nullptr, scores}});
     DYNEMB_RETURN_IF_ERROR(work.status());
     work.Changes();
     Leave(work, tables, &leaving, leaving_rows, scores);
@@ -430,8 +430,8 @@ Status DeviceTable<Device>::AddHotRows(Exec& exec, const ColdRows::AddHotFn& add
     std::vector<float> state(n * static_cast<size_t>(l.state_width));
     std::vector<Stamp> updates(n);
     std::vector<Score> scores(n);
-    ReadToHost(work, rows, keys.data(), vectors.data(), state.data(), updates.data(),
-               scores.data());
+    ReadToHost(work, rows,
+               {keys.data(), vectors.data(), state.data(), updates.data(), scores.data()});
     DYNEMB_RETURN_IF_ERROR(work.status());
     const KeySpan bits(options_.key_type, keys.data(), n);
     std::vector<char> row(l.stride);

@@ -66,7 +66,7 @@ typename DeviceTable<Device>::ToSave DeviceTable<Device>::TakeOfCut(Work& work, 
   }
   if (scores == nullptr && !scoring_.by_time()) {
     taken.scores.resize(taken.rows.size());
-    ReadToHost(work, taken.rows, nullptr, nullptr, nullptr, nullptr, taken.scores.data());
+    ReadToHost(work, taken.rows, RowColumns<Stamp>::Scores(taken.scores.data()));
   }
   return taken;
 }
@@ -182,7 +182,7 @@ void DeviceTable<Device>::CopyEvicted(Work& work, const RowId* rows, const Score
   char* const vectors = work.template Take<char>(chunk * l.vector_bytes());
   float* const state = work.template Take<float>(chunk * static_cast<size_t>(l.state_width));
   if (!work.status().ok()) return;
-  const EvictedRows::Columns& to = evicted_->Place(total);
+  const TickColumns& to = evicted_->Place(total);
   work.ForEach(n, device::ListEvictedKeys{View(), rows, sums, sorted, positions});
   work.SortPairs(sorted, positions, total, static_cast<int>(8 * l.key_size));
   work.ForEach(total, device::ListEvictedRows{rows, scores, positions, stamps_, scoring_.by_time(),
@@ -194,9 +194,10 @@ void DeviceTable<Device>::CopyEvicted(Work& work, const RowId* rows, const Score
     const size_t num = std::min(chunk, total - begin);
     work.ForRows(
         num, device::QuadsOfBytes(l.stride),
-        device::ReadColumns{View(), ids + begin, keys, vectors, nullptr, state, nullptr, nullptr});
+        device::ReadColumns{View(), ids + begin, {keys, vectors, state, nullptr, nullptr}});
     work.Copy(static_cast<char*>(to.keys) + begin * l.key_size, keys, num * l.key_size);
-    work.Copy(to.vectors + begin * l.vector_bytes(), vectors, num * l.vector_bytes());
+    work.Copy(static_cast<char*>(to.vectors) + begin * l.vector_bytes(), vectors,
+              num * l.vector_bytes());
     work.Copy(to.state + begin * static_cast<size_t>(l.state_width), state, num * l.state_bytes());
   }
   if (!work.Synchronize().ok()) return;
@@ -321,15 +322,15 @@ bool DeviceTable<Device>::CutIsRead() const {
 }
 
 template <class Device>
-void DeviceTable<Device>::ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys,
-                                  void* vectors, float* state, CutTime* updates, CutTime* scores) {
+void DeviceTable<Device>::ReadCut(Exec& exec, const std::vector<RowId>& plan,
+                                  const CutColumns& to) {
   if (cut_->cold_planned) {
-    ReadColdCut(plan, keys, vectors, state, updates, scores);
+    ReadColdCut(plan, to);
     return;
   }
   Work work(*this, &exec);
-  ReadToHost(work, plan, keys, vectors, state, updates, scores);
-  for (CutTime* times : {updates, scoring_.by_time() ? scores : nullptr}) {
+  ReadToHost(work, plan, to);
+  for (CutTime* times : {to.updates, scoring_.by_time() ? to.scores : nullptr}) {
     if (times == nullptr) continue;
     for (size_t i = 0; i < plan.size(); ++i) times[i] = cut_->Time(stamps_.Decode(times[i]));
   }

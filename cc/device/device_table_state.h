@@ -322,9 +322,8 @@ ExportPlan DeviceTable<Device>::ScanRows(Exec& exec, uint64_t cursor, uint64_t l
 }
 
 template <class Device>
-void DeviceTable<Device>::ReadToHost(Work& work, const std::vector<RowId>& rows, void* keys,
-                                     void* vectors, float* state, Stamp* updates,
-                                     Score* scores) const {
+void DeviceTable<Device>::ReadToHost(Work& work, const std::vector<RowId>& rows,
+                                     const RowColumns<Stamp>& to) const {
   const RowLayout& l = store_.layout;
   const size_t chunk = std::max<size_t>(1, device::kCopyMost / l.stride);
   for (size_t begin = 0; begin < rows.size(); begin += chunk) {
@@ -334,42 +333,40 @@ void DeviceTable<Device>::ReadToHost(Work& work, const std::vector<RowId>& rows,
     const auto column = [&](const void* wanted, size_t bytes) {
       return wanted == nullptr ? nullptr : work.template Take<char>(std::max<size_t>(1, n * bytes));
     };
-    char* k = column(keys, l.key_size);
-    char* v = column(vectors, l.vector_bytes());
-    char* s = column(state, l.state_bytes());
-    char* u = column(updates, sizeof(Stamp));
-    char* sc = column(scores, sizeof(Score));
+    const RowColumns<Stamp> copies{column(to.keys, l.key_size),
+                                   column(to.vectors, l.vector_bytes()),
+                                   reinterpret_cast<float*>(column(to.state, l.state_bytes())),
+                                   reinterpret_cast<Stamp*>(column(to.updates, sizeof(Stamp))),
+                                   reinterpret_cast<Score*>(column(to.scores, sizeof(Score)))};
     if (!work.status().ok()) return;
     work.Copy(ids, rows.data() + begin, n * sizeof(RowId));
-    work.ForRows(n, vector_quads(),
-                 device::ReadColumns{View(), ids, k, v, nullptr, reinterpret_cast<float*>(s),
-                                     reinterpret_cast<Stamp*>(u), reinterpret_cast<Score*>(sc)});
-    const auto deliver = [&](void* to, const char* from, size_t bytes) {
-      if (to != nullptr) work.Copy(static_cast<char*>(to) + begin * bytes, from, n * bytes);
+    work.ForRows(n, vector_quads(), device::ReadColumns{View(), ids, copies});
+    const auto deliver = [&](void* host, const void* from, size_t bytes) {
+      if (host != nullptr) work.Copy(static_cast<char*>(host) + begin * bytes, from, n * bytes);
     };
-    deliver(keys, k, l.key_size);
-    deliver(vectors, v, l.vector_bytes());
-    deliver(state, s, l.state_bytes());
-    deliver(updates, u, sizeof(Stamp));
-    deliver(scores, sc, sizeof(Score));
+    deliver(to.keys, copies.keys, l.key_size);
+    deliver(to.vectors, copies.vectors, l.vector_bytes());
+    deliver(to.state, copies.state, l.state_bytes());
+    deliver(to.updates, copies.updates, sizeof(Stamp));
+    deliver(to.scores, copies.scores, sizeof(Score));
     if (!work.Synchronize().ok()) return;
   }
 }
 
 template <class Device>
-void DeviceTable<Device>::CopyRows(Exec& exec, const std::vector<RowId>& rows, void* keys,
-                                   void* vectors, float* state, int64_t* updates,
-                                   int64_t* scores) const {
+void DeviceTable<Device>::CopyRows(Exec& exec, const std::vector<RowId>& rows,
+                                   const TickColumns& to) const {
   Work work(*this, &exec);
   const size_t n = rows.size();
-  std::vector<Stamp> stamps(updates == nullptr ? 0 : n);
-  std::vector<Score> raw(scores == nullptr ? 0 : n);
-  ReadToHost(work, rows, keys, vectors, state, updates == nullptr ? nullptr : stamps.data(),
-             scores == nullptr ? nullptr : raw.data());
+  std::vector<Stamp> stamps(to.updates == nullptr ? 0 : n);
+  std::vector<Score> raw(to.scores == nullptr ? 0 : n);
+  ReadToHost(work, rows,
+             {to.keys, to.vectors, to.state, to.updates == nullptr ? nullptr : stamps.data(),
+              to.scores == nullptr ? nullptr : raw.data()});
   for (size_t i = 0; i < stamps.size(); ++i) {
-    updates[i] = static_cast<int64_t>(stamps_.Decode(stamps[i]));
+    to.updates[i] = static_cast<int64_t>(stamps_.Decode(stamps[i]));
   }
-  for (size_t i = 0; i < raw.size(); ++i) scores[i] = PublicScore(raw[i]);
+  for (size_t i = 0; i < raw.size(); ++i) to.scores[i] = PublicScore(raw[i]);
 }
 
 template <class Device>

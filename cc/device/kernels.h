@@ -15,6 +15,7 @@
 #include "cc/table/bucket_ops.h"
 #include "cc/table/key.h"
 #include "cc/table/portability.h"
+#include "cc/table/row_columns.h"
 #include "cc/table/row_predicate.h"
 #include "cc/table/stamps.h"
 #include "cc/table/types.h"
@@ -196,18 +197,14 @@ struct ReadVectors {
   }
 };
 
-// The columns of rows, as arrays; a null pointer skips a column. `vectors` are copied,
-// `float_vectors` converted to float32. Where rows[i] is kNoRow, float_vectors and state are zeros,
-// and the other columns are not written.
+// Copies rows to columns, and their vectors, converted to float32, to `float_vectors`, unless it is
+// null. Where rows[i] is kNoRow, float_vectors and state are zeros, and the other columns are not
+// written.
 struct ReadColumns {
   DeviceView view;
   const RowId* rows;
-  void* keys;
-  char* vectors;
-  float* float_vectors;
-  float* state;
-  Stamp* updates;
-  Score* scores;
+  RowColumns<Stamp> to;
+  float* float_vectors = nullptr;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
@@ -215,27 +212,29 @@ struct ReadColumns {
     const RowId row = rows[i];
     const char* at = row == kNoRow ? nullptr : view.RowAt(row);
     if (lanes.rank() == 0 && at != nullptr) {
-      if (keys != nullptr) StoreKey(keys, l.key_size, i, view.KeyAt(row));
-      if (updates != nullptr) updates[i] = *l.update(at);
+      if (to.keys != nullptr) StoreKey(to.keys, l.key_size, i, view.KeyAt(row));
+      if (to.updates != nullptr) to.updates[i] = *l.update(at);
     }
-    if (scores != nullptr && at != nullptr) {
+    if (to.scores != nullptr && at != nullptr) {
       const SlotRef slot = view.Find(lanes, view.KeyAt(row));
-      if (lanes.rank() == 0) scores[i] = AtomicLoad(&slot.bucket->score[slot.slot]);
+      if (lanes.rank() == 0) to.scores[i] = AtomicLoad(&slot.bucket->score[slot.slot]);
     }
-    if (vectors != nullptr && at != nullptr) {
-      CopyBytes(lanes, vectors + i * l.vector_bytes(), l.vector(at), l.vector_bytes());
+    if (to.vectors != nullptr && at != nullptr) {
+      CopyBytes(lanes, static_cast<char*>(to.vectors) + i * l.vector_bytes(), l.vector(at),
+                l.vector_bytes());
     }
     if (float_vectors != nullptr) {
-      float* to = float_vectors + i * static_cast<size_t>(l.dim);
+      float* vector = float_vectors + i * static_cast<size_t>(l.dim);
       ForEachQuad(lanes, l.dim, [&](int64_t first, int n) {
         StoreQuad(at == nullptr ? Quad<float>{} : LoadColumns(l.dtype, l.vector(at), first, n), n,
-                  to + first);
+                  vector + first);
       });
     }
-    if (state != nullptr && l.state_width != 0) {
-      float* to = state + i * static_cast<size_t>(l.state_width);
+    if (to.state != nullptr && l.state_width != 0) {
+      float* state = to.state + i * static_cast<size_t>(l.state_width);
       ForEachQuad(lanes, l.state_width, [&](int64_t first, int n) {
-        StoreQuad(at == nullptr ? Quad<float>{} : LoadQuad(l.state(at) + first, n), n, to + first);
+        StoreQuad(at == nullptr ? Quad<float>{} : LoadQuad(l.state(at) + first, n), n,
+                  state + first);
       });
     }
   }

@@ -47,7 +47,7 @@ class ReadOnlyTable : public Table {
   const Cut* cut() const final { return nullptr; }
   std::vector<RowId> PlanCut(size_t) final { return {}; }
   bool CutIsRead() const final { return true; }
-  void ReadCut(Exec&, const std::vector<RowId>&, void*, void*, float*, CutTime*, CutTime*) final {}
+  void ReadCut(Exec&, const std::vector<RowId>&, const CutColumns&) final {}
 
   Status ResetState(Exec&, const StateSpec&) final { return Refused(); }
   Status AdvanceEpoch(Exec&) final { return Refused(); }
@@ -57,8 +57,7 @@ class ReadOnlyTable : public Table {
   void CheckInvariants() const final {}
 
  protected:
-  void CopyRows(Exec&, const std::vector<RowId>&, void*, void*, float*, int64_t*,
-                int64_t*) const final {}
+  void CopyRows(Exec&, const std::vector<RowId>&, const TickColumns&) const final {}
   uint64_t BringRows(Exec&, uint64_t, uint64_t) final { return 0; }
   void MarkRows(Exec&, float) final {}
   void MarkNewRows(Exec&, float) final {}

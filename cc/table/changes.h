@@ -39,6 +39,7 @@
 #include "cc/table/deletion_log.h"
 #include "cc/table/row.h"
 #include "cc/table/row_bits.h"
+#include "cc/table/row_columns.h"
 #include "cc/table/status.h"
 #include "cc/table/types.h"
 
@@ -47,6 +48,7 @@ namespace dynemb {
 // A time in a cut, as it is written: ticks since the base that the table had at the watermark. It
 // is at most the watermark.
 using CutTime = uint32_t;
+using CutColumns = RowColumns<CutTime>;
 
 // SavedRows: a queue of copies of rows, from batches to the reader of the cuts. It is bounded: a
 // batch that would exceed the bound waits until the reader has taken some rows. The reader must

@@ -14,7 +14,6 @@
 #include "cc/table/background.h"
 #include "cc/table/bucket_ops.h"
 #include "cc/table/codec.h"
-#include "cc/table/row_columns.h"
 
 namespace dynemb {
 namespace {
@@ -244,32 +243,28 @@ ExportPlan ColdTable::ScanCold(uint64_t cursor, uint64_t limit, uint64_t most,
   return plan;
 }
 
-void ColdTable::CopyColdRows(const ExportPlan& plan, void* keys, void* vectors, float* state,
-                             int64_t* updates, int64_t* scores) const {
+void ColdTable::CopyColdRows(const ExportPlan& plan, const TickColumns& to) const {
   for (size_t i = 0; i < plan.rows.size(); ++i) {
-    if (updates != nullptr) {
-      updates[i] = static_cast<int64_t>(stamps_.Decode(plan.times[i].updated));
+    if (to.updates != nullptr) {
+      to.updates[i] = static_cast<int64_t>(stamps_.Decode(plan.times[i].updated));
     }
-    if (scores != nullptr) scores[i] = PublicScore(plan.times[i].score);
+    if (to.scores != nullptr) to.scores[i] = PublicScore(plan.times[i].score);
   }
-  if (keys == nullptr && vectors == nullptr && state == nullptr) return;
-  const RowColumns columns{keys, vectors, state};
+  if (!to.has_content()) return;
   KeepError(cold_->Read(plan.rows, [&](size_t i, const ColdRow& row) {
-    columns.Set(i, content_layout_, &row.key, row.content);  // the low bytes of the key come first
+    to.Set(i, content_layout_, &row.key, row.content);  // the low bytes of the key come first
   }));
 }
 
-void ColdTable::ReadColdCut(const std::vector<RowId>& plan, void* keys, void* vectors, float* state,
-                            CutTime* updates, CutTime* scores) {
+void ColdTable::ReadColdCut(const std::vector<RowId>& plan, const CutColumns& to) {
   const Cut& of = *cut();
-  const RowColumns columns{keys, vectors, state};
   // At the watermark, as the cut's, but in host memory.
   const RowLayout layout(of.layout.key_size, of.layout.dtype, of.layout.dim, of.layout.state_width);
   KeepError(cold_->ReadCut(plan, [&](size_t i, const ColdRow& row) {
-    columns.Set(i, layout, &row.key, row.content);
-    if (updates != nullptr) updates[i] = of.Time(row.updated);
-    if (scores == nullptr) return;
-    scores[i] = scoring_.by_time() ? of.Time(stamps_.Decode(row.times.score)) : row.times.score;
+    to.Set(i, layout, &row.key, row.content);
+    if (to.updates != nullptr) to.updates[i] = of.Time(row.updated);
+    if (to.scores == nullptr) return;
+    to.scores[i] = scoring_.by_time() ? of.Time(stamps_.Decode(row.times.score)) : row.times.score;
   }));
 }
 

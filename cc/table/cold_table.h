@@ -128,8 +128,7 @@ class ColdTable : public Table {
   void ExplainCold(KeySpan keys, KeyState* states) const;
   ExportPlan ScanCold(uint64_t cursor, uint64_t limit, uint64_t most,
                       const RowPredicate& where) const;
-  void CopyColdRows(const ExportPlan& plan, void* keys, void* vectors, float* state,
-                    int64_t* updates, int64_t* scores) const final;
+  void CopyColdRows(const ExportPlan& plan, const TickColumns& to) const final;
   // For BringRows: what follows after rows of memory have been brought up to date, where
   // `next` is the next of these (0: none), and `num` more rows may be.
   uint64_t BringCold(Exec& exec, uint64_t next, uint64_t num);
@@ -163,8 +162,7 @@ class ColdTable : public Table {
   // are in memory.
   Status TrimCold(Tick tick, uint64_t hot);
   void BeginColdCut(const Cut& cut);
-  void ReadColdCut(const std::vector<RowId>& plan, void* keys, void* vectors, float* state,
-                   CutTime* updates, CutTime* scores);
+  void ReadColdCut(const std::vector<RowId>& plan, const CutColumns& to);
   // Asks the background to look for space to give back.
   void CompactSoon();
   // For SwapRows: swaps the times, the cold rows, and what Table::SwapBase swaps.

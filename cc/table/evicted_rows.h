@@ -18,21 +18,15 @@
 #include <vector>
 
 #include "cc/table/row.h"
+#include "cc/table/row_columns.h"
 
 namespace dynemb {
 
 class EvictedRows {
  public:
-  // Arrays of n rows, in host memory.
-  struct Columns {
-    void* keys = nullptr;       // [n] of the layout's key size
-    char* vectors = nullptr;    // [n, dim] of the layout's type
-    float* state = nullptr;     // [n, state_width]
-    int64_t* scores = nullptr;  // [n] as Table::Scores returns them
-  };
-  // Returns arrays for the columns. Called once, when the number of rows is known, and may throw
-  // std::bad_alloc.
-  using Allocate = std::function<Columns(size_t n)>;
+  // Returns columns for n rows in host memory, without updates. Called once, when the number of
+  // rows is known, and may throw std::bad_alloc.
+  using Allocate = std::function<TickColumns(size_t n)>;
 
   // Null `allocate`: the arrays are members, which live as long as this object.
   explicit EvictedRows(const RowLayout& layout, Allocate allocate = nullptr)
@@ -90,7 +84,7 @@ class EvictedRows {
 
   // The columns of all n rows, which the caller writes, in the order of the keys. No row has been
   // added. Throws std::bad_alloc.
-  const Columns& Place(size_t n) {
+  const TickColumns& Place(size_t n) {
     if (placed_ || !keys_.empty()) std::abort();
     columns_ = allocate_ != nullptr ? allocate_(n) : MakeColumns(n);
     placed_ = true;
@@ -101,20 +95,20 @@ class EvictedRows {
   size_t size() const { return placed_ ? num_placed_ : keys_.size(); }
 
   // Ends adding rows: sorts those that were added into columns. Throws std::bad_alloc.
-  const Columns& Finish() {
+  const TickColumns& Finish() {
     if (placed_) return columns_;
     const size_t n = keys_.size();
     std::vector<size_t> order(n);
     std::iota(order.begin(), order.end(), size_t{0});
     std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return keys_[a] < keys_[b]; });
-    const Columns to = allocate_ != nullptr ? allocate_(n) : MakeColumns(n);
+    const TickColumns to = allocate_ != nullptr ? allocate_(n) : MakeColumns(n);
     const size_t bytes = layout_.vector_bytes();
     const auto width = static_cast<size_t>(layout_.state_width);
     for (size_t i = 0; i < n; ++i) {
       const char* content = contents_.data() + order[i] * ContentBytes();
       memcpy(static_cast<char*>(to.keys) + i * layout_.key_size, &keys_[order[i]],
              layout_.key_size);
-      memcpy(to.vectors + i * bytes, content, bytes);
+      memcpy(static_cast<char*>(to.vectors) + i * bytes, content, bytes);
       if (width != 0) memcpy(to.state + i * width, content + bytes, layout_.state_bytes());
       to.scores[i] = scores_[order[i]];
     }
@@ -127,14 +121,14 @@ class EvictedRows {
  private:
   size_t ContentBytes() const { return layout_.vector_bytes() + layout_.state_bytes(); }
 
-  Columns MakeColumns(size_t n) {
+  TickColumns MakeColumns(size_t n) {
     // Aligned for all of them: scores first. Not cleared.
     const size_t scores = n * sizeof(int64_t), keys = (n * layout_.key_size + 7) / 8 * 8;
     const size_t state = (n * layout_.state_bytes() + 7) / 8 * 8;
     memory_.reset(new char[scores + keys + state + n * layout_.vector_bytes()]);
     char* const p = memory_.get();
     return {p + scores, p + scores + keys + state, reinterpret_cast<float*>(p + scores + keys),
-            reinterpret_cast<int64_t*>(p)};
+            nullptr, reinterpret_cast<int64_t*>(p)};
   }
 
   const RowLayout layout_;
@@ -146,7 +140,7 @@ class EvictedRows {
   std::vector<char> contents_;  // of each row: its vector, then its state
   bool placed_ = false;         // whether there are columns
   size_t num_placed_ = 0;
-  Columns columns_;
+  TickColumns columns_;
   std::unique_ptr<char[]> memory_;
 };
 

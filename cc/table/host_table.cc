@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "cc/table/codec.h"
-#include "cc/table/row_columns.h"
 
 namespace dynemb {
 
@@ -224,28 +223,26 @@ bool HostTable::CutIsRead() const {
          (cold_ == nullptr || cold_->CutRows() == 0);
 }
 
-void HostTable::ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, void* vectors,
-                        float* state, CutTime* updates, CutTime* scores) {
+void HostTable::ReadCut(Exec& exec, const std::vector<RowId>& plan, const CutColumns& to) {
   Cut& cut = *changes_.cut();
   if (cut.cold_planned) {
-    ReadColdCut(plan, keys, vectors, state, updates, scores);
+    ReadColdCut(plan, to);
     return;
   }
   const RowLayout& l = layout();
-  const RowColumns columns{keys, vectors, state};
   exec.ParallelFor(plan.size(), 4096, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       const char* row = rows_.At(plan[i]);
-      columns.Set(i, l, row);
-      if (updates != nullptr) updates[i] = cut.Time(stamps_.Decode(*l.update(row)));
+      to.Set(i, l, row);
+      if (to.updates != nullptr) to.updates[i] = cut.Time(stamps_.Decode(*l.update(row)));
       cut.todo.Take(plan[i]);
     }
   });
-  if (scores != nullptr) {
+  if (to.scores != nullptr) {
     // A CutTime has the same width as a score, so the conversion is in place.
-    ReadScores(exec, plan.data(), plan.size(), scores);
+    ReadScores(exec, plan.data(), plan.size(), to.scores);
     for (size_t i = 0; scoring_.by_time() && i < plan.size(); ++i) {
-      scores[i] = cut.Time(stamps_.Decode(scores[i]));
+      to.scores[i] = cut.Time(stamps_.Decode(to.scores[i]));
     }
   }
   if (!plan.empty()) cut.cursor = plan.back() + uint64_t{1};
@@ -446,21 +443,21 @@ ExportPlan HostTable::ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint
   return plan;
 }
 
-void HostTable::CopyRows(Exec& exec, const std::vector<RowId>& rows, void* keys, void* vectors,
-                         float* state, int64_t* updates, int64_t* scores) const {
+void HostTable::CopyRows(Exec& exec, const std::vector<RowId>& rows, const TickColumns& to) const {
   const RowLayout& l = layout();
-  const RowColumns columns{keys, vectors, state};
   exec.ParallelFor(rows.size(), 4096, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       const char* row = rows_.At(rows[i]);
-      columns.Set(i, l, row);
-      if (updates != nullptr) updates[i] = static_cast<int64_t>(stamps_.Decode(*l.update(row)));
+      to.Set(i, l, row);
+      if (to.updates != nullptr) {
+        to.updates[i] = static_cast<int64_t>(stamps_.Decode(*l.update(row)));
+      }
     }
   });
-  if (scores == nullptr) return;
+  if (to.scores == nullptr) return;
   std::vector<Score> raw(rows.size());
   ReadScores(exec, rows.data(), rows.size(), raw.data());
-  for (size_t i = 0; i < raw.size(); ++i) scores[i] = PublicScore(raw[i]);
+  for (size_t i = 0; i < raw.size(); ++i) to.scores[i] = PublicScore(raw[i]);
 }
 
 Status HostTable::HotRows(const RowLayout& layout, uint64_t* rows) const {

@@ -47,8 +47,7 @@ class HostTable : public ColdTable {
   const Cut* cut() const final { return changes_.cut(); }
   std::vector<RowId> PlanCut(size_t limit) final;
   bool CutIsRead() const final;
-  void ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, void* vectors, float* state,
-               CutTime* updates, CutTime* scores) final;
+  void ReadCut(Exec& exec, const std::vector<RowId>& plan, const CutColumns& to) final;
   bool tracking() const final { return changes_.tracking(); }
   void Track(Tick tick) final;
   void Explain(Exec& exec, KeySpan keys, KeyState* states) const final;
@@ -64,8 +63,7 @@ class HostTable : public ColdTable {
 
   ExportPlan ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint64_t most,
                       const RowPredicate& where) const final;
-  void CopyRows(Exec& exec, const std::vector<RowId>& rows, void* keys, void* vectors, float* state,
-                int64_t* updates, int64_t* scores) const final;
+  void CopyRows(Exec& exec, const std::vector<RowId>& rows, const TickColumns& to) const final;
   uint64_t BringRows(Exec& exec, uint64_t first, uint64_t num) final;
   void MarkRows(Exec& exec, float mark) final;
   void MarkNewRows(Exec&, float mark) final { initial_state_.back() = mark; }

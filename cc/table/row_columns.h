@@ -1,20 +1,34 @@
-// RowColumns: the arrays that rows are copied to, one for each kind of data.
+// RowColumns: rows as arrays, one for each kind of data.
 #ifndef DYNEMB_TABLE_ROW_COLUMNS_H_
 #define DYNEMB_TABLE_ROW_COLUMNS_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "cc/table/row.h"
 
 namespace dynemb {
 
-// Element i of each column is of row i. A null column is skipped.
+// Element i of each column is of row i. A null column is skipped. `Time` is that of the call:
+// int64_t for ticks, and for scores as Table::Scores returns them; CutTime for those of a cut;
+// Stamp for those that a table stores.
+template <class Time>
 struct RowColumns {
-  void* keys;     // [n], of the layout's key size
-  void* vectors;  // [n, dim], of the layout's dtype
-  float* state;   // [n, state width]
+  void* keys = nullptr;     // [n], of the layout's key size
+  void* vectors = nullptr;  // [n, dim], of the layout's dtype
+  float* state = nullptr;   // [n, state width]
+  Time* updates = nullptr;  // [n]
+  Time* scores = nullptr;   // [n]
 
+  static RowColumns Keys(void* keys) { return {keys, nullptr, nullptr, nullptr, nullptr}; }
+  static RowColumns Scores(Time* scores) { return Times(nullptr, scores); }
+  static RowColumns Times(Time* updates, Time* scores) {
+    return {nullptr, nullptr, nullptr, updates, scores};
+  }
+
+  bool has_content() const { return keys != nullptr || vectors != nullptr || state != nullptr; }
+  // Sets the key, the vector and the state of row i.
   void Set(size_t i, const RowLayout& l, const char* row) const { Set(i, l, row, l.vector(row)); }
   // `content`: the vector and the state.
   void Set(size_t i, const RowLayout& l, const void* key, const char* content) const {
@@ -28,6 +42,8 @@ struct RowColumns {
     }
   }
 };
+
+using TickColumns = RowColumns<int64_t>;
 
 }  // namespace dynemb
 

@@ -4,8 +4,6 @@
 #include <chrono>
 #include <utility>
 
-#include "cc/table/row_columns.h"
-
 namespace dynemb {
 
 Status Snapshot::Begin(Exec& exec, std::vector<Table*> tables, const std::vector<Tick>& since,
@@ -71,36 +69,33 @@ Status Snapshot::Next(size_t limit, Block* block) {
   }
 }
 
-Status Snapshot::Read(Exec& exec, Block* block, void* keys, void* vectors, float* state,
-                      CutTime* updates, CutTime* scores) {
+Status Snapshot::Read(Exec& exec, Block* block, CutColumns to) {
   const Info& info = info_[block->table];
-  const bool brings = info.catch_up.active() && (vectors != nullptr || state != nullptr);
+  const bool brings = info.catch_up.active() && (to.vectors != nullptr || to.state != nullptr);
   std::vector<float> own;
-  if (brings && state == nullptr) {
+  if (brings && to.state == nullptr) {
     own.resize(block->n * static_cast<size_t>(info.layout.state_width));
-    state = own.data();
+    to.state = own.data();
   }
-  DYNEMB_RETURN_IF_ERROR(ReadStored(exec, block, keys, vectors, state, updates, scores));
-  if (brings) info.catch_up.BringColumns(exec, info.layout, block->n, vectors, state);
+  DYNEMB_RETURN_IF_ERROR(ReadStored(exec, block, to));
+  if (brings) info.catch_up.BringColumns(exec, info.layout, block->n, to.vectors, to.state);
   return Status();
 }
 
-Status Snapshot::ReadStored(Exec& exec, Block* block, void* keys, void* vectors, float* state,
-                            CutTime* updates, CutTime* scores) {
+Status Snapshot::ReadStored(Exec& exec, Block* block, const CutColumns& to) {
   DYNEMB_RETURN_IF_ERROR(saved_.Error());
   if (block->lock.owns_lock()) {
     Table& table = *tables_[block->table];
-    table.ReadCut(exec, block->plan, keys, vectors, state, updates, scores);
+    table.ReadCut(exec, block->plan, to);
     block->lock.unlock();
     return table.Error();
   }
-  const RowColumns columns{keys, vectors, state};
   const RowLayout& l = info_[block->table].layout;
   for (size_t i = 0; i < block->n; ++i) {
     const char* row = block->saved + i * SavedRows::Stride(l);
-    columns.Set(i, l, row);
-    if (updates != nullptr) updates[i] = *l.update(row);
-    if (scores != nullptr) memcpy(&scores[i], row + l.stride, sizeof(CutTime));
+    to.Set(i, l, row);
+    if (to.updates != nullptr) to.updates[i] = *l.update(row);
+    if (to.scores != nullptr) memcpy(&to.scores[i], row + l.stride, sizeof(CutTime));
   }
   if (block->saved != nullptr) chunk_read_ += block->n;
   return Status();

@@ -7,7 +7,7 @@
 //     DYNEMB_RETURN_IF_ERROR(snapshot->Next(limit, &block));
 //     if (block.n == 0) break;
 //     ... allocate arrays for block.n rows of table block.table ...
-//     DYNEMB_RETURN_IF_ERROR(snapshot->Read(exec, &block, keys, vectors, ...));
+//     DYNEMB_RETURN_IF_ERROR(snapshot->Read(exec, &block, {keys, vectors, ...}));
 //   }
 //
 // Every row of the cuts is delivered exactly once, with its contents at the watermark. Rows come in
@@ -84,10 +84,9 @@ class Snapshot {
   std::vector<double> steps(size_t table) const {
     return info_[table].catch_up.Save(info_[table].since);
   }
-  // Copies the rows of a block to arrays, and unlocks the table; a null pointer skips a column.
-  // Fails like Next, or with the table's error (Table::Error); the arrays are then not valid.
-  Status Read(Exec& exec, Block* block, void* keys, void* vectors, float* state, CutTime* updates,
-              CutTime* scores);
+  // Copies the rows of a block to columns, and unlocks the table. Fails like Next, or with the
+  // table's error (Table::Error); the columns are then not valid.
+  Status Read(Exec& exec, Block* block, CutColumns to);
 
  private:
   struct Info {
@@ -103,8 +102,7 @@ class Snapshot {
     CatchUp catch_up;  // at the watermark
   };
   // Read, of rows as they were when they were last used.
-  Status ReadStored(Exec& exec, Block* block, void* keys, void* vectors, float* state,
-                    CutTime* updates, CutTime* scores);
+  Status ReadStored(Exec& exec, Block* block, const CutColumns& to);
   Snapshot(std::vector<Table*> tables, size_t most_saved)
       : tables_(std::move(tables)), to_lock_(tables_), saved_(most_saved) {}
 

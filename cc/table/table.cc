@@ -203,7 +203,7 @@ Status ForScores(Exec& exec, const Table& table, const ListFrom& list, const Fn&
     const ExportPlan plan = list(static_cast<uint64_t>(cursor));
     DYNEMB_RETURN_IF_ERROR(table.Error());
     std::vector<int64_t> scores(plan.rows.size());
-    table.Export(exec, plan, nullptr, nullptr, nullptr, nullptr, scores.data());
+    table.Export(exec, plan, TickColumns::Scores(scores.data()));
     DYNEMB_RETURN_IF_ERROR(table.Error());
     DYNEMB_RETURN_IF_ERROR(fn(plan, scores));
     cursor = plan.next_cursor;
@@ -280,7 +280,7 @@ Status Table::EvictTo(Exec& exec, uint64_t rows, Tick tick, uint64_t* evicted) {
         }
         if (leaving.rows.empty()) return Status();
         std::vector<char> keys(leaving.rows.size() * key_size);
-        Export(exec, leaving, keys.data(), nullptr, nullptr, nullptr);
+        Export(exec, leaving, TickColumns::Keys(keys.data()));
         DYNEMB_RETURN_IF_ERROR(Error());
         return RemoveKeys(exec, {options_.key_type, keys.data(), leaving.rows.size()}, tick,
                           Removal::kEvict, evicted);
@@ -332,7 +332,7 @@ Status Table::RemoveExpired(Exec& exec, Tick tick, Tick horizon, uint64_t rows, 
   *cursor = plan.next_cursor;
   if (plan.rows.empty()) return Status();
   std::vector<char> keys(plan.rows.size() * layout().key_size);
-  Export(exec, plan, keys.data(), nullptr, nullptr, nullptr);
+  Export(exec, plan, TickColumns::Keys(keys.data()));
   DYNEMB_RETURN_IF_ERROR(Error());
   return RemoveKeys(exec, {options_.key_type, keys.data(), plan.rows.size()}, tick,
                     Removal::kExpire, expired);

@@ -30,6 +30,7 @@
 #include "cc/table/cold_rows.h"
 #include "cc/table/expiry.h"
 #include "cc/table/row.h"
+#include "cc/table/row_columns.h"
 #include "cc/table/row_predicate.h"
 #include "cc/table/score.h"
 #include "cc/table/shared_mutex.h"
@@ -157,11 +158,9 @@ class Table : public TableBatches, public TableCut {
     where.updated_after = since;
     return SelectRows(exec, cursor, limit, where);
   }
-  // (shared, under the lock of SelectRows) Copies keys and vectors (of the table's types), state,
-  // ticks of last update, and scores, as Scores returns them, to arrays in host memory; a null
-  // column is skipped. The copies are up to date.
-  void Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
-              int64_t* updates, int64_t* scores = nullptr) const;
+  // (shared, under the lock of SelectRows) Copies the rows, with ticks of last update, and scores
+  // as Scores returns them, to columns in host memory. The copies are up to date.
+  void Export(Exec& exec, const ExportPlan& plan, TickColumns to) const;
   // (exclusive) Evicts rows until at most `rows` are left, those with the lowest scores; sets
   // *evicted to their number. A table that holds fewer rows does not change. If memory runs out,
   // some of the rows have been evicted.
@@ -276,13 +275,10 @@ class Table : public TableBatches, public TableCut {
   virtual ExportPlan ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint64_t most,
                               const RowPredicate& where) const = 0;
   // Export, of the rows as they are.
-  virtual void CopyRows(Exec& exec, const std::vector<RowId>& rows, void* keys, void* vectors,
-                        float* state, int64_t* updates, int64_t* scores) const = 0;
+  virtual void CopyRows(Exec& exec, const std::vector<RowId>& rows,
+                        const TickColumns& to) const = 0;
   // The same for cold rows.
-  virtual void CopyColdRows(const ExportPlan& plan, void* keys, void* vectors, float* state,
-                            int64_t* updates, int64_t* scores) const {
-    (void)plan, (void)keys, (void)vectors, (void)state, (void)updates, (void)scores;
-  }
+  virtual void CopyColdRows(const ExportPlan&, const TickColumns&) const {}
   // Brings at most `num` rows from `first` on up to date, and returns the first row after them; 0
   // at the end of the rows.
   virtual uint64_t BringRows(Exec& exec, uint64_t first, uint64_t num) = 0;

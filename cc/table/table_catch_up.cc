@@ -91,21 +91,20 @@ Status Table::LoadSteps(Exec& exec, const std::vector<double>& saved, Tick tick)
   return Status();
 }
 
-void Table::Export(Exec& exec, const ExportPlan& plan, void* keys, void* vectors, float* state,
-                   int64_t* updates, int64_t* scores) const {
+void Table::Export(Exec& exec, const ExportPlan& plan, TickColumns to) const {
   const size_t n = plan.rows.size();
-  const bool brings = catch_up_.active() && (vectors != nullptr || state != nullptr);
+  const bool brings = catch_up_.active() && (to.vectors != nullptr || to.state != nullptr);
   std::vector<float> own;
-  if (brings && state == nullptr) {
+  if (brings && to.state == nullptr) {
     own.resize(n * static_cast<size_t>(layout().state_width));
-    state = own.data();
+    to.state = own.data();
   }
   if (plan.cold) {
-    CopyColdRows(plan, keys, vectors, state, updates, scores);
+    CopyColdRows(plan, to);
   } else {
-    CopyRows(exec, plan.rows, keys, vectors, state, updates, scores);
+    CopyRows(exec, plan.rows, to);
   }
-  if (brings) catch_up_.BringColumns(exec, layout(), n, vectors, state);
+  if (brings) catch_up_.BringColumns(exec, layout(), n, to.vectors, to.state);
 }
 
 }  // namespace dynemb

@@ -37,10 +37,9 @@ class TableCut {
   virtual std::vector<RowId> PlanCut(size_t limit) = 0;
   // (shared) Whether all rows of the cut have been examined.
   virtual bool CutIsRead() const = 0;
-  // (shared, under the lock of PlanCut) Copies the planned rows to arrays in host memory; a null
-  // column is skipped. Scores that are stamps are converted to times of the cut.
-  virtual void ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, void* vectors,
-                       float* state, CutTime* updates, CutTime* scores) = 0;
+  // (shared, under the lock of PlanCut) Copies the planned rows to columns in host memory. Scores
+  // that are stamps are converted to times of the cut.
+  virtual void ReadCut(Exec& exec, const std::vector<RowId>& plan, const CutColumns& to) = 0;
 };
 
 }  // namespace dynemb

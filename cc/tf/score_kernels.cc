@@ -201,11 +201,9 @@ class ExportIfOp : public OneTableOp {
     TF_RETURN_IF_ERROR(Output(ctx, 4, {rest}, &scores));
     TF_RETURN_IF_ERROR(Output(ctx, 5, {}, &next));
     *next = plan.next_cursor;
-    if (keys_only_) {
-      table.Export(*exec, plan, keys, nullptr, nullptr, nullptr);
-    } else {
-      table.Export(*exec, plan, keys, values, state, updates, scores);
-    }
+    table.Export(
+        *exec, plan,
+        keys_only_ ? TickColumns::Keys(keys) : TickColumns{keys, values, state, updates, scores});
     return ToAbsl(table.Error());
   }
 

@@ -236,7 +236,7 @@ class SnapshotNextOp : public OneSnapshotOp {
     TF_RETURN_IF_ERROR(Output(ctx, 5, {n}, &scores));
     *table = n == 0 ? -1 : static_cast<int64_t>(block.table);
     SerialExec exec;  // leaves the other threads to training, which continues meanwhile
-    return ToAbsl(s->Read(exec, &block, keys, vectors, state, updates, scores));
+    return ToAbsl(s->Read(exec, &block, {keys, vectors, state, updates, scores}));
   }
 };
 

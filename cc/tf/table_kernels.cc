@@ -240,7 +240,7 @@ class InsertAndEvictOp : public OneTableOp {
     absl::Status allocated;
     EvictedRows instead(table.layout());
     EvictedRows evicted(table.layout(), [&](size_t num) {
-      EvictedRows::Columns to;
+      TickColumns to;
       allocated = AllocateColumns(ctx, table, num, &to);
       return allocated.ok() ? to : instead.Place(num);
     });
@@ -253,7 +253,7 @@ class InsertAndEvictOp : public OneTableOp {
  private:
   // The outputs, for this number of rows.
   static absl::Status AllocateColumns(tf::OpKernelContext* ctx, const Table& table, size_t num,
-                                      EvictedRows::Columns* to) {
+                                      TickColumns* to) {
     const auto size = static_cast<int64_t>(num);
     TF_RETURN_IF_ERROR(Output(ctx, 0, {size}, &to->keys));
     TF_RETURN_IF_ERROR(Output(ctx, 1, {size, table.options().dim}, &to->vectors));
@@ -329,7 +329,7 @@ class ExportOp : public OneTableOp {
     TF_RETURN_IF_ERROR(Output(ctx, 2, {n, table.layout().state_width}, &state));
     TF_RETURN_IF_ERROR(Output(ctx, 3, {n}, &updates));
     TF_RETURN_IF_ERROR(Output(ctx, 4, {}, &next));
-    table.Export(*exec, plan, keys, values, state, updates);
+    table.Export(*exec, plan, {keys, values, state, updates, nullptr});
     *next = plan.next_cursor;
     return absl::OkStatus();
   }

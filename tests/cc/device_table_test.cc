@@ -250,8 +250,7 @@ TEST(DeviceFailures, SnapshotReadsReportFailures) {
     ASSERT_TRUE(snapshot->Next(1000, &block).ok());
     if (block.n == 0) break;
     Keys keys(block.n);
-    const Status status =
-        snapshot->Read(exec, &block, keys.data(), nullptr, nullptr, nullptr, nullptr);
+    const Status status = snapshot->Read(exec, &block, CutColumns::Keys(keys.data()));
     if (device.FailTake(ThreadsDevice::kNever)) {
       ASSERT_TRUE(status.ok()) << status.message();
       read.insert(read.end(), keys.begin(), keys.end());

@@ -256,9 +256,9 @@ TEST_F(DeviceWorkTest, OfTablesThatAreFull) {
     Require(column.Commit(kBytes));
   }
   EvictedRows evicted(tables_[0]->layout(), [&](size_t) {
-    return EvictedRows::Columns{columns[0].data(), columns[1].data(),
-                                reinterpret_cast<float*>(columns[2].data()),
-                                reinterpret_cast<int64_t*>(columns[3].data())};
+    return TickColumns{columns[0].data(), columns[1].data(),
+                       reinterpret_cast<float*>(columns[2].data()), nullptr,
+                       reinterpret_cast<int64_t*>(columns[3].data())};
   });
   Draw(20);
   Check({"insert_and_evict, of one table", 17, 5, 0, 2, 2}, WorkOf([&] {

@@ -34,13 +34,14 @@ TEST(EvictedRows, ReservedRowsNeedNoAllocation) {
     ASSERT_EQ(rows.size(), added);
   }
   EXPECT_GT(added, 101u);
-  const EvictedRows::Columns& columns = rows.Finish();
+  const TickColumns& columns = rows.Finish();
   ASSERT_EQ(rows.size(), added);
   for (uint64_t i = 0; i < added; ++i) {
     ASSERT_EQ(static_cast<const uint64_t*>(columns.keys)[i], i);
     ASSERT_EQ(columns.scores[i], score_of(i));
   }
-  for (size_t i = 0; i < added * layout.vector_bytes(); ++i) ASSERT_EQ(columns.vectors[i], 7);
+  for (size_t i = 0; i < added * layout.vector_bytes(); ++i)
+    ASSERT_EQ(static_cast<const char*>(columns.vectors)[i], 7);
   const char* const state = reinterpret_cast<const char*>(columns.state);
   for (size_t i = 0; i < added * layout.state_bytes(); ++i) ASSERT_EQ(state[i], 7);
 }
@@ -55,8 +56,7 @@ TEST(EvictedRows, ColumnsAreWhereTheCallerWantsThem) {
   const auto allocate = [&](size_t n) {
     allocated = n;
     ++calls;
-    return EvictedRows::Columns{keys.data(), reinterpret_cast<char*>(vectors.data()), state.data(),
-                                scores.data()};
+    return TickColumns{keys.data(), vectors.data(), state.data(), nullptr, scores.data()};
   };
   EvictedRows added(layout, allocate);
   for (uint32_t key : {0x80000000u, 3u, 7u}) {

@@ -95,8 +95,9 @@ inline Content ContentOf(const Table& table, Exec& exec) {
   const size_t n = plan.rows.size(), dim = static_cast<size_t>(table.options().dim);
   std::vector<uint64_t> keys(n);
   std::string vectors(n * l.vector_bytes(), '\0'), state(n * l.state_bytes(), '\0');
-  table.Export(exec, plan, keys.data(), vectors.data(), reinterpret_cast<float*>(state.data()),
-               nullptr);
+  table.Export(
+      exec, plan,
+      {keys.data(), vectors.data(), reinterpret_cast<float*>(state.data()), nullptr, nullptr});
   std::vector<float> read(n * dim), read_state(n * static_cast<size_t>(l.state_width));
   const std::unique_ptr<bool[]> found(new bool[n + 1]);
   table.ReadRows(exec, {keys.data(), n}, read.data(), read_state.data(), found.get());
@@ -176,9 +177,9 @@ class World {
     std::vector<uint64_t> read(n);
     std::string bytes(n * l.vector_bytes(), '\0'), state(n * l.state_bytes(), '\0');
     if (n == 0) return Status();
-    DYNEMB_RETURN_IF_ERROR(snapshot->Read(exec, &block, read.data(), bytes.data(),
-                                          reinterpret_cast<float*>(state.data()), nullptr,
-                                          nullptr));
+    DYNEMB_RETURN_IF_ERROR(snapshot->Read(
+        exec, &block,
+        {read.data(), bytes.data(), reinterpret_cast<float*>(state.data()), nullptr, nullptr}));
     for (size_t i = 0; i < n; ++i) {
       EXPECT_EQ(got.count(read[i]), 0u) << "delivered twice";
       got[read[i]] = {bytes.substr(i * l.vector_bytes(), l.vector_bytes()),

@@ -197,7 +197,7 @@ TEST_P(TableFaultTest, EvictTo) {
 TEST_P(TableFaultTest, Export) {
   Faults([](World& w) {
     const ExportPlan plan = w.table->PlanExport(w.exec, 0, 300, 0);
-    w.table->Export(w.exec, plan, w.floats.data(), nullptr, nullptr, nullptr);
+    w.table->Export(w.exec, plan, TickColumns::Keys(w.floats.data()));
     w.Deliver(w.floats.data(), plan.rows.size() * sizeof(uint64_t));
     return Done();
   });

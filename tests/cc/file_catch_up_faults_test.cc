@@ -75,7 +75,7 @@ struct World {
       const ExportPlan plan =
           table->SelectRows(exec, static_cast<uint64_t>(cursor), 500, RowPredicate());
       std::vector<float> vectors(plan.rows.size() * kDim);
-      table->Export(exec, plan, nullptr, vectors.data(), nullptr, nullptr);
+      table->Export(exec, plan, {nullptr, vectors.data(), nullptr, nullptr, nullptr});
       for (const float value : vectors) ASSERT_NEAR(value, expected, 1e-4);
       rows += plan.rows.size();
       cursor = plan.next_cursor;

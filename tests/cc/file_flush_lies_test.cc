@@ -96,7 +96,7 @@ class FileFlushLiesTest : public ::testing::Test {
           table->SelectRows(exec_, static_cast<uint64_t>(cursor), 100, RowPredicate());
       std::vector<uint64_t> keys(plan.rows.size());
       std::vector<float> vectors(plan.rows.size() * kDim);
-      table->Export(exec_, plan, keys.data(), vectors.data(), nullptr, nullptr);
+      table->Export(exec_, plan, {keys.data(), vectors.data(), nullptr, nullptr, nullptr});
       (void)table->Error();
       cursor = plan.next_cursor;
     }

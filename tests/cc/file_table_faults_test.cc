@@ -86,7 +86,7 @@ class FileTableFaultsTest : public ::testing::TestWithParam<bool> {
           table_->SelectRows(exec_, static_cast<uint64_t>(cursor), 500, RowPredicate());
       std::vector<uint64_t> keys(plan.rows.size());
       std::vector<float> vectors(plan.rows.size() * kDim);
-      table_->Export(exec_, plan, keys.data(), vectors.data(), nullptr, nullptr);
+      table_->Export(exec_, plan, {keys.data(), vectors.data(), nullptr, nullptr, nullptr});
       for (size_t i = 0; i < keys.size(); ++i) {
         const float* const vector = vectors.data() + i * kDim;
         EXPECT_TRUE(contents.insert({keys[i], {vector, vector + kDim}}).second) << keys[i];

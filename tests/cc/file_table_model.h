@@ -128,7 +128,8 @@ class FileTableModelTest : public ::testing::TestWithParam<std::tuple<Case, bool
       std::vector<int64_t> updates(n), scores(n);
       const bool is_wide = l.key_size == 8;
       void* const keys = is_wide ? static_cast<void*>(wide.data()) : narrow.data();
-      table.Export(exec_, plan, keys, vectors.data(), state.data(), updates.data(), scores.data());
+      table.Export(exec_, plan,
+                   {keys, vectors.data(), state.data(), updates.data(), scores.data()});
       for (size_t i = 0; i < n; ++i) {
         const uint64_t key = is_wide ? wide[i] : narrow[i];
         const auto* of_row = reinterpret_cast<const char*>(state.data()) + i * l.state_bytes();

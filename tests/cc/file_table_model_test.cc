@@ -301,8 +301,9 @@ TEST_P(FileTableModelTest, SnapshotsAmongRandomCalls) {
       std::string vectors(n * l.vector_bytes(), '\0'), state(n * l.state_bytes() + 1, '\0');
       const bool is_wide = l.key_size == 8;
       void* const keys = is_wide ? static_cast<void*>(wide.data()) : narrow.data();
-      const Status read = snapshot->Read(exec_, &block, keys, vectors.data(),
-                                         reinterpret_cast<float*>(state.data()), nullptr, nullptr);
+      const Status read = snapshot->Read(
+          exec_, &block,
+          {keys, vectors.data(), reinterpret_cast<float*>(state.data()), nullptr, nullptr});
       ASSERT_TRUE(read.ok()) << read.message();
       for (size_t i = 0; i < n; ++i) {
         const uint64_t key = is_wide ? wide[i] : narrow[i];

@@ -71,7 +71,7 @@ TEST(FileTableTest, TheOrderOfReadsChangesNothing) {
       const ExportPlan plan =
           table->SelectRows(exec, static_cast<uint64_t>(cursor), 500, RowPredicate());
       std::vector<uint64_t> keys(plan.rows.size());
-      table->Export(exec, plan, keys.data(), nullptr, nullptr, nullptr);
+      table->Export(exec, plan, TickColumns::Keys(keys.data()));
       result.keys.insert(result.keys.end(), keys.begin(), keys.end());
       cursor = plan.next_cursor;
     }

@@ -116,7 +116,7 @@ class FileTableThreadsTest : public ::testing::TestWithParam<bool> {
     table_->Explain(exec_, span, states.data());
     const ExportPlan plan = table_->SelectRows(exec_, 0, 200, RowPredicate());
     std::vector<float> exported(plan.rows.size() * kDim);
-    table_->Export(exec_, plan, nullptr, exported.data(), nullptr, nullptr);
+    table_->Export(exec_, plan, {nullptr, exported.data(), nullptr, nullptr, nullptr});
     ExpectWhole(exported);
     (void)table_->stats();
     ExpectNoError();
@@ -143,8 +143,8 @@ class FileTableThreadsTest : public ::testing::TestWithParam<bool> {
       std::vector<float> vectors(block.n * kDim);
       std::vector<CutTime> updates(block.n), scores(block.n);
       const size_t n = block.n;
-      const Status read = snapshot->Read(exec_, &block, keys.data(), vectors.data(), nullptr,
-                                         updates.data(), scores.data());
+      const Status read = snapshot->Read(
+          exec_, &block, {keys.data(), vectors.data(), nullptr, updates.data(), scores.data()});
       ASSERT_TRUE(read.ok()) << read.message();
       ExpectWhole(vectors);
       for (size_t i = 0; i < n; ++i) {

@@ -315,8 +315,8 @@ TYPED_TEST_P(ApplyPooledTest, CutsKeepTheRowsOfBefore) {
       std::vector<char> packed(plan.size() * l.key_size), vectors(plan.size() * l.vector_bytes());
       std::vector<CutTime> updates(plan.size()), scores(plan.size());
       Floats state(plan.size() * static_cast<size_t>(l.state_width));
-      table.ReadCut(TypeParam::exec(), plan, packed.data(), vectors.data(), state.data(),
-                    updates.data(), scores.data());
+      table.ReadCut(TypeParam::exec(), plan,
+                    {packed.data(), vectors.data(), state.data(), updates.data(), scores.data()});
       for (size_t i = 0; i < plan.size(); ++i) {
         add(t, &packed[i * l.key_size], &vectors[i * l.vector_bytes()]);
       }

@@ -31,7 +31,7 @@ void ExpectDumped(Table* table, Clock* clock, std::vector<uint64_t> keys) {
     ASSERT_TRUE(snapshot->Next(10000, &block).ok());
     if (block.n == 0) break;
     std::vector<uint64_t> read(block.n);
-    ASSERT_TRUE(snapshot->Read(exec, &block, read.data(), nullptr, nullptr, nullptr, nullptr).ok());
+    ASSERT_TRUE(snapshot->Read(exec, &block, CutColumns::Keys(read.data())).ok());
     dumped.insert(dumped.end(), read.begin(), read.end());
   }
   std::sort(dumped.begin(), dumped.end());

@@ -52,8 +52,9 @@ Image Rows(const Subject& t) {
   std::vector<char> keys(n * t.key_size()), vectors(n * t.vector_bytes());
   std::vector<char> state(n * state_bytes + 1);
   std::vector<int64_t> updates(n);
-  t->Export(t.exec(), plan, keys.data(), vectors.data(), reinterpret_cast<float*>(state.data()),
-            updates.data());
+  t->Export(t.exec(), plan,
+            {keys.data(), vectors.data(), reinterpret_cast<float*>(state.data()), updates.data(),
+             nullptr});
   Image image;
   for (size_t i = 0; i < n; ++i) {
     Held& row = image[t.KeyAt(keys, i)];
@@ -89,8 +90,9 @@ bool ReadBlock(Snapshot* snapshot, Exec& exec, size_t limit, std::vector<Deliver
   std::vector<char> state(n * l.state_bytes() + 1);
   std::vector<CutTime> updates(n), accesses(n);
   const Status read =
-      snapshot->Read(exec, &block, keys.data(), vectors.data(),
-                     reinterpret_cast<float*>(state.data()), updates.data(), accesses.data());
+      snapshot->Read(exec, &block,
+                     {keys.data(), vectors.data(), reinterpret_cast<float*>(state.data()),
+                      updates.data(), accesses.data()});
   EXPECT_TRUE(read.ok()) << read.message();
   EXPECT_FALSE(block.lock.owns_lock());
   for (size_t i = 0; i < n; ++i) {

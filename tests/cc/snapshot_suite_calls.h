@@ -94,7 +94,7 @@ TEST_F(SnapshotTest, BlocksAreAtMostTheLimit) {
     if (block.n == 0) break;
     largest = std::max(largest, block.n);
     rows += block.n;
-    ASSERT_TRUE(snapshot->Read(exec_, &block, nullptr, nullptr, nullptr, nullptr, nullptr).ok());
+    ASSERT_TRUE(snapshot->Read(exec_, &block, CutColumns()).ok());
   }
   EXPECT_EQ(rows, 1000u);
   EXPECT_LE(largest, 7u);
@@ -115,13 +115,13 @@ TEST_F(SnapshotTest, NullSkipsAColumn) {
         Keys keys(block.n);
         Floats vectors(block.n * kDim), state(block.n * kDim);
         std::vector<CutTime> updates(block.n), accesses(block.n);
-        ASSERT_TRUE(snapshot
-                        ->Read(exec_, &block, which == 0 ? keys.data() : nullptr,
-                               which == 1 ? vectors.data() : nullptr,
-                               which == 2 ? state.data() : nullptr,
-                               which == 3 ? updates.data() : nullptr,
-                               which == 4 ? accesses.data() : nullptr)
-                        .ok());
+        ASSERT_TRUE(
+            snapshot
+                ->Read(exec_, &block,
+                       {which == 0 ? keys.data() : nullptr, which == 1 ? vectors.data() : nullptr,
+                        which == 2 ? state.data() : nullptr, which == 3 ? updates.data() : nullptr,
+                        which == 4 ? accesses.data() : nullptr})
+                .ok());
         for (size_t i = 0; i < block.n; ++i) {
           if (which == 0) {
             EXPECT_LT(keys[i], 100u);

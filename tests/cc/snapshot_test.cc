@@ -85,7 +85,7 @@ TEST_F(SnapshotTest, CutThatLostRowsIsNeverComplete) {
       rows += block.n;
       Floats read(block.n * kDim);
       ASSERT_TRUE(
-          snapshot->Read(exec_, &block, nullptr, read.data(), nullptr, nullptr, nullptr).ok());
+          snapshot->Read(exec_, &block, {nullptr, read.data(), nullptr, nullptr, nullptr}).ok());
       ASSERT_EQ(read, Floats(read.size(), 1.0f));
     }
     snapshot.reset();

@@ -60,7 +60,7 @@ void Read(Table& table, Exec& exec, Clock& clock, Random& random) {
     case 2: {
       const ExportPlan plan = table.PlanExport(exec, random.Below(100), 500, random.Below(tick));
       vectors.resize(plan.rows.size() * kDim);
-      table.Export(exec, plan, nullptr, vectors.data(), nullptr, nullptr);
+      table.Export(exec, plan, {nullptr, vectors.data(), nullptr, nullptr, nullptr});
       ExpectWhole(vectors);
       break;
     }

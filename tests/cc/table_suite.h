@@ -252,7 +252,8 @@ class Subject {
       std::vector<char> encoded(n * vector_bytes());
       Floats state(n * static_cast<size_t>(state_width()));
       std::vector<int64_t> updates(n);
-      table_->Export(*exec_, plan, keys.data(), encoded.data(), state.data(), updates.data());
+      table_->Export(*exec_, plan,
+                     {keys.data(), encoded.data(), state.data(), updates.data(), nullptr});
       const Floats vectors = Decode(encoded);
       for (size_t i = 0; i < n; ++i) {
         const auto v = vectors.begin() + static_cast<int64_t>(i) * dim();

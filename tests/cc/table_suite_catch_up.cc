@@ -200,7 +200,7 @@ TABLE_TEST(TableCatchUp, EvictedRowsAndNormsAreUpToDate) {
       w.t->InsertAndEvict(w.t.exec(), w.t.Pack({5, 6}), w.t.tick() + 1, rows.data(), &evicted)
           .ok());
   ASSERT_EQ(evicted.size(), 2u);
-  const EvictedRows::Columns& columns = evicted.Finish();
+  const TickColumns& columns = evicted.Finish();
   const KeySpan keys(w.t->options().key_type, columns.keys, 2);
   Floats vectors(4);
   std::memcpy(vectors.data(), columns.vectors, vectors.size() * sizeof(float));

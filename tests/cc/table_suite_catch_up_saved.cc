@@ -41,8 +41,9 @@ TABLE_TEST(TableCatchUpSaved, CutsAreOfTheWatermark) {
         const size_t n = block.n;
         const bool with_state = random.Below(2) == 0;
         ASSERT_TRUE(snapshot
-                        ->Read(w.t.exec(), &block, some.data(), vectors.data(),
-                               with_state ? state.data() : nullptr, nullptr, nullptr)
+                        ->Read(w.t.exec(), &block,
+                               {some.data(), vectors.data(), with_state ? state.data() : nullptr,
+                                nullptr, nullptr})
                         .ok());
         for (size_t i = 0; i < n; ++i) {
           const CatchUpWorld::Row& row = expected.at(w.t.KeyAt(some, i));
@@ -219,8 +220,8 @@ TABLE_TEST(TableCatchUpSaved, DeltasHaveTheRowsThatDrift) {
         std::vector<char> some(block.n * w.t.key_size());
         Floats vectors(block.n * 3), state(block.n * width);
         const size_t n = block.n;
-        ASSERT_TRUE(cut->Read(w.t.exec(), &block, some.data(), vectors.data(), state.data(),
-                              nullptr, nullptr)
+        ASSERT_TRUE(cut->Read(w.t.exec(), &block,
+                              {some.data(), vectors.data(), state.data(), nullptr, nullptr})
                         .ok());
         for (size_t i = 0; i < n; ++i) {
           const uint64_t key = w.t.KeyAt(some, i);

@@ -245,10 +245,11 @@ TABLE_TEST(TableScores, EvictedRowsHaveTheirScores) {
     ASSERT_TRUE(t->InsertAndEvict(t.exec(), t.Pack({5}), t.tick() + 1, rows.data(), &evicted).ok());
     t.set_tick(t.tick() + 1);
     ASSERT_EQ(evicted.size(), 1u);
-    const EvictedRows::Columns& columns = evicted.Finish();
+    const TickColumns& columns = evicted.Finish();
     uint64_t wide = 0;
     std::memcpy(&wide, columns.keys, t.key_size());
-    const std::vector<char> vector(columns.vectors, columns.vectors + t.vector_bytes());
+    const auto* const first = static_cast<const char*>(columns.vectors);
+    const std::vector<char> vector(first, first + t.vector_bytes());
     const Floats state(columns.state, columns.state + 2);
     if (strategy != EvictStrategy::kScore) {  // where all scores are 0
       EXPECT_EQ(wide, 1u);
@@ -313,7 +314,7 @@ TABLE_TEST(TableScores, CutsHaveScores) {
       const std::vector<RowId> plan = t->PlanCut(64);
       std::vector<char> packed(plan.size() * t.key_size());
       std::vector<CutTime> scores(plan.size());
-      t->ReadCut(t.exec(), plan, packed.data(), nullptr, nullptr, nullptr, scores.data());
+      t->ReadCut(t.exec(), plan, {packed.data(), nullptr, nullptr, nullptr, scores.data()});
       for (size_t i = 0; i < plan.size(); ++i) delivered[t.KeyAt(packed, i)] = scores[i];
     }
     t->EndCut();

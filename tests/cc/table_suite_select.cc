@@ -20,7 +20,7 @@ Keys Selected(const Subject& t, const RowPredicate& where, uint64_t limit = ~0ul
     const ExportPlan plan = t->SelectRows(t.exec(), static_cast<uint64_t>(cursor), limit, where);
     EXPECT_LE(plan.rows.size(), limit);
     std::vector<char> keys(plan.rows.size() * t.key_size());
-    t->Export(t.exec(), plan, keys.data(), nullptr, nullptr, nullptr);
+    t->Export(t.exec(), plan, TickColumns::Keys(keys.data()));
     for (size_t i = 0; i < plan.rows.size(); ++i) selected.push_back(t.KeyAt(keys, i));
     cursor = plan.next_cursor;
   } while (cursor >= 0);

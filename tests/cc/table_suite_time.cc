@@ -63,7 +63,7 @@ TABLE_TEST(TableTime, ExportWithALimitIsComplete) {
   EXPECT_EQ(t->PlanExport(t.exec(), 1u << 30, 10, 0).next_cursor, -1);
   EXPECT_TRUE(t->PlanExport(t.exec(), 1u << 30, 10, 0).rows.empty());
   // Null outputs are skipped.
-  t->Export(t.exec(), t->PlanExport(t.exec(), 0, 10, 0), nullptr, nullptr, nullptr, nullptr);
+  t->Export(t.exec(), t->PlanExport(t.exec(), 0, 10, 0), TickColumns());
 }
 
 // Ticks pass 2^32 in jumps. Each sweep must keep the order of times.

@@ -170,9 +170,8 @@ class StagedTable final : public Table {
                         const RowPredicate& where) const override {
     return t_->SelectRows(exec, cursor, limit, where);
   }
-  void CopyRows(Exec& exec, const std::vector<RowId>& rows, void* keys, void* vectors, float* state,
-                int64_t* updates, int64_t* scores) const override {
-    t_->Export(exec, {rows, -1}, keys, vectors, state, updates, scores);
+  void CopyRows(Exec& exec, const std::vector<RowId>& rows, const TickColumns& to) const override {
+    t_->Export(exec, {rows, -1}, to);
   }
   void BringKeys(Exec& exec, KeySpan keys) override {
     Staging s;
@@ -204,9 +203,8 @@ class StagedTable final : public Table {
   const Cut* cut() const override { return t_->cut(); }
   std::vector<RowId> PlanCut(size_t limit) override { return t_->PlanCut(limit); }
   bool CutIsRead() const override { return t_->CutIsRead(); }
-  void ReadCut(Exec& exec, const std::vector<RowId>& plan, void* keys, void* vectors, float* state,
-               CutTime* updates, CutTime* scores) override {
-    t_->ReadCut(exec, plan, keys, vectors, state, updates, scores);
+  void ReadCut(Exec& exec, const std::vector<RowId>& plan, const CutColumns& to) override {
+    t_->ReadCut(exec, plan, to);
   }
   bool tracking() const override { return t_->tracking(); }
   void Track(Tick tick) override { t_->Track(tick); }
