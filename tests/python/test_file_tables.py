@@ -10,28 +10,12 @@ import pytest
 import simulated
 import tensorflow as tf
 from file_pairs import DIM, Pair, check_same, draw, in_files
+from optimizer_cases import CASES
 
 import tf_dynemb as de
 from tf_dynemb.variables.unwrap import unwrap
 
 K = keras.optimizers
-OPTIMIZERS = {  # with the number of their states
-    "sgd": (lambda: K.SGD(0.1, weight_decay=0.01), 0),
-    "momentum": (lambda: K.SGD(0.05, momentum=0.9), 1),
-    "nesterov": (lambda: K.SGD(0.05, momentum=0.9, nesterov=True), 1),
-    "adagrad": (lambda: K.Adagrad(0.1), 1),
-    "rowwise": (lambda: de.RowwiseAdagrad(0.1), 1),
-    "adam": (lambda: K.Adam(0.01), 2),
-    "amsgrad": (lambda: K.Adam(0.01, amsgrad=True), 3),
-    "adamw": (lambda: K.AdamW(0.01, weight_decay=0.1), 2),
-    "adamax": (lambda: K.Adamax(0.01), 2),
-    "rmsprop": (lambda: K.RMSprop(0.01), 1),
-    "rmsprop_centered": (lambda: K.RMSprop(0.01, centered=True, momentum=0.5), 3),
-    "adadelta": (lambda: K.Adadelta(1.0), 2),
-    "ftrl": (lambda: K.Ftrl(0.1, l1_regularization_strength=0.01), 2),
-    "lion": (lambda: K.Lion(0.01), 1),
-    "nadam": (lambda: K.Nadam(0.01), 2),  # generic: it steps copies of the rows
-}
 
 
 @pytest.fixture
@@ -39,10 +23,10 @@ def tmp_path(disk_folder):
     return disk_folder
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+# Muon's matrices are those of the rows that a step touches, in any order.
+@pytest.mark.parametrize("name", [name for name in CASES if name != "muon"])
 def test_each_optimizer(tmp_path, name):
-    make, states = OPTIMIZERS[name]
-    pair = Pair(tmp_path, make, states=states)
+    pair = Pair(tmp_path, CASES[name].make, states=CASES[name].states)
     pair.train()
     pair.check()
 
@@ -147,15 +131,14 @@ def test_gradient_of_weights_after_the_rows_have_left_memory(tmp_path):
 @pytest.mark.parametrize("name", ["sgd", "adam", "nadam"])
 def test_accumulated_gradients(tmp_path, name):
     """Three batches of a step: each fits in memory, and so does their sum."""
-    make, states = OPTIMIZERS[name]
 
     def accumulating():
-        optimizer = make()
+        optimizer = CASES[name].make()
         return type(optimizer).from_config(
             {**optimizer.get_config(), "gradient_accumulation_steps": 3}
         )
 
-    pair = Pair(tmp_path, accumulating, states=states, rows=110)
+    pair = Pair(tmp_path, accumulating, states=CASES[name].states, rows=110)
     pair.train(steps=36, batch=30)
     pair.check()
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from layer_helpers import BCE, DIM, MODELS, VOCABULARY, functional, make_data, vectors_of
+from optimizer_cases import CASES
 
 import tf_dynemb as de
 
@@ -48,28 +49,23 @@ def test_fit_evaluate_predict(kind):
 # RMSprop fails. So only plain SGD is compared on batches with repeats here; test_optimizer.py
 # compares repeats with the dense gradient. Optimizers whose state decays change every row of a
 # dense matrix in every step, so their batches contain every row.
-OPTIMIZERS = {
-    "sgd": (lambda: K.SGD(0.5), "random"),
-    "sgd_clipvalue": (lambda: K.SGD(0.5, clipvalue=0.001), "distinct"),
-    "adagrad": (lambda: K.Adagrad(0.1), "distinct"),
-    "ftrl": (lambda: K.Ftrl(0.1), "every"),
-    "momentum": (lambda: K.SGD(0.1, momentum=0.9), "every"),
-    "nesterov": (lambda: K.SGD(0.1, momentum=0.9, nesterov=True), "every"),
-    "adam": (lambda: K.Adam(0.01), "every"),
-    "adamw": (lambda: K.AdamW(0.01), "every"),
-    "adamax": (lambda: K.Adamax(0.01), "every"),
-    "rmsprop": (lambda: K.RMSprop(0.01, momentum=0.5, centered=True), "every"),
-    "adadelta": (lambda: K.Adadelta(1.0), "every"),
-    "lion": (lambda: K.Lion(0.001), "every"),
-    "nadam": (lambda: K.Nadam(0.01), "every"),
-    "clipnorm": (lambda: K.Adam(0.01, clipnorm=0.01), "every"),
-    "global_clipnorm": (lambda: K.Adam(0.01, global_clipnorm=0.05), "every"),
+CLIPPED = {
+    "clipvalue": lambda: K.SGD(0.5, clipvalue=0.001),
+    "clipnorm": lambda: K.Adam(0.01, clipnorm=0.01),
+    "global_clipnorm": lambda: K.Adam(0.01, global_clipnorm=0.05),
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+# Keras 3.15 builds ScheduleFreeAdamW in its traced step, where its copy of the vectors is lost, so
+# that the first step of `fit` sets all weights to nearly 0; test_optimizer.py compares it.
+@pytest.mark.parametrize(
+    "name", [*(name for name in CASES if name != "schedule_free_adamw"), *CLIPPED]
+)
 def test_losses_equal_the_keras_embedding(name):
-    make, batches = OPTIMIZERS[name]
+    make, batches = CLIPPED.get(name), "every"
+    if make is None:
+        make = CASES[name].make
+        batches = "every" if CASES[name].every_row else "random" if name == "sgd" else "distinct"
     ids, labels = make_data(n=1600, batches=batches)
     rows = ids.max() + 1
     start = np.random.default_rng(7).normal(size=(rows, DIM)).astype(np.float32) * 0.1

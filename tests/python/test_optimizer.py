@@ -4,78 +4,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from optimizer_cases import CASES
 
 import tf_dynemb as de
 
 K = keras.optimizers
 DIM, ROWS, STEPS = 4, 12, 200
-
-
-class UserAdam(K.Adam):
-    """A user's subclass: the operators do not know its computation."""
-
-    def update_step(self, gradient, variable, learning_rate):
-        super().update_step(2.0 * tf.convert_to_tensor(gradient), variable, learning_rate)
-
-
-class Signum(K.Optimizer):
-    """A user's optimizer, whose settings are not in its config."""
-
-    def __init__(self, decay, **kwargs):
-        super().__init__(**kwargs)
-        self.decay = decay
-        self.averages = []
-
-    def build(self, variables):
-        super().build(variables)
-        for variable in variables:
-            average = self.add_variable_from_reference(variable, "average", "ones")
-            self.averages.append(average)
-
-    def update_step(self, gradient, variable, learning_rate):
-        average = self.averages[self._get_variable_index(variable)]
-        self.assign(average, average * self.decay + gradient)
-        self.assign_sub(variable, learning_rate * keras.ops.sign(average))
-
-
-# Optimizers whose state does not decay: compared on random ids, with repeats. SGD with weight decay
-# and Ftrl also change rows without a gradient in Keras, so they are compared on every row.
-ROW_BY_ROW = {
-    "sgd": lambda: K.SGD(0.1),
-    "sgd_decay": lambda: K.SGD(0.1, weight_decay=0.01),
-    "adagrad": lambda: K.Adagrad(0.1),
-    "ftrl": lambda: K.Ftrl(
-        0.1,
-        l1_regularization_strength=0.01,
-        l2_regularization_strength=0.02,
-        l2_shrinkage_regularization_strength=0.01,
-        beta=0.1,
-    ),
-    "ftrl_power": lambda: K.Ftrl(0.1, learning_rate_power=-0.7),
-    "rowwise": lambda: de.RowwiseAdagrad(0.1),
-}
-# Optimizers whose state decays in every step: compared with a gradient for every row in every step.
-DECAYING = {
-    "momentum": lambda: K.SGD(0.05, momentum=0.9),
-    "nesterov": lambda: K.SGD(0.05, momentum=0.9, nesterov=True),
-    "adam": lambda: K.Adam(0.01),
-    "amsgrad": lambda: K.Adam(0.01, amsgrad=True),
-    "adamw": lambda: K.AdamW(0.01, weight_decay=0.1),
-    "adamax": lambda: K.Adamax(0.01),
-    "rmsprop": lambda: K.RMSprop(0.01),
-    "rmsprop_momentum": lambda: K.RMSprop(0.01, momentum=0.5),
-    "rmsprop_centered": lambda: K.RMSprop(0.01, centered=True, momentum=0.5),
-    "adadelta": lambda: K.Adadelta(1.0),
-    "lion": lambda: K.Lion(0.01),
-    "nadam": lambda: K.Nadam(0.01),
-    "adafactor": lambda: K.Adafactor(0.01),
-    "lamb": lambda: K.Lamb(0.01),
-    "muon": lambda: K.Muon(0.01),
-    "schedule_free_adamw": lambda: K.ScheduleFreeAdamW(0.01, warmup_steps=5, weight_decay=0.01),
-    "user_adam": lambda: UserAdam(0.01),
-    "user_signum": lambda: Signum(0.7, learning_rate=0.01),
-}
-GENERIC = {"nadam", "adafactor", "lamb", "muon", "schedule_free_adamw", "user_adam", "user_signum"}
 
 
 def make_pair(dtype=tf.float32, rows=ROWS, seed=0):
@@ -133,20 +67,16 @@ def run_pair(make, every_row, dtype=tf.float32, in_function=True):
     return values_of(table), dense.numpy()
 
 
-@pytest.mark.parametrize("name", ROW_BY_ROW)
-def test_agrees_with_keras_on_random_ids(name):
-    close(*run_pair(ROW_BY_ROW[name], every_row=name in ("sgd_decay", "ftrl", "ftrl_power")))
-
-
-@pytest.mark.parametrize("name", DECAYING)
-def test_agrees_with_keras_on_every_row(name):
-    close(*run_pair(DECAYING[name], every_row=True))
+@pytest.mark.parametrize("name", CASES)
+def test_agrees_with_keras(name):
+    """On random ids with repeats, if Keras changes only the rows that have gradients."""
+    close(*run_pair(CASES[name].make, every_row=CASES[name].every_row))
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd_decay", "nadam", "schedule_free_adamw", "adafactor"])
 def test_agrees_with_keras_eagerly(name, monkeypatch):
     monkeypatch.setattr("test_optimizer.STEPS", 20)
-    close(*run_pair({**ROW_BY_ROW, **DECAYING}[name], every_row=True, in_function=False))
+    close(*run_pair(CASES[name].make, every_row=True, in_function=False))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +98,7 @@ def test_row_without_gradient_does_not_decay(name):
     Bias corrections count all steps, so the reference also takes the other steps, but its row and
     state are then restored.
     """
-    make = DECAYING[name]
+    make = CASES[name].make
     table, _ = make_pair()
     wrapped = de.OptimizerWrapper(make())
     grad = np.random.default_rng(4).normal(size=(6, 1, DIM)).astype(np.float32)
@@ -199,7 +129,7 @@ def test_row_without_gradient_does_not_decay(name):
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 @pytest.mark.parametrize("name", ["sgd", "adam", "nadam"])
 def test_16_bit_rows_agree_within_their_rounding(name, dtype):
-    got, expected = run_pair({**ROW_BY_ROW, **DECAYING}[name], every_row=True, dtype=dtype)
+    got, expected = run_pair(CASES[name].make, every_row=True, dtype=dtype)
     unit = 2.0 ** -(10 if dtype == tf.float16 else 7)
     # Stochastic rounding: the errors of 200 steps are independent and unbiased.
     error = np.abs(got - expected) / np.maximum(np.abs(expected), 1.0)
@@ -210,10 +140,10 @@ def test_16_bit_rows_agree_within_their_rounding(name, dtype):
 def test_optimizers_with_generic_steps():
     from tf_dynemb.optimizers.native import native_form
 
-    for name, make in {**ROW_BY_ROW, **DECAYING}.items():
-        assert (native_form(make()) is None) == (name in GENERIC), name
+    for name, case in CASES.items():
+        assert (native_form(case.make()) is None) == case.is_generic, name
     public = {c for c in vars(K).values() if isinstance(c, type) and issubclass(c, K.Optimizer)}
-    tested = {type(make()) for make in {**ROW_BY_ROW, **DECAYING}.values()}
+    tested = {type(case.make()) for case in CASES.values()}
     not_for_tables = {K.Optimizer, K.LossScaleOptimizer, K.MultiOptimizer}
     assert public - not_for_tables <= tested
 
