@@ -115,15 +115,6 @@ class DeviceTable final : public ColdTable {
                   Tick tick) override;
 
   void BringKeys(Exec& exec, KeySpan keys) override;
-  Status BeginCut(Exec& exec, Tick watermark, Tick since, CutOf of, SavedRows* saved,
-                  size_t number) override;
-  void EndCut() override;
-  const Cut* cut() const override { return cut_.get(); }
-  std::vector<RowId> PlanCut(size_t limit) override;
-  bool CutIsRead() const override;
-  void ReadCut(Exec& exec, const std::vector<RowId>& plan, const CutColumns& to) override;
-  bool tracking() const override { return tracking_; }
-  void Track(Tick tick) override;
   Status LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) override;
   void SwapRows(Table* other, Tick tick) override;
   Status LoadAdmission(const uint64_t* saved, int64_t first, int64_t num, bool merge) override;
@@ -147,13 +138,18 @@ class DeviceTable final : public ColdTable {
                       const RowPredicate& where) const override;
   Status RemoveKeys(Exec& exec, KeySpan keys, Tick tick, Removal how, uint64_t* removed) override;
   uint64_t RowsHeld() const override { return bounds_.live + num_cold(); }
-  void CopyRows(Exec& exec, const std::vector<RowId>& rows, const TickColumns& to) const override;
   uint64_t BringRows(Exec& exec, uint64_t first, uint64_t num) override;
   void MarkRows(Exec& exec, float mark) override;
   void MarkNewRows(Exec& exec, float mark) override;
   Status CopySteps(Exec& exec, const CatchUp& steps) override;
-  DeletionLog& deletions() override { return deletions_; }
-  void RestartChanges(Tick tick) override;
+  void StartChanges(Tick tick, Tick known_since) override { changes_.Start(tick, known_since, 0); }
+  Status HasLostHot(bool* lost) const override;
+  Status HaveHot(Exec& exec, const std::vector<uint64_t>& keys,
+                 std::vector<char>* has) const override;
+  Status StartCut(Exec& exec, std::unique_ptr<Cut> cut) override;
+  std::vector<RowId> PlanHotCut(size_t limit) override;
+  Status ReadStored(Exec& exec, const std::vector<RowId>& rows,
+                    const RowColumns<Stamp>& to) const override;
   Status AddHotRows(Exec& exec, const ColdRows::AddHotFn& add) override;
   Status ListMissing(Exec& exec, KeySpan keys, std::vector<uint64_t>* missing) const override;
   Status CopyAdmission(Exec& exec, std::vector<uint64_t>* words, int64_t* first_line) override;
@@ -422,12 +418,9 @@ class DeviceTable final : public ColdTable {
   void ForRowsInChunks(Work& work, const Fn& fn) const;
   // BeforeWrite for all live rows.
   void SaveAll(Work& work);
-  // Copies rows to columns in host memory.
+  // HaveHot and ReadStored, as part of other work.
+  void HaveHot(Work& work, const std::vector<uint64_t>& keys, std::vector<char>* has) const;
   void ReadToHost(Work& work, const std::vector<RowId>& rows, const RowColumns<Stamp>& to) const;
-  // Appends to *not_held those of `keys` (bit patterns) that have no row, not even one that has
-  // expired.
-  void DropHeld(Work& work, const std::vector<uint64_t>& keys,
-                std::vector<uint64_t>* not_held) const;
 
   static constexpr double kGrowth = 1.4;
   // If a batch has at most one key per kFewBatches keys of the table, MakeRoom makes room for
@@ -475,10 +468,6 @@ class DeviceTable final : public ColdTable {
   mutable Stream stream_{};
   mutable std::mutex error_mutex_;
   mutable Status unreported_, inconsistent_;
-
-  bool tracking_ = false;
-  DeletionLog deletions_;
-  std::unique_ptr<Cut> cut_;
 };
 
 }  // namespace dynemb

@@ -245,7 +245,7 @@ void DeviceTable<Device>::Explain(Exec& exec, KeySpan keys, KeyState* states) co
   }
   const KeySpan host_keys(options_.key_type, on_host.data(), n);
   ExplainCold(host_keys, states);
-  SetLosses(deletions_, host_keys, states);
+  SetLosses(changes_.deletions(), host_keys, states);
 }
 
 template <class Device>

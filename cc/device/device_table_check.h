@@ -69,12 +69,14 @@ void DeviceTable<Device>::CheckInvariants() const {
   for (uint64_t r = 0; r < all.size(); ++r) Require(seen[r], "a row is held or free", r);
 
   // Every key is found, and no key has two rows.
-  std::vector<uint64_t> held_keys, missing;
+  std::vector<uint64_t> held_keys;
   for (uint64_t r = 0; r < all.size(); ++r) {
     if (updates[r] != 0) held_keys.push_back(keys[r]);
   }
-  DropHeld(work, held_keys, &missing);
-  Require(missing.empty(), "a held key is found", missing.empty() ? 0 : missing[0]);
+  std::vector<char> found(held_keys.size());
+  HaveHot(work, held_keys, &found);
+  Require(work.status().ok(), "held keys are looked up", 0);
+  for (size_t i = 0; i < found.size(); ++i) Require(found[i], "a held key is found", held_keys[i]);
   std::sort(held_keys.begin(), held_keys.end());
   for (size_t i = 1; i < held_keys.size(); ++i) {
     Require(held_keys[i] != held_keys[i - 1], "a key has one row", held_keys[i]);

@@ -460,12 +460,6 @@ Status DeviceTable<Device>::CopyAdmission(Exec& exec, std::vector<uint64_t>* wor
   return work.status();
 }
 
-template <class Device>
-void DeviceTable<Device>::RestartChanges(Tick tick) {
-  tracking_ = true;
-  deletions_.Restart(tick);
-}
-
 }  // namespace dynemb
 
 #endif  // DYNEMB_DEVICE_DEVICE_TABLE_COLD_H_

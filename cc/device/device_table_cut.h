@@ -15,19 +15,19 @@ namespace dynemb {
 
 template <class Device>
 void DeviceTable<Device>::SaveAll(Work& work) {
-  if (cut_ == nullptr) return;
+  if (cut() == nullptr) return;
   ForRowsInChunks(work, [&](const RowId* rows, size_t n) { BeforeWrite(work, rows, n); });
 }
 
 template <class Device>
 void DeviceTable<Device>::WaitForReader() {
-  if (cut_ != nullptr) cut_->saved->WaitForRoom(store_.layout.stride);
+  if (cut() != nullptr) changes_.cut()->saved->WaitForRoom(store_.layout.stride);
 }
 
 template <class Device>
 void DeviceTable<Device>::BeforeWrite(Work& work, const RowId* rows, size_t n,
                                       const Score* scores) {
-  if (cut_ == nullptr) return;
+  if (cut() == nullptr) return;
   const std::vector<RowId> all = ToHost(work, rows, n);
   std::vector<Score> all_scores;
   if (scores != nullptr) all_scores = ToHost(work, scores, n);
@@ -42,7 +42,7 @@ template <class Where>
 void DeviceTable<Device>::BeforeWrite(Work& work, const Batch& batch, const Where& where) {
   std::vector<size_t> cut;
   for (size_t t = 0; t < batch.tables.size(); ++t) {
-    if (batch.tables[t]->cut_ != nullptr && batch.size(t) != 0 && where(t)) cut.push_back(t);
+    if (batch.tables[t]->cut() != nullptr && batch.size(t) != 0 && where(t)) cut.push_back(t);
   }
   if (cut.empty()) return;
   const std::vector<RowId> rows = ToHost(work, batch.rows, batch.size());
@@ -60,7 +60,9 @@ typename DeviceTable<Device>::ToSave DeviceTable<Device>::TakeOfCut(Work& work, 
                                                                     size_t n, const Score* scores) {
   ToSave taken{this, {}, {}};
   for (size_t i = 0; i < n; ++i) {
-    if (rows[i] == kNoRow || rows[i] >= cut_->todo.rows() || !cut_->todo.Take(rows[i])) continue;
+    if (rows[i] == kNoRow || rows[i] >= changes_.cut()->todo.rows() ||
+        !changes_.cut()->todo.Take(rows[i]))
+      continue;
     taken.rows.push_back(rows[i]);
     if (scores != nullptr) taken.scores.push_back(scores[i]);
   }
@@ -88,7 +90,7 @@ void DeviceTable<Device>::Save(Work& work, const std::vector<ToSave>& all) {
   char* const copies = work.template Take<char>(room);
   // The rows are no longer to be read, so that they are missing from the cut if they are not saved.
   const auto fail = [&all] {
-    for (const ToSave& of : all) of.table->cut_->saved->Fail();
+    for (const ToSave& of : all) of.table->changes_.cut()->saved->Fail();
   };
   if (!work.status().ok()) return fail();
   // Ordinary memory: pinned memory is kept until the session ends, which may save a whole table.
@@ -134,10 +136,11 @@ void DeviceTable<Device>::Save(Work& work, const std::vector<ToSave>& all) {
 template <class Device>
 void DeviceTable<Device>::Push(const ToSave& of, size_t first, size_t num, const char* rows) {
   for (size_t i = 0; i < num; ++i, rows += store_.layout.stride) {
-    const CutTime score =
-        scoring_.by_time() ? cut_->Time(cut_->watermark) : CutTime{of.scores[first + i]};
-    cut_->saved->PushAtOnce(cut_->table, cut_->layout, rows,
-                            cut_->Time(stamps_.Decode(*store_.layout.update(rows))), score);
+    const CutTime score = scoring_.by_time() ? changes_.cut()->Time(changes_.cut()->watermark)
+                                             : CutTime{of.scores[first + i]};
+    changes_.cut()->saved->PushAtOnce(
+        changes_.cut()->table, changes_.cut()->layout, rows,
+        changes_.cut()->Time(stamps_.Decode(*store_.layout.update(rows))), score);
   }
 }
 
@@ -145,7 +148,7 @@ template <class Device>
 void DeviceTable<Device>::BeforeLoss(Work& work, const RowId* rows, const Score* scores, size_t n,
                                      Tick tick, Removal how) {
   const bool evicts = evicted_ != nullptr && how == Removal::kEvict;
-  if (!tracking_ && !evicts) return;
+  if (!tracking() && !evicts) return;
   typename Device::Session::Scratch scratch(work);
   uint32_t* const sums = work.template Take<uint32_t>(n + 1);
   uint32_t* const total = work.template Pinned<uint32_t>(1);
@@ -162,9 +165,9 @@ void DeviceTable<Device>::BeforeLoss(Work& work, const RowId* rows, const Score*
     work.ForEach(n, device::ListLost{ViewsAt(0, n), rows, sums, keys});
     const std::vector<uint64_t> lost = ToHost(work, keys, *total);
     if (!work.status().ok()) return;
-    for (uint64_t key : lost) deletions_.Add(tick, key, how);
+    for (uint64_t key : lost) deletions().Add(tick, key, how);
   }
-  if (tracking_) TrimDeletions();
+  if (tracking()) TrimDeletions();
 }
 
 template <class Device>
@@ -201,9 +204,9 @@ void DeviceTable<Device>::CopyEvicted(Work& work, const RowId* rows, const Score
     work.Copy(to.state + begin * static_cast<size_t>(l.state_width), state, num * l.state_bytes());
   }
   if (!work.Synchronize().ok()) return;
-  if (tracking_) {
+  if (tracking()) {
     const KeySpan lost(options_.key_type, to.keys, total);
-    for (size_t i = 0; i < total; ++i) deletions_.Add(tick, lost.BitsAt(i), Removal::kEvict);
+    for (size_t i = 0; i < total; ++i) deletions().Add(tick, lost.BitsAt(i), Removal::kEvict);
   }
   SerialExec serial;
   if (catch_up_.active()) catch_up_.BringColumns(serial, l, total, to.vectors, to.state);
@@ -211,41 +214,43 @@ void DeviceTable<Device>::CopyEvicted(Work& work, const RowId* rows, const Score
 
 template <class Device>
 void DeviceTable<Device>::TrimDeletions() {
-  deletions_.Trim(std::max<uint64_t>(RowsHeld(), kDeletionsAtLeast));
+  changes_.TrimDeletions(RowsHeld());
 }
 
 template <class Device>
-void DeviceTable<Device>::Track(Tick tick) {
-  if (tracking_) return;
+Status DeviceTable<Device>::HasLostHot(bool* lost) const {
   Work work(*this, nullptr);
   const device::Counters c = Read(work);
-  if (!work.status().ok()) return;  // a later call reports the failure
-  tracking_ = true;
-  const bool lost_none = c.erased == 0 && c.evictions == 0 && c.expired == 0 && !HasLostCold();
-  deletions_.Restart(lost_none ? 0 : tick);
+  *lost = c.erased != 0 || c.evictions != 0 || c.expired != 0;
+  return work.status();
 }
 
 template <class Device>
-Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, CutOf of,
-                                     SavedRows* saved, size_t number) {
-  DYNEMB_RETURN_IF_ERROR(CheckNoCut(cut_.get()));
-  Track(watermark);
-  uint64_t expired;
-  DYNEMB_RETURN_IF_ERROR(Expire(exec, watermark, &expired));
-  DYNEMB_RETURN_IF_ERROR(Error());
-  auto cut = std::make_unique<Cut>();
-  cut->saved = saved;
-  cut->table = number;
-  cut->layout = store_.layout;
-  cut->watermark = watermark;
-  SetRowsOf(of, since, cut.get());
-  cut->base = stamps_.base();
+void DeviceTable<Device>::HaveHot(Work& work, const std::vector<uint64_t>& keys,
+                                  std::vector<char>* has) const {
+  typename Device::Session::Scratch scratch(work);
+  auto* on_device = work.template Take<uint64_t>(keys.size());
+  RowId* rows = work.template Take<RowId>(keys.size());
+  if (on_device == nullptr || rows == nullptr) return;
+  work.Copy(on_device, keys.data(), keys.size() * sizeof(uint64_t));
+  device::TableViews views = ViewsAt(0, keys.size());
+  views.one.expired = Expired();
+  work.ForKeys(keys.size(), device::FindKeys{views, {on_device, 8}, rows, nullptr});
+  const std::vector<RowId> found = ToHost(work, rows, keys.size());
+  for (size_t i = 0; i < found.size(); ++i) (*has)[i] = found[i] != kNoRow;
+}
+
+template <class Device>
+Status DeviceTable<Device>::HaveHot(Exec& exec, const std::vector<uint64_t>& keys,
+                                    std::vector<char>* has) const {
   Work work(*this, &exec, Work::Reports::kYes);
-  if (of != CutOf::kRows) {
-    DYNEMB_RETURN_IF_ERROR(CheckDeletions(deletions_, since));
-    DropHeld(work, deletions_.Since(since), &cut->deleted);
-    DYNEMB_RETURN_IF_ERROR(KeptError());
-  }
+  HaveHot(work, keys, has);
+  return work.status();
+}
+
+template <class Device>
+Status DeviceTable<Device>::StartCut(Exec& exec, std::unique_ptr<Cut> cut) {
+  Work work(*this, &exec, Work::Reports::kYes);
   cut->todo.Reset(Read(work).high_water, false);
   // Only the rows that belong to the cut: unlike in a host table, these bits are exact.
   std::vector<RowPredicate> any(1);
@@ -260,83 +265,22 @@ Status DeviceTable<Device>::BeginCut(Exec& exec, Tick watermark, Tick since, Cut
       if (!work.status().ok()) return work.status();
     }
   }
-  cut->most_rows = cut->todo.Count();
-  if (admission_.counts()) {
-    cut->admission = ToHost(work, AdmissionAt().counters, CounterBytes() / sizeof(uint64_t));
-    cut->first_admission_line = admission_lines_.first;
-  }
   DYNEMB_RETURN_IF_ERROR(work.status());
-  if (of != CutOf::kRows || since == 0) catch_up_.NoteCut(watermark);
-  if (cold_ != nullptr) {
-    BeginColdCut(*cut);
-    cut->most_rows += cold_->CutRows();
-  }
-  cut_ = std::move(cut);
+  cut->most_rows = cut->todo.Count();
+  changes_.KeepCut(std::move(cut));
   return Status();
 }
 
 template <class Device>
-void DeviceTable<Device>::DropHeld(Work& work, const std::vector<uint64_t>& keys,
-                                   std::vector<uint64_t>* not_held) const {
-  typename Device::Session::Scratch scratch(work);
-  auto* on_device = work.template Take<uint64_t>(keys.size());
-  RowId* rows = work.template Take<RowId>(keys.size());
-  if (on_device == nullptr || rows == nullptr) return;
-  work.Copy(on_device, keys.data(), keys.size() * sizeof(uint64_t));
-  device::TableViews views = ViewsAt(0, keys.size());
-  views.one.expired = Expired();
-  work.ForKeys(keys.size(), device::FindKeys{views, {on_device, 8}, rows, nullptr});
-  std::vector<RowId> found = ToHost(work, rows, keys.size());
-  if (cold_ != nullptr) {
-    KeepError(
-        cold_->Find(keys.data(), keys.size(), [&](size_t i, const ColdRow&) { found[i] = 0; }));
-  }
-  for (size_t i = 0; i < keys.size(); ++i) {
-    if (found[i] == kNoRow) not_held->push_back(keys[i]);
-  }
-}
-
-template <class Device>
-std::vector<RowId> DeviceTable<Device>::PlanCut(size_t limit) {
+std::vector<RowId> DeviceTable<Device>::PlanHotCut(size_t limit) {
+  Cut& cut = *changes_.cut();
   std::vector<RowId> plan;
-  for (uint64_t r = cut_->todo.Next(cut_->cursor); r < cut_->todo.rows() && plan.size() < limit;
-       r = cut_->todo.Next(r + 1)) {
+  for (uint64_t r = cut.todo.Next(cut.cursor); r < cut.todo.rows() && plan.size() < limit;
+       r = cut.todo.Next(r + 1)) {
     plan.push_back(static_cast<RowId>(r));
   }
-  if (plan.empty()) cut_->cursor = cut_->todo.rows();
-  cut_->cold_planned = cold_ != nullptr && plan.empty();
-  if (cut_->cold_planned) plan = cold_->PlanCut(limit);
+  if (plan.empty()) cut.cursor = cut.todo.rows();
   return plan;
-}
-
-template <class Device>
-void DeviceTable<Device>::EndCut() {
-  cut_.reset();
-  if (cold_ != nullptr) cold_->EndCut();
-}
-
-template <class Device>
-bool DeviceTable<Device>::CutIsRead() const {
-  return cut_->todo.Next(cut_->cursor) >= cut_->todo.rows() &&
-         (cold_ == nullptr || cold_->CutRows() == 0);
-}
-
-template <class Device>
-void DeviceTable<Device>::ReadCut(Exec& exec, const std::vector<RowId>& plan,
-                                  const CutColumns& to) {
-  if (cut_->cold_planned) {
-    ReadColdCut(plan, to);
-    return;
-  }
-  Work work(*this, &exec);
-  ReadToHost(work, plan, to);
-  for (CutTime* times : {to.updates, scoring_.by_time() ? to.scores : nullptr}) {
-    if (times == nullptr) continue;
-    for (size_t i = 0; i < plan.size(); ++i) times[i] = cut_->Time(stamps_.Decode(times[i]));
-  }
-  if (!work.status().ok()) return;
-  for (RowId row : plan) cut_->todo.Take(row);
-  if (!plan.empty()) cut_->cursor = plan.back() + uint64_t{1};
 }
 
 }  // namespace dynemb

@@ -136,7 +136,7 @@ void DeviceTable<Device>::NoteEvicted(Work& work, Batch& batch, const RowId* row
     DeviceTable& table = *batch.tables[t];
     const Tick tick = table.stamps_.Decode(batch.now[t]);
     for (; i < host_ends[t]; ++i) {
-      if (tracked[t]) table.deletions_.Add(tick, host_keys[i], Removal::kEvict);
+      if (tracked[t]) table.deletions().Add(tick, host_keys[i], Removal::kEvict);
     }
     if (tracked[t]) table.TrimDeletions();
   }
@@ -297,7 +297,7 @@ Status DeviceTable<Device>::Insert(Work& work, Batch& batch, Keys repeat, const 
     table.ReadMail();
     if (batch.size(t) == 0 || table.bounds_.live + batch.size(t) <= table.capacity()) continue;
     may_evict = evicts[t] = true;
-    lists_gone[t] = table.cold_ == nullptr && (table.tracking_ || table.evicted_ != nullptr);
+    lists_gone[t] = table.cold_ == nullptr && (table.tracking() || table.evicted_ != nullptr);
     list_gone = list_gone || lists_gone[t];
   }
   struct Unpinned {
@@ -473,7 +473,7 @@ size_t DeviceTable<Device>::Remove(Work& work, KeyArray keys, size_t n, Tick tic
     const Status status = EraseCold(on_host, tick, how, &cold);
     KeepError(status);
     if (!status.ok()) return 0;
-    if (tracking_) TrimDeletions();
+    if (tracking()) TrimDeletions();
   }
   work.Changes();
   work.ForKeys(n, device::EraseKeys{View(), keys, expired, gone, scores});

@@ -354,19 +354,11 @@ void DeviceTable<Device>::ReadToHost(Work& work, const std::vector<RowId>& rows,
 }
 
 template <class Device>
-void DeviceTable<Device>::CopyRows(Exec& exec, const std::vector<RowId>& rows,
-                                   const TickColumns& to) const {
+Status DeviceTable<Device>::ReadStored(Exec& exec, const std::vector<RowId>& rows,
+                                       const RowColumns<Stamp>& to) const {
   Work work(*this, &exec);
-  const size_t n = rows.size();
-  std::vector<Stamp> stamps(to.updates == nullptr ? 0 : n);
-  std::vector<Score> raw(to.scores == nullptr ? 0 : n);
-  ReadToHost(work, rows,
-             {to.keys, to.vectors, to.state, to.updates == nullptr ? nullptr : stamps.data(),
-              to.scores == nullptr ? nullptr : raw.data()});
-  for (size_t i = 0; i < stamps.size(); ++i) {
-    to.updates[i] = static_cast<int64_t>(stamps_.Decode(stamps[i]));
-  }
-  for (size_t i = 0; i < raw.size(); ++i) to.scores[i] = PublicScore(raw[i]);
+  ReadToHost(work, rows, to);
+  return work.status();
 }
 
 template <class Device>
@@ -451,7 +443,7 @@ void DeviceTable<Device>::SwapRows(Table* with, Tick tick) {
   stamps_.ForgetBatch();
   other->stamps_.ForgetBatch();
   RestartChanges(tick);
-  if (other->tracking_) other->RestartChanges(tick);
+  if (other->tracking()) other->RestartChanges(tick);
 }
 
 }  // namespace dynemb

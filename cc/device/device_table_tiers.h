@@ -35,7 +35,7 @@ Status DeviceTable<Device>::Promote(Exec& exec, const std::vector<DeviceTable*>&
   };
   for (DeviceTable* table : tables) {
     // A cut identifies its rows by id, so rows do not move while a cut is read.
-    if (!table->tiered() || table->store_.split == 0 || table->cut_ != nullptr ||
+    if (!table->tiered() || table->store_.split == 0 || table->cut() != nullptr ||
         table->sweeps_rows()) {
       continue;
     }

@@ -34,6 +34,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "cc/table/deletion_log.h"
@@ -176,8 +177,8 @@ struct Cut {
 class Changes {
  public:
   bool tracking() const { return tracking_; }
-  // Records changes from now on, for a table of `rows` rows. The table has not changed since
-  // `tick`, and no key was deleted after `known_since`.
+  // Records changes from now on, for a table of `rows` rows; 0 for one that records only deletions.
+  // The table has not changed since `tick`, and no key was deleted after `known_since`.
   void Start(Tick tick, Tick known_since, uint64_t rows) noexcept;
 
   // Call when a row is about to change, or to be given to another key. `updated`: its last update,
@@ -213,6 +214,8 @@ class Changes {
   // Begins a cut. The caller has set its members except `todo`. Requires tracking(). If it throws
   // std::bad_alloc, nothing has changed.
   void BeginCut(std::unique_ptr<Cut> cut, uint64_t rows);
+  // The same, for a table that records no rows. The caller has set `todo` as well.
+  void KeepCut(std::unique_ptr<Cut> cut) noexcept { cut_ = std::move(cut); }
   void EndCut() { cut_.reset(); }
   Cut* cut() const { return cut_.get(); }
 

@@ -256,18 +256,6 @@ void ColdTable::CopyColdRows(const ExportPlan& plan, const TickColumns& to) cons
   }));
 }
 
-void ColdTable::ReadColdCut(const std::vector<RowId>& plan, const CutColumns& to) {
-  const Cut& of = *cut();
-  // At the watermark, as the cut's, but in host memory.
-  const RowLayout layout(of.layout.key_size, of.layout.dtype, of.layout.dim, of.layout.state_width);
-  KeepError(cold_->ReadCut(plan, [&](size_t i, const ColdRow& row) {
-    to.Set(i, layout, &row.key, row.content);
-    if (to.updates != nullptr) to.updates[i] = of.Time(row.updated);
-    if (to.scores == nullptr) return;
-    to.scores[i] = scoring_.by_time() ? of.Time(stamps_.Decode(row.times.score)) : row.times.score;
-  }));
-}
-
 Status ColdTable::TrimCold(Tick tick, uint64_t hot) {
   if (options_.max_capacity == 0) return Status();
   const auto most = static_cast<uint64_t>(options_.max_capacity);
@@ -329,20 +317,6 @@ Status ColdTable::TrimCold(Tick tick, uint64_t hot) {
 
 void ColdTable::TrimLosses(uint64_t rows) {
   if (tracking()) deletions().Trim(std::max<uint64_t>(rows, kDeletionsAtLeast));
-}
-
-void ColdTable::SetRowsOf(CutOf of, Tick since, Cut* cut) const {
-  const bool used = of == CutOf::kDeltaAndUsed;
-  cut->since = of == CutOf::kRows ? since : RowsOfDeltaSince(since);
-  if (used && !scoring_.by_time()) cut->since = 0;
-  cut->used = used && cut->since != 0;
-}
-
-void ColdTable::BeginColdCut(const Cut& cut) {
-  const UpdatedAfter after = stamps_.After(cut.since);
-  cold_->BeginCut([&](const RowTimes& times) {
-    return after(times.updated) || (cut.used && after(times.score));
-  });
 }
 
 void ColdTable::AddColdStats(TableStats* stats) const {

@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "cc/table/changes.h"
 #include "cc/table/cold_rows.h"
 #include "cc/table/deletion_log.h"
 #include "cc/table/evicted_rows.h"
@@ -43,15 +44,38 @@ class ColdTable : public Table {
   // Moves rows in files until no space has to be given back, in the calling thread. For tests.
   Status CompactFiles();
 
+  bool tracking() const final { return changes_.tracking(); }
+  void Track(Tick tick) final;
+  Status BeginCut(Exec& exec, Tick watermark, Tick since, CutOf of, SavedRows* saved,
+                  size_t number) final;
+  void EndCut() final;
+  const Cut* cut() const final { return changes_.cut(); }
+  std::vector<RowId> PlanCut(size_t limit) final;
+  bool CutIsRead() const final;
+  void ReadCut(Exec& exec, const std::vector<RowId>& plan, const CutColumns& to) final;
+
  protected:
   ColdTable();
 
   // --- What the table has to provide
 
-  // The log of lost keys, which is valid while tracking().
-  virtual DeletionLog& deletions() = 0;
-  // Tracks changes from now on. The table has not changed since `tick`, and has lost no key since.
-  virtual void RestartChanges(Tick tick) = 0;
+  // changes_.Start.
+  virtual void StartChanges(Tick tick, Tick known_since) = 0;
+  // Sets *lost to whether the table has ever lost a key that had a row in memory.
+  virtual Status HasLostHot(bool* lost) const = 0;
+  // has[i] = whether keys[i], bit patterns in host memory, has a row in memory, perhaps one that
+  // has expired.
+  virtual Status HaveHot(Exec& exec, const std::vector<uint64_t>& keys,
+                         std::vector<char>* has) const = 0;
+  // Sets `todo` and `most_rows` of a cut whose other members are set, of the rows in memory, and
+  // gives it to changes_. If it fails or throws std::bad_alloc, nothing has changed.
+  virtual Status StartCut(Exec& exec, std::unique_ptr<Cut> cut) = 0;
+  // PlanCut, of the rows in memory. Once there are no more, it returns none, and the cursor of the
+  // cut is at the end of `todo`.
+  virtual std::vector<RowId> PlanHotCut(size_t limit) = 0;
+  // Copies rows in memory to columns in host memory, as they are stored.
+  virtual Status ReadStored(Exec& exec, const std::vector<RowId>& rows,
+                            const RowColumns<Stamp>& to) const = 0;
   // Calls `add` for each row of memory (ColdRows::Flush), as a row of content_layout().
   virtual Status AddHotRows(Exec& exec, const ColdRows::AddHotFn& add) = 0;
   // (shared) Appends the bit patterns of those of `keys` that have no row in memory, not even one
@@ -69,8 +93,6 @@ class ColdTable : public Table {
   bool HasExpired(const Expired& expired, const RowTimes& times) const {
     return expired.any() && expired(expired.by_access ? times.score : times.updated);
   }
-  // Sets which rows a cut has.
-  void SetRowsOf(CutOf of, Tick since, Cut* cut) const;
   // A score as Scores returns it.
   int64_t PublicScore(Score score) const {
     return scoring_.by_time() ? static_cast<int64_t>(stamps_.Decode(score)) : int64_t{score};
@@ -82,6 +104,11 @@ class ColdTable : public Table {
     return {stamps_.Clamp(times.updated),
             scoring_.by_time() ? stamps_.Clamp(times.score) : times.score};
   }
+  // Tracks changes from now on. The table has not changed since `tick`, and has lost no key since.
+  void RestartChanges(Tick tick) { StartChanges(tick, tick); }
+  DeletionLog& deletions() { return changes_.deletions(); }
+  // Export, of rows in memory.
+  void CopyRows(Exec& exec, const std::vector<RowId>& rows, const TickColumns& to) const final;
   // Rebases the scores of cold rows, at the beginning of an epoch.
   void RebaseCold();
 
@@ -161,8 +188,6 @@ class ColdTable : public Table {
   // Evicts cold rows with low scores, until the table has at most max_capacity rows; `hot` of them
   // are in memory.
   Status TrimCold(Tick tick, uint64_t hot);
-  void BeginColdCut(const Cut& cut);
-  void ReadColdCut(const std::vector<RowId>& plan, const CutColumns& to);
   // Asks the background to look for space to give back.
   void CompactSoon();
   // For SwapRows: swaps the times, the cold rows, and what Table::SwapBase swaps.
@@ -170,6 +195,7 @@ class ColdTable : public Table {
 
   Stamps stamps_;
   Scoring scoring_;
+  Changes changes_;
   EvictedRows* evicted_ = nullptr;  // for the running batch, if it is InsertAndEvict
   std::shared_ptr<ColdRows> cold_;  // null: all rows are in memory
   VectorBuffers buffers_;           // for the running batch on 16-bit rows
@@ -178,6 +204,11 @@ class ColdTable : public Table {
   class Bringing;
   class Compactor;
 
+  void BeginColdCut(const Cut& cut);
+  void ReadColdCut(const std::vector<RowId>& plan, const CutColumns& to);
+  // Appends to *gone those of `keys`, bit patterns, that have no row, not even one that has
+  // expired.
+  Status ListGone(Exec& exec, const std::vector<uint64_t>& keys, std::vector<uint64_t>* gone) const;
   // Forgets the oldest losses, if there are many for a table of so many rows.
   void TrimLosses(uint64_t rows);
   // ColdRows::Compact.

@@ -125,52 +125,8 @@ void HostTable::BeforeWriteAll() {
   }
 }
 
-void HostTable::Track(Tick tick) {
-  if (changes_.tracking()) return;
-  const bool lost_none =
-      counters_.erased == 0 && counters_.evictions == 0 && counters_.expired == 0 && !HasLostCold();
-  changes_.Start(tick, lost_none ? 0 : tick, rows_.high_water());
-}
-
-Status HostTable::BeginCut(Exec& exec, Tick watermark, Tick since, CutOf of, SavedRows* saved,
-                           size_t number) {
-  DYNEMB_RETURN_IF_ERROR(CheckNoCut(changes_.cut()));
-  Track(watermark);
-  uint64_t expired;
-  DYNEMB_RETURN_IF_ERROR(Expire(exec, watermark, &expired));
-  auto cut = std::make_unique<Cut>();
-  cut->saved = saved;
-  cut->table = number;
-  cut->layout = layout();
-  cut->watermark = watermark;
-  SetRowsOf(of, since, cut.get());
-  cut->base = stamps_.base();
-  if (of != CutOf::kRows) {
-    DYNEMB_RETURN_IF_ERROR(CheckDeletions(changes_.deletions(), since));
-    DYNEMB_RETURN_IF_ERROR(DropHeld(exec, changes_.deletions().Since(since), &cut->deleted));
-  }
-  if (of != CutOf::kRows || since == 0) catch_up_.NoteCut(watermark);
-  DYNEMB_RETURN_IF_ERROR(CopyAdmission(exec, &cut->admission, &cut->first_admission_line));
-  if (cold_ != nullptr) BeginColdCut(*cut);
-  try {
-    changes_.BeginCut(std::move(cut), rows_.high_water());
-  } catch (...) {
-    if (cold_ != nullptr) cold_->EndCut();
-    throw;
-  }
-  Cut* begun = changes_.cut();
-  begun->most_rows = begun->since == 0 ? rows_.live() : begun->todo.Count();
-  if (cold_ != nullptr) begun->most_rows += cold_->CutRows();
-  return Status();
-}
-
-void HostTable::EndCut() {
-  changes_.EndCut();
-  if (cold_ != nullptr) cold_->EndCut();
-}
-
-Status HostTable::DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
-                           std::vector<uint64_t>* not_held) const {
+Status HostTable::HaveHot(Exec& exec, const std::vector<uint64_t>& keys,
+                          std::vector<char>* has) const {
   std::vector<RowId> rows(keys.size());
   if (layout().key_size == 8) {
     FindQuietly(exec, {keys.data(), keys.size()}, Expired(), rows.data());
@@ -178,17 +134,18 @@ Status HostTable::DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
     const std::vector<uint32_t> narrow(keys.begin(), keys.end());
     FindQuietly(exec, {narrow.data(), narrow.size()}, Expired(), rows.data());
   }
-  if (cold_ != nullptr) {
-    const auto note = [&](size_t i, const ColdRow&) { rows[i] = 0; };
-    DYNEMB_RETURN_IF_ERROR(cold_->Find(keys.data(), keys.size(), note));
-  }
-  for (size_t i = 0; i < keys.size(); ++i) {
-    if (rows[i] == kNoRow) not_held->push_back(keys[i]);
-  }
+  for (size_t i = 0; i < rows.size(); ++i) (*has)[i] = rows[i] != kNoRow;
   return Status();
 }
 
-std::vector<RowId> HostTable::PlanCut(size_t limit) {
+Status HostTable::StartCut(Exec&, std::unique_ptr<Cut> cut) {
+  changes_.BeginCut(std::move(cut), rows_.high_water());
+  Cut* const begun = changes_.cut();
+  begun->most_rows = begun->since == 0 ? rows_.live() : begun->todo.Count();
+  return Status();
+}
+
+std::vector<RowId> HostTable::PlanHotCut(size_t limit) {
   constexpr size_t kLooks = 4;
   Cut& cut = *changes_.cut();
   const UpdatedAfter after = stamps_.After(cut.since);
@@ -212,40 +169,21 @@ std::vector<RowId> HostTable::PlanCut(size_t limit) {
     plan.resize(kept);
   }
   if (plan.empty()) cut.cursor = r;
-  cut.cold_planned = cold_ != nullptr && plan.empty() && r >= cut.todo.rows();
-  if (cut.cold_planned) plan = cold_->PlanCut(limit);
   return plan;
 }
 
-bool HostTable::CutIsRead() const {
-  const Cut& cut = *changes_.cut();
-  return cut.todo.Next(cut.cursor) >= cut.todo.rows() &&
-         (cold_ == nullptr || cold_->CutRows() == 0);
-}
-
-void HostTable::ReadCut(Exec& exec, const std::vector<RowId>& plan, const CutColumns& to) {
-  Cut& cut = *changes_.cut();
-  if (cut.cold_planned) {
-    ReadColdCut(plan, to);
-    return;
-  }
+Status HostTable::ReadStored(Exec& exec, const std::vector<RowId>& rows,
+                             const RowColumns<Stamp>& to) const {
   const RowLayout& l = layout();
-  exec.ParallelFor(plan.size(), 4096, [&](size_t begin, size_t end) {
+  exec.ParallelFor(rows.size(), 4096, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
-      const char* row = rows_.At(plan[i]);
+      const char* row = rows_.At(rows[i]);
       to.Set(i, l, row);
-      if (to.updates != nullptr) to.updates[i] = cut.Time(stamps_.Decode(*l.update(row)));
-      cut.todo.Take(plan[i]);
+      if (to.updates != nullptr) to.updates[i] = *l.update(row);
     }
   });
-  if (to.scores != nullptr) {
-    // A CutTime has the same width as a score, so the conversion is in place.
-    ReadScores(exec, plan.data(), plan.size(), to.scores);
-    for (size_t i = 0; scoring_.by_time() && i < plan.size(); ++i) {
-      to.scores[i] = cut.Time(stamps_.Decode(to.scores[i]));
-    }
-  }
-  if (!plan.empty()) cut.cursor = plan.back() + uint64_t{1};
+  if (to.scores != nullptr) ReadScores(exec, rows.data(), rows.size(), to.scores);
+  return Status();
 }
 
 void HostTable::Explain(Exec& exec, KeySpan keys, KeyState* states) const {
@@ -441,23 +379,6 @@ ExportPlan HostTable::ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint
     }
   }
   return plan;
-}
-
-void HostTable::CopyRows(Exec& exec, const std::vector<RowId>& rows, const TickColumns& to) const {
-  const RowLayout& l = layout();
-  exec.ParallelFor(rows.size(), 4096, [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) {
-      const char* row = rows_.At(rows[i]);
-      to.Set(i, l, row);
-      if (to.updates != nullptr) {
-        to.updates[i] = static_cast<int64_t>(stamps_.Decode(*l.update(row)));
-      }
-    }
-  });
-  if (to.scores == nullptr) return;
-  std::vector<Score> raw(rows.size());
-  ReadScores(exec, rows.data(), rows.size(), raw.data());
-  for (size_t i = 0; i < raw.size(); ++i) to.scores[i] = PublicScore(raw[i]);
 }
 
 Status HostTable::HotRows(const RowLayout& layout, uint64_t* rows) const {

@@ -41,15 +41,6 @@ class HostTable : public ColdTable {
   Status InsertAndEvict(Exec& exec, KeySpan keys, Tick tick, RowId* rows,
                         EvictedRows* evicted) final;
   void BringKeys(Exec& exec, KeySpan keys) final;
-  Status BeginCut(Exec& exec, Tick watermark, Tick since, CutOf of, SavedRows* saved,
-                  size_t number) final;
-  void EndCut() final;
-  const Cut* cut() const final { return changes_.cut(); }
-  std::vector<RowId> PlanCut(size_t limit) final;
-  bool CutIsRead() const final;
-  void ReadCut(Exec& exec, const std::vector<RowId>& plan, const CutColumns& to) final;
-  bool tracking() const final { return changes_.tracking(); }
-  void Track(Tick tick) final;
   void Explain(Exec& exec, KeySpan keys, KeyState* states) const final;
   void SwapRows(Table* other, Tick tick) final;
   Status LoadAdmission(const uint64_t* lines, int64_t first, int64_t num, bool merge) final {
@@ -63,7 +54,6 @@ class HostTable : public ColdTable {
 
   ExportPlan ScanRows(Exec& exec, uint64_t cursor, uint64_t limit, uint64_t most,
                       const RowPredicate& where) const final;
-  void CopyRows(Exec& exec, const std::vector<RowId>& rows, const TickColumns& to) const final;
   uint64_t BringRows(Exec& exec, uint64_t first, uint64_t num) final;
   void MarkRows(Exec& exec, float mark) final;
   void MarkNewRows(Exec&, float mark) final { initial_state_.back() = mark; }
@@ -121,10 +111,6 @@ class HostTable : public ColdTable {
     *updated = 0;
     rows_.Free(row);
   }
-  // Sets *not_held to those of `keys` (bit patterns) that have no row, not even one that has
-  // expired.
-  Status DropHeld(Exec& exec, const std::vector<uint64_t>& keys,
-                  std::vector<uint64_t>* not_held) const;
   uint64_t KeyBits(RowId row) const;
   // Whether a row satisfies the conditions on everything except its score.
   bool Satisfies(RowId row, const RowPredicate& where, const UpdatedAfter& after,
@@ -140,8 +126,18 @@ class HostTable : public ColdTable {
     initializer_.set_seed(seed);
     admission_.set_seed(seed);
   }
-  DeletionLog& deletions() final { return changes_.deletions(); }
-  void RestartChanges(Tick tick) final { changes_.Start(tick, tick, rows_.high_water()); }
+  void StartChanges(Tick tick, Tick known_since) final {
+    changes_.Start(tick, known_since, rows_.high_water());
+  }
+  Status HasLostHot(bool* lost) const final {
+    *lost = counters_.erased != 0 || counters_.evictions != 0 || counters_.expired != 0;
+    return Status();
+  }
+  Status HaveHot(Exec& exec, const std::vector<uint64_t>& keys, std::vector<char>* has) const final;
+  Status StartCut(Exec& exec, std::unique_ptr<Cut> cut) final;
+  std::vector<RowId> PlanHotCut(size_t limit) final;
+  Status ReadStored(Exec& exec, const std::vector<RowId>& rows,
+                    const RowColumns<Stamp>& to) const final;
   Status AddHotRows(Exec& exec, const ColdRows::AddHotFn& add) final;
   Status CopyAdmission(Exec& exec, std::vector<uint64_t>* words, int64_t* first_line) final;
   // Between Reserve and Settle.
@@ -160,7 +156,6 @@ class HostTable : public ColdTable {
   Initializer initializer_;
   Index index_;
   RowStore rows_;
-  Changes changes_;
   Admission admission_;
   // The progress of the running sweep: rows and buckets below these have been clamped.
   struct Swept {
