@@ -3,7 +3,7 @@
     python tools/kernel_resources.py REPORT...
 
 A REPORT is the version of nvcc, and what `ptxas -v` prints; Bazel keeps one beside each object of a
-.cu file. The budgets hold for ARCHITECTURE and NVCC. Of another nvcc, the kernels are only listed.
+.cu file. The budgets hold for ARCHITECTURE and NVCC. With another nvcc, kernels are only listed.
 Fails if a kernel uses more than its budget, or if a budget is for no kernel.
 """
 

@@ -298,7 +298,7 @@ class DeviceTable final : public ColdTable {
   // The rows of host memory, of this layout. InvalidArgument if all memory holds too few.
   Status HostRows(const RowLayout& layout, uint64_t split, uint64_t* rows) const;
   static bool AnyCold(const Batch& batch);
-  // KeepError, unless the session has the error, and reports it itself.
+  // Like KeepError, unless the session already reports the error.
   void KeepErrorBeside(const Work& work, const Status& status) const;
   // FindRows, which is no access.
   static Status FindQuietly(Work& work, Batch& batch);

@@ -127,7 +127,7 @@ struct SteppedSums {
   static_assert(!formulas::kIsRowwise<Formula>);
   static constexpr unsigned int kLeastBlocks = 0;
 
-  // What a step needs of a table. It is in registers for as long as a window is summed.
+  // The table fields that a step reads; kept in registers while a window is summed.
   struct Target {
     TieredRows rows;
     uint32_t update, vector, state;  // offsets in a row

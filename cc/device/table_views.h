@@ -38,7 +38,7 @@ struct Counters {
 };
 
 // Rows of the host tier that batches have read, and that may be promoted afterwards.
-// Each has the slot that its row id selects; of several in a slot, the best stays
+// Each has the slot that its row id selects; if several share a slot, the best stays
 // (kernels_tiers.h).
 struct Candidates {
   uint64_t* slots = nullptr;  // [count] ~order << 32 | row; 0 (no row of the host tier): none

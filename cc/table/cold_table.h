@@ -5,7 +5,7 @@
 // Contents of cold rows have the layout of a row in host memory, in every table: a flush of a table
 // in a GPU's memory can be restored to one in host memory, and the other way round.
 //
-// A table that has no cold rows, because it was made without, calls nothing here that costs time.
+// A table without cold rows pays nothing for this class.
 #ifndef DYNEMB_TABLE_COLD_TABLE_H_
 #define DYNEMB_TABLE_COLD_TABLE_H_
 
@@ -180,7 +180,7 @@ class ColdTable : public Table {
   class Bringing;
   class Compactor;
 
-  // Forgets the oldest losses, if there are many for a table of so many rows.
+  // Forgets the oldest losses once there are too many for a table of `rows` rows.
   void TrimLosses(uint64_t rows);
   // ColdRows::Compact.
   Status MoveCold(ColdRows::Compaction* planned);
@@ -194,14 +194,14 @@ class ColdTable : public Table {
   } lost_;
   std::atomic<uint64_t> moved_in_{0};
   uint64_t trim_cursor_ = 0;  // of TrimCold
-  // Of the sweep that brings rows up to date (BringRows): the end of the cold rows, as far as it is
-  // known; 0: no sweep is running.
+  // The end of the cold rows that the current BringRows sweep has still to visit; the largest
+  // number until that end is known, and 0 when no sweep runs.
   uint64_t end_of_bringing_ = 0;
   FlushHistory flushes_;
   BackgroundErrors background_errors_;
   mutable std::mutex error_mutex_;
-  // Of calls that could not return them, by the thread that made the call: another one must not
-  // take it, and leave this one to use what could not be read.
+  // Errors of calls that return void, keyed by calling thread, so that each thread receives only
+  // its own.
   mutable std::map<std::thread::id, Status> errors_;
   std::unique_ptr<Compactor> compactor_;  // with cold_; see ~ColdTable
 };

@@ -1,3 +1,8 @@
+// The calls of a host table that write rows: Upsert, Accumulate, WriteRows and LoadRows, and
+// ApplyRange, which steps the rows of a range of keys.
+//
+// A call that creates rows does first what may fail: the keys without rows get rows (Insert). Then
+// the rows that existed before are written.
 #include <algorithm>
 #include <atomic>
 #include <cstring>

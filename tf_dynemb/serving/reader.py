@@ -25,7 +25,7 @@ from tf_dynemb.storage.chain import LOSSES, Name
 _ATTEMPTS = 5
 
 
-# Those of this process whose locks are made anew after a fork.
+# The readers of this process. A forked child replaces their locks.
 _readers: weakref.WeakSet[Reader] = weakref.WeakSet()
 
 
