@@ -207,7 +207,7 @@ def next_commands(options: argparse.Namespace) -> dict[str, str]:
         loop = os.path.join(os.path.dirname(script), "custom_loop.py")
         compared = {
             f"{python} {script}": "a hash table in its place",
-            f"{python} {loop}": "a training loop of your own",
+            f"{python} {loop}": "your own training loop",
         }
     else:
         compared = {

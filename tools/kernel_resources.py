@@ -132,7 +132,7 @@ def short(name: str) -> str:
 
 
 def kernels(report: str) -> dict[str, Use]:
-    """What each kernel of our own uses, with those teams with which it uses most."""
+    """The resources that each of our kernels uses, with the teams with which it uses most."""
     found = [m for m in _KERNEL.finditer(report) if m["architecture"] == ARCHITECTURE]
     reported = len(re.findall(rf"Compiling entry function '\w+' for '{ARCHITECTURE}'", report))
     if len(found) != reported:

@@ -88,8 +88,8 @@ struct NothingOfFirst {
 
 // Item i is the i-th of the sorted ids. Lists its term, and resolves its row. Of the ids of a row,
 // the first has the row, if it still is that of the key (ResolvedRow), and the others count as
-// refused: they have no gradient of their own. Of the ids of a key without a row, the elected one
-// has kNoRow, and the others count as refused, too. So every key is counted once (CountApplied).
+// refused: they have no separate gradient. Of the ids of a key without a row, the elected one has
+// kNoRow, and the others count as refused, too. So every key is counted once (CountApplied).
 struct ListStepped {
   TableViews tables;
   ListTerms<NothingOfFirst> list;  // its keys are the numbers of the rows

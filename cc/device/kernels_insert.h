@@ -254,8 +254,8 @@ struct CountRepeats {
 };
 
 // Sets the row of each position without one to the new row of its key. A key without a number was
-// refused. Item t also updates and posts the counters of table t, so that there are at least as
-// many items as tables.
+// refused. Item t also updates and posts the counters of table t, so there are at least as many
+// items as tables.
 struct SpreadRows {
   NewKeys added;
   RowId* rows;

@@ -152,8 +152,8 @@ struct BatchKeys {
   }
 };
 
-// A counting kernel examines kTallyEach items of a batch in each of its own items. They are
-// kTallyStride apart, so that neighboring threads read neighboring items.
+// An item of a counting kernel examines kTallyEach items of a batch. They are kTallyStride apart,
+// so that neighboring threads read neighboring items.
 constexpr size_t kTallyEach = 16;
 constexpr size_t kTallyStride = 32;
 inline size_t TallyItems(size_t n) {

@@ -155,8 +155,8 @@ class ColdTable : public Table {
   // After the rows are in memory: they are cold no longer.
   void RemoveMoved(const Moved& moved);
   // Erase, of cold rows; adds their number to *erased. `keys` are in host memory. If it fails,
-  // nothing has changed, except that a file that must be written anew may not be yet: then that is
-  // the call's kept error, and the next flush tries again.
+  // nothing has changed, except that a file may still have to be rewritten: then that is the call's
+  // kept error, and the next flush tries again.
   Status EraseCold(KeySpan keys, Tick tick, Removal how, size_t* erased);
   void ClearCold(Tick tick) noexcept;
   // Evicts cold rows with low scores, until the table has at most max_capacity rows; `hot` of them
@@ -184,7 +184,7 @@ class ColdTable : public Table {
   void TrimLosses(uint64_t rows);
   // ColdRows::Compact.
   Status MoveCold(ColdRows::Compaction* planned);
-  // Writes condemned files anew.
+  // Rewrites condemned files.
   Status RewriteCondemned();
 
   RowLayout content_layout_;

@@ -121,7 +121,7 @@ Status Table::CheckState(const StateSpec& spec, const std::string& owner) const 
         " cannot step it. A table has the state of one OptimizerWrapper: if several losses train "
         "it in "
         "turn, step it with one wrapper for all of them, apply_gradients([(gradient, table)]), and "
-        "the dense variables of each loss with an optimizer of their own. A new OptimizerWrapper, "
+        "the dense variables of each loss with a separate optimizer. A new OptimizerWrapper, "
         "or attach(), takes a table over, with fresh state");
   }
   if (spec == state_spec_) return Status();

@@ -287,8 +287,8 @@ def explore(
         folder: for the states.
         samples: as of `replay.choices`.
         seed: of the random choices.
-        most_failures: ends after so many failures.
-        every: opens one of so many states, chosen at random.
+        most_failures: ends after this number of failures.
+        every: opens one of this number of states, chosen at random.
     """
     outcome = Outcome()
     phase = Phase()
