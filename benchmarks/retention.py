@@ -28,7 +28,7 @@ import tf_dynemb as de
 
 
 class Outcome(NamedTuple):
-    """What a run of the stream has given.
+    """The results of a run of the stream.
 
     Attributes:
         error: the root mean square error in the second half.

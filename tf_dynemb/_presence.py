@@ -16,7 +16,7 @@ import stat
 import urllib.parse
 import warnings
 
-# What is read as a URL: a scheme of two or more characters, so that no drive letter is one, and a
+# The beginning of a URL: a scheme of two or more characters, so that no drive letter is one, and a
 # slash. `pathlib` makes `s3:/bucket` of `s3://bucket`. A name with a colon, such as `a:b`, is none.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _FILE_URL = re.compile(r"file:(?://(?:localhost)?)?(/(?!/).*)", re.IGNORECASE | re.DOTALL)

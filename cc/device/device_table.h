@@ -7,7 +7,7 @@
 // exceptions are the calls that read or write whole tables, Export, ReadCut and LoadRows: their
 // arrays are in host memory. Exec gives the stream.
 //
-// Without waiting. Calls only give work to the stream. The host keeps upper bounds of the device's
+// Waits. Calls only give work to the stream. The host keeps upper bounds of the device's
 // counters (Bounds), which are enough to make room ahead of a batch. They follow the counters that
 // the device posts after each inserting batch (Mailbox), one or two batches late. The host waits
 // only

@@ -48,7 +48,7 @@ struct RowGrant {
   uint32_t free_before, high_before;
 };
 
-// What the host needs to know of a table to make room for a batch.
+// The numbers that the host needs to make room for a batch in a table.
 struct Room {
   uint32_t keys;  // distinct keys without a row
   uint32_t high_water, free_count;

@@ -145,7 +145,8 @@ struct PoolBags {
     uint32_t row = 0;
   };
 
-  // What finishing a bag needs of its part. The compiler cannot know that stores do not change it.
+  // The fields of a part that finishing a bag reads, as a copy: the compiler cannot know that
+  // stores do not change the part.
   struct Output {
     BagsView bags;
     char* pooled;

@@ -113,8 +113,8 @@ struct TableView : DeviceView {
   Evictable evictable{};
   Expired expired{};               // the rows that the batch does not find
   uint64_t* num_pinned = nullptr;  // the number of rows that are pinned, if scores are not stamps
-  // What the rows lack (null: nothing), its formula (CatchUpView::FormulaOf), and the step of
-  // Rounding with which rows get it.
+  // The steps that the rows lack (null: none), their formula (CatchUpView::FormulaOf), and the step
+  // of Rounding with which rows get it.
   const CatchUpView* steps = nullptr;
   uint32_t formula = 0;
   uint64_t bring_step = 0;

@@ -69,10 +69,10 @@ struct RowFormat {
 
 class Segment {
  public:
-  // What segments of a log have in common. It outlives them.
+  // The objects that the segments of a log share. It outlives them.
   struct Context {
     FileSystem* files;
-    // Of files that cannot be removed.
+    // The errors of files that cannot be removed.
     std::shared_ptr<BackgroundErrors> errors;
   };
 

@@ -197,7 +197,7 @@ void SlotIndex::ForEach(uint64_t hash, const Fn& fn) const {
 template <class Fn>
 void SlotIndex::ForAll(uint64_t position, const Fn& fn) const {
   auto crowded = CrowdedFrom(HashAt(position));
-  // Those up to a position.
+  // Passes the crowded entries up to a position to fn.
   const auto pass_crowded = [&](uint64_t last) {
     for (; crowded != crowded_.end() && PositionOf(crowded->hash) <= last; ++crowded) {
       if (crowded->entry.place == kNoPlace) continue;

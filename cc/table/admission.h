@@ -44,7 +44,7 @@ namespace dynemb {
 
 enum class Admit : uint8_t { kAll, kFrequency, kProbability };
 
-// What a lookup returns for a key that has no row, in a table with admission.
+// The result of a lookup for a key that has no row, in a table with admission.
 enum class Unadmitted : uint8_t {
   kZeros,    // a vector of zeros
   kInitial,  // its initial vector

@@ -16,7 +16,7 @@ struct FlushRecord {
   DType dtype;
   int64_t dim;
   EvictStrategy strategy;
-  // Those of the marks and of the counters.
+  // The options of the marks and of the counters.
   int64_t ttl;
   TtlClock ttl_clock;
   int64_t admission_lines;

@@ -92,7 +92,7 @@ class HashTable final : public HostTable {
   // the batch uses.
   Status InsertInitial(Exec& exec, const K* keys, size_t n, Tick tick, RowId* rows,
                        const std::vector<FoundRows>& others = {});
-  // Of a key that has no row, in the result of a lookup: the row id, and the vector.
+  // The row id and the vector that a lookup returns for a key without a row.
   RowId AbsentRow() const { return admission_.AbsentRow(); }
   void AbsentVector(K key, void* vector) const {
     if (admission_.AbsentIsZero()) {
@@ -192,7 +192,7 @@ class HashTable final : public HostTable {
   // Removes the rows of keys with rows[i] == kNoRow that have a row nevertheless: one that has
   // expired.
   void RemoveExpiredRows(Exec& exec, const Batch& batch);
-  // Of a batch that admits: counts the keys of its plan, and removes those that are refused.
+  // If the batch admits: counts the keys of its plan, and removes the refused keys from the plan.
   void Admit(const Batch& batch, Exec& exec, BatchScratch* scratch);
   void ForgetCounts(KeySpan keys);
   // Insert with initial vectors.

@@ -57,7 +57,7 @@ class SlotIndexTest : public ::testing::Test {
     ASSERT_FALSE(index_.Remove(hash, place));
   }
 
-  // Of the entries at a position, each is found by its own hash, and few others with it.
+  // Each entry at a position is found by its hash, and few others with it.
   void ExpectFound(uint64_t like) const {
     std::multiset<Listed> expected;
     const auto [begin, end] = model_.equal_range(PositionOf(like));

@@ -88,7 +88,8 @@ def rollback(path: str | os.PathLike[str], id_: str) -> Snapshot:
         everything = list_snapshots(path)
         if str(everything[-1]) == names[-1]:
             raise ValueError(f"{names[-1]} is the last snapshot at {path} already.")
-        # What followed is older than the new base, too: readers that have applied it go on.
+        # The snapshots that followed are older than the new base, too: readers that have applied
+        # them go on.
         known = [Snapshot(path / str(name)).manifest for name in everything]
         older = [each for one in known for each in (*one.after, *one.ids)]
         return _publish(publication, Chain.of(path, names), older, (), _ALL)

@@ -1,7 +1,7 @@
 """from_keras and to_keras: models with `keras.layers.Embedding`, and models with tables.
 
 Both return a copy (`copying.py`) in which embedding layers are replaced, one for one and by name.
-What a row of a Keras matrix is, its number, is the key of a row in a table. Then everything before
+The number of a row in a Keras matrix becomes the key of the row in a table. Then everything before
 the embedding stays as it is, and predictions have the same bits. The optimizer's states go the same
 way (`optimizers/moments.py`): the row of a moment becomes a part of the state of the table's row.
 

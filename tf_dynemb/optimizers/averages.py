@@ -191,7 +191,7 @@ class _Values:
     """Represents the values of all tables among the variables of a Keras optimizer.
 
     The callback swaps values a and averages b by: a += b, b = a - b, a = a - b. The last one swaps.
-    What Keras itself assigns, in its steps and when `fit` ends, has no effect.
+    Keras's own assignments, in its steps and when `fit` ends, have no effect.
     """
 
     dtype = "float32"

@@ -41,7 +41,7 @@ if hasattr(os, "register_at_fork"):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Held:
-    """What a reader has.
+    """The state of a reader.
 
     Attributes:
         state: the state that lookups read; None before the first.
