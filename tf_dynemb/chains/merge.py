@@ -107,7 +107,8 @@ def _publish(
     Args:
         publication: the base.
         chain: the chain.
-        older: the ids of snapshots that the base is a later state of, beside those of its own base.
+        older: the ids of snapshots that the base is a later state of, besides the snapshots of its
+            base.
         continues: the ids of snapshots with the same state.
         keep: as in `Publication.publish`.
     """

@@ -243,7 +243,7 @@ def _publish(
             entries += static_rows.write_static(part, static, values, len(entries), cut.tick)
             publication.has(entries, cut, parent, since_tick)
         watermark = publication.publish(settings, after, keep or 0, continues_last)
-    # Each rank records the snapshot with the tick of its own clock.
+    # Each rank records the snapshot with the tick of the rank's clock.
     for snapshots in known:
         if watermark.id not in snapshots:  # otherwise nothing has changed since
             snapshots.note(watermark.id, cut.tick)

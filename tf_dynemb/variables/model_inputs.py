@@ -93,7 +93,7 @@ def signature(model: keras.Model) -> tuple[list[str], list[Any]]:
     if known is None:
         raise ValueError(
             f"The inputs of model {model.name!r} are not known, because it has not been called "
-            "since it was created or loaded. Call it once with a batch of ids of their own dtype "
+            "since it was created or loaded. Call it once with a batch of ids in their usual dtype "
             "(model(ids)), or pass input_signature, such as input_signature=["
             "tf.TensorSpec([None, 3], tf.int64)]."
         )
