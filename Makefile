@@ -98,7 +98,8 @@ SOAK_FILE_TABLES ?= 560
 SOAK_FILE_ROWS ?= 1400
 SOAK_FLUSHES ?= 100
 SOAK_SANITIZED_ROWS ?= 1000
-# The timeout comes last, because a --config has one of its own. $(1): the factor; $(2): more flags; then the tests.
+# The timeout comes last, because a --config has its own. $(1): the factor; $(2): more flags; then
+# the tests.
 soak_of = $(BAZEL) test --test_summary=detailed --test_env=TABLE_TEST_LONGER=$(1) $(2) --test_timeout=20000
 soak: develop ## compares tables with models for a million operations each, and five million rows in files under ASan, UBSan and TSan; takes long
 	$(call soak_of,$(SOAK_TABLES),--test_filter='*RandomCallsMatchTheModel*') //tests/cc:table_test //tests/cc:table_test_4_threads

@@ -32,7 +32,7 @@ TARGETS = {False: "//cc/tf:_dynemb_ops_host.so", True: "//cc/tf:_dynemb_ops.so"}
 # A file beside the library of a wheel, with the hash of the sources that it was compiled from.
 STAMP = ".sources"
 
-# What the library is compiled from and by.
+# The sources and the compiler of the library.
 _SOURCES = ("cc", "bazel", "WORKSPACE", ".bazelrc", ".bazelversion")
 
 # The section of an ELF file that has the kernels.
@@ -190,7 +190,7 @@ def kind() -> str:
 
 
 def remark(root: pathlib.Path = ROOT) -> str:
-    """What the user of a machine with a GPU has to know of the library in place, or ""."""
+    """The notice about the installed library for the user of a machine with a GPU, or ""."""
     path = root / member(_minor())
     if not gpu_is_there() or has_device_code(path) or os.environ.get("TF_DYNEMB_CUDA") == "0":
         return ""

@@ -55,7 +55,7 @@ def _cuda_objects_impl(ctx):
             command = """
                 report=$1 && shift && echo "$DYNEMB_CUDA" >"$report"
                 "$@" 2>>"$report" || { cat "$report" >&2; exit 1; }
-                # What is not of ptxas -v is a warning.
+                # Lines that ptxas -v does not print are warnings.
                 tail -n +2 "$report" | grep -v -e "^ptxas info" -e "bytes stack frame" >&2 || true""",
             arguments = [report.path, NVCC] + _NVCC_FLAGS + ARCHITECTURE_FLAGS + unique +
                         ["-Xptxas=-v", "-c", source.path, "-o", out.path],

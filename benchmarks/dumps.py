@@ -126,7 +126,7 @@ def deltas(folder: Path, rows: int, repeats: int) -> list[Result]:
     full = size_of(path)
     rng = np.random.default_rng(0)
     results = []
-    for what, changed in (("1 %", rows // 100), ("100,000", 100_000)):
+    for what, changed in (("1%", rows // 100), ("100,000", 100_000)):
         seconds, share = [], []
         for _ in range(repeats):
             keys = rng.choice(rows, changed, replace=False) * STRIDE

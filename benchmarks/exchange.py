@@ -58,7 +58,7 @@ class Exchange:
             tf.constant(batch_ids(options.ids, samples, options.hotness, random))
             for _ in range(TABLES)
         ]
-        # Stands for vectors read from tables; any numbers will do.
+        # Replaces vectors read from tables; any numbers will do.
         self.held = [tf.random.normal([n, options.dim]) for n in self._num_served()]
         self.words = self._words()
 

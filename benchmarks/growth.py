@@ -60,7 +60,7 @@ def print_batches(name: str, times: npt.NDArray[np.float64], grown: int, rows: i
     worst = ", ".join(str(n) for n in np.argsort(-times)[:5])
     print(
         f"{name}: {rows:,} rows in {times.sum():.1f} s, {rows / times.sum() / 1e6:.2f} M rows/s; "
-        f"batch median {middle:.2f} ms, 99 % {high:.2f} ms, longest {longest:.2f} ms; "
+        f"batch median {middle:.2f} ms, 99% {high:.2f} ms, longest {longest:.2f} ms; "
         f"longest batches: {worst} of {len(times)}; process grew by {grown / 2**30:.2f} GiB, "
         f"{grown / rows:.1f} bytes/row"
     )

@@ -106,7 +106,7 @@ def attribute(events: list[Event], start: float, end: float) -> dict[str, float]
     place = {point: number for number, point in enumerate(points)}
     for rank, name, event in candidates:
         for number in range(place[max(event.start, start)], place[min(event.end, end)]):
-            # Of two equally specific events, the one that began later is the inner one.
+            # If two events are equally specific, the one that began later is the inner one.
             owner[number] = max(owner[number], (rank, event.start, name))
     totals: dict[str, float] = defaultdict(float)
     for number, (_, _, name) in enumerate(owner):

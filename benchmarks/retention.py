@@ -28,7 +28,7 @@ import tf_dynemb as de
 
 
 class Outcome(NamedTuple):
-    """What a run of the stream has given.
+    """The results of a run of the stream.
 
     Attributes:
         error: the root mean square error in the second half.
@@ -100,7 +100,7 @@ def main() -> None:
     ttl = {"ttl": days, "ttl_clock": "data", "ttl_since": "access"}
 
     def limited(**more: Any) -> list[Any]:
-        """Options of tables of a tenth of the rows, with as many counters as rows."""
+        """Options of tables of a tenth of the rows, with one counter per row."""
         limits = []
         for rows in tenths:
             its = {"max_capacity": rows, "init_capacity": rows, **more}

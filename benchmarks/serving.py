@@ -182,8 +182,8 @@ def open_large(folder: Path, rows: int) -> list[Line]:
         ),
         Line(
             "resident memory of a second version, opened and asked the same",
-            f"{second}: {100 * second.all / size:.2f} %",
-            "<= 1 %",
+            f"{second}: {100 * second.all / size:.2f}%",
+            "<= 1%",
         ),
     ]
 
@@ -251,7 +251,7 @@ def percentiles(seconds: list[float]) -> tuple[float, float]:
 
 
 def deltas(folder: Path, table: de.DynamicVariable, rows: int, seconds: float) -> list[Line]:
-    """Publishes deltas of 1 % of the rows to a model; then the same ones to another that is asked.
+    """Publishes deltas of 1% of the rows to a model; then the same ones to another that is asked.
 
     Requests without and with a delta that is being applied take turns, so that a disturbance of
     the machine affects both.
@@ -306,7 +306,7 @@ def deltas(folder: Path, table: de.DynamicVariable, rows: int, seconds: float) -
     (p50, p99), (p50_during, p99_during) = percentiles(times[False]), percentiles(times[True])
     return [
         Line(
-            f"a delta of 1 % ({size / 1e6:.0f} MB), from its publication until it is served, "
+            f"a delta of 1% ({size / 1e6:.0f} MB), from its publication until it is served, "
             f"polled every {POLL} s",
             f"median {statistics.median(visible):.2f} s, longest {max(visible):.2f} s",
             "< 1 s",

@@ -178,7 +178,7 @@ def publish(
         print(f"  {snapshot.manifest.kind:6} {rows:6} rows {size:9,} bytes")
 
 
-# What a run leaves in its folder; the dump is of a hash table only.
+# The files that a run leaves in its folder; only a hash table has a dump.
 FILES = {
     "best.weights.h5": "the weights of the best epoch",
     "embedding.npz": "keys and vectors, for numpy",
@@ -207,7 +207,7 @@ def next_commands(options: argparse.Namespace) -> dict[str, str]:
         loop = os.path.join(os.path.dirname(script), "custom_loop.py")
         compared = {
             f"{python} {script}": "a hash table in its place",
-            f"{python} {loop}": "a training loop of your own",
+            f"{python} {loop}": "your own training loop",
         }
     else:
         compared = {

@@ -16,7 +16,7 @@ import stat
 import urllib.parse
 import warnings
 
-# What is read as a URL: a scheme of two or more characters, so that no drive letter is one, and a
+# The beginning of a URL: a scheme of two or more characters, so that no drive letter is one, and a
 # slash. `pathlib` makes `s3:/bucket` of `s3://bucket`. A name with a colon, such as `a:b`, is none.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _FILE_URL = re.compile(r"file:(?://(?:localhost)?)?(/(?!/).*)", re.IGNORECASE | re.DOTALL)
@@ -40,7 +40,8 @@ def local_path(path: str | os.PathLike[str], argument: str) -> pathlib.Path:
     text = os.fspath(path)
     if not isinstance(text, str) or not _URL.match(text):
         found = pathlib.Path(path)
-        # pathlib makes `s3:/x` of `./s3:/x`, which must not be a URL to whoever gets the result.
+        # pathlib makes `s3:/x` of `./s3:/x`, which must not be a URL for the code that gets the
+        # result.
         return found.absolute() if _URL.match(str(found)) else found
     file = _FILE_URL.fullmatch(text)
     if file and isinstance(path, str):  # pathlib has lost the host of `file://host/path`

@@ -24,7 +24,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-# What SavedModels need. It needs no Keras.
+# The registration that SavedModels need. It needs no Keras.
 _SAVER = "tf_dynemb.saved_models.saver"
 _MODULES = (
     "tf_dynemb.layers",

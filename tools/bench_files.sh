@@ -1,6 +1,7 @@
 #!/bin/bash
-# Compares training on a table that does not fit memory with RocksDB, which gets a venv of its own (benchmarks/files.py). The
-# contenders run in turns. Arguments are passed on: tools/bench_files.sh --rows 5000000
+# Compares training on a table that does not fit memory with RocksDB, which gets its own venv
+# (benchmarks/files.py). The contenders run in turns. Arguments are passed on: tools/bench_files.sh
+# --rows 5000000
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -3,7 +3,7 @@
     python tools/kernel_resources.py REPORT...
 
 A REPORT is the version of nvcc, and what `ptxas -v` prints; Bazel keeps one beside each object of a
-.cu file. The budgets hold for ARCHITECTURE and NVCC. Of another nvcc, the kernels are only listed.
+.cu file. The budgets hold for ARCHITECTURE and NVCC. With another nvcc, kernels are only listed.
 Fails if a kernel uses more than its budget, or if a budget is for no kernel.
 """
 
@@ -21,7 +21,7 @@ ARCHITECTURE = "sm_90"
 
 
 class Use(NamedTuple):
-    """What a kernel uses: registers of a thread; bytes of a thread's local memory, and spilled."""
+    """The resources of a kernel: a thread's registers, bytes of local memory, and bytes spilled."""
 
     registers: int
     stack: int = 0
@@ -31,8 +31,8 @@ class Use(NamedTuple):
 # A stack or a spill is a detour through memory: it has to be listed here.
 DEFAULT = Use(64)
 BUDGETS = {
-    # Of a step. 64 registers let 32 warps share a multiprocessor, 80 registers 24, and 96 20. Of
-    # the optimizers, SGD, Adagrad and Adam were measured like this (benchmarks/log_gpu.md).
+    # The kernels of a step. 64 registers let 32 warps share a multiprocessor, 80 registers 24, and
+    # 96 20. SGD, Adagrad and Adam were measured like this (benchmarks/log_gpu.md).
     "PoolBags<TableVectors>": Use(96, stack=16, spilled=72),
     "PoolBags<IndexedVectors>": Use(72, stack=32, spilled=120),
     "SumSegments<KeySums, true>": Use(80, stack=8, spilled=12),
@@ -59,13 +59,13 @@ BUDGETS = {
     "ClaimSlots": Use(32),
     "EvictSlots": Use(32, stack=16, spilled=24),
     "FillRows<FillInitial>": Use(45),
-    # Of rows that change tiers.
+    # The kernels for rows that change tiers.
     "SwapRows": Use(56),
     "MoveRows": Use(48, stack=8, spilled=20),
-    # Of cuts and scans.
+    # The kernels of cuts and scans.
     "CopyRows": Use(32, stack=8, spilled=8),
     "FlagSelected": Use(32, stack=16),
-    # Of rows that make up for missed steps.
+    # The kernels for rows that make up for missed steps.
     "BringRows<Sgd>": Use(64, stack=16),
     "BringRows<SgdMomentum<false>>": Use(72, stack=16),
     "BringRows<SgdMomentum<true>>": Use(72, stack=16),
@@ -132,7 +132,7 @@ def short(name: str) -> str:
 
 
 def kernels(report: str) -> dict[str, Use]:
-    """What each kernel of our own uses, with those teams with which it uses most."""
+    """The resources that each of our kernels uses, with the teams with which it uses most."""
     found = [m for m in _KERNEL.finditer(report) if m["architecture"] == ARCHITECTURE]
     reported = len(re.findall(rf"Compiling entry function '\w+' for '{ARCHITECTURE}'", report))
     if len(found) != reported:

@@ -16,7 +16,7 @@ import subprocess
 
 # The newest versions in the policy (PEP 600, manylinux_2_28: AlmaLinux 8, with GCC 8's libstdc++).
 NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
-# The name that the linker looks for, and the library that it stands for.
+# The name that the linker looks for, and the library that is found.
 LIBRARIES = {
     "libc.so": "libc.so.6",
     "libm.so": "libm.so.6",

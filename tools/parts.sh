@@ -1,5 +1,5 @@
-# Sourced by setup.sh, after steps.sh: parts of the work that run beside each other. Each writes to a log of its own; a line says
-# what runs, how far it is, and in the end how long it took.
+# Sourced by setup.sh, after steps.sh: parts of the work that run beside each other. Each writes its
+# own log; a line says what runs, how far it is, and in the end how long it took.
 
 readonly LOGS=build/setup
 declare -A TITLE PROCESS SINCE
@@ -20,7 +20,7 @@ begin() {
   TITLE[$name]=$2 SINCE[$name]=$SECONDS
   shift 2
   mkdir -p "$LOGS"
-  # In a process group of its own, so that it can be ended with all that it has started.
+  # In a new process group, so that it can be ended with all that it has started.
   set -m
   "$@" >"$LOGS/$name.log" 2>&1 </dev/null &
   set +m
@@ -29,8 +29,8 @@ begin() {
   [ -t 1 ] || say "[$(clock $SECONDS)] ${TITLE[$name]} ..."
 }
 
-# How far a part is, from the end of its log: Bazel's count of actions, make's percentage, or the last line of pip or apt-get. A part
-# that is a script has a log of its own.
+# How far a part is, from the end of its log: Bazel's count of actions, make's percentage, or the
+# last line of pip or apt-get. A part that is a script has its own log.
 far() {
   { tail -qc 2000 "$LOGS/$1.log" "build/$1.log" 2>/dev/null || true; } | tr '\r' '\n' | sed -nE '
     s/\x1b\[[0-9;]*[A-Za-z]//g

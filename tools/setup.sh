@@ -26,7 +26,7 @@ for word in "$@"; do
 done
 readonly DEVELOP HOROVOD
 
-# What a user without root is asked to install at once.
+# The packages that a user without root is asked to install at once.
 missing_for_python() {
   [ -x "$VENV/bin/python" ] || "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
 }
@@ -84,8 +84,8 @@ bazel_settings() {
 
 readonly PROGRESS="--show_progress --curses=no --show_progress_rate_limit=1"
 
-# What can be compiled before TensorFlow is there, except cc/device: its two longest files are for the core that has nothing to do
-# while the other parses TensorFlow's headers.
+# The targets that can be compiled before TensorFlow is there, except cc/device: its two longest
+# files are for the core that has nothing to do while the other parses TensorFlow's headers.
 compile_first() {
   local bazel
   bazel=$(command -v bazel || command -v bazelisk)

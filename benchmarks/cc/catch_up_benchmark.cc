@@ -1,6 +1,6 @@
 // The cost of a lookup of rows that make up for missed steps (cc/table/catch_up.h), without
-// TensorFlow, in ns per row. 65,536 rows of a table of as many; each has missed `gap` steps, 0 for
-// a lookup of rows that are up to date.
+// TensorFlow, in ns per row. All 65,536 rows of a table; each has missed `gap` steps, 0 for a
+// lookup of rows that are up to date.
 //
 //   <optimizer> / dim, gap, threads
 #include <benchmark/benchmark.h>

@@ -112,7 +112,7 @@ class ExchangeBenchmark {
                                   }));
   }
 
-  // Each other rank sends as many words as this rank has for itself.
+  // Each other rank sends the number of words that this rank keeps.
   void Receive() {
     if (arrived_ == nullptr) {
       arrived_ = bench_.template Array<int32_t>((kRanks - 1) * num_own_words_);

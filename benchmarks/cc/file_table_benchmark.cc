@@ -10,8 +10,8 @@
 //              Zipf's law with exponent 1.05. Counters: ids a second, the share of the ids that
 //              were hits in memory, bytes written per byte of rows that left memory, bytes of files
 //              per byte of live rows, bytes of index per row in files.
-//   ColdRows   batches of distinct rows none of which is in memory, in random order, as many at a
-//              time as the argument says: rows read a second, beside reads of single blocks of the
+//   ColdRows   distinct rows none of which is in memory, in random order, in batches of the size
+//              that the argument gives: rows read a second, beside reads of single blocks of the
 //              same files with the same reader (blocks a second).
 #include <benchmark/benchmark.h>
 

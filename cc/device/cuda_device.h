@@ -6,10 +6,10 @@
 // copies nor moves anything. New memory is cleared on the device's own stream. Every other stream
 // waits for that before its next work; the host does not wait.
 //
-// A stream may be destroyed at any time after its sessions, and its work still runs to its end:
-// whoever resets TensorFlow's context notifies nobody. A CudaDevice uses a stream only in the
-// stream's own sessions. Everything else waits for events, which are the device's. The workspace of
-// a destroyed stream stays, and the next stream with the same handle takes it over.
+// A stream may be destroyed at any time after its sessions, because resetting TensorFlow's context
+// sends no notification. The stream's work still runs to its end. A CudaDevice uses a stream only
+// in the stream's own sessions. Everything else waits for events, which are the device's. The
+// workspace of a destroyed stream stays, and the next stream with the same handle takes it over.
 //
 // Only the following wait for the GPU, or allocate or free memory:
 //

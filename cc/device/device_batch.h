@@ -33,7 +33,7 @@ struct DeviceBatch {
   bool admits = false;              // new keys need admission
   const uint32_t* times = nullptr;  // per key: how often it counts; null: once
   bool has_all = false;             // every key is known to have a row
-  // Of a batch that moves cold rows to memory: their scores, and the batch whose rows stay there.
+  // If the batch moves cold rows to memory: their scores, and the batch whose rows stay there.
   bool is_move = false;
   const Score* scores = nullptr;
   DeviceBatch* held = nullptr;

@@ -7,7 +7,7 @@
 // exceptions are the calls that read or write whole tables, Export, ReadCut and LoadRows: their
 // arrays are in host memory. Exec gives the stream.
 //
-// Without waiting. Calls only give work to the stream. The host keeps upper bounds of the device's
+// Waits. Calls only give work to the stream. The host keeps upper bounds of the device's
 // counters (Bounds), which are enough to make room ahead of a batch. They follow the counters that
 // the device posts after each inserting batch (Mailbox), one or two batches late. The host waits
 // only
@@ -292,7 +292,7 @@ class DeviceTable final : public ColdTable {
   // The rows of host memory, of this layout. InvalidArgument if all memory holds too few.
   Status HostRows(const RowLayout& layout, uint64_t split, uint64_t* rows) const;
   static bool AnyCold(const Batch& batch);
-  // KeepError, unless the session has the error, and reports it itself.
+  // Like KeepError, unless the session already reports the error.
   void KeepErrorBeside(const Work& work, const Status& status) const;
   // FindRows, which is no access.
   static Status FindQuietly(Work& work, Batch& batch);
@@ -352,7 +352,7 @@ class DeviceTable final : public ColdTable {
   // Copies the vectors of rows [begin, begin + *n), as float32 and up to date, to the device's
   // memory. Lowers *n if these are too many. Null if memory runs out.
   const float* CopyBrought(Work& work, uint64_t begin, uint64_t* n) const;
-  // Calls fn(rows, n) for rows [first, first + num), a range at a time; kNoRow stands for rows that
+  // Calls fn(rows, n) for rows [first, first + num), a range at a time; kNoRow replaces rows that
   // are not live. `rows` is in the device's memory. Returns the row after them; 0 at the end of the
   // rows, and if memory runs out.
   template <class Fn>
@@ -380,8 +380,8 @@ class DeviceTable final : public ColdTable {
   // Call before rows[i] change, are freed or are given to other keys. Saves the rows that belong to
   // the running cut. `scores` are their scores; null: the scores in their slots.
   void BeforeWrite(Work& work, const RowId* rows, size_t n, const Score* scores = nullptr);
-  // The same for the rows of those tables t of a batch with where(t). Waits for the rows of all of
-  // them together, but for the scores of each table on its own, if they are not stamps.
+  // The same for the rows of those tables t of a batch with where(t). Waits once for the rows of
+  // all of them. If the scores are not stamps, it also waits for the scores of each table.
   template <class Where>
   static void BeforeWrite(Work& work, const Batch& batch, const Where& where);
   // Rows that belong to the running cut of a table, and their scores, if these are not stamps.
@@ -429,7 +429,7 @@ class DeviceTable final : public ColdTable {
   static constexpr size_t kRowAlignment = 16;
   // home + step (OnPath) must fit in 32 bits.
   static constexpr uint64_t kMostBuckets = uint64_t{1} << 31;
-  // The least number of rows that Reclaim examines, in a table that has as many.
+  // The least number of rows that Reclaim examines, if the table has that number.
   static constexpr uint64_t kScanLeast = uint64_t{1} << 20;
   static constexpr uint32_t kPromoteEvery = 8;  // batches that read
   // Promote moves at most an eighth of the device tier, clamped to these limits.

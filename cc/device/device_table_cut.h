@@ -93,7 +93,8 @@ void DeviceTable<Device>::Save(Work& work, const std::vector<ToSave>& all) {
     for (const ToSave& of : all) of.table->changes_.cut()->saved->Fail();
   };
   if (!work.status().ok()) return fail();
-  // Ordinary memory: pinned memory is kept until the session ends, which may save a whole table.
+  // Pageable memory: pinned memory would be held until the session ends, and the session may save a
+  // whole table.
   work.Copy(on_device, ids.data(), ids.size() * sizeof(RowId));
   // Rows of one table that follow each other in the buffer.
   struct Part {

@@ -39,7 +39,7 @@ struct AskedKeys {
 
   // Whether position i is the first one of a new key.
   DYNEMB_HD bool IsFirst(size_t i) const { return sums[i] != sums[i + 1]; }
-  // Of a first position: how often its key occurs, as on the host, where 32 bits hold it.
+  // How often the key of a first position occurs: at most 2^32 - 1, as on the host.
   DYNEMB_HD uint32_t TimesOf(size_t i) const {
     constexpr uint32_t kMost = 0xFFFFFFFFu;
     const uint64_t n = times[sums[i]];
@@ -100,8 +100,8 @@ DYNEMB_HD void ForLine(size_t p, size_t n, const uint64_t* lines, const uint32_t
   entries.Store(line);
 }
 
-// flags[i] = 1 for the first positions of the counted keys that are admitted. Those are forgotten:
-// their next count begins if they lose their row.
+// flags[i] = 1 for the first positions of the counted keys that are admitted. Admitted keys are
+// forgotten: their next count begins if they lose their row.
 struct CountLines {
   AskedKeys asked;
   size_t n;

@@ -86,10 +86,10 @@ struct NothingOfFirst {
   DYNEMB_HD void operator()(uint32_t, uint32_t, uint32_t) const {}
 };
 
-// Item i is the i-th of the sorted ids. Lists its term, and resolves its row. Of the ids of a row,
-// the first has the row, if it still is that of the key (ResolvedRow), and the others count as
-// refused: they have no gradient of their own. Of the ids of a key without a row, the elected one
-// has kNoRow, and the others count as refused, too. So every key is counted once (CountApplied).
+// Item i is the i-th of the sorted ids. Lists its term, and resolves its row. The first id of a row
+// has the row, if the row still belongs to the key (ResolvedRow). The other ids of the row count as
+// refused: they have no separate gradient. The elected id of a key without a row has kNoRow, and
+// the other ids of the key count as refused, too. So every key is counted once (CountApplied).
 struct ListStepped {
   TableViews tables;
   ListTerms<NothingOfFirst> list;  // its keys are the numbers of the rows
@@ -127,7 +127,7 @@ struct SteppedSums {
   static_assert(!formulas::kIsRowwise<Formula>);
   static constexpr unsigned int kLeastBlocks = 0;
 
-  // What a step needs of a table. It is in registers for as long as a window is summed.
+  // The table fields that a step reads; kept in registers while a window is summed.
   struct Target {
     TieredRows rows;
     uint32_t update, vector, state;  // offsets in a row

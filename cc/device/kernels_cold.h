@@ -84,7 +84,7 @@ struct FillMoved {
   }
 };
 
-// What the host needs to know of a table to move rows out of its memory.
+// The numbers that the host needs to move rows out of the memory of a table.
 struct LeavingRoom {
   uint32_t end;   // the number of the table's last new key, plus 1
   uint32_t keys;  // distinct keys without a row

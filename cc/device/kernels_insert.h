@@ -7,21 +7,19 @@
 //   ElectPositions, FlagFirst, a sum   number the keys j = 0, 1, ... in the order of the batch
 //   (keys are admitted or refused here, and the admitted keys numbered: kernels_admission.h)
 //   ListNew                            lists position and row of each j: a free row, or none for a
-//   key
-//                                      that evicts (RowGrant)
+//                                      key that evicts (RowGrant)
 //   ClaimSlots                         claims slots for the keys with a free row
 //   EvictSlots                         takes rows and slots for the other keys (Evict). It runs
-//   after
-//                                      all claims, so that no victim is a slot that is being
+//                                      after all claims, so that no victim is a slot that is being
 //                                      claimed.
 //   (evicted rows are saved here, for cuts and InsertAndEvict)
 //   FillRows                           sets key, last update, vector and state
 //   CountRepeats                       counts the other positions of each key, in tables that count
 //   SpreadRows                         gives every position its row; updates and posts the
-//   counters,
-//                                      which all kernels before read as they were before the batch
+//                                      counters, whose values from before the batch all earlier
+//                                      kernels read
 //
-// If no key is new, all from ListNew on but the counters end at once.
+// If no key is new, every kernel from ListNew on returns at once, except the counters.
 //
 // ReadRooms, ListLost, ListEvictedKeys, ListEvictedRows and ReadEnds collect what the host needs to
 // know.
@@ -50,7 +48,7 @@ struct RowGrant {
   uint32_t free_before, high_before;
 };
 
-// What the host needs to know of a table to make room for a batch.
+// The numbers that the host needs to make room for a batch in a table.
 struct Room {
   uint32_t keys;  // distinct keys without a row
   uint32_t high_water, free_count;
@@ -256,8 +254,8 @@ struct CountRepeats {
 };
 
 // Sets the row of each position without one to the new row of its key. A key without a number was
-// refused. Item t also updates and posts the counters of table t, so that there are at least as
-// many items as tables.
+// refused. Item t also updates and posts the counters of table t, so there are at least as many
+// items as tables.
 struct SpreadRows {
   NewKeys added;
   RowId* rows;

@@ -145,7 +145,8 @@ struct PoolBags {
     uint32_t row = 0;
   };
 
-  // What finishing a bag needs of its part. The compiler cannot know that stores do not change it.
+  // The fields of a part that finishing a bag reads, as a copy: the compiler cannot know that
+  // stores do not change the part.
   struct Output {
     BagsView bags;
     char* pooled;
@@ -249,8 +250,8 @@ struct PoolBags {
       FinishBags<kWhole>(output, part, vectors, at + done + 1, first, n, current);
       return 1;
     }
-    // Every load is done, if need be from the first vector: the compiler may copy what it loads
-    // under a condition, and the copy waits for the memory.
+    // All loads are issued; loads past the end read the first vector. The compiler may copy a value
+    // that is loaded under a condition, and the copy would wait for the memory.
     uint32_t rows = 1;
     DYNEMB_UNROLL
     for (uint32_t k = 1; k < kAtOnce; ++k) {

@@ -240,7 +240,7 @@ struct AddCounts {
   }
 };
 
-// Sets the scores of rows. Of the positions of a key, the elected one sets it.
+// Sets the scores of rows. The elected position of a key sets its score.
 struct WriteScores {
   DeviceView view;
   const RowId* rows;

@@ -89,8 +89,8 @@ inline bool IsWhole(const UpstreamTask& task) {
 
 // The sums of the segments of long keys.
 //
-// Of the segments of long keys, at most two begin in the same kChunkIds terms, because only the
-// last segment of a key is shorter: the last of a key, and the first of another. So a segment's
+// At most two segments of long keys begin within one chunk of kChunkIds terms: the last segment of
+// a key, because only that may be shorter, and the first segment of another key. So a segment's
 // place follows from its first term.
 struct ChunkSums {
   float* sums;
@@ -117,7 +117,7 @@ DYNEMB_HD DYNEMB_INLINE void AddQuad(const Quad<float>& quad, Quad<float>* sum) 
   for (int k = 0; k < kQuad; ++k) sum->at[k] += quad.at[k];
 }
 
-// What a team notes of the row of a key, if sums step rows; otherwise nothing.
+// Where a team finds the row of its key, if the sums step rows; empty otherwise.
 template <class Sums, bool kSteps = Sums::kSteps>
 struct PlaceOf {
   using Type = typename Sums::Place;
@@ -128,8 +128,8 @@ struct PlaceOf<Sums, false> {
 };
 
 // For ForRows. Item w is a window: `length` terms from term w * length on. Puts the sums of the
-// keys of one segment, and writes the chunks of long keys. kWhole: all tasks are whole, and their
-// sums.
+// keys of one segment, and writes the chunks of long keys. kWhole: every task, and every sum, is
+// aligned and consists of full quads (IsWhole, row_math.h).
 template <class Sums, bool kWhole>
 struct SumSegments {
   using Target = typename Sums::Target;

@@ -19,9 +19,9 @@
 // cache. A row that is only slightly hotter is not worth the copies. benchmarks/log.md
 // compares other rules.
 //
-// Candidates are noted in slots, which a hash of the row's id selects. Of the rows that share a
-// slot, the best is noted, however many rows are read between two promotions, and in which order. A
-// row is noted at most once.
+// Candidates are noted in slots, which a hash of the row's id selects. If several rows share a
+// slot, the best is noted. The number of rows that are read between two promotions, and their
+// order, do not matter. A row is noted at most once.
 //
 // One promotion is for several tables. The slots, the places of the windows, and the pairs are
 // numbered across the tables (TierTables):

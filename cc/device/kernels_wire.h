@@ -3,7 +3,7 @@
 // (cc/lookup/wire.h); like row_math.h, this needs code without contraction.
 //
 // A team handles a row. It divides the row's columns into quads or, where it copies, the row's
-// bytes. All elements of a message need only the alignment of their own size.
+// bytes. Each element of a message needs only the alignment of its size.
 #ifndef DYNEMB_DEVICE_KERNELS_WIRE_H_
 #define DYNEMB_DEVICE_KERNELS_WIRE_H_
 

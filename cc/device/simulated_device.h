@@ -30,7 +30,7 @@
 
 namespace dynemb {
 
-// What was given to a device. Work on no items is not given to a GPU, and is not counted.
+// The work that was given to a device. Work on no items is not given to a GPU, and is not counted.
 struct DeviceWork {
   uint64_t launches = 0;  // ForEach, ForKeys, ForRows, ExclusiveSum and SortPairs
   uint64_t copies = 0;    // Copy

@@ -168,7 +168,7 @@ Status SortTerms(Session& session, const Ids& ids, size_t numbers, const First& 
   return session.status();
 }
 
-// What SumTerms has to know of all tasks together.
+// The sizes that SumTerms needs of all tasks together.
 struct SumOptions {
   size_t quads = 0;       // of the widest sums
   size_t long_quads = 0;  // of the widest sums of tasks that may have long keys; 0: none may

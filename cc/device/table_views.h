@@ -38,7 +38,7 @@ struct Counters {
 };
 
 // Rows of the host tier that batches have read, and that may be promoted afterwards.
-// Each has the slot that its row id selects; of several in a slot, the best stays
+// Each has the slot that its row id selects; if several share a slot, the best stays
 // (kernels_tiers.h).
 struct Candidates {
   uint64_t* slots = nullptr;  // [count] ~order << 32 | row; 0 (no row of the host tier): none
@@ -113,8 +113,8 @@ struct TableView : DeviceView {
   Evictable evictable{};
   Expired expired{};               // the rows that the batch does not find
   uint64_t* num_pinned = nullptr;  // the number of rows that are pinned, if scores are not stamps
-  // What the rows lack (null: nothing), its formula (CatchUpView::FormulaOf), and the step of
-  // Rounding with which rows get it.
+  // The steps that the rows lack (null: none), their formula (CatchUpView::FormulaOf), and the step
+  // of Rounding with which rows get it.
   const CatchUpView* steps = nullptr;
   uint32_t formula = 0;
   uint64_t bring_step = 0;
@@ -152,8 +152,8 @@ struct BatchKeys {
   }
 };
 
-// A counting kernel examines kTallyEach items of a batch in each of its own items. They are
-// kTallyStride apart, so that neighboring threads read neighboring items.
+// An item of a counting kernel examines kTallyEach items of a batch. They are kTallyStride apart,
+// so that neighboring threads read neighboring items.
 constexpr size_t kTallyEach = 16;
 constexpr size_t kTallyStride = 32;
 inline size_t TallyItems(size_t n) {

@@ -1,8 +1,8 @@
 // FileRows: cold rows (cold_rows.h) in files. An index in memory (slot_index.h) has an entry of 16
 // bytes for each row; the rows are in segments (row_log.h).
 //
-//   key ─hash─> SlotIndex: fingerprint, place, last update, score ─place─> RowLog: unit of a
-//   segment
+//   key ─hash──> SlotIndex: fingerprint, place, last update, score
+//       ─place─> RowLog: unit of a segment
 //
 // - A row that leaves memory is appended to the log; the rows of a batch are written together, one
 //   after another. A row that moves to memory is dead in the log.
@@ -10,8 +10,8 @@
 //   (block_reader.h).
 // - Rows whose contents change are appended again (ChangeContents).
 // - Compaction appends the live rows of the segments with the fewest again, and deletes these. A
-//   background thread of the table plans and reads (host_table.h); it holds the table's lock only
-//   to move up to kCompactRows rows at a time, a few milliseconds, or several times as many if the
+//   background thread plans and reads (ColdTable::Compactor); it holds the table's lock only to
+//   move up to kCompactRows rows at a time, a few milliseconds, or several times that number if the
 //   files grow faster than it gives space back.
 // - A cut is a set of places. Written rows do not change, so it needs no copies of rows: it keeps
 //   the segments until it has been read.
@@ -23,8 +23,8 @@
 // - Rows that no file may have anymore, because they are forgotten, or may not have, because a sync
 //   failed, condemn their segments. Compaction takes these first.
 //
-// Files. The rows are in a folder of their own below options.folder (process_folder.h), which is
-// removed with the object.
+// Files. Each object has its own folder below options.folder (process_folder.h), which is removed
+// with the object.
 #ifndef DYNEMB_FILE_FILE_ROWS_H_
 #define DYNEMB_FILE_FILE_ROWS_H_
 
@@ -108,9 +108,8 @@ class FileRows final : public ColdRows {
   class Moves;
   class Copies;
   // Rows of files, as they are stored. A place and its segment name a row for as long as the
-  // segment exists, so these rows are right whatever happens to the table meanwhile; exceptions are
-  // rows that must be forgotten, and segments of a flush, which have numbers of their own
-  // (ForgetAhead).
+  // segment exists, so these rows stay valid while the table changes, except rows that must be
+  // forgotten, and segments of a flush, which are numbered separately (ForgetAhead).
   struct RowsAhead final : Ahead {
     struct Row {
       ColdPlace place;

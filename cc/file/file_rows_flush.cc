@@ -8,7 +8,7 @@
 
 namespace dynemb {
 
-// Copies of rows, in segments of their own.
+// Copies of rows, in separate segments.
 class FileRows::Copies {
  public:
   // The first segment gets this number.
@@ -111,7 +111,7 @@ Status FileRows::Flush(const std::string& folder, const std::string& record, con
   for (uint32_t s = 0; s < rows_of.size(); ++s) {
     if (rows_of[s] == 0) continue;
     Segment& segment = *segments[s];
-    if (segment.condemned) return Internal(segment.path() + " is to be written anew first");
+    if (segment.condemned) return Internal(segment.path() + " has to be rewritten first");
     DYNEMB_RETURN_IF_ERROR(segment.Sync());
     const std::string to = RowLog::SegmentPath(folder, segment.sequence());
     const int error = files_->Link(segment.path(), to);

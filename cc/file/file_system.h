@@ -60,7 +60,7 @@ class FileSystem {
   // The names in a directory, sorted, without "." and "..". After an error *names is unchanged.
   virtual int List(const std::string& path, std::vector<std::string>* names);
 
-  // Without faults.
+  // The file system without injected faults.
   static FileSystem& Posix();
 };
 

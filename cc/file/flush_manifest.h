@@ -45,7 +45,7 @@ struct FlushManifest {
   std::vector<SegmentRecord> segments;
   uint64_t rows = 0;       // the records of the index
   uint32_t index_crc = 0;  // CRC-32C of the index
-  std::string table;       // the table's own record (HostTable::Flush)
+  std::string table;       // the table's own record (ColdTable::Flush)
 
   // Publishes the manifest in a folder whose other files are durable.
   Status Write(FileSystem& files, const std::string& folder) const;

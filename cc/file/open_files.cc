@@ -25,7 +25,7 @@ struct OpenFiles::State {
   size_t open = 0;                   // files that are open to be read
   // Files may seem to be used for ever, by threads of the parent: the budget does not hold.
   bool in_child = false;
-  // Those of them that nobody uses, in the order of their last use.
+  // The open files that are not in use, in the order of their last use.
   ReadFile* first = nullptr;
   ReadFile* last = nullptr;
 };
@@ -142,7 +142,7 @@ Status ReadFile::Open(Wait wait, Use* use) {
     }
     if (OpenFiles::CloseIdle(&state)) continue;
     if (wait == Wait::kNo) return Status();
-    if (state.open == 0) return status;  // nobody will give one back
+    if (state.open == 0) return status;  // no thread will give one back
     state.released.wait(lock);
   }
   if (uses_++ == 0) OpenFiles::RemoveIdle(&state, this);

@@ -2,7 +2,7 @@
 //
 // A table has a segment for each few MiB of its rows, and a process may have thousands of tables,
 // but only some hundred descriptors (RLIMIT_NOFILE). So a file is open while it is used, and
-// afterwards as long as nobody needs its descriptor:
+// afterwards as long as its descriptor is not needed:
 //
 //   ReadFile file(&files, path);
 //   ReadFile::Use use;
@@ -11,13 +11,13 @@
 //
 // - Files that are open to be read are at most a quarter of what the process may have, and at most
 //   kMost. The rest is for everybody else: the files that are written, dumps, sockets.
-// - Files that nobody uses are closed when others are to be opened and the budget is used up, those
-//   first that were not used for the longest time; and when the system refuses a descriptor for
-//   whatever purpose of the file tier (OpenFiles::Open).
+// - Files that are not in use are closed when others are to be opened and the budget is used up,
+//   those first that were not used for the longest time; and when the system refuses a descriptor
+//   for whatever purpose of the file tier (OpenFiles::Open).
 // - A thread that uses no file waits while all of the budget is in use. A thread that uses one must
 //   not wait (Wait::kNo): two such threads would wait for each other.
 //
-// All calls are thread-safe. A child of fork has descriptors of its own for the same files.
+// All calls are thread-safe. A child of fork has its own descriptors for the same files.
 #ifndef DYNEMB_FILE_OPEN_FILES_H_
 #define DYNEMB_FILE_OPEN_FILES_H_
 
@@ -53,7 +53,7 @@ class ReadFile {
 
   // The file system outlives the object. The file need not exist yet.
   ReadFile(FileSystem* files, std::string path) : files_(files), path_(std::move(path)) {}
-  // Nobody uses the file.
+  // The file is not in use.
   ~ReadFile();
   ReadFile(const ReadFile&) = delete;
   ReadFile& operator=(const ReadFile&) = delete;
@@ -84,7 +84,7 @@ class OpenFiles {
  public:
   static constexpr size_t kLeast = 8, kMost = 1024;
 
-  // FileSystem::Open; closes files that nobody uses if the system has no descriptor left.
+  // FileSystem::Open; closes files that are not in use if the system has no descriptor left.
   static int Open(FileSystem& files, const std::string& path, int flags, unsigned mode);
   // For tests: the files that are open to be read, and the most that may be.
   static size_t open();

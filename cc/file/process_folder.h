@@ -8,11 +8,11 @@
 // The files are a cache of the process (cold_rows.h). They are removed with the last table that
 // uses them; after a crash, by the first table that another process makes below the same folder.
 //
-// What is removed. Nothing but what a ProcessFolder has made, and no process uses: a folder of
-// exactly such a name, whose LOCK has the marker, could be locked, and is still the LOCK of that
-// folder afterwards (somebody else may have removed it, and a third one made it anew); and in it
-// only files of exactly such names. A marker is written after the lock was taken, so one that can
-// be read and locked is of a process that does not exist anymore.
+// Removal. Only folders that a ProcessFolder has made, and that no process uses, are removed: a
+// folder of exactly such a name, whose LOCK has the marker, could be locked, and is still the LOCK
+// of that folder afterwards (somebody else may have removed it, and a third one created it again);
+// and in it only files of exactly such names. A marker is written after the lock was taken, so one
+// that can be read and locked is of a process that does not exist anymore.
 //
 // A child of fork has copies of its parent's tables, and not their files: it reads them, but
 // neither writes nor removes any (is_owner).

@@ -20,7 +20,7 @@ class Ring {
  public:
   static constexpr unsigned kMostDepth = 4096;
 
-  // What has ended: the number that was given to Push, and the bytes transferred or -errno.
+  // The end of a request: the number that was given to Push, and the bytes transferred or -errno.
   struct Completion {
     unsigned slot;
     int result;

@@ -13,7 +13,7 @@ constexpr size_t kLeastSegment = size_t{1} << 20;
 constexpr uint64_t kSegments = 64;
 // Enough for 16 TiB in segments of the least size.
 constexpr uint32_t kMostSegments = 1u << 24;
-// No table writes so many segments; the numbers of later ones must not overflow.
+// More segments than any table writes; the numbers of later ones must not overflow.
 constexpr uint32_t kMostSequence = 1u << 31;
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Segment: an append-only file of rows, and the rows at its end that have not been written yet.
 //
 // A file consists of *units*, which are read and checked as a whole: one block of 4 KiB, or up to
-// eight if the rows are large, with as many rows as fit. No row straddles units.
+// eight if the rows are large. A unit has as many rows as fit. No row straddles units.
 //
 //   unit   ┌──────────────────────────────────┬─────┬─────┬───┬────────┐
 //          │ crc u32 │ sequence │ unit │ rows │ row │ row │ … │ unused │
@@ -15,8 +15,8 @@
 // taken for the right one. `updated` is a tick (clock.h).
 //
 // Units that were written do not change, and other files may share them: hard links of flushes and
-// of copies that users make, cuts, readers without a lock. What is not to stay in a file is written
-// anew without it, elsewhere, and the file is removed: such a segment is *condemned*.
+// of copies that users make, cuts, readers without a lock. If rows must not stay in a file, its
+// other rows are written elsewhere, and the file is removed: such a segment is *condemned*.
 //
 // Files are opened when they are used (open_files.h). The table's lock protects a segment, except
 // what says that it needs none.
@@ -69,10 +69,10 @@ struct RowFormat {
 
 class Segment {
  public:
-  // What segments of a log have in common. It outlives them.
+  // The objects that the segments of a log share. It outlives them.
   struct Context {
     FileSystem* files;
-    // Of files that cannot be removed.
+    // The errors of files that cannot be removed.
     std::shared_ptr<BackgroundErrors> errors;
   };
 
@@ -140,7 +140,7 @@ class Segment {
   }
   // Rows that are in use; the log counts them.
   uint32_t live = 0;
-  // Whether the rows in use are to be written anew elsewhere, and the file is to be removed.
+  // Whether the rows in use are to be written elsewhere, and the file is to be removed.
   bool condemned = false;
   // Whether a unit could not be read when the rows in use were to move. They stay.
   bool damaged = false;

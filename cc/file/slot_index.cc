@@ -119,7 +119,7 @@ void SlotIndex::Reserve(size_t n) {
 }
 
 void SlotIndex::ReserveEvenly(size_t n) {
-  // Of n keys, a partition gets its share within a few standard deviations.
+  // A partition gets its share of n keys within a few standard deviations.
   const double mean = static_cast<double>(n) / kPartitions;
   const auto most = std::min<uint64_t>(n, static_cast<uint64_t>(mean + 8 * std::sqrt(mean)) + 8);
   for (Partition& p : partitions_) {

@@ -14,14 +14,15 @@
 // - A key that has no row has an entry with its fingerprint by chance only: one in 2^32 divided by
 //   the entries of a partition. So it costs no disk read.
 //
-// Chosen keys. Whoever knows a table's name and seed can choose keys whose hashes are close to each
-// other, or equal in the 42 bits of partition and fingerprint: every search would then pass all of
-// them, and read the rows of all that are equal. So a partition has at most kMostEqual entries of a
-// fingerprint, and none further than about kMostDistance from its home. Entries beyond that are
-// *crowded*: they are in one array, sorted by the whole hash, of which each key has one of its own.
-// With hashes that nobody chose there are none, and a search only sees that the array is empty.
+// Chosen keys. A user who knows a table's name and seed can choose keys whose hashes are close to
+// each other, or equal in the 42 bits of partition and fingerprint: every search would then pass
+// all of them, and read the rows of all that are equal. So a partition has at most kMostEqual
+// entries of a fingerprint, and none further than about kMostDistance from its home. Entries beyond
+// that are *crowded*: they are in one array, sorted by the whole hash, in which each key has its
+// own entry. If the keys were not chosen for their hashes, there are none, and a search only sees
+// that the array is empty.
 //
-// Memory. Large arrays are mappings of their own, whose pages go back to the system at once. In the
+// Memory. Large arrays are separate mappings, whose pages go back to the system at once. In the
 // heap, an array that grows leaves a hole that is too small for the next one, and the holes of all
 // partitions together are as large as the index. Arrays are large in a table of about a million
 // entries or more, and at most 16 such tables have them outside the heap. When the last array of an
@@ -196,7 +197,7 @@ void SlotIndex::ForEach(uint64_t hash, const Fn& fn) const {
 template <class Fn>
 void SlotIndex::ForAll(uint64_t position, const Fn& fn) const {
   auto crowded = CrowdedFrom(HashAt(position));
-  // Those up to a position.
+  // Passes the crowded entries up to a position to fn.
   const auto pass_crowded = [&](uint64_t last) {
     for (; crowded != crowded_.end() && PositionOf(crowded->hash) <= last; ++crowded) {
       if (crowded->entry.place == kNoPlace) continue;

@@ -15,7 +15,7 @@
 namespace dynemb {
 namespace {
 
-// As many calls at once as a machine has cores to process what they read, roughly.
+// The number of calls at once: roughly the number of cores that process the blocks.
 constexpr size_t kMostRings = 16;
 
 // The system had no room for the request. The caller then reads by itself.

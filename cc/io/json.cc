@@ -13,7 +13,7 @@
 namespace dynemb {
 namespace {
 
-// Of a value in the text.
+// The position of a value in the text.
 struct Position {
   uint32_t offset;  // of its first byte
   uint32_t next;    // the number of the next value that is not inside this one
@@ -83,7 +83,7 @@ size_t EndOfString(std::string_view text, size_t begin) {
   return at + 1;
 }
 
-// What a string with its quotes means.
+// The text that a string with its quotes denotes.
 std::string Decoded(std::string_view quoted) {
   std::string out;
   const std::string_view text = quoted.substr(0, quoted.size() - 1);

@@ -57,7 +57,7 @@ Status MappedFile::OpenShared(const std::string& path, std::shared_ptr<const Map
   }
   auto opened = std::make_shared<MappedFile>();
   DYNEMB_RETURN_IF_ERROR(opened->Open(path, /*write=*/false, 0));
-  // Without read-ahead: only what lookups touch becomes resident.
+  // No read-ahead: only the pages that lookups touch become resident.
   if (opened->size() != 0) madvise(opened->data(), opened->size(), MADV_RANDOM);
   known = opened;
   *file = std::move(opened);

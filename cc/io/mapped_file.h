@@ -17,7 +17,8 @@
 
 namespace dynemb {
 
-// What differs if a path names another file, or the contents of the file have changed.
+// The properties by which a file is recognized: they differ if a path names another file, or if the
+// contents of the file have changed.
 struct FileIdentity {
   uint64_t device = 0;
   uint64_t inode = 0;

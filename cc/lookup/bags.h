@@ -75,8 +75,9 @@ class Bags {
  private:
   Status Reset(int64_t nnz, int64_t num_bags);
   void SortIndices();
-  // Makes bags in order uniform if all have as many ids: the id of a one-hot feature is often given
-  // as a sparse tensor. Uniform bags need no arrays, on a device none that have to be copied there.
+  // Makes bags in order uniform if all have the same number of ids: the id of a one-hot feature is
+  // often given as a sparse tensor. Uniform bags need no arrays, on a device none that have to be
+  // copied there.
   void FindHotness(Exec& exec);
 
   size_t nnz_ = 0;

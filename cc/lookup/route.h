@@ -114,7 +114,7 @@ class Route {
     RouteTask task;
     size_t n = 0;
     AnyDedup dedup;
-    // Of all features, if there are several.
+    // The keys of all features, if there are several.
     Buffer<uint64_t> keys;  // room for either key width
     Buffer<uint32_t> index;
   };

@@ -13,8 +13,8 @@
 // 2. Read: read the slot, and prefetch the key that it names.
 // 3. Probe, kProbes times: compare the keys. If they are equal, prefetch the vector, otherwise read
 //    the next slot, and prefetch its key.
-// 4. Finish: probe until the key or an empty slot is found. In an index that is half full,
-//    as full as the writer makes it, 11 % of the keys need more than two probes.
+// 4. Finish: probe until the key or an empty slot is found. In an index that is half full, as full
+//    as the writer makes it, 11% of the keys need more than two probes.
 #ifndef DYNEMB_SERVING_ROW_SOURCE_H_
 #define DYNEMB_SERVING_ROW_SOURCE_H_
 

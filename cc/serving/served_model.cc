@@ -112,7 +112,7 @@ Status NameFile(const std::string& file, std::string* name) {
 }
 
 // The ids of snapshots, and which files their manifests are: `tf-dynemb forget` replaces these. A
-// manifest that is missing is an error of whoever reads it.
+// missing manifest is an error where it is read.
 std::string NameSnapshots(const std::string* first, const std::string* end) {
   std::string names;
   for (const std::string* directory = first; directory != end; ++directory) {

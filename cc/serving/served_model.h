@@ -89,7 +89,7 @@ class ServedModel {
 
   // The newest state.
   std::shared_ptr<const ServedState> state() const;
-  // The state that a step uses: the one that it has used before, or else the newest. `step` is a
+  // The state that a step uses: the one that it has used before, otherwise the newest. `step` is a
   // number of the step that no other step of the process has, or 0 for a call on its own.
   std::shared_ptr<const ServedState> StateOf(uint64_t step);
 

@@ -20,7 +20,7 @@
 
 namespace dynemb {
 
-// What a table was exported with, beside its rows.
+// The options that a table was exported with.
 struct ServedOptions {
   std::string name;  // in the snapshots
   KeyType key_type = KeyType::kInt64;
@@ -67,7 +67,7 @@ class ServedTable final : public ReadOnlyTable {
   template <class K, class KeyAt, class Visit>
   void ForEach(const KeyAt& key_at, size_t begin, size_t end, const Visit& visit,
                bool reads = true) const;
-  // Of a key without a row: its row id, and its vector. Skips: its id is absent from its bag.
+  // The row id and the vector of a key without a row. Skips: such an id is left out of its bag.
   RowId AbsentRow() const { return absent_row_; }
   bool Skips() const { return absent_row_ == kSkippedRow; }
   void AbsentVector(uint64_t key, void* vector) const;

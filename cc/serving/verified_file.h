@@ -47,7 +47,7 @@ class VerifiedFile {
     if (unverified_.load(std::memory_order_relaxed) == 0) return true;
     const auto begin = static_cast<size_t>(at - mapped_->data());
     for (size_t b = BlockOf(begin); b <= BlockOf(begin + n - 1); ++b) {
-      // Relaxed: the file does not change, so a block is readable whoever has verified it.
+      // Relaxed: the file does not change, so a block is readable once any thread has verified it.
       if (verified_[b].load(std::memory_order_relaxed) == 0 && !VerifyBlock(b)) return false;
     }
     return true;

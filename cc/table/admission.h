@@ -10,11 +10,11 @@
 // key that is refused has no row, and the lookup sets its row ids to AbsentRow().
 //
 // Counters (kFrequency). A table cannot remember all keys that it has seen: most of them come once.
-// AdmissionCounters remembers about as many as the caller asks for, those that were counted last.
-// A line of 64 bytes (admission_line.h) has 23 entries, each with a count and the fingerprint of a
-// key. That is 2.8 bytes for each counted key. Counting a key moves its entry to the front of its
-// line, and a new key pushes out the last entry: the line ages. Two keys of a line with the same
-// fingerprint share an entry; a key that has not been counted finds such an entry in at most
+// AdmissionCounters remembers about the number that the caller asks for: the keys that were counted
+// last. A line of 64 bytes (admission_line.h) has 23 entries, each with a count and the fingerprint
+// of a key. That is 2.8 bytes for each counted key. Counting a key moves its entry to the front of
+// its line, and a new key pushes out the last entry: the line ages. Two keys of a line with the
+// same fingerprint share an entry; a key that has not been counted finds such an entry in at most
 // 23 of 2^14 cases. It may then be admitted too early, never too late. Counts saturate at 255.
 //
 // Lines are numbered over all ranks: the line of a key is the fraction of the lines that its
@@ -44,7 +44,7 @@ namespace dynemb {
 
 enum class Admit : uint8_t { kAll, kFrequency, kProbability };
 
-// What a lookup returns for a key that has no row, in a table with admission.
+// The result of a lookup for a key that has no row, in a table with admission.
 enum class Unadmitted : uint8_t {
   kZeros,    // a vector of zeros
   kInitial,  // its initial vector

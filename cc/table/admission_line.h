@@ -64,7 +64,7 @@ class AdmissionLine {
 
   // Whether Count can have left this line.
   static bool IsValid(const uint64_t* line);
-  // The entries of both lines in turn. Of two entries with one fingerprint, the first.
+  // The entries of both lines in turn. If two entries have one fingerprint, the first is kept.
   static AdmissionLine Merged(const AdmissionLine& a, const AdmissionLine& b);
 
  private:

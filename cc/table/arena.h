@@ -1,10 +1,10 @@
 // Arena: a contiguous address range that is committed from the front as it fills. Its only cost is
 // the page faults of the memory that is used.
 //
-// A growing arena takes addresses as it needs them, twice as many each time. If the range cannot be
-// extended in place, the system maps its pages at another address (mremap). Contents are not
-// copied, but addresses into the arena become invalid with the Commit that moves it. A process can
-// therefore have thousands of arenas whose final sizes are unknown.
+// A growing arena reserves addresses as it needs them, and doubles its range each time. If the
+// range cannot be extended in place, the system maps its pages at another address (mremap).
+// Contents are not copied, but addresses into the arena become invalid with the Commit that moves
+// it. A process can therefore have thousands of arenas whose final sizes are unknown.
 //
 // A reserved arena has its maximal address range from the start, and never moves. It is for memory
 // whose addresses are given away (page-locked memory of a GPU's driver).

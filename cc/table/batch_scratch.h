@@ -71,7 +71,7 @@ struct BatchScratch {
   RowFilter again;
   InsertPlan plan;
   PinnedRows pinned;
-  // Of the new keys of a batch, for admission (HashTable::Admit).
+  // The new keys of a batch, for admission (HashTable::Admit).
   Buffer<uint64_t> new_keys;
   Buffer<uint32_t> times;
   Buffer<AdmissionCounters::Place> places;

@@ -162,7 +162,7 @@ bool CatchUp::Continues(const Hyper& hyper, bool nesterov) const {
 }
 
 void CatchUp::Restart(const Hyper& hyper, bool nesterov) {
-  // What may fail for want of memory comes first.
+  // Allocations first: they can fail.
   const bool has_alpha = kind_ == OptimizerKind::kAdam || kind_ == OptimizerKind::kAdamax;
   const RowOptimizer optimizer(kind_, flags_, hyper, dim_);
   const uint64_t bound = MostSingleSteps(kind_, flags_, hyper);

@@ -33,8 +33,8 @@
 // Deltas. Every row changes in every step, and a delta has only some of them. A row is *settled* at
 // a tick if it has had J steps since its last update: later steps only multiply its vector and its
 // state by factors that are the same for all settled rows. A delta has the rows that were updated,
-// and those that were not settled at the watermark before (Settled). Whoever reads the chain
-// computes the factors of all other rows from the record of the steps (Save).
+// and those that were not settled at the watermark before (Settled). A reader of the chain computes
+// the factors of all other rows from the record of the steps (Save).
 //
 // Not thread-safe; the table's lock protects it. Bring may run concurrently on different rows.
 #ifndef DYNEMB_TABLE_CATCH_UP_H_

@@ -30,7 +30,8 @@ struct CatchUpView {
   static constexpr size_t kAlphas = size_t{1} << 14;
   static constexpr int kMostRates = 3;
 
-  // What the steps in which a row only decays multiply its vector and each of its states by.
+  // The factors by which steps in which a row only decays multiply its vector and each of its
+  // states.
   struct Tail {
     float decay = 1.0f;
     float factors[kMostRates] = {1.0f, 1.0f, 1.0f};

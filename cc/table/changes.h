@@ -141,7 +141,7 @@ class SavedRows {
   Node* last_ = nullptr;
 };
 
-// What a cut since a tick has; since 0, each has all rows.
+// The contents of a cut since a tick. A cut since 0 has all rows.
 enum class CutOf {
   kRows,   // the rows updated after it
   kDelta,  // also the keys deleted after it, and the rows that steps since then have changed in

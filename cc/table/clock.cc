@@ -69,8 +69,8 @@ void Clock::Record(const TickTime& record) {
     }
   }
   records_.resize(kept);
-  // Of a clock that is set all the time, the older half is forgotten: as if it were before the
-  // first record.
+  // If a clock is set very often, the older half of the records is dropped. Their ticks then count
+  // as ticks before the first record.
   if (kept > kMostRecords) {
     has_first_ = false;
     records_.erase(records_.begin(), records_.begin() + static_cast<int64_t>(half));

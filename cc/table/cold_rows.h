@@ -32,7 +32,7 @@ namespace dynemb {
 using ColdPlace = uint32_t;
 constexpr ColdPlace kNoPlace = 0xFFFFFFFFu;
 
-// What a table knows of a row besides its vector and its state.
+// The data that a table has of a row besides its vector and its state.
 struct RowTimes {
   Stamp updated = 0;
   Score score = 0;
@@ -116,9 +116,9 @@ class ColdRows {
   virtual void KeepAhead(std::unique_ptr<Ahead> ahead) = 0;
   // (exclusive) Removes the rows of n distinct keys at these places.
   virtual void Remove(const uint64_t* keys, const ColdPlace* places, size_t n) noexcept = 0;
-  // (exclusive) After Remove: these rows must not stay in files. Those that are in one condemn it:
-  // its other rows are to move, and it is to be removed. Compactions do that, before others; a
-  // running cut keeps the file until it ends.
+  // (exclusive) After Remove: these rows must not stay in files. A file that has such rows is
+  // condemned: its other rows are to move, and it is to be removed. Compactions do that, before
+  // others; a running cut keeps the file until it ends.
   virtual void Condemn(const ColdPlace* places, size_t n) noexcept = 0;
   // (exclusive) *any: whether files are condemned. If so, PlanCompaction returns their rows next,
   // and no row is appended to them.

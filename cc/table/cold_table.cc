@@ -44,7 +44,7 @@ void Reorder(const std::vector<uint32_t>& order, std::vector<T>* values) {
 
 }  // namespace
 
-// What gives space back in the background. It holds the table's lock while it plans (shared) and
+// The background task that gives space back. It holds the table's lock while it plans (shared) and
 // while it moves rows (exclusive), but not while it reads them. It uses no member of a derived
 // class: that is destroyed before the work ends.
 class ColdTable::Compactor final : public Background::Task {
@@ -134,7 +134,7 @@ Status ColdTable::RewriteCondemned() {
     if (unread.ok()) unread = read;
     DYNEMB_RETURN_IF_ERROR(MoveCold(step.get()));
   }
-  // What could not be read need not have had a row in use.
+  // The units that could not be read may have had no row in use.
   DYNEMB_RETURN_IF_ERROR(cold_->PrepareRewrite(&any));
   if (!any) return Status();
   DYNEMB_RETURN_IF_ERROR(unread);
@@ -262,7 +262,8 @@ Status ColdTable::TrimCold(Tick tick, uint64_t hot) {
   const uint64_t rows = hot + cold_->size();
   if (rows <= most) return Status();
   const uint64_t excess = rows - most;
-  // Of kEvictRows rows for each one that leaves, those with the lowest scores, as in memory.
+  // As in memory, kEvictRows rows are compared for each row that leaves, and the lowest scores
+  // leave.
   const uint64_t candidates = excess * kEvictRows;
   const auto any = [](const RowTimes&) { return true; };
   ColdRows::Scanned scanned = cold_->Scan(trim_cursor_, candidates, candidates, any);

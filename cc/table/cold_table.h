@@ -5,7 +5,7 @@
 // Contents of cold rows have the layout of a row in host memory, in every table: a flush of a table
 // in a GPU's memory can be restored to one in host memory, and the other way round.
 //
-// A table that has no cold rows, because it was made without, calls nothing here that costs time.
+// A table without cold rows pays nothing for this class.
 #ifndef DYNEMB_TABLE_COLD_TABLE_H_
 #define DYNEMB_TABLE_COLD_TABLE_H_
 
@@ -181,8 +181,8 @@ class ColdTable : public Table {
   // After the rows are in memory: they are cold no longer.
   void RemoveMoved(const Moved& moved);
   // Erase, of cold rows; adds their number to *erased. `keys` are in host memory. If it fails,
-  // nothing has changed, except that a file that must be written anew may not be yet: then that is
-  // the call's kept error, and the next flush tries again.
+  // nothing has changed, except that a file may still have to be rewritten: then that is the call's
+  // kept error, and the next flush tries again.
   Status EraseCold(KeySpan keys, Tick tick, Removal how, size_t* erased);
   void ClearCold(Tick tick) noexcept;
   // Evicts cold rows with low scores, until the table has at most max_capacity rows; `hot` of them
@@ -209,11 +209,11 @@ class ColdTable : public Table {
   // Appends to *gone those of `keys`, bit patterns, that have no row, not even one that has
   // expired.
   Status ListGone(Exec& exec, const std::vector<uint64_t>& keys, std::vector<uint64_t>* gone) const;
-  // Forgets the oldest losses, if there are many for a table of so many rows.
+  // Forgets the oldest losses once there are too many for a table of `rows` rows.
   void TrimLosses(uint64_t rows);
   // ColdRows::Compact.
   Status MoveCold(ColdRows::Compaction* planned);
-  // Writes condemned files anew.
+  // Rewrites condemned files.
   Status RewriteCondemned();
 
   RowLayout content_layout_;
@@ -223,14 +223,14 @@ class ColdTable : public Table {
   } lost_;
   std::atomic<uint64_t> moved_in_{0};
   uint64_t trim_cursor_ = 0;  // of TrimCold
-  // Of the sweep that brings rows up to date (BringRows): the end of the cold rows, as far as it is
-  // known; 0: no sweep is running.
+  // The end of the cold rows that the current BringRows sweep has still to visit; the largest
+  // number until that end is known, and 0 when no sweep runs.
   uint64_t end_of_bringing_ = 0;
   FlushHistory flushes_;
   BackgroundErrors background_errors_;
   mutable std::mutex error_mutex_;
-  // Of calls that could not return them, by the thread that made the call: another one must not
-  // take it, and leave this one to use what could not be read.
+  // Errors of calls that return void, keyed by calling thread, so that each thread receives only
+  // its own.
   mutable std::map<std::thread::id, Status> errors_;
   std::unique_ptr<Compactor> compactor_;  // with cold_; see ~ColdTable
 };

@@ -16,7 +16,7 @@ struct FlushRecord {
   DType dtype;
   int64_t dim;
   EvictStrategy strategy;
-  // Those of the marks and of the counters.
+  // The options of the marks and of the counters.
   int64_t ttl;
   TtlClock ttl_clock;
   int64_t admission_lines;
@@ -160,7 +160,7 @@ Status ColdTable::Restore(Exec& exec, const std::string& folder, FlushInfo* info
   if (steps.enabled()) DYNEMB_RETURN_IF_ERROR(CopySteps(exec, steps));
   catch_up_ = std::move(steps);
   if (catch_up_.enabled()) MarkNewRows(exec, catch_up_.mark());
-  // Another clock, or other counters, start anew.
+  // If the clock or the counters differ, they are reset.
   if (expiry_.active() && record.ttl != 0 && record.ttl_clock == options_.ttl_clock) {
     DYNEMB_RETURN_IF_ERROR(SetExpiryMarks(record.expiry_marks));
   }

@@ -14,7 +14,7 @@
 //
 // Exceptions. If fn throws, on any thread, ranges that no thread has started are skipped;
 // ParallelFor waits for the others and then throws the first exception to the caller. It adds no
-// exceptions of its own: if there is no memory for helpers, it runs on the caller's thread.
+// exceptions: if there is no memory for helpers, it runs on the caller's thread.
 #ifndef DYNEMB_TABLE_EXEC_H_
 #define DYNEMB_TABLE_EXEC_H_
 

@@ -8,7 +8,7 @@
 
 namespace dynemb {
 
-// Those whose last update, or last access, has a rank below a limit.
+// The rows whose last update, or last access, has a rank below a limit.
 struct Expired {
   StampOrder order;
   Stamp least_rank = 0;  // rows with lower ranks have expired; 0: none has

@@ -74,7 +74,7 @@ void Expiry::Note(Tick tick) {
   if (tick == 0) {
     // Not a use of the table.
   } else if ((marks_.empty() || Since(marks_.back().first, time_) >= resolution) && AddMark(tick)) {
-    // A mark of its own.
+    // A new mark.
   } else if (!marks_.empty()) {
     marks_.back().until = std::max(marks_.back().until, tick);
     marks_.back().time = time_;

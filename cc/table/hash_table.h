@@ -10,9 +10,10 @@
 // batch. The result therefore does not depend on the number of threads.
 //
 // hash_table.cc defines pass 1 and the calls that read or insert, hash_table_write.cc the calls
-// that write rows, hash_table_insert.cc pass 2 and Erase, hash_table_scores.cc the calls on scores,
-// hash_table_admission.cc admission, hash_table_check.cc the check of the invariants. Each
-// instantiates its members for both key widths.
+// that write rows, hash_table_insert.cc pass 2 and Erase, hash_table_cold.cc the moves of cold
+// rows, hash_table_scores.cc the calls on scores, hash_table_admission.cc admission,
+// hash_table_check.cc the check of the invariants. Each instantiates its members for both key
+// widths.
 #ifndef DYNEMB_TABLE_HASH_TABLE_H_
 #define DYNEMB_TABLE_HASH_TABLE_H_
 
@@ -91,7 +92,7 @@ class HashTable final : public HostTable {
   // the batch uses.
   Status InsertInitial(Exec& exec, const K* keys, size_t n, Tick tick, RowId* rows,
                        const std::vector<FoundRows>& others = {});
-  // Of a key that has no row, in the result of a lookup: the row id, and the vector.
+  // The row id and the vector that a lookup returns for a key without a row.
   RowId AbsentRow() const { return admission_.AbsentRow(); }
   void AbsentVector(K key, void* vector) const {
     if (admission_.AbsentIsZero()) {
@@ -153,7 +154,7 @@ class HashTable final : public HostTable {
     RowId* rows;  // [n] the rows that pass 1 found, or kNoRow
     Stamp now;
     Tick tick;
-    // Of each occurrence of a new key after the first one.
+    // Applied to each repeat of a new key.
     Touch touch;
     std::vector<FoundRows> others{};
     // Whether new keys need admission; [n] how often each position counts (null: once).
@@ -191,7 +192,7 @@ class HashTable final : public HostTable {
   // Removes the rows of keys with rows[i] == kNoRow that have a row nevertheless: one that has
   // expired.
   void RemoveExpiredRows(Exec& exec, const Batch& batch);
-  // Of a batch that admits: counts the keys of its plan, and removes those that are refused.
+  // If the batch admits: counts the keys of its plan, and removes the refused keys from the plan.
   void Admit(const Batch& batch, Exec& exec, BatchScratch* scratch);
   void ForgetCounts(KeySpan keys);
   // Insert with initial vectors.

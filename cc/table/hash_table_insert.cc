@@ -1,3 +1,9 @@
+// Pass 2 of a host table's calls (hash_table.h), and Erase.
+//
+// Insert first does what may fail: it moves the cold rows of the batch to memory, removes expired
+// rows if the table is full, and reserves row ids and slots (PrepareRows). Then PlaceFresh gives
+// free rows to new keys; PlaceByEviction and PlaceElsewhere give the rows of evicted keys to the
+// others. Erase removes a bounded number of keys at a time.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -249,8 +255,8 @@ template <class K>
 Status HashTable<K>::ExpireToInsert(Exec& exec, size_t n, Tick tick) {
   // All rows, if that costs little beside the insertion.
   constexpr uint64_t kRowsPerKey = 64;
-  // Otherwise so many, and so many of them may be removed. A table that replaces all of its rows
-  // has examined each of them 16 times.
+  // Otherwise examine kExamined rows per new key, and remove at most kRemoved per new key. By the
+  // time a table has replaced all of its rows, it has examined each of them 16 times.
   constexpr uint64_t kExamined = 16, kRemoved = 4;
   const bool is_cheap = rows_.high_water() <= kRowsPerKey * n;
   if (!is_cheap && options_.evict_strategy != EvictStrategy::kNone) {

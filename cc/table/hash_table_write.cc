@@ -1,3 +1,8 @@
+// The calls of a host table that write rows: Upsert, Accumulate, WriteRows and LoadRows, and
+// ApplyRange, which steps the rows of a range of keys.
+//
+// A call that creates rows does first what may fail: the keys without rows get rows (Insert). Then
+// the rows that existed before are written.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -260,8 +265,8 @@ Status HashTable<K>::LoadPart(Exec& exec, const LoadedRows& loaded, Tick tick) {
   }
   WriteScores(exec, rows, n, [&](size_t i) {
     if (scoring_.by_time()) {
-      // Without scores, the last update stands for the last access. The batch's own stamp would
-      // keep the rows from eviction, and the next batch may have the same tick (SwapRows).
+      // Without scores, the last update counts as the last access. The batch's own stamp would keep
+      // the rows from eviction, and the next batch may have the same tick (SwapRows).
       const CutTime* const times = loaded.scores != nullptr ? loaded.scores : loaded.updates;
       return stamps_.Encode(loaded.base + times[i]);
     }

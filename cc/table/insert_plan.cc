@@ -60,7 +60,7 @@ void InsertPlan::Assign(Exec& exec) {
 bool InsertPlan::FindRepeats(Worker* worker) {
   const size_t slots = SetSlots(worker->num_owned);
   worker->seen.Resize(slots);
-  // Of the distinct hashes that collide in the slots of one mix, only a few also collide in those
+  // Only few of the distinct hashes that collide in the slots of one mix also collide in the slots
   // of the next. Two 64-bit hashes that differ cannot agree in all mixes that this tries.
   bool repeated = false;
   for (uint64_t mix = 0; !TryFindRepeats(worker, slots, mix, &repeated); ++mix) {
@@ -122,7 +122,7 @@ void InsertPlan::Compact(const Keeps& keeps) {
 void InsertPlan::RemoveRepeats() {
   Compact([this](size_t j) {
     if (first_[j] == j) return true;
-    // Of a repeated key, the number of its first occurrence is final already.
+    // The number of a repeated key's first occurrence is final already.
     repeats_.push_back({positions[j], positions[first_[first_[j]]]});
     return false;
   });

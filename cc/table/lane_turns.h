@@ -1,6 +1,6 @@
 // LaneTurns: runs the lanes of an emulated team to their ends, for LockstepLanes.
 //
-// Each lane is a context with a stack of its own, and all lanes of a team take turns in the calling
+// Each lane is a context with its own stack, and all lanes of a team take turns in the calling
 // thread: a lane runs until it calls Yield. A turn costs some nanoseconds, which is a hundredth of
 // the cost of a thread that yields to another one. Lanes are threads under the thread sanitizer,
 // which is to look for races between them, and on processors other than x86-64, on which contexts

@@ -33,7 +33,7 @@ struct RowLayout {
   DYNEMB_HD size_t vector_bytes() const { return static_cast<size_t>(dim) * SizeOf(dtype); }
   DYNEMB_HD size_t state_bytes() const { return static_cast<size_t>(state_width) * sizeof(float); }
 
-  // Of the vector and the state, from vector_offset on.
+  // The bytes of the vector and the state, from vector_offset on.
   DYNEMB_HD size_t content_bytes() const { return stride - vector_offset; }
 
   DYNEMB_HD Stamp* update(char* row) const { return reinterpret_cast<Stamp*>(row + key_size); }

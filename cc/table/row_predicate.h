@@ -27,7 +27,7 @@ struct RowPredicate {
   double norm_from = -1, norm_below = std::numeric_limits<double>::infinity();
   bool has_norms = false;  // false: any norm
 
-  // Of these rows, those that were used at `horizon` or before have expired; 0: none has.
+  // Leaves out the rows that were last used at `horizon` or before; 0: none.
   void LeaveOutExpired(Tick horizon, bool since_access) {
     if (horizon == 0) return;
     if (since_access) {

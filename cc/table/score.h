@@ -16,9 +16,9 @@
 // Counts saturate. A row that a call other than a lookup creates has a count of 1.
 //
 // Epochs have numbers from 0 to 4095. When the number would exceed this, 2048 is subtracted from
-// the table's epoch and from the epochs of all rows, or as much as there is: rows whose epochs are
-// more than 2047 epochs old become equally old. A snapshot that is read meanwhile has rows of
-// both numberings, and rows of a delta may rank below rows of its base that were used earlier.
+// the table's epoch and from the epochs of all rows, saturating at 0: rows whose epochs are more
+// than 2047 epochs old become equally old. A snapshot that is read meanwhile has rows of both
+// numberings, and rows of a delta may rank below rows of its base that were used earlier.
 #ifndef DYNEMB_TABLE_SCORE_H_
 #define DYNEMB_TABLE_SCORE_H_
 

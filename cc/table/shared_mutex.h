@@ -1,5 +1,5 @@
-// SharedMutex: a reader-writer lock that starves nobody. std::shared_mutex leaves the order to the
-// platform: glibc's prefers readers, so that a continuous stream of lookups (serving during
+// SharedMutex: a reader-writer lock that starves no thread. std::shared_mutex leaves the order to
+// the platform: glibc's prefers readers, so that a continuous stream of lookups (serving during
 // training) starves training. Its other kind prefers writers, so that two threads that train starve
 // snapshots.
 //

@@ -85,7 +85,7 @@ class Stamps {
     const Tick passed = tick - (base_ + 3 * kStep) + 1;
     return at_once || passed >= kSweep ? 1 : static_cast<double>(passed) / kSweep;
   }
-  // Begins anew with the base of other stamps, which stay as they are.
+  // Resets, with `base`; existing stamps do not change.
   void Restart(Tick base) { *this = Stamps(), base_ = floor_ = base; }
   // Ends a sweep: every stamp has been clamped.
   void EndSweep() { base_ = floor_; }

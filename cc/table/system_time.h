@@ -22,7 +22,7 @@
 
 namespace dynemb {
 
-// What the two clocks show.
+// The times of the two clocks.
 struct ClockReading {
   int64_t utc_ns;   // the system's clock: nanoseconds since 1970-01-01 UTC
   int64_t boot_ns;  // CLOCK_BOOTTIME

@@ -1,3 +1,8 @@
+// The calls that are the same for every kind of table: checks of options, state and scores,
+// eviction down to a number of rows (EvictTo), and removal of expired rows (Expire, Reclaim). They
+// reach rows only through virtual calls, such as ScanRows, Export and RemoveKeys. TableLock is
+// here, too: it locks several tables in the order of their addresses. table_catch_up.cc has the
+// calls of a step.
 #include "cc/table/table.h"
 
 #include <algorithm>
@@ -116,7 +121,7 @@ Status Table::CheckState(const StateSpec& spec, const std::string& owner) const 
         " cannot step it. A table has the state of one OptimizerWrapper: if several losses train "
         "it in "
         "turn, step it with one wrapper for all of them, apply_gradients([(gradient, table)]), and "
-        "the dense variables of each loss with an optimizer of their own. A new OptimizerWrapper, "
+        "the dense variables of each loss with a separate optimizer. A new OptimizerWrapper, "
         "or attach(), takes a table over, with fresh state");
   }
   if (spec == state_spec_) return Status();
@@ -424,8 +429,7 @@ TableLock::TableLock(std::vector<Table*> tables, Mode mode)
   if (mode_ == Mode::kRead) {
     mode_ = Mode::kShared;
     Lock();
-    // This cannot change meanwhile: only a step, which needs exclusive access, makes rows be
-    // behind.
+    // This cannot change meanwhile: only a step leaves rows behind, and it needs exclusive access.
     if (std::none_of(tables_.begin(), tables_.end(),
                      [](const Table* t) { return t->reading_changes_rows(); })) {
       return;

@@ -286,9 +286,8 @@ class Table : public TableBatches, public TableCut {
   virtual void MarkRows(Exec& exec, float mark) = 0;
   // Sets the last float of the initial state.
   virtual void MarkNewRows(Exec& exec, float mark) = 0;
-  // Copies the record of steps to the memory of a table that needs it there, which is about to be
-  // the table's record, or is since the last step. If that has no later step, and the record gets
-  // one more, the next call needs no memory.
+  // Uploads the record of steps to a table whose kernels read it. After a call that uploads no new
+  // step, the upload of one more step allocates no memory.
   virtual Status CopySteps(Exec&, const CatchUp&) { return Status(); }
   // Whether a sweep that brings rows up to date is running: rows must not move to where it has
   // been.
@@ -330,7 +329,7 @@ class Table : public TableBatches, public TableCut {
     uint64_t most;          // to remove
     uint64_t least = 4096;  // smaller numbers of rows add up to this one, which is worth a scan
   };
-  // For batches that may insert: examines about so many rows, and removes about so many of them
+  // For batches that may insert: examines about work.rows rows, and removes about work.most of them
   // that have expired. Each call continues where the last one has stopped.
   void Reclaim(Exec& exec, Tick tick, const ReclaimWork& work);
   // InvalidArgument unless rows may have these scores.

@@ -52,7 +52,7 @@ class TableBatches {
   // (shared) scores[i] = the score of the row of keys[i] (score.h), as the tick of the last access
   // if it is a stamp; -1 if the key has no row. Does not count as an access.
   virtual void Scores(Exec& exec, KeySpan keys, int64_t* scores) const = 0;
-  // What is known about a key.
+  // A table's knowledge of a key.
   struct KeyState {
     bool has_row = false;
     bool in_device = false;        // the row is in device memory

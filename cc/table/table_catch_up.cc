@@ -72,7 +72,9 @@ Status Table::LoadSteps(Exec& exec, const std::vector<double>& saved, Tick tick)
     DYNEMB_RETURN_IF_ERROR(BringAll(exec));
     catch_up_.ForgetAll();
   }
-  // A table that has taken steps of its own has these, and the ones of the record.
+  // The loaded record can extend the table's if the table has taken no step since its last
+  // load. Otherwise its rows first get all steps of its record, and then lack those of the loaded
+  // one.
   if (catch_up_.step() == had && catch_up_.IsExtendedBy(loaded)) {
     CatchUp extended = catch_up_;
     extended.Extend(loaded);

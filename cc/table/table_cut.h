@@ -33,7 +33,7 @@ class TableCut {
   // The running cut, or null.
   virtual const Cut* cut() const = 0;
   // (shared) The next rows of the cut to read, at most `limit`. A call examines at most a few times
-  // as many rows, and may find none of the cut among them.
+  // `limit` rows, and may find none of the cut among them.
   virtual std::vector<RowId> PlanCut(size_t limit) = 0;
   // (shared) Whether all rows of the cut have been examined.
   virtual bool CutIsRead() const = 0;

@@ -77,7 +77,7 @@ struct StateSpec {
   }
 };
 
-// What is known of a flush (Table::Flush) besides its rows.
+// The properties of a flush (Table::Flush) besides its rows.
 struct FlushInfo {
   Tick tick = 0;
   int64_t utc_ns = 0;

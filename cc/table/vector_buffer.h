@@ -52,7 +52,7 @@ class VectorBuffers {
   class Lease {
    public:
     explicit Lease(VectorBuffers* buffers) {
-      // There are at most as many threads as slots, so one is free, or will be immediately.
+      // No more threads than slots run at once, so a slot is free, or will be immediately.
       for (size_t s = 0; buffers->num_slots_ != 0 && slot_ == nullptr;
            s = (s + 1) % buffers->num_slots_) {
         // Acquire: this thread writes to the buffer only after its last holder has released it.

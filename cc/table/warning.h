@@ -1,7 +1,7 @@
 // Warnings, and the errors of work that no call waits for.
 //
-// The library does not print. Whoever uses it says where warnings go (SetWarningFn); the operators
-// give them to TensorFlow's log.
+// The library does not print. Its user chooses where warnings go (SetWarningFn); the operators send
+// them to TensorFlow's log.
 #ifndef DYNEMB_TABLE_WARNING_H_
 #define DYNEMB_TABLE_WARNING_H_
 

@@ -15,7 +15,7 @@ namespace {
   return true;
 }();
 
-// An operator on a table and a folder, which has the table for itself.
+// An operator on a table and a folder; it locks the table exclusively.
 class FolderOp : public OneTableOp {
  public:
   using OneTableOp::OneTableOp;

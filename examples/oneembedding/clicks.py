@@ -17,7 +17,7 @@ from synthetic_clicks import SyntheticClicks, mix
 
 DENSE, SPARSE = 13, 26
 COLUMNS = ("label", *(f"I{i + 1}" for i in range(DENSE)), *(f"C{i + 1}" for i in range(SPARSE)))
-# Of the columns, counted from 0, whose pairs are the features of the wide part.
+# The numbers of the columns, from 0, whose pairs are the features of the wide part.
 CROSSED = ((0, 1), (2, 3))
 
 

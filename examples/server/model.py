@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float32]
 
 DIM = 16
 
-# What the trainer writes into its folder.
+# The files that the trainer writes into its folder.
 MODEL = "model"  # the SavedModel
 PUBLISHED = "published"  # the chain of a base and deltas
 PROBES = "probes.jsonl"  # for each snapshot: its watermark, and the scores of the probe

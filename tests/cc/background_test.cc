@@ -122,7 +122,7 @@ TEST(Background, ManyTasksShareFewThreads) {
   EXPECT_LE(threads.size(), Background::kMostThreads);
 }
 
-// A child ends its copies of tasks at once, whatever they were doing, and has tasks of its own.
+// A child ends its copies of tasks at once, whatever they were doing, and has its own tasks.
 TEST(Background, Fork) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "the sanitizer permits no threads in a child of fork";

@@ -61,7 +61,7 @@ TEST_P(BagsTest, Uniform) {
   }
 }
 
-// Splits and indices of bags that all have as many ids, but for one id.
+// Splits and indices of bags of equal length, except for one id.
 TEST_P(BagsTest, SplitsAndIndicesMayBeUniform) {
   Bags bags;
   for (const size_t hotness : {1, 3}) {

@@ -32,7 +32,7 @@ constexpr long kSetup = 425, kEnter = 426;  // the system calls of io_uring
 constexpr int kForever = INT_MAX;
 
 // The plan for completions of io_uring: those from the first-th on, `times` of them, have another
-// result: -errno, or at most so many bytes.
+// result: -errno, or the most bytes that it may return.
 std::atomic<int> completions{0};
 int first_fault = 0, num_faults = 0, fault = 0;
 

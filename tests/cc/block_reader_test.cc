@@ -1,5 +1,5 @@
-// What every kind of block reader does: the bytes of the file, from any number of threads; and the
-// errors of single reads.
+// The contract of every kind of block reader: the bytes of the file, from any number of threads;
+// and the errors of single reads.
 #include "cc/file/block_reader.h"
 
 #include <errno.h>

@@ -61,8 +61,8 @@ class Rows {
     return 0;
   }
 
-  // What is wrong, if the index is to have these rows, and one key more than these has passed over
-  // bucket b `more[b]` times.
+  // Returns the fault of the index, if it is to have these rows, and one key more than these has
+  // passed over bucket b `more[b]` times.
   std::string Check(std::vector<RowId> rows, const std::vector<uint32_t>& more = {0, 0}) const {
     std::vector<RowId> held;
     std::vector<uint32_t> passed = more;
@@ -118,7 +118,7 @@ std::vector<Schedules::Thread> Teams(size_t teams, const Fn& fn) {
   return threads;
 }
 
-// What is wrong, if anything. *runs: the number of schedules.
+// The fault, or "". *runs: the number of schedules.
 template <class Begin, class Check>
 std::string Explore(const Begin& begin, const Check& check, size_t deviations, size_t* runs) {
   Schedules schedules(begin, check, deviations);

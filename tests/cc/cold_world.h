@@ -125,7 +125,7 @@ class ColdWorld {
     return Rewrite();
   }
 
-  // Writes condemned files anew, as a table does.
+  // Rewrites condemned files, as a table does.
   Status Rewrite() {
     bool any = false;
     DYNEMB_RETURN_IF_ERROR(rows->PrepareRewrite(&any));

@@ -63,8 +63,8 @@ class Stepped {
   uint64_t iteration = 0;
 };
 
-// A step with a learning rate of its own gives the device a run, an alpha and marks, and its lookup
-// brings rows up to date. None of this waits.
+// A step with a new learning rate gives the device a run, an alpha and marks, and its lookup brings
+// rows up to date. None of this waits.
 TEST(DeviceCatchUp, StepsDoNotWait) {
   ThreadsDevice device;
   ThreadsExec exec(2);

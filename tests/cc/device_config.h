@@ -23,7 +23,7 @@ TableKind SimulatedTable(int hbm_rows, KeyType key_type, DType dtype, size_t slo
   return {key_type, dtype, slowness, true, hbm_rows >= 0, make};
 }
 
-// The slowness of a table whose kernels are run by emulated teams of so many lanes.
+// The slowness of a table whose kernels are run by emulated teams of `lanes` lanes.
 constexpr size_t SlownessOfTeams(size_t lanes) {
   return LaneTurns::kThreads ? 25 * lanes : kSanitized ? 5 * lanes : lanes / 2;
 }

@@ -350,7 +350,7 @@ TEST(DeviceGatherWorkTest, LaunchesDoNotDependOnTheNumberOfTasks) {
     Random random(8);
     std::vector<Feature> features;
     for (size_t t = 0; t < count; ++t) {
-      // Of many tasks, the widest is neither the first nor the last.
+      // Many tasks, the widest of which is neither the first nor the last.
       Shape s{10, 60, t % 20 == 0 ? 37 : 9, 20};
       if (t == 7) s.dim = 70;
       s.combiner = kCombiners[t % 4];

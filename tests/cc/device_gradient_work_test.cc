@@ -161,7 +161,7 @@ TYPED_TEST(DeviceSegmentsTest, WindowsOfAnyLength) {
   }
 }
 
-// The chunks of long keys have places of their own, whatever the numbers of terms of the keys are.
+// The chunks of long keys have distinct places, whatever the numbers of terms of the keys are.
 TEST(DeviceGradientWorkTest, PlacesOfChunks) {
   std::mt19937_64 random(15);
   const std::vector<uint32_t> counts{1, 2, 255, 256, 257, 300, 511, 512, 513, 700, 769, 1025};

@@ -34,7 +34,7 @@ constexpr uint64_t kKeys = 4000;  // of each table
 
 void Require(const Status& status) { ASSERT_TRUE(status.ok()) << status.message(); }
 
-// What the work of a call may be.
+// The most work that a call may give.
 struct Budget {
   const char* call;
   uint64_t launches, copies, ordinary, fills, waits;

@@ -318,7 +318,7 @@ TEST_P(ExchangeFaultTest, SumRequestedAndReceived) {
 
 INSTANTIATE_TEST_SUITE_P(Setups, LookupFaultTest, ::testing::ValuesIn(Setups()),
                          ::testing::PrintToStringParamName());
-// Of the table, these calls use only the dim and dtype.
+// These calls use only the dim and dtype of the table.
 INSTANTIATE_TEST_SUITE_P(Setups, ExchangeFaultTest,
                          ::testing::Values(Setup{Kind::kGrows, 4, DType::kFloat32, 1},
                                            Setup{Kind::kGrows, 300, DType::kBfloat16, 1},

@@ -91,7 +91,7 @@ TEST_P(FileCatchUpTest, SweepsReachRowsThatMove) {
     step.hyper.weight_decay = 1e-3f;
     expected *= 1 - static_cast<double>(step.hyper.learning_rate) * 1e-3;
     ApplyTask task;
-    const uint64_t key = kKeys;  // a row of its own
+    const uint64_t key = kKeys;  // a key that no other step uses
     const float gradient = 0;
     task.table = table.get();
     task.keys = &key;

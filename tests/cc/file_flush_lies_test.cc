@@ -1,5 +1,6 @@
-// Flushes whose checksums are right and whose contents are not: whoever restores them gets an
-// error, or a table that is one. Under sanitizers, nothing reads or writes outside its memory.
+// Flushes whose checksums are right and whose contents are not: Restore returns an error, or a
+// table that satisfies its invariants. Under sanitizers, nothing reads or writes outside its
+// memory.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -212,7 +213,7 @@ TEST_F(FileFlushLiesTest, ARowThatCannotMove) {
   EXPECT_EQ(table->Flush(exec_, again, ++tick_, 0).code(), Code::kDataLoss);
 }
 
-// No row in use is lost, so a file can be written anew.
+// No row in use is lost, so a file can be rewritten.
 TEST_F(FileFlushLiesTest, DamageOfRowsThatAreNotInUse) {
   auto table = Make();
   FlushInfo info;

@@ -173,7 +173,7 @@ TEST_F(FileFlushTest, WipedRowsAreInNoFile) {
   }
 }
 
-// Files that cannot be written anew are in no flush, until they can.
+// Files that cannot be rewritten are in no flush until they can.
 TEST_F(FileFlushTest, ACondemnedFileIsInNoFlush) {
   ColdWorld world(16, 4);
   ExpectOk(world.Add(world.NewRows(500, 1000)));

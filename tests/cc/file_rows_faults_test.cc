@@ -90,7 +90,7 @@ TEST_F(FileRowsFaultsTest, CompactionGoesRoundDamage) {
     if (testing_files::Read(file).size() == 8 * kBlockBytes) damaged = file;
   }
   testing_files::Flip(damaged, 5 * kBlockBytes + 100);
-  // The rows of this unit, which nobody asks for.
+  // The rows of this unit, which no call asks for.
   ModelRows lost;
   for (const auto& [key, row] : world.model) {
     std::map<uint64_t, ColdPlace> places;

@@ -182,7 +182,7 @@ TEST_P(FileTableFaultsTest, EachAllocationFails) {
   EXPECT_EQ(inconsistent_, 0);
 }
 
-// Rows are forgotten, all of them or none, also if their files cannot be written anew.
+// Rows are forgotten, all of them or none, also if their files cannot be rewritten.
 TEST_P(FileTableFaultsTest, ForgettingIsWhole) {
   int64_t refused = 0, not_rewritten = 0;
   for (int64_t n = 1; n < 400; n += kSanitized ? 7 : 1) {

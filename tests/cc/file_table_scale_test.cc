@@ -66,7 +66,7 @@ class Trainer {
       return table_->Error();
     });
   }
-  // What the last step has looked up.
+  // The keys that the last step has looked up.
   const std::vector<float>& vectors() const { return vectors_; }
   Table& table() { return *table_; }
   Exec& exec() { return exec_; }

@@ -84,7 +84,7 @@ TEST(Json, KindsAndMembers) {
   EXPECT_EQ(json.Find("o")->Find("i")->Canonical(), "2");
   for (const char* name : {"", "a", "N", "z", "nn"})
     EXPECT_FALSE(json.Find(name).has_value()) << name;
-  // Of other kinds, they are empty.
+  // For other kinds, they are empty.
   EXPECT_FALSE(json.Find("s")->Find("s").has_value());
   EXPECT_TRUE(json.Find("s")->items().empty());
   EXPECT_EQ(json.Find("i")->string(), "");

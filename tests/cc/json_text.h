@@ -12,7 +12,7 @@ namespace testing_json {
 
 using Members = std::map<std::string, std::string>;
 
-// Of a text without characters that JSON escapes.
+// The JSON of a text without characters that JSON escapes.
 inline std::string Quoted(const std::string& text) { return "\"" + text + "\""; }
 
 inline std::string Array(const std::vector<std::string>& items) {

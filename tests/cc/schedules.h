@@ -14,7 +14,7 @@
 // Languages using VeriSoft", POPL 1997; the bound is that of Musuvathi and Qadeer, "Iterative
 // Context Bounding for Systematic Testing of Multithreaded Programs", PLDI 2007).
 //
-// Threads are contexts on stacks of their own (ucontext.h), which the sanitizers do not follow.
+// Threads are contexts on separate stacks (ucontext.h), which the sanitizers do not follow.
 #ifndef DYNEMB_TESTS_CC_SCHEDULES_H_
 #define DYNEMB_TESTS_CC_SCHEDULES_H_
 

@@ -108,7 +108,7 @@ TEST_F(ServedChainTest, BasesOfOtherTables) {
   of(2, 101, 102).Publish(path);
   ASSERT_TRUE(Apply(path, &count).ok());
   EXPECT_EQ(Value(1), 2.0f);
-  // Of one table it is not known.
+  // For one table it is not known.
   of(3, 101, 0).Publish(path);
   ASSERT_TRUE(Apply(path, &count).ok());
   EXPECT_EQ(Value(1), 3.0f);

@@ -31,7 +31,7 @@ class SlotIndexTest : public ::testing::Test {
  protected:
   using Listed = std::tuple<uint64_t, ColdPlace, Stamp, Score>;
 
-  // Adds a hash of this position: each key has one of its own.
+  // Adds a hash of this position: each key has another one.
   void Add(uint64_t like) {
     const auto place = next_place_++;
     const uint64_t hash = PositionOf(like) << 22 | (place % 4000000 + 1);
@@ -57,7 +57,7 @@ class SlotIndexTest : public ::testing::Test {
     ASSERT_FALSE(index_.Remove(hash, place));
   }
 
-  // Of the entries at a position, each is found by its own hash, and few others with it.
+  // Each entry at a position is found by its hash, and few others with it.
   void ExpectFound(uint64_t like) const {
     std::multiset<Listed> expected;
     const auto [begin, end] = model_.equal_range(PositionOf(like));

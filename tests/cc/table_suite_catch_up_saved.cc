@@ -141,7 +141,7 @@ TABLE_TEST(TableCatchUpSaved, AnotherStateHasLaterSteps) {
   second.ExpectVectors({1, 2}, copy.t.Lookup({1, 2}));
 }
 
-// A table that has taken steps of its own has these, and the ones of the record.
+// A table that takes steps between two loads has these steps and the steps of both records.
 TABLE_TEST(TableCatchUpSaved, StepsAreAddedToOwnOnes) {
   if (!Is32Bit(f)) return;
   for (const int own : {0, 3, 10, 20}) {

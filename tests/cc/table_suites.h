@@ -19,7 +19,7 @@ class TableScores : public TableFixture {};
 class TableSelect : public TableFixture {};
 class TableTime : public TableFixture {};
 
-// These two are a library of their own, for programs of their own.
+// These two are a separate library, for separate programs.
 class TableCatchUp : public TableFixture {};
 class TableCatchUpSaved : public TableFixture {};
 

@@ -1,4 +1,4 @@
-"""What a crash may leave of tables: the rows of the last publication that had returned, or later.
+"""The tables that a crash may leave: the rows of the last publication that had returned, or later.
 
 A publication is a flush, a dump or a delta. They are numbered by workloads.Log, which also keeps
 the rows of each.
@@ -30,7 +30,7 @@ COLUMNS = ("keys", "vectors", "state", "updates")
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """What is expected at some point.
+    """The expected state at some point.
 
     Attributes:
         least: the last publication that has returned; 0: none has.
@@ -287,8 +287,8 @@ def explore(
         folder: for the states.
         samples: as of `replay.choices`.
         seed: of the random choices.
-        most_failures: ends after so many failures.
-        every: opens one of so many states, chosen at random.
+        most_failures: ends after this number of failures.
+        every: opens one of this number of states, chosen at random.
     """
     outcome = Outcome()
     phase = Phase()

@@ -1,12 +1,13 @@
-"""What a crash can leave of the files that a recorded process wrote.
+"""The states in which a crash can leave the files that a recorded process wrote.
 
 A trace (recorder.c) is fed to a `Disk`, record by record. At any point, some operations are durable
 and the others are pending; a crash keeps any of the pending ones that the model permits.
 
 POSIX, the strict model: a sync of a file makes its contents durable, and not its names. A sync of a
-directory makes its names durable, and not the contents of the files. Of all other operations, any
-subset may be lost. A change of a name is atomic. A write is not: any of its sectors may be lost. A
-file that a write made longer may have its new size without the bytes, which then read as zeros.
+directory makes its names durable, and not the contents of the files. Any subset of all other
+operations may be lost. A change of a name is atomic. A write is not: any of its sectors may be
+lost. A file that a write made longer may have its new size without the bytes, which then read as
+zeros.
 
 ORDERED is what ext4 does with data=ordered: names change in the order of the calls, every sync
 makes all of them durable, and a file does not get longer without its bytes.
@@ -92,7 +93,7 @@ def read_trace(path: str | os.PathLike[str]) -> list[Record]:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What a crash can do. `sector`: the bytes of which a write keeps all or none."""
+    """The effects that a crash can have. `sector`: the bytes of which a write keeps all or none."""
 
     name: str
     ordered: bool = False
@@ -161,7 +162,7 @@ def _changed(before: bytes, record: Record, kept: Kept, sector: int) -> bytes:
 
 
 class State:
-    """What a crash has left: directories, and files with their names."""
+    """The state that a crash has left: directories, and files with their names."""
 
     def __init__(self, model: Model, root: Inode, choice: Choice, ops: Iterable[Op]) -> None:
         self._names: dict[tuple[int, str], Inode | None] = {}
@@ -275,7 +276,7 @@ class Disk:
         return State(self.model, self.root, choice, self.pending)
 
     def everything(self) -> State:
-        """What the process sees."""
+        """The state that the process sees."""
         return self.state(dict.fromkeys(self.pending))
 
     def _parent(self, path: str) -> Inode:
@@ -342,7 +343,7 @@ def _kept_part(op: Op, model: Model, rng: np.random.Generator) -> Kept:
 
 
 def choices(disk: Disk, new: int, samples: int, rng: np.random.Generator) -> Iterator[Choice]:
-    """What crashes can keep at one point.
+    """The changes that crashes can keep at one point.
 
     All and nothing; what there was after each new operation; all but one operation, and one alone;
     a part of one write; and random ones.

@@ -54,7 +54,7 @@ class Spec:
 
 
 NARROW = Spec()
-# A row takes several blocks, and the table writes files of its own, which need a MB of rows.
+# A row takes several blocks, and the table writes its own files, which need a MB of rows.
 WIDE = Spec(dim=1500)
 # The folder of the rows does not exist before.
 FRESH = Spec(folder="new/rows")
@@ -219,7 +219,7 @@ def failing_segment(log: Log) -> None:
 
 
 def killed(after: int) -> Callable[[Log], None]:
-    """A stage that opens the table and flushes until it is killed, `after` so many changes."""
+    """A stage that opens the table and flushes until it is killed after `after` changes."""
 
     def stage(log: Log) -> None:
         table = NARROW.open(log.files)
@@ -324,7 +324,7 @@ WORKLOADS: dict[str, list[Callable[[Log], None]]] = {
 
 
 def run(folder: pathlib.Path, stage: Callable[[Log], None]) -> None:
-    """Runs a stage in a process of its own; it may be killed."""
+    """Runs a stage in a separate process; it may be killed."""
     pid = os.fork()
     if pid == 0:
         try:

@@ -268,7 +268,7 @@ TEST_F(CudaDeviceTest, RestoresTheContextOfTheThread) {
   }).join();
 }
 
-// As after a reset of TensorFlow's context, of which nobody is notified.
+// As after a reset of TensorFlow's context, which sends no notification.
 TEST_F(CudaDeviceTest, StreamsMayBeDestroyed) {
   const uint32_t n = 40;
   Range range;

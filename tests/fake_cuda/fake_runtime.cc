@@ -8,7 +8,7 @@ using namespace dynemb::fake_cuda;  // NOLINT
 
 namespace {
 
-// Of the addresses of cudaMalloc, and the unit of protection.
+// The alignment of addresses of cudaMalloc, and the unit of protection.
 constexpr size_t kAlignment = 256, kPage = 4096;
 
 const char* NameOf(cudaError_t error) {

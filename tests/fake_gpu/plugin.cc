@@ -203,7 +203,7 @@ void DestroyPlatformFunctions(SP_PlatformFns*) {}
 
 }  // namespace
 
-// What TensorFlow calls when the library is loaded as a plugin.
+// The functions that TensorFlow calls when the library is loaded as a plugin.
 extern "C" void SE_InitPlugin(SE_PlatformRegistrationParams* parameters, TF_Status* status) {
   GuardedMemory::Get();
   SP_Platform& platform = *parameters->platform;

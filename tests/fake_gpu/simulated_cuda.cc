@@ -1,4 +1,4 @@
-// What the operators call of the CUDA device, on the simulated device.
+// The CUDA device's interface (cc/device:cuda_interface), implemented by the simulated device.
 #include <utility>
 
 #include "cc/device/cuda_exchange.h"

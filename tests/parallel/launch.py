@@ -31,7 +31,7 @@ ENVIRONMENT = {
     "TF_NUM_INTRAOP_THREADS": "1",
     "TF_NUM_INTEROP_THREADS": "2",
     "TF_CPP_MIN_LOG_LEVEL": "3",
-    # A rank looks for work once in so many milliseconds. With Horovod's default, 1, this takes a
+    # The milliseconds between two looks of a rank for work. With Horovod's default, 1, this takes a
     # fifth of the processors' time.
     "HOROVOD_CYCLE_TIME": "4",
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "20",

@@ -1,4 +1,4 @@
-"""A trainer in a process of its own: exports a model that follows it, and publishes snapshots.
+"""A trainer in a separate process: exports a model that follows it, and publishes snapshots.
 
     python delta_publisher.py FOLDER SNAPSHOTS
 

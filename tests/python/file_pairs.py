@@ -16,7 +16,7 @@ DIM = 384
 
 
 def memory_of(rows, row_bytes):
-    """max_dram_for_vectors for so many rows."""
+    """max_dram_for_vectors for this number of rows."""
     return rows * row_bytes / 2**30
 
 
@@ -32,7 +32,7 @@ def device_row_bytes(dim, states=0, dtype=tf.float32):
 
 
 def in_files(folder, dim=4, rows=100, states=0, dtype=tf.float32, **options):
-    """A table of which memory holds about so many rows; on a device, in two tiers."""
+    """A table of which memory holds about `rows` rows; on a device, in two tiers."""
     limit = memory_of(rows, row_bytes(dim, states, dtype))
     limits = {"var_type": "file", "max_dram_for_vectors": limit}
     if simulated.ON_DEVICE:

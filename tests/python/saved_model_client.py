@@ -1,4 +1,4 @@
-"""Answers requests to exported models, in a process of its own.
+"""Answers requests to exported models, in a separate process.
 
     python saved_model_client.py import|LIBRARY JOBS
 

@@ -179,7 +179,7 @@ class Module(tf.Module):
         self.item = de.DynamicVariable(
             3, "uniform", "host", name="item", key_type=tf.uint64, dtype=tf.float16
         )
-        # Of the same name as the first.
+        # It has the name of the first.
         self.other = {"a": de.DynamicVariable(2, 0.5, "host", name="user", key_type=tf.int32)}
         self.static = de.Variable(np.arange(12).reshape(6, 2), dtype=tf.float32)
         self.scale = tf.Variable(3.0)

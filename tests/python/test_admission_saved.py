@@ -68,7 +68,7 @@ def test_a_delta_has_the_counters(tmp_path):
     count(table, more)
     de.incremental_dump(tmp_path, table, mark)
     count(table, np.ones(len(KEYS), np.int64))
-    # Of keys that have no row; those that were admitted are forgotten.
+    # The counters of keys that have no row; admitted keys are forgotten.
     total = expected(times + more)
     de.apply_delta(tmp_path, [follower])
     assert counts(follower) == total

@@ -269,7 +269,7 @@ def test_gradients_that_are_needed_are_summed(make):
 
 
 def test_keras_models_train():
-    """`model.fit`, with a lookup of its own for each layer."""
+    """`model.fit`, with a separate lookup for each layer."""
 
     def train(run_eagerly):
         keras.utils.set_random_seed(4)

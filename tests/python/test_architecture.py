@@ -171,7 +171,7 @@ def test_serving_needs_no_tensorflow():
 
 # The modules outside the rooms that the docstring of any room may name. No room imports others.
 FOR_ALL = {"_aliases", "_ops", "_presence", "_version", "_warn", "communicator"}
-# These bounds find what nobody has looked at. They are no target: a file of one thing may be long.
+# These bounds find files that need a look. They are no target: a file of one thing may be long.
 MOST_MODULES = 16  # in a folder, including `__init__`
 MOST_LINES = 900
 

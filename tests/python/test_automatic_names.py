@@ -1,4 +1,4 @@
-"""Tables that nobody has named: on disk, and by their place in a model."""
+"""Tables with automatic names: on disk, and by their place in a model."""
 
 from __future__ import annotations
 

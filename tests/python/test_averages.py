@@ -57,7 +57,7 @@ def test_rows_and_averages_are_those_of_keras(optimizer, options, frequency, in_
     table.upsert(np.arange(ROWS) * 7, START)
     train(table, ours, lambda ids: ids * 7, in_function)
     compare(table, dense)
-    # What fit does at its end.
+    # The end of fit.
     before = table.lookup(np.arange(ROWS) * 7).numpy()
     reference.finalize_variable_values([dense])
     ours.finalize_variable_values([table])

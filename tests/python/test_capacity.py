@@ -65,7 +65,7 @@ def test_a_large_table_evicts_old_rows():
 # On a simulated device, 65,536 rows take 10 s, and evict as 4096 do.
 @pytest.mark.parametrize("capacity", [4096, *([] if simulated.ON else [65_536])])
 def test_eviction_is_as_exact_as_the_design_says(capacity):
-    # Half of the rows are used again, and then as many new keys come as there are other rows.
+    # Half of the rows are used again, and then one new key comes for each of the other rows.
     handle, half = make(capacity), capacity // 2
     keys = np.random.default_rng(0).permutation(3 * capacity) + 10**9
     h.lookup(handle, keys[:capacity])

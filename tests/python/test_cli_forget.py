@@ -152,7 +152,7 @@ def test_lists_of_deleted_keys(capsys, path, tmp_path):
     late = Chain.open(path).base.directory
     shutil.copytree(late, tmp_path / "late" / late.name)
     reader = Reader(tmp_path / "late")
-    # The delta that lists 3 as deleted has a row of 4, and is written anew.
+    # The delta that lists 3 as deleted has a row of 4, and is rewritten.
     code, out = run(capsys, "forget", path, "--keys", "3", "4", "--table", "user")
     assert code == 0
     assert "listed as deleted in 1 snapshots" in out

@@ -1,4 +1,4 @@
-"""What editors, notebooks and mypy show: signatures, completed names, representations."""
+"""The views of editors, notebooks and mypy: signatures, completed names, representations."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ tests/crash records the calls that a workload makes to the file system, and make
 files that a crash can leave (replay.py says which); every state is opened here. The idea is that of
 CrashMonkey (Mohan et al., OSDI 2018) and ALICE (Pillai et al., OSDI 2014).
 
-CRASH_SAMPLES=100 tries so many times more states of each kind; CONTRIBUTING.md tells more.
+CRASH_SAMPLES=100 tries 100 times more states of each kind; see CONTRIBUTING.md.
 """
 
 import dataclasses

@@ -46,7 +46,7 @@ def test_a_follower_evicts_what_the_trainer_would(tmp_path, strategy):
         for used in (False, True)
     }
     assert kept[True] > kept[False]
-    assert kept[True] >= 30  # eviction compares some 28 rows, not all
+    assert kept[True] >= 30  # eviction compares about 28 rows, not all
     has = keys_of_last(tmp_path / "True")
     assert has == ([*range(33)] if strategy == "lru" else [*range(64)])
     assert keys_of_last(tmp_path / "False") == [32]

@@ -327,7 +327,7 @@ def test_code_of_larger_than_memory_runs(tmp_path):
         "1000 rows, 900 in files\nfile host\ntoo many ids for max_dram_for_vectors\n"
         "1000 rows loaded\n3 rows after a restart\n"
     )
-    # Of all tables, one is persistent.
+    # One of all tables is persistent.
     assert [file.name for file in (tmp_path / "rows").iterdir()] == ["clicks.persistent"]
 
 

@@ -144,7 +144,7 @@ def test_accumulated_gradients(tmp_path, name):
 
 
 def test_averages(tmp_path):
-    """use_ema keeps averages in another table, which has files of its own."""
+    """use_ema keeps averages in another table, which has its own files."""
 
     def make():
         return K.SGD(0.1, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=7)

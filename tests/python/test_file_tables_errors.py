@@ -437,7 +437,7 @@ def test_space_of_old_copies_is_given_back(tmp_path, new):
 
 
 def test_damage_is_said_and_costs_little_space(tmp_path):
-    """A unit that cannot be read, and whose rows nobody asks for."""
+    """A unit that cannot be read, and whose rows no call asks for."""
     table = in_files(tmp_path, DIM, rows=1000)
     rows = 6000
     for first in [*range(0, rows, 500), 0]:

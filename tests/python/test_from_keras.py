@@ -79,7 +79,7 @@ def test_training_continues_as_in_keras(name):
     assert int(converted.optimizer.core.iterations) == 8
     before = matrix(model)
     losses = fit(converted, 2)
-    np.testing.assert_array_equal(matrix(model), before)  # the model has weights of its own
+    np.testing.assert_array_equal(matrix(model), before)  # the model keeps its own weights
     np.testing.assert_allclose(losses, fit(model, 2), rtol=1e-5)
     np.testing.assert_allclose(vectors(converted), matrix(model), rtol=2e-5, atol=1e-6)
     for got, expected in zip(converted.get_weights()[1:], model.get_weights()[1:], strict=True):
@@ -500,7 +500,7 @@ def test_moments_that_start_anew():
         converted = de.from_keras(model)
     texts = " ".join(str(each.message) for each in caught)
     assert "Nadam moves all rows in each step in Keras" in texts
-    assert "states of Nadam for the rows of ids start anew" in texts
+    assert "states of Nadam for the rows of ids are reset" in texts
     dense, own = model.optimizer._momentums[1:], converted.optimizer.core._momentums
     for one, other in zip(dense, own, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -71,7 +71,7 @@ def test_reports(tool, monkeypatch, tmp_path, capsys):
     report.write_text(f"compiled by {tool.NVCC}88\n" + kernel(ADAGRAD % 4, 65))
     assert tool.main([str(report)]) == 1
     assert capsys.readouterr().out.startswith("ApplyGradients<Adagrad>: Use(registers=65")
-    # Of another nvcc, the numbers are no failures.
+    # With another nvcc, the numbers are no failures.
     report.write_text("compiled by nvcc V12.4.99\n" + kernel(ADAGRAD % 4, 65))
     assert tool.main([str(report)]) == 0
     assert "registers=65" in capsys.readouterr().out

@@ -60,5 +60,5 @@ def test_a_copy_trains(tmp_path, kind, how, file):
     before = len(model.layers[-3].table)
     other.fit(IDS + 100, TARGETS, verbose=0)
     assert len(other.layers[-3].table) == 120
-    assert len(model.layers[-3].table) == before  # tables of their own
+    assert len(model.layers[-3].table) == before  # separate tables
     model.fit(IDS, TARGETS, verbose=0)

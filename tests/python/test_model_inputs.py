@@ -153,7 +153,7 @@ def test_several_inputs(tmp_path, how):
     assert_same(loaded.serve(users, items), answer)
     assert set(specs_of(loaded)) == {"users", "items"}
     assert_same(loaded.signatures["serving_default"](users=users, items=items), answer)
-    # The models inside are models of their own.
+    # The models inside are separate models.
     for name, its in (("user", users), ("item", items)):
         tower = getattr(model, name)
         inner = export(how, tower, tmp_path / name)

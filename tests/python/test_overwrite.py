@@ -154,7 +154,7 @@ def test_snapshots_of_an_earlier_version_have_no_history(tmp_path):
     del members["crc32c"]
     members["crc32c"] = f"{storage.manifest.checksum_of(members):08x}"
     (old.directory / "MANIFEST.json").write_text(json.dumps(members))
-    # Of this process it is known.
+    # For this process it is known.
     de.load(tmp_path / "new", other := make("t"))
     de.dump(tmp_path / "new", other)
     assert storage.Chain.open(tmp_path / "new").last.manifest.tables[0].history == other.history

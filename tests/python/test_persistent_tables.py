@@ -31,7 +31,7 @@ def fill(table, keys, value):
 
 
 def reopened(path, table, **options):
-    """What a table has, and what the next table of that name has."""
+    """The contents of a table, and of the next table of that name."""
     had = table_reader.rows_of(table)
     del table
     gc.collect()

@@ -79,7 +79,7 @@ def test_forks_while_a_thread_follows(chain):
 
 
 def test_a_fork_between_two_statements(chain):
-    """What a child has is consistent wherever the thread of the parent was."""
+    """A child's state is consistent wherever the thread of the parent was."""
     base, path = chain
     forked = []
 

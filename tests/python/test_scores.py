@@ -74,7 +74,7 @@ def test_a_training_step_counts_each_id_once():
 
 
 def test_features_of_one_lookup_protect_each_others_rows():
-    # Each batch names as many keys as there are rows: both features must keep all of theirs.
+    # Each batch has one key for each row: both features must keep all of their rows.
     table = make("lfu", 40)
     table.lookup(np.repeat(np.arange(1000, 1040), 5))
     for step in range(20):
@@ -223,14 +223,14 @@ def test_a_strategy_that_changed_is_said(tmp_path):
     tf.train.Checkpoint(table=table).write(checkpoint)
     for strategy, fresh in [("score", 0), ("epoch_lfu", 1)]:
         other = make(strategy, 50)
-        with pytest.warns(UserWarning, match=f"'lfu'.*'{strategy}'.*start anew"):
+        with pytest.warns(UserWarning, match=f"'lfu'.*'{strategy}'.*are reset"):
             de.load(chain, other)
         assert scores(other, [1, 2]) == [fresh, fresh]
-        with pytest.warns(UserWarning, match="start anew"):
+        with pytest.warns(UserWarning, match="are reset"):
             tf.train.Checkpoint(table=other).read(checkpoint)
         assert scores(other, [1, 2]) == [fresh, fresh]
     other = make("lru", 50)
-    with pytest.warns(UserWarning, match="start anew"):
+    with pytest.warns(UserWarning, match="are reset"):
         de.load(chain, other)
     other.lookup([7])
     assert scores(other, [1])[0] < scores(other, [7])[0]
@@ -334,7 +334,7 @@ def test_merge_refuses_scores_of_two_kinds(tmp_path, capsys):
     table.lookup([1, 2])
     de.dump(tmp_path / "chain", table)
     other = make("lfu", 50)
-    with pytest.warns(UserWarning, match="start anew"):
+    with pytest.warns(UserWarning, match="are reset"):
         de.load(tmp_path / "chain", other)
     other.lookup([3])
     de.incremental_dump(tmp_path / "chain", other)

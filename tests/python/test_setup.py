@@ -99,7 +99,7 @@ class TestMake:
         assert re.search(r"tools/setup\.sh.* horovod\b", self.commands(target))
 
     def test_what_tests_and_measures_sets_up_its_tools(self):
-        # These have an environment of their own, or need none.
+        # These have their own environment, or need none.
         others = {"help", "build", "train", "horovod", "bench-hierarchical-kv", "wheels"}
         others |= {"test-wheels", "clean"}
         for target in self.targets().keys() - others:

@@ -173,7 +173,7 @@ def test_restored_state_without_a_step_count_warns(tmp_path, make_optimizer, rem
     if remedy is None:
         assert "'items:0'" in said[0]
         assert "optimizer.iterations.assign(steps)" in said[0]
-    elif make_optimizer is not K.Nadam or with_optimizer:  # Nadam has a variable of its own
+    elif make_optimizer is not K.Nadam or with_optimizer:  # Nadam has another variable
         np.testing.assert_allclose(got, stepped(first, steps), rtol=1e-6)
 
 

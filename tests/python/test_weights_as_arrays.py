@@ -1,4 +1,4 @@
-"""What get_weights() returns for a table: its copies are the table, or an error says so."""
+"""The arrays of get_weights() for a table: their copies are the table, or an error says so."""
 
 import copy
 import io

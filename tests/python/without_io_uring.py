@@ -19,7 +19,7 @@ IO_URING_SETUP = 425
 
 
 def forbid(call: int) -> None:
-    """Makes a system call fail with EPERM, as many containers do, in all threads to come."""
+    """Makes a system call fail with EPERM in all later threads. Many containers do the same."""
     code = [
         (_LOAD, 0, 0, 0),  # the number of the call
         (_JUMP_IF_EQUAL, 0, 1, call),

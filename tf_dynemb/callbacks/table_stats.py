@@ -65,7 +65,7 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
         log_dir: a directory to which the numbers are also written for TensorBoard, with the number
             of batches trained so far as the step. None: they are not.
         update_freq: "epoch", or a number of batches: the numbers are then also written to `log_dir`
-            after every so many batches.
+            after each such number of batches.
         stats: the numbers to report, by the names above; "all"; or None: `size`, `load`,
             `hit_rate`, `inserts`, `evictions`, `expired`, `nonfinite_gradients`, `file_rows`,
             `file_bytes` and `memory_hit_rate`.
@@ -127,7 +127,7 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Writes the numbers of some batches for TensorBoard."""
-        # A call stands for several batches if Keras runs them in one (`steps_per_execution`).
+        # A call represents several batches if Keras runs them in one (`steps_per_execution`).
         before = self._batches
         self._batches = self._batches_before_epoch + batch + 1
         if self._update_freq != "epoch":

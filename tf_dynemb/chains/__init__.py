@@ -1,4 +1,4 @@
-"""What is on disk as a whole: rows of chains, merging, earlier states, copies; numpy only.
+"""Chains on disk as a whole: their rows, merging, earlier states, copies; numpy only.
 
 May import: `_presence`, `serving`, `storage`.
 """

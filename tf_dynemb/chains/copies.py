@@ -28,7 +28,7 @@ from tf_dynemb.storage.publication import UNPUBLISHED
 _CHUNK = 1 << 20
 
 _FLUSH = re.compile(rf"flush-[0-9]{{1,18}}({re.escape(flushes.NEW)})?")
-# What `forget` removes as a whole has exactly the names that this package gives.
+# `forget` removes a file or folder as a whole only if its name is one that this package gives.
 _UNFINISHED = re.compile(rf"{re.escape(UNPUBLISHED)}[0-9a-f]{{32}}(-dropped)?")
 _RUNNING = re.compile(r"rows-[0-9]+-[0-9]+")
 _COLUMN_FILE = re.compile(r"[0-9]{3,}\.r[0-9]+\.[a-z]+(\.[0-9a-f]{16})?\.npy")
@@ -252,7 +252,7 @@ def in_snapshot(
     bits = query.bits(None)
     for file in remains_of(snapshot):
         count = _in_raw_keys(file, bits) if _has_keys(file) else 0
-        # Of the other columns, it is not known which rows they have.
+        # The rows of the other columns are not known.
         if count or not _has_keys(file):
             yield Copy(snapshot.directory, None, "remains", count, file)
 

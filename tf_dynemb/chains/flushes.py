@@ -1,6 +1,6 @@
 """Flushes of persistent tables (cc/file/flush_manifest.h, cc/file/segment.h): reading, forgetting.
 
-A flush that forgets keys is written anew beside the flush, with links to the files that stay, and
+To forget keys, a new flush is written beside the old one, with links to the files that stay, and
 takes its place at once. Nothing that a file has is changed.
 """
 

@@ -88,7 +88,8 @@ def rollback(path: str | os.PathLike[str], id_: str) -> Snapshot:
         everything = list_snapshots(path)
         if str(everything[-1]) == names[-1]:
             raise ValueError(f"{names[-1]} is the last snapshot at {path} already.")
-        # What followed is older than the new base, too: readers that have applied it go on.
+        # The snapshots that followed are older than the new base, too: readers that have applied
+        # them go on.
         known = [Snapshot(path / str(name)).manifest for name in everything]
         older = [each for one in known for each in (*one.after, *one.ids)]
         return _publish(publication, Chain.of(path, names), older, (), _ALL)
@@ -106,7 +107,8 @@ def _publish(
     Args:
         publication: the base.
         chain: the chain.
-        older: the ids of snapshots that the base is a later state of, beside those of its own base.
+        older: the ids of snapshots that the base is a later state of, besides the snapshots of its
+            base.
         continues: the ids of snapshots with the same state.
         keep: as in `Publication.publish`.
     """

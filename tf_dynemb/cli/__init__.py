@@ -31,7 +31,7 @@ _EPILOG = """exit codes: 0: success, nothing found; 1: damage, a difference, or 
 2: the command failed; 141: the reader of its output closed the pipe, so that there is no result.
 A PATH is the directory of a chain of snapshots, of one snapshot, or of a SavedModel with tables."""
 
-# What a shell reports for a program that the signal SIGPIPE has ended: 128 + 13.
+# The exit status that a shell reports for a program ended by the signal SIGPIPE: 128 + 13.
 _CLOSED_PIPE = 141
 
 
@@ -72,7 +72,7 @@ def _fail(error: Exception, code: int) -> int:
 
 
 def _say(text: str) -> None:
-    """Writes to stderr, if somebody reads it. What is left for stdout is dropped if it fails."""
+    """Writes to stderr, if it has a reader. If stdout fails, the rest of its output is dropped."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

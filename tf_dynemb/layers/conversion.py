@@ -1,7 +1,7 @@
 """from_keras and to_keras: models with `keras.layers.Embedding`, and models with tables.
 
 Both return a copy (`copying.py`) in which embedding layers are replaced, one for one and by name.
-What a row of a Keras matrix is, its number, is the key of a row in a table. Then everything before
+The number of a row in a Keras matrix becomes the key of the row in a table. Then everything before
 the embedding stays as it is, and predictions have the same bits. The optimizer's states go the same
 way (`optimizers/moments.py`): the row of a moment becomes a part of the state of the table's row.
 
@@ -305,7 +305,7 @@ def _copy_optimizer(model: Any) -> Any:
     if isinstance(moments.core_of(optimizer), getattr(keras.optimizers, "MultiOptimizer", ())):
         reason = "its MultiOptimizer chooses by variables, which are others now"
     elif type(model).compile is not keras.Model.compile or not hasattr(model, "_compile_config"):
-        reason = "its class has a compile() of its own"
+        reason = "its class overrides compile()"
     if reason is not None:
         warn(f"The copy of {model.name!r} is not compiled, because {reason}. Compile it.")
         return None
@@ -366,12 +366,12 @@ def _needs_catch_up(core: Any, layers: list[Any]) -> bool:
 def _warn_of_fresh(core: Any, layers: list[str]) -> None:
     if layers:
         warn(
-            f"The states of {type(core).__name__} for the rows of {', '.join(layers)} start anew: "
+            f"The states of {type(core).__name__} for the rows of {', '.join(layers)} are reset: "
             "their place in a row is known for SGD, Adagrad, Adam, AdamW, Adamax, RMSprop, "
             "Adadelta, Ftrl and Lion."
         )
     if core.use_ema:
-        warn("The averages of rows (use_ema) start anew.")
+        warn("The averages of rows (use_ema) are reset.")
     # Not `iterations`, which counts the steps with an update.
     if int(core._iterations) % (core.gradient_accumulation_steps or 1):
         warn("The gradients of rows that were accumulated for the next step are lost.")

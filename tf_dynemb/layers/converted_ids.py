@@ -109,7 +109,7 @@ def _ids_of(lookup: Any, layer: Any) -> ConvertedIds:
     if isinstance(lookup, keras.layers.Hashing):
         raise ValueError(
             f"{refused} is a Hashing, whose rows are shared by all values of a bin, so that no "
-            f"value has a row of its own. {keep}"
+            f"value has its own row. {keep}"
         )
     if lookup.invert or lookup.output_mode != "int":
         raise ValueError(f"{refused} does not return the indices of values. {keep}")

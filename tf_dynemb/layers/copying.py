@@ -153,7 +153,7 @@ class ModelCopy:
             return value
         warn(
             f"The input {source.name!r} also feeds layers that take no ids. Ids reach "
-            f"{layer.name!r} as {value.dtype}: give them an input of their own with dtype='int64' "
+            f"{layer.name!r} as {value.dtype}: give them a separate input with dtype='int64' "
             "if they can be large."
         )
         return keras.ops.cast(value, "int64")

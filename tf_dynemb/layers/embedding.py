@@ -17,7 +17,8 @@ from tf_dynemb.tables.options import LayerArguments, Signature, check_dimension
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Of `weights`, which may be larger than the memory of a table with rows in files.
+# The number of rows of `weights` that are inserted at once: `weights` may be larger than the memory
+# of a table with rows in files.
 _ROWS_AT_A_TIME = 1 << 16
 
 

@@ -32,8 +32,8 @@ class Embedding(multi_table_embedding.MultiTableEmbedding):
     `model.fit`, or under a gradient tape.
 
     A store in memory has a `capacity`, the number of rows of all tables and ranks together. No row
-    is evicted. Each rank has room for its share and six standard deviations more, so that as many
-    different ids find a place. When no more fit, training fails: with
+    is evicted. Each rank has room for its share and six standard deviations more, so that
+    `capacity` different ids fit. When no more fit, training fails: with
     `tf.errors.ResourceExhaustedError` where one table alone is full, and with
     `tf.errors.InvalidArgumentError` where the tables of a rank are full together, at the beginning
     of the step after that. `evict_strategy="lru"` makes each table evict rows at the limit instead.

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-# Of a vector whose initializer is not given.
+# The initializer of a vector for which none is given.
 DEFAULT = {"type": "normal", "mean": 0.0, "std": 0.05}
 
 # The numbers of each type of initializer.

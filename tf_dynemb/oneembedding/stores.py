@@ -99,7 +99,7 @@ def make_cached_ssd_store_options(
         persistent_path: the folder of snapshots, shared by all ranks, in which rank r of n has its
             files in the folder "r-n"; or a list with a folder for each rank.
         capacity: the expected number of rows of all tables and ranks together. It limits nothing:
-            the files hold as many rows as the disk does.
+            the files hold as many rows as fit on the disk.
         size_factor: as in `make_device_mem_store_options`, like the next two.
         storage_dim: the floats per row, if it is not -1.
         physical_block_size: 512 or 4096.
@@ -151,7 +151,7 @@ class Store:
 
         Raises:
             TypeError: the options have another form.
-            ValueError: a value is out of range, or there are not as many paths as ranks.
+            ValueError: a value is out of range, or the number of paths is not the number of ranks.
         """
         try:
             caches = options["kv_store"]["caches"]

@@ -12,7 +12,9 @@ from tf_dynemb.variables.dynamic import DynamicVariable
 
 
 class Accumulator:
-    """Holds the keys and sums of the steps since the last update: as many rows as they had.
+    """Holds the keys and sums of the steps since the last update.
+
+    It has one row for each row of the gradients of these steps.
 
     It is not saved: after a restart, the steps since the last update are lost for tables.
 
@@ -35,7 +37,7 @@ class Accumulator:
         self._sums.assign(tf.concat([self._sums, grad.sums], 0))
 
     def take(self, steps: int) -> TableGradient:
-        """Returns the sum for each key, divided by the number of steps, and begins anew."""
+        """Returns the sum for each key, divided by the number of steps, and resets."""
         with _ops.on(self._table.placement.device):
             keys, sums = _ops.library().dynemb_dedup_sum(
                 self._keys.read_value(), self._sums.read_value()

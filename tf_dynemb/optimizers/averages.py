@@ -11,10 +11,10 @@ stepped, and when it replaces the value. Before the first step of a row, its ave
 
 With `gradient_accumulation_steps`, the calls of `apply` are the steps of this formula.
 
-The averages are in a table of their own, with one row for each row that was stepped: the average,
-the value that the step left, and the number of the step, all in float32 (numbers up to 2^24 are
-exact). It is in host memory; that of a table with rows in files has rows in files, too. If a row
-has another value than the last step left, or was stepped later than now, something else has changed
+The averages are in a separate table, with one row for each row that was stepped: the average, the
+value that the step left, and the number of the step, all in float32 (numbers up to 2^24 are exact).
+It is in host memory; that of a table with rows in files has rows in files, too. If a row has
+another value than the last step left, or was stepped later than now, something else has changed
 it: it was erased, evicted, assigned or loaded. Its average begins again.
 """
 
@@ -52,7 +52,8 @@ class Averages:
         """Begins to average the rows of a table."""
         options, memory = table.options, None
         if options.file_path is not None:
-            # The averages are in host memory: as many bytes as the rows have in all memory.
+            # The averages are in host memory. They take the number of bytes that the rows have in
+            # all memory.
             on_gpu = options.max_hbm_bytes if table.placement.tier == "hybrid" else 0
             memory = (options.max_dram_bytes + on_gpu) / 2**30
         with tf.init_scope():
@@ -153,7 +154,7 @@ class Averages:
         """Lets `keras.callbacks.SwapEMAWeights` swap the rows of tables, too.
 
         The callback swaps two lists of the Keras optimizer: its variables and their averages. Each
-        gets a last element that stands for all tables.
+        gets a last element that represents all tables.
 
         Args:
             core: the Keras optimizer.
@@ -187,10 +188,10 @@ _DIFFERENCE = "values - averages"
 
 
 class _Values:
-    """Stands for the values of all tables among the variables of a Keras optimizer.
+    """Represents the values of all tables among the variables of a Keras optimizer.
 
     The callback swaps values a and averages b by: a += b, b = a - b, a = a - b. The last one swaps.
-    What Keras itself assigns, in its steps and when `fit` ends, has no effect.
+    Keras's own assignments, in its steps and when `fit` ends, have no effect.
     """
 
     dtype = "float32"
@@ -215,7 +216,7 @@ class _Values:
 
 
 class _Averages(_Values):
-    """Stands for the averages of all tables, which `_Values.assign` swaps, too."""
+    """Represents the averages of all tables, which `_Values.assign` swaps, too."""
 
     def assign(self, value: Any) -> None:
         """Does nothing."""

@@ -58,7 +58,7 @@ def copy_dense(before: Any, after: Any, pairs: Sequence[tuple[Any, Any]]) -> Non
     Args:
         before: an optimizer, perhaps around others (`core_of`).
         after: another one with the same arguments.
-        pairs: (variable of `before`, variable of `after`); others start anew.
+        pairs: (variable of `before`, variable of `after`); others are reset.
     """
     while True:
         for name, variable in vars(before).items():

@@ -46,7 +46,7 @@ class TrainedTables:
         self.generic: dict[int, RowsOptimizer] = {}
         self.accumulators: dict[int, Accumulator] = {}
         self.averages = Averages()
-        # Those with restored state that this optimizer has not stepped yet.
+        # The tables with restored state that this optimizer has not stepped yet.
         self.continued: list[DynamicVariable] = []
         self.without_weight_decay: dict[int, DynamicVariable] = {}
 

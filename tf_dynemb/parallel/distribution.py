@@ -8,8 +8,8 @@ import tensorflow as tf
 def check_one_replica(action: str) -> None:
     """Raises a RuntimeError if the current `tf.distribute` strategy has several replicas.
 
-    A table is not mirrored: each replica of one process would train it for itself, and each
-    process would have a table of its own.
+    A table is not mirrored: each replica of one process would train its own copy, and each process
+    would have its own table.
 
     Args:
         action: the call, for the message.

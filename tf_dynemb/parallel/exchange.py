@@ -148,7 +148,7 @@ class Received:
 
     Attributes:
         words: the messages of other ranks.
-        held: for each table, the vectors that this rank sent; its vectors for itself are not in
+        held: for each table, the vectors that this rank sent; the vectors that it keeps are not in
             `words`.
         received: int64 [tables, ranks]: the number of vectors from each rank.
         sent: int64 [tables, ranks]: the number of vectors in `held` for each rank, in their order.
@@ -371,7 +371,7 @@ def send_rows(
     name: str | None = None,
     device: str = _ops.CPU,
 ) -> list[Any]:
-    """Sends rows of tables in one alltoall. The rows of this rank for itself are only copied.
+    """Sends rows of tables in one alltoall. The rows that this rank keeps are only copied.
 
     Args:
         names: the names of the tables.

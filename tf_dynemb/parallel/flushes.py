@@ -267,7 +267,7 @@ def _guard(path: str) -> threading.RLock:
     return _guards.setdefault(path, threading.RLock())
 
 
-# Those that have their folders, by path.
+# The Flushes of this process that own their folders, by path.
 _open: weakref.WeakValueDictionary[str, Flushes] = weakref.WeakValueDictionary()
 
 

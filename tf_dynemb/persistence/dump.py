@@ -41,7 +41,7 @@ def dump(
 
     The chain at `path`, if there is one, must be of these tables: they were dumped to it, or have
     the rows of it, of a dump, a checkpoint or a flush (also of another process), or became those
-    later. Otherwise this raises, so that nobody replaces the rows of others by mistake.
+    later. Otherwise this raises, so that rows of other tables are not replaced by mistake.
 
     - Training may continue in other threads meanwhile. Its changes after that moment are not in the
       dump. Another dump or checkpoint of the same table waits until this one has ended.
@@ -60,7 +60,7 @@ def dump(
         path: a directory, created if it does not exist. All ranks must share its file system.
         variables: one `DynamicVariable` or `tf_dynemb.Variable`, a sequence of them (their names
             are the tables' names on disk and must differ), or a dict of names and variables, such
-            as `named_tables(model)`. A Keras layer or model stands for its tables; its dense
+            as `named_tables(model)`. A Keras layer or model means all of its tables; its dense
             weights are not dumped (`model.save_weights` saves them).
         optimizer: if given, the dump includes the state that it keeps in the rows, its settings and
             its number of steps (rank 0's). A step that runs in another thread at that moment may or
@@ -243,7 +243,7 @@ def _publish(
             entries += static_rows.write_static(part, static, values, len(entries), cut.tick)
             publication.has(entries, cut, parent, since_tick)
         watermark = publication.publish(settings, after, keep or 0, continues_last)
-    # Each rank records the snapshot with the tick of its own clock.
+    # Each rank records the snapshot with the tick of the rank's clock.
     for snapshots in known:
         if watermark.id not in snapshots:  # otherwise nothing has changed since
             snapshots.note(watermark.id, cut.tick)

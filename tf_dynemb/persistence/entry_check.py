@@ -50,7 +50,7 @@ def form_of(variable: Any) -> dict[str, Any]:
 
 
 def check_is_same(entry: storage.TableEntry, variable: Any) -> None:
-    """Raises ValueError if a table on disk, found by a name that nobody chose, is another one."""
+    """Raises ValueError if a table on disk, found by an automatic name, is another one."""
     if not isinstance(variable, DynamicVariable):
         return
     here = {

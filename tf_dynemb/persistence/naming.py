@@ -19,8 +19,8 @@ def named_variables(variables: Any) -> dict[str, Any]:
 
     Args:
         variables: a variable of this package, a Keras variable of one, a Keras layer or model,
-            which stands for all of its tables, a sequence of these, or a dict of names and
-            variables or layers of one table.
+            which means all of its tables, a sequence of these, or a dict of names and variables or
+            layers of one table.
 
     Raises:
         TypeError, ValueError: a variable or its name cannot be dumped.
@@ -131,7 +131,7 @@ def _places(of: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
 
 
 def with_automatic_names(tables: Mapping[str, Any], variables: Any) -> list[str]:
-    """Returns the names on disk of those tables that nobody has named.
+    """Returns the names on disk of the tables whose names are automatic.
 
     Args:
         tables: the variables by their names on disk.
@@ -143,7 +143,7 @@ def with_automatic_names(tables: Mapping[str, Any], variables: Any) -> list[str]
 
 
 def warn_of_automatic_names(call: str, names: Sequence[str], forms: Mapping[str, Any]) -> None:
-    """Warns if tables could be taken for others, because nobody has named them.
+    """Warns if tables could be taken for others, because their names are automatic.
 
     Args:
         call: "dump" or "load".

@@ -2,7 +2,7 @@
 
 TensorFlow does not notice if a byte of `saved_model.pb` changes, and may then answer with other
 numbers. `export_saved_model` therefore writes the sizes and the checksums of all files that are not
-rows into a file of their own, and the operator that opens a table compares them
+rows into a separate file, and the operator that opens a table compares them
 (cc/serving/model_files.h defines the file). A model that is saved otherwise has no such file, and
 loads without the comparison.
 """

@@ -86,8 +86,8 @@ def export_saved_model(
             relative to the current directory of the process that exports.
         follow_seconds: the time between two polls, each of which lists the folder.
         unrelated: whether the loaded model takes bases of other tables than its own, such as those
-            of a model that was trained anew. Its dense weights stay those of this export. Such a
-            base is otherwise an error of `apply_delta`, and of polls.
+            of a model that was retrained from scratch. Its dense weights stay those of this export.
+            Such a base is otherwise an error of `apply_delta`, and of polls.
 
     Returns:
         The watermark of the rows, the same on all ranks. Deltas for the SavedModel continue it:

@@ -25,7 +25,7 @@ from tf_dynemb.storage.chain import LOSSES, Name
 _ATTEMPTS = 5
 
 
-# Those of this process whose locks are made anew after a fork.
+# The readers of this process. A forked child replaces their locks.
 _readers: weakref.WeakSet[Reader] = weakref.WeakSet()
 
 
@@ -41,7 +41,7 @@ if hasattr(os, "register_at_fork"):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Held:
-    """What a reader has.
+    """The state of a reader.
 
     Attributes:
         state: the state that lookups read; None before the first.
@@ -233,7 +233,7 @@ class Reader:
             path: the path of the snapshots: another base, which replaces the state, or deltas that
                 continue it. None: the path that the reader was opened with.
             unrelated: whether a base of other tables replaces the state, such as that of a model
-                that was trained anew, which `dump(..., overwrite=True)` has published.
+                that was retrained from scratch, which `dump(..., overwrite=True)` has published.
 
         Returns:
             The number of snapshots that were applied.

@@ -1,4 +1,4 @@
-"""What the steps of an optimizer with `catch_up` do to rows that a later delta does not have.
+"""The effect of steps with `catch_up` on rows that a later delta does not have.
 
 A row in a snapshot is up to date at the snapshot's watermark. Later steps without a gradient change
 it, too. If a delta does not have the row, they only multiply the vector and the state by factors

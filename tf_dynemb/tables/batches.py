@@ -84,7 +84,7 @@ def takes_scores(strategy: str | None, table: Table, what: str) -> bool:
         return True
     warn(
         f"{what} was written with evict_strategy={there!r}, but {table.name!r} has {here!r}: the "
-        "scores of its rows start anew."
+        "scores of its rows are reset."
     )
     return False
 
@@ -108,7 +108,7 @@ def takes_counters(lines: int | None, table: Table, what: str) -> bool:
         return lines is not None and here is not None
     warn(
         f"{what} has {lines * ENTRIES} admission counters, but {table.name!r} has "
-        f"{here * ENTRIES}: counting starts anew."
+        f"{here * ENTRIES}: counting starts again from 0."
     )
     return False
 

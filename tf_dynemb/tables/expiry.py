@@ -187,7 +187,7 @@ def take_ages(
     if clock != lifetime.clock:
         warn(
             f"{what} was written with ttl_clock={clock!r}, not {lifetime.clock!r}: the ages of its "
-            "rows start anew."
+            "rows are reset."
         )
         return
     library = _ops.library()

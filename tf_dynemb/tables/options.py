@@ -159,10 +159,9 @@ class TableOptions:
             files takes 16 to 24 bytes a row besides. 0, for "hybrid" only: all rows in memory are
             in that of the GPU. None: 1.
         file_path: the folder for rows that are not in memory, on a fast local disk. It is created
-            if it is missing, and several tables may share it. With several ranks, each has a folder
-            of its own in it, "<rank>-<ranks>", unless the path names that. The files are deleted
-            with the table, except with `persistent`. var_type "file" needs it, and "hybrid" accepts
-            it.
+            if it is missing, and several tables may share it. With several ranks, each has its own
+            folder in it, "<rank>-<ranks>", unless the path names that. The files are deleted with
+            the table, except with `persistent`. var_type "file" needs it, and "hybrid" accepts it.
         persistent: whether rows in `file_path` survive the process. `flush()` makes all rows
             durable; a table that is then created with the same name, `file_path` and number of
             ranks begins with the rows of the last flush, even if the process was killed. The table

@@ -33,7 +33,7 @@ _numbers = itertools.count()
 
 
 class AutomaticName(str):
-    """A name that nobody chose: it depends on what the process has created before."""
+    """A name that the user did not choose: it depends on what the process has created before."""
 
 
 class Table:
@@ -55,7 +55,7 @@ class Table:
     Attributes:
         handle: the handle of the resource, a tensor.
         name: the name in TensorFlow.
-        has_automatic_name: whether nobody chose the name.
+        has_automatic_name: whether the name is automatic.
         dtype: the dtype of the vectors.
         history: the id of the table's history (`lineage.py`); a load takes over that of the rows.
         snapshots: the snapshots that the table was dumped to or loaded from.

@@ -19,8 +19,8 @@ from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.persistence.foreign import ForeignRows, System, load_foreign
 from tf_dynemb.tfra import kv_files
 
-# TFRA keeps each state of an optimizer in a table of its own, named after the state. The names
-# that Keras gives a state have changed over time.
+# TFRA keeps each state of an optimizer in a separate table, named after the state. The names that
+# Keras gives a state have changed over time.
 _STATES = {
     "adagrad": ("accumulator",),
     "adam": ("m", "v"),

@@ -379,10 +379,9 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         """Same as `erase`, and removes the data of the rows from memory and from the table's files.
 
         Rows in memory are overwritten with zeros. With `file_path`, the files that have the rows
-        are written anew without them, which takes time; a copy that a row has left behind when it
+        are rewritten without them, which takes time; a copy that a row has left behind when it
         moved stays until its space is given back. A restart from the last `flush` leaves the rows
-        out.
-        No later dump contains any of their data. The next delta lists the keys as deleted.
+        out. No later dump contains any of their data. The next delta lists the keys as deleted.
         """
         return self._erase(keys, wipe=True)
 

@@ -19,7 +19,7 @@ _LOSSES = ("erased", "forgotten", "evicted", "expired")
 
 
 class Explanation(NamedTuple):
-    """What a table knows about a key.
+    """A table's knowledge of a key.
 
     Attributes:
         key: the key.

@@ -241,7 +241,7 @@ class TableWeight(_Weight):
         return value
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        """The rows in an encoding of their own, uint8 [n], which `assign` accepts.
+        """The rows in a special encoding, uint8 [n], which `assign` accepts.
 
         Keras writes this array to the file when it saves a layer that is not one of this package.
         """

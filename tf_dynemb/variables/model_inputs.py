@@ -1,4 +1,4 @@
-"""What Keras models were called with, so that they are exported with the inputs that they take.
+"""The inputs of calls of Keras models, so that models are exported with the inputs that they take.
 
 Keras remembers only the shapes of the first call of a subclassed model, and exports all of its
 inputs with the dtype of its vectors. Ids then arrive as float32, which holds integers only up to
@@ -39,7 +39,7 @@ class Inputs(NamedTuple):
 
 
 _known: weakref.WeakKeyDictionary[keras.Model, Inputs] = weakref.WeakKeyDictionary()
-# What was noted last: `_form` of the call. Every table of a model notes each of its calls.
+# The last note: `_form` of the call. Every table of a model notes each of its calls.
 _last: weakref.WeakKeyDictionary[keras.Model, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 
 
@@ -93,7 +93,7 @@ def signature(model: keras.Model) -> tuple[list[str], list[Any]]:
     if known is None:
         raise ValueError(
             f"The inputs of model {model.name!r} are not known, because it has not been called "
-            "since it was created or loaded. Call it once with a batch of ids of their own dtype "
+            "since it was created or loaded. Call it once with a batch of ids in their usual dtype "
             "(model(ids)), or pass input_signature, such as input_signature=["
             "tf.TensorSpec([None, 3], tf.int64)]."
         )
@@ -199,7 +199,7 @@ def _models_being_called() -> Iterator[tuple[keras.Model, tuple[Any, ...], dict[
 
 
 def _form(exact: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """What is noted of a call, in a form that is quick to make and to compare; None: unknown.
+    """The note of a call, in a form that is quick to create and to compare; None: unknown.
 
     It is known if the arguments are dense tensors, and dicts of them.
     """

@@ -301,7 +301,7 @@ class Retention(Table):
         """Returns what the table knows about keys: rows, times, scores, and why they left.
 
         A table records which keys lose their rows from its first dump or `explain` on. It remembers
-        about as many as it has rows, and at least a million.
+        at least a million of them, and about one for each of its rows if it has more rows.
 
         Example:
         >>> table = DynamicVariable(2, max_capacity=1, name="items")

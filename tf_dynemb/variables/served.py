@@ -1,4 +1,4 @@
-"""Tables in SavedModels: the resource that stands for a table, and what one save exports.
+"""Tables in SavedModels: the resource that represents a table, and what one save exports.
 
 `tf.saved_model.save` walks over the objects of a model. A `DynamicVariable` has a `ServedTable` as
 its child in this walk: a resource that takes the place of the table's handle in the exported graph,
@@ -143,7 +143,7 @@ class Export:
 class ServedTable(resource.TrackableResource):  # type: ignore[misc]
     """A read-only table of an exported model.
 
-    In the process that exports, it stands for a `DynamicVariable`, and has its handle. In a process
+    In the process that exports, it represents a `DynamicVariable`, and has its handle. In a process
     that has loaded the model, its handle is that of the table on disk.
 
     Attributes:
@@ -161,7 +161,7 @@ class ServedTable(resource.TrackableResource):  # type: ignore[misc]
 
     @staticmethod
     def of(table: Table) -> ServedTable:
-        """Returns the only object that stands for a table."""
+        """Returns the only object that represents a table."""
         known = getattr(table, "_served", None)
         served: ServedTable | None = None if known is None else known()
         if served is None:

@@ -54,7 +54,7 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
             give them the same names, by which dumps know them.
 
     Attributes:
-        has_automatic_name: whether nobody chose the name.
+        has_automatic_name: whether the name is automatic.
         history: the id of the matrix's history (`tables/lineage.py`); a load takes over that of the
             rows.
 

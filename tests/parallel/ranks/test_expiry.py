@@ -26,10 +26,10 @@ def step(table, keys=()):
 def test_rows_expire_at_the_same_step_on_every_rank(comm, mode, since):
     table = de.DynamicVariable(2, name="items", ttl=3, ttl_since=since, mode=mode)
     for number in range(6):
-        # Each rank asks for a key of its own, and all for key 0.
+        # Each rank asks for another key, and all ask for key 0.
         step(table, [0, 1 + number * comm.size + comm.rank])
     expected = {1 + number * comm.size + rank for number in (3, 4, 5) for rank in range(comm.size)}
-    # Key 0 was inserted anew every third step, and used in every step.
+    # Key 0 was inserted again every third step, and used in every step.
     assert set(held(table, 40)) == expected | {0}
     removed = of_all(comm, np.array([int(table.expire())]))
     assert removed.sum() == 3 * comm.size

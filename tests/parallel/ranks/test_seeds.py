@@ -18,5 +18,5 @@ def test_all_ranks_have_the_seeds_of_rank_0(comm):
     assert len(set(seeds)) == 3
     everywhere = comm.gather_objects(seeds, "seeds")
     assert all(each == everywhere[0] for each in everywhere)
-    given = de.DynamicVariable(4, seed=comm.rank)  # whoever gives one is responsible for it
+    given = de.DynamicVariable(4, seed=comm.rank)  # a seed that is passed is used unchanged
     assert given.attributes["seed"] == comm.rank

@@ -1,4 +1,4 @@
-"""A user with a loop of their own: a tf.function, tapes, a schedule, a table that grows."""
+"""A user with a custom loop: a tf.function, tapes, a schedule, a table that grows."""
 
 import keras
 import numpy as np
