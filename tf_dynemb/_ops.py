@@ -12,7 +12,7 @@ import pathlib
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 try:
     import tensorflow as tf
@@ -27,8 +27,6 @@ from tensorflow.python.eager import context
 from tf_dynemb._version import TENSORFLOW_VERSIONS
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# (unique keys, sums, row ids), each for every table
-KeySums: TypeAlias = tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]
 FOLDER = pathlib.Path(__file__).parent
 
 # The device of the host's memory.
@@ -92,7 +90,9 @@ def library() -> types.ModuleType:
     return module
 
 
-def lookup_sparse_grad(op: tf.Operation, grads: Sequence[tf.Tensor | None]) -> KeySums:
+def lookup_sparse_grad(
+    op: tf.Operation, grads: Sequence[tf.Tensor | None]
+) -> tuple[list[tf.Tensor], ...]:
     """Sums the gradients of a DynembLookupSparse operation (or its eager stand-in) for each key."""
     parts = _SparseParts(op)
     with beside(op):

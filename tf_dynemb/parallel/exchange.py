@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import tensorflow as tf
 from tensorflow.python.eager import record
@@ -313,7 +313,7 @@ def read_owned(
         (vectors, rows): for each table [n, dimension], and uint32 [n] or [0].
     """
     library = _ops.library()
-    vectors: list[Any] = [None] * len(tables)
+    vectors: list[tf.Tensor] = [None] * len(tables)
     rows: list[tf.Tensor] = [tf.zeros([0], tf.uint32)] * len(tables)
     dynamic = [t for t, table in enumerate(tables) if table.is_dynamic]
     if default_value is not None:

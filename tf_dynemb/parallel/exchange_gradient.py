@@ -107,7 +107,7 @@ def _without_gradient(sums: tf.Tensor, upstream: Sequence[tf.Tensor]) -> tf.Tens
     return identity(sums, *upstream)
 
 
-def _gradient(pooled: _Pooled, upstream: Sequence[tf.Tensor]) -> _ops.KeySums:
+def _gradient(pooled: _Pooled, upstream: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], ...]:
     """Sums for each key of the request, sends the sums to the owners, and sums what they receive.
 
     Returns:
@@ -144,7 +144,9 @@ def _gradient(pooled: _Pooled, upstream: Sequence[tf.Tensor]) -> _ops.KeySums:
     return list(keys), list(sums), list(rows)
 
 
-def _gradient_in_order(pooled: _Pooled, upstream: Sequence[tf.Tensor]) -> _ops.KeySums:
+def _gradient_in_order(
+    pooled: _Pooled, upstream: Sequence[tf.Tensor]
+) -> tuple[list[tf.Tensor], ...]:
     """Same as `_gradient`, with the bits that one rank would get for the batches of all ranks.
 
     Adding floats in another order gives other bits. Each id's gradient is therefore sent
@@ -212,13 +214,13 @@ def _join_features(
     unique: Sequence[tf.Tensor],
     sums: Sequence[tf.Tensor],
     rows: Sequence[tf.Tensor],
-) -> _ops.KeySums:
+) -> tuple[list[tf.Tensor], ...]:
     """Joins the gradients of features to gradients of tables, in the order of the features.
 
     For a dynamic table, one process adds up the ids of each feature, and then the features. For a
     matrix it adds up all ids of all features at once.
     """
-    of_tables: _ops.KeySums = ([], [], [])
+    of_tables: tuple[list[tf.Tensor], ...] = ([], [], [])
     for table in range(pooled.num_tables):
         its = [i for i, t in enumerate(pooled.table_of) if t == table]
         if len(its) == 1:
@@ -242,7 +244,7 @@ def _sum_per_key(
     keys: Sequence[tf.Tensor],
     rows: Sequence[tf.Tensor],
     values: Sequence[tf.Tensor],
-) -> _ops.KeySums:
+) -> tuple[list[tf.Tensor], ...]:
     """Adds up the values of equal keys in their order; `rows` of static tables may be missing."""
     rows = [
         of_table if of_table.shape[0] != 0 else tf.zeros(tf.shape(its_keys), tf.uint32)
@@ -259,7 +261,7 @@ def _sum_per_key(
             grads=list(values),
             combiners=["sum"] * count,
         )
-    return tuple(map(list, summed))  # type: ignore[return-value]
+    return tuple(map(list, summed))
 
 
 def _weight_gradients(

@@ -15,7 +15,7 @@ from tf_dynemb.parallel import exchange
 from tf_dynemb.parallel.exchange import Spread
 
 
-def upsert(table: Spread, keys: tf.Tensor, values: tf.Tensor) -> tf.Operation:
+def upsert(table: Spread, keys: tf.Tensor, values: tf.Tensor) -> tf.Operation | None:
     """Sets vectors. If a key is repeated, the last vector of the highest rank wins.
 
     Args:
@@ -39,7 +39,7 @@ def scores(table: Spread, keys: tf.Tensor) -> tf.Tensor:
     return tf.gather(tf.bitcast(found, tf.int64), tf.cast(asked.index[0], tf.int64))
 
 
-def set_scores(table: Spread, keys: tf.Tensor, values: tf.Tensor) -> tf.Operation:
+def set_scores(table: Spread, keys: tf.Tensor, values: tf.Tensor) -> tf.Operation | None:
     """Sets scores, int64 [n]. If a key is repeated, the last score of the highest rank wins."""
     asked = exchange.request([table], [keys])
     last = tf.math.unsorted_segment_max(
@@ -52,7 +52,7 @@ def set_scores(table: Spread, keys: tf.Tensor, values: tf.Tensor) -> tf.Operatio
     )
 
 
-def accumulate(table: Spread, keys: tf.Tensor, deltas: tf.Tensor) -> tf.Operation:
+def accumulate(table: Spread, keys: tf.Tensor, deltas: tf.Tensor) -> tf.Operation | None:
     """Adds to vectors; the values that the ranks pass for one key are added up."""
     asked = exchange.request([table], [keys])
     sums = tf.math.unsorted_segment_sum(

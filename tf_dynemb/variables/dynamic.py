@@ -316,7 +316,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
     @_ops.not_converted
     def upsert(
         self, keys: TensorLike, values: TensorLike, scores: TensorLike | None = None
-    ) -> tf.Operation:
+    ) -> tf.Operation | None:
         """Sets vectors. Unknown keys get a row; if keys repeat, the last one wins.
 
         Args:
@@ -409,7 +409,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
             return tf.reshape(found, tf.shape(keys))
         return _ops.library().dynemb_contains(self.handle, keys)
 
-    def clear(self) -> tf.Operation:
+    def clear(self) -> tf.Operation | None:
         """Removes all rows that this rank holds."""
         return _ops.library().dynemb_clear(self.handle)
 
@@ -511,7 +511,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
 
     def assign(
         self, keys: TensorLike, values: TensorLike | None = None, **kwargs: Any
-    ) -> tf.Operation:
+    ) -> tf.Operation | None:
         """Sets the vectors of the keys that have a row; the name in HierarchicalKV.
 
         Args:

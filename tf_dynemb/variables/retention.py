@@ -43,7 +43,7 @@ class Retention(Table):
 
     # Methods of the variable.
     lookup: Callable[..., tf.Tensor]
-    upsert: Callable[..., tf.Operation]
+    upsert: Callable[..., tf.Operation | None]
     contains: Callable[[TensorLike], tf.Tensor]
     scatter_add: Callable[[tf.IndexedSlices], Table]
     _keys_and_values: Callable[[TensorLike, TensorLike], tuple[tf.Tensor, tf.Tensor]]
@@ -78,7 +78,7 @@ class Retention(Table):
         return _ops.library().dynemb_scores(self.handle, keys)
 
     @_ops.not_converted
-    def set_scores(self, keys: TensorLike, scores: TensorLike) -> tf.Operation:
+    def set_scores(self, keys: TensorLike, scores: TensorLike) -> tf.Operation | None:
         """Sets the scores of the keys that have rows; if keys repeat, the last one wins.
 
         The table's strategy must be "score" or, to set counts, "lfu" or "epoch_lfu".
@@ -121,13 +121,13 @@ class Retention(Table):
             )
         return scores
 
-    def _set_scores(self, keys: tf.Tensor, scores: tf.Tensor) -> tf.Operation:
+    def _set_scores(self, keys: tf.Tensor, scores: tf.Tensor) -> tf.Operation | None:
         if communicator.get().size > 1:
             flat = tf.reshape(keys, [-1]), tf.reshape(scores, [-1])
             return spread_keys.set_scores(self.spread, *flat)
         return _ops.library().dynemb_set_scores(self.handle, keys, scores)
 
-    def advance_epoch(self) -> tf.Operation:
+    def advance_epoch(self) -> tf.Operation | None:
         """Begins the next epoch of an "epoch_lru" or "epoch_lfu" table.
 
         On several ranks, every rank calls it: each has its own rows and epoch.
@@ -279,7 +279,7 @@ class Retention(Table):
         return _ops.library().dynemb_expire(self.handle)
 
     @_ops.not_converted
-    def set_data_time(self, time: datetime.datetime | TensorLike) -> tf.Operation:
+    def set_data_time(self, time: datetime.datetime | TensorLike) -> tf.Operation | None:
         """Sets the time of the data, by which the rows of a table with `ttl_clock="data"` age.
 
         Rows that are used before the first call count as used at its time. A time earlier than the
@@ -344,14 +344,14 @@ class Retention(Table):
 
     def insert_or_assign(
         self, keys: TensorLike, values: TensorLike, scores: TensorLike | None = None
-    ) -> tf.Operation:
+    ) -> tf.Operation | None:
         """Same as `upsert`; the name in HierarchicalKV."""
         return self.upsert(keys, values, scores=scores)
 
     @_ops.not_converted
     def accum_or_assign(
         self, keys: TensorLike, values_or_deltas: TensorLike, accum: TensorLike
-    ) -> tf.Operation:
+    ) -> tf.Operation | None:
         """Adds to vectors of keys that have a row, or sets vectors of keys that have none.
 
         It is HierarchicalKV's function for a caller that has looked up the keys before, and knows
@@ -373,7 +373,7 @@ class Retention(Table):
         return self.insert_or_assign(tf.boolean_mask(keys, new), tf.boolean_mask(values, new))
 
     @_ops.not_converted
-    def assign_rows(self, keys: TensorLike, values: TensorLike) -> tf.Operation:
+    def assign_rows(self, keys: TensorLike, values: TensorLike) -> tf.Operation | None:
         """Sets the vectors of the keys that have a row; `assign(keys, values)` calls it.
 
         Args:

@@ -193,7 +193,7 @@ class ServedTable(resource.TrackableResource):  # type: ignore[misc]
             table=self._name, resource_name=resource_name, **_as_attributes(self._attributes)
         )
 
-    def _initialize(self) -> tf.Operation:
+    def _initialize(self) -> tf.Operation | None:
         source = self._descriptor if self._source is None else self._source.asset
         return _ops.library().dynemb_open_served_table(self.resource_handle, source.asset_path)
 
