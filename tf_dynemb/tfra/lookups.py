@@ -27,7 +27,7 @@ def embedding_lookup(
     validate_indices: Any = None,
     max_norm: float | None = None,
     return_trainable: bool = False,
-) -> tf.Tensor | tuple[tf.Tensor, DynamicVariable]:
+) -> Any:
     """Reads one vector for each id. Unknown ids read as their initial vectors and get no row.
 
     Args:
@@ -67,7 +67,7 @@ def embedding_lookup_sparse(
     combiner: str = "mean",
     max_norm: float | None = None,
     return_trainable: bool = False,
-) -> tf.Tensor | tuple[tf.Tensor, DynamicVariable]:
+) -> Any:
     """Looks up ids and pools the vectors of each row of a SparseTensor.
 
     Args:
@@ -105,7 +105,7 @@ def safe_embedding_lookup_sparse(
     partition_strategy: Any = None,
     max_norm: float | None = None,
     return_trainable: bool = False,
-) -> tf.Tensor | tuple[tf.Tensor, DynamicVariable]:
+) -> Any:
     """Same as `embedding_lookup_sparse`, for rows without ids and ids of any rank.
 
     Args:

@@ -165,7 +165,7 @@ class Variable(DynamicVariable):
         insert: bool = False,
         default_value: TensorLike | None = None,
         scores: TensorLike | None = None,
-    ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
+    ) -> Any:
         """Reads one vector for each key.
 
         Args:

@@ -195,7 +195,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         default_value: TensorLike | None = None,
         return_exists: bool = False,
         scores: TensorLike | None = None,
-    ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
+    ) -> Any:
         """Reads one vector for each id, and creates a row for each id that has none.
 
         `peek` creates none.

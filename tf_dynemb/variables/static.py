@@ -99,9 +99,8 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
         if self.has_automatic_name:
             kwargs["name"] = _unused_name()
         super().__init__(*args, **kwargs)
-        self._whole: tf.Variable | None = (
-            None  # the matrix that exports have; no child, so no checkpoint has it
-        )
+        # The matrix that exports have; no child, so no checkpoint has it.
+        self._whole: tf.Variable | None = None
         if self._global_shape is None:
             self._global_shape = tuple(self.shape)
         self._exchange_name = f"{self.name}#{next(_numbers)}"
